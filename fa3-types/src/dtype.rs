@@ -1,0 +1,86 @@
+//! Element types.
+
+use std::fmt;
+
+/// The element type of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE binary32. On the CPU only: Hopper's kernels take 16-bit and 8-bit inputs.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16: the upper half of a binary32.
+    Bf16,
+    /// OCP FP8 E4M3: 4 exponent bits, 3 mantissa bits, largest finite value 448, NaN but no infinity.
+    E4m3,
+}
+
+impl Dtype {
+    /// Every dtype, widest first.
+    pub const ALL: [Dtype; 4] = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::E4m3];
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::E4m3 => 1,
+        }
+    }
+
+    /// How many elements fill 16 bytes, the unit in which the tensor memory accelerator addresses rows.
+    /// Head dimensions and strides must be multiples of it.
+    pub const fn row_multiple(self) -> usize {
+        16 / self.bytes()
+    }
+
+    /// The output type of attention on inputs of this type: the same, but bf16 for e4m3.
+    pub const fn default_output(self) -> Dtype {
+        match self {
+            Dtype::F32 => Dtype::F32,
+            Dtype::F16 => Dtype::F16,
+            Dtype::Bf16 | Dtype::E4m3 => Dtype::Bf16,
+        }
+    }
+
+    /// Whether attention on inputs of this type may write `output`. Only e4m3 has a choice (bf16 or f16).
+    pub const fn may_output(self, output: Dtype) -> bool {
+        match self {
+            Dtype::F32 => matches!(output, Dtype::F32),
+            Dtype::F16 => matches!(output, Dtype::F16),
+            Dtype::Bf16 => matches!(output, Dtype::Bf16),
+            Dtype::E4m3 => matches!(output, Dtype::Bf16 | Dtype::F16),
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
+            Dtype::E4m3 => "e4m3",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sixteen_bytes_make_a_row_unit() {
+        for dtype in Dtype::ALL {
+            assert_eq!(dtype.row_multiple() * dtype.bytes(), 16, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn the_default_output_is_allowed() {
+        for dtype in Dtype::ALL {
+            assert!(dtype.may_output(dtype.default_output()), "{dtype}");
+        }
+        assert!(!Dtype::E4m3.may_output(Dtype::E4m3));
+    }
+}

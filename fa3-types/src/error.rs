@@ -1,0 +1,127 @@
+//! Why a problem was rejected, with the numbers.
+
+use std::fmt;
+
+use crate::{Dtype, Shape};
+
+/// A tensor of the attention call, as errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorName {
+    /// Queries.
+    Q,
+    /// Keys.
+    K,
+    /// Values.
+    V,
+    /// Output.
+    O,
+    /// Log-sum-exp.
+    Lse,
+}
+
+/// A dimension of a tensor, as errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dim {
+    /// The batch.
+    Batch,
+    /// Rows: sequence positions, or all rows of a packed tensor.
+    Seqlen,
+    /// Heads.
+    Heads,
+    /// The head dimension.
+    HeadDim,
+}
+
+impl fmt::Display for TensorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            TensorName::Q => "q",
+            TensorName::K => "k",
+            TensorName::V => "v",
+            TensorName::O => "o",
+            TensorName::Lse => "lse",
+        })
+    }
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Dim::Batch => "batch",
+            Dim::Seqlen => "seqlen",
+            Dim::Heads => "heads",
+            Dim::HeadDim => "head_dim",
+        })
+    }
+}
+
+/// Everything [`crate::Problem::new`], [`crate::Placement::new`] and the constructors of their parts
+/// reject. One sentence each, with the offending numbers.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum ProblemError {
+    #[error("{tensor} has {dim} 0")]
+    ZeroDim { tensor: TensorName, dim: Dim },
+    #[error("{tensor} has {dim} {given}, more than {limit}")]
+    DimTooLarge { tensor: TensorName, dim: Dim, given: usize, limit: usize },
+    #[error("{tensor} has {dim} {given}, expected {expected}")]
+    DimMismatch { tensor: TensorName, dim: Dim, given: usize, expected: usize },
+    #[error("{tensor} is {given}, expected {expected} like q")]
+    DtypeMismatch { tensor: TensorName, given: Dtype, expected: Dtype },
+    #[error("o cannot be {given} when q is {input}")]
+    OutputDtype { given: Dtype, input: Dtype },
+    #[error("heads_q {heads_q} is not a multiple of heads_kv {heads_kv}")]
+    HeadsNotDivisible { heads_q: usize, heads_kv: usize },
+    #[error("{tensor} has head_dim {given}, not a multiple of {multiple} as {dtype} needs (16-byte rows)")]
+    HeadDimMultiple { tensor: TensorName, given: usize, multiple: usize, dtype: Dtype },
+    #[error("{tensor} has stride {given} in head_dim, expected 1")]
+    HeadDimStride { tensor: TensorName, given: i64 },
+    #[error("{tensor} has stride {given} in {dim}, which is negative")]
+    NegativeStride { tensor: TensorName, dim: Dim, given: i64 },
+    #[error("{tensor} has stride {given} in {dim}, not a multiple of {multiple} elements (16 bytes)")]
+    StrideMultiple { tensor: TensorName, dim: Dim, given: i64, multiple: usize },
+    #[error("{tensor} has stride {given} in {dim}, not below {limit} elements (2^40 bytes)")]
+    StrideTooLarge { tensor: TensorName, dim: Dim, given: i64, limit: i64 },
+    #[error("output {tensor} has stride {given} in {dim}, where {needed} or more keeps its rows apart")]
+    OutputOverlapsItself { tensor: TensorName, dim: Dim, given: i64, needed: i64 },
+    #[error("{tensor} of shape {shape} has more elements than 2^63")]
+    TooManyElements { tensor: TensorName, shape: Shape },
+    #[error("q has {q} sequences and k has {k}")]
+    SequenceCount { q: usize, k: usize },
+    #[error("cu_seqlens is empty; it needs batch + 1 entries")]
+    CuSeqlensEmpty,
+    #[error("cu_seqlens starts at {given}, not at 0")]
+    CuSeqlensStart { given: i32 },
+    #[error("cu_seqlens falls from {from} to {to} at entry {index}")]
+    CuSeqlensFalls { index: usize, from: i32, to: i32 },
+    #[error("cu_seqlens ends at {given}, past the {rows} rows of {tensor}")]
+    CuSeqlensEnd { tensor: TensorName, given: usize, rows: usize },
+    #[error("seqused has {given} entries for {sequences} sequences")]
+    SequsedCount { given: usize, sequences: usize },
+    #[error("seqused is {given} for sequence {index}, outside 0 to {capacity}")]
+    SequsedRange { index: usize, given: i32, capacity: usize },
+    #[error("window size {given} is outside -1 to 2^32 - 1")]
+    WindowSize { given: i64 },
+    #[error("softmax scale {given} is not positive and finite")]
+    SoftmaxScale { given: f64 },
+    #[error("soft cap {given} is not positive and finite")]
+    SoftCap { given: f64 },
+    #[error("{tensor} has a null address")]
+    NullAddress { tensor: TensorName },
+    #[error("{tensor} lies at {address:#x}, not a multiple of {alignment} bytes")]
+    Misaligned { tensor: TensorName, address: u64, alignment: u64 },
+    #[error("{tensor} at {address:#x} with {bytes} bytes runs past the end of the address space")]
+    AddressOverflow { tensor: TensorName, address: u64, bytes: u64 },
+    #[error(
+        "output {output} [{output_start:#x}, {output_end:#x}) overlaps {other} [{other_start:#x}, {other_end:#x})"
+    )]
+    Overlap {
+        output: TensorName,
+        output_start: u64,
+        output_end: u64,
+        other: TensorName,
+        other_start: u64,
+        other_end: u64,
+    },
+}

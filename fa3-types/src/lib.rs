@@ -1,0 +1,48 @@
+//! What an attention problem is.
+//!
+//! ```text
+//! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
+//! ```
+//!
+//! Every other crate of the workspace starts from a [`Problem`]: tensor shapes and strides, sequence
+//! lengths, head groups, mask, softmax scale and soft cap, validated once and correct by type afterwards.
+//! [`Problem::new`] is the only place that says "bad shape"; [`Placement::new`] is the only place that
+//! says "bad address". Nothing here computes attention and nothing here knows a device.
+//!
+//! ```
+//! use fa3_types::{Dtype, ProblemSpec, Shape};
+//!
+//! let q = Shape { batch: 2, seqlen: 512, heads: 8, head_dim: 128 };
+//! let kv = Shape { heads: 2, ..q };
+//! let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).causal().validate()?;
+//! assert_eq!(problem.heads().group_size(), 4);
+//! assert_eq!(problem.lse_shape(), [2, 8, 512]);
+//!
+//! let odd_heads = Shape { heads: 3, ..q };
+//! let error = ProblemSpec::dense(Dtype::Bf16, q, odd_heads).validate().unwrap_err();
+//! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
+//! # Ok::<(), fa3_types::ProblemError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod dtype;
+mod error;
+mod heads;
+mod mask;
+mod placement;
+mod problem;
+mod score;
+mod sequences;
+mod tensor;
+mod units;
+
+pub use dtype::Dtype;
+pub use error::{Dim, ProblemError, TensorName};
+pub use heads::{HeadGrouping, Heads};
+pub use mask::{Lengths, Mask};
+pub use placement::{Address, Addresses, Placement};
+pub use problem::{Problem, ProblemSpec};
+pub use score::{SoftCap, SoftmaxScale};
+pub use sequences::Sequences;
+pub use tensor::{Shape, Strides, TensorDesc};
+pub use units::{Bytes, Elems};

@@ -1,0 +1,139 @@
+//! Masks. [`Mask::allows`] is *the* definition of which key a query may see; schedulers, kernels and
+//! emulators are compared with it.
+
+use std::fmt;
+
+use crate::ProblemError;
+
+/// The numbers of query and key rows of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lengths {
+    /// Query rows.
+    pub q: usize,
+    /// Key rows.
+    pub k: usize,
+}
+
+/// Which keys a query may see. Positions are aligned at the bottom right: the last query row lies on the
+/// diagonal of the last key, so query row `i` stands at key position `i + seqlen_k - seqlen_q`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mask {
+    /// Every key.
+    #[default]
+    None,
+    /// Keys up to the query's own position.
+    Causal,
+    /// Keys from `left` before the query's position to `right` after it; `None` is unbounded.
+    Window {
+        /// How many keys before the query's position are visible.
+        left: Option<u32>,
+        /// How many keys after the query's position are visible.
+        right: Option<u32>,
+    },
+}
+
+impl Mask {
+    /// The mask of the customary pair `window_size = (left, right)`, in which -1 means unbounded.
+    /// Unbounded on both sides is [`Mask::None`], `(-1, 0)` is [`Mask::Causal`].
+    ///
+    /// # Errors
+    /// [`ProblemError::WindowSize`] for a size below -1 or above `u32::MAX`.
+    pub fn from_window(left: i64, right: i64) -> Result<Mask, ProblemError> {
+        let size = |given: i64| match given {
+            -1 => Ok(None),
+            _ => u32::try_from(given).map(Some).map_err(|_| ProblemError::WindowSize { given }),
+        };
+        Ok(match (size(left)?, size(right)?) {
+            (None, None) => Mask::None,
+            (None, Some(0)) => Mask::Causal,
+            (left, right) => Mask::Window { left, right },
+        })
+    }
+
+    /// How far a query sees to the left and to the right of its own position; `None` is unbounded.
+    pub fn reach(self) -> (Option<u32>, Option<u32>) {
+        match self {
+            Mask::None => (None, None),
+            Mask::Causal => (None, Some(0)),
+            Mask::Window { left, right } => (left, right),
+        }
+    }
+
+    /// Whether query row `q` may see key row `k` in a sequence of `len`. Rows are counted from 0 within
+    /// the sequence; a row at or past the sequence's end sees nothing and is seen by nothing.
+    pub fn allows(self, q: usize, k: usize, len: Lengths) -> bool {
+        if q >= len.q || k >= len.k {
+            return false;
+        }
+        // Keys and queries measured from their own ends, so that nothing can go below zero before the
+        // subtraction: distance > 0 means that the key lies before the query's position.
+        let distance = (len.k - k) as i128 - (len.q - q) as i128;
+        let (left, right) = self.reach();
+        left.is_none_or(|left| distance <= i128::from(left))
+            && right.is_none_or(|right| -distance <= i128::from(right))
+    }
+}
+
+impl fmt::Display for Mask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = |size: &Option<u32>| size.map_or("inf".to_owned(), |size| size.to_string());
+        match self {
+            Mask::None => f.pad("none"),
+            Mask::Causal => f.pad("causal"),
+            Mask::Window { left, right } => f.pad(&format!("window({},{})", side(left), side(right))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picture(mask: Mask, len: Lengths) -> Vec<String> {
+        let row = |q| (0..len.k).map(|k| if mask.allows(q, k, len) { '#' } else { '.' }).collect();
+        (0..len.q).map(row).collect()
+    }
+
+    #[test]
+    fn masks_as_pictures() {
+        let wide = Lengths { q: 2, k: 5 };
+        assert_eq!(picture(Mask::None, wide), ["#####", "#####"]);
+        assert_eq!(picture(Mask::Causal, wide), ["####.", "#####"]);
+        let tall = Lengths { q: 5, k: 2 };
+        assert_eq!(picture(Mask::Causal, tall), ["..", "..", "..", "#.", "##"]);
+        let square = Lengths { q: 4, k: 4 };
+        let window = Mask::Window { left: Some(1), right: Some(0) };
+        assert_eq!(picture(window, square), ["#...", "##..", ".##.", "..##"]);
+        let right_only = Mask::Window { left: None, right: Some(1) };
+        assert_eq!(picture(right_only, square), ["##..", "###.", "####", "####"]);
+        let left_only = Mask::Window { left: Some(0), right: None };
+        assert_eq!(picture(left_only, square), ["####", ".###", "..##", "...#"]);
+    }
+
+    #[test]
+    fn nothing_is_seen_past_the_end() {
+        let len = Lengths { q: 3, k: 4 };
+        assert!(!Mask::None.allows(3, 0, len));
+        assert!(!Mask::None.allows(0, 4, len));
+        assert!(!Mask::None.allows(0, 0, Lengths { q: 0, k: 0 }));
+    }
+
+    #[test]
+    fn extreme_numbers_do_not_overflow() {
+        let len = Lengths { q: usize::MAX, k: usize::MAX };
+        assert!(Mask::Causal.allows(usize::MAX - 1, usize::MAX - 1, len));
+        assert!(!Mask::Causal.allows(0, 1, len));
+        let widest = Mask::Window { left: Some(u32::MAX), right: Some(u32::MAX) };
+        assert!(widest.allows(0, u32::MAX as usize, len));
+        assert!(!widest.allows(0, u32::MAX as usize + 1, len));
+    }
+
+    #[test]
+    fn window_pairs() {
+        assert_eq!(Mask::from_window(-1, -1), Ok(Mask::None));
+        assert_eq!(Mask::from_window(-1, 0), Ok(Mask::Causal));
+        assert_eq!(Mask::from_window(3, 0), Ok(Mask::Window { left: Some(3), right: Some(0) }));
+        assert_eq!(Mask::from_window(-2, 0), Err(ProblemError::WindowSize { given: -2 }));
+        assert_eq!(Mask::from_window(0, 1 << 32), Err(ProblemError::WindowSize { given: 1 << 32 }));
+    }
+}

@@ -1,0 +1,163 @@
+//! Where the tensors of a problem lie in memory.
+
+use crate::{Bytes, Problem, ProblemError, TensorName};
+
+/// A byte address, of the device or of the host. Plain data: nothing here dereferences it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Address(pub u64);
+
+/// Tensor maps and vector loads need addresses at multiples of this.
+const ALIGNMENT: u64 = 16;
+
+/// The addresses of the tensors of one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Addresses {
+    /// Queries.
+    pub q: Address,
+    /// Keys.
+    pub k: Address,
+    /// Values.
+    pub v: Address,
+    /// Output.
+    pub o: Address,
+    /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous.
+    pub lse: Address,
+}
+
+/// Addresses that a [`Problem`]'s tensors may have: none null or misaligned, no output over another tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Placement(Addresses);
+
+impl Placement {
+    /// Checks `at` against the extents of the problem's tensors. A tensor without elements may lie
+    /// anywhere. Inputs may overlap each other (Q, K and V are often slices of one tensor); an output
+    /// must keep clear of all others, judged by the whole interval from its first to its last byte.
+    ///
+    /// # Errors
+    /// [`ProblemError::NullAddress`], [`ProblemError::Misaligned`], [`ProblemError::AddressOverflow`] or
+    /// [`ProblemError::Overlap`].
+    pub fn new(problem: &Problem, at: Addresses) -> Result<Placement, ProblemError> {
+        let lse_bytes = Bytes(problem.lse_shape().iter().map(|&n| n as u64).product::<u64>() * 4);
+        let q = interval(TensorName::Q, at.q, problem.q().extent_bytes())?;
+        let k = interval(TensorName::K, at.k, problem.k().extent_bytes())?;
+        let v = interval(TensorName::V, at.v, problem.v().extent_bytes())?;
+        let o = interval(TensorName::O, at.o, problem.o().extent_bytes())?;
+        let lse = interval(TensorName::Lse, at.lse, lse_bytes)?;
+        for (output, others) in [(o, [q, k, v, lse]), (lse, [q, k, v, o])] {
+            for other in others {
+                output.check_apart(other)?;
+            }
+        }
+        Ok(Placement(at))
+    }
+
+    /// The checked addresses.
+    pub fn addresses(&self) -> Addresses {
+        self.0
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Interval {
+    tensor: TensorName,
+    start: u64,
+    end: u64,
+}
+
+fn interval(
+    tensor: TensorName,
+    Address(start): Address,
+    Bytes(bytes): Bytes,
+) -> Result<Interval, ProblemError> {
+    if bytes == 0 {
+        return Ok(Interval { tensor, start, end: start });
+    }
+    if start == 0 {
+        return Err(ProblemError::NullAddress { tensor });
+    }
+    if !start.is_multiple_of(ALIGNMENT) {
+        return Err(ProblemError::Misaligned { tensor, address: start, alignment: ALIGNMENT });
+    }
+    let overflow = ProblemError::AddressOverflow { tensor, address: start, bytes };
+    let end = start.checked_add(bytes).ok_or(overflow)?;
+    Ok(Interval { tensor, start, end })
+}
+
+impl Interval {
+    fn check_apart(self, other: Interval) -> Result<(), ProblemError> {
+        let either_is_empty = self.start == self.end || other.start == other.end;
+        if either_is_empty || self.end <= other.start || other.end <= self.start {
+            return Ok(());
+        }
+        Err(ProblemError::Overlap {
+            output: self.tensor,
+            output_start: self.start,
+            output_end: self.end,
+            other: other.tensor,
+            other_start: other.start,
+            other_end: other.end,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, ProblemSpec, Shape};
+
+    const SHAPE: Shape = Shape { batch: 1, seqlen: 16, heads: 1, head_dim: 64 };
+    const GOOD: Addresses = Addresses {
+        q: Address(0x1000),
+        k: Address(0x2000),
+        v: Address(0x3000),
+        o: Address(0x4000),
+        lse: Address(0x5000),
+    };
+
+    fn place(at: Addresses) -> Result<Placement, ProblemError> {
+        let problem = ProblemSpec::dense(Dtype::F16, SHAPE, SHAPE).validate().unwrap();
+        Placement::new(&problem, at)
+    }
+
+    #[test]
+    fn good_addresses() {
+        assert_eq!(place(GOOD).unwrap().addresses(), GOOD);
+        assert!(place(Addresses { k: GOOD.q, v: GOOD.q, ..GOOD }).is_ok(), "inputs may overlap");
+        assert!(
+            place(Addresses { o: Address(GOOD.v.0 + 16 * 64 * 2), ..GOOD }).is_ok(),
+            "touching is not overlapping"
+        );
+    }
+
+    #[test]
+    fn null_misaligned_and_wrapping_addresses_are_rejected() {
+        let tensor = TensorName::V;
+        assert_eq!(place(Addresses { v: Address(0), ..GOOD }), Err(ProblemError::NullAddress { tensor }));
+        let misaligned = ProblemError::Misaligned { tensor, address: 0x3008, alignment: 16 };
+        assert_eq!(place(Addresses { v: Address(0x3008), ..GOOD }), Err(misaligned));
+        let address = u64::MAX - 15;
+        let wraps = ProblemError::AddressOverflow { tensor, address, bytes: 2048 };
+        assert_eq!(place(Addresses { v: Address(address), ..GOOD }), Err(wraps));
+    }
+
+    #[test]
+    fn outputs_must_keep_clear() {
+        let overlap = |output, output_start, output_end, other, other_start, other_end| {
+            Err(ProblemError::Overlap { output, output_start, output_end, other, other_start, other_end })
+        };
+        let o_on_q = overlap(TensorName::O, 0x1010, 0x1810, TensorName::Q, 0x1000, 0x1800);
+        assert_eq!(place(Addresses { o: Address(0x1010), ..GOOD }), o_on_q);
+        let lse_in_k = overlap(TensorName::Lse, 0x2100, 0x2140, TensorName::K, 0x2000, 0x2800);
+        assert_eq!(place(Addresses { lse: Address(0x2100), ..GOOD }), lse_in_k);
+        let o_on_lse = overlap(TensorName::O, 0x4000, 0x4800, TensorName::Lse, 0x4000, 0x4040);
+        assert_eq!(place(Addresses { lse: GOOD.o, ..GOOD }), o_on_lse);
+    }
+
+    #[test]
+    fn empty_tensors_may_lie_anywhere() {
+        let none = Shape { seqlen: 0, ..SHAPE };
+        let problem = ProblemSpec::dense(Dtype::F16, SHAPE, none).validate().unwrap();
+        let at = Addresses { k: Address(0), v: Address(0), ..GOOD };
+        assert!(Placement::new(&problem, at).is_ok());
+    }
+}

@@ -1,0 +1,519 @@
+//! An attention problem, validated.
+
+use std::fmt;
+
+use crate::{
+    Dim, Dtype, Heads, Lengths, Mask, ProblemError, Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc,
+    TensorName,
+};
+
+/// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
+const HEAD_DIM_LIMIT: usize = 576;
+/// The largest head dimension of V and O.
+const HEAD_DIM_V_LIMIT: usize = 512;
+
+/// What a caller asks for, not yet checked: plain data that [`Problem::new`] takes.
+#[derive(Clone, Debug)]
+pub struct ProblemSpec {
+    /// Queries (batch, seqlen_q, heads_q, head_dim).
+    pub q: TensorDesc,
+    /// Keys (batch, seqlen_k, heads_kv, head_dim).
+    pub k: TensorDesc,
+    /// Values (batch, seqlen_k, heads_kv, head_dim_v).
+    pub v: TensorDesc,
+    /// Output (batch, seqlen_q, heads_q, head_dim_v).
+    pub o: TensorDesc,
+    /// The sequences of Q and O.
+    pub seqs_q: Sequences,
+    /// The sequences of K and V.
+    pub seqs_k: Sequences,
+    /// Which keys a query may see.
+    pub mask: Mask,
+    /// Factor on Q·Kᵀ; 1/√head_dim if `None`.
+    pub softmax_scale: Option<f64>,
+    /// Bound of the soft cap; no cap if `None`.
+    pub softcap: Option<f64>,
+}
+
+impl ProblemSpec {
+    /// Contiguous dense tensors with V of K's shape. The sequences' lengths are the shapes' seqlen.
+    pub fn dense(dtype: Dtype, q: Shape, kv: Shape) -> ProblemSpec {
+        let (seqs_q, seqs_k) = (Sequences::dense(q.batch, q.seqlen), Sequences::dense(kv.batch, kv.seqlen));
+        ProblemSpec::contiguous(dtype, q, kv, seqs_q, seqs_k)
+    }
+
+    /// Contiguous packed tensors (total, heads, head_dim) with V of K's shape.
+    pub fn packed(
+        dtype: Dtype,
+        heads: (usize, usize),
+        head_dim: usize,
+        seqs_q: Sequences,
+        seqs_k: Sequences,
+    ) -> ProblemSpec {
+        let q = Shape { batch: 1, seqlen: seqs_q.rows_needed(), heads: heads.0, head_dim };
+        let kv = Shape { batch: 1, seqlen: seqs_k.rows_needed(), heads: heads.1, head_dim };
+        ProblemSpec::contiguous(dtype, q, kv, seqs_q, seqs_k)
+    }
+
+    fn contiguous(dtype: Dtype, q: Shape, kv: Shape, seqs_q: Sequences, seqs_k: Sequences) -> ProblemSpec {
+        ProblemSpec {
+            q: TensorDesc::contiguous(dtype, q),
+            k: TensorDesc::contiguous(dtype, kv),
+            v: TensorDesc::contiguous(dtype, kv),
+            o: TensorDesc::contiguous(dtype.default_output(), q),
+            seqs_q,
+            seqs_k,
+            mask: Mask::None,
+            softmax_scale: None,
+            softcap: None,
+        }
+    }
+
+    /// Gives V and O, contiguous, a head dimension of their own.
+    #[must_use]
+    pub fn head_dim_v(mut self, head_dim_v: usize) -> ProblemSpec {
+        self.v = TensorDesc::contiguous(self.v.dtype, Shape { head_dim: head_dim_v, ..self.v.shape });
+        self.o = TensorDesc::contiguous(self.o.dtype, Shape { head_dim: head_dim_v, ..self.o.shape });
+        self
+    }
+
+    /// Sets the mask.
+    #[must_use]
+    pub fn mask(mut self, mask: Mask) -> ProblemSpec {
+        self.mask = mask;
+        self
+    }
+
+    /// Sets [`Mask::Causal`].
+    #[must_use]
+    pub fn causal(self) -> ProblemSpec {
+        self.mask(Mask::Causal)
+    }
+
+    /// Sets the softmax scale.
+    #[must_use]
+    pub fn softmax_scale(mut self, scale: f64) -> ProblemSpec {
+        self.softmax_scale = Some(scale);
+        self
+    }
+
+    /// Sets the soft cap.
+    #[must_use]
+    pub fn softcap(mut self, cap: f64) -> ProblemSpec {
+        self.softcap = Some(cap);
+        self
+    }
+
+    /// [`Problem::new`].
+    ///
+    /// # Errors
+    /// See [`ProblemError`].
+    pub fn validate(self) -> Result<Problem, ProblemError> {
+        Problem::new(self)
+    }
+}
+
+/// An attention problem that can be computed: shapes agree, strides are usable, lengths lie within the
+/// tensors, numbers are finite. Later layers check nothing of this again.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    q: TensorDesc,
+    k: TensorDesc,
+    v: TensorDesc,
+    o: TensorDesc,
+    seqs_q: Sequences,
+    seqs_k: Sequences,
+    heads: Heads,
+    mask: Mask,
+    softmax_scale: SoftmaxScale,
+    softcap: Option<SoftCap>,
+}
+
+impl Problem {
+    /// Validates `spec`.
+    ///
+    /// # Errors
+    /// The first violation found, with its numbers: see [`ProblemError`].
+    pub fn new(spec: ProblemSpec) -> Result<Problem, ProblemError> {
+        let ProblemSpec { q, k, v, o, seqs_q, seqs_k, mask, softmax_scale, softcap } = spec;
+        for (tensor, desc, limit) in [
+            (TensorName::Q, &q, HEAD_DIM_LIMIT),
+            (TensorName::K, &k, HEAD_DIM_LIMIT),
+            (TensorName::V, &v, HEAD_DIM_V_LIMIT),
+            (TensorName::O, &o, HEAD_DIM_V_LIMIT),
+        ] {
+            desc.check(tensor)?;
+            let given = desc.shape.head_dim;
+            if given > limit {
+                return Err(ProblemError::DimTooLarge { tensor, dim: Dim::HeadDim, given, limit });
+            }
+        }
+        check_dtypes(q.dtype, k.dtype, v.dtype, o.dtype)?;
+        check_shapes(q.shape, k.shape, v.shape, o.shape)?;
+        let heads = Heads::new(q.shape.heads, k.shape.heads)?;
+        check_sequences(TensorName::Q, &q, &seqs_q)?;
+        check_sequences(TensorName::K, &k, &seqs_k)?;
+        if seqs_q.count() != seqs_k.count() {
+            return Err(ProblemError::SequenceCount { q: seqs_q.count(), k: seqs_k.count() });
+        }
+        o.check_distinct(TensorName::O)?;
+        let softmax_scale = match softmax_scale {
+            Some(given) => SoftmaxScale::new(given)?,
+            None => SoftmaxScale::of_head_dim(q.shape.head_dim),
+        };
+        let softcap = softcap.map(SoftCap::new).transpose()?;
+        let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
+        Ok(Problem { q, k, v, o, seqs_q, seqs_k, heads, mask, softmax_scale, softcap })
+    }
+
+    /// Queries (batch, seqlen_q, heads_q, head_dim).
+    pub fn q(&self) -> &TensorDesc {
+        &self.q
+    }
+
+    /// Keys (batch, seqlen_k, heads_kv, head_dim).
+    pub fn k(&self) -> &TensorDesc {
+        &self.k
+    }
+
+    /// Values (batch, seqlen_k, heads_kv, head_dim_v).
+    pub fn v(&self) -> &TensorDesc {
+        &self.v
+    }
+
+    /// Output (batch, seqlen_q, heads_q, head_dim_v).
+    pub fn o(&self) -> &TensorDesc {
+        &self.o
+    }
+
+    /// Element type of Q, K and V.
+    pub fn dtype(&self) -> Dtype {
+        self.q.dtype
+    }
+
+    /// Head counts.
+    pub fn heads(&self) -> Heads {
+        self.heads
+    }
+
+    /// Head dimension of Q and K.
+    pub fn head_dim(&self) -> usize {
+        self.q.shape.head_dim
+    }
+
+    /// Head dimension of V and O.
+    pub fn head_dim_v(&self) -> usize {
+        self.v.shape.head_dim
+    }
+
+    /// The mask.
+    pub fn mask(&self) -> Mask {
+        self.mask
+    }
+
+    /// The softmax scale.
+    pub fn softmax_scale(&self) -> SoftmaxScale {
+        self.softmax_scale
+    }
+
+    /// The soft cap, if any.
+    pub fn softcap(&self) -> Option<SoftCap> {
+        self.softcap
+    }
+
+    /// The sequences of Q and O.
+    pub fn seqs_q(&self) -> &Sequences {
+        &self.seqs_q
+    }
+
+    /// The sequences of K and V.
+    pub fn seqs_k(&self) -> &Sequences {
+        &self.seqs_k
+    }
+
+    /// Number of sequences; packed ones count each.
+    pub fn batch(&self) -> usize {
+        self.seqs_q.count()
+    }
+
+    /// Query and key lengths of sequence `index`.
+    pub fn lengths(&self, index: usize) -> Lengths {
+        self.seqs_q.lengths(&self.seqs_k, index)
+    }
+
+    /// Shape of the log-sum-exp tensor: (batch, heads_q, seqlen_q), batch 1 and seqlen_q total if packed.
+    pub fn lse_shape(&self) -> [usize; 3] {
+        let Shape { batch, seqlen, heads, .. } = self.q.shape;
+        [batch, heads, seqlen]
+    }
+
+    /// Floating-point operations of the forward pass as the FlashAttention papers count them (§4.1):
+    /// 2 · (head_dim + head_dim_v) for each pair of a query and a key, half the pairs under a causal mask.
+    /// For a window the visible pairs are counted exactly.
+    pub fn forward_flops(&self) -> f64 {
+        let pairs: f64 = (0..self.batch()).map(|index| self.pairs(self.lengths(index))).sum();
+        2.0 * (self.head_dim() + self.head_dim_v()) as f64 * self.heads.q() as f64 * pairs
+    }
+
+    fn pairs(&self, len: Lengths) -> f64 {
+        let all = len.q as f64 * len.k as f64;
+        match self.mask {
+            Mask::None => all,
+            Mask::Causal => all / 2.0,
+            Mask::Window { left, right } => {
+                let visible = |q: usize| {
+                    let position = (q + len.k) as i128 - len.q as i128;
+                    let first = left.map_or(0, |left| (position - i128::from(left)).max(0));
+                    let last = right.map_or(len.k as i128, |right| position + i128::from(right) + 1);
+                    (last.min(len.k as i128) - first).max(0) as f64
+                };
+                (0..len.q).map(visible).sum()
+            }
+        }
+    }
+}
+
+fn check_dtypes(q: Dtype, k: Dtype, v: Dtype, o: Dtype) -> Result<(), ProblemError> {
+    for (tensor, given) in [(TensorName::K, k), (TensorName::V, v)] {
+        if given != q {
+            return Err(ProblemError::DtypeMismatch { tensor, given, expected: q });
+        }
+    }
+    if !q.may_output(o) {
+        return Err(ProblemError::OutputDtype { given: o, input: q });
+    }
+    Ok(())
+}
+
+fn check_shapes(q: Shape, k: Shape, v: Shape, o: Shape) -> Result<(), ProblemError> {
+    for (tensor, dim, given, expected) in [
+        (TensorName::K, Dim::HeadDim, k.head_dim, q.head_dim),
+        (TensorName::V, Dim::Batch, v.batch, k.batch),
+        (TensorName::V, Dim::Seqlen, v.seqlen, k.seqlen),
+        (TensorName::V, Dim::Heads, v.heads, k.heads),
+        (TensorName::O, Dim::Batch, o.batch, q.batch),
+        (TensorName::O, Dim::Seqlen, o.seqlen, q.seqlen),
+        (TensorName::O, Dim::Heads, o.heads, q.heads),
+        (TensorName::O, Dim::HeadDim, o.head_dim, v.head_dim),
+    ] {
+        if given != expected {
+            return Err(ProblemError::DimMismatch { tensor, dim, given, expected });
+        }
+    }
+    Ok(())
+}
+
+fn check_sequences(tensor: TensorName, desc: &TensorDesc, seqs: &Sequences) -> Result<(), ProblemError> {
+    let Shape { batch, seqlen, .. } = desc.shape;
+    let expected = if seqs.is_packed() { 1 } else { seqs.count() };
+    if batch != expected {
+        return Err(ProblemError::DimMismatch { tensor, dim: Dim::Batch, given: batch, expected });
+    }
+    let needed = seqs.rows_needed();
+    if seqs.is_packed() && needed > seqlen {
+        return Err(ProblemError::CuSeqlensEnd { tensor, given: needed, rows: seqlen });
+    }
+    if !seqs.is_packed() && needed != seqlen {
+        return Err(ProblemError::DimMismatch { tensor, dim: Dim::Seqlen, given: seqlen, expected: needed });
+    }
+    Ok(())
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lengths = |seqs: &Sequences| match seqs.is_packed() {
+            true => format!("up to {}", seqs.max_len()),
+            false => seqs.max_len().to_string(),
+        };
+        write!(
+            f,
+            "{} batch {} seqlen {} x {} heads {}/{} head_dim {}",
+            self.dtype(),
+            self.batch(),
+            lengths(&self.seqs_q),
+            lengths(&self.seqs_k),
+            self.heads.q(),
+            self.heads.kv(),
+            self.head_dim(),
+        )?;
+        if self.head_dim_v() != self.head_dim() {
+            write!(f, "/{}", self.head_dim_v())?;
+        }
+        write!(f, " mask {} scale {:.6}", self.mask, self.softmax_scale.natural())?;
+        match self.softcap {
+            Some(cap) => write!(f, " softcap {}", cap.bound()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Strides;
+
+    const Q: Shape = Shape { batch: 2, seqlen: 16, heads: 4, head_dim: 64 };
+    const KV: Shape = Shape { batch: 2, seqlen: 24, heads: 2, head_dim: 64 };
+
+    fn spec() -> ProblemSpec {
+        ProblemSpec::dense(Dtype::F16, Q, KV)
+    }
+
+    fn rejects(change: impl FnOnce(&mut ProblemSpec), expected: ProblemError) {
+        let mut spec = spec();
+        change(&mut spec);
+        assert_eq!(spec.validate().unwrap_err(), expected);
+    }
+
+    #[test]
+    fn a_good_problem() {
+        let problem = spec().causal().softcap(30.0).head_dim_v(32).validate().unwrap();
+        assert_eq!(problem.lengths(1), Lengths { q: 16, k: 24 });
+        assert_eq!((problem.head_dim(), problem.head_dim_v()), (64, 32));
+        assert_eq!(problem.softmax_scale().natural(), 0.125);
+        assert_eq!(problem.lse_shape(), [2, 4, 16]);
+        let text =
+            "f16 batch 2 seqlen 16 x 24 heads 4/2 head_dim 64/32 mask causal scale 0.125000 softcap 30";
+        assert_eq!(problem.to_string(), text);
+    }
+
+    #[test]
+    fn dimensions_are_checked() {
+        use {Dim::*, TensorName::*};
+        rejects(|s| s.q.shape.heads = 0, ProblemError::ZeroDim { tensor: Q, dim: Heads });
+        rejects(|s| s.k.shape.head_dim = 0, ProblemError::ZeroDim { tensor: K, dim: HeadDim });
+        let (given, limit) = (1 << 31, (1 << 31) - 1);
+        rejects(
+            |s| s.v.shape.seqlen = given,
+            ProblemError::DimTooLarge { tensor: V, dim: Seqlen, given, limit },
+        );
+        let multiple = ProblemError::HeadDimMultiple { tensor: Q, given: 68, multiple: 8, dtype: Dtype::F16 };
+        rejects(|s| s.q.shape.head_dim = 68, multiple);
+        let large = ProblemError::DimTooLarge { tensor: Q, dim: HeadDim, given: 584, limit: 576 };
+        rejects(|s| s.q = TensorDesc::contiguous(Dtype::F16, Shape { head_dim: 584, ..s.q.shape }), large);
+        let mismatch =
+            |tensor, dim, given, expected| ProblemError::DimMismatch { tensor, dim, given, expected };
+        rejects(|s| s.k.shape.head_dim = 32, mismatch(K, HeadDim, 32, 64));
+        rejects(|s| s.v.shape.seqlen = 23, mismatch(V, Seqlen, 23, 24));
+        rejects(|s| s.v.shape.heads = 1, mismatch(V, Heads, 1, 2));
+        rejects(|s| s.o.shape.batch = 1, mismatch(O, Batch, 1, 2));
+        rejects(|s| s.o.shape.head_dim = 8, mismatch(O, HeadDim, 8, 64));
+        rejects(
+            |s| [s.k.shape.heads, s.v.shape.heads] = [3, 3],
+            ProblemError::HeadsNotDivisible { heads_q: 4, heads_kv: 3 },
+        );
+    }
+
+    #[test]
+    fn dtypes_are_checked() {
+        let mismatch = |tensor, given| ProblemError::DtypeMismatch { tensor, given, expected: Dtype::F16 };
+        rejects(|s| s.k.dtype = Dtype::Bf16, mismatch(TensorName::K, Dtype::Bf16));
+        rejects(|s| s.v.dtype = Dtype::Bf16, mismatch(TensorName::V, Dtype::Bf16));
+        rejects(
+            |s| s.o.dtype = Dtype::Bf16,
+            ProblemError::OutputDtype { given: Dtype::Bf16, input: Dtype::F16 },
+        );
+    }
+
+    #[test]
+    fn numbers_are_checked() {
+        rejects(|s| s.softmax_scale = Some(-1.0), ProblemError::SoftmaxScale { given: -1.0 });
+        rejects(|s| s.softcap = Some(0.0), ProblemError::SoftCap { given: 0.0 });
+    }
+
+    #[test]
+    fn outputs_must_not_broadcast() {
+        let overlap = ProblemError::OutputOverlapsItself {
+            tensor: TensorName::O,
+            dim: Dim::Batch,
+            given: 0,
+            needed: 64,
+        };
+        rejects(|s| s.o.strides.batch = 0, overlap);
+        let mut broadcast_input = spec();
+        broadcast_input.k.strides.batch = 0;
+        broadcast_input.validate().unwrap();
+    }
+
+    #[test]
+    fn sequences_are_checked() {
+        let batch = |given, expected| ProblemError::DimMismatch {
+            tensor: TensorName::K,
+            dim: Dim::Batch,
+            given,
+            expected,
+        };
+        rejects(|s| s.seqs_k = Sequences::packed(&[0, 24]).unwrap(), batch(2, 1));
+        let seqlen =
+            ProblemError::DimMismatch { tensor: TensorName::Q, dim: Dim::Seqlen, given: 16, expected: 15 };
+        rejects(|s| s.seqs_q = Sequences::dense(2, 15), seqlen);
+
+        let packed = |q: &[i32], k: &[i32]| {
+            ProblemSpec::packed(
+                Dtype::F16,
+                (4, 2),
+                64,
+                Sequences::packed(q).unwrap(),
+                Sequences::packed(k).unwrap(),
+            )
+        };
+        let problem = packed(&[0, 3, 10], &[0, 0, 7]).validate().unwrap();
+        assert_eq!(problem.lengths(0), Lengths { q: 3, k: 0 });
+        assert_eq!(problem.lse_shape(), [1, 4, 10]);
+        let count = packed(&[0, 3, 10], &[0, 7]).validate().unwrap_err();
+        assert_eq!(count, ProblemError::SequenceCount { q: 2, k: 1 });
+        let mut short = packed(&[0, 3, 10], &[0, 0, 7]);
+        short.k.shape.seqlen = 6;
+        short.v.shape.seqlen = 6;
+        let end = ProblemError::CuSeqlensEnd { tensor: TensorName::K, given: 7, rows: 6 };
+        assert_eq!(short.validate().unwrap_err(), end);
+    }
+
+    #[test]
+    fn empty_sequences_are_legal() {
+        let none = Shape { seqlen: 0, ..KV };
+        assert!(ProblemSpec::dense(Dtype::F16, Q, none).validate().is_ok());
+        assert!(ProblemSpec::dense(Dtype::F16, Shape { seqlen: 0, ..Q }, none).validate().is_ok());
+        assert!(
+            ProblemSpec::dense(Dtype::F16, Shape { batch: 0, ..Q }, Shape { batch: 0, ..KV })
+                .validate()
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn stride_order_is_free() {
+        let mut spec = spec();
+        let heads_outside_rows = Strides { batch: 4096, heads: 1024, seqlen: 64, head_dim: 1 };
+        spec.q.strides = heads_outside_rows;
+        spec.o.strides = heads_outside_rows;
+        assert_eq!(spec.validate().unwrap().q().strides, heads_outside_rows);
+    }
+
+    #[test]
+    fn flops_are_the_papers() {
+        let shape = Shape { batch: 1, seqlen: 1024, heads: 16, head_dim: 128 };
+        let spec = ProblemSpec::dense(Dtype::F16, shape, shape);
+        let dense = 4.0 * 1024.0 * 1024.0 * 128.0 * 16.0;
+        assert_eq!(spec.clone().validate().unwrap().forward_flops(), dense);
+        assert_eq!(spec.clone().causal().validate().unwrap().forward_flops(), dense / 2.0);
+        let window = Mask::Window { left: Some(0), right: Some(0) };
+        assert_eq!(spec.mask(window).validate().unwrap().forward_flops(), dense / 1024.0);
+    }
+
+    proptest::proptest! {
+        /// The closed form of `pairs` counts what `allows` allows.
+        #[test]
+        fn window_pairs_are_what_the_mask_allows(
+            q in 0usize..20, k in 0usize..20,
+            left in proptest::option::of(0u32..24), right in proptest::option::of(0u32..24),
+        ) {
+            let (q_shape, kv) = (Shape { seqlen: q, ..Q }, Shape { seqlen: k, ..KV });
+            let mask = Mask::Window { left, right };
+            let problem = ProblemSpec::dense(Dtype::F16, q_shape, kv).mask(mask).validate().unwrap();
+            let len = Lengths { q, k };
+            let allowed = (0..q).map(|i| (0..k).filter(|&j| mask.allows(i, j, len)).count()).sum::<usize>();
+            proptest::prop_assert_eq!(problem.pairs(len), allowed as f64);
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! What happens to a score between Q·K and the softmax: scale, then soft cap.
+
+use std::f64::consts::LOG2_E;
+
+use crate::ProblemError;
+
+/// The factor on Q·Kᵀ before the softmax, positive and finite. 1/√head_dim unless given.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct SoftmaxScale(f64);
+
+impl SoftmaxScale {
+    /// # Errors
+    /// [`ProblemError::SoftmaxScale`] unless `given` is positive and finite. Zero is refused because a
+    /// masked score, -inf · 0, would be NaN; a negative scale because the row maximum is taken before
+    /// scaling. Negate Q instead.
+    pub fn new(given: f64) -> Result<SoftmaxScale, ProblemError> {
+        if given > 0.0 && given.is_finite() {
+            Ok(SoftmaxScale(given))
+        } else {
+            Err(ProblemError::SoftmaxScale { given })
+        }
+    }
+
+    /// 1/√head_dim, for a head dimension of at least 1.
+    pub(crate) fn of_head_dim(head_dim: usize) -> SoftmaxScale {
+        SoftmaxScale((head_dim as f64).sqrt().recip())
+    }
+
+    /// The factor itself, for natural exponentials: exp(score · scale).
+    pub fn natural(self) -> f64 {
+        self.0
+    }
+
+    /// scale · log2(e), for base-2 exponentials: exp2(score · scale · log2 e).
+    pub fn log2(self) -> f64 {
+        self.0 * LOG2_E
+    }
+}
+
+/// Soft cap c: a scaled score s becomes c · tanh(s / c), which bounds it to ±c. Positive and finite.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct SoftCap(f64);
+
+impl SoftCap {
+    /// # Errors
+    /// [`ProblemError::SoftCap`] unless `given` is positive and finite.
+    pub fn new(given: f64) -> Result<SoftCap, ProblemError> {
+        if given > 0.0 && given.is_finite() {
+            Ok(SoftCap(given))
+        } else {
+            Err(ProblemError::SoftCap { given })
+        }
+    }
+
+    /// The bound c.
+    pub fn bound(self) -> f64 {
+        self.0
+    }
+
+    /// c · tanh(s / c).
+    pub fn apply(self, score: f64) -> f64 {
+        self.0 * (score / self.0).tanh()
+    }
+
+    /// The derivative of [`SoftCap::apply`] where it gave `capped`: 1 − (capped / c)².
+    pub fn derivative(self, capped: f64) -> f64 {
+        1.0 - (capped / self.0).powi(2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_numbers_are_rejected() {
+        for given in [0.0, -1.0, f64::INFINITY, f64::NEG_INFINITY] {
+            assert_eq!(SoftmaxScale::new(given), Err(ProblemError::SoftmaxScale { given }));
+            assert_eq!(SoftCap::new(given), Err(ProblemError::SoftCap { given }));
+        }
+        assert!(SoftmaxScale::new(f64::NAN).is_err());
+        assert!(SoftCap::new(f64::NAN).is_err());
+    }
+
+    #[test]
+    fn base_two_and_natural_scales_agree() {
+        let scale = SoftmaxScale::of_head_dim(64);
+        assert_eq!(scale.natural(), 0.125);
+        let score = 3.7;
+        assert!(((score * scale.natural()).exp() - (score * scale.log2()).exp2()).abs() < 1e-14);
+    }
+
+    #[test]
+    fn the_cap_bounds_and_its_derivative_is_the_slope() {
+        let cap = SoftCap::new(5.0).unwrap();
+        assert!(cap.apply(1e6) <= 5.0 && cap.apply(-1e6) >= -5.0);
+        let (s, h) = (2.0, 1e-6);
+        let slope = (cap.apply(s + h) - cap.apply(s - h)) / (2.0 * h);
+        assert!((cap.derivative(cap.apply(s)) - slope).abs() < 1e-9);
+    }
+}

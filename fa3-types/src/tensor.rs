@@ -1,0 +1,283 @@
+//! Shape, strides and dtype of one tensor.
+
+use std::fmt;
+
+use crate::{Bytes, Dim, Dtype, Elems, ProblemError, TensorName};
+
+/// No dimension may be larger: kernels and tensor maps count rows in 32 signed bits.
+pub(crate) const DIM_LIMIT: usize = i32::MAX as usize;
+
+/// Strides must stay below 2⁴⁰ bytes, the limit of a tensor map.
+const STRIDE_BYTES_LIMIT: i64 = 1 << 40;
+
+/// (batch, seqlen, heads, head_dim). A packed tensor (total, heads, head_dim) has batch 1 and seqlen total.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Sequences, or 1 for a packed tensor.
+    pub batch: usize,
+    /// Rows a batch entry.
+    pub seqlen: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Elements a row.
+    pub head_dim: usize,
+}
+
+/// Distances between neighbours in each dimension, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Strides {
+    /// Between batch entries.
+    pub batch: i64,
+    /// Between rows.
+    pub seqlen: i64,
+    /// Between heads.
+    pub heads: i64,
+    /// Between the elements of a row: must be 1.
+    pub head_dim: i64,
+}
+
+/// What one tensor looks like in memory, but not where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorDesc {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Extents.
+    pub shape: Shape,
+    /// Element strides.
+    pub strides: Strides,
+}
+
+impl Shape {
+    /// The extents in order.
+    pub fn dims(self) -> [usize; 4] {
+        [self.batch, self.seqlen, self.heads, self.head_dim]
+    }
+
+    /// Strides of a tensor of this shape with nothing between its elements. Saturating: a shape that is
+    /// too large is rejected by [`crate::Problem::new`].
+    pub fn contiguous_strides(self) -> Strides {
+        let extent = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let heads = extent(self.head_dim);
+        let seqlen = heads.saturating_mul(extent(self.heads));
+        let batch = seqlen.saturating_mul(extent(self.seqlen));
+        Strides { batch, seqlen, heads, head_dim: 1 }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "({}, {}, {}, {})", self.batch, self.seqlen, self.heads, self.head_dim)
+    }
+}
+
+impl TensorDesc {
+    /// A tensor with nothing between its elements.
+    pub fn contiguous(dtype: Dtype, shape: Shape) -> TensorDesc {
+        TensorDesc { dtype, shape, strides: shape.contiguous_strides() }
+    }
+
+    /// The element offset of (batch, row, head, element) from the tensor's start. 64-bit; the indices
+    /// must lie within the shape of a tensor that a [`crate::Problem`] holds.
+    pub fn offset(&self, batch: usize, row: usize, head: usize, element: usize) -> Elems {
+        let strides = [self.strides.batch, self.strides.seqlen, self.strides.heads, self.strides.head_dim];
+        let index = [batch, row, head, element];
+        Elems(index.iter().zip(strides).map(|(&i, stride)| i as u64 * stride as u64).sum())
+    }
+
+    /// Elements from the first to one past the last; 0 for an empty tensor.
+    pub fn extent(&self) -> Elems {
+        let [batch, seqlen, heads, head_dim] = self.shape.dims();
+        if [batch, seqlen, heads, head_dim].contains(&0) {
+            return Elems(0);
+        }
+        Elems(self.offset(batch - 1, seqlen - 1, heads - 1, head_dim - 1).0 + 1)
+    }
+
+    /// [`TensorDesc::extent`] in bytes.
+    pub fn extent_bytes(&self) -> Bytes {
+        Bytes(self.extent().0.saturating_mul(self.dtype.bytes() as u64))
+    }
+
+    /// The dimensions outside the row with their extents and strides.
+    fn outer(&self) -> [(Dim, usize, i64); 3] {
+        [
+            (Dim::Batch, self.shape.batch, self.strides.batch),
+            (Dim::Seqlen, self.shape.seqlen, self.strides.seqlen),
+            (Dim::Heads, self.shape.heads, self.strides.heads),
+        ]
+    }
+
+    /// What every tensor must satisfy on its own. Sequence lengths and batches of 0 are legal (nothing to
+    /// do); heads and head dimensions of 0 are not. A stride matters only where there are two neighbours.
+    pub(crate) fn check(&self, tensor: TensorName) -> Result<(), ProblemError> {
+        let Shape { heads, head_dim, .. } = self.shape;
+        for (dim, extent) in [(Dim::Heads, heads), (Dim::HeadDim, head_dim)] {
+            if extent == 0 {
+                return Err(ProblemError::ZeroDim { tensor, dim });
+            }
+        }
+        for (dim, given) in
+            [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim].into_iter().zip(self.shape.dims())
+        {
+            if given > DIM_LIMIT {
+                return Err(ProblemError::DimTooLarge { tensor, dim, given, limit: DIM_LIMIT });
+            }
+        }
+        let multiple = self.dtype.row_multiple();
+        if !head_dim.is_multiple_of(multiple) {
+            return Err(ProblemError::HeadDimMultiple {
+                tensor,
+                given: head_dim,
+                multiple,
+                dtype: self.dtype,
+            });
+        }
+        if self.strides.head_dim != 1 {
+            return Err(ProblemError::HeadDimStride { tensor, given: self.strides.head_dim });
+        }
+        for (dim, _, stride) in self.outer().into_iter().filter(|(_, extent, _)| *extent > 1) {
+            self.check_stride(tensor, dim, stride)?;
+        }
+        self.check_element_count(tensor)
+    }
+
+    fn check_stride(&self, tensor: TensorName, dim: Dim, given: i64) -> Result<(), ProblemError> {
+        let multiple = self.dtype.row_multiple();
+        let limit = STRIDE_BYTES_LIMIT / self.dtype.bytes() as i64;
+        if given < 0 {
+            Err(ProblemError::NegativeStride { tensor, dim, given })
+        } else if given % multiple as i64 != 0 {
+            Err(ProblemError::StrideMultiple { tensor, dim, given, multiple })
+        } else if given >= limit {
+            Err(ProblemError::StrideTooLarge { tensor, dim, given, limit })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Extents below 2³¹ and strides below 2⁴⁰ keep every offset below 3 · 2⁷¹; it must stay below 2⁶³.
+    fn check_element_count(&self, tensor: TensorName) -> Result<(), ProblemError> {
+        let span = |n: usize, stride: i64| n.saturating_sub(1) as i128 * i128::from(stride);
+        let last: i128 =
+            self.outer().into_iter().filter(|d| d.1 > 1).map(|(_, n, stride)| span(n, stride)).sum();
+        let elements: i128 = self.shape.dims().iter().map(|&n| n as i128).product();
+        let largest = (last + self.shape.head_dim as i128).max(elements) * self.dtype.bytes() as i128;
+        if largest > i128::from(i64::MAX) {
+            return Err(ProblemError::TooManyElements { tensor, shape: self.shape });
+        }
+        Ok(())
+    }
+
+    /// What an output must satisfy besides: no element at two indices. Each dimension, taken by growing
+    /// stride, must step over everything that the dimensions before it span. (Sufficient, and what every
+    /// transposed or sliced tensor satisfies; interleavings that happen to miss each other are refused.)
+    pub(crate) fn check_distinct(&self, tensor: TensorName) -> Result<(), ProblemError> {
+        if self.extent() == Elems(0) {
+            return Ok(());
+        }
+        let mut dims = self.outer();
+        dims.sort_by_key(|&(_, _, stride)| stride);
+        let mut needed = self.shape.head_dim as i64;
+        for (dim, extent, given) in dims.into_iter().filter(|&(_, extent, _)| extent > 1) {
+            if given < needed {
+                return Err(ProblemError::OutputOverlapsItself { tensor, dim, given, needed });
+            }
+            needed += (extent as i64 - 1) * given;
+        }
+        Ok(())
+    }
+
+    /// The same tensor with the strides that carry no meaning (of dimensions with fewer than two entries)
+    /// set to what a contiguous tensor would have, so that every stride is positive, aligned and bounded.
+    pub(crate) fn canonical(mut self) -> TensorDesc {
+        let contiguous = self.shape.contiguous_strides();
+        let keep = |extent: usize, given: i64, otherwise: i64| if extent > 1 { given } else { otherwise };
+        self.strides.batch = keep(self.shape.batch, self.strides.batch, contiguous.batch);
+        self.strides.seqlen = keep(self.shape.seqlen, self.strides.seqlen, contiguous.seqlen);
+        self.strides.heads = keep(self.shape.heads, self.strides.heads, contiguous.heads);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape { batch: 2, seqlen: 3, heads: 4, head_dim: 8 };
+
+    fn q(strides: Strides) -> Result<(), ProblemError> {
+        TensorDesc { dtype: Dtype::F16, shape: SHAPE, strides }.check(TensorName::Q)
+    }
+
+    #[test]
+    fn contiguous_offsets_count_up() {
+        let desc = TensorDesc::contiguous(Dtype::F16, SHAPE);
+        let mut expected = 0;
+        for b in 0..2 {
+            for s in 0..3 {
+                for h in 0..4 {
+                    for d in 0..8 {
+                        assert_eq!(desc.offset(b, s, h, d), Elems(expected));
+                        expected += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!((desc.extent(), desc.extent_bytes()), (Elems(expected), Bytes(2 * expected)));
+    }
+
+    #[test]
+    fn offsets_are_64_bit() {
+        let shape = Shape { batch: 1, seqlen: 1 << 24, heads: 8, head_dim: 128 };
+        let desc = TensorDesc::contiguous(Dtype::F16, shape);
+        desc.check(TensorName::K).unwrap();
+        assert_eq!(desc.extent(), Elems(1 << 34));
+    }
+
+    #[test]
+    fn bad_strides_are_rejected() {
+        let good = SHAPE.contiguous_strides();
+        let tensor = TensorName::Q;
+        q(good).unwrap();
+        assert_eq!(q(Strides { head_dim: 2, ..good }), Err(ProblemError::HeadDimStride { tensor, given: 2 }));
+        let negative = ProblemError::NegativeStride { tensor, dim: Dim::Seqlen, given: -32 };
+        assert_eq!(q(Strides { seqlen: -32, ..good }), Err(negative));
+        let odd = ProblemError::StrideMultiple { tensor, dim: Dim::Heads, given: 12, multiple: 8 };
+        assert_eq!(q(Strides { heads: 12, ..good }), Err(odd));
+        let limit = 1 << 39;
+        let huge = ProblemError::StrideTooLarge { tensor, dim: Dim::Batch, given: limit, limit };
+        assert_eq!(q(Strides { batch: limit, ..good }), Err(huge));
+    }
+
+    #[test]
+    fn a_stride_without_neighbours_means_nothing() {
+        let shape = Shape { batch: 1, ..SHAPE };
+        let strides = Strides { batch: -7, ..shape.contiguous_strides() };
+        let desc = TensorDesc { dtype: Dtype::F16, shape, strides };
+        desc.check(TensorName::Q).unwrap();
+        assert_eq!(desc.canonical(), TensorDesc::contiguous(Dtype::F16, shape));
+    }
+
+    #[test]
+    fn too_many_elements_are_rejected() {
+        let shape = Shape { batch: 1 << 30, seqlen: 1 << 30, heads: 1, head_dim: 256 };
+        let strides = Strides { batch: 0, seqlen: 0, heads: 0, head_dim: 1 };
+        let desc = TensorDesc { dtype: Dtype::F16, shape, strides };
+        let error = desc.check(TensorName::V).unwrap_err();
+        assert_eq!(error, ProblemError::TooManyElements { tensor: TensorName::V, shape });
+    }
+
+    #[test]
+    fn outputs_must_not_overlap_themselves() {
+        let good = SHAPE.contiguous_strides();
+        let check =
+            |strides| TensorDesc { dtype: Dtype::F16, shape: SHAPE, strides }.check_distinct(TensorName::O);
+        check(good).unwrap();
+        check(Strides { heads: 24, seqlen: 8, ..good }).unwrap(); // (batch, heads, seqlen, head_dim) in memory
+        let error = |dim, given, needed| {
+            Err(ProblemError::OutputOverlapsItself { tensor: TensorName::O, dim, given, needed })
+        };
+        assert_eq!(check(Strides { batch: 0, ..good }), error(Dim::Batch, 0, 8));
+        assert_eq!(check(Strides { seqlen: 16, ..good }), error(Dim::Seqlen, 16, 24 + 8));
+    }
+}
