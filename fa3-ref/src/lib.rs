@@ -1,1 +1,45 @@
-//! Placeholder.
+//! The oracle that judges every other implementation of attention in this workspace.
+//!
+//! ```text
+//! S = softmax_scale · Q Kᵀ     P = softmax(mask(cap(S)))     O = P V     LSE = ln Σ exp(S)
+//! dV = Pᵀ dO     dP = dO Vᵀ     dS = P ∘ (dP − rowsum(dO ∘ O))     dQ = softmax_scale · dS K     dK = softmax_scale · dSᵀ Q
+//! ```
+//!
+//! * [`oracle`]: these equations in f64, row by row, for everything a [`fa3_types::Problem`] can say. It shares
+//!   no algorithm with what it judges: no tiles, no online softmax, no schedule, no quantizer.
+//! * [`standard`]: plain attention with scores and probabilities rounded to the input's precision, as a
+//!   framework computes it without a fused kernel: the baseline of the error law.
+//! * [`tiled`]: Algorithms 1, 2, 3 and 4 of the FlashAttention-3 paper (arXiv 2407.08608) as executable
+//!   pseudocode, with the tile sizes of your choice and the kernels' rounding points.
+//! * [`norms`] and [`law`]: how far one result is from another, and how far it may be.
+//!
+//! ```
+//! use fa3_ref::{Inputs, Precision, law::ForwardLaw, tiled};
+//! use fa3_types::{Dtype, ProblemSpec, Shape};
+//! use ndarray::Array4;
+//!
+//! let shape = Shape { batch: 1, seqlen: 48, heads: 2, head_dim: 16 };
+//! let problem = ProblemSpec::dense(Dtype::F32, shape, shape).causal().validate()?;
+//! let x = Array4::from_shape_fn(shape.dims(), |(_, s, h, d)| ((s * 7 + h * 5 + d * 3) % 11) as f32 - 5.0);
+//! let inputs = Inputs::new(&problem, x.view(), x.view(), x.view())?;
+//!
+//! let tiles = tiled::Tiles::new(16, 32)?;
+//! let flash = tiled::forward(&inputs, tiled::Algorithm::TwoStage, tiles, Precision::F32);
+//! ForwardLaw::new(&inputs, Precision::F32).check(&flash, "cargo test --doc -p fa3-ref")?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod inputs;
+mod output;
+mod precision;
+
+pub mod law;
+pub mod norms;
+pub mod oracle;
+pub mod standard;
+pub mod tiled;
+
+pub use inputs::{Element, InputError, Inputs};
+pub use output::{Forward, Gradients};
+pub use precision::Precision;

@@ -1,0 +1,177 @@
+//! Q, K and V of a problem, as array views that agree with it.
+
+use fa3_types::{Lengths, Problem, Sequences, TensorDesc, TensorName};
+use ndarray::{Array2, ArrayView2, ArrayView4, Axis};
+
+/// An element type that converts exactly to f64: f32, f16, bf16, e4m3 and f64 itself.
+pub trait Element: Copy + Send + Sync + Into<f64> {}
+
+impl<T: Copy + Send + Sync + Into<f64>> Element for T {}
+
+/// Arrays that do not have the shape that the problem says.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputError {
+    /// An array has another shape than the problem's tensor.
+    #[error("{tensor} is an array of shape {given:?}, the problem says {expected:?}")]
+    Shape {
+        /// Which tensor; gradients and outputs go by the name of the tensor whose shape they share.
+        tensor: TensorName,
+        /// The array's shape.
+        given: [usize; 4],
+        /// The problem's shape.
+        expected: [usize; 4],
+    },
+    /// The LSE array has another shape than the problem's.
+    #[error("lse is an array of shape {given:?}, the problem says {expected:?}")]
+    LseShape {
+        /// The array's shape.
+        given: [usize; 3],
+        /// [`Problem::lse_shape`].
+        expected: [usize; 3],
+    },
+    /// A tile without rows.
+    #[error("tiles of {rows} x {keys} are empty")]
+    EmptyTiles {
+        /// Query rows a tile, B_r.
+        rows: usize,
+        /// Keys a tile, B_c.
+        keys: usize,
+    },
+}
+
+/// Q (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim) and
+/// V (batch, seqlen_k, heads_kv, head_dim_v) of a problem. Packed tensors have batch 1.
+///
+/// The views' own strides are used; the strides of the problem describe device memory and are not.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a, T> {
+    problem: &'a Problem,
+    q: ArrayView4<'a, T>,
+    k: ArrayView4<'a, T>,
+    v: ArrayView4<'a, T>,
+}
+
+impl<'a, T: Element> Inputs<'a, T> {
+    /// # Errors
+    /// [`InputError::Shape`] where a view's shape is not the problem's.
+    pub fn new(
+        problem: &'a Problem,
+        q: ArrayView4<'a, T>,
+        k: ArrayView4<'a, T>,
+        v: ArrayView4<'a, T>,
+    ) -> Result<Inputs<'a, T>, InputError> {
+        check_shape(TensorName::Q, &q, problem.q())?;
+        check_shape(TensorName::K, &k, problem.k())?;
+        check_shape(TensorName::V, &v, problem.v())?;
+        Ok(Inputs { problem, q, k, v })
+    }
+
+    /// The problem these are inputs of.
+    pub fn problem(&self) -> &'a Problem {
+        self.problem
+    }
+
+    /// Values, all of them.
+    pub(crate) fn v(&self) -> ArrayView4<'a, T> {
+        self.v
+    }
+
+    /// What query head `head_q` of sequence `index` works on, each matrix contiguous.
+    pub(crate) fn head(&self, index: usize, head_q: usize) -> Head {
+        let head_kv = self.problem.heads().kv_head(head_q);
+        Head {
+            len: self.problem.lengths(index),
+            q: gather(&self.q, self.problem.seqs_q(), index, head_q),
+            k: gather(&self.k, self.problem.seqs_k(), index, head_kv),
+            v: gather(&self.v, self.problem.seqs_k(), index, head_kv),
+        }
+    }
+}
+
+/// One head of one sequence in f64.
+pub(crate) struct Head {
+    pub(crate) len: Lengths,
+    /// (seqlen_q, head_dim)
+    pub(crate) q: Array2<f64>,
+    /// (seqlen_k, head_dim)
+    pub(crate) k: Array2<f64>,
+    /// (seqlen_k, head_dim_v)
+    pub(crate) v: Array2<f64>,
+}
+
+/// The same head in f32, which holds every 8-, 16- and 32-bit input exactly.
+pub(crate) struct Head32 {
+    pub(crate) q: Array2<f32>,
+    pub(crate) k: Array2<f32>,
+    pub(crate) v: Array2<f32>,
+}
+
+impl Head {
+    pub(crate) fn to_f32(&self) -> Head32 {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.mapv(|x| x as f32));
+        Head32 { q, k, v }
+    }
+}
+
+pub(crate) fn check_shape<T>(
+    tensor: TensorName,
+    view: &ArrayView4<'_, T>,
+    desc: &TensorDesc,
+) -> Result<(), InputError> {
+    let (given, expected) = (view.dim().into(), desc.shape.dims());
+    if given != expected { Err(InputError::Shape { tensor, given, expected }) } else { Ok(()) }
+}
+
+/// The used rows of one head of one sequence.
+pub(crate) fn rows<'v, T>(
+    tensor: &'v ArrayView4<'_, T>,
+    sequences: &Sequences,
+    index: usize,
+    head: usize,
+) -> ArrayView2<'v, T> {
+    let (batch, first) = sequences.start(index);
+    let rows = (first..first + sequences.len(index)).into();
+    tensor.index_axis(Axis(0), batch).index_axis_move(Axis(1), head).slice_axis_move(Axis(0), rows)
+}
+
+/// [`rows`], copied and converted.
+pub(crate) fn gather<T: Element>(
+    tensor: &ArrayView4<'_, T>,
+    sequences: &Sequences,
+    index: usize,
+    head: usize,
+) -> Array2<f64> {
+    rows(tensor, sequences, index, head).mapv(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fa3_types::{Dtype, ProblemSpec, Shape};
+    use ndarray::Array4;
+
+    #[test]
+    fn arrays_of_another_shape_are_rejected() {
+        let shape = Shape { batch: 1, seqlen: 4, heads: 2, head_dim: 4 };
+        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).validate().unwrap();
+        let (good, bad) = (Array4::<f32>::zeros((1, 4, 2, 4)), Array4::<f32>::zeros((1, 5, 2, 4)));
+        assert!(Inputs::new(&problem, good.view(), good.view(), good.view()).is_ok());
+        let error = Inputs::new(&problem, good.view(), good.view(), bad.view()).err().unwrap();
+        let (given, expected) = ([1, 5, 2, 4], [1, 4, 2, 4]);
+        assert_eq!(error, InputError::Shape { tensor: TensorName::V, given, expected });
+    }
+
+    #[test]
+    fn a_packed_head_is_its_sequences_rows() {
+        let seqs = Sequences::packed(&[0, 2, 5]).unwrap().with_used(&[2, 2]).unwrap();
+        let problem = ProblemSpec::packed(Dtype::F32, (2, 1), 4, seqs.clone(), seqs).validate().unwrap();
+        let q = Array4::from_shape_fn((1, 5, 2, 4), |(_, s, h, _)| (10 * s + h) as f32);
+        let kv = Array4::from_shape_fn((1, 5, 1, 4), |(_, s, _, _)| s as f32);
+        let inputs = Inputs::new(&problem, q.view(), kv.view(), kv.view()).unwrap();
+        let head = inputs.head(1, 1);
+        assert_eq!(head.q.column(0).to_vec(), [21.0, 31.0]);
+        assert_eq!(head.k.column(0).to_vec(), [2.0, 3.0]);
+        assert_eq!(head.len, Lengths { q: 2, k: 2 });
+    }
+}

@@ -1,0 +1,327 @@
+//! The error law: how far a result may be from the oracle.
+//!
+//! ```text
+//! max |x − oracle| ≤ 2 · max |baseline − oracle| + atol + noise
+//! atol  = 2 · max |(o + 0.3 − 0.3) − o|                       in the precision of the output
+//! noise = 8 · 2⁻²⁴ · (1 + max |LSE|) · max magnitude         f32 rounding of scores, dP and D
+//! |lse − oracle| ≤ 1e-5 · max(1, |oracle|)
+//! ```
+//!
+//! The baseline is [`crate::standard`] attention in the same precision on the same inputs; atol is what adding and
+//! subtracting 0.3 costs in that precision, where o is the oracle's output rounded to it. So a kernel is
+//! judged by what its precision can do on this very input, not by a number somebody found sufficient.
+//!
+//! The noise is far below the other terms in 16 bits, but where they vanish it decides. An exponent of size |LSE|
+//! rounded to f32 changes P by |LSE| · 2⁻²⁴ of itself, wherever an implementation chooses to round, and the
+//! baseline may be lucky. And where a row sees one key, or its softmax is one-hot, standard attention's
+//! D = rowsum(P ∘ dP) makes dP − D exactly 0, while a fused kernel's D = rowsum(dO ∘ O) leaves the f32 rounding of
+//! both, in proportion to [`oracle::backward_magnitudes`]. For O the magnitude is max |V|.
+//!
+//! Where the oracle is NaN or infinite, the result must be the same.
+
+use std::fmt;
+
+use ndarray::{Array4, ArrayView, ArrayView4, Dimension, IntoDimension};
+
+use crate::norms::{ErrorNorms, Worst, error};
+use crate::{Element, Forward, Gradients, InputError, Inputs, Precision, oracle, standard};
+
+/// A result that satisfied the law.
+#[derive(Clone, Debug)]
+pub struct Satisfied {
+    /// Its errors against the oracle.
+    pub norms: ErrorNorms,
+    /// What the law allowed: absolute for O and gradients, relative to max(1, |oracle|) for LSE.
+    pub bound: f64,
+}
+
+/// A result that broke the law.
+#[derive(Clone, Debug, thiserror::Error)]
+pub struct Violation {
+    /// What was judged: o, lse, dq, dk or dv.
+    pub what: &'static str,
+    /// Its errors against the oracle.
+    pub norms: ErrorNorms,
+    /// What the law allowed: absolute for O and gradients, relative to max(1, |oracle|) for LSE.
+    pub bound: f64,
+    /// The first element, in index order, past the bound.
+    pub first: Worst,
+    /// The command that runs this comparison again.
+    pub replay: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Violation { what, norms, bound, first, replay } = self;
+        writeln!(f, "{what} is {:e} from the oracle where the error law allows {bound:e}", norms.max)?;
+        writeln!(f, "  first at {first}")?;
+        if let Some(worst) = &norms.worst {
+            writeln!(f, "  worst at {worst}")?;
+        }
+        writeln!(f, "  {norms} over {} elements", norms.count)?;
+        write!(f, "  replay: {replay}")
+    }
+}
+
+/// What the law asks of a forward pass. `replay`, where a check takes it, is the command that runs the
+/// comparison again: a violation prints it.
+#[derive(Clone, Debug)]
+pub struct ForwardLaw {
+    oracle: Forward<f64>,
+    bound: f64,
+}
+
+impl ForwardLaw {
+    /// Runs the oracle, and standard attention in `precision` as the baseline.
+    pub fn new<T: Element>(inputs: &Inputs<'_, T>, precision: Precision) -> ForwardLaw {
+        ForwardLaw::against(oracle::forward(inputs), inputs, precision)
+    }
+
+    /// Takes the expected result from elsewhere; the baseline is standard attention in `precision`.
+    pub fn against<T: Element>(
+        expected: Forward<f64>,
+        inputs: &Inputs<'_, T>,
+        precision: Precision,
+    ) -> ForwardLaw {
+        let baseline = standard::forward(inputs, precision);
+        ForwardLaw::with_baseline(expected, baseline.o.view(), inputs, precision)
+    }
+
+    /// Takes both from elsewhere: for FP8, whose baseline is another.
+    pub fn with_baseline<T: Element>(
+        expected: Forward<f64>,
+        baseline: ArrayView4<'_, f32>,
+        inputs: &Inputs<'_, T>,
+        precision: Precision,
+    ) -> ForwardLaw {
+        let largest_v = largest(inputs.v().iter().map(|&v| v.into()));
+        let noise = noise(&expected, largest_v);
+        let bound = bound(expected.o.view(), baseline, precision, noise);
+        ForwardLaw { oracle: expected, bound }
+    }
+
+    /// The expected result.
+    pub fn oracle(&self) -> &Forward<f64> {
+        &self.oracle
+    }
+
+    /// What max |o − oracle| may be.
+    pub fn bound(&self) -> f64 {
+        self.bound
+    }
+
+    /// Judges O and LSE, in this order.
+    ///
+    /// # Errors
+    /// [`Violation`], boxed because it carries the whole report.
+    ///
+    /// # Panics
+    /// If the shapes differ: the arrays come from the same problem.
+    pub fn check(&self, x: &Forward<f32>, replay: &str) -> Result<[Satisfied; 2], Box<Violation>> {
+        let o = check_array("o", x.o.view(), self.oracle.o.view(), self.bound, replay)?;
+        let lse = check_lse(x.lse.view(), self.oracle.lse.view(), replay)?;
+        Ok([o, lse])
+    }
+}
+
+/// What the law asks of a backward pass.
+#[derive(Clone, Debug)]
+pub struct BackwardLaw {
+    oracle: Gradients<f64>,
+    bounds: [f64; 3],
+}
+
+impl BackwardLaw {
+    /// Runs the oracle, and standard attention in `precision` as the baseline, for the output gradient `dout`.
+    ///
+    /// # Errors
+    /// [`InputError::Shape`] if `dout` does not have O's shape.
+    pub fn new<T: Element>(
+        inputs: &Inputs<'_, T>,
+        dout: ArrayView4<'_, T>,
+        precision: Precision,
+    ) -> Result<BackwardLaw, InputError> {
+        let forward = oracle::forward(inputs);
+        let oracle = oracle::backward(inputs, dout)?;
+        let baseline = standard::backward(inputs, dout, precision)?;
+        let magnitudes = oracle::backward_magnitudes(inputs, dout)?;
+        let bound_of = |oracle: &Array4<f64>, baseline: &Array4<f32>, magnitude: &Array4<f64>| {
+            let noise = noise(&forward, largest(magnitude.iter().copied()));
+            bound(oracle.view(), baseline.view(), precision, noise)
+        };
+        let bounds = [
+            bound_of(&oracle.dq, &baseline.dq, &magnitudes.dq),
+            bound_of(&oracle.dk, &baseline.dk, &magnitudes.dk),
+            bound_of(&oracle.dv, &baseline.dv, &magnitudes.dv),
+        ];
+        Ok(BackwardLaw { oracle, bounds })
+    }
+
+    /// The expected gradients.
+    pub fn oracle(&self) -> &Gradients<f64> {
+        &self.oracle
+    }
+
+    /// Judges dQ, dK and dV, in this order.
+    ///
+    /// # Errors
+    /// [`Violation`], boxed because it carries the whole report.
+    ///
+    /// # Panics
+    /// If the shapes differ: the arrays come from the same problem.
+    pub fn check(&self, x: &Gradients<f32>, replay: &str) -> Result<[Satisfied; 3], Box<Violation>> {
+        let [dq, dk, dv] = self.bounds;
+        Ok([
+            check_array("dq", x.dq.view(), self.oracle.dq.view(), dq, replay)?,
+            check_array("dk", x.dk.view(), self.oracle.dk.view(), dk, replay)?,
+            check_array("dv", x.dv.view(), self.oracle.dv.view(), dv, replay)?,
+        ])
+    }
+}
+
+/// The largest finite absolute value.
+fn largest(values: impl Iterator<Item = f64>) -> f64 {
+    values.map(f64::abs).filter(|x| x.is_finite()).fold(0.0, f64::max)
+}
+
+fn noise(forward: &Forward<f64>, magnitude: f64) -> f64 {
+    let f32_rounding = f64::from(f32::EPSILON) / 2.0;
+    8.0 * f32_rounding * (1.0 + largest(forward.lse.iter().copied())) * magnitude
+}
+
+/// 2 · max |baseline − oracle| + atol + noise. Only finite errors of the baseline count: one that overflows
+/// excuses nobody.
+fn bound<D: Dimension>(
+    oracle: ArrayView<'_, f64, D>,
+    baseline: ArrayView<'_, f32, D>,
+    precision: Precision,
+    noise: f64,
+) -> f64 {
+    let baseline_error = largest(baseline.iter().zip(&oracle).map(|(&b, &o)| f64::from(b) - o));
+    2.0 * baseline_error + atol(oracle, precision) + noise
+}
+
+/// 2 · max |(o + 0.3 − 0.3) − o| in `precision`.
+fn atol<D: Dimension>(oracle: ArrayView<'_, f64, D>, precision: Precision) -> f64 {
+    let cost = |&o: &f64| {
+        let o = precision.round(o as f32);
+        let there = precision.round(o + 0.3);
+        f64::from(precision.round(there - 0.3) - o)
+    };
+    2.0 * largest(oracle.iter().map(cost))
+}
+
+/// Judges a log-sum-exp: |x − oracle| ≤ 1e-5 · max(1, |oracle|).
+///
+/// # Errors
+/// [`Violation`], boxed because it carries the whole report.
+///
+/// # Panics
+/// If the shapes differ: the arrays come from the same problem.
+pub fn check_lse<D: Dimension>(
+    x: ArrayView<'_, f32, D>,
+    oracle: ArrayView<'_, f64, D>,
+    replay: &str,
+) -> Result<Satisfied, Box<Violation>> {
+    const RELATIVE: f64 = 1e-5;
+    judge("lse", x, oracle, RELATIVE, |expected| RELATIVE * expected.abs().max(1.0), replay)
+}
+
+fn check_array<D: Dimension>(
+    what: &'static str,
+    x: ArrayView<'_, f32, D>,
+    oracle: ArrayView<'_, f64, D>,
+    bound: f64,
+    replay: &str,
+) -> Result<Satisfied, Box<Violation>> {
+    judge(what, x, oracle, bound, |_| bound, replay)
+}
+
+fn judge<D: Dimension>(
+    what: &'static str,
+    x: ArrayView<'_, f32, D>,
+    oracle: ArrayView<'_, f64, D>,
+    bound: f64,
+    bound_at: impl Fn(f64) -> f64,
+    replay: &str,
+) -> Result<Satisfied, Box<Violation>> {
+    let norms = ErrorNorms::of(&x, &oracle);
+    let within = |x: f32, expected: f64| {
+        let error = error(x.into(), expected).abs();
+        error == 0.0 || (expected.is_finite() && error <= bound_at(expected))
+    };
+    let first = x.indexed_iter().zip(&oracle).find(|((_, x), expected)| !within(**x, **expected));
+    match first {
+        None => Ok(Satisfied { norms, bound }),
+        Some(((index, &given), &expected)) => {
+            let index = index.into_dimension().slice().to_vec();
+            let first = Worst { index, given: given.into(), expected };
+            Err(Box::new(Violation { what, norms, bound, first, replay: replay.to_owned() }))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ndarray::array;
+
+    fn check(x: f32, oracle: f64, bound: f64) -> Result<Satisfied, Box<Violation>> {
+        check_array("o", array![0.5f32, x].view(), array![0.5, oracle].view(), bound, "replay")
+    }
+
+    #[test]
+    fn the_bound_adds_its_terms() {
+        let oracle = array![0.5, 1.0];
+        let baseline = array![0.5f32, 1.125];
+        // In f32, 1 + 0.3 - 0.3 is exact to about 6e-8.
+        let bound = bound(oracle.view(), baseline.view(), Precision::F32, 0.5);
+        assert!((0.75..0.75 + 1e-6).contains(&bound), "{bound}");
+        let overflow = array![f32::INFINITY, f32::NAN];
+        assert!(super::bound(oracle.view(), overflow.view(), Precision::F32, 0.0) < 1e-6);
+    }
+
+    #[test]
+    fn atol_grows_with_the_rounding() {
+        let oracle = array![0.1, -0.7, 1.3];
+        let [f32, f16, bf16] =
+            [Precision::F32, Precision::F16, Precision::Bf16].map(|p| atol(oracle.view(), p));
+        assert!(f32 < 1e-6 && f16 > 1e-4 && f16 < 4e-3 && bf16 > f16 && bf16 < 4e-2, "{f32} {f16} {bf16}");
+    }
+
+    #[test]
+    fn a_violation_tells_what_where_and_how_to_replay() {
+        assert_eq!(check(1.25, 1.0, 0.25).unwrap().norms.max, 0.25);
+        let violation = check(1.5, 1.0, 0.25).unwrap_err();
+        assert_eq!(violation.first, Worst { index: vec![1], given: 1.5, expected: 1.0 });
+        assert!(violation.to_string().ends_with("replay: replay"), "{violation}");
+    }
+
+    #[test]
+    fn the_first_of_several_violations_is_named() {
+        let zeros = array![[0.0, 0.0], [0.0, 0.0]];
+        let x = array![[0.0f32, 1.0], [3.0, 0.0]];
+        let violation = check_array("dq", x.view(), zeros.view(), 0.5, "").unwrap_err();
+        assert_eq!(violation.first.index, [0, 1]);
+        assert_eq!(violation.norms.worst.unwrap().index, [1, 0]);
+    }
+
+    #[test]
+    fn special_values_must_agree_whatever_the_bound() {
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        assert!(check(nan, f64::NAN, 0.0).is_ok() && check(inf, f64::INFINITY, 0.0).is_ok());
+        for (x, expected) in [(nan, 0.0), (0.0, f64::NAN), (inf, 0.0), (0.0, f64::NEG_INFINITY)] {
+            assert!(check(x, expected, 1e30).is_err(), "{x} {expected}");
+        }
+    }
+
+    #[test]
+    fn lse_is_judged_relative_to_its_size() {
+        let oracle = array![0.0, 1000.0, f64::NEG_INFINITY];
+        let judge = |x: [f32; 3]| check_lse(array![x[0], x[1], x[2]].view(), oracle.view(), "").is_ok();
+        assert!(judge([0.9e-5, 1000.0 + 0.9e-2, f32::NEG_INFINITY]));
+        assert!(!judge([1.1e-5, 1000.0, f32::NEG_INFINITY]));
+        assert!(!judge([0.0, 1000.0 + 1.1e-2, f32::NEG_INFINITY]));
+        assert!(!judge([0.0, 1000.0, -1e30]));
+    }
+}

@@ -1,0 +1,81 @@
+//! Attention in f64 straight from the equations, one row at a time, visible keys only.
+//!
+//! A masked key takes no part at all, so whatever lies in its K and V, NaN included, cannot reach the
+//! result. A row with no visible key, or all of whose scores are -inf, gives O = 0, LSE = -inf and
+//! gradients 0. NaN in a visible score makes O and LSE of its row NaN.
+
+mod backward;
+mod forward;
+
+pub use backward::{backward, backward_magnitudes};
+pub use forward::forward;
+
+use fa3_types::{Problem, SoftCap};
+
+use crate::inputs::Head;
+
+/// Σ a_i b_i. Eight partial sums let the compiler use vector instructions.
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let (a_chunks, a_rest) = a.as_chunks::<8>();
+    let (b_chunks, b_rest) = b.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for (a, b) in a_chunks.iter().zip(b_chunks) {
+        for i in 0..8 {
+            sums[i] += a[i] * b[i];
+        }
+    }
+    sums.iter().sum::<f64>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f64>()
+}
+
+/// y += factor · x
+fn add_scaled(y: &mut [f64], factor: f64, x: &[f64]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += factor * x;
+    }
+}
+
+/// One head of one sequence, with the scores as a function.
+struct Scores<'a> {
+    problem: &'a Problem,
+    head: Head,
+}
+
+impl Scores<'_> {
+    fn allows(&self, i: usize, j: usize) -> bool {
+        self.problem.mask().allows(i, j, self.head.len)
+    }
+
+    /// The keys that query row `i` sees.
+    fn visible_keys(&self, i: usize) -> impl Iterator<Item = usize> {
+        (0..self.head.len.k).filter(move |&j| self.allows(i, j))
+    }
+
+    /// S_ij: scaled, then capped.
+    fn score(&self, i: usize, j: usize) -> f64 {
+        let scaled = self.problem.softmax_scale().natural() * dot(self.q(i), self.k(j));
+        self.softcap().map_or(scaled, |cap| cap.apply(scaled))
+    }
+
+    fn softcap(&self) -> Option<SoftCap> {
+        self.problem.softcap()
+    }
+
+    fn q(&self, i: usize) -> &[f64] {
+        row(&self.head.q, i)
+    }
+
+    fn k(&self, j: usize) -> &[f64] {
+        row(&self.head.k, j)
+    }
+
+    fn v(&self, j: usize) -> &[f64] {
+        row(&self.head.v, j)
+    }
+}
+
+/// Row `i` of a contiguous matrix.
+fn row(matrix: &ndarray::Array2<f64>, i: usize) -> &[f64] {
+    let width = matrix.ncols();
+    let elements = matrix.as_slice().expect("the crate's own matrices are in row-major order");
+    &elements[i * width..][..width]
+}

@@ -1,0 +1,230 @@
+//! dQ, dK and dV by the chain rule.
+//!
+//! With D_i = Σ_j P_ij dP_ij (= dO_i · O_i) and the soft cap's slope c'(S):
+//! dS_ij = P_ij (dP_ij − D_i) c'(S_ij), with respect to the scaled score before the cap.
+
+use fa3_types::TensorName;
+use ndarray::{Array1, Array2, ArrayView4};
+use rayon::prelude::*;
+
+use super::forward::forward_head;
+use super::{Scores, add_scaled, dot, row};
+use crate::inputs::{check_shape, gather};
+use crate::output::{GroupGradients, backward_groups};
+use crate::{Element, Gradients, InputError, Inputs};
+
+/// The backward pass for the output gradient `dout` (batch, seqlen_q, heads_q, head_dim_v).
+///
+/// # Errors
+/// [`InputError::Shape`] if `dout` does not have O's shape.
+pub fn backward<T: Element>(
+    inputs: &Inputs<'_, T>,
+    dout: ArrayView4<'_, T>,
+) -> Result<Gradients<f64>, InputError> {
+    each_head(inputs, dout, |gradient| gradient.values())
+}
+
+/// The sums of the absolute values of everything that [`backward`] adds up, dP_ij and D_i taken apart.
+///
+/// Where a row's softmax is nearly one-hot, dP_ij − D_i cancels and the gradient all but vanishes; what
+/// remains of an f32 computation is then rounding in proportion to these magnitudes, not to the gradient.
+///
+/// # Errors
+/// [`InputError::Shape`] if `dout` does not have O's shape.
+pub fn backward_magnitudes<T: Element>(
+    inputs: &Inputs<'_, T>,
+    dout: ArrayView4<'_, T>,
+) -> Result<Gradients<f64>, InputError> {
+    each_head(inputs, dout, |gradient| gradient.magnitudes())
+}
+
+fn each_head<T: Element>(
+    inputs: &Inputs<'_, T>,
+    dout: ArrayView4<'_, T>,
+    result: impl Fn(&Gradient<'_>) -> HeadGradients + Sync,
+) -> Result<Gradients<f64>, InputError> {
+    let problem = inputs.problem();
+    check_shape(TensorName::O, &dout, problem.o())?;
+    Ok(backward_groups(problem, |index, head_kv| {
+        let group = problem.heads().group_size();
+        let heads = (head_kv * group..(head_kv + 1) * group).map(|head_q| {
+            let scores = Scores { problem, head: inputs.head(index, head_q) };
+            result(&Gradient::new(scores, gather(&dout, problem.seqs_q(), index, head_q)))
+        });
+        sum_group(heads)
+    }))
+}
+
+/// dQ of each head; dK and dV summed over the heads that share K and V.
+fn sum_group(mut heads: impl Iterator<Item = HeadGradients>) -> GroupGradients<f64> {
+    let first = heads.next().expect("a group has at least one head");
+    let mut sum = GroupGradients { dq: vec![first.dq], dk: first.dk, dv: first.dv };
+    for head in heads {
+        sum.dq.push(head.dq);
+        sum.dk += &head.dk;
+        sum.dv += &head.dv;
+    }
+    sum
+}
+
+/// dQ, dK and dV of one query head.
+struct HeadGradients {
+    dq: Array2<f64>,
+    dk: Array2<f64>,
+    dv: Array2<f64>,
+}
+
+struct Gradient<'a> {
+    scores: Scores<'a>,
+    /// (seqlen_q, head_dim_v)
+    dout: Array2<f64>,
+    o: Array2<f64>,
+    lse: Array1<f64>,
+}
+
+impl Gradient<'_> {
+    fn new(scores: Scores<'_>, dout: Array2<f64>) -> Gradient<'_> {
+        let forward = forward_head(&scores);
+        Gradient { scores, dout, o: forward.o, lse: forward.lse }
+    }
+
+    fn values(&self) -> HeadGradients {
+        let delta: Vec<f64> = (0..self.o.nrows()).map(|i| dot(row(&self.dout, i), row(&self.o, i))).collect();
+        let head = &self.scores.head;
+        self.sum(&head.q, &head.k, &self.dout, |i, j| dot(row(&self.dout, i), self.scores.v(j)) - delta[i])
+    }
+
+    fn magnitudes(&self) -> HeadGradients {
+        let head = &self.scores.head;
+        let [q, k, v, o, dout] = [&head.q, &head.k, &head.v, &self.o, &self.dout].map(|x| x.mapv(f64::abs));
+        self.sum(&q, &k, &dout, |i, j| dot(row(&dout, i), row(&v, j)) + dot(row(&dout, i), row(&o, i)))
+    }
+
+    /// P_ij, and P_ij c'(S_ij): what dP_ij − D_i is multiplied by.
+    fn weights(&self, i: usize, j: usize) -> (f64, f64) {
+        if self.lse[i] == f64::NEG_INFINITY {
+            return (0.0, 0.0);
+        }
+        let score = self.scores.score(i, j);
+        let p = (score - self.lse[i]).exp();
+        (p, p * self.scores.softcap().map_or(1.0, |cap| cap.derivative(score)))
+    }
+
+    /// The three sums over visible pairs, where `difference(i, j)` is dP_ij − D_i.
+    fn sum(
+        &self,
+        q: &Array2<f64>,
+        k: &Array2<f64>,
+        dout: &Array2<f64>,
+        difference: impl Fn(usize, usize) -> f64 + Sync,
+    ) -> HeadGradients {
+        let scale = self.scores.problem.softmax_scale().natural();
+        let mut dq = Array2::zeros(q.dim());
+        rows_mut(&mut dq).enumerate().for_each(|(i, dq)| {
+            for j in self.scores.visible_keys(i) {
+                add_scaled(dq, scale * self.weights(i, j).1 * difference(i, j), row(k, j));
+            }
+        });
+        let mut dk = Array2::zeros(k.dim());
+        let mut dv = Array2::zeros(self.scores.head.v.dim());
+        rows_mut(&mut dk).zip(rows_mut(&mut dv)).enumerate().for_each(|(j, (dk, dv))| {
+            for i in (0..q.nrows()).filter(|&i| self.scores.allows(i, j)) {
+                let (p, weight) = self.weights(i, j);
+                add_scaled(dk, scale * weight * difference(i, j), row(q, i));
+                add_scaled(dv, p, row(dout, i));
+            }
+        });
+        HeadGradients { dq, dk, dv }
+    }
+}
+
+fn rows_mut(matrix: &mut Array2<f64>) -> impl IndexedParallelIterator<Item = &mut [f64]> {
+    let width = matrix.ncols();
+    matrix.as_slice_mut().expect("a new array is contiguous").par_chunks_mut(width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oracle::forward;
+    use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape};
+    use ndarray::Array4;
+
+    /// Fixed numbers around 0 that repeat nowhere.
+    fn values(shape: Shape, seed: f64) -> Array4<f64> {
+        let mut x = seed;
+        Array4::from_shape_simple_fn(shape.dims(), || {
+            x = (x * 997.0 + 0.123).fract();
+            2.0 * x - 1.0
+        })
+    }
+
+    /// φ = Σ dO ∘ O: its gradient is what `backward` computes.
+    fn phi(problem: &Problem, q: &Array4<f64>, k: &Array4<f64>, v: &Array4<f64>, dout: &Array4<f64>) -> f64 {
+        let inputs = Inputs::new(problem, q.view(), k.view(), v.view()).unwrap();
+        (&forward(&inputs).o * dout).sum()
+    }
+
+    fn check_against_differences(spec: ProblemSpec) {
+        let problem = spec.validate().unwrap();
+        let mut x =
+            [values(problem.q().shape, 0.1), values(problem.k().shape, 0.2), values(problem.v().shape, 0.3)];
+        let dout = values(problem.o().shape, 0.4);
+        let inputs = Inputs::new(&problem, x[0].view(), x[1].view(), x[2].view()).unwrap();
+        let Gradients { dq, dk, dv } = backward(&inputs, dout.view()).unwrap();
+        let h = 1e-5;
+        for (which, gradient) in [dq, dk, dv].into_iter().enumerate() {
+            for (at, &g) in gradient.indexed_iter() {
+                let mut phi_at = |step: f64| {
+                    x[which][at] += step;
+                    let phi = phi(&problem, &x[0], &x[1], &x[2], &dout);
+                    x[which][at] -= step;
+                    phi
+                };
+                let difference = (phi_at(h) - phi_at(-h)) / (2.0 * h);
+                assert!(
+                    (g - difference).abs() < 1e-8,
+                    "{problem}: input {which} at {at:?}: {g} and {difference}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_are_finite_differences() {
+        let q = Shape { batch: 2, seqlen: 3, heads: 2, head_dim: 4 };
+        let kv = Shape { batch: 2, seqlen: 4, heads: 1, head_dim: 4 };
+        let spec = || ProblemSpec::dense(Dtype::F32, q, kv);
+        check_against_differences(spec());
+        check_against_differences(spec().causal().head_dim_v(8));
+        check_against_differences(spec().softcap(0.7).softmax_scale(1.3));
+        check_against_differences(spec().mask(Mask::Window { left: Some(0), right: Some(1) }));
+    }
+
+    #[test]
+    fn magnitudes_bound_the_gradients_and_do_not_cancel() {
+        let q = Shape { batch: 1, seqlen: 3, heads: 2, head_dim: 4 };
+        let kv = Shape { seqlen: 1, heads: 1, ..q };
+        let problem = ProblemSpec::dense(Dtype::F32, q, kv).validate().unwrap();
+        let [x, k, v] = [values(q, 0.5), values(kv, 0.6), values(kv, 0.7)];
+        let inputs = Inputs::new(&problem, x.view(), k.view(), v.view()).unwrap();
+        let (gradient, magnitude) =
+            (backward(&inputs, x.view()).unwrap(), backward_magnitudes(&inputs, x.view()).unwrap());
+        // One key: P = 1 and O = V, so dP − D cancels and leaves no more than rounding of its two halves.
+        assert!(gradient.dq.iter().zip(&magnitude.dq).all(|(g, m)| g.abs() <= 1e-15 * m && *m > 1e-3));
+        assert!(gradient.dv.iter().zip(&magnitude.dv).all(|(g, m)| g.abs() <= *m));
+    }
+
+    #[test]
+    fn rows_without_keys_have_no_gradient() {
+        let q = Shape { batch: 1, seqlen: 3, heads: 1, head_dim: 4 };
+        let kv = Shape { seqlen: 1, ..q };
+        let problem = ProblemSpec::dense(Dtype::F32, q, kv).causal().validate().unwrap();
+        let [x, k] = [values(q, 0.5), values(kv, 0.6)];
+        let inputs = Inputs::new(&problem, x.view(), k.view(), k.view()).unwrap();
+        let gradients = backward(&inputs, x.view()).unwrap();
+        assert!(gradients.dq.iter().all(|&g| g == 0.0), "one key: P is 1 whatever Q is");
+        // Only the last row sees the key, with P = 1: dV is that row of dO.
+        assert_eq!(gradients.dv.as_slice().unwrap(), &x.as_slice().unwrap()[8..]);
+    }
+}

@@ -1,0 +1,124 @@
+//! O = softmax(S) V and LSE = ln Σ exp(S).
+
+use ndarray::{Array1, Array2};
+use rayon::prelude::*;
+
+use super::{Scores, add_scaled};
+use crate::output::{HeadForward, forward_heads};
+use crate::{Element, Forward, Inputs};
+
+/// The forward pass.
+pub fn forward<T: Element>(inputs: &Inputs<'_, T>) -> Forward<f64> {
+    let problem = inputs.problem();
+    forward_heads(problem, |index, head_q| {
+        let scores = Scores { problem, head: inputs.head(index, head_q) };
+        forward_head(&scores)
+    })
+}
+
+pub(super) fn forward_head(scores: &Scores<'_>) -> HeadForward<f64> {
+    let (rows, head_dim_v) = (scores.head.len.q, scores.head.v.ncols());
+    let mut o = Array2::zeros((rows, head_dim_v));
+    let elements = o.as_slice_mut().expect("a new array is contiguous");
+    let lse: Vec<f64> =
+        elements.par_chunks_mut(head_dim_v).enumerate().map(|(i, o)| forward_row(scores, i, o)).collect();
+    HeadForward { o, lse: Array1::from(lse) }
+}
+
+/// Adds row i of O to `o`, which is 0, and gives its LSE.
+fn forward_row(scores: &Scores<'_>, i: usize, o: &mut [f64]) -> f64 {
+    let row: Vec<(usize, f64)> = scores.visible_keys(i).map(|j| (j, scores.score(i, j))).collect();
+    let max = row.iter().map(|&(_, s)| s).fold(f64::NEG_INFINITY, f64::max); // f64::max drops NaN
+    if row.iter().all(|&(_, s)| s == f64::NEG_INFINITY) {
+        return f64::NEG_INFINITY;
+    }
+    let sum: f64 = row.iter().map(|&(_, s)| (s - max).exp()).sum();
+    for (j, s) in row {
+        add_scaled(o, (s - max).exp() / sum, scores.v(j));
+    }
+    max + sum.ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fa3_types::{Dtype, ProblemSpec, Shape};
+    use ndarray::{Array4, ArrayView1};
+
+    const SHAPE: Shape = Shape { batch: 1, seqlen: 2, heads: 1, head_dim: 4 };
+
+    fn rows(rows: [[f32; 4]; 2]) -> Array4<f32> {
+        Array4::from_shape_fn((1, 2, 1, 4), |(_, s, _, d)| rows[s][d])
+    }
+
+    fn run(spec: ProblemSpec, q: &Array4<f32>, k: &Array4<f32>, v: &Array4<f32>) -> Forward<f64> {
+        let problem = spec.validate().unwrap();
+        forward(&Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap())
+    }
+
+    fn spec() -> ProblemSpec {
+        ProblemSpec::dense(Dtype::F32, SHAPE, SHAPE)
+    }
+
+    fn o_row(out: &Forward<f64>, row: usize) -> ArrayView1<'_, f64> {
+        out.o.rows().into_iter().nth(row).unwrap()
+    }
+
+    #[test]
+    fn two_keys_by_hand() {
+        // scores of row 0: scale · (ln 3 / scale, 0) = (ln 3, 0), so P = (3/4, 1/4) and LSE = ln 4
+        let q = rows([[2.0, 0.0, 0.0, 0.0], [0.0; 4]]);
+        let k = rows([[3.0f32.ln(), 0.0, 0.0, 0.0], [0.0; 4]]);
+        let v = rows([[4.0, 8.0, 0.0, 1.0], [0.0, 4.0, 4.0, 1.0]]);
+        let out = run(spec(), &q, &k, &v);
+        let near = |x: f64, y: f64| (x - y).abs() < 1e-6;
+        assert!(
+            out.o.iter().zip([3.0, 7.0, 1.0, 1.0, 2.0, 6.0, 2.0, 1.0]).all(|(&x, y)| near(x, y)),
+            "{out:?}"
+        );
+        assert!(near(out.lse[[0, 0, 0]], 4.0f64.ln()) && near(out.lse[[0, 0, 1]], 2.0f64.ln()), "{out:?}");
+    }
+
+    #[test]
+    fn scale_and_cap() {
+        let q = rows([[1.0, 0.0, 0.0, 0.0], [0.0; 4]]);
+        let k = rows([[6.0, 0.0, 0.0, 0.0], [0.0; 4]]);
+        let scaled = run(spec().softmax_scale(0.25), &q, &k, &k);
+        assert!((scaled.lse[[0, 0, 0]] - (1.5f64.exp() + 1.0).ln()).abs() < 1e-14);
+        let capped = run(spec().softmax_scale(0.25).softcap(0.5), &q, &k, &k);
+        let score = 0.5 * 3.0f64.tanh();
+        assert!((capped.lse[[0, 0, 0]] - (score.exp() + 1.0).ln()).abs() < 1e-14);
+    }
+
+    #[test]
+    fn a_masked_key_cannot_reach_the_result() {
+        let q = rows([[1.0; 4], [1.0; 4]]);
+        let clean = rows([[0.5; 4], [0.25; 4]]);
+        let dirty = rows([[0.5; 4], [f32::NAN; 4]]);
+        let causal = run(spec().causal(), &q, &dirty, &dirty);
+        let expected = run(spec().causal(), &q, &clean, &clean);
+        assert_eq!(o_row(&causal, 0), o_row(&expected, 0));
+        assert_eq!(causal.lse[[0, 0, 0]], expected.lse[[0, 0, 0]]);
+        assert!(o_row(&causal, 1).iter().all(|x| x.is_nan()) && causal.lse[[0, 0, 1]].is_nan());
+    }
+
+    #[test]
+    fn a_row_without_keys_is_zero() {
+        let x = rows([[1.0; 4], [1.0; 4]]);
+        let k = Array4::from_elem((1, 1, 1, 4), 1.0);
+        let out =
+            run(ProblemSpec::dense(Dtype::F32, SHAPE, Shape { seqlen: 1, ..SHAPE }).causal(), &x, &k, &k);
+        assert_eq!(out.lse.as_slice().unwrap(), [f64::NEG_INFINITY, 2.0]);
+        assert_eq!(out.o.as_slice().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn scores_of_minus_infinity_make_an_empty_row() {
+        let minus_inf = rows([[f32::NEG_INFINITY; 4]; 2]);
+        let out = run(spec(), &rows([[1.0; 4]; 2]), &minus_inf, &rows([[1.0; 4]; 2]));
+        assert!(
+            out.lse.iter().all(|&x| x == f64::NEG_INFINITY) && out.o.iter().all(|&x| x == 0.0),
+            "{out:?}"
+        );
+    }
+}

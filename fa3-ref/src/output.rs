@@ -1,0 +1,101 @@
+//! Results, and how the heads' results are put together.
+
+use fa3_types::{Problem, Sequences};
+use ndarray::{Array1, Array2, Array3, Array4, Axis};
+use rayon::prelude::*;
+
+/// What the forward pass gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forward<F> {
+    /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows that
+    /// belong to no sequence.
+    pub o: Array4<F>,
+    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. -inf for such rows.
+    pub lse: Array3<F>,
+}
+
+/// What the backward pass gives, each of the shape of the tensor it is the gradient of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients<F> {
+    /// dQ (batch, seqlen_q, heads_q, head_dim).
+    pub dq: Array4<F>,
+    /// dK (batch, seqlen_k, heads_kv, head_dim), summed over the group's query heads.
+    pub dk: Array4<F>,
+    /// dV (batch, seqlen_k, heads_kv, head_dim_v), summed over the group's query heads.
+    pub dv: Array4<F>,
+}
+
+/// One head's forward result: O (seqlen_q, head_dim_v) and LSE (seqlen_q).
+pub(crate) struct HeadForward<F> {
+    pub(crate) o: Array2<F>,
+    pub(crate) lse: Array1<F>,
+}
+
+/// One key/value head's backward result; dQ of each query head of the group.
+pub(crate) struct GroupGradients<F> {
+    pub(crate) dq: Vec<Array2<F>>,
+    pub(crate) dk: Array2<F>,
+    pub(crate) dv: Array2<F>,
+}
+
+/// Runs `head(sequence, head_q)` for every head of every sequence in parallel and puts the results in place.
+pub(crate) fn forward_heads<F>(
+    problem: &Problem,
+    head: impl Fn(usize, usize) -> HeadForward<F> + Sync,
+) -> Forward<F>
+where
+    F: Copy + Default + Send + From<f32>,
+{
+    let heads = problem.heads().q();
+    let results: Vec<HeadForward<F>> =
+        (0..problem.batch() * heads).into_par_iter().map(|i| head(i / heads, i % heads)).collect();
+    let mut o = Array4::from_elem(problem.o().shape.dims(), F::default());
+    let mut lse = Array3::from_elem(problem.lse_shape(), F::from(f32::NEG_INFINITY));
+    for (i, result) in results.into_iter().enumerate() {
+        let (index, head) = (i / heads, i % heads);
+        put(&mut o, problem.seqs_q(), index, head, &result.o);
+        let (batch, first) = problem.seqs_q().start(index);
+        let rows = first..first + problem.seqs_q().len(index);
+        let mut lse_head = lse.index_axis_mut(Axis(0), batch);
+        lse_head.index_axis_mut(Axis(0), head).slice_axis_mut(Axis(0), rows.into()).assign(&result.lse);
+    }
+    Forward { o, lse }
+}
+
+/// Runs `group(sequence, head_kv)` for every key/value head of every sequence in parallel and puts the
+/// results in place.
+pub(crate) fn backward_groups<F>(
+    problem: &Problem,
+    group: impl Fn(usize, usize) -> GroupGradients<F> + Sync,
+) -> Gradients<F>
+where
+    F: Copy + Default + Send,
+{
+    let heads = problem.heads();
+    let results: Vec<GroupGradients<F>> = (0..problem.batch() * heads.kv())
+        .into_par_iter()
+        .map(|i| group(i / heads.kv(), i % heads.kv()))
+        .collect();
+    let zeros = |dims: [usize; 4]| Array4::from_elem(dims, F::default());
+    let mut dq = zeros(problem.q().shape.dims());
+    let mut dk = zeros(problem.k().shape.dims());
+    let mut dv = zeros(problem.v().shape.dims());
+    for (i, result) in results.into_iter().enumerate() {
+        let (index, head_kv) = (i / heads.kv(), i % heads.kv());
+        for (j, dq_head) in result.dq.iter().enumerate() {
+            let head_q = head_kv * heads.group_size() + j;
+            put(&mut dq, problem.seqs_q(), index, head_q, dq_head);
+        }
+        put(&mut dk, problem.seqs_k(), index, head_kv, &result.dk);
+        put(&mut dv, problem.seqs_k(), index, head_kv, &result.dv);
+    }
+    Gradients { dq, dk, dv }
+}
+
+/// Writes `rows` where head `head` of sequence `index` lies in `tensor`.
+fn put<F: Copy>(tensor: &mut Array4<F>, sequences: &Sequences, index: usize, head: usize, rows: &Array2<F>) {
+    let (batch, first) = sequences.start(index);
+    let place = (first..first + sequences.len(index)).into();
+    let mut tensor = tensor.index_axis_mut(Axis(0), batch);
+    tensor.index_axis_mut(Axis(1), head).slice_axis_mut(Axis(0), place).assign(rows);
+}

@@ -1,0 +1,188 @@
+//! Standard attention: scores and probabilities written out in the precision of the inputs, as a framework
+//! without a fused kernel does it (paper §2.3 and the baseline of its Table 3). Matrix products accumulate in
+//! f32, the softmax computes in f32, and every matrix that such a framework would write to memory is rounded.
+//!
+//! This is the baseline of the [error law](crate::law), so it is deliberately no better than it must be.
+
+use fa3_types::{Problem, TensorName};
+use ndarray::{Array1, Array2, ArrayView2, ArrayView4, Axis, Slice};
+use rayon::prelude::*;
+
+use crate::inputs::{Head32, check_shape, gather};
+use crate::output::{GroupGradients, HeadForward, backward_groups, forward_heads};
+use crate::{Element, Forward, Gradients, InputError, Inputs, Precision};
+
+/// Query rows whose scores are held at a time.
+const ROWS: usize = 256;
+
+/// The forward pass: S rounded, P rounded, O rounded; LSE in f32.
+pub fn forward<T: Element>(inputs: &Inputs<'_, T>, precision: Precision) -> Forward<f32> {
+    let problem = inputs.problem();
+    forward_heads(problem, |index, head_q| {
+        let head = inputs.head(index, head_q).to_f32();
+        let blocks: Vec<HeadForward<f32>> = (0..head.q.nrows().div_ceil(ROWS))
+            .into_par_iter()
+            .map(|block| {
+                let softmax = Softmax::of(problem, index, &head, block * ROWS, precision);
+                let o = softmax.p.dot(&head.v).mapv(|x| precision.round(x));
+                HeadForward { o, lse: softmax.lse }
+            })
+            .collect();
+        stack(blocks, head.v.ncols())
+    })
+}
+
+/// Row blocks of one head, one below the other.
+fn stack(blocks: Vec<HeadForward<f32>>, head_dim_v: usize) -> HeadForward<f32> {
+    let mut all = HeadForward { o: Array2::zeros((0, head_dim_v)), lse: Array1::zeros(0) };
+    for block in blocks {
+        all.o.append(Axis(0), block.o.view()).expect("every block has head_dim_v columns");
+        all.lse.append(Axis(0), block.lse.view()).expect("one-dimensional arrays stack");
+    }
+    all
+}
+
+/// The backward pass for the output gradient `dout` (batch, seqlen_q, heads_q, head_dim_v): P, dP and dS
+/// rounded, then the gradients. D = rowsum(dO ∘ O) with O as it was stored, rounded.
+///
+/// A framework's own softmax gradient takes D = rowsum(P ∘ dP) instead. Where a softmax is nearly one-hot that
+/// one is several times more accurate in 16 bits than anything that reads the stored O, as every fused kernel does.
+///
+/// # Errors
+/// [`InputError::Shape`] if `dout` does not have O's shape.
+pub fn backward<T: Element>(
+    inputs: &Inputs<'_, T>,
+    dout: ArrayView4<'_, T>,
+    precision: Precision,
+) -> Result<Gradients<f32>, InputError> {
+    let problem = inputs.problem();
+    check_shape(TensorName::O, &dout, problem.o())?;
+    let round = |matrix: Array2<f32>| matrix.mapv(|x| precision.round(x));
+    Ok(backward_groups(problem, |index, head_kv| {
+        let group_size = problem.heads().group_size();
+        let scale = problem.softmax_scale().natural() as f32;
+        let mut dq = Vec::new();
+        let mut dk = Array2::zeros((problem.seqs_k().len(index), problem.head_dim()));
+        let mut dv = Array2::zeros((problem.seqs_k().len(index), problem.head_dim_v()));
+        for head_q in head_kv * group_size..(head_kv + 1) * group_size {
+            let head = inputs.head(index, head_q).to_f32();
+            let dout = gather(&dout, problem.seqs_q(), index, head_q).mapv(|x| x as f32);
+            let Softmax { p, slope, .. } =
+                Softmax::of_rows(problem, index, &head, head.q.view(), 0, precision);
+            let dp = round(dout.dot(&head.v.t()));
+            let o = round(p.dot(&head.v));
+            let delta = (&dout * &o).sum_axis(Axis(1)).insert_axis(Axis(1));
+            let ds = round(&p * &(&dp - &delta) * slope * scale);
+            dq.push(round(ds.dot(&head.k)));
+            dk += &round(ds.t().dot(&head.q));
+            dv += &round(p.t().dot(&dout));
+        }
+        GroupGradients { dq, dk: round(dk), dv: round(dv) }
+    }))
+}
+
+/// The softmax of some rows.
+struct Softmax {
+    /// P (rows, seqlen_k), rounded.
+    p: Array2<f32>,
+    /// d capped score / d scaled score, (rows, seqlen_k).
+    slope: Array2<f32>,
+    /// (rows)
+    lse: Array1<f32>,
+}
+
+impl Softmax {
+    /// Up to [`ROWS`] rows from `first` on.
+    fn of(problem: &Problem, index: usize, head: &Head32, first: usize, precision: Precision) -> Softmax {
+        let end = head.q.nrows().min(first + ROWS);
+        let q = head.q.slice_axis(Axis(0), Slice::from(first..end));
+        Softmax::of_rows(problem, index, head, q, first, precision)
+    }
+
+    fn of_rows(
+        problem: &Problem,
+        index: usize,
+        head: &Head32,
+        q: ArrayView2<'_, f32>,
+        first: usize,
+        precision: Precision,
+    ) -> Softmax {
+        let (scale, len) = (problem.softmax_scale().natural() as f32, problem.lengths(index));
+        let mut p = q.dot(&head.k.t()); // S, unscaled
+        let mut slope = Array2::ones(p.dim());
+        for (((i, j), s), slope) in p.indexed_iter_mut().zip(&mut slope) {
+            *s = precision.round(*s) * scale;
+            if let Some(cap) = problem.softcap() {
+                *s = precision.round(cap.apply(f64::from(*s)) as f32);
+                *slope = cap.derivative(f64::from(*s)) as f32;
+            }
+            if !problem.mask().allows(first + i, j, len) {
+                *s = f32::NEG_INFINITY;
+            }
+        }
+        let mut lse = Array1::from_elem(q.nrows(), f32::NEG_INFINITY);
+        for (mut row, lse) in p.rows_mut().into_iter().zip(&mut lse) {
+            if row.iter().all(|&s| s == f32::NEG_INFINITY) {
+                row.fill(0.0);
+                continue;
+            }
+            let max = row.fold(f32::NEG_INFINITY, |max, &s| max.max(s));
+            row.mapv_inplace(|s| (s - max).exp());
+            let sum = row.sum();
+            row.mapv_inplace(|e| precision.round(e / sum));
+            *lse = max + sum.ln();
+        }
+        Softmax { p, slope, lse }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::norms::ErrorNorms;
+    use crate::oracle;
+    use fa3_types::{Dtype, ProblemSpec, Shape};
+    use half::f16;
+    use ndarray::Array4;
+
+    fn wave(shape: Shape, step: f32) -> Array4<f16> {
+        let mut x = 0.0;
+        Array4::from_shape_simple_fn(shape.dims(), || {
+            x += step;
+            f16::from_f32(2.0 * f32::sin(x))
+        })
+    }
+
+    #[test]
+    fn more_rounding_is_further_from_the_oracle_but_not_far() {
+        let q = Shape { batch: 1, seqlen: 300, heads: 2, head_dim: 32 };
+        let kv = Shape { heads: 1, seqlen: 200, ..q };
+        let problem = ProblemSpec::dense(Dtype::F16, q, kv).causal().softcap(5.0).validate().unwrap();
+        let (q, k, v) = (wave(q, 0.7), wave(kv, 0.9), wave(kv, 1.1));
+        let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
+        let exact = oracle::forward(&inputs);
+        let gradients = oracle::backward(&inputs, q.view()).unwrap();
+        let mut last = [0.0; 5];
+        for (precision, limit) in [(Precision::F32, 1e-4), (Precision::F16, 1e-2), (Precision::Bf16, 1e-1)] {
+            let plain = forward(&inputs, precision);
+            let back = backward(&inputs, q.view(), precision).unwrap();
+            let relative = |norms: ErrorNorms| norms.max / norms.max_expected;
+            let errors = [
+                relative(ErrorNorms::of(&plain.o, &exact.o)),
+                ErrorNorms::of(&plain.lse, &exact.lse).max,
+                relative(ErrorNorms::of(&back.dq, &gradients.dq)),
+                relative(ErrorNorms::of(&back.dk, &gradients.dk)),
+                relative(ErrorNorms::of(&back.dv, &gradients.dv)),
+            ];
+            for (error, last) in errors.iter().zip(last) {
+                assert!(*error > last && *error < limit, "{precision:?}: {errors:?}");
+            }
+            last = errors;
+        }
+        assert_eq!(
+            exact.lse.iter().filter(|&&l| l == f64::NEG_INFINITY).count(),
+            200,
+            "100 rows of 2 heads see no key"
+        );
+    }
+}

@@ -1,0 +1,84 @@
+//! What one CTA sees: a block Q_i of query rows, and K and V in blocks.
+
+use fa3_types::{Lengths, Problem};
+use ndarray::{Array2, ArrayView2, Axis, Slice};
+
+use super::Tiles;
+use super::softmax::ScoreUnit;
+use crate::Precision;
+use crate::inputs::Head32;
+
+pub(super) struct QueryTile<'a> {
+    problem: &'a Problem,
+    head: &'a Head32,
+    len: Lengths,
+    first_row: usize,
+    tiles: Tiles,
+    pub(super) unit: ScoreUnit,
+    pub(super) precision: Precision,
+}
+
+impl<'a> QueryTile<'a> {
+    /// Tile `i` of a head; the last one may have fewer than B_r rows.
+    pub(super) fn new(
+        problem: &'a Problem,
+        head: &'a Head32,
+        len: Lengths,
+        i: usize,
+        tiles: Tiles,
+        precision: Precision,
+    ) -> QueryTile<'a> {
+        let unit = ScoreUnit::of(problem);
+        QueryTile { problem, head, len, first_row: i * tiles.rows, tiles, unit, precision }
+    }
+
+    /// B_r, or what is left of it.
+    pub(super) fn rows(&self) -> usize {
+        self.tiles.rows.min(self.len.q - self.first_row)
+    }
+
+    pub(super) fn head_dim_v(&self) -> usize {
+        self.head.v.ncols()
+    }
+
+    /// T_c
+    pub(super) fn key_blocks(&self) -> usize {
+        self.len.k.div_ceil(self.tiles.keys)
+    }
+
+    pub(super) fn q(&self) -> ArrayView2<'a, f32> {
+        let rows = self.first_row..self.first_row + self.rows();
+        self.head.q.slice_axis(Axis(0), Slice::from(rows))
+    }
+
+    pub(super) fn k(&self, j: usize) -> ArrayView2<'a, f32> {
+        self.head.k.slice_axis(Axis(0), self.block(j))
+    }
+
+    pub(super) fn v(&self, j: usize) -> ArrayView2<'a, f32> {
+        self.head.v.slice_axis(Axis(0), self.block(j))
+    }
+
+    /// The keys of block `j`.
+    fn block(&self, j: usize) -> Slice {
+        let first = j * self.tiles.keys;
+        Slice::from(first..self.len.k.min(first + self.tiles.keys))
+    }
+
+    /// S = Q_i K_jᵀ in [`ScoreUnit`]s: capped, then -inf where the mask forbids.
+    pub(super) fn scores(&self, j: usize) -> Array2<f32> {
+        let mut s = self.q().dot(&self.k(j).t());
+        for ((row, key), s) in s.indexed_iter_mut() {
+            *s = match self.allows(row, j, key) {
+                true => self.unit.cap(*s),
+                false => f32::NEG_INFINITY,
+            };
+        }
+        s
+    }
+
+    /// Whether row `row` of the tile sees key `key` of block `j`.
+    pub(super) fn allows(&self, row: usize, j: usize, key: usize) -> bool {
+        self.problem.mask().allows(self.first_row + row, j * self.tiles.keys + key, self.len)
+    }
+}
