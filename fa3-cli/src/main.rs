@@ -1,0 +1,4 @@
+//! The `fa3` command.
+#![forbid(unsafe_code)]
+
+fn main() {}

@@ -1,0 +1,157 @@
+//! One attention call, as a builder.
+
+use fa3_types::{Mask, Problem, ProblemSpec, Sequences, Shape, Strides, TensorDesc};
+use ndarray::{Array3, Array4, ArrayView4};
+
+use crate::{Device, Error, Scalar, cpu};
+
+/// An attention call in the making: Q, K and V, and what is not default about it.
+///
+/// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
+/// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv). With
+/// [`Attention::packed`], batch is 1 and the sequences lie one after the other. The elements of a row must be contiguous
+/// and rows lie at multiples of 16 bytes; other strides are free, so that a transposed view works without a copy.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is computed before `forward`"]
+pub struct Attention<'a, T> {
+    q: ArrayView4<'a, T>,
+    k: ArrayView4<'a, T>,
+    v: ArrayView4<'a, T>,
+    cu_seqlens: Option<(&'a [i32], &'a [i32])>,
+    seqused_q: Option<&'a [i32]>,
+    seqused_k: Option<&'a [i32]>,
+    mask: Mask,
+    softmax_scale: Option<f64>,
+    softcap: Option<f64>,
+}
+
+/// What attention gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output<T> {
+    /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or belong to no sequence.
+    pub o: Array4<T>,
+    /// Natural log-sum-exp of the scores (batch, heads_q, seqlen_q). -inf in such rows.
+    pub lse: Array3<f32>,
+}
+
+impl<'a, T: Scalar> Attention<'a, T> {
+    /// Attention over all keys, scaled by 1/√head_dim.
+    pub fn new(q: ArrayView4<'a, T>, k: ArrayView4<'a, T>, v: ArrayView4<'a, T>) -> Attention<'a, T> {
+        Attention {
+            q,
+            k,
+            v,
+            cu_seqlens: None,
+            seqused_q: None,
+            seqused_k: None,
+            mask: Mask::None,
+            softmax_scale: None,
+            softcap: None,
+        }
+    }
+
+    /// Sets the mask.
+    pub fn mask(mut self, mask: Mask) -> Attention<'a, T> {
+        self.mask = mask;
+        self
+    }
+
+    /// Lets each query see the keys up to its own position, the last query standing at the last key.
+    pub fn causal(self) -> Attention<'a, T> {
+        self.mask(Mask::Causal)
+    }
+
+    /// Lets each query see `left` keys before its own position and `right` after it; `None` is unbounded.
+    pub fn window(self, left: Option<u32>, right: Option<u32>) -> Attention<'a, T> {
+        self.mask(Mask::Window { left, right })
+    }
+
+    /// Sets the factor on Q·Kᵀ.
+    pub fn softmax_scale(mut self, scale: f64) -> Attention<'a, T> {
+        self.softmax_scale = Some(scale);
+        self
+    }
+
+    /// Bounds scaled scores s to ±cap by cap · tanh(s / cap).
+    pub fn softcap(mut self, cap: f64) -> Attention<'a, T> {
+        self.softcap = Some(cap);
+        self
+    }
+
+    /// Takes the tensors as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
+    pub fn packed(mut self, cu_seqlens_q: &'a [i32], cu_seqlens_k: &'a [i32]) -> Attention<'a, T> {
+        self.cu_seqlens = Some((cu_seqlens_q, cu_seqlens_k));
+        self
+    }
+
+    /// Uses only the first `seqused[i]` query rows of sequence i.
+    pub fn seqused_q(mut self, seqused: &'a [i32]) -> Attention<'a, T> {
+        self.seqused_q = Some(seqused);
+        self
+    }
+
+    /// Uses only the first `seqused[i]` keys of sequence i.
+    pub fn seqused_k(mut self, seqused: &'a [i32]) -> Attention<'a, T> {
+        self.seqused_k = Some(seqused);
+        self
+    }
+
+    /// The problem, validated, with O contiguous.
+    ///
+    /// # Errors
+    /// [`Error::Problem`] with the first thing that is wrong.
+    pub fn problem(&self) -> Result<Problem, Error> {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(describe);
+        let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
+        let (seqs_q, seqs_k) = match self.cu_seqlens {
+            Some((cu_seqlens_q, cu_seqlens_k)) => {
+                (Sequences::packed(cu_seqlens_q)?, Sequences::packed(cu_seqlens_k)?)
+            }
+            None => (dense(q.shape), dense(k.shape)),
+        };
+        let spec = ProblemSpec {
+            q,
+            k,
+            v,
+            o: TensorDesc::contiguous(T::Output::DTYPE, o),
+            seqs_q: used(seqs_q, self.seqused_q)?,
+            seqs_k: used(seqs_k, self.seqused_k)?,
+            mask: self.mask,
+            softmax_scale: self.softmax_scale,
+            softcap: self.softcap,
+        };
+        Ok(spec.validate()?)
+    }
+
+    /// Computes O and LSE.
+    ///
+    /// # Errors
+    /// [`Error::Problem`] with the first thing that is wrong.
+    pub fn forward(&self, device: Device) -> Result<Output<T::Output>, Error> {
+        let problem = self.problem()?;
+        match device {
+            Device::Cpu => Ok(cpu::forward(&problem, [self.q, self.k, self.v])),
+        }
+    }
+}
+
+fn describe<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
+    let (batch, seqlen, heads, head_dim) = view.dim();
+    let strides: Vec<i64> = view.strides().iter().map(|&stride| stride as i64).collect();
+    TensorDesc {
+        dtype: T::DTYPE,
+        shape: Shape { batch, seqlen, heads, head_dim },
+        strides: Strides { batch: strides[0], seqlen: strides[1], heads: strides[2], head_dim: strides[3] },
+    }
+}
+
+fn dense(shape: Shape) -> Sequences {
+    Sequences::dense(shape.batch, shape.seqlen)
+}
+
+fn used(sequences: Sequences, seqused: Option<&[i32]>) -> Result<Sequences, Error> {
+    match seqused {
+        Some(seqused) => Ok(sequences.with_used(seqused)?),
+        None => Ok(sequences),
+    }
+}

@@ -1,0 +1,110 @@
+//! Attention on the CPU: Algorithm 1 of the paper (arXiv 2407.08608, §3.1) in f32, with matrix products by
+//! `matrixmultiply` (through ndarray) and a base-2 softmax between them.
+//!
+//! A job is one block of query rows of one head; jobs run in parallel. Key blocks that no row sees are skipped and
+//! those that every row sees are not masked, by the same KV ranges that the kernels use. Two limits are the kernels'
+//! too: a block's keys are multiplied whether a row sees them or not, so NaN in V, unlike NaN past a sequence's end,
+//! reaches every row of a tile that visits it.
+
+mod exp2;
+mod tile;
+
+use std::ops::Range;
+
+use fa3_types::Problem;
+use ndarray::{Array1, Array2, Array3, Array4, ArrayView4, Axis};
+use rayon::prelude::*;
+
+use crate::{Output, Scalar};
+use tile::KeyValue;
+
+/// Query rows a tile.
+const TILE_M: usize = 128;
+/// Keys a block: with head_dim 128, a block of K and one of V are 256 KB each, in reach of a core's L2 cache.
+const TILE_N: usize = 512;
+
+/// The forward pass. The views have the problem's shapes: both come from one [`crate::Attention`].
+pub(crate) fn forward<T: Scalar>(problem: &Problem, [q, k, v]: [ArrayView4<'_, T>; 3]) -> Output<T::Output> {
+    let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
+    let mut lse = Array3::from_elem(problem.lse_shape(), f32::NEG_INFINITY);
+    let heads = problem.heads();
+    for index in 0..problem.batch() {
+        let len = problem.lengths(index);
+        let [(batch_q, first_q), (batch_k, first_k)] =
+            [problem.seqs_q(), problem.seqs_k()].map(|s| s.start(index));
+        let keys = first_k..first_k + len.k;
+        let kv: Vec<KeyValue> = (0..heads.kv())
+            .into_par_iter()
+            .map(|head| KeyValue {
+                k: matrix(&k, batch_k, keys.clone(), head),
+                v: matrix(&v, batch_k, keys.clone(), head),
+            })
+            .collect();
+        let tiles = len.q.div_ceil(TILE_M);
+        let results: Vec<TileOutput<T::Output>> = (0..heads.q() * tiles)
+            .into_par_iter()
+            .map(|job| {
+                let (head, m_block) = (job / tiles, job % tiles);
+                let rows = m_block * TILE_M..len.q.min((m_block + 1) * TILE_M);
+                let q = matrix(&q, batch_q, first_q + rows.start..first_q + rows.end, head);
+                let (o, lse) = tile::attend(problem, len, m_block, q, &kv[heads.kv_head(head)]);
+                TileOutput { head, first_row: first_q + rows.start, o: o.mapv(T::Output::from_f32), lse }
+            })
+            .collect();
+        let (mut o, mut lse) = (o.index_axis_mut(Axis(0), batch_q), lse.index_axis_mut(Axis(0), batch_q));
+        for tile in results {
+            let rows = tile.first_row..tile.first_row + tile.lse.len();
+            o.index_axis_mut(Axis(1), tile.head).slice_axis_mut(Axis(0), rows.clone().into()).assign(&tile.o);
+            lse.index_axis_mut(Axis(0), tile.head).slice_axis_mut(Axis(0), rows.into()).assign(&tile.lse);
+        }
+    }
+    Output { o, lse }
+}
+
+/// A tile's result and where it belongs.
+struct TileOutput<T> {
+    head: usize,
+    first_row: usize,
+    o: Array2<T>,
+    lse: Array1<f32>,
+}
+
+/// Rows of one head, contiguous and in f32.
+fn matrix<T: Scalar>(
+    tensor: &ArrayView4<'_, T>,
+    batch: usize,
+    rows: Range<usize>,
+    head: usize,
+) -> Array2<f32> {
+    let tensor = tensor.index_axis(Axis(0), batch);
+    tensor.index_axis(Axis(1), head).slice_axis(Axis(0), rows.into()).mapv(T::to_f32)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Attention, Device};
+    use fa3_ref::law::ForwardLaw;
+    use fa3_ref::{Forward, Inputs, Precision};
+    use half::f16;
+    use ndarray::Array4;
+
+    /// Several tiles, several key blocks, some skipped, some masked, some not.
+    #[test]
+    fn a_large_causal_problem_obeys_the_error_law() {
+        let mut x = 0.0f32;
+        let mut wave = |heads, seqlen, step: f32| {
+            Array4::from_shape_simple_fn((1, seqlen, heads, 64), || {
+                x += step;
+                f16::from_f32(2.0 * x.sin())
+            })
+        };
+        let (q, k, v) = (wave(2, 300, 0.7), wave(1, 1300, 0.9), wave(1, 1300, 1.1));
+        let attention = Attention::new(q.view(), k.view(), v.view()).window(Some(700), Some(3)).softcap(8.0);
+        let output = attention.forward(Device::Cpu).unwrap();
+        let problem = attention.problem().unwrap();
+        let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
+        let forward = Forward { o: output.o.mapv(f16::to_f32), lse: output.lse };
+        let law = ForwardLaw::new(&inputs, Precision::F16);
+        law.check(&forward, "cargo test -p fa3 a_large_causal").unwrap();
+    }
+}

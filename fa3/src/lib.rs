@@ -1,0 +1,55 @@
+//! FlashAttention-3 for NVIDIA Hopper, in Rust.
+//!
+//! ```text
+//! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
+//! ```
+//!
+//! [`Attention`] says what to compute; [`Device`] says where. Today that is the CPU, for every dtype, mask and
+//! layout of [`types`]; the Hopper kernels come with the next releases and take the same call.
+//!
+//! ```
+//! use fa3::{Attention, Device};
+//! use half::bf16;
+//! use ndarray::Array4;
+//!
+//! // (batch, seqlen, heads, head_dim); two query heads share one key/value head
+//! let q = Array4::from_shape_fn((1, 100, 2, 64), |(_, s, h, d)| bf16::from_f32(((s + h + d) % 7) as f32));
+//! let k = Array4::from_shape_fn((1, 120, 1, 64), |(_, s, _, d)| bf16::from_f32(((s * d) % 5) as f32));
+//! let v = Array4::from_shape_fn((1, 120, 1, 64), |(_, s, _, d)| bf16::from_f32((s + d) as f32));
+//!
+//! let output = Attention::new(q.view(), k.view(), v.view()).causal().forward(Device::Cpu)?;
+//! assert_eq!(output.o.dim(), (1, 100, 2, 64));
+//! assert_eq!(output.lse.dim(), (1, 2, 100));
+//! # Ok::<(), fa3::Error>(())
+//! ```
+//!
+//! A problem that makes no sense is an error that says so, with the numbers:
+//!
+//! ```
+//! use fa3::{Attention, Device};
+//! use ndarray::Array4;
+//!
+//! let (q, k) = (Array4::<f32>::zeros((1, 8, 8, 64)), Array4::<f32>::zeros((1, 8, 3, 64)));
+//! let error = Attention::new(q.view(), k.view(), k.view()).forward(Device::Cpu).unwrap_err();
+//! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
+//! ```
+//!
+//! The layers below are re-exported: [`types`] (what a problem is), [`reference`](mod@reference) (the oracle and the error law),
+//! [`quant`] (FP8), [`sched`] (tiles, orders, plans).
+#![forbid(unsafe_code)]
+
+mod attention;
+mod cpu;
+mod device;
+mod error;
+mod scalar;
+
+pub use attention::{Attention, Output};
+pub use device::Device;
+pub use error::Error;
+pub use scalar::Scalar;
+
+pub use fa3_quant as quant;
+pub use fa3_ref as reference;
+pub use fa3_sched as sched;
+pub use fa3_types as types;

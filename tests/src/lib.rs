@@ -1,0 +1,2 @@
+//! The cross-crate suite.
+#![forbid(unsafe_code)]
