@@ -1,6 +1,7 @@
 //! Standard attention: scores and probabilities written out in the precision of the inputs, as a framework
 //! without a fused kernel does it (paper §2.3 and the baseline of its Table 3). Matrix products accumulate in
-//! f32, the softmax computes in f32, and every matrix that such a framework would write to memory is rounded.
+//! f32, the softmax computes in f32, and every matrix that such a framework writes to memory is rounded: Q Kᵀ, the
+//! scaled scores, the capped scores, P, O.
 //!
 //! This is the baseline of the [error law](crate::law), so it is deliberately no better than it must be.
 
@@ -15,7 +16,7 @@ use crate::{Element, Forward, Gradients, InputError, Inputs, Precision};
 /// Query rows whose scores are held at a time.
 const ROWS: usize = 256;
 
-/// The forward pass: S rounded, P rounded, O rounded; LSE in f32.
+/// The forward pass: O rounded; LSE in f32.
 pub fn forward<T: Element>(inputs: &Inputs<'_, T>, precision: Precision) -> Forward<f32> {
     let problem = inputs.problem();
     forward_heads(problem, |index, head_q| {
@@ -111,7 +112,7 @@ impl Softmax {
         let mut p = q.dot(&head.k.t()); // S, unscaled
         let mut slope = Array2::ones(p.dim());
         for (((i, j), s), slope) in p.indexed_iter_mut().zip(&mut slope) {
-            *s = precision.round(*s) * scale;
+            *s = precision.round(precision.round(*s) * scale);
             if let Some(cap) = problem.softcap() {
                 *s = precision.round(cap.apply(f64::from(*s)) as f32);
                 *slope = cap.derivative(f64::from(*s)) as f32;

@@ -95,7 +95,7 @@ impl TensorDesc {
 
     /// [`TensorDesc::extent`] in bytes.
     pub fn extent_bytes(&self) -> Bytes {
-        Bytes(self.extent().0.saturating_mul(self.dtype.bytes() as u64))
+        self.extent().bytes(self.dtype)
     }
 
     /// The dimensions outside the row with their extents and strides.

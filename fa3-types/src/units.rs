@@ -1,4 +1,4 @@
-//! Units that must not be mixed: a stride counts elements, a tensor map and an address count bytes.
+//! Units that must not be mixed: strides and offsets count elements, tensor maps and addresses count bytes.
 
 use std::fmt;
 
@@ -13,9 +13,10 @@ pub struct Elems(pub u64);
 pub struct Bytes(pub u64);
 
 impl Elems {
-    /// The bytes that this many elements of `dtype` take, or `None` past 2⁶⁴.
-    pub fn bytes(self, dtype: Dtype) -> Option<Bytes> {
-        self.0.checked_mul(dtype.bytes() as u64).map(Bytes)
+    /// The bytes that this many elements of `dtype` take. Saturating; a tensor of a valid problem has fewer
+    /// than 2⁶³.
+    pub fn bytes(self, dtype: Dtype) -> Bytes {
+        Bytes(self.0.saturating_mul(dtype.bytes() as u64))
     }
 }
 

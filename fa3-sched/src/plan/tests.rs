@@ -1,0 +1,345 @@
+//! Plans against the definition: every tile once, every visible pair of a query and a key once.
+
+use std::collections::HashMap;
+
+use fa3_types::{Dtype, ProblemSpec, Sequences, Shape};
+use proptest::prelude::*;
+
+use super::*;
+use crate::int::checked::Checked;
+use crate::{Inputs, certified_bound};
+
+const H100: Limits = Limits::h100_sxm();
+
+fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mask) -> Problem {
+    let q = Shape { batch, seqlen: seqlens.0, heads: heads.0, head_dim: 128 };
+    let kv = Shape { batch, seqlen: seqlens.1, heads: heads.1, head_dim: 128 };
+    ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).validate().unwrap()
+}
+
+fn packed(q: &[i32], k: &[i32], mask: Mask) -> Problem {
+    let seqs = |rows: &[i32]| Sequences::packed(rows).unwrap();
+    ProblemSpec::packed(Dtype::F16, (4, 4), 64, seqs(q), seqs(k)).mask(mask).validate().unwrap()
+}
+
+/// What a kernel would compute for tile `index` of `run`: the generic functions over checked integers.
+fn as_a_kernel(plan: &Plan, run: &Run<u32>, index: u32) -> Work {
+    let (run, tiling) = (run.map(Checked::from), plan.tiling.map(Checked::from));
+    let tile = run.decode(index.into());
+    let kv = tiling.kv_range(tile.m_block, run.lens);
+    let kv = kv.split(tile.split, FastDiv::new(plan.splits).map(Checked::from));
+    let [m_block, head, batch, split] = [tile.m_block, tile.head, tile.batch, tile.split].map(|n| n.0 as u32);
+    let [first, unmasked_first, unmasked_end, end] =
+        [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(|n| n.0 as u32);
+    let tile = Tile { m_block, head, batch, split };
+    Work { tile, kv: KvRange { first, unmasked_first, unmasked_end, end } }
+}
+
+/// Every tile once, none besides, and in them every visible pair once.
+fn covers(plan: &Plan) {
+    let problem = &plan.problem;
+    let group = problem.heads().group_size();
+    let pack = if plan.tiling.is_packed() { group } else { 1 };
+    let (tile_m, tile_n) = (plan.row.tile_m as usize, plan.row.tile_n as usize);
+    let mut visits: HashMap<(usize, usize, usize), Vec<KvRange<u32>>> = HashMap::new();
+    for (index, work) in plan.tiles().enumerate() {
+        assert_eq!(plan.tile(index as u32), Some(work));
+        let run = plan.runs.iter().rfind(|run| run.first_tile as usize <= index).unwrap();
+        assert_eq!(as_a_kernel(plan, run, index as u32), work);
+        let Tile { m_block, head, batch, .. } = work.tile;
+        visits.entry((batch as usize, head as usize, m_block as usize)).or_default().push(work.kv);
+    }
+    assert_eq!(plan.tile(plan.num_tiles), None);
+    for batch in 0..problem.batch() {
+        let len = problem.lengths(batch);
+        for m_block in 0..(len.q * pack).div_ceil(tile_m) {
+            let mut blocks = vec![0; len.k.div_ceil(tile_n)];
+            for head in 0..problem.heads().q() / pack {
+                let parts = visits.remove(&(batch, head, m_block)).expect("a tile is missing");
+                assert_eq!(parts.len(), plan.splits as usize);
+                let visited = parts.into_iter().flat_map(|kv| kv.first..kv.end);
+                visited.for_each(|block| blocks[block as usize] += 1);
+            }
+            let heads = problem.heads().q() / pack;
+            assert!(
+                blocks.iter().all(|&n| n == 0 || n == heads),
+                "every head's blocks are the same, each once"
+            );
+            let rows = m_block * tile_m..((m_block + 1) * tile_m).min(len.q * pack);
+            for (row, key) in rows.step_by(pack).flat_map(|row| (0..len.k).map(move |key| (row, key))) {
+                let visible = problem.mask().allows(row / pack, key, len);
+                assert!(!visible || blocks[key / tile_n] > 0, "row {row} misses key {key}");
+            }
+        }
+    }
+    assert!(visits.is_empty(), "tiles outside the problem");
+}
+
+#[test]
+fn the_talks_example() {
+    let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::None), &H100).unwrap();
+    assert_eq!((plan.num_tiles, plan.grid, plan.splits), (1024, 132, 1));
+    assert_eq!((plan.order, plan.scheduler), (Order::Linear, Scheduler::StaticPersistent));
+    let mut tiles = [0; 132];
+    plan.simulate().spans().iter().for_each(|span| tiles[span.cta as usize] += 1);
+    assert!(tiles.iter().all(|n| [7, 8].contains(n)));
+}
+
+#[test]
+fn causal_tiles_never_get_longer() {
+    let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
+    // K and V of a head have 2 MiB: all 32 fit a section.
+    assert_eq!(plan.order, Order::LongestFirst { section: 32, longest: Longest::Last });
+    let costs: Vec<u64> = plan.tiles().map(|work| work.cost()).collect();
+    assert!(costs.is_sorted_by(|a, b| a >= b));
+    assert!(plan.simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
+    // By hand: 32 heads of 1 + 2 + … + 32 blocks, of which one a tile lies on the diagonal.
+    assert_eq!(plan.cost(), Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 });
+}
+
+#[test]
+fn sections_are_even_and_keep_groups_together() {
+    // 8 KV heads of 8 MiB: 64 MiB. With 9 sequences of 8, sections of 8 KV heads are 32 query heads.
+    let plan = Plan::new(&dense(9, (16384, 16384), (32, 8), Mask::Causal), &H100).unwrap();
+    assert_eq!(plan.order, Order::LongestFirst { section: 32, longest: Longest::Last });
+    // 10 KV heads of which 8 fit: two sections of 5, not 8 and 2.
+    let plan = Plan::new(&dense(1, (16384, 16384), (10, 10), Mask::Causal), &H100).unwrap();
+    assert_eq!(plan.order, Order::LongestFirst { section: 5, longest: Longest::Last });
+}
+
+#[test]
+fn a_window_open_to_the_right_starts_at_the_first_tile() {
+    let mask = Mask::Window { left: Some(100), right: None };
+    let plan = Plan::new(&dense(1, (8192, 8192), (16, 16), mask), &H100).unwrap();
+    assert!(plan.tiles().map(|work| work.kv.blocks()).is_sorted_by(|a, b| a >= b));
+    assert_eq!(plan.tiles().next().unwrap().tile.m_block, 0);
+}
+
+#[test]
+fn decoding_packs_and_splits() {
+    let plan = Plan::new(&dense(1, (1, 65536), (64, 8), Mask::Causal), &H100).unwrap();
+    assert!(plan.tiling.is_packed());
+    assert_eq!((plan.row.tile_m, plan.row.threads()), (64, 256));
+    assert_eq!((plan.splits, plan.num_tiles, plan.scheduler), (14, 112, Scheduler::OneTile));
+    let rows = 64;
+    let Workspace { partial_o, partial_lse, counter } = plan.workspace;
+    assert_eq!((partial_o, partial_lse, counter), (14 * rows * 128 * 4, 14 * rows * 4, 0));
+    let one = Choices { splits: NonZeroU32::new(1), ..Choices::default() };
+    let plan = Plan::with(&plan.problem, &H100, &one).unwrap();
+    assert_eq!((plan.splits, plan.num_tiles, plan.workspace.total()), (1, 8, 0));
+
+    let shape = |seqlen| Shape { batch: 1, seqlen, heads: 1, head_dim: 192 };
+    let narrow = ProblemSpec::dense(Dtype::Bf16, shape(1), shape(65536)).head_dim_v(128);
+    let plan = Plan::new(&narrow.validate().unwrap(), &H100).unwrap();
+    assert_eq!(plan.workspace.partial_o, u64::from(plan.splits) * 128 * 4);
+}
+
+#[test]
+fn packing_can_be_asked_for_or_refused() {
+    let problem = dense(1, (70, 1000), (12, 4), Mask::None);
+    let with = |pack| Plan::with(&problem, &H100, &Choices { pack_gqa: pack, ..Choices::default() });
+    // 4 packed heads of 210 rows would take 8 tiles instead of 12, but groups of 3 do not fill 128 rows.
+    assert!(!with(None).unwrap().tiling.is_packed());
+    assert_eq!(with(Some(true)).unwrap_err(), PlanError::Packing { group: 3, tile_m: 128 });
+    let problem = dense(1, (4096, 4096), (16, 4), Mask::None);
+    let with = |pack| Plan::with(&problem, &H100, &Choices { pack_gqa: pack, ..Choices::default() }).unwrap();
+    assert!(!with(None).tiling.is_packed());
+    assert!(!with(Some(false)).tiling.is_packed());
+    assert!(with(Some(true)).tiling.is_packed());
+    covers(&with(Some(true)));
+}
+
+#[test]
+fn unequal_sequences_come_longest_first() {
+    let rows = [0, 300, 300, 1324, 1400];
+    let plan = Plan::new(&packed(&rows, &rows, Mask::Causal), &H100).unwrap();
+    let runs: Vec<_> = plan.runs.iter().map(|run| (run.first_batch, run.lens.q)).collect();
+    assert_eq!(runs, [(2, 1024), (0, 300), (3, 76)]);
+    covers(&plan);
+    let linear = Choices { order: Some(Order::Linear), ..Choices::default() };
+    let plan = Plan::with(&plan.problem, &H100, &linear).unwrap();
+    assert!(plan.runs.iter().map(|run| run.first_batch).eq([0, 2, 3]));
+    covers(&plan);
+    // Equal sequences are one run only if no other lies between them, not even an empty one.
+    let plan = Plan::new(&packed(&[0, 90, 90, 180, 270], &[0, 9, 18, 27, 36], Mask::None), &H100).unwrap();
+    assert!(plan.runs.iter().map(|run| run.first_batch).eq([0, 2]));
+    covers(&plan);
+}
+
+#[test]
+fn nothing_to_do_is_an_empty_plan() {
+    for problem in [
+        dense(0, (128, 128), (4, 4), Mask::Causal),
+        dense(3, (0, 128), (4, 2), Mask::None),
+        packed(&[0], &[0], Mask::None),
+        packed(&[0, 0, 0], &[0, 5, 9], Mask::Causal),
+    ] {
+        let plan = Plan::new(&problem, &H100).unwrap();
+        assert_eq!((plan.num_tiles, plan.grid, plan.tiles().count(), plan.cost().blocks), (0, 0, 0, 0));
+        assert_eq!((plan.simulate().length(), plan.tile(0)), (0, None));
+    }
+    // Queries without keys have tiles all the same: O is 0 there, and someone must write it.
+    let plan = Plan::new(&dense(2, (200, 0), (4, 4), Mask::Causal), &H100).unwrap();
+    assert_eq!((plan.num_tiles, plan.cost().blocks), (16, 0));
+}
+
+#[test]
+fn what_cannot_be_planned() {
+    let shape = Shape { batch: 1, seqlen: 64, heads: 1, head_dim: 64 };
+    let f32 = ProblemSpec::dense(Dtype::F32, shape, shape).validate().unwrap();
+    assert_eq!(Plan::new(&f32, &H100).unwrap_err(), PlanError::Dtype { dtype: Dtype::F32 });
+
+    let small = Limits { smem_bytes: 100 << 10, ..H100 };
+    let error = Plan::new(&dense(1, (4096, 4096), (8, 8), Mask::None), &small).unwrap_err();
+    assert_eq!(error, PlanError::SharedMemory { needed: (208 << 10) + 2048, available: 100 << 10 });
+
+    let many = dense(1 << 20, (1 << 20, 1), (1, 1), Mask::None);
+    let tiles = (1u128 << 20) * (1 << 13);
+    assert_eq!(Plan::new(&many, &H100).unwrap_err(), PlanError::Tiles { tiles, limit: TILE_LIMIT });
+
+    let large = Choices { splits: NonZeroU32::new(u32::MAX), ..Choices::default() };
+    let error =
+        Plan::with(&dense(1 << 20, (1, 1 << 20), (1 << 10, 1), Mask::None), &H100, &large).unwrap_err();
+    assert!(matches!(error, PlanError::Tiles { .. }), "{error}");
+
+    let row = TileRow::table().iter().find(|row| row.inputs == Inputs::E4m3).copied();
+    let error = Plan::with(&many, &H100, &Choices { row, ..Choices::default() }).unwrap_err();
+    assert_eq!(error, PlanError::HeadDim { dtype: Dtype::Bf16, head_dim: 128, head_dim_v: 128 });
+}
+
+#[test]
+fn the_largest_lengths_plan() {
+    let longest = i32::MAX as usize;
+    let plan = Plan::new(&dense(1, (longest, longest), (1, 1), Mask::Causal), &H100).unwrap();
+    let last = plan.tile(0).unwrap();
+    assert_eq!(last, as_a_kernel(&plan, &plan.runs[0], 0));
+    assert_eq!(last.tile.m_block as usize, longest.div_ceil(128) - 1);
+    assert_eq!(last.kv.end as usize, longest.div_ceil(176));
+    // The most rows of 8 heads that pack; with one more, row numbers do not fit 31 bits.
+    let most = (1 << 28) - 16;
+    let pack = Choices { pack_gqa: Some(true), ..Choices::default() };
+    let plan = Plan::with(&dense(1, (most, 1), (8, 1), Mask::Causal), &H100, &pack).unwrap();
+    let last = plan.tile(0).unwrap();
+    assert_eq!(last, as_a_kernel(&plan, &plan.runs[0], 0));
+    assert_eq!((plan.num_tiles, last.tile.m_block, last.kv.blocks()), ((1 << 24) - 1, (1 << 24) - 2, 1));
+    let error = Plan::with(&dense(1, (most + 1, 1), (8, 1), Mask::None), &H100, &pack).unwrap_err();
+    assert_eq!(error, PlanError::Packing { group: 8, tile_m: 128 });
+}
+
+#[test]
+fn a_plan_prints() {
+    let text = "\
+problem    bf16 batch 4 seqlen 4096 x 4096 heads 8/8 head_dim 128 mask causal scale 0.088388
+tile       128 x 128, 2 stages, P in registers, softmax under GEMM
+           square tiles waste least on the diagonal; ping-pong costs 1 %
+heads      8 of Q, 8 of K and V
+order      longest first, heads in sections of 32
+scheduler  dynamic persistent, 132 CTAs of 384 threads
+tiles      1024
+KV blocks  16896, 1024 of them masked, at most 32 a tile
+registers  168 at entry, then 24 a producer and 240 a consumer thread
+           160 of them hold S, P and O
+shared     162 KiB: Q 32, K 64, V 64, reserve 2
+workspace  4 bytes";
+    let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
+    assert_eq!(plan.to_string(), text);
+
+    let decode = Plan::new(&dense(1, (1, 65536), (64, 8), Mask::Causal), &H100).unwrap().to_string();
+    assert!(decode.contains("heads      64 of Q, 8 of K and V, groups packed into tiles"), "{decode}");
+    assert!(decode.contains("tiles      112, KV ranges in 14 parts"), "{decode}");
+    let rows = [0, 300, 8300];
+    let unequal = Plan::new(&packed(&rows, &rows, Mask::None), &H100).unwrap().to_string();
+    assert!(unequal.contains("tiles      176, 2 runs of sequences"), "{unequal}");
+    assert!(unequal.contains("scheduler  dynamic persistent"), "{unequal}");
+}
+
+prop_compose! {
+    fn sequences(batch: usize, longest: i32)(
+        lens in proptest::collection::vec(0..longest, batch),
+        used in proptest::option::of(proptest::collection::vec(0.0f64..1.1, batch)),
+        is_packed: bool,
+    ) -> Sequences {
+        let ends = std::iter::once(0).chain(lens.iter().scan(0, |end, len| { *end += len; Some(*end) }));
+        let capacity = lens.iter().max().map_or(0, |&len| len as usize);
+        let seqs = match is_packed {
+            true => Sequences::packed(&ends.collect::<Vec<_>>()).unwrap(),
+            false => Sequences::dense(batch, capacity),
+        };
+        let Some(used) = used else { return seqs };
+        let rows = |(i, share): (usize, f64)| (seqs.capacity(i) as f64 * share.min(1.0)) as i32;
+        let used: Vec<i32> = used.into_iter().enumerate().map(rows).collect();
+        seqs.with_used(&used).unwrap()
+    }
+}
+
+prop_compose! {
+    fn masks()(
+        kind in 0usize..3, left in proptest::option::of(0u32..300), right in proptest::option::of(0u32..300),
+    ) -> Mask {
+        [Mask::None, Mask::Causal, Mask::Window { left, right }][kind]
+    }
+}
+
+prop_compose! {
+    fn problems()(batch in 0usize..4)(
+        seqs_q in sequences(batch, 300),
+        seqs_k in sequences(batch, 500),
+        mask in masks(),
+        heads_kv in 1usize..4,
+        group in 1usize..9,
+        head_dims in (1usize..=16, 1usize..=16),
+        dtype in prop_oneof![Just(Dtype::F16), Just(Dtype::Bf16), Just(Dtype::E4m3)],
+    ) -> Problem {
+        let shape = |seqs: &Sequences, heads, head_dim| {
+            let rows = || (0..seqs.count()).map(|index| seqs.capacity(index));
+            let (batch, seqlen) = match seqs.is_packed() {
+                true => (1, rows().sum()),
+                false => (seqs.count(), rows().max().unwrap_or(0)),
+            };
+            Shape { batch, seqlen, heads, head_dim }
+        };
+        let (head_dim, head_dim_v) = (16 * head_dims.0, 16 * head_dims.1);
+        let q = shape(&seqs_q, heads_kv * group, head_dim);
+        let kv = shape(&seqs_k, heads_kv, head_dim);
+        let spec = ProblemSpec { seqs_q, seqs_k, ..ProblemSpec::dense(dtype, q, kv) };
+        spec.head_dim_v(head_dim_v).mask(mask).validate().unwrap()
+    }
+}
+
+proptest! {
+    #[test]
+    fn causal_tiles_of_one_section_never_get_longer(q in 1usize..3000, k in 0usize..3000, heads in 1usize..4) {
+        let order = Some(Order::LongestFirst { section: u32::MAX, longest: Longest::Last });
+        let choices = Choices { order, splits: NonZeroU32::new(1), ..Choices::default() };
+        let plan = Plan::with(&dense(2, (q, k), (heads, heads), Mask::Causal), &H100, &choices).unwrap();
+        prop_assert!(plan.tiles().map(|work| work.cost()).is_sorted_by(|a, b| a >= b));
+    }
+
+    #[test]
+    fn any_problem_plans_and_is_covered(problem in problems(), sms in 1u32..150, section_bytes in 0u64..1 << 20) {
+        let limits = Limits { sms: NonZeroU32::new(sms).unwrap(), section_bytes, ..H100 };
+        let plan = Plan::new(&problem, &limits).unwrap();
+        covers(&plan);
+        prop_assert!(plan.to_string().lines().count() > 8);
+        prop_assert_eq!(plan.simulate().spans().len(), plan.num_tiles as usize);
+        prop_assert!(plan.grid <= plan.num_tiles && (plan.grid > 0 || plan.num_tiles == 0));
+    }
+
+    #[test]
+    fn any_choice_is_covered(
+        problem in problems(), pack in proptest::option::of(any::<bool>()), splits in 1u32..6, section in 0u32..9,
+        linear: bool,
+    ) {
+        let longest = Longest::from(problem.mask());
+        let order = Some(if linear { Order::Linear } else { Order::LongestFirst { section, longest } });
+        let choices = Choices { pack_gqa: pack, splits: NonZeroU32::new(splits), order, ..Choices::default() };
+        match Plan::with(&problem, &H100, &choices) {
+            Ok(plan) => {
+                prop_assert_eq!((plan.splits, Some(plan.order)), (splits, order));
+                prop_assert!(pack.is_none_or(|pack| pack == plan.tiling.is_packed() || problem.heads().group_size() == 1));
+                covers(&plan);
+            }
+            Err(error) => prop_assert!(matches!(error, PlanError::Packing { .. }), "{error}"),
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Which keys a tile of queries must visit, and which of them need no mask.
+
+use fa3_types::Mask;
+
+use crate::{FastDiv, Int};
+
+/// Windows are clamped to this: a window that reaches 2³¹ − 1 keys reaches every key there can be.
+const WIDEST: u32 = i32::MAX as u32;
+
+/// The numbers of query and key rows of a sequence, each below 2³¹.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lens<T> {
+    /// Query rows.
+    pub q: T,
+    /// Key rows.
+    pub k: T,
+}
+
+/// A half-open interval `start .. end` of rows; empty if `end` is not above `start`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows<T> {
+    /// The first row.
+    pub start: T,
+    /// One past the last row.
+    pub end: T,
+}
+
+/// The KV blocks of a tile, `first .. end`, in three parts. A kernel walks them from the right:
+///
+/// ```text
+/// first ≤ unmasked_first ≤ unmasked_end ≤ end
+///   └─ masked ──┘└─ no mask ───┘└─ masked ─┘
+/// ```
+///
+/// Blocks of the middle part are visible to every row of the tile in full. The others cross an edge of the
+/// mask or the end of the keys. No block of the range is invisible to all rows, and no block outside is
+/// visible to any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvRange<T> {
+    /// The first block.
+    pub first: T,
+    /// The first block of the middle part.
+    pub unmasked_first: T,
+    /// One past the last block of the middle part.
+    pub unmasked_end: T,
+    /// One past the last block.
+    pub end: T,
+}
+
+/// How the attention matrix of one head is cut into tiles and blocks.
+///
+/// Rows of a tile are query positions, or, if query heads are packed, pairs of a query position and a head
+/// of the group, the head running fastest: row r is position ⌊r / group⌋, head r mod group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiling<T> {
+    tile_m: T,
+    tile_n: FastDiv<T>,
+    group: FastDiv<T>,
+    packed: bool,
+    left: Option<T>,
+    right: Option<T>,
+}
+
+impl Tiling<u32> {
+    /// Tiles of `tile_m` rows, blocks of `tile_n` keys, `group` query heads for each KV head, which share a
+    /// tile if `packed`.
+    ///
+    /// # Panics
+    /// If `tile_n` or `group` is 0.
+    pub fn new(tile_m: u32, tile_n: u32, group: u32, packed: bool, mask: Mask) -> Tiling<u32> {
+        let (left, right) = mask.reach();
+        Tiling {
+            tile_m,
+            tile_n: FastDiv::new(tile_n),
+            group: FastDiv::new(group),
+            packed,
+            left: left.map(|keys| keys.min(WIDEST)),
+            right: right.map(|keys| keys.min(WIDEST)),
+        }
+    }
+
+    /// The same tiling with `f` applied to each of its numbers in a fixed order: see [`FastDiv::map`].
+    pub fn map<U>(self, mut f: impl FnMut(u32) -> U) -> Tiling<U> {
+        Tiling {
+            tile_m: f(self.tile_m),
+            tile_n: self.tile_n.map(&mut f),
+            group: self.group.map(&mut f),
+            packed: self.packed,
+            left: self.left.map(&mut f),
+            right: self.right.map(&mut f),
+        }
+    }
+}
+
+impl<T: Int> Tiling<T> {
+    /// Whether the query heads of a group share a tile.
+    pub fn is_packed(&self) -> bool {
+        self.packed
+    }
+
+    /// The KV head of a tile's head.
+    pub fn kv_head(&self, head: T) -> T {
+        if self.packed { head } else { self.group.quotient(head) }
+    }
+
+    /// (query position, head within the group) of `row`, counted from the sequence's first row. The head is
+    /// 0 unless packed.
+    pub fn unpack(&self, row: T) -> (T, T) {
+        if self.packed { self.group.div_rem(row) } else { (row, row.lit(0)) }
+    }
+
+    /// The query positions of tile `m_block`, cut off at the sequence's end.
+    pub fn positions(&self, m_block: T, seqlen_q: T) -> Rows<T> {
+        let start = m_block * self.tile_m;
+        let end = start + self.tile_m;
+        let (start, end) =
+            if self.packed { (self.group.quotient(start), self.group.div_ceil(end)) } else { (start, end) };
+        Rows { start: start.at_most(seqlen_q), end: end.at_most(seqlen_q) }
+    }
+
+    /// The keys that query `position` may see: [`Mask::allows`] as an interval. Measured from the ends, where
+    /// the bottom-right alignment puts its origin, so that nothing falls below zero on the way.
+    pub fn keys(&self, position: T, len: Lens<T>) -> Rows<T> {
+        let to_end = len.q.sub_sat(position);
+        let start = match self.left {
+            None => position.lit(0),
+            Some(left) => len.k.sub_sat(to_end + left),
+        };
+        let end = match self.right {
+            None => len.k,
+            Some(right) => (len.k + right + position.lit(1)).sub_sat(to_end).at_most(len.k),
+        };
+        Rows { start, end }
+    }
+
+    /// The KV blocks of tile `m_block`; empty if the tile lies past the sequence's end.
+    pub fn kv_range(&self, m_block: T, len: Lens<T>) -> KvRange<T> {
+        let (zero, one) = (m_block.lit(0), m_block.lit(1));
+        let tile = self.positions(m_block, len.q);
+        // Both ends of a row's keys grow with its position, so that the first and the last row tell all.
+        let top = self.keys(tile.start, len);
+        let bottom = self.keys(tile.end.sub_sat(one), len);
+        let end = T::select(tile.start.lt(tile.end), self.tile_n.div_ceil(bottom.end), zero);
+        let first = self.tile_n.quotient(top.start).at_most(end);
+        let unmasked_first = self.tile_n.div_ceil(bottom.start).at_least(first).at_most(end);
+        let unmasked_end = self.tile_n.quotient(top.end).at_least(unmasked_first).at_most(end);
+        KvRange { first, unmasked_first, unmasked_end, end }
+    }
+}
+
+impl<T: Int> KvRange<T> {
+    /// Number of blocks.
+    pub fn blocks(&self) -> T {
+        self.end.sub_sat(self.first)
+    }
+
+    /// Number of blocks whose elements need masking.
+    pub fn masked_blocks(&self) -> T {
+        self.blocks().sub_sat(self.unmasked_end.sub_sat(self.unmasked_first))
+    }
+
+    /// The part of number `split` when the blocks are dealt out to `splits` in order, as evenly as possible:
+    /// the first (blocks mod splits) parts have one block more. Parts may be empty.
+    pub fn split(&self, split: T, splits: FastDiv<T>) -> KvRange<T> {
+        let (each, rest) = splits.div_rem(self.blocks());
+        let first = self.first + split * each + split.at_most(rest);
+        let end = first + each + T::select(split.lt(rest), split.lit(1), split.lit(0));
+        let unmasked_first = self.unmasked_first.at_least(first).at_most(end);
+        let unmasked_end = self.unmasked_end.at_least(unmasked_first).at_most(end);
+        KvRange { first, unmasked_first, unmasked_end, end }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::int::checked::Checked;
+    use fa3_types::Lengths;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Copy, Debug)]
+    struct Case {
+        q: u32,
+        k: u32,
+        tile_m: u32,
+        tile_n: u32,
+        group: u32,
+        packed: bool,
+        mask: Mask,
+    }
+
+    impl Case {
+        fn allows(self, position: u32, key: u32) -> bool {
+            let len = Lengths { q: self.q as usize, k: self.k as usize };
+            self.mask.allows(position as usize, key as usize, len)
+        }
+
+        /// The definition: the keys that some row, or every row, of the tile may see.
+        fn check(self, m_block: u32) {
+            let tiling = Tiling::new(self.tile_m, self.tile_n, self.group, self.packed, self.mask);
+            let lens = Lens { q: self.q, k: self.k };
+            let range = tiling.kv_range(m_block, lens);
+            let KvRange { first, unmasked_first, unmasked_end, end } = range;
+            let checked = tiling.map(Checked::from).kv_range(
+                Checked::from(m_block),
+                Lens { q: Checked::from(self.q), k: Checked::from(self.k) },
+            );
+            let same = [checked.first, checked.unmasked_first, checked.unmasked_end, checked.end];
+            assert_eq!(same.map(|n| n.0), [first, unmasked_first, unmasked_end, end].map(u64::from));
+
+            let rows = self.q * if self.packed { self.group } else { 1 };
+            let tile = (m_block * self.tile_m..(m_block + 1) * self.tile_m).filter(|&row| row < rows);
+            let positions: Vec<u32> =
+                tile.map(|row| if self.packed { row / self.group } else { row }).collect();
+            let cut = tiling.positions(m_block, self.q);
+            let expected = positions.first().map(|&start| (start, positions[positions.len() - 1] + 1));
+            assert_eq!(Some((cut.start, cut.end)).filter(|(start, end)| start < end), expected, "{self:?}");
+
+            assert!(first <= unmasked_first && unmasked_first <= unmasked_end && unmasked_end <= end);
+            for block in 0..self.k.div_ceil(self.tile_n) + 2 {
+                let keys = block * self.tile_n..(block + 1) * self.tile_n;
+                let seen = positions.iter().any(|&p| keys.clone().any(|key| self.allows(p, key)));
+                assert_eq!(
+                    (first..end).contains(&block),
+                    seen,
+                    "block {block} of {range:?}, {self:?} {m_block}"
+                );
+                let full = seen && positions.iter().all(|&p| keys.clone().all(|key| self.allows(p, key)));
+                let unmasked = (unmasked_first..unmasked_end).contains(&block);
+                assert_eq!(unmasked, full, "block {block} of {range:?}, {self:?} {m_block}");
+            }
+        }
+
+        fn check_all(self) {
+            let rows = self.q * if self.packed { self.group } else { 1 };
+            (0..rows.div_ceil(self.tile_m) + 2).for_each(|m_block| self.check(m_block));
+        }
+    }
+
+    fn masks() -> Vec<Mask> {
+        let sizes = || (0..=5).map(Some).chain([None]);
+        let windows = sizes().flat_map(|left| sizes().map(move |right| Mask::Window { left, right }));
+        windows.chain([Mask::None, Mask::Causal]).collect()
+    }
+
+    #[test]
+    fn every_small_range_is_what_the_mask_allows() {
+        for mask in masks() {
+            for (q, k) in (0..=12).flat_map(|q| (0..=12).map(move |k| (q, k))) {
+                for (tile_m, tile_n) in (1..=5).flat_map(|m| (1..=5).map(move |n| (m, n))) {
+                    let case = Case { q, k, tile_m, tile_n, group: 1, packed: false, mask };
+                    case.check_all();
+                    for group in 2..=4 {
+                        Case { group, packed: true, ..case }.check_all();
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_keys_are_what_the_mask_allows() {
+        for mask in masks() {
+            for (q, k) in (0..=12).flat_map(|q| (0..=12).map(move |k| (q, k))) {
+                let case = Case { q, k, tile_m: 1, tile_n: 1, group: 1, packed: false, mask };
+                let tiling = Tiling::new(1, 1, 1, false, mask);
+                for position in 0..q {
+                    let keys = tiling.keys(position, Lens { q, k });
+                    for key in 0..=k + 1 {
+                        let inside = (keys.start..keys.end).contains(&key);
+                        assert_eq!(inside, case.allows(position, key), "{case:?} {position} {key}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lengths and windows at the end of their range: exact 128-bit arithmetic against 32 bits.
+    #[test]
+    fn the_largest_numbers_do_not_overflow() {
+        let top = i32::MAX as u32;
+        let sizes = [None, Some(0), Some(1), Some(1 << 20), Some(top - 1), Some(top), Some(u32::MAX)];
+        for mask in sizes.iter().flat_map(|&left| sizes.map(|right| Mask::Window { left, right })) {
+            let tiling = Tiling::new(192, 176, 8, false, mask);
+            for (q, k) in [1, 1000, top - 1, top].iter().flat_map(|&q| [0, 1, top].map(|k| (q, k))) {
+                let lens = Lens { q: Checked::from(q), k: Checked::from(k) };
+                let last = q.div_ceil(192) - 1;
+                for m_block in [0, last / 2, last] {
+                    tiling.map(Checked::from).kv_range(m_block.into(), lens);
+                    let position = m_block * 192;
+                    let keys = tiling.map(Checked::from).keys(position.into(), lens);
+                    let stands = i128::from(position) + i128::from(k) - i128::from(q);
+                    let bounded = |key: i128| key.clamp(0, k.into()) as u64;
+                    let (left, right) = mask.reach();
+                    let start = left.map_or(0, |left| bounded(stands - i128::from(left)));
+                    let end = right.map_or(k.into(), |right| bounded(stands + i128::from(right) + 1));
+                    assert_eq!((keys.start.0, keys.end.0), (start, end), "{mask} {q} {k} {position}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packed_rows_and_kv_heads() {
+        let packed = Tiling::new(128, 64, 3, true, Mask::None);
+        assert_eq!((packed.unpack(7), packed.kv_head(5)), ((2, 1), 5));
+        let plain = Tiling::new(128, 64, 3, false, Mask::None);
+        assert_eq!((plain.unpack(7), plain.kv_head(5)), ((7, 0), 1));
+    }
+
+    /// Parts of a range are disjoint, complete, in order, equal but for one block, and no part calls a block
+    /// unmasked that the whole does not, or the other way round.
+    #[test]
+    fn splits_are_a_partition() {
+        for (first, blocks, splits) in
+            (0..3u32).flat_map(|f| (0..14u32).flat_map(move |n| (1..9u32).map(move |s| (f, n, s))))
+        {
+            let end = first + blocks;
+            for (a, b) in (first..=end).flat_map(|a| (a..=end).map(move |b| (a, b))) {
+                let whole = KvRange { first, unmasked_first: a, unmasked_end: b, end };
+                let parts: Vec<_> = (0..splits).map(|s| whole.split(s, FastDiv::new(splits))).collect();
+                assert_eq!((parts[0].first, parts[parts.len() - 1].end), (first, end));
+                assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].first));
+                let sizes = || parts.iter().map(KvRange::blocks);
+                assert!(sizes().max().unwrap() - sizes().min().unwrap() <= 1);
+                for part in &parts {
+                    let whole_unmasked = (part.first..part.end).filter(|block| (a..b).contains(block));
+                    assert!(whole_unmasked.eq(part.unmasked_first..part.unmasked_end), "{whole:?} {part:?}");
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_range_is_what_the_mask_allows(
+            q in 0u32..90, k in 0u32..90, tile_m in 1u32..40, tile_n in 1u32..40, group in 1u32..9, packed: bool,
+            left in proptest::option::of(0u32..100), right in proptest::option::of(0u32..100),
+        ) {
+            let mask = Mask::Window { left, right };
+            Case { q, k, tile_m, tile_n, group, packed, mask }.check_all();
+        }
+    }
+}
