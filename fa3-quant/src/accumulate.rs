@@ -1,0 +1,380 @@
+//! How sums of e4m3 products are accumulated: Hopper's tensor cores, bit by bit.
+
+use std::ops::Range;
+
+use crate::E4m3;
+
+/// Where the sums of FP8 attention are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Accumulation {
+    /// One float multiply-add after the other: what the tensor core is often taken for.
+    Fp32,
+    /// In the tensor core's accumulator for the whole row, as FlashAttention-3 has it.
+    OneLevel,
+    /// P·V in the tensor core's accumulator for `keys` keys at a time (and never across key blocks), then
+    /// added to float registers.
+    TwoLevel {
+        /// Keys between two additions, a multiple of [`Accumulation::DEPTH`].
+        keys: usize,
+    },
+}
+
+impl Accumulation {
+    /// Products that one tensor-core instruction sums: the k of `wgmma.m64nNk32`.
+    pub const DEPTH: usize = 32;
+
+    /// d ← d + a · B over the indices `k`, chained through d [`Accumulation::DEPTH`] indices at a time.
+    ///
+    /// `Fp32` rounds to nearest after every product. The others are the tensor core, which sums d and 32
+    /// products at once, as measured by MMA-Sim (arXiv 2511.10909) and by Khattak and Mikaitis (arXiv
+    /// 2512.07004):
+    ///
+    /// 1. An addend's exponent is the sum of its factors' exponents, so that its significand lies in [0, 4);
+    ///    the exponent of d is its own, and zero has exponent −126. Let e be the largest.
+    /// 2. Every addend is truncated toward zero to a multiple of 2^(e − 13).
+    /// 3. The exact sum of those is truncated toward zero to 13 fraction bits.
+    ///
+    /// A NaN gives the NaN 0x7FFFFFFF, a zero sum +0.
+    ///
+    /// # Panics
+    /// If `k` reaches beyond a or B, or d has not one entry for each column of B.
+    pub fn chain(self, a: &Row, b: &Operand, k: Range<usize>, d: &mut [f32]) {
+        assert_eq!(d.len(), b.columns, "d has another number of columns than b");
+        let step: fn(&[f32], &[i16], Tile<'_>, &mut Lanes<f32>) = match self {
+            Accumulation::Fp32 => multiply_add,
+            Accumulation::OneLevel | Accumulation::TwoLevel { .. } => fused_dot_add,
+        };
+        for first in k.clone().step_by(Self::DEPTH) {
+            let depth = first..k.end.min(first + Self::DEPTH);
+            let (values, exponents) = (&a.values[depth.clone()], &a.exponents[depth.clone()]);
+            for (i, chunk) in d.chunks_mut(LANES).enumerate() {
+                let mut lanes = [0.0; LANES];
+                lanes[..chunk.len()].copy_from_slice(chunk);
+                step(values, exponents, b.tile(depth.clone(), i * LANES), &mut lanes);
+                chunk.copy_from_slice(&lanes[..chunk.len()]);
+            }
+        }
+    }
+}
+
+/// One row of the left factor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    values: Vec<f32>,
+    exponents: Vec<i16>,
+}
+
+impl Row {
+    /// The row of these numbers.
+    pub fn new(codes: impl IntoIterator<Item = E4m3>) -> Row {
+        Row::of_values(codes.into_iter().map(E4m3::to_f32).collect())
+    }
+
+    /// The row of these values, each an e4m3 number.
+    pub(crate) fn of_values(values: Vec<f32>) -> Row {
+        let exponents = values.iter().map(|&x| exponent(x)).collect();
+        Row { values, exponents }
+    }
+}
+
+/// The right factor B, row by row, prepared for [`Accumulation::chain`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operand {
+    rows: usize,
+    columns: usize,
+    /// `columns` rounded up to a multiple of the lanes; the rest is zero.
+    stride: usize,
+    values: Vec<f32>,
+    exponents: Vec<i16>,
+}
+
+impl Operand {
+    /// The matrix of `rows` × `columns` numbers that `code(row, column)` gives.
+    pub fn new(rows: usize, columns: usize, code: impl Fn(usize, usize) -> E4m3) -> Operand {
+        let stride = columns.next_multiple_of(LANES);
+        let mut values = vec![0.0; rows * stride];
+        for row in 0..rows {
+            let place = &mut values[row * stride..][..columns];
+            place.iter_mut().enumerate().for_each(|(column, x)| *x = code(row, column).to_f32());
+        }
+        let exponents = values.iter().map(|&x| exponent(x)).collect();
+        Operand { rows, columns, stride, values, exponents }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The rows `k` of the columns from `column` on.
+    fn tile(&self, k: Range<usize>, column: usize) -> Tile<'_> {
+        let place = k.start * self.stride + column..k.end * self.stride;
+        Tile { stride: self.stride, values: &self.values[place.clone()], exponents: &self.exponents[place] }
+    }
+}
+
+/// Columns that are computed together: enough for the compiler to make vector code, few enough for registers.
+const LANES: usize = 16;
+type Lanes<T> = [T; LANES];
+
+/// LANES columns of an operand, whose rows lie `stride` apart.
+#[derive(Clone, Copy)]
+struct Tile<'a> {
+    stride: usize,
+    values: &'a [f32],
+    exponents: &'a [i16],
+}
+
+impl<'a> Tile<'a> {
+    /// The first LANES of each row of `numbers`.
+    fn rows<T>(self, numbers: &'a [T]) -> impl Iterator<Item = &'a Lanes<T>> {
+        numbers.chunks(self.stride).filter_map(|row| row.first_chunk())
+    }
+}
+
+/// The exponent that stands for a factor of zero: any product with it lies below all others.
+const ZERO: i16 = -1000;
+/// No product of finite numbers other than zero has an exponent below: 2 · −6.
+const SMALLEST: i16 = -12;
+/// Fraction bits that the tensor core keeps of e4m3 products.
+const FRACTION_BITS: i32 = 13;
+/// All products vanish beside an addend of this exponent or more: theirs are at most 16, their significands
+/// below 2².
+const DOMINANT: i32 = 16 + 2 + FRACTION_BITS;
+const SIGN: u32 = 1 << 31;
+
+/// The exponent of an e4m3 number: that of ±1.mmm · 2^e, or −6 if subnormal.
+fn exponent(x: f32) -> i16 {
+    let field = (x.to_bits() >> 23 & 0xFF) as i16;
+    if x == 0.0 { ZERO } else { (field - 127).max(-6) }
+}
+
+/// d ← d + Σ a_k b_k in float arithmetic. Products of e4m3 numbers are exact in float, so that this is a
+/// chain of fused multiply-adds.
+fn multiply_add(a: &[f32], _: &[i16], b: Tile<'_>, d: &mut Lanes<f32>) {
+    for (&a, b) in a.iter().zip(b.rows(b.values)) {
+        for (d, &b) in d.iter_mut().zip(b) {
+            *d += a * b;
+        }
+    }
+}
+
+/// d ← d + Σ a_k b_k as one instruction of the tensor core computes it: see [`Accumulation::chain`].
+///
+/// With q = 2^(e − 13), truncation to multiples of q and the sum are one float addition a product: to a sum
+/// kept at 1.5 · 2²³ q, whose last bit is worth q, is added the product moved toward zero by (½ − 2⁻⁹) q, and
+/// what is rounded to the nearest then is what truncation leaves. This is exact. A product's significand has
+/// 8 bits, so that a product above q is a multiple of 2⁻⁷ q: moved, it still fits in a float, and lies off
+/// every tie, as does a smaller one. The sum of 33 addends below 4 · 2¹³ q never reaches 2²² q, where the
+/// last bit would change its worth.
+fn fused_dot_add(a: &[f32], a_exponents: &[i16], b: Tile<'_>, d: &mut Lanes<f32>) {
+    let mut largest = [ZERO; LANES];
+    for (&a, b) in a_exponents.iter().zip(b.rows(b.exponents)) {
+        for (largest, &b) in largest.iter_mut().zip(b) {
+            *largest = (*largest).max(a + b);
+        }
+    }
+
+    let (mut sum, mut origin, mut toward_zero, mut alone) =
+        ([0.0f32; LANES], [0.0f32; LANES], [0.0f32; LANES], [0.0f32; LANES]);
+    for i in 0..LANES {
+        let products = i32::from(largest[i]);
+        let own = ((d[i].to_bits() >> 23 & 0xFF) as i32).max(1) - 127;
+        let e = products.max(own).clamp(i32::from(SMALLEST), DOMINANT);
+        let q = power_of_two(e - FRACTION_BITS);
+        origin[i] = 1.5 * (1 << 23) as f32 * q;
+        toward_zero[i] = -(0.5 - 1.0 / 512.0) * q;
+        // d beside which all products vanish, or that has no products beside it, may be of any size.
+        let is_alone = own >= DOMINANT || products < i32::from(SMALLEST);
+        alone[i] = if is_alone { d[i] } else { 0.0 };
+        let addend = if is_alone { 0.0 } else { (d[i] * power_of_two(FRACTION_BITS - e)) as i32 as f32 * q };
+        sum[i] = origin[i] + addend;
+    }
+
+    for (&a, b) in a.iter().zip(b.rows(b.values)) {
+        for i in 0..LANES {
+            let product = a * b[i];
+            let sign = product.to_bits() & SIGN;
+            sum[i] += product + f32::from_bits(toward_zero[i].to_bits() ^ sign);
+        }
+    }
+
+    for i in 0..LANES {
+        let products = sum[i] - origin[i];
+        let result = keep_fraction_bits(products) + keep_fraction_bits(alone[i]);
+        let is_nan = products.is_nan() || d[i].is_nan();
+        d[i] = if is_nan { f32::from_bits(0x7FFF_FFFF) } else { result };
+    }
+}
+
+/// 2^e for a normal result.
+fn power_of_two(e: i32) -> f32 {
+    f32::from_bits(((e + 127) as u32) << 23)
+}
+
+/// x truncated toward zero to 13 fraction bits of its own exponent.
+fn keep_fraction_bits(x: f32) -> f32 {
+    f32::from_bits(x.to_bits() & (u32::MAX << (23 - FRACTION_BITS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Significand in units of 2⁻³ and exponent of a code, from the format's definition.
+    fn split(code: u8) -> (i128, i32) {
+        let (field, mantissa) = (i32::from(code >> 3 & 0xF), i128::from(code & 7));
+        let (significand, exponent) = if field == 0 { (mantissa, -6) } else { (8 + mantissa, field - 7) };
+        (if code < 0x80 { significand } else { -significand }, exponent)
+    }
+
+    /// significand · 2^shift, truncated toward zero.
+    fn shifted(significand: i128, shift: i32) -> i128 {
+        let size = significand.unsigned_abs();
+        let size =
+            if shift >= 0 { size << shift } else { size.checked_shr(shift.unsigned_abs()).unwrap_or(0) };
+        size as i128 * significand.signum()
+    }
+
+    /// One instruction by the model's words, in integers: D = C + Σ a b.
+    fn model(a: &[u8], b: &[u8], c: f32) -> f32 {
+        if c.is_nan() || a.iter().chain(b).any(|code| code & 0x7F == 0x7F) {
+            return f32::from_bits(0x7FFF_FFFF);
+        }
+        if c.is_infinite() {
+            return c;
+        }
+        // (significand, its fraction bits, exponent) of every addend; zero has exponent -126.
+        let field = (c.to_bits() >> 23 & 0xFF) as i32;
+        let significand = i128::from(c.to_bits() & 0x7F_FFFF) + if field == 0 { 0 } else { 1 << 23 };
+        let signed = if c.is_sign_negative() { -significand } else { significand };
+        let mut addends = vec![(signed, 23, field.max(1) - 127)];
+        for ((sa, ea), (sb, eb)) in a.iter().map(|&a| split(a)).zip(b.iter().map(|&b| split(b))) {
+            addends.push((sa * sb, 6, if sa * sb == 0 { -126 } else { ea + eb }));
+        }
+        let largest = addends.iter().map(|addend| addend.2).max().unwrap();
+        let sum: i128 = addends.iter().map(|&(s, bits, e)| shifted(s, 13 - bits + e - largest)).sum();
+        // The sum counts units of 2^unit; 14 bits of it are kept, none below those of a subnormal float.
+        let unit = largest - 13;
+        let length = 128 - sum.unsigned_abs().leading_zeros() as i32;
+        let last = (unit + length - 1).max(-126) - 13;
+        let kept = shifted(sum, unit - last) as f64 * f64::from(last).exp2();
+        assert_eq!(f64::from(kept as f32), kept, "14 bits fit in a float");
+        kept as f32
+    }
+
+    fn operand(b: &[Vec<u8>]) -> Operand {
+        Operand::new(b.len(), b[0].len(), |k, column| E4m3::from_bits(b[k][column]))
+    }
+
+    fn row(a: &[u8]) -> Row {
+        Row::new(a.iter().map(|&code| E4m3::from_bits(code)))
+    }
+
+    /// Codes of several kinds: any number, small ones, large ones, powers of two, ±0 mostly, NaN too.
+    fn codes(len: usize) -> impl Strategy<Value = Vec<u8>> {
+        let finite = any::<u8>().prop_map(|code| if code & 0x7F == 0x7F { 0x38 } else { code });
+        let subnormal = (0u8..16).prop_map(|x| x >> 3 << 7 | x & 7);
+        let large = (0x70u8..0x7F).prop_flat_map(|x| prop_oneof![Just(x), Just(x | 0x80)]);
+        let power = (0u8..32).prop_map(|x| x >> 4 << 7 | (x & 0xF) << 3);
+        let sparse = prop_oneof![9 => Just(0u8), 1 => Just(0x80), 2 => any::<u8>()];
+        let of = |strategy: BoxedStrategy<u8>| prop::collection::vec(strategy, len).boxed();
+        prop_oneof![
+            of(finite.boxed()),
+            of(subnormal.boxed()),
+            of(large.boxed()),
+            of(power.boxed()),
+            of(sparse.boxed())
+        ]
+    }
+
+    fn accumulators(len: usize) -> impl Strategy<Value = Vec<f32>> {
+        let near = (-1e6..1e6f32).prop_flat_map(|x| prop_oneof![Just(x), Just(x / 1e6), Just(x / 1e12)]);
+        let special = prop_oneof![
+            Just(0.0),
+            Just(-0.0),
+            Just(f32::INFINITY),
+            Just(f32::NEG_INFINITY),
+            Just(f32::NAN),
+            Just(f32::MAX),
+            Just(-f32::from_bits(1)),
+            Just(f32::from_bits(0x7F80_0001))
+        ];
+        let any_bits = any::<u32>().prop_map(f32::from_bits);
+        prop::collection::vec(prop_oneof![4 => near, 1 => special, 2 => any_bits], len)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+
+        #[test]
+        fn the_vector_code_is_the_model(
+            (a, b, c) in (1usize..=32, 1usize..=20).prop_flat_map(|(depth, columns)| {
+                (codes(depth), prop::collection::vec(codes(columns), depth), accumulators(columns))
+            })
+        ) {
+            let mut d = c.clone();
+            Accumulation::OneLevel.chain(&row(&a), &operand(&b), 0..a.len(), &mut d);
+            for (column, (&c, d)) in c.iter().zip(d).enumerate() {
+                let b: Vec<u8> = b.iter().map(|row| row[column]).collect();
+                let expected = model(&a, &b, c);
+                prop_assert_eq!(d.to_bits(), expected.to_bits(), "{:?} {:?} {:e}: {:e} {:e}", a, b, c, d, expected);
+            }
+        }
+
+        #[test]
+        fn longer_sums_are_chained(a in codes(100), b in codes(100), first in 0usize..100, c in -100.0..100.0f32) {
+            let mut d = [c];
+            let column: Vec<Vec<u8>> = b.iter().map(|&code| vec![code]).collect();
+            Accumulation::TwoLevel { keys: 32 }.chain(&row(&a), &operand(&column), first..100, &mut d);
+            let steps = a[first..].chunks(32).zip(b[first..].chunks(32));
+            let expected = steps.fold(c, |c, (a, b)| model(a, b, c));
+            prop_assert_eq!(d[0].to_bits(), expected.to_bits());
+        }
+
+        #[test]
+        fn float_sums_round_every_product(a in codes(40), b in codes(40)) {
+            let mut d = [0.0];
+            let column: Vec<Vec<u8>> = b.iter().map(|&code| vec![code]).collect();
+            Accumulation::Fp32.chain(&row(&a), &operand(&column), 0..40, &mut d);
+            let value = |code: u8| E4m3::from_bits(code).to_f32();
+            let expected = a.iter().zip(&b).fold(0.0f32, |sum, (&a, &b)| value(a).mul_add(value(b), sum));
+            prop_assert!(d[0] == expected || (d[0].is_nan() && expected.is_nan()));
+        }
+    }
+
+    #[test]
+    fn every_pair_of_codes_next_to_every_binade() {
+        // One product and an accumulator from far below to far above it.
+        let all: Vec<Vec<u8>> = vec![(0..=255).collect()];
+        let b = operand(&all);
+        for a in 0..=255u8 {
+            for exponent in -30..40 {
+                let c = 1.999_999_9 * f32::exp2(exponent as f32) * if a & 1 == 0 { 1.0 } else { -1.0 };
+                let mut d = vec![c; 256];
+                Accumulation::OneLevel.chain(&row(&[a]), &b, 0..1, &mut d);
+                for (b, d) in d.into_iter().enumerate() {
+                    assert_eq!(d.to_bits(), model(&[a], &[b as u8], c).to_bits(), "{a} {b} {c:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn small_products_vanish_beside_a_large_sum() {
+        // 1 is 2^-14 of 2^14 and so below its 13 fraction bits, however often it is added.
+        let ones = vec![0x38u8; 3200];
+        let b = operand(&ones.iter().map(|&one| vec![one]).collect::<Vec<_>>());
+        let mut d = [16384.0];
+        Accumulation::OneLevel.chain(&row(&ones), &b, 0..3200, &mut d);
+        assert_eq!(d, [16384.0]);
+        Accumulation::Fp32.chain(&row(&ones), &b, 0..3200, &mut d);
+        assert_eq!(d, [16384.0 + 3200.0]);
+    }
+}

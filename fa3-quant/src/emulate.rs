@@ -1,0 +1,207 @@
+//! FlashAttention-3's forward pass in FP8, emulated: Algorithm 1 on e4m3 codes.
+
+use std::f32::consts::{LN_2, LOG2_E};
+
+use fa3_types::{Problem, TensorName};
+
+use crate::key_block::{self, KeyBlock};
+use crate::tiles::{self, QueryTile, TileOutput};
+use crate::{Accumulation, E4m3, Granularity, Output, QuantError, Quantized, Row};
+
+/// log2 of the factor on P before it is rounded to e4m3: P ≤ 2⁸ uses the format's range up to 448.
+const P_OFFSET: f32 = 8.0;
+
+/// FP8 attention as Hopper computes it.
+///
+/// Algorithm 1 of the paper with key blocks of B_c = `key_block` rows: S = Q Kᵀ from the tensor core, times
+/// both block scales, softmax_scale and log2 e in one factor; online softmax in float, base 2; P = e4m3(2⁸ ·
+/// 2^(s − m)), whose unrounded row sum is kept in float; P·V by the chosen accumulation.
+///
+/// The scale of V, if one for all, is applied at the end. With one a block it cannot be: the accumulator is
+/// kept in units of the scale of the block before, and the factor that rescales it for the new row maximum
+/// carries the ratio of the two scales as well. With two-level accumulation the addition to float registers
+/// takes the block's scale (over the head's largest) as a factor. Neither rounds P any differently, which
+/// folding the scale into P would, nor costs an instruction. The ratio of successive scales must stay a
+/// float; two-level accumulation has no such limit.
+///
+/// Keys past a sequence's end are zeros, whatever lies there. A masked key has P = 0, which a NaN of V turns
+/// into NaN where the key shares a block with one that the row sees, as it does on the tensor core. A NaN in
+/// a row of Q, or in a key that it sees, makes the row's O and LSE NaN; one in V, that column of O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fp8Attention {
+    /// How Q·Kᵀ and P·V are summed.
+    pub accumulation: Accumulation,
+    /// Keys a block, B_c: a multiple of [`Accumulation::DEPTH`]. K and V may have a scale every so many keys.
+    pub key_block: usize,
+}
+
+impl Default for Fp8Attention {
+    /// Two-level accumulation every 128 keys, in blocks of 128 keys.
+    fn default() -> Fp8Attention {
+        Fp8Attention { accumulation: Accumulation::TwoLevel { keys: 128 }, key_block: 128 }
+    }
+}
+
+/// One query row on its way over the keys.
+struct QueryRow {
+    index: usize,
+    q: Row,
+    scale_q: f32,
+    /// The largest score so far, times log2 e; -inf before the first visible key.
+    max: f32,
+    /// Σ 2⁸ · 2^(s − max).
+    sum: f32,
+    /// The accumulator, in units of `unit` / 2⁸.
+    o: Vec<f32>,
+    unit: f32,
+}
+
+impl Fp8Attention {
+    /// O and LSE of the problem on these tensors, in float: the caller rounds O to its output type.
+    ///
+    /// # Errors
+    /// If a tensor is not of the problem's shape and sequences, the key block or the number of keys between
+    /// promotions is not a positive multiple of 32, or K or V has blocks that are not whole key blocks: see
+    /// [`QuantError`].
+    pub fn forward(
+        &self,
+        problem: &Problem,
+        q: &Quantized,
+        k: &Quantized,
+        v: &Quantized,
+    ) -> Result<Output, QuantError> {
+        tiles::check(problem, q, k, v)?;
+        self.check(TensorName::K, k)?;
+        self.check(TensorName::V, v)?;
+        let prepare = |sequence, head| key_block::key_blocks(problem, sequence, head, k, v, self.key_block);
+        Ok(tiles::forward_tiles(problem, prepare, |blocks, tile| self.tile(problem, q, blocks, tile)))
+    }
+
+    fn check(&self, tensor: TensorName, x: &Quantized) -> Result<(), QuantError> {
+        let multiple = Accumulation::DEPTH;
+        let fits = |given: usize| given > 0 && given.is_multiple_of(multiple);
+        let key_block = self.key_block;
+        if !fits(key_block) {
+            return Err(QuantError::KeyBlock { given: key_block, multiple });
+        }
+        match self.accumulation {
+            Accumulation::TwoLevel { keys } if !fits(keys) => {
+                return Err(QuantError::PromotionKeys { given: keys, multiple });
+            }
+            Accumulation::Fp32 | Accumulation::OneLevel | Accumulation::TwoLevel { .. } => {}
+        }
+        match x.scales().granularity() {
+            Granularity::Block { rows } if !rows.is_multiple_of(key_block) => {
+                Err(QuantError::BlockMismatch { tensor, rows, key_block })
+            }
+            Granularity::Tensor | Granularity::Head | Granularity::Block { .. } => Ok(()),
+        }
+    }
+
+    fn tile(&self, problem: &Problem, q: &Quantized, blocks: &[KeyBlock], tile: &QueryTile) -> TileOutput {
+        let unit = self.first_unit(blocks);
+        let mut rows: Vec<QueryRow> = tile
+            .rows
+            .clone()
+            .map(|index| {
+                let (q, scale_q) = tile.query(q, index);
+                let o = vec![0.0; problem.head_dim_v()];
+                QueryRow { index, q, scale_q, max: f32::NEG_INFINITY, sum: 0.0, o, unit }
+            })
+            .collect();
+        for block in blocks {
+            for row in &mut rows {
+                self.step(problem, tile, block, row);
+            }
+        }
+        let (o, lse) = rows.into_iter().map(QueryRow::finish).unzip();
+        TileOutput { o, lse }
+    }
+
+    /// The unit in which the accumulator starts: the largest scale for float registers, which take each
+    /// block's scale as a factor up to 1; the first block's for an accumulator that is rescaled from block to
+    /// block.
+    fn first_unit(&self, blocks: &[KeyBlock]) -> f32 {
+        match self.accumulation {
+            Accumulation::TwoLevel { .. } => {
+                blocks.iter().map(|block| block.scale_v).fold(f32::MIN_POSITIVE, f32::max)
+            }
+            Accumulation::Fp32 | Accumulation::OneLevel => blocks.first().map_or(1.0, |block| block.scale_v),
+        }
+    }
+
+    /// One row's iteration of Algorithm 1 over one block of keys.
+    fn step(&self, problem: &Problem, tile: &QueryTile, block: &KeyBlock, row: &mut QueryRow) {
+        let keys = block.values.rows();
+        let visible = |key: usize| problem.mask().allows(row.index, block.first + key, tile.len);
+        if !(0..keys).any(visible) {
+            return;
+        }
+        let mut scores = vec![0.0; keys];
+        self.accumulation.chain(&row.q, &block.keys, 0..problem.head_dim(), &mut scores); // A1:8
+        let to_log2 = log2_score(problem, row.scale_q, block.scale_k);
+        for (key, score) in scores.iter_mut().enumerate() {
+            *score = if visible(key) { to_log2(*score) } else { f32::NEG_INFINITY };
+        }
+        let max = scores.iter().copied().fold(row.max, f32::max); // A1:9
+        // Before the first finite score nothing is subtracted: -inf - -inf would be NaN.
+        let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
+        let alpha = (row.max - base).exp2();
+        let mut p = scores;
+        p.iter_mut().for_each(|score| *score = (*score - (base - P_OFFSET)).exp2()); // A1:10
+        row.sum = row.sum * alpha + p.iter().sum::<f32>(); // A1:10
+        row.max = max;
+        p.iter_mut().for_each(|p| *p = E4m3::round(*p));
+        self.accumulate(&Row::of_values(p), block, alpha, row); // A1:11
+    }
+
+    /// O ← α O + P V, the factors of V's scales included.
+    fn accumulate(&self, p: &Row, block: &KeyBlock, alpha: f32, row: &mut QueryRow) {
+        let keys = block.values.rows();
+        match self.accumulation {
+            Accumulation::Fp32 | Accumulation::OneLevel => {
+                let factor = alpha * (row.unit / block.scale_v);
+                row.o.iter_mut().for_each(|o| *o *= factor);
+                row.unit = block.scale_v;
+                self.accumulation.chain(p, &block.values, 0..keys, &mut row.o);
+            }
+            Accumulation::TwoLevel { keys: every } => {
+                row.o.iter_mut().for_each(|o| *o *= alpha);
+                let factor = block.scale_v / row.unit;
+                let mut partial = vec![0.0; row.o.len()];
+                for first in (0..keys).step_by(every) {
+                    partial.fill(0.0);
+                    self.accumulation.chain(p, &block.values, first..keys.min(first + every), &mut partial);
+                    row.o.iter_mut().zip(&partial).for_each(|(o, partial)| *o += partial * factor);
+                }
+            }
+        }
+    }
+}
+
+impl QueryRow {
+    /// O and LSE (A1:15): zeros and -inf for a row that saw no key (or none with a score above -inf).
+    fn finish(mut self) -> (Vec<f32>, f32) {
+        if self.sum == 0.0 {
+            return (vec![0.0; self.o.len()], f32::NEG_INFINITY);
+        }
+        let inverse = self.sum.recip();
+        self.o.iter_mut().for_each(|o| *o = *o * inverse * self.unit);
+        (self.o, (self.max - P_OFFSET) * LN_2 + self.sum.ln())
+    }
+}
+
+/// What turns a sum of code products into a score times log2 e.
+fn log2_score(problem: &Problem, scale_q: f32, scale_k: f32) -> impl Fn(f32) -> f32 {
+    let scales = f64::from(scale_q) * f64::from(scale_k);
+    let natural = (scales * problem.softmax_scale().natural()) as f32;
+    let log2 = (scales * problem.softmax_scale().log2()) as f32;
+    let cap = problem.softcap().map(|cap| cap.bound() as f32);
+    move |sum| match cap {
+        None => sum * log2,
+        Some(cap) => cap * (sum * natural / cap).tanh() * LOG2_E,
+    }
+}
+
+#[cfg(test)]
+mod tests;

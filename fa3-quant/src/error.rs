@@ -1,0 +1,44 @@
+//! Why quantized tensors or a request on them were rejected, with the numbers.
+
+use fa3_types::{Dim, TensorName};
+
+/// Everything that this crate rejects. One sentence each, with the offending numbers.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum QuantError {
+    #[error("the tensor has batch {given}, but its sequences need {expected}")]
+    Batch { given: usize, expected: usize },
+    #[error("sequence {sequence} ends at row {end}, past the {rows} rows of the tensor")]
+    SequenceEnd { sequence: usize, end: usize, rows: usize },
+    #[error("the tensor has {dim} 0")]
+    ZeroDim { dim: Dim },
+    #[error("a block of 0 rows cannot hold a scale")]
+    EmptyBlock,
+    #[error("{given} scales were given where {expected} are needed")]
+    ScaleCount { given: usize, expected: usize },
+    #[error("scale {index} is {given}, not positive, normal and finite")]
+    Scale { index: usize, given: f32 },
+    #[error("rotary_dim {given} is not positive and even")]
+    RotaryDim { given: usize },
+    #[error("rotary base {given} is not positive and finite")]
+    RotaryBase { given: f64 },
+    #[error("rotary_dim {rotary_dim} is larger than head_dim {head_dim}")]
+    RotaryDimTooLarge { rotary_dim: usize, head_dim: usize },
+    #[error("{given} first positions were given for {sequences} sequences")]
+    PositionCount { given: usize, sequences: usize },
+    #[error("the transform is of head_dim {given}, the tensor of {expected}")]
+    TransformDim { given: usize, expected: usize },
+    #[error("{tensor} has {dim} {given}, the problem has {expected}")]
+    DimMismatch { tensor: TensorName, dim: Dim, given: usize, expected: usize },
+    #[error("{tensor} was quantized with other sequences than the problem's")]
+    Sequences { tensor: TensorName },
+    #[error("the number of keys between promotions is {given}, not a positive multiple of {multiple}")]
+    PromotionKeys { given: usize, multiple: usize },
+    #[error("the key block has {given} rows, not a positive multiple of {multiple}")]
+    KeyBlock { given: usize, multiple: usize },
+    #[error("{tensor} has a scale every {rows} rows, not a multiple of the key block's {key_block}")]
+    BlockMismatch { tensor: TensorName, rows: usize, key_block: usize },
+    #[error("{tensor} has more than one scale; standard attention takes one scale a tensor")]
+    NotPerTensor { tensor: TensorName },
+}

@@ -1,0 +1,139 @@
+//! Rotary position embedding (Su et al., arXiv 2104.09864).
+
+use crate::QuantError;
+
+/// Which entries of a row rotate together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopeStyle {
+    /// Entries 2i and 2i + 1, as in the RoFormer paper and GPT-J.
+    Interleaved,
+    /// Entries i and i + rotary_dim / 2, as in GPT-NeoX and Llama.
+    HalfSplit,
+}
+
+/// A rotation of pairs of a row's leading `rotary_dim` entries; pair i turns by
+/// position · base^(−2i / rotary_dim). Scores of rotated rows depend on the distance of their positions only.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    style: RopeStyle,
+    /// Radians a position, one for each pair.
+    frequencies: Vec<f64>,
+}
+
+impl Rope {
+    /// A rotation of the leading `rotary_dim` entries; `base` is 10 000 in most models.
+    ///
+    /// # Errors
+    /// [`QuantError::RotaryDim`] unless `rotary_dim` is positive and even, [`QuantError::RotaryBase`] unless
+    /// `base` is positive and finite.
+    pub fn new(style: RopeStyle, rotary_dim: usize, base: f64) -> Result<Rope, QuantError> {
+        if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
+            return Err(QuantError::RotaryDim { given: rotary_dim });
+        }
+        if !(base > 0.0 && base.is_finite()) {
+            return Err(QuantError::RotaryBase { given: base });
+        }
+        let frequency = |pair: usize| base.powf(-2.0 * pair as f64 / rotary_dim as f64);
+        Ok(Rope { style, frequencies: (0..rotary_dim / 2).map(frequency).collect() })
+    }
+
+    /// How many leading entries of a row rotate.
+    pub fn rotary_dim(&self) -> usize {
+        2 * self.frequencies.len()
+    }
+
+    /// Rotates a row that stands at `position`. Angles are f64, their cosines and sines and the rotation f32.
+    ///
+    /// # Panics
+    /// If the row has fewer than [`Rope::rotary_dim`] entries.
+    pub fn apply(&self, row: &mut [f32], position: usize) {
+        let pairs = self.frequencies.len();
+        for (i, frequency) in self.frequencies.iter().enumerate() {
+            let (sin, cos) = (position as f64 * frequency).sin_cos();
+            let (sin, cos) = (sin as f32, cos as f32);
+            let (first, second) = match self.style {
+                RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+                RopeStyle::HalfSplit => (i, i + pairs),
+            };
+            let (x, y) = (row[first], row[second]);
+            (row[first], row[second]) = (x * cos - y * sin, x * sin + y * cos);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::normal;
+
+    const STYLES: [RopeStyle; 2] = [RopeStyle::Interleaved, RopeStyle::HalfSplit];
+
+    fn rotated(rope: &Rope, row: &[f32], position: usize) -> Vec<f32> {
+        let mut row = row.to_vec();
+        rope.apply(&mut row, position);
+        row
+    }
+
+    fn dot(x: &[f32], y: &[f32]) -> f64 {
+        x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum()
+    }
+
+    #[test]
+    fn the_first_pair_turns_by_the_position() {
+        let rope = Rope::new(RopeStyle::Interleaved, 4, 10_000.0).unwrap();
+        let row = rotated(&rope, &[1.0, 0.0, 0.0, 1.0, 5.0], 2);
+        // Frequencies 1 and 10 000^(-2/4) = 1/100; the entry past rotary_dim stays.
+        let expected = [2f64.cos(), 2f64.sin(), -0.02f64.sin(), 0.02f64.cos(), 5.0].map(|x| x as f32);
+        assert_eq!(row, expected);
+    }
+
+    #[test]
+    fn norms_stay() {
+        for style in STYLES {
+            let rope = Rope::new(style, 96, 10_000.0).unwrap();
+            for position in [0, 1, 777, 100_000] {
+                let row = normal(128, position as u64);
+                let after = rotated(&rope, &row, position);
+                assert!((dot(&after, &after) / dot(&row, &row) - 1.0).abs() < 4.0 * f64::from(f32::EPSILON));
+                assert_eq!(row[96..], after[96..]);
+            }
+            let row = normal(128, 5);
+            assert_eq!(rotated(&rope, &row, 0), row);
+        }
+    }
+
+    #[test]
+    fn scores_depend_on_the_distance_only() {
+        for style in STYLES {
+            let rope = Rope::new(style, 64, 10_000.0).unwrap();
+            let (q, k) = (normal(64, 1), normal(64, 2));
+            let score = |i, j| dot(&rotated(&rope, &q, i), &rotated(&rope, &k, j));
+            let size = (dot(&q, &q) * dot(&k, &k)).sqrt();
+            for (i, j) in [(9, 4), (100, 95), (70_005, 70_000)] {
+                assert!((score(i, j) - score(5, 0)).abs() < 8.0 * f64::from(f32::EPSILON) * size);
+            }
+            assert!((score(5, 0) - score(6, 0)).abs() > 1e-3 * size);
+        }
+    }
+
+    #[test]
+    fn the_styles_differ_by_a_permutation() {
+        let of = |style| Rope::new(style, 32, 500.0).unwrap();
+        let row = normal(40, 3);
+        // Entry i of the half-split row is entry 2i of the interleaved one, entry i + 16 is entry 2i + 1.
+        let interleaved_of = |i: usize| if i < 32 { i % 16 * 2 + i / 16 } else { i };
+        let split: Vec<f32> = (0..40).map(|i| row[interleaved_of(i)]).collect();
+        let expected = rotated(&of(RopeStyle::Interleaved), &row, 11);
+        let after = rotated(&of(RopeStyle::HalfSplit), &split, 11);
+        assert!((0..40).all(|i| after[i] == expected[interleaved_of(i)]));
+    }
+
+    #[test]
+    fn bad_requests_are_rejected() {
+        let new = |rotary_dim, base| Rope::new(RopeStyle::HalfSplit, rotary_dim, base).unwrap_err();
+        assert_eq!(new(0, 1e4), QuantError::RotaryDim { given: 0 });
+        assert_eq!(new(7, 1e4), QuantError::RotaryDim { given: 7 });
+        assert_eq!(new(8, 0.0), QuantError::RotaryBase { given: 0.0 });
+        assert_eq!(new(8, f64::INFINITY), QuantError::RotaryBase { given: f64::INFINITY });
+    }
+}

@@ -1,0 +1,140 @@
+//! Scales: one for a tensor, a head or a block of rows.
+
+use std::ops::Range;
+
+use fa3_types::Sequences;
+
+use crate::{E4m3, QuantError};
+
+/// What shares a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Granularity {
+    /// The whole tensor.
+    Tensor,
+    /// One head of one sequence.
+    Head,
+    /// `rows` successive rows of one head, counted from the start of the sequence: B_r for Q, B_c for K and V
+    /// (§3.3 "block quantization").
+    Block {
+        /// Rows a block; the last block of a sequence may have fewer.
+        rows: usize,
+    },
+}
+
+/// Successive rows of one head of one sequence.
+#[derive(Clone)]
+pub(crate) struct Panel {
+    pub(crate) sequence: usize,
+    pub(crate) head: usize,
+    /// Counted from the sequence's start.
+    pub(crate) rows: Range<usize>,
+}
+
+/// The scales of a quantized tensor, x ≈ code · scale: positive, finite and normal.
+///
+/// They are stored by sequence, then head, then block, which is the order of [`Scales::values`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scales {
+    granularity: Granularity,
+    heads: usize,
+    /// Where the scales of each sequence start in `values`.
+    starts: Vec<usize>,
+    values: Vec<f32>,
+}
+
+impl Scales {
+    /// Scales known from elsewhere, in the order of [`Scales::values`].
+    ///
+    /// # Errors
+    /// [`QuantError::EmptyBlock`], [`QuantError::ScaleCount`] unless there is one value a group of rows, and
+    /// [`QuantError::Scale`] for a value that is not positive, finite and normal.
+    pub fn new(
+        granularity: Granularity,
+        sequences: &Sequences,
+        heads: usize,
+        values: Vec<f32>,
+    ) -> Result<Scales, QuantError> {
+        if granularity == (Granularity::Block { rows: 0 }) {
+            return Err(QuantError::EmptyBlock);
+        }
+        let mut starts = Vec::with_capacity(sequences.count());
+        let mut expected = usize::from(granularity == Granularity::Tensor);
+        for sequence in 0..sequences.count() {
+            starts.push(expected);
+            expected += match granularity {
+                Granularity::Tensor => 0,
+                Granularity::Head => heads,
+                Granularity::Block { rows } => heads * sequences.len(sequence).div_ceil(rows),
+            };
+        }
+        if values.len() != expected {
+            return Err(QuantError::ScaleCount { given: values.len(), expected });
+        }
+        if let Some(index) = values.iter().position(|&scale| !(scale.is_normal() && scale > 0.0)) {
+            return Err(QuantError::Scale { index, given: values[index] });
+        }
+        Ok(Scales { granularity, heads, starts, values })
+    }
+
+    /// What shares a scale.
+    pub fn granularity(&self) -> Granularity {
+        self.granularity
+    }
+
+    /// All scales, by sequence, then head, then block.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// The scale of row `row` of head `head` of sequence `sequence`.
+    ///
+    /// # Panics
+    /// If there is no such row within the sequence's used length.
+    pub fn of(&self, sequence: usize, head: usize, row: usize) -> f32 {
+        match self.granularity {
+            Granularity::Tensor => self.values[0],
+            Granularity::Head => self.values[self.starts[sequence] + head],
+            Granularity::Block { rows } => {
+                let end = self.starts.get(sequence + 1).copied().unwrap_or(self.values.len());
+                let blocks = (end - self.starts[sequence]) / self.heads;
+                assert!(row / rows < blocks, "row {row} of sequence {sequence} has no scale");
+                self.values[self.starts[sequence] + head * blocks + row / rows]
+            }
+        }
+    }
+}
+
+/// The rows that share each scale, in the order of [`Scales::values`].
+pub(crate) fn groups(granularity: Granularity, sequences: &Sequences, heads: usize) -> Vec<Vec<Panel>> {
+    let panels = (0..sequences.count()).flat_map(|sequence| {
+        (0..heads).map(move |head| Panel { sequence, head, rows: 0..sequences.len(sequence) })
+    });
+    match granularity {
+        Granularity::Tensor => vec![panels.collect()],
+        Granularity::Head => panels.map(|panel| vec![panel]).collect(),
+        Granularity::Block { rows } => {
+            let split = |panel: Panel| {
+                panel.rows.clone().step_by(rows).map(move |first| {
+                    vec![Panel { rows: first..panel.rows.end.min(first + rows), ..panel.clone() }]
+                })
+            };
+            panels.flat_map(split).collect()
+        }
+    }
+}
+
+/// The largest magnitude among the finite numbers of `row`; 0 if there is none.
+pub(crate) fn amax(row: &[f32]) -> f32 {
+    row.iter().map(|x| x.abs()).filter(|x| x.is_finite()).fold(0.0, f32::max)
+}
+
+/// The scale of numbers up to `amax`: amax / 448, so that the largest number takes the largest code. 1 for
+/// zeros; never below the smallest normal number, which would flush to zero or lose its digits.
+pub(crate) fn scale_of(amax: f32) -> f32 {
+    if amax == 0.0 { 1.0 } else { (amax / E4m3::MAX).max(f32::MIN_POSITIVE) }
+}
+
+/// The code of `x`. NaN for an infinity as well: e4m3 has none, and to saturate would hide it.
+pub(crate) fn encode(x: f32, scale: f32) -> E4m3 {
+    if x.is_finite() { E4m3::from_f32(x / scale) } else { E4m3::NAN }
+}
