@@ -26,8 +26,8 @@ impl Accumulation {
     /// d ← d + a · B over the indices `k`, chained through d [`Accumulation::DEPTH`] indices at a time.
     ///
     /// `Fp32` rounds to nearest after every product. The others are the tensor core, which sums d and 32
-    /// products at once, as measured by MMA-Sim (arXiv 2511.10909) and by Khattak and Mikaitis (arXiv
-    /// 2512.07004):
+    /// products at once, by the model of MMA-Sim (arXiv 2511.10909) and of Khattak and Mikaitis (arXiv
+    /// 2512.07004). `tests/hopper.rs` compares it with an H100 bit by bit.
     ///
     /// 1. An addend's exponent is the sum of its factors' exponents, so that its significand lies in [0, 4);
     ///    the exponent of d is its own, and zero has exponent −126. Let e be the largest.
