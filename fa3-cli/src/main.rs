@@ -1,4 +1,75 @@
-//! The `fa3` command.
+//! The `fa3` command: attention of tensors in files, and the schedules behind it.
+//!
+//! ```text
+//! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
+//! ```
+//!
+//! One verb a module; each has `Options` and `run`, which prints to stdout and says whether everything it
+//! checked held. The exit code is 0 if it did, 1 if not, 2 if the verb could not do its work.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod accuracy;
+mod args;
+mod plan;
+mod run;
+mod write;
+
+use std::error::Error;
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write};
+use std::process::{self, ExitCode};
+
+use clap::{Parser, Subcommand};
+
+/// FlashAttention-3 on the command line
+#[derive(Debug, Parser)]
+#[command(name = "fa3", version, after_help = "`fa3 VERB --help` explains a verb, with examples.")]
+struct Command {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Computes the attention of tensors in a file and compares it with an expected result
+    #[command(long_about = run::ABOUT)]
+    Run(run::Options),
+    /// Measures the error of attention in fp16 and FP8, beside the FlashAttention-3 paper's
+    #[command(long_about = accuracy::ABOUT)]
+    Accuracy(accuracy::Options),
+    /// Shows how a problem would be cut into tiles and scheduled on a GPU
+    #[command(long_about = plan::ABOUT)]
+    Plan(plan::Options),
+}
+
+fn main() -> ExitCode {
+    let result: Result<bool, Box<dyn Error>> = match Command::parse().verb {
+        Verb::Run(options) => run::run(&options).map_err(Into::into),
+        Verb::Accuracy(options) => accuracy::run(&options).map_err(Into::into),
+        Verb::Plan(options) => plan::run(&options).map_err(Into::into),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => fail(&error),
+    }
+}
+
+/// Prints to stdout. A reader who has seen enough (`| head`) does not stop the work; any other failure ends
+/// the program, since the text is what it was called for.
+fn print(text: &impl Display) {
+    let mut stdout = io::stdout().lock();
+    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            fail(&format_args!("cannot write to stdout: {error}"));
+            process::exit(2)
+        }
+        _ => {}
+    }
+}
+
+fn fail(error: &impl Display) -> ExitCode {
+    // If stderr is gone, there is nobody to tell.
+    let _ = writeln!(io::stderr(), "error: {error}");
+    ExitCode::from(2)
+}

@@ -83,6 +83,12 @@ impl From<F8E4M3> for E4m3 {
     }
 }
 
+impl From<E4m3> for f64 {
+    fn from(x: E4m3) -> f64 {
+        x.to_f32().into()
+    }
+}
+
 impl From<E4m3> for f32 {
     fn from(x: E4m3) -> f32 {
         x.to_f32()

@@ -142,7 +142,10 @@ pub(crate) fn gather<T: Element>(
     index: usize,
     head: usize,
 ) -> Array2<f64> {
-    rows(tensor, sequences, index, head).mapv(Into::into)
+    let rows = rows(tensor, sequences, index, head);
+    // Row by row, whatever the order in memory: `mapv` would keep that of the view.
+    Array2::from_shape_vec(rows.dim(), rows.iter().map(|&x| x.into()).collect())
+        .expect("a view has as many elements as its shape says")
 }
 
 #[cfg(test)]
@@ -160,6 +163,18 @@ mod tests {
         let error = Inputs::new(&problem, good.view(), good.view(), bad.view()).err().unwrap();
         let (given, expected) = ([1, 5, 2, 4], [1, 4, 2, 4]);
         assert_eq!(error, InputError::Shape { tensor: TensorName::V, given, expected });
+    }
+
+    #[test]
+    fn heads_are_contiguous_whatever_the_views_are() {
+        let shape = Shape { batch: 1, seqlen: 6, heads: 1, head_dim: 8 };
+        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).validate().unwrap();
+        let transposed = Array4::from_shape_fn((1, 8, 1, 6), |(_, d, _, s)| (10 * s + d) as f32);
+        let x = transposed.view().permuted_axes([0, 3, 2, 1]);
+        let inputs = Inputs::new(&problem, x, x, x).unwrap();
+        let head = inputs.head(0, 0);
+        assert!(head.q.is_standard_layout() && head.to_f32().q.is_standard_layout());
+        assert_eq!(head.q.row(2).to_vec(), [20.0, 21.0, 22.0, 23.0, 24.0, 25.0, 26.0, 27.0]);
     }
 
     #[test]

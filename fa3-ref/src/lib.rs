@@ -1,8 +1,9 @@
 //! The oracle that judges every other implementation of attention in this workspace.
 //!
 //! ```text
-//! S = softmax_scale · Q Kᵀ     P = softmax(mask(cap(S)))     O = P V     LSE = ln Σ exp(S)
-//! dV = Pᵀ dO     dP = dO Vᵀ     dS = P ∘ (dP − rowsum(dO ∘ O))     dQ = softmax_scale · dS K     dK = softmax_scale · dSᵀ Q
+//! S  = softmax_scale · Q Kᵀ     X  = mask(cap(S))     P = softmax(X)     O = P V     LSE = ln Σ exp(X)
+//! dV = Pᵀ dO     dP = dO Vᵀ     dS = P ∘ (dP − rowsum(dO ∘ O)) ∘ cap'(S)
+//! dQ = softmax_scale · dS K     dK = softmax_scale · dSᵀ Q
 //! ```
 //!
 //! * [`oracle`]: these equations in f64, row by row, for everything a [`fa3_types::Problem`] can say. It shares

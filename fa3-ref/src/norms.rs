@@ -41,7 +41,7 @@ impl fmt::Display for Worst {
     }
 }
 
-/// |x − expected| with the conventions of [`ErrorNorms`], signed.
+/// x − expected with the conventions of [`ErrorNorms`].
 pub(crate) fn error(x: f64, expected: f64) -> f64 {
     let both_nan = x.is_nan() && expected.is_nan();
     if both_nan || x == expected {

@@ -13,6 +13,7 @@
 //! * A1:21 prints `diag(exp(m_old − m))⁻¹ O`: the factor is exp(m_old − m), no inverse.
 //! * A2:7 prints `1 ≤ j < T_c − 1` and A4:7 `2 ≤ j < T_c − 2`: both loops must reach T_c − 1, or the last key blocks
 //!   are skipped.
+//! * A2:16 copies S_next to S_cur; what the next step needs is P_next, as A2:13 names it.
 //! * A4:13 computes P for the S of the step before; A4:16 copies that P, which A4:12 of the same step must not see.
 
 mod algorithm1;

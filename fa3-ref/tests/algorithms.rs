@@ -62,7 +62,7 @@ fn values(shape: Shape, precision: Precision, seed: &mut u64) -> Array4<f32> {
 }
 
 /// Seeds are fixed: where a softmax is nearly one-hot, the stored O that D is computed from may round luckily for
-/// one implementation and not for the other, and about one random problem in 5,000 exceeds the law's factor of 2.
+/// one implementation and not for the other, and about one random problem in several thousand exceeds the law's factor of 2.
 fn config() -> ProptestConfig {
     ProptestConfig {
         cases: 200,

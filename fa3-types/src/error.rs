@@ -85,8 +85,8 @@ pub enum ProblemError {
     StrideTooLarge { tensor: TensorName, dim: Dim, given: i64, limit: i64 },
     #[error("output {tensor} has stride {given} in {dim}, where {needed} or more keeps its rows apart")]
     OutputOverlapsItself { tensor: TensorName, dim: Dim, given: i64, needed: i64 },
-    #[error("{tensor} of shape {shape} has more elements than 2^63")]
-    TooManyElements { tensor: TensorName, shape: Shape },
+    #[error("{tensor} of shape {shape} spans 2^63 bytes or more")]
+    TooLarge { tensor: TensorName, shape: Shape },
     #[error("q has {q} sequences and k has {k}")]
     SequenceCount { q: usize, k: usize },
     #[error("cu_seqlens is empty; it needs batch + 1 entries")]
@@ -103,9 +103,9 @@ pub enum ProblemError {
     SequsedRange { index: usize, given: i32, capacity: usize },
     #[error("window size {given} is outside -1 to 2^32 - 1")]
     WindowSize { given: i64 },
-    #[error("softmax scale {given} is not positive and finite")]
+    #[error("softmax scale {given} is outside 1e-18 to 1e18")]
     SoftmaxScale { given: f64 },
-    #[error("soft cap {given} is not positive and finite")]
+    #[error("soft cap {given} is outside 1e-18 to 1e18")]
     SoftCap { given: f64 },
     #[error("{tensor} has a null address")]
     NullAddress { tensor: TensorName },

@@ -25,16 +25,20 @@
 //! ```
 #![forbid(unsafe_code)]
 
+// One noun each.
 mod dtype;
-mod error;
 mod heads;
 mod mask;
-mod placement;
-mod problem;
 mod score;
 mod sequences;
 mod tensor;
 mod units;
+
+// All of them together, validated.
+mod error;
+mod flops;
+mod placement;
+mod problem;
 
 pub use dtype::Dtype;
 pub use error::{Dim, ProblemError, TensorName};

@@ -33,8 +33,17 @@ pub enum Mask {
 }
 
 impl Mask {
+    /// The mask that lets a query see `left` keys before its position and `right` after it, `None` being
+    /// unbounded, by its simplest name: [`Mask::None`] or [`Mask::Causal`] where it is one of these.
+    pub fn window(left: Option<u32>, right: Option<u32>) -> Mask {
+        match (left, right) {
+            (None, None) => Mask::None,
+            (None, Some(0)) => Mask::Causal,
+            (left, right) => Mask::Window { left, right },
+        }
+    }
+
     /// The mask of the customary pair `window_size = (left, right)`, in which -1 means unbounded.
-    /// Unbounded on both sides is [`Mask::None`], `(-1, 0)` is [`Mask::Causal`].
     ///
     /// # Errors
     /// [`ProblemError::WindowSize`] for a size below -1 or above `u32::MAX`.
@@ -43,11 +52,7 @@ impl Mask {
             -1 => Ok(None),
             _ => u32::try_from(given).map(Some).map_err(|_| ProblemError::WindowSize { given }),
         };
-        Ok(match (size(left)?, size(right)?) {
-            (None, None) => Mask::None,
-            (None, Some(0)) => Mask::Causal,
-            (left, right) => Mask::Window { left, right },
-        })
+        Ok(Mask::window(size(left)?, size(right)?))
     }
 
     /// How far a query sees to the left and to the right of its own position; `None` is unbounded.

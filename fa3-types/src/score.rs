@@ -1,20 +1,24 @@
 //! What happens to a score between Q·K and the softmax: scale, then soft cap.
 
 use std::f64::consts::LOG2_E;
+use std::ops::RangeInclusive;
 
 use crate::ProblemError;
 
-/// The factor on Q·Kᵀ before the softmax, positive and finite. 1/√head_dim unless given.
+/// Scales and caps lie in here, so that their products and quotients, and those with log2 e, are normal
+/// numbers in f32, in which kernels compute: a factor that rounds to 0 turns a masked score, -inf, into NaN.
+const RANGE: RangeInclusive<f64> = 1e-18..=1e18;
+
+/// The factor on Q·Kᵀ before the softmax, 1e-18 to 1e18. 1/√head_dim unless given.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct SoftmaxScale(f64);
 
 impl SoftmaxScale {
     /// # Errors
-    /// [`ProblemError::SoftmaxScale`] unless `given` is positive and finite. Zero is refused because a
-    /// masked score, -inf · 0, would be NaN; a negative scale because the row maximum is taken before
-    /// scaling. Negate Q instead.
+    /// [`ProblemError::SoftmaxScale`] outside 1e-18 to 1e18. A negative scale is refused because the row
+    /// maximum is taken before scaling: negate Q instead.
     pub fn new(given: f64) -> Result<SoftmaxScale, ProblemError> {
-        if given > 0.0 && given.is_finite() {
+        if RANGE.contains(&given) {
             Ok(SoftmaxScale(given))
         } else {
             Err(ProblemError::SoftmaxScale { given })
@@ -37,19 +41,15 @@ impl SoftmaxScale {
     }
 }
 
-/// Soft cap c: a scaled score s becomes c · tanh(s / c), which bounds it to ±c. Positive and finite.
+/// Soft cap c, 1e-18 to 1e18: a scaled score s becomes c · tanh(s / c), which bounds it to ±c.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct SoftCap(f64);
 
 impl SoftCap {
     /// # Errors
-    /// [`ProblemError::SoftCap`] unless `given` is positive and finite.
+    /// [`ProblemError::SoftCap`] outside 1e-18 to 1e18.
     pub fn new(given: f64) -> Result<SoftCap, ProblemError> {
-        if given > 0.0 && given.is_finite() {
-            Ok(SoftCap(given))
-        } else {
-            Err(ProblemError::SoftCap { given })
-        }
+        if RANGE.contains(&given) { Ok(SoftCap(given)) } else { Err(ProblemError::SoftCap { given }) }
     }
 
     /// The bound c.
@@ -74,12 +74,25 @@ mod tests {
 
     #[test]
     fn bad_numbers_are_rejected() {
-        for given in [0.0, -1.0, f64::INFINITY, f64::NEG_INFINITY] {
+        for given in [0.0, -1.0, f64::INFINITY, f64::NEG_INFINITY, 1e-19, 1e19] {
             assert_eq!(SoftmaxScale::new(given), Err(ProblemError::SoftmaxScale { given }));
             assert_eq!(SoftCap::new(given), Err(ProblemError::SoftCap { given }));
         }
         assert!(SoftmaxScale::new(f64::NAN).is_err());
         assert!(SoftCap::new(f64::NAN).is_err());
+    }
+
+    #[test]
+    fn what_is_accepted_is_normal_in_f32() {
+        for scale in [1e-18, 1.0, 1e18] {
+            let scale = SoftmaxScale::new(scale).unwrap();
+            assert!((scale.log2() as f32).is_normal());
+            for cap in [1e-18, 1.0, 1e18] {
+                let cap = SoftCap::new(cap).unwrap();
+                assert!(((scale.natural() / cap.bound()) as f32).is_normal());
+                assert!(((cap.bound() * LOG2_E) as f32).is_normal());
+            }
+        }
     }
 
     #[test]

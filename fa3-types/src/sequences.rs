@@ -108,11 +108,6 @@ impl Sequences {
         (0..self.count()).map(|index| self.len(index)).max().unwrap_or(0)
     }
 
-    /// Whether no sequence has a row that takes part in attention.
-    pub fn is_empty(&self) -> bool {
-        self.max_len() == 0
-    }
-
     /// The rows that the layout needs of its tensor: seqlen, or the last of cu_seqlens.
     pub(crate) fn rows_needed(&self) -> usize {
         match &self.layout {
@@ -146,7 +141,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|i| sequences.len(i)), [3, 0, 4]);
         assert_eq!([0, 1, 2].map(|i| sequences.start(i)), [(0, 0), (0, 3), (0, 3)]);
         assert_eq!((sequences.count(), sequences.max_len(), sequences.rows_needed()), (3, 4, 7));
-        assert!(Sequences::packed(&[0]).unwrap().is_empty());
+        assert_eq!(Sequences::packed(&[0]).unwrap().max_len(), 0);
     }
 
     #[test]

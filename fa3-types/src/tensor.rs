@@ -84,12 +84,17 @@ impl TensorDesc {
         Elems(index.iter().zip(strides).map(|(&i, stride)| i as u64 * stride as u64).sum())
     }
 
-    /// Elements from the first to one past the last; 0 for an empty tensor.
+    fn has_no_elements(&self) -> bool {
+        self.shape.dims().contains(&0)
+    }
+
+    /// Elements from the first to one past the last; 0 for an empty tensor. As [`TensorDesc::offset`], for a
+    /// tensor that a [`crate::Problem`] holds.
     pub fn extent(&self) -> Elems {
-        let [batch, seqlen, heads, head_dim] = self.shape.dims();
-        if [batch, seqlen, heads, head_dim].contains(&0) {
+        if self.has_no_elements() {
             return Elems(0);
         }
+        let [batch, seqlen, heads, head_dim] = self.shape.dims();
         Elems(self.offset(batch - 1, seqlen - 1, heads - 1, head_dim - 1).0 + 1)
     }
 
@@ -108,7 +113,8 @@ impl TensorDesc {
     }
 
     /// What every tensor must satisfy on its own. Sequence lengths and batches of 0 are legal (nothing to
-    /// do); heads and head dimensions of 0 are not. A stride matters only where there are two neighbours.
+    /// do); heads and head dimensions of 0 are not. A stride matters only where there are two neighbours, and
+    /// none does in a tensor without elements.
     pub(crate) fn check(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let Shape { heads, head_dim, .. } = self.shape;
         for (dim, extent) in [(Dim::Heads, heads), (Dim::HeadDim, head_dim)] {
@@ -132,13 +138,16 @@ impl TensorDesc {
                 dtype: self.dtype,
             });
         }
+        if self.has_no_elements() {
+            return Ok(());
+        }
         if self.strides.head_dim != 1 {
             return Err(ProblemError::HeadDimStride { tensor, given: self.strides.head_dim });
         }
         for (dim, _, stride) in self.outer().into_iter().filter(|(_, extent, _)| *extent > 1) {
             self.check_stride(tensor, dim, stride)?;
         }
-        self.check_element_count(tensor)
+        self.check_span(tensor)
     }
 
     fn check_stride(&self, tensor: TensorName, dim: Dim, given: i64) -> Result<(), ProblemError> {
@@ -156,14 +165,14 @@ impl TensorDesc {
     }
 
     /// Extents below 2³¹ and strides below 2⁴⁰ keep every offset below 3 · 2⁷¹; it must stay below 2⁶³.
-    fn check_element_count(&self, tensor: TensorName) -> Result<(), ProblemError> {
+    fn check_span(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let span = |n: usize, stride: i64| n.saturating_sub(1) as i128 * i128::from(stride);
         let last: i128 =
             self.outer().into_iter().filter(|d| d.1 > 1).map(|(_, n, stride)| span(n, stride)).sum();
         let elements: i128 = self.shape.dims().iter().map(|&n| n as i128).product();
         let largest = (last + self.shape.head_dim as i128).max(elements) * self.dtype.bytes() as i128;
         if largest > i128::from(i64::MAX) {
-            return Err(ProblemError::TooManyElements { tensor, shape: self.shape });
+            return Err(ProblemError::TooLarge { tensor, shape: self.shape });
         }
         Ok(())
     }
@@ -172,7 +181,7 @@ impl TensorDesc {
     /// stride, must step over everything that the dimensions before it span. (Sufficient, and what every
     /// transposed or sliced tensor satisfies; interleavings that happen to miss each other are refused.)
     pub(crate) fn check_distinct(&self, tensor: TensorName) -> Result<(), ProblemError> {
-        if self.extent() == Elems(0) {
+        if self.has_no_elements() {
             return Ok(());
         }
         let mut dims = self.outer();
@@ -187,10 +196,13 @@ impl TensorDesc {
         Ok(())
     }
 
-    /// The same tensor with the strides that carry no meaning (of dimensions with fewer than two entries)
-    /// set to what a contiguous tensor would have, so that every stride is positive, aligned and bounded.
+    /// The same tensor with the strides that carry no meaning (of dimensions with fewer than two entries, and
+    /// all of them in a tensor without elements) set to what a contiguous tensor would have.
     pub(crate) fn canonical(mut self) -> TensorDesc {
         let contiguous = self.shape.contiguous_strides();
+        if self.has_no_elements() {
+            return TensorDesc { strides: contiguous, ..self };
+        }
         let keep = |extent: usize, given: i64, otherwise: i64| if extent > 1 { given } else { otherwise };
         self.strides.batch = keep(self.shape.batch, self.strides.batch, contiguous.batch);
         self.strides.seqlen = keep(self.shape.seqlen, self.strides.seqlen, contiguous.seqlen);
@@ -259,12 +271,22 @@ mod tests {
     }
 
     #[test]
-    fn too_many_elements_are_rejected() {
+    fn a_tensor_without_elements_may_have_any_strides() {
+        let shape = Shape { seqlen: 0, ..SHAPE };
+        let strides = Strides { batch: 0, seqlen: 0, heads: 0, head_dim: 0 };
+        let desc = TensorDesc { dtype: Dtype::F16, shape, strides };
+        desc.check(TensorName::Q).unwrap();
+        desc.check_distinct(TensorName::O).unwrap();
+        assert_eq!(desc.canonical(), TensorDesc::contiguous(Dtype::F16, shape));
+    }
+
+    #[test]
+    fn tensors_past_2_to_the_63_bytes_are_rejected() {
         let shape = Shape { batch: 1 << 30, seqlen: 1 << 30, heads: 1, head_dim: 256 };
         let strides = Strides { batch: 0, seqlen: 0, heads: 0, head_dim: 1 };
         let desc = TensorDesc { dtype: Dtype::F16, shape, strides };
         let error = desc.check(TensorName::V).unwrap_err();
-        assert_eq!(error, ProblemError::TooManyElements { tensor: TensorName::V, shape });
+        assert_eq!(error, ProblemError::TooLarge { tensor: TensorName::V, shape });
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One attention call, as a builder.
 
-use fa3_types::{Mask, Problem, ProblemSpec, Sequences, Shape, Strides, TensorDesc};
+use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, Strides, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView4};
 
 use crate::{Device, Error, Scalar, cpu};
@@ -11,6 +11,10 @@ use crate::{Device, Error, Scalar, cpu};
 /// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv). With
 /// [`Attention::packed`], batch is 1 and the sequences lie one after the other. The elements of a row must be contiguous
 /// and rows lie at multiples of 16 bytes; other strides are free, so that a transposed view works without a copy.
+///
+/// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach rows
+/// that do not see its key, if they see one nearby: blocks of V are multiplied whole, by 0 where a key is hidden.
+/// Nothing beyond a sequence's end reaches anything.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward`"]
 pub struct Attention<'a, T> {
@@ -63,7 +67,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
 
     /// Lets each query see `left` keys before its own position and `right` after it; `None` is unbounded.
     pub fn window(self, left: Option<u32>, right: Option<u32>) -> Attention<'a, T> {
-        self.mask(Mask::Window { left, right })
+        self.mask(Mask::window(left, right))
     }
 
     /// Sets the factor on Q·Kᵀ.
@@ -99,23 +103,20 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// The problem, validated, with O contiguous.
     ///
     /// # Errors
-    /// [`Error::Problem`] with the first thing that is wrong.
+    /// [`Error`] with the first thing that is wrong.
     pub fn problem(&self) -> Result<Problem, Error> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(describe);
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
-        let (seqs_q, seqs_k) = match self.cu_seqlens {
-            Some((cu_seqlens_q, cu_seqlens_k)) => {
-                (Sequences::packed(cu_seqlens_q)?, Sequences::packed(cu_seqlens_k)?)
-            }
-            None => (dense(q.shape), dense(k.shape)),
-        };
+        let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
+        let seqs_q = sequences(q.shape, cu_seqlens_q, self.seqused_q).map_err(Error::SequencesOfQ)?;
+        let seqs_k = sequences(k.shape, cu_seqlens_k, self.seqused_k).map_err(Error::SequencesOfK)?;
         let spec = ProblemSpec {
             q,
             k,
             v,
             o: TensorDesc::contiguous(T::Output::DTYPE, o),
-            seqs_q: used(seqs_q, self.seqused_q)?,
-            seqs_k: used(seqs_k, self.seqused_k)?,
+            seqs_q,
+            seqs_k,
             mask: self.mask,
             softmax_scale: self.softmax_scale,
             softcap: self.softcap,
@@ -126,7 +127,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Computes O and LSE.
     ///
     /// # Errors
-    /// [`Error::Problem`] with the first thing that is wrong.
+    /// [`Error`] with the first thing that is wrong.
     pub fn forward(&self, device: Device) -> Result<Output<T::Output>, Error> {
         let problem = self.problem()?;
         match device {
@@ -145,13 +146,67 @@ fn describe<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
     }
 }
 
-fn dense(shape: Shape) -> Sequences {
-    Sequences::dense(shape.batch, shape.seqlen)
+fn sequences(
+    shape: Shape,
+    cu_seqlens: Option<&[i32]>,
+    seqused: Option<&[i32]>,
+) -> Result<Sequences, ProblemError> {
+    let sequences = match cu_seqlens {
+        Some(cu_seqlens) => Sequences::packed(cu_seqlens)?,
+        None => Sequences::dense(shape.batch, shape.seqlen),
+    };
+    match seqused {
+        Some(seqused) => sequences.with_used(seqused),
+        None => Ok(sequences),
+    }
 }
 
-fn used(sequences: Sequences, seqused: Option<&[i32]>) -> Result<Sequences, Error> {
-    match seqused {
-        Some(seqused) => Ok(sequences.with_used(seqused)?),
-        None => Ok(sequences),
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ndarray::Axis;
+
+    #[test]
+    fn tensors_without_elements_are_legal() {
+        for (batch, seqlen_q, seqlen_k) in [(0, 4, 4), (2, 0, 4), (2, 4, 0), (2, 0, 0)] {
+            let q = Array4::from_elem((batch, seqlen_q, 2, 8), 1.0f32);
+            let kv = Array4::from_elem((batch, seqlen_k, 1, 8), 1.0f32);
+            let output =
+                Attention::new(q.view(), kv.view(), kv.view()).causal().forward(Device::Cpu).unwrap();
+            assert_eq!(output.o, Array4::zeros((batch, seqlen_q, 2, 8)));
+            assert!(output.lse.iter().all(|&lse| lse == f32::NEG_INFINITY));
+            assert_eq!(output.lse.dim(), (batch, 2, seqlen_q));
+        }
+    }
+
+    #[test]
+    fn a_bad_list_is_named() {
+        let x = Array4::from_elem((1, 8, 1, 8), 1.0f32);
+        let attention = Attention::new(x.view(), x.view(), x.view());
+        let error = attention.clone().packed(&[0, 8], &[0, 5, 4]).problem().unwrap_err();
+        assert_eq!(error.to_string(), "k and v: cu_seqlens falls from 5 to 4 at entry 2");
+        let error = attention.seqused_q(&[9]).problem().unwrap_err();
+        assert_eq!(error.to_string(), "q: seqused is 9 for sequence 0, outside 0 to 8");
+    }
+
+    #[test]
+    fn a_transposed_view_is_the_same_problem() {
+        let wave = |step: f32| {
+            Array4::from_shape_fn((2, 5, 3, 8), |(b, s, h, d)| {
+                (step * (b + 7 * s + 3 * h + 5 * d) as f32).sin()
+            })
+        };
+        let [q, k, v] = [0.3, 0.5, 0.7].map(wave);
+        let expected = Attention::new(q.view(), k.view(), v.view()).forward(Device::Cpu).unwrap();
+        let heads_first = |x: &Array4<f32>| {
+            let mut x = x.clone();
+            x.swap_axes(1, 2);
+            x.as_standard_layout().into_owned()
+        };
+        let [q, k, v] = [heads_first(&q), heads_first(&k), heads_first(&v)];
+        let [q, k, v] = [&q, &k, &v].map(|x| x.view().permuted_axes([0, 2, 1, 3]));
+        assert_ne!(q.strides()[1], 3 * 8, "rows are not neighbours' heads apart");
+        assert_eq!(Attention::new(q, k, v).forward(Device::Cpu).unwrap(), expected);
+        assert_eq!(expected.o.len_of(Axis(2)), 3);
     }
 }

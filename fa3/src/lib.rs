@@ -35,7 +35,7 @@
 //! ```
 //!
 //! The layers below are re-exported: [`types`] (what a problem is), [`reference`](mod@reference) (the oracle and the error law),
-//! [`quant`] (FP8), [`sched`] (tiles, orders, plans).
+//! [`quant`] (FP8), [`sched`] (tiles, orders, plans); so are [`ndarray`] and [`half`], whose types are part of the interface.
 #![forbid(unsafe_code)]
 
 mod attention;
@@ -49,7 +49,15 @@ pub use device::Device;
 pub use error::Error;
 pub use scalar::Scalar;
 
+pub use fa3_quant::E4m3;
+
 pub use fa3_quant as quant;
 pub use fa3_ref as reference;
 pub use fa3_sched as sched;
 pub use fa3_types as types;
+pub use {half, ndarray};
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

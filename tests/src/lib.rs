@@ -1,2 +1,39 @@
-//! The cross-crate suite.
+//! One suite of attention problems, many engines.
+//!
+//! ```text
+//! |engine(case) − oracle(case)| ≤ what the error law allows, or the engine says why it skips the case
+//! ```
+//!
+//! A [`Case`] is a problem and what its inputs are like: `testdata/*.toml` holds the chosen ones, [`strategies`] makes
+//! random ones. An [`Engine`] computes a case or [`Skip`]s it with a sentence; [`engines`] lists all there are. The
+//! [`Judge`] of a case applies the error law of [`fa3::reference::law`], and a [`Ledger`] keeps the score. [`reshape`]
+//! cuts and rearranges cases for properties that relate two calls with each other.
+//!
+//! ```
+//! use fa3_tests::{Judge, engines, testdata};
+//!
+//! let case = testdata::load("forward.toml").into_iter().find(|case| case.name == "one-query").unwrap();
+//! let values = case.values();
+//! let judge = Judge::new(&case, &values);
+//! for engine in engines() {
+//!     if let Ok(answer) = engine.forward(&case, &values) {
+//!         judge.forward(engine.arithmetic(), &answer, "cargo test --doc -p fa3-tests").unwrap();
+//!     }
+//! }
+//! ```
 #![forbid(unsafe_code)]
+
+mod case;
+mod engine;
+mod judge;
+mod ledger;
+pub mod reshape;
+pub mod strategies;
+pub mod testdata;
+mod values;
+
+pub use case::Case;
+pub use engine::{Answer, Arithmetic, Engine, NoAnswer, Skip, engines};
+pub use judge::{Judge, Verdict};
+pub use ledger::Ledger;
+pub use values::{Dist, Poison, Values};

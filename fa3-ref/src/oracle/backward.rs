@@ -100,11 +100,13 @@ impl Gradient<'_> {
         self.sum(&q, &k, &dout, |i, j| dot(row(&dout, i), row(&v, j)) + dot(row(&dout, i), row(&o, i)))
     }
 
+    /// Whether row `i` sees key `j`, with a score other than -inf in the row.
+    fn counts(&self, i: usize, j: usize) -> bool {
+        self.scores.allows(i, j) && self.lse[i] != f64::NEG_INFINITY
+    }
+
     /// P_ij, and P_ij c'(S_ij): what dP_ij − D_i is multiplied by.
     fn weights(&self, i: usize, j: usize) -> (f64, f64) {
-        if self.lse[i] == f64::NEG_INFINITY {
-            return (0.0, 0.0);
-        }
         let score = self.scores.score(i, j);
         let p = (score - self.lse[i]).exp();
         (p, p * self.scores.softcap().map_or(1.0, |cap| cap.derivative(score)))
@@ -121,14 +123,14 @@ impl Gradient<'_> {
         let scale = self.scores.problem.softmax_scale().natural();
         let mut dq = Array2::zeros(q.dim());
         rows_mut(&mut dq).enumerate().for_each(|(i, dq)| {
-            for j in self.scores.visible_keys(i) {
+            for j in (0..k.nrows()).filter(|&j| self.counts(i, j)) {
                 add_scaled(dq, scale * self.weights(i, j).1 * difference(i, j), row(k, j));
             }
         });
         let mut dk = Array2::zeros(k.dim());
         let mut dv = Array2::zeros(self.scores.head.v.dim());
         rows_mut(&mut dk).zip(rows_mut(&mut dv)).enumerate().for_each(|(j, (dk, dv))| {
-            for i in (0..q.nrows()).filter(|&i| self.scores.allows(i, j)) {
+            for i in (0..q.nrows()).filter(|&i| self.counts(i, j)) {
                 let (p, weight) = self.weights(i, j);
                 add_scaled(dk, scale * weight * difference(i, j), row(q, i));
                 add_scaled(dv, p, row(dout, i));
@@ -213,6 +215,17 @@ mod tests {
         // One key: P = 1 and O = V, so dP − D cancels and leaves no more than rounding of its two halves.
         assert!(gradient.dq.iter().zip(&magnitude.dq).all(|(g, m)| g.abs() <= 1e-15 * m && *m > 1e-3));
         assert!(gradient.dv.iter().zip(&magnitude.dv).all(|(g, m)| g.abs() <= *m));
+    }
+
+    #[test]
+    fn rows_whose_scores_are_all_minus_infinity_have_no_gradient() {
+        let shape = Shape { batch: 1, seqlen: 2, heads: 1, head_dim: 4 };
+        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).validate().unwrap();
+        let (q, k) =
+            (Array4::from_elem(shape.dims(), 1.0), Array4::from_elem(shape.dims(), f64::NEG_INFINITY));
+        let gradients =
+            backward(&Inputs::new(&problem, q.view(), k.view(), q.view()).unwrap(), q.view()).unwrap();
+        assert!([gradients.dq, gradients.dk, gradients.dv].iter().flatten().all(|&g| g == 0.0));
     }
 
     #[test]

@@ -1,0 +1,103 @@
+//! `fa3 accuracy`: how accurate attention is in 16 and 8 bits, beside the paper's Table 3.
+
+mod chart;
+mod drift;
+mod report;
+mod sample;
+mod table;
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use fa3::quant::QuantError;
+use fa3::types::ProblemError;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::write::{self, NewFile, WriteError};
+use chart::DrawError;
+use report::Report;
+
+/// What `fa3 accuracy --help` says first.
+pub(crate) const ABOUT: &str = "\
+Measures how far attention is from f64 arithmetic, in fp16 and in FP8, and prints it beside the numbers of Table 3 of \
+the FlashAttention-3 paper. Then shows how the result of FP8 attention shrinks as keys are added, on the tensor core's \
+accumulator alone and with two-level accumulation.
+
+FP8 is emulated on the CPU with the arithmetic of Hopper's tensor cores. The full tables take some minutes. The exit \
+code is 1 if something came out other than expected.";
+
+/// Options of `fa3 accuracy`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  fa3 accuracy --quick
+  fa3 accuracy --json accuracy.json --svg accuracy.svg")]
+pub(crate) struct Options {
+    /// Takes seconds: 1024 keys, where the paper's numbers do not apply, and 3 seeds
+    #[arg(long)]
+    quick: bool,
+    /// Writes everything measured, each seed apart
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draws both tables
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Why there are no tables.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+    #[error("cannot draw {}: {source}", path.display())]
+    Draw { path: PathBuf, source: DrawError },
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// What is measured.
+struct Settings {
+    /// Keys and queries of Table 3.
+    seqlen: usize,
+    seeds: RangeInclusive<u64>,
+    /// Keys of the drift table's rows.
+    drift_keys: &'static [usize],
+}
+
+const FULL: Settings =
+    Settings { seqlen: table::PAPER_SEQLEN, seeds: 1..=6, drift_keys: &[1 << 10, 1 << 12, 1 << 14, 1 << 16] };
+const QUICK: Settings = Settings { seqlen: 1024, seeds: 1..=3, drift_keys: &[1 << 10, 1 << 12] };
+
+/// Measures, prints and writes. False if something came out other than expected.
+///
+/// # Errors
+/// See [`Error`].
+pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    options.json.iter().chain(&options.svg).try_for_each(|path| write::check(path))?;
+    let report = measure(if options.quick { QUICK } else { FULL })?;
+    crate::print(&report);
+    let mut files = Vec::new();
+    if let Some(path) = &options.json {
+        let json = serde_json::to_string_pretty(&report).expect("a report holds numbers and names only");
+        files.push(NewFile { path, bytes: (json + "\n").into_bytes() });
+    }
+    if let Some(path) = &options.svg {
+        let svg = chart::draw(&report).map_err(|source| Error::Draw { path: path.clone(), source })?;
+        files.push(NewFile { path, bytes: svg.into_bytes() });
+    }
+    write::write(&files)?;
+    Ok(report.is_as_expected())
+}
+
+fn measure(settings: Settings) -> Result<Report, Error> {
+    let jobs = settings.seeds.clone().count() * (table::Method::ALL.len() + 1) + settings.drift_keys.len();
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed} {wide_msg}");
+    let progress = ProgressBar::new(jobs as u64).with_style(style.expect("the template is valid"));
+    let table = table::measure(settings.seqlen, settings.seeds, &progress)?;
+    let drift = drift::measure(settings.drift_keys, &progress)?;
+    progress.finish_and_clear();
+    Ok(Report { seqlen: settings.seqlen, head_dim: table::HEAD_DIM, table, drift })
+}

@@ -1,0 +1,115 @@
+//! Both tables as one SVG.
+
+use std::io;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use super::drift;
+use super::report::Report;
+use super::table;
+
+const PAPER: RGBColor = RGBColor(120, 120, 120);
+
+/// Why nothing was drawn.
+pub(crate) type DrawError = DrawingAreaErrorKind<io::Error>;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
+    let mut svg = String::new();
+    let root = SVGBackend::with_string(&mut svg, (1100, 420)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let (left, right) = root.split_horizontally(620);
+    draw_table(report, &left)?;
+    draw_drift(&report.drift, &right)?;
+    root.present()?;
+    drop((root, left, right));
+    Ok(svg)
+}
+
+/// Medians as dots, spreads as bars, the paper's numbers as crosses, one line a method.
+fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
+    let rows = &report.table;
+    let title = format!("RMSE against f64, seqlen {}, head_dim {}", report.seqlen, report.head_dim);
+    let y = |row: usize| (rows.len() - row) as f64;
+    let name = |y: &f64| {
+        let row = rows.len().checked_sub(y.round() as usize).and_then(|row| rows.get(row));
+        row.map_or(String::new(), |row| row.method.name().to_owned())
+    };
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, ("sans-serif", 16))
+        .margin(12)
+        .x_label_area_size(34)
+        .y_label_area_size(210)
+        .build_cartesian_2d((5e-5f64..5e-2).log_scale(), 0.5..rows.len() as f64 + 0.5)?;
+    chart
+        .configure_mesh()
+        .y_labels(rows.len())
+        .y_label_formatter(&name)
+        .x_label_formatter(&|x| format!("{x:.0e}"))
+        .disable_y_mesh()
+        .draw()?;
+    let spread = |(i, row): (usize, &table::Row)| {
+        PathElement::new([(row.least(), y(i)), (row.most(), y(i))], BLUE.stroke_width(2))
+    };
+    chart.draw_series(rows.iter().enumerate().map(spread))?;
+    chart
+        .draw_series(
+            rows.iter().enumerate().map(|(i, row)| Circle::new((row.median, y(i)), 4, BLUE.filled())),
+        )?
+        .label("here: median, least to most")
+        .legend(|(x, y)| Circle::new((x + 8, y), 4, BLUE.filled()));
+    let paper = rows
+        .iter()
+        .enumerate()
+        .filter_map(|(i, row)| Some(Cross::new((row.paper?, y(i)), 5, PAPER.stroke_width(2))));
+    chart
+        .draw_series(paper)?
+        .label("the paper")
+        .legend(|(x, y)| Cross::new((x + 8, y), 5, PAPER.stroke_width(2)));
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE)
+        .border_style(PAPER)
+        .draw()?;
+    Ok(())
+}
+
+fn draw_drift(rows: &[drift::Row], area: &Area<'_>) -> Result<(), DrawError> {
+    let keys = |row: &drift::Row| row.keys as f64;
+    let most = rows.iter().map(keys).fold(0.0, f64::max);
+    let lowest = rows.iter().map(|row| 100.0 * row.one_level.bias).fold(0.0, f64::min);
+    let mut chart = ChartBuilder::on(area)
+        .caption("Bias of O in FP8, V around 1", ("sans-serif", 16))
+        .margin(12)
+        .x_label_area_size(34)
+        .y_label_area_size(60)
+        .build_cartesian_2d((800.0..1.2 * most).log_scale(), 1.1 * lowest..2.0)?;
+    chart
+        .configure_mesh()
+        .x_desc("keys")
+        .x_label_formatter(&|x| format!("{x:.0}"))
+        .y_label_formatter(&|y| format!("{y:.0} %"))
+        .light_line_style(WHITE)
+        .draw()?;
+    let line = |bias: fn(&drift::Row) -> f64| rows.iter().map(move |row| (keys(row), 100.0 * bias(row)));
+    for (name, color, points) in [
+        ("one level", RED, line(|row| row.one_level.bias)),
+        ("two levels", BLUE, line(|row| row.two_level.bias)),
+    ] {
+        chart.draw_series(LineSeries::new(points.clone(), color.stroke_width(2)))?;
+        chart
+            .draw_series(points.map(|point| Circle::new(point, 4, color.filled())))?
+            .label(name)
+            .legend(move |(x, y)| Circle::new((x + 8, y), 4, color.filled()));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerLeft)
+        .background_style(WHITE)
+        .border_style(PAPER)
+        .draw()?;
+    Ok(())
+}

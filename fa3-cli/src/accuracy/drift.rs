@@ -1,0 +1,64 @@
+//! How FP8 attention drifts as the number of keys grows.
+//!
+//! Hopper's tensor cores truncate sums of FP8 products to 13 fraction bits. A value near 1 that is added to an
+//! accumulator of many loses its low bits, always toward zero, so that O shrinks with every key. Here V is around 1,
+//! 1 + N(0, 1)/2, where such a bias shows. Adding the accumulator into f32 registers every 128 keys ends it.
+
+use fa3::quant::{Accumulation, Fp8Attention, Granularity, Preparation};
+use indicatif::ProgressBar;
+use rand_distr::Distribution;
+use serde::Serialize;
+
+use super::Error;
+use super::sample::{Sample, Tensor, normal};
+
+const QUERIES: usize = 64;
+const HEAD_DIM: usize = 64;
+const SEED: u64 = 1;
+const BLOCK: usize = 128;
+
+/// One number of keys.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) keys: usize,
+    pub(super) one_level: Drift,
+    pub(super) two_level: Drift,
+}
+
+/// Errors of O relative to its mean size.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Drift {
+    /// mean (O − exact) / mean |exact|
+    pub(super) bias: f64,
+    /// √ mean (O − exact)² / mean |exact|
+    pub(super) rmse: f64,
+}
+
+pub(super) fn measure(keys: &[usize], progress: &ProgressBar) -> Result<Vec<Row>, Error> {
+    let rows = keys.iter().map(|&keys| {
+        progress.set_message(format!("{keys} keys in one level and in two"));
+        let (around_0, around_1) = (normal(0.0, 1.0), normal(1.0, 0.5));
+        let sample = Sample::draw(SEED, (QUERIES, keys, HEAD_DIM), |rng, tensor| match tensor {
+            Tensor::Q | Tensor::K => around_0.sample(rng),
+            Tensor::V => around_1.sample(rng),
+        })?;
+        let one_level = drift(&sample, Accumulation::OneLevel)?;
+        let two_level = drift(&sample, Accumulation::TwoLevel { keys: BLOCK })?;
+        progress.inc(1);
+        Ok(Row { keys, one_level, two_level })
+    });
+    rows.collect()
+}
+
+fn drift(sample: &Sample, accumulation: Accumulation) -> Result<Drift, Error> {
+    let problem = &sample.problem;
+    let head = Preparation::new(Granularity::Head);
+    let [q, k, v] = [&sample.q, &sample.k, &sample.v].map(|x| x.mapv(|x| x as f32));
+    let q = head.quantize(q.view(), problem.seqs_q())?;
+    let k = head.quantize(k.view(), problem.seqs_k())?;
+    let v = head.quantize(v.view(), problem.seqs_k())?;
+    let o = Fp8Attention { accumulation, key_block: BLOCK }.forward(problem, &q, &k, &v)?.o;
+    let norms = fa3::reference::norms::ErrorNorms::of(&o, &sample.exact.o);
+    let size = sample.exact.o.iter().map(|x| x.abs()).sum::<f64>() / norms.count as f64;
+    Ok(Drift { bias: norms.mean / size, rmse: norms.rmse / size })
+}

@@ -1,0 +1,57 @@
+//! Options that several verbs share.
+
+use std::num::ParseIntError;
+
+use fa3::types::{Mask, ProblemError};
+
+/// Which keys a query may see.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MaskArgs {
+    /// Each query sees the keys up to its own position; the last query stands at the last key
+    #[arg(long)]
+    causal: bool,
+    /// Each query sees L keys before its own position and R after it; -1 is unbounded
+    #[arg(long, value_name = "L,R", conflicts_with = "causal", allow_hyphen_values = true, value_parser = window)]
+    window: Option<Mask>,
+}
+
+/// Why a window was not understood.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(crate) enum WindowError {
+    /// Not two parts.
+    #[error("expected two numbers with a comma between them")]
+    NotAPair,
+    /// A part is no number.
+    #[error(transparent)]
+    Number(#[from] ParseIntError),
+    /// A number is no window size.
+    #[error(transparent)]
+    Size(#[from] ProblemError),
+}
+
+impl MaskArgs {
+    /// The mask that the options describe.
+    pub(crate) fn mask(&self) -> Mask {
+        self.window.unwrap_or(if self.causal { Mask::Causal } else { Mask::None })
+    }
+}
+
+fn window(text: &str) -> Result<Mask, WindowError> {
+    let (left, right) = text.split_once(',').ok_or(WindowError::NotAPair)?;
+    Ok(Mask::from_window(left.trim().parse()?, right.trim().parse()?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows() {
+        assert_eq!(window("256,0"), Ok(Mask::Window { left: Some(256), right: Some(0) }));
+        assert_eq!(window("-1, 3"), Ok(Mask::Window { left: None, right: Some(3) }));
+        assert_eq!(window("-1,-1"), Ok(Mask::None));
+        assert_eq!(window("5"), Err(WindowError::NotAPair));
+        assert!(matches!(window("5,"), Err(WindowError::Number(_))));
+        assert_eq!(window("-2,0"), Err(WindowError::Size(ProblemError::WindowSize { given: -2 })));
+    }
+}

@@ -1,0 +1,162 @@
+//! `fa3 plan`: how a problem would be computed on a GPU.
+
+mod gantt;
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+use clap::builder::TypedValueParser;
+use fa3::sched::{Limits, Order, OrderComparison, OrderTable, Plan, PlanError};
+use fa3::types::{Dtype, Problem, ProblemError, ProblemSpec, Sequences, Shape};
+
+use crate::args::MaskArgs;
+use crate::write::{self, NewFile, WriteError};
+use gantt::{DrawError, Schedule};
+
+/// More tiles than this are not simulated: a schedule takes 24 bytes a tile, and there are four of them.
+const MOST_TILES: u32 = 1 << 22;
+
+/// What `fa3 plan --help` says first.
+pub(crate) const ABOUT: &str = "\
+Shows how the forward pass of a problem would be computed on a GPU: the kernel's tile with its registers and shared \
+memory, the order of tiles, how they reach CTAs, and what other orders would cost.
+
+Nothing is computed and no GPU is needed. Without further options the GPU is an H100 SXM with 132 SMs.";
+
+/// Options of `fa3 plan`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  fa3 plan --batch 4 --seqlen 4096 --heads 8 --head-dim 128 --causal --svg plan.svg
+  fa3 plan --seqlen 1 --seqlen-k 32768 --heads 32 --heads-kv 4 --head-dim 128
+  fa3 plan --cu-seqlens-q 0,100,1100,1164 --heads 16 --head-dim 64 --window 256,0")]
+pub(crate) struct Options {
+    /// Sequences
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "cu_seqlens_q")]
+    batch: usize,
+    /// Query rows of a sequence
+    #[arg(long, value_name = "N", required_unless_present = "cu_seqlens_q", conflicts_with = "cu_seqlens_q")]
+    seqlen: Option<usize>,
+    /// Keys of a sequence, as many as query rows if absent
+    #[arg(long, value_name = "N", conflicts_with = "cu_seqlens_q")]
+    seqlen_k: Option<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N")]
+    heads: usize,
+    /// Key/value heads, as many as query heads if absent
+    #[arg(long, value_name = "N")]
+    heads_kv: Option<usize>,
+    /// Head dimension of Q and K
+    #[arg(long, value_name = "N")]
+    head_dim: usize,
+    /// Head dimension of V and O, as that of Q and K if absent
+    #[arg(long, value_name = "N")]
+    head_dim_v: Option<usize>,
+    /// f16, bf16 or e4m3
+    #[arg(long, value_name = "TYPE", default_value_t = Dtype::Bf16, value_parser = dtype)]
+    dtype: Dtype,
+    #[command(flatten)]
+    mask: MaskArgs,
+    /// Packed sequences: the rows of Q where they begin, from 0, and where the last one ends
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true)]
+    cu_seqlens_q: Option<Vec<i32>>,
+    /// The same for K and V, as for Q if absent
+    #[arg(
+        long,
+        value_name = "N,N,..",
+        value_delimiter = ',',
+        allow_hyphen_values = true,
+        requires = "cu_seqlens_q"
+    )]
+    cu_seqlens_k: Option<Vec<i32>>,
+    /// Streaming multiprocessors of the GPU
+    #[arg(long, value_name = "N", default_value_t = Limits::h100_sxm().sms, value_parser = sms())]
+    sms: NonZeroU32,
+    /// Draws the schedule in linear order and longest first
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error("{given} tiles are more than the {limit} that are simulated")]
+    Tiles { given: u32, limit: u32 },
+    #[error("cannot draw {}: {source}", path.display())]
+    Draw { path: PathBuf, source: DrawError },
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// No dtype has this name.
+#[derive(Debug, thiserror::Error)]
+#[error("expected f16, bf16 or e4m3")]
+struct NoSuchDtype;
+
+/// Plans, prints and draws. True: there is nothing to check.
+///
+/// # Errors
+/// See [`Error`].
+pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    if let Some(path) = &options.svg {
+        write::check(path)?;
+    }
+    let problem = options.problem()?;
+    let limits = Limits { sms: options.sms, ..Limits::h100_sxm() };
+    let plan = Plan::new(&problem, &limits)?;
+    if plan.num_tiles > MOST_TILES {
+        return Err(Error::Tiles { given: plan.num_tiles, limit: MOST_TILES });
+    }
+    crate::print(&plan);
+    let orders = OrderComparison::new(&problem, &limits)?;
+    crate::print(
+        &"\nMakespan by order of tiles, as a multiple of the bound (in KV blocks) that none can beat:\n",
+    );
+    crate::print(&OrderTable(vec![orders.clone()]));
+    if let Some(path) = &options.svg {
+        let longest_first = Order::LongestFirst { section: u32::MAX, longest: problem.mask().into() };
+        let schedules = [
+            Schedule::new("linear", &problem, &limits, Order::Linear)?,
+            Schedule::new("longest first", &problem, &limits, longest_first)?,
+        ];
+        let svg = gantt::draw(&problem, &schedules, orders.bound)
+            .map_err(|source| Error::Draw { path: path.clone(), source })?;
+        write::write(&[NewFile { path, bytes: svg.into_bytes() }])?;
+        crate::print(&format_args!("\nwrote {}", path.display()));
+    }
+    Ok(true)
+}
+
+impl Options {
+    fn problem(&self) -> Result<Problem, ProblemError> {
+        let (heads, heads_kv) = (self.heads, self.heads_kv.unwrap_or(self.heads));
+        let spec = match &self.cu_seqlens_q {
+            Some(cu_seqlens_q) => {
+                let seqs_q = Sequences::packed(cu_seqlens_q)?;
+                let seqs_k = Sequences::packed(self.cu_seqlens_k.as_ref().unwrap_or(cu_seqlens_q))?;
+                ProblemSpec::packed(self.dtype, (heads, heads_kv), self.head_dim, seqs_q, seqs_k)
+            }
+            None => {
+                let seqlen = self.seqlen.unwrap_or(0);
+                let q = Shape { batch: self.batch, seqlen, heads, head_dim: self.head_dim };
+                let kv = Shape { seqlen: self.seqlen_k.unwrap_or(seqlen), heads: heads_kv, ..q };
+                ProblemSpec::dense(self.dtype, q, kv)
+            }
+        };
+        spec.head_dim_v(self.head_dim_v.unwrap_or(self.head_dim)).mask(self.mask.mask()).validate()
+    }
+}
+
+fn dtype(name: &str) -> Result<Dtype, NoSuchDtype> {
+    Dtype::ALL.into_iter().find(|dtype| dtype.to_string() == name).ok_or(NoSuchDtype)
+}
+
+/// More SMs than any GPU has would only cost memory.
+fn sms() -> impl TypedValueParser<Value = NonZeroU32> {
+    clap::value_parser!(u32).range(1..=4096).try_map(NonZeroU32::try_from)
+}

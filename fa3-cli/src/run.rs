@@ -1,0 +1,173 @@
+//! `fa3 run`: the attention of tensors in files.
+
+mod call;
+mod compare;
+mod error;
+mod npy;
+mod report;
+mod safetensors;
+mod tensor;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rayon::ThreadPoolBuilder;
+
+use crate::args::MaskArgs;
+use crate::write::{self, NewFile};
+use call::{Call, Lists, Results, Settings};
+use error::Error;
+use safetensors::{File, Selection};
+
+/// What `fa3 run --help` says first.
+pub(crate) const ABOUT: &str = "\
+Computes O = softmax(mask(cap(scale · Q Kᵀ))) V and LSE = ln Σ exp(score) for tensors in files.
+
+The input is a safetensors file with tensors q, k and v, or three .npy files. Shapes are (batch, seqlen, heads, head_dim), \
+or (total, heads, head_dim) for packed sequences; K and V may have fewer heads than Q. The type is F32, F16, BF16 or \
+F8_E4M3 (.npy: f4 or f2), and O has the same, BF16 for F8_E4M3.
+
+In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. For packed sequences \
+Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional. If there are \
+Po or Plse, results are compared with them by the error law: they may be off by twice the error of standard attention in \
+the same precision.";
+
+/// Options of `fa3 run`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  fa3 run data/minilm_layer5.safetensors
+  fa3 run qkv.safetensors --causal --prefix layer0. -o out.safetensors
+  fa3 run packed.safetensors --cu-seqlens-q 0,100,300
+  fa3 run q.npy k.npy v.npy --window 256,0 -o o.npy --lse lse.npy
+
+Exit code: 0, or 1 if a result breaks the error law, or 2 if there is no result.")]
+pub(crate) struct Options {
+    /// A safetensors file, or Q, K and V as .npy files
+    #[arg(required = true, num_args = 1..=3, value_name = "FILE")]
+    inputs: Vec<PathBuf>,
+    /// Writes O and LSE as safetensors, named Po and Plse, or O as .npy
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Writes LSE as .npy
+    #[arg(long, value_name = "FILE", requires = "output")]
+    lse: Option<PathBuf>,
+    #[command(flatten)]
+    selection: Selection,
+    #[command(flatten)]
+    mask: MaskArgs,
+    /// Factor on Q·Kᵀ, 1/√head_dim if absent
+    #[arg(long, value_name = "S", allow_negative_numbers = true)]
+    scale: Option<f64>,
+    /// Bounds scores s to ±C by C · tanh(s / C)
+    #[arg(long, value_name = "C", allow_negative_numbers = true)]
+    softcap: Option<f64>,
+    #[command(flatten)]
+    lists: Lists,
+    /// Threads to compute with, up to 1024; one a core if absent
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+/// Computes, prints, compares and writes. True if every result satisfies the error law.
+///
+/// # Errors
+/// See [`Error`]; no file has been written then.
+pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    for path in options.output.iter().chain(&options.lse) {
+        write::check(path)?;
+    }
+    let one_a_core = 0;
+    let threads = options.threads.map_or(one_a_core, usize::from);
+    let pool = ThreadPoolBuilder::new().num_threads(threads).build()?;
+    pool.install(|| match options.inputs.as_slice() {
+        [input] => run_safetensors(input, options),
+        [q, k, v] => run_npy([q, k, v], options),
+        inputs => Err(Error::FileCount { given: inputs.len() }),
+    })
+}
+
+fn run_safetensors(input: &Path, options: &Options) -> Result<bool, Error> {
+    if options.lse.is_some() {
+        return Err(Error::NotForSafetensors);
+    }
+    check_format(options.output.as_deref(), "safetensors", "npy")?;
+    let bytes = fs::read(input).map_err(|source| Error::Read { path: input.into(), source })?;
+    let file = File::new(input, &bytes)?;
+    let settings = options.settings();
+    let (mut holds, mut results) = (true, Vec::new());
+    for prefix in file.prefixes(&options.selection)? {
+        let Results { report, o, lse } = file.call(&prefix, &options.selection)?.attend(&settings)?;
+        crate::print(&report);
+        holds &= report.holds();
+        if options.output.is_some() {
+            results.extend([o, lse]);
+        }
+    }
+    if let Some(path) = &options.output {
+        write_files(&[NewFile { path, bytes: safetensors::encode(path, &results)? }])?;
+    }
+    Ok(holds)
+}
+
+fn run_npy(paths: [&PathBuf; 3], options: &Options) -> Result<bool, Error> {
+    let Selection { prefix, q, k, v } = &options.selection;
+    for (option, value) in [("--prefix", prefix), ("--q", q), ("--k", k), ("--v", v)] {
+        if value.is_some() {
+            return Err(Error::NotForNpy { option });
+        }
+    }
+    check_format(options.output.as_deref(), "npy", "safetensors")?;
+    if let (Some(o), Some(lse)) = (&options.output, &options.lse)
+        && o == lse
+    {
+        return Err(Error::SameOutput { path: o.clone() });
+    }
+    let [q, k, v] = paths.map(|path| npy::read(path));
+    let call = Call {
+        prefix: String::new(),
+        q: q?,
+        k: k?,
+        v: v?,
+        lists: Lists::default(),
+        expected_o: None,
+        expected_lse: None,
+    };
+    let Results { report, o, lse } = call.attend(&options.settings())?;
+    crate::print(&report);
+    let mut files = Vec::new();
+    for (path, tensor) in [(&options.output, o), (&options.lse, lse)] {
+        if let Some(path) = path {
+            files.push(NewFile { path, bytes: npy::encode(path, &tensor)? });
+        }
+    }
+    write_files(&files)?;
+    Ok(report.holds())
+}
+
+/// Refuses an output whose name claims the other format.
+fn check_format(output: Option<&Path>, expected: &'static str, other: &str) -> Result<(), Error> {
+    match output {
+        Some(path) if path.extension().is_some_and(|extension| extension == other) => {
+            Err(Error::OutputFormat { path: path.into(), expected })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn write_files(files: &[NewFile<'_>]) -> Result<(), Error> {
+    write::write(files)?;
+    files.iter().for_each(|file| crate::print(&format_args!("wrote {}", file.path.display())));
+    Ok(())
+}
+
+impl Options {
+    fn settings(&self) -> Settings {
+        Settings {
+            mask: self.mask.mask(),
+            softmax_scale: self.scale,
+            softcap: self.softcap,
+            lists: self.lists.clone(),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Why there is no result.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use fa3::reference::InputError;
+use safetensors::{Dtype, SafeTensorError};
+
+use crate::write::WriteError;
+
+/// Everything that `fa3 run` refuses. One sentence each, with the names and the numbers.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum Error {
+    #[error("expected one safetensors file or three .npy files (q, k, v), got {given} files")]
+    FileCount { given: usize },
+    #[error("{option} is for safetensors input, not for .npy files")]
+    NotForNpy { option: &'static str },
+    #[error("--lse is for .npy files; a safetensors output holds o and lse")]
+    NotForSafetensors,
+    #[error("output {} cannot hold both o and lse", path.display())]
+    SameOutput { path: PathBuf },
+    #[error("output {} must be named .{expected}, like the input", path.display())]
+    OutputFormat { path: PathBuf, expected: &'static str },
+
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{} is not a whole safetensors file: {source}", path.display())]
+    NotSafetensors { path: PathBuf, source: SafeTensorError },
+    #[error("{} is not a .npy file: {source}", path.display())]
+    NotNpy { path: PathBuf, source: io::Error },
+    #[error("{} holds {descr}, expected f4 or f2", path.display())]
+    NpyDtype { path: PathBuf, descr: String },
+    #[error("{} ends before the elements of its shape {shape:?} do", path.display())]
+    NpyTruncated { path: PathBuf, shape: Vec<u64> },
+
+    #[error(
+        "{} has no tensors q, k and v, with or without a prefix; it holds {names} (--q, --k, --v name others)",
+        path.display()
+    )]
+    NoCall { path: PathBuf, names: Names },
+    #[error("{} has no tensor {name}; it holds {names}", path.display())]
+    NoTensor { path: PathBuf, name: String, names: Names },
+    #[error("{tensor} is {given}, expected {expected}")]
+    Dtype { tensor: String, given: Dtype, expected: &'static str },
+    #[error("{tensor} is {given}, expected {expected} like {like}")]
+    MixedDtypes { tensor: String, given: Dtype, expected: Dtype, like: String },
+    #[error(
+        "{tensor} has shape {given:?}, expected (batch, seqlen, heads, head_dim), or cu_seqlens_q and (total, heads, head_dim)"
+    )]
+    DenseRank { tensor: String, given: Vec<usize> },
+    #[error("{tensor} has shape {given:?}, expected (total, heads, head_dim) because there is cu_seqlens")]
+    PackedRank { tensor: String, given: Vec<usize> },
+    #[error("{tensor} of shape {given:?} is too large to be addressed")]
+    TooLarge { tensor: String, given: Vec<usize> },
+    #[error("{tensor} has shape {given:?}, expected {expected:?}")]
+    ExpectedShape { tensor: String, given: Vec<usize>, expected: Vec<usize> },
+    #[error("{tensor} has shape {given:?}, expected a list")]
+    NotAList { tensor: String, given: Vec<usize> },
+    #[error("{tensor} has {given} at entry {index}, more than 32 bits hold")]
+    ListEntry { tensor: String, index: usize, given: i64 },
+    #[error("{given} is there and {missing} is not, and q and k differ in length")]
+    OneCuSeqlens { given: &'static str, missing: &'static str },
+
+    #[error("{tensors}: {source}")]
+    Problem { tensors: String, source: fa3::Error },
+    #[error(transparent)]
+    Input(#[from] InputError),
+    #[error("cannot start threads: {0}")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error("cannot write {}: {source}", path.display())]
+    Serialize { path: PathBuf, source: SafeTensorError },
+    #[error("cannot write {}: {source}", path.display())]
+    SerializeNpy { path: PathBuf, source: io::Error },
+}
+
+/// The names of a file's tensors, the first few of them printed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Names(pub(crate) Vec<String>);
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MOST: usize = 8;
+        match self.0.as_slice() {
+            [] => f.write_str("nothing"),
+            names if names.len() <= MOST => f.write_str(&names.join(", ")),
+            names => write!(f, "{} and {} more", names[..MOST].join(", "), names.len() - MOST),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_of_names_are_cut() {
+        let names = |count: usize| Names((0..count).map(|i| i.to_string()).collect()).to_string();
+        assert_eq!(names(0), "nothing");
+        assert_eq!(names(2), "0, 1");
+        assert_eq!(names(10), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
+    }
+}

@@ -1,0 +1,241 @@
+//! Tensors as files hold them: a name, a shape and values of one of several types.
+
+use fa3::Scalar;
+use fa3::quant::E4m3;
+use half::{bf16, f16};
+use ndarray::{Array, Array4, Dimension};
+use safetensors::Dtype;
+
+use super::error::Error;
+
+/// A tensor with nothing between its elements, the last dimension fastest.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tensor {
+    /// Its name in the file, or the file's name.
+    pub(super) name: String,
+    /// Extents.
+    pub(super) shape: Vec<usize>,
+    /// As many values as the shape says.
+    pub(super) values: Values,
+}
+
+/// Values of one type.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Values {
+    F64(Vec<f64>),
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    E4m3(Vec<E4m3>),
+    I64(Vec<i64>),
+    I32(Vec<i32>),
+}
+
+impl Tensor {
+    /// The elements of `array` in order.
+    pub(super) fn new<T: Stored, D: Dimension>(name: String, array: Array<T, D>) -> Tensor {
+        let shape = array.shape().to_vec();
+        Tensor { name, shape, values: T::wrap(array.into_iter().collect()) }
+    }
+
+    /// The tensor as (batch, seqlen, heads, head_dim), from (total, heads, head_dim) if it is packed. `q` is the
+    /// name of the tensor that decided on the type.
+    pub(super) fn array<T: Stored>(self, packed: bool, q: &str) -> Result<Array4<T>, Error> {
+        let Tensor { name: tensor, shape: given, values } = self;
+        let dims = match (given.as_slice(), packed) {
+            (&[batch, seqlen, heads, head_dim], false) => [batch, seqlen, heads, head_dim],
+            (&[total, heads, head_dim], true) => [1, total, heads, head_dim],
+            (_, false) => return Err(Error::DenseRank { tensor, given }),
+            (_, true) => return Err(Error::PackedRank { tensor, given }),
+        };
+        match T::take(values) {
+            Ok(values) => Array4::from_shape_vec(dims, values).map_err(|_| Error::TooLarge { tensor, given }),
+            Err(given) => Err(Error::MixedDtypes { tensor, given, expected: T::STORED, like: q.to_owned() }),
+        }
+    }
+
+    /// The same values without the batch of 1 that a packed result has.
+    pub(super) fn without_batch(mut self) -> Tensor {
+        self.shape.remove(0);
+        self
+    }
+
+    /// The tensor as f64, in the shape `expected`, whose batch of 1 the tensor may lack.
+    pub(super) fn expected<D: Dimension>(self, expected: D) -> Result<Array<f64, D>, Error> {
+        let Tensor { name, shape, values } = self;
+        let values: Vec<f64> = match values {
+            Values::F64(values) => values,
+            Values::F32(values) => values.into_iter().map(f64::from).collect(),
+            Values::F16(values) => values.into_iter().map(f64::from).collect(),
+            Values::Bf16(values) => values.into_iter().map(f64::from).collect(),
+            other @ (Values::E4m3(_) | Values::I64(_) | Values::I32(_)) => {
+                let expected = "F64, F32, F16 or BF16";
+                return Err(Error::Dtype { tensor: name, given: other.dtype(), expected });
+            }
+        };
+        let fits = |shape: &[usize]| shape == expected.slice();
+        if !fits(&shape) && !fits(&[&[1], shape.as_slice()].concat()) {
+            let expected = expected.slice().to_vec();
+            return Err(Error::ExpectedShape { tensor: name, given: shape, expected });
+        }
+        Array::from_shape_vec(expected, values).map_err(|_| Error::TooLarge { tensor: name, given: shape })
+    }
+
+    /// The tensor as a list of 32-bit integers.
+    pub(super) fn list(self) -> Result<Vec<i32>, Error> {
+        let Tensor { name: tensor, shape, values } = self;
+        if shape.len() != 1 {
+            return Err(Error::NotAList { tensor, given: shape });
+        }
+        match values {
+            Values::I32(values) => Ok(values),
+            Values::I64(values) => {
+                let narrow = |(index, given)| match i32::try_from(given) {
+                    Ok(entry) => Ok(entry),
+                    Err(_) => Err(Error::ListEntry { tensor: tensor.clone(), index, given }),
+                };
+                values.into_iter().enumerate().map(narrow).collect()
+            }
+            other
+            @ (Values::F64(_) | Values::F32(_) | Values::F16(_) | Values::Bf16(_) | Values::E4m3(_)) => {
+                Err(Error::Dtype { tensor, given: other.dtype(), expected: "I32 or I64" })
+            }
+        }
+    }
+}
+
+impl Values {
+    /// Decodes little-endian bytes; `None` for a type that is none of these.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "the list of types in files grows without us")]
+    pub(super) fn decode(dtype: Dtype, bytes: &[u8]) -> Option<Values> {
+        Some(match dtype {
+            Dtype::F64 => Values::F64(decode(bytes, f64::from_le_bytes)),
+            Dtype::F32 => Values::F32(decode(bytes, f32::from_le_bytes)),
+            Dtype::F16 => Values::F16(decode(bytes, f16::from_le_bytes)),
+            Dtype::BF16 => Values::Bf16(decode(bytes, bf16::from_le_bytes)),
+            Dtype::F8_E4M3 => Values::E4m3(decode(bytes, |[bits]: [u8; 1]| E4m3::from_bits(bits))),
+            Dtype::I64 => Values::I64(decode(bytes, i64::from_le_bytes)),
+            Dtype::I32 => Values::I32(decode(bytes, i32::from_le_bytes)),
+            _ => return None,
+        })
+    }
+
+    /// Encodes to little-endian bytes.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        match self {
+            Values::F64(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Values::F32(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Values::F16(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Values::Bf16(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Values::E4m3(values) => values.iter().map(|x| x.to_bits()).collect(),
+            Values::I64(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Values::I32(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        }
+    }
+
+    /// The type.
+    pub(super) fn dtype(&self) -> Dtype {
+        match self {
+            Values::F64(_) => Dtype::F64,
+            Values::F32(_) => Dtype::F32,
+            Values::F16(_) => Dtype::F16,
+            Values::Bf16(_) => Dtype::BF16,
+            Values::E4m3(_) => Dtype::F8_E4M3,
+            Values::I64(_) => Dtype::I64,
+            Values::I32(_) => Dtype::I32,
+        }
+    }
+}
+
+/// `bytes` holds whole numbers: a file's offsets have been checked against its shapes.
+fn decode<T, const N: usize>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|&chunk| from(chunk)).collect()
+}
+
+/// An element type of [`Values`] that attention computes with.
+pub(super) trait Stored: Scalar {
+    /// The type's name in files.
+    const STORED: Dtype;
+
+    /// Values of this type.
+    fn wrap(values: Vec<Self>) -> Values;
+
+    /// The values if they are of this type, else the type they are of.
+    fn take(values: Values) -> Result<Vec<Self>, Dtype>;
+}
+
+macro_rules! stored {
+    ($($element:ty: $variant:ident, $stored:ident;)*) => {$(
+        impl Stored for $element {
+            const STORED: Dtype = Dtype::$stored;
+
+            fn wrap(values: Vec<Self>) -> Values {
+                Values::$variant(values)
+            }
+
+            fn take(values: Values) -> Result<Vec<Self>, Dtype> {
+                if let Values::$variant(values) = values { Ok(values) } else { Err(values.dtype()) }
+            }
+        }
+    )*};
+}
+
+stored! {
+    f32: F32, F32;
+    f16: F16, F16;
+    bf16: Bf16, BF16;
+    E4m3: E4m3, F8_E4M3;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ndarray::{Dim, arr3};
+
+    fn tensor(shape: &[usize], values: Values) -> Tensor {
+        Tensor { name: "x".into(), shape: shape.to_vec(), values }
+    }
+
+    #[test]
+    fn little_endian_bytes() {
+        let bytes = [0x00, 0x3C, 0x00, 0xC0];
+        let f16s = Values::F16(vec![f16::from_f32(1.0), f16::from_f32(-2.0)]);
+        assert_eq!(Values::decode(Dtype::F16, &bytes), Some(f16s.clone()));
+        assert_eq!(f16s.encode(), bytes);
+        assert_eq!(Values::decode(Dtype::F32, &bytes), Some(Values::F32(vec![-2.0 - 60.0 / 16384.0])));
+        assert_eq!(Values::decode(Dtype::F8_E4M3, &[0x38]), Some(Values::E4m3(vec![E4m3::from_f32(1.0)])));
+        assert_eq!(Values::decode(Dtype::U8, &bytes), None);
+    }
+
+    #[test]
+    fn packed_tensors_have_one_dimension_less() {
+        let values = || Values::F32(vec![0.0; 6 * 8]);
+        let dims =
+            |shape: &[usize], packed| tensor(shape, values()).array::<f32>(packed, "q").map(|a| a.dim());
+        assert_eq!(dims(&[3, 2, 8], true).unwrap(), (1, 3, 2, 8));
+        assert_eq!(dims(&[1, 3, 2, 8], false).unwrap(), (1, 3, 2, 8));
+        assert!(matches!(dims(&[3, 2, 8], false), Err(Error::DenseRank { .. })));
+        assert!(matches!(dims(&[1, 3, 2, 8], true), Err(Error::PackedRank { .. })));
+        let mixed = tensor(&[1, 3, 2, 8], values()).array::<f16>(false, "q").unwrap_err();
+        assert_eq!(mixed.to_string(), "x is F32, expected F16 like q");
+    }
+
+    #[test]
+    fn expected_results_may_lack_the_batch() {
+        let values = || Values::F32(vec![1.0, 2.0]);
+        let expected = |shape: &[usize]| tensor(shape, values()).expected(Dim([1, 2, 1]));
+        assert_eq!(expected(&[2, 1]).unwrap(), arr3(&[[[1.0], [2.0]]]));
+        assert_eq!(expected(&[1, 2, 1]).unwrap(), arr3(&[[[1.0], [2.0]]]));
+        let error = expected(&[1, 2]).unwrap_err();
+        assert_eq!(error.to_string(), "x has shape [1, 2], expected [1, 2, 1]");
+    }
+
+    #[test]
+    fn lists_are_of_integers() {
+        assert_eq!(tensor(&[2], Values::I64(vec![0, 7])).list().unwrap(), [0, 7]);
+        let large = tensor(&[2], Values::I64(vec![0, 1 << 31])).list().unwrap_err();
+        assert_eq!(large.to_string(), "x has 2147483648 at entry 1, more than 32 bits hold");
+        assert!(matches!(tensor(&[1], Values::F32(vec![0.0])).list(), Err(Error::Dtype { .. })));
+        assert!(matches!(tensor(&[1, 2], Values::I32(vec![0, 1])).list(), Err(Error::NotAList { .. })));
+    }
+}

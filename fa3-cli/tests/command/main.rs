@@ -1,0 +1,41 @@
+//! `fa3` as a command: the binary is run on files in temporary folders.
+
+mod accuracy;
+mod plan;
+mod refusals;
+mod run;
+
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
+
+/// What the command did.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+pub(crate) fn fa3<S: AsRef<OsStr>>(args: &[S]) -> Ran {
+    let output = Command::new(env!("CARGO_BIN_EXE_fa3")).args(args).stdin(Stdio::null()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+impl Ran {
+    /// The command succeeded and complained about nothing.
+    #[track_caller]
+    pub(crate) fn succeeded(self) -> String {
+        assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{}", self.stdout);
+        self.stdout
+    }
+
+    /// The command refused its input in one line that says `why`.
+    #[track_caller]
+    pub(crate) fn refused(self, why: &str) {
+        let Ran { code, stderr, .. } = &self;
+        let line = stderr.strip_prefix("error: ").and_then(|rest| rest.strip_suffix('\n'));
+        let one_line = line.is_some_and(|line| !line.contains('\n') && line.contains(why));
+        assert!(*code == Some(2) && one_line, "expected {why:?}: {self:?}");
+    }
+}

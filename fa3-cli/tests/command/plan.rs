@@ -1,0 +1,106 @@
+//! `fa3 plan` as a command.
+
+use crate::{Ran, fa3};
+use fa3::sched::{Limits, OrderComparison, OrderTable, Plan};
+use fa3::types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape};
+
+fn plan(args: &str) -> Ran {
+    fa3(&["plan"].into_iter().chain(args.split_whitespace()).collect::<Vec<_>>())
+}
+
+/// The command prints the library's plan and comparison.
+#[track_caller]
+fn prints(args: &str, problem: &Problem, limits: &Limits) {
+    let stdout = plan(args).succeeded();
+    let expected = Plan::new(problem, limits).unwrap().to_string();
+    assert!(stdout.starts_with(&expected), "{stdout}\nexpected\n{expected}");
+    let orders = OrderTable(vec![OrderComparison::new(problem, limits).unwrap()]).to_string();
+    assert!(stdout.ends_with(&format!("{orders}\n")), "{stdout}\nexpected\n{orders}");
+}
+
+#[test]
+fn options_make_the_problem() {
+    let limits = Limits::h100_sxm();
+    let q = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
+    let causal = ProblemSpec::dense(Dtype::Bf16, q, q).causal().validate().unwrap();
+    prints("--batch 4 --seqlen 4096 --heads 8 --head-dim 128 --causal", &causal, &limits);
+
+    let (q, kv) =
+        (Shape { batch: 1, seqlen: 300, ..q }, Shape { batch: 1, seqlen: 900, heads: 2, head_dim: 128 });
+    let window = Mask::Window { left: Some(64), right: None };
+    let spec = ProblemSpec::dense(Dtype::F16, q, kv).head_dim_v(64).mask(window);
+    let args = "--seqlen 300 --seqlen-k 900 --heads 8 --heads-kv 2 --head-dim 128 --head-dim-v 64 \
+                --dtype f16 --window 64,-1 --sms 20";
+    prints(args, &spec.validate().unwrap(), &Limits { sms: 20.try_into().unwrap(), ..limits });
+
+    let [seqs_q, seqs_k] = [[0, 100, 1100], [0, 7, 900]].map(|rows| Sequences::packed(&rows).unwrap());
+    let packed =
+        |seqs_k| ProblemSpec::packed(Dtype::E4m3, (4, 4), 64, seqs_q.clone(), seqs_k).validate().unwrap();
+    let args = "--cu-seqlens-q 0,100,1100 --heads 4 --head-dim 64 --dtype e4m3";
+    prints(args, &packed(seqs_q.clone()), &limits);
+    prints(&format!("{args} --cu-seqlens-k 0,7,900"), &packed(seqs_k), &limits);
+}
+
+#[test]
+fn nothing_to_do_is_a_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("nothing.svg");
+    let args = format!("--seqlen 0 --heads 8 --head-dim 128 --svg {}", svg.display());
+    assert!(plan(&args).succeeded().contains("tiles      0"));
+    assert!(svg.exists());
+}
+
+/// The picture holds what the schedule says: without thinning, one bar for each of the 1024 tiles and panel.
+#[test]
+fn the_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.svg");
+    let args = |more: &str| format!("--seqlen 4096 --heads 8 --head-dim 128 {more} --svg {}", path.display());
+    let stdout = plan(&args("--batch 4 --causal")).succeeded();
+    assert!(stdout.ends_with(&format!("wrote {}\n", path.display())), "{stdout}");
+    let svg = std::fs::read_to_string(&path).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
+    let (background, shades) = (1, 32);
+    assert_eq!(svg.matches("<rect ").count(), background + shades + 2 * 1024);
+    for text in ["batch 4 seqlen 4096", "linear: 157 blocks", "longest first: 137 blocks"] {
+        assert!(svg.contains(text), "{text}");
+    }
+    // Many more tiles than can be drawn, on many more CTAs than there are pixels, and on one.
+    for sms in [1, 132, 4096] {
+        plan(&args(&format!("--batch 100 --causal --sms {sms}"))).succeeded();
+        let bytes = std::fs::metadata(&path).unwrap().len();
+        assert!((20_000..500_000).contains(&bytes), "{bytes} bytes for {sms} SMs");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn bad_problems_are_refused() {
+    let base = "--heads 8 --head-dim 128";
+    plan(&format!("{base} --seqlen 64 --heads-kv 3")).refused("heads_q 8 is not a multiple of heads_kv 3");
+    plan(&format!("{base} --seqlen 64 --dtype f32")).refused("no kernel takes f32");
+    plan(&format!("{base} --seqlen 4294967296")).refused("q has seqlen 4294967296, more than 2147483647");
+    plan(&format!("{base} --cu-seqlens-q 0,5,3")).refused("cu_seqlens falls from 5 to 3");
+    plan(&format!("{base} --seqlen 100000000 --batch 100000")).refused("tiles are too many to number");
+    plan(&format!("{base} --seqlen 1000000 --batch 100")).refused("more than the 4194304 that are simulated");
+    plan("--heads 8 --head-dim 127 --seqlen 64").refused("not a multiple of 8");
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing/plan.svg");
+    plan(&format!("{base} --seqlen 64 --svg {}", missing.display())).refused("there is no folder");
+    for usage in
+        ["--seqlen 64 --window 5", "--seqlen 64 --sms 0", "--seqlen x", "--seqlen 4 --dtype int8", ""]
+    {
+        let ran = plan(&format!("{base} {usage}"));
+        assert_eq!(ran.code, Some(2), "{usage}: {ran:?}");
+        assert!(ran.stderr.starts_with("error: "), "{usage}: {ran:?}");
+    }
+}
+
+#[test]
+fn help_has_examples() {
+    for verb in ["run", "plan"] {
+        let help = fa3(&[verb, "--help"]).succeeded();
+        assert!(help.contains("Examples:") && help.contains(&format!("fa3 {verb} ")), "{help}");
+    }
+    assert_eq!(fa3(&["--version"]).succeeded(), format!("fa3 {}\n", env!("CARGO_PKG_VERSION")));
+}

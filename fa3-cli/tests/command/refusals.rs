@@ -1,0 +1,224 @@
+//! `fa3 run` as a command: bad input. One line on stderr, exit code 2, no file touched.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::fa3;
+use safetensors::Dtype::{self, F16, F32, F64, I32, I64, U8};
+use safetensors::tensor::TensorView;
+
+/// A folder with an input and an earlier output.
+struct Case {
+    folder: tempfile::TempDir,
+    input: PathBuf,
+    output: PathBuf,
+}
+
+const BEFORE: &str = "an earlier output";
+
+impl Case {
+    fn new(input: &[u8]) -> Case {
+        let folder = tempfile::tempdir().unwrap();
+        let (input_path, output) =
+            (folder.path().join("in.safetensors"), folder.path().join("out.safetensors"));
+        fs::write(&input_path, input).unwrap();
+        fs::write(&output, BEFORE).unwrap();
+        Case { folder, input: input_path, output }
+    }
+
+    #[track_caller]
+    fn refused(&self, options: &[&str], why: &str) {
+        let [input, output] = [&self.input, &self.output].map(|path| path.to_str().unwrap());
+        fa3(&[&["run", input, "-o", output], options].concat()).refused(why);
+        self.untouched();
+    }
+
+    #[track_caller]
+    fn untouched(&self) {
+        assert_eq!(fs::read_to_string(&self.output).unwrap(), BEFORE);
+        assert_eq!(fs::read_dir(self.folder.path()).unwrap().count(), 2);
+    }
+}
+
+/// A file of zeros.
+fn zeros(tensors: &[(&str, Dtype, &[usize])]) -> Vec<u8> {
+    let bytes: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|(_, dtype, shape)| vec![0; shape.iter().product::<usize>() * dtype.bitsize() / 8])
+        .collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, dtype, shape), bytes)| {
+        (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap())
+    });
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// Zeros named q, k and v.
+fn qkv(q: (Dtype, &[usize]), k: (Dtype, &[usize]), v: (Dtype, &[usize])) -> Case {
+    Case::new(&zeros(&[("q", q.0, q.1), ("k", k.0, k.1), ("v", v.0, v.1)]))
+}
+
+const DENSE: (Dtype, &[usize]) = (F16, &[1, 6, 2, 8]);
+const PACKED: (Dtype, &[usize]) = (F16, &[6, 2, 8]);
+
+/// Good Q, K and V beside `others`.
+fn beside(others: &[(&str, Dtype, &[usize])]) -> Case {
+    let good = ["q", "k", "v"].map(|name| (name, DENSE.0, DENSE.1));
+    Case::new(&zeros(&[&good, others].concat()))
+}
+
+#[test]
+fn files_that_are_none() {
+    let good = zeros(&[("q", F32, &[1, 2, 1, 4]), ("k", F32, &[1, 2, 1, 4]), ("v", F32, &[1, 2, 1, 4])]);
+    for length in (0..good.len()).step_by(7).chain([good.len() - 1]) {
+        Case::new(&good[..length]).refused(&[], "in.safetensors is not a whole safetensors file: ");
+    }
+    Case::new(b"these are just words, and more of them").refused(&[], "is not a whole safetensors file");
+    Case::new(&[&good, b"x".as_slice()].concat()).refused(&[], "is not a whole safetensors file");
+    let case = Case::new(&good);
+    fs::remove_file(&case.input).unwrap();
+    let ran = fa3(&["run", case.input.to_str().unwrap()]);
+    ran.refused("in.safetensors: No such file");
+    fa3(&["run", case.folder.path().to_str().unwrap()]).refused("cannot read");
+}
+
+#[test]
+fn names_that_are_missing() {
+    let case = Case::new(&zeros(&[("a.q", F16, &[1, 6, 2, 8]), ("a.k", F16, &[1, 6, 2, 8])]));
+    case.refused(&[], "has no tensors q, k and v, with or without a prefix; it holds a.k, a.q");
+    case.refused(&["--prefix", "a."], "has no tensor a.v; it holds a.k, a.q");
+    case.refused(&["--prefix", "b."], "has no tensor b.q");
+    case.refused(&["--q", "a.q", "--k", "other"], "has no tensor other");
+    Case::new(&zeros(&[])).refused(&[], "it holds nothing");
+}
+
+#[test]
+fn shapes_that_disagree() {
+    qkv((F16, &[6, 16]), DENSE, DENSE).refused(&[], "q has shape [6, 16], expected (batch, ");
+    qkv(PACKED, PACKED, PACKED).refused(&[], "q has shape [6, 2, 8], expected (batch, ");
+    let lists = ["--cu-seqlens-q", "0,6"];
+    qkv(DENSE, DENSE, DENSE).refused(&lists, "q has shape [1, 6, 2, 8], expected (total, heads, head_dim)");
+    qkv(PACKED, DENSE, PACKED).refused(&lists, "k has shape [1, 6, 2, 8], expected (total, heads, head_dim)");
+    qkv(DENSE, DENSE, (F16, &[1, 5, 2, 8])).refused(&[], "q, k, v: v has seqlen 5, expected 6");
+    qkv(DENSE, (F16, &[1, 6, 2, 16]), DENSE).refused(&[], "k has head_dim 16, expected 8");
+    qkv((F16, &[1, 6, 3, 8]), DENSE, DENSE).refused(&[], "heads_q 3 is not a multiple of heads_kv 2");
+    qkv((F16, &[1, 6, 0, 8]), DENSE, DENSE).refused(&[], "q has heads 0");
+    qkv((F16, &[1, 6, 2, 12]), DENSE, DENSE).refused(&[], "q has head_dim 12, not a multiple of 8");
+    qkv((F16, &[2, 6, 2, 8]), DENSE, DENSE).refused(&[], "q has 2 sequences and k has 1");
+    let huge: &[usize] = &[0, 1 << 40, 1 << 40, 8];
+    qkv((F16, huge), (F16, huge), (F16, huge)).refused(&[], "q of shape [0, 1099511627776, ");
+}
+
+#[test]
+fn types_that_do_not_fit() {
+    let of = |dtype| (dtype, DENSE.1);
+    qkv(DENSE, of(F32), DENSE).refused(&[], "k is F32, expected F16 like q");
+    qkv(of(F32), of(F32), DENSE).refused(&[], "v is F16, expected F32 like q");
+    qkv(of(F64), of(F64), of(F64)).refused(&[], "q is F64, expected F32, F16, BF16 or F8_E4M3");
+    qkv(of(U8), of(U8), of(U8)).refused(&[], "q is U8, expected F32, F16, BF16 or F8_E4M3");
+    qkv(of(I32), of(I32), of(I32)).refused(&[], "q is I32");
+}
+
+#[test]
+fn numbers_that_make_no_sense() {
+    let case = beside(&[]);
+    for (scale, shown) in [("NaN", "NaN"), ("inf", "inf"), ("0", "0"), ("-1", "-1")] {
+        case.refused(
+            &["--scale", scale],
+            &format!("q, k, v: softmax scale {shown} is outside 1e-18 to 1e18"),
+        );
+        case.refused(&["--softcap", scale], &format!("soft cap {shown} is outside 1e-18 to 1e18"));
+    }
+    case.refused(&["--seqused-q", "7"], "seqused is 7 for sequence 0, outside 0 to 6");
+    case.refused(&["--seqused-k", "-1"], "seqused is -1 for sequence 0, outside 0 to 6");
+    let packed = qkv(PACKED, PACKED, PACKED);
+    for (list, why) in [
+        ("1,6", "cu_seqlens starts at 1"),
+        ("0,7", "cu_seqlens ends at 7, past the 6 rows of q"),
+        ("0,4,2", "cu_seqlens falls from 4 to 2"),
+        ("0,-1", "cu_seqlens falls from 0 to -1"),
+    ] {
+        packed.refused(&["--cu-seqlens-q", list], why);
+    }
+    packed.refused(&["--cu-seqlens-q", "0,6", "--cu-seqlens-k", "0,3,6"], "q has 1 sequences and k has 2");
+    packed.refused(&["--cu-seqlens-k", "0,6"], "cu_seqlens_k is there and cu_seqlens_q is not");
+    let longer = qkv(PACKED, (F16, &[9, 2, 8]), (F16, &[9, 2, 8]));
+    longer.refused(&["--cu-seqlens-q", "0,6"], "cu_seqlens_q is there and cu_seqlens_k is not");
+}
+
+#[test]
+fn tensors_beside_q_k_and_v() {
+    beside(&[("o", F32, &[1, 6, 2, 9])]).refused(&[], "o has shape [1, 6, 2, 9], expected [1, 6, 2, 8]");
+    beside(&[("lse", F32, &[1, 6, 2])]).refused(&[], "lse has shape [1, 6, 2], expected [1, 2, 6]");
+    beside(&[("o", I32, &[1, 6, 2, 8])]).refused(&[], "o is I32, expected F64, F32, F16 or BF16");
+    beside(&[("seqused_k", F32, &[1])]).refused(&[], "seqused_k is F32, expected I32 or I64");
+    beside(&[("seqused_k", I64, &[1, 1])]).refused(&[], "seqused_k has shape [1, 1], expected a list");
+    beside(&[("cu_seqlens_q", I64, &[0])]).refused(&[], "has shape [1, 6, 2, 8], expected (total");
+}
+
+/// The second call of a file is bad: nothing is written for the first one.
+#[test]
+fn one_bad_call_of_two() {
+    let odd: &[usize] = &[1, 5, 2, 8];
+    let [a, b] = [["a.q", "a.k", "a.v"], ["b.q", "b.k", "b.v"]];
+    let mut tensors: Vec<_> = a.iter().chain(&b).map(|&name| (name, F16, DENSE.1)).collect();
+    tensors[5].2 = odd;
+    Case::new(&zeros(&tensors)).refused(&[], "b.q, b.k, b.v: v has seqlen 5, expected 6");
+}
+
+#[test]
+fn outputs_that_cannot_be() {
+    let case = beside(&[]);
+    let input = case.input.to_str().unwrap();
+    let inside = |name: &str| case.folder.path().join(name).to_str().unwrap().to_owned();
+    fa3(&["run", input, "-o", &inside("missing/out.safetensors")]).refused("there is no folder");
+    fa3(&["run", input, "-o", &inside("")]).refused("it exists and is not a file");
+    fa3(&["run", input, "-o", &inside("o.npy")]).refused("o.npy must be named .safetensors, like the input");
+    fa3(&["run", input, "-o", &inside("o"), "--lse", &inside("lse")]).refused("--lse is for .npy files");
+    fa3(&["run", input, input]).refused("expected one safetensors file or three .npy files (q, k, v), got 2");
+    case.untouched();
+    if Path::new("/dev/null").exists() {
+        fa3(&["run", input, "-o", "/dev/null"]).refused("/dev/null: it exists and is not a file");
+    }
+}
+
+#[test]
+fn npy_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let write = |name: &str, descr: &str, shape: &str, data: usize| {
+        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
+        let header = format!("{header:117}\n");
+        let start =
+            [b"\x93NUMPY\x01\x00".as_slice(), &(header.len() as u16).to_le_bytes(), header.as_bytes()];
+        fs::write(path(name), [start.concat(), vec![0; data]].concat()).unwrap();
+    };
+    let shape = "(1, 6, 2, 8)";
+    write("good.npy", "<f4", shape, 384);
+    write("double.npy", "<f8", shape, 768);
+    write("short.npy", "<f4", shape, 383);
+    write("half.npy", "<f2", shape, 192);
+    write("flat.npy", "<f4", "(96,)", 384);
+    fs::write(path("words.npy"), "words").unwrap();
+    let good = path("good.npy");
+    let run = |k: &str, options: &[&str]| fa3(&[&["run", &good, &path(k), &good], options].concat());
+    assert_eq!(run("good.npy", &[]).code, Some(0));
+    let files = fs::read_dir(folder.path()).unwrap().count();
+    let output = path("out.npy");
+    let output = ["-o", output.as_str()];
+    run("missing.npy", &output).refused("cannot read ");
+    run("words.npy", &output).refused("words.npy is not a .npy file: ");
+    run("double.npy", &output).refused("double.npy holds '<f8', expected f4 or f2");
+    run("short.npy", &output).refused("short.npy ends before the elements of its shape [1, 6, 2, 8] do");
+    run("half.npy", &output).refused("half.npy is F16, expected F32 like ");
+    run("flat.npy", &output).refused("flat.npy has shape [96], expected (batch, ");
+    run("good.npy", &["--prefix", "a."]).refused("--prefix is for safetensors input");
+    run("good.npy", &[output.as_slice(), &["--lse", output[1]]].concat())
+        .refused("cannot hold both o and lse");
+    run("good.npy", &["-o", "x.safetensors"]).refused("must be named .npy");
+    let bytes = fs::read(&good).unwrap();
+    for length in (0..bytes.len()).step_by(23) {
+        fs::write(path("cut.npy"), &bytes[..length]).unwrap();
+        run("cut.npy", &output).refused("cut.npy ");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), files + 1);
+}

@@ -1,0 +1,64 @@
+//! How much work a problem is.
+
+use crate::{Lengths, Mask, Problem};
+
+impl Problem {
+    /// Floating-point operations of the forward pass as the FlashAttention papers count them (§4.1):
+    /// 2 · (head_dim + head_dim_v) for each pair of a query and a key, half the pairs under a causal mask.
+    /// For a window the visible pairs are counted exactly.
+    pub fn forward_flops(&self) -> f64 {
+        let pairs: f64 = (0..self.batch()).map(|index| self.pairs(self.lengths(index))).sum();
+        2.0 * (self.head_dim() + self.head_dim_v()) as f64 * self.heads().q() as f64 * pairs
+    }
+
+    fn pairs(&self, len: Lengths) -> f64 {
+        let all = len.q as f64 * len.k as f64;
+        match self.mask() {
+            Mask::None => all,
+            Mask::Causal => all / 2.0,
+            Mask::Window { left, right } => {
+                let visible = |q: usize| {
+                    let position = (q + len.k) as i128 - len.q as i128;
+                    let first = left.map_or(0, |left| (position - i128::from(left)).max(0));
+                    let last = right.map_or(len.k as i128, |right| position + i128::from(right) + 1);
+                    (last.min(len.k as i128) - first).max(0) as f64
+                };
+                (0..len.q).map(visible).sum()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, ProblemSpec, Shape};
+
+    const SHAPE: Shape = Shape { batch: 1, seqlen: 1024, heads: 16, head_dim: 128 };
+
+    #[test]
+    fn flops_are_the_papers() {
+        let spec = ProblemSpec::dense(Dtype::F16, SHAPE, SHAPE);
+        let dense = 4.0 * 1024.0 * 1024.0 * 128.0 * 16.0;
+        assert_eq!(spec.clone().validate().unwrap().forward_flops(), dense);
+        assert_eq!(spec.clone().causal().validate().unwrap().forward_flops(), dense / 2.0);
+        let window = Mask::Window { left: Some(0), right: Some(0) };
+        assert_eq!(spec.mask(window).validate().unwrap().forward_flops(), dense / 1024.0);
+    }
+
+    proptest::proptest! {
+        /// The closed form of `pairs` counts what `allows` allows.
+        #[test]
+        fn window_pairs_are_what_the_mask_allows(
+            q in 0usize..20, k in 0usize..20,
+            left in proptest::option::of(0u32..24), right in proptest::option::of(0u32..24),
+        ) {
+            let (q_shape, kv) = (Shape { seqlen: q, ..SHAPE }, Shape { seqlen: k, ..SHAPE });
+            let mask = Mask::Window { left, right };
+            let problem = ProblemSpec::dense(Dtype::F16, q_shape, kv).mask(mask).validate().unwrap();
+            let len = Lengths { q, k };
+            let allowed = (0..q).map(|i| (0..k).filter(|&j| mask.allows(i, j, len)).count()).sum::<usize>();
+            proptest::prop_assert_eq!(problem.pairs(len), allowed as f64);
+        }
+    }
+}

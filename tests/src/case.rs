@@ -1,0 +1,53 @@
+//! A problem and what its inputs are like.
+
+use fa3::reference::Inputs;
+use fa3::types::{Lengths, Problem};
+
+use crate::{Dist, Poison, Values};
+
+/// A problem with inputs, reproducible from what is written here.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Unique among the chosen cases.
+    pub name: String,
+    /// The problem.
+    pub problem: Problem,
+    /// What the numbers are like.
+    pub dist: Dist,
+    /// What is NaN or infinite.
+    pub poison: Poison,
+    /// What the numbers are made from.
+    pub seed: u64,
+}
+
+impl Case {
+    /// The inputs.
+    pub fn values(&self) -> Values {
+        Values::new(&self.problem, self.dist, self.poison, self.seed)
+    }
+
+    /// The command that runs the file `test` in `tests/` again, on this case only if it is one of the chosen cases.
+    pub fn replay(&self, test: &str) -> String {
+        format!("FA3_CASE={} cargo test -p fa3-tests --test {test}", self.name)
+    }
+
+    /// Whether some query row does not see a value row that is NaN. Engines that multiply whole blocks of V, seen or
+    /// not, may make such a row NaN too: 0 · NaN.
+    pub fn hides_a_poisoned_value(&self) -> bool {
+        let Poison::ValueRow(key) = self.poison else { return false };
+        (0..self.problem.batch()).map(|index| self.problem.lengths(index)).any(|len: Lengths| {
+            key < len.k && (0..len.q).any(|row| !self.problem.mask().allows(row, key, len))
+        })
+    }
+}
+
+impl Values {
+    /// Q, K and V as inputs of `problem`, whose values they are.
+    ///
+    /// # Panics
+    /// If they have another problem's shape.
+    pub fn inputs<'a>(&'a self, problem: &'a Problem) -> Inputs<'a, f32> {
+        Inputs::new(problem, self.q.view(), self.k.view(), self.v.view())
+            .expect("values have the shape of the problem they were made for")
+    }
+}

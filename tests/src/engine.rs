@@ -1,0 +1,119 @@
+//! What computes attention.
+
+mod cpu;
+mod fp8;
+mod rearranged;
+mod standard;
+mod tiled;
+
+use std::error::Error;
+use std::fmt;
+
+use fa3::reference::tiled::Algorithm;
+use fa3::reference::{Forward, Gradients};
+use fa3::types::Dtype;
+
+use crate::{Case, Values};
+
+pub(crate) use fp8::codes as fp8_codes;
+
+/// One way to compute attention.
+///
+/// An engine computes a case or says why not; it never computes something else than it was asked for. Whatever it
+/// needs beyond the case (a device, a simulator's limits) it looks for itself, and skips if it is not there.
+pub trait Engine: Sync {
+    /// How reports call it.
+    fn name(&self) -> String;
+
+    /// What its results can be held to.
+    fn arithmetic(&self) -> Arithmetic {
+        Arithmetic::OfInputs
+    }
+
+    /// O and LSE.
+    ///
+    /// # Errors
+    /// Why the engine does not compute this case.
+    fn forward(&self, case: &Case, values: &Values) -> Answer<Forward<f32>>;
+
+    /// dQ, dK and dV for the output gradient `values.dout`.
+    ///
+    /// # Errors
+    /// Why the engine does not compute this case.
+    fn backward(&self, _case: &Case, _values: &Values) -> Answer<Gradients<f32>> {
+        Err(Skip::NoBackward.into())
+    }
+}
+
+/// A result, or why there is none.
+pub type Answer<T> = Result<T, NoAnswer>;
+
+/// Why there is no result.
+#[derive(Debug)]
+pub enum NoAnswer {
+    /// The engine does not compute such cases.
+    Skipped(Skip),
+    /// The engine should have: every case is a valid problem.
+    Failed(Box<dyn Error>),
+}
+
+impl From<Skip> for NoAnswer {
+    fn from(skip: Skip) -> NoAnswer {
+        NoAnswer::Skipped(skip)
+    }
+}
+
+/// What an engine rounds, and so which baseline it is judged against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arithmetic {
+    /// Products exact to f32; P and results rounded no more than to the output's dtype.
+    OfInputs,
+    /// Scores as well rounded to the output's dtype: the product, the scaled and the capped one.
+    RoundedScores,
+    /// The tensor core's 8-bit arithmetic: short sums, P in e4m3.
+    Fp8,
+}
+
+/// Why an engine does not compute a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Skip {
+    /// The engine has no backward pass.
+    NoBackward,
+    /// The engine takes other dtypes.
+    Dtype(Dtype),
+    /// [`Case::hides_a_poisoned_value`].
+    PoisonedValue,
+    /// The engine's interface packs Q and K or neither.
+    PackedAndDense,
+}
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Skip::NoBackward => f.write_str("it has no backward pass"),
+            Skip::Dtype(dtype) => write!(f, "it does not take {dtype}"),
+            Skip::PoisonedValue => {
+                f.write_str("it multiplies whole blocks of V, NaN in hidden rows included")
+            }
+            Skip::PackedAndDense => f.write_str("it takes Q and K packed, or neither"),
+        }
+    }
+}
+
+/// Every engine there is.
+pub fn engines() -> Vec<Box<dyn Engine>> {
+    let mut engines: Vec<Box<dyn Engine>> = vec![
+        Box::new(rearranged::Rearranged),
+        Box::new(standard::Standard),
+        Box::new(cpu::Cpu),
+        Box::new(fp8::Fp8 { key_block: 128 }),
+        Box::new(fp8::Fp8 { key_block: 64 }),
+    ];
+    for algorithm in Algorithm::ALL {
+        // The kernels' usual tile, and one that divides nothing.
+        for (rows, keys) in [(128, 128), (48, 40)] {
+            engines.push(Box::new(tiled::Tiled::new(algorithm, rows, keys)));
+        }
+    }
+    engines
+}

@@ -1,0 +1,52 @@
+//! The emulator of Hopper's FP8 attention, on e4m3 cases: their values are the codes, with a scale of 1.
+
+use fa3::Scalar;
+use fa3::quant::{Accumulation, E4m3, Fp8Attention, Granularity, Quantized};
+use fa3::reference::{Forward, Precision};
+use fa3::types::{Dtype, Sequences};
+use ndarray::Array4;
+
+use super::{Answer, Arithmetic, Engine, NoAnswer, Skip};
+use crate::{Case, Values};
+
+pub(super) struct Fp8 {
+    /// Keys a block, and keys between two additions to float registers.
+    pub(super) key_block: usize,
+}
+
+impl Engine for Fp8 {
+    fn name(&self) -> String {
+        format!("fp8 emulator {}", self.key_block)
+    }
+
+    fn arithmetic(&self) -> Arithmetic {
+        Arithmetic::Fp8
+    }
+
+    fn forward(&self, case: &Case, values: &Values) -> Answer<Forward<f32>> {
+        if case.problem.dtype() != Dtype::E4m3 {
+            return Err(Skip::Dtype(case.problem.dtype()).into());
+        }
+        if case.hides_a_poisoned_value() {
+            return Err(Skip::PoisonedValue.into());
+        }
+        let [q, k, v] = codes(case, values);
+        let accumulation = Accumulation::TwoLevel { keys: self.key_block };
+        let attention = Fp8Attention { accumulation, key_block: self.key_block };
+        let output = attention.forward(&case.problem, &q, &k, &v);
+        let output = output.map_err(|error| NoAnswer::Failed(Box::new(error)))?;
+        let precision = Precision::of_output(case.problem.dtype());
+        Ok(Forward { o: output.o.mapv(|x| precision.round(x)), lse: output.lse })
+    }
+}
+
+/// Q, K and V of an e4m3 case as quantized tensors with scale 1.
+pub(crate) fn codes(case: &Case, values: &Values) -> [Quantized; 3] {
+    let codes = |x: &Array4<f32>, sequences: &Sequences| {
+        let codes = x.mapv(<E4m3 as Scalar>::from_f32);
+        let quantized = Quantized::new(codes, sequences, Granularity::Tensor, vec![1.0]);
+        quantized.unwrap_or_else(|e| panic!("{}: {e}", case.name))
+    };
+    let (seqs_q, seqs_k) = (case.problem.seqs_q(), case.problem.seqs_k());
+    [codes(&values.q, seqs_q), codes(&values.k, seqs_k), codes(&values.v, seqs_k)]
+}

@@ -1,0 +1,36 @@
+//! The oracle on the same case with sequences and heads in reverse order: shows that it, and the harness, find each
+//! head's rows where the layout says they are.
+
+use fa3::reference::{Forward, Gradients, oracle};
+
+use super::{Answer, Engine};
+use crate::reshape::Reversed;
+use crate::{Case, Values};
+
+pub(super) struct Rearranged;
+
+impl Engine for Rearranged {
+    fn name(&self) -> String {
+        "oracle, reversed".to_owned()
+    }
+
+    fn forward(&self, case: &Case, values: &Values) -> Answer<Forward<f32>> {
+        let reversed = Reversed::new(&case.problem);
+        let values = reversed.values(values);
+        let result = oracle::forward(&values.inputs(&reversed.problem));
+        let (o, lse) = (reversed.rows_q(&result.o), reversed.lse(&result.lse));
+        Ok(Forward { o: o.mapv(|x| x as f32), lse: lse.mapv(|x| x as f32) })
+    }
+
+    fn backward(&self, case: &Case, values: &Values) -> Answer<Gradients<f32>> {
+        let reversed = Reversed::new(&case.problem);
+        let values = reversed.values(values);
+        let result = oracle::backward(&values.inputs(&reversed.problem), values.dout.view())
+            .expect("dO has the shape of the problem it was made for");
+        Ok(Gradients {
+            dq: reversed.rows_q(&result.dq).mapv(|x| x as f32),
+            dk: reversed.rows_k(&result.dk).mapv(|x| x as f32),
+            dv: reversed.rows_k(&result.dv).mapv(|x| x as f32),
+        })
+    }
+}

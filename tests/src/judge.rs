@@ -1,0 +1,175 @@
+//! The error law of a case's forward pass, for every [`Arithmetic`].
+//!
+//! ```text
+//! max |o − oracle| ≤ 2 · max |baseline − oracle| + atol + noise
+//! rms (o − oracle) ≤ 2 · rms (baseline − oracle) + 2⁻⁹ · max |oracle|    FP8 only
+//! |lse − oracle|ᵢ  ≤ maxⱼ δᵢⱼ + 1e-5 · max(1, |oracle|ᵢ)        j over the keys that row i sees
+//! ```
+//!
+//! This is [`fa3::reference::law`] with one more line and one more term: δ is how far the arithmetic may move a score, since the
+//! log-sum-exp moves by no more than the score that moves most. The oracle computes with the inputs as they are, rounded
+//! to the case's dtype.
+//!
+//! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3), and 1e-5 would be too much
+//! to ask: the tensor core keeps 13 bits below the largest of the 32 products and the sum that it adds at once (MMA-Sim,
+//! arXiv 2511.10909), so that each of the 33 addends and their sum may lose 2⁻¹³ of it.
+
+use fa3::quant::{Accumulation, StandardFp8};
+use fa3::reference::law::{ForwardLaw, Satisfied, Violation};
+use fa3::reference::norms::{ErrorNorms, Worst};
+use fa3::reference::{Forward, Precision};
+use fa3::types::Dtype;
+use ndarray::{Array3, Array4, ArrayView1, Axis};
+
+use crate::engine::fp8_codes;
+use crate::reshape::alone;
+use crate::{Arithmetic, Case, Values};
+
+/// What a result turned out to be.
+pub type Verdict<const N: usize> = Result<[Satisfied; N], Box<Violation>>;
+
+/// Judges results of one case.
+pub struct Judge<'a> {
+    case: &'a Case,
+    values: &'a Values,
+    law: ForwardLaw,
+    /// For e4m3 cases.
+    fp8: Option<Fp8Law>,
+}
+
+struct Fp8Law {
+    /// With the baseline of FP8.
+    law: ForwardLaw,
+    /// What the root mean square of O's error may be.
+    rmse: f64,
+}
+
+impl<'a> Judge<'a> {
+    /// Runs the oracle and the baselines on `values`, which are the case's or stand in for them.
+    ///
+    /// # Panics
+    /// If the values do not have the shape of the case's problem.
+    pub fn new(case: &'a Case, values: &'a Values) -> Judge<'a> {
+        let inputs = values.inputs(&case.problem);
+        let precision = Precision::of_output(case.problem.dtype());
+        let law = ForwardLaw::new(&inputs, precision);
+        let fp8 = (case.problem.dtype() == Dtype::E4m3).then(|| {
+            let [q, k, v] = fp8_codes(case, values);
+            let baseline = StandardFp8.forward(&case.problem, &q, &k, &v);
+            let baseline = baseline.unwrap_or_else(|e| panic!("{}: {e}", case.name)).o;
+            let norms = ErrorNorms::of(&baseline, &law.oracle().o);
+            let largest =
+                law.oracle().o.iter().filter(|o| o.is_finite()).fold(0.0, |max: f64, o| max.max(o.abs()));
+            // Results are rounded to bf16, those of the baseline to f16.
+            let rmse = 2.0 * norms.rmse + f64::powi(2.0, -9) * largest;
+            let law = ForwardLaw::with_baseline(&inputs, baseline.view(), precision);
+            Fp8Law { law, rmse }
+        });
+        Judge { case, values, law, fp8 }
+    }
+
+    /// What the oracle says.
+    pub fn oracle(&self) -> &Forward<f64> {
+        self.law.oracle()
+    }
+
+    /// Judges O and LSE, in this order. `replay` is the command that a violation prints.
+    ///
+    /// # Errors
+    /// The violation.
+    ///
+    /// # Panics
+    /// If 8-bit arithmetic is to be judged on a case that is not e4m3.
+    pub fn forward(&self, arithmetic: Arithmetic, x: &Forward<f32>, replay: &str) -> Verdict<2> {
+        match arithmetic {
+            Arithmetic::OfInputs => self.law.check(x, replay),
+            Arithmetic::RoundedScores => {
+                let half_ulp = match Precision::of_output(self.case.problem.dtype()) {
+                    Precision::F32 => f64::powi(2.0, -24),
+                    Precision::F16 => f64::powi(2.0, -11),
+                    Precision::Bf16 => f64::powi(2.0, -8),
+                };
+                // Rounded as a product, scaled, and capped.
+                let loss = |q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>| {
+                    3.0 * half_ulp * products(q, k).sum::<f64>().abs()
+                };
+                self.with_moved_scores(&self.law, x, loss, replay)
+            }
+            Arithmetic::Fp8 => {
+                let fp8 = self.fp8.as_ref().expect("8-bit arithmetic takes 8-bit cases");
+                let [o, lse] = self.with_moved_scores(&fp8.law, x, tensor_core_loss, replay)?;
+                if o.norms.rmse > fp8.rmse {
+                    let (norms, bound, replay) = (o.norms, fp8.rmse, replay.to_owned());
+                    let first = norms.worst.clone().expect("an array with errors has a worst one");
+                    return Err(Box::new(Violation { what: "o (rmse)", norms, bound, first, replay }));
+                }
+                Ok([o, lse])
+            }
+        }
+    }
+
+    /// The law where each product q · k may be off by `loss(q, k)`.
+    fn with_moved_scores(
+        &self,
+        law: &ForwardLaw,
+        x: &Forward<f32>,
+        loss: impl Fn(ArrayView1<'_, f32>, ArrayView1<'_, f32>) -> f64,
+        replay: &str,
+    ) -> Verdict<2> {
+        let oracle = law.oracle();
+        let o = law.check_o(x.o.view(), replay)?;
+        let bounds = self.largest_moves(loss) + oracle.lse.mapv(|lse| 1e-5 * lse.abs().max(1.0));
+        let norms = ErrorNorms::of(&x.lse, &oracle.lse);
+        let bound = bounds.iter().copied().filter(|bound| bound.is_finite()).fold(0.0, f64::max);
+        for ((index, &given), (&expected, &bound)) in x.lse.indexed_iter().zip(oracle.lse.iter().zip(&bounds))
+        {
+            let given = f64::from(given);
+            let same = given == expected || (given.is_nan() && expected.is_nan());
+            let near = expected.is_finite() && (given - expected).abs() <= bound;
+            if !same && !near {
+                let first = Worst { index: vec![index.0, index.1, index.2], given, expected };
+                let replay = replay.to_owned();
+                return Err(Box::new(Violation { what: "lse", norms, bound, first, replay }));
+            }
+        }
+        Ok([o, Satisfied { norms, bound }])
+    }
+
+    /// maxⱼ δᵢⱼ for each query row, in the shape of LSE.
+    fn largest_moves(&self, loss: impl Fn(ArrayView1<'_, f32>, ArrayView1<'_, f32>) -> f64) -> Array3<f64> {
+        let problem = &self.case.problem;
+        let scale = problem.softmax_scale().natural();
+        let mut moves = Array3::zeros(problem.lse_shape());
+        let heads = problem.heads().q();
+        for (index, head_q) in
+            (0..problem.batch()).flat_map(|index| (0..heads).map(move |head| (index, head)))
+        {
+            let (alone, values) = alone(problem, self.values, index, head_q);
+            let (len, (batch, first)) = (alone.lengths(0), problem.seqs_q().start(index));
+            let matrix = |x: Array4<f32>| x.index_axis_move(Axis(0), 0).index_axis_move(Axis(1), 0);
+            let (q, k) = (matrix(values.q), matrix(values.k));
+            for (row, q) in q.rows().into_iter().enumerate() {
+                let visible = (0..len.k).filter(|&key| problem.mask().allows(row, key, len));
+                let largest = visible.map(|key| loss(q, k.row(key))).fold(0.0, f64::max);
+                moves[[batch, head_q, first + row]] = scale * largest;
+            }
+        }
+        moves
+    }
+}
+
+fn products(q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>) -> impl Iterator<Item = f64> {
+    q.into_iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k))
+}
+
+/// How much the tensor core's 8-bit q · k may be off.
+fn tensor_core_loss(q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>) -> f64 {
+    let products: Vec<f64> = products(q, k).collect();
+    let (mut sum, mut loss) = (0.0f64, 0.0);
+    for step in products.chunks(Accumulation::DEPTH) {
+        let largest = step.iter().fold(sum.abs(), |largest, product| largest.max(product.abs()));
+        sum += step.iter().sum::<f64>();
+        loss += 34.0 * f64::powi(2.0, -13) * largest.max(sum.abs());
+    }
+    loss
+}

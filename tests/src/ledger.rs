@@ -1,0 +1,79 @@
+//! The score of a run: who computed how many cases, who skipped which and why, and how close to the law it was.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use fa3::reference::law::Satisfied;
+
+use crate::{Answer, Case, NoAnswer, Verdict};
+
+/// Counts what engines did, and keeps what they did wrong.
+#[derive(Default)]
+pub struct Ledger {
+    engines: BTreeMap<String, Score>,
+    faults: Vec<String>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Score {
+    computed: usize,
+    skipped: usize,
+    /// The largest error over what was allowed.
+    closest: f64,
+}
+
+impl Ledger {
+    /// Takes in the answer of `engine` on `case`, judged by `judge`. Prints a skip.
+    pub fn enter<T, const N: usize>(
+        &mut self,
+        engine: &str,
+        case: &Case,
+        answer: Answer<T>,
+        judge: impl FnOnce(T) -> Verdict<N>,
+    ) {
+        let score = self.engines.entry(engine.to_owned()).or_default();
+        match answer.map(judge) {
+            Ok(Ok(parts)) => {
+                score.computed += 1;
+                score.closest = parts.iter().map(ratio).fold(score.closest, f64::max);
+            }
+            Ok(Err(violation)) => self.faults.push(format!("{engine} {}: {violation}", case.name)),
+            Err(NoAnswer::Skipped(skip)) => {
+                score.skipped += 1;
+                println!("skipped: {engine} {}: {skip}", case.name);
+            }
+            Err(NoAnswer::Failed(error)) => {
+                self.faults.push(format!("{engine} {} ({}): {error}", case.name, case.problem));
+            }
+        }
+    }
+
+    /// Engines that computed nothing.
+    pub fn idle(&self) -> Vec<&str> {
+        let idle = self.engines.iter().filter(|(_, score)| score.computed == 0);
+        idle.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// # Panics
+    /// If an engine broke the law or failed: with every fault.
+    pub fn close(&self) {
+        assert!(self.faults.is_empty(), "{} faults\n\n{}\n", self.faults.len(), self.faults.join("\n\n"));
+    }
+}
+
+/// Error over bound. The bound of LSE without moved scores is relative; where the largest is infinite it says nothing.
+fn ratio(part: &Satisfied) -> f64 {
+    const LSE: f64 = 1e-5;
+    let size = if part.bound == LSE { part.norms.max_expected.max(1.0) } else { 1.0 };
+    if part.norms.max == 0.0 || size.is_infinite() { 0.0 } else { part.norms.max / (part.bound * size) }
+}
+
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:20} {:>8} {:>8} {:>14}", "engine", "computed", "skipped", "error / bound")?;
+        for (name, Score { computed, skipped, closest }) in &self.engines {
+            writeln!(f, "{name:20} {computed:>8} {skipped:>8} {closest:>14.2}")?;
+        }
+        Ok(())
+    }
+}

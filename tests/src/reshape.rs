@@ -1,0 +1,170 @@
+//! Cuts and rearranges problems, for properties that relate two calls with each other.
+
+use fa3::types::{Problem, ProblemSpec, Sequences, Shape, TensorDesc};
+use ndarray::{Array3, Array4, ArrayView4, Axis};
+
+use crate::Values;
+
+/// A problem whose sequences and heads are those of another in reverse order.
+pub struct Reversed {
+    /// The reversed problem.
+    pub problem: Problem,
+    order_q: Order,
+    order_k: Order,
+}
+
+/// Where each row of a tensor comes from: an order of the batch, or of the rows of a packed tensor.
+struct Order {
+    axis: Axis,
+    from: Vec<usize>,
+}
+
+impl Reversed {
+    /// Reverses `problem`.
+    ///
+    /// # Panics
+    /// Never: the order of sequences and heads does not make a problem valid.
+    pub fn new(problem: &Problem) -> Reversed {
+        let spec = ProblemSpec {
+            seqs_q: reverse(problem.seqs_q()),
+            seqs_k: reverse(problem.seqs_k()),
+            ..spec_of(problem)
+        };
+        Reversed {
+            order_q: Order::reversed(problem.seqs_q(), problem.q().shape.seqlen),
+            order_k: Order::reversed(problem.seqs_k(), problem.k().shape.seqlen),
+            problem: spec.validate().expect("the order of sequences does not matter"),
+        }
+    }
+
+    /// Values of the problem, rearranged for the reversed one.
+    pub fn values(&self, values: &Values) -> Values {
+        Values {
+            q: self.order_q.apply(&values.q),
+            k: self.order_k.apply(&values.k),
+            v: self.order_k.apply(&values.v),
+            dout: self.order_q.apply(&values.dout),
+        }
+    }
+
+    /// O or dQ of the reversed problem, put back in order.
+    pub fn rows_q<F: Copy>(&self, x: &Array4<F>) -> Array4<F> {
+        self.order_q.inverse().apply(x)
+    }
+
+    /// dK or dV of the reversed problem, put back in order.
+    pub fn rows_k<F: Copy>(&self, x: &Array4<F>) -> Array4<F> {
+        self.order_k.inverse().apply(x)
+    }
+
+    /// LSE of the reversed problem, put back in order.
+    pub fn lse<F: Copy>(&self, lse: &Array3<F>) -> Array3<F> {
+        let as_rows = lse.view().permuted_axes([0, 2, 1]).insert_axis(Axis(3)).to_owned();
+        self.rows_q(&as_rows).index_axis_move(Axis(3), 0).permuted_axes([0, 2, 1]).to_owned()
+    }
+}
+
+impl Order {
+    fn reversed(sequences: &Sequences, rows: usize) -> Order {
+        let count = sequences.count();
+        if !sequences.is_packed() {
+            return Order { axis: Axis(0), from: (0..count).rev().collect() };
+        }
+        let rows_of = |index| {
+            let (_, first) = sequences.start(index);
+            first..first + sequences.capacity(index)
+        };
+        let mut from: Vec<usize> = (0..count).rev().flat_map(rows_of).collect();
+        from.extend(from.len()..rows);
+        Order { axis: Axis(1), from }
+    }
+
+    fn inverse(&self) -> Order {
+        let mut from = vec![0; self.from.len()];
+        self.from.iter().enumerate().for_each(|(to, &source)| from[source] = to);
+        Order { axis: self.axis, from }
+    }
+
+    /// Rows in this order, heads reversed.
+    fn apply<F: Copy>(&self, x: &Array4<F>) -> Array4<F> {
+        let mut ordered = x.select(self.axis, &self.from);
+        ordered.invert_axis(Axis(2));
+        ordered.as_standard_layout().into_owned()
+    }
+}
+
+fn reverse(sequences: &Sequences) -> Sequences {
+    let order = || (0..sequences.count()).rev();
+    let used: Vec<i32> = order().map(|index| sequences.len(index) as i32).collect();
+    let reversed = if sequences.is_packed() {
+        let mut cu_seqlens = vec![0];
+        for index in order() {
+            cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + sequences.capacity(index) as i32);
+        }
+        Sequences::packed(&cu_seqlens).expect("capacities are not negative")
+    } else {
+        sequences.clone()
+    };
+    reversed.with_used(&used).expect("each sequence keeps its capacity")
+}
+
+/// What `problem` was made from.
+pub fn spec_of(problem: &Problem) -> ProblemSpec {
+    ProblemSpec {
+        q: *problem.q(),
+        k: *problem.k(),
+        v: *problem.v(),
+        o: *problem.o(),
+        seqs_q: problem.seqs_q().clone(),
+        seqs_k: problem.seqs_k().clone(),
+        mask: problem.mask(),
+        softmax_scale: Some(problem.softmax_scale().natural()),
+        softcap: problem.softcap().map(|cap| cap.bound()),
+    }
+}
+
+/// One query head of one sequence as a problem of its own: dense, one sequence, one head, rows in use only.
+pub fn alone(problem: &Problem, values: &Values, index: usize, head_q: usize) -> (Problem, Values) {
+    let (seqs_q, seqs_k) = (problem.seqs_q(), problem.seqs_k());
+    let head_kv = problem.heads().kv_head(head_q);
+    let values = Values {
+        q: rows(values.q.view(), seqs_q, index, head_q),
+        k: rows(values.k.view(), seqs_k, index, head_kv),
+        v: rows(values.v.view(), seqs_k, index, head_kv),
+        dout: rows(values.dout.view(), seqs_q, index, head_q),
+    };
+    (dense_like(problem, &values), values)
+}
+
+/// The rows in use of one head of one sequence.
+pub fn rows<F: Copy>(x: ArrayView4<'_, F>, sequences: &Sequences, index: usize, head: usize) -> Array4<F> {
+    let (batch, first) = sequences.start(index);
+    let ranges = [batch..batch + 1, first..first + sequences.len(index), head..head + 1];
+    let part = ranges
+        .into_iter()
+        .enumerate()
+        .fold(x, |x, (axis, range)| x.slice_axis_move(Axis(axis), range.into()));
+    part.to_owned()
+}
+
+/// The dense problem that has these values as its whole tensors, and everything else from `problem`.
+///
+/// # Panics
+/// If the values do not fit together: they must be parts of values of `problem`.
+pub fn dense_like(problem: &Problem, values: &Values) -> Problem {
+    let tensor = |x: &Array4<f32>, like: &TensorDesc| {
+        let (batch, seqlen, heads, head_dim) = x.dim();
+        TensorDesc::contiguous(like.dtype, Shape { batch, seqlen, heads, head_dim })
+    };
+    let sequences = |x: &Array4<f32>| Sequences::dense(x.dim().0, x.dim().1);
+    let spec = ProblemSpec {
+        q: tensor(&values.q, problem.q()),
+        k: tensor(&values.k, problem.k()),
+        v: tensor(&values.v, problem.v()),
+        o: tensor(&values.dout, problem.o()),
+        seqs_q: sequences(&values.q),
+        seqs_k: sequences(&values.k),
+        ..spec_of(problem)
+    };
+    spec.validate().expect("parts of a valid problem are valid")
+}

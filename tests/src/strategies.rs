@@ -1,0 +1,135 @@
+//! Random cases for proptest.
+
+use fa3::types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape, TensorDesc};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::RngSeed;
+
+use crate::testdata::extent;
+use crate::{Case, Dist, Poison};
+
+/// Always the same `cases` random cases: a suite that fails by chance is one that nobody believes.
+pub fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        rng_seed: RngSeed::Fixed(1),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+/// Any mask; windows up to `reach`.
+pub fn mask(reach: u32) -> impl Strategy<Value = Mask> {
+    let side = option::of(0..reach);
+    prop_oneof![
+        Just(Mask::None),
+        Just(Mask::Causal),
+        (side.clone(), side).prop_map(|(left, right)| Mask::Window { left, right }),
+    ]
+}
+
+/// Any dtype.
+pub fn dtype() -> impl Strategy<Value = Dtype> {
+    select(Dtype::ALL.to_vec())
+}
+
+/// Any distribution.
+pub fn dist() -> impl Strategy<Value = Dist> {
+    select(Dist::ALL.to_vec())
+}
+
+/// (query heads, key/value heads): MHA, GQA and MQA.
+pub fn heads() -> impl Strategy<Value = (usize, usize)> {
+    (1usize..4, 1usize..3).prop_map(|(group, heads_kv)| (group * heads_kv, heads_kv))
+}
+
+/// Sequences of Q and of K: dense or packed each, some empty, some used in part; up to `longest` rows each.
+fn sequences(longest: usize) -> impl Strategy<Value = (Sequences, Sequences)> {
+    let one_side = move |batch: usize| {
+        let packed = vec(0..=longest, batch).prop_map(|lens| packed(&lens));
+        let dense = (0..=longest).prop_map(move |seqlen| Sequences::dense(batch, seqlen));
+        (prop_oneof![packed, dense], option::of(vec(0.0..=1.0f64, batch))).prop_map(use_part)
+    };
+    (1usize..4).prop_flat_map(move |batch| (one_side(batch), one_side(batch)))
+}
+
+fn packed(lens: &[usize]) -> Sequences {
+    let mut cu_seqlens = vec![0i32];
+    lens.iter().for_each(|&len| cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + len as i32));
+    Sequences::packed(&cu_seqlens).expect("lengths are not negative")
+}
+
+/// Uses a fraction of each sequence.
+fn use_part((sequences, fractions): (Sequences, Option<Vec<f64>>)) -> Sequences {
+    let Some(fractions) = fractions else { return sequences };
+    let used: Vec<i32> = fractions
+        .iter()
+        .enumerate()
+        .map(|(index, fraction)| (fraction * sequences.capacity(index) as f64).round() as i32)
+        .collect();
+    sequences.with_used(&used).expect("fractions are at most 1")
+}
+
+prop_compose! {
+    /// Any valid problem with sequences up to 150 rows and head dimensions up to 96: tiles of 128 are crossed.
+    pub fn problem()(
+        dtype in dtype(),
+        (seqs_q, seqs_k) in sequences(150),
+        (heads_q, heads_kv) in heads(),
+        (head_dim, head_dim_v) in (1usize..=6, 1usize..=6),
+        mask in mask(200),
+        softmax_scale in option::of(0.01..2.0f64),
+        softcap in option::weighted(0.3, 0.5..20.0f64),
+        spare_rows in 0usize..3,
+    ) -> Problem {
+        let tensor = |dtype, sequences: &Sequences, heads, head_dim| {
+            let (batch, rows) = extent(sequences);
+            let seqlen = rows + if sequences.is_packed() { spare_rows } else { 0 };
+            TensorDesc::contiguous(dtype, Shape { batch, seqlen, heads, head_dim: 16 * head_dim })
+        };
+        let spec = ProblemSpec {
+            q: tensor(dtype, &seqs_q, heads_q, head_dim),
+            k: tensor(dtype, &seqs_k, heads_kv, head_dim),
+            v: tensor(dtype, &seqs_k, heads_kv, head_dim_v),
+            o: tensor(dtype.default_output(), &seqs_q, heads_q, head_dim_v),
+            seqs_q,
+            seqs_k,
+            mask,
+            softmax_scale,
+            softcap,
+        };
+        spec.validate().expect("the strategy makes valid problems")
+    }
+}
+
+prop_compose! {
+    /// A problem that a simulator can run through: dense, one or two heads, head_dim 64 or 128, up to 200 rows, in
+    /// the tensor core's dtypes.
+    pub fn tiny_problem()(
+        dtype in select(vec![Dtype::F16, Dtype::Bf16, Dtype::E4m3]),
+        (seqlen_q, seqlen_k) in (1usize..=200, 1usize..=200),
+        group in 1usize..=2,
+        head_dim in select(vec![64usize, 128]),
+        mask in mask(250),
+        softcap in option::weighted(0.2, 1.0..20.0f64),
+    ) -> Problem {
+        let q = Shape { batch: 1, seqlen: seqlen_q, heads: group, head_dim };
+        let kv = Shape { seqlen: seqlen_k, heads: 1, ..q };
+        let mut spec = ProblemSpec::dense(dtype, q, kv).mask(mask);
+        spec.softcap = softcap;
+        spec.validate().expect("the strategy makes valid problems")
+    }
+}
+
+/// A case of any problem of `problems` with any values. What lies beyond the sequences' ends is always poisoned.
+pub fn case(problems: impl Strategy<Value = Problem>) -> impl Strategy<Value = Case> {
+    (problems, dist(), any::<u64>()).prop_map(|(problem, dist, seed)| Case {
+        name: "random".to_owned(),
+        problem,
+        dist,
+        poison: Poison::BeyondEnd,
+        seed,
+    })
+}

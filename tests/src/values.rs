@@ -1,0 +1,301 @@
+//! Q, K, V and dO of a case, made from a seed.
+
+use fa3::Scalar;
+use fa3::quant::E4m3;
+use fa3::types::{Dtype, Problem, Sequences, Shape};
+use half::{bf16, f16};
+use ndarray::{Array4, ArrayViewMut2, Axis};
+use serde::Deserialize;
+
+/// Inputs of a problem and a gradient of its output, in f32 but representable in the problem's dtype.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Values {
+    /// (batch, seqlen_q, heads_q, head_dim)
+    pub q: Array4<f32>,
+    /// (batch, seqlen_k, heads_kv, head_dim)
+    pub k: Array4<f32>,
+    /// (batch, seqlen_k, heads_kv, head_dim_v)
+    pub v: Array4<f32>,
+    /// (batch, seqlen_q, heads_q, head_dim_v)
+    pub dout: Array4<f32>,
+}
+
+/// What the numbers are like. V and dO are standard normal unless said otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dist {
+    /// Standard normal.
+    Normal,
+    /// N(0, 1) + N(0, 100) · Bernoulli(0.001), V too: the paper's inputs with outliers (§4.3).
+    Outliers,
+    /// Every score is about 10⁴ (as far as the dtype goes), differences stay of order 1.
+    LargeLogits,
+    /// Every score of a row is the same: P = 1 / number of visible keys.
+    ConstantRows,
+    /// Query i has a score of about 128 with keys i mod head_dim, i mod head_dim + head_dim, … and 0 with all others.
+    OneHot,
+    /// Scores grow with the key: every block has a new row maximum.
+    Increasing,
+    /// Scores fall with the key: only the first block of a row sets its maximum.
+    Decreasing,
+    /// All numbers are subnormal in the dtype.
+    Denormals,
+    /// Zeros of either sign; V has ±1 besides.
+    SignedZeros,
+}
+
+impl Dist {
+    /// All of them.
+    pub const ALL: [Dist; 9] = [
+        Dist::Normal,
+        Dist::Outliers,
+        Dist::LargeLogits,
+        Dist::ConstantRows,
+        Dist::OneHot,
+        Dist::Increasing,
+        Dist::Decreasing,
+        Dist::Denormals,
+        Dist::SignedZeros,
+    ];
+}
+
+/// What must not, or must only so far, reach the result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Poison {
+    /// Nothing.
+    #[default]
+    None,
+    /// Every row that takes no part in attention is NaN or infinite, in all tensors.
+    BeyondEnd,
+    /// This query row of every sequence is NaN.
+    QueryRow(usize),
+    /// This key row of every sequence is NaN.
+    KeyRow(usize),
+    /// This value row of every sequence is NaN.
+    ValueRow(usize),
+}
+
+impl Values {
+    /// The values of `problem`. The same arguments always give the same numbers.
+    pub fn new(problem: &Problem, dist: Dist, poison: Poison, seed: u64) -> Values {
+        let mut rng = Rng(seed);
+        let scale = problem.softmax_scale().natural();
+        let shapes = [problem.q(), problem.k(), problem.v(), problem.o()].map(|tensor| tensor.shape);
+        let [mut q, mut k, mut v, mut dout] = match dist {
+            Dist::Normal => shapes.map(|shape| rng.fill(shape, Rng::normal)),
+            Dist::Outliers => shapes.map(|shape| rng.fill(shape, Rng::outlier)),
+            Dist::Denormals => {
+                let tiny = subnormal(problem.dtype());
+                shapes.map(|shape| rng.fill(shape, |rng| tiny * rng.normal()))
+            }
+            Dist::SignedZeros => {
+                let [q, k, v, dout] = shapes;
+                let sign = |rng: &mut Rng| [-1.0, 1.0][rng.below(2)];
+                [
+                    rng.fill(q, |rng| 0.0 * sign(rng)),
+                    rng.fill(k, |rng| 0.0 * sign(rng)),
+                    rng.fill(v, |rng| sign(rng) * rng.below(2) as f64),
+                    rng.fill(dout, Rng::normal),
+                ]
+            }
+            Dist::LargeLogits | Dist::ConstantRows | Dist::OneHot | Dist::Increasing | Dist::Decreasing => {
+                let [q, k, v, dout] = shapes;
+                let (q, k) =
+                    (rows(q, &mut rng, dist, scale, Side::Q), rows(k, &mut rng, dist, scale, Side::K));
+                [q, k, rng.fill(v, Rng::normal), rng.fill(dout, Rng::normal)]
+            }
+        };
+        match poison {
+            Poison::None => {}
+            Poison::BeyondEnd => {
+                [&mut q, &mut dout].into_iter().for_each(|x| poison_unused(x, problem.seqs_q()));
+                [&mut k, &mut v].into_iter().for_each(|x| poison_unused(x, problem.seqs_k()));
+            }
+            Poison::QueryRow(row) => poison_row(&mut q, problem.seqs_q(), row),
+            Poison::KeyRow(row) => poison_row(&mut k, problem.seqs_k(), row),
+            Poison::ValueRow(row) => poison_row(&mut v, problem.seqs_k(), row),
+        }
+        let [q, k, v, dout] = [q, k, v, dout].map(|x| x.mapv(|x| round(problem.dtype(), x)));
+        Values { q, k, v, dout }
+    }
+}
+
+/// The nearest number of `dtype`; e4m3 saturates.
+fn round(dtype: Dtype, x: f64) -> f32 {
+    let x = x as f32;
+    match dtype {
+        Dtype::F32 => x,
+        Dtype::F16 => f16::from_f32(x).to_f32(),
+        Dtype::Bf16 => bf16::from_f32(x).to_f32(),
+        Dtype::E4m3 => <E4m3 as Scalar>::from_f32(x).to_f32(),
+    }
+}
+
+/// A quarter of the smallest normal number of `dtype`.
+fn subnormal(dtype: Dtype) -> f64 {
+    let exponent = match dtype {
+        Dtype::F32 | Dtype::Bf16 => -126,
+        Dtype::F16 => -14,
+        Dtype::E4m3 => -6,
+    };
+    f64::powi(2.0, exponent - 2)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    Q,
+    K,
+}
+
+/// Q or K of a distribution that says something about scores. Sequence positions are taken for rows of the tensor,
+/// which for packed sequences keeps what the distribution is about.
+fn rows(shape: Shape, rng: &mut Rng, dist: Dist, scale: f64, side: Side) -> Array4<f64> {
+    // 250² is a score that f16 and a number that e4m3 still holds.
+    let within = |x: f64| x.min(250.0);
+    let peak = |score: f64| within((score / scale).sqrt());
+    let count = shape.seqlen as f64;
+    // A score, of which Q gives 8, changes by a quarter a key.
+    let step = within(0.25 * count / (8.0 * scale)) / count.max(1.0);
+    Array4::from_shape_fn(shape.dims(), |(_, row, _, d)| match dist {
+        Dist::LargeLogits if d == 0 => peak(1e4),
+        Dist::LargeLogits => rng.normal(),
+        Dist::ConstantRows => match side {
+            Side::Q => ((row + d) as f64).sin(),
+            Side::K => (d as f64).cos(),
+        },
+        Dist::OneHot if row % shape.head_dim == d => peak(128.0),
+        Dist::OneHot => 0.0,
+        Dist::Increasing | Dist::Decreasing => match (side, d) {
+            (Side::Q, 0) => 8.0,
+            (Side::K, 0) if dist == Dist::Increasing => step * row as f64,
+            (Side::K, 0) => step * (count - row as f64),
+            _ => 0.25 * rng.normal(),
+        },
+        Dist::Normal | Dist::Outliers | Dist::Denormals | Dist::SignedZeros => rng.normal(),
+    })
+}
+
+/// NaN in one row, and ±inf in the next, of everything that belongs to no sequence or lies past its used length.
+fn poison_unused(x: &mut Array4<f64>, sequences: &Sequences) {
+    let poison = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+    let (batch, seqlen, _, _) = x.dim();
+    let mut used = vec![false; batch * seqlen];
+    for index in 0..sequences.count() {
+        let (entry, first) = sequences.start(index);
+        used[entry * seqlen + first..][..sequences.len(index)].fill(true);
+    }
+    for (i, _) in used.into_iter().enumerate().filter(|(_, used)| !used) {
+        row_mut(x, i / seqlen, i % seqlen).fill(poison[i % 3]);
+    }
+}
+
+/// NaN in one row of every sequence that is long enough.
+fn poison_row(x: &mut Array4<f64>, sequences: &Sequences, row: usize) {
+    for index in (0..sequences.count()).filter(|&index| row < sequences.len(index)) {
+        let (batch, first) = sequences.start(index);
+        row_mut(x, batch, first + row).fill(f64::NAN);
+    }
+}
+
+/// (heads, head_dim) of one row.
+fn row_mut(x: &mut Array4<f64>, batch: usize, row: usize) -> ArrayViewMut2<'_, f64> {
+    x.index_axis_mut(Axis(0), batch).index_axis_move(Axis(0), row)
+}
+
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014).
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In (0, 1).
+    fn unit(&mut self) -> f64 {
+        ((self.next() >> 12) as f64 + 0.5) / (1u64 << 52) as f64
+    }
+
+    fn below(&mut self, n: u64) -> usize {
+        (self.next() % n) as usize
+    }
+
+    /// Standard normal (Box and Muller).
+    fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * self.unit().ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
+    fn outlier(&mut self) -> f64 {
+        let spike = if self.unit() < 0.001 { 10.0 * self.normal() } else { 0.0 };
+        self.normal() + spike
+    }
+
+    fn fill(&mut self, shape: Shape, mut number: impl FnMut(&mut Rng) -> f64) -> Array4<f64> {
+        Array4::from_shape_simple_fn(shape.dims(), || number(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fa3::types::ProblemSpec;
+
+    fn problem(dtype: Dtype) -> Problem {
+        let shape = Shape { batch: 2, seqlen: 100, heads: 2, head_dim: 64 };
+        let mut spec = ProblemSpec::dense(dtype, shape, shape);
+        spec.seqs_k = spec.seqs_k.with_used(&[97, 0]).unwrap();
+        spec.validate().unwrap()
+    }
+
+    #[test]
+    fn values_are_reproducible_and_representable() {
+        for (dtype, dist) in Dtype::ALL.into_iter().flat_map(|dtype| Dist::ALL.map(|dist| (dtype, dist))) {
+            let values = Values::new(&problem(dtype), dist, Poison::None, 7);
+            assert_eq!(values, Values::new(&problem(dtype), dist, Poison::None, 7), "{dtype} {dist:?}");
+            for x in [&values.q, &values.k, &values.v] {
+                assert!(
+                    x.iter().all(|&x| x.is_finite() && round(dtype, x.into()) == x),
+                    "{dtype} {dist:?} is not representable"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn normal_numbers_have_mean_0_and_variance_1() {
+        let x = Values::new(&problem(Dtype::F32), Dist::Normal, Poison::None, 1).q;
+        let (count, moment) = (x.len() as f32, |power| x.iter().map(|x| x.powi(power)).sum::<f32>());
+        let (mean, variance) = (moment(1) / count, moment(2) / count);
+        // 25,600 numbers: standard deviations 0.006 and 0.009.
+        assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.04, "{mean} {variance}");
+    }
+
+    #[test]
+    fn denormals_are_subnormal_and_not_all_zero() {
+        for (dtype, normal) in [(Dtype::F32, -126), (Dtype::F16, -14), (Dtype::Bf16, -126), (Dtype::E4m3, -6)]
+        {
+            let x = Values::new(&problem(dtype), Dist::Denormals, Poison::None, 1).q;
+            let tiny = x.iter().filter(|x| f64::from(x.abs()) < f64::powi(2.0, normal)).count();
+            assert!(tiny > x.len() * 9 / 10 && x.iter().any(|&x| x != 0.0), "{dtype}: {tiny}");
+        }
+    }
+
+    #[test]
+    fn poison_lies_where_it_should() {
+        let values = Values::new(&problem(Dtype::F16), Dist::Normal, Poison::BeyondEnd, 1);
+        let bad = |row: ndarray::ArrayView2<'_, f32>| row.iter().all(|x| !x.is_finite());
+        for (batch, row) in (0..2).flat_map(|batch| (0..100).map(move |row| (batch, row))) {
+            let unused = batch == 1 || row >= 97;
+            let row_of_v = values.v.index_axis(Axis(0), batch).index_axis_move(Axis(0), row);
+            assert_eq!(bad(row_of_v), unused, "{batch} {row}");
+        }
+        assert!(values.q.iter().all(|x| x.is_finite()));
+        let values = Values::new(&problem(Dtype::F16), Dist::Normal, Poison::KeyRow(3), 1);
+        assert_eq!(values.k.iter().filter(|x| x.is_nan()).count(), 2 * 64, "sequence 1 has no row 3 in use");
+    }
+}

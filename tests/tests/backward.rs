@@ -1,0 +1,29 @@
+//! Every engine with a backward pass on every chosen case, judged by the error law.
+
+use fa3::reference::Precision;
+use fa3::reference::law::BackwardLaw;
+use fa3_tests::{Ledger, engines, testdata};
+
+#[test]
+fn every_engine_obeys_the_error_law() {
+    let engines = engines();
+    let mut ledger = Ledger::default();
+    let cases = testdata::chosen("backward.toml");
+    for case in &cases {
+        let values = case.values();
+        let precision = Precision::of_output(case.problem.dtype());
+        let law = BackwardLaw::new(&values.inputs(&case.problem), values.dout.view(), precision).unwrap();
+        for engine in &engines {
+            ledger.enter(&engine.name(), case, engine.backward(case, &values), |answer| {
+                law.check(&answer, &case.replay("backward"))
+            });
+        }
+    }
+    println!("{ledger}");
+    ledger.close();
+    if cases.len() > 1 {
+        // These only go forward; one that gets a backward pass must be taken off the list.
+        let forward_only = ["cpu", "fp8 emulator 128", "fp8 emulator 64"];
+        assert_eq!(ledger.idle(), forward_only, "these engines skipped everything");
+    }
+}

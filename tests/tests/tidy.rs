@@ -1,0 +1,170 @@
+//! The architecture's invariants, as far as a text can be checked for them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+/// Which crates of ours a crate may depend on. A new crate must be given a line here and a place in ARCHITECTURE.md.
+const EDGES: [(&str, &[&str]); 7] = [
+    ("fa3-types", &[]),
+    ("fa3-ref", &["fa3-types"]),
+    ("fa3-quant", &["fa3-types"]),
+    ("fa3-sched", &["fa3-types"]),
+    ("fa3", &["fa3-types", "fa3-ref", "fa3-quant", "fa3-sched"]),
+    ("fa3-cli", &["fa3"]),
+    ("fa3-tests", &["fa3"]),
+];
+
+/// A file can be read in one go.
+const LINES: usize = 500;
+
+/// A line of an algorithm that is not computed, and what it does instead.
+type Unused = (usize, &'static str);
+
+/// Lines of the paper's algorithms about what `fa3_ref::tiled` computes, and those among them that it leaves out.
+const ALGORITHMS: [(usize, RangeInclusive<usize>, &[Unused]); 4] = [
+    (
+        1,
+        13..=25,
+        &[
+            (14, "waits for Q"),
+            (22, "releases a stage of the buffer"),
+            (23, "ends the loop"),
+            (25, "writes to memory, as the caller does"),
+        ],
+    ),
+    (2, 2..=20, &[(5, "releases a stage"), (15, "releases two stages"), (17, "ends the loop")]),
+    (
+        3,
+        16..=33,
+        &[
+            (17, "waits for K and V"),
+            (29, "ends the loop"),
+            (30, "begins the dQ writer's role"),
+            (31, "is the dQ writer's loop, which here is the consumer's"),
+        ],
+    ),
+    (4, 1..=25, &[(17, "ends the loop")]),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// A manifest of the workspace, parsed.
+fn manifest(path: &Path) -> toml::Table {
+    read(path).parse().unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The folders of the workspace's crates.
+fn members() -> Vec<String> {
+    let workspace = manifest(&root().join("Cargo.toml"));
+    let members = workspace["workspace"]["members"].as_array().expect("members are a list");
+    members.iter().map(|member| member.as_str().expect("members are paths").to_owned()).collect()
+}
+
+/// Every Rust file of the workspace's crates, by its path from the root.
+fn sources() -> BTreeMap<String, String> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a folder of the repository can be read") {
+            let path = entry.expect("its entries too").path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    members().iter().for_each(|member| walk(&root().join(member), &mut found));
+    let name = |path: &Path| path.strip_prefix(root()).expect("below the root").display().to_string();
+    found.iter().map(|path| (name(path), read(path))).collect()
+}
+
+#[test]
+fn crates_depend_on_each_other_only_as_allowed() {
+    let ours: BTreeMap<&str, &[&str]> = EDGES.into();
+    for member in members() {
+        let manifest = manifest(&root().join(&member).join("Cargo.toml"));
+        let name = manifest["package"]["name"].as_str().expect("a package has a name");
+        let allowed = ours.get(name).unwrap_or_else(|| panic!("{name} has no line in EDGES"));
+        for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            let Some(dependencies) = manifest.get(section).and_then(toml::Value::as_table) else { continue };
+            for dependency in dependencies.keys().filter(|key| ours.contains_key(key.as_str())) {
+                assert!(allowed.contains(&dependency.as_str()), "{name} depends on {dependency} ({section})");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_crate_has_unsafe_code() {
+    for member in members() {
+        let crate_root = ["src/lib.rs", "src/main.rs"].map(|file| root().join(&member).join(file));
+        let crate_root = crate_root.iter().find(|path| path.exists()).expect("a crate has a root");
+        let forbids = read(crate_root).lines().any(|line| line == "#![forbid(unsafe_code)]");
+        assert!(forbids, "{} does not forbid unsafe code", crate_root.display());
+    }
+}
+
+#[test]
+fn files_are_short() {
+    for (name, text) in sources() {
+        let lines = text.lines().count();
+        assert!(lines <= LINES, "{name} has {lines} lines: split it");
+    }
+}
+
+#[test]
+fn the_architecture_names_every_crate() {
+    let text = read(&root().join("ARCHITECTURE.md"));
+    for member in members() {
+        assert!(text.contains(&format!("**{member}**")), "ARCHITECTURE.md does not describe {member}");
+    }
+}
+
+/// The (algorithm, line) pairs that a comment such as `// A1:16-17, in flight` cites.
+fn citations(comment: &str) -> Vec<(usize, usize)> {
+    let words = comment.split([' ', ',', ';']);
+    let parse = |word: &str| -> Option<Vec<(usize, usize)>> {
+        let (algorithm, lines) = word.strip_prefix('A')?.split_once(':')?;
+        let algorithm = algorithm.parse().ok()?;
+        let (first, last) = lines.split_once('-').unwrap_or((lines, lines));
+        Some((first.parse().ok()?..=last.parse().ok()?).map(|line| (algorithm, line)).collect())
+    };
+    words.filter_map(parse).flatten().collect()
+}
+
+#[test]
+fn citations_are_read() {
+    assert_eq!(citations("A4:10, A4:12, in flight"), [(4, 10), (4, 12)]);
+    assert_eq!(citations("A3:22-23, dP"), [(3, 22), (3, 23)]);
+    assert_eq!(citations("About A, and A1"), []);
+}
+
+#[test]
+fn the_tiled_algorithms_cite_every_line_of_the_paper_that_computes() {
+    let files = sources().into_iter().filter(|(name, _)| name.starts_with("fa3-ref/src/tiled"));
+    let cited: BTreeSet<(usize, usize)> = files
+        .flat_map(|(_, text)| {
+            // Comments beside code, not the module's text about the algorithms.
+            let comments = text.lines().filter_map(|line| line.split_once("// ")).map(|(_, comment)| comment);
+            comments.flat_map(citations).collect::<Vec<_>>()
+        })
+        .collect();
+    for (algorithm, lines, unused) in ALGORITHMS {
+        for line in lines {
+            let reason = unused.iter().find(|(unused, _)| *unused == line).map(|(_, reason)| reason);
+            match (cited.contains(&(algorithm, line)), reason) {
+                (true, None) | (false, Some(_)) => {}
+                (false, None) => panic!("nothing cites A{algorithm}:{line}"),
+                (true, Some(reason)) => panic!("A{algorithm}:{line} is cited, although it {reason}"),
+            }
+        }
+    }
+}
