@@ -71,18 +71,6 @@ impl E4m3 {
     }
 }
 
-impl From<E4m3> for F8E4M3 {
-    fn from(x: E4m3) -> F8E4M3 {
-        F8E4M3::from_bits(x.0)
-    }
-}
-
-impl From<F8E4M3> for E4m3 {
-    fn from(x: F8E4M3) -> E4m3 {
-        E4m3(x.to_bits())
-    }
-}
-
 impl From<E4m3> for f64 {
     fn from(x: E4m3) -> f64 {
         x.to_f32().into()

@@ -9,8 +9,8 @@ use ndarray::NdFloat;
 ///
 /// H is the Sylvester-Hadamard matrix over √d where d is a power of two, and every entry of M is ±1/√d.
 /// Otherwise let w be the largest power of two below d: M = D · H_lead · D' · H_trail, with that matrix of
-/// width w on the leading w entries, then on the trailing w entries. It is orthogonal because each factor is,
-/// mixes all entries because w > d/2 makes the two overlap, and still takes O(d log d) operations. The second
+/// width w on the leading w entries, then on the trailing w entries. It is orthogonal because each factor is, spreads
+/// every entry over at least w of them because the two overlap, and still takes O(d log d) operations. The second
 /// random signs D' keep the overlap from adding up what the first step spread: an entry of M is 0, ±1/√w, or
 /// a sum of at most w random signs over w, above t/√w with probability at most 2 exp(−t²/2) (Hoeffding's
 /// inequality).

@@ -37,8 +37,9 @@ impl Quantized {
     /// Codes and scales known from elsewhere.
     ///
     /// # Errors
-    /// Unless the sequences lie within the codes, and for the errors of [`Scales::new`], which takes
-    /// `granularity` and `scales`.
+    /// Unless the sequences lie within the codes; [`QuantError::EmptyBlock`], [`QuantError::ScaleCount`] unless
+    /// there is one scale a group of rows, in the order of [`Scales::values`], and [`QuantError::Scale`] for one
+    /// that is not positive, finite and normal.
     pub fn new(
         codes: Array4<E4m3>,
         sequences: &Sequences,

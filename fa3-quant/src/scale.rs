@@ -43,12 +43,8 @@ pub struct Scales {
 }
 
 impl Scales {
-    /// Scales known from elsewhere, in the order of [`Scales::values`].
-    ///
-    /// # Errors
-    /// [`QuantError::EmptyBlock`], [`QuantError::ScaleCount`] unless there is one value a group of rows, and
-    /// [`QuantError::Scale`] for a value that is not positive, finite and normal.
-    pub fn new(
+    /// Scales known from elsewhere: see [`crate::Quantized::new`].
+    pub(crate) fn new(
         granularity: Granularity,
         sequences: &Sequences,
         heads: usize,
@@ -89,7 +85,7 @@ impl Scales {
     /// The scale of row `row` of head `head` of sequence `sequence`.
     ///
     /// # Panics
-    /// If there is no such row within the sequence's used length.
+    /// If the row's block has no scale: it lies past the sequence's used length.
     pub fn of(&self, sequence: usize, head: usize, row: usize) -> f32 {
         match self.granularity {
             Granularity::Tensor => self.values[0],

@@ -169,6 +169,35 @@ mod tests {
         assert!(o.indexed_iter().all(|((_, _, _, d), &o)| (o - mean(d)).abs() < 1e-7), "{o}");
     }
 
+    /// Scores (s, 0) of two keys, V = (1, 0): O is P of the first key.
+    fn two_keys(softmax_scale: f64) -> Output {
+        let shape = Shape { batch: 1, seqlen: 2, heads: 1, head_dim: 32 };
+        let problem =
+            ProblemSpec::dense(Dtype::E4m3, shape, shape).softmax_scale(softmax_scale).validate().unwrap();
+        let ones = |which: fn(usize, usize) -> bool| {
+            let code = |(_, row, _, d)| E4m3::from_f32(f32::from(u8::from(which(row, d))));
+            let codes = Array4::from_shape_fn(shape.dims(), code);
+            Quantized::new(codes, problem.seqs_q(), Granularity::Tensor, vec![1.0]).unwrap()
+        };
+        let (q, k, v) = (ones(|_, d| d == 0), ones(|key, d| key == 0 && d == 0), ones(|key, _| key == 0));
+        StandardFp8.forward(&problem, &q, &k, &v).unwrap()
+    }
+
+    #[test]
+    fn scores_are_rounded_to_half() {
+        // 1 + 2^-11 lies between two numbers in half and goes to 1.
+        let lse = two_keys(2049.0 / 2048.0).lse[[0, 0, 0]];
+        assert!((f64::from(lse) - (1f64.exp() + 1.0).ln()).abs() < 1e-6, "{lse}");
+    }
+
+    #[test]
+    fn probabilities_are_rounded_to_half_and_take_the_whole_range() {
+        // P = 0.67854 rounds to 0.67871 in half. 448 P is then above 304, in the middle between 288 and 320, where
+        // that of the unrounded P is below; and 256 P would go to 176.
+        let o = two_keys(1530.0 / 2048.0).o[[0, 0, 0, 0]];
+        assert_eq!(o, f16::from_f32(320.0 / 448.0).to_f32());
+    }
+
     #[test]
     fn rows_without_a_key_are_zero() {
         let problem =

@@ -36,6 +36,8 @@ pub struct Satisfied {
     pub norms: ErrorNorms,
     /// What the law allowed: absolute for O and gradients, relative to max(1, |oracle|) for LSE.
     pub bound: f64,
+    /// The largest error, as a part of what is allowed where it lies.
+    pub ratio: f64,
 }
 
 /// A result that broke the law.
@@ -248,13 +250,18 @@ fn judge<D: Dimension>(
     replay: &str,
 ) -> Result<Satisfied, Box<Violation>> {
     let norms = ErrorNorms::of(&x, &oracle);
-    let within = |x: f32, expected: f64| {
-        let error = error(x.into(), expected).abs();
-        error == 0.0 || (expected.is_finite() && error <= bound_at(expected))
+    let ratio = |x: f32, expected: f64| match error(x.into(), expected).abs() {
+        0.0 => 0.0,
+        error if expected.is_finite() => error / bound_at(expected),
+        _ => f64::INFINITY,
     };
+    let within = |x: f32, expected: f64| ratio(x, expected) <= 1.0; // false for NaN
     let first = x.indexed_iter().zip(&oracle).find(|((_, x), expected)| !within(**x, **expected));
     match first {
-        None => Ok(Satisfied { norms, bound }),
+        None => {
+            let ratio = x.iter().zip(&oracle).map(|(&x, &expected)| ratio(x, expected)).fold(0.0, f64::max);
+            Ok(Satisfied { norms, bound, ratio })
+        }
         Some(((index, &given), &expected)) => {
             let index = index.into_dimension().slice().to_vec();
             let first = Worst { index, given: given.into(), expected };
@@ -293,7 +300,8 @@ mod tests {
 
     #[test]
     fn a_violation_tells_what_where_and_how_to_replay() {
-        assert_eq!(check(1.25, 1.0, 0.25).unwrap().norms.max, 0.25);
+        let satisfied = check(1.125, 1.0, 0.25).unwrap();
+        assert_eq!((satisfied.norms.max, satisfied.bound, satisfied.ratio), (0.125, 0.25, 0.5));
         let violation = check(1.5, 1.0, 0.25).unwrap_err();
         assert_eq!(violation.first, Worst { index: vec![1], given: 1.5, expected: 1.0 });
         assert!(violation.to_string().ends_with("replay: replay"), "{violation}");

@@ -6,7 +6,6 @@ use fa3_ref::{Inputs, Precision};
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape};
 use ndarray::Array4;
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 
 const REPLAY: &str = "cargo test -p fa3-ref --test algorithms";
 
@@ -61,15 +60,11 @@ fn values(shape: Shape, precision: Precision, seed: &mut u64) -> Array4<f32> {
     })
 }
 
-/// Seeds are fixed: where a softmax is nearly one-hot, the stored O that D is computed from may round luckily for
-/// one implementation and not for the other, and about one random problem in several thousand exceeds the law's factor of 2.
+/// Where a softmax is nearly one-hot, the stored O that D is computed from may round luckily for one implementation
+/// and not for the other: about one random problem in several thousand exceeds the law's factor of 2. The seed that
+/// the workspace sets for all property tests is not one of them.
 fn config() -> ProptestConfig {
-    ProptestConfig {
-        cases: 200,
-        rng_seed: RngSeed::Fixed(1),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
+    ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 proptest! {

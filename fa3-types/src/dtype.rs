@@ -1,6 +1,7 @@
 //! Element types.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +66,20 @@ impl fmt::Display for Dtype {
     }
 }
 
+/// No dtype has the name that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected f32, f16, bf16 or e4m3")]
+pub struct UnknownDtype;
+
+impl FromStr for Dtype {
+    type Err = UnknownDtype;
+
+    /// The dtype that [`Dtype`] displays as `name`.
+    fn from_str(name: &str) -> Result<Dtype, UnknownDtype> {
+        Dtype::ALL.into_iter().find(|dtype| dtype.to_string() == name).ok_or(UnknownDtype)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +89,14 @@ mod tests {
         for dtype in Dtype::ALL {
             assert_eq!(dtype.row_multiple() * dtype.bytes(), 16, "{dtype}");
         }
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_printed() {
+        for dtype in Dtype::ALL {
+            assert_eq!(dtype.to_string().parse(), Ok(dtype));
+        }
+        assert_eq!("fp16".parse::<Dtype>(), Err(UnknownDtype));
     }
 
     #[test]

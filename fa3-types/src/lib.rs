@@ -40,7 +40,7 @@ mod flops;
 mod placement;
 mod problem;
 
-pub use dtype::Dtype;
+pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
 pub use heads::{HeadGrouping, Heads};
 pub use mask::{Lengths, Mask};

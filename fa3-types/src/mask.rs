@@ -55,6 +55,16 @@ impl Mask {
         Ok(Mask::window(size(left)?, size(right)?))
     }
 
+    /// The simplest mask that allows the same pairs in sequences of at most `longest` rows: a side that no query is
+    /// far enough from an end to notice is unbounded.
+    pub(crate) fn simplified(self, longest: Lengths) -> Mask {
+        let notices = |reach: Option<u32>, rows: usize| {
+            reach.filter(|&reach| (reach as usize) < rows.saturating_sub(1))
+        };
+        let (left, right) = self.reach();
+        Mask::window(notices(left, longest.k), notices(right, longest.q))
+    }
+
     /// How far a query sees to the left and to the right of its own position; `None` is unbounded.
     pub fn reach(self) -> (Option<u32>, Option<u32>) {
         match self {
@@ -131,6 +141,31 @@ mod tests {
         let widest = Mask::Window { left: Some(u32::MAX), right: Some(u32::MAX) };
         assert!(widest.allows(0, u32::MAX as usize, len));
         assert!(!widest.allows(0, u32::MAX as usize + 1, len));
+    }
+
+    #[test]
+    fn simplified_masks_allow_the_same() {
+        let sides = [None, Some(0), Some(1), Some(2), Some(3), Some(4), Some(9)];
+        for (q, k) in (0..6).flat_map(|q| (0..6).map(move |k| (q, k))) {
+            for (left, right) in sides.into_iter().flat_map(|left| sides.map(|right| (left, right))) {
+                let (mask, len) = (Mask::Window { left, right }, Lengths { q, k });
+                let simplified = mask.simplified(len);
+                for (i, j) in (0..q).flat_map(|i| (0..k).map(move |j| (i, j))) {
+                    assert_eq!(
+                        mask.allows(i, j, len),
+                        simplified.allows(i, j, len),
+                        "{mask} {simplified} {len:?}"
+                    );
+                }
+            }
+        }
+        let len = Lengths { q: 4, k: 9 };
+        assert_eq!(Mask::Window { left: Some(8), right: Some(0) }.simplified(len), Mask::Causal);
+        assert_eq!(Mask::Window { left: Some(8), right: Some(3) }.simplified(len), Mask::None);
+        assert_eq!(
+            Mask::Window { left: Some(7), right: Some(9) }.simplified(len),
+            Mask::Window { left: Some(7), right: None }
+        );
     }
 
     #[test]

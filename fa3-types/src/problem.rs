@@ -163,6 +163,7 @@ impl Problem {
         };
         let softcap = softcap.map(SoftCap::new).transpose()?;
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
+        let mask = mask.simplified(Lengths { q: seqs_q.max_len(), k: seqs_k.max_len() });
         Ok(Problem { q, k, v, o, seqs_q, seqs_k, heads, mask, softmax_scale, softcap })
     }
 
@@ -206,7 +207,7 @@ impl Problem {
         self.v.shape.head_dim
     }
 
-    /// The mask.
+    /// The mask, by its simplest name: a window that hides nothing in sequences this long is no window.
     pub fn mask(&self) -> Mask {
         self.mask
     }

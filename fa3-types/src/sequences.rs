@@ -50,6 +50,22 @@ impl Sequences {
         Ok(Sequences { layout: Layout::Packed { cu_seqlens }, used: None })
     }
 
+    /// Sequences of these lengths, packed one after the other.
+    ///
+    /// ```
+    /// use fa3_types::Sequences;
+    /// assert_eq!(Sequences::packed_lengths(&[3, 0, 4]), Sequences::packed(&[0, 3, 3, 7])?);
+    /// # Ok::<(), fa3_types::ProblemError>(())
+    /// ```
+    pub fn packed_lengths(lengths: &[usize]) -> Sequences {
+        let ends = lengths.iter().scan(0, |end: &mut usize, &length| {
+            *end = end.saturating_add(length);
+            Some(*end)
+        });
+        let cu_seqlens = std::iter::once(0).chain(ends).collect();
+        Sequences { layout: Layout::Packed { cu_seqlens }, used: None }
+    }
+
     /// Uses only the first `used[i]` rows of sequence i.
     ///
     /// # Errors

@@ -14,7 +14,10 @@ pub enum Device {
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Device::Cpu => write!(f, "cpu ({} threads)", rayon::current_num_threads()),
+            Device::Cpu => match rayon::current_num_threads() {
+                1 => write!(f, "cpu (1 thread)"),
+                threads => write!(f, "cpu ({threads} threads)"),
+            },
         }
     }
 }

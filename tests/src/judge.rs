@@ -121,18 +121,22 @@ impl<'a> Judge<'a> {
         let bounds = self.largest_moves(loss) + oracle.lse.mapv(|lse| 1e-5 * lse.abs().max(1.0));
         let norms = ErrorNorms::of(&x.lse, &oracle.lse);
         let bound = bounds.iter().copied().filter(|bound| bound.is_finite()).fold(0.0, f64::max);
+        let mut ratio: f64 = 0.0;
         for ((index, &given), (&expected, &bound)) in x.lse.indexed_iter().zip(oracle.lse.iter().zip(&bounds))
         {
             let given = f64::from(given);
-            let same = given == expected || (given.is_nan() && expected.is_nan());
-            let near = expected.is_finite() && (given - expected).abs() <= bound;
-            if !same && !near {
+            if given == expected || (given.is_nan() && expected.is_nan()) {
+                continue;
+            }
+            let error = (given - expected).abs();
+            if !expected.is_finite() || error.is_nan() || error > bound {
                 let first = Worst { index: vec![index.0, index.1, index.2], given, expected };
                 let replay = replay.to_owned();
                 return Err(Box::new(Violation { what: "lse", norms, bound, first, replay }));
             }
+            ratio = ratio.max(error / bound);
         }
-        Ok([o, Satisfied { norms, bound }])
+        Ok([o, Satisfied { norms, bound, ratio }])
     }
 
     /// maxⱼ δᵢⱼ for each query row, in the shape of LSE.

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use fa3::reference::law::Satisfied;
-
 use crate::{Answer, Case, NoAnswer, Verdict};
 
 /// Counts what engines did, and keeps what they did wrong.
@@ -35,7 +33,7 @@ impl Ledger {
         match answer.map(judge) {
             Ok(Ok(parts)) => {
                 score.computed += 1;
-                score.closest = parts.iter().map(ratio).fold(score.closest, f64::max);
+                score.closest = parts.iter().map(|part| part.ratio).fold(score.closest, f64::max);
             }
             Ok(Err(violation)) => self.faults.push(format!("{engine} {}: {violation}", case.name)),
             Err(NoAnswer::Skipped(skip)) => {
@@ -59,13 +57,6 @@ impl Ledger {
     pub fn close(&self) {
         assert!(self.faults.is_empty(), "{} faults\n\n{}\n", self.faults.len(), self.faults.join("\n\n"));
     }
-}
-
-/// Error over bound. The bound of LSE without moved scores is relative; where the largest is infinite it says nothing.
-fn ratio(part: &Satisfied) -> f64 {
-    const LSE: f64 = 1e-5;
-    let size = if part.bound == LSE { part.norms.max_expected.max(1.0) } else { 1.0 };
-    if part.norms.max == 0.0 || size.is_infinite() { 0.0 } else { part.norms.max / (part.bound * size) }
 }
 
 impl fmt::Display for Ledger {

@@ -97,11 +97,7 @@ fn reverse(sequences: &Sequences) -> Sequences {
     let order = || (0..sequences.count()).rev();
     let used: Vec<i32> = order().map(|index| sequences.len(index) as i32).collect();
     let reversed = if sequences.is_packed() {
-        let mut cu_seqlens = vec![0];
-        for index in order() {
-            cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + sequences.capacity(index) as i32);
-        }
-        Sequences::packed(&cu_seqlens).expect("capacities are not negative")
+        Sequences::packed_lengths(&order().map(|index| sequences.capacity(index)).collect::<Vec<_>>())
     } else {
         sequences.clone()
     };

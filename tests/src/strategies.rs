@@ -48,17 +48,11 @@ pub fn heads() -> impl Strategy<Value = (usize, usize)> {
 /// Sequences of Q and of K: dense or packed each, some empty, some used in part; up to `longest` rows each.
 fn sequences(longest: usize) -> impl Strategy<Value = (Sequences, Sequences)> {
     let one_side = move |batch: usize| {
-        let packed = vec(0..=longest, batch).prop_map(|lens| packed(&lens));
+        let packed = vec(0..=longest, batch).prop_map(|lens| Sequences::packed_lengths(&lens));
         let dense = (0..=longest).prop_map(move |seqlen| Sequences::dense(batch, seqlen));
         (prop_oneof![packed, dense], option::of(vec(0.0..=1.0f64, batch))).prop_map(use_part)
     };
     (1usize..4).prop_flat_map(move |batch| (one_side(batch), one_side(batch)))
-}
-
-fn packed(lens: &[usize]) -> Sequences {
-    let mut cu_seqlens = vec![0i32];
-    lens.iter().for_each(|&len| cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + len as i32));
-    Sequences::packed(&cu_seqlens).expect("lengths are not negative")
 }
 
 /// Uses a fraction of each sequence.

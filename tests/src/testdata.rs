@@ -148,8 +148,9 @@ impl Entry {
     }
 
     fn dtype(&self) -> Dtype {
-        let named = Dtype::ALL.into_iter().find(|dtype| dtype.to_string() == self.dtype);
-        named.unwrap_or_else(|| panic!("case {} has dtype {:?}", self.name, self.dtype))
+        self.dtype
+            .parse()
+            .unwrap_or_else(|error| panic!("case {} has dtype {:?}: {error}", self.name, self.dtype))
     }
 }
 

@@ -97,15 +97,10 @@ fn check(plan: &Plan) {
 }
 
 /// Dense or packed, up to `longest` rows a sequence.
-fn sequences(longest: i32) -> impl Strategy<Value = (Sequences, Sequences)> {
-    let packed = move |batch: usize| {
-        vec(0..=longest, batch).prop_map(|lens| {
-            let mut cu_seqlens = vec![0];
-            lens.iter().for_each(|len| cu_seqlens.push(cu_seqlens[cu_seqlens.len() - 1] + len));
-            Sequences::packed(&cu_seqlens).unwrap()
-        })
-    };
-    let dense = move |batch: usize| (0..=longest as usize).prop_map(move |len| Sequences::dense(batch, len));
+fn sequences(longest: usize) -> impl Strategy<Value = (Sequences, Sequences)> {
+    let packed =
+        move |batch: usize| vec(0..=longest, batch).prop_map(|lens| Sequences::packed_lengths(&lens));
+    let dense = move |batch: usize| (0..=longest).prop_map(move |len| Sequences::dense(batch, len));
     (1usize..4).prop_flat_map(move |batch| {
         prop_oneof![(dense(batch), dense(batch)).boxed(), (packed(batch), packed(batch)).boxed()]
     })

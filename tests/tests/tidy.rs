@@ -104,12 +104,37 @@ fn crates_depend_on_each_other_only_as_allowed() {
 
 #[test]
 fn no_crate_has_unsafe_code() {
+    let workspace = manifest(&root().join("Cargo.toml"));
+    assert_eq!(workspace["workspace"]["lints"]["rust"]["unsafe_code"].as_str(), Some("forbid"));
     for member in members() {
+        let lints = &manifest(&root().join(&member).join("Cargo.toml"))["lints"];
+        assert_eq!(lints["workspace"].as_bool(), Some(true), "{member} does not take the workspace's lints");
         let crate_root = ["src/lib.rs", "src/main.rs"].map(|file| root().join(&member).join(file));
         let crate_root = crate_root.iter().find(|path| path.exists()).expect("a crate has a root");
         let forbids = read(crate_root).lines().any(|line| line == "#![forbid(unsafe_code)]");
         assert!(forbids, "{} does not forbid unsafe code", crate_root.display());
     }
+}
+
+/// Relative links and pictures of the Markdown files lead somewhere.
+#[test]
+fn links_lead_somewhere() {
+    let folders = [root(), root().join("docs")];
+    let files =
+        folders.iter().flat_map(|folder| fs::read_dir(folder).expect("the repository has these folders"));
+    let paths = files.map(|entry| entry.expect("a folder can be read").path());
+    let mut links = 0;
+    for path in paths.filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
+        for link in read(&path).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = link.split('#').next().unwrap_or_default();
+            if target.is_empty() || target.starts_with("http") {
+                continue;
+            }
+            links += 1;
+            assert!(path.with_file_name(target).exists(), "{} links to {link}", path.display());
+        }
+    }
+    assert!(links >= 5, "{links} links: are they looked for?");
 }
 
 #[test]

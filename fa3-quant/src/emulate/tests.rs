@@ -1,5 +1,5 @@
 use fa3_types::{Dim, Dtype, Mask, ProblemSpec, Sequences, Shape};
-use ndarray::{Array4, Axis};
+use ndarray::{Array4, ArrayView1, Axis};
 
 use super::*;
 use crate::Preparation;
@@ -108,26 +108,28 @@ fn with_float_sums_only_the_rounding_of_p_is_left() {
     }
 }
 
-/// The tensor core's Q·K: every instruction truncates 33 addends and a result to 2^-13 of at most twice the
-/// largest addend, so that a score moves by at most this, and with it LSE.
+/// The tensor core's Q·K: every instruction truncates 33 addends and a result to 2^-13 of the largest of them or less,
+/// and that is at most the sum of all products' sizes. So far a score may move, and with it LSE.
 #[test]
 fn the_tensor_core_moves_lse_by_what_it_truncates() {
     for spec in specs() {
         let case = Case::new(spec, Granularity::Head, 0);
         let [q, k, v] = [&case.q, &case.k, &case.v].map(Quantized::dequantize);
         let exact = testing::reference(&case.problem, &q, &k, &v);
-        let largest_k = k.iter().fold(0.0f32, |max, k| max.max(k.abs()));
-        let largest_q = q.iter().fold(0.0f32, |max, q| max.max(q.abs()));
-        let head_dim = case.problem.head_dim();
-        let addend =
-            f64::from(largest_q * largest_k) * head_dim as f64 * case.problem.softmax_scale().natural();
-        let limit = head_dim.div_ceil(32) as f64 * 34.0 * 2f64.powi(-12) * addend;
+        let instructions = case.problem.head_dim().div_ceil(32) as f64;
+        let limit = |batch, head, row| {
+            let q: Vec<f32> = (0..case.problem.head_dim()).map(|d| q[[batch, row, head, d]]).collect();
+            let size = |k: ArrayView1<'_, f32>| q.iter().zip(k).map(|(q, k)| f64::from((q * k).abs())).sum();
+            let largest = k.rows().into_iter().map(size).fold(0.0, f64::max);
+            instructions * 34.0 * 2f64.powi(-13) * largest * case.problem.softmax_scale().natural() + 1e-5
+        };
         let [fp32, one, two] =
             [ACCUMULATIONS[0], ACCUMULATIONS[1], ACCUMULATIONS[2]].map(|a| case.forward(a).lse);
         assert_eq!(one, two);
         assert_ne!(one, fp32);
-        for (lse, exact) in one.iter().zip(&exact.lse) {
-            assert!((f64::from(*lse) - exact).abs() <= limit || f64::from(*lse) == *exact, "{lse} {exact}");
+        for (((batch, head, row), lse), exact) in one.indexed_iter().zip(&exact.lse) {
+            let error = (f64::from(*lse) - exact).abs();
+            assert!(error <= limit(batch, head, row) || f64::from(*lse) == *exact, "{lse} {exact}");
         }
     }
 }
@@ -268,8 +270,9 @@ fn two_levels_take_scales_of_any_range() {
     assert!(o.iter().all(|o| (o / 1.5e38 - 1.0).abs() < 1e-6));
 }
 
-/// Published for FlashAttention-3's one-level accumulation on an H100, and what follows from 13 fraction bits:
-/// V around 1 comes out 1.5 % too small after 1 K keys and 7.1 % after 4 K. Two levels do not drift.
+/// Measured of FlashAttention-3's own FP8 kernels, which accumulate in one level, on an H100, and what follows from
+/// 13 fraction bits: V around 1 comes out 1.5 % too small after 1 K keys and 7.1 % after 4 K. Two levels do not drift,
+/// unless the second is never reached.
 #[test]
 fn one_level_drifts_and_two_levels_do_not() {
     for (keys, drift) in [(1024, -0.015), (4096, -0.071)] {
@@ -280,14 +283,17 @@ fn one_level_drifts_and_two_levels_do_not() {
         let case = Case::of(problem, Granularity::Tensor, [&tensor(q_shape, 1), &tensor(kv_shape, 2), &v]);
         let [q, k, v] = [&case.q, &case.k, &case.v].map(Quantized::dequantize);
         let exact = testing::reference(&case.problem, &q, &k, &v).o;
-        let bias = |accumulation| {
-            let o = case.forward(accumulation).o;
+        let bias_of = |o: &Array4<f32>| {
             o.iter().zip(&exact).map(|(o, exact)| f64::from(*o) / exact - 1.0).sum::<f64>() / o.len() as f64
         };
+        let bias = |accumulation| bias_of(&case.forward(accumulation).o);
         let one = bias(Accumulation::OneLevel);
         assert!((one / drift - 1.0).abs() < 0.15, "{keys} keys: {one}");
         let two = bias(Accumulation::TwoLevel { keys: 128 });
         assert!(two.abs() < 0.002, "{keys} keys: {two}");
+        let at_the_end = Fp8Attention { accumulation: Accumulation::TwoLevel { keys }, key_block: keys };
+        let late = bias_of(&at_the_end.forward(&case.problem, &case.q, &case.k, &case.v).unwrap().o);
+        assert!((late / drift - 1.0).abs() < 0.15, "{keys} keys: {late}");
     }
 }
 
