@@ -13,8 +13,8 @@ use fa3::quant::QuantError;
 use fa3::types::ProblemError;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::write::{self, NewFile, WriteError};
-use chart::DrawError;
+use crate::draw::DrawError;
+use crate::write::{self, WriteError};
 use report::Report;
 
 /// What `fa3 accuracy --help` says first.
@@ -52,8 +52,8 @@ pub(crate) enum Error {
     Problem(#[from] ProblemError),
     #[error(transparent)]
     Quant(#[from] QuantError),
-    #[error("cannot draw {}: {source}", path.display())]
-    Draw { path: PathBuf, source: DrawError },
+    #[error(transparent)]
+    Draw(#[from] DrawError),
     #[error(transparent)]
     Write(#[from] WriteError),
 }
@@ -76,17 +76,19 @@ const QUICK: Settings = Settings { seqlen: 1024, seeds: 1..=3, drift_keys: &[1 <
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    options.json.iter().chain(&options.svg).try_for_each(|path| write::check(path))?;
+    let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
     let report = measure(if options.quick { QUICK } else { FULL })?;
     crate::print(&report);
     let mut files = Vec::new();
-    if let Some(path) = &options.json {
+    if let Some(file) = json {
         let json = serde_json::to_string_pretty(&report).expect("a report holds numbers and names only");
-        files.push(NewFile { path, bytes: (json + "\n").into_bytes() });
+        files.push((file, (json + "\n").into_bytes()));
     }
-    if let Some(path) = &options.svg {
-        let svg = chart::draw(&report).map_err(|source| Error::Draw { path: path.clone(), source })?;
-        files.push(NewFile { path, bytes: svg.into_bytes() });
+    if let Some(file) = svg {
+        files.push((file, chart::draw(&report)?.into_bytes()));
+    }
+    if !files.is_empty() {
+        crate::print(&"");
     }
     write::write(&files)?;
     Ok(report.is_as_expected())

@@ -1,7 +1,5 @@
 //! Options that several verbs share.
 
-use std::num::ParseIntError;
-
 use fa3::types::{Mask, ProblemError};
 
 /// Which keys a query may see.
@@ -18,12 +16,9 @@ pub(crate) struct MaskArgs {
 /// Why a window was not understood.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum WindowError {
-    /// Not two parts.
-    #[error("expected two numbers with a comma between them")]
+    /// Not two numbers.
+    #[error("expected two whole numbers L,R from -1 to 2^32 - 1, as in 256,0")]
     NotAPair,
-    /// A part is no number.
-    #[error(transparent)]
-    Number(#[from] ParseIntError),
     /// A number is no window size.
     #[error(transparent)]
     Size(#[from] ProblemError),
@@ -37,8 +32,9 @@ impl MaskArgs {
 }
 
 fn window(text: &str) -> Result<Mask, WindowError> {
+    let number = |text: &str| text.trim().parse().map_err(|_| WindowError::NotAPair);
     let (left, right) = text.split_once(',').ok_or(WindowError::NotAPair)?;
-    Ok(Mask::from_window(left.trim().parse()?, right.trim().parse()?)?)
+    Ok(Mask::from_window(number(left)?, number(right)?)?)
 }
 
 #[cfg(test)]
@@ -50,8 +46,9 @@ mod tests {
         assert_eq!(window("256,0"), Ok(Mask::Window { left: Some(256), right: Some(0) }));
         assert_eq!(window("-1, 3"), Ok(Mask::Window { left: None, right: Some(3) }));
         assert_eq!(window("-1,-1"), Ok(Mask::None));
-        assert_eq!(window("5"), Err(WindowError::NotAPair));
-        assert!(matches!(window("5,"), Err(WindowError::Number(_))));
+        for text in ["5", "5,", "1,2,3", "a,b", "99999999999999999999,0", ""] {
+            assert_eq!(window(text), Err(WindowError::NotAPair), "{text}");
+        }
         assert_eq!(window("-2,0"), Err(WindowError::Size(ProblemError::WindowSize { given: -2 })));
     }
 }

@@ -10,6 +10,7 @@
 
 mod accuracy;
 mod args;
+mod draw;
 mod plan;
 mod run;
 mod write;
@@ -70,6 +71,15 @@ fn print(text: &impl Display) {
 
 fn fail(error: &impl Display) -> ExitCode {
     // If stderr is gone, there is nobody to tell.
-    let _ = writeln!(io::stderr(), "error: {error}");
+    let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
     ExitCode::from(2)
+}
+
+/// `text` on one line: the names of tensors, and of files, may hold control characters.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        if c.is_control() { escaped.extend(c.escape_debug()) } else { escaped.push(c) }
+    }
+    escaped
 }

@@ -10,11 +10,19 @@ use fa3::sched::{Limits, Order, OrderComparison, OrderTable, Plan, PlanError};
 use fa3::types::{Dtype, Problem, ProblemError, ProblemSpec, Sequences, Shape};
 
 use crate::args::MaskArgs;
-use crate::write::{self, NewFile, WriteError};
-use gantt::{DrawError, Schedule};
+use crate::draw::DrawError;
+use crate::write::{self, WriteError};
+use gantt::Schedule;
 
 /// More tiles than this are not simulated: a schedule takes 24 bytes a tile, and there are four of them.
 const MOST_TILES: u32 = 1 << 22;
+
+/// What the columns of the order table are.
+const COLUMNS: &str = "
+Makespan by order of tiles, as a multiple of the bound that none can beat. A tile costs its KV blocks plus one.
+in turn: tiles as numbered, dealt to the CTAs in turn; linear: the same, each drawn by the next free CTA;
+planned: the order above, drawn; longest: all tiles sorted by cost, the longest drawn first.
+";
 
 /// What `fa3 plan --help` says first.
 pub(crate) const ABOUT: &str = "\
@@ -53,7 +61,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N")]
     head_dim_v: Option<usize>,
     /// f16, bf16 or e4m3
-    #[arg(long, value_name = "TYPE", default_value_t = Dtype::Bf16, value_parser = dtype)]
+    #[arg(long, value_name = "TYPE", default_value_t = Dtype::Bf16)]
     dtype: Dtype,
     #[command(flatten)]
     mask: MaskArgs,
@@ -87,25 +95,18 @@ pub(crate) enum Error {
     Plan(#[from] PlanError),
     #[error("{given} tiles are more than the {limit} that are simulated")]
     Tiles { given: u32, limit: u32 },
-    #[error("cannot draw {}: {source}", path.display())]
-    Draw { path: PathBuf, source: DrawError },
+    #[error(transparent)]
+    Draw(#[from] DrawError),
     #[error(transparent)]
     Write(#[from] WriteError),
 }
-
-/// No dtype has this name.
-#[derive(Debug, thiserror::Error)]
-#[error("expected f16, bf16 or e4m3")]
-struct NoSuchDtype;
 
 /// Plans, prints and draws. True: there is nothing to check.
 ///
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    if let Some(path) = &options.svg {
-        write::check(path)?;
-    }
+    let [svg] = write::open([options.svg.as_deref()], &[])?;
     let problem = options.problem()?;
     let limits = Limits { sms: options.sms, ..Limits::h100_sxm() };
     let plan = Plan::new(&problem, &limits)?;
@@ -114,20 +115,17 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     }
     crate::print(&plan);
     let orders = OrderComparison::new(&problem, &limits)?;
-    crate::print(
-        &"\nMakespan by order of tiles, as a multiple of the bound (in KV blocks) that none can beat:\n",
-    );
+    crate::print(&COLUMNS);
     crate::print(&OrderTable(vec![orders.clone()]));
-    if let Some(path) = &options.svg {
+    if let Some(file) = svg {
         let longest_first = Order::LongestFirst { section: u32::MAX, longest: problem.mask().into() };
         let schedules = [
             Schedule::new("linear", &problem, &limits, Order::Linear)?,
             Schedule::new("longest first", &problem, &limits, longest_first)?,
         ];
-        let svg = gantt::draw(&problem, &schedules, orders.bound)
-            .map_err(|source| Error::Draw { path: path.clone(), source })?;
-        write::write(&[NewFile { path, bytes: svg.into_bytes() }])?;
-        crate::print(&format_args!("\nwrote {}", path.display()));
+        let svg = gantt::draw(&problem, &schedules, orders.bound)?;
+        crate::print(&"");
+        write::write(&[(file, svg.into_bytes())])?;
     }
     Ok(true)
 }
@@ -150,10 +148,6 @@ impl Options {
         };
         spec.head_dim_v(self.head_dim_v.unwrap_or(self.head_dim)).mask(self.mask.mask()).validate()
     }
-}
-
-fn dtype(name: &str) -> Result<Dtype, NoSuchDtype> {
-    Dtype::ALL.into_iter().find(|dtype| dtype.to_string() == name).ok_or(NoSuchDtype)
 }
 
 /// More SMs than any GPU has would only cost memory.

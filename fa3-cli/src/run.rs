@@ -18,6 +18,7 @@ use crate::write::{self, NewFile};
 use call::{Call, Lists, Results, Settings};
 use error::Error;
 use safetensors::{File, Selection};
+use tensor::Tensor;
 
 /// What `fa3 run --help` says first.
 pub(crate) const ABOUT: &str = "\
@@ -25,12 +26,12 @@ Computes O = softmax(mask(cap(scale · Q Kᵀ))) V and LSE = ln Σ exp(score) fo
 
 The input is a safetensors file with tensors q, k and v, or three .npy files. Shapes are (batch, seqlen, heads, head_dim), \
 or (total, heads, head_dim) for packed sequences; K and V may have fewer heads than Q. The type is F32, F16, BF16 or \
-F8_E4M3 (.npy: f4 or f2), and O has the same, BF16 for F8_E4M3.
+F8_E4M3 (.npy: f4 or f2, in C order), and O has the same, BF16 for F8_E4M3.
 
 In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. For packed sequences \
 Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional. If there are \
 Po or Plse, results are compared with them by the error law: they may be off by twice the error of standard attention in \
-the same precision.";
+the same precision. With --q, --k or --v nothing is compared: Po and Plse are of Pq, Pk and Pv.";
 
 /// Options of `fa3 run`.
 #[derive(Debug, clap::Args)]
@@ -69,29 +70,34 @@ pub(crate) struct Options {
     threads: Option<u16>,
 }
 
+/// Where O and LSE go.
+type Outputs = [Option<NewFile>; 2];
+
+const NPY: &str = "npy";
+const SAFETENSORS: &str = "safetensors";
+
 /// Computes, prints, compares and writes. True if every result satisfies the error law.
 ///
 /// # Errors
 /// See [`Error`]; no file has been written then.
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    for path in options.output.iter().chain(&options.lse) {
-        write::check(path)?;
-    }
+    let outputs = write::open([options.output.as_deref(), options.lse.as_deref()], &options.inputs)?;
     let one_a_core = 0;
     let threads = options.threads.map_or(one_a_core, usize::from);
     let pool = ThreadPoolBuilder::new().num_threads(threads).build()?;
     pool.install(|| match options.inputs.as_slice() {
-        [input] => run_safetensors(input, options),
-        [q, k, v] => run_npy([q, k, v], options),
+        [input] if has_extension(input, NPY) => Err(Error::OneNpy { path: input.clone() }),
+        [input] => run_safetensors(input, options, outputs),
+        [q, k, v] => run_npy([q, k, v], options, outputs),
         inputs => Err(Error::FileCount { given: inputs.len() }),
     })
 }
 
-fn run_safetensors(input: &Path, options: &Options) -> Result<bool, Error> {
-    if options.lse.is_some() {
+fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> Result<bool, Error> {
+    if lse.is_some() {
         return Err(Error::NotForSafetensors);
     }
-    check_format(options.output.as_deref(), "safetensors", "npy")?;
+    options.check_outputs(SAFETENSORS, NPY)?;
     let bytes = fs::read(input).map_err(|source| Error::Read { path: input.into(), source })?;
     let file = File::new(input, &bytes)?;
     let settings = options.settings();
@@ -100,30 +106,26 @@ fn run_safetensors(input: &Path, options: &Options) -> Result<bool, Error> {
         let Results { report, o, lse } = file.call(&prefix, &options.selection)?.attend(&settings)?;
         crate::print(&report);
         holds &= report.holds();
-        if options.output.is_some() {
+        if output.is_some() {
             results.extend([o, lse]);
         }
     }
-    if let Some(path) = &options.output {
-        write_files(&[NewFile { path, bytes: safetensors::encode(path, &results)? }])?;
+    if let Some(file) = output {
+        let bytes = safetensors::encode(file.path(), &results)?;
+        write::write(&[(file, bytes)])?;
     }
     Ok(holds)
 }
 
-fn run_npy(paths: [&PathBuf; 3], options: &Options) -> Result<bool, Error> {
+fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> Result<bool, Error> {
     let Selection { prefix, q, k, v } = &options.selection;
     for (option, value) in [("--prefix", prefix), ("--q", q), ("--k", k), ("--v", v)] {
         if value.is_some() {
             return Err(Error::NotForNpy { option });
         }
     }
-    check_format(options.output.as_deref(), "npy", "safetensors")?;
-    if let (Some(o), Some(lse)) = (&options.output, &options.lse)
-        && o == lse
-    {
-        return Err(Error::SameOutput { path: o.clone() });
-    }
-    let [q, k, v] = paths.map(|path| npy::read(path));
+    options.check_outputs(NPY, SAFETENSORS)?;
+    let [q, k, v] = paths.map(|path| read_npy(path));
     let call = Call {
         prefix: String::new(),
         q: q?,
@@ -133,35 +135,39 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options) -> Result<bool, Error> {
         expected_o: None,
         expected_lse: None,
     };
-    let Results { report, o, lse } = call.attend(&options.settings())?;
-    crate::print(&report);
+    let results = call.attend(&options.settings())?;
+    crate::print(&results.report);
     let mut files = Vec::new();
-    for (path, tensor) in [(&options.output, o), (&options.lse, lse)] {
-        if let Some(path) = path {
-            files.push(NewFile { path, bytes: npy::encode(path, &tensor)? });
+    for (file, tensor) in [(output, results.o), (lse, results.lse)] {
+        if let Some(file) = file {
+            let bytes =
+                npy::encode(&tensor).map_err(|source| Error::Npy { path: file.path().into(), source })?;
+            files.push((file, bytes));
         }
     }
-    write_files(&files)?;
-    Ok(report.holds())
+    write::write(&files)?;
+    Ok(results.report.holds())
 }
 
-/// Refuses an output whose name claims the other format.
-fn check_format(output: Option<&Path>, expected: &'static str, other: &str) -> Result<(), Error> {
-    match output {
-        Some(path) if path.extension().is_some_and(|extension| extension == other) => {
-            Err(Error::OutputFormat { path: path.into(), expected })
-        }
-        _ => Ok(()),
-    }
+/// The tensor in a file, named as the file is.
+fn read_npy(path: &Path) -> Result<Tensor, Error> {
+    let bytes = fs::read(path).map_err(|source| Error::Read { path: path.into(), source })?;
+    npy::decode(path.display().to_string(), &bytes).map_err(|source| Error::Npy { path: path.into(), source })
 }
 
-fn write_files(files: &[NewFile<'_>]) -> Result<(), Error> {
-    write::write(files)?;
-    files.iter().for_each(|file| crate::print(&format_args!("wrote {}", file.path.display())));
-    Ok(())
+fn has_extension(path: &Path, expected: &str) -> bool {
+    path.extension().is_some_and(|extension| extension == expected)
 }
 
 impl Options {
+    /// Refuses an output whose name claims the other format.
+    fn check_outputs(&self, expected: &'static str, other: &str) -> Result<(), Error> {
+        match self.output.iter().chain(&self.lse).find(|path| has_extension(path, other)) {
+            Some(path) => Err(Error::OutputFormat { path: path.clone(), expected }),
+            None => Ok(()),
+        }
+    }
+
     fn settings(&self) -> Settings {
         Settings {
             mask: self.mask.mask(),

@@ -64,7 +64,7 @@ fn values(shape: Shape, precision: Precision, seed: &mut u64) -> Array4<f32> {
 /// and not for the other: about one random problem in several thousand exceeds the law's factor of 2. The seed that
 /// the workspace sets for all property tests is not one of them.
 fn config() -> ProptestConfig {
-    ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig::with_cases(200)
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Inputs, Limits, PPlace, PlanError, TileRow};
+use crate::{Inputs, Limits, PPlace, PlanError, TileShape};
 
 /// Registers of one consumer thread that hold tiles, 32 bits each. Each thread of a warpgroup holds
 /// rows · columns / 128 elements of its warpgroup's part.
@@ -14,7 +14,7 @@ pub struct Accumulators {
     pub p: u32,
     /// O in fp32.
     pub o: u32,
-    /// The part of O on its way to fp32: see [`TileRow::promoted_columns`].
+    /// The part of O on its way to fp32: see [`TileShape::promoted_columns`].
     pub promoted: u32,
 }
 
@@ -55,8 +55,8 @@ pub struct Smem {
 pub const SMEM_RESERVE: u32 = 2048;
 
 /// Registers of a consumer thread besides its tiles: maxima and sums of its two rows, descriptors, barrier
-/// addresses, loop counters, mask bounds, temporaries of the softmax. What the densest of these tiles have
-/// left over without spills.
+/// addresses, loop counters, mask bounds, temporaries of the softmax. The table's densest
+/// tile, 192 x 128 for head_dim 64, leaves just this many over.
 pub const REGISTER_RESERVE: u32 = 32;
 
 /// An instruction cannot name more.
@@ -88,7 +88,7 @@ impl fmt::Display for Smem {
     }
 }
 
-impl TileRow {
+impl TileShape {
     /// Threads of a CTA: a producer warpgroup and the consumers.
     pub fn threads(&self) -> u32 {
         128 * (1 + self.consumers)
@@ -109,8 +109,17 @@ impl TileRow {
             PPlace::Registers | PPlace::Both => self.tile_n / 2 * self.bytes() / 4,
             PPlace::Smem => 0,
         };
-        let o = self.tile_m * self.head_dim_v / (128 * self.consumers);
-        Accumulators { s: self.tile_n / 2, p, o, promoted: self.promoted_columns / 2 }
+        Accumulators { s: self.tile_n / 2, p, o: self.columns() / 2, promoted: self.promoted_columns / 2 }
+    }
+
+    /// Whether two warpgroups compute the same 64 rows, each in half of O's columns.
+    fn shares_rows(&self) -> bool {
+        self.tile_m < 64 * self.consumers
+    }
+
+    /// Columns of O that a warpgroup computes.
+    fn columns(&self) -> u32 {
+        self.head_dim_v * self.tile_m / (64 * self.consumers)
     }
 
     /// Registers a thread. At the start the pool is shared evenly, in units of 8.
@@ -142,21 +151,23 @@ impl TileRow {
     /// Whether the tensor cores can compute the tile and an SM of the device can hold it.
     ///
     /// # Errors
-    /// [`PlanError::TileShape`] unless each warpgroup has 64 rows, or an equal share of their columns, and N
-    /// is a depth of PV's instructions and a width of QKᵀ's; [`PlanError::TileHeadDim`] for head dimensions
-    /// that no tile can have; [`PlanError::Registers`] and
-    /// [`PlanError::SharedMemory`] where the tile needs more than there is.
+    /// What the instructions cannot do (PTX ISA, `wgmma.mma_async`: 64 rows, a depth of 32 bytes, a width of up
+    /// to 256 in multiples of 8):
+    /// - [`PlanError::TileShape`] unless each warpgroup has 64 rows, or two share 64, and N is a width of QKᵀ's
+    ///   and a multiple of the depth of PV's;
+    /// - [`PlanError::TileHeadDim`] unless head_dim is a multiple of the depth and head_dim_v of 8;
+    /// - [`PlanError::TileColumns`] unless a warpgroup's part of O is a width, and so is what it sums at a time,
+    ///   if it does, and a divisor of it.
+    ///
+    /// What warpgroups cannot do:
+    /// - [`PlanError::TilePPlace`] where two share rows and one's P stays in its registers, or is put in both
+    ///   places for nobody;
+    /// - [`PlanError::TilePingPong`] unless there are several to take turns, each with rows of its own.
+    ///
+    /// [`PlanError::Registers`] and [`PlanError::SharedMemory`] where the tile needs more than there is.
     pub fn check(&self, limits: &Limits) -> Result<(), PlanError> {
-        let TileRow { tile_m, tile_n, stages, consumers, head_dim, head_dim_v, promoted_columns, .. } = *self;
-        let warpgroups = (1..=3).contains(&consumers) && [64, 64 * consumers].contains(&tile_m);
-        let keys = (1..=256).contains(&tile_n) && tile_n.is_multiple_of(32 / self.bytes());
-        if !warpgroups || !keys || !(1..=MOST_STAGES).contains(&stages) {
-            return Err(PlanError::TileShape { tile_m, tile_n, stages, consumers });
-        }
-        let width = |columns: u32| (8..=MOST_COLUMNS).contains(&columns) && columns.is_multiple_of(8);
-        if !width(head_dim) || !width(head_dim_v) || promoted_columns > head_dim_v {
-            return Err(PlanError::TileHeadDim { head_dim, head_dim_v, limit: MOST_COLUMNS });
-        }
+        self.check_instructions()?;
+        self.check_warpgroups()?;
         let (needed, available) =
             (self.accumulators().total() + REGISTER_RESERVE, self.registers().consumer.min(MOST_REGISTERS));
         if needed > available {
@@ -168,21 +179,74 @@ impl TileRow {
         }
         Ok(())
     }
+
+    fn check_instructions(&self) -> Result<(), PlanError> {
+        let TileShape { tile_m, tile_n, stages, consumers, head_dim, head_dim_v, promoted_columns, .. } =
+            *self;
+        let depth = 32 / self.bytes();
+        let is_width = |columns: u32| (8..=256).contains(&columns) && columns.is_multiple_of(8);
+        let warpgroups = match consumers {
+            1 | 3 => tile_m == 64 * consumers,
+            2 => tile_m == 128 || tile_m == 64,
+            _ => false,
+        };
+        let keys = is_width(tile_n) && tile_n.is_multiple_of(depth);
+        if !warpgroups || !keys || !(1..=MOST_STAGES).contains(&stages) {
+            return Err(PlanError::TileShape { tile_m, tile_n, stages, consumers });
+        }
+        let fits = |columns: u32, multiple| {
+            (1..=MOST_COLUMNS).contains(&columns) && columns.is_multiple_of(multiple)
+        };
+        if !fits(head_dim, depth) || !fits(head_dim_v, 8) {
+            let (multiple, limit) = (depth, MOST_COLUMNS);
+            return Err(PlanError::TileHeadDim { head_dim, head_dim_v, multiple, limit });
+        }
+        let columns = self.columns();
+        let promotes =
+            promoted_columns == 0 || is_width(promoted_columns) && columns.is_multiple_of(promoted_columns);
+        if !is_width(columns) || !promotes {
+            return Err(PlanError::TileColumns { columns, promoted_columns });
+        }
+        Ok(())
+    }
+
+    fn check_warpgroups(&self) -> Result<(), PlanError> {
+        let TileShape { tile_m: rows, consumers, p_place, .. } = *self;
+        let finds_p = match p_place {
+            PPlace::Registers => !self.shares_rows(),
+            PPlace::Smem => true,
+            PPlace::Both => self.shares_rows(),
+        };
+        if !finds_p {
+            return Err(PlanError::TilePPlace { p_place, consumers, rows });
+        }
+        if self.ping_pong && (consumers == 1 || self.shares_rows()) {
+            return Err(PlanError::TilePingPong { consumers, rows });
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TileRow;
+    use proptest::prelude::*;
+
+    fn shapes() -> impl Iterator<Item = TileShape> {
+        TileRow::table().iter().map(|row| row.shape)
+    }
 
     /// 128 x 176, two stages, head_dim 128, f16, P in registers.
-    fn dense128() -> TileRow {
-        let row = |row: &&TileRow| (row.head_dim, row.tile_n, row.inputs) == (128, 176, Inputs::Bits16);
-        *TileRow::table().iter().find(row).unwrap()
+    fn dense128() -> TileShape {
+        let is_it =
+            |shape: &TileShape| (shape.head_dim, shape.tile_n, shape.inputs) == (128, 176, Inputs::Bits16);
+        shapes().find(is_it).unwrap()
     }
 
     #[test]
     fn every_row_fits() {
-        for row in TileRow::table() {
+        for TileRow { shape: row, masks, why, .. } in TileRow::table() {
             row.check(&Limits::h100_sxm()).unwrap_or_else(|error| panic!("{row}: {error}"));
             let Registers { entry, producer, consumer } = row.registers();
             assert!(128 * (producer + row.consumers * consumer) <= REGISTER_POOL, "{row}");
@@ -192,13 +256,8 @@ mod tests {
                 "{row}"
             );
             assert!(producer <= entry && entry <= consumer, "{row}");
-            // O's columns reach the tensor cores in parts of at most 256, a multiple of 8.
-            let columns = row.head_dim_v * row.tile_m / (64 * row.consumers);
-            assert!(columns <= 256 && columns % 8 == 0, "{row}");
-            assert!(row.promoted_columns == 0 || columns.is_multiple_of(row.promoted_columns), "{row}");
             assert_eq!(row.promoted_columns > 0, row.inputs == Inputs::E4m3, "{row}");
-            assert!(!row.why.is_empty() && !row.masks.is_empty(), "{row}");
-            assert!(!row.ping_pong || row.consumers > 1, "{row}");
+            assert!(!why.is_empty() && !masks.is_empty(), "{row}");
         }
         assert_eq!(Limits::h100_sxm().smem_bytes, 232_448);
     }
@@ -207,28 +266,89 @@ mod tests {
     fn a_row_too_large_is_refused() {
         let row = dense128();
         let limits = Limits::h100_sxm();
-        let shape = |row: TileRow| {
-            let TileRow { tile_m, tile_n, stages, consumers, .. } = row;
+        let shape = |row: TileShape| {
+            let TileShape { tile_m, tile_n, stages, consumers, .. } = row;
             assert_eq!(row.check(&limits), Err(PlanError::TileShape { tile_m, tile_n, stages, consumers }));
         };
-        shape(TileRow { tile_m: 192, ..row });
-        shape(TileRow { tile_n: 8, ..row });
-        shape(TileRow { tile_n: 272, ..row });
-        shape(TileRow { stages: 0, ..row });
-        shape(TileRow { stages: u32::MAX, ..row });
-        let wide = PlanError::TileHeadDim { head_dim: u32::MAX, head_dim_v: 128, limit: 1024 };
-        assert_eq!(TileRow { head_dim: u32::MAX, ..row }.check(&limits), Err(wide));
-        shape(TileRow { consumers: 4, tile_m: 256, ..row });
+        shape(TileShape { tile_m: 192, ..row });
+        shape(TileShape { tile_n: 8, ..row });
+        shape(TileShape { tile_n: 272, ..row });
+        shape(TileShape { stages: 0, ..row });
+        shape(TileShape { stages: u32::MAX, ..row });
+        shape(TileShape { consumers: 4, tile_m: 256, ..row });
+        shape(TileShape { consumers: 3, tile_m: 64, ..row });
+        shape(TileShape { consumers: 0, tile_m: 0, ..row });
         // 128 x 192 needs 224 KiB of tiles and fits; 208 keys do not.
-        assert_eq!(TileRow { tile_n: 192, ..row }.check(&limits), Ok(()));
+        assert_eq!(TileShape { tile_n: 192, ..row }.check(&limits), Ok(()));
         let registers = PlanError::Registers { needed: 104 + 52 + 64 + 32, available: 240 };
-        assert_eq!(TileRow { tile_n: 208, ..row }.check(&limits), Err(registers));
+        assert_eq!(TileShape { tile_n: 208, ..row }.check(&limits), Err(registers));
         let smem = PlanError::SharedMemory { needed: ((32 + 3 * 88) << 10) + 2048, available: 232_448 };
-        assert_eq!(TileRow { stages: 3, ..row }.check(&limits), Err(smem));
+        assert_eq!(TileShape { stages: 3, ..row }.check(&limits), Err(smem));
         // Three warpgroups of 64 rows by 192 keys keep P in shared memory or not at all.
-        let wide = TileRow { tile_m: 192, consumers: 3, head_dim: 64, head_dim_v: 64, tile_n: 192, ..row };
+        let wide = TileShape { tile_m: 192, consumers: 3, head_dim: 64, head_dim_v: 64, tile_n: 192, ..row };
         assert_eq!(wide.check(&limits), Err(PlanError::Registers { needed: 176 + 32, available: 160 }));
-        assert_eq!(TileRow { p_place: PPlace::Smem, ..wide }.check(&limits), Ok(()));
+        assert_eq!(TileShape { p_place: PPlace::Smem, ..wide }.check(&limits), Ok(()));
+    }
+
+    #[test]
+    fn what_no_instruction_computes_is_refused() {
+        let (row, limits) = (dense128(), Limits::h100_sxm());
+        let head_dims = |row: TileShape, multiple| {
+            let TileShape { head_dim, head_dim_v, .. } = row;
+            let error = PlanError::TileHeadDim { head_dim, head_dim_v, multiple, limit: 1024 };
+            assert_eq!(row.check(&limits), Err(error));
+        };
+        head_dims(TileShape { head_dim: 72, ..row }, 16);
+        head_dims(TileShape { head_dim: u32::MAX, ..row }, 16);
+        head_dims(TileShape { head_dim: 0, ..row }, 16);
+        head_dims(TileShape { head_dim_v: 68, ..row }, 16);
+        let e4m3 = TileShape { inputs: Inputs::E4m3, tile_n: 128, ..row };
+        head_dims(TileShape { head_dim: 80, ..e4m3 }, 32);
+        assert_eq!(TileShape { head_dim: 80, ..row }.check(&limits), Ok(()));
+        assert_eq!(TileShape { head_dim_v: 72, ..row }.check(&limits), Ok(()));
+        assert_eq!(TileShape { head_dim: 96, ..e4m3 }.check(&limits), Ok(()));
+
+        let columns = |row: TileShape, columns| {
+            let promoted_columns = row.promoted_columns;
+            assert_eq!(row.check(&limits), Err(PlanError::TileColumns { columns, promoted_columns }));
+        };
+        let narrow = TileShape { tile_n: 64, ..row };
+        columns(TileShape { promoted_columns: 5, ..narrow }, 128);
+        columns(TileShape { promoted_columns: 48, ..narrow }, 128);
+        columns(TileShape { promoted_columns: 256, ..narrow }, 128);
+        columns(TileShape { head_dim_v: 264, ..narrow }, 264);
+        columns(TileShape { head_dim_v: 72, tile_m: 64, p_place: PPlace::Smem, ..narrow }, 36);
+        assert_eq!(TileShape { promoted_columns: 64, ..narrow }.check(&limits), Ok(()));
+    }
+
+    #[test]
+    fn what_no_warpgroup_computes_is_refused() {
+        let limits = Limits::h100_sxm();
+        let sharing = TileShape { tile_n: 64, tile_m: 64, ping_pong: false, ..dense128() };
+        let p_place = |row: TileShape| {
+            let TileShape { p_place, consumers, tile_m: rows, .. } = row;
+            assert_eq!(row.check(&limits), Err(PlanError::TilePPlace { p_place, consumers, rows }));
+        };
+        p_place(sharing);
+        p_place(TileShape { tile_m: 128, p_place: PPlace::Both, ..sharing });
+        assert_eq!(TileShape { p_place: PPlace::Both, ..sharing }.check(&limits), Ok(()));
+        assert_eq!(TileShape { p_place: PPlace::Smem, ..sharing }.check(&limits), Ok(()));
+
+        let one = TileShape { consumers: 1, ..sharing };
+        assert_eq!(one.check(&limits), Ok(()));
+        for row in [one, TileShape { p_place: PPlace::Both, ..sharing }] {
+            let error = PlanError::TilePingPong { consumers: row.consumers, rows: 64 };
+            assert_eq!(TileShape { ping_pong: true, ..row }.check(&limits), Err(error));
+        }
+    }
+
+    /// 128 threads hold 64 rows of 64 columns in 32 registers each, of 48 columns in 24.
+    #[test]
+    fn e4m3_sums_take_registers_of_their_own() {
+        for row in shapes().filter(|row| row.inputs == Inputs::E4m3) {
+            let registers = if row.head_dim_v == 96 { 24 } else { 32 };
+            assert_eq!(row.accumulators().promoted, registers, "{row}");
+        }
     }
 
     /// KiB of Q, K, V, transposed V and P, and registers of S, P and O, of FlashAttention-3's own tiles, worked
@@ -252,9 +372,9 @@ mod tests {
             (E4m3,   192, 192, 128, 160, 2, Registers, [24, 60,  60, 60,  0], [80,  20,  96]),
             (E4m3,   256, 256, 128, 128, 2, Registers, [32, 64,  64, 64,  0], [64,  16, 128]),
         ];
-        let base = dense128();
+        let base = TileShape { ping_pong: false, ..dense128() };
         for (inputs, head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, kib, registers) in cases {
-            let row = TileRow { inputs, head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, ..base };
+            let row = TileShape { inputs, head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, ..base };
             let super::Smem { q, k, v, v_transposed, p } = row.smem();
             assert_eq!([q, k, v, v_transposed, p], kib.map(|kib| kib << 10), "{row}");
             let Accumulators { s, p, o, promoted } = row.accumulators();
@@ -263,10 +383,29 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// Whatever numbers a shape has, they are checked before they are multiplied.
+        #[test]
+        fn any_shape_is_checked(
+            numbers in proptest::array::uniform7(prop_oneof![0u32..600, any::<u32>()]), e4m3: bool, ping_pong: bool,
+        ) {
+            let [tile_m, tile_n, stages, consumers, head_dim, head_dim_v, promoted_columns] = numbers;
+            let inputs = if e4m3 { Inputs::E4m3 } else { Inputs::Bits16 };
+            let shape = TileShape { tile_m, tile_n, stages, inputs, ping_pong, ..dense128() };
+            let _ = shape.check(&Limits::h100_sxm());
+            // Behind a shape that passes, the others are reached.
+            let (consumers, tile_m) = (consumers % 5, tile_m % 4 * 64);
+            for tile_n in [tile_n, 64] {
+                let shape = TileShape { tile_m, tile_n, stages: 2, consumers, head_dim, head_dim_v, promoted_columns, ..shape };
+                let _ = shape.check(&Limits::h100_sxm());
+            }
+        }
+    }
+
     #[test]
     fn the_register_split() {
         let registers = |consumers| {
-            let row = TileRow { consumers, ..TileRow::table()[0] }.registers();
+            let row = TileShape { consumers, ..dense128() }.registers();
             (row.entry, row.producer, row.consumer)
         };
         assert_eq!([1, 2, 3].map(registers), [(256, 56, 256), (168, 24, 240), (128, 32, 160)]);

@@ -14,10 +14,12 @@
 //! - [`Tiling`] gives the KV range of a tile under every mask, [`KvRange::split`] a part of it.
 //! - [`Order`] and its [`Decoder`] number the tiles of equal sequences, [`Run`]s those of unequal ones;
 //!   [`Scheduler`] deals them out.
-//! - [`TileRow`] is a row of the tile table, with the registers and the shared memory it takes.
+//! - [`TileRow`] is a row of the tile table: its [`TileShape`], which takes registers and shared memory, and what
+//!   it serves.
 //! - [`num_splits`] and [`packs_gqa`] are the heuristics.
-//! - [`Plan`] puts all of it together for a [`fa3_types::Problem`], [`Choices`] overrule it; [`Makespan`] says how well the tiles fill
-//!   a device, [`certified_bound`] how well they could, [`OrderComparison`] what an order is worth.
+//! - [`Plan`] puts all of it together for a [`fa3_types::Problem`], [`Choices`] overrule it; [`Makespan`] says
+//!   how well the tiles fill a device, [`certified_bound`] how well they could, [`OrderComparison`] what an
+//!   order is worth.
 //!
 //! ```
 //! use fa3_sched::{Limits, Plan};
@@ -49,6 +51,7 @@ mod scheduler;
 // How large tiles are, and what decides it.
 mod budget;
 mod limits;
+mod shape;
 mod splits;
 mod table;
 mod tiles;
@@ -72,5 +75,6 @@ pub use plan::{Choices, Cost, Plan, Work, Workspace};
 pub use range::{KvRange, Lens, Rows, Tiling};
 pub use runs::Run;
 pub use scheduler::{Scheduler, is_last_ticket, next_dynamic, next_static};
-pub use splits::{SplitQuery, num_splits, packs_gqa};
-pub use tiles::{Inputs, MaskClass, Overlap, PPlace, TileQuery, TileRow};
+pub use shape::{Inputs, Overlap, PPlace, TileShape};
+pub use splits::{SplitQuery, TileGroup, num_splits, packs_gqa};
+pub use tiles::{MaskClass, TileQuery, TileRow};

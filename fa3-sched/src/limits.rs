@@ -21,9 +21,17 @@ impl Limits {
     /// H100 SXM5: 132 SMs, 227 KiB of shared memory a CTA, 50 MiB of L2.
     ///
     /// Sections of 64 MiB, although L2 is smaller: only a section's first tiles read its whole K and V.
-    /// Measured on this device under a causal mask at head_dim 128 and 256 and seqlen 4096 to 16384: 16 and
-    /// 32 MiB are 2 to 12 % slower (each section has a tail), 128 MiB is up to 12 % slower (L2 misses) and at
-    /// best 1 % faster.
+    /// Measured on this device under a causal mask, in TFLOP/s:
+    ///
+    /// ```text
+    /// head_dim  seqlen   16 MiB   32-48   64   128
+    ///      128    4096      611     600  622   550
+    ///      128   16384      641     657  669   671
+    ///      256   16384      642     690  727   731
+    /// ```
+    ///
+    /// Smaller sections lose by the tail of the last one, larger ones by L2 misses, more where sequences are
+    /// short. (At head_dim 256 and seqlen 8192, 32 to 48 MiB reached 653 and 128 MiB 711; 64 was not measured.)
     pub const fn h100_sxm() -> Limits {
         Limits { sms: H100_SMS, smem_bytes: 227 << 10, l2_bytes: 50 << 20, section_bytes: 64 << 20 }
     }

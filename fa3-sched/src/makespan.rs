@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 /// What a tile costs besides its KV blocks, in KV blocks: loading Q, filling the pipeline, storing O. From
 /// the speeds of one kernel (H100, head_dim 128, 128 x 176) at seqlen 512 and 16384: 3 blocks take as long as
 /// about 4 would at the rate of long rows.
 pub const TILE_COST: u64 = 1;
 
-/// When and where one tile ran, in units of one KV block.
+/// When and where one tile ran, in units of one KV block. Times end at 2⁶⁴ − 1: later ones count as that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The CTA.
@@ -32,22 +33,24 @@ impl Makespan {
     /// does, and, with costs that never rise, the LPT rule (Graham 1969).
     pub fn greedy(costs: &[u64], ctas: NonZeroU32) -> Makespan {
         let mut free: BinaryHeap<Reverse<(u64, u32)>> =
-            (0..ctas.get()).map(|cta| Reverse((0, cta))).collect();
+            used(ctas, costs).map(|cta| Reverse((0, cta))).collect();
         let run = |&cost: &u64| {
             let Reverse((start, cta)) = free.pop().unwrap_or(Reverse((0, 0)));
-            free.push(Reverse((start + cost, cta)));
-            Span { cta, start, end: start + cost }
+            let end = start.saturating_add(cost);
+            free.push(Reverse((end, cta)));
+            Span { cta, start, end }
         };
         Makespan { ctas, spans: costs.iter().map(run).collect() }
     }
 
     /// Tile i runs on CTA i mod CTAs, whether that is free or not.
     pub fn round_robin(costs: &[u64], ctas: NonZeroU32) -> Makespan {
-        let mut free = vec![0; ctas.get() as usize];
+        let mut free = vec![0u64; used(ctas, costs).len()];
         let run = |(&cost, cta): (&u64, u32)| {
             let start = free[cta as usize];
-            free[cta as usize] += cost;
-            Span { cta, start, end: start + cost }
+            let end = start.saturating_add(cost);
+            free[cta as usize] = end;
+            Span { cta, start, end }
         };
         Makespan { ctas, spans: costs.iter().zip((0..ctas.get()).cycle()).map(run).collect() }
     }
@@ -69,7 +72,7 @@ impl Makespan {
 
     /// The time that all CTAs together spend in tiles.
     pub fn busy(&self) -> u64 {
-        self.spans.iter().map(|span| span.end - span.start).sum()
+        self.spans.iter().map(|span| span.end - span.start).fold(0, u64::saturating_add)
     }
 
     /// The share of CTAs' time spent in tiles; 1 if there is nothing to do.
@@ -81,10 +84,15 @@ impl Makespan {
     }
 }
 
+/// The CTAs that a list of tiles can reach: no schedule starts a tile on a CTA while one before it is unused.
+fn used(ctas: NonZeroU32, costs: &[u64]) -> Range<u32> {
+    0..u32::try_from(costs.len()).unwrap_or(u32::MAX).min(ctas.get())
+}
+
 /// A makespan that no schedule can beat: the even share ⌈Σ cost / CTAs⌉, or the longest tile.
 pub fn lower_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
-    let share = costs.iter().sum::<u64>().div_ceil(ctas.get().into());
-    costs.iter().copied().max().unwrap_or(0).max(share)
+    let share = costs.iter().copied().map(u128::from).sum::<u128>().div_ceil(ctas.get().into());
+    costs.iter().copied().max().unwrap_or(0).max(u64::try_from(share).unwrap_or(u64::MAX))
 }
 
 /// A makespan that no schedule can beat, and that LPT's never exceeds by more than Graham's factor:
@@ -108,7 +116,7 @@ pub fn certified_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let mut low = lower_bound(costs, ctas);
     // At three times the longest tile no tile is longer than a third.
-    let mut high = low.max(3 * sorted.first().copied().unwrap_or(0));
+    let mut high = low.max(sorted.first().map_or(0, |longest| longest.saturating_mul(3)));
     while low < high {
         let middle = low + (high - low) / 2;
         if long_tiles_fit(&sorted, ctas, middle) {
@@ -120,14 +128,15 @@ pub fn certified_bound(costs: &[u64], ctas: NonZeroU32) -> u64 {
     low
 }
 
-/// Whether the tiles longer than `time` / 3, of costs that never rise, can be done by `time`.
+/// Whether the tiles longer than `time` / 3, of costs that never rise, can be done by `time`, which is not below
+/// the first of them.
 fn long_tiles_fit(sorted: &[u64], ctas: NonZeroU32, time: u64) -> bool {
-    let mut long = &sorted[..sorted.partition_point(|&cost| 3 * cost > time)];
+    let mut long = &sorted[..sorted.partition_point(|&cost| cost > time / 3)];
     let mut used = 0;
     while let [longest, others @ ..] = long {
         used += 1;
         long = match others {
-            [between @ .., shortest] if longest + shortest <= time => between,
+            [between @ .., shortest] if *shortest <= time - longest => between,
             _ => others,
         };
     }
@@ -190,6 +199,29 @@ mod tests {
         let nothing = Makespan::greedy(&[], ctas(3));
         assert_eq!((nothing.length(), nothing.utilisation()), (0, 1.0));
         assert_eq!((lower_bound(&[], ctas(3)), certified_bound(&[], ctas(3))), (0, 0));
+    }
+
+    #[test]
+    fn the_longest_costs_do_not_overflow() {
+        let top = u64::MAX;
+        let third = top / 3;
+        assert_eq!(certified_bound(&[third, third, third], ctas(1)), top);
+        // 3 · (2⁶⁴ / 3 + 1) would wrap to a small number.
+        assert_eq!(certified_bound(&[third + 1, third + 1], ctas(2)), third + 1);
+        assert_eq!(certified_bound(&[third + 1, third + 1, third + 1], ctas(2)), 2 * (third + 1));
+        assert_eq!((lower_bound(&[top, top], ctas(2)), lower_bound(&[top, top], ctas(1))), (top, top));
+        for schedule in [Makespan::greedy, Makespan::round_robin] {
+            let schedule = schedule(&[top, top, top], ctas(2));
+            assert_eq!((schedule.length(), schedule.busy()), (top, top));
+        }
+    }
+
+    #[test]
+    fn a_device_without_end_costs_nothing() {
+        for schedule in [Makespan::greedy, Makespan::round_robin] {
+            let schedule = schedule(&[3, 0, 5], ctas(u32::MAX));
+            assert_eq!((schedule.length(), schedule.ctas()), (5, ctas(u32::MAX)));
+        }
     }
 
     /// Graham's own example, for which his factor is reached: 2n − 1, 2n − 1, …, n + 1, n + 1, n, n, n.

@@ -41,8 +41,9 @@ pub enum Order {
     Linear,
     /// Longest processing time first (Graham 1969). Heads, numbered through all sequences, are cut into
     /// sections, whose K and V should fit in L2. Within a section m_blocks run from the end with the longer
-    /// tiles to the other, the head fastest. Under a causal mask tiles of a section never get longer, and with
-    /// a single section the order is exactly the LPT rule.
+    /// tiles to the other, the head fastest. Under a causal mask tiles of a section never get longer: with a
+    /// single section of whole KV ranges the order is exactly the LPT rule. Parts of a range follow their tile;
+    /// they may differ by a block.
     LongestFirst {
         /// Heads a section, at least 1. The last section has what remains.
         section: u32,
@@ -162,6 +163,11 @@ impl Decoder<u32> {
 }
 
 impl<T: Int> Decoder<T> {
+    /// Parts of each KV range, the divisor for [`crate::KvRange::split`].
+    pub fn splits(&self) -> FastDiv<T> {
+        self.splits
+    }
+
     /// What tile number `index` computes.
     pub fn decode(&self, index: T) -> Tile<T> {
         let (m_block, head_split, first_head) = match self.path {

@@ -7,8 +7,8 @@ use fa3_types::{Mask, Problem};
 
 use crate::runs::{Cut, Equals, TILE_LIMIT};
 use crate::{
-    FastDiv, KvRange, Limits, Longest, Makespan, Order, PlanError, Registers, Run, Scheduler, SplitQuery,
-    TILE_COST, Tile, TileQuery, TileRow, Tiling, num_splits, packs_gqa,
+    KvRange, Limits, Longest, Makespan, Order, PlanError, Registers, Run, Scheduler, SplitQuery, TILE_COST,
+    Tile, TileQuery, TileRow, Tiling, num_splits, packs_gqa,
 };
 
 /// What a caller may decide instead of [`Plan::new`]; everything is open by default.
@@ -18,7 +18,8 @@ pub struct Choices {
     pub row: Option<TileRow>,
     /// Whether to pack the query heads of a group into one tile.
     pub pack_gqa: Option<bool>,
-    /// In how many parts to compute each KV range. One part makes a row's result independent of its batch.
+    /// In how many parts to compute each KV range. One part, with `row` and `pack_gqa` given as well, makes a
+    /// row's result independent of its batch: each of the three changes the order of sums.
     pub splits: Option<NonZeroU32>,
     /// The order of tiles.
     pub order: Option<Order>,
@@ -67,7 +68,7 @@ pub struct Cost {
 /// let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 /// let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
 /// let plan = Plan::new(&problem, &Limits::h100_sxm())?;
-/// assert_eq!((plan.num_tiles, plan.grid, plan.row.threads()), (1024, 132, 384));
+/// assert_eq!((plan.num_tiles, plan.grid, plan.row.shape.threads()), (1024, 132, 384));
 /// assert_eq!(plan.scheduler, Scheduler::DynamicPersistent);
 /// assert_eq!(plan.tiles().next().unwrap().kv.blocks(), 32); // the longest tile comes first
 /// println!("{plan}");
@@ -78,15 +79,16 @@ pub struct Cost {
 pub struct Plan {
     /// What is computed.
     pub problem: Problem,
-    /// The tile.
+    /// The tile, and why it is this one.
     pub row: TileRow,
-    /// How each head's attention matrix is cut. It knows whether query heads are packed.
+    /// How each head's attention matrix is cut. It knows whether query heads are packed, and then its tiles may
+    /// have fewer rows than the row's: as many as whole groups fill.
     pub tiling: Tiling<u32>,
     /// The order of tiles. Runs of sequences follow it too.
     pub order: Order,
     /// How tiles reach CTAs.
     pub scheduler: Scheduler,
-    /// Parts of each KV range.
+    /// Parts of each KV range, the same number for every sequence: see [`num_splits`].
     pub splits: u32,
     /// The numbering of tiles: one run if all sequences have equal lengths, none if there are no tiles.
     pub runs: Vec<Run<u32>>,
@@ -118,7 +120,7 @@ impl Plan {
         let (row, cut) = choose_tile(problem, limits, &equals, choices)?;
         let splits = match choices.splits {
             Some(splits) => splits.get(),
-            None => num_splits(&split_query(problem, limits, &equals, &cut)),
+            None => choose_splits(problem, limits, &equals, &row, &cut)?,
         };
         let tiling = cut.tiling;
         let order = choices.order.unwrap_or_else(|| choose_order(problem, limits, &equals, &tiling));
@@ -151,7 +153,7 @@ impl Plan {
     fn work(&self, run: &Run<u32>, index: u32) -> Work {
         let tile = run.decode(index);
         let whole = self.tiling.kv_range(tile.m_block, run.lens);
-        Work { tile, kv: whole.split(tile.split, FastDiv::new(self.splits)) }
+        Work { tile, kv: whole.split(tile.split, run.decoder.splits()) }
     }
 
     /// The schedule in the cost model: each tile costs its KV blocks and [`TILE_COST`].
@@ -187,9 +189,7 @@ impl Workspace {
         if splits == 1 {
             return Ok(Workspace { counter, ..Workspace::default() });
         }
-        // O has below 2^63 bytes in 16 bits, so one copy in 32 bits has below 2^64.
-        let lse = problem.lse_shape().iter().map(|&extent| extent as u64).product::<u64>() * 4;
-        let bytes = lse * problem.head_dim_v() as u64;
+        let (lse, bytes) = fp32_bytes(problem);
         match (lse.checked_mul(splits.into()), bytes.checked_mul(splits.into())) {
             (Some(partial_lse), Some(partial_o)) => Ok(Workspace { partial_o, partial_lse, counter }),
             _ => Err(PlanError::Workspace { splits, bytes }),
@@ -202,8 +202,7 @@ impl Workspace {
     }
 }
 
-/// The tile, and the problem cut into it, query heads packed or not. Packing is possible where groups fill a
-/// tile's rows evenly, so that one box of (group, positions) loads a tile of Q, and row numbers stay below 2³¹.
+/// The tile, and the problem cut into it, query heads packed or not.
 fn choose_tile(
     problem: &Problem,
     limits: &Limits,
@@ -216,43 +215,62 @@ fn choose_tile(
             Some(row) => row.admits(&query).map(|()| row)?,
             None => *TileRow::find(query)?,
         };
-        row.check(limits)?;
-        Ok((row, Cut::new(problem, &row, packed)))
+        row.shape.check(limits)?;
+        Ok((row, Cut::new(problem, &row.shape, packed, equals)?))
     };
-    let group = problem.heads().group_size() as u32;
-    if group == 1 || choices.pack_gqa == Some(false) {
-        return cut(false);
-    }
-    let (row, packed) = cut(true)?;
-    let possible = row.tile_m.is_multiple_of(group) && packed.numbers_rows(equals);
     match choices.pack_gqa {
-        Some(_) if possible => Ok((row, packed)),
-        Some(_) => Err(PlanError::Packing { group, tile_m: row.tile_m }),
-        None => {
-            let plain = cut(false)?;
-            let pays = packs_gqa(packed.padded_rows(equals), plain.1.padded_rows(equals));
-            Ok(if possible && pays { (row, packed) } else { plain })
-        }
+        _ if problem.heads().group_size() == 1 => cut(false),
+        Some(packed) => cut(packed),
+        None => match (cut(true), cut(false)) {
+            (Ok(packed), Ok(plain)) => {
+                let pays = packs_gqa(packed.1.padded_rows(equals), plain.1.padded_rows(equals));
+                Ok(if pays { packed } else { plain })
+            }
+            (Ok(packed), Err(_)) => Ok(packed),
+            (Err(_), plain) => plain,
+        },
     }
+}
+
+/// One row of K and one of V, in bytes.
+fn kv_bytes(problem: &Problem) -> u64 {
+    ((problem.head_dim() + problem.head_dim_v()) * problem.dtype().bytes()) as u64
 }
 
 /// K and V of one head of the longest sequence, in bytes.
 fn kv_head_bytes(problem: &Problem, equals: &[Equals]) -> u64 {
     let keys = equals.iter().map(|equal| equal.lens.k).max().unwrap_or(0);
-    let element_bytes = problem.dtype().bytes() as u64;
-    u64::from(keys) * (problem.head_dim() + problem.head_dim_v()) as u64 * element_bytes
+    u64::from(keys) * kv_bytes(problem)
 }
 
-fn split_query(problem: &Problem, limits: &Limits, equals: &[Equals], cut: &Cut) -> SplitQuery {
-    SplitQuery {
-        tiles: cut.tiles(equals, 1).min(TILE_LIMIT.into()) as u64,
+/// LSE and O in fp32, in bytes. O has below 2^63 bytes in 16 bits, so one copy in 32 bits has below 2^64.
+fn fp32_bytes(problem: &Problem) -> (u64, u64) {
+    let lse = problem.lse_shape().iter().map(|&extent| extent as u64).product::<u64>() * 4;
+    (lse, lse * problem.head_dim_v() as u64)
+}
+
+/// The number of splits that [`num_splits`] finds for the tiles of `cut`.
+fn choose_splits(
+    problem: &Problem,
+    limits: &Limits,
+    equals: &[Equals],
+    row: &TileRow,
+    cut: &Cut,
+) -> Result<u32, PlanError> {
+    let tiles = cut.numbered_tiles(equals, 1)?;
+    let (lse, o) = fp32_bytes(problem);
+    let query = SplitQuery {
+        groups: &cut.groups(equals),
         m_blocks: equals.iter().map(|equal| cut.m_blocks(equal)).max().unwrap_or(0),
-        kv_blocks: equals.iter().map(|equal| cut.longest(equal)).max().unwrap_or(0),
         kv_head_bytes: kv_head_bytes(problem, equals),
+        block_bytes: u64::from(row.shape.tile_n) * kv_bytes(problem),
+        partial_bytes: lse.saturating_add(o),
         dense: problem.mask() == Mask::None,
         sms: limits.sms,
         l2_bytes: limits.l2_bytes,
-    }
+    };
+    // As many as can be numbered.
+    Ok(num_splits(&query).min(TILE_LIMIT / tiles.max(1)))
 }
 
 /// Linear where all tiles are equal. Otherwise in sections of as many KV heads as fit, evened out so that the
@@ -273,15 +291,21 @@ fn choose_order(problem: &Problem, limits: &Limits, equals: &[Equals], tiling: &
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Cost { blocks, masked_blocks, longest } = self.cost();
-        let Registers { entry, producer, consumer } = self.row.registers();
-        let (row, heads) = (&self.row, self.problem.heads());
-        let packing = if self.tiling.is_packed() { ", groups packed into tiles" } else { "" };
+        let Registers { entry, producer, consumer } = self.row.shape.registers();
+        let (shape, heads) = (&self.row.shape, self.problem.heads());
         writeln!(f, "problem    {}", self.problem)?;
-        writeln!(f, "tile       {row}")?;
-        writeln!(f, "           {}", row.why)?;
-        writeln!(f, "heads      {} of Q, {} of K and V{packing}", heads.q(), heads.kv())?;
+        writeln!(f, "tile       {shape}")?;
+        writeln!(f, "           {}", self.row.why)?;
+        write!(f, "heads      {} of Q, {} of K and V", heads.q(), heads.kv())?;
+        if self.tiling.is_packed() {
+            write!(f, ", groups packed into tiles")?;
+        }
+        if self.tiling.tile_m() < shape.tile_m {
+            write!(f, ", {} of {} rows used", self.tiling.tile_m(), shape.tile_m)?;
+        }
+        writeln!(f)?;
         writeln!(f, "order      {}", self.order)?;
-        writeln!(f, "scheduler  {}, {} CTAs of {} threads", self.scheduler, self.grid, row.threads())?;
+        writeln!(f, "scheduler  {}, {} CTAs of {} threads", self.scheduler, self.grid, shape.threads())?;
         write!(f, "tiles      {}", self.num_tiles)?;
         if self.splits > 1 {
             write!(f, ", KV ranges in {} parts", self.splits)?;
@@ -295,8 +319,8 @@ impl fmt::Display for Plan {
             f,
             "registers  {entry} at entry, then {producer} a producer and {consumer} a consumer thread"
         )?;
-        writeln!(f, "           {} of them hold S, P and O", row.accumulators().total())?;
-        writeln!(f, "shared     {}", row.smem())?;
+        writeln!(f, "           {} of them hold S, P and O", shape.accumulators().total())?;
+        writeln!(f, "shared     {}", shape.smem())?;
         write!(f, "workspace  {} bytes", self.workspace.total())
     }
 }

@@ -63,7 +63,8 @@ pub struct Tiling<T> {
 
 impl Tiling<u32> {
     /// Tiles of `tile_m` rows, blocks of `tile_n` keys, `group` query heads for each KV head, which share a
-    /// tile if `packed`.
+    /// tile if `packed`. Tiles then hold whole groups if `tile_m` is a multiple of `group`, as a plan's is; any
+    /// other works as well.
     ///
     /// # Panics
     /// If `tile_n` or `group` is 0.
@@ -93,6 +94,11 @@ impl Tiling<u32> {
 }
 
 impl<T: Int> Tiling<T> {
+    /// Rows a tile.
+    pub fn tile_m(&self) -> T {
+        self.tile_m
+    }
+
     /// Whether the query heads of a group share a tile.
     pub fn is_packed(&self) -> bool {
         self.packed
@@ -118,8 +124,9 @@ impl<T: Int> Tiling<T> {
         Rows { start: start.at_most(seqlen_q), end: end.at_most(seqlen_q) }
     }
 
-    /// The keys that query `position` may see: [`Mask::allows`] as an interval. Measured from the ends, where
-    /// the bottom-right alignment puts its origin, so that nothing falls below zero on the way.
+    /// The keys that query `position`, below `len.q`, may see: [`Mask::allows`] as an interval. Measured from the
+    /// ends, where the bottom-right alignment puts its origin, so that nothing falls below zero on the way. Beyond
+    /// `len.q` the interval means nothing: rows that pad a tile must be told apart by their position.
     pub fn keys(&self, position: T, len: Lens<T>) -> Rows<T> {
         let to_end = len.q.sub_sat(position);
         let start = match self.left {

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use fa3_types::Problem;
 
-use crate::{Decoder, Int, Lens, Order, PlanError, Tile, TileCounts, TileRow, Tiling};
+use crate::{Decoder, Int, Lens, Order, PlanError, Tile, TileCounts, TileGroup, TileShape, Tiling};
 
 /// Tiles are numbered with 31 bits.
 pub(crate) const TILE_LIMIT: u32 = i32::MAX as u32;
@@ -76,6 +76,7 @@ impl Equals {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     pub(crate) tiling: Tiling<u32>,
+    /// Rows that a tile computes. Those beyond the tiling's own have nothing in them.
     tile_m: u32,
     /// Query heads packed into a tile's rows.
     pack: u32,
@@ -84,21 +85,37 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    pub(crate) fn new(problem: &Problem, row: &TileRow, packed: bool) -> Cut {
+    /// Packed tiles hold whole groups, so that one box of (group, positions) loads a tile of Q.
+    ///
+    /// # Errors
+    /// [`PlanError::Packing`] if a group does not fit a tile, or if row numbers, rounded up to whole tiles, do not
+    /// stay below 2³¹.
+    pub(crate) fn new(
+        problem: &Problem,
+        shape: &TileShape,
+        packed: bool,
+        equals: &[Equals],
+    ) -> Result<Cut, PlanError> {
+        let tile_m = shape.tile_m;
         let group = problem.heads().group_size() as u32;
         let pack = if packed { group } else { 1 };
-        Cut {
-            tiling: Tiling::new(row.tile_m, row.tile_n, group, packed, problem.mask()),
-            tile_m: row.tile_m,
-            pack,
-            heads: problem.heads().q() as u32 / pack,
+        let refused = PlanError::Packing { group, tile_m };
+        if pack > tile_m {
+            return Err(refused);
+        }
+        let tiling = Tiling::new(tile_m / pack * pack, shape.tile_n, group, packed, problem.mask());
+        let cut = Cut { tiling, tile_m, pack, heads: problem.heads().q() as u32 / pack };
+        let rows = |equal: &Equals| u64::from(cut.m_blocks(equal)) * u64::from(tile_m);
+        match packed && equals.iter().any(|equal| rows(equal) > TILE_LIMIT.into()) {
+            true => Err(refused),
+            false => Ok(cut),
         }
     }
 
     /// Tiles of one head of one sequence. Saturating: so many are refused anyway.
     pub(crate) fn m_blocks(&self, equal: &Equals) -> u32 {
         let rows = u64::from(equal.lens.q) * u64::from(self.pack);
-        u32::try_from(rows.div_ceil(self.tile_m.into())).unwrap_or(u32::MAX)
+        u32::try_from(rows.div_ceil(self.tiling.tile_m().into())).unwrap_or(u32::MAX)
     }
 
     fn counts(&self, equal: &Equals, splits: u32) -> TileCounts {
@@ -106,7 +123,7 @@ impl Cut {
     }
 
     /// All tiles.
-    pub(crate) fn tiles(&self, equals: &[Equals], splits: u32) -> u128 {
+    fn tiles(&self, equals: &[Equals], splits: u32) -> u128 {
         equals.iter().map(|equal| self.counts(equal, splits).tiles()).sum()
     }
 
@@ -115,16 +132,45 @@ impl Cut {
         self.tiles(equals, 1) * u128::from(self.tile_m)
     }
 
-    /// Whether every row number, rounded up to whole tiles, stays below 2³¹.
-    pub(crate) fn numbers_rows(&self, equals: &[Equals]) -> bool {
-        let padded = |equal: &Equals| u64::from(self.m_blocks(equal)) * u64::from(self.tile_m);
-        equals.iter().all(|equal| padded(equal) <= TILE_LIMIT.into())
+    /// KV blocks of the longest tile.
+    fn longest(&self, equal: &Equals) -> u32 {
+        self.blocks(equal).max().unwrap_or(0)
     }
 
-    /// KV blocks of the longest tile.
-    pub(crate) fn longest(&self, equal: &Equals) -> u32 {
-        let blocks = |m_block| self.tiling.kv_range(m_block, equal.lens).blocks();
-        (0..self.m_blocks(equal)).map(blocks).max().unwrap_or(0)
+    /// KV blocks of each tile of one head of one sequence.
+    fn blocks(&self, equal: &Equals) -> impl Iterator<Item = u32> + '_ {
+        let lens = equal.lens;
+        (0..self.m_blocks(equal)).map(move |m_block| self.tiling.kv_range(m_block, lens).blocks())
+    }
+
+    /// All tiles by their KV blocks, the most first. There must be fewer than 2³¹.
+    pub(crate) fn groups(&self, equals: &[Equals]) -> Vec<TileGroup> {
+        let mut groups: Vec<TileGroup> = Vec::new();
+        for equal in equals {
+            let tiles = u64::from(self.heads) * u64::from(equal.batch);
+            for blocks in self.blocks(equal) {
+                match groups.last_mut() {
+                    Some(last) if last.blocks == blocks => last.tiles += tiles,
+                    _ => groups.push(TileGroup { blocks, tiles }),
+                }
+            }
+        }
+        groups.sort_unstable_by_key(|group| Reverse(group.blocks));
+        groups.dedup_by(|next, group| {
+            let same = next.blocks == group.blocks;
+            group.tiles += if same { next.tiles } else { 0 };
+            same
+        });
+        groups
+    }
+
+    /// How many tiles there are, if they can be numbered.
+    pub(crate) fn numbered_tiles(&self, equals: &[Equals], splits: u32) -> Result<u32, PlanError> {
+        let tiles = self.tiles(equals, splits);
+        u32::try_from(tiles)
+            .ok()
+            .filter(|&tiles| tiles <= TILE_LIMIT)
+            .ok_or(PlanError::Tiles { tiles, limit: TILE_LIMIT })
     }
 
     /// Numbers all tiles: the runs, in the order of their tiles, and how many tiles there are.
@@ -134,10 +180,7 @@ impl Cut {
         splits: u32,
         order: Order,
     ) -> Result<(Vec<Run<u32>>, u32), PlanError> {
-        let tiles = self.tiles(&equals, splits);
-        if tiles > TILE_LIMIT.into() {
-            return Err(PlanError::Tiles { tiles, limit: TILE_LIMIT });
-        }
+        let tiles = self.numbered_tiles(&equals, splits)?;
         if let Order::LongestFirst { .. } = order {
             equals.sort_by_cached_key(|equal| Reverse(self.longest(equal)));
         }
@@ -149,6 +192,6 @@ impl Cut {
             first_tile += counts.tiles() as u32;
             run
         };
-        Ok((equals.iter().map(number).collect(), tiles as u32))
+        Ok((equals.iter().map(number).collect(), tiles))
     }
 }

@@ -1,32 +1,11 @@
-//! The tile of a forward kernel, and how it is looked up. What it takes of an SM stands in `budget.rs`, the
-//! rows in `table.rs`.
+//! How a problem finds its tile. The rows stand in `table.rs`.
 
 use std::fmt;
 
 use fa3_types::{Dtype, Mask, Problem};
 
-use crate::PlanError;
 use crate::table::TABLE;
-
-/// Input types that share a tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Inputs {
-    /// f16 and bf16.
-    Bits16,
-    /// e4m3. V is transposed in shared memory, because 8-bit tensor cores read it K-major only.
-    E4m3,
-}
-
-impl Inputs {
-    /// `None` for f32, which only the CPU computes.
-    fn of(dtype: Dtype) -> Option<Inputs> {
-        match dtype {
-            Dtype::F32 => None,
-            Dtype::F16 | Dtype::Bf16 => Some(Inputs::Bits16),
-            Dtype::E4m3 => Some(Inputs::E4m3),
-        }
-    }
-}
+use crate::{Inputs, PlanError, TileShape};
 
 /// Masks that share a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +18,16 @@ pub enum MaskClass {
     Window,
 }
 
+impl fmt::Display for MaskClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            MaskClass::Dense => "none",
+            MaskClass::Causal => "causal",
+            MaskClass::Window => "window",
+        })
+    }
+}
+
 impl From<Mask> for MaskClass {
     fn from(mask: Mask) -> MaskClass {
         match mask {
@@ -49,60 +38,17 @@ impl From<Mask> for MaskClass {
     }
 }
 
-/// Whether a warpgroup's softmax runs under its own GEMMs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Overlap {
-    /// QKᵀ, softmax and PV one after the other (Algorithm 1).
-    None,
-    /// The softmax of one block under the PV of the block before (Algorithm 2): S and P live together.
-    TwoStage,
-}
-
-/// Where PV finds its left operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PPlace {
-    /// In the registers that the softmax wrote.
-    Registers,
-    /// In shared memory, where registers are short.
-    Smem,
-    /// In registers of the warpgroup that computed it and in shared memory for the one that did not.
-    Both,
-}
-
-/// One row of the tile table.
+/// One row of the tile table: a tile, and the problems it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileRow {
-    /// The input types it serves.
-    pub inputs: Inputs,
-    /// The largest head dimension of Q and K it serves. Smaller ones are padded with zeros.
-    pub head_dim: u32,
-    /// The largest head dimension of V and O it serves.
-    pub head_dim_v: u32,
+    /// The tile.
+    pub shape: TileShape,
     /// The masks it serves.
     pub masks: &'static [MaskClass],
     /// The most query rows (packed rows, if query heads are packed) a head may have; `None` is any number.
     pub max_rows: Option<u32>,
     /// The fewest keys a sequence should have.
     pub min_seqlen_k: u32,
-    /// Query rows a tile, M.
-    pub tile_m: u32,
-    /// Keys a block, N.
-    pub tile_n: u32,
-    /// K and V blocks in flight.
-    pub stages: u32,
-    /// Consumer warpgroups. More than tile_m / 64 of them share the columns of O.
-    pub consumers: u32,
-    /// Softmax under GEMM within a warpgroup.
-    pub overlap: Overlap,
-    /// Where P lies.
-    pub p_place: PPlace,
-    /// Warpgroups take turns on the tensor cores (§3.1 of the paper), each one's softmax under the other's
-    /// GEMMs.
-    pub ping_pong: bool,
-    /// Columns of O that are accumulated at a time in registers of their own and then added to O in fp32; 0
-    /// if the tensor core accumulates O itself. The 8-bit tensor core keeps about 13 fraction bits of a sum,
-    /// which loses whole percents of O over a few thousand keys.
-    pub promoted_columns: u32,
     /// Why this row is as it is.
     pub why: &'static str,
 }
@@ -155,17 +101,17 @@ impl TileRow {
         let inputs = Inputs::of(dtype).ok_or(PlanError::Dtype { dtype })?;
         TABLE
             .iter()
-            .filter(|row| row.inputs == inputs && row.serves(query))
+            .filter(|row| row.shape.inputs == inputs && row.serves(query))
             .min_by_key(|row| {
                 let max_rows = row.max_rows.unwrap_or(u32::MAX);
-                (row.head_dim + row.head_dim_v, max_rows, u32::MAX - row.min_seqlen_k)
+                (row.shape.head_dim + row.shape.head_dim_v, max_rows, u32::MAX - row.min_seqlen_k)
             })
             .ok_or(PlanError::HeadDim { dtype, head_dim, head_dim_v })
     }
 
     fn serves(&self, query: TileQuery) -> bool {
-        query.head_dim <= self.head_dim as usize
-            && query.head_dim_v <= self.head_dim_v as usize
+        query.head_dim <= self.shape.head_dim as usize
+            && query.head_dim_v <= self.shape.head_dim_v as usize
             && self.max_rows.is_none_or(|most| query.rows <= most as usize)
             && query.seqlen_k >= self.min_seqlen_k as usize
             && self.masks.contains(&query.mask.into())
@@ -174,33 +120,28 @@ impl TileRow {
     /// Whether the row computes `query` at all, well or not.
     pub(crate) fn admits(&self, query: &TileQuery) -> Result<(), PlanError> {
         let TileQuery { dtype, head_dim, head_dim_v, .. } = *query;
-        let fits = head_dim <= self.head_dim as usize && head_dim_v <= self.head_dim_v as usize;
+        let TileShape { inputs, head_dim: most, head_dim_v: most_v, .. } = self.shape;
+        let fits = head_dim <= most as usize && head_dim_v <= most_v as usize;
         match Inputs::of(dtype) {
             None => Err(PlanError::Dtype { dtype }),
-            Some(inputs) if inputs == self.inputs && fits => Ok(()),
-            Some(_) => Err(PlanError::HeadDim { dtype, head_dim, head_dim_v }),
+            Some(given) if given == inputs && fits => Ok(()),
+            Some(_) => Err(PlanError::Row { inputs, most, most_v, dtype, head_dim, head_dim_v }),
         }
     }
 }
 
 impl fmt::Display for TileRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let p_place = match self.p_place {
-            PPlace::Registers => "P in registers",
-            PPlace::Smem => "P in shared memory",
-            PPlace::Both => "P in registers and shared memory",
-        };
-        write!(f, "{} x {}, {} stages, {p_place}", self.tile_m, self.tile_n, self.stages)?;
-        if self.overlap == Overlap::TwoStage {
-            write!(f, ", softmax under GEMM")?;
+        let TileShape { inputs, head_dim, head_dim_v, .. } = self.shape;
+        let masks: Vec<String> = self.masks.iter().map(MaskClass::to_string).collect();
+        write!(f, "{inputs} head_dim {head_dim}/{head_dim_v} mask {}", masks.join("/"))?;
+        if let Some(rows) = self.max_rows {
+            write!(f, " up to {rows} rows")?;
         }
-        if self.ping_pong {
-            write!(f, ", ping-pong")?;
+        if self.min_seqlen_k > 0 {
+            write!(f, " from {} keys", self.min_seqlen_k)?;
         }
-        match self.promoted_columns {
-            0 => Ok(()),
-            columns => write!(f, ", fp32 sums by {columns} columns"),
-        }
+        write!(f, ": {}", self.shape)
     }
 }
 
@@ -223,11 +164,16 @@ mod tests {
                 for head_dim in (1..=256).filter(|d| d % dtype.row_multiple() == 0) {
                     let row = find(dtype, head_dim, head_dim, mask).unwrap();
                     let expected = [64, 96, 128, 192, 256].into_iter().find(|&d| d >= head_dim).unwrap();
-                    assert_eq!((row.head_dim as usize, row.head_dim_v as usize), (expected, expected));
+                    assert_eq!(
+                        (row.shape.head_dim as usize, row.shape.head_dim_v as usize),
+                        (expected, expected)
+                    );
                 }
             }
         }
-        let dims = |d, dv| find(Dtype::Bf16, d, dv, Mask::Causal).map(|row| (row.head_dim, row.head_dim_v));
+        let dims = |d, dv| {
+            find(Dtype::Bf16, d, dv, Mask::Causal).map(|row| (row.shape.head_dim, row.shape.head_dim_v))
+        };
         assert_eq!(dims(192, 128), Ok((192, 128)));
         assert_eq!(dims(160, 120), Ok((192, 128)));
         assert_eq!(dims(64, 256), Ok((64, 256)));
@@ -252,7 +198,7 @@ mod tests {
         let query = |mask, rows, seqlen_k, head_dim| {
             let dtype = Dtype::Bf16;
             let query = TileQuery { dtype, head_dim, head_dim_v: head_dim, mask, rows, seqlen_k };
-            TileRow::find(query).map(|row| (row.tile_m, row.tile_n)).unwrap()
+            TileRow::find(query).map(|row| (row.shape.tile_m, row.shape.tile_n)).unwrap()
         };
         assert_eq!(query(Mask::None, 4096, 4096, 128), (128, 176));
         assert_eq!(query(Mask::Causal, 4096, 4096, 128), (128, 128));
@@ -262,6 +208,32 @@ mod tests {
         assert_eq!(query(WINDOW, 16384, 16384, 256), (128, 64));
         assert_eq!(query(Mask::Causal, 64, 16384, 128), (64, 128));
         assert_eq!(query(Mask::Causal, 65, 4096, 128), (128, 128));
+        for (dtype, head_dim, head_dim_v) in
+            [(Dtype::Bf16, 192, 128), (Dtype::E4m3, 128, 128), (Dtype::E4m3, 256, 256)]
+        {
+            let query =
+                TileQuery { dtype, head_dim, head_dim_v, mask: Mask::Causal, rows: 64, seqlen_k: 4096 };
+            assert_eq!(TileRow::find(query).map(|row| row.shape.tile_m), Ok(64));
+            let query = TileQuery { rows: 65, ..query };
+            assert_eq!(TileRow::find(query).map(|row| row.shape.tile_m), Ok(128));
+        }
+    }
+
+    #[test]
+    fn a_row_names_what_it_serves() {
+        let row = |query: &dyn Fn(&TileRow) -> bool| {
+            TileRow::table().iter().find(|&row| query(row)).unwrap().to_string()
+        };
+        assert_eq!(
+            row(&|row| row.min_seqlen_k == 8192),
+            "f16 and bf16 head_dim 128/128 mask causal from 8192 keys: \
+             128 x 176, 2 stages, P in registers, softmax under GEMM"
+        );
+        assert_eq!(
+            row(&|row| row.shape.inputs == Inputs::E4m3 && row.max_rows.is_some()),
+            "e4m3 head_dim 64/64 mask none/causal/window up to 64 rows: \
+             64 x 128, 2 stages, P in registers, softmax under GEMM, fp32 sums by 64 columns"
+        );
     }
 
     /// No two rows serve the same problems equally well, and each row is found by some query.
@@ -269,10 +241,10 @@ mod tests {
     fn every_row_is_found() {
         let mut found = HashSet::new();
         for row in TileRow::table() {
-            let dtype = if row.inputs == Inputs::E4m3 { Dtype::E4m3 } else { Dtype::F16 };
+            let dtype = if row.shape.inputs == Inputs::E4m3 { Dtype::E4m3 } else { Dtype::F16 };
             for mask in MASKS {
                 for rows in [64, 4096] {
-                    let (head_dim, head_dim_v) = (row.head_dim as usize, row.head_dim_v as usize);
+                    let (head_dim, head_dim_v) = (row.shape.head_dim as usize, row.shape.head_dim_v as usize);
                     let seqlen_k = row.min_seqlen_k as usize;
                     let query = TileQuery { dtype, head_dim, head_dim_v, mask, rows, seqlen_k };
                     found.insert(TileRow::find(query).unwrap());

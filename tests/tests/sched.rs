@@ -34,19 +34,19 @@ fn seen(problem: &Problem, len: Lengths, tile_n: usize) -> Vec<Vec<Seen>> {
 
 /// The (query head, query row) pairs of a tile.
 fn rows_of(plan: &Plan, work: &Work, len: Lengths) -> Vec<(usize, usize)> {
-    let first = work.tile.m_block * plan.row.tile_m;
+    let first = work.tile.m_block * plan.tiling.tile_m();
     let group = plan.problem.heads().group_size();
     let place = |row: u32| {
         let (position, in_group) = plan.tiling.unpack(row);
         let pack = if plan.tiling.is_packed() { group } else { 1 };
         (work.tile.head as usize * pack + in_group as usize, position as usize)
     };
-    (first..first + plan.row.tile_m).map(place).filter(|&(_, position)| position < len.q).collect()
+    (first..first + plan.tiling.tile_m()).map(place).filter(|&(_, position)| position < len.q).collect()
 }
 
 fn check(plan: &Plan) {
     let problem = &plan.problem;
-    let tile_n = plan.row.tile_n as usize;
+    let tile_n = plan.row.shape.tile_n as usize;
     let lengths: Vec<Lengths> = (0..problem.batch()).map(|index| problem.lengths(index)).collect();
     let seen: Vec<_> = lengths.iter().map(|&len| seen(problem, len, tile_n)).collect();
     // visits[sequence][head][row][block]

@@ -6,11 +6,12 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 /// Which crates of ours a crate may depend on. A new crate must be given a line here and a place in ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 7] = [
+const EDGES: [(&str, &[&str]); 8] = [
     ("fa3-types", &[]),
     ("fa3-ref", &["fa3-types"]),
     ("fa3-quant", &["fa3-types"]),
     ("fa3-sched", &["fa3-types"]),
+    ("fa3-ir", &["fa3-types"]),
     ("fa3", &["fa3-types", "fa3-ref", "fa3-quant", "fa3-sched"]),
     ("fa3-cli", &["fa3"]),
     ("fa3-tests", &["fa3"]),

@@ -1,31 +1,20 @@
 //! Both tables as one SVG.
 
-use std::io;
-
-use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::drift;
 use super::report::Report;
 use super::table;
+use crate::draw::{self, Area, DrawError};
 
 const PAPER: RGBColor = RGBColor(120, 120, 120);
 
-/// Why nothing was drawn.
-pub(crate) type DrawError = DrawingAreaErrorKind<io::Error>;
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-
 pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
-    let mut svg = String::new();
-    let root = SVGBackend::with_string(&mut svg, (1100, 420)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let (left, right) = root.split_horizontally(620);
-    draw_table(report, &left)?;
-    draw_drift(&report.drift, &right)?;
-    root.present()?;
-    drop((root, left, right));
-    Ok(svg)
+    draw::svg((1100, 420), |root| {
+        let (left, right) = root.split_horizontally(620);
+        draw_table(report, &left)?;
+        draw_drift(&report.drift, &right)
+    })
 }
 
 /// Medians as dots, spreads as bars, the paper's numbers as crosses, one line a method.
@@ -35,7 +24,7 @@ fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
     let y = |row: usize| (rows.len() - row) as f64;
     let name = |y: &f64| {
         let row = rows.len().checked_sub(y.round() as usize).and_then(|row| rows.get(row));
-        row.map_or(String::new(), |row| row.method.name().to_owned())
+        row.map_or(String::new(), |row| row.name.clone())
     };
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 16))

@@ -51,13 +51,9 @@ pub(super) fn measure(keys: &[usize], progress: &ProgressBar) -> Result<Vec<Row>
 }
 
 fn drift(sample: &Sample, accumulation: Accumulation) -> Result<Drift, Error> {
-    let problem = &sample.problem;
     let head = Preparation::new(Granularity::Head);
-    let [q, k, v] = [&sample.q, &sample.k, &sample.v].map(|x| x.mapv(|x| x as f32));
-    let q = head.quantize(q.view(), problem.seqs_q())?;
-    let k = head.quantize(k.view(), problem.seqs_k())?;
-    let v = head.quantize(v.view(), problem.seqs_k())?;
-    let o = Fp8Attention { accumulation, key_block: BLOCK }.forward(problem, &q, &k, &v)?.o;
+    let [q, k, v] = sample.quantize(&head, &head)?;
+    let o = Fp8Attention { accumulation, key_block: BLOCK }.forward(&sample.problem, &q, &k, &v)?.o;
     let norms = fa3::reference::norms::ErrorNorms::of(&o, &sample.exact.o);
     let size = sample.exact.o.iter().map(|x| x.abs()).sum::<f64>() / norms.count as f64;
     Ok(Drift { bias: norms.mean / size, rmse: norms.rmse / size })

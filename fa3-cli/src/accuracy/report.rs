@@ -110,7 +110,7 @@ impl fmt::Display for Report {
         for row in &self.table {
             let paper = row.paper.map_or(String::new(), |paper| format!("{paper:.1e}"));
             let spread = format!("{:.1e} .. {:.1e}", row.least(), row.most());
-            writeln!(f, "{:32}  {:>8.2e}  {spread:>17}  {paper:>8}", row.method.name(), row.median)?;
+            writeln!(f, "{:32}  {:>8.2e}  {spread:>17}  {paper:>8}", row.method, row.median)?;
         }
         writeln!(f)?;
         writeln!(f, "FP8 attention with V around 1: bias and RMSE of O, relative to its size")?;

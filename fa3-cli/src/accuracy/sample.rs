@@ -1,5 +1,6 @@
 //! Random Q, K and V of one head.
 
+use fa3::quant::{Preparation, QuantError, Quantized};
 use fa3::reference::{Forward, Inputs, oracle};
 use fa3::types::{Dtype, Problem, ProblemError, ProblemSpec, Shape};
 use ndarray::Array4;
@@ -36,6 +37,19 @@ impl Sample {
             Inputs::new(&problem, q.view(), k.view(), v.view()).expect("the arrays have these shapes");
         let exact = oracle::forward(&inputs);
         Ok(Sample { problem, q, k, v, exact })
+    }
+
+    /// Q, K and V in FP8, Q and K prepared alike.
+    pub(super) fn quantize(
+        &self,
+        qk: &Preparation<'_>,
+        v: &Preparation<'_>,
+    ) -> Result<[Quantized; 3], QuantError> {
+        let [seqs_q, seqs_k] = [self.problem.seqs_q(), self.problem.seqs_k()];
+        let quantize = |by: &Preparation<'_>, x: &Array4<f64>, sequences| {
+            by.quantize(x.mapv(|x| x as f32).view(), sequences)
+        };
+        Ok([quantize(qk, &self.q, seqs_q)?, quantize(qk, &self.k, seqs_k)?, quantize(v, &self.v, seqs_k)?])
     }
 }
 

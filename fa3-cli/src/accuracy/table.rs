@@ -3,6 +3,7 @@
 //! One head, head_dim 128, no mask, inputs with outliers. The f64 reference takes the inputs before any rounding, so
 //! that rounding them counts as error. The paper does not state a sequence length; 8448 is that of its Table 2.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use fa3::quant::{Accumulation, Fp8Attention, Granularity, Incoherent, Preparation, QuantError, StandardFp8};
@@ -48,17 +49,28 @@ impl Method {
         Method::TwoLevel,
     ];
 
-    pub(super) fn name(self) -> &'static str {
+    /// The precision, and what computes in it.
+    fn parts(self) -> (&'static str, &'static str) {
         match self {
-            Method::StandardFp16 => "fp16 standard attention",
-            Method::Flash2Fp16 => "fp16 FlashAttention-2",
-            Method::Flash3Fp16 => "fp16 FlashAttention-3",
-            Method::StandardFp8 => "fp8  standard attention",
-            Method::Flash3Fp8 => "fp8  FlashAttention-3",
-            Method::NoBlockQuantization => "fp8    no block quantization",
-            Method::NoIncoherentProcessing => "fp8    no incoherent processing",
-            Method::TwoLevel => "fp8    two-level accumulation",
+            Method::StandardFp16 => ("fp16", "standard attention"),
+            Method::Flash2Fp16 => ("fp16", "FlashAttention-2"),
+            Method::Flash3Fp16 => ("fp16", "FlashAttention-3"),
+            Method::StandardFp8 => ("fp8", "standard attention"),
+            Method::Flash3Fp8 => ("fp8", "FlashAttention-3"),
+            Method::NoBlockQuantization => ("fp8", "no block quantization"),
+            Method::NoIncoherentProcessing => ("fp8", "no incoherent processing"),
+            Method::TwoLevel => ("fp8", "two-level accumulation"),
         }
+    }
+
+    /// Whether it is FlashAttention-3 in FP8 but for one thing.
+    fn is_variant(self) -> bool {
+        matches!(self, Method::NoBlockQuantization | Method::NoIncoherentProcessing | Method::TwoLevel)
+    }
+
+    pub(super) fn name(self) -> String {
+        let (precision, what) = self.parts();
+        format!("{precision}, {what}")
     }
 
     /// The number in the paper's Table 3.
@@ -92,6 +104,15 @@ impl Method {
     }
 }
 
+/// As in a list of all methods, one below the other.
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (precision, what) = self.parts();
+        let indent = if self.is_variant() { "  " } else { "" };
+        f.pad(&format!("{precision:4} {indent}{what}"))
+    }
+}
+
 fn tiles() -> Tiles {
     Tiles::new(128, 128).expect("128 is not 0")
 }
@@ -108,32 +129,23 @@ fn fp8(
     incoherent: Option<&Incoherent>,
     accumulation: Accumulation,
 ) -> Result<Array4<f32>, QuantError> {
-    let [q, k, v] = [&sample.q, &sample.k, &sample.v].map(|x| x.mapv(|x| x as f32));
-    let problem = &sample.problem;
     let plain = Preparation::new(granularity);
-    let mixed = Preparation { incoherent, ..plain };
-    let q = mixed.quantize(q.view(), problem.seqs_q())?;
-    let k = mixed.quantize(k.view(), problem.seqs_k())?;
-    let v = plain.quantize(v.view(), problem.seqs_k())?;
-    Ok(Fp8Attention { accumulation, key_block: BLOCK }.forward(problem, &q, &k, &v)?.o)
+    let [q, k, v] = sample.quantize(&Preparation { incoherent, ..plain }, &plain)?;
+    Ok(Fp8Attention { accumulation, key_block: BLOCK }.forward(&sample.problem, &q, &k, &v)?.o)
 }
 
 /// The paper's baseline: per-tensor scales, f32 accumulators, intermediates in fp16.
 fn standard_fp8(sample: &Sample) -> Result<Array4<f32>, QuantError> {
-    let problem = &sample.problem;
     let tensor = Preparation::new(Granularity::Tensor);
-    let [q, k, v] = [&sample.q, &sample.k, &sample.v].map(|x| x.mapv(|x| x as f32));
-    let q = tensor.quantize(q.view(), problem.seqs_q())?;
-    let k = tensor.quantize(k.view(), problem.seqs_k())?;
-    let v = tensor.quantize(v.view(), problem.seqs_k())?;
-    Ok(StandardFp8.forward(problem, &q, &k, &v)?.o)
+    let [q, k, v] = sample.quantize(&tensor, &tensor)?;
+    Ok(StandardFp8.forward(&sample.problem, &q, &k, &v)?.o)
 }
 
 /// A row as measured: RMSE of each seed.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) method: Method,
-    pub(super) name: &'static str,
+    pub(super) name: String,
     pub(super) paper: Option<f64>,
     pub(super) rmse: Vec<f64>,
     pub(super) median: f64,
@@ -141,7 +153,7 @@ pub(super) struct Row {
 
 impl Row {
     fn new(method: Method, rmse: Vec<f64>) -> Row {
-        Row { method, name: method.name().trim_start(), paper: method.paper(), median: median(&rmse), rmse }
+        Row { method, name: method.name(), paper: method.paper(), median: median(&rmse), rmse }
     }
 
     pub(super) fn least(&self) -> f64 {

@@ -1,12 +1,11 @@
 //! Schedules as a picture: one row a CTA, one bar a tile, darker the more KV blocks it visits.
 
-use std::io;
-
 use fa3::sched::{Choices, Limits, Makespan, Order, Plan, PlanError, Scheduler};
 use fa3::types::Problem;
-use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
+
+use crate::draw::{self, Area, DrawError};
 
 const SIZE: (u32, u32) = (1200, 660);
 const HEADER: i32 = 56;
@@ -19,10 +18,6 @@ const LIGHT: RGBColor = RGBColor(190, 215, 240);
 const DARK: RGBColor = RGBColor(10, 50, 110);
 const BOUND: RGBColor = RGBColor(210, 50, 30);
 
-/// Why nothing was drawn.
-pub(super) type DrawError = DrawingAreaErrorKind<io::Error>;
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// The schedule of a problem under one order, tiles drawn from a counter.
@@ -78,10 +73,7 @@ impl Schedule {
 
 /// An SVG with both schedules side by side on one scale, and the `bound` on their length as a line.
 pub(super) fn draw(problem: &Problem, schedules: &[Schedule; 2], bound: u64) -> Result<String, DrawError> {
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        root.fill(&WHITE)?;
+    draw::svg(SIZE, |root| {
         let (header, body) = root.split_vertically(HEADER);
         let blocks = || schedules.iter().flat_map(|schedule| &schedule.blocks).copied();
         let shades = Shades { least: blocks().min().unwrap_or(0), most: blocks().max().unwrap_or(0) };
@@ -90,13 +82,14 @@ pub(super) fn draw(problem: &Problem, schedules: &[Schedule; 2], bound: u64) -> 
         for (schedule, area) in schedules.iter().zip(body.split_evenly((1, 2))) {
             draw_panel(&area, schedule, longest.max(1), bound, &shades)?;
         }
-        root.present()?;
-    }
-    Ok(svg)
+        Ok(())
+    })
 }
 
 fn draw_header(area: &Area<'_>, problem: &Problem, shades: &Shades) -> Result<(), DrawError> {
-    let text = |text: String, at| area.draw(&Text::new(text, at, ("sans-serif", 15).into_font()));
+    let text = |text: String, at| {
+        area.draw(&Text::new(text, at, ("sans-serif", 15).into_font())).map_err(DrawError::from)
+    };
     text(problem.to_string(), (14, 10))?;
     let Shades { least, most } = *shades;
     if least == most {

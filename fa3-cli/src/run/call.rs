@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use super::compare::Expected;
 use super::error::Error;
 use super::report::Report;
-use super::tensor::{Stored, Tensor, Values};
+use super::tensor::{self, Stored, Tensor, Values};
 
 /// What a file says about one call.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Call {
             other @ (Values::F64(_) | Values::I64(_) | Values::I32(_)) => Err(Error::Dtype {
                 tensor: self.q.name.clone(),
                 given: other.dtype(),
-                expected: "F32, F16, BF16 or F8_E4M3",
+                expected: tensor::ATTENDED,
             }),
         }
     }
@@ -108,7 +108,12 @@ impl Call {
     fn attend_in<T: Stored<Output: Stored>>(self, settings: &Settings) -> Result<Results, Error> {
         let Call { prefix, q, k, v, lists, expected_o, expected_lse } = self;
         let tensors = [&q, &k, &v].map(|tensor| tensor.name.as_str()).join(", ");
-        let problem_error = |source| Error::Problem { tensors: tensors.clone(), source };
+        let problem_error = |error| {
+            if let fa3::Error::Problem(source) = error {
+                return Error::Problem { tensors: tensors.clone(), source };
+            }
+            Error::Sequences { prefix: prefix.clone(), source: error }
+        };
         let lists = settings.lists.clone().or(lists);
         let packed = lists.is_packed();
         let name_q = q.name.clone();

@@ -5,8 +5,10 @@ use std::io;
 use std::path::PathBuf;
 
 use fa3::reference::InputError;
+use fa3::types::ProblemError;
 use safetensors::{Dtype, SafeTensorError};
 
+use super::npy::NpyError;
 use crate::write::WriteError;
 
 /// Everything that `fa3 run` refuses. One sentence each, with the names and the numbers.
@@ -15,12 +17,12 @@ use crate::write::WriteError;
 pub(crate) enum Error {
     #[error("expected one safetensors file or three .npy files (q, k, v), got {given} files")]
     FileCount { given: usize },
+    #[error("{} is one .npy file, expected three of them (q, k, v)", path.display())]
+    OneNpy { path: PathBuf },
     #[error("{option} is for safetensors input, not for .npy files")]
     NotForNpy { option: &'static str },
     #[error("--lse is for .npy files; a safetensors output holds o and lse")]
     NotForSafetensors,
-    #[error("output {} cannot hold both o and lse", path.display())]
-    SameOutput { path: PathBuf },
     #[error("output {} must be named .{expected}, like the input", path.display())]
     OutputFormat { path: PathBuf, expected: &'static str },
 
@@ -28,12 +30,8 @@ pub(crate) enum Error {
     Read { path: PathBuf, source: io::Error },
     #[error("{} is not a whole safetensors file: {source}", path.display())]
     NotSafetensors { path: PathBuf, source: SafeTensorError },
-    #[error("{} is not a .npy file: {source}", path.display())]
-    NotNpy { path: PathBuf, source: io::Error },
-    #[error("{} holds {descr}, expected f4 or f2", path.display())]
-    NpyDtype { path: PathBuf, descr: String },
-    #[error("{} ends before the elements of its shape {shape:?} do", path.display())]
-    NpyTruncated { path: PathBuf, shape: Vec<u64> },
+    #[error("{} {source}", path.display())]
+    Npy { path: PathBuf, source: NpyError },
 
     #[error(
         "{} has no tensors q, k and v, with or without a prefix; it holds {names} (--q, --k, --v name others)",
@@ -64,7 +62,10 @@ pub(crate) enum Error {
     OneCuSeqlens { given: &'static str, missing: &'static str },
 
     #[error("{tensors}: {source}")]
-    Problem { tensors: String, source: fa3::Error },
+    Problem { tensors: String, source: ProblemError },
+    // The source names the tensors itself.
+    #[error("{prefix}{source}")]
+    Sequences { prefix: String, source: fa3::Error },
     #[error(transparent)]
     Input(#[from] InputError),
     #[error("cannot start threads: {0}")]
@@ -73,8 +74,6 @@ pub(crate) enum Error {
     Write(#[from] WriteError),
     #[error("cannot write {}: {source}", path.display())]
     Serialize { path: PathBuf, source: SafeTensorError },
-    #[error("cannot write {}: {source}", path.display())]
-    SerializeNpy { path: PathBuf, source: io::Error },
 }
 
 /// The names of a file's tensors, the first few of them printed.

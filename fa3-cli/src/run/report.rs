@@ -31,12 +31,12 @@ impl fmt::Display for Report {
         let Report { prefix, problem, device, elapsed, comparisons } = self;
         let seconds = elapsed.as_secs_f64();
         let gap = if prefix.is_empty() { "" } else { "  " };
-        writeln!(f, "{prefix}{gap}{problem}")?;
+        writeln!(f, "{}{gap}{problem}", crate::escaped(prefix))?;
         writeln!(f, "  device  {device}")?;
         let speed = problem.forward_flops() / seconds / 1e9;
         write!(f, "  time    {:.2} ms, {speed:.1} GFLOP/s", 1e3 * seconds)?;
         if comparisons.is_empty() {
-            write!(f, "\n  check   none, the input has no expected o or lse")?;
+            write!(f, "\n  check   none, there is no expected o or lse of these tensors")?;
         }
         comparisons.iter().try_for_each(|comparison| write!(f, "\n  {comparison}"))
     }

@@ -7,7 +7,7 @@ use safetensors::{Dtype, SafeTensors, View};
 
 use super::call::{Call, Lists};
 use super::error::{Error, Names};
-use super::tensor::{Tensor, Values};
+use super::tensor::{self, Tensor, Values};
 
 /// Which tensors of a file are Q, K and V.
 #[derive(Debug, Default, clap::Args)]
@@ -62,11 +62,16 @@ impl<'a> File<'a> {
         Ok(prefixes)
     }
 
-    /// The call with `prefix`, whose Q, K and V may have other names, with lists and expected results if there are any.
+    /// The call with `prefix`, with lists if there are any. Q, K and V may have other names; if they do not, there
+    /// may be expected results of theirs.
     pub(super) fn call(&self, prefix: &str, selection: &Selection) -> Result<Call, Error> {
         let full = |name: &str| format!("{prefix}{name}");
         let named = |given: &Option<String>, name| self.tensor(&given.clone().unwrap_or_else(|| full(name)));
-        let list = |name| self.find(&full(name))?.map(Tensor::list).transpose();
+        let list = |name| self.find(&full(name), tensor::LIST)?.map(Tensor::list).transpose();
+        let expected = |name| match selection {
+            Selection { q: None, k: None, v: None, .. } => self.find(&full(name), tensor::EXPECTED),
+            _ => Ok(None),
+        };
         Ok(Call {
             prefix: prefix.to_owned(),
             q: named(&selection.q, "q")?,
@@ -78,8 +83,8 @@ impl<'a> File<'a> {
                 seqused_q: list("seqused_q")?,
                 seqused_k: list("seqused_k")?,
             },
-            expected_o: self.find(&full("o"))?,
-            expected_lse: self.find(&full("lse"))?,
+            expected_o: expected("o")?,
+            expected_lse: expected("lse")?,
         })
     }
 
@@ -91,18 +96,16 @@ impl<'a> File<'a> {
 
     fn tensor(&self, name: &str) -> Result<Tensor, Error> {
         let missing = || Error::NoTensor { path: self.path.into(), name: name.into(), names: self.names() };
-        self.find(name)?.ok_or_else(missing)
+        self.find(name, tensor::ATTENDED)?.ok_or_else(missing)
     }
 
-    fn find(&self, name: &str) -> Result<Option<Tensor>, Error> {
+    /// The tensor of this name; an error if its type is none of those that any tensor may have.
+    fn find(&self, name: &str, expected: &'static str) -> Result<Option<Tensor>, Error> {
         let Ok(view) = self.tensors.tensor(name) else { return Ok(None) };
         let (name, shape) = (name.to_owned(), view.shape().to_vec());
         match Values::decode(view.dtype(), view.data()) {
             Some(values) => Ok(Some(Tensor { name, shape, values })),
-            None => {
-                let expected = "F32, F16, BF16 or F8_E4M3, F64 for expected results, I32 or I64 for lists";
-                Err(Error::Dtype { tensor: name, given: view.dtype(), expected })
-            }
+            None => Err(Error::Dtype { tensor: name, given: view.dtype(), expected }),
         }
     }
 }

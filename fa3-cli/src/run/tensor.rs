@@ -8,6 +8,13 @@ use safetensors::Dtype;
 
 use super::error::Error;
 
+/// The types of Q, K and V.
+pub(super) const ATTENDED: &str = "F32, F16, BF16 or F8_E4M3";
+/// The types of an expected result.
+pub(super) const EXPECTED: &str = "F64, F32, F16 or BF16";
+/// The types of a list.
+pub(super) const LIST: &str = "I32 or I64";
+
 /// A tensor with nothing between its elements, the last dimension fastest.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tensor {
@@ -69,8 +76,7 @@ impl Tensor {
             Values::F16(values) => values.into_iter().map(f64::from).collect(),
             Values::Bf16(values) => values.into_iter().map(f64::from).collect(),
             other @ (Values::E4m3(_) | Values::I64(_) | Values::I32(_)) => {
-                let expected = "F64, F32, F16 or BF16";
-                return Err(Error::Dtype { tensor: name, given: other.dtype(), expected });
+                return Err(Error::Dtype { tensor: name, given: other.dtype(), expected: EXPECTED });
             }
         };
         let fits = |shape: &[usize]| shape == expected.slice();
@@ -98,7 +104,7 @@ impl Tensor {
             }
             other
             @ (Values::F64(_) | Values::F32(_) | Values::F16(_) | Values::Bf16(_) | Values::E4m3(_)) => {
-                Err(Error::Dtype { tensor, given: other.dtype(), expected: "I32 or I64" })
+                Err(Error::Dtype { tensor, given: other.dtype(), expected: LIST })
             }
         }
     }

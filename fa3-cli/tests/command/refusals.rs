@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::fa3;
-use safetensors::Dtype::{self, F16, F32, F64, I32, I64, U8};
+use safetensors::Dtype::{self, F8_E5M2, F16, F32, F64, I32, I64, U8};
 use safetensors::tensor::TensorView;
 
 /// A folder with an input and an earlier output.
@@ -89,6 +89,8 @@ fn names_that_are_missing() {
     case.refused(&["--prefix", "b."], "has no tensor b.q");
     case.refused(&["--q", "a.q", "--k", "other"], "has no tensor other");
     Case::new(&zeros(&[])).refused(&[], "it holds nothing");
+    let case = Case::new(&zeros(&[("a\n\x1b[31m'q", F16, &[1, 6, 2, 8])]));
+    case.refused(&[], r"it holds a\n\u{1b}[31m'q (--q");
 }
 
 #[test]
@@ -129,7 +131,8 @@ fn numbers_that_make_no_sense() {
         case.refused(&["--softcap", scale], &format!("soft cap {shown} is outside 1e-18 to 1e18"));
     }
     case.refused(&["--seqused-q", "7"], "seqused is 7 for sequence 0, outside 0 to 6");
-    case.refused(&["--seqused-k", "-1"], "seqused is -1 for sequence 0, outside 0 to 6");
+    let ran = fa3(&["run", case.input.to_str().unwrap(), "--seqused-k", "-1"]);
+    assert_eq!(ran.stderr, "error: k and v: seqused is -1 for sequence 0, outside 0 to 6\n");
     let packed = qkv(PACKED, PACKED, PACKED);
     for (list, why) in [
         ("1,6", "cu_seqlens starts at 1"),
@@ -150,6 +153,8 @@ fn tensors_beside_q_k_and_v() {
     beside(&[("o", F32, &[1, 6, 2, 9])]).refused(&[], "o has shape [1, 6, 2, 9], expected [1, 6, 2, 8]");
     beside(&[("lse", F32, &[1, 6, 2])]).refused(&[], "lse has shape [1, 6, 2], expected [1, 2, 6]");
     beside(&[("o", I32, &[1, 6, 2, 8])]).refused(&[], "o is I32, expected F64, F32, F16 or BF16");
+    beside(&[("o", F8_E5M2, &[1, 6, 2, 8])]).refused(&[], "o is F8_E5M2, expected F64, F32, F16 or BF16");
+    beside(&[("seqused_q", U8, &[1])]).refused(&[], "seqused_q is U8, expected I32 or I64");
     beside(&[("seqused_k", F32, &[1])]).refused(&[], "seqused_k is F32, expected I32 or I64");
     beside(&[("seqused_k", I64, &[1, 1])]).refused(&[], "seqused_k has shape [1, 1], expected a list");
     beside(&[("cu_seqlens_q", I64, &[0])]).refused(&[], "has shape [1, 6, 2, 8], expected (total");
@@ -174,11 +179,26 @@ fn outputs_that_cannot_be() {
     fa3(&["run", input, "-o", &inside("")]).refused("it exists and is not a file");
     fa3(&["run", input, "-o", &inside("o.npy")]).refused("o.npy must be named .safetensors, like the input");
     fa3(&["run", input, "-o", &inside("o"), "--lse", &inside("lse")]).refused("--lse is for .npy files");
+    let output = case.output.to_str().unwrap();
+    fa3(&["run", input, "-o", output, "--lse", &inside("./out.safetensors")]).refused("are the same file");
+    fa3(&["run", input, "-o", &inside("./in.safetensors")]).refused("in.safetensors: it is an input");
     fa3(&["run", input, input]).refused("expected one safetensors file or three .npy files (q, k, v), got 2");
     case.untouched();
     if Path::new("/dev/null").exists() {
         fa3(&["run", input, "-o", "/dev/null"]).refused("/dev/null: it exists and is not a file");
     }
+    // Not even root can create files there.
+    if Path::new("/proc/self").exists() {
+        let ran = fa3(&["run", input, "-o", "/proc/o.safetensors"]);
+        assert!(!ran.stderr.contains("tmp"), "{ran:?}");
+        ran.refused("cannot write /proc/o.safetensors: no file can be created in /proc: ");
+    }
+}
+
+/// A .npy file of zeros, its header as given.
+fn npy(header: &str, data: usize) -> Vec<u8> {
+    let len = (header.len() as u32).to_le_bytes();
+    [b"\x93NUMPY\x02\x00".as_slice(), &len, header.as_bytes(), &vec![0; data]].concat()
 }
 
 #[test]
@@ -186,39 +206,68 @@ fn npy_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let write = |name: &str, descr: &str, shape: &str, data: usize| {
-        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
-        let header = format!("{header:117}\n");
-        let start =
-            [b"\x93NUMPY\x01\x00".as_slice(), &(header.len() as u16).to_le_bytes(), header.as_bytes()];
-        fs::write(path(name), [start.concat(), vec![0; data]].concat()).unwrap();
+        let header = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n");
+        fs::write(path(name), npy(&header, data)).unwrap();
     };
     let shape = "(1, 6, 2, 8)";
-    write("good.npy", "<f4", shape, 384);
-    write("double.npy", "<f8", shape, 768);
-    write("short.npy", "<f4", shape, 383);
-    write("half.npy", "<f2", shape, 192);
-    write("flat.npy", "<f4", "(96,)", 384);
-    fs::write(path("words.npy"), "words").unwrap();
+    write("good.npy", "'<f4'", shape, 384);
+    write("double.npy", "'<f8'", shape, 768);
+    write("short.npy", "'<f4'", shape, 383);
+    write("long.npy", "'<f4'", shape, 385);
+    write("half.npy", "'<f2'", shape, 192);
+    write("flat.npy", "'<f4'", "(96,)", 384);
+    write("wraps.npy", "'<f4'", "(4294967296, 4294967296, 2, 8)", 0);
+    write("empty.npy", "'<f4'", "(0, 4294967296, 4294967296, 8)", 0);
+    write("records.npy", "[('x', '<f4')]", shape, 384);
+    write("nested.npy", &"[".repeat(1 << 20), shape, 384);
+    write("words.npy", "words", shape, 384);
+    let fortran = "{'descr': '<f4', 'fortran_order': True, 'shape': (1, 6, 2, 8)}";
+    fs::write(path("fortran.npy"), npy(fortran, 384)).unwrap();
+    fs::write(path("none.npy"), "words").unwrap();
     let good = path("good.npy");
     let run = |k: &str, options: &[&str]| fa3(&[&["run", &good, &path(k), &good], options].concat());
     assert_eq!(run("good.npy", &[]).code, Some(0));
     let files = fs::read_dir(folder.path()).unwrap().count();
     let output = path("out.npy");
-    let output = ["-o", output.as_str()];
-    run("missing.npy", &output).refused("cannot read ");
-    run("words.npy", &output).refused("words.npy is not a .npy file: ");
-    run("double.npy", &output).refused("double.npy holds '<f8', expected f4 or f2");
-    run("short.npy", &output).refused("short.npy ends before the elements of its shape [1, 6, 2, 8] do");
-    run("half.npy", &output).refused("half.npy is F16, expected F32 like ");
-    run("flat.npy", &output).refused("flat.npy has shape [96], expected (batch, ");
-    run("good.npy", &["--prefix", "a."]).refused("--prefix is for safetensors input");
-    run("good.npy", &[output.as_slice(), &["--lse", output[1]]].concat())
-        .refused("cannot hold both o and lse");
-    run("good.npy", &["-o", "x.safetensors"]).refused("must be named .npy");
+    for (k, why) in [
+        ("missing.npy", "cannot read "),
+        ("none.npy", "none.npy is not a .npy file: it does not begin with "),
+        ("words.npy", "words.npy is not a .npy file: its header is no dict of "),
+        ("double.npy", "double.npy holds '<f8', expected f4 or f2"),
+        ("short.npy", "holds 383 bytes of data, expected 384 for F32 of shape [1, 6, 2, 8]"),
+        ("long.npy", "holds 385 bytes of data, expected 384 for F32 of shape [1, 6, 2, 8]"),
+        ("half.npy", "half.npy is F16, expected F32 like "),
+        ("flat.npy", "flat.npy has shape [96], expected (batch, "),
+        ("wraps.npy", "has shape [4294967296, 4294967296, 2, 8], more elements than can be addressed"),
+        ("empty.npy", "has shape [0, 4294967296, 4294967296, 8], more elements than can be addressed"),
+        ("records.npy", "records.npy holds records, expected f4 or f2"),
+        ("nested.npy", "nested.npy holds records, expected f4 or f2"),
+        ("fortran.npy", "fortran.npy is in Fortran order, expected C order"),
+    ] {
+        run(k, &["-o", &output]).refused(why);
+    }
     let bytes = fs::read(&good).unwrap();
     for length in (0..bytes.len()).step_by(23) {
         fs::write(path("cut.npy"), &bytes[..length]).unwrap();
-        run("cut.npy", &output).refused("cut.npy ");
+        run("cut.npy", &["-o", &output]).refused("cut.npy ");
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), files + 1);
+}
+
+#[test]
+fn npy_options() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (good, output) = (path("good.npy"), path("out.npy"));
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 6, 2, 8)}";
+    fs::write(&good, npy(header, 384)).unwrap();
+    let run = |options: &[&str]| fa3(&[&["run", &good, &good, &good], options].concat());
+    run(&["--prefix", "a."]).refused("--prefix is for safetensors input");
+    run(&["-o", &path("x.safetensors")]).refused("must be named .npy");
+    run(&["-o", &output, "--lse", &path("x.safetensors")]).refused("must be named .npy");
+    run(&["-o", &output, "--lse", &path("./out.npy")]).refused("are the same file");
+    run(&["-o", &output, "--lse", &path("./good.npy")]).refused("good.npy: it is an input");
+    fa3(&["run", &good]).refused("good.npy is one .npy file, expected three of them (q, k, v)");
+    assert_eq!(fs::read(&good).unwrap(), npy(header, 384));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }

@@ -10,8 +10,7 @@ use fa3::quant::E4m3;
 use fa3::reference::{Forward, Inputs, oracle};
 use fa3::{Attention, Device, Scalar};
 use half::{bf16, f16};
-use ndarray::{Array4, s};
-use npyz::WriterBuilder;
+use ndarray::{Array4, Axis};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -106,7 +105,7 @@ fn results_are_compared_printed_and_written() {
     let stdout = fa3(&args(&options, &[&output, &input])).succeeded();
     let lines: Vec<&str> = stdout.lines().collect();
     assert_eq!(lines[0], attention.problem().unwrap().to_string());
-    assert_eq!(lines[1], "  device  cpu (1 threads)");
+    assert_eq!(lines[1], "  device  cpu (1 thread)");
     for (line, start) in
         lines[2..].iter().zip(["  time    ", "  o       max error ", "  lse     max error ", "wrote "])
     {
@@ -143,6 +142,35 @@ fn results_that_break_the_law_give_exit_code_1() {
     }
     write(&input, &tensors());
     assert!(fa3(&args(&["run"], &[&input])).succeeded().contains("no expected o or lse"));
+}
+
+/// `o` and `lse` are of `q`, `k` and `v`: other tensors are not compared with them.
+#[test]
+fn tensors_of_other_names_have_other_results() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = file(&folder, "in.safetensors");
+    let x = qkv::<f16>(50);
+    let [o, lse] = expected(&Attention::new(x[0].view(), x[1].view(), x[2].view()), &x);
+    let [q, k, v] = [Tensor::f16("q", &x[0]), Tensor::f16("k", &x[1]), Tensor::f16("v", &x[2])];
+    write(&input, &[q, k, v, Tensor::f16("other", &x[1]), o, lse]);
+    assert!(fa3(&args(&["run"], &[&input])).succeeded().contains("\n  lse     max error"));
+    let other = fa3(&args(&["run", "--k", "other"], &[&input])).succeeded();
+    assert!(other.contains("no expected o or lse"), "{other}");
+}
+
+/// An output that is a link is written where it leads.
+#[cfg(unix)]
+#[test]
+fn links_stay_links() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output, link] = ["in.safetensors", "out.safetensors", "link"].map(|name| file(&folder, name));
+    let x = qkv::<f16>(20);
+    write(&input, &[Tensor::f16("q", &x[0]), Tensor::f16("k", &x[1]), Tensor::f16("v", &x[2])]);
+    fs::write(&output, "").unwrap();
+    std::os::unix::fs::symlink(&output, &link).unwrap();
+    fa3(&args(&["run", "-o"], &[&link, &input])).succeeded();
+    assert!(link.is_symlink());
+    assert_eq!(read(&output).len(), 2);
 }
 
 /// A real model's activations, their attention computed elsewhere in f64.
@@ -229,11 +257,12 @@ fn packed_sequences() {
         let [lse, o] = read(&output).try_into().unwrap();
         assert_eq!((&lse.2, &o.2), (&vec![4, 50], &vec![50, 4, 16]));
         for rows in [0..17, 17..50] {
-            let [q, k, v] = x.each_ref().map(|x| x.slice(s![.., rows.clone(), .., ..]));
+            let [q, k, v] = x.each_ref().map(|x| x.slice_axis(Axis(1), rows.clone().into()));
             let alone = Attention::new(q, k, v).causal().forward(Device::Cpu).unwrap();
             let bytes: Vec<u8> = alone.o.iter().flat_map(|x| x.to_le_bytes()).collect();
             assert_eq!(o.3[rows.start * 4 * 16 * 4..rows.end * 4 * 16 * 4], bytes);
-            let head3: Vec<u8> = alone.lse.slice(s![0, 3, ..]).iter().flat_map(|x| x.to_le_bytes()).collect();
+            let lse_alone = alone.lse.index_axis(Axis(0), 0);
+            let head3: Vec<u8> = lse_alone.row(3).iter().flat_map(|x| x.to_le_bytes()).collect();
             assert_eq!(lse.3[(150 + rows.start) * 4..(150 + rows.end) * 4], head3);
         }
     };
@@ -272,38 +301,30 @@ fn prefixes_and_names() {
     assert_eq!(names(&["--prefix", "a.", "--q", "b.q"], "a.  f16"), ["a.lse", "a.o"]);
 }
 
+/// A .npy file as `numpy.lib.format` describes it, padded to 64 bytes.
+fn npy(descr: &str, shape: &str, data: Vec<u8>) -> Vec<u8> {
+    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
+    let header = format!("{header:117}\n");
+    [b"\x93NUMPY\x01\x00\x76\x00".as_slice(), header.as_bytes(), &data].concat()
+}
+
 #[test]
 fn npy_files() {
     let folder = tempfile::tempdir().unwrap();
     let [q, k, v, o, lse] = ["q.npy", "k.npy", "v.npy", "o.npy", "lse.npy"].map(|name| file(&folder, name));
     let x = qkv::<f16>(40);
-    let write = |path: &Path, x: &Array4<f16>, order| {
-        let shape: Vec<u64> = x.shape().iter().map(|&extent| extent as u64).collect();
-        let (file, order_of) =
-            (fs::File::create(path).unwrap(), if order == npyz::Order::C { x.view() } else { x.t() });
-        let mut npy = npyz::WriteOptions::new()
-            .default_dtype()
-            .shape(&shape)
-            .order(order)
-            .writer(file)
-            .begin_nd()
-            .unwrap();
-        npy.extend(order_of.iter().copied()).unwrap();
-        npy.finish().unwrap();
-    };
-    write(&q, &x[0], npyz::Order::C);
-    write(&k, &x[1], npyz::Order::Fortran);
-    write(&v, &x[2], npyz::Order::C);
+    let little = |x: &Array4<f16>| x.iter().flat_map(|x| x.to_le_bytes()).collect();
+    fs::write(&q, npy("<f2", "(1, 40, 4, 16)", little(&x[0]))).unwrap();
+    let big = x[1].iter().flat_map(|x| x.to_be_bytes()).collect();
+    fs::write(&k, npy(">f2", "(1, 40, 2, 16)", big)).unwrap();
+    fs::write(&v, npy("<f2", "(1, 40, 2, 16)", little(&x[2]))).unwrap();
     let words = ["run", "--causal", "-o", o.to_str().unwrap(), "--lse", lse.to_str().unwrap()];
     fa3(&args(&words, &[&q, &k, &v])).succeeded();
 
     let result = Attention::new(x[0].view(), x[1].view(), x[2].view()).causal().forward(Device::Cpu).unwrap();
-    let npy = npyz::NpyFile::new(fs::File::open(&o).unwrap()).unwrap();
-    assert_eq!(npy.shape(), [1, 40, 4, 16]);
-    assert_eq!(npy.into_vec::<f16>().unwrap(), result.o.into_raw_vec_and_offset().0);
-    let npy = npyz::NpyFile::new(fs::File::open(&lse).unwrap()).unwrap();
-    assert_eq!(npy.shape(), [1, 4, 40]);
-    assert_eq!(npy.into_vec::<f32>().unwrap(), result.lse.into_raw_vec_and_offset().0);
+    assert_eq!(fs::read(&o).unwrap(), npy("<f2", "(1, 40, 4, 16, )", little(&result.o)));
+    let written = result.lse.iter().flat_map(|x| x.to_le_bytes()).collect();
+    assert_eq!(fs::read(&lse).unwrap(), npy("<f4", "(1, 4, 40, )", written));
 }
 
 /// A reader that goes away (`| head`) stops neither the work nor the output.

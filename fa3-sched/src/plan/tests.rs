@@ -27,7 +27,7 @@ fn as_a_kernel(plan: &Plan, run: &Run<u32>, index: u32) -> Work {
     let (run, tiling) = (run.map(Checked::from), plan.tiling.map(Checked::from));
     let tile = run.decode(index.into());
     let kv = tiling.kv_range(tile.m_block, run.lens);
-    let kv = kv.split(tile.split, FastDiv::new(plan.splits).map(Checked::from));
+    let kv = kv.split(tile.split, run.decoder.splits());
     let [m_block, head, batch, split] = [tile.m_block, tile.head, tile.batch, tile.split].map(|n| n.0 as u32);
     let [first, unmasked_first, unmasked_end, end] =
         [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(|n| n.0 as u32);
@@ -40,7 +40,9 @@ fn covers(plan: &Plan) {
     let problem = &plan.problem;
     let group = problem.heads().group_size();
     let pack = if plan.tiling.is_packed() { group } else { 1 };
-    let (tile_m, tile_n) = (plan.row.tile_m as usize, plan.row.tile_n as usize);
+    // Groups are not cut: a tile has as many rows as whole groups give it.
+    let tile_m = plan.row.shape.tile_m as usize / pack * pack;
+    let tile_n = plan.row.shape.tile_n as usize;
     let mut visits: HashMap<(usize, usize, usize), Vec<KvRange<u32>>> = HashMap::new();
     for (index, work) in plan.tiles().enumerate() {
         assert_eq!(plan.tile(index as u32), Some(work));
@@ -119,7 +121,7 @@ fn a_window_open_to_the_right_starts_at_the_first_tile() {
 fn decoding_packs_and_splits() {
     let plan = Plan::new(&dense(1, (1, 65536), (64, 8), Mask::Causal), &H100).unwrap();
     assert!(plan.tiling.is_packed());
-    assert_eq!((plan.row.tile_m, plan.row.threads()), (64, 256));
+    assert_eq!((plan.row.shape.tile_m, plan.row.shape.threads()), (64, 256));
     assert_eq!((plan.splits, plan.num_tiles, plan.scheduler), (14, 112, Scheduler::OneTile));
     let rows = 64;
     let Workspace { partial_o, partial_lse, counter } = plan.workspace;
@@ -134,13 +136,104 @@ fn decoding_packs_and_splits() {
     assert_eq!(plan.workspace.partial_o, u64::from(plan.splits) * 128 * 4);
 }
 
+/// Makespans in parts and whole, the first without the combination.
+fn with_and_without_splits(problem: &Problem) -> (u32, u64, u64) {
+    let plan = Plan::new(problem, &H100).unwrap();
+    let one = Choices { splits: NonZeroU32::new(1), ..Choices::default() };
+    let whole = Plan::with(problem, &H100, &one).unwrap();
+    (plan.splits, plan.simulate().length(), whole.simulate().length())
+}
+
+#[test]
+fn the_last_wave_is_spread() {
+    // Decoding against 32 Ki keys: 136, 160 and 192 tiles of 256 blocks, a second wave of 4, 28 and 60.
+    for (batch, splits, length) in [(17, 4, 325), (20, 3, 348), (24, 2, 387)] {
+        let problem = dense(batch, (1, 32768), (64, 8), Mask::Causal);
+        assert_eq!(with_and_without_splits(&problem), (splits, length, 514), "batch {batch}");
+    }
+    // 64 tiles of a head, of 1 to 47 blocks: one wave, as long as its longest tile.
+    let problem = dense(1, (8192, 8192), (2, 2), Mask::Causal);
+    assert_eq!(with_and_without_splits(&problem), (2, 26, 48));
+    // Where tiles come in many waves they stay whole.
+    for mask in [Mask::None, Mask::Causal] {
+        assert_eq!(Plan::new(&dense(8, (4096, 4096), (16, 16), mask), &H100).unwrap().splits, 1);
+    }
+}
+
+#[test]
+fn heads_beyond_l2_are_cut_if_their_tiles_sweep_them_twice() {
+    // K and V of 128 Ki keys have 64 MiB. 264 tiles of 128 rows are two waves.
+    let splits = |q| Plan::new(&dense(1, (q, 128 << 10), (1, 1), Mask::None), &H100).unwrap().splits;
+    assert_eq!([263 * 128, 263 * 128 + 1].map(splits), [1, 2]);
+    // 132 heads of a third of a wave are many more tiles, but no head is swept twice.
+    let many = dense(1, (44 * 128, 128 << 10), (132, 132), Mask::None);
+    assert_eq!(Plan::new(&many, &H100).unwrap().splits, 1);
+    // One long sequence is enough.
+    let keys = [0, 256 << 10, 512 << 10];
+    let long = |q| Plan::new(&packed(&[0, 1280, 1280 + q], &keys, Mask::None), &H100).unwrap().splits;
+    assert_eq!(long(264 * 192), 2);
+}
+
+/// The longest sequence decides where it alone keeps the device waiting; many short ones are split with it.
+#[test]
+fn one_long_sequence_splits_the_batch() {
+    let ends = |lens: &[i32]| {
+        let sums = lens.iter().scan(0, |end, len| {
+            *end += len;
+            Some(*end)
+        });
+        std::iter::once(0).chain(sums).collect::<Vec<_>>()
+    };
+    let splits = |keys: &[i32]| {
+        Plan::new(&packed(&ends(&vec![1; keys.len()]), &ends(keys), Mask::Causal), &H100).unwrap().splits
+    };
+    assert_eq!(splits(&[256; 33]), 1);
+    let mut keys = [256; 33];
+    keys[7] = 65536;
+    assert!(splits(&keys) > 8);
+}
+
+#[test]
+fn any_group_that_fits_a_tile_packs() {
+    for (heads, used) in
+        [((28, 4), 63), ((24, 8), 63), ((40, 8), 60), ((48, 8), 60), ((96, 8), 60), ((71, 1), 71)]
+    {
+        let plan = Plan::new(&dense(2, (1, 300), heads, Mask::Causal), &H100).unwrap();
+        assert!(plan.tiling.is_packed());
+        assert_eq!(
+            (plan.tiling.tile_m(), plan.num_tiles / plan.splits),
+            (used, 2 * heads.1 as u32),
+            "{heads:?}"
+        );
+        covers(&plan);
+    }
+    // A whole group must fit.
+    let problem = dense(1, (1, 300), (129, 1), Mask::Causal);
+    assert!(!Plan::new(&problem, &H100).unwrap().tiling.is_packed());
+    let pack = Choices { pack_gqa: Some(true), ..Choices::default() };
+    let error = Plan::with(&problem, &H100, &pack).unwrap_err();
+    assert_eq!(error, PlanError::Packing { group: 129, tile_m: 128 });
+}
+
+#[test]
+fn a_packed_tile_that_does_not_fit_is_not_chosen() {
+    // 60 rows fit a decoding tile of 146 KiB, 120 packed rows take one of 208 KiB.
+    let problem = dense(1, (60, 4096), (8, 4), Mask::None);
+    let small = Limits { smem_bytes: 165 << 10, ..H100 };
+    let plan = Plan::new(&problem, &small).unwrap();
+    assert_eq!((plan.tiling.is_packed(), plan.row.shape.tile_m), (false, 64));
+    let pack = Choices { pack_gqa: Some(true), ..Choices::default() };
+    let error = Plan::with(&problem, &small, &pack).unwrap_err();
+    assert_eq!(error, PlanError::SharedMemory { needed: (208 << 10) + 2048, available: 165 << 10 });
+}
+
 #[test]
 fn packing_can_be_asked_for_or_refused() {
-    let problem = dense(1, (70, 1000), (12, 4), Mask::None);
-    let with = |pack| Plan::with(&problem, &H100, &Choices { pack_gqa: pack, ..Choices::default() });
-    // 4 packed heads of 210 rows would take 8 tiles instead of 12, but groups of 3 do not fill 128 rows.
-    assert!(!with(None).unwrap().tiling.is_packed());
-    assert_eq!(with(Some(true)).unwrap_err(), PlanError::Packing { group: 3, tile_m: 128 });
+    // 4 packed heads of 210 rows take 8 tiles instead of 12; groups of 3 leave 2 of 128 rows unused.
+    let plan = Plan::new(&dense(1, (70, 1000), (12, 4), Mask::None), &H100).unwrap();
+    assert_eq!((plan.tiling.is_packed(), plan.tiling.tile_m(), plan.num_tiles / plan.splits), (true, 126, 8));
+    assert!(plan.to_string().contains("groups packed into tiles, 126 of 128 rows used"), "{plan}");
+    covers(&plan);
     let problem = dense(1, (4096, 4096), (16, 4), Mask::None);
     let with = |pack| Plan::with(&problem, &H100, &Choices { pack_gqa: pack, ..Choices::default() }).unwrap();
     assert!(!with(None).tiling.is_packed());
@@ -202,9 +295,12 @@ fn what_cannot_be_planned() {
         Plan::with(&dense(1 << 20, (1, 1 << 20), (1 << 10, 1), Mask::None), &H100, &large).unwrap_err();
     assert!(matches!(error, PlanError::Tiles { .. }), "{error}");
 
-    let row = TileRow::table().iter().find(|row| row.inputs == Inputs::E4m3).copied();
+    let row = TileRow::table().iter().find(|row| row.shape.inputs == Inputs::E4m3).copied();
     let error = Plan::with(&many, &H100, &Choices { row, ..Choices::default() }).unwrap_err();
-    assert_eq!(error, PlanError::HeadDim { dtype: Dtype::Bf16, head_dim: 128, head_dim_v: 128 });
+    assert_eq!(
+        error.to_string(),
+        "the chosen tile takes e4m3 up to head_dim 64 and head_dim_v 64, not bf16 with 128 and 128"
+    );
 }
 
 #[test]
@@ -215,6 +311,9 @@ fn the_largest_lengths_plan() {
     assert_eq!(last, as_a_kernel(&plan, &plan.runs[0], 0));
     assert_eq!(last.tile.m_block as usize, longest.div_ceil(128) - 1);
     assert_eq!(last.kv.end as usize, longest.div_ceil(176));
+    // K and V exceed L2 and would be cut, but twice as many tiles could not be numbered.
+    let plan = Plan::new(&dense(1, (longest, 1 << 18), (100, 100), Mask::None), &H100).unwrap();
+    assert_eq!((plan.splits, plan.num_tiles), (1, 100 << 24));
     // The most rows of 8 heads that pack; with one more, row numbers do not fit 31 bits.
     let most = (1 << 28) - 16;
     let pack = Choices { pack_gqa: Some(true), ..Choices::default() };
@@ -249,7 +348,7 @@ workspace  4 bytes";
     assert!(decode.contains("tiles      112, KV ranges in 14 parts"), "{decode}");
     let rows = [0, 300, 8300];
     let unequal = Plan::new(&packed(&rows, &rows, Mask::None), &H100).unwrap().to_string();
-    assert!(unequal.contains("tiles      176, 2 runs of sequences"), "{unequal}");
+    assert!(unequal.contains("tiles      352, KV ranges in 2 parts, 2 runs of sequences"), "{unequal}");
     assert!(unequal.contains("scheduler  dynamic persistent"), "{unequal}");
 }
 

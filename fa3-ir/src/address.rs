@@ -1,0 +1,145 @@
+//! Addresses: a base and a constant offset, in the state space that the base's type says.
+
+use crate::inst::Access;
+use crate::{B32, B64, Operand, Reg, Region, Ty, V, Value, Var};
+
+/// What a [`SharedAddr`] counts from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SharedBase {
+    /// The start of a region: the address is a constant, and checked.
+    Region(Region),
+    /// A computed address.
+    Value(Value),
+}
+
+/// An address in the CTA's shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SharedAddr {
+    /// What it counts from.
+    pub base: SharedBase,
+    /// Bytes beyond it.
+    pub offset: i32,
+}
+
+/// An address in global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GlobalAddr {
+    /// What it counts from.
+    pub base: Value,
+    /// Bytes beyond it.
+    pub offset: i32,
+}
+
+/// An address in either space. Registers of 64 bits address global memory, those of 32 bits and regions
+/// shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// In shared memory.
+    Shared(SharedAddr),
+    /// In global memory.
+    Global(GlobalAddr),
+}
+
+impl Region {
+    /// `offset` bytes into the region.
+    pub fn at(self, offset: i32) -> SharedAddr {
+        SharedAddr { base: SharedBase::Region(self), offset }
+    }
+}
+
+impl V<B32> {
+    /// `offset` bytes beyond this shared-memory address.
+    pub fn at(self, offset: i32) -> SharedAddr {
+        SharedAddr { base: SharedBase::Value(self.value()), offset }
+    }
+}
+
+impl V<B64> {
+    /// `offset` bytes beyond this global address.
+    pub fn at(self, offset: i32) -> GlobalAddr {
+        GlobalAddr { base: self.value(), offset }
+    }
+}
+
+impl Var<B32> {
+    /// `offset` bytes beyond the shared-memory address that it holds.
+    pub fn at(self, offset: i32) -> SharedAddr {
+        SharedAddr { base: SharedBase::Value(self.value()), offset }
+    }
+}
+
+impl Var<B64> {
+    /// `offset` bytes beyond the global address that it holds.
+    pub fn at(self, offset: i32) -> GlobalAddr {
+        GlobalAddr { base: self.value(), offset }
+    }
+}
+
+macro_rules! addresses {
+    ($($from:ty => $to:ident in $space:ident;)+) => {$(
+        impl From<$from> for $to {
+            fn from(base: $from) -> $to {
+                base.at(0)
+            }
+        }
+        impl From<$from> for Address {
+            fn from(base: $from) -> Address {
+                Address::$space(base.at(0))
+            }
+        }
+    )+};
+}
+
+addresses! {
+    Region => SharedAddr in Shared;
+    V<B32> => SharedAddr in Shared;
+    Var<B32> => SharedAddr in Shared;
+    V<B64> => GlobalAddr in Global;
+    Var<B64> => GlobalAddr in Global;
+}
+
+impl From<SharedAddr> for Address {
+    fn from(addr: SharedAddr) -> Address {
+        Address::Shared(addr)
+    }
+}
+
+impl From<GlobalAddr> for Address {
+    fn from(addr: GlobalAddr) -> Address {
+        Address::Global(addr)
+    }
+}
+
+impl SharedAddr {
+    /// Reports the register that it reads and the `bytes` that it touches, which must be aligned to `align`.
+    pub(crate) fn visit(self, bytes: u32, align: u32, see: &mut dyn FnMut(Access)) {
+        if let SharedBase::Value(base) = self.base {
+            see(Access::Read(Operand::Value(base), Ty::B32));
+        }
+        see(Access::Shared { addr: self, bytes, align });
+    }
+}
+
+impl GlobalAddr {
+    /// Reports the register that it reads.
+    pub(crate) fn visit(self, see: &mut dyn FnMut(Access)) {
+        see(Access::Read(Operand::Value(self.base), Ty::B64));
+    }
+}
+
+impl Address {
+    pub(crate) fn visit(self, bytes: u32, align: u32, see: &mut dyn FnMut(Access)) {
+        match self {
+            Address::Shared(addr) => addr.visit(bytes, align, see),
+            Address::Global(addr) => addr.visit(see),
+        }
+    }
+
+    /// `shared` or `global`.
+    pub(crate) fn space(self) -> &'static str {
+        match self {
+            Address::Shared(_) => "shared",
+            Address::Global(_) => "global",
+        }
+    }
+}

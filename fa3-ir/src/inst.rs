@@ -1,0 +1,214 @@
+//! Instructions: one file a family, each with its data, its operands, its PTX and its builder methods.
+
+pub(crate) mod barrier;
+pub(crate) mod cluster;
+pub(crate) mod fence;
+pub(crate) mod mbarrier;
+pub(crate) mod mem;
+pub(crate) mod misc;
+pub(crate) mod special;
+pub(crate) mod tma;
+pub(crate) mod warp;
+pub(crate) mod wgmma;
+
+use crate::lane::LaneInst;
+use crate::names::Names;
+use crate::{
+    Barrier, BarrierInst, ClusterInst, FenceInst, MbarrierInst, MemInst, MiscInst, Operand, Param, Region,
+    SharedAddr, Special, TensorMap, TmaInst, Ty, Value, WarpInst, WgmmaInst,
+};
+
+/// An instruction.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Inst {
+    /// A pure operation of each lane, from the table.
+    Lane(LaneInst),
+    /// Assigns to a variable.
+    Set {
+        /// The variable.
+        var: Value,
+        /// Its class.
+        ty: Ty,
+        /// What it becomes.
+        src: Operand,
+    },
+    /// Reads a special register.
+    Special {
+        /// The result.
+        dst: Value,
+        /// Which.
+        register: Special,
+    },
+    /// The address of a region in shared memory.
+    RegionAddress {
+        /// The result, 32 bits.
+        dst: Value,
+        /// The region.
+        region: Region,
+    },
+    /// Loads, stores, atomics, cp.async.
+    Mem(MemInst),
+    /// Exchange between the lanes of a warp.
+    Warp(WarpInst),
+    /// Named barriers.
+    Barrier(BarrierInst),
+    /// mbarriers.
+    Mbarrier(MbarrierInst),
+    /// Tensor and bulk copies.
+    Tma(TmaInst),
+    /// Warpgroup matrix products.
+    Wgmma(WgmmaInst),
+    /// Fences.
+    Fence(FenceInst),
+    /// Clusters.
+    Cluster(ClusterInst),
+    /// Register pool, dependent launches, trap.
+    Misc(MiscInst),
+}
+
+/// What an instruction does with its operands, as [`Inst::visit`] reports it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Access {
+    /// Reads an operand of this class.
+    Read(Operand, Ty),
+    /// Assigns a value or a variable of this class.
+    Write(Value, Ty),
+    /// Reads a variable of this class and assigns it.
+    Update(Value, Ty),
+    /// Touches shared memory.
+    Shared {
+        /// Where.
+        addr: SharedAddr,
+        /// How much; 1 if only the instruction's run time knows.
+        bytes: u32,
+        /// What the address must be a multiple of.
+        align: u32,
+    },
+    /// Uses an mbarrier.
+    Mbarrier {
+        /// Where.
+        addr: SharedAddr,
+        /// The arrivals that it is initialised for, if this is its initialisation.
+        arrivals: Option<u32>,
+    },
+    /// Loads a parameter into a register of this class.
+    Param(Param, Ty),
+    /// Uses a tensor map.
+    TensorMap {
+        /// Which.
+        map: TensorMap,
+        /// How many coordinates it is given, if any.
+        coords: Option<usize>,
+    },
+    /// Uses a declared named barrier.
+    Barrier(Barrier),
+    /// Has a constant that PTX restricts.
+    Limit {
+        /// What it is.
+        what: &'static str,
+        /// The constant.
+        given: u32,
+        /// The smallest that PTX allows.
+        min: u32,
+        /// The largest that PTX allows.
+        max: u32,
+        /// What it must be a multiple of.
+        multiple: u32,
+    },
+    /// Has as many registers as its shape says.
+    Count {
+        /// What they are.
+        what: &'static str,
+        /// How many it has.
+        given: usize,
+        /// How many it needs.
+        expected: usize,
+    },
+    /// Moves a vector of registers.
+    Vector {
+        /// How many.
+        width: usize,
+        /// Their class.
+        ty: Ty,
+    },
+    /// Has a constant where PTX takes a register.
+    Constant(&'static str),
+    /// Multiplies 8-bit operands of which one is not K-major.
+    MajorOf8Bit,
+}
+
+impl Inst {
+    /// Reports every access, reads before writes.
+    pub fn visit(&self, see: &mut dyn FnMut(Access)) {
+        match self {
+            Inst::Lane(inst) => inst.visit(see),
+            Inst::Set { var, ty, src } => {
+                see(Access::Read(*src, *ty));
+                see(Access::Write(*var, *ty));
+            }
+            Inst::Special { dst, register } => see(Access::Write(*dst, register.ty())),
+            Inst::RegionAddress { dst, region } => {
+                see(Access::Shared { addr: region.at(0), bytes: 1, align: 1 });
+                see(Access::Write(*dst, Ty::B32));
+            }
+            Inst::Mem(inst) => inst.visit(see),
+            Inst::Warp(inst) => inst.visit(see),
+            Inst::Barrier(inst) => inst.visit(see),
+            Inst::Mbarrier(inst) => inst.visit(see),
+            Inst::Tma(inst) => inst.visit(see),
+            Inst::Wgmma(inst) => inst.visit(see),
+            Inst::Fence(_) => {}
+            Inst::Cluster(inst) => inst.visit(see),
+            Inst::Misc(inst) => inst.visit(see),
+        }
+    }
+
+    /// Whether all lanes of the warp must execute it together (`.aligned`, or a mask of all lanes).
+    pub fn is_collective(&self) -> bool {
+        match self {
+            Inst::Warp(_) | Inst::Wgmma(_) => true,
+            Inst::Barrier(_) => true,
+            Inst::Cluster(inst) => inst.is_collective(),
+            Inst::Misc(inst) => inst.is_collective(),
+            Inst::Lane(_)
+            | Inst::Set { .. }
+            | Inst::Special { .. }
+            | Inst::RegionAddress { .. }
+            | Inst::Mem(_)
+            | Inst::Mbarrier(_)
+            | Inst::Tma(_)
+            | Inst::Fence(_) => false,
+        }
+    }
+
+    /// Whether four warps of a warpgroup must execute it together.
+    pub fn is_warpgroup(&self) -> bool {
+        matches!(self, Inst::Wgmma(_) | Inst::Misc(MiscInst::SetMaxRegisters { .. }))
+    }
+
+    /// The instruction's line, without a guard and without the semicolon.
+    pub(crate) fn text(&self, names: &Names) -> String {
+        match self {
+            Inst::Lane(inst) => inst.text(names),
+            Inst::Set { var, ty, src } => {
+                format!("mov.{ty} {}, {}", names.value(*var), names.operand(*src))
+            }
+            Inst::Special { dst, register } => {
+                let ty = if register.ty() == Ty::B64 { "u64" } else { "u32" };
+                format!("mov.{ty} {}, {}", names.value(*dst), register.ptx())
+            }
+            Inst::RegionAddress { dst, region } => {
+                format!("mov.u32 {}, {}", names.value(*dst), names.shared_plain(region.at(0)))
+            }
+            Inst::Mem(inst) => inst.text(names),
+            Inst::Warp(inst) => inst.text(names),
+            Inst::Barrier(inst) => inst.text(names),
+            Inst::Mbarrier(inst) => inst.text(names),
+            Inst::Tma(inst) => inst.text(names),
+            Inst::Wgmma(inst) => inst.text(names),
+            Inst::Fence(inst) => inst.ptx().to_owned(),
+            Inst::Cluster(inst) => inst.text(names),
+            Inst::Misc(inst) => inst.text(),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Clusters: their barrier, and the shared memory of their other CTAs.
+
+use crate::inst::Access;
+use crate::names::Names;
+use crate::{Arg, B32, Builder, Inst, Operand, SharedAddr, Ty, V, Value};
+
+/// Clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are the operands of the PTX instruction that the variant names")]
+pub enum ClusterInst {
+    /// `barrier.cluster.arrive`, releasing what came before unless `relaxed`.
+    Arrive { relaxed: bool },
+    /// `barrier.cluster.wait`, acquiring.
+    Wait,
+    /// `mapa`: the address of the same place in CTA `cta` of the cluster.
+    MapAddress { dst: Value, addr: SharedAddr, cta: Operand },
+}
+
+impl ClusterInst {
+    /// Whether it is `.aligned`.
+    pub(crate) fn is_collective(&self) -> bool {
+        match self {
+            ClusterInst::Arrive { .. } | ClusterInst::Wait => true,
+            ClusterInst::MapAddress { .. } => false,
+        }
+    }
+
+    pub(crate) fn visit(&self, see: &mut dyn FnMut(Access)) {
+        match self {
+            ClusterInst::Arrive { .. } | ClusterInst::Wait => {}
+            ClusterInst::MapAddress { dst, addr, cta } => {
+                addr.visit(1, 1, see);
+                see(Access::Read(*cta, Ty::B32));
+                see(Access::Write(*dst, Ty::B32));
+            }
+        }
+    }
+
+    pub(crate) fn text(&self, names: &Names) -> String {
+        match self {
+            ClusterInst::Arrive { relaxed: false } => "barrier.cluster.arrive.release.aligned".to_owned(),
+            ClusterInst::Arrive { relaxed: true } => "barrier.cluster.arrive.relaxed.aligned".to_owned(),
+            ClusterInst::Wait => "barrier.cluster.wait.acquire.aligned".to_owned(),
+            ClusterInst::MapAddress { dst, addr, cta } => {
+                let (addr, cta) = (names.shared_plain(*addr), names.operand(*cta));
+                format!("mapa.shared::cluster.u32 {}, {addr}, {cta}", names.value(*dst))
+            }
+        }
+    }
+}
+
+/// Clusters.
+impl Builder {
+    /// Arrives at the cluster's barrier; what came before is visible to who waits for it.
+    #[track_caller]
+    pub fn cluster_arrive(&mut self) {
+        self.push(Inst::Cluster(ClusterInst::Arrive { relaxed: false }));
+    }
+
+    /// Arrives at the cluster's barrier, ordering nothing.
+    #[track_caller]
+    pub fn cluster_arrive_relaxed(&mut self) {
+        self.push(Inst::Cluster(ClusterInst::Arrive { relaxed: true }));
+    }
+
+    /// Waits until all threads of the cluster have arrived.
+    #[track_caller]
+    pub fn cluster_wait(&mut self) {
+        self.push(Inst::Cluster(ClusterInst::Wait));
+    }
+
+    /// The address of the same place in the shared memory of CTA `cta` of the cluster.
+    #[track_caller]
+    pub fn map_address(&mut self, addr: impl Into<SharedAddr>, cta: impl Arg<Ty = B32>) -> V<B32> {
+        let dst = self.define(Ty::B32);
+        self.push(Inst::Cluster(ClusterInst::MapAddress { dst, addr: addr.into(), cta: cta.operand() }));
+        V::new(dst)
+    }
+}

@@ -1,0 +1,186 @@
+//! mbarriers: arrivals and bytes that complete a phase.
+
+use crate::inst::Access;
+use crate::names::Names;
+use crate::{Arg, B32, Builder, Inst, Operand, Pred, Reg, SharedAddr, Ty, V, Value};
+
+/// The most arrivals, and the most bytes, of one phase.
+const LIMIT: u32 = (1 << 20) - 1;
+
+/// mbarriers. A phase is complete when no arrival and no byte is missing; parities of phases alternate from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are the operands of the PTX instruction that the variant names")]
+pub enum MbarrierInst {
+    /// `mbarrier.init`: phase 0, which `arrivals` complete, like each after it.
+    Init { addr: SharedAddr, arrivals: u32 },
+    /// `mbarrier.inval`: the memory may be used otherwise.
+    Invalidate { addr: SharedAddr },
+    /// `mbarrier.arrive`: one arrival; what came before is visible to who waits.
+    Arrive { addr: SharedAddr },
+    /// `mbarrier.arrive.expect_tx`: the phase also misses `bytes` more, then one arrival.
+    ArriveExpect { addr: SharedAddr, bytes: Operand },
+    /// `mbarrier.expect_tx`: the phase also misses `bytes` more.
+    Expect { addr: SharedAddr, bytes: Operand },
+    /// `mbarrier.arrive` at a computed address of the cluster.
+    ArriveRemote { addr: Value },
+    /// `cp.async.mbarrier.arrive.noinc`: one arrival when this thread's copies so far are complete.
+    ArriveCopied { addr: SharedAddr },
+    /// A loop around `mbarrier.try_wait.parity`: until the phase of this parity is complete.
+    Wait { addr: SharedAddr, parity: Operand },
+    /// `mbarrier.try_wait.parity`: whether it is complete, after waiting for a time that the hardware limits.
+    TryWait { dst: Value, addr: SharedAddr, parity: Operand },
+    /// `mbarrier.test_wait.parity`: whether it is complete now.
+    TestWait { dst: Value, addr: SharedAddr, parity: Operand },
+}
+
+impl MbarrierInst {
+    pub(crate) fn visit(&self, see: &mut dyn FnMut(Access)) {
+        let barrier = |addr: SharedAddr, arrivals, see: &mut dyn FnMut(Access)| {
+            addr.visit(8, 8, see);
+            see(Access::Mbarrier { addr, arrivals });
+        };
+        match *self {
+            MbarrierInst::Init { addr, arrivals } => {
+                barrier(addr, Some(arrivals), see);
+                let what = "mbarrier arrivals";
+                see(Access::Limit { what, given: arrivals, min: 1, max: LIMIT, multiple: 1 });
+            }
+            MbarrierInst::Invalidate { addr }
+            | MbarrierInst::Arrive { addr }
+            | MbarrierInst::ArriveCopied { addr } => barrier(addr, None, see),
+            MbarrierInst::ArriveExpect { addr, bytes } | MbarrierInst::Expect { addr, bytes } => {
+                barrier(addr, None, see);
+                see(Access::Read(bytes, Ty::B32));
+                if let Some(given) = bytes.constant() {
+                    see(Access::Limit { what: "expected bytes", given, min: 0, max: LIMIT, multiple: 1 });
+                }
+            }
+            MbarrierInst::ArriveRemote { addr } => see(Access::Read(Operand::Value(addr), Ty::B32)),
+            MbarrierInst::Wait { addr, parity } => {
+                barrier(addr, None, see);
+                visit_parity(parity, see);
+            }
+            MbarrierInst::TryWait { dst, addr, parity } | MbarrierInst::TestWait { dst, addr, parity } => {
+                barrier(addr, None, see);
+                visit_parity(parity, see);
+                see(Access::Write(dst, Ty::Pred));
+            }
+        }
+    }
+
+    pub(crate) fn text(&self, names: &Names) -> String {
+        match *self {
+            MbarrierInst::Init { addr, arrivals } => {
+                format!("mbarrier.init.shared::cta.b64 {}, {arrivals}", names.shared(addr))
+            }
+            MbarrierInst::Invalidate { addr } => {
+                format!("mbarrier.inval.shared::cta.b64 {}", names.shared(addr))
+            }
+            MbarrierInst::Arrive { addr } => {
+                format!("mbarrier.arrive.shared::cta.b64 _, {}", names.shared(addr))
+            }
+            MbarrierInst::ArriveExpect { addr, bytes } => {
+                let (addr, bytes) = (names.shared(addr), names.operand(bytes));
+                format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, {addr}, {bytes}")
+            }
+            MbarrierInst::Expect { addr, bytes } => {
+                let (addr, bytes) = (names.shared(addr), names.operand(bytes));
+                format!("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 {addr}, {bytes}")
+            }
+            MbarrierInst::ArriveRemote { addr } => {
+                format!("mbarrier.arrive.shared::cluster.b64 _, [{}]", names.value(addr))
+            }
+            MbarrierInst::ArriveCopied { addr } => {
+                format!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 {}", names.shared(addr))
+            }
+            MbarrierInst::Wait { addr, parity } => {
+                names.wait_loop("mbarrier.try_wait.parity.shared::cta.b64", addr, parity)
+            }
+            MbarrierInst::TryWait { dst, addr, parity } => {
+                let (dst, addr, parity) = (names.value(dst), names.shared(addr), names.operand(parity));
+                format!("mbarrier.try_wait.parity.shared::cta.b64 {dst}, {addr}, {parity}")
+            }
+            MbarrierInst::TestWait { dst, addr, parity } => {
+                let (dst, addr, parity) = (names.value(dst), names.shared(addr), names.operand(parity));
+                format!("mbarrier.test_wait.parity.shared::cta.b64 {dst}, {addr}, {parity}")
+            }
+        }
+    }
+}
+
+fn visit_parity(parity: Operand, see: &mut dyn FnMut(Access)) {
+    see(Access::Read(parity, Ty::B32));
+    if let Some(given) = parity.constant() {
+        see(Access::Limit { what: "parity", given, min: 0, max: 1, multiple: 1 });
+    }
+}
+
+/// mbarriers.
+impl Builder {
+    /// Initialises an mbarrier for `arrivals` a phase.
+    #[track_caller]
+    pub fn mbarrier_init(&mut self, addr: impl Into<SharedAddr>, arrivals: u32) {
+        self.push(Inst::Mbarrier(MbarrierInst::Init { addr: addr.into(), arrivals }));
+    }
+
+    /// Ends an mbarrier, so that its memory may be used otherwise.
+    #[track_caller]
+    pub fn mbarrier_invalidate(&mut self, addr: impl Into<SharedAddr>) {
+        self.push(Inst::Mbarrier(MbarrierInst::Invalidate { addr: addr.into() }));
+    }
+
+    /// Arrives once; what this thread did before is visible to who waits for the phase.
+    #[track_caller]
+    pub fn mbarrier_arrive(&mut self, addr: impl Into<SharedAddr>) {
+        self.push(Inst::Mbarrier(MbarrierInst::Arrive { addr: addr.into() }));
+    }
+
+    /// Makes the phase wait for `bytes` more, and arrives once.
+    #[track_caller]
+    pub fn mbarrier_arrive_expect(&mut self, addr: impl Into<SharedAddr>, bytes: impl Arg<Ty = B32>) {
+        let (addr, bytes) = (addr.into(), bytes.operand());
+        self.push(Inst::Mbarrier(MbarrierInst::ArriveExpect { addr, bytes }));
+    }
+
+    /// Makes the phase wait for `bytes` more.
+    #[track_caller]
+    pub fn mbarrier_expect(&mut self, addr: impl Into<SharedAddr>, bytes: impl Arg<Ty = B32>) {
+        self.push(Inst::Mbarrier(MbarrierInst::Expect { addr: addr.into(), bytes: bytes.operand() }));
+    }
+
+    /// Arrives once at the mbarrier of another CTA of the cluster ([`Builder::map_address`]).
+    #[track_caller]
+    pub fn mbarrier_arrive_remote(&mut self, addr: impl Reg<Ty = B32>) {
+        self.push(Inst::Mbarrier(MbarrierInst::ArriveRemote { addr: addr.value() }));
+    }
+
+    /// Arrives once, when this thread's [`Builder::copy_async`] so far are complete.
+    #[track_caller]
+    pub fn mbarrier_arrive_copied(&mut self, addr: impl Into<SharedAddr>) {
+        self.push(Inst::Mbarrier(MbarrierInst::ArriveCopied { addr: addr.into() }));
+    }
+
+    /// Waits until the phase of `parity` is complete: the current phase has the other parity then.
+    #[track_caller]
+    pub fn mbarrier_wait(&mut self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) {
+        self.push(Inst::Mbarrier(MbarrierInst::Wait { addr: addr.into(), parity: parity.operand() }));
+    }
+
+    /// Whether the phase of `parity` is complete, after waiting a little if not.
+    #[track_caller]
+    pub fn mbarrier_try_wait(&mut self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<Pred> {
+        let dst = self.define(Ty::Pred);
+        let (addr, parity) = (addr.into(), parity.operand());
+        self.push(Inst::Mbarrier(MbarrierInst::TryWait { dst, addr, parity }));
+        V::new(dst)
+    }
+
+    /// Whether the phase of `parity` is complete now.
+    #[track_caller]
+    pub fn mbarrier_test_wait(&mut self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<Pred> {
+        let dst = self.define(Ty::Pred);
+        let (addr, parity) = (addr.into(), parity.operand());
+        self.push(Inst::Mbarrier(MbarrierInst::TestWait { dst, addr, parity }));
+        V::new(dst)
+    }
+}

@@ -1,0 +1,76 @@
+//! The register pool, dependent launches, trap.
+
+use crate::inst::Access;
+use crate::{Builder, Inst};
+
+/// The rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are the operands of the PTX instruction that the variant names")]
+pub enum MiscInst {
+    /// `setmaxnreg.{inc,dec}`: gives registers back to the CTA's pool, or takes some, waiting until there are.
+    SetMaxRegisters { increase: bool, registers: u32 },
+    /// `griddepcontrol.wait`: until the grids before this one have finished and their writes are visible.
+    GridDependencyWait,
+    /// `griddepcontrol.launch_dependents`: the next grid may be scheduled.
+    LaunchDependents,
+    /// `trap`.
+    Trap,
+}
+
+impl MiscInst {
+    /// Whether it is `.aligned`.
+    pub(crate) fn is_collective(&self) -> bool {
+        matches!(self, MiscInst::SetMaxRegisters { .. })
+    }
+
+    pub(crate) fn visit(&self, see: &mut dyn FnMut(Access)) {
+        if let MiscInst::SetMaxRegisters { increase: _, registers: given } = *self {
+            see(Access::Limit { what: "setmaxnreg", given, min: 24, max: 256, multiple: 8 });
+        }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        match self {
+            MiscInst::SetMaxRegisters { increase, registers } => {
+                let which = if *increase { "inc" } else { "dec" };
+                format!("setmaxnreg.{which}.sync.aligned.u32 {registers}")
+            }
+            MiscInst::GridDependencyWait => "griddepcontrol.wait".to_owned(),
+            MiscInst::LaunchDependents => "griddepcontrol.launch_dependents".to_owned(),
+            MiscInst::Trap => "trap".to_owned(),
+        }
+    }
+}
+
+/// The register pool, dependent launches, trap.
+impl Builder {
+    /// Keeps `registers` a thread and gives the others to the CTA's pool.
+    #[track_caller]
+    pub fn set_max_registers_down(&mut self, registers: u32) {
+        self.push(Inst::Misc(MiscInst::SetMaxRegisters { increase: false, registers }));
+    }
+
+    /// Waits until the CTA's pool allows `registers` a thread, and takes them. The new ones hold nothing.
+    #[track_caller]
+    pub fn set_max_registers_up(&mut self, registers: u32) {
+        self.push(Inst::Misc(MiscInst::SetMaxRegisters { increase: true, registers }));
+    }
+
+    /// Waits until the grids that this one depends on have finished.
+    #[track_caller]
+    pub fn grid_dependency_wait(&mut self) {
+        self.push(Inst::Misc(MiscInst::GridDependencyWait));
+    }
+
+    /// Lets the grids that depend on this one be scheduled.
+    #[track_caller]
+    pub fn launch_dependents(&mut self) {
+        self.push(Inst::Misc(MiscInst::LaunchDependents));
+    }
+
+    /// Stops the kernel with an error.
+    #[track_caller]
+    pub fn trap(&mut self) {
+        self.push(Inst::Misc(MiscInst::Trap));
+    }
+}

@@ -1,0 +1,72 @@
+//! Special registers.
+
+use crate::{B32, B64, Builder, Class, Inst, Ty, V};
+
+macro_rules! specials {
+    ($($(#[doc = $doc:literal])+ $register:ident: fn $name:ident() -> $class:ident = $ptx:literal;)+) => {
+        /// A read-only register of the hardware.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Special {
+            $($(#[doc = $doc])+ $register,)+
+        }
+
+        impl Special {
+            /// Every special register.
+            pub const ALL: &[Special] = &[$(Special::$register),+];
+
+            /// Its class.
+            pub const fn ty(self) -> Ty {
+                match self { $(Special::$register => $class::TY,)+ }
+            }
+
+            /// Its name in PTX.
+            pub const fn ptx(self) -> &'static str {
+                match self { $(Special::$register => $ptx,)+ }
+            }
+        }
+
+        /// Special registers.
+        impl Builder {
+            $(
+                $(#[doc = $doc])+
+                #[track_caller]
+                pub fn $name(&mut self) -> V<$class> {
+                    let dst = self.define($class::TY);
+                    self.push(Inst::Special { dst, register: Special::$register });
+                    V::new(dst)
+                }
+            )+
+        }
+    };
+}
+
+specials! {
+    /// The thread in its CTA.
+    Tid: fn tid() -> B32 = "%tid.x";
+    /// The lane in its warp.
+    Lane: fn lane_id() -> B32 = "%laneid";
+    /// The CTA in its grid, x.
+    CtaX: fn cta_x() -> B32 = "%ctaid.x";
+    /// The CTA in its grid, y.
+    CtaY: fn cta_y() -> B32 = "%ctaid.y";
+    /// The CTA in its grid, z.
+    CtaZ: fn cta_z() -> B32 = "%ctaid.z";
+    /// CTAs of the grid, x.
+    GridX: fn grid_x() -> B32 = "%nctaid.x";
+    /// CTAs of the grid, y.
+    GridY: fn grid_y() -> B32 = "%nctaid.y";
+    /// CTAs of the grid, z.
+    GridZ: fn grid_z() -> B32 = "%nctaid.z";
+    /// The CTA in its cluster, x.
+    ClusterCtaX: fn cluster_cta_x() -> B32 = "%cluster_ctaid.x";
+    /// The CTA in its cluster, as one number.
+    ClusterCtaRank: fn cluster_cta_rank() -> B32 = "%cluster_ctarank";
+    /// CTAs of the cluster.
+    ClusterSize: fn cluster_size() -> B32 = "%cluster_nctarank";
+    /// The streaming multiprocessor, for profiling.
+    SmId: fn sm_id() -> B32 = "%smid";
+    /// Nanoseconds, the same on every SM, for profiling.
+    GlobalTimer: fn global_timer() -> B64 = "%globaltimer";
+    /// Cycles of this SM, for profiling.
+    Clock: fn clock() -> B64 = "%clock64";
+}

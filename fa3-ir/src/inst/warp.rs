@@ -1,0 +1,243 @@
+//! Exchange between the lanes of a warp: shuffles, votes, matrices of 8 x 8. All 32 lanes take part.
+
+use crate::inst::Access;
+use crate::names::Names;
+use crate::{Arg, B32, Builder, Class, Inst, Operand, Pred, Reg, SharedAddr, Ty, V, Value, Word};
+
+/// Which lane a shuffle reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ShflMode {
+    /// The given one.
+    Idx,
+    /// The own number ⊕ the given one.
+    Bfly,
+    /// The own number − the given one; itself if there is none.
+    Up,
+    /// The own number + the given one; itself if there is none.
+    Down,
+}
+
+impl ShflMode {
+    const fn ptx(self) -> &'static str {
+        match self {
+            ShflMode::Idx => "idx",
+            ShflMode::Bfly => "bfly",
+            ShflMode::Up => "up",
+            ShflMode::Down => "down",
+        }
+    }
+
+    /// The operand c that makes the whole warp one segment.
+    const fn clamp(self) -> u32 {
+        match self {
+            ShflMode::Up => 0,
+            ShflMode::Idx | ShflMode::Bfly | ShflMode::Down => 31,
+        }
+    }
+}
+
+/// What a vote asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VoteMode {
+    /// Is it true in all lanes?
+    All,
+    /// Is it true in any lane?
+    Any,
+    /// Is it the same in all lanes?
+    Uniform,
+}
+
+/// Exchange between lanes. The mask of lanes is full everywhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are the operands of the PTX instruction that the variant names")]
+pub enum WarpInst {
+    /// `shfl.sync`.
+    Shfl { mode: ShflMode, ty: Ty, dst: Value, src: Value, lane: Operand },
+    /// `vote.sync.{all,any,uni}.pred`.
+    Vote { mode: VoteMode, dst: Value, src: Value },
+    /// `vote.sync.ballot.b32`: bit i is lane i's predicate.
+    Ballot { dst: Value, src: Value },
+    /// `elect.sync`: true in one lane, always the same one.
+    Elect { dst: Value },
+    /// `bar.warp.sync`.
+    Sync,
+    /// `ldmatrix`, of 1, 2 or 4 matrices.
+    Ldmatrix { dst: Vec<Value>, addr: SharedAddr, trans: bool },
+    /// `stmatrix`, of 1, 2 or 4 matrices.
+    Stmatrix { src: Vec<Value>, addr: SharedAddr, trans: bool },
+}
+
+impl WarpInst {
+    pub(crate) fn visit(&self, see: &mut dyn FnMut(Access)) {
+        match self {
+            WarpInst::Shfl { mode: _, ty, dst, src, lane } => {
+                see(Access::Read(Operand::Value(*src), *ty));
+                see(Access::Read(*lane, Ty::B32));
+                if let Some(given) = lane.constant() {
+                    see(Access::Limit { what: "shuffle lane", given, min: 0, max: 31, multiple: 1 });
+                }
+                see(Access::Write(*dst, *ty));
+            }
+            WarpInst::Vote { mode: _, dst, src } => {
+                see(Access::Read(Operand::Value(*src), Ty::Pred));
+                see(Access::Write(*dst, Ty::Pred));
+            }
+            WarpInst::Ballot { dst, src } => {
+                see(Access::Read(Operand::Value(*src), Ty::Pred));
+                see(Access::Write(*dst, Ty::B32));
+            }
+            WarpInst::Elect { dst } => see(Access::Write(*dst, Ty::Pred)),
+            WarpInst::Sync => {}
+            WarpInst::Ldmatrix { dst, addr, trans: _ } => {
+                see(Access::Vector { width: dst.len(), ty: Ty::B32 });
+                addr.visit(16, 16, see);
+                dst.iter().for_each(|&value| see(Access::Write(value, Ty::B32)));
+            }
+            WarpInst::Stmatrix { src, addr, trans: _ } => {
+                see(Access::Vector { width: src.len(), ty: Ty::B32 });
+                addr.visit(16, 16, see);
+                src.iter().for_each(|&value| see(Access::Read(Operand::Value(value), Ty::B32)));
+            }
+        }
+    }
+
+    pub(crate) fn text(&self, names: &Names) -> String {
+        let trans = |trans: bool| if trans { ".trans" } else { "" };
+        match self {
+            WarpInst::Shfl { mode, ty: _, dst, src, lane } => format!(
+                "shfl.sync.{}.b32 {}, {}, {}, {}, -1",
+                mode.ptx(),
+                names.value(*dst),
+                names.value(*src),
+                names.operand(*lane),
+                mode.clamp()
+            ),
+            WarpInst::Vote { mode, dst, src } => {
+                let mode = match mode {
+                    VoteMode::All => "all",
+                    VoteMode::Any => "any",
+                    VoteMode::Uniform => "uni",
+                };
+                format!("vote.sync.{mode}.pred {}, {}, -1", names.value(*dst), names.value(*src))
+            }
+            WarpInst::Ballot { dst, src } => {
+                format!("vote.sync.ballot.b32 {}, {}, -1", names.value(*dst), names.value(*src))
+            }
+            WarpInst::Elect { dst } => format!("elect.sync _|{}, -1", names.value(*dst)),
+            WarpInst::Sync => "bar.warp.sync -1".to_owned(),
+            WarpInst::Ldmatrix { dst, addr, trans: t } => {
+                let (count, t) = (dst.len(), trans(*t));
+                let (dst, addr) = (names.list(dst), names.shared(*addr));
+                format!("ldmatrix.sync.aligned.m8n8.x{count}{t}.shared.b16 {dst}, {addr}")
+            }
+            WarpInst::Stmatrix { src, addr, trans: t } => {
+                let (count, t) = (src.len(), trans(*t));
+                let (src, addr) = (names.list(src), names.shared(*addr));
+                format!("stmatrix.sync.aligned.m8n8.x{count}{t}.shared.b16 {addr}, {src}")
+            }
+        }
+    }
+}
+
+/// Exchange between the lanes of a warp. All 32 lanes must take part.
+impl Builder {
+    #[track_caller]
+    fn shfl<T: Word>(&mut self, mode: ShflMode, src: impl Reg<Ty = T>, lane: impl Arg<Ty = B32>) -> V<T> {
+        let dst = self.define(T::TY);
+        let (src, lane) = (src.value(), lane.operand());
+        self.push(Inst::Warp(WarpInst::Shfl { mode, ty: T::TY, dst, src, lane }));
+        V::new(dst)
+    }
+
+    /// What `src` is in `lane`.
+    #[track_caller]
+    pub fn shfl_idx<T: Word>(&mut self, src: impl Reg<Ty = T>, lane: impl Arg<Ty = B32>) -> V<T> {
+        self.shfl(ShflMode::Idx, src, lane)
+    }
+
+    /// What `src` is in the lane whose number is this one's ⊕ `mask`.
+    #[track_caller]
+    pub fn shfl_bfly<T: Word>(&mut self, src: impl Reg<Ty = T>, mask: impl Arg<Ty = B32>) -> V<T> {
+        self.shfl(ShflMode::Bfly, src, mask)
+    }
+
+    /// What `src` is `delta` lanes below; itself if there is no such lane.
+    #[track_caller]
+    pub fn shfl_up<T: Word>(&mut self, src: impl Reg<Ty = T>, delta: impl Arg<Ty = B32>) -> V<T> {
+        self.shfl(ShflMode::Up, src, delta)
+    }
+
+    /// What `src` is `delta` lanes above; itself if there is no such lane.
+    #[track_caller]
+    pub fn shfl_down<T: Word>(&mut self, src: impl Reg<Ty = T>, delta: impl Arg<Ty = B32>) -> V<T> {
+        self.shfl(ShflMode::Down, src, delta)
+    }
+
+    #[track_caller]
+    fn vote(&mut self, mode: VoteMode, src: impl Reg<Ty = Pred>) -> V<Pred> {
+        let dst = self.define(Ty::Pred);
+        self.push(Inst::Warp(WarpInst::Vote { mode, dst, src: src.value() }));
+        V::new(dst)
+    }
+
+    /// Whether `src` is true in all lanes.
+    #[track_caller]
+    pub fn vote_all(&mut self, src: impl Reg<Ty = Pred>) -> V<Pred> {
+        self.vote(VoteMode::All, src)
+    }
+
+    /// Whether `src` is true in any lane.
+    #[track_caller]
+    pub fn vote_any(&mut self, src: impl Reg<Ty = Pred>) -> V<Pred> {
+        self.vote(VoteMode::Any, src)
+    }
+
+    /// Whether `src` is the same in all lanes.
+    #[track_caller]
+    pub fn vote_uniform(&mut self, src: impl Reg<Ty = Pred>) -> V<Pred> {
+        self.vote(VoteMode::Uniform, src)
+    }
+
+    /// Bit i is `src` in lane i.
+    #[track_caller]
+    pub fn ballot(&mut self, src: impl Reg<Ty = Pred>) -> V<B32> {
+        let dst = self.define(Ty::B32);
+        self.push(Inst::Warp(WarpInst::Ballot { dst, src: src.value() }));
+        V::new(dst)
+    }
+
+    /// True in one lane, always the same one of a warp.
+    #[track_caller]
+    pub fn elect(&mut self) -> V<Pred> {
+        let dst = self.define(Ty::Pred);
+        self.push(Inst::Warp(WarpInst::Elect { dst }));
+        V::new(dst)
+    }
+
+    /// Waits for the warp's other lanes; memory accesses before it are visible to them after it.
+    #[track_caller]
+    pub fn warp_sync(&mut self) {
+        self.push(Inst::Warp(WarpInst::Sync));
+    }
+
+    /// Loads `N` (1, 2 or 4) 8 x 8 matrices of 16-bit elements. Lane 8i + r gives the address of row r of matrix
+    /// i; lane l gets elements 2(l mod 4) and the next of row l / 4, of the transposed matrix if `trans`.
+    #[track_caller]
+    pub fn ldmatrix<const N: usize>(&mut self, addr: impl Into<SharedAddr>, trans: bool) -> [V<B32>; N] {
+        let dst = [(); N].map(|()| self.define(B32::TY));
+        self.push(Inst::Warp(WarpInst::Ldmatrix { dst: dst.to_vec(), addr: addr.into(), trans }));
+        dst.map(V::new)
+    }
+
+    /// The inverse of [`Builder::ldmatrix`].
+    #[track_caller]
+    pub fn stmatrix<const N: usize>(
+        &mut self,
+        addr: impl Into<SharedAddr>,
+        src: [impl Reg<Ty = B32>; N],
+        trans: bool,
+    ) {
+        let src = src.map(Reg::value).to_vec();
+        self.push(Inst::Warp(WarpInst::Stmatrix { src, addr: addr.into(), trans }));
+    }
+}

@@ -1,0 +1,181 @@
+//! A kernel as data: parameters, launch facts, shared memory, barriers, roles, statements.
+
+use std::ops::Range;
+use std::panic::Location;
+
+use crate::{Condition, Inst, SmemPlan, ValueInfo};
+
+/// Where in the kernel's Rust source a statement was built.
+pub type Source = &'static Location<'static>;
+
+/// A kernel. All fields are public, so that tests can break it; [`crate::verify()`] says whether it is sound.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kernel {
+    /// The name of its entry, a PTX identifier.
+    pub name: String,
+    /// How it must be launched.
+    pub launch: Launch,
+    /// Its parameters, in order.
+    pub params: Vec<ParamInfo>,
+    /// Its registers; a [`crate::Value`] is an index.
+    pub values: Vec<ValueInfo>,
+    /// Its dynamic shared memory.
+    pub smem: SmemPlan,
+    /// Its named barriers; a [`crate::Barrier`] is an index.
+    pub barriers: Vec<BarrierInfo>,
+    /// What every warp runs first.
+    pub prologue: Block,
+    /// What the warps run then, each its own role. Without roles the prologue is everything.
+    pub roles: Vec<RoleBody>,
+}
+
+/// How a kernel must be launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Launch {
+    /// Threads of a CTA, in one dimension.
+    pub threads: u32,
+    /// CTAs of a cluster, in one dimension; 1 means no clusters.
+    pub cluster: u32,
+}
+
+impl Launch {
+    /// CTAs of `threads` threads, no clusters.
+    pub fn threads(threads: u32) -> Launch {
+        Launch { threads, cluster: 1 }
+    }
+
+    /// Clusters of `cluster` CTAs.
+    #[must_use]
+    pub fn cluster(self, cluster: u32) -> Launch {
+        Launch { cluster, ..self }
+    }
+
+    /// Warps of a CTA.
+    pub fn warps(self) -> u32 {
+        self.threads / 32
+    }
+
+    /// Registers of a thread at entry: an equal share of the SM's 65536, in units of 8.
+    pub fn entry_registers(self) -> u32 {
+        (65536 / self.threads.max(1)).min(256) / 8 * 8
+    }
+}
+
+/// A parameter: an index into [`Kernel::params`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Param(pub u32);
+
+/// A declared parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ParamInfo {
+    /// Its name, a PTX identifier.
+    pub name: String,
+    /// What it is.
+    pub kind: ParamKind,
+}
+
+/// What a parameter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ParamKind {
+    /// 32 bits.
+    U32,
+    /// 64 bits.
+    U64,
+    /// A binary32.
+    F32,
+    /// The address of an array in global memory.
+    Pointer(Elem),
+    /// A tensor map: 128 bytes, aligned to 64.
+    TensorMap {
+        /// Its number of dimensions.
+        rank: u32,
+        /// The element type of its tensor.
+        elem: Elem,
+    },
+}
+
+/// Element types of arrays in global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Elem {
+    U8,
+    U32,
+    U64,
+    F32,
+    F16,
+    Bf16,
+    E4m3,
+}
+
+/// A named barrier: an index into [`Kernel::barriers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Barrier(pub u32);
+
+/// A declared named barrier.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BarrierInfo {
+    /// Its name.
+    pub name: String,
+    /// Its hardware number, 1 to 15. 0 is the barrier of the whole CTA.
+    pub id: u32,
+    /// Threads that arrive or wait in a generation.
+    pub threads: u32,
+}
+
+/// What some of the warps run after the prologue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RoleBody {
+    /// Its name, a PTX identifier.
+    pub name: String,
+    /// The warps that have it.
+    pub warps: Range<u32>,
+    /// What they run.
+    pub block: Block,
+    /// Where it was declared.
+    pub source: Source,
+}
+
+/// Statements that run in order.
+pub type Block = Vec<Stmt>;
+
+/// A statement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stmt {
+    /// What it does.
+    pub node: Node,
+    /// Where it was built.
+    pub source: Source,
+}
+
+/// What a statement does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Node {
+    /// An instruction.
+    Inst {
+        /// The lanes that execute it; all if `None`.
+        guard: Option<Condition>,
+        /// The instruction.
+        inst: Inst,
+    },
+    /// A branch.
+    If {
+        /// Which way.
+        condition: Condition,
+        /// Whether all lanes of a warp agree. If not, no instruction of the branches may need the whole warp.
+        uniform: bool,
+        /// Where the condition holds.
+        then: Block,
+        /// Where it does not.
+        otherwise: Block,
+    },
+    /// Repeats its body until a [`Node::Break`].
+    Loop {
+        /// The body.
+        body: Block,
+    },
+    /// Leaves the innermost loop where the condition, on which all lanes of a warp agree, holds.
+    Break {
+        /// When.
+        condition: Condition,
+    },
+}

@@ -1,0 +1,165 @@
+//! Pure operations of one lane: what a row of the table ([`LaneOp`]) turns into.
+
+mod generic;
+mod table;
+
+pub use generic::{Bits, Number, Select};
+pub use table::LaneOp;
+
+use crate::inst::Access;
+use crate::names::Names;
+use crate::{Arg, Builder, Class, Imm, Inst, Operand, Ty, V, Value};
+
+/// A lane operation with its operands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneInst {
+    /// Which.
+    pub op: LaneOp,
+    /// Results, of the classes [`LaneOp::outputs`].
+    pub dst: Vec<Value>,
+    /// Operands, of the classes [`LaneOp::inputs`].
+    pub src: Vec<Operand>,
+}
+
+impl LaneInst {
+    pub(crate) fn visit(&self, see: &mut dyn FnMut(Access)) {
+        let (inputs, outputs) = (self.op.inputs(), self.op.outputs());
+        see(Access::Count { what: "operands", given: self.src.len(), expected: inputs.len() });
+        see(Access::Count { what: "results", given: self.dst.len(), expected: outputs.len() });
+        for (&operand, &ty) in self.src.iter().zip(inputs) {
+            see(Access::Read(operand, ty));
+            if matches!(operand, Operand::Imm(_)) && !self.op.takes_constants() {
+                see(Access::Constant(self.op.name()));
+            }
+        }
+        for (&value, &ty) in self.dst.iter().zip(outputs) {
+            see(Access::Write(value, ty));
+        }
+    }
+
+    /// The row's PTX with the letters `a b c` replaced by the operands and `d e` by the results.
+    pub(crate) fn text(&self, names: &Names) -> String {
+        let (mnemonic, letters) = self.op.ptx().split_once(' ').unwrap_or((self.op.ptx(), ""));
+        let mut text = format!("{mnemonic} ");
+        for letter in letters.chars() {
+            match letter {
+                'a'..='c' => {
+                    let operand = self.src.get(letter as usize - 'a' as usize);
+                    text += &operand.map_or_else(String::new, |&operand| names.operand(operand));
+                }
+                'd' | 'e' => {
+                    let value = self.dst.get(letter as usize - 'd' as usize);
+                    text += &value.map_or_else(String::new, |&value| names.value(value));
+                }
+                punctuation => text.push(punctuation),
+            }
+        }
+        text
+    }
+}
+
+impl LaneOp {
+    /// Whether PTX takes constants as operands: it has none of floating-point types below 32 bits, and the last
+    /// type of the mnemonic is that of the operands. Builder methods move such constants to registers first.
+    pub fn takes_constants(self) -> bool {
+        let mnemonic = self.ptx().split(' ').next().unwrap_or_default();
+        let ty = mnemonic.rsplit('.').next().unwrap_or_default();
+        !["f16", "bf16", "f16x2", "bf16x2", "e4m3x2"].contains(&ty)
+    }
+}
+
+impl Builder {
+    #[track_caller]
+    fn lane(&mut self, op: LaneOp, dst: Vec<Value>, mut src: Vec<Operand>) {
+        if !op.takes_constants() {
+            src = src.into_iter().map(|operand| self.in_register(operand)).collect();
+        }
+        self.push(Inst::Lane(LaneInst { op, dst, src }));
+    }
+
+    #[track_caller]
+    fn in_register(&mut self, operand: Operand) -> Operand {
+        match operand {
+            Operand::Imm(Imm::B32(bits)) => self.mov_b32(bits).operand(),
+            Operand::Imm(Imm::B16(bits)) => self.mov_b16(bits).operand(),
+            Operand::Imm(_) | Operand::Value(_) => operand,
+        }
+    }
+}
+
+/// The result of a row: one value, or two.
+pub(crate) trait Results {
+    const TYPES: &'static [Ty];
+    fn define(b: &mut Builder) -> (Self, Vec<Value>)
+    where
+        Self: Sized;
+}
+
+impl<T: Class> Results for V<T> {
+    const TYPES: &'static [Ty] = &[T::TY];
+    fn define(b: &mut Builder) -> (V<T>, Vec<Value>) {
+        let value = b.define(T::TY);
+        (V::new(value), vec![value])
+    }
+}
+
+impl<T: Class, U: Class> Results for (V<T>, V<U>) {
+    const TYPES: &'static [Ty] = &[T::TY, U::TY];
+    fn define(b: &mut Builder) -> ((V<T>, V<U>), Vec<Value>) {
+        let (first, second) = (b.define(T::TY), b.define(U::TY));
+        ((V::new(first), V::new(second)), vec![first, second])
+    }
+}
+
+/// Makes of each row an operation, its signature, its name, its PTX and its builder method.
+macro_rules! lane_ops {
+    ($($(#[doc = $doc:literal])+ $op:ident: fn $name:ident($($arg:ident: $class:ident),+) -> $result:ty = $ptx:literal;)+) => {
+        /// A pure operation of one lane. Each has a row in one table, from which come its signature, its printed
+        /// name, its PTX and its builder method of the same name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum LaneOp {
+            $($(#[doc = $doc])+ #[doc = concat!("\n\n`", $ptx, "`")] $op,)+
+        }
+
+        impl LaneOp {
+            /// Every operation, in the order of the table.
+            pub const ALL: &[LaneOp] = &[$(LaneOp::$op),+];
+
+            /// The name of its builder method.
+            pub const fn name(self) -> &'static str {
+                match self { $(LaneOp::$op => stringify!($name),)+ }
+            }
+
+            /// Its PTX, with the letters `a b c` for operands and `d e` for results.
+            pub const fn ptx(self) -> &'static str {
+                match self { $(LaneOp::$op => $ptx,)+ }
+            }
+
+            /// The classes of its operands.
+            pub const fn inputs(self) -> &'static [Ty] {
+                match self { $(LaneOp::$op => &[$(Ty::$class),+],)+ }
+            }
+
+            /// The classes of its results.
+            pub const fn outputs(self) -> &'static [Ty] {
+                match self { $(LaneOp::$op => <$result as Results>::TYPES,)+ }
+            }
+        }
+
+        /// Lane operations: one method for each row of the table.
+        impl Builder {
+            $(
+                $(#[doc = $doc])+
+                #[doc = concat!("\n\n`", $ptx, "`")]
+                #[track_caller]
+                pub fn $name(&mut self, $($arg: impl Arg<Ty = $class>),+) -> $result {
+                    let (result, dst) = <$result as Results>::define(self);
+                    let src = vec![$($arg.operand()),+];
+                    self.lane(LaneOp::$op, dst, src);
+                    result
+                }
+            )+
+        }
+    };
+}
+pub(crate) use lane_ops;

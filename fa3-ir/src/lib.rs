@@ -1,0 +1,88 @@
+//! The language that the GPU kernels are written in.
+//!
+//! ```text
+//! kernel = parameters, shared memory, named barriers + prologue ; one of its roles for each warp
+//! ```
+//!
+//! A kernel is a Rust function that calls a [`Builder`]; the result, a [`Kernel`], is plain data: registers of
+//! five classes ([`Ty`]), statements with structured control flow ([`Node`]), instructions ([`Inst`]) that are
+//! PTX's own, for sm_90a. Three things can be done with it here: [`verify()`] checks it, its `Display` shows it with
+//! the source line of every statement, [`ptx::emit`] turns it into what the driver compiles. Whatever else takes
+//! kernels, such as a simulator, matches on the same enums.
+//!
+//! - Handles are typed: [`V<F32>`](V) is a value, assigned once; [`Var<F32>`](Var) a variable, the state that a loop
+//!   carries. Mixing classes does not compile. Rust numbers are constants.
+//! - An address knows its space: 64-bit registers address global memory, 32-bit registers and [`Region`]s shared memory.
+//! - Pure operations of a lane are rows of one table ([`LaneOp`]), from which come signature, PTX and builder method.
+//!   Everything else is a family of instructions: one enum and one file each.
+//! - All lanes of a warp run together. Where they part, it is said: [`Builder::if_lanes`], [`Builder::guarded`].
+//!
+//! ```
+//! use fa3_ir::{Builder, Elem, F32, Launch, ptx};
+//!
+//! // y = 2 x + 1, one element a thread.
+//! let mut b = Builder::new("line", Launch::threads(256));
+//! let (x, y, n) = (b.param_pointer("x", Elem::F32), b.param_pointer("y", Elem::F32), b.param_u32("n"));
+//! let (cta, tid) = (b.cta_x(), b.tid());
+//! let i = b.mad_u32(cta, 256, tid);
+//! let inside = b.lt_u32(i, n);
+//! b.if_lanes(inside, |b| {
+//!     let [from, to] = [x, y].map(|array| b.mad_wide_u32(i, 4, array));
+//!     let x = b.load::<F32>(from);
+//!     let y = b.fma_f32(x, 2.0, 1.0);
+//!     b.store(to, y);
+//! });
+//! let kernel = b.finish();
+//!
+//! println!("{kernel}");
+//! let ptx = ptx::emit(&kernel).expect("a sound kernel");
+//! assert!(ptx.text.contains("fma.rn.f32 %f10, %f9, 0f40000000, 0f3F800000;"));
+//! assert_eq!((ptx.threads, ptx.smem_bytes), (256, 0));
+//! ```
+#![forbid(unsafe_code)]
+
+// Operands.
+mod address;
+mod ty;
+mod value;
+
+// Instructions.
+mod descriptor;
+mod inst;
+mod lane;
+mod names;
+
+// Kernels.
+mod build;
+mod kernel;
+mod smem;
+
+// What becomes of them.
+mod print;
+pub mod ptx;
+pub mod verify;
+
+pub use address::{Address, GlobalAddr, SharedAddr, SharedBase};
+pub use build::{Builder, TensorMap};
+pub use descriptor::{Layout, Swizzle, descriptor_address};
+pub use inst::barrier::{BarrierInst, BarrierRef};
+pub use inst::cluster::ClusterInst;
+pub use inst::fence::FenceInst;
+pub use inst::mbarrier::MbarrierInst;
+pub use inst::mem::{AtomicOp, Cache, MemInst};
+pub use inst::misc::MiscInst;
+pub use inst::special::Special;
+pub use inst::tma::{CachePolicy, Coords, LoadOptions, TmaInst};
+pub use inst::warp::{ShflMode, VoteMode, WarpInst};
+pub use inst::wgmma::{Major, Mma, ScaleD, WgmmaA, WgmmaInst, WgmmaType};
+pub use inst::{Access, Inst};
+pub use kernel::{
+    Barrier, BarrierInfo, Block, Elem, Kernel, Launch, Node, Param, ParamInfo, ParamKind, RoleBody, Source,
+    Stmt,
+};
+pub use lane::{Bits, LaneInst, LaneOp, Number, Select};
+pub use ptx::Ptx;
+pub use smem::{Region, RegionInfo, RegionKind, SmemPlan};
+pub use ty::{B16, B32, B64, Class, F32, Pred, Stored, Ty, Word};
+pub use value::{Arg, Condition, Imm, Operand, Reg, V, Value, ValueInfo, Var};
+pub use verify::{Fault, VerifyError, verify};

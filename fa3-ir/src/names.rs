@@ -1,0 +1,167 @@
+//! How operands are written: as PTX, or for the reader of the IR. The rest of an instruction's line is the same in both.
+
+use crate::{Condition, GlobalAddr, Imm, Kernel, Operand, Param, SharedAddr, SharedBase, TensorMap, Value};
+
+/// The two ways.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Style {
+    Ptx,
+    Ir,
+}
+
+/// Writes the operands of one kernel's instructions.
+pub(crate) struct Names<'k> {
+    kernel: &'k Kernel,
+    style: Style,
+}
+
+impl<'k> Names<'k> {
+    /// `%f9`, `0f3F800000`, `[smem+1024]`.
+    pub(crate) fn ptx(kernel: &'k Kernel) -> Names<'k> {
+        Names { kernel, style: Style::Ptx }
+    }
+
+    /// `row_max.9`, `1.0`, `[q+0]`.
+    pub(crate) fn ir(kernel: &'k Kernel) -> Names<'k> {
+        Names { kernel, style: Style::Ir }
+    }
+
+    pub(crate) fn value(&self, value: Value) -> String {
+        let info = self.kernel.values.get(value.0 as usize);
+        match (self.style, info) {
+            (Style::Ir, None) => value.to_string(),
+            (Style::Ir, Some(info)) => match &info.name {
+                Some(name) => format!("{name}.{}", value.0),
+                None => format!("{}{}", info.ty.prefix(), value.0),
+            },
+            (Style::Ptx, info) => format!("%{}{}", info.map_or("v", |info| info.ty.prefix()), value.0),
+        }
+    }
+
+    pub(crate) fn operand(&self, operand: Operand) -> String {
+        match operand {
+            Operand::Value(value) => self.value(value),
+            Operand::Imm(imm) => self.imm(imm),
+        }
+    }
+
+    /// `p` or `!p`.
+    pub(crate) fn condition(&self, condition: Condition) -> String {
+        format!("{}{}", if condition.negate { "!" } else { "" }, self.value(condition.pred))
+    }
+
+    fn imm(&self, imm: Imm) -> String {
+        let decimal_or_hex =
+            |bits: u64| if bits < 1 << 20 { format!("{bits}") } else { format!("{bits:#x}") };
+        match imm {
+            Imm::Pred(truth) => u32::from(truth).to_string(),
+            Imm::B16(bits) => decimal_or_hex(bits.into()),
+            Imm::B32(bits) => decimal_or_hex(bits.into()),
+            Imm::B64(bits) => decimal_or_hex(bits),
+            Imm::F32(bits) if self.style == Style::Ptx => format!("0f{bits:08X}"),
+            Imm::F32(bits) => format!("{:?}", f32::from_bits(bits)),
+        }
+    }
+
+    /// `{a, b}`; the IR print writes long lists as `{a .. z}`.
+    pub(crate) fn list(&self, values: &[Value]) -> String {
+        match values {
+            [first, .., last] if self.style == Style::Ir && values.len() > 4 => {
+                format!("{{{} .. {}}}", self.value(*first), self.value(*last))
+            }
+            _ => format!("{{{}}}", comma(values.iter().map(|&value| self.value(value)))),
+        }
+    }
+
+    /// `{a, b}`.
+    pub(crate) fn operands(&self, operands: &[Operand]) -> String {
+        format!("{{{}}}", comma(operands.iter().map(|&operand| self.operand(operand))))
+    }
+
+    /// `a` or `{a, b}`: how loads and stores write their vectors.
+    pub(crate) fn vector(&self, operands: &[Operand]) -> String {
+        match operands {
+            [one] => self.operand(*one),
+            _ => self.operands(operands),
+        }
+    }
+
+    /// `[base+offset]`.
+    pub(crate) fn shared(&self, addr: SharedAddr) -> String {
+        format!("[{}]", self.shared_plain(addr))
+    }
+
+    /// `base+offset`.
+    pub(crate) fn shared_plain(&self, addr: SharedAddr) -> String {
+        let (base, offset) = match addr.base {
+            SharedBase::Value(value) => (self.value(value), addr.offset.into()),
+            SharedBase::Region(region) => {
+                let info = self.kernel.smem.get(region);
+                match self.style {
+                    Style::Ptx => {
+                        let start = info.map_or(0, |info| i64::from(info.offset));
+                        ("smem".to_owned(), start + i64::from(addr.offset))
+                    }
+                    Style::Ir => {
+                        (info.map_or_else(|| "?".to_owned(), |info| info.name.clone()), addr.offset.into())
+                    }
+                }
+            }
+        };
+        plus(&base, offset)
+    }
+
+    /// `[base+offset]`.
+    pub(crate) fn global(&self, addr: GlobalAddr) -> String {
+        format!("[{}]", plus(&self.value(addr.base), addr.offset.into()))
+    }
+
+    /// A wait that may give up, repeated until it succeeds. Predicate and label are local to the braces.
+    pub(crate) fn wait_loop(&self, wait: &str, addr: SharedAddr, parity: Operand) -> String {
+        let (addr, parity) = (self.shared(addr), self.operand(parity));
+        match self.style {
+            Style::Ptx => {
+                format!("{{ .reg .pred done; again: {wait} done, {addr}, {parity}; @!done bra again; }}")
+            }
+            Style::Ir => format!("loop {wait} {addr}, {parity}"),
+        }
+    }
+
+    /// Where a parameter is.
+    pub(crate) fn param(&self, param: Param) -> String {
+        match self.style {
+            Style::Ptx => format!("param_{}", self.param_name(param)),
+            Style::Ir => self.param_name(param).to_owned(),
+        }
+    }
+
+    fn param_name(&self, param: Param) -> &'k str {
+        self.kernel.params.get(param.0 as usize).map_or("?", |info| &info.name)
+    }
+
+    /// The address of a tensor map: in PTX a register that the entry sets.
+    pub(crate) fn tensor_map(&self, TensorMap(param): TensorMap) -> String {
+        match self.style {
+            Style::Ptx => format!("%map_{}", self.param_name(param)),
+            Style::Ir => self.param_name(param).to_owned(),
+        }
+    }
+
+    /// The number of a named barrier, or its name.
+    pub(crate) fn barrier(&self, barrier: crate::Barrier) -> String {
+        let Some(info) = self.kernel.barriers.get(barrier.0 as usize) else { return "?".to_owned() };
+        match self.style {
+            Style::Ptx => format!("{}, {}", info.id, info.threads),
+            Style::Ir => format!("{}, {}", info.name, info.threads),
+        }
+    }
+}
+
+/// `a, b, c`.
+pub(crate) fn comma(items: impl Iterator<Item = String>) -> String {
+    items.collect::<Vec<_>>().join(", ")
+}
+
+fn plus(base: &str, offset: i64) -> String {
+    if offset == 0 { base.to_owned() } else { format!("{base}+{offset}") }
+}

@@ -1,0 +1,227 @@
+//! PTX: the text that the driver compiles.
+//!
+//! It is for sm_90a and PTX ISA 8.0, which every driver with CUDA 12 or newer takes, and plain ASCII, which the
+//! driver's compiler demands. It is a function of the kernel alone, without source locations, so that it can be the
+//! key of a cache; [`emit_annotated`] adds them for the reader.
+
+use std::fmt::Write;
+
+use crate::names::Names;
+use crate::{
+    Block, Condition, Kernel, Node, ParamInfo, ParamKind, RoleBody, SmemPlan, Source, Stmt, Ty, VerifyError,
+    verify,
+};
+
+/// A kernel as PTX, with what its launch needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ptx {
+    /// The module.
+    pub text: String,
+    /// The name of its one entry.
+    pub entry: String,
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub smem_bytes: u32,
+    /// CTAs of a cluster; 1 means no clusters.
+    pub cluster: u32,
+    /// The parameters, in order.
+    pub params: Vec<ParamInfo>,
+}
+
+/// Prints `kernel` as PTX.
+///
+/// # Errors
+/// Whatever [`verify()`] finds.
+pub fn emit(kernel: &Kernel) -> Result<Ptx, Vec<VerifyError>> {
+    emit_with(kernel, false)
+}
+
+/// The same, with the source location of each statement as a comment.
+///
+/// # Errors
+/// Whatever [`verify()`] finds.
+pub fn emit_annotated(kernel: &Kernel) -> Result<Ptx, Vec<VerifyError>> {
+    emit_with(kernel, true)
+}
+
+fn emit_with(kernel: &Kernel, annotate: bool) -> Result<Ptx, Vec<VerifyError>> {
+    verify(kernel)?;
+    let mut emitter =
+        Emitter { names: Names::ptx(kernel), text: String::new(), labels: 0, loops: Vec::new(), annotate };
+    emitter.kernel(kernel);
+    Ok(Ptx {
+        text: emitter.text,
+        entry: kernel.name.clone(),
+        threads: kernel.launch.threads,
+        smem_bytes: kernel.smem.bytes(),
+        cluster: kernel.launch.cluster,
+        params: kernel.params.clone(),
+    })
+}
+
+struct Emitter<'k> {
+    names: Names<'k>,
+    text: String,
+    /// Labels given so far.
+    labels: u32,
+    /// The labels of the loops around the current statement, innermost last.
+    loops: Vec<u32>,
+    annotate: bool,
+}
+
+impl Emitter<'_> {
+    fn kernel(&mut self, kernel: &Kernel) {
+        self.header(kernel);
+        self.registers(kernel);
+        self.tensor_maps(kernel);
+        self.block(&kernel.prologue);
+        self.roles(&kernel.roles);
+        self.line("ret;");
+        self.text += "}\n";
+    }
+
+    fn header(&mut self, kernel: &Kernel) {
+        self.text += ".version 8.0\n.target sm_90a\n.address_size 64\n\n";
+        if !kernel.smem.regions.is_empty() {
+            let _ = writeln!(self.text, ".extern .shared .align {} .b8 smem[];\n", SmemPlan::ALIGN);
+        }
+        let params: Vec<String> = kernel.params.iter().map(declaration).collect();
+        let _ = writeln!(self.text, ".visible .entry {}(\n{}\n)", kernel.name, params.join(",\n"));
+        let _ = writeln!(self.text, ".maxntid {}, 1, 1\n.minnctapersm 1", kernel.launch.threads);
+        if kernel.launch.cluster > 1 {
+            let _ = writeln!(self.text, ".reqnctapercluster {}, 1, 1", kernel.launch.cluster);
+        }
+        self.text += "{\n";
+    }
+
+    /// Registers keep the numbers they have in the kernel, whatever their class: names are the same in both prints.
+    fn registers(&mut self, kernel: &Kernel) {
+        for ty in Ty::ALL {
+            if kernel.values.iter().any(|info| info.ty == ty) {
+                self.line(&format!(".reg .{ty} %{}<{}>;", ty.prefix(), kernel.values.len()));
+            }
+        }
+        if kernel.roles.len() > 1 {
+            self.line(".reg .b32 %warp;");
+            self.line(".reg .pred %other;");
+        }
+    }
+
+    /// The generic address of each tensor map, in a register that has its name.
+    fn tensor_maps(&mut self, kernel: &Kernel) {
+        for ParamInfo { name, kind } in &kernel.params {
+            if let ParamKind::TensorMap { .. } = kind {
+                self.line(&format!(".reg .b64 %map_{name};"));
+                self.line(&format!("mov.b64 %map_{name}, param_{name};"));
+                self.line(&format!("cvta.param.u64 %map_{name}, %map_{name};"));
+            }
+        }
+    }
+
+    /// Every role but the last is skipped by the warps after it: the verifier knows that roles cover all warps.
+    fn roles(&mut self, roles: &[RoleBody]) {
+        let mut roles: Vec<&RoleBody> = roles.iter().collect();
+        roles.sort_by_key(|role| role.warps.start);
+        let Some((last, others)) = roles.split_last() else { return };
+        if !others.is_empty() {
+            self.line("mov.u32 %warp, %tid.x;");
+            self.line("shr.u32 %warp, %warp, 5;");
+        }
+        for role in others {
+            self.line(&format!(
+                "// role {}: warps {} to {}",
+                role.name,
+                role.warps.start,
+                role.warps.end - 1
+            ));
+            self.line(&format!("setp.ge.u32 %other, %warp, {};", role.warps.end));
+            self.line(&format!("@%other bra.uni after_{};", role.name));
+            self.block(&role.block);
+            self.line("ret;");
+            self.label(&format!("after_{}", role.name));
+        }
+        self.line(&format!("// role {}: warps {} to {}", last.name, last.warps.start, last.warps.end - 1));
+        self.block(&last.block);
+    }
+
+    fn block(&mut self, block: &Block) {
+        block.iter().for_each(|stmt| self.stmt(stmt));
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) {
+        if self.annotate {
+            self.line(&format!("// {}", location(stmt.source)));
+        }
+        match &stmt.node {
+            Node::Inst { guard, inst } => {
+                let guard =
+                    guard.map_or_else(String::new, |guard| format!("@{} ", self.names.condition(guard)));
+                let text = inst.text(&self.names);
+                let end = if text.starts_with('{') { "" } else { ";" };
+                self.line(&format!("{guard}{text}{end}"));
+            }
+            Node::If { condition, uniform, then, otherwise } => {
+                self.branch(*condition, *uniform, then, otherwise);
+            }
+            Node::Loop { body } => {
+                let id = self.new_label();
+                self.label(&format!("loop_{id}"));
+                self.loops.push(id);
+                self.block(body);
+                self.loops.pop();
+                self.line(&format!("bra.uni loop_{id};"));
+                self.label(&format!("after_loop_{id}"));
+            }
+            Node::Break { condition } => {
+                let id = self.loops.last().copied().unwrap_or(0);
+                let condition = self.names.condition(*condition);
+                self.line(&format!("@{condition} bra.uni after_loop_{id};"));
+            }
+        }
+    }
+
+    fn branch(&mut self, condition: Condition, uniform: bool, then: &Block, otherwise: &Block) {
+        let id = self.new_label();
+        let bra = if uniform { "bra.uni" } else { "bra" };
+        let skip = self.names.condition(Condition { negate: !condition.negate, ..condition });
+        self.line(&format!("@{skip} {bra} else_{id};"));
+        self.block(then);
+        if otherwise.is_empty() {
+            self.label(&format!("else_{id}"));
+            return;
+        }
+        self.line(&format!("{bra} end_{id};"));
+        self.label(&format!("else_{id}"));
+        self.block(otherwise);
+        self.label(&format!("end_{id}"));
+    }
+
+    fn new_label(&mut self) -> u32 {
+        self.labels += 1;
+        self.labels
+    }
+
+    fn label(&mut self, name: &str) {
+        let _ = writeln!(self.text, "{name}:");
+    }
+
+    fn line(&mut self, line: &str) {
+        let _ = writeln!(self.text, "    {line}");
+    }
+}
+
+fn declaration(ParamInfo { name, kind }: &ParamInfo) -> String {
+    match kind {
+        ParamKind::U32 => format!("    .param .u32 param_{name}"),
+        ParamKind::U64 | ParamKind::Pointer(_) => format!("    .param .u64 param_{name}"),
+        ParamKind::F32 => format!("    .param .f32 param_{name}"),
+        ParamKind::TensorMap { .. } => format!("    .param .align 64 .b8 param_{name}[128]"),
+    }
+}
+
+/// `file.rs:12`, the file without its folders, in ASCII.
+pub(crate) fn location(source: Source) -> String {
+    let file = source.file().rsplit(['/', '\\']).next().unwrap_or_default();
+    format!("{}:{}", file.escape_default(), source.line())
+}

@@ -1,0 +1,105 @@
+//! The shared-memory plan: every byte that a kernel uses, declared in one place.
+
+/// A region of the plan: an index into [`SmemPlan::regions`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Region(pub u32);
+
+/// What a region holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RegionKind {
+    /// Plain bytes.
+    Bytes,
+    /// mbarriers of 8 bytes each, every one initialised for this many arrivals a phase.
+    Mbarriers {
+        /// The arrivals that complete a phase.
+        arrivals: u32,
+    },
+}
+
+/// A named range of shared memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// Its name.
+    pub name: String,
+    /// Where it begins.
+    pub offset: u32,
+    /// How long it is.
+    pub bytes: u32,
+    /// What `offset` is a multiple of.
+    pub align: u32,
+    /// What it holds.
+    pub kind: RegionKind,
+    /// Regions that it may share bytes with, because they are never in use at the same time.
+    pub overlays: Vec<Region>,
+}
+
+impl RegionInfo {
+    /// The first byte after it.
+    pub fn end(&self) -> u32 {
+        self.offset.saturating_add(self.bytes)
+    }
+}
+
+/// The regions of a kernel's dynamic shared memory, which is aligned to [`SmemPlan::ALIGN`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SmemPlan {
+    /// In order of declaration.
+    pub regions: Vec<RegionInfo>,
+}
+
+impl SmemPlan {
+    /// Alignment of the plan's first byte: that of the 128-byte swizzle, whose pattern repeats after 1024.
+    pub const ALIGN: u32 = 1024;
+    /// The most shared memory that a CTA can have on sm_90: 227 KiB.
+    pub const LIMIT: u32 = 227 * 1024;
+
+    /// Dynamic shared memory that the kernel must be launched with.
+    pub fn bytes(&self) -> u32 {
+        self.regions.iter().map(RegionInfo::end).max().unwrap_or(0)
+    }
+
+    /// The region, if the plan has it.
+    pub fn get(&self, region: Region) -> Option<&RegionInfo> {
+        self.regions.get(region.0 as usize)
+    }
+
+    /// Puts a region behind all others.
+    pub(crate) fn append(&mut self, name: &str, bytes: u32, align: u32, kind: RegionKind) -> Region {
+        let offset = self.bytes().next_multiple_of(align.max(1));
+        self.push(RegionInfo { name: name.to_owned(), offset, bytes, align, kind, overlays: Vec::new() })
+    }
+
+    /// Puts a region of plain bytes where `over` begins.
+    pub(crate) fn overlay(&mut self, name: &str, over: &[Region], bytes: u32, align: u32) -> Region {
+        let offset = over.iter().filter_map(|&region| self.get(region)).map(|info| info.offset).min();
+        self.push(RegionInfo {
+            name: name.to_owned(),
+            offset: offset.unwrap_or(0),
+            bytes,
+            align,
+            kind: RegionKind::Bytes,
+            overlays: over.to_vec(),
+        })
+    }
+
+    fn push(&mut self, info: RegionInfo) -> Region {
+        self.regions.push(info);
+        Region(self.regions.len() as u32 - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_follow_each_other_aligned() {
+        let mut plan = SmemPlan::default();
+        let full = plan.append("full", 16, 8, RegionKind::Mbarriers { arrivals: 1 });
+        let q = plan.append("q", 16384, 1024, RegionKind::Bytes);
+        let o = plan.overlay("o", &[q], 8192, 128);
+        let offsets = [full, q, o].map(|region| plan.get(region).unwrap().offset);
+        assert_eq!(offsets, [0, 1024, 1024]);
+        assert_eq!(plan.bytes(), 1024 + 16384);
+    }
+}

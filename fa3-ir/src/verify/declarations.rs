@@ -1,0 +1,146 @@
+//! Rules about what a kernel declares: V-13, V-15 to V-20, V-23.
+
+use super::{Fault, VerifyError};
+use crate::{Block, Inst, Kernel, MiscInst, Node, Region, RegionInfo, RoleBody, SmemPlan, Source};
+
+/// Every violation.
+pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
+    let mut faults = Vec::new();
+    launch(kernel, &mut faults);
+    barriers(kernel, &mut faults);
+    regions(&kernel.smem, &mut faults);
+    roles(kernel, &mut faults);
+    names(kernel, &mut faults);
+    let mut errors: Vec<_> = faults.into_iter().map(|fault| VerifyError { fault, source: None }).collect();
+    registers(kernel, &mut errors);
+    errors
+}
+
+fn launch(kernel: &Kernel, faults: &mut Vec<Fault>) {
+    let crate::Launch { threads, cluster } = kernel.launch;
+    if !threads.is_multiple_of(32) || !(32..=1024).contains(&threads) {
+        faults.push(Fault::Threads { threads });
+    }
+    if !(1..=16).contains(&cluster) {
+        faults.push(Fault::Cluster { cluster });
+    }
+}
+
+fn barriers(kernel: &Kernel, faults: &mut Vec<Fault>) {
+    let limit = kernel.launch.threads;
+    for (index, barrier) in kernel.barriers.iter().enumerate() {
+        let (name, id, threads) = (barrier.name.clone(), barrier.id, barrier.threads);
+        let taken = kernel.barriers[..index].iter().any(|other| other.id == id);
+        if taken || !(1..=15).contains(&id) {
+            faults.push(Fault::BarrierId { name: name.clone(), id });
+        }
+        if !threads.is_multiple_of(32) || !(32..=limit).contains(&threads) {
+            faults.push(Fault::BarrierThreads { name, threads, limit });
+        }
+    }
+}
+
+fn regions(plan: &SmemPlan, faults: &mut Vec<Fault>) {
+    for (index, region) in plan.regions.iter().enumerate() {
+        let RegionInfo { name, offset, align, .. } = region;
+        if !align.is_power_of_two() || *align > SmemPlan::ALIGN || !offset.is_multiple_of(*align) {
+            faults.push(Fault::RegionAlign { name: name.clone(), offset: *offset, align: *align });
+        }
+        for (earlier, other) in plan.regions[..index].iter().enumerate() {
+            let apart = region.end() <= other.offset || other.end() <= region.offset;
+            let declared = region.overlays.contains(&Region(earlier as u32))
+                || other.overlays.contains(&Region(index as u32));
+            if !apart && !declared {
+                faults.push(Fault::RegionOverlap { first: other.name.clone(), second: name.clone() });
+            }
+        }
+    }
+    if plan.bytes() > SmemPlan::LIMIT {
+        faults.push(Fault::SmemTotal { given: plan.bytes(), limit: SmemPlan::LIMIT });
+    }
+}
+
+fn roles(kernel: &Kernel, faults: &mut Vec<Fault>) {
+    let warps = kernel.launch.warps();
+    if kernel.roles.is_empty() {
+        return;
+    }
+    for RoleBody { name, warps: range, .. } in &kernel.roles {
+        if range.is_empty() || range.end > warps {
+            let (start, end) = (range.start, range.end);
+            faults.push(Fault::RoleWarps { role: name.clone(), start, end, warps });
+        }
+    }
+    for warp in 0..warps {
+        let given = kernel.roles.iter().filter(|role| role.warps.contains(&warp)).count();
+        if given != 1 {
+            faults.push(Fault::RoleCover { warp, given });
+        }
+    }
+}
+
+fn names(kernel: &Kernel, faults: &mut Vec<Fault>) {
+    let kernel_name = [kernel.name.as_str()];
+    let params: Vec<&str> = kernel.params.iter().map(|param| param.name.as_str()).collect();
+    let roles: Vec<&str> = kernel.roles.iter().map(|role| role.name.as_str()).collect();
+    for (what, names) in [("kernel", &kernel_name[..]), ("parameter", &params), ("role", &roles)] {
+        for (index, &name) in names.iter().enumerate() {
+            if !is_identifier(name) {
+                faults.push(Fault::Identifier { what, name: name.to_owned() });
+            }
+            if names[..index].contains(&name) {
+                faults.push(Fault::SameName { what, name: name.to_owned() });
+            }
+        }
+    }
+}
+
+fn is_identifier(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphabetic())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// V-15 and V-16. Without roles, all warps have the prologue as theirs.
+fn registers(kernel: &Kernel, errors: &mut Vec<VerifyError>) {
+    let (entry, warps) = (kernel.launch.entry_registers(), kernel.launch.warps());
+    let nothing = Block::new();
+    let everything = (0..warps, &nothing);
+    let roles = kernel.roles.iter().map(|role| (role.warps.clone(), &role.block));
+    let (mut taken, mut counted) = (0, 0);
+    for (range, block) in roles.chain(kernel.roles.is_empty().then_some(everything)) {
+        let mut changes = Vec::new();
+        register_changes(&kernel.prologue, &mut changes);
+        register_changes(block, &mut changes);
+        if let Some(&(increase, given, source)) = changes.first()
+            && if increase { given < entry } else { given > entry }
+        {
+            let fault = Fault::SetMaxRegisters { given, entry };
+            errors.push(VerifyError { fault, source: Some(source) });
+        }
+        let registers = changes.last().map_or(entry, |&(_, registers, _)| registers);
+        let warps = range.end.saturating_sub(range.start);
+        (taken, counted) = (taken + 32 * warps * registers, counted + warps);
+    }
+    // Roles that overlap are counted twice; V-13 says so.
+    let pool = entry * kernel.launch.threads;
+    if taken > pool && counted <= warps {
+        errors.push(VerifyError { fault: Fault::RegisterPool { given: taken, pool }, source: None });
+    }
+}
+
+/// Every setmaxnreg in the order of the text: whether it increases, to how much, and where.
+fn register_changes(block: &Block, found: &mut Vec<(bool, u32, Source)>) {
+    for stmt in block {
+        match &stmt.node {
+            Node::Inst { inst: Inst::Misc(MiscInst::SetMaxRegisters { increase, registers }), .. } => {
+                found.push((*increase, *registers, stmt.source));
+            }
+            Node::Inst { .. } | Node::Break { .. } => {}
+            Node::If { then, otherwise, .. } => {
+                register_changes(then, found);
+                register_changes(otherwise, found);
+            }
+            Node::Loop { body } => register_changes(body, found),
+        }
+    }
+}

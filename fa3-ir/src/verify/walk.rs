@@ -1,0 +1,283 @@
+//! Rules about statements, checked by one walk in the order of the text: V-1 to V-12, V-14, V-21, V-22.
+
+use std::ops::Range;
+
+use super::{Fault, VerifyError};
+use crate::{
+    Access, Barrier, Block, Condition, Inst, Kernel, MbarrierInst, Node, Operand, Param, ParamKind,
+    RegionKind, SharedAddr, SharedBase, Source, Stmt, TensorMap, Ty, Value, ValueInfo,
+};
+
+/// Every violation.
+pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
+    let mut walk = Walk {
+        kernel,
+        errors: Vec::new(),
+        known: vec![false; kernel.values.len()],
+        assigned: vec![false; kernel.values.len()],
+        loops: Vec::new(),
+        diverged: false,
+        warps: 0..kernel.launch.warps(),
+        source: None,
+    };
+    // The prologue is a block whose values every role sees: they stay visible.
+    walk.statements(&kernel.prologue);
+    let after_prologue = walk.known.clone();
+    for role in &kernel.roles {
+        walk.known.clone_from(&after_prologue);
+        walk.warps = role.warps.clone();
+        walk.statements(&role.block);
+    }
+    walk.errors
+}
+
+/// A loop around the current statement.
+struct LoopState {
+    /// Whether lanes may have diverged before it.
+    diverged: bool,
+    /// What is known at each of its breaks.
+    exits: Vec<Vec<bool>>,
+}
+
+struct Walk<'k> {
+    kernel: &'k Kernel,
+    errors: Vec<VerifyError>,
+    /// The values that may be read here, and the variables that are assigned on every way here.
+    known: Vec<bool>,
+    /// The values that an instruction anywhere before assigns.
+    assigned: Vec<bool>,
+    loops: Vec<LoopState>,
+    /// Whether lanes of a warp may have diverged.
+    diverged: bool,
+    /// The warps that run this.
+    warps: Range<u32>,
+    source: Option<Source>,
+}
+
+impl<'k> Walk<'k> {
+    fn fault(&mut self, fault: Fault) {
+        self.errors.push(VerifyError { fault, source: self.source });
+    }
+
+    fn statements(&mut self, block: &Block) {
+        for stmt in block {
+            self.source = Some(stmt.source);
+            self.stmt(stmt);
+        }
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) {
+        match &stmt.node {
+            Node::Inst { guard, inst } => self.inst(*guard, inst),
+            Node::If { condition, uniform, then, otherwise } => {
+                self.read_condition(*condition);
+                let diverged = self.diverged;
+                self.diverged |= !uniform;
+                let before = self.known.clone();
+                self.statements(then);
+                let after_then = std::mem::replace(&mut self.known, before.clone());
+                self.statements(otherwise);
+                let after_otherwise = std::mem::replace(&mut self.known, before);
+                self.join(&[after_then, after_otherwise]);
+                self.diverged = diverged;
+            }
+            Node::Loop { body } => {
+                self.loops.push(LoopState { diverged: self.diverged, exits: Vec::new() });
+                let before = self.known.clone();
+                self.statements(body);
+                self.known = before;
+                let exits = self.loops.pop().map(|state| state.exits).unwrap_or_default();
+                self.join(&exits);
+            }
+            Node::Break { condition } => {
+                self.read_condition(*condition);
+                let (known, diverged) = (self.known.clone(), self.diverged);
+                match self.loops.last_mut() {
+                    None => self.fault(Fault::BreakOutsideLoop),
+                    Some(state) => {
+                        state.exits.push(known);
+                        if diverged && !state.diverged {
+                            self.fault(Fault::BreakDiverged);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds the variables that all of `ways` assign. The values that they define end with their blocks.
+    fn join(&mut self, ways: &[Vec<bool>]) {
+        for (index, info) in self.kernel.values.iter().enumerate() {
+            if info.mutable && !ways.is_empty() && ways.iter().all(|way| way[index]) {
+                self.known[index] = true;
+            }
+        }
+    }
+
+    fn inst(&mut self, guard: Option<Condition>, inst: &Inst) {
+        if let Some(condition) = guard {
+            self.read_condition(condition);
+            if matches!(inst, Inst::Mbarrier(MbarrierInst::Wait { .. })) {
+                self.fault(Fault::GuardedWait);
+            }
+        }
+        if inst.is_collective() && (self.diverged || guard.is_some()) {
+            self.fault(Fault::CollectiveDiverged);
+        }
+        let Range { start, end } = self.warps;
+        if inst.is_warpgroup() && !(start.is_multiple_of(4) && end.is_multiple_of(4)) {
+            self.fault(Fault::Warpgroup { start, end });
+        }
+        let mut accesses = Vec::new();
+        inst.visit(&mut |access| accesses.push(access));
+        accesses.into_iter().for_each(|access| self.access(access, guard.is_some()));
+    }
+
+    fn access(&mut self, access: Access, guarded: bool) {
+        match access {
+            Access::Read(operand, ty) => self.read(operand, ty),
+            Access::Write(value, ty) => self.write(value, ty, guarded),
+            Access::Update(value, ty) => {
+                self.read(Operand::Value(value), ty);
+                self.write(value, ty, guarded);
+            }
+            Access::Shared { addr, bytes, align } => self.shared(addr, bytes, align),
+            Access::Mbarrier { addr, arrivals } => self.mbarrier(addr, arrivals),
+            Access::Param(param, ty) => self.param(param, ty),
+            Access::TensorMap { map, coords } => self.tensor_map(map, coords),
+            Access::Barrier(Barrier(index)) => {
+                let count = self.kernel.barriers.len();
+                if index as usize >= count {
+                    self.fault(Fault::Unknown { what: "barrier", index, count });
+                }
+            }
+            Access::Limit { what, given, min, max, multiple } => {
+                if !(min..=max).contains(&given) || !given.is_multiple_of(multiple) {
+                    self.fault(Fault::Limit { what, given, min, max, multiple });
+                }
+            }
+            Access::Count { what, given, expected } => {
+                if given != expected {
+                    self.fault(Fault::Count { what, given, expected });
+                }
+            }
+            Access::Vector { width, ty } => {
+                if ![1, 2, 4].contains(&width) || width as u32 * ty.bytes() > 16 {
+                    self.fault(Fault::Vector { width, ty });
+                }
+            }
+            Access::Constant(op) => self.fault(Fault::Constant { op }),
+            Access::MajorOf8Bit => self.fault(Fault::MajorOf8Bit),
+        }
+    }
+
+    fn read_condition(&mut self, condition: Condition) {
+        self.read(Operand::Value(condition.pred), Ty::Pred);
+    }
+
+    fn read(&mut self, operand: Operand, expected: Ty) {
+        match operand {
+            Operand::Imm(imm) => self.check_type(format!("constant {imm:?}"), imm.ty(), expected),
+            Operand::Value(value) => {
+                let Some(info) = self.info(value) else { return };
+                self.check_type(value.to_string(), info.ty, expected);
+                if !self.known[value.0 as usize] {
+                    let fault =
+                        if info.mutable { Fault::Unassigned { value } } else { Fault::NotVisible { value } };
+                    self.fault(fault);
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, value: Value, expected: Ty, guarded: bool) {
+        let Some(info) = self.info(value) else { return };
+        self.check_type(value.to_string(), info.ty, expected);
+        let index = value.0 as usize;
+        if !info.mutable && self.assigned[index] {
+            self.fault(Fault::AssignedTwice { value });
+        }
+        self.assigned[index] = true;
+        self.known[index] |= !(info.mutable && guarded);
+    }
+
+    fn check_type(&mut self, operand: String, given: Ty, expected: Ty) {
+        if given != expected {
+            self.fault(Fault::Type { operand, given, expected });
+        }
+    }
+
+    fn info(&mut self, value: Value) -> Option<&'k ValueInfo> {
+        let info = self.kernel.values.get(value.0 as usize);
+        if info.is_none() {
+            let count = self.kernel.values.len();
+            self.fault(Fault::Unknown { what: "value", index: value.0, count });
+        }
+        info
+    }
+
+    /// V-21.
+    fn shared(&mut self, addr: SharedAddr, bytes: u32, align: u32) {
+        let SharedBase::Region(region) = addr.base else { return };
+        let Some(info) = self.kernel.smem.get(region) else {
+            let count = self.kernel.smem.regions.len();
+            return self.fault(Fault::Unknown { what: "region", index: region.0, count });
+        };
+        let (start, end) = (i64::from(addr.offset), i64::from(addr.offset) + i64::from(bytes));
+        if start < 0 || end > i64::from(info.bytes) {
+            self.fault(Fault::OutsideRegion { region: info.name.clone(), start, end, size: info.bytes });
+        }
+        if align > 0 && (i64::from(info.offset) + start) % i64::from(align) != 0 {
+            self.fault(Fault::Misaligned { region: info.name.clone(), offset: addr.offset, align });
+        }
+    }
+
+    /// V-22.
+    fn mbarrier(&mut self, addr: SharedAddr, arrivals: Option<u32>) {
+        let SharedBase::Region(region) = addr.base else { return };
+        let Some(info) = self.kernel.smem.get(region) else { return };
+        let region = info.name.clone();
+        match (info.kind, arrivals) {
+            (RegionKind::Bytes, _) => self.fault(Fault::NoMbarrier { region }),
+            (RegionKind::Mbarriers { arrivals: declared }, Some(given)) if given != declared => {
+                self.fault(Fault::Arrivals { region, given, declared });
+            }
+            (RegionKind::Mbarriers { .. }, _) => {}
+        }
+    }
+
+    fn param(&mut self, Param(index): Param, ty: Ty) {
+        let Some(info) = self.kernel.params.get(index as usize) else {
+            let count = self.kernel.params.len();
+            return self.fault(Fault::Unknown { what: "parameter", index, count });
+        };
+        let given = match info.kind {
+            ParamKind::U32 => Ty::B32,
+            ParamKind::U64 | ParamKind::Pointer(_) => Ty::B64,
+            ParamKind::F32 => Ty::F32,
+            ParamKind::TensorMap { .. } => {
+                let param = info.name.clone();
+                return self.fault(Fault::ParamKind { param, expected: "number" });
+            }
+        };
+        self.check_type(format!("parameter {}", info.name), given, ty);
+    }
+
+    /// V-10.
+    fn tensor_map(&mut self, TensorMap(Param(index)): TensorMap, coords: Option<usize>) {
+        let Some(info) = self.kernel.params.get(index as usize) else {
+            let count = self.kernel.params.len();
+            return self.fault(Fault::Unknown { what: "parameter", index, count });
+        };
+        let param = info.name.clone();
+        match (info.kind, coords) {
+            (ParamKind::TensorMap { rank, .. }, Some(coords)) if coords != rank as usize => {
+                self.fault(Fault::Rank { param, coords, rank });
+            }
+            (ParamKind::TensorMap { .. }, _) => {}
+            (ParamKind::U32 | ParamKind::U64 | ParamKind::F32 | ParamKind::Pointer(_), _) => {
+                self.fault(Fault::ParamKind { param, expected: "tensor map" });
+            }
+        }
+    }
+}

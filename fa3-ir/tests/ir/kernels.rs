@@ -1,0 +1,55 @@
+//! Whole kernels: assembled without spills, printed as pinned.
+
+use fa3_ir::*;
+
+use crate::ptxas::assemble;
+use crate::samples::{one_product, row_softmax, two_roles, vector_add};
+use crate::snapshot;
+
+#[test]
+fn kernels_assemble_without_spills() {
+    for kernel in
+        [vector_add(), row_softmax(), one_product(8), one_product(128), one_product(256), two_roles()]
+    {
+        if let Some(report) = assemble(&kernel) {
+            assert!(report.spills_nothing(), "{}", kernel.name);
+        }
+    }
+}
+
+#[test]
+fn vector_add_prints() {
+    snapshot("vector_add.ir", &vector_add().to_string());
+    snapshot("vector_add.ptx", &ptx::emit(&vector_add()).unwrap().text);
+}
+
+#[test]
+fn a_kernel_with_everything_declared_prints() {
+    snapshot("two_roles.ir", &two_roles().to_string());
+    snapshot("one_product.ir", &one_product(8).to_string());
+}
+
+#[test]
+fn ptx_says_what_a_launch_needs() {
+    let ptx = ptx::emit(&one_product(64)).unwrap();
+    assert_eq!((ptx.entry.as_str(), ptx.threads, ptx.cluster), ("one_product", 128, 1));
+    assert_eq!(ptx.smem_bytes, 1024 + 64 * 128 + 64 * 128);
+    let kinds: Vec<ParamKind> = ptx.params.iter().map(|param| param.kind).collect();
+    let map = ParamKind::TensorMap { rank: 2, elem: Elem::Bf16 };
+    assert_eq!(kinds, [map, map, ParamKind::Pointer(Elem::F32)]);
+}
+
+/// The text is a cache key: built on another line, a kernel has the same. Only annotations differ.
+#[test]
+fn ptx_does_not_depend_on_source_lines() {
+    let mut one = Builder::new("k", Launch::threads(32));
+    let mut other = Builder::new("k", Launch::threads(32));
+    one.tid();
+    other.tid();
+    let [one, other] = [one.finish(), other.finish()];
+    assert_ne!(one, other);
+    assert_eq!(ptx::emit(&one), ptx::emit(&other));
+    let annotated = ptx::emit_annotated(&one).unwrap().text;
+    assert!(annotated.contains("// kernels.rs:") && annotated.is_ascii());
+    assert_ne!(annotated, ptx::emit_annotated(&other).unwrap().text);
+}

@@ -1,0 +1,70 @@
+//! Every row of the table of lane operations, as PTX and through ptxas.
+
+use fa3_ir::{
+    Builder, Imm, Inst, Kernel, LaneInst, LaneOp, Launch, Node, Operand, Stmt, Ty, Value, ValueInfo, ptx,
+};
+
+use crate::{ptxas::assemble, snapshot};
+
+/// A kernel that runs every row on registers, and, where PTX has that, on constants.
+fn every_row() -> Kernel {
+    let mut b = Builder::new("lane", Launch::threads(32));
+    b.tid();
+    let mut kernel = b.finish();
+    let mut define = |ty| {
+        kernel.values.push(ValueInfo { ty, name: None, mutable: false });
+        Value(kernel.values.len() as u32 - 1)
+    };
+    let mut insts = Vec::new();
+    let move_of = |ty| match ty {
+        Ty::Pred => (LaneOp::MovPred, Imm::Pred(true)),
+        Ty::B16 => (LaneOp::MovB16, Imm::B16(7)),
+        Ty::B32 => (LaneOp::MovB32, Imm::B32(7)),
+        Ty::B64 => (LaneOp::MovB64, Imm::B64(7)),
+        Ty::F32 => (LaneOp::MovF32, Imm::F32(7.0f32.to_bits())),
+    };
+    for &op in LaneOp::ALL {
+        let src = op.inputs().iter().map(|&ty| {
+            let (mov, imm) = move_of(ty);
+            let dst = define(ty);
+            insts.push(LaneInst { op: mov, dst: vec![dst], src: vec![Operand::Imm(imm)] });
+            Operand::Value(dst)
+        });
+        let src = src.collect();
+        let dst = op.outputs().iter().map(|&ty| define(ty)).collect();
+        insts.push(LaneInst { op, dst, src });
+        if !op.takes_constants() {
+            continue;
+        }
+        let src = op.inputs().iter().map(|&ty| Operand::Imm(move_of(ty).1)).collect();
+        let dst = op.outputs().iter().map(|&ty| define(ty)).collect();
+        insts.push(LaneInst { op, dst, src });
+    }
+    let source = kernel.prologue[0].source;
+    kernel.prologue.extend(
+        insts
+            .into_iter()
+            .map(|inst| Stmt { node: Node::Inst { guard: None, inst: Inst::Lane(inst) }, source }),
+    );
+    kernel
+}
+
+#[test]
+fn every_row_assembles() {
+    assemble(&every_row());
+}
+
+/// The lines of the rows on registers: what comes before each are the moves of its operands.
+#[test]
+fn every_row_prints() {
+    let text = ptx::emit(&every_row()).unwrap().text;
+    let ends_in_constant = |line: &&str| line.split(' ').next_back().is_some_and(|last| !last.contains('%'));
+    let rows: Vec<&str> = text
+        .lines()
+        .skip_while(|line| !line.contains("%tid"))
+        .filter(|line| line.contains('%') && !ends_in_constant(line))
+        .map(str::trim)
+        .collect();
+    snapshot("lane.ptx", &(rows.join("\n") + "\n"));
+    assert_eq!(rows.len(), LaneOp::ALL.len() + 1);
+}

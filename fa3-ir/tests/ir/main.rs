@@ -1,0 +1,18 @@
+//! The kernel language from outside: every form through ptxas, every rule of the verifier, whole kernels.
+
+mod forms;
+mod kernels;
+mod lane;
+mod programs;
+mod ptxas;
+mod rules;
+mod samples;
+
+/// Compares `text` with the file `name` of this folder; with `FA3_BLESS` set, writes it instead.
+fn snapshot(name: &str, text: &str) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ir").join(name);
+    if std::env::var_os("FA3_BLESS").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{name}; set FA3_BLESS to accept");
+}
