@@ -79,16 +79,27 @@ pub struct ForwardLaw {
 impl ForwardLaw {
     /// Runs the oracle, and standard attention in `precision` as the baseline.
     pub fn new<T: Element>(inputs: &Inputs<'_, T>, precision: Precision) -> ForwardLaw {
-        ForwardLaw::with_baseline(inputs, standard::forward(inputs, precision).o.view(), precision)
+        let baseline = standard::forward(inputs, precision);
+        ForwardLaw::of(oracle::forward(inputs), inputs, baseline.o.view(), precision)
     }
 
-    /// Runs the oracle and takes O of another baseline: FP8 has one of its own.
+    /// The law with O of another baseline on the same inputs: FP8 has one of its own.
+    #[must_use]
     pub fn with_baseline<T: Element>(
+        &self,
         inputs: &Inputs<'_, T>,
         baseline: ArrayView4<'_, f32>,
         precision: Precision,
     ) -> ForwardLaw {
-        let oracle = oracle::forward(inputs);
+        ForwardLaw::of(self.oracle.clone(), inputs, baseline, precision)
+    }
+
+    fn of<T: Element>(
+        oracle: Forward<f64>,
+        inputs: &Inputs<'_, T>,
+        baseline: ArrayView4<'_, f32>,
+        precision: Precision,
+    ) -> ForwardLaw {
         let largest_v = largest(inputs.v().iter().map(|&v| v.into()));
         let noise = noise(&oracle, largest_v);
         let bound = bound(oracle.o.view(), baseline, precision, noise);

@@ -62,7 +62,7 @@ impl<'a> Judge<'a> {
                 law.oracle().o.iter().filter(|o| o.is_finite()).fold(0.0, |max: f64, o| max.max(o.abs()));
             // Results are rounded to bf16, those of the baseline to f16.
             let rmse = 2.0 * norms.rmse + f64::powi(2.0, -9) * largest;
-            let law = ForwardLaw::with_baseline(&inputs, baseline.view(), precision);
+            let law = law.with_baseline(&inputs, baseline.view(), precision);
             Fp8Law { law, rmse }
         });
         Judge { case, values, law, fp8 }
