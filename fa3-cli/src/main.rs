@@ -1,4 +1,4 @@
-//! The `fa3` command: attention of tensors in files, and the schedules behind it.
+//! The `fa3` command: attention of tensors in files, the schedules behind it, and the kernels.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -10,9 +10,17 @@
 
 mod accuracy;
 mod args;
+mod doctor;
 mod draw;
+mod gpu;
+mod ir;
+mod kernel;
+mod kernels;
 mod plan;
+mod ptx;
+mod ptxas;
 mod run;
+mod sim;
 mod write;
 
 use std::error::Error;
@@ -41,6 +49,21 @@ enum Verb {
     /// Shows how a problem would be cut into tiles and scheduled on a GPU
     #[command(long_about = plan::ABOUT)]
     Plan(plan::Options),
+    /// Lists all kernels, what they take and what compilers say of them
+    #[command(long_about = kernels::ABOUT)]
+    Kernels(kernels::Options),
+    /// Prints a kernel, every statement with the line that built it
+    #[command(long_about = ir::ABOUT)]
+    Ir(ir::Options),
+    /// Prints a kernel as PTX, or as JSON with everything that a launch needs
+    #[command(long_about = ptx::ABOUT)]
+    Ptx(ptx::Options),
+    /// Runs a kernel on the CPU under schedules that look for its races
+    #[command(long_about = sim::ABOUT)]
+    Sim(sim::Options),
+    /// Says what this machine has, and what runs on it
+    #[command(long_about = doctor::ABOUT)]
+    Doctor(doctor::Options),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +71,11 @@ fn main() -> ExitCode {
         Verb::Run(options) => run::run(&options).map_err(Into::into),
         Verb::Accuracy(options) => accuracy::run(&options).map_err(Into::into),
         Verb::Plan(options) => plan::run(&options).map_err(Into::into),
+        Verb::Kernels(options) => kernels::run(&options).map_err(Into::into),
+        Verb::Ir(options) => ir::run(&options).map_err(Into::into),
+        Verb::Ptx(options) => ptx::run(&options).map_err(Into::into),
+        Verb::Sim(options) => sim::run(&options).map_err(Into::into),
+        Verb::Doctor(options) => Ok(doctor::run(&options)),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -113,10 +113,15 @@ impl From<GlobalAddr> for Address {
 impl SharedAddr {
     /// Reports the register that it reads and the `bytes` that it touches, which must be aligned to `align`.
     pub(crate) fn visit(self, bytes: u32, align: u32, see: &mut dyn FnMut(Access)) {
+        self.visit_base(see);
+        see(Access::Shared { addr: self, bytes, align });
+    }
+
+    /// Reports the register that it reads.
+    pub(crate) fn visit_base(self, see: &mut dyn FnMut(Access)) {
         if let SharedBase::Value(base) = self.base {
             see(Access::Read(Operand::Value(base), Ty::B32));
         }
-        see(Access::Shared { addr: self, bytes, align });
     }
 }
 

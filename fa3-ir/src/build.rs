@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::panic::Location;
 
+use crate::watch::Watch;
 use crate::{
-    Arg, B32, B64, Barrier, BarrierInfo, Block, Class, Condition, Elem, F32, Inst, Kernel, LaneOp, Launch,
-    MemInst, Node, Param, ParamInfo, ParamKind, Reg, Region, RegionKind, RoleBody, SmemPlan, Stmt, Ty, V,
-    Value, ValueInfo, Var,
+    Arg, B32, B64, Barrier, BarrierInfo, Block, BoxShape, Class, Condition, Elem, F32, Fault, Inst, Kernel,
+    LaneOp, Launch, MemInst, Node, Param, ParamInfo, ParamKind, Pred, Reg, Region, RegionKind, Role,
+    RoleBody, SmemPlan, Source, Stmt, Ty, V, Value, ValueInfo, Var,
 };
 
 /// A parameter that is a tensor map.
@@ -24,6 +25,12 @@ pub struct Builder {
     block: Block,
     /// Whether that is the prologue itself.
     at_top: bool,
+    /// The warps that run it.
+    warps: Range<u32>,
+    /// The line of the kernel that is being served, when the floor above builds several statements for it.
+    source: Option<Source>,
+    /// What must still be done, and what is in flight.
+    pub(crate) watch: Watch,
 }
 
 /// Declarations.
@@ -39,13 +46,22 @@ impl Builder {
             barriers: Vec::new(),
             prologue: Block::new(),
             roles: Vec::new(),
+            misuse: Vec::new(),
         };
-        Builder { kernel, block: Block::new(), at_top: true }
+        Builder {
+            kernel,
+            block: Block::new(),
+            at_top: true,
+            warps: 0..launch.warps(),
+            source: None,
+            watch: Watch::new(),
+        }
     }
 
     /// The kernel, not yet verified: [`crate::verify()`] or [`crate::ptx::emit`] say whether it is sound.
     pub fn finish(mut self) -> Kernel {
         self.kernel.prologue = self.block;
+        self.kernel.misuse = self.watch.finish();
         self.kernel
     }
 
@@ -86,9 +102,9 @@ impl Builder {
         self.loaded_param(name, ParamKind::Pointer(elem))
     }
 
-    /// Declares a parameter that is a tensor map of `rank` dimensions.
-    pub fn param_tensor_map(&mut self, name: &str, rank: u32, elem: Elem) -> TensorMap {
-        TensorMap(self.param(name, ParamKind::TensorMap { rank, elem }))
+    /// Declares a parameter that is a tensor map, whose copies move boxes of this shape.
+    pub fn param_tensor_map(&mut self, name: &str, shape: BoxShape) -> TensorMap {
+        TensorMap(self.param(name, ParamKind::TensorMap(shape)))
     }
 
     /// Declares `bytes` of shared memory, aligned to `align`.
@@ -103,7 +119,7 @@ impl Builder {
 
     /// Declares `count` mbarriers, 8 bytes each, to be initialised for `arrivals` a phase.
     pub fn mbarriers(&mut self, name: &str, count: u32, arrivals: u32) -> Region {
-        self.kernel.smem.append(name, 8 * count, 8, RegionKind::Mbarriers { arrivals })
+        self.kernel.smem.append(name, count.saturating_mul(8), 8, RegionKind::Mbarriers { arrivals })
     }
 
     /// Declares a named barrier of `threads` threads; numbers are given from 1 on.
@@ -218,16 +234,15 @@ impl Builder {
         then: impl FnOnce(&mut Builder),
         otherwise: impl FnOnce(&mut Builder),
     ) {
-        let source = Location::caller();
         let (then, otherwise) = (self.block(then), self.block(otherwise));
-        self.block.push(Stmt { node: Node::If { condition, uniform, then, otherwise }, source });
+        self.append(Node::If { condition, uniform, then, otherwise });
     }
 
     /// Predicates the instructions that `body` builds: only the lanes where `condition` holds execute them, and
     /// what they define is undefined in the others. A body with control flow becomes [`Builder::if_lanes`].
     #[track_caller]
     pub fn guarded(&mut self, condition: impl Into<Condition>, body: impl FnOnce(&mut Builder)) {
-        let (condition, source) = (condition.into(), Location::caller());
+        let condition = self.kept(condition.into());
         let mut body = self.block(body);
         let predicable = |stmt: &Stmt| matches!(stmt.node, Node::Inst { guard: None, .. });
         if body.iter().all(predicable) {
@@ -238,24 +253,31 @@ impl Builder {
             }
             self.block.append(&mut body);
         } else {
-            let node = Node::If { condition, uniform: false, then: body, otherwise: Block::new() };
-            self.block.push(Stmt { node, source });
+            self.append(Node::If { condition, uniform: false, then: body, otherwise: Block::new() });
         }
+    }
+
+    /// The condition as it is now, also where the body assigns the variable that it came from.
+    #[track_caller]
+    fn kept(&mut self, condition: Condition) -> Condition {
+        let mutable = self.kernel.values.get(condition.pred.0 as usize).is_some_and(|info| info.mutable);
+        if !mutable {
+            return condition;
+        }
+        Condition { pred: self.get(Var::<Pred>::new(condition.pred)).value(), ..condition }
     }
 
     /// Repeats `body` until a [`Builder::break_if`] in it.
     #[track_caller]
     pub fn repeat(&mut self, body: impl FnOnce(&mut Builder)) {
-        let source = Location::caller();
         let body = self.block(body);
-        self.block.push(Stmt { node: Node::Loop { body }, source });
+        self.append(Node::Loop { body });
     }
 
     /// Leaves the innermost loop where `condition` holds. All lanes that run the loop agree on it.
     #[track_caller]
     pub fn break_if(&mut self, condition: impl Into<Condition>) {
-        let source = Location::caller();
-        self.block.push(Stmt { node: Node::Break { condition: condition.into() }, source });
+        self.append(Node::Break { condition: condition.into() });
     }
 
     /// Runs `body` for the unsigned numbers `first`, `first + step`, ... below `end`, the same in all lanes. `end` + `step` must
@@ -268,34 +290,68 @@ impl Builder {
         step: u32,
         body: impl FnOnce(&mut Builder, V<B32>),
     ) {
-        let next = self.var("next", first);
-        self.repeat(|b| {
-            let done = b.ge_u32(next, end);
-            b.break_if(done);
-            let index = b.get(next);
-            body(b, index);
-            let after = b.add(index, step);
-            b.set(next, after);
+        let (served, here) = (self.source, Some(self.source.unwrap_or(Location::caller())));
+        self.on_behalf_of(here, |b| {
+            let next = b.var("next", first);
+            b.repeat(|b| {
+                let done = b.ge_u32(next, end);
+                b.break_if(done);
+                let index = b.get(next);
+                b.on_behalf_of(served, |b| body(b, index));
+                let after = b.add(index, step);
+                b.set(next, after);
+            });
         });
     }
 
-    /// What the warps `warps` run after the prologue.
-    ///
-    /// # Panics
-    /// Inside a role, a branch or a loop.
+    /// What the warps of `role` run after the prologue, with its registers.
     #[track_caller]
-    pub fn role(&mut self, name: &str, warps: Range<u32>, body: impl FnOnce(&mut Builder)) {
-        assert!(self.at_top, "role {name} is declared inside a role, a branch or a loop");
+    pub fn role(&mut self, role: Role, body: impl FnOnce(&mut Builder)) {
         let source = Location::caller();
-        let block = self.block(body);
-        self.kernel.roles.push(RoleBody { name: name.to_owned(), warps, block, source });
+        if !self.at_top {
+            self.watch.fault(Fault::RoleInside { role: role.name.clone() }, source);
+        }
+        let entry = self.kernel.launch.entry_registers();
+        let everyone = std::mem::replace(&mut self.warps, role.warps.clone());
+        let block = self.block(|b| {
+            b.on_behalf_of(Some(source), |b| match role.registers {
+                Some(registers) if registers < entry => b.set_max_registers_down(registers),
+                Some(registers) if registers > entry => b.set_max_registers_up(registers),
+                Some(_) | None => {}
+            });
+            body(b);
+        });
+        self.warps = everyone;
+        self.kernel.roles.push(RoleBody { name: role.name, warps: role.warps, block, source });
+    }
+
+    /// How the kernel is launched.
+    pub fn launch(&self) -> Launch {
+        self.kernel.launch
+    }
+
+    /// The regions of mbarriers: how many, for how many arrivals.
+    pub(crate) fn mbarrier_regions(&self) -> Vec<(Region, u32, u32)> {
+        let regions = self.kernel.smem.regions.iter().zip(0..);
+        let mbarriers = regions.filter_map(|(info, index)| match info.kind {
+            RegionKind::Mbarriers { arrivals } => Some((Region(index), info.bytes / 8, arrivals)),
+            RegionKind::Bytes => None,
+        });
+        mbarriers.collect()
+    }
+
+    /// The warps that run what is being built: those of the role, all of them in the prologue.
+    pub(crate) fn warps(&self) -> Range<u32> {
+        self.warps.clone()
     }
 
     /// What `build` appends, as a block of its own.
     fn block(&mut self, build: impl FnOnce(&mut Builder)) -> Block {
         let outer = std::mem::take(&mut self.block);
         let at_top = std::mem::replace(&mut self.at_top, false);
+        let watched = self.watch.enter();
         build(self);
+        self.watch.leave(watched);
         self.at_top = at_top;
         std::mem::replace(&mut self.block, outer)
     }
@@ -316,6 +372,35 @@ impl Builder {
     /// Appends an instruction.
     #[track_caller]
     pub(crate) fn push(&mut self, inst: Inst) {
-        self.block.push(Stmt { node: Node::Inst { guard: None, inst }, source: Location::caller() });
+        self.append(Node::Inst { guard: None, inst });
+    }
+
+    #[track_caller]
+    fn append(&mut self, node: Node) {
+        let source = self.source.unwrap_or(Location::caller());
+        self.block.push(Stmt { node, source });
+    }
+
+    /// What `build` appends is the caller's doing: its line, or that of whom the caller serves, is the source.
+    #[track_caller]
+    pub(crate) fn as_one<R>(&mut self, build: impl FnOnce(&mut Builder) -> R) -> R {
+        self.on_behalf_of(Some(self.source.unwrap_or(Location::caller())), build)
+    }
+
+    /// What `build` appends has this source; without one, each statement its own.
+    pub(crate) fn on_behalf_of<R>(
+        &mut self,
+        source: Option<Source>,
+        build: impl FnOnce(&mut Builder) -> R,
+    ) -> R {
+        let outer = std::mem::replace(&mut self.source, source);
+        let result = build(self);
+        self.source = outer;
+        result
+    }
+
+    /// On whose behalf statements are appended now.
+    pub(crate) fn served(&self) -> Option<Source> {
+        self.source
     }
 }

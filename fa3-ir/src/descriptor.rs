@@ -3,6 +3,8 @@
 //! A descriptor is a start address and three constants. Everything but the address is known when a kernel is
 //! built, and so is what a step along K adds.
 
+use std::fmt;
+
 use crate::Major;
 
 /// The permutation of 16-byte chunks within rows of 32, 64 or 128 bytes.
@@ -52,6 +54,15 @@ impl Swizzle {
     }
 }
 
+impl fmt::Display for Swizzle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Swizzle::None => write!(f, "no swizzle"),
+            Swizzle::B32 | Swizzle::B64 | Swizzle::B128 => write!(f, "{}-byte swizzle", self.row_bytes()),
+        }
+    }
+}
+
 /// Where the elements of an operand lie, relative to the start address of its tile.
 ///
 /// With `span` = [`Swizzle::row_bytes`], the byte of element (r, k), r along M or N, is [`Swizzle::apply`] of
@@ -69,7 +80,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A K-major tile whose rows are as long as the swizzle's, one after the other.
+    /// A swizzled K-major tile whose rows are as long as the swizzle's, one after the other. Without swizzle `leading`
+    /// depends on the number of rows.
     pub const fn k_major(swizzle: Swizzle) -> Layout {
         Layout { swizzle, leading: 16, stride: swizzle.pattern_bytes() }
     }
@@ -107,12 +119,12 @@ const fn field(bytes: u32) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// The byte of element (r, k) of a 2-byte operand, read back from the descriptor's fields: the address
     /// function of the PTX ISA's canonical layouts.
-    fn element(descriptor: u64, major: Major, r: u32, k: u32) -> u32 {
+    pub(crate) fn element(descriptor: u64, major: Major, r: u32, k: u32) -> u32 {
         let part = |shift: u32| ((descriptor >> shift & 0x3FFF) as u32) << 4;
         let (start, leading, stride) = (part(0), part(16), part(32));
         let bits = [0, 3, 2, 1][(descriptor >> 62) as usize];

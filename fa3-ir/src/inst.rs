@@ -79,10 +79,17 @@ pub enum Access {
     Shared {
         /// Where.
         addr: SharedAddr,
-        /// How much; 1 if only the instruction's run time knows.
+        /// How much; 1 if only the instruction's run time knows, 0 if it takes the address only.
         bytes: u32,
         /// What the address must be a multiple of.
         align: u32,
+    },
+    /// Touches the box of a tensor map in shared memory.
+    SharedBox {
+        /// Where.
+        addr: SharedAddr,
+        /// Whose.
+        map: TensorMap,
     },
     /// Uses an mbarrier.
     Mbarrier {
@@ -148,7 +155,7 @@ impl Inst {
             }
             Inst::Special { dst, register } => see(Access::Write(*dst, register.ty())),
             Inst::RegionAddress { dst, region } => {
-                see(Access::Shared { addr: region.at(0), bytes: 1, align: 1 });
+                see(Access::Shared { addr: region.at(0), bytes: 0, align: 1 });
                 see(Access::Write(*dst, Ty::B32));
             }
             Inst::Mem(inst) => inst.visit(see),

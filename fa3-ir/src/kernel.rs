@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::panic::Location;
 
-use crate::{Condition, Inst, SmemPlan, ValueInfo};
+use crate::{BoxShape, Condition, Inst, SmemPlan, ValueInfo, VerifyError};
 
 /// Where in the kernel's Rust source a statement was built.
 pub type Source = &'static Location<'static>;
@@ -27,6 +27,8 @@ pub struct Kernel {
     pub prologue: Block,
     /// What the warps run then, each its own role. Without roles the prologue is everything.
     pub roles: Vec<RoleBody>,
+    /// What its builder found wrong while it grew: rules V-25 to V-28.
+    pub misuse: Vec<VerifyError>,
 }
 
 /// How a kernel must be launched.
@@ -55,9 +57,10 @@ impl Launch {
         self.threads / 32
     }
 
-    /// Registers of a thread at entry: an equal share of the SM's 65536, in units of 8.
+    /// Registers of a thread at entry: an equal share of the SM's 65536 among whole warpgroups, in units of 8, as ptxas
+    /// has it.
     pub fn entry_registers(self) -> u32 {
-        (65536 / self.threads.max(1)).min(256) / 8 * 8
+        (65536 / self.threads.clamp(1, 1024).next_multiple_of(128)).min(256) / 8 * 8
     }
 }
 
@@ -85,13 +88,8 @@ pub enum ParamKind {
     F32,
     /// The address of an array in global memory.
     Pointer(Elem),
-    /// A tensor map: 128 bytes, aligned to 64.
-    TensorMap {
-        /// Its number of dimensions.
-        rank: u32,
-        /// The element type of its tensor.
-        elem: Elem,
-    },
+    /// A tensor map, 128 bytes aligned to 64, whose copies move this box.
+    TensorMap(BoxShape),
 }
 
 /// Element types of arrays in global memory.
@@ -107,6 +105,18 @@ pub enum Elem {
     E4m3,
 }
 
+impl Elem {
+    /// Its size.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Elem::U8 | Elem::E4m3 => 1,
+            Elem::F16 | Elem::Bf16 => 2,
+            Elem::U32 | Elem::F32 => 4,
+            Elem::U64 => 8,
+        }
+    }
+}
+
 /// A named barrier: an index into [`Kernel::barriers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Barrier(pub u32);
@@ -120,6 +130,30 @@ pub struct BarrierInfo {
     pub id: u32,
     /// Threads that arrive or wait in a generation.
     pub threads: u32,
+}
+
+/// Some warps of a CTA, which do one thing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Role {
+    /// Its name, a PTX identifier.
+    pub name: String,
+    /// Its warps.
+    pub warps: Range<u32>,
+    /// Registers a thread, from the CTA's pool: 24 to 256 in steps of 8. `None` keeps those of the entry.
+    pub registers: Option<u32>,
+}
+
+impl Role {
+    /// A role that keeps the registers of the entry.
+    pub fn new(name: &str, warps: Range<u32>) -> Role {
+        Role { name: name.to_owned(), warps, registers: None }
+    }
+
+    /// With `registers` a thread.
+    #[must_use]
+    pub fn registers(self, registers: u32) -> Role {
+        Role { registers: Some(registers), ..self }
+    }
 }
 
 /// What some of the warps run after the prologue.
@@ -178,4 +212,18 @@ pub enum Node {
         /// When.
         condition: Condition,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What ptxas 13.5 takes as the registers at entry: the largest setmaxnreg.dec that it assembles.
+    #[test]
+    fn registers_at_entry_are_those_of_ptxas() {
+        let entry = |threads| Launch::threads(threads).entry_registers();
+        let threads = [128, 256, 288, 320, 352, 384, 416, 448, 480, 512, 1024];
+        assert_eq!(threads.map(entry), [256, 256, 168, 168, 168, 168, 128, 128, 128, 128, 64]);
+        assert_eq!([0, u32::MAX].map(entry), [256, 64]);
+    }
 }

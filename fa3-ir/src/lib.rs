@@ -56,6 +56,14 @@ mod names;
 mod build;
 mod kernel;
 mod smem;
+mod tensor;
+mod watch;
+
+// Launches.
+mod args;
+
+// Tiles, fragments, rings: what kernels are written with.
+mod tile;
 
 // What becomes of them.
 mod print;
@@ -63,6 +71,7 @@ pub mod ptx;
 pub mod verify;
 
 pub use address::{Address, GlobalAddr, SharedAddr, SharedBase};
+pub use args::{ArgError, ArgValue, check_args, check_grid};
 pub use build::{Builder, TensorMap};
 pub use descriptor::{Layout, Swizzle, descriptor_address};
 pub use inst::barrier::{BarrierInst, BarrierRef};
@@ -77,12 +86,20 @@ pub use inst::warp::{ShflMode, VoteMode, WarpInst};
 pub use inst::wgmma::{Major, Mma, ScaleD, WgmmaA, WgmmaInst, WgmmaType};
 pub use inst::{Access, Inst};
 pub use kernel::{
-    Barrier, BarrierInfo, Block, Elem, Kernel, Launch, Node, Param, ParamInfo, ParamKind, RoleBody, Source,
-    Stmt,
+    Barrier, BarrierInfo, Block, Elem, Kernel, Launch, Node, Param, ParamInfo, ParamKind, Role, RoleBody,
+    Source, Stmt,
 };
 pub use lane::{Bits, LaneInst, LaneOp, Number, Select};
 pub use ptx::Ptx;
 pub use smem::{Region, RegionInfo, RegionKind, SmemPlan};
+pub use tensor::{BoxShape, TensorMapError, TensorView};
+pub use tile::copy::TileMap;
+pub use tile::frag::{AFrag, At, Frag};
+pub use tile::gemm::{Chain, Destination, Fresh, InFlight, gemm_rs, gemm_ss};
+pub use tile::outbox::{Draft, Outbox, Outboxes};
+pub use tile::ring::{Consumer, EmptySlot, FullSlot, HeldSlot, Producer, Ring};
+pub use tile::rows::{Rows, RowsVar};
+pub use tile::{Matrix, Tile, TileShape};
 pub use ty::{B16, B32, B64, Class, F32, Pred, Stored, Ty, Word};
 pub use value::{Arg, Condition, Imm, Operand, Reg, V, Value, ValueInfo, Var};
 pub use verify::{Fault, VerifyError, verify};

@@ -110,7 +110,7 @@ impl fmt::Display for ParamKind {
             ParamKind::U64 => write!(f, "u64"),
             ParamKind::F32 => write!(f, "f32"),
             ParamKind::Pointer(elem) => write!(f, "pointer to {elem}"),
-            ParamKind::TensorMap { rank, elem } => write!(f, "tensor map, {rank} dimensions of {elem}"),
+            ParamKind::TensorMap(shape) => write!(f, "tensor map, {shape}"),
         }
     }
 }

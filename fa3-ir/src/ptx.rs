@@ -111,7 +111,7 @@ impl Emitter<'_> {
     /// The generic address of each tensor map, in a register that has its name.
     fn tensor_maps(&mut self, kernel: &Kernel) {
         for ParamInfo { name, kind } in &kernel.params {
-            if let ParamKind::TensorMap { .. } = kind {
+            if let ParamKind::TensorMap(_) = kind {
                 self.line(&format!(".reg .b64 %map_{name};"));
                 self.line(&format!("mov.b64 %map_{name}, param_{name};"));
                 self.line(&format!("cvta.param.u64 %map_{name}, %map_{name};"));
@@ -136,10 +136,10 @@ impl Emitter<'_> {
                 role.warps.end - 1
             ));
             self.line(&format!("setp.ge.u32 %other, %warp, {};", role.warps.end));
-            self.line(&format!("@%other bra.uni after_{};", role.name));
+            self.line(&format!("@%other bra.uni after_role_{};", role.name));
             self.block(&role.block);
             self.line("ret;");
-            self.label(&format!("after_{}", role.name));
+            self.label(&format!("after_role_{}", role.name));
         }
         self.line(&format!("// role {}: warps {} to {}", last.name, last.warps.start, last.warps.end - 1));
         self.block(&last.block);
@@ -216,7 +216,7 @@ fn declaration(ParamInfo { name, kind }: &ParamInfo) -> String {
         ParamKind::U32 => format!("    .param .u32 param_{name}"),
         ParamKind::U64 | ParamKind::Pointer(_) => format!("    .param .u64 param_{name}"),
         ParamKind::F32 => format!("    .param .f32 param_{name}"),
-        ParamKind::TensorMap { .. } => format!("    .param .align 64 .b8 param_{name}[128]"),
+        ParamKind::TensorMap(_) => format!("    .param .align 64 .b8 param_{name}[128]"),
     }
 }
 

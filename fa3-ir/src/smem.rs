@@ -65,7 +65,7 @@ impl SmemPlan {
 
     /// Puts a region behind all others.
     pub(crate) fn append(&mut self, name: &str, bytes: u32, align: u32, kind: RegionKind) -> Region {
-        let offset = self.bytes().next_multiple_of(align.max(1));
+        let offset = self.bytes().checked_next_multiple_of(align.max(1)).unwrap_or(u32::MAX);
         self.push(RegionInfo { name: name.to_owned(), offset, bytes, align, kind, overlays: Vec::new() })
     }
 

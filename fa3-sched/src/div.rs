@@ -31,10 +31,12 @@ impl FastDiv<u32> {
         // Below 2³²: the divisor exceeds 2^(shift − 1).
         FastDiv { divisor, multiplier: multiplier as u32, shift }
     }
+}
 
+impl<T> FastDiv<T> {
     /// The same divisor with `f` applied to each of its numbers in a fixed order: to declare them as
     /// parameters of a kernel, to pass them, or to make them literals.
-    pub fn map<U>(self, mut f: impl FnMut(u32) -> U) -> FastDiv<U> {
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> FastDiv<U> {
         FastDiv { divisor: f(self.divisor), multiplier: f(self.multiplier), shift: f(self.shift) }
     }
 }

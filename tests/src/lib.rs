@@ -26,7 +26,10 @@
 mod case;
 mod engine;
 mod judge;
+pub mod ladder;
 mod ledger;
+pub mod mutate;
+pub mod micro;
 pub mod reshape;
 pub mod strategies;
 pub mod testdata;

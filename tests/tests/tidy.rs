@@ -6,15 +6,17 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 /// Which crates of ours a crate may depend on. A new crate must be given a line here and a place in ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 8] = [
+const EDGES: [(&str, &[&str]); 10] = [
     ("fa3-types", &[]),
     ("fa3-ref", &["fa3-types"]),
     ("fa3-quant", &["fa3-types"]),
     ("fa3-sched", &["fa3-types"]),
     ("fa3-ir", &["fa3-types"]),
+    ("fa3-sim", &["fa3-ir", "fa3-types"]),
+    ("fa3-cuda", &["fa3-ir", "fa3-sched", "fa3-types"]),
     ("fa3", &["fa3-types", "fa3-ref", "fa3-quant", "fa3-sched"]),
-    ("fa3-cli", &["fa3"]),
-    ("fa3-tests", &["fa3"]),
+    ("fa3-cli", &["fa3", "fa3-cuda", "fa3-ir", "fa3-sim"]),
+    ("fa3-tests", &["fa3", "fa3-cuda", "fa3-ir", "fa3-sim"]),
 ];
 
 /// A file can be read in one go.
@@ -103,11 +105,12 @@ fn crates_depend_on_each_other_only_as_allowed() {
     }
 }
 
+/// Unsafe code is where a driver is called, and nowhere else.
 #[test]
-fn no_crate_has_unsafe_code() {
+fn unsafe_code_stays_in_the_host_layer() {
     let workspace = manifest(&root().join("Cargo.toml"));
     assert_eq!(workspace["workspace"]["lints"]["rust"]["unsafe_code"].as_str(), Some("forbid"));
-    for member in members() {
+    for member in members().into_iter().filter(|member| member != "fa3-cuda") {
         let lints = &manifest(&root().join(&member).join("Cargo.toml"))["lints"];
         assert_eq!(lints["workspace"].as_bool(), Some(true), "{member} does not take the workspace's lints");
         let crate_root = ["src/lib.rs", "src/main.rs"].map(|file| root().join(&member).join(file));
@@ -115,6 +118,22 @@ fn no_crate_has_unsafe_code() {
         let forbids = read(crate_root).lines().any(|line| line == "#![forbid(unsafe_code)]");
         assert!(forbids, "{} does not forbid unsafe code", crate_root.display());
     }
+    let cuda = manifest(&root().join("fa3-cuda/Cargo.toml"));
+    assert_eq!(cuda["lints"]["rust"]["unsafe_code"].as_str(), Some("deny"));
+    for (name, text) in sources().into_iter().filter(|(name, _)| name.starts_with("fa3-cuda/src")) {
+        assert_eq!(text.contains("allow(unsafe_code"), name == "fa3-cuda/src/host.rs", "{name}");
+    }
+}
+
+/// The kernels know no driver.
+#[test]
+fn kernels_know_no_driver() {
+    let kernels = sources().into_iter().filter(|(name, _)| name.starts_with("fa3-cuda/src/kernels"));
+    let with_driver: Vec<String> = kernels
+        .filter(|(_, text)| text.contains("cudarc") || text.contains("host::"))
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(with_driver, [""; 0]);
 }
 
 /// Relative links and pictures of the Markdown files lead somewhere.
@@ -136,6 +155,27 @@ fn links_lead_somewhere() {
         }
     }
     assert!(links >= 5, "{links} links: are they looked for?");
+}
+
+/// Code that the documentation quotes is what the file has: a fence below `<!-- quote: FILE -->`.
+#[test]
+fn quotations_are_true() {
+    let mut quotations = 0;
+    for entry in fs::read_dir(root().join("docs")).expect("the repository has documentation") {
+        let path = entry.expect("a folder can be read").path();
+        if path.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        for quotation in read(&path).split("<!-- quote: ").skip(1) {
+            let (file, rest) = quotation.split_once(" -->").expect("a quotation names its file");
+            let code = rest.split("```").nth(1).and_then(|fence| fence.split_once('\n'));
+            let (_, code) = code.expect("a quotation is fenced");
+            let known = read(&root().join(file)).contains(code);
+            assert!(known, "{} quotes what {file} does not have:\n{code}", path.display());
+            quotations += 1;
+        }
+    }
+    assert!(quotations >= 5, "{quotations} quotations: are they looked for?");
 }
 
 #[test]

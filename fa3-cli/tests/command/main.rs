@@ -1,9 +1,11 @@
 //! `fa3` as a command: the binary is run on files in temporary folders.
 
 mod accuracy;
+mod kernels;
 mod plan;
 mod refusals;
 mod run;
+mod sim;
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
@@ -17,7 +19,14 @@ pub(crate) struct Ran {
 }
 
 pub(crate) fn fa3<S: AsRef<OsStr>>(args: &[S]) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_fa3")).args(args).stdin(Stdio::null()).output().unwrap();
+    fa3_with(args, &[])
+}
+
+/// The same in an environment with these variables.
+pub(crate) fn fa3_with<S: AsRef<OsStr>>(args: &[S], variables: &[(&str, &str)]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fa3"));
+    command.args(args).envs(variables.iter().copied()).stdin(Stdio::null());
+    let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }

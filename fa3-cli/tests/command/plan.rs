@@ -102,10 +102,10 @@ fn help_has_examples() {
     let (_, verbs) = help.split_once("Commands:\n").unwrap();
     let verbs = verbs.lines().take_while(|line| !line.is_empty());
     let verbs: Vec<&str> = verbs.filter_map(|line| line.split_whitespace().next()).collect();
-    assert_eq!(verbs, ["run", "accuracy", "plan", "help"]);
-    for verb in &verbs[..3] {
+    assert_eq!(verbs, ["run", "accuracy", "plan", "kernels", "ir", "ptx", "sim", "doctor", "help"]);
+    for verb in &verbs[..8] {
         let help = fa3(&[verb, &"--help"]).succeeded();
-        assert!(help.contains("Examples:") && help.contains(&format!("fa3 {verb} ")), "{help}");
+        assert!(help.contains("Examples:") && help.contains(&format!("\n  fa3 {verb}")), "{help}");
     }
     assert_eq!(fa3(&["--version"]).succeeded(), format!("fa3 {}\n", env!("CARGO_PKG_VERSION")));
 }

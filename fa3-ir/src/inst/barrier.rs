@@ -40,6 +40,9 @@ impl BarrierInst {
             BarrierInst::Sync(BarrierRef::Computed { id, threads })
             | BarrierInst::Arrive(BarrierRef::Computed { id, threads }) => {
                 see(Access::Read(id, Ty::B32));
+                if let Some(given) = id.constant() {
+                    see(Access::Limit { what: "barrier number", given, min: 1, max: 15, multiple: 1 });
+                }
                 let what = "barrier threads";
                 see(Access::Limit { what, given: threads, min: 32, max: 1024, multiple: 32 });
             }

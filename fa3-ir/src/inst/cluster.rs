@@ -29,7 +29,7 @@ impl ClusterInst {
         match self {
             ClusterInst::Arrive { .. } | ClusterInst::Wait => {}
             ClusterInst::MapAddress { dst, addr, cta } => {
-                addr.visit(1, 1, see);
+                addr.visit(0, 1, see);
                 see(Access::Read(*cta, Ty::B32));
                 see(Access::Write(*dst, Ty::B32));
             }

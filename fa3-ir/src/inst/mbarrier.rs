@@ -21,7 +21,7 @@ pub enum MbarrierInst {
     ArriveExpect { addr: SharedAddr, bytes: Operand },
     /// `mbarrier.expect_tx`: the phase also misses `bytes` more.
     Expect { addr: SharedAddr, bytes: Operand },
-    /// `mbarrier.arrive` at a computed address of the cluster.
+    /// `mbarrier.arrive` at a computed address of the cluster; its release has the CTA's scope only.
     ArriveRemote { addr: Value },
     /// `cp.async.mbarrier.arrive.noinc`: one arrival when this thread's copies so far are complete.
     ArriveCopied { addr: SharedAddr },
@@ -36,7 +36,7 @@ pub enum MbarrierInst {
 impl MbarrierInst {
     pub(crate) fn visit(&self, see: &mut dyn FnMut(Access)) {
         let barrier = |addr: SharedAddr, arrivals, see: &mut dyn FnMut(Access)| {
-            addr.visit(8, 8, see);
+            addr.visit_base(see);
             see(Access::Mbarrier { addr, arrivals });
         };
         match *self {
@@ -148,7 +148,8 @@ impl Builder {
         self.push(Inst::Mbarrier(MbarrierInst::Expect { addr: addr.into(), bytes: bytes.operand() }));
     }
 
-    /// Arrives once at the mbarrier of another CTA of the cluster ([`Builder::map_address`]).
+    /// Arrives once at the mbarrier of another CTA of the cluster ([`Builder::map_address`]). It says that this CTA
+    /// is done with what the other refills; what this thread wrote is not visible there: the release is of the CTA's scope.
     #[track_caller]
     pub fn mbarrier_arrive_remote(&mut self, addr: impl Reg<Ty = B32>) {
         self.push(Inst::Mbarrier(MbarrierInst::ArriveRemote { addr: addr.value() }));

@@ -78,13 +78,13 @@ impl TmaInst {
         match self {
             TmaInst::Load { dst, map, coords, mbarrier, options } => {
                 visit_tensor(*map, coords, see);
-                dst.visit(1, 128, see);
+                visit_box(*dst, *map, see);
                 visit_mbarrier(*mbarrier, see);
                 options.visit(see);
             }
             TmaInst::Store { map, coords, src } | TmaInst::ReduceAdd { map, coords, src } => {
                 visit_tensor(*map, coords, see);
-                src.visit(1, 128, see);
+                visit_box(*src, *map, see);
             }
             TmaInst::BulkLoad { dst, src, bytes, mbarrier, options } => {
                 dst.visit(visit_bytes(*bytes, see), 16, see);
@@ -199,8 +199,13 @@ fn visit_tensor(map: TensorMap, coords: &[Operand], see: &mut dyn FnMut(Access))
     coords.iter().for_each(|&coord| see(Access::Read(coord, Ty::B32)));
 }
 
+fn visit_box(addr: SharedAddr, map: TensorMap, see: &mut dyn FnMut(Access)) {
+    addr.visit_base(see);
+    see(Access::SharedBox { addr, map });
+}
+
 fn visit_mbarrier(addr: SharedAddr, see: &mut dyn FnMut(Access)) {
-    addr.visit(8, 8, see);
+    addr.visit_base(see);
     see(Access::Mbarrier { addr, arrivals: None });
 }
 
@@ -208,7 +213,7 @@ fn visit_mbarrier(addr: SharedAddr, see: &mut dyn FnMut(Access)) {
 fn visit_bytes(bytes: Operand, see: &mut dyn FnMut(Access)) -> u32 {
     see(Access::Read(bytes, Ty::B32));
     let Some(given) = bytes.constant() else { return 1 };
-    see(Access::Limit { what: "bulk copy bytes", given, min: 0, max: (1 << 20) - 16, multiple: 16 });
+    see(Access::Limit { what: "bulk copy bytes", given, min: 16, max: (1 << 20) - 16, multiple: 16 });
     given
 }
 

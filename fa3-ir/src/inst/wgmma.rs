@@ -1,5 +1,7 @@
 //! Matrix products of a warpgroup: D = A · B + D, asynchronous, D in registers.
 
+use std::collections::HashSet;
+
 use crate::inst::Access;
 use crate::names::Names;
 use crate::{Arg, B32, B64, Builder, F32, Inst, Operand, Pred, Reg, Ty, Value, Var};
@@ -134,6 +136,8 @@ impl Mma {
         see(Access::Limit { what: "wgmma n", given: self.n, min: 8, max: 256, multiple: 8 });
         let (given, expected) = (self.d.len(), self.n as usize / 2);
         see(Access::Count { what: "accumulator registers", given, expected });
+        let different = self.d.iter().collect::<HashSet<_>>().len();
+        see(Access::Count { what: "different accumulator registers", given: different, expected: given });
         match self.a {
             WgmmaA::Shared { desc, .. } => see(Access::Read(desc, Ty::B64)),
             WgmmaA::Registers(a) => {

@@ -1,7 +1,9 @@
-//! Rules about what a kernel declares: V-13, V-15 to V-20, V-23.
+//! Rules about what a kernel declares: V-13, V-15 to V-20, V-23, V-24.
 
 use super::{Fault, VerifyError};
-use crate::{Block, Inst, Kernel, MiscInst, Node, Region, RegionInfo, RoleBody, SmemPlan, Source};
+use crate::{
+    Block, Inst, Kernel, MiscInst, Node, ParamInfo, ParamKind, Region, RegionInfo, RoleBody, SmemPlan, Source,
+};
 
 /// Every violation.
 pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
@@ -11,6 +13,7 @@ pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
     regions(&kernel.smem, &mut faults);
     roles(kernel, &mut faults);
     names(kernel, &mut faults);
+    boxes(kernel, &mut faults);
     let mut errors: Vec<_> = faults.into_iter().map(|fault| VerifyError { fault, source: None }).collect();
     registers(kernel, &mut errors);
     errors
@@ -85,7 +88,7 @@ fn names(kernel: &Kernel, faults: &mut Vec<Fault>) {
     let roles: Vec<&str> = kernel.roles.iter().map(|role| role.name.as_str()).collect();
     for (what, names) in [("kernel", &kernel_name[..]), ("parameter", &params), ("role", &roles)] {
         for (index, &name) in names.iter().enumerate() {
-            if !is_identifier(name) {
+            if !is_identifier(name) || what == "kernel" && TAKEN.contains(&name) {
                 faults.push(Fault::Identifier { what, name: name.to_owned() });
             }
             if names[..index].contains(&name) {
@@ -94,6 +97,19 @@ fn names(kernel: &Kernel, faults: &mut Vec<Fault>) {
         }
     }
 }
+
+fn boxes(kernel: &Kernel, faults: &mut Vec<Fault>) {
+    for ParamInfo { name, kind } in &kernel.params {
+        if let ParamKind::TensorMap(shape) = kind
+            && let Err(error) = shape.check()
+        {
+            faults.push(Fault::TensorMap { param: name.clone(), error });
+        }
+    }
+}
+
+/// What a kernel cannot be called: shared memory has one of these names, PTX has a constant of the other.
+const TAKEN: [&str; 2] = ["smem", "WARP_SZ"];
 
 fn is_identifier(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphabetic())
@@ -111,15 +127,24 @@ fn registers(kernel: &Kernel, errors: &mut Vec<VerifyError>) {
         let mut changes = Vec::new();
         register_changes(&kernel.prologue, &mut changes);
         register_changes(block, &mut changes);
-        if let Some(&(increase, given, source)) = changes.first()
-            && if increase { given < entry } else { given > entry }
-        {
-            let fault = Fault::SetMaxRegisters { given, entry };
-            errors.push(VerifyError { fault, source: Some(source) });
+        let mut before = entry;
+        for &(increase, given, source) in &changes {
+            if if increase { given < before } else { given > before } {
+                let fault = Fault::SetMaxRegisters { given, before };
+                errors.push(VerifyError { fault, source: Some(source) });
+            }
+            before = given;
+        }
+        for source in [&kernel.prologue, block].into_iter().flat_map(nested_changes) {
+            errors.push(VerifyError { fault: Fault::SetMaxRegistersNested, source: Some(source) });
         }
         let registers = changes.last().map_or(entry, |&(_, registers, _)| registers);
         let warps = range.end.saturating_sub(range.start);
-        (taken, counted) = (taken + 32 * warps * registers, counted + warps);
+        // V-6 and V-13 report what is too large to be counted.
+        (taken, counted) = (
+            warps.saturating_mul(32).saturating_mul(registers).saturating_add(taken),
+            warps.saturating_add(counted),
+        );
     }
     // Roles that overlap are counted twice; V-13 says so.
     let pool = entry * kernel.launch.threads;
@@ -128,19 +153,29 @@ fn registers(kernel: &Kernel, errors: &mut Vec<VerifyError>) {
     }
 }
 
-/// Every setmaxnreg in the order of the text: whether it increases, to how much, and where.
+/// Every setmaxnreg of the block itself: whether it increases, to how much, and where.
 fn register_changes(block: &Block, found: &mut Vec<(bool, u32, Source)>) {
     for stmt in block {
-        match &stmt.node {
-            Node::Inst { inst: Inst::Misc(MiscInst::SetMaxRegisters { increase, registers }), .. } => {
-                found.push((*increase, *registers, stmt.source));
-            }
-            Node::Inst { .. } | Node::Break { .. } => {}
-            Node::If { then, otherwise, .. } => {
-                register_changes(then, found);
-                register_changes(otherwise, found);
-            }
-            Node::Loop { body } => register_changes(body, found),
+        if let Node::Inst { inst: Inst::Misc(MiscInst::SetMaxRegisters { increase, registers }), .. } =
+            &stmt.node
+        {
+            found.push((*increase, *registers, stmt.source));
         }
     }
+}
+
+/// Those of the blocks within.
+fn nested_changes(block: &Block) -> Vec<Source> {
+    let within = |inner: &Block| {
+        let mut found = Vec::new();
+        register_changes(inner, &mut found);
+        let own = found.into_iter().map(|(_, _, source)| source);
+        own.chain(nested_changes(inner)).collect::<Vec<Source>>()
+    };
+    let inner = block.iter().flat_map(|stmt| match &stmt.node {
+        Node::If { then, otherwise, .. } => vec![then, otherwise],
+        Node::Loop { body } => vec![body],
+        Node::Inst { .. } | Node::Break { .. } => Vec::new(),
+    });
+    inner.flat_map(within).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Source, Ty, Value};
+use crate::{Source, TensorMapError, Ty, Value};
 
 /// A violated rule, and where.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +57,10 @@ pub enum Fault {
     CollectiveDiverged,
     #[error("a wait loop cannot be guarded")]
     GuardedWait,
+    #[error("region {region} holds mbarriers, which only their own operations may touch")]
+    DataOnMbarrier { region: String },
+    #[error("a loop has no break")]
+    EndlessLoop,
     #[error("a break is outside of any loop")]
     BreakOutsideLoop,
     #[error("a break is under a condition of lanes")]
@@ -67,8 +71,10 @@ pub enum Fault {
     RoleCover { warp: u32, given: usize },
     #[error("warps {start} to {end} are not whole warpgroups")]
     Warpgroup { start: u32, end: u32 },
-    #[error("setmaxnreg goes the wrong way from {entry} registers at entry to {given}")]
-    SetMaxRegisters { given: u32, entry: u32 },
+    #[error("setmaxnreg goes the wrong way from {before} registers to {given}")]
+    SetMaxRegisters { given: u32, before: u32 },
+    #[error("setmaxnreg is in a branch or a loop")]
+    SetMaxRegistersNested,
     #[error("roles take {given} registers of the {pool} that the cta has at entry")]
     RegisterPool { given: u32, pool: u32 },
     #[error("a cta of {threads} threads is not whole warps, or not 32 to 1024")]
@@ -95,6 +101,18 @@ pub enum Fault {
     Arrivals { region: String, given: u32, declared: u32 },
     #[error("{what} {name:?} is no identifier")]
     Identifier { what: &'static str, name: String },
+    #[error("tensor map {param}: {error}")]
+    TensorMap { param: String, error: TensorMapError },
+    #[error("{what}: it never is")]
+    NotDone { what: String },
+    #[error("{what}: but in another block than where it became due")]
+    DoneElsewhere { what: String },
+    #[error("a product is never waited for")]
+    NeverWaited,
+    #[error("{what}: {first} does not fit {second}")]
+    Shapes { what: &'static str, first: String, second: String },
+    #[error("role {role} is declared inside a role, a branch or a loop")]
+    RoleInside { role: String },
     #[error("two {what}s are called {name}")]
     SameName { what: &'static str, name: String },
 }
@@ -118,18 +136,23 @@ impl Fault {
             Fault::MajorOf8Bit => "V-9",
             Fault::Rank { .. } => "V-10",
             Fault::CollectiveDiverged | Fault::GuardedWait => "V-11",
-            Fault::BreakOutsideLoop | Fault::BreakDiverged => "V-12",
+            Fault::BreakOutsideLoop | Fault::BreakDiverged | Fault::EndlessLoop => "V-12",
             Fault::RoleWarps { .. } | Fault::RoleCover { .. } => "V-13",
             Fault::Warpgroup { .. } => "V-14",
-            Fault::SetMaxRegisters { .. } => "V-15",
+            Fault::SetMaxRegisters { .. } | Fault::SetMaxRegistersNested => "V-15",
             Fault::RegisterPool { .. } => "V-16",
             Fault::Threads { .. } | Fault::Cluster { .. } => "V-17",
             Fault::BarrierId { .. } | Fault::BarrierThreads { .. } => "V-18",
             Fault::RegionAlign { .. } | Fault::RegionOverlap { .. } => "V-19",
             Fault::SmemTotal { .. } => "V-20",
             Fault::OutsideRegion { .. } | Fault::Misaligned { .. } => "V-21",
-            Fault::NoMbarrier { .. } | Fault::Arrivals { .. } => "V-22",
+            Fault::NoMbarrier { .. } | Fault::DataOnMbarrier { .. } | Fault::Arrivals { .. } => "V-22",
             Fault::Identifier { .. } | Fault::SameName { .. } => "V-23",
+            Fault::TensorMap { .. } => "V-24",
+            Fault::NotDone { .. } | Fault::DoneElsewhere { .. } => "V-25",
+            Fault::NeverWaited => "V-26",
+            Fault::Shapes { .. } => "V-27",
+            Fault::RoleInside { .. } => "V-28",
         }
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
         known: vec![false; kernel.values.len()],
         assigned: vec![false; kernel.values.len()],
         loops: Vec::new(),
-        diverged: false,
+        divergence: 0,
         warps: 0..kernel.launch.warps(),
         source: None,
     };
@@ -33,8 +33,8 @@ pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
 
 /// A loop around the current statement.
 struct LoopState {
-    /// Whether lanes may have diverged before it.
-    diverged: bool,
+    /// The branches around it that lanes may take differently.
+    divergence: u32,
     /// What is known at each of its breaks.
     exits: Vec<Vec<bool>>,
 }
@@ -47,8 +47,8 @@ struct Walk<'k> {
     /// The values that an instruction anywhere before assigns.
     assigned: Vec<bool>,
     loops: Vec<LoopState>,
-    /// Whether lanes of a warp may have diverged.
-    diverged: bool,
+    /// The branches around the current statement that lanes may take differently.
+    divergence: u32,
     /// The warps that run this.
     warps: Range<u32>,
     source: Option<Source>,
@@ -71,32 +71,35 @@ impl<'k> Walk<'k> {
             Node::Inst { guard, inst } => self.inst(*guard, inst),
             Node::If { condition, uniform, then, otherwise } => {
                 self.read_condition(*condition);
-                let diverged = self.diverged;
-                self.diverged |= !uniform;
+                self.divergence += u32::from(!uniform);
                 let before = self.known.clone();
                 self.statements(then);
                 let after_then = std::mem::replace(&mut self.known, before.clone());
                 self.statements(otherwise);
                 let after_otherwise = std::mem::replace(&mut self.known, before);
                 self.join(&[after_then, after_otherwise]);
-                self.diverged = diverged;
+                self.divergence -= u32::from(!uniform);
             }
             Node::Loop { body } => {
-                self.loops.push(LoopState { diverged: self.diverged, exits: Vec::new() });
+                self.loops.push(LoopState { divergence: self.divergence, exits: Vec::new() });
                 let before = self.known.clone();
                 self.statements(body);
                 self.known = before;
                 let exits = self.loops.pop().map(|state| state.exits).unwrap_or_default();
+                self.source = Some(stmt.source);
+                if exits.is_empty() {
+                    self.fault(Fault::EndlessLoop);
+                }
                 self.join(&exits);
             }
             Node::Break { condition } => {
                 self.read_condition(*condition);
-                let (known, diverged) = (self.known.clone(), self.diverged);
+                let (known, divergence) = (self.known.clone(), self.divergence);
                 match self.loops.last_mut() {
                     None => self.fault(Fault::BreakOutsideLoop),
                     Some(state) => {
                         state.exits.push(known);
-                        if diverged && !state.diverged {
+                        if divergence > state.divergence {
                             self.fault(Fault::BreakDiverged);
                         }
                     }
@@ -121,7 +124,7 @@ impl<'k> Walk<'k> {
                 self.fault(Fault::GuardedWait);
             }
         }
-        if inst.is_collective() && (self.diverged || guard.is_some()) {
+        if inst.is_collective() && (self.divergence > 0 || guard.is_some()) {
             self.fault(Fault::CollectiveDiverged);
         }
         let Range { start, end } = self.warps;
@@ -141,7 +144,11 @@ impl<'k> Walk<'k> {
                 self.read(Operand::Value(value), ty);
                 self.write(value, ty, guarded);
             }
-            Access::Shared { addr, bytes, align } => self.shared(addr, bytes, align),
+            Access::Shared { addr, bytes, align } => {
+                self.shared(addr, bytes, align);
+                self.data(addr, bytes);
+            }
+            Access::SharedBox { addr, map } => self.shared_box(addr, map),
             Access::Mbarrier { addr, arrivals } => self.mbarrier(addr, arrivals),
             Access::Param(param, ty) => self.param(param, ty),
             Access::TensorMap { map, coords } => self.tensor_map(map, coords),
@@ -232,8 +239,29 @@ impl<'k> Walk<'k> {
         }
     }
 
+    /// V-21, of a tensor copy. That the map is one is V-10's matter.
+    fn shared_box(&mut self, addr: SharedAddr, TensorMap(Param(index)): TensorMap) {
+        if let Some(ParamKind::TensorMap(shape)) =
+            self.kernel.params.get(index as usize).map(|param| param.kind)
+        {
+            self.shared(addr, shape.bytes(), 128);
+            self.data(addr, shape.bytes());
+        }
+    }
+
+    /// V-22, of what is no mbarrier operation.
+    fn data(&mut self, addr: SharedAddr, bytes: u32) {
+        let SharedBase::Region(region) = addr.base else { return };
+        let Some(info) = self.kernel.smem.get(region) else { return };
+        if bytes > 0 && matches!(info.kind, RegionKind::Mbarriers { .. }) {
+            let region = info.name.clone();
+            self.fault(Fault::DataOnMbarrier { region });
+        }
+    }
+
     /// V-22.
     fn mbarrier(&mut self, addr: SharedAddr, arrivals: Option<u32>) {
+        self.shared(addr, 8, 8);
         let SharedBase::Region(region) = addr.base else { return };
         let Some(info) = self.kernel.smem.get(region) else { return };
         let region = info.name.clone();
@@ -255,7 +283,7 @@ impl<'k> Walk<'k> {
             ParamKind::U32 => Ty::B32,
             ParamKind::U64 | ParamKind::Pointer(_) => Ty::B64,
             ParamKind::F32 => Ty::F32,
-            ParamKind::TensorMap { .. } => {
+            ParamKind::TensorMap(_) => {
                 let param = info.name.clone();
                 return self.fault(Fault::ParamKind { param, expected: "number" });
             }
@@ -271,10 +299,10 @@ impl<'k> Walk<'k> {
         };
         let param = info.name.clone();
         match (info.kind, coords) {
-            (ParamKind::TensorMap { rank, .. }, Some(coords)) if coords != rank as usize => {
-                self.fault(Fault::Rank { param, coords, rank });
+            (ParamKind::TensorMap(shape), Some(coords)) if coords != shape.rank() as usize => {
+                self.fault(Fault::Rank { param, coords, rank: shape.rank() });
             }
-            (ParamKind::TensorMap { .. }, _) => {}
+            (ParamKind::TensorMap(_), _) => {}
             (ParamKind::U32 | ParamKind::U64 | ParamKind::F32 | ParamKind::Pointer(_), _) => {
                 self.fault(Fault::ParamKind { param, expected: "tensor map" });
             }

@@ -21,7 +21,10 @@ struct Given {
 fn given(cluster: u32) -> Given {
     let mut b = Builder::new("form", Launch::threads(128).cluster(cluster));
     let (mbar, bytes) = (b.mbarriers("mbar", 2, 3), b.region("bytes", 4096, 1024));
-    let map = [2, 3, 4, 5].map(|rank| b.param_tensor_map(&format!("t{rank}"), rank, Elem::F32));
+    let map = [2, 3, 4, 5].map(|rank| {
+        let shape = BoxShape::new(Elem::F32, &[4; 5][..rank], Swizzle::None);
+        b.param_tensor_map(&format!("t{rank}"), shape)
+    });
     let bar = b.barrier("bar", 128);
     let (r, d, f) = (b.param_u32("r"), b.param_pointer("d", Elem::F32), b.param_f32("f"));
     let p = b.eq_b32(r, 0);

@@ -35,8 +35,26 @@ fn ptx_says_what_a_launch_needs() {
     assert_eq!((ptx.entry.as_str(), ptx.threads, ptx.cluster), ("one_product", 128, 1));
     assert_eq!(ptx.smem_bytes, 1024 + 64 * 128 + 64 * 128);
     let kinds: Vec<ParamKind> = ptx.params.iter().map(|param| param.kind).collect();
-    let map = ParamKind::TensorMap { rank: 2, elem: Elem::Bf16 };
-    assert_eq!(kinds, [map, map, ParamKind::Pointer(Elem::F32)]);
+    let map = |rows| ParamKind::TensorMap(BoxShape::new(Elem::Bf16, &[64, rows], Swizzle::B128));
+    assert_eq!(kinds, [map(64), map(64), ParamKind::Pointer(Elem::F32)]);
+}
+
+/// Labels of roles, loops and waits do not meet, whatever a role is called.
+#[test]
+fn labels_are_distinct() {
+    let mut b = Builder::new("labels", Launch::threads(128));
+    let full = b.mbarriers("full", 1, 1);
+    let tid = b.tid();
+    let p = b.eq_b32(tid, 0);
+    b.repeat(|b| b.break_if(p));
+    b.role(Role::new("loop_1", 0..2), |b| (0..2).for_each(|_| b.mbarrier_wait(full, 0)));
+    b.role(Role::new("rest", 2..4), |b| b.if_lanes(p, |_| ()));
+    let kernel = b.finish();
+    let text = ptx::emit(&kernel).unwrap().text;
+    let mut labels: Vec<&str> = text.lines().filter(|line| line.ends_with(':')).collect();
+    labels.sort_unstable();
+    assert!(labels.windows(2).all(|pair| pair[0] != pair[1]), "{labels:?}");
+    assemble(&kernel);
 }
 
 /// The text is a cache key: built on another line, a kernel has the same. Only annotations differ.

@@ -1,7 +1,8 @@
 //! Every row of the table of lane operations, as PTX and through ptxas.
 
 use fa3_ir::{
-    Builder, Imm, Inst, Kernel, LaneInst, LaneOp, Launch, Node, Operand, Stmt, Ty, Value, ValueInfo, ptx,
+    Builder, Elem, Imm, Inst, Kernel, LaneInst, LaneOp, Launch, Node, Operand, Stmt, Ty, Value, ValueInfo,
+    ptx,
 };
 
 use crate::{ptxas::assemble, snapshot};
@@ -67,4 +68,23 @@ fn every_row_prints() {
         .collect();
     snapshot("lane.ptx", &(rows.join("\n") + "\n"));
     assert_eq!(rows.len(), LaneOp::ALL.len() + 1);
+}
+
+/// A guard is what its condition was, also if the body assigns the variable that it came from.
+#[test]
+fn guards_are_kept() {
+    let mut b = Builder::new("k", Launch::threads(128));
+    let (x, tid) = (b.param_pointer("x", Elem::U32), b.tid());
+    let first = b.eq_b32(tid, 0);
+    let todo = b.var("todo", first);
+    b.guarded(todo, |b| {
+        b.set(todo, false);
+        b.store(x, 1);
+    });
+    let lines = crate::ptxas::body(b);
+    let guards = lines.iter().filter_map(|line| line.strip_prefix('@')?.split(' ').next());
+    let guards: Vec<&str> = guards.collect();
+    let [one, other] = guards[..] else { panic!("{lines:?}") };
+    assert_eq!(one, other);
+    assert!(lines.iter().any(|line| line.starts_with(&format!("mov.pred {one}, "))), "{lines:?}");
 }

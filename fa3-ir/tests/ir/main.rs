@@ -7,6 +7,7 @@ mod programs;
 mod ptxas;
 mod rules;
 mod samples;
+mod tiles;
 
 /// Compares `text` with the file `name` of this folder; with `FA3_BLESS` set, writes it instead.
 fn snapshot(name: &str, text: &str) {

@@ -41,7 +41,7 @@ fn v1_classes() {
     assert_eq!(faults_of(128, build, replace(2, set)), [fault("constant F32(0)", Ty::F32)]);
     let load = Inst::Mem(MemInst::LoadParam { dst: Value(1), param: Param(0), ty: Ty::B64 });
     let map = |b: &mut Builder| {
-        b.param_tensor_map("q", 2, Elem::F16);
+        b.param_tensor_map("q", BoxShape::new(Elem::F16, &[8, 8], Swizzle::None));
         _ = (b.tid(), b.clock());
     };
     let fault = Fault::ParamKind { param: "q".to_owned(), expected: "number" };
@@ -72,8 +72,8 @@ fn v2_definition_before_use() {
     assert_eq!(faults(outside_of_branch), [fault()]);
     let in_another_role = |b: &mut Builder| {
         let (tid, _) = (b.tid(), b.tid());
-        b.role("one", 0..2, |b| inner = Some(b.add(tid, 1)));
-        b.role("two", 2..4, |b| _ = b.add(inner.unwrap(), tid));
+        b.role(Role::new("one", 0..2), |b| inner = Some(b.add(tid, 1)));
+        b.role(Role::new("two", 2..4), |b| _ = b.add(inner.unwrap(), tid));
     };
     assert_eq!(faults(in_another_role), [fault()]);
 }
@@ -139,6 +139,10 @@ fn v6_constants_in_range() {
     let limit = |what, given, min, max, multiple| vec![Fault::Limit { what, given, min, max, multiple }];
     assert_eq!(faults(|b| b.wgmma_wait(8)), limit("wgmma groups", 8, 0, 7, 1));
     assert_eq!(faults(|b| b.sync_computed(1, 33)), limit("barrier threads", 33, 32, 1024, 32));
+    assert_eq!(faults(|b| b.sync_computed(16, 64)), limit("barrier number", 16, 1, 15, 1));
+    assert_eq!(faults(|b| b.arrive_computed(0, 64)), limit("barrier number", 0, 1, 15, 1));
+    let huge = 1 << 28;
+    assert_eq!(faults(|b| b.set_max_registers_up(huge))[1..], limit("setmaxnreg", huge, 24, 256, 8));
     assert_eq!(faults(|b| b.set_max_registers_down(20)), limit("setmaxnreg", 20, 24, 256, 8));
     assert_eq!(faults(|b| b.set_max_registers_down(28)), limit("setmaxnreg", 28, 24, 256, 8));
     let product = |registers| {
@@ -155,7 +159,7 @@ fn v6_constants_in_range() {
             b.bulk_store(x, tile, bytes);
         })
     };
-    assert_eq!(copy(24), limit("bulk copy bytes", 24, 0, (1 << 20) - 16, 16));
+    assert_eq!(copy(24), limit("bulk copy bytes", 24, 16, (1 << 20) - 16, 16));
     let mbarrier = |use_it: fn(&mut Builder, Region)| {
         faults(move |b| {
             let region = b.mbarriers("full", 1, 0);
@@ -210,6 +214,11 @@ fn v8_as_many_registers_as_the_shape_says() {
         b.wgmma(Mma { n: 16, ..Mma::new(WgmmaType::F16, &d, 0u64, 0u64) });
     });
     assert_eq!(product, [Fault::Count { what: "accumulator registers", given: 4, expected: 8 }]);
+    let one_twice = faults(|b| {
+        let d = b.accumulator("d", 3);
+        b.wgmma(Mma::new(WgmmaType::F16, &[d[0], d[1], d[2], d[1]], 0u64, 0u64));
+    });
+    assert_eq!(one_twice, [Fault::Count { what: "different accumulator registers", given: 3, expected: 4 }]);
 }
 
 #[test]
@@ -224,7 +233,10 @@ fn v9_eight_bit_operands_are_k_major() {
 #[test]
 fn v10_coordinates() {
     let store = faults(|b| {
-        let (tile, map) = (b.region("tile", 128, 128), b.param_tensor_map("q", 3, Elem::F16));
+        let (tile, map) = (
+            b.region("tile", 1024, 128),
+            b.param_tensor_map("q", BoxShape::new(Elem::F16, &[8, 8, 8], Swizzle::None)),
+        );
         b.tma_store(map, (0, 0), tile);
     });
     assert_eq!(store, [Fault::Rank { param: "q".to_owned(), coords: 2, rank: 3 }]);
@@ -263,6 +275,17 @@ fn v12_breaks() {
     assert_eq!(with(|b, p| b.break_if(p)), [Fault::BreakOutsideLoop]);
     assert_eq!(with(|b, p| b.repeat(|b| b.if_lanes(p, |b| b.break_if(p)))), [Fault::BreakDiverged]);
     assert_eq!(with(|b, p| b.if_lanes(p, |b| b.repeat(|b| b.break_if(p)))), []);
+    let lanes_of_lanes =
+        |b: &mut Builder, p: V<Pred>| b.if_lanes(p, |b| b.repeat(|b| b.if_lanes(!p, |b| b.break_if(p))));
+    assert_eq!(with(lanes_of_lanes), [Fault::BreakDiverged]);
+    let uniform_of_lanes =
+        |b: &mut Builder, p: V<Pred>| b.repeat(|b| b.if_lanes(p, |b| b.if_uniform(p, |b| b.break_if(p))));
+    assert_eq!(with(uniform_of_lanes), [Fault::BreakDiverged]);
+}
+
+#[test]
+fn v12_loops_end() {
+    assert_eq!(faults(|b| b.repeat(|b| _ = b.tid())), [Fault::EndlessLoop]);
 }
 
 #[test]
@@ -271,7 +294,7 @@ fn v13_roles_cover_the_warps() {
     let roles = |ranges: &[std::ops::Range<u32>]| {
         faults(|b| {
             for (index, range) in ranges.iter().enumerate() {
-                b.role(&format!("r{index}"), range.clone(), |_| ());
+                b.role(Role::new(&format!("r{index}"), range.clone()), |_| ());
             }
         })
     };
@@ -287,8 +310,8 @@ fn v14_whole_warpgroups() {
     let roles = faults_of(
         256,
         |b| {
-            b.role("one", 0..2, |_| ());
-            b.role("two", 2..8, |b| b.wgmma_commit());
+            b.role(Role::new("one", 0..2), |_| ());
+            b.role(Role::new("two", 2..8), |b| b.wgmma_commit());
         },
         |_| (),
     );
@@ -301,7 +324,7 @@ fn v14_whole_warpgroups() {
 fn registers(given: &'static [(bool, u32)]) -> Vec<Fault> {
     let build = |b: &mut Builder| {
         for (index, &(increase, registers)) in (0..).zip(given) {
-            b.role(&format!("r{index}"), 4 * index..4 * index + 4, |b| {
+            b.role(Role::new(&format!("r{index}"), 4 * index..4 * index + 4), |b| {
                 if increase { b.set_max_registers_up(registers) } else { b.set_max_registers_down(registers) }
             });
         }
@@ -312,9 +335,25 @@ fn registers(given: &'static [(bool, u32)]) -> Vec<Fault> {
 #[test]
 fn v15_registers_go_the_way_that_is_said() {
     assert_eq!(registers(&[(false, 24), (true, 240), (true, 240)]), []);
-    let fault = |given| Fault::SetMaxRegisters { given, entry: 168 };
+    let fault = |given| Fault::SetMaxRegisters { given, before: 168 };
     assert_eq!(registers(&[(false, 24), (true, 160), (true, 240)]), [fault(160)]);
     assert_eq!(registers(&[(false, 24), (false, 200), (true, 240)]), [fault(200)]);
+}
+
+/// Each change counts from the one before, and only where every warp comes by.
+#[test]
+fn v15_every_change_counts() {
+    let twice = faults(|b| {
+        b.set_max_registers_down(96);
+        b.set_max_registers_down(160);
+    });
+    assert_eq!(twice, [Fault::SetMaxRegisters { given: 160, before: 96 }]);
+    let nested = faults(|b| {
+        let p = b.param_u32("p");
+        let p = b.eq_b32(p, 0);
+        b.if_uniform(p, |b| b.set_max_registers_down(24));
+    });
+    assert_eq!(nested, [Fault::SetMaxRegistersNested]);
 }
 
 /// 24 + 2 · 240 registers are what 3 · 168 are; 24 + 3 · 240 hang an H100 where 4 · 128 are there.
@@ -386,6 +425,15 @@ fn v21_constant_addresses() {
     assert_eq!(store(64), [outside(64, 72)]);
     assert_eq!(store(-8), [outside(-8, 0)]);
     assert_eq!(store(4), [misaligned(4, 8)]);
+    let tensor = |offset: i32| {
+        faults(move |b| {
+            let map = b.param_tensor_map("q", BoxShape::new(Elem::F16, &[8, 4], Swizzle::None));
+            let x = b.region("x", 64, 128);
+            b.tma_store(map, (0, 0), x.at(offset));
+        })
+    };
+    assert_eq!(tensor(0), []);
+    assert_eq!(tensor(16), [outside(16, 80), misaligned(16, 128)]);
 }
 
 #[test]
@@ -400,6 +448,17 @@ fn v22_mbarriers() {
         b.mbarrier_init(x, 1);
     });
     assert_eq!(arrivals, [Fault::Arrivals { region: "x".to_owned(), given: 1, declared: 2 }]);
+    let data = faults(|b| {
+        let x = b.mbarriers("x", 1, 2);
+        b.store(x, 7);
+        _ = b.address(x);
+    });
+    assert_eq!(data, [Fault::DataOnMbarrier { region: "x".to_owned() }]);
+    let beyond = faults(|b| {
+        let x = b.mbarriers("x", 2, 2);
+        b.mbarrier_arrive(x.at(16));
+    });
+    assert_eq!(beyond, [Fault::OutsideRegion { region: "x".to_owned(), start: 16, end: 24, size: 16 }]);
 }
 
 #[test]
@@ -408,8 +467,22 @@ fn v23_names() {
     assert_eq!(faults(|b| _ = b.param_u32("größe")), identifier("größe"));
     assert_eq!(faults(|b| _ = b.param_u32("")), identifier(""));
     assert_eq!(faults(|b| _ = b.param_u32("2x")), identifier("2x"));
+    for taken in ["smem", "WARP_SZ"] {
+        let kernel = faults_of(32, |_| (), |kernel| kernel.name = taken.to_owned());
+        assert_eq!(kernel, [Fault::Identifier { what: "kernel", name: taken.to_owned() }]);
+    }
     let same = Fault::SameName { what: "parameter", name: "x".to_owned() };
     assert_eq!(faults(|b| _ = (b.param_u32("x"), b.param_f32("x"))), [same]);
+}
+
+#[test]
+fn v24_tensor_maps() {
+    let shape = BoxShape::new(Elem::F16, &[128, 8], Swizzle::B128);
+    let error = TensorMapError::SwizzleSpan { given: 256, span: 128 };
+    assert_eq!(
+        faults(|b| _ = b.param_tensor_map("q", shape)),
+        [Fault::TensorMap { param: "q".to_owned(), error }]
+    );
 }
 
 /// An error says where, what, and which rule.

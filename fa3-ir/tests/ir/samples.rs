@@ -84,7 +84,8 @@ fn all_lanes(b: &mut Builder, var: Var<F32>, combine: fn(&mut Builder, Var<F32>,
 /// D = A · Bᵀ of 64 x n by one warpgroup, A and B loaded as boxes of 64 columns with 128-byte swizzle.
 pub(crate) fn one_product(n: u32) -> Kernel {
     let mut b = Builder::new("one_product", Launch::threads(128));
-    let [map_a, map_b] = ["a", "b"].map(|name| b.param_tensor_map(name, 2, Elem::Bf16));
+    let [map_a, map_b] = [("a", 64), ("b", n)]
+        .map(|(name, rows)| b.param_tensor_map(name, BoxShape::new(Elem::Bf16, &[64, rows], Swizzle::B128)));
     let d = b.param_pointer("d", Elem::F32);
     let full = b.mbarriers("full", 1, 1);
     let (tile_a, tile_b) = (b.region("a", 64 * 128, 1024), b.region("b", n * 128, 1024));
@@ -144,7 +145,7 @@ pub(crate) fn two_roles() -> Kernel {
     b.guarded(first, |b| b.mbarrier_init(full, 1));
     b.fence(FenceInst::MbarrierInit);
     b.sync_cta();
-    b.role("producer", 0..4, |b| {
+    b.role(Role::new("producer", 0..4), |b| {
         b.set_max_registers_down(24);
         b.if_lanes(first, |b| {
             b.mbarrier_arrive_expect(full, 1024);
@@ -152,7 +153,7 @@ pub(crate) fn two_roles() -> Kernel {
         });
         b.arrive(done);
     });
-    b.role("consumer", 4..8, |b| {
+    b.role(Role::new("consumer", 4..8), |b| {
         b.set_max_registers_up(256);
         b.mbarrier_wait(full, 0);
         let thread = b.and(tid, 127);

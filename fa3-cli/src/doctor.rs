@@ -1,0 +1,155 @@
+//! `fa3 doctor`: what there is on this machine, and what runs on it.
+
+mod attempt;
+
+use std::fmt;
+
+use fa3_cuda::host::{Device, HostError};
+
+use crate::gpu;
+use crate::ptxas::Ptxas;
+use attempt::Trouble;
+
+/// What `fa3 doctor --help` says first.
+pub(crate) const ABOUT: &str = "\
+Says what there is on this machine (driver, GPUs, ptxas), what runs where, and why not. What it says runs has run: a small attention on \
+the CPU, a small kernel in the simulator and on every GPU.
+
+The exit code is 0, also where nothing but the CPU can be used, or 1 if something is there and broken.";
+
+/// Options of `fa3 doctor`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  fa3 doctor")]
+pub(crate) struct Options {}
+
+/// What was found.
+#[derive(Debug, Default)]
+struct Report {
+    machine: Vec<(String, String)>,
+    runs: Vec<(&'static str, String, Verdict)>,
+}
+
+/// Whether something runs.
+#[derive(Debug)]
+enum Verdict {
+    Yes,
+    No(HostError),
+    Broken(Trouble),
+}
+
+/// Looks, tries and prints. False if something is there and broken.
+pub(crate) fn run(_: &Options) -> bool {
+    let mut report = Report::default();
+    report.fact("fa3", env!("CARGO_PKG_VERSION"));
+    report.fact("ptxas", Ptxas::find().map_or_else(|error| error.to_string(), |ptxas| ptxas.describe()));
+    report.tried("attention", fa3::Device::Cpu, attempt::attention());
+    report.tried("kernels", "simulator", attempt::simulated());
+    report.gpus();
+    crate::print(&report);
+    !report.runs.iter().any(|(_, _, verdict)| matches!(verdict, Verdict::Broken(_)))
+}
+
+impl Report {
+    fn fact(&mut self, what: &str, is: impl ToString) {
+        self.machine.push((what.to_owned(), is.to_string()));
+    }
+
+    fn tried(&mut self, what: &'static str, place: impl ToString, result: Result<(), Trouble>) {
+        let verdict = result.map_or_else(Verdict::Broken, |()| Verdict::Yes);
+        self.runs.push((what, place.to_string(), verdict));
+    }
+
+    /// Tries every GPU of the driver.
+    fn gpus(&mut self) {
+        for ordinal in 0.. {
+            let (place, found) = (format!("gpu {ordinal}"), gpu::open(ordinal));
+            if ordinal == 0 {
+                self.fact("driver", driver(&found));
+            }
+            match found {
+                Ok(Ok(device)) => {
+                    self.fact(&place, describe(&device));
+                    self.tried("kernels", place, attempt::on(&device));
+                }
+                Ok(Err(HostError::NoDevice { count, .. })) if count > 0 => return,
+                Ok(Err(absent)) => {
+                    // Another GPU may be one that the kernels run on.
+                    let more = matches!(absent, HostError::NotHopper { .. });
+                    self.runs.push(("kernels", place, Verdict::No(absent)));
+                    if !more {
+                        return;
+                    }
+                }
+                Err(broken) => return self.tried("kernels", place, Err(broken.into())),
+            }
+        }
+    }
+}
+
+/// What the first GPU says of the driver.
+fn driver(first: &Result<Result<Device, HostError>, HostError>) -> String {
+    match first {
+        Ok(Ok(device)) => {
+            let (major, minor) = device.driver_version();
+            format!("cuda {major}.{minor}")
+        }
+        Ok(Err(HostError::NotHopper { .. })) => "loaded".to_owned(),
+        Ok(Err(why)) | Err(why) => why.to_string(),
+    }
+}
+
+fn describe(device: &Device) -> String {
+    let (name, sms, (major, minor)) = (device.name(), device.sm_count(), device.compute_capability());
+    let memory = device.memory().map_or_else(
+        |error| error.to_string(),
+        |memory| format!("{} of {} MiB free", memory.free >> 20, memory.total >> 20),
+    );
+    format!("{name}, compute capability {major}.{minor}, {sms} sms, {memory}")
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (what, is) in &self.machine {
+            writeln!(f, "{what:8} {is}")?;
+        }
+        write!(f, "\nwhat       where            runs")?;
+        for (what, place, verdict) in &self.runs {
+            write!(f, "\n{what:10} {place:16} {verdict}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Yes => write!(f, "yes"),
+            Verdict::No(absent) => write!(f, "no: {absent}"),
+            Verdict::Broken(trouble) => write!(f, "broken: {trouble}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_broken_is_told_from_what_is_not_there() {
+        let mut report = Report::default();
+        report.fact("driver", "cuda 13.0");
+        report.tried("kernels", "simulator", Ok(()));
+        report.runs.push(("kernels", "gpu 0".to_owned(), Verdict::No(HostError::NoDriver)));
+        report.tried("kernels", "gpu 1", Err(Trouble::Attention));
+        let expected = "\
+driver   cuda 13.0
+
+what       where            runs
+kernels    simulator        yes
+kernels    gpu 0            no: no nvidia driver: libcuda cannot be loaded
+kernels    gpu 1            broken: attention of ones is not one";
+        assert_eq!(report.to_string(), expected);
+    }
+}

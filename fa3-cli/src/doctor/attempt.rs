@@ -1,0 +1,68 @@
+//! Small things that must work.
+
+use fa3::ndarray::Array4;
+use fa3::{Attention, Device as Engine};
+use fa3_cuda::host::{Device, HostError};
+use fa3_cuda::kernels::Job;
+use fa3_cuda::kernels::catalogue::{self, CatalogueError};
+use fa3_sim::{Mode, Policy, SimError};
+
+use crate::sim::arrays::{self, ArrayError};
+
+/// What did not work.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(super) enum Trouble {
+    #[error("attention of ones is not one")]
+    Attention,
+    #[error(transparent)]
+    Problem(#[from] fa3::Error),
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    #[error(transparent)]
+    Arrays(#[from] ArrayError),
+    #[error(transparent)]
+    Sim(#[from] SimError),
+    #[error(transparent)]
+    Host(#[from] HostError),
+    #[error("vector_add: {wrong} of {count} sums are wrong")]
+    Sums { wrong: usize, count: usize },
+}
+
+/// The mean of ones, on the CPU.
+pub(super) fn attention() -> Result<(), Trouble> {
+    let ones = Array4::<f32>::ones((1, 16, 2, 8));
+    let o = Attention::new(ones.view(), ones.view(), ones.view()).forward(Engine::Cpu)?.o;
+    if o.iter().all(|x| (x - 1.0).abs() < 1e-5) { Ok(()) } else { Err(Trouble::Attention) }
+}
+
+/// Sums in the simulator.
+pub(super) fn simulated() -> Result<(), Trouble> {
+    let (job, before) = sums()?;
+    let (after, _) = arrays::simulate(&job, &before, Policy::Eager, Mode::Exact)?;
+    check(&after)
+}
+
+/// Sums on a GPU.
+pub(super) fn on(device: &Device) -> Result<(), Trouble> {
+    let (job, before) = sums()?;
+    let after = device.run(&job, &before)?;
+    check(&after)
+}
+
+/// z = x + y, with numbers for x and y.
+fn sums() -> Result<(Job, Vec<Vec<u8>>), Trouble> {
+    let job = catalogue::find("vector_add")?.job(&[])?;
+    let initial = arrays::initial(&job, 1)?;
+    Ok((job, initial))
+}
+
+fn check(arrays: &[Vec<u8>]) -> Result<(), Trouble> {
+    let numbers = |bytes: &Vec<u8>| -> Vec<f32> {
+        bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
+    };
+    let numbers: Vec<Vec<f32>> = arrays.iter().map(numbers).collect();
+    let [x, y, z] = numbers.as_slice() else { return Err(Trouble::Sums { wrong: 0, count: 0 }) };
+    let wrong = z.iter().zip(x.iter().zip(y)).filter(|(z, (x, y))| **z != **x + **y).count();
+    if wrong == 0 { Ok(()) } else { Err(Trouble::Sums { wrong, count: z.len() }) }
+}

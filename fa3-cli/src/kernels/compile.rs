@@ -1,0 +1,84 @@
+//! What compilers say of a kernel.
+
+use std::time::Duration;
+
+use fa3_cuda::host::{Device, HostError, JitReport};
+use fa3_ir::Ptx;
+
+use crate::ptxas::{Assembled, Ptxas, PtxasError};
+
+/// A compiler from PTX.
+#[derive(Debug)]
+pub(super) enum Compiler {
+    Ptxas(Ptxas),
+    Driver(Device),
+}
+
+/// Why a kernel was not compiled.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages are the sources'")]
+pub(crate) enum CompileError {
+    #[error(transparent)]
+    Ptxas(#[from] PtxasError),
+    #[error(transparent)]
+    Driver(#[from] HostError),
+}
+
+/// A compiled kernel.
+#[derive(Debug)]
+pub(super) struct Compiled {
+    /// Of a thread at entry.
+    registers: u32,
+    /// `None` if the driver had the kernel in its cache, and says nothing of it.
+    pub(super) report: Option<JitReport>,
+    time: Duration,
+}
+
+impl Compiler {
+    /// What is installed, or why not: ptxas, and with `gpu` the driver of GPU 0.
+    pub(super) fn installed(gpu: bool) -> Result<Vec<Result<Compiler, String>>, HostError> {
+        let mut all = vec![Ptxas::find().map(Compiler::Ptxas).map_err(|error| error.to_string())];
+        if gpu {
+            all.push(crate::gpu::open(0)?.map(Compiler::Driver).map_err(|error| error.to_string()));
+        }
+        Ok(all)
+    }
+
+    /// Compiles a kernel.
+    pub(super) fn compile(&self, ptx: &Ptx) -> Result<Compiled, CompileError> {
+        match self {
+            Compiler::Ptxas(ptxas) => {
+                let Assembled { report, time } = ptxas.assemble(ptx)?;
+                Ok(Compiled { registers: report.registers, report: Some(report), time })
+            }
+            Compiler::Driver(device) => {
+                let function = device.compile(ptx)?;
+                let report = function.report().cloned();
+                Ok(Compiled { registers: function.registers(), report, time: function.compile_time() })
+            }
+        }
+    }
+
+    /// Who it is.
+    pub(super) fn describe(&self) -> String {
+        match self {
+            Compiler::Ptxas(ptxas) => format!("ptxas {}", ptxas.describe()),
+            Compiler::Driver(device) => format!("driver of {device}"),
+        }
+    }
+}
+
+impl Compiled {
+    /// Registers, bytes spilled, warnings, milliseconds.
+    pub(super) fn cells(&self) -> [String; 4] {
+        let of_report = |number: fn(&JitReport) -> usize| {
+            self.report.as_ref().map_or_else(|| "?".to_owned(), |report| number(report).to_string())
+        };
+        [
+            self.registers.to_string(),
+            of_report(|report| (report.spill_store_bytes + report.spill_load_bytes) as usize),
+            of_report(|report| report.warnings.len()),
+            format!("{:.0}", 1e3 * self.time.as_secs_f64()),
+        ]
+    }
+}

@@ -1,0 +1,126 @@
+//! `fa3 ptx`: what the driver compiles, and what a launch needs.
+
+use fa3_cuda::kernels::catalogue::CatalogueError;
+use fa3_cuda::kernels::{Array, ArrayUse, Job, JobArg};
+use fa3_ir::{ParamInfo, ParamKind, Ptx, Swizzle, VerifyError, ptx};
+use serde_json::{Value, json};
+
+use crate::kernel::{self, KernelArgs};
+
+/// What `fa3 ptx --help` says first.
+pub(crate) const ABOUT: &str = "\
+Prints a kernel as PTX for sm_90a, as the driver or ptxas take it.
+
+With --json it is one object with everything that a launch needs: ptx, entry, threads, smem (bytes of dynamic shared \
+memory), cluster, grid; arrays, each with name, elem, shape (outermost dimension first) and use (input, output, or sum, which must \
+be zero before); args, one for each parameter: {u32: number}, {f32: number}, {pointer: array} or {tensor: {array, dims, strides, \
+box, elem, swizzle}}, innermost dimension first, strides in bytes, as cuTensorMapEncodeTiled takes them.";
+
+const EXAMPLES: &str = "\
+Examples:
+  fa3 ptx gemm > gemm.ptx && ptxas -arch=sm_90a -v gemm.ptx
+  fa3 ptx gemm --annotate
+  fa3 ptx gemm_cluster --m 8192 --n 8192 --k 8192 --json > gemm.json";
+
+/// Options of `fa3 ptx`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = kernel::help(EXAMPLES))]
+pub(crate) struct Options {
+    #[command(flatten)]
+    kernel: KernelArgs,
+    /// Adds the line of Rust that built it to every statement
+    #[arg(long)]
+    annotate: bool,
+    /// Prints PTX and launch as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why there is no PTX.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    #[error(transparent)]
+    Unsound(#[from] Unsound),
+}
+
+/// A kernel that breaks rules of the verifier.
+#[derive(Debug, thiserror::Error)]
+#[error("kernel {kernel} is not sound: {}", listed(faults))]
+pub(crate) struct Unsound {
+    kernel: String,
+    faults: Vec<VerifyError>,
+}
+
+fn listed(faults: &[VerifyError]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Prints. True: there is nothing to check.
+///
+/// # Errors
+/// See [`Error`].
+pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    let job = options.kernel.job()?;
+    let ptx = emit(&job, options.annotate)?;
+    if options.json {
+        crate::print(&describe(&job, &ptx));
+    } else {
+        crate::print(&ptx.text.trim_end());
+    }
+    Ok(true)
+}
+
+/// A job's PTX.
+///
+/// # Errors
+/// [`Unsound`].
+pub(crate) fn emit(job: &Job, annotate: bool) -> Result<Ptx, Unsound> {
+    let emit = if annotate { ptx::emit_annotated } else { ptx::emit };
+    emit(&job.kernel).map_err(|faults| Unsound { kernel: job.kernel.name.clone(), faults })
+}
+
+fn describe(job: &Job, ptx: &Ptx) -> Value {
+    let args = job.args.iter().zip(&ptx.params);
+    json!({
+        "ptx": ptx.text,
+        "entry": ptx.entry,
+        "threads": ptx.threads,
+        "smem": ptx.smem_bytes,
+        "cluster": ptx.cluster,
+        "grid": job.grid,
+        "arrays": job.arrays.iter().map(array).collect::<Vec<_>>(),
+        "args": args.map(|(arg, param)| describe_arg(arg, param)).collect::<Vec<_>>(),
+    })
+}
+
+fn array(Array { name, elem, shape, used }: &Array) -> Value {
+    let used = match used {
+        ArrayUse::Input => "input",
+        ArrayUse::Output => "output",
+        ArrayUse::Sum => "sum",
+    };
+    json!({ "name": name, "elem": elem.to_string(), "shape": shape, "use": used })
+}
+
+fn describe_arg(arg: &JobArg, param: &ParamInfo) -> Value {
+    match (arg, param.kind) {
+        (JobArg::U32(value), _) => json!({ "u32": value }),
+        (JobArg::F32(value), _) => json!({ "f32": value }),
+        (JobArg::Tensor { array, dims, strides }, ParamKind::TensorMap(shape)) => {
+            let swizzle = if shape.swizzle == Swizzle::None { 0 } else { shape.swizzle.row_bytes() };
+            json!({ "tensor": {
+                "array": array,
+                "dims": dims,
+                "strides": strides,
+                "box": shape.dims(),
+                "elem": shape.elem.to_string(),
+                "swizzle": swizzle,
+            }})
+        }
+        (JobArg::Tensor { .. }, _) => unreachable!("jobs of the catalogue pass tensors for tensor maps"),
+        (JobArg::Pointer(array), _) => json!({ "pointer": array }),
+    }
+}

@@ -1,0 +1,166 @@
+//! `fa3 sim`: a kernel on the CPU, under schedules that look for its races.
+
+pub(crate) mod arrays;
+mod report;
+
+use std::time::Instant;
+
+use clap::ValueEnum;
+use fa3_cuda::kernels::Job;
+use fa3_cuda::kernels::catalogue::CatalogueError;
+use fa3_sim::{Mode, Outcome, Policy, SimError};
+use rayon::prelude::*;
+
+use crate::kernel::{self, KernelArgs};
+use arrays::ArrayError;
+use report::Report;
+
+/// What `fa3 sim --help` says first.
+pub(crate) const ABOUT: &str = "\
+Runs a kernel on the CPU and checks the rules of the machine: races between warps and between proxies, missing fences and \
+waits, phases of mbarriers, uninitialised data, deadlocks. Prints what breaks them, and what was counted.
+
+Inputs are standard normal numbers. A seed gives a run's inputs and, under --policy random, its schedule.";
+
+const EXAMPLES: &str = "\
+Examples:
+  fa3 sim vector_add
+  fa3 sim gemm --m 256 --n 256 --k 128 --ctas 1 --policy lazy
+  fa3 sim gemm_cluster --seeds 100 --mode skeleton
+
+Exit code: 0, or 1 if a rule is broken, or 2 if there was no run.";
+
+/// Options of `fa3 sim`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = kernel::help(EXAMPLES))]
+pub(crate) struct Options {
+    #[command(flatten)]
+    kernel: KernelArgs,
+    /// Who goes next, and when asynchronous operations happen
+    #[arg(long, value_enum, default_value_t = Schedule::Random)]
+    policy: Schedule,
+    /// The seed of the first run
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Runs, each with the next seed
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    seeds: u64,
+    /// How much of the arithmetic is done
+    #[arg(long, value_enum, default_value_t = Depth::Exact)]
+    mode: Depth,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Schedule {
+    /// At once; warps in order
+    Eager,
+    /// As late as the rules allow; warps in reverse order
+    Lazy,
+    /// Drawn by the seed
+    Random,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Depth {
+    /// All, bit by bit
+    Exact,
+    /// Matrix products in plain binary32
+    Fast,
+    /// None: who waits for whom, and addresses
+    Skeleton,
+}
+
+/// Why there was no run.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    #[error(transparent)]
+    Arrays(#[from] ArrayError),
+    #[error("seed {seed}: {source}")]
+    Sim { seed: u64, source: SimError },
+}
+
+/// Runs and prints. False if a rule is broken.
+///
+/// # Errors
+/// See [`Error`].
+pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    let report = options.simulate(&options.kernel.job()?)?;
+    crate::print(&report);
+    Ok(report.is_clean())
+}
+
+impl Options {
+    fn simulate(&self, job: &Job) -> Result<Report, Error> {
+        let start = Instant::now();
+        let seeds = (0..self.seeds).into_par_iter().map(|index| self.seed.wrapping_add(index));
+        let outcomes = seeds.map(|seed| Ok((seed, self.outcome(job, seed)?)));
+        let outcomes: Vec<(u64, Outcome)> = outcomes.collect::<Result<_, Error>>()?;
+        Ok(Report::new(job, outcomes, start.elapsed(), |seed| self.again(seed)))
+    }
+
+    fn outcome(&self, job: &Job, seed: u64) -> Result<Outcome, Error> {
+        let policy = match self.policy {
+            Schedule::Eager => Policy::Eager,
+            Schedule::Lazy => Policy::Lazy,
+            Schedule::Random => Policy::Random(seed),
+        };
+        let mode = match self.mode {
+            Depth::Exact => Mode::Exact,
+            Depth::Fast => Mode::Fast,
+            Depth::Skeleton => Mode::Skeleton,
+        };
+        let simulated = arrays::simulate(job, &arrays::initial(job, seed)?, policy, mode);
+        simulated.map(|(_, outcome)| outcome).map_err(|source| Error::Sim { seed, source })
+    }
+
+    /// The command that does the run with this seed, alone.
+    fn again(&self, seed: u64) -> String {
+        let (policy, mode) = (name(self.policy), name(self.mode));
+        format!("fa3 sim {} --policy {policy} --seed {seed} --mode {mode}", self.kernel)
+    }
+}
+
+/// What is typed for it.
+fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(words: &str) -> Options {
+        Command::parse_from(format!("sim {words}").split_whitespace()).options
+    }
+
+    /// The kernel is right, but the last element of its output has no room.
+    #[test]
+    fn what_is_broken_is_reported_with_the_command_that_shows_it() {
+        let options = options("vector_add --n 999 --seed 5 --seeds 3 --mode fast");
+        let mut job = options.kernel.job().unwrap();
+        job.arrays[2].shape = vec![998];
+        let report = options.simulate(&job).unwrap();
+        assert!(!report.is_clean());
+        let text = report.to_string();
+        assert!(
+            text.starts_with("vector_add, 4 x 1 x 1 ctas of 256 threads\n\nCounted with seed 5:\n"),
+            "{text}"
+        );
+        let again =
+            "in 3 of 3 runs, first by fa3 sim vector_add --n 999 --policy random --seed 5 --mode fast\n";
+        for part in ["\nBOUNDS: ", "vector_add.rs:", again, "\n3 runs in ", " s, findings: 1, in 3 runs"] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+}

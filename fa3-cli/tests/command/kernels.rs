@@ -1,0 +1,199 @@
+//! `fa3 kernels`, `ir`, `ptx` and `doctor` as commands.
+
+use fa3_cuda::host::is_driver_present;
+use fa3_cuda::kernels::{Job, catalogue};
+use fa3_ir::ptx;
+use serde_json::{Value, json};
+
+use crate::{Ran, fa3, fa3_with};
+
+fn words(text: &str) -> Ran {
+    fa3(&text.split_whitespace().collect::<Vec<_>>())
+}
+
+fn job(kernel: &str, options: &[(&str, catalogue::Value)]) -> Job {
+    catalogue::find(kernel).unwrap().job(options).unwrap()
+}
+
+#[test]
+fn prints_are_the_librarys() {
+    for entry in catalogue::ALL {
+        let kernel = entry.job(&[]).unwrap().kernel;
+        let print = |verb: &str| words(&format!("{verb} {}", entry.name)).succeeded();
+        // Source lines are relative to where the compiler ran, which is the same for both.
+        assert_eq!(print("ir"), kernel.to_string(), "{}", entry.name);
+        assert_eq!(print("ptx"), ptx::emit(&kernel).unwrap().text, "{}", entry.name);
+        assert_eq!(print("ptx --annotate"), ptx::emit_annotated(&kernel).unwrap().text, "{}", entry.name);
+    }
+    let f16 = job("gemm", &[("dtype", fa3_ir::Elem::F16.into())]).kernel;
+    assert_eq!(words("ir gemm --dtype f16").succeeded(), f16.to_string());
+}
+
+/// By hand: A is 100 x 72 and B 136 x 72 of two bytes, C 100 x 136 of four; tiles are 64 x 64 and 128 x 64, those of C
+/// leave as panels of 128 bytes. K makes two tiles, one for each of two parts.
+#[test]
+fn a_launch_as_json() {
+    let text = words("ptx gemm_split_k --m 100 --n 136 --k 72 --splits 9 --dtype f16 --json").succeeded();
+    let mut launch: Value = serde_json::from_str(&text).unwrap();
+    let ptx = launch["ptx"].take();
+    assert!(ptx.as_str().unwrap().contains(".visible .entry gemm_split_k("));
+    let tensor = |array: u32, dims: [u32; 2], stride: u32, tile: [u32; 2], elem: &str| {
+        json!({ "tensor": {
+            "array": array, "dims": dims, "strides": [stride], "box": tile, "elem": elem, "swizzle": 128
+        }})
+    };
+    let array = |name: &str, elem: &str, shape: [u32; 2], used: &str| json!({ "name": name, "elem": elem, "shape": shape, "use": used });
+    let expected = json!({
+        "ptx": null,
+        "entry": "gemm_split_k",
+        "threads": 128,
+        "smem": launch["smem"].as_u64().unwrap(),
+        "cluster": 1,
+        "grid": [2, 2, 2],
+        "arrays": [
+            array("a", "f16", [100, 72], "input"),
+            array("b", "f16", [136, 72], "input"),
+            array("c", "f32", [100, 136], "sum"),
+        ],
+        "args": [
+            tensor(0, [72, 100], 144, [64, 64], "f16"),
+            tensor(1, [72, 136], 144, [64, 128], "f16"),
+            { "u32": 72 },
+            tensor(2, [136, 100], 544, [32, 64], "f32"),
+            { "u32": 64 },
+        ],
+    });
+    assert_eq!(launch, expected);
+
+    let text = words("ptx vector_add --n 300 --json").succeeded();
+    let launch: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(launch["args"], json!([{ "pointer": 0 }, { "pointer": 1 }, { "pointer": 2 }, { "u32": 300 }]));
+    assert_eq!((&launch["grid"], &launch["smem"]), (&json!([2, 1, 1]), &json!(0)));
+    let launch: Value =
+        serde_json::from_str(&words("ptx tile_copy --swizzle none --json").succeeded()).unwrap();
+    assert_eq!(launch["args"][0]["tensor"]["swizzle"], 0);
+    assert_eq!(launch["arrays"][1]["use"], "output");
+    let launch: Value = serde_json::from_str(&words("ptx gemm_cluster --json").succeeded()).unwrap();
+    assert_eq!(launch["cluster"], 2);
+}
+
+#[test]
+fn kernels_that_are_none_are_refused() {
+    for verb in ["ir", "ptx", "sim"] {
+        let refused = |text: &str, why: &str| words(&format!("{verb} {text}")).refused(why);
+        refused("gem", "there is no kernel gem, but vector_add, ");
+        refused("gemm --rows 8", "kernel gemm has no option rows, but m, n, k, dtype or ctas");
+        refused("gemm --n 12", "n is 12, not a multiple of 8 from 8 to 1048576");
+        refused("gemm --m -1", "m is -1, not a whole number from 1 to 1048576");
+        refused("gemm --m x", "m is x, not a whole number from 1 to 1048576");
+        refused("gemm_cluster --ctas 3", "ctas is 3, not a multiple of 2 from 2 to 1048576");
+        refused("gemm_fp8 --dtype bf16", "dtype is bf16, not e4m3");
+        refused("tile_copy --swizzle 16", "swizzle is 16, not 128, 64, 32 or none");
+        refused(
+            "row_softmax --rows 100000 --cols 100000",
+            "100000 x 100000 elements are more than 4294967295",
+        );
+        for usage in ["", "gemm gemm", "gemm --size 8", "gemm --m", "gemm --m 8 --m 16"] {
+            let ran = words(&format!("{verb} {usage}"));
+            assert_eq!(ran.code, Some(2), "{verb} {usage}: {ran:?}");
+        }
+    }
+}
+
+/// One row for every kernel and dtype, with what is known without a compiler.
+#[test]
+fn kernels_are_listed_without_a_compiler() {
+    let stdout = fa3_with(&["kernels"], &[("PTXAS", "/no/such/ptxas")]).succeeded();
+    let (table, rest) = stdout.split_once("\n\n").unwrap();
+    assert_eq!(rest, "skipped: no ptxas: cannot run /no/such/ptxas: entity not found\n");
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split("  ").collect()).collect();
+    let rows =
+        rows.iter().map(|row| row.iter().map(|cell| cell.trim()).filter(|cell| !cell.is_empty()).collect());
+    let rows: Vec<Vec<&str>> = rows.collect();
+    let jobs: Vec<Job> = catalogue::ALL.iter().flat_map(|entry| entry.jobs().unwrap()).collect();
+    assert_eq!(rows.len(), 1 + jobs.len());
+    for (row, job) in rows[1..].iter().zip(&jobs) {
+        let smem = job.kernel.smem.bytes().to_string();
+        assert_eq!((row[0], row[4], row.len()), (&*job.kernel.name, &*smem, rows[0].len()));
+        assert!(row[10..].iter().all(|cell| *cell == "-"), "{row:?}");
+    }
+    let gemm = rows.iter().find(|row| row[..2] == ["gemm", "f16"]).unwrap();
+    assert_eq!(gemm[2..4], ["producer 40, consumer 232", "384"]);
+}
+
+#[test]
+fn a_driver_that_is_not_there_is_skipped() {
+    if is_driver_present() {
+        println!("skipped: this machine has a driver");
+        return;
+    }
+    let stdout = fa3_with(&["kernels", "--gpu"], &[("PTXAS", "/no/such/ptxas")]).succeeded();
+    assert!(stdout.ends_with("\nskipped: no nvidia driver: libcuda cannot be loaded\n"), "{stdout}");
+}
+
+/// What a compiler says decides about the exit code. This one says always the same.
+#[cfg(unix)]
+#[test]
+fn verdicts_of_a_compiler() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = |says: &str, code: i32| {
+        let path = folder.path().join(format!("ptxas{code}{}", says.len()));
+        let script = format!(
+            "#!/bin/sh\n[ $1 = --version ] && echo 'tools, release 9.9, V9.9.1' && exit 0\n\
+             cat >&2 <<'END'\n{says}\nEND\nexit {code}\n"
+        );
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        fa3_with(&["kernels"], &[("PTXAS", path.to_str().unwrap())])
+    };
+    let properties = "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads";
+    let used = "ptxas info    : Used 77 registers, used 0 barriers";
+    let clean = kernels(&format!("{properties}\n{used}"), 0).succeeded();
+    assert!(clean.contains("\nptxas 9.9.1 (/"), "{clean}");
+    assert!(clean.lines().filter(|line| line.contains("  77       0      0 ")).count() >= 10, "{clean}");
+
+    let spilled =
+        kernels(&format!("    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n{used}"), 0);
+    assert_eq!((spilled.code, spilled.stderr.as_str()), (Some(1), ""));
+    assert!(spilled.stdout.contains("  77      16      0 "), "{}", spilled.stdout);
+
+    let warned = kernels(&format!("ptxas info    : (C7510) Potential loss\n{properties}\n{used}"), 0);
+    assert_eq!(warned.code, Some(1));
+    assert!(warned.stdout.contains("\nvector_add: C7510: Potential loss\n"), "{}", warned.stdout);
+
+    kernels("ptxas fatal   : no", 255).refused("ptxas rejects kernel vector_add: ptxas fatal   : no");
+}
+
+/// With the compiler that this machine has.
+#[test]
+fn no_kernel_spills_or_is_warned_of() {
+    let stdout = words("kernels").succeeded();
+    if stdout.contains("skipped: no ptxas") {
+        println!("skipped: no ptxas");
+    } else {
+        assert!(stdout.contains("\nptxas "), "{stdout}");
+    }
+}
+
+#[test]
+fn the_doctor_is_never_at_a_loss() {
+    let stdout = fa3_with(&["doctor"], &[("PTXAS", "/no/such/ptxas")]).succeeded();
+    let version = env!("CARGO_PKG_VERSION");
+    let start =
+        format!("fa3      {version}\nptxas    no ptxas: cannot run /no/such/ptxas: entity not found\n");
+    assert!(stdout.starts_with(&start), "{stdout}");
+    assert!(
+        stdout.contains("\nattention  cpu (") && stdout.contains("\nkernels    simulator        yes\n"),
+        "{stdout}"
+    );
+    if is_driver_present() {
+        println!("skipped: this machine has a driver");
+        return;
+    }
+    let end = "\nkernels    gpu 0            no: no nvidia driver: libcuda cannot be loaded\n";
+    assert!(
+        stdout.contains("\ndriver   no nvidia driver: libcuda cannot be loaded\n") && stdout.ends_with(end),
+        "{stdout}"
+    );
+}

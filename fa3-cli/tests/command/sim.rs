@@ -1,0 +1,60 @@
+//! `fa3 sim` as a command.
+
+use fa3_cuda::kernels::catalogue;
+
+use crate::{Ran, fa3};
+
+fn sim(args: &str) -> Ran {
+    fa3(&["sim"].into_iter().chain(args.split_whitespace()).collect::<Vec<_>>())
+}
+
+/// Everything but how long it took.
+fn timeless(stdout: &str) -> String {
+    let (before, last) = stdout.trim_end().rsplit_once('\n').unwrap();
+    let (runs, rest) = last.split_once(" in ").unwrap();
+    let (seconds, verdict) = rest.split_once(" s, ").unwrap();
+    assert!(seconds.parse::<f64>().unwrap() >= 0.0);
+    format!("{before}\n{runs}, {verdict}")
+}
+
+#[test]
+fn no_kernel_breaks_a_rule() {
+    for entry in catalogue::ALL {
+        for policy in ["eager --mode skeleton", "lazy --mode fast", "random --mode exact"] {
+            let stdout = sim(&format!("{} --policy {policy}", entry.name)).succeeded();
+            assert!(stdout.trim_end().ends_with(" s, no rule broken"), "{} {policy}: {stdout}", entry.name);
+        }
+    }
+}
+
+/// Three tiles of 64 x 64 in a row of two: a load and a store each, 64 x 64 x 2 bytes.
+#[test]
+fn a_run_is_a_function_of_its_options() {
+    let run = |args: &str| timeless(&sim(args).succeeded());
+    let stdout = run("tile_copy --rows 60 --cols 136 --seed 7");
+    let expected = "\
+tile_copy, 3 x 1 x 1 ctas of 128 threads
+
+Counted with seed 7:
+warp instructions  ";
+    assert!(stdout.starts_with(expected), "{stdout}");
+    for part in ["\nloads              3 (24576 bytes)\n", "\nstores             3 (24576 bytes)\n"] {
+        assert!(stdout.contains(part), "{part} is not in {stdout}");
+    }
+    assert!(stdout.ends_with("\n1 run, no rule broken"), "{stdout}");
+    assert_eq!(stdout, run("tile_copy --rows 60 --cols 136 --seed 7 --seeds 1 --policy random --mode exact"));
+    let many = run("tile_copy --rows 60 --cols 136 --seed 7 --seeds 20 --mode skeleton");
+    assert!(many.ends_with("\n20 runs, no rule broken"), "{many}");
+    let last = run("tile_copy --seed 18446744073709551615 --seeds 2 --mode fast");
+    assert!(last.contains("Counted with seed 18446744073709551615:"), "{last}");
+}
+
+#[test]
+fn runs_that_are_none_are_refused() {
+    sim("vector_add --n 2000000000").refused("24000000000 bytes of arrays are more than the 268435456");
+    for usage in ["--policy late", "--mode half", "--seeds 0", "--seeds 1000001", "--seed -1", "--seed x"] {
+        let ran = sim(&format!("vector_add {usage}"));
+        assert_eq!(ran.code, Some(2), "{usage}: {ran:?}");
+        assert!(ran.stderr.starts_with("error: "), "{usage}: {ran:?}");
+    }
+}

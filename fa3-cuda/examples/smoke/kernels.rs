@@ -1,0 +1,199 @@
+//! Small kernels that use every part of the host layer.
+
+use fa3_ir::{
+    B32, BoxShape, Builder, Elem, F32, FenceInst, Kernel, Launch, Layout, LoadOptions, Major, Mma, Region,
+    Role, Swizzle, V, Var, WgmmaType,
+};
+
+/// z = x + y over n elements, one a thread.
+pub(crate) fn vector_add() -> Kernel {
+    let mut b = Builder::new("vector_add", Launch::threads(256));
+    let [x, y, z] = ["x", "y", "z"].map(|name| b.param_pointer(name, Elem::F32));
+    let n = b.param_u32("n");
+    let i = index(&mut b);
+    let inside = b.lt_u32(i, n);
+    b.if_lanes(inside, |b| {
+        let [x, y, z] = [x, y, z].map(|array| b.mad_wide_u32(i, 4, array));
+        let (x, y) = (b.load::<F32>(x), b.load::<F32>(y));
+        let sum = b.add(x, y);
+        b.store(z, sum);
+    });
+    b.finish()
+}
+
+/// The thread's number in the grid of CTAs of 256 threads.
+fn index(b: &mut Builder) -> V<B32> {
+    let (tid, cta) = (b.tid(), b.cta_x());
+    b.mad_u32(cta, 256, tid)
+}
+
+/// y = softmax(x) of rows of n elements, one row a warp, 4 warps a CTA; the grid is exact.
+pub(crate) fn row_softmax() -> Kernel {
+    let mut b = Builder::new("row_softmax", Launch::threads(128));
+    let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
+    let n = b.param_u32("n");
+    let (tid, cta, lane) = (b.tid(), b.cta_x(), b.lane_id());
+    let warp = b.shr_u32(tid, 5);
+    let row = b.mad_u32(cta, 4, warp);
+    let first = b.mul(row, n);
+    let [x, y] = [x, y].map(|array| b.mad_wide_u32(first, 4, array));
+
+    // Scores times log2(e), −inf beyond the row.
+    let score = |b: &mut Builder, block: V<B32>| {
+        let column = b.add(block, lane);
+        let inside = b.lt_u32(column, n);
+        let at = b.mad_wide_u32(column, 4, x);
+        let score = b.var("score", f32::NEG_INFINITY);
+        b.guarded(inside, |b| {
+            let x = b.load::<F32>(at);
+            let scaled = b.mul(x, std::f32::consts::LOG2_E);
+            b.set(score, scaled);
+        });
+        (b.get(score), column, inside)
+    };
+    let max = b.var("max", f32::NEG_INFINITY);
+    b.for_each((0, n), 32, |b, block| {
+        let (score, ..) = score(b, block);
+        let larger = b.max_f32(max, score);
+        b.set(max, larger);
+    });
+    all_lanes(&mut b, max, Builder::max_f32);
+    let sum = b.var("sum", 0.0);
+    b.for_each((0, n), 32, |b, block| {
+        let (score, ..) = score(b, block);
+        let shifted = b.sub(score, max);
+        let p = b.ex2(shifted);
+        let more = b.add(sum, p);
+        b.set(sum, more);
+    });
+    all_lanes(&mut b, sum, Builder::add_f32);
+    let scale = b.rcp(sum);
+    b.for_each((0, n), 32, |b, block| {
+        let (score, column, inside) = score(b, block);
+        let shifted = b.sub(score, max);
+        let p = b.ex2(shifted);
+        let p = b.mul(p, scale);
+        let at = b.mad_wide_u32(column, 4, y);
+        b.guarded(inside, |b| b.store(at, p));
+    });
+    b.finish()
+}
+
+/// Combines a variable over the lanes of the warp.
+fn all_lanes(b: &mut Builder, var: Var<F32>, combine: fn(&mut Builder, Var<F32>, V<F32>) -> V<F32>) {
+    for mask in [16, 8, 4, 2, 1] {
+        let other = b.shfl_bfly(var, mask);
+        let both = combine(b, var, other);
+        b.set(var, both);
+    }
+}
+
+/// D = A · Bᵀ of 64 x n by one warpgroup, A and B loaded as boxes of 64 columns with 128-byte swizzle.
+pub(crate) fn one_product(n: u32) -> Kernel {
+    let mut b = Builder::new("one_product", Launch::threads(128));
+    let box_of = |rows| BoxShape::new(Elem::Bf16, &[64, rows], Swizzle::B128);
+    let [map_a, map_b] = [("a", 64), ("b", n)].map(|(name, rows)| b.param_tensor_map(name, box_of(rows)));
+    let d = b.param_pointer("d", Elem::F32);
+    let full = b.mbarriers("full", 1, 1);
+    let (tile_a, tile_b) = (b.region("a", 64 * 128, 1024), b.region("b", n * 128, 1024));
+    let tid = b.tid();
+    let first = b.eq_b32(tid, 0);
+    b.if_lanes(first, |b| {
+        b.mbarrier_init(full, 1);
+        b.fence(FenceInst::MbarrierInit);
+        b.mbarrier_arrive_expect(full, (64 + n) * 128);
+        b.tma_load(tile_a, map_a, (0, 0), full, LoadOptions::default());
+        b.tma_load(tile_b, map_b, (0, 0), full, LoadOptions::default());
+    });
+    b.sync_cta();
+    b.mbarrier_wait(full, 0);
+
+    let layout = Layout::k_major(Swizzle::B128);
+    let descriptor = |b: &mut Builder, tile: Region| {
+        let address = b.address(tile);
+        let field = b.bfe_u32(address, 4, 14);
+        let field = b.u64_of_u32(field);
+        b.or(field, layout.descriptor())
+    };
+    let (desc_a, desc_b) = (descriptor(&mut b, tile_a), descriptor(&mut b, tile_b));
+    let acc = b.accumulator("acc", n / 2);
+    b.wgmma_fence();
+    for step in 0..4 {
+        let advance = step * layout.k_step(Major::K);
+        let (desc_a, desc_b) = (b.add(desc_a, advance), b.add(desc_b, advance));
+        let mma = Mma::new(WgmmaType::Bf16, &acc, desc_a, desc_b);
+        b.wgmma(if step == 0 { mma } else { mma.accumulate() });
+    }
+    b.wgmma_commit();
+    b.wgmma_wait(0);
+
+    let (warp, lane) = (b.shr_u32(tid, 5), b.and(tid, 31));
+    let (warp_row, lane_row) = (b.shl_b32(warp, 4), b.shr_u32(lane, 2));
+    let row = b.add(warp_row, lane_row);
+    let quad = b.and(lane, 3);
+    let column = b.shl_b32(quad, 1);
+    let first = b.mad_u32(row, n, column);
+    let at = b.mad_wide_u32(first, 4, d);
+    for (index, pair) in acc.chunks_exact(2).enumerate() {
+        let (columns, rows) = (8 * (index as u32 / 2), 8 * (index as u32 % 2));
+        b.store_vector(at.at(4 * (rows * n + columns) as i32), [pair[0], pair[1]]);
+    }
+    b.finish()
+}
+
+/// x[i] = x[2 i] + x[2 i + 1] of 512 elements: a producer warpgroup copies, two consumers add, with registers moved
+/// from one to the others.
+pub(crate) fn two_roles() -> Kernel {
+    let mut b = Builder::new("two_roles", Launch::threads(384));
+    let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 2048, 128));
+    let done = b.barrier("done", 384);
+    let x = b.param_pointer("x", Elem::F32);
+    let tid = b.tid();
+    let first = b.eq_b32(tid, 0);
+    b.guarded(first, |b| b.mbarrier_init(full, 1));
+    b.fence(FenceInst::MbarrierInit);
+    b.sync_cta();
+    b.role(Role::new("producer", 0..4).registers(24), |b| {
+        b.if_lanes(first, |b| {
+            b.mbarrier_arrive_expect(full, 2048);
+            b.bulk_load(tile, x, 2048, full, LoadOptions::default());
+        });
+        b.arrive(done);
+    });
+    b.role(Role::new("consumer", 4..12).registers(240), |b| {
+        b.mbarrier_wait(full, 0);
+        let (i, start) = (b.sub(tid, 128), b.address(tile));
+        let at = b.mad_u32(i, 8, start);
+        let [low, high] = b.load_vector::<F32, 2>(at);
+        let sum = b.add(low, high);
+        let to = b.mad_wide_u32(i, 4, x);
+        b.store(to, sum);
+        b.sync(done);
+    });
+    b.finish()
+}
+
+/// out[cta] = the CTA's rank in its cluster of `size`.
+pub(crate) fn cluster_ranks(size: u32) -> Kernel {
+    let mut b = Builder::new("cluster_ranks", Launch::threads(32).cluster(size));
+    let out = b.param_pointer("out", Elem::U32);
+    let (tid, cta, rank) = (b.tid(), b.cta_x(), b.cluster_cta_rank());
+    let first = b.eq_b32(tid, 0);
+    let at = b.mad_wide_u32(cta, 4, out);
+    b.guarded(first, |b| b.store(at, rank));
+    b.finish()
+}
+
+/// x[i] = x[i] + 1, once the preceding kernel has ended; lets the following one start before.
+pub(crate) fn increment() -> Kernel {
+    let mut b = Builder::new("increment", Launch::threads(256));
+    let x = b.param_pointer("x", Elem::U32);
+    let i = index(&mut b);
+    b.launch_dependents();
+    b.grid_dependency_wait();
+    let at = b.mad_wide_u32(i, 4, x);
+    let old = b.load::<B32>(at);
+    let new = b.add(old, 1);
+    b.store(at, new);
+    b.finish()
+}

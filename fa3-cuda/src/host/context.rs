@@ -1,0 +1,140 @@
+//! The primary context of a GPU, and whether it is still usable.
+
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use cudarc::driver::sys::{self, CUctx_st, CUdevice, CUresult, CUstream_st};
+
+use super::driver::{self, Handle};
+use super::{CudaError, HostError, LaunchInfo, Poison};
+
+/// As many launches are remembered as suspects.
+const REMEMBERED: usize = 8;
+
+/// A retained primary context. Whatever lives in it holds an `Arc` of it.
+#[derive(Debug)]
+pub(super) struct Context {
+    device: CUdevice,
+    raw: Handle<CUctx_st>,
+    poison: OnceLock<Poison>,
+    /// Launches not known to have ended, oldest first, with their streams.
+    pending: Mutex<VecDeque<(Handle<CUstream_st>, LaunchInfo)>>,
+}
+
+impl Context {
+    /// Retains the primary context of `device`. The driver must be initialised.
+    pub(super) fn retain(device: CUdevice) -> Result<Context, HostError> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` is a valid place for the result; the driver checks `device`.
+        let result = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) };
+        driver::check("cuDevicePrimaryCtxRetain", result)?;
+        Ok(Context { device, raw: Handle(raw), poison: OnceLock::new(), pending: Mutex::default() })
+    }
+
+    /// Whether calls in it can still do anything.
+    ///
+    /// # Errors
+    /// [`HostError::Poisoned`] once a sticky error was seen.
+    pub(super) fn usable(&self) -> Result<(), HostError> {
+        match self.poison.get() {
+            Some(poison) => Err(HostError::Poisoned { by: Box::new(poison.clone()) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the context current on this thread for as long as the guard lives; the way to every call in it.
+    ///
+    /// # Errors
+    /// Those of [`Context::usable`].
+    pub(super) fn enter(&self) -> Result<Current<'_>, HostError> {
+        self.usable()?;
+        let mut before = ptr::null_mut();
+        // SAFETY: `before` is a valid place for the result.
+        driver::check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&raw mut before) })?;
+        let pushed = before != self.raw.0;
+        if pushed {
+            // SAFETY: the context is retained until `self` is dropped.
+            driver::check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(self.raw.0) })?;
+        }
+        Ok(Current { context: self, pushed, of_this_thread: PhantomData })
+    }
+
+    /// Remembers a launch until its stream is synchronised.
+    pub(super) fn launched(&self, stream: Handle<CUstream_st>, launch: LaunchInfo) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if pending.len() == REMEMBERED {
+            pending.pop_front();
+        }
+        pending.push_back((stream, launch));
+    }
+
+    /// Forgets the launches on the streams that `ended` names: they have ended well.
+    pub(super) fn synchronised(&self, ended: impl Fn(Handle<CUstream_st>) -> bool) {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).retain(|(stream, _)| !ended(*stream));
+    }
+
+    fn poison(&self, call: &'static str, error: CudaError) -> HostError {
+        let poison = self.poison.get_or_init(|| {
+            let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            Poison { error, call, suspects: pending.iter().map(|(_, launch)| launch.clone()).collect() }
+        });
+        HostError::Poisoned { by: Box::new(poison.clone()) }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was retained once, and nothing that lives in it is left. There is nobody to tell of an error.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// That a context is current on this thread.
+#[derive(Debug)]
+pub(super) struct Current<'c> {
+    context: &'c Context,
+    pushed: bool,
+    /// Not `Send`: what is current is a thread's.
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl Current<'_> {
+    /// The result of a call. A sticky error poisons the context.
+    pub(super) fn check(&self, call: &'static str, result: CUresult) -> Result<(), HostError> {
+        self.check_or(call, result, |error| HostError::Driver { call, error })
+    }
+
+    /// The same for a call that is about a kernel.
+    pub(super) fn check_kernel(
+        &self,
+        call: &'static str,
+        kernel: &str,
+        result: CUresult,
+    ) -> Result<(), HostError> {
+        self.check_or(call, result, |error| HostError::Kernel { kernel: kernel.to_owned(), call, error })
+    }
+
+    /// The same, with what to say of an error that is not sticky.
+    pub(super) fn check_or(
+        &self,
+        call: &'static str,
+        result: CUresult,
+        say: impl FnOnce(CudaError) -> HostError,
+    ) -> Result<(), HostError> {
+        let Err(error) = result.result() else { return Ok(()) };
+        let error = CudaError::new(error.0);
+        Err(if error.is_sticky() { self.context.poison(call, error) } else { say(error) })
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = ptr::null_mut();
+            // SAFETY: the context that `enter` pushed on this thread; the guard has not left it.
+            let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) };
+        }
+    }
+}

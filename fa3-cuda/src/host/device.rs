@@ -1,0 +1,233 @@
+//! A GPU.
+
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::ffi::{CStr, c_char};
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
+use fa3_ir::Ptx;
+
+use super::context::Context;
+use super::driver::{self, check};
+use super::{CudaError, DeviceBuffer, Function, HostError, Stream};
+
+/// A Hopper GPU, with the kernels compiled for it. Clones are the same device.
+#[derive(Clone, Debug)]
+pub struct Device {
+    context: Arc<Context>,
+    facts: Arc<Facts>,
+    functions: Arc<Mutex<Functions>>,
+}
+
+/// Compiled kernels by the hash of what they were compiled from; those of equal hash are told apart by it.
+type Functions = HashMap<u64, Vec<Arc<Function>>>;
+
+#[derive(Debug)]
+struct Facts {
+    name: String,
+    driver_version: (u32, u32),
+    compute_capability: (u32, u32),
+    sm_count: u32,
+    l2_bytes: u32,
+    smem_bytes: u32,
+}
+
+/// Device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes that nobody has allocated.
+    pub free: usize,
+    /// Bytes there are.
+    pub total: usize,
+}
+
+impl Device {
+    /// The GPU with this number, in the driver's order.
+    ///
+    /// # Errors
+    /// No driver, one older than CUDA 12.0, no such device, or one that is not a Hopper.
+    pub fn open(ordinal: u32) -> Result<Device, HostError> {
+        let driver_version = match driver::init() {
+            Err(HostError::Driver { error, .. })
+                if error == CudaError::new(CUresult::CUDA_ERROR_NO_DEVICE) =>
+            {
+                return Err(HostError::NoDevice { ordinal, count: 0 });
+            }
+            other => other?,
+        };
+        let device = find(ordinal)?;
+        let facts = Facts::of(device, driver_version)?;
+        if facts.compute_capability != (9, 0) {
+            let (major, minor) = facts.compute_capability;
+            return Err(HostError::NotHopper { name: facts.name, major, minor });
+        }
+        let context = Arc::new(Context::retain(device)?);
+        Ok(Device { context, facts: Arc::new(facts), functions: Arc::default() })
+    }
+
+    /// Its name, such as "NVIDIA H100 80GB HBM3".
+    pub fn name(&self) -> &str {
+        &self.facts.name
+    }
+
+    /// The newest CUDA that the driver supports: major, minor.
+    pub fn driver_version(&self) -> (u32, u32) {
+        self.facts.driver_version
+    }
+
+    /// Major and minor: (9, 0).
+    pub fn compute_capability(&self) -> (u32, u32) {
+        self.facts.compute_capability
+    }
+
+    /// Streaming multiprocessors.
+    pub fn sm_count(&self) -> u32 {
+        self.facts.sm_count
+    }
+
+    /// Bytes of the L2 cache.
+    pub fn l2_bytes(&self) -> u32 {
+        self.facts.l2_bytes
+    }
+
+    /// The most shared memory that a CTA can have, in bytes.
+    pub fn smem_bytes(&self) -> u32 {
+        self.facts.smem_bytes
+    }
+
+    /// Its memory, now.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn memory(&self) -> Result<Memory, HostError> {
+        let current = self.context.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid places for the results.
+        current.check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
+        Ok(Memory { free, total })
+    }
+
+    /// Compiles a kernel, or finds it among those compiled before, which are kept as long as the device.
+    ///
+    /// # Errors
+    /// What the driver's compiler says, or that the kernel takes more shared memory than there is.
+    pub fn compile(&self, ptx: &Ptx) -> Result<Arc<Function>, HostError> {
+        self.context.usable()?;
+        let known = |functions: &[Arc<Function>]| functions.iter().find(|known| known.ptx() == ptx).cloned();
+        let key = hash(ptx);
+        if let Some(function) = self.functions().get(&key).and_then(|same| known(same)) {
+            return Ok(function);
+        }
+        // Not under the lock: other threads may compile other kernels meanwhile. If one compiles this one, too,
+        // the first stays.
+        let function = Arc::new(Function::compile(self, ptx)?);
+        let mut functions = self.functions();
+        let same = functions.entry(key).or_default();
+        Ok(known(same).unwrap_or_else(|| {
+            same.push(Arc::clone(&function));
+            function
+        }))
+    }
+
+    /// `bytes` of uninitialised device memory, aligned to 256.
+    ///
+    /// # Errors
+    /// [`HostError::OutOfMemory`].
+    pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer, HostError> {
+        DeviceBuffer::new(self, bytes)
+    }
+
+    /// A new stream, which does not wait for the default stream.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn stream(&self) -> Result<Stream, HostError> {
+        Stream::new(self)
+    }
+
+    /// The default stream.
+    pub fn default_stream(&self) -> Stream {
+        Stream::default_of(self)
+    }
+
+    /// Waits for everything on the device, whoever launched it.
+    ///
+    /// # Errors
+    /// What the kernels under way did wrong.
+    pub fn synchronize(&self) -> Result<(), HostError> {
+        let current = self.context.enter()?;
+        // SAFETY: it has no arguments.
+        current.check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
+        self.context.synchronised(|_| true);
+        Ok(())
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    fn functions(&self) -> MutexGuard<'_, Functions> {
+        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Facts { name, driver_version: (major, minor), sm_count, .. } = &*self.facts;
+        write!(f, "{name} ({sm_count} sms, cuda {major}.{minor})")
+    }
+}
+
+/// What the text does not say, such as the boxes of its tensor maps, distinguishes kernels, too.
+fn hash(Ptx { text, entry, threads, smem_bytes, cluster, params }: &Ptx) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (text, entry, threads, smem_bytes, cluster, params).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn find(ordinal: u32) -> Result<CUdevice, HostError> {
+    let (mut count, mut device) = (0, 0);
+    // SAFETY: `count` is a valid place for the result.
+    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    let Some(index) = i32::try_from(ordinal).ok().filter(|index| *index < count) else {
+        return Err(HostError::NoDevice { ordinal, count: count.unsigned_abs() });
+    };
+    // SAFETY: `device` is a valid place for the result.
+    check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, index) })?;
+    Ok(device)
+}
+
+impl Facts {
+    fn of(device: CUdevice, driver_version: (u32, u32)) -> Result<Facts, HostError> {
+        use CUdevice_attribute as A;
+        Ok(Facts {
+            name: name(device)?,
+            driver_version,
+            compute_capability: (
+                attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            sm_count: attribute(device, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            l2_bytes: attribute(device, A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+            smem_bytes: attribute(device, A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        })
+    }
+}
+
+fn name(device: CUdevice) -> Result<String, HostError> {
+    let mut text: [c_char; 256] = [0; 256];
+    // SAFETY: `text` has room for the 256 bytes that are announced.
+    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(text.as_mut_ptr(), 256, device) })?;
+    // SAFETY: the driver wrote a string that ends with a zero.
+    Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+}
+
+fn attribute(device: CUdevice, which: CUdevice_attribute) -> Result<u32, HostError> {
+    let mut value = 0;
+    // SAFETY: `value` is a valid place for the result.
+    check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut value, which, device) })?;
+    Ok(value.unsigned_abs())
+}

@@ -1,0 +1,57 @@
+//! libcuda itself.
+
+use cudarc::driver::sys::{self, CUresult};
+
+use super::{CudaError, HostError};
+
+/// The oldest CUDA that has tensor maps and wgmma, as the driver numbers it.
+const OLDEST: i32 = 12_000;
+
+/// Whether libcuda can be loaded. Nothing of the driver may be called where it cannot.
+pub fn is_driver_present() -> bool {
+    // SAFETY: it loads libcuda, whose initialisers have no preconditions, and nothing else.
+    unsafe { sys::is_culib_present() }
+}
+
+/// Loads and initialises the driver, any number of times, and gives the CUDA version that it supports.
+///
+/// # Errors
+/// No driver, one too old, or one that cannot start.
+pub(super) fn init() -> Result<(u32, u32), HostError> {
+    if !is_driver_present() {
+        return Err(HostError::NoDriver);
+    }
+    let mut version = 0;
+    // SAFETY: `version` is a valid place for the result; this may be called before cuInit.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+    let (major, minor) = (version.unsigned_abs() / 1000, version.unsigned_abs() % 1000 / 10);
+    // Symbols that an old driver lacks would be a panic at their first use.
+    if version < OLDEST {
+        return Err(HostError::DriverTooOld { major, minor });
+    }
+    // SAFETY: 0 is the only value that the flags may have.
+    check("cuInit", unsafe { sys::cuInit(0) })?;
+    Ok((major, minor))
+}
+
+/// The result of a call that cannot show what an earlier kernel did.
+pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), HostError> {
+    result.result().map_err(|error| HostError::Driver { call, error: CudaError::new(error.0) })
+}
+
+/// A handle of the driver: context, module, function, stream or event.
+#[derive(Debug)]
+pub(super) struct Handle<T>(pub(super) *mut T);
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Handle<T> {
+        *self
+    }
+}
+
+impl<T> Copy for Handle<T> {}
+
+// SAFETY: a handle is a name that the driver gave; the driver API may be called with it from any thread.
+unsafe impl<T> Send for Handle<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Handle<T> {}

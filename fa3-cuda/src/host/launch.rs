@@ -1,0 +1,146 @@
+//! Launching a kernel.
+
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{
+    self, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchAttributeValue_union__bindgen_ty_1 as ClusterDim, CUlaunchConfig,
+};
+use fa3_ir::{ArgError, ArgValue, check_args, check_grid};
+
+use super::params::pack;
+use super::{CudaError, Function, HostError, Stream, tensor_map};
+
+/// A kernel and how it was launched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchInfo {
+    /// The kernel's name.
+    pub kernel: Arc<str>,
+    /// CTAs in each dimension.
+    pub grid: [u32; 3],
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// Bytes of its dynamic shared memory.
+    pub smem_bytes: u32,
+    /// CTAs of a cluster.
+    pub cluster: u32,
+}
+
+impl fmt::Display for LaunchInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LaunchInfo { kernel, grid: [x, y, z], threads, smem_bytes, cluster } = self;
+        write!(f, "{kernel}, {x} x {y} x {z} ctas of {threads} threads")?;
+        if *smem_bytes > 0 {
+            write!(f, ", {smem_bytes} bytes of shared memory")?;
+        }
+        if *cluster > 1 { write!(f, ", clusters of {cluster}") } else { Ok(()) }
+    }
+}
+
+impl Function {
+    /// Puts the kernel on `stream`, with one argument for each of its parameters. Returns at once.
+    ///
+    /// In a stream that is captured into a graph, the launch becomes a node of it.
+    ///
+    /// # Safety
+    /// The kernel must stay within memory that the GPU may touch, that lives until the kernel has ended, and that nobody else
+    /// uses meanwhile: `args` hold plain addresses. And the kernel's text must declare the parameters that its
+    /// [`Ptx`](fa3_ir::Ptx) lists, as [`fa3_ir::ptx::emit`] makes sure.
+    ///
+    /// # Errors
+    /// Arguments that are not what the kernel declares, a grid that it cannot have, or what the driver says of it.
+    pub unsafe fn launch(&self, stream: &Stream, grid: [u32; 3], args: &[ArgValue]) -> Result<(), HostError> {
+        self.launch_after(stream, grid, args, false)
+    }
+
+    /// The same, but the kernel may start before what precedes it on the stream has ended: a programmatic dependent
+    /// launch.
+    ///
+    /// # Safety
+    /// That of [`Function::launch`]; and the kernel itself waits (`griddepcontrol.wait`) before it touches what the preceding
+    /// kernel writes.
+    ///
+    /// # Errors
+    /// Those of [`Function::launch`].
+    pub unsafe fn launch_dependent(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        args: &[ArgValue],
+    ) -> Result<(), HostError> {
+        self.launch_after(stream, grid, args, true)
+    }
+
+    fn launch_after(
+        &self,
+        stream: &Stream,
+        grid: [u32; 3],
+        args: &[ArgValue],
+        dependent: bool,
+    ) -> Result<(), HostError> {
+        let ptx = self.ptx();
+        let refuse = |error: ArgError| HostError::Args { kernel: ptx.entry.clone(), error: Box::new(error) };
+        check_args(&ptx.params, args).map_err(refuse)?;
+        check_grid(grid, ptx.cluster).map_err(refuse)?;
+
+        let current = self.context().enter()?;
+        let encode =
+            |param: &str, shape: &_, view: &_| tensor_map::encode(&current, (&ptx.entry, param), shape, view);
+        let mut images = pack(&ptx.params, args, encode)?;
+        let mut pointers: Vec<_> = images.iter_mut().map(|image| image.pointer()).collect();
+        let mut attributes = attributes(ptx.cluster, dependent);
+        let [grid_x, grid_y, grid_z] = grid;
+        let config = CUlaunchConfig {
+            gridDimX: grid_x,
+            gridDimY: grid_y,
+            gridDimZ: grid_z,
+            blockDimX: ptx.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: ptx.smem_bytes,
+            hStream: stream.raw().0,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
+        // SAFETY: function and stream are alive; every pointer leads to an image at least as large as the parameter
+        // that the kernel declares at its place; the driver copies all of it before it returns.
+        let result = unsafe {
+            sys::cuLaunchKernelEx(&raw const config, self.raw().0, pointers.as_mut_ptr(), ptr::null_mut())
+        };
+        let launch = LaunchInfo {
+            kernel: self.name(),
+            grid,
+            threads: ptx.threads,
+            smem_bytes: ptx.smem_bytes,
+            cluster: ptx.cluster,
+        };
+        let refused = result.result().is_err_and(|error| !CudaError::new(error.0).is_sticky());
+        if !refused {
+            // Also where it fails: under CUDA_LAUNCH_BLOCKING=1 the launch finds out what its own kernel did.
+            self.context().launched(stream.raw(), launch.clone());
+        }
+        let say = |error| HostError::Launch { launch: Box::new(launch), error };
+        current.check_or("cuLaunchKernelEx", result, say)
+    }
+}
+
+fn attributes(cluster: u32, dependent: bool) -> Vec<CUlaunchAttribute> {
+    let mut attributes = Vec::new();
+    if cluster > 1 {
+        attributes.push(CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { clusterDim: ClusterDim { x: cluster, y: 1, z: 1 } },
+        });
+    }
+    if dependent {
+        attributes.push(CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        });
+    }
+    attributes
+}

@@ -1,0 +1,41 @@
+//! A kernel with its problem, from bytes to bytes.
+
+use fa3_ir::{VerifyError, ptx};
+
+use super::{Device, DeviceBuffer, HostError};
+use crate::kernels::Job;
+
+impl Device {
+    /// Runs a job on arrays that begin as `initial`, waits for it, and gives the bytes of every array. It allocates, copies
+    /// and compiles: for tests and trials.
+    ///
+    /// # Errors
+    /// A kernel that is not sound, arrays that are not the job's, or what the driver says.
+    pub fn run(&self, job: &Job, initial: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, HostError> {
+        let (given, expected) = (initial.len(), job.arrays.len());
+        if given != expected {
+            return Err(HostError::Arrays { given, expected });
+        }
+        let function = self.compile(&ptx::emit(&job.kernel).map_err(|errors| unsound(job, &errors))?)?;
+        let stream = self.stream()?;
+        let mut buffers: Vec<DeviceBuffer> = Vec::new();
+        for (array, bytes) in job.arrays.iter().zip(initial) {
+            let mut buffer = self.alloc(array.bytes())?;
+            buffer.upload(&stream, bytes)?;
+            buffers.push(buffer);
+        }
+        let addresses: Vec<u64> = buffers.iter().map(DeviceBuffer::address).collect();
+        // SAFETY: every address is of a buffer that lives until the stream is synchronised below. That the kernel stays
+        // within them is its author's word, which the simulator checks; the GPU's memory protection stops one that lies.
+        unsafe { function.launch(&stream, job.grid, &job.bind(&addresses)) }?;
+        stream.synchronize()?;
+        buffers.iter().map(|buffer| buffer.download(&stream)).collect()
+    }
+}
+
+fn unsound(job: &Job, errors: &[VerifyError]) -> HostError {
+    HostError::Unsound {
+        kernel: job.kernel.name.clone(),
+        faults: errors.iter().map(ToString::to_string).collect(),
+    }
+}

@@ -1,0 +1,145 @@
+//! Tensor maps: from the plain description to the 128 bytes that the copy engine reads.
+
+use cudarc::driver::sys::{
+    self, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave,
+    CUtensorMapL2promotion, CUtensorMapSwizzle,
+};
+use fa3_ir::{BoxShape, Elem, Swizzle, TensorView};
+
+use super::context::Current;
+use super::error::RejectedMap;
+use super::params::ParamImage;
+use super::{CudaError, HostError};
+
+/// The arguments of `cuTensorMapEncodeTiled` that differ between maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TiledMap {
+    elem: CUtensorMapDataType,
+    rank: u32,
+    address: u64,
+    dims: [u64; 5],
+    /// Bytes, from dimension 1 on.
+    strides: [u64; 4],
+    box_dims: [u32; 5],
+    swizzle: CUtensorMapSwizzle,
+}
+
+impl TiledMap {
+    /// The map for boxes of `shape` in `view`, which has passed [`TensorView::check`].
+    pub(super) fn new(shape: &BoxShape, view: &TensorView) -> TiledMap {
+        TiledMap {
+            elem: data_type(shape.elem),
+            rank: shape.rank(),
+            address: view.address,
+            dims: padded(&view.dims, 1),
+            strides: padded(&view.strides, 0),
+            box_dims: padded(shape.dims(), 1),
+            swizzle: swizzle(shape.swizzle),
+        }
+    }
+
+    /// Has the driver encode it. Elements beyond the tensor are read as zero; the L2 cache fetches 256 bytes at once.
+    fn encode(
+        &self,
+        current: &Current<'_>,
+        say: impl FnOnce(CudaError) -> HostError,
+    ) -> Result<ParamImage, HostError> {
+        let mut map = CUtensorMap { opaque: [0; 16] };
+        // Every element: none is skipped.
+        let steps = [1; 5];
+        // SAFETY: `map` is aligned by its type; the arrays have `rank` entries or more, as the driver reads; the
+        // address is only stored.
+        let result = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &raw mut map,
+                self.elem,
+                self.rank,
+                self.address as *mut _,
+                self.dims.as_ptr(),
+                self.strides.as_ptr(),
+                self.box_dims.as_ptr(),
+                steps.as_ptr(),
+                CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                self.swizzle,
+                CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        current.check_or("cuTensorMapEncodeTiled", result, say)?;
+        Ok(ParamImage::words(map.opaque))
+    }
+}
+
+/// Encodes parameter `param` of `kernel`.
+///
+/// # Errors
+/// [`HostError::TensorMap`] if the driver rejects what [`TensorView::check`] let pass.
+pub(super) fn encode(
+    current: &Current<'_>,
+    (kernel, param): (&str, &str),
+    shape: &BoxShape,
+    view: &TensorView,
+) -> Result<ParamImage, HostError> {
+    TiledMap::new(shape, view).encode(current, |error| HostError::TensorMap {
+        kernel: kernel.to_owned(),
+        param: param.to_owned(),
+        error,
+        map: Box::new(RejectedMap { shape: *shape, view: view.clone() }),
+    })
+}
+
+fn padded<T: Copy, const N: usize>(given: &[T], rest: T) -> [T; N] {
+    std::array::from_fn(|index| given.get(index).copied().unwrap_or(rest))
+}
+
+fn data_type(elem: Elem) -> CUtensorMapDataType {
+    match elem {
+        // Copies look at the size alone.
+        Elem::U8 | Elem::E4m3 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        Elem::U32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+        Elem::U64 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT64,
+        Elem::F32 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        Elem::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        Elem::Bf16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    }
+}
+
+fn swizzle(swizzle: Swizzle) -> CUtensorMapSwizzle {
+    match swizzle {
+        Swizzle::None => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        Swizzle::B32 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+        Swizzle::B64 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        Swizzle::B128 => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// K of a (batch 2, seqlen 100, heads 3, head_dim 128) tensor in boxes of 64 columns and 80 rows.
+    #[test]
+    fn innermost_dimension_first_and_strides_from_the_second_on() {
+        let shape = BoxShape::new(Elem::Bf16, &[64, 1, 80, 1], Swizzle::B128);
+        let view = TensorView { address: 0x7000, dims: vec![128, 3, 100, 2], strides: vec![256, 768, 76800] };
+        assert_eq!(view.check(&shape), Ok(()));
+        let expected = TiledMap {
+            elem: CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            rank: 4,
+            address: 0x7000,
+            dims: [128, 3, 100, 2, 1],
+            strides: [256, 768, 76800, 0],
+            box_dims: [64, 1, 80, 1, 1],
+            swizzle: CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        };
+        assert_eq!(TiledMap::new(&shape, &view), expected);
+    }
+
+    /// The enums' numbers are part of the driver's interface (CUtensorMapDataType, CUtensorMapSwizzle).
+    #[test]
+    fn element_types_and_swizzles_have_the_numbers_of_the_driver() {
+        let elems = [Elem::U8, Elem::E4m3, Elem::U32, Elem::U64, Elem::F16, Elem::F32, Elem::Bf16];
+        assert_eq!(elems.map(|elem| data_type(elem) as u32), [0, 0, 2, 4, 6, 7, 9]);
+        assert_eq!(Swizzle::ALL.map(|mode| swizzle(mode) as u32), [0, 1, 2, 3]);
+    }
+}

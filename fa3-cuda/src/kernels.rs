@@ -1,0 +1,8 @@
+//! Kernels as programs of [`fa3_ir`]: nothing here needs a driver.
+
+pub mod catalogue;
+pub mod job;
+pub mod ladder;
+mod num;
+
+pub use job::{Array, ArrayUse, Job, JobArg};

@@ -1,0 +1,168 @@
+//! C = A · Bᵀ by specialised warps: a producer loads, two consumers multiply, every CTA walks over many tiles.
+
+use fa3_ir::{
+    B32, Builder, Chain, Consumer, Elem, Frag, FullSlot, Kernel, Launch, Outboxes, Ring, Role, TileMap,
+    TileShape, V,
+};
+
+use super::GemmSize;
+use super::tiles::TileOrder;
+use crate::kernels::{Array, Job, JobArg};
+
+/// Rows of a CTA's tile; each consumer has half of them.
+pub(super) const BLOCK_M: u32 = 128;
+pub(super) const CONSUMERS: u32 = 2;
+/// Columns that leave through an outbox at a time.
+const OUT_COLS: u32 = 128;
+
+/// The tiles of a slot.
+pub(super) const A: usize = 0;
+pub(super) const B: usize = 1;
+
+/// What makes one kernel of this kind differ from another.
+#[derive(Clone, Copy)]
+pub(super) struct Config {
+    /// Elements of A and B, and of C.
+    pub(super) elems: [Elem; 2],
+    /// Columns of a CTA's tile.
+    pub(super) block_n: u32,
+    /// Slots of the ring.
+    pub(super) stages: u32,
+    /// CTAs of a cluster, which share their tiles' columns and load as many parts of B's tile.
+    pub(super) cluster: u32,
+}
+
+/// What the roles of a kernel share.
+pub(super) struct Gemm {
+    pub(super) config: Config,
+    pub(super) a: TileMap,
+    pub(super) b: TileMap,
+    c: TileMap,
+    pub(super) order: TileOrder<V<B32>>,
+    pub(super) k: V<B32>,
+    pub(super) block_k: u32,
+    pub(super) ring: Ring<2>,
+    outboxes: Outboxes,
+}
+
+fn config(elem: Elem) -> Config {
+    Config { elems: [elem; 2], block_n: 256, stages: 4, cluster: 1 }
+}
+
+/// The kernel for 16-bit elements.
+pub fn kernel(elem: Elem) -> Kernel {
+    let (mut b, gemm) = Gemm::declare("gemm", config(elem));
+    b.role(Role::new("producer", 0..4).registers(40), |b| producer(b, &gemm));
+    b.role(Role::new("consumer", 4..12).registers(232), |b| consumer(b, &gemm, pipelined));
+    b.finish()
+}
+
+pub(super) fn producer(b: &mut Builder, gemm: &Gemm) {
+    b.once_per_role(|b| {
+        let mut ring = gemm.ring.producer(b);
+        gemm.order.for_each(b, |b, row, col| {
+            let (row, col) = (b.mul(row, BLOCK_M), b.mul(col, gemm.config.block_n));
+            b.for_each((0, gemm.k), gemm.block_k, |b, k| {
+                let mut slot = ring.acquire(b);
+                slot.load(b, A, &gemm.a, (k, row));
+                slot.load(b, B, &gemm.b, (k, col));
+                slot.commit(b);
+            });
+        });
+    });
+}
+
+/// A consumer; `product` gives a tile's accumulators.
+pub(super) fn consumer(
+    b: &mut Builder,
+    gemm: &Gemm,
+    product: impl FnOnce(&mut Builder, &Gemm, &mut Consumer<2>, V<B32>) -> Frag,
+) {
+    let me = b.warpgroup();
+    let mut ring = gemm.ring.consumer(b);
+    let outbox = gemm.outboxes.of(b, me);
+    gemm.order.for_each(b, |b, row, col| {
+        let acc = product(b, gemm, &mut ring, me);
+        let (row, col) = (b.mul(row, BLOCK_M), b.mul(col, gemm.config.block_n));
+        let row = b.mad_u32(me, 64, row);
+        for first in (0..gemm.config.block_n).step_by(OUT_COLS as usize) {
+            let draft = outbox.acquire(b);
+            acc.store_cols(b, first, &draft.tile());
+            let col = b.add(col, first);
+            draft.send(b, &gemm.c, (col, row));
+        }
+    });
+    outbox.drain(b);
+}
+
+/// The products of all slots of a tile, each begun before the one before is complete.
+pub(super) fn pipelined(b: &mut Builder, gemm: &Gemm, ring: &mut Consumer<2>, me: V<B32>) -> Frag {
+    let mut products = Chain::new(b, gemm.config.block_n);
+    let slot = ring.wait(b);
+    multiply(b, &mut products, &slot, me);
+    let mut held = ring.hold(b, slot);
+    b.for_each((gemm.block_k, gemm.k), gemm.block_k, |b, _| {
+        let slot = ring.wait(b);
+        multiply(b, &mut products, &slot, me); // in flight
+        products.wait_older(b);
+        held.replace(b, slot).release(b); // what the product before has read
+    });
+    let acc = products.wait(b);
+    held.take(b).release(b);
+    acc
+}
+
+/// Adds the product of this consumer's rows of A with B.
+fn multiply(b: &mut Builder, products: &mut Chain, slot: &FullSlot<2>, me: V<B32>) {
+    let [a_tile, b_tile] = slot.tiles();
+    let mine = a_tile.row_block(b, me, 64);
+    products.gemm_ss(b, mine, b_tile.t());
+}
+
+impl Gemm {
+    /// A kernel's declarations and prologue.
+    pub(super) fn declare(name: &str, config: Config) -> (Builder, Gemm) {
+        let Config { elems: [elem, out_elem], block_n, stages, cluster } = config;
+        let mut b = Builder::new(name, Launch::threads(128 * (1 + CONSUMERS)).cluster(cluster));
+        let block_k = 128 / elem.bytes();
+        let shape = |rows| TileShape::new(elem, rows, block_k);
+        let out = TileShape::new(out_elem, 64, OUT_COLS);
+        let (a_shape, b_shape, b_part) = (shape(BLOCK_M), shape(block_n), shape(block_n / cluster));
+        let gemm = Gemm {
+            config,
+            a: b.tile_map("a", a_shape),
+            b: b.tile_map("b", b_part),
+            c: b.tile_map("c", out),
+            order: TileOrder::declare(&mut b),
+            k: b.param_u32("k"),
+            block_k,
+            ring: b.cluster_ring("ab", stages, 4 * CONSUMERS, [("a", a_shape), ("b", b_shape)]),
+            outboxes: b.outboxes("out", out, CONSUMERS),
+        };
+        b.init_mbarriers();
+        (b, gemm)
+    }
+}
+
+impl Config {
+    /// The job of a kernel with this configuration.
+    pub(super) fn job(self, kernel: Kernel, GemmSize { m, n, k }: GemmSize, ctas: u32) -> Job {
+        let Config { elems: [elem, out_elem], block_n, cluster, .. } = self;
+        let arrays = vec![
+            Array::input("a", elem, &[m, k]),
+            Array::input("b", elem, &[n, k]),
+            Array::output("c", out_elem, &[m, n]),
+        ];
+        let order = TileOrder::new(m.div_ceil(cluster * BLOCK_M), n.div_ceil(block_n));
+        let mut args: Vec<JobArg> = (0..3).map(|array| Job::tensor(&arrays, array)).collect();
+        args.extend(order.args());
+        args.push(JobArg::U32(k));
+        let clusters = (ctas / cluster).clamp(1, order.tiles());
+        Job { kernel, grid: [clusters * cluster, 1, 1], arrays, args }
+    }
+}
+
+/// A product of this size on a grid of `ctas`; `n` and `k` must be multiples of 8.
+pub fn job(elem: Elem, size: GemmSize, ctas: u32) -> Job {
+    config(elem).job(kernel(elem), size, ctas)
+}

@@ -1,0 +1,36 @@
+//! y = x by tensor copies, one tile a CTA: through shared memory with any swizzle, and clipped at the edges.
+
+use fa3_ir::{Builder, Elem, Kernel, Launch, LoadOptions, Swizzle, TileShape};
+
+use crate::kernels::{Array, Job};
+
+const ROWS: u32 = 64;
+
+/// The kernel for a swizzle.
+pub fn kernel(swizzle: Swizzle) -> Kernel {
+    let mut b = Builder::new("tile_copy", Launch::threads(128));
+    let shape = TileShape::new(Elem::Bf16, ROWS, 64).swizzled(swizzle);
+    let (x, y) = (b.tile_map("x", shape), b.tile_map("y", shape));
+    let (arrived, tile) = (b.mbarriers("arrived", 1, 1), b.tile("tile", shape));
+
+    b.init_mbarriers();
+    let (i, j) = (b.cta_y(), b.cta_x());
+    let (row, col) = (b.mul(i, ROWS), b.mul(j, 64));
+    b.once_per_role(|b| {
+        b.mbarrier_arrive_expect(arrived, shape.bytes());
+        b.load_tile(tile, &x, (col, row), arrived, LoadOptions::default());
+        b.mbarrier_wait(arrived, 0);
+        b.store_tile(tile, &y, (col, row));
+        b.bulk_commit();
+        b.bulk_wait_read(0);
+    });
+    b.finish()
+}
+
+/// A matrix of `rows` x `cols`; `cols` must be a multiple of 8, as tensor maps demand.
+pub fn job(swizzle: Swizzle, rows: u32, cols: u32) -> Job {
+    let arrays =
+        vec![Array::input("x", Elem::Bf16, &[rows, cols]), Array::output("y", Elem::Bf16, &[rows, cols])];
+    let args = vec![Job::tensor(&arrays, 0), Job::tensor(&arrays, 1)];
+    Job { kernel: kernel(swizzle), grid: [cols.div_ceil(64), rows.div_ceil(ROWS), 1], arrays, args }
+}

@@ -1,0 +1,128 @@
+//! In which order a persistent grid walks the tiles of C.
+
+use std::cell::RefCell;
+
+use fa3_ir::{B32, Builder, V};
+use fa3_sched::{FastDiv, Int};
+
+use crate::kernels::JobArg;
+use crate::kernels::num::Num;
+
+/// Rows of tiles that are walked together, column by column, so that what runs at one time shares A and B in the L2 cache.
+const GROUP: u32 = 16;
+
+/// The tiles of C in groups of [`GROUP`] rows, for the host (`u32`) and in a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TileOrder<T> {
+    tiles: T,
+    /// Tiles of a whole group.
+    group: FastDiv<T>,
+    /// The group that is not whole, and its rows.
+    last: T,
+    last_rows: FastDiv<T>,
+}
+
+impl TileOrder<u32> {
+    /// `rows` x `cols` tiles.
+    pub(super) fn new(rows: u32, cols: u32) -> TileOrder<u32> {
+        TileOrder {
+            tiles: rows * cols,
+            group: FastDiv::new(GROUP * cols),
+            last: rows / GROUP,
+            last_rows: FastDiv::new((rows % GROUP).max(1)),
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn tiles(self) -> u32 {
+        self.tiles
+    }
+
+    /// Its numbers as arguments, in the order of [`TileOrder::declare`].
+    pub(super) fn args(self) -> Vec<JobArg> {
+        let mut args = Vec::new();
+        _ = self.map(|number| args.push(JobArg::U32(number)));
+        args
+    }
+}
+
+impl<T> TileOrder<T> {
+    /// Applies `f` to each of its numbers in a fixed order.
+    fn map<U>(self, mut f: impl FnMut(T) -> U) -> TileOrder<U> {
+        TileOrder {
+            tiles: f(self.tiles),
+            group: self.group.map(&mut f),
+            last: f(self.last),
+            last_rows: self.last_rows.map(&mut f),
+        }
+    }
+}
+
+impl<T: Int> TileOrder<T> {
+    /// The row and the column of tile `index`.
+    fn decode(self, index: T) -> (T, T) {
+        let (group, within) = self.group.div_rem(index);
+        let whole = FastDiv::new(GROUP).map(|number| index.lit(number));
+        let rows = FastDiv::select(group.eq(self.last), self.last_rows, whole);
+        let (col, row) = rows.div_rem(within);
+        (group * index.lit(GROUP) + row, col)
+    }
+}
+
+impl TileOrder<V<B32>> {
+    /// Declares its numbers as parameters.
+    #[track_caller]
+    pub(super) fn declare(b: &mut Builder) -> TileOrder<V<B32>> {
+        let mut number = 0;
+        TileOrder::new(1, 1).map(|_| {
+            number += 1;
+            b.param_u32(&format!("order{number}"))
+        })
+    }
+
+    /// Runs `body` with the row and the column of every tile that is this CTA's. Each cluster of the grid takes every so
+    /// many of the order's tiles, which are as many rows high as it has CTAs, and each of its CTAs one row.
+    pub(super) fn for_each(self, b: &mut Builder, body: impl FnOnce(&mut Builder, V<B32>, V<B32>)) {
+        let cluster = b.launch().cluster;
+        let (cta, ctas) = (b.cta_x(), b.grid_x());
+        let shift = cluster.trailing_zeros();
+        let (first, step) = (b.shr_u32(cta, shift), b.shr_u32(ctas, shift));
+        let next = b.var("tile", first);
+        b.repeat(|b| {
+            let done = b.ge_u32(next, self.tiles);
+            b.break_if(done);
+            let index = b.get(next);
+            let (row, col) = {
+                let cell = RefCell::new(&mut *b);
+                let (row, col) = self.map(|number| Num::new(&cell, number)).decode(Num::new(&cell, index));
+                (row.value(), col.value())
+            };
+            let row = if cluster == 1 {
+                row
+            } else {
+                let me = b.cluster_cta_rank();
+                b.mad_u32(row, cluster, me)
+            };
+            body(b, row, col);
+            let after = b.add(index, step);
+            b.set(next, after);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_tile_comes_once() {
+        for (rows, cols) in [(1, 1), (16, 3), (17, 5), (5, 7), (64, 32), (33, 1)] {
+            let order = TileOrder::new(rows, cols);
+            let tiles: BTreeSet<(u32, u32)> = (0..order.tiles).map(|index| order.decode(index)).collect();
+            let all = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))).collect();
+            assert_eq!(tiles, all, "{rows} x {cols}");
+        }
+    }
+}

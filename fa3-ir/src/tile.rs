@@ -1,0 +1,288 @@
+//! Tiles of matrices in shared memory, and views of them as operands of products.
+//!
+//! A tile is stored as its loads bring it: in panels of columns, each as wide as the swizzle's row and as long as the
+//! tile, one behind the other. Descriptors, steps along K, boxes and byte counts follow from that.
+
+pub(crate) mod copy;
+pub(crate) mod frag;
+pub(crate) mod gemm;
+pub(crate) mod outbox;
+pub(crate) mod ring;
+pub(crate) mod rows;
+pub(crate) mod store;
+pub(crate) mod threads;
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::{
+    Arg, B32, Builder, Elem, Imm, Layout, Major, Operand, Region, SharedAddr, SharedBase, Swizzle, V,
+};
+
+/// A matrix of `rows` x `cols` elements in shared memory, each row along K or along N, in panels of columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TileShape {
+    /// The element type.
+    pub elem: Elem,
+    /// Rows.
+    pub rows: u32,
+    /// Columns.
+    pub cols: u32,
+    /// The order of 16-byte chunks; its row is the width of a panel.
+    pub swizzle: Swizzle,
+}
+
+impl TileShape {
+    /// A tile with the widest swizzle whose row divides the tile's.
+    pub fn new(elem: Elem, rows: u32, cols: u32) -> TileShape {
+        let row = cols * elem.bytes();
+        let widest = [Swizzle::B128, Swizzle::B64, Swizzle::B32];
+        let divides = |swizzle: &Swizzle| row.is_multiple_of(swizzle.row_bytes());
+        let swizzle = widest.into_iter().find(divides).unwrap_or(Swizzle::None);
+        TileShape { elem, rows, cols, swizzle }
+    }
+
+    /// The same elements in another order of chunks.
+    #[must_use]
+    pub fn swizzled(self, swizzle: Swizzle) -> TileShape {
+        TileShape { swizzle, ..self }
+    }
+
+    /// Columns of a panel.
+    pub fn panel_cols(&self) -> u32 {
+        self.swizzle.row_bytes() / self.elem.bytes()
+    }
+
+    /// Panels.
+    pub fn panels(&self) -> u32 {
+        self.cols / self.panel_cols()
+    }
+
+    /// Bytes of a panel.
+    pub fn panel_bytes(&self) -> u32 {
+        self.rows * self.swizzle.row_bytes()
+    }
+
+    /// Bytes of the tile.
+    pub fn bytes(&self) -> u32 {
+        self.panels() * self.panel_bytes()
+    }
+
+    /// What its address must be a multiple of, for tensor copies and descriptors alike.
+    pub fn align(&self) -> u32 {
+        self.swizzle.pattern_bytes().max(128)
+    }
+}
+
+impl fmt::Display for TileShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x {} {} with {}", self.rows, self.cols, self.elem, self.swizzle)
+    }
+}
+
+/// A tile at its place. What comes from a slot of a ring lives as long as the slot is held.
+#[derive(Clone, Copy, Debug)]
+pub struct Tile<'s> {
+    pub(crate) shape: TileShape,
+    pub(crate) place: SharedAddr,
+    /// Bytes from one panel to the next, which may be more than this part of a tile fills.
+    pub(crate) panel_stride: u32,
+    slot: PhantomData<&'s ()>,
+}
+
+impl<'s> Tile<'s> {
+    pub(crate) fn new(shape: TileShape, place: SharedAddr) -> Tile<'s> {
+        Tile { shape, place, panel_stride: shape.panel_bytes(), slot: PhantomData }
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> TileShape {
+        self.shape
+    }
+
+    /// Its transpose, as an operand.
+    pub fn t(self) -> Matrix<'s> {
+        Matrix { tile: self, transposed: true }
+    }
+
+    /// Block `index` of `count` rows, a multiple of 8: what one of several warpgroups works on.
+    #[track_caller]
+    pub fn row_block(self, b: &mut Builder, index: impl Arg<Ty = B32>, count: u32) -> Tile<'s> {
+        let bytes = count * self.shape.swizzle.row_bytes();
+        let place = match index.operand() {
+            Operand::Imm(Imm::B32(index)) => self.place.plus((index * bytes) as i32),
+            Operand::Imm(_) | Operand::Value(_) => b.as_one(|b| {
+                let start = b.shared_address(self.place);
+                b.mad_u32(index, bytes, start).at(0)
+            }),
+        };
+        Tile { shape: TileShape { rows: count, ..self.shape }, place, ..self }
+    }
+
+    /// `count` columns from column `first` on, both whole panels.
+    pub fn col_block(self, first: u32, count: u32) -> Tile<'s> {
+        let offset = first / self.shape.panel_cols() * self.panel_stride;
+        let shape = TileShape { cols: count, ..self.shape };
+        Tile { shape, place: self.place.plus(offset as i32), ..self }
+    }
+}
+
+/// A tile or its transpose as an operand of a product, rows x columns as in the formula.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'s> {
+    tile: Tile<'s>,
+    transposed: bool,
+}
+
+impl<'s> From<Tile<'s>> for Matrix<'s> {
+    fn from(tile: Tile<'s>) -> Matrix<'s> {
+        Matrix { tile, transposed: false }
+    }
+}
+
+impl<'s> From<&Tile<'s>> for Matrix<'s> {
+    fn from(tile: &Tile<'s>) -> Matrix<'s> {
+        (*tile).into()
+    }
+}
+
+/// Which operand of a product a matrix is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// M x K.
+    A,
+    /// K x N.
+    B,
+}
+
+impl Matrix<'_> {
+    pub(crate) fn elem(&self) -> Elem {
+        self.tile.shape.elem
+    }
+
+    /// Rows and columns, as in the formula.
+    pub(crate) fn extent(&self) -> (u32, u32) {
+        let TileShape { rows, cols, .. } = self.tile.shape;
+        if self.transposed { (cols, rows) } else { (rows, cols) }
+    }
+
+    /// Which dimension is contiguous: a row of A runs along K, a row of B along N.
+    pub(crate) fn major(&self, side: Side) -> Major {
+        if (side == Side::A) == self.transposed { Major::Mn } else { Major::K }
+    }
+
+    /// The layout that a descriptor says, and the bytes from the start of the tile to that of step `step` along K.
+    fn layout(&self, major: Major) -> (Layout, impl Fn(u32) -> u32 + use<>) {
+        let Tile { shape: TileShape { swizzle, .. }, panel_stride, .. } = self.tile;
+        let (span, group) = (swizzle.row_bytes(), swizzle.pattern_bytes());
+        let (leading, stride) = match (major, swizzle) {
+            // 8 rows of 16 bytes: the next 8 rows follow, the next 16 bytes of columns are a panel on.
+            (Major::K, Swizzle::None) | (Major::Mn, Swizzle::B32 | Swizzle::B64 | Swizzle::B128) => {
+                (panel_stride, group)
+            }
+            (Major::K, Swizzle::B32 | Swizzle::B64 | Swizzle::B128) => (16, group),
+            (Major::Mn, Swizzle::None) => (group, panel_stride),
+        };
+        let offset = move |step: u32| match major {
+            Major::K => (32 * step / span) * panel_stride + 32 * step % span,
+            Major::Mn => 16 * step * span,
+        };
+        (Layout { swizzle, leading, stride }, offset)
+    }
+
+    /// The descriptors of the steps along K, as their lower words and the upper one, which all share.
+    #[track_caller]
+    pub(crate) fn descriptors(&self, b: &mut Builder, side: Side, steps: u32) -> (Vec<V<B32>>, u32) {
+        let (layout, offset) = self.layout(self.major(side));
+        let descriptor = layout.descriptor();
+        let start = b.shared_address(self.tile.place);
+        let field = b.bfe_u32(start, 4, 14);
+        let low = b.or(field, descriptor as u32);
+        let low = (0..steps).map(|step| if step == 0 { low } else { b.add(low, offset(step) >> 4) });
+        (low.collect(), (descriptor >> 32) as u32)
+    }
+}
+
+impl fmt::Display for Matrix<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let transposed = if self.transposed { ", transposed" } else { "" };
+        write!(f, "{}{transposed}", self.tile.shape)
+    }
+}
+
+impl SharedAddr {
+    /// `bytes` further on.
+    pub(crate) fn plus(self, bytes: i32) -> SharedAddr {
+        SharedAddr { offset: self.offset + bytes, ..self }
+    }
+}
+
+/// Tiles.
+impl Builder {
+    /// Declares a tile.
+    pub fn tile(&mut self, name: &str, shape: TileShape) -> Tile<'static> {
+        let region = self.region(name, shape.bytes(), shape.align());
+        Tile::new(shape, region.at(0))
+    }
+
+    /// Declares a tile that begins where the first of `over` does; the two are never in use at the same time.
+    pub fn tile_over(&mut self, name: &str, shape: TileShape, over: &[Region]) -> Tile<'static> {
+        let region = self.overlay(name, over, shape.bytes(), shape.align());
+        Tile::new(shape, region.at(0))
+    }
+
+    /// A shared-memory address in a register.
+    #[track_caller]
+    pub(crate) fn shared_address(&mut self, addr: SharedAddr) -> V<B32> {
+        let base = match addr.base {
+            SharedBase::Region(region) => self.address(region),
+            SharedBase::Value(value) => V::new(value),
+        };
+        if addr.offset == 0 { base } else { self.add(base, addr.offset) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::descriptor::tests::element;
+    use crate::descriptor_address;
+
+    /// The byte of an element of a tile at `start`, as the copies of its panels write it.
+    fn copied(shape: TileShape, start: u32, row: u32, col: u32) -> u32 {
+        let (panel, within) = (col / shape.panel_cols(), col % shape.panel_cols());
+        let start = start + panel * shape.panel_bytes();
+        shape.swizzle.apply(start + row * shape.swizzle.row_bytes() + within * shape.elem.bytes())
+    }
+
+    /// Every descriptor of every step along K finds the elements that the copies brought: A and B, plain and transposed,
+    /// with every swizzle, of one panel and of more.
+    #[test]
+    fn descriptors_find_what_copies_bring() {
+        let cases = Swizzle::ALL.into_iter().flat_map(|swizzle| [32, 64, 128].map(|cols| (swizzle, cols)));
+        for (swizzle, cols) in cases.filter(|(swizzle, cols)| 2 * cols >= swizzle.row_bytes()) {
+            let (start, shape) = (8192, TileShape::new(Elem::F16, 64, cols).swizzled(swizzle));
+            let tile = Tile::new(shape, Region(0).at(0));
+            for (matrix, side) in
+                [(tile.into(), Side::A), (tile.t(), Side::A), (tile.into(), Side::B), (tile.t(), Side::B)]
+            {
+                let matrix: Matrix<'_> = matrix;
+                let major = matrix.major(side);
+                let (layout, offset) = matrix.layout(major);
+                let (outer, depth) = match side {
+                    Side::A => matrix.extent(),
+                    Side::B => (matrix.extent().1, matrix.extent().0),
+                };
+                for step in 0..depth / 16 {
+                    let descriptor = layout.descriptor() + descriptor_address(start + offset(step));
+                    for (r, k) in (0..outer).flat_map(|r| (0..16).map(move |k| (r, k))) {
+                        let (row, col) =
+                            if major == Major::K { (r, 16 * step + k) } else { (16 * step + k, r) };
+                        let expected = copied(shape, start, row, col);
+                        assert_eq!(element(descriptor, major, r, k), expected, "{matrix} {major:?} {r} {k}");
+                    }
+                }
+            }
+        }
+    }
+}

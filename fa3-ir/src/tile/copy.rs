@@ -1,0 +1,120 @@
+//! Tiles between global and shared memory: tensor maps whose boxes are panels of a tile.
+
+use std::panic::Location;
+
+use crate::{
+    Arg, BoxShape, Builder, Coords, Fault, Imm, LoadOptions, Operand, SharedAddr, TensorMap, Tile, TileShape,
+};
+
+/// A tensor map that copies tiles of one shape, panel by panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileMap {
+    pub(crate) map: TensorMap,
+    pub(crate) shape: TileShape,
+}
+
+impl TileMap {
+    /// The map itself, for other instructions.
+    pub fn tensor_map(&self) -> TensorMap {
+        self.map
+    }
+
+    /// The tile that it copies.
+    pub fn shape(&self) -> TileShape {
+        self.shape
+    }
+}
+
+/// The boxes of a tile: where each lies in shared memory and in the tensor.
+#[track_caller]
+pub(crate) fn panels(
+    b: &mut Builder,
+    map: &TileMap,
+    tile: &Tile<'_>,
+    coords: &[Operand],
+) -> Vec<(SharedAddr, Vec<Operand>)> {
+    if tile.shape != map.shape {
+        let (first, second) = (tile.shape.to_string(), map.shape.to_string());
+        b.watch.fault(Fault::Shapes { what: "a tile and its tensor map", first, second }, Location::caller());
+    }
+    let cols = tile.shape.panel_cols();
+    let panel = |panel: u32| {
+        let mut coords = coords.to_vec();
+        coords[0] = match coords[0] {
+            same if panel == 0 => same,
+            Operand::Imm(Imm::B32(first)) => (first + panel * cols).operand(),
+            Operand::Imm(_) => coords[0],
+            Operand::Value(first) => b.add(crate::V::<crate::B32>::new(first), panel * cols).operand(),
+        };
+        (tile.place.plus((panel * tile.panel_stride) as i32), coords)
+    };
+    (0..tile.shape.panels()).map(panel).collect()
+}
+
+/// Tensor maps of tiles.
+impl Builder {
+    /// Declares a parameter that is the tensor map of a matrix of which tiles of this shape are copied. Coordinates are
+    /// the first column and the first row.
+    pub fn tile_map(&mut self, name: &str, shape: TileShape) -> TileMap {
+        self.tile_map_of(name, shape, 2, 1)
+    }
+
+    /// The same of a tensor of `rank` dimensions, innermost first, of which dimension `rows` are the tile's rows and all
+    /// others but the innermost are fixed for a tile.
+    pub fn tile_map_of(&mut self, name: &str, shape: TileShape, rank: usize, rows: usize) -> TileMap {
+        let mut dims = [1; 5];
+        dims[0] = shape.panel_cols();
+        if let Some(dim) = dims.get_mut(rows) {
+            *dim = shape.rows;
+        }
+        let map = self.param_tensor_map(name, BoxShape::new(shape.elem, &dims[..rank.min(5)], shape.swizzle));
+        TileMap { map, shape }
+    }
+
+    /// Begins to load a tile; `mbarrier` counts its bytes.
+    #[track_caller]
+    pub fn load_tile(
+        &mut self,
+        tile: Tile<'_>,
+        map: &TileMap,
+        coords: impl Coords,
+        mbarrier: impl Into<SharedAddr>,
+        options: LoadOptions,
+    ) {
+        let (coords, mbarrier) = (coords.operands(), mbarrier.into());
+        self.as_one(|b| {
+            for (place, coords) in panels(b, map, &tile, &coords) {
+                b.tma_load(place, map.map, Given(coords), mbarrier, options);
+            }
+        });
+    }
+
+    /// Begins to store a tile, in this thread's open bulk group.
+    #[track_caller]
+    pub fn store_tile(&mut self, tile: Tile<'_>, map: &TileMap, coords: impl Coords) {
+        self.as_one(|b| {
+            for (place, coords) in panels(b, map, &tile, &coords.operands()) {
+                b.tma_store(map.map, Given(coords), place);
+            }
+        });
+    }
+
+    /// Begins to add a tile to the tensor, in this thread's open bulk group.
+    #[track_caller]
+    pub fn add_tile(&mut self, tile: Tile<'_>, map: &TileMap, coords: impl Coords) {
+        self.as_one(|b| {
+            for (place, coords) in panels(b, map, &tile, &coords.operands()) {
+                b.tma_reduce_add(map.map, Given(coords), place);
+            }
+        });
+    }
+}
+
+/// Coordinates that are operands already.
+struct Given(Vec<Operand>);
+
+impl Coords for Given {
+    fn operands(self) -> Vec<Operand> {
+        self.0
+    }
+}

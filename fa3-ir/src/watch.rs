@@ -1,0 +1,237 @@
+//! What a builder keeps an eye on while a kernel grows: slots that must be given back, products in flight.
+
+use crate::{Fault, Source, VerifyError};
+
+/// A block under construction. Blocks are numbered as they are begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockId(u32);
+
+/// Something that must be done in the block in which it became due.
+#[derive(Debug)]
+struct Duty {
+    what: String,
+    source: Source,
+    block: BlockId,
+    done: bool,
+}
+
+/// The number of a [`Duty`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DutyId(usize);
+
+/// The number of a group of products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GroupId(usize);
+
+/// Groups that may be unfinished, of the same age: `wait_group` counts them as one, or not at all where a branch or a
+/// loop may have left them out.
+#[derive(Clone, Debug)]
+struct Open {
+    groups: Vec<GroupId>,
+    certain: bool,
+}
+
+/// The state; see the module.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    duties: Vec<Duty>,
+    /// Where each group was committed, and whether some wait finishes it.
+    groups: Vec<(Source, bool)>,
+    /// Oldest first.
+    open: Vec<Open>,
+    block: BlockId,
+    blocks: u32,
+    misuse: Vec<VerifyError>,
+}
+
+/// What [`Watch::enter`] hands to [`Watch::leave`].
+pub(crate) struct Outer {
+    block: BlockId,
+    open: Vec<Open>,
+}
+
+impl Watch {
+    pub(crate) fn new() -> Watch {
+        Watch {
+            duties: Vec::new(),
+            groups: Vec::new(),
+            open: Vec::new(),
+            block: BlockId(0),
+            blocks: 1,
+            misuse: Vec::new(),
+        }
+    }
+
+    /// Notes a mistake, for the verifier to report.
+    pub(crate) fn fault(&mut self, fault: Fault, source: Source) {
+        self.misuse.push(VerifyError { fault, source: Some(source) });
+    }
+
+    /// Everything that was noted, when nothing more will be built.
+    pub(crate) fn finish(mut self) -> Vec<VerifyError> {
+        for Duty { what, source, .. } in self.duties.into_iter().filter(|duty| !duty.done) {
+            self.misuse.push(VerifyError { fault: Fault::NotDone { what }, source: Some(source) });
+        }
+        for (source, _) in self.groups.into_iter().filter(|(_, waited)| !waited) {
+            self.misuse.push(VerifyError { fault: Fault::NeverWaited, source: Some(source) });
+        }
+        self.misuse
+    }
+}
+
+/// Blocks.
+impl Watch {
+    /// A branch's or a loop's block begins.
+    pub(crate) fn enter(&mut self) -> Outer {
+        let outer = Outer { block: self.block, open: self.open.clone() };
+        self.block = BlockId(self.blocks);
+        self.blocks += 1;
+        outer
+    }
+
+    /// It ends. It may not have run: what it waited for may still be open, what it left open may not exist.
+    pub(crate) fn leave(&mut self, outer: Outer) {
+        let inside = std::mem::replace(&mut self.open, outer.open);
+        let known: Vec<GroupId> = self.open.iter().flat_map(|open| open.groups.clone()).collect();
+        let groups = inside.into_iter().flat_map(|open| open.groups);
+        let left: Vec<GroupId> = groups.filter(|group| !known.contains(group)).collect();
+        if !left.is_empty() {
+            self.open.push(Open { groups: left, certain: false });
+        }
+        self.block = outer.block;
+    }
+}
+
+/// Duties.
+impl Watch {
+    /// `what` (such as `slot of ring kv is released`) must come in this block.
+    pub(crate) fn due(&mut self, what: String, source: Source) -> DutyId {
+        self.duties.push(Duty { what, source, block: self.block, done: false });
+        DutyId(self.duties.len() - 1)
+    }
+
+    /// It is done here.
+    pub(crate) fn done(&mut self, DutyId(duty): DutyId, source: Source) {
+        let block = self.block;
+        let duty = &mut self.duties[duty];
+        duty.done = true;
+        if duty.block != block {
+            let what = duty.what.clone();
+            self.fault(Fault::DoneElsewhere { what }, source);
+        }
+    }
+}
+
+/// Products.
+impl Watch {
+    /// A group of products has been committed.
+    pub(crate) fn commit(&mut self, source: Source) -> GroupId {
+        let group = GroupId(self.groups.len());
+        self.groups.push((source, false));
+        self.open.push(Open { groups: vec![group], certain: true });
+        group
+    }
+
+    /// The `wait_group` that finishes `group`: how many younger ones may stay unfinished. `None` if another wait
+    /// has finished it.
+    pub(crate) fn wait(&mut self, group: GroupId) -> Option<u32> {
+        let index = self.open.iter().position(|open| open.groups.contains(&group))?;
+        self.finished(index + 1);
+        Some(self.pending())
+    }
+
+    /// The `wait_group` that finishes everything older than `group`.
+    pub(crate) fn wait_older(&mut self, group: GroupId) -> u32 {
+        let index = self.open.iter().position(|open| open.groups.contains(&group));
+        self.finished(index.unwrap_or(self.open.len()));
+        self.pending()
+    }
+
+    /// The `count` oldest are.
+    fn finished(&mut self, count: usize) {
+        for group in self.open.drain(..count).flat_map(|open| open.groups) {
+            self.groups[group.0].1 = true;
+        }
+    }
+
+    /// The hardware counts to 7; waiting for more than one must is no mistake.
+    fn pending(&self) -> u32 {
+        (self.open.iter().filter(|open| open.certain).count() as u32).min(7)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use super::*;
+
+    fn commit(watch: &mut Watch) -> GroupId {
+        watch.commit(Location::caller())
+    }
+
+    #[test]
+    fn a_wait_leaves_younger_groups_in_flight() {
+        let mut watch = Watch::new();
+        let [s, pv] = [commit(&mut watch), commit(&mut watch)];
+        assert_eq!(watch.wait(s), Some(1));
+        assert_eq!(watch.wait(pv), Some(0));
+    }
+
+    #[test]
+    fn a_wait_for_the_younger_finishes_the_older() {
+        let mut watch = Watch::new();
+        let [s, pv] = [commit(&mut watch), commit(&mut watch)];
+        assert_eq!(watch.wait(pv), Some(0));
+        assert_eq!(watch.wait(s), None);
+        assert_eq!(watch.finish(), []);
+    }
+
+    /// What a branch commits may not be there: it must not be counted on.
+    #[test]
+    fn groups_of_a_branch_do_not_count() {
+        let mut watch = Watch::new();
+        let before = commit(&mut watch);
+        let outer = watch.enter();
+        let inside = commit(&mut watch);
+        watch.leave(outer);
+        let after = commit(&mut watch);
+        assert_eq!(watch.wait(before), Some(1), "only `after` is certain to be younger");
+        assert_eq!(watch.wait(inside), Some(1));
+        assert_eq!(watch.wait(after), Some(0));
+    }
+
+    /// A loop may not run: a wait in it does not count either.
+    #[test]
+    fn waits_in_a_loop_do_not_count() {
+        let mut watch = Watch::new();
+        let group = commit(&mut watch);
+        let outer = watch.enter();
+        assert_eq!(watch.wait(group), Some(0));
+        watch.leave(outer);
+        assert_eq!(watch.wait(group), Some(0));
+    }
+
+    #[test]
+    fn all_but_the_last() {
+        let mut watch = Watch::new();
+        let [_, last] = [commit(&mut watch), commit(&mut watch)];
+        assert_eq!(watch.wait_older(last), 1);
+        assert_eq!(watch.wait(last), Some(0));
+    }
+
+    #[test]
+    fn what_is_due_is_done_in_its_block() {
+        let mut watch = Watch::new();
+        let here = Location::caller();
+        let [slot, other] = ["slot", "other"].map(|what| watch.due(what.to_owned(), here));
+        watch.done(slot, here);
+        let outer = watch.enter();
+        watch.done(other, here);
+        watch.leave(outer);
+        _ = watch.due("forgotten".to_owned(), here);
+        let faults: Vec<Fault> = watch.finish().into_iter().map(|error| error.fault).collect();
+        let elsewhere = Fault::DoneElsewhere { what: "other".to_owned() };
+        assert_eq!(faults, [elsewhere, Fault::NotDone { what: "forgotten".to_owned() }]);
+    }
+}

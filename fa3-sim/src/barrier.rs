@@ -1,0 +1,77 @@
+//! Named barriers of a CTA, and the barrier of a cluster.
+
+use crate::clock::Bundle;
+
+/// A named barrier.
+#[derive(Debug, Default)]
+pub(crate) struct NamedBarrier {
+    /// Threads that the current generation was opened for; 0 before anybody arrives.
+    pub(crate) threads: u32,
+    /// The warps that have arrived in it.
+    pub(crate) arrived: Vec<usize>,
+    /// Those of them that wait.
+    pub(crate) waiting: Vec<usize>,
+    /// What they have released.
+    pub(crate) bundle: Bundle,
+}
+
+/// What is wrong with an arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Misuse {
+    /// Rule B1.
+    Threads { given: u32, open: u32 },
+    /// Rule B2.
+    Again,
+}
+
+impl NamedBarrier {
+    /// Warp `warp` arrives at a generation of `threads` threads. What is wrong is found, and then taken as meant.
+    pub(crate) fn arrive(
+        &mut self,
+        warp: usize,
+        threads: u32,
+        waits: bool,
+        bundle: &Bundle,
+    ) -> Result<(), Misuse> {
+        let misuse = if self.arrived.contains(&warp) {
+            Some(Misuse::Again)
+        } else if !self.arrived.is_empty() && self.threads != threads {
+            Some(Misuse::Threads { given: threads, open: self.threads })
+        } else {
+            None
+        };
+        self.threads = if self.arrived.is_empty() { threads } else { self.threads.min(threads) };
+        if misuse != Some(Misuse::Again) {
+            self.arrived.push(warp);
+        }
+        self.bundle.join(bundle);
+        if waits {
+            self.waiting.push(warp);
+        }
+        misuse.map_or(Ok(()), Err)
+    }
+
+    /// Whether all have arrived.
+    pub(crate) fn is_complete(&self) -> bool {
+        32 * self.arrived.len() as u32 >= self.threads && !self.arrived.is_empty()
+    }
+
+    /// Ends the generation: who waited, and what they learn.
+    pub(crate) fn complete(&mut self) -> (Vec<usize>, Bundle) {
+        let done = std::mem::take(self);
+        (done.waiting, done.bundle)
+    }
+}
+
+/// The barrier of a cluster.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterBarrier {
+    /// Generations completed so far.
+    pub(crate) generation: u32,
+    /// Warps that have arrived in the current one.
+    pub(crate) arrived: u32,
+    /// What they have released.
+    pub(crate) collected: Bundle,
+    /// The same, of the generation before.
+    pub(crate) complete: Bundle,
+}

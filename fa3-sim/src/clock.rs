@@ -1,0 +1,214 @@
+//! Vector clocks: what a warp, and what the asynchronous operations that it issues, happen after.
+//!
+//! Every agent of a cluster has a component: a warp counts its releases, an mbarrier its phases (all copies that
+//! complete in a phase become visible with it), a warp's products and a thread's bulk copies count their groups.
+//! An access is remembered as an [`Epoch`]; it is ordered before whatever knows that epoch.
+
+use std::rc::Rc;
+
+/// The agent's cluster, its component there, and that component's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Epoch {
+    pub(crate) cluster: u32,
+    pub(crate) component: u16,
+    pub(crate) value: u32,
+}
+
+impl Epoch {
+    /// What the grid before this one did: known after `griddepcontrol.wait`.
+    pub(crate) const PREDECESSOR: Epoch = Epoch { cluster: u32::MAX, component: 0, value: 1 };
+}
+
+/// What is known of each agent. Those of other clusters, learned by acquiring what they released, are shared and
+/// few.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clock {
+    own: Vec<u32>,
+    others: Option<Rc<Others>>,
+}
+
+/// Knowledge by cluster.
+pub(crate) type Others = Vec<(u32, Vec<u32>)>;
+
+impl Clock {
+    pub(crate) fn get(&self, component: u16) -> u32 {
+        self.own.get(usize::from(component)).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn raise(&mut self, component: u16, value: u32) {
+        let index = usize::from(component);
+        if self.own.len() <= index {
+            self.own.resize(index + 1, 0);
+        }
+        self.own[index] = self.own[index].max(value);
+    }
+
+    /// Whether what happened at `epoch` comes before what this clock belongs to, in `cluster`.
+    pub(crate) fn knows(&self, cluster: u32, epoch: Epoch) -> bool {
+        if epoch.cluster == cluster {
+            return self.get(epoch.component) >= epoch.value;
+        }
+        let Some(others) = &self.others else { return false };
+        let Ok(index) = others.binary_search_by_key(&epoch.cluster, |(cluster, _)| *cluster) else {
+            return false;
+        };
+        others[index].1.get(usize::from(epoch.component)).is_some_and(|&value| value >= epoch.value)
+    }
+
+    /// Learns what another clock of the same cluster knows.
+    pub(crate) fn join(&mut self, other: &Clock) {
+        raise_all(&mut self.own, &other.own);
+        match (&mut self.others, &other.others) {
+            (_, None) => {}
+            (mine @ None, Some(theirs)) => *mine = Some(Rc::clone(theirs)),
+            (Some(mine), Some(theirs)) if Rc::ptr_eq(mine, theirs) => {}
+            (Some(mine), Some(theirs)) => join_others(Rc::make_mut(mine), theirs),
+        }
+    }
+
+    /// Everything that it knows, for other clusters.
+    fn export(&self, cluster: u32, to: &mut Others) {
+        join_one(to, cluster, &self.own);
+        if let Some(others) = &self.others {
+            join_others(to, others);
+        }
+    }
+
+    /// Learns what another cluster exported.
+    fn import(&mut self, cluster: u32, from: &Others) {
+        for (other, known) in from {
+            if *other == cluster {
+                raise_all(&mut self.own, known);
+            } else {
+                join_one(Rc::make_mut(self.others.get_or_insert_default()), *other, known);
+            }
+        }
+    }
+}
+
+fn raise_all(mine: &mut Vec<u32>, theirs: &[u32]) {
+    if mine.len() < theirs.len() {
+        mine.resize(theirs.len(), 0);
+    }
+    for (mine, theirs) in mine.iter_mut().zip(theirs) {
+        *mine = (*mine).max(*theirs);
+    }
+}
+
+fn join_others(mine: &mut Others, theirs: &Others) {
+    theirs.iter().for_each(|(cluster, known)| join_one(mine, *cluster, known));
+}
+
+fn join_one(mine: &mut Others, cluster: u32, known: &[u32]) {
+    match mine.binary_search_by_key(&cluster, |(cluster, _)| *cluster) {
+        Ok(index) => raise_all(&mut mine[index].1, known),
+        Err(index) => mine.insert(index, (cluster, known.to_vec())),
+    }
+}
+
+/// The memory that a fence or an asynchronous access is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    Shared,
+    Global,
+}
+
+/// What a warp happens after, by proxy.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bundle {
+    /// Its generic accesses.
+    pub(crate) generic: Clock,
+    /// The accesses to shared memory of asynchronous operations that it issues.
+    pub(crate) shared: Clock,
+    /// Their accesses to global memory.
+    pub(crate) global: Clock,
+}
+
+impl Bundle {
+    pub(crate) fn join(&mut self, other: &Bundle) {
+        self.generic.join(&other.generic);
+        self.shared.join(&other.shared);
+        self.global.join(&other.global);
+    }
+
+    /// Learns of a completed asynchronous operation, whose completion is a fence between the proxies.
+    pub(crate) fn complete(&mut self, component: u16, value: u32) {
+        self.generic.raise(component, value);
+        self.shared.raise(component, value);
+        self.global.raise(component, value);
+    }
+
+    /// Orders the proxies in one space.
+    pub(crate) fn fence(&mut self, space: Space) {
+        let asynchronous = match space {
+            Space::Shared => &mut self.shared,
+            Space::Global => &mut self.global,
+        };
+        asynchronous.join(&self.generic);
+        self.generic.join(asynchronous);
+    }
+
+    /// Learns of what the grid before this one did.
+    pub(crate) fn after_predecessor(&mut self) {
+        let known = vec![(Epoch::PREDECESSOR.cluster, vec![Epoch::PREDECESSOR.value])];
+        for clock in [&mut self.generic, &mut self.shared, &mut self.global] {
+            clock.import(0, &known);
+        }
+    }
+
+    pub(crate) fn async_clock(&self, space: Space) -> &Clock {
+        match space {
+            Space::Shared => &self.shared,
+            Space::Global => &self.global,
+        }
+    }
+}
+
+/// A bundle that leaves its cluster: what a release in global memory carries.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Exported {
+    generic: Others,
+    shared: Others,
+    global: Others,
+}
+
+impl Exported {
+    pub(crate) fn add(&mut self, cluster: u32, bundle: &Bundle) {
+        bundle.generic.export(cluster, &mut self.generic);
+        bundle.shared.export(cluster, &mut self.shared);
+        bundle.global.export(cluster, &mut self.global);
+    }
+
+    pub(crate) fn join(&mut self, other: &Exported) {
+        join_others(&mut self.generic, &other.generic);
+        join_others(&mut self.shared, &other.shared);
+        join_others(&mut self.global, &other.global);
+    }
+
+    pub(crate) fn acquire(&self, cluster: u32, bundle: &mut Bundle) {
+        bundle.generic.import(cluster, &self.generic);
+        bundle.shared.import(cluster, &self.shared);
+        bundle.global.import(cluster, &self.global);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knowledge_travels_between_clusters() {
+        let written = Epoch { cluster: 3, component: 2, value: 5 };
+        let mut writer = Bundle::default();
+        writer.generic.raise(2, 5);
+        let mut flag = Exported::default();
+        flag.add(3, &writer);
+        let mut reader = Bundle::default();
+        assert!(!reader.generic.knows(7, written));
+        flag.acquire(7, &mut reader);
+        assert!(reader.generic.knows(7, written));
+        assert!(!reader.shared.knows(7, written), "a release orders no proxies");
+        reader.fence(Space::Shared);
+        assert!(reader.shared.knows(7, written) && !reader.global.knows(7, written));
+    }
+}

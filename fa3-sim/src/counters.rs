@@ -1,0 +1,96 @@
+//! What a run counted.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use fa3_ir::Source;
+
+/// What a run counted, over all CTAs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Instructions of warps, control flow not counted.
+    pub warp_instructions: u64,
+    /// Matrix products of a warpgroup: 64 x n x k.
+    pub products: u64,
+    /// Multiplications and additions in them, two each.
+    pub product_flops: u64,
+    /// Tensor and bulk copies to shared memory, counted once if they go to several CTAs, and their bytes.
+    pub loads: Count,
+    /// Tensor and bulk copies to global memory, and their bytes.
+    pub stores: Count,
+    /// Tensor and bulk additions to global memory, and their bytes.
+    pub reductions: Count,
+    /// Instructions at named barriers and at the cluster's, of a warp.
+    pub barriers: u64,
+    /// Instructions at mbarriers, of a lane; a wait counts once, when it succeeds.
+    pub mbarriers: u64,
+    /// Wavefronts of generic accesses to shared memory, by the line that built them.
+    pub shared: BTreeMap<Line, Wavefronts>,
+}
+
+/// How many, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// How many.
+    pub count: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Count {
+    pub(crate) fn add(&mut self, bytes: u32) {
+        self.count += 1;
+        self.bytes += u64::from(bytes);
+    }
+}
+
+/// A line of a kernel's source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Line {
+    /// The file.
+    pub file: &'static str,
+    /// The line.
+    pub line: u32,
+    /// The column.
+    pub column: u32,
+}
+
+impl From<Source> for Line {
+    fn from(source: Source) -> Line {
+        Line { file: source.file(), line: source.line(), column: source.column() }
+    }
+}
+
+/// The cost of accesses to shared memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wavefronts {
+    /// Accesses of a warp.
+    pub accesses: u64,
+    /// The wavefronts that they would take without bank conflicts.
+    pub ideal: u64,
+    /// The wavefronts that they take.
+    pub actual: u64,
+}
+
+impl fmt::Display for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "warp instructions  {}", self.warp_instructions)?;
+        writeln!(f, "products           {} ({} flop)", self.products, self.product_flops)?;
+        for (name, count) in [("loads", self.loads), ("stores", self.stores), ("reductions", self.reductions)]
+        {
+            writeln!(f, "{name:<18} {} ({} bytes)", count.count, count.bytes)?;
+        }
+        writeln!(f, "barriers           {}", self.barriers)?;
+        writeln!(f, "mbarriers          {}", self.mbarriers)?;
+        for (line, wavefronts) in &self.shared {
+            let Wavefronts { accesses, ideal, actual } = wavefronts;
+            let file = line.file.rsplit('/').next().unwrap_or_default();
+            writeln!(
+                f,
+                "shared {file}:{:<6} {accesses} accesses, {actual} wavefronts, {ideal} without conflicts",
+                line.line
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,72 @@
+//! What an access to shared memory costs: 32 banks, each of which serves one word of 4 bytes at a time.
+
+const BANKS: u32 = 32;
+
+/// The wavefronts of one access: `addresses` are the byte addresses of the lanes that take part, each of which
+/// moves `bytes` bytes (1 to 16).
+///
+/// Lanes are served together as long as they move at most 128 bytes: all of a warp with up to 4 bytes each, half
+/// a warp with 8, a quarter with 16. Lanes served together need as many wavefronts as there are different words
+/// in the most loaded bank; one word is sent to any number of lanes at once.
+///
+/// `ldmatrix` and `stmatrix` of n matrices are accesses of 16 bytes by the first 8n lanes.
+pub fn wavefronts(addresses: &[Option<u32>; 32], bytes: u32) -> u32 {
+    let together = (32 * 4 / bytes).min(32) as usize;
+    addresses.chunks(together).map(|lanes| most_loaded_bank(lanes.iter().copied().flatten(), bytes)).sum()
+}
+
+/// Different words in the bank that has most.
+fn most_loaded_bank(addresses: impl Iterator<Item = u32>, bytes: u32) -> u32 {
+    let mut words: Vec<u32> =
+        addresses.flat_map(|address| address / 4..(address + bytes).div_ceil(4)).collect();
+    words.sort_unstable();
+    words.dedup();
+    let mut load = [0; BANKS as usize];
+    words.iter().for_each(|word| load[(word % BANKS) as usize] += 1);
+    load.into_iter().max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warp(address: impl Fn(u32) -> u32) -> [Option<u32>; 32] {
+        std::array::from_fn(|lane| Some(address(lane as u32)))
+    }
+
+    #[test]
+    fn contiguous_accesses_move_128_bytes_at_a_time() {
+        for (bytes, expected) in [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4)] {
+            assert_eq!(wavefronts(&warp(|lane| 256 + bytes * lane), bytes), expected, "{bytes} bytes");
+        }
+    }
+
+    /// Stride s words: gcd(s, 32) lanes share a bank.
+    #[test]
+    fn strided_accesses_conflict_as_often_as_banks_recur() {
+        for (stride, expected) in [(1, 1), (2, 2), (3, 1), (4, 4), (8, 8), (32, 32), (33, 1), (64, 32)] {
+            assert_eq!(wavefronts(&warp(|lane| 4 * stride * lane), 4), expected, "stride {stride}");
+        }
+    }
+
+    #[test]
+    fn one_word_is_broadcast() {
+        assert_eq!(wavefronts(&warp(|_| 64), 4), 1);
+        assert_eq!(wavefronts(&warp(|lane| 128 * (lane / 16)), 4), 2);
+        assert_eq!(wavefronts(&warp(|_| 64), 16), 4);
+        assert_eq!(wavefronts(&[None; 32], 4), 0);
+    }
+
+    /// Rows of 128 bytes, one 16-byte chunk of each of 8 rows: 8 conflicts without swizzle, none with it.
+    #[test]
+    fn swizzle_makes_matrices_free_of_conflicts() {
+        for chunk in 0..8 {
+            let plain = |lane| 128 * (lane % 8) + 16 * chunk;
+            assert_eq!(wavefronts(&warp(plain), 16), 4 * 8);
+            assert_eq!(wavefronts(&warp(|lane| fa3_ir::Swizzle::B128.apply(plain(lane))), 16), 4);
+        }
+        let mut one_matrix = [None; 32];
+        (0..8).for_each(|row| one_matrix[row] = Some(1024 + 128 * row as u32));
+        assert_eq!(wavefronts(&one_matrix, 16), 8);
+    }
+}

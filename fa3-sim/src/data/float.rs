@@ -1,0 +1,124 @@
+//! Arithmetic on binary32 and on the 16-bit formats, rounded once, to nearest even, subnormals kept.
+//!
+//! `f32::mul_add` is a call into libm unless the compiler may assume a CPU with that instruction; what is here
+//! becomes vector code on any.
+
+use super::convert::{NAN, bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
+
+/// `x`, or the one NaN.
+#[inline]
+pub fn canonical(x: f32) -> f32 {
+    if x.is_nan() { NAN } else { x }
+}
+
+/// a · b + c, rounded once.
+///
+/// The product is exact in f64, the sum rounded to odd there: of the 53 bits those beyond the 24 of the result
+/// then only say on which side of a tie it lies (Boldo and Melquiond, IEEE Transactions on Computers 57(4), 2008).
+#[inline]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    sum_to_odd(f64::from(a) * f64::from(b), f64::from(c)) as f32
+}
+
+/// x + y; of the two neighbours of an inexact sum, that whose last bit is one.
+#[inline]
+fn sum_to_odd(x: f64, y: f64) -> f64 {
+    // Knuth's TwoSum: sum + error = x + y.
+    let sum = x + y;
+    let from_y = sum - x;
+    let error = (x - (sum - from_y)) + (y - from_y);
+    // No error is greater than zero where the sum is infinite or NaN.
+    let is_inexact = error.abs() > 0.0;
+    let bits = sum.to_bits();
+    let away_from_zero = (error > 0.0) == (sum > 0.0);
+    let neighbour = if away_from_zero { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
+    f64::from_bits(if is_inexact && bits & 1 == 0 { neighbour } else { bits })
+}
+
+/// The smaller; of a number and a NaN the number; −0 is below +0.
+#[inline]
+pub fn min(a: f32, b: f32) -> f32 {
+    if a.is_nan() || b < a || (b == a && b.is_sign_negative()) { canonical(b) } else { a }
+}
+
+/// The larger; of a number and a NaN the number; −0 is below +0.
+#[inline]
+pub fn max(a: f32, b: f32) -> f32 {
+    if a.is_nan() || b > a || (b == a && b.is_sign_positive()) { canonical(b) } else { a }
+}
+
+/// The smaller; NaN if either is.
+#[inline]
+pub fn min_nan(a: f32, b: f32) -> f32 {
+    if a.is_nan() || b.is_nan() { NAN } else { min(a, b) }
+}
+
+/// The larger; NaN if either is.
+#[inline]
+pub fn max_nan(a: f32, b: f32) -> f32 {
+    if a.is_nan() || b.is_nan() { NAN } else { max(a, b) }
+}
+
+/// A 16-bit format: how its codes become binary32 and back.
+pub trait Half {
+    /// The number of a code.
+    fn widen(code: u16) -> f32;
+    /// The code nearest to a number.
+    fn narrow(x: f32) -> u16;
+
+    /// One addition, subtraction or multiplication, or a minimum or maximum, computed in binary32. Its 24 bits are twice
+    /// those of the format and two more, enough for two roundings to be as good as one.
+    #[inline]
+    fn binary(a: u16, b: u16, f: impl Fn(f32, f32) -> f32) -> u16 {
+        Self::narrow(f(Self::widen(a), Self::widen(b)))
+    }
+
+    /// a · b + c, rounded once.
+    #[inline]
+    fn fma(a: u16, b: u16, c: u16) -> u16 {
+        let [a, b, c] = [a, b, c].map(|code| f64::from(Self::widen(code)));
+        Self::narrow(to_odd(sum_to_odd(a * b, c)))
+    }
+}
+
+/// The binary32 next to `x`; of the two neighbours of an inexact one, that whose last bit is one.
+#[inline]
+fn to_odd(x: f64) -> f32 {
+    let nearest = x as f32;
+    let bits = nearest.to_bits();
+    let too_small = f64::from(nearest).abs() < x.abs();
+    let neighbour = if too_small { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
+    let is_inexact = x.is_finite() && f64::from(nearest) != x;
+    f32::from_bits(if is_inexact && bits & 1 == 0 { neighbour } else { bits })
+}
+
+/// IEEE binary16.
+pub enum F16 {}
+
+impl Half for F16 {
+    #[inline]
+    fn widen(code: u16) -> f32 {
+        f32_of_f16(code)
+    }
+    #[inline]
+    fn narrow(x: f32) -> u16 {
+        f16_of_f32(x)
+    }
+}
+
+/// bfloat16.
+pub enum Bf16 {}
+
+impl Half for Bf16 {
+    #[inline]
+    fn widen(code: u16) -> f32 {
+        f32_of_bf16(code)
+    }
+    #[inline]
+    fn narrow(x: f32) -> u16 {
+        bf16_of_f32(x)
+    }
+}
+
+#[cfg(test)]
+mod tests;

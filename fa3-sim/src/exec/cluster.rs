@@ -1,0 +1,92 @@
+//! Clusters: their barrier, addresses in other CTAs.
+
+use fa3_ir::ClusterInst;
+
+use super::Flow;
+use crate::machine::{At, Machine};
+use crate::rule::Rule;
+use crate::shared::map;
+use crate::warp::{State, each};
+
+impl Machine<'_> {
+    pub(super) fn cluster(&mut self, at: At, inst: &ClusterInst, active: u32) -> Flow {
+        match inst {
+            ClusterInst::Arrive { relaxed } => self.cluster_arrive(at, *relaxed),
+            ClusterInst::Wait => return self.cluster_wait(at),
+            ClusterInst::MapAddress { dst, addr, cta } => {
+                let (addresses, ctas) = (self.shared_addresses(at, *addr), self.operand(at, *cta));
+                let size = self.program.kernel.launch.cluster;
+                let mut mapped = [0; 32];
+                for lane in each(active) {
+                    if ctas[lane] >= size {
+                        self.find(Rule::Bounds, at, format!("cta {} of a cluster of {size}", ctas[lane]));
+                    }
+                    mapped[lane] = map(addresses[lane], ctas[lane] & 0xFF).into();
+                }
+                self.assign(at, *dst, &mapped, active);
+            }
+        }
+        Flow::Next
+    }
+
+    fn cluster_arrive(&mut self, at: At, relaxed: bool) {
+        self.counters.barriers += 1;
+        self.progress += 1;
+        let generation = self.clusters[at.cluster].barrier.generation;
+        if self.warp(at).cluster_arrival.replace(generation) == Some(generation) {
+            self.find(
+                Rule::B2,
+                at,
+                "a warp arrives at the cluster's barrier again without waiting".to_owned(),
+            );
+            return;
+        }
+        let bundle = self.warp(at).bundle.clone();
+        self.warp(at).tick();
+        let barrier = &mut self.clusters[at.cluster].barrier;
+        barrier.arrived += 1;
+        if !relaxed {
+            barrier.collected.join(&bundle);
+        }
+        self.complete_cluster_barrier(at.cluster);
+    }
+
+    /// Ends the generation if all warps that have not exited have arrived.
+    pub(super) fn complete_cluster_barrier(&mut self, cluster: usize) {
+        let cluster = &mut self.clusters[cluster];
+        let generation = cluster.barrier.generation;
+        let warps = || cluster.ctas.iter().flat_map(|cta| &cta.warps);
+        let missing =
+            warps().any(|warp| warp.state != State::Exited && warp.cluster_arrival != Some(generation));
+        if missing || cluster.barrier.arrived == 0 {
+            return;
+        }
+        let barrier = &mut cluster.barrier;
+        barrier.generation += 1;
+        barrier.arrived = 0;
+        barrier.complete = barrier.collected.clone();
+        for warp in cluster.ctas.iter_mut().flat_map(|cta| &mut cta.warps) {
+            if warp.state == State::Cluster {
+                warp.state = State::Ready;
+            }
+        }
+    }
+
+    fn cluster_wait(&mut self, at: At) -> Flow {
+        let Some(arrival) = self.warp(at).cluster_arrival else {
+            self.find(
+                Rule::B1,
+                at,
+                "a warp waits at the cluster's barrier without having arrived".to_owned(),
+            );
+            return Flow::Next;
+        };
+        if self.clusters[at.cluster].barrier.generation <= arrival {
+            self.warp(at).state = State::Cluster;
+            return Flow::Stay;
+        }
+        let complete = self.clusters[at.cluster].barrier.complete.clone();
+        self.warp(at).bundle.join(&complete);
+        Flow::Next
+    }
+}

@@ -1,0 +1,49 @@
+//! Fences.
+
+use fa3_ir::FenceInst;
+
+use crate::clock::Space;
+use crate::machine::{At, Machine};
+
+impl Machine<'_> {
+    pub(super) fn fence(&mut self, at: At, fence: FenceInst) {
+        match fence {
+            FenceInst::ProxyAsync => {
+                self.warp(at).bundle.fence(Space::Shared);
+                self.warp(at).bundle.fence(Space::Global);
+                self.fence_mbarriers(at);
+            }
+            FenceInst::ProxyAsyncShared | FenceInst::ProxyAsyncCluster => {
+                self.warp(at).bundle.fence(Space::Shared);
+                self.fence_mbarriers(at);
+            }
+            FenceInst::ProxyAsyncGlobal => self.warp(at).bundle.fence(Space::Global),
+            FenceInst::MbarrierInit => self.fence_mbarriers(at),
+            FenceInst::AcqRelCta => {
+                let warp = self.warp(at);
+                let seen = std::mem::take(&mut warp.seen_in_cluster);
+                warp.bundle.join(&seen);
+                warp.fenced = Some(warp.bundle.clone());
+            }
+            FenceInst::AcqRelCluster | FenceInst::AcqRelGpu | FenceInst::AcqRelSystem => {
+                let warp = self.warp(at);
+                for seen in [std::mem::take(&mut warp.seen_in_cluster), std::mem::take(&mut warp.seen)] {
+                    warp.bundle.join(&seen);
+                }
+                warp.fenced = Some(warp.bundle.clone());
+                warp.fenced_on_gpu.clone_from(&warp.fenced);
+            }
+        }
+        self.warp(at).tick();
+    }
+
+    /// The mbarriers that the warp has initialised may be used by others, once they know.
+    fn fence_mbarriers(&mut self, at: At) {
+        let offsets = std::mem::take(&mut self.warp(at).unfenced);
+        for offset in offsets {
+            if let Some(mbarrier) = self.cta(at).mbarrier(offset) {
+                mbarrier.fenced = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Accesses to global memory.
+
+use fa3_ir::GlobalAddr;
+
+use crate::clock::{Clock, Space};
+use crate::machine::{At, Machine};
+use crate::memory::{Place, state};
+use crate::rule::Rule;
+use crate::shadow::{Access, Kind};
+
+impl Machine<'_> {
+    /// The address that each lane gives.
+    pub(crate) fn global_addresses(&mut self, at: At, addr: GlobalAddr) -> [u64; 32] {
+        let code = &self.program.codes[self.warp(at).code];
+        self.warp(at).value(code, addr.base).map(|lane| lane.wrapping_add_signed(addr.offset.into()))
+    }
+
+    /// Where an address is; a finding if it is nowhere or not aligned.
+    pub(crate) fn locate(&mut self, at: At, address: u64, bytes: u32, align: u32) -> Option<Place> {
+        match self.memory.locate(address, bytes.into()) {
+            Err(nearest) => {
+                let what = self.nowhere(address, bytes, nearest);
+                self.find(Rule::Bounds, at, what);
+                None
+            }
+            Ok(_) if !address.is_multiple_of(align.into()) => {
+                self.find(Rule::Bounds, at, format!("global address {address:#x} is not aligned to {align}"));
+                None
+            }
+            Ok(place) => Some(place),
+        }
+    }
+
+    fn nowhere(&self, address: u64, bytes: u32, nearest: Option<(usize, u64)>) -> String {
+        match nearest {
+            None => format!("{bytes} bytes at global address {address:#x} are before every allocation"),
+            Some((allocation, offset)) => {
+                let allocation = &self.memory.allocations[allocation];
+                let (name, size) = (&allocation.name, allocation.bytes.len());
+                format!("{bytes} bytes at offset {offset} of {name} are outside its {size}")
+            }
+        }
+    }
+
+    /// Records an access, and finds what it is not ordered after.
+    pub(crate) fn access_global(&mut self, at: At, place: Place, bytes: u32, access: Access) {
+        let id = self.clusters[at.cluster].id;
+        let bundle = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp].bundle;
+        let clock: &Clock = Machine::clock(bundle, access.by, Space::Global);
+        let shadow = &mut self.global[place.allocation];
+        let conflict = shadow.access(place.offset, bytes as usize, access, clock, id);
+        let again = match access.kind {
+            Kind::Read | Kind::StrongRead => false,
+            Kind::Write => {
+                self.memory.allocations[place.allocation].mark(place.offset, bytes as usize, state::WRITTEN)
+            }
+            Kind::Strong | Kind::Reduction => {
+                self.memory.allocations[place.allocation].mark(place.offset, bytes as usize, state::REDUCED)
+            }
+        };
+        let allocation = &self.memory.allocations[place.allocation];
+        let (name, start, end) = (&allocation.name, place.offset, place.offset + bytes as usize);
+        if let Some(old) = conflict {
+            let bytes = format!("{start}..{end} of {name}");
+            self.conflict(at, old, access, Space::Global, bytes);
+        } else if again && allocation.once {
+            let what = format!("bytes {start} to {end} of {name} are written twice");
+            self.find(Rule::I1, at, what);
+        }
+    }
+
+    /// Finds global bytes that hold nothing.
+    pub(crate) fn need_global(&mut self, at: At, place: Place, bytes: u32) {
+        let allocation = &self.memory.allocations[place.allocation];
+        if !allocation.is_valid(place.offset, bytes as usize) {
+            let (name, offset) = (&allocation.name, place.offset);
+            let what = format!("bytes {offset} to {} of {name} hold nothing", offset + bytes as usize);
+            self.find(Rule::I1, at, what);
+        }
+    }
+}

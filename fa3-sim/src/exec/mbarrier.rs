@@ -1,0 +1,348 @@
+//! mbarriers.
+
+use fa3_ir::{MbarrierInst, Operand, SharedAddr};
+
+use super::Flow;
+use super::shared::SharedPlace;
+use crate::clock::{Bundle, Epoch};
+use crate::copies::AsyncEvent;
+use crate::machine::{At, Machine};
+use crate::mbarrier::{Change, Excess, Mbarrier};
+use crate::rule::Rule;
+use crate::shadow::{Access, By, Kind};
+use crate::warp::{State, each};
+
+impl Machine<'_> {
+    pub(super) fn mbarrier(&mut self, at: At, inst: &MbarrierInst, active: u32) -> Flow {
+        match *inst {
+            MbarrierInst::Init { addr, arrivals } => {
+                self.each_mbarrier(at, addr, active, |machine, place, _| machine.init(at, place, arrivals));
+            }
+            MbarrierInst::Invalidate { addr } => {
+                self.each_mbarrier(at, addr, active, |machine, place, _| machine.invalidate(at, place));
+            }
+            MbarrierInst::Arrive { addr } => {
+                self.each_mbarrier(at, addr, active, |machine, place, _| machine.arrive(at, place, None));
+                self.warp(at).tick();
+            }
+            MbarrierInst::ArriveExpect { addr, bytes } => {
+                let bytes = self.operand(at, bytes);
+                self.each_mbarrier(at, addr, active, |machine, place, lane| {
+                    machine.arrive(at, place, Some(bytes[lane]));
+                });
+                self.warp(at).tick();
+            }
+            MbarrierInst::Expect { addr, bytes } => {
+                let bytes = self.operand(at, bytes);
+                self.each_mbarrier(at, addr, active, |machine, place, lane| {
+                    if machine.use_mbarrier(at, place, false) {
+                        let cta = &mut machine.clusters[at.cluster].ctas[place.cta];
+                        let expected = cta
+                            .mbarrier(place.offset)
+                            .map_or(Ok(()), |mbarrier| mbarrier.expect(bytes[lane]));
+                        let event = machine.event(at);
+                        machine.changed(at.cluster, place, expected.map(|()| Change::Nothing), event);
+                    }
+                });
+            }
+            MbarrierInst::ArriveRemote { addr } => {
+                let code = &self.program.codes[self.warp(at).code];
+                let addresses = *self.warp(at).value(code, addr);
+                for lane in each(active) {
+                    if let Some(place) = self.resolve_in_cluster(at, addresses[lane] as u32, 8, 8, Rule::M1) {
+                        self.arrive(at, place, None);
+                    }
+                }
+                self.warp(at).tick();
+            }
+            MbarrierInst::ArriveCopied { addr } => self.arrive_copied(at, addr, active),
+            MbarrierInst::Wait { addr, parity } => return self.wait(at, addr, parity, active),
+            MbarrierInst::TryWait { dst, addr, parity } => {
+                return self.test(at, dst, addr, parity, active, true);
+            }
+            MbarrierInst::TestWait { dst, addr, parity } => {
+                return self.test(at, dst, addr, parity, active, false);
+            }
+        }
+        Flow::Next
+    }
+
+    pub(super) fn operand(&mut self, at: At, operand: Operand) -> [u32; 32] {
+        let code = &self.program.codes[self.warp(at).code];
+        self.warp(at).operand(code, operand).map(|bits| bits as u32)
+    }
+
+    fn each_mbarrier(
+        &mut self,
+        at: At,
+        addr: SharedAddr,
+        active: u32,
+        mut what: impl FnMut(&mut Self, SharedPlace, usize),
+    ) {
+        let addresses = self.shared_addresses(at, addr);
+        for lane in each(active) {
+            if let Some(place) = self.resolve(at, addresses[lane], 8, 8, Rule::M1) {
+                self.counters.mbarriers += 1;
+                what(self, place, lane);
+            }
+        }
+    }
+
+    fn init(&mut self, at: At, place: SharedPlace, arrivals: u32) {
+        let access = self.generic(at, Kind::Write);
+        let alive = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset).is_some();
+        if alive {
+            let what = format!("the mbarrier at {} is initialised again", self.region_at(place.offset));
+            return self.find(Rule::M1, at, what);
+        }
+        self.access_shared(at, place, 8, access);
+        let component = self.clusters[at.cluster].component();
+        let mbarrier = Mbarrier::new(place.offset, arrivals, component, access.epoch, access.event);
+        let cta = &mut self.clusters[at.cluster].ctas[place.cta];
+        cta.mbarriers.push(mbarrier);
+        cta.shared.mbarriers[place.offset as usize / 8] = true;
+        cta.shared.valid[place.offset as usize..place.offset as usize + 8].fill(false);
+        self.warp(at).unfenced.push(place.offset);
+        self.progress += 1;
+    }
+
+    fn invalidate(&mut self, at: At, place: SharedPlace) {
+        if !self.use_mbarrier(at, place, false) {
+            return;
+        }
+        let cta = &mut self.clusters[at.cluster].ctas[place.cta];
+        let copies = cta.mbarrier(place.offset).map_or(0, |mbarrier| mbarrier.copies.len());
+        if copies > 0 {
+            self.find(Rule::M1, at, format!("an mbarrier ends that {copies} copies are still to signal"));
+        }
+        let cta = &mut self.clusters[at.cluster].ctas[place.cta];
+        cta.mbarriers.retain(|mbarrier| mbarrier.offset != place.offset);
+        cta.shared.mbarriers[place.offset as usize / 8] = false;
+    }
+
+    /// Finds whether an mbarrier is there to be used by the warp, or by a copy that it issues.
+    pub(super) fn use_mbarrier(&mut self, at: At, place: SharedPlace, by_copy: bool) -> bool {
+        let id = self.clusters[at.cluster].id;
+        let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else {
+            let region = self.region_at(place.offset);
+            self.find(Rule::M1, at, format!("there is no mbarrier at {region}"));
+            return false;
+        };
+        let (initialised, event, fenced) = (mbarrier.initialised, mbarrier.event, mbarrier.fenced);
+        let warp = self.warp(at);
+        let others = initialised.component != warp.component || by_copy;
+        let ordered = warp.bundle.generic.knows(id, initialised);
+        if others && !(fenced && ordered) {
+            if let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) {
+                mbarrier.fenced = true;
+            }
+            let lack = if fenced { "not ordered before" } else { "without a fence before" };
+            let region = self.region_at(place.offset);
+            let what = format!("the initialisation of the mbarrier at {region} is {lack} its use");
+            self.find(Rule::M6, at, what);
+            let line = self.site(event, None);
+            if let (Some(finding), Some(line)) = (self.findings.last_mut(), line) {
+                finding.other = Some(line);
+            }
+        }
+        if place.cta != at.cta && !by_copy {
+            let access = self.generic(at, Kind::Strong);
+            self.visit(at, place.cta, access);
+        }
+        true
+    }
+
+    /// Arrives, after expecting bytes if there are some.
+    fn arrive(&mut self, at: At, place: SharedPlace, bytes: Option<u32>) {
+        if !self.use_mbarrier(at, place, false) {
+            return;
+        }
+        self.check_observed(at, place);
+        let event = self.event(at);
+        let bundle = self.warp(at).bundle.clone();
+        let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else { return };
+        let expected = bytes.map_or(Ok(()), |bytes| mbarrier.expect(bytes));
+        mbarrier.collected.join(&bundle);
+        mbarrier.remember(event);
+        let change = expected.and_then(|()| mbarrier.arrive(1));
+        self.changed(at.cluster, place, change, event);
+    }
+
+    /// Rule M4.
+    fn check_observed(&mut self, at: At, place: SharedPlace) {
+        let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else { return };
+        if !std::mem::replace(&mut mbarrier.observed, true) {
+            let phase = mbarrier.phase;
+            let region = self.region_at(place.offset);
+            let what = format!(
+                "an arrival at phase {phase} of {region}, phase {} of which nobody has seen complete",
+                phase - 1
+            );
+            self.find(Rule::M4, at, what);
+        }
+    }
+
+    /// What follows from an arrival or a completion.
+    pub(super) fn changed(
+        &mut self,
+        cluster: usize,
+        place: SharedPlace,
+        change: Result<Change, Excess>,
+        event: u32,
+    ) {
+        self.progress += 1;
+        match change {
+            Err(Excess::Arrivals { given, pending }) => {
+                let region = self.region_at(place.offset);
+                let what = format!("{given} arrivals at {region}, whose phase misses {pending}");
+                self.find_event(Rule::M2, event, what);
+            }
+            Err(Excess::Bytes { bytes }) => {
+                let region = self.region_at(place.offset);
+                let what = format!("the phase of {region} misses {bytes} bytes, more than 2^20 - 1");
+                self.find_event(Rule::M2, event, what);
+            }
+            Ok(Change::Nothing) => {}
+            Ok(Change::Complete { early }) => {
+                if early {
+                    let region = self.region_at(place.offset);
+                    let what = format!("a phase of {region} completes before a copy that signals it");
+                    self.find_event(Rule::M5, event, what);
+                }
+                for warp in &mut self.clusters[cluster].ctas[place.cta].warps {
+                    if matches!(warp.state, State::Mbarrier { offset, .. } if offset == place.offset) {
+                        warp.state = State::Ready;
+                    }
+                }
+            }
+        }
+    }
+
+    fn wait(&mut self, at: At, addr: SharedAddr, parity: Operand, active: u32) -> Flow {
+        let (addresses, parities) = (self.shared_addresses(at, addr), self.operand(at, parity));
+        for lane in each(active) {
+            let same =
+                |other: usize| (addresses[other], parities[other]) == (addresses[lane], parities[lane]);
+            if each(active).take_while(|&other| other < lane).any(same) {
+                continue;
+            }
+            let Some(place) = self.resolve(at, addresses[lane], 8, 8, Rule::M1) else { continue };
+            if !self.passes(at, place, parities[lane]) {
+                self.warp(at).state = State::Mbarrier { offset: place.offset, parity: parities[lane] };
+                return Flow::Stay;
+            }
+            self.counters.mbarriers += 1;
+        }
+        Flow::Next
+    }
+
+    fn test(
+        &mut self,
+        at: At,
+        dst: fa3_ir::Value,
+        addr: SharedAddr,
+        parity: Operand,
+        active: u32,
+        may_fail: bool,
+    ) -> Flow {
+        let (addresses, parities) = (self.shared_addresses(at, addr), self.operand(at, parity));
+        let fails = may_fail && self.schedule.fails_spuriously();
+        let (mut passed, mut all) = ([0; 32], true);
+        for lane in each(active) {
+            let Some(place) = self.resolve(at, addresses[lane], 8, 8, Rule::M1) else { continue };
+            let passes = !fails && self.passes(at, place, parities[lane]);
+            passed[lane] = passes.into();
+            all &= passes;
+        }
+        self.assign(at, dst, &passed, active);
+        if all { Flow::Next } else { Flow::Poll }
+    }
+
+    /// Whether a wait passes; if so the warp learns what the phase's arrivals released.
+    fn passes(&mut self, at: At, place: SharedPlace, parity: u32) -> bool {
+        let parity = parity & 1;
+        if !self.use_mbarrier(at, place, false) {
+            return true;
+        }
+        let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else {
+            return true;
+        };
+        if !mbarrier.passes(parity) {
+            return false;
+        }
+        mbarrier.observed = true;
+        let (phase, component, complete) =
+            (i64::from(mbarrier.phase), mbarrier.component, mbarrier.complete.clone());
+        let warp = self.warp(at);
+        let intended = Mbarrier::intended(warp.bundle.generic.get(component), parity);
+        warp.bundle.join(&complete);
+        if phase - 1 != intended {
+            let region = self.region_at(place.offset);
+            let what = format!(
+                "a wait at {region} for phase {intended} passes by the parity of phase {}",
+                phase - 1
+            );
+            self.find(Rule::M3, at, what);
+        }
+        true
+    }
+
+    /// An arrival by the warp's cp.async, when they are complete.
+    fn arrive_copied(&mut self, at: At, addr: SharedAddr, active: u32) {
+        let addresses = self.shared_addresses(at, addr);
+        for lane in each(active) {
+            let Some(place) = self.resolve(at, addresses[lane], 8, 8, Rule::M1) else { continue };
+            if !self.use_mbarrier(at, place, false) {
+                continue;
+            }
+            self.check_observed(at, place);
+            let (upto, event) = (self.warp(at).copies.issued, self.event(at));
+            let arrival =
+                AsyncEvent::Arrive { cta: at.cta, warp: at.warp, upto, offset: place.offset, event };
+            if self.schedule.loads_at_once() {
+                self.copied(at.cluster, &arrival);
+            } else {
+                self.clusters[at.cluster].events.push(arrival);
+            }
+        }
+    }
+
+    /// The cp.async of a warp have completed and arrive.
+    pub(super) fn copied(&mut self, cluster: usize, arrival: &AsyncEvent) {
+        let AsyncEvent::Arrive { cta, warp, upto, offset, event } = *arrival else { return };
+        let at = At { cluster, cta, warp };
+        self.perform_copies(at, upto);
+        let component = self.warp(at).copies.component;
+        let place = SharedPlace { cta, offset };
+        let Some(mbarrier) = self.clusters[cluster].ctas[cta].mbarrier(offset) else { return };
+        if let Some(component) = component {
+            // Through the generic proxy: no fence between the proxies comes with it.
+            let mut done = Bundle::default();
+            done.generic.raise(component, upto);
+            mbarrier.collected.join(&done);
+        }
+        mbarrier.remember(event);
+        let change = mbarrier.arrive(1);
+        self.changed(cluster, place, change, event);
+    }
+
+    /// A copy that was issued in an mbarrier's phase signals it.
+    pub(super) fn signal(&mut self, cluster: usize, place: SharedPlace, bytes: u32, issued: u32, event: u32) {
+        let Some(mbarrier) = self.clusters[cluster].ctas[place.cta].mbarrier(place.offset) else { return };
+        let change = mbarrier.complete_bytes(bytes, issued);
+        self.changed(cluster, place, change, event);
+    }
+
+    /// An access by a copy that will signal an mbarrier.
+    pub(super) fn load_access(
+        &self,
+        cluster: usize,
+        component: u16,
+        phase: u32,
+        event: u32,
+        kind: Kind,
+    ) -> Access {
+        let epoch = Epoch { cluster: self.clusters[cluster].id, component, value: phase + 1 };
+        Access { epoch, event, kind, by: By::Load }
+    }
+}

@@ -1,0 +1,171 @@
+//! Accesses to shared memory.
+
+use fa3_ir::{SharedAddr, SharedBase};
+
+use crate::clock::{Epoch, Space};
+use crate::data::bank;
+use crate::machine::{At, Machine};
+use crate::rule::Rule;
+use crate::shadow::{Access, By, Kind};
+use crate::shared::{WINDOW, split};
+use crate::warp::each;
+
+/// Where something is in the shared memory of a cluster: the CTA's index, the offset in its plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SharedPlace {
+    pub(crate) cta: usize,
+    pub(crate) offset: u32,
+}
+
+impl Machine<'_> {
+    /// The address that each lane gives.
+    pub(crate) fn shared_addresses(&mut self, at: At, addr: SharedAddr) -> [u32; 32] {
+        let code = &self.program.codes[self.warp(at).code];
+        match addr.base {
+            SharedBase::Region(region) => {
+                let start = self.program.kernel.smem.get(region).map_or(0, |info| info.offset);
+                [(WINDOW + start).wrapping_add_signed(addr.offset); 32]
+            }
+            SharedBase::Value(value) => {
+                let lanes = self.warp(at).value(code, value);
+                lanes.map(|lane| (lane as u32).wrapping_add_signed(addr.offset))
+            }
+        }
+    }
+
+    /// Where an address of the CTA's own shared memory is; a finding of `rule` if it is not aligned, of
+    /// [`Rule::Bounds`] if it is nowhere there.
+    pub(crate) fn resolve(
+        &mut self,
+        at: At,
+        address: u32,
+        bytes: u32,
+        align: u32,
+        rule: Rule,
+    ) -> Option<SharedPlace> {
+        let place = self.resolve_in_cluster(at, address, bytes, align, rule)?;
+        if place.cta != at.cta {
+            self.find(Rule::Bounds, at, format!("shared address {address:#x} is another cta's"));
+            return None;
+        }
+        Some(place)
+    }
+
+    /// The same in the whole cluster.
+    pub(crate) fn resolve_in_cluster(
+        &mut self,
+        at: At,
+        address: u32,
+        bytes: u32,
+        align: u32,
+        rule: Rule,
+    ) -> Option<SharedPlace> {
+        let (rank, offset) = split(address);
+        let cta = rank.map_or(at.cta, |rank| rank as usize);
+        let ctas = &self.clusters[at.cluster].ctas;
+        let inside =
+            ctas.get(cta).is_some_and(|cta| offset.is_some_and(|offset| cta.shared.contains(offset, bytes)));
+        let Some(offset) = offset.filter(|_| inside) else {
+            let size = self.program.kernel.smem.bytes();
+            let what = match offset {
+                None => format!("shared address {address:#x} is before the kernel's shared memory"),
+                Some(offset) => {
+                    let end = u64::from(offset) + u64::from(bytes);
+                    format!("bytes {offset} to {end} of cta {cta} are outside its {size} of shared memory")
+                }
+            };
+            self.find(Rule::Bounds, at, what);
+            return None;
+        };
+        if !offset.is_multiple_of(align) {
+            self.find(rule, at, format!("shared offset {offset} is not aligned to {align}"));
+            return None;
+        }
+        Some(SharedPlace { cta, offset })
+    }
+
+    /// Records an access, and finds what it is not ordered after.
+    pub(crate) fn access_shared(&mut self, at: At, place: SharedPlace, bytes: u32, access: Access) {
+        let SharedPlace { cta, offset } = place;
+        let id = self.clusters[at.cluster].id;
+        if access.by != By::Product
+            && self.clusters[at.cluster].ctas[cta].shared.holds_mbarrier(offset, bytes)
+        {
+            self.find(
+                Rule::M1,
+                at,
+                format!("bytes {offset} to {} hold an mbarrier that lives", offset + bytes),
+            );
+        }
+        let mut shadow = std::mem::take(&mut self.clusters[at.cluster].ctas[cta].shared.shadow);
+        let bundle = &self.warp(at).bundle;
+        let clock = Machine::clock(bundle, access.by, Space::Shared);
+        let conflict = shadow.access(offset as usize, bytes as usize, access, clock, id);
+        self.clusters[at.cluster].ctas[cta].shared.shadow = shadow;
+        if let Some(old) = conflict {
+            let region = self.region_at(offset);
+            self.conflict(at, old, access, Space::Shared, format!("{offset}..{} ({region})", offset + bytes));
+        }
+        if cta != at.cta {
+            self.visit(at, cta, access);
+        }
+    }
+
+    /// The shared memory of another CTA is used: it must still run then, and until it knows.
+    pub(crate) fn visit(&mut self, at: At, cta: usize, access: Access) {
+        if self.clusters[at.cluster].ctas[cta].exited() {
+            let number = self.clusters[at.cluster].ctas[cta].number;
+            self.find(Rule::T5, at, format!("the shared memory of cta {number} is used after it has exited"));
+        } else {
+            self.clusters[at.cluster].ctas[cta].visits.push(access);
+        }
+    }
+
+    /// The regions that an offset is in.
+    pub(crate) fn region_at(&self, offset: u32) -> String {
+        let regions = &self.program.kernel.smem.regions;
+        let names: Vec<String> = regions
+            .iter()
+            .filter(|region| (region.offset..region.end()).contains(&offset))
+            .map(|region| format!("{}+{}", region.name, offset - region.offset))
+            .collect();
+        names.join(", ")
+    }
+
+    /// A generic access by the warp, now.
+    pub(crate) fn generic(&mut self, at: At, kind: Kind) -> Access {
+        let (cluster, event) = (self.clusters[at.cluster].id, self.event(at));
+        let warp = self.warp(at);
+        let epoch = Epoch { cluster, component: warp.component, value: warp.now() };
+        Access { epoch, event, kind, by: By::Thread }
+    }
+
+    /// Finds shared bytes that hold nothing.
+    pub(crate) fn need_shared(&mut self, at: At, SharedPlace { cta, offset }: SharedPlace, bytes: u32) {
+        let shared = &self.clusters[at.cluster].ctas[cta].shared;
+        if !shared.is_valid(offset, bytes) {
+            let region = self.region_at(offset);
+            self.find(
+                Rule::I1,
+                at,
+                format!("shared bytes {offset} to {} ({region}) hold nothing", offset + bytes),
+            );
+        }
+    }
+
+    /// Counts the wavefronts of an access of `bytes` bytes by each lane of `active`.
+    pub(crate) fn count_wavefronts(&mut self, at: At, addresses: &[u32; 32], active: u32, bytes: u32) {
+        let given = std::array::from_fn(|lane| (active >> lane & 1 == 1).then_some(addresses[lane]));
+        let actual = bank::wavefronts(&given, bytes);
+        let mut words: Vec<u32> = each(active)
+            .flat_map(|lane| (addresses[lane] / 4)..=(addresses[lane].saturating_add(bytes - 1) / 4))
+            .collect();
+        words.sort_unstable();
+        words.dedup();
+        let step = &self.program.codes[self.warp(at).code].steps[self.warp(at).pc];
+        let wavefronts = self.counters.shared.entry(step.source.into()).or_default();
+        wavefronts.accesses += 1;
+        wavefronts.ideal += words.len().div_ceil(32) as u64;
+        wavefronts.actual += u64::from(actual);
+    }
+}

@@ -1,0 +1,378 @@
+//! Matrix products of a warpgroup. Each warp does its part: 16 rows of A and D, all of B.
+
+use std::collections::VecDeque;
+
+use fa3_ir::{Major, Mma, Operand as Src, ScaleD, WgmmaA, WgmmaInst};
+
+use super::shared::SharedPlace;
+use crate::clock::Epoch;
+use crate::data::matrix::{a_position, d_position};
+use crate::data::operand::Operand;
+use crate::data::tensor_core::{Arithmetic, Product, multiply};
+use crate::flight::{Accumulator, Pending, Use};
+use crate::machine::{At, Machine};
+use crate::program::Op;
+use crate::rule::Rule;
+use crate::shadow::{Access, By, Kind};
+use crate::shared::WINDOW;
+use crate::simulation::Mode;
+use crate::warp::ALL;
+
+/// What the warps of a warpgroup did that some of them have still to do alike.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Deeds {
+    /// Those that all four have done.
+    forgotten: usize,
+    deeds: VecDeque<Deed>,
+}
+
+/// A warpgroup instruction as one warp executed it: its step, and the operands that all four must share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Deed {
+    pc: usize,
+    operands: [u64; 3],
+}
+
+impl<'a> Machine<'a> {
+    pub(super) fn warpgroup(&mut self, at: At, inst: &WgmmaInst) {
+        self.agree(at, [0; 3]);
+        match inst {
+            WgmmaInst::Fence => self.warp(at).flight.fence(),
+            WgmmaInst::Commit => self.warp(at).flight.commit(),
+            WgmmaInst::Wait { pending } => {
+                self.warp(at).flight.wait(*pending);
+                let retired = self.warp(at).flight.retired;
+                self.compute(at, retired);
+                self.retire_groups(at, retired);
+            }
+            // Decoded to a step of its own.
+            WgmmaInst::Mma(_) => {}
+        }
+    }
+
+    /// Rule W7: the four warps do the same.
+    fn agree(&mut self, at: At, operands: [u64; 3]) {
+        let flight = &mut self.warp(at).flight;
+        let index = flight.sequence;
+        flight.sequence += 1;
+        let deed = Deed { pc: self.warp(at).pc, operands };
+        let cta = self.cta(at);
+        let first = 4 * (at.warp / 4);
+        let warps = &cta.warps[first..cta.warps.len().min(first + 4)];
+        let done_by_all = warps.iter().map(|warp| warp.flight.sequence).min().unwrap_or(0);
+        let log = &mut cta.warpgroups[at.warp / 4];
+        let other = log.deeds.get(index - log.forgotten).copied();
+        if other.is_none() {
+            log.deeds.push_back(deed);
+        }
+        while log.forgotten < done_by_all {
+            log.deeds.pop_front();
+            log.forgotten += 1;
+        }
+        match other {
+            None => {}
+            Some(other) if other == deed => {}
+            Some(other) => {
+                let what = if other.pc == deed.pc {
+                    format!("operands {operands:x?} in this warp, {:x?} in another", other.operands)
+                } else {
+                    "another warp of the warpgroup executes another instruction".to_owned()
+                };
+                self.find(Rule::W7, at, what);
+            }
+        }
+    }
+
+    /// Rule W7, at the end: none of the four did less.
+    pub(super) fn check_warpgroup_exit(&mut self, at: At) {
+        let cta = self.cta(at);
+        let log = &cta.warpgroups[at.warp / 4];
+        let (done, all) = (cta.warps[at.warp].flight.sequence, log.forgotten + log.deeds.len());
+        let first = 4 * (at.warp / 4);
+        let warps = &cta.warps[first..cta.warps.len().min(first + 4)];
+        let over = warps.iter().all(|warp| warp.state == crate::warp::State::Exited);
+        let differ = warps.iter().any(|warp| warp.flight.sequence != all);
+        let limits = warps.iter().any(|warp| warp.limits != warps[0].limits);
+        if over && differ {
+            self.find(
+                Rule::W7,
+                at,
+                format!("one warp executes {done} warpgroup instructions, another {all}"),
+            );
+        }
+        if over && limits {
+            self.find(Rule::R1, at, "setmaxnreg is not the same in the four warps of a warpgroup".to_owned());
+        }
+    }
+
+    /// Begins a product.
+    pub(super) fn product(&mut self, at: At, mma: &'a Mma, d: &[u32]) {
+        let accumulate = match mma.scale_d {
+            ScaleD::Overwrite => false,
+            ScaleD::Accumulate => true,
+            ScaleD::AccumulateIf(pred) => self.scale(at, pred),
+        };
+        let a = match mma.a {
+            WgmmaA::Shared { desc, .. } => self.descriptor(at, desc),
+            WgmmaA::Registers(_) => 0,
+        };
+        let b = self.descriptor(at, mma.b);
+        self.agree(at, [a, b, accumulate.into()]);
+        self.use_registers(at, mma, d, accumulate);
+        self.read_operands(at, mma, a, b);
+        if at.warp.is_multiple_of(4) {
+            self.counters.products += 1;
+            self.counters.product_flops += 2 * 64 * u64::from(mma.n) * u64::from(mma.ty.k());
+        }
+
+        let pc = self.warp(at).pc;
+        let program = self.program;
+        let code = &program.codes[self.warp(at).code];
+        let flight = &mut self.warp(at).flight;
+        flight.open += 1;
+        let group = flight.group();
+        let known =
+            flight.accumulators.iter_mut().find(|accumulator| same_registers(code, accumulator.pc, d));
+        match known {
+            Some(accumulator) => accumulator.group = group,
+            None => self.take_off(at, d, accumulate, Accumulator { pc, values: Vec::new(), group }),
+        }
+        self.warp(at).flight.queue.push_back(Pending { pc, group, a, b, accumulate });
+        if self.schedule.at_once() {
+            self.compute(at, group);
+        }
+    }
+
+    fn scale(&mut self, at: At, pred: fa3_ir::Value) -> bool {
+        let code = &self.program.codes[self.warp(at).code];
+        self.need(at, code.slot(pred), ALL);
+        let lanes = *self.warp(at).value(code, pred);
+        if lanes.iter().any(|&lane| lane != lanes[0]) {
+            self.find(Rule::Uniform, at, "lanes differ in whether the product accumulates".to_owned());
+        }
+        lanes[0] == 1
+    }
+
+    fn descriptor(&mut self, at: At, desc: Src) -> u64 {
+        let code = &self.program.codes[self.warp(at).code];
+        if let Src::Value(value) = desc {
+            self.need(at, code.slot(value), ALL);
+        }
+        let lanes = self.warp(at).operand(code, desc);
+        if lanes.iter().any(|&lane| lane != lanes[0]) {
+            self.find(Rule::W7, at, "lanes differ in a matrix descriptor".to_owned());
+        }
+        lanes[0]
+    }
+
+    /// Rules W1 and W2, and I1 of registers.
+    fn use_registers(&mut self, at: At, mma: &Mma, d: &[u32], accumulate: bool) {
+        let code = &self.program.codes[self.warp(at).code];
+        let columns = mma.n;
+        let mut broken = None;
+        for &slot in d {
+            let under_way = self.warp(at).flight.accumulators.iter().any(|of| same_registers(code, of.pc, d));
+            if accumulate && !under_way {
+                self.need(at, slot, ALL);
+            }
+            broken = self.warp(at).flight.product(slot, Use::Accumulator { columns }).or(broken);
+        }
+        if let WgmmaA::Registers(a) = mma.a {
+            for value in a {
+                self.need(at, code.slot(value), ALL);
+                broken = self.warp(at).flight.product(code.slot(value), Use::Factor).or(broken);
+            }
+        }
+        if let Some(rule) = broken {
+            let what = if rule == Rule::W1 {
+                "registers were accessed after the last wgmma.fence"
+            } else {
+                "a product under way uses the same register in another way"
+            };
+            self.find(rule, at, what.to_owned());
+        }
+    }
+
+    /// Rule W8, and what the reads of shared memory race with.
+    fn read_operands(&mut self, at: At, mma: &Mma, a: u64, b: u64) {
+        let component = self.component(at, |warp| &mut warp.flight.component);
+        let (cluster, event) = (self.clusters[at.cluster].id, self.event(at));
+        let epoch = Epoch { cluster, component, value: self.warp(at).flight.group() };
+        let access = Access { epoch, event, kind: Kind::Read, by: By::Product };
+        if let WgmmaA::Shared { major, .. } = mma.a {
+            let first = 16 * (at.warp as u32 % 4);
+            self.read_operand(at, (a, major), mma, first..first + 16, access);
+        }
+        self.read_operand(at, (b, mma.b_major), mma, 0..mma.n, access);
+    }
+
+    fn read_operand(
+        &mut self,
+        at: At,
+        (desc, major): (u64, Major),
+        mma: &Mma,
+        rows: std::ops::Range<u32>,
+        access: Access,
+    ) {
+        let k = mma.ty.k();
+        let operand = match Operand::decode(desc, major, 32 / k) {
+            Ok(operand) => operand,
+            Err(error) => return self.find(Rule::W8, at, error.to_string()),
+        };
+        let chunks = operand.chunks(rows, k);
+        let size = self.cta(at).shared.bytes.len() as u32;
+        let inside = |chunk: u32| chunk >= WINDOW && chunk - WINDOW + 16 <= size;
+        if let Some(chunk) = chunks.iter().find(|&&chunk| !inside(chunk)) {
+            let offset = i64::from(*chunk) - i64::from(WINDOW);
+            let what = format!(
+                "an operand's bytes {offset} to {} are outside the {size} of shared memory",
+                offset + 16
+            );
+            return self.find(Rule::W8, at, what);
+        }
+        for chunk in chunks {
+            let place = SharedPlace { cta: at.cta, offset: chunk - WINDOW };
+            self.need_shared(at, place, 16);
+            self.access_shared(at, place, 16, access);
+        }
+    }
+
+    /// Computes the products of groups up to `upto`.
+    fn compute(&mut self, at: At, upto: u32) {
+        let program = self.program;
+        let arithmetic = match self.mode {
+            Mode::Exact => Arithmetic::Exact,
+            Mode::Fast => Arithmetic::Fast,
+            Mode::Skeleton => {
+                self.warp(at).flight.queue.retain(|product| product.group > upto);
+                return;
+            }
+        };
+        loop {
+            let warp = self.warp(at);
+            if warp.flight.queue.front().is_none_or(|product| product.group > upto) {
+                return;
+            }
+            let Some(pending) = warp.flight.queue.pop_front() else { return };
+            let code = &program.codes[warp.code];
+            let Op::Mma { mma, d } = &code.steps[pending.pc].op else { continue };
+            let accumulators = &warp.flight.accumulators;
+            let found = accumulators.iter().position(|of| same_registers(code, of.pc, d));
+            let Some(index) = found else { continue };
+            let mut values = std::mem::take(&mut self.warp(at).flight.accumulators[index].values);
+            let k = mma.ty.k();
+            let a = match mma.a {
+                WgmmaA::Registers(registers) => self.gather_factor(at, mma, registers),
+                WgmmaA::Shared { major, .. } => {
+                    let first = 16 * (at.warp as u32 % 4);
+                    self.gather_operand(at, (pending.a, major), first..first + 16, k)
+                }
+            };
+            let b = self.gather_operand(at, (pending.b, mma.b_major), 0..mma.n, k);
+            let product = Product {
+                ty: mma.ty,
+                n: mma.n as usize,
+                negate_a: mma.negate_a,
+                negate_b: mma.negate_b,
+                accumulate: pending.accumulate,
+            };
+            multiply(&product, arithmetic, &a, &b, &mut values);
+            self.warp(at).flight.accumulators[index].values = values;
+        }
+    }
+
+    /// The registers of an accumulator are not to be touched any more: whoever does finds NaN.
+    fn take_off(&mut self, at: At, d: &[u32], accumulate: bool, mut accumulator: Accumulator) {
+        d.iter().for_each(|&slot| self.warp(at).define(slot));
+        if self.mode != Mode::Skeleton {
+            let n = 2 * d.len();
+            accumulator.values = vec![0.0; 16 * n];
+            let warp = self.warp(at);
+            for (register, &slot) in d.iter().enumerate() {
+                for (lane, &bits) in warp.register(slot).iter().enumerate().filter(|_| accumulate) {
+                    let (row, column) = d_position(lane as u32, register as u32);
+                    accumulator.values[row as usize * n + column as usize] = f32::from_bits(bits as u32);
+                }
+                warp.assign(slot, &[u32::MAX.into(); 32], ALL, true);
+            }
+        }
+        self.warp(at).flight.accumulators.push(accumulator);
+    }
+
+    fn gather_factor(&mut self, at: At, mma: &Mma, registers: [fa3_ir::Value; 4]) -> Vec<u16> {
+        let code = &self.program.codes[self.warp(at).code];
+        let k = mma.ty.k();
+        let (parts, bits) = (k / 8, 32 / (k / 8));
+        let mut a = vec![0; 16 * k as usize];
+        let warp = self.warp(at);
+        for (register, value) in registers.into_iter().enumerate() {
+            for (lane, &word) in warp.value(code, value).iter().enumerate() {
+                for part in 0..parts {
+                    let (row, column) = a_position(mma.ty, lane as u32, register as u32, part);
+                    let element = (word >> (part * bits)) & ((1 << bits) - 1);
+                    a[(row * k + column) as usize] = element as u16;
+                }
+            }
+        }
+        a
+    }
+
+    /// The elements of an operand, row by row; zeros where its descriptor leads nowhere.
+    fn gather_operand(
+        &mut self,
+        at: At,
+        (desc, major): (u64, Major),
+        rows: std::ops::Range<u32>,
+        k: u32,
+    ) -> Vec<u16> {
+        let bytes = 32 / k;
+        let mut elements = vec![0; rows.len() * k as usize];
+        let Ok(operand) = Operand::decode(desc, major, bytes) else { return elements };
+        let shared = &self.cta(at).shared.bytes;
+        let at = |r, k| operand.address(r, k).wrapping_sub(WINDOW) as usize;
+        let mut slots = elements.iter_mut();
+        for r in rows {
+            for k in 0..k {
+                let address = at(r, k);
+                if let (Some(slot), Some(data)) =
+                    (slots.next(), shared.get(address..address + bytes as usize))
+                {
+                    *slot = if bytes == 1 { data[0].into() } else { u16::from_le_bytes([data[0], data[1]]) };
+                }
+            }
+        }
+        elements
+    }
+
+    /// The groups up to `retired` are over: their sums are in registers, their operands read.
+    fn retire_groups(&mut self, at: At, retired: u32) {
+        let program = self.program;
+        let warp = self.warp(at);
+        let code = &program.codes[warp.code];
+        if let Some(component) = warp.flight.component {
+            warp.bundle.complete(component, retired);
+        }
+        let mut index = 0;
+        while index < warp.flight.accumulators.len() {
+            if warp.flight.accumulators[index].group > retired {
+                index += 1;
+                continue;
+            }
+            let Accumulator { pc, values, .. } = warp.flight.accumulators.swap_remove(index);
+            let Op::Mma { d, .. } = &code.steps[pc].op else { continue };
+            let n = 2 * d.len();
+            for (register, &slot) in d.iter().enumerate() {
+                let lanes = std::array::from_fn(|lane| {
+                    let (row, column) = d_position(lane as u32, register as u32);
+                    values.get(row as usize * n + column as usize).map_or(0, |value| value.to_bits().into())
+                });
+                warp.assign(slot, &lanes, ALL, true);
+            }
+        }
+    }
+}
+
+/// Whether the product at a step has these accumulators.
+fn same_registers(code: &crate::program::Code, pc: usize, d: &[u32]) -> bool {
+    matches!(&code.steps[pc].op, Op::Mma { d: other, .. } if other == d)
+}

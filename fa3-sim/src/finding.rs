@@ -1,0 +1,108 @@
+//! What a run finds: a broken rule, who broke it, what is missing, how to see it again.
+
+use std::fmt;
+
+use fa3_ir::Source;
+
+use crate::rule::Rule;
+use crate::schedule::Policy;
+
+/// A broken rule.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// The rule.
+    pub rule: Rule,
+    /// What happened, with the numbers.
+    pub what: String,
+    /// Who did it.
+    pub here: Option<Site>,
+    /// The earlier access that it conflicts with.
+    pub other: Option<Site>,
+    /// What would order the two.
+    pub missing: Option<&'static str>,
+    /// Who waits for whom.
+    pub waits: Vec<String>,
+    /// How to see it again.
+    pub replay: Replay,
+}
+
+/// An execution of an instruction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Site {
+    /// The role of the warp.
+    pub role: String,
+    /// The CTA in the grid.
+    pub cta: [u32; 3],
+    /// The warp in the CTA.
+    pub warp: u32,
+    /// The line of the kernel that built it.
+    pub source: Source,
+    /// How often the outermost and the innermost loop around it had begun.
+    pub iteration: [u32; 2],
+    /// What it is.
+    pub instruction: &'static str,
+    /// Which bytes of which memory it accesses, and by which proxy, if it does.
+    pub access: Option<String>,
+}
+
+/// The launch and the schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replay {
+    /// The kernel.
+    pub kernel: String,
+    /// The grid.
+    pub grid: [u32; 3],
+    /// The policy, with its seed.
+    pub policy: Policy,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self.source.file().rsplit(['/', '\\']).next().unwrap_or_default();
+        let [x, y, z] = self.cta;
+        write!(
+            f,
+            "{}:{} {} by {}.w{} of cta ({x}, {y}, {z})",
+            file,
+            self.source.line(),
+            self.instruction,
+            self.role,
+            self.warp
+        )?;
+        match self.iteration {
+            [0, _] => {}
+            [outer, inner] if outer == inner => write!(f, ", iteration {outer}")?,
+            [outer, inner] => write!(f, ", iteration {outer}, {inner}")?,
+        }
+        match &self.access {
+            None => Ok(()),
+            Some(access) => write!(f, ": {access}"),
+        }
+    }
+}
+
+impl fmt::Display for Replay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [x, y, z] = self.grid;
+        write!(f, "kernel {}, grid [{x}, {y}, {z}], policy {}", self.kernel, self.policy)
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.rule, self.what)?;
+        writeln!(f, "  rule:    {}", self.rule.sentence())?;
+        for (name, site) in [("here:   ", &self.here), ("earlier:", &self.other)] {
+            if let Some(site) = site {
+                writeln!(f, "  {name} {site}")?;
+            }
+        }
+        if let Some(missing) = self.missing {
+            writeln!(f, "  missing: {missing}")?;
+        }
+        for wait in &self.waits {
+            writeln!(f, "  waits:   {wait}")?;
+        }
+        writeln!(f, "  replay:  {}", self.replay)
+    }
+}

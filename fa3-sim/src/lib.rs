@@ -1,0 +1,100 @@
+//! Runs kernels of fa3-ir on the CPU, and says what is wrong with them.
+//!
+//! ```text
+//! (kernel, arguments, grid, schedule, memory) → memory, findings, counters
+//! ```
+//!
+//! It answers: does this kernel compute the right thing, whatever the timing? A Hopper kernel is a protocol of warps,
+//! tensor copies and matrix products that run on their own, and most of its bugs are silent on the hardware: a missing
+//! fence works until it does not. Here every access is checked against what orders it, so that one run finds a race
+//! that no run shows, and names the line, the rule, and what is missing.
+//!
+//! ```
+//! use fa3_ir::*;
+//! use fa3_sim::{Memory, Policy, Rule, Simulation};
+//!
+//! // A warp writes 128 bytes of shared memory, which the tensor memory accelerator copies to global memory.
+//! let mut b = Builder::new("store", Launch::threads(32));
+//! let (y, tile) = (b.param_pointer("y", Elem::F32), b.region("tile", 128, 128));
+//! let (lane, start) = (b.lane_id(), b.address(tile));
+//! let own = b.mad_u32(lane, 4, start);
+//! b.store(own, 1.0);
+//! // Missing: b.fence(FenceInst::ProxyAsyncShared);
+//! b.warp_sync();
+//! let first = b.eq_b32(lane, 0);
+//! b.if_lanes(first, |b| {
+//!     b.bulk_store(y, tile, 128);
+//!     b.bulk_commit();
+//!     b.bulk_wait_read(0);
+//! });
+//! let kernel = b.finish();
+//!
+//! let mut memory = Memory::new();
+//! let y = memory.alloc("y", 128);
+//! memory.expect_written_once(y);
+//! let args = vec![ArgValue::Pointer(y.address())];
+//! let outcome = Simulation::new(&kernel).args(args).policy(Policy::Random(7)).run(&mut memory)?;
+//!
+//! println!("{}", outcome.findings[0]);
+//! assert_eq!(outcome.findings[0].rule, Rule::W4);
+//! assert!(outcome.findings[0].missing.unwrap().starts_with("fence.proxy.async"));
+//! # Ok::<(), fa3_sim::SimError>(())
+//! ```
+//!
+//! How it works:
+//! - A warp is 32 lanes in step; registers, shared and global memory know which of their lanes and bytes hold
+//!   something. A kernel is decoded into flat steps first.
+//! - Copies, products and completions are agents of their own. A [`Policy`] says when they happen, within what the rules
+//!   allow, and who goes next: eagerly, as late as possible, or at random from a seed, which a finding prints. What is
+//!   under way is poisoned. The result of a correct kernel is the same bit by bit.
+//! - Races are found by happens-before, not by luck: every warp and every asynchronous agent has a component of a
+//!   vector clock, separately for the generic and the asynchronous proxy, and every 16 bytes remember who accessed
+//!   them. Where synchronisation does not depend on data, one schedule decides for all.
+//! - What is no order of accesses (registers of products, phases of mbarriers, bulk groups, named barriers) has its own
+//!   checks. [`Rule`] lists them all.
+//! - Arithmetic is in [`data`]: pure functions, the tensor core as it was measured.
+//!
+//! What it does not model: time; the allocation of registers (that registers gained by setmaxnreg hold nothing cannot
+//! be broken in the IR, whose registers have no numbers); divergence within a warp beyond structured branches; a remote
+//! arrival at an mbarrier releases in the scope of the cluster; lanes of a warp are ordered with each other.
+#![forbid(unsafe_code)]
+
+// The surface.
+mod finding;
+mod memory;
+mod rule;
+mod schedule;
+mod simulation;
+
+mod counters;
+pub mod data;
+
+// The kernel, decoded.
+mod program;
+
+// The order of accesses.
+mod clock;
+mod shadow;
+
+// The parts of the machine.
+mod barrier;
+mod copies;
+mod flight;
+mod mbarrier;
+mod shared;
+mod warp;
+
+// The machine.
+mod exec;
+mod machine;
+
+// What it says.
+mod deadlock;
+mod report;
+
+pub use counters::{Count, Counters, Line, Wavefronts};
+pub use finding::{Finding, Replay, Site};
+pub use memory::{Buffer, Memory};
+pub use rule::Rule;
+pub use schedule::Policy;
+pub use simulation::{Mode, Outcome, SimError, Simulation};

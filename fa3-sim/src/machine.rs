@@ -1,0 +1,361 @@
+//! The grid: clusters that are resident, their CTAs and warps, and the loop that runs them.
+
+use std::collections::{HashMap, HashSet};
+
+use fa3_ir::ArgValue;
+
+use crate::barrier::{ClusterBarrier, NamedBarrier};
+use crate::clock::{Bundle, Clock, Epoch, Exported};
+use crate::copies::AsyncEvent;
+use crate::counters::Counters;
+use crate::exec::wgmma::Deeds;
+use crate::finding::Finding;
+use crate::mbarrier::Mbarrier;
+use crate::memory::{Buffer, Memory};
+use crate::program::Program;
+use crate::schedule::Scheduler;
+use crate::shadow::{Access, By, Kind, Shadow};
+use crate::shared::Shared;
+use crate::simulation::{Mode, SimError};
+use crate::warp::{State, Warp};
+
+/// CTAs that are resident at the same time: one an SM.
+const RESIDENT: u32 = 132;
+/// Readers that 16 bytes of global memory remember: whole grids read their inputs, which nobody writes.
+const GLOBAL_READERS: usize = 16;
+/// Rounds in which everybody polls and nothing happens, after which nothing will.
+const IDLE_ROUNDS: u32 = 2000;
+
+/// A warp: the index of its cluster among the resident ones, of its CTA in the cluster, its own in the CTA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct At {
+    pub(crate) cluster: usize,
+    pub(crate) cta: usize,
+    pub(crate) warp: usize,
+}
+
+pub(crate) struct Cluster {
+    /// Its number in the grid.
+    pub(crate) id: u32,
+    pub(crate) ctas: Vec<Cta>,
+    pub(crate) barrier: ClusterBarrier,
+    /// Components given so far.
+    pub(crate) components: u16,
+    /// What will happen by itself.
+    pub(crate) events: Vec<AsyncEvent>,
+}
+
+impl Cluster {
+    /// A new component for its clocks.
+    pub(crate) fn component(&mut self) -> u16 {
+        let component = self.components;
+        self.components = self.components.saturating_add(1);
+        component
+    }
+}
+
+pub(crate) struct Cta {
+    /// Its coordinates in the grid, and its number.
+    pub(crate) index: [u32; 3],
+    pub(crate) number: u32,
+    pub(crate) shared: Shared,
+    pub(crate) mbarriers: Vec<Mbarrier>,
+    pub(crate) barriers: Vec<NamedBarrier>,
+    pub(crate) warps: Vec<Warp>,
+    /// Registers that nobody has.
+    pub(crate) pool: u32,
+    /// What the first warp of each warpgroup to come did, for the others to do alike.
+    pub(crate) warpgroups: Vec<Deeds>,
+    /// What its warps knew when they exited.
+    pub(crate) last_words: Bundle,
+    /// Accesses to its shared memory by other CTAs.
+    pub(crate) visits: Vec<Access>,
+}
+
+impl Cta {
+    pub(crate) fn exited(&self) -> bool {
+        self.warps.iter().all(|warp| warp.state == State::Exited)
+    }
+
+    pub(crate) fn live_warps(&self) -> u32 {
+        self.warps.iter().filter(|warp| warp.state != State::Exited).count() as u32
+    }
+
+    pub(crate) fn mbarrier(&mut self, offset: u32) -> Option<&mut Mbarrier> {
+        self.mbarriers.iter_mut().find(|mbarrier| mbarrier.offset == offset)
+    }
+}
+
+/// The execution of an instruction by a warp.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    pub(crate) cta: u32,
+    pub(crate) warp: u16,
+    pub(crate) code: u16,
+    pub(crate) pc: u32,
+    pub(crate) iteration: [u32; 2],
+}
+
+/// How a run is launched.
+pub(crate) struct Setup<'a> {
+    pub(crate) program: &'a Program<'a>,
+    pub(crate) args: &'a [ArgValue],
+    pub(crate) grid: [u32; 3],
+    pub(crate) mode: Mode,
+    pub(crate) schedule: Scheduler,
+    pub(crate) max_steps: u64,
+    /// What the grid before this one writes.
+    pub(crate) predecessor: &'a [Buffer],
+}
+
+pub(crate) struct Machine<'a> {
+    pub(crate) program: &'a Program<'a>,
+    pub(crate) args: &'a [ArgValue],
+    pub(crate) grid: [u32; 3],
+    pub(crate) mode: Mode,
+    pub(crate) memory: &'a mut Memory,
+    /// One for each allocation.
+    pub(crate) global: Vec<Shadow>,
+    /// What flags in memory release, by cluster (none for global memory), CTA and address.
+    pub(crate) flags: HashMap<(Option<u32>, usize, u64), Exported>,
+    pub(crate) clusters: Vec<Cluster>,
+    /// Clusters that are not resident yet, next last.
+    waiting: Vec<u32>,
+    current: usize,
+    pub(crate) schedule: Scheduler,
+    pub(crate) log: Vec<Event>,
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) found: HashSet<(crate::rule::Rule, u16, u32)>,
+    pub(crate) counters: Counters,
+    /// Counts what can let somebody go on.
+    pub(crate) progress: u64,
+    steps: u64,
+    max_steps: u64,
+}
+
+impl<'a> Machine<'a> {
+    pub(crate) fn new(setup: Setup<'a>, memory: &'a mut Memory) -> Machine<'a> {
+        let Setup { program, args, grid, mode, schedule, max_steps, predecessor } = setup;
+        memory.begin();
+        let mut global: Vec<Shadow> = memory
+            .allocations
+            .iter()
+            .map(|allocation| Shadow::new(allocation.bytes.len(), GLOBAL_READERS))
+            .collect();
+        let before =
+            Access { epoch: Epoch::PREDECESSOR, event: u32::MAX, kind: Kind::Write, by: By::Predecessor };
+        predecessor.iter().for_each(|buffer| global[buffer.index].fill(before));
+        let clusters = grid.iter().product::<u32>() / program.kernel.launch.cluster.max(1);
+        Machine {
+            program,
+            args,
+            grid,
+            mode,
+            memory,
+            global,
+            flags: HashMap::new(),
+            clusters: Vec::new(),
+            waiting: (0..clusters).rev().collect(),
+            current: 0,
+            schedule,
+            log: Vec::new(),
+            findings: Vec::new(),
+            found: HashSet::new(),
+            counters: Counters::default(),
+            progress: 0,
+            steps: 0,
+            max_steps,
+        }
+    }
+
+    /// Runs the grid until all have finished or nobody can go on.
+    pub(crate) fn run(&mut self) -> Result<(), SimError> {
+        let (mut idle, mut progress) = (0, self.progress);
+        while !self.clusters.is_empty() || self.launch_next() {
+            if self.steps > self.max_steps {
+                return Err(SimError::Steps { limit: self.max_steps });
+            }
+            if self.schedule.switches_cluster() {
+                self.current = self.schedule.below(self.clusters.len());
+                if self.schedule.below(4) == 0 {
+                    self.launch_next();
+                }
+                self.wake_pollers();
+            }
+            let turn = (0..self.clusters.len()).map(|ahead| (self.current + ahead) % self.clusters.len());
+            let busy = turn.into_iter().find(|&cluster| self.can_go_on(cluster));
+            if let Some(cluster) = busy {
+                self.current = cluster;
+                self.turn(cluster);
+                self.retire(cluster);
+                continue;
+            }
+            if self.launch_next() {
+                continue;
+            }
+            // Everybody left waits, or polls.
+            if !self.wake_pollers() {
+                self.deadlock();
+                return Ok(());
+            }
+            idle = if progress == self.progress { idle + 1 } else { 0 };
+            progress = self.progress;
+            if idle > IDLE_ROUNDS {
+                self.deadlock();
+                return Ok(());
+            }
+        }
+        self.check_output();
+        Ok(())
+    }
+
+    fn can_go_on(&self, cluster: usize) -> bool {
+        let cluster = &self.clusters[cluster];
+        let runs = |warp: &Warp| warp.state == State::Ready && !warp.polling;
+        !cluster.events.is_empty() || cluster.ctas.iter().any(|cta| cta.warps.iter().any(runs))
+    }
+
+    fn wake_pollers(&mut self) -> bool {
+        let mut any = false;
+        for warp in
+            self.clusters.iter_mut().flat_map(|cluster| &mut cluster.ctas).flat_map(|cta| &mut cta.warps)
+        {
+            any |= warp.state == State::Ready;
+            warp.polling = false;
+        }
+        any
+    }
+
+    /// Runs one agent of a cluster: a warp for a while, or one event.
+    fn turn(&mut self, cluster: usize) {
+        let events = self.clusters[cluster].events.len();
+        let mut ready = Vec::new();
+        for (cta, each) in self.clusters[cluster].ctas.iter().enumerate() {
+            for (warp, each) in each.warps.iter().enumerate() {
+                if each.state == State::Ready && !each.polling {
+                    ready.push(At { cluster, cta, warp });
+                }
+            }
+        }
+        if ready.is_empty() || (events > 0 && self.schedule.event_first(events, ready.len())) {
+            let index = self.schedule.choose(events);
+            self.happen(cluster, index);
+            self.progress += 1;
+            // What it brought may be what somebody polls for.
+            self.clusters[cluster]
+                .ctas
+                .iter_mut()
+                .flat_map(|cta| &mut cta.warps)
+                .for_each(|warp| warp.polling = false);
+            return;
+        }
+        let at = ready[self.schedule.choose(ready.len())];
+        for _ in 0..self.schedule.steps() {
+            self.steps += 1;
+            if !self.step(at) {
+                break;
+            }
+        }
+    }
+
+    /// Makes the next waiting cluster resident, if there is one and there is room.
+    fn launch_next(&mut self) -> bool {
+        let size = self.program.kernel.launch.cluster.max(1);
+        if (self.clusters.len() as u32 + 1) * size > RESIDENT.max(size) {
+            return false;
+        }
+        let Some(last) = self.waiting.len().checked_sub(1) else { return false };
+        let index = match self.schedule.policy {
+            crate::Policy::Random(_) => self.schedule.below(last + 1),
+            crate::Policy::Eager | crate::Policy::Lazy => last,
+        };
+        let id = self.waiting.swap_remove(index);
+        let mut cluster = Cluster {
+            id,
+            ctas: Vec::new(),
+            barrier: ClusterBarrier::default(),
+            components: 0,
+            events: Vec::new(),
+        };
+        for rank in 0..size {
+            let cta = self.new_cta(&mut cluster, id * size + rank);
+            cluster.ctas.push(cta);
+        }
+        self.clusters.push(cluster);
+        self.progress += 1;
+        true
+    }
+
+    fn new_cta(&self, cluster: &mut Cluster, number: u32) -> Cta {
+        let kernel = self.program.kernel;
+        let [x, y, _] = self.grid;
+        let limit = kernel.launch.entry_registers();
+        let warps = (0..kernel.launch.warps())
+            .map(|warp| {
+                let code = self.program.code_of(warp);
+                let leader = self.schedule.leader(number, warp as usize);
+                Warp::new(&self.program.codes[code], code, cluster.component(), limit, leader)
+            })
+            .collect();
+        Cta {
+            index: [number % x, number / x % y, number / x / y],
+            number,
+            shared: Shared::new(kernel.smem.bytes() as usize),
+            mbarriers: Vec::new(),
+            barriers: (0..16).map(|_| NamedBarrier::default()).collect(),
+            warps,
+            pool: 0,
+            warpgroups: vec![Deeds::default(); kernel.launch.warps().div_ceil(4) as usize],
+            last_words: Bundle::default(),
+            visits: Vec::new(),
+        }
+    }
+
+    /// Lets a cluster go whose warps have all exited.
+    fn retire(&mut self, cluster: usize) {
+        let all = &self.clusters[cluster];
+        if !all.ctas.iter().all(Cta::exited) || !all.events.is_empty() {
+            return;
+        }
+        for cta in 0..all.ctas.len() {
+            for warp in 0..self.clusters[cluster].ctas[cta].warps.len() {
+                self.finish_copies(At { cluster, cta, warp });
+            }
+        }
+        self.clusters.swap_remove(cluster);
+        self.current = 0;
+        self.progress += 1;
+    }
+
+    pub(crate) fn warp(&mut self, at: At) -> &mut Warp {
+        &mut self.clusters[at.cluster].ctas[at.cta].warps[at.warp]
+    }
+
+    pub(crate) fn cta(&mut self, at: At) -> &mut Cta {
+        &mut self.clusters[at.cluster].ctas[at.cta]
+    }
+
+    /// The clock that an access is checked against.
+    pub(crate) fn clock(bundle: &Bundle, by: By, space: crate::clock::Space) -> &Clock {
+        if by.asynchronous() { bundle.async_clock(space) } else { &bundle.generic }
+    }
+
+    /// A component of the warp's cluster that is made when it is needed.
+    pub(crate) fn component(&mut self, at: At, slot: impl Fn(&mut Warp) -> &mut Option<u16>) -> u16 {
+        if let Some(component) = *slot(self.warp(at)) {
+            return component;
+        }
+        let component = self.clusters[at.cluster].component();
+        *slot(self.warp(at)) = Some(component);
+        component
+    }
+
+    /// Remembers the execution of the instruction that the warp is at.
+    pub(crate) fn event(&mut self, at: At) -> u32 {
+        let cta = self.clusters[at.cluster].ctas[at.cta].number;
+        let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
+        let (code, pc, iteration) = (warp.code as u16, warp.pc as u32, warp.iteration());
+        self.log.push(Event { cta, warp: at.warp as u16, code, pc, iteration });
+        self.log.len() as u32 - 1
+    }
+}

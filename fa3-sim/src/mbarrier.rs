@@ -1,0 +1,193 @@
+//! An mbarrier: arrivals and bytes that complete phase after phase.
+
+use std::collections::VecDeque;
+
+use crate::clock::{Bundle, Epoch};
+
+/// The most bytes, either way, that a phase may miss.
+const LIMIT: i64 = (1 << 20) - 1;
+/// Arrivals that it remembers.
+const HISTORY: usize = 3;
+
+pub(crate) struct Mbarrier {
+    pub(crate) offset: u32,
+    /// Arrivals of a phase.
+    pub(crate) expected: u32,
+    /// Arrivals that the current phase misses.
+    pub(crate) pending: u32,
+    /// Bytes that the current phase misses; negative while copies are ahead of who expects them.
+    pub(crate) bytes: i64,
+    /// Phases completed so far. The hardware keeps its lowest bit only.
+    pub(crate) phase: u32,
+    /// Whether somebody has seen that the phase before is complete.
+    pub(crate) observed: bool,
+    /// The cluster's component that counts its phases.
+    pub(crate) component: u16,
+    /// What its arrivals have released so far.
+    pub(crate) collected: Bundle,
+    /// The same, when the phase before completed.
+    pub(crate) complete: Bundle,
+    /// Copies that will signal it, by the phase that was current when they were issued.
+    pub(crate) copies: Vec<u32>,
+    /// One more than the last phase that a copy was issued in.
+    pub(crate) loaded: u32,
+    /// Who arrived last.
+    pub(crate) arrivals: VecDeque<u32>,
+    /// Who initialised it, and whether a fence followed.
+    pub(crate) initialised: Epoch,
+    pub(crate) event: u32,
+    pub(crate) fenced: bool,
+}
+
+/// What an arrival or a completion does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    Nothing,
+    /// The phase is complete. If `early`, copies that belong to it are still under way.
+    Complete {
+        early: bool,
+    },
+}
+
+/// A violation of rule M2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Excess {
+    Arrivals { given: u32, pending: u32 },
+    Bytes { bytes: i64 },
+}
+
+impl Mbarrier {
+    pub(crate) fn new(
+        offset: u32,
+        expected: u32,
+        component: u16,
+        initialised: Epoch,
+        event: u32,
+    ) -> Mbarrier {
+        Mbarrier {
+            offset,
+            expected,
+            pending: expected,
+            bytes: 0,
+            phase: 0,
+            observed: true,
+            component,
+            collected: Bundle::default(),
+            complete: Bundle::default(),
+            copies: Vec::new(),
+            loaded: 0,
+            arrivals: VecDeque::new(),
+            initialised,
+            event,
+            fenced: false,
+        }
+    }
+
+    /// The phase that a wait by parity means, for who knows that `known` phases are complete: the next one, or the last.
+    pub(crate) fn intended(known: u32, parity: u32) -> i64 {
+        if known & 1 == parity { known.into() } else { i64::from(known) - 1 }
+    }
+
+    /// Whether a wait by parity passes.
+    pub(crate) fn passes(&self, parity: u32) -> bool {
+        self.phase & 1 != parity
+    }
+
+    pub(crate) fn expect(&mut self, bytes: u32) -> Result<(), Excess> {
+        self.bytes += i64::from(bytes);
+        self.check_bytes()
+    }
+
+    pub(crate) fn arrive(&mut self, count: u32) -> Result<Change, Excess> {
+        if count > self.pending {
+            let pending = std::mem::take(&mut self.pending);
+            return Err(Excess::Arrivals { given: count, pending });
+        }
+        self.pending -= count;
+        Ok(self.advance())
+    }
+
+    /// A copy is issued that will bring bytes; the phase it belongs to.
+    pub(crate) fn issue(&mut self) -> u32 {
+        self.copies.push(self.phase);
+        self.loaded = self.phase + 1;
+        self.phase
+    }
+
+    /// Remembers an arrival, for reports.
+    pub(crate) fn remember(&mut self, event: u32) {
+        if self.arrivals.len() == HISTORY {
+            self.arrivals.pop_front();
+        }
+        self.arrivals.push_back(event);
+    }
+
+    /// A copy that was issued in phase `issued` has brought its bytes.
+    pub(crate) fn complete_bytes(&mut self, bytes: u32, issued: u32) -> Result<Change, Excess> {
+        if let Some(index) = self.copies.iter().position(|&phase| phase == issued) {
+            self.copies.swap_remove(index);
+        }
+        self.bytes -= i64::from(bytes);
+        self.check_bytes()?;
+        Ok(self.advance())
+    }
+
+    fn check_bytes(&self) -> Result<(), Excess> {
+        if self.bytes.abs() > LIMIT { Err(Excess::Bytes { bytes: self.bytes }) } else { Ok(()) }
+    }
+
+    fn advance(&mut self) -> Change {
+        if self.pending != 0 || self.bytes != 0 {
+            return Change::Nothing;
+        }
+        let early = self.copies.contains(&self.phase);
+        self.phase += 1;
+        self.pending = self.expected;
+        self.observed = false;
+        if !early {
+            self.collected.complete(self.component, self.phase);
+        }
+        self.complete.clone_from(&self.collected);
+        Change::Complete { early }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mbarrier(expected: u32) -> Mbarrier {
+        Mbarrier::new(0, expected, 0, Epoch::PREDECESSOR, 0)
+    }
+
+    #[test]
+    fn a_phase_completes_when_nothing_is_missing() {
+        let mut barrier = mbarrier(2);
+        assert!(barrier.passes(1) && !barrier.passes(0), "a fresh barrier lets producers start");
+        assert_eq!(
+            barrier.complete_bytes(64, 0),
+            Ok(Change::Nothing),
+            "bytes may come before they are expected"
+        );
+        barrier.expect(64).unwrap();
+        assert_eq!(barrier.arrive(1), Ok(Change::Nothing));
+        assert_eq!(barrier.arrive(1), Ok(Change::Complete { early: false }));
+        assert!(barrier.passes(0) && !barrier.passes(1));
+        assert_eq!((barrier.pending, barrier.phase), (2, 1));
+        assert_eq!(barrier.arrive(3), Err(Excess::Arrivals { given: 3, pending: 2 }));
+    }
+
+    #[test]
+    fn bytes_have_a_limit() {
+        let mut barrier = mbarrier(1);
+        assert_eq!(barrier.expect(1 << 20), Err(Excess::Bytes { bytes: 1 << 20 }));
+    }
+
+    #[test]
+    fn who_knows_k_phases_means_phase_k_or_the_one_before() {
+        assert_eq!(Mbarrier::intended(0, 0), 0);
+        assert_eq!(Mbarrier::intended(0, 1), -1);
+        assert_eq!(Mbarrier::intended(3, 1), 3);
+        assert_eq!(Mbarrier::intended(3, 0), 2);
+    }
+}

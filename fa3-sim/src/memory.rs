@@ -1,0 +1,170 @@
+//! Global memory: allocations apart from each other, every byte of which is written or not.
+
+/// Global memory. Addresses are plain numbers, aligned to 256, never 0; no two allocations touch.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    pub(crate) allocations: Vec<Allocation>,
+}
+
+/// An allocation: a handle into the [`Memory`] that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Buffer {
+    pub(crate) index: usize,
+    address: u64,
+    bytes: usize,
+}
+
+impl Buffer {
+    /// The address of its first byte.
+    pub fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(self) -> usize {
+        self.bytes
+    }
+}
+
+/// What unwritten memory holds: NaN in every floating-point type.
+pub(crate) const POISON: u8 = 0xFF;
+
+/// The first address.
+const START: u64 = 1 << 20;
+/// Unmapped bytes between allocations, at least.
+const REDZONE: u64 = 4096;
+
+/// What is known of a byte.
+pub(crate) mod state {
+    /// It holds a value.
+    pub(crate) const VALID: u8 = 1;
+    /// The kernel wrote it, once.
+    pub(crate) const WRITTEN: u8 = 2;
+    /// The kernel added to it, in any order.
+    pub(crate) const REDUCED: u8 = 4;
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Allocation {
+    pub(crate) name: String,
+    pub(crate) address: u64,
+    pub(crate) bytes: Vec<u8>,
+    /// Bits of [`state`] for each byte.
+    pub(crate) state: Vec<u8>,
+    /// Whether a kernel must write every byte exactly once.
+    pub(crate) once: bool,
+}
+
+/// A range of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) allocation: usize,
+    pub(crate) offset: usize,
+}
+
+impl Memory {
+    /// Empty memory.
+    pub fn new() -> Memory {
+        Memory::default()
+    }
+
+    /// Allocates `bytes` bytes that hold nothing: reading them before a write is a finding ([`crate::Rule::I1`]).
+    pub fn alloc(&mut self, name: &str, bytes: usize) -> Buffer {
+        self.push(name, vec![POISON; bytes], 0)
+    }
+
+    /// Allocates memory that holds `bytes`.
+    pub fn alloc_from(&mut self, name: &str, bytes: &[u8]) -> Buffer {
+        self.push(name, bytes.to_vec(), state::VALID)
+    }
+
+    fn push(&mut self, name: &str, bytes: Vec<u8>, state: u8) -> Buffer {
+        let end =
+            self.allocations.last().map_or(START - REDZONE, |last| last.address + last.bytes.len() as u64);
+        let address = (end + REDZONE).next_multiple_of(256);
+        let buffer = Buffer { index: self.allocations.len(), address, bytes: bytes.len() };
+        let state = vec![state; bytes.len()];
+        self.allocations.push(Allocation { name: name.to_owned(), address, bytes, state, once: false });
+        buffer
+    }
+
+    /// What an allocation holds. Bytes that nobody wrote are 0xFF.
+    ///
+    /// # Panics
+    /// If `buffer` is of another memory.
+    pub fn read(&self, buffer: Buffer) -> Vec<u8> {
+        self.allocations[buffer.index].bytes.clone()
+    }
+
+    /// Which bytes of an allocation the last kernel wrote or added to.
+    ///
+    /// # Panics
+    /// If `buffer` is of another memory.
+    pub fn written(&self, buffer: Buffer) -> Vec<bool> {
+        let touched = state::WRITTEN | state::REDUCED;
+        self.allocations[buffer.index].state.iter().map(|state| state & touched != 0).collect()
+    }
+
+    /// Demands of every kernel that it writes every byte of `buffer` exactly once, or adds to it (rule
+    /// [`crate::Rule::I1`]).
+    ///
+    /// # Panics
+    /// If `buffer` is of another memory.
+    pub fn expect_written_once(&mut self, buffer: Buffer) {
+        self.allocations[buffer.index].once = true;
+    }
+
+    /// Forgets what earlier kernels wrote: it is all there now.
+    pub(crate) fn begin(&mut self) {
+        for allocation in &mut self.allocations {
+            allocation.state.iter_mut().for_each(|state| *state &= state::VALID);
+        }
+    }
+
+    /// Where `bytes` bytes at `address` are; if they are in no allocation, the nearest one below and the offset from it.
+    pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<Place, Option<(usize, u64)>> {
+        let after = self.allocations.partition_point(|allocation| allocation.address <= address);
+        let Some(allocation) = after.checked_sub(1) else { return Err(None) };
+        let offset = address - self.allocations[allocation].address;
+        if offset.saturating_add(bytes) > self.allocations[allocation].bytes.len() as u64 {
+            return Err(Some((allocation, offset)));
+        }
+        Ok(Place { allocation, offset: offset as usize })
+    }
+}
+
+impl Allocation {
+    pub(crate) fn is_valid(&self, offset: usize, bytes: usize) -> bool {
+        self.state[offset..offset + bytes].iter().all(|state| state & state::VALID != 0)
+    }
+
+    /// Marks bytes as written; whether they were before.
+    pub(crate) fn mark(&mut self, offset: usize, bytes: usize, how: u8) -> bool {
+        let mut again = false;
+        for state in &mut self.state[offset..offset + bytes] {
+            again |= *state & how & state::WRITTEN != 0;
+            *state |= how | state::VALID;
+        }
+        again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_resolve_to_allocations() {
+        let mut memory = Memory::new();
+        let (x, y) = (memory.alloc("x", 100), memory.alloc_from("y", &[1, 2, 3]));
+        assert!(
+            x.address() % 256 == 0 && y.address() % 256 == 0 && y.address() >= x.address() + 100 + REDZONE
+        );
+        assert_eq!(memory.locate(x.address() + 96, 4), Ok(Place { allocation: 0, offset: 96 }));
+        assert_eq!(memory.locate(x.address() + 97, 4), Err(Some((0, 97))));
+        assert_eq!(memory.locate(y.address() - 1, 1), Err(Some((0, y.address() - 1 - x.address()))));
+        assert_eq!(memory.locate(0, 1), Err(None));
+        assert_eq!(memory.locate(u64::MAX, u64::MAX), Err(Some((1, u64::MAX - y.address()))));
+        assert!(memory.allocations[1].is_valid(0, 3) && !memory.allocations[0].is_valid(0, 1));
+    }
+}

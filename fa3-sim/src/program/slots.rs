@@ -1,0 +1,105 @@
+//! Which values share a slot: those whose lives do not overlap. It keeps a warp's registers in the cache.
+
+use fa3_ir::{Access, Kernel, Operand, Value};
+
+/// From which step to which each value lives.
+pub(super) struct Lifetimes {
+    lives: Vec<Life>,
+}
+
+#[derive(Clone, Copy)]
+struct Life {
+    first: usize,
+    last: usize,
+    /// A variable, or a register of products: its slot is its own.
+    alone: bool,
+    watched: bool,
+}
+
+impl Lifetimes {
+    pub(super) fn new(kernel: &Kernel) -> Lifetimes {
+        let life = |mutable| Life { first: usize::MAX, last: 0, alone: mutable, watched: false };
+        Lifetimes { lives: kernel.values.iter().map(|info| life(info.mutable)).collect() }
+    }
+
+    pub(super) fn touch(&mut self, step: usize, value: Value) {
+        let life = &mut self.lives[value.0 as usize];
+        life.first = life.first.min(step);
+        life.last = life.last.max(step);
+    }
+
+    pub(super) fn see(&mut self, step: usize, access: Access) {
+        match access {
+            Access::Read(Operand::Value(value), _) | Access::Write(value, _) | Access::Update(value, _) => {
+                self.touch(step, value);
+            }
+            Access::Read(Operand::Imm(_), _)
+            | Access::Shared { .. }
+            | Access::SharedBox { .. }
+            | Access::Mbarrier { .. }
+            | Access::Param(..)
+            | Access::TensorMap { .. }
+            | Access::Barrier(_)
+            | Access::Limit { .. }
+            | Access::Count { .. }
+            | Access::Vector { .. }
+            | Access::Constant(_)
+            | Access::MajorOf8Bit => {}
+        }
+    }
+
+    /// A product uses it: in flight, it lives longer than the steps show.
+    pub(super) fn watch(&mut self, value: Value) {
+        let life = &mut self.lives[value.0 as usize];
+        (life.alone, life.watched) = (true, true);
+    }
+
+    pub(super) fn watched(&self, value: usize) -> bool {
+        self.lives[value].watched
+    }
+
+    /// The steps from `start` to `end` repeat: what is used there and defined before lives until the end.
+    pub(super) fn repeat(&mut self, start: usize, end: usize) {
+        for life in &mut self.lives {
+            if life.first < start && life.last >= start {
+                life.last = life.last.max(end);
+            }
+        }
+    }
+
+    /// The slot of each value, and how many slots there are. Values that this code does not use share the last one.
+    pub(super) fn assign(&self) -> (Vec<u32>, usize) {
+        let mut order: Vec<usize> =
+            (0..self.lives.len()).filter(|&value| self.lives[value].first != usize::MAX).collect();
+        order.sort_by_key(|&value| self.lives[value].first);
+        let mut slots = vec![0; self.lives.len()];
+        let mut count = 0;
+        let mut free: Vec<u32> = Vec::new();
+        let mut taken: std::collections::BTreeSet<(usize, u32)> = std::collections::BTreeSet::new();
+        for value in order {
+            let life = self.lives[value];
+            while let Some(&(last, slot)) = taken.first() {
+                if last >= life.first {
+                    break;
+                }
+                taken.pop_first();
+                free.push(slot);
+            }
+            let reused = if life.alone { None } else { free.pop() };
+            let slot = reused.unwrap_or_else(|| {
+                count += 1;
+                count - 1
+            });
+            if !life.alone {
+                taken.insert((life.last, slot));
+            }
+            slots[value] = slot;
+        }
+        for (value, life) in self.lives.iter().enumerate() {
+            if life.first == usize::MAX {
+                slots[value] = count;
+            }
+        }
+        (slots, count as usize + 1)
+    }
+}

@@ -1,0 +1,273 @@
+//! Turns what the machine notices into findings.
+
+use crate::clock::Space;
+use crate::copies::AsyncEvent;
+use crate::finding::{Finding, Replay, Site};
+use crate::machine::{At, Machine};
+use crate::memory::state;
+use crate::program::Op;
+use crate::rule::Rule;
+use crate::shadow::{Access, By, Kind};
+
+/// An access, for the reader.
+fn describe(access: Access, space: Space, bytes: Option<&str>) -> String {
+    let verb = match access.kind {
+        Kind::Read | Kind::StrongRead => "reads",
+        Kind::Write => "writes",
+        Kind::Strong => "atomically accesses",
+        Kind::Reduction => "adds to",
+    };
+    let space = match space {
+        Space::Shared => "shared",
+        Space::Global => "global",
+    };
+    let proxy = if access.by.asynchronous() { "async" } else { "generic" };
+    let bytes = bytes.map_or_else(String::new, |bytes| format!(" {bytes}"));
+    format!("{verb} {space} memory{bytes}, {proxy} proxy")
+}
+
+impl Machine<'_> {
+    /// A rule is broken by the instruction that a warp is at.
+    pub(crate) fn find(&mut self, rule: Rule, at: At, what: String) {
+        let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
+        if self.found.insert((rule, warp.code as u16, warp.pc as u32)) {
+            let event = self.event(at);
+            let here = self.site(event, None);
+            self.push(rule, what, here, None, None);
+        }
+    }
+
+    /// A rule is broken by the execution of an instruction in the past.
+    pub(crate) fn find_event(&mut self, rule: Rule, event: u32, what: String) {
+        if let Some(&past) = self.log.get(event as usize)
+            && self.found.insert((rule, past.code, past.pc))
+        {
+            let here = self.site(event, None);
+            self.push(rule, what, here, None, None);
+        }
+    }
+
+    /// A rule is broken by nobody in particular.
+    pub(crate) fn find_nowhere(&mut self, rule: Rule, what: String) {
+        self.push(rule, what, None, None, None);
+    }
+
+    /// Two accesses of `bytes` conflict.
+    pub(crate) fn conflict(&mut self, at: At, old: Access, new: Access, space: Space, bytes: String) {
+        let (rule, missing) = self.classify(at, old, new);
+        let Some(&past) = self.log.get(new.event as usize) else { return };
+        if !self.found.insert((rule, past.code, past.pc)) {
+            return;
+        }
+        let here = self.site(new.event, Some(describe(new, space, Some(&bytes))));
+        let other = self.site(old.event, Some(describe(old, space, None)));
+        let hazard = match (old.kind, new.kind) {
+            (Kind::Read | Kind::StrongRead, _) => "write after read",
+            (_, Kind::Read | Kind::StrongRead) => "read after write",
+            _ => "write after write",
+        };
+        self.push(rule, format!("{hazard}, unordered"), here, other, Some(missing));
+    }
+
+    /// Which rule orders two accesses, and what would.
+    fn classify(&mut self, at: At, old: Access, new: Access) -> (Rule, &'static str) {
+        let id = self.clusters[at.cluster].id;
+        let ordered = self.warp(at).bundle.generic.knows(id, old.epoch);
+        match (old.by, new.by) {
+            (By::Predecessor, _) => (Rule::G1, "griddepcontrol.wait before the access"),
+            (By::Product, _) if self.is_uncommitted(at, old) => {
+                (Rule::W3, "wgmma.commit_group after the product, before its wait")
+            }
+            (By::Product, _) => {
+                (Rule::W6, "a wgmma.wait_group that retires the product, then a barrier, before the write")
+            }
+            (By::Store, By::Store) if old.kind != Kind::Read && new.kind != Kind::Read => {
+                (Rule::T4, "cp.async.bulk.wait_group between the two copies")
+            }
+            (By::Store, _) if old.kind == Kind::Read => {
+                (Rule::T2, "cp.async.bulk.wait_group.read by the thread that issued the copy, then a barrier")
+            }
+            (By::Store, _) => (
+                Rule::T2,
+                "cp.async.bulk.wait_group (not .read) by the thread that issued the copy, then a release",
+            ),
+            (By::Load, By::Load) if new.kind != Kind::Read => {
+                (Rule::T4, "a wait for the mbarrier of the first copy between the two")
+            }
+            (By::Thread | By::CopyAsync, By::Load | By::Store | By::Product) if ordered => {
+                let rule = if new.kind == Kind::Read { Rule::W4 } else { Rule::W5 };
+                (rule, "fence.proxy.async between the earlier access and the barrier that orders the two")
+            }
+            (By::Load, _) => (Rule::Race, "a wait for the mbarrier of the copy before the access"),
+            (By::CopyAsync, _) => {
+                (Rule::Race, "cp.async.wait_group, or a wait for the mbarrier that the copy arrives at")
+            }
+            (By::Thread, _) => (Rule::Race, "a barrier between the two"),
+        }
+    }
+
+    /// Whether an access is one of a product that its warp never committed.
+    fn is_uncommitted(&mut self, at: At, access: Access) -> bool {
+        let cluster = &self.clusters[at.cluster];
+        let mut warps = cluster.ctas.iter().flat_map(|cta| &cta.warps);
+        access.epoch.cluster == cluster.id
+            && warps.any(|warp| {
+                warp.flight.component == Some(access.epoch.component)
+                    && warp.flight.uncommitted(access.epoch.value)
+            })
+    }
+
+    pub(crate) fn site(&self, event: u32, access: Option<String>) -> Option<Site> {
+        let event = self.log.get(event as usize)?;
+        let code = &self.program.codes[usize::from(event.code)];
+        let step = &code.steps[event.pc as usize];
+        let [x, y, _] = self.grid;
+        Some(Site {
+            role: code.role.to_owned(),
+            cta: [event.cta % x, event.cta / x % y, event.cta / x / y],
+            warp: event.warp.into(),
+            source: step.source,
+            iteration: event.iteration,
+            instruction: name(&step.op),
+            access,
+        })
+    }
+
+    fn push(
+        &mut self,
+        rule: Rule,
+        what: String,
+        here: Option<Site>,
+        other: Option<Site>,
+        missing: Option<&'static str>,
+    ) {
+        let replay = Replay {
+            kernel: self.program.kernel.name.clone(),
+            grid: self.grid,
+            policy: self.schedule.policy,
+        };
+        self.findings.push(Finding { rule, what, here, other, missing, waits: Vec::new(), replay });
+    }
+
+    /// Adds a table of who waits for whom to the last finding.
+    pub(crate) fn explain(&mut self, waits: Vec<String>) {
+        if let Some(last) = self.findings.last_mut() {
+            last.waits = waits;
+        }
+    }
+
+    /// Rule I1 for the output: every byte that must be written was.
+    pub(crate) fn check_output(&mut self) {
+        let mut missing = Vec::new();
+        for allocation in self.memory.allocations.iter().filter(|allocation| allocation.once) {
+            let untouched = |state: &u8| state & (state::WRITTEN | state::REDUCED) == 0;
+            let count = allocation.state.iter().filter(|&state| untouched(state)).count();
+            if let Some(first) = allocation.state.iter().position(untouched) {
+                let (name, all) = (&allocation.name, allocation.bytes.len());
+                missing.push(format!(
+                    "{count} of {all} bytes of {name} were never written, the first is byte {first}"
+                ));
+            }
+        }
+        missing.into_iter().for_each(|what| self.find_nowhere(Rule::I1, what));
+    }
+
+    /// Loads under way that will signal an mbarrier.
+    pub(crate) fn loads_for(&self, cluster: usize, cta: usize, offset: u32) -> usize {
+        let events = self.clusters[cluster].events.iter();
+        events
+            .filter(|event| match event {
+                AsyncEvent::Load(load) => {
+                    load.targets.iter().any(|target| target.cta == cta && target.mbarrier == offset)
+                }
+                AsyncEvent::Arrive { cta: of, offset: to, .. } => *of == cta && *to == offset,
+            })
+            .count()
+    }
+}
+
+/// What a step is called.
+fn name(op: &Op) -> &'static str {
+    use fa3_ir::{
+        BarrierInst, ClusterInst, Inst, MbarrierInst, MemInst, MiscInst, TmaInst, WarpInst, WgmmaInst,
+    };
+    match op {
+        Op::Lane(lane) => lane.op.name(),
+        Op::Set { .. } => "set",
+        Op::Mma { .. } => "wgmma",
+        Op::If { .. } | Op::Else { .. } | Op::EndIf => "if",
+        Op::Loop | Op::Repeat { .. } => "loop",
+        Op::Break { .. } => "break",
+        Op::Exit => "exit",
+        Op::Inst(inst) => match inst {
+            Inst::Lane(lane) => lane.op.name(),
+            Inst::Set { .. } => "set",
+            Inst::Special { register, .. } => register.ptx(),
+            Inst::RegionAddress { .. } => "address",
+            Inst::Mem(inst) => match inst {
+                MemInst::LoadParam { .. } => "ld.param",
+                MemInst::Load { .. } => "ld",
+                MemInst::Store { .. } => "st",
+                MemInst::LoadAcquire { .. } => "ld.acquire",
+                MemInst::StoreRelease { .. } => "st.release",
+                MemInst::Atomic { .. } => "atom",
+                MemInst::CompareExchange { .. } => "atom.cas",
+                MemInst::ReduceAdd { .. } => "red",
+                MemInst::ReduceAddRelease { .. } => "red.release",
+                MemInst::CopyAsync { .. } => "cp.async",
+                MemInst::CopyAsyncCommit => "cp.async.commit_group",
+                MemInst::CopyAsyncWait { .. } => "cp.async.wait_group",
+            },
+            Inst::Warp(inst) => match inst {
+                WarpInst::Shfl { .. } => "shfl",
+                WarpInst::Vote { .. } | WarpInst::Ballot { .. } => "vote",
+                WarpInst::Elect { .. } => "elect",
+                WarpInst::Sync => "bar.warp.sync",
+                WarpInst::Ldmatrix { .. } => "ldmatrix",
+                WarpInst::Stmatrix { .. } => "stmatrix",
+            },
+            Inst::Barrier(BarrierInst::Arrive(_)) => "bar.arrive",
+            Inst::Barrier(BarrierInst::SyncCta | BarrierInst::Sync(_)) => "bar.sync",
+            Inst::Mbarrier(inst) => match inst {
+                MbarrierInst::Init { .. } => "mbarrier.init",
+                MbarrierInst::Invalidate { .. } => "mbarrier.inval",
+                MbarrierInst::Arrive { .. } | MbarrierInst::ArriveRemote { .. } => "mbarrier.arrive",
+                MbarrierInst::ArriveExpect { .. } => "mbarrier.arrive.expect_tx",
+                MbarrierInst::Expect { .. } => "mbarrier.expect_tx",
+                MbarrierInst::ArriveCopied { .. } => "cp.async.mbarrier.arrive",
+                MbarrierInst::Wait { .. } | MbarrierInst::TryWait { .. } => "mbarrier.try_wait",
+                MbarrierInst::TestWait { .. } => "mbarrier.test_wait",
+            },
+            Inst::Tma(inst) => match inst {
+                TmaInst::Load { .. } => "tensor load",
+                TmaInst::Store { .. } => "tensor store",
+                TmaInst::ReduceAdd { .. } => "tensor addition",
+                TmaInst::BulkLoad { .. } => "bulk load",
+                TmaInst::BulkStore { .. } => "bulk store",
+                TmaInst::BulkReduceAddF32 { .. } => "bulk addition",
+                TmaInst::Commit => "cp.async.bulk.commit_group",
+                TmaInst::Wait { read: false, .. } => "cp.async.bulk.wait_group",
+                TmaInst::Wait { read: true, .. } => "cp.async.bulk.wait_group.read",
+                TmaInst::Prefetch { .. } => "prefetch.tensormap",
+            },
+            Inst::Wgmma(inst) => match inst {
+                WgmmaInst::Fence => "wgmma.fence",
+                WgmmaInst::Commit => "wgmma.commit_group",
+                WgmmaInst::Wait { .. } => "wgmma.wait_group",
+                WgmmaInst::Mma(_) => "wgmma",
+            },
+            Inst::Fence(fence) => fence.ptx(),
+            Inst::Cluster(inst) => match inst {
+                ClusterInst::Arrive { .. } => "barrier.cluster.arrive",
+                ClusterInst::Wait => "barrier.cluster.wait",
+                ClusterInst::MapAddress { .. } => "mapa",
+            },
+            Inst::Misc(inst) => match inst {
+                MiscInst::SetMaxRegisters { .. } => "setmaxnreg",
+                MiscInst::GridDependencyWait => "griddepcontrol.wait",
+                MiscInst::LaunchDependents => "griddepcontrol.launch_dependents",
+                MiscInst::Trap => "trap",
+            },
+        },
+    }
+}

@@ -1,0 +1,68 @@
+//! The rules that a kernel must keep, each with an id and a sentence.
+
+use std::fmt;
+
+macro_rules! rules {
+    ($($rule:ident = $id:literal: $sentence:literal;)+) => {
+        /// A rule of the machine. [`Rule::sentence`] says what must hold.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Rule {
+            $(#[doc = $sentence] $rule,)+
+        }
+
+        impl Rule {
+            /// Every rule.
+            pub const ALL: &[Rule] = &[$(Rule::$rule),+];
+
+            /// Its id, as findings print it.
+            pub const fn id(self) -> &'static str {
+                match self { $(Rule::$rule => $id,)+ }
+            }
+
+            /// What must hold.
+            pub const fn sentence(self) -> &'static str {
+                match self { $(Rule::$rule => $sentence,)+ }
+            }
+        }
+    };
+}
+
+rules! {
+    W1 = "W1": "a wgmma.fence lies between any access to a register and a product that uses it, unless products of one shape accumulate one after the other";
+    W2 = "W2": "accumulators and A registers are not touched between a product and the wait that retires its group";
+    W3 = "W3": "a product is committed before a wait can retire it";
+    W4 = "W4": "fence.proxy.async lies between generic writes and the asynchronous reads of the same bytes";
+    W5 = "W5": "fence.proxy.async lies between generic accesses and the asynchronous writes of the same bytes";
+    W6 = "W6": "shared memory that a product reads is not overwritten before every warp's wait has retired the product";
+    W7 = "W7": "the four warps of a warpgroup execute the same products with the same descriptors";
+    W8 = "W8": "matrix descriptors are aligned to their pattern and stay in shared memory";
+    M1 = "M1": "an mbarrier is 8 aligned bytes, initialised once before use, and not accessed otherwise while it lives";
+    M2 = "M2": "arrivals never exceed what a phase misses, and its bytes stay within 2^20 - 1";
+    M3 = "M3": "a wait by parity is for the current phase or the one before";
+    M4 = "M4": "somebody has seen a phase complete before anybody arrives at the next";
+    M5 = "M5": "the bytes that a phase expects are the bytes that complete in it";
+    M6 = "M6": "the initialisation of an mbarrier is fenced and ordered before its use by other threads and by copies";
+    T1 = "T1": "copies have aligned addresses, whole 16 bytes, and stores no negative coordinates";
+    T2 = "T2": "the source of a bulk store is not overwritten before its wait_group.read, its result not read before its wait_group";
+    T3 = "T3": "the thread that commits bulk copies is the one that waits for them";
+    T4 = "T4": "two asynchronous writes of the same bytes are ordered by a completion between them";
+    T5 = "T5": "nobody exits while a bulk copy reads its shared memory or another CTA may still access it";
+    B1 = "B1": "the warps of a barrier's generation agree on its thread count and never exceed it";
+    B2 = "B2": "a warp arrives once in a generation of a barrier";
+    R1 = "R1": "setmaxnreg is executed by all four warps, dec lowers, inc raises, and the pool suffices";
+    L1 = "L1": "rows of ldmatrix and stmatrix are aligned to 16 bytes";
+    I1 = "I1": "nothing uninitialised is read, and every output byte is written exactly once";
+    G1 = "G1": "griddepcontrol.wait comes before any access to what the grid before writes";
+    Race = "RACE": "conflicting accesses of two agents are ordered by synchronisation";
+    Deadlock = "DEADLOCK": "somebody can go on until all have finished";
+    Bounds = "BOUNDS": "accesses lie in an allocation and are aligned to their size";
+    Uniform = "UNIFORM": "lanes agree on what is called uniform";
+    Trap = "TRAP": "no trap is executed";
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.id())
+    }
+}

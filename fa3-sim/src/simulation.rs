@@ -1,0 +1,159 @@
+//! A launch of a kernel on the CPU.
+
+use fa3_ir::{ArgError, ArgValue, Kernel, VerifyError, check_args, check_grid, verify};
+
+use crate::counters::Counters;
+use crate::finding::Finding;
+use crate::machine::{Machine, Setup};
+use crate::memory::{Buffer, Memory};
+use crate::program::Program;
+use crate::schedule::{Policy, Scheduler};
+
+/// How much of the arithmetic is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// All of it, bit by bit.
+    Exact,
+    /// Products in plain binary32, everything else as in [`Mode::Exact`].
+    Fast,
+    /// None in floating point, and copies move no bytes: only who synchronises with whom, and addresses.
+    Skeleton,
+}
+
+/// Why a kernel was not run to its end.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SimError {
+    /// The kernel is not sound.
+    #[error("kernel {kernel} breaks {} rules, the first: {}", errors.len(), errors[0])]
+    Verify {
+        /// Its name.
+        kernel: String,
+        /// What the verifier found; not empty.
+        errors: Vec<VerifyError>,
+    },
+    /// Arguments or grid do not fit the kernel.
+    #[error(transparent)]
+    Launch(#[from] ArgError),
+    /// The grid is larger than the simulator numbers.
+    #[error("a grid of {ctas} ctas, more than 2^24")]
+    Grid {
+        /// Its CTAs.
+        ctas: u64,
+    },
+    /// The kernel ran too long.
+    #[error("no end after {limit} steps")]
+    Steps {
+        /// The most that it may take.
+        limit: u64,
+    },
+}
+
+/// What came out of a run. The results are in the [`Memory`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The rules that were broken, each once at each place.
+    pub findings: Vec<Finding>,
+    /// What was counted.
+    pub counters: Counters,
+}
+
+impl Outcome {
+    /// Whether no rule was broken.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+}
+
+/// A launch of a kernel.
+#[derive(Clone, Debug)]
+pub struct Simulation<'k> {
+    kernel: &'k Kernel,
+    grid: [u32; 3],
+    args: Vec<ArgValue>,
+    policy: Policy,
+    mode: Mode,
+    max_steps: u64,
+    predecessor: Vec<Buffer>,
+}
+
+impl<'k> Simulation<'k> {
+    /// One CTA without arguments, [`Policy::Eager`], [`Mode::Exact`].
+    pub fn new(kernel: &'k Kernel) -> Simulation<'k> {
+        let (policy, mode) = (Policy::Eager, Mode::Exact);
+        Simulation {
+            kernel,
+            grid: [1; 3],
+            args: Vec::new(),
+            policy,
+            mode,
+            max_steps: 1 << 28,
+            predecessor: Vec::new(),
+        }
+    }
+
+    /// This many CTAs.
+    #[must_use]
+    pub fn grid(self, grid: [u32; 3]) -> Simulation<'k> {
+        Simulation { grid, ..self }
+    }
+
+    /// These arguments, one for each parameter.
+    #[must_use]
+    pub fn args(self, args: Vec<ArgValue>) -> Simulation<'k> {
+        Simulation { args, ..self }
+    }
+
+    /// This schedule.
+    #[must_use]
+    pub fn policy(self, policy: Policy) -> Simulation<'k> {
+        Simulation { policy, ..self }
+    }
+
+    /// This much arithmetic.
+    #[must_use]
+    pub fn mode(self, mode: Mode) -> Simulation<'k> {
+        Simulation { mode, ..self }
+    }
+
+    /// At most so many steps of all warps together; 2^28 without this.
+    #[must_use]
+    pub fn max_steps(self, max_steps: u64) -> Simulation<'k> {
+        Simulation { max_steps, ..self }
+    }
+
+    /// The grid before this one writes these buffers, and may still run until `griddepcontrol.wait`
+    /// ([`crate::Rule::G1`]).
+    #[must_use]
+    pub fn predecessor_writes(self, buffers: Vec<Buffer>) -> Simulation<'k> {
+        Simulation { predecessor: buffers, ..self }
+    }
+
+    /// Runs the kernel to its end, or until nobody can go on.
+    ///
+    /// # Errors
+    /// If the kernel is not sound, if the launch does not fit it, or if it takes too many steps.
+    pub fn run(&self, memory: &mut Memory) -> Result<Outcome, SimError> {
+        verify(self.kernel)
+            .map_err(|errors| SimError::Verify { kernel: self.kernel.name.clone(), errors })?;
+        check_args(&self.kernel.params, &self.args)?;
+        check_grid(self.grid, self.kernel.launch.cluster)?;
+        let ctas = self.grid.iter().map(|&ctas| u128::from(ctas)).product::<u128>();
+        if ctas > 1 << 24 {
+            return Err(SimError::Grid { ctas: u64::try_from(ctas).unwrap_or(u64::MAX) });
+        }
+        let program = Program::new(self.kernel);
+        let setup = Setup {
+            program: &program,
+            args: &self.args,
+            grid: self.grid,
+            mode: self.mode,
+            schedule: Scheduler::new(self.policy),
+            max_steps: self.max_steps,
+            predecessor: &self.predecessor,
+        };
+        let mut machine = Machine::new(setup, memory);
+        machine.run()?;
+        Ok(Outcome { findings: machine.findings, counters: machine.counters })
+    }
+}

@@ -1,0 +1,184 @@
+//! A warp: 32 lanes, their registers, which of them run, and what they wait for.
+
+use fa3_ir::{Operand, Value};
+
+use crate::clock::Bundle;
+use crate::copies::{BulkThread, CopyAsync};
+use crate::data::Lanes;
+use crate::flight::Flight;
+use crate::program::{Code, Guard, bits_of};
+
+/// All lanes.
+pub(crate) const ALL: u32 = u32::MAX;
+
+/// What a warp does at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Ready,
+    /// At `bar.sync` of a barrier's number.
+    Barrier(usize),
+    /// At a wait for the mbarrier at an offset.
+    Mbarrier {
+        offset: u32,
+        parity: u32,
+    },
+    /// At `barrier.cluster.wait`.
+    Cluster,
+    /// At `setmaxnreg.inc`, for this many registers a thread more.
+    Registers(u32),
+    Exited,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Frame {
+    /// The lanes to go on with after a branch, and those that have still to run its other side.
+    If { all: u32, other: u32 },
+    /// The lanes to go on with after a loop, and how often it has begun.
+    Loop { all: u32, iteration: u32 },
+}
+
+pub(crate) struct Warp {
+    pub(crate) code: usize,
+    pub(crate) pc: usize,
+    pub(crate) mask: u32,
+    pub(crate) frames: Vec<Frame>,
+    registers: Vec<Lanes>,
+    /// For each slot, the lanes where it holds something.
+    valid: Vec<u32>,
+    pub(crate) state: State,
+    /// It has asked for something that was not there, and nothing has happened since.
+    pub(crate) polling: bool,
+    pub(crate) component: u16,
+    pub(crate) bundle: Bundle,
+    /// What relaxed atomics release: what was before the last fence of any scope, and of a wider one than the CTA.
+    pub(crate) fenced: Option<Bundle>,
+    pub(crate) fenced_on_gpu: Option<Bundle>,
+    /// What relaxed atomics have seen, for the next fence to acquire.
+    pub(crate) seen: Bundle,
+    /// The same in shared memory, for a fence of any scope.
+    pub(crate) seen_in_cluster: Bundle,
+    pub(crate) flight: Flight,
+    pub(crate) bulk: Vec<BulkThread>,
+    pub(crate) copies: CopyAsync,
+    /// The mbarriers that it has initialised and not yet fenced.
+    pub(crate) unfenced: Vec<u32>,
+    /// Registers a thread, and every setmaxnreg so far.
+    pub(crate) limit: u32,
+    pub(crate) limits: Vec<u32>,
+    /// The lane that elect chooses.
+    pub(crate) leader: u32,
+    /// The generation of the cluster's barrier that it has arrived at.
+    pub(crate) cluster_arrival: Option<u32>,
+}
+
+impl Warp {
+    pub(crate) fn new(code: &Code, index: usize, component: u16, limit: u32, leader: u32) -> Warp {
+        let mut registers = vec![[0xFFFF_FFFF; 32]; code.registers];
+        let mut valid = vec![0; code.registers];
+        for &(slot, bits) in &code.constants {
+            registers[slot as usize] = [bits; 32];
+            valid[slot as usize] = ALL;
+        }
+        let mut bundle = Bundle::default();
+        bundle.generic.raise(component, 1);
+        Warp {
+            code: index,
+            pc: 0,
+            mask: ALL,
+            frames: Vec::new(),
+            registers,
+            valid,
+            state: State::Ready,
+            polling: false,
+            component,
+            bundle,
+            fenced: None,
+            fenced_on_gpu: None,
+            seen: Bundle::default(),
+            seen_in_cluster: Bundle::default(),
+            flight: Flight::new(code),
+            bulk: Vec::new(),
+            copies: CopyAsync::default(),
+            unfenced: Vec::new(),
+            limit,
+            limits: Vec::new(),
+            leader,
+            cluster_arrival: None,
+        }
+    }
+
+    /// The lanes that run, of those where the guard holds.
+    pub(crate) fn active(&self, guard: Option<Guard>) -> u32 {
+        guard.map_or(self.mask, |guard| self.mask & self.holds(guard))
+    }
+
+    /// The lanes where a predicate has the value asked for.
+    pub(crate) fn holds(&self, guard: Guard) -> u32 {
+        let lanes = &self.registers[guard.slot as usize];
+        let truth = lanes.iter().enumerate().fold(0, |mask, (lane, &bit)| mask | ((bit as u32 & 1) << lane));
+        if guard.negate { !truth } else { truth }
+    }
+
+    pub(crate) fn register(&self, slot: u32) -> &Lanes {
+        &self.registers[slot as usize]
+    }
+
+    /// Whether the lanes of `mask` all hold something.
+    pub(crate) fn defined(&self, slot: u32, mask: u32) -> bool {
+        mask & !self.valid[slot as usize] == 0
+    }
+
+    /// Takes undefined lanes as they are from now on, so that they are found once.
+    pub(crate) fn define(&mut self, slot: u32) {
+        self.valid[slot as usize] = ALL;
+    }
+
+    /// Assigns the lanes of `mask`. What a value is in the others is undefined; a variable keeps it.
+    pub(crate) fn assign(&mut self, slot: u32, lanes: &Lanes, mask: u32, mutable: bool) {
+        let index = slot as usize;
+        if mask == ALL {
+            self.registers[index] = *lanes;
+        } else {
+            each(mask).for_each(|lane| self.registers[index][lane] = lanes[lane]);
+        }
+        self.valid[index] = if mutable { self.valid[index] | mask } else { mask };
+    }
+
+    /// An operand's lanes.
+    pub(crate) fn operand(&self, code: &Code, operand: Operand) -> Lanes {
+        match operand {
+            Operand::Value(value) => self.registers[code.slot(value) as usize],
+            Operand::Imm(imm) => [bits_of(imm); 32],
+        }
+    }
+
+    pub(crate) fn value(&self, code: &Code, value: Value) -> &Lanes {
+        &self.registers[code.slot(value) as usize]
+    }
+
+    /// How often the loops around it have begun, outermost and innermost.
+    pub(crate) fn iteration(&self) -> [u32; 2] {
+        let mut loops = self.frames.iter().filter_map(|frame| match frame {
+            Frame::Loop { iteration, .. } => Some(*iteration),
+            Frame::If { .. } => None,
+        });
+        let outer = loops.next().unwrap_or(0);
+        [outer, loops.next_back().unwrap_or(outer)]
+    }
+
+    /// What happens from now on is not what it has released.
+    pub(crate) fn tick(&mut self) {
+        let now = self.now();
+        self.bundle.generic.raise(self.component, now + 1);
+    }
+
+    /// Its own clock.
+    pub(crate) fn now(&self) -> u32 {
+        self.bundle.generic.get(self.component)
+    }
+}
+
+/// The lanes of a mask.
+pub(crate) fn each(mask: u32) -> impl Iterator<Item = usize> {
+    (0..32).filter(move |lane| mask >> lane & 1 == 1)
+}

@@ -1,0 +1,8 @@
+//! Kernels that are right give the right results under every schedule; kernels that are wrong are found out.
+
+mod attention;
+mod idioms;
+mod instructions;
+mod mutants;
+mod rules;
+mod samples;

@@ -1,0 +1,155 @@
+//! For each rule a kernel that keeps it, and the same kernel with one line wrong, which breaks that rule and no other,
+//! under every schedule.
+
+use fa3_ir::*;
+use fa3_sim::{Memory, Outcome, Policy, Rule, Simulation};
+
+use crate::samples::{assert_clean, policies};
+
+mod barriers;
+mod copies;
+mod mbarriers;
+mod memory;
+mod registers;
+mod wgmma;
+
+/// A kernel in two versions: right, and wrong.
+pub(crate) struct Case {
+    rule: Rule,
+    launch: Launch,
+    grid: u32,
+    build: fn(&mut Builder, bool),
+}
+
+/// The kernel keeps `rule` if `build` is given false, and breaks it if true.
+///
+/// Its parameters are given by their names: pointers and tensor maps that begin with x are of 64 KiB that hold zeros,
+/// those that begin with y of 64 KiB that hold nothing, s of one zero word. The grid before it writes those of z.
+pub(crate) fn case(rule: Rule, threads: u32, build: fn(&mut Builder, bool)) -> Case {
+    Case { rule, launch: Launch::threads(threads), grid: 1, build }
+}
+
+impl Case {
+    /// With a grid.
+    pub(crate) fn grid(self, grid: u32) -> Case {
+        Case { grid, ..self }
+    }
+
+    /// In clusters, one of them.
+    pub(crate) fn cluster(self, size: u32) -> Case {
+        Case { launch: self.launch.cluster(size), grid: size, ..self }
+    }
+
+    fn kernel(&self, broken: bool) -> Kernel {
+        let mut b = Builder::new("case", self.launch);
+        (self.build)(&mut b, broken);
+        b.finish()
+    }
+
+    fn run(&self, kernel: &Kernel, policy: Policy) -> Outcome {
+        let mut memory = Memory::new();
+        let x = memory.alloc_from("x", &[0; 65536]);
+        let y = memory.alloc("y", 65536);
+        let z = memory.alloc_from("z", &[0; 65536]);
+        let s = memory.alloc_from("s", &[0; 4]);
+        let address = |name: &str| match &name[..1] {
+            "x" => x.address(),
+            "y" => y.address(),
+            "z" => z.address(),
+            _ => s.address(),
+        };
+        let args = kernel.params.iter().map(|param| match param.kind {
+            ParamKind::TensorMap(shape) => {
+                let rows = 65536 / 128;
+                let columns = u64::from(128 / shape.elem.bytes());
+                ArgValue::Tensor(TensorView::contiguous(address(&param.name), &[columns, rows], shape.elem))
+            }
+            ParamKind::U32 | ParamKind::U64 | ParamKind::F32 | ParamKind::Pointer(_) => {
+                ArgValue::Pointer(address(&param.name))
+            }
+        });
+        let simulation = Simulation::new(kernel).grid([self.grid, 1, 1]).args(args.collect()).policy(policy);
+        simulation.predecessor_writes(vec![z]).run(&mut memory).unwrap()
+    }
+
+    /// What the broken version's findings say, under the eager schedule.
+    pub(crate) fn report(&self) -> String {
+        let outcome = self.run(&self.kernel(true), Policy::Eager);
+        outcome.findings.iter().map(ToString::to_string).collect()
+    }
+
+    /// Runs both versions under every schedule.
+    pub(crate) fn check(self) {
+        let rule = self.rule;
+        self.check_either(rule);
+    }
+
+    /// The same, where the schedule decides which of two rules is broken.
+    pub(crate) fn check_either(self, other: Rule) {
+        let (right, wrong) = (self.kernel(false), self.kernel(true));
+        for policy in policies() {
+            assert_clean(&self.run(&right, policy));
+            let findings = self.run(&wrong, policy).findings;
+            let text: String = findings.iter().map(ToString::to_string).collect();
+            assert!(!findings.is_empty(), "{} is not found under {policy:?}", self.rule);
+            assert!(
+                findings.iter().all(|finding| [self.rule, other].contains(&finding.rule)),
+                "expected {}:\n{text}",
+                self.rule
+            );
+        }
+    }
+}
+
+/// Each thread's 4 bytes of a global array.
+pub(crate) fn own_word(b: &mut Builder, array: V<B64>) -> V<B64> {
+    let tid = b.tid();
+    b.mad_wide_u32(tid, 4, array)
+}
+
+/// Whether this is thread `number`.
+pub(crate) fn thread(b: &mut Builder, number: u32) -> V<Pred> {
+    let tid = b.tid();
+    b.eq_b32(tid, number)
+}
+
+/// Whether this is warp `number`.
+pub(crate) fn warp(b: &mut Builder, number: u32) -> V<Pred> {
+    let tid = b.tid();
+    let warp = b.shr_u32(tid, 5);
+    b.eq_b32(warp, number)
+}
+
+/// Initialises an mbarrier for `arrivals`, for everybody.
+pub(crate) fn init(b: &mut Builder, mbarrier: Region, arrivals: u32) {
+    let first = thread(b, 0);
+    b.guarded(first, |b| b.mbarrier_init(mbarrier, arrivals));
+    b.fence(FenceInst::MbarrierInit);
+    b.sync_cta();
+}
+
+/// 128 threads write a region of 8 KiB, 64 bytes each.
+pub(crate) fn fill(b: &mut Builder, region: Region) {
+    let (tid, start) = (b.tid(), b.address(region));
+    let at = b.mad_u32(tid, 64, start);
+    for offset in [0, 16, 32, 48] {
+        b.store_vector(at.at(offset), [0.0; 4]);
+    }
+}
+
+/// The descriptor of a K-major tile.
+pub(crate) fn descriptor(b: &mut Builder, region: Region) -> V<B64> {
+    let address = b.address(region);
+    let field = b.bfe_u32(address, 4, 14);
+    let field = b.u64_of_u32(field);
+    b.or(field, Layout::k_major(Swizzle::B128).descriptor())
+}
+
+/// Two tiles of 64 x 64, written and fenced, and their descriptors.
+pub(crate) fn operands(b: &mut Builder) -> (V<B64>, V<B64>) {
+    let tiles = [b.region("a", 8192, 1024), b.region("b", 8192, 1024)];
+    tiles.iter().for_each(|&tile| fill(b, tile));
+    b.fence(FenceInst::ProxyAsyncShared);
+    b.sync_cta();
+    (descriptor(b, tiles[0]), descriptor(b, tiles[1]))
+}

@@ -1,0 +1,86 @@
+//! Registers: those that hold nothing, those that lanes disagree on, the pool.
+
+use fa3_ir::*;
+use fa3_sim::Rule;
+
+use super::{case, own_word, thread};
+
+#[test]
+fn values_of_other_lanes_are_not_read() {
+    case(Rule::I1, 32, |b, broken| {
+        let y = b.param_pointer("y", Elem::F32);
+        let lane = b.lane_id();
+        let some = b.lt_u32(lane, 16);
+        let value = half_defined(b, some);
+        let at = own_word(b, y);
+        let reads = b.lt_u32(lane, if broken { 17 } else { 16 });
+        b.guarded(reads, |b| b.store(at, value));
+    })
+    .check();
+}
+
+/// A value that only the lanes of `some` define.
+fn half_defined(b: &mut Builder, some: V<Pred>) -> V<F32> {
+    let mut value = None;
+    b.guarded(some, |b| value = Some(b.mov_f32(3.0)));
+    value.expect("the guard's body runs")
+}
+
+#[test]
+fn uniform_is_what_lanes_agree_on() {
+    case(Rule::Uniform, 32, |b, broken| {
+        let y = b.param_pointer("y", Elem::F32);
+        let lane = b.lane_id();
+        let which = b.lt_u32(lane, if broken { 16 } else { 32 });
+        let at = own_word(b, y);
+        b.if_else_uniform(which, |b| b.store(at, 1.0), |b| b.store(at, 2.0));
+    })
+    .check();
+}
+
+#[test]
+fn breaks_are_uniform() {
+    case(Rule::Uniform, 32, |b, broken| {
+        let lane = b.lane_id();
+        let count = b.var("count", 0);
+        b.repeat(|b| {
+            let end = if broken { b.and(lane, 1) } else { b.mov_b32(3) };
+            let done = b.ge_u32(count, end);
+            b.break_if(done);
+            let next = b.add(count, 1);
+            b.set(count, next);
+        });
+    })
+    .check();
+}
+
+/// Who gives registers back must not wait for who needs them.
+#[test]
+fn the_pool_suffices() {
+    case(Rule::R1, 384, |b, broken| {
+        let done = b.barrier("done", 384);
+        b.role(Role::new("producer", 0..4), |b| {
+            if broken {
+                b.sync(done);
+            }
+            b.set_max_registers_down(24);
+            if !broken {
+                b.sync(done);
+            }
+        });
+        b.role(Role::new("consumer", 4..12), |b| {
+            b.set_max_registers_up(240);
+            b.sync(done);
+        });
+    })
+    .check();
+}
+
+#[test]
+fn traps_are_found() {
+    case(Rule::Trap, 32, |b, broken| {
+        let which = thread(b, if broken { 7 } else { 99 });
+        b.guarded(which, Builder::trap);
+    })
+    .check();
+}

@@ -1,0 +1,47 @@
+//! Records on an H100 what micro-kernels make of their inputs: the files that `cargo test` replays.
+//!
+//! ```text
+//! record FOLDER          all micro-kernels: one file a suite
+//! record probe [NAME]    what is measured rather than compared, or what may break the context
+//! ```
+
+mod probes;
+
+use std::error::Error;
+use std::path::Path;
+use std::{env, fs};
+
+use fa3_cuda::host::Device;
+use fa3_tests::gpu;
+use fa3_tests::micro::{Golden, suites};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let device = Device::open(0)?;
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["probe"] => probes::all(&device),
+        ["probe", name] => probes::one(&device, name),
+        [folder] => record(&device, Path::new(folder)),
+        _ => Err("record FOLDER | record probe [NAME]".into()),
+    }
+}
+
+fn record(device: &Device, folder: &Path) -> Result<(), Box<dyn Error>> {
+    fs::create_dir_all(folder)?;
+    for suite in suites() {
+        let mut golden = Golden { device: device.name().to_owned(), results: Vec::new() };
+        for micro in &suite.tests {
+            match gpu::run(device, &micro.job, &micro.contents) {
+                Ok(arrays) => {
+                    let kept = micro.keep(&micro.written(&arrays));
+                    golden.results.push((micro.name.clone(), micro.inputs(), kept));
+                }
+                Err(error) => println!("{} {}: {error}", suite.name, micro.name),
+            }
+        }
+        let bytes = golden.encode();
+        println!("{}: {} kernels, {} bytes", suite.name, golden.results.len(), bytes.len());
+        fs::write(folder.join(format!("{}.bin", suite.name)), bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! How far the special-function unit is from the nearest binary32, over all of binary32's range.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::thread;
+
+use fa3_cuda::host::Device;
+use fa3_ir::{Builder, F32, Launch, V};
+use fa3_sim::data::approx;
+
+use super::{Meter, Said, words};
+
+/// Every so many numbers.
+const STEP: u32 = 61;
+/// Numbers of a launch.
+const BATCH: u32 = 1 << 24;
+
+type Function = (&'static str, fn(&mut Builder, V<F32>) -> V<F32>, fn(f32) -> f32);
+
+pub(super) fn errors(device: &Device) -> Said {
+    let functions: [Function; 6] = [
+        ("ex2", |b, x| b.ex2(x), approx::ex2),
+        ("lg2", |b, x| b.lg2(x), approx::lg2),
+        ("rcp", |b, x| b.rcp(x), approx::rcp),
+        ("rsqrt", |b, x| b.rsqrt(x), approx::rsqrt),
+        ("sqrt", |b, x| b.sqrt(x), approx::sqrt),
+        ("tanh", |b, x| b.tanh(x), approx::tanh),
+    ];
+    let said: Result<Vec<String>, _> = functions.into_iter().map(|function| of(device, function)).collect();
+    Ok(said?.join("\n"))
+}
+
+/// How many results are how far from the model's, as the order of binary32 counts.
+type Distances = BTreeMap<i64, u64>;
+
+fn of(device: &Device, (name, build, model): Function) -> Result<String, Box<dyn Error>> {
+    let mut all = Distances::new();
+    for batch in 0..u32::MAX / STEP / BATCH {
+        let mut meter = Meter::new(name, Launch::threads(256), 4 * BATCH as usize);
+        let b = &mut meter.b;
+        let cta = b.cta_x();
+        let index = b.mad_u32(cta, 256, meter.tid);
+        let bits = b.mad_u32(index, STEP, batch * BATCH * STEP);
+        let x = b.f32_of_bits(bits);
+        let y = build(b, x);
+        let at = b.mad_wide_u32(index, 4, meter.out);
+        b.store(at, y);
+        let results = words(&meter.run(device, BATCH / 256)?);
+        let part = results.len() / 16;
+        thread::scope(|scope| {
+            let parts = results.chunks(part).zip(0..).map(|(results, i)| {
+                let first = batch * BATCH + i * part as u32;
+                scope.spawn(move || count(results, first, model))
+            });
+            for counted in parts.collect::<Vec<_>>() {
+                for (distance, count) in counted.join().expect("no thread panics") {
+                    *all.entry(distance).or_default() += count;
+                }
+            }
+        });
+    }
+    let total: u64 = all.values().sum();
+    let share = |distance| 100.0 * all.get(&distance).copied().unwrap_or(0) as f64 / total as f64;
+    let [least, most] = [all.keys().next(), all.keys().last()].map(|distance| distance.copied().unwrap_or(0));
+    Ok(format!("{name}: {:.2} % are the nearest number, the others {least} to {most} from it", share(0)))
+}
+
+fn count(results: &[u32], first: u32, model: fn(f32) -> f32) -> Distances {
+    let mut counts = Distances::new();
+    for (&bits, index) in results.iter().zip(first..) {
+        let (ours, theirs) = (model(f32::from_bits(index.wrapping_mul(STEP))), f32::from_bits(bits));
+        let distance = match (ours.is_nan(), theirs.is_nan()) {
+            (true, true) if ours.to_bits() == bits => 0,
+            (false, false) => order(theirs) - order(ours),
+            _ => i64::MAX,
+        };
+        *counts.entry(distance).or_default() += 1;
+    }
+    counts
+}
+
+/// The number's place among all.
+fn order(x: f32) -> i64 {
+    let magnitude = i64::from(x.to_bits() & 0x7FFF_FFFF);
+    if x.is_sign_negative() { -magnitude } else { magnitude }
+}

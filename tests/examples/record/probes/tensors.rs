@@ -1,0 +1,168 @@
+//! Tensor copies that the documentation forbids, or says nothing about. What faults loses the device: each is a
+//! process of its own.
+
+use std::env;
+use std::process::Command;
+
+use fa3_cuda::host::Device;
+use fa3_cuda::kernels::{Array, Job, JobArg};
+use fa3_ir::{B32, BoxShape, Builder, Coords, Elem, FenceInst, Launch, LoadOptions, Operand, Swizzle};
+use fa3_tests::gpu;
+
+use super::{Said, words};
+
+/// A box of words, where it is in a tensor of 64 x 40, and how many bytes beyond an aligned address it is put.
+struct Copy {
+    name: &'static str,
+    row: u32,
+    swizzle: Swizzle,
+    at: (i32, i32),
+    offset: i32,
+    stores: bool,
+}
+
+fn copies() -> Vec<Copy> {
+    use Swizzle::{B32, B64, B128, None};
+    let load = |name, row, swizzle, at, offset| Copy { name, row, swizzle, at, offset, stores: false };
+    let store = |name, at| Copy { name, row: 8, swizzle: None, at, offset: 0, stores: true };
+    vec![
+        load("column 1", 8, None, (1, 0), 0),
+        load("column 2", 8, None, (2, 0), 0),
+        load("column 4", 8, None, (4, 0), 0),
+        load("column -2", 8, None, (-2, 0), 0),
+        load("column -4", 8, None, (-4, 0), 0),
+        load("rows of 64 bytes in a swizzle of 128", 16, B128, (0, 0), 0),
+        load("rows of 64 bytes in a swizzle of 128, column 4", 16, B128, (4, 0), 0),
+        load("rows of 64 bytes in a swizzle of 128, column 16", 16, B128, (16, 0), 0),
+        load("rows of 32 bytes in a swizzle of 128", 8, B128, (0, 0), 0),
+        load("rows of 32 bytes in a swizzle of 64", 8, B64, (0, 0), 0),
+        load("rows of 16 bytes in a swizzle of 32", 4, B32, (0, 0), 0),
+        load("swizzle of 128 at an address of 128", 32, B128, (0, 0), 128),
+        load("swizzle of 64 at an address of 128", 16, B64, (0, 0), 128),
+        load("swizzle of 32 at an address of 128", 8, B32, (0, 0), 128),
+        store("column 1", (1, 0)),
+        store("column 4", (4, 0)),
+        store("column -4", (-4, 0)),
+        store("row -2", (0, -2)),
+        store("column 60 of 64", (60, 0)),
+        store("row 38 of 40", (0, 38)),
+    ]
+}
+
+struct Pair((i32, i32));
+
+impl Coords for Pair {
+    fn operands(self) -> Vec<Operand> {
+        (self.0.0, self.0.1).operands()
+    }
+}
+
+pub(super) fn rules(_: &Device) -> Said {
+    let mut said = Vec::new();
+    for copy in copies() {
+        let which = if copy.stores { "store" } else { "load" };
+        let output =
+            Command::new(env::current_exe()?).args(["probe", &format!("{which} {}", copy.name)]).output()?;
+        said.push(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    Ok(said.join("\n"))
+}
+
+pub(super) fn one(device: &Device, name: &str) -> Option<Said> {
+    let copy = copies().into_iter().find(|copy| {
+        let which = if copy.stores { "store" } else { "load" };
+        name == format!("{which} {}", copy.name)
+    })?;
+    Some(if copy.stores { copy.store(device) } else { copy.load(device) })
+}
+
+impl Copy {
+    /// Word i of the tensor is i + 1. Says which words were written.
+    fn load(&self, device: &Device) -> Said {
+        let shape = BoxShape::new(Elem::U32, &[self.row, 8], self.swizzle);
+        let mut b = Builder::new("load", Launch::threads(32));
+        let map = b.param_tensor_map("from", shape);
+        let out = b.param_pointer("out", Elem::U32);
+        let (tile, full) = (b.region("tile", 4096, 1024), b.mbarriers("full", 1, 1));
+        let tid = b.tid();
+        let start = b.address(tile);
+        let mine = b.mad_u32(tid, 4, start);
+        for offset in (0..4096).step_by(128) {
+            b.store(mine.at(offset), 0u32);
+        }
+        b.fence(FenceInst::ProxyAsyncShared);
+        b.sync_cta();
+        let first = b.eq_b32(tid, 0);
+        b.if_lanes(first, |b| {
+            b.mbarrier_init(full, 1);
+            b.fence(FenceInst::MbarrierInit);
+            b.mbarrier_arrive_expect(full, shape.bytes());
+            b.tma_load(tile.at(self.offset), map, Pair(self.at), full, LoadOptions::default());
+        });
+        b.sync_cta();
+        b.mbarrier_wait(full, 0);
+        let to = b.mad_wide_u32(tid, 4, out);
+        for offset in (0..4096).step_by(128) {
+            let word = b.load::<B32>(mine.at(offset));
+            b.store(to.at(offset), word);
+        }
+        let arrays =
+            vec![Array::input("from", Elem::U32, &[40, 64]), Array::output("out", Elem::U32, &[1024])];
+        let args = vec![Job::tensor(&arrays, 0), JobArg::Pointer(1)];
+        let job = Job { kernel: b.finish(), grid: [1, 1, 1], arrays, args };
+        let numbers = (1..=64 * 40u32).flat_map(u32::to_le_bytes).collect();
+        let result = words(&gpu::run(device, &job, &[numbers, vec![0; 4096]])?[1]);
+        let expected = |pitch: u32| {
+            let mut all = vec![0; 1024];
+            for (r, c) in (0..8).flat_map(|r| (0..self.row).map(move |c| (r, c))) {
+                let linear = self.offset.cast_unsigned() + r * pitch + 4 * c;
+                let (x, y) = (self.at.0 + c.cast_signed(), self.at.1 + r.cast_signed());
+                let inside = x >= 0 && y >= 0;
+                all[self.swizzle.apply(linear) as usize / 4] =
+                    if inside { (y * 64 + x + 1).cast_unsigned() } else { 0 };
+            }
+            all
+        };
+        let (dense, spread) = (4 * self.row, self.swizzle.row_bytes().max(4 * self.row));
+        Ok(match &result {
+            result if *result == expected(dense) => "dense rows, permuted by address".to_owned(),
+            result if *result == expected(spread) => {
+                "rows as far apart as the swizzle's, permuted by address".to_owned()
+            }
+            result => {
+                let rows: Vec<String> = result[..256].chunks(16).map(|row| format!("{row:4?}")).collect();
+                format!("something else:\n{}", rows.join("\n"))
+            }
+        })
+    }
+
+    fn store(&self, device: &Device) -> Said {
+        let shape = BoxShape::new(Elem::U32, &[self.row, 8], self.swizzle);
+        let mut b = Builder::new("store", Launch::threads(32));
+        let map = b.param_tensor_map("to", shape);
+        let tile = b.region("tile", 256, 128);
+        let tid = b.tid();
+        let start = b.address(tile);
+        let mine = b.mad_u32(tid, 8, start);
+        let (low, high) = (b.mad_u32(tid, 2, 1000), b.mad_u32(tid, 2, 1001));
+        b.store_vector(mine, [low, high]);
+        b.fence(FenceInst::ProxyAsyncShared);
+        b.sync_cta();
+        let first = b.eq_b32(tid, 0);
+        b.if_lanes(first, |b| {
+            b.tma_store(map, Pair(self.at), tile);
+            b.bulk_commit();
+            b.bulk_wait(0);
+        });
+        let arrays = vec![Array::sum("to", Elem::U32, &[40, 64])];
+        let args = vec![Job::tensor(&arrays, 0)];
+        let job = Job { kernel: b.finish(), grid: [1, 1, 1], arrays, args };
+        let written = gpu::run(device, &job, &[vec![0; 4 * 64 * 40]])?;
+        let clipped = words(&written[0]).iter().zip(0i32..).all(|(&word, index)| {
+            let (c, r) = (index % 64 - self.at.0, index / 64 - self.at.1);
+            let inside = (0..8).contains(&c) && (0..8).contains(&r);
+            word == if inside { (1000 + 8 * r + c).cast_unsigned() } else { 0 }
+        });
+        Ok(if clipped { "clipped".to_owned() } else { "something else".to_owned() })
+    }
+}

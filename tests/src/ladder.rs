@@ -1,0 +1,97 @@
+//! The kernels of the ladder, each with problems of every shape class and what must come out.
+//!
+//! ```text
+//! |result − f64| ≤ what the kernel's arithmetic allows, element by element; every element written once
+//! ```
+
+mod numbers;
+mod rungs;
+mod simulate;
+
+use fa3_cuda::kernels::{Array, ArrayUse, Job};
+
+use crate::values::Rng;
+
+pub use rungs::{rungs, small_rungs};
+pub use simulate::{Simulated, simulate};
+
+/// What an element must be, and how far from it may lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expected {
+    /// The exact value.
+    pub value: f64,
+    /// The largest error.
+    pub error: f64,
+}
+
+/// A kernel with one problem.
+pub struct Rung {
+    /// Kernel and problem, as `gemm bf16 256 x 512 x 64`.
+    pub name: String,
+    /// The kernel, its arrays and arguments.
+    pub job: Job,
+    /// Whether results are a function of the inputs, bit by bit: no approximation, no order of additions left open.
+    pub exact: bool,
+    /// The outputs for the numbers of the inputs, array by array.
+    expected: Reference,
+}
+
+/// Computes the outputs of a job from its inputs.
+type Reference = Box<dyn Fn(&[Vec<f64>]) -> Vec<Expected> + Sync + Send>;
+
+/// An element that is not what it must be.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("element {index} of {array} is {given}, not {value} +- {error}")]
+pub struct Mismatch {
+    /// The array.
+    pub array: &'static str,
+    /// Which element.
+    pub index: usize,
+    /// What it is.
+    pub given: f64,
+    /// What it should be.
+    pub value: f64,
+    /// How far it might be off.
+    pub error: f64,
+}
+
+impl Rung {
+    /// The bytes of every array before the kernel runs: inputs standard normal, sums zero, outputs 0xFF (NaN in every
+    /// type).
+    pub fn initial(&self, seed: u64) -> Vec<Vec<u8>> {
+        let mut rng = Rng(seed);
+        let mut bytes = |array: &Array| match array.used {
+            ArrayUse::Input => {
+                (0..array.len()).flat_map(|_| numbers::encode(array.elem, rng.normal())).collect()
+            }
+            ArrayUse::Output => vec![0xFF; array.bytes()],
+            ArrayUse::Sum => vec![0; array.bytes()],
+        };
+        self.job.arrays.iter().map(&mut bytes).collect()
+    }
+
+    /// Compares the bytes of every array after the kernel with what must be there.
+    ///
+    /// # Errors
+    /// The first element that is not what it must be.
+    pub fn check(&self, before: &[Vec<u8>], after: &[Vec<u8>]) -> Result<(), Mismatch> {
+        let arrays = || self.job.arrays.iter();
+        let inputs: Vec<Vec<f64>> = arrays()
+            .zip(before)
+            .filter(|(array, _)| array.used == ArrayUse::Input)
+            .map(|(array, bytes)| numbers::decode(array.elem, bytes))
+            .collect();
+        let output = arrays().zip(after).find(|(array, _)| array.used != ArrayUse::Input);
+        let (array, given) = output.expect("a job has an output");
+        let given = numbers::decode(array.elem, given);
+        let expected = (self.expected)(&inputs);
+        assert_eq!(given.len(), expected.len(), "{}: the reference has another size", self.name);
+        for (index, (&given, Expected { value, error })) in given.iter().zip(expected).enumerate() {
+            let right = (given - value).abs() <= error;
+            if !right {
+                return Err(Mismatch { array: array.name, index, given, value, error });
+            }
+        }
+        Ok(())
+    }
+}

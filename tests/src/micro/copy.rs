@@ -1,0 +1,185 @@
+//! Copies by the tensor memory accelerator: where every byte of a box comes from and goes to.
+
+use fa3_ir::{BoxShape, Builder, Coords, Elem, FenceInst, Launch, LoadOptions, Operand, Region, Swizzle};
+
+use super::bench::Bench;
+use super::values::Stream;
+use super::{Micro, Rule};
+
+pub(super) fn tests() -> Vec<Micro> {
+    let mut tests = Vec::new();
+    for copy in boxes() {
+        tests.push(copy.load());
+        // The documentation forbids stores at negative coordinates.
+        if copy.at.iter().all(|&coord| coord >= 0) {
+            tests.push(copy.store());
+        }
+    }
+    tests.extend([16, 48, 2048].map(bulk));
+    tests.push(multicast());
+    tests
+}
+
+/// A box, a tensor, and where the former is in the latter.
+struct Copy {
+    name: &'static str,
+    shape: BoxShape,
+    dims: Vec<u64>,
+    at: Vec<i32>,
+}
+
+/// Coordinates as a list.
+struct List<'a>(&'a [i32]);
+
+impl Coords for List<'_> {
+    fn operands(self) -> Vec<Operand> {
+        self.0.iter().map(|coord| fa3_ir::Arg::operand(*coord)).collect()
+    }
+}
+
+/// The hardware faults where the innermost coordinate is not a multiple of 16 bytes.
+fn boxes() -> Vec<Copy> {
+    let copy = |name, (elem, dims, swizzle): (Elem, &[u32], Swizzle), tensor: &[u64], at: &[i32]| Copy {
+        name,
+        shape: BoxShape::new(elem, dims, swizzle),
+        dims: tensor.to_vec(),
+        at: at.to_vec(),
+    };
+    use Elem::{Bf16, E4m3, F16, F32, U8, U32, U64};
+    use Swizzle::{B32, B64, B128, None};
+    vec![
+        copy("swizzle none", (Bf16, &[64, 16], None), &[128, 40], &[32, 5]),
+        copy("swizzle 32", (Bf16, &[16, 32], B32), &[64, 40], &[8, 3]),
+        copy("swizzle 64", (Bf16, &[32, 16], B64), &[64, 40], &[8, 3]),
+        copy("swizzle 128", (Bf16, &[64, 16], B128), &[128, 40], &[8, 3]),
+        copy("swizzle 128 of bytes", (E4m3, &[128, 16], B128), &[256, 40], &[16, 1]),
+        copy("swizzle 128 of words", (F32, &[32, 16], B128), &[64, 20], &[4, 1]),
+        copy("swizzle 128 odd rows", (Bf16, &[64, 12], B128), &[64, 40], &[0, 3]),
+        // Beyond the tensor's ends.
+        copy("below", (Bf16, &[64, 16], B128), &[128, 40], &[-8, -3]),
+        copy("above", (Bf16, &[64, 16], B128), &[96, 40], &[56, 31]),
+        copy("above by an odd number", (Bf16, &[64, 16], B128), &[104, 40], &[48, 33]),
+        copy("above none", (Bf16, &[64, 8], None), &[88, 13], &[40, 7]),
+        copy("outside", (Bf16, &[64, 8], B128), &[64, 16], &[64, 16]),
+        copy("far below", (Bf16, &[64, 8], B128), &[64, 16], &[-64, -100]),
+        copy("small tensor", (F32, &[32, 8], B128), &[8, 3], &[0, 0]),
+        copy("both ends", (F16, &[64, 16], B128), &[24, 9], &[-16, -2]),
+        // Other ranks and elements.
+        copy("3d", (F32, &[8, 4, 4], None), &[16, 6, 5], &[4, 3, 2]),
+        copy("3d below", (F32, &[8, 4, 4], None), &[16, 6, 5], &[-4, 3, -2]),
+        copy("3d swizzle 128", (F16, &[64, 4, 4], B128), &[64, 6, 5], &[0, 3, 2]),
+        copy("4d", (F16, &[16, 2, 4, 4], None), &[32, 3, 6, 5], &[8, 2, 1, 2]),
+        copy("4d below", (F16, &[16, 2, 4, 4], None), &[32, 3, 6, 5], &[-8, -1, 4, 2]),
+        copy("5d", (U8, &[32, 2, 4, 2, 2], None), &[48, 3, 5, 3, 2], &[16, 2, 1, 2, 1]),
+        copy("5d below", (U8, &[32, 2, 4, 2, 2], None), &[48, 3, 5, 3, 2], &[-16, 2, -2, -1, -1]),
+        copy("integers", (U32, &[8, 16], None), &[12, 18], &[8, 4]),
+        copy("long integers", (U64, &[8, 8], None), &[12, 18], &[6, 14]),
+    ]
+}
+
+impl Copy {
+    fn tensor(&self) -> Vec<u8> {
+        let elements: u64 = self.dims.iter().product();
+        Stream::new(self.name).bytes(elements as usize * self.shape.elem.bytes() as usize)
+    }
+
+    /// All of the box, as it lies in shared memory.
+    fn load(&self) -> Micro {
+        let mut bench = Bench::new(&format!("load {}", self.name), Launch::threads(32));
+        let map = bench.input_tensor(self.shape, &self.dims, self.tensor());
+        let bytes = self.shape.bytes();
+        let (region, full) = (bench.b.region("box", bytes, 1024), bench.b.mbarriers("full", 1, 1));
+        let first = bench.first();
+        bench.b.if_lanes(first, |b| {
+            b.mbarrier_init(full, 1);
+            b.fence(FenceInst::MbarrierInit);
+            b.mbarrier_arrive_expect(full, bytes);
+            b.tma_load(region, map, List(&self.at), full, LoadOptions::default());
+        });
+        bench.b.sync_cta();
+        bench.b.mbarrier_wait(full, 0);
+        let results = bench.output(bytes);
+        bench.dump(region, results, bytes);
+        bench.finish(Rule::Bits)
+    }
+
+    /// All of the tensor afterwards.
+    fn store(&self) -> Micro {
+        let mut bench = Bench::new(&format!("store {}", self.name), Launch::threads(32));
+        let map = bench.target_tensor(self.shape, &self.dims, self.tensor());
+        let region = self.filled(&mut bench);
+        bench.in_first(|b| b.tma_store(map, List(&self.at), region));
+        let bytes = self.tensor().len();
+        bench.finish(if bytes > 4096 { Rule::Digests(128) } else { Rule::Bits })
+    }
+
+    fn filled(&self, bench: &mut Bench) -> Region {
+        let bytes = self.shape.bytes();
+        bench.filled(bytes, Stream::new(&format!("{} box", self.name)).bytes(bytes as usize))
+    }
+}
+
+impl Bench {
+    /// A region with `contents`, of which the asynchronous proxy knows.
+    pub(super) fn filled(&mut self, bytes: u32, contents: Vec<u8>) -> Region {
+        let region = self.b.region("box", bytes, 1024);
+        let from = self.input(contents);
+        self.fill(region, from, bytes);
+        self.b.fence(FenceInst::ProxyAsyncShared);
+        self.b.sync_cta();
+        region
+    }
+
+    /// Thread 0 runs a bulk operation and waits for it.
+    pub(super) fn in_first(&mut self, build: impl FnOnce(&mut Builder)) {
+        let first = self.first();
+        self.b.if_lanes(first, |b| {
+            build(b);
+            b.bulk_commit();
+            b.bulk_wait(0);
+        });
+    }
+}
+
+/// There and back, between other bytes.
+fn bulk(bytes: u32) -> Micro {
+    let mut bench = Bench::new(&format!("bulk {bytes}"), Launch::threads(32));
+    let region = bench.b.region("flat", bytes, 16);
+    let from = bench.input(Stream::new("bulk").bytes(bytes as usize + 32));
+    let to = bench.target(vec![0xEE; bytes as usize + 48]);
+    let (from, to) = (bench.b.add(from, 16u64), bench.b.add(to, 32u64));
+    bench.bulk_fill(&[(region, from, bytes)]);
+    bench.in_first(|b| b.bulk_store(to, region, bytes));
+    bench.finish(Rule::Bits)
+}
+
+/// Each of two CTAs loads half of what both get.
+fn multicast() -> Micro {
+    let half = BoxShape::new(Elem::Bf16, &[64, 8], Swizzle::B128);
+    let mut bench = Bench::new("multicast", Launch::threads(32).cluster(2));
+    let map = bench.input_tensor(half, &[64, 20], Stream::new("multicast").bytes(64 * 20 * 2));
+    let (region, full) = (bench.b.region("box", 2048, 1024), bench.b.mbarriers("full", 1, 1));
+    let first = bench.first();
+    let rank = bench.b.cluster_cta_rank();
+    bench.b.if_lanes(first, |b| {
+        b.mbarrier_init(full, 1);
+        b.fence(FenceInst::MbarrierInit);
+        b.mbarrier_arrive_expect(full, 2048);
+    });
+    bench.b.cluster_arrive();
+    bench.b.cluster_wait();
+    bench.b.if_lanes(first, |b| {
+        let start = b.address(region);
+        let to = b.mad_u32(rank, 1024, start);
+        let row = b.mad_u32(rank, 8, 3);
+        b.tma_load(to, map, (0, row), full, LoadOptions::default().multicast(3u16));
+    });
+    bench.b.mbarrier_wait(full, 0);
+    let results = bench.output(2 * 2048);
+    let part = bench.b.mad_wide_u32(rank, 2048, results);
+    bench.dump(region, part, 2048);
+    // Nobody leaves before the other's copy has arrived.
+    bench.b.cluster_arrive();
+    bench.b.cluster_wait();
+    bench.finish(Rule::Bits)
+}

@@ -1,0 +1,196 @@
+//! Loads, stores, atomics, and the copies of 16 bytes that bypass registers.
+
+use fa3_ir::{Address, B16, B32, B64, Builder, F32, FenceInst, Launch, Stored, V};
+
+use super::bench::Bench;
+use super::values::{FLOATS, INTEGERS, Stream, words};
+use super::{Micro, Rule};
+
+/// Threads of a CTA.
+const THREADS: u32 = 256;
+
+pub(super) fn tests() -> Vec<Micro> {
+    let mut tests = vec![copy_async(), copy_async_arrive()];
+    tests.extend([
+        vectors::<B16, 1>("b16"),
+        vectors::<B16, 2>("b16 v2"),
+        vectors::<B16, 4>("b16 v4"),
+        vectors::<B32, 4>("b32 v4"),
+        vectors::<B64, 1>("b64"),
+        vectors::<B64, 2>("b64 v2"),
+        vectors::<F32, 2>("f32 v2"),
+    ]);
+    let atomics: [(&str, Atomic, &[u64]); 8] = [
+        ("add u32", |b, at, x| b.atomic_add_u32(at, x), &INTEGERS),
+        ("max u32", |b, at, x| b.atomic_max_u32(at, x), &INTEGERS),
+        ("inc u32", |b, at, x| b.atomic_inc_u32(at, x), &INTEGERS),
+        ("exchange", |b, at, x| b.atomic_exchange(at, x), &INTEGERS),
+        ("add f32", add_f32, &FLOATS),
+        ("red u32", |b, at, x| red(b, at, x, |b, at, x| b.reduce_add_u32(at, x)), &INTEGERS),
+        ("red f32", |b, at, x| red(b, at, x, red_f32), &FLOATS),
+        ("compare and exchange", |b, at, x| b.compare_exchange(at, x, 77), &[0, 1, 77]),
+    ];
+    for (name, atomic, special) in atomics {
+        tests.push(in_global(name, atomic, special));
+        tests.push(in_shared(name, atomic, special));
+    }
+    tests.push(contended());
+    tests
+}
+
+/// An atomic operation, and what it gives.
+type Atomic = fn(&mut Builder, Address, V<B32>) -> V<B32>;
+
+fn add_f32(b: &mut Builder, at: Address, x: V<B32>) -> V<B32> {
+    let x = b.f32_of_bits(x);
+    let before = b.atomic_add_f32(at, x);
+    b.bits_of_f32(before)
+}
+
+fn red_f32(b: &mut Builder, at: Address, x: V<B32>) {
+    let x = b.f32_of_bits(x);
+    b.reduce_add_f32(at, x);
+}
+
+/// A reduction gives nothing.
+fn red(b: &mut Builder, at: Address, x: V<B32>, reduce: fn(&mut Builder, Address, V<B32>)) -> V<B32> {
+    reduce(b, at, x);
+    x
+}
+
+/// What memory holds and what is added, each thread its own: special values, and any.
+fn operands(name: &str, special: &[u64]) -> [Vec<u8>; 2] {
+    ["memory", "operand"].map(|which| {
+        let stream = Stream::new(&format!("{name} {which}"));
+        let value = |index: u64| {
+            if index.is_multiple_of(5) { stream.bits(2 * index + 1) } else { stream.pick(2 * index, special) }
+        };
+        words((0..u64::from(THREADS)).map(|index| value(index) as u32))
+    })
+}
+
+impl Bench {
+    fn operand(&mut self, operands: Vec<u8>) -> V<B32> {
+        let array = self.input(operands);
+        let mine = self.mine(array, 4);
+        self.b.load::<B32>(mine)
+    }
+
+    fn result(&mut self, value: V<B32>) {
+        let array = self.output(4 * THREADS);
+        let mine = self.mine(array, 4);
+        self.b.store(mine, value);
+    }
+}
+
+fn in_global(name: &str, atomic: Atomic, special: &[u64]) -> Micro {
+    let [memory, operand] = operands(name, special);
+    let mut bench = Bench::new(&format!("{name} in global memory"), Launch::threads(THREADS));
+    let memory = bench.target(memory);
+    let x = bench.operand(operand);
+    let at = bench.mine(memory, 4);
+    let before = atomic(&mut bench.b, at.into(), x);
+    bench.result(before);
+    bench.finish(Rule::Bits)
+}
+
+fn in_shared(name: &str, atomic: Atomic, special: &[u64]) -> Micro {
+    let [memory, operand] = operands(name, special);
+    let mut bench = Bench::new(&format!("{name} in shared memory"), Launch::threads(THREADS));
+    let region = bench.b.region("words", 4 * THREADS, 16);
+    let memory = bench.input(memory);
+    bench.fill(region, memory, 4 * THREADS);
+    let x = bench.operand(operand);
+    bench.b.sync_cta();
+    let start = bench.b.address(region);
+    let at = bench.b.mad_u32(bench.tid, 4, start);
+    let before = atomic(&mut bench.b, at.into(), x);
+    bench.result(before);
+    bench.b.sync_cta();
+    let after = bench.output(4 * THREADS);
+    bench.dump(region, after, 4 * THREADS);
+    bench.finish(Rule::Bits)
+}
+
+/// Many threads and one word: sums and maxima do not depend on the order.
+fn contended() -> Micro {
+    let mut bench = Bench::new("contended", Launch::threads(THREADS)).grid(4);
+    let memory = bench.target(words([5, 0, 0, 0]));
+    let b = &mut bench.b;
+    let cta = b.cta_x();
+    let thread = b.mad_u32(cta, THREADS, bench.tid);
+    b.atomic_add_u32(memory, thread);
+    b.atomic_max_u32(memory.at(4), thread);
+    // 1024 threads: back to 0 once, after 1001 of them.
+    b.atomic_inc_u32(memory.at(8), 1000);
+
+    b.reduce_add_release(memory.at(12), 3);
+    bench.finish(Rule::Bits)
+}
+
+/// Loads from global memory, stores to shared memory, and the way back.
+fn vectors<T: Stored, const N: usize>(name: &str) -> Micro {
+    let bytes = T::TY.bytes() * N as u32;
+    let mut bench = Bench::new(&format!("vectors {name}"), Launch::threads(32));
+    let region = bench.b.region("vectors", 32 * bytes, 16);
+    let from = bench.input(Stream::new(name).bytes(32 * bytes as usize));
+    let to = bench.output(64 * bytes);
+    let (from, to) = (bench.mine(from, bytes), bench.mine(to, bytes));
+    let b = &mut bench.b;
+    let read_only = b.load_read_only::<T, N>(from);
+    let start = b.address(region);
+    let at = b.mad_u32(bench.tid, bytes, start);
+    b.store_vector(at, read_only);
+    b.warp_sync();
+    // The neighbour's.
+    let neighbour = b.xor(bench.tid, 1);
+    let at = b.mad_u32(neighbour, bytes, start);
+    let values = b.load_vector::<T, N>(at);
+    b.store_vector(to, values);
+    let values = b.load_vector::<T, N>(from);
+    b.store_vector(to.at((32 * bytes).cast_signed()), values);
+    bench.finish(Rule::Bits)
+}
+
+/// Every number of source bytes from 0 to 16: the others are zero.
+fn copy_async() -> Micro {
+    let mut bench = Bench::new("cp.async", Launch::threads(32));
+    let region = bench.b.region("chunks", 32 * 16, 16);
+    let dirt = bench.input(vec![0xEE; 32 * 16]);
+    bench.fill(region, dirt, 32 * 16);
+    bench.b.warp_sync();
+    let from = bench.input(Stream::new("cp.async").bytes(32 * 16));
+    let from = bench.mine(from, 16);
+    let b = &mut bench.b;
+    let start = b.address(region);
+    let to = b.mad_u32(bench.tid, 16, start);
+    let bytes = b.min_u32(bench.tid, 16);
+    b.copy_async(to, from, bytes);
+    b.copy_async_commit();
+    b.copy_async_wait(0);
+    b.warp_sync();
+    let results = bench.output(32 * 16);
+    bench.dump(region, results, 32 * 16);
+    bench.finish(Rule::Bits)
+}
+
+/// The copies of all threads complete a phase.
+fn copy_async_arrive() -> Micro {
+    let mut bench = Bench::new("cp.async arrive", Launch::threads(64));
+    let (region, full) = (bench.b.region("chunks", 64 * 16, 16), bench.b.mbarriers("full", 1, 64));
+    let from = bench.input(Stream::new("cp.async arrive").bytes(64 * 16));
+    let from = bench.mine(from, 16);
+    let first = bench.first();
+    let b = &mut bench.b;
+    b.guarded(first, |b| b.mbarrier_init(full, 64));
+    b.fence(FenceInst::MbarrierInit);
+    b.sync_cta();
+    let start = b.address(region);
+    let to = b.mad_u32(bench.tid, 16, start);
+    b.copy_async(to, from, 16);
+    b.mbarrier_arrive_copied(full);
+    b.mbarrier_wait(full, 0);
+    let results = bench.output(64 * 16);
+    bench.dump(region, results, 64 * 16);
+    bench.finish(Rule::Bits)
+}

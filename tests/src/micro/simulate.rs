@@ -1,0 +1,20 @@
+//! Micro-kernels in the simulator.
+
+use fa3_sim::{Mode, Policy};
+
+use super::Micro;
+
+impl Micro {
+    /// Runs it in the simulator and returns what it wrote.
+    ///
+    /// # Errors
+    /// What the simulator finds wrong with it, in words.
+    pub fn simulate(&self, policy: Policy) -> Result<Vec<u8>, String> {
+        let run = crate::ladder::simulate(&self.job, &self.contents, policy, Mode::Exact);
+        let run = run.map_err(|error| error.to_string())?;
+        match run.outcome.findings.first() {
+            Some(finding) => Err(finding.to_string()),
+            None => Ok(self.written(&run.arrays)),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Mutation tests of kernels: one thing broken, and the rule that must notice.
+//!
+//! ```text
+//! mutant = operator(kernel, site)      a mutant that changes what the kernel does must die by a rule of its operator
+//! ```
+//!
+//! Kernels are data, so that an [`Operator`] is a small function: where it can break a kernel, and how. Who must notice
+//! is a rule of the simulator, a rule of the verifier, or, where arithmetic alone is broken, the comparison of the
+//! results. A site where the change means nothing has a sentence that says why; such mutants are run too, and must stay
+//! clean.
+
+mod anatomy;
+mod edges;
+mod edit;
+mod hunt;
+mod operators;
+mod score;
+
+use fa3_ir::Kernel;
+use fa3_sim::Rule;
+
+use anatomy::Anatomy;
+use edit::{Edit, edited};
+
+pub use hunt::{Fate, Prey, hunt};
+pub use operators::operators;
+pub use score::Score;
+
+/// A way to break kernels.
+pub struct Operator {
+    /// What it does, as `wgmma.fence: deleted`.
+    pub name: &'static str,
+    /// The simulator's rules that may catch its mutants.
+    pub rules: &'static [Rule],
+    /// The verifier's, as `V-16`.
+    pub verifier: &'static [&'static str],
+    /// Whether a wrong result may: what it breaks is arithmetic.
+    pub result: bool,
+    /// Where it can break a kernel, and how.
+    sites: fn(&Anatomy<'_>) -> Vec<Site>,
+}
+
+/// A way to break one kernel.
+struct Site {
+    /// The broken statement.
+    line: usize,
+    edits: Vec<Edit>,
+    /// Why that changes nothing, if it does not.
+    equivalent: Option<&'static str>,
+}
+
+/// A kernel with one thing broken.
+pub struct Mutant {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// The line of the kernel's source that built the broken statement, and the statement's number.
+    pub site: String,
+    /// Why it does what the kernel does, if it does.
+    pub equivalent: Option<&'static str>,
+}
+
+impl Operator {
+    /// The mutants of a kernel; if there are more than `limit`, so many of them, evenly spread.
+    pub fn mutants(&self, kernel: &Kernel, limit: usize) -> Vec<Mutant> {
+        let anatomy = Anatomy::new(kernel);
+        let sites = (self.sites)(&anatomy);
+        let chosen = sites.len().min(limit);
+        let spread = (0..chosen).map(|index| &sites[index * sites.len() / chosen]);
+        spread.map(|site| site.mutant(&anatomy)).collect()
+    }
+}
+
+impl Site {
+    fn new(line: usize, edits: Vec<Edit>) -> Site {
+        Site { line, edits, equivalent: None }
+    }
+
+    /// Without the statement.
+    fn deleted(line: usize) -> Site {
+        Site::new(line, vec![Edit::Delete(line)])
+    }
+
+    /// With the instruction replaced.
+    fn replaced(line: usize, inst: impl Into<fa3_ir::Inst>) -> Site {
+        Site::new(line, vec![Edit::Inst(line, inst.into())])
+    }
+
+    /// With the statement moved to before statement `to`.
+    fn before(kernel: &Anatomy<'_>, line: usize, to: usize) -> Site {
+        Site::new(line, vec![Edit::Delete(line), Edit::Before(to, kernel.stmt(line).clone())])
+    }
+
+    /// With the statement moved to after statement `to`.
+    fn after(kernel: &Anatomy<'_>, line: usize, to: usize) -> Site {
+        Site::new(line, vec![Edit::Delete(line), Edit::After(to, kernel.stmt(line).clone())])
+    }
+
+    /// Changes nothing, if there is a reason.
+    fn equivalent(self, reason: impl Into<Option<&'static str>>) -> Site {
+        Site { equivalent: reason.into(), ..self }
+    }
+
+    fn mutant(&self, anatomy: &Anatomy<'_>) -> Mutant {
+        let source = anatomy.stmt(self.line).source;
+        let file = source.file().rsplit('/').next().unwrap_or_default();
+        Mutant {
+            kernel: edited(anatomy.kernel, &self.edits),
+            site: format!("{file}:{} (statement {})", source.line(), self.line),
+            equivalent: self.equivalent,
+        }
+    }
+}

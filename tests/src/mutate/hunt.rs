@@ -1,0 +1,141 @@
+//! Runs mutants until something notices them.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use fa3_cuda::kernels::Job;
+use fa3_ir::{Kernel, verify};
+use fa3_sim::{Mode, Policy};
+
+use super::edges::edges;
+use super::{Mutant, Operator};
+use crate::ladder::{Rung, simulate};
+
+/// Random schedules that a mutant runs under, if nothing notices it before.
+const SEEDS: u64 = 30;
+
+/// A kernel whose mutants are hunted, and the problems that it is run on.
+pub struct Prey {
+    problems: Vec<Problem>,
+}
+
+struct Problem {
+    job: Job,
+    /// The bytes of its arrays before.
+    initial: Vec<Vec<u8>>,
+    /// The same after the kernel, with fast arithmetic. That they are right is not to be shown here.
+    results: Vec<Vec<u8>>,
+}
+
+/// What became of a mutant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Something that its operator names noticed it: the id of a rule, or `result`.
+    Killed(String),
+    /// It does what the kernel does, for this reason.
+    Equivalent(&'static str),
+    /// Only something else noticed it.
+    Wrong(BTreeSet<String>),
+    /// Nothing noticed it.
+    Survived,
+    /// It should do what the kernel does, and something noticed it.
+    NotEquivalent(BTreeSet<String>),
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |by: &BTreeSet<String>| by.iter().cloned().collect::<Vec<_>>().join(", ");
+        match self {
+            Fate::Killed(by) => write!(f, "killed by {by}"),
+            Fate::Equivalent(reason) => write!(f, "equivalent: {reason}"),
+            Fate::Wrong(by) => write!(f, "noticed only by {}", list(by)),
+            Fate::Survived => write!(f, "not noticed"),
+            Fate::NotEquivalent(by) => write!(f, "not equivalent, says {}", list(by)),
+        }
+    }
+}
+
+impl Prey {
+    /// A kernel of the ladder.
+    ///
+    /// # Panics
+    /// If the simulator does not take it.
+    pub fn new(rung: &Rung) -> Prey {
+        let first = Problem { job: rung.job.clone(), initial: rung.initial(1), results: Vec::new() };
+        let further = edges(&rung.job.kernel.name).into_iter();
+        let further = further.map(|(job, initial)| Problem { job, initial, results: Vec::new() });
+        let mut problems: Vec<Problem> = [first].into_iter().chain(further).collect();
+        for problem in &mut problems {
+            let simulated = simulate(&problem.job, &problem.initial, Policy::Eager, Mode::Fast);
+            problem.results = simulated.expect("a kernel of the ladder can be simulated").arrays;
+        }
+        Prey { problems }
+    }
+
+    /// Its kernel.
+    pub fn kernel(&self) -> &Kernel {
+        &self.problems[0].job.kernel
+    }
+}
+
+impl Problem {
+    /// Everything that notices that `kernel` is not the problem's: ids of rules, `result`, or what went wrong.
+    fn notices(&self, kernel: &Kernel, policy: Policy, compare: bool) -> BTreeSet<String> {
+        let job = Job { kernel: kernel.clone(), ..self.job.clone() };
+        let mode = if compare { Mode::Fast } else { Mode::Skeleton };
+        match simulate(&job, &self.initial, policy, mode) {
+            Err(error) => BTreeSet::from([error.to_string()]),
+            Ok(simulated) => {
+                let findings = simulated.outcome.findings.iter();
+                let mut noticed: BTreeSet<String> =
+                    findings.map(|finding| finding.rule.id().to_owned()).collect();
+                if compare && simulated.arrays != self.results {
+                    noticed.insert("result".to_owned());
+                }
+                noticed
+            }
+        }
+    }
+}
+
+/// Hunts a mutant of a kernel.
+pub fn hunt(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
+    match mutant.equivalent {
+        Some(reason) => watch(prey, mutant, reason),
+        None => kill(prey, operator, mutant),
+    }
+}
+
+fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
+    if let Err(errors) = verify(&mutant.kernel) {
+        let broken: BTreeSet<String> = errors.iter().map(|error| error.fault.rule().to_owned()).collect();
+        let by = operator.verifier.iter().find(|&&rule| broken.contains(rule));
+        return by.map_or(Fate::Wrong(broken), |&by| Fate::Killed(by.to_owned()));
+    }
+    let mut others = BTreeSet::new();
+    let random = (0..SEEDS).map(Policy::Random);
+    for policy in [Policy::Eager, Policy::Lazy].into_iter().chain(random) {
+        for problem in &prey.problems {
+            let noticed = problem.notices(&mutant.kernel, policy, operator.result);
+            let by = operator.rules.iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
+            if let Some(by) = by.or((operator.result && noticed.contains("result")).then_some("result")) {
+                return Fate::Killed(by.to_owned());
+            }
+            others.extend(noticed);
+        }
+    }
+    if others.is_empty() { Fate::Survived } else { Fate::Wrong(others) }
+}
+
+/// Runs a mutant that should do what the kernel does.
+fn watch(prey: &Prey, mutant: &Mutant, reason: &'static str) -> Fate {
+    for (policy, compare) in [(Policy::Eager, true), (Policy::Lazy, false), (Policy::Random(0), false)] {
+        for problem in &prey.problems {
+            let noticed = problem.notices(&mutant.kernel, policy, compare);
+            if !noticed.is_empty() {
+                return Fate::NotEquivalent(noticed);
+            }
+        }
+    }
+    Fate::Equivalent(reason)
+}

@@ -1,0 +1,201 @@
+//! Barriers of the CTA, named barriers, barriers of the cluster: each by what it is for.
+
+use fa3_ir::{BarrierInst, BarrierRef, ClusterInst, Imm, Inst, Operand, TmaInst};
+use fa3_sim::Rule;
+
+use super::fences::{initialises, is_init_fence, is_proxy_fence, writes_shared};
+use super::products::is_wait as is_product_wait;
+use super::{NOTHING, deleted, earlier, later};
+use crate::mutate::{Anatomy, Operator, Site};
+
+pub(super) const OPERATORS: &[Operator] = &[
+    Operator {
+        name: "barrier after mbarrier.init: deleted",
+        rules: &[Rule::M6],
+        sites: |kernel| {
+            let site = |line| Site::deleted(line).equivalent(one_thread(kernel));
+            syncs(kernel, Purpose::Init).into_iter().map(site).collect()
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "barrier after mbarrier.init: before it",
+        rules: &[Rule::M6],
+        sites: |kernel| {
+            let barriers = syncs(kernel, Purpose::Init);
+            let moved = earlier(kernel, barriers, |line| kernel.before(line, initialises)).into_iter();
+            moved.map(|site| site.equivalent(one_thread(kernel))).collect()
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "barrier before a copy: deleted",
+        rules: &[Rule::Race, Rule::W4],
+        sites: |kernel| deleted(syncs(kernel, Purpose::Copy)),
+        ..NOTHING
+    },
+    Operator {
+        name: "barrier before a copy: after it",
+        rules: &[Rule::Race, Rule::W4],
+        sites: |kernel| later(kernel, syncs(kernel, Purpose::Copy), |line| kernel.after(line, is_copy_out)),
+        ..NOTHING
+    },
+    Operator {
+        name: "barrier before a copy: before the last write",
+        rules: &[Rule::Race, Rule::W4],
+        sites: |kernel| {
+            earlier(kernel, syncs(kernel, Purpose::Copy), |line| kernel.before(line, writes_shared))
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "barrier after a copy's wait: deleted",
+        rules: &[Rule::T2],
+        sites: |kernel| {
+            let site = |line| Site::deleted(line).equivalent(first_use(kernel, line));
+            syncs(kernel, Purpose::Reuse).into_iter().map(site).collect()
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "barrier after a copy's wait: after the first write",
+        rules: &[Rule::T2],
+        sites: |kernel| {
+            let barriers = syncs(kernel, Purpose::Reuse);
+            let moved = later(kernel, barriers, |line| kernel.after(line, writes_shared)).into_iter();
+            moved.map(|site| Site { equivalent: first_use(kernel, site.line), ..site }).collect()
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "barrier after products: deleted",
+        rules: &[Rule::W6],
+        sites: |kernel| deleted(syncs(kernel, Purpose::Products)),
+        ..NOTHING
+    },
+    Operator {
+        name: "barrier after products: before their wait",
+        rules: &[Rule::W6],
+        sites: |kernel| {
+            let barriers = syncs(kernel, Purpose::Products);
+            earlier(kernel, barriers, |line| kernel.before(line, is_product_wait))
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "named barrier: + 32 threads",
+        rules: &[Rule::B1, Rule::Deadlock],
+        sites: |kernel| computed(kernel, |id, threads| (id, threads + 32)),
+        ..NOTHING
+    },
+    Operator {
+        name: "named barrier: - 32 threads",
+        rules: &[Rule::B1, Rule::B2, Rule::Deadlock],
+        sites: |kernel| computed(kernel, |id, threads| (id, threads - 32)),
+        ..NOTHING
+    },
+    Operator {
+        name: "named barrier: that of the first warpgroup",
+        rules: &[Rule::B1, Rule::B2, Rule::Race, Rule::T2, Rule::Deadlock],
+        sites: |kernel| {
+            if kernel.kernel.barriers.len() < 2 {
+                return Vec::new();
+            }
+            computed(kernel, |_, threads| (Operand::Imm(Imm::B32(1)), threads))
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "cluster barrier after mbarrier.init: half of it deleted",
+        rules: &[Rule::M6, Rule::B1, Rule::Deadlock],
+        sites: |kernel| deleted(cluster_barriers(kernel, true)),
+        ..NOTHING
+    },
+    Operator {
+        name: "cluster barrier at the end: deleted in every role",
+        rules: &[Rule::T5],
+        sites: |kernel| {
+            let lines = cluster_barriers(kernel, false);
+            let edits = lines.iter().copied().map(crate::mutate::edit::Edit::Delete).collect();
+            lines.first().map(|&line| Site::new(line, edits)).into_iter().collect()
+        },
+        ..NOTHING
+    },
+];
+
+/// What a barrier comes after.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// The initialisation of mbarriers.
+    Init,
+    /// Writes that a copy will read, and their fence.
+    Copy,
+    /// A wait until a copy has read what will be written.
+    Reuse,
+    /// Products whose operands will be overwritten.
+    Products,
+}
+
+fn purpose(inst: &Inst) -> Option<Purpose> {
+    if is_init_fence(inst) {
+        Some(Purpose::Init)
+    } else if is_proxy_fence(inst) {
+        Some(Purpose::Copy)
+    } else if matches!(inst, Inst::Tma(TmaInst::Wait { .. })) {
+        Some(Purpose::Reuse)
+    } else if is_product_wait(inst) {
+        Some(Purpose::Products)
+    } else {
+        None
+    }
+}
+
+/// The barriers of a purpose.
+fn syncs(kernel: &Anatomy<'_>, wanted: Purpose) -> Vec<usize> {
+    let barriers = kernel.find(|inst| matches!(inst, Inst::Barrier(_))).into_iter();
+    let of_purpose = barriers.filter(|&line| {
+        let before = kernel.before(line, |inst| purpose(inst).is_some());
+        before.is_some_and(|before| kernel.has(before, |inst| purpose(inst) == Some(wanted)))
+    });
+    of_purpose.collect()
+}
+
+/// Where the elected lane of the first warp does everything with mbarriers, nobody else waits for their initialisation.
+fn one_thread(kernel: &Anatomy<'_>) -> Option<&'static str> {
+    let alone = |&line: &usize| kernel.in_lanes(line);
+    let all = kernel.find(|inst| matches!(inst, Inst::Mbarrier(_))).iter().all(alone);
+    (all && kernel.kernel.roles.is_empty())
+        .then_some("the thread that initialises is the only one that waits")
+}
+
+fn is_copy_out(inst: &Inst) -> bool {
+    matches!(inst, Inst::Tma(TmaInst::Store { .. } | TmaInst::ReduceAdd { .. }))
+}
+
+/// In no loop, and before any copy, a tile of shared memory is written for the first time.
+pub(super) fn first_use(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
+    let copies = kernel.find(is_copy_out);
+    let first = kernel.innermost_loop(line).is_none() && copies.iter().all(|&copy| copy > line);
+    first.then_some("nothing has been copied from the tile yet")
+}
+
+fn computed(kernel: &Anatomy<'_>, change: fn(Operand, u32) -> (Operand, u32)) -> Vec<Site> {
+    let barriers = kernel.find(|inst| matches!(inst, Inst::Barrier(_))).into_iter();
+    let changed = barriers.filter_map(|line| {
+        let Some(Inst::Barrier(BarrierInst::Sync(BarrierRef::Computed { id, threads }))) = kernel.inst(line)
+        else {
+            return None;
+        };
+        let (id, threads) = change(*id, *threads);
+        Some(Site::replaced(line, Inst::Barrier(BarrierInst::Sync(BarrierRef::Computed { id, threads }))))
+    });
+    changed.collect()
+}
+
+/// Arrivals and waits of cluster barriers, of the prologue or of the roles.
+fn cluster_barriers(kernel: &Anatomy<'_>, prologue: bool) -> Vec<usize> {
+    let barriers =
+        kernel.find(|inst| matches!(inst, Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait)));
+    let in_prologue = |line: usize| kernel.before(line, is_init_fence).is_some();
+    barriers.into_iter().filter(|&line| in_prologue(line) == prologue).collect()
+}

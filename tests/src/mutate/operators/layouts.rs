@@ -1,0 +1,136 @@
+//! How operands lie in shared memory, by what a descriptor says, or the copy that brought them.
+
+use fa3_ir::{
+    Imm, Inst, LaneInst, LaneOp, Major, Mma, Operand, Param, ParamKind, Swizzle, TmaInst, Value, WgmmaA,
+    WgmmaInst,
+};
+use fa3_sim::Rule;
+
+use super::NOTHING;
+use crate::mutate::anatomy::mma;
+use crate::mutate::edit::Edit;
+use crate::mutate::{Anatomy, Operator, Site};
+
+pub(super) const OPERATORS: &[Operator] = &[
+    Operator {
+        name: "descriptor: LBO and SBO swapped",
+        result: true,
+        sites: |kernel| {
+            descriptors(kernel, |low, high| (low & 0xFFFF | high << 16, high & !0xFFFF | low >> 16))
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "descriptor: next swizzle",
+        rules: &[Rule::W8],
+        result: true,
+        sites: |kernel| descriptors(kernel, |low, high| (low, high.wrapping_add(1 << 30))),
+        ..NOTHING
+    },
+    Operator {
+        name: "tensor map: no swizzle",
+        verifier: &["V-24", "V-21"],
+        result: true,
+        sites: |kernel| {
+            let params = kernel.kernel.params.iter().zip(0..);
+            let swizzled = params.filter_map(|(param, index)| {
+                let ParamKind::TensorMap(shape) = param.kind else { return None };
+                (shape.swizzle != Swizzle::None).then_some(Param(index))
+            });
+            let site =
+                |param| Some(Site::new(user(kernel, param)?, vec![Edit::Swizzle(param, Swizzle::None)]));
+            swizzled.filter_map(site).collect()
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "product: B of the other major",
+        verifier: &["V-9"],
+        result: true,
+        sites: |kernel| majors(kernel, |mma| Mma { b_major: other(mma.b_major), ..mma }),
+        ..NOTHING
+    },
+    Operator {
+        name: "product: A of the other major",
+        verifier: &["V-9"],
+        result: true,
+        sites: |kernel| {
+            majors(kernel, |mma| {
+                let a = match mma.a {
+                    WgmmaA::Shared { desc, major } => WgmmaA::Shared { desc, major: other(major) },
+                    registers @ WgmmaA::Registers(_) => registers,
+                };
+                Mma { a, ..mma }
+            })
+        },
+        ..NOTHING
+    },
+];
+
+fn other(major: Major) -> Major {
+    match major {
+        Major::K => Major::Mn,
+        Major::Mn => Major::K,
+    }
+}
+
+fn majors(kernel: &Anatomy<'_>, change: fn(Mma) -> Mma) -> Vec<Site> {
+    let products = kernel.find(|inst| mma(inst).is_some()).into_iter();
+    let changed = products.filter_map(|line| {
+        let mma = change(mma(kernel.inst(line)?)?.clone());
+        Some(Site::replaced(line, Inst::Wgmma(WgmmaInst::Mma(mma))))
+    });
+    changed.collect()
+}
+
+/// The first copy by a tensor map.
+fn user(kernel: &Anatomy<'_>, param: Param) -> Option<usize> {
+    let uses = |inst: &Inst| {
+        matches!(inst, Inst::Tma(TmaInst::Load { map, .. } | TmaInst::Store { map, .. } | TmaInst::ReduceAdd { map, .. })
+            if map.0 == param)
+    };
+    kernel.find(uses).first().copied()
+}
+
+/// The operands of products whose descriptors share their constants, with these changed: the halves without the start
+/// address. A step's descriptor is a pair of a lower half, the first or a sum with it, and the constant upper half.
+fn descriptors(kernel: &Anatomy<'_>, change: fn(u32, u32) -> (u32, u32)) -> Vec<Site> {
+    let pairs = kernel.find(|inst| matches!(lane(inst), Some((LaneOp::PackB64, _, [_, Operand::Imm(_)]))));
+    let firsts = kernel.find(|inst| matches!(lane(inst), Some((LaneOp::OrB32, _, [_, Operand::Imm(_)]))));
+    let site = |line: usize| {
+        let Some((_, first, &[address, low])) = lane(kernel.inst(line)?) else { return None };
+        let mut edits = Vec::new();
+        for &pair in &pairs {
+            let Some((_, dst, &[lower, high])) = lane(kernel.inst(pair)?) else { return None };
+            if lower_half(kernel, lower) == Some(first) {
+                let (low, high) = change(low.constant()?, high.constant()?);
+                let constant = |bits| Operand::Imm(Imm::B32(bits));
+                if edits.is_empty() {
+                    edits.push(replaced(line, LaneOp::OrB32, first, vec![address, constant(low)]));
+                }
+                edits.push(replaced(pair, LaneOp::PackB64, dst, vec![lower, constant(high)]));
+            }
+        }
+        (!edits.is_empty()).then(|| Site::new(line, edits))
+    };
+    firsts.into_iter().filter_map(site).collect()
+}
+
+/// The lower half that a step's is a sum with.
+fn lower_half(kernel: &Anatomy<'_>, half: Operand) -> Option<Value> {
+    let Operand::Value(half) = half else { return None };
+    let inst = kernel.inst(kernel.definition(half)?)?;
+    if let Some((LaneOp::AddU32, _, &[Operand::Value(first), Operand::Imm(_)])) = lane(inst) {
+        return Some(first);
+    }
+    Some(half)
+}
+
+fn lane(inst: &Inst) -> Option<(LaneOp, Value, &[Operand])> {
+    let Inst::Lane(LaneInst { op, dst, src }) = inst else { return None };
+    Some((*op, *dst.first()?, src))
+}
+
+fn replaced(line: usize, op: LaneOp, dst: Value, src: Vec<Operand>) -> Edit {
+    Edit::Inst(line, Inst::Lane(LaneInst { op, dst: vec![dst], src }))
+}

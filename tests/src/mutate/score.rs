@@ -1,0 +1,107 @@
+//! The table of what was killed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::{Fate, Mutant, Operator};
+
+/// The fates of mutants by operator and kernel; its `Display` is a Markdown table, cells being `killed/total`, and
+/// `+e` for e mutants that do what the kernel does.
+#[derive(Default)]
+pub struct Score {
+    kernels: Vec<String>,
+    rows: Vec<Row>,
+    /// Mutants that did not die as they should, one a line.
+    pub failures: Vec<String>,
+    /// Why mutants do what the kernel does, with how many there are.
+    pub equivalent: BTreeMap<(&'static str, &'static str), usize>,
+}
+
+struct Row {
+    operator: &'static str,
+    cells: BTreeMap<usize, Cell>,
+    /// Who killed how many.
+    by: BTreeMap<String, usize>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    killed: usize,
+    total: usize,
+    equivalent: usize,
+}
+
+impl Score {
+    /// Notes a mutant's fate.
+    pub fn note(&mut self, operator: &'static Operator, mutant: &Mutant, fate: &Fate) {
+        let kernel = &mutant.kernel.name;
+        let column = self.kernels.iter().position(|name| name == kernel).unwrap_or_else(|| {
+            self.kernels.push(kernel.clone());
+            self.kernels.len() - 1
+        });
+        let row = self.rows.iter().position(|row| row.operator == operator.name).unwrap_or_else(|| {
+            self.rows.push(Row { operator: operator.name, cells: BTreeMap::new(), by: BTreeMap::new() });
+            self.rows.len() - 1
+        });
+        let row = &mut self.rows[row];
+        let cell = row.cells.entry(column).or_default();
+        match fate {
+            Fate::Killed(by) => {
+                cell.killed += 1;
+                cell.total += 1;
+                *row.by.entry(by.clone()).or_default() += 1;
+            }
+            Fate::Equivalent(reason) => {
+                cell.equivalent += 1;
+                *self.equivalent.entry((operator.name, reason)).or_default() += 1;
+            }
+            Fate::Wrong(_) | Fate::Survived | Fate::NotEquivalent(_) => {
+                cell.total += 1;
+                self.failures.push(format!("{kernel}, {} at {}: {fate}", operator.name, mutant.site));
+            }
+        }
+    }
+
+    /// Mutants that were to be killed.
+    pub fn total(&self) -> usize {
+        self.rows.iter().flat_map(|row| row.cells.values()).map(|cell| cell.total).sum()
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cell { killed, total, equivalent } = *self;
+        let text = match (total, equivalent) {
+            (0, 0) => String::new(),
+            (0, _) => format!("+{equivalent}"),
+            (_, 0) => format!("{killed}/{total}"),
+            (_, _) => format!("{killed}/{total} +{equivalent}"),
+        };
+        f.pad(&text)
+    }
+}
+
+impl fmt::Display for Score {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = |name: &String| name.len().max(6);
+        write!(f, "| {:50} |", "operator")?;
+        self.kernels.iter().try_for_each(|name| write!(f, " {name:0$} |", width(name)))?;
+        writeln!(f, " killed by |")?;
+        write!(f, "|{:-<52}|", "")?;
+        self.kernels.iter().try_for_each(|name| write!(f, "{:-<1$}|", "", width(name) + 2))?;
+        writeln!(f, "---|")?;
+        for Row { operator, cells, by } in &self.rows {
+            write!(f, "| {operator:50} |")?;
+            for (column, name) in self.kernels.iter().enumerate() {
+                write!(f, " {:1$} |", cells.get(&column).copied().unwrap_or_default(), width(name))?;
+            }
+            let by: Vec<String> = by.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
+            writeln!(f, " {} |", by.join(", "))?;
+        }
+        writeln!(f)?;
+        for ((operator, reason), count) in &self.equivalent {
+            writeln!(f, "- {count} equivalent, {operator}: {reason}")?;
+        }
+        Ok(())
+    }
+}
