@@ -47,7 +47,7 @@ impl BoxShape {
         }
     }
 
-    /// What `cuTensorMapEncodeTiled` demands of the box alone.
+    /// What `cuTensorMapEncodeTiled` demands of the box alone, and that a swizzled row is as long as its swizzle's.
     ///
     /// # Errors
     /// The first demand that does not hold.
@@ -63,7 +63,8 @@ impl BoxShape {
             return Err(TensorMapError::BoxRow { given: row });
         }
         let span = self.swizzle.row_bytes();
-        if self.swizzle != Swizzle::None && row > span {
+        // Shorter rows the H100 lays out as far apart as the swizzle's, so that the box takes more than its bytes.
+        if self.swizzle != Swizzle::None && row != span {
             return Err(TensorMapError::SwizzleSpan { given: row, span });
         }
         Ok(())
@@ -137,7 +138,7 @@ pub enum TensorMapError {
     BoxDim { dim: usize, given: u32 },
     #[error("a row of the box has {given} bytes, not a multiple of 16")]
     BoxRow { given: u32 },
-    #[error("a row of the box has {given} bytes, more than the {span} of its swizzle")]
+    #[error("a row of the box has {given} bytes, not the {span} of its swizzle")]
     SwizzleSpan { given: u32, span: u32 },
     #[error("{dims} dimensions and {strides} strides for a tensor map of rank {rank}")]
     Dims { dims: usize, strides: usize, rank: u32 },
@@ -174,6 +175,7 @@ mod tests {
             (shape(&[0, 64], Swizzle::B128), TensorMapError::BoxDim { dim: 0, given: 0 }),
             (shape(&[4, 64], Swizzle::None), TensorMapError::BoxRow { given: 8 }),
             (shape(&[128, 64], Swizzle::B128), TensorMapError::SwizzleSpan { given: 256, span: 128 }),
+            (shape(&[32, 64], Swizzle::B128), TensorMapError::SwizzleSpan { given: 64, span: 128 }),
         ];
         for (shape, error) in boxes {
             assert_eq!(shape.check(), Err(error));

@@ -13,6 +13,8 @@ pub(crate) struct NamedBarrier {
     pub(crate) waiting: Vec<usize>,
     /// What they have released.
     pub(crate) bundle: Bundle,
+    /// Generations completed so far.
+    pub(crate) generation: u32,
 }
 
 /// What is wrong with an arrival.
@@ -58,7 +60,8 @@ impl NamedBarrier {
 
     /// Ends the generation: who waited, and what they learn.
     pub(crate) fn complete(&mut self) -> (Vec<usize>, Bundle) {
-        let done = std::mem::take(self);
+        let next = NamedBarrier { generation: self.generation + 1, ..NamedBarrier::default() };
+        let done = std::mem::replace(self, next);
         (done.waiting, done.bundle)
     }
 }

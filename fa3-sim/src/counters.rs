@@ -55,6 +55,14 @@ pub struct Line {
     pub column: u32,
 }
 
+/// The name of the file without its folders, and the line.
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self.file.rsplit(['/', '\\']).next().unwrap_or_default();
+        write!(f, "{file}:{}", self.line)
+    }
+}
+
 impl From<Source> for Line {
     fn from(source: Source) -> Line {
         Line { file: source.file(), line: source.line(), column: source.column() }

@@ -101,7 +101,9 @@ impl Machine<'_> {
             return (Rule::Deadlock, format!("{region}, which is no mbarrier"));
         };
         let (phase, missing, bytes) = (mbarrier.phase, mbarrier.pending, mbarrier.bytes);
-        let rule = if missing == 0 && bytes != 0 && copies == 0 { Rule::M5 } else { Rule::Deadlock };
+        // Who else could bring bytes has brought its own: it is what was expected that is wrong.
+        let wrong = missing == 0 && bytes != 0 && copies == 0 && mbarrier.all_issued();
+        let rule = if wrong { Rule::M5 } else { Rule::Deadlock };
         let (expected, last) = (mbarrier.expected, mbarrier.arrivals.clone());
         let last: Vec<String> =
             last.iter().filter_map(|&event| self.site(event, None)).map(|site| site.to_string()).collect();

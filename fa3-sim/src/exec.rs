@@ -10,11 +10,14 @@ mod load;
 mod mbarrier;
 mod mem;
 mod misc;
+pub(crate) mod operand;
 mod shared;
 mod step;
 mod tensor;
 mod warp;
 pub(crate) mod wgmma;
+
+pub(crate) use shared::SharedPlace;
 
 /// How a warp goes on after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -65,6 +65,8 @@ mod memory;
 mod rule;
 mod schedule;
 mod simulation;
+mod timeline;
+pub mod trace;
 
 mod counters;
 pub mod data;
@@ -79,6 +81,7 @@ mod shadow;
 // The parts of the machine.
 mod barrier;
 mod copies;
+mod costs;
 mod flight;
 mod mbarrier;
 mod shared;
@@ -92,9 +95,12 @@ mod machine;
 mod deadlock;
 mod report;
 
+pub use costs::{Constant, Costs};
 pub use counters::{Count, Counters, Line, Wavefronts};
 pub use finding::{Finding, Replay, Site};
 pub use memory::{Buffer, Memory};
 pub use rule::Rule;
 pub use schedule::Policy;
 pub use simulation::{Mode, Outcome, SimError, Simulation};
+pub use timeline::{Activity, Cause, Engine, EngineTrack, RoleTrack, Span, Timeline};
+pub use trace::Trace;

@@ -1,6 +1,7 @@
 //! The grid: clusters that are resident, their CTAs and warps, and the loop that runs them.
 
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use fa3_ir::ArgValue;
 
@@ -8,6 +9,7 @@ use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::clock::{Bundle, Clock, Epoch, Exported};
 use crate::copies::AsyncEvent;
 use crate::counters::Counters;
+use crate::exec::operand::Part;
 use crate::exec::wgmma::Deeds;
 use crate::finding::Finding;
 use crate::mbarrier::Mbarrier;
@@ -17,6 +19,7 @@ use crate::schedule::Scheduler;
 use crate::shadow::{Access, By, Kind, Shadow};
 use crate::shared::Shared;
 use crate::simulation::{Mode, SimError};
+use crate::trace::Recorder;
 use crate::warp::{State, Warp};
 
 /// CTAs that are resident at the same time: one an SM.
@@ -106,6 +109,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) max_steps: u64,
     /// What the grid before this one writes.
     pub(crate) predecessor: &'a [Buffer],
+    /// Whether it is traced.
+    pub(crate) trace: bool,
 }
 
 pub(crate) struct Machine<'a> {
@@ -127,6 +132,9 @@ pub(crate) struct Machine<'a> {
     pub(crate) findings: Vec<Finding>,
     pub(crate) found: HashSet<(crate::rule::Rule, u16, u32)>,
     pub(crate) counters: Counters,
+    pub(crate) recorder: Option<Recorder>,
+    /// Where the chunks of operands lie.
+    pub(crate) operands: HashMap<Part, Rc<[u32]>>,
     /// Counts what can let somebody go on.
     pub(crate) progress: u64,
     steps: u64,
@@ -135,7 +143,7 @@ pub(crate) struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     pub(crate) fn new(setup: Setup<'a>, memory: &'a mut Memory) -> Machine<'a> {
-        let Setup { program, args, grid, mode, schedule, max_steps, predecessor } = setup;
+        let Setup { program, args, grid, mode, schedule, max_steps, predecessor, trace } = setup;
         memory.begin();
         let mut global: Vec<Shadow> = memory
             .allocations
@@ -162,6 +170,8 @@ impl<'a> Machine<'a> {
             findings: Vec::new(),
             found: HashSet::new(),
             counters: Counters::default(),
+            recorder: trace.then(|| Recorder::new(program)),
+            operands: HashMap::new(),
             progress: 0,
             steps: 0,
             max_steps,

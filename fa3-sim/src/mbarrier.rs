@@ -27,8 +27,10 @@ pub(crate) struct Mbarrier {
     pub(crate) collected: Bundle,
     /// The same, when the phase before completed.
     pub(crate) complete: Bundle,
-    /// Copies that will signal it, by the phase that was current when they were issued.
-    pub(crate) copies: Vec<u32>,
+    /// Copies that will signal it: the phase that was current when they were issued, and their bytes.
+    pub(crate) copies: Vec<(u32, u32)>,
+    /// The components of the warps that issued copies in the current phase, and in the one before.
+    issuers: [Vec<u16>; 2],
     /// One more than the last phase that a copy was issued in.
     pub(crate) loaded: u32,
     /// Who arrived last.
@@ -75,6 +77,7 @@ impl Mbarrier {
             collected: Bundle::default(),
             complete: Bundle::default(),
             copies: Vec::new(),
+            issuers: [Vec::new(), Vec::new()],
             loaded: 0,
             arrivals: VecDeque::new(),
             initialised,
@@ -107,11 +110,24 @@ impl Mbarrier {
         Ok(self.advance())
     }
 
-    /// A copy is issued that will bring bytes; the phase it belongs to.
-    pub(crate) fn issue(&mut self) -> u32 {
-        self.copies.push(self.phase);
+    /// A warp issues a copy that will bring bytes; the phase it belongs to.
+    pub(crate) fn issue(&mut self, by: u16, bytes: u32) -> u32 {
+        self.copies.push((self.phase, bytes));
         self.loaded = self.phase + 1;
+        if !self.issuers[0].contains(&by) {
+            self.issuers[0].push(by);
+        }
         self.phase
+    }
+
+    /// Bytes that the current phase misses and nothing under way brings.
+    pub(crate) fn unaccounted(&self) -> i64 {
+        self.bytes - self.copies.iter().map(|&(_, bytes)| i64::from(bytes)).sum::<i64>()
+    }
+
+    /// Whether all warps have issued copies in this phase that did in the one before.
+    pub(crate) fn all_issued(&self) -> bool {
+        self.issuers[1].iter().all(|warp| self.issuers[0].contains(warp))
     }
 
     /// Remembers an arrival, for reports.
@@ -124,7 +140,7 @@ impl Mbarrier {
 
     /// A copy that was issued in phase `issued` has brought its bytes.
     pub(crate) fn complete_bytes(&mut self, bytes: u32, issued: u32) -> Result<Change, Excess> {
-        if let Some(index) = self.copies.iter().position(|&phase| phase == issued) {
+        if let Some(index) = self.copies.iter().position(|&copy| copy == (issued, bytes)) {
             self.copies.swap_remove(index);
         }
         self.bytes -= i64::from(bytes);
@@ -140,8 +156,10 @@ impl Mbarrier {
         if self.pending != 0 || self.bytes != 0 {
             return Change::Nothing;
         }
-        let early = self.copies.contains(&self.phase);
+        let early = self.copies.iter().any(|&(issued, _)| issued == self.phase);
         self.phase += 1;
+        self.issuers.swap(0, 1);
+        self.issuers[0].clear();
         self.pending = self.expected;
         self.observed = false;
         if !early {

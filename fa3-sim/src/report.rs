@@ -29,11 +29,16 @@ fn describe(access: Access, space: Space, bytes: Option<&str>) -> String {
 impl Machine<'_> {
     /// A rule is broken by the instruction that a warp is at.
     pub(crate) fn find(&mut self, rule: Rule, at: At, what: String) {
+        self.find_after(rule, at, None, what);
+    }
+
+    /// The same, because of an execution in the past.
+    pub(crate) fn find_after(&mut self, rule: Rule, at: At, cause: Option<u32>, what: String) {
         let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
         if self.found.insert((rule, warp.code as u16, warp.pc as u32)) {
             let event = self.event(at);
-            let here = self.site(event, None);
-            self.push(rule, what, here, None, None);
+            let (here, other) = (self.site(event, None), cause.and_then(|cause| self.site(cause, None)));
+            self.push(rule, what, here, other, None);
         }
     }
 

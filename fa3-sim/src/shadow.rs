@@ -63,12 +63,17 @@ pub(crate) struct Access {
 #[derive(Clone, Copy, Debug)]
 struct Record {
     access: Access,
+    /// Which of the 16 bytes, as bits.
     bytes: u16,
 }
 
-/// The accesses that the next one to the same 16 bytes must be ordered after.
+/// The accesses that the next one to the same 16 bytes must be ordered after. Reads are apart: they are many, and the
+/// next read need not look at them.
 #[derive(Clone, Debug, Default)]
-struct Cell(Vec<Record>);
+struct Cell {
+    changes: Vec<Record>,
+    reads: Vec<Record>,
+}
 
 /// The cells of one memory.
 #[derive(Clone, Debug, Default)]
@@ -86,7 +91,7 @@ impl Shadow {
     /// Marks everything as accessed.
     pub(crate) fn fill(&mut self, access: Access) {
         for cell in &mut self.cells {
-            cell.0 = vec![Record { access, bytes: u16::MAX }];
+            cell.changes = vec![Record { access, bytes: u16::MAX }];
         }
     }
 
@@ -108,10 +113,7 @@ impl Shadow {
             let upto = end.min((cell + 1) * CELL);
             let mask = ((1u32 << (upto - at)) - 1) << (at % CELL);
             if let Some(cell) = self.cells.get_mut(cell) {
-                let conflict = cell.access(mask as u16, access, clock, cluster);
-                if cell.0.len() > self.limit {
-                    cell.0.remove(0);
-                }
+                let conflict = cell.access(Record { access, bytes: mask as u16 }, clock, cluster, self.limit);
                 found = found.or(conflict);
             }
             at = upto;
@@ -121,41 +123,56 @@ impl Shadow {
 }
 
 impl Cell {
-    fn access(&mut self, mask: u16, access: Access, clock: &Clock, cluster: u32) -> Option<Access> {
-        let mut found = None;
-        let mut merged = false;
-        let writes = access.kind == Kind::Write;
-        self.0.retain_mut(|record| {
-            let old = record.access;
-            if record.bytes & mask != 0 {
-                if old.kind.conflicts(access.kind)
-                    && old.event != access.event
-                    && !clock.knows(cluster, old.epoch)
-                {
-                    found = found.or(Some(old));
-                }
-                if writes || supersedes(access, old) {
-                    record.bytes &= !mask;
-                }
-            }
-            if old.event == access.event && old.epoch == access.epoch && old.kind == access.kind {
-                record.bytes |= mask;
-                merged = true;
-            }
-            record.bytes != 0
-        });
-        if !merged {
-            self.0.push(Record { access, bytes: mask });
+    fn access(&mut self, new: Record, clock: &Clock, cluster: u32, limit: usize) -> Option<Access> {
+        let conflicts = |old: &&Record| {
+            old.bytes & new.bytes != 0
+                && old.access.kind.conflicts(new.access.kind)
+                && old.access.event != new.access.event
+                && !clock.knows(cluster, old.access.epoch)
+        };
+        let mut found = self.changes.iter().find(conflicts).map(|old| old.access);
+        if new.access.kind == Kind::Read {
+            remember(&mut self.reads, new, limit);
+            return found;
         }
+        found = found.or(self.reads.iter().find(conflicts).map(|old| old.access));
+        if new.access.kind == Kind::Write {
+            // Who is ordered after the write is ordered after what the write was.
+            for records in [&mut self.changes, &mut self.reads] {
+                records.iter_mut().for_each(|old| old.bytes &= !new.bytes);
+                records.retain(|old| old.bytes != 0);
+            }
+        }
+        remember(&mut self.changes, new, limit);
         found
     }
 }
 
-/// Whether who is ordered after `new` is ordered after `old`.
-fn supersedes(new: Access, old: Access) -> bool {
-    new.kind == old.kind
-        && new.by == old.by
-        && (new.epoch.cluster, new.epoch.component) == (old.epoch.cluster, old.epoch.component)
+/// Adds an access to those of its kind: to its own instruction's, in place of what it supersedes, or behind the others.
+fn remember(records: &mut Vec<Record>, new: Record, limit: usize) {
+    for old in records.iter_mut() {
+        if old.access.event == new.access.event && old.access.kind == new.access.kind {
+            old.bytes |= new.bytes;
+            return;
+        }
+        if supersedes(new, *old) {
+            *old = new;
+            return;
+        }
+    }
+    if records.len() == limit {
+        records.remove(0);
+    }
+    records.push(new);
+}
+
+/// Whether who is ordered after `new` is ordered after `old`, of the same bytes.
+fn supersedes(new: Record, old: Record) -> bool {
+    let (of_new, of_old) = (new.access.epoch, old.access.epoch);
+    (of_new.cluster, of_new.component) == (of_old.cluster, of_old.component)
+        && new.access.kind == old.access.kind
+        && new.access.by == old.access.by
+        && old.bytes & !new.bytes == 0
 }
 
 #[cfg(test)]

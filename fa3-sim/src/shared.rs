@@ -1,7 +1,7 @@
 //! The shared memory of a CTA.
 
 use crate::memory::POISON;
-use crate::shadow::Shadow;
+use crate::shadow::{CELL, Shadow};
 
 /// Where a CTA's dynamic shared memory begins in its shared window: the system keeps what is before.
 pub(crate) const WINDOW: u32 = 1024;
@@ -12,7 +12,8 @@ const RANK: u32 = 24;
 
 pub(crate) struct Shared {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) valid: Vec<bool>,
+    /// Of each 16 bytes, those that hold something, as bits.
+    valid: Vec<u16>,
     pub(crate) shadow: Shadow,
     /// Of each 8 bytes, whether an mbarrier lives there.
     pub(crate) mbarriers: Vec<bool>,
@@ -22,7 +23,7 @@ impl Shared {
     pub(crate) fn new(bytes: usize) -> Shared {
         Shared {
             bytes: vec![POISON; bytes],
-            valid: vec![false; bytes],
+            valid: vec![0; bytes.div_ceil(CELL)],
             shadow: Shadow::new(bytes, READERS),
             mbarriers: vec![false; bytes.div_ceil(8)],
         }
@@ -40,17 +41,38 @@ impl Shared {
     pub(crate) fn write(&mut self, offset: u32, bytes: &[u8]) {
         let start = offset as usize;
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
-        self.valid[start..start + bytes.len()].fill(true);
+        self.mark(offset, bytes.len() as u32, true);
+    }
+
+    /// Says whether bytes hold something from now on.
+    pub(crate) fn mark(&mut self, offset: u32, bytes: u32, valid: bool) {
+        for (cell, mask) in cells(offset, bytes) {
+            if valid {
+                self.valid[cell] |= mask;
+            } else {
+                self.valid[cell] &= !mask;
+            }
+        }
     }
 
     pub(crate) fn is_valid(&self, offset: u32, bytes: u32) -> bool {
-        self.valid[offset as usize..offset as usize + bytes as usize].iter().all(|&valid| valid)
+        cells(offset, bytes).all(|(cell, mask)| self.valid[cell] & mask == mask)
     }
 
     pub(crate) fn holds_mbarrier(&self, offset: u32, bytes: u32) -> bool {
         let (first, last) = (offset as usize / 8, (offset + bytes.max(1) - 1) as usize / 8);
         self.mbarriers.get(first..=last).is_some_and(|mbarriers| mbarriers.contains(&true))
     }
+}
+
+/// The cells that bytes lie in, and which of their bytes.
+fn cells(offset: u32, bytes: u32) -> impl Iterator<Item = (usize, u16)> {
+    let (start, end) = (offset as usize, offset as usize + bytes as usize);
+    (start / CELL..end.div_ceil(CELL)).map(move |cell| {
+        let (first, last) = (start.max(cell * CELL), end.min((cell + 1) * CELL));
+        let mask = ((1u32 << (last - first)) - 1) << (first % CELL);
+        (cell, mask as u16)
+    })
 }
 
 /// An address of the cluster's window: a rank, if it is a mapped one, and the offset in the CTA's dynamic shared

@@ -8,6 +8,7 @@ use crate::machine::{Machine, Setup};
 use crate::memory::{Buffer, Memory};
 use crate::program::Program;
 use crate::schedule::{Policy, Scheduler};
+use crate::trace::{Recorder, Trace};
 
 /// How much of the arithmetic is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +57,8 @@ pub struct Outcome {
     pub findings: Vec<Finding>,
     /// What was counted.
     pub counters: Counters,
+    /// What the first cluster did, if [`Simulation::trace`] asked for it.
+    pub trace: Option<Trace>,
 }
 
 impl Outcome {
@@ -75,6 +78,7 @@ pub struct Simulation<'k> {
     mode: Mode,
     max_steps: u64,
     predecessor: Vec<Buffer>,
+    trace: bool,
 }
 
 impl<'k> Simulation<'k> {
@@ -89,6 +93,7 @@ impl<'k> Simulation<'k> {
             mode,
             max_steps: 1 << 28,
             predecessor: Vec::new(),
+            trace: false,
         }
     }
 
@@ -129,6 +134,12 @@ impl<'k> Simulation<'k> {
         Simulation { predecessor: buffers, ..self }
     }
 
+    /// Writes down what the first cluster does, for a [`crate::Timeline`].
+    #[must_use]
+    pub fn trace(self, trace: bool) -> Simulation<'k> {
+        Simulation { trace, ..self }
+    }
+
     /// Runs the kernel to its end, or until nobody can go on.
     ///
     /// # Errors
@@ -151,9 +162,11 @@ impl<'k> Simulation<'k> {
             schedule: Scheduler::new(self.policy),
             max_steps: self.max_steps,
             predecessor: &self.predecessor,
+            trace: self.trace,
         };
         let mut machine = Machine::new(setup, memory);
         machine.run()?;
-        Ok(Outcome { findings: machine.findings, counters: machine.counters })
+        let trace = machine.recorder.map(Recorder::finish);
+        Ok(Outcome { findings: machine.findings, counters: machine.counters, trace })
     }
 }

@@ -13,10 +13,11 @@ mod anatomy;
 mod edges;
 mod edit;
 mod hunt;
+mod kinds;
 mod operators;
 mod score;
 
-use fa3_ir::Kernel;
+use fa3_ir::{Inst, Kernel};
 use fa3_sim::Rule;
 
 use anatomy::Anatomy;
@@ -60,13 +61,10 @@ pub struct Mutant {
 }
 
 impl Operator {
-    /// The mutants of a kernel; if there are more than `limit`, so many of them, evenly spread.
-    pub fn mutants(&self, kernel: &Kernel, limit: usize) -> Vec<Mutant> {
+    /// Its mutants of a kernel.
+    pub fn mutants(&self, kernel: &Kernel) -> Vec<Mutant> {
         let anatomy = Anatomy::new(kernel);
-        let sites = (self.sites)(&anatomy);
-        let chosen = sites.len().min(limit);
-        let spread = (0..chosen).map(|index| &sites[index * sites.len() / chosen]);
-        spread.map(|site| site.mutant(&anatomy)).collect()
+        (self.sites)(&anatomy).iter().map(|site| site.mutant(&anatomy)).collect()
     }
 }
 
@@ -81,8 +79,8 @@ impl Site {
     }
 
     /// With the instruction replaced.
-    fn replaced(line: usize, inst: impl Into<fa3_ir::Inst>) -> Site {
-        Site::new(line, vec![Edit::Inst(line, inst.into())])
+    fn replaced(line: usize, inst: Inst) -> Site {
+        Site::new(line, vec![Edit::Inst(line, inst)])
     }
 
     /// With the statement moved to before statement `to`.

@@ -35,7 +35,7 @@ pub enum ArrayUse {
     Input,
     /// Writes every element once.
     Output,
-    /// Adds to it; it must be zero before.
+    /// Adds to what is there, or changes it in place.
     Sum,
 }
 
@@ -70,7 +70,7 @@ impl Array {
         Array { used: ArrayUse::Output, ..Array::input(name, elem, shape) }
     }
 
-    /// An array that the kernel adds to.
+    /// An array that the kernel adds to; kernels of the ladder expect zeros.
     pub fn sum(name: &'static str, elem: Elem, shape: &[u32]) -> Array {
         Array { used: ArrayUse::Sum, ..Array::input(name, elem, shape) }
     }

@@ -7,7 +7,8 @@ use crate::{Arg, At, B32, Builder, Elem, F32, Fault, Frag, Tile, TileShape, V, V
 impl Frag {
     /// Writes the fragment, rounded to the tile's elements, to a tile of 64 rows.
     ///
-    /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, binary32 in pairs. Both touch every bank once.
+    /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once; binary32 in pairs, of
+    /// which two rows share banks.
     #[track_caller]
     pub fn store(&self, b: &mut Builder, tile: &Tile<'_>) {
         let shape = tile.shape();

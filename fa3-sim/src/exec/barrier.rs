@@ -6,6 +6,7 @@ use super::Flow;
 use crate::barrier::Misuse;
 use crate::machine::{At, Machine};
 use crate::rule::Rule;
+use crate::trace::Gate;
 use crate::warp::State;
 
 impl Machine<'_> {
@@ -32,6 +33,8 @@ impl Machine<'_> {
         if waits {
             self.warp(at).state = State::Barrier(id);
         }
+        let generation = self.cta(at).barriers[id].generation;
+        self.trace_barrier(at, Gate::Barrier { cta: at.cta as u32, id: id as u32, generation }, waits);
         match self.cta(at).barriers[id].arrive(at.warp, threads, waits, &bundle) {
             Ok(()) => {}
             Err(Misuse::Threads { given, open }) => {

@@ -11,6 +11,7 @@ use crate::machine::{At, Machine};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Kind};
 use crate::simulation::Mode;
+use crate::trace::Action;
 use crate::warp::each;
 
 impl Machine<'_> {
@@ -42,6 +43,7 @@ impl Machine<'_> {
         let event = self.event(at);
         let count = if add.is_some() { &mut self.counters.reductions } else { &mut self.counters.stores };
         count.add(bytes);
+        self.trace(at, Action::Store { bytes });
         let cluster = self.clusters[at.cluster].id;
         let thread = self.bulk_thread(at, lane);
         let group = thread.committed + 1;

@@ -6,6 +6,7 @@ use super::Flow;
 use crate::machine::{At, Machine};
 use crate::rule::Rule;
 use crate::shared::map;
+use crate::trace::{Action, Gate};
 use crate::warp::{State, each};
 
 impl Machine<'_> {
@@ -41,6 +42,7 @@ impl Machine<'_> {
             );
             return;
         }
+        self.trace(at, Action::Signal { gate: Gate::Cluster { generation }, count: 1 });
         let bundle = self.warp(at).bundle.clone();
         self.warp(at).tick();
         let barrier = &mut self.clusters[at.cluster].barrier;
@@ -85,6 +87,7 @@ impl Machine<'_> {
             self.warp(at).state = State::Cluster;
             return Flow::Stay;
         }
+        self.trace(at, Action::Await(Gate::Cluster { generation: arrival }));
         let complete = self.clusters[at.cluster].barrier.complete.clone();
         self.warp(at).bundle.join(&complete);
         Flow::Next

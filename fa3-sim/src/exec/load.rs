@@ -38,6 +38,7 @@ impl Machine<'_> {
             }
         }
         let Some(first) = targets.first().copied() else { return };
+        self.trace_load(at, bytes, &targets);
         self.read_source(at, &pieces, first, event);
         let mut load = LoadCopy { pieces, bytes, swizzle, targets, landed: false, event };
         if self.schedule.loads_at_once() {
@@ -74,17 +75,17 @@ impl Machine<'_> {
         if !self.use_mbarrier(at, signal, true) {
             return None;
         }
+        let issuer = self.warp(at).component;
         let mbarrier = self.clusters[at.cluster].ctas[signal.cta].mbarrier(signal.offset)?;
-        let (phase, component) = (mbarrier.issue(), mbarrier.component);
+        let (phase, component) = (mbarrier.issue(issuer, bytes), mbarrier.component);
         let access = self.load_access(at.cluster, component, phase, event, Kind::Write);
         self.access_shared(at, place, bytes, access);
         let shared = &mut self.clusters[at.cluster].ctas[place.cta].shared;
-        let range = place.offset as usize..(place.offset + bytes) as usize;
         if self.mode != Mode::Skeleton {
-            shared.bytes[range.clone()].fill(POISON);
+            shared.bytes[place.offset as usize..(place.offset + bytes) as usize].fill(POISON);
         }
         // What is missing is a wait, not a value.
-        shared.valid[range].fill(true);
+        shared.mark(place.offset, bytes, true);
         Some(Target { cta: place.cta, offset: place.offset, mbarrier: signal.offset, phase })
     }
 

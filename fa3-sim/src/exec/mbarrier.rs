@@ -101,7 +101,7 @@ impl Machine<'_> {
         let cta = &mut self.clusters[at.cluster].ctas[place.cta];
         cta.mbarriers.push(mbarrier);
         cta.shared.mbarriers[place.offset as usize / 8] = true;
-        cta.shared.valid[place.offset as usize..place.offset as usize + 8].fill(false);
+        cta.shared.mark(place.offset, 8, false);
         self.warp(at).unfenced.push(place.offset);
         self.progress += 1;
     }
@@ -139,11 +139,7 @@ impl Machine<'_> {
             let lack = if fenced { "not ordered before" } else { "without a fence before" };
             let region = self.region_at(place.offset);
             let what = format!("the initialisation of the mbarrier at {region} is {lack} its use");
-            self.find(Rule::M6, at, what);
-            let line = self.site(event, None);
-            if let (Some(finding), Some(line)) = (self.findings.last_mut(), line) {
-                finding.other = Some(line);
-            }
+            self.find_after(Rule::M6, at, Some(event), what);
         }
         if place.cta != at.cta && !by_copy {
             let access = self.generic(at, Kind::Strong);
@@ -158,6 +154,7 @@ impl Machine<'_> {
             return;
         }
         self.check_observed(at, place);
+        self.trace_arrival(at, place);
         let event = self.event(at);
         let bundle = self.warp(at).bundle.clone();
         let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else { return };
@@ -276,6 +273,7 @@ impl Machine<'_> {
         let warp = self.warp(at);
         let intended = Mbarrier::intended(warp.bundle.generic.get(component), parity);
         warp.bundle.join(&complete);
+        self.trace_pass(at, place);
         if phase - 1 != intended {
             let region = self.region_at(place.offset);
             let what = format!(
@@ -296,6 +294,7 @@ impl Machine<'_> {
                 continue;
             }
             self.check_observed(at, place);
+            self.trace_copied(at, place);
             let (upto, event) = (self.warp(at).copies.issued, self.event(at));
             let arrival =
                 AsyncEvent::Arrive { cta: at.cta, warp: at.warp, upto, offset: place.offset, event };

@@ -114,8 +114,10 @@ impl Machine<'_> {
         }
     }
 
-    /// What a warp's exit means for others.
+    /// What a warp's exit means for others. To the cluster's barrier it is an arrival.
     pub(super) fn after_exit(&mut self, at: At) {
+        let bundle = self.warp(at).bundle.clone();
+        self.clusters[at.cluster].barrier.collected.join(&bundle);
         self.expected_of_cta(at);
         self.complete_barrier(at, 0);
         self.complete_cluster_barrier(at.cluster);
@@ -131,11 +133,11 @@ impl Machine<'_> {
         let cta = self.cta(at);
         let (words, mut broken) = (&cta.last_words.generic, Vec::new());
         for mbarrier in &cta.mbarriers {
-            let (offset, bytes) = (mbarrier.offset, mbarrier.bytes);
-            if words.get(mbarrier.component) < mbarrier.loaded {
-                broken.push((Rule::T5, offset, "is waited for by nobody, but copies signal it".to_owned()));
-            } else if bytes != 0 {
+            let (offset, bytes) = (mbarrier.offset, mbarrier.unaccounted());
+            if bytes != 0 {
                 broken.push((Rule::M5, offset, format!("misses {bytes} bytes at the end")));
+            } else if words.get(mbarrier.component) < mbarrier.loaded {
+                broken.push((Rule::T5, offset, "is waited for by nobody, but copies signal it".to_owned()));
             }
         }
         for (rule, offset, what) in broken {

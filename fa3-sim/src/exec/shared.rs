@@ -167,5 +167,6 @@ impl Machine<'_> {
         wavefronts.accesses += 1;
         wavefronts.ideal += words.len().div_ceil(32) as u64;
         wavefronts.actual += u64::from(actual);
+        self.trace_wavefronts(at, actual);
     }
 }

@@ -2,19 +2,18 @@
 
 use std::collections::VecDeque;
 
-use fa3_ir::{Major, Mma, Operand as Src, ScaleD, WgmmaA, WgmmaInst};
+use fa3_ir::{Mma, Operand as Src, ScaleD, WgmmaA, WgmmaInst};
 
+use super::operand::{CHUNK, Part};
 use super::shared::SharedPlace;
 use crate::clock::Epoch;
 use crate::data::matrix::{a_position, d_position};
-use crate::data::operand::Operand;
 use crate::data::tensor_core::{Arithmetic, Product, multiply};
 use crate::flight::{Accumulator, Pending, Use};
 use crate::machine::{At, Machine};
 use crate::program::Op;
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Kind};
-use crate::shared::WINDOW;
 use crate::simulation::Mode;
 use crate::warp::ALL;
 
@@ -199,41 +198,30 @@ impl<'a> Machine<'a> {
         let (cluster, event) = (self.clusters[at.cluster].id, self.event(at));
         let epoch = Epoch { cluster, component, value: self.warp(at).flight.group() };
         let access = Access { epoch, event, kind: Kind::Read, by: By::Product };
-        if let WgmmaA::Shared { major, .. } = mma.a {
-            let first = 16 * (at.warp as u32 % 4);
-            self.read_operand(at, (a, major), mma, first..first + 16, access);
+        if let Some(part) = part_of_a(at, mma, a) {
+            self.read_operand(at, &part, access);
         }
-        self.read_operand(at, (b, mma.b_major), mma, 0..mma.n, access);
+        self.read_operand(at, &part_of_b(mma, b), access);
     }
 
-    fn read_operand(
-        &mut self,
-        at: At,
-        (desc, major): (u64, Major),
-        mma: &Mma,
-        rows: std::ops::Range<u32>,
-        access: Access,
-    ) {
-        let k = mma.ty.k();
-        let operand = match Operand::decode(desc, major, 32 / k) {
-            Ok(operand) => operand,
+    fn read_operand(&mut self, at: At, part: &Part, access: Access) {
+        let chunks = match self.chunks_of(part) {
+            Ok(chunks) => chunks,
             Err(error) => return self.find(Rule::W8, at, error.to_string()),
         };
-        let chunks = operand.chunks(rows, k);
         let size = self.cta(at).shared.bytes.len() as u32;
-        let inside = |chunk: u32| chunk >= WINDOW && chunk - WINDOW + 16 <= size;
-        if let Some(chunk) = chunks.iter().find(|&&chunk| !inside(chunk)) {
-            let offset = i64::from(*chunk) - i64::from(WINDOW);
+        if let Some(&chunk) = chunks.iter().find(|&&chunk| chunk > size.saturating_sub(CHUNK)) {
+            let offset = i64::from(chunk.cast_signed());
             let what = format!(
                 "an operand's bytes {offset} to {} are outside the {size} of shared memory",
                 offset + 16
             );
             return self.find(Rule::W8, at, what);
         }
-        for chunk in chunks {
-            let place = SharedPlace { cta: at.cta, offset: chunk - WINDOW };
-            self.need_shared(at, place, 16);
-            self.access_shared(at, place, 16, access);
+        for &offset in chunks.iter() {
+            let place = SharedPlace { cta: at.cta, offset };
+            self.need_shared(at, place, CHUNK);
+            self.access_shared(at, place, CHUNK, access);
         }
     }
 
@@ -260,15 +248,11 @@ impl<'a> Machine<'a> {
             let found = accumulators.iter().position(|of| same_registers(code, of.pc, d));
             let Some(index) = found else { continue };
             let mut values = std::mem::take(&mut self.warp(at).flight.accumulators[index].values);
-            let k = mma.ty.k();
-            let a = match mma.a {
-                WgmmaA::Registers(registers) => self.gather_factor(at, mma, registers),
-                WgmmaA::Shared { major, .. } => {
-                    let first = 16 * (at.warp as u32 % 4);
-                    self.gather_operand(at, (pending.a, major), first..first + 16, k)
-                }
+            let a = match (mma.a, part_of_a(at, mma, pending.a)) {
+                (WgmmaA::Registers(registers), _) => self.gather_factor(at, mma, registers),
+                (WgmmaA::Shared { .. }, part) => part.map_or_else(Vec::new, |part| self.gather(at, &part)),
             };
-            let b = self.gather_operand(at, (pending.b, mma.b_major), 0..mma.n, k);
+            let b = self.gather(at, &part_of_b(mma, pending.b));
             let product = Product {
                 ty: mma.ty,
                 n: mma.n as usize,
@@ -317,33 +301,6 @@ impl<'a> Machine<'a> {
         a
     }
 
-    /// The elements of an operand, row by row; zeros where its descriptor leads nowhere.
-    fn gather_operand(
-        &mut self,
-        at: At,
-        (desc, major): (u64, Major),
-        rows: std::ops::Range<u32>,
-        k: u32,
-    ) -> Vec<u16> {
-        let bytes = 32 / k;
-        let mut elements = vec![0; rows.len() * k as usize];
-        let Ok(operand) = Operand::decode(desc, major, bytes) else { return elements };
-        let shared = &self.cta(at).shared.bytes;
-        let at = |r, k| operand.address(r, k).wrapping_sub(WINDOW) as usize;
-        let mut slots = elements.iter_mut();
-        for r in rows {
-            for k in 0..k {
-                let address = at(r, k);
-                if let (Some(slot), Some(data)) =
-                    (slots.next(), shared.get(address..address + bytes as usize))
-                {
-                    *slot = if bytes == 1 { data[0].into() } else { u16::from_le_bytes([data[0], data[1]]) };
-                }
-            }
-        }
-        elements
-    }
-
     /// The groups up to `retired` are over: their sums are in registers, their operands read.
     fn retire_groups(&mut self, at: At, retired: u32) {
         let program = self.program;
@@ -370,6 +327,18 @@ impl<'a> Machine<'a> {
             }
         }
     }
+}
+
+/// A warp's rows of A, if that is in shared memory.
+fn part_of_a(at: At, mma: &Mma, desc: u64) -> Option<Part> {
+    let WgmmaA::Shared { major, .. } = mma.a else { return None };
+    let first = 16 * (at.warp as u32 % 4);
+    Some(Part { desc, major, rows: first..first + 16, k: mma.ty.k() })
+}
+
+/// All of B.
+fn part_of_b(mma: &Mma, desc: u64) -> Part {
+    Part { desc, major: mma.b_major, rows: 0..mma.n, k: mma.ty.k() }
 }
 
 /// Whether the product at a step has these accumulators.

@@ -28,7 +28,7 @@ pub(super) fn tests() -> Vec<Micro> {
     .into()
 }
 
-/// Half of the samples are spread over the range, near 0 more densely; the others are any numbers, the special ones first.
+/// Half of the samples are any numbers, the special ones first; the others are spread over the range and [−1, 1].
 fn sample(op: LaneOp, (low, high): (f64, f64)) -> Vec<u64> {
     let stream = Stream::new(op.name());
     let any = |case: u64| FLOATS.get(case as usize).copied().unwrap_or(stream.bits(case) & 0xFFFF_FFFF);

@@ -9,8 +9,8 @@ use super::{Micro, Suite};
 /// What begins a file.
 const MAGIC: &[u8] = b"fa3 golden 1\n";
 
-/// The results of a [`Suite`]: [`MAGIC`], the device's name and a newline, then of each kernel its name, a
-/// newline, the digest of its inputs, the number of bytes, the bytes. Numbers are 8 bytes, little-endian.
+/// The results of a [`Suite`]: `fa3 golden 1` and a newline, the device's name and a newline, then of each kernel its
+/// name, a newline, the digest of its inputs, the number of bytes, the bytes. Numbers are 8 bytes, little-endian.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Golden {
     /// What computed them.

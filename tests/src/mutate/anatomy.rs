@@ -1,9 +1,11 @@
 //! What is where in a kernel: its statements in the order of the text, numbered, and who defines what.
 
 use fa3_ir::{
-    Access, Block, ClusterInst, Condition, Inst, Kernel, MbarrierInst, Mma, Node, Operand, Region,
-    SharedAddr, SharedBase, Stmt, TmaInst, Value, WgmmaInst,
+    Access, Block, ClusterInst, Condition, Inst, Kernel, MbarrierInst, Node, Operand, Region, RegionKind,
+    SharedAddr, SharedBase, Stmt, TmaInst, Value,
 };
+
+use super::kinds::is_wait;
 
 /// A kernel, taken apart. Statements have the numbers 0, 1, ... in the order of the text, prologue first.
 pub(super) struct Anatomy<'k> {
@@ -120,8 +122,24 @@ impl<'k> Anatomy<'k> {
         self.definitions[value.0 as usize]
     }
 
-    pub(super) fn is_variable(&self, value: Value) -> bool {
+    fn is_variable(&self, value: Value) -> bool {
         self.kernel.values[value.0 as usize].mutable
+    }
+
+    /// Whether an operand is a register of this name.
+    pub(super) fn is_called(&self, operand: Operand, name: &str) -> bool {
+        let Operand::Value(value) = operand else { return false };
+        self.kernel.values[value.0 as usize].name.as_deref() == Some(name)
+    }
+
+    /// The register that one more than there are would be.
+    pub(super) fn next_register(&self) -> Value {
+        Value(self.kernel.values.len() as u32)
+    }
+
+    /// Whether all warps run the same.
+    pub(super) fn has_one_role(&self) -> bool {
+        self.kernel.roles.is_empty()
     }
 
     /// The statement that loads the address of the region that `addr` lies in.
@@ -180,7 +198,7 @@ impl<'k> Anatomy<'k> {
     }
 
     /// The statement that loads the address of the mbarriers that a wait is for.
-    pub(super) fn region_address_used(&self, wait: usize) -> Option<usize> {
+    pub(super) fn wait_address(&self, wait: usize) -> Option<usize> {
         let Some(Inst::Mbarrier(MbarrierInst::Wait { addr, .. })) = self.inst(wait) else { return None };
         self.region_address(*addr)
     }
@@ -194,26 +212,29 @@ impl<'k> Anatomy<'k> {
         !self.find(signals).is_empty()
     }
 
+    /// The regions of mbarriers, with how many there are in each.
+    pub(super) fn mbarriers(&self) -> impl Iterator<Item = (Region, u32)> {
+        let regions = self.kernel.smem.regions.iter().zip(0..);
+        let mbarriers = regions.filter(|(info, _)| matches!(info.kind, RegionKind::Mbarriers { .. }));
+        mbarriers.map(|(info, index)| (Region(index), info.bytes / 8))
+    }
+
+    /// How many mbarriers a region has: the slots of a ring.
+    pub(super) fn slots(&self, region: Region) -> Option<usize> {
+        self.mbarriers().find(|&(other, _)| other == region).map(|(_, count)| count as usize)
+    }
+
+    /// Waits for the mbarriers of a region.
+    pub(super) fn waits_for(&self, region: Region) -> Vec<usize> {
+        self.find(|inst| is_wait(inst) && self.mbarrier(inst) == Some(region))
+    }
+
     /// Waits for mbarriers that loads signal (`full`), or for others.
     pub(super) fn waits(&self, full: bool) -> Vec<usize> {
         self.find(|inst| {
-            matches!(inst, Inst::Mbarrier(MbarrierInst::Wait { .. }))
-                && self.mbarrier(inst).is_some_and(|region| self.is_full(region) == full)
+            is_wait(inst) && self.mbarrier(inst).is_some_and(|region| self.is_full(region) == full)
         })
     }
-}
-
-/// An arrival that expects no bytes.
-pub(super) fn is_plain_arrival(inst: &Inst) -> bool {
-    matches!(inst, Inst::Mbarrier(MbarrierInst::Arrive { .. } | MbarrierInst::ArriveRemote { .. }))
-}
-
-pub(super) fn is_mma(inst: &Inst) -> bool {
-    mma(inst).is_some()
-}
-
-pub(super) fn mma(inst: &Inst) -> Option<&Mma> {
-    if let Inst::Wgmma(WgmmaInst::Mma(mma)) = inst { Some(mma) } else { None }
 }
 
 /// The registers that an instruction assigns.

@@ -1,11 +1,13 @@
 //! Changes of a kernel, as data.
 
 use fa3_ir::{
-    Block, Condition, Inst, Kernel, Node, Param, ParamKind, Region, RegionKind, RoleBody, Stmt, Swizzle,
-    ValueInfo,
+    Block, Condition, Inst, Kernel, LaneInst, LaneOp, Node, Operand, Param, ParamKind, Region, RegionKind,
+    RoleBody, Stmt, Swizzle, Ty, ValueInfo,
 };
 
-/// A change. Statements have the numbers of [`super::anatomy::Anatomy`].
+use super::anatomy::Anatomy;
+
+/// A change. Statements have the numbers of [`Anatomy`].
 pub(super) enum Edit {
     /// Deletes a statement.
     Delete(usize),
@@ -23,6 +25,22 @@ pub(super) enum Edit {
     Arrivals(Region, u32),
     /// Gives a tensor map another swizzle.
     Swizzle(Param, Swizzle),
+}
+
+impl Edit {
+    /// Computes a 32-bit number before statement `line`.
+    pub(super) fn compute(
+        kernel: &Anatomy<'_>,
+        line: usize,
+        op: LaneOp,
+        src: Vec<Operand>,
+    ) -> (Operand, Vec<Edit>) {
+        let number = kernel.next_register();
+        let inst = Inst::Lane(LaneInst { op, dst: vec![number], src });
+        let stmt = Stmt { node: Node::Inst { guard: None, inst }, source: kernel.stmt(line).source };
+        let register = ValueInfo { ty: Ty::B32, name: None, mutable: false };
+        (Operand::Value(number), vec![Edit::Register(register), Edit::Before(line, stmt)])
+    }
 }
 
 /// The kernel after all of `edits`.

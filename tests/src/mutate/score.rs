@@ -33,7 +33,7 @@ struct Cell {
 
 impl Score {
     /// Notes a mutant's fate.
-    pub fn note(&mut self, operator: &'static Operator, mutant: &Mutant, fate: &Fate) {
+    pub fn note(&mut self, operator: &Operator, mutant: &Mutant, fate: &Fate) {
         let kernel = &mutant.kernel.name;
         let column = self.kernels.iter().position(|name| name == kernel).unwrap_or_else(|| {
             self.kernels.push(kernel.clone());
@@ -60,11 +60,6 @@ impl Score {
                 self.failures.push(format!("{kernel}, {} at {}: {fate}", operator.name, mutant.site));
             }
         }
-    }
-
-    /// Mutants that were to be killed.
-    pub fn total(&self) -> usize {
-        self.rows.iter().flat_map(|row| row.cells.values()).map(|cell| cell.total).sum()
     }
 }
 

@@ -40,6 +40,23 @@ fn boxes_lie_at_whole_patterns() {
     .check();
 }
 
+/// What an H100 answers with an illegal instruction, in loads as in stores.
+#[test]
+fn rows_of_boxes_begin_at_multiples_of_16_bytes() {
+    case(Rule::T1, 32, |b, broken| {
+        let map = BOX.map(b, "x");
+        let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 8192, 1024));
+        init(b, full, 1);
+        let first = thread(b, 0);
+        b.if_lanes(first, |b| {
+            b.mbarrier_arrive_expect(full, 8192);
+            b.tma_load(tile, map, (if broken { -4 } else { -8 }, 0), full, LoadOptions::default());
+        });
+        b.mbarrier_wait(full, 0);
+    })
+    .check();
+}
+
 #[test]
 fn stores_begin_in_the_tensor() {
     case(Rule::T1, 128, |b, broken| {
@@ -331,6 +348,33 @@ fn a_cta_outlives_the_arrivals_of_others() {
                 b.guarded(first, |b| b.mbarrier_arrive_remote(remote));
             },
         );
+    })
+    .cluster(2)
+    .check();
+}
+
+/// To the cluster's barrier an exit is an arrival: who waits there outlives who has exited.
+#[test]
+fn an_exit_is_an_arrival_at_the_clusters_barrier() {
+    case(Rule::T5, 64, |b, broken| {
+        let done = b.mbarriers("done", 1, 1);
+        let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
+        b.guarded(first, |b| b.mbarrier_init(done, 1));
+        b.fence(FenceInst::MbarrierInit);
+        b.cluster_arrive();
+        b.cluster_wait();
+        let visits = b.eq_b32(rank, 1);
+        let remote = b.map_address(done, 0);
+        b.role(Role::new("visitor", 0..1), |b| {
+            let elected = b.elect();
+            b.if_uniform(visits, |b| b.guarded(elected, |b| b.mbarrier_arrive_remote(remote)));
+        });
+        b.role(Role::new("holder", 1..2), |b| {
+            if !broken {
+                b.cluster_arrive();
+                b.cluster_wait();
+            }
+        });
     })
     .cluster(2)
     .check();

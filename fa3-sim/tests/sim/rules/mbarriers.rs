@@ -132,6 +132,47 @@ fn load(b: &mut Builder, broken: bool, wrong: i32) {
     b.store(to, value);
 }
 
+/// Bytes that nobody expects are found at the end, if not before.
+#[test]
+fn bytes_are_expected() {
+    let unexpected = case(Rule::M5, 64, |b, broken| load(b, broken, -256));
+    // Nobody waits for them, either.
+    unexpected.check_either(Rule::Race);
+}
+
+/// A peer that never issues its half is a deadlock of its own: what is expected is right.
+#[test]
+fn bytes_of_a_stuck_peer_are_no_wrong_expectation() {
+    case(Rule::Deadlock, 32, |b, broken| {
+        let x = b.param_pointer("x", Elem::F32);
+        let (full, never, tile) =
+            (b.mbarriers("full", 1, 1), b.mbarriers("never", 1, 1), b.region("tile", 256, 128));
+        let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
+        let start = b.address(tile);
+        let half = b.mad_u32(rank, 128, start);
+        let follows = b.eq_b32(rank, 1);
+        b.guarded(first, |b| {
+            b.mbarrier_init(full, 1);
+            b.mbarrier_init(never, 1);
+        });
+        b.fence(FenceInst::MbarrierInit);
+        b.cluster_arrive();
+        b.cluster_wait();
+        for round in 0..2 {
+            b.if_lanes(first, |b| b.mbarrier_arrive_expect(full, 256));
+            if broken && round == 1 {
+                b.if_uniform(follows, |b| b.mbarrier_wait(never, 0));
+            }
+            b.if_lanes(first, |b| b.bulk_load(half, x, 128, full, LoadOptions::default().multicast(3u16)));
+            b.mbarrier_wait(full, round);
+            b.cluster_arrive();
+            b.cluster_wait();
+        }
+    })
+    .cluster(2)
+    .check();
+}
+
 #[test]
 fn initialisation_is_fenced() {
     case(Rule::M6, 64, |b, broken| {

@@ -12,8 +12,7 @@ pub(super) fn elect(device: &Device) -> Said {
     let (ballot, warp) = (b.ballot(elected), b.shr_u32(meter.tid, 5));
     let at = b.mad_wide_u32(warp, 4, meter.out);
     b.guarded(elected, |b| b.store(at, ballot));
-    let ballots = words(&meter.run(device, 1)?);
-    Ok(format!("lanes of four warps: {ballots:#x?}"))
+    Ok(format!("lanes of four warps: {:x?}", words(&meter.run(device, 1)?)))
 }
 
 /// The times of waits for a phase that never ends.

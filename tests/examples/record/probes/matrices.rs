@@ -8,7 +8,8 @@ use super::{Meter, Said, longs, spin, words};
 /// Cycles between the warps.
 const APART: u32 = 20_000;
 
-/// The descriptors of operands without swizzle, both of whose 8 x 8 matrices along K come before the next 8 rows.
+/// The descriptors of operands without swizzle, both of whose 8 x 8 matrices along K come before the next
+/// 8 rows.
 fn descriptors(b: &mut Builder, starts: [V<B32>; 2]) -> [V<B64>; 2] {
     let layout = Layout { swizzle: Swizzle::None, leading: 128, stride: 256 };
     starts.map(|start| {
@@ -18,9 +19,9 @@ fn descriptors(b: &mut Builder, starts: [V<B32>; 2]) -> [V<B64>; 2] {
     })
 }
 
-/// Every warp writes its 16 rows of A, multiplies, and overwrites them with NaN as soon as it has waited, the next
-/// warp much later. A and B are ones, but the last warp makes B twos: D says whether a warp's part was computed when it
-/// came, or when all were there.
+/// Every warp writes its 16 rows of A, multiplies, and overwrites them with NaN as soon as it has waited, the next warp
+/// much later. A and B are ones, but the last warp makes B twos: D says whether a warp's part was computed when it came,
+/// or when all were there.
 pub(super) fn row_slices(device: &Device) -> Said {
     let mut meter = Meter::new("row_slices", Launch::threads(128), 128 * 40);
     let (tile_a, tile_b) = (meter.b.region("a", 2048, 1024), meter.b.region("b", 256, 256));
@@ -83,12 +84,16 @@ pub(super) fn row_slices(device: &Device) -> Said {
     Ok(said.join("\n"))
 }
 
-/// Products of A that the four warps have just written, with the fence between and without it.
+/// Products of A that the four warps have just written: fenced by the writers before the barrier, by all
+/// after it, or
+/// not at all.
 pub(super) fn operand_fence(device: &Device) -> Said {
     const CTAS: u32 = 132;
     const ROUNDS: u32 = 512;
     let mut said = Vec::new();
-    for fenced in [true, false] {
+    for (name, before, after) in
+        [("before the barrier", true, false), ("after the barrier", false, true), ("nowhere", false, false)]
+    {
         let mut meter = Meter::new("operand_fence", Launch::threads(128), 4);
         let (tile_a, tile_b) = (meter.b.region("a", 2048, 1024), meter.b.region("b", 256, 256));
         let (b, tid) = (&mut meter.b, meter.tid);
@@ -103,10 +108,13 @@ pub(super) fn operand_fence(device: &Device) -> Said {
             let value = b.f32_of_u32(value);
             let pair = b.bf16x2_of_f32(value, value);
             b.store_vector(mine_a, [pair; 4]);
-            if fenced {
+            if before {
                 b.fence(FenceInst::ProxyAsyncShared);
             }
             b.sync_cta();
+            if after {
+                b.fence(FenceInst::ProxyAsyncShared);
+            }
             b.wgmma_fence();
             b.wgmma(Mma::new(WgmmaType::Bf16, &d, desc_a, desc_b));
             b.wgmma_commit();
@@ -122,8 +130,8 @@ pub(super) fn operand_fence(device: &Device) -> Said {
         });
         b.reduce_add_u32(meter.out, stale);
         let stale = words(&meter.run(device, CTAS)?)[0];
-        let (all, with) = (CTAS * ROUNDS * 512, if fenced { "with" } else { "without" });
-        said.push(format!("{with} the fence: {stale} of {all} elements stale"));
+        let all = CTAS * ROUNDS * 512;
+        said.push(format!("fence {name}: {stale} of {all} elements stale"));
     }
     Ok(said.join("\n"))
 }

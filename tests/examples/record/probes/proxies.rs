@@ -9,7 +9,8 @@ use super::{Meter, Said, longs, words};
 const CTAS: u32 = 132;
 const ROUNDS: u32 = 512;
 
-/// Words that a bulk store takes from shared memory before the stores of other threads are there, if the fence is
+/// Words that a bulk store takes from shared memory before the stores of other threads are there, if the
+/// fence is
 /// executed by the writers, by the reader after the barrier, or not at all.
 pub(super) fn fence_of_the_reader(device: &Device) -> Said {
     let mut said = Vec::new();
@@ -47,8 +48,8 @@ pub(super) fn fence_of_the_reader(device: &Device) -> Said {
     Ok(said.join("\n"))
 }
 
-/// Pairs of CTAs: one adds 1 to 128 numbers by a bulk reduction, waits for its source to be read or for all of it, and
-/// releases a flag; the other acquires the flag and looks.
+/// Pairs of CTAs: one adds 1 to 128 numbers by a bulk reduction, waits for its source to be read or for all of it,
+/// and releases a flag; the other acquires the flag and looks.
 pub(super) fn sums_not_waited_for(device: &Device) -> Said {
     const PAIRS: u32 = 66;
     /// Of each pair: numbers, flag, answer, count of stale numbers, cycles of the waits.

@@ -1,11 +1,14 @@
 //! Barriers of the CTA, named barriers, barriers of the cluster: each by what it is for.
 
-use fa3_ir::{BarrierInst, BarrierRef, ClusterInst, Imm, Inst, Operand, TmaInst};
+use fa3_ir::{BarrierInst, BarrierRef, ClusterInst, Imm, Inst, MbarrierInst, Operand};
 use fa3_sim::Rule;
 
-use super::fences::{initialises, is_init_fence, is_proxy_fence, writes_shared};
-use super::products::is_wait as is_product_wait;
 use super::{NOTHING, deleted, earlier, later};
+use crate::mutate::edit::Edit;
+use crate::mutate::kinds::{
+    is_bulk_wait, is_copy_out, is_init, is_init_fence, is_product_wait, is_proxy_fence, is_sync,
+    writes_shared,
+};
 use crate::mutate::{Anatomy, Operator, Site};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -23,7 +26,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         rules: &[Rule::M6],
         sites: |kernel| {
             let barriers = syncs(kernel, Purpose::Init);
-            let moved = earlier(kernel, barriers, |line| kernel.before(line, initialises)).into_iter();
+            let moved = earlier(kernel, barriers, |line| kernel.before(line, is_init)).into_iter();
             moved.map(|site| site.equivalent(one_thread(kernel))).collect()
         },
         ..NOTHING
@@ -112,11 +115,24 @@ pub(super) const OPERATORS: &[Operator] = &[
         ..NOTHING
     },
     Operator {
+        name: "cluster barrier at the end: deleted in one role",
+        rules: &[Rule::T5],
+        sites: |kernel| {
+            let lines = cluster_barriers(kernel, false);
+            let site = |pair: &[usize]| {
+                let edits = pair.iter().copied().map(Edit::Delete).collect();
+                Site::new(pair[0], edits).equivalent(only_loads(kernel, pair[0]))
+            };
+            lines.chunks_exact(2).map(site).collect()
+        },
+        ..NOTHING
+    },
+    Operator {
         name: "cluster barrier at the end: deleted in every role",
         rules: &[Rule::T5],
         sites: |kernel| {
             let lines = cluster_barriers(kernel, false);
-            let edits = lines.iter().copied().map(crate::mutate::edit::Edit::Delete).collect();
+            let edits = lines.iter().copied().map(Edit::Delete).collect();
             lines.first().map(|&line| Site::new(line, edits)).into_iter().collect()
         },
         ..NOTHING
@@ -141,7 +157,7 @@ fn purpose(inst: &Inst) -> Option<Purpose> {
         Some(Purpose::Init)
     } else if is_proxy_fence(inst) {
         Some(Purpose::Copy)
-    } else if matches!(inst, Inst::Tma(TmaInst::Wait { .. })) {
+    } else if is_bulk_wait(inst) {
         Some(Purpose::Reuse)
     } else if is_product_wait(inst) {
         Some(Purpose::Products)
@@ -152,7 +168,7 @@ fn purpose(inst: &Inst) -> Option<Purpose> {
 
 /// The barriers of a purpose.
 fn syncs(kernel: &Anatomy<'_>, wanted: Purpose) -> Vec<usize> {
-    let barriers = kernel.find(|inst| matches!(inst, Inst::Barrier(_))).into_iter();
+    let barriers = kernel.find(is_sync).into_iter();
     let of_purpose = barriers.filter(|&line| {
         let before = kernel.before(line, |inst| purpose(inst).is_some());
         before.is_some_and(|before| kernel.has(before, |inst| purpose(inst) == Some(wanted)))
@@ -164,12 +180,7 @@ fn syncs(kernel: &Anatomy<'_>, wanted: Purpose) -> Vec<usize> {
 fn one_thread(kernel: &Anatomy<'_>) -> Option<&'static str> {
     let alone = |&line: &usize| kernel.in_lanes(line);
     let all = kernel.find(|inst| matches!(inst, Inst::Mbarrier(_))).iter().all(alone);
-    (all && kernel.kernel.roles.is_empty())
-        .then_some("the thread that initialises is the only one that waits")
-}
-
-fn is_copy_out(inst: &Inst) -> bool {
-    matches!(inst, Inst::Tma(TmaInst::Store { .. } | TmaInst::ReduceAdd { .. }))
+    (all && kernel.has_one_role()).then_some("the thread that initialises is the only one that waits")
 }
 
 /// In no loop, and before any copy, a tile of shared memory is written for the first time.
@@ -180,7 +191,7 @@ pub(super) fn first_use(kernel: &Anatomy<'_>, line: usize) -> Option<&'static st
 }
 
 fn computed(kernel: &Anatomy<'_>, change: fn(Operand, u32) -> (Operand, u32)) -> Vec<Site> {
-    let barriers = kernel.find(|inst| matches!(inst, Inst::Barrier(_))).into_iter();
+    let barriers = kernel.find(is_sync).into_iter();
     let changed = barriers.filter_map(|line| {
         let Some(Inst::Barrier(BarrierInst::Sync(BarrierRef::Computed { id, threads }))) = kernel.inst(line)
         else {
@@ -190,6 +201,13 @@ fn computed(kernel: &Anatomy<'_>, change: fn(Operand, u32) -> (Operand, u32)) ->
         Some(Site::replaced(line, Inst::Barrier(BarrierInst::Sync(BarrierRef::Computed { id, threads }))))
     });
     changed.collect()
+}
+
+/// What a role does to the other CTAs before statement `line` may be loads alone.
+fn only_loads(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
+    let arrives = |inst: &Inst| matches!(inst, Inst::Mbarrier(MbarrierInst::ArriveRemote { .. }));
+    let reason = "all that this role does to the other CTA is to load what that CTA's consumers wait for";
+    kernel.before(line, arrives).is_none().then_some(reason)
 }
 
 /// Arrivals and waits of cluster barriers, of the prologue or of the roles.

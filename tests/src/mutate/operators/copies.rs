@@ -1,23 +1,33 @@
-//! Copies out of shared memory: their groups and the waits for them.
+//! Copies: whom loads reach, and the groups of stores and the waits for them.
 
 use fa3_ir::{Imm, Inst, LaneInst, LaneOp, Node, Operand, TmaInst};
 use fa3_sim::Rule;
 
 use super::barriers::first_use;
 use super::{NOTHING, deleted, later};
+use crate::mutate::kinds::{is_bulk_commit, is_bulk_wait, is_load};
 use crate::mutate::{Anatomy, Operator, Site};
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
+        name: "load: to the first CTA of the cluster alone",
+        rules: &[Rule::M5, Rule::Deadlock],
+        sites: |kernel| {
+            let loads = kernel.find(is_load).into_iter();
+            loads.filter_map(|line| to_first(kernel, line)).collect()
+        },
+        ..NOTHING
+    },
+    Operator {
         name: "bulk commit_group: deleted",
         rules: &[Rule::T2, Rule::T3, Rule::T5],
-        sites: |kernel| deleted(kernel.find(is_commit)),
+        sites: |kernel| deleted(kernel.find(is_bulk_commit)),
         ..NOTHING
     },
     Operator {
         name: "bulk commit_group: after the wait",
         rules: &[Rule::T2, Rule::T3, Rule::T5],
-        sites: |kernel| later(kernel, kernel.find(is_commit), |line| kernel.after(line, is_wait)),
+        sites: |kernel| later(kernel, kernel.find(is_bulk_commit), |line| kernel.after(line, is_bulk_wait)),
         ..NOTHING
     },
     Operator {
@@ -25,7 +35,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         rules: &[Rule::T2, Rule::T5],
         sites: |kernel| {
             let site = |line| Site::deleted(line).equivalent(first_use(kernel, line));
-            kernel.find(is_wait).into_iter().map(site).collect()
+            kernel.find(is_bulk_wait).into_iter().map(site).collect()
         },
         ..NOTHING
     },
@@ -52,23 +62,24 @@ pub(super) const OPERATORS: &[Operator] = &[
         name: "bulk wait_group: by another warp",
         rules: &[Rule::T2, Rule::T3, Rule::T5],
         sites: |kernel| {
-            let sites = kernel.find(is_wait).into_iter().filter_map(|line| elsewhere(kernel, line));
+            let sites = kernel.find(is_bulk_wait).into_iter().filter_map(|line| elsewhere(kernel, line));
             sites.map(|site| Site { equivalent: first_use(kernel, site.line), ..site }).collect()
         },
         ..NOTHING
     },
 ];
 
-fn is_commit(inst: &Inst) -> bool {
-    *inst == Inst::Tma(TmaInst::Commit)
-}
-
-fn is_wait(inst: &Inst) -> bool {
-    matches!(inst, Inst::Tma(TmaInst::Wait { .. }))
+/// A load for several CTAs, for the first alone.
+fn to_first(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
+    let mut load = kernel.inst(line)?.clone();
+    let Inst::Tma(TmaInst::Load { options, .. }) = &mut load else { return None };
+    let mask = options.multicast.as_mut()?;
+    *mask = Operand::Imm(Imm::B16(1));
+    Some(Site::replaced(line, load))
 }
 
 fn waiting(kernel: &Anatomy<'_>, change: fn(u32, bool) -> TmaInst) -> Vec<Site> {
-    let waits = kernel.find(is_wait).into_iter();
+    let waits = kernel.find(is_bulk_wait).into_iter();
     let changed = waits.filter_map(|line| {
         let Some(Inst::Tma(TmaInst::Wait { pending, read })) = kernel.inst(line) else { return None };
         Some(Site::replaced(line, Inst::Tma(change(*pending, *read))))
@@ -82,7 +93,7 @@ fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let Node::If { condition, .. } = &kernel.stmt(branch).node else { return None };
     let chooses = kernel.definition(condition.pred)?;
     let Inst::Lane(LaneInst { op: LaneOp::EqB32, dst, src }) = kernel.inst(chooses)? else { return None };
-    if kernel.has(branch, |inst| *inst == Inst::Tma(TmaInst::Commit)) {
+    if kernel.has(branch, is_bulk_commit) {
         return None;
     }
     let other = Operand::Imm(Imm::B32(src[1].constant()? + 1));

@@ -7,8 +7,8 @@ use fa3_ir::{
 use fa3_sim::Rule;
 
 use super::NOTHING;
-use crate::mutate::anatomy::mma;
 use crate::mutate::edit::Edit;
+use crate::mutate::kinds::mma;
 use crate::mutate::{Anatomy, Operator, Site};
 
 pub(super) const OPERATORS: &[Operator] = &[

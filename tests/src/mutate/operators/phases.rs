@@ -1,17 +1,13 @@
 //! Arrivals at mbarriers, the bytes they expect, and how many complete a phase.
 
-use fa3_ir::{ClusterInst, Imm, Inst, MbarrierInst, Operand, Region, RegionKind, TmaInst};
+use fa3_ir::{ClusterInst, Imm, Inst, MbarrierInst, Operand, SharedAddr};
 use fa3_sim::Rule;
 
-use super::fences::initialises;
 use super::waits::first_round;
 use super::{NOTHING, deleted, later};
-use crate::mutate::anatomy::is_plain_arrival;
 use crate::mutate::edit::Edit;
+use crate::mutate::kinds::{is_init, is_load, is_plain_arrival, is_wait};
 use crate::mutate::{Anatomy, Operator, Site};
-
-/// Who finds arrivals that are too many.
-const EXCESS: &[Rule] = &[Rule::M2, Rule::M4];
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
@@ -37,7 +33,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "empty arrive: by every lane",
-        rules: EXCESS,
+        rules: &[Rule::M2, Rule::M4],
         sites: |kernel| {
             kernel.find(is_plain_arrival).into_iter().map(|line| unguarded(kernel, line)).collect()
         },
@@ -48,16 +44,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         rules: &[Rule::Deadlock, Rule::M2, Rule::M4],
         sites: |kernel| {
             let mapped = kernel.find(|inst| matches!(inst, Inst::Cluster(ClusterInst::MapAddress { .. })));
-            let elsewhere = mapped.into_iter().filter_map(|line| {
-                let Some(Inst::Cluster(ClusterInst::MapAddress { dst, addr, cta })) = kernel.inst(line)
-                else {
-                    return None;
-                };
-                let cta = Operand::Imm(Imm::B32((cta.constant()? + 1) % kernel.kernel.launch.cluster));
-                let mapped = ClusterInst::MapAddress { dst: *dst, addr: *addr, cta };
-                Some(Site::replaced(line, Inst::Cluster(mapped)))
-            });
-            elsewhere.collect()
+            mapped.into_iter().filter_map(|line| elsewhere(kernel, line)).collect()
         },
         ..NOTHING
     },
@@ -120,16 +107,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         rules: &[Rule::Deadlock, Rule::M2, Rule::M3, Rule::M4, Rule::M5],
         sites: |kernel| {
             let addresses = kernel.find(|inst| matches!(inst, Inst::RegionAddress { .. })).into_iter();
-            let swapped = addresses.filter_map(|line| {
-                let Some(Inst::RegionAddress { dst, region }) = kernel.inst(line) else { return None };
-                let region = sibling(kernel, *region)?;
-                let wait = kernel
-                    .after(line, is_wait)
-                    .filter(|&wait| kernel.region_address_used(wait) == Some(line));
-                let reason = wait.and_then(|wait| first_round(kernel, wait));
-                Some(Site::replaced(line, Inst::RegionAddress { dst: *dst, region }).equivalent(reason))
-            });
-            swapped.collect()
+            addresses.filter_map(|line| swapped(kernel, line)).collect()
         },
         ..NOTHING
     },
@@ -139,21 +117,13 @@ fn constant(bits: u32) -> Operand {
     Operand::Imm(Imm::B32(bits))
 }
 
-fn is_wait(inst: &Inst) -> bool {
-    matches!(inst, Inst::Mbarrier(MbarrierInst::Wait { .. }))
-}
-
-fn is_load(inst: &Inst) -> bool {
-    matches!(inst, Inst::Tma(TmaInst::Load { .. }))
-}
-
 /// The mbarrier and the bytes that an arrival expects.
-fn expected(inst: &Inst) -> Option<(fa3_ir::SharedAddr, u32)> {
+fn expected(inst: &Inst) -> Option<(SharedAddr, u32)> {
     let Inst::Mbarrier(MbarrierInst::ArriveExpect { addr, bytes }) = inst else { return None };
     Some((*addr, bytes.constant()?))
 }
 
-fn expecting(kernel: &Anatomy<'_>, change: fn(fa3_ir::SharedAddr, u32) -> MbarrierInst) -> Vec<Site> {
+fn expecting(kernel: &Anatomy<'_>, change: fn(SharedAddr, u32) -> MbarrierInst) -> Vec<Site> {
     let arrivals = kernel.find(|inst| expected(inst).is_some()).into_iter();
     let changed = arrivals.filter_map(|line| {
         let (addr, bytes) = expected(kernel.inst(line)?)?;
@@ -163,21 +133,27 @@ fn expecting(kernel: &Anatomy<'_>, change: fn(fa3_ir::SharedAddr, u32) -> Mbarri
 }
 
 /// An arrival is for whoever waits for it, later or in a next round of a loop around both.
-pub(super) fn last_round(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
-    let region = kernel.mbarrier(kernel.inst(line)?)?;
-    let waits = kernel.find(|inst| is_wait(inst) && kernel.mbarrier(inst) == Some(region));
-    let last = kernel.innermost_loop(line).is_none() && waits.iter().all(|&wait| wait < line);
-    let one_role = kernel.kernel.roles.is_empty();
-    (last && one_role).then_some("nobody waits for the slot any more")
+pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
+    let waits = kernel.waits_for(kernel.mbarrier(kernel.inst(arrival)?)?);
+    let last = kernel.innermost_loop(arrival).is_none() && waits.iter().all(|&wait| wait < arrival);
+    (last && kernel.has_one_role()).then_some("nobody waits for the slot any more")
 }
 
 /// Where fewer slots are loaded ahead than there are, a round waits for what the round before gave back.
-fn spare_slot(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
-    let region = kernel.mbarrier(kernel.inst(line)?)?;
-    let slots = kernel.kernel.smem.get(region)?.bytes / 8;
-    let waits = kernel.find(|inst| is_wait(inst) && kernel.mbarrier(inst) == Some(region));
-    let ahead = waits.iter().filter(|&&wait| kernel.innermost_loop(wait).is_none()).count();
-    (ahead < slots as usize).then_some("the slot that is waited for there was given back a round before")
+fn spare_slot(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
+    let region = kernel.mbarrier(kernel.inst(arrival)?)?;
+    let waits = kernel.waits_for(region).into_iter();
+    let ahead = waits.filter(|&wait| kernel.innermost_loop(wait).is_none()).count();
+    (ahead < kernel.slots(region)?)
+        .then_some("the slot that is waited for there was given back a round before")
+}
+
+/// The address in a CTA of the cluster, in the next one instead.
+fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
+    let mut inst = kernel.inst(line)?.clone();
+    let Inst::Cluster(ClusterInst::MapAddress { cta, .. }) = &mut inst else { return None };
+    *cta = constant((cta.constant()? + 1) % kernel.kernel.launch.cluster);
+    Some(Site::replaced(line, inst))
 }
 
 /// With every lane arriving, and computing where, not the elected one alone.
@@ -189,30 +165,32 @@ fn unguarded(kernel: &Anatomy<'_>, line: usize) -> Site {
 
 /// The mbarriers of each region, initialised for another number of arrivals.
 fn counts(kernel: &Anatomy<'_>, change: fn(u32) -> u32) -> Vec<Site> {
-    let regions = kernel.kernel.smem.regions.iter().zip(0..).map(|(_, index)| Region(index));
-    let changed = regions.filter_map(|region| {
-        let RegionKind::Mbarriers { arrivals } = kernel.kernel.smem.get(region)?.kind else { return None };
-        let arrivals = change(arrivals);
-        let inits = kernel.find(|inst| initialises(inst) && kernel.mbarrier(inst) == Some(region));
-        let init = |&line: &usize| {
-            let Some(Inst::Mbarrier(MbarrierInst::Init { addr, .. })) = kernel.inst(line) else {
-                return None;
-            };
-            Some(Edit::Inst(line, Inst::Mbarrier(MbarrierInst::Init { addr: *addr, arrivals })))
-        };
-        let declared = Edit::Arrivals(region, arrivals);
-        Some(Site::new(*inits.first()?, inits.iter().filter_map(init).chain([declared]).collect()))
-    });
-    changed.collect()
+    let site = |(region, _)| {
+        let inits = kernel.find(|inst| is_init(inst) && kernel.mbarrier(inst) == Some(region));
+        let arrivals = change(init(kernel, *inits.first()?)?.1);
+        let changed = inits.iter().filter_map(|&line| {
+            let (addr, _) = init(kernel, line)?;
+            Some(Edit::Inst(line, Inst::Mbarrier(MbarrierInst::Init { addr, arrivals })))
+        });
+        Some(Site::new(inits[0], changed.chain([Edit::Arrivals(region, arrivals)]).collect()))
+    };
+    kernel.mbarriers().filter_map(site).collect()
 }
 
-/// Another region of as many mbarriers.
-fn sibling(kernel: &Anatomy<'_>, region: Region) -> Option<Region> {
-    let mbarriers = |region: Region| {
-        let info = kernel.kernel.smem.get(region)?;
-        matches!(info.kind, RegionKind::Mbarriers { .. }).then_some(info.bytes)
-    };
-    let bytes = mbarriers(region)?;
-    let regions = (0..kernel.kernel.smem.regions.len() as u32).map(Region);
-    regions.into_iter().find(|&other| other != region && mbarriers(other) == Some(bytes))
+/// The mbarrier that a statement initialises, and for how many arrivals.
+fn init(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, u32)> {
+    let Some(Inst::Mbarrier(MbarrierInst::Init { addr, arrivals })) = kernel.inst(line) else { return None };
+    Some((*addr, *arrivals))
+}
+
+/// The address of a ring's mbarriers that is that of the ring's others.
+fn swapped(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
+    let Some(Inst::RegionAddress { dst, region }) = kernel.inst(line) else { return None };
+    let slots = kernel.slots(*region)?;
+    let mut others = kernel.mbarriers().filter(|&(other, count)| other != *region && count as usize == slots);
+    let (other, _) = others.next()?;
+    let waits = kernel.waits_for(*region).into_iter();
+    let mut its_wait = waits.filter(|&wait| kernel.wait_address(wait) == Some(line));
+    let reason = its_wait.next().and_then(|wait| first_round(kernel, wait));
+    Some(Site::replaced(line, Inst::RegionAddress { dst: *dst, region: other }).equivalent(reason))
 }

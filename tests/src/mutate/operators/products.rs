@@ -5,7 +5,8 @@ use fa3_sim::Rule;
 
 use super::phases::last_round;
 use super::{NOTHING, deleted, earlier, later};
-use crate::mutate::anatomy::{is_mma, is_plain_arrival, mma, touches};
+use crate::mutate::anatomy::touches;
+use crate::mutate::kinds::{is_mma, is_plain_arrival, is_product_wait, mma};
 use crate::mutate::{Anatomy, Operator, Site};
 
 /// Who finds that a product is still under way.
@@ -49,20 +50,21 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "wgmma.commit_group: after the wait",
         rules: &[Rule::W2, Rule::W3, Rule::W6],
-        sites: |kernel| later(kernel, kernel.find(is_commit), |line| kernel.after(line, is_wait)),
+        sites: |kernel| later(kernel, kernel.find(is_commit), |line| kernel.after(line, is_product_wait)),
         ..NOTHING
     },
     Operator {
         name: "wgmma.wait_group: deleted",
         rules: IN_FLIGHT,
-        sites: |kernel| deleted(kernel.find(is_wait)),
+        sites: |kernel| deleted(kernel.find(is_product_wait)),
         ..NOTHING
     },
     Operator {
         name: "wgmma.wait_group: after what it protects",
         rules: IN_FLIGHT,
         sites: |kernel| {
-            let moved = later(kernel, kernel.find(is_wait), |line| kernel.after(line, relies_on_wait));
+            let moved =
+                later(kernel, kernel.find(is_product_wait), |line| kernel.after(line, relies_on_wait));
             let argued = moved.into_iter().map(|site| {
                 let reason =
                     kernel.after(site.line, relies_on_wait).and_then(|line| last_round(kernel, line));
@@ -117,10 +119,6 @@ fn is_commit(inst: &Inst) -> bool {
     *inst == Inst::Wgmma(WgmmaInst::Commit)
 }
 
-pub(super) fn is_wait(inst: &Inst) -> bool {
-    matches!(inst, Inst::Wgmma(WgmmaInst::Wait { .. }))
-}
-
 /// What a wait for products comes before: giving a slot back, or meeting who will load into it.
 fn relies_on_wait(inst: &Inst) -> bool {
     is_plain_arrival(inst) || matches!(inst, Inst::Barrier(_))
@@ -146,7 +144,7 @@ fn redundant_fence(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
 }
 
 fn counted(kernel: &Anatomy<'_>, change: fn(u32) -> Option<u32>, reason: Option<&'static str>) -> Vec<Site> {
-    let waits = kernel.find(is_wait).into_iter();
+    let waits = kernel.find(is_product_wait).into_iter();
     let changed = waits.filter_map(|line| {
         let Some(Inst::Wgmma(WgmmaInst::Wait { pending })) = kernel.inst(line) else { return None };
         let wait = WgmmaInst::Wait { pending: change(*pending)? };

@@ -1,20 +1,18 @@
 //! Waits for mbarriers, for data ("full") and for room ("empty"), and the parities that they wait for.
 
-use fa3_ir::{
-    Imm, Inst, LaneInst, LaneOp, MbarrierInst, Node, Operand, Stmt, TmaInst, Ty, Value, ValueInfo, WarpInst,
-};
+use fa3_ir::{Imm, Inst, LaneOp, MbarrierInst, Node, Operand, Region, SharedAddr, Stmt, Value};
 use fa3_sim::Rule;
 
-use super::{NOTHING, later};
-use crate::mutate::anatomy::is_mma;
+use super::{NOTHING, deleted};
 use crate::mutate::edit::Edit;
+use crate::mutate::kinds::{is_load, is_wait, reads_tile};
 use crate::mutate::{Anatomy, Operator, Site};
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "full wait: deleted",
         rules: &[Rule::Race],
-        sites: |kernel| kernel.waits(true).into_iter().map(Site::deleted).collect(),
+        sites: |kernel| deleted(kernel.waits(true)),
         ..NOTHING
     },
     Operator {
@@ -67,16 +65,8 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
 ];
 
-fn is_load(inst: &Inst) -> bool {
-    matches!(inst, Inst::Tma(TmaInst::Load { .. }))
-}
-
-fn reads_tile(inst: &Inst) -> bool {
-    is_mma(inst) || matches!(inst, Inst::Tma(TmaInst::Store { .. }) | Inst::Warp(WarpInst::Ldmatrix { .. }))
-}
-
 /// The mbarrier and the parity that a statement waits for.
-fn wait(kernel: &Anatomy<'_>, line: usize) -> Option<(fa3_ir::SharedAddr, Operand)> {
+fn wait(kernel: &Anatomy<'_>, line: usize) -> Option<(SharedAddr, Operand)> {
     let Some(Inst::Mbarrier(MbarrierInst::Wait { addr, parity })) = kernel.inst(line) else { return None };
     Some((*addr, *parity))
 }
@@ -85,36 +75,27 @@ fn wait(kernel: &Anatomy<'_>, line: usize) -> Option<(fa3_ir::SharedAddr, Operan
 fn moved(kernel: &Anatomy<'_>, full: bool, to: fn(&Inst) -> bool) -> Vec<Site> {
     let site = |line| {
         let (addr, parity) = wait(kernel, line)?;
-        let Operand::Value(variable) = parity else {
-            return later(kernel, vec![line], |line| kernel.after(line, to)).pop();
-        };
-        let source = kernel.stmt(line).source;
-        let kept = Value(kernel.kernel.values.len() as u32);
-        let copy = LaneInst { op: LaneOp::MovB32, dst: vec![kept], src: vec![Operand::Value(variable)] };
-        let wait = MbarrierInst::Wait { addr, parity: Operand::Value(kept) };
-        let stmt = |inst| Stmt { node: Node::Inst { guard: None, inst }, source };
-        let edits = vec![
-            Edit::Register(ValueInfo { ty: Ty::B32, name: None, mutable: false }),
-            Edit::Before(line, stmt(Inst::Lane(copy))),
-            Edit::Delete(line),
-            Edit::After(kernel.after(line, to)?, stmt(Inst::Mbarrier(wait))),
-        ];
+        let (kept, mut edits) = Edit::compute(kernel, line, LaneOp::MovB32, vec![parity]);
+        let inst = Inst::Mbarrier(MbarrierInst::Wait { addr, parity: kept });
+        let node = Node::Inst { guard: None, inst };
+        let wait = Stmt { node, source: kernel.stmt(line).source };
+        edits.extend([Edit::Delete(line), Edit::After(kernel.after(line, to)?, wait)]);
         Some(Site::new(line, edits))
     };
     kernel.waits(full).into_iter().filter_map(site).collect()
 }
 
+/// The region that a wait in no loop is for, if fewer waits than it has mbarriers come before.
+fn unrolled(kernel: &Anatomy<'_>, wait: usize) -> Option<Region> {
+    let region = kernel.mbarrier(kernel.inst(wait)?)?;
+    let earlier = kernel.waits_for(region).into_iter().filter(|&other| other < wait).count();
+    (kernel.innermost_loop(wait).is_none() && earlier < kernel.slots(region)?).then_some(region)
+}
+
 /// A wait for room in no loop, one of as many as there are slots, is for a slot that nobody has used.
-pub(super) fn first_round(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
-    let inst = kernel.inst(line)?;
-    let region = kernel.mbarrier(inst)?;
-    let slots = kernel.kernel.smem.get(region)?.bytes / 8;
-    let earlier = kernel.find(|other| {
-        matches!(other, Inst::Mbarrier(MbarrierInst::Wait { .. })) && kernel.mbarrier(other) == Some(region)
-    });
-    let earlier = earlier.iter().filter(|&&other| other < line).count();
-    let first = kernel.innermost_loop(line).is_none() && earlier < slots as usize && !kernel.is_full(region);
-    first.then_some("nobody has used the slot yet: the wait passes at once")
+pub(super) fn first_round(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
+    let room = !kernel.is_full(unrolled(kernel, wait)?);
+    room.then_some("nobody has used the slot yet: the wait passes at once")
 }
 
 /// The variables that hold parities of waits.
@@ -159,13 +140,10 @@ fn stuck(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
     assignments(kernel, full, false).into_iter().map(site).collect()
 }
 
-/// A round in no loop that comes before the last slot does not toggle.
+/// A round in no loop that comes before that of the last slot does not toggle.
 fn no_wrap(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
-    let is_mbarrier_wait = |inst: &Inst| matches!(inst, Inst::Mbarrier(MbarrierInst::Wait { .. }));
-    let region = kernel.mbarrier(kernel.inst(kernel.before(line, is_mbarrier_wait)?)?)?;
-    let slots = kernel.kernel.smem.get(region)?.bytes / 8;
-    let rounds = kernel.find(|other| is_mbarrier_wait(other) && kernel.mbarrier(other) == Some(region));
-    let rounds = rounds.iter().filter(|&&other| other < line).count();
-    let first = kernel.innermost_loop(line).is_none() && rounds < slots as usize;
-    first.then_some("the round is not that of the last slot: the parity stays")
+    let wait = kernel.before(line, is_wait)?;
+    let region = unrolled(kernel, wait)?;
+    let rounds = kernel.waits_for(region).into_iter().filter(|&other| other < line).count();
+    (rounds < kernel.slots(region)?).then_some("the round is not that of the last slot: the parity stays")
 }

@@ -1,0 +1,118 @@
+//! Operands of products in shared memory: where their chunks of 16 bytes lie, and what they hold.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use fa3_ir::Major;
+
+use crate::data::operand::{DescriptorError, Operand};
+use crate::machine::{At, Machine};
+use crate::shared::WINDOW;
+
+/// Bytes of a chunk.
+pub(super) const CHUNK: u32 = 16;
+
+/// Which part of which operand.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Part {
+    /// The matrix descriptor.
+    pub(super) desc: u64,
+    pub(super) major: Major,
+    /// Rows of A or columns of B.
+    pub(super) rows: Range<u32>,
+    /// The depth of the product: of 32 bytes.
+    pub(super) k: u32,
+}
+
+impl Part {
+    fn elem_bytes(&self) -> u32 {
+        32 / self.k
+    }
+
+    /// The offsets of its chunks: row by row along K, or depth by depth along the rows. Wrong ones are beyond any
+    /// shared memory.
+    pub(super) fn chunks(&self) -> Result<Vec<u32>, DescriptorError> {
+        let operand = Operand::decode(self.desc, self.major, self.elem_bytes())?;
+        let step = (CHUNK / self.elem_bytes()) as usize;
+        let offset = |r, k| operand.address(r, k).wrapping_sub(WINDOW);
+        let (rows, k) = (self.rows.clone(), self.k);
+        Ok(match self.major {
+            Major::K => rows
+                .flat_map(|r| (0..k).step_by(step).map(move |k| (r, k)))
+                .map(|(r, k)| offset(r, k))
+                .collect(),
+            Major::Mn => (0..k)
+                .flat_map(|k| rows.clone().step_by(step).map(move |r| (r, k)))
+                .map(|(r, k)| offset(r, k))
+                .collect(),
+        })
+    }
+
+    /// The element codes, row by row, that the chunks at these offsets hold; zeros for those that are nowhere.
+    fn gather(&self, chunks: &[u32], shared: &[u8]) -> Vec<u16> {
+        let (k, rows, bytes) = (self.k as usize, self.rows.len(), self.elem_bytes() as usize);
+        let step = CHUNK as usize / bytes;
+        let mut elements = vec![0; rows * k];
+        for (index, &chunk) in chunks.iter().enumerate() {
+            let Some(data) = shared.get(chunk as usize..chunk as usize + CHUNK as usize) else { continue };
+            // Where the chunk's first element goes, and how far the next ones are apart.
+            let (first, apart) = match self.major {
+                Major::K => (index * step, 1),
+                Major::Mn => (index % (rows / step) * step * k + index / (rows / step), k),
+            };
+            for (element, code) in data.chunks_exact(bytes).enumerate() {
+                let code = if bytes == 1 { code[0].into() } else { u16::from_le_bytes([code[0], code[1]]) };
+                elements[first + element * apart] = code;
+            }
+        }
+        elements
+    }
+}
+
+impl Machine<'_> {
+    /// The chunks of a part, which repeat with the stages of a ring.
+    pub(super) fn chunks_of(&mut self, part: &Part) -> Result<Rc<[u32]>, DescriptorError> {
+        if let Some(chunks) = self.operands.get(part) {
+            return Ok(Rc::clone(chunks));
+        }
+        let chunks: Rc<[u32]> = part.chunks()?.into();
+        self.operands.insert(part.clone(), Rc::clone(&chunks));
+        Ok(chunks)
+    }
+
+    /// The elements of a part; zeros where its descriptor leads nowhere.
+    pub(super) fn gather(&mut self, at: At, part: &Part) -> Vec<u16> {
+        match self.chunks_of(part) {
+            Ok(chunks) => part.gather(&chunks, &self.cta(at).shared.bytes),
+            Err(_) => vec![0; part.rows.len() * part.k as usize],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_ir::{Layout, Swizzle, descriptor_address};
+
+    use super::*;
+
+    /// Every element is where the address function says.
+    #[test]
+    fn parts_are_gathered_element_by_element() {
+        let shared: Vec<u8> = (0..16384u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let start = descriptor_address(WINDOW);
+        for (major, k) in [(Major::K, 16), (Major::K, 32), (Major::Mn, 16)] {
+            let layout = match major {
+                Major::K => Layout::k_major(Swizzle::B128),
+                Major::Mn => Layout::mn_major(Swizzle::B128, 64),
+            };
+            let part = Part { desc: layout.descriptor() | start, major, rows: 16..64, k };
+            let gathered = part.gather(&part.chunks().unwrap(), &shared);
+            let operand = Operand::decode(part.desc, major, 32 / k).unwrap();
+            for (index, code) in gathered.into_iter().enumerate() {
+                let at = operand.address(16 + index as u32 / k, index as u32 % k) - WINDOW;
+                let [low, high] = [0, 1].map(|byte| u16::from(shared[at as usize + byte]));
+                assert_eq!(code, if k == 32 { low } else { low | high << 8 });
+            }
+        }
+    }
+}

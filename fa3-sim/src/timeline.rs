@@ -1,0 +1,287 @@
+//! A coarse model of time: when the warps of a trace did what, and how busy the engines of their SM were.
+//!
+//! ```text
+//! utilisation = cycles in which an engine is busy / cycles of the whole
+//! ```
+//!
+//! It is a model, not a measurement: every CTA has an SM of its own, everything it loads is in L2, instructions run
+//! in the order of the kernel's source, products and other accesses to shared memory do not disturb each other, and
+//! registers and flags in global memory are never waited for. The way that control flow took is that of the run which
+//! was traced: polls that failed and tiles drawn from a counter stay what they were there.
+
+mod chrome;
+mod engine;
+mod replay;
+mod svg;
+mod walker;
+
+use std::fmt;
+use std::ops::Range;
+
+use fa3_ir::WgmmaType;
+
+use crate::{Costs, Line, Trace};
+use engine::Unit;
+use replay::Replay;
+
+/// When a cluster did what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timeline {
+    /// The kernel's name.
+    pub kernel: String,
+    /// The cycles that it shows.
+    pub cycles: Range<u64>,
+    /// One for each role and warpgroup: the warp that does most.
+    pub roles: Vec<RoleTrack>,
+    /// The engines of the CTAs' SMs.
+    pub engines: Vec<EngineTrack>,
+}
+
+/// What a warp did: spans that follow each other without gaps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoleTrack {
+    /// The rank of its CTA in the cluster.
+    pub cta: u32,
+    /// Its role, and the warpgroup's number if the role has several.
+    pub name: String,
+    /// Its warpgroup's number in the CTA.
+    pub warpgroup: u32,
+    /// In order.
+    pub spans: Vec<Span>,
+}
+
+/// When an engine was busy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineTrack {
+    /// The rank of its CTA in the cluster.
+    pub cta: u32,
+    /// Which.
+    pub engine: Engine,
+    /// Cycles in which its units are busy, of all units together.
+    pub busy: u64,
+    /// When any of its units is busy: in order, without overlap.
+    pub spans: Vec<Span>,
+}
+
+/// What an SM has one of, or one for each of its four partitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// Matrix products. All four partitions work on each.
+    TensorCore,
+    /// Exponentials and the like.
+    Special,
+    /// The schedulers, each of which issues one instruction a cycle.
+    Issue,
+    /// The port of shared memory, as loads, stores and shuffles use it.
+    Shared,
+    /// What comes from L2.
+    Loads,
+    /// What goes to L2.
+    Stores,
+}
+
+/// Some cycles in which the same was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// What was done.
+    pub activity: Activity,
+    /// The line of the kernel's source that says so.
+    pub line: Line,
+    /// The warpgroup that did it.
+    pub warpgroup: u32,
+    /// The first cycle.
+    pub start: u64,
+    /// One past the last.
+    pub end: u64,
+}
+
+/// What can be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activity {
+    /// A matrix product of 64 x n x k; on a role's track, beginning it.
+    Product(WgmmaType, u32),
+    /// Exponentials and the like.
+    Special,
+    /// All other arithmetic.
+    Arithmetic,
+    /// Accesses to shared memory, and shuffles.
+    Shared,
+    /// Accesses to global memory.
+    Global,
+    /// Copies from global to shared memory; on a role's track, beginning them.
+    Load,
+    /// Copies from shared to global memory; on a role's track, beginning them.
+    Store,
+    /// Branches, fences, arrivals.
+    Control,
+    /// Waiting.
+    Wait(Cause),
+}
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// Products.
+    Products,
+    /// A phase of an mbarrier.
+    Mbarrier,
+    /// Other warps, at a named barrier or the cluster's.
+    Barrier,
+    /// Copies that the warp has begun itself.
+    Copies,
+    /// Results of loads or shuffles.
+    Results,
+}
+
+impl Timeline {
+    /// When what a trace says happens if things take so long.
+    pub fn new(trace: &Trace, costs: &Costs) -> Timeline {
+        Replay::new(trace, costs).run()
+    }
+
+    /// How long it is.
+    pub fn length(&self) -> u64 {
+        self.cycles.end - self.cycles.start
+    }
+
+    /// The part of the time in which an engine of a CTA is busy, from 0 to 1.
+    pub fn utilisation(&self, cta: u32, engine: Engine) -> f64 {
+        let track = self.engines.iter().find(|track| (track.cta, track.engine) == (cta, engine));
+        let busy = track.map_or(0, |track| track.busy);
+        busy as f64 / (engine.units() * self.length()).max(1) as f64
+    }
+
+    /// The same timeline for `cycles` alone. Of engines with several units, what is busy then is estimated from all.
+    #[must_use]
+    pub fn between(&self, cycles: Range<u64>) -> Timeline {
+        let start = cycles.start.clamp(self.cycles.start, self.cycles.end);
+        let end = cycles.end.clamp(start, self.cycles.end);
+        let cut = |spans: &[Span]| -> Vec<Span> {
+            let cut = |span: &Span| Span { start: span.start.max(start), end: span.end.min(end), ..*span };
+            spans.iter().map(cut).filter(|span| span.start < span.end).collect()
+        };
+        let engine = |track: &EngineTrack| {
+            let spans = cut(&track.spans);
+            let (before, after) = (length(&track.spans), length(&spans));
+            EngineTrack { busy: track.busy * after / before.max(1), spans, ..*track }
+        };
+        Timeline {
+            kernel: self.kernel.clone(),
+            cycles: start..end,
+            roles: self
+                .roles
+                .iter()
+                .map(|track| RoleTrack { spans: cut(&track.spans), ..track.clone() })
+                .collect(),
+            engines: self.engines.iter().map(engine).collect(),
+        }
+    }
+
+    /// A picture: one row a role and warpgroup with what its products do above what its instructions do, one row an
+    /// engine, as high as it is busy.
+    pub fn to_svg(&self) -> String {
+        svg::draw(self)
+    }
+
+    /// The trace event format that `chrome://tracing` and Perfetto load; a microsecond there is a cycle.
+    pub fn to_chrome_trace(&self) -> String {
+        chrome::write(self)
+    }
+}
+
+/// Cycles in spans.
+fn length(spans: &[Span]) -> u64 {
+    spans.iter().map(|span| span.end - span.start).sum()
+}
+
+/// Appends a span, or lengthens the last one if it goes on.
+fn append(spans: &mut Vec<Span>, span: Span) {
+    if span.start == span.end {
+        return;
+    }
+    match spans.last_mut() {
+        Some(last)
+            if last.end == span.start
+                && Span { start: last.start, ..span } == Span { end: span.end, ..*last } =>
+        {
+            last.end = span.end;
+        }
+        _ => spans.push(span),
+    }
+}
+
+impl Engine {
+    /// All, in the order of a picture's rows.
+    pub const ALL: [Engine; 6] =
+        [Engine::TensorCore, Engine::Special, Engine::Issue, Engine::Shared, Engine::Loads, Engine::Stores];
+
+    /// How many of it an SM has.
+    pub const fn units(self) -> u64 {
+        match self {
+            Engine::Special | Engine::Issue => 4,
+            Engine::TensorCore | Engine::Shared | Engine::Loads | Engine::Stores => 1,
+        }
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Engine::TensorCore => "tensor core",
+            Engine::Special => "special functions",
+            Engine::Issue => "issue slots",
+            Engine::Shared => "shared memory",
+            Engine::Loads => "loads from L2",
+            Engine::Stores => "stores to L2",
+        })
+    }
+}
+
+impl fmt::Display for Activity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Activity::Product(ty, n) => return write!(f, "product 64 x {n} x {}", ty.k()),
+            Activity::Special => "special functions",
+            Activity::Arithmetic => "arithmetic",
+            Activity::Shared => "shared memory",
+            Activity::Global => "global memory",
+            Activity::Load => "loads",
+            Activity::Store => "stores",
+            Activity::Control => "control",
+            Activity::Wait(Cause::Products) => "waits for products",
+            Activity::Wait(Cause::Mbarrier) => "waits at an mbarrier",
+            Activity::Wait(Cause::Barrier) => "waits at a barrier",
+            Activity::Wait(Cause::Copies) => "waits for copies",
+            Activity::Wait(Cause::Results) => "waits for results",
+        })
+    }
+}
+
+/// What it says of itself, and how busy the engines are.
+impl fmt::Display for Timeline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {} cycles (model, not measurement)", self.kernel, self.length())?;
+        for track in &self.engines {
+            let percent = 100.0 * self.utilisation(track.cta, track.engine);
+            writeln!(f, "cta {} {:<18} {percent:5.1} %", track.cta, track.engine.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+/// The track of an engine whose units were busy.
+fn engine_track(cta: u32, engine: Engine, units: Vec<Unit>) -> EngineTrack {
+    let busy = units.iter().map(|unit| length(&unit.spans)).sum();
+    let mut all: Vec<Span> = units.into_iter().flat_map(|unit| unit.spans).collect();
+    all.sort_by_key(|span| span.start);
+    let mut spans = Vec::new();
+    let mut until = 0;
+    for span in all {
+        let start = span.start.max(until);
+        if start < span.end {
+            append(&mut spans, Span { start, ..span });
+            until = span.end;
+        }
+    }
+    EngineTrack { cta, engine, busy, spans }
+}

@@ -1,0 +1,48 @@
+//! A timeline as a trace that browsers show.
+
+use serde_json::{Value, json};
+
+use super::{Span, Timeline};
+
+pub(super) fn write(timeline: &Timeline) -> String {
+    let mut events = Vec::new();
+    let mut ctas: Vec<u32> = timeline.engines.iter().map(|track| track.cta).collect();
+    ctas.dedup();
+    for cta in ctas {
+        events.push(named("process_name", cta, 0, format!("{}, cta {cta}", timeline.kernel)));
+        let roles = timeline
+            .roles
+            .iter()
+            .filter(|track| track.cta == cta)
+            .map(|track| (track.name.clone(), &track.spans));
+        let engines = timeline
+            .engines
+            .iter()
+            .filter(|track| track.cta == cta)
+            .map(|track| (track.engine.to_string(), &track.spans));
+        for (thread, (name, spans)) in roles.chain(engines).enumerate() {
+            let thread = thread as u32 + 1;
+            events.push(named("thread_name", cta, thread, name));
+            events.push(json!({"ph": "M", "name": "thread_sort_index", "pid": cta, "tid": thread, "args": {"sort_index": thread}}));
+            events.extend(spans.iter().map(|span| event(span, cta, thread)));
+        }
+    }
+    let about = "model, not measurement; a microsecond is a cycle";
+    json!({"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"about": about}}).to_string()
+}
+
+fn named(what: &str, process: u32, thread: u32, name: String) -> Value {
+    json!({"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}})
+}
+
+fn event(span: &Span, process: u32, thread: u32) -> Value {
+    json!({
+        "ph": "X",
+        "name": span.activity.to_string(),
+        "ts": span.start,
+        "dur": span.end - span.start,
+        "pid": process,
+        "tid": thread,
+        "args": {"line": span.line.to_string(), "warpgroup": span.warpgroup},
+    })
+}

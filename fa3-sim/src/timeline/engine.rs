@@ -1,0 +1,139 @@
+//! The engines of an SM: what serves one after the other.
+
+use std::collections::VecDeque;
+
+use super::{Activity, Engine, EngineTrack, Span, append, engine_track};
+use crate::{Costs, Line, trace::Pipe};
+
+/// What a span is, without its time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct What {
+    pub(super) activity: Activity,
+    pub(super) line: Line,
+    pub(super) warpgroup: u32,
+}
+
+impl What {
+    pub(super) fn span(self, start: u64, end: u64) -> Span {
+        let What { activity, line, warpgroup } = self;
+        Span { activity, line, warpgroup, start, end }
+    }
+}
+
+/// Something that does one thing at a time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unit {
+    /// When it can begin the next.
+    pub(super) free: u64,
+    pub(super) spans: Vec<Span>,
+}
+
+impl Unit {
+    /// Is busy for so many cycles, from `ready` on or as soon as it can; returns when it is done.
+    pub(super) fn serve(&mut self, ready: u64, cycles: u64, what: What) -> u64 {
+        let start = self.free.max(ready);
+        self.free = start + cycles;
+        append(&mut self.spans, what.span(start, self.free));
+        self.free
+    }
+
+    /// The same where what is done comes out `latency` later, which is when it is seen.
+    fn serve_late(&mut self, ready: u64, cycles: u64, latency: u64, what: What) -> u64 {
+        let start = self.free.max(ready);
+        self.free = start + cycles;
+        append(&mut self.spans, what.span(start + latency, self.free + latency));
+        self.free + latency
+    }
+}
+
+/// A quarter of an SM.
+#[derive(Clone, Debug, Default)]
+struct Partition {
+    issue: Unit,
+    special: Unit,
+    /// When they can begin the next instruction.
+    float: u64,
+    integer: u64,
+    convert: u64,
+}
+
+/// An SM.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sm {
+    partitions: [Partition; 4],
+    pub(super) tensor_core: Unit,
+    shared: Unit,
+    loads: Unit,
+    stores: Unit,
+}
+
+impl Sm {
+    /// When a warp's partition can issue its next instruction.
+    pub(super) fn issue_free(&self, warp: u32) -> u64 {
+        self.partitions[warp as usize % 4].issue.free
+    }
+
+    /// When a warp's unit can begin its next instruction.
+    pub(super) fn pipe_free(&self, warp: u32, pipe: Pipe) -> u64 {
+        let partition = &self.partitions[warp as usize % 4];
+        match pipe {
+            Pipe::Float => partition.float,
+            Pipe::Integer => partition.integer,
+            Pipe::Convert => partition.convert,
+            Pipe::Special => partition.special.free,
+            Pipe::Control => 0,
+        }
+    }
+
+    pub(super) fn shared_free(&self) -> u64 {
+        self.shared.free
+    }
+
+    /// Issues an instruction of a warp.
+    pub(super) fn issue(&mut self, warp: u32, now: u64, what: What) {
+        self.partitions[warp as usize % 4].issue.serve(now, 1, what);
+    }
+
+    /// A unit of a warp's partition executes what was issued.
+    pub(super) fn execute(&mut self, warp: u32, pipe: Pipe, now: u64, costs: &Costs, what: What) {
+        let partition = &mut self.partitions[warp as usize % 4];
+        match pipe {
+            Pipe::Float => partition.float = now + costs.float_cycles,
+            Pipe::Integer => partition.integer = now + costs.integer_cycles,
+            Pipe::Convert => partition.convert = now + costs.convert_cycles,
+            Pipe::Special => _ = partition.special.serve(now, costs.special_cycles, what),
+            Pipe::Control => {}
+        }
+    }
+
+    /// The port of shared memory moves so many wavefronts; returns when it has.
+    pub(super) fn access_shared(&mut self, now: u64, wavefronts: u32, what: What) -> u64 {
+        self.shared.serve(now, wavefronts.into(), what)
+    }
+
+    /// Bytes come from L2; returns when the last one is there.
+    pub(super) fn load(&mut self, now: u64, bytes: u32, latency: u64, costs: &Costs, what: What) -> u64 {
+        self.loads.serve_late(now, u64::from(bytes).div_ceil(costs.load_bytes.max(1)), latency, what)
+    }
+
+    /// Bytes go to L2; returns when the last one has left.
+    pub(super) fn store(&mut self, now: u64, bytes: u32, costs: &Costs, what: What) -> u64 {
+        self.stores.serve(now, u64::from(bytes).div_ceil(costs.store_bytes.max(1)), what)
+    }
+
+    /// What its engines did.
+    pub(super) fn tracks(self, cta: u32) -> Vec<EngineTrack> {
+        let Sm { partitions, tensor_core, shared, loads, stores } = self;
+        let (mut issue, mut special) = (Vec::new(), Vec::new());
+        for partition in partitions {
+            issue.push(partition.issue);
+            special.push(partition.special);
+        }
+        let mut units =
+            VecDeque::from([vec![tensor_core], special, issue, vec![shared], vec![loads], vec![stores]]);
+        Engine::ALL
+            .into_iter()
+            .map(|engine| engine_track(cta, engine, units.pop_front().unwrap_or_default()))
+            .collect()
+    }
+}

@@ -1,0 +1,313 @@
+//! A timeline as a picture.
+
+use std::fmt::Write;
+use std::ops::Range;
+
+use super::{Activity, Cause, Engine, Span, Timeline};
+use crate::Line;
+
+/// Pixels: of the picture, where the time begins and ends, of a row, and of the strip of products above it.
+const WIDTH: u32 = 1240;
+const LEFT: u32 = 176;
+const RIGHT: u32 = 1160;
+const HEADER: u32 = 44;
+const ROW: u32 = 30;
+const STRIP: u32 = 9;
+const GAP: u32 = 8;
+const LEGEND: u32 = 20;
+/// Columns that a span is rounded to; in each one the row shows what it was for most of the time.
+const COLUMNS: u32 = RIGHT - LEFT;
+/// Heights that an engine's bar can have.
+const LEVELS: u64 = 8;
+
+/// Colours of products, one a line of the source, and then from the start (after Okabe and Ito).
+const PRODUCTS: [&str; 4] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7"];
+
+/// What a cell of a row shows: columns that look the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cell {
+    columns: (u32, u32),
+    span: Span,
+    /// How much of the time, of [`LEVELS`].
+    level: u64,
+}
+
+struct Drawing<'a> {
+    timeline: &'a Timeline,
+    /// The lines of products, in order of the source, so that a part has the colours of the whole.
+    products: Vec<(Line, Activity)>,
+    /// The other activities that there are.
+    activities: Vec<Activity>,
+    svg: String,
+}
+
+pub(super) fn draw(timeline: &Timeline) -> String {
+    let mut drawing = Drawing::new(timeline);
+    let mut y = HEADER;
+    for track in &timeline.roles {
+        drawing.label(y, track.cta, &track.name);
+        let cores =
+            timeline.engines.iter().filter(|of| (of.cta, of.engine) == (track.cta, Engine::TensorCore));
+        let products: Vec<Span> = cores
+            .flat_map(|of| &of.spans)
+            .filter(|span| span.warpgroup == track.warpgroup)
+            .copied()
+            .collect();
+        // Roles of one warpgroup share its products: they are drawn with who began them.
+        let begins = |span: &Span| matches!(span.activity, Activity::Product(..));
+        if track.spans.iter().any(begins) {
+            drawing.row(&products, y, STRIP, false);
+        }
+        drawing.row(&track.spans, y + STRIP + 1, ROW - STRIP - 1, false);
+        y += ROW + GAP;
+    }
+    for track in &timeline.engines {
+        drawing.label(y, track.cta, &track.engine.to_string());
+        drawing.row(&track.spans, y, ROW, true);
+        let percent = 100.0 * timeline.utilisation(track.cta, track.engine);
+        drawing.text(RIGHT + 8, y + 20, "start", &format!("{percent:.1} %"));
+        y += ROW + GAP;
+    }
+    drawing.axis(y);
+    let height = drawing.legend(y + 44);
+    drawing.finish(height)
+}
+
+impl<'a> Drawing<'a> {
+    fn new(timeline: &'a Timeline) -> Drawing<'a> {
+        let (mut products, mut activities) = (Vec::new(), Vec::new());
+        let roles = timeline.roles.iter().flat_map(|track| &track.spans);
+        for span in timeline.engines.iter().flat_map(|track| &track.spans).chain(roles) {
+            if !matches!(span.activity, Activity::Product(..)) {
+                if !activities.contains(&span.activity) {
+                    activities.push(span.activity);
+                }
+            } else if products.iter().all(|&(line, _)| line != span.line) {
+                products.push((span.line, span.activity));
+            }
+        }
+        products.sort_by_key(|&(line, _)| line);
+        activities.sort_by_key(|&activity| colour(activity).0);
+        Drawing { timeline, products, activities, svg: String::new() }
+    }
+
+    fn cycles(&self) -> Range<u64> {
+        self.timeline.cycles.clone()
+    }
+
+    /// One row of cells; if `measures`, each as high as it is busy.
+    fn row(&mut self, spans: &[Span], y: u32, height: u32, measures: bool) {
+        let _ = write!(
+            self.svg,
+            r##"<rect x="{LEFT}" y="{y}" width="{COLUMNS}" height="{height}" fill="#f6f6f6"/>"##
+        );
+        for Cell { columns: (first, end), span, level } in cells(spans, self.cycles()) {
+            let (x, width) = (LEFT + first, end - first);
+            let busy = (height * level as u32).div_ceil(LEVELS as u32).max(1);
+            let high = if measures { busy } else { height };
+            let (top, fill) = (y + height - high, self.fill(&span));
+            let _ =
+                write!(self.svg, r#"<rect x="{x}" y="{top}" width="{width}" height="{high}" fill="{fill}">"#);
+            let title = format!("{}, {}, cycles {} to {}", span.activity, span.line, span.start, span.end);
+            let _ = write!(self.svg, "<title>{}</title></rect>", escaped(&title));
+        }
+        self.svg.push('\n');
+    }
+
+    fn fill(&self, span: &Span) -> &'static str {
+        if !matches!(span.activity, Activity::Product(..)) {
+            return colour(span.activity).1;
+        }
+        let index = self.products.iter().position(|&(line, _)| line == span.line).unwrap_or(0);
+        PRODUCTS[index % PRODUCTS.len()]
+    }
+
+    fn label(&mut self, y: u32, cta: u32, name: &str) {
+        let several = self.timeline.engines.iter().any(|track| track.cta > 0);
+        let label = if several { format!("cta {cta}, {name}") } else { name.to_owned() };
+        self.text(LEFT - 8, y + 20, "end", &label);
+    }
+
+    fn text(&mut self, x: u32, y: u32, anchor: &str, text: &str) {
+        let _ = write!(self.svg, r#"<text x="{x}" y="{y}" text-anchor="{anchor}">{}</text>"#, escaped(text));
+    }
+
+    fn axis(&mut self, y: u32) {
+        let Range { start, end } = self.cycles();
+        let step = tick(end - start);
+        let mut at = start.next_multiple_of(step);
+        while at <= end {
+            let (x, end) = (LEFT + column(at, &self.cycles()), y + 2);
+            let _ = write!(self.svg, r##"<path d="M{x} {HEADER}V{end}" stroke="#ccc" stroke-width="0.5"/>"##);
+            self.text(x, y + 16, "middle", &at.to_string());
+            at += step;
+        }
+        self.text(LEFT - 32, y + 16, "end", "cycles");
+    }
+
+    /// What the colours mean; returns where it ends.
+    fn legend(&mut self, y: u32) -> u32 {
+        let of_product = |(index, (line, activity)): (usize, &(Line, Activity))| {
+            (PRODUCTS[index % PRODUCTS.len()], format!("{activity}, {line}"))
+        };
+        let of_other = |&activity: &Activity| (colour(activity).1, activity.to_string());
+        let products = self.products.iter().enumerate().map(of_product);
+        let entries: Vec<(&str, String)> = products.chain(self.activities.iter().map(of_other)).collect();
+        let (mut x, mut row) = (LEFT, y);
+        for (fill, text) in &entries {
+            let width = 30 + 7 * text.chars().count() as u32;
+            if x + width > WIDTH {
+                (x, row) = (LEFT, row + LEGEND);
+            }
+            let top = row - 10;
+            let _ = write!(self.svg, r#"<rect x="{x}" y="{top}" width="12" height="12" fill="{fill}"/>"#);
+            self.text(x + 17, row, "start", text);
+            x += width;
+        }
+        row + 16
+    }
+
+    /// Everything, in its frame.
+    fn finish(self, height: u32) -> String {
+        let Timeline { kernel, cycles, .. } = self.timeline;
+        let shown = match cycles.start {
+            0 => format!("{} cycles", cycles.end),
+            start => format!("cycles {start} to {}", cycles.end),
+        };
+        let busy = 100.0 * self.timeline.utilisation(0, Engine::TensorCore);
+        let title =
+            escaped(&format!("{kernel}: {shown}, tensor core busy {busy:.1} % (model, not measurement)"));
+        let body = self.svg;
+        format!(
+            r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img" aria-labelledby="title about" font-family="system-ui, sans-serif" font-size="12" fill="#222">
+<title id="title">{title}</title>
+<desc id="about">What each role of the kernel and each engine of the SM does, over time in cycles of a model.</desc>
+<defs>
+<pattern id="wait" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="5" height="5" fill="#eee"/><path d="M0 0V5" stroke="#bbb" stroke-width="2"/></pattern>
+<pattern id="stall" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" height="4" fill="#eee"/><path d="M0 0H4" stroke="#bbb"/></pattern>
+</defs>
+<rect width="{WIDTH}" height="{height}" fill="#fff"/>
+<text x="16" y="24" font-size="15" font-weight="600">{title}</text>
+{body}
+</svg>
+"##
+        )
+    }
+}
+
+/// The place in the legend, and the colour, of an activity other than a product. What waits for others has stripes.
+fn colour(activity: Activity) -> (u32, &'static str) {
+    match activity {
+        Activity::Product(..) => (0, PRODUCTS[0]),
+        Activity::Special => (1, "#d55e00"),
+        Activity::Arithmetic => (2, "#b9a900"),
+        Activity::Shared => (3, "#56b4e9"),
+        Activity::Global => (4, "#8c6bb1"),
+        Activity::Load => (5, "#4d9078"),
+        Activity::Store => (6, "#7a4f2a"),
+        Activity::Control => (7, "#666666"),
+        Activity::Wait(Cause::Products) => (8, "#dddddd"),
+        Activity::Wait(Cause::Mbarrier) => (9, "url(#wait)"),
+        Activity::Wait(Cause::Barrier) => (10, "url(#stall)"),
+        Activity::Wait(Cause::Copies) => (11, "#e8dccb"),
+        Activity::Wait(Cause::Results) => (12, "#dbe9f4"),
+    }
+}
+
+/// The column of a cycle.
+fn column(cycle: u64, cycles: &Range<u64>) -> u32 {
+    let length = (cycles.end - cycles.start).max(1);
+    (u128::from(cycle - cycles.start) * u128::from(COLUMNS) / u128::from(length)) as u32
+}
+
+/// What the columns show: in each what was done for most of the time.
+fn cells(spans: &[Span], cycles: Range<u64>) -> Vec<Cell> {
+    // For each column, what was done in it and for how many parts of a cycle; a cycle has COLUMNS parts.
+    let length = u128::from((cycles.end - cycles.start).max(1));
+    let mut cells: Vec<Cell> = Vec::new();
+    let mut next = 0;
+    for index in 0..COLUMNS {
+        let parts = |cycle: u64| u128::from(cycle - cycles.start) * u128::from(COLUMNS);
+        let (first, end) = (u128::from(index) * length, u128::from(index + 1) * length);
+        while next < spans.len() && parts(spans[next].end) <= first {
+            next += 1;
+        }
+        let mut done: Vec<(Span, u128)> = Vec::new();
+        for span in spans[next..].iter().take_while(|span| parts(span.start) < end) {
+            let amount = parts(span.end).min(end) - parts(span.start).max(first);
+            let alike =
+                |(other, _): &&mut (Span, u128)| (other.activity, other.line) == (span.activity, span.line);
+            match done.iter_mut().find(alike) {
+                Some((_, sum)) => *sum += amount,
+                None => done.push((*span, amount)),
+            }
+        }
+        let busy: u128 = done.iter().map(|(_, amount)| amount).sum();
+        let Some((span, _)) =
+            done.into_iter().reduce(|most, other| if other.1 > most.1 { other } else { most })
+        else {
+            continue;
+        };
+        let level = (busy * u128::from(LEVELS)).div_ceil(length) as u64;
+        match cells.last_mut() {
+            Some(last)
+                if last.columns.1 == index
+                    && last.level == level
+                    && (last.span.activity, last.span.line) == (span.activity, span.line) =>
+            {
+                last.columns.1 += 1;
+                last.span.end = last.span.end.max(span.end);
+            }
+            _ => cells.push(Cell { columns: (index, index + 1), span, level }),
+        }
+    }
+    cells
+}
+
+/// A round number of cycles that is about a tenth of `length`.
+fn tick(length: u64) -> u64 {
+    let tens = 10u64.pow((length / 10).max(1).ilog10());
+    [1, 2, 5, 10]
+        .into_iter()
+        .map(|factor| factor * tens)
+        .find(|&step| step * 10 >= length)
+        .unwrap_or(10 * tens)
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(activity: Activity, start: u64, end: u64) -> Span {
+        Span { activity, line: Line { file: "kernel.rs", line: 1, column: 1 }, warpgroup: 0, start, end }
+    }
+
+    /// Ten thousand pairs of one busy cycle and one idle one: no more cells than columns, half as high as can be.
+    #[test]
+    fn what_is_shorter_than_a_pixel_is_summed_up() {
+        let spans: Vec<Span> = (0..10_000).map(|i| span(Activity::Special, 2 * i, 2 * i + 1)).collect();
+        let cells = cells(&spans, 0..20_000);
+        assert!(cells.len() <= COLUMNS as usize);
+        assert!(cells.iter().all(|cell| (LEVELS / 2..=LEVELS / 2 + 1).contains(&cell.level)));
+    }
+
+    #[test]
+    fn what_is_longer_is_where_it_is() {
+        let columns = u64::from(COLUMNS);
+        let spans =
+            [span(Activity::Special, 0, 10 * columns), span(Activity::Control, 20 * columns, 40 * columns)];
+        let cells = cells(&spans, 0..40 * columns);
+        let places: Vec<(u32, u32)> = cells.iter().map(|cell| cell.columns).collect();
+        assert_eq!(places, [(0, COLUMNS / 4), (COLUMNS / 2, COLUMNS)]);
+        assert!(cells.iter().all(|cell| cell.level == LEVELS));
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        assert_eq!([10, 95, 1000, 71_234, 123_456].map(tick), [1, 10, 100, 10_000, 20_000]);
+    }
+}

@@ -1,0 +1,135 @@
+//! A warp on its way through its records.
+
+use super::engine::What;
+use super::{Activity, Cause, RoleTrack, Span, append};
+use crate::trace::WarpTrace;
+
+pub(super) struct Walker<'a> {
+    pub(super) trace: &'a WarpTrace,
+    /// Its next record, and how often that was executed.
+    pub(super) next: usize,
+    pub(super) done: u32,
+    /// When it last executed an instruction.
+    pub(super) last: u64,
+    /// When the results of its loads are there.
+    pub(super) results: u64,
+    /// Its products so far, and those before each commit.
+    pub(super) products: u32,
+    pub(super) groups: Vec<u32>,
+    pub(super) stores: Copies,
+    pub(super) copies: Copies,
+    /// What it did, without gaps.
+    spans: Vec<Span>,
+}
+
+/// The copies of a warp: when they have read their sources, and when they are complete.
+#[derive(Default)]
+pub(super) struct Copies {
+    all: [u64; 2],
+    groups: Vec<[u64; 2]>,
+}
+
+impl Copies {
+    pub(super) fn begin(&mut self, read: u64, complete: u64) {
+        self.all = [self.all[0].max(read), self.all[1].max(complete)];
+    }
+
+    pub(super) fn commit(&mut self) {
+        self.groups.push(self.all);
+    }
+
+    /// When all so far are complete.
+    pub(super) fn complete(&self) -> u64 {
+        self.all[1]
+    }
+
+    /// When at most `pending` groups are unfinished: when the others have read, and when they are complete.
+    pub(super) fn wait(&self, pending: u32) -> [u64; 2] {
+        let groups = self.groups.len().saturating_sub(pending as usize);
+        groups.checked_sub(1).map_or([0; 2], |last| self.groups[last])
+    }
+}
+
+impl<'a> Walker<'a> {
+    pub(super) fn new(trace: &'a WarpTrace) -> Walker<'a> {
+        Walker {
+            trace,
+            next: 0,
+            done: 0,
+            last: 0,
+            results: 0,
+            products: 0,
+            groups: Vec::new(),
+            stores: Copies::default(),
+            copies: Copies::default(),
+            spans: Vec::new(),
+        }
+    }
+
+    /// Its warpgroup's number in the CTA.
+    pub(super) fn warpgroup(&self) -> u32 {
+        self.trace.warp / 4
+    }
+
+    /// What it does at a record.
+    pub(super) fn what(&self, record: usize, activity: Activity) -> What {
+        What { activity, line: self.trace.records[record].line, warpgroup: self.warpgroup() }
+    }
+
+    /// It did this until then.
+    pub(super) fn tell(&mut self, what: What, until: u64) {
+        let start = self.spans.last().map_or(0, |span| span.end);
+        append(&mut self.spans, what.span(start, until.max(start)));
+    }
+
+    /// It waited until then, for what the record before the next one says.
+    pub(super) fn waited(&mut self, cause: Cause, until: u64) {
+        let what = self.what(self.next.saturating_sub(1), Activity::Wait(cause));
+        self.tell(what, until);
+    }
+
+    /// Until when it is known what it did.
+    pub(super) fn end(&self) -> u64 {
+        self.spans.last().map_or(0, |span| span.end)
+    }
+
+    fn busy(&self) -> u64 {
+        let busy = |span: &&Span| !matches!(span.activity, Activity::Wait(_));
+        self.spans.iter().filter(busy).map(|span| span.end - span.start).sum()
+    }
+}
+
+/// One track for each role and warpgroup: that of the warp which does most.
+pub(super) fn tracks(walkers: Vec<Walker<'_>>) -> Vec<RoleTrack> {
+    let mut chosen: Vec<Walker<'_>> = Vec::new();
+    let key = |walker: &Walker<'_>| (walker.trace.cta, walker.warpgroup(), walker.trace.role.clone());
+    for walker in walkers {
+        match chosen.iter_mut().find(|other| key(other) == key(&walker)) {
+            None => chosen.push(walker),
+            Some(other) if walker.busy() > other.busy() => *other = walker,
+            Some(_) => {}
+        }
+    }
+    let names: Vec<String> = chosen.iter().map(|walker| name(walker, &chosen)).collect();
+    let track = |(walker, name): (Walker<'_>, String)| RoleTrack {
+        cta: walker.trace.cta,
+        name,
+        warpgroup: walker.warpgroup(),
+        spans: walker.spans,
+    };
+    chosen.into_iter().zip(names).map(track).collect()
+}
+
+/// A walker's role, numbered if there are several of it in the CTA.
+fn name(walker: &Walker<'_>, all: &[Walker<'_>]) -> String {
+    let WarpTrace { cta, role, .. } = walker.trace;
+    let same: Vec<u32> = all
+        .iter()
+        .filter(|other| (other.trace.cta, &other.trace.role) == (*cta, role))
+        .map(Walker::warpgroup)
+        .collect();
+    match same.iter().position(|&warpgroup| warpgroup == walker.warpgroup()) {
+        Some(index) if same.len() > 1 => format!("{role} {}", index + 1),
+        _ => role.clone(),
+    }
+}

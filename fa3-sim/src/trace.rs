@@ -1,0 +1,245 @@
+//! What the warps of a cluster did, each in its own order, and what they waited for: the material of a
+//! [`crate::Timeline`].
+//!
+//! A trace knows no time. Where warps of different roles meet, both name the same [`Gate`]: one signals it, the other
+//! awaits it. It is complete when all signals that the trace has for it were given.
+
+mod recorder;
+
+use fa3_ir::{LaneOp, WgmmaType};
+
+use crate::Line;
+
+pub(crate) use recorder::Recorder;
+
+/// What the first cluster of a grid did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// The kernel's name.
+    pub kernel: String,
+    /// Its warps, those of the first CTA first.
+    pub warps: Vec<WarpTrace>,
+}
+
+/// What a warp did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WarpTrace {
+    /// The rank of its CTA in the cluster.
+    pub cta: u32,
+    /// Its number in the CTA.
+    pub warp: u32,
+    /// Its role; the kernel's name if it has no roles.
+    pub role: String,
+    /// In program order.
+    pub records: Vec<Record>,
+}
+
+/// One thing that a warp did, or several alike in a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// What.
+    pub action: Action,
+    /// The line of the kernel's source that says so.
+    pub line: Line,
+}
+
+/// What a warp does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Executes `count` instructions, one after the other.
+    Issue {
+        /// The unit that executes them.
+        pipe: Pipe,
+        /// How many.
+        count: u32,
+    },
+    /// Accesses shared memory.
+    Shared {
+        /// Times that the banks are busy.
+        wavefronts: u32,
+        /// Whether it gives a result.
+        loads: bool,
+    },
+    /// Accesses global memory.
+    Global {
+        /// Bytes of all lanes.
+        bytes: u32,
+        /// Whether it gives a result.
+        loads: bool,
+    },
+    /// Reads a result of the accesses so far.
+    Use,
+    /// Its part of a matrix product of 64 x `n` x [`WgmmaType::k`]. The product begins when all warps of its warpgroup
+    /// have come to it.
+    Product {
+        /// The type of its factors.
+        ty: WgmmaType,
+        /// Columns.
+        n: u32,
+        /// Whether A is in registers.
+        a_in_registers: bool,
+    },
+    /// Closes the group of its products.
+    Commit,
+    /// Waits until at most `pending` groups of its products are unfinished.
+    Wait {
+        /// How many.
+        pending: u32,
+    },
+    /// Begins a copy from global to shared memory.
+    Load {
+        /// How much.
+        bytes: u32,
+        /// What it signals when the data are there.
+        signals: Vec<Gate>,
+    },
+    /// Begins a copy from shared to global memory, or an addition.
+    Store {
+        /// How much.
+        bytes: u32,
+    },
+    /// Closes the group of its stores.
+    StoreCommit,
+    /// Waits until at most `pending` groups of its stores are unfinished, or unread if `read`.
+    StoreWait {
+        /// How many.
+        pending: u32,
+        /// Whether it is enough that they have read their sources.
+        read: bool,
+    },
+    /// Begins copies of 16 bytes a lane to shared memory (cp.async).
+    CopyAsync {
+        /// How much.
+        bytes: u32,
+    },
+    /// Closes the group of these copies.
+    CopyAsyncCommit,
+    /// Waits until at most `pending` groups of these copies are unfinished.
+    CopyAsyncWait {
+        /// How many.
+        pending: u32,
+    },
+    /// Lets these copies, when they are done, signal a gate.
+    CopyAsyncSignal {
+        /// Which.
+        gate: Gate,
+        /// How often: once a lane.
+        count: u32,
+    },
+    /// Signals a gate.
+    Signal {
+        /// Which.
+        gate: Gate,
+        /// How often: once a lane.
+        count: u32,
+    },
+    /// Waits until a gate is complete.
+    Await(Gate),
+}
+
+impl Action {
+    /// Becomes this and the next action, if that is more of the same.
+    fn absorb(&mut self, next: &Action) -> bool {
+        match (self, next) {
+            (Action::Issue { pipe, count }, Action::Issue { pipe: other, count: more }) if pipe == other => {
+                *count += more;
+                true
+            }
+            (Action::Signal { gate, count }, Action::Signal { gate: other, count: more })
+            | (
+                Action::CopyAsyncSignal { gate, count },
+                Action::CopyAsyncSignal { gate: other, count: more },
+            ) if gate == other => {
+                *count += more;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What warps wait for; each is used once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gate {
+    /// A phase of the mbarrier at an offset of a CTA's shared memory.
+    Mbarrier {
+        /// The CTA's rank in its cluster.
+        cta: u32,
+        /// Where it is.
+        offset: u32,
+        /// Phases before this one.
+        phase: u32,
+    },
+    /// A generation of a CTA's named barrier.
+    Barrier {
+        /// The CTA's rank in its cluster.
+        cta: u32,
+        /// Its hardware number.
+        id: u32,
+        /// Generations before this one.
+        generation: u32,
+    },
+    /// A generation of the cluster's barrier.
+    Cluster {
+        /// Generations before this one.
+        generation: u32,
+    },
+}
+
+/// The units that execute instructions; each of the four partitions of an SM has one of each kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pipe {
+    /// Sums and products of floating-point numbers.
+    Float,
+    /// Integers, logic, comparisons, minima and maxima.
+    Integer,
+    /// Conversions of numbers.
+    Convert,
+    /// Exponentials, logarithms, reciprocals, roots.
+    Special,
+    /// Branches, fences, votes: nothing but the instruction itself.
+    Control,
+}
+
+impl Pipe {
+    /// The unit that executes an operation, and how many instructions it is; none for those that the assembler leaves
+    /// out: copies from register to register.
+    pub fn of(op: LaneOp) -> Option<(Pipe, u32)> {
+        let mnemonic = op.ptx().split(' ').next().unwrap_or_default();
+        let mut parts = mnemonic.split('.');
+        let (name, ty) = (parts.next().unwrap_or_default(), parts.next_back().unwrap_or_default());
+        // Integers of 64 bits are pairs; the wide product of two halves is one instruction.
+        let count = if matches!(ty, "u64" | "b64" | "s64") && name != "cvt" { 2 } else { 1 };
+        let float = matches!(ty, "f32" | "f16x2" | "bf16x2");
+        match name {
+            "mov" => None,
+            "ex2" | "lg2" | "rcp" | "rsqrt" | "sqrt" | "tanh" => Some((Pipe::Special, 1)),
+            "cvt" => Some((Pipe::Convert, 1)),
+            "add" | "sub" | "mul" | "fma" if float => Some((Pipe::Float, 1)),
+            _ => Some((Pipe::Integer, count)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_have_the_units_that_the_programming_guide_counts_them_to() {
+        for (op, pipe) in [
+            (LaneOp::FmaF32, Some((Pipe::Float, 1))),
+            (LaneOp::MulBf16x2, Some((Pipe::Float, 1))),
+            (LaneOp::MaxF32, Some((Pipe::Integer, 1))),
+            (LaneOp::MadU32, Some((Pipe::Integer, 1))),
+            (LaneOp::AddU64, Some((Pipe::Integer, 2))),
+            (LaneOp::MadWideU32, Some((Pipe::Integer, 1))),
+            (LaneOp::GtF32, Some((Pipe::Integer, 1))),
+            (LaneOp::Ex2, Some((Pipe::Special, 1))),
+            (LaneOp::Bf16x2OfF32, Some((Pipe::Convert, 1))),
+            (LaneOp::UnpackB32, None),
+        ] {
+            assert_eq!(Pipe::of(op), pipe, "{op:?}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Kinds of instructions.
+
+use fa3_ir::{
+    Address, BarrierInst, FenceInst, Inst, MbarrierInst, MemInst, Mma, TmaInst, WarpInst, WgmmaInst,
+};
+
+/// The product that an instruction begins.
+pub(super) fn mma(inst: &Inst) -> Option<&Mma> {
+    if let Inst::Wgmma(WgmmaInst::Mma(mma)) = inst { Some(mma) } else { None }
+}
+
+pub(super) fn is_mma(inst: &Inst) -> bool {
+    mma(inst).is_some()
+}
+
+/// Waits for products.
+pub(super) fn is_product_wait(inst: &Inst) -> bool {
+    matches!(inst, Inst::Wgmma(WgmmaInst::Wait { .. }))
+}
+
+/// Initialises an mbarrier.
+pub(super) fn is_init(inst: &Inst) -> bool {
+    matches!(inst, Inst::Mbarrier(MbarrierInst::Init { .. }))
+}
+
+/// Waits for an mbarrier.
+pub(super) fn is_wait(inst: &Inst) -> bool {
+    matches!(inst, Inst::Mbarrier(MbarrierInst::Wait { .. }))
+}
+
+/// Arrives at an mbarrier and expects no bytes.
+pub(super) fn is_plain_arrival(inst: &Inst) -> bool {
+    matches!(inst, Inst::Mbarrier(MbarrierInst::Arrive { .. } | MbarrierInst::ArriveRemote { .. }))
+}
+
+pub(super) fn is_init_fence(inst: &Inst) -> bool {
+    *inst == Inst::Fence(FenceInst::MbarrierInit)
+}
+
+pub(super) fn is_proxy_fence(inst: &Inst) -> bool {
+    use FenceInst::{ProxyAsync, ProxyAsyncCluster, ProxyAsyncGlobal, ProxyAsyncShared};
+    matches!(inst, Inst::Fence(ProxyAsync | ProxyAsyncShared | ProxyAsyncCluster | ProxyAsyncGlobal))
+}
+
+/// A barrier of the CTA or a named one that is waited for.
+pub(super) fn is_sync(inst: &Inst) -> bool {
+    matches!(inst, Inst::Barrier(BarrierInst::SyncCta | BarrierInst::Sync(_)))
+}
+
+/// A tensor copy into shared memory.
+pub(super) fn is_load(inst: &Inst) -> bool {
+    matches!(inst, Inst::Tma(TmaInst::Load { .. }))
+}
+
+/// A tensor copy out of shared memory.
+pub(super) fn is_copy_out(inst: &Inst) -> bool {
+    matches!(inst, Inst::Tma(TmaInst::Store { .. } | TmaInst::ReduceAdd { .. }))
+}
+
+pub(super) fn is_bulk_commit(inst: &Inst) -> bool {
+    *inst == Inst::Tma(TmaInst::Commit)
+}
+
+pub(super) fn is_bulk_wait(inst: &Inst) -> bool {
+    matches!(inst, Inst::Tma(TmaInst::Wait { .. }))
+}
+
+/// Writes shared memory by the generic proxy.
+pub(super) fn writes_shared(inst: &Inst) -> bool {
+    matches!(
+        inst,
+        Inst::Warp(WarpInst::Stmatrix { .. }) | Inst::Mem(MemInst::Store { addr: Address::Shared(_), .. })
+    )
+}
+
+/// Reads a tile of shared memory, by whatever proxy.
+pub(super) fn reads_tile(inst: &Inst) -> bool {
+    is_mma(inst) || is_copy_out(inst) || matches!(inst, Inst::Warp(WarpInst::Ldmatrix { .. }))
+}
