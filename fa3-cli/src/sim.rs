@@ -3,15 +3,17 @@
 pub(crate) mod arrays;
 mod report;
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::ValueEnum;
 use fa3_cuda::kernels::Job;
 use fa3_cuda::kernels::catalogue::CatalogueError;
-use fa3_sim::{Mode, Outcome, Policy, SimError};
+use fa3_sim::{Costs, Mode, Outcome, Policy, SimError, Timeline};
 use rayon::prelude::*;
 
 use crate::kernel::{self, KernelArgs};
+use crate::write::{self, WriteError};
 use arrays::ArrayError;
 use report::Report;
 
@@ -20,6 +22,9 @@ pub(crate) const ABOUT: &str = "\
 Runs a kernel on the CPU and checks the rules of the machine: races between warps and between proxies, missing fences and \
 waits, phases of mbarriers, uninitialised data, deadlocks. Prints what breaks them, and what was counted.
 
+With --trace or --svg a model says how many cycles the first cluster of the first run takes on an H100, and how busy the \
+engines of its SM are: a model, not a measurement.
+
 Inputs are standard normal numbers. A seed gives a run's inputs and, under --policy random, its schedule.";
 
 const EXAMPLES: &str = "\
@@ -27,6 +32,7 @@ Examples:
   fa3 sim vector_add
   fa3 sim gemm --m 256 --n 256 --k 128 --ctas 1 --policy lazy
   fa3 sim gemm_cluster --seeds 100 --mode skeleton
+  fa3 sim gemm --m 128 --n 256 --k 4096 --ctas 1 --mode skeleton --svg gemm.svg
 
 Exit code: 0, or 1 if a rule is broken, or 2 if there was no run.";
 
@@ -48,6 +54,12 @@ pub(crate) struct Options {
     /// How much of the arithmetic is done
     #[arg(long, value_enum, default_value_t = Depth::Exact)]
     mode: Depth,
+    /// Writes when what happens in the model's cycles, for chrome://tracing or Perfetto
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Draws when what happens in the model's cycles
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -78,6 +90,8 @@ pub(crate) enum Error {
     Catalogue(#[from] CatalogueError),
     #[error(transparent)]
     Arrays(#[from] ArrayError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
     #[error("seed {seed}: {source}")]
     Sim { seed: u64, source: SimError },
 }
@@ -87,18 +101,29 @@ pub(crate) enum Error {
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    let report = options.simulate(&options.kernel.job()?)?;
+    let job = options.kernel.job()?;
+    let [trace, svg] = write::open([options.trace.as_deref(), options.svg.as_deref()], &[])?;
+    let (report, timeline) = options.simulate(&job)?;
     crate::print(&report);
+    if let Some(timeline) = timeline {
+        crate::print(&format_args!("\n{timeline}"));
+        let trace = trace.map(|file| (file, timeline.to_chrome_trace().into_bytes()));
+        let svg = svg.map(|file| (file, timeline.to_svg().into_bytes()));
+        write::write(&trace.into_iter().chain(svg).collect::<Vec<_>>())?;
+    }
     Ok(report.is_clean())
 }
 
 impl Options {
-    fn simulate(&self, job: &Job) -> Result<Report, Error> {
+    /// Runs all seeds. The timeline is of the first, if files are to be written of it.
+    fn simulate(&self, job: &Job) -> Result<(Report, Option<Timeline>), Error> {
         let start = Instant::now();
         let seeds = (0..self.seeds).into_par_iter().map(|index| self.seed.wrapping_add(index));
         let outcomes = seeds.map(|seed| Ok((seed, self.outcome(job, seed)?)));
-        let outcomes: Vec<(u64, Outcome)> = outcomes.collect::<Result<_, Error>>()?;
-        Ok(Report::new(job, outcomes, start.elapsed(), |seed| self.again(seed)))
+        let mut outcomes: Vec<(u64, Outcome)> = outcomes.collect::<Result<_, Error>>()?;
+        let trace = outcomes.first_mut().and_then(|(_, outcome)| outcome.trace.take());
+        let timeline = trace.map(|trace| Timeline::new(&trace, &Costs::HOPPER));
+        Ok((Report::new(job, outcomes, start.elapsed(), |seed| self.again(seed)), timeline))
     }
 
     fn outcome(&self, job: &Job, seed: u64) -> Result<Outcome, Error> {
@@ -112,7 +137,8 @@ impl Options {
             Depth::Fast => Mode::Fast,
             Depth::Skeleton => Mode::Skeleton,
         };
-        let simulated = arrays::simulate(job, &arrays::initial(job, seed)?, policy, mode);
+        let trace = seed == self.seed && (self.trace.is_some() || self.svg.is_some());
+        let simulated = arrays::simulate(job, &arrays::initial(job, seed)?, policy, mode, trace);
         simulated.map(|(_, outcome)| outcome).map_err(|source| Error::Sim { seed, source })
     }
 
@@ -150,7 +176,8 @@ mod tests {
         let options = options("vector_add --n 999 --seed 5 --seeds 3 --mode fast");
         let mut job = options.kernel.job().unwrap();
         job.arrays[2].shape = vec![998];
-        let report = options.simulate(&job).unwrap();
+        let (report, timeline) = options.simulate(&job).unwrap();
+        assert_eq!(timeline, None, "nobody asked for it");
         assert!(!report.is_clean());
         let text = report.to_string();
         assert!(

@@ -4,10 +4,15 @@
 //! utilisation = cycles in which an engine is busy / cycles of the whole
 //! ```
 //!
-//! It is a model, not a measurement: every CTA has an SM of its own, everything it loads is in L2, instructions run
-//! in the order of the kernel's source, products and other accesses to shared memory do not disturb each other, and
-//! registers and flags in global memory are never waited for. The way that control flow took is that of the run which
-//! was traced: polls that failed and tiles drawn from a counter stay what they were there.
+//! It is a model, not a measurement. What it leaves out:
+//!
+//! - Every CTA has an SM of its own, and everything that it loads is in L2.
+//! - Instructions run in the order of the kernel's source. They wait for results of loads and shuffles, not for those
+//!   of arithmetic; copies between registers are free.
+//! - Products and other accesses to shared memory do not disturb each other.
+//! - Nobody waits for the register pool, or for flags in global memory.
+//! - The way that control flow took is that of the run which was traced: polls that failed, and tiles drawn from a
+//!   counter, stay what they were there.
 
 mod chrome;
 mod engine;

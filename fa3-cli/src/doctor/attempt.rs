@@ -39,7 +39,7 @@ pub(super) fn attention() -> Result<(), Trouble> {
 /// Sums in the simulator.
 pub(super) fn simulated() -> Result<(), Trouble> {
     let (job, before) = sums()?;
-    let (after, _) = arrays::simulate(&job, &before, Policy::Eager, Mode::Exact)?;
+    let (after, _) = arrays::simulate(&job, &before, Policy::Eager, Mode::Exact, false)?;
     check(&after)
 }
 

@@ -57,7 +57,7 @@ fn random(array: &Array, rng: &mut ChaCha8Rng) -> Result<Vec<u8>, ArrayError> {
     Ok(bytes)
 }
 
-/// Runs a job on arrays that begin as `initial`, and gives what they are then.
+/// Runs a job on arrays that begin as `initial`, traced if `trace`, and gives what they are then.
 ///
 /// # Errors
 /// If the simulator does not take the job, or does not come to its end.
@@ -66,6 +66,7 @@ pub(crate) fn simulate(
     initial: &[Vec<u8>],
     policy: Policy,
     mode: Mode,
+    trace: bool,
 ) -> Result<(Vec<Vec<u8>>, Outcome), SimError> {
     let mut memory = Memory::new();
     let mut buffers = Vec::new();
@@ -81,7 +82,7 @@ pub(crate) fn simulate(
     }
     let addresses: Vec<u64> = buffers.iter().map(|buffer| buffer.address()).collect();
     let simulation = Simulation::new(&job.kernel).grid(job.grid).args(job.bind(&addresses));
-    let outcome = simulation.policy(policy).mode(mode).run(&mut memory)?;
+    let outcome = simulation.policy(policy).mode(mode).trace(trace).run(&mut memory)?;
     Ok((buffers.iter().map(|&buffer| memory.read(buffer)).collect(), outcome))
 }
 

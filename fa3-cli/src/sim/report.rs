@@ -133,8 +133,8 @@ mod tests {
             (9, vec![race("bytes 8 to 12", here), race("bytes 12 to 16", here), race("bytes 0 to 4", there)]),
             (10, vec![finding(Rule::I1, "x", None), finding(Rule::I1, "y", None)]),
         ];
-        let outcomes =
-            outcomes.map(|(seed, findings)| (seed, Outcome { findings, counters: Counters::default() }));
+        let outcomes = outcomes
+            .map(|(seed, findings)| (seed, Outcome { findings, counters: Counters::default(), trace: None }));
         let job = catalogue::find("vector_add").unwrap().job(&[]).unwrap();
         let report =
             Report::new(&job, outcomes.into(), Duration::from_millis(1234), |seed| format!("run {seed}"));

@@ -49,6 +49,25 @@ warp instructions  ";
     assert!(last.contains("Counted with seed 18446744073709551615:"), "{last}");
 }
 
+/// Files are written if they are asked for, of a whole number of cycles; without them nothing is said of time.
+#[test]
+fn timelines_are_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let [trace, svg] =
+        ["trace.json", "picture.svg"].map(|name| folder.path().join(name).display().to_string());
+    let plain = "gemm --m 128 --n 256 --k 512 --policy lazy --mode skeleton --seed 3";
+    let stdout = sim(&format!("{plain} --trace {trace} --svg {svg}")).succeeded();
+    for part in ["gemm: ", " cycles (model, not measurement)\ncta 0 tensor core ", "wrote ", "trace.json\n"] {
+        assert!(stdout.contains(part), "{part} is not in {stdout}");
+    }
+    let svg = std::fs::read_to_string(svg).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.contains("consumer 2") && svg.contains("gemm.rs:"), "{svg}");
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 100);
+    assert!(!sim(plain).succeeded().contains("cycles"));
+    sim(&format!("{plain} --svg {}/none/picture.svg", folder.path().display())).refused("there is no folder");
+}
+
 #[test]
 fn runs_that_are_none_are_refused() {
     sim("vector_add --n 2000000000").refused("24000000000 bytes of arrays are more than the 268435456");
