@@ -74,6 +74,9 @@ impl Rung {
     ///
     /// # Errors
     /// The first element that is not what it must be.
+    ///
+    /// # Panics
+    /// If the bytes are not those of the job's arrays.
     pub fn check(&self, before: &[Vec<u8>], after: &[Vec<u8>]) -> Result<(), Mismatch> {
         let arrays = || self.job.arrays.iter();
         let inputs: Vec<Vec<f64>> = arrays()

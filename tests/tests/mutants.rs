@@ -22,7 +22,7 @@ fn mutants_die_by_the_rule_they_break() {
             })
         })
         .collect();
-    let mut score = Score::default();
+    let mut score = Score::new(&preys);
     hunted.iter().for_each(|(operator, mutant, fate)| score.note(operator, mutant, fate));
     println!("{score}");
     assert!(score.failures.is_empty(), "{}", score.failures.join("\n"));

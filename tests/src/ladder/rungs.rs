@@ -111,7 +111,7 @@ fn product(kernel: &str, elem: Elem, size: GemmSize, job: Job) -> Rung {
     let rounding = match out {
         Elem::Bf16 => f64::powi(2.0, -8),
         Elem::F16 => f64::powi(2.0, -11),
-        _ => f64::powi(2.0, -24),
+        Elem::U8 | Elem::U32 | Elem::U64 | Elem::F32 | Elem::E4m3 => f64::powi(2.0, -24),
     };
     let expected = move |inputs: &[Vec<f64>]| {
         let (a, b) = (&inputs[0], &inputs[1]);

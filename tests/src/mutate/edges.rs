@@ -6,8 +6,8 @@ use fa3_cuda::kernels::ladder::{
 use fa3_cuda::kernels::{Array, ArrayUse, Job};
 use fa3_ir::Elem;
 
-/// Further problems for a kernel, with the bytes of their arrays: sizes that are whole steps, just above one, and of each column and row of a warp's
-/// fragment; and more of K than a ring has slots, for every CTA.
+/// Further problems for a kernel, with the bytes of their arrays: sizes that are whole steps, just above one, and of each
+/// column and row of a warp's fragment; and more of K than a ring has slots, for every CTA.
 pub(super) fn edges(kernel: &str) -> Vec<(Job, Vec<Vec<u8>>)> {
     let with_arrays = |job: Job| {
         let arrays = job.arrays.iter().map(rising).collect();

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Fate, Mutant, Operator};
+use super::{Fate, Mutant, Operator, Prey};
 
 /// The fates of mutants by operator and kernel; its `Display` is a Markdown table, cells being `killed/total`, and
 /// `+e` for e mutants that do what the kernel does.
-#[derive(Default)]
 pub struct Score {
     kernels: Vec<String>,
     rows: Vec<Row>,
@@ -32,13 +31,16 @@ struct Cell {
 }
 
 impl Score {
+    /// An empty table with these kernels for columns.
+    pub fn new<'p>(kernels: impl IntoIterator<Item = &'p Prey>) -> Score {
+        let kernels = kernels.into_iter().map(|prey| prey.kernel().name.clone()).collect();
+        Score { kernels, rows: Vec::new(), failures: Vec::new(), equivalent: BTreeMap::new() }
+    }
+
     /// Notes a mutant's fate.
     pub fn note(&mut self, operator: &Operator, mutant: &Mutant, fate: &Fate) {
         let kernel = &mutant.kernel.name;
-        let column = self.kernels.iter().position(|name| name == kernel).unwrap_or_else(|| {
-            self.kernels.push(kernel.clone());
-            self.kernels.len() - 1
-        });
+        let column = self.kernels.iter().take_while(|name| *name != kernel).count();
         let row = self.rows.iter().position(|row| row.operator == operator.name).unwrap_or_else(|| {
             self.rows.push(Row { operator: operator.name, cells: BTreeMap::new(), by: BTreeMap::new() });
             self.rows.len() - 1
@@ -93,9 +95,12 @@ impl fmt::Display for Score {
             let by: Vec<String> = by.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
             writeln!(f, " {} |", by.join(", "))?;
         }
-        writeln!(f)?;
+        let cells = || self.rows.iter().flat_map(|row| row.cells.values());
+        let (killed, total): (usize, usize) =
+            (cells().map(|cell| cell.killed).sum(), cells().map(|cell| cell.total).sum());
+        writeln!(f, "\n{killed} of {total} killed; {} equivalent:", self.equivalent.values().sum::<usize>())?;
         for ((operator, reason), count) in &self.equivalent {
-            writeln!(f, "- {count} equivalent, {operator}: {reason}")?;
+            writeln!(f, "- {count} of {operator}: {reason}")?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Barriers of the CTA, named barriers, barriers of the cluster: each by what it is for.
 
-use fa3_ir::{BarrierInst, BarrierRef, ClusterInst, Imm, Inst, MbarrierInst, Operand};
+use fa3_ir::{BarrierInst, BarrierRef, ClusterInst, Imm, Inst, Operand};
 use fa3_sim::Rule;
 
 use super::{NOTHING, deleted, earlier, later};
@@ -116,14 +116,14 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "cluster barrier at the end: deleted in one role",
-        rules: &[Rule::T5],
         sites: |kernel| {
-            let lines = cluster_barriers(kernel, false);
+            let reason =
+                "the other role's warps, and with them their CTA, stay until this role's have exited";
             let site = |pair: &[usize]| {
                 let edits = pair.iter().copied().map(Edit::Delete).collect();
-                Site::new(pair[0], edits).equivalent(only_loads(kernel, pair[0]))
+                Site::new(pair[0], edits).equivalent(reason)
             };
-            lines.chunks_exact(2).map(site).collect()
+            cluster_barriers(kernel, false).chunks_exact(2).map(site).collect()
         },
         ..NOTHING
     },
@@ -201,13 +201,6 @@ fn computed(kernel: &Anatomy<'_>, change: fn(Operand, u32) -> (Operand, u32)) ->
         Some(Site::replaced(line, Inst::Barrier(BarrierInst::Sync(BarrierRef::Computed { id, threads }))))
     });
     changed.collect()
-}
-
-/// What a role does to the other CTAs before statement `line` may be loads alone.
-fn only_loads(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
-    let arrives = |inst: &Inst| matches!(inst, Inst::Mbarrier(MbarrierInst::ArriveRemote { .. }));
-    let reason = "all that this role does to the other CTA is to load what that CTA's consumers wait for";
-    kernel.before(line, arrives).is_none().then_some(reason)
 }
 
 /// Arrivals and waits of cluster barriers, of the prologue or of the roles.

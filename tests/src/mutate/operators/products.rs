@@ -26,12 +26,8 @@ pub(super) const OPERATORS: &[Operator] = &[
         name: "wgmma.fence: after the first product",
         rules: &[Rule::W1],
         sites: |kernel| {
-            let moved = later(kernel, kernel.find(is_fence), |line| kernel.after(line, is_mma));
-            let argued = moved.into_iter().map(|site| {
-                let reason = redundant_fence(kernel, site.line);
-                site.equivalent(reason)
-            });
-            argued.collect()
+            let moved = later(kernel, kernel.find(is_fence), |line| kernel.after(line, is_mma)).into_iter();
+            moved.map(|site| Site { equivalent: redundant_fence(kernel, site.line), ..site }).collect()
         },
         ..NOTHING
     },
@@ -63,14 +59,10 @@ pub(super) const OPERATORS: &[Operator] = &[
         name: "wgmma.wait_group: after what it protects",
         rules: IN_FLIGHT,
         sites: |kernel| {
-            let moved =
-                later(kernel, kernel.find(is_product_wait), |line| kernel.after(line, relies_on_wait));
-            let argued = moved.into_iter().map(|site| {
-                let reason =
-                    kernel.after(site.line, relies_on_wait).and_then(|line| last_round(kernel, line));
-                site.equivalent(reason)
-            });
-            argued.collect()
+            let protects = |line| kernel.after(line, relies_on_wait);
+            let moved = later(kernel, kernel.find(is_product_wait), protects).into_iter();
+            let reason = |line| protects(line).and_then(|line| last_round(kernel, line));
+            moved.map(|site| Site { equivalent: reason(site.line), ..site }).collect()
         },
         ..NOTHING
     },
