@@ -1,5 +1,6 @@
 //! The builder: Rust functions call its methods, and the kernel grows statement by statement.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::panic::Location;
 
@@ -136,7 +137,10 @@ impl Builder {
 
     /// Names a value in the printed kernel.
     pub fn name<T: Class>(&mut self, value: V<T>, name: &str) -> V<T> {
-        self.kernel.values[value.value().0 as usize].name = Some(name.to_owned());
+        // A value of another kernel is V-5's matter.
+        if let Some(info) = self.kernel.values.get_mut(value.value().0 as usize) {
+            info.name = Some(name.to_owned());
+        }
         value
     }
 
@@ -280,9 +284,8 @@ impl Builder {
         self.append(Node::Break { condition: condition.into() });
     }
 
-    /// Runs `body` for the unsigned numbers `first`, `first + step`, ... below `end`, the same in all lanes. `end` + `step` must
-    /// be below 2³². What
-    /// the body changes for the next round must be a variable.
+    /// Runs `body` for the unsigned numbers `first`, `first + step`, ... below `end`, the same in all lanes. `step` must
+    /// not be 0, `end` + `step` must be below 2³². What the body changes for the next round must be a variable.
     #[track_caller]
     pub fn for_each(
         &mut self,
@@ -291,6 +294,15 @@ impl Builder {
         body: impl FnOnce(&mut Builder, V<B32>),
     ) {
         let (served, here) = (self.source, Some(self.source.unwrap_or(Location::caller())));
+        if step == 0 {
+            self.fault(Fault::Limit {
+                what: "the step of a loop",
+                given: 0,
+                min: 1,
+                max: u32::MAX,
+                multiple: 1,
+            });
+        }
         self.on_behalf_of(here, |b| {
             let next = b.var("next", first);
             b.repeat(|b| {
@@ -397,6 +409,18 @@ impl Builder {
         let result = build(self);
         self.source = outer;
         result
+    }
+
+    /// Notes a mistake of the caller, or of whom the caller serves.
+    #[track_caller]
+    pub(crate) fn fault(&mut self, fault: Fault) {
+        self.watch.fault(fault, self.source.unwrap_or(Location::caller()));
+    }
+
+    /// Notes that `first` and `second` do not fit.
+    #[track_caller]
+    pub(crate) fn misfit(&mut self, what: &'static str, first: impl Display, second: impl Display) {
+        self.fault(Fault::Shapes { what, first: first.to_string(), second: second.to_string() });
     }
 
     /// On whose behalf statements are appended now.

@@ -35,7 +35,7 @@ pub struct TileShape {
 impl TileShape {
     /// A tile with the widest swizzle whose row divides the tile's.
     pub fn new(elem: Elem, rows: u32, cols: u32) -> TileShape {
-        let row = cols * elem.bytes();
+        let row = cols.saturating_mul(elem.bytes());
         let widest = [Swizzle::B128, Swizzle::B64, Swizzle::B32];
         let divides = |swizzle: &Swizzle| row.is_multiple_of(swizzle.row_bytes());
         let swizzle = widest.into_iter().find(divides).unwrap_or(Swizzle::None);
@@ -60,17 +60,23 @@ impl TileShape {
 
     /// Bytes of a panel.
     pub fn panel_bytes(&self) -> u32 {
-        self.rows * self.swizzle.row_bytes()
+        self.rows.saturating_mul(self.swizzle.row_bytes())
     }
 
     /// Bytes of the tile.
     pub fn bytes(&self) -> u32 {
-        self.panels() * self.panel_bytes()
+        self.panels().saturating_mul(self.panel_bytes())
     }
 
     /// What its address must be a multiple of, for tensor copies and descriptors alike.
     pub fn align(&self) -> u32 {
         self.swizzle.pattern_bytes().max(128)
+    }
+
+    /// Whether it is whole panels, which begin at whole patterns: 8 rows.
+    fn is_whole(&self) -> bool {
+        let whole = |given: u32, of: u32| given > 0 && given.is_multiple_of(of);
+        whole(self.rows, 8) && whole(self.cols, self.panel_cols()) && self.bytes() < u32::MAX
     }
 }
 
@@ -105,9 +111,16 @@ impl<'s> Tile<'s> {
         Matrix { tile: self, transposed: true }
     }
 
-    /// Block `index` of `count` rows, a multiple of 8: what one of several warpgroups works on.
+    /// Block `index` of `count` rows, a multiple of 8: what one of several warpgroups works on. An index that is
+    /// computed is not checked.
     #[track_caller]
     pub fn row_block(self, b: &mut Builder, index: impl Arg<Ty = B32>, count: u32) -> Tile<'s> {
+        let blocks = self.shape.rows.checked_div(count).unwrap_or(0);
+        let last = index.operand().constant().unwrap_or(0);
+        if !count.is_multiple_of(8) || last >= blocks {
+            b.misfit("a block of rows and its tile", format!("block {last} of {count} rows"), self.shape);
+            return self;
+        }
         let bytes = count * self.shape.swizzle.row_bytes();
         let place = match index.operand() {
             Operand::Imm(Imm::B32(index)) => self.place.plus((index * bytes) as i32),
@@ -120,7 +133,14 @@ impl<'s> Tile<'s> {
     }
 
     /// `count` columns from column `first` on, both whole panels.
-    pub fn col_block(self, first: u32, count: u32) -> Tile<'s> {
+    #[track_caller]
+    pub fn col_block(self, b: &mut Builder, first: u32, count: u32) -> Tile<'s> {
+        let whole = [first, count].iter().all(|cols| cols.is_multiple_of(self.shape.panel_cols()));
+        if !whole || count == 0 || first.saturating_add(count) > self.shape.cols {
+            let columns = format!("{count} columns from {first} on");
+            b.misfit("a block of columns and its tile", columns, self.shape);
+            return self;
+        }
         let offset = first / self.shape.panel_cols() * self.panel_stride;
         let shape = TileShape { cols: count, ..self.shape };
         Tile { shape, place: self.place.plus(offset as i32), ..self }
@@ -219,14 +239,32 @@ impl SharedAddr {
 
 /// Tiles.
 impl Builder {
-    /// Declares a tile.
+    /// Declares a tile: whole panels of a multiple of 8 rows (V-27).
+    #[track_caller]
     pub fn tile(&mut self, name: &str, shape: TileShape) -> Tile<'static> {
-        let region = self.region(name, shape.bytes(), shape.align());
+        let region = self.tiles(name, 1, shape);
         Tile::new(shape, region.at(0))
     }
 
+    /// Declares `count` tiles, one behind the other.
+    #[track_caller]
+    pub(crate) fn tiles(&mut self, name: &str, count: u32, shape: TileShape) -> Region {
+        self.whole(shape);
+        self.region(name, count.saturating_mul(shape.bytes()), shape.align())
+    }
+
+    /// Notes a tile that is not whole panels of whole patterns.
+    #[track_caller]
+    pub(crate) fn whole(&mut self, shape: TileShape) {
+        if !shape.is_whole() {
+            self.misfit("a tile and its panels", shape, format!("8 rows and {} columns", shape.panel_cols()));
+        }
+    }
+
     /// Declares a tile that begins where the first of `over` does; the two are never in use at the same time.
+    #[track_caller]
     pub fn tile_over(&mut self, name: &str, shape: TileShape, over: &[Region]) -> Tile<'static> {
+        self.whole(shape);
         let region = self.overlay(name, over, shape.bytes(), shape.align());
         Tile::new(shape, region.at(0))
     }

@@ -40,7 +40,8 @@
 //! - V-24: the box of a tensor map is one that the driver encodes.
 //!
 //! Noticed by the builder:
-//! - V-25: what a block acquires (a slot of a ring) is given back in that block, once.
+//! - V-25: what a block acquires (a slot of a ring, a draft) is given back in that block, once; what it begins (a product,
+//!   the sum of a chain) is not left to a branch or a loop within.
 //! - V-26: products in flight are waited for.
 //! - V-27: the shapes of a product, of a tile and its tensor map, of a fragment and its tile fit.
 //! - V-28: roles are declared in the prologue.

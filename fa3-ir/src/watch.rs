@@ -23,6 +23,16 @@ pub(crate) struct DutyId(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupId(usize);
 
+/// A group of products.
+#[derive(Debug)]
+struct Group {
+    source: Source,
+    /// The block that commits it.
+    block: BlockId,
+    /// Whether some wait finishes it.
+    waited: bool,
+}
+
 /// Groups that may be unfinished, of the same age: `wait_group` counts them as one, or not at all where a branch or a
 /// loop may have left them out.
 #[derive(Clone, Debug)]
@@ -35,8 +45,7 @@ struct Open {
 #[derive(Debug)]
 pub(crate) struct Watch {
     duties: Vec<Duty>,
-    /// Where each group was committed, and whether some wait finishes it.
-    groups: Vec<(Source, bool)>,
+    groups: Vec<Group>,
     /// Oldest first.
     open: Vec<Open>,
     block: BlockId,
@@ -72,7 +81,7 @@ impl Watch {
         for Duty { what, source, .. } in self.duties.into_iter().filter(|duty| !duty.done) {
             self.misuse.push(VerifyError { fault: Fault::NotDone { what }, source: Some(source) });
         }
-        for (source, _) in self.groups.into_iter().filter(|(_, waited)| !waited) {
+        for Group { source, .. } in self.groups.into_iter().filter(|group| !group.waited) {
             self.misuse.push(VerifyError { fault: Fault::NeverWaited, source: Some(source) });
         }
         self.misuse
@@ -113,10 +122,22 @@ impl Watch {
     /// It is done here.
     pub(crate) fn done(&mut self, DutyId(duty): DutyId, source: Source) {
         let block = self.block;
-        let duty = &mut self.duties[duty];
+        // Another kernel's duty is not among these.
+        let Some(duty) = self.duties.get_mut(duty) else {
+            let what = "a token of another kernel is given back".to_owned();
+            return self.fault(Fault::DoneElsewhere { what }, source);
+        };
         duty.done = true;
         if duty.block != block {
             let what = duty.what.clone();
+            self.fault(Fault::DoneElsewhere { what }, source);
+        }
+    }
+
+    /// Notes a mistake if `what`, a part of what the duty asks for, is not in its block: a branch may leave it out, a loop
+    /// may repeat it.
+    pub(crate) fn part(&mut self, DutyId(duty): DutyId, what: String, source: Source) {
+        if self.duties.get(duty).is_none_or(|duty| duty.block != self.block) {
             self.fault(Fault::DoneElsewhere { what }, source);
         }
     }
@@ -127,30 +148,46 @@ impl Watch {
     /// A group of products has been committed.
     pub(crate) fn commit(&mut self, source: Source) -> GroupId {
         let group = GroupId(self.groups.len());
-        self.groups.push((source, false));
+        self.groups.push(Group { source, block: self.block, waited: false });
         self.open.push(Open { groups: vec![group], certain: true });
         group
     }
 
     /// The `wait_group` that finishes `group`: how many younger ones may stay unfinished. `None` if another wait
     /// has finished it.
-    pub(crate) fn wait(&mut self, group: GroupId) -> Option<u32> {
+    pub(crate) fn wait(&mut self, group: GroupId, source: Source) -> Option<u32> {
         let index = self.open.iter().position(|open| open.groups.contains(&group))?;
+        if self.is_outer(group) {
+            let what = "a product is waited for".to_owned();
+            self.fault(Fault::DoneElsewhere { what }, source);
+        }
         self.finished(index + 1);
         Some(self.pending())
     }
 
-    /// The `wait_group` that finishes everything older than `group`.
+    /// The `wait_group` that finishes everything older than `group`, the last of its chain so far.
     pub(crate) fn wait_older(&mut self, group: GroupId) -> u32 {
         let index = self.open.iter().position(|open| open.groups.contains(&group));
         self.finished(index.unwrap_or(self.open.len()));
-        self.pending()
+        if !self.is_outer(group) {
+            return self.pending();
+        }
+        // A loop may have added to the chain since: other products of outer blocks are then older than its last.
+        let own = |open: &&Open| open.groups.iter().all(|&group| !self.is_outer(group));
+        let own = self.open.iter().filter(own).filter(|open| open.certain).count() as u32;
+        self.pending().min(own + 1)
+    }
+
+    /// Whether a block around this one, or one that is over, has committed `group`; this block may run without it, or more
+    /// than once after it.
+    fn is_outer(&self, GroupId(group): GroupId) -> bool {
+        self.groups[group].block.0 < self.block.0
     }
 
     /// The `count` oldest are.
     fn finished(&mut self, count: usize) {
         for group in self.open.drain(..count).flat_map(|open| open.groups) {
-            self.groups[group.0].1 = true;
+            self.groups[group.0].waited = true;
         }
     }
 
@@ -170,20 +207,24 @@ mod tests {
         watch.commit(Location::caller())
     }
 
+    fn wait(watch: &mut Watch, group: GroupId) -> Option<u32> {
+        watch.wait(group, Location::caller())
+    }
+
     #[test]
     fn a_wait_leaves_younger_groups_in_flight() {
         let mut watch = Watch::new();
         let [s, pv] = [commit(&mut watch), commit(&mut watch)];
-        assert_eq!(watch.wait(s), Some(1));
-        assert_eq!(watch.wait(pv), Some(0));
+        assert_eq!(wait(&mut watch, s), Some(1));
+        assert_eq!(wait(&mut watch, pv), Some(0));
     }
 
     #[test]
     fn a_wait_for_the_younger_finishes_the_older() {
         let mut watch = Watch::new();
         let [s, pv] = [commit(&mut watch), commit(&mut watch)];
-        assert_eq!(watch.wait(pv), Some(0));
-        assert_eq!(watch.wait(s), None);
+        assert_eq!(wait(&mut watch, pv), Some(0));
+        assert_eq!(wait(&mut watch, s), None);
         assert_eq!(watch.finish(), []);
     }
 
@@ -196,20 +237,36 @@ mod tests {
         let inside = commit(&mut watch);
         watch.leave(outer);
         let after = commit(&mut watch);
-        assert_eq!(watch.wait(before), Some(1), "only `after` is certain to be younger");
-        assert_eq!(watch.wait(inside), Some(1));
-        assert_eq!(watch.wait(after), Some(0));
+        assert_eq!(wait(&mut watch, before), Some(1), "only `after` is certain to be younger");
+        assert_eq!(wait(&mut watch, inside), Some(1));
+        assert_eq!(wait(&mut watch, after), Some(0));
     }
 
-    /// A loop may not run: a wait in it does not count either.
+    /// A loop may not run: a wait in it does not count either, and what it gives must not be used behind it.
     #[test]
     fn waits_in_a_loop_do_not_count() {
         let mut watch = Watch::new();
         let group = commit(&mut watch);
         let outer = watch.enter();
-        assert_eq!(watch.wait(group), Some(0));
+        assert_eq!(wait(&mut watch, group), Some(0));
         watch.leave(outer);
-        assert_eq!(watch.wait(group), Some(0));
+        assert_eq!(wait(&mut watch, group), Some(0));
+        let what = "a product is waited for".to_owned();
+        let faults: Vec<Fault> = watch.finish().into_iter().map(|error| error.fault).collect();
+        assert_eq!(faults, [Fault::DoneElsewhere { what }]);
+    }
+
+    /// In the third round of a loop that waits for all but the last of a chain and then adds to it, a product from before
+    /// the loop is older than the last but one: of the two that are open in the first round, one may stay.
+    #[test]
+    fn all_but_the_last_of_a_loop() {
+        let mut watch = Watch::new();
+        let [last, _other] = [commit(&mut watch), commit(&mut watch)];
+        let outer = watch.enter();
+        assert_eq!(watch.wait_older(last), 1);
+        commit(&mut watch);
+        assert_eq!(watch.wait_older(last), 2, "what this round has committed is younger in every round");
+        watch.leave(outer);
     }
 
     #[test]
@@ -217,7 +274,7 @@ mod tests {
         let mut watch = Watch::new();
         let [_, last] = [commit(&mut watch), commit(&mut watch)];
         assert_eq!(watch.wait_older(last), 1);
-        assert_eq!(watch.wait(last), Some(0));
+        assert_eq!(wait(&mut watch, last), Some(0));
     }
 
     #[test]

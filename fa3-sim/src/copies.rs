@@ -42,13 +42,19 @@ pub(crate) struct Piece {
     pub(crate) bytes: u32,
 }
 
-/// The cp.async of a warp.
+/// The cp.async of a warp, whose groups are each lane's own.
 #[derive(Default)]
 pub(crate) struct CopyAsync {
-    /// The cluster's component that counts them.
-    pub(crate) component: Option<u16>,
     /// Instructions so far.
     pub(crate) issued: u32,
+    pub(crate) lanes: [LaneCopies; 32],
+}
+
+/// The cp.async of a lane.
+#[derive(Default)]
+pub(crate) struct LaneCopies {
+    /// The cluster's component that counts them.
+    pub(crate) component: Option<u16>,
     /// `issued` at each commit that no wait has retired.
     pub(crate) groups: VecDeque<u32>,
     /// Those not yet performed, in order.
@@ -68,8 +74,8 @@ pub(crate) struct Copy16 {
 pub(crate) enum AsyncEvent {
     /// A load brings its data, then signals its mbarriers.
     Load(LoadCopy),
-    /// The cp.async of a warp up to number `upto` arrive at an mbarrier.
-    Arrive { cta: usize, warp: usize, upto: u32, offset: u32, event: u32 },
+    /// The cp.async of a lane up to number `upto` arrive at an mbarrier.
+    Arrive { cta: usize, warp: usize, lane: usize, upto: u32, offset: u32, event: u32 },
 }
 
 /// A copy from global to shared memory.

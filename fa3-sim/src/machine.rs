@@ -71,8 +71,8 @@ pub(crate) struct Cta {
     pub(crate) warpgroups: Vec<Deeds>,
     /// What its warps knew when they exited.
     pub(crate) last_words: Bundle,
-    /// Accesses to its shared memory by other CTAs.
-    pub(crate) visits: Vec<Access>,
+    /// Accesses to its shared memory by other CTAs, each with what else tells that it is over.
+    pub(crate) visits: Vec<(Access, Epoch)>,
 }
 
 impl Cta {

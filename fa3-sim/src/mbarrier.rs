@@ -35,8 +35,10 @@ pub(crate) struct Mbarrier {
     pub(crate) loaded: u32,
     /// Who arrived last.
     pub(crate) arrivals: VecDeque<u32>,
-    /// Who initialised it, and whether a fence followed.
+    /// Its initialisation, which others know of who learn what the fence after it released.
     pub(crate) initialised: Epoch,
+    /// The component of the warp that initialised it, the execution, and whether a fence followed.
+    pub(crate) initialiser: u16,
     pub(crate) event: u32,
     pub(crate) fenced: bool,
 }
@@ -64,7 +66,7 @@ impl Mbarrier {
         expected: u32,
         component: u16,
         initialised: Epoch,
-        event: u32,
+        (initialiser, event): (u16, u32),
     ) -> Mbarrier {
         Mbarrier {
             offset,
@@ -81,6 +83,7 @@ impl Mbarrier {
             loaded: 0,
             arrivals: VecDeque::new(),
             initialised,
+            initialiser,
             event,
             fenced: false,
         }
@@ -175,7 +178,7 @@ mod tests {
     use super::*;
 
     fn mbarrier(expected: u32) -> Mbarrier {
-        Mbarrier::new(0, expected, 0, Epoch::PREDECESSOR, 0)
+        Mbarrier::new(0, expected, 0, Epoch::PREDECESSOR, (0, 0))
     }
 
     #[test]

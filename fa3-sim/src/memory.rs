@@ -114,6 +114,12 @@ impl Memory {
         self.allocations[buffer.index].once = true;
     }
 
+    /// Whether a buffer is one of its allocations, as far as that can be told.
+    pub(crate) fn owns(&self, buffer: Buffer) -> bool {
+        let like = |own: &Allocation| (own.address, own.bytes.len()) == (buffer.address, buffer.bytes);
+        self.allocations.get(buffer.index).is_some_and(like)
+    }
+
     /// Forgets what earlier kernels wrote: it is all there now.
     pub(crate) fn begin(&mut self) {
         for allocation in &mut self.allocations {

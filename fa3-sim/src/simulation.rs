@@ -42,6 +42,14 @@ pub enum SimError {
         /// Its CTAs.
         ctas: u64,
     },
+    /// A buffer is not of the memory that the kernel runs on.
+    #[error("a buffer of {bytes} bytes at address {address:#x} is of another memory")]
+    Buffer {
+        /// Its address.
+        address: u64,
+        /// Its size.
+        bytes: usize,
+    },
     /// The kernel ran too long.
     #[error("no end after {limit} steps")]
     Steps {
@@ -143,7 +151,7 @@ impl<'k> Simulation<'k> {
     /// Runs the kernel to its end, or until nobody can go on.
     ///
     /// # Errors
-    /// If the kernel is not sound, if the launch does not fit it, or if it takes too many steps.
+    /// If the kernel is not sound, if the launch or a buffer does not fit, or if it takes too many steps.
     pub fn run(&self, memory: &mut Memory) -> Result<Outcome, SimError> {
         verify(self.kernel)
             .map_err(|errors| SimError::Verify { kernel: self.kernel.name.clone(), errors })?;
@@ -152,6 +160,9 @@ impl<'k> Simulation<'k> {
         let ctas = self.grid.iter().map(|&ctas| u128::from(ctas)).product::<u128>();
         if ctas > 1 << 24 {
             return Err(SimError::Grid { ctas: u64::try_from(ctas).unwrap_or(u64::MAX) });
+        }
+        if let Some(other) = self.predecessor.iter().find(|buffer| !memory.owns(**buffer)) {
+            return Err(SimError::Buffer { address: other.address(), bytes: other.bytes() });
         }
         let program = Program::new(self.kernel);
         let setup = Setup {

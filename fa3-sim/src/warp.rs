@@ -62,6 +62,8 @@ pub(crate) struct Warp {
     pub(crate) copies: CopyAsync,
     /// The mbarriers that it has initialised and not yet fenced.
     pub(crate) unfenced: Vec<u32>,
+    /// The components of the initialisations that a relaxed arrival at the cluster's barrier publishes.
+    pub(crate) introduced: Vec<u16>,
     /// Registers a thread, and every setmaxnreg so far.
     pub(crate) limit: u32,
     pub(crate) limits: Vec<u32>,
@@ -100,6 +102,7 @@ impl Warp {
             bulk: Vec::new(),
             copies: CopyAsync::default(),
             unfenced: Vec::new(),
+            introduced: Vec::new(),
             limit,
             limits: Vec::new(),
             leader,

@@ -1,9 +1,7 @@
 //! Tiles between global and shared memory: tensor maps whose boxes are panels of a tile.
 
-use std::panic::Location;
-
 use crate::{
-    Arg, BoxShape, Builder, Coords, Fault, Imm, LoadOptions, Operand, SharedAddr, TensorMap, Tile, TileShape,
+    Arg, BoxShape, Builder, Coords, Imm, LoadOptions, Operand, SharedAddr, TensorMap, Tile, TileShape,
 };
 
 /// A tensor map that copies tiles of one shape, panel by panel.
@@ -34,18 +32,19 @@ pub(crate) fn panels(
     coords: &[Operand],
 ) -> Vec<(SharedAddr, Vec<Operand>)> {
     if tile.shape != map.shape {
-        let (first, second) = (tile.shape.to_string(), map.shape.to_string());
-        b.watch.fault(Fault::Shapes { what: "a tile and its tensor map", first, second }, Location::caller());
+        b.misfit("a tile and its tensor map", tile.shape, map.shape);
     }
     let cols = tile.shape.panel_cols();
     let panel = |panel: u32| {
         let mut coords = coords.to_vec();
-        coords[0] = match coords[0] {
-            same if panel == 0 => same,
-            Operand::Imm(Imm::B32(first)) => (first + panel * cols).operand(),
-            Operand::Imm(_) => coords[0],
-            Operand::Value(first) => b.add(crate::V::<crate::B32>::new(first), panel * cols).operand(),
-        };
+        // A copy without coordinates is V-10's matter.
+        if let Some(first) = coords.first_mut().filter(|_| panel > 0) {
+            *first = match *first {
+                Operand::Imm(Imm::B32(first)) => first.wrapping_add(panel * cols).operand(),
+                Operand::Imm(_) => *first,
+                Operand::Value(first) => b.add(crate::V::<crate::B32>::new(first), panel * cols).operand(),
+            };
+        }
         (tile.place.plus((panel * tile.panel_stride) as i32), coords)
     };
     (0..tile.shape.panels()).map(panel).collect()
@@ -55,13 +54,19 @@ pub(crate) fn panels(
 impl Builder {
     /// Declares a parameter that is the tensor map of a matrix of which tiles of this shape are copied. Coordinates are
     /// the first column and the first row.
+    #[track_caller]
     pub fn tile_map(&mut self, name: &str, shape: TileShape) -> TileMap {
         self.tile_map_of(name, shape, 2, 1)
     }
 
     /// The same of a tensor of `rank` dimensions, innermost first, of which dimension `rows` are the tile's rows and all
     /// others but the innermost are fixed for a tile.
+    #[track_caller]
     pub fn tile_map_of(&mut self, name: &str, shape: TileShape, rank: usize, rows: usize) -> TileMap {
+        self.whole(shape);
+        if rank > 5 || !(1..rank).contains(&rows) {
+            self.misfit("a tensor map", format!("rows in dimension {rows}"), format!("{rank} dimensions"));
+        }
         let mut dims = [1; 5];
         dims[0] = shape.panel_cols();
         if let Some(dim) = dims.get_mut(rows) {

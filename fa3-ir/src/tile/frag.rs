@@ -1,8 +1,6 @@
 //! Fragments: a warpgroup's accumulators as a matrix of 64 rows, and the A operand that one turns into.
 
-use std::panic::Location;
-
-use crate::{B32, Builder, Elem, F32, Fault, Rows, V, Var, WgmmaType};
+use crate::{B32, Builder, Elem, F32, Rows, V, Var, WgmmaType};
 
 /// 64 x [`Frag::cols`] binary32 numbers in the registers of a warpgroup: thread t has rows 16 (t / 32) + (t mod 32) / 4
 /// and 8 more, and of each 8 columns 2 (t mod 4) and the next.
@@ -68,10 +66,8 @@ impl Frag {
     /// Adds another of the same width, element by element.
     #[track_caller]
     pub fn add(&mut self, b: &mut Builder, other: &Frag) {
-        let source = Location::caller();
         if other.cols() != self.cols() {
-            let (first, second) = (other.cols().to_string(), self.cols().to_string());
-            b.watch.fault(Fault::Shapes { what: "columns of a fragment", first, second }, source);
+            b.misfit("columns of a fragment", other.cols(), self.cols());
         }
         b.as_one(|b| {
             for (&reg, &more) in self.regs.iter().zip(&other.regs) {
@@ -121,6 +117,9 @@ impl Frag {
     /// 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. The rows of B must be stored in that order.
     #[track_caller]
     pub fn to_a(&self, b: &mut Builder, ty: WgmmaType) -> AFrag {
+        if !self.cols().is_multiple_of(ty.k()) {
+            b.misfit("columns of a fragment and steps along K", self.cols(), ty.k());
+        }
         b.as_one(|b| self.converted(b, ty))
     }
 
@@ -198,6 +197,10 @@ impl AFrag {
     /// Becomes another of the same shape.
     #[track_caller]
     pub fn set(&mut self, b: &mut Builder, next: &AFrag) {
+        if (self.ty, self.cols()) != (next.ty, next.cols()) {
+            let shape = |frag: &AFrag| format!("64 x {} {}", frag.cols(), frag.elem());
+            b.misfit("an A operand", shape(next), shape(self));
+        }
         let (to, from) = (self.steps.iter().flatten(), next.steps.iter().flatten());
         b.as_one(|b| to.zip(from).for_each(|(&var, &value)| b.set(var, value)));
     }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::panic::Location;
 
 use crate::tile::Side;
-use crate::watch::GroupId;
+use crate::watch::{DutyId, GroupId};
 use crate::{
     AFrag, Arg, B32, B64, Builder, Elem, F32, Fault, Frag, Matrix, Mma, Operand, Reg, ScaleD, Source, V, Var,
     WgmmaA, WgmmaType,
@@ -39,10 +39,11 @@ pub struct InFlight<'s, T> {
 }
 
 impl<T> InFlight<'_, T> {
-    /// Waits until the product is complete. Younger products stay in flight.
+    /// Waits until the product is complete. Younger products stay in flight. Belongs in the block that began the product
+    /// (V-25), or in one around it: after a branch that may have waited, nobody could rely on the result.
     #[track_caller]
     pub fn wait(self, b: &mut Builder) -> T {
-        if let Some(pending) = b.watch.wait(self.group) {
+        if let Some(pending) = b.watch.wait(self.group, Location::caller()) {
             b.wgmma_wait(pending);
         }
         self.result
@@ -105,24 +106,33 @@ pub fn gemm_rs<'s, D: Destination>(
     gemm(b, A::Registers(a), right.into(), d)
 }
 
-/// Products that are added one behind the other to one fragment, across the rounds of a loop. The first overwrites.
+/// Products that are added one behind the other to one fragment, across the rounds of a loop. The first overwrites: it
+/// belongs in the block of [`Chain::new`] (V-25), since in a loop it would overwrite in every round.
 #[derive(Debug)]
 pub struct Chain {
     frag: Frag,
     last: Option<GroupId>,
+    begun: DutyId,
 }
 
 impl Chain {
     /// An empty sum of 64 x `cols`.
+    #[track_caller]
     pub fn new(b: &mut Builder, cols: u32) -> Chain {
-        Chain { frag: Frag::uninitialised(b, cols), last: None }
+        let begun = b.watch.due("the first product of a chain is begun".to_owned(), Location::caller());
+        Chain { frag: Frag::uninitialised(b, cols), last: None, begun }
     }
 
     /// Begins to add A · B, both in shared memory. The slots that hold them are for the caller to keep until
     /// [`Chain::wait_older`] or [`Chain::wait`] says that they have been read.
     #[track_caller]
     pub fn gemm_ss<'s>(&mut self, b: &mut Builder, a: impl Into<Matrix<'s>>, right: impl Into<Matrix<'s>>) {
-        let scale = if self.last.is_none() { ScaleD::Overwrite } else { ScaleD::Accumulate };
+        let scale = if self.last.is_none() {
+            b.watch.done(self.begun, Location::caller());
+            ScaleD::Overwrite
+        } else {
+            ScaleD::Accumulate
+        };
         self.last = Some(issue(b, A::Shared(a.into()), right.into(), &self.frag.regs, scale));
     }
 
@@ -138,7 +148,8 @@ impl Chain {
     /// Waits for the sum.
     #[track_caller]
     pub fn wait(self, b: &mut Builder) -> Frag {
-        if let Some(pending) = self.last.and_then(|last| b.watch.wait(last)) {
+        let source = Location::caller();
+        if let Some(pending) = self.last.and_then(|last| b.watch.wait(last, source)) {
             b.wgmma_wait(pending);
         }
         self.frag

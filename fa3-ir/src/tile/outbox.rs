@@ -6,7 +6,7 @@
 use std::panic::Location;
 
 use crate::watch::DutyId;
-use crate::{Arg, B32, Barrier, Builder, Coords, FenceInst, Region, Tile, TileMap, TileShape, V};
+use crate::{Arg, B32, Barrier, Builder, Coords, Fault, FenceInst, Region, Tile, TileMap, TileShape, V};
 
 /// The tiles and barriers of some warpgroups.
 #[derive(Clone, Debug)]
@@ -14,6 +14,7 @@ pub struct Outboxes {
     name: String,
     region: Region,
     shape: TileShape,
+    warpgroups: u32,
     first: Option<Barrier>,
 }
 
@@ -37,18 +38,23 @@ pub struct Draft {
 
 impl Builder {
     /// Declares outboxes of this shape for `warpgroups` warpgroups.
+    #[track_caller]
     pub fn outboxes(&mut self, name: &str, shape: TileShape, warpgroups: u32) -> Outboxes {
-        let region = self.region(name, warpgroups * shape.bytes(), shape.align());
+        let region = self.tiles(name, warpgroups, shape);
         let barriers: Vec<Barrier> =
             (0..warpgroups).map(|index| self.barrier(&format!("{name} {index}"), 128)).collect();
-        Outboxes { name: name.to_owned(), region, shape, first: barriers.first().copied() }
+        Outboxes { name: name.to_owned(), region, shape, warpgroups, first: barriers.first().copied() }
     }
 }
 
 impl Outboxes {
-    /// That of warpgroup `index`.
+    /// That of warpgroup `index`; an index that is computed is not checked.
     #[track_caller]
     pub fn of(&self, b: &mut Builder, index: impl Arg<Ty = B32>) -> Outbox {
+        let last = index.operand().constant().unwrap_or(0);
+        if last >= self.warpgroups {
+            b.fault(Fault::Unknown { what: "outbox", index: last, count: self.warpgroups as usize });
+        }
         b.as_one(|b| {
             let start = b.address(self.region);
             let place = b.mad_u32(index, self.shape.bytes(), start).at(0);

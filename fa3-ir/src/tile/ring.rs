@@ -9,7 +9,7 @@ use std::panic::Location;
 
 use crate::watch::DutyId;
 use crate::{
-    Arg, B16, B32, Builder, Coords, LoadOptions, Region, SharedAddr, Tile, TileMap, TileShape, V, Var,
+    Arg, B16, B32, Builder, Coords, Fault, LoadOptions, Region, SharedAddr, Tile, TileMap, TileShape, V, Var,
 };
 
 /// A ring whose slots hold `N` tiles.
@@ -26,6 +26,7 @@ pub struct Ring<const N: usize> {
 
 impl Builder {
     /// Declares a ring of `stages` slots with these tiles, which `consumers` warps empty.
+    #[track_caller]
     pub fn ring<const N: usize>(
         &mut self,
         name: &str,
@@ -38,6 +39,7 @@ impl Builder {
 
     /// The same in a cluster whose CTAs multicast into each other's slots: a slot is free when the consumers of
     /// all of them have released it.
+    #[track_caller]
     pub fn cluster_ring<const N: usize>(
         &mut self,
         name: &str,
@@ -49,6 +51,7 @@ impl Builder {
         self.ring_across(name, stages, consumers, tiles, cluster)
     }
 
+    #[track_caller]
     fn ring_across<const N: usize>(
         &mut self,
         name: &str,
@@ -57,10 +60,18 @@ impl Builder {
         tiles: [(&str, TileShape); N],
         cluster: u32,
     ) -> Ring<N> {
+        if stages == 0 {
+            self.fault(Fault::Limit {
+                what: "stages of a ring",
+                given: 0,
+                min: 1,
+                max: u32::MAX,
+                multiple: 1,
+            });
+        }
         let full = self.mbarriers(&format!("{name} full"), stages, 1);
-        let empty = self.mbarriers(&format!("{name} empty"), stages, consumers * cluster);
-        let tiles =
-            tiles.map(|(tile, shape)| (self.region(tile, stages * shape.bytes(), shape.align()), shape));
+        let empty = self.mbarriers(&format!("{name} empty"), stages, consumers.saturating_mul(cluster));
+        let tiles = self.as_one(|b| tiles.map(|(tile, shape)| (b.tiles(tile, stages, shape), shape)));
         Ring { name: name.to_owned(), stages, full, empty, tiles, cluster }
     }
 }
@@ -147,7 +158,7 @@ impl<const N: usize> Producer<N> {
             (stage, ring.barrier(b, ring.full, stage), ring.tiles(b, stage))
         });
         let due = b.watch.due(format!("a slot of ring {} is committed", ring.name), source);
-        EmptySlot { tiles, full, stage, bytes: 0, due }
+        EmptySlot { ring: ring.name, tiles, full, stage, bytes: 0, due }
     }
 }
 
@@ -155,6 +166,7 @@ impl<const N: usize> Producer<N> {
 #[must_use = "a slot must be committed"]
 #[derive(Debug)]
 pub struct EmptySlot<const N: usize> {
+    ring: String,
     tiles: [Tile<'static>; N],
     full: SharedAddr,
     stage: V<B32>,
@@ -168,7 +180,7 @@ impl<const N: usize> EmptySlot<N> {
         self.stage
     }
 
-    /// Begins to load tile `index`.
+    /// Begins to load tile `index`. Belongs in the block that acquired the slot (V-25): its bytes are counted once.
     #[track_caller]
     pub fn load(&mut self, b: &mut Builder, index: usize, map: &TileMap, coords: impl Coords) {
         self.load_with(b, index, map, coords, LoadOptions::default());
@@ -184,8 +196,21 @@ impl<const N: usize> EmptySlot<N> {
         coords: impl Coords,
         options: LoadOptions,
     ) {
-        b.as_one(|b| b.load_tile(self.tiles[index], map, coords, self.full, options));
-        self.bytes += self.tiles[index].shape().bytes();
+        let Some(tile) = self.counted(b, index) else { return };
+        b.as_one(|b| b.load_tile(tile, map, coords, self.full, options));
+    }
+
+    /// Tile `index`, with its bytes added to what the slot expects.
+    #[track_caller]
+    fn counted(&mut self, b: &mut Builder, index: usize) -> Option<Tile<'static>> {
+        let source = b.served().unwrap_or(Location::caller());
+        b.watch.part(self.due, format!("a tile of ring {} is loaded", self.ring), source);
+        let Some(&tile) = self.tiles.get(index) else {
+            b.fault(Fault::Unknown { what: "tile of a slot", index: index as u32, count: N });
+            return None;
+        };
+        self.bytes = self.bytes.saturating_add(tile.shape().bytes());
+        Some(tile)
     }
 
     /// Begins to load rows of tile `index`, block `part` of as many as `map` copies, into the slots of all CTAs of
@@ -200,12 +225,11 @@ impl<const N: usize> EmptySlot<N> {
         part: impl Arg<Ty = B32>,
         mask: impl Arg<Ty = B16>,
     ) {
-        let tile = self.tiles[index];
+        let Some(tile) = self.counted(b, index) else { return };
         b.as_one(|b| {
             let block = tile.row_block(b, part, map.shape().rows);
             b.load_tile(block, map, coords, self.full, LoadOptions::default().multicast(mask));
         });
-        self.bytes += tile.shape().bytes();
     }
 
     /// Hands the slot over: consumers may read it when all that was loaded has arrived.
@@ -232,16 +256,6 @@ impl<const N: usize> Consumer<N> {
             (stage, ring.tiles(b, stage))
         });
         FullSlot::new(b, ring, stage, tiles, Location::caller())
-    }
-
-    /// Keeps `slot` for a later round of the loop.
-    #[track_caller]
-    pub fn hold(&self, b: &mut Builder, slot: FullSlot<N>) -> HeldSlot<N> {
-        let source = Location::caller();
-        b.watch.done(slot.due, source);
-        let stage = b.var("held", slot.stage);
-        let due = b.watch.due(format!("the held slot of ring {} is taken", slot.ring.name), source);
-        HeldSlot { ring: slot.ring, stage, due }
     }
 }
 
@@ -270,6 +284,16 @@ impl<const N: usize> FullSlot<N> {
     /// Its tiles.
     pub fn tiles(&self) -> [Tile<'_>; N] {
         self.tiles
+    }
+
+    /// Keeps the slot for a later round of the loop.
+    #[track_caller]
+    pub fn hold(self, b: &mut Builder) -> HeldSlot<N> {
+        let source = Location::caller();
+        b.watch.done(self.due, source);
+        let stage = b.var("held", self.stage);
+        let due = b.watch.due(format!("the held slot of ring {} is taken", self.ring.name), source);
+        HeldSlot { ring: self.ring, stage, due }
     }
 
     /// Gives the slot back. This warp has read it: products are complete.
@@ -315,6 +339,9 @@ impl<const N: usize> HeldSlot<N> {
     #[track_caller]
     pub fn replace(&mut self, b: &mut Builder, next: FullSlot<N>) -> FullSlot<N> {
         b.watch.done(next.due, Location::caller());
+        if next.ring.full != self.ring.full {
+            b.misfit("a held slot", format!("ring {}", next.ring.name), format!("ring {}", self.ring.name));
+        }
         let old = self.slot(b, Location::caller());
         b.set(self.stage, next.stage);
         old

@@ -46,13 +46,13 @@ impl RowsVar {
     /// What they are now.
     #[track_caller]
     pub fn get(self, b: &mut Builder) -> Rows {
-        Rows(self.0.map(|row| b.get(row)))
+        b.as_one(|b| Rows(self.0.map(|row| b.get(row))))
     }
 
     /// What they become.
     #[track_caller]
     pub fn set(self, b: &mut Builder, rows: Rows) {
-        self.0.into_iter().zip(rows.0).for_each(|(var, row)| b.set(var, row));
+        b.as_one(|b| self.0.into_iter().zip(rows.0).for_each(|(var, row)| b.set(var, row)));
     }
 }
 
@@ -61,6 +61,6 @@ impl Builder {
     /// Variables, one a row, that begin as `initial`.
     #[track_caller]
     pub fn rows_var(&mut self, name: &str, initial: f32) -> RowsVar {
-        RowsVar([(); 2].map(|()| self.var(name, initial)))
+        self.as_one(|b| RowsVar([(); 2].map(|()| b.var(name, initial))))
     }
 }

@@ -1,14 +1,12 @@
 //! Fragments into tiles of shared memory.
 
-use std::panic::Location;
-
-use crate::{Arg, At, B32, Builder, Elem, F32, Fault, Frag, Tile, TileShape, V, Var};
+use crate::{Arg, At, B32, Builder, Elem, F32, Frag, Tile, TileShape, V, Var};
 
 impl Frag {
     /// Writes the fragment, rounded to the tile's elements, to a tile of 64 rows.
     ///
     /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once; binary32 in pairs, of
-    /// which two rows share banks.
+    /// which two rows share banks. The columns are a multiple of 16, and of 8 for binary32.
     #[track_caller]
     pub fn store(&self, b: &mut Builder, tile: &Tile<'_>) {
         let shape = tile.shape();
@@ -18,24 +16,26 @@ impl Frag {
             Elem::F32 => Some(Stored::Pairs),
             Elem::U8 | Elem::U32 | Elem::U64 | Elem::E4m3 => None,
         };
-        match stored.filter(|_| (shape.rows, shape.cols) == (64, self.cols())) {
+        let fits = |stored: &Stored| {
+            (shape.rows, shape.cols) == (64, self.cols()) && self.cols().is_multiple_of(stored.cols())
+        };
+        match stored.filter(fits) {
             Some(stored) => b.as_one(|b| self.write(b, tile, &stored)),
-            None => {
-                let (first, second) = (format!("64 x {}", self.cols()), shape.to_string());
-                b.watch.fault(
-                    Fault::Shapes { what: "a fragment and its tile", first, second },
-                    Location::caller(),
-                );
-            }
+            None => b.misfit("a fragment and its tile", format!("64 x {}", self.cols()), shape),
         }
     }
 
-    /// Writes columns of the fragment, from `first` on, to a tile that has as many columns.
+    /// Writes columns of the fragment, from `first`, a multiple of 8, on, to a tile that has as many columns.
     #[track_caller]
     pub fn store_cols(&self, b: &mut Builder, first: u32, tile: &Tile<'_>) {
-        let (from, to) = (first as usize / 2, (first + tile.shape().cols) as usize / 2);
-        let regs = self.regs.get(from..to).unwrap_or_default().to_vec();
-        b.as_one(|b| Frag { regs }.store(b, tile));
+        let end = first.saturating_add(tile.shape().cols);
+        match self.regs.get(first as usize / 2..end as usize / 2).filter(|_| first.is_multiple_of(8)) {
+            Some(regs) => b.as_one(|b| Frag { regs: regs.to_vec() }.store(b, tile)),
+            None => {
+                let columns = format!("columns {first} to {end} of {}", self.cols());
+                b.misfit("a fragment and its tile", columns, tile.shape());
+            }
+        }
     }
 
     fn write(&self, b: &mut Builder, tile: &Tile<'_>, stored: &Stored) {
@@ -73,6 +73,16 @@ enum Stored {
     Pairs,
 }
 
+impl Stored {
+    /// Columns that are written at a time.
+    fn cols(&self) -> u32 {
+        match self {
+            Stored::Matrices(_) => 16,
+            Stored::Pairs => 8,
+        }
+    }
+}
+
 /// The addresses of a thread's row of a tile, at constant distances along it.
 pub(crate) struct RowAddresses {
     /// Of each 32 bytes of a panel's row.
@@ -88,6 +98,13 @@ impl RowAddresses {
         let span = tile.shape().swizzle.row_bytes();
         let start = b.shared_address(tile.place);
         let (offset, start) = (b.mul(row, span), b.mad_u32(row, span, start));
+        // Without swizzle 32 bytes of a row are in two panels.
+        let (byte, start) = if span < 32 {
+            let right = b.shr_u32(byte, 4);
+            (b.and(byte, 15), b.mad_u32(right, tile.panel_stride, start))
+        } else {
+            (byte, start)
+        };
         // Panels begin at whole patterns, so that the permutation depends on the row alone.
         let shifted = b.shr_u32(offset, 3);
         let mixed = b.and(shifted, span - 16);
@@ -101,7 +118,7 @@ impl RowAddresses {
 
     /// The address `bytes`, a multiple of 32, along the row, and `rows`, a multiple of 8, below it.
     pub(crate) fn at(&self, bytes: u32, rows: u32) -> crate::SharedAddr {
-        let (panel, within) = (bytes / self.span.max(32), bytes % self.span.max(32));
+        let (panel, within) = (bytes / self.span, bytes % self.span);
         let offset = panel * self.panel_stride + rows * self.span;
         self.chunks[within as usize / 32].at(offset as i32)
     }

@@ -1,12 +1,15 @@
 //! Who a thread is, and work for one thread of several.
 
-use crate::{B32, Builder, V};
+use std::ops::Range;
+
+use crate::{B32, Builder, Fault, V};
 
 /// Threads of the role that is being built.
 impl Builder {
     /// The warpgroup among those of its role, the same in all lanes.
     #[track_caller]
     pub fn warpgroup(&mut self) -> V<B32> {
+        self.whole_warpgroups();
         let first = self.warps().start / 4;
         self.as_one(|b| {
             let tid = b.tid();
@@ -28,6 +31,7 @@ impl Builder {
     /// Runs `body` in one thread of each warpgroup, always the same one.
     #[track_caller]
     pub fn once_per_warpgroup(&mut self, body: impl FnOnce(&mut Builder)) {
+        self.whole_warpgroups();
         let warp = self.as_one(|b| {
             let tid = b.tid();
             b.bfe_u32(tid, 5, 2)
@@ -44,6 +48,15 @@ impl Builder {
             b.shr_u32(tid, 5)
         });
         self.once_in_warp(warp, first, body);
+    }
+
+    /// Warpgroups are warps 4i to 4i + 3, whatever warp a role begins with.
+    #[track_caller]
+    fn whole_warpgroups(&mut self) {
+        let Range { start, end } = self.warps();
+        if !start.is_multiple_of(4) {
+            self.fault(Fault::Warpgroup { start, end });
+        }
     }
 
     #[track_caller]

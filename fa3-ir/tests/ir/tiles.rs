@@ -45,9 +45,8 @@ fn v25_slots() {
     assert_eq!(elsewhere, [Fault::DoneElsewhere { what: due("a slot of ring kv is released") }]);
     let held = faults(|b| {
         let ring = b.ring("kv", 2, 4, [("k", shape(64))]);
-        let mut consumer = ring.consumer(b);
-        let slot = consumer.wait(b);
-        let _held = consumer.hold(b, slot);
+        let slot = ring.consumer(b).wait(b);
+        let _held = slot.hold(b);
     });
     assert_eq!(held, [Fault::NotDone { what: due("the held slot of ring kv is taken") }]);
     let unsent = faults(|b| {
@@ -104,6 +103,109 @@ fn v27_shapes() {
     assert_eq!(what(store), ["a fragment and its tile"]);
 }
 
+/// V-25: what a branch may leave out or a loop repeat, and nobody behind it could rely on.
+#[test]
+fn v25_products_and_loads_keep_their_block() {
+    let elsewhere = |what: &str| Fault::DoneElsewhere { what: what.to_owned() };
+    let chain = faults(|b| {
+        let k = b.tile("k", shape(64));
+        let mut chain = Chain::new(b, 64);
+        b.for_each((0, 4), 1, |b, _| chain.gemm_ss(b, k, k.t()));
+        chain.wait(b);
+    });
+    assert_eq!(
+        chain,
+        [elsewhere("the first product of a chain is begun")],
+        "it would overwrite in every round"
+    );
+    let never = faults(|b| _ = Chain::new(b, 64).wait(b));
+    assert_eq!(never, [Fault::NotDone { what: "the first product of a chain is begun".to_owned() }]);
+    let branch = faults(|b| {
+        let k = b.tile("k", shape(64));
+        let mut o = Frag::zeros(b, 64);
+        let product = gemm_ss(b, k, k.t(), &mut o);
+        let cta = b.cta_x();
+        let first = b.eq_b32(cta, 0);
+        b.if_uniform(first, |b| _ = product.wait(b));
+        o.row_max(b);
+    });
+    assert_eq!(branch, [elsewhere("a product is waited for")]);
+    let load = faults(|b| {
+        let (ring, map) = (b.ring("kv", 2, 4, [("k", shape(64))]), b.tile_map("k", shape(64)));
+        let mut slot = ring.producer(b).acquire(b);
+        b.for_each((0, 4), 1, |b, row| slot.load(b, 0, &map, (0, row)));
+        slot.commit(b);
+    });
+    assert_eq!(load, [elsewhere("a tile of ring kv is loaded")], "its bytes are counted once");
+}
+
+/// V-27 and others: misuse that would be silent, or a panic, is a fault on the kernel's line.
+#[test]
+fn misuse_of_tiles_is_noted() {
+    type Build = fn(&mut Builder);
+    let rules = |build: Build| {
+        let mut b = Builder::new("k", Launch::threads(128));
+        build(&mut b);
+        let errors = verify(&b.finish()).err().unwrap_or_default();
+        let here =
+            |error: &VerifyError| error.source.is_none_or(|source| source.file().ends_with("tiles.rs"));
+        assert!(errors.iter().all(here), "{errors:?}");
+        errors.iter().map(|error| error.fault.rule()).collect::<Vec<_>>()
+    };
+    let cases: [(&str, &str, Build); 16] = [
+        ("narrower than its swizzle", "V-27", |b| {
+            b.tile("t", TileShape::new(Elem::Bf16, 64, 32).swizzled(Swizzle::B128));
+        }),
+        ("rows of no whole pattern", "V-27", |b| _ = b.tile("t", shape(60))),
+        ("block of rows", "V-27", |b| _ = b.tile("t", shape(64)).row_block(b, 1, 4)),
+        ("block of rows beyond", "V-27", |b| _ = b.tile("t", shape(64)).row_block(b, 1, 64)),
+        ("block of no rows", "V-27", |b| _ = b.tile("t", shape(64)).row_block(b, 0, 0)),
+        ("block of columns", "V-27", |b| _ = b.tile("t", shape(64)).col_block(b, 32, 32)),
+        ("block of columns beyond", "V-27", |b| _ = b.tile("t", shape(64)).col_block(b, 64, 64)),
+        ("rows in no dimension", "V-27", |b| _ = b.tile_map_of("m", shape(64), 2, 2)),
+        ("24 columns stored by 16", "V-27", |b| {
+            let tile = b.tile("t", TileShape::new(Elem::Bf16, 64, 24));
+            Frag::zeros(b, 24).store(b, &tile);
+        }),
+        ("columns from a multiple of 4", "V-27", |b| {
+            let tile = b.tile("t", shape(64));
+            Frag::zeros(b, 128).store_cols(b, 4, &tile);
+        }),
+        ("24 columns of an operand", "V-27", |b| _ = Frag::zeros(b, 24).to_a(b, WgmmaType::Bf16)),
+        ("another operand's shape", "V-27", |b| {
+            let [mut p, wide] = [32, 64].map(|cols| Frag::zeros(b, cols).to_a(b, WgmmaType::Bf16));
+            p.set(b, &wide);
+        }),
+        ("a slot has no such tile", "V-5", |b| {
+            let (ring, map) = (b.ring("kv", 2, 4, [("k", shape(64))]), b.tile_map("k", shape(64)));
+            let mut slot = ring.producer(b).acquire(b);
+            slot.load(b, 1, &map, (0, 0));
+            slot.commit(b);
+        }),
+        ("no such outbox", "V-5", |b| _ = b.outboxes("out", shape(64), 1).of(b, 1)),
+        ("no stages", "V-6", |b| _ = b.ring("kv", 0, 4, [("k", shape(64))])),
+        ("an endless loop", "V-6", |b| b.for_each((0, 4), 0, |_, _| ())),
+    ];
+    for (what, rule, build) in cases {
+        assert_eq!(rules(build), [rule], "{what}");
+    }
+    let half = faults(|b| {
+        b.role(Role::new("one", 0..2), |_| ());
+        b.role(Role::new("two", 2..4), |b| _ = b.warpgroup());
+    });
+    assert_eq!(half, [Fault::Warpgroup { start: 2, end: 4 }]);
+    let rings = faults(|b| {
+        let [k, v] = ["k", "v"].map(|name| b.ring(name, 2, 4, [("tile", shape(64))]));
+        let (mut k, mut v) = (k.consumer(b), v.consumer(b));
+        let slot = k.wait(b);
+        let mut held = slot.hold(b);
+        let slot = v.wait(b);
+        held.replace(b, slot).release(b);
+        held.take(b).release(b);
+    });
+    assert!(matches!(rings[..], [Fault::Shapes { what: "a held slot", .. }]), "{rings:?}");
+}
+
 #[test]
 fn v28_roles_are_not_nested() {
     let nested = faults(|b| b.role(Role::new("one", 0..4), |b| b.role(Role::new("two", 0..4), |_| ())));
@@ -146,6 +248,9 @@ fn sources_are_the_kernels_lines() {
         slot.release(b);
         let max = s.row_max(b);
         s.scale_rows(b, max);
+        let kept = b.rows_var("max", 0.0);
+        kept.set(b, max);
+        kept.get(b);
     });
     fn files(block: &Block, found: &mut Vec<&'static str>) {
         for stmt in block {

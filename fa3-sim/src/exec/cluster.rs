@@ -43,13 +43,19 @@ impl Machine<'_> {
             return;
         }
         self.trace(at, Action::Signal { gate: Gate::Cluster { generation }, count: 1 });
-        let bundle = self.warp(at).bundle.clone();
-        self.warp(at).tick();
+        let warp = self.warp(at);
+        let bundle = if relaxed {
+            // What fences before it released: all of it, or the initialisations of mbarriers.
+            let mut bundle = warp.fenced_on_gpu.clone().unwrap_or_default();
+            warp.introduced.drain(..).for_each(|component| bundle.generic.raise(component, 1));
+            bundle
+        } else {
+            warp.bundle.clone()
+        };
+        warp.tick();
         let barrier = &mut self.clusters[at.cluster].barrier;
         barrier.arrived += 1;
-        if !relaxed {
-            barrier.collected.join(&bundle);
-        }
+        barrier.collected.join(&bundle);
         self.complete_cluster_barrier(at.cluster);
     }
 

@@ -21,12 +21,13 @@ impl Machine<'_> {
     ) {
         let (targets, sources) = (self.shared_addresses(at, dst), self.global_addresses(at, src));
         let valid = self.operand(at, valid);
-        let component = self.component(at, |warp| &mut warp.copies.component);
         let (cluster, event) = (self.clusters[at.cluster].id, self.event(at));
         self.warp(at).copies.issued += 1;
         let number = self.warp(at).copies.issued;
-        let epoch = Epoch { cluster, component, value: number };
+        self.same_target(at, &targets, &sources, &valid, active);
         for lane in each(active) {
+            let component = self.component(at, |warp| &mut warp.copies.lanes[lane].component);
+            let epoch = Epoch { cluster, component, value: number };
             let Some(to) = self.resolve(at, targets[lane], 16, 16, Rule::Bounds) else { continue };
             let valid = valid[lane].min(16);
             if valid > 0 {
@@ -50,34 +51,47 @@ impl Machine<'_> {
             self.access_shared(at, to, 16, Access { epoch, event, kind: Kind::Write, by: By::CopyAsync });
             self.cta(at).shared.write(to.offset, &[POISON; 16]);
             let copy = Copy16 { number, target: to.offset, source: sources[lane], valid };
-            self.warp(at).copies.pending.push_back(copy);
+            self.warp(at).copies.lanes[lane].pending.push_back(copy);
         }
         if self.schedule.at_once() {
-            self.perform_copies(at, number);
+            each(active).for_each(|lane| self.perform_copies(at, lane, number));
         }
     }
 
-    pub(super) fn copy_async_commit(&mut self, at: At) {
-        let copies = &mut self.warp(at).copies;
-        copies.groups.push_back(copies.issued);
-    }
-
-    pub(super) fn copy_async_wait(&mut self, at: At, pending: u32) {
-        let copies = &mut self.warp(at).copies;
-        let mut upto = None;
-        while copies.groups.len() > pending as usize {
-            upto = copies.groups.pop_front();
+    /// Finds lanes that copy different things to the same place.
+    fn same_target(&mut self, at: At, to: &[u32; 32], from: &[u64; 32], valid: &[u32; 32], active: u32) {
+        let mut lanes: Vec<usize> = each(active).collect();
+        lanes.sort_unstable_by_key(|&lane| to[lane]);
+        let what = |lane: usize| (valid[lane].min(16) > 0).then_some((from[lane], valid[lane].min(16)));
+        let clash =
+            lanes.windows(2).find(|pair| to[pair[0]] == to[pair[1]] && what(pair[0]) != what(pair[1]));
+        if let Some(&[first, second]) = clash {
+            let what = format!("lanes {first} and {second} of one cp.async write the same bytes");
+            self.find(Rule::Race, at, what);
         }
-        let (Some(upto), Some(component)) = (upto, copies.component) else { return };
-        self.perform_copies(at, upto);
-        // Through the generic proxy: no fence between the proxies comes with it.
-        self.warp(at).bundle.generic.raise(component, upto);
     }
 
-    /// The copies up to a number bring their data.
-    pub(super) fn perform_copies(&mut self, at: At, upto: u32) {
+    pub(super) fn copy_async_commit(&mut self, at: At, active: u32) {
+        let copies = &mut self.warp(at).copies;
+        each(active).for_each(|lane| copies.lanes[lane].groups.push_back(copies.issued));
+    }
+
+    pub(super) fn copy_async_wait(&mut self, at: At, active: u32, pending: u32) {
+        for lane in each(active) {
+            let copies = &mut self.warp(at).copies.lanes[lane];
+            let done = copies.groups.len().saturating_sub(pending as usize);
+            let (upto, component) = (copies.groups.drain(..done).next_back(), copies.component);
+            let (Some(upto), Some(component)) = (upto, component) else { continue };
+            self.perform_copies(at, lane, upto);
+            // Through the generic proxy: no fence between the proxies comes with it.
+            self.warp(at).bundle.generic.raise(component, upto);
+        }
+    }
+
+    /// The copies of a lane up to a number bring their data.
+    pub(super) fn perform_copies(&mut self, at: At, lane: usize, upto: u32) {
         loop {
-            let pending = &mut self.warp(at).copies.pending;
+            let pending = &mut self.warp(at).copies.lanes[lane].pending;
             if pending.front().is_none_or(|copy| copy.number > upto) {
                 return;
             }

@@ -18,7 +18,10 @@ impl Machine<'_> {
                 self.fence_mbarriers(at);
             }
             FenceInst::ProxyAsyncGlobal => self.warp(at).bundle.fence(Space::Global),
-            FenceInst::MbarrierInit => self.fence_mbarriers(at),
+            FenceInst::MbarrierInit => {
+                let fenced = self.fence_mbarriers(at);
+                self.warp(at).introduced.extend(fenced);
+            }
             FenceInst::AcqRelCta => {
                 let warp = self.warp(at);
                 let seen = std::mem::take(&mut warp.seen_in_cluster);
@@ -37,13 +40,20 @@ impl Machine<'_> {
         self.warp(at).tick();
     }
 
-    /// The mbarriers that the warp has initialised may be used by others, once they know.
-    fn fence_mbarriers(&mut self, at: At) {
+    /// The mbarriers that the warp has initialised may be used by others, once they know. The components of their
+    /// initialisations.
+    fn fence_mbarriers(&mut self, at: At) -> Vec<u16> {
         let offsets = std::mem::take(&mut self.warp(at).unfenced);
+        let mut fenced = Vec::new();
         for offset in offsets {
             if let Some(mbarrier) = self.cta(at).mbarrier(offset) {
                 mbarrier.fenced = true;
+                fenced.push(mbarrier.initialised.component);
             }
         }
+        for &component in &fenced {
+            self.warp(at).bundle.generic.raise(component, 1);
+        }
+        fenced
     }
 }

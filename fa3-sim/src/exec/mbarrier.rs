@@ -96,8 +96,11 @@ impl Machine<'_> {
             return self.find(Rule::M1, at, what);
         }
         self.access_shared(at, place, 8, access);
-        let component = self.clusters[at.cluster].component();
-        let mbarrier = Mbarrier::new(place.offset, arrivals, component, access.epoch, access.event);
+        let cluster = &mut self.clusters[at.cluster];
+        let component = cluster.component();
+        let initialised = Epoch { cluster: cluster.id, component: cluster.component(), value: 1 };
+        let by = (access.epoch.component, access.event);
+        let mbarrier = Mbarrier::new(place.offset, arrivals, component, initialised, by);
         let cta = &mut self.clusters[at.cluster].ctas[place.cta];
         cta.mbarriers.push(mbarrier);
         cta.shared.mbarriers[place.offset as usize / 8] = true;
@@ -110,10 +113,13 @@ impl Machine<'_> {
         if !self.use_mbarrier(at, place, false) {
             return;
         }
-        let cta = &mut self.clusters[at.cluster].ctas[place.cta];
-        let copies = cta.mbarrier(place.offset).map_or(0, |mbarrier| mbarrier.copies.len());
-        if copies > 0 {
-            self.find(Rule::M1, at, format!("an mbarrier ends that {copies} copies are still to signal"));
+        let generic = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp].bundle.generic;
+        let mut mbarriers = self.clusters[at.cluster].ctas[place.cta].mbarriers.iter();
+        let known = |mbarrier: &Mbarrier| generic.get(mbarrier.component) >= mbarrier.loaded;
+        if mbarriers.any(|mbarrier| mbarrier.offset == place.offset && !known(mbarrier)) {
+            let what =
+                "an mbarrier ends that copies may still signal: no wait has shown their phase complete";
+            self.find(Rule::M1, at, what.to_owned());
         }
         let cta = &mut self.clusters[at.cluster].ctas[place.cta];
         cta.mbarriers.retain(|mbarrier| mbarrier.offset != place.offset);
@@ -129,12 +135,13 @@ impl Machine<'_> {
             return false;
         };
         let (initialised, event, fenced) = (mbarrier.initialised, mbarrier.event, mbarrier.fenced);
+        let (initialiser, component, phase) = (mbarrier.initialiser, mbarrier.component, mbarrier.phase);
         let warp = self.warp(at);
-        let others = initialised.component != warp.component || by_copy;
-        let ordered = warp.bundle.generic.knows(id, initialised);
-        if others && !(fenced && ordered) {
+        let others = initialiser != warp.component || by_copy;
+        if others && !warp.bundle.generic.knows(id, initialised) {
             if let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) {
-                mbarrier.fenced = true;
+                // Known to all from now on, so that it is found once.
+                mbarrier.initialised.value = 0;
             }
             let lack = if fenced { "not ordered before" } else { "without a fence before" };
             let region = self.region_at(place.offset);
@@ -142,8 +149,9 @@ impl Machine<'_> {
             self.find_after(Rule::M6, at, Some(event), what);
         }
         if place.cta != at.cta && !by_copy {
+            // It is over when its phase is.
             let access = self.generic(at, Kind::Strong);
-            self.visit(at, place.cta, access);
+            self.visit(at, place.cta, access, Epoch { cluster: id, component, value: phase + 1 });
         }
         true
     }
@@ -159,7 +167,12 @@ impl Machine<'_> {
         let bundle = self.warp(at).bundle.clone();
         let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else { return };
         let expected = bytes.map_or(Ok(()), |bytes| mbarrier.expect(bytes));
-        mbarrier.collected.join(&bundle);
+        if place.cta == at.cta {
+            mbarrier.collected.join(&bundle);
+        } else {
+            // A release in the arriver's own CTA: it says what copies may overwrite, and publishes no data.
+            mbarrier.collected.shared.join(&bundle.shared);
+        }
         mbarrier.remember(event);
         let change = expected.and_then(|()| mbarrier.arrive(1));
         self.changed(at.cluster, place, change, event);
@@ -285,7 +298,7 @@ impl Machine<'_> {
         true
     }
 
-    /// An arrival by the warp's cp.async, when they are complete.
+    /// An arrival by each lane's cp.async, when they are complete.
     fn arrive_copied(&mut self, at: At, addr: SharedAddr, active: u32) {
         let addresses = self.shared_addresses(at, addr);
         for lane in each(active) {
@@ -296,8 +309,8 @@ impl Machine<'_> {
             self.check_observed(at, place);
             self.trace_copied(at, place);
             let (upto, event) = (self.warp(at).copies.issued, self.event(at));
-            let arrival =
-                AsyncEvent::Arrive { cta: at.cta, warp: at.warp, upto, offset: place.offset, event };
+            let (cta, warp, offset) = (at.cta, at.warp, place.offset);
+            let arrival = AsyncEvent::Arrive { cta, warp, lane, upto, offset, event };
             if self.schedule.loads_at_once() {
                 self.copied(at.cluster, &arrival);
             } else {
@@ -306,12 +319,12 @@ impl Machine<'_> {
         }
     }
 
-    /// The cp.async of a warp have completed and arrive.
+    /// The cp.async of a lane have completed and arrive.
     pub(super) fn copied(&mut self, cluster: usize, arrival: &AsyncEvent) {
-        let AsyncEvent::Arrive { cta, warp, upto, offset, event } = *arrival else { return };
+        let AsyncEvent::Arrive { cta, warp, lane, upto, offset, event } = *arrival else { return };
         let at = At { cluster, cta, warp };
-        self.perform_copies(at, upto);
-        let component = self.warp(at).copies.component;
+        self.perform_copies(at, lane, upto);
+        let component = self.warp(at).copies.lanes[lane].component;
         let place = SharedPlace { cta, offset };
         let Some(mbarrier) = self.clusters[cluster].ctas[cta].mbarrier(offset) else { return };
         if let Some(component) = component {

@@ -56,8 +56,8 @@ impl<'a> Machine<'a> {
                 self.warp(at).tick();
             }
             MemInst::CopyAsync { dst, src, src_bytes } => self.copy_async(at, *dst, *src, *src_bytes, active),
-            MemInst::CopyAsyncCommit => self.copy_async_commit(at),
-            MemInst::CopyAsyncWait { pending } => self.copy_async_wait(at, *pending),
+            MemInst::CopyAsyncCommit => self.copy_async_commit(at, active),
+            MemInst::CopyAsyncWait { pending } => self.copy_async_wait(at, active, *pending),
         }
         Flow::Next
     }

@@ -152,8 +152,8 @@ impl Machine<'_> {
         let id = self.clusters[at.cluster].id;
         let cta = self.cta(at);
         let knows = |epoch| cta.last_words.generic.knows(id, epoch);
-        let unknown = cta.visits.iter().find(|visit| !knows(visit.epoch)).copied();
-        if let Some(visit) = unknown {
+        let unknown = cta.visits.iter().find(|(visit, end)| !knows(visit.epoch) && !knows(*end)).copied();
+        if let Some((visit, _)) = unknown {
             let number = cta.number;
             self.find_event(
                 Rule::T5,

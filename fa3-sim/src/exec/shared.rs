@@ -107,17 +107,17 @@ impl Machine<'_> {
             self.conflict(at, old, access, Space::Shared, format!("{offset}..{} ({region})", offset + bytes));
         }
         if cta != at.cta {
-            self.visit(at, cta, access);
+            self.visit(at, cta, access, access.epoch);
         }
     }
 
-    /// The shared memory of another CTA is used: it must still run then, and until it knows.
-    pub(crate) fn visit(&mut self, at: At, cta: usize, access: Access) {
+    /// The shared memory of another CTA is used: it must still run then, and until it knows of the access or of `end`.
+    pub(crate) fn visit(&mut self, at: At, cta: usize, access: Access, end: Epoch) {
         if self.clusters[at.cluster].ctas[cta].exited() {
             let number = self.clusters[at.cluster].ctas[cta].number;
             self.find(Rule::T5, at, format!("the shared memory of cta {number} is used after it has exited"));
         } else {
-            self.clusters[at.cluster].ctas[cta].visits.push(access);
+            self.clusters[at.cluster].ctas[cta].visits.push((access, end));
         }
     }
 

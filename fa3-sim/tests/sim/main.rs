@@ -6,3 +6,4 @@ mod instructions;
 mod mutants;
 mod rules;
 mod samples;
+mod tiles;

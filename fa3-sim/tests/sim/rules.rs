@@ -11,6 +11,7 @@ mod copies;
 mod mbarriers;
 mod memory;
 mod registers;
+mod scopes;
 mod wgmma;
 
 /// A kernel in two versions: right, and wrong.

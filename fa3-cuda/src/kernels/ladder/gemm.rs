@@ -100,7 +100,7 @@ pub(super) fn pipelined(b: &mut Builder, gemm: &Gemm, ring: &mut Consumer<2>, me
     let mut products = Chain::new(b, gemm.config.block_n);
     let slot = ring.wait(b);
     multiply(b, &mut products, &slot, me);
-    let mut held = ring.hold(b, slot);
+    let mut held = slot.hold(b);
     b.for_each((gemm.block_k, gemm.k), gemm.block_k, |b, _| {
         let slot = ring.wait(b);
         multiply(b, &mut products, &slot, me); // in flight

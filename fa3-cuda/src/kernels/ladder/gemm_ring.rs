@@ -66,7 +66,7 @@ impl Loads {
         let slot = consumer.wait(b);
         let [a_tile, b_tile] = slot.tiles();
         products.gemm_ss(b, a_tile, b_tile.t());
-        let mut held = consumer.hold(b, slot);
+        let mut held = slot.hold(b);
         let second = b.add(first, self.block_k);
         b.for_each((second, end), self.block_k, |b, k| {
             let slot = consumer.wait(b);
