@@ -144,6 +144,29 @@ pub enum Access {
     MajorOf8Bit,
 }
 
+impl Access {
+    /// The register that it reads or assigns, if it is about one.
+    pub const fn value(self) -> Option<Value> {
+        match self {
+            Access::Read(Operand::Value(value), _) | Access::Write(value, _) | Access::Update(value, _) => {
+                Some(value)
+            }
+            Access::Read(Operand::Imm(_), _)
+            | Access::Shared { .. }
+            | Access::SharedBox { .. }
+            | Access::Mbarrier { .. }
+            | Access::Param(..)
+            | Access::TensorMap { .. }
+            | Access::Barrier(_)
+            | Access::Limit { .. }
+            | Access::Count { .. }
+            | Access::Vector { .. }
+            | Access::Constant(_)
+            | Access::MajorOf8Bit => None,
+        }
+    }
+}
+
 impl Inst {
     /// Reports every access, reads before writes.
     pub fn visit(&self, see: &mut dyn FnMut(Access)) {

@@ -2,90 +2,13 @@
 
 use fa3_ir::{
     B32, BoxShape, Builder, Elem, F32, FenceInst, Kernel, Launch, Layout, LoadOptions, Major, Mma, Region,
-    Role, Swizzle, V, Var, WgmmaType,
+    Role, Swizzle, V, WgmmaType,
 };
-
-/// z = x + y over n elements, one a thread.
-pub(crate) fn vector_add() -> Kernel {
-    let mut b = Builder::new("vector_add", Launch::threads(256));
-    let [x, y, z] = ["x", "y", "z"].map(|name| b.param_pointer(name, Elem::F32));
-    let n = b.param_u32("n");
-    let i = index(&mut b);
-    let inside = b.lt_u32(i, n);
-    b.if_lanes(inside, |b| {
-        let [x, y, z] = [x, y, z].map(|array| b.mad_wide_u32(i, 4, array));
-        let (x, y) = (b.load::<F32>(x), b.load::<F32>(y));
-        let sum = b.add(x, y);
-        b.store(z, sum);
-    });
-    b.finish()
-}
 
 /// The thread's number in the grid of CTAs of 256 threads.
 fn index(b: &mut Builder) -> V<B32> {
     let (tid, cta) = (b.tid(), b.cta_x());
     b.mad_u32(cta, 256, tid)
-}
-
-/// y = softmax(x) of rows of n elements, one row a warp, 4 warps a CTA; the grid is exact.
-pub(crate) fn row_softmax() -> Kernel {
-    let mut b = Builder::new("row_softmax", Launch::threads(128));
-    let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
-    let n = b.param_u32("n");
-    let (tid, cta, lane) = (b.tid(), b.cta_x(), b.lane_id());
-    let warp = b.shr_u32(tid, 5);
-    let row = b.mad_u32(cta, 4, warp);
-    let first = b.mul(row, n);
-    let [x, y] = [x, y].map(|array| b.mad_wide_u32(first, 4, array));
-
-    // Scores times log2(e), −inf beyond the row.
-    let score = |b: &mut Builder, block: V<B32>| {
-        let column = b.add(block, lane);
-        let inside = b.lt_u32(column, n);
-        let at = b.mad_wide_u32(column, 4, x);
-        let score = b.var("score", f32::NEG_INFINITY);
-        b.guarded(inside, |b| {
-            let x = b.load::<F32>(at);
-            let scaled = b.mul(x, std::f32::consts::LOG2_E);
-            b.set(score, scaled);
-        });
-        (b.get(score), column, inside)
-    };
-    let max = b.var("max", f32::NEG_INFINITY);
-    b.for_each((0, n), 32, |b, block| {
-        let (score, ..) = score(b, block);
-        let larger = b.max_f32(max, score);
-        b.set(max, larger);
-    });
-    all_lanes(&mut b, max, Builder::max_f32);
-    let sum = b.var("sum", 0.0);
-    b.for_each((0, n), 32, |b, block| {
-        let (score, ..) = score(b, block);
-        let shifted = b.sub(score, max);
-        let p = b.ex2(shifted);
-        let more = b.add(sum, p);
-        b.set(sum, more);
-    });
-    all_lanes(&mut b, sum, Builder::add_f32);
-    let scale = b.rcp(sum);
-    b.for_each((0, n), 32, |b, block| {
-        let (score, column, inside) = score(b, block);
-        let shifted = b.sub(score, max);
-        let p = b.ex2(shifted);
-        let p = b.mul(p, scale);
-        let at = b.mad_wide_u32(column, 4, y);
-        b.guarded(inside, |b| b.store(at, p));
-    });
-    b.finish()
-}
-
-/// Combines a variable over the lanes of the warp.
-fn all_lanes(b: &mut Builder, var: Var<F32>, combine: fn(&mut Builder, Var<F32>, V<F32>) -> V<F32>) {
-    for mask in [16, 8, 4, 2, 1] {
-        let other = b.shfl_bfly(var, mask);
-        let both = combine(b, var, other);
-        b.set(var, both);
-    }
 }
 
 /// D = A · Bᵀ of 64 x n by one warpgroup, A and B loaded as boxes of 64 columns with 128-byte swizzle.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fa3_cuda::host::{Device, DeviceBuffer, Function, HostError, Stream};
+use fa3_cuda::kernels::ladder::{row_softmax, vector_add};
 use fa3_ir::{ArgValue, Elem, Kernel, Ptx, TensorView, ptx};
 use half::bf16;
 
@@ -95,7 +96,7 @@ fn vector_add(device: &Device) -> Check {
     let (stream, n) = (device.stream()?, 1_000_003_u32);
     let x: Vec<f32> = (0..n).map(|i| i as f32 * 0.5).collect();
     let y: Vec<f32> = (0..n).map(|i| 3.0 - i as f32).collect();
-    let (add, z) = (compiled(device, &kernels::vector_add())?, floats(device, n as usize)?);
+    let (add, z) = (compiled(device, &vector_add::kernel())?, floats(device, n as usize)?);
     let (x_device, y_device) = (uploaded(device, &stream, &x)?, uploaded(device, &stream, &y)?);
     let args = [pointer(&x_device), pointer(&y_device), pointer(&z), ArgValue::U32(n)];
     launch(&add, &stream, [n.div_ceil(256), 1, 1], &args)?;
@@ -108,9 +109,9 @@ fn vector_add(device: &Device) -> Check {
 fn row_softmax(device: &Device) -> Check {
     let (stream, rows, n) = (device.default_stream(), 64_usize, 1000_usize);
     let x: Vec<f32> = (0..rows * n).map(|i| ((i * 7919) % 2003) as f32 * 0.01 - 10.0).collect();
-    let (softmax, y) = (compiled(device, &kernels::row_softmax())?, floats(device, rows * n)?);
+    let (softmax, y) = (compiled(device, &row_softmax::kernel())?, floats(device, rows * n)?);
     let x_device = uploaded(device, &stream, &x)?;
-    let args = [pointer(&x_device), pointer(&y), ArgValue::U32(n as u32)];
+    let args = [pointer(&x_device), pointer(&y), ArgValue::U32(rows as u32), ArgValue::U32(n as u32)];
     launch(&softmax, &stream, [rows as u32 / 4, 1, 1], &args)?;
     let given = y.download::<f32>(&stream)?;
     let mut worst = 0.0_f64;
@@ -222,7 +223,7 @@ fn cache(device: &Device) -> Check {
 fn events(device: &Device) -> Check {
     let (stream, n) = (device.stream()?, 64 << 20_u32);
     let (x, y, z) = (floats(device, n as usize)?, floats(device, n as usize)?, floats(device, n as usize)?);
-    let add = compiled(device, &kernels::vector_add())?;
+    let add = compiled(device, &vector_add::kernel())?;
     let args = [pointer(&x), pointer(&y), pointer(&z), ArgValue::U32(n)];
     launch(&add, &stream, [n / 256, 1, 1], &args)?;
     let (clock, start) = (Instant::now(), stream.record()?);
@@ -277,7 +278,7 @@ fn advice(device: &Device) -> Check {
 fn other_threads(device: &Device) -> Check {
     let device = device.clone();
     std::thread::spawn(move || -> Result<(), HostError> {
-        let (stream, add) = (device.stream()?, compiled(&device, &kernels::vector_add())?);
+        let (stream, add) = (device.stream()?, compiled(&device, &vector_add::kernel())?);
         let (one, sum) = (uploaded(&device, &stream, &[1.0_f32; 256])?, floats(&device, 256)?);
         drop(device);
         launch(&add, &stream, [1, 1, 1], &[pointer(&one), pointer(&one), pointer(&sum), ArgValue::U32(256)])?;

@@ -1,12 +1,13 @@
 //! What must be refused, and a kernel that breaks the context.
 
 use fa3_cuda::host::{Device, HostError};
+use fa3_cuda::kernels::ladder::vector_add;
 use fa3_ir::{ArgError, ArgValue, Elem, Ptx, TensorMapError, TensorView};
 
 use crate::{Check, compiled, ensure, floats, kernels, launch, pointer, ptx_of};
 
 pub(crate) fn arguments(device: &Device) -> Check {
-    let (stream, add) = (device.stream()?, compiled(device, &kernels::vector_add())?);
+    let (stream, add) = (device.stream()?, compiled(device, &vector_add::kernel())?);
     let product = compiled(device, &kernels::one_product(64))?;
     let clusters = compiled(device, &kernels::cluster_ranks(4))?;
     let x = floats(device, 256)?;
@@ -39,7 +40,7 @@ pub(crate) fn arguments(device: &Device) -> Check {
 
 /// What only the driver can refuse: the kernel's data is public, so it can be anything.
 pub(crate) fn compilations(device: &Device) -> Check {
-    let (stream, good) = (device.stream()?, ptx_of(&kernels::vector_add())?);
+    let (stream, good) = (device.stream()?, ptx_of(&vector_add::kernel())?);
     let mut said = Vec::new();
 
     let bogus = Ptx { text: good.text.replace("add.rn.f32", "bogus.f32"), ..good.clone() };
@@ -68,7 +69,7 @@ pub(crate) fn compilations(device: &Device) -> Check {
 }
 
 pub(crate) fn illegal_address(device: &Device) -> Check {
-    let (stream, add) = (device.stream()?, compiled(device, &kernels::vector_add())?);
+    let (stream, add) = (device.stream()?, compiled(device, &vector_add::kernel())?);
     let args = |address| [(); 3].map(|()| ArgValue::Pointer(address));
     let with_count = |[x, y, z]: [ArgValue; 3]| [x, y, z, ArgValue::U32(256)];
     // With CUDA_LAUNCH_BLOCKING=1 it is the launch that finds out.

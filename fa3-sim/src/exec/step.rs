@@ -1,6 +1,6 @@
 //! One step of a warp: registers checked, control flow, the instruction.
 
-use fa3_ir::{Access, Inst, Operand};
+use fa3_ir::{Access, Inst};
 
 use super::Flow;
 use crate::data::{self, Lanes};
@@ -135,24 +135,12 @@ impl<'a> Machine<'a> {
 
     fn check_registers(&mut self, at: At, inst: &Inst, active: u32) {
         let code = &self.program.codes[self.warp(at).code];
-        inst.visit(&mut |access| match access {
-            Access::Read(Operand::Value(value), _) => {
+        inst.visit(&mut |access| {
+            let Some(value) = access.value() else { return };
+            if matches!(access, Access::Read(..)) {
                 self.need(at, code.slot(value), active);
-                self.touch(at, code.slot(value));
             }
-            Access::Write(value, _) | Access::Update(value, _) => self.touch(at, code.slot(value)),
-            Access::Read(Operand::Imm(_), _)
-            | Access::Shared { .. }
-            | Access::SharedBox { .. }
-            | Access::Mbarrier { .. }
-            | Access::Param(..)
-            | Access::TensorMap { .. }
-            | Access::Barrier(_)
-            | Access::Limit { .. }
-            | Access::Count { .. }
-            | Access::Vector { .. }
-            | Access::Constant(_)
-            | Access::MajorOf8Bit => {}
+            self.touch(at, code.slot(value));
         });
     }
 

@@ -1,6 +1,6 @@
 //! Which values share a slot: those whose lives do not overlap. It keeps a warp's registers in the cache.
 
-use fa3_ir::{Access, Kernel, Operand, Value};
+use fa3_ir::{Access, Kernel, Value};
 
 /// From which step to which each value lives.
 pub(super) struct Lifetimes {
@@ -29,22 +29,8 @@ impl Lifetimes {
     }
 
     pub(super) fn see(&mut self, step: usize, access: Access) {
-        match access {
-            Access::Read(Operand::Value(value), _) | Access::Write(value, _) | Access::Update(value, _) => {
-                self.touch(step, value);
-            }
-            Access::Read(Operand::Imm(_), _)
-            | Access::Shared { .. }
-            | Access::SharedBox { .. }
-            | Access::Mbarrier { .. }
-            | Access::Param(..)
-            | Access::TensorMap { .. }
-            | Access::Barrier(_)
-            | Access::Limit { .. }
-            | Access::Count { .. }
-            | Access::Vector { .. }
-            | Access::Constant(_)
-            | Access::MajorOf8Bit => {}
+        if let Some(value) = access.value() {
+            self.touch(step, value);
         }
     }
 
