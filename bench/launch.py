@@ -84,6 +84,8 @@ class Kernel:
         (kind, value), = arg.items()
         if kind == "u32":
             return ctypes.c_uint32(value)
+        if kind == "u64":
+            return ctypes.c_uint64(value)
         if kind == "f32":
             return ctypes.c_float(value)
         if kind == "pointer":

@@ -46,7 +46,7 @@ impl clap::Args for KernelArgs {
         let options = options().into_values().map(|option| {
             let value = match option.domain {
                 Domain::Number { .. } => "N",
-                Domain::OneOf(_) => "NAME",
+                Domain::OneOf(_) | Domain::Word(_) => "NAME",
             };
             Arg::new(option.name).long(option.name).value_name(value).help(option.about)
         });

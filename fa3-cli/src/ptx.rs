@@ -13,7 +13,7 @@ Prints a kernel as PTX for sm_90a, as the driver or ptxas take it.
 
 With --json it is one object with everything that a launch needs: ptx, entry, threads, smem (bytes of dynamic shared \
 memory), cluster, grid; arrays, each with name, elem, shape (outermost dimension first) and use (input, output, or sum, which must \
-be zero before); args, one for each parameter: {u32: number}, {f32: number}, {pointer: array} or {tensor: {array, dims, strides, \
+be zero before); args, one for each parameter: {u32: number}, {u64: number}, {f32: number}, {pointer: array} or {tensor: {array, dims, strides, \
 box, elem, swizzle}}, innermost dimension first, strides in bytes, as cuTensorMapEncodeTiled takes them.";
 
 const EXAMPLES: &str = "\
@@ -108,6 +108,7 @@ fn array(Array { name, elem, shape, used }: &Array) -> Value {
 fn describe_arg(arg: &JobArg, param: &ParamInfo) -> Value {
     match (arg, param.kind) {
         (JobArg::U32(value), _) => json!({ "u32": value }),
+        (JobArg::U64(value), _) => json!({ "u64": value }),
         (JobArg::F32(value), _) => json!({ "f32": value }),
         (JobArg::Tensor { array, dims, strides }, ParamKind::TensorMap(shape)) => {
             let swizzle = if shape.swizzle == Swizzle::None { 0 } else { shape.swizzle.row_bytes() };

@@ -4,6 +4,7 @@ mod call;
 mod compare;
 mod error;
 mod npy;
+mod place;
 mod report;
 mod safetensors;
 mod tensor;
@@ -17,6 +18,7 @@ use crate::args::MaskArgs;
 use crate::write::{self, NewFile};
 use call::{Call, Lists, Results, Settings};
 use error::Error;
+use place::Wanted;
 use safetensors::{File, Selection};
 use tensor::Tensor;
 
@@ -65,6 +67,9 @@ pub(crate) struct Options {
     softcap: Option<f64>,
     #[command(flatten)]
     lists: Lists,
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t)]
+    device: Wanted,
     /// Threads to compute with, up to 1024; one a core if absent
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -170,6 +175,7 @@ impl Options {
 
     fn settings(&self) -> Settings {
         Settings {
+            device: self.device,
             mask: self.mask.mask(),
             softmax_scale: self.scale,
             softcap: self.softcap,

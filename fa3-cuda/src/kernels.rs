@@ -1,6 +1,7 @@
 //! Kernels as programs of [`fa3_ir`]: nothing here needs a driver.
 
 pub mod catalogue;
+pub mod fwd;
 pub mod job;
 pub mod ladder;
 mod num;

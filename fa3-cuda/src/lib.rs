@@ -38,3 +38,5 @@
 pub mod kernels;
 
 pub mod host;
+
+pub use cudarc;

@@ -1,6 +1,8 @@
 //! The host layer on machines without a GPU.
 
-use fa3_cuda::host::{Device, DeviceBuffer, Event, Function, HostError, Stream, is_driver_present};
+use fa3_cuda::host::{
+    Device, DeviceBuffer, Event, Forward, ForwardError, Function, Graph, HostError, Stream, is_driver_present,
+};
 
 /// No panic, whatever is missing.
 #[test]
@@ -30,4 +32,5 @@ fn a_device_that_is_not_there_is_an_error() {
 fn handles_are_send_and_sync() {
     fn any_thread<T: Send + Sync>() {}
     any_thread::<(Device, Function, Stream, Event, DeviceBuffer, HostError)>();
+    any_thread::<(Forward, Graph, ForwardError)>();
 }

@@ -63,9 +63,15 @@ impl SmemPlan {
         self.regions.get(region.0 as usize)
     }
 
-    /// Puts a region behind all others.
+    /// Puts a region into the first gap that holds it, which may be behind all others.
     pub(crate) fn append(&mut self, name: &str, bytes: u32, align: u32, kind: RegionKind) -> Region {
-        let offset = self.bytes().checked_next_multiple_of(align.max(1)).unwrap_or(u32::MAX);
+        let aligned = |start: u32| start.checked_next_multiple_of(align.max(1)).unwrap_or(u32::MAX);
+        let free = |&start: &u32| {
+            let end = start.saturating_add(bytes);
+            self.regions.iter().all(|other| other.end() <= start || end <= other.offset)
+        };
+        let starts = self.regions.iter().map(RegionInfo::end).chain([0]).map(aligned);
+        let offset = starts.filter(free).min().unwrap_or(u32::MAX);
         self.push(RegionInfo { name: name.to_owned(), offset, bytes, align, kind, overlays: Vec::new() })
     }
 
@@ -101,5 +107,14 @@ mod tests {
         let offsets = [full, q, o].map(|region| plan.get(region).unwrap().offset);
         assert_eq!(offsets, [0, 1024, 1024]);
         assert_eq!(plan.bytes(), 1024 + 16384);
+    }
+
+    #[test]
+    fn small_regions_fill_the_gaps_that_alignment_leaves() {
+        let mut plan = SmemPlan::default();
+        let appended = [(8, 8), (2048, 1024), (16, 8), (1000, 8), (1000, 8)]
+            .map(|(bytes, align)| plan.append("x", bytes, align, RegionKind::Bytes));
+        let offsets = appended.map(|region| plan.get(region).unwrap().offset);
+        assert_eq!(offsets, [0, 1024, 8, 24, 3072]);
     }
 }

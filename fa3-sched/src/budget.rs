@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use crate::{Inputs, Limits, PPlace, PlanError, TileShape};
+use crate::{Inputs, Limits, Overlap, PPlace, PlanError, TileShape};
 
 /// Registers of one consumer thread that hold tiles, 32 bits each. Each thread of a warpgroup holds
 /// rows · columns / 128 elements of its warpgroup's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accumulators {
-    /// S in fp32.
+    /// S in fp32, of two blocks under three-stage overlap.
     pub s: u32,
     /// P in the input type, as the left operand of PV; 0 if it is read from shared memory.
     pub p: u32,
@@ -19,7 +19,7 @@ pub struct Accumulators {
 }
 
 impl Accumulators {
-    /// All of them: under two-stage overlap they live at the same time, without it nearly so.
+    /// All of them: under overlap they live at the same time, without it nearly so.
     pub fn total(self) -> u32 {
         self.s + self.p + self.o + self.promoted
     }
@@ -109,7 +109,13 @@ impl TileShape {
             PPlace::Registers | PPlace::Both => self.tile_n / 2 * self.bytes() / 4,
             PPlace::Smem => 0,
         };
-        Accumulators { s: self.tile_n / 2, p, o: self.columns() / 2, promoted: self.promoted_columns / 2 }
+        let blocks = if self.overlap == Overlap::ThreeStage { 2 } else { 1 };
+        Accumulators {
+            s: blocks * self.tile_n / 2,
+            p,
+            o: self.columns() / 2,
+            promoted: self.promoted_columns / 2,
+        }
     }
 
     /// Whether two warpgroups compute the same 64 rows, each in half of O's columns.

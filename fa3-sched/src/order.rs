@@ -140,9 +140,11 @@ impl Decoder<u32> {
         };
         Decoder { heads: FastDiv::new(heads), splits: FastDiv::new(splits), path }
     }
+}
 
+impl<T> Decoder<T> {
     /// The same decoder with `f` applied to each of its numbers in a fixed order: see [`FastDiv::map`].
-    pub fn map<U>(self, mut f: impl FnMut(u32) -> U) -> Decoder<U> {
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Decoder<U> {
         let heads = self.heads.map(&mut f);
         let splits = self.splits.map(&mut f);
         let path = match self.path {

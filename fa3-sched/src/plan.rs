@@ -281,7 +281,8 @@ fn choose_order(problem: &Problem, limits: &Limits, equals: &[Equals], tiling: &
     }
     let batch = equals.iter().map(|equal| equal.batch).max().unwrap_or(1);
     let kv_heads = problem.heads().kv() as u64 * u64::from(batch);
-    let fit = (limits.section_bytes / kv_head_bytes(problem, equals).max(1)).max(1);
+    let keys = equals.iter().map(|equal| equal.lens.k).max().unwrap_or(0);
+    let fit = (limits.section_bytes(keys) / kv_head_bytes(problem, equals).max(1)).max(1);
     let kv_section = kv_heads.div_ceil(kv_heads.div_ceil(fit));
     let group = if tiling.is_packed() { 1 } else { problem.heads().group_size() as u64 };
     let section = kv_section.saturating_mul(group).min(TILE_LIMIT.into()) as u32;

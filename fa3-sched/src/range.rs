@@ -79,9 +79,11 @@ impl Tiling<u32> {
             right: right.map(|keys| keys.min(WIDEST)),
         }
     }
+}
 
+impl<T> Tiling<T> {
     /// The same tiling with `f` applied to each of its numbers in a fixed order: see [`FastDiv::map`].
-    pub fn map<U>(self, mut f: impl FnMut(u32) -> U) -> Tiling<U> {
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Tiling<U> {
         Tiling {
             tile_m: f(self.tile_m),
             tile_n: self.tile_n.map(&mut f),

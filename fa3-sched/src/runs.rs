@@ -25,9 +25,9 @@ pub struct Run<T> {
     pub decoder: Decoder<T>,
 }
 
-impl Run<u32> {
+impl<T> Run<T> {
     /// The same run with `f` applied to each of its numbers in a fixed order: see [`crate::FastDiv::map`].
-    pub fn map<U>(self, mut f: impl FnMut(u32) -> U) -> Run<U> {
+    pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Run<U> {
         Run {
             first_tile: f(self.first_tile),
             first_batch: f(self.first_batch),

@@ -31,6 +31,9 @@ pub enum Overlap {
     None,
     /// The softmax of one block under the PV of the block before (Algorithm 2): S and P live together.
     TwoStage,
+    /// The softmax of one block under the QKᵀ of the next and the PV of the block before (Algorithm 4): two S and P live
+    /// together.
+    ThreeStage,
 }
 
 /// Where PV finds its left operand.
@@ -96,8 +99,10 @@ impl fmt::Display for PPlace {
 impl fmt::Display for TileShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} x {}, {} stages, {}", self.tile_m, self.tile_n, self.stages, self.p_place)?;
-        if self.overlap == Overlap::TwoStage {
-            write!(f, ", softmax under GEMM")?;
+        match self.overlap {
+            Overlap::None => {}
+            Overlap::TwoStage => write!(f, ", softmax under GEMM")?,
+            Overlap::ThreeStage => write!(f, ", softmax under two GEMMs")?,
         }
         if self.ping_pong {
             write!(f, ", ping-pong")?;

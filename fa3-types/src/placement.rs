@@ -20,8 +20,8 @@ pub struct Addresses {
     pub v: Address,
     /// Output.
     pub o: Address,
-    /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous.
-    pub lse: Address,
+    /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous; `None` if nobody wants it.
+    pub lse: Option<Address>,
 }
 
 /// Addresses that a [`Problem`]'s tensors may have: none null or misaligned, no output over another tensor.
@@ -42,7 +42,10 @@ impl Placement {
         let k = interval(TensorName::K, at.k, problem.k().extent_bytes())?;
         let v = interval(TensorName::V, at.v, problem.v().extent_bytes())?;
         let o = interval(TensorName::O, at.o, problem.o().extent_bytes())?;
-        let lse = interval(TensorName::Lse, at.lse, lse_bytes)?;
+        let lse = match at.lse {
+            Some(lse) => interval(TensorName::Lse, lse, lse_bytes)?,
+            None => interval(TensorName::Lse, Address(0), Bytes(0))?,
+        };
         for (output, others) in [(o, [q, k, v, lse]), (lse, [q, k, v, o])] {
             for other in others {
                 output.check_apart(other)?;
@@ -111,7 +114,7 @@ mod tests {
         k: Address(0x2000),
         v: Address(0x3000),
         o: Address(0x4000),
-        lse: Address(0x5000),
+        lse: Some(Address(0x5000)),
     };
 
     fn place(at: Addresses) -> Result<Placement, ProblemError> {
@@ -148,9 +151,9 @@ mod tests {
         let o_on_q = overlap(TensorName::O, 0x1010, 0x1810, TensorName::Q, 0x1000, 0x1800);
         assert_eq!(place(Addresses { o: Address(0x1010), ..GOOD }), o_on_q);
         let lse_in_k = overlap(TensorName::Lse, 0x2100, 0x2140, TensorName::K, 0x2000, 0x2800);
-        assert_eq!(place(Addresses { lse: Address(0x2100), ..GOOD }), lse_in_k);
+        assert_eq!(place(Addresses { lse: Some(Address(0x2100)), ..GOOD }), lse_in_k);
         let o_on_lse = overlap(TensorName::O, 0x4000, 0x4800, TensorName::Lse, 0x4000, 0x4040);
-        assert_eq!(place(Addresses { lse: GOOD.o, ..GOOD }), o_on_lse);
+        assert_eq!(place(Addresses { lse: Some(GOOD.o), ..GOOD }), o_on_lse);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, Strides, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView4};
 
-use crate::{Device, Error, Scalar, cpu};
+use crate::{Device, Error, Scalar, cpu, cuda};
 
 /// An attention call in the making: Q, K and V, and what is not default about it.
 ///
@@ -105,12 +105,16 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
     pub fn problem(&self) -> Result<Problem, Error> {
+        Ok(self.spec()?.validate()?)
+    }
+
+    fn spec(&self) -> Result<ProblemSpec, Error> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(describe);
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
         let seqs_q = sequences(q.shape, cu_seqlens_q, self.seqused_q).map_err(Error::SequencesOfQ)?;
         let seqs_k = sequences(k.shape, cu_seqlens_k, self.seqused_k).map_err(Error::SequencesOfK)?;
-        let spec = ProblemSpec {
+        Ok(ProblemSpec {
             q,
             k,
             v,
@@ -120,18 +124,27 @@ impl<'a, T: Scalar> Attention<'a, T> {
             mask: self.mask,
             softmax_scale: self.softmax_scale,
             softcap: self.softcap,
-        };
-        Ok(spec.validate()?)
+        })
     }
 
-    /// Computes O and LSE.
+    /// The problem of contiguous copies of Q, K and V.
+    fn contiguous_problem(&self) -> Result<Problem, Error> {
+        let spec = self.spec()?;
+        let contiguous = |x: TensorDesc| TensorDesc::contiguous(x.dtype, x.shape);
+        let (q, k, v) = (contiguous(spec.q), contiguous(spec.k), contiguous(spec.v));
+        Ok(ProblemSpec { q, k, v, ..spec }.validate()?)
+    }
+
+    /// Computes O and LSE. On a GPU, Q, K and V are copied there and the results back; a problem that its kernels do not
+    /// take is an error, and nothing is computed elsewhere instead.
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
-    pub fn forward(&self, device: Device) -> Result<Output<T::Output>, Error> {
-        let problem = self.problem()?;
+    pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
+        let (problem, qkv) = (self.problem()?, [self.q, self.k, self.v]);
         match device {
-            Device::Cpu => Ok(cpu::forward(&problem, [self.q, self.k, self.v])),
+            Device::Cpu => Ok(cpu::forward(&problem, qkv)),
+            Device::Cuda(device) => Ok(cuda::forward(device, &self.contiguous_problem()?, qkv)?),
         }
     }
 }
@@ -172,7 +185,7 @@ mod tests {
             let q = Array4::from_elem((batch, seqlen_q, 2, 8), 1.0f32);
             let kv = Array4::from_elem((batch, seqlen_k, 1, 8), 1.0f32);
             let output =
-                Attention::new(q.view(), kv.view(), kv.view()).causal().forward(Device::Cpu).unwrap();
+                Attention::new(q.view(), kv.view(), kv.view()).causal().forward(&Device::Cpu).unwrap();
             assert_eq!(output.o, Array4::zeros((batch, seqlen_q, 2, 8)));
             assert!(output.lse.iter().all(|&lse| lse == f32::NEG_INFINITY));
             assert_eq!(output.lse.dim(), (batch, 2, seqlen_q));
@@ -190,6 +203,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_copied_to_a_gpu_has_no_gaps() {
+        let x = Array4::from_elem((2, 6, 4, 8), 1.0f32);
+        let heads_first = || x.view().permuted_axes([0, 2, 1, 3]);
+        let attention = Attention::new(heads_first(), heads_first(), heads_first()).causal();
+        let (given, copied) = (attention.problem().unwrap(), attention.contiguous_problem().unwrap());
+        for (given, copied) in [(given.q(), copied.q()), (given.k(), copied.k()), (given.v(), copied.v())] {
+            assert_ne!(given, copied);
+            assert_eq!(*copied, TensorDesc::contiguous(given.dtype, given.shape));
+        }
+        assert_eq!((copied.mask(), copied.lse_shape()), (given.mask(), given.lse_shape()));
+    }
+
+    #[test]
     fn a_transposed_view_is_the_same_problem() {
         let wave = |step: f32| {
             Array4::from_shape_fn((2, 5, 3, 8), |(b, s, h, d)| {
@@ -197,7 +223,7 @@ mod tests {
             })
         };
         let [q, k, v] = [0.3, 0.5, 0.7].map(wave);
-        let expected = Attention::new(q.view(), k.view(), v.view()).forward(Device::Cpu).unwrap();
+        let expected = Attention::new(q.view(), k.view(), v.view()).forward(&Device::Cpu).unwrap();
         let heads_first = |x: &Array4<f32>| {
             let mut x = x.clone();
             x.swap_axes(1, 2);
@@ -206,7 +232,7 @@ mod tests {
         let [q, k, v] = [heads_first(&q), heads_first(&k), heads_first(&v)];
         let [q, k, v] = [&q, &k, &v].map(|x| x.view().permuted_axes([0, 2, 1, 3]));
         assert_ne!(q.strides()[1], 3 * 8, "rows are not neighbours' heads apart");
-        assert_eq!(Attention::new(q, k, v).forward(Device::Cpu).unwrap(), expected);
+        assert_eq!(Attention::new(q, k, v).forward(&Device::Cpu).unwrap(), expected);
         assert_eq!(expected.o.len_of(Axis(2)), 3);
     }
 }

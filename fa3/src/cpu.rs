@@ -107,7 +107,7 @@ mod tests {
         };
         let (q, k, v) = (wave(2, 300, 0.7), wave(1, 1700, 0.9), wave(1, 1700, 1.1));
         let attention = with(Attention::new(q.view(), k.view(), v.view()));
-        let output = attention.forward(Device::Cpu).unwrap();
+        let output = attention.forward(&Device::Cpu).unwrap();
         let problem = attention.problem().unwrap();
         let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
         let forward = Forward { o: output.o.mapv(f16::to_f32), lse: output.lse };

@@ -2,6 +2,8 @@
 
 use fa3_types::ProblemError;
 
+use crate::cuda::{ForwardError, HostError};
+
 /// Why attention was not computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -15,4 +17,13 @@ pub enum Error {
     /// The same for K and V.
     #[error("k and v: {0}")]
     SequencesOfK(ProblemError),
+    /// There is no GPU, its kernels do not take the problem, or the driver says no.
+    #[error(transparent)]
+    Cuda(#[from] ForwardError),
+}
+
+impl From<HostError> for Error {
+    fn from(error: HostError) -> Error {
+        Error::Cuda(error.into())
+    }
 }

@@ -4,8 +4,9 @@
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 //! ```
 //!
-//! [`Attention`] says what to compute; [`Device`] says where. Today that is the CPU, for every dtype, mask and
-//! layout of [`types`]; the Hopper kernels come with the next releases and take the same call.
+//! [`Attention`] says what to compute; [`Device`] says where: on the CPU, for every dtype, mask and layout of [`types`], or on
+//! a Hopper GPU, for what its kernels take. [`Device::best`] is the GPU where there is one. Tensors that are on the GPU
+//! already stay there: see [`cuda`].
 //!
 //! ```
 //! use fa3::{Attention, Device};
@@ -17,7 +18,7 @@
 //! let k = Array4::from_shape_fn((1, 120, 1, 64), |(_, s, _, d)| bf16::from_f32(((s * d) % 5) as f32));
 //! let v = Array4::from_shape_fn((1, 120, 1, 64), |(_, s, _, d)| bf16::from_f32((s + d) as f32));
 //!
-//! let output = Attention::new(q.view(), k.view(), v.view()).causal().forward(Device::Cpu)?;
+//! let output = Attention::new(q.view(), k.view(), v.view()).causal().forward(&Device::best())?;
 //! assert_eq!(output.o.dim(), (1, 100, 2, 64));
 //! assert_eq!(output.lse.dim(), (1, 2, 100));
 //! # Ok::<(), fa3::Error>(())
@@ -30,16 +31,17 @@
 //! use ndarray::Array4;
 //!
 //! let (q, k) = (Array4::<f32>::zeros((1, 8, 8, 64)), Array4::<f32>::zeros((1, 8, 3, 64)));
-//! let error = Attention::new(q.view(), k.view(), k.view()).forward(Device::Cpu).unwrap_err();
+//! let error = Attention::new(q.view(), k.view(), k.view()).forward(&Device::Cpu).unwrap_err();
 //! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
 //! ```
 //!
 //! The layers below are re-exported: [`types`] (what a problem is), [`reference`](mod@reference) (the oracle and the error law),
-//! [`quant`] (FP8), [`sched`] (tiles, orders, plans); so are [`ndarray`] and [`half`], whose types are part of the interface.
+//! [`quant`] (FP8), [`sched`] (tiles, orders, plans), [`cuda`] (the GPU); so are [`ndarray`] and [`half`], whose types are part of the interface.
 #![forbid(unsafe_code)]
 
 mod attention;
 mod cpu;
+pub mod cuda;
 mod device;
 mod error;
 mod scalar;

@@ -19,12 +19,29 @@ pub trait Scalar: Copy + Default + Send + Sync + sealed::Sealed + 'static {
     fn from_f32(x: f32) -> Self;
 }
 
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
-    impl Sealed for fa3_quant::E4m3 {}
+pub(crate) mod sealed {
+    /// A number as the bits that a device's memory holds.
+    pub trait Sealed {
+        type Bits: fa3_cuda::host::Plain;
+        fn to_bits(self) -> Self::Bits;
+        fn from_bits(bits: Self::Bits) -> Self;
+    }
+
+    macro_rules! sealed {
+        ($($number:ty: $bits:ty),+) => {$(
+            impl Sealed for $number {
+                type Bits = $bits;
+                fn to_bits(self) -> $bits {
+                    self.to_bits()
+                }
+                fn from_bits(bits: $bits) -> $number {
+                    <$number>::from_bits(bits)
+                }
+            }
+        )+};
+    }
+
+    sealed!(f32: u32, half::f16: u16, half::bf16: u16, fa3_quant::E4m3: u8);
 }
 
 impl Scalar for f32 {

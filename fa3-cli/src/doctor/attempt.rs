@@ -32,7 +32,7 @@ pub(super) enum Trouble {
 /// The mean of ones, on the CPU.
 pub(super) fn attention() -> Result<(), Trouble> {
     let ones = Array4::<f32>::ones((1, 16, 2, 8));
-    let o = Attention::new(ones.view(), ones.view(), ones.view()).forward(Engine::Cpu)?.o;
+    let o = Attention::new(ones.view(), ones.view(), ones.view()).forward(&Engine::Cpu)?.o;
     if o.iter().all(|x| (x - 1.0).abs() < 1e-5) { Ok(()) } else { Err(Trouble::Attention) }
 }
 

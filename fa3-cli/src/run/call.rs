@@ -4,11 +4,12 @@ use std::time::Instant;
 
 use fa3::quant::E4m3;
 use fa3::types::Mask;
-use fa3::{Attention, Device, Output, Scalar};
+use fa3::{Attention, Output, Scalar};
 use half::{bf16, f16};
 
 use super::compare::Expected;
 use super::error::Error;
+use super::place::Wanted;
 use super::report::Report;
 use super::tensor::{self, Stored, Tensor, Values};
 
@@ -48,6 +49,7 @@ type CuSeqlens<'a> = (&'a [i32], &'a [i32]);
 /// What the command line says about every call.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
+    pub(super) device: Wanted,
     pub(super) mask: Mask,
     pub(super) softmax_scale: Option<f64>,
     pub(super) softcap: Option<f64>,
@@ -112,6 +114,9 @@ impl Call {
             if let fa3::Error::Problem(source) = error {
                 return Error::Problem { tensors: tensors.clone(), source };
             }
+            if let fa3::Error::Cuda(error) = error {
+                return Error::Cuda(error);
+            }
             Error::Sequences { prefix: prefix.clone(), source: error }
         };
         let lists = settings.lists.clone().or(lists);
@@ -124,13 +129,13 @@ impl Call {
 
         let problem = attention.problem().map_err(problem_error)?;
         let expected = Expected::new(&problem, expected_o, expected_lse)?;
-        let device = Device::default();
+        let place = settings.device.place().map_err(problem_error)?;
         let start = Instant::now();
-        let output = attention.forward(device).map_err(problem_error)?;
+        let (output, place) = settings.device.forward(&attention, place).map_err(problem_error)?;
         let elapsed = start.elapsed();
         let comparisons = expected.compare(&problem, [q.view(), k.view(), v.view()], &output)?;
 
-        let report = Report { prefix: prefix.clone(), problem, device, elapsed, comparisons };
+        let report = Report { prefix: prefix.clone(), problem, place, elapsed, comparisons };
         let Output { o, lse } = output;
         let (o, lse) = (Tensor::new(prefix.clone() + "o", o), Tensor::new(prefix + "lse", lse));
         let (o, lse) = if packed { (o.without_batch(), lse.without_batch()) } else { (o, lse) };

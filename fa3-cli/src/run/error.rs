@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use fa3::cuda::ForwardError;
 use fa3::reference::InputError;
 use fa3::types::ProblemError;
 use safetensors::{Dtype, SafeTensorError};
@@ -66,6 +67,8 @@ pub(crate) enum Error {
     // The source names the tensors itself.
     #[error("{prefix}{source}")]
     Sequences { prefix: String, source: fa3::Error },
+    #[error(transparent)]
+    Cuda(ForwardError),
     #[error(transparent)]
     Input(#[from] InputError),
     #[error("cannot start threads: {0}")]

@@ -101,7 +101,8 @@ fn results_are_compared_printed_and_written() {
     let [q, k, v] = [Tensor::f16("q", &x[0]), Tensor::f16("k", &x[1]), Tensor::f16("v", &x[2])];
     write(&input, &[q, k, v, o, lse]);
 
-    let options = ["run", "--window", "20,0", "--scale", "0.5", "--softcap", "3", "--threads", "1", "-o"];
+    let options = ["--window", "20,0", "--scale", "0.5", "--softcap", "3", "--threads", "1", "-o"];
+    let options = [&["run", "--device", "cpu"], options.as_slice()].concat();
     let stdout = fa3(&args(&options, &[&output, &input])).succeeded();
     let lines: Vec<&str> = stdout.lines().collect();
     assert_eq!(lines[0], attention.problem().unwrap().to_string());
@@ -112,7 +113,7 @@ fn results_are_compared_printed_and_written() {
         assert!(line.starts_with(start), "{line}");
     }
 
-    let result = attention.forward(Device::Cpu).unwrap();
+    let result = attention.forward(&Device::Cpu).unwrap();
     let o = result.o.iter().flat_map(|x| x.to_le_bytes()).collect();
     let lse = result.lse.iter().flat_map(|x| x.to_le_bytes()).collect();
     let expected = [
@@ -212,8 +213,8 @@ fn every_type_gives_the_librarys_result() {
         let tensor =
             |name, x: &Array4<T>| Tensor::new(name, stored, x.shape(), x.iter().flat_map(bytes).collect());
         write(&input, &[tensor("q", &q), tensor("k", &k), tensor("v", &v)]);
-        fa3(&args(&["run", "--causal", "-o"], &[&written, &input])).succeeded();
-        let o = Attention::new(q.view(), k.view(), v.view()).causal().forward(Device::Cpu).unwrap().o;
+        fa3(&args(&["run", "--device", "cpu", "--causal", "-o"], &[&written, &input])).succeeded();
+        let o = Attention::new(q.view(), k.view(), v.view()).causal().forward(&Device::Cpu).unwrap().o;
         let expected = ("o".to_owned(), output, vec![1, 33, 4, 16], o.iter().flat_map(out).collect());
         assert_eq!(read(&written)[1], expected);
     }
@@ -258,7 +259,7 @@ fn packed_sequences() {
         assert_eq!((&lse.2, &o.2), (&vec![4, 50], &vec![50, 4, 16]));
         for rows in [0..17, 17..50] {
             let [q, k, v] = x.each_ref().map(|x| x.slice_axis(Axis(1), rows.clone().into()));
-            let alone = Attention::new(q, k, v).causal().forward(Device::Cpu).unwrap();
+            let alone = Attention::new(q, k, v).causal().forward(&Device::Cpu).unwrap();
             let bytes: Vec<u8> = alone.o.iter().flat_map(|x| x.to_le_bytes()).collect();
             assert_eq!(o.3[rows.start * 4 * 16 * 4..rows.end * 4 * 16 * 4], bytes);
             let lse_alone = alone.lse.index_axis(Axis(0), 0);
@@ -277,7 +278,7 @@ fn packed_sequences() {
     fa3(&args(&["run", "--cu-seqlens-q", "0,50", "--seqused-k", "10", "-o"], &[&output, &input])).succeeded();
     let [q, k, v] = x.each_ref().map(|x| x.view());
     let short =
-        Attention::new(q, k, v).packed(&[0, 50], &[0, 50]).seqused_k(&[10]).forward(Device::Cpu).unwrap();
+        Attention::new(q, k, v).packed(&[0, 50], &[0, 50]).seqused_k(&[10]).forward(&Device::Cpu).unwrap();
     let bytes: Vec<u8> = short.o.iter().flat_map(|x| x.to_le_bytes()).collect();
     assert_eq!(read(&output)[1].3, bytes);
 }
@@ -321,7 +322,8 @@ fn npy_files() {
     let words = ["run", "--causal", "-o", o.to_str().unwrap(), "--lse", lse.to_str().unwrap()];
     fa3(&args(&words, &[&q, &k, &v])).succeeded();
 
-    let result = Attention::new(x[0].view(), x[1].view(), x[2].view()).causal().forward(Device::Cpu).unwrap();
+    let result =
+        Attention::new(x[0].view(), x[1].view(), x[2].view()).causal().forward(&Device::Cpu).unwrap();
     assert_eq!(fs::read(&o).unwrap(), npy("<f2", "(1, 40, 4, 16, )", little(&result.o)));
     let written = result.lse.iter().flat_map(|x| x.to_le_bytes()).collect();
     assert_eq!(fs::read(&lse).unwrap(), npy("<f4", "(1, 4, 40, )", written));

@@ -47,6 +47,10 @@ impl DeviceBuffer {
         self.address
     }
 
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// Its size.
     pub fn bytes(&self) -> usize {
         self.bytes

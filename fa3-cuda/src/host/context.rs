@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use cudarc::driver::sys::{self, CUctx_st, CUdevice, CUresult, CUstream_st};
+use cudarc::driver::sys::{self, CUctx_st, CUdevice, CUresult, CUstream_st, CUstreamCaptureMode};
 
 use super::driver::{self, Handle};
 use super::{CudaError, HostError, LaunchInfo, Poison};
@@ -44,6 +44,16 @@ impl Context {
         }
     }
 
+    /// Whether both are the same context of the driver.
+    pub(super) fn is(&self, other: &Context) -> bool {
+        self.is_raw(other.raw.0)
+    }
+
+    /// Whether it is the driver's `raw`.
+    pub(super) fn is_raw(&self, raw: *mut CUctx_st) -> bool {
+        self.raw.0 == raw
+    }
+
     /// Makes the context current on this thread for as long as the guard lives; the way to every call in it.
     ///
     /// # Errors
@@ -70,6 +80,12 @@ impl Context {
         pending.push_back((stream, launch));
     }
 
+    /// The remembered launches on a stream, oldest first.
+    pub(super) fn launches_on(&self, stream: Handle<CUstream_st>) -> Vec<LaunchInfo> {
+        let pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.iter().filter(|(other, _)| other.0 == stream.0).map(|(_, launch)| launch.clone()).collect()
+    }
+
     /// Forgets the launches on the streams that `ended` names: they have ended well.
     pub(super) fn synchronised(&self, ended: impl Fn(Handle<CUstream_st>) -> bool) {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).retain(|(stream, _)| !ended(*stream));
@@ -88,6 +104,31 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: it was retained once, and nothing that lives in it is left. There is nobody to tell of an error.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// Lets this thread allocate while streams are captured, by whichever thread, for as long as the value lives.
+#[derive(Debug)]
+pub(super) struct RelaxedCapture {
+    before: CUstreamCaptureMode,
+    /// Not `Send`: the mode is a thread's.
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl RelaxedCapture {
+    pub(super) fn begin() -> Result<RelaxedCapture, HostError> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `mode` is a valid place for the mode until now.
+        let result = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        driver::check("cuThreadExchangeStreamCaptureMode", result)?;
+        Ok(RelaxedCapture { before: mode, of_this_thread: PhantomData })
+    }
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        // SAFETY: `before` is a valid place for the mode until now.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut self.before) };
     }
 }
 

@@ -5,13 +5,17 @@ use std::collections::hash_map::DefaultHasher;
 use std::ffi::{CStr, c_char};
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
-use fa3_ir::Ptx;
+use fa3_ir::{Kernel, Ptx, ptx};
+use fa3_sched::Limits;
 
 use super::context::Context;
+use super::counters::Counters;
 use super::driver::{self, check};
+use super::forward::Kernels;
 use super::{CudaError, DeviceBuffer, Function, HostError, Stream};
 
 /// A Hopper GPU, with the kernels compiled for it. Clones are the same device.
@@ -20,6 +24,8 @@ pub struct Device {
     context: Arc<Context>,
     facts: Arc<Facts>,
     functions: Arc<Mutex<Functions>>,
+    counters: Arc<Counters>,
+    forward_kernels: Arc<Kernels>,
 }
 
 /// Compiled kernels by the hash of what they were compiled from; those of equal hash are told apart by it.
@@ -65,7 +71,13 @@ impl Device {
             return Err(HostError::NotHopper { name: facts.name, major, minor });
         }
         let context = Arc::new(Context::retain(device)?);
-        Ok(Device { context, facts: Arc::new(facts), functions: Arc::default() })
+        Ok(Device {
+            context,
+            facts: Arc::new(facts),
+            functions: Arc::default(),
+            counters: Arc::default(),
+            forward_kernels: Arc::default(),
+        })
     }
 
     /// Its name, such as "NVIDIA H100 80GB HBM3".
@@ -96,6 +108,17 @@ impl Device {
     /// The most shared memory that a CTA can have, in bytes.
     pub fn smem_bytes(&self) -> u32 {
         self.facts.smem_bytes
+    }
+
+    /// The numbers that plans depend on. Sections are as on an H100 SXM.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            // No GPU is without.
+            sms: NonZeroU32::new(self.sm_count()).unwrap_or(NonZeroU32::MIN),
+            smem_bytes: self.smem_bytes(),
+            l2_bytes: self.l2_bytes().into(),
+            ..Limits::h100_sxm()
+        }
     }
 
     /// Its memory, now.
@@ -132,6 +155,18 @@ impl Device {
         }))
     }
 
+    /// Writes a kernel's PTX and compiles it.
+    ///
+    /// # Errors
+    /// [`HostError::Unsound`] if the kernel breaks a rule, and those of [`Device::compile`].
+    pub(super) fn compile_kernel(&self, kernel: &Kernel) -> Result<Arc<Function>, HostError> {
+        let ptx = ptx::emit(kernel).map_err(|errors| HostError::Unsound {
+            kernel: kernel.name.clone(),
+            faults: errors.iter().map(ToString::to_string).collect(),
+        })?;
+        self.compile(&ptx)
+    }
+
     /// `bytes` of uninitialised device memory, aligned to 256.
     ///
     /// # Errors
@@ -163,6 +198,14 @@ impl Device {
         current.check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
         self.context.synchronised(|_| true);
         Ok(())
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub(super) fn forward_kernels(&self) -> &Kernels {
+        &self.forward_kernels
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {

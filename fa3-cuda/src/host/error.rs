@@ -30,6 +30,10 @@ pub enum HostError {
     Unsound { kernel: String, faults: Vec<String> },
     #[error("{given} arrays for a job of {expected}")]
     Arrays { given: usize, expected: usize },
+    #[error(
+        "a captured stream needs a tile counter of its own, all of those allocated are in use by {used} others"
+    )]
+    Counters { used: usize },
     #[error("kernel {kernel} is not compiled: {error}\n{log}")]
     Compile { kernel: String, error: CudaError, log: String },
     #[error("kernel {kernel}: {call}: {error}")]

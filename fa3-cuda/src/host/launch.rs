@@ -10,7 +10,8 @@ use cudarc::driver::sys::{
 };
 use fa3_ir::{ArgError, ArgValue, check_args, check_grid};
 
-use super::params::pack;
+use super::context::Current;
+use super::params::{ParamImage, pack};
 use super::{CudaError, Function, HostError, Stream, tensor_map};
 
 /// A kernel and how it was launched.
@@ -89,6 +90,27 @@ impl Function {
         let encode =
             |param: &str, shape: &_, view: &_| tensor_map::encode(&current, (&ptx.entry, param), shape, view);
         let mut images = pack(&ptx.params, args, encode)?;
+        // SAFETY: the images are those of the arguments, for which the callers vouch.
+        unsafe { self.launch_images(&current, stream, grid, &mut images, dependent) }
+    }
+
+    /// The same with arguments that have been encoded.
+    ///
+    /// # Safety
+    /// That of [`Function::launch`] or [`Function::launch_dependent`]; and the images must be of arguments that fit the
+    /// kernel's parameters.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) unsafe fn launch_images(
+        &self,
+        current: &Current<'_>,
+        stream: &Stream,
+        grid: [u32; 3],
+        images: &mut [ParamImage],
+        dependent: bool,
+    ) -> Result<(), HostError> {
+        let ptx = self.ptx();
         let mut pointers: Vec<_> = images.iter_mut().map(|image| image.pointer()).collect();
         let mut attributes = attributes(ptx.cluster, dependent);
         let [grid_x, grid_y, grid_z] = grid;

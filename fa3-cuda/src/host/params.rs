@@ -12,7 +12,8 @@ use fa3_ir::{ArgValue, BoxShape, ParamInfo, ParamKind, TensorView};
 pub(super) struct ParamImage([u8; 128]);
 
 impl ParamImage {
-    fn scalar<const N: usize>(bytes: [u8; N]) -> ParamImage {
+    /// The bytes of a number, zeros behind them.
+    pub(super) fn scalar<const N: usize>(bytes: [u8; N]) -> ParamImage {
         let mut image = [0; 128];
         image[..N].copy_from_slice(&bytes);
         ParamImage(image)

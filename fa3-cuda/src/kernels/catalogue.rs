@@ -14,11 +14,15 @@
 //! # Ok::<(), catalogue::CatalogueError>(())
 //! ```
 
+mod attention;
 mod option;
 
 use fa3_ir::{Elem, Swizzle};
+use fa3_sched::PlanError;
+use fa3_types::ProblemError;
 
 use super::Job;
+use super::fwd::FwdError;
 use super::ladder::{
     GemmSize, gemm, gemm_cluster, gemm_fp8, gemm_ring, gemm_simple, gemm_split_k, row_softmax, tile_copy,
     transpose, vector_add,
@@ -121,6 +125,12 @@ pub static ALL: &[Entry] = &[
         options: &[M, n(8), k(784, 16), dtype(&[Value::Dtype(Elem::E4m3)]), ctas(1)],
         build: |options| Ok(gemm_fp8::job(size(options), options.number("ctas"))),
     },
+    Entry {
+        name: "fwd",
+        about: "O = softmax(Q K^T) V, the forward pass of attention",
+        options: attention::FORWARD,
+        build: attention::forward,
+    },
 ];
 
 /// A kernel and the problems that it takes.
@@ -136,7 +146,7 @@ pub struct Entry {
 }
 
 /// Why there is no such job.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum CatalogueError {
@@ -148,6 +158,12 @@ pub enum CatalogueError {
     Value { option: &'static str, given: String, domain: Domain },
     #[error("{rows} x {cols} elements are more than {limit}")]
     Elements { rows: u32, cols: u32, limit: u64 },
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Fwd(#[from] FwdError),
 }
 
 /// The kernel of this name.
@@ -248,18 +264,28 @@ mod tests {
             && check_grid(job.grid, job.kernel.launch.cluster).is_ok()
     }
 
-    /// Every combination of the least, the default and the greatest value of every option.
-    fn extremes(entry: &'static Entry) -> Vec<Vec<Chosen>> {
-        let mut all = vec![Vec::new()];
-        for option in entry.options {
-            let values = match option.domain {
-                Domain::Number { default, multiple_of, at_most } => {
-                    [multiple_of, default, at_most / multiple_of * multiple_of].map(Value::Number).to_vec()
-                }
-                Domain::OneOf(values) => values.to_vec(),
-            };
-            let with = |chosen: &Vec<Chosen>, value| [chosen.as_slice(), &[(option.name, value)]].concat();
-            all = all.iter().flat_map(|chosen| values.iter().map(|&value| with(chosen, value))).collect();
+    /// The least, the default and the greatest value of an option, or all its words.
+    fn extremes(option: &OptionInfo) -> Vec<Value> {
+        match option.domain {
+            Domain::Number { default, multiple_of, at_most } => {
+                [multiple_of, default, at_most / multiple_of * multiple_of].map(Value::Number).to_vec()
+            }
+            Domain::OneOf(values) => values.to_vec(),
+            Domain::Word(words) => words.iter().map(|&word| Value::Word(word)).collect(),
+        }
+    }
+
+    /// Every combination of extremes of any two options.
+    fn pairs(entry: &'static Entry) -> Vec<[Chosen; 2]> {
+        let chosen = |option: &'static OptionInfo| {
+            extremes(option).into_iter().map(|value| (option.name, value)).collect::<Vec<Chosen>>()
+        };
+        let mut all = Vec::new();
+        for (index, first) in entry.options.iter().enumerate() {
+            for second in &entry.options[index..] {
+                let first = chosen(first);
+                all.extend(first.into_iter().flat_map(|x| chosen(second).into_iter().map(move |y| [x, y])));
+            }
         }
         all
     }
@@ -277,10 +303,15 @@ mod tests {
     #[test]
     fn every_option_is_used_up_to_its_limits() {
         for entry in ALL {
-            for chosen in extremes(entry) {
+            for chosen in pairs(entry) {
                 match entry.job(&chosen) {
                     Ok(job) => assert!(fits(&job), "{} {chosen:?}", entry.name),
-                    Err(error) => assert!(matches!(error, CatalogueError::Elements { .. }), "{error}"),
+                    Err(
+                        CatalogueError::Elements { .. }
+                        | CatalogueError::Problem(_)
+                        | CatalogueError::Plan(_),
+                    ) => {}
+                    Err(error) => panic!("{} {chosen:?}: {error}", entry.name),
                 }
             }
             for option in entry.options {
@@ -289,10 +320,16 @@ mod tests {
                     format!("{:?}", with.unwrap()) != format!("{:?}", without.unwrap())
                 };
                 let others = match option.domain {
+                    Domain::Number { default, multiple_of, .. } if default == multiple_of => {
+                        vec![Value::Number(2 * multiple_of)]
+                    }
                     Domain::Number { multiple_of, .. } => vec![Value::Number(multiple_of)],
-                    Domain::OneOf(values) => values[1..].to_vec(),
+                    Domain::OneOf(_) | Domain::Word(_) => extremes(option)[1..].to_vec(),
                 };
-                assert!(others.iter().all(changes), "{} of {} changes nothing", option.name, entry.name);
+                let changed = others.iter().filter(|other| changes(other)).count();
+                // A word may say what is so anyway.
+                let enough = if matches!(option.domain, Domain::Word(_)) { 1 } else { others.len() };
+                assert!(changed >= enough, "{} of {} changes nothing", option.name, entry.name);
             }
         }
     }

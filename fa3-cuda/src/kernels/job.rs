@@ -44,6 +44,8 @@ pub enum ArrayUse {
 pub enum JobArg {
     /// 32 bits.
     U32(u32),
+    /// 64 bits.
+    U64(u64),
     /// A number.
     F32(f32),
     /// The address of an array.
@@ -101,8 +103,16 @@ impl Job {
 
     /// The arguments when array i is at `addresses[i]`.
     pub fn bind(&self, addresses: &[u64]) -> Vec<ArgValue> {
-        let bind = |arg: &JobArg| match arg {
+        self.args.iter().map(|arg| arg.bind(addresses)).collect()
+    }
+}
+
+impl JobArg {
+    /// The argument when array i is at `addresses[i]`.
+    pub fn bind(&self, addresses: &[u64]) -> ArgValue {
+        match self {
             JobArg::U32(value) => ArgValue::U32(*value),
+            JobArg::U64(value) => ArgValue::U64(*value),
             JobArg::F32(value) => ArgValue::F32(*value),
             JobArg::Pointer(array) => ArgValue::Pointer(addresses[*array]),
             JobArg::Tensor { array, dims, strides } => ArgValue::Tensor(TensorView {
@@ -110,7 +120,6 @@ impl Job {
                 dims: dims.clone(),
                 strides: strides.clone(),
             }),
-        };
-        self.args.iter().map(bind).collect()
+        }
     }
 }

@@ -57,6 +57,17 @@ impl<'b, 'k> Num<'b, 'k> {
     }
 }
 
+/// What `f` makes of values of the kernel.
+#[track_caller]
+pub(crate) fn compute<const N: usize>(
+    b: &mut Builder,
+    values: [V<B32>; N],
+    f: impl for<'b, 'k> FnOnce([Num<'b, 'k>; N]) -> Num<'b, 'k>,
+) -> V<B32> {
+    let cell = RefCell::new(b);
+    f(values.map(|value| Num::new(&cell, value))).value()
+}
+
 impl Add for Num<'_, '_> {
     type Output = Self;
     #[track_caller]

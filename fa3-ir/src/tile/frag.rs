@@ -63,6 +63,21 @@ impl Frag {
         }
     }
 
+    /// Replaces every element of one of the thread's two rows.
+    #[track_caller]
+    pub fn map_row(
+        &mut self,
+        b: &mut Builder,
+        half: u32,
+        mut f: impl FnMut(&mut Builder, V<F32>, At) -> V<F32>,
+    ) {
+        for (at, reg) in self.elements().filter(|(at, _)| at.half == half) {
+            let old = b.as_one(|b| b.get(reg));
+            let new = f(b, old, at);
+            b.as_one(|b| b.set(reg, new));
+        }
+    }
+
     /// Adds another of the same width, element by element.
     #[track_caller]
     pub fn add(&mut self, b: &mut Builder, other: &Frag) {
@@ -83,31 +98,53 @@ impl Frag {
         b.as_one(|b| self.map(b, |b, x, at| b.mul(x, rows.0[at.half as usize])));
     }
 
-    /// Combines the elements of each row, those of the other threads too.
+    /// Combines the elements that the thread has of each row: in four chains, whose operations do not wait for each other's.
     #[track_caller]
     fn over_rows(&self, b: &mut Builder, f: impl Fn(&mut Builder, V<F32>, V<F32>) -> V<F32>) -> Rows {
         let rows = [0, 1].map(|half| {
-            let mut row = self.elements().filter(|(at, _)| at.half == half).map(|(_, reg)| reg);
-            let first = row.next().map(|reg| b.get(reg));
-            let first = first.unwrap_or_else(|| b.mov_f32(0.0));
-            row.fold(first, |sum, reg| {
-                let x = b.get(reg);
-                f(b, sum, x)
-            })
+            let row: Vec<Var<F32>> =
+                self.elements().filter(|(at, _)| at.half == half).map(|(_, reg)| reg).collect();
+            let chains: Vec<V<F32>> = (0..row.len().min(4))
+                .map(|first| {
+                    let start = b.get(row[first]);
+                    row.iter().skip(first + 4).step_by(4).fold(start, |sum, &reg| {
+                        let x = b.get(reg);
+                        f(b, sum, x)
+                    })
+                })
+                .collect();
+            let pairs: Vec<V<F32>> =
+                chains.chunks(2).map(|pair| if let &[x, y] = pair { f(b, x, y) } else { pair[0] }).collect();
+            pairs.into_iter().reduce(|x, y| f(b, x, y)).unwrap_or_else(|| b.mov_f32(0.0))
         });
-        Rows(rows).over_quad(b, f)
+        Rows(rows)
     }
 
     /// The maximum of each row.
     #[track_caller]
     pub fn row_max(&self, b: &mut Builder) -> Rows {
-        b.as_one(|b| self.over_rows(b, |b, x, y| b.max_f32(x, y)))
+        b.as_one(|b| self.over_rows(b, |b, x, y| b.max_f32(x, y)).over_quad(b, |b, x, y| b.max_f32(x, y)))
     }
 
     /// The sum of each row.
     #[track_caller]
     pub fn row_sum(&self, b: &mut Builder) -> Rows {
+        b.as_one(|b| self.partial_row_sum(b).over_quad(b, |b, x, y| b.add(x, y)))
+    }
+
+    /// The sum of what the thread has of each row; the four threads of a quad have the parts of the whole.
+    #[track_caller]
+    pub fn partial_row_sum(&self, b: &mut Builder) -> Rows {
         b.as_one(|b| self.over_rows(b, |b, x, y| b.add(x, y)))
+    }
+
+    /// Becomes another of the same width.
+    #[track_caller]
+    pub fn set(&mut self, b: &mut Builder, next: &Frag) {
+        if next.cols() != self.cols() {
+            b.misfit("columns of a fragment", next.cols(), self.cols());
+        }
+        b.as_one(|b| self.regs.iter().zip(&next.regs).for_each(|(&var, &value)| b.set(var, value)));
     }
 
     /// The fragment, rounded, as the A operand of a product.
@@ -183,6 +220,11 @@ impl AFrag {
     /// Columns: its extent along K.
     pub fn cols(&self) -> u32 {
         self.steps.len() as u32 * self.ty.k()
+    }
+
+    /// The type of the products that it is for.
+    pub fn product_type(&self) -> WgmmaType {
+        self.ty
     }
 
     /// Its element type.

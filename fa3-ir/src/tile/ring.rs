@@ -9,7 +9,8 @@ use std::panic::Location;
 
 use crate::watch::DutyId;
 use crate::{
-    Arg, B16, B32, Builder, Coords, Fault, LoadOptions, Region, SharedAddr, Tile, TileMap, TileShape, V, Var,
+    Arg, B16, B32, Builder, Coords, Fault, LoadOptions, Pred, Region, SharedAddr, Tile, TileMap, TileShape,
+    V, Var,
 };
 
 /// A ring whose slots hold `N` tiles.
@@ -92,52 +93,77 @@ impl<const N: usize> Ring<N> {
 
     /// The mbarrier of a stage.
     #[track_caller]
-    fn barrier(&self, b: &mut Builder, of: Region, stage: V<B32>) -> SharedAddr {
-        let start = b.address(of);
-        b.mad_u32(stage, 8, start).at(0)
+    fn barrier(&self, b: &mut Builder, of: Region, stage: Stage) -> SharedAddr {
+        stage.place(b, of, 8)
     }
 
     #[track_caller]
-    fn tile<'s>(&self, b: &mut Builder, index: usize, stage: V<B32>) -> Tile<'s> {
+    fn tile<'s>(&self, b: &mut Builder, index: usize, stage: Stage) -> Tile<'s> {
         let (region, shape) = self.tiles[index];
-        let start = b.address(region);
-        Tile::new(shape, b.mad_u32(stage, shape.bytes(), start).at(0))
+        Tile::new(shape, stage.place(b, region, shape.bytes()))
     }
 
     #[track_caller]
-    fn tiles<'s>(&self, b: &mut Builder, stage: V<B32>) -> [Tile<'s>; N] {
+    fn tiles<'s>(&self, b: &mut Builder, stage: Stage) -> [Tile<'s>; N] {
         std::array::from_fn(|index| self.tile(b, index, stage))
     }
 }
 
-/// The stage that comes next, and the parity of its phase.
+/// A stage of a ring: the only one, or one of several.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    Only,
+    Number(V<B32>),
+}
+
+impl Stage {
+    /// Where the stage's part of a region is, if each has `bytes`.
+    #[track_caller]
+    fn place(self, b: &mut Builder, region: Region, bytes: u32) -> SharedAddr {
+        match self {
+            Stage::Only => region.at(0),
+            Stage::Number(stage) => {
+                let start = b.address(region);
+                b.mad_u32(stage, bytes, start).at(0)
+            }
+        }
+    }
+}
+
+/// The stage that comes next, if there are several, and the parity of its phase.
 #[derive(Debug)]
 struct Cursor<const N: usize> {
     ring: Ring<N>,
-    stage: Var<B32>,
+    stage: Option<Var<B32>>,
     parity: Var<B32>,
 }
 
 impl<const N: usize> Cursor<N> {
     #[track_caller]
     fn new(ring: &Ring<N>, b: &mut Builder, parity: u32) -> Cursor<N> {
-        let (stage, parity) = (b.var("stage", 0), b.var("parity", parity));
-        Cursor { ring: ring.clone(), stage, parity }
+        let stage = (ring.stages > 1).then(|| b.var("stage", 0));
+        Cursor { ring: ring.clone(), stage, parity: b.var("parity", parity) }
     }
 
     /// Waits until the next stage is `full`, or empty, and goes on to the one after it.
     #[track_caller]
-    fn next(&self, b: &mut Builder, of: Region) -> V<B32> {
-        let stage = b.get(self.stage);
-        let barrier = self.ring.barrier(b, of, stage);
+    fn next(&self, b: &mut Builder, of: Region) -> Stage {
+        let Some(next) = self.stage else {
+            b.mbarrier_wait(of, self.parity);
+            let parity = b.xor(self.parity, 1);
+            b.set(self.parity, parity);
+            return Stage::Only;
+        };
+        let stage = b.get(next);
+        let barrier = self.ring.barrier(b, of, Stage::Number(stage));
         b.mbarrier_wait(barrier, self.parity);
         let after = b.add(stage, 1);
         let wraps = b.eq_b32(after, self.ring.stages);
         let (first, flip) = (b.select(wraps, 0, after), b.select(wraps, 1, 0));
         let parity = b.xor(self.parity, flip);
-        b.set(self.stage, first);
+        b.set(next, first);
         b.set(self.parity, parity);
-        stage
+        Stage::Number(stage)
     }
 }
 
@@ -153,12 +179,12 @@ impl<const N: usize> Producer<N> {
     pub fn acquire(&mut self, b: &mut Builder) -> EmptySlot<N> {
         let source = Location::caller();
         let ring = self.cursor.ring.clone();
-        let (stage, full, tiles) = b.as_one(|b| {
+        let (full, tiles) = b.as_one(|b| {
             let stage = self.cursor.next(b, ring.empty);
-            (stage, ring.barrier(b, ring.full, stage), ring.tiles(b, stage))
+            (ring.barrier(b, ring.full, stage), ring.tiles(b, stage))
         });
         let due = b.watch.due(format!("a slot of ring {} is committed", ring.name), source);
-        EmptySlot { ring: ring.name, tiles, full, stage, bytes: 0, due }
+        EmptySlot { ring: ring.name, tiles, full, bytes: 0, due }
     }
 }
 
@@ -169,17 +195,11 @@ pub struct EmptySlot<const N: usize> {
     ring: String,
     tiles: [Tile<'static>; N],
     full: SharedAddr,
-    stage: V<B32>,
     bytes: u32,
     due: DutyId,
 }
 
 impl<const N: usize> EmptySlot<N> {
-    /// The number of the slot in its ring.
-    pub fn stage(&self) -> V<B32> {
-        self.stage
-    }
-
     /// Begins to load tile `index`. Belongs in the block that acquired the slot (V-25): its bytes are counted once.
     #[track_caller]
     pub fn load(&mut self, b: &mut Builder, index: usize, map: &TileMap, coords: impl Coords) {
@@ -264,7 +284,7 @@ impl<const N: usize> Consumer<N> {
 #[derive(Debug)]
 pub struct FullSlot<const N: usize> {
     ring: Ring<N>,
-    stage: V<B32>,
+    stage: Stage,
     tiles: [Tile<'static>; N],
     due: DutyId,
 }
@@ -273,7 +293,7 @@ impl<const N: usize> FullSlot<N> {
     fn new(
         b: &mut Builder,
         ring: Ring<N>,
-        stage: V<B32>,
+        stage: Stage,
         tiles: [Tile<'static>; N],
         source: crate::Source,
     ) -> FullSlot<N> {
@@ -291,7 +311,10 @@ impl<const N: usize> FullSlot<N> {
     pub fn hold(self, b: &mut Builder) -> HeldSlot<N> {
         let source = Location::caller();
         b.watch.done(self.due, source);
-        let stage = b.var("held", self.stage);
+        let stage = match self.stage {
+            Stage::Only => None,
+            Stage::Number(stage) => Some(b.var("held", stage)),
+        };
         let due = b.watch.due(format!("the held slot of ring {} is taken", self.ring.name), source);
         HeldSlot { ring: self.ring, stage, due }
     }
@@ -300,7 +323,24 @@ impl<const N: usize> FullSlot<N> {
     #[track_caller]
     pub fn release(self, b: &mut Builder) {
         b.watch.done(self.due, Location::caller());
-        b.as_one(|b| self.arrive(b));
+        b.as_one(|b| b.once_per_warp(|b| self.arrive(b)));
+    }
+
+    /// Gives the slot back where `condition` holds: in a loop, when the last round has read it. On every way through the
+    /// kernel it must hold once before [`FullSlot::released`]; that it does, only a run can show.
+    #[track_caller]
+    pub fn release_if(&self, b: &mut Builder, condition: impl Arg<Ty = Pred>) {
+        b.as_one(|b| {
+            let one = b.elect();
+            let one = b.and_pred(one, condition);
+            b.guarded(one, |b| self.arrive(b));
+        });
+    }
+
+    /// Says that [`FullSlot::release_if`] has given the slot back.
+    #[track_caller]
+    pub fn released(self, b: &mut Builder) {
+        b.watch.done(self.due, Location::caller());
     }
 
     /// The same after ordinary loads from it (`ldmatrix`, `ld.shared`), which copies do not wait for unless a fence
@@ -312,16 +352,17 @@ impl<const N: usize> FullSlot<N> {
         self.release(b);
     }
 
+    /// One thread's arrival at the slot's empty mbarriers.
     #[track_caller]
     fn arrive(&self, b: &mut Builder) {
         let empty = self.ring.barrier(b, self.ring.empty, self.stage);
-        b.once_per_warp(|b| match self.ring.cluster {
+        match self.ring.cluster {
             1 => b.mbarrier_arrive(empty),
             ctas => (0..ctas).for_each(|cta| {
                 let remote = b.map_address(empty, cta);
                 b.mbarrier_arrive_remote(remote);
             }),
-        });
+        }
     }
 }
 
@@ -330,7 +371,8 @@ impl<const N: usize> FullSlot<N> {
 #[derive(Debug)]
 pub struct HeldSlot<const N: usize> {
     ring: Ring<N>,
-    stage: Var<B32>,
+    /// None if the ring has only one.
+    stage: Option<Var<B32>>,
     due: DutyId,
 }
 
@@ -343,7 +385,9 @@ impl<const N: usize> HeldSlot<N> {
             b.misfit("a held slot", format!("ring {}", next.ring.name), format!("ring {}", self.ring.name));
         }
         let old = self.slot(b, Location::caller());
-        b.set(self.stage, next.stage);
+        if let (Some(held), Stage::Number(next)) = (self.stage, next.stage) {
+            b.set(held, next);
+        }
         old
     }
 
@@ -356,7 +400,7 @@ impl<const N: usize> HeldSlot<N> {
 
     #[track_caller]
     fn slot(&self, b: &mut Builder, source: crate::Source) -> FullSlot<N> {
-        let stage = b.get(self.stage);
+        let stage = self.stage.map_or(Stage::Only, |stage| Stage::Number(b.get(stage)));
         let ring = self.ring.clone();
         let tiles = b.as_one(|b| ring.tiles(b, stage));
         FullSlot::new(b, ring, stage, tiles, source)

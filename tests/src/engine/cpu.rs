@@ -50,7 +50,7 @@ fn call<T: Scalar>(problem: &Problem, values: &Values) -> Result<Forward<f32>, f
     if problem.seqs_q().is_packed() {
         attention = attention.packed(&cu_seqlens_q, &cu_seqlens_k);
     }
-    let output = attention.forward(Device::Cpu)?;
+    let output = attention.forward(&Device::Cpu)?;
     Ok(Forward { o: output.o.mapv(Scalar::to_f32), lse: output.lse })
 }
 

@@ -25,6 +25,8 @@ pub enum Domain {
     Number { default: u32, multiple_of: u32, at_most: u32 },
     /// One of these; the first if nobody chooses.
     OneOf(&'static [Value]),
+    /// One of these words; the first if nobody chooses.
+    Word(&'static [&'static str]),
 }
 
 /// The value of an option.
@@ -36,6 +38,8 @@ pub enum Value {
     Dtype(Elem),
     /// A swizzle of shared memory.
     Swizzle(Swizzle),
+    /// A word that means something to the kernel.
+    Word(&'static str),
 }
 
 /// An option's name and its value.
@@ -50,6 +54,7 @@ impl OptionInfo {
         let value = match self.domain {
             Domain::Number { .. } => text.parse().ok().map(Value::Number),
             Domain::OneOf(values) => values.iter().copied().find(|value| value.to_string() == text),
+            Domain::Word(words) => words.iter().copied().find(|word| *word == text).map(Value::Word),
         };
         value.map_or_else(|| Err(self.refuse(text)), |value| self.check(value))
     }
@@ -61,6 +66,8 @@ impl OptionInfo {
             }
             (Domain::Number { .. }, _) => false,
             (Domain::OneOf(values), _) => values.contains(&value),
+            (Domain::Word(words), Value::Word(given)) => words.contains(&given),
+            (Domain::Word(_), _) => false,
         };
         if fits { Ok((self.name, value)) } else { Err(self.refuse(value)) }
     }
@@ -77,6 +84,7 @@ impl OptionInfo {
         match self.domain {
             Domain::Number { default, .. } => Value::Number(default),
             Domain::OneOf(values) => values[0],
+            Domain::Word(words) => Value::Word(words[0]),
         }
     }
 }
@@ -104,6 +112,13 @@ impl Options {
     pub(super) fn dtype(&self) -> Elem {
         let Value::Dtype(elem) = self.get("dtype") else { panic!("dtype is no type") };
         elem
+    }
+
+    /// # Panics
+    /// If the entry has no such option, or it is no word.
+    pub(super) fn word(&self, name: &str) -> &'static str {
+        let Value::Word(word) = self.get(name) else { panic!("{name} is no word") };
+        word
     }
 
     /// # Panics
@@ -140,6 +155,7 @@ impl fmt::Display for Value {
             Value::Dtype(elem) => write!(f, "{elem}"),
             Value::Swizzle(Swizzle::None) => write!(f, "none"),
             Value::Swizzle(swizzle) => write!(f, "{}", swizzle.row_bytes()),
+            Value::Word(word) => write!(f, "{word}"),
         }
     }
 }
@@ -152,6 +168,7 @@ impl fmt::Display for Domain {
                 write!(f, "a multiple of {multiple_of} from {multiple_of} to {at_most}")
             }
             Domain::OneOf(values) => write!(f, "{}", listed(values.iter())),
+            Domain::Word(words) => write!(f, "{}", listed(words.iter())),
         }
     }
 }

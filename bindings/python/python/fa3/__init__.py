@@ -1,0 +1,22 @@
+"""FlashAttention-3 for NVIDIA Hopper: exact attention, with FlashAttention-3's own interface.
+
+    O = softmax(mask(cap(softmax_scale * Q K^T))) V        LSE = ln sum_k exp(score)
+
+`flash_attn_func` and `flash_attn_qkvpacked_func` take torch tensors on a Hopper GPU. The driver compiles a kernel at the first
+call of a new kind, in a second or less; there is nothing else to build.
+"""
+
+from ._fa3 import __version__
+
+__all__ = ["__version__", "flash_attn_func", "flash_attn_qkvpacked_func"]
+
+try:
+    from .attention import flash_attn_func, flash_attn_qkvpacked_func
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+
+    def __getattr__(name: str):
+        if name in __all__:
+            raise ImportError(f"fa3.{name} needs PyTorch, which is not installed")
+        raise AttributeError(f"module 'fa3' has no attribute {name!r}")

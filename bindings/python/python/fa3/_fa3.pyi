@@ -1,0 +1,18 @@
+__version__: str
+
+# (dtype, address, shape, strides)
+_Tensor = tuple[str, int, tuple[int, int, int, int], tuple[int, int, int, int]]
+
+def forward(
+    device: int,
+    stream: int,
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    o: int,
+    lse: int | None,
+    softmax_scale: float | None,
+    window: tuple[int, int],
+    softcap: float | None,
+    sm_margin: int,
+) -> None: ...

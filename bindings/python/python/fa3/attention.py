@@ -1,0 +1,143 @@
+"""FlashAttention-3's interface. The forward pass for now; what cannot be done is refused, never ignored."""
+
+import torch
+from torch import Tensor
+
+from . import operator
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of float16 or bfloat16 tensors on a Hopper GPU, on torch's current stream of their device.
+
+    Arguments:
+        q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8.
+        k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
+        v: (batch, seqlen_k, heads_kv, head_dim_v).
+        softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None.
+        causal: a query sees keys up to its own position. The last query stands at the last key.
+        window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
+            side of a causal window is 0.
+        softcap: scores s become softcap * tanh(s / softcap); 0 is no cap.
+        num_splits: 1, or 0 for the library's choice, which is 1.
+        pack_gqa: None or False.
+        deterministic: makes no difference, the result always has the same bits.
+        sm_margin: how many SMs of the GPU to leave to others.
+        return_attn_probs: whether to return LSE as well.
+
+    Returns:
+        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), LSE float32
+        (batch, heads_q, seqlen_q): the natural logarithm of the sum of exp(score). A query that sees no key has O = 0 and
+        LSE = -inf.
+
+    Raises:
+        NotImplementedError: an argument that is not supported yet, or a tensor that requires grad.
+        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
+        RuntimeError: what the driver says.
+    """
+    for name, given in (
+        ("qv", qv is not None),
+        ("q_descale", q_descale is not None),
+        ("k_descale", k_descale is not None),
+        ("v_descale", v_descale is not None),
+        ("attention_chunk", attention_chunk != 0),
+        ("num_splits", num_splits not in (0, 1)),
+        ("pack_gqa", pack_gqa),
+    ):
+        if given:
+            raise NotImplementedError(f"{name} is not supported yet")
+    left, right = window_size
+    options = (softmax_scale, left, 0 if causal else right, softcap, sm_margin)
+    if _is_plain(q, k, v):
+        out, lse = operator.launch(q, k, v, *options, return_attn_probs)
+    else:
+        out, lse = _traced(q, k, v, *options)
+    return (out, lse) if return_attn_probs else out
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`flash_attn_func` of Q, K and V in one tensor, of which nothing is copied.
+
+    qkv is (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_kv, head_dim) with num_heads_q given.
+    """
+    q, k, v = _unpack(qkv, num_heads_q)
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        None,
+        q_descale,
+        k_descale,
+        v_descale,
+        window_size,
+        attention_chunk,
+        softcap,
+        deterministic=deterministic,
+        sm_margin=sm_margin,
+        return_attn_probs=return_attn_probs,
+    )
+
+
+def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
+    if not isinstance(qkv, Tensor):
+        raise TypeError(f"qkv is {type(qkv).__name__}, expected torch.Tensor")
+    if num_heads_q is None:
+        if qkv.dim() != 5 or qkv.shape[2] != 3:
+            raise ValueError(f"qkv is {tuple(qkv.shape)}, expected (batch, seqlen, 3, heads, head_dim)")
+        return qkv.unbind(2)
+    heads_kv = (qkv.shape[2] - num_heads_q) // 2 if qkv.dim() == 4 else 0
+    if not (heads_kv > 0 and num_heads_q + 2 * heads_kv == qkv.shape[2]):
+        wanted = f"(batch, seqlen, {num_heads_q} + 2 * heads_kv, head_dim)"
+        raise ValueError(f"qkv is {tuple(qkv.shape)}, expected {wanted} with num_heads_q {num_heads_q}")
+    return qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
+
+
+def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nobody but the kernel wants to see the call: then torch's dispatcher, which takes as long, is left out."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(q) is type(k) is type(v) is Tensor
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
+
+
+def _traced(q: Tensor, k: Tensor, v: Tensor, *options) -> tuple[Tensor, Tensor]:
+    """`operator.launch` as the operator that tracers, fake tensors and other subclasses know."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
+    operator.refuse_grad(q, k, v)
+    return torch.ops.fa3.forward(q, k, v, *options)

@@ -1,0 +1,94 @@
+"""The torch operator `fa3::forward`, and what it computes."""
+
+import torch
+from torch import Tensor
+
+from . import _fa3
+
+# The names that the extension module knows. Which of them its kernels take, it says itself.
+_DTYPES = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "e4m3",
+}
+
+
+def launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    sm_margin: int,
+    with_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device."""
+    refuse_grad(q, k, v)
+    device = q.get_device()
+    if not (q.is_cuda and k.is_cuda and v.is_cuda and k.get_device() == device and v.get_device() == device):
+        raise ValueError(f"q is on {q.device}, k on {k.device} and v on {v.device}, expected one CUDA device")
+    try:
+        q_raw = (_DTYPES[q.dtype], q.data_ptr(), q.shape, q.stride())
+        k_raw = (_DTYPES[k.dtype], k.data_ptr(), k.shape, k.stride())
+        v_raw = (_DTYPES[v.dtype], v.data_ptr(), v.shape, v.stride())
+    except KeyError as error:
+        raise TypeError(f"a tensor is {error}, expected torch.float16 or torch.bfloat16") from None
+    # What nobody wants is not even allocated: that takes as long as the launch.
+    o, lse = _output(q, k, v), _lse(q) if with_lse else None
+    _fa3.forward(
+        device,
+        torch._C._cuda_getCurrentRawStream(device),
+        q_raw,
+        k_raw,
+        v_raw,
+        o.data_ptr(),
+        None if lse is None else lse.data_ptr(),
+        softmax_scale,
+        (window_left, window_right),
+        softcap or None,
+        sm_margin,
+    )
+    return o, lse
+
+
+def refuse_grad(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """A result that silently has no gradient would be a wrong one."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise NotImplementedError("q, k or v requires grad, and there is no backward pass yet: use torch.no_grad()")
+
+
+def _output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A new, contiguous tensor for O (batch, seqlen_q, heads_q, head_dim_v)."""
+    if not q.dim() == k.dim() == v.dim() == 4:
+        given = f"q has {q.dim()}, k {k.dim()} and v {v.dim()} dimensions"
+        raise ValueError(f"{given}, expected 4: (batch, seqlen, heads, head_dim)")
+    if q.shape[3] == v.shape[3] and q.is_contiguous():
+        return torch.empty_like(q)
+    batch, seqlen, heads, _ = q.shape
+    # Torch reads extents faster one by one than from a tuple.
+    return q.new_empty(batch, seqlen, heads, v.shape[3])
+
+
+def _lse(q: Tensor) -> Tensor:
+    """A new, contiguous tensor for LSE (batch, heads_q, seqlen_q)."""
+    batch, seqlen, heads, _ = q.shape
+    return q.new_empty(batch, heads, seqlen, dtype=torch.float32)
+
+
+def _fake(q, k, v, softmax_scale, window_left, window_right, softcap, sm_margin):
+    return _output(q, k, v), _lse(q)
+
+
+# The operator lives as long as this object.
+_library = torch.library.Library("fa3", "DEF")
+_library.define(
+    "forward(Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, "
+    "SymInt sm_margin) -> (Tensor o, Tensor lse)",
+    # Compilers must leave the last dimension contiguous.
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+_library.impl("forward", launch, "CUDA")
+torch.library.register_fake("fa3::forward", _fake, lib=_library)

@@ -1,0 +1,98 @@
+//! A call as it comes from Python.
+
+use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, Strides, TensorDesc};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::error::Error;
+
+/// (dtype, address, shape, strides) of a tensor with four dimensions.
+pub(crate) type Tensor<'py> = (Bound<'py, PyString>, u64, Four<usize>, Four<i64>);
+
+type Four<T> = (T, T, T, T);
+
+/// What a tensor looks like.
+///
+/// # Errors
+/// A dtype that has no such name.
+pub(crate) fn desc((dtype, _, shape, strides): &Tensor<'_>) -> PyResult<TensorDesc> {
+    let name = dtype.to_str()?;
+    let dtype = name.parse().map_err(|_| Error::Dtype { given: name.to_owned() })?;
+    let &(batch, seqlen, heads, head_dim) = shape;
+    let shape = Shape { batch, seqlen, heads, head_dim };
+    let &(batch, seqlen, heads, head_dim) = strides;
+    Ok(TensorDesc { dtype, shape, strides: Strides { batch, seqlen, heads, head_dim } })
+}
+
+/// What a call says besides its tensors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// 1/√head_dim if `None`.
+    pub(crate) softmax_scale: Option<f64>,
+    /// Keys that a query sees to the left and to the right of its position; -1 is unbounded.
+    pub(crate) window: (i64, i64),
+    /// No cap if `None`.
+    pub(crate) softcap: Option<f64>,
+    /// How many SMs to leave to others.
+    pub(crate) sm_margin: i64,
+}
+
+/// Everything that a plan depends on. Calls that are equal share one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Call {
+    device: u32,
+    tensors: [TensorDesc; 3],
+    window: (i64, i64),
+    /// The bits of f64: NaN, which no problem can have, is equal to itself.
+    softmax_scale: Option<u64>,
+    softcap: Option<u64>,
+    sm_margin: i64,
+}
+
+impl Call {
+    /// Of Q, K and V on a device.
+    pub(crate) fn new(device: u32, tensors: [TensorDesc; 3], options: Options) -> Call {
+        let Options { softmax_scale, window, softcap, sm_margin } = options;
+        let bits = |number: Option<f64>| number.map(f64::to_bits);
+        Call {
+            device,
+            tensors,
+            window,
+            softmax_scale: bits(softmax_scale),
+            softcap: bits(softcap),
+            sm_margin,
+        }
+    }
+
+    /// The number of its device.
+    pub(crate) fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// How many SMs to leave to others.
+    pub(crate) fn sm_margin(&self) -> i64 {
+        self.sm_margin
+    }
+
+    /// The problem, with a contiguous O.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn problem(&self) -> Result<Problem, ProblemError> {
+        let [q, k, v] = self.tensors;
+        let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
+        let (left, right) = self.window;
+        ProblemSpec {
+            q,
+            k,
+            v,
+            o: TensorDesc::contiguous(Dtype::default_output(q.dtype), o),
+            seqs_q: Sequences::dense(q.shape.batch, q.shape.seqlen),
+            seqs_k: Sequences::dense(k.shape.batch, k.shape.seqlen),
+            mask: Mask::from_window(left, right)?,
+            softmax_scale: self.softmax_scale.map(f64::from_bits),
+            softcap: self.softcap.map(f64::from_bits),
+        }
+        .validate()
+    }
+}

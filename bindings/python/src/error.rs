@@ -1,0 +1,42 @@
+//! Why a call is refused, and which exception says so.
+
+use fa3_cuda::host::{ForwardError, HostError};
+use fa3_types::ProblemError;
+use pyo3::PyErr;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    #[error("a tensor is {given}, expected one of f32, f16, bf16 and e4m3")]
+    Dtype { given: String },
+    #[error("sm_margin {margin} is outside 0 to {limit}: the device has {sms} sms", limit = sms - 1)]
+    SmMargin { margin: i64, sms: u32 },
+}
+
+impl From<ProblemError> for Error {
+    fn from(error: ProblemError) -> Error {
+        Error::Forward(error.into())
+    }
+}
+
+impl From<HostError> for Error {
+    fn from(error: HostError) -> Error {
+        Error::Forward(error.into())
+    }
+}
+
+/// What the driver says is a `RuntimeError`, what the caller can mend a `ValueError`.
+impl From<Error> for PyErr {
+    fn from(error: Error) -> PyErr {
+        let sentence = error.to_string();
+        match error {
+            Error::Forward(ForwardError::Host(_)) => PyRuntimeError::new_err(sentence),
+            Error::Forward(_) | Error::Dtype { .. } | Error::SmMargin { .. } => {
+                PyValueError::new_err(sentence)
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The extension module `fa3._fa3`: attention over raw device addresses.
+//!
+//! ```text
+//! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
+//! ```
+//!
+//! It knows integers and no torch, so one build serves every version of it. The Python sources beside it take the integers
+//! from tensors, and make the outputs.
+
+// A call as it comes from Python, and what it can be refused for.
+mod call;
+mod error;
+
+// What is kept between calls.
+mod plans;
+
+/// Attention over raw device addresses: what `fa3` is made of, not for use on its own.
+#[pyo3::pymodule]
+mod _fa3 {
+    use fa3_types::{Address, Addresses};
+    use pyo3::prelude::*;
+
+    use crate::call::{Call, Options, Tensor, desc};
+    use crate::error::Error;
+    use crate::plans;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+
+    /// forward(device, stream, q, k, v, o, lse, softmax_scale, window, softcap, sm_margin)
+    ///
+    /// Puts the forward pass on a stream of a device and returns at once. A tensor is (dtype, address, shape, strides), the
+    /// dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a contiguous tensor of q's
+    /// dtype, (batch, seqlen_q, heads_q, head_dim_v), lse of a contiguous tensor of float32, (batch, heads_q, seqlen_q), or
+    /// None if nobody wants it.
+    ///
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody else until the work is done.
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
+    fn forward(
+        py: Python<'_>,
+        device: u32,
+        stream: usize,
+        q: Tensor<'_>,
+        k: Tensor<'_>,
+        v: Tensor<'_>,
+        o: u64,
+        lse: Option<u64>,
+        softmax_scale: Option<f64>,
+        window: (i64, i64),
+        softcap: Option<f64>,
+        sm_margin: i64,
+    ) -> PyResult<()> {
+        let options = Options { softmax_scale, window, softcap, sm_margin };
+        let call = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
+        let [q, k, v, o] = [q.1, k.1, v.1, o].map(Address);
+        let lse = lse.map(Address);
+        // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver waits for
+        // room in the stream.
+        py.detach(|| plans::launch(&call, stream, Addresses { q, k, v, o, lse })).map_err(Error::into)
+    }
+}

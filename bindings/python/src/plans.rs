@@ -1,0 +1,94 @@
+//! Devices and made plans, kept for the next call.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use fa3_cuda::host::{Device, Forward, HostError, Stream};
+use fa3_sched::{Choices, Limits};
+use fa3_types::{Addresses, Placement};
+
+use crate::call::Call;
+use crate::error::Error;
+
+/// As many plans are kept. A program whose lengths never repeat makes them all the time, but does not grow.
+const KEPT: usize = 4096;
+
+/// Devices by their numbers, open until the process ends, with all kernels that were compiled for them.
+static DEVICES: LazyLock<Mutex<HashMap<u32, Device>>> = LazyLock::new(Mutex::default);
+
+/// What was made of the calls so far. Locked for a moment only, never while a plan is made.
+static PLANS: LazyLock<Mutex<HashMap<Call, Arc<Made>>>> = LazyLock::new(Mutex::default);
+
+/// A forward pass and its device.
+struct Made {
+    device: Device,
+    forward: Forward,
+}
+
+/// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`.
+///
+/// # Errors
+/// What is wrong with the call, or what the driver says.
+pub(crate) fn launch(call: &Call, stream: usize, at: Addresses) -> Result<(), Error> {
+    let made = find(call)?;
+    let placement = Placement::new(&made.forward.plan().problem, at)?;
+    // SAFETY: the Python sources take all of it from torch. The stream is the current one of the device, in the primary context
+    // as all of torch's, and alive for as long as it is current. The addresses are those of tensors of the problem's shapes,
+    // strides and dtypes on that device, o and lse of new ones. They may be freed before the work is done: torch gives their
+    // memory to later work of the same stream, or waits for the streams that a caller recorded, as for its own operators. A
+    // plan that is dropped leaves its device, which stays open.
+    #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
+    unsafe {
+        let stream = Stream::from_raw(&made.device, stream);
+        made.forward.launch(&stream, &placement)
+    }?;
+    Ok(())
+}
+
+/// The plan for `call`, made before or now.
+fn find(call: &Call) -> Result<Arc<Made>, Error> {
+    if let Some(made) = lock(&PLANS).get(call) {
+        return Ok(Arc::clone(made));
+    }
+    let made = Arc::new(make(call)?);
+    let mut plans = lock(&PLANS);
+    if plans.len() >= KEPT {
+        plans.clear();
+    }
+    // If another thread made the same meanwhile, either will do.
+    plans.insert(call.clone(), Arc::clone(&made));
+    Ok(made)
+}
+
+fn make(call: &Call) -> Result<Made, Error> {
+    let problem = call.problem()?;
+    let device = open(call.device())?;
+    let limits = without(device.limits(), call.sm_margin())?;
+    let forward = Forward::within(&device, &problem, &Choices::default(), &limits)?;
+    Ok(Made { device, forward })
+}
+
+/// The device, opened once.
+fn open(ordinal: u32) -> Result<Device, HostError> {
+    let mut devices = lock(&DEVICES);
+    if let Some(device) = devices.get(&ordinal) {
+        return Ok(device.clone());
+    }
+    let device = Device::open(ordinal)?;
+    devices.insert(ordinal, device.clone());
+    Ok(device)
+}
+
+/// The limits of a device of which `margin` SMs are left to others.
+fn without(limits: Limits, margin: i64) -> Result<Limits, Error> {
+    let sms = limits.sms.get();
+    let left =
+        u32::try_from(margin).ok().and_then(|margin| sms.checked_sub(margin)).and_then(NonZeroU32::new);
+    Ok(Limits { sms: left.ok_or(Error::SmMargin { margin, sms })?, ..limits })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panic left behind is a map of what was put there before.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

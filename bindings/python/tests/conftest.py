@@ -1,0 +1,40 @@
+"""What the tests need of the machine, and what they say where it is missing."""
+
+import pytest
+
+try:
+    import torch
+except ModuleNotFoundError:
+    torch = None
+
+
+def _no_hopper():
+    if torch is None:
+        return "skipped: torch is not installed"
+    if not torch.cuda.is_available():
+        return "skipped: no GPU that torch can use"
+    if torch.cuda.get_device_capability() != (9, 0):
+        return f"skipped: {torch.cuda.get_device_name()} is no Hopper"
+    return None
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "hopper: needs torch and a Hopper GPU")
+
+
+def pytest_collection_modifyitems(items):
+    reason = _no_hopper()
+    for item in items:
+        if reason and item.get_closest_marker("hopper"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def randn():
+    """Random tensors on the GPU, the same in every run."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def make(*shape, dtype=torch.bfloat16):
+        return torch.randn(*shape, device="cuda", dtype=torch.float32, generator=generator).to(dtype)
+
+    return make

@@ -1,0 +1,82 @@
+"""The extension module, which takes plain integers. Needs neither torch nor a GPU."""
+
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import fa3
+import fa3._fa3 as extension
+
+NO_SUCH_DEVICE = 0x7000_0000
+
+
+def tensor(shape=(2, 16, 4, 64), dtype="bf16", address=0x1000, strides=None):
+    batch, seqlen, heads, head_dim = shape
+    contiguous = (seqlen * heads * head_dim, heads * head_dim, head_dim, 1)
+    return (dtype, address, shape, strides or contiguous)
+
+
+def forward(
+    q=tensor(), k=tensor(), v=tensor(), device=NO_SUCH_DEVICE, scale=None, window=(-1, -1), softcap=None, sm_margin=0
+):
+    extension.forward(device, 0, q, k, v, 0x10000, 0x20000, scale, window, softcap, sm_margin)
+
+
+def test_the_version_is_the_packages():
+    assert fa3.__version__ == extension.__version__
+    manifest = Path(__file__).parents[1] / "Cargo.toml"
+    assert re.search(r'^version = "(.*)"$', manifest.read_text(), re.MULTILINE)[1] == fa3.__version__
+
+
+def test_importing_needs_no_torch():
+    for name in fa3.__all__:
+        if "torch" in sys.modules:
+            assert getattr(fa3, name)
+        elif name != "__version__":
+            with pytest.raises(ImportError, match=f"fa3.{name} needs PyTorch"):
+                getattr(fa3, name)
+    assert not hasattr(fa3, "flash_attn")
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (dict(q=tensor((2, 16, 4, 60))), "q has head_dim 60, not a multiple of 8 as bf16 needs (16-byte rows)"),
+        (dict(k=tensor((2, 16, 3, 64)), v=tensor((2, 16, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
+        (dict(k=tensor((2, 16, 4, 32))), "k has head_dim 32, expected 64"),
+        (dict(v=tensor((2, 15, 4, 64))), "v has seqlen 15, expected 16"),
+        (dict(k=tensor((3, 16, 4, 64)), v=tensor((3, 16, 4, 64))), "q has 2 sequences and k has 3"),
+        (dict(k=tensor(dtype="f16")), "k is f16, expected bf16 like q"),
+        (dict(q=tensor(dtype="f64")), "a tensor is f64, expected one of f32, f16, bf16 and e4m3"),
+        (dict(q=tensor(strides=(4096, 256, 64, 2))), "q has stride 2 in head_dim, expected 1"),
+        (dict(v=tensor(strides=(4096, 257, 64, 1))), "v has stride 257 in seqlen, not a multiple of 8 elements (16 bytes)"),
+        (dict(scale=math.nan), "softmax scale NaN is outside 1e-18 to 1e18"),
+        (dict(scale=-1.0), "softmax scale -1 is outside 1e-18 to 1e18"),
+        (dict(softcap=-2.0), "soft cap -2 is outside 1e-18 to 1e18"),
+        (dict(window=(-2, 0)), "window size -2 is outside -1 to 2^32 - 1"),
+    ],
+)
+def test_bad_problems_are_value_errors(arguments, sentence):
+    with pytest.raises(ValueError) as error:
+        forward(**arguments)
+    assert str(error.value) == sentence
+
+
+def test_other_ranks_are_value_errors():
+    with pytest.raises(ValueError, match="length 4"):
+        forward(q=("bf16", 0x1000, (16, 4, 64), (256, 64, 1)))
+
+
+def test_other_types_are_type_errors():
+    with pytest.raises(TypeError):
+        forward(q=None)
+    with pytest.raises(TypeError):
+        forward(scale="1")
+
+
+def test_a_missing_device_is_a_runtime_error():
+    with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
+        forward()

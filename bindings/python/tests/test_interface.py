@@ -1,0 +1,132 @@
+"""The interface as far as it can be seen without a GPU. Needs torch, but most tests no GPU."""
+
+import inspect
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fa3 import flash_attn_func, flash_attn_qkvpacked_func
+
+
+def zeros(*shape, dtype=torch.bfloat16):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def signature(function):
+    return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+def test_the_signatures_are_flash_attention_3s():
+    none = inspect.Parameter.empty
+    tail = dict(window_size=(-1, -1), attention_chunk=0, softcap=0.0)
+    descales = dict(q_descale=None, k_descale=None, v_descale=None)
+    expected = dict(q=none, k=none, v=none, softmax_scale=None, causal=False, qv=None, **descales, **tail)
+    expected |= dict(num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False)
+    assert signature(flash_attn_func) == list(expected.items())
+    expected = dict(qkv=none, softmax_scale=None, causal=False, **descales, **tail)
+    expected |= dict(deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False)
+    assert signature(flash_attn_qkvpacked_func) == list(expected.items())
+
+
+@pytest.mark.parametrize(
+    "name, given",
+    [
+        ("qv", zeros(1, 8, 2, 64)),
+        ("q_descale", zeros(1, 2)),
+        ("k_descale", zeros(1, 2)),
+        ("v_descale", zeros(1, 2)),
+        ("attention_chunk", 128),
+        ("num_splits", 2),
+        ("pack_gqa", True),
+    ],
+)
+def test_what_is_not_supported_is_named(name, given):
+    x = zeros(1, 8, 2, 64)
+    with pytest.raises(NotImplementedError, match=f"^{name} is not supported yet$"):
+        flash_attn_func(x, x, x, **{name: given})
+    if name in inspect.signature(flash_attn_qkvpacked_func).parameters:
+        with pytest.raises(NotImplementedError, match=f"^{name} is not supported yet$"):
+            flash_attn_qkvpacked_func(zeros(1, 8, 3, 2, 64), **{name: given})
+
+
+def test_what_makes_no_difference_is_accepted():
+    x = zeros(1, 8, 2, 64)
+    with pytest.raises(ValueError, match="expected one CUDA device"):
+        flash_attn_func(x, x, x, num_splits=0, pack_gqa=False, deterministic=True)
+
+
+def test_gradients_are_refused_where_they_would_be_needed():
+    x, y = zeros(1, 8, 2, 64), zeros(1, 8, 2, 64).requires_grad_()
+    for q, k, v in [(y, x, x), (x, y, x), (x, x, y)]:
+        with pytest.raises(NotImplementedError, match="requires grad, and there is no backward pass yet"):
+            flash_attn_func(q, k, v)
+    with torch.no_grad(), pytest.raises(ValueError, match="expected one CUDA device"):
+        flash_attn_func(y, y, y)
+
+
+def test_tensors_of_the_wrong_kind_are_refused():
+    x = zeros(1, 8, 2, 64)
+    with pytest.raises(TypeError, match="^k is NoneType, expected torch.Tensor$"):
+        flash_attn_func(x, None, x)
+    with pytest.raises(TypeError, match="^qkv is list, expected torch.Tensor$"):
+        flash_attn_qkvpacked_func([x, x, x])
+    with pytest.raises(ValueError, match="^q is on cpu, k on cpu and v on cpu, expected one CUDA device$"):
+        flash_attn_func(x, x, x)
+
+
+@pytest.mark.parametrize(
+    "shape, num_heads_q, expected",
+    [
+        ((2, 8, 6, 64), None, r"\(batch, seqlen, 3, heads, head_dim\)"),
+        ((2, 8, 2, 4, 64), None, r"\(batch, seqlen, 3, heads, head_dim\)"),
+        ((2, 8, 7, 64), 4, r"\(batch, seqlen, 4 \+ 2 \* heads_kv, head_dim\) with num_heads_q 4"),
+        ((2, 8, 4, 64), 4, r"\(batch, seqlen, 4 \+ 2 \* heads_kv, head_dim\) with num_heads_q 4"),
+    ],
+)
+def test_packed_tensors_of_the_wrong_shape_are_refused(shape, num_heads_q, expected):
+    with pytest.raises(ValueError, match=f"expected {expected}$"):
+        flash_attn_qkvpacked_func(zeros(*shape), num_heads_q=num_heads_q)
+
+
+def test_fake_tensors_get_fake_results():
+    with FakeTensorMode():
+        q = torch.empty(2, 64, 8, 128, dtype=torch.bfloat16, device="cuda")
+        k = torch.empty(2, 96, 2, 128, dtype=torch.bfloat16, device="cuda")
+        v = torch.empty(2, 96, 2, 64, dtype=torch.bfloat16, device="cuda")
+        # What O looks like does not depend on the strides of Q.
+        out, lse = flash_attn_func(q.transpose(0, 1).contiguous().transpose(0, 1), k, v, return_attn_probs=True)
+    assert (out.shape, out.dtype, out.is_contiguous()) == ((2, 64, 8, 64), torch.bfloat16, True)
+    assert (lse.shape, lse.dtype, lse.is_contiguous()) == ((2, 8, 64), torch.float32, True)
+    assert out.device == lse.device == q.device
+
+
+def test_tracers_see_the_operator():
+    def attend(x):
+        return flash_attn_func(x, x, x, causal=True, window_size=(5, 3), softcap=30.0)
+
+    with FakeTensorMode():
+        graph = make_fx(attend)(torch.empty(2, 64, 8, 128, dtype=torch.bfloat16, device="cuda"))
+    [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.forward.default]
+    # The right side of a causal window is 0.
+    assert list(node.args[3:]) == [None, 5, 0, 30.0, 0]
+
+
+def test_compilers_see_one_graph_whatever_the_lengths():
+    seen = []
+
+    def backend(graph, _):
+        seen.append(graph)
+        return lambda *arguments: (torch.zeros(1),)
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=True)
+    def attend(qkv):
+        return flash_attn_qkvpacked_func(qkv, causal=True) * 2
+
+    for seqlen in (16, 40, 64):
+        attend(zeros(2, seqlen, 3, 4, 64))
+    [graph] = seen
+    assert sum("fa3.forward" in str(node.target) or node.target is torch.ops.fa3.forward for node in graph.graph.nodes) == 1

@@ -1,0 +1,36 @@
+//! Why there is no forward pass.
+
+use fa3_sched::PlanError;
+use fa3_types::{Dtype, ProblemError, TensorName};
+
+use crate::host::HostError;
+use crate::kernels::fwd::FwdError;
+
+/// Why a forward pass was not made or not run.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForwardError {
+    /// The problem makes no sense, or its tensors lie where they cannot.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// The problem has no plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// No kernel computes the plan.
+    #[error(transparent)]
+    Kernel(#[from] FwdError),
+    /// What the driver says.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A tensor does not fit into its memory.
+    #[error("{tensor} takes {needed} bytes, its memory has {given}")]
+    #[allow(missing_docs, reason = "the message names its fields")]
+    BufferSize { tensor: TensorName, given: usize, needed: u64 },
+    /// Memory of elements that are not the problem's.
+    #[error("q, k, v and o are of {given}, the problem is of {expected}")]
+    #[allow(missing_docs, reason = "the message names its fields")]
+    Element { given: Dtype, expected: Dtype },
+    /// Memory or a stream that the kernel cannot use.
+    #[error("tensors and stream are not all of the device that the plan was made for")]
+    OtherDevice,
+}

@@ -1,0 +1,80 @@
+//! Graphs: work that is captured from a stream once and launched as a whole many times.
+
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUgraph_st, CUgraphExec_st, CUstreamCaptureMode};
+
+use super::context::Context;
+use super::driver::Handle;
+use super::{HostError, LaunchInfo, Stream};
+
+impl Stream {
+    /// Begins to capture: from now on what is put on this stream is noted and not done, until [`Stream::end_capture`].
+    /// Meanwhile this thread can neither wait for the stream nor allocate or free device memory.
+    ///
+    /// # Errors
+    /// The driver's; the default stream, for one, cannot be captured.
+    pub fn begin_capture(&self) -> Result<(), HostError> {
+        let current = self.context().enter()?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive.
+        current.check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw().0, mode) })
+    }
+
+    /// Ends the capture and makes a graph of what was noted.
+    ///
+    /// # Errors
+    /// The driver's, if there is no capture or something that cannot be captured broke it.
+    pub fn end_capture(&self) -> Result<Graph, HostError> {
+        let current = self.context().enter()?;
+        let mut captured: *mut CUgraph_st = ptr::null_mut();
+        // SAFETY: the stream is alive, and `captured` is a valid place for the result.
+        let result = unsafe { sys::cuStreamEndCapture(self.raw().0, &raw mut captured) };
+        current.check("cuStreamEndCapture", result)?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the call above made the graph, and `raw` is a valid place for the result.
+        let result = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut raw, captured, 0) };
+        // SAFETY: the graph is destroyed once; what was instantiated from it stands alone.
+        let _ = unsafe { sys::cuGraphDestroy(captured) };
+        current.check("cuGraphInstantiate", result)?;
+        let launches = self.context().launches_on(self.raw());
+        Ok(Graph { context: Arc::clone(self.context()), raw: Handle(raw), launches })
+    }
+}
+
+/// Work that was captured from a stream, ready to be launched. Launches of one graph run one after the other, on
+/// whichever streams.
+#[derive(Debug)]
+pub struct Graph {
+    context: Arc<Context>,
+    raw: Handle<CUgraphExec_st>,
+    /// Suspects, should the device break: the last launches on the captured stream.
+    launches: Vec<LaunchInfo>,
+}
+
+impl Graph {
+    /// Puts all of the work on `stream`. Returns at once.
+    ///
+    /// # Safety
+    /// The memory that the work uses must live until it is done, and so must the [`super::Device`] that keeps the kernels;
+    /// nobody else may use the memory meanwhile.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<(), HostError> {
+        let current = self.context.enter()?;
+        self.launches.iter().for_each(|launch| self.context.launched(stream.raw(), launch.clone()));
+        // SAFETY: graph and stream are alive.
+        current.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.raw.0, stream.raw().0) })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: it was instantiated in this context and is destroyed once. Launches under way end first.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.raw.0) };
+        }
+    }
+}
