@@ -16,7 +16,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use crate::{
-    Arg, B32, Builder, Elem, Imm, Layout, Major, Operand, Region, SharedAddr, SharedBase, Swizzle, V,
+    Arg, B32, B64, Builder, Elem, Imm, Layout, Major, Operand, Region, SharedAddr, SharedBase, Swizzle, V,
 };
 
 /// A matrix of `rows` x `cols` elements in shared memory, each row along K or along N, in panels of columns.
@@ -210,16 +210,23 @@ impl Matrix<'_> {
         (Layout { swizzle, leading, stride }, offset)
     }
 
-    /// The descriptors of the steps along K, as their lower words and the upper one, which all share.
+    /// The descriptors of the steps along K, each to be made where it is needed: together they would take too many
+    /// registers.
     #[track_caller]
-    pub(crate) fn descriptors(&self, b: &mut Builder, side: Side, steps: u32) -> (Vec<V<B32>>, u32) {
+    pub(crate) fn descriptors(
+        &self,
+        b: &mut Builder,
+        side: Side,
+    ) -> impl Fn(&mut Builder, u32) -> V<B64> + use<> {
         let (layout, offset) = self.layout(self.major(side));
         let descriptor = layout.descriptor();
         let start = b.shared_address(self.tile.place);
         let field = b.bfe_u32(start, 4, 14);
         let low = b.or(field, descriptor as u32);
-        let low = (0..steps).map(|step| if step == 0 { low } else { b.add(low, offset(step) >> 4) });
-        (low.collect(), (descriptor >> 32) as u32)
+        move |b: &mut Builder, step: u32| {
+            let low = if step == 0 { low } else { b.add(low, offset(step) >> 4) };
+            b.pack_b64(low, (descriptor >> 32) as u32)
+        }
     }
 }
 

@@ -198,18 +198,18 @@ fn issue(b: &mut Builder, a: A<'_>, right: Matrix<'_>, d: &[Var<F32>], scale: Sc
 #[track_caller]
 fn products(b: &mut Builder, ty: WgmmaType, a: A<'_>, right: Matrix<'_>, d: &[Var<F32>], scale: ScaleD) {
     let steps = right.extent().0 / ty.k();
-    let (low, high) = right.descriptors(b, Side::B, steps);
-    let right_of: Vec<V<B64>> = low.iter().map(|&low| b.pack_b64(low, high)).collect();
-    let left_of: Vec<WgmmaA> = match a {
-        A::Registers(frag) => frag.steps.iter().map(registers).collect(),
+    let right_of = right.descriptors(b, Side::B);
+    let left_of: Box<dyn Fn(&mut Builder, u32) -> WgmmaA + '_> = match a {
+        A::Registers(frag) => Box::new(move |_, step| registers(&frag.steps[step as usize])),
         A::Shared(matrix) => {
-            let (low, high) = matrix.descriptors(b, Side::A, steps);
-            let major = matrix.major(Side::A);
-            low.into_iter().map(|low| WgmmaA::Shared { desc: pack(b, low, high), major }).collect()
+            let (left_of, major) = (matrix.descriptors(b, Side::A), matrix.major(Side::A));
+            Box::new(move |b, step| WgmmaA::Shared { desc: left_of(b, step).operand(), major })
         }
     };
     b.wgmma_fence();
-    for (step, (left, right_desc)) in left_of.into_iter().zip(right_of).enumerate() {
+    for step in 0..steps {
+        let left = left_of(b, step);
+        let right_desc = right_of(b, step);
         let scale_d = if step == 0 { scale } else { ScaleD::Accumulate };
         let mma = Mma::new(ty, d, 0u64, right_desc);
         b.wgmma(Mma { a: left, b_major: right.major(Side::B), scale_d, ..mma });
@@ -219,11 +219,6 @@ fn products(b: &mut Builder, ty: WgmmaType, a: A<'_>, right: Matrix<'_>, d: &[Va
 
 fn registers(step: &[Var<B32>; 4]) -> WgmmaA {
     WgmmaA::Registers(step.map(Reg::value))
-}
-
-#[track_caller]
-fn pack(b: &mut Builder, low: V<B32>, high: u32) -> Operand {
-    b.pack_b64(low, high).operand()
 }
 
 /// The type of the product, if its operands and its result fit: 64 x K, K x N, N / 2 registers.

@@ -141,7 +141,7 @@ struct Cursor<const N: usize> {
 impl<const N: usize> Cursor<N> {
     #[track_caller]
     fn new(ring: &Ring<N>, b: &mut Builder, parity: u32) -> Cursor<N> {
-        let stage = (ring.stages > 1).then(|| b.var("stage", 0));
+        let stage = if ring.stages > 1 { Some(b.var("stage", 0)) } else { None };
         Cursor { ring: ring.clone(), stage, parity: b.var("parity", parity) }
     }
 
@@ -400,7 +400,10 @@ impl<const N: usize> HeldSlot<N> {
 
     #[track_caller]
     fn slot(&self, b: &mut Builder, source: crate::Source) -> FullSlot<N> {
-        let stage = self.stage.map_or(Stage::Only, |stage| Stage::Number(b.get(stage)));
+        let stage = match self.stage {
+            None => Stage::Only,
+            Some(stage) => Stage::Number(b.get(stage)),
+        };
         let ring = self.ring.clone();
         let tiles = b.as_one(|b| ring.tiles(b, stage));
         FullSlot::new(b, ring, stage, tiles, source)
