@@ -3,6 +3,7 @@
 mod cpu;
 mod fp8;
 mod rearranged;
+mod sim;
 mod standard;
 mod tiled;
 
@@ -85,6 +86,22 @@ pub enum Skip {
     PoisonedValue,
     /// The engine's interface packs Q and K or neither.
     PackedAndDense,
+    /// The engine takes dense batches of sequences of one length.
+    Sequences,
+    /// The engine takes smaller head dimensions.
+    HeadDim {
+        /// Of Q and K.
+        head_dim: usize,
+        /// Of V and O.
+        head_dim_v: usize,
+    },
+    /// The engine is too slow for it.
+    Size {
+        /// Multiplications and additions.
+        macs: u64,
+        /// The most of them.
+        limit: u64,
+    },
 }
 
 impl fmt::Display for Skip {
@@ -96,6 +113,13 @@ impl fmt::Display for Skip {
                 f.write_str("it multiplies whole blocks of V, NaN in hidden rows included")
             }
             Skip::PackedAndDense => f.write_str("it takes Q and K packed, or neither"),
+            Skip::Sequences => f.write_str("it takes dense batches of sequences of one length, used in full"),
+            Skip::HeadDim { head_dim, head_dim_v } => {
+                write!(f, "it does not take head_dim {head_dim} with head_dim_v {head_dim_v}")
+            }
+            Skip::Size { macs, limit } => {
+                write!(f, "it would take long over {macs} multiplications and additions, more than {limit}")
+            }
         }
     }
 }
@@ -108,6 +132,7 @@ pub fn engines() -> Vec<Box<dyn Engine>> {
         Box::new(cpu::Cpu),
         Box::new(fp8::Fp8 { key_block: 128 }),
         Box::new(fp8::Fp8 { key_block: 64 }),
+        Box::new(sim::Sim),
     ];
     for algorithm in Algorithm::ALL {
         // The kernels' usual tile, and one that divides nothing.

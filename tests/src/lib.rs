@@ -25,6 +25,7 @@
 
 mod case;
 mod engine;
+pub mod fwd;
 mod judge;
 pub mod ladder;
 mod ledger;

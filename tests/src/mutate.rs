@@ -12,6 +12,7 @@
 mod anatomy;
 mod edges;
 mod edit;
+mod forward;
 mod hunt;
 mod kinds;
 mod operators;
@@ -23,6 +24,7 @@ use fa3_sim::Rule;
 use anatomy::Anatomy;
 use edit::{Edit, edited};
 
+pub use forward::forward_preys;
 pub use hunt::{Fate, Prey, hunt};
 pub use operators::operators;
 pub use score::Score;

@@ -6,6 +6,7 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use crate::fwd::Layout;
 use crate::testdata::extent;
 use crate::{Case, Dist, Poison};
 
@@ -109,6 +110,28 @@ prop_compose! {
         let mut spec = ProblemSpec::dense(dtype, q, kv).mask(mask);
         spec.softcap = softcap;
         spec.validate().expect("the strategy makes valid problems")
+    }
+}
+
+prop_compose! {
+    /// A problem for the forward kernels that a simulator can run through: 16 bits, dense, in any layout, head dimensions up
+    /// to 128, up to 250 rows.
+    pub fn dense_problem()(
+        dtype in select(vec![Dtype::F16, Dtype::Bf16]),
+        batch in 1usize..=2,
+        (seqlen_q, seqlen_k) in (1usize..=250, 0usize..=250),
+        (heads_q, heads_kv) in heads(),
+        (head_dim, head_dim_v) in (1usize..=16, 1usize..=16),
+        mask in mask(300),
+        softmax_scale in option::of(0.01..2.0f64),
+        softcap in option::weighted(0.3, 0.5..20.0f64),
+        layout in select(Layout::ALL.to_vec()),
+    ) -> Problem {
+        let q = Shape { batch, seqlen: seqlen_q, heads: heads_q, head_dim: 8 * head_dim };
+        let kv = Shape { seqlen: seqlen_k, heads: heads_kv, ..q };
+        let mut spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(8 * head_dim_v).mask(mask);
+        (spec.softmax_scale, spec.softcap) = (softmax_scale, softcap);
+        layout.of(spec).validate().expect("the strategy makes valid problems")
     }
 }
 

@@ -247,10 +247,10 @@ fn strides_do_not_matter_on_the_cpu() {
     let [q_t, k_t, v_t] =
         [&q, &k, &v].map(|x| x.view().permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned());
     let [q_v, k_v, v_v] = [&q_t, &k_t, &v_t].map(|x| x.view().permuted_axes([0, 2, 1, 3]));
-    let expected = Attention::new(q.view(), k.view(), v.view()).causal().forward(Device::Cpu).unwrap();
-    assert_eq!(Attention::new(q_v, k_v, v_v).causal().forward(Device::Cpu).unwrap(), expected);
+    let expected = Attention::new(q.view(), k.view(), v.view()).causal().forward(&Device::Cpu).unwrap();
+    assert_eq!(Attention::new(q_v, k_v, v_v).causal().forward(&Device::Cpu).unwrap(), expected);
     // Q, K and V side by side in one tensor, as one projection gives them.
     let qkv = concatenate(Axis(2), &[q.view(), k.view(), v.view()]).unwrap();
     let part = |i: usize| qkv.view().slice_axis_move(Axis(2), (2 * i..2 * i + 2).into());
-    assert_eq!(Attention::new(part(0), part(1), part(2)).causal().forward(Device::Cpu).unwrap(), expected);
+    assert_eq!(Attention::new(part(0), part(1), part(2)).causal().forward(&Device::Cpu).unwrap(), expected);
 }

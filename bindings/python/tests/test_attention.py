@@ -158,8 +158,7 @@ def test_threads_share_the_library(randn):
             with torch.cuda.stream(torch.cuda.Stream()):
                 for _ in range(20):
                     result = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
-                assert torch.equal(result[0], flash_attn_func(q, k, v, causal=causal, window_size=window_size, **given))
-    judge(*result, q, k, v, window=(-1, 0))
+                judge(*result, q, k, v, window=(-1, 0))
         except BaseException as error:
             failures.append(error)
 

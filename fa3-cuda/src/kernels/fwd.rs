@@ -9,6 +9,7 @@
 //! 2407.08608) that they are.
 
 // What a launch is.
+mod decoded;
 mod geometry;
 mod launch;
 mod spec;
@@ -24,6 +25,7 @@ mod softmax;
 mod turn;
 mod walk;
 
+pub use decoded::decoded_tiles;
 pub use launch::{FwdArray, args, job};
 pub use spec::{FwdError, FwdSpec};
 

@@ -6,8 +6,8 @@ use std::panic::Location;
 use crate::tile::Side;
 use crate::watch::{DutyId, GroupId};
 use crate::{
-    AFrag, Arg, B32, B64, Builder, Elem, F32, Fault, Frag, Matrix, Mma, Operand, Reg, ScaleD, Source, V, Var,
-    WgmmaA, WgmmaType,
+    AFrag, Arg, B32, Builder, Elem, F32, Fault, Frag, Matrix, Mma, Reg, ScaleD, Source, Var, WgmmaA,
+    WgmmaType,
 };
 
 /// A result that is not there yet: only [`InFlight::wait`] gives it.
@@ -195,11 +195,14 @@ fn issue(b: &mut Builder, a: A<'_>, right: Matrix<'_>, d: &[Var<F32>], scale: Sc
     b.watch.commit(source)
 }
 
+/// What a step along K has as its A operand.
+type Steps<'a> = dyn Fn(&mut Builder, u32) -> WgmmaA + 'a;
+
 #[track_caller]
 fn products(b: &mut Builder, ty: WgmmaType, a: A<'_>, right: Matrix<'_>, d: &[Var<F32>], scale: ScaleD) {
     let steps = right.extent().0 / ty.k();
     let right_of = right.descriptors(b, Side::B);
-    let left_of: Box<dyn Fn(&mut Builder, u32) -> WgmmaA + '_> = match a {
+    let left_of: Box<Steps<'_>> = match a {
         A::Registers(frag) => Box::new(move |_, step| registers(&frag.steps[step as usize])),
         A::Shared(matrix) => {
             let (left_of, major) = (matrix.descriptors(b, Side::A), matrix.major(Side::A));

@@ -73,7 +73,8 @@ impl OnlineSoftmax {
             // A row that has seen no key yet keeps m = -inf; 0 in its place makes every exponential 0.
             let reference = if self.m[i] == f32::NEG_INFINITY { 0.0 } else { self.m[i] * log2 };
             row.mapv_inplace(|s| s.mul_add(log2, -reference).exp2()); // A1:19
-            rescale[i] = m_old.mul_add(log2, -reference).exp2();
+            // From the rounded references: 1 where m stays.
+            rescale[i] = (m_old * log2 - reference).exp2();
             self.l[i] = rescale[i] * self.l[i] + row.sum(); // A1:19
         }
         Step { p: s, rescale }

@@ -2,7 +2,7 @@
 
 use fa3_ir::{
     Access, Block, ClusterInst, Condition, Inst, Kernel, MbarrierInst, Node, Operand, Region, RegionKind,
-    SharedAddr, SharedBase, Stmt, TmaInst, Value,
+    SharedAddr, SharedBase, Stmt, Value,
 };
 
 use super::kinds::is_wait;
@@ -203,13 +203,14 @@ impl<'k> Anatomy<'k> {
         self.region_address(*addr)
     }
 
-    /// Whether loads signal the mbarriers of a region: then a wait for them is for data, and otherwise for room.
+    /// Whether arrivals at the mbarriers of a region expect bytes, none perhaps: then a wait for them is for data, and
+    /// otherwise for room.
     pub(super) fn is_full(&self, region: Region) -> bool {
-        let signals = |inst: &Inst| {
-            matches!(inst, Inst::Tma(TmaInst::Load { mbarrier, .. } | TmaInst::BulkLoad { mbarrier, .. })
-                if self.region(*mbarrier) == Some(region))
+        let expects = |inst: &Inst| {
+            matches!(inst, Inst::Mbarrier(MbarrierInst::ArriveExpect { addr, .. })
+                if self.region(*addr) == Some(region))
         };
-        !self.find(signals).is_empty()
+        !self.find(expects).is_empty()
     }
 
     /// The regions of mbarriers, with how many there are in each.
@@ -217,6 +218,12 @@ impl<'k> Anatomy<'k> {
         let regions = self.kernel.smem.regions.iter().zip(0..);
         let mbarriers = regions.filter(|(info, _)| matches!(info.kind, RegionKind::Mbarriers { .. }));
         mbarriers.map(|(info, index)| (Region(index), info.bytes / 8))
+    }
+
+    /// The region of this name.
+    pub(super) fn region_called(&self, name: &str) -> Option<Region> {
+        let index = self.kernel.smem.regions.iter().position(|info| info.name == name)?;
+        Some(Region(index as u32))
     }
 
     /// How many mbarriers a region has: the slots of a ring.

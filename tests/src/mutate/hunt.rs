@@ -16,7 +16,21 @@ const SEEDS: u64 = 30;
 
 /// A kernel whose mutants are hunted, and the problems that it is run on.
 pub struct Prey {
+    /// How the table calls it.
+    pub name: String,
     problems: Vec<Problem>,
+    /// Operators some of whose mutants nothing can notice.
+    argued: &'static [Argued],
+    /// Whether operators on bounds are tried.
+    bounds: bool,
+}
+
+/// Why mutants of an operator do what the kernel does, which needs an argument about this kernel as a whole.
+pub(super) struct Argued {
+    pub(super) operator: &'static str,
+    /// How many of them there are, at most.
+    pub(super) most: usize,
+    pub(super) reason: &'static str,
 }
 
 struct Problem {
@@ -60,16 +74,44 @@ impl Prey {
     ///
     /// # Panics
     /// If the simulator does not take it.
-    pub fn new(rung: &Rung) -> Prey {
-        let first = Problem { job: rung.job.clone(), initial: rung.initial(1), results: Vec::new() };
-        let further = edges(&rung.job.kernel.name).into_iter();
-        let further = further.map(|(job, initial)| Problem { job, initial, results: Vec::new() });
-        let mut problems: Vec<Problem> = [first].into_iter().chain(further).collect();
-        for problem in &mut problems {
-            let simulated = simulate(&problem.job, &problem.initial, Policy::Eager, Mode::Fast);
-            problem.results = simulated.expect("a kernel of the ladder can be simulated").arrays;
-        }
-        Prey { problems }
+    pub fn of_ladder(rung: &Rung) -> Prey {
+        let first = (rung.job.clone(), rung.initial(1));
+        let jobs = [first].into_iter().chain(edges(&rung.job.kernel.name));
+        Prey { bounds: true, ..Prey::new(&rung.job.kernel.name, jobs, &[]) }
+    }
+
+    /// The kernel of the first job, on all of them, which have the bytes of their arrays with them.
+    ///
+    /// # Panics
+    /// If there are none, or the simulator does not take one.
+    pub(super) fn new(
+        name: &str,
+        jobs: impl IntoIterator<Item = (Job, Vec<Vec<u8>>)>,
+        argued: &'static [Argued],
+    ) -> Prey {
+        let problem = |(job, initial): (Job, Vec<Vec<u8>>)| {
+            let simulated = simulate(&job, &initial, Policy::Eager, Mode::Fast);
+            let results = simulated.expect("a sound kernel can be simulated").arrays;
+            Problem { job, initial, results }
+        };
+        let problems: Vec<Problem> = jobs.into_iter().map(problem).collect();
+        let kernel = &problems.first().expect("a prey is hunted on some problem").job.kernel;
+        assert!(problems.iter().all(|problem| problem.job.kernel == *kernel), "{name} is one kernel");
+        Prey { name: name.to_owned(), problems, argued, bounds: false }
+    }
+
+    /// An operator's mutants of its kernel.
+    pub fn mutants(&self, operator: &Operator) -> Vec<Mutant> {
+        let skipped = !self.bounds && operator.name.starts_with("bound");
+        if skipped { Vec::new() } else { operator.mutants(self.kernel()) }
+    }
+
+    /// Why a mutant of an operator may survive, if fewer than `count` others have.
+    pub(super) fn argued(&self, operator: &Operator, count: usize) -> Option<&'static str> {
+        let mut argued = self.argued.iter();
+        argued
+            .find(|argued| argued.operator == operator.name && count < argued.most)
+            .map(|argued| argued.reason)
     }
 
     /// Its kernel.

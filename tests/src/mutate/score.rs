@@ -28,18 +28,20 @@ struct Cell {
     killed: usize,
     total: usize,
     equivalent: usize,
+    /// Those of the equivalent that the prey argues.
+    argued: usize,
 }
 
 impl Score {
     /// An empty table with these kernels for columns.
     pub fn new<'p>(kernels: impl IntoIterator<Item = &'p Prey>) -> Score {
-        let kernels = kernels.into_iter().map(|prey| prey.kernel().name.clone()).collect();
+        let kernels = kernels.into_iter().map(|prey| prey.name.clone()).collect();
         Score { kernels, rows: Vec::new(), failures: Vec::new(), equivalent: BTreeMap::new() }
     }
 
     /// Notes a mutant's fate.
-    pub fn note(&mut self, operator: &Operator, mutant: &Mutant, fate: &Fate) {
-        let kernel = &mutant.kernel.name;
+    pub fn note(&mut self, prey: &Prey, operator: &Operator, mutant: &Mutant, fate: &Fate) {
+        let kernel = &prey.name;
         let column = self.kernels.iter().take_while(|name| *name != kernel).count();
         let row = self.rows.iter().position(|row| row.operator == operator.name).unwrap_or_else(|| {
             self.rows.push(Row { operator: operator.name, cells: BTreeMap::new(), by: BTreeMap::new() });
@@ -47,6 +49,14 @@ impl Score {
         });
         let row = &mut self.rows[row];
         let cell = row.cells.entry(column).or_default();
+        if *fate == Fate::Survived
+            && let Some(reason) = prey.argued(operator, cell.argued)
+        {
+            cell.argued += 1;
+            cell.equivalent += 1;
+            *self.equivalent.entry((operator.name, reason)).or_default() += 1;
+            return;
+        }
         match fate {
             Fate::Killed(by) => {
                 cell.killed += 1;
@@ -67,7 +77,7 @@ impl Score {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cell { killed, total, equivalent } = *self;
+        let Cell { killed, total, equivalent, argued: _ } = *self;
         let text = match (total, equivalent) {
             (0, 0) => String::new(),
             (0, _) => format!("+{equivalent}"),

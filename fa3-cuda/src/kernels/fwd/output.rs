@@ -65,6 +65,11 @@ impl Output {
         }
 
         o.scale_rows(b, inverse); // A1:24
+        // A row that has seen no key is 0, whatever was multiplied by its zeros.
+        let empty = inverse.0.map(|inverse| b.eq_f32(inverse, 0.0));
+        let either = b.or_pred(empty[0], empty[1]);
+        let any = b.vote_any(either);
+        b.if_uniform(any, |b| o.map(b, |b, o, at| b.select(empty[at.half as usize], 0.0, o)));
         let mut at = self.o;
         for (number, stride) in [work.batch, work.head, row].into_iter().zip(self.strides) {
             let number = b.u64_of_u32(number);

@@ -29,22 +29,24 @@ impl Softmax {
         let reference = m.map(b, |b, m| {
             let none = b.eq_f32(m, f32::NEG_INFINITY);
             let reference = b.mul(m, self.unit);
-            let reference = b.select(none, 0.0, reference);
-            b.neg_f32(reference)
+            b.select(none, 0.0, reference)
         });
-        let shrink = old.zip(b, reference, |b, old, reference| self.power(b, old, reference));
-        s.map(b, |b, s, at| self.power(b, s, reference.0[at.half as usize])); // A1:19
+        // From the rounded references, so that it is 1 where m stays: a factor that is off by one rounding would add up.
+        let shrink = old.zip(b, reference, |b, old, reference| {
+            let old = b.mul(old, self.unit);
+            let exponent = b.sub(old, reference);
+            b.ex2(exponent)
+        });
+        let shift = reference.map(b, |b, reference| b.neg_f32(reference));
+        s.map(b, |b, s, at| {
+            let exponent = b.fma_f32(s, self.unit, shift.0[at.half as usize]);
+            b.ex2(exponent) // A1:19
+        });
         let sum = s.partial_row_sum(b);
         let l = self.l.get(b);
         let l = Rows([0, 1].map(|half| b.fma_f32(l.0[half], shrink.0[half], sum.0[half]))); // A1:19
         self.l.set(b, l);
         shrink
-    }
-
-    /// exp2(score · unit + reference)
-    fn power(&self, b: &mut Builder, score: V<F32>, reference: V<F32>) -> V<F32> {
-        let exponent = b.fma_f32(score, self.unit, reference);
-        b.ex2(exponent)
     }
 
     /// 1 / ℓ, by which O must be multiplied, and L = m + ln ℓ. Of a row that has seen no key: 0 and -inf.
@@ -57,8 +59,8 @@ impl Softmax {
             b.select(none, 0.0, inverse)
         });
         let lse = self.m.get(b).zip(b, l, |b, m, l| {
-            let log2 = b.lg2(l);
-            let log2 = b.fma_f32(m, self.unit, log2);
+            let (reference, log2) = (b.mul(m, self.unit), b.lg2(l));
+            let log2 = b.add(reference, log2);
             b.mul(log2, std::f32::consts::LN_2)
         });
         (inverse, lse)

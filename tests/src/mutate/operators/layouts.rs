@@ -77,8 +77,10 @@ fn other(major: Major) -> Major {
 fn majors(kernel: &Anatomy<'_>, change: fn(Mma) -> Mma) -> Vec<Site> {
     let products = kernel.find(|inst| mma(inst).is_some()).into_iter();
     let changed = products.filter_map(|line| {
-        let mma = change(mma(kernel.inst(line)?)?.clone());
-        Some(Site::replaced(line, Inst::Wgmma(WgmmaInst::Mma(mma))))
+        let product = mma(kernel.inst(line)?)?;
+        let changed = change(product.clone());
+        // Registers have no order.
+        (changed != *product).then(|| Site::replaced(line, Inst::Wgmma(WgmmaInst::Mma(changed))))
     });
     changed.collect()
 }

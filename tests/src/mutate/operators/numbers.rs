@@ -1,9 +1,10 @@
 //! Bounds that are off by one, and registers that are not there.
 
-use fa3_ir::{BarrierInst, Imm, Inst, LaneInst, LaneOp, MemInst, MiscInst, Operand};
+use fa3_ir::{BarrierInst, Imm, Inst, LaneInst, LaneOp, MemInst, MiscInst, Operand, ParamKind};
 use fa3_sim::Rule;
 
 use super::NOTHING;
+use crate::mutate::anatomy::touches;
 use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_load, is_mma};
 use crate::mutate::{Anatomy, Operator, Site};
@@ -61,9 +62,33 @@ fn one_less(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::new(line, edits).equivalent(whole_steps(kernel, line)))
 }
 
+/// Whether a kernel's bounds are dimensions of matrices.
+fn of_matrices(kernel: &Anatomy<'_>) -> bool {
+    kernel
+        .kernel
+        .params
+        .iter()
+        .any(|param| param.kind == ParamKind::U32 && ["n", "k"].contains(&&*param.name))
+}
+
+/// Where a < b only chooses between 0 and b - a, or between a and b, it does not matter what is chosen if they are equal.
+fn chooses_among_equals(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
+    let pred = Operand::Value(*lane.dst.first()?);
+    let uses = kernel.find(|inst| touches(inst, lane.dst[0]) && *inst != Inst::Lane(lane.clone()));
+    let chooses = |&line: &usize| matches!(kernel.inst(line), Some(Inst::Lane(LaneInst { op: LaneOp::SelectB32, src, .. })) if src.contains(&pred));
+    (!uses.is_empty() && uses.iter().all(chooses))
+        .then_some("what it chooses between is equal where the two numbers are")
+}
+
 /// One round too many of a loop may find nothing to do.
 fn harmless_round(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let lane = comparison(kernel, line)?;
+    if let Some(reason) = chooses_among_equals(kernel, lane) {
+        return Some(reason);
+    }
+    if !of_matrices(kernel) {
+        return None;
+    }
     if lane.op == LaneOp::LtU32 {
         return is_first(kernel, line, lane.src[0])
             .then_some("k is at least one, so that the first step is always inside");
@@ -83,6 +108,9 @@ fn harmless_round(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
 /// One less of what comes in larger steps is none less.
 fn whole_steps(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let lane = comparison(kernel, line)?;
+    if !of_matrices(kernel) {
+        return steps(kernel, lane);
+    }
     if kernel.is_called(lane.src[1], "n") && !kernel.find(stores_pairs).is_empty() {
         return Some("columns are stored in pairs, and n is even");
     }
@@ -92,6 +120,22 @@ fn whole_steps(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
         kernel.after(line, is_load).is_some()
     };
     steps.then_some("k is a multiple of 8, and a step 64 or 128")
+}
+
+/// A loop over keys, by blocks.
+fn steps(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
+    let Operand::Value(counter) = lane.src[0] else { return None };
+    let sums = kernel.find(|inst| matches!(inst, Inst::Set { var, .. } if *var == counter)).into_iter();
+    let by_more = sums.filter_map(|line| {
+        let Inst::Set { src: Operand::Value(sum), .. } = kernel.inst(line)? else { return None };
+        kernel.inst(kernel.definition(*sum)?)
+    });
+    let step = |inst: &Inst| {
+        let Inst::Lane(LaneInst { op: LaneOp::AddU32, src, .. }) = inst else { return None };
+        src[1].constant()
+    };
+    let mut steps = by_more.filter_map(step);
+    (lane.op == LaneOp::GeU32 && steps.any(|step| step > 1)).then_some("it and its bound count whole blocks")
 }
 
 /// Whether a loading step's first column is the first of all: another number plus zero.
@@ -112,5 +156,23 @@ fn more_registers(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let mut inst = kernel.inst(line)?.clone();
     let Inst::Misc(MiscInst::SetMaxRegisters { registers, .. }) = &mut inst else { return None };
     *registers += 8;
-    Some(Site::replaced(line, inst))
+    let registers = *registers;
+    Some(Site::replaced(line, inst).equivalent(spare_registers(kernel, line, registers)))
+}
+
+/// One warpgroup may have so many more that the pool still has them.
+fn spare_registers(kernel: &Anatomy<'_>, line: usize, registers: u32) -> Option<&'static str> {
+    // What each thread has at the start, for all of them: a multiple of 8.
+    let threads = kernel.kernel.launch.threads;
+    let pool = 65536 / threads / 8 * 8 * threads;
+    let changes = kernel.find(|inst| matches!(inst, Inst::Misc(MiscInst::SetMaxRegisters { .. })));
+    let of = |change: usize| match kernel.inst(change) {
+        Some(Inst::Misc(MiscInst::SetMaxRegisters { registers, .. })) => *registers,
+        _ => 0,
+    };
+    let shares = changes.iter().zip(&kernel.kernel.roles).map(|(&change, role)| {
+        let warps = role.warps.end - role.warps.start;
+        32 * warps * if change == line { registers } else { of(change) }
+    });
+    (registers <= 256 && shares.sum::<u32>() <= pool).then_some("the pool has registers to spare")
 }

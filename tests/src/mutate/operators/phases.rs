@@ -85,7 +85,8 @@ pub(super) const OPERATORS: &[Operator] = &[
                 let after = || Some(Site::after(kernel, line, kernel.after(line, is_load)?));
                 Some(before().or_else(after)?.equivalent(reason))
             };
-            kernel.find(|inst| expected(inst).is_some()).into_iter().filter_map(side).collect()
+            let loads = |inst: &Inst| expected(inst).is_some_and(|(_, bytes)| bytes > 0);
+            kernel.find(loads).into_iter().filter_map(side).collect()
         },
         ..NOTHING
     },
@@ -117,7 +118,7 @@ fn constant(bits: u32) -> Operand {
     Operand::Imm(Imm::B32(bits))
 }
 
-/// The mbarrier and the bytes that an arrival expects.
+/// The mbarrier and the bytes that an arrival expects; none where threads bring the data themselves.
 fn expected(inst: &Inst) -> Option<(SharedAddr, u32)> {
     let Inst::Mbarrier(MbarrierInst::ArriveExpect { addr, bytes }) = inst else { return None };
     Some((*addr, bytes.constant()?))
@@ -126,7 +127,7 @@ fn expected(inst: &Inst) -> Option<(SharedAddr, u32)> {
 fn expecting(kernel: &Anatomy<'_>, change: fn(SharedAddr, u32) -> MbarrierInst) -> Vec<Site> {
     let arrivals = kernel.find(|inst| expected(inst).is_some()).into_iter();
     let changed = arrivals.filter_map(|line| {
-        let (addr, bytes) = expected(kernel.inst(line)?)?;
+        let (addr, bytes @ 1..) = expected(kernel.inst(line)?)? else { return None };
         Some(Site::replaced(line, Inst::Mbarrier(change(addr, bytes))))
     });
     changed.collect()

@@ -33,26 +33,32 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "wgmma.commit_group: deleted",
-        rules: &[Rule::W3, Rule::W6],
-        sites: |kernel| deleted(kernel.find(is_commit)),
+        rules: &[Rule::W2, Rule::W3, Rule::W6],
+        sites: |kernel| unless_early(kernel, deleted(kernel.find(is_commit))),
         ..NOTHING
     },
     Operator {
         name: "wgmma.commit_group: before the last product",
         rules: &[Rule::W2, Rule::W3, Rule::W6],
-        sites: |kernel| earlier(kernel, kernel.find(is_commit), |line| kernel.before(line, is_mma)),
+        sites: |kernel| {
+            let moved = earlier(kernel, kernel.find(is_commit), |line| kernel.before(line, is_mma));
+            unless_early(kernel, moved)
+        },
         ..NOTHING
     },
     Operator {
         name: "wgmma.commit_group: after the wait",
         rules: &[Rule::W2, Rule::W3, Rule::W6],
-        sites: |kernel| later(kernel, kernel.find(is_commit), |line| kernel.after(line, is_product_wait)),
+        sites: |kernel| {
+            let moved = later(kernel, kernel.find(is_commit), |line| kernel.after(line, is_product_wait));
+            unless_early(kernel, moved)
+        },
         ..NOTHING
     },
     Operator {
         name: "wgmma.wait_group: deleted",
         rules: IN_FLIGHT,
-        sites: |kernel| deleted(kernel.find(is_product_wait)),
+        sites: |kernel| unless_early(kernel, deleted(kernel.find(is_product_wait))),
         ..NOTHING
     },
     Operator {
@@ -62,14 +68,15 @@ pub(super) const OPERATORS: &[Operator] = &[
             let protects = |line| kernel.after(line, relies_on_wait);
             let moved = later(kernel, kernel.find(is_product_wait), protects).into_iter();
             let reason = |line| protects(line).and_then(|line| last_round(kernel, line));
-            moved.map(|site| Site { equivalent: reason(site.line), ..site }).collect()
+            let sites = moved.map(|site| Site { equivalent: reason(site.line), ..site }).collect();
+            unless_early(kernel, sites)
         },
         ..NOTHING
     },
     Operator {
         name: "wgmma.wait_group: + 1",
         rules: IN_FLIGHT,
-        sites: |kernel| counted(kernel, |pending| Some(pending + 1), None),
+        sites: |kernel| unless_early(kernel, counted(kernel, |pending| Some(pending + 1), None)),
         ..NOTHING
     },
     Operator {
@@ -97,7 +104,9 @@ pub(super) const OPERATORS: &[Operator] = &[
         verifier: &["V-4"],
         sites: |kernel| {
             let zero = Operand::Imm(Imm::F32(0));
-            deleted(kernel.find(|inst| matches!(inst, Inst::Set { src, .. } if *src == zero)))
+            let zeroed = kernel.find(|inst| matches!(inst, Inst::Set { src, .. } if *src == zero));
+            let site = |line| Site::deleted(line).equivalent(set_again(kernel, line));
+            zeroed.into_iter().map(site).collect()
         },
         ..NOTHING
     },
@@ -132,6 +141,55 @@ fn redundant_fence(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
         && all_products(kernel.within(before, |inst| touches(inst, register)));
     only_adds.then_some(
         "since the fence before the loop, the accumulators were touched by products of this shape alone",
+    )
+}
+
+/// A variable that is given another value before anything reads it.
+fn set_again(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
+    let Some(Inst::Set { var, .. }) = kernel.inst(line) else { return None };
+    let touching = kernel.find(|inst| touches(inst, *var));
+    let next = touching.into_iter().find(|&other| other > line)?;
+    let assigns = kernel.has(next, |inst| {
+        matches!(inst, Inst::Set { var: other, src, .. }
+        if other == var && *src != Operand::Value(*var))
+    });
+    assigns.then_some("it is assigned again before anything reads it")
+}
+
+/// The sites, of which those are equivalent that concern an [`early`] wait.
+fn unless_early(kernel: &Anatomy<'_>, sites: Vec<Site>) -> Vec<Site> {
+    let with_reason =
+        |site: Site| Site { equivalent: site.equivalent.or_else(|| early(kernel, site.line)), ..site };
+    sites.into_iter().map(with_reason).collect()
+}
+
+/// Algorithm 4 waits for QKᵀ, and then for PV before it reads anything of either (A4:14, A4:12): in between it gives back
+/// K's slot and Q's alone. The loads into these come after one of V, which waits for this PV.
+fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
+    let pending = |line: usize| match kernel.inst(line) {
+        Some(Inst::Wgmma(WgmmaInst::Wait { pending })) => Some(*pending),
+        _ => None,
+    };
+    let wait = if pending(line).is_some() { line } else { kernel.after(line, is_product_wait)? };
+    // What is not committed with this product is committed with the next.
+    let next = kernel.after(line, is_commit);
+    if kernel.has(line, is_commit) && next.is_none_or(|next| next > wait) {
+        return None;
+    }
+    let whole = kernel.after(wait, is_product_wait)?;
+    if pending(wait)? == 0 || pending(whole)? != 0 {
+        return None;
+    }
+    let products = kernel.find(|inst| mma(inst).is_some_and(|mma| mma.scale_d == ScaleD::Overwrite));
+    let product = mma(kernel.inst(products.into_iter().rfind(|&product| product < wait)?)?)?;
+    let read = |inst: &Inst| product.d.iter().any(|&register| touches(inst, register));
+    let keys = [kernel.region_called("k empty")?, kernel.region_called("q empty")?];
+    let other = |inst: &Inst| {
+        is_plain_arrival(inst) && !kernel.mbarrier(inst).is_some_and(|region| keys.contains(&region))
+    };
+    let between = (wait + 1..whole).filter_map(|line| kernel.inst(line));
+    (!between.into_iter().any(|inst| read(inst) || other(inst))).then_some(
+        "before the wait for all products, only slots are given back whose loads come after that wait",
     )
 }
 

@@ -23,7 +23,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "empty wait: deleted",
-        rules: &[Rule::W6, Rule::T4],
+        rules: &[Rule::W6, Rule::T4, Rule::Race, Rule::M3, Rule::M4],
         sites: |kernel| {
             let site = |line| Site::deleted(line).equivalent(first_round(kernel, line));
             kernel.waits(false).into_iter().map(site).collect()
@@ -32,16 +32,17 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "empty wait: after the first load",
-        rules: &[Rule::W6, Rule::T4],
+        rules: &[Rule::W6, Rule::T4, Rule::Race, Rule::Deadlock],
         sites: |kernel| {
             let moved = moved(kernel, false, is_load).into_iter();
-            moved.map(|site| Site { equivalent: first_round(kernel, site.line), ..site }).collect()
+            let reason = |line| first_round(kernel, line).or_else(|| behind_keys(kernel, line));
+            moved.map(|site| Site { equivalent: reason(site.line), ..site }).collect()
         },
         ..NOTHING
     },
     Operator {
         name: "full wait: other parity first",
-        rules: &[Rule::M3, Rule::Race],
+        rules: &[Rule::M3, Rule::Race, Rule::Deadlock],
         sites: |kernel| flipped(kernel, true),
         ..NOTHING
     },
@@ -53,13 +54,13 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "full wait: parity not toggled",
-        rules: &[Rule::M3, Rule::Race],
+        rules: &[Rule::M3, Rule::Race, Rule::Deadlock],
         sites: |kernel| stuck(kernel, true),
         ..NOTHING
     },
     Operator {
         name: "empty wait: parity not toggled",
-        rules: &[Rule::M3, Rule::W6],
+        rules: &[Rule::M3, Rule::M4, Rule::W6, Rule::Deadlock],
         sites: |kernel| stuck(kernel, false),
         ..NOTHING
     },
@@ -96,6 +97,13 @@ fn unrolled(kernel: &Anatomy<'_>, wait: usize) -> Option<Region> {
 pub(super) fn first_round(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let room = !kernel.is_full(unrolled(kernel, wait)?);
     room.then_some("nobody has used the slot yet: the wait passes at once")
+}
+
+/// Where there is one slot for K, the wait for it comes right before that for Q's, which is given back right after it.
+fn behind_keys(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
+    let of_q = kernel.mbarrier(kernel.inst(wait)?) == Some(kernel.region_called("q empty")?);
+    let one = kernel.slots(kernel.region_called("k empty")?) == Some(1);
+    (of_q && one).then_some("the only slot of K, which was waited for before, is given back right before Q's")
 }
 
 /// The variables that hold parities of waits.

@@ -1,0 +1,58 @@
+//! The forward kernels in the simulator.
+
+use fa3::reference::Forward;
+use fa3::sched::{Choices, PlanError};
+use fa3::types::Problem;
+use fa3_cuda::kernels::fwd::FwdError;
+use fa3_sim::{Mode, Policy};
+
+use super::{Answer, Engine, NoAnswer, Skip};
+use crate::fwd::{Fault, Launch, device};
+use crate::{Case, Values};
+
+/// Multiplications and additions of a case that is not too large: half a second's.
+const MACS: u64 = 1 << 27;
+
+pub(super) struct Sim;
+
+impl Engine for Sim {
+    fn name(&self) -> String {
+        "kernel, simulated".to_owned()
+    }
+
+    fn forward(&self, case: &Case, values: &Values) -> Answer<Forward<f32>> {
+        if case.hides_a_poisoned_value() {
+            return Err(Skip::PoisonedValue.into());
+        }
+        // So few SMs that most cases have more tiles: then CTAs are persistent.
+        let launch = Launch::new(&case.problem, &device(3), &Choices::default());
+        let launch = launch.map_err(|fault| no_kernel(&case.problem, fault))?;
+        let macs = launch.macs();
+        if macs > MACS {
+            return Err(Skip::Size { macs, limit: MACS }.into());
+        }
+        launch.simulate(values, Policy::Random(case.seed), Mode::Exact).map_err(failed)
+    }
+}
+
+fn no_kernel(problem: &Problem, fault: Fault) -> NoAnswer {
+    match fault {
+        Fault::Plan(PlanError::Dtype { dtype }) | Fault::Kernel(FwdError::Dtype { dtype }) => {
+            Skip::Dtype(dtype).into()
+        }
+        Fault::Kernel(FwdError::Sequences) => Skip::Sequences.into(),
+        Fault::Plan(PlanError::HeadDim { .. }) | Fault::Kernel(FwdError::SharedRows { .. }) => {
+            Skip::HeadDim { head_dim: problem.head_dim(), head_dim_v: problem.head_dim_v() }.into()
+        }
+        other @ (Fault::Plan(_)
+        | Fault::Kernel(_)
+        | Fault::Sim(_)
+        | Fault::Findings { .. }
+        | Fault::Gap { .. }
+        | Fault::Counter { .. }) => failed(other),
+    }
+}
+
+fn failed(fault: Fault) -> NoAnswer {
+    NoAnswer::Failed(Box::new(fault))
+}

@@ -1,0 +1,198 @@
+//! The forward kernels on a case's values: arrays as they lie in memory, gaps and all, and results out of them.
+//!
+//! ```text
+//! (plan, values) → job and bytes → simulator or GPU → bytes → O, LSE
+//! ```
+
+mod layout;
+pub mod shapes;
+
+use fa3::reference::Forward;
+use fa3::sched::{Choices, Limits, Plan, PlanError};
+use fa3::types::{Dtype, Problem, TensorDesc};
+use fa3_cuda::kernels::Job;
+use fa3_cuda::kernels::fwd::{self, FwdArray, FwdError};
+use fa3_sim::{Mode, Policy, SimError};
+use half::{bf16, f16};
+use ndarray::{Array3, Array4, ArrayView1};
+use std::num::NonZeroU32;
+
+use crate::Values;
+use crate::ladder::{Simulated, simulate};
+
+pub use layout::Layout;
+
+/// Bytes that nobody has written: NaN in every type.
+const UNWRITTEN: u8 = 0xFF;
+
+/// A forward kernel with a problem.
+pub struct Launch {
+    /// How the problem is computed.
+    pub plan: Plan,
+    /// The kernel with its arguments; `None` if there is nothing to compute.
+    pub job: Option<Job>,
+}
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum Fault {
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Kernel(#[from] FwdError),
+    #[error(transparent)]
+    Sim(#[from] SimError),
+    #[error("{count} findings under {policy:?}, the first:\n{first}")]
+    Findings { count: usize, policy: Policy, first: String },
+    #[error("byte {at} of o lies in a gap and was overwritten")]
+    Gap { at: usize },
+    #[error("the tile counter is {counter} after the launch")]
+    Counter { counter: u32 },
+}
+
+/// An H100 with another number of SMs: with a few, persistent CTAs compute several tiles of small problems.
+///
+/// # Panics
+/// If there are none.
+pub fn device(sms: u32) -> Limits {
+    Limits { sms: NonZeroU32::new(sms).expect("a device has SMs"), ..Limits::h100_sxm() }
+}
+
+impl Launch {
+    /// `problem` on a device, with what the forward kernels ask for: KV ranges whole, query heads not packed.
+    ///
+    /// # Errors
+    /// If there is no such plan, or no kernel for it.
+    pub fn new(problem: &Problem, limits: &Limits, choices: &Choices) -> Result<Launch, Fault> {
+        let choices = Choices { splits: NonZeroU32::new(1), pack_gqa: Some(false), ..*choices };
+        let plan = Plan::with(problem, limits, &choices)?;
+        let job = fwd::job(&plan)?;
+        Ok(Launch { plan, job })
+    }
+
+    /// Multiplications and additions of the products, padding included.
+    pub fn macs(&self) -> u64 {
+        let shape = &self.plan.row.shape;
+        let block = u64::from(shape.tile_m * shape.tile_n) * u64::from(shape.head_dim + shape.head_dim_v);
+        self.plan.cost().blocks * block
+    }
+
+    /// Runs the kernel in the simulator.
+    ///
+    /// # Errors
+    /// What the simulator found; a byte outside O, or a counter, that is not as it was.
+    pub fn simulate(&self, values: &Values, policy: Policy, mode: Mode) -> Result<Forward<f32>, Fault> {
+        let problem = &self.plan.problem;
+        let Some(job) = &self.job else { return Ok(nothing(problem)) };
+        let Simulated { arrays, outcome } = simulate(job, &initial(problem, job, values), policy, mode)?;
+        if let Some(first) = outcome.findings.first() {
+            let (count, first) = (outcome.findings.len(), first.to_string());
+            return Err(Fault::Findings { count, policy, first });
+        }
+        results(problem, &arrays)
+    }
+}
+
+/// The results of a problem without tiles.
+fn nothing(problem: &Problem) -> Forward<f32> {
+    let o = Array4::zeros(problem.o().shape.dims());
+    Forward { o, lse: Array3::from_elem(problem.lse_shape(), f32::NEG_INFINITY) }
+}
+
+/// The bytes of every array of a forward job before it runs.
+///
+/// # Panics
+/// If an array is not as large as its tensor.
+pub fn initial(problem: &Problem, job: &Job, values: &Values) -> Vec<Vec<u8>> {
+    let mut arrays = vec![
+        bytes(problem.q(), &values.q),
+        bytes(problem.k(), &values.k),
+        bytes(problem.v(), &values.v),
+        vec![UNWRITTEN; problem.o().extent_bytes().0 as usize],
+        vec![UNWRITTEN; 4 * problem.lse_shape().iter().product::<usize>()],
+    ];
+    arrays.extend(job.arrays.get(FwdArray::Counter as usize).map(|counter| vec![0; counter.bytes()]));
+    for (array, bytes) in job.arrays.iter().zip(&arrays) {
+        assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
+    }
+    arrays
+}
+
+/// O and LSE from the bytes of every array of a forward job after it ran.
+///
+/// # Errors
+/// A gap of O, or a counter, that is not as it was.
+///
+/// # Panics
+/// If the bytes are not those of the problem's arrays.
+pub fn results(problem: &Problem, arrays: &[Vec<u8>]) -> Result<Forward<f32>, Fault> {
+    let bytes = &arrays[FwdArray::O as usize];
+    let (o, in_gap) = numbers(problem.o(), bytes);
+    if let Some(at) = (0..bytes.len()).find(|&at| in_gap[at] && bytes[at] != UNWRITTEN) {
+        return Err(Fault::Gap { at });
+    }
+    if let Some(&[a, b, c, d]) = arrays.get(FwdArray::Counter as usize).map(Vec::as_slice)
+        && let counter @ 1.. = u32::from_le_bytes([a, b, c, d])
+    {
+        return Err(Fault::Counter { counter });
+    }
+    let (lse, _) = arrays[FwdArray::Lse as usize].as_chunks();
+    let lse = lse.iter().copied().map(f32::from_le_bytes).collect();
+    let lse = Array3::from_shape_vec(problem.lse_shape(), lse).expect("the array is as large as the tensor");
+    Ok(Forward { o, lse })
+}
+
+/// A tensor in memory, with NaN in its gaps.
+fn bytes(tensor: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
+    let mut bytes = vec![UNWRITTEN; tensor.extent_bytes().0 as usize];
+    for (at, row) in rows(tensor).zip(x.rows()) {
+        let row = row.iter().flat_map(|&x| encode(tensor.dtype, x).to_le_bytes());
+        bytes[at..].iter_mut().zip(row).for_each(|(byte, x)| *byte = x);
+    }
+    bytes
+}
+
+/// A tensor from memory, and which bytes are of none of its elements.
+fn numbers(tensor: &TensorDesc, bytes: &[u8]) -> (Array4<f32>, Vec<bool>) {
+    let (mut x, mut in_gap) = (Array4::zeros(tensor.shape.dims()), vec![true; bytes.len()]);
+    for (at, mut row) in rows(tensor).zip(x.rows_mut()) {
+        let (words, _) = bytes[at..][..2 * row.len()].as_chunks();
+        in_gap[at..][..2 * row.len()].fill(false);
+        row.assign(&ArrayView1::from(words).mapv(|word| decode(tensor.dtype, u16::from_le_bytes(word))));
+    }
+    (x, in_gap)
+}
+
+/// Where each row of a tensor of 16-bit elements begins, in bytes, in the order of an array's rows.
+fn rows(tensor: &TensorDesc) -> impl Iterator<Item = usize> {
+    let tensor = *tensor;
+    let [batch, seqlen, heads, _] = tensor.shape.dims();
+    ndarray::indices((batch, seqlen, heads, 1))
+        .into_iter()
+        .map(move |(batch, row, head, _)| 2 * tensor.offset(batch, row, head, 0).0 as usize)
+}
+
+/// The bits of the number of a 16-bit type nearest to `x`.
+///
+/// # Panics
+/// If the type has not 16 bits.
+pub fn encode(dtype: Dtype, x: f32) -> u16 {
+    match dtype {
+        Dtype::F16 => f16::from_f32(x).to_bits(),
+        Dtype::Bf16 => bf16::from_f32(x).to_bits(),
+        Dtype::F32 | Dtype::E4m3 => unreachable!("the forward kernels do not take {dtype}"),
+    }
+}
+
+/// The number with these bits in a 16-bit type.
+///
+/// # Panics
+/// If the type has not 16 bits.
+pub fn decode(dtype: Dtype, bits: u16) -> f32 {
+    match dtype {
+        Dtype::F16 => f16::from_bits(bits).to_f32(),
+        Dtype::Bf16 => bf16::from_bits(bits).to_f32(),
+        Dtype::F32 | Dtype::E4m3 => unreachable!("the forward kernels do not take {dtype}"),
+    }
+}

@@ -1,0 +1,53 @@
+//! Strides.
+
+use fa3::types::{ProblemSpec, Strides, TensorDesc};
+
+/// How a tensor lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// (batch, seqlen, heads, head_dim), nothing between.
+    Contiguous,
+    /// (batch, heads, seqlen, head_dim), nothing between.
+    HeadsFirst,
+    /// Something of others between heads, between rows and between sequences.
+    Gaps,
+    /// (seqlen, batch, heads, head_dim), with Q, K and V of a row next to each other.
+    Interleaved,
+}
+
+impl Layout {
+    /// All of them.
+    pub const ALL: [Layout; 4] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Gaps, Layout::Interleaved];
+
+    /// The problem with all tensors in this layout.
+    #[must_use]
+    pub fn of(self, mut spec: ProblemSpec) -> ProblemSpec {
+        for tensor in [&mut spec.q, &mut spec.k, &mut spec.v, &mut spec.o] {
+            tensor.strides = self.strides(tensor);
+        }
+        spec
+    }
+
+    fn strides(self, tensor: &TensorDesc) -> Strides {
+        let [batch, seqlen, heads, head_dim] = tensor.shape.dims().map(|extent| extent as i64);
+        match self {
+            Layout::Contiguous => tensor.shape.contiguous_strides(),
+            Layout::HeadsFirst => Strides {
+                batch: heads * seqlen * head_dim,
+                seqlen: head_dim,
+                heads: seqlen * head_dim,
+                head_dim: 1,
+            },
+            Layout::Gaps => {
+                let row = heads * (head_dim + 8) + 24;
+                Strides { batch: seqlen * row + 40, seqlen: row, heads: head_dim + 8, head_dim: 1 }
+            }
+            Layout::Interleaved => Strides {
+                batch: 3 * heads * head_dim,
+                seqlen: 3 * batch * heads * head_dim,
+                heads: head_dim,
+                head_dim: 1,
+            },
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Tiles for forward kernels.
+
+use fa3::sched::{Inputs, Limits, Overlap, PPlace, TileRow, TileShape};
+
+const OVERLAPS: [Overlap; 3] = [Overlap::None, Overlap::TwoStage, Overlap::ThreeStage];
+
+/// A tile of 64 x 16 for one warpgroup: several blocks of few keys.
+pub const TINY: TileShape = TileShape {
+    inputs: Inputs::Bits16,
+    head_dim: 64,
+    head_dim_v: 64,
+    tile_m: 64,
+    tile_n: 16,
+    stages: 2,
+    consumers: 1,
+    overlap: Overlap::TwoStage,
+    p_place: PPlace::Registers,
+    ping_pong: false,
+    promoted_columns: 0,
+};
+
+/// Every tile of the table for 16-bit inputs whose warpgroups have rows of their own, in all three forms, with turns and
+/// without; with fewer keys where a form needs registers or memory that the tile leaves not enough of. Then tiles that
+/// the table does not have.
+pub fn all() -> Vec<TileShape> {
+    let rows = TileRow::table().iter().map(|row| row.shape);
+    let rows = rows.filter(|shape| shape.inputs == Inputs::Bits16 && shape.tile_m == 64 * shape.consumers);
+    let mut shapes: Vec<TileShape> = Vec::new();
+    for shape in rows {
+        for (overlap, ping_pong) in
+            OVERLAPS.into_iter().flat_map(|overlap| [(overlap, false), (overlap, true)])
+        {
+            shapes.extend(
+                widest(TileShape { overlap, ping_pong, ..shape }).filter(|shape| !shapes.contains(shape)),
+            );
+        }
+    }
+    shapes.extend(others());
+    shapes
+}
+
+/// The tile with as many keys as fit.
+fn widest(shape: TileShape) -> Option<TileShape> {
+    let narrower = (1..=shape.tile_n / 16).rev().map(|steps| TileShape { tile_n: 16 * steps, ..shape });
+    narrower.into_iter().find(|shape| shape.check(&Limits::h100_sxm()).is_ok())
+}
+
+/// Tiles that the table does not have: one stage and four, narrow blocks, P in shared memory, head dimensions of their own.
+///
+/// # Panics
+/// If one does not fit an H100.
+pub fn others() -> Vec<TileShape> {
+    let two = TileShape { tile_m: 128, consumers: 2, ..TINY };
+    let three = TileShape { tile_m: 192, consumers: 3, ..TINY };
+    let shapes = OVERLAPS.into_iter().flat_map(|overlap| {
+        [
+            TileShape { overlap, stages: 1, ..TINY },
+            TileShape { overlap, stages: 3, tile_n: 48, p_place: PPlace::Smem, ..TINY },
+            TileShape {
+                overlap,
+                stages: 4,
+                tile_n: 32,
+                head_dim: 128,
+                head_dim_v: 128,
+                ping_pong: true,
+                ..two
+            },
+            TileShape { overlap, stages: 1, tile_n: 64, p_place: PPlace::Smem, ping_pong: true, ..two },
+            TileShape { overlap, tile_n: 80, p_place: PPlace::Smem, ping_pong: true, ..three },
+            TileShape { overlap, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
+        ]
+    });
+    let shapes: Vec<TileShape> = shapes.collect();
+    for shape in &shapes {
+        shape.check(&Limits::h100_sxm()).unwrap_or_else(|error| panic!("{shape}: {error}"));
+    }
+    shapes
+}

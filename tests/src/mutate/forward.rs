@@ -1,0 +1,141 @@
+//! Forward kernels to hunt.
+
+use fa3::sched::{Choices, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
+use fa3::types::{Dtype, Mask, ProblemSpec, Shape};
+
+use super::Prey;
+use super::hunt::Argued;
+use crate::fwd::shapes::TINY;
+use crate::fwd::{Launch, device, initial};
+use crate::{Dist, Poison, Values};
+
+/// Of Algorithm 2 with two slots for K and V.
+const TWO_STAGE: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 1,
+        reason: "a tile's first K comes after its forerunner's last V but one, given back later than that slot of K",
+    },
+    Argued {
+        operator: "wgmma.wait_group: after what it protects",
+        most: 1,
+        reason: "the slot of a tile's last V is loaded again after a load that waits for this warpgroup's next tile",
+    },
+    Argued {
+        operator: "named barrier: that of the first warpgroup",
+        most: 1,
+        reason: "the turn that is taken back at the end is the first warpgroup's",
+    },
+];
+
+const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
+
+/// Of Algorithm 1 with one slot for K and V, and P in shared memory.
+const ONE_BY_ONE: &[Argued] = &[
+    Argued { operator: "barrier before a copy: deleted", most: 3, reason: OWN_ROWS },
+    Argued { operator: "barrier before a copy: before the last write", most: 3, reason: OWN_ROWS },
+    Argued { operator: "wgmma.commit_group: deleted", most: 1, reason: NEXT_QK },
+    Argued { operator: "wgmma.commit_group: before the last product", most: 1, reason: NEXT_QK },
+    Argued { operator: "wgmma.commit_group: after the wait", most: 1, reason: NEXT_QK },
+    Argued { operator: "wgmma.wait_group: deleted", most: 1, reason: NEXT_QK },
+    Argued { operator: "wgmma.wait_group: after what it protects", most: 1, reason: NEXT_QK },
+    Argued { operator: "wgmma.wait_group: + 1", most: 1, reason: NEXT_QK },
+    Argued { operator: "wgmma.fence: deleted", most: 1, reason: PV_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 1, reason: PV_FENCE },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 1,
+        reason: "V's slot is given back before K's next one, which was waited for",
+    },
+];
+
+const OWN_ROWS: &str = "a warp's part of the product reads the rows of P that the warp itself wrote";
+const NEXT_QK: &str =
+    "before V's slot is loaded again or O is read, the wait for the next block's product retires this one";
+const PV_FENCE: &str = "PV's fence lies between the softmax and the next product that overwrites the scores";
+
+/// Of Algorithm 4 with one slot for K and V.
+const THREE_STAGE: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 1, reason: PV_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 1, reason: PV_FENCE },
+    Argued {
+        operator: "wgmma.commit_group: after the wait",
+        most: 1,
+        reason: "before the wait for all products, only slots are given back whose loads come after that wait",
+    },
+];
+
+/// A problem: query heads, rows of Q and of K, the mask.
+type Small = (usize, (usize, usize), Mask);
+
+/// Forward kernels of every form, each on small problems: several tiles a CTA, more blocks than there are stages, blocks that
+/// need the mask and blocks that do not, tiles with rows to spare. Bounds that are off by one are not among the mutants: which
+/// rows and keys a tile has, the tests of the forward kernels compare with its plan, problem by problem.
+///
+/// # Panics
+/// If one cannot be built.
+pub fn forward_preys() -> Vec<Prey> {
+    let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
+    let two = TileShape { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
+    let one = TileShape { overlap: Overlap::None, p_place: PPlace::Smem, stages: 1, ..TINY };
+    let three = TileShape { overlap: Overlap::ThreeStage, stages: 1, ..TINY };
+    vec![
+        prey(
+            "fwd 2, turns, dynamic",
+            two,
+            Scheduler::DynamicPersistent,
+            &[(5, (20, 70), Mask::Causal), (1, (130, 60), Mask::Causal), (3, (9, 10), Mask::Causal)],
+            TWO_STAGE,
+        ),
+        prey(
+            "fwd 1, P in smem",
+            one,
+            Scheduler::StaticPersistent,
+            &[
+                (3, (20, 150), window(90, 10)),
+                (1, (70, 75), window(21, 10)),
+                (3, (40, 3), window(1, 0)),
+                (2, (130, 150), window(148, 10)),
+                (3, (80, 20), window(15, 5)),
+            ],
+            ONE_BY_ONE,
+        ),
+        prey(
+            "fwd 4",
+            three,
+            Scheduler::StaticPersistent,
+            &[
+                (4, (20, 100), Mask::None),
+                (2, (65, 10), Mask::None),
+                (3, (9, 30), Mask::None),
+                (1, (2, 0), Mask::None),
+            ],
+            THREE_STAGE,
+        ),
+    ]
+}
+
+fn prey(
+    name: &str,
+    shape: TileShape,
+    scheduler: Scheduler,
+    problems: &[Small],
+    argued: &'static [Argued],
+) -> Prey {
+    let row = Some(TileRow { shape, ..TileRow::table()[0] });
+    let choices =
+        Choices { row, scheduler: Some(scheduler), order: Some(Order::Linear), ..Choices::default() };
+    let jobs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
+        let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
+        let kv = Shape { seqlen: seqlen_k, ..q };
+        let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).validate();
+        let problem = problem.expect("the problem of a prey is valid");
+        let launch = Launch::new(&problem, &device(1), &choices).expect("there is such a kernel");
+        let job = launch.job.expect("there are rows to compute");
+        let bytes = initial(&problem, &job, &Values::new(&problem, Dist::Normal, Poison::None, 1));
+        (job, bytes)
+    });
+    Prey::new(name, jobs, argued)
+}
