@@ -2,7 +2,10 @@
 
 use fa3::sched::{Choices, Overlap, PPlace, TileShape};
 use fa3::types::{Dtype, Mask, Problem};
-use fa3_sim::{Mode, Policy};
+use fa3_cuda::kernels::fwd::FwdArray;
+use fa3_sim::{Buffer, Memory, Mode, Policy, Simulation};
+use fa3_tests::fwd::initial;
+use fa3_tests::ladder::simulate;
 use fa3_tests::{Case, Dist};
 use rayon::prelude::*;
 
@@ -84,6 +87,28 @@ fn numbers() {
         Case { dist, ..normal("numbers", problem, 2) }
     });
     check_all(cases.collect());
+}
+
+/// LSE at address 0: nobody wants it, and O is the same.
+#[test]
+fn without_lse() {
+    let case = normal("without", dense(Dtype::Bf16, 1, (70, 50), (2, 1), 64).causal().validate().unwrap(), 3);
+    for tile in tiles() {
+        let job = launch(&case.problem, &with_tile(tile)).unwrap().job.unwrap();
+        let before = initial(&case.problem, &job, &case.values());
+        let with = simulate(&job, &before, Policy::Eager, Mode::Fast).unwrap();
+        let mut memory = Memory::new();
+        let alloc = |bytes: &Vec<u8>| memory.alloc_from("array", bytes);
+        let buffers: Vec<Buffer> = before.iter().map(alloc).collect();
+        let mut addresses: Vec<u64> = buffers.iter().map(|buffer| buffer.address()).collect();
+        addresses[FwdArray::Lse as usize] = 0;
+        let simulation = Simulation::new(&job.kernel).grid(job.grid).args(job.bind(&addresses));
+        let outcome = simulation.policy(Policy::Eager).mode(Mode::Fast).run(&mut memory).unwrap();
+        assert_eq!(outcome.findings, []);
+        let [o, lse] = [FwdArray::O, FwdArray::Lse].map(|array| array as usize);
+        assert_eq!(memory.read(buffers[o]), with.arrays[o]);
+        assert_eq!(memory.read(buffers[lse]), before[lse]);
+    }
 }
 
 /// Strides of 0: one K and V for all sequences, one Q for all heads.
