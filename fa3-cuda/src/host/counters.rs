@@ -60,15 +60,12 @@ impl Counters {
     pub(super) fn of(&self, device: &Device, stream: &Stream) -> Result<u64, HostError> {
         let queue = stream.queue()?;
         let mut state = self.state();
-        if let Some(address) = state.book.counter(queue) {
-            return Ok(address);
+        if state.book.is_used_up() && matches!(queue, Queue::Stream(_)) {
+            // Also for captures to come, which must not allocate.
+            state.extend(device)?;
         }
-        if let Queue::Capture { .. } = queue {
-            return Err(HostError::Counters { used: state.book.known.len() });
-        }
-        state.extend(device)?;
-        // A new chunk is not used up.
-        Ok(state.book.counter(queue).unwrap_or_default())
+        let used = state.book.known.len();
+        state.book.counter(queue).ok_or(HostError::Counters { used })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{self, CUfunc_st, CUfunction_attribute};
 use fa3_ir::Ptx;
 
-use super::context::Context;
+use super::context::{Context, RelaxedCapture};
 use super::driver::Handle;
 use super::module::Module;
 use super::{Device, HostError, JitReport};
@@ -36,6 +36,8 @@ impl Function {
             return Err(HostError::SharedMemory { kernel, given, limit });
         }
         let start = Instant::now();
+        // Other threads may be capturing: this is none of their business.
+        let _relaxed = RelaxedCapture::begin()?;
         let (module, log) = Module::load(device.context(), ptx)?;
         let mut function = Function {
             raw: module.entry(&ptx.entry)?,

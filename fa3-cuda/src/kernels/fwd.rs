@@ -53,7 +53,8 @@ struct Fwd {
     unit: V<F32>,
 }
 
-/// The kernel of this spec.
+/// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that pass
+/// [`TileShape::check`](fa3_sched::TileShape::check).
 pub fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
     let mut b = Builder::new("fwd", Launch::threads(tile.threads()));

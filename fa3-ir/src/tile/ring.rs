@@ -327,7 +327,8 @@ impl<const N: usize> FullSlot<N> {
     }
 
     /// Gives the slot back where `condition` holds: in a loop, when the last round has read it. On every way through the
-    /// kernel it must hold once before [`FullSlot::released`]; that it does, only a run can show.
+    /// kernel it must hold once before [`FullSlot::released`], and in all lanes of a warp or in none; that it does, only a run
+    /// can show. Products that read the slot must have been waited for: the borrow does not say so here.
     #[track_caller]
     pub fn release_if(&self, b: &mut Builder, condition: impl Arg<Ty = Pred>) {
         b.as_one(|b| {

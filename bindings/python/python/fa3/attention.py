@@ -129,6 +129,7 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether nobody but the kernel wants to see the call: then torch's dispatcher, which takes as long, is left out."""
     return (
         not torch.compiler.is_compiling()
+        and not torch._C._is_tracing()
         and type(q) is type(k) is type(v) is Tensor
         and torch._C._len_torch_dispatch_stack() == 0
     )

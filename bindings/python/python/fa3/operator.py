@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _fa3
 
@@ -27,6 +28,8 @@ def launch(
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device."""
     refuse_grad(q, k, v)
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
+        raise NotImplementedError("q, k or v has a tangent, and there is no derivative yet")
     device = q.get_device()
     if not (q.is_cuda and k.is_cuda and v.is_cuda and k.get_device() == device and v.get_device() == device):
         raise ValueError(f"q is on {q.device}, k on {k.device} and v on {v.device}, expected one CUDA device")
