@@ -9,7 +9,7 @@ pub mod shapes;
 
 use fa3::reference::Forward;
 use fa3::sched::{Choices, Limits, Plan, PlanError};
-use fa3::types::{Dtype, Problem, TensorDesc};
+use fa3::types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
 use fa3_cuda::kernels::Job;
 use fa3_cuda::kernels::fwd::{self, FwdArray, FwdError};
 use fa3_sim::{Mode, Policy, SimError};
@@ -57,6 +57,18 @@ pub enum Fault {
 /// If there are none.
 pub fn device(sms: u32) -> Limits {
     Limits { sms: NonZeroU32::new(sms).expect("a device has SMs"), ..Limits::h100_sxm() }
+}
+
+/// A dense problem, before it is validated.
+pub fn dense(
+    dtype: Dtype,
+    batch: usize,
+    (seqlen_q, seqlen_k): (usize, usize),
+    heads: (usize, usize),
+    head_dim: usize,
+) -> ProblemSpec {
+    let q = Shape { batch, seqlen: seqlen_q, heads: heads.0, head_dim };
+    ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads.1, ..q })
 }
 
 impl Launch {

@@ -1,8 +1,8 @@
 //! Problems.
 
 use fa3::sched::{Choices, TileRow};
-use fa3::types::{Dtype, Mask, Problem, ProblemSpec, Shape};
-use fa3_tests::fwd::{Layout, shapes};
+use fa3::types::{Dtype, Mask, Problem, ProblemSpec};
+use fa3_tests::fwd::{Layout, dense, shapes};
 
 use crate::trial::{DTYPES, Trial};
 
@@ -49,18 +49,6 @@ const LENGTHS: [(usize, usize); 20] = [
     (4223, 4221),
     (4224, 4224),
 ];
-
-/// A dense problem, before it is validated.
-pub(crate) fn dense(
-    dtype: Dtype,
-    batch: usize,
-    (seqlen_q, seqlen_k): (usize, usize),
-    heads: (usize, usize),
-    head_dim: usize,
-) -> ProblemSpec {
-    let q = Shape { batch, seqlen: seqlen_q, heads: heads.0, head_dim };
-    ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads.1, ..q })
-}
 
 pub(crate) fn valid(spec: ProblemSpec) -> Problem {
     spec.validate().expect("the problems of this file are valid")

@@ -2,8 +2,9 @@
 
 use fa3::types::{Dtype, Problem};
 use fa3_cuda::host::Device;
+use fa3_tests::fwd::dense;
 
-use crate::groups::{dense, valid};
+use crate::groups::valid;
 use crate::judge::judge;
 use crate::trial::{Bench, Fallible, Inputs, Trial};
 

@@ -3,9 +3,10 @@
 use fa3::sched::{Choices, Longest, Order, Scheduler};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::host::Device;
+use fa3_tests::fwd::dense;
 use rayon::prelude::*;
 
-use crate::groups::{dense, valid};
+use crate::groups::valid;
 use crate::tensor::{UNWRITTEN, rows};
 use crate::trial::{Bench, Fallible, Inputs, Outputs, Trial, run};
 

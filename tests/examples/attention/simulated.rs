@@ -6,10 +6,10 @@ use fa3::types::Mask;
 use fa3_cuda::host::Device;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::Values;
-use fa3_tests::fwd::{Launch, device as with_sms};
+use fa3_tests::fwd::{Launch, dense, device as with_sms};
 use rayon::prelude::*;
 
-use crate::groups::{dense, valid};
+use crate::groups::valid;
 use crate::trial::{DTYPES, Fallible, Inputs, Trial, run};
 
 const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];

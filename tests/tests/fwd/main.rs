@@ -10,24 +10,12 @@ mod schedules;
 mod tiles;
 
 use fa3::sched::{Choices, TileRow, TileShape};
-use fa3::types::{Dtype, Problem, ProblemSpec, Shape};
-use fa3_tests::fwd::{Fault, Launch, device};
+use fa3::types::Problem;
+use fa3_tests::fwd::{Fault, Launch, dense, device};
 use fa3_tests::{Arithmetic, Case, Dist, Judge, Poison, Values};
 
 /// (query heads, key/value heads): alone, of one, of groups that are no power of two.
 const HEADS: [(usize, usize); 4] = [(1, 1), (3, 1), (6, 2), (5, 5)];
-
-/// A dense problem.
-fn dense(
-    dtype: Dtype,
-    batch: usize,
-    (seqlen_q, seqlen_k): (usize, usize),
-    heads: (usize, usize),
-    head_dim: usize,
-) -> ProblemSpec {
-    let q = Shape { batch, seqlen: seqlen_q, heads: heads.0, head_dim };
-    ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads.1, ..q })
-}
 
 /// A case of `problem` with standard normal numbers.
 fn normal(name: &str, problem: Problem, seed: u64) -> Case {
