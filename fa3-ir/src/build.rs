@@ -130,6 +130,13 @@ impl Builder {
         Barrier(id - 1)
     }
 
+    /// Declares `count` named barriers of `threads` threads; gives the first one's hardware number, to compute with.
+    pub fn barriers(&mut self, name: &str, count: u32, threads: u32) -> u32 {
+        let first = self.kernel.barriers.len() as u32 + 1;
+        (0..count).for_each(|index| _ = self.barrier(&format!("{name} {index}"), threads));
+        first
+    }
+
     /// The hardware number of a named barrier, to compute with.
     pub fn barrier_id(&self, barrier: Barrier) -> u32 {
         barrier.0 + 1

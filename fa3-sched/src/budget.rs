@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Inputs, Limits, Overlap, PPlace, PlanError, TileShape};
+use crate::{Inputs, Limits, Maxima, Overlap, PPlace, PlanError, TileShape};
 
 /// Registers of one consumer thread that hold tiles, 32 bits each. Each thread of a warpgroup holds
 /// rows · columns / 128 elements of its warpgroup's part.
@@ -168,7 +168,8 @@ impl TileShape {
     /// What warpgroups cannot do:
     /// - [`PlanError::TilePPlace`] where two share rows and one's P stays in its registers, or is put in both
     ///   places for nobody;
-    /// - [`PlanError::TilePingPong`] unless there are several to take turns, each with rows of its own.
+    /// - [`PlanError::TilePingPong`] unless there are several to take turns, each with rows of its own;
+    /// - [`PlanError::TileMaxima`] where maxima would be computed when needed while O is in flight.
     ///
     /// [`PlanError::Registers`] and [`PlanError::SharedMemory`] where the tile needs more than there is.
     pub fn check(&self, limits: &Limits) -> Result<(), PlanError> {
@@ -229,6 +230,9 @@ impl TileShape {
         if self.ping_pong && (consumers == 1 || self.shares_rows()) {
             return Err(PlanError::TilePingPong { consumers, rows });
         }
+        if (self.overlap, self.maxima) == (Overlap::ThreeStage, Maxima::WhenNeeded) {
+            return Err(PlanError::TileMaxima);
+        }
         Ok(())
     }
 }
@@ -246,8 +250,8 @@ mod tests {
     /// 128 x 176, two stages, head_dim 128, f16, P in registers.
     fn dense128() -> TileShape {
         let is_it =
-            |shape: &TileShape| (shape.head_dim, shape.tile_n, shape.inputs) == (128, 176, Inputs::Bits16);
-        shapes().find(is_it).unwrap()
+            |shape: &TileShape| (shape.head_dim, shape.tile_m, shape.inputs) == (128, 128, Inputs::Bits16);
+        TileShape { tile_n: 176, stages: 2, ..shapes().find(is_it).unwrap() }
     }
 
     #[test]

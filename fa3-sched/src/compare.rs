@@ -108,9 +108,8 @@ mod tests {
         for row in rows {
             // Within 1 % of optimal, where the linear order loses 3 to 16 % and dealing out 7 to 56 %.
             assert!(100 * row.longest_first <= 101 * row.bound, "{row:?}");
-            // Sections of short sequences are small, for the L2 cache's sake.
-            let planned = if row.seqlen <= 1024 { 104 } else { 101 };
-            assert!(100 * row.planned <= planned * row.bound, "{row:?}");
+            // Sections are small, for the L2 cache's sake.
+            assert!(100 * row.planned <= 105 * row.bound, "{row:?}");
             assert!(100 * row.linear > 103 * row.bound && 100 * row.linear < 116 * row.bound, "{row:?}");
             assert!(100 * row.linear_in_turn > 107 * row.bound, "{row:?}");
         }

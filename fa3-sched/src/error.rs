@@ -24,6 +24,10 @@ pub enum PlanError {
     TilePPlace { p_place: PPlace, consumers: u32, rows: u32 },
     #[error("{consumers} warpgroups with {rows} rows in all cannot take turns")]
     TilePingPong { consumers: u32, rows: u32 },
+    #[error(
+        "under three-stage overlap maxima are computed for every block, because O is in flight meanwhile"
+    )]
+    TileMaxima,
     #[error("no tile for {dtype} with head_dim {head_dim} and head_dim_v {head_dim_v} fits an SM")]
     HeadDim { dtype: Dtype, head_dim: usize, head_dim_v: usize },
     #[error(

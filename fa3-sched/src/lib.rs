@@ -25,16 +25,16 @@
 //! use fa3_sched::{Limits, Plan};
 //! use fa3_types::{Dtype, ProblemSpec, Shape};
 //!
-//! // 4096 rows, 8 heads, 4 sequences in tiles of 128 rows: 1024 tiles for the 132 SMs of an H100.
+//! // 4096 rows, 8 heads, 4 sequences in tiles of 192 rows: 704 tiles for the 132 SMs of an H100.
 //! let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 //! let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).validate()?;
 //! let plan = Plan::new(&problem, &Limits::h100_sxm())?;
-//! assert_eq!((plan.num_tiles, plan.grid), (1024, 132));
+//! assert_eq!((plan.num_tiles, plan.grid), (704, 132));
 //!
-//! // Each CTA computes 7 or 8 of them.
+//! // Each CTA computes 5 or 6 of them.
 //! let schedule = plan.simulate();
 //! let tiles_of = |cta| schedule.spans().iter().filter(|span| span.cta == cta).count();
-//! assert!((0..132).all(|cta| [7, 8].contains(&tiles_of(cta))));
+//! assert!((0..132).all(|cta| [5, 6].contains(&tiles_of(cta))));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]
@@ -75,6 +75,6 @@ pub use plan::{Choices, Cost, Plan, Work, Workspace};
 pub use range::{KvRange, Lens, Rows, Tiling};
 pub use runs::Run;
 pub use scheduler::{Scheduler, is_last_ticket, next_dynamic, next_static};
-pub use shape::{Inputs, Overlap, PPlace, TileShape};
+pub use shape::{Inputs, Maxima, Overlap, PPlace, TileShape};
 pub use splits::{SplitQuery, TileGroup, num_splits, packs_gqa};
 pub use tiles::{MaskClass, TileQuery, TileRow};

@@ -40,12 +40,13 @@ pub enum Order {
     /// at three quarters of the speed on an H100.)
     Linear,
     /// Longest processing time first (Graham 1969). Heads, numbered through all sequences, are cut into
-    /// sections, whose K and V should fit in L2. Within a section m_blocks run from the end with the longer
-    /// tiles to the other, the head fastest. Under a causal mask tiles of a section never get longer: with a
+    /// sections, whose K and V should fit in L2. The last section has what remains, and at least twice as many
+    /// heads as the others: how evenly CTAs end depends on its tiles alone. Within a section m_blocks run from
+    /// the end with the longer tiles to the other, the head fastest. Under a causal mask tiles of a section never get longer: with a
     /// single section of whole KV ranges the order is exactly the LPT rule. Parts of a range follow their tile;
     /// they may differ by a block.
     LongestFirst {
-        /// Heads a section, at least 1. The last section has what remains.
+        /// Heads a section, at least 1; of the last section less than three times as many.
         section: u32,
         /// The end to start from.
         longest: Longest,
@@ -101,12 +102,12 @@ enum Path<T> {
         section: T,
         /// Tiles a section.
         section_tiles: FastDiv<T>,
-        /// How many sections are complete; the one after them is the rest.
-        complete: T,
-        /// Tiles of one m_block of a complete section.
+        /// The number of the last section.
+        last: T,
+        /// Tiles of one m_block of the sections before it.
         section_row: FastDiv<T>,
-        /// Tiles of one m_block of the rest.
-        rest_row: FastDiv<T>,
+        /// Tiles of one m_block of the last section.
+        last_row: FastDiv<T>,
     },
 }
 
@@ -127,14 +128,15 @@ impl Decoder<u32> {
             Order::Linear => Path::Linear { m_blocks: FastDiv::new(m_blocks) },
             Order::LongestFirst { section, longest } => {
                 let section = section.clamp(1, heads * batch);
-                let (complete, rest) = (heads * batch / section, heads * batch % section);
+                let last = (heads * batch / section).saturating_sub(2);
+                let last_heads = heads * batch - last * section;
                 Path::Sections {
                     last_m_block: (longest == Longest::Last).then_some(m_blocks - 1),
                     section,
                     section_tiles: FastDiv::new(section * m_blocks * splits),
-                    complete,
+                    last,
                     section_row: FastDiv::new(section * splits),
-                    rest_row: FastDiv::new(rest.max(1) * splits),
+                    last_row: FastDiv::new(last_heads * splits),
                 }
             }
         };
@@ -149,14 +151,14 @@ impl<T> Decoder<T> {
         let splits = self.splits.map(&mut f);
         let path = match self.path {
             Path::Linear { m_blocks } => Path::Linear { m_blocks: m_blocks.map(f) },
-            Path::Sections { last_m_block, section, section_tiles, complete, section_row, rest_row } => {
+            Path::Sections { last_m_block, section, section_tiles, last, section_row, last_row } => {
                 Path::Sections {
                     last_m_block: last_m_block.map(&mut f),
                     section: f(section),
                     section_tiles: section_tiles.map(&mut f),
-                    complete: f(complete),
+                    last: f(last),
                     section_row: section_row.map(&mut f),
-                    rest_row: rest_row.map(f),
+                    last_row: last_row.map(f),
                 }
             }
         };
@@ -177,9 +179,10 @@ impl<T: Int> Decoder<T> {
                 let (head_split, m_block) = m_blocks.div_rem(index);
                 (m_block, head_split, index.lit(0))
             }
-            Path::Sections { last_m_block, section, section_tiles, complete, section_row, rest_row } => {
-                let (number, within) = section_tiles.div_rem(index);
-                let row = FastDiv::select(number.lt(complete), section_row, rest_row);
+            Path::Sections { last_m_block, section, section_tiles, last, section_row, last_row } => {
+                let number = section_tiles.quotient(index).at_most(last);
+                let within = index.sub_sat(number * section_tiles.divisor());
+                let row = FastDiv::select(number.lt(last), section_row, last_row);
                 let (turn, head_split) = row.div_rem(within);
                 let m_block = last_m_block.map_or(turn, |last| last.sub_sat(turn));
                 (m_block, head_split, number * section)
@@ -257,10 +260,10 @@ mod tests {
 
     #[test]
     fn sections_run_through_their_heads_from_the_longest_tile() {
-        let counts = TileCounts { m_blocks: 2, heads: 3, batch: 1, splits: 1 };
-        let order = Order::LongestFirst { section: 2, longest: LAST };
+        let counts = TileCounts { m_blocks: 2, heads: 4, batch: 1, splits: 1 };
+        let order = Order::LongestFirst { section: 1, longest: LAST };
         let order: Vec<_> = decode_all(counts, order).iter().map(|t| (t.m_block, t.head)).collect();
-        assert_eq!(order, [(1, 0), (1, 1), (0, 0), (0, 1), (1, 2), (0, 2)]);
+        assert_eq!(order, [(1, 0), (0, 0), (1, 1), (0, 1), (1, 2), (1, 3), (0, 2), (0, 3)]);
     }
 
     #[test]

@@ -47,6 +47,16 @@ pub enum PPlace {
     Both,
 }
 
+/// When the softmax computes the maxima of rows, to which exponentials are relative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Maxima {
+    /// For every block of keys, as in the paper: O is multiplied in every block.
+    EveryBlock,
+    /// For the first block, and where exponentials relative to an older maximum have become large. The others save the
+    /// comparisons and the multiplication of O, and round P under another power of 2 at most.
+    WhenNeeded,
+}
+
 /// The tile of a forward kernel. Tiles that are equal have the same code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileShape {
@@ -66,6 +76,8 @@ pub struct TileShape {
     pub consumers: u32,
     /// Softmax under GEMM within a warpgroup.
     pub overlap: Overlap,
+    /// How often maxima are computed.
+    pub maxima: Maxima,
     /// Where P lies.
     pub p_place: PPlace,
     /// Warpgroups take turns on the tensor cores (§3.1 of the paper), each one's softmax under the other's
@@ -103,6 +115,9 @@ impl fmt::Display for TileShape {
             Overlap::None => {}
             Overlap::TwoStage => write!(f, ", softmax under GEMM")?,
             Overlap::ThreeStage => write!(f, ", softmax under two GEMMs")?,
+        }
+        if self.maxima == Maxima::WhenNeeded {
+            write!(f, ", maxima when needed")?;
         }
         if self.ping_pong {
             write!(f, ", ping-pong")?;

@@ -1,16 +1,18 @@
 //! The tile table: one row for each kind of forward kernel.
 //!
 //! The rows began as FlashAttention-3's (`tile_size.h` of its public source) and changed where measurements
-//! on an H100 said so. Latent attention with head dimensions 576 and 512 has no row: K and V as separate
+//! on an H100 said so: each says what it was measured against, alternatives in turns in one process. Three stages
+//! gain up to 2 % where they fit, four no more. Latent attention with head dimensions 576 and 512 has no row: K and V as separate
 //! tiles of 64 keys leave room for one stage only, and a kernel that reads V out of K's tile is another one.
 
 use crate::MaskClass::{Causal, Dense, Window};
-use crate::{Inputs, MaskClass, Overlap, PPlace, TileRow, TileShape};
+use crate::{Inputs, MaskClass, Maxima, Overlap, PPlace, TileRow, TileShape};
 
 const ANY_MASK: &[MaskClass] = &[Dense, Causal, Window];
 const NOT_WINDOW: &[MaskClass] = &[Dense, Causal];
 
-/// What most rows have in common: 128 rows, two consumer warpgroups, P in registers under two-stage overlap.
+/// What most rows have in common: 128 rows, two consumer warpgroups that take turns, P in registers under two-stage overlap,
+/// maxima when needed.
 const BASE: TileRow = TileRow {
     shape: TileShape {
         inputs: Inputs::Bits16,
@@ -21,8 +23,9 @@ const BASE: TileRow = TileRow {
         stages: 2,
         consumers: 2,
         overlap: Overlap::TwoStage,
+        maxima: Maxima::WhenNeeded,
         p_place: PPlace::Registers,
-        ping_pong: false,
+        ping_pong: true,
         promoted_columns: 0,
     },
     masks: ANY_MASK,
@@ -33,32 +36,54 @@ const BASE: TileRow = TileRow {
 
 /// Decoding: at most 64 rows, one consumer warpgroup.
 const DECODE: TileRow = TileRow {
-    shape: TileShape { tile_m: 64, consumers: 1, ..BASE.shape },
+    shape: TileShape { tile_m: 64, consumers: 1, ping_pong: false, ..BASE.shape },
     max_rows: Some(64),
     why: "64 rows occupy one warpgroup; loading K and V bounds the time, not the tile (unmeasured)",
     ..BASE
 };
 
-/// 8-bit inputs.
-const E4M3: TileRow =
-    TileRow { shape: TileShape { inputs: Inputs::E4m3, promoted_columns: 64, ..BASE.shape }, ..BASE };
+/// Two warpgroups for rows that would leave the third one idle.
+const FEW: TileRow =
+    TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
+
+/// 8-bit inputs: e4m3 ends at 448, too early for maxima of other blocks.
+const E4M3: TileRow = TileRow {
+    shape: TileShape {
+        inputs: Inputs::E4m3,
+        maxima: Maxima::EveryBlock,
+        ping_pong: false,
+        promoted_columns: 64,
+        ..BASE.shape
+    },
+    ..BASE
+};
 
 /// Decoding with 8-bit inputs.
-const E4M3_DECODE: TileRow =
-    TileRow { shape: TileShape { inputs: Inputs::E4m3, promoted_columns: 64, ..DECODE.shape }, ..DECODE };
+const E4M3_DECODE: TileRow = TileRow {
+    shape: TileShape { tile_m: 64, consumers: 1, ..E4M3.shape },
+    max_rows: DECODE.max_rows,
+    why: DECODE.why,
+    ..E4M3
+};
 
 pub(crate) const TABLE: &[TileRow] = &[
     TileRow {
-        shape: TileShape {
-            head_dim: 64,
-            head_dim_v: 64,
-            tile_m: 192,
-            consumers: 3,
-            ping_pong: true,
-            ..BASE.shape
-        },
-        masks: NOT_WINDOW,
-        why: "S, P and O fill three warpgroups' registers exactly; exp2 takes as long as the GEMMs, so turns pay 3 to 8 %",
+        shape: TileShape { head_dim: 64, head_dim_v: 64, tile_m: 192, stages: 3, consumers: 3, ..BASE.shape },
+        masks: &[Dense],
+        why: "three warpgroups with full registers; against two of 128 keys +5 % at 512 keys, +25 % at 4096; without turns -5 to -13 %",
+        ..BASE
+    },
+    TileRow {
+        shape: TileShape { head_dim: 64, head_dim_v: 64, tile_m: 192, stages: 3, consumers: 3, ..BASE.shape },
+        masks: &[Causal],
+        min_seqlen_k: 1536,
+        why: "as dense: from 2048 keys on 10 to 28 % ahead of two warpgroups",
+        ..BASE
+    },
+    TileRow {
+        shape: TileShape { head_dim: 64, head_dim_v: 64, stages: 3, ..BASE.shape },
+        masks: &[Causal],
+        why: "square tiles waste least on the diagonal: below 1536 keys 12 % ahead of 192 rows",
         ..BASE
     },
     TileRow {
@@ -67,25 +92,19 @@ pub(crate) const TABLE: &[TileRow] = &[
             head_dim_v: 64,
             tile_m: 192,
             tile_n: 112,
+            stages: 3,
             consumers: 3,
-            ping_pong: true,
             ..BASE.shape
         },
         masks: &[Window],
         why: "as dense, but a mask with two sides takes registers that 128 keys do not leave",
         ..BASE
     },
+    TileRow { shape: TileShape { head_dim: 64, head_dim_v: 64, ..BASE.shape }, ..FEW },
     TileRow { shape: TileShape { head_dim: 64, head_dim_v: 64, ..DECODE.shape }, ..DECODE },
     TileRow {
-        shape: TileShape {
-            head_dim: 64,
-            head_dim_v: 256,
-            tile_n: 96,
-            overlap: Overlap::None,
-            ping_pong: true,
-            ..BASE.shape
-        },
-        why: "as published; the softmax runs under the other warpgroup's GEMMs (two-stage overlap would fit, unmeasured)",
+        shape: TileShape { head_dim: 64, head_dim_v: 256, tile_n: 80, ..BASE.shape },
+        why: "the widest block whose S and P leave registers for O",
         ..BASE
     },
     TileRow {
@@ -95,7 +114,9 @@ pub(crate) const TABLE: &[TileRow] = &[
             tile_m: 64,
             tile_n: 64,
             overlap: Overlap::None,
+            maxima: Maxima::EveryBlock,
             p_place: PPlace::Both,
+            ping_pong: false,
             ..BASE.shape
         },
         why: "two warpgroups share the 512 columns of O, which one cannot hold; the second reads P from shared memory",
@@ -106,14 +127,12 @@ pub(crate) const TABLE: &[TileRow] = &[
             head_dim: 96,
             head_dim_v: 96,
             tile_m: 192,
-            tile_n: 144,
+            tile_n: 96,
             consumers: 3,
-            p_place: PPlace::Smem,
-            ping_pong: true,
             ..BASE.shape
         },
-        masks: NOT_WINDOW,
-        why: "P in registers would spill at 160 a thread",
+        masks: &[Dense, Window],
+        why: "three warpgroups with full registers: 0 to 10 % ahead of 144 keys with P in shared memory, 18 % of two warpgroups",
         ..BASE
     },
     TileRow {
@@ -121,34 +140,43 @@ pub(crate) const TABLE: &[TileRow] = &[
             head_dim: 96,
             head_dim_v: 96,
             tile_m: 192,
+            tile_n: 96,
             consumers: 3,
-            p_place: PPlace::Smem,
-            ping_pong: true,
             ..BASE.shape
         },
-        masks: &[Window],
-        why: "as dense, but narrower blocks waste less at the window's edges",
+        masks: &[Causal],
+        min_seqlen_k: 1536,
+        why: "as dense: from 4096 keys on 9 to 19 % ahead of two warpgroups",
         ..BASE
     },
+    TileRow {
+        shape: TileShape { head_dim: 96, head_dim_v: 96, stages: 3, ..BASE.shape },
+        masks: &[Causal],
+        why: "square tiles waste least on the diagonal: at 1024 keys 17 % ahead of 192 rows",
+        ..BASE
+    },
+    TileRow { shape: TileShape { head_dim: 96, head_dim_v: 96, ..BASE.shape }, ..FEW },
     TileRow { shape: TileShape { head_dim: 96, head_dim_v: 96, ..DECODE.shape }, ..DECODE },
     TileRow {
-        shape: TileShape { tile_n: 176, ping_pong: true, ..BASE.shape },
+        shape: TileShape { tile_m: 192, tile_n: 80, stages: 3, consumers: 3, ..BASE.shape },
         masks: &[Dense],
-        why: "fewer, wider blocks while registers are left over; ping-pong gains up to 1 %",
+        min_seqlen_k: 1536,
+        why: "three warpgroups with full registers: from 2048 keys on 5 to 6 % ahead of two; 64 keys are as good",
         ..BASE
     },
     TileRow {
-        masks: &[Causal, Window],
-        why: "square tiles waste least on the diagonal; ping-pong costs 1 %",
-        ..BASE
-    },
-    TileRow {
-        shape: TileShape { tile_n: 176, ..BASE.shape },
+        shape: TileShape { tile_m: 192, tile_n: 80, stages: 3, consumers: 3, ..BASE.shape },
         masks: &[Causal],
-        min_seqlen_k: 8192,
-        why: "from 8192 keys on, width gains more than the diagonal wastes",
+        min_seqlen_k: 6144,
+        why: "as dense: from 8192 keys on 4 to 6 % ahead of two warpgroups",
         ..BASE
     },
+    TileRow {
+        shape: TileShape { stages: 3, ..BASE.shape },
+        why: "fewer rows and square tiles waste less where sequences are short; without turns -2 to -9 %",
+        ..BASE
+    },
+    FEW,
     DECODE,
     TileRow {
         shape: TileShape { head_dim: 192, head_dim_v: 128, ..BASE.shape },
@@ -163,36 +191,15 @@ pub(crate) const TABLE: &[TileRow] = &[
         ..BASE
     },
     TileRow {
-        shape: TileShape { head_dim: 192, head_dim_v: 192, tile_n: 112, ..BASE.shape },
-        masks: NOT_WINDOW,
-        why: "the widest block that fits shared memory",
-        ..BASE
-    },
-    TileRow {
         shape: TileShape { head_dim: 192, head_dim_v: 192, tile_n: 96, ..BASE.shape },
-        masks: &[Window],
-        why: "narrower blocks waste less at the window's edges",
+        why: "up to 8 % ahead of 112 keys, the widest block that fits shared memory, and 0 to 7 % of 80",
         ..BASE
     },
     TileRow { shape: TileShape { head_dim: 192, head_dim_v: 128, ..DECODE.shape }, ..DECODE },
     TileRow { shape: TileShape { head_dim: 192, head_dim_v: 192, tile_n: 112, ..DECODE.shape }, ..DECODE },
     TileRow {
-        shape: TileShape { head_dim: 256, head_dim_v: 256, tile_n: 80, ..BASE.shape },
-        masks: &[Causal],
-        min_seqlen_k: 2048,
-        why: "as dense: beyond 2048 keys width gains more than the diagonal wastes",
-        ..BASE
-    },
-    TileRow {
-        shape: TileShape { head_dim: 256, head_dim_v: 256, tile_n: 80, ..BASE.shape },
-        masks: &[Dense],
-        why: "the widest block that fits shared memory; ping-pong costs 1 to 4 %",
-        ..BASE
-    },
-    TileRow {
         shape: TileShape { head_dim: 256, head_dim_v: 256, tile_n: 64, ..BASE.shape },
-        masks: &[Causal, Window],
-        why: "below 2048 keys 3 % ahead of 80: less waste on the diagonal",
+        why: "1 to 5 % ahead of 80 keys, the widest block that fits shared memory; turns gain up to 2 %",
         ..BASE
     },
     TileRow { shape: TileShape { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.shape }, ..DECODE },

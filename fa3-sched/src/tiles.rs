@@ -200,11 +200,10 @@ mod tests {
             let query = TileQuery { dtype, head_dim, head_dim_v: head_dim, mask, rows, seqlen_k };
             TileRow::find(query).map(|row| (row.shape.tile_m, row.shape.tile_n)).unwrap()
         };
-        assert_eq!(query(Mask::None, 4096, 4096, 128), (128, 176));
-        assert_eq!(query(Mask::Causal, 4096, 4096, 128), (128, 128));
-        assert_eq!(query(Mask::Causal, 8192, 8192, 128), (128, 176));
-        assert_eq!(query(Mask::Causal, 1024, 1024, 256), (128, 64));
-        assert_eq!(query(Mask::Causal, 2048, 2048, 256), (128, 80));
+        assert_eq!(query(Mask::None, 1024, 1024, 64), (192, 128));
+        assert_eq!(query(Mask::Causal, 1024, 1024, 64), (128, 128));
+        assert_eq!(query(Mask::Causal, 2048, 2048, 64), (192, 128));
+        assert_eq!(query(WINDOW, 2048, 2048, 64), (192, 112));
         assert_eq!(query(WINDOW, 16384, 16384, 256), (128, 64));
         assert_eq!(query(Mask::Causal, 64, 16384, 128), (64, 128));
         assert_eq!(query(Mask::Causal, 65, 4096, 128), (128, 128));
@@ -225,9 +224,9 @@ mod tests {
             TileRow::table().iter().find(|&row| query(row)).unwrap().to_string()
         };
         assert_eq!(
-            row(&|row| row.min_seqlen_k == 8192),
-            "f16 and bf16 head_dim 128/128 mask causal from 8192 keys: \
-             128 x 176, 2 stages, P in registers, softmax under GEMM"
+            row(&|row| row.min_seqlen_k == 1536),
+            "f16 and bf16 head_dim 64/64 mask causal from 1536 keys: \
+             192 x 128, 3 stages, P in registers, softmax under GEMM, maxima when needed, ping-pong"
         );
         assert_eq!(
             row(&|row| row.shape.inputs == Inputs::E4m3 && row.max_rows.is_some()),
@@ -243,7 +242,7 @@ mod tests {
         for row in TileRow::table() {
             let dtype = if row.shape.inputs == Inputs::E4m3 { Dtype::E4m3 } else { Dtype::F16 };
             for mask in MASKS {
-                for rows in [64, 4096] {
+                for rows in [64, 128, 4096] {
                     let (head_dim, head_dim_v) = (row.shape.head_dim as usize, row.shape.head_dim_v as usize);
                     let seqlen_k = row.min_seqlen_k as usize;
                     let query = TileQuery { dtype, head_dim, head_dim_v, mask, rows, seqlen_k };

@@ -8,7 +8,8 @@ use super::params::{ParamImage, pack};
 use super::{Function, HostError, Stream, tensor_map};
 use crate::kernels::JobArg;
 
-/// A function with all arguments of its launches but the addresses.
+/// A function with all arguments of its launches but the addresses. It waits for the kernel before it by itself
+/// (`griddepcontrol.wait`), so that its CTAs may take their places early.
 #[derive(Debug)]
 pub(super) struct Prepared {
     function: Arc<Function>,
@@ -67,7 +68,7 @@ impl Prepared {
     /// Puts the kernel on `stream`, with array i at `addresses[i]`.
     ///
     /// # Safety
-    /// That of [`Function::launch`].
+    /// That of [`Function::launch_dependent`].
     ///
     /// # Errors
     /// What the driver says.
@@ -79,7 +80,7 @@ impl Prepared {
             tensor_map::encode(&current, (kernel, &map.name), &map.shape, &map.view)
         })?;
         // SAFETY: the arguments were checked against the kernel's parameters, and the caller vouches for the addresses.
-        unsafe { self.function.launch_images(&current, stream, self.grid, &mut arguments.images, false) }
+        unsafe { self.function.launch_images(&current, stream, self.grid, &mut arguments.images, true) }
     }
 }
 

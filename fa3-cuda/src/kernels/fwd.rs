@@ -84,6 +84,9 @@ pub fn kernel(spec: &FwdSpec) -> Kernel {
         unit,
     };
     b.init_mbarriers();
+    // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
+    b.launch_dependents();
+    b.grid_dependency_wait();
 
     let registers = tile.registers();
     b.role(Role::new("producer", 0..4).registers(registers.producer), |b| producer(b, &fwd));

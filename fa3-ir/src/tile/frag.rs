@@ -28,6 +28,13 @@ pub struct At {
     pub col: u32,
 }
 
+impl At {
+    /// The place of a thread's register number `index`.
+    fn of(index: u32) -> At {
+        At { half: index / 2 % 2, col: 8 * (index / 4) + index % 2 }
+    }
+}
+
 impl Frag {
     /// A fragment that holds nothing yet.
     pub(crate) fn uninitialised(b: &mut Builder, cols: u32) -> Frag {
@@ -49,8 +56,7 @@ impl Frag {
 
     /// The thread's registers with their places.
     pub fn elements(&self) -> impl Iterator<Item = (At, Var<F32>)> + '_ {
-        let place = |index: u32| At { half: index / 2 % 2, col: 8 * (index / 4) + index % 2 };
-        self.regs.iter().zip(0..).map(move |(&reg, index)| (place(index), reg))
+        self.regs.iter().zip(0..).map(|(&reg, index)| (At::of(index), reg))
     }
 
     /// Replaces every element.
@@ -123,7 +129,13 @@ impl Frag {
     /// The maximum of each row.
     #[track_caller]
     pub fn row_max(&self, b: &mut Builder) -> Rows {
-        b.as_one(|b| self.over_rows(b, |b, x, y| b.max_f32(x, y)).over_quad(b, |b, x, y| b.max_f32(x, y)))
+        b.as_one(|b| self.partial_row_max(b).over_quad(b, |b, x, y| b.max_f32(x, y)))
+    }
+
+    /// The maximum of what the thread has of each row; the four threads of a quad have the parts of the whole.
+    #[track_caller]
+    pub fn partial_row_max(&self, b: &mut Builder) -> Rows {
+        b.as_one(|b| self.over_rows(b, |b, x, y| b.max_f32(x, y)))
     }
 
     /// The sum of each row.
@@ -154,34 +166,56 @@ impl Frag {
     /// 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. The rows of B must be stored in that order.
     #[track_caller]
     pub fn to_a(&self, b: &mut Builder, ty: WgmmaType) -> AFrag {
+        b.as_one(|b| self.map_to_a(b, ty, |_, x, _| x))
+    }
+
+    /// What `f` makes of the elements, rounded, as the A operand of a product: see [`Frag::to_a`]. The fragment stays.
+    #[track_caller]
+    pub fn map_to_a(
+        &self,
+        b: &mut Builder,
+        ty: WgmmaType,
+        f: impl FnMut(&mut Builder, V<F32>, At) -> V<F32>,
+    ) -> AFrag {
         if !self.cols().is_multiple_of(ty.k()) {
             b.misfit("columns of a fragment and steps along K", self.cols(), ty.k());
         }
-        b.as_one(|b| self.converted(b, ty))
+        self.converted(b, ty, f)
     }
 
-    fn converted(&self, b: &mut Builder, ty: WgmmaType) -> AFrag {
-        let pair = |b: &mut Builder, [x, y]: [Var<F32>; 2]| match ty {
-            WgmmaType::F16 => b.f16x2_of_f32(y, x),
-            WgmmaType::Bf16 => b.bf16x2_of_f32(y, x),
-            WgmmaType::E4m3 => {
-                let pair = b.e4m3x2_of_f32(y, x);
-                b.u32_of_u16(pair)
+    fn converted(
+        &self,
+        b: &mut Builder,
+        ty: WgmmaType,
+        mut f: impl FnMut(&mut Builder, V<F32>, At) -> V<F32>,
+    ) -> AFrag {
+        // Registers `first` and the next one.
+        let mut pair = |b: &mut Builder, first: usize| {
+            let [x, y] = [first, first + 1].map(|index| {
+                let x = b.get(self.regs[index]);
+                f(b, x, At::of(index as u32))
+            });
+            match ty {
+                WgmmaType::F16 => b.f16x2_of_f32(y, x),
+                WgmmaType::Bf16 => b.bf16x2_of_f32(y, x),
+                WgmmaType::E4m3 => {
+                    let pair = b.e4m3x2_of_f32(y, x);
+                    b.u32_of_u16(pair)
+                }
             }
         };
-        let regs = &self.regs;
+        let count = self.regs.len();
         let steps = match ty {
-            WgmmaType::F16 | WgmmaType::Bf16 => regs
-                .chunks_exact(8)
-                .map(|step| [0, 2, 4, 6].map(|first| pair(b, [step[first], step[first + 1]])))
-                .collect(),
-            WgmmaType::E4m3 => regs
-                .chunks_exact(16)
+            WgmmaType::F16 | WgmmaType::Bf16 => {
+                (0..count).step_by(8).map(|step| [0, 2, 4, 6].map(|first| pair(b, step + first))).collect()
+            }
+            WgmmaType::E4m3 => (0..count)
+                .step_by(16)
                 .map(|step| {
                     // Rows l / 4 and l / 4 + 8 of the first 16 columns, then of the others.
                     [0, 2, 8, 10].map(|first| {
-                        let low = pair(b, [step[first], step[first + 1]]);
-                        let high = pair(b, [step[first + 4], step[first + 5]]);
+                        let low = pair(b, step + first);
+                        let high = pair(b, step + first + 4);
                         let high = b.shl_b32(high, 16);
                         b.or(low, high)
                     })

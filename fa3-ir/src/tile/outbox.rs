@@ -6,7 +6,7 @@
 use std::panic::Location;
 
 use crate::watch::DutyId;
-use crate::{Arg, B32, Barrier, Builder, Coords, Fault, FenceInst, Region, Tile, TileMap, TileShape, V};
+use crate::{Arg, B32, Builder, Coords, Fault, FenceInst, Region, Tile, TileMap, TileShape, V};
 
 /// The tiles and barriers of some warpgroups.
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub struct Outboxes {
     region: Region,
     shape: TileShape,
     warpgroups: u32,
-    first: Option<Barrier>,
+    first: u32,
 }
 
 /// One warpgroup's outbox.
@@ -41,9 +41,8 @@ impl Builder {
     #[track_caller]
     pub fn outboxes(&mut self, name: &str, shape: TileShape, warpgroups: u32) -> Outboxes {
         let region = self.tiles(name, warpgroups, shape);
-        let barriers: Vec<Barrier> =
-            (0..warpgroups).map(|index| self.barrier(&format!("{name} {index}"), 128)).collect();
-        Outboxes { name: name.to_owned(), region, shape, warpgroups, first: barriers.first().copied() }
+        let first = self.barriers(name, warpgroups, 128);
+        Outboxes { name: name.to_owned(), region, shape, warpgroups, first }
     }
 }
 
@@ -58,8 +57,7 @@ impl Outboxes {
         b.as_one(|b| {
             let start = b.address(self.region);
             let place = b.mad_u32(index, self.shape.bytes(), start).at(0);
-            let first = self.first.map_or(0, |barrier| b.barrier_id(barrier));
-            let barrier = b.add(index, first);
+            let barrier = b.add(index, self.first);
             Outbox { name: self.name.clone(), tile: Tile::new(self.shape, place), barrier }
         })
     }

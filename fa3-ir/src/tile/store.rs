@@ -1,6 +1,6 @@
 //! Fragments into tiles of shared memory.
 
-use crate::{Arg, At, B32, Builder, Elem, F32, Frag, Tile, TileShape, V, Var};
+use crate::{AFrag, Arg, At, B32, Builder, Elem, F32, Frag, Tile, TileShape, V, Var, WgmmaType};
 
 impl Frag {
     /// Writes the fragment, rounded to the tile's elements, to a tile of 64 rows.
@@ -39,20 +39,17 @@ impl Frag {
     }
 
     fn write(&self, b: &mut Builder, tile: &Tile<'_>, stored: &Stored) {
-        let tid = b.tid();
-        let (warp, lane) = (b.bfe_u32(tid, 5, 2), b.and(tid, 31));
         match stored {
             Stored::Matrices(pair) => {
-                // Lane l gives the address of row l mod 16, column 8 (l / 16): rows 0-7 and 8-15 of two 8-column matrices.
-                let (row, right) = (b.and(lane, 15), b.shr_u32(lane, 4));
-                let (row, byte) = (b.mad_u32(warp, 16, row), b.shl_b32(right, 4));
-                let rows = RowAddresses::new(b, tile, row, byte);
+                let rows = RowAddresses::of_matrices(b, tile);
                 for (step, regs) in self.regs.chunks_exact(8).enumerate() {
                     let words = [0, 2, 4, 6].map(|first| pair(b, regs[first], regs[first + 1]));
                     b.stmatrix(rows.at(32 * step as u32, 0), words, false);
                 }
             }
             Stored::Pairs => {
+                let tid = b.tid();
+                let (warp, lane) = (b.bfe_u32(tid, 5, 2), b.and(tid, 31));
                 let (row, quad) = (b.shr_u32(lane, 2), b.and(lane, 3));
                 let (row, byte) = (b.mad_u32(warp, 16, row), b.shl_b32(quad, 3));
                 let rows = RowAddresses::new(b, tile, row, byte);
@@ -62,6 +59,26 @@ impl Frag {
                 }
             }
         }
+    }
+}
+
+impl AFrag {
+    /// Writes an operand of 16-bit elements to a tile of 64 rows, as [`Frag::store`] would write it before it was rounded.
+    #[track_caller]
+    pub fn store(&self, b: &mut Builder, tile: &Tile<'_>) {
+        let shape = tile.shape();
+        let fits = (shape.elem, shape.rows, shape.cols) == (self.elem(), 64, self.cols());
+        if !fits || self.product_type() == WgmmaType::E4m3 {
+            b.misfit("an A operand and its tile", format!("64 x {} {}", self.cols(), self.elem()), shape);
+            return;
+        }
+        b.as_one(|b| {
+            let rows = RowAddresses::of_matrices(b, tile);
+            for (step, &words) in self.steps.iter().enumerate() {
+                let words = words.map(|word| b.get(word));
+                b.stmatrix(rows.at(32 * step as u32, 0), words, false);
+            }
+        });
     }
 }
 
@@ -92,6 +109,17 @@ pub(crate) struct RowAddresses {
 }
 
 impl RowAddresses {
+    /// Those at which `stmatrix` writes a warp's 16 rows, 16 columns of 16 bits at a time: lane l gives the address of row
+    /// l mod 16, column 8 (l / 16), rows 0-7 and 8-15 of two 8-column matrices.
+    #[track_caller]
+    fn of_matrices(b: &mut Builder, tile: &Tile<'_>) -> RowAddresses {
+        let tid = b.tid();
+        let (warp, lane) = (b.bfe_u32(tid, 5, 2), b.and(tid, 31));
+        let (row, right) = (b.and(lane, 15), b.shr_u32(lane, 4));
+        let (row, byte) = (b.mad_u32(warp, 16, row), b.shl_b32(right, 4));
+        RowAddresses::new(b, tile, row, byte)
+    }
+
     /// Of byte `byte`, below 32, of each 32 bytes of `row`.
     #[track_caller]
     pub(crate) fn new(b: &mut Builder, tile: &Tile<'_>, row: V<B32>, byte: V<B32>) -> RowAddresses {

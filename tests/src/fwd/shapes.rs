@@ -1,8 +1,15 @@
 //! Tiles for forward kernels.
 
-use fa3::sched::{Inputs, Limits, Overlap, PPlace, TileRow, TileShape};
+use fa3::sched::{Inputs, Limits, Maxima, Overlap, PPlace, TileRow, TileShape};
 
-const OVERLAPS: [Overlap; 3] = [Overlap::None, Overlap::TwoStage, Overlap::ThreeStage];
+/// The consumer's three pipelines, with maxima of every block and, where that is possible, when needed.
+pub const FORMS: [(Overlap, Maxima); 5] = [
+    (Overlap::None, Maxima::EveryBlock),
+    (Overlap::None, Maxima::WhenNeeded),
+    (Overlap::TwoStage, Maxima::EveryBlock),
+    (Overlap::TwoStage, Maxima::WhenNeeded),
+    (Overlap::ThreeStage, Maxima::EveryBlock),
+];
 
 /// A tile of 64 x 16 for one warpgroup: several blocks of few keys.
 pub const TINY: TileShape = TileShape {
@@ -14,12 +21,13 @@ pub const TINY: TileShape = TileShape {
     stages: 2,
     consumers: 1,
     overlap: Overlap::TwoStage,
+    maxima: Maxima::WhenNeeded,
     p_place: PPlace::Registers,
     ping_pong: false,
     promoted_columns: 0,
 };
 
-/// Every tile of the table for 16-bit inputs whose warpgroups have rows of their own, in all three forms, with turns and
+/// Every tile of the table for 16-bit inputs whose warpgroups have rows of their own, in all forms, with turns and
 /// without; with fewer keys where a form needs registers or memory that the tile leaves not enough of. Then tiles that
 /// the table does not have.
 pub fn all() -> Vec<TileShape> {
@@ -27,12 +35,10 @@ pub fn all() -> Vec<TileShape> {
     let rows = rows.filter(|shape| shape.inputs == Inputs::Bits16 && shape.tile_m == 64 * shape.consumers);
     let mut shapes: Vec<TileShape> = Vec::new();
     for shape in rows {
-        for (overlap, ping_pong) in
-            OVERLAPS.into_iter().flat_map(|overlap| [(overlap, false), (overlap, true)])
+        for ((overlap, maxima), ping_pong) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)])
         {
-            shapes.extend(
-                widest(TileShape { overlap, ping_pong, ..shape }).filter(|shape| !shapes.contains(shape)),
-            );
+            let shape = widest(TileShape { overlap, maxima, ping_pong, ..shape });
+            shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
         }
     }
     shapes.extend(others());
@@ -52,12 +58,13 @@ fn widest(shape: TileShape) -> Option<TileShape> {
 pub fn others() -> Vec<TileShape> {
     let two = TileShape { tile_m: 128, consumers: 2, ..TINY };
     let three = TileShape { tile_m: 192, consumers: 3, ..TINY };
-    let shapes = OVERLAPS.into_iter().flat_map(|overlap| {
+    let shapes = FORMS.into_iter().flat_map(|(overlap, maxima)| {
         [
-            TileShape { overlap, stages: 1, ..TINY },
-            TileShape { overlap, stages: 3, tile_n: 48, p_place: PPlace::Smem, ..TINY },
+            TileShape { overlap, maxima, stages: 1, ..TINY },
+            TileShape { overlap, maxima, stages: 3, tile_n: 48, p_place: PPlace::Smem, ..TINY },
             TileShape {
                 overlap,
+                maxima,
                 stages: 4,
                 tile_n: 32,
                 head_dim: 128,
@@ -65,9 +72,17 @@ pub fn others() -> Vec<TileShape> {
                 ping_pong: true,
                 ..two
             },
-            TileShape { overlap, stages: 1, tile_n: 64, p_place: PPlace::Smem, ping_pong: true, ..two },
-            TileShape { overlap, tile_n: 80, p_place: PPlace::Smem, ping_pong: true, ..three },
-            TileShape { overlap, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
+            TileShape {
+                overlap,
+                maxima,
+                stages: 1,
+                tile_n: 64,
+                p_place: PPlace::Smem,
+                ping_pong: true,
+                ..two
+            },
+            TileShape { overlap, maxima, tile_n: 80, p_place: PPlace::Smem, ping_pong: true, ..three },
+            TileShape { overlap, maxima, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
         ]
     });
     let shapes: Vec<TileShape> = shapes.collect();

@@ -1,6 +1,6 @@
 //! Forward kernels to hunt.
 
-use fa3::sched::{Choices, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
+use fa3::sched::{Choices, Maxima, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
 use fa3::types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::Prey;
@@ -80,12 +80,19 @@ pub fn forward_preys() -> Vec<Prey> {
     let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
     let two = TileShape { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
     let one = TileShape { overlap: Overlap::None, p_place: PPlace::Smem, stages: 1, ..TINY };
-    let three = TileShape { overlap: Overlap::ThreeStage, stages: 1, ..TINY };
+    let three = TileShape { overlap: Overlap::ThreeStage, maxima: Maxima::EveryBlock, stages: 1, ..TINY };
     vec![
         prey(
             "fwd 2, turns, dynamic",
             two,
             Scheduler::DynamicPersistent,
+            &[(5, (20, 70), Mask::Causal), (1, (130, 60), Mask::Causal), (3, (9, 10), Mask::Causal)],
+            TWO_STAGE,
+        ),
+        prey(
+            "fwd 2, maxima of every block",
+            TileShape { maxima: Maxima::EveryBlock, ..two },
+            Scheduler::StaticPersistent,
             &[(5, (20, 70), Mask::Causal), (1, (130, 60), Mask::Causal), (3, (9, 10), Mask::Causal)],
             TWO_STAGE,
         ),

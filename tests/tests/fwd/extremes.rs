@@ -10,7 +10,7 @@ use fa3_tests::{Case, Dist};
 use rayon::prelude::*;
 
 use crate::{dense, judged, launch, normal, with_tile};
-use fa3_tests::fwd::shapes::TINY;
+use fa3_tests::fwd::shapes::{FORMS, TINY};
 
 fn check(case: &Case, choices: &Choices) -> Result<(), String> {
     let launch = launch(&case.problem, choices).map_err(|fault| fault.to_string())?;
@@ -23,9 +23,11 @@ fn check(case: &Case, choices: &Choices) -> Result<(), String> {
 fn tiles() -> Vec<TileShape> {
     let two =
         TileShape { tile_m: 128, consumers: 2, tile_n: 48, p_place: PPlace::Smem, ping_pong: true, ..TINY };
-    [Overlap::None, Overlap::TwoStage, Overlap::ThreeStage]
+    FORMS
         .into_iter()
-        .flat_map(|overlap| [TileShape { overlap, ..TINY }, TileShape { overlap, ..two }])
+        .flat_map(|(overlap, maxima)| {
+            [TileShape { overlap, maxima, ..TINY }, TileShape { overlap, maxima, ..two }]
+        })
         .collect()
 }
 
@@ -62,15 +64,16 @@ fn scales_and_caps() {
 #[test]
 fn long_rows_do_not_drift() {
     let scales = [0.1, 0.13, 0.17, 0.2];
-    let pairs = scales.iter().flat_map(|&scale| [Overlap::None, Overlap::TwoStage].map(|form| (scale, form)));
-    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, overlap)| {
+    let forms = FORMS.into_iter().filter(|&(overlap, _)| overlap != Overlap::ThreeStage);
+    let pairs = forms.flat_map(|form| scales.map(|scale| (scale, form)));
+    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, (overlap, maxima))| {
         let mut spec = dense(Dtype::F16, 1, (1, 64_000), (1, 1), 24);
         spec.softmax_scale = Some(scale);
         let case = normal("long", spec.validate().unwrap(), 2);
         let mut values = case.values();
         values.q.fill(1.0);
         values.k.fill(1.0);
-        let tile = TileShape { tile_n: 16, overlap, ..TINY };
+        let tile = TileShape { tile_n: 16, overlap, maxima, ..TINY };
         let launch = launch(&case.problem, &with_tile(tile)).unwrap();
         let answer = launch.simulate(&values, Policy::Eager, Mode::Fast).unwrap();
         let verdict = judged(&case, &values, &answer);

@@ -3,6 +3,7 @@
 
 mod decoded;
 mod extremes;
+mod growth;
 mod matrix;
 mod poison;
 mod random;

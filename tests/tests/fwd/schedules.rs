@@ -2,7 +2,7 @@
 //! sequences, an earlier launch.
 
 use fa3::reference::Forward;
-use fa3::sched::{Choices, Longest, Order, Overlap, PPlace, Scheduler, TileShape};
+use fa3::sched::{Choices, Longest, Maxima, Order, Overlap, PPlace, Scheduler, TileShape};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::kernels::ArrayUse;
 use fa3_cuda::kernels::fwd::FwdArray;
@@ -57,7 +57,7 @@ fn kinds() -> [TileShape; 4] {
         TINY,
         two,
         TileShape { overlap: Overlap::None, p_place: PPlace::Smem, ..two },
-        TileShape { overlap: Overlap::ThreeStage, ping_pong: false, ..two },
+        TileShape { overlap: Overlap::ThreeStage, maxima: Maxima::EveryBlock, ping_pong: false, ..two },
     ]
 }
 

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::Elem;
-use fa3_sched::{Choices, Limits, Overlap, Plan, Scheduler, TileQuery, TileRow, TileShape};
+use fa3_sched::{Choices, Limits, Maxima, Overlap, Plan, Scheduler, TileQuery, TileRow, TileShape};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::option::{Domain, OptionInfo, Options};
@@ -48,6 +48,11 @@ pub(super) const FORWARD: &[OptionInfo] = &[
         "ping-pong",
         "Whether consumers take turns: as in the tile table, or not, or yes",
         &["table", "off", "on"],
+    ),
+    words(
+        "maxima",
+        "When maxima of rows are computed: as in the tile table, or for every block, or when needed",
+        &["table", "every", "needed"],
     ),
     words("scheduler", "How tiles reach CTAs", &["plan", "one", "static", "dynamic"]),
     number("sms", "Streaming multiprocessors", 132, 1),
@@ -107,7 +112,12 @@ fn tile(mut tile: TileShape, options: &Options, limits: &Limits) -> TileShape {
     match options.word("algorithm") {
         "1" => tile.overlap = Overlap::None,
         "2" => tile.overlap = Overlap::TwoStage,
-        "4" => tile.overlap = Overlap::ThreeStage,
+        "4" => (tile.overlap, tile.maxima) = (Overlap::ThreeStage, Maxima::EveryBlock),
+        _ => {}
+    }
+    match options.word("maxima") {
+        "every" => tile.maxima = Maxima::EveryBlock,
+        "needed" => tile.maxima = Maxima::WhenNeeded,
         _ => {}
     }
     while tile.check(limits).is_err() && tile.tile_n > 16 {

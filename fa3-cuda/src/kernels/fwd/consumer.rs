@@ -1,7 +1,7 @@
 //! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
 
 use fa3_ir::{B32, Builder, Consumer, Frag, Fresh, FullSlot, Tile, V, gemm_ss};
-use fa3_sched::Overlap;
+use fa3_sched::{Maxima, Overlap};
 
 use super::Fwd;
 use super::blocks::{Block, Blocks};
@@ -96,9 +96,14 @@ impl Attend<'_> {
             k.release(b);
             q.slot.release_if(b, block.last);
             self.score(b, &mut s, q, &block);
-            let shrink = sum.softmax.step(b, &mut s); // A1:18-19
-            sum.o.scale_rows(b, shrink); // A1:21
-            let p = self.p.put(b, &s);
+            let p = match self.fwd.spec.tile.maxima {
+                Maxima::EveryBlock => {
+                    let shrink = sum.softmax.step(b, &mut s); // A1:18-19
+                    sum.o.scale_rows(b, shrink); // A1:21
+                    self.round(b, &s)
+                }
+                Maxima::WhenNeeded => sum.softmax.step_lazily(b, &s, &self.p, &mut sum.o), // A1:18-21
+            };
             self.turn.take(b);
             self.add_product(b, &p, &mut sum.o); // A1:20-22
         });
@@ -111,7 +116,7 @@ impl Attend<'_> {
         let mut s = self.product(b, q, &block); // A2:3-5
         self.score(b, &mut s, q, &block);
         sum.softmax.step(b, &mut s); // A2:6, O is still 0
-        let mut p = self.p.put(b, &s);
+        let mut p = self.round(b, &s);
         blocks.for_each(b, 1, |b, block| {
             // A2:7, to T_c - 1
             let k = self.k.wait(b); // A2:8
@@ -126,11 +131,21 @@ impl Attend<'_> {
             k.release(b); // A2:15
             q.slot.release_if(b, block.last);
             self.score(b, &mut s, q, &block);
-            let shrink = sum.softmax.step(b, &mut s); // A2:13
-            pv.wait(b); // A2:14
-            v.release(b); // A2:15
-            sum.o.scale_rows(b, shrink); // A2:14
-            p.set(b, &s); // A2:16
+            let next = match self.fwd.spec.tile.maxima {
+                Maxima::EveryBlock => {
+                    let shrink = sum.softmax.step(b, &mut s); // A2:13
+                    pv.wait(b); // A2:14
+                    v.release(b); // A2:15
+                    sum.o.scale_rows(b, shrink); // A2:14
+                    self.round(b, &s)
+                }
+                Maxima::WhenNeeded => {
+                    pv.wait(b); // A2:14
+                    v.release(b); // A2:15
+                    sum.softmax.step_lazily(b, &s, &self.p, &mut sum.o) // A2:13-14
+                }
+            };
+            p.set(b, &next); // A2:16
         });
         self.add_product(b, &p, &mut sum.o); // A2:18-19
     }
@@ -143,7 +158,7 @@ impl Attend<'_> {
         let shrink = b.rows_var("shrink", 0.0);
         let first = sum.softmax.step(b, &mut s); // A4:4
         shrink.set(b, first);
-        let mut p = self.p.put(b, &s);
+        let mut p = self.round(b, &s);
         let more = b.gt_u32(blocks.count, 1);
         b.if_uniform(more, |b| {
             let block = blocks.at(b, 1);
@@ -168,7 +183,8 @@ impl Attend<'_> {
                 q.slot.release_if(b, block.last);
                 pv.wait(b); // A4:12
                 v.release(b);
-                p.set(b, &s); // A4:16
+                let rounded = self.round(b, &s);
+                p.set(b, &rounded); // A4:16
                 self.score(b, &mut next, q, &block);
                 s.set(b, &next); // A4:15
             });
@@ -177,7 +193,8 @@ impl Attend<'_> {
             self.add_product(b, &p, &mut sum.o); // A4:18, A4:20
             let factor = sum.softmax.step(b, &mut s); // A4:21
             shrink.set(b, factor);
-            p.set(b, &s);
+            let rounded = self.round(b, &s);
+            p.set(b, &rounded);
         });
         let factor = shrink.get(b);
         sum.o.scale_rows(b, factor); // A4:23
@@ -200,6 +217,13 @@ impl Attend<'_> {
         k.release(b);
         q.slot.release_if(b, block.last);
         s
+    }
+
+    /// P of a block, complete, where products find it.
+    fn round(&self, b: &mut Builder, p: &Frag) -> Probabilities {
+        let p = self.p.put(b, p, |_, p, _| p);
+        self.p.publish(b);
+        p
     }
 
     fn score(&self, b: &mut Builder, s: &mut Frag, q: &Query<'_>, block: &Block) {

@@ -31,14 +31,14 @@ pub(super) fn producer(b: &mut Builder, fwd: &Fwd) {
     b.once_per_role(|b| {
         let (mut q, mut k, mut v) = (Feed::new(b, &fwd.q), Feed::new(b, &fwd.k), Feed::new(b, &fwd.v));
         let keys = fwd.spec.tile.tile_n;
-        fwd.walk.produce(b, |b, Work { batch, head, kv_head, row, kv }| {
+        fwd.walk.produce(b, |b, Work { batch, head, kv_head, row, kv }, draw| {
             let visits = b.lt_u32(kv.first, kv.end);
+            let first = b.mul(kv.first, keys);
             b.if_uniform(visits, |b| {
                 let end = b.mul(kv.end, keys);
                 let last = b.sub(end, keys);
                 k.load(b, kv_head, last, batch);
                 q.load(b, head, row, batch); // A1:4-5
-                let first = b.mul(kv.first, keys);
                 let before = b.sub(last, first);
                 b.for_each((0, before), keys, |b, loaded| {
                     // A1:6
@@ -47,8 +47,10 @@ pub(super) fn producer(b: &mut Builder, fwd: &Fwd) {
                     k.load(b, kv_head, of_k, batch);
                     v.load(b, kv_head, of_v, batch);
                 });
-                v.load(b, kv_head, first, batch);
             });
+            // While the last load waits for its slot, the number of the next tile arrives.
+            draw.next(b);
+            b.if_uniform(visits, |b| v.load(b, kv_head, first, batch));
         });
     });
 }

@@ -24,9 +24,7 @@ struct Place {
 impl Turns {
     /// Declares the barriers.
     pub(super) fn declare(b: &mut Builder, warpgroups: u32) -> Turns {
-        let barriers: Vec<_> =
-            (0..warpgroups).map(|index| b.barrier(&format!("turn {index}"), THREADS)).collect();
-        Turns { first: b.barrier_id(barriers[0]), warpgroups }
+        Turns { first: b.barriers("turn", warpgroups, THREADS), warpgroups }
     }
 
     /// The place of warpgroup `me`. The last one gives the first its first turn.

@@ -25,6 +25,36 @@ enum Dealer {
     },
 }
 
+/// The drawing of the tile after this one.
+pub(super) enum Draw {
+    /// It is known without.
+    Nothing,
+    /// From this counter; the last draw of a launch puts it back to 0.
+    From {
+        counter: V<B64>,
+        last: V<B32>,
+    },
+    Drawn(V<B32>),
+}
+
+impl Draw {
+    /// Draws, if that has not been done. The number is on its way for about a microsecond, and tiles are dealt the more evenly
+    /// the later they are drawn.
+    #[track_caller]
+    pub(super) fn next(&mut self, b: &mut Builder) {
+        if let Draw::From { counter, last } = *self {
+            *self = Draw::Drawn(b.atomic_inc_u32(counter, last));
+        }
+    }
+
+    #[track_caller]
+    fn drawn(mut self, b: &mut Builder) -> V<B32> {
+        self.next(b);
+        let Draw::Drawn(ticket) = self else { unreachable!("there is a counter") };
+        ticket
+    }
+}
+
 impl Walk {
     /// Declares its parameters and its shared memory; `consumers` warps walk besides the producer.
     #[track_caller]
@@ -42,20 +72,20 @@ impl Walk {
         Walk { geometry, dealer }
     }
 
-    /// Runs `body` for every tile, in the one thread that draws.
+    /// Runs `body` for every tile, in the one thread that draws. `body` calls [`Draw::next`] when the next tile should be drawn.
     #[track_caller]
-    pub(super) fn produce(&self, b: &mut Builder, body: impl FnOnce(&mut Builder, Work<V<B32>>)) {
+    pub(super) fn produce(&self, b: &mut Builder, body: impl FnOnce(&mut Builder, Work<V<B32>>, &mut Draw)) {
         match &self.dealer {
-            Dealer::OneTile => self.one(b, body),
-            Dealer::Static => self.turns(b, body),
+            Dealer::OneTile => self.one(b, |b, work| body(b, work, &mut Draw::Nothing)),
+            Dealer::Static => self.turns(b, |b, work| body(b, work, &mut Draw::Nothing)),
             Dealer::Dynamic { counter, mail, word } => {
                 let mut mail = mail.producer(b);
                 let (ctas, last) = (b.grid_x(), b.sub(self.geometry.tiles, 1));
                 self.each(b, |b, index| {
-                    // Early, because it takes long. The last draw of a launch puts the counter back to 0.
-                    let ticket = b.atomic_inc_u32(*counter, last);
                     let work = self.geometry.work(b, index);
-                    body(b, work);
+                    let mut draw = Draw::From { counter: *counter, last };
+                    body(b, work, &mut draw);
+                    let ticket = draw.drawn(b);
                     let next = compute(b, [ticket, ctas], |[ticket, ctas]| next_dynamic(ticket, ctas));
                     let slot = mail.acquire(b);
                     b.store(*word, next);
