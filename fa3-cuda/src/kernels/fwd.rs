@@ -1,4 +1,4 @@
-//! The forward pass: a producer warpgroup loads, one to three consumer warpgroups compute, 64 rows of O each.
+//! The forward pass: a producer warpgroup loads, one to three consumer warpgroups compute, 64 rows of O each; or they load too.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -20,6 +20,7 @@ mod consumer;
 mod output;
 mod probabilities;
 mod producer;
+mod refill;
 mod scores;
 mod softmax;
 mod turn;
@@ -32,6 +33,7 @@ pub use spec::{FwdError, FwdSpec};
 use fa3_ir::{Builder, F32, Kernel, Launch, Ring, Role, TileMap, TileShape, V};
 
 use consumer::consumer;
+use fa3_sched::Registers;
 use output::Output;
 use probabilities::Storage;
 use producer::producer;
@@ -85,10 +87,13 @@ pub fn kernel(spec: &FwdSpec) -> Kernel {
     };
     b.init_mbarriers();
 
-    let registers = tile.registers();
-    b.role(Role::new("producer", 0..4).registers(registers.producer), |b| producer(b, &fwd));
+    let Registers { producer: of_producer, consumer: of_consumer, .. } = tile.registers();
+    if let Some(registers) = of_producer {
+        b.role(Role::new("producer", 0..4).registers(registers), |b| producer(b, &fwd));
+    }
     let cap = into_cap.map(|into| move |b: &mut Builder, product: V<F32>| capped(b, product, into));
     let scores = Scores { modify: cap.as_ref().map(|cap| cap as &Modify<'_>), mask: &hidden };
-    b.role(Role::new("consumer", 4..4 + warps).registers(registers.consumer), |b| consumer(b, &fwd, &scores));
+    let consumers = tile.threads() / 32 - warps..tile.threads() / 32;
+    b.role(Role::new("consumer", consumers).registers(of_consumer), |b| consumer(b, &fwd, &scores));
     b.finish()
 }

@@ -1,6 +1,6 @@
 //! Tiles for forward kernels.
 
-use fa3::sched::{Inputs, Limits, Overlap, PPlace, TileRow, TileShape};
+use fa3::sched::{Inputs, Limits, Loads, Overlap, PPlace, TileRow, TileShape};
 
 const OVERLAPS: [Overlap; 3] = [Overlap::None, Overlap::TwoStage, Overlap::ThreeStage];
 
@@ -13,6 +13,7 @@ pub const TINY: TileShape = TileShape {
     tile_n: 16,
     stages: 2,
     consumers: 1,
+    loads: Loads::Producer,
     overlap: Overlap::TwoStage,
     p_place: PPlace::Registers,
     ping_pong: false,

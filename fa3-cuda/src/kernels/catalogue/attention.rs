@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::Elem;
-use fa3_sched::{Choices, Limits, Overlap, Plan, Scheduler, TileQuery, TileRow, TileShape};
+use fa3_sched::{Choices, Limits, Loads, Overlap, Plan, Scheduler, TileQuery, TileRow, TileShape};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::option::{Domain, OptionInfo, Options};
@@ -49,6 +49,7 @@ pub(super) const FORWARD: &[OptionInfo] = &[
         "Whether consumers take turns: as in the tile table, or not, or yes",
         &["table", "off", "on"],
     ),
+    words("loads", "Who loads Q, K and V", &["producer", "consumers"]),
     words("scheduler", "How tiles reach CTAs", &["plan", "one", "static", "dynamic"]),
     number("sms", "Streaming multiprocessors", 132, 1),
 ];
@@ -109,6 +110,9 @@ fn tile(mut tile: TileShape, options: &Options, limits: &Limits) -> TileShape {
         "2" => tile.overlap = Overlap::TwoStage,
         "4" => tile.overlap = Overlap::ThreeStage,
         _ => {}
+    }
+    if options.word("loads") == "consumers" {
+        tile.loads = Loads::Consumers;
     }
     while tile.check(limits).is_err() && tile.tile_n > 16 {
         tile.tile_n -= 16;

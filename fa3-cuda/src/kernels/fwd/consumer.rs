@@ -1,12 +1,13 @@
 //! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
 
 use fa3_ir::{B32, Builder, Consumer, Frag, Fresh, FullSlot, Tile, V, gemm_ss};
-use fa3_sched::Overlap;
+use fa3_sched::{Loads, Overlap};
 
 use super::Fwd;
 use super::blocks::{Block, Blocks};
 use super::geometry::Work;
 use super::probabilities::{Place, Probabilities};
+use super::refill::Refill;
 use super::scores::Scores;
 use super::softmax::Softmax;
 use super::turn::Turn;
@@ -21,6 +22,7 @@ pub(super) struct Attend<'f> {
     v: Consumer<1>,
     p: Place,
     turn: Turn,
+    refill: Refill<'f>,
 }
 
 /// Q of a tile.
@@ -31,6 +33,7 @@ struct Query<'s> {
     tile: Tile<'s>,
     /// The thread's first row.
     row: V<B32>,
+    work: &'s Work<V<B32>>,
 }
 
 /// What a tile adds up to.
@@ -51,6 +54,10 @@ pub(super) fn consumer(b: &mut Builder, fwd: &Fwd, scores: &Scores<'_>) {
         v: fwd.v.1.consumer(b),
         p: fwd.p.of(b, me),
         turn: fwd.turns.as_ref().map_or_else(Turn::none, |turns| turns.of(b, me)),
+        refill: match fwd.spec.tile.loads {
+            Loads::Producer => Refill::none(),
+            Loads::Consumers => Refill::new(b, fwd),
+        },
     };
     fwd.walk.consume(b, |b, work| {
         // Found out again for each tile: it would take a register to keep.
@@ -71,9 +78,10 @@ impl Attend<'_> {
         let visits = b.lt_u32(work.kv.first, work.kv.end);
         let blocks = Blocks::of(b, &self.fwd.spec, work.kv);
         b.if_uniform(visits, |b| {
+            self.refill.begin(b, work);
             let slot = self.q.wait(b); // A1:14
             let [tile] = slot.tiles();
-            let q = Query { slot: &slot, tile: tile.row_block(b, self.me, 64), row };
+            let q = Query { slot: &slot, tile: tile.row_block(b, self.me, 64), row, work };
             match self.fwd.spec.tile.overlap {
                 Overlap::None => self.algorithm1(b, &q, &blocks, &mut sum),
                 Overlap::TwoStage => self.algorithm2(b, &q, &blocks, &mut sum),
@@ -94,13 +102,14 @@ impl Attend<'_> {
             self.turn.pass(b);
             let mut s = s.wait(b);
             k.release(b);
+            self.refill.k(b, q.work);
             q.slot.release_if(b, block.last);
             self.score(b, &mut s, q, &block);
             let shrink = sum.softmax.step(b, &mut s); // A1:18-19
             sum.o.scale_rows(b, shrink); // A1:21
             let p = self.p.put(b, &s);
             self.turn.take(b);
-            self.add_product(b, &p, &mut sum.o); // A1:20-22
+            self.add_product(b, q, &p, &mut sum.o); // A1:20-22
         });
         self.turn.pass(b);
     }
@@ -124,15 +133,17 @@ impl Attend<'_> {
             self.turn.pass(b);
             let mut s = s.wait(b); // A2:12
             k.release(b); // A2:15
+            self.refill.k(b, q.work);
             q.slot.release_if(b, block.last);
             self.score(b, &mut s, q, &block);
             let shrink = sum.softmax.step(b, &mut s); // A2:13
             pv.wait(b); // A2:14
             v.release(b); // A2:15
+            self.refill.v(b, q.work);
             sum.o.scale_rows(b, shrink); // A2:14
             p.set(b, &s); // A2:16
         });
-        self.add_product(b, &p, &mut sum.o); // A2:18-19
+        self.add_product(b, q, &p, &mut sum.o); // A2:18-19
     }
 
     /// Algorithm 4: the softmax of a block under QKᵀ of the next and PV of the block before.
@@ -165,31 +176,34 @@ impl Attend<'_> {
                 shrink.set(b, factor);
                 let mut next = next.wait(b); // A4:14
                 k.release(b);
+                self.refill.k(b, q.work);
                 q.slot.release_if(b, block.last);
                 pv.wait(b); // A4:12
                 v.release(b);
+                self.refill.v(b, q.work);
                 p.set(b, &s); // A4:16
                 self.score(b, &mut next, q, &block);
                 s.set(b, &next); // A4:15
             });
             let factor = shrink.get(b);
             sum.o.scale_rows(b, factor); // A4:19
-            self.add_product(b, &p, &mut sum.o); // A4:18, A4:20
+            self.add_product(b, q, &p, &mut sum.o); // A4:18, A4:20
             let factor = sum.softmax.step(b, &mut s); // A4:21
             shrink.set(b, factor);
             p.set(b, &s);
         });
         let factor = shrink.get(b);
         sum.o.scale_rows(b, factor); // A4:23
-        self.add_product(b, &p, &mut sum.o); // A4:22, A4:24
+        self.add_product(b, q, &p, &mut sum.o); // A4:22, A4:24
     }
 
     /// O += P V with the next block of V.
-    fn add_product(&mut self, b: &mut Builder, p: &Probabilities, o: &mut Frag) {
+    fn add_product(&mut self, b: &mut Builder, q: &Query<'_>, p: &Probabilities, o: &mut Frag) {
         let v = self.v.wait(b);
         let [tile] = v.tiles();
         p.times(b, tile, o).wait(b);
         v.release(b);
+        self.refill.v(b, q.work);
     }
 
     /// Q Kᵀ of the next block, complete.
@@ -198,6 +212,7 @@ impl Attend<'_> {
         let [tile] = k.tiles();
         let s = gemm_ss(b, q.tile, tile.t(), Fresh).wait(b);
         k.release(b);
+        self.refill.k(b, q.work);
         q.slot.release_if(b, block.last);
         s
     }
