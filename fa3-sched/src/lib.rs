@@ -63,7 +63,9 @@ mod makespan;
 mod plan;
 mod runs;
 
-pub use budget::{Accumulators, REGISTER_POOL, REGISTER_RESERVE, Registers, SMEM_RESERVE, Smem};
+pub use budget::{
+    Accumulators, LOADING_RESERVE, REGISTER_POOL, REGISTER_RESERVE, Registers, SMEM_RESERVE, Smem,
+};
 pub use compare::{OrderComparison, OrderTable};
 pub use div::FastDiv;
 pub use error::PlanError;

@@ -1,6 +1,6 @@
 //! Tiles for forward kernels.
 
-use fa3::sched::{Inputs, Limits, Loads, Overlap, PPlace, TileRow, TileShape};
+use fa3::sched::{Inputs, Limits, Loads, Overlap, PPlace, Scheduler, TileRow, TileShape};
 
 const OVERLAPS: [Overlap; 3] = [Overlap::None, Overlap::TwoStage, Overlap::ThreeStage];
 
@@ -46,7 +46,7 @@ fn widest(shape: TileShape) -> Option<TileShape> {
     narrower.into_iter().find(|shape| shape.check(&Limits::h100_sxm()).is_ok())
 }
 
-/// Tiles that the table does not have: one stage and four, narrow blocks, P in shared memory, head dimensions of their own.
+/// Tiles that the table does not have: one stage and four, narrow blocks, P in shared memory, head dimensions of their own, no producer.
 ///
 /// # Panics
 /// If one does not fit an H100.
@@ -69,6 +69,16 @@ pub fn others() -> Vec<TileShape> {
             TileShape { overlap, stages: 1, tile_n: 64, p_place: PPlace::Smem, ping_pong: true, ..two },
             TileShape { overlap, tile_n: 80, p_place: PPlace::Smem, ping_pong: true, ..three },
             TileShape { overlap, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
+            TileShape { overlap, loads: Loads::Consumers, stages: 1, ..TINY },
+            TileShape { overlap, loads: Loads::Consumers, tile_n: 48, ping_pong: true, ..two },
+            TileShape {
+                overlap,
+                loads: Loads::Consumers,
+                stages: 3,
+                p_place: PPlace::Smem,
+                ping_pong: true,
+                ..three
+            },
         ]
     });
     let shapes: Vec<TileShape> = shapes.collect();
@@ -76,4 +86,12 @@ pub fn others() -> Vec<TileShape> {
         shape.check(&Limits::h100_sxm()).unwrap_or_else(|error| panic!("{shape}: {error}"));
     }
     shapes
+}
+
+/// The scheduler for a tile: the static one in place of the dynamic one, where there is no producer to draw numbers.
+pub fn dealt(shape: &TileShape, scheduler: Scheduler) -> Scheduler {
+    match (shape.loads, scheduler) {
+        (Loads::Consumers, Scheduler::DynamicPersistent) => Scheduler::StaticPersistent,
+        (Loads::Producer | Loads::Consumers, scheduler) => scheduler,
+    }
 }

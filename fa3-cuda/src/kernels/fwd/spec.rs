@@ -47,7 +47,7 @@ pub enum FwdError {
         "without a producer the forward kernels take one tile a CTA or the static persistent scheduler, not \
          the {scheduler} one"
     )]
-    Unproduced { scheduler: Scheduler },
+    NoProducer { scheduler: Scheduler },
 }
 
 impl FwdSpec {
@@ -86,7 +86,7 @@ impl FwdSpec {
             return Err(FwdError::SharedRows { tile_m: tile.tile_m, consumers: tile.consumers });
         }
         if tile.loads == Loads::Consumers && plan.scheduler == Scheduler::DynamicPersistent {
-            return Err(FwdError::Unproduced { scheduler: plan.scheduler });
+            return Err(FwdError::NoProducer { scheduler: plan.scheduler });
         }
         Ok(FwdSpec {
             elem,
