@@ -1,6 +1,6 @@
 //! Forward kernels to hunt.
 
-use fa3::sched::{Choices, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
+use fa3::sched::{Choices, Loads, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
 use fa3::types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::Prey;
@@ -67,6 +67,9 @@ const THREE_STAGE: &[Argued] = &[
     },
 ];
 
+/// Of Algorithm 2 with two slots for K and V, and no producer.
+const ALONE: &[Argued] = &[];
+
 /// A problem: query heads, rows of Q and of K, the mask.
 type Small = (usize, (usize, usize), Mask);
 
@@ -113,6 +116,14 @@ pub fn forward_preys() -> Vec<Prey> {
                 (1, (2, 0), Mask::None),
             ],
             THREE_STAGE,
+        ),
+        prey(
+            "fwd 2, no producer",
+            TileShape { ping_pong: false, loads: Loads::Consumers, ..two },
+            Scheduler::StaticPersistent,
+            &[
+ (5, (20, 70), Mask::Causal), (1, (130, 60), Mask::Causal), (3, (9, 10), Mask::Causal), (3, (20,60), Mask::Causal), (3, (20,90), Mask::Causal)],
+            ALONE,
         ),
     ]
 }

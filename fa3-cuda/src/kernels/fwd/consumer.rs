@@ -109,7 +109,8 @@ impl Attend<'_> {
             sum.o.scale_rows(b, shrink); // A1:21
             let p = self.p.put(b, &s);
             self.turn.take(b);
-            self.add_product(b, q, &p, &mut sum.o); // A1:20-22
+            self.add_product(b, &p, &mut sum.o); // A1:20-22
+            self.refill.v(b, q.work);
         });
         self.turn.pass(b);
     }
@@ -143,7 +144,7 @@ impl Attend<'_> {
             sum.o.scale_rows(b, shrink); // A2:14
             p.set(b, &s); // A2:16
         });
-        self.add_product(b, q, &p, &mut sum.o); // A2:18-19
+        self.add_product(b, &p, &mut sum.o); // A2:18-19
     }
 
     /// Algorithm 4: the softmax of a block under QKᵀ of the next and PV of the block before.
@@ -187,23 +188,23 @@ impl Attend<'_> {
             });
             let factor = shrink.get(b);
             sum.o.scale_rows(b, factor); // A4:19
-            self.add_product(b, q, &p, &mut sum.o); // A4:18, A4:20
+            self.add_product(b, &p, &mut sum.o); // A4:18, A4:20
+            self.refill.v(b, q.work);
             let factor = sum.softmax.step(b, &mut s); // A4:21
             shrink.set(b, factor);
             p.set(b, &s);
         });
         let factor = shrink.get(b);
         sum.o.scale_rows(b, factor); // A4:23
-        self.add_product(b, q, &p, &mut sum.o); // A4:22, A4:24
+        self.add_product(b, &p, &mut sum.o); // A4:22, A4:24
     }
 
     /// O += P V with the next block of V.
-    fn add_product(&mut self, b: &mut Builder, q: &Query<'_>, p: &Probabilities, o: &mut Frag) {
+    fn add_product(&mut self, b: &mut Builder, p: &Probabilities, o: &mut Frag) {
         let v = self.v.wait(b);
         let [tile] = v.tiles();
         p.times(b, tile, o).wait(b);
         v.release(b);
-        self.refill.v(b, q.work);
     }
 
     /// Q Kᵀ of the next block, complete.
