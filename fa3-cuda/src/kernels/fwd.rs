@@ -33,7 +33,6 @@ pub use spec::{FwdError, FwdSpec};
 use fa3_ir::{Builder, F32, Kernel, Launch, Ring, Role, TileMap, TileShape, V};
 
 use consumer::consumer;
-use fa3_sched::Registers;
 use output::Output;
 use probabilities::Storage;
 use producer::producer;
@@ -87,13 +86,14 @@ pub fn kernel(spec: &FwdSpec) -> Kernel {
     };
     b.init_mbarriers();
 
-    let Registers { producer: of_producer, consumer: of_consumer, .. } = tile.registers();
-    if let Some(registers) = of_producer {
+    let registers = tile.registers();
+    if let Some(registers) = registers.producer {
         b.role(Role::new("producer", 0..4).registers(registers), |b| producer(b, &fwd));
     }
     let cap = into_cap.map(|into| move |b: &mut Builder, product: V<F32>| capped(b, product, into));
     let scores = Scores { modify: cap.as_ref().map(|cap| cap as &Modify<'_>), mask: &hidden };
-    let consumers = tile.threads() / 32 - warps..tile.threads() / 32;
-    b.role(Role::new("consumer", consumers).registers(of_consumer), |b| consumer(b, &fwd, &scores));
+    let all = tile.threads() / 32;
+    let role = Role::new("consumer", all - warps..all).registers(registers.consumer);
+    b.role(role, |b| consumer(b, &fwd, &scores));
     b.finish()
 }

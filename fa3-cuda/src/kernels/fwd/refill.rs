@@ -14,21 +14,21 @@ pub(super) struct Refill<'f>(Option<Loader<'f>>);
 
 struct Loader<'f> {
     q: Feed<'f>,
-    k: Blocks<'f>,
-    v: Blocks<'f>,
+    k: Stream<'f>,
+    v: Stream<'f>,
     stages: u32,
-    /// The warp of the thread that loads. It waits until every consumer has given a slot back, and so is one of the last
-    /// warpgroup: where they take turns, the others have had theirs, so that they wait for nothing that this one does later.
+    /// The warp of the thread that loads, one of the last warpgroup. The thread waits until every consumer has given a slot back: where
+    /// they take turns, all others have had theirs then, and need no other to get there.
     warp: u32,
 }
 
 /// K or V of a tile, block after block.
-struct Blocks<'f> {
+struct Stream<'f> {
     feed: Feed<'f>,
     /// Keys of a block.
     keys: u32,
-    /// The block that was loaded last. Only the thread that loads keeps it up.
-    before: Var<B32>,
+    /// From this block on all have been loaded, as the thread that loads knows.
+    loaded: Var<B32>,
 }
 
 impl<'f> Refill<'f> {
@@ -41,11 +41,11 @@ impl<'f> Refill<'f> {
     #[track_caller]
     pub(super) fn new(b: &mut Builder, fwd: &'f Fwd) -> Refill<'f> {
         let tile = &fwd.spec.tile;
-        let blocks = |b: &mut Builder, from| Blocks::new(b, from, tile.tile_n);
+        let stream = |b: &mut Builder, from| Stream::new(b, from, tile.tile_n);
         Refill(Some(Loader {
             q: Feed::new(b, &fwd.q),
-            k: blocks(b, &fwd.k),
-            v: blocks(b, &fwd.v),
+            k: stream(b, &fwd.k),
+            v: stream(b, &fwd.v),
             stages: tile.stages,
             warp: 4 * (tile.consumers - 1),
         }))
@@ -55,8 +55,8 @@ impl<'f> Refill<'f> {
     #[track_caller]
     pub(super) fn begin(&mut self, b: &mut Builder, work: &Work<V<B32>>) {
         self.alone(b, |b, Loader { q, k, v, stages, .. }| {
-            b.set(k.before, work.kv.end);
-            b.set(v.before, work.kv.end);
+            b.set(k.loaded, work.kv.end);
+            b.set(v.loaded, work.kv.end);
             k.next(b, work);
             q.load(b, work.head, work.row, work.batch); // A1:4-5
             for _ in 1..*stages {
@@ -90,19 +90,19 @@ impl<'f> Refill<'f> {
     }
 }
 
-impl<'f> Blocks<'f> {
+impl<'f> Stream<'f> {
     #[track_caller]
-    fn new(b: &mut Builder, from: &'f (TileMap, Ring<1>), keys: u32) -> Blocks<'f> {
-        Blocks { feed: Feed::new(b, from), keys, before: b.var("loaded", 0) }
+    fn new(b: &mut Builder, from: &'f (TileMap, Ring<1>), keys: u32) -> Stream<'f> {
+        Stream { feed: Feed::new(b, from), keys, loaded: b.var("loaded", 0) }
     }
 
     #[track_caller]
     fn next(&mut self, b: &mut Builder, work: &Work<V<B32>>) {
-        let before = b.get(self.before);
-        let more = b.gt_u32(before, work.kv.first);
+        let loaded = b.get(self.loaded);
+        let more = b.gt_u32(loaded, work.kv.first);
         b.if_uniform(more, |b| {
-            let block = b.sub(before, 1);
-            b.set(self.before, block);
+            let block = b.sub(loaded, 1);
+            b.set(self.loaded, block);
             let row = b.mul(block, self.keys);
             self.feed.load(b, work.kv_head, row, work.batch); // A1:7-9
         });
