@@ -21,8 +21,8 @@ pub const TINY: TileShape = TileShape {
 };
 
 /// Every tile of the table for 16-bit inputs whose warpgroups have rows of their own, in all three forms, with turns and
-/// without; with fewer keys where a form needs registers or memory that the tile leaves not enough of. Then tiles that
-/// the table does not have.
+/// without; with fewer keys where a form needs registers or memory that the tile leaves not enough of. Then
+/// the tile for head dimension 128 without a producer, as the paper's ablation has it, and tiles that the table does not have.
 pub fn all() -> Vec<TileShape> {
     let rows = TileRow::table().iter().map(|row| row.shape);
     let rows = rows.filter(|shape| shape.inputs == Inputs::Bits16 && shape.tile_m == 64 * shape.consumers);
@@ -36,6 +36,9 @@ pub fn all() -> Vec<TileShape> {
             );
         }
     }
+    let (two, loads) = (TileShape { tile_m: 128, consumers: 2, ..TINY }, Loads::Consumers);
+    let measured = TileShape { head_dim: 128, head_dim_v: 128, tile_n: 176, ping_pong: true, loads, ..two };
+    shapes.extend(OVERLAPS.into_iter().filter_map(|overlap| widest(TileShape { overlap, ..measured })));
     shapes.extend(others());
     shapes
 }
