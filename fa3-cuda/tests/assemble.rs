@@ -12,7 +12,7 @@ use fa3_cuda::host::JitReport;
 use fa3_cuda::kernels::catalogue;
 use fa3_cuda::kernels::fwd::{self, FwdSpec};
 use fa3_ir::{Elem, Kernel, Ptx, ptx};
-use fa3_sched::{Inputs, Longest, MaskClass, Order, Scheduler, TileRow, TileShape};
+use fa3_sched::{Inputs, Loads, Longest, MaskClass, Order, Scheduler, TileRow, TileShape};
 use fa3_types::Mask;
 
 /// What the ptxas of `$PTXAS` or of the path says of a kernel. `None` if there is none.
@@ -85,16 +85,26 @@ fn forward_kernels() {
     let capped: Vec<FwdSpec> =
         specs.iter().filter(has_left).map(|spec| FwdSpec { softcap: true, ..*spec }).collect();
     specs.extend(capped);
+    // And without a producer, what the paper's ablation measures.
+    let is_measured =
+        |spec: &&FwdSpec| (spec.tile.head_dim, spec.tile.tile_n, spec.mask) == (128, 176, Mask::None);
+    let measured = *specs.iter().find(is_measured).expect("the table has the tile");
+    let loads = Loads::Consumers;
+    specs.push(FwdSpec { tile: TileShape { loads, ..measured.tile }, ..measured });
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZeroUsize::get) {
             scope.spawn(|| {
                 while let Some(spec) = specs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let FwdSpec {
-                        tile: TileShape { head_dim, tile_m, tile_n, .. }, head_dim_v, mask, ..
+                        tile: TileShape { head_dim, tile_m, tile_n, loads, .. },
+                        head_dim_v,
+                        mask,
+                        ..
                     } = *spec;
                     let cap = if spec.softcap { "-cap" } else { "" };
-                    let name = format!("fwd-{head_dim}-{head_dim_v}-{tile_m}x{tile_n}-{mask}{cap}");
+                    let alone = if loads == Loads::Consumers { "-alone" } else { "" };
+                    let name = format!("fwd-{head_dim}-{head_dim_v}-{tile_m}x{tile_n}-{mask}{cap}{alone}");
                     if !is_clean(&fwd::kernel(spec), &name) {
                         println!("skipped: no ptxas");
                         return;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Inputs, Limits, Maxima, Overlap, PPlace, PlanError, TileShape};
+use crate::{Inputs, Limits, Loads, Maxima, Overlap, PPlace, PlanError, TileShape};
 
 /// Registers of one consumer thread that hold tiles, 32 bits each. Each thread of a warpgroup holds
 /// rows · columns / 128 elements of its warpgroup's part.
@@ -30,9 +30,9 @@ impl Accumulators {
 pub struct Registers {
     /// Of every thread when the kernel starts.
     pub entry: u32,
-    /// Of the producer warpgroup's threads, after it gave back what it does not need.
-    pub producer: u32,
-    /// Of the consumers' threads, after they took it.
+    /// Of the producer warpgroup's threads, if there is one, after it gave back what it does not need.
+    pub producer: Option<u32>,
+    /// Of the consumers' threads, after they took it; without a producer, what they have at the start.
     pub consumer: u32,
 }
 
@@ -58,6 +58,10 @@ pub const SMEM_RESERVE: u32 = 2048;
 /// addresses, loop counters, mask bounds, temporaries of the softmax. The table's densest
 /// tile, 192 x 128 for head_dim 64, leaves just this many over.
 pub const REGISTER_RESERVE: u32 = 32;
+
+/// What consumers need on top of them who load for themselves: their places in three rings, the blocks of K and V that were loaded
+/// last, the first one of the tile, its sequence and its head.
+pub const LOADING_RESERVE: u32 = 10;
 
 /// An instruction cannot name more.
 const MOST_REGISTERS: u32 = 255;
@@ -89,9 +93,12 @@ impl fmt::Display for Smem {
 }
 
 impl TileShape {
-    /// Threads of a CTA: a producer warpgroup and the consumers.
+    /// Threads of a CTA: the consumers, and a producer warpgroup if there is one.
     pub fn threads(&self) -> u32 {
-        128 * (1 + self.consumers)
+        match self.loads {
+            Loads::Producer => 128 * (1 + self.consumers),
+            Loads::Consumers => 128 * self.consumers,
+        }
     }
 
     /// Bytes of one element of Q, K and V.
@@ -130,12 +137,14 @@ impl TileShape {
 
     /// Registers a thread. At the start the pool is shared evenly, in units of 8.
     pub fn registers(&self) -> Registers {
-        let (producer, consumer) = match self.consumers {
-            1 => (56, 256),
-            2 => (24, 240),
-            _ => (32, 160),
+        let entry = (REGISTER_POOL / self.threads().max(1) / 8 * 8).min(256);
+        let (producer, consumer) = match (self.loads, self.consumers) {
+            (Loads::Consumers, _) => (None, entry),
+            (Loads::Producer, 1) => (Some(56), 256),
+            (Loads::Producer, 2) => (Some(24), 240),
+            (Loads::Producer, _) => (Some(32), 160),
         };
-        Registers { entry: REGISTER_POOL / self.threads() / 8 * 8, producer, consumer }
+        Registers { entry, producer, consumer }
     }
 
     /// Shared memory. O needs none: it goes from registers to global memory.
@@ -175,8 +184,9 @@ impl TileShape {
     pub fn check(&self, limits: &Limits) -> Result<(), PlanError> {
         self.check_instructions()?;
         self.check_warpgroups()?;
-        let (needed, available) =
-            (self.accumulators().total() + REGISTER_RESERVE, self.registers().consumer.min(MOST_REGISTERS));
+        let loading = if self.loads == Loads::Consumers { LOADING_RESERVE } else { 0 };
+        let needed = self.accumulators().total() + REGISTER_RESERVE + loading;
+        let available = self.registers().consumer.min(MOST_REGISTERS);
         if needed > available {
             return Err(PlanError::Registers { needed, available });
         }
@@ -259,6 +269,7 @@ mod tests {
         for TileRow { shape: row, masks, why, .. } in TileRow::table() {
             row.check(&Limits::h100_sxm()).unwrap_or_else(|error| panic!("{row}: {error}"));
             let Registers { entry, producer, consumer } = row.registers();
+            let producer = producer.unwrap_or_else(|| panic!("{row} has no producer"));
             assert!(128 * (producer + row.consumers * consumer) <= REGISTER_POOL, "{row}");
             assert!(entry * row.threads() <= REGISTER_POOL, "{row}");
             assert!(
@@ -414,10 +425,29 @@ mod tests {
 
     #[test]
     fn the_register_split() {
-        let registers = |consumers| {
-            let row = TileShape { consumers, ..dense128() }.registers();
-            (row.entry, row.producer, row.consumer)
+        let registers = |loads| {
+            [1, 2, 3].map(|consumers| {
+                let row = TileShape { consumers, loads, ..dense128() }.registers();
+                (row.entry, row.producer, row.consumer)
+            })
         };
-        assert_eq!([1, 2, 3].map(registers), [(256, 56, 256), (168, 24, 240), (128, 32, 160)]);
+        let split = [(256, Some(56), 256), (168, Some(24), 240), (128, Some(32), 160)];
+        assert_eq!(registers(Loads::Producer), split);
+        // An instruction names 255 of the 256.
+        assert_eq!(registers(Loads::Consumers), [(256, None, 256), (256, None, 256), (168, None, 168)]);
+    }
+
+    /// Without a producer two consumers have more registers.
+    #[test]
+    fn what_a_producer_leaves() {
+        let limits = Limits::h100_sxm();
+        let wide = TileShape { head_dim: 64, head_dim_v: 256, tile_n: 112, ..dense128() };
+        let needed = 56 + 28 + 128 + 32;
+        assert_eq!(wide.check(&limits), Err(PlanError::Registers { needed, available: 240 }));
+        let wide = TileShape { loads: Loads::Consumers, ..wide };
+        assert_eq!((wide.check(&limits), wide.threads()), (Ok(()), 256));
+        let wider = TileShape { tile_n: 128, ..wide };
+        let needed = 64 + 32 + 128 + 32 + 10;
+        assert_eq!(wider.check(&limits), Err(PlanError::Registers { needed, available: 255 }));
     }
 }

@@ -63,7 +63,9 @@ mod makespan;
 mod plan;
 mod runs;
 
-pub use budget::{Accumulators, REGISTER_POOL, REGISTER_RESERVE, Registers, SMEM_RESERVE, Smem};
+pub use budget::{
+    Accumulators, LOADING_RESERVE, REGISTER_POOL, REGISTER_RESERVE, Registers, SMEM_RESERVE, Smem,
+};
 pub use compare::{OrderComparison, OrderTable};
 pub use div::FastDiv;
 pub use error::PlanError;
@@ -75,6 +77,6 @@ pub use plan::{Choices, Cost, Plan, Work, Workspace};
 pub use range::{KvRange, Lens, Rows, Tiling};
 pub use runs::Run;
 pub use scheduler::{Scheduler, is_last_ticket, next_dynamic, next_static};
-pub use shape::{Inputs, Maxima, Overlap, PPlace, TileShape};
+pub use shape::{Inputs, Loads, Maxima, Overlap, PPlace, TileShape};
 pub use splits::{SplitQuery, TileGroup, num_splits, packs_gqa};
 pub use tiles::{MaskClass, TileQuery, TileRow};

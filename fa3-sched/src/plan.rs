@@ -7,8 +7,8 @@ use fa3_types::{Mask, Problem};
 
 use crate::runs::{Cut, Equals, TILE_LIMIT};
 use crate::{
-    KvRange, Limits, Longest, Makespan, Order, PlanError, Registers, Run, Scheduler, SplitQuery, TILE_COST,
-    Tile, TileQuery, TileRow, Tiling, num_splits, packs_gqa,
+    KvRange, Limits, Loads, Longest, Makespan, Order, PlanError, Registers, Run, Scheduler, SplitQuery,
+    TILE_COST, Tile, TileQuery, TileRow, Tiling, num_splits, packs_gqa,
 };
 
 /// What a caller may decide instead of [`Plan::new`]; everything is open by default.
@@ -126,8 +126,9 @@ impl Plan {
         let tiling = cut.tiling;
         let (runs, num_tiles) = cut.runs(equals, splits, order)?;
         let equal_tiles = problem.mask() == Mask::None && runs.len() <= 1;
-        let scheduler =
-            choices.scheduler.unwrap_or_else(|| Scheduler::choose(num_tiles, equal_tiles, limits.sms));
+        // To draw a tile's number is a producer's work.
+        let dealt = equal_tiles || row.shape.loads == Loads::Consumers;
+        let scheduler = choices.scheduler.unwrap_or_else(|| Scheduler::choose(num_tiles, dealt, limits.sms));
         let workspace = Workspace::new(problem, splits, scheduler)?;
         let grid = scheduler.grid(num_tiles, limits.sms);
         let problem = problem.clone();
@@ -334,10 +335,13 @@ impl fmt::Display for Plan {
         }
         writeln!(f)?;
         writeln!(f, "KV blocks  {blocks}, {masked_blocks} of them masked, at most {longest} a tile")?;
-        writeln!(
-            f,
-            "registers  {entry} at entry, then {producer} a producer and {consumer} a consumer thread"
-        )?;
+        match producer {
+            Some(producer) => writeln!(
+                f,
+                "registers  {entry} at entry, then {producer} a producer and {consumer} a consumer thread"
+            )?,
+            None => writeln!(f, "registers  {entry} a thread")?,
+        }
         writeln!(f, "           {} of them hold S, P and O", shape.accumulators().total())?;
         writeln!(f, "shared     {}", shape.smem())?;
         write!(f, "workspace  {} bytes", self.workspace.total())

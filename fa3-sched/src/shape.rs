@@ -36,6 +36,15 @@ pub enum Overlap {
     ThreeStage,
 }
 
+/// Who loads Q, K and V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Loads {
+    /// A warpgroup of its own (§3.1 of the paper), which takes few registers and waits for nothing but free slots.
+    Producer,
+    /// One thread of the consumers, besides computing: a block as soon as all of them have read the one that lies in its slot.
+    Consumers,
+}
+
 /// Where PV finds its left operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PPlace {
@@ -74,6 +83,8 @@ pub struct TileShape {
     pub stages: u32,
     /// Consumer warpgroups. More than tile_m / 64 of them share the columns of O.
     pub consumers: u32,
+    /// Who loads what they compute with.
+    pub loads: Loads,
     /// Softmax under GEMM within a warpgroup.
     pub overlap: Overlap,
     /// How often maxima are computed.
@@ -118,6 +129,9 @@ impl fmt::Display for TileShape {
         }
         if self.maxima == Maxima::WhenNeeded {
             write!(f, ", maxima when needed")?;
+        }
+        if self.loads == Loads::Consumers {
+            write!(f, ", no producer")?;
         }
         if self.ping_pong {
             write!(f, ", ping-pong")?;

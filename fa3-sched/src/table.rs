@@ -6,7 +6,7 @@
 //! tiles of 64 keys leave room for one stage only, and a kernel that reads V out of K's tile is another one.
 
 use crate::MaskClass::{Causal, Dense, Window};
-use crate::{Inputs, MaskClass, Maxima, Overlap, PPlace, TileRow, TileShape};
+use crate::{Inputs, Loads, MaskClass, Maxima, Overlap, PPlace, TileRow, TileShape};
 
 const ANY_MASK: &[MaskClass] = &[Dense, Causal, Window];
 const NOT_WINDOW: &[MaskClass] = &[Dense, Causal];
@@ -22,6 +22,7 @@ const BASE: TileRow = TileRow {
         tile_n: 128,
         stages: 2,
         consumers: 2,
+        loads: Loads::Producer,
         overlap: Overlap::TwoStage,
         maxima: Maxima::WhenNeeded,
         p_place: PPlace::Registers,

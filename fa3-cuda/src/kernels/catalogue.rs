@@ -309,7 +309,8 @@ mod tests {
                     Err(
                         CatalogueError::Elements { .. }
                         | CatalogueError::Problem(_)
-                        | CatalogueError::Plan(_),
+                        | CatalogueError::Plan(_)
+                        | CatalogueError::Fwd(FwdError::NoProducer { .. }),
                     ) => {}
                     Err(error) => panic!("{} {chosen:?}: {error}", entry.name),
                 }

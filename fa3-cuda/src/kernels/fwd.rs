@@ -1,4 +1,4 @@
-//! The forward pass: a producer warpgroup loads, one to three consumer warpgroups compute, 64 rows of O each.
+//! The forward pass: a producer warpgroup loads, one to three consumer warpgroups compute, 64 rows of O each; or they load too.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -20,6 +20,7 @@ mod consumer;
 mod output;
 mod probabilities;
 mod producer;
+mod refill;
 mod scores;
 mod softmax;
 mod turn;
@@ -89,9 +90,13 @@ pub fn kernel(spec: &FwdSpec) -> Kernel {
     b.grid_dependency_wait();
 
     let registers = tile.registers();
-    b.role(Role::new("producer", 0..4).registers(registers.producer), |b| producer(b, &fwd));
+    if let Some(registers) = registers.producer {
+        b.role(Role::new("producer", 0..4).registers(registers), |b| producer(b, &fwd));
+    }
     let cap = into_cap.map(|into| move |b: &mut Builder, product: V<F32>| capped(b, product, into));
     let scores = Scores { modify: cap.as_ref().map(|cap| cap as &Modify<'_>), mask: &hidden };
-    b.role(Role::new("consumer", 4..4 + warps).registers(registers.consumer), |b| consumer(b, &fwd, &scores));
+    let all = tile.threads() / 32;
+    let role = Role::new("consumer", all - warps..all).registers(registers.consumer);
+    b.role(role, |b| consumer(b, &fwd, &scores));
     b.finish()
 }

@@ -36,18 +36,28 @@ impl Builder {
             let tid = b.tid();
             b.bfe_u32(tid, 5, 2)
         });
-        self.once_in_warp(warp, 0, body);
+        self.once_where(warp, 0, body);
     }
 
     /// Runs `body` in one thread of the role (of the CTA, in the prologue), always the same one.
     #[track_caller]
     pub fn once_per_role(&mut self, body: impl FnOnce(&mut Builder)) {
-        let first = self.warps().start;
+        self.once_in_warp(0, body);
+    }
+
+    /// Runs `body` in one thread of the role's warp number `which`, counted from its first, always the same one.
+    #[track_caller]
+    pub fn once_in_warp(&mut self, which: u32, body: impl FnOnce(&mut Builder)) {
+        let Range { start, end } = self.warps();
+        let count = end.saturating_sub(start);
+        if which >= count {
+            self.fault(Fault::Unknown { what: "warp of a role", index: which, count: count as usize });
+        }
         let warp = self.as_one(|b| {
             let tid = b.tid();
             b.shr_u32(tid, 5)
         });
-        self.once_in_warp(warp, first, body);
+        self.once_where(warp, start.saturating_add(which), body);
     }
 
     /// Warpgroups are warps 4i to 4i + 3, whatever warp a role begins with.
@@ -60,7 +70,7 @@ impl Builder {
     }
 
     #[track_caller]
-    fn once_in_warp(&mut self, warp: V<B32>, which: u32, body: impl FnOnce(&mut Builder)) {
+    fn once_where(&mut self, warp: V<B32>, which: u32, body: impl FnOnce(&mut Builder)) {
         let served = self.served();
         self.as_one(|b| {
             let warp = b.shfl_idx(warp, 0);

@@ -131,6 +131,8 @@ fn v5_handles_exist() {
     assert_eq!(faults_of(128, |b| _ = b.tid(), replace(0, add(0, 7, 7)))[0], unknown("value", 7, 1)[0]);
     assert_eq!(faults(|b| b.store(Region(3), 0)), unknown("region", 3, 0));
     assert_eq!(faults(|b| b.sync(Barrier(2))), unknown("barrier", 2, 0));
+    assert_eq!(faults(|b| b.once_in_warp(4, |_| {})), unknown("warp of a role", 4, 4));
+    assert_eq!(faults(|b| b.once_in_warp(3, |_| {})), []);
     assert_eq!(faults(|b| b.prefetch_tensor_map(TensorMap(Param(1)))), unknown("parameter", 1, 0));
 }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::int::checked::Checked;
-use crate::{Inputs, certified_bound};
+use crate::{Inputs, TileShape, certified_bound};
 
 const H100: Limits = Limits::h100_sxm();
 
@@ -149,6 +149,19 @@ fn decoding_packs_and_splits() {
     let narrow = ProblemSpec::dense(Dtype::Bf16, shape(1), shape(65536)).head_dim_v(128);
     let plan = Plan::new(&narrow.validate().unwrap(), &H100).unwrap();
     assert_eq!(plan.workspace.partial_o, u64::from(plan.splits) * 128 * 4);
+}
+
+#[test]
+fn without_a_producer_nobody_draws() {
+    let problem = dense(1, (8192, 8192), (16, 16), Mask::Causal);
+    let row = Plan::new(&problem, &H100).unwrap().row;
+    let row = TileRow { shape: TileShape { loads: Loads::Consumers, ..row.shape }, ..row };
+    let choices = Choices { row: Some(row), ..Choices::default() };
+    let plan = Plan::with(&problem, &H100, &choices).unwrap();
+    assert_eq!((plan.scheduler, plan.workspace.total()), (Scheduler::StaticPersistent, 0));
+    let text = plan.to_string();
+    assert!(text.contains("no producer") && text.contains("132 CTAs of 256 threads"), "{text}");
+    assert!(text.contains("registers  256 a thread"), "{text}");
 }
 
 /// Makespans in parts and whole, the first without the combination.

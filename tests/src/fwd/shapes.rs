@@ -1,6 +1,6 @@
 //! Tiles for forward kernels.
 
-use fa3::sched::{Inputs, Limits, Maxima, Overlap, PPlace, TileRow, TileShape};
+use fa3::sched::{Inputs, Limits, Loads, Maxima, Overlap, PPlace, Scheduler, TileRow, TileShape};
 
 /// The consumer's three pipelines, with maxima of every block and, where that is possible, when needed.
 pub const FORMS: [(Overlap, Maxima); 5] = [
@@ -20,6 +20,7 @@ pub const TINY: TileShape = TileShape {
     tile_n: 16,
     stages: 2,
     consumers: 1,
+    loads: Loads::Producer,
     overlap: Overlap::TwoStage,
     maxima: Maxima::WhenNeeded,
     p_place: PPlace::Registers,
@@ -28,8 +29,8 @@ pub const TINY: TileShape = TileShape {
 };
 
 /// Every tile of the table for 16-bit inputs whose warpgroups have rows of their own, in all forms, with turns and
-/// without; with fewer keys where a form needs registers or memory that the tile leaves not enough of. Then tiles that
-/// the table does not have.
+/// without; with fewer keys where a form needs registers or memory that the tile leaves not enough of. Then
+/// the tile for head dimension 128 without a producer, as the paper's ablation has it, and tiles that the table does not have.
 pub fn all() -> Vec<TileShape> {
     let rows = TileRow::table().iter().map(|row| row.shape);
     let rows = rows.filter(|shape| shape.inputs == Inputs::Bits16 && shape.tile_m == 64 * shape.consumers);
@@ -41,6 +42,10 @@ pub fn all() -> Vec<TileShape> {
             shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
         }
     }
+    let (two, loads) = (TileShape { tile_m: 128, consumers: 2, ..TINY }, Loads::Consumers);
+    let measured = TileShape { head_dim: 128, head_dim_v: 128, tile_n: 176, ping_pong: true, loads, ..two };
+    let measured = FORMS.map(|(overlap, maxima)| widest(TileShape { overlap, maxima, ..measured }));
+    shapes.extend(measured.into_iter().flatten());
     shapes.extend(others());
     shapes
 }
@@ -51,7 +56,7 @@ fn widest(shape: TileShape) -> Option<TileShape> {
     narrower.into_iter().find(|shape| shape.check(&Limits::h100_sxm()).is_ok())
 }
 
-/// Tiles that the table does not have: one stage and four, narrow blocks, P in shared memory, head dimensions of their own.
+/// Tiles that the table does not have: one stage and four, narrow blocks, P in shared memory, head dimensions of their own, no producer.
 ///
 /// # Panics
 /// If one does not fit an H100.
@@ -83,6 +88,17 @@ pub fn others() -> Vec<TileShape> {
             },
             TileShape { overlap, maxima, tile_n: 80, p_place: PPlace::Smem, ping_pong: true, ..three },
             TileShape { overlap, maxima, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
+            TileShape { overlap, maxima, loads: Loads::Consumers, stages: 1, ..TINY },
+            TileShape { overlap, maxima, loads: Loads::Consumers, tile_n: 48, ping_pong: true, ..two },
+            TileShape {
+                overlap,
+                maxima,
+                loads: Loads::Consumers,
+                stages: 3,
+                p_place: PPlace::Smem,
+                ping_pong: true,
+                ..three
+            },
         ]
     });
     let shapes: Vec<TileShape> = shapes.collect();
@@ -90,4 +106,12 @@ pub fn others() -> Vec<TileShape> {
         shape.check(&Limits::h100_sxm()).unwrap_or_else(|error| panic!("{shape}: {error}"));
     }
     shapes
+}
+
+/// The scheduler for a tile: the static one in place of the dynamic one, where there is no producer to draw numbers.
+pub fn dealt(shape: &TileShape, scheduler: Scheduler) -> Scheduler {
+    match (shape.loads, scheduler) {
+        (Loads::Consumers, Scheduler::DynamicPersistent) => Scheduler::StaticPersistent,
+        (Loads::Producer | Loads::Consumers, scheduler) => scheduler,
+    }
 }

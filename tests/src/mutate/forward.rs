@@ -1,6 +1,6 @@
 //! Forward kernels to hunt.
 
-use fa3::sched::{Choices, Maxima, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
+use fa3::sched::{Choices, Loads, Maxima, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
 use fa3::types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::Prey;
@@ -67,6 +67,17 @@ const THREE_STAGE: &[Argued] = &[
     },
 ];
 
+/// Of Algorithm 2 with two slots for K and V, where consumers load for themselves.
+const ALONE: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 1,
+        reason: "a tile's second K comes after its Q, whose slot is given back when the last K has been read",
+    },
+];
+
 /// A problem: query heads, rows of Q and of K, the mask.
 type Small = (usize, (usize, usize), Mask);
 
@@ -120,6 +131,18 @@ pub fn forward_preys() -> Vec<Prey> {
                 (1, (2, 0), Mask::None),
             ],
             THREE_STAGE,
+        ),
+        prey(
+            "fwd 2, no producer",
+            TileShape { ping_pong: false, loads: Loads::Consumers, ..two },
+            Scheduler::StaticPersistent,
+            &[
+                (5, (20, 70), Mask::Causal),
+                (3, (20, 30), Mask::Causal),
+                (1, (130, 60), Mask::Causal),
+                (3, (9, 10), Mask::Causal),
+            ],
+            ALONE,
         ),
     ]
 }

@@ -103,12 +103,12 @@ fn entry(shapes: &[TileShape], row: &[usize]) -> (Case, Choices, Policy) {
         .mask(MASKS[mask]);
     spec.softcap = SOFTCAPS[softcap];
     let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
-    let choices =
-        Choices { order: Some(ORDERS[order]), scheduler: Some(SCHEDULERS[scheduler]), ..with_tile(shape) };
+    let scheduler = shapes::dealt(&shape, SCHEDULERS[scheduler]);
+    let choices = Choices { order: Some(ORDERS[order]), scheduler: Some(scheduler), ..with_tile(shape) };
     let (policy, layout) = (POLICIES[policy], Layout::ALL[layout]);
     let name = format!(
-        "{problem}, {shape} for {}/{}, {}, {}, {layout:?}, {:?}, {policy:?}",
-        shape.head_dim, shape.head_dim_v, SCHEDULERS[scheduler], ORDERS[order], DISTS[dist]
+        "{problem}, {shape} for {}/{}, {scheduler}, {}, {layout:?}, {:?}, {policy:?}",
+        shape.head_dim, shape.head_dim_v, ORDERS[order], DISTS[dist]
     );
     (Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed: 3 }, choices, policy)
 }

@@ -1,7 +1,7 @@
 //! NaN and infinities reach the rows that see them, and no others.
 
 use fa3::reference::Forward;
-use fa3::sched::{Choices, PPlace, TileShape};
+use fa3::sched::{Choices, Loads, PPlace, TileShape};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout};
@@ -10,7 +10,7 @@ use ndarray::{Array4, Axis};
 use rayon::prelude::*;
 
 use crate::{dense, judged, launch, normal, with_tile};
-use fa3_tests::fwd::shapes::{FORMS, TINY};
+use fa3_tests::fwd::shapes::{FORMS, TINY, dealt};
 
 const MASKS: [Mask; 4] = [
     Mask::None,
@@ -19,7 +19,7 @@ const MASKS: [Mask; 4] = [
     Mask::Window { left: Some(30), right: None },
 ];
 
-/// 70 rows see up to 100 keys in blocks of 16 or 48: all forms, P in either place, turns or not.
+/// 70 rows see up to 100 keys in blocks of 16 or 48: all forms, P in either place, turns or not, a producer or none.
 fn tiles() -> Vec<TileShape> {
     let two = TileShape { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
     FORMS
@@ -28,6 +28,7 @@ fn tiles() -> Vec<TileShape> {
             [
                 TileShape { overlap, maxima, ..TINY },
                 TileShape { overlap, maxima, p_place: PPlace::Smem, ..two },
+                TileShape { overlap, maxima, loads: Loads::Consumers, ..two },
             ]
         })
         .collect()
@@ -232,7 +233,8 @@ fn rows_without_keys_are_empty() {
         {
             let spec = dense(Dtype::F16, 2, lengths, (3, 1), 64).causal();
             let problem = layout.of(spec).validate().unwrap();
-            let choices = Choices { scheduler: Some(scheduler), ..with_tile(tile) };
+            let scheduler = Some(dealt(&tile, scheduler));
+            let choices = Choices { scheduler, ..with_tile(tile) };
             let launch = launch(&problem, &choices).unwrap();
             let poison = if lengths.1 > 0 { Poison::ValueRow(0) } else { Poison::None };
             let answer = run(&launch, &values(&launch, poison));

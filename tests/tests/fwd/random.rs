@@ -43,6 +43,7 @@ proptest! {
         policy in any::<u64>(),
     ) {
         let tile = tile.filter(|tile| admits(tile, &case.problem));
+        let scheduler = tile.map_or(scheduler, |tile| shapes::dealt(&tile, scheduler));
         let choices = tile.map_or_else(Choices::default, with_tile);
         let choices = Choices { order: Some(order), scheduler: Some(scheduler), ..choices };
         let launch = Launch::new(&case.problem, &device(sms), &choices).unwrap();

@@ -1,19 +1,19 @@
 //! What must not matter: the schedule of the simulator, the scheduler of tiles, their order, the number of CTAs, other
-//! sequences, an earlier launch.
+//! sequences, an earlier launch, who loads.
 
 use fa3::reference::Forward;
-use fa3::sched::{Choices, Longest, Maxima, Order, Overlap, PPlace, Scheduler, TileShape};
+use fa3::sched::{Choices, Loads, Longest, Maxima, Order, Overlap, PPlace, Scheduler, TileShape};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::kernels::ArrayUse;
-use fa3_cuda::kernels::fwd::FwdArray;
+use fa3_cuda::kernels::fwd::{FwdArray, FwdError};
 use fa3_sim::{Memory, Mode, Policy, Simulation};
-use fa3_tests::fwd::{Launch, Layout, device, initial, results};
+use fa3_tests::fwd::{Fault, Launch, Layout, device, initial, results};
 use fa3_tests::reshape::alone;
 use ndarray::Axis;
 use rayon::prelude::*;
 
 use crate::{dense, launch, normal, with_tile};
-use fa3_tests::fwd::shapes::{TINY, others};
+use fa3_tests::fwd::shapes::{TINY, dealt, others};
 
 pub(crate) const SCHEDULERS: [Scheduler; 3] =
     [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
@@ -40,7 +40,8 @@ fn schedules_of_the_machine_do_not_matter() {
             .mask(mask)
             .validate()
             .unwrap();
-        let choices = Choices { scheduler: Some(SCHEDULERS[index / 3 % 3]), ..with_tile(tile) };
+        let scheduler = dealt(&tile, SCHEDULERS[index / 3 % 3]);
+        let choices = Choices { scheduler: Some(scheduler), ..with_tile(tile) };
         let launch = launch(&problem, &choices).unwrap_or_else(|fault| panic!("{tile}: {fault}"));
         let first = run(&launch, &problem, Policy::Eager, Mode::Fast);
         for policy in (0..seeds).map(Policy::Random).chain([Policy::Lazy]) {
@@ -81,6 +82,47 @@ fn who_computes_a_tile_does_not_matter() {
             }
         }
     });
+}
+
+/// Consumers that load for themselves compute what they do behind a producer, however many slots they fill, under many schedules:
+/// `FA3_SEEDS` says how many.
+#[test]
+fn who_loads_does_not_matter() {
+    let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(8);
+    let tiles = kinds().into_iter().flat_map(|tile| [1, 2, 5].map(|stages| TileShape { stages, ..tile }));
+    let tiles: Vec<TileShape> = tiles.collect();
+    tiles.into_par_iter().enumerate().for_each(|(index, tile)| {
+        let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
+        // One block; many; tiles without keys.
+        for lengths in [(70, 9), (150, 140), (200, 33)] {
+            let spec = dense(Dtype::F16, 1, lengths, (3, 1), 64).mask(masks[(index + index / 3) % 3]);
+            let problem = spec.validate().unwrap();
+            let launch = |loads| {
+                let scheduler = Some(Scheduler::StaticPersistent);
+                let choices = Choices { scheduler, ..with_tile(TileShape { loads, ..tile }) };
+                Launch::new(&problem, &device(2), &choices).unwrap()
+            };
+            let first = run(&launch(Loads::Producer), &problem, Policy::Eager, Mode::Fast);
+            let launch = launch(Loads::Consumers);
+            assert_eq!(launch.job.as_ref().unwrap().kernel.roles.len(), 1);
+            for policy in (0..seeds).map(Policy::Random).chain([Policy::Eager, Policy::Lazy]) {
+                let again = run(&launch, &problem, policy, Mode::Fast);
+                assert!(same(&first, &again), "another result under {policy:?}: {}", launch.plan);
+            }
+        }
+    });
+}
+
+/// Nobody draws numbers then: plans do not ask for it, and who asks for it is told.
+#[test]
+fn without_a_producer_tiles_are_dealt_out() {
+    let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().validate().unwrap();
+    let open = with_tile(TileShape { loads: Loads::Consumers, ..TINY });
+    let plan = launch(&problem, &open).unwrap().plan;
+    assert_eq!(plan.scheduler, Scheduler::StaticPersistent);
+    let scheduler = Scheduler::DynamicPersistent;
+    let refused = launch(&problem, &Choices { scheduler: Some(scheduler), ..open }).err().unwrap();
+    assert!(matches!(refused, Fault::Kernel(FwdError::NoProducer { scheduler: s }) if s == scheduler));
 }
 
 /// Each head of each sequence is what it is alone.

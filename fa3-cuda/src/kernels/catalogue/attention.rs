@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::Elem;
-use fa3_sched::{Choices, Limits, Maxima, Overlap, Plan, Scheduler, TileQuery, TileRow, TileShape};
+use fa3_sched::{Choices, Limits, Loads, Maxima, Overlap, Plan, Scheduler, TileQuery, TileRow, TileShape};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::option::{Domain, OptionInfo, Options};
@@ -54,6 +54,7 @@ pub(super) const FORWARD: &[OptionInfo] = &[
         "When maxima of rows are computed: as in the tile table, or for every block, or when needed",
         &["table", "every", "needed"],
     ),
+    words("loads", "Who loads Q, K and V", &["producer", "consumers"]),
     words("scheduler", "How tiles reach CTAs", &["plan", "one", "static", "dynamic"]),
     number("sms", "Streaming multiprocessors", 132, 1),
 ];
@@ -119,6 +120,9 @@ fn tile(mut tile: TileShape, options: &Options, limits: &Limits) -> TileShape {
         "every" => tile.maxima = Maxima::EveryBlock,
         "needed" => tile.maxima = Maxima::WhenNeeded,
         _ => {}
+    }
+    if options.word("loads") == "consumers" {
+        tile.loads = Loads::Consumers;
     }
     while tile.check(limits).is_err() && tile.tile_n > 16 {
         tile.tile_n -= 16;

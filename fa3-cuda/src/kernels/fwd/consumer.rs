@@ -1,12 +1,13 @@
 //! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
 
 use fa3_ir::{B32, Builder, Consumer, Frag, Fresh, FullSlot, Tile, V, gemm_ss};
-use fa3_sched::{Maxima, Overlap};
+use fa3_sched::{Loads, Maxima, Overlap};
 
 use super::Fwd;
 use super::blocks::{Block, Blocks};
 use super::geometry::Work;
 use super::probabilities::{Place, Probabilities};
+use super::refill::Refill;
 use super::scores::Scores;
 use super::softmax::Softmax;
 use super::turn::Turn;
@@ -21,6 +22,7 @@ pub(super) struct Attend<'f> {
     v: Consumer<1>,
     p: Place,
     turn: Turn,
+    refill: Refill<'f>,
 }
 
 /// Q of a tile.
@@ -31,6 +33,7 @@ struct Query<'s> {
     tile: Tile<'s>,
     /// The thread's first row.
     row: V<B32>,
+    work: &'s Work<V<B32>>,
 }
 
 /// What a tile adds up to.
@@ -51,6 +54,10 @@ pub(super) fn consumer(b: &mut Builder, fwd: &Fwd, scores: &Scores<'_>) {
         v: fwd.v.1.consumer(b),
         p: fwd.p.of(b, me),
         turn: fwd.turns.as_ref().map_or_else(Turn::none, |turns| turns.of(b, me)),
+        refill: match fwd.spec.tile.loads {
+            Loads::Producer => Refill::none(),
+            Loads::Consumers => Refill::new(b, fwd),
+        },
     };
     fwd.walk.consume(b, |b, work| {
         // Found out again for each tile: it would take a register to keep.
@@ -71,9 +78,10 @@ impl Attend<'_> {
         let visits = b.lt_u32(work.kv.first, work.kv.end);
         let blocks = Blocks::of(b, &self.fwd.spec, work.kv);
         b.if_uniform(visits, |b| {
+            self.refill.begin(b, work);
             let slot = self.q.wait(b); // A1:14
             let [tile] = slot.tiles();
-            let q = Query { slot: &slot, tile: tile.row_block(b, self.me, 64), row };
+            let q = Query { slot: &slot, tile: tile.row_block(b, self.me, 64), row, work };
             match self.fwd.spec.tile.overlap {
                 Overlap::None => self.algorithm1(b, &q, &blocks, &mut sum),
                 Overlap::TwoStage => self.algorithm2(b, &q, &blocks, &mut sum),
@@ -94,6 +102,7 @@ impl Attend<'_> {
             self.turn.pass(b);
             let mut s = s.wait(b);
             k.release(b);
+            self.refill.k(b, q.work);
             q.slot.release_if(b, block.last);
             self.score(b, &mut s, q, &block);
             let p = match self.fwd.spec.tile.maxima {
@@ -106,6 +115,7 @@ impl Attend<'_> {
             };
             self.turn.take(b);
             self.add_product(b, &p, &mut sum.o); // A1:20-22
+            self.refill.v(b, q.work);
         });
         self.turn.pass(b);
     }
@@ -129,6 +139,7 @@ impl Attend<'_> {
             self.turn.pass(b);
             let mut s = s.wait(b); // A2:12
             k.release(b); // A2:15
+            self.refill.k(b, q.work);
             q.slot.release_if(b, block.last);
             self.score(b, &mut s, q, &block);
             let next = match self.fwd.spec.tile.maxima {
@@ -136,12 +147,14 @@ impl Attend<'_> {
                     let shrink = sum.softmax.step(b, &mut s); // A2:13
                     pv.wait(b); // A2:14
                     v.release(b); // A2:15
+                    self.refill.v(b, q.work);
                     sum.o.scale_rows(b, shrink); // A2:14
                     self.round(b, &s)
                 }
                 Maxima::WhenNeeded => {
                     pv.wait(b); // A2:14
                     v.release(b); // A2:15
+                    self.refill.v(b, q.work);
                     sum.softmax.step_lazily(b, &s, &self.p, &mut sum.o) // A2:13-14
                 }
             };
@@ -180,9 +193,11 @@ impl Attend<'_> {
                 shrink.set(b, factor);
                 let mut next = next.wait(b); // A4:14
                 k.release(b);
+                self.refill.k(b, q.work);
                 q.slot.release_if(b, block.last);
                 pv.wait(b); // A4:12
                 v.release(b);
+                self.refill.v(b, q.work);
                 let rounded = self.round(b, &s);
                 p.set(b, &rounded); // A4:16
                 self.score(b, &mut next, q, &block);
@@ -191,6 +206,7 @@ impl Attend<'_> {
             let factor = shrink.get(b);
             sum.o.scale_rows(b, factor); // A4:19
             self.add_product(b, &p, &mut sum.o); // A4:18, A4:20
+            self.refill.v(b, q.work);
             let factor = sum.softmax.step(b, &mut s); // A4:21
             shrink.set(b, factor);
             let rounded = self.round(b, &s);
@@ -215,6 +231,7 @@ impl Attend<'_> {
         let [tile] = k.tiles();
         let s = gemm_ss(b, q.tile, tile.t(), Fresh).wait(b);
         k.release(b);
+        self.refill.k(b, q.work);
         q.slot.release_if(b, block.last);
         s
     }

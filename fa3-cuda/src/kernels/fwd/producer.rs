@@ -6,19 +6,20 @@ use super::Fwd;
 use super::geometry::Work;
 
 /// A ring that is filled from one tensor.
-struct Feed<'m> {
+pub(super) struct Feed<'m> {
     map: &'m TileMap,
     ring: Producer<1>,
 }
 
 impl<'m> Feed<'m> {
-    fn new(b: &mut Builder, (map, ring): &'m (TileMap, Ring<1>)) -> Feed<'m> {
+    #[track_caller]
+    pub(super) fn new(b: &mut Builder, (map, ring): &'m (TileMap, Ring<1>)) -> Feed<'m> {
         Feed { map, ring: ring.producer(b) }
     }
 
     /// Loads the tile of `head` that begins with `row`.
     #[track_caller]
-    fn load(&mut self, b: &mut Builder, head: V<B32>, row: V<B32>, batch: V<B32>) {
+    pub(super) fn load(&mut self, b: &mut Builder, head: V<B32>, row: V<B32>, batch: V<B32>) {
         let mut slot = self.ring.acquire(b); // A1:7
         slot.load(b, 0, self.map, (0, head, row, batch)); // A1:8
         slot.commit(b); // A1:9

@@ -1,7 +1,7 @@
 //! What makes one forward kernel differ from another.
 
 use fa3_ir::Elem;
-use fa3_sched::{Inputs, Order, PPlace, Plan, Scheduler, TileShape};
+use fa3_sched::{Inputs, Loads, Order, PPlace, Plan, Scheduler, TileShape};
 use fa3_types::{Dtype, Mask};
 
 /// Everything that a forward kernel's code depends on. Problems of equal specs share a kernel: lengths, heads, strides,
@@ -43,6 +43,11 @@ pub enum FwdError {
         "the forward kernels take tiles whose warpgroups have 64 rows each, not {tile_m} rows for {consumers}"
     )]
     SharedRows { tile_m: u32, consumers: u32 },
+    #[error(
+        "without a producer the forward kernels take one tile a CTA or the static persistent scheduler, not \
+         the {scheduler} one"
+    )]
+    NoProducer { scheduler: Scheduler },
 }
 
 impl FwdSpec {
@@ -79,6 +84,9 @@ impl FwdSpec {
         if tile.p_place == PPlace::Both || tile.tile_m != 64 * tile.consumers || tile.inputs != Inputs::Bits16
         {
             return Err(FwdError::SharedRows { tile_m: tile.tile_m, consumers: tile.consumers });
+        }
+        if tile.loads == Loads::Consumers && plan.scheduler == Scheduler::DynamicPersistent {
+            return Err(FwdError::NoProducer { scheduler: plan.scheduler });
         }
         Ok(FwdSpec {
             elem,

@@ -144,7 +144,7 @@ pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'stati
 fn spare_slot(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let region = kernel.mbarrier(kernel.inst(arrival)?)?;
     let waits = kernel.waits_for(region).into_iter();
-    let ahead = waits.filter(|&wait| kernel.innermost_loop(wait).is_none()).count();
+    let ahead = waits.filter(|&wait| wait < arrival).count();
     (ahead < kernel.slots(region)?)
         .then_some("the slot that is waited for there was given back a round before")
 }
