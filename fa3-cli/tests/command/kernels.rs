@@ -79,7 +79,7 @@ fn a_launch_as_json() {
 
 #[test]
 fn kernels_that_are_none_are_refused() {
-    for verb in ["ir", "ptx", "sim"] {
+    for verb in ["ir", "ptx", "sass", "sim"] {
         let refused = |text: &str, why: &str| words(&format!("{verb} {text}")).refused(why);
         refused("gem", "there is no kernel gem, but vector_add, ");
         refused("gemm --rows 8", "kernel gemm has no option rows, but m, n, k, dtype or ctas");

@@ -100,3 +100,53 @@ impl fmt::Display for Order {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Listing, product_loops};
+
+    /// The order of a loop of these instructions, behind a product.
+    fn order(instructions: &[&str]) -> String {
+        let lines = instructions.iter().map(|text| format!("/*0010*/ {text} ;\n")).collect::<String>();
+        let product = "/*0000*/ HGMMA.64x16x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0 ;";
+        let text = format!(".L_x_0:\n{product}\n{lines}/*0010*/ @P0 BRA `(.L_x_0) ;\n/*0020*/ EXIT ;\n");
+        product_loops(&Listing::parse(&text).unwrap())[0].order().to_string()
+    }
+
+    const MAX: &str = "FMNMX R2, R2, R24, !PT";
+    const FMA: &str = "FFMA R26, R26, UR14, -R17";
+    const EXP: &str = "MUFU.EX2 R24, R24";
+    const WAIT: &str = "WARPGROUP.DEPBAR.LE gsb0, 0x0";
+
+    #[test]
+    fn mixtures_end_where_something_new_begins() {
+        let mixed = [[MAX; 20].as_slice(), &[FMA, EXP].repeat(15), &[MAX]].concat();
+        assert_eq!(order(&mixed), "HGMMA FMNMX×20 FFMA×15+MUFU.EX2×15 FMNMX");
+        // What comes in soon belongs to the mixture; integers belong to none.
+        let soon = [&[MAX; 3], ["UMOV UR4, UR5"; 3].as_slice(), &[FMA; 2], &[MAX]].concat();
+        assert_eq!(order(&soon), "HGMMA FMNMX×4+FFMA×2");
+    }
+
+    #[test]
+    fn waits_barriers_and_spills_stand_for_themselves() {
+        let bar = "BAR.ARV R18, 0x100";
+        let text = order(&[EXP, WAIT, EXP, bar, bar, "LDL R3, [R1]", MAX]);
+        assert_eq!(text, "HGMMA MUFU.EX2 DEPBAR(0) MUFU.EX2 BAR.ARV×2 LDL FMNMX");
+    }
+
+    /// The loop of the kernel `gemm_simple`: a leader that loads, a wait with its retry out of line, a product.
+    #[test]
+    fn a_real_loop() {
+        let listing = Listing::parse(include_str!("gemm_simple.sass")).unwrap();
+        let rounds = product_loops(&listing);
+        let [round] = &rounds[..] else { panic!("{} loops", rounds.len()) };
+        let expected = "SHFL SYNCS.ARRIVE SYNCS.TRYWAIT HGMMA×4 DEPBAR(0) BAR.SYNC";
+        assert_eq!(round.order().to_string(), expected);
+        let [product] = &round.products()[..] else { panic!("one product") };
+        assert_eq!((product.n, product.parts, product.fresh, product.interruptions), (128, 4, false, 0));
+        let at = |index: usize| round.instructions[index].address;
+        assert_eq!((at(product.first), at(product.last), product.wait.map(at)), (0x660, 0x760, Some(0x770)));
+        // All from 0x410 to 0x790, and nothing of the retry at 0x1490.
+        assert_eq!((at(0), round.instructions.len()), (0x410, 1 + (0x790 - 0x410) / 16));
+    }
+}
