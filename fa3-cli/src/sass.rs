@@ -141,7 +141,7 @@ impl fmt::Display for Text<'_, '_> {
         writeln!(f, "\nloop at {start:#06x}: {} instructions a round", round.instructions.len())?;
         let counts = Class::ALL.iter().map(|class| (class, round.count(*class)));
         let counts: Vec<String> =
-            counts.filter(|(_, count)| *count > 0).map(|(class, count)| format!("{count} {class}")).collect();
+            counts.filter(|(_, count)| *count > 0).map(|(class, count)| format!("{class} {count}")).collect();
         writeln!(f, "{}\n", wrapped(&counts.join(", ")))?;
         writeln!(f, "{}\n", wrapped(&round.order().to_string()))?;
         let lines: Vec<String> = round.products().iter().map(|product| line(round, product)).collect();
@@ -154,15 +154,16 @@ fn line(round: &Round<'_>, product: &Product) -> String {
     let Product { n, parts, fresh, interruptions, first, wait, .. } = product;
     let name = round.instructions[*first].name();
     let sum = if *fresh { "a new sum" } else { "added to a sum" };
-    let stops =
-        if *interruptions == 0 { String::new() } else { format!(", {interruptions} stops in between") };
+    let stops = if *interruptions == 0 { String::new() } else { format!(", stopped {interruptions}×") };
     let wait = wait.map_or_else(
         || "awaited after the loop".to_owned(),
         |wait| format!("awaited at {:#06x}", address(round, wait)),
     );
-    let under =
-        HIDDEN.map(|class| format!("{} of {} {class}", round.under(product, class), round.count(class)));
-    wrapped(&format!("{parts} {name} of {n} columns, {sum}{stops}, {wait}; under it {}", under.join(", ")))
+    let hidden = HIDDEN.map(|class| (class, round.under(product, class), round.count(class)));
+    let hidden = hidden.iter().filter(|(_, _, all)| *all > 0);
+    let hidden: Vec<String> = hidden.map(|(class, under, all)| format!("{under} of {all} {class}")).collect();
+    let hidden = if hidden.is_empty() { "nothing".to_owned() } else { hidden.join(", ") };
+    wrapped(&format!("{parts} {name} of {n} columns, {sum}{stops}, {wait}; under it {hidden}"))
 }
 
 /// Text in lines of a terminal's width, indented.

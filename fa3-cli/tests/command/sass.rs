@@ -62,12 +62,11 @@ ptxas 9.9.1 (FOLDER/ptxas)
 nvdisasm 9.9.1 (FOLDER/nvdisasm)
 
 loop at 0x0010: 7 instructions a round
-  2 products, 1 waits, 1 barriers, 2 exponentials, 1 other
+  products 2, waits 1, barriers 1, exponentials 2, other 1
 
   HGMMA BAR.ARV HGMMA MUFU.EX2 DEPBAR(0) MUFU.EX2
 
-  2 HGMMA of 64 columns, a new sum, 1 stops in between, awaited at 0x0050; under it 1 of 2
-    exponentials, 0 of 0 conversions, 0 of 0 float
+  2 HGMMA of 64 columns, a new sum, stopped 1×, awaited at 0x0050; under it 1 of 2 exponentials
 ";
         assert_eq!(sass(LISTING, USED, SHOW, &[]).succeeded(), expected);
         let straight = sass("        /*0000*/   EXIT ;\n", USED, SHOW, &[]).succeeded();
