@@ -158,7 +158,8 @@ fn serialised_loops_are_found() {
     let spec = FwdSpec { elem, tile, head_dim_v, mask: Mask::None, softcap: false, order, scheduler };
     let sound = ptx::emit(&fwd::kernel(&spec)).unwrap().text;
     let consumer = format!("setmaxnreg.inc.sync.aligned.u32 {};", tile.registers().consumer);
-    let edits: [(&str, &str, fn(&Fault) -> bool); 3] = [
+    type Expected = fn(&Fault) -> bool;
+    let edits: [(&str, &str, Expected); 3] = [
         ("wgmma.fence.sync.aligned;", "", |fault| matches!(fault, Fault::Products { found: 3.. })),
         (&consumer, "setmaxnreg.inc.sync.aligned.u32 168;", |fault| matches!(fault, Fault::Spills { .. })),
         ("wait_group.sync.aligned 1;", "wait_group.sync.aligned 0;", |fault| matches!(fault, Fault::OneWait)),
