@@ -26,7 +26,7 @@ pub enum Class {
     Shared,
     /// An exchange within a warp: SHFL.
     Shuffle,
-    /// A move into a register of the whole warp: R2UR. It waits for all that its source depends on.
+    /// A move into a register of the whole warp: R2UR.
     ToUniform,
     /// A load or a store of local memory, where registers go that do not fit: LDL, STL.
     Spill,
@@ -61,7 +61,7 @@ impl Instruction {
             "SYNCS" | "BAR" => Class::Barrier,
             "MUFU" if self.opcode.starts_with("MUFU.EX2") => Class::Exp,
             "MUFU" => Class::Special,
-            "F2FP" | "F2F" | "F2I" | "I2F" | "I2FP" | "HADD2" => Class::Convert,
+            "F2FP" | "F2F" | "F2I" | "I2F" | "I2FP" => Class::Convert,
             "FFMA" | "FMUL" | "FADD" | "FMNMX" => Class::Float,
             "LDS" | "LDSM" | "STS" | "STSM" => Class::Shared,
             "SHFL" => Class::Shuffle,

@@ -2,7 +2,7 @@
 
 use super::{Class, Instruction};
 
-/// One round of a loop, in the order in which it runs if every branch that stays in the loop is taken.
+/// One round of a loop, in the order in which it runs, with what runs under a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round<'l> {
     /// Its instructions.

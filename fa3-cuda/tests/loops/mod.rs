@@ -18,8 +18,8 @@ const EARLY_WAITS: [([u32; 3], &[MaskClass]); 3] = [
     ([128, 128, 176], &[MaskClass::Causal]),
 ];
 
-/// Moves to uniform registers in a round. Today it is at most two, and each stops a warp for a dozen cycles; a serialised loop
-/// has one for every product's address.
+/// Moves to uniform registers in a round. Today it is at most two; a serialised loop may have two for every HGMMA, which needs the
+/// addresses there.
 const TO_UNIFORM: usize = 4;
 
 /// What is wrong with a loop.
