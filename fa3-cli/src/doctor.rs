@@ -7,12 +7,13 @@ use std::fmt;
 use fa3_cuda::host::{Device, HostError};
 
 use crate::gpu;
+use crate::nvdisasm::Nvdisasm;
 use crate::ptxas::Ptxas;
 use attempt::Trouble;
 
 /// What `fa3 doctor --help` says first.
 pub(crate) const ABOUT: &str = "\
-Says what there is on this machine (driver, GPUs, ptxas), what runs where, and why not. What it says runs has run: a small attention on \
+Says what there is on this machine (driver, GPUs, ptxas, nvdisasm), what runs where, and why not. What it says runs has run: a small attention on \
 the CPU, a small kernel in the simulator and on every GPU.
 
 The exit code is 0, also where nothing but the CPU can be used, or 1 if something is there and broken.";
@@ -44,6 +45,8 @@ pub(crate) fn run(_: &Options) -> bool {
     let mut report = Report::default();
     report.fact("fa3", env!("CARGO_PKG_VERSION"));
     report.fact("ptxas", Ptxas::find().map_or_else(|error| error.to_string(), |ptxas| ptxas.describe()));
+    let nvdisasm = Nvdisasm::find().map_or_else(|error| error.to_string(), |nvdisasm| nvdisasm.describe());
+    report.fact("nvdisasm", nvdisasm);
     report.tried("attention", fa3::Device::Cpu, attempt::attention());
     report.tried("kernels", "simulator", attempt::simulated());
     report.gpus();

@@ -16,10 +16,12 @@ mod gpu;
 mod ir;
 mod kernel;
 mod kernels;
+mod nvdisasm;
 mod plan;
 mod ptx;
 mod ptxas;
 mod run;
+mod sass;
 mod sim;
 mod write;
 
@@ -58,6 +60,9 @@ enum Verb {
     /// Prints a kernel as PTX, or as JSON with everything that a launch needs
     #[command(long_about = ptx::ABOUT)]
     Ptx(ptx::Options),
+    /// Shows what ptxas made of a kernel's main loops: what runs under which product
+    #[command(long_about = sass::ABOUT)]
+    Sass(sass::Options),
     /// Runs a kernel on the CPU under schedules that look for its races
     #[command(long_about = sim::ABOUT)]
     Sim(sim::Options),
@@ -74,6 +79,7 @@ fn main() -> ExitCode {
         Verb::Kernels(options) => kernels::run(&options).map_err(Into::into),
         Verb::Ir(options) => ir::run(&options).map_err(Into::into),
         Verb::Ptx(options) => ptx::run(&options).map_err(Into::into),
+        Verb::Sass(options) => sass::run(&options).map_err(Into::into),
         Verb::Sim(options) => sim::run(&options).map_err(Into::into),
         Verb::Doctor(options) => Ok(doctor::run(&options)),
     };

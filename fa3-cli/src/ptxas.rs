@@ -31,13 +31,15 @@ pub(crate) struct Assembled {
     pub(crate) report: JitReport,
     /// How long it took.
     pub(crate) time: Duration,
+    /// The machine code, as a cubin.
+    pub(crate) cubin: Vec<u8>,
 }
 
 /// Why a kernel was not assembled.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum PtxasError {
-    #[error("cannot write a temporary file: {0}")]
+    #[error("cannot write or read a temporary file: {0}")]
     Temporary(io::Error),
     #[error("cannot run ptxas: {0}")]
     Run(io::Error),
@@ -63,7 +65,7 @@ impl Ptxas {
         format!("{} ({})", self.version, self.path.display())
     }
 
-    /// Assembles a kernel, and keeps nothing of it.
+    /// Assembles a kernel.
     ///
     /// # Errors
     /// See [`PtxasError`].
@@ -73,20 +75,23 @@ impl Ptxas {
         std::fs::write(&source, &ptx.text).map_err(PtxasError::Temporary)?;
         let mut command = Command::new(&self.path);
         let args: [OsString; 5] =
-            ["-arch=sm_90a".into(), "-v".into(), "-o".into(), object.into(), source.into()];
+            ["-arch=sm_90a".into(), "-v".into(), "-o".into(), (&object).into(), source.into()];
         let start = Instant::now();
         let output = command.args(args).stdin(Stdio::null()).output().map_err(PtxasError::Run)?;
         let time = start.elapsed();
         let log = String::from_utf8_lossy(&output.stderr);
         match JitReport::parse(&log) {
-            Some(report) if output.status.success() => Ok(Assembled { report, time }),
+            Some(report) if output.status.success() => {
+                let cubin = std::fs::read(object).map_err(PtxasError::Temporary)?;
+                Ok(Assembled { report, time, cubin })
+            }
             _ => Err(PtxasError::Rejected { kernel: ptx.entry.clone(), log: log.trim().to_owned() }),
         }
     }
 }
 
-/// The version in what `ptxas --version` prints: "Cuda compilation tools, release 13.0, V13.0.48".
-fn version(text: &str) -> String {
+/// The version in what `ptxas --version` prints, and NVIDIA's other tools: "Cuda compilation tools, release 13.0, V13.0.48".
+pub(crate) fn version(text: &str) -> String {
     let number = text.lines().filter(|line| line.contains("release")).find_map(|line| line.split_once(", V"));
     number.map_or_else(|| "of unknown version".to_owned(), |(_, number)| number.trim().to_owned())
 }

@@ -39,4 +39,6 @@ pub mod kernels;
 
 pub mod host;
 
+pub mod sass;
+
 pub use cudarc;

@@ -48,7 +48,7 @@ impl Compiler {
     pub(super) fn compile(&self, ptx: &Ptx) -> Result<Compiled, CompileError> {
         match self {
             Compiler::Ptxas(ptxas) => {
-                let Assembled { report, time } = ptxas.assemble(ptx)?;
+                let Assembled { report, time, cubin: _ } = ptxas.assemble(ptx)?;
                 Ok(Compiled { registers: report.registers, report: Some(report), time })
             }
             Compiler::Driver(device) => {

@@ -79,7 +79,7 @@ fn a_launch_as_json() {
 
 #[test]
 fn kernels_that_are_none_are_refused() {
-    for verb in ["ir", "ptx", "sim"] {
+    for verb in ["ir", "ptx", "sass", "sim"] {
         let refused = |text: &str, why: &str| words(&format!("{verb} {text}")).refused(why);
         refused("gem", "there is no kernel gem, but vector_add, ");
         refused("gemm --rows 8", "kernel gemm has no option rows, but m, n, k, dtype or ctas");
@@ -141,7 +141,7 @@ fn verdicts_of_a_compiler() {
         let path = folder.path().join(format!("ptxas{code}{}", says.len()));
         let script = format!(
             "#!/bin/sh\n[ $1 = --version ] && echo 'tools, release 9.9, V9.9.1' && exit 0\n\
-             cat >&2 <<'END'\n{says}\nEND\nexit {code}\n"
+             : > \"$4\"; cat >&2 <<'END'\n{says}\nEND\nexit {code}\n"
         );
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();

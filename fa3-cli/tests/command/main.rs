@@ -5,6 +5,7 @@ mod kernels;
 mod plan;
 mod refusals;
 mod run;
+mod sass;
 mod sim;
 
 use std::ffi::OsStr;

@@ -1,0 +1,48 @@
+//! What a compiler made of a kernel's main loop, read from its machine code: the analysis of Appendix B.2 of the paper (arXiv
+//! 2407.08608).
+//!
+//! ```text
+//! PTX -> ptxas -> cubin -> nvdisasm -c -> Listing -> product_loops -> Products and what runs under them, Order
+//! ```
+//!
+//! A kernel says in which order it begins products and waits for them, but what lies between is the compiler's choice: it may put
+//! the softmax after the wait that it was to hide, or wait after every instruction. Nothing here starts a process.
+//!
+//! ```
+//! use fa3_cuda::sass::{Class, Listing, product_loops};
+//!
+//! let listing = Listing::parse(
+//!     "
+//! .L_x_0:
+//!         /*0000*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0 ;
+//!         /*0010*/                   MUFU.EX2 R2, R2 ;
+//!         /*0020*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+//!         /*0030*/                   MUFU.EX2 R3, R24 ;
+//!         /*0040*/              @!P0 BRA `(.L_x_0) ;
+//!         /*0050*/                   EXIT ;",
+//! )?;
+//! let [round] = &product_loops(&listing)[..] else { panic!("one loop") };
+//! assert_eq!(round.order().to_string(), "HGMMA MUFU.EX2 DEPBAR(0) MUFU.EX2");
+//! let [product] = &round.products()[..] else { panic!("one product") };
+//! assert_eq!((round.count(Class::Exp), round.under(product, Class::Exp)), (2, 1));
+//! # Ok::<(), fa3_cuda::sass::ListingError>(())
+//! ```
+
+mod listing;
+
+mod class;
+
+mod flow;
+
+mod round;
+
+mod product;
+
+mod order;
+
+pub use class::Class;
+pub use flow::product_loops;
+pub use listing::{Instruction, Listing, ListingError};
+pub use order::{Order, Step};
+pub use product::Product;
+pub use round::Round;

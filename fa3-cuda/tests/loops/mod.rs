@@ -1,0 +1,273 @@
+//! What the loops of a forward kernel must be like in machine code: the order that makes the paper's overlap (§3.2), which a compiler
+//! or a change could lose without any result being wrong.
+
+use fa3_cuda::kernels::fwd::FwdSpec;
+use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
+use fa3_sched::{Maxima, Overlap, TileShape};
+
+/// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a mask, where the softmax
+/// is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5 moves it ahead of most of them.
+const UNDER_PV: usize = 12;
+
+/// Moves to uniform registers in a round. Today it is at most two; a serialised loop may have two for every HGMMA, which needs the
+/// addresses there.
+const TO_UNIFORM: usize = 4;
+
+/// What is wrong with a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Fault {
+    #[error("no loop has products")]
+    NoLoop,
+    #[error("{found} products a round, not Q K^T and P V")]
+    Products { found: usize },
+    #[error(
+        "{parts} instructions of {columns} columns for {name}, not {expected_parts} of {expected_columns}"
+    )]
+    Shape { name: &'static str, parts: usize, columns: u32, expected_parts: usize, expected_columns: u32 },
+    #[error("{count} waits or barriers within {name}")]
+    Interrupted { name: &'static str, count: usize },
+    #[error("{count} loads and stores of spilled registers")]
+    Spills { count: usize },
+    #[error("{count} moves to uniform registers")]
+    ToUniform { count: usize },
+    #[error("{count} waits for products, not one for each")]
+    Waits { count: usize },
+    #[error("P V does not begin before the wait for Q K^T: only one product is in flight")]
+    OneInFlight,
+    #[error("P V begins before the wait for Q K^T, although nothing is to overlap")]
+    TwoInFlight,
+    #[error("the wait for Q K^T waits for P V, too")]
+    OneWait,
+    #[error("{count} exponentials are not between the wait for Q K^T and P V")]
+    Astray { count: usize },
+    #[error("{under} of {all} exponentials under P V, less than {UNDER_PV} %")]
+    Exposed { under: usize, all: usize },
+}
+
+/// What is wrong with a forward kernel's loops, each fault with the address at which its loop begins.
+pub(crate) fn faults(spec: &FwdSpec, listing: &Listing) -> Vec<(u32, Fault)> {
+    let rounds = product_loops(listing);
+    // The loop without a mask has the least to do. The others run a few times in a tile.
+    let Some(main) = rounds.iter().map(|round| round.instructions.len()).min() else {
+        return vec![(0, Fault::NoLoop)];
+    };
+    let faults = rounds.iter().flat_map(|round| {
+        let is_main = round.instructions.len() == main;
+        of_round(spec, round, is_main).into_iter().map(|fault| (round.instructions[0].address, fault))
+    });
+    faults.collect()
+}
+
+fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    match round.count(Class::Spill) {
+        0 => {}
+        count => faults.push(Fault::Spills { count }),
+    }
+    match round.count(Class::ToUniform) {
+        0..=TO_UNIFORM => {}
+        count => faults.push(Fault::ToUniform { count }),
+    }
+    let products = round.products();
+    let [scores, sums] = &products[..] else {
+        faults.push(Fault::Products { found: products.len() });
+        return faults;
+    };
+    let TileShape { head_dim, head_dim_v, tile_n, .. } = spec.tile;
+    faults.extend(of_product("Q K^T", scores, head_dim, tile_n));
+    faults.extend(of_product("P V", sums, tile_n, head_dim_v));
+    match round.count(Class::Wait) {
+        2 => faults.extend(overlap(spec, round, (scores, sums), is_main)),
+        count => faults.push(Fault::Waits { count }),
+    }
+    faults
+}
+
+/// A product over `depth` in steps of 16 elements, as one sequence that nothing stops.
+fn of_product(name: &'static str, product: &Product, depth: u32, columns: u32) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let expected_parts = depth.div_ceil(16) as usize;
+    if (product.parts, product.n) != (expected_parts, columns) {
+        let Product { parts, n, .. } = *product;
+        faults.push(Fault::Shape { name, parts, columns: n, expected_parts, expected_columns: columns });
+    }
+    match product.interruptions {
+        0 => {}
+        count => faults.push(Fault::Interrupted { name, count }),
+    }
+    faults
+}
+
+/// What lies between the start of the products and the waits for them.
+fn overlap(
+    spec: &FwdSpec,
+    round: &Round<'_>,
+    (scores, sums): (&Product, &Product),
+    is_main: bool,
+) -> Option<Fault> {
+    let (all, under) = (round.count(Class::Exp), round.under(sums, Class::Exp));
+    let both_in_flight = scores.wait.is_none_or(|wait| sums.first < wait);
+    let shared_wait = scores.wait >= sums.wait;
+    let is_hidden = 100 * under >= UNDER_PV * all;
+    // Where maxima are computed when needed, P V is waited for before the softmax: only Q K^T and P V overlap, and what the other
+    // warpgroups do.
+    let hides = spec.tile.maxima == Maxima::EveryBlock && is_main;
+    match spec.tile.overlap {
+        Overlap::None if both_in_flight => Some(Fault::TwoInFlight),
+        Overlap::None => {
+            let between = round.instructions[scores.wait.unwrap_or(0)..sums.first].iter();
+            let between = between.filter(|instruction| instruction.class() == Class::Exp).count();
+            (between < all).then_some(Fault::Astray { count: all - between })
+        }
+        Overlap::TwoStage | Overlap::ThreeStage if !both_in_flight => Some(Fault::OneInFlight),
+        Overlap::TwoStage | Overlap::ThreeStage if shared_wait => Some(Fault::OneWait),
+        Overlap::TwoStage | Overlap::ThreeStage => {
+            (hides && !is_hidden).then_some(Fault::Exposed { under, all })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_ir::Elem;
+    use fa3_sched::{Order, Scheduler, TileRow};
+    use fa3_types::Mask;
+
+    use super::*;
+
+    /// A tile of 32 keys and 32 columns: two instructions a product.
+    fn spec(overlap: Overlap) -> FwdSpec {
+        let row = TileRow::table()[0].shape;
+        let maxima = Maxima::EveryBlock;
+        let tile =
+            TileShape { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, overlap, maxima, ..row };
+        FwdSpec {
+            elem: Elem::Bf16,
+            tile,
+            head_dim_v: 32,
+            mask: Mask::None,
+            softcap: false,
+            order: Order::Linear,
+            scheduler: Scheduler::StaticPersistent,
+        }
+    }
+
+    const SCORES: &str = "HGMMA.64x32x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT";
+    const MORE_SCORES: &str = "HGMMA.64x32x16.F32.BF16 R24, gdesc[UR4], R24, gsb0";
+    const SUMS: &str = "HGMMA.64x32x16.F32.BF16 R64, R48, gdesc[UR4].tnspB, R64";
+    const MORE_SUMS: &str = "HGMMA.64x32x16.F32.BF16 R64, R52, gdesc[UR4].tnspB, R64, gsb0";
+    const ONE: &str = "WARPGROUP.DEPBAR.LE gsb0, 0x1";
+    const ALL: &str = "WARPGROUP.DEPBAR.LE gsb0, 0x0";
+    const EXP: &str = "MUFU.EX2 R24, R24";
+
+    const TWO_STAGE: [&str; 10] = [
+        SCORES,
+        MORE_SCORES,
+        SUMS,
+        MORE_SUMS,
+        ONE,
+        "FMNMX R2, R2, R24, !PT",
+        EXP,
+        EXP,
+        ALL,
+        "F2FP R4, R5, R6",
+    ];
+    const ONE_AFTER_THE_OTHER: [&str; 8] = [SCORES, MORE_SCORES, ALL, EXP, EXP, SUMS, MORE_SUMS, ALL];
+
+    /// A loop of these instructions.
+    fn listing(instructions: &[&str]) -> Listing {
+        let lines = instructions.iter().map(|text| format!("/*0010*/ {text} ;\n")).collect::<String>();
+        let text = format!(".L_x_0:\n{lines}/*0010*/ @P0 BRA `(.L_x_0) ;\n/*0020*/ EXIT ;\n");
+        Listing::parse(&text).unwrap()
+    }
+
+    /// What is wrong with it.
+    fn found(overlap: Overlap, instructions: &[&str]) -> Vec<Fault> {
+        let faults = faults(&spec(overlap), &listing(instructions));
+        faults.into_iter().map(|(_, fault)| fault).collect()
+    }
+
+    /// The same with one instruction put elsewhere.
+    fn moved<const N: usize>(mut instructions: [&str; N], from: usize, to: usize) -> [&str; N] {
+        if from < to {
+            instructions[from..=to].rotate_left(1);
+        } else {
+            instructions[to..=from].rotate_right(1);
+        }
+        instructions
+    }
+
+    #[test]
+    fn good_loops() {
+        assert_eq!(found(Overlap::TwoStage, &TWO_STAGE), []);
+        assert_eq!(found(Overlap::ThreeStage, &TWO_STAGE), []);
+        assert_eq!(found(Overlap::None, &ONE_AFTER_THE_OTHER), []);
+    }
+
+    #[test]
+    fn a_wait_before_the_softmax() {
+        for overlap in [Overlap::TwoStage, Overlap::ThreeStage] {
+            let early = moved(TWO_STAGE, 8, 5);
+            assert_eq!(found(overlap, &early), [Fault::Exposed { under: 0, all: 2 }]);
+            let half = moved(TWO_STAGE, 8, 7);
+            assert_eq!(found(overlap, &half), []);
+        }
+    }
+
+    #[test]
+    fn a_wait_before_the_softmax_that_is_meant() {
+        let mut spec = spec(Overlap::TwoStage);
+        spec.tile.maxima = Maxima::WhenNeeded;
+        assert_eq!(faults(&spec, &listing(&moved(TWO_STAGE, 8, 5))), []);
+        let mut both = TWO_STAGE;
+        both[4] = ALL;
+        assert_eq!(faults(&spec, &listing(&both)).len(), 1);
+        assert_eq!(faults(&spec, &listing(&ONE_AFTER_THE_OTHER)).len(), 1);
+    }
+
+    #[test]
+    fn products_one_after_the_other() {
+        assert_eq!(found(Overlap::TwoStage, &ONE_AFTER_THE_OTHER), [Fault::OneInFlight]);
+        assert_eq!(found(Overlap::None, &TWO_STAGE), [Fault::TwoInFlight]);
+        let mut both = TWO_STAGE;
+        both[4] = ALL;
+        assert_eq!(found(Overlap::TwoStage, &both), [Fault::OneWait]);
+        let late = moved(ONE_AFTER_THE_OTHER, 4, 7);
+        assert_eq!(found(Overlap::None, &late), [Fault::Astray { count: 1 }]);
+    }
+
+    /// As C7510 has it: a wait after every instruction.
+    #[test]
+    fn a_wait_after_every_instruction() {
+        let parts = [SCORES, MORE_SCORES, SUMS, MORE_SUMS]
+            .map(|part| if part.ends_with("gsb0") { part.to_owned() } else { format!("{part}, gsb0") });
+        let serial: Vec<&str> =
+            parts.iter().flat_map(|part| [part.as_str(), ALL]).chain([EXP, EXP]).collect();
+        assert_eq!(found(Overlap::TwoStage, &serial), [Fault::Products { found: 4 }]);
+    }
+
+    #[test]
+    fn what_stops_a_product() {
+        let mut barrier = TWO_STAGE.to_vec();
+        barrier.insert(3, "BAR.SYNC.DEFER_BLOCKING R2, 0x100");
+        assert_eq!(found(Overlap::TwoStage, &barrier), [Fault::Interrupted { name: "P V", count: 1 }]);
+        let mut wait = TWO_STAGE.to_vec();
+        wait.insert(6, ONE);
+        assert_eq!(found(Overlap::TwoStage, &wait), [Fault::Waits { count: 3 }]);
+        let mut spill = TWO_STAGE.to_vec();
+        spill.insert(6, "LDL R7, [R1+0x4]");
+        assert_eq!(found(Overlap::TwoStage, &spill), [Fault::Spills { count: 1 }]);
+        let uniform = TWO_STAGE.into_iter().chain(["R2UR UR4, R3"; TO_UNIFORM + 1]).collect::<Vec<_>>();
+        assert_eq!(found(Overlap::TwoStage, &uniform), [Fault::ToUniform { count: 5 }]);
+    }
+
+    #[test]
+    fn products_of_another_shape() {
+        let mut less = TWO_STAGE.to_vec();
+        less.remove(2);
+        let shape =
+            Fault::Shape { name: "P V", parts: 1, columns: 32, expected_parts: 2, expected_columns: 32 };
+        assert_eq!(found(Overlap::TwoStage, &less), [shape]);
+        assert_eq!(found(Overlap::TwoStage, &["NOP"]), [Fault::NoLoop]);
+    }
+}
