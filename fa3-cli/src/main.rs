@@ -26,6 +26,7 @@ mod ptxas;
 mod run;
 mod sim;
 mod table;
+mod tune;
 mod write;
 
 use std::error::Error;
@@ -54,6 +55,9 @@ enum Verb {
     /// Measures the forward pass on a GPU, beside the paper's Figure 5 and Table 2
     #[command(long_about = bench::ABOUT)]
     Bench(bench::Options),
+    /// Looks for tiles and orders of tiles that are faster on a GPU than the table's
+    #[command(long_about = tune::ABOUT)]
+    Tune(tune::Options),
     /// Shows how a problem would be cut into tiles and scheduled on a GPU
     #[command(long_about = plan::ABOUT)]
     Plan(plan::Options),
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
         Verb::Run(options) => run::run(&options).map_err(Into::into),
         Verb::Accuracy(options) => accuracy::run(&options).map_err(Into::into),
         Verb::Bench(options) => bench::run(&options).map_err(Into::into),
+        Verb::Tune(options) => tune::run(&options).map_err(Into::into),
         Verb::Plan(options) => plan::run(&options).map_err(Into::into),
         Verb::Kernels(options) => kernels::run(&options).map_err(Into::into),
         Verb::Ir(options) => ir::run(&options).map_err(Into::into),

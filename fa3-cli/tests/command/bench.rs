@@ -1,4 +1,4 @@
-//! `fa3 bench` as a command, where there is no GPU.
+//! `fa3 bench` and `fa3 tune` as commands, where there is no GPU.
 
 use fa3_cuda::host::is_driver_present;
 
@@ -12,10 +12,9 @@ fn without_a_gpu_it_says_so_and_writes_nothing() {
     }
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("a.json");
-    for options in [&["bench"][..], &["bench", "--device", "1"], &["bench", "--ablation", "--dtype", "bf16"]]
-    {
-        let options = [options, &["--json", json.to_str().unwrap()]].concat();
-        fa3(&options).refused("no nvidia driver: libcuda cannot be loaded");
+    for options in ["bench", "bench --device 1", "bench --ablation --dtype bf16", "tune --head-dim 64"] {
+        let options = options.split_whitespace().chain(["--json", json.to_str().unwrap()]);
+        fa3(&options.collect::<Vec<_>>()).refused("no nvidia driver: libcuda cannot be loaded");
     }
     assert!(!json.exists());
 }
@@ -24,6 +23,7 @@ fn without_a_gpu_it_says_so_and_writes_nothing() {
 #[test]
 fn settings_that_are_none_are_refused() {
     fa3(&["bench", "--head-dim", "96"]).refused("2048 columns are no whole number of heads with head_dim 96");
+    fa3(&["tune", "--head-dim", "96"]).refused("2048 columns are no whole number of heads with head_dim 96");
     fa3(&["bench", "--head-dim", "4,64", "--heads", "2"]).refused("head_dim 4, mask none, seqlen 512: ");
     fa3(&["bench", "--seqlen", "0"]).refused("there is nothing to compute with batch 16384, seqlen 0");
     fa3(&["bench", "--json", "/no/such/folder/a.json"]).refused("there is no folder /no/such/folder");
