@@ -133,19 +133,19 @@ impl fmt::Display for Extent<'_> {
         };
         let parts = [
             ("tokens", same(|x| x.batch * x.seqlen)),
-            ("sequences", same(|x| x.batch)),
-            ("columns of heads", same(|x| x.heads * x.head_dim)),
-            ("query heads", same(|x| x.heads)),
-            ("key/value heads", same(|x| x.heads_kv)),
+            ("batch", same(|x| x.batch)),
+            ("hidden size", same(|x| x.heads * x.head_dim)),
+            ("heads", same(|x| x.heads)),
+            ("heads_kv", same(|x| x.heads_kv)),
         ];
-        let parts = parts.into_iter().filter_map(|(what, number)| Some(format!("{} {what}", number?)));
+        let parts = parts.into_iter().filter_map(|(what, number)| Some(format!("{what} {}", number?)));
         f.write_str(&parts.collect::<Vec<_>>().join(", "))
     }
 }
 
 #[cfg(test)]
 impl Report {
-    /// The paper's settings up to `seqlen`, each of 10 rounds around 60 % of 1000 TFLOP/s, but for one that is wrong.
+    /// Some of the paper's settings, up to `seqlen`: 600 TFLOP/s each, but for one that is wrong.
     pub(super) fn example(seqlen: usize) -> Report {
         use fa3::types::Dtype;
         let settings = [(64, Mask::None), (64, Mask::Causal), (128, Mask::None), (128, Mask::Causal)];
@@ -181,7 +181,7 @@ mod tests {
     fn a_line_for_each_panel_and_the_papers_numbers_below() {
         let expected = "\
 NVIDIA H100 80GB HBM3, 132 SMs, driver for CUDA 13.0, fa3 0.1.0
-Forward pass, bf16, 16k tokens, 2k columns of heads; TFLOP/s, medians of 3 rounds of 25 ms; the paper's numbers are for fp16 on an H100 80GB SXM5
+Forward pass, bf16, tokens 16k, hidden size 2k; TFLOP/s, medians of 3 rounds of 25 ms; the paper's numbers are for fp16 on an H100 80GB SXM5
 
 head_dim  mask    seqlen                     512   1k
 64        none    here                       600  600
@@ -213,10 +213,7 @@ head_dim 128, mask causal, seqlen 512: WRONG: o is off";
         let cell = Cell::new(setting, 1e9, Outcome::Failed("out of memory".to_owned()));
         let text = Report { machine, pace, cells: vec![cell] }.to_string();
         assert!(!text.contains("paper"), "{text}");
-        assert!(
-            text.contains("512 tokens, 1 sequences, 2k columns of heads, 32 query heads, 8 key/value heads;"),
-            "{text}"
-        );
+        assert!(text.contains("tokens 512, batch 1, hidden size 2k, heads 32, heads_kv 8;"), "{text}");
         assert!(text.ends_with("\nhead_dim 64, mask none, seqlen 512: failed: out of memory"), "{text}");
     }
 

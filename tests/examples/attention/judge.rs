@@ -48,9 +48,9 @@ fn rows<T: Element>(
 
 /// A tensor as it lies in memory, gaps left out.
 fn view<T>(x: &Tensor, numbers: fn(&[u16]) -> &[T]) -> ArrayView4<'_, T> {
-    let strides = x.desc.strides;
-    let strides =
-        [strides.batch, strides.seqlen, strides.heads, strides.head_dim].map(|stride| stride as usize);
-    ArrayView4::from_shape(x.desc.shape.dims().strides(strides), numbers(&x.bits))
-        .expect("the memory holds the tensor")
+    let (dims, strides) = (x.desc.shape.dims(), x.desc.strides);
+    let strides = [strides.batch, strides.seqlen, strides.heads, strides.head_dim];
+    // Nothing has no strides.
+    let strides = strides.map(|stride| if dims.contains(&0) { 0 } else { stride as usize });
+    ArrayView4::from_shape(dims.strides(strides), numbers(&x.bits)).expect("the memory holds the tensor")
 }
