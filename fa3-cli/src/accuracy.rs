@@ -11,9 +11,9 @@ use std::path::PathBuf;
 
 use fa3::quant::QuantError;
 use fa3::types::ProblemError;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::draw::DrawError;
+use crate::progress;
 use crate::write::{self, WriteError};
 use report::Report;
 
@@ -81,8 +81,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     crate::print(&report);
     let mut files = Vec::new();
     if let Some(file) = json {
-        let json = serde_json::to_string_pretty(&report).expect("a report holds numbers and names only");
-        files.push((file, (json + "\n").into_bytes()));
+        files.push((file, write::json(&report)));
     }
     if let Some(file) = svg {
         files.push((file, chart::draw(&report)?.into_bytes()));
@@ -96,8 +95,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
 
 fn measure(settings: Settings) -> Result<Report, Error> {
     let jobs = settings.seeds.clone().count() * (table::Method::ALL.len() + 1) + settings.drift_keys.len();
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {elapsed} {wide_msg}");
-    let progress = ProgressBar::new(jobs as u64).with_style(style.expect("the template is valid"));
+    let progress = progress::bar(jobs);
     let table = table::measure(settings.seqlen, settings.seeds, &progress)?;
     let drift = drift::measure(settings.drift_keys, &progress)?;
     progress.finish_and_clear();

@@ -1,6 +1,50 @@
 //! GPUs, where there are any.
 
+use std::str::FromStr;
+
 use fa3_cuda::host::{Device, HostError};
+
+/// Which GPU to use.
+#[derive(Debug, clap::Args)]
+pub(crate) struct GpuArgs {
+    /// gpu, which is the first Hopper GPU, or the number of another one
+    #[arg(long, value_name = "gpu|N", default_value = "gpu")]
+    device: Which,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    First,
+    Number(u32),
+}
+
+/// Not a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected gpu or the number of one")]
+pub(crate) struct NoGpuName;
+
+impl FromStr for Which {
+    type Err = NoGpuName;
+
+    fn from_str(text: &str) -> Result<Which, NoGpuName> {
+        if text == "gpu" { Ok(Which::First) } else { text.parse().map(Which::Number).map_err(|_| NoGpuName) }
+    }
+}
+
+impl GpuArgs {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn open(&self) -> Result<Device, fa3::Error> {
+        let device = match self.device {
+            Which::First => fa3::Device::gpu()?,
+            Which::Number(number) => fa3::Device::cuda(number)?,
+        };
+        let fa3::Device::Cuda(device) = device else { unreachable!("a gpu was asked for") };
+        Ok(device)
+    }
+}
 
 /// A GPU that the kernels run on, or why there is none.
 ///
@@ -16,5 +60,17 @@ pub(crate) fn open(ordinal: u32) -> Result<Result<Device, HostError>, HostError>
             | HostError::NotHopper { .. }),
         ) => Ok(Err(absent)),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_gpus() {
+        assert_eq!("gpu".parse(), Ok(Which::First));
+        assert_eq!("2".parse(), Ok(Which::Number(2)));
+        assert!(["cpu", "", "-1", "gpu:1"].iter().all(|text| text.parse::<Which>() == Err(NoGpuName)));
     }
 }

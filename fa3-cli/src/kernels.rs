@@ -2,7 +2,6 @@
 
 mod compile;
 mod count;
-mod table;
 
 use fa3_cuda::host::HostError;
 use fa3_cuda::kernels::Job;
@@ -10,9 +9,9 @@ use fa3_cuda::kernels::catalogue::{self, CatalogueError};
 use fa3_ir::Ptx;
 
 use crate::ptx::{self, Unsound};
+use crate::table::Table;
 use compile::{CompileError, Compiler};
 use count::Count;
-use table::Table;
 
 /// What `fa3 kernels --help` says first.
 pub(crate) const ABOUT: &str = "\

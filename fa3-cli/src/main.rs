@@ -10,19 +10,25 @@
 
 mod accuracy;
 mod args;
+mod bench;
 mod doctor;
 mod draw;
 mod gpu;
+mod grid;
 mod ir;
 mod kernel;
 mod kernels;
+mod measure;
 mod nvdisasm;
 mod plan;
+mod progress;
 mod ptx;
 mod ptxas;
 mod run;
 mod sass;
 mod sim;
+mod table;
+mod tune;
 mod write;
 
 use std::error::Error;
@@ -48,6 +54,12 @@ enum Verb {
     /// Measures the error of attention in fp16 and FP8, beside the FlashAttention-3 paper's
     #[command(long_about = accuracy::ABOUT)]
     Accuracy(accuracy::Options),
+    /// Measures the forward pass on a GPU, beside the paper's Figure 5 and Table 2
+    #[command(long_about = bench::ABOUT)]
+    Bench(bench::Options),
+    /// Looks for tiles and orders of tiles that are faster on a GPU than the table's
+    #[command(long_about = tune::ABOUT)]
+    Tune(tune::Options),
     /// Shows how a problem would be cut into tiles and scheduled on a GPU
     #[command(long_about = plan::ABOUT)]
     Plan(plan::Options),
@@ -75,6 +87,8 @@ fn main() -> ExitCode {
     let result: Result<bool, Box<dyn Error>> = match Command::parse().verb {
         Verb::Run(options) => run::run(&options).map_err(Into::into),
         Verb::Accuracy(options) => accuracy::run(&options).map_err(Into::into),
+        Verb::Bench(options) => bench::run(&options).map_err(Into::into),
+        Verb::Tune(options) => tune::run(&options).map_err(Into::into),
         Verb::Plan(options) => plan::run(&options).map_err(Into::into),
         Verb::Kernels(options) => kernels::run(&options).map_err(Into::into),
         Verb::Ir(options) => ir::run(&options).map_err(Into::into),

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use tempfile::NamedTempFile;
 
 /// Why a file was not written. Whatever was there before is still there.
@@ -76,6 +77,12 @@ pub(crate) fn write(files: &[(NewFile, Vec<u8>)]) -> Result<(), WriteError> {
         crate::print(&format_args!("wrote {}", file.path.display()));
     }
     Ok(())
+}
+
+/// A report as the contents of a file.
+pub(crate) fn json(report: &impl Serialize) -> Vec<u8> {
+    let json = serde_json::to_string_pretty(report).expect("a report holds numbers and names only");
+    (json + "\n").into_bytes()
 }
 
 impl NewFile {

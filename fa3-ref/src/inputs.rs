@@ -72,6 +72,16 @@ impl<'a, T: Element> Inputs<'a, T> {
         self.problem
     }
 
+    /// Queries, all of them.
+    pub(crate) fn q(&self) -> ArrayView4<'a, T> {
+        self.q
+    }
+
+    /// Keys, all of them.
+    pub(crate) fn k(&self) -> ArrayView4<'a, T> {
+        self.k
+    }
+
     /// Values, all of them.
     pub(crate) fn v(&self) -> ArrayView4<'a, T> {
         self.v

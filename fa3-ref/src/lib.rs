@@ -12,7 +12,8 @@
 //!   framework computes it without a fused kernel: the baseline of the error law.
 //! * [`tiled`]: Algorithms 1, 2, 3 and 4 of the FlashAttention-3 paper (arXiv 2407.08608) as executable
 //!   pseudocode, with the tile sizes of your choice and the kernels' rounding points.
-//! * [`norms`] and [`law`]: how far one result is from another, and how far it may be.
+//! * [`norms`] and [`law`]: how far one result is from another, and how far it may be; [`rows`]: the law on chosen rows of a
+//!   problem too large for all of them.
 //!
 //! ```
 //! use fa3_ref::{Inputs, Precision, law::ForwardLaw, tiled};
@@ -38,6 +39,7 @@ mod precision;
 pub mod law;
 pub mod norms;
 pub mod oracle;
+pub mod rows;
 pub mod standard;
 pub mod tiled;
 

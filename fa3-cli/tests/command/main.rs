@@ -1,6 +1,7 @@
 //! `fa3` as a command: the binary is run on files in temporary folders.
 
 mod accuracy;
+mod bench;
 mod kernels;
 mod plan;
 mod refusals;

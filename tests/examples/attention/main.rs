@@ -14,11 +14,12 @@ mod trial;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use fa3::reference::rows::SatisfiedRows;
 use fa3_cuda::host::Device;
 use rayon::prelude::*;
 
 use groups::Group;
-use judge::{Judged, judge};
+use judge::judge;
 use trial::{Bench, Fallible, Inputs, Trial};
 
 /// Failures of a group that are printed.
@@ -69,9 +70,9 @@ fn main() -> ExitCode {
 /// Runs and judges every trial, and says how many failed.
 fn group(device: &Device, name: &str, trials: &[Trial]) -> usize {
     let start = Instant::now();
-    let results: Vec<Result<Judged, String>> =
+    let results: Vec<Result<SatisfiedRows, String>> =
         trials.par_iter().enumerate().map(|(index, trial)| try_one(device, trial, index as u64)).collect();
-    let passed: Vec<Judged> = results.iter().flatten().copied().collect();
+    let passed: Vec<SatisfiedRows> = results.iter().flatten().copied().collect();
     let rows: usize = passed.iter().map(|judged| judged.rows).sum();
     let ratio = passed.iter().map(|judged| judged.ratio).fold(0.0, f64::max);
     let failures = trials.len() - passed.len();
@@ -89,7 +90,7 @@ fn group(device: &Device, name: &str, trials: &[Trial]) -> usize {
     failures
 }
 
-fn try_one(device: &Device, trial: &Trial, seed: u64) -> Result<Judged, String> {
+fn try_one(device: &Device, trial: &Trial, seed: u64) -> Result<SatisfiedRows, String> {
     let inputs = Inputs::random(&trial.problem, seed);
     let mut bench = Bench::new(device, trial, &inputs).map_err(|error| error.to_string())?;
     let outputs = bench.run().map_err(|error| error.to_string())?;

@@ -55,18 +55,6 @@ impl Tensor {
         &mut self.bits[start..][..self.desc.shape.head_dim]
     }
 
-    /// Some rows of a head, as a tensor of one sequence with one head.
-    pub(crate) fn gather(
-        &self,
-        batch: usize,
-        head: usize,
-        rows: impl ExactSizeIterator<Item = usize>,
-    ) -> Array4<f32> {
-        let shape = (1, rows.len(), 1, self.desc.shape.head_dim);
-        let numbers = rows.flat_map(|row| self.row(batch, row, head).iter().map(|&x| self.number(x)));
-        Array4::from_shape_vec(shape, numbers.collect()).expect("rows have as many elements as they should")
-    }
-
     /// All of it.
     pub(crate) fn numbers(&self) -> Array4<f32> {
         Array4::from_shape_fn(self.desc.shape.dims(), |(batch, row, head, element)| {

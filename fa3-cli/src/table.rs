@@ -4,10 +4,10 @@ use std::fmt;
 
 /// Rows of one length, the first being the heads of the columns.
 #[derive(Debug)]
-pub(super) struct Table {
-    pub(super) rows: Vec<Vec<String>>,
+pub(crate) struct Table {
+    pub(crate) rows: Vec<Vec<String>>,
     /// Columns that begin at the left, from the first on; the others end at the right.
-    pub(super) left: usize,
+    pub(crate) left: usize,
 }
 
 impl fmt::Display for Table {

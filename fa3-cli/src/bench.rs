@@ -1,0 +1,123 @@
+//! `fa3 bench`: how fast the forward pass is on a GPU, beside the paper's Figure 5 and Table 2.
+
+mod ablation;
+mod chart;
+mod paper;
+mod report;
+
+use std::path::PathBuf;
+
+use fa3::cuda::Device;
+use fa3::sched::{Choices, PlanError};
+use fa3::types::Problem;
+
+use crate::draw::DrawError;
+use crate::gpu::GpuArgs;
+use crate::grid::{self, GridArgs, GridError, Half, Setting};
+use crate::measure::{self, Machine, Pace};
+use crate::progress;
+use crate::write::{self, WriteError};
+use report::{Cell, Report};
+
+/// What `fa3 bench --help` says first.
+pub(crate) const ABOUT: &str = "\
+Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: \
+4 · seqlen² · head_dim · heads · batch, halved under a causal mask. The settings are those of the paper's Figure 5, \
+whose numbers stand beside where they apply (fp16, on an H100 80GB SXM5), or any others.
+
+Each setting is timed by CUDA events around launches back to back, some milliseconds a round; the median of the rounds counts. \
+Inputs are random, from N(0, 1). Nothing is reported that was not checked: O and LSE are computed into memory full of NaN, of which \
+none may remain; rows of all kinds are held to the error law against arithmetic in f64; and a launch after the timed ones \
+must give the same bits.
+
+Boards throttle: numbers of different runs do not compare to a few percent. With --ablation, all forms of a kernel take turns.";
+
+/// Options of `fa3 bench`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  fa3 bench --json bench.json --svg bench.svg
+  fa3 bench --head-dim 128 --mask causal,1024:0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
+  fa3 bench --ablation
+
+Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
+pub(crate) struct Options {
+    /// The paper's Table 2 instead, (batch, seqlen, heads, head_dim) = (4, 8448, 16, 128): what each of the kernel's techniques is worth
+    #[arg(long, conflicts_with_all = grid::OPTIONS, conflicts_with = "svg")]
+    ablation: bool,
+    #[command(flatten)]
+    grid: GridArgs,
+    /// Elements of Q, K and V: bf16 if absent, f16 with --ablation
+    #[arg(long, value_name = "TYPE", value_enum)]
+    dtype: Option<Half>,
+    #[command(flatten)]
+    pace: Pace,
+    #[command(flatten)]
+    gpu: GpuArgs,
+    /// Writes everything measured, each round apart
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draws bars as in the paper's figure
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Why nothing is measured.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages are the sources'")]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Grid(#[from] GridError),
+    #[error(transparent)]
+    Gpu(#[from] fa3::Error),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Draw(#[from] DrawError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Measures, prints and writes. False if a result is wrong or missing.
+///
+/// # Errors
+/// See [`Error`].
+pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    let dtype = options.dtype.unwrap_or(if options.ablation { Half::F16 } else { Half::Bf16 }).into();
+    let settings = options.grid.settings(dtype)?;
+    let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
+    let device = options.gpu.open()?;
+    let mut files = Vec::new();
+    let is_whole = if options.ablation {
+        let report = ablation::measure(&device, dtype, options.pace)?;
+        crate::print(&report);
+        files.extend(json.map(|file| (file, write::json(&report))));
+        report.is_whole()
+    } else {
+        let report = measure(&device, settings, options.pace);
+        crate::print(&report);
+        files.extend(json.map(|file| (file, write::json(&report))));
+        if let Some(file) = svg {
+            files.push((file, chart::draw(&report)?.into_bytes()));
+        }
+        report.is_whole()
+    };
+    if !files.is_empty() {
+        crate::print(&"");
+    }
+    write::write(&files)?;
+    Ok(is_whole)
+}
+
+fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Report {
+    let progress = progress::bar(settings.len() * measure::steps(1, pace));
+    let cells = settings.into_iter().map(|(setting, problem)| {
+        progress.set_message(setting.to_string());
+        let outcome = measure::race(device, &problem, &[Choices::default()], pace, &progress);
+        let outcome = outcome.into_iter().next().expect("one way to compute has one outcome");
+        Cell::new(setting, problem.forward_flops(), outcome)
+    });
+    let cells = cells.collect();
+    progress.finish_and_clear();
+    Report { machine: Machine::of(device), pace, cells }
+}

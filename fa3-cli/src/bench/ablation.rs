@@ -1,0 +1,300 @@
+//! What each of the kernel's techniques is worth: forms of it with something left out, in turns, beside the paper's Table 2
+//! and the steps that its authors named in a talk.
+
+use std::fmt;
+
+use fa3::cuda::Device;
+use fa3::sched::{Choices, Loads, Maxima, Order, Overlap, Plan, Scheduler, TileRow, TileShape};
+use fa3::types::{Dtype, Mask};
+use serde::Serialize;
+
+use super::Error;
+use crate::grid::Setting;
+use crate::measure::{self, Machine, Outcome, Pace};
+use crate::progress;
+use crate::table::Table;
+
+/// A form of the kernel.
+struct Form {
+    name: &'static str,
+    choices: fn(&Plan) -> Choices,
+    /// TFLOP/s in the paper's Table 2: 3.538, 4.021 and 4.105 ms.
+    paper: Option<u32>,
+    /// TFLOP/s in the talk, which does not name its setting.
+    talk: Option<u32>,
+}
+
+/// Forms that compute the same.
+struct Group {
+    name: &'static str,
+    mask: Mask,
+    /// The first one is what the others are compared with.
+    forms: &'static [Form],
+}
+
+const GROUPS: [Group; 2] = [
+    Group {
+        name: "the paper's kernel",
+        mask: Mask::None,
+        forms: &[
+            Form { name: "full", choices: |plan| tile(plan, |full| full), paper: Some(661), talk: Some(670) },
+            Form {
+                name: "no GEMM-softmax pipelining",
+                choices: |plan| tile(plan, |full| TileShape { overlap: Overlap::None, ..full }),
+                paper: Some(582),
+                talk: Some(640),
+            },
+            Form {
+                name: "no warp specialisation",
+                choices: |plan| tile(plan, |full| TileShape { loads: Loads::Consumers, ..full }),
+                paper: Some(570),
+                talk: None,
+            },
+            Form {
+                name: "no ping-pong",
+                choices: |plan| tile(plan, |full| TileShape { ping_pong: false, ..full }),
+                paper: None,
+                talk: None,
+            },
+            Form {
+                name: "no pipelining and no ping-pong",
+                choices: |plan| {
+                    tile(plan, |full| TileShape { overlap: Overlap::None, ping_pong: false, ..full })
+                },
+                paper: None,
+                talk: Some(580),
+            },
+            Form {
+                name: "maxima when needed",
+                choices: |plan| tile(plan, |full| TileShape { maxima: Maxima::WhenNeeded, ..full }),
+                paper: None,
+                talk: None,
+            },
+        ],
+    },
+    Group {
+        name: "the order of tiles",
+        mask: Mask::Causal,
+        forms: &[
+            Form {
+                name: "longest first, as CTAs get free",
+                choices: |plan| schedule(plan.order, Scheduler::DynamicPersistent),
+                paper: None,
+                talk: Some(710),
+            },
+            Form {
+                name: "longest first, dealt in turn",
+                choices: |plan| schedule(plan.order, Scheduler::StaticPersistent),
+                paper: None,
+                talk: None,
+            },
+            Form {
+                name: "linear, as CTAs get free",
+                choices: |_| schedule(Order::Linear, Scheduler::DynamicPersistent),
+                paper: None,
+                talk: None,
+            },
+            Form {
+                name: "linear, dealt in turn",
+                choices: |_| schedule(Order::Linear, Scheduler::StaticPersistent),
+                paper: None,
+                talk: Some(670),
+            },
+        ],
+    },
+];
+
+/// A tile made of that of the full form: the table's with all that the paper has, the softmax under GEMMs of its own warpgroup and of
+/// the others, and maxima of every block.
+fn tile(plan: &Plan, change: fn(TileShape) -> TileShape) -> Choices {
+    let (overlap, maxima, ping_pong) = (Overlap::TwoStage, Maxima::EveryBlock, true);
+    let full = TileShape { overlap, maxima, ping_pong, ..plan.row.shape };
+    Choices { row: Some(TileRow { shape: change(full), ..plan.row }), ..Choices::default() }
+}
+
+fn schedule(order: Order, scheduler: Scheduler) -> Choices {
+    Choices { order: Some(order), scheduler: Some(scheduler), ..Choices::default() }
+}
+
+/// All groups.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    machine: Machine,
+    #[serde(flatten)]
+    pace: Pace,
+    groups: Vec<Measured>,
+}
+
+/// A group and what came of its forms.
+#[derive(Debug, Serialize)]
+struct Measured {
+    name: &'static str,
+    #[serde(flatten)]
+    setting: Setting,
+    flops: f64,
+    forms: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    name: &'static str,
+    outcome: Outcome,
+    tflops: Option<f64>,
+    paper: Option<u32>,
+    talk: Option<u32>,
+}
+
+/// # Errors
+/// If the GPU has no plan for the setting.
+pub(super) fn measure(device: &Device, dtype: Dtype, pace: Pace) -> Result<Report, Error> {
+    let forms = GROUPS.iter().map(|group| group.forms.len()).sum();
+    let progress = progress::bar(measure::steps(forms, pace));
+    let groups = GROUPS.iter().map(|group| {
+        let setting = group.setting(dtype);
+        let problem = setting.problem()?;
+        progress.set_message(format!("{}: {setting}", group.name));
+        let choices = group.choices(&Plan::new(&problem, &device.limits())?);
+        let outcomes = measure::race(device, &problem, &choices, pace, &progress);
+        Ok(group.measured(setting, problem.forward_flops(), outcomes))
+    });
+    let groups = groups.collect::<Result<_, Error>>()?;
+    progress.finish_and_clear();
+    Ok(Report { machine: Machine::of(device), pace, groups })
+}
+
+impl Group {
+    fn setting(&self, dtype: Dtype) -> Setting {
+        Setting { dtype, head_dim: 128, mask: self.mask, seqlen: 8448, batch: 4, heads: 16, heads_kv: 16 }
+    }
+
+    fn choices(&self, plan: &Plan) -> Vec<Choices> {
+        self.forms.iter().map(|form| (form.choices)(plan)).collect()
+    }
+
+    fn measured(&self, setting: Setting, flops: f64, outcomes: Vec<Outcome>) -> Measured {
+        let row = |(form, outcome): (&Form, Outcome)| {
+            let Form { name, paper, talk, .. } = *form;
+            Row { name, tflops: outcome.tflops(flops), outcome, paper, talk }
+        };
+        let forms = self.forms.iter().zip(outcomes).map(row).collect();
+        Measured { name: self.name, setting, flops, forms }
+    }
+}
+
+impl Report {
+    /// Whether every form has a time.
+    pub(super) fn is_whole(&self) -> bool {
+        self.groups.iter().flat_map(|group| &group.forms).all(|row| row.tflops.is_some())
+    }
+}
+
+impl Measured {
+    fn table(&self) -> Table {
+        let heads = ["", "here", "of full", "paper", "of full", "talk", "of full"].map(str::to_owned);
+        let first = self.forms.first();
+        // A number, and the part that it is of the first form's.
+        let pair = |number: fn(&Row) -> Option<f64>, row: &Row| match (number(row), first.and_then(number)) {
+            (Some(number), Some(full)) => [format!("{number:.0}"), format!("{:.3}", number / full)],
+            (Some(number), None) => [format!("{number:.0}"), "-".to_owned()],
+            (None, _) => ["-".to_owned(), "-".to_owned()],
+        };
+        let rows = self.forms.iter().map(|row| {
+            let [_, part] = pair(|row| row.tflops, row);
+            let here = [row.outcome.cell(self.flops), part];
+            let paper = pair(|row| row.paper.map(f64::from), row);
+            let talk = pair(|row| row.talk.map(f64::from), row);
+            std::iter::once(row.name.to_owned()).chain(here).chain(paper).chain(talk).collect()
+        });
+        Table { rows: std::iter::once(heads.to_vec()).chain(rows).collect(), left: 1 }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { machine, pace, groups } = self;
+        writeln!(f, "{machine}")?;
+        write!(
+            f,
+            "TFLOP/s, {pace}, all forms in turns; the paper's Table 2 is for fp16 on an H100 80GB SXM5"
+        )?;
+        for group in groups {
+            let Setting { dtype, batch, heads, .. } = group.setting;
+            write!(f, "\n\n{}: {dtype}, batch {batch}, {heads} heads, {}", group.name, group.setting)?;
+            write!(f, "\n{}", group.table())?;
+            for Row { name, outcome, .. } in &group.forms {
+                match outcome {
+                    Outcome::Checked(timing) => write!(f, "\n  {name}: {}", timing.plan)?,
+                    Outcome::Wrong(why) => write!(f, "\n  {name}: WRONG: {why}")?,
+                    Outcome::Failed(why) => write!(f, "\n  {name}: failed: {why}")?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fa3::sched::Limits;
+
+    fn choices(group: &Group) -> Vec<Choices> {
+        let problem = group.setting(Dtype::F16).problem().unwrap();
+        group.choices(&Plan::new(&problem, &Limits::h100_sxm()).unwrap())
+    }
+
+    /// Every form can be planned, and no two are the same.
+    #[test]
+    fn forms_are_possible_and_differ() {
+        for group in &GROUPS {
+            let problem = group.setting(Dtype::F16).problem().unwrap();
+            let plans: Vec<_> = choices(group)
+                .iter()
+                .map(|choices| Plan::with(&problem, &Limits::h100_sxm(), choices).unwrap())
+                .map(|plan| (plan.row.shape, plan.order, plan.scheduler))
+                .collect();
+            for (index, plan) in plans.iter().enumerate() {
+                assert!(!plans[..index].contains(plan), "{}: {plan:?}", group.forms[index].name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_full_form_overlaps_in_both_ways_and_the_planned_order_is_the_longest_first() {
+        let [dense, causal] = &GROUPS;
+        let full = choices(dense)[0].row.unwrap().shape;
+        assert!(full.ping_pong && full.overlap == Overlap::TwoStage);
+        assert!(matches!(choices(causal)[0].order, Some(Order::LongestFirst { .. })));
+    }
+
+    #[test]
+    fn a_table() {
+        let group = &GROUPS[0];
+        let setting = group.setting(Dtype::F16);
+        let flops = setting.problem().unwrap().forward_flops();
+        let mut outcomes: Vec<_> = [3.5, 4.0, 4.1, 3.75].map(|millis| Outcome::checked(&[millis])).to_vec();
+        outcomes.push(Outcome::Wrong("o is off".to_owned()));
+        let measured = group.measured(setting, flops, outcomes);
+        let expected = "                                 here  of full  paper  of full  talk  of full
+full                              668    1.000    661    1.000   670    1.000
+no GEMM-softmax pipelining        585    0.875    582    0.880   640    0.955
+no warp specialisation            570    0.854    570    0.862     -        -
+no ping-pong                      624    0.933      -        -     -        -
+no pipelining and no ping-pong  WRONG        -      -        -   580    0.866";
+        assert_eq!(measured.table().to_string(), expected);
+        let report = Report {
+            machine: Machine::example(),
+            pace: Pace { rounds: 1, slice_ms: 2.0 },
+            groups: vec![measured],
+        };
+        assert!(!report.is_whole());
+        let text = report.to_string();
+        assert!(
+            text.contains(
+                "the paper's kernel: f16, batch 4, 16 heads, head_dim 128, mask none, seqlen 8448\n"
+            ),
+            "{text}"
+        );
+        assert!(text.ends_with("\n  no pipelining and no ping-pong: WRONG: o is off"), "{text}");
+    }
+}

@@ -1,0 +1,233 @@
+//! Times of the forward pass on a GPU, of results that were checked.
+
+mod outcome;
+mod truth;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, HostError, Stream};
+use fa3::reference::rows::SatisfiedRows;
+use fa3::sched::{Choices, Plan};
+use fa3::types::Problem;
+use indicatif::ProgressBar;
+use rayon::prelude::*;
+
+use outcome::Timing;
+use truth::{Truth, Wrong};
+
+pub(crate) use outcome::{Machine, Outcome, Pace};
+
+/// Launches that find out how long one takes, and the fewest that a round times.
+const FEW: u32 = 3;
+
+/// A problem on a GPU, with what its result must be.
+struct Stand {
+    stream: Stream,
+    truth: Truth,
+    q: DeviceBuffer,
+    k: DeviceBuffer,
+    v: DeviceBuffer,
+    o: DeviceBuffer,
+    lse: DeviceBuffer,
+}
+
+/// A way to compute the problem whose result is right.
+struct Lane {
+    forward: Forward,
+    satisfied: SatisfiedRows,
+    /// The hash of the result.
+    result: u64,
+    launches: u32,
+    millis: Vec<f64>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    Wrong(#[from] Wrong),
+    #[error(transparent)]
+    Failed(#[from] ForwardError),
+}
+
+impl From<HostError> for Refusal {
+    fn from(error: HostError) -> Refusal {
+        Refusal::Failed(error.into())
+    }
+}
+
+/// Measures the ways that `choices` leave to compute `problem`, in turns, so that whatever slows the GPU down hits all alike.
+/// `progress` steps [`steps`] times.
+pub(crate) fn race(
+    device: &Device,
+    problem: &Problem,
+    choices: &[Choices],
+    pace: Pace,
+    progress: &ProgressBar,
+) -> Vec<Outcome> {
+    let end = progress.position() + steps(choices.len(), pace) as u64;
+    let outcomes = match Stand::new(device, problem) {
+        Ok(mut stand) => {
+            // All at once: the driver takes half a second for each.
+            let forwards: Vec<Result<Forward, ForwardError>> =
+                choices.par_iter().map(|choices| Forward::with(device, problem, choices)).collect();
+            stand.race(forwards, pace, progress)
+        }
+        Err(error) => vec![Outcome::Failed(error.to_string()); choices.len()],
+    };
+    progress.set_position(end);
+    outcomes
+}
+
+/// How long a race of so many is.
+pub(crate) fn steps(lanes: usize, pace: Pace) -> usize {
+    lanes * (1 + pace.rounds as usize)
+}
+
+impl Stand {
+    fn new(device: &Device, problem: &Problem) -> Result<Stand, ForwardError> {
+        let mut truth = Truth::new(problem, 1)?;
+        let stream = device.stream()?;
+        let upload = |bits: Vec<u16>| {
+            let mut buffer = device.alloc(size_of_val(bits.as_slice()))?;
+            buffer.upload(&stream, &bits).map(|()| buffer)
+        };
+        let [q, k, v] = std::mem::take(&mut truth.qkv).map(upload);
+        let (q, k, v) = (q?, k?, v?);
+        let o = device.alloc(problem.o().extent_bytes().0 as usize)?;
+        let lse = device.alloc(size_of::<f32>() * problem.lse_shape().iter().product::<usize>())?;
+        Ok(Stand { stream, truth, q, k, v, o, lse })
+    }
+
+    fn race(
+        &mut self,
+        forwards: Vec<Result<Forward, ForwardError>>,
+        pace: Pace,
+        progress: &ProgressBar,
+    ) -> Vec<Outcome> {
+        let admit = |forward: Result<Forward, ForwardError>| {
+            progress.inc(1);
+            self.admit(forward?, pace)
+        };
+        let mut lanes: Vec<Result<Lane, Refusal>> = forwards.into_iter().map(admit).collect();
+        for round in 0..pace.rounds as usize {
+            // Each round begins with another one.
+            for turn in 0..lanes.len() {
+                let index = (round + turn) % lanes.len();
+                self.advance(&mut lanes[index], Stand::time);
+                progress.inc(1);
+            }
+        }
+        lanes.iter_mut().for_each(|lane| self.advance(lane, Stand::check_again));
+        lanes.into_iter().map(|lane| lane.map_or_else(Outcome::from, Outcome::from)).collect()
+    }
+
+    /// Takes a step with a lane that is right so far.
+    fn advance(
+        &mut self,
+        lane: &mut Result<Lane, Refusal>,
+        step: fn(&mut Stand, &mut Lane) -> Result<(), Refusal>,
+    ) {
+        if let Ok(right) = lane
+            && let Err(refusal) = step(self, right)
+        {
+            *lane = Err(refusal);
+        }
+    }
+
+    /// Computes once and checks; then finds out how many launches fill a slice, and warms up.
+    fn admit(&mut self, forward: Forward, pace: Pace) -> Result<Lane, Refusal> {
+        let (o, lse) = self.compute(&forward)?;
+        let satisfied = (self.truth.check)(&o, &lse)?;
+        self.slice(&forward, FEW)?;
+        let launches = (pace.slice_ms / self.slice(&forward, FEW)?.max(1e-3)) as u32;
+        let launches = launches.max(FEW);
+        self.slice(&forward, launches)?;
+        Ok(Lane { forward, satisfied, result: hash(&o, &lse), launches, millis: Vec::new() })
+    }
+
+    fn time(&mut self, lane: &mut Lane) -> Result<(), Refusal> {
+        let millis = self.slice(&lane.forward, lane.launches)?;
+        lane.millis.push(millis);
+        Ok(())
+    }
+
+    /// After all the launches that were timed, one more gives the same.
+    fn check_again(&mut self, lane: &mut Lane) -> Result<(), Refusal> {
+        let (o, lse) = self.compute(&lane.forward)?;
+        if hash(&o, &lse) == lane.result { Ok(()) } else { Err(Wrong::Changed.into()) }
+    }
+
+    /// Milliseconds of a launch, of `launches` back to back.
+    fn slice(&mut self, forward: &Forward, launches: u32) -> Result<f64, ForwardError> {
+        let start = self.stream.record()?;
+        for _ in 0..launches {
+            self.launch(forward)?;
+        }
+        let end = self.stream.record()?;
+        Ok(f64::from(end.millis_since(&start)?) / f64::from(launches))
+    }
+
+    fn launch(&mut self, forward: &Forward) -> Result<(), ForwardError> {
+        let Stand { stream, q, k, v, o, lse, .. } = self;
+        forward.run(stream, q, k, v, o, lse)
+    }
+
+    /// The bits of O, and LSE, computed into memory that holds NaN.
+    fn compute(&mut self, forward: &Forward) -> Result<(Vec<u16>, Vec<f32>), ForwardError> {
+        self.o.fill(&self.stream, 0xFF)?;
+        self.lse.fill(&self.stream, 0xFF)?;
+        self.launch(forward)?;
+        Ok((self.o.download(&self.stream)?, self.lse.download(&self.stream)?))
+    }
+}
+
+impl From<Lane> for Outcome {
+    fn from(lane: Lane) -> Outcome {
+        let Lane { forward, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, .. } = lane;
+        let Plan { row, order, scheduler, .. } = forward.plan();
+        let plan = format!("{}; {order}; {scheduler}", row.shape);
+        Outcome::Checked(Timing::new(plan, launches, millis, rows, error))
+    }
+}
+
+impl From<Refusal> for Outcome {
+    fn from(refusal: Refusal) -> Outcome {
+        match refusal {
+            Refusal::Wrong(why) => Outcome::Wrong(why.to_string()),
+            Refusal::Failed(why) => Outcome::Failed(why.to_string()),
+        }
+    }
+}
+
+fn hash(o: &[u16], lse: &[f32]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    o.hash(&mut hasher);
+    lse.iter().for_each(|x| x.to_bits().hash(&mut hasher));
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fa3::types::{Dtype, ProblemSpec, Shape};
+
+    /// On a machine with a Hopper GPU.
+    #[test]
+    fn right_results_are_timed_and_impossible_ones_fail() {
+        let Ok(device) = Device::open(0) else {
+            println!("skipped: no gpu");
+            return;
+        };
+        let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim: 64 };
+        let problem = ProblemSpec::dense(Dtype::F16, shape, shape).causal().validate().unwrap();
+        let (pace, bar) = (Pace { rounds: 3, slice_ms: 1.0 }, ProgressBar::hidden());
+        let wide = Choices { row: fa3::sched::TileRow::table().last().copied(), ..Choices::default() };
+        let outcomes = race(&device, &problem, &[Choices::default(), wide], pace, &bar);
+        let [Outcome::Checked(timing), Outcome::Failed(_)] = outcomes.as_slice() else {
+            panic!("{outcomes:?}")
+        };
+        assert_eq!(timing.millis.len(), 3);
+        assert!(timing.millis.iter().all(|ms| (1e-4..10.0).contains(ms)) && timing.error < 1.0, "{timing:?}");
+        assert_eq!(bar.position(), 8);
+    }
+}

@@ -1,0 +1,158 @@
+//! Random Q, K and V, and what attention of them must be.
+
+use fa3::reference::rows::{RowViolation, RowsLaw, SatisfiedRows, telling_rows};
+use fa3::reference::{Element, Inputs, Precision};
+use fa3::types::{Dtype, Problem, TensorDesc};
+use fa3_cuda::kernels::fwd::FwdError;
+use half::slice::HalfBitsSliceExt;
+use half::{bf16, f16};
+use ndarray::{ArrayView3, ArrayView4};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, StandardNormal};
+use rayon::prelude::*;
+
+/// Rows that tiles of the forward kernels have.
+const TILE_ROWS: [usize; 3] = [64, 128, 192];
+
+/// Elements that are drawn one after the other.
+const CHUNK: usize = 1 << 16;
+
+/// Judges the bits of O and LSE.
+type Check = Box<dyn Fn(&[u16], &[f32]) -> Result<SatisfiedRows, Wrong>>;
+
+/// Q, K and V of a problem with contiguous tensors, drawn from N(0, 1), and the error law of some rows of O and LSE.
+pub(super) struct Truth {
+    /// The bits of Q, K and V.
+    pub(super) qkv: [Vec<u16>; 3],
+    pub(super) check: Check,
+}
+
+/// Why a result is wrong.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum Wrong {
+    #[error("element {at} of {what} was not written or is NaN")]
+    Nan { what: &'static str, at: usize },
+    #[error(transparent)]
+    Row(#[from] RowViolation),
+    #[error("a launch after the timed ones gave another result than the first one")]
+    Changed,
+}
+
+impl Truth {
+    /// # Errors
+    /// If the problem is not of 16-bit elements.
+    pub(super) fn new(problem: &Problem, seed: u64) -> Result<Truth, FwdError> {
+        match problem.dtype() {
+            Dtype::F16 => {
+                let encode = |x| f16::from_f32(x).to_bits();
+                Ok(Truth::of(problem, seed, encode, |bits| bits.reinterpret_cast::<f16>()))
+            }
+            Dtype::Bf16 => {
+                let encode = |x| bf16::from_f32(x).to_bits();
+                Ok(Truth::of(problem, seed, encode, |bits| bits.reinterpret_cast::<bf16>()))
+            }
+            dtype @ (Dtype::F32 | Dtype::E4m3) => Err(FwdError::Dtype { dtype }),
+        }
+    }
+
+    fn of<T: Element + 'static>(
+        problem: &Problem,
+        seed: u64,
+        encode: fn(f32) -> u16,
+        numbers: fn(&[u16]) -> &[T],
+    ) -> Truth {
+        let qkv = [(problem.q(), 1), (problem.k(), 2), (problem.v(), 3)]
+            .map(|(x, part)| normal(x, 4 * seed + part, encode));
+        let [q, k, v] = qkv.each_ref().map(|bits| numbers(bits));
+        let inputs = Inputs::new(problem, view(problem.q(), q), view(problem.k(), k), view(problem.v(), v))
+            .expect("the arrays have the problem's shapes");
+        let law =
+            RowsLaw::new(&inputs, Precision::of_output(problem.dtype()), &telling_rows(problem, &TILE_ROWS));
+        let (o_desc, lse_shape) = (*problem.o(), problem.lse_shape());
+        let check = move |o: &[u16], lse: &[f32]| {
+            if let Some(at) = numbers(o).par_iter().position_first(|&x| x.into().is_nan()) {
+                return Err(Wrong::Nan { what: "o", at });
+            }
+            if let Some(at) = lse.par_iter().position_first(|x| x.is_nan()) {
+                return Err(Wrong::Nan { what: "lse", at });
+            }
+            let lse = ArrayView3::from_shape(lse_shape, lse).expect("lse has its shape");
+            Ok(law.check(view(&o_desc, numbers(o)), lse)?)
+        };
+        Truth { qkv, check: Box::new(check) }
+    }
+}
+
+/// A contiguous tensor.
+fn view<'a, T>(x: &TensorDesc, numbers: &'a [T]) -> ArrayView4<'a, T> {
+    ArrayView4::from_shape(x.shape.dims(), numbers).expect("contiguous tensors have their elements")
+}
+
+/// The bits of a tensor of normally distributed numbers.
+fn normal(x: &TensorDesc, seed: u64, encode: fn(f32) -> u16) -> Vec<u16> {
+    let mut bits = vec![0; x.shape.dims().iter().product()];
+    bits.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, bits)| {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(chunk as u64);
+        bits.fill_with(|| encode(StandardNormal.sample(&mut rng)));
+    });
+    bits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fa3::Attention;
+    use fa3::types::{ProblemSpec, Shape};
+    use ndarray::Array4;
+
+    const SHAPE: Shape = Shape { batch: 2, seqlen: 200, heads: 3, head_dim: 64 };
+
+    fn problem(dtype: Dtype) -> Problem {
+        ProblemSpec::dense(dtype, SHAPE, Shape { heads: 1, ..SHAPE }).causal().validate().unwrap()
+    }
+
+    /// What the CPU makes of the inputs is right, and whatever is changed in it is found.
+    #[test]
+    fn right_results_are_right_and_others_are_wrong() {
+        let problem = problem(Dtype::Bf16);
+        let Truth { qkv, check } = Truth::new(&problem, 1).unwrap();
+        let [q, k, v] =
+            [(problem.q(), &qkv[0]), (problem.k(), &qkv[1]), (problem.v(), &qkv[2])].map(|(x, bits)| {
+                Array4::from_shape_vec(x.shape.dims(), bits.reinterpret_cast::<bf16>().to_vec()).unwrap()
+            });
+        let output =
+            Attention::new(q.view(), k.view(), v.view()).causal().forward(&fa3::Device::Cpu).unwrap();
+        let mut o: Vec<u16> = output.o.iter().map(|x| x.to_bits()).collect();
+        let mut lse: Vec<f32> = output.lse.iter().copied().collect();
+        let satisfied = check(&o, &lse).unwrap();
+        assert!(satisfied.rows > 30 && satisfied.ratio < 1.0, "{satisfied:?}");
+
+        let first = o[0];
+        o[0] = bf16::from_f32(9.0).to_bits();
+        assert!(matches!(check(&o, &lse), Err(Wrong::Row(RowViolation { what: "o", .. }))));
+        o[0] = first;
+        // An element of no row that is compared with the oracle.
+        (o[76_700], lse[1000]) = (0xFFFF, f32::NAN);
+        assert_eq!(check(&o, &lse), Err(Wrong::Nan { what: "o", at: 76_700 }));
+        o[76_700] = 0;
+        assert_eq!(check(&o, &lse), Err(Wrong::Nan { what: "lse", at: 1000 }));
+    }
+
+    #[test]
+    fn inputs_are_normal_and_of_their_seed() {
+        let truth = |dtype, seed| Truth::new(&problem(dtype), seed).unwrap().qkv;
+        let [q, k, _] = truth(Dtype::F16, 1);
+        assert_eq!(truth(Dtype::F16, 1)[0], q);
+        assert_ne!(truth(Dtype::F16, 2)[0], q);
+        assert_ne!(q[..k.len()], k);
+        let q: Vec<f64> = q.reinterpret_cast::<f16>().iter().map(|x| x.to_f64()).collect();
+        let mean = q.iter().sum::<f64>() / q.len() as f64;
+        let variance = q.iter().map(|x| x * x).sum::<f64>() / q.len() as f64;
+        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.03, "{mean} {variance}");
+        let of = |dtype| Truth::new(&problem(dtype), 1).err();
+        assert_eq!(of(Dtype::E4m3), Some(FwdError::Dtype { dtype: Dtype::E4m3 }));
+    }
+}

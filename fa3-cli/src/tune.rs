@@ -1,0 +1,118 @@
+//! `fa3 tune`: which tiles and which order of tiles are the fastest on a GPU.
+
+mod candidates;
+mod ranking;
+
+use std::path::PathBuf;
+
+use fa3::cuda::Device;
+use fa3::sched::PlanError;
+use fa3::types::Problem;
+use serde::Serialize;
+
+use crate::gpu::GpuArgs;
+use crate::grid::{GridArgs, GridError, Half, Setting};
+use crate::measure::{self, Machine, Pace};
+use crate::progress;
+use crate::write::{self, WriteError};
+use candidates::{Candidate, candidates};
+use ranking::Ranking;
+
+/// What `fa3 tune --help` says first.
+pub(crate) const ABOUT: &str = "\
+Looks for faster forward passes than the tile table's on a Hopper GPU: for each setting it tries tiles next to the \
+table's that fit an SM (wider and narrower blocks, more and fewer rows with their warpgroups, stages, ping-pong, the forms of \
+Algorithms 1, 2 and 4, P in registers or in shared memory) and, under a mask, sections of other sizes.
+
+All of them take turns, so that whatever slows the GPU down hits all alike, and each one's result is checked as by fa3 bench. \
+What comes out is the table's evidence on this GPU: a ranking for each setting, with the ratio to what is planned.
+
+Every candidate is compiled, so that a setting takes a while; fewer settings take less.";
+
+/// Options of `fa3 tune`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  fa3 tune --head-dim 128 --mask causal --seqlen 4k,8k
+  fa3 tune --json tune.json
+
+Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
+pub(crate) struct Options {
+    #[command(flatten)]
+    grid: GridArgs,
+    /// Elements of Q, K and V
+    #[arg(long, value_name = "TYPE", value_enum, default_value = "bf16")]
+    dtype: Half,
+    #[command(flatten)]
+    pace: Pace,
+    #[command(flatten)]
+    gpu: GpuArgs,
+    /// Writes everything measured, each round apart
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Why nothing is measured.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages are the sources'")]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Grid(#[from] GridError),
+    #[error(transparent)]
+    Gpu(#[from] fa3::Error),
+    #[error("{setting}: {source}")]
+    Plan { setting: Setting, source: PlanError },
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Everything measured.
+#[derive(Debug, Serialize)]
+struct Report {
+    machine: Machine,
+    #[serde(flatten)]
+    pace: Pace,
+    settings: Vec<Ranking>,
+}
+
+/// Measures, prints and writes. False if a result is wrong or missing.
+///
+/// # Errors
+/// See [`Error`].
+pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    let settings = options.grid.settings(options.dtype.into())?;
+    let [json] = write::open([options.json.as_deref()], &[])?;
+    let device = options.gpu.open()?;
+    let machine = Machine::of(&device);
+    crate::print(&format_args!("{machine}\nTFLOP/s, {}, all in turns\n", options.pace));
+    let report = Report { machine, pace: options.pace, settings: measure(&device, settings, options.pace)? };
+    crate::print(&ranking::winners(&report.settings));
+    if let Some(file) = json {
+        crate::print(&"");
+        write::write(&[(file, write::json(&report))])?;
+    }
+    Ok(report.settings.iter().all(Ranking::is_whole))
+}
+
+/// Measures all settings and prints each one's ranking when it is there.
+fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Result<Vec<Ranking>, Error> {
+    let limits = device.limits();
+    let jobs = settings.into_iter().map(|(setting, problem)| match candidates(&problem, &limits) {
+        Ok(candidates) => Ok((setting, problem, candidates)),
+        Err(source) => Err(Error::Plan { setting, source }),
+    });
+    let jobs: Vec<(Setting, Problem, Vec<Candidate>)> = jobs.collect::<Result<_, _>>()?;
+    let progress = progress::bar(jobs.iter().map(|(.., these)| measure::steps(these.len(), pace)).sum());
+    let rankings = jobs.into_iter().map(|(setting, problem, candidates)| {
+        progress.set_message(format!("{setting}, {} candidates", candidates.len()));
+        let choices: Vec<_> = candidates.iter().map(|candidate| candidate.choices).collect();
+        let outcomes = measure::race(device, &problem, &choices, pace, &progress);
+        let outcomes = candidates.into_iter().zip(outcomes).collect();
+        let ranking = Ranking::new(setting, problem.forward_flops(), outcomes);
+        progress.suspend(|| crate::print(&format_args!("{ranking}\n")));
+        ranking
+    });
+    let rankings = rankings.collect();
+    progress.finish_and_clear();
+    Ok(rankings)
+}

@@ -1,0 +1,173 @@
+//! What could stand in the tile table instead, and how else tiles could be ordered.
+
+use std::num::NonZeroU32;
+
+use fa3::sched::{Choices, Limits, Maxima, Order, Overlap, PPlace, Plan, PlanError, TileRow, TileShape};
+use fa3::types::Problem;
+
+/// Rows of a tile and the warpgroups that compute them, 64 each.
+const ROWS: [(u32, u32); 3] = [(64, 1), (128, 2), (192, 3)];
+const FORMS: [(Overlap, Maxima); 5] = [
+    (Overlap::None, Maxima::EveryBlock),
+    (Overlap::None, Maxima::WhenNeeded),
+    (Overlap::TwoStage, Maxima::EveryBlock),
+    (Overlap::TwoStage, Maxima::WhenNeeded),
+    (Overlap::ThreeStage, Maxima::EveryBlock),
+];
+const P_PLACES: [PPlace; 2] = [PPlace::Registers, PPlace::Smem];
+/// How much wider or narrower a block may be, in steps.
+const STEPS: [i64; 4] = [-2, -1, 1, 2];
+/// Keys a step: the depth of PV's instruction.
+const STEP: u32 = 16;
+/// Heads of a section, as multiples and as parts of those that are planned.
+const SECTIONS: [(u32, u32); 5] = [(1, 4), (1, 2), (2, 1), (4, 1), (8, 1)];
+
+/// A way to compute a problem.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub(super) choices: Choices,
+    pub(super) tile: TileShape,
+    pub(super) order: Order,
+}
+
+/// What the table and the plan say, which comes first; other tiles in the same order; other sections of the same tile.
+///
+/// # Errors
+/// If the problem has no plan.
+pub(super) fn candidates(problem: &Problem, limits: &Limits) -> Result<Vec<Candidate>, PlanError> {
+    let plan = |choices: &Choices| {
+        let whole = Choices { splits: Some(NonZeroU32::MIN), pack_gqa: Some(false), ..*choices };
+        Plan::with(problem, limits, &whole)
+    };
+    let table = plan(&Choices::default())?;
+    let (tile, order) = (table.row.shape, table.order);
+    let mut candidates = vec![Candidate { choices: Choices::default(), tile, order }];
+    for shape in neighbours(tile, limits) {
+        let choices = Choices { row: Some(TileRow { shape, ..table.row }), ..Choices::default() };
+        candidates.push(Candidate { choices, tile: shape, order: plan(&choices)?.order });
+    }
+    for (times, part) in SECTIONS {
+        let Order::LongestFirst { section, longest } = order else { break };
+        let section = (section.saturating_mul(times) / part).max(1);
+        let order = Order::LongestFirst { section, longest };
+        if candidates.iter().all(|known| known.order != order) {
+            let choices = Choices { order: Some(order), ..Choices::default() };
+            candidates.push(Candidate { choices, tile, order });
+        }
+    }
+    Ok(candidates)
+}
+
+/// Tiles that differ from `tile` in one thing (in its width: with turns and without), and fit. Where another thing leaves too
+/// little room for the tile's width, it is as wide as fits.
+fn neighbours(tile: TileShape, limits: &Limits) -> Vec<TileShape> {
+    let widths = STEPS.into_iter().filter_map(|steps| {
+        let tile_n = i64::from(tile.tile_n) + steps * i64::from(STEP);
+        Some(TileShape { tile_n: u32::try_from(tile_n).ok()?, ..tile })
+    });
+    let turns = |tile: TileShape| [tile, TileShape { ping_pong: !tile.ping_pong, ..tile }];
+    let rows = ROWS.map(|(tile_m, consumers)| TileShape {
+        tile_m,
+        consumers,
+        ping_pong: tile.ping_pong && consumers > 1,
+        ..tile
+    });
+    let stages = (1..=tile.stages + 1).map(|stages| TileShape { stages, ..tile });
+    let overlaps = FORMS.map(|(overlap, maxima)| TileShape { overlap, maxima, ..tile });
+    let p_places = P_PLACES.map(|p_place| TileShape { p_place, ..tile });
+    let others = turns(tile).into_iter().chain(rows).chain(stages).chain(overlaps).chain(p_places);
+    let others = others.filter_map(|other| widest(other, limits));
+
+    let mut neighbours = Vec::new();
+    for shape in widths.flat_map(turns).filter(|shape| shape.check(limits).is_ok()).chain(others) {
+        if shape != tile && !neighbours.contains(&shape) {
+            neighbours.push(shape);
+        }
+    }
+    neighbours
+}
+
+/// The tile, or the widest narrower one that fits.
+fn widest(tile: TileShape, limits: &Limits) -> Option<TileShape> {
+    let widths = (1..=tile.tile_n / STEP).rev().map(|steps| TileShape { tile_n: steps * STEP, ..tile });
+    widths.into_iter().find(|tile| tile.check(limits).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fa3::sched::Inputs;
+    use fa3::types::{Dtype, Mask, ProblemSpec, Shape};
+
+    const H100: Limits = Limits::h100_sxm();
+
+    fn problem(head_dim: usize, mask: Mask, seqlen: usize) -> Problem {
+        let shape = Shape { batch: 16384 / seqlen, seqlen, heads: 2048 / head_dim, head_dim };
+        ProblemSpec::dense(Dtype::Bf16, shape, shape).mask(mask).validate().unwrap()
+    }
+
+    /// Of every row whose warpgroups have rows of their own: the forward kernels take no others.
+    #[test]
+    fn all_neighbours_fit_and_differ() {
+        let rows = TileRow::table().iter().filter(|row| row.shape.inputs == Inputs::Bits16);
+        let rows: Vec<_> = rows.filter(|row| row.shape.tile_m == 64 * row.shape.consumers).collect();
+        assert!(rows.len() > 10);
+        for TileRow { shape: tile, .. } in rows {
+            let neighbours = neighbours(*tile, &H100);
+            assert!((5..25).contains(&neighbours.len()), "{tile}: {}", neighbours.len());
+            for (index, other) in neighbours.iter().enumerate() {
+                other.check(&H100).unwrap_or_else(|error| panic!("{other}: {error}"));
+                assert!(other != tile && !neighbours[..index].contains(other), "{other} twice");
+                assert_eq!(other.tile_m, 64 * other.consumers);
+                assert_eq!((other.head_dim, other.head_dim_v), (tile.head_dim, tile.head_dim_v));
+            }
+        }
+    }
+
+    /// 128 x 176, two stages, ping-pong: what an engineer would try.
+    #[test]
+    fn neighbours_of_a_tile() {
+        let tile = candidates(&problem(128, Mask::None, 8192), &H100).unwrap()[0].tile;
+        let tile = TileShape { tile_m: 128, consumers: 2, tile_n: 176, stages: 2, ping_pong: true, ..tile };
+        let neighbours = neighbours(tile, &H100);
+        let has = |shape: TileShape| neighbours.contains(&shape);
+        for tile_n in [144, 160, 192] {
+            for ping_pong in [true, false] {
+                assert!(has(TileShape { tile_n, ping_pong, ..tile }), "{tile_n}");
+            }
+        }
+        // 208 keys take more registers than there are.
+        assert!(neighbours.iter().all(|shape| shape.tile_n <= 192));
+        assert!(
+            has(TileShape { ping_pong: false, ..tile }) && has(TileShape { overlap: Overlap::None, ..tile })
+        );
+        assert!(has(TileShape { stages: 1, ..tile }));
+        // 227 KiB hold 32 of Q and three stages of 64 for 128 keys, but not of 72 for 144.
+        assert!(has(TileShape { stages: 3, tile_n: 128, ..tile }));
+        assert!(has(TileShape { tile_m: 64, consumers: 1, ping_pong: false, ..tile }));
+        let three = |shape: &&TileShape| (shape.consumers, shape.overlap) == (3, Overlap::TwoStage);
+        assert!(neighbours.iter().find(three).is_some_and(|shape| shape.tile_n < 176));
+        assert!(neighbours.iter().any(|shape| shape.p_place == PPlace::Smem));
+        assert!(neighbours.iter().any(|shape| shape.overlap == Overlap::ThreeStage));
+    }
+
+    #[test]
+    fn the_tables_own_comes_first_and_sections_last() {
+        for (head_dim, mask, seqlen) in
+            [(64, Mask::None, 512), (128, Mask::Causal, 1024), (256, Mask::Causal, 16384)]
+        {
+            let problem = problem(head_dim, mask, seqlen);
+            let candidates = candidates(&problem, &H100).unwrap();
+            let planned = Plan::new(&problem, &H100).unwrap();
+            assert_eq!(candidates[0].choices, Choices::default());
+            assert_eq!((candidates[0].tile, candidates[0].order), (planned.row.shape, planned.order));
+            let sections: Vec<Order> = candidates.iter().filter_map(|one| one.choices.order).collect();
+            assert_eq!(sections.is_empty(), mask == Mask::None);
+            assert!(!sections.contains(&planned.order));
+            for Candidate { choices, tile, order } in &candidates {
+                let plan = Plan::with(&problem, &H100, choices).unwrap();
+                assert_eq!((plan.row.shape, plan.order), (*tile, *order));
+            }
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! The error law on chosen rows, for problems too large to be judged in all of them.
+//!
+//! The keys that a row sees are neighbours, so that a row is a problem of its own without a mask: one query, those keys. Its
+//! bound is the [law](crate::law)'s for that problem; the bound of all chosen rows is the largest of theirs, which is no more
+//! than what the law allows the whole problem.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use fa3_types::{Lengths, Mask, Problem, ProblemSpec, Shape};
+use ndarray::{Array2, ArrayView2, ArrayView3, ArrayView4, Axis};
+use rayon::prelude::*;
+
+use crate::law::ForwardLaw;
+use crate::norms::error;
+use crate::{Element, Inputs, Precision, inputs};
+
+/// Problems with no more rows are judged in all rows.
+const ALL_ROWS: usize = 600;
+
+/// A row of O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RowIndex {
+    /// Which sequence.
+    pub sequence: usize,
+    /// Which query head.
+    pub head: usize,
+    /// Which row of the sequence.
+    pub row: usize,
+}
+
+/// Rows that satisfied the law.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SatisfiedRows {
+    /// How many were judged.
+    pub rows: usize,
+    /// The largest error, as a part of what is allowed where it lies.
+    pub ratio: f64,
+}
+
+/// An element that broke the law.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "{what} at {at:?} is {given:e}, expected {expected:e}, off by {error:.2e} where {bound:.2e} is allowed"
+)]
+pub struct RowViolation {
+    /// What was judged: o or lse.
+    pub what: &'static str,
+    /// Its index in O or in LSE.
+    pub at: Vec<usize>,
+    /// The value judged.
+    pub given: f64,
+    /// The value expected.
+    pub expected: f64,
+    /// How far it is from the expected one.
+    pub error: f64,
+    /// How far it may be.
+    pub bound: f64,
+}
+
+/// What the law asks of some rows of a forward pass.
+#[derive(Clone, Debug)]
+pub struct RowsLaw {
+    groups: Vec<Group>,
+    bound: f64,
+}
+
+/// Rows of a head that see the same keys.
+#[derive(Clone, Debug)]
+struct Group {
+    /// In the tensors O and LSE: for packed sequences, not as the rows are counted.
+    batch: usize,
+    head: usize,
+    rows: Vec<usize>,
+    o: Array2<f64>,
+    lse: Vec<f64>,
+    bound: f64,
+}
+
+impl RowsLaw {
+    /// Runs the oracle and the baseline, standard attention in `precision`, on `rows`.
+    ///
+    /// # Panics
+    /// If the problem has no such row.
+    pub fn new<T: Element>(inputs: &Inputs<'_, T>, precision: Precision, rows: &[RowIndex]) -> RowsLaw {
+        let problem = inputs.problem();
+        let mut alike: BTreeMap<(usize, usize, usize, usize), Vec<usize>> = BTreeMap::new();
+        for &RowIndex { sequence, head, row } in rows {
+            let keys = visible(problem.mask(), row, problem.lengths(sequence));
+            alike.entry((sequence, head, keys.start, keys.end)).or_default().push(row);
+        }
+        let groups: Vec<Group> = alike
+            .into_par_iter()
+            .map(|((sequence, head, start, end), rows)| {
+                Group::new(inputs, precision, (sequence, head), rows, start..end)
+            })
+            .collect();
+        let bound = groups.iter().map(|group| group.bound).fold(0.0, f64::max);
+        RowsLaw { groups, bound }
+    }
+
+    /// Judges O (batch, seqlen_q, heads_q, head_dim_v) and LSE (batch, heads_q, seqlen_q), of which it reads the chosen rows.
+    ///
+    /// # Errors
+    /// The first element past its bound.
+    ///
+    /// # Panics
+    /// If the arrays do not have these shapes.
+    pub fn check<T: Element>(
+        &self,
+        o: ArrayView4<'_, T>,
+        lse: ArrayView3<'_, f32>,
+    ) -> Result<SatisfiedRows, RowViolation> {
+        let mut satisfied = SatisfiedRows::default();
+        for group in &self.groups {
+            let (batch, head) = (group.batch, group.head);
+            let o = o.index_axis(Axis(0), batch).index_axis_move(Axis(1), head);
+            for ((&row, expected_o), &expected) in group.rows.iter().zip(group.o.rows()).zip(&group.lse) {
+                let bound = if expected.is_finite() { 1e-5 * expected.abs().max(1.0) } else { 0.0 };
+                let at = || vec![batch, head, row];
+                satisfied.judge("lse", at, lse[[batch, head, row]].into(), expected, bound)?;
+                for (column, (&given, &expected)) in o.row(row).iter().zip(expected_o).enumerate() {
+                    let at = || vec![batch, row, head, column];
+                    satisfied.judge("o", at, given.into(), expected, self.bound)?;
+                }
+                satisfied.rows += 1;
+            }
+        }
+        Ok(satisfied)
+    }
+}
+
+impl SatisfiedRows {
+    fn judge(
+        &mut self,
+        what: &'static str,
+        at: impl Fn() -> Vec<usize>,
+        given: f64,
+        expected: f64,
+        bound: f64,
+    ) -> Result<(), RowViolation> {
+        let error = error(given, expected).abs();
+        if error > bound {
+            return Err(RowViolation { what, at: at(), given, expected, error, bound });
+        }
+        if error > 0.0 {
+            self.ratio = self.ratio.max(error / bound);
+        }
+        Ok(())
+    }
+}
+
+impl Group {
+    fn new<T: Element>(
+        inputs: &Inputs<'_, T>,
+        precision: Precision,
+        (sequence, head): (usize, usize),
+        rows: Vec<usize>,
+        keys: Range<usize>,
+    ) -> Group {
+        let problem = inputs.problem();
+        let (batch, first) = problem.seqs_q().start(sequence);
+        let place = |rows: Vec<usize>| rows.into_iter().map(|row| first + row).collect();
+        if keys.is_empty() {
+            let (o, lse) =
+                (Array2::zeros((rows.len(), problem.head_dim_v())), vec![f64::NEG_INFINITY; rows.len()]);
+            return Group { batch, head, rows: place(rows), o, lse, bound: 0.0 };
+        }
+        let alone = alone(problem, rows.len(), keys.len());
+        let head_kv = problem.heads().kv_head(head);
+        let (q, k, v) = (inputs.q(), inputs.k(), inputs.v());
+        let q = inputs::rows(&q, problem.seqs_q(), sequence, head).select(Axis(0), &rows);
+        let [k, v] = [&k, &v].map(|x| {
+            inputs::rows(x, problem.seqs_k(), sequence, head_kv).slice_axis_move(Axis(0), keys.clone().into())
+        });
+        let inputs = Inputs::new(&alone, whole(q.view()), whole(k), whole(v));
+        let law = ForwardLaw::new(&inputs.expect("a part of a problem has the part's shapes"), precision);
+        let o = law.oracle().o.index_axis(Axis(0), 0).index_axis_move(Axis(1), 0).to_owned();
+        let lse = law.oracle().lse.iter().copied().collect();
+        Group { batch, head, rows: place(rows), o, lse, bound: law.bound() }
+    }
+}
+
+/// A matrix as a tensor of one sequence with one head.
+fn whole<T>(matrix: ArrayView2<'_, T>) -> ArrayView4<'_, T> {
+    matrix.insert_axis(Axis(1)).insert_axis(Axis(0))
+}
+
+/// Some rows of one head of `problem` with the keys that they see.
+fn alone(problem: &Problem, rows: usize, keys: usize) -> Problem {
+    let q = Shape { batch: 1, seqlen: rows, heads: 1, head_dim: problem.head_dim() };
+    let mut spec =
+        ProblemSpec::dense(problem.dtype(), q, Shape { seqlen: keys, ..q }).head_dim_v(problem.head_dim_v());
+    spec.softmax_scale = Some(problem.softmax_scale().natural());
+    spec.softcap = problem.softcap().map(|cap| cap.bound());
+    spec.validate().expect("a part of a valid problem is one")
+}
+
+/// The keys that a row sees.
+fn visible(mask: Mask, row: usize, len: Lengths) -> Range<usize> {
+    assert!(row < len.q, "row {row} of a sequence of {} rows", len.q);
+    let sees = |key: &usize| mask.allows(row, *key, len);
+    match ((0..len.k).find(sees), (0..len.k).rfind(sees)) {
+        (Some(first), Some(last)) => first..last + 1,
+        _ => 0..0,
+    }
+}
+
+/// Rows that tell most: all of a small problem; of others the first and last ones, those around the edges of tiles (which may
+/// have any of these numbers of rows) and where the mask's sides meet the matrix's corners, and some at random, of a few heads.
+///
+/// # Panics
+/// If a tile has no rows.
+pub fn telling_rows(problem: &Problem, tile_rows: &[usize]) -> Vec<RowIndex> {
+    let (sequences, heads) = (problem.batch(), problem.heads().q());
+    let seqlen = |sequence| problem.lengths(sequence).q;
+    let every_head = (0..sequences).flat_map(|sequence| (0..heads).map(move |head| (sequence, head)));
+    let count = heads * (0..sequences).map(seqlen).sum::<usize>();
+    if count <= ALL_ROWS {
+        let index = |(sequence, head)| (0..seqlen(sequence)).map(move |row| RowIndex { sequence, head, row });
+        return every_head.flat_map(index).collect();
+    }
+    let random = |part: u64, below: usize| (mix(part ^ count as u64) % below as u64) as usize;
+    let mut few = vec![(0, 0), (random(7, sequences), random(8, heads)), (sequences - 1, heads - 1)];
+    few.sort_unstable();
+    few.dedup();
+    let index = |(sequence, head)| {
+        let len = problem.lengths(sequence);
+        let mut rows = edges(len, tile_rows);
+        rows.extend((0..5).filter(|_| len.q > 0).map(|part| random(part, len.q)));
+        rows.sort_unstable();
+        rows.dedup();
+        rows.into_iter().map(move |row| RowIndex { sequence, head, row })
+    };
+    few.into_iter().flat_map(index).collect()
+}
+
+/// The rows at, before and after each edge.
+fn edges(len: Lengths, tile_rows: &[usize]) -> Vec<usize> {
+    let tiles = tile_rows.iter().flat_map(|&rows| [rows, len.q / rows * rows]);
+    let edges = [0, 64, len.q / 2, len.q.saturating_sub(len.k), len.q].into_iter().chain(tiles);
+    let around = edges.flat_map(|edge| [edge.wrapping_sub(1), edge, edge + 1]);
+    around.filter(|&row| row < len.q).collect()
+}
+
+/// SplitMix64's finaliser.
+fn mix(z: u64) -> u64 {
+    let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fa3_types::{Dtype, Sequences};
+    use half::f16;
+    use ndarray::{Array3, Array4};
+
+    use crate::tiled;
+
+    const MASKS: [Mask; 4] = [
+        Mask::None,
+        Mask::Causal,
+        Mask::Window { left: Some(5), right: Some(2) },
+        Mask::Window { left: None, right: Some(3) },
+    ];
+
+    /// Numbers around 0, the same for the same tensor.
+    fn tensor(shape: Shape, seed: usize) -> Array4<f16> {
+        let number =
+            |(b, s, h, d)| (mix((((b * 97 + s) * 97 + h) * 97 + d + seed * 1_000_003) as u64) % 4096) as f32;
+        Array4::from_shape_fn(shape.dims(), |index| f16::from_f32(number(index) / 1024.0 - 2.0))
+    }
+
+    /// The problem with its tensors, and Algorithm 2's result.
+    struct Case {
+        problem: Problem,
+        qkv: [Array4<f16>; 3],
+        o: Array4<f16>,
+        lse: Array3<f32>,
+    }
+
+    impl Case {
+        fn new(spec: ProblemSpec) -> Case {
+            let problem = spec.validate().unwrap();
+            let qkv =
+                [(problem.q(), 1), (problem.k(), 2), (problem.v(), 3)].map(|(x, seed)| tensor(x.shape, seed));
+            let [q, k, v] = &qkv;
+            let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
+            let tiles = tiled::Tiles::new(16, 16).unwrap();
+            let flash = tiled::forward(&inputs, tiled::Algorithm::TwoStage, tiles, Precision::F16);
+            Case { o: flash.o.mapv(f16::from_f32), lse: flash.lse, problem, qkv }
+        }
+
+        fn judge(&self, rows: &[RowIndex]) -> Result<SatisfiedRows, RowViolation> {
+            let [q, k, v] = &self.qkv;
+            let inputs = Inputs::new(&self.problem, q.view(), k.view(), v.view()).unwrap();
+            RowsLaw::new(&inputs, Precision::F16, rows).check(self.o.view(), self.lse.view())
+        }
+    }
+
+    /// 40 queries, 50 keys, four query heads on two key/value heads; head_dim_v of its own.
+    fn dense(mask: Mask) -> ProblemSpec {
+        let q = Shape { batch: 2, seqlen: 40, heads: 4, head_dim: 16 };
+        let kv = Shape { seqlen: 50, heads: 2, ..q };
+        ProblemSpec::dense(Dtype::F16, q, kv).head_dim_v(24).mask(mask)
+    }
+
+    #[test]
+    fn right_results_satisfy_it_and_wrong_ones_do_not() {
+        for (mask, softcap) in MASKS.into_iter().flat_map(|mask| [None, Some(1.5)].map(|cap| (mask, cap))) {
+            let spec = dense(mask).softmax_scale(0.4);
+            let mut case = Case::new(match softcap {
+                Some(cap) => spec.softcap(cap),
+                None => spec,
+            });
+            let rows = telling_rows(&case.problem, &[16]);
+            let satisfied = case.judge(&rows).unwrap_or_else(|error| panic!("{mask}: {error}"));
+            assert_eq!(satisfied.rows, 40 * 4 * 2);
+            assert!(satisfied.ratio > 0.0 && satisfied.ratio <= 1.0, "{satisfied:?}");
+
+            let chosen = [RowIndex { sequence: 1, head: 3, row: 17 }];
+            let right = case.o[[1, 17, 3, 23]];
+            for wrong in [right + f16::from_f32(0.1), f16::NAN, f16::INFINITY] {
+                case.o[[1, 17, 3, 23]] = wrong;
+                let violation = case.judge(&chosen).unwrap_err();
+                assert_eq!((violation.what, violation.at), ("o", vec![1, 17, 3, 23]));
+                // Other rows do not see it.
+                case.judge(&[RowIndex { row: 18, ..chosen[0] }]).unwrap();
+            }
+            case.o[[1, 17, 3, 23]] = right;
+            for wrong in [case.lse[[1, 3, 17]] + 1e-3, f32::NAN, f32::NEG_INFINITY] {
+                case.lse[[1, 3, 17]] = wrong;
+                let violation = case.judge(&chosen).unwrap_err();
+                assert_eq!((violation.what, violation.at), ("lse", vec![1, 3, 17]));
+            }
+        }
+    }
+
+    #[test]
+    fn the_bound_is_no_more_than_the_laws() {
+        let case = Case::new(dense(Mask::Causal));
+        let [q, k, v] = &case.qkv;
+        let inputs = Inputs::new(&case.problem, q.view(), k.view(), v.view()).unwrap();
+        let whole = ForwardLaw::new(&inputs, Precision::F16).bound();
+        let rows = RowsLaw::new(&inputs, Precision::F16, &telling_rows(&case.problem, &[64])).bound;
+        assert!(rows > 0.5 * whole && rows <= whole * (1.0 + 1e-12), "{rows} {whole}");
+    }
+
+    #[test]
+    fn rows_without_keys_are_empty() {
+        let (q, kv) = (Shape { batch: 1, seqlen: 9, heads: 1, head_dim: 8 }, 4);
+        let spec = ProblemSpec::dense(Dtype::F16, q, Shape { seqlen: kv, ..q }).causal();
+        let mut case = Case::new(spec);
+        let first = [RowIndex { sequence: 0, head: 0, row: 0 }];
+        assert_eq!(case.judge(&first), Ok(SatisfiedRows { rows: 1, ratio: 0.0 }));
+        case.o[[0, 0, 0, 3]] = f16::from_f32(1e-7);
+        assert_eq!(case.judge(&first).unwrap_err().at, [0, 0, 0, 3]);
+    }
+
+    #[test]
+    fn packed_rows_lie_behind_one_another() {
+        let sequences = |starts: &[i32]| Sequences::packed(starts).unwrap();
+        let spec =
+            ProblemSpec::packed(Dtype::F16, (2, 1), 16, sequences(&[0, 3, 30]), sequences(&[0, 20, 47]));
+        let mut case = Case::new(spec.causal());
+        let rows = telling_rows(&case.problem, &[16]);
+        assert_eq!(case.judge(&rows).unwrap().rows, 2 * 30);
+        case.lse[[0, 1, 3]] += 1.0;
+        assert_eq!(case.judge(&rows).unwrap_err().at, [0, 1, 3]);
+        case.judge(&[RowIndex { sequence: 1, head: 1, row: 1 }]).unwrap();
+    }
+
+    #[test]
+    fn the_keys_that_a_row_sees_are_neighbours() {
+        for (q, k) in (1..9).flat_map(|q| (0..9).map(move |k| (q, k))) {
+            for mask in MASKS {
+                let len = Lengths { q, k };
+                for row in 0..q {
+                    let keys = visible(mask, row, len);
+                    assert!(
+                        (0..k).all(|key| keys.contains(&key) == mask.allows(row, key, len)),
+                        "{mask} {len:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_tell_most() {
+        let shape = Shape { batch: 3, seqlen: 1000, heads: 5, head_dim: 8 };
+        let problem = ProblemSpec::dense(Dtype::F16, shape, shape).validate().unwrap();
+        let rows = telling_rows(&problem, &[128, 192]);
+        assert!(rows.iter().all(|at| at.sequence < 3 && at.head < 5 && at.row < 1000));
+        // 1000 rows are 7 tiles of 128 and 104 rows, 5 of 192 and 40 rows.
+        for row in [0, 1, 127, 128, 191, 192, 895, 896, 897, 959, 960, 999] {
+            for (sequence, head) in [(0, 0), (2, 4)] {
+                assert!(rows.contains(&RowIndex { sequence, head, row }), "{row}");
+            }
+        }
+        assert!(rows.len() < 120, "{}", rows.len());
+        let few = ProblemSpec::dense(Dtype::F16, Shape { seqlen: 40, ..shape }, shape).validate().unwrap();
+        assert_eq!(telling_rows(&few, &[128]).len(), 600);
+    }
+}
