@@ -204,13 +204,12 @@ impl Frag {
                 }
             }
         };
-        let count = self.regs.len();
+        let steps = |step: usize| (0..self.regs.len() / step).map(move |index| index * step);
         let steps = match ty {
             WgmmaType::F16 | WgmmaType::Bf16 => {
-                (0..count).step_by(8).map(|step| [0, 2, 4, 6].map(|first| pair(b, step + first))).collect()
+                steps(8).map(|step| [0, 2, 4, 6].map(|first| pair(b, step + first))).collect()
             }
-            WgmmaType::E4m3 => (0..count)
-                .step_by(16)
+            WgmmaType::E4m3 => steps(16)
                 .map(|step| {
                     // Rows l / 4 and l / 4 + 8 of the first 16 columns, then of the others.
                     [0, 2, 8, 10].map(|first| {

@@ -160,8 +160,8 @@ fn without_a_producer_nobody_draws() {
     let plan = Plan::with(&problem, &H100, &choices).unwrap();
     assert_eq!((plan.scheduler, plan.workspace.total()), (Scheduler::StaticPersistent, 0));
     let text = plan.to_string();
-    assert!(text.contains("no producer") && text.contains("132 CTAs of 256 threads"), "{text}");
-    assert!(text.contains("registers  256 a thread"), "{text}");
+    assert!(text.contains("no producer") && text.contains("132 CTAs of 384 threads"), "{text}");
+    assert!(text.contains("registers  168 a thread"), "{text}");
 }
 
 /// Makespans in parts and whole, the first without the combination.

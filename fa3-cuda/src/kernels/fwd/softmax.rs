@@ -17,8 +17,13 @@ pub(super) struct Softmax {
     l: RowsVar,
 }
 
-/// The most that a thread's part of a row of P may add up to before the row gets a new reference: little enough for f16, and
-/// never reached by scores that go up and down by a few units.
+/// A row gets a new reference where a thread's part of its P adds up to more than so many times what the thread has added up before:
+/// a key that outweighs all others then is the reference, and its P exactly 1, as it would be in the paper. Another one's rounding would
+/// be the error of the whole row.
+const GROWTH: f32 = 4.0;
+/// But never below this: parts are small where another thread has the keys that matter.
+const LEAST: f32 = 1.0;
+/// And always above this: little enough for f16.
 const MOST: f32 = 1024.0;
 
 impl Softmax {
@@ -62,19 +67,26 @@ impl Softmax {
         let (mut p, parts) = self.weigh(b, s, old, place);
         let sum = b.rows_var("sum", 0.0);
         sum.set(b, parts);
-        let over = parts.0.map(|part| b.gt_f32(part, MOST));
+        let l = self.l.get(b);
+        let excess = parts.zip(b, l, |b, part, l| {
+            let limit = b.mul(l, GROWTH);
+            let limit = b.max_f32(limit, LEAST);
+            let limit = b.min_f32(limit, MOST);
+            b.sub(part, limit)
+        });
+        let over = excess.0.map(|excess| b.gt_f32(excess, 0.0));
         let over = b.or_pred(over[0], over[1]);
         let over = b.vote_any(over);
         b.if_uniform(over, |b| {
             let maximum = self.maximum(b, s); // A1:18
-            let largest = parts.over_quad(b, |b, x, y| b.max_f32(x, y));
+            let excess = excess.over_quad(b, |b, x, y| b.max_f32(x, y));
             let reference = Rows([0, 1].map(|half| {
-                let over = b.gt_f32(largest.0[half], MOST);
+                let over = b.gt_f32(excess.0[half], 0.0);
                 b.select(over, maximum.0[half], old.0[half])
             }));
             self.reference.set(b, reference);
             let shrink = shrink(b, old, reference);
-            let l = self.l.get(b).zip(b, shrink, |b, l, shrink| b.mul(l, shrink));
+            let l = l.zip(b, shrink, |b, l, shrink| b.mul(l, shrink));
             self.l.set(b, l);
             o.scale_rows(b, shrink); // A1:21
             let (again, parts) = self.weigh(b, s, reference, place);

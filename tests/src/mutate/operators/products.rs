@@ -164,7 +164,7 @@ fn unless_early(kernel: &Anatomy<'_>, sites: Vec<Site>) -> Vec<Site> {
 }
 
 /// Algorithm 4 waits for QKᵀ, and then for PV before it reads anything of either (A4:14, A4:12): in between it gives back
-/// K's slot and Q's alone. The loads into these come after one of V, which waits for this PV.
+/// K's slot and Q's alone. Where K has one slot, the loads into these come after one of V, which waits for this PV.
 fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let pending = |line: usize| match kernel.inst(line) {
         Some(Inst::Wgmma(WgmmaInst::Wait { pending })) => Some(*pending),
@@ -184,6 +184,9 @@ fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let product = mma(kernel.inst(products.into_iter().rfind(|&product| product < wait)?)?)?;
     let read = |inst: &Inst| product.d.iter().any(|&register| touches(inst, register));
     let keys = [kernel.region_called("k empty")?, kernel.region_called("q empty")?];
+    if kernel.slots(keys[0])? != 1 {
+        return None;
+    }
     let other = |inst: &Inst| {
         is_plain_arrival(inst) && !kernel.mbarrier(inst).is_some_and(|region| keys.contains(&region))
     };
