@@ -150,7 +150,8 @@ fn other_sequences_do_not_matter() {
     });
 }
 
-/// Three launches in the same memory, with the same counter: as CTAs draw the last tile, they put it back to zero.
+/// Three launches in the same memory, with the same counter: as CTAs draw the last tile, they put it back to zero. Each may begin
+/// while the one before still writes anything of it, the counter too.
 #[test]
 fn launches_follow_each_other() {
     let spec = dense(Dtype::Bf16, 2, (150, 140), (3, 3), 64).causal();
@@ -173,6 +174,7 @@ fn launches_follow_each_other() {
         let mut first: Option<Forward<f32>> = None;
         for policy in [Policy::Eager, Policy::Lazy, Policy::Random(sms.into())] {
             let simulation = Simulation::new(&job.kernel).grid(job.grid).args(job.bind(&addresses));
+            let simulation = simulation.predecessor_writes(buffers.clone());
             let outcome = simulation.policy(policy).mode(Mode::Fast).run(&mut memory).unwrap();
             assert!(outcome.is_clean(), "{}", outcome.findings[0]);
             let arrays: Vec<Vec<u8>> = buffers.iter().map(|&buffer| memory.read(buffer)).collect();
