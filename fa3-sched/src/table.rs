@@ -129,6 +129,7 @@ pub(crate) const TABLE: &[TileRow] = &[
             head_dim_v: 96,
             tile_m: 192,
             tile_n: 96,
+            stages: 3,
             consumers: 3,
             ..BASE.shape
         },
@@ -142,6 +143,7 @@ pub(crate) const TABLE: &[TileRow] = &[
             head_dim_v: 96,
             tile_m: 192,
             tile_n: 96,
+            stages: 3,
             consumers: 3,
             ..BASE.shape
         },

@@ -110,14 +110,13 @@ impl Device {
         self.facts.smem_bytes
     }
 
-    /// The numbers that plans depend on. Sections are as on an H100 SXM.
+    /// The numbers that plans depend on.
     pub fn limits(&self) -> Limits {
         Limits {
             // No GPU is without.
             sms: NonZeroU32::new(self.sm_count()).unwrap_or(NonZeroU32::MIN),
             smem_bytes: self.smem_bytes(),
             l2_bytes: self.l2_bytes().into(),
-            ..Limits::h100_sxm()
         }
     }
 
