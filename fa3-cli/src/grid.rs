@@ -114,7 +114,9 @@ impl GridArgs {
             {
                 let batch = self.batch.unwrap_or_else(|| (self.tokens / seqlen.max(1)).max(1));
                 let setting = Setting { dtype, head_dim, mask, seqlen, batch, heads, heads_kv };
-                settings.push((setting, setting.problem()?));
+                if settings.iter().all(|(known, _)| *known != setting) {
+                    settings.push((setting, setting.problem()?));
+                }
             }
         }
         Ok(settings)

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, HostError, Stream};
 use fa3::reference::rows::SatisfiedRows;
 use fa3::sched::{Choices, Plan};
-use fa3::types::Problem;
+use fa3::types::{Problem, TensorDesc};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 
@@ -85,16 +85,16 @@ pub(crate) fn steps(lanes: usize, pace: Pace) -> usize {
 
 impl Stand {
     fn new(device: &Device, problem: &Problem) -> Result<Stand, ForwardError> {
-        let mut truth = Truth::new(problem, 1)?;
         let stream = device.stream()?;
-        let upload = |bits: Vec<u16>| {
-            let mut buffer = device.alloc(size_of_val(bits.as_slice()))?;
-            buffer.upload(&stream, &bits).map(|()| buffer)
-        };
-        let [q, k, v] = std::mem::take(&mut truth.qkv).map(upload);
-        let (q, k, v) = (q?, k?, v?);
-        let o = device.alloc(problem.o().extent_bytes().0 as usize)?;
+        // The GPU says first what is too large, before as much is drawn here.
+        let alloc = |x: &TensorDesc| device.alloc(x.extent_bytes().0 as usize);
+        let (mut q, mut k, mut v) = (alloc(problem.q())?, alloc(problem.k())?, alloc(problem.v())?);
+        let o = alloc(problem.o())?;
         let lse = device.alloc(size_of::<f32>() * problem.lse_shape().iter().product::<usize>())?;
+        let mut truth = Truth::new(problem, 1)?;
+        for (buffer, bits) in [&mut q, &mut k, &mut v].into_iter().zip(std::mem::take(&mut truth.qkv)) {
+            buffer.upload(&stream, &bits)?;
+        }
         Ok(Stand { stream, truth, q, k, v, o, lse })
     }
 

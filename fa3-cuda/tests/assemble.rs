@@ -77,13 +77,15 @@ fn the_catalogues_kernels() {
 }
 
 /// The tile in other forms, with fewer keys where a form needs more registers.
-fn ablations(tile: TileShape) -> [TileShape; 4] {
+fn ablations(tile: TileShape) -> [TileShape; 6] {
     let maxima = Maxima::EveryBlock;
     [
         TileShape { overlap: Overlap::None, maxima, ..tile },
         TileShape { maxima, ..tile },
         TileShape { overlap: Overlap::ThreeStage, maxima, tile_n: 48, ..tile },
-        TileShape { loads: Loads::Consumers, ..tile },
+        TileShape { overlap: Overlap::None, maxima, ping_pong: false, ..tile },
+        TileShape { maxima, ping_pong: false, ..tile },
+        TileShape { loads: Loads::Consumers, maxima, ..tile },
     ]
 }
 
@@ -128,19 +130,28 @@ fn forward_kernels() {
             scope.spawn(|| {
                 while let Some(spec) = specs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let FwdSpec {
-                        tile: TileShape { head_dim, tile_m, tile_n, stages, overlap, maxima, loads, .. },
+                        tile:
+                            TileShape {
+                                head_dim, tile_m, tile_n, stages, overlap, maxima, loads, ping_pong, ..
+                            },
                         head_dim_v,
                         mask,
                         ..
                     } = *spec;
                     let cap = if spec.softcap { "-cap" } else { "" };
-                    let form = format!("{overlap:?}-{maxima:?}-{loads:?}");
+                    let turns = if ping_pong { "turns" } else { "free" };
+                    let form = format!("{overlap:?}-{maxima:?}-{loads:?}-{turns}");
                     let name =
                         format!("fwd-{head_dim}-{head_dim_v}-{tile_m}x{tile_n}x{stages}-{form}-{mask}{cap}");
                     let Some(cubin) = clean(&fwd::kernel(spec), &name) else {
                         println!("skipped: no ptxas");
                         return;
                     };
+                    // What becomes of loops without turns or without a producer is what the ablation measures.
+                    let ablated = loads == Loads::Consumers || maxima == Maxima::EveryBlock && !ping_pong;
+                    if ablated {
+                        continue;
+                    }
                     let Some(listing) = disassemble(&cubin, &name) else {
                         println!("skipped: no nvdisasm");
                         continue;

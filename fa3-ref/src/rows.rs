@@ -117,11 +117,13 @@ impl RowsLaw {
             let o = o.index_axis(Axis(0), batch).index_axis_move(Axis(1), head);
             for ((&row, expected_o), &expected) in group.rows.iter().zip(group.o.rows()).zip(&group.lse) {
                 let bound = if expected.is_finite() { 1e-5 * expected.abs().max(1.0) } else { 0.0 };
+                // A row without keys is 0, exactly.
+                let bound_o = if expected == f64::NEG_INFINITY { 0.0 } else { self.bound };
                 let at = || vec![batch, head, row];
                 satisfied.judge("lse", at, lse[[batch, head, row]].into(), expected, bound)?;
                 for (column, (&given, &expected)) in o.row(row).iter().zip(expected_o).enumerate() {
                     let at = || vec![batch, row, head, column];
-                    satisfied.judge("o", at, given.into(), expected, self.bound)?;
+                    satisfied.judge("o", at, given.into(), expected, bound_o)?;
                 }
                 satisfied.rows += 1;
             }
@@ -358,6 +360,9 @@ mod tests {
         assert_eq!(case.judge(&first), Ok(SatisfiedRows { rows: 1, ratio: 0.0 }));
         case.o[[0, 0, 0, 3]] = f16::from_f32(1e-7);
         assert_eq!(case.judge(&first).unwrap_err().at, [0, 0, 0, 3]);
+        let all = telling_rows(&case.problem, &[64]);
+        assert!(all.len() > 1);
+        assert_eq!(case.judge(&all).unwrap_err().at, [0, 0, 0, 3]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 
 /// What a tile costs besides its KV blocks, in KV blocks: loading Q, filling the pipeline, storing O. From
-/// the speeds of one kernel (H100, head_dim 128, 128 x 176) at seqlen 512 and 16384: 3 blocks take as long as
+/// the speeds of an earlier kernel (H100, head_dim 128, 128 x 176) at seqlen 512 and 16384: 3 blocks take as long as
 /// about 4 would at the rate of long rows.
 pub const TILE_COST: u64 = 1;
 

@@ -40,7 +40,7 @@ pub enum Order {
     /// at three quarters of the speed on an H100.)
     Linear,
     /// Longest processing time first (Graham 1969). Heads, numbered through all sequences, are cut into
-    /// sections, whose K and V should fit in L2. The last section has what remains, and at least twice as many
+    /// sections, few enough for their K and V to stay in L2. The last section has what remains, and at least twice as many
     /// heads as the others: how evenly CTAs end depends on its tiles alone. Within a section m_blocks run from
     /// the end with the longer tiles to the other, the head fastest. Under a causal mask tiles of a section never get longer: with a
     /// single section of whole KV ranges the order is exactly the LPT rule. Parts of a range follow their tile;

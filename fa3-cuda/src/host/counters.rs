@@ -14,7 +14,8 @@ const SPACING: usize = 32;
 
 /// A counter for each queue of launches, in device memory. It is 0 before and after each launch.
 ///
-/// Launches of one stream run one after the other and share one. Those of different streams may run at the same time, and
+/// Launches of one stream share one: they draw from it one after the other, because each waits for the one before
+/// (`griddepcontrol.wait`). Those of different streams may run at the same time, and
 /// so may a graph and the stream on which it was captured: each of them has its own, for as long as the device is open.
 #[derive(Debug, Default)]
 pub(super) struct Counters(Mutex<State>);

@@ -107,7 +107,9 @@ impl Forward {
         let spec = FwdSpec::of(&plan)?;
         let prepare = || {
             let function = device.forward_kernels().function(device, &spec, fwd::kernel)?;
-            Prepared::new(function, [plan.grid, 1, 1], &fwd::args(&plan), ARRAYS)
+            // SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3 cannot capture such launches.
+            let early = plan.sms.get() >= device.sm_count() && device.driver_version() >= (12, 3);
+            Prepared::new(function, [plan.grid, 1, 1], &fwd::args(&plan), ARRAYS, early)
         };
         let prepared = (plan.grid > 0).then(prepare).transpose()?;
         if plan.scheduler == Scheduler::DynamicPersistent {

@@ -9,11 +9,12 @@ use super::{Function, HostError, Stream, tensor_map};
 use crate::kernels::JobArg;
 
 /// A function with all arguments of its launches but the addresses. It waits for the kernel before it by itself
-/// (`griddepcontrol.wait`), so that its CTAs may take their places early.
+/// (`griddepcontrol.wait`).
 #[derive(Debug)]
 pub(super) struct Prepared {
     function: Arc<Function>,
     grid: [u32; 3],
+    early: bool,
     arguments: Mutex<Arguments>,
 }
 
@@ -44,7 +45,8 @@ struct Map {
 }
 
 impl Prepared {
-    /// Launches of `function` with `args`, over `arrays` arrays.
+    /// Launches of `function` with `args`, over `arrays` arrays. If they are `early`, their CTAs take their places as soon as
+    /// there are any, and wait there for the kernel before.
     ///
     /// # Errors
     /// A grid or arguments that are not what the kernel declares.
@@ -53,12 +55,13 @@ impl Prepared {
         grid: [u32; 3],
         args: &[JobArg],
         arrays: usize,
+        early: bool,
     ) -> Result<Prepared, HostError> {
         let ptx = function.ptx();
         let refuse = |error| HostError::Args { kernel: ptx.entry.clone(), error: Box::new(error) };
         check_grid(grid, ptx.cluster).map_err(refuse)?;
         let arguments = Arguments::new(&ptx.params, args, arrays).map_err(refuse)?;
-        Ok(Prepared { function, grid, arguments: Mutex::new(arguments) })
+        Ok(Prepared { function, grid, early, arguments: Mutex::new(arguments) })
     }
 
     pub(super) fn function(&self) -> &Function {
@@ -80,7 +83,7 @@ impl Prepared {
             tensor_map::encode(&current, (kernel, &map.name), &map.shape, &map.view)
         })?;
         // SAFETY: the arguments were checked against the kernel's parameters, and the caller vouches for the addresses.
-        unsafe { self.function.launch_images(&current, stream, self.grid, &mut arguments.images, true) }
+        unsafe { self.function.launch_images(&current, stream, self.grid, &mut arguments.images, self.early) }
     }
 }
 

@@ -54,7 +54,7 @@ struct Fwd {
     unit: V<F32>,
 }
 
-/// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that pass
+/// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that have a producer as well and pass
 /// [`TileShape::check`](fa3_sched::TileShape::check).
 pub fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;

@@ -30,7 +30,10 @@ pub const TINY: TileShape = TileShape {
 
 /// Every tile of the table for 16-bit inputs whose warpgroups have rows of their own, in all forms, with turns and
 /// without; with fewer keys where a form needs registers or memory that the tile leaves not enough of. Then
-/// the tile for head dimension 128 without a producer, as the paper's ablation has it, and tiles that the table does not have.
+/// the tile for head dimension 128 without a producer, as the ablation measures it, and tiles that the table does not have.
+///
+/// # Panics
+/// If the table has no tile for head dimension 128.
 pub fn all() -> Vec<TileShape> {
     let rows = TileRow::table().iter().map(|row| row.shape);
     let rows = rows.filter(|shape| shape.inputs == Inputs::Bits16 && shape.tile_m == 64 * shape.consumers);
@@ -42,8 +45,9 @@ pub fn all() -> Vec<TileShape> {
             shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
         }
     }
-    let (two, loads) = (TileShape { tile_m: 128, consumers: 2, ..TINY }, Loads::Consumers);
-    let measured = TileShape { head_dim: 128, head_dim_v: 128, tile_n: 176, ping_pong: true, loads, ..two };
+    let is_measured = |row: &&TileRow| row.shape.head_dim == 128 && row.shape.inputs == Inputs::Bits16;
+    let measured = TileRow::table().iter().find(is_measured).expect("the table has head dimension 128");
+    let measured = TileShape { loads: Loads::Consumers, ..measured.shape };
     let measured = FORMS.map(|(overlap, maxima)| widest(TileShape { overlap, maxima, ..measured }));
     shapes.extend(measured.into_iter().flatten());
     shapes.extend(others());

@@ -18,7 +18,7 @@ pub(super) struct Softmax {
 }
 
 /// A row gets a new reference where a thread's part of its P adds up to more than so many times what the thread has added up before:
-/// a key that outweighs all others then is the reference, and its P exactly 1, as it would be in the paper. Another one's rounding would
+/// a key that outweighs these others is the reference then, and its P exactly 1, as it would be in the paper. Another one's rounding would
 /// be the error of the whole row.
 const GROWTH: f32 = 4.0;
 /// But never below this: parts are small where another thread has the keys that matter.
