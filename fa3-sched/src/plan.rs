@@ -122,7 +122,7 @@ impl Plan {
             Some(splits) => splits.get(),
             None => choose_splits(problem, limits, &equals, &row, &cut)?,
         };
-        let order = choices.order.unwrap_or_else(|| choose_order(problem, limits, &equals, &cut, splits));
+        let order = choices.order.unwrap_or_else(|| choose_order(problem, limits, &equals, &cut));
         let tiling = cut.tiling;
         let (runs, num_tiles) = cut.runs(equals, splits, order)?;
         let equal_tiles = problem.mask() == Mask::None && runs.len() <= 1;
@@ -294,7 +294,7 @@ fn choose_splits(
 ///      256    4096  1.04  1.06  1.07  1.05
 ///      256   16384  1.00  1.01  0.99  1.02
 /// ```
-fn choose_order(problem: &Problem, limits: &Limits, equals: &[Equals], cut: &Cut, splits: u32) -> Order {
+fn choose_order(problem: &Problem, limits: &Limits, equals: &[Equals], cut: &Cut) -> Order {
     if problem.mask() == Mask::None && equals.len() <= 1 {
         return Order::Linear;
     }
@@ -302,7 +302,7 @@ fn choose_order(problem: &Problem, limits: &Limits, equals: &[Equals], cut: &Cut
     let kv_heads = problem.heads().kv() as u64 * u64::from(batch);
     let group = if cut.tiling.is_packed() { 1 } else { problem.heads().group_size() as u64 };
     let m_blocks = equals.iter().map(|equal| cut.m_blocks(equal)).max().unwrap_or(0);
-    let head_tiles = (u64::from(m_blocks) * group * u64::from(splits)).max(1);
+    let head_tiles = (u64::from(m_blocks) * group).max(1);
     let kv_section = u64::from(limits.sms.get()).div_ceil(2 * head_tiles).min(kv_heads);
     let section = kv_section.saturating_mul(group).min(TILE_LIMIT.into()) as u32;
     Order::LongestFirst { section, longest: Longest::from(problem.mask()) }
