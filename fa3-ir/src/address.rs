@@ -47,42 +47,46 @@ impl Region {
     }
 }
 
-impl V<B32> {
+impl V<'_, B32> {
     /// `offset` bytes beyond this shared-memory address.
+    #[track_caller]
     pub fn at(self, offset: i32) -> SharedAddr {
-        SharedAddr { base: SharedBase::Value(self.value()), offset }
+        SharedAddr { base: SharedBase::Value(self.register()), offset }
     }
 }
 
-impl V<B64> {
+impl V<'_, B64> {
     /// `offset` bytes beyond this global address.
+    #[track_caller]
     pub fn at(self, offset: i32) -> GlobalAddr {
-        GlobalAddr { base: self.value(), offset }
+        GlobalAddr { base: self.register(), offset }
     }
 }
 
-impl Var<B32> {
+impl Var<'_, B32> {
     /// `offset` bytes beyond the shared-memory address that it holds.
     pub fn at(self, offset: i32) -> SharedAddr {
-        SharedAddr { base: SharedBase::Value(self.value()), offset }
+        SharedAddr { base: SharedBase::Value(self.register()), offset }
     }
 }
 
-impl Var<B64> {
+impl Var<'_, B64> {
     /// `offset` bytes beyond the global address that it holds.
     pub fn at(self, offset: i32) -> GlobalAddr {
-        GlobalAddr { base: self.value(), offset }
+        GlobalAddr { base: self.register(), offset }
     }
 }
 
 macro_rules! addresses {
     ($($from:ty => $to:ident in $space:ident;)+) => {$(
         impl From<$from> for $to {
+            #[track_caller]
             fn from(base: $from) -> $to {
                 base.at(0)
             }
         }
         impl From<$from> for Address {
+            #[track_caller]
             fn from(base: $from) -> Address {
                 Address::$space(base.at(0))
             }
@@ -92,10 +96,10 @@ macro_rules! addresses {
 
 addresses! {
     Region => SharedAddr in Shared;
-    V<B32> => SharedAddr in Shared;
-    Var<B32> => SharedAddr in Shared;
-    V<B64> => GlobalAddr in Global;
-    Var<B64> => GlobalAddr in Global;
+    V<'_, B32> => SharedAddr in Shared;
+    Var<'_, B32> => SharedAddr in Shared;
+    V<'_, B64> => GlobalAddr in Global;
+    Var<'_, B64> => GlobalAddr in Global;
 }
 
 impl From<SharedAddr> for Address {

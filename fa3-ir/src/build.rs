@@ -1,5 +1,6 @@
 //! The builder: Rust functions call its methods, and the kernel grows statement by statement.
 
+use std::cell::{RefCell, RefMut};
 use std::fmt::Display;
 use std::ops::Range;
 use std::panic::Location;
@@ -7,20 +8,27 @@ use std::panic::Location;
 use crate::watch::Watch;
 use crate::{
     Arg, B32, B64, Barrier, BarrierInfo, Block, BoxShape, Class, Condition, Elem, F32, Fault, Inst, Kernel,
-    LaneOp, Launch, MemInst, Node, Param, ParamInfo, ParamKind, Pred, Reg, Region, RegionKind, Role,
-    RoleBody, SmemPlan, Source, Stmt, Ty, V, Value, ValueInfo, Var,
+    LaneOp, Launch, MemInst, Node, Param, ParamInfo, ParamKind, Pred, Region, RegionKind, Role, RoleBody,
+    SmemPlan, Source, Stmt, Ty, V, Value, ValueInfo, Var,
 };
 
 /// A parameter that is a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorMap(pub Param);
 
-/// Builds one [`Kernel`].
+/// Builds one [`Kernel`]: [`Kernel::build`] gives it to the function that does.
 ///
-/// What is built outside [`Builder::role`] is the prologue, which every warp runs. Methods of the instruction
-/// families append one instruction each; the methods here declare things and build control flow.
+/// It is shared: values, variables, tiles and tokens hold a reference to it. What is built outside [`Builder::role`] is the
+/// prologue, which every warp runs. Methods of the instruction families append one instruction each; the methods here
+/// declare things and build control flow.
 #[derive(Debug)]
 pub struct Builder {
+    state: RefCell<State>,
+}
+
+/// The kernel so far.
+#[derive(Debug)]
+struct State {
     kernel: Kernel,
     /// The block that statements are appended to.
     block: Block,
@@ -31,13 +39,25 @@ pub struct Builder {
     /// The line of the kernel that is being served, when the floor above builds several statements for it.
     source: Option<Source>,
     /// What must still be done, and what is in flight.
-    pub(crate) watch: Watch,
+    watch: Watch,
 }
 
-/// Declarations.
-impl Builder {
-    /// An empty kernel.
-    pub fn new(name: &str, launch: Launch) -> Builder {
+/// While it lives, what is built has its source.
+#[must_use]
+pub(crate) struct OnBehalf<'k> {
+    builder: &'k Builder,
+    outer: Option<Source>,
+}
+
+impl Drop for OnBehalf<'_> {
+    fn drop(&mut self) {
+        self.builder.state().source = self.outer;
+    }
+}
+
+impl Kernel {
+    /// The kernel that `body` builds, not yet verified: [`crate::verify()`] or [`crate::ptx::emit`] say whether it is sound.
+    pub fn build(name: &str, launch: Launch, body: impl FnOnce(&Builder)) -> Kernel {
         let kernel = Kernel {
             name: name.to_owned(),
             launch,
@@ -49,90 +69,98 @@ impl Builder {
             roles: Vec::new(),
             misuse: Vec::new(),
         };
-        Builder {
-            kernel,
-            block: Block::new(),
-            at_top: true,
-            warps: 0..launch.warps(),
-            source: None,
-            watch: Watch::new(),
-        }
+        let (block, watch) = (Block::new(), Watch::new());
+        let state = State { kernel, block, at_top: true, warps: 0..launch.warps(), source: None, watch };
+        let builder = Builder { state: RefCell::new(state) };
+        body(&builder);
+        let State { mut kernel, block, watch, .. } = builder.state.into_inner();
+        kernel.prologue = block;
+        kernel.misuse = watch.finish();
+        kernel
+    }
+}
+
+/// Declarations.
+impl Builder {
+    /// The kernel so far. Nothing that is borrowed here may call a closure of the caller's.
+    fn state(&self) -> RefMut<'_, State> {
+        self.state.borrow_mut()
     }
 
-    /// The kernel, not yet verified: [`crate::verify()`] or [`crate::ptx::emit`] say whether it is sound.
-    pub fn finish(mut self) -> Kernel {
-        self.kernel.prologue = self.block;
-        self.kernel.misuse = self.watch.finish();
-        self.kernel
+    /// What must still be done, and what is in flight.
+    pub(crate) fn watch(&self) -> RefMut<'_, Watch> {
+        RefMut::map(self.state(), |state| &mut state.watch)
     }
 
-    fn param(&mut self, name: &str, kind: ParamKind) -> Param {
-        self.kernel.params.push(ParamInfo { name: name.to_owned(), kind });
-        Param(self.kernel.params.len() as u32 - 1)
+    fn param(&self, name: &str, kind: ParamKind) -> Param {
+        let params = &mut self.state().kernel.params;
+        params.push(ParamInfo { name: name.to_owned(), kind });
+        Param(params.len() as u32 - 1)
     }
 
     #[track_caller]
-    fn loaded_param<T: Class>(&mut self, name: &str, kind: ParamKind) -> V<T> {
+    fn loaded_param<T: Class>(&self, name: &str, kind: ParamKind) -> V<'_, T> {
         let param = self.param(name, kind);
         let dst = self.define(T::TY);
         self.push(Inst::Mem(MemInst::LoadParam { dst, param, ty: T::TY }));
-        self.name(V::new(dst), name)
+        V::new(self, dst).named(name)
     }
 
     /// Declares a parameter of 32 bits and loads it.
     #[track_caller]
-    pub fn param_u32(&mut self, name: &str) -> V<B32> {
+    pub fn param_u32(&self, name: &str) -> V<'_, B32> {
         self.loaded_param(name, ParamKind::U32)
     }
 
     /// Declares a parameter of 64 bits and loads it.
     #[track_caller]
-    pub fn param_u64(&mut self, name: &str) -> V<B64> {
+    pub fn param_u64(&self, name: &str) -> V<'_, B64> {
         self.loaded_param(name, ParamKind::U64)
     }
 
     /// Declares a binary32 parameter and loads it.
     #[track_caller]
-    pub fn param_f32(&mut self, name: &str) -> V<F32> {
+    pub fn param_f32(&self, name: &str) -> V<'_, F32> {
         self.loaded_param(name, ParamKind::F32)
     }
 
     /// Declares a parameter that is the address of an array in global memory, and loads it.
     #[track_caller]
-    pub fn param_pointer(&mut self, name: &str, elem: Elem) -> V<B64> {
+    pub fn param_pointer(&self, name: &str, elem: Elem) -> V<'_, B64> {
         self.loaded_param(name, ParamKind::Pointer(elem))
     }
 
     /// Declares a parameter that is a tensor map, whose copies move boxes of this shape.
-    pub fn param_tensor_map(&mut self, name: &str, shape: BoxShape) -> TensorMap {
+    pub fn param_tensor_map(&self, name: &str, shape: BoxShape) -> TensorMap {
         TensorMap(self.param(name, ParamKind::TensorMap(shape)))
     }
 
     /// Declares `bytes` of shared memory, aligned to `align`.
-    pub fn region(&mut self, name: &str, bytes: u32, align: u32) -> Region {
-        self.kernel.smem.append(name, bytes, align, RegionKind::Bytes)
+    pub fn region(&self, name: &str, bytes: u32, align: u32) -> Region {
+        self.state().kernel.smem.append(name, bytes, align, RegionKind::Bytes)
     }
 
     /// Declares a region that begins where the first of `over` does and may share bytes with all of them.
-    pub fn overlay(&mut self, name: &str, over: &[Region], bytes: u32, align: u32) -> Region {
-        self.kernel.smem.overlay(name, over, bytes, align)
+    pub fn overlay(&self, name: &str, over: &[Region], bytes: u32, align: u32) -> Region {
+        self.state().kernel.smem.overlay(name, over, bytes, align)
     }
 
     /// Declares `count` mbarriers, 8 bytes each, to be initialised for `arrivals` a phase.
-    pub fn mbarriers(&mut self, name: &str, count: u32, arrivals: u32) -> Region {
-        self.kernel.smem.append(name, count.saturating_mul(8), 8, RegionKind::Mbarriers { arrivals })
+    pub fn mbarriers(&self, name: &str, count: u32, arrivals: u32) -> Region {
+        self.state().kernel.smem.append(name, count.saturating_mul(8), 8, RegionKind::Mbarriers { arrivals })
     }
 
     /// Declares a named barrier of `threads` threads; numbers are given from 1 on.
-    pub fn barrier(&mut self, name: &str, threads: u32) -> Barrier {
-        let id = self.kernel.barriers.len() as u32 + 1;
-        self.kernel.barriers.push(BarrierInfo { name: name.to_owned(), id, threads });
+    pub fn barrier(&self, name: &str, threads: u32) -> Barrier {
+        let barriers = &mut self.state().kernel.barriers;
+        let id = barriers.len() as u32 + 1;
+        barriers.push(BarrierInfo { name: name.to_owned(), id, threads });
         Barrier(id - 1)
     }
 
     /// Declares `count` named barriers of `threads` threads; gives the first one's hardware number, to compute with.
-    pub fn barriers(&mut self, name: &str, count: u32, threads: u32) -> u32 {
-        let first = self.kernel.barriers.len() as u32 + 1;
+    pub fn barriers(&self, name: &str, count: u32, threads: u32) -> u32 {
+        let first = self.state().kernel.barriers.len() as u32 + 1;
         (0..count).for_each(|index| _ = self.barrier(&format!("{name} {index}"), threads));
         first
     }
@@ -142,21 +170,20 @@ impl Builder {
         barrier.0 + 1
     }
 
-    /// Names a value in the printed kernel.
-    pub fn name<T: Class>(&mut self, value: V<T>, name: &str) -> V<T> {
-        // A value of another kernel is V-5's matter.
-        if let Some(info) = self.kernel.values.get_mut(value.value().0 as usize) {
+    /// Names a register in the printed kernel.
+    pub(crate) fn name(&self, register: Value, name: &str) {
+        // A register of another kernel is V-5's matter.
+        if let Some(info) = self.state().kernel.values.get_mut(register.0 as usize) {
             info.name = Some(name.to_owned());
         }
-        value
     }
 
     /// The address of a region, in a register.
     #[track_caller]
-    pub fn address(&mut self, region: Region) -> V<B32> {
+    pub fn address(&self, region: Region) -> V<'_, B32> {
         let dst = self.define(Ty::B32);
         self.push(Inst::RegionAddress { dst, region });
-        V::new(dst)
+        V::new(self, dst)
     }
 }
 
@@ -164,39 +191,49 @@ impl Builder {
 impl Builder {
     /// A variable that holds `initial`.
     #[track_caller]
-    pub fn var<T: Class>(&mut self, name: &str, initial: impl Arg<Ty = T>) -> Var<T> {
+    pub fn var<T: Class>(&self, name: &str, initial: impl Arg<Ty = T>) -> Var<'_, T> {
         let var = self.uninitialised(name);
-        self.set(var, initial);
+        var.set(initial);
         var
     }
 
     /// A variable that holds nothing yet.
-    pub fn uninitialised<T: Class>(&mut self, name: &str) -> Var<T> {
-        Var::new(self.register(ValueInfo { ty: T::TY, name: Some(name.to_owned()), mutable: true }))
+    pub fn uninitialised<T: Class>(&self, name: &str) -> Var<'_, T> {
+        Var::new(self, self.register(ValueInfo { ty: T::TY, name: Some(name.to_owned()), mutable: true }))
     }
 
     /// Variables that hold nothing yet: an accumulator.
-    pub fn accumulator(&mut self, name: &str, registers: u32) -> Vec<Var<F32>> {
+    pub fn accumulator(&self, name: &str, registers: u32) -> Vec<Var<'_, F32>> {
         (0..registers).map(|_| self.uninitialised(name)).collect()
     }
 
-    /// What the variable holds now.
+    /// `x` as a value, to compute with: a constant stays one.
+    pub fn value<A: Arg>(&self, x: A) -> V<'_, A::Ty> {
+        V::of(self, x)
+    }
+
+    /// `x` in a register of its own: a constant, or what a variable holds now.
     #[track_caller]
-    pub fn get<T: Class>(&mut self, var: Var<T>) -> V<T> {
-        let copy = match T::TY {
+    pub fn copy<A: Arg>(&self, x: A) -> V<'_, A::Ty> {
+        V::new(self, self.copied(x))
+    }
+
+    #[track_caller]
+    pub(crate) fn copied<A: Arg>(&self, x: A) -> Value {
+        let op = match A::Ty::TY {
             Ty::Pred => LaneOp::MovPred,
             Ty::B16 => LaneOp::MovB16,
             Ty::B32 => LaneOp::MovB32,
             Ty::B64 => LaneOp::MovB64,
             Ty::F32 => LaneOp::MovF32,
         };
-        self.lane_value(copy, vec![var.operand()])
+        self.lane(op, &[x.operand()])
     }
 
     /// Assigns to a variable.
     #[track_caller]
-    pub fn set<T: Class>(&mut self, var: Var<T>, src: impl Arg<Ty = T>) {
-        self.push(Inst::Set { var: var.value(), ty: T::TY, src: src.operand() });
+    pub(crate) fn set<T: Class>(&self, var: Value, src: impl Arg<Ty = T>) {
+        self.push(Inst::Set { var, ty: T::TY, src: src.operand() });
     }
 }
 
@@ -204,47 +241,41 @@ impl Builder {
 impl Builder {
     /// Runs `then` where `condition` holds. All lanes of a warp agree on it.
     #[track_caller]
-    pub fn if_uniform(&mut self, condition: impl Into<Condition>, then: impl FnOnce(&mut Builder)) {
-        self.branch(condition.into(), true, then, |_| ());
+    pub fn if_uniform(&self, condition: impl Into<Condition>, then: impl FnOnce()) {
+        self.branch(condition.into(), true, then, || ());
     }
 
     /// Runs `then` where `condition` holds and `otherwise` elsewhere. All lanes of a warp agree on it.
     #[track_caller]
     pub fn if_else_uniform(
-        &mut self,
+        &self,
         condition: impl Into<Condition>,
-        then: impl FnOnce(&mut Builder),
-        otherwise: impl FnOnce(&mut Builder),
+        then: impl FnOnce(),
+        otherwise: impl FnOnce(),
     ) {
         self.branch(condition.into(), true, then, otherwise);
     }
 
     /// Runs `then` in the lanes where `condition` holds. Nothing in it may need the whole warp.
     #[track_caller]
-    pub fn if_lanes(&mut self, condition: impl Into<Condition>, then: impl FnOnce(&mut Builder)) {
-        self.branch(condition.into(), false, then, |_| ());
+    pub fn if_lanes(&self, condition: impl Into<Condition>, then: impl FnOnce()) {
+        self.branch(condition.into(), false, then, || ());
     }
 
     /// Runs `then` in the lanes where `condition` holds, `otherwise` in the others. Nothing in them may need the
     /// whole warp.
     #[track_caller]
     pub fn if_else_lanes(
-        &mut self,
+        &self,
         condition: impl Into<Condition>,
-        then: impl FnOnce(&mut Builder),
-        otherwise: impl FnOnce(&mut Builder),
+        then: impl FnOnce(),
+        otherwise: impl FnOnce(),
     ) {
         self.branch(condition.into(), false, then, otherwise);
     }
 
     #[track_caller]
-    fn branch(
-        &mut self,
-        condition: Condition,
-        uniform: bool,
-        then: impl FnOnce(&mut Builder),
-        otherwise: impl FnOnce(&mut Builder),
-    ) {
+    fn branch(&self, condition: Condition, uniform: bool, then: impl FnOnce(), otherwise: impl FnOnce()) {
         let (then, otherwise) = (self.block(then), self.block(otherwise));
         self.append(Node::If { condition, uniform, then, otherwise });
     }
@@ -252,7 +283,7 @@ impl Builder {
     /// Predicates the instructions that `body` builds: only the lanes where `condition` holds execute them, and
     /// what they define is undefined in the others. A body with control flow becomes [`Builder::if_lanes`].
     #[track_caller]
-    pub fn guarded(&mut self, condition: impl Into<Condition>, body: impl FnOnce(&mut Builder)) {
+    pub fn guarded(&self, condition: impl Into<Condition>, body: impl FnOnce()) {
         let condition = self.kept(condition.into());
         let mut body = self.block(body);
         let predicable = |stmt: &Stmt| matches!(stmt.node, Node::Inst { guard: None, .. });
@@ -262,7 +293,7 @@ impl Builder {
                     *guard = Some(condition);
                 }
             }
-            self.block.append(&mut body);
+            self.state().block.append(&mut body);
         } else {
             self.append(Node::If { condition, uniform: false, then: body, otherwise: Block::new() });
         }
@@ -270,37 +301,37 @@ impl Builder {
 
     /// The condition as it is now, also where the body assigns the variable that it came from.
     #[track_caller]
-    fn kept(&mut self, condition: Condition) -> Condition {
-        let mutable = self.kernel.values.get(condition.pred.0 as usize).is_some_and(|info| info.mutable);
+    fn kept(&self, condition: Condition) -> Condition {
+        let index = condition.pred.0 as usize;
+        let mutable = self.state().kernel.values.get(index).is_some_and(|info| info.mutable);
         if !mutable {
             return condition;
         }
-        Condition { pred: self.get(Var::<Pred>::new(condition.pred)).value(), ..condition }
+        Condition { pred: self.copied(Var::<Pred>::new(self, condition.pred)), ..condition }
     }
 
     /// Repeats `body` until a [`Builder::break_if`] in it.
     #[track_caller]
-    pub fn repeat(&mut self, body: impl FnOnce(&mut Builder)) {
+    pub fn repeat(&self, body: impl FnOnce()) {
         let body = self.block(body);
         self.append(Node::Loop { body });
     }
 
     /// Leaves the innermost loop where `condition` holds. All lanes that run the loop agree on it.
     #[track_caller]
-    pub fn break_if(&mut self, condition: impl Into<Condition>) {
+    pub fn break_if(&self, condition: impl Into<Condition>) {
         self.append(Node::Break { condition: condition.into() });
     }
 
     /// Runs `body` for the unsigned numbers `first`, `first + step`, ... below `end`, the same in all lanes. `step` must
     /// not be 0, `end` + `step` must be below 2³². What the body changes for the next round must be a variable.
     #[track_caller]
-    pub fn for_each(
-        &mut self,
+    pub fn for_each<'k>(
+        &'k self,
         (first, end): (impl Arg<Ty = B32>, impl Arg<Ty = B32>),
         step: u32,
-        body: impl FnOnce(&mut Builder, V<B32>),
+        body: impl FnOnce(V<'k, B32>),
     ) {
-        let (served, here) = (self.source, Some(self.source.unwrap_or(Location::caller())));
         if step == 0 {
             self.fault(Fault::Limit {
                 what: "the step of a loop",
@@ -310,48 +341,54 @@ impl Builder {
                 multiple: 1,
             });
         }
-        self.on_behalf_of(here, |b| {
-            let next = b.var("next", first);
-            b.repeat(|b| {
-                let done = b.ge_u32(next, end);
-                b.break_if(done);
-                let index = b.get(next);
-                b.on_behalf_of(served, |b| body(b, index));
-                let after = b.add(index, step);
-                b.set(next, after);
-            });
+        let served = self.served();
+        let _one = self.as_one();
+        let next = self.var("next", first);
+        self.repeat(|| {
+            self.break_if(next.now().ge(end));
+            let index = next.get();
+            {
+                let _whom = self.on_behalf_of(served);
+                body(index);
+            }
+            next.set(index + step);
         });
     }
 
     /// What the warps of `role` run after the prologue, with its registers.
     #[track_caller]
-    pub fn role(&mut self, role: Role, body: impl FnOnce(&mut Builder)) {
+    pub fn role(&self, role: Role, body: impl FnOnce()) {
         let source = Location::caller();
-        if !self.at_top {
-            self.watch.fault(Fault::RoleInside { role: role.name.clone() }, source);
+        if !self.state().at_top {
+            self.watch().fault(Fault::RoleInside { role: role.name.clone() }, source);
         }
-        let entry = self.kernel.launch.entry_registers();
-        let everyone = std::mem::replace(&mut self.warps, role.warps.clone());
-        let block = self.block(|b| {
-            b.on_behalf_of(Some(source), |b| match role.registers {
-                Some(registers) if registers < entry => b.set_max_registers_down(registers),
-                Some(registers) if registers > entry => b.set_max_registers_up(registers),
-                Some(_) | None => {}
-            });
-            body(b);
+        let entry = self.launch().entry_registers();
+        let everyone = std::mem::replace(&mut self.state().warps, role.warps.clone());
+        let block = self.block(|| {
+            {
+                let _whom = self.on_behalf_of(Some(source));
+                match role.registers {
+                    Some(registers) if registers < entry => self.set_max_registers_down(registers),
+                    Some(registers) if registers > entry => self.set_max_registers_up(registers),
+                    Some(_) | None => {}
+                }
+            }
+            body();
         });
-        self.warps = everyone;
-        self.kernel.roles.push(RoleBody { name: role.name, warps: role.warps, block, source });
+        let mut state = self.state();
+        state.warps = everyone;
+        state.kernel.roles.push(RoleBody { name: role.name, warps: role.warps, block, source });
     }
 
     /// How the kernel is launched.
     pub fn launch(&self) -> Launch {
-        self.kernel.launch
+        self.state().kernel.launch
     }
 
     /// The regions of mbarriers: how many, for how many arrivals.
     pub(crate) fn mbarrier_regions(&self) -> Vec<(Region, u32, u32)> {
-        let regions = self.kernel.smem.regions.iter().zip(0..);
+        let state = self.state();
+        let regions = state.kernel.smem.regions.iter().zip(0..);
         let mbarriers = regions.filter_map(|(info, index)| match info.kind {
             RegionKind::Mbarriers { arrivals } => Some((Region(index), info.bytes / 8, arrivals)),
             RegionKind::Bytes => None,
@@ -361,77 +398,81 @@ impl Builder {
 
     /// The warps that run what is being built: those of the role, all of them in the prologue.
     pub(crate) fn warps(&self) -> Range<u32> {
-        self.warps.clone()
+        self.state().warps.clone()
     }
 
     /// What `build` appends, as a block of its own.
-    fn block(&mut self, build: impl FnOnce(&mut Builder)) -> Block {
-        let outer = std::mem::take(&mut self.block);
-        let at_top = std::mem::replace(&mut self.at_top, false);
-        let watched = self.watch.enter();
-        build(self);
-        self.watch.leave(watched);
-        self.at_top = at_top;
-        std::mem::replace(&mut self.block, outer)
+    fn block(&self, build: impl FnOnce()) -> Block {
+        let (outer, at_top, watched) = {
+            let state = &mut *self.state();
+            let at_top = std::mem::replace(&mut state.at_top, false);
+            (std::mem::take(&mut state.block), at_top, state.watch.enter())
+        };
+        build();
+        let state = &mut *self.state();
+        state.watch.leave(watched);
+        state.at_top = at_top;
+        std::mem::replace(&mut state.block, outer)
     }
 }
 
 /// What the methods of the families are made of.
 impl Builder {
-    fn register(&mut self, info: ValueInfo) -> Value {
-        self.kernel.values.push(info);
-        Value(self.kernel.values.len() as u32 - 1)
+    fn register(&self, info: ValueInfo) -> Value {
+        let values = &mut self.state().kernel.values;
+        values.push(info);
+        Value(values.len() as u32 - 1)
     }
 
     /// A new value, to be defined by the next instruction.
-    pub(crate) fn define(&mut self, ty: Ty) -> Value {
+    pub(crate) fn define(&self, ty: Ty) -> Value {
         self.register(ValueInfo { ty, name: None, mutable: false })
     }
 
     /// Appends an instruction.
     #[track_caller]
-    pub(crate) fn push(&mut self, inst: Inst) {
+    pub(crate) fn push(&self, inst: Inst) {
         self.append(Node::Inst { guard: None, inst });
     }
 
     #[track_caller]
-    fn append(&mut self, node: Node) {
-        let source = self.source.unwrap_or(Location::caller());
-        self.block.push(Stmt { node, source });
+    fn append(&self, node: Node) {
+        let source = self.source();
+        self.state().block.push(Stmt { node, source });
     }
 
-    /// What `build` appends is the caller's doing: its line, or that of whom the caller serves, is the source.
+    /// The line that is being served: the caller's, or that of whom the caller serves.
     #[track_caller]
-    pub(crate) fn as_one<R>(&mut self, build: impl FnOnce(&mut Builder) -> R) -> R {
-        self.on_behalf_of(Some(self.source.unwrap_or(Location::caller())), build)
+    pub(crate) fn source(&self) -> Source {
+        self.served().unwrap_or(Location::caller())
     }
 
-    /// What `build` appends has this source; without one, each statement its own.
-    pub(crate) fn on_behalf_of<R>(
-        &mut self,
-        source: Option<Source>,
-        build: impl FnOnce(&mut Builder) -> R,
-    ) -> R {
-        let outer = std::mem::replace(&mut self.source, source);
-        let result = build(self);
-        self.source = outer;
-        result
+    /// What is built as long as the result lives has the caller's line as its source, or that of whom the caller serves.
+    #[track_caller]
+    pub(crate) fn as_one(&self) -> OnBehalf<'_> {
+        self.on_behalf_of(Some(self.source()))
+    }
+
+    /// What is built as long as the result lives has this source; without one, each statement its own.
+    pub(crate) fn on_behalf_of(&self, source: Option<Source>) -> OnBehalf<'_> {
+        OnBehalf { builder: self, outer: std::mem::replace(&mut self.state().source, source) }
     }
 
     /// Notes a mistake of the caller, or of whom the caller serves.
     #[track_caller]
-    pub(crate) fn fault(&mut self, fault: Fault) {
-        self.watch.fault(fault, self.source.unwrap_or(Location::caller()));
+    pub(crate) fn fault(&self, fault: Fault) {
+        let source = self.source();
+        self.watch().fault(fault, source);
     }
 
     /// Notes that `first` and `second` do not fit.
     #[track_caller]
-    pub(crate) fn misfit(&mut self, what: &'static str, first: impl Display, second: impl Display) {
+    pub(crate) fn misfit(&self, what: &'static str, first: impl Display, second: impl Display) {
         self.fault(Fault::Shapes { what, first: first.to_string(), second: second.to_string() });
     }
 
     /// On whose behalf statements are appended now.
     pub(crate) fn served(&self) -> Option<Source> {
-        self.source
+        self.state().source
     }
 }

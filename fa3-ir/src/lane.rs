@@ -69,53 +69,63 @@ impl LaneOp {
 }
 
 impl Builder {
+    /// Appends an operation with one result, and gives that.
     #[track_caller]
-    fn lane(&mut self, op: LaneOp, dst: Vec<Value>, mut src: Vec<Operand>) {
-        if !op.takes_constants() {
-            src = src.into_iter().map(|operand| self.in_register(operand)).collect();
-        }
+    pub(crate) fn lane(&self, op: LaneOp, src: &[Operand]) -> Value {
+        let dst = self.define(op.outputs()[0]);
+        self.lane_to(op, vec![dst], src);
+        dst
+    }
+
+    #[track_caller]
+    fn lane_to(&self, op: LaneOp, dst: Vec<Value>, src: &[Operand]) {
+        let src = match op.takes_constants() {
+            true => src.to_vec(),
+            false => src.iter().map(|&operand| self.in_register(operand)).collect(),
+        };
         self.push(Inst::Lane(LaneInst { op, dst, src }));
     }
 
     #[track_caller]
-    fn in_register(&mut self, operand: Operand) -> Operand {
+    fn in_register(&self, operand: Operand) -> Operand {
         match operand {
-            Operand::Imm(Imm::B32(bits)) => self.mov_b32(bits).operand(),
-            Operand::Imm(Imm::B16(bits)) => self.mov_b16(bits).operand(),
+            Operand::Imm(Imm::B32(bits)) => self.copy(bits).operand(),
+            Operand::Imm(Imm::B16(bits)) => self.copy(bits).operand(),
             Operand::Imm(_) | Operand::Value(_) => operand,
         }
     }
 }
 
-/// The result of a row: one value, or two.
-pub(crate) trait Results {
+/// The results of a row: one value, or two.
+trait Results<'k> {
     const TYPES: &'static [Ty];
-    fn define(b: &mut Builder) -> (Self, Vec<Value>)
+    fn define(b: &'k Builder) -> (Self, Vec<Value>)
     where
         Self: Sized;
 }
 
-impl<T: Class> Results for V<T> {
+impl<'k, T: Class> Results<'k> for V<'k, T> {
     const TYPES: &'static [Ty] = &[T::TY];
-    fn define(b: &mut Builder) -> (V<T>, Vec<Value>) {
+    fn define(b: &'k Builder) -> (V<'k, T>, Vec<Value>) {
         let value = b.define(T::TY);
-        (V::new(value), vec![value])
+        (V::new(b, value), vec![value])
     }
 }
 
-impl<T: Class, U: Class> Results for (V<T>, V<U>) {
+impl<'k, T: Class, U: Class> Results<'k> for (V<'k, T>, V<'k, U>) {
     const TYPES: &'static [Ty] = &[T::TY, U::TY];
-    fn define(b: &mut Builder) -> ((V<T>, V<U>), Vec<Value>) {
+    fn define(b: &'k Builder) -> (Self, Vec<Value>) {
         let (first, second) = (b.define(T::TY), b.define(U::TY));
-        ((V::new(first), V::new(second)), vec![first, second])
+        ((V::new(b, first), V::new(b, second)), vec![first, second])
     }
 }
 
-/// Makes of each row an operation, its signature, its name, its PTX and its builder method.
+/// Makes of each row an operation, its signature, its name and its PTX; and where the row names one, a method of
+/// its first operand. Operations without one are operators, or chosen by class in `generic.rs`.
 macro_rules! lane_ops {
-    ($($(#[doc = $doc:literal])+ $op:ident: fn $name:ident($($arg:ident: $class:ident),+) -> $result:ty = $ptx:literal;)+) => {
+    ($($(#[doc = $doc:literal])+ $op:ident: $(fn $name:ident)? ($($arg:ident: $class:ident),+) -> $result:tt = $ptx:literal;)+) => {
         /// A pure operation of one lane. Each has a row in one table, from which come its signature, its printed
-        /// name, its PTX and its builder method of the same name.
+        /// name, its PTX and its method.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum LaneOp {
             $($(#[doc = $doc])+ #[doc = concat!("\n\n`", $ptx, "`")] $op,)+
@@ -125,9 +135,9 @@ macro_rules! lane_ops {
             /// Every operation, in the order of the table.
             pub const ALL: &[LaneOp] = &[$(LaneOp::$op),+];
 
-            /// The name of its builder method.
+            /// Its name, that of the variant.
             pub const fn name(self) -> &'static str {
-                match self { $(LaneOp::$op => stringify!($name),)+ }
+                match self { $(LaneOp::$op => stringify!($op),)+ }
             }
 
             /// Its PTX, with the letters `a b c` for operands and `d e` for results.
@@ -142,24 +152,30 @@ macro_rules! lane_ops {
 
             /// The classes of its results.
             pub const fn outputs(self) -> &'static [Ty] {
-                match self { $(LaneOp::$op => <$result as Results>::TYPES,)+ }
+                match self { $(LaneOp::$op => <lane_ops!(@result $result) as Results<'static>>::TYPES,)+ }
             }
         }
 
-        /// Lane operations: one method for each row of the table.
-        impl Builder {
-            $(
-                $(#[doc = $doc])+
-                #[doc = concat!("\n\n`", $ptx, "`")]
-                #[track_caller]
-                pub fn $name(&mut self, $($arg: impl Arg<Ty = $class>),+) -> $result {
-                    let (result, dst) = <$result as Results>::define(self);
-                    let src = vec![$($arg.operand()),+];
-                    self.lane(LaneOp::$op, dst, src);
-                    result
-                }
-            )+
+        $(lane_ops! { @row [$(fn $name)?] $(#[doc = $doc])+ $op ($($arg: $class),+) $result $ptx })+
+    };
+
+    (@result ($first:ident, $second:ident)) => { (V<'_, $first>, V<'_, $second>) };
+    (@result $class:ident) => { V<'_, $class> };
+
+    (@row [] $($rest:tt)+) => {};
+    (@row [fn $name:ident] $(#[doc = $doc:literal])+ $op:ident ($self:ident: $own:ident $(, $arg:ident: $class:ident)*) $result:tt $ptx:literal) => {
+        impl<'k> V<'k, $own> {
+            $(#[doc = $doc])+
+            #[doc = concat!("\n\n`", $ptx, "`")]
+            #[track_caller]
+            pub fn $name(self, $($arg: impl Arg<Ty = $class>),*) -> lane_ops!(@results 'k $result) {
+                let (result, dst) = <lane_ops!(@results 'k $result)>::define(self.builder());
+                self.builder().lane_to(LaneOp::$op, dst, &[self.operand(), $($arg.operand()),*]);
+                result
+            }
         }
     };
+    (@results $k:lifetime ($first:ident, $second:ident)) => { (V<$k, $first>, V<$k, $second>) };
+    (@results $k:lifetime $class:ident) => { V<$k, $class> };
 }
-pub(crate) use lane_ops;
+use lane_ops;

@@ -43,6 +43,7 @@
 
 // Operands.
 mod address;
+mod algebra;
 mod ty;
 mod value;
 
@@ -94,11 +95,14 @@ pub use ptx::Ptx;
 pub use smem::{Region, RegionInfo, RegionKind, SmemPlan};
 pub use tensor::{BoxShape, TensorMapError, TensorView};
 pub use tile::copy::TileMap;
-pub use tile::frag::{AFrag, At, Frag};
-pub use tile::gemm::{Chain, Destination, Fresh, InFlight, gemm_rs, gemm_ss};
+pub use tile::frag::{AFrag, At, Frag, Half};
+pub use tile::gemm::{Chain, Destination, Fresh, InFlight, Left, gemm};
 pub use tile::outbox::{Draft, Outbox, Outboxes};
+pub use tile::quad::QuadTranspose;
 pub use tile::ring::{Consumer, EmptySlot, FullSlot, HeldSlot, Producer, Ring};
 pub use tile::rows::{Rows, RowsVar};
+pub use tile::store::Packed;
+pub use tile::warpgroup_barriers::{WarpgroupBarrier, WarpgroupBarriers};
 pub use tile::{Matrix, Tile, TileShape};
 pub use ty::{B16, B32, B64, Class, F32, Pred, Stored, Ty, Word};
 pub use value::{Arg, Condition, Imm, Operand, Reg, V, Value, ValueInfo, Var};

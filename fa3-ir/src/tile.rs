@@ -7,13 +7,14 @@ pub(crate) mod copy;
 pub(crate) mod frag;
 pub(crate) mod gemm;
 pub(crate) mod outbox;
+pub(crate) mod quad;
 pub(crate) mod ring;
 pub(crate) mod rows;
 pub(crate) mod store;
 pub(crate) mod threads;
+pub(crate) mod warpgroup_barriers;
 
 use std::fmt;
-use std::marker::PhantomData;
 
 use crate::{
     Arg, B32, B64, Builder, Elem, Imm, Layout, Major, Operand, Region, SharedAddr, SharedBase, Swizzle, V,
@@ -86,19 +87,30 @@ impl fmt::Display for TileShape {
     }
 }
 
-/// A tile at its place. What comes from a slot of a ring lives as long as the slot is held.
-#[derive(Clone, Copy, Debug)]
+/// A tile at its address. What comes from a slot of a ring lives as long as the slot is held.
+#[derive(Clone, Copy)]
 pub struct Tile<'s> {
+    builder: &'s Builder,
     pub(crate) shape: TileShape,
-    pub(crate) place: SharedAddr,
+    pub(crate) address: SharedAddr,
     /// Bytes from one panel to the next, which may be more than this part of a tile fills.
     pub(crate) panel_stride: u32,
-    slot: PhantomData<&'s ()>,
+}
+
+impl fmt::Debug for Tile<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {:?}", self.shape, self.address)
+    }
 }
 
 impl<'s> Tile<'s> {
-    pub(crate) fn new(shape: TileShape, place: SharedAddr) -> Tile<'s> {
-        Tile { shape, place, panel_stride: shape.panel_bytes(), slot: PhantomData }
+    pub(crate) fn new(builder: &'s Builder, shape: TileShape, address: SharedAddr) -> Tile<'s> {
+        Tile { builder, shape, address, panel_stride: shape.panel_bytes() }
+    }
+
+    /// The kernel that it belongs to.
+    pub(crate) fn builder(&self) -> &'s Builder {
+        self.builder
     }
 
     /// Its shape.
@@ -114,7 +126,8 @@ impl<'s> Tile<'s> {
     /// Block `index` of `count` rows, a multiple of 8: what one of several warpgroups works on. An index that is
     /// computed is not checked.
     #[track_caller]
-    pub fn row_block(self, b: &mut Builder, index: impl Arg<Ty = B32>, count: u32) -> Tile<'s> {
+    pub fn row_block(self, index: impl Arg<Ty = B32>, count: u32) -> Tile<'s> {
+        let b = self.builder;
         let blocks = self.shape.rows.checked_div(count).unwrap_or(0);
         let last = index.operand().constant().unwrap_or(0);
         if !count.is_multiple_of(8) || last >= blocks {
@@ -122,28 +135,43 @@ impl<'s> Tile<'s> {
             return self;
         }
         let bytes = count * self.shape.swizzle.row_bytes();
-        let place = match index.operand() {
-            Operand::Imm(Imm::B32(index)) => self.place.plus((index * bytes) as i32),
-            Operand::Imm(_) | Operand::Value(_) => b.as_one(|b| {
-                let start = b.shared_address(self.place);
-                b.mad_u32(index, bytes, start).at(0)
-            }),
+        let address = match index.operand() {
+            Operand::Imm(Imm::B32(index)) => self.address.plus((index * bytes) as i32),
+            Operand::Imm(_) | Operand::Value(_) => {
+                let _one = b.as_one();
+                let start = b.shared_address(self.address);
+                b.mad(index, bytes, start).at(0)
+            }
         };
-        Tile { shape: TileShape { rows: count, ..self.shape }, place, ..self }
+        Tile { shape: TileShape { rows: count, ..self.shape }, address, ..self }
     }
 
     /// `count` columns from column `first` on, both whole panels.
     #[track_caller]
-    pub fn col_block(self, b: &mut Builder, first: u32, count: u32) -> Tile<'s> {
+    pub fn col_block(self, first: u32, count: u32) -> Tile<'s> {
         let whole = [first, count].iter().all(|cols| cols.is_multiple_of(self.shape.panel_cols()));
         if !whole || count == 0 || first.saturating_add(count) > self.shape.cols {
             let columns = format!("{count} columns from {first} on");
-            b.misfit("a block of columns and its tile", columns, self.shape);
+            self.builder.misfit("a block of columns and its tile", columns, self.shape);
             return self;
         }
         let offset = first / self.shape.panel_cols() * self.panel_stride;
         let shape = TileShape { cols: count, ..self.shape };
-        Tile { shape, place: self.place.plus(offset as i32), ..self }
+        Tile { shape, address: self.address.plus(offset as i32), ..self }
+    }
+
+    /// The address of an element.
+    #[track_caller]
+    pub fn element(self, row: impl Arg<Ty = B32>, col: impl Arg<Ty = B32>) -> V<'s, B32> {
+        let (b, TileShape { elem, swizzle, .. }) = (self.builder, self.shape);
+        let span = swizzle.row_bytes();
+        let _one = b.as_one();
+        let byte = b.value(col) * elem.bytes();
+        let (panel, within) = (byte >> span.trailing_zeros(), byte & (span - 1));
+        let linear = b.mad(row, span, within);
+        let mixed = linear ^ ((linear >> 3) & (span - 16));
+        let start = b.shared_address(self.address);
+        panel.mad(self.panel_stride, start) + mixed
     }
 }
 
@@ -175,7 +203,12 @@ pub(crate) enum Side {
     B,
 }
 
-impl Matrix<'_> {
+impl<'s> Matrix<'s> {
+    /// The kernel that it belongs to.
+    pub(crate) fn builder(&self) -> &'s Builder {
+        self.tile.builder
+    }
+
     pub(crate) fn elem(&self) -> Elem {
         self.tile.shape.elem
     }
@@ -213,19 +246,14 @@ impl Matrix<'_> {
     /// The descriptors of the steps along K, each to be made where it is needed: together they would take too many
     /// registers.
     #[track_caller]
-    pub(crate) fn descriptors(
-        &self,
-        b: &mut Builder,
-        side: Side,
-    ) -> impl Fn(&mut Builder, u32) -> V<B64> + use<> {
+    pub(crate) fn descriptors(&self, side: Side) -> impl Fn(u32) -> V<'s, B64> + use<'s> {
         let (layout, offset) = self.layout(self.major(side));
         let descriptor = layout.descriptor();
-        let start = b.shared_address(self.tile.place);
-        let field = b.bfe_u32(start, 4, 14);
-        let low = b.or(field, descriptor as u32);
-        move |b: &mut Builder, step: u32| {
-            let low = if step == 0 { low } else { b.add(low, offset(step) >> 4) };
-            b.pack_b64(low, (descriptor >> 32) as u32)
+        let start = self.tile.builder.shared_address(self.tile.address);
+        let low = start.bfe(4, 14) | (descriptor as u32);
+        move |step: u32| {
+            let low = if step == 0 { low } else { low + (offset(step) >> 4) };
+            low.below((descriptor >> 32) as u32)
         }
     }
 }
@@ -248,21 +276,21 @@ impl SharedAddr {
 impl Builder {
     /// Declares a tile: whole panels of a multiple of 8 rows (V-27).
     #[track_caller]
-    pub fn tile(&mut self, name: &str, shape: TileShape) -> Tile<'static> {
+    pub fn tile(&self, name: &str, shape: TileShape) -> Tile<'_> {
         let region = self.tiles(name, 1, shape);
-        Tile::new(shape, region.at(0))
+        Tile::new(self, shape, region.at(0))
     }
 
     /// Declares `count` tiles, one behind the other.
     #[track_caller]
-    pub(crate) fn tiles(&mut self, name: &str, count: u32, shape: TileShape) -> Region {
+    pub(crate) fn tiles(&self, name: &str, count: u32, shape: TileShape) -> Region {
         self.whole(shape);
         self.region(name, count.saturating_mul(shape.bytes()), shape.align())
     }
 
     /// Notes a tile that is not whole panels of whole patterns.
     #[track_caller]
-    pub(crate) fn whole(&mut self, shape: TileShape) {
+    pub(crate) fn whole(&self, shape: TileShape) {
         if !shape.is_whole() {
             self.misfit("a tile and its panels", shape, format!("8 rows and {} columns", shape.panel_cols()));
         }
@@ -270,20 +298,31 @@ impl Builder {
 
     /// Declares a tile that begins where the first of `over` does; the two are never in use at the same time.
     #[track_caller]
-    pub fn tile_over(&mut self, name: &str, shape: TileShape, over: &[Region]) -> Tile<'static> {
+    pub fn tile_over(&self, name: &str, shape: TileShape, over: &[Region]) -> Tile<'_> {
         self.whole(shape);
         let region = self.overlay(name, over, shape.bytes(), shape.align());
-        Tile::new(shape, region.at(0))
+        Tile::new(self, shape, region.at(0))
     }
 
     /// A shared-memory address in a register.
     #[track_caller]
-    pub(crate) fn shared_address(&mut self, addr: SharedAddr) -> V<B32> {
+    pub(crate) fn shared_address(&self, addr: SharedAddr) -> V<'_, B32> {
         let base = match addr.base {
             SharedBase::Region(region) => self.address(region),
-            SharedBase::Value(value) => V::new(value),
+            SharedBase::Value(value) => V::new(self, value),
         };
-        if addr.offset == 0 { base } else { self.add(base, addr.offset) }
+        if addr.offset == 0 { base } else { base + addr.offset }
+    }
+
+    /// The lower half of a · b, plus c: [`V::mad`] where `a` may be any operand.
+    #[track_caller]
+    pub(crate) fn mad(
+        &self,
+        a: impl Arg<Ty = B32>,
+        b: impl Arg<Ty = B32>,
+        c: impl Arg<Ty = B32>,
+    ) -> V<'_, B32> {
+        self.value(a).mad(b, c)
     }
 }
 
@@ -307,7 +346,7 @@ mod tests {
         let cases = Swizzle::ALL.into_iter().flat_map(|swizzle| [32, 64, 128].map(|cols| (swizzle, cols)));
         for (swizzle, cols) in cases.filter(|(swizzle, cols)| 2 * cols >= swizzle.row_bytes()) {
             let (start, shape) = (8192, TileShape::new(Elem::F16, 64, cols).swizzled(swizzle));
-            let tile = Tile::new(shape, Region(0).at(0));
+            let tile = Tile::new(b, shape, Region(0).at(0));
             for (matrix, side) in
                 [(tile.into(), Side::A), (tile.t(), Side::A), (tile.into(), Side::B), (tile.t(), Side::B)]
             {

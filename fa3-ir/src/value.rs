@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use crate::{B16, B32, B64, Class, F32, Pred, Ty};
+use crate::{B16, B32, B64, Builder, Class, F32, Pred, Ty};
 
 /// A register of a kernel: an index into [`crate::Kernel::values`], which knows its class, its name and
 /// whether it is assigned once (a value) or any number of times (a variable).
@@ -74,48 +74,126 @@ impl Operand {
     }
 }
 
-/// A handle to a value of class `T`: assigned once, visible in the block that defines it and the blocks within.
+/// A value of class `T` of the kernel that its builder builds: a register that is assigned once, or a constant.
+///
+/// Arithmetic on it records instructions: `x * 2.0 + y`, `x.fma(2.0, y)`, `row.lt(rows)`. A register is visible in the
+/// block that defines it and the blocks within.
 ///
 /// Mixing classes does not compile:
 /// ```compile_fail,E0271
-/// use fa3_ir::{B32, Builder, F32, Launch, V};
-/// fn mix(b: &mut Builder, x: V<F32>, n: V<B32>) -> V<F32> {
-///     b.add(x, n)
+/// use fa3_ir::{B32, F32, V};
+/// fn mix<'k>(x: V<'k, F32>, n: V<'k, B32>) -> V<'k, F32> {
+///     x + n
 /// }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct V<T>(Value, PhantomData<T>);
+#[derive(Clone, Copy)]
+pub struct V<'k, T> {
+    builder: &'k Builder,
+    operand: Operand,
+    class: PhantomData<T>,
+}
 
-/// A handle to a mutable register of class `T`: the state that a loop carries. It is set by
-/// [`crate::Builder::set`] only, and as the accumulator of a wgmma. As an operand it stands for what it holds
-/// then; [`crate::Builder::get`] keeps that.
+/// A mutable register of class `T`: the state that a loop carries. It is set by [`Var::set`] only, and as the
+/// accumulator of a product. As an operand it stands for what it holds then; [`Var::get`] keeps that.
 ///
 /// It takes values of its own class only:
 /// ```compile_fail,E0271
-/// use fa3_ir::{B32, Builder, F32, V, Var};
-/// fn mix(b: &mut Builder, row_max: Var<F32>, n: V<B32>) {
-///     b.set(row_max, n);
+/// use fa3_ir::{B32, F32, V, Var};
+/// fn mix<'k>(row_max: Var<'k, F32>, n: V<'k, B32>) {
+///     row_max.set(n);
 /// }
 /// ```
 /// and a value is no variable:
-/// ```compile_fail,E0308
-/// use fa3_ir::{Builder, F32, V};
-/// fn assign_twice(b: &mut Builder, x: V<F32>) {
-///     b.set(x, 0.0);
+/// ```compile_fail,E0599
+/// use fa3_ir::{F32, V};
+/// fn assign_twice(x: V<F32>) {
+///     x.set(0.0);
 /// }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Var<T>(Value, PhantomData<T>);
+#[derive(Clone, Copy)]
+pub struct Var<'k, T> {
+    builder: &'k Builder,
+    register: Value,
+    class: PhantomData<T>,
+}
 
-impl<T: Class> V<T> {
-    pub(crate) fn new(value: Value) -> V<T> {
-        V(value, PhantomData)
+impl<'k, T: Class> V<'k, T> {
+    pub(crate) fn new(builder: &'k Builder, register: Value) -> V<'k, T> {
+        V { builder, operand: Operand::Value(register), class: PhantomData }
+    }
+
+    /// An operand of the kernel that `builder` builds.
+    pub(crate) fn of(builder: &'k Builder, operand: impl Arg<Ty = T>) -> V<'k, T> {
+        V { builder, operand: operand.operand(), class: PhantomData }
+    }
+
+    /// The kernel that it belongs to.
+    pub(crate) fn builder(self) -> &'k Builder {
+        self.builder
+    }
+
+    /// The constant `value` in the same kernel.
+    pub fn constant(self, value: impl Arg<Ty = T>) -> V<'k, T> {
+        V { operand: value.operand(), ..self }
+    }
+
+    /// The same in a register, if it is a constant.
+    #[track_caller]
+    pub fn in_register(self) -> V<'k, T> {
+        match self.operand {
+            Operand::Value(_) => self,
+            Operand::Imm(_) => self.builder.copy(self),
+        }
+    }
+
+    /// Names it for the reader of the printed kernel.
+    #[must_use]
+    pub fn named(self, name: &str) -> V<'k, T> {
+        if let Operand::Value(register) = self.operand {
+            self.builder.name(register, name);
+        }
+        self
     }
 }
 
-impl<T: Class> Var<T> {
-    pub(crate) fn new(value: Value) -> Var<T> {
-        Var(value, PhantomData)
+impl<'k, T: Class> Var<'k, T> {
+    pub(crate) fn new(builder: &'k Builder, register: Value) -> Var<'k, T> {
+        Var { builder, register, class: PhantomData }
+    }
+
+    /// What it holds now, as a value that stays.
+    #[track_caller]
+    pub fn get(self) -> V<'k, T> {
+        self.builder.copy(self)
+    }
+
+    /// What it holds whenever an instruction reads that: for an operand that is used at once.
+    pub fn now(self) -> V<'k, T> {
+        V::new(self.builder, self.register)
+    }
+
+    /// Assigns to it.
+    #[track_caller]
+    pub fn set(self, value: impl Arg<Ty = T>) {
+        self.builder.set(self.register, value);
+    }
+
+    /// Assigns what `f` makes of what it holds.
+    #[track_caller]
+    pub fn update<A: Arg<Ty = T>>(self, f: impl FnOnce(V<'k, T>) -> A) {
+        self.set(f(self.now()));
+    }
+}
+
+impl<T> fmt::Debug for V<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.operand)
+    }
+}
+
+impl<T> fmt::Debug for Var<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.register)
     }
 }
 
@@ -131,39 +209,43 @@ pub trait Arg: Copy {
 /// An [`Arg`] in a register, where PTX takes no constant: a [`V`] or a [`Var`].
 ///
 /// ```compile_fail,E0277
-/// use fa3_ir::{Builder, F32, V};
-/// fn shuffle_a_constant(b: &mut Builder) -> V<F32> {
-///     b.shfl_bfly(1.0, 1)
+/// use fa3_ir::Builder;
+/// fn store_constants(b: &Builder) {
+///     b.stmatrix(b.tid(), [1_u32], false);
 /// }
 /// ```
 pub trait Reg: Arg {
-    /// The register.
-    fn value(self) -> Value;
+    /// The register; a constant is moved to one first.
+    fn register(self) -> Value;
 }
 
-impl<T: Class> Arg for V<T> {
+impl<T: Class> Arg for V<'_, T> {
     type Ty = T;
     fn operand(self) -> Operand {
-        Operand::Value(self.0)
+        self.operand
     }
 }
 
-impl<T: Class> Reg for V<T> {
-    fn value(self) -> Value {
-        self.0
+impl<T: Class> Reg for V<'_, T> {
+    #[track_caller]
+    fn register(self) -> Value {
+        match self.operand {
+            Operand::Value(register) => register,
+            Operand::Imm(_) => self.builder.copied(self),
+        }
     }
 }
 
-impl<T: Class> Arg for Var<T> {
+impl<T: Class> Arg for Var<'_, T> {
     type Ty = T;
     fn operand(self) -> Operand {
-        Operand::Value(self.0)
+        Operand::Value(self.register)
     }
 }
 
-impl<T: Class> Reg for Var<T> {
-    fn value(self) -> Value {
-        self.0
+impl<T: Class> Reg for Var<'_, T> {
+    fn register(self) -> Value {
+        self.register
     }
 }
 
@@ -197,15 +279,17 @@ pub struct Condition {
 }
 
 impl<R: Reg<Ty = Pred>> From<R> for Condition {
+    #[track_caller]
     fn from(pred: R) -> Condition {
-        Condition { pred: pred.value(), negate: false }
+        Condition { pred: pred.register(), negate: false }
     }
 }
 
-impl std::ops::Not for V<Pred> {
+impl std::ops::Not for V<'_, Pred> {
     type Output = Condition;
     /// The lanes where the predicate is false, for a guard or a branch. It emits nothing.
+    #[track_caller]
     fn not(self) -> Condition {
-        Condition { pred: self.0, negate: true }
+        Condition { pred: self.register(), negate: true }
     }
 }

@@ -77,7 +77,7 @@ impl<T: Int> FastDiv<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::int::checked::Checked;
+    use crate::checked::Checked;
     use proptest::prelude::*;
 
     fn agrees(x: u32, d: u32) {

@@ -40,8 +40,9 @@
 #![forbid(unsafe_code)]
 
 // Integers that a kernel can compute too.
+#[cfg(test)]
+mod checked;
 mod div;
-mod int;
 
 // Which tiles there are, what each visits, in which order they run, and where.
 mod order;
@@ -69,7 +70,7 @@ pub use budget::{
 pub use compare::{OrderComparison, OrderTable};
 pub use div::FastDiv;
 pub use error::PlanError;
-pub use int::Int;
+pub use fa3_types::Int;
 pub use limits::Limits;
 pub use makespan::{Makespan, Span, TILE_COST, certified_bound, lower_bound};
 pub use order::{Decoder, Longest, Order, Tile, TileCounts};

@@ -197,7 +197,7 @@ impl<T: Int> Decoder<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::int::checked::Checked;
+    use crate::checked::Checked;
     use proptest::prelude::*;
 
     const LAST: Longest = Longest::Last;

@@ -183,7 +183,7 @@ impl<T: Int> KvRange<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::int::checked::Checked;
+    use crate::checked::Checked;
     use fa3_types::Lengths;
     use proptest::prelude::*;
 

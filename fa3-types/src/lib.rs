@@ -25,6 +25,9 @@
 //! ```
 #![forbid(unsafe_code)]
 
+// What host and kernel compute alike.
+mod algebra;
+
 // One noun each.
 mod dtype;
 mod heads;
@@ -40,6 +43,7 @@ mod flops;
 mod placement;
 mod problem;
 
+pub use algebra::{Int, Real};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
 pub use heads::{HeadGrouping, Heads};

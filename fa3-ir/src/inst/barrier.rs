@@ -66,32 +66,32 @@ impl BarrierInst {
 impl Builder {
     /// Waits for all threads of the CTA.
     #[track_caller]
-    pub fn sync_cta(&mut self) {
+    pub fn sync_cta(&self) {
         self.push(Inst::Barrier(BarrierInst::SyncCta));
     }
 
     /// Arrives at `barrier` and waits until its number of threads has.
     #[track_caller]
-    pub fn sync(&mut self, barrier: Barrier) {
+    pub fn sync(&self, barrier: Barrier) {
         self.push(Inst::Barrier(BarrierInst::Sync(BarrierRef::Named(barrier))));
     }
 
     /// Arrives at `barrier` and goes on.
     #[track_caller]
-    pub fn arrive(&mut self, barrier: Barrier) {
+    pub fn arrive(&self, barrier: Barrier) {
         self.push(Inst::Barrier(BarrierInst::Arrive(BarrierRef::Named(barrier))));
     }
 
     /// [`Builder::sync`] at the barrier with the computed number `id` (see [`Builder::barrier_id`]).
     #[track_caller]
-    pub fn sync_computed(&mut self, id: impl Arg<Ty = B32>, threads: u32) {
+    pub fn sync_computed(&self, id: impl Arg<Ty = B32>, threads: u32) {
         let barrier = BarrierRef::Computed { id: id.operand(), threads };
         self.push(Inst::Barrier(BarrierInst::Sync(barrier)));
     }
 
     /// [`Builder::arrive`] at the barrier with the computed number `id`.
     #[track_caller]
-    pub fn arrive_computed(&mut self, id: impl Arg<Ty = B32>, threads: u32) {
+    pub fn arrive_computed(&self, id: impl Arg<Ty = B32>, threads: u32) {
         let barrier = BarrierRef::Computed { id: id.operand(), threads };
         self.push(Inst::Barrier(BarrierInst::Arrive(barrier)));
     }

@@ -53,27 +53,27 @@ impl ClusterInst {
 impl Builder {
     /// Arrives at the cluster's barrier; what came before is visible to who waits for it.
     #[track_caller]
-    pub fn cluster_arrive(&mut self) {
+    pub fn cluster_arrive(&self) {
         self.push(Inst::Cluster(ClusterInst::Arrive { relaxed: false }));
     }
 
     /// Arrives at the cluster's barrier, ordering nothing.
     #[track_caller]
-    pub fn cluster_arrive_relaxed(&mut self) {
+    pub fn cluster_arrive_relaxed(&self) {
         self.push(Inst::Cluster(ClusterInst::Arrive { relaxed: true }));
     }
 
     /// Waits until all threads of the cluster have arrived.
     #[track_caller]
-    pub fn cluster_wait(&mut self) {
+    pub fn cluster_wait(&self) {
         self.push(Inst::Cluster(ClusterInst::Wait));
     }
 
     /// The address of the same place in the shared memory of CTA `cta` of the cluster.
     #[track_caller]
-    pub fn map_address(&mut self, addr: impl Into<SharedAddr>, cta: impl Arg<Ty = B32>) -> V<B32> {
+    pub fn map_address(&self, addr: impl Into<SharedAddr>, cta: impl Arg<Ty = B32>) -> V<'_, B32> {
         let dst = self.define(Ty::B32);
         self.push(Inst::Cluster(ClusterInst::MapAddress { dst, addr: addr.into(), cta: cta.operand() }));
-        V::new(dst)
+        V::new(self, dst)
     }
 }

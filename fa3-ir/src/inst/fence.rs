@@ -59,7 +59,7 @@ impl FenceInst {
 impl Builder {
     /// Orders this thread's memory accesses as `fence` says.
     #[track_caller]
-    pub fn fence(&mut self, fence: FenceInst) {
+    pub fn fence(&self, fence: FenceInst) {
         self.push(Inst::Fence(fence));
     }
 }

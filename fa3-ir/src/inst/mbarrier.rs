@@ -119,69 +119,69 @@ fn visit_parity(parity: Operand, see: &mut dyn FnMut(Access)) {
 impl Builder {
     /// Initialises an mbarrier for `arrivals` a phase.
     #[track_caller]
-    pub fn mbarrier_init(&mut self, addr: impl Into<SharedAddr>, arrivals: u32) {
+    pub fn mbarrier_init(&self, addr: impl Into<SharedAddr>, arrivals: u32) {
         self.push(Inst::Mbarrier(MbarrierInst::Init { addr: addr.into(), arrivals }));
     }
 
     /// Ends an mbarrier, so that its memory may be used otherwise.
     #[track_caller]
-    pub fn mbarrier_invalidate(&mut self, addr: impl Into<SharedAddr>) {
+    pub fn mbarrier_invalidate(&self, addr: impl Into<SharedAddr>) {
         self.push(Inst::Mbarrier(MbarrierInst::Invalidate { addr: addr.into() }));
     }
 
     /// Arrives once; what this thread did before is visible to who waits for the phase.
     #[track_caller]
-    pub fn mbarrier_arrive(&mut self, addr: impl Into<SharedAddr>) {
+    pub fn mbarrier_arrive(&self, addr: impl Into<SharedAddr>) {
         self.push(Inst::Mbarrier(MbarrierInst::Arrive { addr: addr.into() }));
     }
 
     /// Makes the phase wait for `bytes` more, and arrives once.
     #[track_caller]
-    pub fn mbarrier_arrive_expect(&mut self, addr: impl Into<SharedAddr>, bytes: impl Arg<Ty = B32>) {
+    pub fn mbarrier_arrive_expect(&self, addr: impl Into<SharedAddr>, bytes: impl Arg<Ty = B32>) {
         let (addr, bytes) = (addr.into(), bytes.operand());
         self.push(Inst::Mbarrier(MbarrierInst::ArriveExpect { addr, bytes }));
     }
 
     /// Makes the phase wait for `bytes` more.
     #[track_caller]
-    pub fn mbarrier_expect(&mut self, addr: impl Into<SharedAddr>, bytes: impl Arg<Ty = B32>) {
+    pub fn mbarrier_expect(&self, addr: impl Into<SharedAddr>, bytes: impl Arg<Ty = B32>) {
         self.push(Inst::Mbarrier(MbarrierInst::Expect { addr: addr.into(), bytes: bytes.operand() }));
     }
 
     /// Arrives once at the mbarrier of another CTA of the cluster ([`Builder::map_address`]). It says that this CTA
     /// is done with what the other refills; what this thread wrote is not visible there: the release is of the CTA's scope.
     #[track_caller]
-    pub fn mbarrier_arrive_remote(&mut self, addr: impl Reg<Ty = B32>) {
-        self.push(Inst::Mbarrier(MbarrierInst::ArriveRemote { addr: addr.value() }));
+    pub fn mbarrier_arrive_remote(&self, addr: impl Reg<Ty = B32>) {
+        self.push(Inst::Mbarrier(MbarrierInst::ArriveRemote { addr: addr.register() }));
     }
 
     /// Arrives once, when this thread's [`Builder::copy_async`] so far are complete.
     #[track_caller]
-    pub fn mbarrier_arrive_copied(&mut self, addr: impl Into<SharedAddr>) {
+    pub fn mbarrier_arrive_copied(&self, addr: impl Into<SharedAddr>) {
         self.push(Inst::Mbarrier(MbarrierInst::ArriveCopied { addr: addr.into() }));
     }
 
     /// Waits until the phase of `parity` is complete: the current phase has the other parity then.
     #[track_caller]
-    pub fn mbarrier_wait(&mut self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) {
+    pub fn mbarrier_wait(&self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) {
         self.push(Inst::Mbarrier(MbarrierInst::Wait { addr: addr.into(), parity: parity.operand() }));
     }
 
     /// Whether the phase of `parity` is complete, after waiting a little if not.
     #[track_caller]
-    pub fn mbarrier_try_wait(&mut self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<Pred> {
+    pub fn mbarrier_try_wait(&self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<'_, Pred> {
         let dst = self.define(Ty::Pred);
         let (addr, parity) = (addr.into(), parity.operand());
         self.push(Inst::Mbarrier(MbarrierInst::TryWait { dst, addr, parity }));
-        V::new(dst)
+        V::new(self, dst)
     }
 
     /// Whether the phase of `parity` is complete now.
     #[track_caller]
-    pub fn mbarrier_test_wait(&mut self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<Pred> {
+    pub fn mbarrier_test_wait(&self, addr: impl Into<SharedAddr>, parity: impl Arg<Ty = B32>) -> V<'_, Pred> {
         let dst = self.define(Ty::Pred);
         let (addr, parity) = (addr.into(), parity.operand());
         self.push(Inst::Mbarrier(MbarrierInst::TestWait { dst, addr, parity }));
-        V::new(dst)
+        V::new(self, dst)
     }
 }

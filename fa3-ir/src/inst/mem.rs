@@ -196,40 +196,40 @@ fn width(elements: usize) -> String {
 impl Builder {
     /// Loads one element.
     #[track_caller]
-    pub fn load<T: Stored>(&mut self, addr: impl Into<Address>) -> V<T> {
+    pub fn load<T: Stored>(&self, addr: impl Into<Address>) -> V<'_, T> {
         let [value] = self.load_vector(addr);
         value
     }
 
     /// Loads `N` elements that follow each other: 1, 2 or 4, at most 16 bytes, aligned to their size.
     #[track_caller]
-    pub fn load_vector<T: Stored, const N: usize>(&mut self, addr: impl Into<Address>) -> [V<T>; N] {
+    pub fn load_vector<T: Stored, const N: usize>(&self, addr: impl Into<Address>) -> [V<'_, T>; N] {
         self.load_from(addr.into(), Cache::Coherent)
     }
 
     /// Loads `N` elements of global memory that nobody writes while the kernel runs.
     #[track_caller]
-    pub fn load_read_only<T: Stored, const N: usize>(&mut self, addr: impl Into<GlobalAddr>) -> [V<T>; N] {
+    pub fn load_read_only<T: Stored, const N: usize>(&self, addr: impl Into<GlobalAddr>) -> [V<'_, T>; N] {
         self.load_from(Address::Global(addr.into()), Cache::ReadOnly)
     }
 
     #[track_caller]
-    fn load_from<T: Stored, const N: usize>(&mut self, addr: Address, cache: Cache) -> [V<T>; N] {
+    fn load_from<T: Stored, const N: usize>(&self, addr: Address, cache: Cache) -> [V<'_, T>; N] {
         let dst = [(); N].map(|()| self.define(T::TY));
         self.push(Inst::Mem(MemInst::Load { dst: dst.to_vec(), ty: T::TY, addr, cache }));
-        dst.map(V::new)
+        dst.map(|value| V::new(self, value))
     }
 
     /// Stores one element.
     #[track_caller]
-    pub fn store<T: Stored>(&mut self, addr: impl Into<Address>, src: impl Arg<Ty = T>) {
+    pub fn store<T: Stored>(&self, addr: impl Into<Address>, src: impl Arg<Ty = T>) {
         self.store_vector(addr, [src]);
     }
 
     /// Stores `N` elements that follow each other: 1, 2 or 4, at most 16 bytes, aligned to their size.
     #[track_caller]
     pub fn store_vector<T: Stored, const N: usize>(
-        &mut self,
+        &self,
         addr: impl Into<Address>,
         src: [impl Arg<Ty = T>; N],
     ) {
@@ -239,84 +239,84 @@ impl Builder {
 
     /// Loads 32 bits; what their writer released before is visible afterwards, on the whole GPU.
     #[track_caller]
-    pub fn load_acquire(&mut self, addr: impl Into<GlobalAddr>) -> V<B32> {
+    pub fn load_acquire(&self, addr: impl Into<GlobalAddr>) -> V<'_, B32> {
         let dst = self.define(Ty::B32);
         self.push(Inst::Mem(MemInst::LoadAcquire { dst, addr: addr.into() }));
-        V::new(dst)
+        V::new(self, dst)
     }
 
     /// Stores 32 bits; what this thread wrote before is visible to who acquires them.
     #[track_caller]
-    pub fn store_release(&mut self, addr: impl Into<GlobalAddr>, src: impl Arg<Ty = B32>) {
+    pub fn store_release(&self, addr: impl Into<GlobalAddr>, src: impl Arg<Ty = B32>) {
         self.push(Inst::Mem(MemInst::StoreRelease { src: src.operand(), addr: addr.into() }));
     }
 
     #[track_caller]
-    fn atomic<T: Class>(&mut self, op: AtomicOp, addr: impl Into<Address>, src: impl Arg<Ty = T>) -> V<T> {
+    fn atomic<T: Class>(&self, op: AtomicOp, addr: impl Into<Address>, src: impl Arg<Ty = T>) -> V<'_, T> {
         let dst = self.define(op.ty());
         self.push(Inst::Mem(MemInst::Atomic { op, dst, addr: addr.into(), src: src.operand() }));
-        V::new(dst)
+        V::new(self, dst)
     }
 
     /// Adds integers in memory, gives the sum before.
     #[track_caller]
-    pub fn atomic_add_u32(&mut self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) -> V<B32> {
+    pub fn atomic_add_u32(&self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) -> V<'_, B32> {
         self.atomic(AtomicOp::AddU32, addr, src)
     }
 
     /// Adds in memory, gives the sum before.
     #[track_caller]
-    pub fn atomic_add_f32(&mut self, addr: impl Into<Address>, src: impl Arg<Ty = F32>) -> V<F32> {
+    pub fn atomic_add_f32(&self, addr: impl Into<Address>, src: impl Arg<Ty = F32>) -> V<'_, F32> {
         self.atomic(AtomicOp::AddF32, addr, src)
     }
 
     /// Takes the unsigned maximum in memory, gives what was there before.
     #[track_caller]
-    pub fn atomic_max_u32(&mut self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) -> V<B32> {
+    pub fn atomic_max_u32(&self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) -> V<'_, B32> {
         self.atomic(AtomicOp::MaxU32, addr, src)
     }
 
     /// Counts up in memory and back to 0 from `last`, gives the count before.
     #[track_caller]
-    pub fn atomic_inc_u32(&mut self, addr: impl Into<Address>, last: impl Arg<Ty = B32>) -> V<B32> {
+    pub fn atomic_inc_u32(&self, addr: impl Into<Address>, last: impl Arg<Ty = B32>) -> V<'_, B32> {
         self.atomic(AtomicOp::IncU32, addr, last)
     }
 
     /// Exchanges with memory.
     #[track_caller]
-    pub fn atomic_exchange(&mut self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) -> V<B32> {
+    pub fn atomic_exchange(&self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) -> V<'_, B32> {
         self.atomic(AtomicOp::ExchangeB32, addr, src)
     }
 
     /// Writes `new` where memory holds `expected`, gives what was there before.
     #[track_caller]
     pub fn compare_exchange(
-        &mut self,
+        &self,
         addr: impl Into<Address>,
         expected: impl Arg<Ty = B32>,
         new: impl Arg<Ty = B32>,
-    ) -> V<B32> {
+    ) -> V<'_, B32> {
         let dst = self.define(Ty::B32);
         let (addr, expected, new) = (addr.into(), expected.operand(), new.operand());
         self.push(Inst::Mem(MemInst::CompareExchange { dst, addr, expected, new }));
-        V::new(dst)
+        V::new(self, dst)
     }
 
     /// Adds integers in memory.
     #[track_caller]
-    pub fn reduce_add_u32(&mut self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) {
+    pub fn reduce_add_u32(&self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) {
         self.push(Inst::Mem(MemInst::ReduceAdd { ty: Ty::B32, addr: addr.into(), src: src.operand() }));
     }
 
     /// Adds in memory.
     #[track_caller]
-    pub fn reduce_add_f32(&mut self, addr: impl Into<Address>, src: impl Arg<Ty = F32>) {
+    pub fn reduce_add_f32(&self, addr: impl Into<Address>, src: impl Arg<Ty = F32>) {
         self.push(Inst::Mem(MemInst::ReduceAdd { ty: Ty::F32, addr: addr.into(), src: src.operand() }));
     }
 
     /// Adds integers in global memory; what this thread did before is visible to who acquires the sum.
     #[track_caller]
-    pub fn reduce_add_release(&mut self, addr: impl Into<GlobalAddr>, src: impl Arg<Ty = B32>) {
+    pub fn reduce_add_release(&self, addr: impl Into<GlobalAddr>, src: impl Arg<Ty = B32>) {
         self.push(Inst::Mem(MemInst::ReduceAddRelease { addr: addr.into(), src: src.operand() }));
     }
 
@@ -324,7 +324,7 @@ impl Builder {
     /// the others become zero.
     #[track_caller]
     pub fn copy_async(
-        &mut self,
+        &self,
         dst: impl Into<SharedAddr>,
         src: impl Into<GlobalAddr>,
         src_bytes: impl Arg<Ty = B32>,
@@ -335,13 +335,13 @@ impl Builder {
 
     /// Closes this thread's group of asynchronous copies.
     #[track_caller]
-    pub fn copy_async_commit(&mut self) {
+    pub fn copy_async_commit(&self) {
         self.push(Inst::Mem(MemInst::CopyAsyncCommit));
     }
 
     /// Waits until at most `pending` of this thread's groups are unfinished.
     #[track_caller]
-    pub fn copy_async_wait(&mut self, pending: u32) {
+    pub fn copy_async_wait(&self, pending: u32) {
         self.push(Inst::Mem(MemInst::CopyAsyncWait { pending }));
     }
 }

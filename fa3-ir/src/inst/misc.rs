@@ -46,31 +46,31 @@ impl MiscInst {
 impl Builder {
     /// Keeps `registers` a thread and gives the others to the CTA's pool.
     #[track_caller]
-    pub fn set_max_registers_down(&mut self, registers: u32) {
+    pub fn set_max_registers_down(&self, registers: u32) {
         self.push(Inst::Misc(MiscInst::SetMaxRegisters { increase: false, registers }));
     }
 
     /// Waits until the CTA's pool allows `registers` a thread, and takes them. The new ones hold nothing.
     #[track_caller]
-    pub fn set_max_registers_up(&mut self, registers: u32) {
+    pub fn set_max_registers_up(&self, registers: u32) {
         self.push(Inst::Misc(MiscInst::SetMaxRegisters { increase: true, registers }));
     }
 
     /// Waits until the grids that this one depends on have finished.
     #[track_caller]
-    pub fn grid_dependency_wait(&mut self) {
+    pub fn grid_dependency_wait(&self) {
         self.push(Inst::Misc(MiscInst::GridDependencyWait));
     }
 
     /// Lets the grids that depend on this one be scheduled.
     #[track_caller]
-    pub fn launch_dependents(&mut self) {
+    pub fn launch_dependents(&self) {
         self.push(Inst::Misc(MiscInst::LaunchDependents));
     }
 
     /// Stops the kernel with an error.
     #[track_caller]
-    pub fn trap(&mut self) {
+    pub fn trap(&self) {
         self.push(Inst::Misc(MiscInst::Trap));
     }
 }

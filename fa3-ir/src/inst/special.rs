@@ -30,10 +30,10 @@ macro_rules! specials {
             $(
                 $(#[doc = $doc])+
                 #[track_caller]
-                pub fn $name(&mut self) -> V<$class> {
+                pub fn $name(&self) -> V<'_, $class> {
                     let dst = self.define($class::TY);
                     self.push(Inst::Special { dst, register: Special::$register });
-                    V::new(dst)
+                    V::new(self, dst)
                 }
             )+
         }

@@ -222,7 +222,7 @@ impl Builder {
     /// Begins to load a box of a tensor; `mbarrier` counts its bytes.
     #[track_caller]
     pub fn tma_load(
-        &mut self,
+        &self,
         dst: impl Into<SharedAddr>,
         map: TensorMap,
         coords: impl Coords,
@@ -235,20 +235,20 @@ impl Builder {
 
     /// Begins to store a box of a tensor, in this thread's open bulk group.
     #[track_caller]
-    pub fn tma_store(&mut self, map: TensorMap, coords: impl Coords, src: impl Into<SharedAddr>) {
+    pub fn tma_store(&self, map: TensorMap, coords: impl Coords, src: impl Into<SharedAddr>) {
         self.push(Inst::Tma(TmaInst::Store { map, coords: coords.operands(), src: src.into() }));
     }
 
     /// Begins to add a box to a tensor, in this thread's open bulk group.
     #[track_caller]
-    pub fn tma_reduce_add(&mut self, map: TensorMap, coords: impl Coords, src: impl Into<SharedAddr>) {
+    pub fn tma_reduce_add(&self, map: TensorMap, coords: impl Coords, src: impl Into<SharedAddr>) {
         self.push(Inst::Tma(TmaInst::ReduceAdd { map, coords: coords.operands(), src: src.into() }));
     }
 
     /// Begins to load `bytes`, a multiple of 16; `mbarrier` counts them.
     #[track_caller]
     pub fn bulk_load(
-        &mut self,
+        &self,
         dst: impl Into<SharedAddr>,
         src: impl Into<GlobalAddr>,
         bytes: impl Arg<Ty = B32>,
@@ -262,7 +262,7 @@ impl Builder {
     /// Begins to store `bytes`, a multiple of 16, in this thread's open bulk group.
     #[track_caller]
     pub fn bulk_store(
-        &mut self,
+        &self,
         dst: impl Into<GlobalAddr>,
         src: impl Into<SharedAddr>,
         bytes: impl Arg<Ty = B32>,
@@ -274,7 +274,7 @@ impl Builder {
     /// Begins to add `bytes` of binary32 to global memory, in this thread's open bulk group.
     #[track_caller]
     pub fn bulk_reduce_add_f32(
-        &mut self,
+        &self,
         dst: impl Into<GlobalAddr>,
         src: impl Into<SharedAddr>,
         bytes: impl Arg<Ty = B32>,
@@ -285,25 +285,25 @@ impl Builder {
 
     /// Closes this thread's bulk group.
     #[track_caller]
-    pub fn bulk_commit(&mut self) {
+    pub fn bulk_commit(&self) {
         self.push(Inst::Tma(TmaInst::Commit));
     }
 
     /// Waits until at most `pending` of this thread's bulk groups are unfinished.
     #[track_caller]
-    pub fn bulk_wait(&mut self, pending: u32) {
+    pub fn bulk_wait(&self, pending: u32) {
         self.push(Inst::Tma(TmaInst::Wait { pending, read: false }));
     }
 
     /// Waits until at most `pending` of this thread's bulk groups have still to read shared memory.
     #[track_caller]
-    pub fn bulk_wait_read(&mut self, pending: u32) {
+    pub fn bulk_wait_read(&self, pending: u32) {
         self.push(Inst::Tma(TmaInst::Wait { pending, read: true }));
     }
 
     /// Fetches a tensor map into its cache.
     #[track_caller]
-    pub fn prefetch_tensor_map(&mut self, map: TensorMap) {
+    pub fn prefetch_tensor_map(&self, map: TensorMap) {
         self.push(Inst::Tma(TmaInst::Prefetch { map }));
     }
 }

@@ -139,105 +139,116 @@ impl WarpInst {
     }
 }
 
-/// Exchange between the lanes of a warp. All 32 lanes must take part.
+/// Shuffles. All 32 lanes of a warp must take part.
+impl<'k, T: Word> V<'k, T> {
+    #[track_caller]
+    fn shfl(self, mode: ShflMode, lane: impl Arg<Ty = B32>) -> V<'k, T> {
+        let b = self.builder();
+        let (src, lane) = (self.register(), lane.operand());
+        let dst = b.define(T::TY);
+        b.push(Inst::Warp(WarpInst::Shfl { mode, ty: T::TY, dst, src, lane }));
+        V::new(b, dst)
+    }
+
+    /// What it is in `lane`.
+    #[track_caller]
+    pub fn shfl_idx(self, lane: impl Arg<Ty = B32>) -> V<'k, T> {
+        self.shfl(ShflMode::Idx, lane)
+    }
+
+    /// What it is in the lane whose number is this one's ⊕ `mask`.
+    #[track_caller]
+    pub fn shfl_bfly(self, mask: impl Arg<Ty = B32>) -> V<'k, T> {
+        self.shfl(ShflMode::Bfly, mask)
+    }
+
+    /// What it is `delta` lanes below; itself if there is no such lane.
+    #[track_caller]
+    pub fn shfl_up(self, delta: impl Arg<Ty = B32>) -> V<'k, T> {
+        self.shfl(ShflMode::Up, delta)
+    }
+
+    /// What it is `delta` lanes above; itself if there is no such lane.
+    #[track_caller]
+    pub fn shfl_down(self, delta: impl Arg<Ty = B32>) -> V<'k, T> {
+        self.shfl(ShflMode::Down, delta)
+    }
+}
+
+/// Votes. All 32 lanes of a warp must take part.
+impl<'k> V<'k, Pred> {
+    #[track_caller]
+    fn vote(self, mode: VoteMode) -> V<'k, Pred> {
+        let b = self.builder();
+        let src = self.register();
+        let dst = b.define(Ty::Pred);
+        b.push(Inst::Warp(WarpInst::Vote { mode, dst, src }));
+        V::new(b, dst)
+    }
+
+    /// Whether it is true in all lanes.
+    #[track_caller]
+    pub fn vote_all(self) -> V<'k, Pred> {
+        self.vote(VoteMode::All)
+    }
+
+    /// Whether it is true in any lane.
+    #[track_caller]
+    pub fn vote_any(self) -> V<'k, Pred> {
+        self.vote(VoteMode::Any)
+    }
+
+    /// Whether it is the same in all lanes.
+    #[track_caller]
+    pub fn vote_uniform(self) -> V<'k, Pred> {
+        self.vote(VoteMode::Uniform)
+    }
+
+    /// Bit i is what it is in lane i.
+    #[track_caller]
+    pub fn ballot(self) -> V<'k, B32> {
+        let b = self.builder();
+        let src = self.register();
+        let dst = b.define(Ty::B32);
+        b.push(Inst::Warp(WarpInst::Ballot { dst, src }));
+        V::new(b, dst)
+    }
+}
+
+/// What a warp does together. All 32 lanes must take part.
 impl Builder {
-    #[track_caller]
-    fn shfl<T: Word>(&mut self, mode: ShflMode, src: impl Reg<Ty = T>, lane: impl Arg<Ty = B32>) -> V<T> {
-        let dst = self.define(T::TY);
-        let (src, lane) = (src.value(), lane.operand());
-        self.push(Inst::Warp(WarpInst::Shfl { mode, ty: T::TY, dst, src, lane }));
-        V::new(dst)
-    }
-
-    /// What `src` is in `lane`.
-    #[track_caller]
-    pub fn shfl_idx<T: Word>(&mut self, src: impl Reg<Ty = T>, lane: impl Arg<Ty = B32>) -> V<T> {
-        self.shfl(ShflMode::Idx, src, lane)
-    }
-
-    /// What `src` is in the lane whose number is this one's ⊕ `mask`.
-    #[track_caller]
-    pub fn shfl_bfly<T: Word>(&mut self, src: impl Reg<Ty = T>, mask: impl Arg<Ty = B32>) -> V<T> {
-        self.shfl(ShflMode::Bfly, src, mask)
-    }
-
-    /// What `src` is `delta` lanes below; itself if there is no such lane.
-    #[track_caller]
-    pub fn shfl_up<T: Word>(&mut self, src: impl Reg<Ty = T>, delta: impl Arg<Ty = B32>) -> V<T> {
-        self.shfl(ShflMode::Up, src, delta)
-    }
-
-    /// What `src` is `delta` lanes above; itself if there is no such lane.
-    #[track_caller]
-    pub fn shfl_down<T: Word>(&mut self, src: impl Reg<Ty = T>, delta: impl Arg<Ty = B32>) -> V<T> {
-        self.shfl(ShflMode::Down, src, delta)
-    }
-
-    #[track_caller]
-    fn vote(&mut self, mode: VoteMode, src: impl Reg<Ty = Pred>) -> V<Pred> {
-        let dst = self.define(Ty::Pred);
-        self.push(Inst::Warp(WarpInst::Vote { mode, dst, src: src.value() }));
-        V::new(dst)
-    }
-
-    /// Whether `src` is true in all lanes.
-    #[track_caller]
-    pub fn vote_all(&mut self, src: impl Reg<Ty = Pred>) -> V<Pred> {
-        self.vote(VoteMode::All, src)
-    }
-
-    /// Whether `src` is true in any lane.
-    #[track_caller]
-    pub fn vote_any(&mut self, src: impl Reg<Ty = Pred>) -> V<Pred> {
-        self.vote(VoteMode::Any, src)
-    }
-
-    /// Whether `src` is the same in all lanes.
-    #[track_caller]
-    pub fn vote_uniform(&mut self, src: impl Reg<Ty = Pred>) -> V<Pred> {
-        self.vote(VoteMode::Uniform, src)
-    }
-
-    /// Bit i is `src` in lane i.
-    #[track_caller]
-    pub fn ballot(&mut self, src: impl Reg<Ty = Pred>) -> V<B32> {
-        let dst = self.define(Ty::B32);
-        self.push(Inst::Warp(WarpInst::Ballot { dst, src: src.value() }));
-        V::new(dst)
-    }
-
     /// True in one lane, always the same one of a warp.
     #[track_caller]
-    pub fn elect(&mut self) -> V<Pred> {
+    pub fn elect(&self) -> V<'_, Pred> {
         let dst = self.define(Ty::Pred);
         self.push(Inst::Warp(WarpInst::Elect { dst }));
-        V::new(dst)
+        V::new(self, dst)
     }
 
     /// Waits for the warp's other lanes; memory accesses before it are visible to them after it.
     #[track_caller]
-    pub fn warp_sync(&mut self) {
+    pub fn warp_sync(&self) {
         self.push(Inst::Warp(WarpInst::Sync));
     }
 
     /// Loads `N` (1, 2 or 4) 8 x 8 matrices of 16-bit elements. Lane 8i + r gives the address of row r of matrix
     /// i; lane l gets elements 2(l mod 4) and the next of row l / 4, of the transposed matrix if `trans`.
     #[track_caller]
-    pub fn ldmatrix<const N: usize>(&mut self, addr: impl Into<SharedAddr>, trans: bool) -> [V<B32>; N] {
+    pub fn ldmatrix<const N: usize>(&self, addr: impl Into<SharedAddr>, trans: bool) -> [V<'_, B32>; N] {
         let dst = [(); N].map(|()| self.define(B32::TY));
         self.push(Inst::Warp(WarpInst::Ldmatrix { dst: dst.to_vec(), addr: addr.into(), trans }));
-        dst.map(V::new)
+        dst.map(|value| V::new(self, value))
     }
 
     /// The inverse of [`Builder::ldmatrix`].
     #[track_caller]
     pub fn stmatrix<const N: usize>(
-        &mut self,
+        &self,
         addr: impl Into<SharedAddr>,
         src: [impl Reg<Ty = B32>; N],
         trans: bool,
     ) {
-        let src = src.map(Reg::value).to_vec();
+        let src = src.map(Reg::register).to_vec();
         self.push(Inst::Warp(WarpInst::Stmatrix { src, addr: addr.into(), trans }));
     }
 }

@@ -191,11 +191,11 @@ impl Mma {
     }
 
     /// D = `a` · `b` into as many columns as `d` says, both K-major in shared memory. Change the fields for the rest.
-    pub fn new(ty: WgmmaType, d: &[Var<F32>], a: impl Arg<Ty = B64>, b: impl Arg<Ty = B64>) -> Mma {
+    pub fn new(ty: WgmmaType, d: &[Var<'_, F32>], a: impl Arg<Ty = B64>, b: impl Arg<Ty = B64>) -> Mma {
         Mma {
             ty,
             n: d.len() as u32 * 2,
-            d: d.iter().map(|var| var.value()).collect(),
+            d: d.iter().map(|var| var.register()).collect(),
             a: WgmmaA::Shared { desc: a.operand(), major: Major::K },
             b: b.operand(),
             b_major: Major::K,
@@ -210,11 +210,11 @@ impl Mma {
     /// 4 (t mod 4) + b + 16 (i / 2).
     pub fn with_registers(
         ty: WgmmaType,
-        d: &[Var<F32>],
+        d: &[Var<'_, F32>],
         a: [impl Reg<Ty = B32>; 4],
         b: impl Arg<Ty = B64>,
     ) -> Mma {
-        Mma { a: WgmmaA::Registers(a.map(Reg::value)), ..Mma::new(ty, d, 0u64, b) }
+        Mma { a: WgmmaA::Registers(a.map(Reg::register)), ..Mma::new(ty, d, 0u64, b) }
     }
 
     /// Adds to what D was.
@@ -226,7 +226,7 @@ impl Mma {
     /// Adds to what D was where `pred`, the same in all lanes, holds.
     #[must_use]
     pub fn accumulate_if(self, pred: impl Reg<Ty = Pred>) -> Mma {
-        Mma { scale_d: ScaleD::AccumulateIf(pred.value()), ..self }
+        Mma { scale_d: ScaleD::AccumulateIf(pred.register()), ..self }
     }
 
     /// B is stored with N contiguous.
@@ -240,25 +240,25 @@ impl Mma {
 impl Builder {
     /// Orders accesses to accumulators and A registers before the products that follow.
     #[track_caller]
-    pub fn wgmma_fence(&mut self) {
+    pub fn wgmma_fence(&self) {
         self.push(Inst::Wgmma(WgmmaInst::Fence));
     }
 
     /// Begins a product. Its accumulators and A registers must not be touched until a wait has retired its group.
     #[track_caller]
-    pub fn wgmma(&mut self, mma: Mma) {
+    pub fn wgmma(&self, mma: Mma) {
         self.push(Inst::Wgmma(WgmmaInst::Mma(mma)));
     }
 
     /// Closes the group of products.
     #[track_caller]
-    pub fn wgmma_commit(&mut self) {
+    pub fn wgmma_commit(&self) {
         self.push(Inst::Wgmma(WgmmaInst::Commit));
     }
 
     /// Waits until at most `pending` groups are unfinished.
     #[track_caller]
-    pub fn wgmma_wait(&mut self, pending: u32) {
+    pub fn wgmma_wait(&self, pending: u32) {
         self.push(Inst::Wgmma(WgmmaInst::Wait { pending }));
     }
 }

@@ -1,6 +1,8 @@
-//! Arithmetic that reads the same for every class that has it: `b.add(x, y)`.
+//! Operators, and what reads the same for every class that has it: `x + y`, `p.select(x, y)`.
 
-use crate::{Arg, B16, B32, B64, Builder, Class, F32, LaneOp, Operand, Pred, V};
+use std::ops::{Add, BitAnd, BitOr, BitXor, Mul, Neg, Not, Shl, Shr, Sub};
+
+use crate::{Arg, B16, B32, B64, Class, F32, LaneOp, Pred, V, Var};
 
 /// Classes with addition and multiplication: [`B32`] and [`B64`] (modulo 2ⁿ, so that signs do not matter) and [`F32`].
 pub trait Number: Class {
@@ -38,29 +40,24 @@ pub trait Bits: Class {
     const OR: LaneOp;
     /// The class's exclusive disjunction.
     const XOR: LaneOp;
-    /// The class's complement.
-    const NOT: LaneOp;
 }
 
 impl Bits for Pred {
     const AND: LaneOp = LaneOp::AndPred;
     const OR: LaneOp = LaneOp::OrPred;
     const XOR: LaneOp = LaneOp::XorPred;
-    const NOT: LaneOp = LaneOp::NotPred;
 }
 
 impl Bits for B32 {
     const AND: LaneOp = LaneOp::AndB32;
     const OR: LaneOp = LaneOp::OrB32;
     const XOR: LaneOp = LaneOp::XorB32;
-    const NOT: LaneOp = LaneOp::NotB32;
 }
 
 impl Bits for B64 {
     const AND: LaneOp = LaneOp::AndB64;
     const OR: LaneOp = LaneOp::OrB64;
     const XOR: LaneOp = LaneOp::XorB64;
-    const NOT: LaneOp = LaneOp::NotB64;
 }
 
 /// Classes that a predicate can choose between: all but [`Pred`] itself.
@@ -85,65 +82,82 @@ impl Select for F32 {
     const SELECT: LaneOp = LaneOp::SelectF32;
 }
 
-/// Lane operations by what they mean; the class of the first operand chooses the row of the table.
-impl Builder {
-    /// a + b.
-    #[track_caller]
-    pub fn add<T: Number>(&mut self, a: impl Arg<Ty = T>, b: impl Arg<Ty = T>) -> V<T> {
-        self.lane_value(T::ADD, vec![a.operand(), b.operand()])
-    }
+macro_rules! operators {
+    ($($trait:ident::$method:ident of $classes:ident: $op:ident;)+) => {$(
+        impl<'k, T: $classes, R: Arg<Ty = T>> $trait<R> for V<'k, T> {
+            type Output = V<'k, T>;
+            #[track_caller]
+            fn $method(self, right: R) -> V<'k, T> {
+                let b = self.builder();
+                V::new(b, b.lane(T::$op, &[self.operand(), right.operand()]))
+            }
+        }
 
-    /// a − b.
-    #[track_caller]
-    pub fn sub<T: Number>(&mut self, a: impl Arg<Ty = T>, b: impl Arg<Ty = T>) -> V<T> {
-        self.lane_value(T::SUB, vec![a.operand(), b.operand()])
-    }
+        impl<'k, T: $classes, R: Arg<Ty = T>> $trait<R> for Var<'k, T> {
+            type Output = V<'k, T>;
+            #[track_caller]
+            fn $method(self, right: R) -> V<'k, T> {
+                self.now().$method(right)
+            }
+        }
+    )+};
+}
 
-    /// a · b.
-    #[track_caller]
-    pub fn mul<T: Number>(&mut self, a: impl Arg<Ty = T>, b: impl Arg<Ty = T>) -> V<T> {
-        self.lane_value(T::MUL, vec![a.operand(), b.operand()])
-    }
+operators! {
+    Add::add of Number: ADD;
+    Sub::sub of Number: SUB;
+    Mul::mul of Number: MUL;
+    BitAnd::bitand of Bits: AND;
+    BitOr::bitor of Bits: OR;
+    BitXor::bitxor of Bits: XOR;
+}
 
-    /// a ∧ b, bit by bit.
-    #[track_caller]
-    pub fn and<T: Bits>(&mut self, a: impl Arg<Ty = T>, b: impl Arg<Ty = T>) -> V<T> {
-        self.lane_value(T::AND, vec![a.operand(), b.operand()])
-    }
+macro_rules! unary {
+    ($($trait:ident::$method:ident of $class:ident: $op:ident;)+) => {$(
+        impl<'k> $trait for V<'k, $class> {
+            type Output = V<'k, $class>;
+            #[track_caller]
+            fn $method(self) -> V<'k, $class> {
+                let b = self.builder();
+                V::new(b, b.lane(LaneOp::$op, &[self.operand()]))
+            }
+        }
+    )+};
+}
 
-    /// a ∨ b, bit by bit.
-    #[track_caller]
-    pub fn or<T: Bits>(&mut self, a: impl Arg<Ty = T>, b: impl Arg<Ty = T>) -> V<T> {
-        self.lane_value(T::OR, vec![a.operand(), b.operand()])
-    }
+unary! {
+    Not::not of B32: NotB32;
+    Not::not of B64: NotB64;
+    Neg::neg of B32: NegS32;
+    Neg::neg of F32: NegF32;
+}
 
-    /// a ⊕ b, bit by bit.
-    #[track_caller]
-    pub fn xor<T: Bits>(&mut self, a: impl Arg<Ty = T>, b: impl Arg<Ty = T>) -> V<T> {
-        self.lane_value(T::XOR, vec![a.operand(), b.operand()])
-    }
+/// Shifts of unsigned numbers, by a number of bits of class [`B32`]. By as many as the class has or more, nothing is left.
+macro_rules! shifts {
+    ($($trait:ident::$method:ident of $class:ident: $op:ident;)+) => {$(
+        impl<'k, R: Arg<Ty = B32>> $trait<R> for V<'k, $class> {
+            type Output = V<'k, $class>;
+            #[track_caller]
+            fn $method(self, bits: R) -> V<'k, $class> {
+                let b = self.builder();
+                V::new(b, b.lane(LaneOp::$op, &[self.operand(), bits.operand()]))
+            }
+        }
+    )+};
+}
 
-    /// ¬a, bit by bit.
-    #[track_caller]
-    pub fn not<T: Bits>(&mut self, a: impl Arg<Ty = T>) -> V<T> {
-        self.lane_value(T::NOT, vec![a.operand()])
-    }
+shifts! {
+    Shl::shl of B32: ShlB32;
+    Shl::shl of B64: ShlB64;
+    Shr::shr of B32: ShrU32;
+    Shr::shr of B64: ShrU64;
+}
 
-    /// `yes` where `condition` holds, `no` elsewhere.
+impl<'k> V<'k, Pred> {
+    /// `yes` where it holds, `no` elsewhere.
     #[track_caller]
-    pub fn select<T: Select>(
-        &mut self,
-        condition: impl Arg<Ty = Pred>,
-        yes: impl Arg<Ty = T>,
-        no: impl Arg<Ty = T>,
-    ) -> V<T> {
-        self.lane_value(T::SELECT, vec![yes.operand(), no.operand(), condition.operand()])
-    }
-
-    #[track_caller]
-    pub(crate) fn lane_value<T: Class>(&mut self, op: LaneOp, src: Vec<Operand>) -> V<T> {
-        let dst = self.define(T::TY);
-        self.lane(op, vec![dst], src);
-        V::new(dst)
+    pub fn select<T: Select>(self, yes: impl Arg<Ty = T>, no: impl Arg<Ty = T>) -> V<'k, T> {
+        let b = self.builder();
+        V::new(b, b.lane(T::SELECT, &[yes.operand(), no.operand(), self.operand()]))
     }
 }

@@ -1,7 +1,7 @@
 //! Tiles between global and shared memory: tensor maps whose boxes are panels of a tile.
 
 use crate::{
-    Arg, BoxShape, Builder, Coords, Imm, LoadOptions, Operand, SharedAddr, TensorMap, Tile, TileShape,
+    Arg, B32, BoxShape, Builder, Coords, Imm, LoadOptions, Operand, SharedAddr, TensorMap, Tile, TileShape, V,
 };
 
 /// A tensor map that copies tiles of one shape, panel by panel.
@@ -25,12 +25,7 @@ impl TileMap {
 
 /// The boxes of a tile: where each lies in shared memory and in the tensor.
 #[track_caller]
-pub(crate) fn panels(
-    b: &mut Builder,
-    map: &TileMap,
-    tile: &Tile<'_>,
-    coords: &[Operand],
-) -> Vec<(SharedAddr, Vec<Operand>)> {
+fn panels(b: &Builder, map: &TileMap, tile: Tile<'_>, coords: &[Operand]) -> Vec<(SharedAddr, Vec<Operand>)> {
     if tile.shape != map.shape {
         b.misfit("a tile and its tensor map", tile.shape, map.shape);
     }
@@ -42,10 +37,10 @@ pub(crate) fn panels(
             *first = match *first {
                 Operand::Imm(Imm::B32(first)) => first.wrapping_add(panel * cols).operand(),
                 Operand::Imm(_) => *first,
-                Operand::Value(first) => b.add(crate::V::<crate::B32>::new(first), panel * cols).operand(),
+                Operand::Value(first) => (V::<B32>::new(b, first) + panel * cols).operand(),
             };
         }
-        (tile.place.plus((panel * tile.panel_stride) as i32), coords)
+        (tile.address.plus((panel * tile.panel_stride) as i32), coords)
     };
     (0..tile.shape.panels()).map(panel).collect()
 }
@@ -55,14 +50,14 @@ impl Builder {
     /// Declares a parameter that is the tensor map of a matrix of which tiles of this shape are copied. Coordinates are
     /// the first column and the first row.
     #[track_caller]
-    pub fn tile_map(&mut self, name: &str, shape: TileShape) -> TileMap {
+    pub fn tile_map(&self, name: &str, shape: TileShape) -> TileMap {
         self.tile_map_of(name, shape, 2, 1)
     }
 
     /// The same of a tensor of `rank` dimensions, innermost first, of which dimension `rows` are the tile's rows and all
     /// others but the innermost are fixed for a tile.
     #[track_caller]
-    pub fn tile_map_of(&mut self, name: &str, shape: TileShape, rank: usize, rows: usize) -> TileMap {
+    pub fn tile_map_of(&self, name: &str, shape: TileShape, rank: usize, rows: usize) -> TileMap {
         self.whole(shape);
         if rank > 5 || !(1..rank).contains(&rows) {
             self.misfit("a tensor map", format!("rows in dimension {rows}"), format!("{rank} dimensions"));
@@ -79,7 +74,7 @@ impl Builder {
     /// Begins to load a tile; `mbarrier` counts its bytes.
     #[track_caller]
     pub fn load_tile(
-        &mut self,
+        &self,
         tile: Tile<'_>,
         map: &TileMap,
         coords: impl Coords,
@@ -87,31 +82,28 @@ impl Builder {
         options: LoadOptions,
     ) {
         let (coords, mbarrier) = (coords.operands(), mbarrier.into());
-        self.as_one(|b| {
-            for (place, coords) in panels(b, map, &tile, &coords) {
-                b.tma_load(place, map.map, Given(coords), mbarrier, options);
-            }
-        });
+        let _one = self.as_one();
+        for (address, coords) in panels(self, map, tile, &coords) {
+            self.tma_load(address, map.map, Given(coords), mbarrier, options);
+        }
     }
 
     /// Begins to store a tile, in this thread's open bulk group.
     #[track_caller]
-    pub fn store_tile(&mut self, tile: Tile<'_>, map: &TileMap, coords: impl Coords) {
-        self.as_one(|b| {
-            for (place, coords) in panels(b, map, &tile, &coords.operands()) {
-                b.tma_store(map.map, Given(coords), place);
-            }
-        });
+    pub fn store_tile(&self, tile: Tile<'_>, map: &TileMap, coords: impl Coords) {
+        let _one = self.as_one();
+        for (address, coords) in panels(self, map, tile, &coords.operands()) {
+            self.tma_store(map.map, Given(coords), address);
+        }
     }
 
     /// Begins to add a tile to the tensor, in this thread's open bulk group.
     #[track_caller]
-    pub fn add_tile(&mut self, tile: Tile<'_>, map: &TileMap, coords: impl Coords) {
-        self.as_one(|b| {
-            for (place, coords) in panels(b, map, &tile, &coords.operands()) {
-                b.tma_reduce_add(map.map, Given(coords), place);
-            }
-        });
+    pub fn add_tile(&self, tile: Tile<'_>, map: &TileMap, coords: impl Coords) {
+        let _one = self.as_one();
+        for (address, coords) in panels(self, map, tile, &coords.operands()) {
+            self.tma_reduce_add(map.map, Given(coords), address);
+        }
     }
 }
 

@@ -1,52 +1,90 @@
 //! Fragments: a warpgroup's accumulators as a matrix of 64 rows, and the A operand that one turns into.
 
-use crate::{B32, Builder, Elem, F32, Rows, V, Var, WgmmaType};
+use std::fmt;
+
+use crate::{Arg, B32, Builder, Elem, F32, Rows, V, Var, WgmmaType};
 
 /// 64 x [`Frag::cols`] binary32 numbers in the registers of a warpgroup: thread t has rows 16 (t / 32) + (t mod 32) / 4
 /// and 8 more, and of each 8 columns 2 (t mod 4) and the next.
 ///
 /// It belongs to one holder; a product takes it until its wait:
 /// ```compile_fail,E0499
-/// use fa3_ir::{AFrag, Builder, Frag, Tile, gemm_rs};
-/// fn read_in_flight(b: &mut Builder, p: &AFrag, v: Tile<'_>, o: &mut Frag) {
-///     let product = gemm_rs(b, p, v, &mut *o);
-///     o.map(b, |b, x, _| b.mul(x, 2.0));
-///     product.wait(b);
+/// use fa3_ir::{AFrag, Frag, Tile, gemm};
+/// fn read_in_flight(p: &AFrag, v: Tile<'_>, o: &mut Frag) {
+///     let product = gemm(p, v, &mut *o);
+///     o.map(|x, _| x * 2.0);
+///     product.wait();
 /// }
 /// ```
-#[derive(Debug)]
-pub struct Frag {
-    pub(crate) regs: Vec<Var<F32>>,
+pub struct Frag<'k> {
+    builder: &'k Builder,
+    pub(crate) regs: Vec<Var<'k, F32>>,
+}
+
+impl fmt::Debug for Frag<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.regs).finish()
+    }
+}
+
+/// Which of the two rows of a [`Frag`] that a thread has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Its first row.
+    Upper,
+    /// 8 rows below.
+    Lower,
+}
+
+impl Half {
+    /// Both, the upper one first.
+    pub const BOTH: [Half; 2] = [Half::Upper, Half::Lower];
+
+    /// Rows below the thread's first.
+    pub const fn rows(self) -> u32 {
+        8 * self as u32
+    }
 }
 
 /// Where a register of a [`Frag`] is in the thread's part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     /// Which of the thread's two rows.
-    pub half: u32,
+    pub half: Half,
     /// The column, for the first thread of a quad; 2 (t mod 4) more for thread t.
     pub col: u32,
 }
 
 impl At {
-    /// The place of a thread's register number `index`.
+    /// That of a thread's register number `index`.
     fn of(index: u32) -> At {
-        At { half: index / 2 % 2, col: 8 * (index / 4) + index % 2 }
+        At { half: Half::BOTH[index as usize / 2 % 2], col: 8 * (index / 4) + index % 2 }
     }
 }
 
-impl Frag {
+impl<'k> Frag<'k> {
     /// A fragment that holds nothing yet.
-    pub(crate) fn uninitialised(b: &mut Builder, cols: u32) -> Frag {
-        Frag { regs: b.accumulator("acc", cols / 2) }
+    pub(crate) fn uninitialised(builder: &'k Builder, cols: u32) -> Frag<'k> {
+        Frag { builder, regs: builder.accumulator("acc", cols / 2) }
+    }
+
+    /// These registers.
+    pub(crate) fn new(builder: &'k Builder, regs: Vec<Var<'k, F32>>) -> Frag<'k> {
+        Frag { builder, regs }
     }
 
     /// A fragment of zeros.
     #[track_caller]
-    pub fn zeros(b: &mut Builder, cols: u32) -> Frag {
-        let frag = Frag::uninitialised(b, cols);
-        b.as_one(|b| frag.regs.iter().for_each(|&reg| b.set(reg, 0.0)));
+    pub fn zeros(builder: &'k Builder, cols: u32) -> Frag<'k> {
+        let frag = Frag::uninitialised(builder, cols);
+        let _one = builder.as_one();
+        frag.regs.iter().for_each(|reg| reg.set(0.0));
         frag
+    }
+
+    /// The kernel that it belongs to.
+    pub(crate) fn builder(&self) -> &'k Builder {
+        self.builder
     }
 
     /// Columns.
@@ -55,108 +93,105 @@ impl Frag {
     }
 
     /// The thread's registers with their places.
-    pub fn elements(&self) -> impl Iterator<Item = (At, Var<F32>)> + '_ {
+    pub fn elements(&self) -> impl Iterator<Item = (At, Var<'k, F32>)> + '_ {
         self.regs.iter().zip(0..).map(|(&reg, index)| (At::of(index), reg))
     }
 
     /// Replaces every element.
     #[track_caller]
-    pub fn map(&mut self, b: &mut Builder, mut f: impl FnMut(&mut Builder, V<F32>, At) -> V<F32>) {
-        for (at, reg) in self.elements() {
-            let old = b.as_one(|b| b.get(reg));
-            let new = f(b, old, at);
-            b.as_one(|b| b.set(reg, new));
-        }
+    pub fn map<A: Arg<Ty = F32>>(&mut self, f: impl FnMut(V<'k, F32>, At) -> A) {
+        self.replace(|_| true, f);
     }
 
     /// Replaces every element of one of the thread's two rows.
     #[track_caller]
-    pub fn map_row(
+    pub fn map_row<A: Arg<Ty = F32>>(&mut self, half: Half, f: impl FnMut(V<'k, F32>, At) -> A) {
+        self.replace(|at| at.half == half, f);
+    }
+
+    #[track_caller]
+    fn replace<A: Arg<Ty = F32>>(
         &mut self,
-        b: &mut Builder,
-        half: u32,
-        mut f: impl FnMut(&mut Builder, V<F32>, At) -> V<F32>,
+        which: impl Fn(At) -> bool,
+        mut f: impl FnMut(V<'k, F32>, At) -> A,
     ) {
-        for (at, reg) in self.elements().filter(|(at, _)| at.half == half) {
-            let old = b.as_one(|b| b.get(reg));
-            let new = f(b, old, at);
-            b.as_one(|b| b.set(reg, new));
+        for (at, reg) in self.elements().filter(|&(at, _)| which(at)) {
+            let new = f(reg.get(), at);
+            reg.set(new);
         }
     }
 
     /// Adds another of the same width, element by element.
     #[track_caller]
-    pub fn add(&mut self, b: &mut Builder, other: &Frag) {
+    pub fn add(&mut self, other: &Frag<'k>) {
         if other.cols() != self.cols() {
-            b.misfit("columns of a fragment", other.cols(), self.cols());
+            self.builder.misfit("columns of a fragment", other.cols(), self.cols());
         }
-        b.as_one(|b| {
-            for (&reg, &more) in self.regs.iter().zip(&other.regs) {
-                let sum = b.add(reg, more);
-                b.set(reg, sum);
-            }
-        });
+        let _one = self.builder.as_one();
+        self.regs.iter().zip(&other.regs).for_each(|(&reg, &more)| reg.set(reg + more));
     }
 
     /// Multiplies every row by its number.
     #[track_caller]
-    pub fn scale_rows(&mut self, b: &mut Builder, rows: Rows) {
-        b.as_one(|b| self.map(b, |b, x, at| b.mul(x, rows.0[at.half as usize])));
+    pub fn scale_rows(&mut self, rows: Rows<'k>) {
+        let _one = self.builder.as_one();
+        self.map(|x, at| x * rows[at]);
     }
 
     /// Combines the elements that the thread has of each row: in four chains, whose operations do not wait for each other's.
     #[track_caller]
-    fn over_rows(&self, b: &mut Builder, f: impl Fn(&mut Builder, V<F32>, V<F32>) -> V<F32>) -> Rows {
-        let rows = [0, 1].map(|half| {
-            let row: Vec<Var<F32>> =
+    fn over_rows(&self, f: impl Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32>) -> Rows<'k> {
+        Rows(Half::BOTH.map(|half| {
+            let row: Vec<Var<'k, F32>> =
                 self.elements().filter(|(at, _)| at.half == half).map(|(_, reg)| reg).collect();
-            let chains: Vec<V<F32>> = (0..row.len().min(4))
+            let chains: Vec<V<'k, F32>> = (0..row.len().min(4))
                 .map(|first| {
-                    let start = b.get(row[first]);
-                    row.iter().skip(first + 4).step_by(4).fold(start, |sum, &reg| {
-                        let x = b.get(reg);
-                        f(b, sum, x)
-                    })
+                    let start = row[first].get();
+                    row.iter().skip(first + 4).step_by(4).fold(start, |sum, reg| f(sum, reg.get()))
                 })
                 .collect();
-            let pairs: Vec<V<F32>> =
-                chains.chunks(2).map(|pair| if let &[x, y] = pair { f(b, x, y) } else { pair[0] }).collect();
-            pairs.into_iter().reduce(|x, y| f(b, x, y)).unwrap_or_else(|| b.mov_f32(0.0))
-        });
-        Rows(rows)
+            let pairs: Vec<V<'k, F32>> =
+                chains.chunks(2).map(|pair| if let &[x, y] = pair { f(x, y) } else { pair[0] }).collect();
+            pairs.into_iter().reduce(&f).unwrap_or_else(|| self.builder.copy(0.0))
+        }))
     }
 
     /// The maximum of each row.
     #[track_caller]
-    pub fn row_max(&self, b: &mut Builder) -> Rows {
-        b.as_one(|b| self.partial_row_max(b).over_quad(b, |b, x, y| b.max_f32(x, y)))
+    pub fn row_max(&self) -> Rows<'k> {
+        let _one = self.builder.as_one();
+        self.partial_row_max().over_quad(|x, y| x.max(y))
     }
 
     /// The maximum of what the thread has of each row; the four threads of a quad have the parts of the whole.
     #[track_caller]
-    pub fn partial_row_max(&self, b: &mut Builder) -> Rows {
-        b.as_one(|b| self.over_rows(b, |b, x, y| b.max_f32(x, y)))
+    pub fn partial_row_max(&self) -> Rows<'k> {
+        let _one = self.builder.as_one();
+        self.over_rows(|x, y| x.max(y))
     }
 
     /// The sum of each row.
     #[track_caller]
-    pub fn row_sum(&self, b: &mut Builder) -> Rows {
-        b.as_one(|b| self.partial_row_sum(b).over_quad(b, |b, x, y| b.add(x, y)))
+    pub fn row_sum(&self) -> Rows<'k> {
+        let _one = self.builder.as_one();
+        self.partial_row_sum().over_quad(|x, y| x + y)
     }
 
     /// The sum of what the thread has of each row; the four threads of a quad have the parts of the whole.
     #[track_caller]
-    pub fn partial_row_sum(&self, b: &mut Builder) -> Rows {
-        b.as_one(|b| self.over_rows(b, |b, x, y| b.add(x, y)))
+    pub fn partial_row_sum(&self) -> Rows<'k> {
+        let _one = self.builder.as_one();
+        self.over_rows(|x, y| x + y)
     }
 
     /// Becomes another of the same width.
     #[track_caller]
-    pub fn set(&mut self, b: &mut Builder, next: &Frag) {
+    pub fn set(&mut self, next: &Frag<'k>) {
         if next.cols() != self.cols() {
-            b.misfit("columns of a fragment", next.cols(), self.cols());
+            self.builder.misfit("columns of a fragment", next.cols(), self.cols());
         }
-        b.as_one(|b| self.regs.iter().zip(&next.regs).for_each(|(&var, &value)| b.set(var, value)));
+        let _one = self.builder.as_one();
+        self.regs.iter().zip(&next.regs).for_each(|(var, &value)| var.set(value));
     }
 
     /// The fragment, rounded, as the A operand of a product.
@@ -165,63 +200,42 @@ impl Frag {
     /// instead of moving them between threads the columns change places: within each 16, in the order
     /// 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. The rows of B must be stored in that order.
     #[track_caller]
-    pub fn to_a(&self, b: &mut Builder, ty: WgmmaType) -> AFrag {
-        b.as_one(|b| self.map_to_a(b, ty, |_, x, _| x))
+    pub fn to_a(&self, ty: WgmmaType) -> AFrag<'k> {
+        let _one = self.builder.as_one();
+        self.map_to_a(ty, |x, _| x)
     }
 
     /// What `f` makes of the elements, rounded, as the A operand of a product: see [`Frag::to_a`]. The fragment stays.
     #[track_caller]
-    pub fn map_to_a(
-        &self,
-        b: &mut Builder,
-        ty: WgmmaType,
-        f: impl FnMut(&mut Builder, V<F32>, At) -> V<F32>,
-    ) -> AFrag {
+    pub fn map_to_a(&self, ty: WgmmaType, mut f: impl FnMut(V<'k, F32>, At) -> V<'k, F32>) -> AFrag<'k> {
         if !self.cols().is_multiple_of(ty.k()) {
-            b.misfit("columns of a fragment and steps along K", self.cols(), ty.k());
+            self.builder.misfit("columns of a fragment and steps along K", self.cols(), ty.k());
         }
-        self.converted(b, ty, f)
-    }
-
-    fn converted(
-        &self,
-        b: &mut Builder,
-        ty: WgmmaType,
-        mut f: impl FnMut(&mut Builder, V<F32>, At) -> V<F32>,
-    ) -> AFrag {
         // Registers `first` and the next one.
-        let mut pair = |b: &mut Builder, first: usize| {
-            let [x, y] = [first, first + 1].map(|index| {
-                let x = b.get(self.regs[index]);
-                f(b, x, At::of(index as u32))
-            });
+        let mut pair = |first: usize| {
+            let [x, y] = [first, first + 1].map(|index| f(self.regs[index].get(), At::of(index as u32)));
             match ty {
-                WgmmaType::F16 => b.f16x2_of_f32(y, x),
-                WgmmaType::Bf16 => b.bf16x2_of_f32(y, x),
-                WgmmaType::E4m3 => {
-                    let pair = b.e4m3x2_of_f32(y, x);
-                    b.u32_of_u16(pair)
-                }
+                WgmmaType::F16 => y.f16x2_above(x),
+                WgmmaType::Bf16 => y.bf16x2_above(x),
+                WgmmaType::E4m3 => y.e4m3x2_above(x).to_u32(),
             }
         };
         let steps = |step: usize| (0..self.regs.len() / step).map(move |index| index * step);
         let steps = match ty {
             WgmmaType::F16 | WgmmaType::Bf16 => {
-                steps(8).map(|step| [0, 2, 4, 6].map(|first| pair(b, step + first))).collect()
+                steps(8).map(|step| [0, 2, 4, 6].map(|first| pair(step + first))).collect()
             }
             WgmmaType::E4m3 => steps(16)
                 .map(|step| {
                     // Rows l / 4 and l / 4 + 8 of the first 16 columns, then of the others.
                     [0, 2, 8, 10].map(|first| {
-                        let low = pair(b, step + first);
-                        let high = pair(b, step + first + 4);
-                        let high = b.shl_b32(high, 16);
-                        b.or(low, high)
+                        let (low, high) = (pair(step + first), pair(step + first + 4));
+                        low | (high << 16)
                     })
                 })
                 .collect(),
         };
-        AFrag::new(b, ty, steps)
+        AFrag::new(self.builder, ty, steps)
     }
 }
 
@@ -229,25 +243,36 @@ impl Frag {
 ///
 /// It cannot change while a product reads it:
 /// ```compile_fail,E0502
-/// use fa3_ir::{AFrag, Builder, Frag, Tile, gemm_rs};
-/// fn overwrite_in_flight(b: &mut Builder, p: &mut AFrag, next: &AFrag, v: Tile<'_>, o: &mut Frag) {
-///     let product = gemm_rs(b, p, v, o);
-///     p.set(b, next);
-///     product.wait(b);
+/// use fa3_ir::{AFrag, Frag, Tile, gemm};
+/// fn overwrite_in_flight<'k>(p: &mut AFrag<'k>, next: &AFrag<'k>, v: Tile<'_>, o: &mut Frag) {
+///     let product = gemm(&*p, v, o);
+///     p.set(next);
+///     product.wait();
 /// }
 /// ```
-#[derive(Debug)]
-pub struct AFrag {
+pub struct AFrag<'k> {
+    builder: &'k Builder,
     pub(crate) ty: WgmmaType,
     /// The registers of each step along K.
-    pub(crate) steps: Vec<[Var<B32>; 4]>,
+    pub(crate) steps: Vec<[Var<'k, B32>; 4]>,
 }
 
-impl AFrag {
+impl fmt::Debug for AFrag<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {:?}", self.ty, self.steps)
+    }
+}
+
+impl<'k> AFrag<'k> {
     #[track_caller]
-    fn new(b: &mut Builder, ty: WgmmaType, steps: Vec<[V<B32>; 4]>) -> AFrag {
-        let steps = steps.into_iter().map(|regs| regs.map(|reg| b.var("a", reg))).collect();
-        AFrag { ty, steps }
+    fn new(builder: &'k Builder, ty: WgmmaType, steps: Vec<[V<'k, B32>; 4]>) -> AFrag<'k> {
+        let steps = steps.into_iter().map(|regs| regs.map(|reg| builder.var("a", reg))).collect();
+        AFrag { builder, ty, steps }
+    }
+
+    /// The kernel that it belongs to.
+    pub(crate) fn builder(&self) -> &'k Builder {
+        self.builder
     }
 
     /// Columns: its extent along K.
@@ -271,13 +296,14 @@ impl AFrag {
 
     /// Becomes another of the same shape.
     #[track_caller]
-    pub fn set(&mut self, b: &mut Builder, next: &AFrag) {
+    pub fn set(&mut self, next: &AFrag<'k>) {
         if (self.ty, self.cols()) != (next.ty, next.cols()) {
-            let shape = |frag: &AFrag| format!("64 x {} {}", frag.cols(), frag.elem());
-            b.misfit("an A operand", shape(next), shape(self));
+            let shape = |frag: &AFrag<'_>| format!("64 x {} {}", frag.cols(), frag.elem());
+            self.builder.misfit("an A operand", shape(next), shape(self));
         }
         let (to, from) = (self.steps.iter().flatten(), next.steps.iter().flatten());
-        b.as_one(|b| to.zip(from).for_each(|(&var, &value)| b.set(var, value)));
+        let _one = self.builder.as_one();
+        to.zip(from).for_each(|(var, &value)| var.set(value));
     }
 }
 
@@ -285,21 +311,17 @@ impl AFrag {
 impl Builder {
     /// The thread's first row in its warpgroup; its second is 8 more.
     #[track_caller]
-    pub fn frag_row(&mut self) -> V<B32> {
-        self.as_one(|b| {
-            let tid = b.tid();
-            let (warp, row) = (b.bfe_u32(tid, 5, 2), b.bfe_u32(tid, 2, 3));
-            b.mad_u32(warp, 16, row)
-        })
+    pub fn frag_row(&self) -> V<'_, B32> {
+        let _one = self.as_one();
+        let tid = self.tid();
+        let (warp, row) = (tid.bfe(5, 2), tid.bfe(2, 3));
+        warp.mad(16, row)
     }
 
     /// What to add to [`At::col`] for this thread.
     #[track_caller]
-    pub fn frag_col(&mut self) -> V<B32> {
-        self.as_one(|b| {
-            let tid = b.tid();
-            let quad = b.and(tid, 3);
-            b.shl_b32(quad, 1)
-        })
+    pub fn frag_col(&self) -> V<'_, B32> {
+        let _one = self.as_one();
+        (self.tid() & 3) << 1
     }
 }

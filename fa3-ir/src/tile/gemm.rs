@@ -1,218 +1,242 @@
 //! Products of tiles: many wgmma, one group, in flight until their wait.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::panic::Location;
 
 use crate::tile::Side;
 use crate::watch::{DutyId, GroupId};
 use crate::{
-    AFrag, Arg, B32, Builder, Elem, F32, Fault, Frag, Matrix, Mma, Reg, ScaleD, Source, Var, WgmmaA,
+    AFrag, Arg, B32, Builder, Elem, F32, Fault, Frag, Matrix, Mma, Reg, ScaleD, Source, Tile, Var, WgmmaA,
     WgmmaType,
 };
 
 /// A result that is not there yet: only [`InFlight::wait`] gives it.
 ///
 /// ```compile_fail,E0308
-/// use fa3_ir::{Builder, Fresh, Rows, Tile, gemm_ss};
-/// fn read_in_flight(b: &mut Builder, q: Tile<'_>, k: Tile<'_>) -> Rows {
-///     let s: fa3_ir::Frag = gemm_ss(b, q, k.t(), Fresh);
-///     s.row_max(b)
+/// use fa3_ir::{Frag, Fresh, Rows, Tile, gemm};
+/// fn read_in_flight<'k>(q: Tile<'k>, k: Tile<'k>) -> Rows<'k> {
+///     let s: Frag<'k> = gemm(q, k.t(), Fresh);
+///     s.row_max()
 /// }
 /// ```
 ///
 /// While it is, its operands must stay: a slot that it reads cannot be released.
 /// ```compile_fail,E0505
-/// use fa3_ir::{Builder, Fresh, FullSlot, Tile, gemm_ss};
-/// fn release_in_flight(b: &mut Builder, q: Tile<'_>, slot: FullSlot<1>) {
-///     let [k] = slot.tiles();
-///     let s = gemm_ss(b, q, k.t(), Fresh);
-///     slot.release(b);
-///     s.wait(b);
+/// use fa3_ir::{Fresh, FullSlot, Tile, gemm};
+/// fn release_in_flight(q: Tile<'_>, slot: FullSlot<'_, 1>) {
+///     let s = gemm(q, slot.tile().t(), Fresh);
+///     slot.release();
+///     s.wait();
 /// }
 /// ```
 #[must_use = "a product is complete only after `wait`"]
-#[derive(Debug)]
 pub struct InFlight<'s, T> {
+    builder: &'s Builder,
     group: GroupId,
     result: T,
     operands: PhantomData<&'s ()>,
+}
+
+impl<T> fmt::Debug for InFlight<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} in flight", self.group)
+    }
 }
 
 impl<T> InFlight<'_, T> {
     /// Waits until the product is complete. Younger products stay in flight. Belongs in the block that began the product
     /// (V-25), or in one around it: after a branch that may have waited, nobody could rely on the result.
     #[track_caller]
-    pub fn wait(self, b: &mut Builder) -> T {
-        if let Some(pending) = b.watch.wait(self.group, Location::caller()) {
-            b.wgmma_wait(pending);
+    pub fn wait(self) -> T {
+        let pending = self.builder.watch().wait(self.group, Location::caller());
+        if let Some(pending) = pending {
+            self.builder.wgmma_wait(pending);
         }
         self.result
     }
 }
 
 /// Where a product goes: a new fragment ([`Fresh`]), or onto one that is there (`&mut` [`Frag`]).
-pub trait Destination {
+pub trait Destination<'k> {
     /// What the wait gives.
     type Result;
     /// The registers for `cols` columns, and whether the product adds to them.
-    fn registers(&self, b: &mut Builder, cols: u32) -> (Vec<Var<F32>>, ScaleD);
+    fn registers(&self, b: &'k Builder, cols: u32) -> (Vec<Var<'k, F32>>, ScaleD);
     /// The fragment of these registers.
-    fn result(self, registers: Vec<Var<F32>>) -> Self::Result;
+    fn result(self, b: &'k Builder, registers: Vec<Var<'k, F32>>) -> Self::Result;
 }
 
 /// D = A · B in new registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Fresh;
 
-impl Destination for Fresh {
-    type Result = Frag;
-    fn registers(&self, b: &mut Builder, cols: u32) -> (Vec<Var<F32>>, ScaleD) {
+impl<'k> Destination<'k> for Fresh {
+    type Result = Frag<'k>;
+    fn registers(&self, b: &'k Builder, cols: u32) -> (Vec<Var<'k, F32>>, ScaleD) {
         (Frag::uninitialised(b, cols).regs, ScaleD::Overwrite)
     }
-    fn result(self, regs: Vec<Var<F32>>) -> Frag {
-        Frag { regs }
+    fn result(self, b: &'k Builder, registers: Vec<Var<'k, F32>>) -> Frag<'k> {
+        Frag::new(b, registers)
     }
 }
 
-impl<'d> Destination for &'d mut Frag {
-    type Result = &'d mut Frag;
-    fn registers(&self, _: &mut Builder, _: u32) -> (Vec<Var<F32>>, ScaleD) {
+impl<'k, 'd, 'f: 'k> Destination<'k> for &'d mut Frag<'f> {
+    type Result = &'d mut Frag<'f>;
+    fn registers(&self, _: &'k Builder, _: u32) -> (Vec<Var<'k, F32>>, ScaleD) {
         (self.regs.clone(), ScaleD::Accumulate)
     }
-    fn result(self, _: Vec<Var<F32>>) -> &'d mut Frag {
+    fn result(self, _: &'k Builder, _: Vec<Var<'k, F32>>) -> &'d mut Frag<'f> {
         self
     }
 }
 
-/// Begins D = A · B, or D += A · B, with A (64 x K) and B (K x N) in shared memory.
-#[track_caller]
-pub fn gemm_ss<'s, D: Destination>(
-    b: &mut Builder,
-    a: impl Into<Matrix<'s>>,
-    right: impl Into<Matrix<'s>>,
-    d: D,
-) -> InFlight<'s, D::Result> {
-    gemm(b, A::Shared(a.into()), right.into(), d)
-}
-
-/// Begins D = A · B, or D += A · B, with A (64 x K) in registers and B (K x N) in shared memory.
-#[track_caller]
-pub fn gemm_rs<'s, D: Destination>(
-    b: &mut Builder,
-    a: &'s AFrag,
-    right: impl Into<Matrix<'s>>,
-    d: D,
-) -> InFlight<'s, D::Result> {
-    gemm(b, A::Registers(a), right.into(), d)
-}
-
-/// Products that are added one behind the other to one fragment, across the rounds of a loop. The first overwrites: it
-/// belongs in the block of [`Chain::new`] (V-25), since in a loop it would overwrite in every round.
-#[derive(Debug)]
-pub struct Chain {
-    frag: Frag,
-    last: Option<GroupId>,
-    begun: DutyId,
-}
-
-impl Chain {
-    /// An empty sum of 64 x `cols`.
-    #[track_caller]
-    pub fn new(b: &mut Builder, cols: u32) -> Chain {
-        let begun = b.watch.due("the first product of a chain is begun".to_owned(), Location::caller());
-        Chain { frag: Frag::uninitialised(b, cols), last: None, begun }
-    }
-
-    /// Begins to add A · B, both in shared memory. The slots that hold them are for the caller to keep until
-    /// [`Chain::wait_older`] or [`Chain::wait`] says that they have been read.
-    #[track_caller]
-    pub fn gemm_ss<'s>(&mut self, b: &mut Builder, a: impl Into<Matrix<'s>>, right: impl Into<Matrix<'s>>) {
-        let scale = if self.last.is_none() {
-            b.watch.done(self.begun, Location::caller());
-            ScaleD::Overwrite
-        } else {
-            ScaleD::Accumulate
-        };
-        self.last = Some(issue(b, A::Shared(a.into()), right.into(), &self.frag.regs, scale));
-    }
-
-    /// Waits until every product before the last is complete.
-    #[track_caller]
-    pub fn wait_older(&self, b: &mut Builder) {
-        if let Some(last) = self.last {
-            let pending = b.watch.wait_older(last);
-            b.wgmma_wait(pending);
-        }
-    }
-
-    /// Waits for the sum.
-    #[track_caller]
-    pub fn wait(self, b: &mut Builder) -> Frag {
-        let source = Location::caller();
-        if let Some(pending) = self.last.and_then(|last| b.watch.wait(last, source)) {
-            b.wgmma_wait(pending);
-        }
-        self.frag
-    }
-}
-
-/// The A operand.
-enum A<'s> {
+/// The A operand of a product, 64 x K: a [`Tile`] or a [`Matrix`] in shared memory, or an [`AFrag`] in registers.
+#[derive(Clone, Copy, Debug)]
+pub enum Left<'s> {
+    /// In shared memory.
     Shared(Matrix<'s>),
-    Registers(&'s AFrag),
+    /// In registers.
+    Registers(&'s AFrag<'s>),
 }
 
-impl A<'_> {
+impl<'s> From<Tile<'s>> for Left<'s> {
+    fn from(tile: Tile<'s>) -> Left<'s> {
+        Left::Shared(tile.into())
+    }
+}
+
+impl<'s> From<Matrix<'s>> for Left<'s> {
+    fn from(matrix: Matrix<'s>) -> Left<'s> {
+        Left::Shared(matrix)
+    }
+}
+
+impl<'s> From<&'s AFrag<'_>> for Left<'s> {
+    fn from(frag: &'s AFrag<'_>) -> Left<'s> {
+        Left::Registers(frag)
+    }
+}
+
+impl<'s> Left<'s> {
+    fn builder(&self) -> &'s Builder {
+        match self {
+            Left::Shared(matrix) => matrix.builder(),
+            Left::Registers(frag) => frag.builder(),
+        }
+    }
+
     fn elem(&self) -> Elem {
         match self {
-            A::Shared(matrix) => matrix.elem(),
-            A::Registers(frag) => frag.elem(),
+            Left::Shared(matrix) => matrix.elem(),
+            Left::Registers(frag) => frag.elem(),
         }
     }
 
     /// Rows and columns.
     fn extent(&self) -> (u32, u32) {
         match self {
-            A::Shared(matrix) => matrix.extent(),
-            A::Registers(frag) => (64, frag.cols()),
+            Left::Shared(matrix) => matrix.extent(),
+            Left::Registers(frag) => (64, frag.cols()),
         }
     }
 }
 
+/// Begins D = A · B, or D += A · B, with A (64 x K) in shared memory or in registers and B (K x N) in shared memory.
 #[track_caller]
-fn gemm<'s, D: Destination>(b: &mut Builder, a: A<'s>, right: Matrix<'s>, d: D) -> InFlight<'s, D::Result> {
-    let (registers, scale) = d.registers(b, right.extent().1);
-    let group = issue(b, a, right, &registers, scale);
-    InFlight { group, result: d.result(registers), operands: PhantomData }
+pub fn gemm<'s, D: Destination<'s>>(
+    a: impl Into<Left<'s>>,
+    right: impl Into<Matrix<'s>>,
+    d: D,
+) -> InFlight<'s, D::Result> {
+    let (a, right) = (a.into(), right.into());
+    let builder = a.builder();
+    let (registers, scale) = d.registers(builder, right.extent().1);
+    let group = issue(a, right, &registers, scale);
+    InFlight { builder, group, result: d.result(builder, registers), operands: PhantomData }
+}
+
+/// Products that are added one behind the other to one fragment, across the rounds of a loop. The first overwrites: it
+/// belongs in the block of [`Chain::new`] (V-25), since in a loop it would overwrite in every round.
+#[derive(Debug)]
+pub struct Chain<'k> {
+    frag: Frag<'k>,
+    last: Option<GroupId>,
+    begun: DutyId,
+}
+
+impl<'k> Chain<'k> {
+    /// An empty sum of 64 x `cols`.
+    #[track_caller]
+    pub fn new(b: &'k Builder, cols: u32) -> Chain<'k> {
+        let begun = b.watch().due("the first product of a chain is begun".to_owned(), Location::caller());
+        Chain { frag: Frag::uninitialised(b, cols), last: None, begun }
+    }
+
+    /// Begins to add A · B. The slots that hold them are for the caller to keep until [`Chain::wait_older`] or
+    /// [`Chain::wait`] says that they have been read.
+    #[track_caller]
+    pub fn gemm<'s>(&mut self, a: impl Into<Left<'s>>, right: impl Into<Matrix<'s>>) {
+        let scale = if self.last.is_none() {
+            self.frag.builder().watch().done(self.begun, Location::caller());
+            ScaleD::Overwrite
+        } else {
+            ScaleD::Accumulate
+        };
+        self.last = Some(issue(a.into(), right.into(), &self.frag.regs, scale));
+    }
+
+    /// Waits until every product before the last is complete.
+    #[track_caller]
+    pub fn wait_older(&self) {
+        if let Some(last) = self.last {
+            let b = self.frag.builder();
+            let pending = b.watch().wait_older(last);
+            b.wgmma_wait(pending);
+        }
+    }
+
+    /// Waits for the sum.
+    #[track_caller]
+    pub fn wait(self) -> Frag<'k> {
+        let (b, source) = (self.frag.builder(), Location::caller());
+        let pending = self.last.and_then(|last| b.watch().wait(last, source));
+        if let Some(pending) = pending {
+            b.wgmma_wait(pending);
+        }
+        self.frag
+    }
 }
 
 /// The products of all steps along K, as one group.
 #[track_caller]
-fn issue(b: &mut Builder, a: A<'_>, right: Matrix<'_>, d: &[Var<F32>], scale: ScaleD) -> GroupId {
-    let source = Location::caller();
-    let Some(ty) = check(b, &a, &right, d.len(), source) else { return b.watch.commit(source) };
-    b.as_one(|b| products(b, ty, a, right, d, scale));
-    b.watch.commit(source)
+fn issue(a: Left<'_>, right: Matrix<'_>, d: &[Var<'_, F32>], scale: ScaleD) -> GroupId {
+    let (b, source) = (a.builder(), Location::caller());
+    if let Some(ty) = check(b, &a, &right, d.len(), source) {
+        let _one = b.as_one();
+        products(b, ty, a, right, d, scale);
+    }
+    b.watch().commit(source)
 }
 
 /// What a step along K has as its A operand.
-type Steps<'a> = dyn Fn(&mut Builder, u32) -> WgmmaA + 'a;
+type Steps<'a> = dyn Fn(u32) -> WgmmaA + 'a;
 
 #[track_caller]
-fn products(b: &mut Builder, ty: WgmmaType, a: A<'_>, right: Matrix<'_>, d: &[Var<F32>], scale: ScaleD) {
+fn products(b: &Builder, ty: WgmmaType, a: Left<'_>, right: Matrix<'_>, d: &[Var<'_, F32>], scale: ScaleD) {
     let steps = right.extent().0 / ty.k();
-    let right_of = right.descriptors(b, Side::B);
+    let right_of = right.descriptors(Side::B);
     let left_of: Box<Steps<'_>> = match a {
-        A::Registers(frag) => Box::new(move |_, step| registers(&frag.steps[step as usize])),
-        A::Shared(matrix) => {
-            let (left_of, major) = (matrix.descriptors(b, Side::A), matrix.major(Side::A));
-            Box::new(move |b, step| WgmmaA::Shared { desc: left_of(b, step).operand(), major })
+        Left::Registers(frag) => Box::new(move |step| registers(&frag.steps[step as usize])),
+        Left::Shared(matrix) => {
+            let (left_of, major) = (matrix.descriptors(Side::A), matrix.major(Side::A));
+            Box::new(move |step| WgmmaA::Shared { desc: left_of(step).operand(), major })
         }
     };
     b.wgmma_fence();
     for step in 0..steps {
-        let left = left_of(b, step);
-        let right_desc = right_of(b, step);
+        let left = left_of(step);
+        let right_desc = right_of(step);
         let scale_d = if step == 0 { scale } else { ScaleD::Accumulate };
         let mma = Mma::new(ty, d, 0u64, right_desc);
         b.wgmma(Mma { a: left, b_major: right.major(Side::B), scale_d, ..mma });
@@ -220,12 +244,12 @@ fn products(b: &mut Builder, ty: WgmmaType, a: A<'_>, right: Matrix<'_>, d: &[Va
     b.wgmma_commit();
 }
 
-fn registers(step: &[Var<B32>; 4]) -> WgmmaA {
-    WgmmaA::Registers(step.map(Reg::value))
+fn registers(step: &[Var<'_, B32>; 4]) -> WgmmaA {
+    WgmmaA::Registers(step.map(Reg::register))
 }
 
 /// The type of the product, if its operands and its result fit: 64 x K, K x N, N / 2 registers.
-fn check(b: &mut Builder, a: &A<'_>, right: &Matrix<'_>, d: usize, source: Source) -> Option<WgmmaType> {
+fn check(b: &Builder, a: &Left<'_>, right: &Matrix<'_>, d: usize, source: Source) -> Option<WgmmaType> {
     let ty = match right.elem() {
         Elem::F16 => Some(WgmmaType::F16),
         Elem::Bf16 => Some(WgmmaType::Bf16),
@@ -239,6 +263,6 @@ fn check(b: &mut Builder, a: &A<'_>, right: &Matrix<'_>, d: usize, source: Sourc
     }
     let first = format!("{m} x {k} {}", a.elem());
     let second = format!("{right} with {} accumulators", 2 * d);
-    b.watch.fault(Fault::Shapes { what: "a product", first, second }, source);
+    b.watch().fault(Fault::Shapes { what: "a product", first, second }, source);
     None
 }

@@ -6,84 +6,87 @@
 use std::panic::Location;
 
 use crate::watch::DutyId;
-use crate::{Arg, B32, Builder, Coords, Fault, FenceInst, Region, Tile, TileMap, TileShape, V};
+use crate::{
+    Arg, B32, Builder, Coords, Fault, FenceInst, Region, Tile, TileMap, TileShape, WarpgroupBarrier,
+    WarpgroupBarriers,
+};
 
 /// The tiles and barriers of some warpgroups.
 #[derive(Clone, Debug)]
-pub struct Outboxes {
+pub struct Outboxes<'k> {
+    builder: &'k Builder,
     name: String,
     region: Region,
     shape: TileShape,
-    warpgroups: u32,
-    first: u32,
+    barriers: WarpgroupBarriers<'k>,
 }
 
 /// One warpgroup's outbox.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct Outbox<'k> {
     name: String,
-    tile: Tile<'static>,
-    /// The number of its barrier.
-    barrier: V<B32>,
+    tile: Tile<'k>,
+    barrier: WarpgroupBarrier<'k>,
 }
 
 /// A tile that may be written.
 #[must_use = "a draft must be sent"]
 #[derive(Debug)]
-pub struct Draft {
-    tile: Tile<'static>,
-    barrier: V<B32>,
+pub struct Draft<'k> {
+    tile: Tile<'k>,
+    barrier: WarpgroupBarrier<'k>,
     due: DutyId,
 }
 
 impl Builder {
     /// Declares outboxes of this shape for `warpgroups` warpgroups.
     #[track_caller]
-    pub fn outboxes(&mut self, name: &str, shape: TileShape, warpgroups: u32) -> Outboxes {
+    pub fn outboxes(&self, name: &str, shape: TileShape, warpgroups: u32) -> Outboxes<'_> {
         let region = self.tiles(name, warpgroups, shape);
-        let first = self.barriers(name, warpgroups, 128);
-        Outboxes { name: name.to_owned(), region, shape, warpgroups, first }
+        let barriers = self.warpgroup_barriers(name, warpgroups, 1);
+        Outboxes { builder: self, name: name.to_owned(), region, shape, barriers }
     }
 }
 
-impl Outboxes {
+impl<'k> Outboxes<'k> {
     /// That of warpgroup `index`; an index that is computed is not checked.
     #[track_caller]
-    pub fn of(&self, b: &mut Builder, index: impl Arg<Ty = B32>) -> Outbox {
+    pub fn of(&self, index: impl Arg<Ty = B32>) -> Outbox<'k> {
+        let b = self.builder;
         let last = index.operand().constant().unwrap_or(0);
-        if last >= self.warpgroups {
-            b.fault(Fault::Unknown { what: "outbox", index: last, count: self.warpgroups as usize });
+        if last >= self.barriers.len() {
+            b.fault(Fault::Unknown { what: "outbox", index: last, count: self.barriers.len() as usize });
         }
-        b.as_one(|b| {
-            let start = b.address(self.region);
-            let place = b.mad_u32(index, self.shape.bytes(), start).at(0);
-            let barrier = b.add(index, self.first);
-            Outbox { name: self.name.clone(), tile: Tile::new(self.shape, place), barrier }
-        })
+        let _one = b.as_one();
+        let start = b.address(self.region);
+        let address = b.mad(index, self.shape.bytes(), start).at(0);
+        let barrier = self.barriers.of(index);
+        Outbox { name: self.name.clone(), tile: Tile::new(b, self.shape, address), barrier }
     }
 }
 
-impl Outbox {
+impl<'k> Outbox<'k> {
     /// Waits until the copy before has read the tile.
     #[track_caller]
-    pub fn acquire(&self, b: &mut Builder) -> Draft {
-        let source = Location::caller();
-        b.as_one(|b| {
-            b.once_per_warpgroup(|b| b.bulk_wait_read(0));
-            b.sync_computed(self.barrier, 128);
-        });
-        let due = b.watch.due(format!("a draft of outbox {} is sent", self.name), source);
+    pub fn acquire(&self) -> Draft<'k> {
+        let b = self.tile.builder();
+        let due = b.watch().due(format!("a draft of outbox {} is sent", self.name), Location::caller());
+        let _one = b.as_one();
+        b.once_per_warpgroup(|| b.bulk_wait_read(0));
+        self.barrier.sync();
         Draft { tile: self.tile, barrier: self.barrier, due }
     }
 
     /// Waits until every copy has read its tile: shared memory must outlive them.
     #[track_caller]
-    pub fn drain(self, b: &mut Builder) {
-        b.as_one(|b| b.once_per_warpgroup(|b| b.bulk_wait_read(0)));
+    pub fn drain(self) {
+        let b = self.tile.builder();
+        let _one = b.as_one();
+        b.once_per_warpgroup(|| b.bulk_wait_read(0));
     }
 }
 
-impl Draft {
+impl Draft<'_> {
     /// Where to write.
     pub fn tile(&self) -> Tile<'_> {
         self.tile
@@ -91,26 +94,28 @@ impl Draft {
 
     /// Begins to store what was written.
     #[track_caller]
-    pub fn send(self, b: &mut Builder, map: &TileMap, coords: impl Coords) {
-        self.copy(b, |b, tile| b.store_tile(tile, map, coords));
+    pub fn send(self, map: &TileMap, coords: impl Coords) {
+        let b = self.tile.builder();
+        self.copy(|tile| b.store_tile(tile, map, coords));
     }
 
     /// Begins to add what was written to what is there.
     #[track_caller]
-    pub fn send_add(self, b: &mut Builder, map: &TileMap, coords: impl Coords) {
-        self.copy(b, |b, tile| b.add_tile(tile, map, coords));
+    pub fn send_add(self, map: &TileMap, coords: impl Coords) {
+        let b = self.tile.builder();
+        self.copy(|tile| b.add_tile(tile, map, coords));
     }
 
     #[track_caller]
-    fn copy(self, b: &mut Builder, copy: impl FnOnce(&mut Builder, Tile<'static>)) {
-        b.watch.done(self.due, Location::caller());
-        b.as_one(|b| {
-            b.fence(FenceInst::ProxyAsyncShared);
-            b.sync_computed(self.barrier, 128);
-            b.once_per_warpgroup(|b| {
-                copy(b, self.tile);
-                b.bulk_commit();
-            });
+    fn copy(&self, copy: impl FnOnce(Tile<'_>)) {
+        let b = self.tile.builder();
+        b.watch().done(self.due, Location::caller());
+        let _one = b.as_one();
+        b.fence(FenceInst::ProxyAsyncShared);
+        self.barrier.sync();
+        b.once_per_warpgroup(|| {
+            copy(self.tile);
+            b.bulk_commit();
         });
     }
 }

@@ -9,13 +9,14 @@ use std::panic::Location;
 
 use crate::watch::DutyId;
 use crate::{
-    Arg, B16, B32, Builder, Coords, Fault, LoadOptions, Pred, Region, SharedAddr, Tile, TileMap, TileShape,
-    V, Var,
+    Arg, B16, B32, Builder, Coords, Fault, FenceInst, LoadOptions, Pred, Region, SharedAddr, Source, Tile,
+    TileMap, TileShape, V, Var,
 };
 
 /// A ring whose slots hold `N` tiles.
 #[derive(Clone, Debug)]
-pub struct Ring<const N: usize> {
+pub struct Ring<'k, const N: usize> {
+    builder: &'k Builder,
     name: String,
     stages: u32,
     full: Region,
@@ -29,12 +30,12 @@ impl Builder {
     /// Declares a ring of `stages` slots with these tiles, which `consumers` warps empty.
     #[track_caller]
     pub fn ring<const N: usize>(
-        &mut self,
+        &self,
         name: &str,
         stages: u32,
         consumers: u32,
         tiles: [(&str, TileShape); N],
-    ) -> Ring<N> {
+    ) -> Ring<'_, N> {
         self.ring_across(name, stages, consumers, tiles, 1)
     }
 
@@ -42,25 +43,25 @@ impl Builder {
     /// all of them have released it.
     #[track_caller]
     pub fn cluster_ring<const N: usize>(
-        &mut self,
+        &self,
         name: &str,
         stages: u32,
         consumers: u32,
         tiles: [(&str, TileShape); N],
-    ) -> Ring<N> {
+    ) -> Ring<'_, N> {
         let cluster = self.launch().cluster;
         self.ring_across(name, stages, consumers, tiles, cluster)
     }
 
     #[track_caller]
     fn ring_across<const N: usize>(
-        &mut self,
+        &self,
         name: &str,
         stages: u32,
         consumers: u32,
         tiles: [(&str, TileShape); N],
         cluster: u32,
-    ) -> Ring<N> {
+    ) -> Ring<'_, N> {
         if stages == 0 {
             self.fault(Fault::Limit {
                 what: "stages of a ring",
@@ -72,161 +73,150 @@ impl Builder {
         }
         let full = self.mbarriers(&format!("{name} full"), stages, 1);
         let empty = self.mbarriers(&format!("{name} empty"), stages, consumers.saturating_mul(cluster));
-        let tiles = self.as_one(|b| tiles.map(|(tile, shape)| (b.tiles(tile, stages, shape), shape)));
-        Ring { name: name.to_owned(), stages, full, empty, tiles, cluster }
+        let _one = self.as_one();
+        let tiles = tiles.map(|(tile, shape)| (self.tiles(tile, stages, shape), shape));
+        Ring { builder: self, name: name.to_owned(), stages, full, empty, tiles, cluster }
     }
 }
 
-impl<const N: usize> Ring<N> {
+impl<'k, const N: usize> Ring<'k, N> {
     /// The producer's place in the ring: all slots are empty.
     #[track_caller]
-    pub fn producer(&self, b: &mut Builder) -> Producer<N> {
+    pub fn producer(&self) -> Producer<'k, N> {
         // Waiting for the phase before the first returns at once.
-        Producer { cursor: Cursor::new(self, b, 1) }
+        Producer { cursor: Cursor::new(self, 1) }
     }
 
     /// A consumer warp's place in the ring.
     #[track_caller]
-    pub fn consumer(&self, b: &mut Builder) -> Consumer<N> {
-        Consumer { cursor: Cursor::new(self, b, 0) }
+    pub fn consumer(&self) -> Consumer<'k, N> {
+        Consumer { cursor: Cursor::new(self, 0) }
     }
 
     /// The mbarrier of a stage.
     #[track_caller]
-    fn barrier(&self, b: &mut Builder, of: Region, stage: Stage) -> SharedAddr {
-        stage.place(b, of, 8)
+    fn barrier(&self, of: Region, stage: Stage<'k>) -> SharedAddr {
+        self.address(of, 8, stage)
     }
 
     #[track_caller]
-    fn tile<'s>(&self, b: &mut Builder, index: usize, stage: Stage) -> Tile<'s> {
-        let (region, shape) = self.tiles[index];
-        Tile::new(shape, stage.place(b, region, shape.bytes()))
+    fn tiles(&self, stage: Stage<'k>) -> [Tile<'k>; N] {
+        self.tiles
+            .map(|(region, shape)| Tile::new(self.builder, shape, self.address(region, shape.bytes(), stage)))
     }
 
-    #[track_caller]
-    fn tiles<'s>(&self, b: &mut Builder, stage: Stage) -> [Tile<'s>; N] {
-        std::array::from_fn(|index| self.tile(b, index, stage))
-    }
-}
-
-/// A stage of a ring: the only one, or one of several.
-#[derive(Clone, Copy, Debug)]
-enum Stage {
-    Only,
-    Number(V<B32>),
-}
-
-impl Stage {
     /// Where the stage's part of a region is, if each has `bytes`.
     #[track_caller]
-    fn place(self, b: &mut Builder, region: Region, bytes: u32) -> SharedAddr {
-        match self {
+    fn address(&self, region: Region, bytes: u32, stage: Stage<'k>) -> SharedAddr {
+        match stage {
             Stage::Only => region.at(0),
             Stage::Number(stage) => {
-                let start = b.address(region);
-                b.mad_u32(stage, bytes, start).at(0)
+                let start = self.builder.address(region);
+                stage.mad(bytes, start).at(0)
             }
         }
     }
 }
 
-/// The stage that comes next, if there are several, and the parity of its phase.
-#[derive(Debug)]
-struct Cursor<const N: usize> {
-    ring: Ring<N>,
-    stage: Option<Var<B32>>,
-    parity: Var<B32>,
+/// A stage of a ring: the only one, or one of several.
+#[derive(Clone, Copy, Debug)]
+enum Stage<'k> {
+    Only,
+    Number(V<'k, B32>),
 }
 
-impl<const N: usize> Cursor<N> {
+/// The stage that comes next, if there are several, and the parity of its phase.
+#[derive(Debug)]
+struct Cursor<'k, const N: usize> {
+    ring: Ring<'k, N>,
+    stage: Option<Var<'k, B32>>,
+    parity: Var<'k, B32>,
+}
+
+impl<'k, const N: usize> Cursor<'k, N> {
     #[track_caller]
-    fn new(ring: &Ring<N>, b: &mut Builder, parity: u32) -> Cursor<N> {
+    fn new(ring: &Ring<'k, N>, parity: u32) -> Cursor<'k, N> {
+        let b = ring.builder;
         let stage = if ring.stages > 1 { Some(b.var("stage", 0)) } else { None };
         Cursor { ring: ring.clone(), stage, parity: b.var("parity", parity) }
     }
 
     /// Waits until the next stage is `full`, or empty, and goes on to the one after it.
     #[track_caller]
-    fn next(&self, b: &mut Builder, of: Region) -> Stage {
+    fn next(&self, of: Region) -> Stage<'k> {
+        let b = self.ring.builder;
         let Some(next) = self.stage else {
             b.mbarrier_wait(of, self.parity);
-            let parity = b.xor(self.parity, 1);
-            b.set(self.parity, parity);
+            self.parity.update(|parity| parity ^ 1);
             return Stage::Only;
         };
-        let stage = b.get(next);
-        let barrier = self.ring.barrier(b, of, Stage::Number(stage));
-        b.mbarrier_wait(barrier, self.parity);
-        let after = b.add(stage, 1);
-        let wraps = b.eq_b32(after, self.ring.stages);
-        let (first, flip) = (b.select(wraps, 0, after), b.select(wraps, 1, 0));
-        let parity = b.xor(self.parity, flip);
-        b.set(next, first);
-        b.set(self.parity, parity);
+        let stage = next.get();
+        b.mbarrier_wait(self.ring.barrier(of, Stage::Number(stage)), self.parity);
+        let after = stage + 1;
+        let wraps = after.eq(self.ring.stages);
+        let (first, flip) = (wraps.select(0, after), wraps.select::<B32>(1, 0));
+        let parity = self.parity ^ flip;
+        next.set(first);
+        self.parity.set(parity);
         Stage::Number(stage)
     }
 }
 
 /// Fills a ring; one thread has it.
 #[derive(Debug)]
-pub struct Producer<const N: usize> {
-    cursor: Cursor<N>,
+pub struct Producer<'k, const N: usize> {
+    cursor: Cursor<'k, N>,
 }
 
-impl<const N: usize> Producer<N> {
+impl<'k, const N: usize> Producer<'k, N> {
     /// Waits until the next slot is empty.
     #[track_caller]
-    pub fn acquire(&mut self, b: &mut Builder) -> EmptySlot<N> {
-        let source = Location::caller();
+    pub fn acquire(&mut self) -> EmptySlot<'k, N> {
         let ring = self.cursor.ring.clone();
-        let (full, tiles) = b.as_one(|b| {
-            let stage = self.cursor.next(b, ring.empty);
-            (ring.barrier(b, ring.full, stage), ring.tiles(b, stage))
-        });
-        let due = b.watch.due(format!("a slot of ring {} is committed", ring.name), source);
-        EmptySlot { ring: ring.name, tiles, full, bytes: 0, due }
+        let b = ring.builder;
+        let due = b.watch().due(format!("a slot of ring {} is committed", ring.name), Location::caller());
+        let _one = b.as_one();
+        let stage = self.cursor.next(ring.empty);
+        let full = ring.barrier(ring.full, stage);
+        EmptySlot { builder: b, tiles: ring.tiles(stage), ring: ring.name, full, bytes: 0, due }
     }
 }
 
 /// A slot that its producer fills.
 #[must_use = "a slot must be committed"]
 #[derive(Debug)]
-pub struct EmptySlot<const N: usize> {
+pub struct EmptySlot<'k, const N: usize> {
+    builder: &'k Builder,
     ring: String,
-    tiles: [Tile<'static>; N],
+    tiles: [Tile<'k>; N],
     full: SharedAddr,
     bytes: u32,
     due: DutyId,
 }
 
-impl<const N: usize> EmptySlot<N> {
+impl<'k, const N: usize> EmptySlot<'k, N> {
     /// Begins to load tile `index`. Belongs in the block that acquired the slot (V-25): its bytes are counted once.
     #[track_caller]
-    pub fn load(&mut self, b: &mut Builder, index: usize, map: &TileMap, coords: impl Coords) {
-        self.load_with(b, index, map, coords, LoadOptions::default());
+    pub fn load(&mut self, index: usize, map: &TileMap, coords: impl Coords) {
+        self.load_with(index, map, coords, LoadOptions::default());
     }
 
     /// The same with options.
     #[track_caller]
-    pub fn load_with(
-        &mut self,
-        b: &mut Builder,
-        index: usize,
-        map: &TileMap,
-        coords: impl Coords,
-        options: LoadOptions,
-    ) {
-        let Some(tile) = self.counted(b, index) else { return };
-        b.as_one(|b| b.load_tile(tile, map, coords, self.full, options));
+    pub fn load_with(&mut self, index: usize, map: &TileMap, coords: impl Coords, options: LoadOptions) {
+        let Some(tile) = self.counted(index) else { return };
+        let _one = self.builder.as_one();
+        self.builder.load_tile(tile, map, coords, self.full, options);
     }
 
     /// Tile `index`, with its bytes added to what the slot expects.
     #[track_caller]
-    fn counted(&mut self, b: &mut Builder, index: usize) -> Option<Tile<'static>> {
-        let source = b.served().unwrap_or(Location::caller());
-        b.watch.part(self.due, format!("a tile of ring {} is loaded", self.ring), source);
+    fn counted(&mut self, index: usize) -> Option<Tile<'k>> {
+        let source = self.builder.source();
+        self.builder.watch().part(self.due, format!("a tile of ring {} is loaded", self.ring), source);
         let Some(&tile) = self.tiles.get(index) else {
-            b.fault(Fault::Unknown { what: "tile of a slot", index: index as u32, count: N });
+            let what = "tile of a slot";
+            self.builder.fault(Fault::Unknown { what, index: index as u32, count: N });
             return None;
         };
         self.bytes = self.bytes.saturating_add(tile.shape().bytes());
@@ -238,66 +228,66 @@ impl<const N: usize> EmptySlot<N> {
     #[track_caller]
     pub fn load_part(
         &mut self,
-        b: &mut Builder,
         index: usize,
         map: &TileMap,
         coords: impl Coords,
         part: impl Arg<Ty = B32>,
         mask: impl Arg<Ty = B16>,
     ) {
-        let Some(tile) = self.counted(b, index) else { return };
-        b.as_one(|b| {
-            let block = tile.row_block(b, part, map.shape().rows);
-            b.load_tile(block, map, coords, self.full, LoadOptions::default().multicast(mask));
-        });
+        let Some(tile) = self.counted(index) else { return };
+        let _one = self.builder.as_one();
+        let block = tile.row_block(part, map.shape().rows);
+        self.builder.load_tile(block, map, coords, self.full, LoadOptions::default().multicast(mask));
     }
 
     /// Hands the slot over: consumers may read it when all that was loaded has arrived.
     #[track_caller]
-    pub fn commit(self, b: &mut Builder) {
-        b.watch.done(self.due, Location::caller());
-        b.mbarrier_arrive_expect(self.full, self.bytes);
+    pub fn commit(self) {
+        self.builder.watch().done(self.due, Location::caller());
+        self.builder.mbarrier_arrive_expect(self.full, self.bytes);
     }
 }
 
 /// Empties a ring; each consumer warp has one.
 #[derive(Debug)]
-pub struct Consumer<const N: usize> {
-    cursor: Cursor<N>,
+pub struct Consumer<'k, const N: usize> {
+    cursor: Cursor<'k, N>,
 }
 
-impl<const N: usize> Consumer<N> {
+impl<'k, const N: usize> Consumer<'k, N> {
     /// Waits until the next slot is full.
     #[track_caller]
-    pub fn wait(&mut self, b: &mut Builder) -> FullSlot<N> {
+    pub fn wait(&mut self) -> FullSlot<'k, N> {
         let ring = self.cursor.ring.clone();
-        let (stage, tiles) = b.as_one(|b| {
-            let stage = self.cursor.next(b, ring.full);
-            (stage, ring.tiles(b, stage))
-        });
-        FullSlot::new(b, ring, stage, tiles, Location::caller())
+        let _one = ring.builder.as_one();
+        let stage = self.cursor.next(ring.full);
+        FullSlot::new(ring, stage, Location::caller())
     }
 }
 
 /// A slot that a consumer reads.
 #[must_use = "a slot must be released"]
 #[derive(Debug)]
-pub struct FullSlot<const N: usize> {
-    ring: Ring<N>,
-    stage: Stage,
-    tiles: [Tile<'static>; N],
+pub struct FullSlot<'k, const N: usize> {
+    ring: Ring<'k, N>,
+    stage: Stage<'k>,
+    tiles: [Tile<'k>; N],
     due: DutyId,
 }
 
-impl<const N: usize> FullSlot<N> {
-    fn new(
-        b: &mut Builder,
-        ring: Ring<N>,
-        stage: Stage,
-        tiles: [Tile<'static>; N],
-        source: crate::Source,
-    ) -> FullSlot<N> {
-        let due = b.watch.due(format!("a slot of ring {} is released", ring.name), source);
+impl FullSlot<'_, 1> {
+    /// Its tile.
+    pub fn tile(&self) -> Tile<'_> {
+        let [tile] = self.tiles;
+        tile
+    }
+}
+
+impl<'k, const N: usize> FullSlot<'k, N> {
+    #[track_caller]
+    fn new(ring: Ring<'k, N>, stage: Stage<'k>, source: Source) -> FullSlot<'k, N> {
+        let tiles = ring.tiles(stage);
+        let due = ring.builder.watch().due(format!("a slot of ring {} is released", ring.name), source);
         FullSlot { ring, stage, tiles, due }
     }
 
@@ -308,61 +298,58 @@ impl<const N: usize> FullSlot<N> {
 
     /// Keeps the slot for a later round of the loop.
     #[track_caller]
-    pub fn hold(self, b: &mut Builder) -> HeldSlot<N> {
-        let source = Location::caller();
-        b.watch.done(self.due, source);
+    pub fn hold(self) -> HeldSlot<'k, N> {
+        let (b, source) = (self.ring.builder, Location::caller());
+        b.watch().done(self.due, source);
         let stage = match self.stage {
             Stage::Only => None,
             Stage::Number(stage) => Some(b.var("held", stage)),
         };
-        let due = b.watch.due(format!("the held slot of ring {} is taken", self.ring.name), source);
+        let due = b.watch().due(format!("the held slot of ring {} is taken", self.ring.name), source);
         HeldSlot { ring: self.ring, stage, due }
     }
 
     /// Gives the slot back. This warp has read it: products are complete.
     #[track_caller]
-    pub fn release(self, b: &mut Builder) {
-        b.watch.done(self.due, Location::caller());
-        b.as_one(|b| b.once_per_warp(|b| self.arrive(b)));
+    pub fn release(self) {
+        let b = self.ring.builder;
+        b.watch().done(self.due, Location::caller());
+        let _one = b.as_one();
+        b.once_per_warp(|| self.arrive());
     }
 
     /// Gives the slot back where `condition` holds: in a loop, when the last round has read it. On every way through the
     /// kernel it must hold once before [`FullSlot::released`], and in all lanes of a warp or in none; that it does, only a run
     /// can show. Products that read the slot must have been waited for: the borrow does not say so here.
     #[track_caller]
-    pub fn release_if(&self, b: &mut Builder, condition: impl Arg<Ty = Pred>) {
-        b.as_one(|b| {
-            let one = b.elect();
-            let one = b.and_pred(one, condition);
-            b.guarded(one, |b| self.arrive(b));
-        });
+    pub fn release_if(&self, condition: impl Arg<Ty = Pred>) {
+        let b = self.ring.builder;
+        let _one = b.as_one();
+        b.guarded(b.elect() & condition, || self.arrive());
     }
 
     /// Says that [`FullSlot::release_if`] has given the slot back.
     #[track_caller]
-    pub fn released(self, b: &mut Builder) {
-        b.watch.done(self.due, Location::caller());
+    pub fn released(self) {
+        self.ring.builder.watch().done(self.due, Location::caller());
     }
 
     /// The same after ordinary loads from it (`ldmatrix`, `ld.shared`), which copies do not wait for unless a fence
     /// says so.
     #[track_caller]
-    pub fn release_loaded(self, b: &mut Builder) {
-        b.fence(crate::FenceInst::ProxyAsyncShared);
-        b.warp_sync();
-        self.release(b);
+    pub fn release_loaded(self) {
+        self.ring.builder.fence(FenceInst::ProxyAsyncShared);
+        self.ring.builder.warp_sync();
+        self.release();
     }
 
     /// One thread's arrival at the slot's empty mbarriers.
     #[track_caller]
-    fn arrive(&self, b: &mut Builder) {
-        let empty = self.ring.barrier(b, self.ring.empty, self.stage);
+    fn arrive(&self) {
+        let (b, empty) = (self.ring.builder, self.ring.barrier(self.ring.empty, self.stage));
         match self.ring.cluster {
             1 => b.mbarrier_arrive(empty),
-            ctas => (0..ctas).for_each(|cta| {
-                let remote = b.map_address(empty, cta);
-                b.mbarrier_arrive_remote(remote);
-            }),
+            ctas => (0..ctas).for_each(|cta| b.mbarrier_arrive_remote(b.map_address(empty, cta))),
         }
     }
 }
@@ -370,44 +357,44 @@ impl<const N: usize> FullSlot<N> {
 /// A full slot that a loop carries from one round to the next.
 #[must_use = "the last slot must be taken and released"]
 #[derive(Debug)]
-pub struct HeldSlot<const N: usize> {
-    ring: Ring<N>,
+pub struct HeldSlot<'k, const N: usize> {
+    ring: Ring<'k, N>,
     /// None if the ring has only one.
-    stage: Option<Var<B32>>,
+    stage: Option<Var<'k, B32>>,
     due: DutyId,
 }
 
-impl<const N: usize> HeldSlot<N> {
+impl<'k, const N: usize> HeldSlot<'k, N> {
     /// Holds `next` instead, and gives what was held.
     #[track_caller]
-    pub fn replace(&mut self, b: &mut Builder, next: FullSlot<N>) -> FullSlot<N> {
-        b.watch.done(next.due, Location::caller());
+    pub fn replace(&mut self, next: FullSlot<'k, N>) -> FullSlot<'k, N> {
+        let b = self.ring.builder;
+        b.watch().done(next.due, Location::caller());
         if next.ring.full != self.ring.full {
             b.misfit("a held slot", format!("ring {}", next.ring.name), format!("ring {}", self.ring.name));
         }
-        let old = self.slot(b, Location::caller());
+        let old = self.slot(Location::caller());
         if let (Some(held), Stage::Number(next)) = (self.stage, next.stage) {
-            b.set(held, next);
+            held.set(next);
         }
         old
     }
 
     /// Gives what is held.
     #[track_caller]
-    pub fn take(self, b: &mut Builder) -> FullSlot<N> {
-        b.watch.done(self.due, Location::caller());
-        self.slot(b, Location::caller())
+    pub fn take(self) -> FullSlot<'k, N> {
+        self.ring.builder.watch().done(self.due, Location::caller());
+        self.slot(Location::caller())
     }
 
     #[track_caller]
-    fn slot(&self, b: &mut Builder, source: crate::Source) -> FullSlot<N> {
+    fn slot(&self, source: Source) -> FullSlot<'k, N> {
         let stage = match self.stage {
             None => Stage::Only,
-            Some(stage) => Stage::Number(b.get(stage)),
+            Some(stage) => Stage::Number(stage.get()),
         };
-        let ring = self.ring.clone();
-        let tiles = b.as_one(|b| ring.tiles(b, stage));
-        FullSlot::new(b, ring, stage, tiles, source)
+        let _one = self.ring.builder.as_one();
+        FullSlot::new(self.ring.clone(), stage, source)
     }
 }
 
@@ -416,17 +403,15 @@ impl Builder {
     /// Initialises the mbarriers declared so far, in one thread, and lets every thread of the CTA, and of its cluster,
     /// wait for that. Belongs in the prologue.
     #[track_caller]
-    pub fn init_mbarriers(&mut self) {
-        let barriers = self.mbarrier_regions();
-        let cluster = self.launch().cluster;
-        self.as_one(|b| {
-            b.once_per_role(|b| {
-                for (region, count, arrivals) in barriers {
-                    (0..count).for_each(|index| b.mbarrier_init(region.at(8 * index as i32), arrivals));
-                }
-                b.fence(crate::FenceInst::MbarrierInit);
-            });
-            if cluster > 1 { b.cluster_sync() } else { b.sync_cta() }
+    pub fn init_mbarriers(&self) {
+        let (barriers, cluster) = (self.mbarrier_regions(), self.launch().cluster);
+        let _one = self.as_one();
+        self.once_per_role(|| {
+            for (region, count, arrivals) in barriers {
+                (0..count).for_each(|index| self.mbarrier_init(region.at(8 * index as i32), arrivals));
+            }
+            self.fence(FenceInst::MbarrierInit);
         });
+        if cluster > 1 { self.cluster_sync() } else { self.sync_cta() }
     }
 }

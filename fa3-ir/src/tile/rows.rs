@@ -1,58 +1,154 @@
 //! One number a row of a fragment: row maxima, row sums, scales.
 
-use crate::{Builder, F32, V, Var};
+use std::ops::{Add, Index, Mul, Neg, Sub};
 
-/// A number for each of the two rows that a thread has in a [`crate::Frag`]: rows l / 4 and l / 4 + 8 of its warp's 16.
+use crate::{Arg, At, Builder, Class, F32, Half, Pred, V, Var};
+
+/// A value for each of the two rows that a thread has in a [`crate::Frag`]: rows l / 4 and l / 4 + 8 of its warp's 16.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows(pub [V<F32>; 2]);
+pub struct Rows<'k, T = F32>(pub [V<'k, T>; 2]);
 
 /// [`Rows`] that a loop carries.
 #[derive(Clone, Copy, Debug)]
-pub struct RowsVar([Var<F32>; 2]);
+pub struct RowsVar<'k>([Var<'k, F32>; 2]);
 
-impl Rows {
-    /// The same operation for both rows.
-    #[track_caller]
-    pub fn map(self, b: &mut Builder, mut f: impl FnMut(&mut Builder, V<F32>) -> V<F32>) -> Rows {
-        Rows(self.0.map(|row| f(b, row)))
-    }
-
-    /// The same operation for both rows of two.
-    #[track_caller]
-    pub fn zip(
-        self,
-        b: &mut Builder,
-        other: Rows,
-        mut f: impl FnMut(&mut Builder, V<F32>, V<F32>) -> V<F32>,
-    ) -> Rows {
-        let ([x0, x1], [y0, y1]) = (self.0, other.0);
-        Rows([f(b, x0, y0), f(b, x1, y1)])
-    }
-
-    /// Combines the four threads of a quad, which have the same rows.
-    #[track_caller]
-    pub fn over_quad(self, b: &mut Builder, f: impl Fn(&mut Builder, V<F32>, V<F32>) -> V<F32>) -> Rows {
-        let combine = |b: &mut Builder, row| {
-            [1, 2].into_iter().fold(row, |row, mask| {
-                let other = b.shfl_bfly(row, mask);
-                f(b, row, other)
-            })
-        };
-        b.as_one(|b| self.map(b, combine))
+impl<'k, T> Index<Half> for Rows<'k, T> {
+    type Output = V<'k, T>;
+    fn index(&self, half: Half) -> &V<'k, T> {
+        &self.0[half as usize]
     }
 }
 
-impl RowsVar {
+impl<'k, T> Index<At> for Rows<'k, T> {
+    type Output = V<'k, T>;
+    fn index(&self, at: At) -> &V<'k, T> {
+        &self[at.half]
+    }
+}
+
+impl<'k, T: Class> Rows<'k, T> {
+    /// The same operation for both rows.
+    pub fn map<U>(self, f: impl FnMut(V<'k, T>) -> V<'k, U>) -> Rows<'k, U> {
+        Rows(self.0.map(f))
+    }
+
+    /// The same operation for both rows of two.
+    pub fn zip<U: Class, W>(
+        self,
+        other: Rows<'k, U>,
+        mut f: impl FnMut(V<'k, T>, V<'k, U>) -> V<'k, W>,
+    ) -> Rows<'k, W> {
+        let ([x0, x1], [y0, y1]) = (self.0, other.0);
+        Rows([f(x0, y0), f(x1, y1)])
+    }
+}
+
+impl<'k> Rows<'k> {
+    /// Combines the four threads of a quad, which have the same rows.
+    #[track_caller]
+    pub fn over_quad(self, f: impl Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32>) -> Rows<'k> {
+        let _one = self.0[0].builder().as_one();
+        self.map(|row| [1, 2].into_iter().fold(row, |row, mask| f(row, row.shfl_bfly(mask))))
+    }
+
+    /// 2^x.
+    #[track_caller]
+    pub fn ex2(self) -> Rows<'k> {
+        let _one = self.0[0].builder().as_one();
+        self.map(V::ex2)
+    }
+
+    /// The larger of both.
+    #[track_caller]
+    pub fn max(self, other: Rows<'k>) -> Rows<'k> {
+        let _one = self.0[0].builder().as_one();
+        self.zip(other, |x, y| x.max(y))
+    }
+
+    /// self · factor + addend, rounded once.
+    #[track_caller]
+    pub fn fma(self, factor: Rows<'k>, addend: Rows<'k>) -> Rows<'k> {
+        let _one = self.0[0].builder().as_one();
+        let [upper, lower] = Half::BOTH.map(|half| self[half].fma(factor[half], addend[half]));
+        Rows([upper, lower])
+    }
+
+    /// Whether a row's value is greater than this.
+    #[track_caller]
+    pub fn gt(self, limit: impl Arg<Ty = F32>) -> Rows<'k, Pred> {
+        let _one = self.0[0].builder().as_one();
+        self.map(|x| x.gt(limit))
+    }
+}
+
+impl<'k> Rows<'k, Pred> {
+    /// Whether it holds for either row.
+    #[track_caller]
+    pub fn any(self) -> V<'k, Pred> {
+        self.0[0] | self.0[1]
+    }
+
+    /// `yes` in the rows where it holds, `no` in the others.
+    #[track_caller]
+    pub fn select(self, yes: Rows<'k>, no: Rows<'k>) -> Rows<'k> {
+        let _one = self.0[0].builder().as_one();
+        let [upper, lower] = Half::BOTH.map(|half| self[half].select(yes[half], no[half]));
+        Rows([upper, lower])
+    }
+}
+
+macro_rules! operators {
+    ($($trait:ident::$method:ident;)+) => {$(
+        /// Row by row.
+        impl<'k> $trait for Rows<'k> {
+            type Output = Rows<'k>;
+            #[track_caller]
+            fn $method(self, other: Rows<'k>) -> Rows<'k> {
+                let _one = self.0[0].builder().as_one();
+                self.zip(other, |x, y| x.$method(y))
+            }
+        }
+    )+};
+}
+
+operators! {
+    Add::add;
+    Sub::sub;
+    Mul::mul;
+}
+
+/// Both rows by the same number.
+impl<'k, A: Arg<Ty = F32>> Mul<A> for Rows<'k> {
+    type Output = Rows<'k>;
+    #[track_caller]
+    fn mul(self, factor: A) -> Rows<'k> {
+        let _one = self.0[0].builder().as_one();
+        self.map(|x| x * factor)
+    }
+}
+
+impl<'k> Neg for Rows<'k> {
+    type Output = Rows<'k>;
+    #[track_caller]
+    fn neg(self) -> Rows<'k> {
+        let _one = self.0[0].builder().as_one();
+        self.map(|x| -x)
+    }
+}
+
+impl<'k> RowsVar<'k> {
     /// What they are now.
     #[track_caller]
-    pub fn get(self, b: &mut Builder) -> Rows {
-        b.as_one(|b| Rows(self.0.map(|row| b.get(row))))
+    pub fn get(self) -> Rows<'k> {
+        let _one = self.0[0].now().builder().as_one();
+        Rows(self.0.map(Var::get))
     }
 
     /// What they become.
     #[track_caller]
-    pub fn set(self, b: &mut Builder, rows: Rows) {
-        b.as_one(|b| self.0.into_iter().zip(rows.0).for_each(|(var, row)| b.set(var, row)));
+    pub fn set(self, rows: Rows<'k>) {
+        let _one = rows.0[0].builder().as_one();
+        self.0.into_iter().zip(rows.0).for_each(|(var, row)| var.set(row));
     }
 }
 
@@ -60,7 +156,8 @@ impl RowsVar {
 impl Builder {
     /// Variables, one a row, that begin as `initial`.
     #[track_caller]
-    pub fn rows_var(&mut self, name: &str, initial: f32) -> RowsVar {
-        self.as_one(|b| RowsVar([(); 2].map(|()| b.var(name, initial))))
+    pub fn rows_var(&self, name: &str, initial: f32) -> RowsVar<'_> {
+        let _one = self.as_one();
+        RowsVar([(); 2].map(|()| self.var(name, initial)))
     }
 }

@@ -1,96 +1,138 @@
 //! Fragments into tiles of shared memory.
 
-use crate::{AFrag, Arg, At, B32, Builder, Elem, F32, Frag, Tile, TileShape, V, Var, WgmmaType};
+use crate::{AFrag, B32, Elem, F32, Frag, Half, SharedAddr, Tile, V, Var, WgmmaType};
 
-impl Frag {
+impl<'k> Frag<'k> {
     /// Writes the fragment, rounded to the tile's elements, to a tile of 64 rows.
     ///
     /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once; binary32 in pairs, of
     /// which two rows share banks. The columns are a multiple of 16, and of 8 for binary32.
     #[track_caller]
-    pub fn store(&self, b: &mut Builder, tile: &Tile<'_>) {
+    pub fn store(&self, tile: Tile<'_>) {
         let shape = tile.shape();
         let stored = match shape.elem {
-            Elem::F16 => Some(Stored::Matrices(|b, x, y| b.f16x2_of_f32(y, x))),
-            Elem::Bf16 => Some(Stored::Matrices(|b, x, y| b.bf16x2_of_f32(y, x))),
+            Elem::F16 => Some(Stored::Matrices(|x, y| y.f16x2_above(x))),
+            Elem::Bf16 => Some(Stored::Matrices(|x, y| y.bf16x2_above(x))),
             Elem::F32 => Some(Stored::Pairs),
             Elem::U8 | Elem::U32 | Elem::U64 | Elem::E4m3 => None,
         };
-        let fits = |stored: &Stored| {
+        let fits = |stored: &Stored<'k>| {
             (shape.rows, shape.cols) == (64, self.cols()) && self.cols().is_multiple_of(stored.cols())
         };
+        let _one = self.builder().as_one();
         match stored.filter(fits) {
-            Some(stored) => b.as_one(|b| self.write(b, tile, &stored)),
-            None => b.misfit("a fragment and its tile", format!("64 x {}", self.cols()), shape),
+            Some(stored) => self.write(tile, &stored),
+            None => {
+                self.builder().misfit("a fragment and its tile", format!("64 x {}", self.cols()), shape);
+            }
         }
     }
 
     /// Writes columns of the fragment, from `first`, a multiple of 8, on, to a tile that has as many columns.
     #[track_caller]
-    pub fn store_cols(&self, b: &mut Builder, first: u32, tile: &Tile<'_>) {
+    pub fn store_cols(&self, first: u32, tile: Tile<'_>) {
         let end = first.saturating_add(tile.shape().cols);
+        let _one = self.builder().as_one();
         match self.regs.get(first as usize / 2..end as usize / 2).filter(|_| first.is_multiple_of(8)) {
-            Some(regs) => b.as_one(|b| Frag { regs: regs.to_vec() }.store(b, tile)),
+            Some(regs) => Frag::new(self.builder(), regs.to_vec()).store(tile),
             None => {
                 let columns = format!("columns {first} to {end} of {}", self.cols());
-                b.misfit("a fragment and its tile", columns, tile.shape());
+                self.builder().misfit("a fragment and its tile", columns, tile.shape());
             }
         }
     }
 
-    fn write(&self, b: &mut Builder, tile: &Tile<'_>, stored: &Stored) {
+    fn write(&self, tile: Tile<'_>, stored: &Stored<'k>) {
+        let b = self.builder();
         match stored {
             Stored::Matrices(pair) => {
-                let rows = RowAddresses::of_matrices(b, tile);
+                let rows = RowAddresses::of_matrices(tile);
                 for (step, regs) in self.regs.chunks_exact(8).enumerate() {
-                    let words = [0, 2, 4, 6].map(|first| pair(b, regs[first], regs[first + 1]));
+                    let words = [0, 2, 4, 6].map(|first| pair(regs[first].now(), regs[first + 1].now()));
                     b.stmatrix(rows.at(32 * step as u32, 0), words, false);
                 }
             }
             Stored::Pairs => {
                 let tid = b.tid();
-                let (warp, lane) = (b.bfe_u32(tid, 5, 2), b.and(tid, 31));
-                let (row, quad) = (b.shr_u32(lane, 2), b.and(lane, 3));
-                let (row, byte) = (b.mad_u32(warp, 16, row), b.shl_b32(quad, 3));
-                let rows = RowAddresses::new(b, tile, row, byte);
-                for (index, pair) in self.regs.chunks_exact(2).enumerate() {
-                    let (col, half) = (8 * (index as u32 / 2), index as u32 % 2);
-                    b.store_vector(rows.at(4 * col, 8 * half), [pair[0], pair[1]]);
+                let (warp, lane) = (tid.bfe(5, 2), tid & 31);
+                let (row, quad) = (lane >> 2, lane & 3);
+                let (row, byte) = (warp.mad(16, row), quad << 3);
+                let rows = RowAddresses::new(tile, row, byte);
+                for ((at, _), pair) in self.elements().step_by(2).zip(self.regs.chunks_exact(2)) {
+                    b.store_vector(rows.at(4 * at.col, at.half.rows()), [pair[0], pair[1]]);
                 }
             }
         }
     }
+
+    /// Rounds to f16 or bf16 and packs neighbours: words of two columns.
+    #[track_caller]
+    pub fn packed(&self, elem: Elem) -> Packed<'k> {
+        let _one = self.builder().as_one();
+        if !matches!(elem, Elem::F16 | Elem::Bf16) {
+            self.builder().misfit("elements of 16 bits", elem, "f16 or bf16");
+        }
+        let pack = |x: Var<'k, F32>, y: Var<'k, F32>| match elem {
+            Elem::F16 => y.now().f16x2_above(x),
+            _ => y.now().bf16x2_above(x),
+        };
+        Packed { words: self.regs.chunks_exact(2).map(|pair| pack(pair[0], pair[1])).collect() }
+    }
 }
 
-impl AFrag {
+/// A [`Frag`] as words of two 16-bit elements.
+#[derive(Clone, Debug)]
+pub struct Packed<'k> {
+    words: Vec<V<'k, B32>>,
+}
+
+impl<'k> Packed<'k> {
+    /// How many words each of the thread's rows has: one for every 8 columns of the fragment.
+    pub fn len(&self) -> u32 {
+        self.words.len() as u32 / 2
+    }
+
+    /// Whether the fragment has no columns.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// The thread's word in columns 8 `chunk` to 8 `chunk` + 7.
+    ///
+    /// # Panics
+    /// If the fragment has no such columns.
+    pub fn word(&self, half: Half, chunk: u32) -> V<'k, B32> {
+        self.words[2 * chunk as usize + half as usize]
+    }
+}
+
+impl AFrag<'_> {
     /// Writes an operand of 16-bit elements to a tile of 64 rows, as [`Frag::store`] would write it before it was rounded.
     #[track_caller]
-    pub fn store(&self, b: &mut Builder, tile: &Tile<'_>) {
-        let shape = tile.shape();
+    pub fn store(&self, tile: Tile<'_>) {
+        let (b, shape) = (self.builder(), tile.shape());
         let fits = (shape.elem, shape.rows, shape.cols) == (self.elem(), 64, self.cols());
         if !fits || self.product_type() == WgmmaType::E4m3 {
             b.misfit("an A operand and its tile", format!("64 x {} {}", self.cols(), self.elem()), shape);
             return;
         }
-        b.as_one(|b| {
-            let rows = RowAddresses::of_matrices(b, tile);
-            for (step, &words) in self.steps.iter().enumerate() {
-                let words = words.map(|word| b.get(word));
-                b.stmatrix(rows.at(32 * step as u32, 0), words, false);
-            }
-        });
+        let _one = b.as_one();
+        let rows = RowAddresses::of_matrices(tile);
+        for (step, &words) in self.steps.iter().enumerate() {
+            b.stmatrix(rows.at(32 * step as u32, 0), words.map(Var::get), false);
+        }
     }
 }
 
 /// How a fragment is written.
-enum Stored {
+enum Stored<'k> {
     /// As 8 x 8 matrices of the pairs that this makes.
-    Matrices(fn(&mut Builder, Var<F32>, Var<F32>) -> V<B32>),
+    Matrices(fn(V<'k, F32>, V<'k, F32>) -> V<'k, B32>),
     /// As pairs of binary32.
     Pairs,
 }
 
-impl Stored {
+impl Stored<'_> {
     /// Columns that are written at a time.
     fn cols(&self) -> u32 {
         match self {
@@ -101,88 +143,48 @@ impl Stored {
 }
 
 /// The addresses of a thread's row of a tile, at constant distances along it.
-pub(crate) struct RowAddresses {
+pub(crate) struct RowAddresses<'s> {
     /// Of each 32 bytes of a panel's row.
-    chunks: Vec<V<B32>>,
+    chunks: Vec<V<'s, B32>>,
     panel_stride: u32,
     span: u32,
 }
 
-impl RowAddresses {
+impl<'s> RowAddresses<'s> {
     /// Those at which `stmatrix` writes a warp's 16 rows, 16 columns of 16 bits at a time: lane l gives the address of row
     /// l mod 16, column 8 (l / 16), rows 0-7 and 8-15 of two 8-column matrices.
     #[track_caller]
-    fn of_matrices(b: &mut Builder, tile: &Tile<'_>) -> RowAddresses {
-        let tid = b.tid();
-        let (warp, lane) = (b.bfe_u32(tid, 5, 2), b.and(tid, 31));
-        let (row, right) = (b.and(lane, 15), b.shr_u32(lane, 4));
-        let (row, byte) = (b.mad_u32(warp, 16, row), b.shl_b32(right, 4));
-        RowAddresses::new(b, tile, row, byte)
+    fn of_matrices(tile: Tile<'s>) -> RowAddresses<'s> {
+        let tid = tile.builder().tid();
+        let (warp, lane) = (tid.bfe(5, 2), tid & 31);
+        let (row, right) = (lane & 15, lane >> 4);
+        let (row, byte) = (warp.mad(16, row), right << 4);
+        RowAddresses::new(tile, row, byte)
     }
 
     /// Of byte `byte`, below 32, of each 32 bytes of `row`.
     #[track_caller]
-    pub(crate) fn new(b: &mut Builder, tile: &Tile<'_>, row: V<B32>, byte: V<B32>) -> RowAddresses {
+    pub(crate) fn new(tile: Tile<'s>, row: V<'s, B32>, byte: V<'s, B32>) -> RowAddresses<'s> {
         let span = tile.shape().swizzle.row_bytes();
-        let start = b.shared_address(tile.place);
-        let (offset, start) = (b.mul(row, span), b.mad_u32(row, span, start));
+        let start = tile.builder().shared_address(tile.address);
+        let (offset, start) = (row * span, row.mad(span, start));
         // Without swizzle 32 bytes of a row are in two panels.
         let (byte, start) = if span < 32 {
-            let right = b.shr_u32(byte, 4);
-            (b.and(byte, 15), b.mad_u32(right, tile.panel_stride, start))
+            let right = byte >> 4;
+            (byte & 15, right.mad(tile.panel_stride, start))
         } else {
             (byte, start)
         };
         // Panels begin at whole patterns, so that the permutation depends on the row alone.
-        let shifted = b.shr_u32(offset, 3);
-        let mixed = b.and(shifted, span - 16);
-        let mixed = b.xor(mixed, byte);
-        let chunks = (0..span.div_ceil(32)).map(|chunk| {
-            let chunk = b.xor(mixed, 32 * chunk);
-            b.add(start, chunk)
-        });
+        let mixed = ((offset >> 3) & (span - 16)) ^ byte;
+        let chunks = (0..span.div_ceil(32)).map(|chunk| start + (mixed ^ (32 * chunk)));
         RowAddresses { chunks: chunks.collect(), panel_stride: tile.panel_stride, span }
     }
 
     /// The address `bytes`, a multiple of 32, along the row, and `rows`, a multiple of 8, below it.
-    pub(crate) fn at(&self, bytes: u32, rows: u32) -> crate::SharedAddr {
+    pub(crate) fn at(&self, bytes: u32, rows: u32) -> SharedAddr {
         let (panel, within) = (bytes / self.span, bytes % self.span);
         let offset = panel * self.panel_stride + rows * self.span;
         self.chunks[within as usize / 32].at(offset as i32)
-    }
-}
-
-/// Elements of a fragment by their place, for stores of another kind.
-impl Frag {
-    /// The thread's pairs of neighbouring columns, each with the place of its first.
-    pub fn pairs(&self) -> impl Iterator<Item = (At, [Var<F32>; 2])> + '_ {
-        let firsts = self.elements().step_by(2).map(|(at, _)| at);
-        firsts.zip(self.regs.chunks_exact(2)).map(|(at, pair)| (at, [pair[0], pair[1]]))
-    }
-}
-
-/// Single elements.
-impl Builder {
-    /// The address of an element of a tile.
-    #[track_caller]
-    pub fn element_address(
-        &mut self,
-        tile: &Tile<'_>,
-        row: impl Arg<Ty = B32>,
-        col: impl Arg<Ty = B32>,
-    ) -> V<B32> {
-        let TileShape { elem, swizzle, .. } = tile.shape();
-        let span = swizzle.row_bytes();
-        self.as_one(|b| {
-            let byte = b.mul(col, elem.bytes());
-            let (panel, within) = (b.shr_u32(byte, span.trailing_zeros()), b.and(byte, span - 1));
-            let linear = b.mad_u32(row, span, within);
-            let shifted = b.shr_u32(linear, 3);
-            let mixed = b.and(shifted, span - 16);
-            let mixed = b.xor(linear, mixed);
-            let start = b.shared_address(tile.place);
-            let start = b.mad_u32(panel, tile.panel_stride, start);
-            b.add(start, mixed)
-        })
     }
 }

@@ -2,92 +2,81 @@
 
 use std::ops::Range;
 
-use crate::{B32, Builder, Fault, V};
+use crate::{B32, Builder, Fault, Source, V};
 
 /// Threads of the role that is being built.
 impl Builder {
     /// The warpgroup among those of its role, the same in all lanes.
     #[track_caller]
-    pub fn warpgroup(&mut self) -> V<B32> {
+    pub fn warpgroup(&self) -> V<'_, B32> {
         self.whole_warpgroups();
         let first = self.warps().start / 4;
-        self.as_one(|b| {
-            let tid = b.tid();
-            let group = b.shr_u32(tid, 7);
-            // The compiler cannot know that a warp's threads agree; taken from one lane, it does.
-            let group = b.shfl_idx(group, 0);
-            let group = if first == 0 { group } else { b.sub(group, first) };
-            b.name(group, "warpgroup")
-        })
+        let _one = self.as_one();
+        // The compiler cannot know that a warp's threads agree; taken from one lane, it does.
+        let group = (self.tid() >> 7).shfl_idx(0);
+        let group = if first == 0 { group } else { group - first };
+        group.named("warpgroup")
     }
 
     /// Runs `body` in one thread of each warp, always the same one.
     #[track_caller]
-    pub fn once_per_warp(&mut self, body: impl FnOnce(&mut Builder)) {
-        let one = self.elect();
-        self.guarded(one, body);
+    pub fn once_per_warp(&self, body: impl FnOnce()) {
+        self.guarded(self.elect(), body);
     }
 
     /// Runs `body` in one thread of each warpgroup, always the same one.
     #[track_caller]
-    pub fn once_per_warpgroup(&mut self, body: impl FnOnce(&mut Builder)) {
+    pub fn once_per_warpgroup(&self, body: impl FnOnce()) {
         self.whole_warpgroups();
-        let warp = self.as_one(|b| {
-            let tid = b.tid();
-            b.bfe_u32(tid, 5, 2)
-        });
-        self.once_where(warp, 0, body);
+        let served = self.served();
+        let _one = self.as_one();
+        self.once_where(self.tid().bfe(5, 2), 0, served, body);
     }
 
     /// Runs `body` in one thread of the role (of the CTA, in the prologue), always the same one.
     #[track_caller]
-    pub fn once_per_role(&mut self, body: impl FnOnce(&mut Builder)) {
+    pub fn once_per_role(&self, body: impl FnOnce()) {
         self.once_in_warp(0, body);
     }
 
     /// Runs `body` in one thread of the role's warp number `which`, counted from its first, always the same one.
     #[track_caller]
-    pub fn once_in_warp(&mut self, which: u32, body: impl FnOnce(&mut Builder)) {
+    pub fn once_in_warp(&self, which: u32, body: impl FnOnce()) {
         let Range { start, end } = self.warps();
         let count = end.saturating_sub(start);
         if which >= count {
             self.fault(Fault::Unknown { what: "warp of a role", index: which, count: count as usize });
         }
-        let warp = self.as_one(|b| {
-            let tid = b.tid();
-            b.shr_u32(tid, 5)
-        });
-        self.once_where(warp, start.saturating_add(which), body);
+        let served = self.served();
+        let _one = self.as_one();
+        self.once_where(self.tid() >> 5, start.saturating_add(which), served, body);
     }
 
     /// Warpgroups are warps 4i to 4i + 3, whatever warp a role begins with.
     #[track_caller]
-    fn whole_warpgroups(&mut self) {
+    fn whole_warpgroups(&self) {
         let Range { start, end } = self.warps();
         if !start.is_multiple_of(4) {
             self.fault(Fault::Warpgroup { start, end });
         }
     }
 
-    #[track_caller]
-    fn once_where(&mut self, warp: V<B32>, which: u32, body: impl FnOnce(&mut Builder)) {
-        let served = self.served();
-        self.as_one(|b| {
-            let warp = b.shfl_idx(warp, 0);
-            let chosen = b.eq_b32(warp, which);
-            b.if_uniform(chosen, |b| {
-                let one = b.elect();
-                b.if_lanes(one, |b| b.on_behalf_of(served, body));
+    /// `body` serves whom the caller's caller does.
+    fn once_where(&self, warp: V<'_, B32>, which: u32, served: Option<Source>, body: impl FnOnce()) {
+        let chosen = warp.shfl_idx(0).eq(which);
+        self.if_uniform(chosen, || {
+            self.if_lanes(self.elect(), || {
+                let _whom = self.on_behalf_of(served);
+                body();
             });
         });
     }
 
     /// Waits for all threads of the cluster.
     #[track_caller]
-    pub fn cluster_sync(&mut self) {
-        self.as_one(|b| {
-            b.cluster_arrive();
-            b.cluster_wait();
-        });
+    pub fn cluster_sync(&self) {
+        let _one = self.as_one();
+        self.cluster_arrive();
+        self.cluster_wait();
     }
 }

@@ -6,7 +6,7 @@ use fa3_types::{Dtype, ProblemSpec, Sequences, Shape};
 use proptest::prelude::*;
 
 use super::*;
-use crate::int::checked::Checked;
+use crate::checked::Checked;
 use crate::{Inputs, TileShape, certified_bound};
 
 const H100: Limits = Limits::h100_sxm();

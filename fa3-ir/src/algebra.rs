@@ -1,0 +1,105 @@
+//! [`Int`] and [`Real`] of a kernel under construction: a function over them records instructions.
+
+use std::f32::consts::LOG2_E;
+
+use fa3_types::{Int, Real};
+
+use crate::{B32, F32, Pred, V};
+
+impl<'k> Int for V<'k, B32> {
+    type Bool = V<'k, Pred>;
+
+    fn lit(self, value: u32) -> Self {
+        self.constant(value)
+    }
+
+    #[track_caller]
+    fn sub_sat(self, other: Self) -> Self {
+        self.max(other) - other
+    }
+
+    #[track_caller]
+    fn at_most(self, limit: Self) -> Self {
+        self.min(limit)
+    }
+
+    #[track_caller]
+    fn at_least(self, limit: Self) -> Self {
+        self.max(limit)
+    }
+
+    #[track_caller]
+    fn mul_hi(self, other: Self) -> Self {
+        self.mul_hi(other)
+    }
+
+    #[track_caller]
+    fn shr(self, bits: Self) -> Self {
+        self >> bits
+    }
+
+    #[track_caller]
+    fn lt(self, other: Self) -> V<'k, Pred> {
+        self.lt(other)
+    }
+
+    #[track_caller]
+    fn le(self, other: Self) -> V<'k, Pred> {
+        self.le(other)
+    }
+
+    #[track_caller]
+    fn eq(self, other: Self) -> V<'k, Pred> {
+        self.eq(other)
+    }
+
+    #[track_caller]
+    fn select(condition: V<'k, Pred>, yes: Self, no: Self) -> Self {
+        condition.select(yes, no)
+    }
+}
+
+impl<'k> Real for V<'k, F32> {
+    type Int = V<'k, B32>;
+    type Bool = V<'k, Pred>;
+
+    fn lit(self, value: f64) -> Self {
+        self.constant(value as f32)
+    }
+
+    #[track_caller]
+    fn of_int(value: V<'k, B32>) -> Self {
+        value.to_f32()
+    }
+
+    #[track_caller]
+    fn fma(self, factor: Self, addend: Self) -> Self {
+        self.fma(factor, addend)
+    }
+
+    #[track_caller]
+    fn exp2(self) -> Self {
+        self.ex2()
+    }
+
+    /// By an exponential and a reciprocal, tanh x = 1 - 2 / (exp 2x + 1), because the special-function unit's own tanh has 11
+    /// bits; and by the first terms of its series, x - x³ / 3 + 2x⁵ / 15, where the difference from 1 would leave few.
+    #[track_caller]
+    fn tanh(self) -> Self {
+        let x = self;
+        let far = ((x * (2.0 * LOG2_E)).ex2() + 1.0).rcp().fma(-2.0, 1.0);
+        let square = x * x;
+        let near = square.fma(2.0 / 15.0, -1.0 / 3.0).fma(square * x, x);
+        x.abs().lt(0.1).select(near, far)
+    }
+
+    #[track_caller]
+    fn lt(self, other: Self) -> V<'k, Pred> {
+        self.lt(other)
+    }
+
+    #[track_caller]
+    fn select(condition: V<'k, Pred>, yes: Self, no: Self) -> Self {
+        condition.select(yes, no)
+    }
+}

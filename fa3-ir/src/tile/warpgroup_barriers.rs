@@ -1,0 +1,66 @@
+//! Named barriers of warpgroups, one for each: who waits is computed, how many threads meet is not written down twice.
+
+use crate::{Arg, B32, Builder, Fault, V};
+
+/// A named barrier for each of some warpgroups.
+#[derive(Clone, Debug)]
+pub struct WarpgroupBarriers<'k> {
+    builder: &'k Builder,
+    /// The number of the first.
+    first: u32,
+    warpgroups: u32,
+    threads: u32,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug)]
+pub struct WarpgroupBarrier<'k> {
+    id: V<'k, B32>,
+    threads: u32,
+}
+
+impl Builder {
+    /// Declares a named barrier for each of `warpgroups` warpgroups, at which `meeting` warpgroups meet.
+    pub fn warpgroup_barriers(&self, name: &str, warpgroups: u32, meeting: u32) -> WarpgroupBarriers<'_> {
+        let threads = 128 * meeting;
+        let first = self.barriers(name, warpgroups, threads);
+        WarpgroupBarriers { builder: self, first, warpgroups, threads }
+    }
+}
+
+impl<'k> WarpgroupBarriers<'k> {
+    /// That of warpgroup `index`; an index that is computed is not checked.
+    #[track_caller]
+    pub fn of(&self, index: impl Arg<Ty = B32>) -> WarpgroupBarrier<'k> {
+        let last = index.operand().constant().unwrap_or(0);
+        if last >= self.warpgroups {
+            let count = self.warpgroups as usize;
+            self.builder.fault(Fault::Unknown { what: "warpgroup's barrier", index: last, count });
+        }
+        WarpgroupBarrier { id: self.builder.value(index) + self.first, threads: self.threads }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> u32 {
+        self.warpgroups
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.warpgroups == 0
+    }
+}
+
+impl WarpgroupBarrier<'_> {
+    /// Arrives, and waits for the others.
+    #[track_caller]
+    pub fn sync(self) {
+        self.id.builder().sync_computed(self.id, self.threads);
+    }
+
+    /// Arrives, and does not wait.
+    #[track_caller]
+    pub fn arrive(self) {
+        self.id.builder().arrive_computed(self.id, self.threads);
+    }
+}

@@ -1,0 +1,86 @@
+//! A second instance of [`Int`]: 64-bit arithmetic that stops where a kernel's 32 bits would have wrapped.
+
+use std::ops::{Add, BitAnd, BitOr, Mul};
+
+use crate::Int;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Checked(pub(crate) u64);
+
+/// Opaque on purpose: generic code cannot branch on it.
+#[derive(Clone, Copy)]
+pub(crate) struct Truth(bool);
+
+fn fits(value: u64) -> Checked {
+    assert!(value <= u64::from(u32::MAX), "{value} does not fit 32 bits");
+    Checked(value)
+}
+
+impl BitAnd for Truth {
+    type Output = Truth;
+    fn bitand(self, other: Truth) -> Truth {
+        Truth(self.0 & other.0)
+    }
+}
+
+impl BitOr for Truth {
+    type Output = Truth;
+    fn bitor(self, other: Truth) -> Truth {
+        Truth(self.0 | other.0)
+    }
+}
+
+impl From<u32> for Checked {
+    fn from(value: u32) -> Checked {
+        Checked(value.into())
+    }
+}
+
+impl Add for Checked {
+    type Output = Checked;
+    fn add(self, other: Checked) -> Checked {
+        fits(self.0 + other.0)
+    }
+}
+
+impl Mul for Checked {
+    type Output = Checked;
+    fn mul(self, other: Checked) -> Checked {
+        fits(self.0 * other.0)
+    }
+}
+
+impl Int for Checked {
+    type Bool = Truth;
+    fn lit(self, value: u32) -> Checked {
+        value.into()
+    }
+    fn sub_sat(self, other: Checked) -> Checked {
+        Checked(self.0.saturating_sub(other.0))
+    }
+    fn at_most(self, limit: Checked) -> Checked {
+        Checked(self.0.min(limit.0))
+    }
+    fn at_least(self, limit: Checked) -> Checked {
+        Checked(self.0.max(limit.0))
+    }
+    fn mul_hi(self, other: Checked) -> Checked {
+        Checked((self.0 * other.0) >> 32)
+    }
+    fn shr(self, bits: Checked) -> Checked {
+        assert!(bits.0 < 32, "shift by {}", bits.0);
+        Checked(self.0 >> bits.0)
+    }
+    fn lt(self, other: Checked) -> Truth {
+        Truth(self.0 < other.0)
+    }
+    fn le(self, other: Checked) -> Truth {
+        Truth(self.0 <= other.0)
+    }
+    fn eq(self, other: Checked) -> Truth {
+        Truth(self.0 == other.0)
+    }
+    fn select(condition: Truth, yes: Checked, no: Checked) -> Checked {
+        if condition.0 { yes } else { no }
+    }
+}

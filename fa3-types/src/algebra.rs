@@ -1,0 +1,173 @@
+//! Numbers that are written once and run everywhere: on the host, and in a kernel under construction.
+//!
+//! What must be the same in the oracle, on the CPU, in the simulator and in a kernel is one generic function over [`Int`] or
+//! [`Real`]. Numbers of Rust run it; a value of a kernel builder records the same arithmetic as instructions.
+//!
+//! ```
+//! use fa3_types::{Int, Real};
+//!
+//! // ALiBi: a score loses `slope` for every key between it and the query.
+//! fn alibi<R: Real>(score: R, slope: R, query: R::Int, key: R::Int) -> R {
+//!     score - slope * R::of_int(query.sub_sat(key))
+//! }
+//! assert_eq!(alibi(1.0_f64, 0.5, 7, 4), -0.5);
+//! assert_eq!(alibi(1.0_f32, 0.5, 7, 4), -0.5);
+//! ```
+//!
+//! Hence the rule for such functions: no control flow of Rust on values, but [`Int::select`] and [`Real::select`].
+
+use std::ops::{Add, BitAnd, BitOr, Mul, Neg, Sub};
+
+/// An unsigned 32-bit integer, on the host or in a kernel under construction.
+///
+/// Functions over it compute no difference below zero ([`Int::sub_sat`]), divide by shifts and multiplications only, and
+/// leave nothing outside of 0 ≤ x < 2³² for lengths below 2³¹.
+pub trait Int: Copy + Add<Output = Self> + Mul<Output = Self> {
+    /// The truth of a comparison.
+    type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool>;
+
+    /// The constant `value`. A method, because a kernel's value knows which kernel it belongs to.
+    fn lit(self, value: u32) -> Self;
+
+    /// max(self − other, 0).
+    fn sub_sat(self, other: Self) -> Self;
+
+    /// The smaller of both.
+    fn at_most(self, limit: Self) -> Self;
+
+    /// The larger of both.
+    fn at_least(self, limit: Self) -> Self;
+
+    /// The upper 32 bits of the 64-bit product.
+    fn mul_hi(self, other: Self) -> Self;
+
+    /// self / 2^bits, rounded down, for `bits` below 32.
+    fn shr(self, bits: Self) -> Self;
+
+    /// self < other.
+    fn lt(self, other: Self) -> Self::Bool;
+
+    /// self ≤ other.
+    fn le(self, other: Self) -> Self::Bool;
+
+    /// self = other.
+    fn eq(self, other: Self) -> Self::Bool;
+
+    /// `yes` where `condition` holds, `no` elsewhere.
+    fn select(condition: Self::Bool, yes: Self, no: Self) -> Self;
+}
+
+impl Int for u32 {
+    type Bool = bool;
+
+    fn lit(self, value: u32) -> u32 {
+        value
+    }
+
+    fn sub_sat(self, other: u32) -> u32 {
+        self.saturating_sub(other)
+    }
+
+    fn at_most(self, limit: u32) -> u32 {
+        Ord::min(self, limit)
+    }
+
+    fn at_least(self, limit: u32) -> u32 {
+        Ord::max(self, limit)
+    }
+
+    fn mul_hi(self, other: u32) -> u32 {
+        ((u64::from(self) * u64::from(other)) >> 32) as u32
+    }
+
+    fn shr(self, bits: u32) -> u32 {
+        self >> bits
+    }
+
+    fn lt(self, other: u32) -> bool {
+        self < other
+    }
+
+    fn le(self, other: u32) -> bool {
+        self <= other
+    }
+
+    fn eq(self, other: u32) -> bool {
+        self == other
+    }
+
+    fn select(condition: bool, yes: u32, no: u32) -> u32 {
+        if condition { yes } else { no }
+    }
+}
+
+/// A real number: f64 in the oracle, f32 on the CPU, a register in a kernel under construction.
+pub trait Real:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Neg<Output = Self>
+{
+    /// The integers beside it.
+    type Int: Int<Bool = Self::Bool>;
+
+    /// The truth of a comparison.
+    type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool>;
+
+    /// The constant `value`, rounded. A method, because a kernel's value knows which kernel it belongs to.
+    fn lit(self, value: f64) -> Self;
+
+    /// The nearest number.
+    fn of_int(value: Self::Int) -> Self;
+
+    /// self · factor + addend, rounded once.
+    fn fma(self, factor: Self, addend: Self) -> Self;
+
+    /// 2 to the power of self. In a kernel, an approximation to 2 ulp that flushes subnormals.
+    fn exp2(self) -> Self;
+
+    /// The hyperbolic tangent. In a kernel, from an exponential and a reciprocal, with an error of some 2⁻²².
+    fn tanh(self) -> Self;
+
+    /// self < other; false if either is NaN.
+    fn lt(self, other: Self) -> Self::Bool;
+
+    /// `yes` where `condition` holds, `no` elsewhere.
+    fn select(condition: Self::Bool, yes: Self, no: Self) -> Self;
+}
+
+macro_rules! reals {
+    ($($float:ident)+) => {$(
+        impl Real for $float {
+            type Int = u32;
+            type Bool = bool;
+
+            fn lit(self, value: f64) -> $float {
+                value as $float
+            }
+
+            fn of_int(value: u32) -> $float {
+                value as $float
+            }
+
+            fn fma(self, factor: $float, addend: $float) -> $float {
+                self.mul_add(factor, addend)
+            }
+
+            fn exp2(self) -> $float {
+                $float::exp2(self)
+            }
+
+            fn tanh(self) -> $float {
+                $float::tanh(self)
+            }
+
+            fn lt(self, other: $float) -> bool {
+                self < other
+            }
+
+            fn select(condition: bool, yes: $float, no: $float) -> $float {
+                if condition { yes } else { no }
+            }
+        }
+    )+};
+}
+
+reals!(f32 f64);
