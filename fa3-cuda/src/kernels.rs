@@ -4,6 +4,7 @@ pub mod catalogue;
 pub mod fwd;
 pub mod job;
 pub mod ladder;
-mod num;
+mod params;
+mod parts;
 
 pub use job::{Array, ArrayUse, Job, JobArg};

@@ -50,7 +50,7 @@ pub use heads::{HeadGrouping, Heads};
 pub use mask::{Lengths, Mask};
 pub use placement::{Address, Addresses, Placement};
 pub use problem::{Problem, ProblemSpec};
-pub use score::{SoftCap, SoftmaxScale};
+pub use score::{SoftCap, SoftmaxScale, softcap};
 pub use sequences::Sequences;
 pub use tensor::{Shape, Strides, TensorDesc};
 pub use units::{Bytes, Elems};

@@ -3,7 +3,7 @@
 use std::f64::consts::LOG2_E;
 use std::ops::RangeInclusive;
 
-use crate::ProblemError;
+use crate::{ProblemError, Real};
 
 /// Scales and caps lie in here, so that their products and quotients, and those with log2 e, are normal
 /// numbers in f32, in which kernels compute: a factor that rounds to 0 turns a masked score, -inf, into NaN.
@@ -66,6 +66,13 @@ impl SoftCap {
     pub fn derivative(self, capped: f64) -> f64 {
         1.0 - (capped / self.0).powi(2)
     }
+}
+
+/// Soft cap in units of the cap c: the product of a query and a key becomes tanh(product · softmax_scale / c), and c times that is
+/// its score. `into_cap` is softmax_scale / c.
+#[track_caller]
+pub fn softcap<R: Real>(product: R, into_cap: R) -> R {
+    (product * into_cap).tanh()
 }
 
 #[cfg(test)]

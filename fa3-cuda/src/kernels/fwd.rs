@@ -12,91 +12,102 @@
 mod decoded;
 mod geometry;
 mod launch;
+mod params;
 mod spec;
 
-// The roles, and what they are made of.
-mod blocks;
+// The roles.
 mod consumer;
-mod output;
-mod probabilities;
+mod epilogue;
 mod producer;
-mod refill;
-mod scores;
-mod softmax;
-mod turn;
-mod walk;
+
+// The consumer's main loops.
+mod algorithm1;
+mod algorithm2;
+mod algorithm4;
+mod self_loading;
 
 pub use decoded::decoded_tiles;
 pub use launch::{FwdArray, args, job};
 pub use spec::{FwdError, FwdSpec};
 
-use fa3_ir::{Builder, F32, Kernel, Launch, Ring, Role, TileMap, TileShape, V};
+use fa3_ir::{Builder, Elem, Kernel, Launch, Role, TileShape, WgmmaType};
+use fa3_sched::PPlace;
+use fa3_types::softcap;
 
-use consumer::consumer;
-use output::Output;
-use probabilities::Storage;
-use producer::producer;
-use scores::{Modify, Scores, capped, hidden};
-use turn::Turns;
-use walk::Walk;
+use super::params::{Declare, Form, InKernel};
+use super::parts::loader::Feed;
+use super::parts::p_operand::POperands;
+use super::parts::ping_pong::PingPong;
+use super::parts::scores::{Scores, Visible};
+use super::parts::tiles::Tiles;
+use params::Params;
 
 /// What the roles of a kernel share.
-struct Fwd {
+struct Fwd<'k> {
+    builder: &'k Builder,
     spec: FwdSpec,
-    q: (TileMap, Ring<1>),
-    k: (TileMap, Ring<1>),
-    v: (TileMap, Ring<1>),
-    p: Storage,
-    turns: Option<Turns>,
-    walk: Walk,
-    output: Output,
-    /// What a unit of a score is worth in the exponent of 2.
-    unit: V<F32>,
+    params: Params<InKernel<'k>>,
+    tiles: Tiles<'k>,
+    q: Feed<'k>,
+    k: Feed<'k>,
+    v: Feed<'k>,
+    p: POperands<'k>,
+    ping_pong: Option<PingPong<'k>>,
 }
 
 /// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that have a producer as well and pass
 /// [`TileShape::check`](fa3_sched::TileShape::check).
 pub fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
-    let mut b = Builder::new("fwd", Launch::threads(tile.threads()));
-    let warps = 4 * tile.consumers;
-    let shape = |rows, cols| TileShape::new(spec.elem, rows, cols);
-    let tiles = [
-        ("q", shape(tile.tile_m, tile.head_dim)),
-        ("k", shape(tile.tile_n, tile.head_dim)),
-        ("v", shape(tile.tile_n, tile.head_dim_v)),
-    ];
-    let maps = tiles.map(|(name, shape)| b.tile_map_of(name, shape, 4, 2));
-    let output = Output::declare(&mut b, spec);
-    let unit = b.param_f32("unit");
-    let into_cap = spec.softcap.then(|| b.param_f32("into_cap"));
-    let rings = [(tiles[0], 1), (tiles[1], tile.stages), (tiles[2], tile.stages)]
-        .map(|((name, shape), stages)| b.ring(name, stages, warps, [(name, shape)]));
-    let [q, k, v] = std::array::from_fn(|index| (maps[index], rings[index].clone()));
-    let fwd = Fwd {
-        spec: *spec,
-        q,
-        k,
-        v,
-        p: Storage::declare(&mut b, spec),
-        turns: tile.ping_pong.then(|| Turns::declare(&mut b, tile.consumers)),
-        walk: Walk::declare(&mut b, spec, warps),
-        output,
-        unit,
-    };
-    b.init_mbarriers();
-    // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
-    b.launch_dependents();
-    b.grid_dependency_wait();
+    Kernel::build("fwd", Launch::threads(tile.threads()), |b| {
+        let fwd = Fwd::declare(b, spec);
+        b.init_mbarriers();
+        // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
+        b.launch_dependents();
+        b.grid_dependency_wait();
 
-    let registers = tile.registers();
-    if let Some(registers) = registers.producer {
-        b.role(Role::new("producer", 0..4).registers(registers), |b| producer(b, &fwd));
+        let (registers, all) = (tile.registers(), tile.threads() / 32);
+        if let Some(registers) = registers.producer {
+            b.role(Role::new("producer", 0..4).registers(registers), || producer::run(&fwd));
+        }
+        let consumers = all - 4 * tile.consumers..all;
+        b.role(Role::new("consumer", consumers).registers(registers.consumer), || consumer::run(&fwd));
+    })
+}
+
+impl<'k> Fwd<'k> {
+    fn declare(b: &'k Builder, spec: &FwdSpec) -> Fwd<'k> {
+        let tile = &spec.tile;
+        let params = Params::<Form>::form(spec).pass(&mut Declare(b));
+        let warps = 4 * tile.consumers;
+        let ty = if spec.elem == Elem::F16 { WgmmaType::F16 } else { WgmmaType::Bf16 };
+        Fwd {
+            builder: b,
+            spec: *spec,
+            q: Feed::declare(b, "q", params.q, 1, warps),
+            k: Feed::declare(b, "k", params.k, tile.stages, warps),
+            v: Feed::declare(b, "v", params.v, tile.stages, warps),
+            p: match tile.p_place {
+                PPlace::Registers => POperands::registers(ty),
+                PPlace::Smem | PPlace::Both => {
+                    POperands::shared(b, ty, TileShape::new(spec.elem, tile.tile_m, tile.tile_n))
+                }
+            },
+            ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
+            tiles: Tiles::declare(b, spec.scheduler, params.geometry.tiles, params.ticket, warps),
+            params,
+        }
     }
-    let cap = into_cap.map(|into| move |b: &mut Builder, product: V<F32>| capped(b, product, into));
-    let scores = Scores { modify: cap.as_ref().map(|cap| cap as &Modify<'_>), mask: &hidden };
-    let all = tile.threads() / 32;
-    let role = Role::new("consumer", all - warps..all).registers(registers.consumer);
-    b.role(role, |b| consumer(b, &fwd, &scores));
-    b.finish()
+
+    /// What scores go through: the soft cap, in units of which they are then, and the mask.
+    fn scores(&self) -> Scores<'k> {
+        let (geometry, (left, _)) = (self.params.geometry, self.spec.mask.reach());
+        Scores {
+            modify: self.params.into_cap.map(|into| Box::new(move |product| softcap(product, into)) as _),
+            visible: Box::new(move |row| {
+                let keys = geometry.keys(row);
+                Visible { start: left.map(|_| keys.start), end: keys.end }
+            }),
+        }
+    }
 }

@@ -10,7 +10,7 @@ use crate::{Arg, B32, Builder, Elem, F32, Rows, V, Var, WgmmaType};
 /// It belongs to one holder; a product takes it until its wait:
 /// ```compile_fail,E0499
 /// use fa3_ir::{AFrag, Frag, Tile, gemm};
-/// fn read_in_flight(p: &AFrag, v: Tile<'_>, o: &mut Frag) {
+/// fn read_in_flight<'k>(p: &AFrag<'k>, v: Tile<'k, '_>, o: &mut Frag<'k>) {
 ///     let product = gemm(p, v, &mut *o);
 ///     o.map(|x, _| x * 2.0);
 ///     product.wait();
@@ -83,7 +83,7 @@ impl<'k> Frag<'k> {
     }
 
     /// The kernel that it belongs to.
-    pub(crate) fn builder(&self) -> &'k Builder {
+    pub fn builder(&self) -> &'k Builder {
         self.builder
     }
 
@@ -95,6 +95,12 @@ impl<'k> Frag<'k> {
     /// The thread's registers with their places.
     pub fn elements(&self) -> impl Iterator<Item = (At, Var<'k, F32>)> + '_ {
         self.regs.iter().zip(0..).map(|(&reg, index)| (At::of(index), reg))
+    }
+
+    /// The thread's pairs of neighbouring columns, each with the place of its first.
+    pub fn pairs(&self) -> impl Iterator<Item = (At, [Var<'k, F32>; 2])> + '_ {
+        let firsts = self.elements().step_by(2).map(|(at, _)| at);
+        firsts.zip(self.regs.chunks_exact(2)).map(|(at, pair)| (at, [pair[0], pair[1]]))
     }
 
     /// Replaces every element.
@@ -244,7 +250,7 @@ impl<'k> Frag<'k> {
 /// It cannot change while a product reads it:
 /// ```compile_fail,E0502
 /// use fa3_ir::{AFrag, Frag, Tile, gemm};
-/// fn overwrite_in_flight<'k>(p: &mut AFrag<'k>, next: &AFrag<'k>, v: Tile<'_>, o: &mut Frag) {
+/// fn overwrite_in_flight<'k>(p: &mut AFrag<'k>, next: &AFrag<'k>, v: Tile<'k, '_>, o: &mut Frag<'k>) {
 ///     let product = gemm(&*p, v, o);
 ///     p.set(next);
 ///     product.wait();

@@ -15,7 +15,7 @@ use crate::{
 ///
 /// ```compile_fail,E0308
 /// use fa3_ir::{Frag, Fresh, Rows, Tile, gemm};
-/// fn read_in_flight<'k>(q: Tile<'k>, k: Tile<'k>) -> Rows<'k> {
+/// fn read_in_flight<'k>(q: Tile<'k, '_>, k: Tile<'k, '_>) -> Rows<'k> {
 ///     let s: Frag<'k> = gemm(q, k.t(), Fresh);
 ///     s.row_max()
 /// }
@@ -24,27 +24,27 @@ use crate::{
 /// While it is, its operands must stay: a slot that it reads cannot be released.
 /// ```compile_fail,E0505
 /// use fa3_ir::{Fresh, FullSlot, Tile, gemm};
-/// fn release_in_flight(q: Tile<'_>, slot: FullSlot<'_, 1>) {
+/// fn release_in_flight<'k>(q: Tile<'k, '_>, slot: FullSlot<'k, 1>) {
 ///     let s = gemm(q, slot.tile().t(), Fresh);
 ///     slot.release();
 ///     s.wait();
 /// }
 /// ```
 #[must_use = "a product is complete only after `wait`"]
-pub struct InFlight<'s, T> {
-    builder: &'s Builder,
+pub struct InFlight<'k, 's, T> {
+    builder: &'k Builder,
     group: GroupId,
     result: T,
     operands: PhantomData<&'s ()>,
 }
 
-impl<T> fmt::Debug for InFlight<'_, T> {
+impl<T> fmt::Debug for InFlight<'_, '_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} in flight", self.group)
     }
 }
 
-impl<T> InFlight<'_, T> {
+impl<T> InFlight<'_, '_, T> {
     /// Waits until the product is complete. Younger products stay in flight. Belongs in the block that began the product
     /// (V-25), or in one around it: after a branch that may have waited, nobody could rely on the result.
     #[track_caller]
@@ -81,45 +81,45 @@ impl<'k> Destination<'k> for Fresh {
     }
 }
 
-impl<'k, 'd, 'f: 'k> Destination<'k> for &'d mut Frag<'f> {
-    type Result = &'d mut Frag<'f>;
+impl<'k, 'd> Destination<'k> for &'d mut Frag<'k> {
+    type Result = &'d mut Frag<'k>;
     fn registers(&self, _: &'k Builder, _: u32) -> (Vec<Var<'k, F32>>, ScaleD) {
         (self.regs.clone(), ScaleD::Accumulate)
     }
-    fn result(self, _: &'k Builder, _: Vec<Var<'k, F32>>) -> &'d mut Frag<'f> {
+    fn result(self, _: &'k Builder, _: Vec<Var<'k, F32>>) -> &'d mut Frag<'k> {
         self
     }
 }
 
 /// The A operand of a product, 64 x K: a [`Tile`] or a [`Matrix`] in shared memory, or an [`AFrag`] in registers.
 #[derive(Clone, Copy, Debug)]
-pub enum Left<'s> {
+pub enum Left<'k, 's> {
     /// In shared memory.
-    Shared(Matrix<'s>),
+    Shared(Matrix<'k, 's>),
     /// In registers.
-    Registers(&'s AFrag<'s>),
+    Registers(&'s AFrag<'k>),
 }
 
-impl<'s> From<Tile<'s>> for Left<'s> {
-    fn from(tile: Tile<'s>) -> Left<'s> {
+impl<'k, 's> From<Tile<'k, 's>> for Left<'k, 's> {
+    fn from(tile: Tile<'k, 's>) -> Left<'k, 's> {
         Left::Shared(tile.into())
     }
 }
 
-impl<'s> From<Matrix<'s>> for Left<'s> {
-    fn from(matrix: Matrix<'s>) -> Left<'s> {
+impl<'k, 's> From<Matrix<'k, 's>> for Left<'k, 's> {
+    fn from(matrix: Matrix<'k, 's>) -> Left<'k, 's> {
         Left::Shared(matrix)
     }
 }
 
-impl<'s> From<&'s AFrag<'_>> for Left<'s> {
-    fn from(frag: &'s AFrag<'_>) -> Left<'s> {
+impl<'k, 's> From<&'s AFrag<'k>> for Left<'k, 's> {
+    fn from(frag: &'s AFrag<'k>) -> Left<'k, 's> {
         Left::Registers(frag)
     }
 }
 
-impl<'s> Left<'s> {
-    fn builder(&self) -> &'s Builder {
+impl<'k> Left<'k, '_> {
+    fn builder(&self) -> &'k Builder {
         match self {
             Left::Shared(matrix) => matrix.builder(),
             Left::Registers(frag) => frag.builder(),
@@ -144,11 +144,11 @@ impl<'s> Left<'s> {
 
 /// Begins D = A · B, or D += A · B, with A (64 x K) in shared memory or in registers and B (K x N) in shared memory.
 #[track_caller]
-pub fn gemm<'s, D: Destination<'s>>(
-    a: impl Into<Left<'s>>,
-    right: impl Into<Matrix<'s>>,
+pub fn gemm<'k: 's, 's, D: Destination<'k>>(
+    a: impl Into<Left<'k, 's>>,
+    right: impl Into<Matrix<'k, 's>>,
     d: D,
-) -> InFlight<'s, D::Result> {
+) -> InFlight<'k, 's, D::Result> {
     let (a, right) = (a.into(), right.into());
     let builder = a.builder();
     let (registers, scale) = d.registers(builder, right.extent().1);
@@ -176,7 +176,10 @@ impl<'k> Chain<'k> {
     /// Begins to add A · B. The slots that hold them are for the caller to keep until [`Chain::wait_older`] or
     /// [`Chain::wait`] says that they have been read.
     #[track_caller]
-    pub fn gemm<'s>(&mut self, a: impl Into<Left<'s>>, right: impl Into<Matrix<'s>>) {
+    pub fn gemm<'s>(&mut self, a: impl Into<Left<'k, 's>>, right: impl Into<Matrix<'k, 's>>)
+    where
+        'k: 's,
+    {
         let scale = if self.last.is_none() {
             self.frag.builder().watch().done(self.begun, Location::caller());
             ScaleD::Overwrite
@@ -210,7 +213,7 @@ impl<'k> Chain<'k> {
 
 /// The products of all steps along K, as one group.
 #[track_caller]
-fn issue(a: Left<'_>, right: Matrix<'_>, d: &[Var<'_, F32>], scale: ScaleD) -> GroupId {
+fn issue(a: Left<'_, '_>, right: Matrix<'_, '_>, d: &[Var<'_, F32>], scale: ScaleD) -> GroupId {
     let (b, source) = (a.builder(), Location::caller());
     if let Some(ty) = check(b, &a, &right, d.len(), source) {
         let _one = b.as_one();
@@ -223,7 +226,14 @@ fn issue(a: Left<'_>, right: Matrix<'_>, d: &[Var<'_, F32>], scale: ScaleD) -> G
 type Steps<'a> = dyn Fn(u32) -> WgmmaA + 'a;
 
 #[track_caller]
-fn products(b: &Builder, ty: WgmmaType, a: Left<'_>, right: Matrix<'_>, d: &[Var<'_, F32>], scale: ScaleD) {
+fn products(
+    b: &Builder,
+    ty: WgmmaType,
+    a: Left<'_, '_>,
+    right: Matrix<'_, '_>,
+    d: &[Var<'_, F32>],
+    scale: ScaleD,
+) {
     let steps = right.extent().0 / ty.k();
     let right_of = right.descriptors(Side::B);
     let left_of: Box<Steps<'_>> = match a {
@@ -249,7 +259,13 @@ fn registers(step: &[Var<'_, B32>; 4]) -> WgmmaA {
 }
 
 /// The type of the product, if its operands and its result fit: 64 x K, K x N, N / 2 registers.
-fn check(b: &Builder, a: &Left<'_>, right: &Matrix<'_>, d: usize, source: Source) -> Option<WgmmaType> {
+fn check(
+    b: &Builder,
+    a: &Left<'_, '_>,
+    right: &Matrix<'_, '_>,
+    d: usize,
+    source: Source,
+) -> Option<WgmmaType> {
     let ty = match right.elem() {
         Elem::F16 => Some(WgmmaType::F16),
         Elem::Bf16 => Some(WgmmaType::Bf16),

@@ -25,7 +25,7 @@ pub struct Outboxes<'k> {
 #[derive(Debug)]
 pub struct Outbox<'k> {
     name: String,
-    tile: Tile<'k>,
+    tile: Tile<'k, 'static>,
     barrier: WarpgroupBarrier<'k>,
 }
 
@@ -33,7 +33,7 @@ pub struct Outbox<'k> {
 #[must_use = "a draft must be sent"]
 #[derive(Debug)]
 pub struct Draft<'k> {
-    tile: Tile<'k>,
+    tile: Tile<'k, 'static>,
     barrier: WarpgroupBarrier<'k>,
     due: DutyId,
 }
@@ -86,9 +86,9 @@ impl<'k> Outbox<'k> {
     }
 }
 
-impl Draft<'_> {
+impl<'k> Draft<'k> {
     /// Where to write.
-    pub fn tile(&self) -> Tile<'_> {
+    pub fn tile(&self) -> Tile<'k, '_> {
         self.tile
     }
 
@@ -107,7 +107,7 @@ impl Draft<'_> {
     }
 
     #[track_caller]
-    fn copy(&self, copy: impl FnOnce(Tile<'_>)) {
+    fn copy(&self, copy: impl FnOnce(Tile<'k, 'static>)) {
         let b = self.tile.builder();
         b.watch().done(self.due, Location::caller());
         let _one = b.as_one();

@@ -1,10 +1,11 @@
 //! What the forward kernels take tile i to be, as data: for whoever compares the kernels' integers with the host's.
 
-use fa3_ir::{Builder, Elem, Launch};
+use fa3_ir::{Elem, Kernel, Launch};
 use fa3_sched::Plan;
 
 use super::geometry::{Geometry, Work};
 use super::{FwdError, FwdSpec};
+use crate::kernels::params::{Declare, Fill, Host};
 use crate::kernels::{Array, Job, JobArg};
 
 /// Numbers of a tile.
@@ -20,21 +21,23 @@ pub fn decoded_tiles(plan: &Plan) -> Result<Option<Job>, FwdError> {
     if plan.num_tiles == 0 {
         return Ok(None);
     }
-    let mut b = Builder::new("fwd_decoded_tiles", Launch::threads(32));
-    let tiles = b.param_pointer("tiles", Elem::U32);
-    let geometry = Geometry::form(spec.order, spec.mask).declare(&mut b);
-    let index = b.cta_x();
-    let Work { batch, head, kv_head, row, kv } = geometry.work(&mut b, index);
-    let at = b.mad_wide_u32(index, 4 * NUMBERS, tiles);
-    b.once_per_warp(|b| {
-        b.store_vector(at.at(0), [batch, head, kv_head, row]);
-        b.store_vector(at.at(16), [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]);
+    let kernel = Kernel::build("fwd_decoded_tiles", Launch::threads(32), |b| {
+        let tiles = b.param_pointer("tiles", Elem::U32);
+        let geometry = Geometry::form(spec.order, spec.mask).pass(&mut Declare(b));
+        let index = b.cta_x();
+        let Work { batch, head, kv_head, row, kv } = geometry.work(index);
+        let at = index.mad_wide(4 * NUMBERS, tiles);
+        b.once_per_warp(|| {
+            b.store_vector(at.at(0), [batch, head, kv_head, row]);
+            b.store_vector(at.at(16), [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]);
+        });
     });
-    let numbers = Geometry::of(plan).numbers();
+    let mut args = Fill(vec![JobArg::Pointer(0)]);
+    Geometry::of(plan).pass::<Host, _>(&mut args);
     Ok(Some(Job {
-        kernel: b.finish(),
+        kernel,
         grid: [plan.num_tiles, 1, 1],
         arrays: vec![Array::output("tiles", Elem::U32, &[plan.num_tiles, NUMBERS])],
-        args: [JobArg::Pointer(0)].into_iter().chain(numbers.into_iter().map(JobArg::U32)).collect(),
+        args: args.0,
     }))
 }

@@ -1,12 +1,10 @@
 //! What tile i of a launch is: the same integers for the host and in a kernel.
 
-use std::cell::RefCell;
-
-use fa3_ir::{B32, Builder, V};
+use fa3_ir::{B32, V};
 use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Plan, Rows, Tile, TileCounts, Tiling};
 use fa3_types::Mask;
 
-use crate::kernels::num::Num;
+use crate::kernels::params::{Pass, Side};
 
 /// The numbers of a launch from which a tile's number gives its rows and its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,32 +45,27 @@ impl Geometry<u32> {
             tiling: plan.tiling,
         }
     }
+}
 
-    /// Some numbers, in the form that all launches with this order and this mask have.
-    pub(super) fn form(order: Order, mask: Mask) -> Geometry<u32> {
+impl Geometry<()> {
+    /// That of all launches with this order and this mask.
+    pub(super) fn form(order: Order, mask: Mask) -> Geometry<()> {
         let (decoder, tiling) = (Decoder::new(ONE, order), Tiling::new(1, 1, 1, false, mask));
-        Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }
-    }
-
-    /// Its numbers, in the order of [`Geometry::declare`].
-    pub(super) fn numbers(self) -> Vec<u32> {
-        let mut numbers = Vec::new();
-        _ = self.map(|number| numbers.push(number));
-        numbers
-    }
-
-    /// The same numbers as parameters of a kernel.
-    #[track_caller]
-    pub(super) fn declare(self, b: &mut Builder) -> Geometry<V<B32>> {
-        let mut number = 0;
-        self.map(|_| {
-            number += 1;
-            b.param_u32(&format!("geometry{number}"))
-        })
+        Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map(|_| ())
     }
 }
 
 impl<T> Geometry<T> {
+    /// Passes its numbers.
+    #[track_caller]
+    pub(super) fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> Geometry<B::U32> {
+        let mut number = 0;
+        self.map(|x| {
+            number += 1;
+            by.u32(&format!("geometry{number}"), x)
+        })
+    }
+
     /// Applies `f` to each of its numbers in a fixed order.
     fn map<U>(self, mut f: impl FnMut(T) -> U) -> Geometry<U> {
         Geometry {
@@ -98,25 +91,21 @@ impl<T: Int> Geometry<T> {
     }
 }
 
-impl Geometry<V<B32>> {
+impl<'k> Geometry<V<'k, B32>> {
     /// Tile number `index`.
     #[track_caller]
-    pub(super) fn work(&self, b: &mut Builder, index: V<B32>) -> Work<V<B32>> {
-        let cell = RefCell::new(b);
-        let geometry = self.map(|number| Num::new(&cell, number));
-        let Work { batch, head, kv_head, row, kv } = geometry.decode(Num::new(&cell, index));
-        let [batch, head, kv_head, row] = [batch, head, kv_head, row].map(Num::value);
+    pub(super) fn work(&self, index: V<'k, B32>) -> Work<V<'k, B32>> {
+        let Work { batch, head, kv_head, row, kv } = self.decode(index);
+        let [batch, head, kv_head, row] = [batch, head, kv_head, row].map(V::in_register);
         let [first, unmasked_first, unmasked_end, end] =
-            [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(Num::value);
+            [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(V::in_register);
         Work { batch, head, kv_head, row, kv: KvRange { first, unmasked_first, unmasked_end, end } }
     }
 
     /// The keys that query row `row` may see; of a row beyond the sequence's end, any.
     #[track_caller]
-    pub(super) fn keys(&self, b: &mut Builder, row: V<B32>) -> Rows<V<B32>> {
-        let cell = RefCell::new(b);
-        let geometry = self.map(|number| Num::new(&cell, number));
-        let Rows { start, end } = geometry.tiling.keys(Num::new(&cell, row), geometry.lens);
-        Rows { start: start.value(), end: end.value() }
+    pub(super) fn keys(&self, row: V<'k, B32>) -> Rows<V<'k, B32>> {
+        let Rows { start, end } = self.tiling.keys(row, self.lens);
+        Rows { start: start.in_register(), end: end.in_register() }
     }
 }

@@ -2,10 +2,11 @@
 
 use fa3_ir::Elem;
 use fa3_sched::{Plan, Scheduler};
-use fa3_types::{Problem, TensorDesc};
+use fa3_types::TensorDesc;
 
-use super::geometry::Geometry;
+use super::params::Params;
 use super::{FwdError, FwdSpec, kernel};
+use crate::kernels::params::Fill;
 use crate::kernels::{Array, ArrayUse, Job, JobArg};
 
 /// The arrays of a forward job, in this order. LSE at address 0 is not written. The last is there under [`Scheduler::DynamicPersistent`] only: 32 bits from
@@ -75,55 +76,7 @@ fn array(name: &'static str, tensor: &TensorDesc, elem: Elem) -> Array {
 
 /// The arguments of the kernel of a plan that [`FwdSpec::of`] takes, one a parameter; arrays are numbered as [`FwdArray`].
 pub fn args(plan: &Plan) -> Vec<JobArg> {
-    let problem = &plan.problem;
-    // Without keys nothing is loaded of K and V, but a tensor map must be of something.
-    let of = |array: FwdArray, tensor: &TensorDesc| {
-        if tensor.extent().0 == 0 { view(FwdArray::Q, problem.q()) } else { view(array, tensor) }
-    };
-    let mut args = vec![
-        view(FwdArray::Q, problem.q()),
-        of(FwdArray::K, problem.k()),
-        of(FwdArray::V, problem.v()),
-        JobArg::Pointer(FwdArray::O as usize),
-        JobArg::Pointer(FwdArray::Lse as usize),
-    ];
-    let o = problem.o();
-    args.extend(
-        [o.strides.batch, o.strides.heads, o.strides.seqlen].map(|stride| JobArg::U64(bytes(o, stride))),
-    );
-    args.push(JobArg::U32(problem.heads().q() as u32));
-    args.extend(scales(problem).into_iter().map(JobArg::F32));
-    args.extend(Geometry::of(plan).numbers().into_iter().map(JobArg::U32));
-    if plan.scheduler == Scheduler::DynamicPersistent {
-        args.push(JobArg::Pointer(FwdArray::Counter as usize));
-    }
-    args
-}
-
-/// A tensor with dimensions head_dim, heads, rows, sequences.
-fn view(array: FwdArray, tensor: &TensorDesc) -> JobArg {
-    let (shape, strides) = (tensor.shape, tensor.strides);
-    JobArg::Tensor {
-        array: array as usize,
-        dims: [shape.head_dim, shape.heads, shape.seqlen, shape.batch].map(|extent| extent as u64).to_vec(),
-        strides: [strides.heads, strides.seqlen, strides.batch].map(|stride| bytes(tensor, stride)).to_vec(),
-    }
-}
-
-/// Strides of a problem's tensors are not negative.
-fn bytes(tensor: &TensorDesc, stride: i64) -> u64 {
-    stride.unsigned_abs() * tensor.dtype.bytes() as u64
-}
-
-/// What a unit of a score is worth in the exponent of 2; and the factor in front of it that makes a product such a unit, if
-/// scores are capped: s = c · tanh(Q·K · scale / c).
-fn scales(problem: &Problem) -> Vec<f32> {
-    let scale = problem.softmax_scale();
-    match problem.softcap() {
-        None => vec![scale.log2() as f32],
-        Some(cap) => {
-            let into = scale.natural() / cap.bound();
-            vec![(cap.bound() * std::f64::consts::LOG2_E) as f32, into as f32]
-        }
-    }
+    let mut args = Fill::default();
+    Params::of(plan).pass(&mut args);
+    args.0
 }

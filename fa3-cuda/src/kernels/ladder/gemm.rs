@@ -33,16 +33,17 @@ pub(super) struct Config {
 }
 
 /// What the roles of a kernel share.
-pub(super) struct Gemm {
+pub(super) struct Gemm<'k> {
+    pub(super) builder: &'k Builder,
     pub(super) config: Config,
     pub(super) a: TileMap,
     pub(super) b: TileMap,
     c: TileMap,
-    pub(super) order: TileOrder<V<B32>>,
-    pub(super) k: V<B32>,
+    pub(super) order: TileOrder<V<'k, B32>>,
+    pub(super) k: V<'k, B32>,
     pub(super) block_k: u32,
-    pub(super) ring: Ring<2>,
-    outboxes: Outboxes,
+    pub(super) ring: Ring<'k, 2>,
+    outboxes: Outboxes<'k>,
 }
 
 fn config(elem: Elem) -> Config {
@@ -51,100 +52,112 @@ fn config(elem: Elem) -> Config {
 
 /// The kernel for 16-bit elements.
 pub fn kernel(elem: Elem) -> Kernel {
-    let (mut b, gemm) = Gemm::declare("gemm", config(elem));
-    b.role(Role::new("producer", 0..4).registers(40), |b| producer(b, &gemm));
-    b.role(Role::new("consumer", 4..12).registers(232), |b| consumer(b, &gemm, pipelined));
-    b.finish()
+    config(elem).kernel("gemm", producer, |gemm| consumer(gemm, pipelined))
 }
 
-pub(super) fn producer(b: &mut Builder, gemm: &Gemm) {
-    b.once_per_role(|b| {
-        let mut ring = gemm.ring.producer(b);
-        gemm.order.for_each(b, |b, row, col| {
-            let (row, col) = (b.mul(row, BLOCK_M), b.mul(col, gemm.config.block_n));
-            b.for_each((0, gemm.k), gemm.block_k, |b, k| {
-                let mut slot = ring.acquire(b);
-                slot.load(b, A, &gemm.a, (k, row));
-                slot.load(b, B, &gemm.b, (k, col));
-                slot.commit(b);
+pub(super) fn producer(gemm: &Gemm<'_>) {
+    let b = gemm.builder;
+    b.once_per_role(|| {
+        let mut ring = gemm.ring.producer();
+        gemm.order.for_each(b, |row, col| {
+            let (row, col) = (row * BLOCK_M, col * gemm.config.block_n);
+            b.for_each((0, gemm.k), gemm.block_k, |k| {
+                let mut slot = ring.acquire();
+                slot.load(A, &gemm.a, (k, row));
+                slot.load(B, &gemm.b, (k, col));
+                slot.commit();
             });
         });
     });
 }
 
 /// A consumer; `product` gives a tile's accumulators.
-pub(super) fn consumer(
-    b: &mut Builder,
-    gemm: &Gemm,
-    product: impl FnOnce(&mut Builder, &Gemm, &mut Consumer<2>, V<B32>) -> Frag,
+pub(super) fn consumer<'k>(
+    gemm: &Gemm<'k>,
+    product: impl FnOnce(&Gemm<'k>, &mut Consumer<'k, 2>, V<'k, B32>) -> Frag<'k>,
 ) {
+    let b = gemm.builder;
     let me = b.warpgroup();
-    let mut ring = gemm.ring.consumer(b);
-    let outbox = gemm.outboxes.of(b, me);
-    gemm.order.for_each(b, |b, row, col| {
-        let acc = product(b, gemm, &mut ring, me);
-        let (row, col) = (b.mul(row, BLOCK_M), b.mul(col, gemm.config.block_n));
-        let row = b.mad_u32(me, 64, row);
+    let mut ring = gemm.ring.consumer();
+    let outbox = gemm.outboxes.of(me);
+    gemm.order.for_each(b, |row, col| {
+        let acc = product(gemm, &mut ring, me);
+        let (row, col) = (row * BLOCK_M, col * gemm.config.block_n);
+        let row = me.mad(64, row);
         for first in (0..gemm.config.block_n).step_by(OUT_COLS as usize) {
-            let draft = outbox.acquire(b);
-            acc.store_cols(b, first, &draft.tile());
-            let col = b.add(col, first);
-            draft.send(b, &gemm.c, (col, row));
+            let draft = outbox.acquire();
+            acc.store_cols(first, draft.tile());
+            draft.send(&gemm.c, (col + first, row));
         }
     });
-    outbox.drain(b);
+    outbox.drain();
 }
 
 /// The products of all slots of a tile, each begun before the one before is complete.
-pub(super) fn pipelined(b: &mut Builder, gemm: &Gemm, ring: &mut Consumer<2>, me: V<B32>) -> Frag {
+pub(super) fn pipelined<'k>(gemm: &Gemm<'k>, ring: &mut Consumer<'k, 2>, me: V<'k, B32>) -> Frag<'k> {
+    let b = gemm.builder;
     let mut products = Chain::new(b, gemm.config.block_n);
-    let slot = ring.wait(b);
-    multiply(b, &mut products, &slot, me);
-    let mut held = slot.hold(b);
-    b.for_each((gemm.block_k, gemm.k), gemm.block_k, |b, _| {
-        let slot = ring.wait(b);
-        multiply(b, &mut products, &slot, me); // in flight
-        products.wait_older(b);
-        held.replace(b, slot).release(b); // what the product before has read
+    let slot = ring.wait();
+    multiply(&mut products, &slot, me);
+    let mut held = slot.hold();
+    b.for_each((gemm.block_k, gemm.k), gemm.block_k, |_| {
+        let slot = ring.wait();
+        multiply(&mut products, &slot, me); // in flight
+        products.wait_older();
+        held.replace(slot).release(); // what the product before has read
     });
-    let acc = products.wait(b);
-    held.take(b).release(b);
+    let acc = products.wait();
+    held.take().release();
     acc
 }
 
 /// Adds the product of this consumer's rows of A with B.
-fn multiply(b: &mut Builder, products: &mut Chain, slot: &FullSlot<2>, me: V<B32>) {
+fn multiply<'k>(products: &mut Chain<'k>, slot: &FullSlot<'k, 2>, me: V<'k, B32>) {
     let [a_tile, b_tile] = slot.tiles();
-    let mine = a_tile.row_block(b, me, 64);
-    products.gemm_ss(b, mine, b_tile.t());
+    products.gemm(a_tile.row_block(me, 64), b_tile.t());
 }
 
-impl Gemm {
+impl<'k> Gemm<'k> {
     /// A kernel's declarations and prologue.
-    pub(super) fn declare(name: &str, config: Config) -> (Builder, Gemm) {
+    fn declare(b: &'k Builder, config: Config) -> Gemm<'k> {
         let Config { elems: [elem, out_elem], block_n, stages, cluster } = config;
-        let mut b = Builder::new(name, Launch::threads(128 * (1 + CONSUMERS)).cluster(cluster));
         let block_k = 128 / elem.bytes();
         let shape = |rows| TileShape::new(elem, rows, block_k);
         let out = TileShape::new(out_elem, 64, OUT_COLS);
         let (a_shape, b_shape, b_part) = (shape(BLOCK_M), shape(block_n), shape(block_n / cluster));
         let gemm = Gemm {
+            builder: b,
             config,
             a: b.tile_map("a", a_shape),
             b: b.tile_map("b", b_part),
             c: b.tile_map("c", out),
-            order: TileOrder::declare(&mut b),
+            order: TileOrder::declare(b),
             k: b.param_u32("k"),
             block_k,
             ring: b.cluster_ring("ab", stages, 4 * CONSUMERS, [("a", a_shape), ("b", b_shape)]),
             outboxes: b.outboxes("out", out, CONSUMERS),
         };
         b.init_mbarriers();
-        (b, gemm)
+        gemm
     }
 }
 
 impl Config {
+    /// The kernel with this configuration and these roles.
+    pub(super) fn kernel(
+        self,
+        name: &str,
+        producer: impl FnOnce(&Gemm<'_>),
+        consumer: impl FnOnce(&Gemm<'_>),
+    ) -> Kernel {
+        let launch = Launch::threads(128 * (1 + CONSUMERS)).cluster(self.cluster);
+        Kernel::build(name, launch, |b| {
+            let gemm = Gemm::declare(b, self);
+            b.role(Role::new("producer", 0..4).registers(40), || producer(&gemm));
+            b.role(Role::new("consumer", 4..12).registers(232), || consumer(&gemm));
+        })
+    }
+
     /// The job of a kernel with this configuration.
     pub(super) fn job(self, kernel: Kernel, GemmSize { m, n, k }: GemmSize, ctas: u32) -> Job {
         let Config { elems: [elem, out_elem], block_n, cluster, .. } = self;

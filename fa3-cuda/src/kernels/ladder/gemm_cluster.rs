@@ -1,6 +1,6 @@
 //! [`super::gemm`] by clusters of two CTAs, whose tiles lie one below the other: each loads one half of B's tile for both.
 
-use fa3_ir::{Builder, Elem, Kernel, Role};
+use fa3_ir::{Elem, Kernel};
 
 use super::GemmSize;
 use super::gemm::{A, B, BLOCK_M, Config, Gemm, consumer, pipelined};
@@ -14,32 +14,34 @@ fn config(elem: Elem) -> Config {
 
 /// The kernel for 16-bit elements.
 pub fn kernel(elem: Elem) -> Kernel {
-    let (mut b, gemm) = Gemm::declare("gemm_cluster", config(elem));
-    b.role(Role::new("producer", 0..4).registers(40), |b| {
-        producer(b, &gemm);
-        // The other CTA may still load into this one's shared memory, or arrive at its mbarriers.
-        b.cluster_sync();
-    });
-    b.role(Role::new("consumer", 4..12).registers(232), |b| {
-        consumer(b, &gemm, pipelined);
-        b.cluster_sync();
-    });
-    b.finish()
+    config(elem).kernel(
+        "gemm_cluster",
+        |gemm| {
+            producer(gemm);
+            // The other CTA may still load into this one's shared memory, or arrive at its mbarriers.
+            gemm.builder.cluster_sync();
+        },
+        |gemm| {
+            consumer(gemm, pipelined);
+            gemm.builder.cluster_sync();
+        },
+    )
 }
 
-fn producer(b: &mut Builder, gemm: &Gemm) {
-    b.once_per_role(|b| {
+fn producer(gemm: &Gemm<'_>) {
+    let b = gemm.builder;
+    b.once_per_role(|| {
         let me = b.cluster_cta_rank();
-        let mut ring = gemm.ring.producer(b);
+        let mut ring = gemm.ring.producer();
         let part = gemm.config.block_n / CLUSTER;
-        gemm.order.for_each(b, |b, row, col| {
-            let (row, col) = (b.mul(row, BLOCK_M), b.mul(col, gemm.config.block_n));
-            let col = b.mad_u32(me, part, col);
-            b.for_each((0, gemm.k), gemm.block_k, |b, k| {
-                let mut slot = ring.acquire(b);
-                slot.load(b, A, &gemm.a, (k, row));
-                slot.load_part(b, B, &gemm.b, (k, col), me, 0b11u16);
-                slot.commit(b);
+        gemm.order.for_each(b, |row, col| {
+            let (row, col) = (row * BLOCK_M, col * gemm.config.block_n);
+            let col = me.mad(part, col);
+            b.for_each((0, gemm.k), gemm.block_k, |k| {
+                let mut slot = ring.acquire();
+                slot.load(A, &gemm.a, (k, row));
+                slot.load_part(B, &gemm.b, (k, col), me, 0b11u16);
+                slot.commit();
             });
         });
     });

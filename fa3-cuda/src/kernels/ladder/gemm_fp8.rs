@@ -1,7 +1,7 @@
 //! [`super::gemm`] of e4m3, in two levels: the tensor core keeps 13 fraction bits of a sum of e4m3 products, so that no
 //! sum in it is longer than 128; binary32 registers add these.
 
-use fa3_ir::{B32, Builder, Consumer, Elem, Frag, Fresh, Kernel, Role, V, gemm_ss};
+use fa3_ir::{B32, Consumer, Elem, Frag, Fresh, Kernel, V, gemm as gemm_tiles};
 
 use super::GemmSize;
 use super::gemm::{Config, Gemm, consumer, producer};
@@ -11,22 +11,19 @@ const CONFIG: Config = Config { elems: [Elem::E4m3, Elem::Bf16], block_n: 128, s
 
 /// The kernel; C is bf16.
 pub fn kernel() -> Kernel {
-    let (mut b, gemm) = Gemm::declare("gemm_fp8", CONFIG);
-    b.role(Role::new("producer", 0..4).registers(40), |b| producer(b, &gemm));
-    b.role(Role::new("consumer", 4..12).registers(232), |b| consumer(b, &gemm, two_levels));
-    b.finish()
+    CONFIG.kernel("gemm_fp8", producer, |gemm| consumer(gemm, two_levels))
 }
 
 /// The sum over all slots of a tile, of products over 128 columns each.
-fn two_levels(b: &mut Builder, gemm: &Gemm, ring: &mut Consumer<2>, me: V<B32>) -> Frag {
+fn two_levels<'k>(gemm: &Gemm<'k>, ring: &mut Consumer<'k, 2>, me: V<'k, B32>) -> Frag<'k> {
+    let b = gemm.builder;
     let mut acc = Frag::zeros(b, gemm.config.block_n);
-    b.for_each((0, gemm.k), gemm.block_k, |b, _| {
-        let slot = ring.wait(b);
+    b.for_each((0, gemm.k), gemm.block_k, |_| {
+        let slot = ring.wait();
         let [a_tile, b_tile] = slot.tiles();
-        let mine = a_tile.row_block(b, me, 64);
-        let product = gemm_ss(b, mine, b_tile.t(), Fresh).wait(b);
-        slot.release(b);
-        acc.add(b, &product);
+        let product = gemm_tiles(a_tile.row_block(me, 64), b_tile.t(), Fresh).wait();
+        slot.release();
+        acc.add(&product);
     });
     acc
 }

@@ -14,34 +14,35 @@ const A: usize = 0;
 const B: usize = 1;
 
 /// What a tile's product needs.
-pub(super) struct Loads {
+pub(super) struct Loads<'k> {
+    builder: &'k Builder,
     maps: [TileMap; 2],
-    pub(super) k: V<B32>,
+    pub(super) k: V<'k, B32>,
     block_k: u32,
-    ring: Ring<2>,
+    ring: Ring<'k, 2>,
 }
 
 /// The kernel for 16-bit elements; C is binary32.
 pub fn kernel(elem: Elem) -> Kernel {
-    let mut b = Builder::new("gemm_ring", Launch::threads(128));
-    let loads = Loads::declare(&mut b, elem);
-    let c = b.param_pointer("c", Elem::F32);
-    let (m, n) = (b.param_u32("m"), b.param_u32("n"));
+    Kernel::build("gemm_ring", Launch::threads(128), |b| {
+        let loads = Loads::declare(b, elem);
+        let c = b.param_pointer("c", Elem::F32);
+        let (m, n) = (b.param_u32("m"), b.param_u32("n"));
 
-    b.init_mbarriers();
-    let (i, j) = (b.cta_y(), b.cta_x());
-    let (row, col) = (b.mul(i, BLOCK_M), b.mul(j, BLOCK_N));
-    let first = b.mov_b32(0);
-    let acc = loads.product(&mut b, [row, col], (first, loads.k));
-    gemm_simple::write(&mut b, &acc, [row, col], [m, n], c);
-    b.finish()
+        b.init_mbarriers();
+        let (i, j) = (b.cta_y(), b.cta_x());
+        let (row, col) = (i * BLOCK_M, j * BLOCK_N);
+        let acc = loads.product([row, col], (b.copy(0), loads.k));
+        gemm_simple::write(&acc, [row, col], [m, n], c);
+    })
 }
 
-impl Loads {
-    pub(super) fn declare(b: &mut Builder, elem: Elem) -> Loads {
+impl<'k> Loads<'k> {
+    pub(super) fn declare(b: &'k Builder, elem: Elem) -> Loads<'k> {
         let block_k = 128 / elem.bytes();
         let [a, right] = [BLOCK_M, BLOCK_N].map(|rows| TileShape::new(elem, rows, block_k));
         Loads {
+            builder: b,
             maps: [b.tile_map("a", a), b.tile_map("b", right)],
             k: b.param_u32("k"),
             block_k,
@@ -52,52 +53,48 @@ impl Loads {
     /// The product of the tile at `corner` over columns `first` to `end` of A and B, at least one.
     pub(super) fn product(
         &self,
-        b: &mut Builder,
-        corner: [V<B32>; 2],
-        (first, end): (V<B32>, V<B32>),
-    ) -> Frag {
-        let (mut producer, mut consumer) = (self.ring.producer(b), self.ring.consumer(b));
+        corner: [V<'k, B32>; 2],
+        (first, end): (V<'k, B32>, V<'k, B32>),
+    ) -> Frag<'k> {
+        let b = self.builder;
+        let (mut producer, mut consumer) = (self.ring.producer(), self.ring.consumer());
         // One slot less than there are: while a product reads one, the one before it is given back.
         for ahead in 0..STAGES - 1 {
-            let k = b.add(first, ahead * self.block_k);
-            self.fill(b, &mut producer, corner, k, end);
+            self.fill(&mut producer, corner, first + ahead * self.block_k, end);
         }
         let mut products = Chain::new(b, BLOCK_N);
-        let slot = consumer.wait(b);
+        let slot = consumer.wait();
         let [a_tile, b_tile] = slot.tiles();
-        products.gemm_ss(b, a_tile, b_tile.t());
-        let mut held = slot.hold(b);
-        let second = b.add(first, self.block_k);
-        b.for_each((second, end), self.block_k, |b, k| {
-            let slot = consumer.wait(b);
+        products.gemm(a_tile, b_tile.t());
+        let mut held = slot.hold();
+        b.for_each((first + self.block_k, end), self.block_k, |k| {
+            let slot = consumer.wait();
             let [a_tile, b_tile] = slot.tiles();
-            products.gemm_ss(b, a_tile, b_tile.t()); // in flight
-            products.wait_older(b);
-            held.replace(b, slot).release(b);
-            let k = b.add(k, (STAGES - 2) * self.block_k);
-            self.fill(b, &mut producer, corner, k, end);
+            products.gemm(a_tile, b_tile.t()); // in flight
+            products.wait_older();
+            held.replace(slot).release();
+            self.fill(&mut producer, corner, k + (STAGES - 2) * self.block_k, end);
         });
-        let acc = products.wait(b);
-        held.take(b).release(b);
+        let acc = products.wait();
+        held.take().release();
         acc
     }
 
     /// Begins to load columns `k` and following, if there are any.
     fn fill(
         &self,
-        b: &mut Builder,
-        producer: &mut Producer<2>,
-        [row, col]: [V<B32>; 2],
-        k: V<B32>,
-        end: V<B32>,
+        producer: &mut Producer<'k, 2>,
+        [row, col]: [V<'k, B32>; 2],
+        k: V<'k, B32>,
+        end: V<'k, B32>,
     ) {
-        let inside = b.lt_u32(k, end);
-        b.if_uniform(inside, |b| {
-            b.once_per_role(|b| {
-                let mut slot = producer.acquire(b);
-                slot.load(b, A, &self.maps[A], (k, row));
-                slot.load(b, B, &self.maps[B], (k, col));
-                slot.commit(b);
+        let b = self.builder;
+        b.if_uniform(k.lt(end), || {
+            b.once_per_role(|| {
+                let mut slot = producer.acquire();
+                slot.load(A, &self.maps[A], (k, row));
+                slot.load(B, &self.maps[B], (k, col));
+                slot.commit();
             });
         });
     }

@@ -1,6 +1,6 @@
 //! C = A · Bᵀ by one warpgroup a tile of 64 x 128, which loads, multiplies and waits in turn.
 
-use fa3_ir::{B32, B64, Builder, Elem, F32, Frag, Kernel, Launch, LoadOptions, TileShape, V, gemm_ss};
+use fa3_ir::{B32, B64, Elem, F32, Frag, Half, Kernel, Launch, LoadOptions, TileShape, V, gemm};
 
 use super::GemmSize;
 use crate::kernels::{Array, Job, JobArg};
@@ -10,55 +10,50 @@ const BLOCK_N: u32 = 128;
 
 /// The kernel for 16-bit elements; C is binary32.
 pub fn kernel(elem: Elem) -> Kernel {
-    let mut b = Builder::new("gemm_simple", Launch::threads(128));
-    let block_k = 128 / elem.bytes();
-    let [a_shape, b_shape] = [BLOCK_M, BLOCK_N].map(|rows| TileShape::new(elem, rows, block_k));
-    let (a_map, b_map) = (b.tile_map("a", a_shape), b.tile_map("b", b_shape));
-    let c = b.param_pointer("c", Elem::F32);
-    let (m, n, k) = (b.param_u32("m"), b.param_u32("n"), b.param_u32("k"));
-    let arrived = b.mbarriers("arrived", 1, 1);
-    let (a_tile, b_tile) = (b.tile("a", a_shape), b.tile("b", b_shape));
+    Kernel::build("gemm_simple", Launch::threads(128), |b| {
+        let block_k = 128 / elem.bytes();
+        let [a_shape, b_shape] = [BLOCK_M, BLOCK_N].map(|rows| TileShape::new(elem, rows, block_k));
+        let (a_map, b_map) = (b.tile_map("a", a_shape), b.tile_map("b", b_shape));
+        let c = b.param_pointer("c", Elem::F32);
+        let (m, n, k) = (b.param_u32("m"), b.param_u32("n"), b.param_u32("k"));
+        let arrived = b.mbarriers("arrived", 1, 1);
+        let (a_tile, b_tile) = (b.tile("a", a_shape), b.tile("b", b_shape));
 
-    b.init_mbarriers();
-    let (i, j) = (b.cta_y(), b.cta_x());
-    let (row, col) = (b.mul(i, BLOCK_M), b.mul(j, BLOCK_N));
-    let parity = b.var("parity", 0);
-    let mut acc = Frag::zeros(&mut b, BLOCK_N);
-    b.for_each((0, k), block_k, |b, k| {
-        b.once_per_role(|b| {
-            b.mbarrier_arrive_expect(arrived, a_shape.bytes() + b_shape.bytes());
-            b.load_tile(a_tile, &a_map, (k, row), arrived, LoadOptions::default());
-            b.load_tile(b_tile, &b_map, (k, col), arrived, LoadOptions::default());
+        b.init_mbarriers();
+        let (i, j) = (b.cta_y(), b.cta_x());
+        let (row, col) = (i * BLOCK_M, j * BLOCK_N);
+        let parity = b.var("parity", 0);
+        let mut acc = Frag::zeros(b, BLOCK_N);
+        b.for_each((0, k), block_k, |k| {
+            b.once_per_role(|| {
+                b.mbarrier_arrive_expect(arrived, a_shape.bytes() + b_shape.bytes());
+                b.load_tile(a_tile, &a_map, (k, row), arrived, LoadOptions::default());
+                b.load_tile(b_tile, &b_map, (k, col), arrived, LoadOptions::default());
+            });
+            b.mbarrier_wait(arrived, parity);
+            parity.update(|parity| parity ^ 1);
+            gemm(a_tile, b_tile.t(), &mut acc).wait();
+            // The next tiles may come when every warp has read these.
+            b.sync_cta();
         });
-        b.mbarrier_wait(arrived, parity);
-        let next = b.xor(parity, 1);
-        b.set(parity, next);
-        gemm_ss(b, a_tile, b_tile.t(), &mut acc).wait(b);
-        // The next tiles may come when every warp has read these.
-        b.sync_cta();
-    });
-
-    write(&mut b, &acc, [row, col], [m, n], c);
-    b.finish()
+        write(&acc, [row, col], [m, n], c);
+    })
 }
 
 /// Writes a fragment to a row-major matrix of `m` x `n` at `c`, from element `first` on, where it has such elements.
-pub(super) fn write(b: &mut Builder, acc: &Frag, [row, col]: [V<B32>; 2], [m, n]: [V<B32>; 2], c: V<B64>) {
+pub(super) fn write<'k>(acc: &Frag<'k>, [row, col]: [V<'k, B32>; 2], [m, n]: [V<'k, B32>; 2], c: V<'k, B64>) {
+    let b = acc.builder();
     let (frag_row, frag_col) = (b.frag_row(), b.frag_col());
-    let (row, col) = (b.add(row, frag_row), b.add(col, frag_col));
-    for half in [0, 1] {
-        let row = b.add(row, 8 * half);
-        let in_rows = b.lt_u32(row, m);
-        let start = b.mul_wide_u32(row, n);
+    let (row, col) = (row + frag_row, col + frag_col);
+    for half in Half::BOTH {
+        let row = row + half.rows();
+        let in_rows = row.lt(m);
+        let start = row.mul_wide(n);
         for (at, [x, y]) in acc.pairs().filter(|(at, _)| at.half == half) {
-            let col = b.add(col, at.col);
-            let in_cols = b.lt_u32(col, n);
-            let inside = b.and(in_rows, in_cols);
-            let col = b.u64_of_u32(col);
-            let index = b.add(start, col);
-            let offset = b.shl_b64(index, 2);
-            let to = b.add(c, offset);
-            b.guarded(inside, |b| b.store_vector::<F32, 2>(to, [x, y]));
+            let col = col + at.col;
+            let inside = in_rows & col.lt(n);
+            let to = c + ((start + col.to_u64()) << 2);
+            b.guarded(inside, || b.store_vector::<F32, 2>(to, [x, y]));
         }
     }
 }

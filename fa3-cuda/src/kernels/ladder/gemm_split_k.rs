@@ -1,6 +1,6 @@
 //! C = A · Bᵀ where C has few tiles: several CTAs share one, each with a part of K, and copies add their sums.
 
-use fa3_ir::{Builder, Elem, Kernel, Launch, TileShape};
+use fa3_ir::{Elem, Kernel, Launch, TileShape};
 
 use super::GemmSize;
 use super::gemm_ring::{BLOCK_M, BLOCK_N, Loads};
@@ -8,26 +8,25 @@ use crate::kernels::{Array, Job, JobArg};
 
 /// The kernel for 16-bit elements; C is binary32, and must be zero before.
 pub fn kernel(elem: Elem) -> Kernel {
-    let mut b = Builder::new("gemm_split_k", Launch::threads(128));
-    let loads = Loads::declare(&mut b, elem);
-    let out = TileShape::new(Elem::F32, BLOCK_M, BLOCK_N);
-    let (c, part) = (b.tile_map("c", out), b.param_u32("part"));
-    let outboxes = b.outboxes("out", out, 1);
+    Kernel::build("gemm_split_k", Launch::threads(128), |b| {
+        let loads = Loads::declare(b, elem);
+        let out = TileShape::new(Elem::F32, BLOCK_M, BLOCK_N);
+        let (c, part) = (b.tile_map("c", out), b.param_u32("part"));
+        let outboxes = b.outboxes("out", out, 1);
 
-    b.init_mbarriers();
-    let (i, j, split) = (b.cta_y(), b.cta_x(), b.cta_z());
-    let (row, col) = (b.mul(i, BLOCK_M), b.mul(j, BLOCK_N));
-    let first = b.mul(split, part);
-    let end = b.add(first, part);
-    let end = b.min_u32(end, loads.k);
-    let acc = loads.product(&mut b, [row, col], (first, end));
+        b.init_mbarriers();
+        let (i, j, split) = (b.cta_y(), b.cta_x(), b.cta_z());
+        let (row, col) = (i * BLOCK_M, j * BLOCK_N);
+        let first = split * part;
+        let end = (first + part).min(loads.k);
+        let acc = loads.product([row, col], (first, end));
 
-    let outbox = outboxes.of(&mut b, 0);
-    let draft = outbox.acquire(&mut b);
-    acc.store(&mut b, &draft.tile());
-    draft.send_add(&mut b, &c, (col, row));
-    outbox.drain(&mut b);
-    b.finish()
+        let outbox = outboxes.of(0);
+        let draft = outbox.acquire();
+        acc.store(draft.tile());
+        draft.send_add(&c, (col, row));
+        outbox.drain();
+    })
 }
 
 /// A product of this size with K in at most `splits` parts; `n` must be a multiple of 4 and `k` of 8.

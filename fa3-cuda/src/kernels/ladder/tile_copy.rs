@@ -1,6 +1,6 @@
 //! y = x by tensor copies, one tile a CTA: through shared memory with any swizzle, and clipped at the edges.
 
-use fa3_ir::{Builder, Elem, Kernel, Launch, LoadOptions, Swizzle, TileShape};
+use fa3_ir::{Elem, Kernel, Launch, LoadOptions, Swizzle, TileShape};
 
 use crate::kernels::{Array, Job};
 
@@ -8,23 +8,23 @@ const ROWS: u32 = 64;
 
 /// The kernel for a swizzle.
 pub fn kernel(swizzle: Swizzle) -> Kernel {
-    let mut b = Builder::new("tile_copy", Launch::threads(128));
-    let shape = TileShape::new(Elem::Bf16, ROWS, 64).swizzled(swizzle);
-    let (x, y) = (b.tile_map("x", shape), b.tile_map("y", shape));
-    let (arrived, tile) = (b.mbarriers("arrived", 1, 1), b.tile("tile", shape));
+    Kernel::build("tile_copy", Launch::threads(128), |b| {
+        let shape = TileShape::new(Elem::Bf16, ROWS, 64).swizzled(swizzle);
+        let (x, y) = (b.tile_map("x", shape), b.tile_map("y", shape));
+        let (arrived, tile) = (b.mbarriers("arrived", 1, 1), b.tile("tile", shape));
 
-    b.init_mbarriers();
-    let (i, j) = (b.cta_y(), b.cta_x());
-    let (row, col) = (b.mul(i, ROWS), b.mul(j, 64));
-    b.once_per_role(|b| {
-        b.mbarrier_arrive_expect(arrived, shape.bytes());
-        b.load_tile(tile, &x, (col, row), arrived, LoadOptions::default());
-        b.mbarrier_wait(arrived, 0);
-        b.store_tile(tile, &y, (col, row));
-        b.bulk_commit();
-        b.bulk_wait_read(0);
-    });
-    b.finish()
+        b.init_mbarriers();
+        let (i, j) = (b.cta_y(), b.cta_x());
+        let (row, col) = (i * ROWS, j * 64);
+        b.once_per_role(|| {
+            b.mbarrier_arrive_expect(arrived, shape.bytes());
+            b.load_tile(tile, &x, (col, row), arrived, LoadOptions::default());
+            b.mbarrier_wait(arrived, 0);
+            b.store_tile(tile, &y, (col, row));
+            b.bulk_commit();
+            b.bulk_wait_read(0);
+        });
+    })
 }
 
 /// A matrix of `rows` x `cols`; `cols` must be a multiple of 8, as tensor maps demand.

@@ -1,12 +1,9 @@
 //! In which order a persistent grid walks the tiles of C.
 
-use std::cell::RefCell;
-
 use fa3_ir::{B32, Builder, V};
 use fa3_sched::{FastDiv, Int};
 
 use crate::kernels::JobArg;
-use crate::kernels::num::Num;
 
 /// Rows of tiles that are walked together, column by column, so that what runs at one time shares A and B in the L2 cache.
 const GROUP: u32 = 16;
@@ -69,10 +66,10 @@ impl<T: Int> TileOrder<T> {
     }
 }
 
-impl TileOrder<V<B32>> {
+impl<'k> TileOrder<V<'k, B32>> {
     /// Declares its numbers as parameters.
     #[track_caller]
-    pub(super) fn declare(b: &mut Builder) -> TileOrder<V<B32>> {
+    pub(super) fn declare(b: &'k Builder) -> TileOrder<V<'k, B32>> {
         let mut number = 0;
         TileOrder::new(1, 1).map(|_| {
             number += 1;
@@ -82,30 +79,19 @@ impl TileOrder<V<B32>> {
 
     /// Runs `body` with the row and the column of every tile that is this CTA's. Each cluster of the grid takes every so
     /// many of the order's tiles, which are as many rows high as it has CTAs, and each of its CTAs one row.
-    pub(super) fn for_each(self, b: &mut Builder, body: impl FnOnce(&mut Builder, V<B32>, V<B32>)) {
+    pub(super) fn for_each(self, b: &'k Builder, body: impl FnOnce(V<'k, B32>, V<'k, B32>)) {
         let cluster = b.launch().cluster;
         let (cta, ctas) = (b.cta_x(), b.grid_x());
         let shift = cluster.trailing_zeros();
-        let (first, step) = (b.shr_u32(cta, shift), b.shr_u32(ctas, shift));
+        let (first, step) = (cta >> shift, ctas >> shift);
         let next = b.var("tile", first);
-        b.repeat(|b| {
-            let done = b.ge_u32(next, self.tiles);
-            b.break_if(done);
-            let index = b.get(next);
-            let (row, col) = {
-                let cell = RefCell::new(&mut *b);
-                let (row, col) = self.map(|number| Num::new(&cell, number)).decode(Num::new(&cell, index));
-                (row.value(), col.value())
-            };
-            let row = if cluster == 1 {
-                row
-            } else {
-                let me = b.cluster_cta_rank();
-                b.mad_u32(row, cluster, me)
-            };
-            body(b, row, col);
-            let after = b.add(index, step);
-            b.set(next, after);
+        b.repeat(|| {
+            b.break_if(next.now().ge(self.tiles));
+            let index = next.get();
+            let (row, col) = self.decode(index);
+            let row = if cluster == 1 { row } else { row.mad(cluster, b.cluster_cta_rank()) };
+            body(row, col);
+            next.set(index + step);
         });
     }
 }

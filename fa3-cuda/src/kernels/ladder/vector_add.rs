@@ -1,6 +1,6 @@
 //! z = x + y, one element a thread.
 
-use fa3_ir::{Builder, Elem, F32, Kernel, Launch};
+use fa3_ir::{Elem, F32, Kernel, Launch};
 
 use crate::kernels::{Array, Job, JobArg};
 
@@ -8,20 +8,16 @@ const THREADS: u32 = 256;
 
 /// The kernel.
 pub fn kernel() -> Kernel {
-    let mut b = Builder::new("vector_add", Launch::threads(THREADS));
-    let [x, y, z] = ["x", "y", "z"].map(|name| b.param_pointer(name, Elem::F32));
-    let n = b.param_u32("n");
+    Kernel::build("vector_add", Launch::threads(THREADS), |b| {
+        let [x, y, z] = ["x", "y", "z"].map(|name| b.param_pointer(name, Elem::F32));
+        let n = b.param_u32("n");
 
-    let (cta, tid) = (b.cta_x(), b.tid());
-    let i = b.mad_u32(cta, THREADS, tid);
-    let inside = b.lt_u32(i, n);
-    b.if_lanes(inside, |b| {
-        let [x, y, z] = [x, y, z].map(|array| b.mad_wide_u32(i, 4, array));
-        let (x, y) = (b.load::<F32>(x), b.load::<F32>(y));
-        let sum = b.add(x, y);
-        b.store(z, sum);
-    });
-    b.finish()
+        let i = b.cta_x().mad(THREADS, b.tid());
+        b.if_lanes(i.lt(n), || {
+            let [x, y, z] = [x, y, z].map(|array| i.mad_wide(4, array));
+            b.store(z, b.load::<F32>(x) + b.load::<F32>(y));
+        });
+    })
 }
 
 /// `n` elements.

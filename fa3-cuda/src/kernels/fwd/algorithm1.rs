@@ -1,0 +1,40 @@
+//! Algorithm 1: products and softmax one after the other.
+
+use fa3_ir::{Frag, Fresh, gemm};
+use fa3_sched::Maxima;
+
+use super::consumer::{Attend, Query, Sum};
+use crate::kernels::parts::kv_blocks::KvBlocks;
+use crate::kernels::parts::p_operand::P;
+
+impl<'k> Attend<'_, 'k> {
+    /// A turn lasts from PV of one block to QKᵀ of the next.
+    pub(super) fn algorithm1(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
+        self.turn.take();
+        blocks.for_each(0, |block| {
+            let k = self.k.wait(); // A1:16
+            let s = gemm(q.tile, k.tile().t(), Fresh); // A1:17
+            self.turn.pass();
+            let mut s = s.wait();
+            self.k.release(k);
+            q.slot.release_if(block.last);
+            self.scores.apply(&mut s, q.row, &block);
+            let p = self.softmax(&mut s, sum); // A1:18-21
+            self.turn.take();
+            self.add_product(&p, &mut sum.o); // A1:20-22
+        });
+        self.turn.pass();
+    }
+
+    /// P of a block, to which O is rescaled.
+    fn softmax(&self, s: &mut Frag<'k>, sum: &mut Sum<'k>) -> P<'k> {
+        match self.fwd.spec.tile.maxima {
+            Maxima::WhenNeeded => sum.softmax.step_lazily(s, &self.p, &mut sum.o),
+            Maxima::EveryBlock => {
+                let shrink = sum.softmax.step(s);
+                sum.o.scale_rows(shrink);
+                self.p.round(s)
+            }
+        }
+    }
+}

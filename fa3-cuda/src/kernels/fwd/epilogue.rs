@@ -1,0 +1,40 @@
+//! The end of a tile: O and LSE to global memory.
+
+use fa3_ir::{B32, Half, V};
+
+use super::Fwd;
+use super::consumer::Sum;
+use super::geometry::Work;
+use crate::kernels::parts::store_rows::{Global, StoreRows};
+
+/// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
+#[track_caller]
+pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
+    let (b, params) = (fwd.builder, &fwd.params);
+    let seqlen = params.geometry.lens.q;
+    let Sum { mut o, softmax } = sum;
+    let (inverse, lse) = softmax.finish(); // A1:24
+    let inside = [row, row + 8].map(|row| row.lt(seqlen));
+    let quad = b.tid() & 3;
+
+    // All threads of a quad have the same LSE. A null pointer means: do not write.
+    let writes = quad.eq(0) & params.lse.ne(0u64);
+    let rows = work.batch.mad(params.heads, work.head).mul_wide(seqlen);
+    let at = params.lse + ((rows + row.to_u64()) << 2);
+    for half in Half::BOTH {
+        let (inside, offset) = (inside[half as usize], 4 * half.rows() as i32);
+        b.guarded(inside & writes, || b.store(at.at(offset), lse[half]));
+    }
+
+    o.scale_rows(inverse); // A1:24
+    // A row that has seen no key is 0, whatever was multiplied by its zeros.
+    let empty = inverse.map(|inverse| inverse.eq(0.0));
+    b.if_uniform(empty.any().vote_any(), || o.map(|o, at| empty[at].select(0.0, o)));
+
+    let rows = Global { address: params.o, strides: params.o_strides };
+    let at = quad.mad_wide(16, rows.at([work.batch, work.head, row]));
+    let [_, _, stride] = params.o_strides;
+    let below = at + (stride << 3);
+    let store = StoreRows { elem: fwd.spec.elem, cols: fwd.spec.head_dim_v };
+    store.store(&o, quad, [at, below], inside); // A1:25
+}

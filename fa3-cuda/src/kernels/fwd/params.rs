@@ -1,0 +1,134 @@
+//! The parameters of a forward kernel.
+
+use fa3_ir::Elem;
+use fa3_sched::{Plan, Scheduler};
+use fa3_types::{Problem, TensorDesc};
+
+use super::geometry::Geometry;
+use super::{FwdArray, FwdSpec};
+use crate::kernels::JobArg;
+use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
+use fa3_ir::TileShape;
+
+/// What a launch passes to a forward kernel.
+#[derive(Debug)]
+pub(super) struct Params<S: Side> {
+    pub(super) q: S::Tensor,
+    pub(super) k: S::Tensor,
+    pub(super) v: S::Tensor,
+    pub(super) o: S::Pointer,
+    /// At address 0, LSE is not written.
+    pub(super) lse: S::Pointer,
+    /// Bytes from one sequence, head, row of O to the next.
+    pub(super) o_strides: [S::U64; 3],
+    /// Query heads.
+    pub(super) heads: S::U32,
+    /// softmax_scale · log₂e, or of capped scores cap · log₂e: what a unit of a score is worth in the exponent of 2.
+    pub(super) scale_log2: S::F32,
+    /// softmax_scale / cap, if scores are capped.
+    pub(super) into_cap: Option<S::F32>,
+    pub(super) geometry: Geometry<S::U32>,
+    /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`].
+    pub(super) ticket: Option<S::Pointer>,
+}
+
+impl<A: Side> Params<A> {
+    /// Goes over them in the order in which they are passed.
+    #[track_caller]
+    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Params<B> {
+        let [batch, head, row] = self.o_strides;
+        Params {
+            q: by.tensor("q", self.q),
+            k: by.tensor("k", self.k),
+            v: by.tensor("v", self.v),
+            o: by.pointer("o", self.o),
+            lse: by.pointer("lse", self.lse),
+            o_strides: [
+                by.u64("o_batch_bytes", batch),
+                by.u64("o_head_bytes", head),
+                by.u64("o_row_bytes", row),
+            ],
+            heads: by.u32("heads", self.heads),
+            scale_log2: by.f32("scale_log2", self.scale_log2),
+            into_cap: self.into_cap.map(|factor| by.f32("into_cap", factor)),
+            geometry: self.geometry.pass(by),
+            ticket: self.ticket.map(|array| by.pointer("ticket", array)),
+        }
+    }
+}
+
+impl Params<Form> {
+    /// Those of a kernel.
+    pub(super) fn form(spec: &FwdSpec) -> Params<Form> {
+        let tile = &spec.tile;
+        let tensor =
+            |rows, cols| TensorForm { tile: TileShape::new(spec.elem, rows, cols), rank: 4, rows: 2 };
+        Params {
+            q: tensor(tile.tile_m, tile.head_dim),
+            k: tensor(tile.tile_n, tile.head_dim),
+            v: tensor(tile.tile_n, tile.head_dim_v),
+            o: spec.elem,
+            lse: Elem::F32,
+            o_strides: [(); 3],
+            heads: (),
+            scale_log2: (),
+            into_cap: spec.softcap.then_some(()),
+            geometry: Geometry::form(spec.order, spec.mask),
+            ticket: (spec.scheduler == Scheduler::DynamicPersistent).then_some(Elem::U32),
+        }
+    }
+}
+
+impl Params<Host> {
+    /// The values of a launch.
+    pub(super) fn of(plan: &Plan) -> Params<Host> {
+        let problem = &plan.problem;
+        // Without keys nothing is loaded of K and V, but a tensor map must be of something.
+        let view_of = |array, tensor: &TensorDesc| {
+            if tensor.extent().0 == 0 { view(FwdArray::Q, problem.q()) } else { view(array, tensor) }
+        };
+        let o = problem.o();
+        let (scale_log2, into_cap) = scales(problem);
+        Params {
+            q: view(FwdArray::Q, problem.q()),
+            k: view_of(FwdArray::K, problem.k()),
+            v: view_of(FwdArray::V, problem.v()),
+            o: FwdArray::O as usize,
+            lse: FwdArray::Lse as usize,
+            o_strides: [o.strides.batch, o.strides.heads, o.strides.seqlen].map(|stride| bytes(o, stride)),
+            heads: problem.heads().q() as u32,
+            scale_log2,
+            into_cap,
+            geometry: Geometry::of(plan),
+            ticket: (plan.scheduler == Scheduler::DynamicPersistent).then_some(FwdArray::Counter as usize),
+        }
+    }
+}
+
+/// A tensor with dimensions head_dim, heads, rows, sequences.
+fn view(array: FwdArray, tensor: &TensorDesc) -> JobArg {
+    let (shape, strides) = (tensor.shape, tensor.strides);
+    JobArg::Tensor {
+        array: array as usize,
+        dims: [shape.head_dim, shape.heads, shape.seqlen, shape.batch].map(|extent| extent as u64).to_vec(),
+        strides: [strides.heads, strides.seqlen, strides.batch].map(|stride| bytes(tensor, stride)).to_vec(),
+    }
+}
+
+/// Strides of a problem's tensors are not negative.
+fn bytes(tensor: &TensorDesc, stride: i64) -> u64 {
+    stride.unsigned_abs() * tensor.dtype.bytes() as u64
+}
+
+/// What a unit of a score is worth in the exponent of 2; and the factor that makes a product such a unit, if scores are capped:
+/// s = c · tanh(Q·K · scale / c).
+fn scales(problem: &Problem) -> (f32, Option<f32>) {
+    let scale = problem.softmax_scale();
+    match problem.softcap() {
+        None => (scale.log2() as f32, None),
+        Some(cap) => {
+            let into = scale.natural() / cap.bound();
+            ((cap.bound() * std::f64::consts::LOG2_E) as f32, Some(into as f32))
+        }
+    }
+}

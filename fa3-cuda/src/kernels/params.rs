@@ -1,0 +1,146 @@
+//! Arguments of kernels, each written once: a struct of them is generic over who holds it.
+//!
+//! An operation has one struct of its parameters, generic over a [`Side`], and one function that walks over its fields with a
+//! [`Pass`]. That function says the names and the order. [`Declare`] turns what the kernel is built from into what it computes with,
+//! [`Fill`] turns the values of a launch into a list of arguments.
+
+use fa3_ir::{B32, B64, Builder, Elem, F32, TileMap, TileShape, V};
+
+use super::JobArg;
+
+/// Who holds a parameter.
+pub(crate) trait Side {
+    /// 32 bits.
+    type U32: Copy;
+    /// 64 bits.
+    type U64: Copy;
+    /// A binary32 number.
+    type F32: Copy;
+    /// The address of an array.
+    type Pointer: Copy;
+    /// A tensor of which tiles are copied.
+    type Tensor: Clone;
+}
+
+/// What a kernel is built from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Form;
+
+impl Side for Form {
+    type U32 = ();
+    type U64 = ();
+    type F32 = ();
+    type Pointer = Elem;
+    type Tensor = TensorForm;
+}
+
+/// Of a tensor: the shape of its tiles, its dimensions, and which of them is a tile's rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorForm {
+    pub(crate) tile: TileShape,
+    pub(crate) rank: usize,
+    pub(crate) rows: usize,
+}
+
+/// A launch: values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Host;
+
+impl Side for Host {
+    type U32 = u32;
+    type U64 = u64;
+    type F32 = f32;
+    /// The number of the array.
+    type Pointer = usize;
+    /// [`JobArg::Tensor`].
+    type Tensor = JobArg;
+}
+
+/// A kernel: registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InKernel<'k>(std::marker::PhantomData<&'k Builder>);
+
+impl<'k> Side for InKernel<'k> {
+    type U32 = V<'k, B32>;
+    type U64 = V<'k, B64>;
+    type F32 = V<'k, F32>;
+    type Pointer = V<'k, B64>;
+    type Tensor = TileMap;
+}
+
+/// Goes over a struct of parameters, field by field.
+pub(crate) trait Pass<A: Side, B: Side> {
+    fn u32(&mut self, name: &str, x: A::U32) -> B::U32;
+    fn u64(&mut self, name: &str, x: A::U64) -> B::U64;
+    fn f32(&mut self, name: &str, x: A::F32) -> B::F32;
+    fn pointer(&mut self, name: &str, x: A::Pointer) -> B::Pointer;
+    fn tensor(&mut self, name: &str, x: A::Tensor) -> B::Tensor;
+}
+
+/// Declares the parameters of a kernel.
+pub(crate) struct Declare<'k>(pub(crate) &'k Builder);
+
+impl<'k> Pass<Form, InKernel<'k>> for Declare<'k> {
+    #[track_caller]
+    fn u32(&mut self, name: &str, (): ()) -> V<'k, B32> {
+        self.0.param_u32(name)
+    }
+
+    #[track_caller]
+    fn u64(&mut self, name: &str, (): ()) -> V<'k, B64> {
+        self.0.param_u64(name)
+    }
+
+    #[track_caller]
+    fn f32(&mut self, name: &str, (): ()) -> V<'k, F32> {
+        self.0.param_f32(name)
+    }
+
+    #[track_caller]
+    fn pointer(&mut self, name: &str, elem: Elem) -> V<'k, B64> {
+        self.0.param_pointer(name, elem)
+    }
+
+    #[track_caller]
+    fn tensor(&mut self, name: &str, TensorForm { tile, rank, rows }: TensorForm) -> TileMap {
+        self.0.tile_map_of(name, tile, rank, rows)
+    }
+}
+
+/// Lists the arguments of a launch, in the order of the parameters.
+#[derive(Debug, Default)]
+pub(crate) struct Fill(pub(crate) Vec<JobArg>);
+
+impl Pass<Host, Filled> for Fill {
+    fn u32(&mut self, _: &str, x: u32) {
+        self.0.push(JobArg::U32(x));
+    }
+
+    fn u64(&mut self, _: &str, x: u64) {
+        self.0.push(JobArg::U64(x));
+    }
+
+    fn f32(&mut self, _: &str, x: f32) {
+        self.0.push(JobArg::F32(x));
+    }
+
+    fn pointer(&mut self, _: &str, array: usize) {
+        self.0.push(JobArg::Pointer(array));
+    }
+
+    fn tensor(&mut self, _: &str, tensor: JobArg) {
+        self.0.push(tensor);
+    }
+}
+
+/// Nobody: what is left when arguments have been listed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Filled;
+
+impl Side for Filled {
+    type U32 = ();
+    type U64 = ();
+    type F32 = ();
+    type Pointer = ();
+    type Tensor = ();
+}

@@ -1,0 +1,10 @@
+//! What kernels of several operations are made of. Each part takes the two or three values that it uses, and knows no operation.
+
+pub(crate) mod kv_blocks;
+pub(crate) mod loader;
+pub(crate) mod p_operand;
+pub(crate) mod ping_pong;
+pub(crate) mod row_softmax;
+pub(crate) mod scores;
+pub(crate) mod store_rows;
+pub(crate) mod tiles;

@@ -1,0 +1,67 @@
+//! The blocks of keys that a tile visits, from the last to the first, and which of them need the mask.
+
+use fa3_ir::{B32, Builder, Pred, V};
+use fa3_sched::KvRange;
+use fa3_types::Mask;
+
+/// A tile's blocks.
+pub(crate) struct KvBlocks<'k> {
+    builder: &'k Builder,
+    kv: KvRange<V<'k, B32>>,
+    /// How many there are.
+    pub(crate) count: V<'k, B32>,
+    /// Keys of a block.
+    keys: u32,
+    /// Whether the mask has a left side, a right side.
+    left: bool,
+    right: bool,
+}
+
+/// One of them.
+pub(crate) struct KvBlock<'k> {
+    /// Its first key.
+    pub(crate) key: V<'k, B32>,
+    /// Whether some row may not see all of it.
+    pub(crate) masked: bool,
+    /// Whether no other is visited after it.
+    pub(crate) last: V<'k, Pred>,
+}
+
+impl<'k> KvBlocks<'k> {
+    /// Those of `keys` keys of a tile with this range, under a mask with these sides.
+    #[track_caller]
+    pub(crate) fn of(b: &'k Builder, kv: KvRange<V<'k, B32>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
+        let (left, right) = mask.reach();
+        let count = kv.end - kv.first;
+        KvBlocks { builder: b, kv, count, keys, left: left.is_some(), right: right.is_some() }
+    }
+
+    /// The block that is visited after `step` others. It may need the mask, for all that is known.
+    #[track_caller]
+    pub(crate) fn at(&self, step: u32) -> KvBlock<'k> {
+        self.block(self.kv.end - (step + 1), true)
+    }
+
+    #[track_caller]
+    fn block(&self, index: V<'k, B32>, masked: bool) -> KvBlock<'k> {
+        KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first) }
+    }
+
+    /// Runs `body` for every block but the first `from`. It is built up to three times: for blocks at the mask's right side
+    /// (and the end of the keys, which only the very first reaches), for those that all rows see, and for those at the left side.
+    #[track_caller]
+    pub(crate) fn for_each(&self, from: u32, mut body: impl FnMut(KvBlock<'k>)) {
+        let KvRange { first: _, unmasked_first, unmasked_end, end } = self.kv;
+        let (right, left) = (end - unmasked_end, end - unmasked_first);
+        let mut phase = |steps: (V<'k, B32>, V<'k, B32>), masked: bool| {
+            self.builder.for_each(steps, 1, |step| body(self.block(end - step - 1, masked)));
+        };
+        if self.right || from == 0 {
+            phase((self.builder.copy(from), right), true);
+        }
+        phase((right.max(from), left), false);
+        if self.left {
+            phase((left.max(from), self.count), true);
+        }
+    }
+}

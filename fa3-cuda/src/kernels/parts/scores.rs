@@ -1,0 +1,54 @@
+//! What happens to scores between QKᵀ and the softmax: functions that the kernel is built with.
+
+use fa3_ir::{B32, F32, Frag, Half, V};
+
+use super::kv_blocks::KvBlock;
+
+/// The functions.
+pub(crate) struct Scores<'k> {
+    /// Makes of each product of Q and K a score in the units of the softmax; none if they are the same.
+    pub(crate) modify: Option<Box<dyn Fn(V<'k, F32>) -> V<'k, F32> + 'k>>,
+    /// The keys that a row may see.
+    pub(crate) visible: Box<dyn Fn(V<'k, B32>) -> Visible<'k> + 'k>,
+}
+
+/// The keys that a row may see, `start .. end`; a mask without a left side has no start.
+pub(crate) struct Visible<'k> {
+    pub(crate) start: Option<V<'k, B32>>,
+    pub(crate) end: V<'k, B32>,
+}
+
+impl<'k> Scores<'k> {
+    /// Products of a block into scores: changed, and hidden where the mask says so. The thread's first row is `row`.
+    #[track_caller]
+    pub(crate) fn apply(&self, s: &mut Frag<'k>, row: V<'k, B32>, block: &KvBlock<'k>) {
+        if let Some(modify) = &self.modify {
+            s.map(|product, _| modify(product));
+        }
+        if !block.masked {
+            return;
+        }
+        // Computed again for each block, a row at a time: they would take registers to keep.
+        let first = block.key + s.builder().frag_col();
+        for half in Half::BOTH {
+            let visible = (self.visible)(row + half.rows()).from(first);
+            s.map_row(half, |score, at| visible.hide(score, at.col));
+        }
+    }
+}
+
+impl<'k> Visible<'k> {
+    /// The same, counted from key `first`: signed numbers.
+    #[track_caller]
+    fn from(self, first: V<'k, B32>) -> Visible<'k> {
+        Visible { start: self.start.map(|start| start - first), end: self.end - first }
+    }
+
+    /// -inf in place of the score of a key that the row does not see.
+    #[track_caller]
+    fn hide(&self, score: V<'k, F32>, key: u32) -> V<'k, F32> {
+        let after = self.end.le_s32(key);
+        let outside = self.start.map_or(after, |start| after | start.gt_s32(key));
+        outside.select(f32::NEG_INFINITY, score)
+    }
+}

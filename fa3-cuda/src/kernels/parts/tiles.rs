@@ -1,0 +1,123 @@
+//! The tile scheduler: which tiles a CTA computes. The producer and the consumers walk over the same ones.
+
+use fa3_ir::{B32, B64, Builder, Region, Ring, V};
+use fa3_sched::{Scheduler, next_dynamic, next_static};
+
+/// The tiles of a launch and how they reach CTAs.
+pub(crate) struct Tiles<'k> {
+    builder: &'k Builder,
+    /// How many there are.
+    count: V<'k, B32>,
+    source: Source<'k>,
+}
+
+/// [`Scheduler`], with what it needs in a kernel.
+enum Source<'k> {
+    OneTile,
+    Static,
+    Dynamic(Broadcast<'k>),
+}
+
+/// The producer fetches tickets from a counter and broadcasts the tiles that they mean in a word; a slot of the ring is that word.
+struct Broadcast<'k> {
+    ticket: V<'k, B64>,
+    ring: Ring<'k, 0>,
+    word: Region,
+}
+
+/// The next ticket, once it has been fetched.
+struct Ticket<'k> {
+    counter: V<'k, B64>,
+    /// The last ticket of a launch: fetching it puts the counter back to 0.
+    last: V<'k, B32>,
+    fetched: Option<V<'k, B32>>,
+}
+
+impl<'k> Ticket<'k> {
+    fn fetch(&mut self, b: &'k Builder) -> V<'k, B32> {
+        *self.fetched.get_or_insert_with(|| b.atomic_inc_u32(self.counter, self.last))
+    }
+}
+
+impl<'k> Tiles<'k> {
+    /// `count` tiles, which `consumers` warps walk over besides the producer. Under [`Scheduler::DynamicPersistent`] `ticket` is the
+    /// address of the counter of tickets.
+    #[track_caller]
+    pub(crate) fn declare(
+        b: &'k Builder,
+        scheduler: Scheduler,
+        count: V<'k, B32>,
+        ticket: Option<V<'k, B64>>,
+        consumers: u32,
+    ) -> Tiles<'k> {
+        let source = match (scheduler, ticket) {
+            (Scheduler::DynamicPersistent, Some(ticket)) => Source::Dynamic(Broadcast {
+                ticket,
+                ring: b.ring("mail", 1, consumers, []),
+                word: b.region("next tile", 4, 4),
+            }),
+            (Scheduler::OneTile, _) => Source::OneTile,
+            (Scheduler::StaticPersistent | Scheduler::DynamicPersistent, _) => Source::Static,
+        };
+        Tiles { builder: b, count, source }
+    }
+
+    /// Runs `body` with the number of every tile, in the one thread that fetches tickets. `body` calls its second argument when
+    /// the next one should be fetched: the atomic takes about 1 µs, but fetching later balances better.
+    #[track_caller]
+    pub(crate) fn produce(&self, body: impl FnOnce(V<'k, B32>, &mut dyn FnMut())) {
+        let b = self.builder;
+        let Source::Dynamic(Broadcast { ticket, ring, word }) = &self.source else {
+            return self.consume(|tile| body(tile, &mut || ()));
+        };
+        let mut ring = ring.producer();
+        let (ctas, last) = (b.grid_x(), self.count - 1);
+        self.each(|tile| {
+            let mut ticket = Ticket { counter: *ticket, last, fetched: None };
+            body(tile, &mut || _ = ticket.fetch(b));
+            let next = next_dynamic(ticket.fetch(b), ctas);
+            let slot = ring.acquire();
+            b.store(*word, next);
+            slot.commit();
+            next
+        });
+    }
+
+    /// Runs `body` with the number of every tile, in a consumer's warps.
+    #[track_caller]
+    pub(crate) fn consume(&self, body: impl FnOnce(V<'k, B32>)) {
+        let b = self.builder;
+        match &self.source {
+            Source::OneTile => body(b.cta_x()),
+            Source::Static => {
+                let ctas = b.grid_x();
+                self.each(|tile| {
+                    body(tile);
+                    next_static(tile, ctas)
+                });
+            }
+            Source::Dynamic(Broadcast { ring, word, .. }) => {
+                let mut ring = ring.consumer();
+                self.each(|tile| {
+                    body(tile);
+                    let slot = ring.wait();
+                    // All lanes have read it. The compiler cannot know that they agree; taken from one of them, it does.
+                    let next = b.load::<B32>(*word).shfl_idx(0);
+                    slot.release();
+                    next
+                });
+            }
+        }
+    }
+
+    /// Runs `step` from the CTA's own number on, as long as the number it gives is that of a tile.
+    #[track_caller]
+    fn each(&self, step: impl FnOnce(V<'k, B32>) -> V<'k, B32>) {
+        let b = self.builder;
+        let next = b.var("tile", b.cta_x());
+        b.repeat(|| {
+            b.break_if(next.now().ge(self.count));
+            next.set(step(next.get()));
+        });
+    }
+}
