@@ -5,5 +5,6 @@ pub mod fwd;
 pub mod job;
 pub mod ladder;
 mod num;
+pub mod shipped;
 
 pub use job::{Array, ArrayUse, Job, JobArg};
