@@ -6,5 +6,6 @@ pub mod job;
 pub mod ladder;
 mod params;
 mod parts;
+pub mod shipped;
 
 pub use job::{Array, ArrayUse, Job, JobArg};

@@ -29,6 +29,7 @@ pub mod fwd;
 mod judge;
 pub mod ladder;
 mod ledger;
+pub mod lock;
 pub mod micro;
 pub mod mutate;
 pub mod reshape;

@@ -1,0 +1,248 @@
+//! Every kernel that is shipped, by a name that stays: for whatever looks at all of them.
+//!
+//! A forward kernel is called after what it computes and how, `fwd/bf16/d128/128x128x3/causal/cap/dynamic`: elements, head
+//! dimension, tile (rows x keys x stages), sides of the mask, soft cap, scheduler, and then words for what differs from the tile
+//! table. A kernel of the ladder is called after its entry of the catalogue and its elements, `ladder/gemm/bf16`.
+
+use std::collections::HashSet;
+
+use fa3_ir::{Elem, Kernel};
+use fa3_sched::{
+    Inputs, Loads, Longest, MaskClass, Maxima, Order, Overlap, PPlace, Scheduler, TileRow, TileShape,
+};
+use fa3_types::Mask;
+
+use super::catalogue;
+use super::fwd::{self, FwdSpec};
+
+const NO_SIDE: Mask = Mask::None;
+const LEFT: Mask = Mask::Window { left: Some(0), right: None };
+const BOTH_SIDES: Mask = Mask::Window { left: Some(0), right: Some(0) };
+
+/// A kernel that is shipped.
+#[derive(Clone, Debug)]
+pub struct Shipped {
+    /// Its name, which no other has.
+    pub name: String,
+    code: Code,
+}
+
+#[derive(Clone, Debug)]
+enum Code {
+    Ladder(Kernel),
+    Forward(FwdSpec),
+}
+
+impl Shipped {
+    /// Builds it.
+    pub fn kernel(&self) -> Kernel {
+        match &self.code {
+            Code::Ladder(kernel) => kernel.clone(),
+            Code::Forward(spec) => fwd::kernel(spec),
+        }
+    }
+
+    /// Whether it stands for others in what takes long, such as ptxas. Types of elements take the same registers, a CTA of one tile
+    /// takes no more than one of many, and a soft cap's own matter where the mask takes most: on its left side.
+    pub fn stands_for_others(&self) -> bool {
+        self.forward().is_none_or(|spec| {
+            let has_left = spec.mask.reach().0.is_some();
+            spec.elem == Elem::Bf16 && spec.scheduler != Scheduler::OneTile && (has_left || !spec.softcap)
+        })
+    }
+
+    /// What it is made from, if it is a forward kernel.
+    pub fn forward(&self) -> Option<&FwdSpec> {
+        match &self.code {
+            Code::Ladder(_) => None,
+            Code::Forward(spec) => Some(spec),
+        }
+    }
+}
+
+/// Every kernel that is shipped, once: the ladder, what plans choose, what the ablation measures.
+pub fn shipped() -> impl Iterator<Item = Shipped> {
+    let mut seen = HashSet::new();
+    let specs = planned().chain(ablated()).filter(move |spec| seen.insert(*spec));
+    ladder().chain(specs.map(|spec| Shipped { name: name(&spec), code: Code::Forward(spec) }))
+}
+
+/// The ladder's kernels, for every type of elements that they take.
+fn ladder() -> impl Iterator<Item = Shipped> {
+    let entries = catalogue::ALL.iter().filter(|entry| entry.name != "fwd");
+    entries.flat_map(|entry| {
+        let jobs = entry.jobs().expect("entries make sense");
+        jobs.into_iter().map(|job| Shipped {
+            name: format!("ladder/{}/{}", entry.name, job.arrays[0].elem),
+            code: Code::Ladder(job.kernel),
+        })
+    })
+}
+
+/// What plans choose: a row of the tile table, with every mask that it serves, with a soft cap and without, with the schedulers
+/// of few tiles and of many.
+fn planned() -> impl Iterator<Item = FwdSpec> {
+    // The forward kernels take no 8-bit inputs, and no warpgroups that share rows.
+    let rows = TileRow::table().iter().filter(|row| {
+        let tile = row.shape;
+        tile.inputs == Inputs::Bits16 && tile.p_place != PPlace::Both && tile.tile_m == 64 * tile.consumers
+    });
+    rows.flat_map(|row| {
+        let masks = row.masks.iter().flat_map(|&class| sides(class));
+        masks.flat_map(move |&mask| {
+            schedulers(mask).into_iter().flat_map(move |scheduler| {
+                [false, true].into_iter().flat_map(move |softcap| {
+                    [Elem::Bf16, Elem::F16].map(|elem| FwdSpec {
+                        elem,
+                        softcap,
+                        ..spec(row.shape, mask, scheduler)
+                    })
+                })
+            })
+        })
+    })
+}
+
+/// The masks of a class, by their bounded sides. A window without a left side has the code of the causal mask.
+fn sides(class: MaskClass) -> &'static [Mask] {
+    match class {
+        MaskClass::Dense => &[NO_SIDE],
+        MaskClass::Causal => &[Mask::Causal],
+        MaskClass::Window => &[BOTH_SIDES, LEFT, Mask::Causal],
+    }
+}
+
+/// The schedulers of few tiles and of many.
+fn schedulers(mask: Mask) -> [Scheduler; 2] {
+    let many = if mask == NO_SIDE { Scheduler::StaticPersistent } else { Scheduler::DynamicPersistent };
+    [Scheduler::OneTile, many]
+}
+
+/// In bf16, without a soft cap, with the order that plans have for this mask.
+fn spec(tile: TileShape, mask: Mask, scheduler: Scheduler) -> FwdSpec {
+    let order = match mask {
+        NO_SIDE => Order::Linear,
+        Mask::Causal | Mask::Window { .. } => {
+            Order::LongestFirst { section: 1, longest: Longest::from(mask) }
+        }
+    };
+    FwdSpec { elem: Elem::Bf16, tile, head_dim_v: tile.head_dim_v, mask, softcap: false, order, scheduler }
+}
+
+/// What the ablation measures, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer keys where one
+/// needs more registers, and other orders of tiles.
+fn ablated() -> impl Iterator<Item = FwdSpec> {
+    let is_measured = |row: &&TileRow| row.shape.head_dim == 128 && row.masks == [MaskClass::Dense];
+    let tile = TileRow::table().iter().find(is_measured).expect("the table has the tile").shape;
+    let maxima = Maxima::EveryBlock;
+    let tiles = [
+        TileShape { overlap: Overlap::None, maxima, ..tile },
+        TileShape { maxima, ..tile },
+        TileShape { overlap: Overlap::ThreeStage, maxima, tile_n: 48, ..tile },
+        TileShape { overlap: Overlap::None, maxima, ping_pong: false, ..tile },
+        TileShape { maxima, ping_pong: false, ..tile },
+        TileShape { loads: Loads::Consumers, maxima, ..tile },
+    ];
+    let causal = |scheduler| spec(tile, Mask::Causal, scheduler);
+    let [dealt, drawn] = [Scheduler::StaticPersistent, Scheduler::DynamicPersistent].map(causal);
+    let linear = [dealt, drawn].map(|spec| FwdSpec { order: Order::Linear, ..spec });
+    let pipelines = tiles.map(|tile| spec(tile, NO_SIDE, Scheduler::StaticPersistent));
+    pipelines.into_iter().chain([dealt]).chain(linear)
+}
+
+/// The name of a forward kernel.
+fn name(spec: &FwdSpec) -> String {
+    let FwdSpec { elem, tile, mask, softcap, order, scheduler, .. } = *spec;
+    let TileShape { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
+    let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
+    let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
+    let mut word = |word: &str| words.push(word.to_owned());
+    word(match mask.reach() {
+        (None, None) => "none",
+        (None, Some(_)) => "causal",
+        (Some(_), None) => "left",
+        (Some(_), Some(_)) => "window",
+    });
+    if softcap {
+        word("cap");
+    }
+    word(match scheduler {
+        Scheduler::OneTile => "one",
+        Scheduler::StaticPersistent => "static",
+        Scheduler::DynamicPersistent => "dynamic",
+    });
+    match tile.overlap {
+        Overlap::None => word("no-overlap"),
+        Overlap::TwoStage => {}
+        Overlap::ThreeStage => word("three-stage"),
+    }
+    let differs = [
+        (tile.maxima == Maxima::EveryBlock, "every-maximum"),
+        (tile.p_place != PPlace::Registers, "p-in-smem"),
+        (tile.consumers > 1 && !tile.ping_pong, "no-turns"),
+        (tile.loads == Loads::Consumers, "no-producer"),
+        (mask != NO_SIDE && order == Order::Linear, "linear"),
+    ];
+    differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
+    words.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::num::NonZeroU32;
+
+    use fa3_sched::{Choices, Limits, Plan};
+    use fa3_types::{Dtype, ProblemSpec, Shape};
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let mut names = HashMap::new();
+        for shipped in shipped() {
+            let twin = names.insert(shipped.name.clone(), shipped.clone());
+            assert!(twin.is_none(), "{twin:?} and {shipped:?}");
+        }
+        assert!(names.len() > 400, "{}", names.len());
+        assert!(names.contains_key("ladder/gemm/f16"));
+        assert!(names.contains_key("fwd/bf16/d128/128x128x3/causal/cap/dynamic"));
+        assert!(names.contains_key("fwd/bf16/d128/192x80x3/none/static/every-maximum/no-producer"));
+    }
+
+    /// Whatever plans choose is shipped.
+    #[test]
+    fn planned_kernels_are_shipped() {
+        let known: HashSet<FwdSpec> = shipped().filter_map(|shipped| shipped.forward().copied()).collect();
+        let windows = [(Some(7), Some(3)), (Some(7), None), (None, Some(3))];
+        let windows = windows.map(|(left, right)| Mask::window(left, right));
+        let masks = || [Mask::None, Mask::Causal].into_iter().chain(windows);
+        let choices = Choices { pack_gqa: Some(false), splits: Some(NonZeroU32::MIN), ..Choices::default() };
+        let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+        let mut found = HashSet::new();
+        for (head_dim, head_dim_v) in dims {
+            for (mask, seqlen) in masks().flat_map(|mask| [50, 100, 1000, 2000, 8192].map(|len| (mask, len)))
+            {
+                for (heads, cap, dtype) in
+                    [(1, None, Dtype::F16), (200, None, Dtype::Bf16), (200, Some(30.0), Dtype::F16)]
+                {
+                    let shape = Shape { batch: 1, seqlen, heads, head_dim };
+                    let problem = ProblemSpec::dense(dtype, shape, shape).head_dim_v(head_dim_v).mask(mask);
+                    let problem = match cap {
+                        Some(cap) => problem.softcap(cap),
+                        None => problem,
+                    };
+                    let plan =
+                        Plan::with(&problem.validate().unwrap(), &Limits::h100_sxm(), &choices).unwrap();
+                    let spec = FwdSpec::of(&plan).unwrap();
+                    assert!(known.contains(&spec), "{plan}\n{spec:?}");
+                    found.insert(FwdSpec { elem: Elem::Bf16, softcap: false, ..spec });
+                }
+            }
+        }
+        let planned: HashSet<FwdSpec> =
+            planned().map(|spec| FwdSpec { elem: Elem::Bf16, softcap: false, ..spec }).collect();
+        let unplanned: Vec<String> = planned.difference(&found).map(name).collect();
+        assert_eq!(unplanned, [""; 0]);
+    }
+}

@@ -1,0 +1,201 @@
+//! `tests/kernels.lock`: what the code of every shipped kernel is, a line a kernel, so that a change of one shows.
+//!
+//! The hash is that of the [`canonical`] PTX, which does not depend on the numbers of registers nor on names. Registers at entry and
+//! bytes spilled are ptxas's, `-` for kernels that are not assembled: see
+//! [`Shipped::stands_for_others`](fa3_cuda::kernels::shipped::Shipped::stands_for_others).
+
+mod canonical;
+mod diff;
+mod tools;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use fa3_ir::Ptx;
+
+pub use canonical::canonical;
+pub use diff::Diff;
+pub use tools::{Assembled, NoTool, Nvdisasm, Ptxas};
+
+/// Who wrote the lock, and how to write it.
+const HEAD: &str = "\
+# The code of every shipped kernel. A test compares it, and writes it again:
+#   FA3_UPDATE=1 cargo test -p fa3-tests --test kernels_lock
+";
+
+/// The lock, or what it should be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lock {
+    /// The version of ptxas, if one assembled the kernels.
+    pub ptxas: Option<String>,
+    /// The kernels by name.
+    pub kernels: BTreeMap<String, Code>,
+}
+
+/// The code of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code {
+    /// FNV-1a of its canonical PTX.
+    pub ptx: u64,
+    /// What ptxas says of it, if it was assembled.
+    pub assembled: Option<Usage>,
+    /// Bytes of dynamic shared memory.
+    pub smem: u32,
+    /// Instructions in the PTX.
+    pub instructions: usize,
+    /// Those of them that are matrix products.
+    pub wgmma: usize,
+}
+
+/// What a kernel takes of registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Of a thread at entry.
+    pub registers: u32,
+    /// Bytes stored and loaded for want of them.
+    pub spills: u32,
+}
+
+/// Why a text is no lock.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} of the lock is no kernel: {text}")]
+pub struct Malformed {
+    line: usize,
+    text: String,
+}
+
+impl Code {
+    /// That of a kernel, not assembled.
+    pub fn of(ptx: &Ptx) -> Code {
+        let text = canonical(&ptx.text);
+        let body = text.split_once("\n{\n").map_or("", |(_, body)| body);
+        let instructions = || body.lines().filter(|line| line.ends_with([';', '}']) && line.len() > 1);
+        Code {
+            ptx: fnv1a(text.as_bytes()),
+            assembled: None,
+            smem: ptx.smem_bytes,
+            instructions: instructions().count(),
+            wgmma: instructions().filter(|line| line.contains("wgmma.mma_async")).count(),
+        }
+    }
+
+    fn parse<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<Code> {
+        let ptx = u64::from_str_radix(words.next()?, 16).ok()?;
+        let assembled = match (words.next()?, words.next()?) {
+            ("-", "-") => None,
+            (registers, spills) => {
+                Some(Usage { registers: registers.parse().ok()?, spills: spills.parse().ok()? })
+            }
+        };
+        let code = Code {
+            ptx,
+            assembled,
+            smem: words.next()?.parse().ok()?,
+            instructions: words.next()?.parse().ok()?,
+            wgmma: words.next()?.parse().ok()?,
+        };
+        words.next().is_none().then_some(code)
+    }
+}
+
+/// The 64-bit hash of Fowler, Noll and Vo, which is the same everywhere and for ever.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+impl Lock {
+    /// Reads what [`Lock`] prints.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn parse(text: &str) -> Result<Lock, Malformed> {
+        let mut lock = Lock::default();
+        for (index, text) in text.lines().enumerate() {
+            let malformed = || Malformed { line: index + 1, text: text.to_owned() };
+            if let Some(version) = text.strip_prefix("# ptxas ") {
+                lock.ptxas = Some(version.to_owned());
+            } else if !text.starts_with('#') {
+                let mut words = text.split_whitespace();
+                let name = words.next().ok_or_else(malformed)?;
+                let code = Code::parse(words).ok_or_else(malformed)?;
+                if lock.kernels.insert(name.to_owned(), code).is_some() {
+                    return Err(malformed());
+                }
+            }
+        }
+        Ok(lock)
+    }
+}
+
+impl fmt::Display for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{HEAD}")?;
+        if let Some(version) = &self.ptxas {
+            writeln!(f, "# ptxas {version}")?;
+        }
+        let [name, ptx] = ["# kernel", "ptx"];
+        writeln!(f, "{name:72} {ptx:16} registers spills   smem instructions wgmma")?;
+        for (name, code) in &self.kernels {
+            let Code { ptx, assembled, smem, instructions, wgmma } = code;
+            let column = |number: fn(&Usage) -> u32| {
+                assembled.as_ref().map_or_else(|| "-".to_owned(), |usage| number(usage).to_string())
+            };
+            let [registers, spills] = [column(|usage| usage.registers), column(|usage| usage.spills)];
+            writeln!(
+                f,
+                "{name:72} {ptx:016x} {registers:>9} {spills:>6} {smem:>6} {instructions:>12} {wgmma:>5}"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_cuda::kernels::catalogue;
+    use fa3_ir::ptx;
+
+    use super::*;
+
+    /// From the authors' page.
+    #[test]
+    fn the_hash() {
+        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_kernels_code() {
+        let kernel = catalogue::find("gemm").unwrap().job(&[]).unwrap().kernel;
+        let ptx = ptx::emit(&kernel).unwrap();
+        let code = Code::of(&ptx);
+        let lines = |what: &str| ptx.text.lines().filter(|line| line.contains(what)).count();
+        assert_eq!((code.smem, code.wgmma), (kernel.smem.bytes(), lines("wgmma.mma_async")));
+        let others = lines(".reg .") - lines(".reg .pred done;") + lines(".shared .align");
+        assert_eq!(code.instructions, lines(";") - others);
+    }
+
+    #[test]
+    fn locks_are_read_as_they_are_printed() {
+        let assembled = Some(Usage { registers: 168, spills: 12 });
+        let code = Code { ptx: 0x0123, assembled, smem: 1024, instructions: 70, wgmma: 8 };
+        let kernels = [("b", code), ("a", Code { assembled: None, ..code })];
+        let kernels = kernels.map(|(name, code)| (name.to_owned(), code)).into();
+        let lock = Lock { ptxas: Some("13.5.37".to_owned()), kernels };
+        let text = lock.to_string();
+        assert_eq!(Lock::parse(&text), Ok(lock));
+        let last = text.lines().last().unwrap();
+        assert_eq!(
+            last.split_whitespace().collect::<Vec<_>>(),
+            ["b", "0000000000000123", "168", "12", "1024", "70", "8"]
+        );
+        for (from, to) in
+            [(" 70 ", " x "), (" 70 ", " "), ("\nb ", "\na "), (" 8\n", " 8 9\n"), (" 12 ", " - ")]
+        {
+            assert!(Lock::parse(&text.replace(from, to)).is_err(), "{from}");
+        }
+    }
+}

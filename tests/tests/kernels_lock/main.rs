@@ -1,0 +1,145 @@
+//! Every shipped kernel: whether its code is what `tests/kernels.lock` says (`FA3_UPDATE=1` writes the lock again); whether ptxas
+//! spills its registers or serialises its products; whether a forward kernel's loops have the order that makes the overlap.
+//!
+//! Kernels are built once for all tests of this file, and those that stand for others are assembled, where there is ptxas.
+
+mod loops;
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::{env, fs};
+
+use fa3::sched::{Loads, Maxima, Scheduler};
+use fa3_cuda::kernels::fwd::FwdSpec;
+use fa3_cuda::kernels::shipped::{Shipped, shipped};
+use fa3_ir::ptx;
+use fa3_tests::lock::{Assembled, Code, Diff, Lock, NoTool, Nvdisasm, Ptxas, Usage};
+use loops::Fault;
+use rayon::prelude::*;
+
+static PTXAS: LazyLock<Result<Ptxas, NoTool>> = LazyLock::new(Ptxas::find);
+static ALL: LazyLock<Vec<Built>> = LazyLock::new(|| {
+    let all: Vec<Shipped> = shipped().collect();
+    all.into_par_iter().map(Built::of).collect()
+});
+
+/// A shipped kernel, built.
+struct Built {
+    shipped: Shipped,
+    code: Code,
+    entry_registers: u32,
+    /// `None` if there is no ptxas, or if another kernel stands for it.
+    assembled: Option<Assembled>,
+}
+
+impl Built {
+    fn of(shipped: Shipped) -> Built {
+        let kernel = shipped.kernel();
+        let ptx = ptx::emit(&kernel).unwrap_or_else(|errors| panic!("{}: {errors:?}", shipped.name));
+        let ptxas = PTXAS.as_ref().ok().filter(|_| shipped.stands_for_others());
+        let assembled = ptxas.map(|ptxas| ptxas.assemble(&shipped.name, &ptx.text));
+        let usage = assembled.as_ref().map(|Assembled { report, .. }| Usage {
+            registers: report.registers,
+            spills: report.spill_store_bytes + report.spill_load_bytes,
+        });
+        let code = Code { assembled: usage, ..Code::of(&ptx) };
+        Built { shipped, code, entry_registers: kernel.launch.entry_registers(), assembled }
+    }
+}
+
+fn path() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels.lock")
+}
+
+#[test]
+fn kernels_are_as_the_lock_says() {
+    let kernels = ALL.iter().map(|built| (built.shipped.name.clone(), built.code)).collect();
+    let now = Lock { ptxas: PTXAS.as_ref().ok().map(|ptxas| ptxas.version.clone()), kernels };
+    let update = env::var_os("FA3_UPDATE").is_some();
+    if update {
+        assert!(now.ptxas.is_some(), "the lock has what ptxas says, and there is no ptxas: set $PTXAS");
+        fs::write(path(), now.to_string()).expect("the lock can be written");
+        return;
+    }
+    let text = fs::read_to_string(path()).expect("the lock can be read");
+    let lock = Lock::parse(&text).unwrap_or_else(|error| panic!("{error}"));
+    match (&now.ptxas, &lock.ptxas) {
+        (None, _) => println!("skipped: no ptxas"),
+        (now, lock) if now == lock => {}
+        (Some(now), lock) => {
+            println!("skipped: ptxas {now}, the lock has {}", lock.as_deref().unwrap_or("none"));
+        }
+    }
+    let diff = Diff::of(&lock, &now);
+    assert!(
+        diff.is_empty(),
+        "{diff}\nIf that is meant: FA3_UPDATE=1 cargo test -p fa3-tests --test kernels_lock"
+    );
+}
+
+/// ptxas spills no registers, serialises no products and warns of nothing.
+#[test]
+fn ptxas_has_nothing_to_say() {
+    for Built { shipped, assembled, entry_registers, .. } in ALL.iter() {
+        let Some(Assembled { report, .. }) = assembled else { continue };
+        // Registers that setmaxnreg gives to roles are not in this number; those at entry are.
+        assert!(report.is_clean() && report.registers <= *entry_registers, "{}: {report}", shipped.name);
+    }
+}
+
+/// Whether a kernel's loops are to overlap. What becomes of those without turns or without a producer is what the ablation
+/// measures.
+fn overlaps(spec: &FwdSpec) -> bool {
+    let is_free = spec.tile.maxima == Maxima::EveryBlock && !spec.tile.ping_pong;
+    spec.tile.loads == Loads::Producer && !is_free
+}
+
+#[test]
+fn loops_overlap() {
+    let Ok(nvdisasm) = Nvdisasm::find() else {
+        println!("skipped: no nvdisasm");
+        return;
+    };
+    let wrong = ALL.par_iter().flat_map_iter(|Built { shipped, assembled, .. }| {
+        let name = &shipped.name;
+        let spec = shipped.forward().filter(|spec| overlaps(spec));
+        let faults = spec.zip(assembled.as_ref()).map(|(spec, Assembled { cubin, .. })| {
+            loops::faults(spec, &nvdisasm.disassemble(name, cubin)).into_iter()
+        });
+        let faults = faults.into_iter().flatten();
+        faults.map(move |(address, fault)| format!("{name}: loop at {address:#06x}: {fault}"))
+    });
+    let wrong: Vec<String> = wrong.collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Loops are found wrong in which ptxas waits after every instruction for want of a fence (C7519) or of registers (C7512), and,
+/// which nothing else would tell, one in which the kernel waits for both products at once.
+#[test]
+fn serialised_loops_are_found() {
+    let (Ok(ptxas), Ok(nvdisasm)) = (PTXAS.as_ref(), Nvdisasm::find()) else {
+        println!("skipped: no ptxas, or no nvdisasm");
+        return;
+    };
+    let is_it = |spec: &FwdSpec| spec.tile.head_dim == 128 && spec.scheduler == Scheduler::StaticPersistent;
+    let is_it = |shipped: &Shipped| shipped.forward().is_some_and(is_it);
+    let shipped = shipped().find(is_it).expect("there is one for head dimension 128");
+    let spec = shipped.forward().expect("it is a forward kernel");
+    let sound = ptx::emit(&shipped.kernel()).unwrap().text;
+    let registers = spec.tile.registers();
+    let [consumer, poor] = [registers.consumer, registers.entry]
+        .map(|registers| format!("setmaxnreg.inc.sync.aligned.u32 {registers};"));
+    type Expected = fn(&Fault) -> bool;
+    let edits: [(&str, &str, Expected); 3] = [
+        ("wgmma.fence.sync.aligned;", "", |fault| matches!(fault, Fault::Products { found: 3.. })),
+        (&consumer, &poor, |fault| matches!(fault, Fault::Spills { .. })),
+        ("wait_group.sync.aligned 1;", "wait_group.sync.aligned 0;", |fault| matches!(fault, Fault::OneWait)),
+    ];
+    for (index, (from, to, expected)) in edits.into_iter().enumerate() {
+        let (broken, name) = (sound.replace(from, to), format!("serial-{index}"));
+        assert_ne!(broken, sound, "no {from}");
+        let listing = nvdisasm.disassemble(&name, &ptxas.assemble(&name, &broken).cubin);
+        let faults = loops::faults(spec, &listing);
+        assert!(faults.iter().any(|(_, fault)| expected(fault)), "without {from}: {faults:?}");
+    }
+}
