@@ -2,10 +2,10 @@
 
 pub mod catalogue;
 pub mod fwd;
-pub mod job;
 pub mod ladder;
 mod params;
 mod parts;
 pub mod shipped;
+mod spec;
 
-pub use job::{Array, ArrayUse, Job, JobArg};
+pub use spec::Spec;

@@ -37,6 +37,12 @@ impl ArgValue {
 pub enum ArgError {
     #[error("{given} arguments for {expected} parameters")]
     Count { given: usize, expected: usize },
+    #[error("there is no argument for parameter {param}")]
+    Missing { param: String },
+    #[error("there is no parameter {name} for the argument of that name")]
+    Unknown { name: String },
+    #[error("buffer {index} is none of the program's {count}")]
+    Buffer { index: usize, count: usize },
     #[error("parameter {param} is a {expected}, its argument a {given}")]
     Kind { param: String, expected: &'static str, given: &'static str },
     #[error("tensor map {param}: {error}")]

@@ -62,6 +62,7 @@ mod watch;
 
 // Launches.
 mod args;
+mod program;
 
 // Tiles, fragments, rings: what kernels are written with.
 mod tile;
@@ -91,6 +92,7 @@ pub use kernel::{
     Source, Stmt,
 };
 pub use lane::{Bits, LaneInst, LaneOp, Number, Select};
+pub use program::{Buffer, BufferId, BufferRole, Passed, Program, Step};
 pub use ptx::Ptx;
 pub use smem::{Region, RegionInfo, RegionKind, SmemPlan};
 pub use tensor::{BoxShape, TensorMapError, TensorView};

@@ -65,6 +65,7 @@ mod memory;
 mod rule;
 mod schedule;
 mod simulation;
+mod steps;
 mod timeline;
 pub mod trace;
 
@@ -102,5 +103,6 @@ pub use memory::{Buffer, Memory};
 pub use rule::Rule;
 pub use schedule::Policy;
 pub use simulation::{Mode, Outcome, SimError, Simulation};
+pub use steps::{ProgramOutcome, ProgramSimulation};
 pub use timeline::{Activity, Cause, Engine, EngineTrack, RoleTrack, Span, Timeline};
 pub use trace::Trace;

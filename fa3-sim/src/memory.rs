@@ -114,6 +114,11 @@ impl Memory {
         self.allocations[buffer.index].once = true;
     }
 
+    /// The same for the next kernel, or no longer.
+    pub(crate) fn demand_once(&mut self, buffer: Buffer, once: bool) {
+        self.allocations[buffer.index].once = once;
+    }
+
     /// Whether a buffer is one of its allocations, as far as that can be told.
     pub(crate) fn owns(&self, buffer: Buffer) -> bool {
         let like = |own: &Allocation| (own.address, own.bytes.len()) == (buffer.address, buffer.bytes);

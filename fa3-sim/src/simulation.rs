@@ -50,6 +50,16 @@ pub enum SimError {
         /// Its size.
         bytes: usize,
     },
+    /// What a buffer of a program begins as is not as long as it.
+    #[error("{buffer}: {given} were given to begin with, not {expected}")]
+    Initial {
+        /// The buffer, or all of them.
+        buffer: &'static str,
+        /// Bytes, or buffers.
+        given: usize,
+        /// Those of the program.
+        expected: usize,
+    },
     /// The kernel ran too long.
     #[error("no end after {limit} steps")]
     Steps {

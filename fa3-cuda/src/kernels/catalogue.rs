@@ -6,10 +6,10 @@
 //! use fa3_cuda::kernels::catalogue;
 //!
 //! let gemm = catalogue::find("gemm")?;
-//! let job = gemm.job(&[("m", 256.into()), gemm.option("dtype")?.parse("f16")?])?;
-//! assert_eq!(job.arrays[0].shape, [256, 392]); // k as the entry has it
+//! let program = gemm.program(&[("m", 256.into()), gemm.option("dtype")?.parse("f16")?])?;
+//! assert_eq!(program.buffers[0].shape, [256, 392]); // k as the entry has it
 //!
-//! let error = gemm.job(&[("n", 12.into())]).unwrap_err();
+//! let error = gemm.program(&[("n", 12.into())]).unwrap_err();
 //! assert_eq!(error.to_string(), "n is 12, not a multiple of 8 from 8 to 1048576");
 //! # Ok::<(), catalogue::CatalogueError>(())
 //! ```
@@ -17,11 +17,11 @@
 mod attention;
 mod option;
 
-use fa3_ir::{Elem, Swizzle};
+use fa3_ir::{Elem, Program, Swizzle};
 use fa3_sched::PlanError;
 use fa3_types::ProblemError;
 
-use super::Job;
+use super::Spec;
 use super::fwd::FwdError;
 use super::ladder::{
     GemmSize, gemm, gemm_cluster, gemm_fp8, gemm_ring, gemm_simple, gemm_split_k, row_softmax, tile_copy,
@@ -59,7 +59,7 @@ pub static ALL: &[Entry] = &[
         name: "vector_add",
         about: "z = x + y, one element a thread",
         options: &[ELEMENTS],
-        build: |options| Ok(vector_add::job(options.number("n"))),
+        build: |options| Ok(vector_add::program(options.number("n"))),
     },
     Entry {
         name: "row_softmax",
@@ -72,7 +72,7 @@ pub static ALL: &[Entry] = &[
             if elements > limit {
                 return Err(CatalogueError::Elements { rows, cols, limit });
             }
-            Ok(row_softmax::job(rows, cols))
+            Ok(row_softmax::program(rows, cols))
         },
     },
     Entry {
@@ -80,50 +80,50 @@ pub static ALL: &[Entry] = &[
         about: "y = x by tensor copies, one tile of 64 x 64 a CTA",
         options: &[rows(1), cols(8), SWIZZLE],
         build: |options| {
-            Ok(tile_copy::job(options.swizzle(), options.number("rows"), options.number("cols")))
+            Ok(tile_copy::program(options.swizzle(), options.number("rows"), options.number("cols")))
         },
     },
     Entry {
         name: "transpose",
         about: "y = x transposed, one tile of 64 x 64 a CTA",
         options: &[rows(8), cols(8)],
-        build: |options| Ok(transpose::job(options.number("rows"), options.number("cols"))),
+        build: |options| Ok(transpose::program(options.number("rows"), options.number("cols"))),
     },
     Entry {
         name: "gemm_simple",
         about: "C = A B^T by one warpgroup a tile, in turn",
         options: &[M, n(2), k(392, 8), DTYPE],
-        build: |options| Ok(gemm_simple::job(options.dtype(), size(options))),
+        build: |options| Ok(gemm_simple::program(options.dtype(), size(options))),
     },
     Entry {
         name: "gemm_ring",
         about: "C = A B^T by one warpgroup a tile, loads ahead of products",
         options: &[M, n(2), k(392, 8), DTYPE],
-        build: |options| Ok(gemm_ring::job(options.dtype(), size(options))),
+        build: |options| Ok(gemm_ring::program(options.dtype(), size(options))),
     },
     Entry {
         name: "gemm",
         about: "C = A B^T by a producer and two consumers, persistent",
         options: &[M, n(8), k(392, 8), DTYPE, ctas(1)],
-        build: |options| Ok(gemm::job(options.dtype(), size(options), options.number("ctas"))),
+        build: |options| Ok(gemm::program(options.dtype(), size(options), options.number("ctas"))),
     },
     Entry {
         name: "gemm_cluster",
         about: "The same by clusters of two CTAs, which load for each other",
         options: &[M, n(8), k(392, 8), DTYPE, ctas(2)],
-        build: |options| Ok(gemm_cluster::job(options.dtype(), size(options), options.number("ctas"))),
+        build: |options| Ok(gemm_cluster::program(options.dtype(), size(options), options.number("ctas"))),
     },
     Entry {
         name: "gemm_split_k",
         about: "C = C + A B^T, parts of K added by copies",
         options: &[M, n(4), k(392, 8), DTYPE, SPLITS],
-        build: |options| Ok(gemm_split_k::job(options.dtype(), size(options), options.number("splits"))),
+        build: |options| Ok(gemm_split_k::program(options.dtype(), size(options), options.number("splits"))),
     },
     Entry {
         name: "gemm_fp8",
         about: "C = A B^T of e4m3, summed in two levels",
         options: &[M, n(8), k(784, 16), dtype(&[Value::Dtype(Elem::E4m3)]), ctas(1)],
-        build: |options| Ok(gemm_fp8::job(size(options), options.number("ctas"))),
+        build: |options| Ok(gemm_fp8::program(size(options), options.number("ctas"))),
     },
     Entry {
         name: "fwd",
@@ -142,10 +142,10 @@ pub struct Entry {
     pub about: &'static str,
     /// What can be chosen.
     pub options: &'static [OptionInfo],
-    build: fn(&Options) -> Result<Job, CatalogueError>,
+    build: fn(&Options) -> Result<Program<Spec>, CatalogueError>,
 }
 
-/// Why there is no such job.
+/// Why there is no such program.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -192,7 +192,7 @@ impl Entry {
     ///
     /// # Errors
     /// An option or a value that it does not take.
-    pub fn job(&'static self, chosen: &[(&str, Value)]) -> Result<Job, CatalogueError> {
+    pub fn program(&'static self, chosen: &[(&str, Value)]) -> Result<Program<Spec>, CatalogueError> {
         let mut options =
             Options(self.options.iter().map(|option| (option.name, option.default())).collect());
         for &(name, value) in chosen {
@@ -206,13 +206,13 @@ impl Entry {
     ///
     /// # Errors
     /// None, if the entry makes sense.
-    pub fn jobs(&'static self) -> Result<Vec<Job>, CatalogueError> {
+    pub fn programs(&'static self) -> Result<Vec<Program<Spec>>, CatalogueError> {
         let dtype = self.options.iter().find(|option| option.name == "dtype");
         match dtype.map(|option| option.domain) {
             Some(Domain::OneOf(values)) => {
-                values.iter().map(|&value| self.job(&[("dtype", value)])).collect()
+                values.iter().map(|&value| self.program(&[("dtype", value)])).collect()
             }
-            _ => Ok(vec![self.job(&[])?]),
+            _ => Ok(vec![self.program(&[])?]),
         }
     }
 }
@@ -253,15 +253,11 @@ const fn dtype(values: &'static [Value]) -> OptionInfo {
 mod tests {
     use std::collections::BTreeSet;
 
-    use fa3_ir::{check_args, check_grid};
-
     use super::*;
 
     /// Whether arguments and grid are such as the kernel takes.
-    fn fits(job: &Job) -> bool {
-        let addresses: Vec<u64> = (1..=job.arrays.len() as u64).map(|array| array << 40).collect();
-        check_args(&job.kernel.params, &job.bind(&addresses)).is_ok()
-            && check_grid(job.grid, job.kernel.launch.cluster).is_ok()
+    fn fits(program: &Program<Spec>) -> bool {
+        program.map(Spec::kernel).check().is_ok()
     }
 
     /// The least, the default and the greatest value of an option, or all its words.
@@ -295,7 +291,8 @@ mod tests {
         let names: BTreeSet<&str> = ALL.iter().map(|entry| entry.name).collect();
         assert_eq!(names.len(), ALL.len());
         for entry in ALL {
-            assert_eq!(entry.job(&[]).unwrap().kernel.name, entry.name);
+            let program = entry.program(&[]).unwrap();
+            assert_eq!(program.steps[0].kernel.kernel().name, entry.name);
             assert_eq!(find(entry.name).unwrap().about, entry.about);
         }
     }
@@ -304,8 +301,8 @@ mod tests {
     fn every_option_is_used_up_to_its_limits() {
         for entry in ALL {
             for chosen in pairs(entry) {
-                match entry.job(&chosen) {
-                    Ok(job) => assert!(fits(&job), "{} {chosen:?}", entry.name),
+                match entry.program(&chosen) {
+                    Ok(program) => assert!(fits(&program), "{} {chosen:?}", entry.name),
                     Err(
                         CatalogueError::Elements { .. }
                         | CatalogueError::Problem(_)
@@ -317,7 +314,7 @@ mod tests {
             }
             for option in entry.options {
                 let changes = |value: &Value| {
-                    let (with, without) = (entry.job(&[(option.name, *value)]), entry.job(&[]));
+                    let (with, without) = (entry.program(&[(option.name, *value)]), entry.program(&[]));
                     format!("{:?}", with.unwrap()) != format!("{:?}", without.unwrap())
                 };
                 let others = match option.domain {
@@ -338,8 +335,8 @@ mod tests {
     #[test]
     fn options_that_are_none() {
         let said = |kernel: &str, option: &str, text: &str| {
-            let job = || find(kernel)?.job(&[find(kernel)?.option(option)?.parse(text)?]);
-            job().unwrap_err().to_string()
+            let program = || find(kernel)?.program(&[find(kernel)?.option(option)?.parse(text)?]);
+            program().unwrap_err().to_string()
         };
         assert!(said("gem", "n", "8").starts_with("there is no kernel gem, but vector_add, row_softmax, "));
         assert_eq!(said("vector_add", "m", "8"), "kernel vector_add has no option m, but n");
@@ -353,9 +350,9 @@ mod tests {
         assert_eq!(said("gemm", "dtype", "e4m3"), "dtype is e4m3, not bf16 or f16");
         assert_eq!(said("tile_copy", "swizzle", "16"), "swizzle is 16, not 128, 64, 32 or none");
         let chosen = [("rows", 1_000_000.into()), ("cols", 5000.into())];
-        let error = find("row_softmax").unwrap().job(&chosen).unwrap_err();
+        let error = find("row_softmax").unwrap().program(&chosen).unwrap_err();
         assert_eq!(error.to_string(), "1000000 x 5000 elements are more than 4294967295");
-        let error = find("gemm").unwrap().job(&[("dtype", 8.into())]).unwrap_err();
+        let error = find("gemm").unwrap().program(&[("dtype", 8.into())]).unwrap_err();
         assert_eq!(error.to_string(), "dtype is 8, not bf16 or f16");
     }
 }

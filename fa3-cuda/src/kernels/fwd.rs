@@ -4,16 +4,16 @@
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 //! ```
 //!
-//! [`FwdSpec`] is what a kernel's code depends on, [`kernel`] the kernel, [`job`] the kernel of a plan with its arguments.
+//! [`FwdSpec`] is what a kernel's code depends on, [`kernel`] the kernel, [`program`] what a plan lowers to.
 //! The roles are in `producer.rs` and `consumer.rs`, which cite the lines of the paper's Algorithms 1, 2 and 4 (arXiv
 //! 2407.08608) that they are.
 
 // What a launch is.
-mod decoded;
 mod geometry;
-mod launch;
 mod params;
+mod program;
 mod spec;
+mod tiles;
 
 // The roles.
 mod consumer;
@@ -26,9 +26,10 @@ mod algorithm2;
 mod algorithm4;
 mod self_loading;
 
-pub use decoded::decoded_tiles;
-pub use launch::{FwdArray, args, job};
+pub use program::{buffers, program};
 pub use spec::{FwdError, FwdSpec};
+pub use tiles::tiles;
+pub(crate) use tiles::tiles_kernel;
 
 use fa3_ir::{Builder, Elem, Kernel, Launch, Role, TileShape, WgmmaType};
 use fa3_sched::PPlace;

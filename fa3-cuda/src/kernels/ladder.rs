@@ -13,6 +13,8 @@
 //! | [`gemm_split_k`] | partial sums added by copies |
 //! | [`gemm_fp8`] | e4m3, summed in two levels |
 
+use fa3_ir::{Elem, Kernel, Passed, Program, Swizzle};
+
 pub mod gemm;
 pub mod gemm_cluster;
 pub mod gemm_fp8;
@@ -34,4 +36,59 @@ pub struct GemmSize {
     pub n: u32,
     /// Columns of A and B.
     pub k: u32,
+}
+
+/// What a kernel of the ladder is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Spec {
+    /// [`vector_add`].
+    VectorAdd,
+    /// [`row_softmax`].
+    RowSoftmax,
+    /// [`tile_copy`] with this swizzle.
+    TileCopy(Swizzle),
+    /// [`transpose`].
+    Transpose,
+    /// [`gemm_simple`] of these elements.
+    GemmSimple(Elem),
+    /// [`gemm_ring`] of these elements.
+    GemmRing(Elem),
+    /// [`gemm`] of these elements.
+    Gemm(Elem),
+    /// [`gemm_cluster`] of these elements.
+    GemmCluster(Elem),
+    /// [`gemm_split_k`] of these elements.
+    GemmSplitK(Elem),
+    /// [`gemm_fp8`].
+    GemmFp8,
+}
+
+impl Spec {
+    /// Builds the kernel.
+    pub fn kernel(self) -> Kernel {
+        match self {
+            Spec::VectorAdd => vector_add::kernel(),
+            Spec::RowSoftmax => row_softmax::kernel(),
+            Spec::TileCopy(swizzle) => tile_copy::kernel(swizzle),
+            Spec::Transpose => transpose::kernel(),
+            Spec::GemmSimple(elem) => gemm_simple::kernel(elem),
+            Spec::GemmRing(elem) => gemm_ring::kernel(elem),
+            Spec::Gemm(elem) => gemm::kernel(elem),
+            Spec::GemmCluster(elem) => gemm_cluster::kernel(elem),
+            Spec::GemmSplitK(elem) => gemm_split_k::kernel(elem),
+            Spec::GemmFp8 => gemm_fp8::kernel(),
+        }
+    }
+}
+
+/// One launch of a kernel of the ladder, with arguments by name.
+fn launch<const N: usize>(
+    mut program: Program<super::Spec>,
+    spec: Spec,
+    grid: [u32; 3],
+    args: [(&str, Passed); N],
+) -> Program<super::Spec> {
+    let args = args.into_iter().map(|(name, passed)| (name.to_owned(), passed)).collect();
+    program.step(super::Spec::Ladder(spec), grid, args);
+    program
 }

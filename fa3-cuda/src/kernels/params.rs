@@ -4,9 +4,7 @@
 //! [`Pass`]. That function says the names and the order. [`Declare`] turns what the kernel is built from into what it computes with,
 //! [`Fill`] turns the values of a launch into a list of arguments.
 
-use fa3_ir::{B32, B64, Builder, Elem, F32, TileMap, TileShape, V};
-
-use super::JobArg;
+use fa3_ir::{B32, B64, BufferId, Builder, Elem, F32, Passed, TileMap, TileShape, V};
 
 /// Who holds a parameter.
 pub(crate) trait Side {
@@ -50,10 +48,9 @@ impl Side for Host {
     type U32 = u32;
     type U64 = u64;
     type F32 = f32;
-    /// The number of the array.
-    type Pointer = usize;
-    /// [`JobArg::Tensor`].
-    type Tensor = JobArg;
+    type Pointer = BufferId;
+    /// [`Passed::Tensor`].
+    type Tensor = Passed;
 }
 
 /// A kernel: registers.
@@ -107,29 +104,29 @@ impl<'k> Pass<Form, InKernel<'k>> for Declare<'k> {
     }
 }
 
-/// Lists the arguments of a launch, in the order of the parameters.
+/// Lists the arguments of a launch by name.
 #[derive(Debug, Default)]
-pub(crate) struct Fill(pub(crate) Vec<JobArg>);
+pub(crate) struct Fill(pub(crate) Vec<(String, Passed)>);
 
 impl Pass<Host, Filled> for Fill {
-    fn u32(&mut self, _: &str, x: u32) {
-        self.0.push(JobArg::U32(x));
+    fn u32(&mut self, name: &str, x: u32) {
+        self.0.push((name.to_owned(), Passed::U32(x)));
     }
 
-    fn u64(&mut self, _: &str, x: u64) {
-        self.0.push(JobArg::U64(x));
+    fn u64(&mut self, name: &str, x: u64) {
+        self.0.push((name.to_owned(), Passed::U64(x)));
     }
 
-    fn f32(&mut self, _: &str, x: f32) {
-        self.0.push(JobArg::F32(x));
+    fn f32(&mut self, name: &str, x: f32) {
+        self.0.push((name.to_owned(), Passed::F32(x)));
     }
 
-    fn pointer(&mut self, _: &str, array: usize) {
-        self.0.push(JobArg::Pointer(array));
+    fn pointer(&mut self, name: &str, buffer: BufferId) {
+        self.0.push((name.to_owned(), Passed::Pointer(buffer)));
     }
 
-    fn tensor(&mut self, _: &str, tensor: JobArg) {
-        self.0.push(tensor);
+    fn tensor(&mut self, name: &str, tensor: Passed) {
+        self.0.push((name.to_owned(), tensor));
     }
 }
 

@@ -12,8 +12,8 @@ use fa3_sched::{
 };
 use fa3_types::Mask;
 
-use super::catalogue;
-use super::fwd::{self, FwdSpec};
+use super::fwd::FwdSpec;
+use super::{Spec, catalogue};
 
 const NO_SIDE: Mask = Mask::None;
 const LEFT: Mask = Mask::Window { left: Some(0), right: None };
@@ -24,22 +24,14 @@ const BOTH_SIDES: Mask = Mask::Window { left: Some(0), right: Some(0) };
 pub struct Shipped {
     /// Its name, which no other has.
     pub name: String,
-    code: Code,
-}
-
-#[derive(Clone, Debug)]
-enum Code {
-    Ladder(Kernel),
-    Forward(FwdSpec),
+    /// What it is made from.
+    pub spec: Spec,
 }
 
 impl Shipped {
     /// Builds it.
     pub fn kernel(&self) -> Kernel {
-        match &self.code {
-            Code::Ladder(kernel) => kernel.clone(),
-            Code::Forward(spec) => fwd::kernel(spec),
-        }
+        self.spec.kernel()
     }
 
     /// Whether it stands for others in what takes long, such as ptxas. Types of elements take the same registers, a CTA of one tile
@@ -53,9 +45,9 @@ impl Shipped {
 
     /// What it is made from, if it is a forward kernel.
     pub fn forward(&self) -> Option<&FwdSpec> {
-        match &self.code {
-            Code::Ladder(_) => None,
-            Code::Forward(spec) => Some(spec),
+        match &self.spec {
+            Spec::Forward(spec) => Some(spec),
+            Spec::ForwardTiles(_) | Spec::Ladder(_) => None,
         }
     }
 }
@@ -64,17 +56,17 @@ impl Shipped {
 pub fn shipped() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = planned().chain(ablated()).filter(move |spec| seen.insert(*spec));
-    ladder().chain(specs.map(|spec| Shipped { name: name(&spec), code: Code::Forward(spec) }))
+    ladder().chain(specs.map(|spec| Shipped { name: name(&spec), spec: Spec::Forward(spec) }))
 }
 
 /// The ladder's kernels, for every type of elements that they take.
 fn ladder() -> impl Iterator<Item = Shipped> {
     let entries = catalogue::ALL.iter().filter(|entry| entry.name != "fwd");
     entries.flat_map(|entry| {
-        let jobs = entry.jobs().expect("entries make sense");
-        jobs.into_iter().map(|job| Shipped {
-            name: format!("ladder/{}/{}", entry.name, job.arrays[0].elem),
-            code: Code::Ladder(job.kernel),
+        let programs = entry.programs().expect("entries make sense");
+        programs.into_iter().map(|program| Shipped {
+            name: format!("ladder/{}/{}", entry.name, program.buffers[0].elem),
+            spec: program.steps[0].kernel,
         })
     })
 }

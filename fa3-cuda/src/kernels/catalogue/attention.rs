@@ -2,13 +2,13 @@
 
 use std::num::NonZeroU32;
 
-use fa3_ir::Elem;
+use fa3_ir::{Elem, Program};
 use fa3_sched::{Choices, Limits, Loads, Maxima, Overlap, Plan, Scheduler, TileQuery, TileRow, TileShape};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::option::{Domain, OptionInfo, Options};
 use super::{CatalogueError, DTYPE, number};
-use crate::kernels::{Job, fwd};
+use crate::kernels::{Spec, fwd};
 
 /// A window: keys before and after a query.
 const WINDOW: (u32, u32) = (100, 20);
@@ -64,7 +64,7 @@ const fn words(name: &'static str, about: &'static str, values: &'static [&'stat
 }
 
 /// The forward pass of a dense problem.
-pub(super) fn forward(options: &Options) -> Result<Job, CatalogueError> {
+pub(super) fn forward(options: &Options) -> Result<Program<Spec>, CatalogueError> {
     let count = |name| options.number(name) as usize;
     let shape = |seqlen, heads| Shape {
         batch: count("batch"),
@@ -100,7 +100,7 @@ pub(super) fn forward(options: &Options) -> Result<Job, CatalogueError> {
         ..Choices::default()
     };
     let plan = Plan::with(&problem, &limits, &choices)?;
-    Ok(fwd::job(&plan)?.expect("sizes are at least 1, so that there are rows"))
+    Ok(fwd::program(&plan)?)
 }
 
 /// The tile with another pipeline, and with as many keys as registers are left for then.

@@ -1,14 +1,13 @@
 //! The parameters of a forward kernel.
 
-use fa3_ir::Elem;
+use fa3_ir::{BufferId, Elem, Passed, TileShape};
 use fa3_sched::{Plan, Scheduler};
 use fa3_types::{Problem, TensorDesc};
 
+use super::FwdSpec;
 use super::geometry::Geometry;
-use super::{FwdArray, FwdSpec};
-use crate::kernels::JobArg;
+use super::program::buffers;
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
-use fa3_ir::TileShape;
 
 /// What a launch passes to a forward kernel.
 #[derive(Debug)]
@@ -52,7 +51,7 @@ impl<A: Side> Params<A> {
             scale_log2: by.f32("scale_log2", self.scale_log2),
             into_cap: self.into_cap.map(|factor| by.f32("into_cap", factor)),
             geometry: self.geometry.pass(by),
-            ticket: self.ticket.map(|array| by.pointer("ticket", array)),
+            ticket: self.ticket.map(|buffer| by.pointer("ticket", buffer)),
         }
     }
 }
@@ -84,32 +83,32 @@ impl Params<Host> {
     pub(super) fn of(plan: &Plan) -> Params<Host> {
         let problem = &plan.problem;
         // Without keys nothing is loaded of K and V, but a tensor map must be of something.
-        let view_of = |array, tensor: &TensorDesc| {
-            if tensor.extent().0 == 0 { view(FwdArray::Q, problem.q()) } else { view(array, tensor) }
+        let view_of = |buffer, tensor: &TensorDesc| {
+            if tensor.extent().0 == 0 { view(buffers::Q, problem.q()) } else { view(buffer, tensor) }
         };
         let o = problem.o();
         let (scale_log2, into_cap) = scales(problem);
         Params {
-            q: view(FwdArray::Q, problem.q()),
-            k: view_of(FwdArray::K, problem.k()),
-            v: view_of(FwdArray::V, problem.v()),
-            o: FwdArray::O as usize,
-            lse: FwdArray::Lse as usize,
+            q: view(buffers::Q, problem.q()),
+            k: view_of(buffers::K, problem.k()),
+            v: view_of(buffers::V, problem.v()),
+            o: buffers::O,
+            lse: buffers::LSE,
             o_strides: [o.strides.batch, o.strides.heads, o.strides.seqlen].map(|stride| bytes(o, stride)),
             heads: problem.heads().q() as u32,
             scale_log2,
             into_cap,
             geometry: Geometry::of(plan),
-            ticket: (plan.scheduler == Scheduler::DynamicPersistent).then_some(FwdArray::Counter as usize),
+            ticket: (plan.scheduler == Scheduler::DynamicPersistent).then_some(buffers::TICKET),
         }
     }
 }
 
 /// A tensor with dimensions head_dim, heads, rows, sequences.
-fn view(array: FwdArray, tensor: &TensorDesc) -> JobArg {
+fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
     let (shape, strides) = (tensor.shape, tensor.strides);
-    JobArg::Tensor {
-        array: array as usize,
+    Passed::Tensor {
+        buffer,
         dims: [shape.head_dim, shape.heads, shape.seqlen, shape.batch].map(|extent| extent as u64).to_vec(),
         strides: [strides.heads, strides.seqlen, strides.batch].map(|stride| bytes(tensor, stride)).to_vec(),
     }

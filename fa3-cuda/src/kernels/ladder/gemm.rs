@@ -1,13 +1,13 @@
 //! C = A · Bᵀ by specialised warps: a producer loads, two consumers multiply, every CTA walks over many tiles.
 
 use fa3_ir::{
-    B32, Builder, Chain, Consumer, Elem, Frag, FullSlot, Kernel, Launch, Outboxes, Ring, Role, TileMap,
-    TileShape, V,
+    B32, BufferRole, Builder, Chain, Consumer, Elem, Frag, FullSlot, Kernel, Launch, Outboxes, Passed,
+    Program, Ring, Role, TileMap, TileShape, V,
 };
 
 use super::GemmSize;
 use super::tiles::TileOrder;
-use crate::kernels::{Array, Job, JobArg};
+use crate::kernels::Spec;
 
 /// Rows of a CTA's tile; each consumer has half of them.
 pub(super) const BLOCK_M: u32 = 128;
@@ -158,24 +158,24 @@ impl Config {
         })
     }
 
-    /// The job of a kernel with this configuration.
-    pub(super) fn job(self, kernel: Kernel, GemmSize { m, n, k }: GemmSize, ctas: u32) -> Job {
-        let Config { elems: [elem, out_elem], block_n, cluster, .. } = self;
-        let arrays = vec![
-            Array::input("a", elem, &[m, k]),
-            Array::input("b", elem, &[n, k]),
-            Array::output("c", out_elem, &[m, n]),
-        ];
+    /// A product of this size on a grid of `ctas` of its kernel, `spec`.
+    pub(super) fn program(self, spec: super::Spec, size: GemmSize, ctas: u32) -> Program<Spec> {
+        let (GemmSize { m, n, k }, Config { elems: [elem, out_elem], block_n, cluster, .. }) = (size, self);
+        let mut program = Program::new();
+        let a = program.buffer("a", elem, &[m, k], BufferRole::Input);
+        let b = program.buffer("b", elem, &[n, k], BufferRole::Input);
+        let c = program.buffer("c", out_elem, &[m, n], BufferRole::Output);
         let order = TileOrder::new(m.div_ceil(cluster * BLOCK_M), n.div_ceil(block_n));
-        let mut args: Vec<JobArg> = (0..3).map(|array| Job::tensor(&arrays, array)).collect();
-        args.extend(order.args());
-        args.push(JobArg::U32(k));
+        let tensors = [("a", a), ("b", b), ("c", c)];
+        let tensors = tensors.map(|(name, buffer)| (name.to_owned(), program.tensor(buffer)));
+        let args = tensors.into_iter().chain(order.args()).chain([("k".to_owned(), Passed::U32(k))]);
         let clusters = (ctas / cluster).clamp(1, order.tiles());
-        Job { kernel, grid: [clusters * cluster, 1, 1], arrays, args }
+        program.step(Spec::Ladder(spec), [clusters * cluster, 1, 1], args.collect());
+        program
     }
 }
 
 /// A product of this size on a grid of `ctas`; `n` and `k` must be multiples of 8.
-pub fn job(elem: Elem, size: GemmSize, ctas: u32) -> Job {
-    config(elem).job(kernel(elem), size, ctas)
+pub fn program(elem: Elem, size: GemmSize, ctas: u32) -> Program<Spec> {
+    config(elem).program(super::Spec::Gemm(elem), size, ctas)
 }

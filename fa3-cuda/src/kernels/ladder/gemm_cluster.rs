@@ -1,10 +1,10 @@
 //! [`super::gemm`] by clusters of two CTAs, whose tiles lie one below the other: each loads one half of B's tile for both.
 
-use fa3_ir::{Elem, Kernel};
+use fa3_ir::{Elem, Kernel, Program};
 
 use super::GemmSize;
 use super::gemm::{A, B, BLOCK_M, Config, Gemm, consumer, pipelined};
-use crate::kernels::Job;
+use crate::kernels::Spec;
 
 const CLUSTER: u32 = 2;
 
@@ -48,6 +48,6 @@ fn producer(gemm: &Gemm<'_>) {
 }
 
 /// A product of this size on a grid of `ctas`; `n` and `k` must be multiples of 8.
-pub fn job(elem: Elem, size: GemmSize, ctas: u32) -> Job {
-    config(elem).job(kernel(elem), size, ctas)
+pub fn program(elem: Elem, size: GemmSize, ctas: u32) -> Program<Spec> {
+    config(elem).program(super::Spec::GemmCluster(elem), size, ctas)
 }

@@ -1,11 +1,11 @@
 //! [`super::gemm`] of e4m3, in two levels: the tensor core keeps 13 fraction bits of a sum of e4m3 products, so that no
 //! sum in it is longer than 128; binary32 registers add these.
 
-use fa3_ir::{B32, Consumer, Elem, Frag, Fresh, Kernel, V, gemm as gemm_tiles};
+use fa3_ir::{B32, Consumer, Elem, Frag, Fresh, Kernel, Program, V, gemm as gemm_tiles};
 
 use super::GemmSize;
 use super::gemm::{Config, Gemm, consumer, producer};
-use crate::kernels::Job;
+use crate::kernels::Spec;
 
 const CONFIG: Config = Config { elems: [Elem::E4m3, Elem::Bf16], block_n: 128, stages: 5, cluster: 1 };
 
@@ -29,6 +29,6 @@ fn two_levels<'k>(gemm: &Gemm<'k>, ring: &mut Consumer<'k, 2>, me: V<'k, B32>) -
 }
 
 /// A product of this size on a grid of `ctas`; `n` must be a multiple of 8, `k` of 16.
-pub fn job(size: GemmSize, ctas: u32) -> Job {
-    CONFIG.job(kernel(), size, ctas)
+pub fn program(size: GemmSize, ctas: u32) -> Program<Spec> {
+    CONFIG.program(super::Spec::GemmFp8, size, ctas)
 }

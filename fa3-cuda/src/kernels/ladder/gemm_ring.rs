@@ -1,9 +1,11 @@
 //! C = A · Bᵀ by one warpgroup a tile of 64 x 128, whose loads run ahead of its products in a ring.
 
-use fa3_ir::{B32, Builder, Chain, Elem, Frag, Kernel, Launch, Producer, Ring, TileMap, TileShape, V};
+use fa3_ir::{
+    B32, Builder, Chain, Elem, Frag, Kernel, Launch, Producer, Program, Ring, TileMap, TileShape, V,
+};
 
 use super::{GemmSize, gemm_simple};
-use crate::kernels::{Job, JobArg};
+use crate::kernels::Spec;
 
 pub(super) const BLOCK_M: u32 = 64;
 pub(super) const BLOCK_N: u32 = 128;
@@ -101,15 +103,6 @@ impl<'k> Loads<'k> {
 }
 
 /// A product of this size; `n` must be even and `k` a multiple of 8.
-pub fn job(elem: Elem, size: GemmSize) -> Job {
-    let Job { grid, arrays, .. } = gemm_simple::job(elem, size);
-    let args = vec![
-        Job::tensor(&arrays, 0),
-        Job::tensor(&arrays, 1),
-        JobArg::U32(size.k),
-        JobArg::Pointer(2),
-        JobArg::U32(size.m),
-        JobArg::U32(size.n),
-    ];
-    Job { kernel: kernel(elem), grid, arrays, args }
+pub fn program(elem: Elem, size: GemmSize) -> Program<Spec> {
+    gemm_simple::launch_tiles(super::Spec::GemmRing(elem), elem, size)
 }

@@ -1,9 +1,12 @@
 //! C = A · Bᵀ by one warpgroup a tile of 64 x 128, which loads, multiplies and waits in turn.
 
-use fa3_ir::{B32, B64, Elem, F32, Frag, Half, Kernel, Launch, LoadOptions, TileShape, V, gemm};
+use fa3_ir::{
+    B32, B64, BufferRole, Elem, F32, Frag, Half, Kernel, Launch, LoadOptions, Passed, Program, TileShape, V,
+    gemm,
+};
 
-use super::GemmSize;
-use crate::kernels::{Array, Job, JobArg};
+use super::{GemmSize, launch};
+use crate::kernels::Spec;
 
 const BLOCK_M: u32 = 64;
 const BLOCK_N: u32 = 128;
@@ -59,20 +62,24 @@ pub(super) fn write<'k>(acc: &Frag<'k>, [row, col]: [V<'k, B32>; 2], [m, n]: [V<
 }
 
 /// A product of this size; `n` must be even and `k` a multiple of 8.
-pub fn job(elem: Elem, size: GemmSize) -> Job {
+pub fn program(elem: Elem, size: GemmSize) -> Program<Spec> {
+    launch_tiles(super::Spec::GemmSimple(elem), elem, size)
+}
+
+/// One CTA a tile of C, of a kernel that takes A and B as tensors, C as an address, and the sizes.
+pub(super) fn launch_tiles(spec: super::Spec, elem: Elem, size: GemmSize) -> Program<Spec> {
     let GemmSize { m, n, k } = size;
-    let arrays = vec![
-        Array::input("a", elem, &[m, k]),
-        Array::input("b", elem, &[n, k]),
-        Array::output("c", Elem::F32, &[m, n]),
+    let mut program = Program::new();
+    let a = program.buffer("a", elem, &[m, k], BufferRole::Input);
+    let b = program.buffer("b", elem, &[n, k], BufferRole::Input);
+    let c = program.buffer("c", Elem::F32, &[m, n], BufferRole::Output);
+    let args = [
+        ("a", program.tensor(a)),
+        ("b", program.tensor(b)),
+        ("c", Passed::Pointer(c)),
+        ("m", Passed::U32(m)),
+        ("n", Passed::U32(n)),
+        ("k", Passed::U32(k)),
     ];
-    let args = vec![
-        Job::tensor(&arrays, 0),
-        Job::tensor(&arrays, 1),
-        JobArg::Pointer(2),
-        JobArg::U32(m),
-        JobArg::U32(n),
-        JobArg::U32(k),
-    ];
-    Job { kernel: kernel(elem), grid: [n.div_ceil(BLOCK_N), m.div_ceil(BLOCK_M), 1], arrays, args }
+    launch(program, spec, [n.div_ceil(BLOCK_N), m.div_ceil(BLOCK_M), 1], args)
 }

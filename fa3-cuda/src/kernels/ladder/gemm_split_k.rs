@@ -1,10 +1,10 @@
 //! C = A · Bᵀ where C has few tiles: several CTAs share one, each with a part of K, and copies add their sums.
 
-use fa3_ir::{Elem, Kernel, Launch, TileShape};
+use fa3_ir::{BufferRole, Elem, Kernel, Launch, Passed, Program, TileShape};
 
-use super::GemmSize;
 use super::gemm_ring::{BLOCK_M, BLOCK_N, Loads};
-use crate::kernels::{Array, Job, JobArg};
+use super::{GemmSize, launch};
+use crate::kernels::Spec;
 
 /// The kernel for 16-bit elements; C is binary32, and must be zero before.
 pub fn kernel(elem: Elem) -> Kernel {
@@ -30,22 +30,21 @@ pub fn kernel(elem: Elem) -> Kernel {
 }
 
 /// A product of this size with K in at most `splits` parts; `n` must be a multiple of 4 and `k` of 8.
-pub fn job(elem: Elem, size: GemmSize, splits: u32) -> Job {
+pub fn program(elem: Elem, size: GemmSize, splits: u32) -> Program<Spec> {
     let GemmSize { m, n, k } = size;
-    let arrays = vec![
-        Array::input("a", elem, &[m, k]),
-        Array::input("b", elem, &[n, k]),
-        Array::sum("c", Elem::F32, &[m, n]),
-    ];
+    let mut program = Program::new();
+    let a = program.buffer("a", elem, &[m, k], BufferRole::Input);
+    let b = program.buffer("b", elem, &[n, k], BufferRole::Input);
+    let c = program.buffer("c", Elem::F32, &[m, n], BufferRole::InOut);
     let block_k = 128 / elem.bytes();
     let part = k.div_ceil(block_k).div_ceil(splits.max(1)) * block_k;
-    let args = vec![
-        Job::tensor(&arrays, 0),
-        Job::tensor(&arrays, 1),
-        JobArg::U32(k),
-        Job::tensor(&arrays, 2),
-        JobArg::U32(part),
+    let args = [
+        ("a", program.tensor(a)),
+        ("b", program.tensor(b)),
+        ("k", Passed::U32(k)),
+        ("c", program.tensor(c)),
+        ("part", Passed::U32(part)),
     ];
     let grid = [n.div_ceil(BLOCK_N), m.div_ceil(BLOCK_M), k.div_ceil(part)];
-    Job { kernel: kernel(elem), grid, arrays, args }
+    launch(program, super::Spec::GemmSplitK(elem), grid, args)
 }

@@ -1,8 +1,9 @@
 //! y = softmax(x) of each row, one row a warp.
 
-use fa3_ir::{B32, B64, Builder, Elem, F32, Kernel, Launch, Pred, V, Var};
+use fa3_ir::{B32, B64, BufferRole, Builder, Elem, F32, Kernel, Launch, Passed, Pred, Program, V, Var};
 
-use crate::kernels::{Array, Job, JobArg};
+use super::launch;
+use crate::kernels::Spec;
 
 const WARPS: u32 = 4;
 
@@ -68,8 +69,15 @@ fn over_warp<'k>(var: Var<'k, F32>, combine: impl Fn(V<'k, F32>, V<'k, F32>) -> 
 }
 
 /// `rows` rows of `n` elements.
-pub fn job(rows: u32, n: u32) -> Job {
-    let arrays = vec![Array::input("x", Elem::F32, &[rows, n]), Array::output("y", Elem::F32, &[rows, n])];
-    let args = vec![JobArg::Pointer(0), JobArg::Pointer(1), JobArg::U32(rows), JobArg::U32(n)];
-    Job { kernel: kernel(), grid: [rows.div_ceil(WARPS), 1, 1], arrays, args }
+pub fn program(rows: u32, n: u32) -> Program<Spec> {
+    let mut program = Program::new();
+    let x = program.buffer("x", Elem::F32, &[rows, n], BufferRole::Input);
+    let y = program.buffer("y", Elem::F32, &[rows, n], BufferRole::Output);
+    let args = [
+        ("x", Passed::Pointer(x)),
+        ("y", Passed::Pointer(y)),
+        ("rows", Passed::U32(rows)),
+        ("n", Passed::U32(n)),
+    ];
+    launch(program, super::Spec::RowSoftmax, [rows.div_ceil(WARPS), 1, 1], args)
 }

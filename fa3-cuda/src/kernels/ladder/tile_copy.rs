@@ -1,8 +1,9 @@
 //! y = x by tensor copies, one tile a CTA: through shared memory with any swizzle, and clipped at the edges.
 
-use fa3_ir::{Elem, Kernel, Launch, LoadOptions, Swizzle, TileShape};
+use fa3_ir::{BufferRole, Elem, Kernel, Launch, LoadOptions, Program, Swizzle, TileShape};
 
-use crate::kernels::{Array, Job};
+use super::launch;
+use crate::kernels::Spec;
 
 const ROWS: u32 = 64;
 
@@ -28,9 +29,11 @@ pub fn kernel(swizzle: Swizzle) -> Kernel {
 }
 
 /// A matrix of `rows` x `cols`; `cols` must be a multiple of 8, as tensor maps demand.
-pub fn job(swizzle: Swizzle, rows: u32, cols: u32) -> Job {
-    let arrays =
-        vec![Array::input("x", Elem::Bf16, &[rows, cols]), Array::output("y", Elem::Bf16, &[rows, cols])];
-    let args = vec![Job::tensor(&arrays, 0), Job::tensor(&arrays, 1)];
-    Job { kernel: kernel(swizzle), grid: [cols.div_ceil(64), rows.div_ceil(ROWS), 1], arrays, args }
+pub fn program(swizzle: Swizzle, rows: u32, cols: u32) -> Program<Spec> {
+    let mut program = Program::new();
+    let x = program.buffer("x", Elem::Bf16, &[rows, cols], BufferRole::Input);
+    let y = program.buffer("y", Elem::Bf16, &[rows, cols], BufferRole::Output);
+    let args = [("x", program.tensor(x)), ("y", program.tensor(y))];
+    let grid = [cols.div_ceil(64), rows.div_ceil(ROWS), 1];
+    launch(program, super::Spec::TileCopy(swizzle), grid, args)
 }

@@ -1,9 +1,9 @@
 //! In which order a persistent grid walks the tiles of C.
 
-use fa3_ir::{B32, Builder, V};
+use fa3_ir::{B32, Builder, Passed, V};
 use fa3_sched::{FastDiv, Int};
 
-use crate::kernels::JobArg;
+use crate::kernels::params::{Declare, Fill, Filled, Host, Pass, Side};
 
 /// Rows of tiles that are walked together, column by column, so that what runs at one time shares A and B in the L2 cache.
 const GROUP: u32 = 16;
@@ -35,15 +35,25 @@ impl TileOrder<u32> {
         self.tiles
     }
 
-    /// Its numbers as arguments, in the order of [`TileOrder::declare`].
-    pub(super) fn args(self) -> Vec<JobArg> {
-        let mut args = Vec::new();
-        _ = self.map(|number| args.push(JobArg::U32(number)));
-        args
+    /// Its numbers as arguments by name.
+    pub(super) fn args(self) -> Vec<(String, Passed)> {
+        let mut args = Fill::default();
+        _ = self.pass::<Host, Filled>(&mut args);
+        args.0
     }
 }
 
 impl<T> TileOrder<T> {
+    /// Passes its numbers.
+    #[track_caller]
+    fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> TileOrder<B::U32> {
+        let mut number = 0;
+        self.map(|x| {
+            number += 1;
+            by.u32(&format!("order{number}"), x)
+        })
+    }
+
     /// Applies `f` to each of its numbers in a fixed order.
     fn map<U>(self, mut f: impl FnMut(T) -> U) -> TileOrder<U> {
         TileOrder {
@@ -70,11 +80,7 @@ impl<'k> TileOrder<V<'k, B32>> {
     /// Declares its numbers as parameters.
     #[track_caller]
     pub(super) fn declare(b: &'k Builder) -> TileOrder<V<'k, B32>> {
-        let mut number = 0;
-        TileOrder::new(1, 1).map(|_| {
-            number += 1;
-            b.param_u32(&format!("order{number}"))
-        })
+        TileOrder::new(1, 1).map(|_| ()).pass(&mut Declare(b))
     }
 
     /// Runs `body` with the row and the column of every tile that is this CTA's. Each cluster of the grid takes every so

@@ -1,8 +1,9 @@
 //! y = xᵀ, one tile of 64 x 64 a CTA: matrices of 8 x 8 leave shared memory transposed and enter it again.
 
-use fa3_ir::{Elem, FenceInst, Kernel, Launch, LoadOptions, TileShape};
+use fa3_ir::{BufferRole, Elem, FenceInst, Kernel, Launch, LoadOptions, Program, TileShape};
 
-use crate::kernels::{Array, Job};
+use super::launch;
+use crate::kernels::Spec;
 
 const SIDE: u32 = 64;
 
@@ -50,9 +51,10 @@ pub fn kernel() -> Kernel {
 }
 
 /// A matrix of `rows` x `cols`, both multiples of 8.
-pub fn job(rows: u32, cols: u32) -> Job {
-    let arrays =
-        vec![Array::input("x", Elem::Bf16, &[rows, cols]), Array::output("y", Elem::Bf16, &[cols, rows])];
-    let args = vec![Job::tensor(&arrays, 0), Job::tensor(&arrays, 1)];
-    Job { kernel: kernel(), grid: [cols.div_ceil(SIDE), rows.div_ceil(SIDE), 1], arrays, args }
+pub fn program(rows: u32, cols: u32) -> Program<Spec> {
+    let mut program = Program::new();
+    let x = program.buffer("x", Elem::Bf16, &[rows, cols], BufferRole::Input);
+    let y = program.buffer("y", Elem::Bf16, &[cols, rows], BufferRole::Output);
+    let args = [("x", program.tensor(x)), ("y", program.tensor(y))];
+    launch(program, super::Spec::Transpose, [cols.div_ceil(SIDE), rows.div_ceil(SIDE), 1], args)
 }

@@ -1,8 +1,9 @@
 //! z = x + y, one element a thread.
 
-use fa3_ir::{Elem, F32, Kernel, Launch};
+use fa3_ir::{BufferRole, Elem, F32, Kernel, Launch, Passed, Program};
 
-use crate::kernels::{Array, Job, JobArg};
+use super::launch;
+use crate::kernels::Spec;
 
 const THREADS: u32 = 256;
 
@@ -21,12 +22,15 @@ pub fn kernel() -> Kernel {
 }
 
 /// `n` elements.
-pub fn job(n: u32) -> Job {
-    let arrays = vec![
-        Array::input("x", Elem::F32, &[n]),
-        Array::input("y", Elem::F32, &[n]),
-        Array::output("z", Elem::F32, &[n]),
+pub fn program(n: u32) -> Program<Spec> {
+    let mut program = Program::new();
+    let [x, y] = ["x", "y"].map(|name| program.buffer(name, Elem::F32, &[n], BufferRole::Input));
+    let z = program.buffer("z", Elem::F32, &[n], BufferRole::Output);
+    let args = [
+        ("x", Passed::Pointer(x)),
+        ("y", Passed::Pointer(y)),
+        ("z", Passed::Pointer(z)),
+        ("n", Passed::U32(n)),
     ];
-    let args = vec![JobArg::Pointer(0), JobArg::Pointer(1), JobArg::Pointer(2), JobArg::U32(n)];
-    Job { kernel: kernel(), grid: [n.div_ceil(THREADS), 1, 1], arrays, args }
+    launch(program, super::Spec::VectorAdd, [n.div_ceil(THREADS), 1, 1], args)
 }

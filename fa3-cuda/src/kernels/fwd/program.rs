@@ -1,0 +1,75 @@
+//! What a plan of the forward pass lowers to.
+
+use fa3_ir::{BufferRole, Elem, Program};
+use fa3_sched::{Plan, Scheduler};
+use fa3_types::TensorDesc;
+
+use super::params::Params;
+use super::{FwdError, FwdSpec};
+use crate::kernels::Spec;
+use crate::kernels::params::Fill;
+
+/// The buffers of a forward program.
+pub mod buffers {
+    use fa3_ir::BufferId;
+
+    /// (batch, seqlen_q, heads, head_dim), with strides.
+    pub const Q: BufferId = BufferId(0);
+    /// (batch, seqlen_k, heads_kv, head_dim), with strides.
+    pub const K: BufferId = BufferId(1);
+    /// (batch, seqlen_k, heads_kv, head_dim_v), with strides.
+    pub const V: BufferId = BufferId(2);
+    /// (batch, seqlen_q, heads, head_dim_v), with strides.
+    pub const O: BufferId = BufferId(3);
+    /// (batch, heads, seqlen_q); optional.
+    pub const LSE: BufferId = BufferId(4);
+    /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
+    pub const TICKET: BufferId = BufferId(5);
+}
+
+/// The program of a plan; without steps if there are no rows to compute. Buffers are as large as their tensors reach, gaps
+/// included.
+///
+/// # Errors
+/// [`FwdError`] if the plan is not for the forward kernels.
+pub fn program(plan: &Plan) -> Result<Program<Spec>, FwdError> {
+    let spec = FwdSpec::of(plan)?;
+    let problem = &plan.problem;
+    let mut program = Program::new();
+    tensor(&mut program, "q", problem.q(), spec.elem, BufferRole::Input);
+    tensor(&mut program, "k", problem.k(), spec.elem, BufferRole::Input);
+    tensor(&mut program, "v", problem.v(), spec.elem, BufferRole::Input);
+    // With gaps, not every element is written.
+    let role = if is_contiguous(problem.o()) { BufferRole::Output } else { BufferRole::InOut };
+    tensor(&mut program, "o", problem.o(), spec.elem, role);
+    let lse = problem.lse_shape().map(|extent| extent as u32);
+    program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
+    if plan.scheduler == Scheduler::DynamicPersistent {
+        program.buffer("ticket", Elem::U32, &[1], BufferRole::Ticket);
+    }
+    if plan.grid > 0 {
+        let mut args = Fill::default();
+        Params::of(plan).pass(&mut args);
+        program.step(Spec::Forward(spec), [plan.grid, 1, 1], args.0);
+    }
+    Ok(program)
+}
+
+/// Rows and strides are multiples of 8 elements, so that extents are.
+fn tensor(
+    program: &mut Program<Spec>,
+    name: &'static str,
+    tensor: &TensorDesc,
+    elem: Elem,
+    role: BufferRole,
+) {
+    if is_contiguous(tensor) {
+        program.buffer(name, elem, &tensor.shape.dims().map(|extent| extent as u32), role);
+    } else {
+        program.buffer(name, elem, &[(tensor.extent().0 / 8) as u32, 8], role);
+    }
+}
+
+fn is_contiguous(tensor: &TensorDesc) -> bool {
+    tensor.extent().0 == tensor.shape.dims().iter().map(|&extent| extent as u64).product::<u64>()
+}

@@ -1,0 +1,44 @@
+//! What the forward kernels take tile i to be, as data: for whoever compares the kernels' integers with the host's.
+
+use fa3_ir::{BufferRole, Elem, Kernel, Launch, Passed, Program};
+use fa3_sched::Plan;
+
+use super::geometry::{Geometry, Work};
+use super::{FwdError, FwdSpec};
+use crate::kernels::Spec;
+use crate::kernels::params::{Declare, Fill, Filled, Host};
+
+/// Numbers of a tile.
+const NUMBERS: u32 = 8;
+
+/// A program that decodes every tile of a plan as the forward kernels do, and writes of each, in its one buffer, the sequence, the head
+/// of Q, the head of K and V, the first row, and the four bounds of its [`fa3_sched::KvRange`].
+///
+/// # Errors
+/// [`FwdError`] if the plan is not for the forward kernels.
+pub fn tiles(plan: &Plan) -> Result<Program<Spec>, FwdError> {
+    let spec = FwdSpec::of(plan)?;
+    let mut program = Program::new();
+    let tiles = program.buffer("tiles", Elem::U32, &[plan.num_tiles, NUMBERS], BufferRole::Output);
+    if plan.num_tiles > 0 {
+        let mut args = Fill(vec![("tiles".to_owned(), Passed::Pointer(tiles))]);
+        _ = Geometry::of(plan).pass::<Host, Filled>(&mut args);
+        program.step(Spec::ForwardTiles(spec), [plan.num_tiles, 1, 1], args.0);
+    }
+    Ok(program)
+}
+
+/// Its kernel.
+pub(crate) fn tiles_kernel(spec: &FwdSpec) -> Kernel {
+    Kernel::build("fwd_tiles", Launch::threads(32), |b| {
+        let tiles = b.param_pointer("tiles", Elem::U32);
+        let geometry = Geometry::form(spec.order, spec.mask).pass(&mut Declare(b));
+        let index = b.cta_x();
+        let Work { batch, head, kv_head, row, kv } = geometry.work(index);
+        let at = index.mad_wide(4 * NUMBERS, tiles);
+        b.once_per_warp(|| {
+            b.store_vector(at.at(0), [batch, head, kv_head, row]);
+            b.store_vector(at.at(16), [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]);
+        });
+    })
+}

@@ -1,0 +1,28 @@
+//! Every kernel there is, by what its code depends on.
+
+use fa3_ir::Kernel;
+
+use super::fwd::{self, FwdSpec};
+use super::ladder;
+
+/// What a kernel is made from. Launches of equal specs share a kernel, so that it is the key of a cache of compiled kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Spec {
+    /// The forward pass of attention.
+    Forward(FwdSpec),
+    /// The integers of its tiles as data.
+    ForwardTiles(FwdSpec),
+    /// A kernel of the ladder.
+    Ladder(ladder::Spec),
+}
+
+impl Spec {
+    /// Builds the kernel.
+    pub fn kernel(&self) -> Kernel {
+        match self {
+            Spec::Forward(spec) => fwd::kernel(spec),
+            Spec::ForwardTiles(spec) => fwd::tiles_kernel(spec),
+            Spec::Ladder(spec) => spec.kernel(),
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Programs: buffers in global memory, and kernels that are launched on them one after the other.
+//!
+//! An operation lowers to a program, whatever runs it: the simulator, a GPU, a test, the command line. `K` is what a step launches:
+//! what a kernel is made from, the [`Kernel`] itself, or what a compiler made of it. [`Program::map`] goes from one to the next.
+//!
+//! ```
+//! use fa3_ir::{B32, BufferId, BufferRole, Elem, Kernel, Launch, Passed, Program};
+//!
+//! let mut program = Program::new();
+//! let x = program.buffer("x", Elem::U32, &[32], BufferRole::InOut);
+//! let kernel = Kernel::build("increment", Launch::threads(32), |b| {
+//!     let at = b.tid().mad_wide(4, b.param_pointer("x", Elem::U32));
+//!     b.store(at, b.load::<B32>(at) + b.param_u32("by"));
+//! });
+//! program.step(kernel, [1, 1, 1], vec![("by".into(), Passed::U32(3)), ("x".into(), Passed::Pointer(x))]);
+//! assert_eq!(program.check(), Ok(()));
+//! ```
+
+use crate::{
+    ArgError, ArgValue, Elem, Inst, Kernel, MiscInst, Node, ParamInfo, TensorView, check_args, check_grid,
+};
+
+/// Buffers, and steps that run one after the other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program<K> {
+    /// The buffers, by [`BufferId`].
+    pub buffers: Vec<Buffer>,
+    /// The launches, in order. None if there is nothing to compute.
+    pub steps: Vec<Step<K>>,
+}
+
+/// The number of a [`Buffer`] of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BufferId(pub usize);
+
+/// An array in global memory, contiguous, outermost dimension first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Its name.
+    pub name: &'static str,
+    /// Its element type.
+    pub elem: Elem,
+    /// Elements in each dimension.
+    pub shape: Vec<u32>,
+    /// What the program does with it.
+    pub role: BufferRole,
+}
+
+/// What a program does with a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BufferRole {
+    /// Reads it.
+    Input,
+    /// Writes every element once.
+    Output,
+    /// The same, or nothing if its address is 0.
+    OptionalOutput,
+    /// Changes it in place, adds to it, or writes parts of it.
+    InOut,
+    /// Writes it and reads it again. What it holds before and after does not matter.
+    Scratch,
+    /// Counts in it. It is 0 before and 0 after.
+    Ticket,
+}
+
+impl BufferRole {
+    /// Whether the caller provides it as part of the workspace.
+    pub const fn is_workspace(self) -> bool {
+        matches!(self, BufferRole::Scratch | BufferRole::Ticket)
+    }
+}
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step<K> {
+    /// What is launched.
+    pub kernel: K,
+    /// CTAs.
+    pub grid: [u32; 3],
+    /// The arguments by the names of the parameters, in any order.
+    pub args: Vec<(String, Passed)>,
+}
+
+/// An argument of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Passed {
+    /// 32 bits.
+    U32(u32),
+    /// 64 bits.
+    U64(u64),
+    /// A number.
+    F32(f32),
+    /// The address of a buffer.
+    Pointer(BufferId),
+    /// A tensor over a buffer.
+    Tensor {
+        /// The buffer.
+        buffer: BufferId,
+        /// Elements in each dimension, innermost first.
+        dims: Vec<u64>,
+        /// Bytes from one element to the next in each dimension but the innermost.
+        strides: Vec<u64>,
+    },
+}
+
+impl Buffer {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().map(|&dim| dim as usize).product()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.elem.bytes() as usize
+    }
+}
+
+impl<K> Default for Program<K> {
+    fn default() -> Program<K> {
+        Program { buffers: Vec::new(), steps: Vec::new() }
+    }
+}
+
+impl<K> Program<K> {
+    /// A program of nothing.
+    pub fn new() -> Program<K> {
+        Program::default()
+    }
+
+    /// Adds a buffer.
+    pub fn buffer(&mut self, name: &'static str, elem: Elem, shape: &[u32], role: BufferRole) -> BufferId {
+        self.buffers.push(Buffer { name, elem, shape: shape.to_vec(), role });
+        BufferId(self.buffers.len() - 1)
+    }
+
+    /// Adds a launch behind the others.
+    pub fn step(&mut self, kernel: K, grid: [u32; 3], args: Vec<(String, Passed)>) {
+        self.steps.push(Step { kernel, grid, args });
+    }
+
+    /// The whole of a buffer as a tensor.
+    pub fn tensor(&self, buffer: BufferId) -> Passed {
+        let Buffer { elem, shape, .. } = &self.buffers[buffer.0];
+        let dims: Vec<u64> = shape.iter().rev().map(|&dim| dim.into()).collect();
+        let TensorView { dims, strides, .. } = TensorView::contiguous(0, &dims, *elem);
+        Passed::Tensor { buffer, dims, strides }
+    }
+
+    /// The buffer of this name.
+    pub fn find(&self, name: &str) -> Option<BufferId> {
+        self.buffers.iter().position(|buffer| buffer.name == name).map(BufferId)
+    }
+
+    /// Whether `buffer` is an output, and step number `step` the last one that has it.
+    pub fn completes(&self, step: usize, buffer: BufferId) -> bool {
+        let is_output = self.buffers.get(buffer.0).is_some_and(|buffer| {
+            matches!(buffer.role, BufferRole::Output | BufferRole::OptionalOutput)
+        });
+        let has = |step: &Step<K>| step.args.iter().any(|(_, passed)| passed.buffer() == Some(buffer));
+        is_output && self.steps.iter().rposition(has) == Some(step)
+    }
+
+    /// The same program with other kernels.
+    ///
+    /// # Errors
+    /// The first that `f` gives.
+    pub fn try_map<T, E>(&self, mut f: impl FnMut(&K) -> Result<T, E>) -> Result<Program<T>, E> {
+        let step = |Step { kernel, grid, args }: &Step<K>| {
+            Ok(Step { kernel: f(kernel)?, grid: *grid, args: args.clone() })
+        };
+        let steps = self.steps.iter().map(step).collect::<Result<_, E>>()?;
+        Ok(Program { buffers: self.buffers.clone(), steps })
+    }
+
+    /// The same program with other kernels.
+    pub fn map<T>(&self, mut f: impl FnMut(&K) -> T) -> Program<T> {
+        let Ok(program) = self.try_map(|kernel| Ok::<T, std::convert::Infallible>(f(kernel)));
+        program
+    }
+}
+
+impl Program<Kernel> {
+    /// Checks arguments and grids of every step.
+    ///
+    /// # Errors
+    /// The first that does not fit.
+    pub fn check(&self) -> Result<(), ArgError> {
+        // Aligned as the driver aligns; for as long as nobody passes 2^40 bytes, apart from each other.
+        let addresses: Vec<u64> = (1..=self.buffers.len() as u64).map(|index| index << 40).collect();
+        self.steps.iter().try_for_each(|step| {
+            check_grid(step.grid, step.kernel.launch.cluster)?;
+            step.bind(&step.kernel.params, &addresses).map(|_| ())
+        })
+    }
+}
+
+impl<K> Step<K> {
+    /// The arguments in the order of the parameters, buffer i being at `addresses[i]`.
+    ///
+    /// # Errors
+    /// A parameter without an argument, an argument without a parameter, an argument of another kind, or a tensor that its
+    /// tensor map cannot describe.
+    pub fn bind(&self, params: &[ParamInfo], addresses: &[u64]) -> Result<Vec<ArgValue>, ArgError> {
+        if let Some((name, _)) =
+            self.args.iter().find(|(name, _)| params.iter().all(|param| param.name != *name))
+        {
+            return Err(ArgError::Unknown { name: name.clone() });
+        }
+        let argument = |param: &ParamInfo| {
+            let passed = self.args.iter().find(|(name, _)| *name == param.name);
+            let (_, passed) = passed.ok_or_else(|| ArgError::Missing { param: param.name.clone() })?;
+            passed.bind(addresses)
+        };
+        let args: Vec<ArgValue> = params.iter().map(argument).collect::<Result<_, _>>()?;
+        check_args(params, &args)?;
+        Ok(args)
+    }
+}
+
+impl Passed {
+    /// The buffer that it is about.
+    pub fn buffer(&self) -> Option<BufferId> {
+        match self {
+            Passed::U32(_) | Passed::U64(_) | Passed::F32(_) => None,
+            Passed::Pointer(buffer) | Passed::Tensor { buffer, .. } => Some(*buffer),
+        }
+    }
+
+    /// The argument, buffer i being at `addresses[i]`.
+    ///
+    /// # Errors
+    /// [`ArgError::Buffer`] if there is no such buffer.
+    pub fn bind(&self, addresses: &[u64]) -> Result<ArgValue, ArgError> {
+        let address = |BufferId(index): BufferId| {
+            addresses.get(index).copied().ok_or(ArgError::Buffer { index, count: addresses.len() })
+        };
+        Ok(match self {
+            Passed::U32(value) => ArgValue::U32(*value),
+            Passed::U64(value) => ArgValue::U64(*value),
+            Passed::F32(value) => ArgValue::F32(*value),
+            Passed::Pointer(buffer) => ArgValue::Pointer(address(*buffer)?),
+            Passed::Tensor { buffer, dims, strides } => ArgValue::Tensor(TensorView {
+                address: address(*buffer)?,
+                dims: dims.clone(),
+                strides: strides.clone(),
+            }),
+        })
+    }
+}
+
+impl Kernel {
+    /// Whether every thread waits for the grid before this one (`griddepcontrol.wait`) in the prologue. Such a kernel may be
+    /// launched before that grid has ended (programmatic dependent launch); that nothing is read or written before the wait,
+    /// the simulator checks.
+    pub fn waits_for_grid(&self) -> bool {
+        self.prologue.iter().any(|stmt| {
+            matches!(stmt.node, Node::Inst { guard: None, inst: Inst::Misc(MiscInst::GridDependencyWait) })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{B32, Launch};
+
+    fn program(args: Vec<(String, Passed)>) -> Program<Kernel> {
+        let mut program = Program::new();
+        program.buffer("x", Elem::U32, &[32], BufferRole::InOut);
+        let kernel = Kernel::build("increment", Launch::threads(32), |b| {
+            let (x, by) = (b.param_pointer("x", Elem::U32), b.param_u32("by"));
+            let at = b.tid().mad_wide(4, x);
+            b.store(at, b.load::<B32>(at) + by);
+        });
+        program.step(kernel, [1, 1, 1], args);
+        program
+    }
+
+    #[test]
+    fn arguments_are_passed_by_name() {
+        let x = ("x".to_owned(), Passed::Pointer(BufferId(0)));
+        let by = ("by".to_owned(), Passed::U32(3));
+        let good = program(vec![by.clone(), x.clone()]);
+        let step = &good.steps[0];
+        let bound = step.bind(&step.kernel.params, &[256]).unwrap();
+        assert_eq!(bound, [ArgValue::Pointer(256), ArgValue::U32(3)]);
+        assert_eq!(good.check(), Ok(()));
+
+        let refused = |args: Vec<(String, Passed)>| program(args).check().unwrap_err();
+        assert_eq!(refused(vec![x.clone()]), ArgError::Missing { param: "by".to_owned() });
+        let other = ("bye".to_owned(), Passed::U32(3));
+        assert_eq!(refused(vec![x.clone(), by.clone(), other]), ArgError::Unknown { name: "bye".to_owned() });
+        let elsewhere = ("x".to_owned(), Passed::Pointer(BufferId(1)));
+        assert_eq!(refused(vec![elsewhere, by]), ArgError::Buffer { index: 1, count: 1 });
+        let kind = ArgError::Kind { param: "by".to_owned(), expected: "u32", given: "f32" };
+        assert_eq!(refused(vec![x, ("by".to_owned(), Passed::F32(3.0))]), kind);
+    }
+
+    #[test]
+    fn only_a_wait_of_all_threads_counts() {
+        let kernel = |build: fn(&crate::Builder)| Kernel::build("k", Launch::threads(32), build);
+        assert!(kernel(|b| b.grid_dependency_wait()).waits_for_grid());
+        assert!(!kernel(|b| b.if_lanes(b.elect(), || b.grid_dependency_wait())).waits_for_grid());
+        assert!(!kernel(|b| b.launch_dependents()).waits_for_grid());
+    }
+}

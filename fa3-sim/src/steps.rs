@@ -1,0 +1,119 @@
+//! Runs of programs: all their kernels, one after the other, on one memory.
+
+use fa3_ir::{BufferId, BufferRole, Kernel, Program};
+
+use crate::memory::{Buffer, Memory};
+use crate::schedule::Policy;
+use crate::simulation::{Mode, Outcome, SimError, Simulation};
+
+/// A run of a program.
+///
+/// Buffers that the program writes begin as memory that holds nothing; the last step that has an output must write each of its
+/// elements once. A kernel that waits for the grid before it may be launched
+/// before that has ended, so that the grid before, of the program or of whoever was there, may still write every buffer until then
+/// ([`crate::Rule::G1`]).
+#[derive(Clone, Debug)]
+pub struct ProgramSimulation<'p> {
+    program: &'p Program<Kernel>,
+    policy: Policy,
+    mode: Mode,
+    trace: bool,
+}
+
+/// What came out of a run of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProgramOutcome {
+    /// What every buffer holds.
+    pub buffers: Vec<Vec<u8>>,
+    /// What was found and counted, step by step.
+    pub steps: Vec<Outcome>,
+    /// Names of tickets that are not 0 again.
+    pub left_over: Vec<&'static str>,
+}
+
+impl ProgramOutcome {
+    /// Whether no rule was broken and every ticket is 0.
+    pub fn is_clean(&self) -> bool {
+        self.left_over.is_empty() && self.steps.iter().all(Outcome::is_clean)
+    }
+}
+
+impl<'p> ProgramSimulation<'p> {
+    /// [`Policy::Eager`], [`Mode::Exact`].
+    pub fn new(program: &'p Program<Kernel>) -> ProgramSimulation<'p> {
+        ProgramSimulation { program, policy: Policy::Eager, mode: Mode::Exact, trace: false }
+    }
+
+    /// This schedule.
+    #[must_use]
+    pub fn policy(self, policy: Policy) -> ProgramSimulation<'p> {
+        ProgramSimulation { policy, ..self }
+    }
+
+    /// This much arithmetic.
+    #[must_use]
+    pub fn mode(self, mode: Mode) -> ProgramSimulation<'p> {
+        ProgramSimulation { mode, ..self }
+    }
+
+    /// Writes down what the first cluster of every step does.
+    #[must_use]
+    pub fn trace(self, trace: bool) -> ProgramSimulation<'p> {
+        ProgramSimulation { trace, ..self }
+    }
+
+    /// Runs every step to its end. `initial` has the bytes of every buffer; what it says of outputs and of scratch memory is not
+    /// looked at.
+    ///
+    /// # Errors
+    /// If a buffer's bytes are as many as it has not, or if a step is not run to its end.
+    pub fn run(&self, initial: &[Vec<u8>]) -> Result<ProgramOutcome, SimError> {
+        let (given, expected) = (initial.len(), self.program.buffers.len());
+        if given != expected {
+            return Err(SimError::Initial { buffer: "buffers", given, expected });
+        }
+        let mut memory = Memory::new();
+        let buffers: Vec<Buffer> = self
+            .program
+            .buffers
+            .iter()
+            .zip(initial)
+            .map(|(buffer, bytes)| allocate(&mut memory, buffer, bytes))
+            .collect::<Result<_, _>>()?;
+        let addresses: Vec<u64> = buffers.iter().map(|buffer| buffer.address()).collect();
+        let mut steps = Vec::new();
+        for (index, step) in self.program.steps.iter().enumerate() {
+            for (number, &buffer) in buffers.iter().enumerate() {
+                memory.demand_once(buffer, self.program.completes(index, BufferId(number)));
+            }
+            let early = step.kernel.waits_for_grid();
+            let simulation = Simulation::new(&step.kernel)
+                .grid(step.grid)
+                .args(step.bind(&step.kernel.params, &addresses)?)
+                .predecessor_writes(if early { buffers.clone() } else { Vec::new() });
+            steps.push(simulation.policy(self.policy).mode(self.mode).trace(self.trace).run(&mut memory)?);
+        }
+        let bytes: Vec<Vec<u8>> = buffers.iter().map(|&buffer| memory.read(buffer)).collect();
+        let tickets = self.program.buffers.iter().zip(&bytes);
+        let tickets = tickets.filter(|(buffer, _)| buffer.role == BufferRole::Ticket);
+        let left_over = tickets.filter(|(_, bytes)| bytes.iter().any(|&byte| byte != 0));
+        Ok(ProgramOutcome {
+            left_over: left_over.map(|(buffer, _)| buffer.name).collect(),
+            buffers: bytes,
+            steps,
+        })
+    }
+}
+
+/// The memory of a buffer before the first step.
+fn allocate(memory: &mut Memory, buffer: &fa3_ir::Buffer, bytes: &[u8]) -> Result<Buffer, SimError> {
+    let (name, expected) = (buffer.name, buffer.bytes());
+    match buffer.role {
+        BufferRole::Input | BufferRole::InOut if bytes.len() != expected => {
+            Err(SimError::Initial { buffer: name, given: bytes.len(), expected })
+        }
+        BufferRole::Input | BufferRole::InOut => Ok(memory.alloc_from(name, bytes)),
+        BufferRole::Ticket => Ok(memory.alloc_from(name, &vec![0; expected])),
+        BufferRole::Scratch | BufferRole::Output | BufferRole::OptionalOutput => Ok(memory.alloc(name, expected)),
+    }
+}
