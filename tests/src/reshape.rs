@@ -1,6 +1,6 @@
 //! Cuts and rearranges problems, for properties that relate two calls with each other.
 
-use fa3::types::{Problem, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{Problem, ProblemSpec, Sequences, Shape, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView4, Axis};
 
 use crate::Values;

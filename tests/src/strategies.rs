@@ -1,6 +1,6 @@
 //! Random cases for proptest.
 
-use fa3::types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape, TensorDesc};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

@@ -1,6 +1,6 @@
 //! The chosen cases: `testdata/*.toml`.
 
-use fa3::types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
 use serde::Deserialize;
 
 use crate::{Case, Dist, Poison};
@@ -202,7 +202,7 @@ mod tests {
         let problem = &case.problem;
         assert_eq!(problem.q().shape, Shape { batch: 1, seqlen: 12, heads: 4, head_dim: 8 });
         assert_eq!(problem.v().shape, Shape { batch: 2, seqlen: 7, heads: 2, head_dim: 16 });
-        assert_eq!(problem.lengths(1), fa3::types::Lengths { q: 5, k: 2 });
+        assert_eq!(problem.lengths(1), fa3_types::Lengths { q: 5, k: 2 });
         assert_eq!(problem.mask(), Mask::Window { left: Some(3), right: Some(0) });
         assert_eq!(problem.softmax_scale().natural(), 0.5);
         assert_eq!(problem.softcap().map(|cap| cap.bound()), Some(2.0));

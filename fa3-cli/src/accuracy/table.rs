@@ -6,10 +6,10 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use fa3::quant::{Accumulation, Fp8Attention, Granularity, Incoherent, Preparation, QuantError, StandardFp8};
-use fa3::reference::norms::ErrorNorms;
-use fa3::reference::tiled::{self, Algorithm, Tiles};
-use fa3::reference::{Inputs, Precision, standard};
+use fa3_quant::{Accumulation, Fp8Attention, Granularity, Incoherent, Preparation, QuantError, StandardFp8};
+use fa3_ref::norms::ErrorNorms;
+use fa3_ref::tiled::{self, Algorithm, Tiles};
+use fa3_ref::{Inputs, Precision, standard};
 use half::f16;
 use indicatif::ProgressBar;
 use ndarray::Array4;

@@ -1,9 +1,9 @@
 //! The emulator of Hopper's FP8 attention, on e4m3 cases: their values are the codes, with a scale of 1.
 
 use fa3::Scalar;
-use fa3::quant::{Accumulation, E4m3, Fp8Attention, Granularity, Quantized};
-use fa3::reference::{Forward, Precision};
-use fa3::types::{Dtype, Sequences};
+use fa3_quant::{Accumulation, E4m3, Fp8Attention, Granularity, Quantized};
+use fa3_ref::{Forward, Precision};
+use fa3_types::{Dtype, Sequences};
 use ndarray::Array4;
 
 use super::{Answer, Arithmetic, Engine, NoAnswer, Skip};
