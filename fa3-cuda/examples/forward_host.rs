@@ -343,7 +343,7 @@ fn time_of_launching(device: &Device) -> Check {
         // Three tensor maps are encoded for each launch.
         let at = |q: u64, k: u64, v: u64| {
             let [q, k, v, o, lse] = [q, k, v, case.o.address(), case.lse.address()].map(Address);
-            Placement::new(&problem, Addresses { q, k, v, o, lse: Some(lse) })
+            Placement::new(&problem, Addresses::new(q, k, v, o).lse(lse))
         };
         let [q, k, v] = [&case.q, &case.k, &case.v].map(DeviceBuffer::address);
         let places = [at(q, k, v)?, at(k, v, q)?];

@@ -39,14 +39,16 @@ mod error;
 mod flops;
 mod placement;
 mod problem;
+mod spec;
 
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
 pub use heads::{HeadGrouping, Heads};
 pub use mask::{Lengths, Mask};
 pub use placement::{Address, Addresses, Placement};
-pub use problem::{Problem, ProblemSpec};
+pub use problem::Problem;
 pub use score::{SoftCap, SoftmaxScale};
 pub use sequences::Sequences;
+pub use spec::ProblemSpec;
 pub use tensor::{Shape, Strides, TensorDesc};
 pub use units::{Bytes, Elems};

@@ -110,18 +110,15 @@ impl Entry {
             let seqlen = rows + if sequences.is_packed() { self.spare_rows } else { 0 };
             TensorDesc::contiguous(dtype, Shape { batch, seqlen, heads, head_dim })
         };
-        ProblemSpec {
-            q: tensor(dtype, &seqs_q, self.heads, self.head_dim),
-            k: tensor(dtype, &seqs_k, heads_kv, self.head_dim),
-            v: tensor(dtype, &seqs_k, heads_kv, head_dim_v),
-            o: tensor(dtype.default_output(), &seqs_q, self.heads, head_dim_v),
-            mask: self.mask()?,
-            softmax_scale: self.scale,
-            softcap: self.softcap,
-            seqs_q,
-            seqs_k,
-        }
-        .validate()
+        let mut spec = ProblemSpec::new(
+            tensor(dtype, &seqs_q, self.heads, self.head_dim),
+            tensor(dtype, &seqs_k, heads_kv, self.head_dim),
+            tensor(dtype, &seqs_k, heads_kv, head_dim_v),
+            tensor(dtype.default_output(), &seqs_q, self.heads, head_dim_v),
+        );
+        spec = spec.seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask()?);
+        (spec.softmax_scale, spec.softcap) = (self.scale, self.softcap);
+        spec.validate()
     }
 
     fn sequences(

@@ -142,7 +142,7 @@ impl Forward {
     /// What the driver says; [`HostError::Counters`] if a capture needs a counter and none is left.
     pub unsafe fn launch(&self, stream: &Stream, at: &Placement) -> Result<(), HostError> {
         let Some(prepared) = &self.prepared else { return Ok(()) };
-        let Addresses { q, k, v, o, lse } = at.addresses();
+        let Addresses { q, k, v, o, lse, .. } = at.addresses();
         let counter = match self.plan.scheduler {
             Scheduler::DynamicPersistent => self.device.counters().of(&self.device, stream)?,
             Scheduler::OneTile | Scheduler::StaticPersistent => 0,
@@ -188,7 +188,7 @@ fn placed(problem: &Problem, memories: [(u64, usize); 5]) -> Result<Placement, F
         }
     }
     let [q, k, v, o, lse] = memories.map(|(address, _)| Address(address));
-    Ok(Placement::new(problem, Addresses { q, k, v, o, lse: Some(lse) })?)
+    Ok(Placement::new(problem, Addresses::new(q, k, v, o).lse(lse))?)
 }
 
 #[cfg(test)]
