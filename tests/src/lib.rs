@@ -21,11 +21,12 @@
 //!     }
 //! }
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod case;
 mod engine;
 pub mod fwd;
+pub mod gpu;
 mod judge;
 pub mod ladder;
 mod ledger;
