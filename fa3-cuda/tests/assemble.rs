@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use fa3_cuda::host::JitReport;
+use fa3_cuda::JitReport;
 use fa3_cuda::kernels::catalogue;
 use fa3_cuda::kernels::fwd::{self, FwdSpec};
 use fa3_cuda::sass::Listing;

@@ -3,7 +3,9 @@
 use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, Strides, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView4};
 
-use crate::{Device, Error, Scalar, cpu, cuda};
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::{Device, Error, Scalar, cpu};
 
 /// An attention call in the making: Q, K and V, and what is not default about it.
 ///
@@ -121,6 +123,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     /// The problem of contiguous copies of Q, K and V.
+    #[cfg(feature = "cuda")]
     fn contiguous_problem(&self) -> Result<Problem, Error> {
         let mut spec = self.spec()?;
         for x in [&mut spec.q, &mut spec.k, &mut spec.v] {
@@ -138,6 +141,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let (problem, qkv) = (self.problem()?, [self.q, self.k, self.v]);
         match device {
             Device::Cpu => Ok(cpu::forward(&problem, qkv)),
+            #[cfg(feature = "cuda")]
             Device::Cuda(device) => Ok(cuda::forward(device, &self.contiguous_problem()?, qkv)?),
         }
     }
@@ -196,6 +200,7 @@ mod tests {
         assert_eq!(error.to_string(), "q: seqused is 9 for sequence 0, outside 0 to 8");
     }
 
+    #[cfg(feature = "cuda")]
     #[test]
     fn what_is_copied_to_a_gpu_has_no_gaps() {
         let x = Array4::from_elem((2, 6, 4, 8), 1.0f32);
