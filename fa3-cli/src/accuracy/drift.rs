@@ -53,7 +53,7 @@ pub(super) fn measure(keys: &[usize], progress: &ProgressBar) -> Result<Vec<Row>
 fn drift(sample: &Sample, accumulation: Accumulation) -> Result<Drift, Error> {
     let head = Preparation::new(Granularity::Head);
     let [q, k, v] = sample.quantize(&head, &head)?;
-    let o = Fp8Attention { accumulation, key_block: BLOCK }.forward(&sample.problem, &q, &k, &v)?.o;
+    let o = Fp8Attention::new(accumulation, BLOCK).forward(&sample.problem, &q, &k, &v)?.o;
     let norms = fa3_ref::norms::ErrorNorms::of(&o, &sample.exact.o);
     let size = sample.exact.o.iter().map(|x| x.abs()).sum::<f64>() / norms.count as f64;
     Ok(Drift { bias: norms.mean / size, rmse: norms.rmse / size })

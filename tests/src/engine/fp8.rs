@@ -32,7 +32,7 @@ impl Engine for Fp8 {
         }
         let [q, k, v] = codes(case, values);
         let accumulation = Accumulation::TwoLevel { keys: self.key_block };
-        let attention = Fp8Attention { accumulation, key_block: self.key_block };
+        let attention = Fp8Attention::new(accumulation, self.key_block);
         let output = attention.forward(&case.problem, &q, &k, &v);
         let output = output.map_err(|error| NoAnswer::Failed(Box::new(error)))?;
         let precision = Precision::of_output(case.problem.dtype());
