@@ -9,8 +9,8 @@ mod table;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use fa3::quant::QuantError;
-use fa3::types::ProblemError;
+use fa3_quant::QuantError;
+use fa3_types::ProblemError;
 
 use crate::draw::DrawError;
 use crate::progress;

@@ -1,6 +1,6 @@
 //! Options that several verbs share.
 
-use fa3::types::{Mask, ProblemError};
+use fa3_types::{Mask, ProblemError};
 
 /// Which keys a query may see.
 #[derive(Debug, clap::Args)]

@@ -8,8 +8,8 @@ mod report;
 use std::path::PathBuf;
 
 use fa3::cuda::Device;
-use fa3::sched::{Choices, PlanError};
-use fa3::types::Problem;
+use fa3_sched::{Choices, PlanError};
+use fa3_types::Problem;
 
 use crate::draw::DrawError;
 use crate::gpu::GpuArgs;

@@ -14,7 +14,7 @@ use attempt::Trouble;
 /// What `fa3 doctor --help` says first.
 pub(crate) const ABOUT: &str = "\
 Says what there is on this machine (driver, GPUs, ptxas, nvdisasm), what runs where, and why not. What it says runs has run: a small attention on \
-the CPU, a small kernel in the simulator and on every GPU.
+the CPU and on every GPU, a small kernel in the simulator.
 
 The exit code is 0, also where nothing but the CPU can be used, or 1 if something is there and broken.";
 
@@ -47,7 +47,7 @@ pub(crate) fn run(_: &Options) -> bool {
     report.fact("ptxas", Ptxas::find().map_or_else(|error| error.to_string(), |ptxas| ptxas.describe()));
     let nvdisasm = Nvdisasm::find().map_or_else(|error| error.to_string(), |nvdisasm| nvdisasm.describe());
     report.fact("nvdisasm", nvdisasm);
-    report.tried("attention", fa3::Device::Cpu, attempt::attention());
+    report.tried("attention", fa3::Device::Cpu, attempt::attention(&fa3::Device::Cpu));
     report.tried("kernels", "simulator", attempt::simulated());
     report.gpus();
     crate::print(&report);
@@ -74,18 +74,18 @@ impl Report {
             match found {
                 Ok(Ok(device)) => {
                     self.fact(&place, describe(&device));
-                    self.tried("kernels", place, attempt::on(&device));
+                    self.tried("attention", place, attempt::attention(&fa3::Device::Cuda(device)));
                 }
                 Ok(Err(HostError::NoDevice { count, .. })) if count > 0 => return,
                 Ok(Err(absent)) => {
                     // Another GPU may be one that the kernels run on.
                     let more = matches!(absent, HostError::NotHopper { .. });
-                    self.runs.push(("kernels", place, Verdict::No(absent)));
+                    self.runs.push(("attention", place, Verdict::No(absent)));
                     if !more {
                         return;
                     }
                 }
-                Err(broken) => return self.tried("kernels", place, Err(broken.into())),
+                Err(broken) => return self.tried("attention", place, Err(broken.into())),
             }
         }
     }
@@ -144,15 +144,15 @@ mod tests {
         let mut report = Report::default();
         report.fact("driver", "cuda 13.0");
         report.tried("kernels", "simulator", Ok(()));
-        report.runs.push(("kernels", "gpu 0".to_owned(), Verdict::No(HostError::NoDriver)));
-        report.tried("kernels", "gpu 1", Err(Trouble::Attention));
+        report.runs.push(("attention", "gpu 0".to_owned(), Verdict::No(HostError::NoDriver)));
+        report.tried("attention", "gpu 1", Err(Trouble::Attention));
         let expected = "\
 driver   cuda 13.0
 
 what       where            runs
 kernels    simulator        yes
-kernels    gpu 0            no: no nvidia driver: libcuda cannot be loaded
-kernels    gpu 1            broken: attention of ones is not one";
+attention  gpu 0            no: no nvidia driver: libcuda cannot be loaded
+attention  gpu 1            broken: attention of ones is not one";
         assert_eq!(report.to_string(), expected);
     }
 }

@@ -1,7 +1,7 @@
 //! Settings that are measured: every combination of some options.
 
 use clap::ValueEnum;
-use fa3::types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape};
+use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape};
 use serde::{Serialize, Serializer};
 
 /// Which settings to measure. Those of the paper's Figure 5 if nothing else is said.

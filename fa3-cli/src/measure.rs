@@ -6,9 +6,9 @@ mod truth;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, HostError, Stream};
-use fa3::reference::rows::SatisfiedRows;
-use fa3::sched::{Choices, Plan};
-use fa3::types::{Problem, TensorDesc};
+use fa3_ref::rows::SatisfiedRows;
+use fa3_sched::{Choices, Plan};
+use fa3_types::{Problem, TensorDesc};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 
@@ -209,7 +209,7 @@ fn hash(o: &[u16], lse: &[f32]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3::types::{Dtype, ProblemSpec, Shape};
+    use fa3_types::{Dtype, ProblemSpec, Shape};
 
     /// On a machine with a Hopper GPU.
     #[test]
@@ -221,7 +221,7 @@ mod tests {
         let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim: 64 };
         let problem = ProblemSpec::dense(Dtype::F16, shape, shape).causal().validate().unwrap();
         let (pace, bar) = (Pace { rounds: 3, slice_ms: 1.0 }, ProgressBar::hidden());
-        let wide = Choices { row: fa3::sched::TileRow::table().last().copied(), ..Choices::default() };
+        let wide = Choices { row: fa3_sched::TileRow::table().last().copied(), ..Choices::default() };
         let outcomes = race(&device, &problem, &[Choices::default(), wide], pace, &bar);
         let [Outcome::Checked(timing), Outcome::Failed(_)] = outcomes.as_slice() else {
             panic!("{outcomes:?}")

@@ -6,8 +6,8 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::builder::TypedValueParser;
-use fa3::sched::{Limits, Order, OrderComparison, OrderTable, Plan, PlanError};
-use fa3::types::{Dtype, Problem, ProblemError, ProblemSpec, Sequences, Shape};
+use fa3_sched::{Limits, Order, OrderComparison, OrderTable, Plan, PlanError};
+use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, Sequences, Shape};
 
 use crate::args::MaskArgs;
 use crate::draw::DrawError;

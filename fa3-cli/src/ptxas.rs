@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use fa3_cuda::host::JitReport;
+use fa3_cuda::JitReport;
 use fa3_ir::Ptx;
 
 /// An assembler that runs.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use fa3_cuda::host::JitReport;
+use fa3_cuda::JitReport;
 use fa3_cuda::kernels::catalogue::CatalogueError;
 use fa3_cuda::sass::{Class, Product, Round, product_loops};
 use serde_json::{Value, json};

@@ -6,8 +6,8 @@ mod ranking;
 use std::path::PathBuf;
 
 use fa3::cuda::Device;
-use fa3::sched::PlanError;
-use fa3::types::Problem;
+use fa3_sched::PlanError;
+use fa3_types::Problem;
 use serde::Serialize;
 
 use crate::gpu::GpuArgs;

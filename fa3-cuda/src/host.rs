@@ -9,6 +9,34 @@
 //! Errors of the GPU come late and for good: when a kernel touches a wrong address, a later call finds out, and the
 //! GPU is lost to the process. From then on every call on the device and what was made from it is a
 //! [`HostError::Poisoned`] that says which launches may have done it. To know the one, set `CUDA_LAUNCH_BLOCKING=1`.
+//!
+//! ```
+//! use fa3_cuda::host::{Device, HostError};
+//! use fa3_ir::{ArgValue, B32, Builder, Elem, Launch, ptx};
+//!
+//! // x = x + 1, one element a thread.
+//! let mut b = Builder::new("increment", Launch::threads(32));
+//! let (x, tid) = (b.param_pointer("x", Elem::U32), b.tid());
+//! let at = b.mad_wide_u32(tid, 4, x);
+//! let old = b.load::<B32>(at);
+//! let new = b.add(old, 1);
+//! b.store(at, new);
+//! let ptx = ptx::emit(&b.finish()).expect("a sound kernel");
+//!
+//! let run = || -> Result<Vec<u32>, HostError> {
+//!     let device = Device::open(0)?;
+//!     let (stream, function) = (device.stream()?, device.compile(&ptx)?);
+//!     let mut x = device.alloc(4 * 32)?;
+//!     x.upload(&stream, &[41_u32; 32])?;
+//!     // SAFETY: x has the 32 elements that 32 threads touch, and lives until it is downloaded.
+//!     unsafe { function.launch(&stream, [1, 1, 1], &[ArgValue::Pointer(x.address())]) }?;
+//!     x.download(&stream)
+//! };
+//! match run() {
+//!     Ok(x) => assert_eq!(x, [42; 32]),
+//!     Err(error) => println!("skipped: {error}"),
+//! }
+//! ```
 #![allow(unsafe_code, reason = "every call of the driver is unsafe")]
 
 // The GPU and what can go wrong.
@@ -22,7 +50,6 @@ mod function;
 mod launch;
 mod module;
 mod params;
-mod report;
 mod tensor_map;
 
 // What they work on.
@@ -36,13 +63,14 @@ mod counters;
 mod forward;
 mod prepared;
 
-pub use buffer::{DeviceBuffer, Plain};
+pub use buffer::DeviceBuffer;
 pub use device::{Device, Memory};
 pub use driver::is_driver_present;
 pub use error::{CudaError, HostError, Poison};
-pub use forward::{Element, Forward, ForwardError};
+#[cfg(feature = "cudarc")]
+pub use forward::Element;
+pub use forward::{Forward, ForwardError};
 pub use function::Function;
 pub use graph::Graph;
 pub use launch::LaunchInfo;
-pub use report::{JitReport, JitWarning};
 pub use stream::{Event, Stream};

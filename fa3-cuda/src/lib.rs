@@ -4,41 +4,24 @@
 //! Kernel -> PTX -> the driver's compiler -> Function -> launch(stream, grid, arguments)
 //! ```
 //!
-//! The host layer needs the NVIDIA driver and nothing else, and that only when it runs: no CUDA to build, and an error
+//! [`kernels`] are programs of [`fa3_ir`], which a simulator runs as well; [`sass`] and [`JitReport`] read what compilers made of
+//! them. None of these needs a driver, and without the feature `driver`, which is on by default, nothing else is built.
+//!
+//! [`host`] is that feature. It needs the NVIDIA driver and nothing else, and that only when it runs: no CUDA to build, and an error
 //! value where there is no driver or no Hopper GPU.
 //!
-//! ```
-//! use fa3_cuda::host::{Device, HostError};
-//! use fa3_ir::{ArgValue, B32, Builder, Elem, Launch, ptx};
-//!
-//! // x = x + 1, one element a thread.
-//! let mut b = Builder::new("increment", Launch::threads(32));
-//! let (x, tid) = (b.param_pointer("x", Elem::U32), b.tid());
-//! let at = b.mad_wide_u32(tid, 4, x);
-//! let old = b.load::<B32>(at);
-//! let new = b.add(old, 1);
-//! b.store(at, new);
-//! let ptx = ptx::emit(&b.finish()).expect("a sound kernel");
-//!
-//! let run = || -> Result<Vec<u32>, HostError> {
-//!     let device = Device::open(0)?;
-//!     let (stream, function) = (device.stream()?, device.compile(&ptx)?);
-//!     let mut x = device.alloc(4 * 32)?;
-//!     x.upload(&stream, &[41_u32; 32])?;
-//!     // SAFETY: x has the 32 elements that 32 threads touch, and lives until it is downloaded.
-//!     unsafe { function.launch(&stream, [1, 1, 1], &[ArgValue::Pointer(x.address())]) }?;
-//!     x.download(&stream)
-//! };
-//! match run() {
-//!     Ok(x) => assert_eq!(x, [42; 32]),
-//!     Err(error) => println!("skipped: {error}"),
-//! }
-//! ```
+//! The feature `cudarc` adds the forward pass over slices of that crate, and shows its version.
+
+mod report;
 
 pub mod kernels;
 
+#[cfg(feature = "driver")]
 pub mod host;
 
 pub mod sass;
 
+pub use report::{JitReport, JitWarning};
+
+#[cfg(feature = "cudarc")]
 pub use cudarc;

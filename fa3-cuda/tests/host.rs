@@ -1,4 +1,5 @@
 //! The host layer on machines without a GPU.
+#![cfg(feature = "driver")]
 
 use fa3_cuda::host::{
     Device, DeviceBuffer, Event, Forward, ForwardError, Function, Graph, HostError, Stream, is_driver_present,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bytemuck::{Pod, Zeroable};
 use float8::F8E4M3;
 
 /// An 8-bit floating-point number: sign, 4 exponent bits of bias 7, 3 mantissa bits.
@@ -14,7 +15,8 @@ use float8::F8E4M3;
 /// `cvt.rn.satfinite.e4m3x2.f32` gives. Two of its habits stay behind this type: a negative NaN becomes 0xFF
 /// there, where the instruction promises no more than a NaN and this type gives one code for all; and its
 /// `MAX`, `INFINITY` and `is_infinite` take 448 for an infinity, which the format does not have.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[repr(transparent)]
 pub struct E4m3(u8);
 
 impl E4m3 {

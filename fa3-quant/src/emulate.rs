@@ -28,11 +28,19 @@ const P_OFFSET: f32 = 8.0;
 /// into NaN where the key shares a block with one that the row sees, as it does on the tensor core. A NaN in
 /// a row of Q, or in a key that it sees, makes the row's O and LSE NaN; one in V, that column of O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Fp8Attention {
     /// How Q·Kᵀ and P·V are summed.
     pub accumulation: Accumulation,
     /// Keys a block, B_c: a multiple of [`Accumulation::DEPTH`]. K and V may have a scale every so many keys.
     pub key_block: usize,
+}
+
+impl Fp8Attention {
+    /// Sums by `accumulation`, in blocks of `key_block` keys.
+    pub fn new(accumulation: Accumulation, key_block: usize) -> Fp8Attention {
+        Fp8Attention { accumulation, key_block }
+    }
 }
 
 impl Default for Fp8Attention {

@@ -12,6 +12,7 @@ use crate::{Granularity, Incoherent, QuantError, Quantized, Rope, RowIndex};
 /// magnitude and the encoding; with [`Granularity::Block`] that is a few thousand numbers, which is why the
 /// paper can attach all this to the rotary embedding "with no additional slow down".
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Preparation<'a> {
     /// Rotation of each row by its position.
     pub rotation: Option<Rotation<'a>>,
@@ -34,6 +35,18 @@ impl<'a> Preparation<'a> {
     /// Quantization alone.
     pub fn new(granularity: Granularity) -> Preparation<'a> {
         Preparation { rotation: None, incoherent: None, granularity }
+    }
+
+    /// Rotates each row first.
+    #[must_use]
+    pub fn rotation(self, rotation: Rotation<'a>) -> Preparation<'a> {
+        Preparation { rotation: Some(rotation), ..self }
+    }
+
+    /// Transforms each row before it is quantized; give Q and K the same transform.
+    #[must_use]
+    pub fn incoherent(self, transform: &'a Incoherent) -> Preparation<'a> {
+        Preparation { incoherent: Some(transform), ..self }
     }
 
     /// Prepares a tensor (batch, seqlen, heads, head_dim), batch 1 for packed sequences.

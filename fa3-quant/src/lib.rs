@@ -26,7 +26,7 @@
 //!
 //! let mixed = Incoherent::new(32, 1);
 //! let blocks = Granularity::Block { rows: 128 };
-//! let qk = Preparation { incoherent: Some(&mixed), ..Preparation::new(blocks) };
+//! let qk = Preparation::new(blocks).incoherent(&mixed);
 //! let q = qk.quantize(wave(0).view(), problem.seqs_q())?;
 //! let k = qk.quantize(wave(1).view(), problem.seqs_k())?;
 //! let v = Preparation::new(blocks).quantize(wave(2).view(), problem.seqs_k())?;

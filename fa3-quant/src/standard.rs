@@ -131,7 +131,7 @@ mod tests {
             dense().causal(),
             dense().softcap(3.0),
             dense().mask(Mask::Window { left: Some(9), right: Some(0) }),
-            ProblemSpec { seqs_k: used, ..dense() },
+            dense().seqs_k(used),
         ] {
             let problem = spec.validate().unwrap();
             let q = quantize(&tensor(Q, 1), problem.seqs_q(), Granularity::Tensor);

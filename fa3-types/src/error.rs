@@ -6,6 +6,7 @@ use crate::{Dtype, Shape};
 
 /// A tensor of the attention call, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum TensorName {
     /// Queries.
     Q,

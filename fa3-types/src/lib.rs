@@ -42,6 +42,7 @@ mod error;
 mod flops;
 mod placement;
 mod problem;
+mod spec;
 
 pub use algebra::{Int, Real};
 pub use dtype::{Dtype, UnknownDtype};
@@ -49,8 +50,9 @@ pub use error::{Dim, ProblemError, TensorName};
 pub use heads::{HeadGrouping, Heads};
 pub use mask::{Lengths, Mask};
 pub use placement::{Address, Addresses, Placement};
-pub use problem::{Problem, ProblemSpec};
+pub use problem::Problem;
 pub use score::{SoftCap, SoftmaxScale, softcap};
 pub use sequences::Sequences;
+pub use spec::ProblemSpec;
 pub use tensor::{Shape, Strides, TensorDesc};
 pub use units::{Bytes, Elems};

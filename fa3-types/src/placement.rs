@@ -11,6 +11,7 @@ const ALIGNMENT: u64 = 16;
 
 /// The addresses of the tensors of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Addresses {
     /// Queries.
     pub q: Address,
@@ -22,6 +23,20 @@ pub struct Addresses {
     pub o: Address,
     /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous; `None` if nobody wants it.
     pub lse: Option<Address>,
+}
+
+impl Addresses {
+    /// Of the tensors that every call has; nobody wants LSE.
+    pub fn new(q: Address, k: Address, v: Address, o: Address) -> Addresses {
+        Addresses { q, k, v, o, lse: None }
+    }
+
+    /// Sets where LSE goes.
+    #[must_use]
+    pub fn lse(mut self, lse: Address) -> Addresses {
+        self.lse = Some(lse);
+        self
+    }
 }
 
 /// Addresses that a [`Problem`]'s tensors may have: none null or misaligned, no output over another tensor.

@@ -3,115 +3,14 @@
 use std::fmt;
 
 use crate::{
-    Dim, Dtype, Heads, Lengths, Mask, ProblemError, Sequences, Shape, SoftCap, SoftmaxScale, TensorDesc,
-    TensorName,
+    Dim, Dtype, Heads, Lengths, Mask, ProblemError, ProblemSpec, Sequences, Shape, SoftCap, SoftmaxScale,
+    TensorDesc, TensorName,
 };
 
 /// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
 const HEAD_DIM_LIMIT: usize = 576;
 /// The largest head dimension of V and O.
 const HEAD_DIM_V_LIMIT: usize = 512;
-
-/// What a caller asks for, not yet checked: plain data that [`Problem::new`] takes.
-#[derive(Clone, Debug)]
-pub struct ProblemSpec {
-    /// Queries (batch, seqlen_q, heads_q, head_dim).
-    pub q: TensorDesc,
-    /// Keys (batch, seqlen_k, heads_kv, head_dim).
-    pub k: TensorDesc,
-    /// Values (batch, seqlen_k, heads_kv, head_dim_v).
-    pub v: TensorDesc,
-    /// Output (batch, seqlen_q, heads_q, head_dim_v).
-    pub o: TensorDesc,
-    /// The sequences of Q and O.
-    pub seqs_q: Sequences,
-    /// The sequences of K and V.
-    pub seqs_k: Sequences,
-    /// Which keys a query may see.
-    pub mask: Mask,
-    /// Factor on Q·Kᵀ; 1/√head_dim if `None`.
-    pub softmax_scale: Option<f64>,
-    /// Bound of the soft cap; no cap if `None`.
-    pub softcap: Option<f64>,
-}
-
-impl ProblemSpec {
-    /// Contiguous dense tensors with V of K's shape. The sequences' lengths are the shapes' seqlen.
-    pub fn dense(dtype: Dtype, q: Shape, kv: Shape) -> ProblemSpec {
-        let (seqs_q, seqs_k) = (Sequences::dense(q.batch, q.seqlen), Sequences::dense(kv.batch, kv.seqlen));
-        ProblemSpec::contiguous(dtype, q, kv, seqs_q, seqs_k)
-    }
-
-    /// Contiguous packed tensors (total, heads, head_dim) with V of K's shape.
-    pub fn packed(
-        dtype: Dtype,
-        heads: (usize, usize),
-        head_dim: usize,
-        seqs_q: Sequences,
-        seqs_k: Sequences,
-    ) -> ProblemSpec {
-        let q = Shape { batch: 1, seqlen: seqs_q.rows_needed(), heads: heads.0, head_dim };
-        let kv = Shape { batch: 1, seqlen: seqs_k.rows_needed(), heads: heads.1, head_dim };
-        ProblemSpec::contiguous(dtype, q, kv, seqs_q, seqs_k)
-    }
-
-    fn contiguous(dtype: Dtype, q: Shape, kv: Shape, seqs_q: Sequences, seqs_k: Sequences) -> ProblemSpec {
-        ProblemSpec {
-            q: TensorDesc::contiguous(dtype, q),
-            k: TensorDesc::contiguous(dtype, kv),
-            v: TensorDesc::contiguous(dtype, kv),
-            o: TensorDesc::contiguous(dtype.default_output(), q),
-            seqs_q,
-            seqs_k,
-            mask: Mask::None,
-            softmax_scale: None,
-            softcap: None,
-        }
-    }
-
-    /// Gives V and O, contiguous, a head dimension of their own.
-    #[must_use]
-    pub fn head_dim_v(mut self, head_dim_v: usize) -> ProblemSpec {
-        self.v = TensorDesc::contiguous(self.v.dtype, Shape { head_dim: head_dim_v, ..self.v.shape });
-        self.o = TensorDesc::contiguous(self.o.dtype, Shape { head_dim: head_dim_v, ..self.o.shape });
-        self
-    }
-
-    /// Sets the mask.
-    #[must_use]
-    pub fn mask(mut self, mask: Mask) -> ProblemSpec {
-        self.mask = mask;
-        self
-    }
-
-    /// Sets [`Mask::Causal`].
-    #[must_use]
-    pub fn causal(self) -> ProblemSpec {
-        self.mask(Mask::Causal)
-    }
-
-    /// Sets the softmax scale.
-    #[must_use]
-    pub fn softmax_scale(mut self, scale: f64) -> ProblemSpec {
-        self.softmax_scale = Some(scale);
-        self
-    }
-
-    /// Sets the soft cap.
-    #[must_use]
-    pub fn softcap(mut self, cap: f64) -> ProblemSpec {
-        self.softcap = Some(cap);
-        self
-    }
-
-    /// [`Problem::new`].
-    ///
-    /// # Errors
-    /// See [`ProblemError`].
-    pub fn validate(self) -> Result<Problem, ProblemError> {
-        Problem::new(self)
-    }
-}
 
 /// An attention problem that can be computed: shapes agree, strides are usable, lengths lie within the
 /// tensors, numbers are finite. Later layers check nothing of this again.

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array4, ArrayView4};
-use fa3::reference::law::ForwardLaw;
-use fa3::reference::{Forward, Inputs, Precision};
 use fa3::{Attention, Device, Error, Output, Scalar};
+use fa3_ref::law::ForwardLaw;
+use fa3_ref::{Forward, Inputs, Precision};
 
 /// What a check says if it holds, or why it does not.
 type Check = Result<String, Box<dyn std::error::Error>>;
@@ -101,7 +101,7 @@ fn transposed(device: &Device) -> Check {
 
 /// What the kernels do not take is an error, and is not computed on the CPU instead.
 fn refused(device: &Device) -> Check {
-    let (x, y) = (Array4::<f32>::zeros((1, 8, 1, 64)), Array4::<bf16>::zeros((1, 8, 1, 64)));
+    let (x, y) = (Array4::<f32>::zeros((1, 8, 1, 64)), Array4::from_elem((1, 8, 1, 64), bf16::ZERO));
     let single = Attention::new(x.view(), x.view(), x.view()).forward(device);
     let packed = Attention::new(y.view(), y.view(), y.view()).packed(&[0, 3, 8], &[0, 4, 8]).forward(device);
     match (single.err(), packed.err()) {

@@ -3,7 +3,9 @@
 use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, Strides, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView4};
 
-use crate::{Device, Error, Scalar, cpu, cuda};
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::{Device, Error, Scalar, cpu};
 
 /// An attention call in the making: Q, K and V, and what is not default about it.
 ///
@@ -114,25 +116,20 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
         let seqs_q = sequences(q.shape, cu_seqlens_q, self.seqused_q).map_err(Error::SequencesOfQ)?;
         let seqs_k = sequences(k.shape, cu_seqlens_k, self.seqused_k).map_err(Error::SequencesOfK)?;
-        Ok(ProblemSpec {
-            q,
-            k,
-            v,
-            o: TensorDesc::contiguous(T::Output::DTYPE, o),
-            seqs_q,
-            seqs_k,
-            mask: self.mask,
-            softmax_scale: self.softmax_scale,
-            softcap: self.softcap,
-        })
+        let o = TensorDesc::contiguous(T::Output::DTYPE, o);
+        let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask);
+        (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
+        Ok(spec)
     }
 
     /// The problem of contiguous copies of Q, K and V.
+    #[cfg(feature = "cuda")]
     fn contiguous_problem(&self) -> Result<Problem, Error> {
-        let spec = self.spec()?;
-        let contiguous = |x: TensorDesc| TensorDesc::contiguous(x.dtype, x.shape);
-        let (q, k, v) = (contiguous(spec.q), contiguous(spec.k), contiguous(spec.v));
-        Ok(ProblemSpec { q, k, v, ..spec }.validate()?)
+        let mut spec = self.spec()?;
+        for x in [&mut spec.q, &mut spec.k, &mut spec.v] {
+            *x = TensorDesc::contiguous(x.dtype, x.shape);
+        }
+        Ok(spec.validate()?)
     }
 
     /// Computes O and LSE. On a GPU, Q, K and V are copied there and the results back; a problem that its kernels do not
@@ -144,6 +141,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let (problem, qkv) = (self.problem()?, [self.q, self.k, self.v]);
         match device {
             Device::Cpu => Ok(cpu::forward(&problem, qkv)),
+            #[cfg(feature = "cuda")]
             Device::Cuda(device) => Ok(cuda::forward(device, &self.contiguous_problem()?, qkv)?),
         }
     }
@@ -202,6 +200,7 @@ mod tests {
         assert_eq!(error.to_string(), "q: seqused is 9 for sequence 0, outside 0 to 8");
     }
 
+    #[cfg(feature = "cuda")]
     #[test]
     fn what_is_copied_to_a_gpu_has_no_gaps() {
         let x = Array4::from_elem((2, 6, 4, 8), 1.0f32);

@@ -1,13 +1,16 @@
-//! Attention on a Hopper GPU.
+//! Attention on a Hopper GPU, over tensors that are there.
 //!
 //! [`Attention::forward`](crate::Attention::forward) copies arrays to the GPU and back. Where the tensors are there already,
-//! make a [`Forward`] of the problem once and run it many times.
+//! make a [`Forward`] of the problem once and run it many times: nothing is copied, and no device memory allocated.
+//!
+//! [`Device`] here is a GPU; [`crate::Device`] is where [`Attention`](crate::Attention) computes, the CPU or one of these.
 //!
 //! Over memory of this library:
 //!
 //! ```
 //! use fa3::cuda::{Device, Forward, ForwardError};
-//! use fa3::types::{Dtype, ProblemSpec, Shape};
+//! use fa3::half::bf16;
+//! use fa3::{Dtype, ProblemSpec, Shape};
 //!
 //! let attend = || -> Result<Vec<f32>, ForwardError> {
 //!     // (batch, seqlen, heads, head_dim)
@@ -16,11 +19,10 @@
 //!     let device = Device::open(0)?;
 //!     let forward = Forward::new(&device, &problem)?;
 //!
-//!     let stream = device.stream()?;
-//!     let one = [0x80, 0x3f].repeat(1000 * 4 * 128); // 1 in bf16
-//!     let mut x = device.alloc(one.len())?;
-//!     x.upload(&stream, &one)?;
-//!     let (mut o, mut lse) = (device.alloc(one.len())?, device.alloc(4 * 4 * 1000)?);
+//!     let (stream, ones) = (device.stream()?, vec![bf16::ONE; 1000 * 4 * 128]);
+//!     let mut x = device.alloc(size_of_val(&ones[..]))?;
+//!     x.upload(&stream, &ones)?;
+//!     let (mut o, mut lse) = (device.alloc(x.bytes())?, device.alloc(4 * 4 * 1000)?);
 //!     for _ in 0..10 {
 //!         forward.run(&stream, &x, &x, &x, &mut o, &mut lse)?;
 //!     }
@@ -33,38 +35,40 @@
 //! }
 //! ```
 //!
-//! Over slices of [`cudarc`], on a stream of its own; for slices of 16-bit floats it wants its feature `f16`:
+//! Over memory and a stream of another library, as the numbers that it shows:
 //!
-//! ```no_run
-//! use fa3::cuda::cudarc::driver::CudaContext;
-//! use fa3::cuda::{Device, Forward};
-//! use fa3::half::bf16;
-//! use fa3::types::{Dtype, ProblemSpec, Shape};
+//! ```
+//! use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, Stream};
 //!
-//! let shape = Shape { batch: 1, seqlen: 1000, heads: 4, head_dim: 128 };
-//! let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
-//! let forward = Forward::new(&Device::open(0)?, &problem)?;
-//!
-//! let stream = CudaContext::new(0)?.new_stream()?;
-//! let x = stream.clone_htod(&vec![bf16::ONE; 1000 * 4 * 128])?;
-//! let mut o = stream.alloc_zeros::<bf16>(1000 * 4 * 128)?;
-//! let mut lse = stream.alloc_zeros::<f32>(4 * 1000)?;
-//! forward.run_slices(&stream, &x, &x, &x, &mut o, &mut lse)?;
-//! assert_eq!(stream.clone_dtoh(&o)?[0], bf16::ONE); // the mean of ones
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! /// Q, K, V, O and LSE, each an address and a number of bytes.
+//! unsafe fn attend(
+//!     device: &Device,
+//!     forward: &Forward,
+//!     stream: usize,
+//!     memories: [(u64, usize); 5],
+//! ) -> Result<(), ForwardError> {
+//!     // SAFETY: the caller vouches for the stream and the memories.
+//!     let stream = unsafe { Stream::from_raw(device, stream) };
+//!     let buffers = memories.map(|(address, bytes)| unsafe { DeviceBuffer::from_raw(device, address, bytes) });
+//!     let [q, k, v, mut o, mut lse] = buffers;
+//!     forward.run(&stream, &q, &k, &v, &mut o, &mut lse)
+//! }
 //! ```
 //!
-//! Over addresses on a stream of another library, there is [`Forward::launch`].
+//! Where LSE is not wanted or tensors have strides, there is [`Forward::launch`]. With the feature `cudarc`, there is
+//! `Forward::run_slices` over slices of that crate.
 
 use fa3_types::Problem;
 use ndarray::{Array3, Array4, ArrayView4};
 
-use crate::scalar::sealed::Sealed;
 use crate::{Output, Scalar};
 
+#[cfg(feature = "cudarc")]
 pub use fa3_cuda::cudarc;
+#[cfg(feature = "cudarc")]
+pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
-    Device, DeviceBuffer, Element, Event, Forward, ForwardError, Function, Graph, HostError, Memory, Stream,
+    Device, DeviceBuffer, Event, Forward, ForwardError, Function, Graph, HostError, Memory, Stream,
 };
 
 /// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes: both come from one
@@ -75,11 +79,12 @@ pub(crate) fn forward<T: Scalar>(
     qkv: [ArrayView4<'_, T>; 3],
 ) -> Result<Output<T::Output>, ForwardError> {
     let forward = Forward::new(device, problem)?;
-    let stream = device.default_stream();
+    let stream = device.stream()?;
     let upload = |x: ArrayView4<'_, T>| -> Result<DeviceBuffer, HostError> {
-        let bits: Vec<T::Bits> = x.iter().map(|x| x.to_bits()).collect();
-        let mut buffer = device.alloc(size_of_val(bits.as_slice()))?;
-        buffer.upload(&stream, &bits)?;
+        let x = x.as_standard_layout();
+        let elements = x.as_slice().expect("the standard layout has no gaps");
+        let mut buffer = device.alloc(size_of_val(elements))?;
+        buffer.upload(&stream, elements)?;
         Ok(buffer)
     };
     let [q, k, v] = qkv.map(upload);
@@ -88,8 +93,7 @@ pub(crate) fn forward<T: Scalar>(
     let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
     let mut lse = device.alloc(lse_shape.iter().product::<usize>() * size_of::<f32>())?;
     forward.run(&stream, &q, &k, &v, &mut o, &mut lse)?;
-    let o = o.download(&stream)?.into_iter().map(T::Output::from_bits).collect();
-    let lse = lse.download(&stream)?;
+    let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
     Ok(Output {
         o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
         lse: Array3::from_shape_vec(lse_shape, lse).expect("one element each"),

@@ -2,10 +2,13 @@
 
 use std::fmt;
 
-use crate::Error;
-use crate::cuda::{self, HostError};
+#[cfg(feature = "cuda")]
+use crate::{Error, cuda};
 
-/// A device that can run attention. Clones are the same device.
+/// Where [`Attention::forward`](crate::Attention::forward) computes: the CPU or a GPU. Clones are the same device.
+///
+/// Arrays are given and returned in the host's memory either way. For tensors that are on a GPU already, there is
+/// [`cuda::Device`](crate::cuda::Device), the GPU alone, which is what [`Device::Cuda`] holds.
 ///
 /// ```
 /// use fa3::Device;
@@ -22,9 +25,11 @@ pub enum Device {
     #[default]
     Cpu,
     /// A Hopper GPU. It keeps the kernels that were compiled for it: open it once.
+    #[cfg(feature = "cuda")]
     Cuda(cuda::Device),
 }
 
+#[cfg(feature = "cuda")]
 impl Device {
     /// The GPU with this number, in the driver's order.
     ///
@@ -39,21 +44,25 @@ impl Device {
     /// # Errors
     /// [`Error::Cuda`]: why there is none.
     pub fn gpu() -> Result<Device, Error> {
-        let mut other = None;
-        for ordinal in 0.. {
+        let (mut ordinal, mut other) = (0, None);
+        loop {
             match cuda::Device::open(ordinal) {
                 Ok(device) => return Ok(Device::Cuda(device)),
-                Err(not_hopper @ HostError::NotHopper { .. }) => other = other.or(Some(not_hopper)),
+                Err(not_hopper @ cuda::HostError::NotHopper { .. }) => other = other.or(Some(not_hopper)),
                 // After the last GPU, what the first one is says more.
                 Err(error) => return Err(other.unwrap_or(error).into()),
             }
+            ordinal += 1;
         }
-        Ok(Device::Cpu)
     }
 
-    /// The first Hopper GPU, or the CPU where [`Device::gpu`] has none, and says why.
-    pub fn best() -> Device {
-        Device::gpu().unwrap_or_default()
+    /// The first Hopper GPU; or the CPU, and why [`Device::gpu`] has none. That may be a driver that is too old or broken, on a
+    /// machine where the GPU was meant.
+    pub fn best() -> (Device, Option<Error>) {
+        match Device::gpu() {
+            Ok(gpu) => (gpu, None),
+            Err(why) => (Device::Cpu, Some(why)),
+        }
     }
 }
 
@@ -64,12 +73,13 @@ impl fmt::Display for Device {
                 1 => write!(f, "cpu (1 thread)"),
                 threads => write!(f, "cpu ({threads} threads)"),
             },
+            #[cfg(feature = "cuda")]
             Device::Cuda(device) => device.fmt(f),
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
 
@@ -80,8 +90,10 @@ mod tests {
             return;
         };
         assert!(matches!(why, Error::Cuda(_)), "{why:?}");
-        assert!(matches!(Device::best(), Device::Cpu));
-        assert!(Device::best().to_string().starts_with("cpu ("));
+        let (device, no_gpu) = Device::best();
+        assert!(matches!(device, Device::Cpu));
+        assert_eq!(no_gpu, Some(why));
+        assert!(device.to_string().starts_with("cpu ("));
         assert!(matches!(Device::cuda(1000), Err(Error::Cuda(_))));
     }
 }

@@ -2,6 +2,7 @@
 
 use fa3_types::ProblemError;
 
+#[cfg(feature = "cuda")]
 use crate::cuda::{ForwardError, HostError};
 
 /// Why attention was not computed.
@@ -18,10 +19,12 @@ pub enum Error {
     #[error("k and v: {0}")]
     SequencesOfK(ProblemError),
     /// There is no GPU, its kernels do not take the problem, or the driver says no.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] ForwardError),
 }
 
+#[cfg(feature = "cuda")]
 impl From<HostError> for Error {
     fn from(error: HostError) -> Error {
         Error::Cuda(error.into())

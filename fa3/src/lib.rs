@@ -4,9 +4,9 @@
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 //! ```
 //!
-//! [`Attention`] says what to compute; [`Device`] says where: on the CPU, for every dtype, mask and layout of [`types`], or on
-//! a Hopper GPU, for what its kernels take. [`Device::best`] is the GPU where there is one. Tensors that are on the GPU
-//! already stay there: see [`cuda`].
+//! [`Attention`] says what to compute; [`Device`] says where: on the CPU, for every dtype, mask and layout, or on a Hopper
+//! GPU, for what its kernels take. [`Device::best`] is the GPU where there is one. Tensors that are on the GPU already stay
+//! there: see [`cuda`].
 //!
 //! ```
 //! use fa3::{Attention, Device};
@@ -18,7 +18,11 @@
 //! let k = Array4::from_shape_fn((1, 120, 1, 64), |(_, s, _, d)| bf16::from_f32(((s * d) % 5) as f32));
 //! let v = Array4::from_shape_fn((1, 120, 1, 64), |(_, s, _, d)| bf16::from_f32((s + d) as f32));
 //!
-//! let output = Attention::new(q.view(), k.view(), v.view()).causal().forward(&Device::best())?;
+//! let (device, no_gpu) = Device::best();
+//! if let Some(why) = no_gpu {
+//!     println!("on {device}: {why}");
+//! }
+//! let output = Attention::new(q.view(), k.view(), v.view()).causal().forward(&device)?;
 //! assert_eq!(output.o.dim(), (1, 100, 2, 64));
 //! assert_eq!(output.lse.dim(), (1, 2, 100));
 //! # Ok::<(), fa3::Error>(())
@@ -35,12 +39,16 @@
 //! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
 //! ```
 //!
-//! The layers below are re-exported: [`types`] (what a problem is), [`reference`](mod@reference) (the oracle and the error law),
-//! [`quant`] (FP8), [`sched`] (tiles, orders, plans), [`cuda`] (the GPU); so are [`ndarray`] and [`half`], whose types are part of the interface.
+//! Of the layers below, what this interface mentions is here: [`Mask`], [`Problem`] and its parts, [`E4m3`], and [`ndarray`] and
+//! [`half`]. The rest is in crates of their own: `fa3-types` (what a problem is), `fa3-ref` (the oracle and the error
+//! law), `fa3-quant` (FP8), `fa3-sched` (tiles, orders, plans), `fa3-cuda` (kernels and the driver).
+//!
+//! Without the feature `cuda`, which is on by default, the CPU is all there is, and no bindings to a driver are built.
 #![forbid(unsafe_code)]
 
 mod attention;
 mod cpu;
+#[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
 mod error;
@@ -52,11 +60,7 @@ pub use error::Error;
 pub use scalar::Scalar;
 
 pub use fa3_quant::E4m3;
-
-pub use fa3_quant as quant;
-pub use fa3_ref as reference;
-pub use fa3_sched as sched;
-pub use fa3_types as types;
+pub use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape};
 pub use {half, ndarray};
 
 /// The README's Rust code, as a test.

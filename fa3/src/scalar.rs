@@ -5,7 +5,7 @@ use fa3_types::Dtype;
 use half::{bf16, f16};
 
 /// An element type of Q, K and V. Sealed: the dtypes of [`Dtype`], no others.
-pub trait Scalar: Copy + Default + Send + Sync + sealed::Sealed + 'static {
+pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     /// The type's name at run time.
     const DTYPE: Dtype;
 
@@ -19,29 +19,13 @@ pub trait Scalar: Copy + Default + Send + Sync + sealed::Sealed + 'static {
     fn from_f32(x: f32) -> Self;
 }
 
-pub(crate) mod sealed {
-    /// A number as the bits that a device's memory holds.
-    pub trait Sealed {
-        type Bits: fa3_cuda::host::Plain;
-        fn to_bits(self) -> Self::Bits;
-        fn from_bits(bits: Self::Bits) -> Self;
-    }
-
-    macro_rules! sealed {
-        ($($number:ty: $bits:ty),+) => {$(
-            impl Sealed for $number {
-                type Bits = $bits;
-                fn to_bits(self) -> $bits {
-                    self.to_bits()
-                }
-                fn from_bits(bits: $bits) -> $number {
-                    <$number>::from_bits(bits)
-                }
-            }
-        )+};
-    }
-
-    sealed!(f32: u32, half::f16: u16, half::bf16: u16, fa3_quant::E4m3: u8);
+mod sealed {
+    /// Numbers that are the bits in a device's memory.
+    pub trait Sealed: bytemuck::Pod {}
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for fa3_quant::E4m3 {}
 }
 
 impl Scalar for f32 {

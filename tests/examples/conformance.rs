@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use fa3_cuda::host::Device;
 use fa3_sim::{Mode, Policy};
+use fa3_tests::gpu;
 use fa3_tests::ladder::{Rung, rungs, simulate};
 
 const SEEDS: u64 = 3;
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
 fn conform(device: &Device, rung: &Rung) -> Result<&'static str, String> {
     for seed in 0..SEEDS {
         let before = rung.initial(seed);
-        let after = device.run(&rung.job, &before).map_err(|error| error.to_string())?;
+        let after = gpu::run(device, &rung.job, &before).map_err(|error| error.to_string())?;
         rung.check(&before, &after).map_err(|mismatch| mismatch.to_string())?;
         if rung.exact {
             let policy = Policy::Random(seed);

@@ -1,7 +1,7 @@
 //! A problem and what its inputs are like.
 
-use fa3::reference::Inputs;
-use fa3::types::{Lengths, Problem};
+use fa3_ref::Inputs;
+use fa3_types::{Lengths, Problem};
 
 use crate::{Dist, Poison, Values};
 

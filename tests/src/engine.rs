@@ -10,9 +10,9 @@ mod tiled;
 use std::error::Error;
 use std::fmt;
 
-use fa3::reference::tiled::Algorithm;
-use fa3::reference::{Forward, Gradients};
-use fa3::types::Dtype;
+use fa3_ref::tiled::Algorithm;
+use fa3_ref::{Forward, Gradients};
+use fa3_types::Dtype;
 
 use crate::{Case, Values};
 

@@ -7,12 +7,12 @@
 mod layout;
 pub mod shapes;
 
-use fa3::reference::Forward;
-use fa3::sched::{Choices, Limits, Plan, PlanError};
-use fa3::types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
 use fa3_cuda::kernels::Job;
 use fa3_cuda::kernels::fwd::{self, FwdArray, FwdError};
+use fa3_ref::Forward;
+use fa3_sched::{Choices, Limits, Plan, PlanError};
 use fa3_sim::{Mode, Policy, SimError};
+use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
 use half::{bf16, f16};
 use ndarray::{Array3, Array4, ArrayView1};
 use std::num::NonZeroU32;

@@ -6,7 +6,7 @@
 //! |lse − oracle|ᵢ  ≤ maxⱼ δᵢⱼ + 1e-5 · max(1, |oracle|ᵢ)        j over the keys that row i sees
 //! ```
 //!
-//! This is [`fa3::reference::law`] with one more line and one more term: δ is how far the arithmetic may move a score, since the
+//! This is [`fa3_ref::law`] with one more line and one more term: δ is how far the arithmetic may move a score, since the
 //! log-sum-exp moves by no more than the score that moves most. The oracle computes with the inputs as they are, rounded
 //! to the case's dtype.
 //!
@@ -14,11 +14,11 @@
 //! to ask: the tensor core keeps 13 bits below the largest of the 32 products and the sum that it adds at once (MMA-Sim,
 //! arXiv 2511.10909), so that each of the 33 addends and their sum may lose 2⁻¹³ of it.
 
-use fa3::quant::{Accumulation, StandardFp8};
-use fa3::reference::law::{ForwardLaw, Satisfied, Violation};
-use fa3::reference::norms::{ErrorNorms, Worst};
-use fa3::reference::{Forward, Precision};
-use fa3::types::Dtype;
+use fa3_quant::{Accumulation, StandardFp8};
+use fa3_ref::law::{ForwardLaw, Satisfied, Violation};
+use fa3_ref::norms::{ErrorNorms, Worst};
+use fa3_ref::{Forward, Precision};
+use fa3_types::Dtype;
 use ndarray::{Array3, Array4, ArrayView1, Axis};
 
 use crate::engine::fp8_codes;

@@ -6,7 +6,7 @@
 //!
 //! A [`Case`] is a problem and what its inputs are like: `testdata/*.toml` holds the chosen ones, [`strategies`] makes
 //! random ones. An [`Engine`] computes a case or [`Skip`]s it with a sentence; [`engines`] lists all there are. The
-//! [`Judge`] of a case applies the error law of [`fa3::reference::law`], and a [`Ledger`] keeps the score. [`reshape`]
+//! [`Judge`] of a case applies the error law of [`fa3_ref::law`], and a [`Ledger`] keeps the score. [`reshape`]
 //! cuts and rearranges cases for properties that relate two calls with each other.
 //!
 //! ```
@@ -21,11 +21,12 @@
 //!     }
 //! }
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod case;
 mod engine;
 pub mod fwd;
+pub mod gpu;
 mod judge;
 pub mod ladder;
 mod ledger;

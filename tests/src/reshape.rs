@@ -1,6 +1,6 @@
 //! Cuts and rearranges problems, for properties that relate two calls with each other.
 
-use fa3::types::{Problem, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{Problem, ProblemSpec, Sequences, Shape, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView4, Axis};
 
 use crate::Values;
@@ -25,11 +25,7 @@ impl Reversed {
     /// # Panics
     /// Never: the order of sequences and heads does not make a problem valid.
     pub fn new(problem: &Problem) -> Reversed {
-        let spec = ProblemSpec {
-            seqs_q: reverse(problem.seqs_q()),
-            seqs_k: reverse(problem.seqs_k()),
-            ..spec_of(problem)
-        };
+        let spec = spec_of(problem).seqs_q(reverse(problem.seqs_q())).seqs_k(reverse(problem.seqs_k()));
         Reversed {
             order_q: Order::reversed(problem.seqs_q(), problem.q().shape.seqlen),
             order_k: Order::reversed(problem.seqs_k(), problem.k().shape.seqlen),
@@ -106,17 +102,13 @@ fn reverse(sequences: &Sequences) -> Sequences {
 
 /// What `problem` was made from.
 pub fn spec_of(problem: &Problem) -> ProblemSpec {
-    ProblemSpec {
-        q: *problem.q(),
-        k: *problem.k(),
-        v: *problem.v(),
-        o: *problem.o(),
-        seqs_q: problem.seqs_q().clone(),
-        seqs_k: problem.seqs_k().clone(),
-        mask: problem.mask(),
-        softmax_scale: Some(problem.softmax_scale().natural()),
-        softcap: problem.softcap().map(|cap| cap.bound()),
-    }
+    let mut spec = ProblemSpec::new(*problem.q(), *problem.k(), *problem.v(), *problem.o())
+        .seqs_q(problem.seqs_q().clone())
+        .seqs_k(problem.seqs_k().clone())
+        .mask(problem.mask())
+        .softmax_scale(problem.softmax_scale().natural());
+    spec.softcap = problem.softcap().map(|cap| cap.bound());
+    spec
 }
 
 /// One query head of one sequence as a problem of its own: dense, one sequence, one head, rows in use only.
@@ -153,14 +145,10 @@ pub fn dense_like(problem: &Problem, values: &Values) -> Problem {
         TensorDesc::contiguous(like.dtype, Shape { batch, seqlen, heads, head_dim })
     };
     let sequences = |x: &Array4<f32>| Sequences::dense(x.dim().0, x.dim().1);
-    let spec = ProblemSpec {
-        q: tensor(&values.q, problem.q()),
-        k: tensor(&values.k, problem.k()),
-        v: tensor(&values.v, problem.v()),
-        o: tensor(&values.dout, problem.o()),
-        seqs_q: sequences(&values.q),
-        seqs_k: sequences(&values.k),
-        ..spec_of(problem)
-    };
+    let mut spec = spec_of(problem).seqs_q(sequences(&values.q)).seqs_k(sequences(&values.k));
+    spec.q = tensor(&values.q, problem.q());
+    spec.k = tensor(&values.k, problem.k());
+    spec.v = tensor(&values.v, problem.v());
+    spec.o = tensor(&values.dout, problem.o());
     spec.validate().expect("parts of a valid problem are valid")
 }

@@ -1,6 +1,6 @@
 //! Random cases for proptest.
 
-use fa3::types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape, TensorDesc};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -79,17 +79,14 @@ prop_compose! {
             let seqlen = rows + if sequences.is_packed() { spare_rows } else { 0 };
             TensorDesc::contiguous(dtype, Shape { batch, seqlen, heads, head_dim: 16 * head_dim })
         };
-        let spec = ProblemSpec {
-            q: tensor(dtype, &seqs_q, heads_q, head_dim),
-            k: tensor(dtype, &seqs_k, heads_kv, head_dim),
-            v: tensor(dtype, &seqs_k, heads_kv, head_dim_v),
-            o: tensor(dtype.default_output(), &seqs_q, heads_q, head_dim_v),
-            seqs_q,
-            seqs_k,
-            mask,
-            softmax_scale,
-            softcap,
-        };
+        let mut spec = ProblemSpec::new(
+            tensor(dtype, &seqs_q, heads_q, head_dim),
+            tensor(dtype, &seqs_k, heads_kv, head_dim),
+            tensor(dtype, &seqs_k, heads_kv, head_dim_v),
+            tensor(dtype.default_output(), &seqs_q, heads_q, head_dim_v),
+        );
+        spec = spec.seqs_q(seqs_q).seqs_k(seqs_k).mask(mask);
+        (spec.softmax_scale, spec.softcap) = (softmax_scale, softcap);
         spec.validate().expect("the strategy makes valid problems")
     }
 }

@@ -1,6 +1,6 @@
 //! The chosen cases: `testdata/*.toml`.
 
-use fa3::types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
 use serde::Deserialize;
 
 use crate::{Case, Dist, Poison};
@@ -110,18 +110,15 @@ impl Entry {
             let seqlen = rows + if sequences.is_packed() { self.spare_rows } else { 0 };
             TensorDesc::contiguous(dtype, Shape { batch, seqlen, heads, head_dim })
         };
-        ProblemSpec {
-            q: tensor(dtype, &seqs_q, self.heads, self.head_dim),
-            k: tensor(dtype, &seqs_k, heads_kv, self.head_dim),
-            v: tensor(dtype, &seqs_k, heads_kv, head_dim_v),
-            o: tensor(dtype.default_output(), &seqs_q, self.heads, head_dim_v),
-            mask: self.mask()?,
-            softmax_scale: self.scale,
-            softcap: self.softcap,
-            seqs_q,
-            seqs_k,
-        }
-        .validate()
+        let mut spec = ProblemSpec::new(
+            tensor(dtype, &seqs_q, self.heads, self.head_dim),
+            tensor(dtype, &seqs_k, heads_kv, self.head_dim),
+            tensor(dtype, &seqs_k, heads_kv, head_dim_v),
+            tensor(dtype.default_output(), &seqs_q, self.heads, head_dim_v),
+        );
+        spec = spec.seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask()?);
+        (spec.softmax_scale, spec.softcap) = (self.scale, self.softcap);
+        spec.validate()
     }
 
     fn sequences(
@@ -202,7 +199,7 @@ mod tests {
         let problem = &case.problem;
         assert_eq!(problem.q().shape, Shape { batch: 1, seqlen: 12, heads: 4, head_dim: 8 });
         assert_eq!(problem.v().shape, Shape { batch: 2, seqlen: 7, heads: 2, head_dim: 16 });
-        assert_eq!(problem.lengths(1), fa3::types::Lengths { q: 5, k: 2 });
+        assert_eq!(problem.lengths(1), fa3_types::Lengths { q: 5, k: 2 });
         assert_eq!(problem.mask(), Mask::Window { left: Some(3), right: Some(0) });
         assert_eq!(problem.softmax_scale().natural(), 0.5);
         assert_eq!(problem.softcap().map(|cap| cap.bound()), Some(2.0));

@@ -1,8 +1,8 @@
 //! Q, K, V and dO of a case, made from a seed.
 
 use fa3::Scalar;
-use fa3::quant::E4m3;
-use fa3::types::{Dtype, Problem, Sequences, Shape};
+use fa3_quant::E4m3;
+use fa3_types::{Dtype, Problem, Sequences, Shape};
 use half::{bf16, f16};
 use ndarray::{Array4, ArrayViewMut2, Axis};
 use serde::Deserialize;
@@ -243,7 +243,7 @@ impl Rng {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3::types::ProblemSpec;
+    use fa3_types::ProblemSpec;
 
     fn problem(dtype: Dtype) -> Problem {
         let shape = Shape { batch: 2, seqlen: 100, heads: 2, head_dim: 64 };

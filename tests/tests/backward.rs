@@ -1,7 +1,7 @@
 //! Every engine with a backward pass on every chosen case, judged by the error law.
 
-use fa3::reference::Precision;
-use fa3::reference::law::BackwardLaw;
+use fa3_ref::Precision;
+use fa3_ref::law::BackwardLaw;
 use fa3_tests::{Ledger, engines, testdata};
 
 #[test]

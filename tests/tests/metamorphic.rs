@@ -1,10 +1,10 @@
 //! What must hold between two calls, whatever the right answer is. "The same" is bit for bit.
 
-use fa3::reference::Forward;
-use fa3::types::{Dtype, Mask, Problem};
+use fa3_ref::Forward;
 use fa3_tests::reshape::{alone, dense_like, rows, spec_of};
 use fa3_tests::strategies::{self, config};
 use fa3_tests::{Case, Dist, Engine, Judge, NoAnswer, Poison, Values, engines, testdata};
+use fa3_types::{Dtype, Mask, Problem};
 use ndarray::{Array4, ArrayView, Axis, Dimension, Zip, concatenate};
 use proptest::prelude::*;
 
@@ -241,8 +241,8 @@ fn a_nan_in_v_reaches_every_row_that_sees_it() {
 #[test]
 fn strides_do_not_matter_on_the_cpu() {
     use fa3::{Attention, Device};
-    let shape = fa3::types::Shape { batch: 2, seqlen: 140, heads: 2, head_dim: 32 };
-    let problem = fa3::types::ProblemSpec::dense(Dtype::F32, shape, shape).causal().validate().unwrap();
+    let shape = fa3_types::Shape { batch: 2, seqlen: 140, heads: 2, head_dim: 32 };
+    let problem = fa3_types::ProblemSpec::dense(Dtype::F32, shape, shape).causal().validate().unwrap();
     let Values { q, k, v, .. } = Values::new(&problem, Dist::Normal, Poison::None, 5);
     let [q_t, k_t, v_t] =
         [&q, &k, &v].map(|x| x.view().permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned());

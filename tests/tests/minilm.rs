@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use fa3::reference::norms::ErrorNorms;
-use fa3::reference::oracle;
-use fa3::types::{Dtype, ProblemSpec, Shape};
+use fa3_ref::norms::ErrorNorms;
+use fa3_ref::oracle;
 use fa3_tests::{Case, Dist, Judge, Ledger, Poison, Values, engines};
+use fa3_types::{Dtype, ProblemSpec, Shape};
 use half::f16;
 use ndarray::{Array3, Array4};
 use safetensors::SafeTensors;

@@ -1,9 +1,9 @@
 //! Every engine on random cases, judged by the error law.
 
-use fa3::reference::Precision;
-use fa3::reference::law::BackwardLaw;
-use fa3::types::Dtype;
+use fa3_ref::Precision;
+use fa3_ref::law::BackwardLaw;
 use fa3_tests::{Case, Dist, Judge, Ledger, engines, strategies};
+use fa3_types::Dtype;
 use proptest::prelude::*;
 
 const REPLAY: &str = "cargo test -p fa3-tests --test properties";

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::num::NonZeroU32;
 
-use fa3::sched::{Choices, Limits, Plan, Work};
-use fa3::types::{Dtype, Lengths, Problem, ProblemSpec, Sequences, Shape};
+use fa3_sched::{Choices, Limits, Plan, Work};
 use fa3_tests::strategies;
+use fa3_types::{Dtype, Lengths, Problem, ProblemSpec, Sequences, Shape};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ enum Seen {
     Whole,
 }
 
-/// What each query row sees of each key block, by [`fa3::types::Mask::allows`] alone.
+/// What each query row sees of each key block, by [`fa3_types::Mask::allows`] alone.
 fn seen(problem: &Problem, len: Lengths, tile_n: usize) -> Vec<Vec<Seen>> {
     let block = |row: usize, block: usize| {
         let keys = block * tile_n..(block + 1) * tile_n;

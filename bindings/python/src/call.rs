@@ -1,6 +1,6 @@
 //! A call as it comes from Python.
 
-use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, Strides, TensorDesc};
+use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, Strides, TensorDesc};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -82,17 +82,10 @@ impl Call {
         let [q, k, v] = self.tensors;
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let (left, right) = self.window;
-        ProblemSpec {
-            q,
-            k,
-            v,
-            o: TensorDesc::contiguous(Dtype::default_output(q.dtype), o),
-            seqs_q: Sequences::dense(q.shape.batch, q.shape.seqlen),
-            seqs_k: Sequences::dense(k.shape.batch, k.shape.seqlen),
-            mask: Mask::from_window(left, right)?,
-            softmax_scale: self.softmax_scale.map(f64::from_bits),
-            softcap: self.softcap.map(f64::from_bits),
-        }
-        .validate()
+        let o = TensorDesc::contiguous(Dtype::default_output(q.dtype), o);
+        let mut spec = ProblemSpec::new(q, k, v, o).mask(Mask::from_window(left, right)?);
+        spec.softmax_scale = self.softmax_scale.map(f64::from_bits);
+        spec.softcap = self.softcap.map(f64::from_bits);
+        spec.validate()
     }
 }

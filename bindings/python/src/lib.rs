@@ -56,9 +56,10 @@ mod _fa3 {
         let options = Options { softmax_scale, window, softcap, sm_margin };
         let call = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
         let [q, k, v, o] = [q.1, k.1, v.1, o].map(Address);
-        let lse = lse.map(Address);
+        let mut at = Addresses::new(q, k, v, o);
+        at.lse = lse.map(Address);
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver waits for
         // room in the stream.
-        py.detach(|| plans::launch(&call, stream, Addresses { q, k, v, o, lse })).map_err(Error::into)
+        py.detach(|| plans::launch(&call, stream, at)).map_err(Error::into)
     }
 }

@@ -4,7 +4,7 @@
 //! accumulator of many loses its low bits, always toward zero, so that O shrinks with every key. Here V is around 1,
 //! 1 + N(0, 1)/2, where such a bias shows. Adding the accumulator into f32 registers every 128 keys ends it.
 
-use fa3::quant::{Accumulation, Fp8Attention, Granularity, Preparation};
+use fa3_quant::{Accumulation, Fp8Attention, Granularity, Preparation};
 use indicatif::ProgressBar;
 use rand_distr::Distribution;
 use serde::Serialize;
@@ -53,8 +53,8 @@ pub(super) fn measure(keys: &[usize], progress: &ProgressBar) -> Result<Vec<Row>
 fn drift(sample: &Sample, accumulation: Accumulation) -> Result<Drift, Error> {
     let head = Preparation::new(Granularity::Head);
     let [q, k, v] = sample.quantize(&head, &head)?;
-    let o = Fp8Attention { accumulation, key_block: BLOCK }.forward(&sample.problem, &q, &k, &v)?.o;
-    let norms = fa3::reference::norms::ErrorNorms::of(&o, &sample.exact.o);
+    let o = Fp8Attention::new(accumulation, BLOCK).forward(&sample.problem, &q, &k, &v)?.o;
+    let norms = fa3_ref::norms::ErrorNorms::of(&o, &sample.exact.o);
     let size = sample.exact.o.iter().map(|x| x.abs()).sum::<f64>() / norms.count as f64;
     Ok(Drift { bias: norms.mean / size, rmse: norms.rmse / size })
 }

@@ -1,8 +1,8 @@
 //! Random Q, K and V of one head.
 
-use fa3::quant::{Preparation, QuantError, Quantized};
-use fa3::reference::{Forward, Inputs, oracle};
-use fa3::types::{Dtype, Problem, ProblemError, ProblemSpec, Shape};
+use fa3_quant::{Preparation, QuantError, Quantized};
+use fa3_ref::{Forward, Inputs, oracle};
+use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, Shape};
 use ndarray::Array4;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;

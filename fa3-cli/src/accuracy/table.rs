@@ -6,10 +6,10 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use fa3::quant::{Accumulation, Fp8Attention, Granularity, Incoherent, Preparation, QuantError, StandardFp8};
-use fa3::reference::norms::ErrorNorms;
-use fa3::reference::tiled::{self, Algorithm, Tiles};
-use fa3::reference::{Inputs, Precision, standard};
+use fa3_quant::{Accumulation, Fp8Attention, Granularity, Incoherent, Preparation, QuantError, StandardFp8};
+use fa3_ref::norms::ErrorNorms;
+use fa3_ref::tiled::{self, Algorithm, Tiles};
+use fa3_ref::{Inputs, Precision, standard};
 use half::f16;
 use indicatif::ProgressBar;
 use ndarray::Array4;
@@ -130,8 +130,9 @@ fn fp8(
     accumulation: Accumulation,
 ) -> Result<Array4<f32>, QuantError> {
     let plain = Preparation::new(granularity);
-    let [q, k, v] = sample.quantize(&Preparation { incoherent, ..plain }, &plain)?;
-    Ok(Fp8Attention { accumulation, key_block: BLOCK }.forward(&sample.problem, &q, &k, &v)?.o)
+    let mixed = incoherent.map_or(plain, |transform| plain.incoherent(transform));
+    let [q, k, v] = sample.quantize(&mixed, &plain)?;
+    Ok(Fp8Attention::new(accumulation, BLOCK).forward(&sample.problem, &q, &k, &v)?.o)
 }
 
 /// The paper's baseline: per-tensor scales, f32 accumulators, intermediates in fp16.

@@ -4,8 +4,8 @@
 use std::fmt;
 
 use fa3::cuda::Device;
-use fa3::sched::{Choices, Loads, Maxima, Order, Overlap, Plan, Scheduler, TileRow, TileShape};
-use fa3::types::{Dtype, Mask};
+use fa3_sched::{Choices, Loads, Maxima, Order, Overlap, Plan, Scheduler, TileRow, TileShape};
+use fa3_types::{Dtype, Mask};
 use serde::Serialize;
 
 use super::Error;
@@ -236,7 +236,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3::sched::Limits;
+    use fa3_sched::Limits;
 
     fn choices(group: &Group) -> Vec<Choices> {
         let problem = group.setting(Dtype::F16).problem().unwrap();

@@ -1,6 +1,6 @@
 //! What was measured as bars in the form of the paper's Figure 5: a panel for each head dimension and mask.
 
-use fa3::types::Mask;
+use fa3_types::Mask;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 

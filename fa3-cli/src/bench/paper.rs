@@ -1,6 +1,6 @@
 //! The paper's numbers: FlashAttention-3, arXiv 2407.08608, on an H100 80GB SXM5, fp16.
 
-use fa3::types::Mask;
+use fa3_types::Mask;
 use serde::Serialize;
 
 use crate::grid::Setting;
@@ -116,7 +116,7 @@ impl Figure5 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3::types::Dtype;
+    use fa3_types::Dtype;
 
     fn setting(head_dim: usize, mask: Mask, seqlen: usize) -> Setting {
         let heads = 2048 / head_dim;

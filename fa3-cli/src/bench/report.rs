@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fa3::types::Mask;
+use fa3_types::Mask;
 use serde::Serialize;
 
 use super::paper::Figure5;
@@ -147,7 +147,7 @@ impl fmt::Display for Extent<'_> {
 impl Report {
     /// Some of the paper's settings, up to `seqlen`: 600 TFLOP/s each, but for one that is wrong.
     pub(super) fn example(seqlen: usize) -> Report {
-        use fa3::types::Dtype;
+        use fa3_types::Dtype;
         let settings = [(64, Mask::None), (64, Mask::Causal), (128, Mask::None), (128, Mask::Causal)];
         let lengths = [512, 1024, 2048, 4096, 8192, 16384].into_iter().filter(|&length| length <= seqlen);
         let settings =

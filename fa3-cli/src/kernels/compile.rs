@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use fa3_cuda::host::{Device, HostError, JitReport};
+use fa3_cuda::JitReport;
+use fa3_cuda::host::{Device, HostError};
 use fa3_ir::Ptx;
 
 use crate::ptxas::{Assembled, Ptxas, PtxasError};

@@ -154,7 +154,7 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3::types::{Dtype, ProblemSpec, Shape};
+    use fa3_types::{Dtype, ProblemSpec, Shape};
 
     #[test]
     fn medians() {

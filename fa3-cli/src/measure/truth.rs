@@ -1,9 +1,9 @@
 //! Random Q, K and V, and what attention of them must be.
 
-use fa3::reference::rows::{RowViolation, RowsLaw, SatisfiedRows, telling_rows};
-use fa3::reference::{Element, Inputs, Precision};
-use fa3::types::{Dtype, Problem, TensorDesc};
 use fa3_cuda::kernels::fwd::FwdError;
+use fa3_ref::rows::{RowViolation, RowsLaw, SatisfiedRows, telling_rows};
+use fa3_ref::{Element, Inputs, Precision};
+use fa3_types::{Dtype, Problem, TensorDesc};
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
 use ndarray::{ArrayView3, ArrayView4};
@@ -105,7 +105,7 @@ fn normal(x: &TensorDesc, seed: u64, encode: fn(f32) -> u16) -> Vec<u16> {
 mod tests {
     use super::*;
     use fa3::Attention;
-    use fa3::types::{ProblemSpec, Shape};
+    use fa3_types::{ProblemSpec, Shape};
     use ndarray::Array4;
 
     const SHAPE: Shape = Shape { batch: 2, seqlen: 200, heads: 3, head_dim: 64 };

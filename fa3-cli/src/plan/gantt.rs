@@ -1,7 +1,7 @@
 //! Schedules as a picture: one row a CTA, one bar a tile, darker the more KV blocks it visits.
 
-use fa3::sched::{Choices, Limits, Makespan, Order, Plan, PlanError, Scheduler};
-use fa3::types::Problem;
+use fa3_sched::{Choices, Limits, Makespan, Order, Plan, PlanError, Scheduler};
+use fa3_types::Problem;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
@@ -55,7 +55,7 @@ impl Schedule {
     /// The bars, left to right. A tile that ends in the pixel in which the one before it on its CTA did is left out.
     fn bars(&self, pixel: impl Fn(u64) -> i32) -> Vec<Bar> {
         let mut free = vec![pixel(0); self.makespan.ctas().get() as usize];
-        let bar = |(span, &blocks): (&fa3::sched::Span, &u32)| {
+        let bar = |(span, &blocks): (&fa3_sched::Span, &u32)| {
             let start = &mut free[span.cta as usize];
             let x = (*start, pixel(span.end));
             *start = x.1;

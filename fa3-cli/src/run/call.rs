@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use fa3::quant::E4m3;
-use fa3::types::Mask;
 use fa3::{Attention, Output, Scalar};
+use fa3_quant::E4m3;
+use fa3_types::Mask;
 use half::{bf16, f16};
 
 use super::compare::Expected;

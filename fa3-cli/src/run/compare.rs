@@ -3,11 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use fa3::reference::law::{ForwardLaw, Satisfied, check_lse};
-use fa3::reference::norms::{ErrorNorms, Worst};
-use fa3::reference::{InputError, Inputs, Precision};
-use fa3::types::Problem;
 use fa3::{Output, Scalar};
+use fa3_ref::law::{ForwardLaw, Satisfied, check_lse};
+use fa3_ref::norms::{ErrorNorms, Worst};
+use fa3_ref::{InputError, Inputs, Precision};
+use fa3_types::Problem;
 use indicatif::ProgressBar;
 use ndarray::{Array3, Array4, ArrayView4, IntoDimension};
 

@@ -5,8 +5,8 @@ use std::io;
 use std::path::PathBuf;
 
 use fa3::cuda::ForwardError;
-use fa3::reference::InputError;
-use fa3::types::ProblemError;
+use fa3_ref::InputError;
+use fa3_types::ProblemError;
 use safetensors::{Dtype, SafeTensorError};
 
 use super::npy::NpyError;

@@ -35,10 +35,10 @@ impl Wanted {
         match self {
             Wanted::Cpu => Ok(Place { device: Device::Cpu, why: None }),
             Wanted::Gpu => Ok(Place { device: Device::gpu()?, why: None }),
-            Wanted::Auto => Ok(match Device::gpu() {
-                Ok(device) => Place { device, why: None },
-                Err(why) => Place { device: Device::Cpu, why: Some(why) },
-            }),
+            Wanted::Auto => {
+                let (device, why) = Device::best();
+                Ok(Place { device, why })
+            }
         }
     }
 

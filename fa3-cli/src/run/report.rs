@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use fa3::types::Problem;
+use fa3_types::Problem;
 
 use super::compare::Comparison;
 use super::place::Place;

@@ -1,7 +1,7 @@
 //! Tensors as files hold them: a name, a shape and values of one of several types.
 
 use fa3::Scalar;
-use fa3::quant::E4m3;
+use fa3_quant::E4m3;
 use half::{bf16, f16};
 use ndarray::{Array, Array4, Dimension};
 use safetensors::Dtype;

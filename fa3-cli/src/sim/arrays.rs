@@ -1,8 +1,8 @@
 //! The arrays of a kernel before it runs, and the run.
 
-use fa3::quant::E4m3;
 use fa3_cuda::kernels::{Array, ArrayUse, Job};
 use fa3_ir::Elem;
+use fa3_quant::E4m3;
 use fa3_sim::{Memory, Mode, Outcome, Policy, SimError, Simulation};
 use half::{bf16, f16};
 use rand::SeedableRng;

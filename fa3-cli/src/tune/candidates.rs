@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU32;
 
-use fa3::sched::{Choices, Limits, Maxima, Order, Overlap, PPlace, Plan, PlanError, TileRow, TileShape};
-use fa3::types::Problem;
+use fa3_sched::{Choices, Limits, Maxima, Order, Overlap, PPlace, Plan, PlanError, TileRow, TileShape};
+use fa3_types::Problem;
 
 /// Rows of a tile and the warpgroups that compute them, 64 each.
 const ROWS: [(u32, u32); 3] = [(64, 1), (128, 2), (192, 3)];
@@ -96,8 +96,8 @@ fn widest(tile: TileShape, limits: &Limits) -> Option<TileShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3::sched::Inputs;
-    use fa3::types::{Dtype, Mask, ProblemSpec, Shape};
+    use fa3_sched::Inputs;
+    use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
     const H100: Limits = Limits::h100_sxm();
 

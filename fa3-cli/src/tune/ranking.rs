@@ -115,8 +115,8 @@ pub(super) fn winners(rankings: &[Ranking]) -> Table {
 mod tests {
     use super::*;
     use crate::tune::candidates::candidates;
-    use fa3::sched::Limits;
-    use fa3::types::{Dtype, Mask};
+    use fa3_sched::Limits;
+    use fa3_types::{Dtype, Mask};
 
     fn ranking(outcomes: [Outcome; 4]) -> Ranking {
         let mask = Mask::Causal;

@@ -1,8 +1,8 @@
 //! `fa3 plan` as a command.
 
 use crate::{Ran, fa3};
-use fa3::sched::{Limits, OrderComparison, OrderTable, Plan};
-use fa3::types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape};
+use fa3_sched::{Limits, OrderComparison, OrderTable, Plan};
+use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape};
 
 fn plan(args: &str) -> Ran {
     fa3(&["plan"].into_iter().chain(args.split_whitespace()).collect::<Vec<_>>())

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::fa3;
-use fa3::quant::E4m3;
-use fa3::reference::{Forward, Inputs, oracle};
 use fa3::{Attention, Device, Scalar};
+use fa3_quant::E4m3;
+use fa3_ref::{Forward, Inputs, oracle};
 use half::{bf16, f16};
 use ndarray::{Array4, Axis};
 use safetensors::tensor::TensorView;

@@ -319,7 +319,7 @@ fn floats(device: &Device, count: usize) -> Result<DeviceBuffer, HostError> {
     device.alloc(4 * count)
 }
 
-fn uploaded<T: fa3_cuda::host::Plain>(
+fn uploaded<T: bytemuck::Pod>(
     device: &Device,
     stream: &Stream,
     data: &[T],

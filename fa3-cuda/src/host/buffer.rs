@@ -1,33 +1,21 @@
-//! Device memory of our own.
+//! Device memory.
 
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use cudarc::driver::sys::{self, CUresult};
 
-use super::context::Context;
+use super::context::{Context, Current};
 use super::{CudaError, Device, HostError, Memory, Stream};
 
-/// Types that are any sequence of bytes.
-///
-/// # Safety
-/// Every bit pattern must be a value, and no byte may be padding.
-pub unsafe trait Plain: Copy + Default {}
-
-macro_rules! plain {
-    ($($ty:ty)+) => {$(
-        // SAFETY: a primitive number.
-        unsafe impl Plain for $ty {}
-    )+};
-}
-
-plain!(u8 u16 u32 u64 i8 i16 i32 i64 f32 f64);
-
-/// Device memory, freed with this value.
+/// Device memory: of our own ([`Device::alloc`]), freed with this value, or the caller's ([`DeviceBuffer::from_raw`]).
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: Arc<Context>,
     address: u64,
     bytes: usize,
+    /// Whether it is freed with this value.
+    owned: bool,
 }
 
 impl DeviceBuffer {
@@ -37,9 +25,20 @@ impl DeviceBuffer {
         let current = context.enter()?;
         // SAFETY: `address` is a valid place for the result. The driver allocates no empty memory.
         let result = unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes.max(1)) };
-        current.check_or("cuMemAlloc", result, |error| refused(device, bytes, error))?;
+        current.check_or("cuMemAlloc", result, |error| refused(bytes, error, || device.memory()))?;
         drop(current);
-        Ok(DeviceBuffer { context, address, bytes })
+        Ok(DeviceBuffer { context, address, bytes, owned: true })
+    }
+
+    /// Memory of the caller, as the address that other CUDA libraries show, such as PyTorch's `tensor.data_ptr()`, and its
+    /// size in bytes. It is not freed with this value.
+    ///
+    /// # Safety
+    /// It must be `bytes` bytes of memory that the device may touch in this device's primary context, and outlive this
+    /// value and all work put on a stream with it. Until then nobody else may write there, nor read where this value
+    /// or that work writes: what the borrow checker sees to for memory of our own.
+    pub unsafe fn from_raw(device: &Device, address: u64, bytes: usize) -> DeviceBuffer {
+        DeviceBuffer { context: Arc::clone(device.context()), address, bytes, owned: false }
     }
 
     /// Its address, for [`fa3_ir::ArgValue::Pointer`] and [`fa3_ir::TensorView`].
@@ -51,6 +50,17 @@ impl DeviceBuffer {
         &self.context
     }
 
+    /// Makes its context current, for work on `stream`.
+    ///
+    /// # Errors
+    /// [`HostError::OtherDevice`] if the stream is of another one, or the driver's.
+    fn enter(&self, stream: &Stream) -> Result<Current<'_>, HostError> {
+        if !self.context.is(stream.context()) {
+            return Err(HostError::OtherDevice);
+        }
+        self.context.enter()
+    }
+
     /// Its size.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -59,9 +69,9 @@ impl DeviceBuffer {
     /// Sets every byte, in the stream's order.
     ///
     /// # Errors
-    /// The driver's.
+    /// [`HostError::OtherDevice`] if the stream is of another device, or the driver's.
     pub fn fill(&mut self, stream: &Stream, byte: u8) -> Result<(), HostError> {
-        let current = self.context.enter()?;
+        let current = self.enter(stream)?;
         // SAFETY: the memory has as many bytes, and is freed only when the device has done with it.
         let result = unsafe { sys::cuMemsetD8Async(self.address, byte, self.bytes, stream.raw().0) };
         current.check("cuMemsetD8Async", result)
@@ -70,13 +80,14 @@ impl DeviceBuffer {
     /// Fills it with `data`, in the stream's order, and waits for that.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if `data` is not as large as it, or the driver's.
-    pub fn upload<T: Plain>(&mut self, stream: &Stream, data: &[T]) -> Result<(), HostError> {
+    /// [`HostError::BufferSize`] if `data` is not as large as it, [`HostError::OtherDevice`] if the stream is of another device,
+    /// or the driver's.
+    pub fn upload<T: Pod>(&mut self, stream: &Stream, data: &[T]) -> Result<(), HostError> {
         let given = size_of_val(data);
         if given != self.bytes {
             return Err(HostError::BufferSize { given, bytes: self.bytes });
         }
-        let current = self.context.enter()?;
+        let current = self.enter(stream)?;
         // SAFETY: source and destination have `given` bytes; the source is borrowed until the copy is done.
         let result =
             unsafe { sys::cuMemcpyHtoDAsync_v2(self.address, data.as_ptr().cast(), given, stream.raw().0) };
@@ -87,14 +98,16 @@ impl DeviceBuffer {
     /// Its contents, after all work that the stream has now.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if it is not whole elements, or the driver's.
-    pub fn download<T: Plain>(&self, stream: &Stream) -> Result<Vec<T>, HostError> {
-        let mut data = vec![T::default(); self.bytes / size_of::<T>()];
+    /// [`HostError::BufferSize`] if it is not whole elements, [`HostError::OtherDevice`] if the stream is of another device, or the
+    /// driver's.
+    pub fn download<T: Pod>(&self, stream: &Stream) -> Result<Vec<T>, HostError> {
+        let count = self.bytes.checked_div(size_of::<T>()).unwrap_or(0);
+        let mut data = vec![T::zeroed(); count];
         let given = size_of_val(data.as_slice());
         if given != self.bytes {
             return Err(HostError::BufferSize { given, bytes: self.bytes });
         }
-        let current = self.context.enter()?;
+        let current = self.enter(stream)?;
         // SAFETY: source and destination have `given` bytes, any of which make valid elements; the destination
         // lives until the copy is done.
         let result = unsafe {
@@ -106,20 +119,70 @@ impl DeviceBuffer {
     }
 }
 
-fn refused(device: &Device, bytes: usize, error: CudaError) -> HostError {
-    let full = error == CudaError::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-    match device.memory() {
-        Ok(Memory { free, total }) if full => HostError::OutOfMemory { bytes, free, total },
-        Ok(_) => HostError::Driver { call: "cuMemAlloc", error },
-        Err(error) => error,
+fn refused(bytes: usize, error: CudaError, memory: impl FnOnce() -> Result<Memory, HostError>) -> HostError {
+    let why = HostError::Driver { call: "cuMemAlloc", error };
+    if error != CudaError::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY) {
+        return why;
     }
+    // What the memory query says in its turn must not hide why it was asked.
+    memory().map_or(why, |Memory { free, total }| HostError::OutOfMemory { bytes, free, total })
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
+        if self.owned
+            && let Ok(_current) = self.context.enter()
+        {
             // SAFETY: it was allocated in this context and is freed once. The driver waits for work under way.
             let _ = unsafe { sys::cuMemFree_v2(self.address) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::ManuallyDrop;
+
+    use super::*;
+
+    #[test]
+    fn an_allocation_says_itself_why_it_was_refused() {
+        let (full, other) = (CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_INVALID_VALUE);
+        let lost = || Err(HostError::Driver { call: "cuMemGetInfo", error: CudaError::new(other) });
+        let known = || Ok(Memory { free: 5, total: 9 });
+        let why = |code| HostError::Driver { call: "cuMemAlloc", error: CudaError::new(code) };
+        assert_eq!(
+            refused(7, CudaError::new(full), known),
+            HostError::OutOfMemory { bytes: 7, free: 5, total: 9 }
+        );
+        assert_eq!(refused(7, CudaError::new(full), lost), why(full));
+        assert_eq!(refused(7, CudaError::new(other), lost), why(other));
+    }
+
+    /// Contexts that no driver knows: nothing may be called in them, and nothing of them dropped.
+    #[test]
+    fn streams_of_other_devices_are_refused_before_the_driver_is_asked() {
+        let [here, there] = [0x10, 0x20].map(|raw| Arc::new(Context::unknown(raw)));
+        let stream = ManuallyDrop::new(Stream::unowned(there));
+        let buffer = DeviceBuffer { context: here, address: 0x1000, bytes: 4, owned: true };
+        let mut buffer = ManuallyDrop::new(buffer);
+        assert_eq!(buffer.fill(&stream, 0), Err(HostError::OtherDevice));
+        assert_eq!(buffer.upload(&stream, &[1_u32]), Err(HostError::OtherDevice));
+        assert_eq!(buffer.download::<u32>(&stream), Err(HostError::OtherDevice));
+    }
+
+    /// On a machine with a Hopper GPU.
+    #[test]
+    fn memory_of_the_caller_is_used_and_not_freed() {
+        let Ok(device) = Device::open(0) else {
+            println!("skipped: no gpu");
+            return;
+        };
+        let (stream, own) = (device.stream().unwrap(), device.alloc(8).unwrap());
+        // SAFETY: the second half of `own`, which outlives the value made of it and is not touched meanwhile.
+        let mut half = unsafe { DeviceBuffer::from_raw(&device, own.address() + 4, 4) };
+        half.upload(&stream, &[7_u32]).unwrap();
+        drop(half);
+        assert_eq!(own.download::<u32>(&stream).unwrap()[1], 7);
     }
 }

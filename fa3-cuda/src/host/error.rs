@@ -26,6 +26,8 @@ pub enum HostError {
     OutOfMemory { bytes: usize, free: usize, total: usize },
     #[error("{given} bytes for a buffer of {bytes}")]
     BufferSize { given: usize, bytes: usize },
+    #[error("memory and stream are not of the same device")]
+    OtherDevice,
     #[error("kernel {kernel} is not sound: {}", faults.join("; "))]
     Unsound { kernel: String, faults: Vec<String> },
     #[error("{given} arrays for a job of {expected}")]
@@ -111,6 +113,7 @@ impl fmt::Display for CudaError {
 
 /// What broke a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Poison {
     /// The sticky error.
     pub error: CudaError,

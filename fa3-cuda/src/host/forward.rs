@@ -1,8 +1,9 @@
 //! The forward pass as a made plan: everything is decided and compiled, and running it is one launch.
 
+#[cfg(feature = "cudarc")]
+mod cudarc;
 mod error;
 mod kernels;
-mod slices;
 
 use std::num::NonZeroU32;
 
@@ -16,8 +17,9 @@ use crate::kernels::fwd::{self, FwdArray, FwdSpec};
 
 pub(super) use kernels::Kernels;
 
+#[cfg(feature = "cudarc")]
+pub use cudarc::Element;
 pub use error::ForwardError;
-pub use slices::Element;
 
 /// Arrays of a launch: one for each [`FwdArray`].
 const ARRAYS: usize = FwdArray::Counter as usize + 1;
@@ -28,8 +30,8 @@ const ARRAYS: usize = FwdArray::Counter as usize + 1;
 /// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 /// ```
 ///
-/// Making it compiles a kernel, unless the device has one for such problems already. Running it allocates nothing, waits
-/// for nothing and works while the stream is captured into a graph.
+/// Making it compiles a kernel, unless the device has one for such problems already. Running it allocates no device
+/// memory, waits for nothing and works while the stream is captured into a graph.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Forward, ForwardError};
@@ -142,7 +144,7 @@ impl Forward {
     /// What the driver says; [`HostError::Counters`] if a capture needs a counter and none is left.
     pub unsafe fn launch(&self, stream: &Stream, at: &Placement) -> Result<(), HostError> {
         let Some(prepared) = &self.prepared else { return Ok(()) };
-        let Addresses { q, k, v, o, lse } = at.addresses();
+        let Addresses { q, k, v, o, lse, .. } = at.addresses();
         let counter = match self.plan.scheduler {
             Scheduler::DynamicPersistent => self.device.counters().of(&self.device, stream)?,
             Scheduler::OneTile | Scheduler::StaticPersistent => 0,
@@ -171,8 +173,8 @@ impl Forward {
             return Err(ForwardError::OtherDevice);
         }
         let at = placed(&self.plan.problem, buffers.map(|buffer| (buffer.address(), buffer.bytes())))?;
-        // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer that is dropped waits for
-        // the work under way, as does a kernel.
+        // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own that is dropped
+        // waits for the work under way, as does a kernel; one of the caller's outlives it, for which the caller vouched.
         Ok(unsafe { self.launch(stream, &at) }?)
     }
 }
@@ -188,7 +190,7 @@ fn placed(problem: &Problem, memories: [(u64, usize); 5]) -> Result<Placement, F
         }
     }
     let [q, k, v, o, lse] = memories.map(|(address, _)| Address(address));
-    Ok(Placement::new(problem, Addresses { q, k, v, o, lse: Some(lse) })?)
+    Ok(Placement::new(problem, Addresses::new(q, k, v, o).lse(lse))?)
 }
 
 #[cfg(test)]

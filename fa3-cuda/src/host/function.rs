@@ -9,7 +9,8 @@ use fa3_ir::Ptx;
 use super::context::{Context, RelaxedCapture};
 use super::driver::Handle;
 use super::module::Module;
-use super::{Device, HostError, JitReport};
+use super::{Device, HostError};
+use crate::report::JitReport;
 
 /// The largest cluster that every GPU with clusters can launch; beyond, a kernel must ask.
 const PORTABLE_CLUSTER: u32 = 8;

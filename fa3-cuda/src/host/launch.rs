@@ -16,6 +16,7 @@ use super::{CudaError, Function, HostError, Stream, tensor_map};
 
 /// A kernel and how it was launched.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LaunchInfo {
     /// The kernel's name.
     pub kernel: Arc<str>,

@@ -37,6 +37,12 @@ impl Stream {
         Stream { context: Arc::clone(device.context()), raw: Handle(ptr::null_mut()), owned: false }
     }
 
+    /// For tests: the default stream of a context.
+    #[cfg(test)]
+    pub(super) fn unowned(context: Arc<Context>) -> Stream {
+        Stream { context, raw: Handle(ptr::null_mut()), owned: false }
+    }
+
     /// A stream of the caller, as the number that other CUDA libraries show, such as PyTorch's
     /// `torch.cuda.current_stream().cuda_stream`. It is not destroyed with this value.
     ///

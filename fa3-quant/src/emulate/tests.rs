@@ -73,7 +73,7 @@ fn specs() -> Vec<ProblemSpec> {
         dense().causal().head_dim_v(32),
         dense().mask(Mask::Window { left: Some(20), right: Some(3) }).softmax_scale(0.5),
         dense().softcap(2.0),
-        ProblemSpec { seqs_k: used, ..dense().causal() },
+        dense().causal().seqs_k(used),
         packed(),
         packed().causal(),
         latent(),

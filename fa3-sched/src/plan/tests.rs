@@ -428,7 +428,7 @@ prop_compose! {
         let (head_dim, head_dim_v) = (16 * head_dims.0, 16 * head_dims.1);
         let q = shape(&seqs_q, heads_kv * group, head_dim);
         let kv = shape(&seqs_k, heads_kv, head_dim);
-        let spec = ProblemSpec { seqs_q, seqs_k, ..ProblemSpec::dense(dtype, q, kv) };
+        let spec = ProblemSpec::dense(dtype, q, kv).seqs_q(seqs_q).seqs_k(seqs_k);
         spec.head_dim_v(head_dim_v).mask(mask).validate().unwrap()
     }
 }

@@ -22,6 +22,7 @@ pub struct Operand {
 
 /// Why a matrix descriptor cannot be meant (rule W8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum DescriptorError {
     /// Addition to the descriptor carried out of one of its fields.
     #[error("matrix descriptor {descriptor:#018x} has bits outside its fields: {bits:#x}")]

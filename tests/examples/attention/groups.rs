@@ -1,8 +1,8 @@
 //! Problems.
 
-use fa3::sched::{Choices, TileRow};
-use fa3::types::{Dtype, Mask, Problem, ProblemSpec};
+use fa3_sched::{Choices, TileRow};
 use fa3_tests::fwd::{Layout, dense, shapes};
+use fa3_types::{Dtype, Mask, Problem, ProblemSpec};
 
 use crate::trial::{DTYPES, Trial};
 

@@ -1,8 +1,8 @@
 //! The rows that tell most against the oracle, by the error law.
 
-use fa3::reference::rows::{RowsLaw, SatisfiedRows, telling_rows};
-use fa3::reference::{Element, Inputs as Arrays, Precision};
-use fa3::types::{Dtype, Problem};
+use fa3_ref::rows::{RowsLaw, SatisfiedRows, telling_rows};
+use fa3_ref::{Element, Inputs as Arrays, Precision};
+use fa3_types::{Dtype, Problem};
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
 use ndarray::{ArrayView3, ArrayView4, ShapeBuilder};

@@ -1,8 +1,8 @@
 //! Tensors of more than 2^31 elements: no offset fits in 32 bits.
 
-use fa3::types::{Dtype, Problem};
 use fa3_cuda::host::Device;
 use fa3_tests::fwd::dense;
+use fa3_types::{Dtype, Problem};
 
 use crate::groups::valid;
 use crate::judge::judge;

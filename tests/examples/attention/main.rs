@@ -14,8 +14,8 @@ mod trial;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use fa3::reference::rows::SatisfiedRows;
 use fa3_cuda::host::Device;
+use fa3_ref::rows::SatisfiedRows;
 use rayon::prelude::*;
 
 use groups::Group;

@@ -1,9 +1,9 @@
 //! What must be the same bit by bit.
 
-use fa3::sched::{Choices, Longest, Order, Scheduler};
-use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::host::Device;
+use fa3_sched::{Choices, Longest, Order, Scheduler};
 use fa3_tests::fwd::dense;
+use fa3_types::{Dtype, Mask, Problem};
 use rayon::prelude::*;
 
 use crate::groups::valid;

@@ -1,12 +1,12 @@
 //! The GPU against the simulator. The exponential, the logarithm and the reciprocal of the GPU are approximations that the
 //! simulator rounds differently: there are small differences, which are reported. How large they may be, the other groups say.
 
-use fa3::sched::Choices;
-use fa3::types::Mask;
 use fa3_cuda::host::Device;
+use fa3_sched::Choices;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::Values;
 use fa3_tests::fwd::{Launch, dense, device as with_sms};
+use fa3_types::Mask;
 use rayon::prelude::*;
 
 use crate::groups::valid;

@@ -1,7 +1,7 @@
 //! Tensors of 16-bit elements as they lie in memory.
 
-use fa3::types::{Dtype, Shape, TensorDesc};
 use fa3_tests::fwd::{decode, encode};
+use fa3_types::{Dtype, Shape, TensorDesc};
 use ndarray::Array4;
 use rayon::prelude::*;
 

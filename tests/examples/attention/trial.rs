@@ -2,9 +2,9 @@
 
 use std::error::Error;
 
-use fa3::sched::{Choices, Limits};
-use fa3::types::{Dtype, Problem};
 use fa3_cuda::host::{Device, DeviceBuffer, Forward, Stream};
+use fa3_sched::{Choices, Limits};
+use fa3_types::{Dtype, Problem};
 
 use crate::tensor::Tensor;
 

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::{env, fs};
 
 use fa3_cuda::host::Device;
+use fa3_tests::gpu;
 use fa3_tests::micro::{Golden, suites};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -30,7 +31,7 @@ fn record(device: &Device, folder: &Path) -> Result<(), Box<dyn Error>> {
     for suite in suites() {
         let mut golden = Golden { device: device.name().to_owned(), results: Vec::new() };
         for micro in &suite.tests {
-            match device.run(&micro.job, &micro.contents) {
+            match gpu::run(device, &micro.job, &micro.contents) {
                 Ok(arrays) => {
                     let kept = micro.keep(&micro.written(&arrays));
                     golden.results.push((micro.name.clone(), micro.inputs(), kept));

@@ -12,6 +12,7 @@ use std::error::Error;
 use fa3_cuda::host::Device;
 use fa3_cuda::kernels::{Array, Job, JobArg};
 use fa3_ir::{B32, B64, Builder, Elem, Launch, V};
+use fa3_tests::gpu;
 
 /// What a probe says, or why it cannot.
 type Said = Result<String, Box<dyn Error>>;
@@ -65,7 +66,7 @@ impl Meter {
     fn run(self, device: &Device, grid: u32) -> Result<Vec<u8>, Box<dyn Error>> {
         let arrays = vec![Array::output("out", Elem::U8, &[self.bytes as u32])];
         let job = Job { kernel: self.b.finish(), grid: [grid, 1, 1], arrays, args: vec![JobArg::Pointer(0)] };
-        let mut written = device.run(&job, &[vec![0; self.bytes]])?;
+        let mut written = gpu::run(device, &job, &[vec![0; self.bytes]])?;
         Ok(written.remove(0))
     }
 }

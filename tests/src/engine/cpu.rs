@@ -1,9 +1,9 @@
 //! The facade on the CPU.
 
-use fa3::quant::E4m3;
-use fa3::reference::Forward;
-use fa3::types::{Dtype, Problem, Sequences};
 use fa3::{Attention, Device, Scalar};
+use fa3_quant::E4m3;
+use fa3_ref::Forward;
+use fa3_types::{Dtype, Problem, Sequences};
 use half::{bf16, f16};
 
 use super::{Answer, Engine, NoAnswer, Skip};

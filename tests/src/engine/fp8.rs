@@ -1,9 +1,9 @@
 //! The emulator of Hopper's FP8 attention, on e4m3 cases: their values are the codes, with a scale of 1.
 
 use fa3::Scalar;
-use fa3::quant::{Accumulation, E4m3, Fp8Attention, Granularity, Quantized};
-use fa3::reference::{Forward, Precision};
-use fa3::types::{Dtype, Sequences};
+use fa3_quant::{Accumulation, E4m3, Fp8Attention, Granularity, Quantized};
+use fa3_ref::{Forward, Precision};
+use fa3_types::{Dtype, Sequences};
 use ndarray::Array4;
 
 use super::{Answer, Arithmetic, Engine, NoAnswer, Skip};
@@ -32,7 +32,7 @@ impl Engine for Fp8 {
         }
         let [q, k, v] = codes(case, values);
         let accumulation = Accumulation::TwoLevel { keys: self.key_block };
-        let attention = Fp8Attention { accumulation, key_block: self.key_block };
+        let attention = Fp8Attention::new(accumulation, self.key_block);
         let output = attention.forward(&case.problem, &q, &k, &v);
         let output = output.map_err(|error| NoAnswer::Failed(Box::new(error)))?;
         let precision = Precision::of_output(case.problem.dtype());

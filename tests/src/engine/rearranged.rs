@@ -1,7 +1,7 @@
 //! The oracle on the same case with sequences and heads in reverse order: shows that it, and the harness, find each
 //! head's rows where the layout says they are.
 
-use fa3::reference::{Forward, Gradients, oracle};
+use fa3_ref::{Forward, Gradients, oracle};
 
 use super::{Answer, Engine};
 use crate::reshape::Reversed;

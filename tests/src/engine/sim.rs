@@ -1,10 +1,10 @@
 //! The forward kernels in the simulator.
 
-use fa3::reference::Forward;
-use fa3::sched::{Choices, PlanError};
-use fa3::types::Problem;
 use fa3_cuda::kernels::fwd::FwdError;
+use fa3_ref::Forward;
+use fa3_sched::{Choices, PlanError};
 use fa3_sim::{Mode, Policy};
+use fa3_types::Problem;
 
 use super::{Answer, Engine, NoAnswer, Skip};
 use crate::fwd::{Fault, Launch, device};

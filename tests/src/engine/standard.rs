@@ -1,6 +1,6 @@
 //! Standard attention, the law's own baseline: shows that the harness measures what the law says.
 
-use fa3::reference::{Forward, Gradients, Precision, standard};
+use fa3_ref::{Forward, Gradients, Precision, standard};
 
 use super::{Answer, Arithmetic, Engine, Skip};
 use crate::{Case, Values};

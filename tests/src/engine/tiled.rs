@@ -1,7 +1,7 @@
-//! The paper's algorithms as `fa3::reference::tiled` has them; Algorithm 3 after each of the forward ones.
+//! The paper's algorithms as `fa3_ref::tiled` has them; Algorithm 3 after each of the forward ones.
 
-use fa3::reference::tiled::{self, Algorithm, Tiles};
-use fa3::reference::{Forward, Gradients, Precision};
+use fa3_ref::tiled::{self, Algorithm, Tiles};
+use fa3_ref::{Forward, Gradients, Precision};
 
 use super::{Answer, Engine, Skip};
 use crate::{Case, Values};

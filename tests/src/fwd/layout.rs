@@ -1,6 +1,6 @@
 //! Strides.
 
-use fa3::types::{ProblemSpec, Strides, TensorDesc};
+use fa3_types::{ProblemSpec, Strides, TensorDesc};
 
 /// How a tensor lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
 //! Tiles for forward kernels.
 
-use fa3::sched::{Inputs, Limits, Loads, Maxima, Overlap, PPlace, Scheduler, TileRow, TileShape};
+use fa3_sched::{Inputs, Limits, Loads, Maxima, Overlap, PPlace, Scheduler, TileRow, TileShape};
 
 /// The consumer's three pipelines, with maxima of every block and, where that is possible, when needed.
 pub const FORMS: [(Overlap, Maxima); 5] = [

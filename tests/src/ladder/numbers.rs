@@ -1,7 +1,7 @@
 //! Elements of arrays as bytes.
 
-use fa3::quant::E4m3;
 use fa3_ir::Elem;
+use fa3_quant::E4m3;
 use half::{bf16, f16};
 
 /// The bytes of the element nearest to `x`.

@@ -1,7 +1,7 @@
 //! Forward kernels to hunt.
 
-use fa3::sched::{Choices, Loads, Maxima, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
-use fa3::types::{Dtype, Mask, ProblemSpec, Shape};
+use fa3_sched::{Choices, Loads, Maxima, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
+use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::Prey;
 use super::hunt::Argued;

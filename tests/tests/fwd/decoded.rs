@@ -1,12 +1,12 @@
 //! The kernels' integers are the host's: every tile of small problems, decoded by both.
 
-use fa3::sched::{Choices, Longest, Order, Plan};
-use fa3::types::{Dtype, Mask};
 use fa3_cuda::kernels::fwd::decoded_tiles;
+use fa3_sched::{Choices, Longest, Order, Plan};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::device;
 use fa3_tests::fwd::shapes::TINY;
 use fa3_tests::ladder::simulate;
+use fa3_types::{Dtype, Mask};
 use rayon::prelude::*;
 
 use crate::{dense, with_tile};

@@ -1,12 +1,12 @@
 //! The ends of what a problem may say.
 
-use fa3::sched::{Choices, Overlap, PPlace, TileShape};
-use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::kernels::fwd::FwdArray;
+use fa3_sched::{Choices, Overlap, PPlace, TileShape};
 use fa3_sim::{Buffer, Memory, Mode, Policy, Simulation};
 use fa3_tests::fwd::initial;
 use fa3_tests::ladder::simulate;
 use fa3_tests::{Case, Dist};
+use fa3_types::{Dtype, Mask, Problem};
 use rayon::prelude::*;
 
 use crate::{dense, judged, launch, normal, with_tile};

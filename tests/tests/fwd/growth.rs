@@ -1,10 +1,10 @@
 //! Scores that grow from one visited block to the next, so that old maxima do not do.
 
-use fa3::sched::{PPlace, TileShape};
-use fa3::types::{Dtype, Mask, Problem};
+use fa3_sched::{PPlace, TileShape};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::Values;
 use fa3_tests::fwd::shapes::{FORMS, TINY};
+use fa3_types::{Dtype, Mask, Problem};
 use half::f16;
 use ndarray::Axis;
 use rayon::prelude::*;

@@ -10,10 +10,10 @@ mod random;
 mod schedules;
 mod tiles;
 
-use fa3::sched::{Choices, TileRow, TileShape};
-use fa3::types::Problem;
+use fa3_sched::{Choices, TileRow, TileShape};
 use fa3_tests::fwd::{Fault, Launch, dense, device};
 use fa3_tests::{Arithmetic, Case, Dist, Judge, Poison, Values};
+use fa3_types::Problem;
 
 /// (query heads, key/value heads): alone, of one, of groups that are no power of two.
 const HEADS: [(usize, usize); 4] = [(1, 1), (3, 1), (6, 2), (5, 5)];
@@ -35,7 +35,7 @@ fn launch(problem: &Problem, choices: &Choices) -> Result<Launch, Fault> {
 }
 
 /// The largest error over what the error law allows.
-fn judged(case: &Case, values: &Values, answer: &fa3::reference::Forward<f32>) -> Result<f64, String> {
+fn judged(case: &Case, values: &Values, answer: &fa3_ref::Forward<f32>) -> Result<f64, String> {
     let verdict =
         Judge::new(case, values).forward(Arithmetic::OfInputs, answer, "cargo test -p fa3-tests --test fwd");
     let parts = verdict.map_err(|violation| violation.to_string())?;

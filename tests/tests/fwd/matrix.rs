@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use fa3::sched::{Choices, Longest, Order, Scheduler, TileShape};
-use fa3::types::{Dtype, Mask};
+use fa3_sched::{Choices, Longest, Order, Scheduler, TileShape};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, shapes};
 use fa3_tests::{Case, Dist, Poison};
+use fa3_types::{Dtype, Mask};
 use rayon::prelude::*;
 
 use crate::{HEADS, dense, judged, launch, with_tile};

@@ -1,11 +1,11 @@
 //! NaN and infinities reach the rows that see them, and no others.
 
-use fa3::reference::Forward;
-use fa3::sched::{Choices, Loads, PPlace, TileShape};
-use fa3::types::{Dtype, Mask, Problem};
+use fa3_ref::Forward;
+use fa3_sched::{Choices, Loads, PPlace, TileShape};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout};
 use fa3_tests::{Case, Poison, Values};
+use fa3_types::{Dtype, Mask, Problem};
 use ndarray::{Array4, Axis};
 use rayon::prelude::*;
 

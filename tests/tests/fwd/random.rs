@@ -1,10 +1,10 @@
 //! Random dense problems with random choices.
 
-use fa3::sched::{Choices, Longest, Order, Scheduler, TileShape};
-use fa3::types::{Mask, Problem};
+use fa3_sched::{Choices, Longest, Order, Scheduler, TileShape};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, device, shapes};
 use fa3_tests::strategies;
+use fa3_types::{Mask, Problem};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::strategy::ValueTree;

@@ -1,14 +1,14 @@
 //! What must not matter: the schedule of the simulator, the scheduler of tiles, their order, the number of CTAs, other
 //! sequences, an earlier launch, who loads.
 
-use fa3::reference::Forward;
-use fa3::sched::{Choices, Loads, Longest, Maxima, Order, Overlap, PPlace, Scheduler, TileShape};
-use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::kernels::ArrayUse;
 use fa3_cuda::kernels::fwd::{FwdArray, FwdError};
+use fa3_ref::Forward;
+use fa3_sched::{Choices, Loads, Longest, Maxima, Order, Overlap, PPlace, Scheduler, TileShape};
 use fa3_sim::{Memory, Mode, Policy, Simulation};
 use fa3_tests::fwd::{Fault, Launch, Layout, device, initial, results};
 use fa3_tests::reshape::alone;
+use fa3_types::{Dtype, Mask, Problem};
 use ndarray::Axis;
 use rayon::prelude::*;
 

@@ -3,11 +3,11 @@
 //! Column c of V is NaN in the keys of block c and 1 elsewhere. A tile multiplies whole blocks, seen or not, so that
 //! column c of its O is NaN exactly if it visits block c.
 
-use fa3::sched::{Choices, Longest, Order, Plan, Scheduler, TileShape};
-use fa3::types::{Dtype, Mask, Problem};
+use fa3_sched::{Choices, Longest, Order, Plan, Scheduler, TileShape};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::Values;
 use fa3_tests::fwd::{Launch, device};
+use fa3_types::{Dtype, Mask, Problem};
 use ndarray::Array4;
 use rayon::prelude::*;
 

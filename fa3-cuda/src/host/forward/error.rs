@@ -26,7 +26,7 @@ pub enum ForwardError {
     #[error("{tensor} takes {needed} bytes, its memory has {given}")]
     #[allow(missing_docs, reason = "the message names its fields")]
     BufferSize { tensor: TensorName, given: usize, needed: u64 },
-    /// Memory of elements that are not the problem's.
+    /// Memory of elements that are not the problem's, where its type says of which it is (feature `cudarc`).
     #[error("q, k, v and o are of {given}, the problem is of {expected}")]
     #[allow(missing_docs, reason = "the message names its fields")]
     Element { given: Dtype, expected: Dtype },

@@ -7,6 +7,7 @@ use std::process::Command;
 use fa3_cuda::host::Device;
 use fa3_cuda::kernels::{Array, Job, JobArg};
 use fa3_ir::{B32, BoxShape, Builder, Coords, Elem, FenceInst, Launch, LoadOptions, Operand, Swizzle};
+use fa3_tests::gpu;
 
 use super::{Said, words};
 
@@ -110,7 +111,7 @@ impl Copy {
         let args = vec![Job::tensor(&arrays, 0), JobArg::Pointer(1)];
         let job = Job { kernel: b.finish(), grid: [1, 1, 1], arrays, args };
         let numbers = (1..=64 * 40u32).flat_map(u32::to_le_bytes).collect();
-        let result = words(&device.run(&job, &[numbers, vec![0; 4096]])?[1]);
+        let result = words(&gpu::run(device, &job, &[numbers, vec![0; 4096]])?[1]);
         let expected = |pitch: u32| {
             let mut all = vec![0; 1024];
             for (r, c) in (0..8).flat_map(|r| (0..self.row).map(move |c| (r, c))) {
@@ -156,7 +157,7 @@ impl Copy {
         let arrays = vec![Array::sum("to", Elem::U32, &[40, 64])];
         let args = vec![Job::tensor(&arrays, 0)];
         let job = Job { kernel: b.finish(), grid: [1, 1, 1], arrays, args };
-        let written = device.run(&job, &[vec![0; 4 * 64 * 40]])?;
+        let written = gpu::run(device, &job, &[vec![0; 4 * 64 * 40]])?;
         let clipped = words(&written[0]).iter().zip(0i32..).all(|(&word, index)| {
             let (c, r) = (index % 64 - self.at.0, index / 64 - self.at.1);
             let inside = (0..8).contains(&c) && (0..8).contains(&r);

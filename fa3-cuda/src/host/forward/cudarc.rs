@@ -1,11 +1,11 @@
-//! The forward pass over memory that the caller has from [`cudarc`].
+//! The forward pass over memory that the caller has from [`cudarc`](crate::cudarc).
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
+use ::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 use fa3_types::Dtype;
 use half::{bf16, f16};
 
-use super::{Forward, ForwardError, placed};
-use crate::host::Stream;
+use super::{Forward, ForwardError};
+use crate::host::{DeviceBuffer, Stream};
 
 /// Element types of Q, K, V and O on the GPU.
 pub trait Element: sealed::Sealed {
@@ -28,7 +28,7 @@ impl Element for bf16 {
 }
 
 impl Forward {
-    /// Puts it on a stream of [`cudarc`], over its slices or views of them, which hold the problem's tensors from their first
+    /// Puts it on a stream of [`cudarc`](crate::cudarc), over its slices or views of them, which hold the problem's tensors from their first
     /// elements on. Returns at once; the slices' events are waited for and recorded as for every other use of them.
     /// For slices of 16-bit floats, cudarc wants its feature `f16`.
     ///
@@ -77,12 +77,16 @@ impl Forward {
         let (v, _v) = v.device_ptr(stream);
         let (o, _o) = o.device_ptr_mut(stream);
         let (lse, _lse) = lse.device_ptr_mut(stream);
-        let memories = [(q, bytes[0]), (k, bytes[1]), (v, bytes[2]), (o, bytes[3]), (lse, bytes[4])];
-        let at = placed(&self.plan.problem, memories)?;
+        let memory = |address, bytes| {
+            // SAFETY: a slice of this device's context. Its events, which are recorded at the end of this call, keep it alive and to
+            // this work until that is done; the value made here is gone by then.
+            unsafe { DeviceBuffer::from_raw(&self.device, address, bytes) }
+        };
+        let [q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes] = bytes;
+        let (q, k, v) = (memory(q, q_bytes), memory(k, k_bytes), memory(v, v_bytes));
+        let (mut o, mut lse) = (memory(o, o_bytes), memory(lse, lse_bytes));
         // SAFETY: the stream is of this device's context, and outlives the value, which is gone at the end of this call.
         let stream = unsafe { Stream::from_raw(&self.device, stream.cu_stream().expose_provenance()) };
-        // SAFETY: every tensor lies within its slice, and O and LSE apart from all others. The slices' events, which are
-        // recorded after this, keep them alive and to this work until it is done.
-        Ok(unsafe { self.launch(&stream, &at) }?)
+        self.run(&stream, &q, &k, &v, &mut o, &mut lse)
     }
 }

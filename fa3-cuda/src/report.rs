@@ -4,6 +4,7 @@ use std::fmt;
 
 /// What the compiler said of a kernel, as `ptxas -v` and the driver's verbose log print it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct JitReport {
     /// Registers of a thread at entry.
     pub registers: u32,

@@ -1,0 +1,39 @@
+//! Writes a kernel, has the driver compile it, and launches it: `cargo run --release -p fa3-cuda --example launch_kernel`.
+
+use fa3_cuda::host::{Device, HostError};
+use fa3_ir::{ArgValue, Builder, Elem, F32, Kernel, Launch, ptx};
+
+fn main() -> Result<(), HostError> {
+    let ptx = ptx::emit(&double()).expect("the kernel is sound");
+    let device = match Device::open(0) {
+        Ok(device) => device,
+        Err(why) => {
+            println!("skipped: {why}");
+            return Ok(());
+        }
+    };
+    let (stream, function) = (device.stream()?, device.compile(&ptx)?);
+    println!("on {device}: {} registers, compiled in {:.1?}", function.registers(), function.compile_time());
+
+    let numbers: Vec<f32> = (0..1024_u16).map(f32::from).collect();
+    let mut x = device.alloc(size_of_val(&numbers[..]))?;
+    x.upload(&stream, &numbers)?;
+    #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
+    // SAFETY: 8 CTAs of 128 threads touch an element of x each, and x lives until it is downloaded.
+    unsafe { function.launch(&stream, [8, 1, 1], &[ArgValue::Pointer(x.address())]) }?;
+    let doubled: Vec<f32> = x.download(&stream)?;
+    println!("2 * {} = {}", numbers[1000], doubled[1000]);
+    Ok(())
+}
+
+/// x = 2 x, one element a thread.
+fn double() -> Kernel {
+    let mut b = Builder::new("double", Launch::threads(128));
+    let (x, tid, cta) = (b.param_pointer("x", Elem::F32), b.tid(), b.cta_x());
+    let index = b.mad_u32(cta, 128, tid);
+    let at = b.mad_wide_u32(index, 4, x);
+    let number = b.load::<F32>(at);
+    let twice = b.add(number, number);
+    b.store(at, twice);
+    b.finish()
+}

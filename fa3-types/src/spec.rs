@@ -1,0 +1,129 @@
+//! What a caller asks for.
+
+use crate::{Dtype, Mask, Problem, ProblemError, Sequences, Shape, TensorDesc};
+
+/// What a caller asks for, not yet checked: plain data that [`Problem::new`] takes.
+///
+/// A constructor gives the tensors, and setters what is not default. The fields can be read and changed as well.
+///
+/// ```
+/// use fa3_types::{Dtype, ProblemSpec, Sequences, Shape, TensorDesc};
+///
+/// // Q in the middle of a tensor of 3 x 8 heads, of 100 rows the first 60 in use.
+/// let shape = Shape { batch: 1, seqlen: 100, heads: 8, head_dim: 64 };
+/// let contiguous = TensorDesc::contiguous(Dtype::Bf16, shape);
+/// let mut q = contiguous;
+/// q.strides.seqlen *= 3;
+/// let used = Sequences::dense(1, 100).with_used(&[60])?;
+/// let spec = ProblemSpec::new(q, contiguous, contiguous, contiguous).seqs_q(used).causal();
+/// assert_eq!(spec.validate()?.lengths(0).q, 60);
+/// # Ok::<(), fa3_types::ProblemError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ProblemSpec {
+    /// Queries (batch, seqlen_q, heads_q, head_dim).
+    pub q: TensorDesc,
+    /// Keys (batch, seqlen_k, heads_kv, head_dim).
+    pub k: TensorDesc,
+    /// Values (batch, seqlen_k, heads_kv, head_dim_v).
+    pub v: TensorDesc,
+    /// Output (batch, seqlen_q, heads_q, head_dim_v).
+    pub o: TensorDesc,
+    /// The sequences of Q and O.
+    pub seqs_q: Sequences,
+    /// The sequences of K and V.
+    pub seqs_k: Sequences,
+    /// Which keys a query may see.
+    pub mask: Mask,
+    /// Factor on Q·Kᵀ; 1/√head_dim if `None`.
+    pub softmax_scale: Option<f64>,
+    /// Bound of the soft cap; no cap if `None`.
+    pub softcap: Option<f64>,
+}
+
+impl ProblemSpec {
+    /// These tensors, dense: the sequences' lengths are the shapes' seqlen. No mask, no soft cap, the scale 1/√head_dim.
+    pub fn new(q: TensorDesc, k: TensorDesc, v: TensorDesc, o: TensorDesc) -> ProblemSpec {
+        let dense = |x: &TensorDesc| Sequences::dense(x.shape.batch, x.shape.seqlen);
+        let (seqs_q, seqs_k) = (dense(&q), dense(&k));
+        ProblemSpec { q, k, v, o, seqs_q, seqs_k, mask: Mask::None, softmax_scale: None, softcap: None }
+    }
+
+    /// Contiguous dense tensors with V of K's shape. The sequences' lengths are the shapes' seqlen.
+    pub fn dense(dtype: Dtype, q: Shape, kv: Shape) -> ProblemSpec {
+        let [q, k, o] = [(dtype, q), (dtype, kv), (dtype.default_output(), q)]
+            .map(|(dtype, shape)| TensorDesc::contiguous(dtype, shape));
+        ProblemSpec::new(q, k, k, o)
+    }
+
+    /// Contiguous packed tensors (total, heads, head_dim) with V of K's shape.
+    pub fn packed(
+        dtype: Dtype,
+        heads: (usize, usize),
+        head_dim: usize,
+        seqs_q: Sequences,
+        seqs_k: Sequences,
+    ) -> ProblemSpec {
+        let q = Shape { batch: 1, seqlen: seqs_q.rows_needed(), heads: heads.0, head_dim };
+        let kv = Shape { batch: 1, seqlen: seqs_k.rows_needed(), heads: heads.1, head_dim };
+        ProblemSpec::dense(dtype, q, kv).seqs_q(seqs_q).seqs_k(seqs_k)
+    }
+
+    /// Sets where the sequences of Q and O lie, and how long they are.
+    #[must_use]
+    pub fn seqs_q(mut self, sequences: Sequences) -> ProblemSpec {
+        self.seqs_q = sequences;
+        self
+    }
+
+    /// Sets where the sequences of K and V lie, and how long they are.
+    #[must_use]
+    pub fn seqs_k(mut self, sequences: Sequences) -> ProblemSpec {
+        self.seqs_k = sequences;
+        self
+    }
+
+    /// Gives V and O, contiguous, a head dimension of their own.
+    #[must_use]
+    pub fn head_dim_v(mut self, head_dim_v: usize) -> ProblemSpec {
+        self.v = TensorDesc::contiguous(self.v.dtype, Shape { head_dim: head_dim_v, ..self.v.shape });
+        self.o = TensorDesc::contiguous(self.o.dtype, Shape { head_dim: head_dim_v, ..self.o.shape });
+        self
+    }
+
+    /// Sets the mask.
+    #[must_use]
+    pub fn mask(mut self, mask: Mask) -> ProblemSpec {
+        self.mask = mask;
+        self
+    }
+
+    /// Sets [`Mask::Causal`].
+    #[must_use]
+    pub fn causal(self) -> ProblemSpec {
+        self.mask(Mask::Causal)
+    }
+
+    /// Sets the softmax scale.
+    #[must_use]
+    pub fn softmax_scale(mut self, scale: f64) -> ProblemSpec {
+        self.softmax_scale = Some(scale);
+        self
+    }
+
+    /// Sets the soft cap.
+    #[must_use]
+    pub fn softcap(mut self, cap: f64) -> ProblemSpec {
+        self.softcap = Some(cap);
+        self
+    }
+
+    /// [`Problem::new`].
+    ///
+    /// # Errors
+    /// See [`ProblemError`].
+    pub fn validate(self) -> Result<Problem, ProblemError> {
+        Problem::new(self)
+    }
+}
