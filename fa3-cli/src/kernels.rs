@@ -1,12 +1,11 @@
-//! `fa3 kernels`: all kernels and what they take.
+//! `fa3 kernels`: the shipped kernels and what they take.
 
 mod compile;
 mod count;
 
 use fa3_cuda::host::HostError;
-use fa3_cuda::kernels::Job;
-use fa3_cuda::kernels::catalogue::{self, CatalogueError};
-use fa3_ir::Ptx;
+use fa3_cuda::kernels::shipped::{Shipped, shipped};
+use fa3_ir::{Kernel, Ptx};
 
 use crate::ptx::{self, Unsound};
 use crate::table::Table;
@@ -15,7 +14,8 @@ use count::Count;
 
 /// What `fa3 kernels --help` says first.
 pub(crate) const ABOUT: &str = "\
-Lists all kernels, a row each and dtype: threads of a CTA, registers that roles take by setmaxnreg, bytes of shared memory, \
+Lists shipped kernels, those of the ladder or those whose names contain NAME: registers that roles take by setmaxnreg, threads \
+of a CTA, bytes of shared memory, \
 statements, matrix products (wgmma), tensor and bulk copies (TMA), arrivals and waits at barriers (all as written, not as often \
 as executed), bytes of PTX.
 
@@ -28,10 +28,14 @@ off).";
 #[command(after_help = "\
 Examples:
   fa3 kernels
+  fa3 kernels fwd/bf16/d128/192x80x3
   PTXAS=/usr/local/cuda/bin/ptxas fa3 kernels --gpu
 
 Exit code: 0, or 1 if a compiler spills or warns, or 2 if it rejects a kernel.")]
 pub(crate) struct Options {
+    /// What the names of the kernels contain, such as fwd/bf16/d128 or causal/cap; there are hundreds that begin with fwd
+    #[arg(default_value = "ladder/")]
+    name: String,
     /// Compiles them with the driver of GPU 0, too
     #[arg(long)]
     gpu: bool,
@@ -39,10 +43,10 @@ pub(crate) struct Options {
 
 /// Why there is no table.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages are the sources'")]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum Error {
-    #[error(transparent)]
-    Catalogue(#[from] CatalogueError),
+    #[error("the name of no kernel contains {given}: they are such as {first} and {last}")]
+    Name { given: String, first: String, last: String },
     #[error(transparent)]
     Unsound(#[from] Unsound),
     #[error(transparent)]
@@ -56,12 +60,14 @@ pub(crate) enum Error {
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    let chosen = chosen(&options.name)?;
     let compilers = Compiler::installed(options.gpu)?;
     let mut rows = vec![heads(compilers.len())];
     let (mut notes, mut clean) = (Vec::new(), true);
-    for job in jobs()? {
-        let ptx = ptx::emit(&job, false)?;
-        let mut row = facts(&job, &ptx);
+    for shipped in chosen {
+        let kernel = shipped.kernel();
+        let ptx = ptx::emit(&kernel, false)?;
+        let mut row = facts(&shipped.name, &kernel, &ptx);
         for compiler in &compilers {
             let Ok(compiler) = compiler else {
                 row.extend(["-"; 4].map(str::to_owned));
@@ -71,12 +77,12 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
             row.extend(compiled.cells());
             if let Some(report) = compiled.report {
                 clean &= report.is_clean();
-                notes.extend(report.warnings.iter().map(|warning| format!("{}: {warning}", ptx.entry)));
+                notes.extend(report.warnings.iter().map(|warning| format!("{}: {warning}", shipped.name)));
             }
         }
         rows.push(row);
     }
-    crate::print(&Table { rows, left: 3 });
+    crate::print(&Table { rows, left: 2 });
     crate::print(&"");
     for compiler in &compilers {
         crate::print(&match compiler {
@@ -88,28 +94,30 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     Ok(clean)
 }
 
-/// Every kernel with every dtype.
-fn jobs() -> Result<Vec<Job>, CatalogueError> {
-    let jobs = catalogue::ALL.iter().map(catalogue::Entry::jobs).collect::<Result<Vec<_>, _>>()?;
-    Ok(jobs.into_iter().flatten().collect())
+/// The shipped kernels whose names contain `part`.
+fn chosen(part: &str) -> Result<Vec<Shipped>, Error> {
+    let mut all: Vec<Shipped> = shipped().collect();
+    if all.iter().all(|shipped| !shipped.name.contains(part)) {
+        let name =
+            |shipped: Option<&Shipped>| shipped.map(|shipped| shipped.name.clone()).unwrap_or_default();
+        return Err(Error::Name { given: part.to_owned(), first: name(all.first()), last: name(all.last()) });
+    }
+    all.retain(|shipped| shipped.name.contains(part));
+    Ok(all)
 }
 
 /// The heads of the columns, four for each compiler.
 fn heads(compilers: usize) -> Vec<String> {
-    let facts =
-        ["kernel", "dtype", "setmaxnreg", "threads", "smem", "stmts", "wgmma", "tma", "barrier", "ptx"];
+    let facts = ["kernel", "setmaxnreg", "threads", "smem", "stmts", "wgmma", "tma", "barrier", "ptx"];
     let verdict = [["regs", "spills", "warns", "ms"], ["gpu regs", "spills", "warns", "ms"]];
     let heads = facts.into_iter().chain(verdict.into_iter().take(compilers).flatten());
     heads.map(str::to_owned).collect()
 }
 
 /// What is known of a kernel without a compiler.
-fn facts(job: &Job, ptx: &Ptx) -> Vec<String> {
-    let Count { statements, products, copies, barriers } = Count::of(&job.kernel);
-    let elem = job.arrays.first().map(|array| array.elem.to_string());
-    let dash = || "-".to_owned();
-    let names =
-        [ptx.entry.clone(), elem.unwrap_or_else(dash), count::registers(&job.kernel).unwrap_or_else(dash)];
+fn facts(name: &str, kernel: &Kernel, ptx: &Ptx) -> Vec<String> {
+    let Count { statements, products, copies, barriers } = Count::of(kernel);
+    let names = [name.to_owned(), count::registers(kernel).unwrap_or_else(|| "-".to_owned())];
     let numbers = [ptx.threads, ptx.smem_bytes, statements, products, copies, barriers];
     let numbers = numbers.map(|number| number.to_string());
     names.into_iter().chain(numbers).chain([ptx.text.len().to_string()]).collect()

@@ -63,7 +63,7 @@ enum Verb {
     /// Shows how a problem would be cut into tiles and scheduled on a GPU
     #[command(long_about = plan::ABOUT)]
     Plan(plan::Options),
-    /// Lists all kernels, what they take and what compilers say of them
+    /// Lists shipped kernels, what they take and what compilers say of them
     #[command(long_about = kernels::ABOUT)]
     Kernels(kernels::Options),
     /// Prints a kernel, every statement with the line that built it

@@ -2,7 +2,7 @@
 
 use fa3_cuda::kernels::catalogue::CatalogueError;
 use fa3_cuda::kernels::{Array, ArrayUse, Job, JobArg};
-use fa3_ir::{ParamInfo, ParamKind, Ptx, Swizzle, VerifyError, ptx};
+use fa3_ir::{Kernel, ParamInfo, ParamKind, Ptx, Swizzle, VerifyError, ptx};
 use serde_json::{Value, json};
 
 use crate::kernel::{self, KernelArgs};
@@ -64,7 +64,7 @@ fn listed(faults: &[VerifyError]) -> String {
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let job = options.kernel.job()?;
-    let ptx = emit(&job, options.annotate)?;
+    let ptx = emit(&job.kernel, options.annotate)?;
     if options.json {
         crate::print(&describe(&job, &ptx));
     } else {
@@ -73,13 +73,13 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// A job's PTX.
+/// A kernel's PTX.
 ///
 /// # Errors
 /// [`Unsound`].
-pub(crate) fn emit(job: &Job, annotate: bool) -> Result<Ptx, Unsound> {
+pub(crate) fn emit(kernel: &Kernel, annotate: bool) -> Result<Ptx, Unsound> {
     let emit = if annotate { ptx::emit_annotated } else { ptx::emit };
-    emit(&job.kernel).map_err(|faults| Unsound { kernel: job.kernel.name.clone(), faults })
+    emit(kernel).map_err(|faults| Unsound { kernel: kernel.name.clone(), faults })
 }
 
 fn describe(job: &Job, ptx: &Ptx) -> Value {

@@ -67,7 +67,7 @@ pub(crate) enum Error {
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    let ptx = ptx::emit(&options.kernel.job()?, false)?;
+    let ptx = ptx::emit(&options.kernel.job()?.kernel, false)?;
     let (ptxas, nvdisasm) = (Ptxas::find()?, Nvdisasm::find()?);
     let assembled = ptxas.assemble(&ptx)?;
     let listing = nvdisasm.disassemble(&ptx.entry, &assembled.cubin)?;

@@ -1,6 +1,7 @@
 //! `fa3 kernels`, `ir`, `ptx` and `doctor` as commands.
 
 use fa3_cuda::host::is_driver_present;
+use fa3_cuda::kernels::shipped::{Shipped, shipped};
 use fa3_cuda::kernels::{Job, catalogue};
 use fa3_ir::ptx;
 use serde_json::{Value, json};
@@ -100,7 +101,7 @@ fn kernels_that_are_none_are_refused() {
     }
 }
 
-/// One row for every kernel and dtype, with what is known without a compiler.
+/// One row for every kernel of the ladder, with what is known without a compiler.
 #[test]
 fn kernels_are_listed_without_a_compiler() {
     let stdout = fa3_with(&["kernels"], &[("PTXAS", "/no/such/ptxas")]).succeeded();
@@ -110,15 +111,29 @@ fn kernels_are_listed_without_a_compiler() {
     let rows =
         rows.iter().map(|row| row.iter().map(|cell| cell.trim()).filter(|cell| !cell.is_empty()).collect());
     let rows: Vec<Vec<&str>> = rows.collect();
-    let jobs: Vec<Job> = catalogue::ALL.iter().flat_map(|entry| entry.jobs().unwrap()).collect();
-    assert_eq!(rows.len(), 1 + jobs.len());
-    for (row, job) in rows[1..].iter().zip(&jobs) {
-        let smem = job.kernel.smem.bytes().to_string();
-        assert_eq!((row[0], row[4], row.len()), (&*job.kernel.name, &*smem, rows[0].len()));
-        assert!(row[10..].iter().all(|cell| *cell == "-"), "{row:?}");
+    let ladder: Vec<Shipped> = shipped().filter(|shipped| shipped.forward().is_none()).collect();
+    assert_eq!(rows.len(), 1 + ladder.len());
+    for (row, shipped) in rows[1..].iter().zip(&ladder) {
+        let smem = shipped.kernel().smem.bytes().to_string();
+        assert_eq!((row[0], row[3], row.len()), (&*shipped.name, &*smem, rows[0].len()));
+        assert!(row[9..].iter().all(|cell| *cell == "-"), "{row:?}");
     }
-    let gemm = rows.iter().find(|row| row[..2] == ["gemm", "f16"]).unwrap();
-    assert_eq!(gemm[2..4], ["producer 40, consumer 232", "384"]);
+    let gemm = rows.iter().find(|row| row[0] == "ladder/gemm/f16").unwrap();
+    assert_eq!(gemm[1..3], ["producer 40, consumer 232", "384"]);
+}
+
+#[test]
+fn kernels_are_chosen_by_parts_of_their_names() {
+    let part = "fwd/bf16/d128/192x80x3/none";
+    let stdout = fa3_with(&["kernels", part], &[("PTXAS", "/no/such/ptxas")]).succeeded();
+    let listed = stdout.lines().skip(1).map_while(|line| line.split_whitespace().next());
+    let listed: Vec<&str> = listed.collect();
+    let named: Vec<String> =
+        shipped().map(|shipped| shipped.name).filter(|name| name.contains(part)).collect();
+    assert!(listed.len() > 4);
+    assert_eq!(listed, named);
+    words("kernels fwd/fp64")
+        .refused("the name of no kernel contains fwd/fp64: they are such as ladder/vector_add/f32 and fwd/");
 }
 
 #[test]
@@ -160,7 +175,7 @@ fn verdicts_of_a_compiler() {
 
     let warned = kernels(&format!("ptxas info    : (C7510) Potential loss\n{properties}\n{used}"), 0);
     assert_eq!(warned.code, Some(1));
-    assert!(warned.stdout.contains("\nvector_add: C7510: Potential loss\n"), "{}", warned.stdout);
+    assert!(warned.stdout.contains("\nladder/vector_add/f32: C7510: Potential loss\n"), "{}", warned.stdout);
 
     kernels("ptxas fatal   : no", 255).refused("ptxas rejects kernel vector_add: ptxas fatal   : no");
 }
