@@ -17,7 +17,7 @@ use fa3_cuda::kernels::catalogue;
 use fa3_cuda::kernels::fwd::{self, FwdSpec};
 use fa3_cuda::sass::Listing;
 use fa3_ir::{Elem, Kernel, ptx};
-use fa3_sched::{Inputs, Loads, Longest, MaskClass, Maxima, Order, Overlap, Scheduler, TileRow, TileShape};
+use fa3_sched::{Inputs, Loads, Longest, MaskClass, Order, Overlap, Rescale, Scheduler, TileRow, TileShape};
 use fa3_types::Mask;
 use loops::Fault;
 
@@ -78,14 +78,14 @@ fn the_catalogues_kernels() {
 
 /// The tile in other forms, with fewer keys where a form needs more registers.
 fn ablations(tile: TileShape) -> [TileShape; 6] {
-    let maxima = Maxima::EveryBlock;
+    let rescale = Rescale::EveryBlock;
     [
-        TileShape { overlap: Overlap::None, maxima, ..tile },
-        TileShape { maxima, ..tile },
-        TileShape { overlap: Overlap::ThreeStage, maxima, tile_n: 48, ..tile },
-        TileShape { overlap: Overlap::None, maxima, ping_pong: false, ..tile },
-        TileShape { maxima, ping_pong: false, ..tile },
-        TileShape { loads: Loads::Consumers, maxima, ..tile },
+        TileShape { overlap: Overlap::None, rescale, ..tile },
+        TileShape { rescale, ..tile },
+        TileShape { overlap: Overlap::ThreeStage, rescale, tile_n: 48, ..tile },
+        TileShape { overlap: Overlap::None, rescale, ping_pong: false, ..tile },
+        TileShape { rescale, ping_pong: false, ..tile },
+        TileShape { loads: Loads::Consumers, rescale, ..tile },
     ]
 }
 
@@ -132,7 +132,7 @@ fn forward_kernels() {
                     let FwdSpec {
                         tile:
                             TileShape {
-                                head_dim, tile_m, tile_n, stages, overlap, maxima, loads, ping_pong, ..
+                                head_dim, tile_m, tile_n, stages, overlap, rescale, loads, ping_pong, ..
                             },
                         head_dim_v,
                         mask,
@@ -140,7 +140,7 @@ fn forward_kernels() {
                     } = *spec;
                     let cap = if spec.softcap { "-cap" } else { "" };
                     let turns = if ping_pong { "turns" } else { "free" };
-                    let form = format!("{overlap:?}-{maxima:?}-{loads:?}-{turns}");
+                    let form = format!("{overlap:?}-{rescale:?}-{loads:?}-{turns}");
                     let name =
                         format!("fwd-{head_dim}-{head_dim_v}-{tile_m}x{tile_n}x{stages}-{form}-{mask}{cap}");
                     let Some(cubin) = clean(&fwd::kernel(spec), &name) else {
@@ -148,7 +148,7 @@ fn forward_kernels() {
                         return;
                     };
                     // What becomes of loops without turns or without a producer is what the ablation measures.
-                    let ablated = loads == Loads::Consumers || maxima == Maxima::EveryBlock && !ping_pong;
+                    let ablated = loads == Loads::Consumers || rescale == Rescale::EveryBlock && !ping_pong;
                     if ablated {
                         continue;
                     }

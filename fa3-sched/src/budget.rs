@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Inputs, Limits, Loads, Maxima, Overlap, PPlace, PlanError, TileShape};
+use crate::{Inputs, Limits, Loads, Overlap, PPlace, PlanError, Rescale, TileShape};
 
 /// Registers of one consumer thread that hold tiles, 32 bits each. Each thread of a warpgroup holds
 /// rows · columns / 128 elements of its warpgroup's part.
@@ -178,7 +178,7 @@ impl TileShape {
     /// - [`PlanError::TilePPlace`] where two share rows and one's P stays in its registers, or is put in both
     ///   places for nobody;
     /// - [`PlanError::TilePingPong`] unless there are several to take turns, each with rows of its own;
-    /// - [`PlanError::TileMaxima`] where maxima would be computed when needed while O is in flight.
+    /// - [`PlanError::TileRescale`] where lazy rescaling would meet O in flight.
     ///
     /// [`PlanError::Registers`] and [`PlanError::SharedMemory`] where the tile needs more than there is.
     pub fn check(&self, limits: &Limits) -> Result<(), PlanError> {
@@ -240,8 +240,8 @@ impl TileShape {
         if self.ping_pong && (consumers == 1 || self.shares_rows()) {
             return Err(PlanError::TilePingPong { consumers, rows });
         }
-        if (self.overlap, self.maxima) == (Overlap::ThreeStage, Maxima::WhenNeeded) {
-            return Err(PlanError::TileMaxima);
+        if (self.overlap, self.rescale) == (Overlap::ThreeStage, Rescale::Lazy) {
+            return Err(PlanError::TileRescale);
         }
         Ok(())
     }

@@ -77,6 +77,6 @@ pub use plan::{Choices, Cost, Plan, Work, Workspace};
 pub use range::{KvRange, Lens, Rows, Tiling};
 pub use runs::Run;
 pub use scheduler::{Scheduler, is_last_ticket, next_dynamic, next_static};
-pub use shape::{Inputs, Loads, Maxima, Overlap, PPlace, TileShape};
+pub use shape::{Inputs, Loads, Overlap, PPlace, Rescale, TileShape};
 pub use splits::{SplitQuery, TileGroup, num_splits, packs_gqa};
 pub use tiles::{MaskClass, TileQuery, TileRow};

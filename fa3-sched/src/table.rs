@@ -6,13 +6,13 @@
 //! tiles of 64 keys leave room for one stage only, and a kernel that reads V out of K's tile is another one.
 
 use crate::MaskClass::{Causal, Dense, Window};
-use crate::{Inputs, Loads, MaskClass, Maxima, Overlap, PPlace, TileRow, TileShape};
+use crate::{Inputs, Loads, MaskClass, Overlap, PPlace, Rescale, TileRow, TileShape};
 
 const ANY_MASK: &[MaskClass] = &[Dense, Causal, Window];
 const NOT_WINDOW: &[MaskClass] = &[Dense, Causal];
 
 /// What most rows have in common: 128 rows, two consumer warpgroups that take turns, P in registers under two-stage overlap,
-/// maxima when needed.
+/// lazy rescaling.
 const BASE: TileRow = TileRow {
     shape: TileShape {
         inputs: Inputs::Bits16,
@@ -24,7 +24,7 @@ const BASE: TileRow = TileRow {
         consumers: 2,
         loads: Loads::Producer,
         overlap: Overlap::TwoStage,
-        maxima: Maxima::WhenNeeded,
+        rescale: Rescale::Lazy,
         p_place: PPlace::Registers,
         ping_pong: true,
         promoted_columns: 0,
@@ -47,11 +47,11 @@ const DECODE: TileRow = TileRow {
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
-/// 8-bit inputs: e4m3 ends at 448, too early for maxima of other blocks.
+/// 8-bit inputs: e4m3 ends at 448, too early for lazy rescaling.
 const E4M3: TileRow = TileRow {
     shape: TileShape {
         inputs: Inputs::E4m3,
-        maxima: Maxima::EveryBlock,
+        rescale: Rescale::EveryBlock,
         ping_pong: false,
         promoted_columns: 64,
         ..BASE.shape
@@ -115,7 +115,7 @@ pub(crate) const TABLE: &[TileRow] = &[
             tile_m: 64,
             tile_n: 64,
             overlap: Overlap::None,
-            maxima: Maxima::EveryBlock,
+            rescale: Rescale::EveryBlock,
             p_place: PPlace::Both,
             ping_pong: false,
             ..BASE.shape

@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(
             row(&|row| row.min_seqlen_k == 1536),
             "f16 and bf16 head_dim 64/64 mask causal from 1536 keys: \
-             192 x 128, 3 stages, P in registers, softmax under GEMM, maxima when needed, ping-pong"
+             192 x 128, 3 stages, P in registers, softmax under GEMM, rescale when needed, ping-pong"
         );
         assert_eq!(
             row(&|row| row.shape.inputs == Inputs::E4m3 && row.max_rows.is_some()),

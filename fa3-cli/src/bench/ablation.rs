@@ -4,7 +4,7 @@
 use std::fmt;
 
 use fa3::cuda::Device;
-use fa3::sched::{Choices, Loads, Maxima, Order, Overlap, Plan, Scheduler, TileRow, TileShape};
+use fa3::sched::{Choices, Loads, Order, Overlap, Plan, Rescale, Scheduler, TileRow, TileShape};
 use fa3::types::{Dtype, Mask};
 use serde::Serialize;
 
@@ -65,8 +65,8 @@ const GROUPS: [Group; 2] = [
                 talk: Some(580),
             },
             Form {
-                name: "maxima when needed",
-                choices: |plan| tile(plan, |full| TileShape { maxima: Maxima::WhenNeeded, ..full }),
+                name: "lazy rescaling",
+                choices: |plan| tile(plan, |full| TileShape { rescale: Rescale::Lazy, ..full }),
                 paper: None,
                 talk: None,
             },
@@ -105,10 +105,10 @@ const GROUPS: [Group; 2] = [
 ];
 
 /// A tile made of that of the full form: the table's with all that the paper has, the softmax under GEMMs of its own warpgroup and of
-/// the others, and maxima of every block.
+/// the others, and rescaling in every block.
 fn tile(plan: &Plan, change: fn(TileShape) -> TileShape) -> Choices {
-    let (overlap, maxima, ping_pong) = (Overlap::TwoStage, Maxima::EveryBlock, true);
-    let full = TileShape { overlap, maxima, ping_pong, ..plan.row.shape };
+    let (overlap, rescale, ping_pong) = (Overlap::TwoStage, Rescale::EveryBlock, true);
+    let full = TileShape { overlap, rescale, ping_pong, ..plan.row.shape };
     Choices { row: Some(TileRow { shape: change(full), ..plan.row }), ..Choices::default() }
 }
 

@@ -2,17 +2,17 @@
 
 use std::num::NonZeroU32;
 
-use fa3::sched::{Choices, Limits, Maxima, Order, Overlap, PPlace, Plan, PlanError, TileRow, TileShape};
+use fa3::sched::{Choices, Limits, Order, Overlap, PPlace, Plan, PlanError, Rescale, TileRow, TileShape};
 use fa3::types::Problem;
 
 /// Rows of a tile and the warpgroups that compute them, 64 each.
 const ROWS: [(u32, u32); 3] = [(64, 1), (128, 2), (192, 3)];
-const FORMS: [(Overlap, Maxima); 5] = [
-    (Overlap::None, Maxima::EveryBlock),
-    (Overlap::None, Maxima::WhenNeeded),
-    (Overlap::TwoStage, Maxima::EveryBlock),
-    (Overlap::TwoStage, Maxima::WhenNeeded),
-    (Overlap::ThreeStage, Maxima::EveryBlock),
+const FORMS: [(Overlap, Rescale); 5] = [
+    (Overlap::None, Rescale::EveryBlock),
+    (Overlap::None, Rescale::Lazy),
+    (Overlap::TwoStage, Rescale::EveryBlock),
+    (Overlap::TwoStage, Rescale::Lazy),
+    (Overlap::ThreeStage, Rescale::EveryBlock),
 ];
 const P_PLACES: [PPlace; 2] = [PPlace::Registers, PPlace::Smem];
 /// How much wider or narrower a block may be, in steps.
@@ -73,7 +73,7 @@ fn neighbours(tile: TileShape, limits: &Limits) -> Vec<TileShape> {
         ..tile
     });
     let stages = (1..=tile.stages + 1).map(|stages| TileShape { stages, ..tile });
-    let overlaps = FORMS.map(|(overlap, maxima)| TileShape { overlap, maxima, ..tile });
+    let overlaps = FORMS.map(|(overlap, rescale)| TileShape { overlap, rescale, ..tile });
     let p_places = P_PLACES.map(|p_place| TileShape { p_place, ..tile });
     let others = turns(tile).into_iter().chain(rows).chain(stages).chain(overlaps).chain(p_places);
     let others = others.filter_map(|other| widest(other, limits));

@@ -3,7 +3,7 @@
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
-use fa3_sched::{Maxima, Overlap, TileShape};
+use fa3_sched::{Overlap, Rescale, TileShape};
 
 /// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a mask, where the softmax
 /// is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5 moves it ahead of most of them.
@@ -109,9 +109,9 @@ fn overlap(
     let both_in_flight = scores.wait.is_none_or(|wait| sums.first < wait);
     let shared_wait = scores.wait >= sums.wait;
     let is_hidden = 100 * under >= UNDER_PV * all;
-    // Where maxima are computed when needed, P V is waited for before the softmax: only Q K^T and P V overlap, and what the other
+    // Under lazy rescaling P V is waited for before the softmax: only Q K^T and P V overlap, and what the other
     // warpgroups do.
-    let hides = spec.tile.maxima == Maxima::EveryBlock && is_main;
+    let hides = spec.tile.rescale == Rescale::EveryBlock && is_main;
     match spec.tile.overlap {
         Overlap::None if both_in_flight => Some(Fault::TwoInFlight),
         Overlap::None => {
@@ -138,9 +138,9 @@ mod tests {
     /// A tile of 32 keys and 32 columns: two instructions a product.
     fn spec(overlap: Overlap) -> FwdSpec {
         let row = TileRow::table()[0].shape;
-        let maxima = Maxima::EveryBlock;
+        let rescale = Rescale::EveryBlock;
         let tile =
-            TileShape { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, overlap, maxima, ..row };
+            TileShape { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, overlap, rescale, ..row };
         FwdSpec {
             elem: Elem::Bf16,
             tile,
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_wait_before_the_softmax_that_is_meant() {
         let mut spec = spec(Overlap::TwoStage);
-        spec.tile.maxima = Maxima::WhenNeeded;
+        spec.tile.rescale = Rescale::Lazy;
         assert_eq!(faults(&spec, &listing(&moved(TWO_STAGE, 8, 5))), []);
         let mut both = TWO_STAGE;
         both[4] = ALL;

@@ -1,14 +1,14 @@
 //! Tiles for forward kernels.
 
-use fa3::sched::{Inputs, Limits, Loads, Maxima, Overlap, PPlace, Scheduler, TileRow, TileShape};
+use fa3::sched::{Inputs, Limits, Loads, Overlap, PPlace, Rescale, Scheduler, TileRow, TileShape};
 
-/// The consumer's three pipelines, with maxima of every block and, where that is possible, when needed.
-pub const FORMS: [(Overlap, Maxima); 5] = [
-    (Overlap::None, Maxima::EveryBlock),
-    (Overlap::None, Maxima::WhenNeeded),
-    (Overlap::TwoStage, Maxima::EveryBlock),
-    (Overlap::TwoStage, Maxima::WhenNeeded),
-    (Overlap::ThreeStage, Maxima::EveryBlock),
+/// The consumer's three pipelines, with rescaling in every block and, where that is possible, lazily.
+pub const FORMS: [(Overlap, Rescale); 5] = [
+    (Overlap::None, Rescale::EveryBlock),
+    (Overlap::None, Rescale::Lazy),
+    (Overlap::TwoStage, Rescale::EveryBlock),
+    (Overlap::TwoStage, Rescale::Lazy),
+    (Overlap::ThreeStage, Rescale::EveryBlock),
 ];
 
 /// A tile of 64 x 16 for one warpgroup: several blocks of few keys.
@@ -22,7 +22,7 @@ pub const TINY: TileShape = TileShape {
     consumers: 1,
     loads: Loads::Producer,
     overlap: Overlap::TwoStage,
-    maxima: Maxima::WhenNeeded,
+    rescale: Rescale::Lazy,
     p_place: PPlace::Registers,
     ping_pong: false,
     promoted_columns: 0,
@@ -39,16 +39,17 @@ pub fn all() -> Vec<TileShape> {
     let rows = rows.filter(|shape| shape.inputs == Inputs::Bits16 && shape.tile_m == 64 * shape.consumers);
     let mut shapes: Vec<TileShape> = Vec::new();
     for shape in rows {
-        for ((overlap, maxima), ping_pong) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)])
+        for ((overlap, rescale), ping_pong) in
+            FORMS.into_iter().flat_map(|form| [(form, false), (form, true)])
         {
-            let shape = widest(TileShape { overlap, maxima, ping_pong, ..shape });
+            let shape = widest(TileShape { overlap, rescale, ping_pong, ..shape });
             shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
         }
     }
     let is_measured = |row: &&TileRow| row.shape.head_dim == 128 && row.shape.inputs == Inputs::Bits16;
     let measured = TileRow::table().iter().find(is_measured).expect("the table has head dimension 128");
     let measured = TileShape { loads: Loads::Consumers, ..measured.shape };
-    let measured = FORMS.map(|(overlap, maxima)| widest(TileShape { overlap, maxima, ..measured }));
+    let measured = FORMS.map(|(overlap, rescale)| widest(TileShape { overlap, rescale, ..measured }));
     shapes.extend(measured.into_iter().flatten());
     shapes.extend(others());
     shapes
@@ -67,13 +68,13 @@ fn widest(shape: TileShape) -> Option<TileShape> {
 pub fn others() -> Vec<TileShape> {
     let two = TileShape { tile_m: 128, consumers: 2, ..TINY };
     let three = TileShape { tile_m: 192, consumers: 3, ..TINY };
-    let shapes = FORMS.into_iter().flat_map(|(overlap, maxima)| {
+    let shapes = FORMS.into_iter().flat_map(|(overlap, rescale)| {
         [
-            TileShape { overlap, maxima, stages: 1, ..TINY },
-            TileShape { overlap, maxima, stages: 3, tile_n: 48, p_place: PPlace::Smem, ..TINY },
+            TileShape { overlap, rescale, stages: 1, ..TINY },
+            TileShape { overlap, rescale, stages: 3, tile_n: 48, p_place: PPlace::Smem, ..TINY },
             TileShape {
                 overlap,
-                maxima,
+                rescale,
                 stages: 4,
                 tile_n: 32,
                 head_dim: 128,
@@ -83,20 +84,20 @@ pub fn others() -> Vec<TileShape> {
             },
             TileShape {
                 overlap,
-                maxima,
+                rescale,
                 stages: 1,
                 tile_n: 64,
                 p_place: PPlace::Smem,
                 ping_pong: true,
                 ..two
             },
-            TileShape { overlap, maxima, tile_n: 80, p_place: PPlace::Smem, ping_pong: true, ..three },
-            TileShape { overlap, maxima, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
-            TileShape { overlap, maxima, loads: Loads::Consumers, stages: 1, ..TINY },
-            TileShape { overlap, maxima, loads: Loads::Consumers, tile_n: 48, ping_pong: true, ..two },
+            TileShape { overlap, rescale, tile_n: 80, p_place: PPlace::Smem, ping_pong: true, ..three },
+            TileShape { overlap, rescale, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
+            TileShape { overlap, rescale, loads: Loads::Consumers, stages: 1, ..TINY },
+            TileShape { overlap, rescale, loads: Loads::Consumers, tile_n: 48, ping_pong: true, ..two },
             TileShape {
                 overlap,
-                maxima,
+                rescale,
                 loads: Loads::Consumers,
                 stages: 3,
                 p_place: PPlace::Smem,

@@ -1,6 +1,6 @@
 //! Forward kernels to hunt.
 
-use fa3::sched::{Choices, Loads, Maxima, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
+use fa3::sched::{Choices, Loads, Order, Overlap, PPlace, Rescale, Scheduler, TileRow, TileShape};
 use fa3::types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::Prey;
@@ -90,10 +90,10 @@ type Small = (usize, (usize, usize), Mask);
 pub fn forward_preys() -> Vec<Prey> {
     let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
     let two = TileShape { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
-    // Problems run without numbers, so that maxima are never needed: P is written once, as it is for every block.
-    let maxima = Maxima::EveryBlock;
-    let one = TileShape { overlap: Overlap::None, maxima, p_place: PPlace::Smem, stages: 1, ..TINY };
-    let three = TileShape { overlap: Overlap::ThreeStage, maxima: Maxima::EveryBlock, stages: 1, ..TINY };
+    // Problems run without numbers, so that O is never rescaled: P is written once, as it is in every block.
+    let rescale = Rescale::EveryBlock;
+    let one = TileShape { overlap: Overlap::None, rescale, p_place: PPlace::Smem, stages: 1, ..TINY };
+    let three = TileShape { overlap: Overlap::ThreeStage, rescale: Rescale::EveryBlock, stages: 1, ..TINY };
     vec![
         prey(
             "fwd 2, turns, dynamic",
@@ -103,8 +103,8 @@ pub fn forward_preys() -> Vec<Prey> {
             TWO_STAGE,
         ),
         prey(
-            "fwd 2, maxima of every block",
-            TileShape { maxima, ..two },
+            "fwd 2, rescaling in every block",
+            TileShape { rescale, ..two },
             Scheduler::StaticPersistent,
             &[(5, (20, 70), Mask::Causal), (1, (130, 60), Mask::Causal), (3, (9, 10), Mask::Causal)],
             TWO_STAGE,

@@ -25,8 +25,8 @@ fn tiles() -> Vec<TileShape> {
         TileShape { tile_m: 128, consumers: 2, tile_n: 48, p_place: PPlace::Smem, ping_pong: true, ..TINY };
     FORMS
         .into_iter()
-        .flat_map(|(overlap, maxima)| {
-            [TileShape { overlap, maxima, ..TINY }, TileShape { overlap, maxima, ..two }]
+        .flat_map(|(overlap, rescale)| {
+            [TileShape { overlap, rescale, ..TINY }, TileShape { overlap, rescale, ..two }]
         })
         .collect()
 }
@@ -66,14 +66,14 @@ fn long_rows_do_not_drift() {
     let scales = [0.1, 0.13, 0.17, 0.2];
     let forms = FORMS.into_iter().filter(|&(overlap, _)| overlap != Overlap::ThreeStage);
     let pairs = forms.flat_map(|form| scales.map(|scale| (scale, form)));
-    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, (overlap, maxima))| {
+    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, (overlap, rescale))| {
         let mut spec = dense(Dtype::F16, 1, (1, 64_000), (1, 1), 24);
         spec.softmax_scale = Some(scale);
         let case = normal("long", spec.validate().unwrap(), 2);
         let mut values = case.values();
         values.q.fill(1.0);
         values.k.fill(1.0);
-        let tile = TileShape { tile_n: 16, overlap, maxima, ..TINY };
+        let tile = TileShape { tile_n: 16, overlap, rescale, ..TINY };
         let launch = launch(&case.problem, &with_tile(tile)).unwrap();
         let answer = launch.simulate(&values, Policy::Eager, Mode::Fast).unwrap();
         let verdict = judged(&case, &values, &answer);

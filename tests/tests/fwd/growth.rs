@@ -18,10 +18,10 @@ fn tiles() -> Vec<TileShape> {
     let two = TileShape { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
     FORMS
         .into_iter()
-        .flat_map(|(overlap, maxima)| {
+        .flat_map(|(overlap, rescale)| {
             [
-                TileShape { overlap, maxima, ..TINY },
-                TileShape { overlap, maxima, p_place: PPlace::Smem, ..two },
+                TileShape { overlap, rescale, ..TINY },
+                TileShape { overlap, rescale, p_place: PPlace::Smem, ..two },
             ]
         })
         .collect()

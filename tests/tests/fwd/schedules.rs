@@ -2,7 +2,7 @@
 //! sequences, an earlier launch, who loads.
 
 use fa3::reference::Forward;
-use fa3::sched::{Choices, Loads, Longest, Maxima, Order, Overlap, PPlace, Scheduler, TileShape};
+use fa3::sched::{Choices, Loads, Longest, Order, Overlap, PPlace, Rescale, Scheduler, TileShape};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::kernels::ArrayUse;
 use fa3_cuda::kernels::fwd::{FwdArray, FwdError};
@@ -58,7 +58,7 @@ fn kinds() -> [TileShape; 4] {
         TINY,
         two,
         TileShape { overlap: Overlap::None, p_place: PPlace::Smem, ..two },
-        TileShape { overlap: Overlap::ThreeStage, maxima: Maxima::EveryBlock, ping_pong: false, ..two },
+        TileShape { overlap: Overlap::ThreeStage, rescale: Rescale::EveryBlock, ping_pong: false, ..two },
     ]
 }
 

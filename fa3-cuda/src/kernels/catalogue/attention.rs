@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::Elem;
-use fa3_sched::{Choices, Limits, Loads, Maxima, Overlap, Plan, Scheduler, TileQuery, TileRow, TileShape};
+use fa3_sched::{Choices, Limits, Loads, Overlap, Plan, Rescale, Scheduler, TileQuery, TileRow, TileShape};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::option::{Domain, OptionInfo, Options};
@@ -50,9 +50,9 @@ pub(super) const FORWARD: &[OptionInfo] = &[
         &["table", "off", "on"],
     ),
     words(
-        "maxima",
-        "When maxima of rows are computed: as in the tile table, or for every block, or when needed",
-        &["table", "every", "needed"],
+        "rescale",
+        "When O is rescaled to new row maxima: as in the tile table, or lazily, or in every block",
+        &["table", "lazy", "every"],
     ),
     words("loads", "Who loads Q, K and V", &["producer", "consumers"]),
     words("scheduler", "How tiles reach CTAs", &["plan", "one", "static", "dynamic"]),
@@ -113,12 +113,12 @@ fn tile(mut tile: TileShape, options: &Options, limits: &Limits) -> TileShape {
     match options.word("algorithm") {
         "1" => tile.overlap = Overlap::None,
         "2" => tile.overlap = Overlap::TwoStage,
-        "4" => (tile.overlap, tile.maxima) = (Overlap::ThreeStage, Maxima::EveryBlock),
+        "4" => (tile.overlap, tile.rescale) = (Overlap::ThreeStage, Rescale::EveryBlock),
         _ => {}
     }
-    match options.word("maxima") {
-        "every" => tile.maxima = Maxima::EveryBlock,
-        "needed" => tile.maxima = Maxima::WhenNeeded,
+    match options.word("rescale") {
+        "every" => tile.rescale = Rescale::EveryBlock,
+        "lazy" => tile.rescale = Rescale::Lazy,
         _ => {}
     }
     if options.word("loads") == "consumers" {

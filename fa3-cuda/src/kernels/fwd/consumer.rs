@@ -1,7 +1,7 @@
 //! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
 
 use fa3_ir::{B32, Builder, Consumer, Frag, Fresh, FullSlot, Tile, V, gemm_ss};
-use fa3_sched::{Loads, Maxima, Overlap};
+use fa3_sched::{Loads, Overlap, Rescale};
 
 use super::Fwd;
 use super::blocks::{Block, Blocks};
@@ -105,13 +105,13 @@ impl Attend<'_> {
             self.refill.k(b, q.work);
             q.slot.release_if(b, block.last);
             self.score(b, &mut s, q, &block);
-            let p = match self.fwd.spec.tile.maxima {
-                Maxima::EveryBlock => {
+            let p = match self.fwd.spec.tile.rescale {
+                Rescale::EveryBlock => {
                     let shrink = sum.softmax.step(b, &mut s); // A1:18-19
                     sum.o.scale_rows(b, shrink); // A1:21
                     self.round(b, &s)
                 }
-                Maxima::WhenNeeded => sum.softmax.step_lazily(b, &s, &self.p, &mut sum.o), // A1:18-21
+                Rescale::Lazy => sum.softmax.step_lazily(b, &s, &self.p, &mut sum.o), // A1:18-21
             };
             self.turn.take(b);
             self.add_product(b, &p, &mut sum.o); // A1:20-22
@@ -142,8 +142,8 @@ impl Attend<'_> {
             self.refill.k(b, q.work);
             q.slot.release_if(b, block.last);
             self.score(b, &mut s, q, &block);
-            let next = match self.fwd.spec.tile.maxima {
-                Maxima::EveryBlock => {
+            let next = match self.fwd.spec.tile.rescale {
+                Rescale::EveryBlock => {
                     let shrink = sum.softmax.step(b, &mut s); // A2:13
                     pv.wait(b); // A2:14
                     v.release(b); // A2:15
@@ -151,7 +151,7 @@ impl Attend<'_> {
                     sum.o.scale_rows(b, shrink); // A2:14
                     self.round(b, &s)
                 }
-                Maxima::WhenNeeded => {
+                Rescale::Lazy => {
                     pv.wait(b); // A2:14
                     v.release(b); // A2:15
                     self.refill.v(b, q.work);
