@@ -17,7 +17,7 @@ use fa3_cuda::kernels::catalogue;
 use fa3_cuda::kernels::fwd::{self, FwdSpec};
 use fa3_cuda::sass::Listing;
 use fa3_ir::{Elem, Kernel, ptx};
-use fa3_sched::{Inputs, Loads, Longest, MaskClass, Order, Overlap, Rescale, Scheduler, TileRow, TileShape};
+use fa3_sched::{CtaTile, Inputs, Loads, Longest, MaskClass, Order, Overlap, Rescale, Scheduler, TileRow};
 use fa3_types::Mask;
 use loops::Fault;
 
@@ -77,15 +77,15 @@ fn the_catalogues_kernels() {
 }
 
 /// The tile in other forms, with fewer keys where a form needs more registers.
-fn ablations(tile: TileShape) -> [TileShape; 6] {
+fn ablations(tile: CtaTile) -> [CtaTile; 6] {
     let rescale = Rescale::EveryBlock;
     [
-        TileShape { overlap: Overlap::None, rescale, ..tile },
-        TileShape { rescale, ..tile },
-        TileShape { overlap: Overlap::ThreeStage, rescale, tile_n: 48, ..tile },
-        TileShape { overlap: Overlap::None, rescale, ping_pong: false, ..tile },
-        TileShape { rescale, ping_pong: false, ..tile },
-        TileShape { loads: Loads::Consumers, rescale, ..tile },
+        CtaTile { overlap: Overlap::None, rescale, ..tile },
+        CtaTile { rescale, ..tile },
+        CtaTile { overlap: Overlap::ThreeStage, rescale, tile_n: 48, ..tile },
+        CtaTile { overlap: Overlap::None, rescale, ping_pong: false, ..tile },
+        CtaTile { rescale, ping_pong: false, ..tile },
+        CtaTile { loads: Loads::Consumers, rescale, ..tile },
     ]
 }
 
@@ -131,7 +131,7 @@ fn forward_kernels() {
                 while let Some(spec) = specs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let FwdSpec {
                         tile:
-                            TileShape {
+                            CtaTile {
                                 head_dim, tile_m, tile_n, stages, overlap, rescale, loads, ping_pong, ..
                             },
                         head_dim_v,

@@ -68,7 +68,7 @@ pub enum Rescale {
 
 /// The tile of a forward kernel. Tiles that are equal have the same code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TileShape {
+pub struct CtaTile {
     /// The input types it serves.
     pub inputs: Inputs,
     /// The largest head dimension of Q and K it serves. Smaller ones are padded with zeros.
@@ -119,7 +119,7 @@ impl fmt::Display for PPlace {
     }
 }
 
-impl fmt::Display for TileShape {
+impl fmt::Display for CtaTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} x {}, {} stages, {}", self.tile_m, self.tile_n, self.stages, self.p_place)?;
         match self.overlap {

@@ -3,7 +3,7 @@
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
-use fa3_sched::{Overlap, Rescale, TileShape};
+use fa3_sched::{CtaTile, Overlap, Rescale};
 
 /// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a mask, where the softmax
 /// is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5 moves it ahead of most of them.
@@ -73,7 +73,7 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
         faults.push(Fault::Products { found: products.len() });
         return faults;
     };
-    let TileShape { head_dim, head_dim_v, tile_n, .. } = spec.tile;
+    let CtaTile { head_dim, head_dim_v, tile_n, .. } = spec.tile;
     faults.extend(of_product("Q K^T", scores, head_dim, tile_n));
     faults.extend(of_product("P V", sums, tile_n, head_dim_v));
     match round.count(Class::Wait) {
@@ -139,8 +139,7 @@ mod tests {
     fn spec(overlap: Overlap) -> FwdSpec {
         let row = TileRow::table()[0].shape;
         let rescale = Rescale::EveryBlock;
-        let tile =
-            TileShape { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, overlap, rescale, ..row };
+        let tile = CtaTile { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, overlap, rescale, ..row };
         FwdSpec {
             elem: Elem::Bf16,
             tile,

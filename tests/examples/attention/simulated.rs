@@ -1,7 +1,7 @@
 //! The GPU against the simulator. The exponential, the logarithm and the reciprocal of the GPU are approximations that the
 //! simulator rounds differently: there are small differences, which are reported. How large they may be, the other groups say.
 
-use fa3::sched::Choices;
+use fa3::sched::PlanOptions;
 use fa3::types::Mask;
 use fa3_cuda::host::Device;
 use fa3_sim::{Mode, Policy};
@@ -27,7 +27,7 @@ pub(crate) fn compare(device: &Device) -> Fallible<String> {
         .map(|problem| {
             let inputs = Inputs::random(problem, 4);
             let gpu = run(device, &Trial::from(problem.clone()), &inputs)?;
-            let launch = Launch::new(problem, &with_sms(132), &Choices::default())
+            let launch = Launch::new(problem, &with_sms(132), &PlanOptions::default())
                 .map_err(|fault| fault.to_string())?;
             let values = Values {
                 q: inputs.q.numbers(),

@@ -1,7 +1,7 @@
 //! The forward kernels in the simulator.
 
 use fa3::reference::Forward;
-use fa3::sched::{Choices, PlanError};
+use fa3::sched::{PlanError, PlanOptions};
 use fa3::types::Problem;
 use fa3_cuda::kernels::fwd::FwdError;
 use fa3_sim::{Mode, Policy};
@@ -25,7 +25,7 @@ impl Engine for Sim {
             return Err(Skip::PoisonedValue.into());
         }
         // So few SMs that most cases have more tiles: then CTAs are persistent.
-        let launch = Launch::new(&case.problem, &device(3), &Choices::default());
+        let launch = Launch::new(&case.problem, &device(3), &PlanOptions::default());
         let launch = launch.map_err(|fault| no_kernel(&case.problem, fault))?;
         let macs = launch.macs();
         if macs > MACS {

@@ -1,6 +1,6 @@
 //! The ends of what a problem may say.
 
-use fa3::sched::{Choices, Overlap, PPlace, TileShape};
+use fa3::sched::{CtaTile, Overlap, PPlace, PlanOptions};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::kernels::fwd::FwdArray;
 use fa3_sim::{Buffer, Memory, Mode, Policy, Simulation};
@@ -12,27 +12,27 @@ use rayon::prelude::*;
 use crate::{dense, judged, launch, normal, with_tile};
 use fa3_tests::fwd::shapes::{FORMS, TINY};
 
-fn check(case: &Case, choices: &Choices) -> Result<(), String> {
-    let launch = launch(&case.problem, choices).map_err(|fault| fault.to_string())?;
+fn check(case: &Case, options: &PlanOptions) -> Result<(), String> {
+    let launch = launch(&case.problem, options).map_err(|fault| fault.to_string())?;
     let values = case.values();
     let answer = launch.simulate(&values, Policy::Random(9), Mode::Exact);
     let answer = answer.map_err(|fault| format!("{}: {fault}", launch.plan))?;
     judged(case, &values, &answer).map(|_| ()).map_err(|violation| format!("{}: {violation}", launch.plan))
 }
 
-fn tiles() -> Vec<TileShape> {
+fn tiles() -> Vec<CtaTile> {
     let two =
-        TileShape { tile_m: 128, consumers: 2, tile_n: 48, p_place: PPlace::Smem, ping_pong: true, ..TINY };
+        CtaTile { tile_m: 128, consumers: 2, tile_n: 48, p_place: PPlace::Smem, ping_pong: true, ..TINY };
     FORMS
         .into_iter()
         .flat_map(|(overlap, rescale)| {
-            [TileShape { overlap, rescale, ..TINY }, TileShape { overlap, rescale, ..two }]
+            [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, ..two }]
         })
         .collect()
 }
 
 fn check_all(cases: Vec<Case>) {
-    let pairs: Vec<(Case, TileShape)> = cases
+    let pairs: Vec<(Case, CtaTile)> = cases
         .into_iter()
         .flat_map(|case| tiles().into_iter().map(move |tile| (case.clone(), tile)))
         .collect();
@@ -73,7 +73,7 @@ fn long_rows_do_not_drift() {
         let mut values = case.values();
         values.q.fill(1.0);
         values.k.fill(1.0);
-        let tile = TileShape { tile_n: 16, overlap, rescale, ..TINY };
+        let tile = CtaTile { tile_n: 16, overlap, rescale, ..TINY };
         let launch = launch(&case.problem, &with_tile(tile)).unwrap();
         let answer = launch.simulate(&values, Policy::Eager, Mode::Fast).unwrap();
         let verdict = judged(&case, &values, &answer);
@@ -131,7 +131,7 @@ fn broadcast_inputs() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-fn broadcast(problem: Problem, tile: TileShape) -> Result<(), String> {
+fn broadcast(problem: Problem, tile: CtaTile) -> Result<(), String> {
     let case = normal("broadcast", problem, 2);
     let mut values = case.values();
     for x in [&mut values.k, &mut values.v] {

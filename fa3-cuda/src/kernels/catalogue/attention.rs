@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::Elem;
-use fa3_sched::{Choices, Limits, Loads, Overlap, Plan, Rescale, Scheduler, TileQuery, TileRow, TileShape};
+use fa3_sched::{
+    CtaTile, DeviceLimits, Loads, Overlap, Plan, PlanOptions, Rescale, Scheduler, TileQuery, TileRow,
+};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::option::{Domain, OptionInfo, Options};
@@ -85,9 +87,9 @@ pub(super) fn forward(options: &Options) -> Result<Job, CatalogueError> {
     }
     let problem = spec.validate()?;
     let sms = NonZeroU32::new(options.number("sms")).unwrap_or(NonZeroU32::MIN);
-    let limits = Limits { sms, ..Limits::h100_sxm() };
+    let limits = DeviceLimits { sms, ..DeviceLimits::h100_sxm() };
     let row = TileRow::find(TileQuery::new(&problem, false))?;
-    let choices = Choices {
+    let plan_options = PlanOptions {
         row: Some(TileRow { shape: tile(row.shape, options, &limits), ..*row }),
         pack_gqa: Some(false),
         splits: Some(NonZeroU32::MIN),
@@ -97,14 +99,14 @@ pub(super) fn forward(options: &Options) -> Result<Job, CatalogueError> {
             "dynamic" => Some(Scheduler::DynamicPersistent),
             _ => None,
         },
-        ..Choices::default()
+        ..PlanOptions::default()
     };
-    let plan = Plan::with(&problem, &limits, &choices)?;
+    let plan = Plan::with(&problem, &limits, &plan_options)?;
     Ok(fwd::job(&plan)?.expect("sizes are at least 1, so that there are rows"))
 }
 
 /// The tile with another pipeline, and with as many keys as registers are left for then.
-fn tile(mut tile: TileShape, options: &Options, limits: &Limits) -> TileShape {
+fn tile(mut tile: CtaTile, options: &Options, limits: &DeviceLimits) -> CtaTile {
     match options.word("ping-pong") {
         "on" if tile.consumers > 1 => tile.ping_pong = true,
         "off" => tile.ping_pong = false,

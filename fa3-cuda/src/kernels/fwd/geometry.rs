@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use fa3_ir::{B32, Builder, V};
-use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Plan, Rows, Tile, TileCounts, Tiling};
+use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Plan, Tile, TileCounts, Tiling, VisibleKeys};
 use fa3_types::Mask;
 
 use crate::kernels::num::Num;
@@ -113,10 +113,10 @@ impl Geometry<V<B32>> {
 
     /// The keys that query row `row` may see; of a row beyond the sequence's end, any.
     #[track_caller]
-    pub(super) fn keys(&self, b: &mut Builder, row: V<B32>) -> Rows<V<B32>> {
+    pub(super) fn keys(&self, b: &mut Builder, row: V<B32>) -> VisibleKeys<V<B32>> {
         let cell = RefCell::new(b);
         let geometry = self.map(|number| Num::new(&cell, number));
-        let Rows { start, end } = geometry.tiling.keys(Num::new(&cell, row), geometry.lens);
-        Rows { start: start.value(), end: end.value() }
+        let VisibleKeys { start, end } = geometry.tiling.keys(Num::new(&cell, row), geometry.lens);
+        VisibleKeys { start: start.value(), end: end.value() }
     }
 }

@@ -1,7 +1,7 @@
 //! What happens to scores between QKᵀ and the softmax: functions that the kernel is built with.
 
 use fa3_ir::{B32, Builder, F32, Frag, V};
-use fa3_sched::Rows;
+use fa3_sched::VisibleKeys;
 
 use super::Fwd;
 
@@ -29,7 +29,7 @@ impl Visible {
     /// Those of row `row`, where the thread's first column is key `first`.
     #[track_caller]
     fn of(b: &mut Builder, fwd: &Fwd, row: V<B32>, first: V<B32>) -> Visible {
-        let Rows { start, end } = fwd.walk.geometry.keys(b, row);
+        let VisibleKeys { start, end } = fwd.walk.geometry.keys(b, row);
         let (left, _) = fwd.spec.mask.reach();
         Visible { start: left.map(|_| b.sub(start, first)), end: b.sub(end, first) }
     }
