@@ -8,7 +8,7 @@ mod report;
 use std::path::PathBuf;
 
 use fa3::cuda::Device;
-use fa3_sched::{Choices, PlanError};
+use fa3_sched::{PlanError, PlanOptions};
 use fa3_types::Problem;
 
 use crate::draw::DrawError;
@@ -113,7 +113,7 @@ fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Re
     let progress = progress::bar(settings.len() * measure::steps(1, pace));
     let cells = settings.into_iter().map(|(setting, problem)| {
         progress.set_message(setting.to_string());
-        let outcome = measure::race(device, &problem, &[Choices::default()], pace, &progress);
+        let outcome = measure::race(device, &problem, &[PlanOptions::default()], pace, &progress);
         let outcome = outcome.into_iter().next().expect("one way to compute has one outcome");
         Cell::new(setting, problem.forward_flops(), outcome)
     });

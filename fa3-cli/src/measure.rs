@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, HostError, Stream};
 use fa3_ref::rows::SatisfiedRows;
-use fa3_sched::{Choices, Plan};
+use fa3_sched::{Plan, PlanOptions};
 use fa3_types::{Problem, TensorDesc};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
@@ -55,24 +55,24 @@ impl From<HostError> for Refusal {
     }
 }
 
-/// Measures the ways that `choices` leave to compute `problem`, in turns, so that whatever slows the GPU down hits all alike.
+/// Measures the ways that `options` leave to compute `problem`, in turns, so that whatever slows the GPU down hits all alike.
 /// `progress` steps [`steps`] times.
 pub(crate) fn race(
     device: &Device,
     problem: &Problem,
-    choices: &[Choices],
+    options: &[PlanOptions],
     pace: Pace,
     progress: &ProgressBar,
 ) -> Vec<Outcome> {
-    let end = progress.position() + steps(choices.len(), pace) as u64;
+    let end = progress.position() + steps(options.len(), pace) as u64;
     let outcomes = match Stand::new(device, problem) {
         Ok(mut stand) => {
             // All at once: the driver takes half a second for each.
             let forwards: Vec<Result<Forward, ForwardError>> =
-                choices.par_iter().map(|choices| Forward::with(device, problem, choices)).collect();
+                options.par_iter().map(|options| Forward::with(device, problem, options)).collect();
             stand.race(forwards, pace, progress)
         }
-        Err(error) => vec![Outcome::Failed(error.to_string()); choices.len()],
+        Err(error) => vec![Outcome::Failed(error.to_string()); options.len()],
     };
     progress.set_position(end);
     outcomes
@@ -221,8 +221,8 @@ mod tests {
         let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim: 64 };
         let problem = ProblemSpec::dense(Dtype::F16, shape, shape).causal().validate().unwrap();
         let (pace, bar) = (Pace { rounds: 3, slice_ms: 1.0 }, ProgressBar::hidden());
-        let wide = Choices { row: fa3_sched::TileRow::table().last().copied(), ..Choices::default() };
-        let outcomes = race(&device, &problem, &[Choices::default(), wide], pace, &bar);
+        let wide = PlanOptions { row: fa3_sched::TileRow::table().last().copied(), ..PlanOptions::default() };
+        let outcomes = race(&device, &problem, &[PlanOptions::default(), wide], pace, &bar);
         let [Outcome::Checked(timing), Outcome::Failed(_)] = outcomes.as_slice() else {
             panic!("{outcomes:?}")
         };

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::builder::TypedValueParser;
-use fa3_sched::{Limits, Order, OrderComparison, OrderTable, Plan, PlanError};
+use fa3_sched::{DeviceLimits, Order, OrderComparison, OrderTable, Plan, PlanError};
 use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, Sequences, Shape};
 
 use crate::args::MaskArgs;
@@ -78,7 +78,7 @@ pub(crate) struct Options {
     )]
     cu_seqlens_k: Option<Vec<i32>>,
     /// Streaming multiprocessors of the GPU
-    #[arg(long, value_name = "N", default_value_t = Limits::h100_sxm().sms, value_parser = sms())]
+    #[arg(long, value_name = "N", default_value_t = DeviceLimits::h100_sxm().sms, value_parser = sms())]
     sms: NonZeroU32,
     /// Draws the schedule in linear order and longest first
     #[arg(long, value_name = "FILE")]
@@ -108,7 +108,7 @@ pub(crate) enum Error {
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let [svg] = write::open([options.svg.as_deref()], &[])?;
     let problem = options.problem()?;
-    let limits = Limits { sms: options.sms, ..Limits::h100_sxm() };
+    let limits = DeviceLimits { sms: options.sms, ..DeviceLimits::h100_sxm() };
     let plan = Plan::new(&problem, &limits)?;
     if plan.num_tiles > MOST_TILES {
         return Err(Error::Tiles { given: plan.num_tiles, limit: MOST_TILES });

@@ -105,8 +105,8 @@ fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Re
     let progress = progress::bar(jobs.iter().map(|(.., these)| measure::steps(these.len(), pace)).sum());
     let rankings = jobs.into_iter().map(|(setting, problem, candidates)| {
         progress.set_message(format!("{setting}, {} candidates", candidates.len()));
-        let choices: Vec<_> = candidates.iter().map(|candidate| candidate.choices).collect();
-        let outcomes = measure::race(device, &problem, &choices, pace, &progress);
+        let options: Vec<_> = candidates.iter().map(|candidate| candidate.options).collect();
+        let outcomes = measure::race(device, &problem, &options, pace, &progress);
         let outcomes = candidates.into_iter().zip(outcomes).collect();
         let ranking = Ranking::new(setting, problem.forward_flops(), outcomes);
         progress.suspend(|| crate::print(&format_args!("{ranking}\n")));

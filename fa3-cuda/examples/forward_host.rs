@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "cudarc")]
 use fa3_cuda::cudarc::driver::CudaContext;
 use fa3_cuda::host::{Device, DeviceBuffer, Forward, ForwardError, Graph, HostError, Stream};
-use fa3_sched::{Choices, Limits, Scheduler};
+use fa3_sched::{DeviceLimits, PlanOptions, Scheduler};
 use fa3_types::{Address, Addresses, Dtype, Placement, Problem, ProblemSpec, Shape};
 use half::bf16;
 
@@ -78,7 +78,7 @@ type Bits = (Vec<u16>, Vec<u32>);
 
 impl Case {
     /// With a stream of its own and numbers between -1 and 1, the same for equal problems.
-    fn new(device: &Device, problem: &Problem, choices: &Choices) -> Result<Case, ForwardError> {
+    fn new(device: &Device, problem: &Problem, options: &PlanOptions) -> Result<Case, ForwardError> {
         let stream = device.stream()?;
         let mut state = 1_u32;
         let mut noise = |bytes: u64| -> Result<DeviceBuffer, HostError> {
@@ -95,7 +95,7 @@ impl Case {
         let (q, k, v) = (q?, k?, v?);
         let o = device.alloc(problem.o().extent_bytes().0 as usize)?;
         let lse = device.alloc(4 * problem.lse_shape().iter().product::<usize>())?;
-        Ok(Case { forward: Forward::with(device, problem, choices)?, stream, q, k, v, o, lse })
+        Ok(Case { forward: Forward::with(device, problem, options)?, stream, q, k, v, o, lse })
     }
 
     /// Makes O and LSE NaN, in the stream's order.
@@ -150,8 +150,8 @@ fn problem() -> Result<Problem, ForwardError> {
     Ok(ProblemSpec::dense(Dtype::Bf16, q, kv).causal().validate()?)
 }
 
-fn scheduled(scheduler: Scheduler) -> Choices {
-    Choices { scheduler: Some(scheduler), ..Choices::default() }
+fn scheduled(scheduler: Scheduler) -> PlanOptions {
+    PlanOptions { scheduler: Some(scheduler), ..PlanOptions::default() }
 }
 
 /// Launches that need a counter.
@@ -182,7 +182,7 @@ fn time_of_making(device: &Device) -> Check {
 /// O is 1, and LSE the logarithm of the number of keys plus the score.
 fn mean_of_ones(device: &Device) -> Check {
     let problem = problem()?;
-    let mut case = Case::new(device, &problem, &Choices::default())?;
+    let mut case = Case::new(device, &problem, &PlanOptions::default())?;
     let ones = |buffer: &DeviceBuffer| vec![bf16::ONE.to_bits(); buffer.bytes() / 2];
     for buffer in [&mut case.q, &mut case.k, &mut case.v] {
         let ones = ones(buffer);
@@ -205,7 +205,7 @@ fn schedulers(device: &Device) -> Check {
     let [one, fixed, drawn] = results;
     let one = one?;
     ensure(one == fixed? && one == drawn?, "schedulers differ")?;
-    let fewer = Limits { sms: NonZeroU32::new(7).ok_or("no sms")?, ..device.limits() };
+    let fewer = DeviceLimits { sms: NonZeroU32::new(7).ok_or("no sms")?, ..device.limits() };
     let mut case = dynamic(device)?;
     case.forward = Forward::within(device, &problem()?, &scheduled(Scheduler::DynamicPersistent), &fewer)?;
     ensure(case.forward.plan().grid == 7, "there are not 7 CTAs")?;
@@ -278,7 +278,7 @@ fn two_threads(device: &Device) -> Check {
 #[cfg(feature = "cudarc")]
 fn slices(device: &Device) -> Check {
     let problem = problem()?;
-    let mut case = Case::new(device, &problem, &Choices::default())?;
+    let mut case = Case::new(device, &problem, &PlanOptions::default())?;
     let (o, lse) = case.once()?;
     let stream = CudaContext::new(0)?.new_stream()?;
     let upload = |buffer: &DeviceBuffer| -> Result<_, Box<dyn std::error::Error>> {
@@ -303,11 +303,11 @@ fn nothing(device: &Device) -> Check {
     let rows = Shape { batch: 2, seqlen: 40, heads: 2, head_dim: 64 };
     let none = Shape { seqlen: 0, ..rows };
     let mut no_rows =
-        Case::new(device, &ProblemSpec::dense(Dtype::Bf16, none, rows).validate()?, &Choices::default())?;
+        Case::new(device, &ProblemSpec::dense(Dtype::Bf16, none, rows).validate()?, &PlanOptions::default())?;
     ensure(no_rows.forward.function().is_none(), "a kernel for no rows")?;
     ensure(no_rows.once()? == (vec![], vec![]), "results of no rows")?;
     let no_keys = ProblemSpec::dense(Dtype::Bf16, rows, none).validate()?;
-    let (o, lse) = Case::new(device, &no_keys, &Choices::default())?.once()?;
+    let (o, lse) = Case::new(device, &no_keys, &PlanOptions::default())?.once()?;
     ensure(o.iter().all(|bits| *bits == 0), "O without keys is not 0")?;
     ensure(
         lse.iter().all(|bits| f32::from_bits(*bits) == f32::NEG_INFINITY),

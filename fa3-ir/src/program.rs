@@ -158,9 +158,10 @@ impl<K> Program<K> {
 
     /// Whether `buffer` is an output, and step number `step` the last one that has it.
     pub fn completes(&self, step: usize, buffer: BufferId) -> bool {
-        let is_output = self.buffers.get(buffer.0).is_some_and(|buffer| {
-            matches!(buffer.role, BufferRole::Output | BufferRole::OptionalOutput)
-        });
+        let is_output = self
+            .buffers
+            .get(buffer.0)
+            .is_some_and(|buffer| matches!(buffer.role, BufferRole::Output | BufferRole::OptionalOutput));
         let has = |step: &Step<K>| step.args.iter().any(|(_, passed)| passed.buffer() == Some(buffer));
         is_output && self.steps.iter().rposition(has) == Some(step)
     }

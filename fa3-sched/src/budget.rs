@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Inputs, Limits, Loads, Maxima, Overlap, PPlace, PlanError, TileShape};
+use crate::{CtaTile, DeviceLimits, Inputs, Loads, Overlap, PPlace, PlanError, Rescale};
 
 /// Registers of one consumer thread that hold tiles, 32 bits each. Each thread of a warpgroup holds
 /// rows · columns / 128 elements of its warpgroup's part.
@@ -14,7 +14,7 @@ pub struct Accumulators {
     pub p: u32,
     /// O in fp32.
     pub o: u32,
-    /// The part of O on its way to fp32: see [`TileShape::promoted_columns`].
+    /// The part of O on its way to fp32: see [`CtaTile::promoted_columns`].
     pub promoted: u32,
 }
 
@@ -92,7 +92,7 @@ impl fmt::Display for Smem {
     }
 }
 
-impl TileShape {
+impl CtaTile {
     /// Threads of a CTA: the consumers, and a producer warpgroup if there is one.
     pub fn threads(&self) -> u32 {
         match self.loads {
@@ -178,10 +178,10 @@ impl TileShape {
     /// - [`PlanError::TilePPlace`] where two share rows and one's P stays in its registers, or is put in both
     ///   places for nobody;
     /// - [`PlanError::TilePingPong`] unless there are several to take turns, each with rows of its own;
-    /// - [`PlanError::TileMaxima`] where maxima would be computed when needed while O is in flight.
+    /// - [`PlanError::TileRescale`] where lazy rescaling would meet O in flight.
     ///
     /// [`PlanError::Registers`] and [`PlanError::SharedMemory`] where the tile needs more than there is.
-    pub fn check(&self, limits: &Limits) -> Result<(), PlanError> {
+    pub fn check(&self, limits: &DeviceLimits) -> Result<(), PlanError> {
         self.check_instructions()?;
         self.check_warpgroups()?;
         let loading = if self.loads == Loads::Consumers { LOADING_RESERVE } else { 0 };
@@ -198,8 +198,7 @@ impl TileShape {
     }
 
     fn check_instructions(&self) -> Result<(), PlanError> {
-        let TileShape { tile_m, tile_n, stages, consumers, head_dim, head_dim_v, promoted_columns, .. } =
-            *self;
+        let CtaTile { tile_m, tile_n, stages, consumers, head_dim, head_dim_v, promoted_columns, .. } = *self;
         let depth = 32 / self.bytes();
         let is_width = |columns: u32| (8..=256).contains(&columns) && columns.is_multiple_of(8);
         let warpgroups = match consumers {
@@ -228,7 +227,7 @@ impl TileShape {
     }
 
     fn check_warpgroups(&self) -> Result<(), PlanError> {
-        let TileShape { tile_m: rows, consumers, p_place, .. } = *self;
+        let CtaTile { tile_m: rows, consumers, p_place, .. } = *self;
         let finds_p = match p_place {
             PPlace::Registers => !self.shares_rows(),
             PPlace::Smem => true,
@@ -240,8 +239,8 @@ impl TileShape {
         if self.ping_pong && (consumers == 1 || self.shares_rows()) {
             return Err(PlanError::TilePingPong { consumers, rows });
         }
-        if (self.overlap, self.maxima) == (Overlap::ThreeStage, Maxima::WhenNeeded) {
-            return Err(PlanError::TileMaxima);
+        if (self.overlap, self.rescale) == (Overlap::ThreeStage, Rescale::Lazy) {
+            return Err(PlanError::TileRescale);
         }
         Ok(())
     }
@@ -253,21 +252,21 @@ mod tests {
     use crate::TileRow;
     use proptest::prelude::*;
 
-    fn shapes() -> impl Iterator<Item = TileShape> {
+    fn shapes() -> impl Iterator<Item = CtaTile> {
         TileRow::table().iter().map(|row| row.shape)
     }
 
     /// 128 x 176, two stages, head_dim 128, f16, P in registers.
-    fn dense128() -> TileShape {
+    fn dense128() -> CtaTile {
         let is_it =
-            |shape: &TileShape| (shape.head_dim, shape.tile_m, shape.inputs) == (128, 128, Inputs::Bits16);
-        TileShape { tile_n: 176, stages: 2, ..shapes().find(is_it).unwrap() }
+            |shape: &CtaTile| (shape.head_dim, shape.tile_m, shape.inputs) == (128, 128, Inputs::Bits16);
+        CtaTile { tile_n: 176, stages: 2, ..shapes().find(is_it).unwrap() }
     }
 
     #[test]
     fn every_row_fits() {
         for TileRow { shape: row, masks, why, .. } in TileRow::table() {
-            row.check(&Limits::h100_sxm()).unwrap_or_else(|error| panic!("{row}: {error}"));
+            row.check(&DeviceLimits::h100_sxm()).unwrap_or_else(|error| panic!("{row}: {error}"));
             let Registers { entry, producer, consumer } = row.registers();
             let producer = producer.unwrap_or_else(|| panic!("{row} has no producer"));
             assert!(128 * (producer + row.consumers * consumer) <= REGISTER_POOL, "{row}");
@@ -280,86 +279,86 @@ mod tests {
             assert_eq!(row.promoted_columns > 0, row.inputs == Inputs::E4m3, "{row}");
             assert!(!why.is_empty() && !masks.is_empty(), "{row}");
         }
-        assert_eq!(Limits::h100_sxm().smem_bytes, 232_448);
+        assert_eq!(DeviceLimits::h100_sxm().smem_bytes, 232_448);
     }
 
     #[test]
     fn a_row_too_large_is_refused() {
         let row = dense128();
-        let limits = Limits::h100_sxm();
-        let shape = |row: TileShape| {
-            let TileShape { tile_m, tile_n, stages, consumers, .. } = row;
+        let limits = DeviceLimits::h100_sxm();
+        let shape = |row: CtaTile| {
+            let CtaTile { tile_m, tile_n, stages, consumers, .. } = row;
             assert_eq!(row.check(&limits), Err(PlanError::TileShape { tile_m, tile_n, stages, consumers }));
         };
-        shape(TileShape { tile_m: 192, ..row });
-        shape(TileShape { tile_n: 8, ..row });
-        shape(TileShape { tile_n: 272, ..row });
-        shape(TileShape { stages: 0, ..row });
-        shape(TileShape { stages: u32::MAX, ..row });
-        shape(TileShape { consumers: 4, tile_m: 256, ..row });
-        shape(TileShape { consumers: 3, tile_m: 64, ..row });
-        shape(TileShape { consumers: 0, tile_m: 0, ..row });
+        shape(CtaTile { tile_m: 192, ..row });
+        shape(CtaTile { tile_n: 8, ..row });
+        shape(CtaTile { tile_n: 272, ..row });
+        shape(CtaTile { stages: 0, ..row });
+        shape(CtaTile { stages: u32::MAX, ..row });
+        shape(CtaTile { consumers: 4, tile_m: 256, ..row });
+        shape(CtaTile { consumers: 3, tile_m: 64, ..row });
+        shape(CtaTile { consumers: 0, tile_m: 0, ..row });
         // 128 x 192 needs 224 KiB of tiles and fits; 208 keys do not.
-        assert_eq!(TileShape { tile_n: 192, ..row }.check(&limits), Ok(()));
+        assert_eq!(CtaTile { tile_n: 192, ..row }.check(&limits), Ok(()));
         let registers = PlanError::Registers { needed: 104 + 52 + 64 + 32, available: 240 };
-        assert_eq!(TileShape { tile_n: 208, ..row }.check(&limits), Err(registers));
+        assert_eq!(CtaTile { tile_n: 208, ..row }.check(&limits), Err(registers));
         let smem = PlanError::SharedMemory { needed: ((32 + 3 * 88) << 10) + 2048, available: 232_448 };
-        assert_eq!(TileShape { stages: 3, ..row }.check(&limits), Err(smem));
+        assert_eq!(CtaTile { stages: 3, ..row }.check(&limits), Err(smem));
         // Three warpgroups of 64 rows by 192 keys keep P in shared memory or not at all.
-        let wide = TileShape { tile_m: 192, consumers: 3, head_dim: 64, head_dim_v: 64, tile_n: 192, ..row };
+        let wide = CtaTile { tile_m: 192, consumers: 3, head_dim: 64, head_dim_v: 64, tile_n: 192, ..row };
         assert_eq!(wide.check(&limits), Err(PlanError::Registers { needed: 176 + 32, available: 160 }));
-        assert_eq!(TileShape { p_place: PPlace::Smem, ..wide }.check(&limits), Ok(()));
+        assert_eq!(CtaTile { p_place: PPlace::Smem, ..wide }.check(&limits), Ok(()));
     }
 
     #[test]
     fn what_no_instruction_computes_is_refused() {
-        let (row, limits) = (dense128(), Limits::h100_sxm());
-        let head_dims = |row: TileShape, multiple| {
-            let TileShape { head_dim, head_dim_v, .. } = row;
+        let (row, limits) = (dense128(), DeviceLimits::h100_sxm());
+        let head_dims = |row: CtaTile, multiple| {
+            let CtaTile { head_dim, head_dim_v, .. } = row;
             let error = PlanError::TileHeadDim { head_dim, head_dim_v, multiple, limit: 1024 };
             assert_eq!(row.check(&limits), Err(error));
         };
-        head_dims(TileShape { head_dim: 72, ..row }, 16);
-        head_dims(TileShape { head_dim: u32::MAX, ..row }, 16);
-        head_dims(TileShape { head_dim: 0, ..row }, 16);
-        head_dims(TileShape { head_dim_v: 68, ..row }, 16);
-        let e4m3 = TileShape { inputs: Inputs::E4m3, tile_n: 128, ..row };
-        head_dims(TileShape { head_dim: 80, ..e4m3 }, 32);
-        assert_eq!(TileShape { head_dim: 80, ..row }.check(&limits), Ok(()));
-        assert_eq!(TileShape { head_dim_v: 72, ..row }.check(&limits), Ok(()));
-        assert_eq!(TileShape { head_dim: 96, ..e4m3 }.check(&limits), Ok(()));
+        head_dims(CtaTile { head_dim: 72, ..row }, 16);
+        head_dims(CtaTile { head_dim: u32::MAX, ..row }, 16);
+        head_dims(CtaTile { head_dim: 0, ..row }, 16);
+        head_dims(CtaTile { head_dim_v: 68, ..row }, 16);
+        let e4m3 = CtaTile { inputs: Inputs::E4m3, tile_n: 128, ..row };
+        head_dims(CtaTile { head_dim: 80, ..e4m3 }, 32);
+        assert_eq!(CtaTile { head_dim: 80, ..row }.check(&limits), Ok(()));
+        assert_eq!(CtaTile { head_dim_v: 72, ..row }.check(&limits), Ok(()));
+        assert_eq!(CtaTile { head_dim: 96, ..e4m3 }.check(&limits), Ok(()));
 
-        let columns = |row: TileShape, columns| {
+        let columns = |row: CtaTile, columns| {
             let promoted_columns = row.promoted_columns;
             assert_eq!(row.check(&limits), Err(PlanError::TileColumns { columns, promoted_columns }));
         };
-        let narrow = TileShape { tile_n: 64, ..row };
-        columns(TileShape { promoted_columns: 5, ..narrow }, 128);
-        columns(TileShape { promoted_columns: 48, ..narrow }, 128);
-        columns(TileShape { promoted_columns: 256, ..narrow }, 128);
-        columns(TileShape { head_dim_v: 264, ..narrow }, 264);
-        columns(TileShape { head_dim_v: 72, tile_m: 64, p_place: PPlace::Smem, ..narrow }, 36);
-        assert_eq!(TileShape { promoted_columns: 64, ..narrow }.check(&limits), Ok(()));
+        let narrow = CtaTile { tile_n: 64, ..row };
+        columns(CtaTile { promoted_columns: 5, ..narrow }, 128);
+        columns(CtaTile { promoted_columns: 48, ..narrow }, 128);
+        columns(CtaTile { promoted_columns: 256, ..narrow }, 128);
+        columns(CtaTile { head_dim_v: 264, ..narrow }, 264);
+        columns(CtaTile { head_dim_v: 72, tile_m: 64, p_place: PPlace::Smem, ..narrow }, 36);
+        assert_eq!(CtaTile { promoted_columns: 64, ..narrow }.check(&limits), Ok(()));
     }
 
     #[test]
     fn what_no_warpgroup_computes_is_refused() {
-        let limits = Limits::h100_sxm();
-        let sharing = TileShape { tile_n: 64, tile_m: 64, ping_pong: false, ..dense128() };
-        let p_place = |row: TileShape| {
-            let TileShape { p_place, consumers, tile_m: rows, .. } = row;
+        let limits = DeviceLimits::h100_sxm();
+        let sharing = CtaTile { tile_n: 64, tile_m: 64, ping_pong: false, ..dense128() };
+        let p_place = |row: CtaTile| {
+            let CtaTile { p_place, consumers, tile_m: rows, .. } = row;
             assert_eq!(row.check(&limits), Err(PlanError::TilePPlace { p_place, consumers, rows }));
         };
         p_place(sharing);
-        p_place(TileShape { tile_m: 128, p_place: PPlace::Both, ..sharing });
-        assert_eq!(TileShape { p_place: PPlace::Both, ..sharing }.check(&limits), Ok(()));
-        assert_eq!(TileShape { p_place: PPlace::Smem, ..sharing }.check(&limits), Ok(()));
+        p_place(CtaTile { tile_m: 128, p_place: PPlace::Both, ..sharing });
+        assert_eq!(CtaTile { p_place: PPlace::Both, ..sharing }.check(&limits), Ok(()));
+        assert_eq!(CtaTile { p_place: PPlace::Smem, ..sharing }.check(&limits), Ok(()));
 
-        let one = TileShape { consumers: 1, ..sharing };
+        let one = CtaTile { consumers: 1, ..sharing };
         assert_eq!(one.check(&limits), Ok(()));
-        for row in [one, TileShape { p_place: PPlace::Both, ..sharing }] {
+        for row in [one, CtaTile { p_place: PPlace::Both, ..sharing }] {
             let error = PlanError::TilePingPong { consumers: row.consumers, rows: 64 };
-            assert_eq!(TileShape { ping_pong: true, ..row }.check(&limits), Err(error));
+            assert_eq!(CtaTile { ping_pong: true, ..row }.check(&limits), Err(error));
         }
     }
 
@@ -393,14 +392,14 @@ mod tests {
             (E4m3,   192, 192, 128, 160, 2, Registers, [24, 60,  60, 60,  0], [80,  20,  96]),
             (E4m3,   256, 256, 128, 128, 2, Registers, [32, 64,  64, 64,  0], [64,  16, 128]),
         ];
-        let base = TileShape { ping_pong: false, ..dense128() };
+        let base = CtaTile { ping_pong: false, ..dense128() };
         for (inputs, head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, kib, registers) in cases {
-            let row = TileShape { inputs, head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, ..base };
+            let row = CtaTile { inputs, head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, ..base };
             let super::Smem { q, k, v, v_transposed, p } = row.smem();
             assert_eq!([q, k, v, v_transposed, p], kib.map(|kib| kib << 10), "{row}");
             let Accumulators { s, p, o, promoted } = row.accumulators();
             assert_eq!(([s, p, o], promoted), (registers, 0), "{row}");
-            row.check(&Limits::h100_sxm()).unwrap();
+            row.check(&DeviceLimits::h100_sxm()).unwrap();
         }
     }
 
@@ -412,13 +411,13 @@ mod tests {
         ) {
             let [tile_m, tile_n, stages, consumers, head_dim, head_dim_v, promoted_columns] = numbers;
             let inputs = if e4m3 { Inputs::E4m3 } else { Inputs::Bits16 };
-            let shape = TileShape { tile_m, tile_n, stages, inputs, ping_pong, ..dense128() };
-            let _ = shape.check(&Limits::h100_sxm());
+            let shape = CtaTile { tile_m, tile_n, stages, inputs, ping_pong, ..dense128() };
+            let _ = shape.check(&DeviceLimits::h100_sxm());
             // Behind a shape that passes, the others are reached.
             let (consumers, tile_m) = (consumers % 5, tile_m % 4 * 64);
             for tile_n in [tile_n, 64] {
-                let shape = TileShape { tile_m, tile_n, stages: 2, consumers, head_dim, head_dim_v, promoted_columns, ..shape };
-                let _ = shape.check(&Limits::h100_sxm());
+                let shape = CtaTile { tile_m, tile_n, stages: 2, consumers, head_dim, head_dim_v, promoted_columns, ..shape };
+                let _ = shape.check(&DeviceLimits::h100_sxm());
             }
         }
     }
@@ -427,7 +426,7 @@ mod tests {
     fn the_register_split() {
         let registers = |loads| {
             [1, 2, 3].map(|consumers| {
-                let row = TileShape { consumers, loads, ..dense128() }.registers();
+                let row = CtaTile { consumers, loads, ..dense128() }.registers();
                 (row.entry, row.producer, row.consumer)
             })
         };
@@ -440,13 +439,13 @@ mod tests {
     /// Without a producer two consumers have more registers.
     #[test]
     fn what_a_producer_leaves() {
-        let limits = Limits::h100_sxm();
-        let wide = TileShape { head_dim: 64, head_dim_v: 256, tile_n: 112, ..dense128() };
+        let limits = DeviceLimits::h100_sxm();
+        let wide = CtaTile { head_dim: 64, head_dim_v: 256, tile_n: 112, ..dense128() };
         let needed = 56 + 28 + 128 + 32;
         assert_eq!(wide.check(&limits), Err(PlanError::Registers { needed, available: 240 }));
-        let wide = TileShape { loads: Loads::Consumers, ..wide };
+        let wide = CtaTile { loads: Loads::Consumers, ..wide };
         assert_eq!((wide.check(&limits), wide.threads()), (Ok(()), 256));
-        let wider = TileShape { tile_n: 128, ..wide };
+        let wider = CtaTile { tile_n: 128, ..wide };
         let needed = 64 + 32 + 128 + 32 + 10;
         assert_eq!(wider.check(&limits), Err(PlanError::Registers { needed, available: 255 }));
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape};
 
-use crate::{Choices, Limits, Makespan, Order, Plan, PlanError, Scheduler, certified_bound};
+use crate::{DeviceLimits, Makespan, Order, Plan, PlanError, PlanOptions, Scheduler, certified_bound};
 
 /// Makespans of one problem, in units of one KV block: see [`crate::TILE_COST`]. A model of load balance and
 /// nothing else: it knows no cache, and every block costs the same.
@@ -35,10 +35,10 @@ impl OrderComparison {
     ///
     /// # Errors
     /// See [`PlanError`].
-    pub fn new(problem: &Problem, limits: &Limits) -> Result<OrderComparison, PlanError> {
+    pub fn new(problem: &Problem, limits: &DeviceLimits) -> Result<OrderComparison, PlanError> {
         let simulate = |order, scheduler| -> Result<(Vec<u64>, u64), PlanError> {
-            let choices = Choices { order, scheduler: Some(scheduler), ..Choices::default() };
-            let plan = Plan::with(problem, limits, &choices)?;
+            let options = PlanOptions { order, scheduler: Some(scheduler), ..PlanOptions::default() };
+            let plan = Plan::with(problem, limits, &options)?;
             Ok((plan.tiles().map(|work| work.cost()).collect(), plan.simulate().length()))
         };
         let (_, linear_in_turn) = simulate(Some(Order::Linear), Scheduler::StaticPersistent)?;
@@ -64,7 +64,7 @@ impl OrderComparison {
     /// # Errors
     /// See [`PlanError`].
     #[allow(clippy::missing_panics_doc, reason = "the problems are constants, and valid")]
-    pub fn causal_sizes(limits: &Limits) -> Result<OrderTable, PlanError> {
+    pub fn causal_sizes(limits: &DeviceLimits) -> Result<OrderTable, PlanError> {
         let paper = (9..=14).map(|log2| (1 << log2, 16, 16384 >> log2));
         let compare = |(seqlen, heads, batch)| {
             let shape = Shape { batch, seqlen, heads, head_dim: 128 };
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn longest_first_wins_at_every_causal_size() {
-        let limits = Limits::h100_sxm();
+        let limits = DeviceLimits::h100_sxm();
         let OrderTable(rows) = OrderComparison::causal_sizes(&limits).unwrap();
         assert_eq!((rows[0].seqlen, rows[0].tiles), (4096, 1024));
         for row in rows {
@@ -119,7 +119,7 @@ mod tests {
     /// share is all there is to the bound, so Graham's factor holds here against the simple bound as well.
     #[test]
     fn the_talks_example() {
-        let limits = Limits::h100_sxm();
+        let limits = DeviceLimits::h100_sxm();
         let OrderTable(rows) = OrderComparison::causal_sizes(&limits).unwrap();
         let costs: Vec<u64> = (2..=33).flat_map(|cost| [cost; 32]).collect();
         assert_eq!(costs.iter().sum::<u64>(), 32 * 560);

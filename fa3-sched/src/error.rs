@@ -25,9 +25,9 @@ pub enum PlanError {
     #[error("{consumers} warpgroups with {rows} rows in all cannot take turns")]
     TilePingPong { consumers: u32, rows: u32 },
     #[error(
-        "under three-stage overlap maxima are computed for every block, because O is in flight meanwhile"
+        "under three-stage overlap O is in flight during the softmax, so that it cannot be rescaled lazily"
     )]
-    TileMaxima,
+    TileRescale,
     #[error("no tile for {dtype} with head_dim {head_dim} and head_dim_v {head_dim_v} fits an SM")]
     HeadDim { dtype: Dtype, head_dim: usize, head_dim_v: usize },
     #[error(

@@ -14,21 +14,21 @@
 //! - [`Tiling`] gives the KV range of a tile under every mask, [`KvRange::split`] a part of it.
 //! - [`Order`] and its [`Decoder`] number the tiles of equal sequences, [`Run`]s those of unequal ones;
 //!   [`Scheduler`] deals them out.
-//! - [`TileRow`] is a row of the tile table: its [`TileShape`], which takes registers and shared memory, and what
+//! - [`TileRow`] is a row of the tile table: its [`CtaTile`], which takes registers and shared memory, and what
 //!   it serves.
 //! - [`num_splits`] and [`packs_gqa`] are the heuristics.
-//! - [`Plan`] puts all of it together for a [`fa3_types::Problem`], [`Choices`] overrule it; [`Makespan`] says
+//! - [`Plan`] puts all of it together for a [`fa3_types::Problem`], [`PlanOptions`] overrule it; [`Makespan`] says
 //!   how well the tiles fill a device, [`certified_bound`] how well they could, [`OrderComparison`] what an
 //!   order is worth.
 //!
 //! ```
-//! use fa3_sched::{Limits, Plan};
+//! use fa3_sched::{DeviceLimits, Plan};
 //! use fa3_types::{Dtype, ProblemSpec, Shape};
 //!
 //! // 4096 rows, 8 heads, 4 sequences in tiles of 192 rows: 704 tiles for the 132 SMs of an H100.
 //! let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 //! let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).validate()?;
-//! let plan = Plan::new(&problem, &Limits::h100_sxm())?;
+//! let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
 //! assert_eq!((plan.num_tiles, plan.grid), (704, 132));
 //!
 //! // Each CTA computes 5 or 6 of them.
@@ -71,13 +71,13 @@ pub use compare::{OrderComparison, OrderTable};
 pub use div::FastDiv;
 pub use error::PlanError;
 pub use fa3_types::Int;
-pub use limits::Limits;
+pub use limits::DeviceLimits;
 pub use makespan::{Makespan, Span, TILE_COST, certified_bound, lower_bound};
 pub use order::{Decoder, Longest, Order, Tile, TileCounts};
-pub use plan::{Choices, Cost, Plan, Work, Workspace};
-pub use range::{KvRange, Lens, Rows, Tiling};
+pub use plan::{Cost, Plan, PlanOptions, Work, Workspace};
+pub use range::{KvRange, Lens, Tiling, VisibleKeys};
 pub use runs::Run;
 pub use scheduler::{Scheduler, is_last_ticket, next_dynamic, next_static};
-pub use shape::{Inputs, Loads, Maxima, Overlap, PPlace, TileShape};
+pub use shape::{CtaTile, Inputs, Loads, Overlap, PPlace, Rescale};
 pub use splits::{SplitQuery, TileGroup, num_splits, packs_gqa};
 pub use tiles::{MaskClass, TileQuery, TileRow};

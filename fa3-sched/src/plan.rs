@@ -7,13 +7,13 @@ use fa3_types::{Mask, Problem};
 
 use crate::runs::{Cut, Equals, TILE_LIMIT};
 use crate::{
-    KvRange, Limits, Loads, Longest, Makespan, Order, PlanError, Registers, Run, Scheduler, SplitQuery,
+    DeviceLimits, KvRange, Loads, Longest, Makespan, Order, PlanError, Registers, Run, Scheduler, SplitQuery,
     TILE_COST, Tile, TileQuery, TileRow, Tiling, num_splits, packs_gqa,
 };
 
 /// What a caller may decide instead of [`Plan::new`]; everything is open by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Choices {
+pub struct PlanOptions {
     /// The tile. It must serve the problem's types and head dimensions.
     pub row: Option<TileRow>,
     /// Whether to pack the query heads of a group into one tile.
@@ -62,12 +62,12 @@ pub struct Cost {
 /// numbers, consistent with each other; [`Plan::new`] makes them, [`Plan::with`] with some of them given.
 ///
 /// ```
-/// use fa3_sched::{Limits, Plan, Scheduler};
+/// use fa3_sched::{DeviceLimits, Plan, Scheduler};
 /// use fa3_types::{Dtype, ProblemSpec, Shape};
 ///
 /// let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 /// let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
-/// let plan = Plan::new(&problem, &Limits::h100_sxm())?;
+/// let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
 /// assert_eq!((plan.num_tiles, plan.grid, plan.row.shape.threads()), (1024, 132, 384));
 /// assert_eq!(plan.scheduler, Scheduler::DynamicPersistent);
 /// assert_eq!(plan.tiles().next().unwrap().kv.blocks(), 32); // the longest tile comes first
@@ -107,28 +107,28 @@ impl Plan {
     ///
     /// # Errors
     /// See [`PlanError`].
-    pub fn new(problem: &Problem, limits: &Limits) -> Result<Plan, PlanError> {
-        Plan::with(problem, limits, &Choices::default())
+    pub fn new(problem: &Problem, limits: &DeviceLimits) -> Result<Plan, PlanError> {
+        Plan::with(problem, limits, &PlanOptions::default())
     }
 
-    /// Decides what `choices` leaves open.
+    /// Decides what `options` leave open.
     ///
     /// # Errors
     /// See [`PlanError`].
-    pub fn with(problem: &Problem, limits: &Limits, choices: &Choices) -> Result<Plan, PlanError> {
+    pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
         let equals = Equals::of(problem);
-        let (row, cut) = choose_tile(problem, limits, &equals, choices)?;
-        let splits = match choices.splits {
+        let (row, cut) = choose_tile(problem, limits, &equals, options)?;
+        let splits = match options.splits {
             Some(splits) => splits.get(),
             None => choose_splits(problem, limits, &equals, &row, &cut)?,
         };
-        let order = choices.order.unwrap_or_else(|| choose_order(problem, limits, &equals, &cut));
+        let order = options.order.unwrap_or_else(|| choose_order(problem, limits, &equals, &cut));
         let tiling = cut.tiling;
         let (runs, num_tiles) = cut.runs(equals, splits, order)?;
         let equal_tiles = problem.mask() == Mask::None && runs.len() <= 1;
         // To draw a tile's number is a producer's work.
         let dealt = equal_tiles || row.shape.loads == Loads::Consumers;
-        let scheduler = choices.scheduler.unwrap_or_else(|| Scheduler::choose(num_tiles, dealt, limits.sms));
+        let scheduler = options.scheduler.unwrap_or_else(|| Scheduler::choose(num_tiles, dealt, limits.sms));
         let workspace = Workspace::new(problem, splits, scheduler)?;
         let grid = scheduler.grid(num_tiles, limits.sms);
         let problem = problem.clone();
@@ -206,20 +206,20 @@ impl Workspace {
 /// The tile, and the problem cut into it, query heads packed or not.
 fn choose_tile(
     problem: &Problem,
-    limits: &Limits,
+    limits: &DeviceLimits,
     equals: &[Equals],
-    choices: &Choices,
+    options: &PlanOptions,
 ) -> Result<(TileRow, Cut), PlanError> {
     let cut = |packed| {
         let query = TileQuery::new(problem, packed);
-        let row = match choices.row {
+        let row = match options.row {
             Some(row) => row.admits(&query).map(|()| row)?,
             None => *TileRow::find(query)?,
         };
         row.shape.check(limits)?;
         Ok((row, Cut::new(problem, &row.shape, packed, equals)?))
     };
-    match choices.pack_gqa {
+    match options.pack_gqa {
         _ if problem.heads().group_size() == 1 => cut(false),
         Some(packed) => cut(packed),
         None => match (cut(true), cut(false)) {
@@ -253,7 +253,7 @@ fn fp32_bytes(problem: &Problem) -> (u64, u64) {
 /// The number of splits that [`num_splits`] finds for the tiles of `cut`.
 fn choose_splits(
     problem: &Problem,
-    limits: &Limits,
+    limits: &DeviceLimits,
     equals: &[Equals],
     row: &TileRow,
     cut: &Cut,
@@ -294,7 +294,7 @@ fn choose_splits(
 ///      256    4096  1.04  1.06  1.07  1.05
 ///      256   16384  1.00  1.01  0.99  1.02
 /// ```
-fn choose_order(problem: &Problem, limits: &Limits, equals: &[Equals], cut: &Cut) -> Order {
+fn choose_order(problem: &Problem, limits: &DeviceLimits, equals: &[Equals], cut: &Cut) -> Order {
     if problem.mask() == Mask::None && equals.len() <= 1 {
         return Order::Linear;
     }

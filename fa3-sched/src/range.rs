@@ -16,12 +16,12 @@ pub struct Lens<T> {
     pub k: T,
 }
 
-/// A half-open interval `start .. end` of rows; empty if `end` is not above `start`.
+/// The keys `start .. end` that a query row sees; none if `end` is not above `start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows<T> {
-    /// The first row.
+pub struct VisibleKeys<T> {
+    /// The first key.
     pub start: T,
-    /// One past the last row.
+    /// One past the last key.
     pub end: T,
 }
 
@@ -117,19 +117,19 @@ impl<T: Int> Tiling<T> {
         if self.packed { self.group.div_rem(row) } else { (row, row.lit(0)) }
     }
 
-    /// The query positions of tile `m_block`, cut off at the sequence's end.
-    pub fn positions(&self, m_block: T, seqlen_q: T) -> Rows<T> {
+    /// The first query position of tile `m_block`, and one past the last, cut off at the sequence's end.
+    fn positions(&self, m_block: T, seqlen_q: T) -> (T, T) {
         let start = m_block * self.tile_m;
         let end = start + self.tile_m;
         let (start, end) =
             if self.packed { (self.group.quotient(start), self.group.div_ceil(end)) } else { (start, end) };
-        Rows { start: start.at_most(seqlen_q), end: end.at_most(seqlen_q) }
+        (start.at_most(seqlen_q), end.at_most(seqlen_q))
     }
 
     /// The keys that query `position`, below `len.q`, may see: [`Mask::allows`] as an interval. Measured from the
     /// ends, where the bottom-right alignment puts its origin, so that nothing falls below zero on the way. Beyond
     /// `len.q` the interval means nothing: rows that pad a tile must be told apart by their position.
-    pub fn keys(&self, position: T, len: Lens<T>) -> Rows<T> {
+    pub fn keys(&self, position: T, len: Lens<T>) -> VisibleKeys<T> {
         let to_end = len.q.sub_sat(position);
         let start = match self.left {
             None => position.lit(0),
@@ -139,17 +139,17 @@ impl<T: Int> Tiling<T> {
             None => len.k,
             Some(right) => (len.k + right + position.lit(1)).sub_sat(to_end).at_most(len.k),
         };
-        Rows { start, end }
+        VisibleKeys { start, end }
     }
 
     /// The KV blocks of tile `m_block`; empty if the tile lies past the sequence's end.
     pub fn kv_range(&self, m_block: T, len: Lens<T>) -> KvRange<T> {
         let (zero, one) = (m_block.lit(0), m_block.lit(1));
-        let tile = self.positions(m_block, len.q);
+        let (tile_start, tile_end) = self.positions(m_block, len.q);
         // Both ends of a row's keys grow with its position, so that the first and the last row tell all.
-        let top = self.keys(tile.start, len);
-        let bottom = self.keys(tile.end.sub_sat(one), len);
-        let end = T::select(tile.start.lt(tile.end), self.tile_n.div_ceil(bottom.end), zero);
+        let top = self.keys(tile_start, len);
+        let bottom = self.keys(tile_end.sub_sat(one), len);
+        let end = T::select(tile_start.lt(tile_end), self.tile_n.div_ceil(bottom.end), zero);
         let first = self.tile_n.quotient(top.start).at_most(end);
         let unmasked_first = self.tile_n.div_ceil(bottom.start).at_least(first).at_most(end);
         let unmasked_end = self.tile_n.quotient(top.end).at_least(unmasked_first).at_most(end);
@@ -223,7 +223,7 @@ mod tests {
                 tile.map(|row| if self.packed { row / self.group } else { row }).collect();
             let cut = tiling.positions(m_block, self.q);
             let expected = positions.first().map(|&start| (start, positions[positions.len() - 1] + 1));
-            assert_eq!(Some((cut.start, cut.end)).filter(|(start, end)| start < end), expected, "{self:?}");
+            assert_eq!(Some(cut).filter(|(start, end)| start < end), expected, "{self:?}");
 
             assert!(first <= unmasked_first && unmasked_first <= unmasked_end && unmasked_end <= end);
             for block in 0..self.k.div_ceil(self.tile_n) + 2 {

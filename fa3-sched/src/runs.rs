@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use fa3_types::Problem;
 
-use crate::{Decoder, Int, Lens, Order, PlanError, Tile, TileCounts, TileGroup, TileShape, Tiling};
+use crate::{CtaTile, Decoder, Int, Lens, Order, PlanError, Tile, TileCounts, TileGroup, Tiling};
 
 /// Tiles are numbered with 31 bits.
 pub(crate) const TILE_LIMIT: u32 = i32::MAX as u32;
@@ -92,7 +92,7 @@ impl Cut {
     /// stay below 2³¹.
     pub(crate) fn new(
         problem: &Problem,
-        shape: &TileShape,
+        shape: &CtaTile,
         packed: bool,
         equals: &[Equals],
     ) -> Result<Cut, PlanError> {

@@ -56,19 +56,19 @@ pub enum PPlace {
     Both,
 }
 
-/// When the softmax computes the maxima of rows, to which exponentials are relative.
+/// When the softmax computes row maxima, to which exponentials are relative, and rescales O to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Maxima {
+pub enum Rescale {
     /// For every block of keys, as in the paper: O is multiplied in every block.
     EveryBlock,
     /// For the first block, and where exponentials relative to an older maximum have become large. The others save the
     /// comparisons and the multiplication of O, and round P under another power of 2 at most.
-    WhenNeeded,
+    Lazy,
 }
 
 /// The tile of a forward kernel. Tiles that are equal have the same code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TileShape {
+pub struct CtaTile {
     /// The input types it serves.
     pub inputs: Inputs,
     /// The largest head dimension of Q and K it serves. Smaller ones are padded with zeros.
@@ -87,8 +87,8 @@ pub struct TileShape {
     pub loads: Loads,
     /// Softmax under GEMM within a warpgroup.
     pub overlap: Overlap,
-    /// How often maxima are computed.
-    pub maxima: Maxima,
+    /// When O is rescaled.
+    pub rescale: Rescale,
     /// Where P lies.
     pub p_place: PPlace,
     /// Warpgroups take turns on the tensor cores (§3.1 of the paper), each one's softmax under the other's
@@ -119,7 +119,7 @@ impl fmt::Display for PPlace {
     }
 }
 
-impl fmt::Display for TileShape {
+impl fmt::Display for CtaTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} x {}, {} stages, {}", self.tile_m, self.tile_n, self.stages, self.p_place)?;
         match self.overlap {
@@ -127,8 +127,8 @@ impl fmt::Display for TileShape {
             Overlap::TwoStage => write!(f, ", softmax under GEMM")?,
             Overlap::ThreeStage => write!(f, ", softmax under two GEMMs")?,
         }
-        if self.maxima == Maxima::WhenNeeded {
-            write!(f, ", maxima when needed")?;
+        if self.rescale == Rescale::Lazy {
+            write!(f, ", lazy rescaling")?;
         }
         if self.loads == Loads::Consumers {
             write!(f, ", no producer")?;

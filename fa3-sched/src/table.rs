@@ -6,15 +6,15 @@
 //! tiles of 64 keys leave room for one stage only, and a kernel that reads V out of K's tile is another one.
 
 use crate::MaskClass::{Causal, Dense, Window};
-use crate::{Inputs, Loads, MaskClass, Maxima, Overlap, PPlace, TileRow, TileShape};
+use crate::{CtaTile, Inputs, Loads, MaskClass, Overlap, PPlace, Rescale, TileRow};
 
 const ANY_MASK: &[MaskClass] = &[Dense, Causal, Window];
 const NOT_WINDOW: &[MaskClass] = &[Dense, Causal];
 
 /// What most rows have in common: 128 rows, two consumer warpgroups that take turns, P in registers under two-stage overlap,
-/// maxima when needed.
+/// lazy rescaling.
 const BASE: TileRow = TileRow {
-    shape: TileShape {
+    shape: CtaTile {
         inputs: Inputs::Bits16,
         head_dim: 128,
         head_dim_v: 128,
@@ -24,7 +24,7 @@ const BASE: TileRow = TileRow {
         consumers: 2,
         loads: Loads::Producer,
         overlap: Overlap::TwoStage,
-        maxima: Maxima::WhenNeeded,
+        rescale: Rescale::Lazy,
         p_place: PPlace::Registers,
         ping_pong: true,
         promoted_columns: 0,
@@ -37,7 +37,7 @@ const BASE: TileRow = TileRow {
 
 /// Decoding: at most 64 rows, one consumer warpgroup.
 const DECODE: TileRow = TileRow {
-    shape: TileShape { tile_m: 64, consumers: 1, ping_pong: false, ..BASE.shape },
+    shape: CtaTile { tile_m: 64, consumers: 1, ping_pong: false, ..BASE.shape },
     max_rows: Some(64),
     why: "64 rows occupy one warpgroup; loading K and V bounds the time, not the tile (unmeasured)",
     ..BASE
@@ -47,11 +47,11 @@ const DECODE: TileRow = TileRow {
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
-/// 8-bit inputs: e4m3 ends at 448, too early for maxima of other blocks.
+/// 8-bit inputs: e4m3 ends at 448, too early for lazy rescaling.
 const E4M3: TileRow = TileRow {
-    shape: TileShape {
+    shape: CtaTile {
         inputs: Inputs::E4m3,
-        maxima: Maxima::EveryBlock,
+        rescale: Rescale::EveryBlock,
         ping_pong: false,
         promoted_columns: 64,
         ..BASE.shape
@@ -61,7 +61,7 @@ const E4M3: TileRow = TileRow {
 
 /// Decoding with 8-bit inputs.
 const E4M3_DECODE: TileRow = TileRow {
-    shape: TileShape { tile_m: 64, consumers: 1, ..E4M3.shape },
+    shape: CtaTile { tile_m: 64, consumers: 1, ..E4M3.shape },
     max_rows: DECODE.max_rows,
     why: DECODE.why,
     ..E4M3
@@ -69,26 +69,26 @@ const E4M3_DECODE: TileRow = TileRow {
 
 pub(crate) const TABLE: &[TileRow] = &[
     TileRow {
-        shape: TileShape { head_dim: 64, head_dim_v: 64, tile_m: 192, stages: 3, consumers: 3, ..BASE.shape },
+        shape: CtaTile { head_dim: 64, head_dim_v: 64, tile_m: 192, stages: 3, consumers: 3, ..BASE.shape },
         masks: &[Dense],
         why: "three warpgroups with full registers; against two of 128 keys +5 % at 512 keys, +25 % at 4096; without turns -5 to -13 %",
         ..BASE
     },
     TileRow {
-        shape: TileShape { head_dim: 64, head_dim_v: 64, tile_m: 192, stages: 3, consumers: 3, ..BASE.shape },
+        shape: CtaTile { head_dim: 64, head_dim_v: 64, tile_m: 192, stages: 3, consumers: 3, ..BASE.shape },
         masks: &[Causal],
         min_seqlen_k: 1536,
         why: "as dense: from 2048 keys on 10 to 28 % ahead of two warpgroups",
         ..BASE
     },
     TileRow {
-        shape: TileShape { head_dim: 64, head_dim_v: 64, stages: 3, ..BASE.shape },
+        shape: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..BASE.shape },
         masks: &[Causal],
         why: "square tiles waste least on the diagonal: below 1536 keys 12 % ahead of 192 rows",
         ..BASE
     },
     TileRow {
-        shape: TileShape {
+        shape: CtaTile {
             head_dim: 64,
             head_dim_v: 64,
             tile_m: 192,
@@ -101,21 +101,21 @@ pub(crate) const TABLE: &[TileRow] = &[
         why: "as dense, but a mask with two sides takes registers that 128 keys do not leave",
         ..BASE
     },
-    TileRow { shape: TileShape { head_dim: 64, head_dim_v: 64, ..BASE.shape }, ..FEW },
-    TileRow { shape: TileShape { head_dim: 64, head_dim_v: 64, ..DECODE.shape }, ..DECODE },
+    TileRow { shape: CtaTile { head_dim: 64, head_dim_v: 64, ..BASE.shape }, ..FEW },
+    TileRow { shape: CtaTile { head_dim: 64, head_dim_v: 64, ..DECODE.shape }, ..DECODE },
     TileRow {
-        shape: TileShape { head_dim: 64, head_dim_v: 256, tile_n: 80, ..BASE.shape },
+        shape: CtaTile { head_dim: 64, head_dim_v: 256, tile_n: 80, ..BASE.shape },
         why: "the widest block whose S and P leave registers for O",
         ..BASE
     },
     TileRow {
-        shape: TileShape {
+        shape: CtaTile {
             head_dim: 64,
             head_dim_v: 512,
             tile_m: 64,
             tile_n: 64,
             overlap: Overlap::None,
-            maxima: Maxima::EveryBlock,
+            rescale: Rescale::EveryBlock,
             p_place: PPlace::Both,
             ping_pong: false,
             ..BASE.shape
@@ -124,7 +124,7 @@ pub(crate) const TABLE: &[TileRow] = &[
         ..BASE
     },
     TileRow {
-        shape: TileShape {
+        shape: CtaTile {
             head_dim: 96,
             head_dim_v: 96,
             tile_m: 192,
@@ -138,7 +138,7 @@ pub(crate) const TABLE: &[TileRow] = &[
         ..BASE
     },
     TileRow {
-        shape: TileShape {
+        shape: CtaTile {
             head_dim: 96,
             head_dim_v: 96,
             tile_m: 192,
@@ -153,93 +153,93 @@ pub(crate) const TABLE: &[TileRow] = &[
         ..BASE
     },
     TileRow {
-        shape: TileShape { head_dim: 96, head_dim_v: 96, stages: 3, ..BASE.shape },
+        shape: CtaTile { head_dim: 96, head_dim_v: 96, stages: 3, ..BASE.shape },
         masks: &[Causal],
         why: "square tiles waste least on the diagonal: at 1024 keys 17 % ahead of 192 rows",
         ..BASE
     },
-    TileRow { shape: TileShape { head_dim: 96, head_dim_v: 96, ..BASE.shape }, ..FEW },
-    TileRow { shape: TileShape { head_dim: 96, head_dim_v: 96, ..DECODE.shape }, ..DECODE },
+    TileRow { shape: CtaTile { head_dim: 96, head_dim_v: 96, ..BASE.shape }, ..FEW },
+    TileRow { shape: CtaTile { head_dim: 96, head_dim_v: 96, ..DECODE.shape }, ..DECODE },
     TileRow {
-        shape: TileShape { tile_m: 192, tile_n: 80, stages: 3, consumers: 3, ..BASE.shape },
+        shape: CtaTile { tile_m: 192, tile_n: 80, stages: 3, consumers: 3, ..BASE.shape },
         masks: &[Dense],
         min_seqlen_k: 1536,
         why: "three warpgroups with full registers: from 2048 keys on 5 to 6 % ahead of two; 64 keys are as good",
         ..BASE
     },
     TileRow {
-        shape: TileShape { tile_m: 192, tile_n: 80, stages: 3, consumers: 3, ..BASE.shape },
+        shape: CtaTile { tile_m: 192, tile_n: 80, stages: 3, consumers: 3, ..BASE.shape },
         masks: &[Causal],
         min_seqlen_k: 6144,
         why: "as dense: from 8192 keys on 4 to 6 % ahead of two warpgroups",
         ..BASE
     },
     TileRow {
-        shape: TileShape { stages: 3, ..BASE.shape },
+        shape: CtaTile { stages: 3, ..BASE.shape },
         why: "fewer rows and square tiles waste less where sequences are short; without turns -2 to -9 %",
         ..BASE
     },
     FEW,
     DECODE,
     TileRow {
-        shape: TileShape { head_dim: 192, head_dim_v: 128, ..BASE.shape },
+        shape: CtaTile { head_dim: 192, head_dim_v: 128, ..BASE.shape },
         masks: NOT_WINDOW,
         why: "the widest block that fits shared memory",
         ..BASE
     },
     TileRow {
-        shape: TileShape { head_dim: 192, head_dim_v: 128, tile_n: 96, ..BASE.shape },
+        shape: CtaTile { head_dim: 192, head_dim_v: 128, tile_n: 96, ..BASE.shape },
         masks: &[Window],
         why: "narrower blocks waste less at the window's edges",
         ..BASE
     },
     TileRow {
-        shape: TileShape { head_dim: 192, head_dim_v: 192, tile_n: 96, ..BASE.shape },
+        shape: CtaTile { head_dim: 192, head_dim_v: 192, tile_n: 96, ..BASE.shape },
         why: "up to 8 % ahead of 112 keys, the widest block that fits shared memory, and 0 to 7 % of 80",
         ..BASE
     },
-    TileRow { shape: TileShape { head_dim: 192, head_dim_v: 128, ..DECODE.shape }, ..DECODE },
-    TileRow { shape: TileShape { head_dim: 192, head_dim_v: 192, tile_n: 112, ..DECODE.shape }, ..DECODE },
+    TileRow { shape: CtaTile { head_dim: 192, head_dim_v: 128, ..DECODE.shape }, ..DECODE },
+    TileRow { shape: CtaTile { head_dim: 192, head_dim_v: 192, tile_n: 112, ..DECODE.shape }, ..DECODE },
     TileRow {
-        shape: TileShape { head_dim: 256, head_dim_v: 256, tile_n: 64, ..BASE.shape },
+        shape: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 64, ..BASE.shape },
         why: "1 to 5 % ahead of 80 keys, the widest block that fits shared memory; turns gain up to 2 %",
         ..BASE
     },
-    TileRow { shape: TileShape { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.shape }, ..DECODE },
+    TileRow { shape: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.shape }, ..DECODE },
     TileRow {
-        shape: TileShape { head_dim: 64, head_dim_v: 64, tile_n: 224, ..E4M3.shape },
+        shape: CtaTile { head_dim: 64, head_dim_v: 64, tile_n: 224, ..E4M3.shape },
         why: "the widest block whose S and P leave registers for fp32 sums (unmeasured)",
         ..E4M3
     },
     TileRow {
-        shape: TileShape { head_dim: 96, head_dim_v: 96, tile_n: 192, promoted_columns: 48, ..E4M3.shape },
+        shape: CtaTile { head_dim: 96, head_dim_v: 96, tile_n: 192, promoted_columns: 48, ..E4M3.shape },
         why: "the widest block whose S and P leave registers for fp32 sums, in two halves of O (unmeasured)",
         ..E4M3
     },
     TileRow {
-        shape: TileShape { tile_n: 160, ping_pong: true, ..E4M3.shape },
+        shape: CtaTile { tile_n: 160, ping_pong: true, ..E4M3.shape },
         why: "224 keys, as without fp32 sums, would leave no registers for them (unmeasured)",
         ..E4M3
     },
     TileRow {
-        shape: TileShape { head_dim: 192, head_dim_v: 192, ping_pong: true, ..E4M3.shape },
+        shape: CtaTile { head_dim: 192, head_dim_v: 192, ping_pong: true, ..E4M3.shape },
         why: "160 keys, as without fp32 sums, would leave no registers for them (unmeasured)",
         ..E4M3
     },
     TileRow {
-        shape: TileShape { head_dim: 256, head_dim_v: 256, tile_n: 64, ping_pong: true, ..E4M3.shape },
+        shape: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 64, ping_pong: true, ..E4M3.shape },
         why: "128 keys, as without fp32 sums, would leave no registers for them (unmeasured)",
         ..E4M3
     },
-    TileRow { shape: TileShape { head_dim: 64, head_dim_v: 64, ..E4M3_DECODE.shape }, ..E4M3_DECODE },
+    TileRow { shape: CtaTile { head_dim: 64, head_dim_v: 64, ..E4M3_DECODE.shape }, ..E4M3_DECODE },
     TileRow {
-        shape: TileShape { head_dim: 96, head_dim_v: 96, promoted_columns: 48, ..E4M3_DECODE.shape },
+        shape: CtaTile { head_dim: 96, head_dim_v: 96, promoted_columns: 48, ..E4M3_DECODE.shape },
         ..E4M3_DECODE
     },
     E4M3_DECODE,
-    TileRow { shape: TileShape { head_dim: 192, head_dim_v: 192, ..E4M3_DECODE.shape }, ..E4M3_DECODE },
+    TileRow { shape: CtaTile { head_dim: 192, head_dim_v: 192, ..E4M3_DECODE.shape }, ..E4M3_DECODE },
     TileRow {
-        shape: TileShape { head_dim: 256, head_dim_v: 256, tile_n: 96, ..E4M3_DECODE.shape },
+        shape: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 96, ..E4M3_DECODE.shape },
         ..E4M3_DECODE
     },
 ];

@@ -5,7 +5,7 @@ use std::fmt;
 use fa3_types::{Dtype, Mask, Problem};
 
 use crate::table::TABLE;
-use crate::{Inputs, PlanError, TileShape};
+use crate::{CtaTile, Inputs, PlanError};
 
 /// Masks that share a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ impl From<Mask> for MaskClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileRow {
     /// The tile.
-    pub shape: TileShape,
+    pub shape: CtaTile,
     /// The masks it serves.
     pub masks: &'static [MaskClass],
     /// The most query rows (packed rows, if query heads are packed) a head may have; `None` is any number.
@@ -120,7 +120,7 @@ impl TileRow {
     /// Whether the row computes `query` at all, well or not.
     pub(crate) fn admits(&self, query: &TileQuery) -> Result<(), PlanError> {
         let TileQuery { dtype, head_dim, head_dim_v, .. } = *query;
-        let TileShape { inputs, head_dim: most, head_dim_v: most_v, .. } = self.shape;
+        let CtaTile { inputs, head_dim: most, head_dim_v: most_v, .. } = self.shape;
         let fits = head_dim <= most as usize && head_dim_v <= most_v as usize;
         match Inputs::of(dtype) {
             None => Err(PlanError::Dtype { dtype }),
@@ -132,7 +132,7 @@ impl TileRow {
 
 impl fmt::Display for TileRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TileShape { inputs, head_dim, head_dim_v, .. } = self.shape;
+        let CtaTile { inputs, head_dim, head_dim_v, .. } = self.shape;
         let masks: Vec<String> = self.masks.iter().map(MaskClass::to_string).collect();
         write!(f, "{inputs} head_dim {head_dim}/{head_dim_v} mask {}", masks.join("/"))?;
         if let Some(rows) = self.max_rows {
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(
             row(&|row| row.min_seqlen_k == 1536),
             "f16 and bf16 head_dim 64/64 mask causal from 1536 keys: \
-             192 x 128, 3 stages, P in registers, softmax under GEMM, maxima when needed, ping-pong"
+             192 x 128, 3 stages, P in registers, softmax under GEMM, rescale when needed, ping-pong"
         );
         assert_eq!(
             row(&|row| row.shape.inputs == Inputs::E4m3 && row.max_rows.is_some()),

@@ -114,6 +114,8 @@ fn allocate(memory: &mut Memory, buffer: &fa3_ir::Buffer, bytes: &[u8]) -> Resul
         }
         BufferRole::Input | BufferRole::InOut => Ok(memory.alloc_from(name, bytes)),
         BufferRole::Ticket => Ok(memory.alloc_from(name, &vec![0; expected])),
-        BufferRole::Scratch | BufferRole::Output | BufferRole::OptionalOutput => Ok(memory.alloc(name, expected)),
+        BufferRole::Scratch | BufferRole::Output | BufferRole::OptionalOutput => {
+            Ok(memory.alloc(name, expected))
+        }
     }
 }

@@ -55,8 +55,8 @@ pub enum Fault {
 ///
 /// # Panics
 /// If there are none.
-pub fn device(sms: u32) -> Limits {
-    Limits { sms: NonZeroU32::new(sms).expect("a device has SMs"), ..Limits::h100_sxm() }
+pub fn device(sms: u32) -> DeviceLimits {
+    DeviceLimits { sms: NonZeroU32::new(sms).expect("a device has SMs"), ..DeviceLimits::h100_sxm() }
 }
 
 /// A dense problem, before it is validated.
@@ -76,9 +76,9 @@ impl Launch {
     ///
     /// # Errors
     /// If there is no such plan, or no kernel for it.
-    pub fn new(problem: &Problem, limits: &Limits, choices: &Choices) -> Result<Launch, Fault> {
-        let choices = Choices { splits: NonZeroU32::new(1), pack_gqa: Some(false), ..*choices };
-        let plan = Plan::with(problem, limits, &choices)?;
+    pub fn new(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Launch, Fault> {
+        let options = PlanOptions { splits: NonZeroU32::new(1), pack_gqa: Some(false), ..*options };
+        let plan = Plan::with(problem, limits, &options)?;
         let job = fwd::job(&plan)?;
         Ok(Launch { plan, job })
     }

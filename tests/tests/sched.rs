@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::num::NonZeroU32;
 
-use fa3_sched::{Choices, Limits, Plan, Work};
+use fa3_sched::{DeviceLimits, Plan, PlanOptions, Work};
 use fa3_tests::strategies;
 use fa3_types::{Dtype, Lengths, Problem, ProblemSpec, Sequences, Shape};
 use proptest::collection::vec;
@@ -135,11 +135,11 @@ proptest! {
         pack_gqa in option::of(any::<bool>()),
         splits in option::of(1u32..6),
     ) {
-        let limits = Limits::h100_sxm();
-        // The plan's own choices; then others, where they are possible.
+        let limits = DeviceLimits::h100_sxm();
+        // The plan's own decisions; then others, where they are possible.
         check(&Plan::new(&problem, &limits).unwrap());
         let splits = splits.and_then(NonZeroU32::new);
-        if let Ok(plan) = Plan::with(&problem, &limits, &Choices { pack_gqa, splits, ..Choices::default() }) {
+        if let Ok(plan) = Plan::with(&problem, &limits, &PlanOptions { pack_gqa, splits, ..PlanOptions::default() }) {
             check(&plan);
         }
     }

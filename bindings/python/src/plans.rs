@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use fa3_cuda::host::{Device, Forward, HostError, Stream};
-use fa3_sched::{Choices, Limits};
+use fa3_sched::{PlanOptions, DeviceLimits};
 use fa3_types::{Addresses, Placement};
 
 use crate::call::Call;
@@ -65,7 +65,7 @@ fn make(call: &Call) -> Result<Made, Error> {
     let problem = call.problem()?;
     let device = open(call.device())?;
     let limits = without(device.limits(), call.sm_margin())?;
-    let forward = Forward::within(&device, &problem, &Choices::default(), &limits)?;
+    let forward = Forward::within(&device, &problem, &PlanOptions::default(), &limits)?;
     Ok(Made { device, forward })
 }
 
@@ -81,11 +81,11 @@ fn open(ordinal: u32) -> Result<Device, HostError> {
 }
 
 /// The limits of a device of which `margin` SMs are left to others.
-fn without(limits: Limits, margin: i64) -> Result<Limits, Error> {
+fn without(limits: DeviceLimits, margin: i64) -> Result<DeviceLimits, Error> {
     let sms = limits.sms.get();
     let left =
         u32::try_from(margin).ok().and_then(|margin| sms.checked_sub(margin)).and_then(NonZeroU32::new);
-    Ok(Limits { sms: left.ok_or(Error::SmMargin { margin, sms })?, ..limits })
+    Ok(DeviceLimits { sms: left.ok_or(Error::SmMargin { margin, sms })?, ..limits })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

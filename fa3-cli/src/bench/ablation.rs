@@ -4,7 +4,7 @@
 use std::fmt;
 
 use fa3::cuda::Device;
-use fa3_sched::{Choices, Loads, Maxima, Order, Overlap, Plan, Scheduler, TileRow, TileShape};
+use fa3_sched::{CtaTile, Loads, Order, Overlap, Plan, PlanOptions, Rescale, Scheduler, TileRow};
 use fa3_types::{Dtype, Mask};
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use crate::table::Table;
 /// A form of the kernel.
 struct Form {
     name: &'static str,
-    choices: fn(&Plan) -> Choices,
+    options: fn(&Plan) -> PlanOptions,
     /// TFLOP/s in the paper's Table 2: 3.538, 4.021 and 4.105 ms.
     paper: Option<u32>,
     /// TFLOP/s in the talk, which does not name its setting.
@@ -37,36 +37,36 @@ const GROUPS: [Group; 2] = [
         name: "the paper's kernel",
         mask: Mask::None,
         forms: &[
-            Form { name: "full", choices: |plan| tile(plan, |full| full), paper: Some(661), talk: Some(670) },
+            Form { name: "full", options: |plan| tile(plan, |full| full), paper: Some(661), talk: Some(670) },
             Form {
                 name: "no GEMM-softmax pipelining",
-                choices: |plan| tile(plan, |full| TileShape { overlap: Overlap::None, ..full }),
+                options: |plan| tile(plan, |full| CtaTile { overlap: Overlap::None, ..full }),
                 paper: Some(582),
                 talk: Some(640),
             },
             Form {
                 name: "no warp specialisation",
-                choices: |plan| tile(plan, |full| TileShape { loads: Loads::Consumers, ..full }),
+                options: |plan| tile(plan, |full| CtaTile { loads: Loads::Consumers, ..full }),
                 paper: Some(570),
                 talk: None,
             },
             Form {
                 name: "no ping-pong",
-                choices: |plan| tile(plan, |full| TileShape { ping_pong: false, ..full }),
+                options: |plan| tile(plan, |full| CtaTile { ping_pong: false, ..full }),
                 paper: None,
                 talk: None,
             },
             Form {
                 name: "no pipelining and no ping-pong",
-                choices: |plan| {
-                    tile(plan, |full| TileShape { overlap: Overlap::None, ping_pong: false, ..full })
+                options: |plan| {
+                    tile(plan, |full| CtaTile { overlap: Overlap::None, ping_pong: false, ..full })
                 },
                 paper: None,
                 talk: Some(580),
             },
             Form {
-                name: "maxima when needed",
-                choices: |plan| tile(plan, |full| TileShape { maxima: Maxima::WhenNeeded, ..full }),
+                name: "lazy rescaling",
+                options: |plan| tile(plan, |full| CtaTile { rescale: Rescale::Lazy, ..full }),
                 paper: None,
                 talk: None,
             },
@@ -78,25 +78,25 @@ const GROUPS: [Group; 2] = [
         forms: &[
             Form {
                 name: "longest first, as CTAs get free",
-                choices: |plan| schedule(plan.order, Scheduler::DynamicPersistent),
+                options: |plan| schedule(plan.order, Scheduler::DynamicPersistent),
                 paper: None,
                 talk: Some(710),
             },
             Form {
                 name: "longest first, dealt in turn",
-                choices: |plan| schedule(plan.order, Scheduler::StaticPersistent),
+                options: |plan| schedule(plan.order, Scheduler::StaticPersistent),
                 paper: None,
                 talk: None,
             },
             Form {
                 name: "linear, as CTAs get free",
-                choices: |_| schedule(Order::Linear, Scheduler::DynamicPersistent),
+                options: |_| schedule(Order::Linear, Scheduler::DynamicPersistent),
                 paper: None,
                 talk: None,
             },
             Form {
                 name: "linear, dealt in turn",
-                choices: |_| schedule(Order::Linear, Scheduler::StaticPersistent),
+                options: |_| schedule(Order::Linear, Scheduler::StaticPersistent),
                 paper: None,
                 talk: Some(670),
             },
@@ -105,15 +105,15 @@ const GROUPS: [Group; 2] = [
 ];
 
 /// A tile made of that of the full form: the table's with all that the paper has, the softmax under GEMMs of its own warpgroup and of
-/// the others, and maxima of every block.
-fn tile(plan: &Plan, change: fn(TileShape) -> TileShape) -> Choices {
-    let (overlap, maxima, ping_pong) = (Overlap::TwoStage, Maxima::EveryBlock, true);
-    let full = TileShape { overlap, maxima, ping_pong, ..plan.row.shape };
-    Choices { row: Some(TileRow { shape: change(full), ..plan.row }), ..Choices::default() }
+/// the others, and rescaling in every block.
+fn tile(plan: &Plan, change: fn(CtaTile) -> CtaTile) -> PlanOptions {
+    let (overlap, rescale, ping_pong) = (Overlap::TwoStage, Rescale::EveryBlock, true);
+    let full = CtaTile { overlap, rescale, ping_pong, ..plan.row.shape };
+    PlanOptions { row: Some(TileRow { shape: change(full), ..plan.row }), ..PlanOptions::default() }
 }
 
-fn schedule(order: Order, scheduler: Scheduler) -> Choices {
-    Choices { order: Some(order), scheduler: Some(scheduler), ..Choices::default() }
+fn schedule(order: Order, scheduler: Scheduler) -> PlanOptions {
+    PlanOptions { order: Some(order), scheduler: Some(scheduler), ..PlanOptions::default() }
 }
 
 /// All groups.
@@ -153,8 +153,8 @@ pub(super) fn measure(device: &Device, dtype: Dtype, pace: Pace) -> Result<Repor
         let setting = group.setting(dtype);
         let problem = setting.problem()?;
         progress.set_message(format!("{}: {setting}", group.name));
-        let choices = group.choices(&Plan::new(&problem, &device.limits())?);
-        let outcomes = measure::race(device, &problem, &choices, pace, &progress);
+        let options = group.options(&Plan::new(&problem, &device.limits())?);
+        let outcomes = measure::race(device, &problem, &options, pace, &progress);
         Ok(group.measured(setting, problem.forward_flops(), outcomes))
     });
     let groups = groups.collect::<Result<_, Error>>()?;
@@ -167,8 +167,8 @@ impl Group {
         Setting { dtype, head_dim: 128, mask: self.mask, seqlen: 8448, batch: 4, heads: 16, heads_kv: 16 }
     }
 
-    fn choices(&self, plan: &Plan) -> Vec<Choices> {
-        self.forms.iter().map(|form| (form.choices)(plan)).collect()
+    fn options(&self, plan: &Plan) -> Vec<PlanOptions> {
+        self.forms.iter().map(|form| (form.options)(plan)).collect()
     }
 
     fn measured(&self, setting: Setting, flops: f64, outcomes: Vec<Outcome>) -> Measured {
@@ -236,11 +236,11 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3_sched::Limits;
+    use fa3_sched::DeviceLimits;
 
-    fn choices(group: &Group) -> Vec<Choices> {
+    fn options(group: &Group) -> Vec<PlanOptions> {
         let problem = group.setting(Dtype::F16).problem().unwrap();
-        group.choices(&Plan::new(&problem, &Limits::h100_sxm()).unwrap())
+        group.options(&Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap())
     }
 
     /// Every form can be planned, and no two are the same.
@@ -248,9 +248,9 @@ mod tests {
     fn forms_are_possible_and_differ() {
         for group in &GROUPS {
             let problem = group.setting(Dtype::F16).problem().unwrap();
-            let plans: Vec<_> = choices(group)
+            let plans: Vec<_> = options(group)
                 .iter()
-                .map(|choices| Plan::with(&problem, &Limits::h100_sxm(), choices).unwrap())
+                .map(|options| Plan::with(&problem, &DeviceLimits::h100_sxm(), options).unwrap())
                 .map(|plan| (plan.row.shape, plan.order, plan.scheduler))
                 .collect();
             for (index, plan) in plans.iter().enumerate() {
@@ -262,9 +262,9 @@ mod tests {
     #[test]
     fn the_full_form_overlaps_in_both_ways_and_the_planned_order_is_the_longest_first() {
         let [dense, causal] = &GROUPS;
-        let full = choices(dense)[0].row.unwrap().shape;
+        let full = options(dense)[0].row.unwrap().shape;
         assert!(full.ping_pong && full.overlap == Overlap::TwoStage);
-        assert!(matches!(choices(causal)[0].order, Some(Order::LongestFirst { .. })));
+        assert!(matches!(options(causal)[0].order, Some(Order::LongestFirst { .. })));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Schedules as a picture: one row a CTA, one bar a tile, darker the more KV blocks it visits.
 
-use fa3_sched::{Choices, Limits, Makespan, Order, Plan, PlanError, Scheduler};
+use fa3_sched::{DeviceLimits, Makespan, Order, Plan, PlanError, PlanOptions, Scheduler};
 use fa3_types::Problem;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
@@ -42,12 +42,15 @@ impl Schedule {
     pub(super) fn new(
         name: &'static str,
         problem: &Problem,
-        limits: &Limits,
+        limits: &DeviceLimits,
         order: Order,
     ) -> Result<Schedule, PlanError> {
         let scheduler = Some(Scheduler::DynamicPersistent);
-        let plan =
-            Plan::with(problem, limits, &Choices { order: Some(order), scheduler, ..Choices::default() })?;
+        let plan = Plan::with(
+            problem,
+            limits,
+            &PlanOptions { order: Some(order), scheduler, ..PlanOptions::default() },
+        )?;
         let blocks = plan.tiles().map(|work| work.kv.blocks()).collect();
         Ok(Schedule { name, makespan: plan.simulate(), blocks })
     }

@@ -2,17 +2,19 @@
 
 use std::num::NonZeroU32;
 
-use fa3_sched::{Choices, Limits, Maxima, Order, Overlap, PPlace, Plan, PlanError, TileRow, TileShape};
+use fa3_sched::{
+    CtaTile, DeviceLimits, Order, Overlap, PPlace, Plan, PlanError, PlanOptions, Rescale, TileRow,
+};
 use fa3_types::Problem;
 
 /// Rows of a tile and the warpgroups that compute them, 64 each.
 const ROWS: [(u32, u32); 3] = [(64, 1), (128, 2), (192, 3)];
-const FORMS: [(Overlap, Maxima); 5] = [
-    (Overlap::None, Maxima::EveryBlock),
-    (Overlap::None, Maxima::WhenNeeded),
-    (Overlap::TwoStage, Maxima::EveryBlock),
-    (Overlap::TwoStage, Maxima::WhenNeeded),
-    (Overlap::ThreeStage, Maxima::EveryBlock),
+const FORMS: [(Overlap, Rescale); 5] = [
+    (Overlap::None, Rescale::EveryBlock),
+    (Overlap::None, Rescale::Lazy),
+    (Overlap::TwoStage, Rescale::EveryBlock),
+    (Overlap::TwoStage, Rescale::Lazy),
+    (Overlap::ThreeStage, Rescale::EveryBlock),
 ];
 const P_PLACES: [PPlace; 2] = [PPlace::Registers, PPlace::Smem];
 /// How much wider or narrower a block may be, in steps.
@@ -25,8 +27,8 @@ const SECTIONS: [(u32, u32); 5] = [(1, 4), (1, 2), (2, 1), (4, 1), (8, 1)];
 /// A way to compute a problem.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
-    pub(super) choices: Choices,
-    pub(super) tile: TileShape,
+    pub(super) options: PlanOptions,
+    pub(super) tile: CtaTile,
     pub(super) order: Order,
 }
 
@@ -34,25 +36,25 @@ pub(super) struct Candidate {
 ///
 /// # Errors
 /// If the problem has no plan.
-pub(super) fn candidates(problem: &Problem, limits: &Limits) -> Result<Vec<Candidate>, PlanError> {
-    let plan = |choices: &Choices| {
-        let whole = Choices { splits: Some(NonZeroU32::MIN), pack_gqa: Some(false), ..*choices };
+pub(super) fn candidates(problem: &Problem, limits: &DeviceLimits) -> Result<Vec<Candidate>, PlanError> {
+    let plan = |options: &PlanOptions| {
+        let whole = PlanOptions { splits: Some(NonZeroU32::MIN), pack_gqa: Some(false), ..*options };
         Plan::with(problem, limits, &whole)
     };
-    let table = plan(&Choices::default())?;
+    let table = plan(&PlanOptions::default())?;
     let (tile, order) = (table.row.shape, table.order);
-    let mut candidates = vec![Candidate { choices: Choices::default(), tile, order }];
+    let mut candidates = vec![Candidate { options: PlanOptions::default(), tile, order }];
     for shape in neighbours(tile, limits) {
-        let choices = Choices { row: Some(TileRow { shape, ..table.row }), ..Choices::default() };
-        candidates.push(Candidate { choices, tile: shape, order: plan(&choices)?.order });
+        let options = PlanOptions { row: Some(TileRow { shape, ..table.row }), ..PlanOptions::default() };
+        candidates.push(Candidate { options, tile: shape, order: plan(&options)?.order });
     }
     for (times, part) in SECTIONS {
         let Order::LongestFirst { section, longest } = order else { break };
         let section = (section.saturating_mul(times) / part).max(1);
         let order = Order::LongestFirst { section, longest };
         if candidates.iter().all(|known| known.order != order) {
-            let choices = Choices { order: Some(order), ..Choices::default() };
-            candidates.push(Candidate { choices, tile, order });
+            let options = PlanOptions { order: Some(order), ..PlanOptions::default() };
+            candidates.push(Candidate { options, tile, order });
         }
     }
     Ok(candidates)
@@ -60,21 +62,21 @@ pub(super) fn candidates(problem: &Problem, limits: &Limits) -> Result<Vec<Candi
 
 /// Tiles that differ from `tile` in one thing (in its width: with turns and without), and fit. Where another thing leaves too
 /// little room for the tile's width, it is as wide as fits.
-fn neighbours(tile: TileShape, limits: &Limits) -> Vec<TileShape> {
+fn neighbours(tile: CtaTile, limits: &DeviceLimits) -> Vec<CtaTile> {
     let widths = STEPS.into_iter().filter_map(|steps| {
         let tile_n = i64::from(tile.tile_n) + steps * i64::from(STEP);
-        Some(TileShape { tile_n: u32::try_from(tile_n).ok()?, ..tile })
+        Some(CtaTile { tile_n: u32::try_from(tile_n).ok()?, ..tile })
     });
-    let turns = |tile: TileShape| [tile, TileShape { ping_pong: !tile.ping_pong, ..tile }];
-    let rows = ROWS.map(|(tile_m, consumers)| TileShape {
+    let turns = |tile: CtaTile| [tile, CtaTile { ping_pong: !tile.ping_pong, ..tile }];
+    let rows = ROWS.map(|(tile_m, consumers)| CtaTile {
         tile_m,
         consumers,
         ping_pong: tile.ping_pong && consumers > 1,
         ..tile
     });
-    let stages = (1..=tile.stages + 1).map(|stages| TileShape { stages, ..tile });
-    let overlaps = FORMS.map(|(overlap, maxima)| TileShape { overlap, maxima, ..tile });
-    let p_places = P_PLACES.map(|p_place| TileShape { p_place, ..tile });
+    let stages = (1..=tile.stages + 1).map(|stages| CtaTile { stages, ..tile });
+    let overlaps = FORMS.map(|(overlap, rescale)| CtaTile { overlap, rescale, ..tile });
+    let p_places = P_PLACES.map(|p_place| CtaTile { p_place, ..tile });
     let others = turns(tile).into_iter().chain(rows).chain(stages).chain(overlaps).chain(p_places);
     let others = others.filter_map(|other| widest(other, limits));
 
@@ -88,8 +90,8 @@ fn neighbours(tile: TileShape, limits: &Limits) -> Vec<TileShape> {
 }
 
 /// The tile, or the widest narrower one that fits.
-fn widest(tile: TileShape, limits: &Limits) -> Option<TileShape> {
-    let widths = (1..=tile.tile_n / STEP).rev().map(|steps| TileShape { tile_n: steps * STEP, ..tile });
+fn widest(tile: CtaTile, limits: &DeviceLimits) -> Option<CtaTile> {
+    let widths = (1..=tile.tile_n / STEP).rev().map(|steps| CtaTile { tile_n: steps * STEP, ..tile });
     widths.into_iter().find(|tile| tile.check(limits).is_ok())
 }
 
@@ -99,7 +101,7 @@ mod tests {
     use fa3_sched::Inputs;
     use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
-    const H100: Limits = Limits::h100_sxm();
+    const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
     fn problem(head_dim: usize, mask: Mask, seqlen: usize) -> Problem {
         let shape = Shape { batch: 16384 / seqlen, seqlen, heads: 2048 / head_dim, head_dim };
@@ -128,24 +130,22 @@ mod tests {
     #[test]
     fn neighbours_of_a_tile() {
         let tile = candidates(&problem(128, Mask::None, 8192), &H100).unwrap()[0].tile;
-        let tile = TileShape { tile_m: 128, consumers: 2, tile_n: 176, stages: 2, ping_pong: true, ..tile };
+        let tile = CtaTile { tile_m: 128, consumers: 2, tile_n: 176, stages: 2, ping_pong: true, ..tile };
         let neighbours = neighbours(tile, &H100);
-        let has = |shape: TileShape| neighbours.contains(&shape);
+        let has = |shape: CtaTile| neighbours.contains(&shape);
         for tile_n in [144, 160, 192] {
             for ping_pong in [true, false] {
-                assert!(has(TileShape { tile_n, ping_pong, ..tile }), "{tile_n}");
+                assert!(has(CtaTile { tile_n, ping_pong, ..tile }), "{tile_n}");
             }
         }
         // 208 keys take more registers than there are.
         assert!(neighbours.iter().all(|shape| shape.tile_n <= 192));
-        assert!(
-            has(TileShape { ping_pong: false, ..tile }) && has(TileShape { overlap: Overlap::None, ..tile })
-        );
-        assert!(has(TileShape { stages: 1, ..tile }));
+        assert!(has(CtaTile { ping_pong: false, ..tile }) && has(CtaTile { overlap: Overlap::None, ..tile }));
+        assert!(has(CtaTile { stages: 1, ..tile }));
         // 227 KiB hold 32 of Q and three stages of 64 for 128 keys, but not of 72 for 144.
-        assert!(has(TileShape { stages: 3, tile_n: 128, ..tile }));
-        assert!(has(TileShape { tile_m: 64, consumers: 1, ping_pong: false, ..tile }));
-        let three = |shape: &&TileShape| (shape.consumers, shape.overlap) == (3, Overlap::TwoStage);
+        assert!(has(CtaTile { stages: 3, tile_n: 128, ..tile }));
+        assert!(has(CtaTile { tile_m: 64, consumers: 1, ping_pong: false, ..tile }));
+        let three = |shape: &&CtaTile| (shape.consumers, shape.overlap) == (3, Overlap::TwoStage);
         assert!(neighbours.iter().find(three).is_some_and(|shape| shape.tile_n < 176));
         assert!(neighbours.iter().any(|shape| shape.p_place == PPlace::Smem));
         assert!(neighbours.iter().any(|shape| shape.overlap == Overlap::ThreeStage));
@@ -159,13 +159,13 @@ mod tests {
             let problem = problem(head_dim, mask, seqlen);
             let candidates = candidates(&problem, &H100).unwrap();
             let planned = Plan::new(&problem, &H100).unwrap();
-            assert_eq!(candidates[0].choices, Choices::default());
+            assert_eq!(candidates[0].options, PlanOptions::default());
             assert_eq!((candidates[0].tile, candidates[0].order), (planned.row.shape, planned.order));
-            let sections: Vec<Order> = candidates.iter().filter_map(|one| one.choices.order).collect();
+            let sections: Vec<Order> = candidates.iter().filter_map(|one| one.options.order).collect();
             assert_eq!(sections.is_empty(), mask == Mask::None);
             assert!(!sections.contains(&planned.order));
-            for Candidate { choices, tile, order } in &candidates {
-                let plan = Plan::with(&problem, &H100, choices).unwrap();
+            for Candidate { options, tile, order } in &candidates {
+                let plan = Plan::with(&problem, &H100, options).unwrap();
                 assert_eq!((plan.row.shape, plan.order), (*tile, *order));
             }
         }

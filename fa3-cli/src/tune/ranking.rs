@@ -115,7 +115,7 @@ pub(super) fn winners(rankings: &[Ranking]) -> Table {
 mod tests {
     use super::*;
     use crate::tune::candidates::candidates;
-    use fa3_sched::Limits;
+    use fa3_sched::DeviceLimits;
     use fa3_types::{Dtype, Mask};
 
     fn ranking(outcomes: [Outcome; 4]) -> Ranking {
@@ -130,7 +130,7 @@ mod tests {
             heads_kv: 8,
         };
         let problem = setting.problem().unwrap();
-        let candidates = candidates(&problem, &Limits::h100_sxm()).unwrap();
+        let candidates = candidates(&problem, &DeviceLimits::h100_sxm()).unwrap();
         Ranking::new(setting, problem.forward_flops(), candidates.into_iter().zip(outcomes).collect())
     }
 

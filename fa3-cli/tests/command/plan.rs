@@ -1,7 +1,7 @@
 //! `fa3 plan` as a command.
 
 use crate::{Ran, fa3};
-use fa3_sched::{Limits, OrderComparison, OrderTable, Plan};
+use fa3_sched::{DeviceLimits, OrderComparison, OrderTable, Plan};
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape};
 
 fn plan(args: &str) -> Ran {
@@ -10,7 +10,7 @@ fn plan(args: &str) -> Ran {
 
 /// The command prints the library's plan and comparison.
 #[track_caller]
-fn prints(args: &str, problem: &Problem, limits: &Limits) {
+fn prints(args: &str, problem: &Problem, limits: &DeviceLimits) {
     let stdout = plan(args).succeeded();
     let expected = Plan::new(problem, limits).unwrap().to_string();
     assert!(stdout.starts_with(&expected), "{stdout}\nexpected\n{expected}");
@@ -20,7 +20,7 @@ fn prints(args: &str, problem: &Problem, limits: &Limits) {
 
 #[test]
 fn options_make_the_problem() {
-    let limits = Limits::h100_sxm();
+    let limits = DeviceLimits::h100_sxm();
     let q = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
     let causal = ProblemSpec::dense(Dtype::Bf16, q, q).causal().validate().unwrap();
     prints("--batch 4 --seqlen 4096 --heads 8 --head-dim 128 --causal", &causal, &limits);
@@ -31,7 +31,7 @@ fn options_make_the_problem() {
     let spec = ProblemSpec::dense(Dtype::F16, q, kv).head_dim_v(64).mask(window);
     let args = "--seqlen 300 --seqlen-k 900 --heads 8 --heads-kv 2 --head-dim 128 --head-dim-v 64 \
                 --dtype f16 --window 64,-1 --sms 20";
-    prints(args, &spec.validate().unwrap(), &Limits { sms: 20.try_into().unwrap(), ..limits });
+    prints(args, &spec.validate().unwrap(), &DeviceLimits { sms: 20.try_into().unwrap(), ..limits });
 
     let [seqs_q, seqs_k] = [[0, 100, 1100], [0, 7, 900]].map(|rows| Sequences::packed(&rows).unwrap());
     let packed =

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
 use fa3_ir::{Kernel, Ptx, ptx};
-use fa3_sched::Limits;
+use fa3_sched::DeviceLimits;
 
 use super::context::Context;
 use super::counters::Counters;
@@ -111,8 +111,8 @@ impl Device {
     }
 
     /// The numbers that plans depend on.
-    pub fn limits(&self) -> Limits {
-        Limits {
+    pub fn limits(&self) -> DeviceLimits {
+        DeviceLimits {
             // No GPU is without.
             sms: NonZeroU32::new(self.sm_count()).unwrap_or(NonZeroU32::MIN),
             smem_bytes: self.smem_bytes(),

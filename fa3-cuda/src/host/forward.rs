@@ -7,7 +7,7 @@ mod kernels;
 
 use std::num::NonZeroU32;
 
-use fa3_sched::{Choices, Limits, Plan, Scheduler};
+use fa3_sched::{DeviceLimits, Plan, PlanOptions, Scheduler};
 use fa3_types::{Address, Addresses, Placement, Problem, TensorName};
 
 use super::context::Context;
@@ -78,7 +78,7 @@ impl Forward {
     /// # Errors
     /// [`ForwardError`] if no plan or kernel takes the problem, or what the driver says.
     pub fn new(device: &Device, problem: &Problem) -> Result<Forward, ForwardError> {
-        Forward::with(device, problem, &Choices::default())
+        Forward::with(device, problem, &PlanOptions::default())
     }
 
     /// Plans with some of the decisions given. Open `splits` and `pack_gqa` become 1 and false, the only ones that the
@@ -86,8 +86,8 @@ impl Forward {
     ///
     /// # Errors
     /// Those of [`Forward::new`].
-    pub fn with(device: &Device, problem: &Problem, choices: &Choices) -> Result<Forward, ForwardError> {
-        Forward::within(device, problem, choices, &device.limits())
+    pub fn with(device: &Device, problem: &Problem, options: &PlanOptions) -> Result<Forward, ForwardError> {
+        Forward::within(device, problem, options, &device.limits())
     }
 
     /// Plans for a device with other limits than its own: with fewer SMs, others are left to other work.
@@ -97,15 +97,15 @@ impl Forward {
     pub fn within(
         device: &Device,
         problem: &Problem,
-        choices: &Choices,
-        limits: &Limits,
+        options: &PlanOptions,
+        limits: &DeviceLimits,
     ) -> Result<Forward, ForwardError> {
-        let choices = Choices {
-            splits: choices.splits.or(Some(NonZeroU32::MIN)),
-            pack_gqa: choices.pack_gqa.or(Some(false)),
-            ..*choices
+        let options = PlanOptions {
+            splits: options.splits.or(Some(NonZeroU32::MIN)),
+            pack_gqa: options.pack_gqa.or(Some(false)),
+            ..*options
         };
-        let plan = Plan::with(problem, limits, &choices)?;
+        let plan = Plan::with(problem, limits, &options)?;
         let spec = FwdSpec::of(&plan)?;
         let prepare = || {
             let function = device.forward_kernels().function(device, &spec, fwd::kernel)?;

@@ -57,7 +57,7 @@ struct Fwd<'k> {
 }
 
 /// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that have a producer as well and pass
-/// [`TileShape::check`](fa3_sched::TileShape::check).
+/// [`CtaTile::check`](fa3_sched::CtaTile::check).
 pub fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("fwd", Launch::threads(tile.threads()), |b| {

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use fa3_ir::{Elem, Kernel};
 use fa3_sched::{
-    Inputs, Loads, Longest, MaskClass, Maxima, Order, Overlap, PPlace, Scheduler, TileRow, TileShape,
+    CtaTile, Inputs, Loads, Longest, MaskClass, Order, Overlap, PPlace, Rescale, Scheduler, TileRow,
 };
 use fa3_types::Mask;
 
@@ -111,7 +111,7 @@ fn schedulers(mask: Mask) -> [Scheduler; 2] {
 }
 
 /// In bf16, without a soft cap, with the order that plans have for this mask.
-fn spec(tile: TileShape, mask: Mask, scheduler: Scheduler) -> FwdSpec {
+fn spec(tile: CtaTile, mask: Mask, scheduler: Scheduler) -> FwdSpec {
     let order = match mask {
         NO_SIDE => Order::Linear,
         Mask::Causal | Mask::Window { .. } => {
@@ -126,14 +126,14 @@ fn spec(tile: TileShape, mask: Mask, scheduler: Scheduler) -> FwdSpec {
 fn ablated() -> impl Iterator<Item = FwdSpec> {
     let is_measured = |row: &&TileRow| row.shape.head_dim == 128 && row.masks == [MaskClass::Dense];
     let tile = TileRow::table().iter().find(is_measured).expect("the table has the tile").shape;
-    let maxima = Maxima::EveryBlock;
+    let rescale = Rescale::EveryBlock;
     let tiles = [
-        TileShape { overlap: Overlap::None, maxima, ..tile },
-        TileShape { maxima, ..tile },
-        TileShape { overlap: Overlap::ThreeStage, maxima, tile_n: 48, ..tile },
-        TileShape { overlap: Overlap::None, maxima, ping_pong: false, ..tile },
-        TileShape { maxima, ping_pong: false, ..tile },
-        TileShape { loads: Loads::Consumers, maxima, ..tile },
+        CtaTile { overlap: Overlap::None, rescale, ..tile },
+        CtaTile { rescale, ..tile },
+        CtaTile { overlap: Overlap::ThreeStage, rescale, tile_n: 48, ..tile },
+        CtaTile { overlap: Overlap::None, rescale, ping_pong: false, ..tile },
+        CtaTile { rescale, ping_pong: false, ..tile },
+        CtaTile { loads: Loads::Consumers, rescale, ..tile },
     ];
     let causal = |scheduler| spec(tile, Mask::Causal, scheduler);
     let [dealt, drawn] = [Scheduler::StaticPersistent, Scheduler::DynamicPersistent].map(causal);
@@ -145,7 +145,7 @@ fn ablated() -> impl Iterator<Item = FwdSpec> {
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
     let FwdSpec { elem, tile, mask, softcap, order, scheduler, .. } = *spec;
-    let TileShape { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
+    let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
     let mut word = |word: &str| words.push(word.to_owned());
@@ -169,7 +169,7 @@ fn name(spec: &FwdSpec) -> String {
         Overlap::ThreeStage => word("three-stage"),
     }
     let differs = [
-        (tile.maxima == Maxima::EveryBlock, "every-maximum"),
+        (tile.rescale == Rescale::EveryBlock, "every-maximum"),
         (tile.p_place != PPlace::Registers, "p-in-smem"),
         (tile.consumers > 1 && !tile.ping_pong, "no-turns"),
         (tile.loads == Loads::Consumers, "no-producer"),

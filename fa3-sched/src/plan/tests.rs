@@ -7,9 +7,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::checked::Checked;
-use crate::{Inputs, TileShape, certified_bound};
+use crate::{CtaTile, Inputs, certified_bound};
 
-const H100: Limits = Limits::h100_sxm();
+const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
 fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mask) -> Problem {
     let q = Shape { batch, seqlen: seqlens.0, heads: heads.0, head_dim: 128 };
@@ -81,8 +81,8 @@ fn covers(plan: &Plan) {
 fn the_talks_example() {
     let row =
         TileRow::table().iter().find(|row| (row.shape.head_dim, row.shape.tile_m) == (128, 128)).copied();
-    let choices = Choices { row, ..Choices::default() };
-    let plan = Plan::with(&dense(4, (4096, 4096), (8, 8), Mask::None), &H100, &choices).unwrap();
+    let options = PlanOptions { row, ..PlanOptions::default() };
+    let plan = Plan::with(&dense(4, (4096, 4096), (8, 8), Mask::None), &H100, &options).unwrap();
     assert_eq!((plan.num_tiles, plan.grid, plan.splits), (1024, 132, 1));
     assert_eq!((plan.order, plan.scheduler), (Order::Linear, Scheduler::StaticPersistent));
     let mut tiles = [0; 132];
@@ -101,11 +101,11 @@ fn causal_tiles_of_a_section_never_get_longer() {
     assert!(sections.chunks(3 * 32).chain([last]).all(|section| section.is_sorted_by(|a, b| a >= b)));
     assert!(plan.simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
 
-    let choices = Choices {
+    let options = PlanOptions {
         order: Some(Order::LongestFirst { section: 32, longest: Longest::Last }),
-        ..Choices::default()
+        ..PlanOptions::default()
     };
-    let plan = Plan::with(&plan.problem, &H100, &choices).unwrap();
+    let plan = Plan::with(&plan.problem, &H100, &options).unwrap();
     let costs: Vec<u64> = plan.tiles().map(|work| work.cost()).collect();
     assert!(costs.is_sorted_by(|a, b| a >= b));
     assert!(plan.simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
@@ -141,7 +141,7 @@ fn decoding_packs_and_splits() {
     let rows = 64;
     let Workspace { partial_o, partial_lse, counter } = plan.workspace;
     assert_eq!((partial_o, partial_lse, counter), (14 * rows * 128 * 4, 14 * rows * 4, 0));
-    let one = Choices { splits: NonZeroU32::new(1), ..Choices::default() };
+    let one = PlanOptions { splits: NonZeroU32::new(1), ..PlanOptions::default() };
     let plan = Plan::with(&plan.problem, &H100, &one).unwrap();
     assert_eq!((plan.splits, plan.num_tiles, plan.workspace.total()), (1, 8, 0));
 
@@ -155,9 +155,9 @@ fn decoding_packs_and_splits() {
 fn without_a_producer_nobody_draws() {
     let problem = dense(1, (8192, 8192), (16, 16), Mask::Causal);
     let row = Plan::new(&problem, &H100).unwrap().row;
-    let row = TileRow { shape: TileShape { loads: Loads::Consumers, ..row.shape }, ..row };
-    let choices = Choices { row: Some(row), ..Choices::default() };
-    let plan = Plan::with(&problem, &H100, &choices).unwrap();
+    let row = TileRow { shape: CtaTile { loads: Loads::Consumers, ..row.shape }, ..row };
+    let options = PlanOptions { row: Some(row), ..PlanOptions::default() };
+    let plan = Plan::with(&problem, &H100, &options).unwrap();
     assert_eq!((plan.scheduler, plan.workspace.total()), (Scheduler::StaticPersistent, 0));
     let text = plan.to_string();
     assert!(text.contains("no producer") && text.contains("132 CTAs of 384 threads"), "{text}");
@@ -167,7 +167,7 @@ fn without_a_producer_nobody_draws() {
 /// Makespans in parts and whole, the first without the combination.
 fn with_and_without_splits(problem: &Problem) -> (u32, u64, u64) {
     let plan = Plan::new(problem, &H100).unwrap();
-    let one = Choices { splits: NonZeroU32::new(1), ..Choices::default() };
+    let one = PlanOptions { splits: NonZeroU32::new(1), ..PlanOptions::default() };
     let whole = Plan::with(problem, &H100, &one).unwrap();
     (plan.splits, plan.simulate().length(), whole.simulate().length())
 }
@@ -238,7 +238,7 @@ fn any_group_that_fits_a_tile_packs() {
     // A whole group must fit.
     let problem = dense(1, (1, 300), (129, 1), Mask::Causal);
     assert!(!Plan::new(&problem, &H100).unwrap().tiling.is_packed());
-    let pack = Choices { pack_gqa: Some(true), ..Choices::default() };
+    let pack = PlanOptions { pack_gqa: Some(true), ..PlanOptions::default() };
     let error = Plan::with(&problem, &H100, &pack).unwrap_err();
     assert_eq!(error, PlanError::Packing { group: 129, tile_m: 128 });
 }
@@ -247,10 +247,10 @@ fn any_group_that_fits_a_tile_packs() {
 fn a_packed_tile_that_does_not_fit_is_not_chosen() {
     // 60 rows fit a decoding tile of 146 KiB, 120 packed rows take one of 162 KiB.
     let problem = dense(1, (60, 4096), (8, 4), Mask::None);
-    let small = Limits { smem_bytes: 155 << 10, ..H100 };
+    let small = DeviceLimits { smem_bytes: 155 << 10, ..H100 };
     let plan = Plan::new(&problem, &small).unwrap();
     assert_eq!((plan.tiling.is_packed(), plan.row.shape.tile_m), (false, 64));
-    let pack = Choices { pack_gqa: Some(true), ..Choices::default() };
+    let pack = PlanOptions { pack_gqa: Some(true), ..PlanOptions::default() };
     let error = Plan::with(&problem, &small, &pack).unwrap_err();
     assert_eq!(error, PlanError::SharedMemory { needed: (160 << 10) + 2048, available: 155 << 10 });
 }
@@ -263,7 +263,9 @@ fn packing_can_be_asked_for_or_refused() {
     assert!(plan.to_string().contains("groups packed into tiles, 126 of 128 rows used"), "{plan}");
     covers(&plan);
     let problem = dense(1, (4096, 4096), (16, 4), Mask::None);
-    let with = |pack| Plan::with(&problem, &H100, &Choices { pack_gqa: pack, ..Choices::default() }).unwrap();
+    let with = |pack| {
+        Plan::with(&problem, &H100, &PlanOptions { pack_gqa: pack, ..PlanOptions::default() }).unwrap()
+    };
     assert!(!with(None).tiling.is_packed());
     assert!(!with(Some(false)).tiling.is_packed());
     assert!(with(Some(true)).tiling.is_packed());
@@ -277,7 +279,7 @@ fn unequal_sequences_come_longest_first() {
     let runs: Vec<_> = plan.runs.iter().map(|run| (run.first_batch, run.lens.q)).collect();
     assert_eq!(runs, [(2, 1024), (0, 300), (3, 76)]);
     covers(&plan);
-    let linear = Choices { order: Some(Order::Linear), ..Choices::default() };
+    let linear = PlanOptions { order: Some(Order::Linear), ..PlanOptions::default() };
     let plan = Plan::with(&plan.problem, &H100, &linear).unwrap();
     assert!(plan.runs.iter().map(|run| run.first_batch).eq([0, 2, 3]));
     covers(&plan);
@@ -310,7 +312,7 @@ fn what_cannot_be_planned() {
     let f32 = ProblemSpec::dense(Dtype::F32, shape, shape).validate().unwrap();
     assert_eq!(Plan::new(&f32, &H100).unwrap_err(), PlanError::Dtype { dtype: Dtype::F32 });
 
-    let small = Limits { smem_bytes: 100 << 10, ..H100 };
+    let small = DeviceLimits { smem_bytes: 100 << 10, ..H100 };
     let error = Plan::new(&dense(1, (4096, 4096), (8, 8), Mask::None), &small).unwrap_err();
     assert_eq!(error, PlanError::SharedMemory { needed: (168 << 10) + 2048, available: 100 << 10 });
 
@@ -318,13 +320,13 @@ fn what_cannot_be_planned() {
     let tiles = (1u128 << 20) * (1 << 13);
     assert_eq!(Plan::new(&many, &H100).unwrap_err(), PlanError::Tiles { tiles, limit: TILE_LIMIT });
 
-    let large = Choices { splits: NonZeroU32::new(u32::MAX), ..Choices::default() };
+    let large = PlanOptions { splits: NonZeroU32::new(u32::MAX), ..PlanOptions::default() };
     let error =
         Plan::with(&dense(1 << 20, (1, 1 << 20), (1 << 10, 1), Mask::None), &H100, &large).unwrap_err();
     assert!(matches!(error, PlanError::Tiles { .. }), "{error}");
 
     let row = TileRow::table().iter().find(|row| row.shape.inputs == Inputs::E4m3).copied();
-    let error = Plan::with(&many, &H100, &Choices { row, ..Choices::default() }).unwrap_err();
+    let error = Plan::with(&many, &H100, &PlanOptions { row, ..PlanOptions::default() }).unwrap_err();
     assert_eq!(
         error.to_string(),
         "the chosen tile takes e4m3 up to head_dim 64 and head_dim_v 64, not bf16 with 128 and 128"
@@ -344,7 +346,7 @@ fn the_largest_lengths_plan() {
     assert_eq!((plan.splits, plan.num_tiles), (1, 100 * longest.div_ceil(192) as u32));
     // The most rows of 8 heads that pack; with one more, row numbers do not fit 31 bits.
     let most = (1 << 28) - 16;
-    let pack = Choices { pack_gqa: Some(true), ..Choices::default() };
+    let pack = PlanOptions { pack_gqa: Some(true), ..PlanOptions::default() };
     let plan = Plan::with(&dense(1, (most, 1), (8, 1), Mask::Causal), &H100, &pack).unwrap();
     let last = plan.tile(0).unwrap();
     assert_eq!(last, as_a_kernel(&plan, &plan.runs[0], 0));
@@ -357,7 +359,7 @@ fn the_largest_lengths_plan() {
 fn a_plan_prints() {
     let text = "\
 problem    bf16 batch 4 seqlen 4096 x 4096 heads 8/8 head_dim 128 mask causal scale 0.088388
-tile       128 x 128, 3 stages, P in registers, softmax under GEMM, maxima when needed, ping-pong
+tile       128 x 128, 3 stages, P in registers, softmax under GEMM, rescale when needed, ping-pong
            fewer rows and square tiles waste less where sequences are short; without turns -2 to -9 %
 heads      8 of Q, 8 of K and V
 order      longest first, heads in sections of 3
@@ -437,14 +439,14 @@ proptest! {
     #[test]
     fn causal_tiles_of_one_section_never_get_longer(q in 1usize..3000, k in 0usize..3000, heads in 1usize..4) {
         let order = Some(Order::LongestFirst { section: u32::MAX, longest: Longest::Last });
-        let choices = Choices { order, splits: NonZeroU32::new(1), ..Choices::default() };
-        let plan = Plan::with(&dense(2, (q, k), (heads, heads), Mask::Causal), &H100, &choices).unwrap();
+        let options = PlanOptions { order, splits: NonZeroU32::new(1), ..PlanOptions::default() };
+        let plan = Plan::with(&dense(2, (q, k), (heads, heads), Mask::Causal), &H100, &options).unwrap();
         prop_assert!(plan.tiles().map(|work| work.cost()).is_sorted_by(|a, b| a >= b));
     }
 
     #[test]
     fn any_problem_plans_and_is_covered(problem in problems(), sms in 1u32..150) {
-        let limits = Limits { sms: NonZeroU32::new(sms).unwrap(), ..H100 };
+        let limits = DeviceLimits { sms: NonZeroU32::new(sms).unwrap(), ..H100 };
         let plan = Plan::new(&problem, &limits).unwrap();
         covers(&plan);
         prop_assert!(plan.to_string().lines().count() > 8);
@@ -459,8 +461,8 @@ proptest! {
     ) {
         let longest = Longest::from(problem.mask());
         let order = Some(if linear { Order::Linear } else { Order::LongestFirst { section, longest } });
-        let choices = Choices { pack_gqa: pack, splits: NonZeroU32::new(splits), order, ..Choices::default() };
-        match Plan::with(&problem, &H100, &choices) {
+        let options = PlanOptions { pack_gqa: pack, splits: NonZeroU32::new(splits), order, ..PlanOptions::default() };
+        match Plan::with(&problem, &H100, &options) {
             Ok(plan) => {
                 prop_assert_eq!((plan.splits, Some(plan.order)), (splits, order));
                 prop_assert!(pack.is_none_or(|pack| pack == plan.tiling.is_packed() || problem.heads().group_size() == 1));

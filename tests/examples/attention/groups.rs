@@ -1,6 +1,6 @@
 //! Problems.
 
-use fa3_sched::{Choices, TileRow};
+use fa3_sched::{PlanOptions, TileRow};
 use fa3_tests::fwd::{Layout, dense, shapes};
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec};
 
@@ -164,8 +164,8 @@ fn forms() -> Vec<Trial> {
         let (head_dim, head_dim_v) = (shape.head_dim as usize, shape.head_dim_v as usize);
         let spec = dense(Dtype::Bf16, 2, (517, 731), (3, 1), head_dim).head_dim_v(head_dim_v);
         let row = Some(TileRow { shape, ..TileRow::table()[0] });
-        let choices = Choices { row, ..Choices::default() };
-        trials.push(Trial { choices, ..valid(spec.mask(mask)).into() });
+        let options = PlanOptions { row, ..PlanOptions::default() };
+        trials.push(Trial { options, ..valid(spec.mask(mask)).into() });
     }
     trials
 }

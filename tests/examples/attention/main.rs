@@ -85,7 +85,7 @@ fn group(device: &Device, name: &str, trials: &[Trial]) -> usize {
     let failed =
         trials.iter().zip(&results).filter_map(|(trial, result)| Some((trial, result.as_ref().err()?)));
     for (trial, error) in failed.take(PRINTED) {
-        println!("      {} {:?}: {error}", trial.problem, trial.choices.row.map(|row| row.shape));
+        println!("      {} {:?}: {error}", trial.problem, trial.options.row.map(|row| row.shape));
     }
     failures
 }

@@ -37,9 +37,12 @@ pub(crate) fn schedulers(device: &Device) -> Fallible<String> {
             let (mut first, mut count): (Option<Outputs>, usize) = (None, 0);
             for (scheduler, order) in SCHEDULERS.into_iter().flat_map(|x| orders.map(|order| (x, order))) {
                 for sms in [None, Some(1), Some(7)] {
-                    let choices =
-                        Choices { scheduler: Some(scheduler), order: Some(order), ..Choices::default() };
-                    let outputs = run(device, &Trial { problem: problem.clone(), choices, sms }, &inputs)?;
+                    let options = PlanOptions {
+                        scheduler: Some(scheduler),
+                        order: Some(order),
+                        ..PlanOptions::default()
+                    };
+                    let outputs = run(device, &Trial { problem: problem.clone(), options, sms }, &inputs)?;
                     if !first.get_or_insert_with(|| outputs.clone()).same(&outputs) {
                         return Err(format!("{problem} differs: {scheduler}, {order}, {sms:?} sms").into());
                     }

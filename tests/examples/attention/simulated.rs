@@ -27,7 +27,7 @@ pub(crate) fn compare(device: &Device) -> Fallible<String> {
         .map(|problem| {
             let inputs = Inputs::random(problem, 4);
             let gpu = run(device, &Trial::from(problem.clone()), &inputs)?;
-            let launch = Launch::new(problem, &with_sms(132), &Choices::default())
+            let launch = Launch::new(problem, &with_sms(132), &PlanOptions::default())
                 .map_err(|fault| fault.to_string())?;
             let values = Values {
                 q: inputs.q.numbers(),

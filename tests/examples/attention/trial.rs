@@ -12,7 +12,7 @@ use crate::tensor::Tensor;
 #[derive(Clone)]
 pub(crate) struct Trial {
     pub(crate) problem: Problem,
-    pub(crate) choices: Choices,
+    pub(crate) options: PlanOptions,
     /// SMs to plan for; all of them if `None`.
     pub(crate) sms: Option<u32>,
 }
@@ -45,7 +45,7 @@ pub(crate) type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 impl From<Problem> for Trial {
     fn from(problem: Problem) -> Trial {
-        Trial { problem, choices: Choices::default(), sms: None }
+        Trial { problem, options: PlanOptions::default(), sms: None }
     }
 }
 
@@ -61,9 +61,9 @@ impl Bench {
     pub(crate) fn new(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Bench> {
         let limits = match trial.sms.and_then(std::num::NonZeroU32::new) {
             None => device.limits(),
-            Some(sms) => Limits { sms, ..device.limits() },
+            Some(sms) => DeviceLimits { sms, ..device.limits() },
         };
-        let forward = Forward::within(device, &trial.problem, &trial.choices, &limits)?;
+        let forward = Forward::within(device, &trial.problem, &trial.options, &limits)?;
         let stream = device.stream()?;
         let upload = |x: &Tensor| -> Fallible<DeviceBuffer> {
             let mut buffer = device.alloc(2 * x.bits.len())?;

@@ -25,7 +25,7 @@ impl Engine for Sim {
             return Err(Skip::PoisonedValue.into());
         }
         // So few SMs that most cases have more tiles: then CTAs are persistent.
-        let launch = Launch::new(&case.problem, &device(3), &Choices::default());
+        let launch = Launch::new(&case.problem, &device(3), &PlanOptions::default());
         let launch = launch.map_err(|fault| no_kernel(&case.problem, fault))?;
         let macs = launch.macs();
         if macs > MACS {

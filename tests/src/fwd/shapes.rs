@@ -1,18 +1,18 @@
 //! Tiles for forward kernels.
 
-use fa3_sched::{Inputs, Limits, Loads, Maxima, Overlap, PPlace, Scheduler, TileRow, TileShape};
+use fa3_sched::{CtaTile, DeviceLimits, Inputs, Loads, Overlap, PPlace, Rescale, Scheduler, TileRow};
 
-/// The consumer's three pipelines, with maxima of every block and, where that is possible, when needed.
-pub const FORMS: [(Overlap, Maxima); 5] = [
-    (Overlap::None, Maxima::EveryBlock),
-    (Overlap::None, Maxima::WhenNeeded),
-    (Overlap::TwoStage, Maxima::EveryBlock),
-    (Overlap::TwoStage, Maxima::WhenNeeded),
-    (Overlap::ThreeStage, Maxima::EveryBlock),
+/// The consumer's three pipelines, with rescaling in every block and, where that is possible, lazily.
+pub const FORMS: [(Overlap, Rescale); 5] = [
+    (Overlap::None, Rescale::EveryBlock),
+    (Overlap::None, Rescale::Lazy),
+    (Overlap::TwoStage, Rescale::EveryBlock),
+    (Overlap::TwoStage, Rescale::Lazy),
+    (Overlap::ThreeStage, Rescale::EveryBlock),
 ];
 
 /// A tile of 64 x 16 for one warpgroup: several blocks of few keys.
-pub const TINY: TileShape = TileShape {
+pub const TINY: CtaTile = CtaTile {
     inputs: Inputs::Bits16,
     head_dim: 64,
     head_dim_v: 64,
@@ -22,7 +22,7 @@ pub const TINY: TileShape = TileShape {
     consumers: 1,
     loads: Loads::Producer,
     overlap: Overlap::TwoStage,
-    maxima: Maxima::WhenNeeded,
+    rescale: Rescale::Lazy,
     p_place: PPlace::Registers,
     ping_pong: false,
     promoted_columns: 0,
@@ -34,46 +34,47 @@ pub const TINY: TileShape = TileShape {
 ///
 /// # Panics
 /// If the table has no tile for head dimension 128.
-pub fn all() -> Vec<TileShape> {
+pub fn all() -> Vec<CtaTile> {
     let rows = TileRow::table().iter().map(|row| row.shape);
     let rows = rows.filter(|shape| shape.inputs == Inputs::Bits16 && shape.tile_m == 64 * shape.consumers);
-    let mut shapes: Vec<TileShape> = Vec::new();
+    let mut shapes: Vec<CtaTile> = Vec::new();
     for shape in rows {
-        for ((overlap, maxima), ping_pong) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)])
+        for ((overlap, rescale), ping_pong) in
+            FORMS.into_iter().flat_map(|form| [(form, false), (form, true)])
         {
-            let shape = widest(TileShape { overlap, maxima, ping_pong, ..shape });
+            let shape = widest(CtaTile { overlap, rescale, ping_pong, ..shape });
             shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
         }
     }
     let is_measured = |row: &&TileRow| row.shape.head_dim == 128 && row.shape.inputs == Inputs::Bits16;
     let measured = TileRow::table().iter().find(is_measured).expect("the table has head dimension 128");
-    let measured = TileShape { loads: Loads::Consumers, ..measured.shape };
-    let measured = FORMS.map(|(overlap, maxima)| widest(TileShape { overlap, maxima, ..measured }));
+    let measured = CtaTile { loads: Loads::Consumers, ..measured.shape };
+    let measured = FORMS.map(|(overlap, rescale)| widest(CtaTile { overlap, rescale, ..measured }));
     shapes.extend(measured.into_iter().flatten());
     shapes.extend(others());
     shapes
 }
 
 /// The tile with as many keys as fit.
-fn widest(shape: TileShape) -> Option<TileShape> {
-    let narrower = (1..=shape.tile_n / 16).rev().map(|steps| TileShape { tile_n: 16 * steps, ..shape });
-    narrower.into_iter().find(|shape| shape.check(&Limits::h100_sxm()).is_ok())
+fn widest(shape: CtaTile) -> Option<CtaTile> {
+    let narrower = (1..=shape.tile_n / 16).rev().map(|steps| CtaTile { tile_n: 16 * steps, ..shape });
+    narrower.into_iter().find(|shape| shape.check(&DeviceLimits::h100_sxm()).is_ok())
 }
 
 /// Tiles that the table does not have: one stage and four, narrow blocks, P in shared memory, head dimensions of their own, no producer.
 ///
 /// # Panics
 /// If one does not fit an H100.
-pub fn others() -> Vec<TileShape> {
-    let two = TileShape { tile_m: 128, consumers: 2, ..TINY };
-    let three = TileShape { tile_m: 192, consumers: 3, ..TINY };
-    let shapes = FORMS.into_iter().flat_map(|(overlap, maxima)| {
+pub fn others() -> Vec<CtaTile> {
+    let two = CtaTile { tile_m: 128, consumers: 2, ..TINY };
+    let three = CtaTile { tile_m: 192, consumers: 3, ..TINY };
+    let shapes = FORMS.into_iter().flat_map(|(overlap, rescale)| {
         [
-            TileShape { overlap, maxima, stages: 1, ..TINY },
-            TileShape { overlap, maxima, stages: 3, tile_n: 48, p_place: PPlace::Smem, ..TINY },
-            TileShape {
+            CtaTile { overlap, rescale, stages: 1, ..TINY },
+            CtaTile { overlap, rescale, stages: 3, tile_n: 48, p_place: PPlace::Smem, ..TINY },
+            CtaTile {
                 overlap,
-                maxima,
+                rescale,
                 stages: 4,
                 tile_n: 32,
                 head_dim: 128,
@@ -81,22 +82,22 @@ pub fn others() -> Vec<TileShape> {
                 ping_pong: true,
                 ..two
             },
-            TileShape {
+            CtaTile {
                 overlap,
-                maxima,
+                rescale,
                 stages: 1,
                 tile_n: 64,
                 p_place: PPlace::Smem,
                 ping_pong: true,
                 ..two
             },
-            TileShape { overlap, maxima, tile_n: 80, p_place: PPlace::Smem, ping_pong: true, ..three },
-            TileShape { overlap, maxima, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
-            TileShape { overlap, maxima, loads: Loads::Consumers, stages: 1, ..TINY },
-            TileShape { overlap, maxima, loads: Loads::Consumers, tile_n: 48, ping_pong: true, ..two },
-            TileShape {
+            CtaTile { overlap, rescale, tile_n: 80, p_place: PPlace::Smem, ping_pong: true, ..three },
+            CtaTile { overlap, rescale, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
+            CtaTile { overlap, rescale, loads: Loads::Consumers, stages: 1, ..TINY },
+            CtaTile { overlap, rescale, loads: Loads::Consumers, tile_n: 48, ping_pong: true, ..two },
+            CtaTile {
                 overlap,
-                maxima,
+                rescale,
                 loads: Loads::Consumers,
                 stages: 3,
                 p_place: PPlace::Smem,
@@ -105,15 +106,15 @@ pub fn others() -> Vec<TileShape> {
             },
         ]
     });
-    let shapes: Vec<TileShape> = shapes.collect();
+    let shapes: Vec<CtaTile> = shapes.collect();
     for shape in &shapes {
-        shape.check(&Limits::h100_sxm()).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        shape.check(&DeviceLimits::h100_sxm()).unwrap_or_else(|error| panic!("{shape}: {error}"));
     }
     shapes
 }
 
 /// The scheduler for a tile: the static one in place of the dynamic one, where there is no producer to draw numbers.
-pub fn dealt(shape: &TileShape, scheduler: Scheduler) -> Scheduler {
+pub fn dealt(shape: &CtaTile, scheduler: Scheduler) -> Scheduler {
     match (shape.loads, scheduler) {
         (Loads::Consumers, Scheduler::DynamicPersistent) => Scheduler::StaticPersistent,
         (Loads::Producer | Loads::Consumers, scheduler) => scheduler,

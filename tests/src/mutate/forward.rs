@@ -1,6 +1,6 @@
 //! Forward kernels to hunt.
 
-use fa3_sched::{Choices, Loads, Maxima, Order, Overlap, PPlace, Scheduler, TileRow, TileShape};
+use fa3_sched::{CtaTile, Loads, Order, Overlap, PPlace, PlanOptions, Rescale, Scheduler, TileRow};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::Prey;
@@ -89,11 +89,11 @@ type Small = (usize, (usize, usize), Mask);
 /// If one cannot be built.
 pub fn forward_preys() -> Vec<Prey> {
     let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
-    let two = TileShape { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
-    // Problems run without numbers, so that maxima are never needed: P is written once, as it is for every block.
-    let maxima = Maxima::EveryBlock;
-    let one = TileShape { overlap: Overlap::None, maxima, p_place: PPlace::Smem, stages: 1, ..TINY };
-    let three = TileShape { overlap: Overlap::ThreeStage, maxima: Maxima::EveryBlock, stages: 1, ..TINY };
+    let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
+    // Problems run without numbers, so that O is never rescaled: P is written once, as it is in every block.
+    let rescale = Rescale::EveryBlock;
+    let one = CtaTile { overlap: Overlap::None, rescale, p_place: PPlace::Smem, stages: 1, ..TINY };
+    let three = CtaTile { overlap: Overlap::ThreeStage, rescale: Rescale::EveryBlock, stages: 1, ..TINY };
     vec![
         prey(
             "fwd 2, turns, dynamic",
@@ -103,8 +103,8 @@ pub fn forward_preys() -> Vec<Prey> {
             TWO_STAGE,
         ),
         prey(
-            "fwd 2, maxima of every block",
-            TileShape { maxima, ..two },
+            "fwd 2, rescaling in every block",
+            CtaTile { rescale, ..two },
             Scheduler::StaticPersistent,
             &[(5, (20, 70), Mask::Causal), (1, (130, 60), Mask::Causal), (3, (9, 10), Mask::Causal)],
             TWO_STAGE,
@@ -136,7 +136,7 @@ pub fn forward_preys() -> Vec<Prey> {
         ),
         prey(
             "fwd 2, no producer",
-            TileShape { ping_pong: false, loads: Loads::Consumers, ..two },
+            CtaTile { ping_pong: false, loads: Loads::Consumers, ..two },
             Scheduler::StaticPersistent,
             &[
                 (5, (20, 70), Mask::Causal),
@@ -151,20 +151,20 @@ pub fn forward_preys() -> Vec<Prey> {
 
 fn prey(
     name: &str,
-    shape: TileShape,
+    shape: CtaTile,
     scheduler: Scheduler,
     problems: &[Small],
     argued: &'static [Argued],
 ) -> Prey {
     let row = Some(TileRow { shape, ..TileRow::table()[0] });
-    let choices =
-        Choices { row, scheduler: Some(scheduler), order: Some(Order::Linear), ..Choices::default() };
+    let options =
+        PlanOptions { row, scheduler: Some(scheduler), order: Some(Order::Linear), ..PlanOptions::default() };
     let jobs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };
         let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).validate();
         let problem = problem.expect("the problem of a prey is valid");
-        let launch = Launch::new(&problem, &device(1), &choices).expect("there is such a kernel");
+        let launch = Launch::new(&problem, &device(1), &options).expect("there is such a kernel");
         let job = launch.job.expect("there are rows to compute");
         let bytes = initial(&problem, &job, &Values::new(&problem, Dist::Normal, Poison::None, 1));
         (job, bytes)

@@ -54,9 +54,10 @@ fn kernels_decode_tiles_as_the_host_does() {
         .map(|(index, (lengths, mask))| {
             let (batch, heads) = heads[index % heads.len()];
             let problem = dense(Dtype::Bf16, batch, lengths, heads, 64).mask(mask).validate().unwrap();
-            let choices = Choices { order: Some(orders[index % orders.len()]), ..with_tile(TINY) };
-            let choices = Choices { splits: std::num::NonZeroU32::new(1), pack_gqa: Some(false), ..choices };
-            let plan = Plan::with(&problem, &device(3), &choices).unwrap();
+            let options = PlanOptions { order: Some(orders[index % orders.len()]), ..with_tile(TINY) };
+            let options =
+                PlanOptions { splits: std::num::NonZeroU32::new(1), pack_gqa: Some(false), ..options };
+            let plan = Plan::with(&problem, &device(3), &options).unwrap();
             assert_eq!(decoded(&plan), planned(&plan), "{plan}");
             plan.num_tiles as usize
         })

@@ -12,27 +12,27 @@ use rayon::prelude::*;
 use crate::{dense, judged, launch, normal, with_tile};
 use fa3_tests::fwd::shapes::{FORMS, TINY};
 
-fn check(case: &Case, choices: &Choices) -> Result<(), String> {
-    let launch = launch(&case.problem, choices).map_err(|fault| fault.to_string())?;
+fn check(case: &Case, options: &PlanOptions) -> Result<(), String> {
+    let launch = launch(&case.problem, options).map_err(|fault| fault.to_string())?;
     let values = case.values();
     let answer = launch.simulate(&values, Policy::Random(9), Mode::Exact);
     let answer = answer.map_err(|fault| format!("{}: {fault}", launch.plan))?;
     judged(case, &values, &answer).map(|_| ()).map_err(|violation| format!("{}: {violation}", launch.plan))
 }
 
-fn tiles() -> Vec<TileShape> {
+fn tiles() -> Vec<CtaTile> {
     let two =
-        TileShape { tile_m: 128, consumers: 2, tile_n: 48, p_place: PPlace::Smem, ping_pong: true, ..TINY };
+        CtaTile { tile_m: 128, consumers: 2, tile_n: 48, p_place: PPlace::Smem, ping_pong: true, ..TINY };
     FORMS
         .into_iter()
-        .flat_map(|(overlap, maxima)| {
-            [TileShape { overlap, maxima, ..TINY }, TileShape { overlap, maxima, ..two }]
+        .flat_map(|(overlap, rescale)| {
+            [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, ..two }]
         })
         .collect()
 }
 
 fn check_all(cases: Vec<Case>) {
-    let pairs: Vec<(Case, TileShape)> = cases
+    let pairs: Vec<(Case, CtaTile)> = cases
         .into_iter()
         .flat_map(|case| tiles().into_iter().map(move |tile| (case.clone(), tile)))
         .collect();
@@ -66,14 +66,14 @@ fn long_rows_do_not_drift() {
     let scales = [0.1, 0.13, 0.17, 0.2];
     let forms = FORMS.into_iter().filter(|&(overlap, _)| overlap != Overlap::ThreeStage);
     let pairs = forms.flat_map(|form| scales.map(|scale| (scale, form)));
-    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, (overlap, maxima))| {
+    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, (overlap, rescale))| {
         let mut spec = dense(Dtype::F16, 1, (1, 64_000), (1, 1), 24);
         spec.softmax_scale = Some(scale);
         let case = normal("long", spec.validate().unwrap(), 2);
         let mut values = case.values();
         values.q.fill(1.0);
         values.k.fill(1.0);
-        let tile = TileShape { tile_n: 16, overlap, maxima, ..TINY };
+        let tile = CtaTile { tile_n: 16, overlap, rescale, ..TINY };
         let launch = launch(&case.problem, &with_tile(tile)).unwrap();
         let answer = launch.simulate(&values, Policy::Eager, Mode::Fast).unwrap();
         let verdict = judged(&case, &values, &answer);
@@ -131,7 +131,7 @@ fn broadcast_inputs() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-fn broadcast(problem: Problem, tile: TileShape) -> Result<(), String> {
+fn broadcast(problem: Problem, tile: CtaTile) -> Result<(), String> {
     let case = normal("broadcast", problem, 2);
     let mut values = case.values();
     for x in [&mut values.k, &mut values.v] {

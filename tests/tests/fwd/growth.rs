@@ -1,6 +1,6 @@
 //! Scores that grow from one visited block to the next, so that old maxima do not do.
 
-use fa3_sched::{PPlace, TileShape};
+use fa3_sched::{CtaTile, PPlace};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::Values;
 use fa3_tests::fwd::shapes::{FORMS, TINY};
@@ -14,15 +14,12 @@ use crate::{dense, judged, launch, normal, with_tile};
 const KEYS: usize = 100;
 
 /// All forms, P in either place: seven blocks of 16 keys, or three of 48.
-fn tiles() -> Vec<TileShape> {
-    let two = TileShape { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
+fn tiles() -> Vec<CtaTile> {
+    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
     FORMS
         .into_iter()
-        .flat_map(|(overlap, maxima)| {
-            [
-                TileShape { overlap, maxima, ..TINY },
-                TileShape { overlap, maxima, p_place: PPlace::Smem, ..two },
-            ]
+        .flat_map(|(overlap, rescale)| {
+            [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, p_place: PPlace::Smem, ..two }]
         })
         .collect()
 }

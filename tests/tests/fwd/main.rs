@@ -10,7 +10,7 @@ mod random;
 mod schedules;
 mod tiles;
 
-use fa3_sched::{Choices, TileRow, TileShape};
+use fa3_sched::{CtaTile, PlanOptions, TileRow};
 use fa3_tests::fwd::{Fault, Launch, dense, device};
 use fa3_tests::{Arithmetic, Case, Dist, Judge, Poison, Values};
 use fa3_types::Problem;
@@ -23,15 +23,15 @@ fn normal(name: &str, problem: Problem, seed: u64) -> Case {
     Case { name: name.to_owned(), problem, dist: Dist::Normal, poison: Poison::None, seed }
 }
 
-/// Choices with this tile for any problem that it is large enough for.
-fn with_tile(shape: TileShape) -> Choices {
+/// PlanOptions with this tile for any problem that it is large enough for.
+fn with_tile(shape: CtaTile) -> PlanOptions {
     let row = TileRow { shape, ..TileRow::table()[0] };
-    Choices { row: Some(row), ..Choices::default() }
+    PlanOptions { row: Some(row), ..PlanOptions::default() }
 }
 
-/// The problem with these choices on a device of three SMs.
-fn launch(problem: &Problem, choices: &Choices) -> Result<Launch, Fault> {
-    Launch::new(problem, &device(3), choices)
+/// The problem with these options on a device of three SMs.
+fn launch(problem: &Problem, options: &PlanOptions) -> Result<Launch, Fault> {
+    Launch::new(problem, &device(3), options)
 }
 
 /// The largest error over what the error law allows.

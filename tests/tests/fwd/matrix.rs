@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fa3_sched::{Choices, Longest, Order, Scheduler, TileShape};
+use fa3_sched::{CtaTile, Longest, Order, PlanOptions, Scheduler};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, shapes};
 use fa3_tests::{Case, Dist, Poison};
@@ -42,7 +42,7 @@ const LENGTHS: [Lengths; 5] = [
     |m, _| (m + 30, 29),
 ];
 
-/// Choices of a level for each factor, so that any two levels of any two factors meet.
+/// PlanOptions of a level for each factor, so that any two levels of any two factors meet.
 fn pairwise(levels: &[usize]) -> Vec<Vec<usize>> {
     let pair =
         |(f, a): (usize, usize), (g, b): (usize, usize)| if f < g { [f, a, g, b] } else { [g, b, f, a] };
@@ -81,7 +81,7 @@ fn any_two_levels_meet() {
 }
 
 /// A choice of levels.
-fn entry(shapes: &[TileShape], row: &[usize]) -> (Case, Choices, Policy) {
+fn entry(shapes: &[CtaTile], row: &[usize]) -> (Case, PlanOptions, Policy) {
     let &[shape, mask, scheduler, softcap, heads, dtype, layout, order, policy, lengths, dist, padding] = row
     else {
         unreachable!("a row has a level for each factor");
@@ -104,17 +104,17 @@ fn entry(shapes: &[TileShape], row: &[usize]) -> (Case, Choices, Policy) {
     spec.softcap = SOFTCAPS[softcap];
     let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
     let scheduler = shapes::dealt(&shape, SCHEDULERS[scheduler]);
-    let choices = Choices { order: Some(ORDERS[order]), scheduler: Some(scheduler), ..with_tile(shape) };
+    let options = PlanOptions { order: Some(ORDERS[order]), scheduler: Some(scheduler), ..with_tile(shape) };
     let (policy, layout) = (POLICIES[policy], Layout::ALL[layout]);
     let name = format!(
         "{problem}, {shape} for {}/{}, {scheduler}, {}, {layout:?}, {:?}, {policy:?}",
         shape.head_dim, shape.head_dim_v, ORDERS[order], DISTS[dist]
     );
-    (Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed: 3 }, choices, policy)
+    (Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed: 3 }, options, policy)
 }
 
-fn run((case, choices, policy): &(Case, Choices, Policy)) -> Result<(f64, u64), String> {
-    let launch: Launch = launch(&case.problem, choices).map_err(|fault| fault.to_string())?;
+fn run((case, options, policy): &(Case, PlanOptions, Policy)) -> Result<(f64, u64), String> {
+    let launch: Launch = launch(&case.problem, options).map_err(|fault| fault.to_string())?;
     let values = case.values();
     let mode = if matches!(policy, Policy::Random(_)) { Mode::Fast } else { Mode::Exact };
     let answer = launch.simulate(&values, *policy, mode).map_err(|fault| fault.to_string())?;

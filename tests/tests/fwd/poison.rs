@@ -1,7 +1,7 @@
 //! NaN and infinities reach the rows that see them, and no others.
 
 use fa3_ref::Forward;
-use fa3_sched::{Choices, Loads, PPlace, TileShape};
+use fa3_sched::{CtaTile, Loads, PPlace, PlanOptions};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout};
 use fa3_tests::{Case, Poison, Values};
@@ -20,15 +20,15 @@ const MASKS: [Mask; 4] = [
 ];
 
 /// 70 rows see up to 100 keys in blocks of 16 or 48: all forms, P in either place, turns or not, a producer or none.
-fn tiles() -> Vec<TileShape> {
-    let two = TileShape { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
+fn tiles() -> Vec<CtaTile> {
+    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
     FORMS
         .into_iter()
-        .flat_map(|(overlap, maxima)| {
+        .flat_map(|(overlap, rescale)| {
             [
-                TileShape { overlap, maxima, ..TINY },
-                TileShape { overlap, maxima, p_place: PPlace::Smem, ..two },
-                TileShape { overlap, maxima, loads: Loads::Consumers, ..two },
+                CtaTile { overlap, rescale, ..TINY },
+                CtaTile { overlap, rescale, p_place: PPlace::Smem, ..two },
+                CtaTile { overlap, rescale, loads: Loads::Consumers, ..two },
             ]
         })
         .collect()
@@ -42,7 +42,7 @@ fn problem(mask: Mask, layout: Layout, softcap: Option<f64>) -> Problem {
 
 /// Every tile with every mask.
 fn each(check: impl Fn(&Launch) + Sync) {
-    let pairs: Vec<(TileShape, Mask)> =
+    let pairs: Vec<(CtaTile, Mask)> =
         tiles().into_iter().flat_map(|tile| MASKS.map(|mask| (tile, mask))).collect();
     pairs.into_par_iter().enumerate().for_each(|(index, (tile, mask))| {
         let layout = Layout::ALL[index % Layout::ALL.len()];
@@ -174,7 +174,7 @@ fn a_nan_in_v_stays_in_tiles_that_visit_its_block() {
 #[test]
 fn neighbours_are_not_read() {
     let layouts = [Layout::Contiguous, Layout::HeadsFirst];
-    let pairs: Vec<(TileShape, Layout)> =
+    let pairs: Vec<(CtaTile, Layout)> =
         tiles().into_iter().flat_map(|tile| layouts.map(|layout| (tile, layout))).collect();
     pairs.into_par_iter().for_each(|(tile, layout)| {
         let spec = dense(Dtype::F16, 2, (67, 83), (4, 2), 56).head_dim_v(40).causal();
@@ -234,8 +234,8 @@ fn rows_without_keys_are_empty() {
             let spec = dense(Dtype::F16, 2, lengths, (3, 1), 64).causal();
             let problem = layout.of(spec).validate().unwrap();
             let scheduler = Some(dealt(&tile, scheduler));
-            let choices = Choices { scheduler, ..with_tile(tile) };
-            let launch = launch(&problem, &choices).unwrap();
+            let options = PlanOptions { scheduler, ..with_tile(tile) };
+            let launch = launch(&problem, &options).unwrap();
             let poison = if lengths.1 > 0 { Poison::ValueRow(0) } else { Poison::None };
             let answer = run(&launch, &values(&launch, poison));
             for row in 0..lengths.0 - lengths.1 {

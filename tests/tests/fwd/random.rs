@@ -1,6 +1,6 @@
-//! Random dense problems with random choices.
+//! Random dense problems with random options.
 
-use fa3_sched::{Choices, Longest, Order, Scheduler, TileShape};
+use fa3_sched::{CtaTile, Longest, Order, PlanOptions, Scheduler};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, device, shapes};
 use fa3_tests::strategies;
@@ -24,11 +24,11 @@ fn scheduler() -> impl Strategy<Value = Scheduler> {
 }
 
 /// The plan's own tile, or any that is large enough.
-fn tile() -> impl Strategy<Value = Option<TileShape>> {
+fn tile() -> impl Strategy<Value = Option<CtaTile>> {
     proptest::option::of(select(shapes::all()))
 }
 
-fn admits(tile: &TileShape, problem: &Problem) -> bool {
+fn admits(tile: &CtaTile, problem: &Problem) -> bool {
     problem.head_dim() <= tile.head_dim as usize && problem.head_dim_v() <= tile.head_dim_v as usize
 }
 
@@ -44,9 +44,9 @@ proptest! {
     ) {
         let tile = tile.filter(|tile| admits(tile, &case.problem));
         let scheduler = tile.map_or(scheduler, |tile| shapes::dealt(&tile, scheduler));
-        let choices = tile.map_or_else(Choices::default, with_tile);
-        let choices = Choices { order: Some(order), scheduler: Some(scheduler), ..choices };
-        let launch = Launch::new(&case.problem, &device(sms), &choices).unwrap();
+        let options = tile.map_or_else(PlanOptions::default, with_tile);
+        let options = PlanOptions { order: Some(order), scheduler: Some(scheduler), ..options };
+        let launch = Launch::new(&case.problem, &device(sms), &options).unwrap();
         let values = case.values();
         let answer = launch.simulate(&values, Policy::Random(policy), Mode::Exact);
         let answer = answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan));

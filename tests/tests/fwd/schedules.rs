@@ -41,8 +41,8 @@ fn schedules_of_the_machine_do_not_matter() {
             .validate()
             .unwrap();
         let scheduler = dealt(&tile, SCHEDULERS[index / 3 % 3]);
-        let choices = Choices { scheduler: Some(scheduler), ..with_tile(tile) };
-        let launch = launch(&problem, &choices).unwrap_or_else(|fault| panic!("{tile}: {fault}"));
+        let options = PlanOptions { scheduler: Some(scheduler), ..with_tile(tile) };
+        let launch = launch(&problem, &options).unwrap_or_else(|fault| panic!("{tile}: {fault}"));
         let first = run(&launch, &problem, Policy::Eager, Mode::Fast);
         for policy in (0..seeds).map(Policy::Random).chain([Policy::Lazy]) {
             let again = run(&launch, &problem, policy, Mode::Fast);
@@ -52,13 +52,13 @@ fn schedules_of_the_machine_do_not_matter() {
 }
 
 /// Tiles of four kinds, of which the schedules are many.
-fn kinds() -> [TileShape; 4] {
-    let two = TileShape { tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY };
+fn kinds() -> [CtaTile; 4] {
+    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY };
     [
         TINY,
         two,
-        TileShape { overlap: Overlap::None, p_place: PPlace::Smem, ..two },
-        TileShape { overlap: Overlap::ThreeStage, maxima: Maxima::EveryBlock, ping_pong: false, ..two },
+        CtaTile { overlap: Overlap::None, p_place: PPlace::Smem, ..two },
+        CtaTile { overlap: Overlap::ThreeStage, rescale: Rescale::EveryBlock, ping_pong: false, ..two },
     ]
 }
 
@@ -74,8 +74,9 @@ fn who_computes_a_tile_does_not_matter() {
         let mut first = None;
         for (scheduler, order) in SCHEDULERS.into_iter().flat_map(|s| orders.map(|order| (s, order))) {
             for (sms, policy) in [(1, Policy::Eager), (5, Policy::Random(4))] {
-                let choices = Choices { scheduler: Some(scheduler), order: Some(order), ..with_tile(tile) };
-                let launch = Launch::new(&problem, &device(sms), &choices).unwrap();
+                let options =
+                    PlanOptions { scheduler: Some(scheduler), order: Some(order), ..with_tile(tile) };
+                let launch = Launch::new(&problem, &device(sms), &options).unwrap();
                 let answer = run(&launch, &problem, policy, Mode::Fast);
                 let first = first.get_or_insert_with(|| answer.clone());
                 assert!(same(first, &answer), "{sms} sms: {}", launch.plan);
@@ -89,8 +90,8 @@ fn who_computes_a_tile_does_not_matter() {
 #[test]
 fn who_loads_does_not_matter() {
     let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(8);
-    let tiles = kinds().into_iter().flat_map(|tile| [1, 2, 5].map(|stages| TileShape { stages, ..tile }));
-    let tiles: Vec<TileShape> = tiles.collect();
+    let tiles = kinds().into_iter().flat_map(|tile| [1, 2, 5].map(|stages| CtaTile { stages, ..tile }));
+    let tiles: Vec<CtaTile> = tiles.collect();
     tiles.into_par_iter().enumerate().for_each(|(index, tile)| {
         let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
         // One block; many; tiles without keys.
@@ -99,8 +100,8 @@ fn who_loads_does_not_matter() {
             let problem = spec.validate().unwrap();
             let launch = |loads| {
                 let scheduler = Some(Scheduler::StaticPersistent);
-                let choices = Choices { scheduler, ..with_tile(TileShape { loads, ..tile }) };
-                Launch::new(&problem, &device(2), &choices).unwrap()
+                let options = PlanOptions { scheduler, ..with_tile(CtaTile { loads, ..tile }) };
+                Launch::new(&problem, &device(2), &options).unwrap()
             };
             let first = run(&launch(Loads::Producer), &problem, Policy::Eager, Mode::Fast);
             let launch = launch(Loads::Consumers);
@@ -117,11 +118,11 @@ fn who_loads_does_not_matter() {
 #[test]
 fn without_a_producer_tiles_are_dealt_out() {
     let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().validate().unwrap();
-    let open = with_tile(TileShape { loads: Loads::Consumers, ..TINY });
+    let open = with_tile(CtaTile { loads: Loads::Consumers, ..TINY });
     let plan = launch(&problem, &open).unwrap().plan;
     assert_eq!(plan.scheduler, Scheduler::StaticPersistent);
     let scheduler = Scheduler::DynamicPersistent;
-    let refused = launch(&problem, &Choices { scheduler: Some(scheduler), ..open }).err().unwrap();
+    let refused = launch(&problem, &PlanOptions { scheduler: Some(scheduler), ..open }).err().unwrap();
     assert!(matches!(refused, Fault::Kernel(FwdError::NoProducer { scheduler: s }) if s == scheduler));
 }
 
@@ -133,8 +134,8 @@ fn other_sequences_do_not_matter() {
         let spec = dense(Dtype::F16, 2, (90, 70), (4, 2), 64).mask(Mask::window(Some(60), Some(11)));
         let problem = layout.of(spec).validate().unwrap();
         let values = normal("together", problem.clone(), 4).values();
-        let choices = Choices { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
-        let together = launch(&problem, &choices).unwrap();
+        let options = PlanOptions { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
+        let together = launch(&problem, &options).unwrap();
         let together = run(&together, &problem, Policy::Random(1), Mode::Fast);
         for (batch, head) in (0..2).flat_map(|batch| (0..4).map(move |head| (batch, head))) {
             let (problem, values) = alone(&problem, &values, batch, head);
@@ -158,8 +159,8 @@ fn launches_follow_each_other() {
     let problem = Layout::Gaps.of(spec).validate().unwrap();
     let values = normal("again", problem.clone(), 4).values();
     for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds().map(|tile| (sms, tile))) {
-        let choices = Choices { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
-        let launch = Launch::new(&problem, &device(sms), &choices).unwrap();
+        let options = PlanOptions { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
+        let launch = Launch::new(&problem, &device(sms), &options).unwrap();
         let job = launch.job.as_ref().unwrap();
         assert_eq!(job.arrays[FwdArray::Counter as usize].used, ArrayUse::Sum);
         let before = initial(&problem, job, &values);

@@ -3,7 +3,7 @@
 //! Column c of V is NaN in the keys of block c and 1 elsewhere. A tile multiplies whole blocks, seen or not, so that
 //! column c of its O is NaN exactly if it visits block c.
 
-use fa3_sched::{Choices, Longest, Order, Plan, Scheduler, TileShape};
+use fa3_sched::{CtaTile, Longest, Order, Plan, PlanOptions, Scheduler};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::Values;
 use fa3_tests::fwd::{Launch, device};
@@ -58,9 +58,9 @@ fn marked(problem: &Problem, tile_n: usize) -> Values {
     values
 }
 
-fn check(problem: &Problem, tile: TileShape, sms: u32, order: Order, scheduler: Scheduler) -> usize {
-    let choices = Choices { order: Some(order), scheduler: Some(scheduler), ..with_tile(tile) };
-    let launch = Launch::new(problem, &device(sms), &choices).unwrap();
+fn check(problem: &Problem, tile: CtaTile, sms: u32, order: Order, scheduler: Scheduler) -> usize {
+    let options = PlanOptions { order: Some(order), scheduler: Some(scheduler), ..with_tile(tile) };
+    let launch = Launch::new(problem, &device(sms), &options).unwrap();
     let visited = visited(&launch, &marked(problem, tile.tile_n as usize));
     assert_eq!(visited, planned(&launch.plan), "{}", launch.plan);
     visited.len()

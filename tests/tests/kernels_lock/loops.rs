@@ -73,7 +73,7 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
         faults.push(Fault::Products { found: products.len() });
         return faults;
     };
-    let TileShape { head_dim, head_dim_v, tile_n, .. } = spec.tile;
+    let CtaTile { head_dim, head_dim_v, tile_n, .. } = spec.tile;
     faults.extend(of_product("Q K^T", scores, head_dim, tile_n));
     faults.extend(of_product("P V", sums, tile_n, head_dim_v));
     match round.count(Class::Wait) {
@@ -109,9 +109,9 @@ fn overlap(
     let both_in_flight = scores.wait.is_none_or(|wait| sums.first < wait);
     let shared_wait = scores.wait >= sums.wait;
     let is_hidden = 100 * under >= UNDER_PV * all;
-    // Where maxima are computed when needed, P V is waited for before the softmax: only Q K^T and P V overlap, and what the other
+    // Under lazy rescaling P V is waited for before the softmax: only Q K^T and P V overlap, and what the other
     // warpgroups do.
-    let hides = spec.tile.maxima == Maxima::EveryBlock && is_main;
+    let hides = spec.tile.rescale == Rescale::EveryBlock && is_main;
     match spec.tile.overlap {
         Overlap::None if both_in_flight => Some(Fault::TwoInFlight),
         Overlap::None => {
@@ -138,9 +138,8 @@ mod tests {
     /// A tile of 32 keys and 32 columns: two instructions a product.
     fn spec(overlap: Overlap) -> FwdSpec {
         let row = TileRow::table()[0].shape;
-        let maxima = Maxima::EveryBlock;
-        let tile =
-            TileShape { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, overlap, maxima, ..row };
+        let rescale = Rescale::EveryBlock;
+        let tile = CtaTile { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, overlap, rescale, ..row };
         FwdSpec {
             elem: Elem::Bf16,
             tile,
@@ -217,7 +216,7 @@ mod tests {
     #[test]
     fn a_wait_before_the_softmax_that_is_meant() {
         let mut spec = spec(Overlap::TwoStage);
-        spec.tile.maxima = Maxima::WhenNeeded;
+        spec.tile.rescale = Rescale::Lazy;
         assert_eq!(faults(&spec, &listing(&moved(TWO_STAGE, 8, 5))), []);
         let mut both = TWO_STAGE;
         both[4] = ALL;

@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::{Elem, Program};
-use fa3_sched::{Choices, Limits, Loads, Maxima, Overlap, Plan, Scheduler, TileQuery, TileRow, TileShape};
+use fa3_sched::{
+    CtaTile, DeviceLimits, Loads, Overlap, Plan, PlanOptions, Rescale, Scheduler, TileQuery, TileRow,
+};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::option::{Domain, OptionInfo, Options};
@@ -50,9 +52,9 @@ pub(super) const FORWARD: &[OptionInfo] = &[
         &["table", "off", "on"],
     ),
     words(
-        "maxima",
-        "When maxima of rows are computed: as in the tile table, or for every block, or when needed",
-        &["table", "every", "needed"],
+        "rescale",
+        "When O is rescaled to new row maxima: as in the tile table, or lazily, or in every block",
+        &["table", "lazy", "every"],
     ),
     words("loads", "Who loads Q, K and V", &["producer", "consumers"]),
     words("scheduler", "How tiles reach CTAs", &["plan", "one", "static", "dynamic"]),
@@ -85,9 +87,9 @@ pub(super) fn forward(options: &Options) -> Result<Program<Spec>, CatalogueError
     }
     let problem = spec.validate()?;
     let sms = NonZeroU32::new(options.number("sms")).unwrap_or(NonZeroU32::MIN);
-    let limits = Limits { sms, ..Limits::h100_sxm() };
+    let limits = DeviceLimits { sms, ..DeviceLimits::h100_sxm() };
     let row = TileRow::find(TileQuery::new(&problem, false))?;
-    let choices = Choices {
+    let plan_options = PlanOptions {
         row: Some(TileRow { shape: tile(row.shape, options, &limits), ..*row }),
         pack_gqa: Some(false),
         splits: Some(NonZeroU32::MIN),
@@ -97,14 +99,14 @@ pub(super) fn forward(options: &Options) -> Result<Program<Spec>, CatalogueError
             "dynamic" => Some(Scheduler::DynamicPersistent),
             _ => None,
         },
-        ..Choices::default()
+        ..PlanOptions::default()
     };
-    let plan = Plan::with(&problem, &limits, &choices)?;
+    let plan = Plan::with(&problem, &limits, &plan_options)?;
     Ok(fwd::program(&plan)?)
 }
 
 /// The tile with another pipeline, and with as many keys as registers are left for then.
-fn tile(mut tile: TileShape, options: &Options, limits: &Limits) -> TileShape {
+fn tile(mut tile: CtaTile, options: &Options, limits: &DeviceLimits) -> CtaTile {
     match options.word("ping-pong") {
         "on" if tile.consumers > 1 => tile.ping_pong = true,
         "off" => tile.ping_pong = false,
@@ -113,12 +115,12 @@ fn tile(mut tile: TileShape, options: &Options, limits: &Limits) -> TileShape {
     match options.word("algorithm") {
         "1" => tile.overlap = Overlap::None,
         "2" => tile.overlap = Overlap::TwoStage,
-        "4" => (tile.overlap, tile.maxima) = (Overlap::ThreeStage, Maxima::EveryBlock),
+        "4" => (tile.overlap, tile.rescale) = (Overlap::ThreeStage, Rescale::EveryBlock),
         _ => {}
     }
-    match options.word("maxima") {
-        "every" => tile.maxima = Maxima::EveryBlock,
-        "needed" => tile.maxima = Maxima::WhenNeeded,
+    match options.word("rescale") {
+        "every" => tile.rescale = Rescale::EveryBlock,
+        "lazy" => tile.rescale = Rescale::Lazy,
         _ => {}
     }
     if options.word("loads") == "consumers" {

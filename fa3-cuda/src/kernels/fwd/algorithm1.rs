@@ -1,7 +1,7 @@
 //! Algorithm 1: products and softmax one after the other.
 
 use fa3_ir::{Frag, Fresh, gemm};
-use fa3_sched::Maxima;
+use fa3_sched::Rescale;
 
 use super::consumer::{Attend, Query, Sum};
 use crate::kernels::parts::kv_blocks::KvBlocks;
@@ -28,9 +28,9 @@ impl<'k> Attend<'_, 'k> {
 
     /// P of a block, to which O is rescaled.
     fn softmax(&self, s: &mut Frag<'k>, sum: &mut Sum<'k>) -> P<'k> {
-        match self.fwd.spec.tile.maxima {
-            Maxima::WhenNeeded => sum.softmax.step_lazily(s, &self.p, &mut sum.o),
-            Maxima::EveryBlock => {
+        match self.fwd.spec.tile.rescale {
+            Rescale::Lazy => sum.softmax.step_lazily(s, &self.p, &mut sum.o),
+            Rescale::EveryBlock => {
                 let shrink = sum.softmax.step(s);
                 sum.o.scale_rows(shrink);
                 self.p.round(s)

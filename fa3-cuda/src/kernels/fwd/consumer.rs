@@ -1,7 +1,7 @@
 //! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
 
 use fa3_ir::{B32, Consumer, Frag, Fresh, FullSlot, Tile, V, gemm};
-use fa3_sched::{Maxima, Overlap};
+use fa3_sched::{Overlap, Rescale};
 
 use super::self_loading::{Kv, SelfLoading};
 use super::{Fwd, epilogue};
@@ -73,10 +73,10 @@ pub(super) fn run(fwd: &Fwd<'_>) {
 impl<'k> Attend<'_, 'k> {
     /// All blocks of a tile.
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
-        match (self.fwd.spec.tile.overlap, self.fwd.spec.tile.maxima) {
+        match (self.fwd.spec.tile.overlap, self.fwd.spec.tile.rescale) {
             (Overlap::None, _) => self.algorithm1(q, blocks, sum),
-            (Overlap::TwoStage, Maxima::WhenNeeded) => self.algorithm2(q, blocks, sum),
-            (Overlap::TwoStage, Maxima::EveryBlock) => self.algorithm2_every_block(q, blocks, sum),
+            (Overlap::TwoStage, Rescale::Lazy) => self.algorithm2(q, blocks, sum),
+            (Overlap::TwoStage, Rescale::EveryBlock) => self.algorithm2_every_block(q, blocks, sum),
             (Overlap::ThreeStage, _) => self.algorithm4(q, blocks, sum),
         }
     }

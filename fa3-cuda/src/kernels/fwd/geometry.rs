@@ -1,7 +1,7 @@
 //! What tile i of a launch is: the same integers for the host and in a kernel.
 
 use fa3_ir::{B32, V};
-use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Plan, Rows, Tile, TileCounts, Tiling};
+use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Plan, Tile, TileCounts, Tiling, VisibleKeys};
 use fa3_types::Mask;
 
 use crate::kernels::params::{Pass, Side};
@@ -11,7 +11,7 @@ use crate::kernels::params::{Pass, Side};
 pub(super) struct Geometry<T> {
     /// How many tiles there are.
     pub(super) tiles: T,
-    /// Rows of Q and of K, the same for every sequence.
+    /// VisibleKeys of Q and of K, the same for every sequence.
     pub(super) lens: Lens<T>,
     decoder: Decoder<T>,
     tiling: Tiling<T>,
@@ -104,8 +104,8 @@ impl<'k> Geometry<V<'k, B32>> {
 
     /// The keys that query row `row` may see; of a row beyond the sequence's end, any.
     #[track_caller]
-    pub(super) fn keys(&self, row: V<'k, B32>) -> Rows<V<'k, B32>> {
-        let Rows { start, end } = self.tiling.keys(row, self.lens);
-        Rows { start: start.in_register(), end: end.in_register() }
+    pub(super) fn keys(&self, row: V<'k, B32>) -> VisibleKeys<V<'k, B32>> {
+        let VisibleKeys { start, end } = self.tiling.keys(row, self.lens);
+        VisibleKeys { start: start.in_register(), end: end.in_register() }
     }
 }

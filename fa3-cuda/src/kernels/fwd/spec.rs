@@ -1,7 +1,7 @@
 //! What makes one forward kernel differ from another.
 
 use fa3_ir::Elem;
-use fa3_sched::{Inputs, Loads, Order, PPlace, Plan, Scheduler, TileShape};
+use fa3_sched::{CtaTile, Inputs, Loads, Order, PPlace, Plan, Scheduler};
 use fa3_types::{Dtype, Mask};
 
 /// Everything that a forward kernel's code depends on. Problems of equal specs share a kernel: lengths, heads, strides,
@@ -11,7 +11,7 @@ pub struct FwdSpec {
     /// The elements of Q, K, V and O: f16 or bf16.
     pub elem: Elem,
     /// The tile, its pipeline among it.
-    pub tile: TileShape,
+    pub tile: CtaTile,
     /// Columns of V and O, at most the tile's.
     pub head_dim_v: u32,
     /// Which sides of the mask are bounded; how far they reach does not matter here.
