@@ -27,6 +27,8 @@ pub struct Ptx {
     pub cluster: u32,
     /// The parameters, in order.
     pub params: Vec<ParamInfo>,
+    /// [`Kernel::waits_for_grid`].
+    pub waits_for_grid: bool,
 }
 
 /// Prints `kernel` as PTX.
@@ -57,6 +59,7 @@ fn emit_with(kernel: &Kernel, annotate: bool) -> Result<Ptx, Vec<VerifyError>> {
         smem_bytes: kernel.smem.bytes(),
         cluster: kernel.launch.cluster,
         params: kernel.params.clone(),
+        waits_for_grid: kernel.waits_for_grid(),
     })
 }
 

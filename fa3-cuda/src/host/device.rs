@@ -1,21 +1,17 @@
 //! A GPU.
 
-use std::collections::HashMap;
-use std::collections::hash_map::DefaultHasher;
 use std::ffi::{CStr, c_char};
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
-use fa3_ir::{Kernel, Ptx, ptx};
+use fa3_ir::Ptx;
 use fa3_sched::DeviceLimits;
 
+use super::cache::Cache;
 use super::context::Context;
-use super::counters::Counters;
 use super::driver::{self, check};
-use super::forward::Kernels;
 use super::{CudaError, DeviceBuffer, Function, HostError, Stream};
 
 /// A Hopper GPU, with the kernels compiled for it. Clones are the same device.
@@ -23,13 +19,8 @@ use super::{CudaError, DeviceBuffer, Function, HostError, Stream};
 pub struct Device {
     context: Arc<Context>,
     facts: Arc<Facts>,
-    functions: Arc<Mutex<Functions>>,
-    counters: Arc<Counters>,
-    forward_kernels: Arc<Kernels>,
+    cache: Arc<Cache>,
 }
-
-/// Compiled kernels by the hash of what they were compiled from; those of equal hash are told apart by it.
-type Functions = HashMap<u64, Vec<Arc<Function>>>;
 
 #[derive(Debug)]
 struct Facts {
@@ -71,13 +62,7 @@ impl Device {
             return Err(HostError::NotHopper { name: facts.name, major, minor });
         }
         let context = Arc::new(Context::retain(device)?);
-        Ok(Device {
-            context,
-            facts: Arc::new(facts),
-            functions: Arc::default(),
-            counters: Arc::default(),
-            forward_kernels: Arc::default(),
-        })
+        Ok(Device { context, facts: Arc::new(facts), cache: Arc::default() })
     }
 
     /// Its name, such as "NVIDIA H100 80GB HBM3".
@@ -132,38 +117,13 @@ impl Device {
         Ok(Memory { free, total })
     }
 
-    /// Compiles a kernel, or finds it among those compiled before, which are kept as long as the device.
+    /// Compiles a kernel. [`Device::kernel`] does it once for each kernel of this library.
     ///
     /// # Errors
     /// What the driver's compiler says, or that the kernel takes more shared memory than there is.
-    pub fn compile(&self, ptx: &Ptx) -> Result<Arc<Function>, HostError> {
+    pub fn compile(&self, ptx: &Ptx) -> Result<Function, HostError> {
         self.context.usable()?;
-        let known = |functions: &[Arc<Function>]| functions.iter().find(|known| known.ptx() == ptx).cloned();
-        let key = hash(ptx);
-        if let Some(function) = self.functions().get(&key).and_then(|same| known(same)) {
-            return Ok(function);
-        }
-        // Not under the lock: other threads may compile other kernels meanwhile. If one compiles this one, too,
-        // the first stays.
-        let function = Arc::new(Function::compile(self, ptx)?);
-        let mut functions = self.functions();
-        let same = functions.entry(key).or_default();
-        Ok(known(same).unwrap_or_else(|| {
-            same.push(Arc::clone(&function));
-            function
-        }))
-    }
-
-    /// Writes a kernel's PTX and compiles it.
-    ///
-    /// # Errors
-    /// [`HostError::Unsound`] if the kernel breaks a rule, and those of [`Device::compile`].
-    pub(super) fn compile_kernel(&self, kernel: &Kernel) -> Result<Arc<Function>, HostError> {
-        let ptx = ptx::emit(kernel).map_err(|errors| HostError::Unsound {
-            kernel: kernel.name.clone(),
-            faults: errors.iter().map(ToString::to_string).collect(),
-        })?;
-        self.compile(&ptx)
+        Function::compile(self, ptx)
     }
 
     /// `bytes` of uninitialised device memory, aligned to 256.
@@ -199,20 +159,12 @@ impl Device {
         Ok(())
     }
 
-    pub(super) fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
-    pub(super) fn forward_kernels(&self) -> &Kernels {
-        &self.forward_kernels
+    pub(super) fn cache(&self) -> &Cache {
+        &self.cache
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
-    }
-
-    fn functions(&self) -> MutexGuard<'_, Functions> {
-        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -221,13 +173,6 @@ impl fmt::Display for Device {
         let Facts { name, driver_version: (major, minor), sm_count, .. } = &*self.facts;
         write!(f, "{name} ({sm_count} sms, cuda {major}.{minor})")
     }
-}
-
-/// What the text does not say, such as the boxes of its tensor maps, distinguishes kernels, too.
-fn hash(Ptx { text, entry, threads, smem_bytes, cluster, params }: &Ptx) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (text, entry, threads, smem_bytes, cluster, params).hash(&mut hasher);
-    hasher.finish()
 }
 
 fn find(ordinal: u32) -> Result<CUdevice, HostError> {

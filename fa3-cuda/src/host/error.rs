@@ -30,12 +30,8 @@ pub enum HostError {
     OtherDevice,
     #[error("kernel {kernel} is not sound: {}", faults.join("; "))]
     Unsound { kernel: String, faults: Vec<String> },
-    #[error("{given} arrays for a job of {expected}")]
-    Arrays { given: usize, expected: usize },
-    #[error(
-        "a captured stream needs a tile counter of its own, all of those allocated are in use by {used} others"
-    )]
-    Counters { used: usize },
+    #[error("{given} buffers for a program of {expected}")]
+    Buffers { given: usize, expected: usize },
     #[error("kernel {kernel} is not compiled: {error}\n{log}")]
     Compile { kernel: String, error: CudaError, log: String },
     #[error("kernel {kernel}: {call}: {error}")]

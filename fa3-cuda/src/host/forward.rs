@@ -1,28 +1,22 @@
-//! The forward pass as a made plan: everything is decided and compiled, and running it is one launch.
+//! The forward pass, planned and compiled: running it is one launch.
 
 #[cfg(feature = "cudarc")]
 mod cudarc;
 mod error;
-mod kernels;
 
 use std::num::NonZeroU32;
 
-use fa3_sched::{DeviceLimits, Plan, PlanOptions, Scheduler};
+use fa3_sched::{DeviceLimits, Plan, PlanOptions};
 use fa3_types::{Address, Addresses, Placement, Problem, TensorName};
 
 use super::context::Context;
-use super::prepared::Prepared;
-use super::{Device, DeviceBuffer, Function, HostError, Stream};
-use crate::kernels::fwd::{self, FwdArray, FwdSpec};
-
-pub(super) use kernels::Kernels;
+use super::planned::Planned;
+use super::{Device, DeviceBuffer, Function, HostError, Stream, Workspace};
+use crate::kernels::fwd;
 
 #[cfg(feature = "cudarc")]
 pub use cudarc::Element;
 pub use error::ForwardError;
-
-/// Arrays of a launch: one for each [`FwdArray`].
-const ARRAYS: usize = FwdArray::Counter as usize + 1;
 
 /// A forward pass, planned and compiled for one device: made once, run any number of times, from any thread.
 ///
@@ -34,7 +28,7 @@ const ARRAYS: usize = FwdArray::Counter as usize + 1;
 /// memory, waits for nothing and works while the stream is captured into a graph.
 ///
 /// ```
-/// use fa3_cuda::host::{Device, Forward, ForwardError};
+/// use fa3_cuda::host::{Device, Forward, ForwardError, ForwardTensors, Workspace};
 /// use fa3_types::{Dtype, ProblemSpec, Shape};
 ///
 /// let run = || -> Result<Vec<f32>, ForwardError> {
@@ -54,8 +48,10 @@ const ARRAYS: usize = FwdArray::Counter as usize + 1;
 ///     };
 ///     let [q, k, v, o] = [problem.q(), problem.k(), problem.v(), problem.o()].map(|x| zeros(x.extent_bytes().0));
 ///     let (q, k, v, mut o, mut lse) = (q?, k?, v?, o?, zeros(4 * 2 * 8 * 512)?);
+///     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 ///     for _ in 0..3 {
-///         forward.run(&stream, &q, &k, &v, &mut o, &mut lse)?;
+///         let tensors = ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
+///         forward.run(&stream, tensors, &mut workspace)?;
 ///     }
 ///     Ok(lse.download(&stream)?)
 /// };
@@ -68,8 +64,22 @@ const ARRAYS: usize = FwdArray::Counter as usize + 1;
 pub struct Forward {
     device: Device,
     plan: Plan,
-    /// `None` if there is nothing to compute.
-    prepared: Option<Prepared>,
+    planned: Planned,
+}
+
+/// Buffers that hold a problem's tensors from their first bytes on.
+#[derive(Debug)]
+pub struct ForwardTensors<'a> {
+    /// Q.
+    pub q: &'a DeviceBuffer,
+    /// K.
+    pub k: &'a DeviceBuffer,
+    /// V.
+    pub v: &'a DeviceBuffer,
+    /// O.
+    pub o: &'a mut DeviceBuffer,
+    /// LSE; without one it is not written.
+    pub lse: Option<&'a mut DeviceBuffer>,
 }
 
 impl Forward {
@@ -106,18 +116,11 @@ impl Forward {
             ..*options
         };
         let plan = Plan::with(problem, limits, &options)?;
-        let spec = FwdSpec::of(&plan)?;
-        let prepare = || {
-            let function = device.forward_kernels().function(device, &spec, fwd::kernel)?;
-            // SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3 cannot capture such launches.
-            let early = plan.sms.get() >= device.sm_count() && device.driver_version() >= (12, 3);
-            Prepared::new(function, [plan.grid, 1, 1], &fwd::args(&plan), ARRAYS, early)
-        };
-        let prepared = (plan.grid > 0).then(prepare).transpose()?;
-        if plan.scheduler == Scheduler::DynamicPersistent {
-            device.counters().reserve(device)?;
-        }
-        Ok(Forward { device: device.clone(), plan, prepared })
+        let program = fwd::program(&plan)?;
+        // SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3 cannot capture such launches.
+        let may_overlap = plan.sms.get() >= device.sm_count() && device.driver_version() >= (12, 3);
+        let planned = Planned::new(device, &program, may_overlap)?;
+        Ok(Forward { device: device.clone(), plan, planned })
     }
 
     /// What was decided.
@@ -125,72 +128,84 @@ impl Forward {
         &self.plan
     }
 
-    /// The kernel; `None` if O has no rows.
-    pub fn function(&self) -> Option<&Function> {
-        self.prepared.as_ref().map(Prepared::function)
+    /// The kernels that it launches; none if O has no rows.
+    pub fn functions(&self) -> impl Iterator<Item = &Function> {
+        self.planned.functions()
     }
 
-    /// Puts it on `stream`: O of the tensors at `at`, and LSE if that has a place. Returns at once.
-    ///
-    /// A graph that captured it holds its addresses and a counter of its own; it must not be instantiated twice and then
-    /// run at the same time.
+    /// Bytes of the [`Workspace`] that a launch needs.
+    pub fn workspace_bytes(&self) -> usize {
+        self.planned.workspace_bytes()
+    }
+
+    /// Puts it on `stream`: O of the tensors at `at`, and LSE if that has an address. Returns at once.
     ///
     /// # Safety
     /// The stream must be of this device. `at` must be where the problem's tensors are, in memory that the device may
-    /// touch. That memory must live until the work is done, and so must this value or a clone of its [`Device`], which keeps
-    /// all that the GPU needs; nobody else may use the outputs or change the inputs meanwhile.
+    /// touch. `workspace` must be the address, a multiple of 256, of [`Forward::workspace_bytes`] bytes that are 0 or that only launches
+    /// before this one on the same stream, or in the same branch of a graph, have used as a workspace. All of that memory must live
+    /// until the work is done, and so must this value or a clone of its [`Device`], which keeps all that the GPU needs; nobody else may
+    /// use the outputs or the workspace, or change the inputs meanwhile. A graph that captured it holds its addresses.
     ///
     /// # Errors
-    /// What the driver says; [`HostError::Counters`] if a capture needs a counter and none is left.
-    pub unsafe fn launch(&self, stream: &Stream, at: &Placement) -> Result<(), HostError> {
-        let Some(prepared) = &self.prepared else { return Ok(()) };
+    /// What the driver says.
+    pub unsafe fn launch(&self, stream: &Stream, at: &Placement, workspace: u64) -> Result<(), HostError> {
         let Addresses { q, k, v, o, lse, .. } = at.addresses();
-        let counter = match self.plan.scheduler {
-            Scheduler::DynamicPersistent => self.device.counters().of(&self.device, stream)?,
-            Scheduler::OneTile | Scheduler::StaticPersistent => 0,
-        };
-        // SAFETY: the caller vouches for the tensors; the counter lives as long as the device, and no launch that may run at
-        // the same time has it.
-        unsafe { prepared.launch(stream, &[q.0, k.0, v.0, o.0, lse.map_or(0, |lse| lse.0), counter]) }
+        let addresses = [q.0, k.0, v.0, o.0, lse.map_or(0, |lse| lse.0)];
+        // SAFETY: the caller vouches for tensors and workspace.
+        unsafe { self.planned.launch(stream, &addresses, workspace) }
     }
 
-    /// Puts it on `stream`, over buffers that hold the problem's tensors from their first bytes on. Returns at once.
+    /// Puts it on `stream`. Returns at once. A workspace is used by one launch after the other: on one stream, or by streams that wait
+    /// for each other.
     ///
     /// # Errors
     /// A buffer that is too small or of another device, or what the driver says.
     pub fn run(
         &self,
         stream: &Stream,
-        q: &DeviceBuffer,
-        k: &DeviceBuffer,
-        v: &DeviceBuffer,
-        o: &mut DeviceBuffer,
-        lse: &mut DeviceBuffer,
+        tensors: ForwardTensors<'_>,
+        workspace: &mut Workspace,
     ) -> Result<(), ForwardError> {
-        let buffers: [&DeviceBuffer; 5] = [q, k, v, o, lse];
+        let ForwardTensors { q, k, v, o, lse } = tensors;
+        let lse = lse.as_deref();
         let is_own = |context: &Context| context.is(self.device.context());
-        if !is_own(stream.context()) || !buffers.iter().all(|buffer| is_own(buffer.context())) {
+        let mut buffers = [q, k, v, &*o, workspace.buffer()].into_iter().chain(lse);
+        if !is_own(stream.context()) || !buffers.all(|buffer| is_own(buffer.context())) {
             return Err(ForwardError::OtherDevice);
         }
-        let at = placed(&self.plan.problem, buffers.map(|buffer| (buffer.address(), buffer.bytes())))?;
+        let (given, needed) = (workspace.bytes(), self.workspace_bytes());
+        if given < needed {
+            return Err(ForwardError::WorkspaceSize { given, needed });
+        }
+        let memory = |buffer: &DeviceBuffer| (buffer.address(), buffer.bytes());
+        let at = placed(&self.plan.problem, [q, k, v, &*o].map(memory), lse.map(memory))?;
         // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own that is dropped
         // waits for the work under way, as does a kernel; one of the caller's outlives it, for which the caller vouched.
-        Ok(unsafe { self.launch(stream, &at) }?)
+        Ok(unsafe { self.launch(stream, &at, workspace.buffer().address()) }?)
     }
 }
 
-/// The places of Q, K, V, O and LSE at the starts of memories with these addresses and sizes.
-fn placed(problem: &Problem, memories: [(u64, usize); 5]) -> Result<Placement, ForwardError> {
-    let lse = problem.lse_shape().iter().map(|&extent| extent as u64).product::<u64>() * 4;
+/// The addresses of Q, K, V, O and LSE at the starts of memories with these addresses and sizes.
+fn placed(
+    problem: &Problem,
+    qkvo: [(u64, usize); 4],
+    lse: Option<(u64, usize)>,
+) -> Result<Placement, ForwardError> {
+    let lse_bytes = problem.lse_shape().iter().map(|&extent| extent as u64).product::<u64>() * 4;
     let [q, k, v, o] = [problem.q(), problem.k(), problem.v(), problem.o()].map(|x| x.extent_bytes().0);
     let names = [TensorName::Q, TensorName::K, TensorName::V, TensorName::O, TensorName::Lse];
-    for ((tensor, needed), (_, given)) in names.into_iter().zip([q, k, v, o, lse]).zip(memories) {
+    for ((tensor, needed), (_, given)) in
+        names.into_iter().zip([q, k, v, o, lse_bytes]).zip(qkvo.into_iter().chain(lse))
+    {
         if (given as u64) < needed {
             return Err(ForwardError::BufferSize { tensor, given, needed });
         }
     }
-    let [q, k, v, o, lse] = memories.map(|(address, _)| Address(address));
-    Ok(Placement::new(problem, Addresses::new(q, k, v, o).lse(lse))?)
+    let [q, k, v, o] = qkvo.map(|(address, _)| Address(address));
+    let mut at = Addresses::new(q, k, v, o);
+    at.lse = lse.map(|(address, _)| Address(address));
+    Ok(Placement::new(problem, at)?)
 }
 
 #[cfg(test)]
@@ -208,7 +223,9 @@ mod tests {
         let kv = Shape { seqlen: 7, heads: 2, ..q };
         let mut memories = MEMORIES;
         change(&mut memories);
-        placed(&ProblemSpec::dense(Dtype::Bf16, q, kv).validate()?, memories)
+        let [q_at, k_at, v_at, o_at, lse_at] = memories;
+        let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).validate()?;
+        placed(&problem, [q_at, k_at, v_at, o_at], Some(lse_at))
     }
 
     #[test]

@@ -2,14 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fa3_ir::{ArgError, ArgValue, BoxShape, ParamInfo, ParamKind, TensorView, check_args, check_grid};
+use fa3_ir::{ArgError, ArgValue, BoxShape, BufferId, ParamInfo, ParamKind, Step, TensorView, check_grid};
 
 use super::params::{ParamImage, pack};
 use super::{Function, HostError, Stream, tensor_map};
-use crate::kernels::JobArg;
 
-/// A function with all arguments of its launches but the addresses. It waits for the kernel before it by itself
-/// (`griddepcontrol.wait`).
+/// A function with all arguments of its launches but the addresses.
 #[derive(Debug)]
 pub(super) struct Prepared {
     function: Arc<Function>,
@@ -26,18 +24,18 @@ struct Arguments {
     maps: Vec<Map>,
 }
 
-/// Parameter `param` is the address of array `array`.
+/// Parameter `param` is the address of a buffer.
 #[derive(Clone, Copy, Debug)]
 struct Pointer {
     param: usize,
-    array: usize,
+    buffer: BufferId,
 }
 
-/// Parameter `param` is a tensor map over array `array`.
+/// Parameter `param` is a tensor map over a buffer.
 #[derive(Debug)]
 struct Map {
     param: usize,
-    array: usize,
+    buffer: BufferId,
     name: String,
     shape: BoxShape,
     /// At the address for which the image was encoded; 0 if it was not.
@@ -45,30 +43,29 @@ struct Map {
 }
 
 impl Prepared {
-    /// Launches of `function` with `args`, over `arrays` arrays. If they are `early`, their CTAs take their places as soon as
-    /// there are any, and wait there for the kernel before.
+    /// Launches of `function` as `step` says, in a program of so many buffers. `early` ones are programmatic dependent launches:
+    /// the kernel executes `griddepcontrol.wait` itself.
     ///
     /// # Errors
     /// A grid or arguments that are not what the kernel declares.
-    pub(super) fn new(
+    pub(super) fn new<K>(
         function: Arc<Function>,
-        grid: [u32; 3],
-        args: &[JobArg],
-        arrays: usize,
+        step: &Step<K>,
+        buffers: usize,
         early: bool,
     ) -> Result<Prepared, HostError> {
         let ptx = function.ptx();
         let refuse = |error| HostError::Args { kernel: ptx.entry.clone(), error: Box::new(error) };
-        check_grid(grid, ptx.cluster).map_err(refuse)?;
-        let arguments = Arguments::new(&ptx.params, args, arrays).map_err(refuse)?;
-        Ok(Prepared { function, grid, early, arguments: Mutex::new(arguments) })
+        check_grid(step.grid, ptx.cluster).map_err(refuse)?;
+        let arguments = Arguments::new(&ptx.params, step, buffers).map_err(refuse)?;
+        Ok(Prepared { function, grid: step.grid, early, arguments: Mutex::new(arguments) })
     }
 
     pub(super) fn function(&self) -> &Function {
         &self.function
     }
 
-    /// Puts the kernel on `stream`, with array i at `addresses[i]`.
+    /// Puts the kernel on `stream`, with buffer i at `addresses[i]`.
     ///
     /// # Safety
     /// That of [`Function::launch_dependent`].
@@ -88,29 +85,28 @@ impl Prepared {
 }
 
 impl Arguments {
-    /// `args` for a kernel with `params`, with nothing placed yet.
+    /// The arguments of a step for a kernel with `params`, with nothing placed yet.
     ///
     /// # Errors
-    /// The first argument that does not fit, at whatever multiple of 16 bytes its array lies.
-    fn new(params: &[ParamInfo], args: &[JobArg], arrays: usize) -> Result<Arguments, ArgError> {
-        let nowhere = vec![0; arrays];
-        let values: Vec<ArgValue> = args.iter().map(|arg| arg.bind(&nowhere)).collect();
-        check_args(params, &values)?;
+    /// The first argument that does not fit, at whatever multiple of 16 bytes its buffer lies.
+    fn new<K>(params: &[ParamInfo], step: &Step<K>, buffers: usize) -> Result<Arguments, ArgError> {
+        let values = step.bind(params, &vec![0; buffers])?;
         let images = pack(params, &values, |_, _, _| Ok(ParamImage::scalar([])))?;
         let (mut pointers, mut maps) = (Vec::new(), Vec::new());
-        for (param, ((info, arg), value)) in params.iter().zip(args).zip(values).enumerate() {
-            match (arg, info.kind, value) {
-                (JobArg::Tensor { array, .. }, ParamKind::TensorMap(shape), ArgValue::Tensor(view)) => {
-                    maps.push(Map { param, array: *array, name: info.name.clone(), shape, view });
+        for (param, (info, value)) in params.iter().zip(values).enumerate() {
+            let passed = step.args.iter().find(|(name, _)| *name == info.name);
+            let Some(buffer) = passed.and_then(|(_, passed)| passed.buffer()) else { continue };
+            match (info.kind, value) {
+                (ParamKind::TensorMap(shape), ArgValue::Tensor(view)) => {
+                    maps.push(Map { param, buffer, name: info.name.clone(), shape, view });
                 }
-                (JobArg::Pointer(array), _, _) => pointers.push(Pointer { param, array: *array }),
-                _ => {}
+                _ => pointers.push(Pointer { param, buffer }),
             }
         }
         Ok(Arguments { images, pointers, maps })
     }
 
-    /// Makes the images those for arrays at `addresses`; `encode` makes those of tensor maps, and only of those whose address
+    /// Makes the images those for buffers at `addresses`; `encode` makes those of tensor maps, and only of those whose address
     /// is another than before.
     ///
     /// # Errors
@@ -120,11 +116,11 @@ impl Arguments {
         addresses: &[u64],
         encode: impl Fn(&Map) -> Result<ParamImage, E>,
     ) -> Result<(), E> {
-        for Pointer { param, array } in &self.pointers {
-            self.images[*param] = ParamImage::scalar(addresses[*array].to_ne_bytes());
+        for Pointer { param, buffer } in &self.pointers {
+            self.images[*param] = ParamImage::scalar(addresses[buffer.0].to_ne_bytes());
         }
         for map in &mut self.maps {
-            let address = addresses[map.array];
+            let address = addresses[map.buffer.0];
             if map.view.address != address {
                 map.view.address = address;
                 self.images[map.param] = encode(map).inspect_err(|_| map.view.address = 0)?;
@@ -138,19 +134,28 @@ impl Arguments {
 mod tests {
     use std::cell::RefCell;
 
-    use fa3_ir::{Elem, Swizzle};
+    use fa3_ir::{Elem, Passed, Swizzle};
 
     use super::*;
 
-    /// Tensor maps over arrays 0 and 1, a number, and the addresses of arrays 1 and 2.
-    fn signature() -> (Vec<ParamInfo>, Vec<JobArg>) {
+    /// Tensor maps over buffers 0 and 1, a number, and the addresses of buffers 1 and 2.
+    fn signature() -> (Vec<ParamInfo>, Step<()>) {
         let map = ParamKind::TensorMap(BoxShape::new(Elem::Bf16, &[64, 8], Swizzle::B128));
         let pointer = ParamKind::Pointer(Elem::F32);
         let kinds = [("q", map), ("k", map), ("n", ParamKind::U32), ("o", pointer), ("lse", pointer)];
         let params = kinds.map(|(name, kind)| ParamInfo { name: name.to_owned(), kind }).to_vec();
-        let tensor = |array| JobArg::Tensor { array, dims: vec![64, 100], strides: vec![128] };
-        let args = vec![tensor(0), tensor(1), JobArg::U32(7), JobArg::Pointer(1), JobArg::Pointer(2)];
-        (params, args)
+        let tensor =
+            |buffer| Passed::Tensor { buffer: BufferId(buffer), dims: vec![64, 100], strides: vec![128] };
+        let pointer = |buffer| Passed::Pointer(BufferId(buffer));
+        let args = [
+            ("lse", pointer(2)),
+            ("q", tensor(0)),
+            ("k", tensor(1)),
+            ("n", Passed::U32(7)),
+            ("o", pointer(1)),
+        ];
+        let args = args.map(|(name, passed)| (name.to_owned(), passed)).to_vec();
+        (params, Step { kernel: (), grid: [1; 3], args })
     }
 
     /// Stands for the map of a tensor at this address.
@@ -158,7 +163,7 @@ mod tests {
         ParamImage::words([address; 16])
     }
 
-    /// Places the arrays and gives the addresses for which maps were encoded.
+    /// Places the buffers and gives the addresses for which maps were encoded.
     fn place(arguments: &mut Arguments, addresses: [u64; 3]) -> Vec<u64> {
         let asked = RefCell::new(Vec::new());
         let encode = |map: &Map| {
@@ -171,8 +176,8 @@ mod tests {
 
     #[test]
     fn addresses_are_placed_and_maps_encoded_when_they_change() {
-        let (params, args) = signature();
-        let mut arguments = Arguments::new(&params, &args, 3).unwrap();
+        let (params, step) = signature();
+        let mut arguments = Arguments::new(&params, &step, 3).unwrap();
         let number = ParamImage::scalar(7_u32.to_ne_bytes());
         for (addresses, asked) in [
             ([0x100, 0x200, 0x300], vec![0x100, 0x200]),
@@ -190,8 +195,8 @@ mod tests {
 
     #[test]
     fn a_map_that_was_not_encoded_is_encoded_the_next_time() {
-        let (params, args) = signature();
-        let mut arguments = Arguments::new(&params, &args, 3).unwrap();
+        let (params, step) = signature();
+        let mut arguments = Arguments::new(&params, &step, 3).unwrap();
         place(&mut arguments, [0x100, 0x200, 0x300]);
         let refused = arguments.place(&[0x100, 0x600, 0x300], |map| Err::<ParamImage, _>(map.name.clone()));
         assert_eq!(refused, Err("k".to_owned()));
@@ -201,13 +206,12 @@ mod tests {
 
     #[test]
     fn arguments_that_do_not_fit_are_refused_before_any_launch() {
-        let (params, mut args) = signature();
-        assert_eq!(
-            Arguments::new(&params[1..], &args, 3).unwrap_err(),
-            ArgError::Count { given: 5, expected: 4 }
-        );
-        args[2] = JobArg::F32(7.0);
+        let (params, mut step) = signature();
+        let error = ArgError::Unknown { name: "q".to_owned() };
+        assert_eq!(Arguments::new(&params[1..], &step, 3).unwrap_err(), error);
+        assert_eq!(Arguments::new(&params, &step, 2).unwrap_err(), ArgError::Buffer { index: 2, count: 2 });
+        step.args[3].1 = Passed::F32(7.0);
         let error = ArgError::Kind { param: "n".to_owned(), expected: "u32", given: "f32" };
-        assert_eq!(Arguments::new(&params, &args, 3).unwrap_err(), error);
+        assert_eq!(Arguments::new(&params, &step, 3).unwrap_err(), error);
     }
 }

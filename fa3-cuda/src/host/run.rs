@@ -1,34 +1,44 @@
-//! A kernel with its problem, from bytes to bytes.
+//! A program with its data, from bytes to bytes.
+
+use fa3_ir::{Kernel, Program};
 
 use super::{Device, DeviceBuffer, HostError};
-use crate::kernels::Job;
 
 impl Device {
-    /// Runs a job on arrays that begin as `initial`, waits for it, and gives the bytes of every array. It allocates, copies
+    /// Runs a program on buffers that begin as `initial`, waits for it, and gives the bytes of every buffer. It allocates, copies
     /// and compiles: for tests and trials.
     ///
     /// # Safety
-    /// The job's kernel must stay within its arrays, whose addresses it gets. (The simulator finds where one does not.)
+    /// The kernels must stay within the buffers, whose addresses they get. (The simulator finds where one does not.)
     ///
     /// # Errors
-    /// A kernel that is not sound, arrays that are not the job's, or what the driver says.
-    pub unsafe fn run(&self, job: &Job, initial: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, HostError> {
-        let (given, expected) = (initial.len(), job.arrays.len());
+    /// A kernel that is not sound, buffers that are not the program's, or what the driver says.
+    pub unsafe fn run(
+        &self,
+        program: &Program<Kernel>,
+        initial: &[Vec<u8>],
+    ) -> Result<Vec<Vec<u8>>, HostError> {
+        let (given, expected) = (initial.len(), program.buffers.len());
         if given != expected {
-            return Err(HostError::Arrays { given, expected });
+            return Err(HostError::Buffers { given, expected });
         }
-        let function = self.compile_kernel(&job.kernel)?;
+        let functions = program.try_map(|kernel| self.compile_kernel(kernel))?;
         let stream = self.stream()?;
         let mut buffers: Vec<DeviceBuffer> = Vec::new();
-        for (array, bytes) in job.arrays.iter().zip(initial) {
-            let mut buffer = self.alloc(array.bytes())?;
-            buffer.upload(&stream, bytes)?;
-            buffers.push(buffer);
+        for (buffer, bytes) in program.buffers.iter().zip(initial) {
+            let mut memory = self.alloc(buffer.bytes())?;
+            memory.upload(&stream, bytes)?;
+            buffers.push(memory);
         }
         let addresses: Vec<u64> = buffers.iter().map(DeviceBuffer::address).collect();
-        // SAFETY: every address is of a buffer that lives until the stream is synchronised below, and the caller vouches for the
-        // kernel.
-        unsafe { function.launch(&stream, job.grid, &job.bind(&addresses)) }?;
+        for step in &functions.steps {
+            let ptx = step.kernel.ptx();
+            let refuse = |error| HostError::Args { kernel: ptx.entry.clone(), error: Box::new(error) };
+            let args = step.bind(&ptx.params, &addresses).map_err(refuse)?;
+            // SAFETY: every address is of a buffer that lives until the stream is synchronised below, and the caller vouches for
+            // the kernel.
+            unsafe { step.kernel.launch(&stream, step.grid, &args) }?;
+        }
         stream.synchronize()?;
         buffers.iter().map(|buffer| buffer.download(&stream)).collect()
     }

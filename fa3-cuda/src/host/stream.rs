@@ -3,12 +3,9 @@
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{
-    self, CUevent_flags, CUevent_st, CUstream_flags, CUstream_st, CUstreamCaptureStatus,
-};
+use cudarc::driver::sys::{self, CUevent_flags, CUevent_st, CUstream_flags, CUstream_st};
 
 use super::context::Context;
-use super::counters::Queue;
 use super::driver::Handle;
 use super::{Device, HostError};
 
@@ -80,32 +77,6 @@ impl Stream {
         // SAFETY: event and stream are alive.
         current.check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw.0, self.raw.0) })?;
         Ok(event)
-    }
-
-    /// The launches that what is put on it now runs one after the other with.
-    pub(super) fn queue(&self) -> Result<Queue, HostError> {
-        let current = self.context.enter()?;
-        let (mut status, mut capture) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
-        let (graph, dependencies, count) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the stream is alive, `status` and `capture` are valid places for the results, and the others may be null.
-        let result = unsafe {
-            sys::cuStreamGetCaptureInfo_v2(
-                self.raw.0,
-                &raw mut status,
-                &raw mut capture,
-                graph,
-                dependencies,
-                count,
-            )
-        };
-        current.check("cuStreamGetCaptureInfo", result)?;
-        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-            return Ok(Queue::Capture { capture, stream: self.raw.0.expose_provenance() });
-        }
-        let mut stream = 0;
-        // SAFETY: the stream is alive, and `stream` is a valid place for the result.
-        current.check("cuStreamGetId", unsafe { sys::cuStreamGetId(self.raw.0, &raw mut stream) })?;
-        Ok(Queue::Stream(stream))
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {

@@ -4,8 +4,9 @@ use ::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 use fa3_types::Dtype;
 use half::{bf16, f16};
 
+use super::ForwardTensors;
 use super::{Forward, ForwardError};
-use crate::host::{DeviceBuffer, Stream};
+use crate::host::{DeviceBuffer, Stream, Workspace};
 
 /// Element types of Q, K, V and O on the GPU.
 pub trait Element: sealed::Sealed {
@@ -34,25 +35,28 @@ impl Forward {
     ///
     /// ```no_run
     /// use fa3_cuda::cudarc::driver::CudaContext;
-    /// use fa3_cuda::host::{Device, Forward};
+    /// use fa3_cuda::host::{Device, Forward, Workspace};
     /// use fa3_types::{Dtype, ProblemSpec, Shape};
     /// use half::bf16;
     ///
     /// let shape = Shape { batch: 1, seqlen: 1000, heads: 4, head_dim: 64 };
     /// let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).validate()?;
-    /// let forward = Forward::new(&Device::open(0)?, &problem)?;
+    /// let device = Device::open(0)?;
+    /// let forward = Forward::new(&device, &problem)?;
+    /// let mut workspace = Workspace::new(&device, &device.default_stream(), forward.workspace_bytes())?;
     ///
     /// let stream = CudaContext::new(0)?.new_stream()?;
     /// let x = stream.clone_htod(&vec![bf16::ONE; 1000 * 4 * 64])?;
     /// let mut o = stream.alloc_zeros::<bf16>(1000 * 4 * 64)?;
     /// let mut lse = stream.alloc_zeros::<f32>(4 * 1000)?;
-    /// forward.run_slices(&stream, &x, &x, &x, &mut o, &mut lse)?;
+    /// forward.run_slices(&stream, &x, &x, &x, &mut o, &mut lse, &mut workspace)?;
     /// assert_eq!(stream.clone_dtoh(&o)?[0], bf16::ONE); // the mean of ones
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// Slices that are too small, of other elements or of another device, or what the driver says.
+    #[allow(clippy::too_many_arguments, reason = "cudarc's slices are five types")]
     pub fn run_slices<T: Element>(
         &self,
         stream: &CudaStream,
@@ -61,6 +65,7 @@ impl Forward {
         v: &impl DevicePtr<T>,
         o: &mut impl DevicePtrMut<T>,
         lse: &mut impl DevicePtrMut<f32>,
+        workspace: &mut Workspace,
     ) -> Result<(), ForwardError> {
         let expected = self.plan.problem.dtype();
         if T::DTYPE != expected {
@@ -87,6 +92,7 @@ impl Forward {
         let (mut o, mut lse) = (memory(o, o_bytes), memory(lse, lse_bytes));
         // SAFETY: the stream is of this device's context, and outlives the value, which is gone at the end of this call.
         let stream = unsafe { Stream::from_raw(&self.device, stream.cu_stream().expose_provenance()) };
-        self.run(&stream, &q, &k, &v, &mut o, &mut lse)
+        let tensors = ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
+        self.run(&stream, tensors, workspace)
     }
 }

@@ -26,6 +26,10 @@ pub enum ForwardError {
     #[error("{tensor} takes {needed} bytes, its memory has {given}")]
     #[allow(missing_docs, reason = "the message names its fields")]
     BufferSize { tensor: TensorName, given: usize, needed: u64 },
+    /// The workspace is too small.
+    #[error("the workspace has {given} bytes, {needed} are needed")]
+    #[allow(missing_docs, reason = "the message names its fields")]
+    WorkspaceSize { given: usize, needed: usize },
     /// Memory of elements that are not the problem's, where its type says of which it is (feature `cudarc`).
     #[error("q, k, v and o are of {given}, the problem is of {expected}")]
     #[allow(missing_docs, reason = "the message names its fields")]

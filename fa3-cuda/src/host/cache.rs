@@ -1,0 +1,47 @@
+//! The kernels that a device has compiled.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fa3_ir::{Kernel, ptx};
+
+use super::{Device, Function, HostError};
+use crate::kernels::Spec;
+
+/// Compiled kernels by their specs, so that a problem whose kernel is there costs no building and no text. They are kept as long as
+/// the device.
+#[derive(Debug, Default)]
+pub(super) struct Cache(Mutex<HashMap<Spec, Arc<Function>>>);
+
+impl Cache {
+    fn functions(&self) -> MutexGuard<'_, HashMap<Spec, Arc<Function>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Device {
+    /// The kernel of `spec`, compiled now or before.
+    ///
+    /// # Errors
+    /// What the driver's compiler says.
+    pub fn kernel(&self, spec: &Spec) -> Result<Arc<Function>, HostError> {
+        if let Some(function) = self.cache().functions().get(spec) {
+            return Ok(Arc::clone(function));
+        }
+        // Not under the lock: other threads may compile other kernels meanwhile. If one compiles this one, too, the first stays.
+        let function = Arc::new(self.compile_kernel(&spec.kernel())?);
+        Ok(Arc::clone(self.cache().functions().entry(*spec).or_insert(function)))
+    }
+
+    /// Writes a kernel's PTX and compiles it.
+    ///
+    /// # Errors
+    /// [`HostError::Unsound`] if the kernel breaks a rule, and those of [`Device::compile`].
+    pub(super) fn compile_kernel(&self, kernel: &Kernel) -> Result<Function, HostError> {
+        let ptx = ptx::emit(kernel).map_err(|errors| HostError::Unsound {
+            kernel: kernel.name.clone(),
+            faults: errors.iter().map(ToString::to_string).collect(),
+        })?;
+        self.compile(&ptx)
+    }
+}

@@ -1,0 +1,122 @@
+//! A program, compiled: what every operation on a GPU is, once it is planned.
+
+use fa3_ir::{BufferId, Program};
+
+use super::prepared::Prepared;
+use super::{Device, Function, HostError, Stream};
+use crate::kernels::Spec;
+
+/// A program with its kernels compiled and its arguments packed. Running it is one launch a step.
+#[derive(Debug)]
+pub(super) struct Planned {
+    steps: Vec<Prepared>,
+    workspace: WorkspaceLayout,
+    buffers: usize,
+}
+
+/// Where the buffers that are neither inputs nor outputs lie in the workspace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct WorkspaceLayout {
+    parts: Vec<(BufferId, u64)>,
+    bytes: usize,
+}
+
+/// No operation has more buffers.
+const MOST_BUFFERS: usize = 16;
+
+/// Buffers of a workspace begin at multiples of this, so that atomics of one do not meet those of another.
+const ALIGN: usize = 256;
+
+impl Planned {
+    /// Compiles what is not compiled yet. Kernels that wait for the grid before them by themselves are launched before that has
+    /// ended, if `may_overlap`.
+    ///
+    /// # Errors
+    /// A grid or arguments that are not what a kernel declares, or what the driver's compiler says.
+    pub(super) fn new(
+        device: &Device,
+        program: &Program<Spec>,
+        may_overlap: bool,
+    ) -> Result<Planned, HostError> {
+        let buffers = program.buffers.len();
+        if buffers > MOST_BUFFERS {
+            return Err(HostError::Buffers { given: buffers, expected: MOST_BUFFERS });
+        }
+        let steps = program.steps.iter().map(|step| {
+            let function = device.kernel(&step.kernel)?;
+            let early = may_overlap && function.ptx().waits_for_grid;
+            Prepared::new(function, step, buffers, early)
+        });
+        Ok(Planned {
+            steps: steps.collect::<Result<_, _>>()?,
+            workspace: WorkspaceLayout::of(program),
+            buffers,
+        })
+    }
+
+    /// Bytes of the workspace.
+    pub(super) fn workspace_bytes(&self) -> usize {
+        self.workspace.bytes
+    }
+
+    /// The kernels, in the order of the steps.
+    pub(super) fn functions(&self) -> impl Iterator<Item = &Function> {
+        self.steps.iter().map(Prepared::function)
+    }
+
+    /// Puts every step on `stream`, with the caller's buffer i at `addresses[i]` and the others in the workspace.
+    ///
+    /// # Safety
+    /// Those of [`Function::launch_dependent`] for every step. `workspace` is the address, a multiple of 256, of
+    /// [`Planned::workspace_bytes`] bytes that are 0, or were a workspace of launches that come before on this stream; nobody else
+    /// may touch them until the work is done.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) unsafe fn launch(
+        &self,
+        stream: &Stream,
+        addresses: &[u64],
+        workspace: u64,
+    ) -> Result<(), HostError> {
+        let mut all = [0; MOST_BUFFERS];
+        let all = &mut all[..self.buffers];
+        all[..addresses.len()].copy_from_slice(addresses);
+        for &(BufferId(buffer), offset) in &self.workspace.parts {
+            all[buffer] = workspace + offset;
+        }
+        // SAFETY: the caller vouches for all addresses.
+        self.steps.iter().try_for_each(|step| unsafe { step.launch(stream, all) })
+    }
+}
+
+impl WorkspaceLayout {
+    fn of<K>(program: &Program<K>) -> WorkspaceLayout {
+        let mut layout = WorkspaceLayout::default();
+        for (index, buffer) in program.buffers.iter().enumerate() {
+            if buffer.role.is_workspace() {
+                layout.parts.push((BufferId(index), layout.bytes as u64));
+                layout.bytes += buffer.bytes().next_multiple_of(ALIGN);
+            }
+        }
+        layout
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_ir::{BufferRole, Elem};
+
+    use super::*;
+
+    #[test]
+    fn a_workspace_has_what_is_neither_input_nor_output() {
+        let mut program = Program::<Spec>::new();
+        program.buffer("x", Elem::F16, &[7], BufferRole::Input);
+        let ticket = program.buffer("ticket", Elem::U32, &[1], BufferRole::Ticket);
+        program.buffer("y", Elem::F16, &[7], BufferRole::Output);
+        let sums = program.buffer("sums", Elem::F32, &[65], BufferRole::Scratch);
+        let layout = WorkspaceLayout::of(&program);
+        assert_eq!(layout, WorkspaceLayout { parts: vec![(ticket, 0), (sums, 256)], bytes: 768 });
+    }
+}

@@ -1,0 +1,38 @@
+//! Memory that operations need besides their tensors.
+
+use super::{Device, DeviceBuffer, HostError, Stream};
+
+/// Device memory for what operations count in and keep between their kernels. It belongs to the caller, who may use it for one launch
+/// after the other on one stream: operations leave it as the next one needs it.
+#[derive(Debug)]
+pub struct Workspace(DeviceBuffer);
+
+impl Workspace {
+    /// `bytes` bytes, zeroed on `stream`; ask the operation how many it needs, such as by
+    /// [`Forward::workspace_bytes`](super::Forward::workspace_bytes). One that is too large is as good.
+    ///
+    /// # Errors
+    /// [`HostError::OutOfMemory`], or what the driver says.
+    pub fn new(device: &Device, stream: &Stream, bytes: usize) -> Result<Workspace, HostError> {
+        let mut buffer = device.alloc(bytes)?;
+        buffer.fill(stream, 0)?;
+        Ok(Workspace(buffer))
+    }
+
+    /// Memory of the caller's.
+    ///
+    /// # Safety
+    /// It must hold zeros, or have been a workspace before; otherwise as [`DeviceBuffer::from_raw`].
+    pub unsafe fn from_buffer(buffer: DeviceBuffer) -> Workspace {
+        Workspace(buffer)
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    pub(super) fn buffer(&self) -> &DeviceBuffer {
+        &self.0
+    }
+}
