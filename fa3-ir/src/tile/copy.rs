@@ -25,7 +25,12 @@ impl TileMap {
 
 /// The boxes of a tile: where each lies in shared memory and in the tensor.
 #[track_caller]
-fn panels(b: &Builder, map: &TileMap, tile: Tile<'_>, coords: &[Operand]) -> Vec<(SharedAddr, Vec<Operand>)> {
+fn panels(
+    b: &Builder,
+    map: &TileMap,
+    tile: Tile<'_, '_>,
+    coords: &[Operand],
+) -> Vec<(SharedAddr, Vec<Operand>)> {
     if tile.shape != map.shape {
         b.misfit("a tile and its tensor map", tile.shape, map.shape);
     }
@@ -75,7 +80,7 @@ impl Builder {
     #[track_caller]
     pub fn load_tile(
         &self,
-        tile: Tile<'_>,
+        tile: Tile<'_, '_>,
         map: &TileMap,
         coords: impl Coords,
         mbarrier: impl Into<SharedAddr>,
@@ -90,7 +95,7 @@ impl Builder {
 
     /// Begins to store a tile, in this thread's open bulk group.
     #[track_caller]
-    pub fn store_tile(&self, tile: Tile<'_>, map: &TileMap, coords: impl Coords) {
+    pub fn store_tile(&self, tile: Tile<'_, '_>, map: &TileMap, coords: impl Coords) {
         let _one = self.as_one();
         for (address, coords) in panels(self, map, tile, &coords.operands()) {
             self.tma_store(map.map, Given(coords), address);
@@ -99,7 +104,7 @@ impl Builder {
 
     /// Begins to add a tile to the tensor, in this thread's open bulk group.
     #[track_caller]
-    pub fn add_tile(&self, tile: Tile<'_>, map: &TileMap, coords: impl Coords) {
+    pub fn add_tile(&self, tile: Tile<'_, '_>, map: &TileMap, coords: impl Coords) {
         let _one = self.as_one();
         for (address, coords) in panels(self, map, tile, &coords.operands()) {
             self.tma_reduce_add(map.map, Given(coords), address);

@@ -15,7 +15,7 @@ use crate::{
 ///
 /// ```compile_fail,E0308
 /// use fa3_ir::{Frag, Fresh, Rows, Tile, gemm};
-/// fn read_in_flight<'k>(q: Tile<'k>, k: Tile<'k>) -> Rows<'k> {
+/// fn read_in_flight<'k>(q: Tile<'_, 'k>, k: Tile<'_, 'k>) -> Rows<'k> {
 ///     let s: Frag<'k> = gemm(q, k.t(), Fresh);
 ///     s.row_max()
 /// }
@@ -24,7 +24,7 @@ use crate::{
 /// While it is, its operands must stay: a slot that it reads cannot be released.
 /// ```compile_fail,E0505
 /// use fa3_ir::{Fresh, FullSlot, Tile, gemm};
-/// fn release_in_flight(q: Tile<'_>, slot: FullSlot<'_, 1>) {
+/// fn release_in_flight(q: Tile, slot: FullSlot<1>) {
 ///     let s = gemm(q, slot.tile().t(), Fresh);
 ///     slot.release();
 ///     s.wait();
@@ -93,33 +93,33 @@ impl<'k, 'd, 'f: 'k> Destination<'k> for &'d mut Frag<'f> {
 
 /// The A operand of a product, 64 x K: a [`Tile`] or a [`Matrix`] in shared memory, or an [`AFrag`] in registers.
 #[derive(Clone, Copy, Debug)]
-pub enum Left<'s> {
+pub enum Left<'s, 'k> {
     /// In shared memory.
-    Shared(Matrix<'s>),
+    Shared(Matrix<'s, 'k>),
     /// In registers.
-    Registers(&'s AFrag<'s>),
+    Registers(&'s AFrag<'k>),
 }
 
-impl<'s> From<Tile<'s>> for Left<'s> {
-    fn from(tile: Tile<'s>) -> Left<'s> {
+impl<'s, 'k> From<Tile<'s, 'k>> for Left<'s, 'k> {
+    fn from(tile: Tile<'s, 'k>) -> Left<'s, 'k> {
         Left::Shared(tile.into())
     }
 }
 
-impl<'s> From<Matrix<'s>> for Left<'s> {
-    fn from(matrix: Matrix<'s>) -> Left<'s> {
+impl<'s, 'k> From<Matrix<'s, 'k>> for Left<'s, 'k> {
+    fn from(matrix: Matrix<'s, 'k>) -> Left<'s, 'k> {
         Left::Shared(matrix)
     }
 }
 
-impl<'s> From<&'s AFrag<'_>> for Left<'s> {
-    fn from(frag: &'s AFrag<'_>) -> Left<'s> {
+impl<'s, 'k> From<&'s AFrag<'k>> for Left<'s, 'k> {
+    fn from(frag: &'s AFrag<'k>) -> Left<'s, 'k> {
         Left::Registers(frag)
     }
 }
 
-impl<'s> Left<'s> {
-    fn builder(&self) -> &'s Builder {
+impl<'k> Left<'_, 'k> {
+    fn builder(&self) -> &'k Builder {
         match self {
             Left::Shared(matrix) => matrix.builder(),
             Left::Registers(frag) => frag.builder(),
@@ -144,9 +144,9 @@ impl<'s> Left<'s> {
 
 /// Begins D = A · B, or D += A · B, with A (64 x K) in shared memory or in registers and B (K x N) in shared memory.
 #[track_caller]
-pub fn gemm<'s, D: Destination<'s>>(
-    a: impl Into<Left<'s>>,
-    right: impl Into<Matrix<'s>>,
+pub fn gemm<'s, 'k: 's, D: Destination<'k>>(
+    a: impl Into<Left<'s, 'k>>,
+    right: impl Into<Matrix<'s, 'k>>,
     d: D,
 ) -> InFlight<'s, D::Result> {
     let (a, right) = (a.into(), right.into());
@@ -176,7 +176,10 @@ impl<'k> Chain<'k> {
     /// Begins to add A · B. The slots that hold them are for the caller to keep until [`Chain::wait_older`] or
     /// [`Chain::wait`] says that they have been read.
     #[track_caller]
-    pub fn gemm<'s>(&mut self, a: impl Into<Left<'s>>, right: impl Into<Matrix<'s>>) {
+    pub fn gemm<'s>(&mut self, a: impl Into<Left<'s, 'k>>, right: impl Into<Matrix<'s, 'k>>)
+    where
+        'k: 's,
+    {
         let scale = if self.last.is_none() {
             self.frag.builder().watch().done(self.begun, Location::caller());
             ScaleD::Overwrite
@@ -210,7 +213,7 @@ impl<'k> Chain<'k> {
 
 /// The products of all steps along K, as one group.
 #[track_caller]
-fn issue(a: Left<'_>, right: Matrix<'_>, d: &[Var<'_, F32>], scale: ScaleD) -> GroupId {
+fn issue(a: Left<'_, '_>, right: Matrix<'_, '_>, d: &[Var<'_, F32>], scale: ScaleD) -> GroupId {
     let (b, source) = (a.builder(), Location::caller());
     if let Some(ty) = check(b, &a, &right, d.len(), source) {
         let _one = b.as_one();
@@ -223,7 +226,14 @@ fn issue(a: Left<'_>, right: Matrix<'_>, d: &[Var<'_, F32>], scale: ScaleD) -> G
 type Steps<'a> = dyn Fn(u32) -> WgmmaA + 'a;
 
 #[track_caller]
-fn products(b: &Builder, ty: WgmmaType, a: Left<'_>, right: Matrix<'_>, d: &[Var<'_, F32>], scale: ScaleD) {
+fn products(
+    b: &Builder,
+    ty: WgmmaType,
+    a: Left<'_, '_>,
+    right: Matrix<'_, '_>,
+    d: &[Var<'_, F32>],
+    scale: ScaleD,
+) {
     let steps = right.extent().0 / ty.k();
     let right_of = right.descriptors(Side::B);
     let left_of: Box<Steps<'_>> = match a {
@@ -249,7 +259,13 @@ fn registers(step: &[Var<'_, B32>; 4]) -> WgmmaA {
 }
 
 /// The type of the product, if its operands and its result fit: 64 x K, K x N, N / 2 registers.
-fn check(b: &Builder, a: &Left<'_>, right: &Matrix<'_>, d: usize, source: Source) -> Option<WgmmaType> {
+fn check(
+    b: &Builder,
+    a: &Left<'_, '_>,
+    right: &Matrix<'_, '_>,
+    d: usize,
+    source: Source,
+) -> Option<WgmmaType> {
     let ty = match right.elem() {
         Elem::F16 => Some(WgmmaType::F16),
         Elem::Bf16 => Some(WgmmaType::Bf16),

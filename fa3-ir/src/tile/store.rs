@@ -8,7 +8,7 @@ impl<'k> Frag<'k> {
     /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once; binary32 in pairs, of
     /// which two rows share banks. The columns are a multiple of 16, and of 8 for binary32.
     #[track_caller]
-    pub fn store(&self, tile: Tile<'_>) {
+    pub fn store(&self, tile: Tile<'_, '_>) {
         let shape = tile.shape();
         let stored = match shape.elem {
             Elem::F16 => Some(Stored::Matrices(|x, y| y.f16x2_above(x))),
@@ -30,7 +30,7 @@ impl<'k> Frag<'k> {
 
     /// Writes columns of the fragment, from `first`, a multiple of 8, on, to a tile that has as many columns.
     #[track_caller]
-    pub fn store_cols(&self, first: u32, tile: Tile<'_>) {
+    pub fn store_cols(&self, first: u32, tile: Tile<'_, '_>) {
         let end = first.saturating_add(tile.shape().cols);
         let _one = self.builder().as_one();
         match self.regs.get(first as usize / 2..end as usize / 2).filter(|_| first.is_multiple_of(8)) {
@@ -42,7 +42,7 @@ impl<'k> Frag<'k> {
         }
     }
 
-    fn write(&self, tile: Tile<'_>, stored: &Stored<'k>) {
+    fn write(&self, tile: Tile<'_, '_>, stored: &Stored<'k>) {
         let b = self.builder();
         match stored {
             Stored::Matrices(pair) => {
@@ -109,7 +109,7 @@ impl<'k> Packed<'k> {
 impl AFrag<'_> {
     /// Writes an operand of 16-bit elements to a tile of 64 rows, as [`Frag::store`] would write it before it was rounded.
     #[track_caller]
-    pub fn store(&self, tile: Tile<'_>) {
+    pub fn store(&self, tile: Tile<'_, '_>) {
         let (b, shape) = (self.builder(), tile.shape());
         let fits = (shape.elem, shape.rows, shape.cols) == (self.elem(), 64, self.cols());
         if !fits || self.product_type() == WgmmaType::E4m3 {
@@ -143,18 +143,18 @@ impl Stored<'_> {
 }
 
 /// The addresses of a thread's row of a tile, at constant distances along it.
-pub(crate) struct RowAddresses<'s> {
+pub(crate) struct RowAddresses<'k> {
     /// Of each 32 bytes of a panel's row.
-    chunks: Vec<V<'s, B32>>,
+    chunks: Vec<V<'k, B32>>,
     panel_stride: u32,
     span: u32,
 }
 
-impl<'s> RowAddresses<'s> {
+impl<'k> RowAddresses<'k> {
     /// Those at which `stmatrix` writes a warp's 16 rows, 16 columns of 16 bits at a time: lane l gives the address of row
     /// l mod 16, column 8 (l / 16), rows 0-7 and 8-15 of two 8-column matrices.
     #[track_caller]
-    fn of_matrices(tile: Tile<'s>) -> RowAddresses<'s> {
+    fn of_matrices(tile: Tile<'_, 'k>) -> RowAddresses<'k> {
         let tid = tile.builder().tid();
         let (warp, lane) = (tid.bfe(5, 2), tid & 31);
         let (row, right) = (lane & 15, lane >> 4);
@@ -164,7 +164,7 @@ impl<'s> RowAddresses<'s> {
 
     /// Of byte `byte`, below 32, of each 32 bytes of `row`.
     #[track_caller]
-    pub(crate) fn new(tile: Tile<'s>, row: V<'s, B32>, byte: V<'s, B32>) -> RowAddresses<'s> {
+    pub(crate) fn new(tile: Tile<'_, 'k>, row: V<'k, B32>, byte: V<'k, B32>) -> RowAddresses<'k> {
         let span = tile.shape().swizzle.row_bytes();
         let start = tile.builder().shared_address(tile.address);
         let (offset, start) = (row * span, row.mad(span, start));
