@@ -72,9 +72,8 @@ impl<'k> Frag<'k> {
         if !matches!(elem, Elem::F16 | Elem::Bf16) {
             self.builder().misfit("elements of 16 bits", elem, "f16 or bf16");
         }
-        let pack = |x: Var<'k, F32>, y: Var<'k, F32>| match elem {
-            Elem::F16 => y.now().f16x2_above(x),
-            _ => y.now().bf16x2_above(x),
+        let pack = |x: Var<'k, F32>, y: Var<'k, F32>| {
+            if elem == Elem::F16 { y.now().f16x2_above(x) } else { y.now().bf16x2_above(x) }
         };
         Packed { words: self.regs.chunks_exact(2).map(|pair| pack(pair[0], pair[1])).collect() }
     }

@@ -177,6 +177,11 @@ fn registers(given: &Given, class: Ty) -> Vec<Operand> {
     }
 }
 
+fn lane_inst(stmt: &Stmt) -> &LaneInst {
+    let Node::Inst { guard: None, inst: Inst::Lane(inst) } = &stmt.node else { panic!("{stmt:?}") };
+    inst
+}
+
 /// The operation that `expression` records, and what the row's operands are: of each class one register after the other.
 fn recorded(op: LaneOp, expression: Expression) -> (LaneInst, Vec<Operand>) {
     let mut expected = Vec::new();
@@ -198,10 +203,7 @@ fn recorded(op: LaneOp, expression: Expression) -> (LaneInst, Vec<Operand>) {
         expression(&given);
     });
     assert_eq!(kernel.prologue.len(), 12 + 1, "{op:?} is one instruction");
-    match &kernel.prologue[12].node {
-        Node::Inst { guard: None, inst: Inst::Lane(inst) } => (inst.clone(), expected),
-        other => panic!("{op:?}: {other:?}"),
-    }
+    (lane_inst(&kernel.prologue[12]).clone(), expected)
 }
 
 #[test]
@@ -223,9 +225,57 @@ fn operators_take_variables_and_constants() {
         _ = b.tid() - var;
         _ = b.value(3) * var;
         var.update(|x| x | 4);
+        _ = (-var, !var, var << 5, var >> var);
     });
     let text = kernel.to_string();
-    for line in ["add.u32 r1, x.0, 2", "sub.u32 r3, r2, x.0", "mul.lo.u32 r4, 3, x.0", "or.b32 r5, x.0, 4"] {
+    let operations = [
+        "add.u32 r1, x.0, 2",
+        "sub.u32 r3, r2, x.0",
+        "mul.lo.u32 r4, 3, x.0",
+        "or.b32 r5, x.0, 4",
+        "mov.b32 x.0, r5",
+        "neg.s32 r6, x.0",
+        "not.b32 r7, x.0",
+        "shl.b32 r8, x.0, 5",
+        "shr.u32 r9, x.0, x.0",
+    ];
+    for line in operations {
+        assert!(text.contains(line), "{line} is not in {text}");
+    }
+}
+
+/// What a thread does with the numbers of its two rows is twice the same operation, the upper row's first.
+#[test]
+fn rows_are_computed_in_pairs() {
+    type Build = fn(Rows, Rows, Rows);
+    let cases: [(LaneOp, Build); 9] = [
+        (AddF32, |x, y, _| _ = x + y),
+        (SubF32, |x, y, _| _ = x - y),
+        (MulF32, |x, y, _| _ = x * y),
+        (MulF32, |x, _, _| _ = x * 2.0),
+        (NegF32, |x, _, _| _ = -x),
+        (MaxF32, |x, y, _| _ = x.max(y)),
+        (FmaF32, |x, y, z| _ = x.fma(y, z)),
+        (Ex2, |x, _, _| _ = x.ex2()),
+        (GtF32, |x, _, _| _ = x.gt(1.0)),
+    ];
+    for (op, build) in cases {
+        let kernel = Kernel::build("k", Launch::threads(32), |b| {
+            let [x, y, z] = [1.0, 2.0, 3.0].map(|number| Rows([b.copy(number), b.copy(-number)]));
+            build(x, y, z);
+        });
+        let operations = kernel.prologue[6..].iter().map(lane_inst).map(|inst| (inst.op, inst.src[0]));
+        let expected = [0, 1].map(|row| (op, Operand::Value(Value(row))));
+        assert_eq!(operations.collect::<Vec<_>>(), expected, "{kernel}");
+    }
+    let kernel = Kernel::build("k", Launch::threads(32), |b| {
+        let [x, y] = [1.0, 2.0].map(|number| Rows([b.copy(number), b.copy(-number)]));
+        let greater = x.gt(1.5);
+        _ = greater.select(x, y);
+        _ = greater.any();
+    });
+    let text = kernel.to_string();
+    for line in ["selp.f32 f6, f0, f2, p4", "selp.f32 f7, f1, f3, p5", "or.pred p8, p4, p5"] {
         assert!(text.contains(line), "{line} is not in {text}");
     }
 }
