@@ -116,8 +116,7 @@ fn consumer<'k>(
     let thread = tid - 128;
     let group = thread >> 7;
     let elected = b.elect();
-    let q = b.address(m.q);
-    let q = descriptor(group.mad(64 * 128, q), k_major);
+    let q = descriptor(group.mad(64 * 128, b.address(m.q)), k_major);
     let (s, acc) = (b.accumulator("s", BLOCK / 2), b.accumulator("o_acc", D / 2));
     acc.iter().for_each(|&x| x.set(0.0));
     let max = [(); 2].map(|()| b.var("max", f32::NEG_INFINITY));
@@ -128,13 +127,11 @@ fn consumer<'k>(
         // S = Q Kᵀ
         let (full, empty) = (of_stage(b, m.k_full, stage, 8), of_stage(b, m.k_empty, stage, 8));
         b.mbarrier_wait(full, phase);
-        let k = of_stage(b, m.k, stage, TILE);
-        let k = descriptor(k, k_major);
+        let k = descriptor(of_stage(b, m.k, stage, TILE), k_major);
         b.wgmma_fence();
         for step in 0..8u32 {
             let advance = descriptor_address(step / 4 * HALF + step % 4 * 32);
-            let (q, k) = (q + advance, k + advance);
-            let mma = Mma::new(WgmmaType::Bf16, &s, q, k);
+            let mma = Mma::new(WgmmaType::Bf16, &s, q + advance, k + advance);
             b.wgmma(if step == 0 { mma } else { mma.accumulate() });
         }
         b.wgmma_commit();
@@ -166,8 +163,7 @@ fn consumer<'k>(
         // O += P V
         let (full, empty) = (of_stage(b, m.v_full, stage, 8), of_stage(b, m.v_empty, stage, 8));
         b.mbarrier_wait(full, phase);
-        let v = of_stage(b, m.v, stage, TILE);
-        let v = descriptor(v, mn_major);
+        let v = descriptor(of_stage(b, m.v, stage, TILE), mn_major);
         let factors: Vec<V<B32>> =
             p.chunks_exact(2).map(|pair| pair[1].now().bf16x2_above(pair[0])).collect();
         b.wgmma_fence();

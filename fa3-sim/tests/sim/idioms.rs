@@ -270,9 +270,7 @@ fn additions_in_the_order_of_a_flag() {
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         b.if_lanes(first, || {
-            b.repeat(|| {
-                b.break_if(b.load_acquire(flag).eq(cta));
-            });
+            b.repeat(|| b.break_if(b.load_acquire(flag).eq(cta)));
             b.fence(FenceInst::ProxyAsyncGlobal);
             let leads = cta.eq(0);
             b.if_else_lanes(leads, || b.bulk_store(y, tile, 512), || b.bulk_reduce_add_f32(y, tile, 512));

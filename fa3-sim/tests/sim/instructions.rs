@@ -58,9 +58,7 @@ fn branches_and_loops_run_lane_by_lane() {
                 result.set(lane + lane);
                 b.if_lanes(lane.gt(15), || result.set(7));
             },
-            || {
-                result.set(result + lane);
-            },
+            || result.set(result + lane),
         );
         result.get()
     });
@@ -312,9 +310,7 @@ fn bank_conflicts_are_counted() {
 fn launches_that_do_not_fit_are_errors() {
     let kernel = Kernel::build("endless", Launch::threads(32), |b| {
         let n = b.param_u32("n");
-        b.repeat(|| {
-            b.break_if(n.eq(0));
-        });
+        b.repeat(|| b.break_if(n.eq(0)));
     });
     let error = Simulation::new(&kernel).run(&mut Memory::new()).unwrap_err();
     assert_eq!(error.to_string(), "0 arguments for 1 parameters");

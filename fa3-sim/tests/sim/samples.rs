@@ -70,9 +70,7 @@ fn row_softmax() -> Kernel {
             let inside = column.lt(n);
             let at = column.mad_wide(4, x);
             let score = b.var("score", f32::NEG_INFINITY);
-            b.guarded(inside, || {
-                score.set(b.load::<F32>(at) * std::f32::consts::LOG2_E);
-            });
+            b.guarded(inside, || score.set(b.load::<F32>(at) * std::f32::consts::LOG2_E));
             (score.get(), column, inside)
         };
         let max = b.var("max", f32::NEG_INFINITY);

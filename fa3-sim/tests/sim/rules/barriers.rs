@@ -120,9 +120,7 @@ fn polling_is_waiting() {
         let arrives = thread(b, if broken { 99 } else { 0 });
         b.guarded(arrives, || b.mbarrier_arrive(full));
         b.if_uniform(last, || {
-            b.repeat(|| {
-                b.break_if(b.mbarrier_try_wait(full, 0).vote_all());
-            });
+            b.repeat(|| b.break_if(b.mbarrier_try_wait(full, 0).vote_all()));
         });
     })
     .check();

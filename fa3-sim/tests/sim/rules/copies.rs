@@ -213,9 +213,7 @@ fn a_flag_after_the_source_is_read_orders_nothing() {
                     b.reduce_add_release(flag, 1);
                 },
                 || {
-                    b.repeat(|| {
-                        b.break_if(b.load_acquire(flag).eq(1));
-                    });
+                    b.repeat(|| b.break_if(b.load_acquire(flag).eq(1)));
                     _ = b.load::<F32>(x);
                 },
             );

@@ -79,9 +79,7 @@ fn waits_are_not_late() {
         });
         b.role(Role::new("late", 1..2), || {
             // Relaxed: it learns that time has passed, and nothing else.
-            b.repeat(|| {
-                b.break_if(b.atomic_add_u32(flag, 0).ne(0).vote_all());
-            });
+            b.repeat(|| b.break_if(b.atomic_add_u32(flag, 0).ne(0).vote_all()));
             b.mbarrier_wait(ring, 0);
         });
     })

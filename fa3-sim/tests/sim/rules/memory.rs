@@ -51,7 +51,8 @@ fn ctas_do_not_race_in_global_memory() {
     case(Rule::Race, 32, |b, broken| {
         let x = b.param_pointer("x", Elem::U32);
         let (cta, lane) = (b.cta_x(), b.lane_id());
-        b.store((if broken { lane } else { cta.mad(32, lane) }).mad_wide(4, x), cta);
+        let word = if broken { lane } else { cta.mad(32, lane) };
+        b.store(word.mad_wide(4, x), cta);
     })
     .grid(2)
     .check();
@@ -79,9 +80,7 @@ fn flags_order_ctas() {
                 });
             },
             || {
-                b.repeat(|| {
-                    b.break_if(b.load_acquire(flag).ne(0).vote_all());
-                });
+                b.repeat(|| b.break_if(b.load_acquire(flag).ne(0).vote_all()));
                 _ = b.load::<F32>(at);
             },
         );

@@ -179,9 +179,7 @@ fn an_mbarrier_ends_after_its_copies() {
 /// A buffer of another memory is an error.
 #[test]
 fn buffers_are_of_the_memory_that_the_kernel_runs_on() {
-    let kernel = Kernel::build("nothing", Launch::threads(32), |b| {
-        b.sync_cta();
-    });
+    let kernel = Kernel::build("nothing", Launch::threads(32), |b| b.sync_cta());
     let buffer = Memory::new().alloc("z", 16);
     let outcome = Simulation::new(&kernel).predecessor_writes(vec![buffer]).run(&mut Memory::new());
     assert_eq!(outcome, Err(SimError::Buffer { address: buffer.address(), bytes: 16 }));

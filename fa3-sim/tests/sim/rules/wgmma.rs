@@ -236,7 +236,8 @@ fn rows_of_a_are_a_warps_own() {
         b.sync_cta();
         // Thread t writes half a row: of its own warp's 16, or of the next one's.
         let (tid, start) = (b.tid(), b.address(tile_a));
-        let at = (if broken { tid ^ 32 } else { tid }).mad(64, start);
+        let by = if broken { tid ^ 32 } else { tid };
+        let at = by.mad(64, start);
         for offset in [0, 16, 32, 48] {
             b.store_vector(at.at(offset), [0.0; 4]);
         }
