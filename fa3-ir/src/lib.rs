@@ -18,21 +18,17 @@
 //! - All lanes of a warp run together. Where they part, it is said: [`Builder::if_lanes`], [`Builder::guarded`].
 //!
 //! ```
-//! use fa3_ir::{Builder, Elem, F32, Launch, ptx};
+//! use fa3_ir::{Elem, F32, Kernel, Launch, ptx};
 //!
 //! // y = 2 x + 1, one element a thread.
-//! let mut b = Builder::new("line", Launch::threads(256));
-//! let (x, y, n) = (b.param_pointer("x", Elem::F32), b.param_pointer("y", Elem::F32), b.param_u32("n"));
-//! let (cta, tid) = (b.cta_x(), b.tid());
-//! let i = b.mad_u32(cta, 256, tid);
-//! let inside = b.lt_u32(i, n);
-//! b.if_lanes(inside, |b| {
-//!     let [from, to] = [x, y].map(|array| b.mad_wide_u32(i, 4, array));
-//!     let x = b.load::<F32>(from);
-//!     let y = b.fma_f32(x, 2.0, 1.0);
-//!     b.store(to, y);
+//! let kernel = Kernel::build("line", Launch::threads(256), |b| {
+//!     let (x, y, n) = (b.param_pointer("x", Elem::F32), b.param_pointer("y", Elem::F32), b.param_u32("n"));
+//!     let i = b.cta_x().mad(256, b.tid());
+//!     b.if_lanes(i.lt(n), || {
+//!         let [from, to] = [x, y].map(|array| i.mad_wide(4, array));
+//!         b.store(to, b.load::<F32>(from).fma(2.0, 1.0));
+//!     });
 //! });
-//! let kernel = b.finish();
 //!
 //! println!("{kernel}");
 //! let ptx = ptx::emit(&kernel).expect("a sound kernel");

@@ -88,15 +88,15 @@ impl fmt::Display for TileShape {
     }
 }
 
-/// A tile at its address. What comes from a slot of a ring lives as long as the slot is held.
+/// A tile of kernel `'k` at its address. What comes from a slot of a ring lives as long as the slot is held, `'s`.
 #[derive(Clone, Copy)]
-pub struct Tile<'k, 's> {
+pub struct Tile<'s, 'k> {
     builder: &'k Builder,
     pub(crate) shape: TileShape,
     pub(crate) address: SharedAddr,
     /// Bytes from one panel to the next, which may be more than this part of a tile fills.
     pub(crate) panel_stride: u32,
-    slot: PhantomData<&'s ()>,
+    slot: PhantomData<&'s &'k ()>,
 }
 
 impl fmt::Debug for Tile<'_, '_> {
@@ -105,8 +105,8 @@ impl fmt::Debug for Tile<'_, '_> {
     }
 }
 
-impl<'k, 's> Tile<'k, 's> {
-    pub(crate) fn new(builder: &'k Builder, shape: TileShape, address: SharedAddr) -> Tile<'k, 's> {
+impl<'s, 'k> Tile<'s, 'k> {
+    pub(crate) fn new(builder: &'k Builder, shape: TileShape, address: SharedAddr) -> Tile<'s, 'k> {
         Tile { builder, shape, address, panel_stride: shape.panel_bytes(), slot: PhantomData }
     }
 
@@ -121,14 +121,14 @@ impl<'k, 's> Tile<'k, 's> {
     }
 
     /// Its transpose, as an operand.
-    pub fn t(self) -> Matrix<'k, 's> {
+    pub fn t(self) -> Matrix<'s, 'k> {
         Matrix { tile: self, transposed: true }
     }
 
     /// Block `index` of `count` rows, a multiple of 8: what one of several warpgroups works on. An index that is
     /// computed is not checked.
     #[track_caller]
-    pub fn row_block(self, index: impl Arg<Ty = B32>, count: u32) -> Tile<'k, 's> {
+    pub fn row_block(self, index: impl Arg<Ty = B32>, count: u32) -> Tile<'s, 'k> {
         let b = self.builder;
         let blocks = self.shape.rows.checked_div(count).unwrap_or(0);
         let last = index.operand().constant().unwrap_or(0);
@@ -150,7 +150,7 @@ impl<'k, 's> Tile<'k, 's> {
 
     /// `count` columns from column `first` on, both whole panels.
     #[track_caller]
-    pub fn col_block(self, first: u32, count: u32) -> Tile<'k, 's> {
+    pub fn col_block(self, first: u32, count: u32) -> Tile<'s, 'k> {
         let whole = [first, count].iter().all(|cols| cols.is_multiple_of(self.shape.panel_cols()));
         if !whole || count == 0 || first.saturating_add(count) > self.shape.cols {
             let columns = format!("{count} columns from {first} on");
@@ -179,19 +179,19 @@ impl<'k, 's> Tile<'k, 's> {
 
 /// A tile or its transpose as an operand of a product, rows x columns as in the formula.
 #[derive(Clone, Copy, Debug)]
-pub struct Matrix<'k, 's> {
-    tile: Tile<'k, 's>,
+pub struct Matrix<'s, 'k> {
+    tile: Tile<'s, 'k>,
     transposed: bool,
 }
 
-impl<'k, 's> From<Tile<'k, 's>> for Matrix<'k, 's> {
-    fn from(tile: Tile<'k, 's>) -> Matrix<'k, 's> {
+impl<'s, 'k> From<Tile<'s, 'k>> for Matrix<'s, 'k> {
+    fn from(tile: Tile<'s, 'k>) -> Matrix<'s, 'k> {
         Matrix { tile, transposed: false }
     }
 }
 
-impl<'k, 's> From<&Tile<'k, 's>> for Matrix<'k, 's> {
-    fn from(tile: &Tile<'k, 's>) -> Matrix<'k, 's> {
+impl<'s, 'k> From<&Tile<'s, 'k>> for Matrix<'s, 'k> {
+    fn from(tile: &Tile<'s, 'k>) -> Matrix<'s, 'k> {
         (*tile).into()
     }
 }
@@ -205,7 +205,7 @@ pub(crate) enum Side {
     B,
 }
 
-impl<'k, 's> Matrix<'k, 's> {
+impl<'s, 'k> Matrix<'s, 'k> {
     /// The kernel that it belongs to.
     pub(crate) fn builder(&self) -> &'k Builder {
         self.tile.builder
@@ -248,7 +248,7 @@ impl<'k, 's> Matrix<'k, 's> {
     /// The descriptors of the steps along K, each to be made where it is needed: together they would take too many
     /// registers.
     #[track_caller]
-    pub(crate) fn descriptors(&self, side: Side) -> impl Fn(u32) -> V<'k, B64> + use<'k> {
+    pub(crate) fn descriptors(&self, side: Side) -> impl Fn(u32) -> V<'k, B64> + use<'s, 'k> {
         let (layout, offset) = self.layout(self.major(side));
         let descriptor = layout.descriptor();
         let start = self.tile.builder.shared_address(self.tile.address);
@@ -278,7 +278,7 @@ impl SharedAddr {
 impl Builder {
     /// Declares a tile: whole panels of a multiple of 8 rows (V-27).
     #[track_caller]
-    pub fn tile(&self, name: &str, shape: TileShape) -> Tile<'_, 'static> {
+    pub fn tile(&self, name: &str, shape: TileShape) -> Tile<'_, '_> {
         let region = self.tiles(name, 1, shape);
         Tile::new(self, shape, region.at(0))
     }
@@ -300,7 +300,7 @@ impl Builder {
 
     /// Declares a tile that begins where the first of `over` does; the two are never in use at the same time.
     #[track_caller]
-    pub fn tile_over(&self, name: &str, shape: TileShape, over: &[Region]) -> Tile<'_, 'static> {
+    pub fn tile_over(&self, name: &str, shape: TileShape, over: &[Region]) -> Tile<'_, '_> {
         self.whole(shape);
         let region = self.overlay(name, over, shape.bytes(), shape.align());
         Tile::new(self, shape, region.at(0))
@@ -332,7 +332,7 @@ impl Builder {
 mod tests {
     use super::*;
     use crate::descriptor::tests::element;
-    use crate::descriptor_address;
+    use crate::{Kernel, Launch, descriptor_address};
 
     /// The byte of an element of a tile at `start`, as the copies of its panels write it.
     fn copied(shape: TileShape, start: u32, row: u32, col: u32) -> u32 {
@@ -346,29 +346,33 @@ mod tests {
     #[test]
     fn descriptors_find_what_copies_bring() {
         let cases = Swizzle::ALL.into_iter().flat_map(|swizzle| [32, 64, 128].map(|cols| (swizzle, cols)));
-        for (swizzle, cols) in cases.filter(|(swizzle, cols)| 2 * cols >= swizzle.row_bytes()) {
-            let (start, shape) = (8192, TileShape::new(Elem::F16, 64, cols).swizzled(swizzle));
-            let tile = Tile::new(b, shape, Region(0).at(0));
-            for (matrix, side) in
-                [(tile.into(), Side::A), (tile.t(), Side::A), (tile.into(), Side::B), (tile.t(), Side::B)]
-            {
-                let matrix: Matrix<'_, '_> = matrix;
-                let major = matrix.major(side);
-                let (layout, offset) = matrix.layout(major);
-                let (outer, depth) = match side {
-                    Side::A => matrix.extent(),
-                    Side::B => (matrix.extent().1, matrix.extent().0),
-                };
-                for step in 0..depth / 16 {
-                    let descriptor = layout.descriptor() + descriptor_address(start + offset(step));
-                    for (r, k) in (0..outer).flat_map(|r| (0..16).map(move |k| (r, k))) {
-                        let (row, col) =
-                            if major == Major::K { (r, 16 * step + k) } else { (16 * step + k, r) };
-                        let expected = copied(shape, start, row, col);
-                        assert_eq!(element(descriptor, major, r, k), expected, "{matrix} {major:?} {r} {k}");
+        Kernel::build("k", Launch::threads(128), |b| {
+            for (swizzle, cols) in cases.filter(|(swizzle, cols)| 2 * cols >= swizzle.row_bytes()) {
+                let (start, shape) = (8192, TileShape::new(Elem::F16, 64, cols).swizzled(swizzle));
+                let tile = Tile::new(b, shape, Region(0).at(0));
+                let matrices = [Matrix::from(tile), tile.t()];
+                for (matrix, side) in matrices.into_iter().flat_map(|m| [(m, Side::A), (m, Side::B)]) {
+                    let major = matrix.major(side);
+                    let (layout, offset) = matrix.layout(major);
+                    let (outer, depth) = match side {
+                        Side::A => matrix.extent(),
+                        Side::B => (matrix.extent().1, matrix.extent().0),
+                    };
+                    for step in 0..depth / 16 {
+                        let descriptor = layout.descriptor() + descriptor_address(start + offset(step));
+                        for (r, k) in (0..outer).flat_map(|r| (0..16).map(move |k| (r, k))) {
+                            let (row, col) =
+                                if major == Major::K { (r, 16 * step + k) } else { (16 * step + k, r) };
+                            let expected = copied(shape, start, row, col);
+                            assert_eq!(
+                                element(descriptor, major, r, k),
+                                expected,
+                                "{matrix} {major:?} {r} {k}"
+                            );
+                        }
                     }
                 }
             }
-        }
+        });
     }
 }

@@ -293,3 +293,11 @@ impl std::ops::Not for V<'_, Pred> {
         Condition { pred: self.register(), negate: true }
     }
 }
+
+impl std::ops::Not for Var<'_, Pred> {
+    type Output = Condition;
+    /// The lanes where what it holds is false.
+    fn not(self) -> Condition {
+        Condition { pred: self.register(), negate: true }
+    }
+}

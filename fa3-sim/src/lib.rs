@@ -14,20 +14,18 @@
 //! use fa3_sim::{Memory, Policy, Rule, Simulation};
 //!
 //! // A warp writes 128 bytes of shared memory, which the tensor memory accelerator copies to global memory.
-//! let mut b = Builder::new("store", Launch::threads(32));
-//! let (y, tile) = (b.param_pointer("y", Elem::F32), b.region("tile", 128, 128));
-//! let (lane, start) = (b.lane_id(), b.address(tile));
-//! let own = b.mad_u32(lane, 4, start);
-//! b.store(own, 1.0);
-//! // Missing: b.fence(FenceInst::ProxyAsyncShared);
-//! b.warp_sync();
-//! let first = b.eq_b32(lane, 0);
-//! b.if_lanes(first, |b| {
-//!     b.bulk_store(y, tile, 128);
-//!     b.bulk_commit();
-//!     b.bulk_wait_read(0);
+//! let kernel = Kernel::build("store", Launch::threads(32), |b| {
+//!     let (y, tile) = (b.param_pointer("y", Elem::F32), b.region("tile", 128, 128));
+//!     let lane = b.lane_id();
+//!     b.store(lane.mad(4, b.address(tile)), 1.0);
+//!     // Missing: b.fence(FenceInst::ProxyAsyncShared);
+//!     b.warp_sync();
+//!     b.if_lanes(lane.eq(0), || {
+//!         b.bulk_store(y, tile, 128);
+//!         b.bulk_commit();
+//!         b.bulk_wait_read(0);
+//!     });
 //! });
-//! let kernel = b.finish();
 //!
 //! let mut memory = Memory::new();
 //! let y = memory.alloc("y", 128);

@@ -1,8 +1,8 @@
 //! What the machine writes down of kernels: every action of every warp, the same under every schedule.
 
 use fa3_ir::{
-    ArgValue, B32, Builder, Elem, FenceInst, Frag, Kernel, Launch, LoadOptions, Role, TensorView, TileShape,
-    WgmmaType, gemm_ss,
+    ArgValue, B32, Elem, FenceInst, Frag, Kernel, Launch, LoadOptions, Role, TensorView, TileShape,
+    WgmmaType, gemm,
 };
 use fa3_sim::trace::{Action, Gate, Trace};
 use fa3_sim::{Costs, Engine, Memory, Mode, Outcome, Policy, Simulation, Timeline};
@@ -39,27 +39,29 @@ fn actions(trace: &Trace, warp: usize) -> Vec<&Action> {
 /// A warp loads two tiles, a warpgroup multiplies them and tells it so.
 #[test]
 fn roles_meet_at_gates() {
-    let mut b = Builder::new("meet", Launch::threads(160));
     let shape = TileShape::new(Elem::Bf16, 64, 64);
-    let map = b.tile_map("x", shape);
-    let arrived = b.mbarriers("arrived", 1, 1);
-    let done = b.barrier("done", 160);
-    let tiles = [b.tile("a", shape), b.tile("b", shape)];
-    b.init_mbarriers();
-    b.role(Role::new("multiplier", 0..4), |b| {
-        b.mbarrier_wait(arrived, 0);
-        let mut sum = Frag::zeros(b, 64);
-        gemm_ss(b, tiles[0], tiles[1].t(), &mut sum).wait(b);
-        b.arrive(done);
-    });
-    b.role(Role::new("loader", 4..5), |b| {
-        b.once_per_warp(|b| {
-            b.mbarrier_arrive_expect(arrived, 2 * shape.bytes());
-            tiles.iter().for_each(|&tile| b.load_tile(tile, &map, (0, 0), arrived, LoadOptions::default()));
+    let kernel = Kernel::build("meet", Launch::threads(160), |b| {
+        let map = b.tile_map("x", shape);
+        let arrived = b.mbarriers("arrived", 1, 1);
+        let done = b.barrier("done", 160);
+        let tiles = [b.tile("a", shape), b.tile("b", shape)];
+        b.init_mbarriers();
+        b.role(Role::new("multiplier", 0..4), || {
+            b.mbarrier_wait(arrived, 0);
+            let mut sum = Frag::zeros(b, 64);
+            gemm(tiles[0], tiles[1].t(), &mut sum).wait();
+            b.arrive(done);
         });
-        b.sync(done);
+        b.role(Role::new("loader", 4..5), || {
+            b.once_per_warp(|| {
+                b.mbarrier_arrive_expect(arrived, 2 * shape.bytes());
+                tiles
+                    .iter()
+                    .for_each(|&tile| b.load_tile(tile, &map, (0, 0), arrived, LoadOptions::default()));
+            });
+            b.sync(done);
+        });
     });
-    let kernel = b.finish();
     let (outcome, trace) = run(&kernel, 1, &|memory| {
         let x = memory.alloc_from("x", &[0; 64 * 64 * 2]);
         vec![ArgValue::Tensor(TensorView::contiguous(x.address(), &[64, 64], Elem::Bf16))]
@@ -95,26 +97,23 @@ fn roles_meet_at_gates() {
 /// One warp copies past its registers, with groups and with an mbarrier, reads, shuffles and writes.
 #[test]
 fn results_and_copies_are_waited_for() {
-    let mut b = Builder::new("copies", Launch::threads(32));
-    let (x, y) = (b.param_pointer("x", Elem::U32), b.param_pointer("y", Elem::U32));
-    let region = b.region("x", 1024, 128);
-    let arrived = b.mbarriers("arrived", 1, 32);
-    b.init_mbarriers();
-    let tid = b.tid();
-    let start = b.address(region);
-    let to = b.mad_u32(tid, 16, start);
-    let from = b.mad_wide_u32(tid, 16, x);
-    b.copy_async(to, from, 16);
-    b.copy_async_commit();
-    b.copy_async_wait(0);
-    b.copy_async(to.at(512), from.at(512), 16);
-    b.mbarrier_arrive_copied(arrived);
-    b.mbarrier_wait(arrived, 0);
-    let word = b.load::<B32>(to.at(512));
-    let other = b.shfl_bfly(word, 1);
-    let out = b.mad_wide_u32(tid, 4, y);
-    b.store(out, other);
-    let kernel = b.finish();
+    let kernel = Kernel::build("copies", Launch::threads(32), |b| {
+        let (x, y) = (b.param_pointer("x", Elem::U32), b.param_pointer("y", Elem::U32));
+        let region = b.region("x", 1024, 128);
+        let arrived = b.mbarriers("arrived", 1, 32);
+        b.init_mbarriers();
+        let tid = b.tid();
+        let to = tid.mad(16, b.address(region));
+        let from = tid.mad_wide(16, x);
+        b.copy_async(to, from, 16);
+        b.copy_async_commit();
+        b.copy_async_wait(0);
+        b.copy_async(to.at(512), from.at(512), 16);
+        b.mbarrier_arrive_copied(arrived);
+        b.mbarrier_wait(arrived, 0);
+        let other = b.load::<B32>(to.at(512)).shfl_bfly(1);
+        b.store(tid.mad_wide(4, y), other);
+    });
     let (_, trace) = run(&kernel, 1, &|memory| {
         let (x, y) = (memory.alloc_from("x", &[1; 1024]), memory.alloc("y", 128));
         [x, y].map(|buffer| ArgValue::Pointer(buffer.address())).to_vec()
@@ -141,22 +140,20 @@ fn results_and_copies_are_waited_for() {
 /// Two CTAs of a cluster meet; one of them stores in bulk. Of three clusters the first is traced.
 #[test]
 fn clusters_meet_and_stores_are_waited_for() {
-    let mut b = Builder::new("stores", Launch::threads(32).cluster(2));
-    let y = b.param_pointer("y", Elem::U32);
-    let region = b.region("y", 512, 128);
-    let (tid, cta) = (b.tid(), b.cta_x());
-    let start = b.address(region);
-    let to = b.mad_u32(tid, 16, start);
-    b.store_vector::<B32, 4>(to, [0, 1, 2, 3]);
-    b.fence(FenceInst::ProxyAsyncShared);
-    b.cluster_sync();
-    let row = b.mad_wide_u32(cta, 512, y);
-    b.once_per_warp(|b| {
-        b.bulk_store(row, region, 512);
-        b.bulk_commit();
-        b.bulk_wait_read(0);
+    let kernel = Kernel::build("stores", Launch::threads(32).cluster(2), |b| {
+        let y = b.param_pointer("y", Elem::U32);
+        let region = b.region("y", 512, 128);
+        let (tid, cta) = (b.tid(), b.cta_x());
+        b.store_vector::<B32, 4>(tid.mad(16, b.address(region)), [0, 1, 2, 3]);
+        b.fence(FenceInst::ProxyAsyncShared);
+        b.cluster_sync();
+        let row = cta.mad_wide(512, y);
+        b.once_per_warp(|| {
+            b.bulk_store(row, region, 512);
+            b.bulk_commit();
+            b.bulk_wait_read(0);
+        });
     });
-    let kernel = b.finish();
     let (outcome, trace) = run(&kernel, 6, &|memory| {
         let y = memory.alloc("y", 6 * 512);
         vec![ArgValue::Pointer(y.address())]

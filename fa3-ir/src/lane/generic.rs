@@ -122,6 +122,14 @@ macro_rules! unary {
                 V::new(b, b.lane(LaneOp::$op, &[self.operand()]))
             }
         }
+
+        impl<'k> $trait for Var<'k, $class> {
+            type Output = V<'k, $class>;
+            #[track_caller]
+            fn $method(self) -> V<'k, $class> {
+                self.now().$method()
+            }
+        }
     )+};
 }
 
@@ -141,6 +149,14 @@ macro_rules! shifts {
             fn $method(self, bits: R) -> V<'k, $class> {
                 let b = self.builder();
                 V::new(b, b.lane(LaneOp::$op, &[self.operand(), bits.operand()]))
+            }
+        }
+
+        impl<'k, R: Arg<Ty = B32>> $trait<R> for Var<'k, $class> {
+            type Output = V<'k, $class>;
+            #[track_caller]
+            fn $method(self, bits: R) -> V<'k, $class> {
+                self.now().$method(bits)
             }
         }
     )+};

@@ -10,7 +10,7 @@ use crate::{Arg, B32, Builder, Elem, F32, Rows, V, Var, WgmmaType};
 /// It belongs to one holder; a product takes it until its wait:
 /// ```compile_fail,E0499
 /// use fa3_ir::{AFrag, Frag, Tile, gemm};
-/// fn read_in_flight<'k>(p: &AFrag<'k>, v: Tile<'k, '_>, o: &mut Frag<'k>) {
+/// fn read_in_flight(p: &AFrag, v: Tile, o: &mut Frag) {
 ///     let product = gemm(p, v, &mut *o);
 ///     o.map(|x, _| x * 2.0);
 ///     product.wait();
@@ -250,7 +250,7 @@ impl<'k> Frag<'k> {
 /// It cannot change while a product reads it:
 /// ```compile_fail,E0502
 /// use fa3_ir::{AFrag, Frag, Tile, gemm};
-/// fn overwrite_in_flight<'k>(p: &mut AFrag<'k>, next: &AFrag<'k>, v: Tile<'k, '_>, o: &mut Frag<'k>) {
+/// fn overwrite_in_flight<'k>(p: &mut AFrag<'k>, next: &AFrag<'k>, v: Tile, o: &mut Frag) {
 ///     let product = gemm(&*p, v, o);
 ///     p.set(next);
 ///     product.wait();

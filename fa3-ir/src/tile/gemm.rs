@@ -15,7 +15,7 @@ use crate::{
 ///
 /// ```compile_fail,E0308
 /// use fa3_ir::{Frag, Fresh, Rows, Tile, gemm};
-/// fn read_in_flight<'k>(q: Tile<'k, '_>, k: Tile<'k, '_>) -> Rows<'k> {
+/// fn read_in_flight<'k>(q: Tile<'_, 'k>, k: Tile<'_, 'k>) -> Rows<'k> {
 ///     let s: Frag<'k> = gemm(q, k.t(), Fresh);
 ///     s.row_max()
 /// }
@@ -24,27 +24,27 @@ use crate::{
 /// While it is, its operands must stay: a slot that it reads cannot be released.
 /// ```compile_fail,E0505
 /// use fa3_ir::{Fresh, FullSlot, Tile, gemm};
-/// fn release_in_flight<'k>(q: Tile<'k, '_>, slot: FullSlot<'k, 1>) {
+/// fn release_in_flight(q: Tile, slot: FullSlot<1>) {
 ///     let s = gemm(q, slot.tile().t(), Fresh);
 ///     slot.release();
 ///     s.wait();
 /// }
 /// ```
 #[must_use = "a product is complete only after `wait`"]
-pub struct InFlight<'k, 's, T> {
-    builder: &'k Builder,
+pub struct InFlight<'s, T> {
+    builder: &'s Builder,
     group: GroupId,
     result: T,
     operands: PhantomData<&'s ()>,
 }
 
-impl<T> fmt::Debug for InFlight<'_, '_, T> {
+impl<T> fmt::Debug for InFlight<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} in flight", self.group)
     }
 }
 
-impl<T> InFlight<'_, '_, T> {
+impl<T> InFlight<'_, T> {
     /// Waits until the product is complete. Younger products stay in flight. Belongs in the block that began the product
     /// (V-25), or in one around it: after a branch that may have waited, nobody could rely on the result.
     #[track_caller]
@@ -81,44 +81,44 @@ impl<'k> Destination<'k> for Fresh {
     }
 }
 
-impl<'k, 'd> Destination<'k> for &'d mut Frag<'k> {
-    type Result = &'d mut Frag<'k>;
+impl<'k, 'd, 'f: 'k> Destination<'k> for &'d mut Frag<'f> {
+    type Result = &'d mut Frag<'f>;
     fn registers(&self, _: &'k Builder, _: u32) -> (Vec<Var<'k, F32>>, ScaleD) {
         (self.regs.clone(), ScaleD::Accumulate)
     }
-    fn result(self, _: &'k Builder, _: Vec<Var<'k, F32>>) -> &'d mut Frag<'k> {
+    fn result(self, _: &'k Builder, _: Vec<Var<'k, F32>>) -> &'d mut Frag<'f> {
         self
     }
 }
 
 /// The A operand of a product, 64 x K: a [`Tile`] or a [`Matrix`] in shared memory, or an [`AFrag`] in registers.
 #[derive(Clone, Copy, Debug)]
-pub enum Left<'k, 's> {
+pub enum Left<'s, 'k> {
     /// In shared memory.
-    Shared(Matrix<'k, 's>),
+    Shared(Matrix<'s, 'k>),
     /// In registers.
     Registers(&'s AFrag<'k>),
 }
 
-impl<'k, 's> From<Tile<'k, 's>> for Left<'k, 's> {
-    fn from(tile: Tile<'k, 's>) -> Left<'k, 's> {
+impl<'s, 'k> From<Tile<'s, 'k>> for Left<'s, 'k> {
+    fn from(tile: Tile<'s, 'k>) -> Left<'s, 'k> {
         Left::Shared(tile.into())
     }
 }
 
-impl<'k, 's> From<Matrix<'k, 's>> for Left<'k, 's> {
-    fn from(matrix: Matrix<'k, 's>) -> Left<'k, 's> {
+impl<'s, 'k> From<Matrix<'s, 'k>> for Left<'s, 'k> {
+    fn from(matrix: Matrix<'s, 'k>) -> Left<'s, 'k> {
         Left::Shared(matrix)
     }
 }
 
-impl<'k, 's> From<&'s AFrag<'k>> for Left<'k, 's> {
-    fn from(frag: &'s AFrag<'k>) -> Left<'k, 's> {
+impl<'s, 'k> From<&'s AFrag<'k>> for Left<'s, 'k> {
+    fn from(frag: &'s AFrag<'k>) -> Left<'s, 'k> {
         Left::Registers(frag)
     }
 }
 
-impl<'k> Left<'k, '_> {
+impl<'k> Left<'_, 'k> {
     fn builder(&self) -> &'k Builder {
         match self {
             Left::Shared(matrix) => matrix.builder(),
@@ -144,11 +144,11 @@ impl<'k> Left<'k, '_> {
 
 /// Begins D = A · B, or D += A · B, with A (64 x K) in shared memory or in registers and B (K x N) in shared memory.
 #[track_caller]
-pub fn gemm<'k: 's, 's, D: Destination<'k>>(
-    a: impl Into<Left<'k, 's>>,
-    right: impl Into<Matrix<'k, 's>>,
+pub fn gemm<'s, 'k: 's, D: Destination<'k>>(
+    a: impl Into<Left<'s, 'k>>,
+    right: impl Into<Matrix<'s, 'k>>,
     d: D,
-) -> InFlight<'k, 's, D::Result> {
+) -> InFlight<'s, D::Result> {
     let (a, right) = (a.into(), right.into());
     let builder = a.builder();
     let (registers, scale) = d.registers(builder, right.extent().1);
@@ -176,7 +176,7 @@ impl<'k> Chain<'k> {
     /// Begins to add A · B. The slots that hold them are for the caller to keep until [`Chain::wait_older`] or
     /// [`Chain::wait`] says that they have been read.
     #[track_caller]
-    pub fn gemm<'s>(&mut self, a: impl Into<Left<'k, 's>>, right: impl Into<Matrix<'k, 's>>)
+    pub fn gemm<'s>(&mut self, a: impl Into<Left<'s, 'k>>, right: impl Into<Matrix<'s, 'k>>)
     where
         'k: 's,
     {

@@ -25,7 +25,7 @@ pub struct Outboxes<'k> {
 #[derive(Debug)]
 pub struct Outbox<'k> {
     name: String,
-    tile: Tile<'k, 'static>,
+    tile: Tile<'k, 'k>,
     barrier: WarpgroupBarrier<'k>,
 }
 
@@ -33,7 +33,7 @@ pub struct Outbox<'k> {
 #[must_use = "a draft must be sent"]
 #[derive(Debug)]
 pub struct Draft<'k> {
-    tile: Tile<'k, 'static>,
+    tile: Tile<'k, 'k>,
     barrier: WarpgroupBarrier<'k>,
     due: DutyId,
 }
@@ -60,7 +60,7 @@ impl<'k> Outboxes<'k> {
         let _one = b.as_one();
         let start = b.address(self.region);
         let address = b.mad(index, self.shape.bytes(), start).at(0);
-        let barrier = self.barriers.of(index);
+        let barrier = self.barriers.number(index);
         Outbox { name: self.name.clone(), tile: Tile::new(b, self.shape, address), barrier }
     }
 }
@@ -88,7 +88,7 @@ impl<'k> Outbox<'k> {
 
 impl<'k> Draft<'k> {
     /// Where to write.
-    pub fn tile(&self) -> Tile<'k, '_> {
+    pub fn tile(&self) -> Tile<'_, 'k> {
         self.tile
     }
 
@@ -107,7 +107,7 @@ impl<'k> Draft<'k> {
     }
 
     #[track_caller]
-    fn copy(&self, copy: impl FnOnce(Tile<'k, 'static>)) {
+    fn copy(&self, copy: impl FnOnce(Tile<'_, '_>)) {
         let b = self.tile.builder();
         b.watch().done(self.due, Location::caller());
         let _one = b.as_one();

@@ -100,7 +100,7 @@ impl<'k, const N: usize> Ring<'k, N> {
     }
 
     #[track_caller]
-    fn tiles(&self, stage: Stage<'k>) -> [Tile<'k, 'static>; N] {
+    fn tiles(&self, stage: Stage<'k>) -> [Tile<'k, 'k>; N] {
         self.tiles
             .map(|(region, shape)| Tile::new(self.builder, shape, self.address(region, shape.bytes(), stage)))
     }
@@ -188,7 +188,7 @@ impl<'k, const N: usize> Producer<'k, N> {
 pub struct EmptySlot<'k, const N: usize> {
     builder: &'k Builder,
     ring: String,
-    tiles: [Tile<'k, 'static>; N],
+    tiles: [Tile<'k, 'k>; N],
     full: SharedAddr,
     bytes: u32,
     due: DutyId,
@@ -211,7 +211,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
 
     /// Tile `index`, with its bytes added to what the slot expects.
     #[track_caller]
-    fn counted(&mut self, index: usize) -> Option<Tile<'k, 'static>> {
+    fn counted(&mut self, index: usize) -> Option<Tile<'k, 'k>> {
         let source = self.builder.source();
         self.builder.watch().part(self.due, format!("a tile of ring {} is loaded", self.ring), source);
         let Some(&tile) = self.tiles.get(index) else {
@@ -271,13 +271,13 @@ impl<'k, const N: usize> Consumer<'k, N> {
 pub struct FullSlot<'k, const N: usize> {
     ring: Ring<'k, N>,
     stage: Stage<'k>,
-    tiles: [Tile<'k, 'static>; N],
+    tiles: [Tile<'k, 'k>; N],
     due: DutyId,
 }
 
 impl<'k> FullSlot<'k, 1> {
     /// Its tile.
-    pub fn tile(&self) -> Tile<'k, '_> {
+    pub fn tile(&self) -> Tile<'_, 'k> {
         let [tile] = self.tiles;
         tile
     }
@@ -292,7 +292,7 @@ impl<'k, const N: usize> FullSlot<'k, N> {
     }
 
     /// Its tiles.
-    pub fn tiles(&self) -> [Tile<'k, '_>; N] {
+    pub fn tiles(&self) -> [Tile<'_, 'k>; N] {
         self.tiles
     }
 

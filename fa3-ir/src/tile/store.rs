@@ -72,9 +72,8 @@ impl<'k> Frag<'k> {
         if !matches!(elem, Elem::F16 | Elem::Bf16) {
             self.builder().misfit("elements of 16 bits", elem, "f16 or bf16");
         }
-        let pack = |x: Var<'k, F32>, y: Var<'k, F32>| match elem {
-            Elem::F16 => y.now().f16x2_above(x),
-            _ => y.now().bf16x2_above(x),
+        let pack = |x: Var<'k, F32>, y: Var<'k, F32>| {
+            if elem == Elem::F16 { y.now().f16x2_above(x) } else { y.now().bf16x2_above(x) }
         };
         Packed { words: self.regs.chunks_exact(2).map(|pair| pack(pair[0], pair[1])).collect() }
     }
@@ -154,7 +153,7 @@ impl<'k> RowAddresses<'k> {
     /// Those at which `stmatrix` writes a warp's 16 rows, 16 columns of 16 bits at a time: lane l gives the address of row
     /// l mod 16, column 8 (l / 16), rows 0-7 and 8-15 of two 8-column matrices.
     #[track_caller]
-    fn of_matrices(tile: Tile<'k, '_>) -> RowAddresses<'k> {
+    fn of_matrices(tile: Tile<'_, 'k>) -> RowAddresses<'k> {
         let tid = tile.builder().tid();
         let (warp, lane) = (tid.bfe(5, 2), tid & 31);
         let (row, right) = (lane & 15, lane >> 4);
@@ -164,7 +163,7 @@ impl<'k> RowAddresses<'k> {
 
     /// Of byte `byte`, below 32, of each 32 bytes of `row`.
     #[track_caller]
-    pub(crate) fn new(tile: Tile<'k, '_>, row: V<'k, B32>, byte: V<'k, B32>) -> RowAddresses<'k> {
+    pub(crate) fn new(tile: Tile<'_, 'k>, row: V<'k, B32>, byte: V<'k, B32>) -> RowAddresses<'k> {
         let span = tile.shape().swizzle.row_bytes();
         let start = tile.builder().shared_address(tile.address);
         let (offset, start) = (row * span, row.mad(span, start));

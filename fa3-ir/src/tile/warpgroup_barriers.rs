@@ -37,6 +37,12 @@ impl<'k> WarpgroupBarriers<'k> {
             let count = self.warpgroups as usize;
             self.builder.fault(Fault::Unknown { what: "warpgroup's barrier", index: last, count });
         }
+        self.number(index)
+    }
+
+    /// The same, of an index that was checked.
+    #[track_caller]
+    pub(crate) fn number(&self, index: impl Arg<Ty = B32>) -> WarpgroupBarrier<'k> {
         WarpgroupBarrier { id: self.builder.value(index) + self.first, threads: self.threads }
     }
 

@@ -5,46 +5,43 @@ use fa3_ir::*;
 use crate::ptxas::{assemble, body};
 
 /// What the forms may use: values 0 to 3, and things declared.
-struct Given {
-    b: Builder,
-    r: V<B32>,
-    d: V<B64>,
-    f: V<F32>,
-    p: V<Pred>,
+struct Given<'k> {
+    b: &'k Builder,
+    r: V<'k, B32>,
+    d: V<'k, B64>,
+    f: V<'k, F32>,
+    p: V<'k, Pred>,
     mbar: Region,
     bytes: Region,
     map: [TensorMap; 4],
     bar: Barrier,
 }
 
-/// Before any form: 128 threads, clusters of `cluster`.
-fn given(cluster: u32) -> Given {
-    let mut b = Builder::new("form", Launch::threads(128).cluster(cluster));
-    let (mbar, bytes) = (b.mbarriers("mbar", 2, 3), b.region("bytes", 4096, 1024));
-    let map = [2, 3, 4, 5].map(|rank| {
-        let shape = BoxShape::new(Elem::F32, &[4; 5][..rank], Swizzle::None);
-        b.param_tensor_map(&format!("t{rank}"), shape)
-    });
-    let bar = b.barrier("bar", 128);
-    let (r, d, f) = (b.param_u32("r"), b.param_pointer("d", Elem::F32), b.param_f32("f"));
-    let p = b.eq_b32(r, 0);
-    Given { b, r, d, f, p, mbar, bytes, map, bar }
+/// A kernel of what `build` makes of the things given: 128 threads, clusters of `cluster`.
+fn kernel(cluster: u32, build: impl FnOnce(&Given)) -> Kernel {
+    Kernel::build("form", Launch::threads(128).cluster(cluster), |b| {
+        let (mbar, bytes) = (b.mbarriers("mbar", 2, 3), b.region("bytes", 4096, 1024));
+        let map = [2, 3, 4, 5].map(|rank| {
+            let shape = BoxShape::new(Elem::F32, &[4; 5][..rank], Swizzle::None);
+            b.param_tensor_map(&format!("t{rank}"), shape)
+        });
+        let bar = b.barrier("bar", 128);
+        let (r, d, f) = (b.param_u32("r"), b.param_pointer("d", Elem::F32), b.param_f32("f"));
+        let p = r.eq(0);
+        build(&Given { b, r, d, f, p, mbar, bytes, map, bar });
+    })
 }
 
 /// What builds a form, and its lines.
-type Form<'a> = (fn(&mut Given), &'a [&'a str]);
+type Form<'a> = (fn(&Given), &'a [&'a str]);
 
 /// Compares each form with its lines, and assembles all of them in one kernel.
 fn check(cluster: u32, forms: &[Form]) {
-    let skip = body(given(cluster).b).len();
-    let mut all = given(cluster);
+    let skip = body(&kernel(cluster, |_| ())).len();
     for (build, expected) in forms {
-        let mut one = given(cluster);
-        build(&mut one);
-        assert_eq!(&body(one.b)[skip..], *expected);
-        build(&mut all);
+        assert_eq!(&body(&kernel(cluster, build))[skip..], *expected);
     }
-    assemble(&all.b.finish());
+    assemble(&kernel(cluster, |g| forms.iter().for_each(|(build, _)| build(g))));
 }
 
 #[test]
@@ -118,14 +115,14 @@ fn lanes_of_a_warp() {
     check(
         1,
         &[
-            (|g| _ = g.b.shfl_idx(g.r, 0), &["shfl.sync.idx.b32 %r4, %r0, 0, 31, -1;"]),
-            (|g| _ = g.b.shfl_bfly(g.f, 1), &["shfl.sync.bfly.b32 %f4, %f2, 1, 31, -1;"]),
-            (|g| _ = g.b.shfl_up(g.r, g.r), &["shfl.sync.up.b32 %r4, %r0, %r0, 0, -1;"]),
-            (|g| _ = g.b.shfl_down(g.r, 4), &["shfl.sync.down.b32 %r4, %r0, 4, 31, -1;"]),
-            (|g| _ = g.b.vote_all(g.p), &["vote.sync.all.pred %p4, %p3, -1;"]),
-            (|g| _ = g.b.vote_any(g.p), &["vote.sync.any.pred %p4, %p3, -1;"]),
-            (|g| _ = g.b.vote_uniform(g.p), &["vote.sync.uni.pred %p4, %p3, -1;"]),
-            (|g| _ = g.b.ballot(g.p), &["vote.sync.ballot.b32 %r4, %p3, -1;"]),
+            (|g| _ = g.r.shfl_idx(0), &["shfl.sync.idx.b32 %r4, %r0, 0, 31, -1;"]),
+            (|g| _ = g.f.shfl_bfly(1), &["shfl.sync.bfly.b32 %f4, %f2, 1, 31, -1;"]),
+            (|g| _ = g.r.shfl_up(g.r), &["shfl.sync.up.b32 %r4, %r0, %r0, 0, -1;"]),
+            (|g| _ = g.r.shfl_down(4), &["shfl.sync.down.b32 %r4, %r0, 4, 31, -1;"]),
+            (|g| _ = g.p.vote_all(), &["vote.sync.all.pred %p4, %p3, -1;"]),
+            (|g| _ = g.p.vote_any(), &["vote.sync.any.pred %p4, %p3, -1;"]),
+            (|g| _ = g.p.vote_uniform(), &["vote.sync.uni.pred %p4, %p3, -1;"]),
+            (|g| _ = g.p.ballot(), &["vote.sync.ballot.b32 %r4, %p3, -1;"]),
             (|g| _ = g.b.elect(), &["elect.sync _|%p4, -1;"]),
             (|g| g.b.warp_sync(), &["bar.warp.sync -1;"]),
             (
@@ -324,7 +321,7 @@ fn clusters_and_the_rest() {
             (|g| g.b.launch_dependents(), &["griddepcontrol.launch_dependents;"]),
             (|g| g.b.set_max_registers_down(40), &["setmaxnreg.dec.sync.aligned.u32 40;"]),
             (|g| g.b.set_max_registers_up(256), &["setmaxnreg.inc.sync.aligned.u32 256;"]),
-            (|g| g.b.guarded(g.p, |b| b.trap()), &["@%p3 trap;"]),
+            (|g| g.b.guarded(g.p, || g.b.trap()), &["@%p3 trap;"]),
         ],
     );
 }
@@ -354,9 +351,12 @@ fn control_flow() {
     check(
         1,
         &[
-            (|g| g.b.if_uniform(g.p, |b| b.sync_cta()), &["@!%p3 bra.uni else_1;", "bar.sync 0;", "else_1:"]),
             (
-                |g| g.b.if_else_lanes(!g.p, |b| b.trap(), |b| b.launch_dependents()),
+                |g| g.b.if_uniform(g.p, || g.b.sync_cta()),
+                &["@!%p3 bra.uni else_1;", "bar.sync 0;", "else_1:"],
+            ),
+            (
+                |g| g.b.if_else_lanes(!g.p, || g.b.trap(), || g.b.launch_dependents()),
                 &[
                     "@%p3 bra else_1;",
                     "trap;",
@@ -367,7 +367,7 @@ fn control_flow() {
                 ],
             ),
             (
-                |g| g.b.for_each((0, g.r), 2, |b, i| b.store(i, i)),
+                |g| g.b.for_each((0, g.r), 2, |i| g.b.store(i, i)),
                 &[
                     "mov.b32 %r4, 0;",
                     "loop_1:",
@@ -381,9 +381,9 @@ fn control_flow() {
                     "after_loop_1:",
                 ],
             ),
-            (|g| g.b.guarded(!g.p, |b| b.store(g.r, 0)), &["@!%p3 st.shared.b32 [%r0], 0;"]),
+            (|g| g.b.guarded(!g.p, || g.b.store(g.r, 0)), &["@!%p3 st.shared.b32 [%r0], 0;"]),
             (
-                |g| _ = g.b.add_f16x2(g.r, 0x3C00_3C00),
+                |g| _ = g.r.add_f16x2(0x3C00_3C00),
                 &["mov.b32 %r5, 0x3c003c00;", "add.rn.f16x2 %r4, %r0, %r5;"],
             ),
         ],
@@ -391,7 +391,7 @@ fn control_flow() {
 }
 
 /// A product with what must stand around it.
-fn product(g: &mut Given, mma: Mma) {
+fn product(g: &Given, mma: Mma) {
     g.b.wgmma_fence();
     g.b.wgmma(mma);
     g.b.wgmma_commit();
@@ -404,7 +404,7 @@ const REST: [&str; 3] =
 
 #[test]
 fn products() {
-    type Build = fn(&mut Given) -> Mma;
+    type Build = fn(&Given) -> Mma;
     let forms: [(Build, &str); 6] = [
         (
             |g| Mma::new(WgmmaType::F16, &g.b.accumulator("c", 4), g.d, 64u64),
@@ -435,33 +435,29 @@ fn products() {
             "m64n8k32.f32.e4m3.e4m3 {%f4, %f5, %f6, %f7}, {%r0, %r0, %r0, %r0}, %d1, 0, 1, 1;",
         ),
     ];
-    let skip = body(given(1).b).len();
+    let skip = body(&kernel(1, |_| ())).len();
     for (build, expected) in forms {
-        let mut g = given(1);
-        let mma = build(&mut g);
-        product(&mut g, mma);
+        let kernel = kernel(1, |g| product(g, build(g)));
         let expected = format!("wgmma.mma_async.sync.aligned.{expected}");
-        assert_eq!(body(g.b)[skip..], [REST[0], &expected, REST[1], REST[2]]);
-        let mut g = given(1);
-        let mma = build(&mut g);
-        product(&mut g, mma);
-        assemble(&g.b.finish());
+        assert_eq!(body(&kernel)[skip..], [REST[0], &expected, REST[1], REST[2]]);
+        assemble(&kernel);
     }
 }
 
 /// Every N, from shared memory and from registers.
 #[test]
 fn products_of_every_width() {
-    let mut g = given(1);
-    for n in (8..=256).step_by(8) {
-        for ty in [WgmmaType::F16, WgmmaType::Bf16, WgmmaType::E4m3] {
-            let d = g.b.accumulator("c", n / 2);
-            let (shared, registers) =
-                (Mma::new(ty, &d, g.d, g.d), Mma::with_registers(ty, &d, [g.r; 4], g.d).accumulate());
-            product(&mut g, shared);
-            product(&mut g, registers);
-            d.iter().for_each(|&value| g.b.store(g.bytes, value));
+    let kernel = kernel(1, |g| {
+        for n in (8..=256).step_by(8) {
+            for ty in [WgmmaType::F16, WgmmaType::Bf16, WgmmaType::E4m3] {
+                let d = g.b.accumulator("c", n / 2);
+                let (shared, registers) =
+                    (Mma::new(ty, &d, g.d, g.d), Mma::with_registers(ty, &d, [g.r; 4], g.d).accumulate());
+                product(g, shared);
+                product(g, registers);
+                d.iter().for_each(|&value| g.b.store(g.bytes, value));
+            }
         }
-    }
-    assemble(&g.b.finish());
+    });
+    assemble(&kernel);
 }

@@ -42,14 +42,13 @@ fn ptx_says_what_a_launch_needs() {
 /// Labels of roles, loops and waits do not meet, whatever a role is called.
 #[test]
 fn labels_are_distinct() {
-    let mut b = Builder::new("labels", Launch::threads(128));
-    let full = b.mbarriers("full", 1, 1);
-    let tid = b.tid();
-    let p = b.eq_b32(tid, 0);
-    b.repeat(|b| b.break_if(p));
-    b.role(Role::new("loop_1", 0..2), |b| (0..2).for_each(|_| b.mbarrier_wait(full, 0)));
-    b.role(Role::new("rest", 2..4), |b| b.if_lanes(p, |_| ()));
-    let kernel = b.finish();
+    let kernel = Kernel::build("labels", Launch::threads(128), |b| {
+        let full = b.mbarriers("full", 1, 1);
+        let p = b.tid().eq(0);
+        b.repeat(|| b.break_if(p));
+        b.role(Role::new("loop_1", 0..2), || (0..2).for_each(|_| b.mbarrier_wait(full, 0)));
+        b.role(Role::new("rest", 2..4), || b.if_lanes(p, || ()));
+    });
     let text = ptx::emit(&kernel).unwrap().text;
     let mut labels: Vec<&str> = text.lines().filter(|line| line.ends_with(':')).collect();
     labels.sort_unstable();
@@ -60,11 +59,8 @@ fn labels_are_distinct() {
 /// The text is a cache key: built on another line, a kernel has the same. Only annotations differ.
 #[test]
 fn ptx_does_not_depend_on_source_lines() {
-    let mut one = Builder::new("k", Launch::threads(32));
-    let mut other = Builder::new("k", Launch::threads(32));
-    one.tid();
-    other.tid();
-    let [one, other] = [one.finish(), other.finish()];
+    let one = Kernel::build("k", Launch::threads(32), |b| _ = b.tid());
+    let other = Kernel::build("k", Launch::threads(32), |b| _ = b.tid());
     assert_ne!(one, other);
     assert_eq!(ptx::emit(&one), ptx::emit(&other));
     let annotated = ptx::emit_annotated(&one).unwrap().text;

@@ -1,17 +1,15 @@
 //! Every row of the table of lane operations, as PTX and through ptxas.
 
 use fa3_ir::{
-    Builder, Elem, Imm, Inst, Kernel, LaneInst, LaneOp, Launch, Node, Operand, Stmt, Ty, Value, ValueInfo,
-    ptx,
+    Elem, Imm, Inst, Kernel, LaneInst, LaneOp, Launch, Node, Operand, Stmt, Ty, Value, ValueInfo, ptx,
 };
 
-use crate::{ptxas::assemble, snapshot};
+use crate::ptxas::{assemble, body};
+use crate::snapshot;
 
 /// A kernel that runs every row on registers, and, where PTX has that, on constants.
 fn every_row() -> Kernel {
-    let mut b = Builder::new("lane", Launch::threads(32));
-    b.tid();
-    let mut kernel = b.finish();
+    let mut kernel = Kernel::build("lane", Launch::threads(32), |b| _ = b.tid());
     let mut define = |ty| {
         kernel.values.push(ValueInfo { ty, name: None, mutable: false });
         Value(kernel.values.len() as u32 - 1)
@@ -73,15 +71,15 @@ fn every_row_prints() {
 /// A guard is what its condition was, also if the body assigns the variable that it came from.
 #[test]
 fn guards_are_kept() {
-    let mut b = Builder::new("k", Launch::threads(128));
-    let (x, tid) = (b.param_pointer("x", Elem::U32), b.tid());
-    let first = b.eq_b32(tid, 0);
-    let todo = b.var("todo", first);
-    b.guarded(todo, |b| {
-        b.set(todo, false);
-        b.store(x, 1);
+    let kernel = Kernel::build("k", Launch::threads(128), |b| {
+        let (x, tid) = (b.param_pointer("x", Elem::U32), b.tid());
+        let todo = b.var("todo", tid.eq(0));
+        b.guarded(todo, || {
+            todo.set(false);
+            b.store(x, 1);
+        });
     });
-    let lines = crate::ptxas::body(b);
+    let lines = body(&kernel);
     let guards = lines.iter().filter_map(|line| line.strip_prefix('@')?.split(' ').next());
     let guards: Vec<&str> = guards.collect();
     let [one, other] = guards[..] else { panic!("{lines:?}") };

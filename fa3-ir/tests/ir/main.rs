@@ -3,10 +3,12 @@
 mod forms;
 mod kernels;
 mod lane;
+mod operators;
 mod programs;
 mod ptxas;
 mod rules;
 mod samples;
+mod sources;
 mod tiles;
 
 /// Compares `text` with the file `name` of this folder; with `FA3_BLESS` set, writes it instead.

@@ -5,13 +5,12 @@ use proptest::prelude::*;
 
 /// Integer additions: each of two earlier values, numbered modulo how many there are.
 fn program(operands: &[(usize, usize)]) -> Kernel {
-    let mut b = Builder::new("program", Launch::threads(32));
-    let mut values = vec![b.tid()];
-    for &(x, y) in operands {
-        let sum = b.add(values[x % values.len()], values[y % values.len()]);
-        values.push(sum);
-    }
-    b.finish()
+    Kernel::build("program", Launch::threads(32), |b| {
+        let mut values = vec![b.tid()];
+        for &(x, y) in operands {
+            values.push(values[x % values.len()] + values[y % values.len()]);
+        }
+    })
 }
 
 /// The values that a statement reads.

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use fa3_ir::{Builder, Kernel, ptx};
+use fa3_ir::{Kernel, ptx};
 
 /// Tests run at the same time: each file has its number.
 static SERIAL: AtomicU32 = AtomicU32::new(0);
@@ -45,8 +45,8 @@ pub(crate) fn assemble(kernel: &Kernel) -> Option<Report> {
 }
 
 /// The instruction lines of a kernel's PTX, without the declarations and the `ret`.
-pub(crate) fn body(b: Builder) -> Vec<String> {
-    let ptx = ptx::emit(&b.finish()).unwrap_or_else(|errors| panic!("{}", listed(&errors)));
+pub(crate) fn body(kernel: &Kernel) -> Vec<String> {
+    let ptx = ptx::emit(kernel).unwrap_or_else(|errors| panic!("{}", listed(&errors)));
     assert!(ptx.text.is_ascii());
     let statements = ptx.text.lines().skip_while(|line| *line != "{").map(str::trim);
     let of_interest = |line: &&str| !line.starts_with(".reg") && !["{", "}", "ret;"].contains(line);

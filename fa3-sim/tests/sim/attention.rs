@@ -29,191 +29,165 @@ struct Memories {
 
 /// O = softmax(Q Kᵀ scale) V for one head: 128 rows of Q a CTA, `blocks` blocks of 128 keys. O is binary32.
 pub(crate) fn attention() -> Kernel {
-    let mut b = Builder::new("attention", Launch::threads(384));
-    let shape = BoxShape::new(Elem::Bf16, &[64, 128], Swizzle::B128);
-    let [q_map, k_map, v_map] = ["q", "k", "v"].map(|name| b.param_tensor_map(name, shape));
-    let o = b.param_pointer("o", Elem::F32);
-    let (scale, blocks) = (b.param_f32("scale_log2"), b.param_u32("blocks"));
-    let m = Memories {
-        q: b.region("q_tile", TILE, 1024),
-        k: b.region("k_tiles", 2 * TILE, 1024),
-        v: b.region("v_tiles", 2 * TILE, 1024),
-        q_full: b.mbarriers("q_full", 1, 1),
-        k_full: b.mbarriers("k_full", 2, 1),
-        k_empty: b.mbarriers("k_empty", 2, 8),
-        v_full: b.mbarriers("v_full", 2, 1),
-        v_empty: b.mbarriers("v_empty", 2, 8),
-    };
-    let (tid, cta) = (b.tid(), b.cta_x());
-    let first = b.eq_b32(tid, 0);
-    b.if_lanes(first, |b| {
-        b.mbarrier_init(m.q_full, 1);
-        for stage in [0, 8] {
-            b.mbarrier_init(m.k_full.at(stage), 1);
-            b.mbarrier_init(m.v_full.at(stage), 1);
-            b.mbarrier_init(m.k_empty.at(stage), 8);
-            b.mbarrier_init(m.v_empty.at(stage), 8);
-        }
-        b.fence(FenceInst::MbarrierInit);
-    });
-    b.sync_cta();
+    Kernel::build("attention", Launch::threads(384), |b| {
+        let shape = BoxShape::new(Elem::Bf16, &[64, 128], Swizzle::B128);
+        let [q_map, k_map, v_map] = ["q", "k", "v"].map(|name| b.param_tensor_map(name, shape));
+        let o = b.param_pointer("o", Elem::F32);
+        let (scale, blocks) = (b.param_f32("scale_log2"), b.param_u32("blocks"));
+        let m = Memories {
+            q: b.region("q_tile", TILE, 1024),
+            k: b.region("k_tiles", 2 * TILE, 1024),
+            v: b.region("v_tiles", 2 * TILE, 1024),
+            q_full: b.mbarriers("q_full", 1, 1),
+            k_full: b.mbarriers("k_full", 2, 1),
+            k_empty: b.mbarriers("k_empty", 2, 8),
+            v_full: b.mbarriers("v_full", 2, 1),
+            v_empty: b.mbarriers("v_empty", 2, 8),
+        };
+        let (tid, cta) = (b.tid(), b.cta_x());
+        b.if_lanes(tid.eq(0), || {
+            b.mbarrier_init(m.q_full, 1);
+            for stage in [0, 8] {
+                b.mbarrier_init(m.k_full.at(stage), 1);
+                b.mbarrier_init(m.v_full.at(stage), 1);
+                b.mbarrier_init(m.k_empty.at(stage), 8);
+                b.mbarrier_init(m.v_empty.at(stage), 8);
+            }
+            b.fence(FenceInst::MbarrierInit);
+        });
+        b.sync_cta();
 
-    b.role(Role::new("producer", 0..4).registers(24), |b| {
-        let warp = b.shr_u32(tid, 5);
-        let one = b.eq_b32(warp, 0);
-        b.if_uniform(one, |b| {
-            let elected = b.elect();
-            b.if_lanes(elected, |b| {
-                b.mbarrier_arrive_expect(m.q_full, TILE);
-                let row = b.mul(cta, BLOCK);
-                for half in 0..2 {
-                    let to = m.q.at((half * HALF) as i32);
-                    b.tma_load(to, q_map, (64 * half, row), m.q_full, LoadOptions::default());
-                }
-                b.for_each((0, blocks), 1, |b, j| {
-                    for (map, tiles, full, empty) in
-                        [(k_map, m.k, m.k_full, m.k_empty), (v_map, m.v, m.v_full, m.v_empty)]
-                    {
-                        let (stage, phase) = stage_and_phase(b, j);
-                        let [full, empty] = [full, empty].map(|ring| of_stage(b, ring, stage, 8));
-                        let other = b.xor(phase, 1);
-                        b.mbarrier_wait(empty, other);
-                        b.mbarrier_arrive_expect(full, TILE);
-                        let (tile, row) = (of_stage(b, tiles, stage, TILE), b.mul(j, BLOCK));
-                        for half in 0..2 {
-                            let to = tile.at((half * HALF) as i32);
-                            b.tma_load(to, map, (64 * half, row), full, LoadOptions::default());
-                        }
+        b.role(Role::new("producer", 0..4).registers(24), || {
+            b.if_uniform((tid >> 5).eq(0), || {
+                b.if_lanes(b.elect(), || {
+                    b.mbarrier_arrive_expect(m.q_full, TILE);
+                    let row = cta * BLOCK;
+                    for half in 0..2 {
+                        let to = m.q.at((half * HALF) as i32);
+                        b.tma_load(to, q_map, (64 * half, row), m.q_full, LoadOptions::default());
                     }
+                    b.for_each((0, blocks), 1, |j| {
+                        for (map, tiles, full, empty) in
+                            [(k_map, m.k, m.k_full, m.k_empty), (v_map, m.v, m.v_full, m.v_empty)]
+                        {
+                            let (stage, phase) = stage_and_phase(j);
+                            let [full, empty] = [full, empty].map(|ring| of_stage(b, ring, stage, 8));
+                            b.mbarrier_wait(empty, phase ^ 1);
+                            b.mbarrier_arrive_expect(full, TILE);
+                            let (tile, row) = (of_stage(b, tiles, stage, TILE), j * BLOCK);
+                            for half in 0..2 {
+                                let to = tile.at((half * HALF) as i32);
+                                b.tma_load(to, map, (64 * half, row), full, LoadOptions::default());
+                            }
+                        }
+                    });
                 });
             });
         });
-    });
-    b.role(Role::new("consumer", 4..12).registers(240), |b| {
-        consumer(b, &m, tid, cta, o, scale, blocks);
-    });
-    b.finish()
+        b.role(Role::new("consumer", 4..12).registers(240), || {
+            consumer(b, &m, tid, cta, o, scale, blocks);
+        });
+    })
 }
 
-fn stage_and_phase(b: &mut Builder, j: V<B32>) -> (V<B32>, V<B32>) {
-    let (stage, round) = (b.and(j, 1), b.shr_u32(j, 1));
-    let phase = b.and(round, 1);
-    (stage, phase)
+fn stage_and_phase<'k>(j: V<'k, B32>) -> (V<'k, B32>, V<'k, B32>) {
+    (j & 1, (j >> 1) & 1)
 }
 
-fn of_stage(b: &mut Builder, region: Region, stage: V<B32>, bytes: u32) -> V<B32> {
-    let start = b.address(region);
-    b.mad_u32(stage, bytes, start)
+fn of_stage<'k>(b: &'k Builder, region: Region, stage: V<'k, B32>, bytes: u32) -> V<'k, B32> {
+    stage.mad(bytes, b.address(region))
 }
 
-fn descriptor(b: &mut Builder, address: V<B32>, layout: Layout) -> V<B64> {
-    let field = b.bfe_u32(address, 4, 14);
-    let field = b.u64_of_u32(field);
-    b.or(field, layout.descriptor())
+fn descriptor<'k>(address: V<'k, B32>, layout: Layout) -> V<'k, B64> {
+    address.bfe(4, 14).to_u64() | layout.descriptor()
 }
 
-fn consumer(
-    b: &mut Builder,
+fn consumer<'k>(
+    b: &'k Builder,
     m: &Memories,
-    tid: V<B32>,
-    cta: V<B32>,
-    o: V<B64>,
-    scale: V<F32>,
-    blocks: V<B32>,
+    tid: V<'k, B32>,
+    cta: V<'k, B32>,
+    o: V<'k, B64>,
+    scale: V<'k, F32>,
+    blocks: V<'k, B32>,
 ) {
     let k_major = Layout::k_major(Swizzle::B128);
     let mn_major = Layout::mn_major(Swizzle::B128, BLOCK);
-    let thread = b.sub(tid, 128);
-    let group = b.shr_u32(thread, 7);
+    let thread = tid - 128;
+    let group = thread >> 7;
     let elected = b.elect();
-    let q = b.address(m.q);
-    let q = b.mad_u32(group, 64 * 128, q);
-    let q = descriptor(b, q, k_major);
+    let q = descriptor(group.mad(64 * 128, b.address(m.q)), k_major);
     let (s, acc) = (b.accumulator("s", BLOCK / 2), b.accumulator("o_acc", D / 2));
-    acc.iter().for_each(|&x| b.set(x, 0.0));
+    acc.iter().for_each(|&x| x.set(0.0));
     let max = [(); 2].map(|()| b.var("max", f32::NEG_INFINITY));
     let sum = [(); 2].map(|()| b.var("sum", 0.0));
     b.mbarrier_wait(m.q_full, 0);
-    b.for_each((0, blocks), 1, |b, j| {
-        let (stage, phase) = stage_and_phase(b, j);
+    b.for_each((0, blocks), 1, |j| {
+        let (stage, phase) = stage_and_phase(j);
         // S = Q Kᵀ
         let (full, empty) = (of_stage(b, m.k_full, stage, 8), of_stage(b, m.k_empty, stage, 8));
         b.mbarrier_wait(full, phase);
-        let k = of_stage(b, m.k, stage, TILE);
-        let k = descriptor(b, k, k_major);
+        let k = descriptor(of_stage(b, m.k, stage, TILE), k_major);
         b.wgmma_fence();
         for step in 0..8u32 {
             let advance = descriptor_address(step / 4 * HALF + step % 4 * 32);
-            let (q, k) = (b.add(q, advance), b.add(k, advance));
-            let mma = Mma::new(WgmmaType::Bf16, &s, q, k);
+            let mma = Mma::new(WgmmaType::Bf16, &s, q + advance, k + advance);
             b.wgmma(if step == 0 { mma } else { mma.accumulate() });
         }
         b.wgmma_commit();
         b.wgmma_wait(0);
-        b.guarded(elected, |b| b.mbarrier_arrive(empty));
+        b.guarded(elected, || b.mbarrier_arrive(empty));
         // P = exp2(scale S - scale max)
         let mut p = s.clone();
         for half in 0..2 {
             let rows: Vec<usize> = (0..s.len()).filter(|v| v / 2 % 2 == half).collect();
-            let mut block_max = b.get(max[half]);
+            let mut block_max = max[half].get();
             for &v in &rows {
-                block_max = b.max_f32(block_max, s[v]);
+                block_max = block_max.max(s[v]);
             }
             for mask in [1, 2] {
-                let other = b.shfl_bfly(block_max, mask);
-                block_max = b.max_f32(block_max, other);
+                block_max = block_max.max(block_max.shfl_bfly(mask));
             }
-            let shrink = b.sub(max[half], block_max);
-            let shrink = b.mul(shrink, scale);
-            let shrink = b.ex2(shrink);
-            b.set(max[half], block_max);
-            let shift = b.mul(block_max, scale);
-            let shift = b.neg_f32(shift);
-            let mut block_sum = b.mul(sum[half], shrink);
+            let shrink = ((max[half] - block_max) * scale).ex2();
+            max[half].set(block_max);
+            let shift = -(block_max * scale);
+            let mut block_sum = sum[half] * shrink;
             for &v in &rows {
-                let exponent = b.fma_f32(s[v], scale, shift);
-                let e = b.ex2(exponent);
-                block_sum = b.add(block_sum, e);
+                let e = s[v].now().fma(scale, shift).ex2();
+                block_sum = block_sum + e;
                 p[v] = b.var("p", e);
-                let scaled = b.mul(acc[v], shrink);
-                b.set(acc[v], scaled);
+                acc[v].set(acc[v] * shrink);
             }
-            b.set(sum[half], block_sum);
+            sum[half].set(block_sum);
         }
         // O += P V
         let (full, empty) = (of_stage(b, m.v_full, stage, 8), of_stage(b, m.v_empty, stage, 8));
         b.mbarrier_wait(full, phase);
-        let v = of_stage(b, m.v, stage, TILE);
-        let v = descriptor(b, v, mn_major);
-        let factors: Vec<V<B32>> = p.chunks_exact(2).map(|pair| b.bf16x2_of_f32(pair[1], pair[0])).collect();
+        let v = descriptor(of_stage(b, m.v, stage, TILE), mn_major);
+        let factors: Vec<V<B32>> =
+            p.chunks_exact(2).map(|pair| pair[1].now().bf16x2_above(pair[0])).collect();
         b.wgmma_fence();
         for step in 0..8usize {
-            let v = b.add(v, step as u64 * mn_major.k_step(Major::Mn));
+            let v = v + step as u64 * mn_major.k_step(Major::Mn);
             let a = [0, 1, 2, 3].map(|i| factors[4 * step + i]);
             b.wgmma(Mma::with_registers(WgmmaType::Bf16, &acc, a, v).b_mn_major().accumulate());
         }
         b.wgmma_commit();
         b.wgmma_wait(0);
-        b.guarded(elected, |b| b.mbarrier_arrive(empty));
+        b.guarded(elected, || b.mbarrier_arrive(empty));
     });
     // O / sum
-    let lane = b.and(tid, 31);
-    let (warp_row, lane_row) = (b.shr_u32(thread, 5), b.shr_u32(lane, 2));
-    let row = b.mad_u32(warp_row, 16, lane_row);
-    let row = b.mad_u32(cta, BLOCK, row);
-    let quad = b.and(lane, 3);
-    let column = b.shl_b32(quad, 1);
-    let first = b.mad_u32(row, D, column);
-    let at = b.mad_wide_u32(first, 4, o);
+    let lane = tid & 31;
+    let (warp_row, lane_row) = (thread >> 5, lane >> 2);
+    let at = cta.mad(BLOCK, warp_row.mad(16, lane_row)).mad(D, (lane & 3) << 1).mad_wide(4, o);
     for (half, sum) in sum.into_iter().enumerate() {
-        let mut total = b.get(sum);
+        let mut total = sum.get();
         for mask in [1, 2] {
-            let other = b.shfl_bfly(total, mask);
-            total = b.add(total, other);
+            total = total + total.shfl_bfly(mask);
         }
-        let inverse = b.rcp(total);
+        let inverse = total.rcp();
         for v in (0..acc.len()).filter(|v| v / 2 % 2 == half).step_by(2) {
-            let pair = [b.mul(acc[v], inverse), b.mul(acc[v + 1], inverse)];
+            let pair = [acc[v] * inverse, acc[v + 1] * inverse];
             let offset = 4 * (8 * half * D as usize + 8 * (v / 4));
             b.store_vector(at.at(offset as i32), pair);
         }

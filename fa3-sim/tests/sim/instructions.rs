@@ -16,14 +16,13 @@ fn run(kernel: &Kernel, args: Vec<ArgValue>, policy: Policy, memory: &mut Memory
 }
 
 /// What each lane of one warp stores, if `build` makes it of the lane's number.
-fn of_lanes(build: fn(&mut Builder, V<B32>) -> V<B32>) -> Vec<u32> {
-    let mut b = Builder::new("lanes", Launch::threads(32));
-    let y = b.param_pointer("y", Elem::U32);
-    let lane = b.lane_id();
-    let result = build(&mut b, lane);
-    let at = own_word(&mut b, y);
-    b.store(at, result);
-    let kernel = b.finish();
+fn of_lanes(build: for<'k> fn(&'k Builder, V<'k, B32>) -> V<'k, B32>) -> Vec<u32> {
+    let kernel = Kernel::build("lanes", Launch::threads(32), |b| {
+        let y = b.param_pointer("y", Elem::U32);
+        let result = build(b, b.lane_id());
+        let at = own_word(b, y);
+        b.store(at, result);
+    });
     let mut memory = Memory::new();
     let y = memory.alloc("y", 128);
     assert_clean(&run(&kernel, vec![ArgValue::Pointer(y.address())], Policy::Random(5), &mut memory));
@@ -33,29 +32,15 @@ fn of_lanes(build: fn(&mut Builder, V<B32>) -> V<B32>) -> Vec<u32> {
 #[test]
 fn lanes_exchange() {
     let lanes = |f: fn(u32) -> u32| (0..32).map(f).collect::<Vec<u32>>();
-    assert_eq!(of_lanes(|b, lane| b.shfl_bfly(lane, 5)), lanes(|lane| lane ^ 5));
-    assert_eq!(of_lanes(|b, lane| b.shfl_idx(lane, 9)), lanes(|_| 9));
-    assert_eq!(of_lanes(|b, lane| b.shfl_up(lane, 3)), lanes(|lane| if lane < 3 { lane } else { lane - 3 }));
-    assert_eq!(
-        of_lanes(|b, lane| b.shfl_down(lane, 3)),
-        lanes(|lane| if lane > 28 { lane } else { lane + 3 })
-    );
-    assert_eq!(
-        of_lanes(|b, lane| {
-            let bit = b.and(lane, 1);
-            let odd = b.eq_b32(bit, 1);
-            b.ballot(odd)
-        }),
-        lanes(|_| 0xAAAA_AAAA)
-    );
+    assert_eq!(of_lanes(|_, lane| lane.shfl_bfly(5)), lanes(|lane| lane ^ 5));
+    assert_eq!(of_lanes(|_, lane| lane.shfl_idx(9)), lanes(|_| 9));
+    assert_eq!(of_lanes(|_, lane| lane.shfl_up(3)), lanes(|lane| if lane < 3 { lane } else { lane - 3 }));
+    assert_eq!(of_lanes(|_, lane| lane.shfl_down(3)), lanes(|lane| if lane > 28 { lane } else { lane + 3 }));
+    assert_eq!(of_lanes(|_, lane| (lane & 1).eq(1).ballot()), lanes(|_| 0xAAAA_AAAA));
     assert_eq!(
         of_lanes(|b, _| {
             let elected = b.elect();
-            let again = b.elect();
-            let same = b.xor(elected, again);
-            let count = b.ballot(elected);
-            let count = b.popc_b32(count);
-            b.select(same, 0, count)
+            (elected ^ b.elect()).select(0, elected.ballot().popc())
         }),
         lanes(|_| 1),
         "one lane, always the same"
@@ -66,22 +51,16 @@ fn lanes_exchange() {
 fn branches_and_loops_run_lane_by_lane() {
     let results = of_lanes(|b, lane| {
         let result = b.var("result", 1000);
-        let bit = b.and(lane, 1);
-        let even = b.eq_b32(bit, 0);
+        let even = (lane & 1).eq(0);
         b.if_else_lanes(
             even,
-            |b| {
-                let twice = b.add(lane, lane);
-                b.set(result, twice);
-                let large = b.gt_u32(lane, 15);
-                b.if_lanes(large, |b| b.set(result, 7));
+            || {
+                result.set(lane + lane);
+                b.if_lanes(lane.gt(15), || result.set(7));
             },
-            |b| {
-                let more = b.add(result, lane);
-                b.set(result, more);
-            },
+            || result.set(result + lane),
         );
-        b.get(result)
+        result.get()
     });
     let expected = (0..32).map(|lane: u32| match lane {
         lane if lane % 2 == 1 => 1000 + lane,
@@ -95,32 +74,27 @@ fn branches_and_loops_run_lane_by_lane() {
 #[test]
 fn matrices_are_loaded_and_stored() {
     for trans in [false, true] {
-        let mut b = Builder::new("matrices", Launch::threads(32));
-        let y = b.param_pointer("y", Elem::U32);
-        let (tile, copy) = (b.region("tile", 512, 128), b.region("copy", 512, 128));
-        let lane = b.lane_id();
-        let [start, copy] = [tile, copy].map(|region| {
-            let start = b.address(region);
-            b.mad_u32(lane, 16, start)
+        let kernel = Kernel::build("matrices", Launch::threads(32), |b| {
+            let y = b.param_pointer("y", Elem::U32);
+            let (tile, copy) = (b.region("tile", 512, 128), b.region("copy", 512, 128));
+            let lane = b.lane_id();
+            let [start, copy] = [tile, copy].map(|region| lane.mad(16, b.address(region)));
+            // Element e of row r is 8 r + e, two in a word.
+            for pair in 0..4u32 {
+                let word = (lane * 8 + 2 * pair).mad(0x1_0001, 0x1_0000);
+                b.store(start.at(4 * pair as i32), word);
+            }
+            b.warp_sync();
+            let registers = b.ldmatrix::<4>(start, trans);
+            b.stmatrix(copy, registers, trans);
+            b.warp_sync();
+            let out = lane.mad_wide(32, y);
+            for (i, register) in registers.into_iter().enumerate() {
+                b.store(out.at(4 * i as i32), register);
+            }
+            let back = b.load_vector::<B32, 4>(copy);
+            b.store_vector(out.at(16), back);
         });
-        // Element e of row r is 8 r + e, two in a word.
-        for pair in 0..4u32 {
-            let low = b.mul(lane, 8);
-            let low = b.add(low, 2 * pair);
-            let word = b.mad_u32(low, 0x1_0001, 0x1_0000);
-            b.store(start.at(4 * pair as i32), word);
-        }
-        b.warp_sync();
-        let registers = b.ldmatrix::<4>(start, trans);
-        b.stmatrix(copy, registers, trans);
-        b.warp_sync();
-        let out = b.mad_wide_u32(lane, 32, y);
-        for (i, register) in registers.into_iter().enumerate() {
-            b.store(out.at(4 * i as i32), register);
-        }
-        let back = b.load_vector::<B32, 4>(copy);
-        b.store_vector(out.at(16), back);
-        let kernel = b.finish();
         let mut memory = Memory::new();
         let y = memory.alloc("y", 1024);
         memory.expect_written_once(y);
@@ -152,32 +126,30 @@ fn boxes_are_loaded_stored_and_added() {
     for swizzle in Swizzle::ALL {
         let width = swizzle.row_bytes() / 4;
         for add in [false, true] {
-            let mut b = Builder::new("boxes", Launch::threads(32));
-            let shape = BoxShape::new(Elem::F32, &[width, 16], swizzle);
-            let (from, to) = (b.param_tensor_map("from", shape), b.param_tensor_map("to", shape));
-            let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 2048, 1024));
-            init(&mut b, full, 1);
-            let elected = b.elect();
-            b.if_lanes(elected, |b| {
-                let parity = b.var("parity", 0);
-                b.for_each((0, 48), 16, |b, row| {
-                    b.for_each((0, 48), width, |b, column| {
-                        b.mbarrier_arrive_expect(full, shape.bytes());
-                        b.tma_load(tile, from, (column, row), full, LoadOptions::default());
-                        b.mbarrier_wait(full, parity);
-                        let flipped = b.xor(parity, 1);
-                        b.set(parity, flipped);
-                        if add {
-                            b.tma_reduce_add(to, (column, row), tile);
-                        } else {
-                            b.tma_store(to, (column, row), tile);
-                        }
-                        b.bulk_commit();
-                        b.bulk_wait_read(0);
+            let kernel = Kernel::build("boxes", Launch::threads(32), |b| {
+                let shape = BoxShape::new(Elem::F32, &[width, 16], swizzle);
+                let (from, to) = (b.param_tensor_map("from", shape), b.param_tensor_map("to", shape));
+                let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 2048, 1024));
+                init(b, full, 1);
+                b.if_lanes(b.elect(), || {
+                    let parity = b.var("parity", 0);
+                    b.for_each((0, 48), 16, |row| {
+                        b.for_each((0, 48), width, |column| {
+                            b.mbarrier_arrive_expect(full, shape.bytes());
+                            b.tma_load(tile, from, (column, row), full, LoadOptions::default());
+                            b.mbarrier_wait(full, parity);
+                            parity.set(parity ^ 1);
+                            if add {
+                                b.tma_reduce_add(to, (column, row), tile);
+                            } else {
+                                b.tma_store(to, (column, row), tile);
+                            }
+                            b.bulk_commit();
+                            b.bulk_wait_read(0);
+                        });
                     });
                 });
             });
-            let kernel = b.finish();
             let x: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
             for policy in [Policy::Eager, Policy::Lazy, Policy::Random(1)] {
                 let mut memory = Memory::new();
@@ -200,23 +172,22 @@ fn boxes_are_loaded_stored_and_added() {
 /// Coordinates may be negative in loads: what is before the tensor is zero.
 #[test]
 fn what_is_outside_of_a_tensor_is_zero() {
-    let mut b = Builder::new("outside", Launch::threads(32));
-    let from = b.param_tensor_map("from", BoxShape::new(Elem::F32, &[8, 4], Swizzle::None));
-    let y = b.param_pointer("y", Elem::F32);
-    let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 128, 128));
-    init(&mut b, full, 1);
-    let first = thread(&mut b, 0);
-    b.if_lanes(first, |b| {
-        b.mbarrier_arrive_expect(full, 128);
-        b.tma_load(tile, from, (-4, -2), full, LoadOptions::default());
+    let kernel = Kernel::build("outside", Launch::threads(32), |b| {
+        let from = b.param_tensor_map("from", BoxShape::new(Elem::F32, &[8, 4], Swizzle::None));
+        let y = b.param_pointer("y", Elem::F32);
+        let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 128, 128));
+        init(b, full, 1);
+        let first = thread(b, 0);
+        b.if_lanes(first, || {
+            b.mbarrier_arrive_expect(full, 128);
+            b.tma_load(tile, from, (-4, -2), full, LoadOptions::default());
+        });
+        b.mbarrier_wait(full, 0);
+        let (lane, start) = (b.lane_id(), b.address(tile));
+        let value = b.load::<F32>(lane.mad(4, start));
+        let to = own_word(b, y);
+        b.store(to, value);
     });
-    b.mbarrier_wait(full, 0);
-    let (lane, start) = (b.lane_id(), b.address(tile));
-    let at = b.mad_u32(lane, 4, start);
-    let value = b.load::<F32>(at);
-    let to = own_word(&mut b, y);
-    b.store(to, value);
-    let kernel = b.finish();
     let mut memory = Memory::new();
     let x = memory.alloc_from("x", &bytes_of(&[1.0; 64]));
     let y = memory.alloc("y", 128);
@@ -236,39 +207,36 @@ fn bytes_are_multiplied() {
     let a: Vec<(u8, f32)> = (0..64 * 32).map(|i| codes[(i * 7 + i / 32) % 6]).collect();
     let bt: Vec<(u8, f32)> = (0..16 * 32).map(|i| codes[(i * 5 + i / 32 * 3) % 6]).collect();
 
-    let mut b = Builder::new("bytes", Launch::threads(128));
-    let map = b.param_tensor_map("b", BoxShape::new(Elem::E4m3, &[32, 16], Swizzle::B32));
-    let (factor, y) = (b.param_pointer("a", Elem::E4m3), b.param_pointer("y", Elem::F32));
-    let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 512, 1024));
-    init(&mut b, full, 1);
-    let first = thread(&mut b, 0);
-    b.if_lanes(first, |b| {
-        b.mbarrier_arrive_expect(full, 512);
-        b.tma_load(tile, map, (0, 0), full, LoadOptions::default());
+    let kernel = Kernel::build("bytes", Launch::threads(128), |b| {
+        let map = b.param_tensor_map("b", BoxShape::new(Elem::E4m3, &[32, 16], Swizzle::B32));
+        let (factor, y) = (b.param_pointer("a", Elem::E4m3), b.param_pointer("y", Elem::F32));
+        let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 512, 1024));
+        init(b, full, 1);
+        let first = thread(b, 0);
+        b.if_lanes(first, || {
+            b.mbarrier_arrive_expect(full, 512);
+            b.tma_load(tile, map, (0, 0), full, LoadOptions::default());
+        });
+        b.mbarrier_wait(full, 0);
+        let (tid, lane) = (b.tid(), b.lane_id());
+        let warp = tid >> 5;
+        let (quad, row) = (lane & 3, lane >> 2);
+        let row = warp.mad(16, row);
+        let at = row.mad(32, quad * 4).mad_wide(1, factor);
+        let registers = [0, 1, 2, 3].map(|i| b.load::<B32>(at.at(8 * 32 * (i % 2) + 16 * (i / 2))));
+        let layout = Layout { swizzle: Swizzle::B32, leading: 16, stride: 256 };
+        let desc = descriptor(b, tile);
+        let desc = (desc & 0x3FFFu64) | layout.descriptor();
+        let acc = b.accumulator("acc", 8);
+        b.wgmma_fence();
+        b.wgmma(Mma::with_registers(WgmmaType::E4m3, &acc, registers, desc));
+        b.wgmma_commit();
+        b.wgmma_wait(0);
+        let to = tid.mad_wide(32, y);
+        for (v, &value) in acc.iter().enumerate() {
+            b.store(to.at(4 * v as i32), value);
+        }
     });
-    b.mbarrier_wait(full, 0);
-    let (tid, lane) = (b.tid(), b.lane_id());
-    let warp = b.shr_u32(tid, 5);
-    let (quad, row) = (b.and(lane, 3), b.shr_u32(lane, 2));
-    let row = b.mad_u32(warp, 16, row);
-    let at = b.mul(quad, 4);
-    let at = b.mad_u32(row, 32, at);
-    let at = b.mad_wide_u32(at, 1, factor);
-    let registers = [0, 1, 2, 3].map(|i| b.load::<B32>(at.at(8 * 32 * (i % 2) + 16 * (i / 2))));
-    let layout = Layout { swizzle: Swizzle::B32, leading: 16, stride: 256 };
-    let desc = descriptor(&mut b, tile);
-    let desc = b.and(desc, 0x3FFFu64);
-    let desc = b.or(desc, layout.descriptor());
-    let acc = b.accumulator("acc", 8);
-    b.wgmma_fence();
-    b.wgmma(Mma::with_registers(WgmmaType::E4m3, &acc, registers, desc));
-    b.wgmma_commit();
-    b.wgmma_wait(0);
-    let to = b.mad_wide_u32(tid, 32, y);
-    for (v, &value) in acc.iter().enumerate() {
-        b.store(to.at(4 * v as i32), value);
-    }
-    let kernel = b.finish();
     for policy in policies().take(4) {
         let mut memory = Memory::new();
         let bytes = |x: &[(u8, f32)]| x.iter().map(|x| x.0).collect::<Vec<u8>>();
@@ -290,26 +258,26 @@ fn bytes_are_multiplied() {
 /// Atomics, and 16-bit additions of the tensor memory accelerator.
 #[test]
 fn additions_add() {
-    let mut b = Builder::new("additions", Launch::threads(64));
-    let sum = b.param_pointer("sum", Elem::F32);
-    let map = b.param_tensor_map("half", BoxShape::new(Elem::F16, &[64, 1], Swizzle::None));
-    let tile = b.region("tile", 128, 128);
-    let (tid, start) = (b.tid(), b.address(tile));
-    let value = b.f32_of_u32(tid);
-    b.reduce_add_f32(sum, value);
-    let at = b.mad_u32(tid, 2, start);
-    let code = b.f16_of_f32(value);
-    b.store(at, code);
-    b.fence(FenceInst::ProxyAsyncShared);
-    b.sync_cta();
-    let first = thread(&mut b, 0);
-    b.if_lanes(first, |b| {
-        b.tma_reduce_add(map, (0, 0), tile);
-        b.tma_reduce_add(map, (0, 0), tile);
-        b.bulk_commit();
-        b.bulk_wait_read(0);
+    let kernel = Kernel::build("additions", Launch::threads(64), |b| {
+        let sum = b.param_pointer("sum", Elem::F32);
+        let map = b.param_tensor_map("half", BoxShape::new(Elem::F16, &[64, 1], Swizzle::None));
+        let tile = b.region("tile", 128, 128);
+        let (tid, start) = (b.tid(), b.address(tile));
+        let value = tid.to_f32();
+        b.reduce_add_f32(sum, value);
+        let at = tid.mad(2, start);
+        let code = value.to_f16();
+        b.store(at, code);
+        b.fence(FenceInst::ProxyAsyncShared);
+        b.sync_cta();
+        let first = thread(b, 0);
+        b.if_lanes(first, || {
+            b.tma_reduce_add(map, (0, 0), tile);
+            b.tma_reduce_add(map, (0, 0), tile);
+            b.bulk_commit();
+            b.bulk_wait_read(0);
+        });
     });
-    let kernel = b.finish();
     let mut memory = Memory::new();
     let sum = memory.alloc_from("sum", &1.5f32.to_le_bytes());
     let half = memory.alloc_from("half", &f16::from_f32(0.25).to_le_bytes().repeat(64));
@@ -325,12 +293,12 @@ fn additions_add() {
 #[test]
 fn bank_conflicts_are_counted() {
     for (pitch, conflicts) in [(128, 32), (132, 1)] {
-        let mut b = Builder::new("banks", Launch::threads(32));
-        let tile = b.region("tile", 32 * 132, 128);
-        let (lane, start) = (b.lane_id(), b.address(tile));
-        let at = b.mad_u32(lane, pitch, start);
-        b.store(at, 0.0);
-        let outcome = run(&b.finish(), Vec::new(), Policy::Eager, &mut Memory::new());
+        let kernel = Kernel::build("banks", Launch::threads(32), |b| {
+            let tile = b.region("tile", 32 * 132, 128);
+            let (lane, start) = (b.lane_id(), b.address(tile));
+            b.store(lane.mad(pitch, start), 0.0);
+        });
+        let outcome = run(&kernel, Vec::new(), Policy::Eager, &mut Memory::new());
         assert_clean(&outcome);
         let wavefronts: Vec<_> = outcome.counters.shared.values().collect();
         assert_eq!(wavefronts.len(), 1);
@@ -340,13 +308,10 @@ fn bank_conflicts_are_counted() {
 
 #[test]
 fn launches_that_do_not_fit_are_errors() {
-    let mut b = Builder::new("endless", Launch::threads(32));
-    let n = b.param_u32("n");
-    b.repeat(|b| {
-        let never = b.eq_b32(n, 0);
-        b.break_if(never);
+    let kernel = Kernel::build("endless", Launch::threads(32), |b| {
+        let n = b.param_u32("n");
+        b.repeat(|| b.break_if(n.eq(0)));
     });
-    let kernel = b.finish();
     let error = Simulation::new(&kernel).run(&mut Memory::new()).unwrap_err();
     assert_eq!(error.to_string(), "0 arguments for 1 parameters");
     let endless = Simulation::new(&kernel).args(vec![ArgValue::U32(1)]).max_steps(10_000);

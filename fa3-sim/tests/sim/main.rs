@@ -4,6 +4,7 @@ mod attention;
 mod idioms;
 mod instructions;
 mod mutants;
+mod numbers;
 mod rules;
 mod samples;
 mod tiles;

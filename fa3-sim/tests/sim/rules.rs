@@ -19,14 +19,14 @@ pub(crate) struct Case {
     rule: Rule,
     launch: Launch,
     grid: u32,
-    build: fn(&mut Builder, bool),
+    build: fn(&Builder, bool),
 }
 
 /// The kernel keeps `rule` if `build` is given false, and breaks it if true.
 ///
 /// Its parameters are given by their names: pointers and tensor maps that begin with x are of 64 KiB that hold zeros,
 /// those that begin with y of 64 KiB that hold nothing, s of one zero word. The grid before it writes those of z.
-pub(crate) fn case(rule: Rule, threads: u32, build: fn(&mut Builder, bool)) -> Case {
+pub(crate) fn case(rule: Rule, threads: u32, build: fn(&Builder, bool)) -> Case {
     Case { rule, launch: Launch::threads(threads), grid: 1, build }
 }
 
@@ -42,9 +42,9 @@ impl Case {
     }
 
     fn kernel(&self, broken: bool) -> Kernel {
-        let mut b = Builder::new("case", self.launch);
-        (self.build)(&mut b, broken);
-        b.finish()
+        Kernel::build("case", self.launch, |b| {
+            (self.build)(b, broken);
+        })
     }
 
     fn run(&self, kernel: &Kernel, policy: Policy) -> Outcome {
@@ -103,51 +103,44 @@ impl Case {
 }
 
 /// Each thread's 4 bytes of a global array.
-pub(crate) fn own_word(b: &mut Builder, array: V<B64>) -> V<B64> {
-    let tid = b.tid();
-    b.mad_wide_u32(tid, 4, array)
+pub(crate) fn own_word<'k>(b: &'k Builder, array: V<'k, B64>) -> V<'k, B64> {
+    b.tid().mad_wide(4, array)
 }
 
 /// Whether this is thread `number`.
-pub(crate) fn thread(b: &mut Builder, number: u32) -> V<Pred> {
-    let tid = b.tid();
-    b.eq_b32(tid, number)
+pub(crate) fn thread(b: &Builder, number: u32) -> V<'_, Pred> {
+    b.tid().eq(number)
 }
 
 /// Whether this is warp `number`.
-pub(crate) fn warp(b: &mut Builder, number: u32) -> V<Pred> {
-    let tid = b.tid();
-    let warp = b.shr_u32(tid, 5);
-    b.eq_b32(warp, number)
+pub(crate) fn warp(b: &Builder, number: u32) -> V<'_, Pred> {
+    (b.tid() >> 5).eq(number)
 }
 
 /// Initialises an mbarrier for `arrivals`, for everybody.
-pub(crate) fn init(b: &mut Builder, mbarrier: Region, arrivals: u32) {
+pub(crate) fn init(b: &Builder, mbarrier: Region, arrivals: u32) {
     let first = thread(b, 0);
-    b.guarded(first, |b| b.mbarrier_init(mbarrier, arrivals));
+    b.guarded(first, || b.mbarrier_init(mbarrier, arrivals));
     b.fence(FenceInst::MbarrierInit);
     b.sync_cta();
 }
 
 /// 128 threads write a region of 8 KiB, 64 bytes each.
-pub(crate) fn fill(b: &mut Builder, region: Region) {
+pub(crate) fn fill(b: &Builder, region: Region) {
     let (tid, start) = (b.tid(), b.address(region));
-    let at = b.mad_u32(tid, 64, start);
+    let at = tid.mad(64, start);
     for offset in [0, 16, 32, 48] {
         b.store_vector(at.at(offset), [0.0; 4]);
     }
 }
 
 /// The descriptor of a K-major tile.
-pub(crate) fn descriptor(b: &mut Builder, region: Region) -> V<B64> {
-    let address = b.address(region);
-    let field = b.bfe_u32(address, 4, 14);
-    let field = b.u64_of_u32(field);
-    b.or(field, Layout::k_major(Swizzle::B128).descriptor())
+pub(crate) fn descriptor(b: &Builder, region: Region) -> V<'_, B64> {
+    b.address(region).bfe(4, 14).to_u64() | Layout::k_major(Swizzle::B128).descriptor()
 }
 
 /// Two tiles of 64 x 64, written and fenced, and their descriptors.
-pub(crate) fn operands(b: &mut Builder) -> (V<B64>, V<B64>) {
+pub(crate) fn operands(b: &Builder) -> (V<'_, B64>, V<'_, B64>) {
     let tiles = [b.region("a", 8192, 1024), b.region("b", 8192, 1024)];
     tiles.iter().for_each(|&tile| fill(b, tile));
     b.fence(FenceInst::ProxyAsyncShared);

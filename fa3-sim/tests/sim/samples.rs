@@ -24,19 +24,17 @@ pub(crate) fn assert_clean(outcome: &Outcome) {
 
 /// z = x + y over n elements, one a thread.
 fn vector_add() -> Kernel {
-    let mut b = Builder::new("vector_add", Launch::threads(256));
-    let [x, y, z] = ["x", "y", "z"].map(|name| b.param_pointer(name, Elem::F32));
-    let n = b.param_u32("n");
-    let (tid, cta) = (b.tid(), b.cta_x());
-    let i = b.mad_u32(cta, 256, tid);
-    let inside = b.lt_u32(i, n);
-    b.if_lanes(inside, |b| {
-        let [x, y, z] = [x, y, z].map(|array| b.mad_wide_u32(i, 4, array));
-        let (x, y) = (b.load::<F32>(x), b.load::<F32>(y));
-        let sum = b.add(x, y);
-        b.store(z, sum);
-    });
-    b.finish()
+    Kernel::build("vector_add", Launch::threads(256), |b| {
+        let [x, y, z] = ["x", "y", "z"].map(|name| b.param_pointer(name, Elem::F32));
+        let n = b.param_u32("n");
+        let (tid, cta) = (b.tid(), b.cta_x());
+        let i = cta.mad(256, tid);
+        b.if_lanes(i.lt(n), || {
+            let [x, y, z] = [x, y, z].map(|array| i.mad_wide(4, array));
+            let (x, y) = (b.load::<F32>(x), b.load::<F32>(y));
+            b.store(z, x + y);
+        });
+    })
 }
 
 #[test]
@@ -60,61 +58,41 @@ fn vectors_are_added() {
 
 /// y = softmax(x) of rows of n elements, one row a warp, 4 warps a CTA.
 fn row_softmax() -> Kernel {
-    let mut b = Builder::new("row_softmax", Launch::threads(128));
-    let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
-    let n = b.param_u32("n");
-    let (tid, cta, lane) = (b.tid(), b.cta_x(), b.lane_id());
-    let warp = b.shr_u32(tid, 5);
-    let row = b.mad_u32(cta, 4, warp);
-    let first = b.mul(row, n);
-    let [x, y] = [x, y].map(|array| b.mad_wide_u32(first, 4, array));
+    Kernel::build("row_softmax", Launch::threads(128), |b| {
+        let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
+        let n = b.param_u32("n");
+        let (tid, cta, lane) = (b.tid(), b.cta_x(), b.lane_id());
+        let first = cta.mad(4, tid >> 5) * n;
+        let [x, y] = [x, y].map(|array| first.mad_wide(4, array));
 
-    let score = |b: &mut Builder, block: V<B32>| {
-        let column = b.add(block, lane);
-        let inside = b.lt_u32(column, n);
-        let at = b.mad_wide_u32(column, 4, x);
-        let score = b.var("score", f32::NEG_INFINITY);
-        b.guarded(inside, |b| {
-            let x = b.load::<F32>(at);
-            let scaled = b.mul(x, std::f32::consts::LOG2_E);
-            b.set(score, scaled);
-        });
-        (b.get(score), column, inside)
-    };
-    let all_lanes =
-        |b: &mut Builder, var: Var<F32>, combine: fn(&mut Builder, Var<F32>, V<F32>) -> V<F32>| {
-            for mask in [16, 8, 4, 2, 1] {
-                let other = b.shfl_bfly(var, mask);
-                let both = combine(b, var, other);
-                b.set(var, both);
-            }
+        let score = |block: V<B32>| {
+            let column = lane + block;
+            let inside = column.lt(n);
+            let at = column.mad_wide(4, x);
+            let score = b.var("score", f32::NEG_INFINITY);
+            b.guarded(inside, || score.set(b.load::<F32>(at) * std::f32::consts::LOG2_E));
+            (score.get(), column, inside)
         };
-    let max = b.var("max", f32::NEG_INFINITY);
-    b.for_each((0, n), 32, |b, block| {
-        let (score, ..) = score(b, block);
-        let larger = b.max_f32(max, score);
-        b.set(max, larger);
-    });
-    all_lanes(&mut b, max, Builder::max_f32);
-    let sum = b.var("sum", 0.0);
-    b.for_each((0, n), 32, |b, block| {
-        let (score, ..) = score(b, block);
-        let shifted = b.sub(score, max);
-        let p = b.ex2(shifted);
-        let more = b.add(sum, p);
-        b.set(sum, more);
-    });
-    all_lanes(&mut b, sum, Builder::add_f32);
-    let scale = b.rcp(sum);
-    b.for_each((0, n), 32, |b, block| {
-        let (score, column, inside) = score(b, block);
-        let shifted = b.sub(score, max);
-        let p = b.ex2(shifted);
-        let p = b.mul(p, scale);
-        let at = b.mad_wide_u32(column, 4, y);
-        b.guarded(inside, |b| b.store(at, p));
-    });
-    b.finish()
+        let max = b.var("max", f32::NEG_INFINITY);
+        b.for_each((0, n), 32, |block| {
+            let (score, ..) = score(block);
+            max.update(|max| max.max(score));
+        });
+        all_lanes(max, |x, y| x.max(y));
+        let sum = b.var("sum", 0.0);
+        b.for_each((0, n), 32, |block| {
+            let (score, ..) = score(block);
+            sum.set(sum + (score - max).ex2());
+        });
+        all_lanes(sum, |x, y| x + y);
+        let scale = sum.now().rcp();
+        b.for_each((0, n), 32, |block| {
+            let (score, column, inside) = score(block);
+            let p = (score - max).ex2() * scale;
+            let at = column.mad_wide(4, y);
+            b.guarded(inside, || b.store(at, p));
+        });
+    })
 }
 
 #[test]
@@ -143,57 +121,54 @@ fn rows_become_distributions() {
     }
 }
 
+/// Combines a variable over the lanes of the warp.
+fn all_lanes<'k>(var: Var<'k, F32>, combine: impl Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32>) {
+    for mask in [16, 8, 4, 2, 1] {
+        var.update(|x| combine(x, x.shfl_bfly(mask)));
+    }
+}
+
 /// D = A · Bᵀ of 64 x n by one warpgroup, A and B loaded as boxes of 64 columns with 128-byte swizzle.
 fn one_product(n: u32) -> Kernel {
-    let mut b = Builder::new("one_product", Launch::threads(128));
-    let [map_a, map_b] = [("a", 64), ("b", n)]
-        .map(|(name, rows)| b.param_tensor_map(name, BoxShape::new(Elem::Bf16, &[64, rows], Swizzle::B128)));
-    let d = b.param_pointer("d", Elem::F32);
-    let full = b.mbarriers("full", 1, 1);
-    let (tile_a, tile_b) = (b.region("a", 64 * 128, 1024), b.region("b", n * 128, 1024));
-    let tid = b.tid();
-    let first = b.eq_b32(tid, 0);
-    b.if_lanes(first, |b| {
-        b.mbarrier_init(full, 1);
-        b.fence(FenceInst::MbarrierInit);
-        b.mbarrier_arrive_expect(full, (64 + n) * 128);
-        b.tma_load(tile_a, map_a, (0, 0), full, LoadOptions::default());
-        b.tma_load(tile_b, map_b, (0, 0), full, LoadOptions::default());
-    });
-    b.sync_cta();
-    b.mbarrier_wait(full, 0);
+    Kernel::build("one_product", Launch::threads(128), |b| {
+        let [map_a, map_b] = [("a", 64), ("b", n)].map(|(name, rows)| {
+            b.param_tensor_map(name, BoxShape::new(Elem::Bf16, &[64, rows], Swizzle::B128))
+        });
+        let d = b.param_pointer("d", Elem::F32);
+        let full = b.mbarriers("full", 1, 1);
+        let (tile_a, tile_b) = (b.region("a", 64 * 128, 1024), b.region("b", n * 128, 1024));
+        let tid = b.tid();
+        b.if_lanes(tid.eq(0), || {
+            b.mbarrier_init(full, 1);
+            b.fence(FenceInst::MbarrierInit);
+            b.mbarrier_arrive_expect(full, (64 + n) * 128);
+            b.tma_load(tile_a, map_a, (0, 0), full, LoadOptions::default());
+            b.tma_load(tile_b, map_b, (0, 0), full, LoadOptions::default());
+        });
+        b.sync_cta();
+        b.mbarrier_wait(full, 0);
 
-    let layout = Layout::k_major(Swizzle::B128);
-    let descriptor = |b: &mut Builder, tile: Region| {
-        let address = b.address(tile);
-        let field = b.bfe_u32(address, 4, 14);
-        let field = b.u64_of_u32(field);
-        b.or(field, layout.descriptor())
-    };
-    let (desc_a, desc_b) = (descriptor(&mut b, tile_a), descriptor(&mut b, tile_b));
-    let acc = b.accumulator("acc", n / 2);
-    b.wgmma_fence();
-    for step in 0..4 {
-        let advance = step * layout.k_step(Major::K);
-        let (desc_a, desc_b) = (b.add(desc_a, advance), b.add(desc_b, advance));
-        let mma = Mma::new(WgmmaType::Bf16, &acc, desc_a, desc_b);
-        b.wgmma(if step == 0 { mma } else { mma.accumulate() });
-    }
-    b.wgmma_commit();
-    b.wgmma_wait(0);
+        let layout = Layout::k_major(Swizzle::B128);
+        let [desc_a, desc_b] =
+            [tile_a, tile_b].map(|tile| b.address(tile).bfe(4, 14).to_u64() | layout.descriptor());
+        let acc = b.accumulator("acc", n / 2);
+        b.wgmma_fence();
+        for step in 0..4 {
+            let advance = step * layout.k_step(Major::K);
+            let mma = Mma::new(WgmmaType::Bf16, &acc, desc_a + advance, desc_b + advance);
+            b.wgmma(if step == 0 { mma } else { mma.accumulate() });
+        }
+        b.wgmma_commit();
+        b.wgmma_wait(0);
 
-    let (warp, lane) = (b.shr_u32(tid, 5), b.and(tid, 31));
-    let (warp_row, lane_row) = (b.shl_b32(warp, 4), b.shr_u32(lane, 2));
-    let row = b.add(warp_row, lane_row);
-    let quad = b.and(lane, 3);
-    let column = b.shl_b32(quad, 1);
-    let first = b.mad_u32(row, n, column);
-    let at = b.mad_wide_u32(first, 4, d);
-    for (index, pair) in acc.chunks_exact(2).enumerate() {
-        let (columns, rows) = (8 * (index as u32 / 2), 8 * (index as u32 % 2));
-        b.store_vector(at.at(4 * (rows * n + columns) as i32), [pair[0], pair[1]]);
-    }
-    b.finish()
+        let (warp, lane) = (tid >> 5, tid & 31);
+        let (warp_row, lane_row) = (warp << 4, lane >> 2);
+        let at = (warp_row + lane_row).mad(n, (lane & 3) << 1).mad_wide(4, d);
+        for (index, pair) in acc.chunks_exact(2).enumerate() {
+            let (columns, rows) = (8 * (index as u32 / 2), 8 * (index as u32 % 2));
+            b.store_vector(at.at(4 * (rows * n + columns) as i32), [pair[0], pair[1]]);
+        }
+    })
 }
 
 /// Small integers, whose products are exact in every arithmetic.

@@ -15,35 +15,30 @@ fn fragments_are_stored_element_by_element() {
         if shape.panels() == 0 {
             continue; // A row of 64 bytes has no panel of 128.
         }
-        let mut b = Builder::new("store", Launch::threads(128));
-        let y = b.param_pointer("y", Elem::F32);
-        let tile = b.tile("tile", shape);
-        let (row, col) = (b.frag_row(), b.frag_col());
-        let mut frag = Frag::zeros(&mut b, 32);
-        frag.map(&mut b, |b, _, at| {
-            let (row, col) = (b.add(row, 8 * at.half), b.add(col, at.col));
-            let number = b.mad_u32(row, 64, col);
-            b.f32_of_u32(number)
-        });
-        frag.store(&mut b, &tile);
-        b.sync_cta();
-        let tid = b.tid();
-        let mine = b.lt_u32(tid, 64);
-        b.if_lanes(mine, |b| {
-            b.for_each((0, 32), 1, |b, col| {
-                let from = b.element_address(&tile, tid, col);
-                let number = if elem == Elem::F32 {
-                    b.load::<F32>(from)
-                } else {
-                    let code = b.load::<B16>(from);
-                    b.f32_of_bf16(code)
-                };
-                let to = b.mad_u32(tid, 32, col);
-                let to = b.mad_wide_u32(to, 4, y);
-                b.store(to, number);
+        let kernel = Kernel::build("store", Launch::threads(128), |b| {
+            let y = b.param_pointer("y", Elem::F32);
+            let tile = b.tile("tile", shape);
+            let (row, col) = (b.frag_row(), b.frag_col());
+            let mut frag = Frag::zeros(b, 32);
+            frag.map(|_, at| {
+                let (row, col) = (row + at.half.rows(), col + at.col);
+                row.mad(64, col).to_f32()
+            });
+            frag.store(tile);
+            b.sync_cta();
+            let tid = b.tid();
+            b.if_lanes(tid.lt(64), || {
+                b.for_each((0, 32), 1, |col| {
+                    let from = tile.element(tid, col);
+                    let number = if elem == Elem::F32 {
+                        b.load::<F32>(from)
+                    } else {
+                        b.load::<B16>(from).bf16_to_f32()
+                    };
+                    b.store(tid.mad(32, col).mad_wide(4, y), number);
+                });
             });
         });
-        let kernel = b.finish();
         for policy in policies().take(3) {
             let mut memory = Memory::new();
             let y = memory.alloc("y", 64 * 32 * 4);

@@ -27,7 +27,7 @@ pub(super) struct Query<'s, 'k> {
     /// Its slot, which goes back when the last block has been multiplied: the next tile's Q can then be loaded.
     pub(super) slot: &'s FullSlot<'k, 1>,
     /// This warpgroup's rows.
-    pub(super) tile: Tile<'k, 's>,
+    pub(super) tile: Tile<'s, 'k>,
     /// The thread's first row.
     pub(super) row: V<'k, B32>,
 }

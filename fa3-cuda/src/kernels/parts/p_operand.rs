@@ -9,20 +9,20 @@ use fa3_ir::{
 pub(crate) struct POperands<'k> {
     ty: WgmmaType,
     /// In rows of a tile, each warpgroup its own and with a barrier of its own; or in registers.
-    shared: Option<(Tile<'k, 'static>, WarpgroupBarriers<'k>)>,
+    shared: Option<(Tile<'k, 'k>, WarpgroupBarriers<'k>)>,
 }
 
 /// Where one warpgroup puts P.
 pub(crate) struct POperand<'k> {
     builder: &'k Builder,
     ty: WgmmaType,
-    shared: Option<(Tile<'k, 'static>, WarpgroupBarrier<'k>)>,
+    shared: Option<(Tile<'k, 'k>, WarpgroupBarrier<'k>)>,
 }
 
 /// P of a block.
 pub(crate) enum P<'k> {
     Registers(AFrag<'k>),
-    Shared(Tile<'k, 'static>),
+    Shared(Tile<'k, 'k>),
 }
 
 impl<'k> POperands<'k> {
@@ -88,8 +88,8 @@ impl<'k> P<'k> {
     }
 }
 
-impl<'k, 's> From<&'s P<'k>> for Left<'k, 's> {
-    fn from(p: &'s P<'k>) -> Left<'k, 's> {
+impl<'s, 'k> From<&'s P<'k>> for Left<'s, 'k> {
+    fn from(p: &'s P<'k>) -> Left<'s, 'k> {
         match p {
             P::Registers(p) => p.into(),
             P::Shared(tile) => (*tile).into(),

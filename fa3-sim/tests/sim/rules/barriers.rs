@@ -13,8 +13,8 @@ fn warps_agree_on_the_threads_of_a_barrier() {
         let first = warp(b, 0);
         b.if_else_uniform(
             first,
-            |b| b.sync_computed(id, 64),
-            |b| b.sync_computed(id, if broken { 96 } else { 64 }),
+            || b.sync_computed(id, 64),
+            || b.sync_computed(id, if broken { 96 } else { 64 }),
         );
     })
     .check();
@@ -28,14 +28,14 @@ fn a_warp_arrives_once() {
         let first = warp(b, 0);
         b.if_else_uniform(
             first,
-            |b| {
+            || {
                 b.arrive(barrier);
                 if broken {
                     b.arrive(barrier);
                 }
                 b.sync(go);
             },
-            |b| {
+            || {
                 b.sync(go);
                 b.sync(barrier);
             },
@@ -53,21 +53,21 @@ fn arrivals_order() {
         let (writer, reader) = (thread(b, 0), thread(b, 32));
         b.if_else_uniform(
             first,
-            |b| {
+            || {
                 if broken {
                     b.arrive(barrier);
                 }
-                b.guarded(writer, |b| b.store(cell, 1.0));
+                b.guarded(writer, || b.store(cell, 1.0));
                 if !broken {
                     b.arrive(barrier);
                 }
             },
-            |b| {
+            || {
                 b.sync(barrier);
                 if broken {
-                    b.guarded(reader, |b| b.store(cell, 2.0));
+                    b.guarded(reader, || b.store(cell, 2.0));
                 } else {
-                    b.guarded(reader, |b| _ = b.load::<F32>(cell));
+                    b.guarded(reader, || _ = b.load::<F32>(cell));
                 }
             },
         );
@@ -75,23 +75,22 @@ fn arrivals_order() {
     .check();
 }
 
-fn stuck(b: &mut Builder, broken: bool) {
+fn stuck(b: &Builder, broken: bool) {
     let (barrier, full) = (b.barrier("pair", 96), b.mbarriers("full", 2, 1));
     let init = thread(b, 0);
-    b.guarded(init, |b| {
+    b.guarded(init, || {
         b.mbarrier_init(full, 1);
         b.mbarrier_init(full.at(8), 1);
     });
     b.fence(FenceInst::MbarrierInit);
     b.sync_cta();
-    b.role(Role::new("producer", 0..1), |b| {
+    b.role(Role::new("producer", 0..1), || {
         if !broken {
-            let elected = b.elect();
-            b.guarded(elected, |b| b.mbarrier_arrive(full.at(8)));
+            b.guarded(b.elect(), || b.mbarrier_arrive(full.at(8)));
         }
         b.sync(barrier);
     });
-    b.role(Role::new("consumer", 1..3), |b| {
+    b.role(Role::new("consumer", 1..3), || {
         b.mbarrier_wait(full.at(8), 0);
         b.arrive(barrier);
     });
@@ -119,13 +118,9 @@ fn polling_is_waiting() {
         super::init(b, full, 1);
         let last = warp(b, 1);
         let arrives = thread(b, if broken { 99 } else { 0 });
-        b.guarded(arrives, |b| b.mbarrier_arrive(full));
-        b.if_uniform(last, |b| {
-            b.repeat(|b| {
-                let done = b.mbarrier_try_wait(full, 0);
-                let done = b.vote_all(done);
-                b.break_if(done);
-            });
+        b.guarded(arrives, || b.mbarrier_arrive(full));
+        b.if_uniform(last, || {
+            b.repeat(|| b.break_if(b.mbarrier_try_wait(full, 0).vote_all()));
         });
     })
     .check();
@@ -136,8 +131,8 @@ fn polling_is_waiting() {
 fn exited_warps_are_not_expected() {
     case(Rule::Deadlock, 96, |b, broken| {
         let (one, pair) = (b.barrier("one", 64), b.barrier("all", 96));
-        b.role(Role::new("gone", 0..1), |_| ());
-        b.role(Role::new("rest", 1..3), |b| {
+        b.role(Role::new("gone", 0..1), || ());
+        b.role(Role::new("rest", 1..3), || {
             b.sync_cta();
             b.sync(if broken { pair } else { one });
         });

@@ -11,16 +11,15 @@ const BOX: BoxShapeOf = BoxShapeOf;
 struct BoxShapeOf;
 
 impl BoxShapeOf {
-    fn map(&self, b: &mut Builder, name: &str) -> TensorMap {
+    fn map(&self, b: &Builder, name: &str) -> TensorMap {
         b.param_tensor_map(name, BoxShape::new(Elem::Bf16, &[64, 64], Swizzle::B128))
     }
 }
 
 /// Each thread reads a word of a region.
-fn read(b: &mut Builder, region: Region) {
+fn read(b: &Builder, region: Region) {
     let (tid, start) = (b.tid(), b.address(region));
-    let from = b.mad_u32(tid, 4, start);
-    _ = b.load::<F32>(from);
+    _ = b.load::<F32>(tid.mad(4, start));
 }
 
 #[test]
@@ -31,7 +30,7 @@ fn boxes_lie_at_whole_patterns() {
         init(b, full, 1);
         let first = thread(b, 0);
         let offset = if broken { 128 } else { 1024 };
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.mbarrier_arrive_expect(full, if broken { 0 } else { 8192 });
             b.tma_load(tile.at(offset), map, (0, 0), full, LoadOptions::default());
         });
@@ -48,7 +47,7 @@ fn rows_of_boxes_begin_at_multiples_of_16_bytes() {
         let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 8192, 1024));
         init(b, full, 1);
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.mbarrier_arrive_expect(full, 8192);
             b.tma_load(tile, map, (if broken { -4 } else { -8 }, 0), full, LoadOptions::default());
         });
@@ -66,7 +65,7 @@ fn stores_begin_in_the_tensor() {
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.tma_store(map, (0, -i32::from(broken)), tile);
             b.bulk_commit();
             b.bulk_wait_read(0);
@@ -86,7 +85,7 @@ fn generic_writes_are_fenced_before_stores_read_them() {
         }
         b.sync_cta();
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.tma_store(map, (0, 0), tile);
             b.bulk_commit();
             b.bulk_wait_read(0);
@@ -107,21 +106,20 @@ fn stages_are_released_before_they_are_filled_again() {
     case(Rule::Race, 64, |b, broken| ring(b, true, !broken)).check();
 }
 
-fn ring(b: &mut Builder, fence: bool, wait: bool) {
+fn ring(b: &Builder, fence: bool, wait: bool) {
     let x = b.param_pointer("x", Elem::F32);
     let [first, second, empty] = ["first", "second", "empty"].map(|name| b.mbarriers(name, 1, 1));
     let tile = b.region("tile", 256, 16);
     let leader = thread(b, 0);
-    b.guarded(leader, |b| {
+    b.guarded(leader, || {
         for mbarrier in [first, second, empty] {
             b.mbarrier_init(mbarrier, 1);
         }
     });
     b.fence(FenceInst::MbarrierInit);
     b.sync_cta();
-    b.role(Role::new("producer", 0..1), |b| {
-        let elected = b.elect();
-        b.if_lanes(elected, |b| {
+    b.role(Role::new("producer", 0..1), || {
+        b.if_lanes(b.elect(), || {
             b.mbarrier_arrive_expect(first, 256);
             b.bulk_load(tile, x, 256, first, LoadOptions::default());
             // Without the wait for the readers it still knows that the first load is over.
@@ -130,18 +128,17 @@ fn ring(b: &mut Builder, fence: bool, wait: bool) {
             b.bulk_load(tile, x, 256, second, LoadOptions::default());
         });
     });
-    b.role(Role::new("consumer", 1..2), |b| {
+    b.role(Role::new("consumer", 1..2), || {
         for full in [first, second] {
             b.mbarrier_wait(full, 0);
             let (lane, start) = (b.lane_id(), b.address(tile));
-            let from = b.mad_u32(lane, 4, start);
-            _ = b.load::<F32>(from);
+            _ = b.load::<F32>(lane.mad(4, start));
             if fence {
                 b.fence(FenceInst::ProxyAsyncShared);
             }
             let elected = b.elect();
             if full == first {
-                b.guarded(elected, |b| b.mbarrier_arrive(empty));
+                b.guarded(elected, || b.mbarrier_arrive(empty));
             }
         }
     });
@@ -156,14 +153,14 @@ fn sources_of_stores_are_not_overwritten() {
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.bulk_store(y, tile, 8192);
             b.bulk_commit();
             b.bulk_wait_read(u32::from(broken));
         });
         b.sync_cta();
         fill(b, tile);
-        b.if_lanes(first, |b| b.bulk_wait_read(0));
+        b.if_lanes(first, || b.bulk_wait_read(0));
     })
     .check();
 }
@@ -177,7 +174,7 @@ fn results_of_stores_are_there_after_the_whole_wait() {
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.bulk_store(y, tile, 8192);
             b.bulk_commit();
             if broken {
@@ -201,11 +198,11 @@ fn a_flag_after_the_source_is_read_orders_nothing() {
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         let (cta, first) = (b.cta_x(), thread(b, 0));
-        let leads = b.eq_b32(cta, 0);
-        b.if_lanes(first, |b| {
+        let leads = cta.eq(0);
+        b.if_lanes(first, || {
             b.if_else_lanes(
                 leads,
-                |b| {
+                || {
                     b.bulk_reduce_add_f32(x, tile, 8192);
                     b.bulk_commit();
                     if broken {
@@ -215,12 +212,8 @@ fn a_flag_after_the_source_is_read_orders_nothing() {
                     }
                     b.reduce_add_release(flag, 1);
                 },
-                |b| {
-                    b.repeat(|b| {
-                        let turn = b.load_acquire(flag);
-                        let turn = b.eq_b32(turn, 1);
-                        b.break_if(turn);
-                    });
+                || {
+                    b.repeat(|| b.break_if(b.load_acquire(flag).eq(1)));
                     _ = b.load::<F32>(x);
                 },
             );
@@ -239,11 +232,11 @@ fn the_thread_that_commits_waits() {
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         let (first, waits) = (thread(b, 0), thread(b, u32::from(broken)));
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.bulk_store(y, tile, 8192);
             b.bulk_commit();
         });
-        b.if_lanes(waits, |b| b.bulk_wait_read(0));
+        b.if_lanes(waits, || b.bulk_wait_read(0));
     })
     .check();
 }
@@ -258,10 +251,10 @@ fn copies_are_committed_by_their_thread() {
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         let (leads, copies, other) = (warp(b, 0), thread(b, 31), thread(b, 3));
-        b.if_uniform(leads, |b| {
-            b.guarded(copies, |b| b.bulk_store(y, tile, 8192));
+        b.if_uniform(leads, || {
+            b.guarded(copies, || b.bulk_store(y, tile, 8192));
             if broken {
-                b.guarded(other, Builder::bulk_commit);
+                b.guarded(other, || b.bulk_commit());
             }
             b.bulk_commit();
             b.bulk_wait_read(0);
@@ -277,7 +270,7 @@ fn loads_of_the_same_bytes_are_ordered() {
         let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 512, 16));
         init(b, full, 1);
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.mbarrier_arrive_expect(full, 512);
             b.bulk_load(tile, x, 256, full, LoadOptions::default());
             b.bulk_load(tile.at(if broken { 128 } else { 256 }), x, 256, full, LoadOptions::default());
@@ -296,7 +289,7 @@ fn stores_of_the_same_bytes_are_ordered() {
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.bulk_store(y, tile, 4096);
             b.bulk_store(y.at(if broken { 0 } else { 4096 }), tile, 4096);
             b.bulk_commit();
@@ -315,7 +308,7 @@ fn nobody_exits_while_a_copy_reads_its_memory() {
         b.fence(FenceInst::ProxyAsyncShared);
         b.sync_cta();
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.bulk_store(y, tile, 8192);
             b.bulk_commit();
             if !broken {
@@ -331,21 +324,21 @@ fn a_cta_outlives_the_arrivals_of_others() {
     case(Rule::T5, 32, |b, broken| {
         let done = b.mbarriers("done", 1, 1);
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
-        b.guarded(first, |b| b.mbarrier_init(done, 1));
+        b.guarded(first, || b.mbarrier_init(done, 1));
         b.fence(FenceInst::MbarrierInit);
         b.cluster_arrive();
         b.cluster_wait();
-        let leads = b.eq_b32(rank, 0);
+        let leads = rank.eq(0);
         b.if_else_uniform(
             leads,
-            |b| {
+            || {
                 if !broken {
                     b.mbarrier_wait(done, 0);
                 }
             },
-            |b| {
+            || {
                 let remote = b.map_address(done, 0);
-                b.guarded(first, |b| b.mbarrier_arrive_remote(remote));
+                b.guarded(first, || b.mbarrier_arrive_remote(remote));
             },
         );
     })
@@ -359,17 +352,17 @@ fn an_exit_is_an_arrival_at_the_clusters_barrier() {
     case(Rule::T5, 64, |b, broken| {
         let done = b.mbarriers("done", 1, 1);
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
-        b.guarded(first, |b| b.mbarrier_init(done, 1));
+        b.guarded(first, || b.mbarrier_init(done, 1));
         b.fence(FenceInst::MbarrierInit);
         b.cluster_arrive();
         b.cluster_wait();
-        let visits = b.eq_b32(rank, 1);
+        let visits = rank.eq(1);
         let remote = b.map_address(done, 0);
-        b.role(Role::new("visitor", 0..1), |b| {
+        b.role(Role::new("visitor", 0..1), || {
             let elected = b.elect();
-            b.if_uniform(visits, |b| b.guarded(elected, |b| b.mbarrier_arrive_remote(remote)));
+            b.if_uniform(visits, || b.guarded(elected, || b.mbarrier_arrive_remote(remote)));
         });
-        b.role(Role::new("holder", 1..2), |b| {
+        b.role(Role::new("holder", 1..2), || {
             if !broken {
                 b.cluster_arrive();
                 b.cluster_wait();
@@ -387,17 +380,17 @@ fn every_target_of_a_multicast_expects_its_bytes() {
         let map = BOX.map(b, "x");
         let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 8192, 1024));
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
-        let leads = b.eq_b32(rank, 0);
-        let bytes = b.select(leads, 8192, if broken { 4096 } else { 8192 });
-        b.if_lanes(first, |b| {
+        let leads = rank.eq(0);
+        let bytes = leads.select(8192, if broken { 4096 } else { 8192 });
+        b.if_lanes(first, || {
             b.mbarrier_init(full, 1);
             b.fence(FenceInst::MbarrierInit);
             b.mbarrier_arrive_expect(full, bytes);
         });
         b.cluster_arrive();
         b.cluster_wait();
-        let issues = b.and(first, leads);
-        b.if_lanes(issues, |b| b.tma_load(tile, map, (0, 0), full, LoadOptions::default().multicast(3u16)));
+        let issues = first & leads;
+        b.if_lanes(issues, || b.tma_load(tile, map, (0, 0), full, LoadOptions::default().multicast(3u16)));
         b.mbarrier_wait(full, 0);
         read(b, tile);
         b.cluster_arrive();
@@ -419,7 +412,7 @@ fn generic_writes_of_global_memory_are_fenced() {
         b.fence(if broken { FenceInst::ProxyAsyncShared } else { FenceInst::ProxyAsyncGlobal });
         b.sync_cta();
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.mbarrier_arrive_expect(full, 256);
             b.bulk_load(tile, x, 256, full, LoadOptions::default());
         });
@@ -436,10 +429,10 @@ fn asynchronous_copies_are_waited_for() {
         let (full, tile) = (b.mbarriers("full", 1, 32), b.region("tile", 512, 16));
         init(b, full, 32);
         let (copies, lane, start) = (warp(b, 0), b.lane_id(), b.address(tile));
-        let (to, from) = (b.mad_u32(lane, 16, start), b.mad_wide_u32(lane, 16, x));
+        let (to, from) = (lane.mad(16, start), lane.mad_wide(16, x));
         b.if_else_uniform(
             copies,
-            |b| {
+            || {
                 b.copy_async(to, from, 16);
                 if broken {
                     b.mbarrier_arrive(full);
@@ -447,7 +440,7 @@ fn asynchronous_copies_are_waited_for() {
                     b.mbarrier_arrive_copied(full);
                 }
             },
-            |b| {
+            || {
                 b.mbarrier_wait(full, 0);
                 _ = b.load::<F32>(to);
             },

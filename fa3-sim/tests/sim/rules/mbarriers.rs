@@ -11,7 +11,7 @@ fn an_mbarrier_is_initialised_once() {
         let full = b.mbarriers("full", 1, 1);
         init(b, full, 1);
         let first = thread(b, 0);
-        b.guarded(first, |b| {
+        b.guarded(first, || {
             if !broken {
                 b.mbarrier_invalidate(full);
             }
@@ -27,7 +27,7 @@ fn an_mbarrier_is_initialised_before_use() {
         let full = b.mbarriers("full", 2, 1);
         init(b, full, 1);
         let first = thread(b, 0);
-        b.guarded(first, |b| b.mbarrier_arrive(full.at(8 * i32::from(broken))));
+        b.guarded(first, || b.mbarrier_arrive(full.at(8 * i32::from(broken))));
     })
     .check();
 }
@@ -39,7 +39,7 @@ fn an_mbarrier_is_not_data() {
         init(b, full, 1);
         let first = thread(b, 0);
         let to = b.address(if broken { full } else { data });
-        b.guarded(first, |b| b.store(to, 1.0));
+        b.guarded(first, || b.store(to, 1.0));
     })
     .check();
 }
@@ -51,7 +51,7 @@ fn arrivals_do_not_exceed_what_is_missing() {
         let x = b.param_pointer("x", Elem::F32);
         init(b, full, 1);
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.mbarrier_arrive_expect(full, 16);
             if broken {
                 b.mbarrier_arrive(full);
@@ -69,22 +69,17 @@ fn waits_are_not_late() {
     case(Rule::M3, 64, |b, broken| {
         let (ring, flag) = (b.mbarriers("ring", 1, 1), b.param_pointer("s", Elem::U32));
         init(b, ring, 1);
-        b.role(Role::new("runner", 0..1), |b| {
+        b.role(Role::new("runner", 0..1), || {
             let elected = b.elect();
             for parity in [0, 1, 0].iter().take(if broken { 3 } else { 1 }) {
-                b.guarded(elected, |b| b.mbarrier_arrive(ring));
+                b.guarded(elected, || b.mbarrier_arrive(ring));
                 b.mbarrier_wait(ring, *parity);
             }
-            b.guarded(elected, |b| b.reduce_add_u32(flag, 1));
+            b.guarded(elected, || b.reduce_add_u32(flag, 1));
         });
-        b.role(Role::new("late", 1..2), |b| {
+        b.role(Role::new("late", 1..2), || {
             // Relaxed: it learns that time has passed, and nothing else.
-            b.repeat(|b| {
-                let set = b.atomic_add_u32(flag, 0);
-                let set = b.ne_b32(set, 0);
-                let set = b.vote_all(set);
-                b.break_if(set);
-            });
+            b.repeat(|| b.break_if(b.atomic_add_u32(flag, 0).ne(0).vote_all()));
             b.mbarrier_wait(ring, 0);
         });
     })
@@ -97,11 +92,11 @@ fn a_phase_is_seen_before_the_next_begins() {
         let ring = b.mbarriers("ring", 1, 1);
         init(b, ring, 1);
         let first = thread(b, 0);
-        b.guarded(first, |b| b.mbarrier_arrive(ring));
+        b.guarded(first, || b.mbarrier_arrive(ring));
         if !broken {
             b.mbarrier_wait(ring, 0);
         }
-        b.guarded(first, |b| b.mbarrier_arrive(ring));
+        b.guarded(first, || b.mbarrier_arrive(ring));
     })
     .check();
 }
@@ -109,25 +104,24 @@ fn a_phase_is_seen_before_the_next_begins() {
 #[test]
 fn expected_bytes_are_those_that_come() {
     for wrong in [16, -16] {
-        let build: fn(&mut Builder, bool) =
+        let build: fn(&Builder, bool) =
             if wrong > 0 { |b, broken| load(b, broken, 16) } else { |b, broken| load(b, broken, -16) };
         case(Rule::M5, 64, build).check();
     }
 }
 
-fn load(b: &mut Builder, broken: bool, wrong: i32) {
+fn load(b: &Builder, broken: bool, wrong: i32) {
     let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 256, 16));
     let (x, y) = (b.param_pointer("x", Elem::F32), b.param_pointer("y", Elem::F32));
     init(b, full, 1);
     let first = thread(b, 0);
-    b.if_lanes(first, |b| {
+    b.if_lanes(first, || {
         b.mbarrier_arrive_expect(full, 256u32.wrapping_add_signed(wrong * i32::from(broken)));
         b.bulk_load(tile, x, 256, full, LoadOptions::default());
     });
     b.mbarrier_wait(full, 0);
     let (tid, start) = (b.tid(), b.address(tile));
-    let from = b.mad_u32(tid, 4, start);
-    let value = b.load::<F32>(from);
+    let value = b.load::<F32>(tid.mad(4, start));
     let to = own_word(b, y);
     b.store(to, value);
 }
@@ -148,10 +142,9 @@ fn bytes_of_a_stuck_peer_are_no_wrong_expectation() {
         let (full, never, tile) =
             (b.mbarriers("full", 1, 1), b.mbarriers("never", 1, 1), b.region("tile", 256, 128));
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
-        let start = b.address(tile);
-        let half = b.mad_u32(rank, 128, start);
-        let follows = b.eq_b32(rank, 1);
-        b.guarded(first, |b| {
+        let half = rank.mad(128, b.address(tile));
+        let follows = rank.eq(1);
+        b.guarded(first, || {
             b.mbarrier_init(full, 1);
             b.mbarrier_init(never, 1);
         });
@@ -159,11 +152,11 @@ fn bytes_of_a_stuck_peer_are_no_wrong_expectation() {
         b.cluster_arrive();
         b.cluster_wait();
         for round in 0..2 {
-            b.if_lanes(first, |b| b.mbarrier_arrive_expect(full, 256));
+            b.if_lanes(first, || b.mbarrier_arrive_expect(full, 256));
             if broken && round == 1 {
-                b.if_uniform(follows, |b| b.mbarrier_wait(never, 0));
+                b.if_uniform(follows, || b.mbarrier_wait(never, 0));
             }
-            b.if_lanes(first, |b| b.bulk_load(half, x, 128, full, LoadOptions::default().multicast(3u16)));
+            b.if_lanes(first, || b.bulk_load(half, x, 128, full, LoadOptions::default().multicast(3u16)));
             b.mbarrier_wait(full, round);
             b.cluster_arrive();
             b.cluster_wait();
@@ -178,13 +171,13 @@ fn initialisation_is_fenced() {
     case(Rule::M6, 64, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         let first = thread(b, 0);
-        b.guarded(first, |b| b.mbarrier_init(full, 1));
+        b.guarded(first, || b.mbarrier_init(full, 1));
         if !broken {
             b.fence(FenceInst::MbarrierInit);
         }
         b.sync_cta();
         let other = thread(b, 32);
-        b.guarded(other, |b| b.mbarrier_arrive(full));
+        b.guarded(other, || b.mbarrier_arrive(full));
         b.mbarrier_wait(full, 0);
     })
     .check();
@@ -197,7 +190,7 @@ fn initialisation_is_ordered_before_copies() {
         let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 16, 16));
         let x = b.param_pointer("x", Elem::F32);
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.mbarrier_init(full, 1);
             if !broken {
                 b.fence(FenceInst::ProxyAsync);
@@ -218,18 +211,18 @@ fn data_is_waited_for() {
         let x = b.param_pointer("x", Elem::F32);
         init(b, full, 1);
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.mbarrier_arrive_expect(full, 256);
             b.bulk_load(tile, x, 256, full, LoadOptions::default());
         });
         b.sync_cta();
         let (tid, start) = (b.tid(), b.address(tile));
-        let from = b.mad_u32(tid, 4, start);
+        let from = tid.mad(4, start);
         let consumer = warp(b, 1);
         if !broken {
             b.mbarrier_wait(full, 0);
         }
-        b.if_uniform(consumer, |b| _ = b.load::<F32>(from));
+        b.if_uniform(consumer, || _ = b.load::<F32>(from));
         b.mbarrier_wait(full, 0);
     })
     .check();
@@ -244,7 +237,7 @@ fn completion_orders_nothing_but_the_copy() {
         let x = b.param_pointer("x", Elem::F32);
         init(b, full, 1);
         let (first, reader) = (thread(b, 0), thread(b, 32));
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             if broken {
                 b.mbarrier_arrive_expect(full, 16);
             }
@@ -255,8 +248,8 @@ fn completion_orders_nothing_but_the_copy() {
             b.bulk_load(tile, x, 16, full, LoadOptions::default());
         });
         b.mbarrier_wait(full, 0);
-        let one = b.mov_f32(2.0);
-        b.guarded(reader, |b| b.store(word, one));
+        let one = b.copy(2.0);
+        b.guarded(reader, || b.store(word, one));
     })
     .check();
 }

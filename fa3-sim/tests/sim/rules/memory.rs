@@ -10,14 +10,11 @@ fn threads_do_not_race_in_shared_memory() {
     case(Rule::Race, 64, |b, broken| {
         let cells = b.region("cells", 256, 16);
         let (tid, start) = (b.tid(), b.address(cells));
-        let own = b.mad_u32(tid, 4, start);
-        b.store(own, 1.0);
+        b.store(tid.mad(4, start), 1.0);
         if !broken {
             b.sync_cta();
         }
-        let other = b.xor(tid, 32);
-        let other = b.mad_u32(other, 4, start);
-        b.store(other, 2.0);
+        b.store((tid ^ 32).mad(4, start), 2.0);
     })
     .check();
 }
@@ -28,14 +25,13 @@ fn threads_share_cells() {
     case(Rule::Race, 64, |b, broken| {
         let cells = b.region("cells", 256, 16);
         let (tid, start) = (b.tid(), b.address(cells));
-        let half = b.and(tid, if broken { 31 } else { 63 });
+        let half = tid & (if broken { 31 } else { 63 });
         // Warps take turns word by word.
-        let turned = b.shr_u32(tid, 5);
-        let lane = b.and(half, 31);
-        let word = b.mad_u32(lane, 2, turned);
+        let turned = tid >> 5;
+        let lane = half & 31;
+        let word = lane.mad(2, turned);
         let word = if broken { lane } else { word };
-        let own = b.mad_u32(word, 4, start);
-        b.store(own, 1.0);
+        b.store(word.mad(4, start), 1.0);
     })
     .check();
 }
@@ -45,8 +41,7 @@ fn lanes_do_not_store_different_values_at_one_place() {
     case(Rule::Race, 32, |b, broken| {
         let cell = b.region("cell", 4, 4);
         let lane = b.lane_id();
-        let value = if broken { lane } else { b.mov_b32(7) };
-        b.store(cell, value);
+        b.store(cell, if broken { lane } else { b.copy(7) });
     })
     .check();
 }
@@ -56,9 +51,8 @@ fn ctas_do_not_race_in_global_memory() {
     case(Rule::Race, 32, |b, broken| {
         let x = b.param_pointer("x", Elem::U32);
         let (cta, lane) = (b.cta_x(), b.lane_id());
-        let word = if broken { lane } else { b.mad_u32(cta, 32, lane) };
-        let at = b.mad_wide_u32(word, 4, x);
-        b.store(at, cta);
+        let word = if broken { lane } else { cta.mad(32, lane) };
+        b.store(word.mad_wide(4, x), cta);
     })
     .grid(2)
     .check();
@@ -70,14 +64,14 @@ fn flags_order_ctas() {
     case(Rule::Race, 32, |b, broken| {
         let (x, flag) = (b.param_pointer("x", Elem::U32), b.param_pointer("s", Elem::U32));
         let (cta, first) = (b.cta_x(), thread(b, 0));
-        let leads = b.eq_b32(cta, 0);
+        let leads = cta.eq(0);
         let at = own_word(b, x);
         b.if_else_uniform(
             leads,
-            |b| {
+            || {
                 b.store(at, 1.0);
                 b.warp_sync();
-                b.guarded(first, |b| {
+                b.guarded(first, || {
                     if broken {
                         b.reduce_add_u32(flag, 1);
                     } else {
@@ -85,13 +79,8 @@ fn flags_order_ctas() {
                     }
                 });
             },
-            |b| {
-                b.repeat(|b| {
-                    let set = b.load_acquire(flag);
-                    let set = b.ne_b32(set, 0);
-                    let set = b.vote_all(set);
-                    b.break_if(set);
-                });
+            || {
+                b.repeat(|| b.break_if(b.load_acquire(flag).ne(0).vote_all()));
                 _ = b.load::<F32>(at);
             },
         );
@@ -106,20 +95,16 @@ fn fences_make_relaxed_atomics_order() {
     case(Rule::Race, 32, |b, broken| {
         let (x, count) = (b.param_pointer("x", Elem::U32), b.param_pointer("s", Elem::U32));
         let (cta, first) = (b.cta_x(), thread(b, 0));
-        let own = b.mad_wide_u32(cta, 128, x);
-        let at = own_word(b, own);
+        let at = own_word(b, cta.mad_wide(128, x));
         b.store(at, 1.0);
         if !broken {
             b.fence(FenceInst::AcqRelGpu);
         }
         let ticket = b.var("ticket", 0);
-        b.guarded(first, |b| {
-            let before = b.atomic_add_u32(count, 1);
-            b.set(ticket, before);
+        b.guarded(first, || {
+            ticket.set(b.atomic_add_u32(count, 1));
         });
-        let ticket = b.shfl_idx(ticket, 0);
-        let last = b.eq_b32(ticket, 1);
-        b.if_uniform(last, |b| {
+        b.if_uniform(ticket.now().shfl_idx(0).eq(1), || {
             b.fence(FenceInst::AcqRelGpu);
             // Who comes last reads what both wrote.
             for cta in [0, 128] {
@@ -146,9 +131,7 @@ fn accesses_lie_in_allocations() {
 fn accesses_are_aligned() {
     case(Rule::Bounds, 32, |b, broken| {
         let x = b.param_pointer("x", Elem::U32);
-        let lane = b.lane_id();
-        let at = b.mad_wide_u32(lane, if broken { 8 } else { 16 }, x);
-        _ = b.load_vector::<B32, 4>(at);
+        _ = b.load_vector::<B32, 4>(b.lane_id().mad_wide(if broken { 8 } else { 16 }, x));
     })
     .check();
 }
@@ -158,12 +141,11 @@ fn rows_of_matrices_are_aligned() {
     case(Rule::L1, 32, |b, broken| {
         let tile = b.region("tile", 1024, 16);
         let (lane, start) = (b.lane_id(), b.address(tile));
-        let at = b.mad_u32(lane, 32, start);
+        let at = lane.mad(32, start);
         b.store_vector(at, [0.0; 4]);
         b.store_vector(at.at(16), [0.0; 4]);
         b.warp_sync();
-        let at = b.mad_u32(lane, if broken { 8 } else { 16 }, start);
-        _ = b.ldmatrix::<4>(at, false);
+        _ = b.ldmatrix::<4>(lane.mad(if broken { 8 } else { 16 }, start), false);
     })
     .check();
 }
@@ -173,7 +155,7 @@ fn shared_memory_is_written_before_it_is_read() {
     case(Rule::I1, 32, |b, broken| {
         let tile = b.region("tile", 128, 16);
         let (lane, start) = (b.lane_id(), b.address(tile));
-        let at = b.mad_u32(lane, 4, start);
+        let at = lane.mad(4, start);
         if !broken {
             b.store(at, 0.0);
         }
@@ -195,19 +177,19 @@ fn global_memory_is_written_before_it_is_read() {
 #[test]
 fn outputs_are_written_exactly_once() {
     for (extra, count) in [(0, 0), (1, 1), (-1, 1)] {
-        let mut b = Builder::new("outputs", Launch::threads(64));
-        let y = b.param_pointer("y", Elem::F32);
-        let at = own_word(&mut b, y);
-        let some = warp(&mut b, 0);
-        if extra < 0 {
-            b.guarded(some, |b| b.store(at, 1.0));
-        } else {
-            b.store(at, 1.0);
-        }
-        if extra > 0 {
-            b.guarded(some, |b| b.store(at, 2.0));
-        }
-        let kernel = b.finish();
+        let kernel = Kernel::build("outputs", Launch::threads(64), |b| {
+            let y = b.param_pointer("y", Elem::F32);
+            let at = own_word(b, y);
+            let some = warp(b, 0);
+            if extra < 0 {
+                b.guarded(some, || b.store(at, 1.0));
+            } else {
+                b.store(at, 1.0);
+            }
+            if extra > 0 {
+                b.guarded(some, || b.store(at, 2.0));
+            }
+        });
         let mut memory = Memory::new();
         let y = memory.alloc("y", 256);
         memory.expect_written_once(y);
@@ -224,7 +206,7 @@ fn what_the_grid_before_writes_is_waited_for() {
         let z = b.param_pointer("z", Elem::F32);
         let first = warp(b, 0);
         if !broken {
-            b.if_uniform(first, Builder::grid_dependency_wait);
+            b.if_uniform(first, || b.grid_dependency_wait());
         }
         b.sync_cta();
         let at = own_word(b, z);

@@ -10,19 +10,17 @@ fn values_of_other_lanes_are_not_read() {
     case(Rule::I1, 32, |b, broken| {
         let y = b.param_pointer("y", Elem::F32);
         let lane = b.lane_id();
-        let some = b.lt_u32(lane, 16);
-        let value = half_defined(b, some);
+        let value = half_defined(b, lane.lt(16));
         let at = own_word(b, y);
-        let reads = b.lt_u32(lane, if broken { 17 } else { 16 });
-        b.guarded(reads, |b| b.store(at, value));
+        b.guarded(lane.lt(if broken { 17 } else { 16 }), || b.store(at, value));
     })
     .check();
 }
 
 /// A value that only the lanes of `some` define.
-fn half_defined(b: &mut Builder, some: V<Pred>) -> V<F32> {
+fn half_defined<'k>(b: &'k Builder, some: V<'k, Pred>) -> V<'k, F32> {
     let mut value = None;
-    b.guarded(some, |b| value = Some(b.mov_f32(3.0)));
+    b.guarded(some, || value = Some(b.copy(3.0)));
     value.expect("the guard's body runs")
 }
 
@@ -30,10 +28,9 @@ fn half_defined(b: &mut Builder, some: V<Pred>) -> V<F32> {
 fn uniform_is_what_lanes_agree_on() {
     case(Rule::Uniform, 32, |b, broken| {
         let y = b.param_pointer("y", Elem::F32);
-        let lane = b.lane_id();
-        let which = b.lt_u32(lane, if broken { 16 } else { 32 });
+        let which = b.lane_id().lt(if broken { 16 } else { 32 });
         let at = own_word(b, y);
-        b.if_else_uniform(which, |b| b.store(at, 1.0), |b| b.store(at, 2.0));
+        b.if_else_uniform(which, || b.store(at, 1.0), || b.store(at, 2.0));
     })
     .check();
 }
@@ -42,13 +39,11 @@ fn uniform_is_what_lanes_agree_on() {
 fn breaks_are_uniform() {
     case(Rule::Uniform, 32, |b, broken| {
         let lane = b.lane_id();
-        let count = b.var("count", 0);
-        b.repeat(|b| {
-            let end = if broken { b.and(lane, 1) } else { b.mov_b32(3) };
-            let done = b.ge_u32(count, end);
-            b.break_if(done);
-            let next = b.add(count, 1);
-            b.set(count, next);
+        let count = b.var::<B32>("count", 0);
+        b.repeat(|| {
+            let end = if broken { lane & 1 } else { b.copy(3) };
+            b.break_if(count.now().ge(end));
+            count.set(count + 1);
         });
     })
     .check();
@@ -59,7 +54,7 @@ fn breaks_are_uniform() {
 fn the_pool_suffices() {
     case(Rule::R1, 384, |b, broken| {
         let done = b.barrier("done", 384);
-        b.role(Role::new("producer", 0..4), |b| {
+        b.role(Role::new("producer", 0..4), || {
             if broken {
                 b.sync(done);
             }
@@ -68,7 +63,7 @@ fn the_pool_suffices() {
                 b.sync(done);
             }
         });
-        b.role(Role::new("consumer", 4..12), |b| {
+        b.role(Role::new("consumer", 4..12), || {
             b.set_max_registers_up(240);
             b.sync(done);
         });
@@ -80,7 +75,7 @@ fn the_pool_suffices() {
 fn traps_are_found() {
     case(Rule::Trap, 32, |b, broken| {
         let which = thread(b, if broken { 7 } else { 99 });
-        b.guarded(which, Builder::trap);
+        b.guarded(which, || b.trap());
     })
     .check();
 }

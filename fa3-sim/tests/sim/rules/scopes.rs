@@ -6,16 +6,14 @@ use fa3_sim::{Memory, Rule, SimError, Simulation};
 use super::{case, init, own_word, thread};
 
 /// Each lane copies 16 bytes by cp.async and reads what lane 31 - lane copied, after `publish`.
-fn copied(b: &mut Builder, mbarrier: Region, publish: impl FnOnce(&mut Builder)) {
+fn copied(b: &Builder, mbarrier: Region, publish: impl FnOnce(&Builder)) {
     let (x, tile) = (b.param_pointer("x", Elem::F32), b.region("tile", 512, 16));
     let (lane, start) = (b.lane_id(), b.address(tile));
-    let (from, to) = (b.mad_wide_u32(lane, 16, x), b.mad_u32(lane, 16, start));
+    let (from, to) = (lane.mad_wide(16, x), lane.mad(16, start));
     init(b, mbarrier, 1);
     b.copy_async(to, from, 16);
     publish(b);
-    let other = b.xor(lane, 31);
-    let from = b.mad_u32(other, 16, start);
-    _ = b.load::<F32>(from);
+    _ = b.load::<F32>((lane ^ 31).mad(16, start));
 }
 
 /// The arrival of one lane says nothing of the copies of others.
@@ -30,7 +28,7 @@ fn an_arrival_follows_the_copies_of_its_own_lane() {
                 b.copy_async_wait(0);
                 b.warp_sync();
             }
-            b.guarded(first, |b| b.mbarrier_arrive_copied(full));
+            b.guarded(first, || b.mbarrier_arrive_copied(full));
             b.mbarrier_wait(full, 0);
         });
     })
@@ -43,10 +41,9 @@ fn a_wait_is_for_the_copies_of_its_own_lane() {
     case(Rule::Race, 32, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         copied(b, full, |b| {
-            let lane = b.lane_id();
-            let some = b.lt_u32(lane, if broken { 31 } else { 32 });
+            let some = b.lane_id().lt(if broken { 31 } else { 32 });
             b.copy_async_commit();
-            b.guarded(some, |b| b.copy_async_wait(0));
+            b.guarded(some, || b.copy_async_wait(0));
             b.warp_sync();
         });
     })
@@ -59,11 +56,10 @@ fn copies_are_committed_by_their_own_lane() {
     case(Rule::Race, 32, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         copied(b, full, |b| {
-            let lane = b.lane_id();
-            let low = b.lt_u32(lane, 16);
-            b.guarded(low, Builder::copy_async_commit);
+            let low = b.lane_id().lt(16);
+            b.guarded(low, || b.copy_async_commit());
             if !broken {
-                b.guarded(!low, Builder::copy_async_commit);
+                b.guarded(!low, || b.copy_async_commit());
             }
             b.copy_async_wait(0);
             b.warp_sync();
@@ -77,8 +73,8 @@ fn lanes_do_not_copy_to_one_place() {
     case(Rule::Race, 32, |b, broken| {
         let (x, tile) = (b.param_pointer("x", Elem::F32), b.region("tile", 512, 16));
         let (lane, start) = (b.lane_id(), b.address(tile));
-        let to = if broken { b.and(lane, 15) } else { lane };
-        let (from, to) = (b.mad_wide_u32(lane, 16, x), b.mad_u32(to, 16, start));
+        let to = if broken { lane & 15 } else { lane };
+        let (from, to) = (lane.mad_wide(16, x), to.mad(16, start));
         b.copy_async(to, from, 16);
         b.copy_async_commit();
         b.copy_async_wait(0);
@@ -92,15 +88,14 @@ fn a_relaxed_arrival_brings_fenced_initialisations() {
     case(Rule::M6, 32, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
-        b.guarded(first, |b| b.mbarrier_init(full, 1));
+        b.guarded(first, || b.mbarrier_init(full, 1));
         if !broken {
             b.fence(FenceInst::MbarrierInit);
         }
         b.cluster_arrive_relaxed();
         b.cluster_wait();
-        let peer = b.xor(rank, 1);
-        let theirs = b.map_address(full, peer);
-        b.guarded(first, |b| b.mbarrier_arrive_remote(theirs));
+        let theirs = b.map_address(full, rank ^ 1);
+        b.guarded(first, || b.mbarrier_arrive_remote(theirs));
         b.mbarrier_wait(full, 0);
     })
     .cluster(2)
@@ -113,7 +108,7 @@ fn initialisations_are_fenced_before_they_are_published() {
     case(Rule::M6, 64, |b, broken| {
         let full = b.mbarriers("full", 1, 1);
         let (first, other) = (thread(b, 0), thread(b, 32));
-        b.guarded(first, |b| b.mbarrier_init(full, 1));
+        b.guarded(first, || b.mbarrier_init(full, 1));
         if !broken {
             b.fence(FenceInst::MbarrierInit);
         }
@@ -121,7 +116,7 @@ fn initialisations_are_fenced_before_they_are_published() {
         if broken {
             b.fence(FenceInst::MbarrierInit);
         }
-        b.guarded(other, |b| b.mbarrier_arrive(full));
+        b.guarded(other, || b.mbarrier_arrive(full));
         b.mbarrier_wait(full, 0);
     })
     .check();
@@ -133,13 +128,13 @@ fn remote_arrivals_publish_no_data() {
     case(Rule::Race, 32, |b, broken| {
         let (x, full) = (b.param_pointer("x", Elem::F32), b.mbarriers("full", 1, 1));
         let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
-        b.guarded(first, |b| b.mbarrier_init(full, 1));
+        b.guarded(first, || b.mbarrier_init(full, 1));
         b.fence(FenceInst::MbarrierInit);
         b.cluster_arrive();
         b.cluster_wait();
-        let leads = b.eq_b32(rank, 0);
+        let leads = rank.eq(0);
         let at = own_word(b, x);
-        b.if_uniform(leads, |b| b.store(at, 1.0));
+        b.if_uniform(leads, || b.store(at, 1.0));
         if !broken {
             b.cluster_arrive();
             b.cluster_wait();
@@ -147,11 +142,11 @@ fn remote_arrivals_publish_no_data() {
         let theirs = b.map_address(full, 1);
         b.if_else_uniform(
             leads,
-            |b| {
+            || {
                 b.warp_sync();
-                b.guarded(first, |b| b.mbarrier_arrive_remote(theirs));
+                b.guarded(first, || b.mbarrier_arrive_remote(theirs));
             },
-            |b| {
+            || {
                 b.mbarrier_wait(full, 0);
                 _ = b.load::<F32>(at);
             },
@@ -169,14 +164,14 @@ fn an_mbarrier_ends_after_its_copies() {
             (b.param_pointer("x", Elem::F32), b.mbarriers("full", 1, 1), b.region("tile", 16, 16));
         init(b, full, 1);
         let first = thread(b, 0);
-        b.if_lanes(first, |b| {
+        b.if_lanes(first, || {
             b.mbarrier_arrive_expect(full, 16);
             b.bulk_load(tile, x, 16, full, LoadOptions::default());
         });
         if !broken {
             b.mbarrier_wait(full, 0);
         }
-        b.guarded(first, |b| b.mbarrier_invalidate(full));
+        b.guarded(first, || b.mbarrier_invalidate(full));
     })
     .check();
 }
@@ -184,9 +179,7 @@ fn an_mbarrier_ends_after_its_copies() {
 /// A buffer of another memory is an error.
 #[test]
 fn buffers_are_of_the_memory_that_the_kernel_runs_on() {
-    let mut b = Builder::new("nothing", Launch::threads(32));
-    b.sync_cta();
-    let kernel = b.finish();
+    let kernel = Kernel::build("nothing", Launch::threads(32), |b| b.sync_cta());
     let buffer = Memory::new().alloc("z", 16);
     let outcome = Simulation::new(&kernel).predecessor_writes(vec![buffer]).run(&mut Memory::new());
     assert_eq!(outcome, Err(SimError::Buffer { address: buffer.address(), bytes: 16 }));
@@ -197,16 +190,15 @@ fn buffers_are_of_the_memory_that_the_kernel_runs_on() {
 fn a_relaxed_arrival_publishes_what_a_fence_released() {
     case(Rule::Race, 32, |b, broken| {
         let x = b.param_pointer("x", Elem::F32);
-        let rank = b.cluster_cta_rank();
-        let leads = b.eq_b32(rank, 0);
+        let leads = b.cluster_cta_rank().eq(0);
         let at = own_word(b, x);
-        b.if_uniform(leads, |b| b.store(at, 1.0));
+        b.if_uniform(leads, || b.store(at, 1.0));
         if !broken {
             b.fence(FenceInst::AcqRelCluster);
         }
         b.cluster_arrive_relaxed();
         b.cluster_wait();
-        b.if_uniform(!leads, |b| _ = b.load::<F32>(at));
+        b.if_uniform(!leads, || _ = b.load::<F32>(at));
     })
     .cluster(2)
     .check();

@@ -6,7 +6,7 @@ use fa3_sim::Rule;
 use super::{case, descriptor, fill, operands, own_word, thread};
 
 /// Stores the first accumulator.
-fn store(b: &mut Builder, acc: &[Var<F32>]) {
+fn store(b: &Builder, acc: &[Var<F32>]) {
     let y = b.param_pointer("y", Elem::F32);
     let at = own_word(b, y);
     b.store(at, acc[0]);
@@ -25,8 +25,7 @@ fn accumulators_are_fenced() {
         b.wgmma(product(&acc, tiles));
         b.wgmma_commit();
         b.wgmma_wait(0);
-        let doubled = b.mul(acc[0], 2.0);
-        b.set(acc[0], doubled);
+        acc[0].set(acc[0] * 2.0);
         if !broken {
             b.wgmma_fence();
         }
@@ -46,7 +45,7 @@ fn factors_are_fenced() {
         if broken {
             b.wgmma_fence();
         }
-        let factors = [0u32, 1, 2, 3].map(|bits| b.mov_b32(bits));
+        let factors = [0u32, 1, 2, 3].map(|bits| b.copy(bits));
         if !broken {
             b.wgmma_fence();
         }
@@ -84,7 +83,7 @@ fn factors_are_not_overwritten_in_flight() {
         if !broken {
             b.wgmma_wait(0);
         }
-        b.set(factors[2], 7);
+        factors[2].set(7);
         b.wgmma_wait(0);
         store(b, &acc);
     })
@@ -154,7 +153,7 @@ fn copies_of_the_generic_proxy_are_fenced_before_products_read_them() {
         let (tile_a, tile_b) = (b.region("a", 8192, 1024), b.region("b", 8192, 1024));
         let (tid, start) = (b.tid(), b.address(tile_a));
         fill(b, tile_b);
-        let (to, from) = (b.mad_u32(tid, 64, start), b.mad_wide_u32(tid, 64, x));
+        let (to, from) = (tid.mad(64, start), tid.mad_wide(64, x));
         for offset in [0, 16, 32, 48] {
             b.copy_async(to.at(offset), from.at(offset), 16);
         }
@@ -194,7 +193,7 @@ fn operands_are_not_overwritten_in_flight() {
         b.wgmma_wait(u32::from(broken));
         b.sync_cta();
         let first = thread(b, 0);
-        b.guarded(first, |b| b.store(tile_b, 1.0));
+        b.guarded(first, || b.store(tile_b, 1.0));
         b.wgmma_wait(0);
         store(b, &acc);
     })
@@ -220,7 +219,7 @@ fn every_warp_waits_before_an_operand_is_overwritten() {
             b.sync_cta();
         }
         let first = thread(b, 0);
-        b.guarded(first, |b| b.store(tile_b, 1.0));
+        b.guarded(first, || b.store(tile_b, 1.0));
         store(b, &acc);
     })
     .check_either(Rule::Race);
@@ -237,8 +236,8 @@ fn rows_of_a_are_a_warps_own() {
         b.sync_cta();
         // Thread t writes half a row: of its own warp's 16, or of the next one's.
         let (tid, start) = (b.tid(), b.address(tile_a));
-        let by = if broken { b.xor(tid, 32) } else { tid };
-        let at = b.mad_u32(by, 64, start);
+        let by = if broken { tid ^ 32 } else { tid };
+        let at = by.mad(64, start);
         for offset in [0, 16, 32, 48] {
             b.store_vector(at.at(offset), [0.0; 4]);
         }
@@ -260,10 +259,7 @@ fn rows_of_a_are_a_warps_own() {
 fn warps_agree_on_descriptors() {
     case(Rule::W7, 128, |b, broken| {
         let (tile_a, tile_b) = operands(b);
-        let tid = b.tid();
-        let last = b.ge_u32(tid, 96);
-        let step = b.select(last, u64::from(broken) * 2, 0u64);
-        let tile_b = b.add(tile_b, step);
+        let tile_b = tile_b + b.tid().ge(96).select(u64::from(broken) * 2, 0u64);
         let acc = b.accumulator("acc", 32);
         b.wgmma_fence();
         b.wgmma(product(&acc, (tile_a, tile_b)));
@@ -278,11 +274,10 @@ fn warps_agree_on_descriptors() {
 fn warps_agree_on_the_number_of_products() {
     case(Rule::W7, 128, |b, broken| {
         let tiles = operands(b);
-        let tid = b.tid();
-        let some = b.lt_u32(tid, if broken { 96 } else { 128 });
+        let some = b.tid().lt(if broken { 96 } else { 128 });
         let acc = b.accumulator("acc", 32);
-        acc.iter().for_each(|&x| b.set(x, 0.0));
-        b.if_uniform(some, |b| {
+        acc.iter().for_each(|&x| x.set(0.0));
+        b.if_uniform(some, || {
             b.wgmma_fence();
             b.wgmma(product(&acc, tiles));
             b.wgmma_commit();
@@ -297,7 +292,7 @@ fn warps_agree_on_the_number_of_products() {
 fn descriptors_begin_a_pattern() {
     case(Rule::W8, 128, |b, broken| {
         let (tile_a, tile_b) = operands(b);
-        let tile_b = b.add(tile_b, descriptor_address(256 * u32::from(broken)));
+        let tile_b = tile_b + descriptor_address(256 * u32::from(broken));
         let acc = b.accumulator("acc", 32);
         b.wgmma_fence();
         b.wgmma(product(&acc, (tile_a, tile_b)));
@@ -312,7 +307,7 @@ fn descriptors_begin_a_pattern() {
 fn descriptors_stay_in_shared_memory() {
     case(Rule::W8, 128, |b, broken| {
         let (tile_a, tile_b) = operands(b);
-        let tile_b = b.add(tile_b, descriptor_address(1024 * u32::from(broken)));
+        let tile_b = tile_b + descriptor_address(1024 * u32::from(broken));
         let acc = b.accumulator("acc", 32);
         b.wgmma_fence();
         b.wgmma(product(&acc, (tile_a, tile_b)));

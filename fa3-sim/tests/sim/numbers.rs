@@ -1,0 +1,154 @@
+//! A function over numbers: the same closure on the host, in f64 and in f32, and in a kernel.
+
+use std::f32::consts::LOG2_E;
+use std::ops::{Add, Mul, Neg, Sub};
+
+use fa3_ir::*;
+use fa3_sim::data::approx;
+use fa3_sim::{Memory, Policy, Simulation};
+use fa3_types::{Int, Real};
+
+use crate::rules::own_word;
+use crate::samples::{assert_clean, bytes_of, floats};
+
+/// A score that falls with the distance, soft-capped, exponentiated where a mask and a threshold leave it.
+fn weight<R: Real>(score: R, slope: R, query: R::Int, key: R::Int) -> R {
+    let distance = R::of_int(query.sub_sat(key));
+    let capped = slope.fma(-distance, score).tanh() * score.lit(2.0);
+    let kept = key.le(query) & score.lit(-1.9).lt(capped);
+    R::select(kept, capped.exp2(), score.lit(0.0))
+}
+
+/// binary32 with the simulator's approximations.
+#[derive(Clone, Copy)]
+struct Simulated(f32);
+
+impl Add for Simulated {
+    type Output = Simulated;
+    fn add(self, other: Simulated) -> Simulated {
+        Simulated(self.0 + other.0)
+    }
+}
+
+impl Sub for Simulated {
+    type Output = Simulated;
+    fn sub(self, other: Simulated) -> Simulated {
+        Simulated(self.0 - other.0)
+    }
+}
+
+impl Mul for Simulated {
+    type Output = Simulated;
+    fn mul(self, other: Simulated) -> Simulated {
+        Simulated(self.0 * other.0)
+    }
+}
+
+impl Neg for Simulated {
+    type Output = Simulated;
+    fn neg(self) -> Simulated {
+        Simulated(-self.0)
+    }
+}
+
+impl Real for Simulated {
+    type Int = u32;
+    type Bool = bool;
+
+    fn lit(self, value: f64) -> Simulated {
+        Simulated(value as f32)
+    }
+
+    fn of_int(value: u32) -> Simulated {
+        Simulated(value as f32)
+    }
+
+    fn fma(self, factor: Simulated, addend: Simulated) -> Simulated {
+        Simulated(self.0.mul_add(factor.0, addend.0))
+    }
+
+    fn exp2(self) -> Simulated {
+        Simulated(approx::ex2(self.0))
+    }
+
+    fn tanh(self) -> Simulated {
+        let x = self.0;
+        if x.abs() < 0.1 {
+            let square = x * x;
+            let factor = square.mul_add(2.0 / 15.0, -1.0 / 3.0);
+            return Simulated(factor.mul_add(square * x, x));
+        }
+        let exponential = approx::ex2(x * (2.0 * LOG2_E));
+        Simulated(approx::rcp(exponential + 1.0).mul_add(-2.0, 1.0))
+    }
+
+    fn lt(self, other: Simulated) -> bool {
+        self.0 < other.0
+    }
+
+    fn select(condition: bool, yes: Simulated, no: Simulated) -> Simulated {
+        if condition { yes } else { no }
+    }
+}
+
+const SLOPE: f32 = 0.031;
+
+/// Thread t is query t / 4; it loads its score and its key.
+fn kernel(threads: u32) -> Kernel {
+    Kernel::build("weights", Launch::threads(threads), |b| {
+        let [scores, keys, y] = ["scores", "keys", "y"].map(|name| b.param_pointer(name, Elem::F32));
+        let slope = b.param_f32("slope");
+        let query = b.tid() >> 2;
+        let (score, key) = (b.load(own_word(b, scores)), b.load(own_word(b, keys)));
+        b.store(own_word(b, y), weight(score, slope, query, key));
+    })
+}
+
+#[test]
+fn one_function_runs_everywhere() {
+    let threads = 512_u32;
+    let queries = || (0..threads).map(|thread| thread / 4);
+    let keys: Vec<u32> = (0..threads).map(|thread| thread * 29 % 128).collect();
+    let scores: Vec<f32> = (0..threads).map(|thread| (thread * 37 % 1001) as f32 * 0.008 - 4.0).collect();
+
+    let mut memory = Memory::new();
+    let key_bytes: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+    let inputs = [("scores", bytes_of(&scores)), ("keys", key_bytes)];
+    let [x, k] = inputs.map(|(name, bytes)| memory.alloc_from(name, &bytes));
+    let y = memory.alloc("y", 4 * threads as usize);
+    let pointers = [x, k, y].map(|buffer| ArgValue::Pointer(buffer.address()));
+    let args = pointers.into_iter().chain([ArgValue::F32(SLOPE)]).collect();
+    let kernel = kernel(threads);
+    assert_clean(&Simulation::new(&kernel).args(args).policy(Policy::Random(3)).run(&mut memory).unwrap());
+
+    let (mut kept, mut small) = (0, 0);
+    for (((got, score), query), key) in floats(&memory, y).into_iter().zip(scores).zip(queries()).zip(keys) {
+        let same = weight(Simulated(score), Simulated(SLOPE), query, key).0;
+        assert_eq!(got.to_bits(), same.to_bits(), "{got} is not {same}");
+        let exact = weight(f64::from(score), f64::from(SLOPE), query, key);
+        let host = weight(score, SLOPE, query, key);
+        for number in [f64::from(got), f64::from(host)] {
+            assert!((number - exact).abs() <= 1e-6 * exact, "{number} is not {exact}");
+        }
+        kept += u32::from(got > 0.0);
+        small += u32::from(score.abs() < 0.1);
+    }
+    // Masked keys and others, both ways of the tangent.
+    assert!((100..400).contains(&kept) && small > 10, "{kept} {small}");
+}
+
+/// What the function records: an instruction an operation, in the order in which it is written.
+#[test]
+fn a_function_over_numbers_is_printed() {
+    let text = ptx::emit(&kernel(32)).unwrap().text;
+    let instructions = text.lines().filter_map(|line| line.trim().split_once(' '));
+    let mnemonics: Vec<&str> = instructions.map(|(mnemonic, _)| mnemonic).collect();
+    let begin = mnemonics.iter().position(|&mnemonic| mnemonic == "max.u32").unwrap();
+    let end = mnemonics.iter().rposition(|&mnemonic| mnemonic == "selp.f32").unwrap();
+    let distance = ["max.u32", "sub.u32", "cvt.rn.f32.u32", "neg.f32", "fma.rn.f32"];
+    let far = ["mul.rn.f32", "ex2.approx.ftz.f32", "add.rn.f32", "rcp.approx.ftz.f32", "fma.rn.f32"];
+    let near = ["mul.rn.f32", "fma.rn.f32", "mul.rn.f32", "fma.rn.f32"];
+    let tanh = [&far[..], &near, &["abs.f32", "setp.lt.f32", "selp.f32"]].concat();
+    let rest = ["mul.rn.f32", "setp.le.u32", "setp.lt.f32", "and.pred", "ex2.approx.ftz.f32", "selp.f32"];
+    assert_eq!(mnemonics[begin..=end], [&distance[..], &tanh, &rest].concat());
+}
