@@ -9,16 +9,15 @@
 //!
 //! ```
 //! use fa3_cuda::host::{Device, HostError};
-//! use fa3_ir::{ArgValue, B32, Builder, Elem, Launch, ptx};
+//! use fa3_ir::{ArgValue, B32, Elem, Kernel, Launch, ptx};
 //!
 //! // x = x + 1, one element a thread.
-//! let mut b = Builder::new("increment", Launch::threads(32));
-//! let (x, tid) = (b.param_pointer("x", Elem::U32), b.tid());
-//! let at = b.mad_wide_u32(tid, 4, x);
-//! let old = b.load::<B32>(at);
-//! let new = b.add(old, 1);
-//! b.store(at, new);
-//! let ptx = ptx::emit(&b.finish()).expect("a sound kernel");
+//! let kernel = Kernel::build("increment", Launch::threads(32), |b| {
+//!     let x = b.param_pointer("x", Elem::U32);
+//!     let at = b.tid().mad_wide(4, x);
+//!     b.store(at, b.load::<B32>(at) + 1);
+//! });
+//! let ptx = ptx::emit(&kernel).expect("a sound kernel");
 //!
 //! let run = || -> Result<Vec<u32>, HostError> {
 //!     let device = Device::open(0)?;
