@@ -11,7 +11,7 @@ use std::error::Error;
 
 use fa3_cuda::host::Device;
 use fa3_cuda::kernels::{Array, Job, JobArg};
-use fa3_ir::{B32, B64, Builder, Elem, Launch, V};
+use fa3_ir::{Arg, B32, B64, Builder, Elem, Kernel, Launch, V};
 use fa3_tests::gpu;
 
 /// What a probe says, or why it cannot.
@@ -48,38 +48,34 @@ pub(crate) fn one(device: &Device, name: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A kernel that writes numbers into one array.
-struct Meter {
-    b: Builder,
-    tid: V<B32>,
-    out: V<B64>,
-    bytes: usize,
+/// A kernel under construction that writes numbers into one array.
+struct Meter<'k> {
+    b: &'k Builder,
+    tid: V<'k, B32>,
+    out: V<'k, B64>,
 }
 
-impl Meter {
-    fn new(name: &str, launch: Launch, bytes: usize) -> Meter {
-        let mut b = Builder::new(name, launch);
+/// Runs the kernel that `build` builds in `grid` CTAs, and gives the `bytes` of its array.
+fn measure(
+    device: &Device,
+    (name, launch, grid): (&str, Launch, u32),
+    bytes: u32,
+    build: impl FnOnce(&Meter<'_>),
+) -> Result<Vec<u8>, Box<dyn Error>> {
+    let kernel = Kernel::build(name, launch, |b| {
         let (out, tid) = (b.param_pointer("out", Elem::U8), b.tid());
-        Meter { b, tid, out, bytes }
-    }
-
-    fn run(self, device: &Device, grid: u32) -> Result<Vec<u8>, Box<dyn Error>> {
-        let arrays = vec![Array::output("out", Elem::U8, &[self.bytes as u32])];
-        let job = Job { kernel: self.b.finish(), grid: [grid, 1, 1], arrays, args: vec![JobArg::Pointer(0)] };
-        let mut written = gpu::run(device, &job, &[vec![0; self.bytes]])?;
-        Ok(written.remove(0))
-    }
+        build(&Meter { b, tid, out });
+    });
+    let arrays = vec![Array::output("out", Elem::U8, &[bytes])];
+    let job = Job { kernel, grid: [grid, 1, 1], arrays, args: vec![JobArg::Pointer(0)] };
+    let mut written = gpu::run(device, &job, &[vec![0; bytes as usize]])?;
+    Ok(written.remove(0))
 }
 
 /// Waits for `cycles`.
-fn spin(b: &mut Builder, cycles: V<B64>) {
+fn spin(b: &Builder, cycles: impl Arg<Ty = B64>) {
     let start = b.clock();
-    b.repeat(|b| {
-        let now = b.clock();
-        let passed = b.sub(now, start);
-        let done = b.ge_u64(passed, cycles);
-        b.break_if(done);
-    });
+    b.repeat(|| b.break_if((b.clock() - start).ge(cycles)));
 }
 
 fn words(bytes: &[u8]) -> Vec<u32> {

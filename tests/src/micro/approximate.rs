@@ -2,7 +2,7 @@
 
 use fa3_ir::LaneOp;
 
-use super::lane::kernel;
+use super::lane::{kernel, recorded_name};
 use super::values::{FLOATS, Stream};
 use super::{Micro, Rule};
 
@@ -30,7 +30,7 @@ pub(super) fn tests() -> Vec<Micro> {
 
 /// Half of the samples are any numbers, the special ones first; the others are spread over the range and [−1, 1].
 fn sample(op: LaneOp, (low, high): (f64, f64)) -> Vec<u64> {
-    let stream = Stream::new(op.name());
+    let stream = Stream::new(&recorded_name(op));
     let any = |case: u64| FLOATS.get(case as usize).copied().unwrap_or(stream.bits(case) & 0xFFFF_FFFF);
     let within = |case: u64| {
         let step = (stream.unit(case) + (case / 2) as f64) / (CASES / 4) as f64;

@@ -1,8 +1,8 @@
 //! Copies by the tensor memory accelerator: where every byte of a box comes from and goes to.
 
-use fa3_ir::{BoxShape, Builder, Coords, Elem, FenceInst, Launch, LoadOptions, Operand, Region, Swizzle};
+use fa3_ir::{BoxShape, Coords, Elem, FenceInst, Launch, LoadOptions, Operand, Region, Swizzle};
 
-use super::bench::Bench;
+use super::bench::{Bench, micro};
 use super::values::Stream;
 use super::{Micro, Rule};
 
@@ -85,41 +85,37 @@ impl Copy {
 
     /// All of the box, as it lies in shared memory.
     fn load(&self) -> Micro {
-        let mut bench = Bench::new(&format!("load {}", self.name), Launch::threads(32));
-        let map = bench.input_tensor(self.shape, &self.dims, self.tensor());
-        let bytes = self.shape.bytes();
-        let (region, full) = (bench.b.region("box", bytes, 1024), bench.b.mbarriers("full", 1, 1));
-        let first = bench.first();
-        bench.b.if_lanes(first, |b| {
-            b.mbarrier_init(full, 1);
-            b.fence(FenceInst::MbarrierInit);
-            b.mbarrier_arrive_expect(full, bytes);
-            b.tma_load(region, map, List(&self.at), full, LoadOptions::default());
-        });
-        bench.b.sync_cta();
-        bench.b.mbarrier_wait(full, 0);
-        let results = bench.output(bytes);
-        bench.dump(region, results, bytes);
-        bench.finish(Rule::Bits)
+        micro(&format!("load {}", self.name), Launch::threads(32), Rule::Bits, |bench| {
+            let map = bench.input_tensor(self.shape, &self.dims, self.tensor());
+            let (b, bytes) = (bench.b, self.shape.bytes());
+            let (region, full) = (b.region("box", bytes, 1024), b.mbarriers("full", 1, 1));
+            b.if_lanes(bench.first(), || {
+                b.mbarrier_init(full, 1);
+                b.fence(FenceInst::MbarrierInit);
+                b.mbarrier_arrive_expect(full, bytes);
+                b.tma_load(region, map, List(&self.at), full, LoadOptions::default());
+            });
+            b.sync_cta();
+            b.mbarrier_wait(full, 0);
+            let results = bench.output(bytes);
+            bench.dump(region, results, bytes);
+        })
     }
 
     /// All of the tensor afterwards.
     fn store(&self) -> Micro {
-        let mut bench = Bench::new(&format!("store {}", self.name), Launch::threads(32));
-        let map = bench.target_tensor(self.shape, &self.dims, self.tensor());
-        let region = self.filled(&mut bench);
-        bench.in_first(|b| b.tma_store(map, List(&self.at), region));
-        let bytes = self.tensor().len();
-        bench.finish(if bytes > 4096 { Rule::Digests(128) } else { Rule::Bits })
-    }
-
-    fn filled(&self, bench: &mut Bench) -> Region {
-        let bytes = self.shape.bytes();
-        bench.filled(bytes, Stream::new(&format!("{} box", self.name)).bytes(bytes as usize))
+        let rule = if self.tensor().len() > 4096 { Rule::Digests(128) } else { Rule::Bits };
+        micro(&format!("store {}", self.name), Launch::threads(32), rule, |bench| {
+            let map = bench.target_tensor(self.shape, &self.dims, self.tensor());
+            let bytes = self.shape.bytes();
+            let contents = Stream::new(&format!("{} box", self.name)).bytes(bytes as usize);
+            let region = bench.filled(bytes, contents);
+            bench.in_first(|| bench.b.tma_store(map, List(&self.at), region));
+        })
     }
 }
 
-impl Bench {
+impl Bench<'_> {
     /// A region with `contents`, of which the asynchronous proxy knows.
     pub(super) fn filled(&mut self, bytes: u32, contents: Vec<u8>) -> Region {
         let region = self.b.region("box", bytes, 1024);
@@ -131,55 +127,51 @@ impl Bench {
     }
 
     /// Thread 0 runs a bulk operation and waits for it.
-    pub(super) fn in_first(&mut self, build: impl FnOnce(&mut Builder)) {
-        let first = self.first();
-        self.b.if_lanes(first, |b| {
-            build(b);
-            b.bulk_commit();
-            b.bulk_wait(0);
+    pub(super) fn in_first(&self, build: impl FnOnce()) {
+        self.b.if_lanes(self.first(), || {
+            build();
+            self.b.bulk_commit();
+            self.b.bulk_wait(0);
         });
     }
 }
 
 /// There and back, between other bytes.
 fn bulk(bytes: u32) -> Micro {
-    let mut bench = Bench::new(&format!("bulk {bytes}"), Launch::threads(32));
-    let region = bench.b.region("flat", bytes, 16);
-    let from = bench.input(Stream::new("bulk").bytes(bytes as usize + 32));
-    let to = bench.target(vec![0xEE; bytes as usize + 48]);
-    let (from, to) = (bench.b.add(from, 16u64), bench.b.add(to, 32u64));
-    bench.bulk_fill(&[(region, from, bytes)]);
-    bench.in_first(|b| b.bulk_store(to, region, bytes));
-    bench.finish(Rule::Bits)
+    micro(&format!("bulk {bytes}"), Launch::threads(32), Rule::Bits, |bench| {
+        let region = bench.b.region("flat", bytes, 16);
+        let from = bench.input(Stream::new("bulk").bytes(bytes as usize + 32));
+        let to = bench.target(vec![0xEE; bytes as usize + 48]);
+        let (from, to) = (from + 16u64, to + 32u64);
+        bench.bulk_fill(&[(region, from, bytes)]);
+        bench.in_first(|| bench.b.bulk_store(to, region, bytes));
+    })
 }
 
 /// Each of two CTAs loads half of what both get.
 fn multicast() -> Micro {
     let half = BoxShape::new(Elem::Bf16, &[64, 8], Swizzle::B128);
-    let mut bench = Bench::new("multicast", Launch::threads(32).cluster(2));
-    let map = bench.input_tensor(half, &[64, 20], Stream::new("multicast").bytes(64 * 20 * 2));
-    let (region, full) = (bench.b.region("box", 2048, 1024), bench.b.mbarriers("full", 1, 1));
-    let first = bench.first();
-    let rank = bench.b.cluster_cta_rank();
-    bench.b.if_lanes(first, |b| {
-        b.mbarrier_init(full, 1);
-        b.fence(FenceInst::MbarrierInit);
-        b.mbarrier_arrive_expect(full, 2048);
-    });
-    bench.b.cluster_arrive();
-    bench.b.cluster_wait();
-    bench.b.if_lanes(first, |b| {
-        let start = b.address(region);
-        let to = b.mad_u32(rank, 1024, start);
-        let row = b.mad_u32(rank, 8, 3);
-        b.tma_load(to, map, (0, row), full, LoadOptions::default().multicast(3u16));
-    });
-    bench.b.mbarrier_wait(full, 0);
-    let results = bench.output(2 * 2048);
-    let part = bench.b.mad_wide_u32(rank, 2048, results);
-    bench.dump(region, part, 2048);
-    // Nobody leaves before the other's copy has arrived.
-    bench.b.cluster_arrive();
-    bench.b.cluster_wait();
-    bench.finish(Rule::Bits)
+    micro("multicast", Launch::threads(32).cluster(2), Rule::Bits, |bench| {
+        let map = bench.input_tensor(half, &[64, 20], Stream::new("multicast").bytes(64 * 20 * 2));
+        let b = bench.b;
+        let (region, full) = (b.region("box", 2048, 1024), b.mbarriers("full", 1, 1));
+        let first = bench.first();
+        let rank = b.cluster_cta_rank();
+        b.if_lanes(first, || {
+            b.mbarrier_init(full, 1);
+            b.fence(FenceInst::MbarrierInit);
+            b.mbarrier_arrive_expect(full, 2048);
+        });
+        b.cluster_sync();
+        b.if_lanes(first, || {
+            let to = rank.mad(1024, b.address(region));
+            let row = rank.mad(8, 3);
+            b.tma_load(to, map, (0, row), full, LoadOptions::default().multicast(3u16));
+        });
+        b.mbarrier_wait(full, 0);
+        let results = bench.output(2 * 2048);
+        bench.dump(region, rank.mad_wide(2048, results), 2048);
+        // Nobody leaves before the other's copy has arrived.
+        b.cluster_sync();
+    })
 }

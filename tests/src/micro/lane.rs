@@ -3,11 +3,11 @@
 use std::panic::Location;
 
 use fa3_ir::{
-    Address, B32, B64, Cache, GlobalAddr, Imm, Inst, Kernel, LaneInst, LaneOp, Launch, MemInst, Node,
-    Operand, Reg, Stmt, Ty, V, Value, ValueInfo, WarpInst,
+    Address, B32, B64, Cache, Condition, GlobalAddr, Imm, Inst, Kernel, LaneInst, LaneOp, Launch, MemInst,
+    Node, Operand, Reg, Stmt, Ty, V, Value, ValueInfo, WarpInst,
 };
 
-use super::bench::Bench;
+use super::bench::micro;
 use super::values::{BRAINS, FLOATS, HALVES, INTEGERS, LONG_INTEGERS, Stream};
 use super::{Micro, Rule};
 
@@ -116,31 +116,42 @@ fn ty_mask(ty: Ty) -> u64 {
     }
 }
 
+/// The name that its results are recorded under, and that its inputs come from: `add_u32` of `AddU32`.
+pub(super) fn recorded_name(op: LaneOp) -> String {
+    let mut name = String::new();
+    for letter in op.name().chars() {
+        if letter.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
+}
+
 /// One case a thread: `operands` of each operand all cases.
 pub(super) fn kernel(op: LaneOp, operands: &[Vec<u64>], rule: Rule) -> Micro {
     let cases = operands[0].len() as u32;
-    let mut bench = Bench::new(op.name(), Launch::threads(THREADS)).grid(cases / THREADS);
-    let (cta, lane) = (bench.b.cta_x(), bench.b.lane_id());
-    let index = bench.b.mad_u32(cta, THREADS, bench.tid);
-    let leader = bench.b.eq_b32(lane, 0);
-    let warp = bench.b.shr_u32(index, 5);
-    let place = |bench: &mut Bench, array: V<B64>, ty: Ty, by: V<B32>| -> Place {
-        Place { at: bench.b.mad_wide_u32(by, stored(ty).bytes(), array).value(), ty }
-    };
-    let mut from = Vec::new();
-    for (&ty, bits) in op.inputs().iter().zip(operands) {
-        let bytes = bits.iter().flat_map(|x| x.to_le_bytes()[..stored(ty).bytes() as usize].to_vec());
-        let array = bench.input(bytes.collect());
-        from.push(place(&mut bench, array, ty, index));
-    }
-    let mut to = Vec::new();
-    for &ty in op.outputs() {
-        // A predicate has a bit: a word for each warp.
-        let (count, by) = if ty == Ty::Pred { (cases / 32, warp) } else { (cases, index) };
-        let array = bench.output(count * stored(ty).bytes());
-        to.push(place(&mut bench, array, ty, by));
-    }
-    bench.finish_with(rule, |kernel| Body { kernel }.operation(op, &from, &to, leader))
+    let mut places = Places::default();
+    let mut micro = micro(&recorded_name(op), Launch::threads(THREADS), rule, |bench| {
+        bench.grid(cases / THREADS);
+        let (cta, lane) = (bench.b.cta_x(), bench.b.lane_id());
+        let index = cta.mad(THREADS, bench.tid);
+        places.leader = Some(lane.eq(0).into());
+        let warp = index >> 5;
+        for (&ty, bits) in op.inputs().iter().zip(operands) {
+            let bytes = bits.iter().flat_map(|x| x.to_le_bytes()[..stored(ty).bytes() as usize].to_vec());
+            let array = bench.input(bytes.collect());
+            places.from.push(Place::new(array, ty, index));
+        }
+        for &ty in op.outputs() {
+            // A predicate has a bit: a word for each warp.
+            let (count, by) = if ty == Ty::Pred { (cases / 32, warp) } else { (cases, index) };
+            let array = bench.output(count * stored(ty).bytes());
+            places.to.push(Place::new(array, ty, by));
+        }
+    });
+    Body { kernel: &mut micro.job.kernel }.operation(op, &places);
+    micro
 }
 
 /// What a class has in memory.
@@ -148,10 +159,26 @@ fn stored(ty: Ty) -> Ty {
     if ty == Ty::Pred { Ty::B32 } else { ty }
 }
 
+/// Where a case's operands and results are.
+#[derive(Default)]
+struct Places {
+    from: Vec<Place>,
+    to: Vec<Place>,
+    /// The lanes that store what their warp has of predicates.
+    leader: Option<Condition>,
+}
+
 /// Where a case's operand or result is.
 struct Place {
     at: Value,
     ty: Ty,
+}
+
+impl Place {
+    /// That of element `by` of an array.
+    fn new<'k>(array: V<'k, B64>, ty: Ty, by: V<'k, B32>) -> Place {
+        Place { at: by.mad_wide(stored(ty).bytes(), array).register(), ty }
+    }
 }
 
 /// The builder's methods are typed; here the types are data.
@@ -184,7 +211,7 @@ impl Body<'_> {
         pred
     }
 
-    fn store(&mut self, value: Value, Place { at, ty }: &Place, leader: V<fa3_ir::Pred>) {
+    fn store(&mut self, value: Value, Place { at, ty }: &Place, leader: Option<Condition>) {
         let addr = Address::Global(GlobalAddr { base: *at, offset: 0 });
         let store = |src| Inst::Mem(MemInst::Store { src: vec![Operand::Value(src)], ty: stored(*ty), addr });
         if *ty != Ty::Pred {
@@ -192,16 +219,16 @@ impl Body<'_> {
         }
         let dst = self.value(Ty::B32);
         self.push(Inst::Warp(WarpInst::Ballot { dst, src: value }));
-        let node = Node::Inst { guard: Some(leader.into()), inst: store(dst) };
+        let node = Node::Inst { guard: leader, inst: store(dst) };
         self.kernel.prologue.push(Stmt { node, source: Location::caller() });
     }
 
-    fn operation(&mut self, op: LaneOp, from: &[Place], to: &[Place], leader: V<fa3_ir::Pred>) {
-        let src = from.iter().map(|place| Operand::Value(self.load(place))).collect();
+    fn operation(&mut self, op: LaneOp, places: &Places) {
+        let src = places.from.iter().map(|place| Operand::Value(self.load(place))).collect();
         let dst: Vec<Value> = op.outputs().iter().map(|&ty| self.value(ty)).collect();
         self.push(Inst::Lane(LaneInst { op, dst: dst.clone(), src }));
-        for (value, place) in dst.into_iter().zip(to) {
-            self.store(value, place, leader);
+        for (value, place) in dst.into_iter().zip(&places.to) {
+            self.store(value, place, places.leader);
         }
     }
 }

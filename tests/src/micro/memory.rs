@@ -2,7 +2,7 @@
 
 use fa3_ir::{Address, B16, B32, B64, Builder, F32, FenceInst, Launch, Stored, V};
 
-use super::bench::Bench;
+use super::bench::{Bench, micro};
 use super::values::{FLOATS, INTEGERS, Stream, words};
 use super::{Micro, Rule};
 
@@ -25,9 +25,9 @@ pub(super) fn tests() -> Vec<Micro> {
         ("max u32", |b, at, x| b.atomic_max_u32(at, x), &INTEGERS),
         ("inc u32", |b, at, x| b.atomic_inc_u32(at, x), &INTEGERS),
         ("exchange", |b, at, x| b.atomic_exchange(at, x), &INTEGERS),
-        ("add f32", add_f32, &FLOATS),
+        ("add f32", |b, at, x| b.atomic_add_f32(at, x.as_f32()).as_bits(), &FLOATS),
         ("red u32", |b, at, x| red(b, at, x, |b, at, x| b.reduce_add_u32(at, x)), &INTEGERS),
-        ("red f32", |b, at, x| red(b, at, x, red_f32), &FLOATS),
+        ("red f32", |b, at, x| red(b, at, x, |b, at, x| b.reduce_add_f32(at, x.as_f32())), &FLOATS),
         ("compare and exchange", |b, at, x| b.compare_exchange(at, x, 77), &[0, 1, 77]),
     ];
     for (name, atomic, special) in atomics {
@@ -39,21 +39,15 @@ pub(super) fn tests() -> Vec<Micro> {
 }
 
 /// An atomic operation, and what it gives.
-type Atomic = fn(&mut Builder, Address, V<B32>) -> V<B32>;
-
-fn add_f32(b: &mut Builder, at: Address, x: V<B32>) -> V<B32> {
-    let x = b.f32_of_bits(x);
-    let before = b.atomic_add_f32(at, x);
-    b.bits_of_f32(before)
-}
-
-fn red_f32(b: &mut Builder, at: Address, x: V<B32>) {
-    let x = b.f32_of_bits(x);
-    b.reduce_add_f32(at, x);
-}
+type Atomic = for<'k> fn(&'k Builder, Address, V<'k, B32>) -> V<'k, B32>;
 
 /// A reduction gives nothing.
-fn red(b: &mut Builder, at: Address, x: V<B32>, reduce: fn(&mut Builder, Address, V<B32>)) -> V<B32> {
+fn red<'k>(
+    b: &'k Builder,
+    at: Address,
+    x: V<'k, B32>,
+    reduce: fn(&Builder, Address, V<'_, B32>),
+) -> V<'k, B32> {
     reduce(b, at, x);
     x
 }
@@ -69,128 +63,118 @@ fn operands(name: &str, special: &[u64]) -> [Vec<u8>; 2] {
     })
 }
 
-impl Bench {
-    fn operand(&mut self, operands: Vec<u8>) -> V<B32> {
+impl<'k> Bench<'k> {
+    fn operand(&mut self, operands: Vec<u8>) -> V<'k, B32> {
         let array = self.input(operands);
-        let mine = self.mine(array, 4);
-        self.b.load::<B32>(mine)
+        self.b.load(self.mine(array, 4))
     }
 
-    fn result(&mut self, value: V<B32>) {
+    fn result(&mut self, value: V<'k, B32>) {
         let array = self.output(4 * THREADS);
-        let mine = self.mine(array, 4);
-        self.b.store(mine, value);
+        self.b.store(self.mine(array, 4), value);
     }
 }
 
 fn in_global(name: &str, atomic: Atomic, special: &[u64]) -> Micro {
     let [memory, operand] = operands(name, special);
-    let mut bench = Bench::new(&format!("{name} in global memory"), Launch::threads(THREADS));
-    let memory = bench.target(memory);
-    let x = bench.operand(operand);
-    let at = bench.mine(memory, 4);
-    let before = atomic(&mut bench.b, at.into(), x);
-    bench.result(before);
-    bench.finish(Rule::Bits)
+    micro(&format!("{name} in global memory"), Launch::threads(THREADS), Rule::Bits, |bench| {
+        let memory = bench.target(memory);
+        let x = bench.operand(operand);
+        let at = bench.mine(memory, 4);
+        let before = atomic(bench.b, at.into(), x);
+        bench.result(before);
+    })
 }
 
 fn in_shared(name: &str, atomic: Atomic, special: &[u64]) -> Micro {
     let [memory, operand] = operands(name, special);
-    let mut bench = Bench::new(&format!("{name} in shared memory"), Launch::threads(THREADS));
-    let region = bench.b.region("words", 4 * THREADS, 16);
-    let memory = bench.input(memory);
-    bench.fill(region, memory, 4 * THREADS);
-    let x = bench.operand(operand);
-    bench.b.sync_cta();
-    let start = bench.b.address(region);
-    let at = bench.b.mad_u32(bench.tid, 4, start);
-    let before = atomic(&mut bench.b, at.into(), x);
-    bench.result(before);
-    bench.b.sync_cta();
-    let after = bench.output(4 * THREADS);
-    bench.dump(region, after, 4 * THREADS);
-    bench.finish(Rule::Bits)
+    micro(&format!("{name} in shared memory"), Launch::threads(THREADS), Rule::Bits, |bench| {
+        let b = bench.b;
+        let region = b.region("words", 4 * THREADS, 16);
+        let memory = bench.input(memory);
+        bench.fill(region, memory, 4 * THREADS);
+        let x = bench.operand(operand);
+        b.sync_cta();
+        let at = bench.tid.mad(4, b.address(region));
+        let before = atomic(b, at.into(), x);
+        bench.result(before);
+        b.sync_cta();
+        let after = bench.output(4 * THREADS);
+        bench.dump(region, after, 4 * THREADS);
+    })
 }
 
 /// Many threads and one word: sums and maxima do not depend on the order.
 fn contended() -> Micro {
-    let mut bench = Bench::new("contended", Launch::threads(THREADS)).grid(4);
-    let memory = bench.target(words([5, 0, 0, 0]));
-    let b = &mut bench.b;
-    let cta = b.cta_x();
-    let thread = b.mad_u32(cta, THREADS, bench.tid);
-    b.atomic_add_u32(memory, thread);
-    b.atomic_max_u32(memory.at(4), thread);
-    // 1024 threads: back to 0 once, after 1001 of them.
-    b.atomic_inc_u32(memory.at(8), 1000);
-
-    b.reduce_add_release(memory.at(12), 3);
-    bench.finish(Rule::Bits)
+    micro("contended", Launch::threads(THREADS), Rule::Bits, |bench| {
+        bench.grid(4);
+        let memory = bench.target(words([5, 0, 0, 0]));
+        let b = bench.b;
+        let thread = b.cta_x().mad(THREADS, bench.tid);
+        b.atomic_add_u32(memory, thread);
+        b.atomic_max_u32(memory.at(4), thread);
+        // 1024 threads: back to 0 once, after 1001 of them.
+        b.atomic_inc_u32(memory.at(8), 1000);
+        b.reduce_add_release(memory.at(12), 3);
+    })
 }
 
 /// Loads from global memory, stores to shared memory, and the way back.
 fn vectors<T: Stored, const N: usize>(name: &str) -> Micro {
     let bytes = T::TY.bytes() * N as u32;
-    let mut bench = Bench::new(&format!("vectors {name}"), Launch::threads(32));
-    let region = bench.b.region("vectors", 32 * bytes, 16);
-    let from = bench.input(Stream::new(name).bytes(32 * bytes as usize));
-    let to = bench.output(64 * bytes);
-    let (from, to) = (bench.mine(from, bytes), bench.mine(to, bytes));
-    let b = &mut bench.b;
-    let read_only = b.load_read_only::<T, N>(from);
-    let start = b.address(region);
-    let at = b.mad_u32(bench.tid, bytes, start);
-    b.store_vector(at, read_only);
-    b.warp_sync();
-    // The neighbour's.
-    let neighbour = b.xor(bench.tid, 1);
-    let at = b.mad_u32(neighbour, bytes, start);
-    let values = b.load_vector::<T, N>(at);
-    b.store_vector(to, values);
-    let values = b.load_vector::<T, N>(from);
-    b.store_vector(to.at((32 * bytes).cast_signed()), values);
-    bench.finish(Rule::Bits)
+    micro(&format!("vectors {name}"), Launch::threads(32), Rule::Bits, |bench| {
+        let b = bench.b;
+        let region = b.region("vectors", 32 * bytes, 16);
+        let from = bench.input(Stream::new(name).bytes(32 * bytes as usize));
+        let to = bench.output(64 * bytes);
+        let (from, to) = (bench.mine(from, bytes), bench.mine(to, bytes));
+        let read_only = b.load_read_only::<T, N>(from);
+        let start = b.address(region);
+        b.store_vector(bench.tid.mad(bytes, start), read_only);
+        b.warp_sync();
+        let neighbour = bench.tid ^ 1;
+        let values = b.load_vector::<T, N>(neighbour.mad(bytes, start));
+        b.store_vector(to, values);
+        let values = b.load_vector::<T, N>(from);
+        b.store_vector(to.at((32 * bytes).cast_signed()), values);
+    })
 }
 
 /// Every number of source bytes from 0 to 16: the others are zero.
 fn copy_async() -> Micro {
-    let mut bench = Bench::new("cp.async", Launch::threads(32));
-    let region = bench.b.region("chunks", 32 * 16, 16);
-    let dirt = bench.input(vec![0xEE; 32 * 16]);
-    bench.fill(region, dirt, 32 * 16);
-    bench.b.warp_sync();
-    let from = bench.input(Stream::new("cp.async").bytes(32 * 16));
-    let from = bench.mine(from, 16);
-    let b = &mut bench.b;
-    let start = b.address(region);
-    let to = b.mad_u32(bench.tid, 16, start);
-    let bytes = b.min_u32(bench.tid, 16);
-    b.copy_async(to, from, bytes);
-    b.copy_async_commit();
-    b.copy_async_wait(0);
-    b.warp_sync();
-    let results = bench.output(32 * 16);
-    bench.dump(region, results, 32 * 16);
-    bench.finish(Rule::Bits)
+    micro("cp.async", Launch::threads(32), Rule::Bits, |bench| {
+        let b = bench.b;
+        let region = b.region("chunks", 32 * 16, 16);
+        let dirt = bench.input(vec![0xEE; 32 * 16]);
+        bench.fill(region, dirt, 32 * 16);
+        b.warp_sync();
+        let from = bench.input(Stream::new("cp.async").bytes(32 * 16));
+        let from = bench.mine(from, 16);
+        let to = bench.tid.mad(16, b.address(region));
+        b.copy_async(to, from, bench.tid.min(16));
+        b.copy_async_commit();
+        b.copy_async_wait(0);
+        b.warp_sync();
+        let results = bench.output(32 * 16);
+        bench.dump(region, results, 32 * 16);
+    })
 }
 
 /// The copies of all threads complete a phase.
 fn copy_async_arrive() -> Micro {
-    let mut bench = Bench::new("cp.async arrive", Launch::threads(64));
-    let (region, full) = (bench.b.region("chunks", 64 * 16, 16), bench.b.mbarriers("full", 1, 64));
-    let from = bench.input(Stream::new("cp.async arrive").bytes(64 * 16));
-    let from = bench.mine(from, 16);
-    let first = bench.first();
-    let b = &mut bench.b;
-    b.guarded(first, |b| b.mbarrier_init(full, 64));
-    b.fence(FenceInst::MbarrierInit);
-    b.sync_cta();
-    let start = b.address(region);
-    let to = b.mad_u32(bench.tid, 16, start);
-    b.copy_async(to, from, 16);
-    b.mbarrier_arrive_copied(full);
-    b.mbarrier_wait(full, 0);
-    let results = bench.output(64 * 16);
-    bench.dump(region, results, 64 * 16);
-    bench.finish(Rule::Bits)
+    micro("cp.async arrive", Launch::threads(64), Rule::Bits, |bench| {
+        let b = bench.b;
+        let (region, full) = (b.region("chunks", 64 * 16, 16), b.mbarriers("full", 1, 64));
+        let from = bench.input(Stream::new("cp.async arrive").bytes(64 * 16));
+        let from = bench.mine(from, 16);
+        b.guarded(bench.first(), || b.mbarrier_init(full, 64));
+        b.fence(FenceInst::MbarrierInit);
+        b.sync_cta();
+        let to = bench.tid.mad(16, b.address(region));
+        b.copy_async(to, from, 16);
+        b.mbarrier_arrive_copied(full);
+        b.mbarrier_wait(full, 0);
+        let results = bench.output(64 * 16);
+        bench.dump(region, results, 64 * 16);
+    })
 }

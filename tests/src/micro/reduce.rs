@@ -2,7 +2,7 @@
 
 use fa3_ir::{BoxShape, Elem, Launch, Swizzle};
 
-use super::bench::Bench;
+use super::bench::micro;
 use super::values::{BRAINS, FLOATS, HALVES, INTEGERS, Stream};
 use super::{Micro, Rule};
 
@@ -46,18 +46,18 @@ fn tensor(name: &str, elem: Elem) -> Micro {
     let dims = [u64::from(columns) + 16 / u64::from(elem.bytes()), 18];
     let [memory, _] = operands(elem, (dims[0] * dims[1]) as usize, name);
     let [_, added] = operands(elem, (columns * 16) as usize, name);
-    let mut bench = Bench::new(name, Launch::threads(32));
-    let map = bench.target_tensor(shape, &dims, memory);
-    let region = bench.filled(shape.bytes(), added);
-    bench.in_first(|b| b.tma_reduce_add(map, (32 / elem.bytes(), 3), region));
-    bench.finish(Rule::Bits)
+    micro(name, Launch::threads(32), Rule::Bits, |bench| {
+        let map = bench.target_tensor(shape, &dims, memory);
+        let region = bench.filled(shape.bytes(), added);
+        bench.in_first(|| bench.b.tma_reduce_add(map, (32 / elem.bytes(), 3), region));
+    })
 }
 
 fn flat() -> Micro {
     let [memory, added] = operands(Elem::F32, 1024, "reduce flat");
-    let mut bench = Bench::new("reduce flat", Launch::threads(32));
-    let to = bench.target(memory);
-    let region = bench.filled(4096, added);
-    bench.in_first(|b| b.bulk_reduce_add_f32(to, region, 4096));
-    bench.finish(Rule::Bits)
+    micro("reduce flat", Launch::threads(32), Rule::Bits, |bench| {
+        let to = bench.target(memory);
+        let region = bench.filled(4096, added);
+        bench.in_first(|| bench.b.bulk_reduce_add_f32(to, region, 4096));
+    })
 }

@@ -4,11 +4,11 @@ mod numbers;
 mod operand;
 
 use fa3_ir::{
-    Arg, B32, B64, F32, Launch, Major, Mma, Reg, Region, ScaleD, Swizzle, V, Var, WgmmaA, WgmmaType,
+    Arg, B32, B64, Builder, F32, Launch, Major, Mma, Reg, Region, ScaleD, Swizzle, V, Var, WgmmaA, WgmmaType,
 };
 
 use self::operand::Stored;
-use super::bench::Bench;
+use super::bench::{Bench, micro};
 use super::values::{Stream, words};
 use super::{Micro, Rule};
 
@@ -129,11 +129,16 @@ impl Case {
 
     fn test(self) -> Micro {
         let name = self.name();
+        // Wide results are kept as a digest of each row.
+        let rule = if self.n <= 24 { Rule::Bits } else { Rule::Digests(4 * self.n as usize) };
+        micro(&name, Launch::threads(128), rule, |bench| self.build(bench, &name))
+    }
+
+    fn build(self, bench: &mut Bench<'_>, name: &str) {
         let stream = |operand: &str| Stream::new(&format!("{name} {operand}"));
-        let (ty, n) = (self.ty, self.n);
+        let (b, ty, n) = (bench.b, self.ty, self.n);
         let codes_a = numbers::codes(ty, 64, stream("a"), false);
         let codes_b = numbers::codes(ty, n, stream("b"), true);
-        let mut bench = Bench::new(&name, Launch::threads(128));
 
         // Operands.
         let mut loads = vec![bench.load(ty, self.b, &codes_b, n)];
@@ -144,16 +149,15 @@ impl Case {
             }
             A::Registers => {
                 let array = bench.input(words(operand::registers(ty, &codes_a)));
-                let mine = bench.mine(array, 16);
-                Some(bench.b.load_vector::<B32, 4>(mine))
+                Some(b.load_vector::<B32, 4>(bench.mine(array, 16)))
             }
         };
         bench.bulk_fill(&loads);
-        let desc_b = descriptor(&mut bench, loads[0].0, self.b);
-        let d = bench.b.accumulator("d", n / 2);
+        let desc_b = descriptor(b, loads[0].0, self.b);
+        let d = b.accumulator("d", n / 2);
         let mma = match (self.a, a) {
             (A::Shared(stored), _) => {
-                let desc_a = descriptor(&mut bench, loads[1].0, stored);
+                let desc_a = descriptor(b, loads[1].0, stored);
                 let mma = Mma::new(ty, &d, desc_a, desc_b);
                 Mma { a: WgmmaA::Shared { desc: desc_a.operand(), major: stored.major }, ..mma }
             }
@@ -164,66 +168,56 @@ impl Case {
         // The product.
         let before = bench.input(words(numbers::accumulators(64 * n, stream("d"))));
         let after = bench.output(4 * 64 * n);
-        let places = places(&mut bench, n);
+        let places = places(bench.tid, n);
         each_pair(&d, n, |offset, [x, y]| {
-            let at = bench.b.add(before, places);
-            let [first, second] = bench.b.load_vector::<F32, 2>(at.at(offset));
-            bench.b.set(x, first);
-            bench.b.set(y, second);
+            let at = before + places;
+            let [first, second] = b.load_vector::<F32, 2>(at.at(offset));
+            x.set(first);
+            y.set(second);
         });
         let scale_d = match self.scale_d {
             Scale::Overwrite => ScaleD::Overwrite,
             Scale::Accumulate => ScaleD::Accumulate,
             Scale::AccumulateIf(holds) => {
                 let flag = bench.input(words([u32::from(holds)]));
-                let flag = bench.b.load::<B32>(flag);
-                ScaleD::AccumulateIf(bench.b.ne_b32(flag, 0).value())
+                ScaleD::AccumulateIf(b.load::<B32>(flag).ne(0).register())
             }
         };
-        bench.b.wgmma_fence();
+        b.wgmma_fence();
         let (negate_a, negate_b, b_major) = (self.negate_a, self.negate_b, self.b.major);
-        bench.b.wgmma(Mma { scale_d, negate_a, negate_b, b_major, ..mma });
-        bench.b.wgmma_commit();
-        bench.b.wgmma_wait(0);
-        let at = bench.b.add(after, places);
-        each_pair(&d, n, |offset, pair| bench.b.store_vector(at.at(offset), pair));
-        // Wide results are kept as a digest of each row.
-        bench.finish(if n <= 24 { Rule::Bits } else { Rule::Digests(4 * n as usize) })
+        b.wgmma(Mma { scale_d, negate_a, negate_b, b_major, ..mma });
+        b.wgmma_commit();
+        b.wgmma_wait(0);
+        let at = after + places;
+        each_pair(&d, n, |offset, pair| b.store_vector(at.at(offset), pair));
     }
 }
 
-impl Bench {
+impl<'k> Bench<'k> {
     /// Declares an operand's tile and the array that it is loaded from.
-    fn load(&mut self, ty: WgmmaType, stored: Stored, codes: &[u16], rows: u32) -> (Region, V<B64>, u32) {
+    fn load(&mut self, ty: WgmmaType, stored: Stored, codes: &[u16], rows: u32) -> (Region, V<'k, B64>, u32) {
         let bytes = stored.bytes(rows);
         let region = self.b.region("tile", bytes, 1024);
         (region, self.input(stored.image(ty, codes, rows)), bytes)
     }
 }
 
-fn descriptor(bench: &mut Bench, tile: Region, stored: Stored) -> V<B64> {
+fn descriptor(b: &Builder, tile: Region, stored: Stored) -> V<'_, B64> {
     let layout = stored.layout();
     let constant = layout.descriptor() + u64::from(stored.step) * layout.k_step(stored.major);
-    let address = bench.b.address(tile);
-    let field = bench.b.bfe_u32(address, 4, 14);
-    let field = bench.b.u64_of_u32(field);
-    bench.b.add(field, constant)
+    b.address(tile).bfe(4, 14).to_u64() + constant
 }
 
 /// The byte of this thread's first element of D in an array of 64 x `n`.
-fn places(bench: &mut Bench, n: u32) -> V<B64> {
-    let b = &mut bench.b;
-    let (warp, lane) = (b.shr_u32(bench.tid, 5), b.and(bench.tid, 31));
-    let (warp_row, lane_row) = (b.shl_b32(warp, 4), b.shr_u32(lane, 2));
-    let row = b.add(warp_row, lane_row);
-    let quad = b.and(lane, 3);
-    let column = b.shl_b32(quad, 1);
-    let first = b.mad_u32(row, n, column);
-    b.mul_wide_u32(first, 4)
+fn places(tid: V<'_, B32>, n: u32) -> V<'_, B64> {
+    let (warp, lane) = (tid >> 5, tid & 31);
+    let row = (warp << 4) + (lane >> 2);
+    let column = (lane & 3) << 1;
+    row.mad(n, column).mul_wide(4)
 }
 
 /// Pairs of neighbours, with how many bytes they are from the thread's first.
-fn each_pair(d: &[Var<F32>], n: u32, mut visit: impl FnMut(i32, [Var<F32>; 2])) {
+fn each_pair<'k>(d: &[Var<'k, F32>], n: u32, mut visit: impl FnMut(i32, [Var<'k, F32>; 2])) {
     for (index, pair) in (0..).zip(d.as_chunks().0) {
         let (columns, rows) = (8 * (index / 2), 8 * (index % 2));
         visit((4 * (rows * n + columns)).cast_signed(), *pair);

@@ -5,26 +5,26 @@ use std::error::Error;
 use std::thread;
 
 use fa3_cuda::host::Device;
-use fa3_ir::{Builder, F32, Launch, V};
+use fa3_ir::{F32, Launch, V};
 use fa3_sim::data::approx;
 
-use super::{Meter, Said, words};
+use super::{Said, measure, words};
 
 /// Every so many numbers.
 const STEP: u32 = 61;
 /// Numbers of a launch.
 const BATCH: u32 = 1 << 24;
 
-type Function = (&'static str, fn(&mut Builder, V<F32>) -> V<F32>, fn(f32) -> f32);
+type Function = (&'static str, fn(V<'_, F32>) -> V<'_, F32>, fn(f32) -> f32);
 
 pub(super) fn errors(device: &Device) -> Said {
     let functions: [Function; 6] = [
-        ("ex2", |b, x| b.ex2(x), approx::ex2),
-        ("lg2", |b, x| b.lg2(x), approx::lg2),
-        ("rcp", |b, x| b.rcp(x), approx::rcp),
-        ("rsqrt", |b, x| b.rsqrt(x), approx::rsqrt),
-        ("sqrt", |b, x| b.sqrt(x), approx::sqrt),
-        ("tanh", |b, x| b.tanh(x), approx::tanh),
+        ("ex2", |x| x.ex2(), approx::ex2),
+        ("lg2", |x| x.lg2(), approx::lg2),
+        ("rcp", |x| x.rcp(), approx::rcp),
+        ("rsqrt", |x| x.rsqrt(), approx::rsqrt),
+        ("sqrt", |x| x.sqrt(), approx::sqrt),
+        ("tanh", |x| x.tanh_approx(), approx::tanh),
     ];
     let said: Result<Vec<String>, _> = functions.into_iter().map(|function| of(device, function)).collect();
     Ok(said?.join("\n"))
@@ -36,16 +36,13 @@ type Distances = BTreeMap<i64, u64>;
 fn of(device: &Device, (name, build, model): Function) -> Result<String, Box<dyn Error>> {
     let mut all = Distances::new();
     for batch in 0..u32::MAX / STEP / BATCH {
-        let mut meter = Meter::new(name, Launch::threads(256), 4 * BATCH as usize);
-        let b = &mut meter.b;
-        let cta = b.cta_x();
-        let index = b.mad_u32(cta, 256, meter.tid);
-        let bits = b.mad_u32(index, STEP, batch * BATCH * STEP);
-        let x = b.f32_of_bits(bits);
-        let y = build(b, x);
-        let at = b.mad_wide_u32(index, 4, meter.out);
-        b.store(at, y);
-        let results = words(&meter.run(device, BATCH / 256)?);
+        let written = measure(device, (name, Launch::threads(256), BATCH / 256), 4 * BATCH, |meter| {
+            let index = meter.b.cta_x().mad(256, meter.tid);
+            let x = index.mad(STEP, batch * BATCH * STEP).as_f32();
+            let y = build(x);
+            meter.b.store(index.mad_wide(4, meter.out), y);
+        })?;
+        let results = words(&written);
         let part = results.len() / 16;
         thread::scope(|scope| {
             let parts = results.chunks(part).zip(0..).map(|(results, i)| {

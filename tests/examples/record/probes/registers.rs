@@ -3,7 +3,7 @@
 use fa3_cuda::host::Device;
 use fa3_ir::{Launch, Role};
 
-use super::{Meter, Said, longs, spin};
+use super::{Said, longs, measure, spin};
 
 /// Cycles after which registers are given back.
 const LATE: u64 = 100_000;
@@ -12,28 +12,26 @@ const LATE: u64 = 100_000;
 pub(super) fn pool(device: &Device) -> Said {
     let mut said = Vec::new();
     for giver in 0..3 {
-        let mut meter = Meter::new("pool", Launch::threads(384), 8 * 12);
-        let (b, tid, out) = (&mut meter.b, meter.tid, meter.out);
-        let start = b.clock();
-        let warp = b.shr_u32(tid, 5);
-        let at = b.mad_wide_u32(warp, 8, out);
-        let lane = b.lane_id();
-        let first = b.eq_b32(lane, 0);
-        for group in 0..3 {
-            b.role(Role::new(["g0", "g1", "g2"][group as usize], 4 * group..4 * group + 4), |b| {
-                if group == giver {
-                    let late = b.mov_b64(LATE);
-                    spin(b, late);
-                    b.set_max_registers_down(24);
-                } else {
-                    b.set_max_registers_up(240);
-                }
-                let now = b.clock();
-                let passed = b.sub(now, start);
-                b.guarded(first, |b| b.store(at, passed));
-            });
-        }
-        let cycles = longs(&meter.run(device, 1)?);
+        let written = measure(device, ("pool", Launch::threads(384), 1), 8 * 12, |meter| {
+            let b = meter.b;
+            let start = b.clock();
+            let warp = meter.tid >> 5;
+            let at = warp.mad_wide(8, meter.out);
+            let first = b.lane_id().eq(0);
+            for group in 0..3 {
+                b.role(Role::new(["g0", "g1", "g2"][group as usize], 4 * group..4 * group + 4), || {
+                    if group == giver {
+                        spin(b, LATE);
+                        b.set_max_registers_down(24);
+                    } else {
+                        b.set_max_registers_up(240);
+                    }
+                    let passed = b.clock() - start;
+                    b.guarded(first, || b.store(at, passed));
+                });
+            }
+        })?;
+        let cycles = longs(&written);
         said.push(format!("warpgroup {giver} gives: cycles of the warps {cycles:?}"));
     }
     Ok(said.join("\n"))

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use fa3_cuda::host::Device;
 use fa3_cuda::kernels::{Array, Job, JobArg};
-use fa3_ir::{B32, BoxShape, Builder, Coords, Elem, FenceInst, Launch, LoadOptions, Operand, Swizzle};
+use fa3_ir::{B32, BoxShape, Coords, Elem, FenceInst, Kernel, Launch, LoadOptions, Operand, Swizzle};
 use fa3_tests::gpu;
 
 use super::{Said, words};
@@ -80,36 +80,34 @@ impl Copy {
     /// Word i of the tensor is i + 1. Says which words were written.
     fn load(&self, device: &Device) -> Said {
         let shape = BoxShape::new(Elem::U32, &[self.row, 8], self.swizzle);
-        let mut b = Builder::new("load", Launch::threads(32));
-        let map = b.param_tensor_map("from", shape);
-        let out = b.param_pointer("out", Elem::U32);
-        let (tile, full) = (b.region("tile", 4096, 1024), b.mbarriers("full", 1, 1));
-        let tid = b.tid();
-        let start = b.address(tile);
-        let mine = b.mad_u32(tid, 4, start);
-        for offset in (0..4096).step_by(128) {
-            b.store(mine.at(offset), 0u32);
-        }
-        b.fence(FenceInst::ProxyAsyncShared);
-        b.sync_cta();
-        let first = b.eq_b32(tid, 0);
-        b.if_lanes(first, |b| {
-            b.mbarrier_init(full, 1);
-            b.fence(FenceInst::MbarrierInit);
-            b.mbarrier_arrive_expect(full, shape.bytes());
-            b.tma_load(tile.at(self.offset), map, Pair(self.at), full, LoadOptions::default());
+        let kernel = Kernel::build("load", Launch::threads(32), |b| {
+            let map = b.param_tensor_map("from", shape);
+            let out = b.param_pointer("out", Elem::U32);
+            let (tile, full) = (b.region("tile", 4096, 1024), b.mbarriers("full", 1, 1));
+            let tid = b.tid();
+            let mine = tid.mad(4, b.address(tile));
+            for offset in (0..4096).step_by(128) {
+                b.store(mine.at(offset), 0u32);
+            }
+            b.fence(FenceInst::ProxyAsyncShared);
+            b.sync_cta();
+            b.if_lanes(tid.eq(0), || {
+                b.mbarrier_init(full, 1);
+                b.fence(FenceInst::MbarrierInit);
+                b.mbarrier_arrive_expect(full, shape.bytes());
+                b.tma_load(tile.at(self.offset), map, Pair(self.at), full, LoadOptions::default());
+            });
+            b.sync_cta();
+            b.mbarrier_wait(full, 0);
+            let to = tid.mad_wide(4, out);
+            for offset in (0..4096).step_by(128) {
+                b.store(to.at(offset), b.load::<B32>(mine.at(offset)));
+            }
         });
-        b.sync_cta();
-        b.mbarrier_wait(full, 0);
-        let to = b.mad_wide_u32(tid, 4, out);
-        for offset in (0..4096).step_by(128) {
-            let word = b.load::<B32>(mine.at(offset));
-            b.store(to.at(offset), word);
-        }
         let arrays =
             vec![Array::input("from", Elem::U32, &[40, 64]), Array::output("out", Elem::U32, &[1024])];
         let args = vec![Job::tensor(&arrays, 0), JobArg::Pointer(1)];
-        let job = Job { kernel: b.finish(), grid: [1, 1, 1], arrays, args };
+        let job = Job { kernel, grid: [1, 1, 1], arrays, args };
         let numbers = (1..=64 * 40u32).flat_map(u32::to_le_bytes).collect();
         let result = words(&gpu::run(device, &job, &[numbers, vec![0; 4096]])?[1]);
         let expected = |pitch: u32| {
@@ -138,25 +136,23 @@ impl Copy {
 
     fn store(&self, device: &Device) -> Said {
         let shape = BoxShape::new(Elem::U32, &[self.row, 8], self.swizzle);
-        let mut b = Builder::new("store", Launch::threads(32));
-        let map = b.param_tensor_map("to", shape);
-        let tile = b.region("tile", 256, 128);
-        let tid = b.tid();
-        let start = b.address(tile);
-        let mine = b.mad_u32(tid, 8, start);
-        let (low, high) = (b.mad_u32(tid, 2, 1000), b.mad_u32(tid, 2, 1001));
-        b.store_vector(mine, [low, high]);
-        b.fence(FenceInst::ProxyAsyncShared);
-        b.sync_cta();
-        let first = b.eq_b32(tid, 0);
-        b.if_lanes(first, |b| {
-            b.tma_store(map, Pair(self.at), tile);
-            b.bulk_commit();
-            b.bulk_wait(0);
+        let kernel = Kernel::build("store", Launch::threads(32), |b| {
+            let map = b.param_tensor_map("to", shape);
+            let tile = b.region("tile", 256, 128);
+            let tid = b.tid();
+            let mine = tid.mad(8, b.address(tile));
+            b.store_vector(mine, [tid.mad(2, 1000), tid.mad(2, 1001)]);
+            b.fence(FenceInst::ProxyAsyncShared);
+            b.sync_cta();
+            b.if_lanes(tid.eq(0), || {
+                b.tma_store(map, Pair(self.at), tile);
+                b.bulk_commit();
+                b.bulk_wait(0);
+            });
         });
         let arrays = vec![Array::sum("to", Elem::U32, &[40, 64])];
         let args = vec![Job::tensor(&arrays, 0)];
-        let job = Job { kernel: b.finish(), grid: [1, 1, 1], arrays, args };
+        let job = Job { kernel, grid: [1, 1, 1], arrays, args };
         let written = gpu::run(device, &job, &[vec![0; 4 * 64 * 40]])?;
         let clipped = words(&written[0]).iter().zip(0i32..).all(|(&word, index)| {
             let (c, r) = (index % 64 - self.at.0, index / 64 - self.at.1);
