@@ -1,9 +1,4 @@
-//! Attention on the first Hopper GPU, on arrays, beside the CPU: `cargo run --release -p fa3 --example gpu`.
-//!
-//! Each result is held to the error law: it may be no further from attention in f64 than twice what standard attention in
-//! the same precision is. Says `skipped` where there is no GPU.
-
-use std::process::ExitCode;
+//! Attention on arrays, on the first Hopper GPU beside the CPU. Each result is held to the error law.
 
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array4, ArrayView4};
@@ -11,42 +6,22 @@ use fa3::reference::law::ForwardLaw;
 use fa3::reference::{Forward, Inputs, Precision};
 use fa3::{Attention, Device, Error, Output, Scalar};
 
-/// What a check says if it holds, or why it does not.
-type Check = Result<String, Box<dyn std::error::Error>>;
+use crate::{Check, Fallible};
 
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-fn main() -> ExitCode {
-    let device = match Device::gpu() {
-        Ok(device) => device,
-        Err(error) => {
-            println!("skipped: {error}");
-            return ExitCode::SUCCESS;
-        }
-    };
-    println!("{device}");
-    let results = [
-        ("bf16", law::<bf16>(&device, (2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
-        ("f16", law::<f16>(&device, (2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
-        ("causal, grouped heads", law(&device, (1, (200, 513), (6, 2), (128, 128)), causal)),
-        ("window, soft cap", law(&device, (1, (257, 300), (2, 1), (96, 96)), windowed)),
-        ("fewer columns in v", law(&device, (1, (130, 260), (1, 1), (192, 128)), causal)),
-        ("rows without keys", law(&device, (1, (300, 100), (1, 1), (72, 72)), causal)),
-        ("no keys", law(&device, (1, (300, 0), (1, 1), (64, 64)), causal)),
-        ("a transposed view", transposed(&device)),
-        ("refusals", refused(&device)),
-    ];
-    for (name, said) in &results {
-        match said {
-            Ok(said) => println!("ok     {name}: {said}"),
-            Err(error) => println!("FAILED {name}: {error}"),
-        }
-    }
-    let failed = results.iter().filter(|(_, said)| said.is_err()).count();
-    println!("{} of {} checks hold", results.len() - failed, results.len());
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
+pub(crate) const CHECKS: [(&str, Check); 9] = [
+    ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
+    ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
+    ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
+    ("facade::window_softcap", |_| law((1, (257, 300), (2, 1), (96, 96)), windowed)),
+    ("facade::fewer_columns_in_v", |_| law((1, (130, 260), (1, 1), (192, 128)), causal)),
+    ("facade::rows_without_keys", |_| law((1, (300, 100), (1, 1), (72, 72)), causal)),
+    ("facade::no_keys", |_| law((1, (300, 0), (1, 1), (64, 64)), causal)),
+    ("facade::transposed_view", |_| transposed()),
+    ("facade::refusals", |_| refused()),
+];
 
 fn causal(attention: Attention<'_, bf16>) -> Attention<'_, bf16> {
     attention.causal()
@@ -58,10 +33,10 @@ fn windowed(attention: Attention<'_, f16>) -> Attention<'_, f16> {
 
 /// Holds the GPU to the error law, and says how far it is from the CPU.
 fn law<T: Scalar>(
-    device: &Device,
     (batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v)): Sizes,
     with: impl Fn(Attention<'_, T>) -> Attention<'_, T>,
-) -> Check {
+) -> Fallible<String> {
+    let device = &Device::gpu()?;
     let q = wave::<T>((batch, seqlen_q, heads_q, head_dim), 0.7);
     let k = wave::<T>((batch, seqlen_k, heads_kv, head_dim), 0.9);
     let v = wave::<T>((batch, seqlen_k, heads_kv, head_dim_v), 1.1);
@@ -72,7 +47,7 @@ fn law<T: Scalar>(
     let [q, k, v] = [&q, &k, &v].map(|x| x.mapv(T::to_f32));
     let [q, k, v]: [ArrayView4<'_, f32>; 3] = [q.view(), k.view(), v.view()];
     let law = ForwardLaw::new(&Inputs::new(&attention.problem()?, q, k, v)?, Precision::of_output(T::DTYPE));
-    law.check(&gpu, "cargo run --release -p fa3 --example gpu")?;
+    law.check(&gpu, "cargo test --release -p fa3-tests --test gpu facade::")?;
     let difference = gpu.o.iter().zip(&cpu.o).map(|(gpu, cpu)| (gpu - cpu).abs()).fold(0.0, f32::max);
     Ok(format!("the law holds, and O is within {difference:.1e} of the cpu's"))
 }
@@ -90,7 +65,8 @@ fn wave<T: Scalar>(dim: (usize, usize, usize, usize), step: f32) -> Array4<T> {
 }
 
 /// With heads outside rows it is the same problem.
-fn transposed(device: &Device) -> Check {
+fn transposed() -> Fallible<String> {
+    let device = &Device::gpu()?;
     let heads_first = wave::<bf16>((2, 3, 200, 64), 0.7);
     let view = || heads_first.view().permuted_axes([0, 2, 1, 3]);
     let rows_first = view().as_standard_layout().into_owned();
@@ -100,7 +76,8 @@ fn transposed(device: &Device) -> Check {
 }
 
 /// What the kernels do not take is an error, and is not computed on the CPU instead.
-fn refused(device: &Device) -> Check {
+fn refused() -> Fallible<String> {
+    let device = &Device::gpu()?;
     let (x, y) = (Array4::<f32>::zeros((1, 8, 1, 64)), Array4::<bf16>::zeros((1, 8, 1, 64)));
     let single = Attention::new(x.view(), x.view(), x.view()).forward(device);
     let packed = Attention::new(y.view(), y.view(), y.view()).packed(&[0, 3, 8], &[0, 4, 8]).forward(device);

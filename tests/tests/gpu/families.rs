@@ -1,53 +1,42 @@
-//! The ladder on a GPU: results against f64, and bit for bit against the simulator where the arithmetic is defined.
-//!
-//! `cargo run --release -p fa3-tests --example conformance`. Says `skipped` and why where there is no Hopper GPU.
-
-use std::process::ExitCode;
+//! Every family's trials: judged, and bit for bit those of the simulator where their bits depend on the inputs alone.
 
 use fa3_cuda::host::Device;
 use fa3_sim::{Mode, Policy};
-use fa3_tests::ladder::{Rung, rungs, simulate};
+use fa3_tests::{Bits, Family, Trial, families};
+
+use crate::Fallible;
 
 const SEEDS: u64 = 3;
 
-fn main() -> ExitCode {
-    let device = match Device::open(0) {
-        Ok(device) => device,
-        Err(error) => {
-            println!("skipped: {error}");
-            return ExitCode::SUCCESS;
-        }
+/// One check for each family.
+pub(crate) fn checks() -> impl Iterator<Item = (String, impl Fn(&Device) -> Fallible<String>)> {
+    let check = |family: Family| {
+        (format!("families::{}", family.name), move |device: &Device| every_trial(device, &family))
     };
-    println!("{device}");
-    let mut failures = 0;
-    for rung in rungs() {
-        match conform(&device, &rung) {
-            Ok(said) => println!("ok    {}: {said}", rung.name),
-            Err(why) => {
-                failures += 1;
-                println!("FAIL  {}: {why}", rung.name);
-            }
-        }
-    }
-    println!("{failures} failures");
-    ExitCode::from(u8::from(failures > 0))
+    families().into_iter().map(check)
 }
 
-fn conform(device: &Device, rung: &Rung) -> Result<&'static str, String> {
+fn every_trial(device: &Device, family: &Family) -> Fallible<String> {
+    let (mut judged, mut faults) = (0, Vec::new());
     for seed in 0..SEEDS {
-        let before = rung.initial(seed);
-        let after = device.run(&rung.job, &before).map_err(|error| error.to_string())?;
-        rung.check(&before, &after).map_err(|mismatch| mismatch.to_string())?;
-        if rung.exact {
-            let policy = Policy::Random(seed);
-            let simulated =
-                simulate(&rung.job, &before, policy, Mode::Exact).map_err(|error| error.to_string())?;
-            if simulated.arrays != after {
-                return Err(differences(&simulated.arrays, &after));
-            }
+        for trial in (family.trials)(seed) {
+            judged += 1;
+            faults.extend(conform(device, &trial, seed).err().map(|fault| fault.to_string()));
         }
     }
-    Ok(if rung.exact { "as in the simulator, bit for bit" } else { "within its error" })
+    if faults.is_empty() { Ok(format!("{judged} trials")) } else { Err(faults.join("\n").into()) }
+}
+
+fn conform(device: &Device, trial: &Trial, seed: u64) -> Fallible<()> {
+    let after = device.run(&trial.job, &trial.before)?;
+    trial.check(&after)?;
+    if trial.bits == Bits::Inputs {
+        let simulated = trial.simulate(Policy::Random(seed), Mode::Exact)?;
+        if simulated != after {
+            return Err(format!("{}: {}", trial.name, differences(&simulated, &after)).into());
+        }
+    }
+    Ok(())
 }
 
 fn differences(simulated: &[Vec<u8>], gpu: &[Vec<u8>]) -> String {

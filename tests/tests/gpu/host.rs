@@ -1,12 +1,8 @@
-//! Runs the host layer on a GPU, one line a check: `cargo run --release -p fa3-cuda --example smoke`.
-//!
-//! An argument chooses the checks whose names contain it. Says `skipped` where there is no GPU. The last check breaks
-//! the context on purpose, after which this process cannot use the GPU any more.
+//! The host layer: compiler, memory, launches, and what it refuses.
 
 mod kernels;
 mod refusals;
 
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,57 +11,29 @@ use fa3_cuda::kernels::ladder::{row_softmax, vector_add};
 use fa3_ir::{ArgValue, Elem, Kernel, Ptx, TensorView, ptx};
 use half::bf16;
 
-/// What a check says if it holds, or why it does not.
-type Check = Result<String, Box<dyn std::error::Error>>;
+use crate::{Check, Fallible, ensure};
 
-/// A check of a device.
-type Checker = fn(&Device) -> Check;
+/// All but the last.
+pub(crate) const CHECKS: [(&str, Check); 15] = [
+    ("host::device", facts),
+    ("host::vector_add", vector_add),
+    ("host::row_softmax", row_softmax),
+    ("host::one_product", one_product),
+    ("host::one_product_beyond_the_tensor", product_beyond_the_tensor),
+    ("host::two_roles", two_roles),
+    ("host::clusters", clusters),
+    ("host::dependent_launches", dependent_launches),
+    ("host::cache", cache),
+    ("host::events", events),
+    ("host::cost_of_a_launch", cost_of_a_launch),
+    ("host::other_threads", other_threads),
+    ("host::compilers_advice", advice),
+    ("host::refused_arguments", refusals::arguments),
+    ("host::refused_kernels", refusals::compilations),
+];
 
-fn main() -> ExitCode {
-    let device = match Device::open(0) {
-        Ok(device) => device,
-        Err(error @ (HostError::NoDriver | HostError::NoDevice { .. } | HostError::NotHopper { .. })) => {
-            println!("skipped: {error}");
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            println!("FAILED open: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let checks: [(&str, Checker); 16] = [
-        ("device", facts),
-        ("vector_add", vector_add),
-        ("row_softmax", row_softmax),
-        ("one_product", one_product),
-        ("one_product beyond the tensor", product_beyond_the_tensor),
-        ("two_roles", two_roles),
-        ("clusters", clusters),
-        ("dependent launches", dependent_launches),
-        ("cache", cache),
-        ("events", events),
-        ("the cost of a launch", cost_of_a_launch),
-        ("other threads", other_threads),
-        ("the compiler's advice", advice),
-        ("refused arguments", refusals::arguments),
-        ("refused kernels", refusals::compilations),
-        ("an illegal address", refusals::illegal_address),
-    ];
-    let only = std::env::args().nth(1).unwrap_or_default();
-    let chosen = || checks.iter().filter(|(name, _)| name.contains(&only));
-    let mut failed = 0;
-    for (name, check) in chosen() {
-        match check(&device) {
-            Ok(said) => println!("ok     {name}: {said}"),
-            Err(error) => {
-                failed += 1;
-                println!("FAILED {name}: {error}");
-            }
-        }
-    }
-    println!("{} of {} checks hold", chosen().count() - failed, chosen().count());
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
+/// Breaks the context: no other check can follow in this process.
+pub(crate) const LAST: (&str, Check) = ("host::illegal_address", refusals::illegal_address);
 
 /// Launches a kernel of these checks.
 #[allow(unsafe_code, reason = "a launch is unsafe, and the checks are about launches")]
@@ -75,7 +43,7 @@ fn launch(function: &Function, stream: &Stream, grid: [u32; 3], args: &[ArgValue
     unsafe { function.launch(stream, grid, args) }
 }
 
-fn facts(device: &Device) -> Check {
+fn facts(device: &Device) -> Fallible<String> {
     let memory = device.memory()?;
     let (major, minor) = device.compute_capability();
     let (stream, mut empty) = (device.stream()?, device.alloc(0)?);
@@ -92,7 +60,7 @@ fn facts(device: &Device) -> Check {
     ))
 }
 
-fn vector_add(device: &Device) -> Check {
+fn vector_add(device: &Device) -> Fallible<String> {
     let (stream, n) = (device.stream()?, 1_000_003_u32);
     let x: Vec<f32> = (0..n).map(|i| i as f32 * 0.5).collect();
     let y: Vec<f32> = (0..n).map(|i| 3.0 - i as f32).collect();
@@ -106,7 +74,7 @@ fn vector_add(device: &Device) -> Check {
     Ok(format!("{n} sums, {}", described(&add)))
 }
 
-fn row_softmax(device: &Device) -> Check {
+fn row_softmax(device: &Device) -> Fallible<String> {
     let (stream, rows, n) = (device.default_stream(), 64_usize, 1000_usize);
     let x: Vec<f32> = (0..rows * n).map(|i| ((i * 7919) % 2003) as f32 * 0.01 - 10.0).collect();
     let (softmax, y) = (compiled(device, &row_softmax::kernel())?, floats(device, rows * n)?);
@@ -126,7 +94,7 @@ fn row_softmax(device: &Device) -> Check {
     Ok(format!("relative error {worst:.1e}, {}", described(&softmax)))
 }
 
-fn one_product(device: &Device) -> Check {
+fn one_product(device: &Device) -> Fallible<String> {
     let mut said = Vec::new();
     for n in [8, 64, 128, 256] {
         let (product, wrong) = product(device, n, n)?;
@@ -137,7 +105,7 @@ fn one_product(device: &Device) -> Check {
 }
 
 /// Rows that the tensor does not have are read as zeros.
-fn product_beyond_the_tensor(device: &Device) -> Check {
+fn product_beyond_the_tensor(device: &Device) -> Fallible<String> {
     let (_, wrong) = product(device, 64, 61)?;
     ensure(wrong == 0, &format!("{wrong} wrong elements"))?;
     Ok("3 of 64 rows of b are zeros".to_owned())
@@ -164,7 +132,7 @@ fn product(device: &Device, n: u32, rows: u32) -> Result<(Arc<Function>, usize),
     Ok((multiply, given.iter().enumerate().filter(wrong).count()))
 }
 
-fn two_roles(device: &Device) -> Check {
+fn two_roles(device: &Device) -> Fallible<String> {
     let stream = device.stream()?;
     let x: Vec<f32> = (0..512).map(|i| (i * i) as f32).collect();
     let (roles, buffer) = (compiled(device, &kernels::two_roles())?, uploaded(device, &stream, &x)?);
@@ -176,7 +144,7 @@ fn two_roles(device: &Device) -> Check {
 }
 
 /// 16 is more than is portable.
-fn clusters(device: &Device) -> Check {
+fn clusters(device: &Device) -> Fallible<String> {
     let stream = device.stream()?;
     for size in [1, 2, 4, 8, 16] {
         let (ranks, mut out) = (compiled(device, &kernels::cluster_ranks(size))?, device.alloc(4 * 48)?);
@@ -189,7 +157,7 @@ fn clusters(device: &Device) -> Check {
 }
 
 #[allow(unsafe_code, reason = "a launch is unsafe")]
-fn dependent_launches(device: &Device) -> Check {
+fn dependent_launches(device: &Device) -> Fallible<String> {
     let (stream, launches, threads) = (device.stream()?, 200, 256 * 132_u32);
     let (increment, mut x) = (compiled(device, &kernels::increment())?, floats(device, threads as usize)?);
     x.fill(&stream, 0)?;
@@ -201,7 +169,7 @@ fn dependent_launches(device: &Device) -> Check {
     Ok(format!("{launches} in a chain"))
 }
 
-fn cache(device: &Device) -> Check {
+fn cache(device: &Device) -> Fallible<String> {
     let ptx = ptx_of(&kernels::one_product(256))?;
     let start = Instant::now();
     let (first, second) = (device.compile(&ptx)?, device.clone().compile(&ptx)?);
@@ -220,7 +188,7 @@ fn cache(device: &Device) -> Check {
     ))
 }
 
-fn events(device: &Device) -> Check {
+fn events(device: &Device) -> Fallible<String> {
     let (stream, n) = (device.stream()?, 64 << 20_u32);
     let (x, y, z) = (floats(device, n as usize)?, floats(device, n as usize)?, floats(device, n as usize)?);
     let add = compiled(device, &vector_add::kernel())?;
@@ -241,7 +209,7 @@ fn events(device: &Device) -> Check {
 }
 
 /// What the host spends, with pointers alone and with two tensor maps to encode.
-fn cost_of_a_launch(device: &Device) -> Check {
+fn cost_of_a_launch(device: &Device) -> Fallible<String> {
     let (stream, buffer) = (device.stream()?, device.alloc(1 << 16)?);
     let view = ArgValue::Tensor(TensorView::contiguous(buffer.address(), &[64, 64], Elem::Bf16));
     let [plain, maps] = [
@@ -262,7 +230,7 @@ fn cost_of_a_launch(device: &Device) -> Check {
 }
 
 /// Without a known number of threads there is no pool of registers to take from: the compiler says so.
-fn advice(device: &Device) -> Check {
+fn advice(device: &Device) -> Fallible<String> {
     let good = ptx_of(&kernels::two_roles())?;
     let is_bound = |line: &&str| line.starts_with(".maxntid") || line.starts_with(".minnctapersm");
     let text = good.text.lines().filter(|line| !is_bound(line)).map(|line| format!("{line}\n")).collect();
@@ -275,7 +243,7 @@ fn advice(device: &Device) -> Check {
 }
 
 /// A thread that never saw the context; and what outlives the device handle.
-fn other_threads(device: &Device) -> Check {
+fn other_threads(device: &Device) -> Fallible<String> {
     let device = device.clone();
     std::thread::spawn(move || -> Result<(), HostError> {
         let (stream, add) = (device.stream()?, compiled(&device, &vector_add::kernel())?);
@@ -288,10 +256,6 @@ fn other_threads(device: &Device) -> Check {
     .join()
     .map_err(|_| "wrong sums")??;
     Ok("a kernel from a second thread".to_owned())
-}
-
-fn ensure(holds: bool, otherwise: &str) -> Result<(), String> {
-    if holds { Ok(()) } else { Err(otherwise.to_owned()) }
 }
 
 fn ptx_of(kernel: &Kernel) -> Result<Ptx, String> {

@@ -1,64 +1,32 @@
-//! Runs made plans of the forward pass on a GPU, one line a check: `cargo run --release -p fa3-cuda --example forward_host`.
-//!
-//! Says `skipped` where there is no GPU. Whether results are right is another example's business (`gpu` of fa3) and the
-//! suite's; here they are equal bit by bit, however they were launched, and as expected where that is obvious. The times of
-//! the first plan are those of a new machine with `CUDA_CACHE_DISABLE=1`, and of a new process without.
+//! Made plans of the forward pass. Whether results are right `attention` says; here they are equal bit by bit, however they
+//! were launched, and as expected where that is obvious. The times of the first plan are those of a new machine with
+//! `CUDA_CACHE_DISABLE=1`, and of a new process without.
 
 use std::num::NonZeroU32;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use fa3::sched::{Choices, Limits, Scheduler};
+use fa3::types::{Address, Addresses, Dtype, Placement, Problem, ProblemSpec, Shape};
 use fa3_cuda::cudarc::driver::CudaContext;
 use fa3_cuda::host::{Device, DeviceBuffer, Forward, ForwardError, Graph, HostError, Stream};
-use fa3_sched::{Choices, Limits, Scheduler};
-use fa3_types::{Address, Addresses, Dtype, Placement, Problem, ProblemSpec, Shape};
 use half::bf16;
 
-/// What a check says if it holds, or why it does not.
-type Check = Result<String, Box<dyn std::error::Error>>;
+use crate::{Check, Fallible, ensure};
 
-/// A check of a device.
-type Checker = fn(&Device) -> Check;
-
-fn main() -> ExitCode {
-    let device = match Device::open(0) {
-        Ok(device) => device,
-        Err(error @ (HostError::NoDriver | HostError::NoDevice { .. } | HostError::NotHopper { .. })) => {
-            println!("skipped: {error}");
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            println!("FAILED open: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    println!("{device}");
-    // The times of making come first: nothing is compiled yet.
-    let checks: [(&str, Checker); 10] = [
-        ("making a plan", time_of_making),
-        ("the mean of ones", mean_of_ones),
-        ("all schedulers", schedulers),
-        ("a graph", graph),
-        ("a graph beside its stream", graph_beside_its_stream),
-        ("two streams", two_streams),
-        ("two threads", two_threads),
-        ("cudarc's slices", slices),
-        ("nothing to compute", nothing),
-        ("refusals", refusals),
-    ];
-    let mut failed = 0;
-    for (name, check) in checks.into_iter().chain([("launching", time_of_launching as Checker)]) {
-        match check(&device) {
-            Ok(said) => println!("ok     {name}: {said}"),
-            Err(error) => {
-                failed += 1;
-                println!("FAILED {name}: {error}");
-            }
-        }
-    }
-    println!("{} of {} checks hold", checks.len() + 1 - failed, checks.len() + 1);
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
+/// The times of making come first: nothing is compiled yet.
+pub(crate) const CHECKS: [(&str, Check); 11] = [
+    ("plans::making_one", time_of_making),
+    ("plans::mean_of_ones", mean_of_ones),
+    ("plans::all_schedulers", schedulers),
+    ("plans::graph", graph),
+    ("plans::graph_beside_its_stream", graph_beside_its_stream),
+    ("plans::two_streams", two_streams),
+    ("plans::two_threads", two_threads),
+    ("plans::slices_of_cudarc", slices),
+    ("plans::nothing_to_compute", nothing),
+    ("plans::refusals", refusals),
+    ("plans::launching", time_of_launching),
+];
 
 /// A plan with tensors of its own.
 struct Case {
@@ -157,7 +125,7 @@ fn dynamic(device: &Device) -> Result<Case, ForwardError> {
     Case::new(device, &problem()?, &scheduled(Scheduler::DynamicPersistent))
 }
 
-fn time_of_making(device: &Device) -> Check {
+fn time_of_making(device: &Device) -> Fallible<String> {
     let timed = |problem: &Problem| -> Result<(Duration, bool), ForwardError> {
         let start = Instant::now();
         let forward = Forward::new(device, problem)?;
@@ -178,7 +146,7 @@ fn time_of_making(device: &Device) -> Check {
 }
 
 /// O is 1, and LSE the logarithm of the number of keys plus the score.
-fn mean_of_ones(device: &Device) -> Check {
+fn mean_of_ones(device: &Device) -> Fallible<String> {
     let problem = problem()?;
     let mut case = Case::new(device, &problem, &Choices::default())?;
     let ones = |buffer: &DeviceBuffer| vec![bf16::ONE.to_bits(); buffer.bytes() / 2];
@@ -197,7 +165,7 @@ fn mean_of_ones(device: &Device) -> Check {
     Ok(format!("{} tiles, LSE within {worst:.1e}", case.forward.plan().num_tiles))
 }
 
-fn schedulers(device: &Device) -> Check {
+fn schedulers(device: &Device) -> Fallible<String> {
     let all = [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
     let results = all.map(|scheduler| Case::new(device, &problem()?, &scheduled(scheduler))?.once());
     let [one, fixed, drawn] = results;
@@ -211,7 +179,7 @@ fn schedulers(device: &Device) -> Check {
     Ok("equal, also on 7 SMs".to_owned())
 }
 
-fn graph(device: &Device) -> Check {
+fn graph(device: &Device) -> Fallible<String> {
     let mut case = dynamic(device)?;
     let expected = case.once()?;
     let graph = case.capture(2)?;
@@ -224,7 +192,7 @@ fn graph(device: &Device) -> Check {
 }
 
 /// The graph on one stream while the stream that it was captured from launches the same plan into other memory.
-fn graph_beside_its_stream(device: &Device) -> Check {
+fn graph_beside_its_stream(device: &Device) -> Fallible<String> {
     let (mut captured, mut other) = (dynamic(device)?, dynamic(device)?);
     let expected = captured.once()?;
     let graph = captured.capture(1)?;
@@ -243,7 +211,7 @@ fn graph_beside_its_stream(device: &Device) -> Check {
     Ok("50 launches of each, equal".to_owned())
 }
 
-fn two_streams(device: &Device) -> Check {
+fn two_streams(device: &Device) -> Fallible<String> {
     let (mut first, mut second) = (dynamic(device)?, dynamic(device)?);
     let expected = first.once()?;
     for _ in 0..100 {
@@ -255,7 +223,7 @@ fn two_streams(device: &Device) -> Check {
 }
 
 /// Of one plan, from two threads at once.
-fn two_threads(device: &Device) -> Check {
+fn two_threads(device: &Device) -> Fallible<String> {
     let (mut first, mut second) = (dynamic(device)?, dynamic(device)?);
     let expected = first.once()?;
     let shared = Forward::with(device, &problem()?, &scheduled(Scheduler::DynamicPersistent))?;
@@ -272,12 +240,12 @@ fn two_threads(device: &Device) -> Check {
     Ok("100 launches on each, equal".to_owned())
 }
 
-fn slices(device: &Device) -> Check {
+fn slices(device: &Device) -> Fallible<String> {
     let problem = problem()?;
     let mut case = Case::new(device, &problem, &Choices::default())?;
     let (o, lse) = case.once()?;
     let stream = CudaContext::new(0)?.new_stream()?;
-    let upload = |buffer: &DeviceBuffer| -> Result<_, Box<dyn std::error::Error>> {
+    let upload = |buffer: &DeviceBuffer| -> Fallible<_> {
         let bits: Vec<u16> = buffer.download(&case.stream)?;
         let values: Vec<bf16> = bits.into_iter().map(bf16::from_bits).collect();
         Ok(stream.clone_htod(&values)?)
@@ -295,7 +263,7 @@ fn slices(device: &Device) -> Check {
     Ok("equal, O in a view".to_owned())
 }
 
-fn nothing(device: &Device) -> Check {
+fn nothing(device: &Device) -> Fallible<String> {
     let rows = Shape { batch: 2, seqlen: 40, heads: 2, head_dim: 64 };
     let none = Shape { seqlen: 0, ..rows };
     let mut no_rows =
@@ -312,7 +280,7 @@ fn nothing(device: &Device) -> Check {
     Ok("no rows, no keys".to_owned())
 }
 
-fn refusals(device: &Device) -> Check {
+fn refusals(device: &Device) -> Fallible<String> {
     let mut case = dynamic(device)?;
     case.o = device.alloc(16)?;
     let small = case.run().err();
@@ -333,7 +301,7 @@ fn refusals(device: &Device) -> Check {
 }
 
 /// Host time while the GPU keeps up, so that no launch waits for room in its queue.
-fn time_of_launching(device: &Device) -> Check {
+fn time_of_launching(device: &Device) -> Fallible<String> {
     let shape = Shape { batch: 1, seqlen: 512, heads: 8, head_dim: 128 };
     let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
     let mut said = Vec::new();
@@ -370,8 +338,4 @@ fn micros(
     }
     times.sort_unstable();
     Ok(times[times.len() / 2].as_secs_f64() * 1e6)
-}
-
-fn ensure(holds: bool, otherwise: &str) -> Result<(), Box<dyn std::error::Error>> {
-    if holds { Ok(()) } else { Err(otherwise.into()) }
 }

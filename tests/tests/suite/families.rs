@@ -1,45 +1,57 @@
-//! Every kernel of the ladder in the simulator: right, clean, and the same under every schedule.
+//! Every family's kernels in the simulator: right, clean, and the same under every schedule.
 
 use fa3_sim::{Mode, Policy};
-use fa3_tests::ladder::{Rung, rungs, simulate, small_rungs};
+use fa3_tests::{Bits, Trial, families};
 use rayon::prelude::*;
 
-/// Runs a rung under a policy and checks everything that can be checked of one run.
-fn run(rung: &Rung, seed: u64, policy: Policy, mode: Mode) -> Vec<Vec<u8>> {
-    let before = rung.initial(seed);
-    let simulated = simulate(&rung.job, &before, policy, mode);
-    let simulated = simulated.unwrap_or_else(|error| panic!("{}: {error}", rung.name));
-    let findings: Vec<String> = simulated.outcome.findings.iter().map(ToString::to_string).collect();
-    assert!(findings.is_empty(), "{} under {policy:?}:\n{}", rung.name, findings.join("\n"));
-    if let Err(mismatch) = rung.check(&before, &simulated.arrays) {
-        panic!("{} under {policy:?}: {mismatch}", rung.name);
+/// Runs a trial under the first policy and judges it; under the others it must be the same.
+fn run(trial: &Trial, policies: &[Policy], mode: Mode) -> Result<(), String> {
+    let mut first = None;
+    for &policy in policies {
+        let after = trial.simulate(policy, mode)?;
+        match &first {
+            Some(first) if trial.bits != Bits::Schedule => {
+                if *first != after {
+                    return Err(format!("{} is another under {policy:?}", trial.name));
+                }
+            }
+            _ => {
+                trial.check(&after)?;
+                first = Some(after);
+            }
+        }
     }
-    simulated.arrays
+    Ok(())
 }
 
-/// All shape classes.
+/// Runs every trial, and complains of all that fail at once.
+fn run_all(trials: &[Trial], check: impl Fn(usize, &Trial) -> Result<(), String> + Sync) {
+    let faults: Vec<String> =
+        trials.par_iter().enumerate().filter_map(|(index, trial)| check(index, trial).err()).collect();
+    assert!(faults.is_empty(), "{} faults of {}\n\n{}", faults.len(), trials.len(), faults.join("\n\n"));
+}
+
+/// Every kind of kernel with every shape class; schedules take turns.
 #[test]
-fn every_problem_is_solved() {
-    rungs().par_iter().for_each(|rung| {
-        let arrays =
-            [Policy::Eager, Policy::Lazy, Policy::Random(1)].map(|policy| run(rung, 7, policy, Mode::Exact));
-        if rung.exact {
-            assert!(arrays.iter().all(|other| *other == arrays[0]), "{} depends on the schedule", rung.name);
-        }
-    });
+fn every_trial_is_solved() {
+    for family in families() {
+        let trials = (family.trials)(7);
+        println!("{}: {} trials", family.name, trials.len());
+        run_all(&trials, |index, trial| {
+            let policies = [Policy::Eager, Policy::Lazy, Policy::Random(index as u64)];
+            run(trial, &policies[index % 3..][..1], Mode::Exact)
+        });
+    }
 }
 
 /// Small problems under many schedules, with fast arithmetic: no false alarm, no result that depends on one.
 /// `FA3_SEEDS` says how many.
 #[test]
 fn schedules_do_not_matter() {
-    let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(50);
-    let rungs = small_rungs();
-    rungs.par_iter().for_each(|rung| {
-        let first = run(rung, 3, Policy::Eager, Mode::Fast);
-        (0..seeds).into_par_iter().for_each(|seed| {
-            let arrays = run(rung, 3, Policy::Random(seed), Mode::Fast);
-            assert!(!rung.exact || arrays == first, "{} differs with seed {seed}", rung.name);
-        });
-    });
+    let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    for family in families() {
+        let random = (0..seeds.unwrap_or(family.schedules)).map(Policy::Random);
+        let policies: Vec<Policy> = [Policy::Eager, Policy::Lazy].into_iter().chain(random).collect();
+        run_all(&(family.small)(), |_, trial| run(trial, &policies, Mode::Fast));
+    }
 }

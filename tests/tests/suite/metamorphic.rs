@@ -8,25 +8,14 @@ use fa3_tests::{Case, Dist, Engine, Judge, NoAnswer, Poison, Values, engines, te
 use ndarray::{Array4, ArrayView, Axis, Dimension, Zip, concatenate};
 use proptest::prelude::*;
 
-const REPLAY: &str = "cargo test -p fa3-tests --test metamorphic";
+const REPLAY: &str = "cargo test -p fa3-tests --test suite metamorphic::";
 
 /// The engine's answer on `values` as inputs of `problem`; `None` if it skips them.
 fn run(engine: &dyn Engine, problem: &Problem, values: &Values) -> Option<Forward<f32>> {
-    match engine.forward(&plain(problem), values) {
+    match engine.forward(&Case::normal("random", problem.clone(), 0), values) {
         Ok(answer) => Some(answer),
         Err(NoAnswer::Skipped(_)) => None,
         Err(NoAnswer::Failed(error)) => panic!("{} failed on {problem}: {error}", engine.name()),
-    }
-}
-
-/// A case of `problem` whose values come from elsewhere.
-fn plain(problem: &Problem) -> Case {
-    Case {
-        name: "random".to_owned(),
-        problem: problem.clone(),
-        dist: Dist::Normal,
-        poison: Poison::None,
-        seed: 0,
     }
 }
 
@@ -158,7 +147,7 @@ proptest! {
             x.invert_axis(Axis(1)); // of the strides; the facade takes no negative ones
             *x = x.as_standard_layout().into_owned();
         }
-        let case = plain(&problem);
+        let case = Case::normal("random", problem.clone(), 0);
         let judge = Judge::new(&case, &values);
         for engine in engines() {
             let Some(answer) = run(&*engine, &problem, &backwards) else { continue };
@@ -181,7 +170,7 @@ proptest! {
         let keys = problem.lengths(0).k;
         prop_assume!(keys >= 2);
         let cut = 1 + (fraction * (keys - 2) as f64) as usize;
-        let case = plain(&problem);
+        let case = Case::normal("random", problem.clone(), 0);
         let judge = Judge::new(&case, &values);
         for engine in engines() {
             let part = |from, to| {
@@ -204,7 +193,7 @@ proptest! {
         // On a grid on which the sum is exact.
         values.k.mapv_inplace(|k| (64.0 * k).round() / 64.0);
         let moved_values = Values { k: values.k.mapv(|k| k + 0.5), ..values.clone() };
-        let case = plain(&problem);
+        let case = Case::normal("random", problem.clone(), 0);
         let judge = Judge::new(&case, &values);
         let scale = problem.softmax_scale().natural();
         for engine in engines() {

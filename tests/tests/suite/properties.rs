@@ -6,7 +6,7 @@ use fa3::types::Dtype;
 use fa3_tests::{Case, Dist, Judge, Ledger, engines, strategies};
 use proptest::prelude::*;
 
-const REPLAY: &str = "cargo test -p fa3-tests --test properties";
+const REPLAY: &str = "cargo test -p fa3-tests --test suite properties::";
 
 fn check_forward(case: &Case) {
     let values = case.values();

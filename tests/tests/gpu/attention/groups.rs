@@ -4,13 +4,7 @@ use fa3::sched::{Choices, TileRow};
 use fa3::types::{Dtype, Mask, Problem, ProblemSpec};
 use fa3_tests::fwd::{Layout, dense, shapes};
 
-use crate::trial::{DTYPES, Trial};
-
-/// Problems with a name.
-pub(crate) struct Group {
-    pub(crate) name: &'static str,
-    pub(crate) trials: Vec<Trial>,
-}
+use super::trial::{DTYPES, Trial};
 
 const HEAD_DIMS: [usize; 8] = [32, 64, 72, 96, 128, 160, 192, 256];
 
@@ -50,26 +44,12 @@ const LENGTHS: [(usize, usize); 20] = [
     (4224, 4224),
 ];
 
-pub(crate) fn valid(spec: ProblemSpec) -> Problem {
+pub(super) fn valid(spec: ProblemSpec) -> Problem {
     spec.validate().expect("the problems of this file are valid")
 }
 
-pub(crate) fn all() -> Vec<Group> {
-    let mut groups = vec![
-        Group { name: "head_dim 192, head_dim_v 128, and others that differ", trials: wide() },
-        Group { name: "soft cap", trials: capped() },
-        Group { name: "scales", trials: scaled() },
-        Group { name: "one row, one key, many of the other", trials: long() },
-        Group { name: "strides", trials: strided() },
-        Group { name: "algorithms 1, 2 and 4, turns, tiles", trials: forms() },
-    ];
-    let names = ["bf16, all sizes", "f16, all sizes"];
-    groups.extend(DTYPES.into_iter().zip(names).map(|(dtype, name)| Group { name, trials: sizes(dtype) }));
-    groups
-}
-
 /// All head dimensions, masks, head groups and lengths.
-fn sizes(dtype: Dtype) -> Vec<Trial> {
+pub(super) fn sizes(dtype: Dtype) -> Vec<Trial> {
     let mut trials: Vec<Trial> = Vec::new();
     for (head_dim, mask) in HEAD_DIMS.into_iter().flat_map(|head_dim| MASKS.map(|mask| (head_dim, mask))) {
         for (heads, lengths) in HEADS.into_iter().flat_map(|heads| LENGTHS.map(|lengths| (heads, lengths))) {
@@ -80,7 +60,7 @@ fn sizes(dtype: Dtype) -> Vec<Trial> {
     trials
 }
 
-fn wide() -> Vec<Trial> {
+pub(super) fn wide() -> Vec<Trial> {
     let dims = [(192, 128), (160, 128), (64, 256), (40, 136), (256, 64), (128, 8)];
     let lengths = [(1, 1), (65, 129), (301, 1003), (1025, 511), (2049, 2047)];
     let mut trials: Vec<Trial> = Vec::new();
@@ -94,7 +74,7 @@ fn wide() -> Vec<Trial> {
     trials
 }
 
-fn capped() -> Vec<Trial> {
+pub(super) fn capped() -> Vec<Trial> {
     let lengths = [(1, 1), (65, 129), (301, 1003), (2049, 2047)];
     let mut trials: Vec<Trial> = Vec::new();
     for (dtype, head_dim) in DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)))
@@ -111,7 +91,7 @@ fn capped() -> Vec<Trial> {
 }
 
 /// From a uniform softmax to one that is nearly one-hot.
-fn scaled() -> Vec<Trial> {
+pub(super) fn scaled() -> Vec<Trial> {
     let scales = [1e-18, 1e-6, 0.03, 1.0, 20.0, 1000.0];
     let trial = |dtype, scale, head_dim| {
         valid(dense(dtype, 1, (193, 517), (2, 1), head_dim).causal().softmax_scale(scale)).into()
@@ -123,7 +103,7 @@ fn scaled() -> Vec<Trial> {
         .collect()
 }
 
-fn long() -> Vec<Trial> {
+pub(super) fn long() -> Vec<Trial> {
     let mut trials: Vec<Trial> = Vec::new();
     for (dtype, head_dim) in DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)))
     {
@@ -139,7 +119,7 @@ fn long() -> Vec<Trial> {
     trials
 }
 
-fn strided() -> Vec<Trial> {
+pub(super) fn strided() -> Vec<Trial> {
     let mut trials: Vec<Trial> = Vec::new();
     for (dtype, head_dim) in DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)))
     {
@@ -156,7 +136,7 @@ fn strided() -> Vec<Trial> {
 }
 
 /// Every tile of the simulator's tests, with its own head dimensions.
-fn forms() -> Vec<Trial> {
+pub(super) fn forms() -> Vec<Trial> {
     let mut trials = Vec::new();
     let masks = |index| [MASKS[index % MASKS.len()], MASKS[(index + 1) % MASKS.len()]];
     let pairs = shapes::all().into_iter().enumerate();

@@ -7,12 +7,12 @@ use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
 use ndarray::{ArrayView3, ArrayView4, ShapeBuilder};
 
-use crate::tensor::Tensor;
-use crate::trial::{Inputs, Outputs};
+use super::tensor::Tensor;
+use super::trial::{Inputs, Outputs};
 
 /// # Errors
 /// What is not as it must be.
-pub(crate) fn judge(
+pub(super) fn judge(
     problem: &Problem,
     tile_m: usize,
     inputs: &Inputs,

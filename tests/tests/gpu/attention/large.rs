@@ -4,15 +4,16 @@ use fa3::types::{Dtype, Problem};
 use fa3_cuda::host::Device;
 use fa3_tests::fwd::dense;
 
-use crate::groups::valid;
-use crate::judge::judge;
-use crate::trial::{Bench, Fallible, Inputs, Trial};
+use super::groups::valid;
+use super::judge::judge;
+use super::trial::{Bench, Inputs, Trial};
+use crate::Fallible;
 
-pub(crate) fn queries(device: &Device) -> Fallible<String> {
+pub(super) fn queries(device: &Device) -> Fallible<String> {
     check(device, valid(dense(Dtype::Bf16, 2, (65_603, 129), (128, 8), 128)))
 }
 
-pub(crate) fn keys(device: &Device) -> Fallible<String> {
+pub(super) fn keys(device: &Device) -> Fallible<String> {
     check(device, valid(dense(Dtype::F16, 1, (3, 2_097_169), (8, 8), 128)))
 }
 

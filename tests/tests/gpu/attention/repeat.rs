@@ -6,9 +6,10 @@ use fa3_cuda::host::Device;
 use fa3_tests::fwd::dense;
 use rayon::prelude::*;
 
-use crate::groups::valid;
-use crate::tensor::{UNWRITTEN, rows};
-use crate::trial::{Bench, Fallible, Inputs, Outputs, Trial, run};
+use super::groups::valid;
+use super::tensor::{UNWRITTEN, rows};
+use super::trial::{Bench, Inputs, Outputs, Trial, run};
+use crate::Fallible;
 
 const SCHEDULERS: [Scheduler; 3] =
     [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
@@ -23,7 +24,7 @@ fn problems() -> Vec<Problem> {
 }
 
 /// Whoever computes a tile, whenever.
-pub(crate) fn schedulers(device: &Device) -> Fallible<String> {
+pub(super) fn schedulers(device: &Device) -> Fallible<String> {
     let orders = [
         Order::Linear,
         Order::LongestFirst { section: 1, longest: Longest::Last },
@@ -53,7 +54,7 @@ pub(crate) fn schedulers(device: &Device) -> Fallible<String> {
 }
 
 /// Everything but one sequence is NaN.
-pub(crate) fn neighbours(device: &Device) -> Fallible<String> {
+pub(super) fn neighbours(device: &Device) -> Fallible<String> {
     let problems = problems();
     problems.par_iter().try_for_each(|problem| -> Fallible<()> {
         let trial = Trial::from(problem.clone());
@@ -84,7 +85,7 @@ pub(crate) fn neighbours(device: &Device) -> Fallible<String> {
 }
 
 /// The same plan again and again, on the same and on other streams at the same time.
-pub(crate) fn repetitions(device: &Device) -> Fallible<String> {
+pub(super) fn repetitions(device: &Device) -> Fallible<String> {
     let problems = problems();
     problems.par_iter().try_for_each(|problem| -> Fallible<()> {
         let inputs = Inputs::random(problem, 3);

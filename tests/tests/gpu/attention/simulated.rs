@@ -9,13 +9,14 @@ use fa3_tests::Values;
 use fa3_tests::fwd::{Launch, dense, device as with_sms};
 use rayon::prelude::*;
 
-use crate::groups::valid;
-use crate::trial::{DTYPES, Fallible, Inputs, Trial, run};
+use super::groups::valid;
+use super::trial::{DTYPES, Inputs, Trial, run};
+use crate::Fallible;
 
 const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
 
 /// The largest differences of O and LSE, and the part of O that differs.
-pub(crate) fn compare(device: &Device) -> Fallible<String> {
+pub(super) fn compare(device: &Device) -> Fallible<String> {
     let mut problems = Vec::new();
     for (dtype, mask) in DTYPES.into_iter().flat_map(|dtype| MASKS.map(|mask| (dtype, mask))) {
         problems.extend(

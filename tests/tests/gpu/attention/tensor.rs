@@ -6,18 +6,18 @@ use ndarray::Array4;
 use rayon::prelude::*;
 
 /// Bits of what is no element, and of what nobody has written: NaN.
-pub(crate) const UNWRITTEN: u16 = 0xFFFF;
+pub(super) const UNWRITTEN: u16 = 0xFFFF;
 
 /// A tensor in host memory.
 #[derive(Clone)]
-pub(crate) struct Tensor {
-    pub(crate) desc: TensorDesc,
-    pub(crate) bits: Vec<u16>,
+pub(super) struct Tensor {
+    pub(super) desc: TensorDesc,
+    pub(super) bits: Vec<u16>,
 }
 
 impl Tensor {
     /// Numbers of mean 0 and variance 1; NaN in gaps.
-    pub(crate) fn random(desc: &TensorDesc, seed: u64) -> Tensor {
+    pub(super) fn random(desc: &TensorDesc, seed: u64) -> Tensor {
         let mut tensor = Tensor::unwritten(desc);
         let dtype = desc.dtype;
         if tensor.is_gapless() {
@@ -33,12 +33,12 @@ impl Tensor {
         tensor
     }
 
-    pub(crate) fn unwritten(desc: &TensorDesc) -> Tensor {
+    pub(super) fn unwritten(desc: &TensorDesc) -> Tensor {
         Tensor { desc: *desc, bits: vec![UNWRITTEN; desc.extent().0 as usize] }
     }
 
     /// Whether every number in its memory is an element of it.
-    pub(crate) fn is_gapless(&self) -> bool {
+    pub(super) fn is_gapless(&self) -> bool {
         self.bits.len() == self.desc.shape.dims().iter().product::<usize>()
     }
 
@@ -46,28 +46,28 @@ impl Tensor {
         self.desc.offset(batch, row, head, 0).0 as usize
     }
 
-    pub(crate) fn row(&self, batch: usize, row: usize, head: usize) -> &[u16] {
+    pub(super) fn row(&self, batch: usize, row: usize, head: usize) -> &[u16] {
         &self.bits[self.start(batch, row, head)..][..self.desc.shape.head_dim]
     }
 
-    pub(crate) fn row_mut(&mut self, batch: usize, row: usize, head: usize) -> &mut [u16] {
+    pub(super) fn row_mut(&mut self, batch: usize, row: usize, head: usize) -> &mut [u16] {
         let start = self.start(batch, row, head);
         &mut self.bits[start..][..self.desc.shape.head_dim]
     }
 
     /// All of it.
-    pub(crate) fn numbers(&self) -> Array4<f32> {
+    pub(super) fn numbers(&self) -> Array4<f32> {
         Array4::from_shape_fn(self.desc.shape.dims(), |(batch, row, head, element)| {
             self.number(self.row(batch, row, head)[element])
         })
     }
 
-    pub(crate) fn number(&self, bits: u16) -> f32 {
+    pub(super) fn number(&self, bits: u16) -> f32 {
         decode(self.desc.dtype, bits)
     }
 
     /// The first element that is NaN, or what is no element and was written.
-    pub(crate) fn fault(&self) -> Option<String> {
+    pub(super) fn fault(&self) -> Option<String> {
         if self.is_gapless() {
             let nan = self.bits.par_iter().position_first(|&x| self.number(x).is_nan())?;
             return Some(format!("element {nan} of o is NaN"));
@@ -86,7 +86,7 @@ impl Tensor {
 }
 
 /// (sequence, row, head).
-pub(crate) fn rows(shape: Shape) -> impl Iterator<Item = (usize, usize, usize)> {
+pub(super) fn rows(shape: Shape) -> impl Iterator<Item = (usize, usize, usize)> {
     let Shape { batch, seqlen, heads, .. } = shape;
     ndarray::indices((batch, seqlen, heads)).into_iter()
 }
@@ -101,7 +101,7 @@ fn fill(bits: &mut [u16], dtype: Dtype, seed: u64, first: u64) {
 }
 
 /// SplitMix64's finaliser.
-pub(crate) fn mix(z: u64) -> u64 {
+pub(super) fn mix(z: u64) -> u64 {
     let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

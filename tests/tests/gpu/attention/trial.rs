@@ -1,47 +1,44 @@
 //! One problem on the GPU.
 
-use std::error::Error;
-
 use fa3::sched::{Choices, Limits};
 use fa3::types::{Dtype, Problem};
 use fa3_cuda::host::{Device, DeviceBuffer, Forward, Stream};
 
-use crate::tensor::Tensor;
+use super::tensor::Tensor;
+use crate::Fallible;
 
 /// A problem, and how it is computed.
 #[derive(Clone)]
-pub(crate) struct Trial {
-    pub(crate) problem: Problem,
-    pub(crate) choices: Choices,
+pub(super) struct Trial {
+    pub(super) problem: Problem,
+    pub(super) choices: Choices,
     /// SMs to plan for; all of them if `None`.
-    pub(crate) sms: Option<u32>,
+    pub(super) sms: Option<u32>,
 }
 
 /// Q, K and V.
 #[derive(Clone)]
-pub(crate) struct Inputs {
-    pub(crate) q: Tensor,
-    pub(crate) k: Tensor,
-    pub(crate) v: Tensor,
+pub(super) struct Inputs {
+    pub(super) q: Tensor,
+    pub(super) k: Tensor,
+    pub(super) v: Tensor,
 }
 
 /// O and LSE.
 #[derive(Clone)]
-pub(crate) struct Outputs {
-    pub(crate) o: Tensor,
-    pub(crate) lse: Vec<f32>,
+pub(super) struct Outputs {
+    pub(super) o: Tensor,
+    pub(super) lse: Vec<f32>,
 }
 
 /// A trial on a device: plan, kernel and memory.
-pub(crate) struct Bench {
-    pub(crate) forward: Forward,
+pub(super) struct Bench {
+    pub(super) forward: Forward,
     stream: Stream,
     inputs: [DeviceBuffer; 3],
     o: DeviceBuffer,
     lse: DeviceBuffer,
 }
-
-pub(crate) type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 impl From<Problem> for Trial {
     fn from(problem: Problem) -> Trial {
@@ -50,7 +47,7 @@ impl From<Problem> for Trial {
 }
 
 impl Inputs {
-    pub(crate) fn random(problem: &Problem, seed: u64) -> Inputs {
+    pub(super) fn random(problem: &Problem, seed: u64) -> Inputs {
         let [q, k, v] = [(problem.q(), 1), (problem.k(), 2), (problem.v(), 3)]
             .map(|(x, part)| Tensor::random(x, 4 * seed + part));
         Inputs { q, k, v }
@@ -58,7 +55,7 @@ impl Inputs {
 }
 
 impl Bench {
-    pub(crate) fn new(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Bench> {
+    pub(super) fn new(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Bench> {
         let limits = match trial.sms.and_then(std::num::NonZeroU32::new) {
             None => device.limits(),
             Some(sms) => Limits { sms, ..device.limits() },
@@ -79,7 +76,7 @@ impl Bench {
     }
 
     /// Computes into memory that holds NaN.
-    pub(crate) fn run(&mut self) -> Fallible<Outputs> {
+    pub(super) fn run(&mut self) -> Fallible<Outputs> {
         self.o.fill(&self.stream, 0xFF)?;
         self.lse.fill(&self.stream, 0xFF)?;
         let [q, k, v] = &self.inputs;
@@ -91,22 +88,22 @@ impl Bench {
 }
 
 impl Outputs {
-    pub(crate) fn lse(&self, problem: &Problem, batch: usize, row: usize, head: usize) -> f32 {
+    pub(super) fn lse(&self, problem: &Problem, batch: usize, row: usize, head: usize) -> f32 {
         let [_, heads, rows] = problem.lse_shape();
         self.lse[(batch * heads + head) * rows + row]
     }
 
     /// Whether all bits are the same.
-    pub(crate) fn same(&self, other: &Outputs) -> bool {
+    pub(super) fn same(&self, other: &Outputs) -> bool {
         let bits = |lse: &[f32]| -> Vec<u32> { lse.iter().map(|x| x.to_bits()).collect() };
         self.o.bits == other.o.bits && bits(&self.lse) == bits(&other.lse)
     }
 }
 
 /// The trial's results for some inputs.
-pub(crate) fn run(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Outputs> {
+pub(super) fn run(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Outputs> {
     Bench::new(device, trial, inputs)?.run()
 }
 
 /// What the forward kernels take.
-pub(crate) const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
+pub(super) const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];

@@ -4,9 +4,10 @@ use fa3_cuda::host::{Device, HostError};
 use fa3_cuda::kernels::ladder::vector_add;
 use fa3_ir::{ArgError, ArgValue, Elem, Ptx, TensorMapError, TensorView};
 
-use crate::{Check, compiled, ensure, floats, kernels, launch, pointer, ptx_of};
+use super::{compiled, floats, kernels, launch, pointer, ptx_of};
+use crate::{Fallible, ensure};
 
-pub(crate) fn arguments(device: &Device) -> Check {
+pub(crate) fn arguments(device: &Device) -> Fallible<String> {
     let (stream, add) = (device.stream()?, compiled(device, &vector_add::kernel())?);
     let product = compiled(device, &kernels::one_product(64))?;
     let clusters = compiled(device, &kernels::cluster_ranks(4))?;
@@ -39,7 +40,7 @@ pub(crate) fn arguments(device: &Device) -> Check {
 }
 
 /// What only the driver can refuse: the kernel's data is public, so it can be anything.
-pub(crate) fn compilations(device: &Device) -> Check {
+pub(crate) fn compilations(device: &Device) -> Fallible<String> {
     let (stream, good) = (device.stream()?, ptx_of(&vector_add::kernel())?);
     let mut said = Vec::new();
 
@@ -68,7 +69,7 @@ pub(crate) fn compilations(device: &Device) -> Check {
     Ok(said.join("; "))
 }
 
-pub(crate) fn illegal_address(device: &Device) -> Check {
+pub(crate) fn illegal_address(device: &Device) -> Fallible<String> {
     let (stream, add) = (device.stream()?, compiled(device, &vector_add::kernel())?);
     let args = |address| [(); 3].map(|()| ArgValue::Pointer(address));
     let with_count = |[x, y, z]: [ArgValue; 3]| [x, y, z, ArgValue::U32(256)];

@@ -4,12 +4,12 @@ use fa3::sched::{Choices, Overlap, PPlace, TileShape};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::kernels::fwd::FwdArray;
 use fa3_sim::{Buffer, Memory, Mode, Policy, Simulation};
-use fa3_tests::fwd::initial;
-use fa3_tests::ladder::simulate;
+use fa3_tests::fwd::{dense, initial, judged, with_tile};
+use fa3_tests::simulate;
 use fa3_tests::{Case, Dist};
 use rayon::prelude::*;
 
-use crate::{dense, judged, launch, normal, with_tile};
+use super::launch;
 use fa3_tests::fwd::shapes::{FORMS, TINY};
 
 fn check(case: &Case, choices: &Choices) -> Result<(), String> {
@@ -46,7 +46,7 @@ fn scaled(scales: &[f64], caps: &[Option<f64>]) -> Vec<Case> {
     let case = |(scale, cap)| {
         let mut spec = dense(Dtype::Bf16, 1, (20, 70), (1, 1), 64).causal();
         (spec.softmax_scale, spec.softcap) = (Some(scale), cap);
-        normal("scales", spec.validate().unwrap(), 2)
+        Case::normal("scales", spec.validate().unwrap(), 2)
     };
     pairs.map(case).collect()
 }
@@ -69,7 +69,7 @@ fn long_rows_do_not_drift() {
     pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, (overlap, maxima))| {
         let mut spec = dense(Dtype::F16, 1, (1, 64_000), (1, 1), 24);
         spec.softmax_scale = Some(scale);
-        let case = normal("long", spec.validate().unwrap(), 2);
+        let case = Case::normal("long", spec.validate().unwrap(), 2);
         let mut values = case.values();
         values.q.fill(1.0);
         values.k.fill(1.0);
@@ -87,7 +87,7 @@ fn numbers() {
     let cases = Dist::ALL.into_iter().flat_map(|dist| [Dtype::F16, Dtype::Bf16].map(|dtype| (dist, dtype)));
     let cases = cases.map(|(dist, dtype)| {
         let problem = dense(dtype, 1, (65, 130), (1, 1), 64).validate().unwrap();
-        Case { dist, ..normal("numbers", problem, 2) }
+        Case { dist, ..Case::normal("numbers", problem, 2) }
     });
     check_all(cases.collect());
 }
@@ -95,7 +95,8 @@ fn numbers() {
 /// LSE at address 0: nobody wants it, and O is the same.
 #[test]
 fn without_lse() {
-    let case = normal("without", dense(Dtype::Bf16, 1, (70, 50), (2, 1), 64).causal().validate().unwrap(), 3);
+    let case =
+        Case::normal("without", dense(Dtype::Bf16, 1, (70, 50), (2, 1), 64).causal().validate().unwrap(), 3);
     for tile in tiles() {
         let job = launch(&case.problem, &with_tile(tile)).unwrap().job.unwrap();
         let before = initial(&case.problem, &job, &case.values());
@@ -132,7 +133,7 @@ fn broadcast_inputs() {
 }
 
 fn broadcast(problem: Problem, tile: TileShape) -> Result<(), String> {
-    let case = normal("broadcast", problem, 2);
+    let case = Case::normal("broadcast", problem, 2);
     let mut values = case.values();
     for x in [&mut values.k, &mut values.v] {
         let first = x.index_axis(ndarray::Axis(0), 0).to_owned();
@@ -152,7 +153,7 @@ fn least_dimensions() {
     let dims = [8, 16, 24, 56, 64];
     let cases = dims.into_iter().flat_map(|dim| dims.map(|dim_v| (dim, dim_v))).map(|(dim, dim_v)| {
         let spec = dense(Dtype::Bf16, 1, (1 + dim_v / 8, 33), (2, 2), dim).head_dim_v(dim_v);
-        normal("dimensions", spec.validate().unwrap(), 2)
+        Case::normal("dimensions", spec.validate().unwrap(), 2)
     });
     check_all(cases.collect());
 }

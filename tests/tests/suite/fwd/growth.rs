@@ -3,13 +3,14 @@
 use fa3::sched::{PPlace, TileShape};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_sim::{Mode, Policy};
-use fa3_tests::Values;
 use fa3_tests::fwd::shapes::{FORMS, TINY};
+use fa3_tests::fwd::{dense, judged, with_tile};
+use fa3_tests::{Case, Values};
 use half::f16;
 use ndarray::Axis;
 use rayon::prelude::*;
 
-use crate::{dense, judged, launch, normal, with_tile};
+use super::launch;
 
 const KEYS: usize = 100;
 
@@ -59,7 +60,7 @@ fn growing_scores_are_as_in_the_oracle() {
         .collect();
     cases.into_par_iter().for_each(|((tile, mask), growth)| {
         for dtype in [Dtype::F16, Dtype::Bf16] {
-            let case = normal("growing", problem(dtype, mask), 4);
+            let case = Case::normal("growing", problem(dtype, mask), 4);
             let values = growing(case.values(), growth);
             let launch = launch(&case.problem, &with_tile(tile)).unwrap();
             let answer = launch.simulate(&values, Policy::Random(3), Mode::Exact).unwrap();
@@ -73,7 +74,7 @@ fn growing_scores_are_as_in_the_oracle() {
 #[test]
 fn rows_do_not_depend_on_their_neighbours() {
     tiles().into_par_iter().for_each(|tile| {
-        let case = normal("neighbours", problem(Dtype::Bf16, Mask::None), 4);
+        let case = Case::normal("neighbours", problem(Dtype::Bf16, Mask::None), 4);
         let launch = launch(&case.problem, &with_tile(tile)).unwrap();
         let all = growing(case.values(), 1.0 / 64.0);
         let mut some = all.clone();

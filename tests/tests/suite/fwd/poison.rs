@@ -4,12 +4,12 @@ use fa3::reference::Forward;
 use fa3::sched::{Choices, Loads, PPlace, TileShape};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_sim::{Mode, Policy};
-use fa3_tests::fwd::{Launch, Layout};
+use fa3_tests::fwd::{Launch, Layout, dense, judged, with_tile};
 use fa3_tests::{Case, Poison, Values};
 use ndarray::{Array4, Axis};
 use rayon::prelude::*;
 
-use crate::{dense, judged, launch, normal, with_tile};
+use super::launch;
 use fa3_tests::fwd::shapes::{FORMS, TINY, dealt};
 
 const MASKS: [Mask; 4] = [
@@ -58,7 +58,7 @@ fn run(launch: &Launch, values: &Values) -> Forward<f32> {
 }
 
 fn values(launch: &Launch, poison: Poison) -> Values {
-    Case { poison, ..normal("poison", launch.plan.problem.clone(), 8) }.values()
+    Case { poison, ..Case::normal("poison", launch.plan.problem.clone(), 8) }.values()
 }
 
 /// What became of a row.
@@ -203,7 +203,7 @@ fn neighbours_are_not_read() {
 fn infinite_scores_are_as_in_the_oracle() {
     each(|launch| {
         let problem = &launch.plan.problem;
-        let case = normal("infinite", problem.clone(), 8);
+        let case = Case::normal("infinite", problem.clone(), 8);
         for (q, k) in
             [(f32::INFINITY, 1.0), (f32::NEG_INFINITY, 1.0), (1.0, f32::NEG_INFINITY), (1.0, f32::INFINITY)]
         {
@@ -227,7 +227,7 @@ fn infinite_scores_are_as_in_the_oracle() {
 /// none beside rows that see NaN in V.
 #[test]
 fn rows_without_keys_are_empty() {
-    for (tile, scheduler) in tiles().into_iter().zip(crate::schedules::SCHEDULERS.into_iter().cycle()) {
+    for (tile, scheduler) in tiles().into_iter().zip(super::schedules::SCHEDULERS.into_iter().cycle()) {
         for (lengths, layout) in
             [((150, 0), Layout::Gaps), ((150, 20), Layout::HeadsFirst), ((300, 1), Layout::Contiguous)]
         {

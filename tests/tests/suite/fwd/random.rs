@@ -3,13 +3,11 @@
 use fa3::sched::{Choices, Longest, Order, Scheduler, TileShape};
 use fa3::types::{Mask, Problem};
 use fa3_sim::{Mode, Policy};
-use fa3_tests::fwd::{Launch, device, shapes};
+use fa3_tests::fwd::{Launch, device, judged, shapes, with_tile};
 use fa3_tests::strategies;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::strategy::ValueTree;
-
-use crate::{judged, with_tile};
 
 fn order() -> impl Strategy<Value = Order> {
     let longest = select(vec![Longest::First, Longest::Last]);

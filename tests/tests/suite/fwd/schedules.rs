@@ -1,5 +1,5 @@
-//! What must not matter: the schedule of the simulator, the scheduler of tiles, their order, the number of CTAs, other
-//! sequences, an earlier launch, who loads.
+//! What must not matter: the scheduler of tiles, their order, the number of CTAs, other sequences, an earlier launch, who
+//! loads.
 
 use fa3::reference::Forward;
 use fa3::sched::{Choices, Loads, Longest, Maxima, Order, Overlap, PPlace, Scheduler, TileShape};
@@ -7,13 +7,14 @@ use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::kernels::ArrayUse;
 use fa3_cuda::kernels::fwd::{FwdArray, FwdError};
 use fa3_sim::{Memory, Mode, Policy, Simulation};
-use fa3_tests::fwd::{Fault, Launch, Layout, device, initial, results};
+use fa3_tests::Case;
+use fa3_tests::fwd::{Fault, Launch, Layout, dense, device, initial, results, with_tile};
 use fa3_tests::reshape::alone;
 use ndarray::Axis;
 use rayon::prelude::*;
 
-use crate::{dense, launch, normal, with_tile};
-use fa3_tests::fwd::shapes::{TINY, dealt, others};
+use super::launch;
+use fa3_tests::fwd::shapes::TINY;
 
 pub(crate) const SCHEDULERS: [Scheduler; 3] =
     [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
@@ -24,31 +25,8 @@ fn same(x: &Forward<f32>, y: &Forward<f32>) -> bool {
 }
 
 fn run(launch: &Launch, problem: &Problem, policy: Policy, mode: Mode) -> Forward<f32> {
-    let answer = launch.simulate(&normal("schedules", problem.clone(), 4).values(), policy, mode);
+    let answer = launch.simulate(&Case::normal("schedules", problem.clone(), 4).values(), policy, mode);
     answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan))
-}
-
-/// Tiles of every kind with several blocks and tiles of rows, under many schedules: `FA3_SEEDS` says how many.
-#[test]
-fn schedules_of_the_machine_do_not_matter() {
-    let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(8);
-    others().into_par_iter().enumerate().for_each(|(index, tile)| {
-        let lengths = (tile.tile_m as usize + 5, 3 * tile.tile_n as usize + 9);
-        let mask = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }][index % 3];
-        let problem = dense(Dtype::Bf16, 1, lengths, (2, 1), tile.head_dim as usize)
-            .head_dim_v(tile.head_dim_v as usize)
-            .mask(mask)
-            .validate()
-            .unwrap();
-        let scheduler = dealt(&tile, SCHEDULERS[index / 3 % 3]);
-        let choices = Choices { scheduler: Some(scheduler), ..with_tile(tile) };
-        let launch = launch(&problem, &choices).unwrap_or_else(|fault| panic!("{tile}: {fault}"));
-        let first = run(&launch, &problem, Policy::Eager, Mode::Fast);
-        for policy in (0..seeds).map(Policy::Random).chain([Policy::Lazy]) {
-            let again = run(&launch, &problem, policy, Mode::Fast);
-            assert!(same(&first, &again), "another result under {policy:?}: {}", launch.plan);
-        }
-    });
 }
 
 /// Tiles of four kinds, of which the schedules are many.
@@ -132,7 +110,7 @@ fn other_sequences_do_not_matter() {
     pairs.into_par_iter().flatten().for_each(|(tile, layout)| {
         let spec = dense(Dtype::F16, 2, (90, 70), (4, 2), 64).mask(Mask::window(Some(60), Some(11)));
         let problem = layout.of(spec).validate().unwrap();
-        let values = normal("together", problem.clone(), 4).values();
+        let values = Case::normal("together", problem.clone(), 4).values();
         let choices = Choices { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
         let together = launch(&problem, &choices).unwrap();
         let together = run(&together, &problem, Policy::Random(1), Mode::Fast);
@@ -156,7 +134,7 @@ fn other_sequences_do_not_matter() {
 fn launches_follow_each_other() {
     let spec = dense(Dtype::Bf16, 2, (150, 140), (3, 3), 64).causal();
     let problem = Layout::Gaps.of(spec).validate().unwrap();
-    let values = normal("again", problem.clone(), 4).values();
+    let values = Case::normal("again", problem.clone(), 4).values();
     for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds().map(|tile| (sms, tile))) {
         let choices = Choices { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
         let launch = Launch::new(&problem, &device(sms), &choices).unwrap();
