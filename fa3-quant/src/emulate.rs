@@ -114,10 +114,11 @@ impl Fp8Attention {
             .map(|index| {
                 let (q, scale_q) = tile.query(q, index);
                 let o = vec![0.0; problem.head_dim_v()];
-                QueryRow { index, q, scale_q, max: f32::NEG_INFINITY, sum: 0.0, o, unit }
+                QueryRow { index, q, scale_q, max: f32::NEG_INFINITY, sum: 0.0, o, unit } // A1:13
             })
             .collect();
         for block in blocks {
+            // A1:15
             for row in &mut rows {
                 self.step(problem, tile, block, row);
             }
@@ -146,21 +147,21 @@ impl Fp8Attention {
             return;
         }
         let mut scores = vec![0.0; keys];
-        self.accumulation.chain(&row.q, &block.keys, 0..problem.head_dim(), &mut scores); // A1:8
+        self.accumulation.chain(&row.q, &block.keys, 0..problem.head_dim(), &mut scores); // A1:17
         let to_log2 = log2_score(problem, row.scale_q, block.scale_k);
         for (key, score) in scores.iter_mut().enumerate() {
             *score = if visible(key) { to_log2(*score) } else { f32::NEG_INFINITY };
         }
-        let max = scores.iter().copied().fold(row.max, f32::max); // A1:9
+        let max = scores.iter().copied().fold(row.max, f32::max); // A1:18
         // Before the first finite score nothing is subtracted: -inf - -inf would be NaN.
         let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
         let alpha = (row.max - base).exp2();
         let mut p = scores;
-        p.iter_mut().for_each(|score| *score = (*score - (base - P_OFFSET)).exp2()); // A1:10
-        row.sum = row.sum * alpha + p.iter().sum::<f32>(); // A1:10
+        p.iter_mut().for_each(|score| *score = (*score - (base - P_OFFSET)).exp2()); // A1:19
+        row.sum = row.sum * alpha + p.iter().sum::<f32>(); // A1:19
         row.max = max;
         p.iter_mut().for_each(|p| *p = E4m3::round(*p));
-        self.accumulate(&Row::of_values(p), block, alpha, row); // A1:11
+        self.accumulate(&Row::of_values(p), block, alpha, row); // A1:20-21
     }
 
     /// O ← α O + P V, the factors of V's scales included.
@@ -188,12 +189,12 @@ impl Fp8Attention {
 }
 
 impl QueryRow {
-    /// O and LSE (A1:15): zeros and -inf for a row that saw no key (or none with a score above -inf).
+    /// O and LSE: zeros and -inf for a row that saw no key (or none with a score above -inf).
     fn finish(mut self) -> (Vec<f32>, f32) {
         if self.sum == 0.0 {
             return (vec![0.0; self.o.len()], f32::NEG_INFINITY);
         }
-        let inverse = self.sum.recip();
+        let inverse = self.sum.recip(); // A1:24
         self.o.iter_mut().for_each(|o| *o = *o * inverse * self.unit);
         (self.o, (self.max - P_OFFSET) * LN_2 + self.sum.ln())
     }

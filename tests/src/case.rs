@@ -21,14 +21,19 @@ pub struct Case {
 }
 
 impl Case {
+    /// A problem with standard normal numbers.
+    pub fn normal(name: &str, problem: Problem, seed: u64) -> Case {
+        Case { name: name.to_owned(), problem, dist: Dist::Normal, poison: Poison::None, seed }
+    }
+
     /// The inputs.
     pub fn values(&self) -> Values {
         Values::new(&self.problem, self.dist, self.poison, self.seed)
     }
 
-    /// The command that runs the file `test` in `tests/` again, on this case only if it is one of the chosen cases.
+    /// The command that runs a module of the suite again, on this case only if it is one of the chosen cases.
     pub fn replay(&self, test: &str) -> String {
-        format!("FA3_CASE={} cargo test -p fa3-tests --test {test}", self.name)
+        format!("FA3_CASE={} cargo test -p fa3-tests --test suite {test}::", self.name)
     }
 
     /// Whether some query row does not see a value row that is NaN. Engines that multiply whole blocks of V, seen or

@@ -6,24 +6,34 @@
 
 mod layout;
 pub mod shapes;
+mod trials;
 
 use fa3_cuda::kernels::Job;
 use fa3_cuda::kernels::fwd::{self, FwdArray, FwdError};
 use fa3_ref::Forward;
-use fa3_sched::{Choices, Limits, Plan, PlanError};
+use fa3_ref::Forward;
+use fa3_sched::{CtaTile, DeviceLimits, Plan, PlanError, PlanOptions, TileRow};
+use fa3_sched::{DeviceLimits, Plan, PlanError, PlanOptions};
 use fa3_sim::{Mode, Policy, SimError};
+use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
 use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
 use half::{bf16, f16};
 use ndarray::{Array3, Array4, ArrayView1};
 use std::num::NonZeroU32;
 
-use crate::Values;
-use crate::ladder::{Simulated, simulate};
+use crate::family::Family;
+use crate::mutate::forward_preys;
+use crate::simulate::{Simulated, simulate};
+use crate::{Arithmetic, Case, Judge, Values};
 
 pub use layout::Layout;
 
 /// Bytes that nobody has written: NaN in every type.
 const UNWRITTEN: u8 = 0xFF;
+
+/// The forward kernels.
+pub(crate) const FAMILY: Family =
+    Family { name: "fwd", trials: trials::trials, small: trials::small, schedules: 8, preys: forward_preys };
 
 /// A forward kernel with a problem.
 pub struct Launch {
@@ -69,6 +79,23 @@ pub fn dense(
 ) -> ProblemSpec {
     let q = Shape { batch, seqlen: seqlen_q, heads: heads.0, head_dim };
     ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads.1, ..q })
+}
+
+/// PlanOptions with this tile for any problem that it is large enough for.
+pub fn with_tile(shape: CtaTile) -> PlanOptions {
+    let row = TileRow { shape, ..TileRow::table()[0] };
+    PlanOptions { row: Some(row), ..PlanOptions::default() }
+}
+
+/// Holds results to the error law: the largest error over what it allows.
+///
+/// # Errors
+/// What breaks the law.
+pub fn judged(case: &Case, values: &Values, answer: &Forward<f32>) -> Result<f64, String> {
+    let replay = "cargo test -p fa3-tests --test suite";
+    let verdict = Judge::new(case, values).forward(Arithmetic::OfInputs, answer, replay);
+    let parts = verdict.map_err(|violation| violation.to_string())?;
+    Ok(parts.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }
 
 impl Launch {

@@ -6,14 +6,23 @@
 
 mod numbers;
 mod rungs;
-mod simulate;
 
 use fa3_cuda::kernels::{Array, ArrayUse, Job};
 
+use crate::family::{Bits, Family, Trial};
+use crate::mutate::Prey;
 use crate::values::Rng;
 
 pub use rungs::{rungs, small_rungs};
-pub use simulate::{Simulated, simulate};
+
+/// The ladder's kernels.
+pub(crate) const FAMILY: Family = Family {
+    name: "ladder",
+    trials: |seed| rungs().into_iter().map(|rung| rung.trial(seed)).collect(),
+    small: || small_rungs().into_iter().map(|rung| rung.trial(3)).collect(),
+    schedules: 50,
+    preys: || small_rungs().iter().map(Prey::of_ladder).collect(),
+};
 
 /// What an element must be, and how far from it may lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,8 +39,8 @@ pub struct Rung {
     pub name: String,
     /// The kernel, its arrays and arguments.
     pub job: Job,
-    /// Whether results are a function of the inputs, bit by bit: no approximation, no order of additions left open.
-    pub exact: bool,
+    /// What the results' bits depend on.
+    pub bits: Bits,
     /// The outputs for the numbers of the inputs, array by array.
     expected: Reference,
 }
@@ -56,6 +65,19 @@ pub struct Mismatch {
 }
 
 impl Rung {
+    /// The kernel on inputs made from `seed`.
+    fn trial(self, seed: u64) -> Trial {
+        Trial {
+            name: self.name.clone(),
+            job: self.job.clone(),
+            before: self.initial(seed),
+            bits: self.bits,
+            judge: Box::new(move |before, after| {
+                self.check(before, after).map_err(|mismatch| mismatch.to_string())
+            }),
+        }
+    }
+
     /// The bytes of every array before the kernel runs: inputs standard normal, sums zero, outputs 0xFF (NaN in every
     /// type).
     pub fn initial(&self, seed: u64) -> Vec<Vec<u8>> {

@@ -9,6 +9,9 @@
 //! [`Judge`] of a case applies the error law of [`fa3_ref::law`], and a [`Ledger`] keeps the score. [`reshape`]
 //! cuts and rearranges cases for properties that relate two calls with each other.
 //!
+//! A [`Family`] is an operation's kernels with what is run of them: [`Trial`]s in the simulator and on a GPU, a few under
+//! many schedules, and mutants.
+//!
 //! ```
 //! use fa3_tests::{Judge, engines, testdata};
 //!
@@ -24,7 +27,9 @@
 #![deny(unsafe_code)]
 
 mod case;
+mod covering;
 mod engine;
+mod family;
 pub mod fwd;
 pub mod gpu;
 mod judge;
@@ -34,12 +39,16 @@ pub mod lock;
 pub mod micro;
 pub mod mutate;
 pub mod reshape;
+mod simulate;
 pub mod strategies;
 pub mod testdata;
 mod values;
 
 pub use case::Case;
+pub use covering::covering;
 pub use engine::{Answer, Arithmetic, Engine, NoAnswer, Skip, engines};
+pub use family::{Bits, Family, Judgement, Trial, families};
 pub use judge::{Judge, Verdict};
 pub use ledger::Ledger;
+pub use simulate::{Simulated, simulate};
 pub use values::{Dist, Poison, Values};

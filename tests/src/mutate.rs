@@ -24,7 +24,7 @@ use fa3_sim::Rule;
 use anatomy::Anatomy;
 use edit::{Edit, edited};
 
-pub use forward::forward_preys;
+pub(crate) use forward::forward_preys;
 pub use hunt::{Fate, Prey, hunt};
 pub use operators::operators;
 pub use score::Score;

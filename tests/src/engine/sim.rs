@@ -2,7 +2,7 @@
 
 use fa3_cuda::kernels::fwd::FwdError;
 use fa3_ref::Forward;
-use fa3_sched::{Choices, PlanError};
+use fa3_sched::{PlanError, PlanOptions};
 use fa3_sim::{Mode, Policy};
 use fa3_types::Problem;
 

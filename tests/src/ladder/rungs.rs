@@ -8,6 +8,7 @@ use fa3_cuda::kernels::ladder::{
 use fa3_ir::{Elem, Swizzle};
 
 use super::{Expected, Rung};
+use crate::family::Bits;
 
 /// Every kernel with every shape class: whole tiles, ragged in each dimension, less than one tile, more tiles than CTAs.
 pub fn rungs() -> Vec<Rung> {
@@ -65,7 +66,7 @@ fn vector(n: u32) -> Rung {
     Rung {
         name: format!("vector_add {n}"),
         job: vector_add::job(n),
-        exact: true,
+        bits: Bits::Inputs,
         expected: Box::new(expected),
     }
 }
@@ -83,13 +84,13 @@ fn softmax(rows: u32, n: u32) -> Rung {
         inputs[0].chunks_exact(n as usize).flat_map(row).collect()
     };
     let (name, job) = (format!("row_softmax {rows} x {n}"), row_softmax::job(rows, n));
-    Rung { name, job, exact: false, expected: Box::new(expected) }
+    Rung { name, job, bits: Bits::Approximations, expected: Box::new(expected) }
 }
 
 fn copy(swizzle: Swizzle, rows: u32, cols: u32) -> Rung {
     let expected = |inputs: &[Vec<f64>]| inputs[0].iter().copied().map(exactly).collect();
     let (name, job) = (format!("tile_copy {rows} x {cols}, {swizzle}"), tile_copy::job(swizzle, rows, cols));
-    Rung { name, job, exact: true, expected: Box::new(expected) }
+    Rung { name, job, bits: Bits::Inputs, expected: Box::new(expected) }
 }
 
 fn transposed(rows: u32, cols: u32) -> Rung {
@@ -98,7 +99,7 @@ fn transposed(rows: u32, cols: u32) -> Rung {
         (0..cols).flat_map(|col| (0..rows).map(move |row| at(row, col))).collect()
     };
     let (name, job) = (format!("transpose {rows} x {cols}"), transpose::job(rows, cols));
-    Rung { name, job, exact: true, expected: Box::new(expected) }
+    Rung { name, job, bits: Bits::Inputs, expected: Box::new(expected) }
 }
 
 /// C = A · Bᵀ. A tensor core truncates every addend of a sum of K + 1 at 2^-25, or 2^-13 for e4m3, of the largest; its
@@ -129,6 +130,6 @@ fn product(kernel: &str, elem: Elem, size: GemmSize, job: Job) -> Rung {
         };
         (0..m).flat_map(|i| (0..n).map(move |j| element(i, j))).collect()
     };
-    let exact = kernel != "gemm_split_k";
-    Rung { name: format!("{kernel} {elem} {m} x {n} x {k}"), job, exact, expected: Box::new(expected) }
+    let bits = if kernel == "gemm_split_k" { Bits::Schedule } else { Bits::Inputs };
+    Rung { name: format!("{kernel} {elem} {m} x {n} x {k}"), job, bits, expected: Box::new(expected) }
 }

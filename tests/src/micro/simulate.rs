@@ -10,7 +10,7 @@ impl Micro {
     /// # Errors
     /// What the simulator finds wrong with it, in words.
     pub fn simulate(&self, policy: Policy) -> Result<Vec<u8>, String> {
-        let run = crate::ladder::simulate(&self.job, &self.contents, policy, Mode::Exact);
+        let run = crate::simulate::simulate(&self.job, &self.contents, policy, Mode::Exact);
         let run = run.map_err(|error| error.to_string())?;
         match run.outcome.findings.first() {
             Some(finding) => Err(finding.to_string()),

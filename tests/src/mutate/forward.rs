@@ -1,12 +1,12 @@
 //! Forward kernels to hunt.
 
-use fa3_sched::{CtaTile, Loads, Order, Overlap, PPlace, PlanOptions, Rescale, Scheduler, TileRow};
+use fa3_sched::{CtaTile, Loads, Order, Overlap, PPlace, PlanOptions, Rescale, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::Prey;
 use super::hunt::Argued;
 use crate::fwd::shapes::TINY;
-use crate::fwd::{Launch, device, initial};
+use crate::fwd::{Launch, device, initial, with_tile};
 use crate::{Dist, Poison, Values};
 
 /// Of Algorithm 2 with two slots for K and V.
@@ -87,7 +87,7 @@ type Small = (usize, (usize, usize), Mask);
 ///
 /// # Panics
 /// If one cannot be built.
-pub fn forward_preys() -> Vec<Prey> {
+pub(crate) fn forward_preys() -> Vec<Prey> {
     let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
     let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
     // Problems run without numbers, so that O is never rescaled: P is written once, as it is in every block.
@@ -156,9 +156,7 @@ fn prey(
     problems: &[Small],
     argued: &'static [Argued],
 ) -> Prey {
-    let row = Some(TileRow { shape, ..TileRow::table()[0] });
-    let options =
-        PlanOptions { row, scheduler: Some(scheduler), order: Some(Order::Linear), ..PlanOptions::default() };
+    let choices = PlanOptions { scheduler: Some(scheduler), order: Some(Order::Linear), ..with_tile(shape) };
     let jobs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };

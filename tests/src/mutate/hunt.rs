@@ -9,7 +9,8 @@ use fa3_sim::{Mode, Policy};
 
 use super::edges::edges;
 use super::{Mutant, Operator};
-use crate::ladder::{Rung, simulate};
+use crate::ladder::Rung;
+use crate::simulate::simulate;
 
 /// Random schedules that a mutant runs under, if nothing notices it before.
 const SEEDS: u64 = 30;
@@ -48,6 +49,8 @@ pub enum Fate {
     Killed(String),
     /// It does what the kernel does, for this reason.
     Equivalent(&'static str),
+    /// It is the kernel itself: the operator broke nothing.
+    Unbroken,
     /// Only something else noticed it.
     Wrong(BTreeSet<String>),
     /// Nothing noticed it.
@@ -62,6 +65,7 @@ impl fmt::Display for Fate {
         match self {
             Fate::Killed(by) => write!(f, "killed by {by}"),
             Fate::Equivalent(reason) => write!(f, "equivalent: {reason}"),
+            Fate::Unbroken => f.write_str("the kernel itself"),
             Fate::Wrong(by) => write!(f, "noticed only by {}", list(by)),
             Fate::Survived => write!(f, "not noticed"),
             Fate::NotEquivalent(by) => write!(f, "not equivalent, says {}", list(by)),
@@ -74,7 +78,7 @@ impl Prey {
     ///
     /// # Panics
     /// If the simulator does not take it.
-    pub fn of_ladder(rung: &Rung) -> Prey {
+    pub(crate) fn of_ladder(rung: &Rung) -> Prey {
         let first = (rung.job.clone(), rung.initial(1));
         let jobs = [first].into_iter().chain(edges(&rung.job.kernel.name));
         Prey { bounds: true, ..Prey::new(&rung.job.kernel.name, jobs, &[]) }
@@ -142,6 +146,9 @@ impl Problem {
 
 /// Hunts a mutant of a kernel.
 pub fn hunt(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
+    if mutant.kernel == *prey.kernel() {
+        return Fate::Unbroken;
+    }
     match mutant.equivalent {
         Some(reason) => watch(prey, mutant, reason),
         None => kill(prey, operator, mutant),

@@ -39,6 +39,11 @@ impl Score {
         Score { kernels, rows: Vec::new(), failures: Vec::new(), equivalent: BTreeMap::new() }
     }
 
+    /// Whether an operator found something to break.
+    pub fn has(&self, operator: &Operator) -> bool {
+        self.rows.iter().any(|row| row.operator == operator.name)
+    }
+
     /// Notes a mutant's fate.
     pub fn note(&mut self, prey: &Prey, operator: &Operator, mutant: &Mutant, fate: &Fate) {
         let kernel = &prey.name;
@@ -67,7 +72,7 @@ impl Score {
                 cell.equivalent += 1;
                 *self.equivalent.entry((operator.name, reason)).or_default() += 1;
             }
-            Fate::Wrong(_) | Fate::Survived | Fate::NotEquivalent(_) => {
+            Fate::Unbroken | Fate::Wrong(_) | Fate::Survived | Fate::NotEquivalent(_) => {
                 cell.total += 1;
                 self.failures.push(format!("{kernel}, {} at {}: {fate}", operator.name, mutant.site));
             }

@@ -1,9 +1,9 @@
 //! What the loops of a forward kernel must be like in machine code: the order that makes the paper's overlap (§3.2), which a compiler
 //! or a change could lose without any result being wrong.
 
-use fa3::sched::{Maxima, Overlap, TileShape};
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
+use fa3_sched::{CtaTile, Overlap, Rescale};
 
 /// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a mask, where the softmax
 /// is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5 moves it ahead of most of them.
@@ -129,9 +129,9 @@ fn overlap(
 
 #[cfg(test)]
 mod tests {
-    use fa3::sched::{Order, Scheduler, TileRow};
-    use fa3::types::Mask;
     use fa3_ir::Elem;
+    use fa3_sched::{Order, Scheduler, TileRow};
+    use fa3_types::Mask;
 
     use super::*;
 

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::{env, fs};
 
-use fa3::sched::{Loads, Maxima, Scheduler};
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
 use fa3_ir::ptx;
+use fa3_sched::{Loads, Rescale, Scheduler};
 use fa3_tests::lock::{Assembled, Code, Diff, Lock, NoTool, Nvdisasm, Ptxas, Usage};
 use loops::Fault;
 use rayon::prelude::*;
@@ -90,7 +90,7 @@ fn ptxas_has_nothing_to_say() {
 /// Whether a kernel's loops are to overlap. What becomes of those without turns or without a producer is what the ablation
 /// measures.
 fn overlaps(spec: &FwdSpec) -> bool {
-    let is_free = spec.tile.maxima == Maxima::EveryBlock && !spec.tile.ping_pong;
+    let is_free = spec.tile.maxima == Rescale::EveryBlock && !spec.tile.ping_pong;
     spec.tile.loads == Loads::Producer && !is_free
 }
 

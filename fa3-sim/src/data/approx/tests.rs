@@ -50,7 +50,7 @@ fn ulps(ours: f32, exact: f64) -> f64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(10_000))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     /// Against other f64 functions than the ones used: half an ulp of rounding and a hair.
     #[test]

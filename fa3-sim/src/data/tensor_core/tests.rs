@@ -150,7 +150,7 @@ fn row() -> impl Strategy<Value = (WgmmaType, Vec<u16>, Vec<u16>, Vec<f32>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(6000))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn the_vector_code_is_the_model((ty, a, b, c) in row()) {

@@ -1,0 +1,84 @@
+//! Covering arrays: few rows of levels in which the factors' levels meet.
+
+use std::collections::BTreeSet;
+
+/// A factor, and one of its levels.
+type Choice = (usize, usize);
+
+/// Rows of a level for each factor. Any two levels of two factors meet in some row, and any three of three factors
+/// of which all are among the first `close`: those whose levels interact most.
+pub fn covering(levels: &[usize], close: usize) -> Vec<Vec<usize>> {
+    let mut open = tuples(levels, close);
+    let mut rows = Vec::new();
+    while let Some(first) = open.first().cloned() {
+        let mut row = first;
+        for factor in 0..levels.len() {
+            if row.iter().any(|&(chosen, _)| chosen == factor) {
+                continue;
+            }
+            // Those that meet nothing new take turns.
+            let turn = |level| (level + levels[factor] - rows.len() % levels[factor]) % levels[factor];
+            let new = |level| met(&row, (factor, level), close).filter(|tuple| open.contains(tuple)).count();
+            let best = (0..levels[factor]).max_by_key(|&level| (new(level), turn(level)));
+            row.push((factor, best.expect("a factor has levels")));
+        }
+        row.sort_unstable();
+        for (index, &choice) in row.iter().enumerate() {
+            met(&row[..index], choice, close).for_each(|tuple| _ = open.remove(&tuple));
+        }
+        rows.push(row.into_iter().map(|(_, level)| level).collect());
+    }
+    rows
+}
+
+/// Everything that must meet, in the order of factors.
+fn tuples(levels: &[usize], close: usize) -> BTreeSet<Vec<Choice>> {
+    let factors = (0..levels.len()).flat_map(|factor| (0..levels[factor]).map(move |level| (factor, level)));
+    let choices: Vec<Choice> = factors.collect();
+    let before = |choice: Choice| choices.iter().copied().take_while(move |&(factor, _)| factor < choice.0);
+    let mut tuples = BTreeSet::new();
+    for &c in &choices {
+        for b in before(c) {
+            tuples.insert(vec![b, c]);
+            tuples.extend(before(b).filter(|_| c.0 < close).map(|a| vec![a, b, c]));
+        }
+    }
+    tuples
+}
+
+/// The pairs and triples that `choice` makes with others, in the order of factors.
+fn met(others: &[Choice], choice: Choice, close: usize) -> impl Iterator<Item = Vec<Choice>> {
+    let ordered = |mut tuple: Vec<Choice>| {
+        tuple.sort_unstable();
+        tuple
+    };
+    let is_close = move |&(factor, _): &Choice| factor < close;
+    let pairs = others.iter().map(move |&other| ordered(vec![other, choice]));
+    let near =
+        others.iter().copied().enumerate().filter(move |(_, other)| is_close(&choice) && is_close(other));
+    let triples = near.flat_map(move |(index, b)| {
+        others[..index].iter().filter(move |a| is_close(a)).map(move |&a| ordered(vec![a, b, choice]))
+    });
+    pairs.chain(triples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_meet() {
+        let levels = [3, 4, 2, 5, 7];
+        let rows = covering(&levels, 3);
+        let met = |factors: &[usize]| -> usize {
+            let tuples: BTreeSet<Vec<usize>> =
+                rows.iter().map(|row| factors.iter().map(|&factor| row[factor]).collect()).collect();
+            tuples.len()
+        };
+        for (f, g) in (0..5).flat_map(|g| (0..g).map(move |f| (f, g))) {
+            assert_eq!(met(&[f, g]), levels[f] * levels[g]);
+        }
+        assert_eq!(met(&[0, 1, 2]), 24);
+        assert!(rows.len() <= 50, "{} rows; 35 are needed", rows.len());
+    }
+}

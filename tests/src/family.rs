@@ -1,0 +1,78 @@
+//! Operations' kernels, and how each is tested. A new operation is one more entry of [`families`]: the tests of every
+//! family's trials, schedules and mutants are loops over them.
+
+use fa3_cuda::kernels::Job;
+use fa3_sim::{Mode, Policy};
+
+use crate::mutate::Prey;
+use crate::simulate::simulate;
+use crate::{fwd, ladder};
+
+/// The kernels of an operation.
+pub struct Family {
+    /// How reports call it.
+    pub name: &'static str,
+    /// Every kind of kernel with problems of every shape class; the seed is for the inputs.
+    pub trials: fn(seed: u64) -> Vec<Trial>,
+    /// Small problems, of several tiles a CTA and more blocks than a ring has slots, to run under many schedules.
+    pub small: fn() -> Vec<Trial>,
+    /// So many random schedules each of `small` runs under.
+    pub schedules: u64,
+    /// Kernels to mutate.
+    pub preys: fn() -> Vec<Prey>,
+}
+
+/// Every family there is.
+pub fn families() -> [Family; 2] {
+    [ladder::FAMILY, fwd::FAMILY]
+}
+
+/// A kernel on one problem.
+pub struct Trial {
+    /// Kernel and problem.
+    pub name: String,
+    /// The kernel, its arrays and arguments.
+    pub job: Job,
+    /// The bytes of every array before.
+    pub before: Vec<Vec<u8>>,
+    /// What the results' bits depend on.
+    pub bits: Bits,
+    /// Judges the bytes of every array after: what is wrong with them.
+    pub judge: Judgement,
+}
+
+/// Judges arrays, given what they were before and are after.
+pub type Judgement = Box<dyn Fn(&[Vec<u8>], &[Vec<u8>]) -> Result<(), String> + Send + Sync>;
+
+/// What the bits of results depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bits {
+    /// On the inputs alone: a GPU gives those that the simulator gives.
+    Inputs,
+    /// On the inputs, and on who approximates: a GPU has other exponentials and reciprocals than the simulator.
+    Approximations,
+    /// On the schedule, too: the order of additions is left open.
+    Schedule,
+}
+
+impl Trial {
+    /// Runs it in the simulator, and returns the bytes of every array.
+    ///
+    /// # Errors
+    /// What the simulator finds wrong, in words.
+    pub fn simulate(&self, policy: Policy, mode: Mode) -> Result<Vec<Vec<u8>>, String> {
+        let fault = |what: String| format!("{} under {policy:?}: {what}", self.name);
+        let simulated =
+            simulate(&self.job, &self.before, policy, mode).map_err(|error| fault(error.to_string()))?;
+        let findings: Vec<String> = simulated.outcome.findings.iter().map(ToString::to_string).collect();
+        if findings.is_empty() { Ok(simulated.arrays) } else { Err(fault(findings.join("\n"))) }
+    }
+
+    /// Judges the bytes of every array after a run.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn check(&self, after: &[Vec<u8>]) -> Result<(), String> {
+        (self.judge)(&self.before, after).map_err(|fault| format!("{}: {fault}", self.name))
+    }
+}

@@ -1,0 +1,187 @@
+//! Problems for the forward kernels: the features of which their code is made, each with each.
+
+use fa3_sched::{CtaTile, Inputs, Loads, Longest, Order, PPlace, PlanOptions, Scheduler, TileRow};
+use fa3_types::{Dtype, Mask};
+
+use super::shapes::{FORMS, TINY, dealt, others};
+use super::{Launch, Layout, dense, device, initial, judged, results, with_tile};
+use crate::family::{Bits, Trial};
+use crate::{Case, Dist, Poison, covering};
+
+/// (consumer warpgroups, whether they take turns).
+const CONSUMERS: [(u32, bool); 5] = [(1, false), (2, false), (2, true), (3, false), (3, true)];
+const LOADS: [Loads; 2] = [Loads::Producer, Loads::Consumers];
+const PLACES: [PPlace; 2] = [PPlace::Registers, PPlace::Smem];
+/// Slots for K and V: each in turn, two in flight, more than are in flight.
+const STAGES: [u32; 3] = [1, 2, 3];
+/// Keys of a block: those of one step of PV, and of two and of three.
+const KEYS: [u32; 3] = [16, 32, 48];
+/// Columns of Q and K, and of V and O: one panel of 64, one and a half, several of either.
+const COLUMNS: [(u32, u32); 4] = [(64, 64), (96, 96), (192, 64), (64, 128)];
+/// Columns that the problem has fewer than the tile.
+const PADDING: [u32; 3] = [0, 8, 24];
+const MASKS: [Mask; 5] = [
+    Mask::None,
+    Mask::Causal,
+    Mask::Window { left: Some(37), right: Some(21) },
+    Mask::Window { left: Some(50), right: None },
+    Mask::Window { left: None, right: Some(13) },
+];
+const SCHEDULERS: [Scheduler; 3] =
+    [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
+const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
+const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
+const ORDERS: [Order; 3] = [
+    Order::Linear,
+    Order::LongestFirst { section: 2, longest: Longest::First },
+    Order::LongestFirst { section: 1, longest: Longest::Last },
+];
+/// (sequences, query heads, key/value heads): alone, of one, of groups that are no power of two. Many heads need not
+/// have many rows.
+const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 6, 2), (1, 5, 5)];
+const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::OneHot];
+
+/// Lengths of Q and of K, in terms of a tile of m x n.
+type Lengths = fn(usize, usize) -> (usize, usize);
+
+/// One of each; one query and several blocks; just less and more than tiles; rows without keys under a causal mask.
+const LENGTHS: [Lengths; 5] = [
+    |_, _| (1, 1),
+    |_, n| (1, 3 * n + 7),
+    |m, n| (m - 3, 2 * n + 1),
+    |m, n| (m + 9, 3 * n + n / 2),
+    |m, _| (m + 30, 29),
+];
+
+/// How many factors are features of a kernel's code. Three levels of them meet, of the others two.
+const FEATURES: usize = 11;
+
+/// Levels of all factors, those of the kernel's code first.
+const LEVELS: [usize; 17] = [
+    FORMS.len(),
+    CONSUMERS.len(),
+    MASKS.len(),
+    COLUMNS.len(),
+    STAGES.len(),
+    KEYS.len(),
+    SCHEDULERS.len(),
+    LOADS.len(),
+    PLACES.len(),
+    SOFTCAPS.len(),
+    DTYPES.len(),
+    HEADS.len(),
+    Layout::ALL.len(),
+    ORDERS.len(),
+    LENGTHS.len(),
+    DISTS.len(),
+    PADDING.len(),
+];
+
+/// The covering array of features, and every tile of the table.
+pub(super) fn trials(seed: u64) -> Vec<Trial> {
+    let mut trials: Vec<Trial> =
+        covering(&LEVELS, FEATURES).iter().map(|row| of_features(row, seed)).collect();
+    let own = |shape: &CtaTile| shape.inputs == Inputs::Bits16 && shape.tile_m == 64 * shape.consumers;
+    let mut tiles: Vec<CtaTile> = Vec::new();
+    for shape in TileRow::table().iter().map(|row| row.shape).filter(own) {
+        if !tiles.contains(&shape) {
+            tiles.push(shape);
+        }
+    }
+    trials.extend(tiles.into_iter().map(|shape| of_table(shape, seed)));
+    trials
+}
+
+/// A trial with these levels.
+fn of_features(row: &[usize], seed: u64) -> Trial {
+    let &[
+        form,
+        consumers,
+        mask,
+        columns,
+        stages,
+        keys,
+        scheduler,
+        loads,
+        place,
+        softcap,
+        dtype,
+        ref rest @ ..,
+    ] = row
+    else {
+        unreachable!("a row has a level for each feature");
+    };
+    let &[heads, layout, order, lengths, dist, padding] = rest else {
+        unreachable!("a row has a level for each factor");
+    };
+    let ((overlap, maxima), (consumers, ping_pong)) = (FORMS[form], CONSUMERS[consumers]);
+    let (head_dim, head_dim_v) = COLUMNS[columns];
+    let shape = CtaTile {
+        head_dim,
+        head_dim_v,
+        tile_m: 64 * consumers,
+        tile_n: KEYS[keys],
+        stages: STAGES[stages],
+        consumers,
+        loads: LOADS[loads],
+        overlap,
+        maxima,
+        p_place: PLACES[place],
+        ping_pong,
+        ..TINY
+    };
+    let (seqlen_q, seqlen_k) = LENGTHS[lengths](shape.tile_m as usize, shape.tile_n as usize);
+    let (batch, heads_q, heads_kv) = HEADS[heads];
+    // More than four heads need not have several tiles of rows each.
+    let seqlen_q = if heads_q > 4 { seqlen_q.min(shape.tile_m as usize - 1) } else { seqlen_q };
+    let columns = |columns: u32| (columns - PADDING[padding]) as usize;
+    let spec = dense(DTYPES[dtype], batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
+    let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
+    spec.softcap = SOFTCAPS[softcap];
+    let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
+    let scheduler = Some(dealt(&shape, SCHEDULERS[scheduler]));
+    let choices = PlanOptions { order: Some(ORDERS[order]), scheduler, ..with_tile(shape) };
+    let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
+    trial(Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed }, &choices)
+}
+
+/// A tile of the table on two tiles of rows and three blocks of keys.
+fn of_table(shape: CtaTile, seed: u64) -> Trial {
+    let lengths = (shape.tile_m as usize + 9, 2 * shape.tile_n as usize + 5);
+    let spec = dense(Dtype::Bf16, 1, lengths, (1, 1), shape.head_dim as usize);
+    let problem = spec.head_dim_v(shape.head_dim_v as usize).causal().validate();
+    let problem = problem.expect("a tile's own head dimensions are valid");
+    trial(Case::normal("a tile of the table", problem, seed), &with_tile(shape))
+}
+
+/// Tiles of every kind with several blocks and tiles of rows.
+pub(super) fn small() -> Vec<Trial> {
+    let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
+    let small = others().into_iter().enumerate().map(|(index, shape)| {
+        let lengths = (shape.tile_m as usize + 5, 3 * shape.tile_n as usize + 9);
+        let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), shape.head_dim as usize);
+        let spec = spec.head_dim_v(shape.head_dim_v as usize).mask(masks[index % 3]);
+        let problem = spec.validate().expect("a tile's own head dimensions are valid");
+        let scheduler = Some(dealt(&shape, SCHEDULERS[index / 3 % 3]));
+        trial(Case::normal("small", problem, 4), &PlanOptions { scheduler, ..with_tile(shape) })
+    });
+    small.collect()
+}
+
+/// The case on a device of three SMs.
+fn trial(case: Case, choices: &PlanOptions) -> Trial {
+    let launch = Launch::new(&case.problem, &device(3), choices);
+    let Launch { plan, job } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));
+    let job = job.expect("there are rows to compute");
+    let values = case.values();
+    Trial {
+        name: format!("{plan}, {}", case.name),
+        before: initial(&case.problem, &job, &values),
+        job,
+        bits: Bits::Approximations,
+        judge: Box::new(move |_, after| {
+            let answer = results(&case.problem, after).map_err(|fault| fault.to_string())?;
+            judged(&case, &values, &answer).map(|_| ())
+        }),
+    }
+}

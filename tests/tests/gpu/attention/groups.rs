@@ -1,0 +1,151 @@
+//! Problems.
+
+use fa3_sched::{PlanOptions, TileRow};
+use fa3_tests::fwd::{Layout, dense, shapes};
+use fa3_types::{Dtype, Mask, Problem, ProblemSpec};
+
+use super::trial::{DTYPES, Trial};
+
+const HEAD_DIMS: [usize; 8] = [32, 64, 72, 96, 128, 160, 192, 256];
+
+const MASKS: [Mask; 6] = [
+    Mask::None,
+    Mask::Causal,
+    Mask::Window { left: Some(255), right: Some(0) },
+    Mask::Window { left: Some(64), right: Some(130) },
+    Mask::Window { left: Some(300), right: None },
+    Mask::Window { left: None, right: Some(77) },
+];
+
+/// MHA, GQA by a group that is no power of two, MQA.
+const HEADS: [(usize, usize); 3] = [(3, 3), (6, 2), (5, 1)];
+
+/// Lengths of Q and K: around tiles, and far from them; equal or not; either much longer.
+const LENGTHS: [(usize, usize); 20] = [
+    (1, 3),
+    (3, 1),
+    (5, 7),
+    (17, 33),
+    (63, 65),
+    (65, 63),
+    (127, 129),
+    (129, 255),
+    (193, 191),
+    (255, 1001),
+    (257, 513),
+    (511, 177),
+    (1001, 1),
+    (1, 1023),
+    (1025, 2049),
+    (2047, 1025),
+    (1537, 4223),
+    (4223, 321),
+    (4223, 4221),
+    (4224, 4224),
+];
+
+pub(super) fn valid(spec: ProblemSpec) -> Problem {
+    spec.validate().expect("the problems of this file are valid")
+}
+
+/// All head dimensions, masks, head groups and lengths.
+pub(super) fn sizes(dtype: Dtype) -> Vec<Trial> {
+    let mut trials: Vec<Trial> = Vec::new();
+    for (head_dim, mask) in HEAD_DIMS.into_iter().flat_map(|head_dim| MASKS.map(|mask| (head_dim, mask))) {
+        for (heads, lengths) in HEADS.into_iter().flat_map(|heads| LENGTHS.map(|lengths| (heads, lengths))) {
+            let batch = if lengths.0 > 2000 { 1 } else { 2 };
+            trials.push(valid(dense(dtype, batch, lengths, heads, head_dim).mask(mask)).into());
+        }
+    }
+    trials
+}
+
+pub(super) fn wide() -> Vec<Trial> {
+    let dims = [(192, 128), (160, 128), (64, 256), (40, 136), (256, 64), (128, 8)];
+    let lengths = [(1, 1), (65, 129), (301, 1003), (1025, 511), (2049, 2047)];
+    let mut trials: Vec<Trial> = Vec::new();
+    for (dtype, (head_dim, head_dim_v)) in DTYPES.into_iter().flat_map(|dtype| dims.map(|dims| (dtype, dims)))
+    {
+        for (mask, lengths) in MASKS.into_iter().flat_map(|mask| lengths.map(|lengths| (mask, lengths))) {
+            let spec = dense(dtype, 1, lengths, (6, 2), head_dim).head_dim_v(head_dim_v).mask(mask);
+            trials.push(valid(spec).into());
+        }
+    }
+    trials
+}
+
+pub(super) fn capped() -> Vec<Trial> {
+    let lengths = [(1, 1), (65, 129), (301, 1003), (2049, 2047)];
+    let mut trials: Vec<Trial> = Vec::new();
+    for (dtype, head_dim) in DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)))
+    {
+        for (mask, (lengths, cap)) in MASKS
+            .into_iter()
+            .flat_map(|mask| lengths.map(|lengths| (mask, lengths)))
+            .flat_map(|(mask, lengths)| [0.5, 30.0].map(|cap| (mask, (lengths, cap))))
+        {
+            trials.push(valid(dense(dtype, 1, lengths, (3, 1), head_dim).mask(mask).softcap(cap)).into());
+        }
+    }
+    trials
+}
+
+/// From a uniform softmax to one that is nearly one-hot.
+pub(super) fn scaled() -> Vec<Trial> {
+    let scales = [1e-18, 1e-6, 0.03, 1.0, 20.0, 1000.0];
+    let trial = |dtype, scale, head_dim| {
+        valid(dense(dtype, 1, (193, 517), (2, 1), head_dim).causal().softmax_scale(scale)).into()
+    };
+    DTYPES
+        .into_iter()
+        .flat_map(|dtype| scales.map(|scale| [64, 128, 256].map(|head_dim| trial(dtype, scale, head_dim))))
+        .flatten()
+        .collect()
+}
+
+pub(super) fn long() -> Vec<Trial> {
+    let mut trials: Vec<Trial> = Vec::new();
+    for (dtype, head_dim) in DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)))
+    {
+        for (mask, lengths) in
+            MASKS.into_iter().flat_map(|mask| [(1, 1), (1, 16384), (16384, 1)].map(|lengths| (mask, lengths)))
+        {
+            trials.push(valid(dense(dtype, 1, lengths, (6, 2), head_dim).mask(mask)).into());
+        }
+    }
+    trials.push(valid(dense(Dtype::Bf16, 1, (150, 0), (2, 1), 128)).into());
+    trials.push(valid(dense(Dtype::Bf16, 1, (100_003, 100_003), (2, 1), 128).causal()).into());
+    trials.push(valid(dense(Dtype::F16, 300, (70, 90), (7, 7), 64).causal()).into());
+    trials
+}
+
+pub(super) fn strided() -> Vec<Trial> {
+    let mut trials: Vec<Trial> = Vec::new();
+    for (dtype, head_dim) in DTYPES.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)))
+    {
+        for (layout, mask) in Layout::ALL.into_iter().flat_map(|layout| MASKS.map(|mask| (layout, mask))) {
+            let spec = dense(dtype, 3, (333, 457), (6, 2), head_dim).mask(mask);
+            trials.push(valid(layout.of(spec)).into());
+        }
+    }
+    // One K and V for all sequences, one Q for all heads.
+    let mut spec = dense(Dtype::F16, 3, (333, 457), (6, 2), 128).causal();
+    (spec.k.strides.batch, spec.v.strides.batch, spec.q.strides.heads) = (0, 0, 0);
+    trials.push(valid(spec).into());
+    trials
+}
+
+/// Every tile of the simulator's tests, with its own head dimensions.
+pub(super) fn forms() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    let masks = |index| [MASKS[index % MASKS.len()], MASKS[(index + 1) % MASKS.len()]];
+    let pairs = shapes::all().into_iter().enumerate();
+    for (shape, mask) in pairs.flat_map(|(index, shape)| masks(index).map(|mask| (shape, mask))) {
+        let (head_dim, head_dim_v) = (shape.head_dim as usize, shape.head_dim_v as usize);
+        let spec = dense(Dtype::Bf16, 2, (517, 731), (3, 1), head_dim).head_dim_v(head_dim_v);
+        let row = Some(TileRow { shape, ..TileRow::table()[0] });
+        let options = PlanOptions { row, ..PlanOptions::default() };
+        trials.push(Trial { options, ..valid(spec.mask(mask)).into() });
+    }
+    trials
+}

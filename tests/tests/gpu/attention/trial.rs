@@ -1,0 +1,111 @@
+//! One problem on the GPU.
+
+use fa3_cuda::host::{Device, DeviceBuffer, Forward, Stream};
+use fa3_sched::{DeviceLimits, PlanOptions};
+use fa3_sched::{DeviceLimits, PlanOptions};
+use fa3_types::{Dtype, Problem};
+use fa3_types::{Dtype, Problem};
+
+use super::tensor::Tensor;
+use crate::Fallible;
+
+/// A problem, and how it is computed.
+#[derive(Clone)]
+pub(super) struct Trial {
+    pub(super) problem: Problem,
+    pub(super) choices: PlanOptions,
+    /// SMs to plan for; all of them if `None`.
+    pub(super) sms: Option<u32>,
+}
+
+/// Q, K and V.
+#[derive(Clone)]
+pub(super) struct Inputs {
+    pub(super) q: Tensor,
+    pub(super) k: Tensor,
+    pub(super) v: Tensor,
+}
+
+/// O and LSE.
+#[derive(Clone)]
+pub(super) struct Outputs {
+    pub(super) o: Tensor,
+    pub(super) lse: Vec<f32>,
+}
+
+/// A trial on a device: plan, kernel and memory.
+pub(super) struct Bench {
+    pub(super) forward: Forward,
+    stream: Stream,
+    inputs: [DeviceBuffer; 3],
+    o: DeviceBuffer,
+    lse: DeviceBuffer,
+}
+
+impl From<Problem> for Trial {
+    fn from(problem: Problem) -> Trial {
+        Trial { problem, options: PlanOptions::default(), sms: None }
+    }
+}
+
+impl Inputs {
+    pub(super) fn random(problem: &Problem, seed: u64) -> Inputs {
+        let [q, k, v] = [(problem.q(), 1), (problem.k(), 2), (problem.v(), 3)]
+            .map(|(x, part)| Tensor::random(x, 4 * seed + part));
+        Inputs { q, k, v }
+    }
+}
+
+impl Bench {
+    pub(super) fn new(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Bench> {
+        let limits = match trial.sms.and_then(std::num::NonZeroU32::new) {
+            None => device.limits(),
+            Some(sms) => DeviceLimits { sms, ..device.limits() },
+        };
+        let forward = Forward::within(device, &trial.problem, &trial.options, &limits)?;
+        let stream = device.stream()?;
+        let upload = |x: &Tensor| -> Fallible<DeviceBuffer> {
+            let mut buffer = device.alloc(2 * x.bits.len())?;
+            if !x.bits.is_empty() {
+                buffer.upload(&stream, &x.bits)?;
+            }
+            Ok(buffer)
+        };
+        let inputs = [upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?];
+        let o = device.alloc(trial.problem.o().extent_bytes().0 as usize)?;
+        let lse = device.alloc(4 * trial.problem.lse_shape().iter().product::<usize>())?;
+        Ok(Bench { forward, stream, inputs, o, lse })
+    }
+
+    /// Computes into memory that holds NaN.
+    pub(super) fn run(&mut self) -> Fallible<Outputs> {
+        self.o.fill(&self.stream, 0xFF)?;
+        self.lse.fill(&self.stream, 0xFF)?;
+        let [q, k, v] = &self.inputs;
+        self.forward.run(&self.stream, q, k, v, &mut self.o, &mut self.lse)?;
+        let desc = *self.forward.plan().problem.o();
+        let o = Tensor { desc, bits: self.o.download(&self.stream)? };
+        Ok(Outputs { o, lse: self.lse.download(&self.stream)? })
+    }
+}
+
+impl Outputs {
+    pub(super) fn lse(&self, problem: &Problem, batch: usize, row: usize, head: usize) -> f32 {
+        let [_, heads, rows] = problem.lse_shape();
+        self.lse[(batch * heads + head) * rows + row]
+    }
+
+    /// Whether all bits are the same.
+    pub(super) fn same(&self, other: &Outputs) -> bool {
+        let bits = |lse: &[f32]| -> Vec<u32> { lse.iter().map(|x| x.to_bits()).collect() };
+        self.o.bits == other.o.bits && bits(&self.lse) == bits(&other.lse)
+    }
+}
+
+/// The trial's results for some inputs.
+pub(super) fn run(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Outputs> {
+    Bench::new(device, trial, inputs)?.run()
+}
+
+/// What the forward kernels take.
+pub(super) const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];

@@ -1,0 +1,88 @@
+//! Attention on arrays, on the first Hopper GPU beside the CPU. Each result is held to the error law.
+
+use fa3::half::{bf16, f16};
+use fa3::ndarray::{Array4, ArrayView4};
+use fa3::{Attention, Device, Error, Output, Scalar};
+use fa3_ref::law::ForwardLaw;
+use fa3_ref::{Forward, Inputs, Precision};
+
+use crate::{Check, Fallible};
+
+/// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
+type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
+
+pub(crate) const CHECKS: [(&str, Check); 9] = [
+    ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
+    ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
+    ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
+    ("facade::window_softcap", |_| law((1, (257, 300), (2, 1), (96, 96)), windowed)),
+    ("facade::fewer_columns_in_v", |_| law((1, (130, 260), (1, 1), (192, 128)), causal)),
+    ("facade::rows_without_keys", |_| law((1, (300, 100), (1, 1), (72, 72)), causal)),
+    ("facade::no_keys", |_| law((1, (300, 0), (1, 1), (64, 64)), causal)),
+    ("facade::transposed_view", |_| transposed()),
+    ("facade::refusals", |_| refused()),
+];
+
+fn causal(attention: Attention<'_, bf16>) -> Attention<'_, bf16> {
+    attention.causal()
+}
+
+fn windowed(attention: Attention<'_, f16>) -> Attention<'_, f16> {
+    attention.window(Some(70), Some(3)).softcap(8.0)
+}
+
+/// Holds the GPU to the error law, and says how far it is from the CPU.
+fn law<T: Scalar>(
+    (batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v)): Sizes,
+    with: impl Fn(Attention<'_, T>) -> Attention<'_, T>,
+) -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let q = wave::<T>((batch, seqlen_q, heads_q, head_dim), 0.7);
+    let k = wave::<T>((batch, seqlen_k, heads_kv, head_dim), 0.9);
+    let v = wave::<T>((batch, seqlen_k, heads_kv, head_dim_v), 1.1);
+    let attention = with(Attention::new(q.view(), k.view(), v.view()));
+    let (gpu, cpu) = (in_f32(attention.forward(device)?), in_f32(attention.forward(&Device::Cpu)?));
+
+    // The law takes numbers in f32, which hold those in 16 bits exactly.
+    let [q, k, v] = [&q, &k, &v].map(|x| x.mapv(T::to_f32));
+    let [q, k, v]: [ArrayView4<'_, f32>; 3] = [q.view(), k.view(), v.view()];
+    let law = ForwardLaw::new(&Inputs::new(&attention.problem()?, q, k, v)?, Precision::of_output(T::DTYPE));
+    law.check(&gpu, "cargo test --release -p fa3-tests --test gpu facade::")?;
+    let difference = gpu.o.iter().zip(&cpu.o).map(|(gpu, cpu)| (gpu - cpu).abs()).fold(0.0, f32::max);
+    Ok(format!("the law holds, and O is within {difference:.1e} of the cpu's"))
+}
+
+fn in_f32<T: Scalar>(Output { o, lse }: Output<T>) -> Forward<f32> {
+    Forward { o: o.mapv(T::to_f32), lse }
+}
+
+fn wave<T: Scalar>(dim: (usize, usize, usize, usize), step: f32) -> Array4<T> {
+    let mut x = 0.0f32;
+    Array4::from_shape_simple_fn(dim, || {
+        x += step;
+        T::from_f32(2.0 * x.sin())
+    })
+}
+
+/// With heads outside rows it is the same problem.
+fn transposed() -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let heads_first = wave::<bf16>((2, 3, 200, 64), 0.7);
+    let view = || heads_first.view().permuted_axes([0, 2, 1, 3]);
+    let rows_first = view().as_standard_layout().into_owned();
+    let given = Attention::new(view(), view(), view()).forward(device)?;
+    let copied = Attention::new(rows_first.view(), rows_first.view(), rows_first.view()).forward(device)?;
+    if given == copied { Ok("the same bits".to_owned()) } else { Err("another result".into()) }
+}
+
+/// What the kernels do not take is an error, and is not computed on the CPU instead.
+fn refused() -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let (x, y) = (Array4::<f32>::zeros((1, 8, 1, 64)), Array4::<bf16>::zeros((1, 8, 1, 64)));
+    let single = Attention::new(x.view(), x.view(), x.view()).forward(device);
+    let packed = Attention::new(y.view(), y.view(), y.view()).packed(&[0, 3, 8], &[0, 4, 8]).forward(device);
+    match (single.err(), packed.err()) {
+        (Some(Error::Cuda(single)), Some(Error::Cuda(packed))) => Ok(format!("{single}; {packed}")),
+        other => Err(format!("f32 and packed sequences: {other:?}").into()),
+    }
+}

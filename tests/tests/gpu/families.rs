@@ -1,0 +1,52 @@
+//! Every family's trials: judged, and bit for bit those of the simulator where their bits depend on the inputs alone.
+
+use fa3_cuda::host::Device;
+use fa3_sim::{Mode, Policy};
+use fa3_tests::{Bits, Family, Trial, families};
+
+use crate::Fallible;
+
+const SEEDS: u64 = 3;
+
+/// One check for each family.
+pub(crate) fn checks() -> impl Iterator<Item = (String, impl Fn(&Device) -> Fallible<String>)> {
+    let check = |family: Family| {
+        (format!("families::{}", family.name), move |device: &Device| every_trial(device, &family))
+    };
+    families().into_iter().map(check)
+}
+
+fn every_trial(device: &Device, family: &Family) -> Fallible<String> {
+    let (mut judged, mut faults) = (0, Vec::new());
+    for seed in 0..SEEDS {
+        for trial in (family.trials)(seed) {
+            judged += 1;
+            faults.extend(conform(device, &trial, seed).err().map(|fault| fault.to_string()));
+        }
+    }
+    if faults.is_empty() { Ok(format!("{judged} trials")) } else { Err(faults.join("\n").into()) }
+}
+
+fn conform(device: &Device, trial: &Trial, seed: u64) -> Fallible<()> {
+    let after = device.run(&trial.job, &trial.before)?;
+    trial.check(&after)?;
+    if trial.bits == Bits::Inputs {
+        let simulated = trial.simulate(Policy::Random(seed), Mode::Exact)?;
+        if simulated != after {
+            return Err(format!("{}: {}", trial.name, differences(&simulated, &after)).into());
+        }
+    }
+    Ok(())
+}
+
+fn differences(simulated: &[Vec<u8>], gpu: &[Vec<u8>]) -> String {
+    let bytes = simulated.iter().flatten().zip(gpu.iter().flatten());
+    let (mut count, mut first) = (0, None);
+    for (index, (simulated, gpu)) in bytes.enumerate() {
+        if simulated != gpu {
+            count += 1;
+            first.get_or_insert((index, *simulated, *gpu));
+        }
+    }
+    format!("{count} bytes differ from the simulator's, the first (place, simulated, gpu): {first:?}")
+}

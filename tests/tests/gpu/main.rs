@@ -1,0 +1,74 @@
+//! What needs a GPU, with the names, filters and options of other tests: `cargo test --release -p fa3-tests --test gpu`.
+//!
+//! Says `skipped` and why where there is no Hopper GPU. What takes minutes runs with `--ignored` alone, or with all others
+//! by `--include-ignored`. `cargo test --release -p fa3-tests --test gpu --no-run` builds one executable that needs no
+//! more than a driver.
+
+mod attention;
+mod facade;
+mod families;
+mod host;
+mod plans;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use fa3_cuda::host::{Device, HostError};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// What a check makes, or why it does not hold.
+type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// A check of a device: what it says if it holds.
+type Check = fn(&Device) -> Fallible<String>;
+
+fn main() -> ExitCode {
+    let mut args = Arguments::from_args();
+    // Times are measured, and the last check breaks what all others need.
+    args.test_threads = Some(1);
+    let device = match Device::open(0) {
+        Ok(device) => Some(device),
+        Err(error @ (HostError::NoDriver | HostError::NoDevice { .. } | HostError::NotHopper { .. })) => {
+            println!("skipped: no GPU: {error}");
+            None
+        }
+        Err(error) => {
+            println!("FAILED: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if device.is_none() && !args.list {
+        return ExitCode::SUCCESS;
+    }
+    libtest_mimic::run(&args, tests(device.as_ref())).exit_code()
+}
+
+/// All tests, in their order.
+fn tests(device: Option<&Device>) -> Vec<Trial> {
+    let short = |(name, check): (&str, Check)| test(name, device, check);
+    // The times of making plans come first, while nothing is compiled yet.
+    let mut tests: Vec<Trial> = plans::CHECKS.into_iter().chain(host::CHECKS).map(short).collect();
+    tests.extend(facade::CHECKS.into_iter().map(short));
+    tests.extend(families::checks().map(|(name, check)| test(&name, device, check).with_ignored_flag(true)));
+    tests.extend(attention::CHECKS.into_iter().map(|check| short(check).with_ignored_flag(true)));
+    tests.push(short(host::LAST));
+    tests
+}
+
+fn test(
+    name: &str,
+    device: Option<&Device>,
+    check: impl Fn(&Device) -> Fallible<String> + Send + 'static,
+) -> Trial {
+    let device = device.cloned();
+    Trial::test(name, move || {
+        let device = device.ok_or("there is no GPU")?;
+        let said = check(&device).map_err(|error| Failed::from(error.to_string()))?;
+        println!("{said}");
+        Ok(())
+    })
+}
+
+fn ensure(holds: bool, otherwise: &str) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(otherwise.to_owned()) }
+}

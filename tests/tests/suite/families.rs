@@ -1,0 +1,57 @@
+//! Every family's kernels in the simulator: right, clean, and the same under every schedule.
+
+use fa3_sim::{Mode, Policy};
+use fa3_tests::{Bits, Trial, families};
+use rayon::prelude::*;
+
+/// Runs a trial under the first policy and judges it; under the others it must be the same.
+fn run(trial: &Trial, policies: &[Policy], mode: Mode) -> Result<(), String> {
+    let mut first = None;
+    for &policy in policies {
+        let after = trial.simulate(policy, mode)?;
+        match &first {
+            Some(first) if trial.bits != Bits::Schedule => {
+                if *first != after {
+                    return Err(format!("{} is another under {policy:?}", trial.name));
+                }
+            }
+            _ => {
+                trial.check(&after)?;
+                first = Some(after);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs every trial, and complains of all that fail at once.
+fn run_all(trials: &[Trial], check: impl Fn(usize, &Trial) -> Result<(), String> + Sync) {
+    let faults: Vec<String> =
+        trials.par_iter().enumerate().filter_map(|(index, trial)| check(index, trial).err()).collect();
+    assert!(faults.is_empty(), "{} faults of {}\n\n{}", faults.len(), trials.len(), faults.join("\n\n"));
+}
+
+/// Every kind of kernel with every shape class; schedules take turns.
+#[test]
+fn every_trial_is_solved() {
+    for family in families() {
+        let trials = (family.trials)(7);
+        println!("{}: {} trials", family.name, trials.len());
+        run_all(&trials, |index, trial| {
+            let policies = [Policy::Eager, Policy::Lazy, Policy::Random(index as u64)];
+            run(trial, &policies[index % 3..][..1], Mode::Exact)
+        });
+    }
+}
+
+/// Small problems under many schedules, with fast arithmetic: no false alarm, no result that depends on one.
+/// `FA3_SEEDS` says how many.
+#[test]
+fn schedules_do_not_matter() {
+    let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    for family in families() {
+        let random = (0..seeds.unwrap_or(family.schedules)).map(Policy::Random);
+        let policies: Vec<Policy> = [Policy::Eager, Policy::Lazy].into_iter().chain(random).collect();
+        run_all(&(family.small)(), |_, trial| run(trial, &policies, Mode::Fast));
+    }
+}

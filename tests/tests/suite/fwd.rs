@@ -1,0 +1,18 @@
+//! What is special about the forward kernels, in the simulator: numbers at the ends of what there is, and NaN nowhere
+//! where it may not be. What holds of every family's kernels, `families` tests.
+
+mod decoded;
+mod extremes;
+mod growth;
+mod poison;
+mod random;
+mod schedules;
+
+use fa3_sched::PlanOptions;
+use fa3_tests::fwd::{Fault, Launch, device};
+use fa3_types::Problem;
+
+/// The problem with these choices on a device of three SMs.
+fn launch(problem: &Problem, choices: &PlanOptions) -> Result<Launch, Fault> {
+    Launch::new(problem, &device(3), choices)
+}

@@ -1,0 +1,159 @@
+//! The ends of what a problem may say.
+
+use fa3_cuda::kernels::fwd::FwdArray;
+use fa3_sched::{CtaTile, Overlap, PPlace, PlanOptions};
+use fa3_sim::{Buffer, Memory, Mode, Policy, Simulation};
+use fa3_tests::fwd::{dense, initial, judged, with_tile};
+use fa3_tests::simulate;
+use fa3_tests::{Case, Dist};
+use fa3_types::{Dtype, Mask, Problem};
+use rayon::prelude::*;
+
+use super::launch;
+use fa3_tests::fwd::shapes::{FORMS, TINY};
+
+fn check(case: &Case, options: &PlanOptions) -> Result<(), String> {
+    let launch = launch(&case.problem, options).map_err(|fault| fault.to_string())?;
+    let values = case.values();
+    let answer = launch.simulate(&values, Policy::Random(9), Mode::Exact);
+    let answer = answer.map_err(|fault| format!("{}: {fault}", launch.plan))?;
+    judged(case, &values, &answer).map(|_| ()).map_err(|violation| format!("{}: {violation}", launch.plan))
+}
+
+fn tiles() -> Vec<CtaTile> {
+    let two =
+        CtaTile { tile_m: 128, consumers: 2, tile_n: 48, p_place: PPlace::Smem, ping_pong: true, ..TINY };
+    FORMS
+        .into_iter()
+        .flat_map(|(overlap, rescale)| {
+            [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, ..two }]
+        })
+        .collect()
+}
+
+fn check_all(cases: Vec<Case>) {
+    let pairs: Vec<(Case, CtaTile)> = cases
+        .into_iter()
+        .flat_map(|case| tiles().into_iter().map(move |tile| (case.clone(), tile)))
+        .collect();
+    let faults: Vec<String> =
+        pairs.par_iter().filter_map(|(case, tile)| check(case, &with_tile(*tile)).err()).collect();
+    assert!(faults.is_empty(), "{} faults of {}\n\n{}", faults.len(), pairs.len(), faults.join("\n\n"));
+}
+
+fn scaled(scales: &[f64], caps: &[Option<f64>]) -> Vec<Case> {
+    let pairs = scales.iter().flat_map(|&scale| caps.iter().map(move |&cap| (scale, cap)));
+    let case = |(scale, cap)| {
+        let mut spec = dense(Dtype::Bf16, 1, (20, 70), (1, 1), 64).causal();
+        (spec.softmax_scale, spec.softcap) = (Some(scale), cap);
+        Case::normal("scales", spec.validate().unwrap(), 2)
+    };
+    pairs.map(case).collect()
+}
+
+/// From a softmax that is uniform to one that is one-hot; caps far above all scores, and far below. Scores of 1e9 and more,
+/// whose maximum is rounded by more than exponents can be, are nobody's business.
+#[test]
+fn scales_and_caps() {
+    let caps = [None, Some(1e-18), Some(1e-3), Some(50.0), Some(1e5), Some(1e7), Some(1e18)];
+    check_all(scaled(&[1e-18, 1e-7, 1.0, 300.0, 1e7], &caps));
+}
+
+/// All scores are equal, so that the maximum of the first block stays: what a rounding a block would add up to, the law does
+/// not allow after 4000.
+#[test]
+fn long_rows_do_not_drift() {
+    let scales = [0.1, 0.13, 0.17, 0.2];
+    let forms = FORMS.into_iter().filter(|&(overlap, _)| overlap != Overlap::ThreeStage);
+    let pairs = forms.flat_map(|form| scales.map(|scale| (scale, form)));
+    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, (overlap, rescale))| {
+        let mut spec = dense(Dtype::F16, 1, (1, 64_000), (1, 1), 24);
+        spec.softmax_scale = Some(scale);
+        let case = Case::normal("long", spec.validate().unwrap(), 2);
+        let mut values = case.values();
+        values.q.fill(1.0);
+        values.k.fill(1.0);
+        let tile = CtaTile { tile_n: 16, overlap, rescale, ..TINY };
+        let launch = launch(&case.problem, &with_tile(tile)).unwrap();
+        let answer = launch.simulate(&values, Policy::Eager, Mode::Fast).unwrap();
+        let verdict = judged(&case, &values, &answer);
+        assert!(verdict.is_ok(), "scale {scale}: {verdict:?}");
+    });
+}
+
+/// Every distribution of numbers, in both types.
+#[test]
+fn numbers() {
+    let cases = Dist::ALL.into_iter().flat_map(|dist| [Dtype::F16, Dtype::Bf16].map(|dtype| (dist, dtype)));
+    let cases = cases.map(|(dist, dtype)| {
+        let problem = dense(dtype, 1, (65, 130), (1, 1), 64).validate().unwrap();
+        Case { dist, ..Case::normal("numbers", problem, 2) }
+    });
+    check_all(cases.collect());
+}
+
+/// LSE at address 0: nobody wants it, and O is the same.
+#[test]
+fn without_lse() {
+    let case =
+        Case::normal("without", dense(Dtype::Bf16, 1, (70, 50), (2, 1), 64).causal().validate().unwrap(), 3);
+    for tile in tiles() {
+        let job = launch(&case.problem, &with_tile(tile)).unwrap().job.unwrap();
+        let before = initial(&case.problem, &job, &case.values());
+        let with = simulate(&job, &before, Policy::Eager, Mode::Fast).unwrap();
+        let mut memory = Memory::new();
+        let alloc = |bytes: &Vec<u8>| memory.alloc_from("array", bytes);
+        let buffers: Vec<Buffer> = before.iter().map(alloc).collect();
+        let mut addresses: Vec<u64> = buffers.iter().map(|buffer| buffer.address()).collect();
+        addresses[FwdArray::Lse as usize] = 0;
+        let simulation = Simulation::new(&job.kernel).grid(job.grid).args(job.bind(&addresses));
+        let outcome = simulation.policy(Policy::Eager).mode(Mode::Fast).run(&mut memory).unwrap();
+        assert_eq!(outcome.findings, []);
+        let [o, lse] = [FwdArray::O, FwdArray::Lse].map(|array| array as usize);
+        assert_eq!(memory.read(buffers[o]), with.arrays[o]);
+        assert_eq!(memory.read(buffers[lse]), before[lse]);
+    }
+}
+
+/// Strides of 0: one K and V for all sequences, one Q for all heads.
+#[test]
+fn broadcast_inputs() {
+    let mut cases = Vec::new();
+    for mask in [Mask::None, Mask::Causal] {
+        let mut spec = dense(Dtype::F16, 3, (40, 50), (4, 2), 64).mask(mask);
+        (spec.k.strides.batch, spec.v.strides.batch, spec.q.strides.heads) = (0, 0, 0);
+        cases.push(spec.validate().unwrap());
+    }
+    let faults: Vec<String> = cases
+        .into_iter()
+        .flat_map(|problem| tiles().into_iter().map(move |tile| (problem.clone(), tile)))
+        .filter_map(|(problem, tile)| broadcast(problem, tile).err())
+        .collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+fn broadcast(problem: Problem, tile: CtaTile) -> Result<(), String> {
+    let case = Case::normal("broadcast", problem, 2);
+    let mut values = case.values();
+    for x in [&mut values.k, &mut values.v] {
+        let first = x.index_axis(ndarray::Axis(0), 0).to_owned();
+        x.outer_iter_mut().for_each(|mut x| x.assign(&first));
+    }
+    let first = values.q.index_axis(ndarray::Axis(2), 0).to_owned();
+    values.q.axis_iter_mut(ndarray::Axis(2)).for_each(|mut x| x.assign(&first));
+    let launch = launch(&case.problem, &with_tile(tile)).map_err(|fault| fault.to_string())?;
+    let answer = launch.simulate(&values, Policy::Random(9), Mode::Exact);
+    let answer = answer.map_err(|fault| format!("{}: {fault}", launch.plan))?;
+    judged(&case, &values, &answer).map(|_| ())
+}
+
+/// One of everything, and one more than a multiple of what hardware moves.
+#[test]
+fn least_dimensions() {
+    let dims = [8, 16, 24, 56, 64];
+    let cases = dims.into_iter().flat_map(|dim| dims.map(|dim_v| (dim, dim_v))).map(|(dim, dim_v)| {
+        let spec = dense(Dtype::Bf16, 1, (1 + dim_v / 8, 33), (2, 2), dim).head_dim_v(dim_v);
+        Case::normal("dimensions", spec.validate().unwrap(), 2)
+    });
+    check_all(cases.collect());
+}

@@ -1,0 +1,91 @@
+//! Scores that grow from one visited block to the next, so that old maxima do not do.
+
+use fa3_sched::{CtaTile, PPlace};
+use fa3_sim::{Mode, Policy};
+use fa3_tests::fwd::shapes::{FORMS, TINY};
+use fa3_tests::fwd::{dense, judged, with_tile};
+use fa3_tests::{Case, Values};
+use half::f16;
+use ndarray::Axis;
+use rayon::prelude::*;
+
+use super::launch;
+
+const KEYS: usize = 100;
+
+/// All forms, P in either place: seven blocks of 16 keys, or three of 48.
+fn tiles() -> Vec<CtaTile> {
+    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
+    FORMS
+        .into_iter()
+        .flat_map(|(overlap, rescale)| {
+            [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, p_place: PPlace::Smem, ..two }]
+        })
+        .collect()
+}
+
+fn problem(dtype: Dtype, mask: Mask) -> Problem {
+    let mut spec = dense(dtype, 1, (70, KEYS), (2, 1), 64).mask(mask);
+    spec.softmax_scale = Some(1.0);
+    spec.validate().unwrap()
+}
+
+/// Random values whose scores are, but for a little, `growth` · (first element of the query) for each key nearer to the start.
+/// Blocks are visited from the end.
+fn growing(values: Values, growth: f32) -> Values {
+    let Values { mut q, mut k, .. } = values.clone();
+    q.mapv_inplace(|x| f16::from_f32(x / 4.0).to_f32());
+    q.index_axis_mut(Axis(3), 0).fill(1.0);
+    for (key, mut row) in k.axis_iter_mut(Axis(1)).enumerate() {
+        row.index_axis_mut(Axis(2), 0).fill(growth * (KEYS - key) as f32);
+    }
+    Values { q, k, ..values }
+}
+
+/// From growth that an old maximum survives, by powers of 2 that leave f16 and then binary32, to scores that only the last
+/// block's matter of.
+#[test]
+fn growing_scores_are_as_in_the_oracle() {
+    let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(60), right: Some(5) }];
+    // Powers of 2, so that 16 bits hold the keys.
+    let growths = [-2.0, 1.0 / 64.0, 0.125, 0.25, 1.0, 4.0, 128.0];
+    let cases: Vec<_> = tiles()
+        .into_iter()
+        .flat_map(|tile| masks.map(|mask| (tile, mask)))
+        .flat_map(|case| growths.map(|growth| (case, growth)))
+        .collect();
+    cases.into_par_iter().for_each(|((tile, mask), growth)| {
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            let case = Case::normal("growing", problem(dtype, mask), 4);
+            let values = growing(case.values(), growth);
+            let launch = launch(&case.problem, &with_tile(tile)).unwrap();
+            let answer = launch.simulate(&values, Policy::Random(3), Mode::Exact).unwrap();
+            let verdict = judged(&case, &values, &answer);
+            assert!(verdict.is_ok(), "growth {growth}, {dtype}: {verdict:?}\n{}", launch.plan);
+        }
+    });
+}
+
+/// Rows whose scores do not grow are the same bit by bit, whatever the rows beside them do.
+#[test]
+fn rows_do_not_depend_on_their_neighbours() {
+    tiles().into_par_iter().for_each(|tile| {
+        let case = Case::normal("neighbours", problem(Dtype::Bf16, Mask::None), 4);
+        let launch = launch(&case.problem, &with_tile(tile)).unwrap();
+        let all = growing(case.values(), 1.0 / 64.0);
+        let mut some = all.clone();
+        for mut row in some.q.axis_iter_mut(Axis(1)).step_by(3) {
+            row.index_axis_mut(Axis(2), 0).fill(128.0);
+        }
+        let [all, some] =
+            [all, some].map(|values| launch.simulate(&values, Policy::Eager, Mode::Exact).unwrap());
+        let mut differ = 0;
+        for row in 0..70 {
+            let same = all.o.index_axis(Axis(1), row) == some.o.index_axis(Axis(1), row)
+                && all.lse.index_axis(Axis(2), row) == some.lse.index_axis(Axis(2), row);
+            assert!(same || row % 3 == 0, "row {row} of {}", launch.plan);
+            differ += usize::from(!same);
+        }
+        assert!(differ > 20, "{differ} rows differ");
+    });
+}

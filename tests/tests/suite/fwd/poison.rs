@@ -1,0 +1,250 @@
+//! NaN and infinities reach the rows that see them, and no others.
+
+use fa3_ref::Forward;
+use fa3_sched::{CtaTile, Loads, PPlace, PlanOptions};
+use fa3_sim::{Mode, Policy};
+use fa3_tests::fwd::{Launch, Layout, dense, judged, with_tile};
+use fa3_tests::{Case, Poison, Values};
+use fa3_types::{Dtype, Mask, Problem};
+use ndarray::{Array4, Axis};
+use rayon::prelude::*;
+
+use super::launch;
+use fa3_tests::fwd::shapes::{FORMS, TINY, dealt};
+
+const MASKS: [Mask; 4] = [
+    Mask::None,
+    Mask::Causal,
+    Mask::Window { left: Some(9), right: Some(12) },
+    Mask::Window { left: Some(30), right: None },
+];
+
+/// 70 rows see up to 100 keys in blocks of 16 or 48: all forms, P in either place, turns or not, a producer or none.
+fn tiles() -> Vec<CtaTile> {
+    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
+    FORMS
+        .into_iter()
+        .flat_map(|(overlap, rescale)| {
+            [
+                CtaTile { overlap, rescale, ..TINY },
+                CtaTile { overlap, rescale, p_place: PPlace::Smem, ..two },
+                CtaTile { overlap, rescale, loads: Loads::Consumers, ..two },
+            ]
+        })
+        .collect()
+}
+
+fn problem(mask: Mask, layout: Layout, softcap: Option<f64>) -> Problem {
+    let mut spec = dense(Dtype::Bf16, 1, (70, 100), (2, 1), 64).mask(mask);
+    spec.softcap = softcap;
+    layout.of(spec).validate().unwrap()
+}
+
+/// Every tile with every mask.
+fn each(check: impl Fn(&Launch) + Sync) {
+    let pairs: Vec<(CtaTile, Mask)> =
+        tiles().into_iter().flat_map(|tile| MASKS.map(|mask| (tile, mask))).collect();
+    pairs.into_par_iter().enumerate().for_each(|(index, (tile, mask))| {
+        let layout = Layout::ALL[index % Layout::ALL.len()];
+        let softcap = (index % 3 == 0).then_some(2.0);
+        let problem = problem(mask, layout, softcap);
+        check(&launch(&problem, &with_tile(tile)).unwrap());
+    });
+}
+
+fn run(launch: &Launch, values: &Values) -> Forward<f32> {
+    let answer = launch.simulate(values, Policy::Random(5), Mode::Exact);
+    answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan))
+}
+
+fn values(launch: &Launch, poison: Poison) -> Values {
+    Case { poison, ..Case::normal("poison", launch.plan.problem.clone(), 8) }.values()
+}
+
+/// What became of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Row {
+    Same,
+    Nan,
+    Other,
+}
+
+/// What became of each row of O, by (sequence, row, head).
+fn compare_o(clean: &Forward<f32>, dirty: &Forward<f32>) -> Vec<([usize; 3], Row)> {
+    let rows = ndarray::indices((clean.o.dim().0, clean.o.dim().1, clean.o.dim().2));
+    let row = |x: &Array4<f32>, [batch, row, head]: [usize; 3]| -> Vec<u32> {
+        x.index_axis(Axis(0), batch)
+            .index_axis(Axis(0), row)
+            .index_axis(Axis(0), head)
+            .mapv(f32::to_bits)
+            .to_vec()
+    };
+    let compare = |(batch, index, head)| {
+        let at = [batch, index, head];
+        let (clean, dirty) = (row(&clean.o, at), row(&dirty.o, at));
+        let fate = if clean == dirty {
+            Row::Same
+        } else if dirty.iter().all(|&x| f32::from_bits(x).is_nan()) {
+            Row::Nan
+        } else {
+            Row::Other
+        };
+        (at, fate)
+    };
+    rows.into_iter().map(compare).collect()
+}
+
+fn lse_row(clean: &Forward<f32>, dirty: &Forward<f32>, [batch, row, head]: [usize; 3]) -> Row {
+    let (clean, dirty) = (clean.lse[[batch, head, row]], dirty.lse[[batch, head, row]]);
+    if clean.to_bits() == dirty.to_bits() {
+        Row::Same
+    } else if dirty.is_nan() {
+        Row::Nan
+    } else {
+        Row::Other
+    }
+}
+
+/// Rows for which `dirty` says so are NaN in O and LSE, all others as they were.
+fn assert_nan_exactly(
+    launch: &Launch,
+    clean: &Forward<f32>,
+    nan: &Forward<f32>,
+    dirty: impl Fn([usize; 3]) -> bool,
+) {
+    for (at, o) in compare_o(clean, nan) {
+        let expected = if dirty(at) { Row::Nan } else { Row::Same };
+        let lse = lse_row(clean, nan, at);
+        assert_eq!((o, lse), (expected, expected), "sequence, row, head {at:?} of {}", launch.plan);
+    }
+}
+
+#[test]
+fn a_nan_in_q_reaches_its_row() {
+    each(|launch| {
+        let clean = run(launch, &values(launch, Poison::None));
+        for row in [0, 33, 69] {
+            let nan = run(launch, &values(launch, Poison::QueryRow(row)));
+            let len = launch.plan.problem.lengths(0);
+            let sees = |row| (0..len.k).any(|key| launch.plan.problem.mask().allows(row, key, len));
+            assert_nan_exactly(launch, &clean, &nan, |[_, at, _]| at == row && sees(row));
+        }
+    });
+}
+
+#[test]
+fn a_nan_in_k_reaches_the_rows_that_see_it() {
+    each(|launch| {
+        let (problem, len) = (&launch.plan.problem, launch.plan.problem.lengths(0));
+        let clean = run(launch, &values(launch, Poison::None));
+        for key in [0, 31, 32, 64, 99] {
+            let nan = run(launch, &values(launch, Poison::KeyRow(key)));
+            assert_nan_exactly(launch, &clean, &nan, |[_, row, _]| problem.mask().allows(row, key, len));
+        }
+    });
+}
+
+/// A block of V is multiplied as a whole, so that a NaN in it reaches every row of a tile that visits it, but none of
+/// others, and never LSE.
+#[test]
+fn a_nan_in_v_stays_in_tiles_that_visit_its_block() {
+    each(|launch| {
+        let (plan, problem, len) = (&launch.plan, &launch.plan.problem, launch.plan.problem.lengths(0));
+        let (tile_m, tile_n) = (plan.row.shape.tile_m as usize, plan.row.shape.tile_n as usize);
+        let clean = run(launch, &values(launch, Poison::None));
+        for key in [0, 17, 99] {
+            let nan = run(launch, &values(launch, Poison::ValueRow(key)));
+            for (at @ [batch, row, head], o) in compare_o(&clean, &nan) {
+                let block = (key / tile_n) as u32;
+                let visits = plan.tiles().any(|work| {
+                    let tile = [work.tile.batch, work.tile.head, work.tile.m_block].map(|x| x as usize);
+                    tile == [batch, head, row / tile_m] && (work.kv.first..work.kv.end).contains(&block)
+                });
+                let sees = problem.mask().allows(row, key, len);
+                let right = o == Row::Nan && visits || o == Row::Same && !sees;
+                assert!(right, "{o:?} at sequence, row, head {at:?}: {plan}");
+                assert_eq!(lse_row(&clean, &nan, at), Row::Same, "{at:?} {plan}");
+            }
+        }
+    });
+}
+
+/// Everything of one sequence, and of one group of heads, is NaN: the others do not notice, wherever tiles reach over
+/// ends.
+#[test]
+fn neighbours_are_not_read() {
+    let layouts = [Layout::Contiguous, Layout::HeadsFirst];
+    let pairs: Vec<(CtaTile, Layout)> =
+        tiles().into_iter().flat_map(|tile| layouts.map(|layout| (tile, layout))).collect();
+    pairs.into_par_iter().for_each(|(tile, layout)| {
+        let spec = dense(Dtype::F16, 2, (67, 83), (4, 2), 56).head_dim_v(40).causal();
+        let launch = launch(&layout.of(spec).validate().unwrap(), &with_tile(tile)).unwrap();
+        let own = values(&launch, Poison::None);
+        let clean = run(&launch, &own);
+        for (batch, head_kv) in [(0, 0), (0, 1), (1, 0)] {
+            let mut others = own.clone();
+            let is_own = |(index, _, head, _): (usize, usize, usize, usize), heads: usize| {
+                index == batch && head * 2 / heads == head_kv
+            };
+            for (x, heads) in [(&mut others.q, 4), (&mut others.k, 2), (&mut others.v, 2)] {
+                x.indexed_iter_mut().filter(|(at, _)| !is_own(*at, heads)).for_each(|(_, x)| *x = f32::NAN);
+            }
+            let nan = run(&launch, &others);
+            assert_nan_exactly(&launch, &clean, &nan, |[index, row, head]| {
+                // Under this mask the last 67 keys are on the diagonal: every row sees some.
+                !is_own((index, row, head, 0), 4)
+            });
+        }
+    });
+}
+
+/// Scores that are infinite, of either sign, give what the oracle says: NaN, nothing, or an empty row.
+#[test]
+fn infinite_scores_are_as_in_the_oracle() {
+    each(|launch| {
+        let problem = &launch.plan.problem;
+        let case = Case::normal("infinite", problem.clone(), 8);
+        for (q, k) in
+            [(f32::INFINITY, 1.0), (f32::NEG_INFINITY, 1.0), (1.0, f32::NEG_INFINITY), (1.0, f32::INFINITY)]
+        {
+            let mut values = case.values();
+            // The sign of a score is that of the product of the first elements, where one is infinite.
+            values.q.index_axis_mut(Axis(3), 0).fill(1.0);
+            values.k.index_axis_mut(Axis(3), 0).fill(1.0);
+            values.q.index_axis_mut(Axis(3), 0).index_axis_mut(Axis(1), 41).fill(q);
+            for key in [0, 50, 71] {
+                values.k.index_axis_mut(Axis(3), 0).index_axis_mut(Axis(1), key).fill(k);
+            }
+            let answer = run(launch, &values);
+            if let Err(violation) = judged(&case, &values, &answer) {
+                panic!("q {q}, k {k}: {violation}\n{}", launch.plan);
+            }
+        }
+    });
+}
+
+/// No keys at all; and more rows than keys under a causal mask, so that whole tiles see none, and others have rows that see
+/// none beside rows that see NaN in V.
+#[test]
+fn rows_without_keys_are_empty() {
+    for (tile, scheduler) in tiles().into_iter().zip(super::schedules::SCHEDULERS.into_iter().cycle()) {
+        for (lengths, layout) in
+            [((150, 0), Layout::Gaps), ((150, 20), Layout::HeadsFirst), ((300, 1), Layout::Contiguous)]
+        {
+            let spec = dense(Dtype::F16, 2, lengths, (3, 1), 64).causal();
+            let problem = layout.of(spec).validate().unwrap();
+            let scheduler = Some(dealt(&tile, scheduler));
+            let options = PlanOptions { scheduler, ..with_tile(tile) };
+            let launch = launch(&problem, &options).unwrap();
+            let poison = if lengths.1 > 0 { Poison::ValueRow(0) } else { Poison::None };
+            let answer = run(&launch, &values(&launch, poison));
+            for row in 0..lengths.0 - lengths.1 {
+                let o = answer.o.index_axis(Axis(1), row);
+                assert!(o.iter().all(|x| x.to_bits() == 0), "row {row} of {}: {o}", launch.plan);
+                let lse = answer.lse.index_axis(Axis(2), row);
+                assert!(lse.iter().all(|&x| x == f32::NEG_INFINITY), "row {row} of {}: {lse}", launch.plan);
+            }
+            assert!(answer.lse.iter().filter(|lse| lse.is_finite()).count() == 6 * lengths.1);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What must not matter: the scheduler of tiles, their order, the number of CTAs, other sequences, an earlier launch, who
+//! loads.
+
+use fa3_cuda::kernels::ArrayUse;
+use fa3_cuda::kernels::fwd::{FwdArray, FwdError};
+use fa3_ref::Forward;
+use fa3_sched::{CtaTile, Loads, Longest, Order, Overlap, PPlace, PlanOptions, Rescale, Scheduler};
+use fa3_sim::{Memory, Mode, Policy, Simulation};
+use fa3_tests::Case;
+use fa3_tests::fwd::{Fault, Launch, Layout, dense, device, initial, results, with_tile};
+use fa3_tests::reshape::alone;
+use fa3_types::{Dtype, Mask, Problem};
+use ndarray::Axis;
+use rayon::prelude::*;
+
+use super::launch;
+use fa3_tests::fwd::shapes::TINY;
+
+pub(crate) const SCHEDULERS: [Scheduler; 3] =
+    [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
+
+fn same(x: &Forward<f32>, y: &Forward<f32>) -> bool {
+    let bits = |x: f32| x.to_bits();
+    x.o.mapv(bits) == y.o.mapv(bits) && x.lse.mapv(bits) == y.lse.mapv(bits)
+}
+
+fn run(launch: &Launch, problem: &Problem, policy: Policy, mode: Mode) -> Forward<f32> {
+    let answer = launch.simulate(&Case::normal("schedules", problem.clone(), 4).values(), policy, mode);
+    answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan))
+}
+
+/// Tiles of four kinds, of which the schedules are many.
+fn kinds() -> [CtaTile; 4] {
+    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 32, ping_pong: true, ..TINY };
+    [
+        TINY,
+        two,
+        CtaTile { overlap: Overlap::None, p_place: PPlace::Smem, ..two },
+        CtaTile { overlap: Overlap::ThreeStage, rescale: Rescale::EveryBlock, ping_pong: false, ..two },
+    ]
+}
+
+#[test]
+fn who_computes_a_tile_does_not_matter() {
+    let orders = [
+        Order::Linear,
+        Order::LongestFirst { section: 1, longest: Longest::Last },
+        Order::LongestFirst { section: 4, longest: Longest::First },
+    ];
+    kinds().into_par_iter().for_each(|tile| {
+        let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().validate().unwrap();
+        let mut first = None;
+        for (scheduler, order) in SCHEDULERS.into_iter().flat_map(|s| orders.map(|order| (s, order))) {
+            for (sms, policy) in [(1, Policy::Eager), (5, Policy::Random(4))] {
+                let options =
+                    PlanOptions { scheduler: Some(scheduler), order: Some(order), ..with_tile(tile) };
+                let launch = Launch::new(&problem, &device(sms), &options).unwrap();
+                let answer = run(&launch, &problem, policy, Mode::Fast);
+                let first = first.get_or_insert_with(|| answer.clone());
+                assert!(same(first, &answer), "{sms} sms: {}", launch.plan);
+            }
+        }
+    });
+}
+
+/// Consumers that load for themselves compute what they do behind a producer, however many slots they fill, under many schedules:
+/// `FA3_SEEDS` says how many.
+#[test]
+fn who_loads_does_not_matter() {
+    let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(8);
+    let tiles = kinds().into_iter().flat_map(|tile| [1, 2, 5].map(|stages| CtaTile { stages, ..tile }));
+    let tiles: Vec<CtaTile> = tiles.collect();
+    tiles.into_par_iter().enumerate().for_each(|(index, tile)| {
+        let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
+        // One block; many; tiles without keys.
+        for lengths in [(70, 9), (150, 140), (200, 33)] {
+            let spec = dense(Dtype::F16, 1, lengths, (3, 1), 64).mask(masks[(index + index / 3) % 3]);
+            let problem = spec.validate().unwrap();
+            let launch = |loads| {
+                let scheduler = Some(Scheduler::StaticPersistent);
+                let options = PlanOptions { scheduler, ..with_tile(CtaTile { loads, ..tile }) };
+                Launch::new(&problem, &device(2), &options).unwrap()
+            };
+            let first = run(&launch(Loads::Producer), &problem, Policy::Eager, Mode::Fast);
+            let launch = launch(Loads::Consumers);
+            assert_eq!(launch.job.as_ref().unwrap().kernel.roles.len(), 1);
+            for policy in (0..seeds).map(Policy::Random).chain([Policy::Eager, Policy::Lazy]) {
+                let again = run(&launch, &problem, policy, Mode::Fast);
+                assert!(same(&first, &again), "another result under {policy:?}: {}", launch.plan);
+            }
+        }
+    });
+}
+
+/// Nobody draws numbers then: plans do not ask for it, and who asks for it is told.
+#[test]
+fn without_a_producer_tiles_are_dealt_out() {
+    let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().validate().unwrap();
+    let open = with_tile(CtaTile { loads: Loads::Consumers, ..TINY });
+    let plan = launch(&problem, &open).unwrap().plan;
+    assert_eq!(plan.scheduler, Scheduler::StaticPersistent);
+    let scheduler = Scheduler::DynamicPersistent;
+    let refused = launch(&problem, &PlanOptions { scheduler: Some(scheduler), ..open }).err().unwrap();
+    assert!(matches!(refused, Fault::Kernel(FwdError::NoProducer { scheduler: s }) if s == scheduler));
+}
+
+/// Each head of each sequence is what it is alone.
+#[test]
+fn other_sequences_do_not_matter() {
+    let pairs = kinds().map(|tile| Layout::ALL.map(|layout| (tile, layout)));
+    pairs.into_par_iter().flatten().for_each(|(tile, layout)| {
+        let spec = dense(Dtype::F16, 2, (90, 70), (4, 2), 64).mask(Mask::window(Some(60), Some(11)));
+        let problem = layout.of(spec).validate().unwrap();
+        let values = Case::normal("together", problem.clone(), 4).values();
+        let choices = PlanOptions { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
+        let together = launch(&problem, &choices).unwrap();
+        let together = run(&together, &problem, Policy::Random(1), Mode::Fast);
+        for (batch, head) in (0..2).flat_map(|batch| (0..4).map(move |head| (batch, head))) {
+            let (problem, values) = alone(&problem, &values, batch, head);
+            let launch = launch(&problem, &with_tile(tile)).unwrap();
+            let answer = launch.simulate(&values, Policy::Eager, Mode::Fast).unwrap();
+            let bits = |x: &Forward<f32>, batch: usize, head: usize| -> Vec<u32> {
+                let o = x.o.index_axis(Axis(0), batch).index_axis_move(Axis(1), head);
+                let lse = x.lse.index_axis(Axis(0), batch).index_axis_move(Axis(0), head);
+                o.iter().chain(&lse).map(|x| x.to_bits()).collect()
+            };
+            assert_eq!(bits(&together, batch, head), bits(&answer, 0, 0), "{}", launch.plan);
+        }
+    });
+}
+
+/// Three launches in the same memory, with the same counter: as CTAs draw the last tile, they put it back to zero. Each may begin
+/// while the one before still writes anything of it, the counter too.
+#[test]
+fn launches_follow_each_other() {
+    let spec = dense(Dtype::Bf16, 2, (150, 140), (3, 3), 64).causal();
+    let problem = Layout::Gaps.of(spec).validate().unwrap();
+    let values = Case::normal("again", problem.clone(), 4).values();
+    for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds().map(|tile| (sms, tile))) {
+        let options = PlanOptions { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
+        let launch = Launch::new(&problem, &device(sms), &options).unwrap();
+        let job = launch.job.as_ref().unwrap();
+        assert_eq!(job.arrays[FwdArray::Counter as usize].used, ArrayUse::Sum);
+        let before = initial(&problem, job, &values);
+        let mut memory = Memory::new();
+        let buffers: Vec<_> = job
+            .arrays
+            .iter()
+            .zip(&before)
+            .map(|(array, bytes)| memory.alloc_from(array.name, bytes))
+            .collect();
+        let addresses: Vec<u64> = buffers.iter().map(|buffer| buffer.address()).collect();
+        let mut first: Option<Forward<f32>> = None;
+        for policy in [Policy::Eager, Policy::Lazy, Policy::Random(sms.into())] {
+            let simulation = Simulation::new(&job.kernel).grid(job.grid).args(job.bind(&addresses));
+            let simulation = simulation.predecessor_writes(buffers.clone());
+            let outcome = simulation.policy(policy).mode(Mode::Fast).run(&mut memory).unwrap();
+            assert!(outcome.is_clean(), "{}", outcome.findings[0]);
+            let arrays: Vec<Vec<u8>> = buffers.iter().map(|&buffer| memory.read(buffer)).collect();
+            let answer =
+                results(&problem, &arrays).unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan));
+            let first = first.get_or_insert_with(|| answer.clone());
+            assert!(same(first, &answer), "{policy:?} {}", launch.plan);
+        }
+    }
+}

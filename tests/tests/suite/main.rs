@@ -1,0 +1,21 @@
+//! What concerns several crates: one binary, so that its tests share the machine's cores. A module's name chooses its
+//! tests: `cargo test -p fa3-tests --test suite fwd::`.
+#![forbid(unsafe_code)]
+
+// Attention by every engine.
+mod backward;
+mod forward;
+mod metamorphic;
+mod minilm;
+mod properties;
+
+// Kernels in the simulator.
+mod families;
+mod fwd;
+mod golden;
+mod mutants;
+mod timeline;
+
+// Plans, and the repository itself.
+mod sched;
+mod tidy;

@@ -1,0 +1,245 @@
+//! What must hold between two calls, whatever the right answer is. "The same" is bit for bit.
+
+use fa3_ref::Forward;
+use fa3_tests::reshape::{alone, dense_like, rows, spec_of};
+use fa3_tests::strategies::{self, config};
+use fa3_tests::{Case, Dist, Engine, Judge, NoAnswer, Poison, Values, engines, testdata};
+use fa3_types::{Dtype, Mask, Problem};
+use ndarray::{Array4, ArrayView, Axis, Dimension, Zip, concatenate};
+use proptest::prelude::*;
+
+const REPLAY: &str = "cargo test -p fa3-tests --test suite metamorphic::";
+
+/// The engine's answer on `values` as inputs of `problem`; `None` if it skips them.
+fn run(engine: &dyn Engine, problem: &Problem, values: &Values) -> Option<Forward<f32>> {
+    match engine.forward(&Case::normal("random", problem.clone(), 0), values) {
+        Ok(answer) => Some(answer),
+        Err(NoAnswer::Skipped(_)) => None,
+        Err(NoAnswer::Failed(error)) => panic!("{} failed on {problem}: {error}", engine.name()),
+    }
+}
+
+/// Bit for bit, but one NaN is as good as another.
+fn assert_same<D: Dimension>(x: ArrayView<'_, f32, D>, y: ArrayView<'_, f32, D>, what: &str) {
+    assert_eq!(x.shape(), y.shape(), "{what}");
+    let same = Zip::from(x).and(y).all(|x, y| x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan()));
+    assert!(same, "{what} is not the same");
+}
+
+fn assert_same_forward(x: &Forward<f32>, y: &Forward<f32>, engine: &dyn Engine) {
+    assert_same(x.o.view(), y.o.view(), &format!("{}: o", engine.name()));
+    assert_same(x.lse.view(), y.lse.view(), &format!("{}: lse", engine.name()));
+}
+
+/// (batch, heads, seqlen) as (batch, seqlen, heads, 1).
+fn lse_as_rows(x: &Forward<f32>) -> Array4<f32> {
+    x.lse.view().permuted_axes([0, 2, 1]).insert_axis(Axis(3)).to_owned()
+}
+
+/// K and V of every query head, repeated from its group's.
+fn repeat_heads(problem: &Problem, x: &Array4<f32>) -> Array4<f32> {
+    let kv_heads: Vec<usize> = (0..problem.heads().q()).map(|head| problem.heads().kv_head(head)).collect();
+    x.select(Axis(2), &kv_heads)
+}
+
+/// Each query head of each sequence, where the problem has any.
+fn heads(problem: &Problem) -> impl Iterator<Item = (usize, usize)> {
+    let heads = problem.heads().q();
+    (0..problem.batch()).flat_map(move |index| (0..heads).map(move |head| (index, head)))
+}
+
+fn keys_between(x: &Array4<f32>, from: usize, to: usize) -> Array4<f32> {
+    x.slice_axis(Axis(1), (from..to).into()).to_owned()
+}
+
+/// O and LSE over all keys from those over two parts of them: what split-KV does, in f64.
+fn merge(a: &Forward<f32>, b: &Forward<f32>) -> Forward<f32> {
+    let mut merged = a.clone();
+    let (lse_a, lse_b) = (lse_as_rows(a), lse_as_rows(b));
+    for ((batch, row, head, d), o) in merged.o.indexed_iter_mut() {
+        let at = [batch, row, head, 0];
+        let weight_b = (f64::from(lse_b[at]) - f64::from(lse_a[at])).exp();
+        let [a, b] = [a.o[[batch, row, head, d]], b.o[[batch, row, head, d]]].map(f64::from);
+        *o = ((a + weight_b * b) / (1.0 + weight_b)) as f32;
+    }
+    Zip::from(&mut merged.lse).and(&b.lse).for_each(|a, &b| {
+        let (x, y) = (f64::from(*a), f64::from(b));
+        *a = (x.max(y) + (-(x - y).abs()).exp().ln_1p()) as f32;
+    });
+    merged
+}
+
+proptest! {
+    #![proptest_config(config(60))]
+
+    /// Packed or dense, used in part or whole, grouped or not, with NaN in unused rows: every head of every sequence is
+    /// the same as if it were alone. So no row depends on another sequence or head.
+    #[test]
+    fn each_head_is_the_same_alone(case in strategies::case(strategies::problem())) {
+        let (problem, values) = (&case.problem, case.values());
+        for engine in engines() {
+            let Some(whole) = run(&*engine, problem, &values) else { continue };
+            let lse = lse_as_rows(&whole);
+            for (index, head) in heads(problem) {
+                let (part, part_values) = alone(problem, &values, index, head);
+                let Some(part) = run(&*engine, &part, &part_values) else { continue };
+                let what = format!("{}: head {head} of sequence {index}", engine.name());
+                let rows = |x: &Array4<f32>| rows(x.view(), problem.seqs_q(), index, head);
+                assert_same(rows(&whole.o).view(), part.o.view(), &what);
+                assert_same(rows(&lse).view(), lse_as_rows(&part).view(), &what);
+            }
+        }
+    }
+
+    #[test]
+    fn grouped_heads_are_the_same_as_repeated_ones(case in strategies::case(strategies::problem())) {
+        let (problem, values) = (&case.problem, case.values());
+        let [k, v] = [&values.k, &values.v].map(|x| repeat_heads(problem, x));
+        let mut spec = spec_of(problem);
+        (spec.k.shape.heads, spec.v.shape.heads) = (spec.q.shape.heads, spec.q.shape.heads);
+        (spec.k.strides, spec.v.strides) = (spec.k.shape.contiguous_strides(), spec.v.shape.contiguous_strides());
+        let (repeated, repeated_values) = (spec.validate().unwrap(), Values { k, v, ..values.clone() });
+        for engine in engines() {
+            let grouped = run(&*engine, problem, &values);
+            let Some((grouped, repeated)) = grouped.zip(run(&*engine, &repeated, &repeated_values)) else { continue };
+            assert_same_forward(&grouped, &repeated, &*engine);
+        }
+    }
+
+    #[test]
+    fn a_window_over_everything_is_the_same_as_no_mask(case in strategies::case(strategies::problem())) {
+        let values = case.values();
+        let [none, window] = [Mask::None, Mask::Window { left: Some(150), right: Some(150) }].map(|mask| {
+            let mut spec = spec_of(&case.problem);
+            spec.mask = mask;
+            spec.validate().unwrap()
+        });
+        for engine in engines() {
+            let open = run(&*engine, &none, &values);
+            let Some((open, wide)) = open.zip(run(&*engine, &window, &values)) else { continue };
+            assert_same_forward(&open, &wide, &*engine);
+        }
+    }
+
+    /// A power of two is exact, but in f16, whose smallest numbers lose bits.
+    #[test]
+    fn twice_v_gives_twice_o(problem in strategies::problem(), seed in any::<u64>()) {
+        prop_assume!(problem.dtype() != Dtype::F16);
+        let values = Values::new(&problem, Dist::Normal, Poison::BeyondEnd, seed);
+        let twice_values = Values { v: values.v.mapv(|x| 2.0 * x), ..values.clone() };
+        for engine in engines() {
+            let once = run(&*engine, &problem, &values);
+            let Some((once, twice)) = once.zip(run(&*engine, &problem, &twice_values)) else { continue };
+            let doubled = Forward { o: once.o.mapv(|x| 2.0 * x), lse: once.lse };
+            assert_same_forward(&doubled, &twice, &*engine);
+        }
+    }
+
+    #[test]
+    fn the_order_of_keys_does_not_matter(case in strategies::case(strategies::problem())) {
+        let mut spec = spec_of(&case.problem);
+        spec.mask = Mask::None;
+        let problem = spec.validate().unwrap();
+        let (index, head) = (problem.batch() - 1, problem.heads().q() - 1);
+        let (problem, values) = alone(&problem, &case.values(), index, head);
+        let mut backwards = values.clone();
+        for x in [&mut backwards.k, &mut backwards.v] {
+            x.invert_axis(Axis(1)); // of the strides; the facade takes no negative ones
+            *x = x.as_standard_layout().into_owned();
+        }
+        let case = Case::normal("random", problem.clone(), 0);
+        let judge = Judge::new(&case, &values);
+        for engine in engines() {
+            let Some(answer) = run(&*engine, &problem, &backwards) else { continue };
+            let verdict = judge.forward(engine.arithmetic(), &answer, REPLAY);
+            prop_assert!(verdict.is_ok(), "{}: {}", engine.name(), verdict.unwrap_err());
+        }
+    }
+
+    /// In f32, as partial results are kept.
+    #[test]
+    fn parts_of_the_keys_merge_to_the_whole(
+        case in strategies::case(strategies::problem()),
+        fraction in 0.0..=1.0f64,
+    ) {
+        prop_assume!(case.problem.dtype() == Dtype::F32);
+        let mut spec = spec_of(&case.problem);
+        spec.mask = Mask::None;
+        let problem = spec.validate().unwrap();
+        let (problem, values) = alone(&problem, &case.values(), 0, 0);
+        let keys = problem.lengths(0).k;
+        prop_assume!(keys >= 2);
+        let cut = 1 + (fraction * (keys - 2) as f64) as usize;
+        let case = Case::normal("random", problem.clone(), 0);
+        let judge = Judge::new(&case, &values);
+        for engine in engines() {
+            let part = |from, to| {
+                let [k, v] = [&values.k, &values.v].map(|x| keys_between(x, from, to));
+                let part = Values { k, v, ..values.clone() };
+                run(&*engine, &dense_like(&problem, &part), &part)
+            };
+            let Some((a, b)) = part(0, cut).zip(part(cut, keys)) else { continue };
+            let verdict = judge.forward(engine.arithmetic(), &merge(&a, &b), REPLAY);
+            prop_assert!(verdict.is_ok(), "{} cut at {cut}: {}", engine.name(), verdict.unwrap_err());
+        }
+    }
+
+    /// A vector c added to every key adds softmax_scale · q · c to every score of a row: O stays, LSE moves by it.
+    #[test]
+    fn a_vector_added_to_every_key_moves_lse_only(problem in strategies::problem(), seed in any::<u64>()) {
+        prop_assume!(problem.dtype() == Dtype::F32 && problem.softcap().is_none());
+        let (problem, mut values) =
+            alone(&problem, &Values::new(&problem, Dist::Normal, Poison::None, seed), 0, 0);
+        // On a grid on which the sum is exact.
+        values.k.mapv_inplace(|k| (64.0 * k).round() / 64.0);
+        let moved_values = Values { k: values.k.mapv(|k| k + 0.5), ..values.clone() };
+        let case = Case::normal("random", problem.clone(), 0);
+        let judge = Judge::new(&case, &values);
+        let scale = problem.softmax_scale().natural();
+        for engine in engines() {
+            let Some(mut answer) = run(&*engine, &problem, &moved_values) else { continue };
+            for ((_, _, row), lse) in answer.lse.indexed_iter_mut() {
+                let q = values.q.index_axis(Axis(1), row);
+                let shift = 0.5 * scale * q.iter().map(|&q| f64::from(q)).sum::<f64>();
+                *lse = (f64::from(*lse) - shift) as f32;
+            }
+            let verdict = judge.forward(engine.arithmetic(), &answer, REPLAY);
+            prop_assert!(verdict.is_ok(), "{}: {}", engine.name(), verdict.unwrap_err());
+        }
+    }
+}
+
+/// Engines that skip a NaN in a hidden row of V, because it reaches further than it should, must not lose it either:
+/// every row that sees it is NaN in O, and none is in LSE.
+#[test]
+fn a_nan_in_v_reaches_every_row_that_sees_it() {
+    let case =
+        testdata::load("forward.toml").into_iter().find(|case| case.name == "nan-value-causal").unwrap();
+    let (values, len) = (case.values(), case.problem.lengths(0));
+    for engine in engines() {
+        let Some(answer) = run(&*engine, &case.problem, &values) else { continue };
+        assert!(answer.lse.iter().all(|lse| lse.is_finite()), "{}: lse", engine.name());
+        for ((_, row, _, _), o) in answer.o.indexed_iter() {
+            let sees = case.problem.mask().allows(row, 70, len);
+            assert!(!sees || o.is_nan(), "{}: row {row} sees NaN and is {o}", engine.name());
+        }
+    }
+}
+
+/// A view with other strides is the same tensor: (batch, heads, seqlen, head_dim) in memory, as many frameworks have it.
+#[test]
+fn strides_do_not_matter_on_the_cpu() {
+    use fa3::{Attention, Device};
+    let shape = fa3_types::Shape { batch: 2, seqlen: 140, heads: 2, head_dim: 32 };
+    let problem = fa3_types::ProblemSpec::dense(Dtype::F32, shape, shape).causal().validate().unwrap();
+    let Values { q, k, v, .. } = Values::new(&problem, Dist::Normal, Poison::None, 5);
+    let [q_t, k_t, v_t] =
+        [&q, &k, &v].map(|x| x.view().permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned());
+    let [q_v, k_v, v_v] = [&q_t, &k_t, &v_t].map(|x| x.view().permuted_axes([0, 2, 1, 3]));
+    let expected = Attention::new(q.view(), k.view(), v.view()).causal().forward(&Device::Cpu).unwrap();
+    assert_eq!(Attention::new(q_v, k_v, v_v).causal().forward(&Device::Cpu).unwrap(), expected);
+    // Q, K and V side by side in one tensor, as one projection gives them.
+    let qkv = concatenate(Axis(2), &[q.view(), k.view(), v.view()]).unwrap();
+    let part = |i: usize| qkv.view().slice_axis_move(Axis(2), (2 * i..2 * i + 2).into());
+    assert_eq!(Attention::new(part(0), part(1), part(2)).causal().forward(&Device::Cpu).unwrap(), expected);
+}

@@ -1,0 +1,323 @@
+//! The architecture's invariants, as far as a text can be checked for them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+/// Which crates of ours a crate may depend on. A new crate must be given a line here and a place in ARCHITECTURE.md.
+const EDGES: [(&str, &[&str]); 10] = [
+    ("fa3-types", &[]),
+    ("fa3-ref", &["fa3-types"]),
+    ("fa3-quant", &["fa3-types"]),
+    ("fa3-sched", &["fa3-types"]),
+    ("fa3-ir", &[]),
+    ("fa3-sim", &["fa3-ir"]),
+    ("fa3-cuda", &["fa3-ir", "fa3-sched", "fa3-types"]),
+    ("fa3", &["fa3-types", "fa3-ref", "fa3-quant", "fa3-sched", "fa3-cuda"]),
+    ("fa3-cli", &OPEN),
+    ("fa3-tests", &OPEN),
+];
+
+/// The crates that may depend on all others, on which none depends.
+const OPEN: [&str; 8] =
+    ["fa3", "fa3-cuda", "fa3-ir", "fa3-quant", "fa3-ref", "fa3-sched", "fa3-sim", "fa3-types"];
+
+/// Where a driver is called, and where the suite launches its own kernels.
+const UNSAFE: [(&str, &str); 2] = [("fa3-cuda", "fa3-cuda/src/host.rs"), ("fa3-tests", "tests/src/gpu.rs")];
+
+/// A file can be read in one go.
+const LINES: usize = 500;
+
+/// Lines of one of the paper's algorithms that the files below a path are about.
+struct Cited {
+    files: &'static str,
+    algorithm: usize,
+    lines: RangeInclusive<usize>,
+    /// Those among them that no code stands for, and what they do.
+    unused: &'static [(usize, &'static str)],
+}
+
+/// Whatever computes an algorithm of the paper.
+const CITED: [Cited; 8] = [
+    Cited {
+        files: "fa3-ref/src/tiled",
+        algorithm: 1,
+        lines: 13..=25,
+        unused: &[
+            (14, "waits for Q"),
+            (22, "releases a stage of the buffer"),
+            (23, "ends the loop"),
+            (25, "writes to memory, as the caller does"),
+        ],
+    },
+    Cited {
+        files: "fa3-ref/src/tiled",
+        algorithm: 2,
+        lines: 2..=20,
+        unused: &[(5, "releases a stage"), (15, "releases two stages"), (17, "ends the loop")],
+    },
+    Cited {
+        files: "fa3-ref/src/tiled",
+        algorithm: 3,
+        lines: 16..=33,
+        unused: &[
+            (17, "waits for K and V"),
+            (29, "ends the loop"),
+            (30, "begins the dQ writer's role"),
+            (31, "is the dQ writer's loop, which here is the consumer's"),
+        ],
+    },
+    Cited { files: "fa3-ref/src/tiled", algorithm: 4, lines: 1..=25, unused: &[(17, "ends the loop")] },
+    Cited {
+        files: "fa3-quant/src/emulate",
+        algorithm: 1,
+        lines: 13..=25,
+        unused: &[
+            (14, "waits for Q"),
+            (16, "waits for K"),
+            (22, "releases a stage of the buffer"),
+            (23, "ends the loop"),
+            (25, "writes to memory, as the caller does"),
+        ],
+    },
+    Cited {
+        files: "fa3-cuda/src/kernels/fwd",
+        algorithm: 1,
+        lines: 4..=25,
+        unused: &[
+            (10, "ends the producer's loop"),
+            (11, "begins the consumers' role"),
+            (12, "gives them registers, as the kernel's roles say"),
+            (15, "is the loop over blocks"),
+            (23, "ends it"),
+        ],
+    },
+    Cited {
+        files: "fa3-cuda/src/kernels/fwd",
+        algorithm: 2,
+        lines: 3..=19,
+        unused: &[(17, "ends the loop")],
+    },
+    Cited {
+        files: "fa3-cuda/src/kernels/fwd",
+        algorithm: 4,
+        lines: 2..=24,
+        unused: &[(17, "ends the loop")],
+    },
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// A manifest of the workspace, parsed.
+fn manifest(path: &Path) -> toml::Table {
+    read(path).parse().unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The folders of the workspace's crates.
+fn members() -> Vec<String> {
+    let workspace = manifest(&root().join("Cargo.toml"));
+    let members = workspace["workspace"]["members"].as_array().expect("members are a list");
+    members.iter().map(|member| member.as_str().expect("members are paths").to_owned()).collect()
+}
+
+/// Every Rust file of the workspace's crates, by its path from the root.
+fn sources() -> BTreeMap<String, String> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a folder of the repository can be read") {
+            let path = entry.expect("its entries too").path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    members().iter().for_each(|member| walk(&root().join(member), &mut found));
+    let name = |path: &Path| path.strip_prefix(root()).expect("below the root").display().to_string();
+    found.iter().map(|path| (name(path), read(path))).collect()
+}
+
+#[test]
+fn crates_depend_on_each_other_only_as_allowed() {
+    let ours: BTreeMap<&str, &[&str]> = EDGES.into();
+    for member in members() {
+        let manifest = manifest(&root().join(&member).join("Cargo.toml"));
+        let name = manifest["package"]["name"].as_str().expect("a package has a name");
+        let allowed = ours.get(name).unwrap_or_else(|| panic!("{name} has no line in EDGES"));
+        for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            let Some(dependencies) = manifest.get(section).and_then(toml::Value::as_table) else { continue };
+            for dependency in dependencies.keys().filter(|key| ours.contains_key(key.as_str())) {
+                assert!(allowed.contains(&dependency.as_str()), "{name} depends on {dependency} ({section})");
+            }
+        }
+    }
+}
+
+/// Unsafe code is where a driver is called, and in the tests of that, and nowhere else.
+#[test]
+fn unsafe_code_stays_where_the_gpu_is() {
+    let workspace = manifest(&root().join("Cargo.toml"));
+    assert_eq!(workspace["workspace"]["lints"]["rust"]["unsafe_code"].as_str(), Some("forbid"));
+    for member in members().into_iter().filter(|member| member != "fa3-cuda") {
+        let lints = &manifest(&root().join(&member).join("Cargo.toml"))["lints"];
+        if member == "tests" {
+            assert_eq!(lints["rust"]["unsafe_code"].as_str(), Some("deny"));
+        } else {
+            assert_eq!(
+                lints["workspace"].as_bool(),
+                Some(true),
+                "{member} does not take the workspace's lints"
+            );
+        }
+        let crate_root = ["src/lib.rs", "src/main.rs"].map(|file| root().join(&member).join(file));
+        let crate_root = crate_root.iter().find(|path| path.exists()).expect("a crate has a root");
+        let forbids = read(crate_root).lines().any(|line| line == "#![forbid(unsafe_code)]");
+        assert!(forbids, "{} does not forbid unsafe code", crate_root.display());
+    }
+    let cuda = manifest(&root().join("fa3-cuda/Cargo.toml"));
+    assert_eq!(cuda["lints"]["rust"]["unsafe_code"].as_str(), Some("deny"));
+    for (name, text) in sources().into_iter().filter(|(name, _)| name.starts_with("fa3-cuda/src")) {
+        assert_eq!(text.contains("allow(unsafe_code"), name == "fa3-cuda/src/host.rs", "{name}");
+    }
+    // Tests of a GPU launch kernels.
+    for (name, text) in sources().into_iter().filter(|(name, _)| name.starts_with("tests/")) {
+        let may = name.starts_with("tests/tests/gpu/") || name.ends_with("tidy.rs");
+        assert!(may || !text.contains("allow(unsafe_code"), "{name}");
+    }
+}
+
+/// The kernels know no driver.
+#[test]
+fn kernels_know_no_driver() {
+    let kernels = sources().into_iter().filter(|(name, _)| name.starts_with("fa3-cuda/src/kernels"));
+    let with_driver: Vec<String> = kernels
+        .filter(|(_, text)| text.contains("cudarc") || text.contains("host::"))
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(with_driver, [""; 0]);
+}
+
+/// Relative links and pictures of the Markdown files lead somewhere.
+#[test]
+fn links_lead_somewhere() {
+    let folders = [root(), root().join("docs")];
+    let files =
+        folders.iter().flat_map(|folder| fs::read_dir(folder).expect("the repository has these folders"));
+    let paths = files.map(|entry| entry.expect("a folder can be read").path());
+    let mut links = 0;
+    for path in paths.filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
+        for link in read(&path).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = link.split('#').next().unwrap_or_default();
+            if target.is_empty() || target.starts_with("http") {
+                continue;
+            }
+            links += 1;
+            assert!(path.with_file_name(target).exists(), "{} links to {link}", path.display());
+        }
+    }
+    assert!(links >= 5, "{links} links: are they looked for?");
+}
+
+/// Code that the documentation quotes is what the file has: a fence below `<!-- quote: FILE -->`.
+#[test]
+fn quotations_are_true() {
+    let mut quotations = 0;
+    for entry in fs::read_dir(root().join("docs")).expect("the repository has documentation") {
+        let path = entry.expect("a folder can be read").path();
+        if path.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        for quotation in read(&path).split("<!-- quote: ").skip(1) {
+            let (file, rest) = quotation.split_once(" -->").expect("a quotation names its file");
+            let code = rest.split("```").nth(1).and_then(|fence| fence.split_once('\n'));
+            let (_, code) = code.expect("a quotation is fenced");
+            let known = read(&root().join(file)).contains(code);
+            assert!(known, "{} quotes what {file} does not have:\n{code}", path.display());
+            quotations += 1;
+        }
+    }
+    assert!(quotations >= 5, "{quotations} quotations: are they looked for?");
+}
+
+#[test]
+fn files_are_short() {
+    for (name, text) in sources() {
+        let lines = text.lines().count();
+        assert!(lines <= LINES, "{name} has {lines} lines: split it");
+    }
+}
+
+#[test]
+fn the_architecture_names_every_crate() {
+    let text = read(&root().join("ARCHITECTURE.md"));
+    for member in members() {
+        assert!(text.contains(&format!("**{member}**")), "ARCHITECTURE.md does not describe {member}");
+    }
+}
+
+/// The (algorithm, line) pairs that a comment such as `// A1:16-17, in flight` cites.
+fn citations(comment: &str) -> Vec<(usize, usize)> {
+    let words = comment.split([' ', ',', ';']);
+    let parse = |word: &str| -> Option<Vec<(usize, usize)>> {
+        let (algorithm, lines) = word.strip_prefix('A')?.split_once(':')?;
+        let algorithm = algorithm.parse().ok()?;
+        let (first, last) = lines.split_once('-').unwrap_or((lines, lines));
+        Some((first.parse().ok()?..=last.parse().ok()?).map(|line| (algorithm, line)).collect())
+    };
+    words.filter_map(parse).flatten().collect()
+}
+
+#[test]
+fn citations_are_read() {
+    assert_eq!(citations("A4:10, A4:12, in flight"), [(4, 10), (4, 12)]);
+    assert_eq!(citations("A3:22-23, dP"), [(3, 22), (3, 23)]);
+    assert_eq!(citations("About A, and A1"), []);
+}
+
+/// The (file, algorithm, line) triples that comments beside code cite, below `files`.
+fn cited(files: &str) -> BTreeSet<(String, usize, usize)> {
+    let sources = sources().into_iter().filter(|(name, _)| name.starts_with(files));
+    let triples = sources.flat_map(|(name, text)| {
+        // Not the module's text about the algorithms.
+        let comments = text.lines().filter_map(|line| line.split_once("// ")).map(|(_, comment)| comment);
+        let pairs: Vec<(usize, usize)> = comments.flat_map(citations).collect();
+        pairs.into_iter().map(move |(algorithm, line)| (name.clone(), algorithm, line))
+    });
+    triples.collect()
+}
+
+#[test]
+fn every_line_of_the_paper_that_computes_is_cited() {
+    for Cited { files, algorithm, lines, unused } in CITED {
+        let cited: BTreeSet<(usize, usize)> =
+            cited(files).into_iter().map(|(_, algorithm, line)| (algorithm, line)).collect();
+        for line in lines {
+            let reason = unused.iter().find(|(unused, _)| *unused == line).map(|(_, reason)| reason);
+            match (cited.contains(&(algorithm, line)), reason) {
+                (true, None) | (false, Some(_)) => {}
+                (false, None) => panic!("nothing in {files} cites A{algorithm}:{line}"),
+                (true, Some(reason)) => panic!("{files} cites A{algorithm}:{line}, although it {reason}"),
+            }
+        }
+    }
+}
+
+/// A citation of another role's line, or of an algorithm that the file is not about, is wrong.
+#[test]
+fn no_other_line_of_the_paper_is_cited() {
+    for (file, algorithm, line) in cited("") {
+        let known = CITED.iter().any(|cited| {
+            file.starts_with(cited.files) && cited.algorithm == algorithm && cited.lines.contains(&line)
+        });
+        // This file has examples.
+        assert!(known || file.ends_with("tidy.rs"), "{file} cites A{algorithm}:{line}");
+    }
+}
