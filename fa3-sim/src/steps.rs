@@ -2,6 +2,7 @@
 
 use fa3_ir::{BufferId, BufferRole, Kernel, Program};
 
+use crate::finding::Finding;
 use crate::memory::{Buffer, Memory};
 use crate::schedule::Policy;
 use crate::simulation::{Mode, Outcome, SimError, Simulation};
@@ -32,6 +33,11 @@ pub struct ProgramOutcome {
 }
 
 impl ProgramOutcome {
+    /// The rules that were broken, in all steps.
+    pub fn findings(&self) -> impl Iterator<Item = &Finding> {
+        self.steps.iter().flat_map(|step| &step.findings)
+    }
+
     /// Whether no rule was broken and every ticket is 0.
     pub fn is_clean(&self) -> bool {
         self.left_over.is_empty() && self.steps.iter().all(Outcome::is_clean)

@@ -8,7 +8,7 @@
 //! Over memory of this library:
 //!
 //! ```
-//! use fa3::cuda::{Device, Forward, ForwardError};
+//! use fa3::cuda::{Device, Forward, ForwardError, ForwardTensors, Workspace};
 //! use fa3::half::bf16;
 //! use fa3::{Dtype, ProblemSpec, Shape};
 //!
@@ -23,8 +23,10 @@
 //!     let mut x = device.alloc(size_of_val(&ones[..]))?;
 //!     x.upload(&stream, &ones)?;
 //!     let (mut o, mut lse) = (device.alloc(x.bytes())?, device.alloc(4 * 4 * 1000)?);
+//!     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 //!     for _ in 0..10 {
-//!         forward.run(&stream, &x, &x, &x, &mut o, &mut lse)?;
+//!         let tensors = ForwardTensors { q: &x, k: &x, v: &x, o: &mut o, lse: Some(&mut lse) };
+//!         forward.run(&stream, tensors, &mut workspace)?;
 //!     }
 //!     Ok(lse.download(&stream)?)
 //! };
@@ -38,9 +40,9 @@
 //! Over memory and a stream of another library, as the numbers that it shows:
 //!
 //! ```
-//! use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, Stream};
+//! use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, Stream, Workspace};
 //!
-//! /// Q, K, V, O and LSE, each an address and a number of bytes.
+//! /// Q, K, V and O, each an address and a number of bytes, and a workspace that was zeroed once.
 //! unsafe fn attend(
 //!     device: &Device,
 //!     forward: &Forward,
@@ -50,12 +52,13 @@
 //!     // SAFETY: the caller vouches for the stream and the memories.
 //!     let stream = unsafe { Stream::from_raw(device, stream) };
 //!     let buffers = memories.map(|(address, bytes)| unsafe { DeviceBuffer::from_raw(device, address, bytes) });
-//!     let [q, k, v, mut o, mut lse] = buffers;
-//!     forward.run(&stream, &q, &k, &v, &mut o, &mut lse)
+//!     let [q, k, v, mut o, workspace] = buffers;
+//!     let mut workspace = unsafe { Workspace::from_buffer(workspace) };
+//!     forward.run(&stream, ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: None }, &mut workspace)
 //! }
 //! ```
 //!
-//! Where LSE is not wanted or tensors have strides, there is [`Forward::launch`]. With the feature `cudarc`, there is
+//! Where tensors do not begin at the starts of their buffers, there is [`Forward::launch`]. With the feature `cudarc`, there is
 //! `Forward::run_slices` over slices of that crate.
 
 use fa3_types::Problem;
@@ -68,7 +71,8 @@ pub use fa3_cuda::cudarc;
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
-    Device, DeviceBuffer, Event, Forward, ForwardError, Function, Graph, HostError, Memory, Stream,
+    Device, DeviceBuffer, Event, Forward, ForwardError, ForwardTensors, Function, Graph, HostError, Memory,
+    Stream, Workspace,
 };
 
 /// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes: both come from one
@@ -92,7 +96,9 @@ pub(crate) fn forward<T: Scalar>(
     let lse_shape = problem.lse_shape();
     let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
     let mut lse = device.alloc(lse_shape.iter().product::<usize>() * size_of::<f32>())?;
-    forward.run(&stream, &q, &k, &v, &mut o, &mut lse)?;
+    let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
+    let tensors = ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
+    forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
     Ok(Output {
         o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),

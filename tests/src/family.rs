@@ -1,11 +1,10 @@
 //! Operations' kernels, and how each is tested. A new operation is one more entry of [`families`]: the tests of every
 //! family's trials, schedules and mutants are loops over them.
 
-use fa3_cuda::kernels::Job;
-use fa3_sim::{Mode, Policy};
+use fa3_ir::{Kernel, Program};
+use fa3_sim::{Mode, Policy, ProgramSimulation};
 
 use crate::mutate::Prey;
-use crate::simulate::simulate;
 use crate::{fwd, ladder};
 
 /// The kernels of an operation.
@@ -31,17 +30,17 @@ pub fn families() -> [Family; 2] {
 pub struct Trial {
     /// Kernel and problem.
     pub name: String,
-    /// The kernel, its arrays and arguments.
-    pub job: Job,
-    /// The bytes of every array before.
+    /// The kernels, their buffers and arguments.
+    pub program: Program<Kernel>,
+    /// The bytes of every buffer before.
     pub before: Vec<Vec<u8>>,
     /// What the results' bits depend on.
     pub bits: Bits,
-    /// Judges the bytes of every array after: what is wrong with them.
+    /// Judges the bytes of every buffer after: what is wrong with them.
     pub judge: Judgement,
 }
 
-/// Judges arrays, given what they were before and are after.
+/// Judges buffers, given what they were before and are after.
 pub type Judgement = Box<dyn Fn(&[Vec<u8>], &[Vec<u8>]) -> Result<(), String> + Send + Sync>;
 
 /// What the bits of results depend on.
@@ -56,19 +55,23 @@ pub enum Bits {
 }
 
 impl Trial {
-    /// Runs it in the simulator, and returns the bytes of every array.
+    /// Runs it in the simulator, and returns the bytes of every buffer.
     ///
     /// # Errors
     /// What the simulator finds wrong, in words.
     pub fn simulate(&self, policy: Policy, mode: Mode) -> Result<Vec<Vec<u8>>, String> {
         let fault = |what: String| format!("{} under {policy:?}: {what}", self.name);
-        let simulated =
-            simulate(&self.job, &self.before, policy, mode).map_err(|error| fault(error.to_string()))?;
-        let findings: Vec<String> = simulated.outcome.findings.iter().map(ToString::to_string).collect();
-        if findings.is_empty() { Ok(simulated.arrays) } else { Err(fault(findings.join("\n"))) }
+        let run = ProgramSimulation::new(&self.program).policy(policy).mode(mode).run(&self.before);
+        let outcome = run.map_err(|error| fault(error.to_string()))?;
+        let findings: Vec<String> = outcome.findings().map(ToString::to_string).collect();
+        match (findings.is_empty(), &outcome.left_over[..]) {
+            (true, []) => Ok(outcome.buffers),
+            (true, tickets) => Err(fault(format!("not 0 again: {}", tickets.join(", ")))),
+            (false, _) => Err(fault(findings.join("\n"))),
+        }
     }
 
-    /// Judges the bytes of every array after a run.
+    /// Judges the bytes of every buffer after a run.
     ///
     /// # Errors
     /// What is wrong with them.

@@ -8,14 +8,12 @@ mod layout;
 pub mod shapes;
 mod trials;
 
-use fa3_cuda::kernels::Job;
-use fa3_cuda::kernels::fwd::{self, FwdArray, FwdError};
-use fa3_ref::Forward;
+use fa3_cuda::kernels::Spec;
+use fa3_cuda::kernels::fwd::{self, FwdError, buffers};
+use fa3_ir::{Kernel, Program};
 use fa3_ref::Forward;
 use fa3_sched::{CtaTile, DeviceLimits, Plan, PlanError, PlanOptions, TileRow};
-use fa3_sched::{DeviceLimits, Plan, PlanError, PlanOptions};
-use fa3_sim::{Mode, Policy, SimError};
-use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
+use fa3_sim::{Mode, Policy, ProgramSimulation, SimError};
 use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
 use half::{bf16, f16};
 use ndarray::{Array3, Array4, ArrayView1};
@@ -23,7 +21,6 @@ use std::num::NonZeroU32;
 
 use crate::family::Family;
 use crate::mutate::forward_preys;
-use crate::simulate::{Simulated, simulate};
 use crate::{Arithmetic, Case, Judge, Values};
 
 pub use layout::Layout;
@@ -39,8 +36,8 @@ pub(crate) const FAMILY: Family =
 pub struct Launch {
     /// How the problem is computed.
     pub plan: Plan,
-    /// The kernel with its arguments; `None` if there is nothing to compute.
-    pub job: Option<Job>,
+    /// The kernel with its arguments; no steps if there is nothing to compute.
+    pub program: Program<Kernel>,
 }
 
 /// What went wrong.
@@ -106,8 +103,8 @@ impl Launch {
     pub fn new(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Launch, Fault> {
         let options = PlanOptions { splits: NonZeroU32::new(1), pack_gqa: Some(false), ..*options };
         let plan = Plan::with(problem, limits, &options)?;
-        let job = fwd::job(&plan)?;
-        Ok(Launch { plan, job })
+        let program = fwd::program(&plan)?.map(Spec::kernel);
+        Ok(Launch { plan, program })
     }
 
     /// Multiplications and additions of the products, padding included.
@@ -123,13 +120,16 @@ impl Launch {
     /// What the simulator found; a byte outside O, or a counter, that is not as it was.
     pub fn simulate(&self, values: &Values, policy: Policy, mode: Mode) -> Result<Forward<f32>, Fault> {
         let problem = &self.plan.problem;
-        let Some(job) = &self.job else { return Ok(nothing(problem)) };
-        let Simulated { arrays, outcome } = simulate(job, &initial(problem, job, values), policy, mode)?;
-        if let Some(first) = outcome.findings.first() {
-            let (count, first) = (outcome.findings.len(), first.to_string());
+        if self.program.steps.is_empty() {
+            return Ok(nothing(problem));
+        }
+        let initial = initial(problem, &self.program, values);
+        let outcome = ProgramSimulation::new(&self.program).policy(policy).mode(mode).run(&initial)?;
+        if let Some(first) = outcome.findings().next() {
+            let (count, first) = (outcome.findings().count(), first.to_string());
             return Err(Fault::Findings { count, policy, first });
         }
-        results(problem, &arrays)
+        results(problem, &outcome.buffers)
     }
 }
 
@@ -139,11 +139,11 @@ fn nothing(problem: &Problem) -> Forward<f32> {
     Forward { o, lse: Array3::from_elem(problem.lse_shape(), f32::NEG_INFINITY) }
 }
 
-/// The bytes of every array of a forward job before it runs.
+/// The bytes of every buffer of a forward program before it runs.
 ///
 /// # Panics
 /// If an array is not as large as its tensor.
-pub fn initial(problem: &Problem, job: &Job, values: &Values) -> Vec<Vec<u8>> {
+pub fn initial(problem: &Problem, program: &Program<Kernel>, values: &Values) -> Vec<Vec<u8>> {
     let mut arrays = vec![
         bytes(problem.q(), &values.q),
         bytes(problem.k(), &values.k),
@@ -151,14 +151,14 @@ pub fn initial(problem: &Problem, job: &Job, values: &Values) -> Vec<Vec<u8>> {
         vec![UNWRITTEN; problem.o().extent_bytes().0 as usize],
         vec![UNWRITTEN; 4 * problem.lse_shape().iter().product::<usize>()],
     ];
-    arrays.extend(job.arrays.get(FwdArray::Counter as usize).map(|counter| vec![0; counter.bytes()]));
-    for (array, bytes) in job.arrays.iter().zip(&arrays) {
+    arrays.extend(program.buffers.get(buffers::TICKET.0).map(|counter| vec![0; counter.bytes()]));
+    for (array, bytes) in program.buffers.iter().zip(&arrays) {
         assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
     }
     arrays
 }
 
-/// O and LSE from the bytes of every array of a forward job after it ran.
+/// O and LSE from the bytes of every buffer of a forward program after it ran.
 ///
 /// # Errors
 /// A gap of O, or a counter, that is not as it was.
@@ -166,17 +166,17 @@ pub fn initial(problem: &Problem, job: &Job, values: &Values) -> Vec<Vec<u8>> {
 /// # Panics
 /// If the bytes are not those of the problem's arrays.
 pub fn results(problem: &Problem, arrays: &[Vec<u8>]) -> Result<Forward<f32>, Fault> {
-    let bytes = &arrays[FwdArray::O as usize];
+    let bytes = &arrays[buffers::O.0];
     let (o, in_gap) = numbers(problem.o(), bytes);
     if let Some(at) = (0..bytes.len()).find(|&at| in_gap[at] && bytes[at] != UNWRITTEN) {
         return Err(Fault::Gap { at });
     }
-    if let Some(&[a, b, c, d]) = arrays.get(FwdArray::Counter as usize).map(Vec::as_slice)
+    if let Some(&[a, b, c, d]) = arrays.get(buffers::TICKET.0).map(Vec::as_slice)
         && let counter @ 1.. = u32::from_le_bytes([a, b, c, d])
     {
         return Err(Fault::Counter { counter });
     }
-    let (lse, _) = arrays[FwdArray::Lse as usize].as_chunks();
+    let (lse, _) = arrays[buffers::LSE.0].as_chunks();
     let lse = lse.iter().copied().map(f32::from_le_bytes).collect();
     let lse = Array3::from_shape_vec(problem.lse_shape(), lse).expect("the array is as large as the tensor");
     Ok(Forward { o, lse })

@@ -7,7 +7,7 @@
 mod numbers;
 mod rungs;
 
-use fa3_cuda::kernels::{Array, ArrayUse, Job};
+use fa3_ir::{Buffer, BufferRole, Kernel, Program};
 
 use crate::family::{Bits, Family, Trial};
 use crate::mutate::Prey;
@@ -38,7 +38,7 @@ pub struct Rung {
     /// Kernel and problem, as `gemm bf16 256 x 512 x 64`.
     pub name: String,
     /// The kernel, its arrays and arguments.
-    pub job: Job,
+    pub program: Program<Kernel>,
     /// What the results' bits depend on.
     pub bits: Bits,
     /// The outputs for the numbers of the inputs, array by array.
@@ -69,7 +69,7 @@ impl Rung {
     fn trial(self, seed: u64) -> Trial {
         Trial {
             name: self.name.clone(),
-            job: self.job.clone(),
+            program: self.program.clone(),
             before: self.initial(seed),
             bits: self.bits,
             judge: Box::new(move |before, after| {
@@ -82,14 +82,16 @@ impl Rung {
     /// type).
     pub fn initial(&self, seed: u64) -> Vec<Vec<u8>> {
         let mut rng = Rng(seed);
-        let mut bytes = |array: &Array| match array.used {
-            ArrayUse::Input => {
-                (0..array.len()).flat_map(|_| numbers::encode(array.elem, rng.normal())).collect()
+        let mut bytes = |buffer: &Buffer| match buffer.role {
+            BufferRole::Input => {
+                (0..buffer.len()).flat_map(|_| numbers::encode(buffer.elem, rng.normal())).collect()
             }
-            ArrayUse::Output => vec![0xFF; array.bytes()],
-            ArrayUse::Sum => vec![0; array.bytes()],
+            BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch => {
+                vec![0xFF; buffer.bytes()]
+            }
+            BufferRole::InOut | BufferRole::Ticket => vec![0; buffer.bytes()],
         };
-        self.job.arrays.iter().map(&mut bytes).collect()
+        self.program.buffers.iter().map(&mut bytes).collect()
     }
 
     /// Compares the bytes of every array after the kernel with what must be there.
@@ -98,16 +100,16 @@ impl Rung {
     /// The first element that is not what it must be.
     ///
     /// # Panics
-    /// If the bytes are not those of the job's arrays.
+    /// If the bytes are not those of the program's buffers.
     pub fn check(&self, before: &[Vec<u8>], after: &[Vec<u8>]) -> Result<(), Mismatch> {
-        let arrays = || self.job.arrays.iter();
+        let arrays = || self.program.buffers.iter();
         let inputs: Vec<Vec<f64>> = arrays()
             .zip(before)
-            .filter(|(array, _)| array.used == ArrayUse::Input)
+            .filter(|(array, _)| array.role == BufferRole::Input)
             .map(|(array, bytes)| numbers::decode(array.elem, bytes))
             .collect();
-        let output = arrays().zip(after).find(|(array, _)| array.used != ArrayUse::Input);
-        let (array, given) = output.expect("a job has an output");
+        let output = arrays().zip(after).find(|(array, _)| array.role != BufferRole::Input);
+        let (array, given) = output.expect("a program has an output");
         let given = numbers::decode(array.elem, given);
         let expected = (self.expected)(&inputs);
         assert_eq!(given.len(), expected.len(), "{}: the reference has another size", self.name);

@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_kernels_code() {
-        let kernel = catalogue::find("gemm").unwrap().job(&[]).unwrap().kernel;
+        let kernel = catalogue::find("gemm").unwrap().program(&[]).unwrap().steps[0].kernel.kernel();
         let ptx = ptx::emit(&kernel).unwrap();
         let code = Code::of(&ptx);
         let lines = |what: &str| ptx.text.lines().filter(|line| line.contains(what)).count();

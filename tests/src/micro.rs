@@ -27,7 +27,7 @@ mod wgmma;
 
 pub use golden::{Golden, GoldenError};
 
-use fa3_cuda::kernels::{ArrayUse, Job};
+use fa3_ir::{BufferRole, Kernel, Program};
 
 /// Micro-kernels whose results are in one file.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub struct Micro {
     /// Its name, the only one in its suite.
     pub name: String,
     /// The kernel, its arrays and arguments.
-    pub job: Job,
+    pub program: Program<Kernel>,
     /// What each array holds before.
     pub contents: Vec<Vec<u8>>,
     /// How results are kept and compared.
@@ -90,8 +90,10 @@ impl Micro {
 
     /// What it wrote, of what its arrays hold afterwards.
     pub fn written(&self, arrays: &[Vec<u8>]) -> Vec<u8> {
-        let all = self.job.arrays.iter().zip(arrays);
-        all.filter(|(array, _)| array.used != ArrayUse::Input).flat_map(|(_, bytes)| bytes.clone()).collect()
+        let all = self.program.buffers.iter().zip(arrays);
+        all.filter(|(buffer, _)| buffer.role != BufferRole::Input)
+            .flat_map(|(_, bytes)| bytes.clone())
+            .collect()
     }
 
     /// What is kept of what it wrote.

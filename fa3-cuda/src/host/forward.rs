@@ -182,7 +182,7 @@ impl Forward {
         let at = placed(&self.plan.problem, [q, k, v, &*o].map(memory), lse.map(memory))?;
         // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own that is dropped
         // waits for the work under way, as does a kernel; one of the caller's outlives it, for which the caller vouched.
-        Ok(unsafe { self.launch(stream, &at, workspace.buffer().address()) }?)
+        Ok(unsafe { self.launch(stream, &at, workspace.address()) }?)
     }
 }
 

@@ -27,6 +27,11 @@ impl Workspace {
         Workspace(buffer)
     }
 
+    /// Its address.
+    pub fn address(&self) -> u64 {
+        self.0.address()
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> usize {
         self.0.bytes()

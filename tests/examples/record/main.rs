@@ -31,7 +31,7 @@ fn record(device: &Device, folder: &Path) -> Result<(), Box<dyn Error>> {
     for suite in suites() {
         let mut golden = Golden { device: device.name().to_owned(), results: Vec::new() };
         for micro in &suite.tests {
-            match gpu::run(device, &micro.job, &micro.contents) {
+            match gpu::run(device, &micro.program, &micro.contents) {
                 Ok(arrays) => {
                     let kept = micro.keep(&micro.written(&arrays));
                     golden.results.push((micro.name.clone(), micro.inputs(), kept));

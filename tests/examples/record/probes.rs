@@ -10,8 +10,7 @@ mod tensors;
 use std::error::Error;
 
 use fa3_cuda::host::Device;
-use fa3_cuda::kernels::{Array, Job, JobArg};
-use fa3_ir::{Arg, B32, B64, Builder, Elem, Kernel, Launch, V};
+use fa3_ir::{Arg, B32, B64, BufferRole, Builder, Elem, Kernel, Launch, Passed, Program, V};
 use fa3_tests::gpu;
 
 /// What a probe says, or why it cannot.
@@ -66,9 +65,10 @@ fn measure(
         let (out, tid) = (b.param_pointer("out", Elem::U8), b.tid());
         build(&Meter { b, tid, out });
     });
-    let arrays = vec![Array::output("out", Elem::U8, &[bytes])];
-    let job = Job { kernel, grid: [grid, 1, 1], arrays, args: vec![JobArg::Pointer(0)] };
-    let mut written = gpu::run(device, &job, &[vec![0; bytes as usize]])?;
+    let mut program = Program::new();
+    let out = program.buffer("out", Elem::U8, &[bytes], BufferRole::Output);
+    program.step(kernel, [grid, 1, 1], vec![("out".to_owned(), Passed::Pointer(out))]);
+    let mut written = gpu::run(device, &program, &[vec![0; bytes as usize]])?;
     Ok(written.remove(0))
 }
 

@@ -114,7 +114,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     let &[heads, layout, order, lengths, dist, padding] = rest else {
         unreachable!("a row has a level for each factor");
     };
-    let ((overlap, maxima), (consumers, ping_pong)) = (FORMS[form], CONSUMERS[consumers]);
+    let ((overlap, rescale), (consumers, ping_pong)) = (FORMS[form], CONSUMERS[consumers]);
     let (head_dim, head_dim_v) = COLUMNS[columns];
     let shape = CtaTile {
         head_dim,
@@ -125,7 +125,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
         consumers,
         loads: LOADS[loads],
         overlap,
-        maxima,
+        rescale,
         p_place: PLACES[place],
         ping_pong,
         ..TINY
@@ -171,13 +171,12 @@ pub(super) fn small() -> Vec<Trial> {
 /// The case on a device of three SMs.
 fn trial(case: Case, choices: &PlanOptions) -> Trial {
     let launch = Launch::new(&case.problem, &device(3), choices);
-    let Launch { plan, job } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));
-    let job = job.expect("there are rows to compute");
+    let Launch { plan, program } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));
     let values = case.values();
     Trial {
         name: format!("{plan}, {}", case.name),
-        before: initial(&case.problem, &job, &values),
-        job,
+        before: initial(&case.problem, &program, &values),
+        program,
         bits: Bits::Approximations,
         judge: Box::new(move |_, after| {
             let answer = results(&case.problem, after).map_err(|fault| fault.to_string())?;

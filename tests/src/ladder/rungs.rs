@@ -1,11 +1,11 @@
 //! Which problems.
 
-use fa3_cuda::kernels::Job;
+use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{
     GemmSize, gemm, gemm_cluster, gemm_fp8, gemm_ring, gemm_simple, gemm_split_k, row_softmax, tile_copy,
     transpose, vector_add,
 };
-use fa3_ir::{Elem, Swizzle};
+use fa3_ir::{Elem, Program, Swizzle};
 
 use super::{Expected, Rung};
 use crate::family::Bits;
@@ -21,15 +21,15 @@ pub fn rungs() -> Vec<Rung> {
     );
     for (elem, size) in [Elem::Bf16, Elem::F16].into_iter().flat_map(|elem| sizes.map(|size| (elem, size))) {
         rungs.extend([
-            product("gemm_simple", elem, size, gemm_simple::job(elem, size)),
-            product("gemm_ring", elem, size, gemm_ring::job(elem, size)),
-            product("gemm", elem, size, gemm::job(elem, size, 3)),
-            product("gemm_cluster", elem, size, gemm_cluster::job(elem, size, 4)),
-            product("gemm_split_k", elem, size, gemm_split_k::job(elem, size, 3)),
+            product("gemm_simple", elem, size, gemm_simple::program(elem, size)),
+            product("gemm_ring", elem, size, gemm_ring::program(elem, size)),
+            product("gemm", elem, size, gemm::program(elem, size, 3)),
+            product("gemm_cluster", elem, size, gemm_cluster::program(elem, size, 4)),
+            product("gemm_split_k", elem, size, gemm_split_k::program(elem, size, 3)),
         ]);
     }
     let sizes = sizes.map(|GemmSize { m, n, k }| GemmSize { m, n, k: k.next_multiple_of(16) });
-    rungs.extend(sizes.map(|size| product("gemm_fp8", Elem::E4m3, size, gemm_fp8::job(size, 3))));
+    rungs.extend(sizes.map(|size| product("gemm_fp8", Elem::E4m3, size, gemm_fp8::program(size, 3))));
     rungs
 }
 
@@ -44,12 +44,12 @@ pub fn small_rungs() -> Vec<Rung> {
         softmax(5, 70),
         copy(Swizzle::B128, 72, 72),
         transposed(72, 72),
-        product("gemm_simple", elem, size, gemm_simple::job(elem, size)),
-        product("gemm_ring", elem, size, gemm_ring::job(elem, size)),
-        product("gemm", elem, size, gemm::job(elem, size, 1)),
-        product("gemm_cluster", elem, size, gemm_cluster::job(elem, size, 2)),
-        product("gemm_split_k", elem, size, gemm_split_k::job(elem, size, 2)),
-        product("gemm_fp8", Elem::E4m3, fp8, gemm_fp8::job(fp8, 1)),
+        product("gemm_simple", elem, size, gemm_simple::program(elem, size)),
+        product("gemm_ring", elem, size, gemm_ring::program(elem, size)),
+        product("gemm", elem, size, gemm::program(elem, size, 1)),
+        product("gemm_cluster", elem, size, gemm_cluster::program(elem, size, 2)),
+        product("gemm_split_k", elem, size, gemm_split_k::program(elem, size, 2)),
+        product("gemm_fp8", Elem::E4m3, fp8, gemm_fp8::program(fp8, 1)),
     ]
 }
 
@@ -65,7 +65,7 @@ fn vector(n: u32) -> Rung {
     };
     Rung {
         name: format!("vector_add {n}"),
-        job: vector_add::job(n),
+        program: vector_add::program(n).map(Spec::kernel),
         bits: Bits::Inputs,
         expected: Box::new(expected),
     }
@@ -83,14 +83,20 @@ fn softmax(rows: u32, n: u32) -> Rung {
         };
         inputs[0].chunks_exact(n as usize).flat_map(row).collect()
     };
-    let (name, job) = (format!("row_softmax {rows} x {n}"), row_softmax::job(rows, n));
-    Rung { name, job, bits: Bits::Approximations, expected: Box::new(expected) }
+    let (name, program) = (format!("row_softmax {rows} x {n}"), row_softmax::program(rows, n));
+    Rung {
+        name,
+        program: program.map(Spec::kernel),
+        bits: Bits::Approximations,
+        expected: Box::new(expected),
+    }
 }
 
 fn copy(swizzle: Swizzle, rows: u32, cols: u32) -> Rung {
     let expected = |inputs: &[Vec<f64>]| inputs[0].iter().copied().map(exactly).collect();
-    let (name, job) = (format!("tile_copy {rows} x {cols}, {swizzle}"), tile_copy::job(swizzle, rows, cols));
-    Rung { name, job, bits: Bits::Inputs, expected: Box::new(expected) }
+    let (name, program) =
+        (format!("tile_copy {rows} x {cols}, {swizzle}"), tile_copy::program(swizzle, rows, cols));
+    Rung { name, program: program.map(Spec::kernel), bits: Bits::Inputs, expected: Box::new(expected) }
 }
 
 fn transposed(rows: u32, cols: u32) -> Rung {
@@ -98,15 +104,15 @@ fn transposed(rows: u32, cols: u32) -> Rung {
         let at = |row: u32, col: u32| exactly(inputs[0][(row * cols + col) as usize]);
         (0..cols).flat_map(|col| (0..rows).map(move |row| at(row, col))).collect()
     };
-    let (name, job) = (format!("transpose {rows} x {cols}"), transpose::job(rows, cols));
-    Rung { name, job, bits: Bits::Inputs, expected: Box::new(expected) }
+    let (name, program) = (format!("transpose {rows} x {cols}"), transpose::program(rows, cols));
+    Rung { name, program: program.map(Spec::kernel), bits: Bits::Inputs, expected: Box::new(expected) }
 }
 
 /// C = A · Bᵀ. A tensor core truncates every addend of a sum of K + 1 at 2^-25, or 2^-13 for e4m3, of the largest; its
 /// result, and every further sum of results, is off by as much again. The largest addend is at most the sum of all.
-fn product(kernel: &str, elem: Elem, size: GemmSize, job: Job) -> Rung {
+fn product(kernel: &str, elem: Elem, size: GemmSize, program: Program<Spec>) -> Rung {
     let GemmSize { m, n, k } = size;
-    let out = job.arrays[2].elem;
+    let out = program.buffers[2].elem;
     let (depth, unit) = if elem == Elem::E4m3 { (32usize, -13) } else { (16, -25) };
     let unit = f64::powi(2.0, unit);
     let rounding = match out {
@@ -131,5 +137,10 @@ fn product(kernel: &str, elem: Elem, size: GemmSize, job: Job) -> Rung {
         (0..m).flat_map(|i| (0..n).map(move |j| element(i, j))).collect()
     };
     let bits = if kernel == "gemm_split_k" { Bits::Schedule } else { Bits::Inputs };
-    Rung { name: format!("{kernel} {elem} {m} x {n} x {k}"), job, bits, expected: Box::new(expected) }
+    Rung {
+        name: format!("{kernel} {elem} {m} x {n} x {k}"),
+        program: program.map(Spec::kernel),
+        bits,
+        expected: Box::new(expected),
+    }
 }

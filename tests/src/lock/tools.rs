@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use fa3_cuda::host::JitReport;
+use fa3_cuda::JitReport;
 use fa3_cuda::sass::Listing;
 
 /// The ptxas that `$PTXAS` names, or that of the path.

@@ -1,8 +1,8 @@
-//! What micro-kernels are built with: a builder, and the arrays that its parameters are bound to.
+//! What micro-kernels are built with: a builder, and the buffers that its parameters are bound to.
 
-use fa3_cuda::kernels::{Array, ArrayUse, Job, JobArg};
 use fa3_ir::{
-    B32, B64, BoxShape, Builder, Elem, FenceInst, Kernel, Launch, LoadOptions, Pred, Region, TensorMap, V,
+    B32, B64, BoxShape, BufferId, BufferRole, Builder, Elem, FenceInst, Kernel, Launch, LoadOptions, Passed,
+    Pred, Program, Region, TensorMap, V,
 };
 
 use super::{Micro, Rule};
@@ -21,21 +21,22 @@ pub(super) struct Bench<'k> {
 /// What its parameters are bound to, and how many CTAs run it.
 struct Bound {
     grid: u32,
-    arrays: Vec<Array>,
+    program: Program<Kernel>,
     contents: Vec<Vec<u8>>,
-    args: Vec<JobArg>,
+    args: Vec<(String, Passed)>,
 }
 
 /// The micro-kernel that `build` builds.
 pub(super) fn micro(name: &str, launch: Launch, rule: Rule, build: impl FnOnce(&mut Bench<'_>)) -> Micro {
-    let (arrays, contents, args) = Default::default();
-    let mut bound = Bound { grid: launch.cluster, arrays, contents, args };
+    let (program, contents, args) = Default::default();
+    let mut bound = Bound { grid: launch.cluster, program, contents, args };
     let entry = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
     let kernel = Kernel::build(&entry, launch, |b| {
         build(&mut Bench { b, tid: b.tid(), bound: &mut bound });
     });
-    let Bound { grid, arrays, contents, args } = bound;
-    Micro { name: name.to_owned(), job: Job { kernel, grid: [grid, 1, 1], arrays, args }, contents, rule }
+    let Bound { grid, mut program, contents, args } = bound;
+    program.step(kernel, [grid, 1, 1], args);
+    Micro { name: name.to_owned(), program, contents, rule }
 }
 
 impl<'k> Bench<'k> {
@@ -49,51 +50,51 @@ impl<'k> Bench<'k> {
         self.b.launch().threads
     }
 
-    fn array(&mut self, elem: Elem, contents: Vec<u8>, used: ArrayUse) -> usize {
+    /// A buffer, with the name of its parameter.
+    fn buffer(&mut self, elem: Elem, contents: Vec<u8>, role: BufferRole) -> (BufferId, &'static str) {
         const NAMES: [&str; 8] = ["a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7"];
-        let index = self.bound.arrays.len();
-        let shape = vec![contents.len() as u32 / elem.bytes()];
-        self.bound.arrays.push(Array { name: NAMES[index], elem, shape, used });
+        let name = NAMES[self.bound.program.buffers.len()];
+        let buffer = self.bound.program.buffer(name, elem, &[contents.len() as u32 / elem.bytes()], role);
         self.bound.contents.push(contents);
-        index
+        (buffer, name)
     }
 
-    fn pointer(&mut self, elem: Elem, contents: Vec<u8>, used: ArrayUse) -> V<'k, B64> {
-        let array = self.array(elem, contents, used);
-        self.bound.args.push(JobArg::Pointer(array));
-        self.b.param_pointer(self.bound.arrays[array].name, elem)
+    fn pointer(&mut self, elem: Elem, contents: Vec<u8>, role: BufferRole) -> V<'k, B64> {
+        let (buffer, name) = self.buffer(elem, contents, role);
+        self.bound.args.push((name.to_owned(), Passed::Pointer(buffer)));
+        self.b.param_pointer(name, elem)
     }
 
     /// An array that is read.
     pub(super) fn input(&mut self, contents: Vec<u8>) -> V<'k, B64> {
-        self.pointer(Elem::U8, contents, ArrayUse::Input)
+        self.pointer(Elem::U8, contents, BufferRole::Input)
     }
 
     /// An array of results, every byte of which is written.
     pub(super) fn output(&mut self, bytes: u32) -> V<'k, B64> {
-        self.pointer(Elem::U8, vec![UNTOUCHED; bytes as usize], ArrayUse::Output)
+        self.pointer(Elem::U8, vec![UNTOUCHED; bytes as usize], BufferRole::Output)
     }
 
     /// An array of results that is not written everywhere.
     pub(super) fn target(&mut self, contents: Vec<u8>) -> V<'k, B64> {
-        self.pointer(Elem::U8, contents, ArrayUse::Sum)
+        self.pointer(Elem::U8, contents, BufferRole::InOut)
     }
 
-    fn tensor(&mut self, shape: BoxShape, dims: &[u64], contents: Vec<u8>, used: ArrayUse) -> TensorMap {
-        let array = self.array(shape.elem, contents, used);
-        let dense = fa3_ir::TensorView::contiguous(0, dims, shape.elem);
-        self.bound.args.push(JobArg::Tensor { array, dims: dense.dims, strides: dense.strides });
-        self.b.param_tensor_map(self.bound.arrays[array].name, shape)
+    fn tensor(&mut self, shape: BoxShape, dims: &[u64], contents: Vec<u8>, role: BufferRole) -> TensorMap {
+        let (buffer, name) = self.buffer(shape.elem, contents, role);
+        let fa3_ir::TensorView { dims, strides, .. } = fa3_ir::TensorView::contiguous(0, dims, shape.elem);
+        self.bound.args.push((name.to_owned(), Passed::Tensor { buffer, dims, strides }));
+        self.b.param_tensor_map(name, shape)
     }
 
     /// A tensor that is read.
     pub(super) fn input_tensor(&mut self, shape: BoxShape, dims: &[u64], contents: Vec<u8>) -> TensorMap {
-        self.tensor(shape, dims, contents, ArrayUse::Input)
+        self.tensor(shape, dims, contents, BufferRole::Input)
     }
 
     /// A tensor of results.
     pub(super) fn target_tensor(&mut self, shape: BoxShape, dims: &[u64], contents: Vec<u8>) -> TensorMap {
-        self.tensor(shape, dims, contents, ArrayUse::Sum)
+        self.tensor(shape, dims, contents, BufferRole::InOut)
     }
 
     /// `bytes` for each thread of the CTA, in order.

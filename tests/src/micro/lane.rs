@@ -150,7 +150,7 @@ pub(super) fn kernel(op: LaneOp, operands: &[Vec<u64>], rule: Rule) -> Micro {
             places.to.push(Place::new(array, ty, by));
         }
     });
-    Body { kernel: &mut micro.job.kernel }.operation(op, &places);
+    Body { kernel: &mut micro.program.steps[0].kernel }.operation(op, &places);
     micro
 }
 

@@ -1,6 +1,6 @@
 //! Micro-kernels in the simulator.
 
-use fa3_sim::{Mode, Policy};
+use fa3_sim::{Policy, ProgramSimulation};
 
 use super::Micro;
 
@@ -10,11 +10,11 @@ impl Micro {
     /// # Errors
     /// What the simulator finds wrong with it, in words.
     pub fn simulate(&self, policy: Policy) -> Result<Vec<u8>, String> {
-        let run = crate::simulate::simulate(&self.job, &self.contents, policy, Mode::Exact);
+        let run = ProgramSimulation::new(&self.program).policy(policy).run(&self.contents);
         let run = run.map_err(|error| error.to_string())?;
-        match run.outcome.findings.first() {
+        match run.findings().next() {
             Some(finding) => Err(finding.to_string()),
-            None => Ok(self.written(&run.arrays)),
+            None => Ok(self.written(&run.buffers)),
         }
     }
 }

@@ -1,32 +1,33 @@
 //! Problems at which a bound that is off by one matters, small ones.
 
+use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{
     GemmSize, gemm, gemm_cluster, gemm_fp8, gemm_ring, gemm_simple, gemm_split_k, row_softmax,
 };
-use fa3_cuda::kernels::{Array, ArrayUse, Job};
 use fa3_ir::Elem;
+use fa3_ir::{Buffer, BufferRole, Kernel, Program};
 
 /// Further problems for a kernel, with the bytes of their arrays: sizes that are whole steps, just above one, and of each
 /// column and row of a warp's fragment; and more of K than a ring has slots, for every CTA.
-pub(super) fn edges(kernel: &str) -> Vec<(Job, Vec<Vec<u8>>)> {
-    let with_arrays = |job: Job| {
-        let arrays = job.arrays.iter().map(rising).collect();
-        (job, arrays)
+pub(super) fn edges(kernel: &str) -> Vec<(Program<Kernel>, Vec<Vec<u8>>)> {
+    let with_buffers = |program: Program<Spec>| {
+        let buffers = program.buffers.iter().map(rising).collect();
+        (program.map(Spec::kernel), buffers)
     };
-    jobs(kernel).into_iter().map(with_arrays).collect()
+    programs(kernel).into_iter().map(with_buffers).collect()
 }
 
 /// The bytes of an array. Rows of binary32 numbers rise so steeply that exp(last - last but one) is infinite: a softmax
 /// that overlooks the last cannot be right. All others are zero.
-fn rising(array: &Array) -> Vec<u8> {
+fn rising(array: &Buffer) -> Vec<u8> {
     let columns = array.shape.last().copied().unwrap_or(1) as usize;
-    if array.elem != Elem::F32 || array.used != ArrayUse::Input {
+    if array.elem != Elem::F32 || array.role != BufferRole::Input {
         return vec![0; array.bytes()];
     }
     (0..array.len()).flat_map(|index| (100.0 * (index % columns) as f32).to_le_bytes()).collect()
 }
 
-fn jobs(kernel: &str) -> Vec<Job> {
+fn programs(kernel: &str) -> Vec<Program<Spec>> {
     let elem = Elem::Bf16;
     let size = |m, n, k| GemmSize { m, n, k };
     // Both rows that a thread has, every pair of columns of a fragment.
@@ -34,17 +35,19 @@ fn jobs(kernel: &str) -> Vec<Job> {
     let (whole, long) = (size(128, 128, 192), size(64, 128, 1024));
     let steps = [64, 128, 192].map(|k| size(64, 128, k));
     match kernel {
-        "row_softmax" => vec![row_softmax::job(3, 32), row_softmax::job(3, 33)],
+        "row_softmax" => vec![row_softmax::program(3, 32), row_softmax::program(3, 33)],
         "gemm_simple" => {
-            [whole].into_iter().chain(corners()).map(|size| gemm_simple::job(elem, size)).collect()
+            [whole].into_iter().chain(corners()).map(|size| gemm_simple::program(elem, size)).collect()
         }
-        "gemm_ring" => steps.into_iter().chain(corners()).map(|size| gemm_ring::job(elem, size)).collect(),
-        "gemm" => vec![gemm::job(elem, whole, 1)],
-        "gemm_cluster" => vec![gemm_cluster::job(elem, size(256, 256, 192), 2)],
+        "gemm_ring" => {
+            steps.into_iter().chain(corners()).map(|size| gemm_ring::program(elem, size)).collect()
+        }
+        "gemm" => vec![gemm::program(elem, whole, 1)],
+        "gemm_cluster" => vec![gemm_cluster::program(elem, size(256, 256, 192), 2)],
         "gemm_split_k" => {
-            [long].into_iter().chain(steps).map(|size| gemm_split_k::job(elem, size, 1)).collect()
+            [long].into_iter().chain(steps).map(|size| gemm_split_k::program(elem, size, 1)).collect()
         }
-        "gemm_fp8" => vec![gemm_fp8::job(size(128, 128, 384), 1)],
+        "gemm_fp8" => vec![gemm_fp8::program(size(128, 128, 384), 1)],
         _ => Vec::new(),
     }
 }

@@ -156,16 +156,16 @@ fn prey(
     problems: &[Small],
     argued: &'static [Argued],
 ) -> Prey {
-    let choices = PlanOptions { scheduler: Some(scheduler), order: Some(Order::Linear), ..with_tile(shape) };
-    let jobs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
+    let options = PlanOptions { scheduler: Some(scheduler), order: Some(Order::Linear), ..with_tile(shape) };
+    let programs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };
         let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).validate();
         let problem = problem.expect("the problem of a prey is valid");
         let launch = Launch::new(&problem, &device(1), &options).expect("there is such a kernel");
-        let job = launch.job.expect("there are rows to compute");
-        let bytes = initial(&problem, &job, &Values::new(&problem, Dist::Normal, Poison::None, 1));
-        (job, bytes)
+        let program = launch.program;
+        let bytes = initial(&problem, &program, &Values::new(&problem, Dist::Normal, Poison::None, 1));
+        (program, bytes)
     });
-    Prey::new(name, jobs, argued)
+    Prey::new(name, programs, argued)
 }

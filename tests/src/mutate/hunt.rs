@@ -3,14 +3,13 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use fa3_cuda::kernels::Job;
+use fa3_ir::Program;
 use fa3_ir::{Kernel, verify};
-use fa3_sim::{Mode, Policy};
+use fa3_sim::{Mode, Policy, ProgramSimulation};
 
 use super::edges::edges;
 use super::{Mutant, Operator};
 use crate::ladder::Rung;
-use crate::simulate::simulate;
 
 /// Random schedules that a mutant runs under, if nothing notices it before.
 const SEEDS: u64 = 30;
@@ -35,7 +34,7 @@ pub(super) struct Argued {
 }
 
 struct Problem {
-    job: Job,
+    program: Program<Kernel>,
     /// The bytes of its arrays before.
     initial: Vec<Vec<u8>>,
     /// The same after the kernel, with fast arithmetic. That they are right is not to be shown here.
@@ -79,9 +78,9 @@ impl Prey {
     /// # Panics
     /// If the simulator does not take it.
     pub(crate) fn of_ladder(rung: &Rung) -> Prey {
-        let first = (rung.job.clone(), rung.initial(1));
-        let jobs = [first].into_iter().chain(edges(&rung.job.kernel.name));
-        Prey { bounds: true, ..Prey::new(&rung.job.kernel.name, jobs, &[]) }
+        let first = (rung.program.clone(), rung.initial(1));
+        let programs = [first].into_iter().chain(edges(&rung.program.steps[0].kernel.name));
+        Prey { bounds: true, ..Prey::new(&rung.program.steps[0].kernel.name, programs, &[]) }
     }
 
     /// The kernel of the first job, on all of them, which have the bytes of their arrays with them.
@@ -90,17 +89,20 @@ impl Prey {
     /// If there are none, or the simulator does not take one.
     pub(super) fn new(
         name: &str,
-        jobs: impl IntoIterator<Item = (Job, Vec<Vec<u8>>)>,
+        programs: impl IntoIterator<Item = (Program<Kernel>, Vec<Vec<u8>>)>,
         argued: &'static [Argued],
     ) -> Prey {
-        let problem = |(job, initial): (Job, Vec<Vec<u8>>)| {
-            let simulated = simulate(&job, &initial, Policy::Eager, Mode::Fast);
-            let results = simulated.expect("a sound kernel can be simulated").arrays;
-            Problem { job, initial, results }
+        let problem = |(program, initial): (Program<Kernel>, Vec<Vec<u8>>)| {
+            let simulated = ProgramSimulation::new(&program).mode(Mode::Fast).run(&initial);
+            let results = simulated.expect("a sound kernel can be simulated").buffers;
+            Problem { program, initial, results }
         };
-        let problems: Vec<Problem> = jobs.into_iter().map(problem).collect();
-        let kernel = &problems.first().expect("a prey is hunted on some problem").job.kernel;
-        assert!(problems.iter().all(|problem| problem.job.kernel == *kernel), "{name} is one kernel");
+        let problems: Vec<Problem> = programs.into_iter().map(problem).collect();
+        let kernel = &problems.first().expect("a prey is hunted on some problem").program.steps[0].kernel;
+        assert!(
+            problems.iter().all(|problem| problem.program.steps[0].kernel == *kernel),
+            "{name} is one kernel"
+        );
         Prey { name: name.to_owned(), problems, argued, bounds: false }
     }
 
@@ -120,22 +122,22 @@ impl Prey {
 
     /// Its kernel.
     pub fn kernel(&self) -> &Kernel {
-        &self.problems[0].job.kernel
+        &self.problems[0].program.steps[0].kernel
     }
 }
 
 impl Problem {
     /// Everything that notices that `kernel` is not the problem's: ids of rules, `result`, or what went wrong.
     fn notices(&self, kernel: &Kernel, policy: Policy, compare: bool) -> BTreeSet<String> {
-        let job = Job { kernel: kernel.clone(), ..self.job.clone() };
+        let program = self.program.map(|_| kernel.clone());
         let mode = if compare { Mode::Fast } else { Mode::Skeleton };
-        match simulate(&job, &self.initial, policy, mode) {
+        match ProgramSimulation::new(&program).policy(policy).mode(mode).run(&self.initial) {
             Err(error) => BTreeSet::from([error.to_string()]),
             Ok(simulated) => {
-                let findings = simulated.outcome.findings.iter();
+                let findings = simulated.findings();
                 let mut noticed: BTreeSet<String> =
                     findings.map(|finding| finding.rule.id().to_owned()).collect();
-                if compare && simulated.arrays != self.results {
+                if compare && simulated.buffers != self.results {
                     noticed.insert("result".to_owned());
                 }
                 noticed

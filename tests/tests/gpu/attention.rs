@@ -52,7 +52,7 @@ fn group(device: &Device, trials: &[Trial]) -> Fallible<String> {
     let failed =
         trials.iter().zip(&results).filter_map(|(trial, result)| Some((trial, result.as_ref().err()?)));
     let line = |(trial, error): (&Trial, &String)| {
-        format!("{} {:?}: {error}", trial.problem, trial.choices.row.map(|row| row.shape))
+        format!("{} {:?}: {error}", trial.problem, trial.options.row.map(|row| row.shape))
     };
     let lines: Vec<String> = failed.take(PRINTED).map(line).collect();
     Err(format!("{said}, {failures} failures\n{}", lines.join("\n")).into())

@@ -2,7 +2,7 @@
 
 use fa3_cuda::host::Device;
 use fa3_sim::{Mode, Policy};
-use fa3_tests::{Bits, Family, Trial, families};
+use fa3_tests::{Bits, Family, Trial, families, gpu};
 
 use crate::Fallible;
 
@@ -28,7 +28,7 @@ fn every_trial(device: &Device, family: &Family) -> Fallible<String> {
 }
 
 fn conform(device: &Device, trial: &Trial, seed: u64) -> Fallible<()> {
-    let after = device.run(&trial.job, &trial.before)?;
+    let after = gpu::run(device, &trial.program, &trial.before)?;
     trial.check(&after)?;
     if trial.bits == Bits::Inputs {
         let simulated = trial.simulate(Policy::Random(seed), Mode::Exact)?;

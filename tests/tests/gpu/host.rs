@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fa3_cuda::host::{Device, DeviceBuffer, Function, HostError, Stream};
-use fa3_cuda::kernels::ladder::{row_softmax, vector_add};
+use fa3_cuda::kernels::Spec;
+use fa3_cuda::kernels::ladder::{self, row_softmax, vector_add};
 use fa3_ir::{ArgValue, Elem, Kernel, Ptx, TensorView, ptx};
 use half::bf16;
 
@@ -112,7 +113,7 @@ fn product_beyond_the_tensor(device: &Device) -> Fallible<String> {
 }
 
 /// Elements of A · Bᵀ that are wrong, where B has `rows` rows and zeros up to `n`. All of them are small integers.
-fn product(device: &Device, n: u32, rows: u32) -> Result<(Arc<Function>, usize), HostError> {
+fn product(device: &Device, n: u32, rows: u32) -> Result<(Function, usize), HostError> {
     let stream = device.stream()?;
     let integers = |count: u32, step: u32| (0..count).map(move |i| ((i * step + 5) % 17) as f32 - 8.0);
     let (a, b) = (integers(64 * 64, 13).collect::<Vec<_>>(), integers(rows * 64, 11).collect::<Vec<_>>());
@@ -170,15 +171,15 @@ fn dependent_launches(device: &Device) -> Fallible<String> {
 }
 
 fn cache(device: &Device) -> Fallible<String> {
-    let ptx = ptx_of(&kernels::one_product(256))?;
+    let spec = Spec::Ladder(ladder::Spec::Gemm(Elem::Bf16));
     let start = Instant::now();
-    let (first, second) = (device.compile(&ptx)?, device.clone().compile(&ptx)?);
+    let (first, second) = (device.kernel(&spec)?, device.clone().kernel(&spec)?);
     let found = start.elapsed();
     ensure(Arc::ptr_eq(&first, &second), "compiled twice")?;
-    let other_box = device.compile(&ptx_of(&kernels::one_product(128))?)?;
-    ensure(!Arc::ptr_eq(&first, &other_box), "two kernels are one")?;
+    let other = device.kernel(&Spec::Ladder(ladder::Spec::Gemm(Elem::F16)))?;
+    ensure(!Arc::ptr_eq(&first, &other), "two kernels are one")?;
     // Opened anew, the device knows no kernels; the driver may.
-    let again = Device::open(0)?.compile(&ptx)?;
+    let again = Device::open(0)?.kernel(&spec)?;
     ensure(!Arc::ptr_eq(&first, &again) && again.registers() == first.registers(), "not compiled anew")?;
     let report = again.report().map_or("no report".to_owned(), ToString::to_string);
     Ok(format!(
@@ -264,7 +265,7 @@ fn ptx_of(kernel: &Kernel) -> Result<Ptx, String> {
 
 /// # Panics
 /// If the kernel is not sound.
-fn compiled(device: &Device, kernel: &Kernel) -> Result<Arc<Function>, HostError> {
+fn compiled(device: &Device, kernel: &Kernel) -> Result<Function, HostError> {
     device.compile(&ptx_of(kernel).unwrap_or_else(|errors| panic!("{errors}")))
 }
 

@@ -6,7 +6,9 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use fa3_cuda::cudarc::driver::CudaContext;
-use fa3_cuda::host::{Device, DeviceBuffer, Forward, ForwardError, Graph, HostError, Stream};
+use fa3_cuda::host::{
+    Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, Graph, HostError, Stream, Workspace,
+};
 use fa3_sched::{DeviceLimits, PlanOptions, Scheduler};
 use fa3_types::{Address, Addresses, Dtype, Placement, Problem, ProblemSpec, Shape};
 use half::bf16;
@@ -37,6 +39,7 @@ struct Case {
     v: DeviceBuffer,
     o: DeviceBuffer,
     lse: DeviceBuffer,
+    workspace: Workspace,
 }
 
 /// O's bits and LSE's.
@@ -61,7 +64,9 @@ impl Case {
         let (q, k, v) = (q?, k?, v?);
         let o = device.alloc(problem.o().extent_bytes().0 as usize)?;
         let lse = device.alloc(4 * problem.lse_shape().iter().product::<usize>())?;
-        Ok(Case { forward: Forward::with(device, problem, options)?, stream, q, k, v, o, lse })
+        let forward = Forward::with(device, problem, options)?;
+        let workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
+        Ok(Case { forward, stream, q, k, v, o, lse, workspace })
     }
 
     /// Makes O and LSE NaN, in the stream's order.
@@ -71,8 +76,8 @@ impl Case {
     }
 
     fn run(&mut self) -> Result<(), ForwardError> {
-        let Case { forward, stream, q, k, v, o, lse } = self;
-        forward.run(stream, q, k, v, o, lse)
+        let Case { forward, stream, q, k, v, o, lse, workspace } = self;
+        forward.run(stream, ForwardTensors { q, k, v, o, lse: Some(lse) }, workspace)
     }
 
     fn bits(&self) -> Result<Bits, HostError> {
@@ -98,7 +103,7 @@ impl Case {
     #[allow(unsafe_code, reason = "a launch over addresses is unsafe")]
     fn launch(&self, at: &Placement) -> Result<(), HostError> {
         // SAFETY: the callers place this case's tensors, and the case lives until its stream is synchronised.
-        unsafe { self.forward.launch(&self.stream, at) }
+        unsafe { self.forward.launch(&self.stream, at, self.workspace.address()) }
     }
 
     /// Replays a graph on `stream`.
@@ -120,7 +125,7 @@ fn scheduled(scheduler: Scheduler) -> PlanOptions {
     PlanOptions { scheduler: Some(scheduler), ..PlanOptions::default() }
 }
 
-/// Launches that need a counter.
+/// Launches that need a ticket.
 fn dynamic(device: &Device) -> Result<Case, ForwardError> {
     Case::new(device, &problem()?, &scheduled(Scheduler::DynamicPersistent))
 }
@@ -129,7 +134,7 @@ fn time_of_making(device: &Device) -> Fallible<String> {
     let timed = |problem: &Problem| -> Result<(Duration, bool), ForwardError> {
         let start = Instant::now();
         let forward = Forward::new(device, problem)?;
-        let compiled = forward.function().is_some_and(|function| function.report().is_some());
+        let compiled = forward.functions().any(|function| function.report().is_some());
         Ok((start.elapsed(), compiled))
     };
     let shape = Shape { batch: 2, seqlen: 4096, heads: 16, head_dim: 128 };
@@ -202,8 +207,8 @@ fn graph_beside_its_stream(device: &Device) -> Fallible<String> {
     for _ in 0..50 {
         captured.replay(&graph, &second)?;
         let Case { forward, stream, .. } = &captured;
-        let Case { q, k, v, o, lse, .. } = &mut other;
-        forward.run(stream, q, k, v, o, lse)?;
+        let Case { q, k, v, o, lse, workspace, .. } = &mut other;
+        forward.run(stream, ForwardTensors { q, k, v, o, lse: Some(lse) }, workspace)?;
     }
     second.synchronize()?;
     captured.stream.synchronize()?;
@@ -228,8 +233,11 @@ fn two_threads(device: &Device) -> Fallible<String> {
     let expected = first.once()?;
     let shared = Forward::with(device, &problem()?, &scheduled(Scheduler::DynamicPersistent))?;
     let launches = |case: &mut Case| -> Result<(), ForwardError> {
-        let Case { stream, q, k, v, o, lse, .. } = case;
-        (0..100).try_for_each(|_| shared.run(stream, q, k, v, o, lse))
+        let Case { stream, q, k, v, o, lse, workspace, .. } = case;
+        (0..100).try_for_each(|_| {
+            let tensors = ForwardTensors { q, k, v, o: &mut *o, lse: Some(&mut *lse) };
+            shared.run(stream, tensors, workspace)
+        })
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| launches(&mut second));
@@ -254,7 +262,7 @@ fn slices(device: &Device) -> Fallible<String> {
     let mut both = stream.alloc_zeros::<bf16>(2 * o.len())?;
     let mut lse_slice = stream.alloc_zeros::<f32>(lse.len())?;
     let mut second_half = both.slice_mut(o.len()..);
-    case.forward.run_slices(&stream, &q, &k, &v, &mut second_half, &mut lse_slice)?;
+    case.forward.run_slices(&stream, &q, &k, &v, &mut second_half, &mut lse_slice, &mut case.workspace)?;
     let bits: Vec<u16> = stream.clone_dtoh(&both)?.into_iter().map(bf16::to_bits).collect();
     ensure(bits[o.len()..] == o, "O is another one")?;
     ensure(bits[..o.len()].iter().all(|bits| *bits == 0), "something before O was written")?;
@@ -268,7 +276,7 @@ fn nothing(device: &Device) -> Fallible<String> {
     let none = Shape { seqlen: 0, ..rows };
     let mut no_rows =
         Case::new(device, &ProblemSpec::dense(Dtype::Bf16, none, rows).validate()?, &PlanOptions::default())?;
-    ensure(no_rows.forward.function().is_none(), "a kernel for no rows")?;
+    ensure(no_rows.forward.functions().next().is_none(), "a kernel for no rows")?;
     ensure(no_rows.once()? == (vec![], vec![]), "results of no rows")?;
     let no_keys = ProblemSpec::dense(Dtype::Bf16, rows, none).validate()?;
     let (o, lse) = Case::new(device, &no_keys, &PlanOptions::default())?.once()?;

@@ -90,7 +90,7 @@ fn ptxas_has_nothing_to_say() {
 /// Whether a kernel's loops are to overlap. What becomes of those without turns or without a producer is what the ablation
 /// measures.
 fn overlaps(spec: &FwdSpec) -> bool {
-    let is_free = spec.tile.maxima == Rescale::EveryBlock && !spec.tile.ping_pong;
+    let is_free = spec.tile.rescale == Rescale::EveryBlock && !spec.tile.ping_pong;
     spec.tile.loads == Loads::Producer && !is_free
 }
 

@@ -24,7 +24,8 @@ const OPEN: [&str; 8] =
     ["fa3", "fa3-cuda", "fa3-ir", "fa3-quant", "fa3-ref", "fa3-sched", "fa3-sim", "fa3-types"];
 
 /// Where a driver is called, and where the suite launches its own kernels.
-const UNSAFE: [(&str, &str); 2] = [("fa3-cuda", "fa3-cuda/src/host.rs"), ("fa3-tests", "tests/src/gpu.rs")];
+const UNSAFE: [(&str, &str); 3] =
+    [("fa3-cuda", "fa3-cuda/src/host.rs"), ("tests", "tests/src/gpu.rs"), ("tests", "tests/tests/gpu")];
 
 /// A file can be read in one go.
 const LINES: usize = 500;
@@ -166,43 +167,23 @@ fn crates_depend_on_each_other_only_as_allowed() {
 fn unsafe_code_stays_where_the_gpu_is() {
     let workspace = manifest(&root().join("Cargo.toml"));
     assert_eq!(workspace["workspace"]["lints"]["rust"]["unsafe_code"].as_str(), Some("forbid"));
-    for member in members().into_iter().filter(|member| member != "fa3-cuda") {
-        let lints = &manifest(&root().join(&member).join("Cargo.toml"))["lints"];
-        if member == "tests" {
+    for member in members() {
+        let manifest = manifest(&root().join(&member).join("Cargo.toml"));
+        let lints = &manifest["lints"];
+        if UNSAFE.iter().any(|(exception, _)| *exception == member) {
             assert_eq!(lints["rust"]["unsafe_code"].as_str(), Some("deny"));
-        } else {
-            assert_eq!(
-                lints["workspace"].as_bool(),
-                Some(true),
-                "{member} does not take the workspace's lints"
-            );
+            continue;
         }
+        assert_eq!(lints["workspace"].as_bool(), Some(true), "{member} does not take the workspace's lints");
         let crate_root = ["src/lib.rs", "src/main.rs"].map(|file| root().join(&member).join(file));
         let crate_root = crate_root.iter().find(|path| path.exists()).expect("a crate has a root");
         let forbids = read(crate_root).lines().any(|line| line == "#![forbid(unsafe_code)]");
         assert!(forbids, "{} does not forbid unsafe code", crate_root.display());
     }
-    let cuda = manifest(&root().join("fa3-cuda/Cargo.toml"));
-    assert_eq!(cuda["lints"]["rust"]["unsafe_code"].as_str(), Some("deny"));
-    for (name, text) in sources().into_iter().filter(|(name, _)| name.starts_with("fa3-cuda/src")) {
-        assert_eq!(text.contains("allow(unsafe_code"), name == "fa3-cuda/src/host.rs", "{name}");
+    for (file, text) in sources() {
+        let may = UNSAFE.iter().any(|(_, only)| file.starts_with(only));
+        assert!(may || !text.contains("allow(unsafe_code"), "{file}");
     }
-    // Tests of a GPU launch kernels.
-    for (name, text) in sources().into_iter().filter(|(name, _)| name.starts_with("tests/")) {
-        let may = name.starts_with("tests/tests/gpu/") || name.ends_with("tidy.rs");
-        assert!(may || !text.contains("allow(unsafe_code"), "{name}");
-    }
-}
-
-/// The kernels know no driver.
-#[test]
-fn kernels_know_no_driver() {
-    let kernels = sources().into_iter().filter(|(name, _)| name.starts_with("fa3-cuda/src/kernels"));
-    let with_driver: Vec<String> = kernels
-        .filter(|(_, text)| text.contains("cudarc") || text.contains("host::"))
-        .map(|(name, _)| name)
-        .collect();
-    assert_eq!(with_driver, [""; 0]);
 }
 
 /// Relative links and pictures of the Markdown files lead somewhere.

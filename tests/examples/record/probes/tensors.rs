@@ -5,8 +5,10 @@ use std::env;
 use std::process::Command;
 
 use fa3_cuda::host::Device;
-use fa3_cuda::kernels::{Array, Job, JobArg};
-use fa3_ir::{B32, BoxShape, Coords, Elem, FenceInst, Kernel, Launch, LoadOptions, Operand, Swizzle};
+use fa3_ir::{
+    B32, BoxShape, BufferRole, Coords, Elem, FenceInst, Kernel, Launch, LoadOptions, Operand, Passed,
+    Program, Swizzle,
+};
 use fa3_tests::gpu;
 
 use super::{Said, words};
@@ -104,12 +106,13 @@ impl Copy {
                 b.store(to.at(offset), b.load::<B32>(mine.at(offset)));
             }
         });
-        let arrays =
-            vec![Array::input("from", Elem::U32, &[40, 64]), Array::output("out", Elem::U32, &[1024])];
-        let args = vec![Job::tensor(&arrays, 0), JobArg::Pointer(1)];
-        let job = Job { kernel, grid: [1, 1, 1], arrays, args };
+        let mut program = Program::new();
+        let from = program.buffer("from", Elem::U32, &[40, 64], BufferRole::Input);
+        let out = program.buffer("out", Elem::U32, &[1024], BufferRole::Output);
+        let args = [("from", program.tensor(from)), ("out", Passed::Pointer(out))];
+        program.step(kernel, [1, 1, 1], args.map(|(name, passed)| (name.to_owned(), passed)).to_vec());
         let numbers = (1..=64 * 40u32).flat_map(u32::to_le_bytes).collect();
-        let result = words(&gpu::run(device, &job, &[numbers, vec![0; 4096]])?[1]);
+        let result = words(&gpu::run(device, &program, &[numbers, vec![0; 4096]])?[1]);
         let expected = |pitch: u32| {
             let mut all = vec![0; 1024];
             for (r, c) in (0..8).flat_map(|r| (0..self.row).map(move |c| (r, c))) {
@@ -150,10 +153,11 @@ impl Copy {
                 b.bulk_wait(0);
             });
         });
-        let arrays = vec![Array::sum("to", Elem::U32, &[40, 64])];
-        let args = vec![Job::tensor(&arrays, 0)];
-        let job = Job { kernel, grid: [1, 1, 1], arrays, args };
-        let written = gpu::run(device, &job, &[vec![0; 4 * 64 * 40]])?;
+        let mut program = Program::new();
+        let to = program.buffer("to", Elem::U32, &[40, 64], BufferRole::InOut);
+        let args = vec![("to".to_owned(), program.tensor(to))];
+        program.step(kernel, [1, 1, 1], args);
+        let written = gpu::run(device, &program, &[vec![0; 4 * 64 * 40]])?;
         let clipped = words(&written[0]).iter().zip(0i32..).all(|(&word, index)| {
             let (c, r) = (index % 64 - self.at.0, index / 64 - self.at.1);
             let inside = (0..8).contains(&c) && (0..8).contains(&r);

@@ -1,9 +1,7 @@
 //! One problem on the GPU.
 
-use fa3_cuda::host::{Device, DeviceBuffer, Forward, Stream};
+use fa3_cuda::host::{Device, DeviceBuffer, Forward, ForwardTensors, Stream, Workspace};
 use fa3_sched::{DeviceLimits, PlanOptions};
-use fa3_sched::{DeviceLimits, PlanOptions};
-use fa3_types::{Dtype, Problem};
 use fa3_types::{Dtype, Problem};
 
 use super::tensor::Tensor;
@@ -13,7 +11,7 @@ use crate::Fallible;
 #[derive(Clone)]
 pub(super) struct Trial {
     pub(super) problem: Problem,
-    pub(super) choices: PlanOptions,
+    pub(super) options: PlanOptions,
     /// SMs to plan for; all of them if `None`.
     pub(super) sms: Option<u32>,
 }
@@ -40,6 +38,7 @@ pub(super) struct Bench {
     inputs: [DeviceBuffer; 3],
     o: DeviceBuffer,
     lse: DeviceBuffer,
+    workspace: Workspace,
 }
 
 impl From<Problem> for Trial {
@@ -74,7 +73,8 @@ impl Bench {
         let inputs = [upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?];
         let o = device.alloc(trial.problem.o().extent_bytes().0 as usize)?;
         let lse = device.alloc(4 * trial.problem.lse_shape().iter().product::<usize>())?;
-        Ok(Bench { forward, stream, inputs, o, lse })
+        let workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
+        Ok(Bench { forward, stream, inputs, o, lse, workspace })
     }
 
     /// Computes into memory that holds NaN.
@@ -82,7 +82,8 @@ impl Bench {
         self.o.fill(&self.stream, 0xFF)?;
         self.lse.fill(&self.stream, 0xFF)?;
         let [q, k, v] = &self.inputs;
-        self.forward.run(&self.stream, q, k, v, &mut self.o, &mut self.lse)?;
+        let tensors = ForwardTensors { q, k, v, o: &mut self.o, lse: Some(&mut self.lse) };
+        self.forward.run(&self.stream, tensors, &mut self.workspace)?;
         let desc = *self.forward.plan().problem.o();
         let o = Tensor { desc, bits: self.o.download(&self.stream)? };
         Ok(Outputs { o, lse: self.lse.download(&self.stream)? })

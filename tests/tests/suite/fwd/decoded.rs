@@ -2,13 +2,12 @@
 
 use std::num::NonZeroU32;
 
-use fa3_cuda::kernels::fwd::decoded_tiles;
+use fa3_cuda::kernels::{Spec, fwd};
 use fa3_sched::{Longest, Order, Plan, PlanOptions};
-use fa3_sched::{Longest, Order, Plan, PlanOptions};
-use fa3_sim::{Mode, Policy};
+use fa3_sim::{Mode, ProgramSimulation};
+use fa3_tests::covering;
 use fa3_tests::fwd::shapes::TINY;
 use fa3_tests::fwd::{dense, device, with_tile};
-use fa3_tests::{covering, simulate};
 use fa3_types::{Dtype, Mask};
 use rayon::prelude::*;
 
@@ -16,10 +15,10 @@ const LENGTHS: [usize; 10] = [1, 15, 16, 17, 63, 64, 65, 100, 129, 200];
 
 /// The numbers of every tile, as the kernel writes them.
 fn decoded(plan: &Plan) -> Vec<u32> {
-    let job = decoded_tiles(plan).unwrap().unwrap();
-    let simulated = simulate(&job, &[vec![0xFF; job.arrays[0].bytes()]], Policy::Eager, Mode::Fast).unwrap();
-    assert_eq!(simulated.outcome.findings, [], "{plan}");
-    let (words, rest) = simulated.arrays[0].as_chunks::<4>();
+    let program = fwd::tiles(plan).unwrap().map(Spec::kernel);
+    let outcome = ProgramSimulation::new(&program).mode(Mode::Fast).run(&[vec![]]).unwrap();
+    assert!(outcome.is_clean(), "{plan}");
+    let (words, rest) = outcome.buffers[0].as_chunks::<4>();
     assert!(rest.is_empty());
     words.iter().copied().map(u32::from_le_bytes).collect()
 }

@@ -1,10 +1,9 @@
 //! The ends of what a problem may say.
 
-use fa3_cuda::kernels::fwd::FwdArray;
+use fa3_cuda::kernels::fwd::buffers;
 use fa3_sched::{CtaTile, Overlap, PPlace, PlanOptions};
-use fa3_sim::{Buffer, Memory, Mode, Policy, Simulation};
+use fa3_sim::{Buffer, Memory, Mode, Policy, ProgramSimulation, Simulation};
 use fa3_tests::fwd::{dense, initial, judged, with_tile};
-use fa3_tests::simulate;
 use fa3_tests::{Case, Dist};
 use fa3_types::{Dtype, Mask, Problem};
 use rayon::prelude::*;
@@ -98,20 +97,22 @@ fn without_lse() {
     let case =
         Case::normal("without", dense(Dtype::Bf16, 1, (70, 50), (2, 1), 64).causal().validate().unwrap(), 3);
     for tile in tiles() {
-        let job = launch(&case.problem, &with_tile(tile)).unwrap().job.unwrap();
-        let before = initial(&case.problem, &job, &case.values());
-        let with = simulate(&job, &before, Policy::Eager, Mode::Fast).unwrap();
+        let program = launch(&case.problem, &with_tile(tile)).unwrap().program;
+        let before = initial(&case.problem, &program, &case.values());
+        let with = ProgramSimulation::new(&program).mode(Mode::Fast).run(&before).unwrap();
         let mut memory = Memory::new();
         let alloc = |bytes: &Vec<u8>| memory.alloc_from("array", bytes);
-        let buffers: Vec<Buffer> = before.iter().map(alloc).collect();
-        let mut addresses: Vec<u64> = buffers.iter().map(|buffer| buffer.address()).collect();
-        addresses[FwdArray::Lse as usize] = 0;
-        let simulation = Simulation::new(&job.kernel).grid(job.grid).args(job.bind(&addresses));
-        let outcome = simulation.policy(Policy::Eager).mode(Mode::Fast).run(&mut memory).unwrap();
+        let memories: Vec<Buffer> = before.iter().map(alloc).collect();
+        let mut addresses: Vec<u64> = memories.iter().map(|buffer| buffer.address()).collect();
+        addresses[buffers::LSE.0] = 0;
+        let step = &program.steps[0];
+        let args = step.bind(&step.kernel.params, &addresses).unwrap();
+        let simulation = Simulation::new(&step.kernel).grid(step.grid).args(args);
+        let outcome = simulation.mode(Mode::Fast).run(&mut memory).unwrap();
         assert_eq!(outcome.findings, []);
-        let [o, lse] = [FwdArray::O, FwdArray::Lse].map(|array| array as usize);
-        assert_eq!(memory.read(buffers[o]), with.arrays[o]);
-        assert_eq!(memory.read(buffers[lse]), before[lse]);
+        let [o, lse] = [buffers::O, buffers::LSE].map(|buffer| buffer.0);
+        assert_eq!(memory.read(memories[o]), with.buffers[o]);
+        assert_eq!(memory.read(memories[lse]), before[lse]);
     }
 }
 

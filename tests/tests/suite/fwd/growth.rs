@@ -5,6 +5,7 @@ use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::shapes::{FORMS, TINY};
 use fa3_tests::fwd::{dense, judged, with_tile};
 use fa3_tests::{Case, Values};
+use fa3_types::{Dtype, Mask, Problem};
 use half::f16;
 use ndarray::Axis;
 use rayon::prelude::*;

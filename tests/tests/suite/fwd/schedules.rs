@@ -1,8 +1,8 @@
 //! What must not matter: the scheduler of tiles, their order, the number of CTAs, other sequences, an earlier launch, who
 //! loads.
 
-use fa3_cuda::kernels::ArrayUse;
-use fa3_cuda::kernels::fwd::{FwdArray, FwdError};
+use fa3_cuda::kernels::fwd::{FwdError, buffers};
+use fa3_ir::BufferRole;
 use fa3_ref::Forward;
 use fa3_sched::{CtaTile, Loads, Longest, Order, Overlap, PPlace, PlanOptions, Rescale, Scheduler};
 use fa3_sim::{Memory, Mode, Policy, Simulation};
@@ -83,7 +83,7 @@ fn who_loads_does_not_matter() {
             };
             let first = run(&launch(Loads::Producer), &problem, Policy::Eager, Mode::Fast);
             let launch = launch(Loads::Consumers);
-            assert_eq!(launch.job.as_ref().unwrap().kernel.roles.len(), 1);
+            assert_eq!(launch.program.steps[0].kernel.roles.len(), 1);
             for policy in (0..seeds).map(Policy::Random).chain([Policy::Eager, Policy::Lazy]) {
                 let again = run(&launch, &problem, policy, Mode::Fast);
                 assert!(same(&first, &again), "another result under {policy:?}: {}", launch.plan);
@@ -139,24 +139,26 @@ fn launches_follow_each_other() {
     for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds().map(|tile| (sms, tile))) {
         let options = PlanOptions { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
         let launch = Launch::new(&problem, &device(sms), &options).unwrap();
-        let job = launch.job.as_ref().unwrap();
-        assert_eq!(job.arrays[FwdArray::Counter as usize].used, ArrayUse::Sum);
-        let before = initial(&problem, job, &values);
+        let program = &launch.program;
+        assert_eq!(program.buffers[buffers::TICKET.0].role, BufferRole::Ticket);
+        let before = initial(&problem, program, &values);
         let mut memory = Memory::new();
-        let buffers: Vec<_> = job
-            .arrays
+        let memories: Vec<_> = program
+            .buffers
             .iter()
             .zip(&before)
             .map(|(array, bytes)| memory.alloc_from(array.name, bytes))
             .collect();
-        let addresses: Vec<u64> = buffers.iter().map(|buffer| buffer.address()).collect();
+        let addresses: Vec<u64> = memories.iter().map(|buffer| buffer.address()).collect();
         let mut first: Option<Forward<f32>> = None;
         for policy in [Policy::Eager, Policy::Lazy, Policy::Random(sms.into())] {
-            let simulation = Simulation::new(&job.kernel).grid(job.grid).args(job.bind(&addresses));
-            let simulation = simulation.predecessor_writes(buffers.clone());
+            let step = &program.steps[0];
+            let args = step.bind(&step.kernel.params, &addresses).unwrap();
+            let simulation = Simulation::new(&step.kernel).grid(step.grid).args(args);
+            let simulation = simulation.predecessor_writes(memories.clone());
             let outcome = simulation.policy(policy).mode(Mode::Fast).run(&mut memory).unwrap();
             assert!(outcome.is_clean(), "{}", outcome.findings[0]);
-            let arrays: Vec<Vec<u8>> = buffers.iter().map(|&buffer| memory.read(buffer)).collect();
+            let arrays: Vec<Vec<u8>> = memories.iter().map(|&buffer| memory.read(buffer)).collect();
             let answer =
                 results(&problem, &arrays).unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan));
             let first = first.get_or_insert_with(|| answer.clone());
