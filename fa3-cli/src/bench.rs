@@ -8,7 +8,7 @@ mod report;
 use std::path::PathBuf;
 
 use fa3::cuda::Device;
-use fa3::sched::{PlanError, PlanOptions};
+use fa3::sched::forward::{PlanError, PlanOptions};
 use fa3::types::Problem;
 
 use crate::draw::DrawError;

@@ -6,7 +6,7 @@ mod ranking;
 use std::path::PathBuf;
 
 use fa3::cuda::Device;
-use fa3::sched::PlanError;
+use fa3::sched::forward::PlanError;
 use fa3::types::Problem;
 use serde::Serialize;
 

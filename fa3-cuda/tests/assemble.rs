@@ -17,7 +17,8 @@ use fa3_cuda::kernels::catalogue;
 use fa3_cuda::kernels::fwd::{self, FwdSpec};
 use fa3_cuda::sass::Listing;
 use fa3_ir::{Elem, Kernel, ptx};
-use fa3_sched::{CtaTile, Inputs, Loads, Longest, MaskClass, Order, Overlap, Rescale, Scheduler, TileRow};
+use fa3_sched::forward::{CtaTile, Loads, MaskClass, Overlap, Rescale, TileRow};
+use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::Mask;
 use loops::Fault;
 
@@ -107,13 +108,11 @@ fn forward_kernels() {
                     (order, Scheduler::DynamicPersistent)
                 }
             };
-            let (tile, head_dim_v) = (row.shape, row.shape.head_dim_v);
+            let (tile, head_dim_v) = (row.tile, row.tile.head_dim_v);
             let (elem, softcap) = (Elem::Bf16, false);
             specs.push(FwdSpec { elem, tile, head_dim_v, mask, softcap, order, scheduler });
         }
     }
-    // Tiles of 8-bit inputs, and those whose warpgroups share rows, are other kernels'.
-    specs.retain(|FwdSpec { tile, .. }| tile.inputs == Inputs::Bits16 && tile.tile_m == 64 * tile.consumers);
     assert!(specs.len() > 30, "{} kernels", specs.len());
     // And with a soft cap, which takes registers of its own, where the mask takes most.
     let has_left = |spec: &&FwdSpec| spec.mask.reach().0.is_some();
@@ -172,8 +171,8 @@ fn forward_kernels() {
 /// which nothing else would tell, one in which the kernel waits for both products at once.
 #[test]
 fn serialised_loops_are_found() {
-    let is_it = |row: &&TileRow| row.shape.head_dim == 128 && row.shape.overlap == Overlap::TwoStage;
-    let tile = TileRow::table().iter().find(is_it).unwrap().shape;
+    let is_it = |row: &&TileRow| row.tile.head_dim == 128 && row.tile.overlap == Overlap::TwoStage;
+    let tile = TileRow::table().iter().find(is_it).unwrap().tile;
     let (order, scheduler) = (Order::Linear, Scheduler::StaticPersistent);
     let (elem, head_dim_v) = (Elem::Bf16, tile.head_dim_v);
     let spec = FwdSpec { elem, tile, head_dim_v, mask: Mask::None, softcap: false, order, scheduler };

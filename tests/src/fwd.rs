@@ -8,10 +8,11 @@ mod layout;
 pub mod shapes;
 
 use fa3::reference::Forward;
-use fa3::sched::{DeviceLimits, Plan, PlanError, PlanOptions};
+use fa3::sched::DeviceLimits;
+use fa3::sched::forward::{Plan, PlanError, PlanOptions};
 use fa3::types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
 use fa3_cuda::kernels::Job;
-use fa3_cuda::kernels::fwd::{self, FwdArray, FwdError};
+use fa3_cuda::kernels::fwd::{self, FwdArray};
 use fa3_sim::{Mode, Policy, SimError};
 use half::{bf16, f16};
 use ndarray::{Array3, Array4, ArrayView1};
@@ -40,8 +41,6 @@ pub enum Fault {
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
-    Kernel(#[from] FwdError),
-    #[error(transparent)]
     Sim(#[from] SimError),
     #[error("{count} findings under {policy:?}, the first:\n{first}")]
     Findings { count: usize, policy: Policy, first: String },
@@ -56,7 +55,7 @@ pub enum Fault {
 /// # Panics
 /// If there are none.
 pub fn device(sms: u32) -> DeviceLimits {
-    DeviceLimits { sms: NonZeroU32::new(sms).expect("a device has SMs"), ..DeviceLimits::h100_sxm() }
+    DeviceLimits::h100_sxm().sms(NonZeroU32::new(sms).expect("a device has SMs"))
 }
 
 /// A dense problem, before it is validated.
@@ -72,20 +71,19 @@ pub fn dense(
 }
 
 impl Launch {
-    /// `problem` on a device, with what the forward kernels ask for: KV ranges whole, query heads not packed.
+    /// `problem` on a device.
     ///
     /// # Errors
-    /// If there is no such plan, or no kernel for it.
+    /// If there is no such plan.
     pub fn new(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Launch, Fault> {
-        let options = PlanOptions { splits: NonZeroU32::new(1), pack_gqa: Some(false), ..*options };
-        let plan = Plan::with(problem, limits, &options)?;
-        let job = fwd::job(&plan)?;
+        let plan = Plan::with(problem, limits, options)?;
+        let job = fwd::job(&plan);
         Ok(Launch { plan, job })
     }
 
     /// Multiplications and additions of the products, padding included.
     pub fn macs(&self) -> u64 {
-        let shape = &self.plan.row.shape;
+        let shape = &self.plan.tile();
         let block = u64::from(shape.tile_m * shape.tile_n) * u64::from(shape.head_dim + shape.head_dim_v);
         self.plan.cost().blocks * block
     }
@@ -95,7 +93,7 @@ impl Launch {
     /// # Errors
     /// What the simulator found; a byte outside O, or a counter, that is not as it was.
     pub fn simulate(&self, values: &Values, policy: Policy, mode: Mode) -> Result<Forward<f32>, Fault> {
-        let problem = &self.plan.problem;
+        let problem = self.plan.problem();
         let Some(job) = &self.job else { return Ok(nothing(problem)) };
         let Simulated { arrays, outcome } = simulate(job, &initial(problem, job, values), policy, mode)?;
         if let Some(first) = outcome.findings.first() {

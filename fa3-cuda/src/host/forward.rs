@@ -4,9 +4,8 @@ mod error;
 mod kernels;
 mod slices;
 
-use std::num::NonZeroU32;
-
-use fa3_sched::{DeviceLimits, Plan, PlanOptions, Scheduler};
+use fa3_sched::Scheduler;
+use fa3_sched::forward::{Plan, PlanOptions};
 use fa3_types::{Address, Addresses, Placement, Problem, TensorName};
 
 use super::context::Context;
@@ -74,45 +73,26 @@ impl Forward {
     /// Plans and compiles.
     ///
     /// # Errors
-    /// [`ForwardError`] if no plan or kernel takes the problem, or what the driver says.
+    /// [`ForwardError`] if no kernel computes the problem, or what the driver says.
     pub fn new(device: &Device, problem: &Problem) -> Result<Forward, ForwardError> {
         Forward::with(device, problem, &PlanOptions::default())
     }
 
-    /// Plans with some of the decisions given. Open `splits` and `pack_gqa` become 1 and false, the only ones that the
-    /// kernels know.
+    /// Plans with some of the decisions given.
     ///
     /// # Errors
     /// Those of [`Forward::new`].
     pub fn with(device: &Device, problem: &Problem, options: &PlanOptions) -> Result<Forward, ForwardError> {
-        Forward::within(device, problem, options, &device.limits())
-    }
-
-    /// Plans for a device with other limits than its own: with fewer SMs, others are left to other work.
-    ///
-    /// # Errors
-    /// Those of [`Forward::new`].
-    pub fn within(
-        device: &Device,
-        problem: &Problem,
-        options: &PlanOptions,
-        limits: &DeviceLimits,
-    ) -> Result<Forward, ForwardError> {
-        let options = PlanOptions {
-            splits: options.splits.or(Some(NonZeroU32::MIN)),
-            pack_gqa: options.pack_gqa.or(Some(false)),
-            ..*options
-        };
-        let plan = Plan::with(problem, limits, &options)?;
-        let spec = FwdSpec::of(&plan)?;
+        let plan = Plan::with(problem, &device.limits(), options)?;
+        let (spec, schedule) = (FwdSpec::of(&plan), *plan.schedule());
         let prepare = || {
             let function = device.forward_kernels().function(device, &spec, fwd::kernel)?;
             // SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3 cannot capture such launches.
-            let early = plan.sms.get() >= device.sm_count() && device.driver_version() >= (12, 3);
-            Prepared::new(function, [plan.grid, 1, 1], &fwd::args(&plan), ARRAYS, early)
+            let early = schedule.sms().get() >= device.sm_count() && device.driver_version() >= (12, 3);
+            Prepared::new(function, [schedule.grid(), 1, 1], &fwd::args(&plan), ARRAYS, early)
         };
-        let prepared = (plan.grid > 0).then(prepare).transpose()?;
-        if plan.scheduler == Scheduler::DynamicPersistent {
+        let prepared = (schedule.grid() > 0).then(prepare).transpose()?;
+        if schedule.scheduler() == Scheduler::DynamicPersistent {
             device.counters().reserve(device)?;
         }
         Ok(Forward { device: device.clone(), plan, prepared })
@@ -143,7 +123,7 @@ impl Forward {
     pub unsafe fn launch(&self, stream: &Stream, at: &Placement) -> Result<(), HostError> {
         let Some(prepared) = &self.prepared else { return Ok(()) };
         let Addresses { q, k, v, o, lse } = at.addresses();
-        let counter = match self.plan.scheduler {
+        let counter = match self.plan.schedule().scheduler() {
             Scheduler::DynamicPersistent => self.device.counters().of(&self.device, stream)?,
             Scheduler::OneTile | Scheduler::StaticPersistent => 0,
         };
@@ -170,7 +150,7 @@ impl Forward {
         if !is_own(stream.context()) || !buffers.iter().all(|buffer| is_own(buffer.context())) {
             return Err(ForwardError::OtherDevice);
         }
-        let at = placed(&self.plan.problem, buffers.map(|buffer| (buffer.address(), buffer.bytes())))?;
+        let at = placed(self.plan.problem(), buffers.map(|buffer| (buffer.address(), buffer.bytes())))?;
         // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer that is dropped waits for
         // the work under way, as does a kernel.
         Ok(unsafe { self.launch(stream, &at) }?)

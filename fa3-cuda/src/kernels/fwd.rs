@@ -28,7 +28,7 @@ mod walk;
 
 pub use decoded::decoded_tiles;
 pub use launch::{FwdArray, args, job};
-pub use spec::{FwdError, FwdSpec};
+pub use spec::FwdSpec;
 
 use fa3_ir::{Builder, F32, Kernel, Launch, Ring, Role, TileMap, TileShape, V};
 
@@ -55,7 +55,7 @@ struct Fwd {
 }
 
 /// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that have a producer as well and pass
-/// [`CtaTile::check`](fa3_sched::CtaTile::check).
+/// [`CtaTile::check`](fa3_sched::forward::CtaTile::check).
 pub fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
     let mut b = Builder::new("fwd", Launch::threads(tile.threads()));

@@ -1,6 +1,6 @@
 //! Problems.
 
-use fa3::sched::{PlanOptions, TileRow};
+use fa3::sched::forward::PlanOptions;
 use fa3::types::{Dtype, Mask, Problem, ProblemSpec};
 use fa3_tests::fwd::{Layout, dense, shapes};
 
@@ -163,8 +163,7 @@ fn forms() -> Vec<Trial> {
     for (shape, mask) in pairs.flat_map(|(index, shape)| masks(index).map(|mask| (shape, mask))) {
         let (head_dim, head_dim_v) = (shape.head_dim as usize, shape.head_dim_v as usize);
         let spec = dense(Dtype::Bf16, 2, (517, 731), (3, 1), head_dim).head_dim_v(head_dim_v);
-        let row = Some(TileRow { shape, ..TileRow::table()[0] });
-        let options = PlanOptions { row, ..PlanOptions::default() };
+        let options = PlanOptions::default().tile(shape);
         trials.push(Trial { options, ..valid(spec.mask(mask)).into() });
     }
     trials

@@ -85,7 +85,7 @@ fn group(device: &Device, name: &str, trials: &[Trial]) -> usize {
     let failed =
         trials.iter().zip(&results).filter_map(|(trial, result)| Some((trial, result.as_ref().err()?)));
     for (trial, error) in failed.take(PRINTED) {
-        println!("      {} {:?}: {error}", trial.problem, trial.options.row.map(|row| row.shape));
+        println!("      {} {:?}: {error}", trial.problem, trial.options.tile);
     }
     failures
 }
@@ -94,7 +94,7 @@ fn try_one(device: &Device, trial: &Trial, seed: u64) -> Result<SatisfiedRows, S
     let inputs = Inputs::random(&trial.problem, seed);
     let mut bench = Bench::new(device, trial, &inputs).map_err(|error| error.to_string())?;
     let outputs = bench.run().map_err(|error| error.to_string())?;
-    let tile_m = bench.forward.plan().row.shape.tile_m as usize;
+    let tile_m = bench.forward.plan().tile().tile_m as usize;
     drop(bench);
     judge(&trial.problem, tile_m, &inputs, &outputs)
 }

@@ -1,7 +1,7 @@
 //! The GPU against the simulator. The exponential, the logarithm and the reciprocal of the GPU are approximations that the
 //! simulator rounds differently: there are small differences, which are reported. How large they may be, the other groups say.
 
-use fa3::sched::PlanOptions;
+use fa3::sched::forward::PlanOptions;
 use fa3::types::Mask;
 use fa3_cuda::host::Device;
 use fa3_sim::{Mode, Policy};

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use fa3::sched::{DeviceLimits, PlanOptions};
+use fa3::sched::forward::PlanOptions;
 use fa3::types::{Dtype, Problem};
 use fa3_cuda::host::{Device, DeviceBuffer, Forward, Stream};
 
@@ -13,8 +13,6 @@ use crate::tensor::Tensor;
 pub(crate) struct Trial {
     pub(crate) problem: Problem,
     pub(crate) options: PlanOptions,
-    /// SMs to plan for; all of them if `None`.
-    pub(crate) sms: Option<u32>,
 }
 
 /// Q, K and V.
@@ -45,7 +43,7 @@ pub(crate) type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 impl From<Problem> for Trial {
     fn from(problem: Problem) -> Trial {
-        Trial { problem, options: PlanOptions::default(), sms: None }
+        Trial { problem, options: PlanOptions::default() }
     }
 }
 
@@ -59,11 +57,7 @@ impl Inputs {
 
 impl Bench {
     pub(crate) fn new(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Bench> {
-        let limits = match trial.sms.and_then(std::num::NonZeroU32::new) {
-            None => device.limits(),
-            Some(sms) => DeviceLimits { sms, ..device.limits() },
-        };
-        let forward = Forward::within(device, &trial.problem, &trial.options, &limits)?;
+        let forward = Forward::with(device, &trial.problem, &trial.options)?;
         let stream = device.stream()?;
         let upload = |x: &Tensor| -> Fallible<DeviceBuffer> {
             let mut buffer = device.alloc(2 * x.bits.len())?;
@@ -84,7 +78,7 @@ impl Bench {
         self.lse.fill(&self.stream, 0xFF)?;
         let [q, k, v] = &self.inputs;
         self.forward.run(&self.stream, q, k, v, &mut self.o, &mut self.lse)?;
-        let desc = *self.forward.plan().problem.o();
+        let desc = *self.forward.plan().problem().o();
         let o = Tensor { desc, bits: self.o.download(&self.stream)? };
         Ok(Outputs { o, lse: self.lse.download(&self.stream)? })
     }

@@ -1,6 +1,7 @@
 //! Forward kernels to hunt.
 
-use fa3::sched::{CtaTile, Loads, Order, Overlap, PPlace, PlanOptions, Rescale, Scheduler, TileRow};
+use fa3::sched::forward::{CtaTile, Loads, Overlap, PPlace, PlanOptions, Rescale};
+use fa3::sched::{Order, Scheduler};
 use fa3::types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::Prey;
@@ -156,9 +157,7 @@ fn prey(
     problems: &[Small],
     argued: &'static [Argued],
 ) -> Prey {
-    let row = Some(TileRow { shape, ..TileRow::table()[0] });
-    let options =
-        PlanOptions { row, scheduler: Some(scheduler), order: Some(Order::Linear), ..PlanOptions::default() };
+    let options = PlanOptions::default().tile(shape).scheduler(scheduler).order(Order::Linear);
     let jobs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };

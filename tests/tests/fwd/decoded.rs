@@ -1,6 +1,7 @@
 //! The kernels' integers are the host's: every tile of small problems, decoded by both.
 
-use fa3::sched::{Longest, Order, Plan, PlanOptions};
+use fa3::sched::forward::Plan;
+use fa3::sched::{Longest, Order};
 use fa3::types::{Dtype, Mask};
 use fa3_cuda::kernels::fwd::decoded_tiles;
 use fa3_sim::{Mode, Policy};
@@ -15,7 +16,7 @@ const LENGTHS: [usize; 10] = [1, 15, 16, 17, 63, 64, 65, 100, 129, 200];
 
 /// The numbers of every tile, as the kernel writes them.
 fn decoded(plan: &Plan) -> Vec<u32> {
-    let job = decoded_tiles(plan).unwrap().unwrap();
+    let job = decoded_tiles(plan).unwrap();
     let simulated = simulate(&job, &[vec![0xFF; job.arrays[0].bytes()]], Policy::Eager, Mode::Fast).unwrap();
     assert_eq!(simulated.outcome.findings, [], "{plan}");
     let (words, rest) = simulated.arrays[0].as_chunks::<4>();
@@ -25,10 +26,10 @@ fn decoded(plan: &Plan) -> Vec<u32> {
 
 /// The same, as the host has them.
 fn planned(plan: &Plan) -> Vec<u32> {
-    let group = plan.problem.heads().group_size() as u32;
-    let numbers = plan.tiles().flat_map(|work| {
+    let group = plan.problem().heads().group_size() as u32;
+    let numbers = plan.works().flat_map(|work| {
         let (tile, kv) = (work.tile, work.kv);
-        let row = tile.m_block * plan.row.shape.tile_m;
+        let row = tile.m_block * plan.tile().tile_m;
         [tile.batch, tile.head, tile.head / group, row, kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]
     });
     numbers.collect()
@@ -54,12 +55,10 @@ fn kernels_decode_tiles_as_the_host_does() {
         .map(|(index, (lengths, mask))| {
             let (batch, heads) = heads[index % heads.len()];
             let problem = dense(Dtype::Bf16, batch, lengths, heads, 64).mask(mask).validate().unwrap();
-            let options = PlanOptions { order: Some(orders[index % orders.len()]), ..with_tile(TINY) };
-            let options =
-                PlanOptions { splits: std::num::NonZeroU32::new(1), pack_gqa: Some(false), ..options };
+            let options = with_tile(TINY).order(orders[index % orders.len()]);
             let plan = Plan::with(&problem, &device(3), &options).unwrap();
             assert_eq!(decoded(&plan), planned(&plan), "{plan}");
-            plan.num_tiles as usize
+            plan.schedule().num_tiles() as usize
         })
         .sum();
     assert!(tiles > 10_000, "{tiles} tiles");

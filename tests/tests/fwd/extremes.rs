@@ -1,6 +1,6 @@
 //! The ends of what a problem may say.
 
-use fa3::sched::{CtaTile, Overlap, PPlace, PlanOptions};
+use fa3::sched::forward::{CtaTile, Overlap, PPlace, PlanOptions};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::kernels::fwd::FwdArray;
 use fa3_sim::{Buffer, Memory, Mode, Policy, Simulation};

@@ -1,6 +1,6 @@
 //! Scores that grow from one visited block to the next, so that old maxima do not do.
 
-use fa3::sched::{CtaTile, PPlace};
+use fa3::sched::forward::{CtaTile, PPlace};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::Values;

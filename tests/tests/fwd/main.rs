@@ -10,7 +10,7 @@ mod random;
 mod schedules;
 mod tiles;
 
-use fa3::sched::{CtaTile, PlanOptions, TileRow};
+use fa3::sched::forward::{CtaTile, PlanOptions};
 use fa3::types::Problem;
 use fa3_tests::fwd::{Fault, Launch, dense, device};
 use fa3_tests::{Arithmetic, Case, Dist, Judge, Poison, Values};
@@ -25,8 +25,7 @@ fn normal(name: &str, problem: Problem, seed: u64) -> Case {
 
 /// PlanOptions with this tile for any problem that it is large enough for.
 fn with_tile(shape: CtaTile) -> PlanOptions {
-    let row = TileRow { shape, ..TileRow::table()[0] };
-    PlanOptions { row: Some(row), ..PlanOptions::default() }
+    PlanOptions::default().tile(shape)
 }
 
 /// The problem with these options on a device of three SMs.

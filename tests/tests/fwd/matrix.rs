@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use fa3::sched::{CtaTile, Longest, Order, PlanOptions, Scheduler};
+use fa3::sched::forward::{CtaTile, PlanOptions};
+use fa3::sched::{Longest, Order, Scheduler};
 use fa3::types::{Dtype, Mask};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, shapes};
@@ -104,7 +105,7 @@ fn entry(shapes: &[CtaTile], row: &[usize]) -> (Case, PlanOptions, Policy) {
     spec.softcap = SOFTCAPS[softcap];
     let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
     let scheduler = shapes::dealt(&shape, SCHEDULERS[scheduler]);
-    let options = PlanOptions { order: Some(ORDERS[order]), scheduler: Some(scheduler), ..with_tile(shape) };
+    let options = with_tile(shape).order(ORDERS[order]).scheduler(scheduler);
     let (policy, layout) = (POLICIES[policy], Layout::ALL[layout]);
     let name = format!(
         "{problem}, {shape} for {}/{}, {scheduler}, {}, {layout:?}, {:?}, {policy:?}",

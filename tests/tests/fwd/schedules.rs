@@ -2,10 +2,11 @@
 //! sequences, an earlier launch, who loads.
 
 use fa3::reference::Forward;
-use fa3::sched::{CtaTile, Loads, Longest, Order, Overlap, PPlace, PlanOptions, Rescale, Scheduler};
+use fa3::sched::forward::{CtaTile, Loads, Overlap, PPlace, PlanError, Rescale};
+use fa3::sched::{Longest, Order, Scheduler};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_cuda::kernels::ArrayUse;
-use fa3_cuda::kernels::fwd::{FwdArray, FwdError};
+use fa3_cuda::kernels::fwd::FwdArray;
 use fa3_sim::{Memory, Mode, Policy, Simulation};
 use fa3_tests::fwd::{Fault, Launch, Layout, device, initial, results};
 use fa3_tests::reshape::alone;
@@ -41,7 +42,7 @@ fn schedules_of_the_machine_do_not_matter() {
             .validate()
             .unwrap();
         let scheduler = dealt(&tile, SCHEDULERS[index / 3 % 3]);
-        let options = PlanOptions { scheduler: Some(scheduler), ..with_tile(tile) };
+        let options = with_tile(tile).scheduler(scheduler);
         let launch = launch(&problem, &options).unwrap_or_else(|fault| panic!("{tile}: {fault}"));
         let first = run(&launch, &problem, Policy::Eager, Mode::Fast);
         for policy in (0..seeds).map(Policy::Random).chain([Policy::Lazy]) {
@@ -74,8 +75,7 @@ fn who_computes_a_tile_does_not_matter() {
         let mut first = None;
         for (scheduler, order) in SCHEDULERS.into_iter().flat_map(|s| orders.map(|order| (s, order))) {
             for (sms, policy) in [(1, Policy::Eager), (5, Policy::Random(4))] {
-                let options =
-                    PlanOptions { scheduler: Some(scheduler), order: Some(order), ..with_tile(tile) };
+                let options = with_tile(tile).scheduler(scheduler).order(order);
                 let launch = Launch::new(&problem, &device(sms), &options).unwrap();
                 let answer = run(&launch, &problem, policy, Mode::Fast);
                 let first = first.get_or_insert_with(|| answer.clone());
@@ -99,8 +99,7 @@ fn who_loads_does_not_matter() {
             let spec = dense(Dtype::F16, 1, lengths, (3, 1), 64).mask(masks[(index + index / 3) % 3]);
             let problem = spec.validate().unwrap();
             let launch = |loads| {
-                let scheduler = Some(Scheduler::StaticPersistent);
-                let options = PlanOptions { scheduler, ..with_tile(CtaTile { loads, ..tile }) };
+                let options = with_tile(CtaTile { loads, ..tile }).scheduler(Scheduler::StaticPersistent);
                 Launch::new(&problem, &device(2), &options).unwrap()
             };
             let first = run(&launch(Loads::Producer), &problem, Policy::Eager, Mode::Fast);
@@ -120,10 +119,10 @@ fn without_a_producer_tiles_are_dealt_out() {
     let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().validate().unwrap();
     let open = with_tile(CtaTile { loads: Loads::Consumers, ..TINY });
     let plan = launch(&problem, &open).unwrap().plan;
-    assert_eq!(plan.scheduler, Scheduler::StaticPersistent);
+    assert_eq!(plan.schedule().scheduler(), Scheduler::StaticPersistent);
     let scheduler = Scheduler::DynamicPersistent;
-    let refused = launch(&problem, &PlanOptions { scheduler: Some(scheduler), ..open }).err().unwrap();
-    assert!(matches!(refused, Fault::Kernel(FwdError::NoProducer { scheduler: s }) if s == scheduler));
+    let refused = launch(&problem, &open.scheduler(scheduler)).err().unwrap();
+    assert!(matches!(refused, Fault::Plan(PlanError::NoProducer { scheduler: s }) if s == scheduler));
 }
 
 /// Each head of each sequence is what it is alone.
@@ -134,7 +133,7 @@ fn other_sequences_do_not_matter() {
         let spec = dense(Dtype::F16, 2, (90, 70), (4, 2), 64).mask(Mask::window(Some(60), Some(11)));
         let problem = layout.of(spec).validate().unwrap();
         let values = normal("together", problem.clone(), 4).values();
-        let options = PlanOptions { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
+        let options = with_tile(tile).scheduler(Scheduler::DynamicPersistent);
         let together = launch(&problem, &options).unwrap();
         let together = run(&together, &problem, Policy::Random(1), Mode::Fast);
         for (batch, head) in (0..2).flat_map(|batch| (0..4).map(move |head| (batch, head))) {
@@ -159,7 +158,7 @@ fn launches_follow_each_other() {
     let problem = Layout::Gaps.of(spec).validate().unwrap();
     let values = normal("again", problem.clone(), 4).values();
     for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds().map(|tile| (sms, tile))) {
-        let options = PlanOptions { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
+        let options = with_tile(tile).scheduler(Scheduler::DynamicPersistent);
         let launch = Launch::new(&problem, &device(sms), &options).unwrap();
         let job = launch.job.as_ref().unwrap();
         assert_eq!(job.arrays[FwdArray::Counter as usize].used, ArrayUse::Sum);

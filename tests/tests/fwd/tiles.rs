@@ -3,7 +3,8 @@
 //! Column c of V is NaN in the keys of block c and 1 elsewhere. A tile multiplies whole blocks, seen or not, so that
 //! column c of its O is NaN exactly if it visits block c.
 
-use fa3::sched::{CtaTile, Longest, Order, Plan, PlanOptions, Scheduler};
+use fa3::sched::forward::{CtaTile, Plan};
+use fa3::sched::{Longest, Order, Scheduler};
 use fa3::types::{Dtype, Mask, Problem};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::Values;
@@ -19,7 +20,7 @@ type Visit = [usize; 4];
 
 /// What the plan says, of tiles that have a row with a key.
 fn planned(plan: &Plan) -> Vec<Visit> {
-    let visits = plan.tiles().flat_map(|work| {
+    let visits = plan.works().flat_map(|work| {
         let [batch, head, m_block] = [work.tile.batch, work.tile.head, work.tile.m_block].map(|x| x as usize);
         (work.kv.first..work.kv.end).map(move |block| [batch, head, m_block, block as usize])
     });
@@ -30,7 +31,7 @@ fn planned(plan: &Plan) -> Vec<Visit> {
 
 /// What the kernel does.
 fn visited(launch: &Launch, values: &Values) -> Vec<Visit> {
-    let (problem, shape) = (&launch.plan.problem, &launch.plan.row.shape);
+    let (problem, shape) = (launch.plan.problem(), launch.plan.tile());
     let answer = launch.simulate(values, Policy::Random(2), Mode::Fast);
     let answer = answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan));
     let (tile_m, len) = (shape.tile_m as usize, problem.lengths(0));
@@ -59,7 +60,7 @@ fn marked(problem: &Problem, tile_n: usize) -> Values {
 }
 
 fn check(problem: &Problem, tile: CtaTile, sms: u32, order: Order, scheduler: Scheduler) -> usize {
-    let options = PlanOptions { order: Some(order), scheduler: Some(scheduler), ..with_tile(tile) };
+    let options = with_tile(tile).order(order).scheduler(scheduler);
     let launch = Launch::new(problem, &device(sms), &options).unwrap();
     let visited = visited(&launch, &marked(problem, tile.tile_n as usize));
     assert_eq!(visited, planned(&launch.plan), "{}", launch.plan);

@@ -62,7 +62,7 @@ impl Forward {
         o: &mut impl DevicePtrMut<T>,
         lse: &mut impl DevicePtrMut<f32>,
     ) -> Result<(), ForwardError> {
-        let expected = self.plan.problem.dtype();
+        let expected = self.plan.problem().dtype();
         if T::DTYPE != expected {
             return Err(ForwardError::Element { given: T::DTYPE, expected });
         }
@@ -78,7 +78,7 @@ impl Forward {
         let (o, _o) = o.device_ptr_mut(stream);
         let (lse, _lse) = lse.device_ptr_mut(stream);
         let memories = [(q, bytes[0]), (k, bytes[1]), (v, bytes[2]), (o, bytes[3]), (lse, bytes[4])];
-        let at = placed(&self.plan.problem, memories)?;
+        let at = placed(self.plan.problem(), memories)?;
         // SAFETY: the stream is of this device's context, and outlives the value, which is gone at the end of this call.
         let stream = unsafe { Stream::from_raw(&self.device, stream.cu_stream().expose_provenance()) };
         // SAFETY: every tensor lies within its slice, and O and LSE apart from all others. The slices' events, which are

@@ -1,7 +1,7 @@
 //! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
 
 use fa3_ir::{B32, Builder, Consumer, Frag, Fresh, FullSlot, Tile, V, gemm_ss};
-use fa3_sched::{Loads, Overlap, Rescale};
+use fa3_sched::forward::{Loads, Overlap, Rescale};
 
 use super::Fwd;
 use super::blocks::{Block, Blocks};

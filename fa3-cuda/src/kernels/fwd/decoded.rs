@@ -1,10 +1,10 @@
 //! What the forward kernels take tile i to be, as data: for whoever compares the kernels' integers with the host's.
 
 use fa3_ir::{Builder, Elem, Launch};
-use fa3_sched::Plan;
+use fa3_sched::forward::Plan;
 
+use super::FwdSpec;
 use super::geometry::{Geometry, Work};
-use super::{FwdError, FwdSpec};
 use crate::kernels::{Array, Job, JobArg};
 
 /// Numbers of a tile.
@@ -12,13 +12,10 @@ const NUMBERS: u32 = 8;
 
 /// A kernel that decodes every tile of a plan as the forward kernels do, and writes of each, in its one array, the sequence, the head
 /// of Q, the head of K and V, the first row, and the four bounds of its [`fa3_sched::KvRange`]. `None` if there are no tiles.
-///
-/// # Errors
-/// [`FwdError`] if the plan is not for the forward kernels.
-pub fn decoded_tiles(plan: &Plan) -> Result<Option<Job>, FwdError> {
-    let spec = FwdSpec::of(plan)?;
-    if plan.num_tiles == 0 {
-        return Ok(None);
+pub fn decoded_tiles(plan: &Plan) -> Option<Job> {
+    let (spec, num_tiles) = (FwdSpec::of(plan), plan.schedule().num_tiles());
+    if num_tiles == 0 {
+        return None;
     }
     let mut b = Builder::new("fwd_decoded_tiles", Launch::threads(32));
     let tiles = b.param_pointer("tiles", Elem::U32);
@@ -31,10 +28,10 @@ pub fn decoded_tiles(plan: &Plan) -> Result<Option<Job>, FwdError> {
         b.store_vector(at.at(16), [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]);
     });
     let numbers = Geometry::of(plan).numbers();
-    Ok(Some(Job {
+    Some(Job {
         kernel: b.finish(),
-        grid: [plan.num_tiles, 1, 1],
-        arrays: vec![Array::output("tiles", Elem::U32, &[plan.num_tiles, NUMBERS])],
+        grid: [num_tiles, 1, 1],
+        arrays: vec![Array::output("tiles", Elem::U32, &[num_tiles, NUMBERS])],
         args: [JobArg::Pointer(0)].into_iter().chain(numbers.into_iter().map(JobArg::U32)).collect(),
-    }))
+    })
 }

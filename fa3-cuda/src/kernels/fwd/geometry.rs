@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 
 use fa3_ir::{B32, Builder, V};
-use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Plan, Tile, TileCounts, Tiling, VisibleKeys};
+use fa3_sched::forward::Plan;
+use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Tile, TileCounts, Tiling, VisibleKeys};
 use fa3_types::Mask;
 
 use crate::kernels::num::Num;
@@ -37,20 +38,20 @@ pub(super) struct Work<T> {
 const ONE: TileCounts = TileCounts { m_blocks: 1, heads: 1, batch: 1, splits: 1 };
 
 impl Geometry<u32> {
-    /// Of a plan whose tiles are one run, or none.
+    /// Of a plan.
     pub(super) fn of(plan: &Plan) -> Geometry<u32> {
-        let run = plan.runs.first();
+        let schedule = plan.schedule();
         Geometry {
-            tiles: plan.num_tiles,
-            lens: run.map_or(Lens { q: 0, k: 0 }, |run| run.lens),
-            decoder: run.map_or_else(|| Decoder::new(ONE, plan.order), |run| run.decoder),
-            tiling: plan.tiling,
+            tiles: schedule.num_tiles(),
+            lens: plan.lens(),
+            decoder: schedule.decoder().unwrap_or_else(|| Decoder::new(ONE, schedule.order())),
+            tiling: plan.tiling(),
         }
     }
 
     /// Some numbers, in the form that all launches with this order and this mask have.
     pub(super) fn form(order: Order, mask: Mask) -> Geometry<u32> {
-        let (decoder, tiling) = (Decoder::new(ONE, order), Tiling::new(1, 1, 1, false, mask));
+        let (decoder, tiling) = (Decoder::new(ONE, order), Tiling::new(1, 1, 1, mask));
         Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }
     }
 

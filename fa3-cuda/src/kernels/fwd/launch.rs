@@ -1,11 +1,12 @@
 //! What a launch of a forward kernel passes.
 
 use fa3_ir::Elem;
-use fa3_sched::{Plan, Scheduler};
+use fa3_sched::Scheduler;
+use fa3_sched::forward::Plan;
 use fa3_types::{Problem, TensorDesc};
 
 use super::geometry::Geometry;
-use super::{FwdError, FwdSpec, kernel};
+use super::{FwdSpec, kernel};
 use crate::kernels::{Array, ArrayUse, Job, JobArg};
 
 /// The arrays of a forward job, in this order. LSE at address 0 is not written. The last is there under [`Scheduler::DynamicPersistent`] only: 32 bits from
@@ -23,24 +24,18 @@ pub enum FwdArray {
 
 /// The kernel of a plan with its arguments; `None` if there are no rows to compute. Arrays are as large as their tensors
 /// reach, gaps included.
-///
-/// # Errors
-/// [`FwdError`] if the plan is not for the forward kernels.
-pub fn job(plan: &Plan) -> Result<Option<Job>, FwdError> {
-    let spec = FwdSpec::of(plan)?;
-    if plan.grid == 0 {
-        return Ok(None);
-    }
-    Ok(Some(Job {
+pub fn job(plan: &Plan) -> Option<Job> {
+    let (spec, grid) = (FwdSpec::of(plan), plan.schedule().grid());
+    (grid > 0).then(|| Job {
         kernel: kernel(&spec),
-        grid: [plan.grid, 1, 1],
+        grid: [grid, 1, 1],
         arrays: arrays(plan, spec.elem),
         args: args(plan),
-    }))
+    })
 }
 
 fn arrays(plan: &Plan, elem: Elem) -> Vec<Array> {
-    let problem = &plan.problem;
+    let problem = plan.problem();
     let o = problem.o();
     let [batch, heads, rows] = problem.lse_shape().map(|extent| extent as u32);
     let mut arrays = vec![
@@ -54,7 +49,7 @@ fn arrays(plan: &Plan, elem: Elem) -> Vec<Array> {
         },
         Array::output("lse", Elem::F32, &[batch, heads, rows]),
     ];
-    if plan.scheduler == Scheduler::DynamicPersistent {
+    if plan.schedule().scheduler() == Scheduler::DynamicPersistent {
         arrays.push(Array::sum("counter", Elem::U32, &[1]));
     }
     arrays
@@ -73,9 +68,9 @@ fn array(name: &'static str, tensor: &TensorDesc, elem: Elem) -> Array {
     }
 }
 
-/// The arguments of the kernel of a plan that [`FwdSpec::of`] takes, one a parameter; arrays are numbered as [`FwdArray`].
+/// The arguments of a plan's kernel, one a parameter; arrays are numbered as [`FwdArray`].
 pub fn args(plan: &Plan) -> Vec<JobArg> {
-    let problem = &plan.problem;
+    let problem = plan.problem();
     // Without keys nothing is loaded of K and V, but a tensor map must be of something.
     let of = |array: FwdArray, tensor: &TensorDesc| {
         if tensor.extent().0 == 0 { view(FwdArray::Q, problem.q()) } else { view(array, tensor) }
@@ -94,7 +89,7 @@ pub fn args(plan: &Plan) -> Vec<JobArg> {
     args.push(JobArg::U32(problem.heads().q() as u32));
     args.extend(scales(problem).into_iter().map(JobArg::F32));
     args.extend(Geometry::of(plan).numbers().into_iter().map(JobArg::U32));
-    if plan.scheduler == Scheduler::DynamicPersistent {
+    if plan.schedule().scheduler() == Scheduler::DynamicPersistent {
         args.push(JobArg::Pointer(FwdArray::Counter as usize));
     }
     args

@@ -4,7 +4,7 @@ use fa3_ir::{
     AFrag, At, B32, Builder, Elem, F32, FenceInst, Frag, InFlight, Tile, TileShape, V, WgmmaType, gemm_rs,
     gemm_ss,
 };
-use fa3_sched::PPlace;
+use fa3_sched::forward::PPlace;
 
 use super::FwdSpec;
 
@@ -35,7 +35,7 @@ impl Storage {
         let tile = &spec.tile;
         let shared = match tile.p_place {
             PPlace::Registers => None,
-            PPlace::Smem | PPlace::Both => {
+            PPlace::Smem => {
                 let place = b.tile("p", TileShape::new(spec.elem, tile.tile_m, tile.tile_n));
                 Some((place, b.barriers("p", tile.consumers, THREADS)))
             }
