@@ -8,7 +8,7 @@ mod report;
 use std::path::PathBuf;
 
 use fa3::cuda::Device;
-use fa3_sched::{PlanError, PlanOptions};
+use fa3_sched::forward::{PlanError, PlanOptions};
 use fa3_types::Problem;
 
 use crate::draw::DrawError;

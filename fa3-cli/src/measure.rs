@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, HostError, Stream};
 use fa3_ref::rows::SatisfiedRows;
-use fa3_sched::{Plan, PlanOptions};
+use fa3_sched::forward::PlanOptions;
 use fa3_types::{Problem, TensorDesc};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
@@ -184,8 +184,8 @@ impl Stand {
 impl From<Lane> for Outcome {
     fn from(lane: Lane) -> Outcome {
         let Lane { forward, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, .. } = lane;
-        let Plan { row, order, scheduler, .. } = forward.plan();
-        let plan = format!("{}; {order}; {scheduler}", row.shape);
+        let (tile, schedule) = (forward.plan().tile(), forward.plan().schedule());
+        let plan = format!("{tile}; {}; {}", schedule.order(), schedule.scheduler());
         Outcome::Checked(Timing::new(plan, launches, millis, rows, error))
     }
 }
@@ -221,7 +221,8 @@ mod tests {
         let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim: 64 };
         let problem = ProblemSpec::dense(Dtype::F16, shape, shape).causal().validate().unwrap();
         let (pace, bar) = (Pace { rounds: 3, slice_ms: 1.0 }, ProgressBar::hidden());
-        let wide = PlanOptions { row: fa3_sched::TileRow::table().last().copied(), ..PlanOptions::default() };
+        let tile = fa3_sched::forward::TileRow::table()[0].tile;
+        let wide = PlanOptions::default().tile(fa3_sched::forward::CtaTile { tile_n: 4096, ..tile });
         let outcomes = race(&device, &problem, &[PlanOptions::default(), wide], pace, &bar);
         let [Outcome::Checked(timing), Outcome::Failed(_)] = outcomes.as_slice() else {
             panic!("{outcomes:?}")

@@ -6,7 +6,7 @@ mod ranking;
 use std::path::PathBuf;
 
 use fa3::cuda::Device;
-use fa3_sched::PlanError;
+use fa3_sched::forward::PlanError;
 use fa3_types::Problem;
 use serde::Serialize;
 

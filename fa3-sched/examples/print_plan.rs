@@ -2,7 +2,8 @@
 
 use std::error::Error;
 
-use fa3_sched::{Limits, Plan, Work};
+use fa3_sched::Limits;
+use fa3_sched::forward::{Plan, Work};
 use fa3_types::{Dtype, ProblemSpec, Shape};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -11,9 +12,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let kv = Shape { heads: 4, ..q };
     let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).causal().validate()?;
 
-    let plan = Plan::new(&problem, &Limits::h100_sxm())?;
+    let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
     println!("{plan}\n");
-    for Work { tile, kv } in plan.tiles().take(5) {
+    for Work { tile, kv } in plan.works().take(5) {
         let (first, end) = (kv.first, kv.end);
         println!("row block {:2} of head {:2}: key blocks {first} to {end}", tile.m_block, tile.head);
     }

@@ -5,19 +5,38 @@ use std::num::NonZeroU32;
 const H100_SMS: NonZeroU32 = NonZeroU32::new(132).unwrap();
 
 /// The numbers of a device that plans depend on.
+///
+/// ```
+/// use fa3_sched::DeviceLimits;
+///
+/// let half = DeviceLimits::h100_sxm().sms(66.try_into()?);
+/// assert_eq!((half.sms.get(), half.smem_bytes), (66, 227 * 1024));
+/// # Ok::<(), std::num::TryFromIntError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceLimits {
     /// Streaming multiprocessors; each holds one CTA of an attention kernel.
     pub sms: NonZeroU32,
     /// Shared memory that one CTA may use, in bytes.
     pub smem_bytes: u32,
-    /// L2 cache, in bytes.
-    pub l2_bytes: u64,
 }
 
 impl DeviceLimits {
-    /// H100 SXM5: 132 SMs, 227 KiB of shared memory a CTA, 50 MiB of L2.
+    /// H100 SXM5: 132 SMs, 227 KiB of shared memory a CTA.
     pub const fn h100_sxm() -> DeviceLimits {
-        DeviceLimits { sms: H100_SMS, smem_bytes: 227 << 10, l2_bytes: 50 << 20 }
+        DeviceLimits { sms: H100_SMS, smem_bytes: 227 << 10 }
+    }
+
+    /// The same device with so many streaming multiprocessors.
+    #[must_use]
+    pub const fn sms(self, sms: NonZeroU32) -> DeviceLimits {
+        DeviceLimits { sms, ..self }
+    }
+
+    /// The same device with so many bytes of shared memory a CTA.
+    #[must_use]
+    pub const fn smem_bytes(self, smem_bytes: u32) -> DeviceLimits {
+        DeviceLimits { smem_bytes, ..self }
     }
 }

@@ -47,34 +47,27 @@ pub struct KvRange<T> {
     pub end: T,
 }
 
-/// How the attention matrix of one head is cut into tiles and blocks.
-///
-/// Rows of a tile are query positions, or, if query heads are packed, pairs of a query position and a head
-/// of the group, the head running fastest: row r is position ⌊r / group⌋, head r mod group.
+/// How the attention matrix of one head is cut into tiles of query positions and blocks of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling<T> {
     tile_m: T,
     tile_n: FastDiv<T>,
     group: FastDiv<T>,
-    packed: bool,
     left: Option<T>,
     right: Option<T>,
 }
 
 impl Tiling<u32> {
-    /// Tiles of `tile_m` rows, blocks of `tile_n` keys, `group` query heads for each KV head, which share a
-    /// tile if `packed`. Tiles then hold whole groups if `tile_m` is a multiple of `group`, as a plan's is; any
-    /// other works as well.
+    /// Tiles of `tile_m` rows, blocks of `tile_n` keys, `group` query heads for each KV head.
     ///
     /// # Panics
     /// If `tile_n` or `group` is 0.
-    pub fn new(tile_m: u32, tile_n: u32, group: u32, packed: bool, mask: Mask) -> Tiling<u32> {
+    pub fn new(tile_m: u32, tile_n: u32, group: u32, mask: Mask) -> Tiling<u32> {
         let (left, right) = mask.reach();
         Tiling {
             tile_m,
             tile_n: FastDiv::new(tile_n),
             group: FastDiv::new(group),
-            packed,
             left: left.map(|keys| keys.min(WIDEST)),
             right: right.map(|keys| keys.min(WIDEST)),
         }
@@ -88,7 +81,6 @@ impl<T> Tiling<T> {
             tile_m: f(self.tile_m),
             tile_n: self.tile_n.map(&mut f),
             group: self.group.map(&mut f),
-            packed: self.packed,
             left: self.left.map(&mut f),
             right: self.right.map(&mut f),
         }
@@ -101,28 +93,15 @@ impl<T: Int> Tiling<T> {
         self.tile_m
     }
 
-    /// Whether the query heads of a group share a tile.
-    pub fn is_packed(&self) -> bool {
-        self.packed
-    }
-
     /// The KV head of a tile's head.
     pub fn kv_head(&self, head: T) -> T {
-        if self.packed { head } else { self.group.quotient(head) }
-    }
-
-    /// (query position, head within the group) of `row`, counted from the sequence's first row. The head is
-    /// 0 unless packed.
-    pub fn unpack(&self, row: T) -> (T, T) {
-        if self.packed { self.group.div_rem(row) } else { (row, row.lit(0)) }
+        self.group.quotient(head)
     }
 
     /// The first query position of tile `m_block`, and one past the last, cut off at the sequence's end.
     fn positions(&self, m_block: T, seqlen_q: T) -> (T, T) {
         let start = m_block * self.tile_m;
         let end = start + self.tile_m;
-        let (start, end) =
-            if self.packed { (self.group.quotient(start), self.group.div_ceil(end)) } else { (start, end) };
         (start.at_most(seqlen_q), end.at_most(seqlen_q))
     }
 
@@ -167,17 +146,6 @@ impl<T: Int> KvRange<T> {
     pub fn masked_blocks(&self) -> T {
         self.blocks().sub_sat(self.unmasked_end.sub_sat(self.unmasked_first))
     }
-
-    /// The part of number `split` when the blocks are dealt out to `splits` in order, as evenly as possible:
-    /// the first (blocks mod splits) parts have one block more. Parts may be empty.
-    pub fn split(&self, split: T, splits: FastDiv<T>) -> KvRange<T> {
-        let (each, rest) = splits.div_rem(self.blocks());
-        let first = self.first + split * each + split.at_most(rest);
-        let end = first + each + T::select(split.lt(rest), split.lit(1), split.lit(0));
-        let unmasked_first = self.unmasked_first.at_least(first).at_most(end);
-        let unmasked_end = self.unmasked_end.at_least(unmasked_first).at_most(end);
-        KvRange { first, unmasked_first, unmasked_end, end }
-    }
 }
 
 #[cfg(test)]
@@ -193,8 +161,6 @@ mod tests {
         k: u32,
         tile_m: u32,
         tile_n: u32,
-        group: u32,
-        packed: bool,
         mask: Mask,
     }
 
@@ -206,7 +172,7 @@ mod tests {
 
         /// The definition: the keys that some row, or every row, of the tile may see.
         fn check(self, m_block: u32) {
-            let tiling = Tiling::new(self.tile_m, self.tile_n, self.group, self.packed, self.mask);
+            let tiling = Tiling::new(self.tile_m, self.tile_n, 1, self.mask);
             let lens = Lens { q: self.q, k: self.k };
             let range = tiling.kv_range(m_block, lens);
             let KvRange { first, unmasked_first, unmasked_end, end } = range;
@@ -217,10 +183,8 @@ mod tests {
             let same = [checked.first, checked.unmasked_first, checked.unmasked_end, checked.end];
             assert_eq!(same.map(|n| n.0), [first, unmasked_first, unmasked_end, end].map(u64::from));
 
-            let rows = self.q * if self.packed { self.group } else { 1 };
-            let tile = (m_block * self.tile_m..(m_block + 1) * self.tile_m).filter(|&row| row < rows);
-            let positions: Vec<u32> =
-                tile.map(|row| if self.packed { row / self.group } else { row }).collect();
+            let tile = m_block * self.tile_m..(m_block + 1) * self.tile_m;
+            let positions: Vec<u32> = tile.filter(|&position| position < self.q).collect();
             let cut = tiling.positions(m_block, self.q);
             let expected = positions.first().map(|&start| (start, positions[positions.len() - 1] + 1));
             assert_eq!(Some(cut).filter(|(start, end)| start < end), expected, "{self:?}");
@@ -241,8 +205,7 @@ mod tests {
         }
 
         fn check_all(self) {
-            let rows = self.q * if self.packed { self.group } else { 1 };
-            (0..rows.div_ceil(self.tile_m) + 2).for_each(|m_block| self.check(m_block));
+            (0..self.q.div_ceil(self.tile_m) + 2).for_each(|m_block| self.check(m_block));
         }
     }
 
@@ -257,11 +220,7 @@ mod tests {
         for mask in masks() {
             for (q, k) in (0..=12).flat_map(|q| (0..=12).map(move |k| (q, k))) {
                 for (tile_m, tile_n) in (1..=5).flat_map(|m| (1..=5).map(move |n| (m, n))) {
-                    let case = Case { q, k, tile_m, tile_n, group: 1, packed: false, mask };
-                    case.check_all();
-                    for group in 2..=4 {
-                        Case { group, packed: true, ..case }.check_all();
-                    }
+                    Case { q, k, tile_m, tile_n, mask }.check_all();
                 }
             }
         }
@@ -271,8 +230,8 @@ mod tests {
     fn rows_keys_are_what_the_mask_allows() {
         for mask in masks() {
             for (q, k) in (0..=12).flat_map(|q| (0..=12).map(move |k| (q, k))) {
-                let case = Case { q, k, tile_m: 1, tile_n: 1, group: 1, packed: false, mask };
-                let tiling = Tiling::new(1, 1, 1, false, mask);
+                let case = Case { q, k, tile_m: 1, tile_n: 1, mask };
+                let tiling = Tiling::new(1, 1, 1, mask);
                 for position in 0..q {
                     let keys = tiling.keys(position, Lens { q, k });
                     for key in 0..=k + 1 {
@@ -290,7 +249,7 @@ mod tests {
         let top = i32::MAX as u32;
         let sizes = [None, Some(0), Some(1), Some(1 << 20), Some(top - 1), Some(top), Some(u32::MAX)];
         for mask in sizes.iter().flat_map(|&left| sizes.map(|right| Mask::Window { left, right })) {
-            let tiling = Tiling::new(192, 176, 8, false, mask);
+            let tiling = Tiling::new(192, 176, 8, mask);
             for (q, k) in [1, 1000, top - 1, top].iter().flat_map(|&q| [0, 1, top].map(|k| (q, k))) {
                 let lens = Lens { q: Checked::from(q), k: Checked::from(k) };
                 let last = q.div_ceil(192) - 1;
@@ -310,44 +269,19 @@ mod tests {
     }
 
     #[test]
-    fn packed_rows_and_kv_heads() {
-        let packed = Tiling::new(128, 64, 3, true, Mask::None);
-        assert_eq!((packed.unpack(7), packed.kv_head(5)), ((2, 1), 5));
-        let plain = Tiling::new(128, 64, 3, false, Mask::None);
-        assert_eq!((plain.unpack(7), plain.kv_head(5)), ((7, 0), 1));
-    }
-
-    /// Parts of a range are disjoint, complete, in order, equal but for one block, and no part calls a block
-    /// unmasked that the whole does not, or the other way round.
-    #[test]
-    fn splits_are_a_partition() {
-        for (first, blocks, splits) in
-            (0..3u32).flat_map(|f| (0..14u32).flat_map(move |n| (1..9u32).map(move |s| (f, n, s))))
-        {
-            let end = first + blocks;
-            for (a, b) in (first..=end).flat_map(|a| (a..=end).map(move |b| (a, b))) {
-                let whole = KvRange { first, unmasked_first: a, unmasked_end: b, end };
-                let parts: Vec<_> = (0..splits).map(|s| whole.split(s, FastDiv::new(splits))).collect();
-                assert_eq!((parts[0].first, parts[parts.len() - 1].end), (first, end));
-                assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].first));
-                let sizes = || parts.iter().map(KvRange::blocks);
-                assert!(sizes().max().unwrap() - sizes().min().unwrap() <= 1);
-                for part in &parts {
-                    let whole_unmasked = (part.first..part.end).filter(|block| (a..b).contains(block));
-                    assert!(whole_unmasked.eq(part.unmasked_first..part.unmasked_end), "{whole:?} {part:?}");
-                }
-            }
-        }
+    fn query_heads_of_a_group_share_their_kv_head() {
+        let tiling = Tiling::new(128, 64, 3, Mask::None);
+        assert_eq!([0, 2, 3, 5, 6].map(|head| tiling.kv_head(head)), [0, 0, 1, 1, 2]);
     }
 
     proptest! {
         #[test]
         fn any_range_is_what_the_mask_allows(
-            q in 0u32..90, k in 0u32..90, tile_m in 1u32..40, tile_n in 1u32..40, group in 1u32..9, packed: bool,
+            q in 0u32..90, k in 0u32..90, tile_m in 1u32..40, tile_n in 1u32..40,
             left in proptest::option::of(0u32..100), right in proptest::option::of(0u32..100),
         ) {
             let mask = Mask::Window { left, right };
-            Case { q, k, tile_m, tile_n, group, packed, mask }.check_all();
+            Case { q, k, tile_m, tile_n, mask }.check_all();
         }
     }
 }

@@ -63,12 +63,6 @@ pub fn next_dynamic<T: Int>(ticket: T, ctas: T) -> T {
     ctas + ticket
 }
 
-/// Whether no CTA will draw again after `ticket`: its owner puts the counter back to 0 for the next launch.
-/// Each tile is followed by one draw, so the tickets of a launch are 0 to tiles − 1.
-pub fn is_last_ticket<T: Int>(ticket: T, tiles: T) -> T::Bool {
-    tiles.eq(ticket + ticket.lit(1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,7 +109,8 @@ mod tests {
                 let cta = turn as usize % running.len();
                 visits[running[cta] as usize] += 1;
                 let ticket = counter;
-                counter = if is_last_ticket(ticket, tiles) { 0 } else { counter + 1 };
+                // The last draw of a launch puts the counter back to 0, as `atom.inc` up to tiles - 1 does.
+                counter = if ticket == tiles - 1 { 0 } else { counter + 1 };
                 match next_dynamic(ticket, ctas) {
                     tile if tile < tiles => running[cta] = tile,
                     _ => drop(running.swap_remove(cta)),

@@ -12,7 +12,8 @@ use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::fwd::{self, FwdError, buffers};
 use fa3_ir::{Kernel, Program};
 use fa3_ref::Forward;
-use fa3_sched::{CtaTile, DeviceLimits, Plan, PlanError, PlanOptions, TileRow};
+use fa3_sched::DeviceLimits;
+use fa3_sched::forward::{CtaTile, Plan, PlanError, PlanOptions, TileRow};
 use fa3_sim::{Mode, Policy, ProgramSimulation, SimError};
 use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
 use half::{bf16, f16};
@@ -47,8 +48,6 @@ pub enum Fault {
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
-    Kernel(#[from] FwdError),
-    #[error(transparent)]
     Sim(#[from] SimError),
     #[error("{count} findings under {policy:?}, the first:\n{first}")]
     Findings { count: usize, policy: Policy, first: String },
@@ -63,7 +62,7 @@ pub enum Fault {
 /// # Panics
 /// If there are none.
 pub fn device(sms: u32) -> DeviceLimits {
-    DeviceLimits { sms: NonZeroU32::new(sms).expect("a device has SMs"), ..DeviceLimits::h100_sxm() }
+    DeviceLimits::h100_sxm().sms(NonZeroU32::new(sms).expect("a device has SMs"))
 }
 
 /// A dense problem, before it is validated.
@@ -96,10 +95,10 @@ pub fn judged(case: &Case, values: &Values, answer: &Forward<f32>) -> Result<f64
 }
 
 impl Launch {
-    /// `problem` on a device, with what the forward kernels ask for: KV ranges whole, query heads not packed.
+    /// `problem` on a device.
     ///
     /// # Errors
-    /// If there is no such plan, or no kernel for it.
+    /// If there is no such plan.
     pub fn new(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Launch, Fault> {
         let options = PlanOptions { splits: NonZeroU32::new(1), pack_gqa: Some(false), ..*options };
         let plan = Plan::with(problem, limits, &options)?;
@@ -109,7 +108,7 @@ impl Launch {
 
     /// Multiplications and additions of the products, padding included.
     pub fn macs(&self) -> u64 {
-        let shape = &self.plan.row.shape;
+        let shape = &self.plan.tile();
         let block = u64::from(shape.tile_m * shape.tile_n) * u64::from(shape.head_dim + shape.head_dim_v);
         self.plan.cost().blocks * block
     }

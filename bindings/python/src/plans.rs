@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use fa3_cuda::host::{Device, Forward, HostError, Stream};
-use fa3_sched::{PlanOptions, DeviceLimits};
+use fa3_sched::forward::PlanOptions;
 use fa3_types::{Addresses, Placement};
 
 use crate::call::Call;
@@ -32,7 +32,7 @@ struct Made {
 /// What is wrong with the call, or what the driver says.
 pub(crate) fn launch(call: &Call, stream: usize, at: Addresses) -> Result<(), Error> {
     let made = find(call)?;
-    let placement = Placement::new(&made.forward.plan().problem, at)?;
+    let placement = Placement::new(made.forward.plan().problem(), at)?;
     // SAFETY: the Python sources take all of it from torch. The stream is the current one of the device, in the primary context
     // as all of torch's, and alive for as long as it is current. The addresses are those of tensors of the problem's shapes,
     // strides and dtypes on that device, o and lse of new ones. They may be freed before the work is done: torch gives their
@@ -64,8 +64,8 @@ fn find(call: &Call) -> Result<Arc<Made>, Error> {
 fn make(call: &Call) -> Result<Made, Error> {
     let problem = call.problem()?;
     let device = open(call.device())?;
-    let limits = without(device.limits(), call.sm_margin())?;
-    let forward = Forward::within(&device, &problem, &PlanOptions::default(), &limits)?;
+    let sms = without(device.limits().sms, call.sm_margin())?;
+    let forward = Forward::with(&device, &problem, &PlanOptions::default().sms(sms))?;
     Ok(Made { device, forward })
 }
 
@@ -80,12 +80,11 @@ fn open(ordinal: u32) -> Result<Device, HostError> {
     Ok(device)
 }
 
-/// The limits of a device of which `margin` SMs are left to others.
-fn without(limits: DeviceLimits, margin: i64) -> Result<DeviceLimits, Error> {
-    let sms = limits.sms.get();
+/// The SMs of a device of which `margin` are left to others.
+fn without(sms: NonZeroU32, margin: i64) -> Result<NonZeroU32, Error> {
     let left =
-        u32::try_from(margin).ok().and_then(|margin| sms.checked_sub(margin)).and_then(NonZeroU32::new);
-    Ok(DeviceLimits { sms: left.ok_or(Error::SmMargin { margin, sms })?, ..limits })
+        u32::try_from(margin).ok().and_then(|margin| sms.get().checked_sub(margin)).and_then(NonZeroU32::new);
+    left.ok_or(Error::SmMargin { margin, sms: sms.get() })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

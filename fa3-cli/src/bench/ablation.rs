@@ -4,7 +4,8 @@
 use std::fmt;
 
 use fa3::cuda::Device;
-use fa3_sched::{CtaTile, Loads, Order, Overlap, Plan, PlanOptions, Rescale, Scheduler, TileRow};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, Plan, PlanOptions, Rescale};
+use fa3_sched::{Order, Scheduler};
 use fa3_types::{Dtype, Mask};
 use serde::Serialize;
 
@@ -78,13 +79,13 @@ const GROUPS: [Group; 2] = [
         forms: &[
             Form {
                 name: "longest first, as CTAs get free",
-                options: |plan| schedule(plan.order, Scheduler::DynamicPersistent),
+                options: |plan| schedule(plan.schedule().order(), Scheduler::DynamicPersistent),
                 paper: None,
                 talk: Some(710),
             },
             Form {
                 name: "longest first, dealt in turn",
-                options: |plan| schedule(plan.order, Scheduler::StaticPersistent),
+                options: |plan| schedule(plan.schedule().order(), Scheduler::StaticPersistent),
                 paper: None,
                 talk: None,
             },
@@ -108,12 +109,12 @@ const GROUPS: [Group; 2] = [
 /// the others, and rescaling in every block.
 fn tile(plan: &Plan, change: fn(CtaTile) -> CtaTile) -> PlanOptions {
     let (overlap, rescale, ping_pong) = (Overlap::TwoStage, Rescale::EveryBlock, true);
-    let full = CtaTile { overlap, rescale, ping_pong, ..plan.row.shape };
-    PlanOptions { row: Some(TileRow { shape: change(full), ..plan.row }), ..PlanOptions::default() }
+    let full = CtaTile { overlap, rescale, ping_pong, ..plan.tile() };
+    PlanOptions::default().tile(change(full))
 }
 
 fn schedule(order: Order, scheduler: Scheduler) -> PlanOptions {
-    PlanOptions { order: Some(order), scheduler: Some(scheduler), ..PlanOptions::default() }
+    PlanOptions::default().order(order).scheduler(scheduler)
 }
 
 /// All groups.
@@ -251,7 +252,7 @@ mod tests {
             let plans: Vec<_> = options(group)
                 .iter()
                 .map(|options| Plan::with(&problem, &DeviceLimits::h100_sxm(), options).unwrap())
-                .map(|plan| (plan.row.shape, plan.order, plan.scheduler))
+                .map(|plan| (plan.tile(), plan.schedule().order(), plan.schedule().scheduler()))
                 .collect();
             for (index, plan) in plans.iter().enumerate() {
                 assert!(!plans[..index].contains(plan), "{}: {plan:?}", group.forms[index].name);
@@ -262,7 +263,7 @@ mod tests {
     #[test]
     fn the_full_form_overlaps_in_both_ways_and_the_planned_order_is_the_longest_first() {
         let [dense, causal] = &GROUPS;
-        let full = options(dense)[0].row.unwrap().shape;
+        let full = options(dense)[0].tile.unwrap();
         assert!(full.ping_pong && full.overlap == Overlap::TwoStage);
         assert!(matches!(options(causal)[0].order, Some(Order::LongestFirst { .. })));
     }

@@ -1,8 +1,8 @@
 //! Random Q, K and V, and what attention of them must be.
 
-use fa3_cuda::kernels::fwd::FwdError;
 use fa3_ref::rows::{RowViolation, RowsLaw, SatisfiedRows, telling_rows};
 use fa3_ref::{Element, Inputs, Precision};
+use fa3_sched::forward::PlanError;
 use fa3_types::{Dtype, Problem, TensorDesc};
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
@@ -43,7 +43,7 @@ pub(crate) enum Wrong {
 impl Truth {
     /// # Errors
     /// If the problem is not of 16-bit elements.
-    pub(super) fn new(problem: &Problem, seed: u64) -> Result<Truth, FwdError> {
+    pub(super) fn new(problem: &Problem, seed: u64) -> Result<Truth, PlanError> {
         match problem.dtype() {
             Dtype::F16 => {
                 let encode = |x| f16::from_f32(x).to_bits();
@@ -53,7 +53,7 @@ impl Truth {
                 let encode = |x| bf16::from_f32(x).to_bits();
                 Ok(Truth::of(problem, seed, encode, |bits| bits.reinterpret_cast::<bf16>()))
             }
-            dtype @ (Dtype::F32 | Dtype::E4m3) => Err(FwdError::Dtype { dtype }),
+            dtype @ (Dtype::F32 | Dtype::E4m3) => Err(PlanError::Dtype { dtype }),
         }
     }
 
@@ -153,6 +153,6 @@ mod tests {
         let variance = q.iter().map(|x| x * x).sum::<f64>() / q.len() as f64;
         assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.03, "{mean} {variance}");
         let of = |dtype| Truth::new(&problem(dtype), 1).err();
-        assert_eq!(of(Dtype::E4m3), Some(FwdError::Dtype { dtype: Dtype::E4m3 }));
+        assert_eq!(of(Dtype::E4m3), Some(PlanError::Dtype { dtype: Dtype::E4m3 }));
     }
 }

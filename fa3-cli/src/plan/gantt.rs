@@ -1,6 +1,7 @@
 //! Schedules as a picture: one row a CTA, one bar a tile, darker the more KV blocks it visits.
 
-use fa3_sched::{DeviceLimits, Makespan, Order, Plan, PlanError, PlanOptions, Scheduler};
+use fa3_sched::forward::Plan;
+use fa3_sched::{Makespan, Span};
 use fa3_types::Problem;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
@@ -20,8 +21,8 @@ const BOUND: RGBColor = RGBColor(210, 50, 30);
 
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
-/// The schedule of a problem under one order, tiles drawn from a counter.
-pub(super) struct Schedule {
+/// The schedule of one plan.
+pub(super) struct Panel {
     name: &'static str,
     makespan: Makespan,
     /// KV blocks of each tile.
@@ -37,28 +38,16 @@ struct Bar {
     blocks: u32,
 }
 
-impl Schedule {
-    /// Plans `problem` in `order` and simulates it.
-    pub(super) fn new(
-        name: &'static str,
-        problem: &Problem,
-        limits: &DeviceLimits,
-        order: Order,
-    ) -> Result<Schedule, PlanError> {
-        let scheduler = Some(Scheduler::DynamicPersistent);
-        let plan = Plan::with(
-            problem,
-            limits,
-            &PlanOptions { order: Some(order), scheduler, ..PlanOptions::default() },
-        )?;
-        let blocks = plan.tiles().map(|work| work.kv.blocks()).collect();
-        Ok(Schedule { name, makespan: plan.simulate(), blocks })
+impl Panel {
+    pub(super) fn new(name: &'static str, plan: &Plan) -> Panel {
+        let blocks = plan.works().map(|work| work.kv.blocks()).collect();
+        Panel { name, makespan: plan.simulate(), blocks }
     }
 
     /// The bars, left to right. A tile that ends in the pixel in which the one before it on its CTA did is left out.
     fn bars(&self, pixel: impl Fn(u64) -> i32) -> Vec<Bar> {
         let mut free = vec![pixel(0); self.makespan.ctas().get() as usize];
-        let bar = |(span, &blocks): (&fa3_sched::Span, &u32)| {
+        let bar = |(span, &blocks): (&Span, &u32)| {
             let start = &mut free[span.cta as usize];
             let x = (*start, pixel(span.end));
             *start = x.1;
@@ -75,15 +64,15 @@ impl Schedule {
 }
 
 /// An SVG with both schedules side by side on one scale, and the `bound` on their length as a line.
-pub(super) fn draw(problem: &Problem, schedules: &[Schedule; 2], bound: u64) -> Result<String, DrawError> {
+pub(super) fn draw(problem: &Problem, panels: &[Panel; 2], bound: u64) -> Result<String, DrawError> {
     draw::svg(SIZE, |root| {
         let (header, body) = root.split_vertically(HEADER);
-        let blocks = || schedules.iter().flat_map(|schedule| &schedule.blocks).copied();
+        let blocks = || panels.iter().flat_map(|panel| &panel.blocks).copied();
         let shades = Shades { least: blocks().min().unwrap_or(0), most: blocks().max().unwrap_or(0) };
         draw_header(&header, problem, &shades)?;
-        let longest = schedules.iter().map(|schedule| schedule.makespan.length()).max().unwrap_or(0);
-        for (schedule, area) in schedules.iter().zip(body.split_evenly((1, 2))) {
-            draw_panel(&area, schedule, longest.max(1), bound, &shades)?;
+        let longest = panels.iter().map(|panel| panel.makespan.length()).max().unwrap_or(0);
+        for (panel, area) in panels.iter().zip(body.split_evenly((1, 2))) {
+            draw_panel(&area, panel, longest.max(1), bound, &shades)?;
         }
         Ok(())
     })
@@ -114,19 +103,19 @@ fn draw_header(area: &Area<'_>, problem: &Problem, shades: &Shades) -> Result<()
 
 fn draw_panel(
     area: &Area<'_>,
-    schedule: &Schedule,
+    panel: &Panel,
     longest: u64,
     bound: u64,
     shades: &Shades,
 ) -> Result<(), DrawError> {
-    let ctas = schedule.makespan.ctas().get();
+    let ctas = panel.makespan.ctas().get();
     let mut chart: Chart<'_> = ChartBuilder::on(area)
-        .caption(schedule.caption(bound), ("sans-serif", 17))
+        .caption(panel.caption(bound), ("sans-serif", 17))
         .margin(10)
         .x_label_area_size(38)
         .y_label_area_size(48)
         .build_cartesian_2d(0.0..longest as f64, 0.0..f64::from(ctas))?;
-    let bars = schedule.bars(|time| chart.backend_coord(&(time as f64, 0.0)).0);
+    let bars = panel.bars(|time| chart.backend_coord(&(time as f64, 0.0)).0);
     let height = chart.plotting_area().dim_in_pixel().1;
     let every = bars.len().div_ceil(MOST_BARS).max(ctas.div_ceil(height / ROW) as usize).max(1) as u32;
     let rows = if every == 1 { "CTA".to_owned() } else { format!("CTA, one in {every} drawn") };

@@ -52,9 +52,7 @@ impl Wanted {
         place: Place,
     ) -> Result<(Output<T::Output>, Place), Error> {
         match attention.forward(&place.device) {
-            Err(why @ Error::Cuda(ForwardError::Kernel(_) | ForwardError::Plan(_)))
-                if matches!(self, Wanted::Auto) =>
-            {
+            Err(why @ Error::Cuda(ForwardError::Plan(_))) if matches!(self, Wanted::Auto) => {
                 let output = attention.forward(&Device::Cpu)?;
                 Ok((output, Place { device: Device::Cpu, why: Some(why) }))
             }

@@ -1,10 +1,7 @@
 //! What could stand in the tile table instead, and how else tiles could be ordered.
 
-use std::num::NonZeroU32;
-
-use fa3_sched::{
-    CtaTile, DeviceLimits, Order, Overlap, PPlace, Plan, PlanError, PlanOptions, Rescale, TileRow,
-};
+use fa3_sched::forward::{CtaTile, Overlap, PPlace, Plan, PlanError, PlanOptions, Rescale};
+use fa3_sched::{DeviceLimits, Order};
 use fa3_types::Problem;
 
 /// Rows of a tile and the warpgroups that compute them, 64 each.
@@ -37,23 +34,20 @@ pub(super) struct Candidate {
 /// # Errors
 /// If the problem has no plan.
 pub(super) fn candidates(problem: &Problem, limits: &DeviceLimits) -> Result<Vec<Candidate>, PlanError> {
-    let plan = |options: &PlanOptions| {
-        let whole = PlanOptions { splits: Some(NonZeroU32::MIN), pack_gqa: Some(false), ..*options };
-        Plan::with(problem, limits, &whole)
-    };
+    let plan = |options: &PlanOptions| Plan::with(problem, limits, options);
     let table = plan(&PlanOptions::default())?;
-    let (tile, order) = (table.row.shape, table.order);
+    let (tile, order) = (table.tile(), table.schedule().order());
     let mut candidates = vec![Candidate { options: PlanOptions::default(), tile, order }];
     for shape in neighbours(tile, limits) {
-        let options = PlanOptions { row: Some(TileRow { shape, ..table.row }), ..PlanOptions::default() };
-        candidates.push(Candidate { options, tile: shape, order: plan(&options)?.order });
+        let options = PlanOptions::default().tile(shape);
+        candidates.push(Candidate { options, tile: shape, order: plan(&options)?.schedule().order() });
     }
     for (times, part) in SECTIONS {
         let Order::LongestFirst { section, longest } = order else { break };
         let section = (section.saturating_mul(times) / part).max(1);
         let order = Order::LongestFirst { section, longest };
         if candidates.iter().all(|known| known.order != order) {
-            let options = PlanOptions { order: Some(order), ..PlanOptions::default() };
+            let options = PlanOptions::default().order(order);
             candidates.push(Candidate { options, tile, order });
         }
     }
@@ -98,7 +92,8 @@ fn widest(tile: CtaTile, limits: &DeviceLimits) -> Option<CtaTile> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3_sched::Inputs;
+    use fa3_sched::forward::TileRow;
+
     use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
     const H100: DeviceLimits = DeviceLimits::h100_sxm();
@@ -108,13 +103,10 @@ mod tests {
         ProblemSpec::dense(Dtype::Bf16, shape, shape).mask(mask).validate().unwrap()
     }
 
-    /// Of every row whose warpgroups have rows of their own: the forward kernels take no others.
     #[test]
     fn all_neighbours_fit_and_differ() {
-        let rows = TileRow::table().iter().filter(|row| row.shape.inputs == Inputs::Bits16);
-        let rows: Vec<_> = rows.filter(|row| row.shape.tile_m == 64 * row.shape.consumers).collect();
-        assert!(rows.len() > 10);
-        for TileRow { shape: tile, .. } in rows {
+        assert!(TileRow::table().len() > 10);
+        for TileRow { tile, .. } in TileRow::table() {
             let neighbours = neighbours(*tile, &H100);
             assert!((5..25).contains(&neighbours.len()), "{tile}: {}", neighbours.len());
             for (index, other) in neighbours.iter().enumerate() {
@@ -160,13 +152,16 @@ mod tests {
             let candidates = candidates(&problem, &H100).unwrap();
             let planned = Plan::new(&problem, &H100).unwrap();
             assert_eq!(candidates[0].options, PlanOptions::default());
-            assert_eq!((candidates[0].tile, candidates[0].order), (planned.row.shape, planned.order));
+            assert_eq!(
+                (candidates[0].tile, candidates[0].order),
+                (planned.tile(), planned.schedule().order())
+            );
             let sections: Vec<Order> = candidates.iter().filter_map(|one| one.options.order).collect();
             assert_eq!(sections.is_empty(), mask == Mask::None);
-            assert!(!sections.contains(&planned.order));
+            assert!(!sections.contains(&planned.schedule().order()));
             for Candidate { options, tile, order } in &candidates {
                 let plan = Plan::with(&problem, &H100, options).unwrap();
-                assert_eq!((plan.row.shape, plan.order), (*tile, *order));
+                assert_eq!((plan.tile(), plan.schedule().order()), (*tile, *order));
             }
         }
     }

@@ -1,8 +1,9 @@
 //! `fa3 plan` as a command.
 
 use crate::{Ran, fa3};
-use fa3_sched::{DeviceLimits, OrderComparison, OrderTable, Plan};
-use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape};
+use fa3_sched::DeviceLimits;
+use fa3_sched::forward::{OrderComparison, OrderTable, Plan};
+use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape};
 
 fn plan(args: &str) -> Ran {
     fa3(&["plan"].into_iter().chain(args.split_whitespace()).collect::<Vec<_>>())
@@ -31,14 +32,47 @@ fn options_make_the_problem() {
     let spec = ProblemSpec::dense(Dtype::F16, q, kv).head_dim_v(64).mask(window);
     let args = "--seqlen 300 --seqlen-k 900 --heads 8 --heads-kv 2 --head-dim 128 --head-dim-v 64 \
                 --dtype f16 --window 64,-1 --sms 20";
-    prints(args, &spec.validate().unwrap(), &DeviceLimits { sms: 20.try_into().unwrap(), ..limits });
+    prints(args, &spec.validate().unwrap(), &limits.sms(20.try_into().unwrap()));
+}
 
-    let [seqs_q, seqs_k] = [[0, 100, 1100], [0, 7, 900]].map(|rows| Sequences::packed(&rows).unwrap());
-    let packed =
-        |seqs_k| ProblemSpec::packed(Dtype::E4m3, (4, 4), 64, seqs_q.clone(), seqs_k).validate().unwrap();
-    let args = "--cu-seqlens-q 0,100,1100 --heads 4 --head-dim 64 --dtype e4m3";
-    prints(args, &packed(seqs_q.clone()), &limits);
-    prints(&format!("{args} --cu-seqlens-k 0,7,900"), &packed(seqs_k), &limits);
+/// Every example of the help runs, and prints a plan.
+#[test]
+fn the_examples_run() {
+    let help = plan("--help").succeeded();
+    let examples: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  fa3 plan ")).collect();
+    assert_eq!(examples.len(), 3, "{help}");
+    for example in examples {
+        let (options, _) = example.split_once(" --svg").unwrap_or((example, ""));
+        let stdout = plan(options).succeeded();
+        assert!(stdout.starts_with("problem    bf16 batch"), "{stdout}");
+    }
+}
+
+/// No plan is printed that no kernel runs.
+#[test]
+fn what_only_the_cpu_computes_is_said_so() {
+    let base = "--heads 4 --head-dim 64";
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("plan.svg");
+    for (options, why) in [
+        ("--seqlen 64 --dtype f32", "the forward kernels take f16 and bf16, not f32"),
+        ("--seqlen 64 --dtype e4m3", "the forward kernels take f16 and bf16, not e4m3"),
+        (
+            "--seqlen 64 --head-dim-v 512",
+            "the forward kernels have no tile for head_dim 64 and head_dim_v 512",
+        ),
+        ("--cu-seqlens-q 0,100,1100", "the forward kernels take dense batches, not 2 packed sequences"),
+        (
+            "--cu-seqlens-q 0,100,1100 --cu-seqlens-k 0,7,900",
+            "the forward kernels take dense batches, not 2 packed sequences",
+        ),
+    ] {
+        let stdout = plan(&format!("{base} {options}")).succeeded();
+        assert_eq!(stdout, format!("computed on the CPU only, because {why}\n"));
+        plan(&format!("{base} {options} --svg {}", svg.display()))
+            .refused(&format!("there is no schedule to draw: {why}"));
+        assert!(!svg.exists());
+    }
 }
 
 #[test]
@@ -62,7 +96,12 @@ fn the_picture() {
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     let (background, shades) = (1, 32);
     assert_eq!(svg.matches("<rect ").count(), background + shades + 2 * 1024);
-    for text in ["batch 4 seqlen 4096", "linear: 157 blocks", "longest first: 137 blocks"] {
+    // Its panels are of the plan that is printed and of the linear order.
+    let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
+    let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate().unwrap();
+    let planned = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap().simulate().length();
+    assert!((136..157).contains(&planned), "{planned}");
+    for text in ["batch 4 seqlen 4096", &format!("planned: {planned} blocks"), "linear: 157 blocks"] {
         assert!(svg.contains(text), "{text}");
     }
     // Many more tiles than can be drawn, on many more CTAs than there are pixels, and on one.
@@ -78,11 +117,10 @@ fn the_picture() {
 fn bad_problems_are_refused() {
     let base = "--heads 8 --head-dim 128";
     plan(&format!("{base} --seqlen 64 --heads-kv 3")).refused("heads_q 8 is not a multiple of heads_kv 3");
-    plan(&format!("{base} --seqlen 64 --dtype f32")).refused("no kernel takes f32");
     plan(&format!("{base} --seqlen 4294967296")).refused("q has seqlen 4294967296, more than 2147483647");
     plan(&format!("{base} --cu-seqlens-q 0,5,3")).refused("cu_seqlens falls from 5 to 3");
     plan(&format!("{base} --seqlen 100000000 --batch 100000")).refused("tiles are too many to number");
-    plan(&format!("{base} --seqlen 1000000 --batch 100")).refused("more than the 4194304 that are simulated");
+    plan(&format!("{base} --seqlen 1000000 --batch 101")).refused("more than the 4194304 that are simulated");
     plan("--heads 8 --head-dim 127 --seqlen 64").refused("not a multiple of 8");
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing/plan.svg");

@@ -97,12 +97,9 @@ impl Device {
 
     /// The numbers that plans depend on.
     pub fn limits(&self) -> DeviceLimits {
-        DeviceLimits {
-            // No GPU is without.
-            sms: NonZeroU32::new(self.sm_count()).unwrap_or(NonZeroU32::MIN),
-            smem_bytes: self.smem_bytes(),
-            l2_bytes: self.l2_bytes().into(),
-        }
+        // No GPU is without.
+        let sms = NonZeroU32::new(self.sm_count()).unwrap_or(NonZeroU32::MIN);
+        DeviceLimits::h100_sxm().sms(sms).smem_bytes(self.smem_bytes())
     }
 
     /// Its memory, now.

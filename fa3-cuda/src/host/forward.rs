@@ -4,9 +4,7 @@
 mod cudarc;
 mod error;
 
-use std::num::NonZeroU32;
-
-use fa3_sched::{DeviceLimits, Plan, PlanOptions};
+use fa3_sched::forward::{Plan, PlanOptions};
 use fa3_types::{Address, Addresses, Placement, Problem, TensorName};
 
 use super::context::Context;
@@ -86,39 +84,21 @@ impl Forward {
     /// Plans and compiles.
     ///
     /// # Errors
-    /// [`ForwardError`] if no plan or kernel takes the problem, or what the driver says.
+    /// [`ForwardError`] if no kernel computes the problem, or what the driver says.
     pub fn new(device: &Device, problem: &Problem) -> Result<Forward, ForwardError> {
         Forward::with(device, problem, &PlanOptions::default())
     }
 
-    /// Plans with some of the decisions given. Open `splits` and `pack_gqa` become 1 and false, the only ones that the
-    /// kernels know.
+    /// Plans with some of the decisions given.
     ///
     /// # Errors
     /// Those of [`Forward::new`].
     pub fn with(device: &Device, problem: &Problem, options: &PlanOptions) -> Result<Forward, ForwardError> {
-        Forward::within(device, problem, options, &device.limits())
-    }
-
-    /// Plans for a device with other limits than its own: with fewer SMs, others are left to other work.
-    ///
-    /// # Errors
-    /// Those of [`Forward::new`].
-    pub fn within(
-        device: &Device,
-        problem: &Problem,
-        options: &PlanOptions,
-        limits: &DeviceLimits,
-    ) -> Result<Forward, ForwardError> {
-        let options = PlanOptions {
-            splits: options.splits.or(Some(NonZeroU32::MIN)),
-            pack_gqa: options.pack_gqa.or(Some(false)),
-            ..*options
-        };
-        let plan = Plan::with(problem, limits, &options)?;
-        let program = fwd::program(&plan)?;
+        let plan = Plan::with(problem, &device.limits(), options)?;
+        let program = fwd::program(&plan);
         // SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3 cannot capture such launches.
-        let may_overlap = plan.sms.get() >= device.sm_count() && device.driver_version() >= (12, 3);
+        let may_overlap =
+            plan.schedule().sms().get() >= device.sm_count() && device.driver_version() >= (12, 3);
         let planned = Planned::new(device, &program, may_overlap)?;
         Ok(Forward { device: device.clone(), plan, planned })
     }
@@ -179,7 +159,7 @@ impl Forward {
             return Err(ForwardError::WorkspaceSize { given, needed });
         }
         let memory = |buffer: &DeviceBuffer| (buffer.address(), buffer.bytes());
-        let at = placed(&self.plan.problem, [q, k, v, &*o].map(memory), lse.map(memory))?;
+        let at = placed(self.plan.problem(), [q, k, v, &*o].map(memory), lse.map(memory))?;
         // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own that is dropped
         // waits for the work under way, as does a kernel; one of the caller's outlives it, for which the caller vouched.
         Ok(unsafe { self.launch(stream, &at, workspace.address()) }?)

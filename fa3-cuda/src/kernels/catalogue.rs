@@ -18,11 +18,10 @@ mod attention;
 mod option;
 
 use fa3_ir::{Elem, Program, Swizzle};
-use fa3_sched::PlanError;
+use fa3_sched::forward::PlanError;
 use fa3_types::ProblemError;
 
 use super::Spec;
-use super::fwd::FwdError;
 use super::ladder::{
     GemmSize, gemm, gemm_cluster, gemm_fp8, gemm_ring, gemm_simple, gemm_split_k, row_softmax, tile_copy,
     transpose, vector_add,
@@ -162,8 +161,6 @@ pub enum CatalogueError {
     Problem(#[from] ProblemError),
     #[error(transparent)]
     Plan(#[from] PlanError),
-    #[error(transparent)]
-    Fwd(#[from] FwdError),
 }
 
 /// The kernel of this name.
@@ -306,8 +303,7 @@ mod tests {
                     Err(
                         CatalogueError::Elements { .. }
                         | CatalogueError::Problem(_)
-                        | CatalogueError::Plan(_)
-                        | CatalogueError::Fwd(FwdError::NoProducer { .. }),
+                        | CatalogueError::Plan(_),
                     ) => {}
                     Err(error) => panic!("{} {chosen:?}: {error}", entry.name),
                 }

@@ -27,12 +27,12 @@ mod algorithm4;
 mod self_loading;
 
 pub use program::{buffers, program};
-pub use spec::{FwdError, FwdSpec};
+pub use spec::FwdSpec;
 pub use tiles::tiles;
 pub(crate) use tiles::tiles_kernel;
 
 use fa3_ir::{Builder, Elem, Kernel, Launch, Role, TileShape, WgmmaType};
-use fa3_sched::PPlace;
+use fa3_sched::forward::PPlace;
 use fa3_types::softcap;
 
 use super::params::{Declare, Form, InKernel};
@@ -57,7 +57,7 @@ struct Fwd<'k> {
 }
 
 /// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that have a producer as well and pass
-/// [`CtaTile::check`](fa3_sched::CtaTile::check).
+/// [`CtaTile::check`](fa3_sched::forward::CtaTile::check).
 pub fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("fwd", Launch::threads(tile.threads()), |b| {
@@ -90,9 +90,7 @@ impl<'k> Fwd<'k> {
             v: Feed::declare(b, "v", params.v, tile.stages, warps),
             p: match tile.p_place {
                 PPlace::Registers => POperands::registers(ty),
-                PPlace::Smem | PPlace::Both => {
-                    POperands::shared(b, ty, TileShape::new(spec.elem, tile.tile_m, tile.tile_n))
-                }
+                PPlace::Smem => POperands::shared(b, ty, TileShape::new(spec.elem, tile.tile_m, tile.tile_n)),
             },
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             tiles: Tiles::declare(b, spec.scheduler, params.geometry.tiles, params.ticket, warps),

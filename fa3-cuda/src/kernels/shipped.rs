@@ -7,9 +7,8 @@
 use std::collections::HashSet;
 
 use fa3_ir::{Elem, Kernel};
-use fa3_sched::{
-    CtaTile, Inputs, Loads, Longest, MaskClass, Order, Overlap, PPlace, Rescale, Scheduler, TileRow,
-};
+use fa3_sched::forward::{CtaTile, Loads, MaskClass, Overlap, PPlace, Rescale, TileRow};
+use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::Mask;
 
 use super::fwd::FwdSpec;
@@ -74,11 +73,7 @@ fn ladder() -> impl Iterator<Item = Shipped> {
 /// What plans choose: a row of the tile table, with every mask that it serves, with a soft cap and without, with the schedulers
 /// of few tiles and of many.
 fn planned() -> impl Iterator<Item = FwdSpec> {
-    // The forward kernels take no 8-bit inputs, and no warpgroups that share rows.
-    let rows = TileRow::table().iter().filter(|row| {
-        let tile = row.shape;
-        tile.inputs == Inputs::Bits16 && tile.p_place != PPlace::Both && tile.tile_m == 64 * tile.consumers
-    });
+    let rows = TileRow::table().iter();
     rows.flat_map(|row| {
         let masks = row.masks.iter().flat_map(|&class| sides(class));
         masks.flat_map(move |&mask| {
@@ -87,7 +82,7 @@ fn planned() -> impl Iterator<Item = FwdSpec> {
                     [Elem::Bf16, Elem::F16].map(|elem| FwdSpec {
                         elem,
                         softcap,
-                        ..spec(row.shape, mask, scheduler)
+                        ..spec(row.tile, mask, scheduler)
                     })
                 })
             })
@@ -124,8 +119,8 @@ fn spec(tile: CtaTile, mask: Mask, scheduler: Scheduler) -> FwdSpec {
 /// What the ablation measures, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer keys where one
 /// needs more registers, and other orders of tiles.
 fn ablated() -> impl Iterator<Item = FwdSpec> {
-    let is_measured = |row: &&TileRow| row.shape.head_dim == 128 && row.masks == [MaskClass::Dense];
-    let tile = TileRow::table().iter().find(is_measured).expect("the table has the tile").shape;
+    let is_measured = |row: &&TileRow| row.tile.head_dim == 128 && row.masks == [MaskClass::Dense];
+    let tile = TileRow::table().iter().find(is_measured).expect("the table has the tile").tile;
     let rescale = Rescale::EveryBlock;
     let tiles = [
         CtaTile { overlap: Overlap::None, rescale, ..tile },
@@ -184,7 +179,8 @@ mod tests {
     use std::collections::HashMap;
     use std::num::NonZeroU32;
 
-    use fa3_sched::{Choices, Limits, Plan};
+    use fa3_sched::forward::Plan;
+    use fa3_sched::{Choices, Limits};
     use fa3_types::{Dtype, ProblemSpec, Shape};
 
     use super::*;

@@ -51,7 +51,7 @@ pub(super) fn attend(
 
 fn kv_range(problem: &Problem, len: Lengths, m_block: usize) -> KvRange<u32> {
     let group = problem.heads().group_size() as u32;
-    let tiling = Tiling::new(TILE_M as u32, TILE_N as u32, group, false, problem.mask());
+    let tiling = Tiling::new(TILE_M as u32, TILE_N as u32, group, problem.mask());
     // A validated problem's lengths and head counts are below 2³¹.
     tiling.kv_range(m_block as u32, Lens { q: len.q as u32, k: len.k as u32 })
 }

@@ -2,7 +2,7 @@
 
 use fa3_cuda::kernels::fwd::FwdError;
 use fa3_ref::Forward;
-use fa3_sched::{PlanError, PlanOptions};
+use fa3_sched::forward::{PlanError, PlanOptions};
 use fa3_sim::{Mode, Policy};
 use fa3_types::Problem;
 
@@ -26,7 +26,7 @@ impl Engine for Sim {
         }
         // So few SMs that most cases have more tiles: then CTAs are persistent.
         let launch = Launch::new(&case.problem, &device(3), &PlanOptions::default());
-        let launch = launch.map_err(|fault| no_kernel(&case.problem, fault))?;
+        let launch = launch.map_err(no_kernel)?;
         let macs = launch.macs();
         if macs > MACS {
             return Err(Skip::Size { macs, limit: MACS }.into());
@@ -35,17 +35,14 @@ impl Engine for Sim {
     }
 }
 
-fn no_kernel(problem: &Problem, fault: Fault) -> NoAnswer {
+fn no_kernel(fault: Fault) -> NoAnswer {
     match fault {
-        Fault::Plan(PlanError::Dtype { dtype }) | Fault::Kernel(FwdError::Dtype { dtype }) => {
-            Skip::Dtype(dtype).into()
-        }
-        Fault::Kernel(FwdError::Sequences) => Skip::Sequences.into(),
-        Fault::Plan(PlanError::HeadDim { .. }) | Fault::Kernel(FwdError::SharedRows { .. }) => {
-            Skip::HeadDim { head_dim: problem.head_dim(), head_dim_v: problem.head_dim_v() }.into()
+        Fault::Plan(PlanError::Dtype { dtype }) => Skip::Dtype(dtype).into(),
+        Fault::Plan(PlanError::Packed { .. } | PlanError::Used { .. }) => Skip::Sequences.into(),
+        Fault::Plan(PlanError::HeadDim { head_dim, head_dim_v }) => {
+            Skip::HeadDim { head_dim, head_dim_v }.into()
         }
         other @ (Fault::Plan(_)
-        | Fault::Kernel(_)
         | Fault::Sim(_)
         | Fault::Findings { .. }
         | Fault::Gap { .. }

@@ -1,6 +1,7 @@
 //! Tiles for forward kernels.
 
-use fa3_sched::{CtaTile, DeviceLimits, Inputs, Loads, Overlap, PPlace, Rescale, Scheduler, TileRow};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Rescale, TileRow};
+use fa3_sched::{DeviceLimits, Inputs, Scheduler};
 
 /// The consumer's three pipelines, with rescaling in every block and, where that is possible, lazily.
 pub const FORMS: [(Overlap, Rescale); 5] = [
@@ -13,7 +14,6 @@ pub const FORMS: [(Overlap, Rescale); 5] = [
 
 /// A tile of 64 x 16 for one warpgroup: several blocks of few keys.
 pub const TINY: CtaTile = CtaTile {
-    inputs: Inputs::Bits16,
     head_dim: 64,
     head_dim_v: 64,
     tile_m: 64,
@@ -25,20 +25,16 @@ pub const TINY: CtaTile = CtaTile {
     rescale: Rescale::Lazy,
     p_place: PPlace::Registers,
     ping_pong: false,
-    promoted_columns: 0,
 };
 
-/// Every tile of the table for 16-bit inputs whose warpgroups have rows of their own, in all forms, with turns and
-/// without; with fewer keys where a form needs registers or memory that the tile leaves not enough of. Then
+/// Every tile of the table, in all forms, with turns and without; with fewer keys where a form needs registers or memory that the tile leaves not enough of. Then
 /// the tile for head dimension 128 without a producer, as the ablation measures it, and tiles that the table does not have.
 ///
 /// # Panics
 /// If the table has no tile for head dimension 128.
 pub fn all() -> Vec<CtaTile> {
-    let rows = TileRow::table().iter().map(|row| row.shape);
-    let rows = rows.filter(|shape| shape.inputs == Inputs::Bits16 && shape.tile_m == 64 * shape.consumers);
     let mut shapes: Vec<CtaTile> = Vec::new();
-    for shape in rows {
+    for TileRow { tile: shape, .. } in TileRow::table().iter().copied() {
         for ((overlap, rescale), ping_pong) in
             FORMS.into_iter().flat_map(|form| [(form, false), (form, true)])
         {
@@ -46,9 +42,9 @@ pub fn all() -> Vec<CtaTile> {
             shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
         }
     }
-    let is_measured = |row: &&TileRow| row.shape.head_dim == 128 && row.shape.inputs == Inputs::Bits16;
+    let is_measured = |row: &&TileRow| row.tile.head_dim == 128;
     let measured = TileRow::table().iter().find(is_measured).expect("the table has head dimension 128");
-    let measured = CtaTile { loads: Loads::Consumers, ..measured.shape };
+    let measured = CtaTile { loads: Loads::Consumers, ..measured.tile };
     let measured = FORMS.map(|(overlap, rescale)| widest(CtaTile { overlap, rescale, ..measured }));
     shapes.extend(measured.into_iter().flatten());
     shapes.extend(others());

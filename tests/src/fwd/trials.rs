@@ -1,6 +1,7 @@
 //! Problems for the forward kernels: the features of which their code is made, each with each.
 
-use fa3_sched::{CtaTile, Inputs, Loads, Longest, Order, PPlace, PlanOptions, Scheduler, TileRow};
+use fa3_sched::forward::{CtaTile, Loads, PPlace, PlanOptions, TileRow};
+use fa3_sched::{Inputs, Longest, Order, Scheduler};
 use fa3_types::{Dtype, Mask};
 
 use super::shapes::{FORMS, TINY, dealt, others};

@@ -1,6 +1,7 @@
 //! Forward kernels to hunt.
 
-use fa3_sched::{CtaTile, Loads, Order, Overlap, PPlace, PlanOptions, Rescale, Scheduler};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, PlanOptions, Rescale};
+use fa3_sched::{Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::Prey;

@@ -9,7 +9,8 @@ use fa3_cuda::cudarc::driver::CudaContext;
 use fa3_cuda::host::{
     Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, Graph, HostError, Stream, Workspace,
 };
-use fa3_sched::{DeviceLimits, PlanOptions, Scheduler};
+use fa3_sched::forward::PlanOptions;
+use fa3_sched::{DeviceLimits, Scheduler};
 use fa3_types::{Address, Addresses, Dtype, Placement, Problem, ProblemSpec, Shape};
 use half::bf16;
 
@@ -122,7 +123,7 @@ fn problem() -> Result<Problem, ForwardError> {
 }
 
 fn scheduled(scheduler: Scheduler) -> PlanOptions {
-    PlanOptions { scheduler: Some(scheduler), ..PlanOptions::default() }
+    PlanOptions::default().scheduler(scheduler)
 }
 
 /// Launches that need a ticket.
@@ -167,7 +168,7 @@ fn mean_of_ones(device: &Device) -> Fallible<String> {
     });
     let worst = worst.fold(0.0, |worst: f64, error| if error <= worst { worst } else { error });
     ensure(worst < 5e-5, &format!("LSE is off by {worst}"))?;
-    Ok(format!("{} tiles, LSE within {worst:.1e}", case.forward.plan().num_tiles))
+    Ok(format!("{} tiles, LSE within {worst:.1e}", case.forward.plan().schedule().num_tiles()))
 }
 
 fn schedulers(device: &Device) -> Fallible<String> {
@@ -176,10 +177,10 @@ fn schedulers(device: &Device) -> Fallible<String> {
     let [one, fixed, drawn] = results;
     let one = one?;
     ensure(one == fixed? && one == drawn?, "schedulers differ")?;
-    let fewer = DeviceLimits { sms: NonZeroU32::new(7).ok_or("no sms")?, ..device.limits() };
+    let fewer = scheduled(Scheduler::DynamicPersistent).sms(NonZeroU32::new(7).ok_or("no sms")?);
     let mut case = dynamic(device)?;
-    case.forward = Forward::within(device, &problem()?, &scheduled(Scheduler::DynamicPersistent), &fewer)?;
-    ensure(case.forward.plan().grid == 7, "there are not 7 CTAs")?;
+    case.forward = Forward::with(device, &problem()?, &fewer)?;
+    ensure(case.forward.plan().schedule().grid() == 7, "there are not 7 CTAs")?;
     ensure(case.once()? == one, "7 SMs give another result")?;
     Ok("equal, also on 7 SMs".to_owned())
 }

@@ -3,7 +3,7 @@
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
-use fa3_sched::{CtaTile, Overlap, Rescale};
+use fa3_sched::forward::{CtaTile, Overlap, Rescale};
 
 /// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a mask, where the softmax
 /// is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5 moves it ahead of most of them.
@@ -130,14 +130,15 @@ fn overlap(
 #[cfg(test)]
 mod tests {
     use fa3_ir::Elem;
-    use fa3_sched::{Order, Scheduler, TileRow};
+    use fa3_sched::forward::TileRow;
+    use fa3_sched::{Order, Scheduler};
     use fa3_types::Mask;
 
     use super::*;
 
     /// A tile of 32 keys and 32 columns: two instructions a product.
     fn spec(overlap: Overlap) -> FwdSpec {
-        let row = TileRow::table()[0].shape;
+        let row = TileRow::table()[0].tile;
         let rescale = Rescale::EveryBlock;
         let tile = CtaTile { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, overlap, rescale, ..row };
         FwdSpec {

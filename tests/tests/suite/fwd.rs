@@ -8,7 +8,7 @@ mod poison;
 mod random;
 mod schedules;
 
-use fa3_sched::PlanOptions;
+use fa3_sched::forward::PlanOptions;
 use fa3_tests::fwd::{Fault, Launch, device};
 use fa3_types::Problem;
 

@@ -67,7 +67,7 @@ impl Forward {
         lse: &mut impl DevicePtrMut<f32>,
         workspace: &mut Workspace,
     ) -> Result<(), ForwardError> {
-        let expected = self.plan.problem.dtype();
+        let expected = self.plan.problem().dtype();
         if T::DTYPE != expected {
             return Err(ForwardError::Element { given: T::DTYPE, expected });
         }

@@ -1,10 +1,9 @@
 //! Why there is no forward pass.
 
-use fa3_sched::PlanError;
+use fa3_sched::forward::PlanError;
 use fa3_types::{Dtype, ProblemError, TensorName};
 
 use crate::host::HostError;
-use crate::kernels::fwd::FwdError;
 
 /// Why a forward pass was not made or not run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -13,12 +12,9 @@ pub enum ForwardError {
     /// The problem makes no sense, or its tensors lie where they cannot.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// The problem has no plan.
+    /// No kernel computes the problem.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// No kernel computes the plan.
-    #[error(transparent)]
-    Kernel(#[from] FwdError),
     /// What the driver says.
     #[error(transparent)]
     Host(#[from] HostError),

@@ -3,9 +3,8 @@
 use std::num::NonZeroU32;
 
 use fa3_ir::{Elem, Program};
-use fa3_sched::{
-    CtaTile, DeviceLimits, Loads, Overlap, Plan, PlanOptions, Rescale, Scheduler, TileQuery, TileRow,
-};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, Plan, PlanOptions, Rescale};
+use fa3_sched::{DeviceLimits, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
 use super::option::{Domain, OptionInfo, Options};
@@ -87,22 +86,16 @@ pub(super) fn forward(options: &Options) -> Result<Program<Spec>, CatalogueError
     }
     let problem = spec.validate()?;
     let sms = NonZeroU32::new(options.number("sms")).unwrap_or(NonZeroU32::MIN);
-    let limits = DeviceLimits { sms, ..DeviceLimits::h100_sxm() };
-    let row = TileRow::find(TileQuery::new(&problem, false))?;
-    let plan_options = PlanOptions {
-        row: Some(TileRow { shape: tile(row.shape, options, &limits), ..*row }),
-        pack_gqa: Some(false),
-        splits: Some(NonZeroU32::MIN),
-        scheduler: match options.word("scheduler") {
-            "one" => Some(Scheduler::OneTile),
-            "static" => Some(Scheduler::StaticPersistent),
-            "dynamic" => Some(Scheduler::DynamicPersistent),
-            _ => None,
-        },
-        ..PlanOptions::default()
+    let limits = DeviceLimits::h100_sxm().sms(sms);
+    let table = Plan::new(&problem, &limits)?;
+    let mut plan_options = PlanOptions::default().tile(tile(table.tile(), options, &limits));
+    plan_options.scheduler = match options.word("scheduler") {
+        "one" => Some(Scheduler::OneTile),
+        "static" => Some(Scheduler::StaticPersistent),
+        "dynamic" => Some(Scheduler::DynamicPersistent),
+        _ => None,
     };
-    let plan = Plan::with(&problem, &limits, &plan_options)?;
-    Ok(fwd::program(&plan)?)
+    Ok(fwd::program(&Plan::with(&problem, &limits, &plan_options)?))
 }
 
 /// The tile with another pipeline, and with as many keys as registers are left for then.

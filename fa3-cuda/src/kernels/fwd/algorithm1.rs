@@ -1,7 +1,7 @@
 //! Algorithm 1: products and softmax one after the other.
 
 use fa3_ir::{Frag, Fresh, gemm};
-use fa3_sched::Rescale;
+use fa3_sched::forward::Rescale;
 
 use super::consumer::{Attend, Query, Sum};
 use crate::kernels::parts::kv_blocks::KvBlocks;

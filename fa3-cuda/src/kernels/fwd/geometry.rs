@@ -1,7 +1,8 @@
 //! What tile i of a launch is: the same integers for the host and in a kernel.
 
 use fa3_ir::{B32, V};
-use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Plan, Tile, TileCounts, Tiling, VisibleKeys};
+use fa3_sched::forward::Plan;
+use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Tile, TileCounts, Tiling, VisibleKeys};
 use fa3_types::Mask;
 
 use crate::kernels::params::{Pass, Side};
@@ -35,14 +36,14 @@ pub(super) struct Work<T> {
 const ONE: TileCounts = TileCounts { m_blocks: 1, heads: 1, batch: 1, splits: 1 };
 
 impl Geometry<u32> {
-    /// Of a plan whose tiles are one run, or none.
+    /// Of a plan.
     pub(super) fn of(plan: &Plan) -> Geometry<u32> {
-        let run = plan.runs.first();
+        let schedule = plan.schedule();
         Geometry {
-            tiles: plan.num_tiles,
-            lens: run.map_or(Lens { q: 0, k: 0 }, |run| run.lens),
-            decoder: run.map_or_else(|| Decoder::new(ONE, plan.order), |run| run.decoder),
-            tiling: plan.tiling,
+            tiles: schedule.num_tiles(),
+            lens: plan.lens(),
+            decoder: schedule.decoder().unwrap_or_else(|| Decoder::new(ONE, schedule.order())),
+            tiling: plan.tiling(),
         }
     }
 }
@@ -50,7 +51,7 @@ impl Geometry<u32> {
 impl Geometry<()> {
     /// That of all launches with this order and this mask.
     pub(super) fn form(order: Order, mask: Mask) -> Geometry<()> {
-        let (decoder, tiling) = (Decoder::new(ONE, order), Tiling::new(1, 1, 1, false, mask));
+        let (decoder, tiling) = (Decoder::new(ONE, order), Tiling::new(1, 1, 1, mask));
         Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map(|_| ())
     }
 }

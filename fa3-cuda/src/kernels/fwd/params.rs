@@ -1,7 +1,8 @@
 //! The parameters of a forward kernel.
 
 use fa3_ir::{BufferId, Elem, Passed, TileShape};
-use fa3_sched::{Plan, Scheduler};
+use fa3_sched::Scheduler;
+use fa3_sched::forward::Plan;
 use fa3_types::{Problem, TensorDesc};
 
 use super::FwdSpec;
@@ -81,7 +82,7 @@ impl Params<Form> {
 impl Params<Host> {
     /// The values of a launch.
     pub(super) fn of(plan: &Plan) -> Params<Host> {
-        let problem = &plan.problem;
+        let problem = plan.problem();
         // Without keys nothing is loaded of K and V, but a tensor map must be of something.
         let view_of = |buffer, tensor: &TensorDesc| {
             if tensor.extent().0 == 0 { view(buffers::Q, problem.q()) } else { view(buffer, tensor) }
@@ -99,7 +100,7 @@ impl Params<Host> {
             scale_log2,
             into_cap,
             geometry: Geometry::of(plan),
-            ticket: (plan.scheduler == Scheduler::DynamicPersistent).then_some(buffers::TICKET),
+            ticket: (plan.schedule().scheduler() == Scheduler::DynamicPersistent).then_some(buffers::TICKET),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! What a plan of the forward pass lowers to.
 
 use fa3_ir::{BufferRole, Elem, Program};
-use fa3_sched::{Plan, Scheduler};
+use fa3_sched::Scheduler;
+use fa3_sched::forward::Plan;
 use fa3_types::TensorDesc;
 
+use super::FwdSpec;
 use super::params::Params;
-use super::{FwdError, FwdSpec};
 use crate::kernels::Spec;
 use crate::kernels::params::Fill;
 
@@ -29,12 +30,8 @@ pub mod buffers {
 
 /// The program of a plan; without steps if there are no rows to compute. Buffers are as large as their tensors reach, gaps
 /// included.
-///
-/// # Errors
-/// [`FwdError`] if the plan is not for the forward kernels.
-pub fn program(plan: &Plan) -> Result<Program<Spec>, FwdError> {
-    let spec = FwdSpec::of(plan)?;
-    let problem = &plan.problem;
+pub fn program(plan: &Plan) -> Program<Spec> {
+    let (spec, problem, schedule) = (FwdSpec::of(plan), plan.problem(), plan.schedule());
     let mut program = Program::new();
     tensor(&mut program, "q", problem.q(), spec.elem, BufferRole::Input);
     tensor(&mut program, "k", problem.k(), spec.elem, BufferRole::Input);
@@ -44,15 +41,15 @@ pub fn program(plan: &Plan) -> Result<Program<Spec>, FwdError> {
     tensor(&mut program, "o", problem.o(), spec.elem, role);
     let lse = problem.lse_shape().map(|extent| extent as u32);
     program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
-    if plan.scheduler == Scheduler::DynamicPersistent {
+    if schedule.scheduler() == Scheduler::DynamicPersistent {
         program.buffer("ticket", Elem::U32, &[1], BufferRole::Ticket);
     }
-    if plan.grid > 0 {
+    if schedule.grid() > 0 {
         let mut args = Fill::default();
         Params::of(plan).pass(&mut args);
-        program.step(Spec::Forward(spec), [plan.grid, 1, 1], args.0);
+        program.step(Spec::Forward(spec), [schedule.grid(), 1, 1], args.0);
     }
-    Ok(program)
+    program
 }
 
 /// Rows and strides are multiples of 8 elements, so that extents are.

@@ -4,7 +4,7 @@
 //! each slot that this thread's warpgroup gives back is filled with the next block.
 
 use fa3_ir::{B32, Builder, Consumer, FullSlot, V, Var};
-use fa3_sched::Loads;
+use fa3_sched::forward::Loads;
 
 use super::Fwd;
 use super::geometry::Work;

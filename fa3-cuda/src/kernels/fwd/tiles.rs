@@ -1,10 +1,10 @@
 //! What the forward kernels take tile i to be, as data: for whoever compares the kernels' integers with the host's.
 
 use fa3_ir::{BufferRole, Elem, Kernel, Launch, Passed, Program};
-use fa3_sched::Plan;
+use fa3_sched::forward::Plan;
 
+use super::FwdSpec;
 use super::geometry::{Geometry, Work};
-use super::{FwdError, FwdSpec};
 use crate::kernels::Spec;
 use crate::kernels::params::{Declare, Fill, Filled, Host};
 
@@ -13,19 +13,16 @@ const NUMBERS: u32 = 8;
 
 /// A program that decodes every tile of a plan as the forward kernels do, and writes of each, in its one buffer, the sequence, the head
 /// of Q, the head of K and V, the first row, and the four bounds of its [`fa3_sched::KvRange`].
-///
-/// # Errors
-/// [`FwdError`] if the plan is not for the forward kernels.
-pub fn tiles(plan: &Plan) -> Result<Program<Spec>, FwdError> {
-    let spec = FwdSpec::of(plan)?;
+pub fn tiles(plan: &Plan) -> Program<Spec> {
+    let (spec, count) = (FwdSpec::of(plan), plan.schedule().num_tiles());
     let mut program = Program::new();
-    let tiles = program.buffer("tiles", Elem::U32, &[plan.num_tiles, NUMBERS], BufferRole::Output);
-    if plan.num_tiles > 0 {
+    let tiles = program.buffer("tiles", Elem::U32, &[count, NUMBERS], BufferRole::Output);
+    if count > 0 {
         let mut args = Fill(vec![("tiles".to_owned(), Passed::Pointer(tiles))]);
         _ = Geometry::of(plan).pass::<Host, Filled>(&mut args);
-        program.step(Spec::ForwardTiles(spec), [plan.num_tiles, 1, 1], args.0);
+        program.step(Spec::ForwardTiles(spec), [count, 1, 1], args.0);
     }
-    Ok(program)
+    program
 }
 
 /// Its kernel.

@@ -1,6 +1,6 @@
 //! Problems.
 
-use fa3_sched::{PlanOptions, TileRow};
+use fa3_sched::forward::{PlanOptions, TileRow};
 use fa3_tests::fwd::{Layout, dense, shapes};
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec};
 
@@ -143,8 +143,7 @@ pub(super) fn forms() -> Vec<Trial> {
     for (shape, mask) in pairs.flat_map(|(index, shape)| masks(index).map(|mask| (shape, mask))) {
         let (head_dim, head_dim_v) = (shape.head_dim as usize, shape.head_dim_v as usize);
         let spec = dense(Dtype::Bf16, 2, (517, 731), (3, 1), head_dim).head_dim_v(head_dim_v);
-        let row = Some(TileRow { shape, ..TileRow::table()[0] });
-        let options = PlanOptions { row, ..PlanOptions::default() };
+        let options = PlanOptions::default().tile(shape);
         trials.push(Trial { options, ..valid(spec.mask(mask)).into() });
     }
     trials

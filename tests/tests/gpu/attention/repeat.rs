@@ -1,7 +1,8 @@
 //! What must be the same bit by bit.
 
 use fa3_cuda::host::Device;
-use fa3_sched::{Longest, Order, PlanOptions, Scheduler};
+use fa3_sched::forward::PlanOptions;
+use fa3_sched::{Longest, Order, Scheduler};
 use fa3_tests::fwd::dense;
 use fa3_types::{Dtype, Mask, Problem};
 use rayon::prelude::*;
@@ -38,12 +39,9 @@ pub(super) fn schedulers(device: &Device) -> Fallible<String> {
             let (mut first, mut count): (Option<Outputs>, usize) = (None, 0);
             for (scheduler, order) in SCHEDULERS.into_iter().flat_map(|x| orders.map(|order| (x, order))) {
                 for sms in [None, Some(1), Some(7)] {
-                    let options = PlanOptions {
-                        scheduler: Some(scheduler),
-                        order: Some(order),
-                        ..PlanOptions::default()
-                    };
-                    let outputs = run(device, &Trial { problem: problem.clone(), options, sms }, &inputs)?;
+                    let mut options = PlanOptions::default().scheduler(scheduler).order(order);
+                    options.sms = sms.and_then(NonZeroU32::new);
+                    let outputs = run(device, &Trial { problem: problem.clone(), options }, &inputs)?;
                     if !first.get_or_insert_with(|| outputs.clone()).same(&outputs) {
                         return Err(format!("{problem} differs: {scheduler}, {order}, {sms:?} sms").into());
                     }

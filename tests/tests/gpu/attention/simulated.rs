@@ -2,7 +2,7 @@
 //! simulator rounds differently: there are small differences, which are reported. How large they may be, the other groups say.
 
 use fa3_cuda::host::Device;
-use fa3_sched::PlanOptions;
+use fa3_sched::forward::PlanOptions;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::Values;
 use fa3_tests::fwd::{Launch, dense, device as with_sms};

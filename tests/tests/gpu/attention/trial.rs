@@ -1,7 +1,8 @@
 //! One problem on the GPU.
 
 use fa3_cuda::host::{Device, DeviceBuffer, Forward, ForwardTensors, Stream, Workspace};
-use fa3_sched::{DeviceLimits, PlanOptions};
+use fa3_sched::DeviceLimits;
+use fa3_sched::forward::PlanOptions;
 use fa3_types::{Dtype, Problem};
 
 use super::tensor::Tensor;
@@ -43,7 +44,7 @@ pub(super) struct Bench {
 
 impl From<Problem> for Trial {
     fn from(problem: Problem) -> Trial {
-        Trial { problem, options: PlanOptions::default(), sms: None }
+        Trial { problem, options: PlanOptions::default() }
     }
 }
 

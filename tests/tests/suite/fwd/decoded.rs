@@ -3,7 +3,8 @@
 use std::num::NonZeroU32;
 
 use fa3_cuda::kernels::{Spec, fwd};
-use fa3_sched::{Longest, Order, Plan, PlanOptions};
+use fa3_sched::forward::{Plan, PlanOptions};
+use fa3_sched::{Longest, Order};
 use fa3_sim::{Mode, ProgramSimulation};
 use fa3_tests::covering;
 use fa3_tests::fwd::shapes::TINY;

@@ -1,7 +1,7 @@
 //! The ends of what a problem may say.
 
 use fa3_cuda::kernels::fwd::buffers;
-use fa3_sched::{CtaTile, Overlap, PPlace, PlanOptions};
+use fa3_sched::forward::{CtaTile, Overlap, PPlace, PlanOptions};
 use fa3_sim::{Buffer, Memory, Mode, Policy, ProgramSimulation, Simulation};
 use fa3_tests::fwd::{dense, initial, judged, with_tile};
 use fa3_tests::{Case, Dist};

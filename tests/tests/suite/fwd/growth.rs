@@ -1,6 +1,6 @@
 //! Scores that grow from one visited block to the next, so that old maxima do not do.
 
-use fa3_sched::{CtaTile, PPlace};
+use fa3_sched::forward::{CtaTile, PPlace};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::shapes::{FORMS, TINY};
 use fa3_tests::fwd::{dense, judged, with_tile};

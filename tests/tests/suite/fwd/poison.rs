@@ -1,7 +1,7 @@
 //! NaN and infinities reach the rows that see them, and no others.
 
 use fa3_ref::Forward;
-use fa3_sched::{CtaTile, Loads, PPlace, PlanOptions};
+use fa3_sched::forward::{CtaTile, Loads, PPlace, PlanOptions};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, dense, judged, with_tile};
 use fa3_tests::{Case, Poison, Values};
@@ -125,8 +125,8 @@ fn a_nan_in_q_reaches_its_row() {
         let clean = run(launch, &values(launch, Poison::None));
         for row in [0, 33, 69] {
             let nan = run(launch, &values(launch, Poison::QueryRow(row)));
-            let len = launch.plan.problem.lengths(0);
-            let sees = |row| (0..len.k).any(|key| launch.plan.problem.mask().allows(row, key, len));
+            let len = launch.plan.problem().lengths(0);
+            let sees = |row| (0..len.k).any(|key| launch.plan.problem().mask().allows(row, key, len));
             assert_nan_exactly(launch, &clean, &nan, |[_, at, _]| at == row && sees(row));
         }
     });
@@ -135,7 +135,7 @@ fn a_nan_in_q_reaches_its_row() {
 #[test]
 fn a_nan_in_k_reaches_the_rows_that_see_it() {
     each(|launch| {
-        let (problem, len) = (&launch.plan.problem, launch.plan.problem.lengths(0));
+        let (problem, len) = (launch.plan.problem(), launch.plan.problem().lengths(0));
         let clean = run(launch, &values(launch, Poison::None));
         for key in [0, 31, 32, 64, 99] {
             let nan = run(launch, &values(launch, Poison::KeyRow(key)));
@@ -149,14 +149,14 @@ fn a_nan_in_k_reaches_the_rows_that_see_it() {
 #[test]
 fn a_nan_in_v_stays_in_tiles_that_visit_its_block() {
     each(|launch| {
-        let (plan, problem, len) = (&launch.plan, &launch.plan.problem, launch.plan.problem.lengths(0));
-        let (tile_m, tile_n) = (plan.row.shape.tile_m as usize, plan.row.shape.tile_n as usize);
+        let (plan, problem, len) = (&launch.plan, launch.plan.problem(), launch.plan.problem().lengths(0));
+        let (tile_m, tile_n) = (plan.tile().tile_m as usize, plan.tile().tile_n as usize);
         let clean = run(launch, &values(launch, Poison::None));
         for key in [0, 17, 99] {
             let nan = run(launch, &values(launch, Poison::ValueRow(key)));
             for (at @ [batch, row, head], o) in compare_o(&clean, &nan) {
                 let block = (key / tile_n) as u32;
-                let visits = plan.tiles().any(|work| {
+                let visits = plan.works().any(|work| {
                     let tile = [work.tile.batch, work.tile.head, work.tile.m_block].map(|x| x as usize);
                     tile == [batch, head, row / tile_m] && (work.kv.first..work.kv.end).contains(&block)
                 });
@@ -233,8 +233,7 @@ fn rows_without_keys_are_empty() {
         {
             let spec = dense(Dtype::F16, 2, lengths, (3, 1), 64).causal();
             let problem = layout.of(spec).validate().unwrap();
-            let scheduler = Some(dealt(&tile, scheduler));
-            let options = PlanOptions { scheduler, ..with_tile(tile) };
+            let options = with_tile(tile).scheduler(dealt(&tile, scheduler));
             let launch = launch(&problem, &options).unwrap();
             let poison = if lengths.1 > 0 { Poison::ValueRow(0) } else { Poison::None };
             let answer = run(&launch, &values(&launch, poison));

@@ -1,6 +1,7 @@
 //! Random dense problems with random options.
 
-use fa3_sched::{CtaTile, Longest, Order, PlanOptions, Scheduler};
+use fa3_sched::forward::{CtaTile, PlanOptions};
+use fa3_sched::{Longest, Order, Scheduler};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, device, judged, shapes, with_tile};
 use fa3_tests::strategies;
@@ -43,7 +44,7 @@ proptest! {
         let tile = tile.filter(|tile| admits(tile, &case.problem));
         let scheduler = tile.map_or(scheduler, |tile| shapes::dealt(&tile, scheduler));
         let options = tile.map_or_else(PlanOptions::default, with_tile);
-        let options = PlanOptions { order: Some(order), scheduler: Some(scheduler), ..options };
+        let options = options.order(order).scheduler(scheduler);
         let launch = Launch::new(&case.problem, &device(sms), &options).unwrap();
         let values = case.values();
         let answer = launch.simulate(&values, Policy::Random(policy), Mode::Exact);

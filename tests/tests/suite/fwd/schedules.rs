@@ -4,7 +4,8 @@
 use fa3_cuda::kernels::fwd::{FwdError, buffers};
 use fa3_ir::BufferRole;
 use fa3_ref::Forward;
-use fa3_sched::{CtaTile, Loads, Longest, Order, Overlap, PPlace, PlanOptions, Rescale, Scheduler};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, PlanOptions, Rescale};
+use fa3_sched::{Longest, Order, Scheduler};
 use fa3_sim::{Memory, Mode, Policy, Simulation};
 use fa3_tests::Case;
 use fa3_tests::fwd::{Fault, Launch, Layout, dense, device, initial, results, with_tile};
@@ -52,8 +53,7 @@ fn who_computes_a_tile_does_not_matter() {
         let mut first = None;
         for (scheduler, order) in SCHEDULERS.into_iter().flat_map(|s| orders.map(|order| (s, order))) {
             for (sms, policy) in [(1, Policy::Eager), (5, Policy::Random(4))] {
-                let options =
-                    PlanOptions { scheduler: Some(scheduler), order: Some(order), ..with_tile(tile) };
+                let options = with_tile(tile).scheduler(scheduler).order(order);
                 let launch = Launch::new(&problem, &device(sms), &options).unwrap();
                 let answer = run(&launch, &problem, policy, Mode::Fast);
                 let first = first.get_or_insert_with(|| answer.clone());
@@ -77,8 +77,7 @@ fn who_loads_does_not_matter() {
             let spec = dense(Dtype::F16, 1, lengths, (3, 1), 64).mask(masks[(index + index / 3) % 3]);
             let problem = spec.validate().unwrap();
             let launch = |loads| {
-                let scheduler = Some(Scheduler::StaticPersistent);
-                let options = PlanOptions { scheduler, ..with_tile(CtaTile { loads, ..tile }) };
+                let options = with_tile(CtaTile { loads, ..tile }).scheduler(Scheduler::StaticPersistent);
                 Launch::new(&problem, &device(2), &options).unwrap()
             };
             let first = run(&launch(Loads::Producer), &problem, Policy::Eager, Mode::Fast);
@@ -98,10 +97,10 @@ fn without_a_producer_tiles_are_dealt_out() {
     let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().validate().unwrap();
     let open = with_tile(CtaTile { loads: Loads::Consumers, ..TINY });
     let plan = launch(&problem, &open).unwrap().plan;
-    assert_eq!(plan.scheduler, Scheduler::StaticPersistent);
+    assert_eq!(plan.schedule().scheduler(), Scheduler::StaticPersistent);
     let scheduler = Scheduler::DynamicPersistent;
-    let refused = launch(&problem, &PlanOptions { scheduler: Some(scheduler), ..open }).err().unwrap();
-    assert!(matches!(refused, Fault::Kernel(FwdError::NoProducer { scheduler: s }) if s == scheduler));
+    let refused = launch(&problem, &open.scheduler(scheduler)).err().unwrap();
+    assert!(matches!(refused, Fault::Plan(PlanError::NoProducer { scheduler: s }) if s == scheduler));
 }
 
 /// Each head of each sequence is what it is alone.
@@ -137,7 +136,7 @@ fn launches_follow_each_other() {
     let problem = Layout::Gaps.of(spec).validate().unwrap();
     let values = Case::normal("again", problem.clone(), 4).values();
     for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds().map(|tile| (sms, tile))) {
-        let options = PlanOptions { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
+        let options = with_tile(tile).scheduler(Scheduler::DynamicPersistent);
         let launch = Launch::new(&problem, &device(sms), &options).unwrap();
         let program = &launch.program;
         assert_eq!(program.buffers[buffers::TICKET.0].role, BufferRole::Ticket);

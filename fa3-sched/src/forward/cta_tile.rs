@@ -1,28 +1,6 @@
-//! The tile of a forward kernel: all that its code depends on. What it takes of an SM stands in `budget.rs`.
+//! The tile of a forward kernel: how a CTA computes. What it takes of an SM stands in `budget.rs`.
 
 use std::fmt;
-
-use fa3_types::Dtype;
-
-/// Input types that share a tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Inputs {
-    /// f16 and bf16.
-    Bits16,
-    /// e4m3. V is transposed in shared memory, because 8-bit tensor cores read it K-major only.
-    E4m3,
-}
-
-impl Inputs {
-    /// `None` for f32, which only the CPU computes.
-    pub(crate) fn of(dtype: Dtype) -> Option<Inputs> {
-        match dtype {
-            Dtype::F32 => None,
-            Dtype::F16 | Dtype::Bf16 => Some(Inputs::Bits16),
-            Dtype::E4m3 => Some(Inputs::E4m3),
-        }
-    }
-}
 
 /// Whether a warpgroup's softmax runs under its own GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,8 +9,8 @@ pub enum Overlap {
     None,
     /// The softmax of one block under the PV of the block before (Algorithm 2): S and P live together.
     TwoStage,
-    /// The softmax of one block under the QKᵀ of the next and the PV of the block before (Algorithm 4): two S and P live
-    /// together.
+    /// The softmax of one block under the QKᵀ of the next and the PV of the block before (Algorithm 4): two S and P
+    /// live together.
     ThreeStage,
 }
 
@@ -41,7 +19,8 @@ pub enum Overlap {
 pub enum Loads {
     /// A warpgroup of its own (§3.1 of the paper), which takes few registers and waits for nothing but free slots.
     Producer,
-    /// One thread of the consumers, besides computing: a block as soon as all of them have read the one that lies in its slot.
+    /// One thread of the consumers, besides computing: a block as soon as all of them have read the one that lies in
+    /// its slot.
     Consumers,
 }
 
@@ -52,8 +31,6 @@ pub enum PPlace {
     Registers,
     /// In shared memory, where registers are short.
     Smem,
-    /// In registers of the warpgroup that computed it and in shared memory for the one that did not.
-    Both,
 }
 
 /// When the softmax computes row maxima, to which exponentials are relative, and rescales O to them.
@@ -66,11 +43,9 @@ pub enum Rescale {
     Lazy,
 }
 
-/// The tile of a forward kernel. Tiles that are equal have the same code.
+/// The tile of a forward kernel, for f16 and bf16. [`CtaTile::check`] says whether a kernel can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CtaTile {
-    /// The input types it serves.
-    pub inputs: Inputs,
     /// The largest head dimension of Q and K it serves. Smaller ones are padded with zeros.
     pub head_dim: u32,
     /// The largest head dimension of V and O it serves.
@@ -81,7 +56,7 @@ pub struct CtaTile {
     pub tile_n: u32,
     /// K and V blocks in flight.
     pub stages: u32,
-    /// Consumer warpgroups. More than tile_m / 64 of them share the columns of O.
+    /// Consumer warpgroups: one for 64 rows.
     pub consumers: u32,
     /// Who loads what they compute with.
     pub loads: Loads,
@@ -94,19 +69,6 @@ pub struct CtaTile {
     /// Warpgroups take turns on the tensor cores (§3.1 of the paper), each one's softmax under the other's
     /// GEMMs.
     pub ping_pong: bool,
-    /// Columns of O that are accumulated at a time in registers of their own and then added to O in fp32; 0
-    /// if the tensor core accumulates O itself. The 8-bit tensor core keeps about 13 fraction bits of a sum,
-    /// which loses whole percents of O over a few thousand keys.
-    pub promoted_columns: u32,
-}
-
-impl fmt::Display for Inputs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Inputs::Bits16 => "f16 and bf16",
-            Inputs::E4m3 => "e4m3",
-        })
-    }
 }
 
 impl fmt::Display for PPlace {
@@ -114,7 +76,6 @@ impl fmt::Display for PPlace {
         f.pad(match self {
             PPlace::Registers => "P in registers",
             PPlace::Smem => "P in shared memory",
-            PPlace::Both => "P in registers and shared memory",
         })
     }
 }
@@ -136,9 +97,6 @@ impl fmt::Display for CtaTile {
         if self.ping_pong {
             write!(f, ", ping-pong")?;
         }
-        match self.promoted_columns {
-            0 => Ok(()),
-            columns => write!(f, ", fp32 sums by {columns} columns"),
-        }
+        Ok(())
     }
 }

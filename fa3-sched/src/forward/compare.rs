@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape};
+use fa3_types::Problem;
 
-use crate::{DeviceLimits, Makespan, Order, Plan, PlanError, PlanOptions, Scheduler, certified_bound};
+use super::{Plan, PlanError, PlanOptions};
+use crate::{DeviceLimits, Makespan, Order, Scheduler, certified_bound};
 
 /// Makespans of one problem, in units of one KV block: see [`crate::TILE_COST`]. A model of load balance and
 /// nothing else: it knows no cache, and every block costs the same.
@@ -24,7 +25,7 @@ pub struct OrderComparison {
     pub linear_in_turn: u64,
     /// [`Order::Linear`], tiles drawn from a counter.
     pub linear: u64,
-    /// The plan's own order, for unequal tiles [`Order::LongestFirst`] in sections, tiles drawn from a counter.
+    /// The plan as it is.
     pub planned: u64,
     /// The LPT rule itself: all tiles sorted, longest first, drawn from a counter.
     pub longest_first: u64,
@@ -36,14 +37,13 @@ impl OrderComparison {
     /// # Errors
     /// See [`PlanError`].
     pub fn new(problem: &Problem, limits: &DeviceLimits) -> Result<OrderComparison, PlanError> {
-        let simulate = |order, scheduler| -> Result<(Vec<u64>, u64), PlanError> {
-            let options = PlanOptions { order, scheduler: Some(scheduler), ..PlanOptions::default() };
-            let plan = Plan::with(problem, limits, &options)?;
-            Ok((plan.tiles().map(|work| work.cost()).collect(), plan.simulate().length()))
+        let linear = |scheduler| {
+            let options = PlanOptions::default().order(Order::Linear).scheduler(scheduler);
+            Ok::<_, PlanError>(Plan::with(problem, limits, &options)?.simulate().length())
         };
-        let (_, linear_in_turn) = simulate(Some(Order::Linear), Scheduler::StaticPersistent)?;
-        let (_, linear) = simulate(Some(Order::Linear), Scheduler::DynamicPersistent)?;
-        let (mut costs, planned) = simulate(None, Scheduler::DynamicPersistent)?;
+        let plan = Plan::new(problem, limits)?;
+        let mut costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
+        let planned = plan.schedule().simulate(&costs).length();
         costs.sort_unstable_by(|a, b| b.cmp(a));
         Ok(OrderComparison {
             seqlen: problem.seqs_q().max_len(),
@@ -51,28 +51,11 @@ impl OrderComparison {
             batch: problem.batch(),
             tiles: costs.len(),
             bound: certified_bound(&costs, limits.sms),
-            linear_in_turn,
-            linear,
+            linear_in_turn: linear(Scheduler::StaticPersistent)?,
+            linear: linear(Scheduler::DynamicPersistent)?,
             planned,
             longest_first: Makespan::greedy(&costs, limits.sms).length(),
         })
-    }
-
-    /// Causal attention in bf16 with head_dim 128: 8 heads and 4 sequences of 4096 rows, and the sizes of the
-    /// paper (§4.1), 16 heads and 16384 rows in all in sequences of 512 to 16384.
-    ///
-    /// # Errors
-    /// See [`PlanError`].
-    #[allow(clippy::missing_panics_doc, reason = "the problems are constants, and valid")]
-    pub fn causal_sizes(limits: &DeviceLimits) -> Result<OrderTable, PlanError> {
-        let paper = (9..=14).map(|log2| (1 << log2, 16, 16384 >> log2));
-        let compare = |(seqlen, heads, batch)| {
-            let shape = Shape { batch, seqlen, heads, head_dim: 128 };
-            let spec = ProblemSpec::dense(Dtype::Bf16, shape, shape).mask(Mask::Causal);
-            let problem = spec.validate().expect("a dense problem of these sizes is valid");
-            OrderComparison::new(&problem, limits)
-        };
-        Ok(OrderTable([(4096, 8, 4)].into_iter().chain(paper).map(compare).collect::<Result<_, _>>()?))
     }
 }
 
@@ -99,11 +82,24 @@ impl fmt::Display for OrderTable {
 mod tests {
     use super::*;
     use crate::lower_bound;
+    use fa3_types::{Dtype, ProblemSpec, Shape};
+
+    /// Causal attention in bf16 with head_dim 128: 8 heads and 4 sequences of 4096 rows, and the sizes of the paper
+    /// (§4.1), 16 heads and 16384 rows in all in sequences of 512 to 16384.
+    fn causal_sizes(limits: &DeviceLimits) -> Vec<OrderComparison> {
+        let paper = (9..=14).map(|log2| (1 << log2, 16, 16384 >> log2));
+        let compare = |(seqlen, heads, batch)| {
+            let shape = Shape { batch, seqlen, heads, head_dim: 128 };
+            let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate().unwrap();
+            OrderComparison::new(&problem, limits).unwrap()
+        };
+        [(4096, 8, 4)].into_iter().chain(paper).map(compare).collect()
+    }
 
     #[test]
     fn longest_first_wins_at_every_causal_size() {
         let limits = DeviceLimits::h100_sxm();
-        let OrderTable(rows) = OrderComparison::causal_sizes(&limits).unwrap();
+        let rows = causal_sizes(&limits);
         assert_eq!((rows[0].seqlen, rows[0].tiles), (4096, 1024));
         for row in rows {
             // Within 1 % of optimal, where the linear order loses 3 to 16 % and dealing out 7 to 56 %.
@@ -120,7 +116,7 @@ mod tests {
     #[test]
     fn the_talks_example() {
         let limits = DeviceLimits::h100_sxm();
-        let OrderTable(rows) = OrderComparison::causal_sizes(&limits).unwrap();
+        let rows = causal_sizes(&limits);
         let costs: Vec<u64> = (2..=33).flat_map(|cost| [cost; 32]).collect();
         assert_eq!(costs.iter().sum::<u64>(), 32 * 560);
         assert_eq!(lower_bound(&costs, limits.sms), 136); // 17920 / 132, rounded up

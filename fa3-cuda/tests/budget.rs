@@ -1,0 +1,43 @@
+//! What the tile table says a kernel takes, against the kernels.
+
+use fa3_cuda::kernels::fwd::{self, FwdSpec};
+use fa3_ir::Elem;
+use fa3_sched::forward::{Loads, PPlace, SMEM_RESERVE, TileRow};
+use fa3_sched::{Longest, Order, Scheduler};
+use fa3_types::Mask;
+
+/// The budget's shared memory is enough for every row under every scheduler, with P in either place and with either
+/// role loading. What it keeps beside the tiles is more than the kernels use, by at most its reserve.
+#[test]
+fn shared_memory_is_what_the_kernels_declare() {
+    let schedulers = [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
+    for TileRow { tile, .. } in TileRow::table() {
+        for scheduler in schedulers {
+            for p_place in [PPlace::Registers, PPlace::Smem] {
+                for loads in [Loads::Producer, Loads::Consumers] {
+                    if loads == Loads::Consumers && scheduler == Scheduler::DynamicPersistent {
+                        continue;
+                    }
+                    let mut tile = *tile;
+                    (tile.p_place, tile.loads) = (p_place, loads);
+                    let order = Order::LongestFirst { section: 1, longest: Longest::Last };
+                    let spec = FwdSpec {
+                        elem: Elem::Bf16,
+                        tile,
+                        head_dim_v: tile.head_dim_v,
+                        mask: Mask::Causal,
+                        softcap: false,
+                        order,
+                        scheduler,
+                    };
+                    let (needed, budget) = (fwd::kernel(&spec).smem.bytes(), tile.smem().total());
+                    assert!(needed <= budget, "{tile}, {scheduler}: {needed} bytes, not {budget}");
+                    assert!(
+                        budget - needed <= SMEM_RESERVE,
+                        "{tile}, {scheduler}: {needed} bytes of {budget}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Plans of the forward pass: which tile, in which order, on which CTA.
+//!
+//! - [`Plan`] decides everything for a [`fa3_types::Problem`], [`PlanOptions`] overrule it. A plan exists only if a
+//!   kernel runs it; [`PlanError`] says why there is none.
+//! - [`TileRow`] is a row of the tile table: a [`CtaTile`], which takes registers and shared memory, and what it
+//!   serves.
+//! - [`OrderComparison`] says what an order of tiles is worth.
+
+mod budget;
+mod compare;
+mod cta_tile;
+mod error;
+mod options;
+mod plan;
+mod table;
+mod tile_row;
+
+pub use budget::{
+    Accumulators, LOADING_RESERVE, REGISTER_POOL, REGISTER_RESERVE, Registers, SMEM_RESERVE, Smem,
+};
+pub use compare::{OrderComparison, OrderTable};
+pub use cta_tile::{CtaTile, Loads, Overlap, PPlace, Rescale};
+pub use error::{PlanError, TileError};
+pub use options::PlanOptions;
+pub use plan::{Cost, Plan, Work};
+pub use tile_row::{MaskClass, TileRow};

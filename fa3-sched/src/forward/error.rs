@@ -1,0 +1,75 @@
+//! Why a problem has no plan.
+
+use fa3_types::{Dtype, TensorName};
+
+use crate::{Scheduler, TooManyTiles};
+
+/// What [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum PlanError {
+    #[error("the forward kernels take f16 and bf16, not {dtype}")]
+    Dtype { dtype: Dtype },
+    #[error("the forward kernels write O in the type of Q, {dtype}, not in {output}")]
+    Output { dtype: Dtype, output: Dtype },
+    #[error("the forward kernels take dense batches, not {sequences} packed sequences")]
+    Packed { sequences: usize },
+    #[error(
+        "the forward kernels take sequences in full, not {used} of {seqlen} rows of {tensor} of sequence {sequence}"
+    )]
+    Used { tensor: TensorName, sequence: usize, used: usize, seqlen: usize },
+    #[error("the forward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}")]
+    HeadDim { head_dim: usize, head_dim_v: usize },
+    #[error(
+        "the given tile takes head_dim up to {most} and head_dim_v up to {most_v}, not {head_dim} and {head_dim_v}"
+    )]
+    Narrow { most: u32, most_v: u32, head_dim: usize, head_dim_v: usize },
+    #[error("the {scheduler} scheduler takes a tile with a producer, which draws the tiles")]
+    NoProducer { scheduler: Scheduler },
+    #[error(transparent)]
+    Tile(#[from] TileError),
+    #[error(transparent)]
+    Tiles(#[from] TooManyTiles),
+}
+
+impl PlanError {
+    /// Whether no forward kernel computes the problem, on any device and with any options. The CPU does.
+    pub fn is_cpu_only(&self) -> bool {
+        match self {
+            PlanError::Dtype { .. }
+            | PlanError::Output { .. }
+            | PlanError::Packed { .. }
+            | PlanError::Used { .. }
+            | PlanError::HeadDim { .. } => true,
+            PlanError::Narrow { .. }
+            | PlanError::NoProducer { .. }
+            | PlanError::Tile(_)
+            | PlanError::Tiles(_) => false,
+        }
+    }
+}
+
+/// What [`CtaTile::check`](super::CtaTile::check) refuses. One sentence each, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum TileError {
+    #[error("{consumers} warpgroups cannot compute tiles of {tile_m} x {tile_n} in {stages} stages")]
+    Shape { tile_m: u32, tile_n: u32, stages: u32, consumers: u32 },
+    #[error(
+        "a tile cannot have head_dim {head_dim} and head_dim_v {head_dim_v}, but multiples of 16 up to {most} and \
+         of 8 up to {most_v}"
+    )]
+    HeadDim { head_dim: u32, head_dim_v: u32, most: u32, most_v: u32 },
+    #[error("{consumers} warpgroup cannot take turns")]
+    PingPong { consumers: u32 },
+    #[error(
+        "under three-stage overlap O is in flight during the softmax, so that it cannot be rescaled lazily"
+    )]
+    Rescale,
+    #[error("the tile needs {needed} bytes of shared memory, the device has {available}")]
+    SharedMemory { needed: u32, available: u32 },
+    #[error("the tile needs {needed} registers a thread, {available} are to be had")]
+    Registers { needed: u32, available: u32 },
+}

@@ -1,0 +1,57 @@
+//! What a caller decides of a plan.
+
+use std::num::NonZeroU32;
+
+use super::CtaTile;
+use crate::{Order, Scheduler};
+
+/// What a caller may decide instead of [`Plan::new`](super::Plan::new); everything is open by default.
+///
+/// ```
+/// use fa3_sched::Order;
+/// use fa3_sched::forward::PlanOptions;
+///
+/// let options = PlanOptions::default().order(Order::Linear).sms(100.try_into()?);
+/// assert_eq!((options.order, options.scheduler), (Some(Order::Linear), None));
+/// # Ok::<(), std::num::TryFromIntError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlanOptions {
+    /// The tile. It must be large enough for the problem's head dimensions. It decides the order of sums: with one
+    /// given, a row's result does not depend on the lengths of the batch's other rows.
+    pub tile: Option<CtaTile>,
+    /// The order of tiles.
+    pub order: Option<Order>,
+    /// How tiles reach CTAs.
+    pub scheduler: Option<Scheduler>,
+    /// Streaming multiprocessors to use; the device's others are left to other work. More than the device has count as
+    /// all.
+    pub sms: Option<NonZeroU32>,
+}
+
+impl PlanOptions {
+    /// With this tile.
+    #[must_use]
+    pub fn tile(self, tile: CtaTile) -> PlanOptions {
+        PlanOptions { tile: Some(tile), ..self }
+    }
+
+    /// With tiles in this order.
+    #[must_use]
+    pub fn order(self, order: Order) -> PlanOptions {
+        PlanOptions { order: Some(order), ..self }
+    }
+
+    /// With this scheduler.
+    #[must_use]
+    pub fn scheduler(self, scheduler: Scheduler) -> PlanOptions {
+        PlanOptions { scheduler: Some(scheduler), ..self }
+    }
+
+    /// With at most so many streaming multiprocessors.
+    #[must_use]
+    pub fn sms(self, sms: NonZeroU32) -> PlanOptions {
+        PlanOptions { sms: Some(sms), ..self }
+    }
+}

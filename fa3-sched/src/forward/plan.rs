@@ -1,0 +1,254 @@
+//! Everything that is decided before a forward kernel is built and launched.
+
+use std::fmt;
+use std::num::NonZeroU32;
+
+use fa3_types::{Dtype, Mask, Problem, TensorName};
+
+use super::{CtaTile, Loads, PlanError, PlanOptions, Registers, TileRow};
+use crate::{
+    DeviceLimits, KvRange, Lens, Longest, Makespan, Order, Schedule, Scheduler, TILE_COST, Tile, TileCounts,
+    Tiling,
+};
+
+/// One tile, and the KV blocks that it visits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// What it computes.
+    pub tile: Tile<u32>,
+    /// What it visits.
+    pub kv: KvRange<u32>,
+}
+
+/// What all tiles visit together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// KV blocks.
+    pub blocks: u64,
+    /// KV blocks whose elements need masking.
+    pub masked_blocks: u64,
+    /// KV blocks of the longest tile.
+    pub longest: u32,
+}
+
+/// How a problem is computed on a device: the kernel's tile and everything that its launch needs. A plan exists only if
+/// a forward kernel runs it.
+///
+/// ```
+/// use fa3_sched::{DeviceLimits, Scheduler};
+/// use fa3_sched::forward::Plan;
+/// use fa3_types::{Dtype, ProblemSpec, Shape};
+///
+/// let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
+/// let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
+/// let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
+/// let schedule = plan.schedule();
+/// assert_eq!((schedule.num_tiles(), schedule.grid(), plan.tile().threads()), (1024, 132, 384));
+/// assert_eq!(schedule.scheduler(), Scheduler::DynamicPersistent);
+/// assert_eq!(plan.works().next().unwrap().kv.blocks(), 32); // the longest tile comes first
+/// println!("{plan}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Plan {
+    problem: Problem,
+    tile: CtaTile,
+    why: &'static str,
+    tiling: Tiling<u32>,
+    lens: Lens<u32>,
+    schedule: Schedule,
+}
+
+impl Plan {
+    /// Decides everything.
+    ///
+    /// # Errors
+    /// [`PlanError`] if no forward kernel computes the problem, or not on this device.
+    pub fn new(problem: &Problem, limits: &DeviceLimits) -> Result<Plan, PlanError> {
+        Plan::with(problem, limits, &PlanOptions::default())
+    }
+
+    /// Decides what `options` leave open.
+    ///
+    /// # Errors
+    /// [`PlanError`] if no forward kernel computes the problem, or not on this device or with these options.
+    pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
+        kernels_take(problem)?;
+        let (tile, why) = choose_tile(problem, options)?;
+        tile.check(limits)?;
+        // Lengths, heads and the batch are below 2³¹ in every problem.
+        let lens = Lens { q: problem.q().shape.seqlen as u32, k: problem.k().shape.seqlen as u32 };
+        let counts = TileCounts {
+            m_blocks: lens.q.div_ceil(tile.tile_m),
+            heads: problem.heads().q() as u32,
+            batch: problem.batch() as u32,
+            splits: 1,
+        };
+        let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
+        let order = options.order.unwrap_or_else(|| choose_order(problem, counts.m_blocks, sms));
+        let scheduler = choose_scheduler(problem, &tile, counts.numbered()?, sms, options)?;
+        let schedule = Schedule::new(counts, order, scheduler, sms)?;
+        let tiling =
+            Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
+        Ok(Plan { problem: problem.clone(), tile, why, tiling, lens, schedule })
+    }
+
+    /// What is computed.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// The tile.
+    pub fn tile(&self) -> CtaTile {
+        self.tile
+    }
+
+    /// How each head's attention matrix is cut.
+    pub fn tiling(&self) -> Tiling<u32> {
+        self.tiling
+    }
+
+    /// Rows of Q and of K, the same for every sequence.
+    pub fn lens(&self) -> Lens<u32> {
+        self.lens
+    }
+
+    /// The numbering of tiles, and how they reach CTAs.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// What each tile computes and visits, in the order of tiles.
+    pub fn works(&self) -> impl Iterator<Item = Work> {
+        self.schedule.tiles().map(|tile| Work { tile, kv: self.tiling.kv_range(tile.m_block, self.lens) })
+    }
+
+    /// When and where each tile runs in the cost model: it costs its KV blocks and [`TILE_COST`].
+    pub fn simulate(&self) -> Makespan {
+        self.schedule.simulate(&self.works().map(|work| work.cost()).collect::<Vec<_>>())
+    }
+
+    /// What all tiles visit together.
+    pub fn cost(&self) -> Cost {
+        self.works().fold(Cost::default(), |cost, Work { kv, .. }| Cost {
+            blocks: cost.blocks + u64::from(kv.blocks()),
+            masked_blocks: cost.masked_blocks + u64::from(kv.masked_blocks()),
+            longest: cost.longest.max(kv.blocks()),
+        })
+    }
+}
+
+impl Work {
+    /// In the cost model, in KV blocks.
+    pub fn cost(&self) -> u64 {
+        u64::from(self.kv.blocks()) + TILE_COST
+    }
+}
+
+/// The problems that the forward kernels take: of 16-bit elements, in dense batches. Whether there is a tile for their
+/// head dimensions is the table's to say.
+fn kernels_take(problem: &Problem) -> Result<(), PlanError> {
+    let (dtype, output) = (problem.dtype(), problem.o().dtype);
+    if !matches!(dtype, Dtype::F16 | Dtype::Bf16) {
+        return Err(PlanError::Dtype { dtype });
+    }
+    if output != dtype {
+        return Err(PlanError::Output { dtype, output });
+    }
+    if problem.seqs_q().is_packed() || problem.seqs_k().is_packed() {
+        return Err(PlanError::Packed { sequences: problem.batch() });
+    }
+    let sides = [
+        (TensorName::Q, problem.seqs_q(), problem.q().shape.seqlen),
+        (TensorName::K, problem.seqs_k(), problem.k().shape.seqlen),
+    ];
+    for (tensor, sequences, seqlen) in sides {
+        let used = (0..sequences.count()).map(|sequence| (sequence, sequences.len(sequence)));
+        if let Some((sequence, used)) = used.into_iter().find(|&(_, used)| used != seqlen) {
+            return Err(PlanError::Used { tensor, sequence, used, seqlen });
+        }
+    }
+    Ok(())
+}
+
+/// The tile, and why it is this one.
+fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'static str), PlanError> {
+    let Some(tile) = options.tile else {
+        let row = TileRow::find(problem)?;
+        return Ok((row.tile, row.why));
+    };
+    if !tile.takes(problem) {
+        let (most, most_v) = (tile.head_dim, tile.head_dim_v);
+        let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+        return Err(PlanError::Narrow { most, most_v, head_dim, head_dim_v });
+    }
+    Ok((tile, "given, not the table's choice"))
+}
+
+/// [`Scheduler::choose`], and never one that draws tiles where there is no producer to do so.
+fn choose_scheduler(
+    problem: &Problem,
+    tile: &CtaTile,
+    tiles: u32,
+    sms: NonZeroU32,
+    options: &PlanOptions,
+) -> Result<Scheduler, PlanError> {
+    let draws = tile.loads == Loads::Producer;
+    let equal_tiles = problem.mask() == Mask::None;
+    match options.scheduler {
+        None => Ok(Scheduler::choose(tiles, equal_tiles || !draws, sms)),
+        Some(scheduler @ Scheduler::DynamicPersistent) if !draws => Err(PlanError::NoProducer { scheduler }),
+        Some(scheduler) => Ok(scheduler),
+    }
+}
+
+/// Linear where all tiles are equal. Otherwise in sections of whole KV heads, each with its query heads:
+///
+/// ```text
+/// heads = ⌈sms / 2 / tiles_a_head⌉      tiles_a_head = m_blocks · group size
+/// ```
+///
+/// A section has a tile for every other SM, so that the SMs work on two or three sections; the last one is larger. With
+/// fewer tiles they wait for K and V of one section after the other, with more, K and V no longer stay in L2.
+/// docs/performance.md has the measurements.
+fn choose_order(problem: &Problem, m_blocks: u32, sms: NonZeroU32) -> Order {
+    if problem.mask() == Mask::None {
+        return Order::Linear;
+    }
+    let group = problem.heads().group_size() as u64;
+    let kv_heads = problem.heads().kv() as u64 * problem.batch() as u64;
+    let head_tiles = (u64::from(m_blocks) * group).max(1);
+    let heads = u64::from(sms.get()).div_ceil(2 * head_tiles).min(kv_heads) * group;
+    let section = u32::try_from(heads).unwrap_or(u32::MAX);
+    Order::LongestFirst { section, longest: Longest::from(problem.mask()) }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cost { blocks, masked_blocks, longest } = self.cost();
+        let Registers { entry, producer, consumer } = self.tile.registers();
+        let (tile, heads, schedule) = (&self.tile, self.problem.heads(), &self.schedule);
+        writeln!(f, "problem    {}", self.problem)?;
+        writeln!(f, "tile       {tile}")?;
+        writeln!(f, "           {}", self.why)?;
+        writeln!(f, "heads      {} of Q, {} of K and V", heads.q(), heads.kv())?;
+        writeln!(f, "order      {}", schedule.order())?;
+        let (grid, threads) = (schedule.grid(), tile.threads());
+        writeln!(f, "scheduler  {}, {grid} CTAs of {threads} threads", schedule.scheduler())?;
+        writeln!(f, "tiles      {}", schedule.num_tiles())?;
+        writeln!(f, "KV blocks  {blocks}, {masked_blocks} of them masked, at most {longest} a tile")?;
+        match producer {
+            Some(producer) => writeln!(
+                f,
+                "registers  {entry} at entry, then {producer} a producer and {consumer} a consumer thread"
+            )?,
+            None => writeln!(f, "registers  {entry} a thread")?,
+        }
+        writeln!(f, "           {} of them hold S, P and O", tile.accumulators().total())?;
+        writeln!(f, "shared     {}", tile.smem())?;
+        write!(f, "workspace  {} bytes", schedule.workspace_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests;

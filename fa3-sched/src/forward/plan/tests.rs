@@ -1,0 +1,308 @@
+//! Plans against the definition: every tile once, every visible pair of a query and a key once.
+
+use std::collections::HashMap;
+
+use fa3_types::{ProblemSpec, Sequences, Shape};
+use proptest::prelude::*;
+
+use super::*;
+use crate::certified_bound;
+use crate::checked::Checked;
+use crate::forward::TileError;
+
+const H100: DeviceLimits = DeviceLimits::h100_sxm();
+
+fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mask) -> Problem {
+    let q = Shape { batch, seqlen: seqlens.0, heads: heads.0, head_dim: 128 };
+    let kv = Shape { batch, seqlen: seqlens.1, heads: heads.1, head_dim: 128 };
+    ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).validate().unwrap()
+}
+
+/// What a kernel would compute for tile `index`: the generic functions over checked integers.
+fn as_a_kernel(plan: &Plan, index: u32) -> Work {
+    let (decoder, tiling) =
+        (plan.schedule.decoder().unwrap().map(Checked::from), plan.tiling.map(Checked::from));
+    let tile = decoder.decode(index.into());
+    let kv = tiling.kv_range(tile.m_block, Lens { q: plan.lens.q.into(), k: plan.lens.k.into() });
+    let [m_block, head, batch, split] = [tile.m_block, tile.head, tile.batch, tile.split].map(|n| n.0 as u32);
+    let [first, unmasked_first, unmasked_end, end] =
+        [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(|n| n.0 as u32);
+    let tile = Tile { m_block, head, batch, split };
+    Work { tile, kv: KvRange { first, unmasked_first, unmasked_end, end } }
+}
+
+/// Every tile once, none besides, and in them every visible pair.
+fn covers(plan: &Plan) {
+    let problem = plan.problem();
+    let (tile_m, tile_n) = (plan.tile.tile_m as usize, plan.tile.tile_n as usize);
+    let mut visits: HashMap<(usize, usize, usize), KvRange<u32>> = HashMap::new();
+    for (index, work) in plan.works().enumerate() {
+        assert_eq!(plan.schedule.tile(index as u32), Some(work.tile));
+        assert_eq!(as_a_kernel(plan, index as u32), work);
+        let Tile { m_block, head, batch, split } = work.tile;
+        let twice = visits.insert((batch as usize, head as usize, m_block as usize), work.kv);
+        assert_eq!((twice, split), (None, 0));
+    }
+    assert_eq!(plan.schedule.tile(plan.schedule.num_tiles()), None);
+    for (batch, head) in (0..problem.batch()).flat_map(|b| (0..problem.heads().q()).map(move |h| (b, h))) {
+        let len = problem.lengths(batch);
+        for m_block in 0..len.q.div_ceil(tile_m) {
+            let kv = visits.remove(&(batch, head, m_block)).expect("a tile is missing");
+            let rows = m_block * tile_m..((m_block + 1) * tile_m).min(len.q);
+            for (row, key) in rows.flat_map(|row| (0..len.k).map(move |key| (row, key))) {
+                let visible = problem.mask().allows(row, key, len);
+                let visited = (kv.first..kv.end).contains(&((key / tile_n) as u32));
+                assert!(!visible || visited, "row {row} misses key {key}");
+            }
+        }
+    }
+    assert!(visits.is_empty(), "tiles outside the problem");
+}
+
+#[test]
+fn the_talks_example() {
+    let row = TileRow::table().iter().find(|row| (row.tile.head_dim, row.tile.tile_m) == (128, 128)).unwrap();
+    let options = PlanOptions::default().tile(row.tile);
+    let plan = Plan::with(&dense(4, (4096, 4096), (8, 8), Mask::None), &H100, &options).unwrap();
+    assert_eq!((plan.schedule.num_tiles(), plan.schedule.grid()), (1024, 132));
+    assert_eq!(
+        (plan.schedule.order(), plan.schedule.scheduler()),
+        (Order::Linear, Scheduler::StaticPersistent)
+    );
+    let mut tiles = [0; 132];
+    plan.simulate().spans().iter().for_each(|span| tiles[span.cta as usize] += 1);
+    assert!(tiles.iter().all(|n| [7, 8].contains(n)));
+}
+
+#[test]
+fn causal_tiles_of_a_section_never_get_longer() {
+    let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
+    // A head has 32 tiles: 3 heads have one for every other SM.
+    assert_eq!(plan.schedule.order(), Order::LongestFirst { section: 3, longest: Longest::Last });
+    let costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
+    // Eight of 3 heads, and a last one of 8.
+    let (sections, last) = costs.split_at(8 * 3 * 32);
+    assert!(sections.chunks(3 * 32).chain([last]).all(|section| section.is_sorted_by(|a, b| a >= b)));
+    assert!(plan.simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
+
+    let options = PlanOptions::default().order(Order::LongestFirst { section: 32, longest: Longest::Last });
+    let plan = Plan::with(plan.problem(), &H100, &options).unwrap();
+    let costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
+    assert!(costs.is_sorted_by(|a, b| a >= b));
+    assert!(plan.simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
+    // By hand: 32 heads of 1 + 2 + … + 32 blocks, of which one a tile lies on the diagonal.
+    assert_eq!(plan.cost(), Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 });
+}
+
+#[test]
+fn sections_have_a_tile_for_every_other_sm_and_keep_groups_together() {
+    // A KV head has 4 query heads of 16 tiles: 2 of the 72 have one for every other SM, with their query heads.
+    let plan = Plan::new(&dense(9, (2048, 2048), (32, 8), Mask::Causal), &H100).unwrap();
+    assert_eq!(plan.schedule.order(), Order::LongestFirst { section: 8, longest: Longest::Last });
+    // Fewer heads than that are one section.
+    let plan = Plan::new(&dense(1, (2048, 2048), (4, 4), Mask::Causal), &H100).unwrap();
+    assert_eq!(plan.schedule.order(), Order::LongestFirst { section: 4, longest: Longest::Last });
+}
+
+#[test]
+fn a_window_open_to_the_right_starts_at_the_first_tile() {
+    let mask = Mask::Window { left: Some(100), right: None };
+    let plan = Plan::new(&dense(1, (8192, 8192), (16, 16), mask), &H100).unwrap();
+    let blocks: Vec<u32> = plan.works().map(|work| work.kv.blocks()).collect();
+    assert!(blocks[..2 * 64].is_sorted_by(|a, b| a >= b), "a section of 2 heads");
+    assert_eq!(plan.works().next().unwrap().tile.m_block, 0);
+}
+
+/// One row against many keys: a tile for each head, each of which visits all keys.
+#[test]
+fn decoding() {
+    let plan = Plan::new(&dense(1, (1, 65536), (64, 8), Mask::Causal), &H100).unwrap();
+    assert_eq!((plan.tile.tile_m, plan.tile.threads()), (64, 256));
+    assert_eq!((plan.schedule.num_tiles(), plan.schedule.scheduler()), (64, Scheduler::OneTile));
+    assert_eq!(plan.cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
+}
+
+#[test]
+fn without_a_producer_nobody_draws() {
+    let problem = dense(1, (8192, 8192), (16, 16), Mask::Causal);
+    let tile = CtaTile { loads: Loads::Consumers, ..Plan::new(&problem, &H100).unwrap().tile };
+    let options = PlanOptions::default().tile(tile);
+    let plan = Plan::with(&problem, &H100, &options).unwrap();
+    assert_eq!(
+        (plan.schedule.scheduler(), plan.schedule.workspace_bytes()),
+        (Scheduler::StaticPersistent, 0)
+    );
+    let text = plan.to_string();
+    assert!(text.contains("no producer") && text.contains("132 CTAs of 384 threads"), "{text}");
+    assert!(text.contains("registers  168 a thread"), "{text}");
+    let scheduler = Scheduler::DynamicPersistent;
+    let error = Plan::with(&problem, &H100, &options.scheduler(scheduler)).unwrap_err();
+    assert_eq!(error, PlanError::NoProducer { scheduler });
+}
+
+#[test]
+fn some_sms_are_left_to_other_work() {
+    let problem = dense(4, (4096, 4096), (8, 8), Mask::Causal);
+    let some = |sms| PlanOptions::default().sms(NonZeroU32::new(sms).unwrap());
+    let plan = Plan::with(&problem, &H100, &some(100)).unwrap();
+    assert_eq!((plan.schedule.sms().get(), plan.schedule.grid()), (100, 100));
+    assert_eq!(plan.schedule.order(), Order::LongestFirst { section: 2, longest: Longest::Last });
+    let plan = Plan::with(&problem, &H100, &some(1000)).unwrap();
+    assert_eq!((plan.schedule.sms(), plan.schedule.grid()), (H100.sms, 132));
+}
+
+#[test]
+fn nothing_to_do_is_an_empty_plan() {
+    for problem in [dense(0, (128, 128), (4, 4), Mask::Causal), dense(3, (0, 128), (4, 2), Mask::None)] {
+        let plan = Plan::new(&problem, &H100).unwrap();
+        let schedule = plan.schedule();
+        assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.tile(0)), (0, 0, None));
+        assert_eq!((plan.works().count(), plan.cost(), plan.simulate().length()), (0, Cost::default(), 0));
+    }
+    // Queries without keys have tiles all the same: O is 0 there, and someone must write it.
+    let plan = Plan::new(&dense(2, (200, 0), (4, 4), Mask::Causal), &H100).unwrap();
+    assert_eq!((plan.schedule.num_tiles(), plan.cost().blocks), (16, 0));
+}
+
+/// What only the CPU computes, with the numbers.
+#[test]
+fn what_no_forward_kernel_computes() {
+    let refused = |spec: ProblemSpec| {
+        let error = Plan::new(&spec.validate().unwrap(), &H100).unwrap_err();
+        assert!(error.is_cpu_only(), "{error}");
+        error
+    };
+    let shape = Shape { batch: 2, seqlen: 64, heads: 1, head_dim: 64 };
+    let spec = |dtype| ProblemSpec::dense(dtype, shape, shape);
+    for dtype in [Dtype::F32, Dtype::E4m3] {
+        assert_eq!(refused(spec(dtype)), PlanError::Dtype { dtype });
+    }
+    assert_eq!(refused(spec(Dtype::F32)).to_string(), "the forward kernels take f16 and bf16, not f32");
+
+    let (head_dim, head_dim_v) = (64, 512);
+    assert_eq!(refused(spec(Dtype::F16).head_dim_v(512)), PlanError::HeadDim { head_dim, head_dim_v });
+
+    let packed = Sequences::packed(&[0, 5, 5, 9]).unwrap();
+    let packed = ProblemSpec::packed(Dtype::F16, (4, 4), 64, packed.clone(), packed);
+    assert_eq!(refused(packed), PlanError::Packed { sequences: 3 });
+
+    let partly = Sequences::dense(2, 64).with_used(&[64, 63]).unwrap();
+    let used_of = |sequences| {
+        let mut spec = spec(Dtype::Bf16);
+        spec.seqs_k = sequences;
+        spec
+    };
+    let (tensor, sequence, used, seqlen) = (TensorName::K, 1, 63, 64);
+    let error = refused(used_of(partly));
+    assert_eq!(error, PlanError::Used { tensor, sequence, used, seqlen });
+    let text = "the forward kernels take sequences in full, not 63 of 64 rows of k of sequence 1";
+    assert_eq!(error.to_string(), text);
+    // Used in full is dense.
+    let full = Sequences::dense(2, 64).with_used(&[64, 64]).unwrap();
+    let full = used_of(full).validate().unwrap();
+    assert!(Plan::new(&full, &H100).is_ok());
+}
+
+#[test]
+fn what_cannot_be_planned() {
+    let refused = |problem: &Problem, limits, options| {
+        let error = Plan::with(problem, limits, &options).unwrap_err();
+        assert!(!error.is_cpu_only(), "{error}");
+        error
+    };
+    let open = PlanOptions::default();
+    let small = H100.smem_bytes(100 << 10);
+    let memory = TileError::SharedMemory { needed: (168 << 10) + 2048, available: 100 << 10 };
+    let problem = dense(1, (4096, 4096), (8, 8), Mask::None);
+    assert_eq!(refused(&problem, &small, open), PlanError::Tile(memory));
+
+    let many = dense(1 << 20, (1 << 20, 1), (1, 1), Mask::None);
+    let text = "8589934592 tiles are too many to number, the limit is 2147483647";
+    assert_eq!(refused(&many, &H100, open).to_string(), text);
+
+    let narrow = open.tile(TileRow::table()[0].tile);
+    let text = "the given tile takes head_dim up to 64 and head_dim_v up to 64, not 128 and 128";
+    assert_eq!(refused(&problem, &H100, narrow).to_string(), text);
+}
+
+#[test]
+fn the_largest_lengths_plan() {
+    let longest = i32::MAX as usize;
+    let plan = Plan::new(&dense(1, (longest, longest), (1, 1), Mask::Causal), &H100).unwrap();
+    let last = plan.works().next().unwrap();
+    assert_eq!(last, as_a_kernel(&plan, 0));
+    assert_eq!(last.tile.m_block as usize, longest.div_ceil(192) - 1);
+    assert_eq!(last.kv.end as usize, longest.div_ceil(80));
+    let plan = Plan::new(&dense(1, (longest, 1 << 18), (100, 100), Mask::None), &H100).unwrap();
+    assert_eq!(plan.schedule.num_tiles(), 100 * longest.div_ceil(192) as u32);
+}
+
+#[test]
+fn a_plan_prints() {
+    let text = "\
+problem    bf16 batch 4 seqlen 4096 x 4096 heads 8/8 head_dim 128 mask causal scale 0.088388
+tile       128 x 128, 3 stages, P in registers, softmax under GEMM, lazy rescaling, ping-pong
+           fewer rows and square tiles waste less where sequences are short; without turns -2 to -9 %
+heads      8 of Q, 8 of K and V
+order      longest first, heads in sections of 3
+scheduler  dynamic persistent, 132 CTAs of 384 threads
+tiles      1024
+KV blocks  16896, 1024 of them masked, at most 32 a tile
+registers  168 at entry, then 24 a producer and 240 a consumer thread
+           160 of them hold S, P and O
+shared     226 KiB: Q 32, K 96, V 96, reserve 2
+workspace  4 bytes";
+    let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
+    assert_eq!(plan.to_string(), text);
+}
+
+prop_compose! {
+    fn masks()(
+        kind in 0usize..3, left in proptest::option::of(0u32..300), right in proptest::option::of(0u32..300),
+    ) -> Mask {
+        [Mask::None, Mask::Causal, Mask::Window { left, right }][kind]
+    }
+}
+
+prop_compose! {
+    fn problems()(
+        batch in 0usize..4,
+        (q, k) in (0usize..300, 0usize..500),
+        mask in masks(),
+        (heads_kv, group) in (1usize..4, 1usize..9),
+        head_dims in (1usize..=16, 1usize..=16),
+        dtype in prop_oneof![Just(Dtype::F16), Just(Dtype::Bf16)],
+    ) -> Problem {
+        let q = Shape { batch, seqlen: q, heads: heads_kv * group, head_dim: 16 * head_dims.0 };
+        let kv = Shape { seqlen: k, heads: heads_kv, ..q };
+        ProblemSpec::dense(dtype, q, kv).head_dim_v(16 * head_dims.1).mask(mask).validate().unwrap()
+    }
+}
+
+proptest! {
+    #[test]
+    fn causal_tiles_of_one_section_never_get_longer(q in 1usize..3000, k in 0usize..3000, heads in 1usize..4) {
+        let options = PlanOptions::default().order(Order::LongestFirst { section: u32::MAX, longest: Longest::Last });
+        let plan = Plan::with(&dense(2, (q, k), (heads, heads), Mask::Causal), &H100, &options).unwrap();
+        prop_assert!(plan.works().map(|work| work.cost()).is_sorted_by(|a, b| a >= b));
+    }
+
+    #[test]
+    fn any_problem_plans_and_is_covered(problem in problems(), sms in 1u32..150) {
+        let plan = Plan::new(&problem, &H100.sms(NonZeroU32::new(sms).unwrap())).unwrap();
+        covers(&plan);
+        prop_assert_eq!(plan.to_string().lines().count(), 12);
+        let schedule = plan.schedule();
+        prop_assert_eq!(plan.simulate().spans().len(), schedule.num_tiles() as usize);
+        prop_assert!(schedule.grid() <= schedule.num_tiles() && (schedule.grid() > 0 || schedule.num_tiles() == 0));
+    }
+
+    #[test]
+    fn any_order_is_covered(problem in problems(), section in 0u32..9, linear: bool) {
+        let longest = Longest::from(problem.mask());
+        let order = if linear { Order::Linear } else { Order::LongestFirst { section, longest } };
+        let plan = Plan::with(&problem, &H100, &PlanOptions::default().order(order)).unwrap();
+        prop_assert_eq!(plan.schedule().order(), order);
+        covers(&plan);
+    }
+}

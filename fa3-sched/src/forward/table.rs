@@ -1,0 +1,171 @@
+//! The tile table: one row for each kind of forward kernel.
+//!
+//! The rows began as FlashAttention-3's (`tile_size.h` of its public source) and changed where measurements
+//! on an H100 said so: each says what it was measured against, alternatives in turns in one process. Three stages
+//! gain up to 2 % where they fit, four no more.
+
+use super::MaskClass::{Causal, Dense, Window};
+use super::{CtaTile, Loads, MaskClass, Overlap, PPlace, Rescale, TileRow};
+
+const ANY_MASK: &[MaskClass] = &[Dense, Causal, Window];
+const NOT_WINDOW: &[MaskClass] = &[Dense, Causal];
+
+/// What most rows have in common: 128 rows, two consumer warpgroups that take turns, P in registers under two-stage
+/// overlap, lazy rescaling.
+const BASE: TileRow = TileRow {
+    tile: CtaTile {
+        head_dim: 128,
+        head_dim_v: 128,
+        tile_m: 128,
+        tile_n: 128,
+        stages: 2,
+        consumers: 2,
+        loads: Loads::Producer,
+        overlap: Overlap::TwoStage,
+        rescale: Rescale::Lazy,
+        p_place: PPlace::Registers,
+        ping_pong: true,
+    },
+    masks: ANY_MASK,
+    max_rows: None,
+    min_seqlen_k: 0,
+    why: "",
+};
+
+/// Decoding: at most 64 rows, one consumer warpgroup.
+const DECODE: TileRow = TileRow {
+    tile: CtaTile { tile_m: 64, consumers: 1, ping_pong: false, ..BASE.tile },
+    max_rows: Some(64),
+    why: "64 rows occupy one warpgroup; loading K and V bounds the time, not the tile (unmeasured)",
+    ..BASE
+};
+
+/// Two warpgroups for rows that would leave the third one idle.
+const FEW: TileRow =
+    TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
+
+pub(super) const TABLE: &[TileRow] = &[
+    TileRow {
+        tile: CtaTile { head_dim: 64, head_dim_v: 64, tile_m: 192, stages: 3, consumers: 3, ..BASE.tile },
+        masks: &[Dense],
+        why: "three warpgroups with full registers; against two of 128 keys +5 % at 512 keys, +25 % at 4096; without turns -5 to -13 %",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile { head_dim: 64, head_dim_v: 64, tile_m: 192, stages: 3, consumers: 3, ..BASE.tile },
+        masks: &[Causal],
+        min_seqlen_k: 1536,
+        why: "as dense: from 2048 keys on 10 to 28 % ahead of two warpgroups",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..BASE.tile },
+        masks: &[Causal],
+        why: "square tiles waste least on the diagonal: below 1536 keys 12 % ahead of 192 rows",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile {
+            head_dim: 64,
+            head_dim_v: 64,
+            tile_m: 192,
+            tile_n: 112,
+            stages: 3,
+            consumers: 3,
+            ..BASE.tile
+        },
+        masks: &[Window],
+        why: "as dense, but a mask with two sides takes registers that 128 keys do not leave",
+        ..BASE
+    },
+    TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, ..BASE.tile }, ..FEW },
+    TileRow { tile: CtaTile { head_dim: 64, head_dim_v: 64, ..DECODE.tile }, ..DECODE },
+    TileRow {
+        tile: CtaTile { head_dim: 64, head_dim_v: 256, tile_n: 80, ..BASE.tile },
+        why: "the widest block whose S and P leave registers for O",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile {
+            head_dim: 96,
+            head_dim_v: 96,
+            tile_m: 192,
+            tile_n: 96,
+            stages: 3,
+            consumers: 3,
+            ..BASE.tile
+        },
+        masks: &[Dense, Window],
+        why: "three warpgroups with full registers: 0 to 10 % ahead of 144 keys with P in shared memory, 18 % of two warpgroups",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile {
+            head_dim: 96,
+            head_dim_v: 96,
+            tile_m: 192,
+            tile_n: 96,
+            stages: 3,
+            consumers: 3,
+            ..BASE.tile
+        },
+        masks: &[Causal],
+        min_seqlen_k: 1536,
+        why: "as dense: from 4096 keys on 9 to 19 % ahead of two warpgroups",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile { head_dim: 96, head_dim_v: 96, stages: 3, ..BASE.tile },
+        masks: &[Causal],
+        why: "square tiles waste least on the diagonal: at 1024 keys 17 % ahead of 192 rows",
+        ..BASE
+    },
+    TileRow { tile: CtaTile { head_dim: 96, head_dim_v: 96, ..BASE.tile }, ..FEW },
+    TileRow { tile: CtaTile { head_dim: 96, head_dim_v: 96, ..DECODE.tile }, ..DECODE },
+    TileRow {
+        tile: CtaTile { tile_m: 192, tile_n: 80, stages: 3, consumers: 3, ..BASE.tile },
+        masks: &[Dense],
+        min_seqlen_k: 1536,
+        why: "three warpgroups with full registers: from 2048 keys on 5 to 6 % ahead of two; 64 keys are as good",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile { tile_m: 192, tile_n: 80, stages: 3, consumers: 3, ..BASE.tile },
+        masks: &[Causal],
+        min_seqlen_k: 6144,
+        why: "as dense: from 8192 keys on 4 to 6 % ahead of two warpgroups",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile { stages: 3, ..BASE.tile },
+        why: "fewer rows and square tiles waste less where sequences are short; without turns -2 to -9 %",
+        ..BASE
+    },
+    FEW,
+    DECODE,
+    TileRow {
+        tile: CtaTile { head_dim: 192, head_dim_v: 128, ..BASE.tile },
+        masks: NOT_WINDOW,
+        why: "the widest block that fits shared memory",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile { head_dim: 192, head_dim_v: 128, tile_n: 96, ..BASE.tile },
+        masks: &[Window],
+        why: "narrower blocks waste less at the window's edges",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile { head_dim: 192, head_dim_v: 192, tile_n: 96, ..BASE.tile },
+        why: "up to 8 % ahead of 112 keys, the widest block that fits shared memory, and 0 to 7 % of 80",
+        ..BASE
+    },
+    TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 128, ..DECODE.tile }, ..DECODE },
+    TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 192, tile_n: 112, ..DECODE.tile }, ..DECODE },
+    TileRow {
+        tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 64, ..BASE.tile },
+        why: "1 to 5 % ahead of 80 keys, the widest block that fits shared memory; turns gain up to 2 %",
+        ..BASE
+    },
+    TileRow { tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.tile }, ..DECODE },
+];

@@ -1,0 +1,150 @@
+//! How a problem finds its tile. The rows stand in `table.rs`.
+
+use fa3_types::{Mask, Problem};
+
+use super::table::TABLE;
+use super::{CtaTile, PlanError};
+
+/// Masks that share a tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MaskClass {
+    /// [`Mask::None`].
+    Dense,
+    /// [`Mask::Causal`].
+    Causal,
+    /// [`Mask::Window`].
+    Window,
+}
+
+impl From<Mask> for MaskClass {
+    fn from(mask: Mask) -> MaskClass {
+        match mask {
+            Mask::None => MaskClass::Dense,
+            Mask::Causal => MaskClass::Causal,
+            Mask::Window { .. } => MaskClass::Window,
+        }
+    }
+}
+
+/// One row of the tile table: a tile, and the problems it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct TileRow {
+    /// The tile.
+    pub tile: CtaTile,
+    /// The masks it serves.
+    pub masks: &'static [MaskClass],
+    /// The most query rows a sequence may have; `None` is any number.
+    pub max_rows: Option<u32>,
+    /// The fewest keys a sequence should have.
+    pub min_seqlen_k: u32,
+    /// Why this row is as it is.
+    pub why: &'static str,
+}
+
+impl TileRow {
+    /// Every row.
+    pub fn table() -> &'static [TileRow] {
+        TABLE
+    }
+
+    /// The row for `problem`: of those that serve it, the one with the least padding of head dimensions, then the most
+    /// particular one (fewest rows, most keys). The table is for f16 and bf16; it does not look at the problem's types.
+    ///
+    /// # Errors
+    /// [`PlanError::HeadDim`] where no tile fits.
+    pub fn find(problem: &Problem) -> Result<&'static TileRow, PlanError> {
+        let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
+        TABLE
+            .iter()
+            .filter(|row| row.serves(problem))
+            .min_by_key(|row| {
+                let max_rows = row.max_rows.unwrap_or(u32::MAX);
+                (row.tile.head_dim + row.tile.head_dim_v, max_rows, u32::MAX - row.min_seqlen_k)
+            })
+            .ok_or(PlanError::HeadDim { head_dim, head_dim_v })
+    }
+
+    fn serves(&self, problem: &Problem) -> bool {
+        let (rows, keys) = (problem.seqs_q().max_len(), problem.seqs_k().max_len());
+        self.tile.takes(problem)
+            && self.max_rows.is_none_or(|most| rows <= most as usize)
+            && keys >= self.min_seqlen_k as usize
+            && self.masks.contains(&problem.mask().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fa3_types::{Dtype, ProblemSpec, Shape};
+    use std::collections::HashSet;
+
+    fn problem(head_dim: usize, head_dim_v: usize, mask: Mask, seqlens: (usize, usize)) -> Problem {
+        let q = Shape { batch: 1, seqlen: seqlens.0, heads: 1, head_dim };
+        let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: seqlens.1, ..q });
+        spec.head_dim_v(head_dim_v).mask(mask).validate().unwrap()
+    }
+
+    fn find(head_dim: usize, head_dim_v: usize, mask: Mask) -> Result<TileRow, PlanError> {
+        TileRow::find(&problem(head_dim, head_dim_v, mask, (4096, 4096))).copied()
+    }
+
+    const WINDOW: Mask = Mask::Window { left: Some(256), right: Some(0) };
+    const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, WINDOW];
+
+    #[test]
+    fn every_head_dim_has_a_tile_and_rounds_up() {
+        for mask in MASKS {
+            for head_dim in (8..=256).step_by(8) {
+                let tile = find(head_dim, head_dim, mask).unwrap().tile;
+                let expected = [64, 96, 128, 192, 256].into_iter().find(|&d| d >= head_dim).unwrap();
+                assert_eq!((tile.head_dim as usize, tile.head_dim_v as usize), (expected, expected));
+            }
+        }
+        let dims = |d, dv| find(d, dv, Mask::Causal).map(|row| (row.tile.head_dim, row.tile.head_dim_v));
+        assert_eq!(dims(192, 128), Ok((192, 128)));
+        assert_eq!(dims(160, 120), Ok((192, 128)));
+        assert_eq!(dims(64, 256), Ok((64, 256)));
+        assert_eq!(dims(64, 128), Ok((128, 128)));
+        for (head_dim, head_dim_v) in [(64, 512), (576, 512)] {
+            assert_eq!(dims(head_dim, head_dim_v), Err(PlanError::HeadDim { head_dim, head_dim_v }));
+        }
+    }
+
+    #[test]
+    fn lengths_choose_among_rows() {
+        let find = |mask, rows, seqlen_k, head_dim| {
+            let row = TileRow::find(&problem(head_dim, head_dim, mask, (rows, seqlen_k)));
+            row.map(|row| (row.tile.tile_m, row.tile.tile_n)).unwrap()
+        };
+        assert_eq!(find(Mask::None, 1024, 1024, 64), (192, 128));
+        assert_eq!(find(Mask::Causal, 1024, 1024, 64), (128, 128));
+        assert_eq!(find(Mask::Causal, 2048, 2048, 64), (192, 128));
+        assert_eq!(find(WINDOW, 2048, 2048, 64), (192, 112));
+        assert_eq!(find(WINDOW, 16384, 16384, 256), (128, 64));
+        assert_eq!(find(Mask::Causal, 64, 16384, 128), (64, 128));
+        assert_eq!(find(Mask::Causal, 65, 4096, 128), (128, 128));
+        for (rows, tile_m) in [(64, 64), (65, 128)] {
+            let row = TileRow::find(&problem(192, 128, Mask::Causal, (rows, 4096)));
+            assert_eq!(row.map(|row| row.tile.tile_m), Ok(tile_m));
+        }
+    }
+
+    /// No two rows serve the same problems equally well, and each row is found by some problem.
+    #[test]
+    fn every_row_is_found() {
+        let mut found = HashSet::new();
+        for TileRow { tile, min_seqlen_k, .. } in TileRow::table() {
+            let (head_dim, head_dim_v) = (tile.head_dim as usize, tile.head_dim_v as usize);
+            for (mask, rows) in MASKS.into_iter().flat_map(|mask| [64, 128, 4096].map(|rows| (mask, rows))) {
+                // More keys than the window has, which else would count as causal.
+                let seqlen_k = (*min_seqlen_k).max(512) as usize;
+                let problem = problem(head_dim, head_dim_v, mask, (rows, seqlen_k));
+                found.insert(TileRow::find(&problem).unwrap());
+            }
+        }
+        let missing: Vec<_> = TileRow::table().iter().filter(|row| !found.contains(*row)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+}
