@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use fa3_sched::Limits;
+use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{Plan, Work};
 use fa3_types::{Dtype, ProblemSpec, Shape};
 

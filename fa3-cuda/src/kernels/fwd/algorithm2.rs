@@ -28,7 +28,7 @@ impl<'k> Attend<'_, 'k> {
             self.v.release(v); // A2:15
             p.set(&sum.softmax.step_lazily(&s, &self.p, o)); // A2:13-14, A2:16
         });
-        self.add_product(&p, &mut sum.o); // A2:18-19
+        self.add_last_product(&p, &mut sum.o); // A2:18-19
     }
 
     /// As printed: the row_max of every block, and the softmax under the warpgroup's own PV as well.
@@ -59,6 +59,6 @@ impl<'k> Attend<'_, 'k> {
             o.scale_rows(shrink); // A2:14
             p.set(&self.p.round(&s)); // A2:16
         });
-        self.add_product(&p, &mut sum.o); // A2:18-19
+        self.add_last_product(&p, &mut sum.o); // A2:18-19
     }
 }

@@ -39,6 +39,6 @@ impl<'k> Attend<'_, 'k> {
             p.set(&self.p.round(&s));
         });
         sum.o.scale_rows(shrink.get()); // A4:23
-        self.add_product(&p, &mut sum.o); // A4:22, A4:24
+        self.add_last_product(&p, &mut sum.o); // A4:22, A4:24
     }
 }

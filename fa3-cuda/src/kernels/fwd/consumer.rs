@@ -97,4 +97,11 @@ impl<'k> Attend<'_, 'k> {
         gemm(p, v.tile(), o).wait();
         self.v.release(v);
     }
+
+    /// The same with a tile's last block: there is no other to load.
+    pub(super) fn add_last_product(&mut self, p: &P<'k>, o: &mut Frag<'k>) {
+        let v = self.v.wait();
+        gemm(p, v.tile(), o).wait();
+        v.release();
+    }
 }
