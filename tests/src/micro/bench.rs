@@ -108,27 +108,22 @@ impl<'k> Bench<'k> {
     }
 
     /// All threads copy `bytes` of global memory to a region, by generic accesses. Wait before reading others'.
+    #[track_caller]
     pub(super) fn fill(&self, region: Region, from: V<'k, B64>, bytes: u32) {
         let from = self.mine(from, 4);
-        let start = self.b.address(region);
-        let to = self.tid.mad(4, start);
-        self.each_word(bytes, |offset| {
-            let word = self.b.load::<B32>(from.at(offset));
-            self.b.store(to.at(offset), word);
-        });
+        let to = self.tid.mad(4, self.b.address(region));
+        self.each_word(bytes, |offset| self.b.store(to.at(offset), self.b.load::<B32>(from.at(offset))));
     }
 
     /// All threads copy a region to global memory, by generic accesses.
+    #[track_caller]
     pub(super) fn dump(&self, region: Region, to: V<'k, B64>, bytes: u32) {
         let to = self.mine(to, 4);
-        let start = self.b.address(region);
-        let from = self.tid.mad(4, start);
-        self.each_word(bytes, |offset| {
-            let word = self.b.load::<B32>(from.at(offset));
-            self.b.store(to.at(offset), word);
-        });
+        let from = self.tid.mad(4, self.b.address(region));
+        self.each_word(bytes, |offset| self.b.store(to.at(offset), self.b.load::<B32>(from.at(offset))));
     }
 
+    #[track_caller]
     fn each_word(&self, bytes: u32, copy: impl Fn(i32)) {
         let step = 4 * self.threads();
         assert!(bytes.is_multiple_of(step), "{bytes} bytes by steps of {step}");
@@ -141,9 +136,8 @@ impl<'k> Bench<'k> {
     pub(super) fn bulk_fill(&self, loads: &[(Region, V<'k, B64>, u32)]) {
         let b = self.b;
         let full = b.mbarriers("full", 1, 1);
-        let first = self.first();
         let bytes: u32 = loads.iter().map(|(.., bytes)| bytes).sum();
-        b.if_lanes(first, || {
+        b.if_lanes(self.first(), || {
             b.mbarrier_init(full, 1);
             b.fence(FenceInst::MbarrierInit);
             b.mbarrier_arrive_expect(full, bytes);

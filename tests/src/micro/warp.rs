@@ -67,8 +67,8 @@ fn votes() -> Micro {
         for lanes in [0, u32::MAX, 1, 1 << 31, 0x7FFF_FFFF, 0x1234_5678] {
             let set = bench.lanes((0..32).map(|lane| lanes >> lane & 1)).ne(0);
             results.push(set.ballot());
-            results
-                .extend([set.vote_all(), set.vote_any(), set.vote_uniform()].map(|vote| vote.select(1, 0)));
+            let votes = [set.vote_all(), set.vote_any(), set.vote_uniform()];
+            results.extend(votes.map(|vote| vote.select(1, 0)));
         }
         bench.record(&results);
     })

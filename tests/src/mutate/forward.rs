@@ -77,7 +77,19 @@ const ALONE: &[Argued] = &[
         most: 1,
         reason: "a tile's second K comes after its Q, whose slot is given back when the last K has been read",
     },
+    Argued { operator: "empty wait: after the first load", most: 2, reason: LAST_V },
+    Argued { operator: "empty wait: deleted", most: 1, reason: LAST_V },
+    Argued { operator: "empty wait: parity not toggled", most: 1, reason: LAST_V },
+    Argued { operator: "empty arrive: after the next wait for it", most: 1, reason: LAST_V },
+    Argued { operator: "expect_tx and its arrival: deleted", most: 1, reason: LAST_V },
+    Argued { operator: "expect_tx: no bytes", most: 1, reason: LAST_V },
+    Argued { operator: "expect_tx: + 16 bytes", most: 1, reason: LAST_V },
+    Argued { operator: "expect_tx: - 16 bytes", most: 1, reason: LAST_V },
+    Argued { operator: "mbarrier: full for empty, or empty for full", most: 2, reason: LAST_V },
 ];
+
+const LAST_V: &str =
+    "when a tile's last V is given back, all of its V have been loaded: what would load one more never runs";
 
 /// A problem: query heads, rows of Q and of K, the mask.
 type Small = (usize, (usize, usize), Mask);

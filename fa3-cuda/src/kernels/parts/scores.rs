@@ -4,10 +4,13 @@ use fa3_ir::{B32, F32, Frag, Half, V};
 
 use super::kv_blocks::KvBlock;
 
+/// A function of scores.
+type Modify<'k> = Box<dyn Fn(V<'k, F32>) -> V<'k, F32> + 'k>;
+
 /// The functions.
 pub(crate) struct Scores<'k> {
     /// Makes of each product of Q and K a score in the units of the softmax; none if they are the same.
-    pub(crate) modify: Option<Box<dyn Fn(V<'k, F32>) -> V<'k, F32> + 'k>>,
+    pub(crate) modify: Option<Modify<'k>>,
     /// The keys that a row may see.
     pub(crate) visible: Box<dyn Fn(V<'k, B32>) -> Visible<'k> + 'k>,
 }
