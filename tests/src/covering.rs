@@ -7,19 +7,22 @@ type Choice = (usize, usize);
 
 /// Rows of a level for each factor. Any two levels of two factors meet in some row, and any three of three factors
 /// of which all are among the first `close`: those whose levels interact most.
+///
+/// # Panics
+/// If a factor has no levels.
 pub fn covering(levels: &[usize], close: usize) -> Vec<Vec<usize>> {
     let mut open = tuples(levels, close);
     let mut rows = Vec::new();
     while let Some(first) = open.first().cloned() {
         let mut row = first;
-        for factor in 0..levels.len() {
+        for (factor, &count) in levels.iter().enumerate() {
             if row.iter().any(|&(chosen, _)| chosen == factor) {
                 continue;
             }
             // Those that meet nothing new take turns.
-            let turn = |level| (level + levels[factor] - rows.len() % levels[factor]) % levels[factor];
+            let turn = |level| (level + count - rows.len() % count) % count;
             let new = |level| met(&row, (factor, level), close).filter(|tuple| open.contains(tuple)).count();
-            let best = (0..levels[factor]).max_by_key(|&level| (new(level), turn(level)));
+            let best = (0..count).max_by_key(|&level| (new(level), turn(level)));
             row.push((factor, best.expect("a factor has levels")));
         }
         row.sort_unstable();

@@ -40,7 +40,7 @@ struct Cited {
 }
 
 /// Whatever computes an algorithm of the paper.
-const CITED: [Cited; 8] = [
+const CITED: [Cited; 10] = [
     Cited {
         files: "fa3-ref/src/tiled",
         algorithm: 1,
@@ -58,6 +58,7 @@ const CITED: [Cited; 8] = [
         lines: 2..=20,
         unused: &[(5, "releases a stage"), (15, "releases two stages"), (17, "ends the loop")],
     },
+    Cited { files: "fa3-ref/src/tiled", algorithm: 3, lines: 1..=1, unused: &[] },
     Cited {
         files: "fa3-ref/src/tiled",
         algorithm: 3,
@@ -80,6 +81,19 @@ const CITED: [Cited; 8] = [
             (22, "releases a stage of the buffer"),
             (23, "ends the loop"),
             (25, "writes to memory, as the caller does"),
+        ],
+    },
+    Cited {
+        files: "fa3/src/cpu",
+        algorithm: 1,
+        lines: 13..=24,
+        unused: &[
+            (14, "waits for Q"),
+            (15, "is the loop over blocks"),
+            (16, "waits for K"),
+            (20, "waits for V"),
+            (22, "releases a stage of the buffer"),
+            (23, "ends the loop"),
         ],
     },
     Cited {
