@@ -9,11 +9,11 @@ pub mod shapes;
 mod trials;
 
 use fa3_cuda::kernels::Spec;
-use fa3_cuda::kernels::fwd::{self, FwdError, buffers};
+use fa3_cuda::kernels::fwd::{self, buffers};
 use fa3_ir::{Kernel, Program};
 use fa3_ref::Forward;
 use fa3_sched::DeviceLimits;
-use fa3_sched::forward::{CtaTile, Plan, PlanError, PlanOptions, TileRow};
+use fa3_sched::forward::{CtaTile, Plan, PlanError, PlanOptions};
 use fa3_sim::{Mode, Policy, ProgramSimulation, SimError};
 use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
 use half::{bf16, f16};
@@ -77,10 +77,9 @@ pub fn dense(
     ProblemSpec::dense(dtype, q, Shape { seqlen: seqlen_k, heads: heads.1, ..q })
 }
 
-/// PlanOptions with this tile for any problem that it is large enough for.
-pub fn with_tile(shape: CtaTile) -> PlanOptions {
-    let row = TileRow { shape, ..TileRow::table()[0] };
-    PlanOptions { row: Some(row), ..PlanOptions::default() }
+/// Plans with this tile, for any problem that it is large enough for.
+pub fn with_tile(tile: CtaTile) -> PlanOptions {
+    PlanOptions::default().tile(tile)
 }
 
 /// Holds results to the error law: the largest error over what it allows.
@@ -100,9 +99,8 @@ impl Launch {
     /// # Errors
     /// If there is no such plan.
     pub fn new(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Launch, Fault> {
-        let options = PlanOptions { splits: NonZeroU32::new(1), pack_gqa: Some(false), ..*options };
-        let plan = Plan::with(problem, limits, &options)?;
-        let program = fwd::program(&plan)?.map(Spec::kernel);
+        let plan = Plan::with(problem, limits, options)?;
+        let program = fwd::program(&plan).map(Spec::kernel);
         Ok(Launch { plan, program })
     }
 
@@ -118,7 +116,7 @@ impl Launch {
     /// # Errors
     /// What the simulator found; a byte outside O, or a counter, that is not as it was.
     pub fn simulate(&self, values: &Values, policy: Policy, mode: Mode) -> Result<Forward<f32>, Fault> {
-        let problem = &self.plan.problem;
+        let problem = self.plan.problem();
         if self.program.steps.is_empty() {
             return Ok(nothing(problem));
         }

@@ -1,10 +1,8 @@
 //! The forward kernels in the simulator.
 
-use fa3_cuda::kernels::fwd::FwdError;
 use fa3_ref::Forward;
 use fa3_sched::forward::{PlanError, PlanOptions};
 use fa3_sim::{Mode, Policy};
-use fa3_types::Problem;
 
 use super::{Answer, Engine, NoAnswer, Skip};
 use crate::fwd::{Fault, Launch, device};

@@ -1,7 +1,7 @@
 //! Tiles for forward kernels.
 
 use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Rescale, TileRow};
-use fa3_sched::{DeviceLimits, Inputs, Scheduler};
+use fa3_sched::{DeviceLimits, Scheduler};
 
 /// The consumer's three pipelines, with rescaling in every block and, where that is possible, lazily.
 pub const FORMS: [(Overlap, Rescale); 5] = [

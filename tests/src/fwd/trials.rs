@@ -1,7 +1,7 @@
 //! Problems for the forward kernels: the features of which their code is made, each with each.
 
 use fa3_sched::forward::{CtaTile, Loads, PPlace, PlanOptions, TileRow};
-use fa3_sched::{Inputs, Longest, Order, Scheduler};
+use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::{Dtype, Mask};
 
 use super::shapes::{FORMS, TINY, dealt, others};
@@ -82,9 +82,8 @@ const LEVELS: [usize; 17] = [
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let mut trials: Vec<Trial> =
         covering(&LEVELS, FEATURES).iter().map(|row| of_features(row, seed)).collect();
-    let own = |shape: &CtaTile| shape.inputs == Inputs::Bits16 && shape.tile_m == 64 * shape.consumers;
     let mut tiles: Vec<CtaTile> = Vec::new();
-    for shape in TileRow::table().iter().map(|row| row.shape).filter(own) {
+    for shape in TileRow::table().iter().map(|row| row.tile) {
         if !tiles.contains(&shape) {
             tiles.push(shape);
         }
@@ -140,10 +139,10 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
     spec.softcap = SOFTCAPS[softcap];
     let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
-    let scheduler = Some(dealt(&shape, SCHEDULERS[scheduler]));
-    let choices = PlanOptions { order: Some(ORDERS[order]), scheduler, ..with_tile(shape) };
+    let scheduler = dealt(&shape, SCHEDULERS[scheduler]);
+    let options = with_tile(shape).order(ORDERS[order]).scheduler(scheduler);
     let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
-    trial(Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed }, &choices)
+    trial(Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed }, &options)
 }
 
 /// A tile of the table on two tiles of rows and three blocks of keys.
@@ -163,15 +162,15 @@ pub(super) fn small() -> Vec<Trial> {
         let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), shape.head_dim as usize);
         let spec = spec.head_dim_v(shape.head_dim_v as usize).mask(masks[index % 3]);
         let problem = spec.validate().expect("a tile's own head dimensions are valid");
-        let scheduler = Some(dealt(&shape, SCHEDULERS[index / 3 % 3]));
-        trial(Case::normal("small", problem, 4), &PlanOptions { scheduler, ..with_tile(shape) })
+        let options = with_tile(shape).scheduler(dealt(&shape, SCHEDULERS[index / 3 % 3]));
+        trial(Case::normal("small", problem, 4), &options)
     });
     small.collect()
 }
 
 /// The case on a device of three SMs.
-fn trial(case: Case, choices: &PlanOptions) -> Trial {
-    let launch = Launch::new(&case.problem, &device(3), choices);
+fn trial(case: Case, options: &PlanOptions) -> Trial {
+    let launch = Launch::new(&case.problem, &device(3), options);
     let Launch { plan, program } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));
     let values = case.values();
     Trial {

@@ -1,6 +1,6 @@
 //! Forward kernels to hunt.
 
-use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, PlanOptions, Rescale};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Rescale};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
@@ -77,19 +77,7 @@ const ALONE: &[Argued] = &[
         most: 1,
         reason: "a tile's second K comes after its Q, whose slot is given back when the last K has been read",
     },
-    Argued { operator: "empty wait: after the first load", most: 2, reason: LAST_V },
-    Argued { operator: "empty wait: deleted", most: 1, reason: LAST_V },
-    Argued { operator: "empty wait: parity not toggled", most: 1, reason: LAST_V },
-    Argued { operator: "empty arrive: after the next wait for it", most: 1, reason: LAST_V },
-    Argued { operator: "expect_tx and its arrival: deleted", most: 1, reason: LAST_V },
-    Argued { operator: "expect_tx: no bytes", most: 1, reason: LAST_V },
-    Argued { operator: "expect_tx: + 16 bytes", most: 1, reason: LAST_V },
-    Argued { operator: "expect_tx: - 16 bytes", most: 1, reason: LAST_V },
-    Argued { operator: "mbarrier: full for empty, or empty for full", most: 2, reason: LAST_V },
 ];
-
-const LAST_V: &str =
-    "when a tile's last V is given back, all of its V have been loaded: what would load one more never runs";
 
 /// A problem: query heads, rows of Q and of K, the mask.
 type Small = (usize, (usize, usize), Mask);
@@ -169,7 +157,7 @@ fn prey(
     problems: &[Small],
     argued: &'static [Argued],
 ) -> Prey {
-    let options = PlanOptions { scheduler: Some(scheduler), order: Some(Order::Linear), ..with_tile(shape) };
+    let options = with_tile(shape).scheduler(scheduler).order(Order::Linear);
     let programs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };

@@ -51,9 +51,8 @@ fn group(device: &Device, trials: &[Trial]) -> Fallible<String> {
     }
     let failed =
         trials.iter().zip(&results).filter_map(|(trial, result)| Some((trial, result.as_ref().err()?)));
-    let line = |(trial, error): (&Trial, &String)| {
-        format!("{} {:?}: {error}", trial.problem, trial.options.row.map(|row| row.shape))
-    };
+    let line =
+        |(trial, error): (&Trial, &String)| format!("{} {:?}: {error}", trial.problem, trial.options.tile);
     let lines: Vec<String> = failed.take(PRINTED).map(line).collect();
     Err(format!("{said}, {failures} failures\n{}", lines.join("\n")).into())
 }
@@ -62,7 +61,7 @@ fn try_one(device: &Device, trial: &Trial, seed: u64) -> Result<SatisfiedRows, S
     let inputs = Inputs::random(&trial.problem, seed);
     let mut bench = Bench::new(device, trial, &inputs).map_err(|error| error.to_string())?;
     let outputs = bench.run().map_err(|error| error.to_string())?;
-    let tile_m = bench.forward.plan().row.shape.tile_m as usize;
+    let tile_m = bench.forward.plan().tile().tile_m as usize;
     drop(bench);
     judge(&trial.problem, tile_m, &inputs, &outputs)
 }

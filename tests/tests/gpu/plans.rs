@@ -9,8 +9,8 @@ use fa3_cuda::cudarc::driver::CudaContext;
 use fa3_cuda::host::{
     Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, Graph, HostError, Stream, Workspace,
 };
+use fa3_sched::Scheduler;
 use fa3_sched::forward::PlanOptions;
-use fa3_sched::{DeviceLimits, Scheduler};
 use fa3_types::{Address, Addresses, Dtype, Placement, Problem, ProblemSpec, Shape};
 use half::bf16;
 

@@ -3,12 +3,10 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{Plan, PlanOptions, Work};
+use fa3_sched::{DeviceLimits, Longest, Order};
 use fa3_tests::strategies;
-use fa3_types::{Dtype, Lengths, Problem, ProblemSpec, Sequences, Shape};
-use proptest::collection::vec;
-use proptest::option;
+use fa3_types::{Dtype, Lengths, Problem, ProblemSpec, Shape};
 use proptest::prelude::*;
 use proptest::sample::select;
 

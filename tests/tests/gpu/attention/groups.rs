@@ -1,6 +1,6 @@
 //! Problems.
 
-use fa3_sched::forward::{PlanOptions, TileRow};
+use fa3_sched::forward::PlanOptions;
 use fa3_tests::fwd::{Layout, dense, shapes};
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec};
 

@@ -1,6 +1,8 @@
 //! What must be the same bit by bit.
 
 use fa3_cuda::host::Device;
+use std::num::NonZeroU32;
+
 use fa3_sched::forward::PlanOptions;
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_tests::fwd::dense;

@@ -1,7 +1,6 @@
 //! One problem on the GPU.
 
 use fa3_cuda::host::{Device, DeviceBuffer, Forward, ForwardTensors, Stream, Workspace};
-use fa3_sched::DeviceLimits;
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{Dtype, Problem};
 
@@ -13,8 +12,6 @@ use crate::Fallible;
 pub(super) struct Trial {
     pub(super) problem: Problem,
     pub(super) options: PlanOptions,
-    /// SMs to plan for; all of them if `None`.
-    pub(super) sms: Option<u32>,
 }
 
 /// Q, K and V.
@@ -58,11 +55,7 @@ impl Inputs {
 
 impl Bench {
     pub(super) fn new(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Bench> {
-        let limits = match trial.sms.and_then(std::num::NonZeroU32::new) {
-            None => device.limits(),
-            Some(sms) => DeviceLimits { sms, ..device.limits() },
-        };
-        let forward = Forward::within(device, &trial.problem, &trial.options, &limits)?;
+        let forward = Forward::with(device, &trial.problem, &trial.options)?;
         let stream = device.stream()?;
         let upload = |x: &Tensor| -> Fallible<DeviceBuffer> {
             let mut buffer = device.alloc(2 * x.bits.len())?;
@@ -85,7 +78,7 @@ impl Bench {
         let [q, k, v] = &self.inputs;
         let tensors = ForwardTensors { q, k, v, o: &mut self.o, lse: Some(&mut self.lse) };
         self.forward.run(&self.stream, tensors, &mut self.workspace)?;
-        let desc = *self.forward.plan().problem.o();
+        let desc = *self.forward.plan().problem().o();
         let o = Tensor { desc, bits: self.o.download(&self.stream)? };
         Ok(Outputs { o, lse: self.lse.download(&self.stream)? })
     }

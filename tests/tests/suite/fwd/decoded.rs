@@ -1,9 +1,7 @@
 //! The kernels' integers are the host's: every tile of small problems, decoded by both.
 
-use std::num::NonZeroU32;
-
 use fa3_cuda::kernels::{Spec, fwd};
-use fa3_sched::forward::{Plan, PlanOptions};
+use fa3_sched::forward::Plan;
 use fa3_sched::{Longest, Order};
 use fa3_sim::{Mode, ProgramSimulation};
 use fa3_tests::covering;
@@ -16,7 +14,7 @@ const LENGTHS: [usize; 10] = [1, 15, 16, 17, 63, 64, 65, 100, 129, 200];
 
 /// The numbers of every tile, as the kernel writes them.
 fn decoded(plan: &Plan) -> Vec<u32> {
-    let program = fwd::tiles(plan).unwrap().map(Spec::kernel);
+    let program = fwd::tiles(plan).map(Spec::kernel);
     let outcome = ProgramSimulation::new(&program).mode(Mode::Fast).run(&[vec![]]).unwrap();
     assert!(outcome.is_clean(), "{plan}");
     let (words, rest) = outcome.buffers[0].as_chunks::<4>();
@@ -26,10 +24,10 @@ fn decoded(plan: &Plan) -> Vec<u32> {
 
 /// The same, as the host has them.
 fn planned(plan: &Plan) -> Vec<u32> {
-    let group = plan.problem.heads().group_size() as u32;
-    let numbers = plan.tiles().flat_map(|work| {
+    let group = plan.problem().heads().group_size() as u32;
+    let numbers = plan.works().flat_map(|work| {
         let (tile, kv) = (work.tile, work.kv);
-        let row = tile.m_block * plan.row.shape.tile_m;
+        let row = tile.m_block * plan.tile().tile_m;
         [tile.batch, tile.head, tile.head / group, row, kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]
     });
     numbers.collect()
@@ -55,11 +53,10 @@ fn kernels_decode_tiles_as_the_host_does() {
             let ((batch, heads), mask) = (heads[batch], Mask::window(sides[left], sides[right]));
             let problem = dense(Dtype::Bf16, batch, (LENGTHS[q], LENGTHS[k]), heads, 64).mask(mask);
             let problem = problem.validate().unwrap();
-            let choices = PlanOptions { order: Some(orders[order]), ..with_tile(TINY) };
-            let choices = PlanOptions { splits: NonZeroU32::new(1), pack_gqa: Some(false), ..choices };
-            let plan = Plan::with(&problem, &device(3), &choices).unwrap();
+            let options = with_tile(TINY).order(orders[order]);
+            let plan = Plan::with(&problem, &device(3), &options).unwrap();
             assert_eq!(decoded(&plan), planned(&plan), "{plan}");
-            plan.num_tiles as usize
+            plan.schedule().num_tiles() as usize
         })
         .sum();
     println!("{} problems, {tiles} tiles", rows.len());

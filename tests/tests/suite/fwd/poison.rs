@@ -1,7 +1,7 @@
 //! NaN and infinities reach the rows that see them, and no others.
 
 use fa3_ref::Forward;
-use fa3_sched::forward::{CtaTile, Loads, PPlace, PlanOptions};
+use fa3_sched::forward::{CtaTile, Loads, PPlace};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, dense, judged, with_tile};
 use fa3_tests::{Case, Poison, Values};
@@ -58,7 +58,7 @@ fn run(launch: &Launch, values: &Values) -> Forward<f32> {
 }
 
 fn values(launch: &Launch, poison: Poison) -> Values {
-    Case { poison, ..Case::normal("poison", launch.plan.problem.clone(), 8) }.values()
+    Case { poison, ..Case::normal("poison", launch.plan.problem().clone(), 8) }.values()
 }
 
 /// What became of a row.
@@ -202,7 +202,7 @@ fn neighbours_are_not_read() {
 #[test]
 fn infinite_scores_are_as_in_the_oracle() {
     each(|launch| {
-        let problem = &launch.plan.problem;
+        let problem = launch.plan.problem();
         let case = Case::normal("infinite", problem.clone(), 8);
         for (q, k) in
             [(f32::INFINITY, 1.0), (f32::NEG_INFINITY, 1.0), (1.0, f32::NEG_INFINITY), (1.0, f32::INFINITY)]

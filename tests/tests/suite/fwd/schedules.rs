@@ -1,10 +1,10 @@
 //! What must not matter: the scheduler of tiles, their order, the number of CTAs, other sequences, an earlier launch, who
 //! loads.
 
-use fa3_cuda::kernels::fwd::{FwdError, buffers};
+use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferRole;
 use fa3_ref::Forward;
-use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, PlanOptions, Rescale};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, PlanError, Rescale};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_sim::{Memory, Mode, Policy, Simulation};
 use fa3_tests::Case;
@@ -111,8 +111,8 @@ fn other_sequences_do_not_matter() {
         let spec = dense(Dtype::F16, 2, (90, 70), (4, 2), 64).mask(Mask::window(Some(60), Some(11)));
         let problem = layout.of(spec).validate().unwrap();
         let values = Case::normal("together", problem.clone(), 4).values();
-        let choices = PlanOptions { scheduler: Some(Scheduler::DynamicPersistent), ..with_tile(tile) };
-        let together = launch(&problem, &choices).unwrap();
+        let options = with_tile(tile).scheduler(Scheduler::DynamicPersistent);
+        let together = launch(&problem, &options).unwrap();
         let together = run(&together, &problem, Policy::Random(1), Mode::Fast);
         for (batch, head) in (0..2).flat_map(|batch| (0..4).map(move |head| (batch, head))) {
             let (problem, values) = alone(&problem, &values, batch, head);
