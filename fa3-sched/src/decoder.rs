@@ -115,18 +115,23 @@ impl Decoder<u32> {
 impl<T> Decoder<T> {
     /// The same decoder with `f` applied to each of its numbers in a fixed order: see [`FastDiv::map`].
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Decoder<U> {
-        let heads = self.heads.map(&mut f);
-        let splits = self.splits.map(&mut f);
+        self.map_named(&mut |_, number| f(number))
+    }
+
+    /// The same, with the numbers' names.
+    pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Decoder<U> {
+        let heads = self.heads.map_named("tile_heads", f);
+        let splits = self.splits.map_named("splits", f);
         let path = match self.path {
-            Path::Linear { m_blocks } => Path::Linear { m_blocks: m_blocks.map(f) },
+            Path::Linear { m_blocks } => Path::Linear { m_blocks: m_blocks.map_named("m_blocks", f) },
             Path::Sections { last_m_block, section, section_tiles, last, section_row, last_row } => {
                 Path::Sections {
-                    last_m_block: last_m_block.map(&mut f),
-                    section: f(section),
-                    section_tiles: section_tiles.map(&mut f),
-                    last: f(last),
-                    section_row: section_row.map(&mut f),
-                    last_row: last_row.map(f),
+                    last_m_block: last_m_block.map(|m_block| f("last_m_block", m_block)),
+                    section: f("section", section),
+                    section_tiles: section_tiles.map_named("section_tiles", f),
+                    last: f("last_section", last),
+                    section_row: section_row.map_named("section_row", f),
+                    last_row: last_row.map_named("last_section_row", f),
                 }
             }
         };

@@ -34,10 +34,18 @@ impl FastDiv<u32> {
 }
 
 impl<T> FastDiv<T> {
-    /// The same divisor with `f` applied to each of its numbers in a fixed order: to declare them as
-    /// parameters of a kernel, to pass them, or to make them literals.
+    /// The same divisor with `f` applied to each of its numbers in a fixed order: to pass them, or to make them literals.
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> FastDiv<U> {
-        FastDiv { divisor: f(self.divisor), multiplier: f(self.multiplier), shift: f(self.shift) }
+        self.map_named("", &mut |_, number| f(number))
+    }
+
+    /// The same, with names for the numbers: `name` with `_divisor`, `_multiplier`, `_shift` behind it.
+    pub fn map_named<U>(self, name: &str, f: &mut impl FnMut(&str, T) -> U) -> FastDiv<U> {
+        FastDiv {
+            divisor: f(&format!("{name}_divisor"), self.divisor),
+            multiplier: f(&format!("{name}_multiplier"), self.multiplier),
+            shift: f(&format!("{name}_shift"), self.shift),
+        }
     }
 }
 

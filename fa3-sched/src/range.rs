@@ -77,12 +77,17 @@ impl Tiling<u32> {
 impl<T> Tiling<T> {
     /// The same tiling with `f` applied to each of its numbers in a fixed order: see [`FastDiv::map`].
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Tiling<U> {
+        self.map_named(&mut |_, number| f(number))
+    }
+
+    /// The same, with the numbers' names.
+    pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Tiling<U> {
         Tiling {
-            tile_m: f(self.tile_m),
-            tile_n: self.tile_n.map(&mut f),
-            group: self.group.map(&mut f),
-            left: self.left.map(&mut f),
-            right: self.right.map(&mut f),
+            tile_m: f("tile_m", self.tile_m),
+            tile_n: self.tile_n.map_named("tile_n", f),
+            group: self.group.map_named("group", f),
+            left: self.left.map(|left| f("window_left", left)),
+            right: self.right.map(|right| f("window_right", right)),
         }
     }
 }

@@ -177,10 +177,9 @@ fn name(spec: &FwdSpec) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
-    use std::num::NonZeroU32;
 
+    use fa3_sched::DeviceLimits;
     use fa3_sched::forward::Plan;
-    use fa3_sched::{Choices, Limits};
     use fa3_types::{Dtype, ProblemSpec, Shape};
 
     use super::*;
@@ -205,7 +204,6 @@ mod tests {
         let windows = [(Some(7), Some(3)), (Some(7), None), (None, Some(3))];
         let windows = windows.map(|(left, right)| Mask::window(left, right));
         let masks = || [Mask::None, Mask::Causal].into_iter().chain(windows);
-        let choices = Choices { pack_gqa: Some(false), splits: Some(NonZeroU32::MIN), ..Choices::default() };
         let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
         let mut found = HashSet::new();
         for (head_dim, head_dim_v) in dims {
@@ -220,9 +218,8 @@ mod tests {
                         Some(cap) => problem.softcap(cap),
                         None => problem,
                     };
-                    let plan =
-                        Plan::with(&problem.validate().unwrap(), &Limits::h100_sxm(), &choices).unwrap();
-                    let spec = FwdSpec::of(&plan).unwrap();
+                    let plan = Plan::new(&problem.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap();
+                    let spec = FwdSpec::of(&plan);
                     assert!(known.contains(&spec), "{plan}\n{spec:?}");
                     found.insert(FwdSpec { elem: Elem::Bf16, softcap: false, ..spec });
                 }

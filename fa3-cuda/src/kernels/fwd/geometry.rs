@@ -52,7 +52,7 @@ impl Geometry<()> {
     /// That of all launches with this order and this mask.
     pub(super) fn form(order: Order, mask: Mask) -> Geometry<()> {
         let (decoder, tiling) = (Decoder::new(ONE, order), Tiling::new(1, 1, 1, mask));
-        Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map(|_| ())
+        Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
     }
 }
 
@@ -60,20 +60,16 @@ impl<T> Geometry<T> {
     /// Passes its numbers.
     #[track_caller]
     pub(super) fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> Geometry<B::U32> {
-        let mut number = 0;
-        self.map(|x| {
-            number += 1;
-            by.u32(&format!("geometry{number}"), x)
-        })
+        self.map_named(|name, x| by.u32(name, x))
     }
 
     /// Applies `f` to each of its numbers in a fixed order.
-    fn map<U>(self, mut f: impl FnMut(T) -> U) -> Geometry<U> {
+    fn map_named<U>(self, mut f: impl FnMut(&str, T) -> U) -> Geometry<U> {
         Geometry {
-            tiles: f(self.tiles),
-            lens: Lens { q: f(self.lens.q), k: f(self.lens.k) },
-            decoder: self.decoder.map(&mut f),
-            tiling: self.tiling.map(f),
+            tiles: f("tiles", self.tiles),
+            lens: Lens { q: f("seqlen_q", self.lens.q), k: f("seqlen_k", self.lens.k) },
+            decoder: self.decoder.map_named(&mut f),
+            tiling: self.tiling.map_named(&mut f),
         }
     }
 }

@@ -47,20 +47,16 @@ impl<T> TileOrder<T> {
     /// Passes its numbers.
     #[track_caller]
     fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> TileOrder<B::U32> {
-        let mut number = 0;
-        self.map(|x| {
-            number += 1;
-            by.u32(&format!("order{number}"), x)
-        })
+        self.map_named(|name, x| by.u32(name, x))
     }
 
     /// Applies `f` to each of its numbers in a fixed order.
-    fn map<U>(self, mut f: impl FnMut(T) -> U) -> TileOrder<U> {
+    fn map_named<U>(self, mut f: impl FnMut(&str, T) -> U) -> TileOrder<U> {
         TileOrder {
-            tiles: f(self.tiles),
-            group: self.group.map(&mut f),
-            last: f(self.last),
-            last_rows: self.last_rows.map(&mut f),
+            tiles: f("tiles", self.tiles),
+            group: self.group.map_named("group", &mut f),
+            last: f("last_group", self.last),
+            last_rows: self.last_rows.map_named("last_rows", &mut f),
         }
     }
 }
@@ -80,7 +76,7 @@ impl<'k> TileOrder<V<'k, B32>> {
     /// Declares its numbers as parameters.
     #[track_caller]
     pub(super) fn declare(b: &'k Builder) -> TileOrder<V<'k, B32>> {
-        TileOrder::new(1, 1).map(|_| ()).pass(&mut Declare(b))
+        TileOrder::new(1, 1).map_named(|_, _| ()).pass(&mut Declare(b))
     }
 
     /// Runs `body` with the row and the column of every tile that is this CTA's. Each cluster of the grid takes every so
