@@ -1,7 +1,7 @@
 //! Writes a kernel, has the driver compile it, and launches it: `cargo run --release -p fa3-cuda --example launch_kernel`.
 
 use fa3_cuda::host::{Device, HostError};
-use fa3_ir::{ArgValue, Builder, Elem, F32, Kernel, Launch, ptx};
+use fa3_ir::{ArgValue, Elem, F32, Kernel, Launch, ptx};
 
 fn main() -> Result<(), HostError> {
     let ptx = ptx::emit(&double()).expect("the kernel is sound");
@@ -28,12 +28,9 @@ fn main() -> Result<(), HostError> {
 
 /// x = 2 x, one element a thread.
 fn double() -> Kernel {
-    let mut b = Builder::new("double", Launch::threads(128));
-    let (x, tid, cta) = (b.param_pointer("x", Elem::F32), b.tid(), b.cta_x());
-    let index = b.mad_u32(cta, 128, tid);
-    let at = b.mad_wide_u32(index, 4, x);
-    let number = b.load::<F32>(at);
-    let twice = b.add(number, number);
-    b.store(at, twice);
-    b.finish()
+    Kernel::build("double", Launch::threads(128), |b| {
+        let x = b.param_pointer("x", Elem::F32);
+        let at = b.cta_x().mad(128, b.tid()).mad_wide(4, x);
+        b.store(at, b.load::<F32>(at) * 2.0);
+    })
 }

@@ -1,6 +1,6 @@
 //! A kernel with a race, which the simulator finds: `cargo run --release -p fa3-sim --example find_race`.
 
-use fa3_ir::{ArgValue, Builder, Elem, F32, Kernel, Launch};
+use fa3_ir::{ArgValue, Elem, F32, Kernel, Launch};
 use fa3_sim::{Memory, Policy, SimError, Simulation};
 
 fn main() -> Result<(), SimError> {
@@ -21,19 +21,15 @@ fn main() -> Result<(), SimError> {
 /// y[i] = x[63 - i], through shared memory, by two warps.
 fn reverse(synchronised: bool) -> Kernel {
     let name = if synchronised { "reverse" } else { "reverse_without_a_barrier" };
-    let mut b = Builder::new(name, Launch::threads(64));
-    let (x, y) = (b.param_pointer("x", Elem::F32), b.param_pointer("y", Elem::F32));
-    let (tile, tid) = (b.region("tile", 4 * 64, 16), b.tid());
-    let start = b.address(tile);
-    let (from, own) = (b.mad_wide_u32(tid, 4, x), b.mad_u32(tid, 4, start));
-    let number = b.load::<F32>(from);
-    b.store(own, number);
-    if synchronised {
-        b.sync_cta();
-    }
-    let mirrored = b.sub(63, tid);
-    let (other, to) = (b.mad_u32(mirrored, 4, start), b.mad_wide_u32(tid, 4, y));
-    let number = b.load::<F32>(other);
-    b.store(to, number);
-    b.finish()
+    Kernel::build(name, Launch::threads(64), |b| {
+        let (x, y) = (b.param_pointer("x", Elem::F32), b.param_pointer("y", Elem::F32));
+        let (tile, tid) = (b.region("tile", 4 * 64, 16), b.tid());
+        let start = b.address(tile);
+        b.store(tid.mad(4, start), b.load::<F32>(tid.mad_wide(4, x)));
+        if synchronised {
+            b.sync_cta();
+        }
+        let mirrored = b.load::<F32>((-tid + 63).mad(4, start));
+        b.store(tid.mad_wide(4, y), mirrored);
+    })
 }
