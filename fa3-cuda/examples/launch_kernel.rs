@@ -1,7 +1,8 @@
 //! Writes a kernel, has the driver compile it, and launches it: `cargo run --release -p fa3-cuda --example launch_kernel`.
 
 use fa3_cuda::host::{Device, HostError};
-use fa3_ir::{ArgValue, Elem, F32, Kernel, Launch, ptx};
+use fa3_ir::lang::F32;
+use fa3_ir::{ArgValue, Elem, Kernel, Launch, ptx};
 
 fn main() -> Result<(), HostError> {
     let ptx = ptx::emit(&double()).expect("the kernel is sound");

@@ -12,7 +12,8 @@
 //!
 //! ```
 //! use fa3_cuda::host::{Device, HostError};
-//! use fa3_ir::{ArgValue, B32, Elem, Kernel, Launch, ptx};
+//! use fa3_ir::{ArgValue, Elem, Kernel, Launch, ptx};
+//! use fa3_ir::lang::B32;
 //!
 //! // x = x + 1, one element a thread.
 //! let kernel = Kernel::build("increment", Launch::threads(32), |b| {

@@ -1,7 +1,8 @@
 //! Addresses: a base and a constant offset, in the state space that the base's type says.
 
 use crate::inst::Access;
-use crate::{B32, B64, Operand, Reg, Region, Ty, V, Value, Var};
+use crate::lang::{B32, B64, Reg, V, Var};
+use crate::{Operand, Region, Ty, Value};
 
 /// What a [`SharedAddr`] counts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,7 +4,7 @@ use std::f32::consts::LOG2_E;
 
 use fa3_types::{Int, Real};
 
-use crate::{B32, F32, Pred, V};
+use crate::lang::{B32, F32, Pred, V};
 
 impl<'k> Int for V<'k, B32> {
     type Bool = V<'k, Pred>;

@@ -5,11 +5,12 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::panic::Location;
 
+use crate::lang::{Arg, B32, B64, Class, F32, Pred, V, Var};
 use crate::watch::Watch;
 use crate::{
-    Arg, B32, B64, Barrier, BarrierInfo, Block, BoxShape, Class, Condition, Elem, F32, Fault, Inst, Kernel,
-    LaneOp, Launch, MemInst, Node, Param, ParamInfo, ParamKind, Pred, Region, RegionKind, Role, RoleBody,
-    SmemPlan, Source, Stmt, Ty, V, Value, ValueInfo, Var,
+    Barrier, BarrierInfo, Block, BoxShape, Condition, Elem, Fault, Inst, Kernel, LaneOp, Launch, MemInst,
+    Node, Param, ParamInfo, ParamKind, Region, RegionKind, Role, RoleBody, SmemPlan, Source, Stmt, Ty, Value,
+    ValueInfo,
 };
 
 /// A parameter that is a tensor map.

@@ -7,8 +7,9 @@ pub use generic::{Bits, Number, Select};
 pub use table::LaneOp;
 
 use crate::inst::Access;
+use crate::lang::{Arg, Builder, Class, V};
 use crate::names::Names;
-use crate::{Arg, Builder, Class, Imm, Inst, Operand, Ty, V, Value};
+use crate::{Imm, Inst, Operand, Ty, Value};
 
 /// A lane operation with its operands.
 #[derive(Clone, Debug, PartialEq, Eq)]

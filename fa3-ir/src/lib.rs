@@ -18,7 +18,8 @@
 //! - All lanes of a warp run together. Where they part, it is said: [`Builder::if_lanes`], [`Builder::guarded`].
 //!
 //! ```
-//! use fa3_ir::{Elem, F32, Kernel, Launch, ptx};
+//! use fa3_ir::{Elem, Kernel, Launch, ptx};
+//! use fa3_ir::lang::F32;
 //!
 //! // y = 2 x + 1, one element a thread.
 //! let kernel = Kernel::build("line", Launch::threads(256), |b| {
@@ -60,7 +61,8 @@ mod watch;
 mod args;
 mod program;
 
-// Tiles, fragments, rings: what kernels are written with.
+// What kernels are written with.
+pub mod lang;
 mod tile;
 
 // What becomes of them.
@@ -70,7 +72,7 @@ pub mod verify;
 
 pub use address::{Address, GlobalAddr, SharedAddr, SharedBase};
 pub use args::{ArgError, ArgValue, check_args, check_grid};
-pub use build::{Builder, TensorMap};
+pub use build::TensorMap;
 pub use descriptor::{Layout, Swizzle, descriptor_address};
 pub use inst::barrier::{BarrierInst, BarrierRef};
 pub use inst::cluster::ClusterInst;
@@ -79,7 +81,7 @@ pub use inst::mbarrier::MbarrierInst;
 pub use inst::mem::{AtomicOp, Cache, MemInst};
 pub use inst::misc::MiscInst;
 pub use inst::special::Special;
-pub use inst::tma::{CachePolicy, Coords, LoadOptions, TmaInst};
+pub use inst::tma::{CachePolicy, LoadOptions, TmaInst};
 pub use inst::warp::{ShflMode, VoteMode, WarpInst};
 pub use inst::wgmma::{Major, Mma, ScaleD, WgmmaA, WgmmaInst, WgmmaType};
 pub use inst::{Access, Inst};
@@ -87,21 +89,11 @@ pub use kernel::{
     Barrier, BarrierInfo, Block, Elem, Kernel, Launch, Node, Param, ParamInfo, ParamKind, Role, RoleBody,
     Source, Stmt,
 };
-pub use lane::{Bits, LaneInst, LaneOp, Number, Select};
+pub use lane::{LaneInst, LaneOp};
 pub use program::{Buffer, BufferId, BufferRole, Passed, Program, Step};
 pub use ptx::Ptx;
 pub use smem::{Region, RegionInfo, RegionKind, SmemPlan};
 pub use tensor::{BoxShape, TensorMapError, TensorView};
-pub use tile::copy::TileMap;
-pub use tile::frag::{AFrag, At, Frag, Half};
-pub use tile::gemm::{Chain, Destination, Fresh, InFlight, Left, gemm};
-pub use tile::outbox::{Draft, Outbox, Outboxes};
-pub use tile::quad::QuadTranspose;
-pub use tile::ring::{Consumer, EmptySlot, FullSlot, HeldSlot, Producer, Ring};
-pub use tile::rows::{Rows, RowsVar};
-pub use tile::store::Packed;
-pub use tile::warpgroup_barriers::{WarpgroupBarrier, WarpgroupBarriers};
-pub use tile::{Matrix, Tile, TileShape};
-pub use ty::{B16, B32, B64, Class, F32, Pred, Stored, Ty, Word};
-pub use value::{Arg, Condition, Imm, Operand, Reg, V, Value, ValueInfo, Var};
+pub use ty::Ty;
+pub use value::{Condition, Imm, Operand, Value, ValueInfo};
 pub use verify::{Fault, VerifyError, verify};

@@ -4,7 +4,8 @@
 //! what a kernel is made from, the [`Kernel`] itself, or what a compiler made of it. [`Program::map`] goes from one to the next.
 //!
 //! ```
-//! use fa3_ir::{B32, BufferId, BufferRole, Elem, Kernel, Launch, Passed, Program};
+//! use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Launch, Passed, Program};
+//! use fa3_ir::lang::B32;
 //!
 //! let mut program = Program::new();
 //! let x = program.buffer("x", Elem::U32, &[32], BufferRole::InOut);
@@ -268,7 +269,8 @@ impl Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{B32, Launch};
+    use crate::Launch;
+    use crate::lang::B32;
 
     fn program(args: Vec<(String, Passed)>) -> Program<Kernel> {
         let mut program = Program::new();
@@ -304,7 +306,7 @@ mod tests {
 
     #[test]
     fn only_a_wait_of_all_threads_counts() {
-        let kernel = |build: fn(&crate::Builder)| Kernel::build("k", Launch::threads(32), build);
+        let kernel = |build: fn(&crate::lang::Builder)| Kernel::build("k", Launch::threads(32), build);
         assert!(kernel(|b| b.grid_dependency_wait()).waits_for_grid());
         assert!(!kernel(|b| b.if_lanes(b.elect(), || b.grid_dependency_wait())).waits_for_grid());
         assert!(!kernel(|b| b.launch_dependents()).waits_for_grid());

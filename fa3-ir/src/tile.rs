@@ -17,9 +17,8 @@ pub(crate) mod warpgroup_barriers;
 use std::fmt;
 use std::marker::PhantomData;
 
-use crate::{
-    Arg, B32, B64, Builder, Elem, Imm, Layout, Major, Operand, Region, SharedAddr, SharedBase, Swizzle, V,
-};
+use crate::lang::{Arg, B32, B64, Builder, V};
+use crate::{Elem, Imm, Layout, Major, Operand, Region, SharedAddr, SharedBase, Swizzle};
 
 /// A matrix of `rows` x `cols` elements in shared memory, each row along K or along N, in panels of columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

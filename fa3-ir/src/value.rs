@@ -3,7 +3,8 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use crate::{B16, B32, B64, Builder, Class, F32, Pred, Ty};
+use crate::Ty;
+use crate::lang::{B16, B32, B64, Builder, Class, F32, Pred};
 
 /// A register of a kernel: an index into [`crate::Kernel::values`], which knows its class, its name and
 /// whether it is assigned once (a value) or any number of times (a variable).
@@ -81,7 +82,7 @@ impl Operand {
 ///
 /// Mixing classes does not compile:
 /// ```compile_fail,E0271
-/// use fa3_ir::{B32, F32, V};
+/// use fa3_ir::lang::{B32, F32, V};
 /// fn mix<'k>(x: V<'k, F32>, n: V<'k, B32>) -> V<'k, F32> {
 ///     x + n
 /// }
@@ -98,14 +99,14 @@ pub struct V<'k, T> {
 ///
 /// It takes values of its own class only:
 /// ```compile_fail,E0271
-/// use fa3_ir::{B32, F32, V, Var};
+/// use fa3_ir::lang::{B32, F32, V, Var};
 /// fn mix<'k>(row_max: Var<'k, F32>, n: V<'k, B32>) {
 ///     row_max.set(n);
 /// }
 /// ```
 /// and a value is no variable:
 /// ```compile_fail,E0599
-/// use fa3_ir::{F32, V};
+/// use fa3_ir::lang::{F32, V};
 /// fn assign_twice(x: V<F32>) {
 ///     x.set(0.0);
 /// }
@@ -209,7 +210,7 @@ pub trait Arg: Copy {
 /// An [`Arg`] in a register, where PTX takes no constant: a [`V`] or a [`Var`].
 ///
 /// ```compile_fail,E0277
-/// use fa3_ir::Builder;
+/// use fa3_ir::lang::Builder;
 /// fn store_constants(b: &Builder) {
 ///     b.stmatrix(b.tid(), [1_u32], false);
 /// }

@@ -1,6 +1,7 @@
 //! A kernel with a race, which the simulator finds: `cargo run --release -p fa3-sim --example find_race`.
 
-use fa3_ir::{ArgValue, Elem, F32, Kernel, Launch};
+use fa3_ir::lang::F32;
+use fa3_ir::{ArgValue, Elem, Kernel, Launch};
 use fa3_sim::{Memory, Policy, SimError, Simulation};
 
 fn main() -> Result<(), SimError> {

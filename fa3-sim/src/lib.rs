@@ -10,6 +10,7 @@
 //! that no run shows, and names the line, the rule, and what is missing.
 //!
 //! ```
+//! use fa3_ir::lang::*;
 //! use fa3_ir::*;
 //! use fa3_sim::{Memory, Policy, Rule, Simulation};
 //!

@@ -1,9 +1,7 @@
 //! What the machine writes down of kernels: every action of every warp, the same under every schedule.
 
-use fa3_ir::{
-    ArgValue, B32, Elem, FenceInst, Frag, Kernel, Launch, LoadOptions, Role, TensorView, TileShape,
-    WgmmaType, gemm,
-};
+use fa3_ir::lang::{B32, Frag, TileShape, gemm};
+use fa3_ir::{ArgValue, Elem, FenceInst, Kernel, Launch, LoadOptions, Role, TensorView, WgmmaType};
 use fa3_sim::trace::{Action, Gate, Trace};
 use fa3_sim::{Costs, Engine, Memory, Mode, Outcome, Policy, Simulation, Timeline};
 

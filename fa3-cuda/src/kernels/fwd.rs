@@ -31,7 +31,7 @@ pub use spec::FwdSpec;
 pub use tiles::tiles;
 pub(crate) use tiles::tiles_kernel;
 
-use fa3_ir::{Builder, Elem, Kernel, Launch, Role, TileShape, WgmmaType};
+use fa3_ir::lang::*;
 use fa3_sched::forward::PPlace;
 use fa3_types::softcap;
 

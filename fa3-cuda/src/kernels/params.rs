@@ -4,7 +4,8 @@
 //! [`Pass`]. That function says the names and the order. [`Declare`] turns what the kernel is built from into what it computes with,
 //! [`Fill`] turns the values of a launch into a list of arguments.
 
-use fa3_ir::{B32, B64, BufferId, Builder, Elem, F32, Passed, TileMap, TileShape, V};
+use fa3_ir::lang::*;
+use fa3_ir::{BufferId, Passed};
 
 /// Who holds a parameter.
 pub(crate) trait Side {

@@ -1,8 +1,9 @@
 //! Named barriers.
 
 use crate::inst::Access;
+use crate::lang::{Arg, B32, Builder};
 use crate::names::Names;
-use crate::{Arg, B32, Barrier, Builder, Inst, Operand, Ty};
+use crate::{Barrier, Inst, Operand, Ty};
 
 /// Which barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! Clusters: their barrier, and the shared memory of their other CTAs.
 
 use crate::inst::Access;
+use crate::lang::{Arg, B32, Builder, V};
 use crate::names::Names;
-use crate::{Arg, B32, Builder, Inst, Operand, SharedAddr, Ty, V, Value};
+use crate::{Inst, Operand, SharedAddr, Ty, Value};
 
 /// Clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

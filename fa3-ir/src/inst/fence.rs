@@ -1,6 +1,7 @@
 //! Fences.
 
-use crate::{Builder, Inst};
+use crate::Inst;
+use crate::lang::Builder;
 
 /// A fence of this thread's memory accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,8 +1,9 @@
 //! mbarriers: arrivals and bytes that complete a phase.
 
 use crate::inst::Access;
+use crate::lang::{Arg, B32, Builder, Pred, Reg, V};
 use crate::names::Names;
-use crate::{Arg, B32, Builder, Inst, Operand, Pred, Reg, SharedAddr, Ty, V, Value};
+use crate::{Inst, Operand, SharedAddr, Ty, Value};
 
 /// The most arrivals, and the most bytes, of one phase.
 const LIMIT: u32 = (1 << 20) - 1;

@@ -1,11 +1,9 @@
 //! Loads, stores, atomics, and the copies of 16 bytes that bypass registers (cp.async).
 
 use crate::inst::Access;
+use crate::lang::{Arg, B32, Builder, Class, F32, Stored, V};
 use crate::names::Names;
-use crate::{
-    Address, Arg, B32, Builder, Class, F32, GlobalAddr, Inst, Operand, Param, SharedAddr, Stored, Ty, V,
-    Value,
-};
+use crate::{Address, GlobalAddr, Inst, Operand, Param, SharedAddr, Ty, Value};
 
 /// How a load treats caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

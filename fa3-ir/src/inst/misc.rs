@@ -1,7 +1,8 @@
 //! The register pool, dependent launches, trap.
 
+use crate::Inst;
 use crate::inst::Access;
-use crate::{Builder, Inst};
+use crate::lang::Builder;
 
 /// The rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

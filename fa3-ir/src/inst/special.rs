@@ -1,6 +1,7 @@
 //! Special registers.
 
-use crate::{B32, B64, Builder, Class, Inst, Ty, V};
+use crate::lang::{B32, B64, Builder, Class, V};
+use crate::{Inst, Ty};
 
 macro_rules! specials {
     ($($(#[doc = $doc:literal])+ $register:ident: fn $name:ident() -> $class:ident = $ptx:literal;)+) => {

@@ -1,8 +1,9 @@
 //! Copies by the tensor memory accelerator: boxes of tensors, and flat ranges.
 
 use crate::inst::Access;
+use crate::lang::{Arg, B16, B32, Builder};
 use crate::names::Names;
-use crate::{Arg, B16, B32, Builder, GlobalAddr, Inst, Operand, SharedAddr, TensorMap, Ty};
+use crate::{GlobalAddr, Inst, Operand, SharedAddr, TensorMap, Ty};
 
 /// L2 policies for the hints of copies, as `createpolicy` would make them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

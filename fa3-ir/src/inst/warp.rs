@@ -1,8 +1,9 @@
 //! Exchange between the lanes of a warp: shuffles, votes, matrices of 8 x 8. All 32 lanes take part.
 
 use crate::inst::Access;
+use crate::lang::{Arg, B32, Builder, Class, Pred, Reg, V, Word};
 use crate::names::Names;
-use crate::{Arg, B32, Builder, Class, Inst, Operand, Pred, Reg, SharedAddr, Ty, V, Value, Word};
+use crate::{Inst, Operand, SharedAddr, Ty, Value};
 
 /// Which lane a shuffle reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

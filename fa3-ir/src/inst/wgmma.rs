@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 
 use crate::inst::Access;
+use crate::lang::{Arg, B32, B64, Builder, F32, Pred, Reg, Var};
 use crate::names::Names;
-use crate::{Arg, B32, B64, Builder, F32, Inst, Operand, Pred, Reg, Ty, Value, Var};
+use crate::{Inst, Operand, Ty, Value};
 
 /// The element type of A and B. D is binary32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,8 @@
 
 use std::ops::{Add, BitAnd, BitOr, BitXor, Mul, Neg, Not, Shl, Shr, Sub};
 
-use crate::{Arg, B16, B32, B64, Class, F32, LaneOp, Pred, V, Var};
+use crate::LaneOp;
+use crate::lang::{Arg, B16, B32, B64, Class, F32, Pred, V, Var};
 
 /// Classes with addition and multiplication: [`B32`] and [`B64`] (modulo 2ⁿ, so that signs do not matter) and [`F32`].
 pub trait Number: Class {

@@ -1,7 +1,8 @@
 //! The table of lane operations. A row is a sentence, a signature and a line of PTX; it is the only place to add one.
 
 use super::{Results, lane_ops};
-use crate::{Arg, B16, B32, B64, F32, Pred, Ty, V};
+use crate::Ty;
+use crate::lang::{Arg, B16, B32, B64, F32, Pred, V};
 
 lane_ops! {
     // 32-bit integers. Without a sign in the name the result is the same for both readings.

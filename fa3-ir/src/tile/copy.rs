@@ -1,8 +1,7 @@
 //! Tiles between global and shared memory: tensor maps whose boxes are panels of a tile.
 
-use crate::{
-    Arg, B32, BoxShape, Builder, Coords, Imm, LoadOptions, Operand, SharedAddr, TensorMap, Tile, TileShape, V,
-};
+use crate::lang::{Arg, B32, Builder, Coords, Tile, TileShape, V};
+use crate::{BoxShape, Imm, LoadOptions, Operand, SharedAddr, TensorMap};
 
 /// A tensor map that copies tiles of one shape, panel by panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

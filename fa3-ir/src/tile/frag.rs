@@ -2,14 +2,15 @@
 
 use std::fmt;
 
-use crate::{Arg, B32, Builder, Elem, F32, Rows, V, Var, WgmmaType};
+use crate::lang::{Arg, B32, Builder, F32, Rows, V, Var};
+use crate::{Elem, WgmmaType};
 
 /// 64 x [`Frag::cols`] binary32 numbers in the registers of a warpgroup: thread t has rows 16 (t / 32) + (t mod 32) / 4
 /// and 8 more, and of each 8 columns 2 (t mod 4) and the next.
 ///
 /// It belongs to one holder; a product takes it until its wait:
 /// ```compile_fail,E0499
-/// use fa3_ir::{AFrag, Frag, Tile, gemm};
+/// use fa3_ir::lang::{AFrag, Frag, Tile, gemm};
 /// fn read_in_flight(p: &AFrag, v: Tile, o: &mut Frag) {
 ///     let product = gemm(p, v, &mut *o);
 ///     o.map(|x, _| x * 2.0);
@@ -249,7 +250,7 @@ impl<'k> Frag<'k> {
 ///
 /// It cannot change while a product reads it:
 /// ```compile_fail,E0502
-/// use fa3_ir::{AFrag, Frag, Tile, gemm};
+/// use fa3_ir::lang::{AFrag, Frag, Tile, gemm};
 /// fn overwrite_in_flight<'k>(p: &mut AFrag<'k>, next: &AFrag<'k>, v: Tile, o: &mut Frag) {
 ///     let product = gemm(&*p, v, o);
 ///     p.set(next);

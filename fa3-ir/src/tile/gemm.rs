@@ -4,17 +4,15 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::panic::Location;
 
+use crate::lang::{AFrag, Arg, B32, Builder, F32, Frag, Matrix, Reg, Tile, Var};
 use crate::tile::Side;
 use crate::watch::{DutyId, GroupId};
-use crate::{
-    AFrag, Arg, B32, Builder, Elem, F32, Fault, Frag, Matrix, Mma, Reg, ScaleD, Source, Tile, Var, WgmmaA,
-    WgmmaType,
-};
+use crate::{Elem, Fault, Mma, ScaleD, Source, WgmmaA, WgmmaType};
 
 /// A result that is not there yet: only [`InFlight::wait`] gives it.
 ///
 /// ```compile_fail,E0308
-/// use fa3_ir::{Frag, Fresh, Rows, Tile, gemm};
+/// use fa3_ir::lang::{Frag, Fresh, Rows, Tile, gemm};
 /// fn read_in_flight<'k>(q: Tile<'_, 'k>, k: Tile<'_, 'k>) -> Rows<'k> {
 ///     let s: Frag<'k> = gemm(q, k.t(), Fresh);
 ///     s.row_max()
@@ -23,7 +21,7 @@ use crate::{
 ///
 /// While it is, its operands must stay: a slot that it reads cannot be released.
 /// ```compile_fail,E0505
-/// use fa3_ir::{Fresh, FullSlot, Tile, gemm};
+/// use fa3_ir::lang::{Fresh, FullSlot, Tile, gemm};
 /// fn release_in_flight(q: Tile, slot: FullSlot<1>) {
 ///     let s = gemm(q, slot.tile().t(), Fresh);
 ///     slot.release();

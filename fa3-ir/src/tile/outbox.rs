@@ -5,11 +5,9 @@
 
 use std::panic::Location;
 
+use crate::lang::{Arg, B32, Builder, Coords, Tile, TileMap, TileShape, WarpgroupBarrier, WarpgroupBarriers};
 use crate::watch::DutyId;
-use crate::{
-    Arg, B32, Builder, Coords, Fault, FenceInst, Region, Tile, TileMap, TileShape, WarpgroupBarrier,
-    WarpgroupBarriers,
-};
+use crate::{Fault, FenceInst, Region};
 
 /// The tiles and barriers of some warpgroups.
 #[derive(Clone, Debug)]

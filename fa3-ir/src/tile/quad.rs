@@ -1,6 +1,6 @@
 //! Exchange between the four threads of a quad, which have the same rows of a fragment.
 
-use crate::{B32, Pred, V};
+use crate::lang::{B32, Pred, V};
 
 /// The transpose of a 4 x 4 matrix of words, of which each thread of a quad has a row.
 #[derive(Clone, Copy, Debug)]

@@ -7,11 +7,9 @@
 
 use std::panic::Location;
 
+use crate::lang::{Arg, B16, B32, Builder, Coords, Pred, Tile, TileMap, TileShape, V, Var};
 use crate::watch::DutyId;
-use crate::{
-    Arg, B16, B32, Builder, Coords, Fault, FenceInst, LoadOptions, Pred, Region, SharedAddr, Source, Tile,
-    TileMap, TileShape, V, Var,
-};
+use crate::{Fault, FenceInst, LoadOptions, Region, SharedAddr, Source};
 
 /// A ring whose slots hold `N` tiles.
 #[derive(Clone, Debug)]

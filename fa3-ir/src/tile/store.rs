@@ -1,6 +1,7 @@
 //! Fragments into tiles of shared memory.
 
-use crate::{AFrag, B32, Elem, F32, Frag, Half, SharedAddr, Tile, V, Var, WgmmaType};
+use crate::lang::{AFrag, B32, F32, Frag, Half, Tile, V, Var};
+use crate::{Elem, SharedAddr, WgmmaType};
 
 impl<'k> Frag<'k> {
     /// Writes the fragment, rounded to the tile's elements, to a tile of 64 rows.

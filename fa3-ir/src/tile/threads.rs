@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::{B32, Builder, Fault, Source, V};
+use crate::lang::{B32, Builder, V};
+use crate::{Fault, Source};
 
 /// Threads of the role that is being built.
 impl Builder {

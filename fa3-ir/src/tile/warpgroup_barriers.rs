@@ -1,6 +1,7 @@
 //! Named barriers of warpgroups, one for each: who waits is computed, how many threads meet is not written down twice.
 
-use crate::{Arg, B32, Builder, Fault, V};
+use crate::Fault;
+use crate::lang::{Arg, B32, Builder, V};
 
 /// A named barrier for each of some warpgroups.
 #[derive(Clone, Debug)]

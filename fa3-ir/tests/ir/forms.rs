@@ -1,5 +1,6 @@
 //! Every form of every instruction: its exact PTX, and that ptxas takes it.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 
 use crate::ptxas::{assemble, body};

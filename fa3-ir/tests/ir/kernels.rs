@@ -1,5 +1,6 @@
 //! Whole kernels: assembled without spills, printed as pinned.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 
 use crate::ptxas::assemble;

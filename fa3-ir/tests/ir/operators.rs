@@ -1,6 +1,7 @@
 //! Every row of the table of lane operations by the operator or the method that is its.
 
 use fa3_ir::LaneOp::*;
+use fa3_ir::lang::*;
 use fa3_ir::*;
 
 /// Operands of every class, each a register of its own.

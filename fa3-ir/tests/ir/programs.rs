@@ -1,5 +1,6 @@
 //! Straight-line programs at random.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use proptest::prelude::*;
 

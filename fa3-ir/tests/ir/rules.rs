@@ -1,5 +1,6 @@
 //! Every rule of the verifier, broken once.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 
 /// The faults of a kernel of 128 threads that `build` builds.

@@ -1,5 +1,6 @@
 //! Small whole kernels, built by hand.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 
 /// z = x + y over n elements, one a thread.

@@ -1,5 +1,6 @@
 //! A statement belongs to the line of the kernel that it serves.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 
 /// The sources of all statements of the prologue and of the roles, outer ones after those within.

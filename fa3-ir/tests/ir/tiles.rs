@@ -1,5 +1,6 @@
 //! Tiles, rings and fragments: what is derived, and what the builder finds wrong.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 
 use crate::ptxas::{assemble, body};

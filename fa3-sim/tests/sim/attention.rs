@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Buffer, Memory, Mode, Outcome, Policy, Simulation};
 use half::bf16;

@@ -1,6 +1,7 @@
 //! Protocols of real kernels that are right although they look bold: no finding, and the same result, under every
 //! schedule.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Buffer, Memory, Simulation};
 

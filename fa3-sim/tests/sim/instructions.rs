@@ -1,5 +1,6 @@
 //! What instructions move and compute, against their definitions.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Buffer, Memory, Outcome, Policy, Rule, Simulation};
 use half::f16;

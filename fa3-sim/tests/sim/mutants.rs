@@ -1,5 +1,6 @@
 //! Every synchronisation of the attention kernel is needed: without it some schedule finds a broken rule.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Mode, Policy};
 

@@ -3,6 +3,7 @@
 use std::f32::consts::LOG2_E;
 use std::ops::{Add, Mul, Neg, Sub};
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::data::approx;
 use fa3_sim::{Memory, Policy, Simulation};

@@ -1,6 +1,7 @@
 //! For each rule a kernel that keeps it, and the same kernel with one line wrong, which breaks that rule and no other,
 //! under every schedule.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Memory, Outcome, Policy, Rule, Simulation};
 

@@ -1,5 +1,6 @@
 //! Small whole kernels: their results are those of a plain computation, under every policy, bit by bit.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Buffer, Memory, Outcome, Policy, Simulation};
 use half::bf16;

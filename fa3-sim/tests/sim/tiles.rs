@@ -1,5 +1,6 @@
 //! Fragments in tiles: what is stored is where the tile says that an element is.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Memory, Simulation};
 

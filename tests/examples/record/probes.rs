@@ -10,7 +10,8 @@ mod tensors;
 use std::error::Error;
 
 use fa3_cuda::host::Device;
-use fa3_ir::{Arg, B32, B64, BufferRole, Builder, Elem, Kernel, Launch, Passed, Program, V};
+use fa3_ir::lang::{Arg, B32, B64, Builder, V};
+use fa3_ir::{BufferRole, Elem, Kernel, Launch, Passed, Program};
 use fa3_tests::gpu;
 
 /// What a probe says, or why it cannot.

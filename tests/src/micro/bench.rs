@@ -1,8 +1,9 @@
 //! What micro-kernels are built with: a builder, and the buffers that its parameters are bound to.
 
+use fa3_ir::lang::{B32, B64, Builder, Pred, V};
 use fa3_ir::{
-    B32, B64, BoxShape, BufferId, BufferRole, Builder, Elem, FenceInst, Kernel, Launch, LoadOptions, Passed,
-    Pred, Program, Region, TensorMap, V,
+    BoxShape, BufferId, BufferRole, Elem, FenceInst, Kernel, Launch, LoadOptions, Passed, Program, Region,
+    TensorMap,
 };
 
 use super::{Micro, Rule};

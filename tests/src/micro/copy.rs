@@ -1,6 +1,7 @@
 //! Copies by the tensor memory accelerator: where every byte of a box comes from and goes to.
 
-use fa3_ir::{BoxShape, Coords, Elem, FenceInst, Launch, LoadOptions, Operand, Region, Swizzle};
+use fa3_ir::lang::Coords;
+use fa3_ir::{BoxShape, Elem, FenceInst, Launch, LoadOptions, Operand, Region, Swizzle};
 
 use super::bench::{Bench, micro};
 use super::values::Stream;
@@ -33,7 +34,7 @@ struct List<'a>(&'a [i32]);
 
 impl Coords for List<'_> {
     fn operands(self) -> Vec<Operand> {
-        self.0.iter().map(|coord| fa3_ir::Arg::operand(*coord)).collect()
+        self.0.iter().map(|coord| fa3_ir::lang::Arg::operand(*coord)).collect()
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::panic::Location;
 
+use fa3_ir::lang::{B32, B64, Reg, V};
 use fa3_ir::{
-    Address, B32, B64, Cache, Condition, GlobalAddr, Imm, Inst, Kernel, LaneInst, LaneOp, Launch, MemInst,
-    Node, Operand, Reg, Stmt, Ty, V, Value, ValueInfo, WarpInst,
+    Address, Cache, Condition, GlobalAddr, Imm, Inst, Kernel, LaneInst, LaneOp, Launch, MemInst, Node,
+    Operand, Stmt, Ty, Value, ValueInfo, WarpInst,
 };
 
 use super::bench::micro;

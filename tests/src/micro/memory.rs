@@ -1,6 +1,7 @@
 //! Loads, stores, atomics, and the copies of 16 bytes that bypass registers.
 
-use fa3_ir::{Address, B16, B32, B64, Builder, F32, FenceInst, Launch, Stored, V};
+use fa3_ir::lang::{B16, B32, B64, Builder, F32, Stored, V};
+use fa3_ir::{Address, FenceInst, Launch};
 
 use super::bench::{Bench, micro};
 use super::values::{FLOATS, INTEGERS, Stream, words};

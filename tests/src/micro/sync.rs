@@ -1,6 +1,7 @@
 //! mbarriers, named barriers, clusters, the register pool.
 
-use fa3_ir::{B32, FenceInst, Launch, LoadOptions, Role, V};
+use fa3_ir::lang::{B32, V};
+use fa3_ir::{FenceInst, Launch, LoadOptions, Role};
 
 use super::bench::micro;
 use super::values::{Stream, words};

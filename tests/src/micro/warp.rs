@@ -1,6 +1,7 @@
 //! Exchange between the lanes of a warp: shuffles, votes, elect, ldmatrix, stmatrix.
 
-use fa3_ir::{Arg, B32, Launch, Region, V};
+use fa3_ir::lang::{Arg, B32, V};
+use fa3_ir::{Launch, Region};
 
 use super::bench::{Bench, micro};
 use super::values::{Stream, words};

@@ -3,9 +3,8 @@
 mod numbers;
 mod operand;
 
-use fa3_ir::{
-    Arg, B32, B64, Builder, F32, Launch, Major, Mma, Reg, Region, ScaleD, Swizzle, V, Var, WgmmaA, WgmmaType,
-};
+use fa3_ir::lang::{Arg, B32, B64, Builder, F32, Reg, V, Var};
+use fa3_ir::{Launch, Major, Mma, Region, ScaleD, Swizzle, WgmmaA, WgmmaType};
 
 use self::operand::Stored;
 use super::bench::{Bench, micro};

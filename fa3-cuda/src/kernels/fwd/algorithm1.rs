@@ -1,6 +1,6 @@
 //! Algorithm 1: products and softmax one after the other.
 
-use fa3_ir::{Frag, Fresh, gemm};
+use fa3_ir::lang::*;
 use fa3_sched::forward::Rescale;
 
 use super::consumer::{Attend, Query, Sum};

@@ -1,6 +1,6 @@
 //! Algorithm 2: the softmax of a block under PV of the block before.
 
-use fa3_ir::{Fresh, gemm};
+use fa3_ir::lang::{Fresh, gemm};
 
 use super::consumer::{Attend, Query, Sum};
 use crate::kernels::parts::kv_blocks::KvBlocks;

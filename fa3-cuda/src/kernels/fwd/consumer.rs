@@ -1,6 +1,6 @@
 //! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
 
-use fa3_ir::{B32, Consumer, Frag, Fresh, FullSlot, Tile, V, gemm};
+use fa3_ir::lang::*;
 use fa3_sched::forward::{Overlap, Rescale};
 
 use super::self_loading::{Kv, SelfLoading};

@@ -1,6 +1,6 @@
 //! The end of a tile: O and LSE to global memory.
 
-use fa3_ir::{B32, Half, V};
+use fa3_ir::lang::*;
 
 use super::Fwd;
 use super::consumer::Sum;

@@ -1,6 +1,6 @@
 //! What tile i of a launch is: the same integers for the host and in a kernel.
 
-use fa3_ir::{B32, V};
+use fa3_ir::lang::*;
 use fa3_sched::forward::Plan;
 use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Tile, TileCounts, Tiling, VisibleKeys};
 use fa3_types::Mask;

@@ -1,6 +1,7 @@
 //! The parameters of a forward kernel.
 
-use fa3_ir::{BufferId, Elem, Passed, TileShape};
+use fa3_ir::lang::*;
+use fa3_ir::{BufferId, Passed};
 use fa3_sched::Scheduler;
 use fa3_sched::forward::Plan;
 use fa3_types::{Problem, TensorDesc};

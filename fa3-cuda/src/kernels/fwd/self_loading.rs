@@ -3,7 +3,7 @@
 //! Blocks come in the producer's order, from the last to the first. As many as there are slots are loaded when a tile begins; then
 //! each slot that this thread's warpgroup gives back is filled with the next block.
 
-use fa3_ir::{B32, Builder, Consumer, FullSlot, V, Var};
+use fa3_ir::lang::*;
 use fa3_sched::forward::Loads;
 
 use super::Fwd;

@@ -1,6 +1,7 @@
 //! What the forward kernels take tile i to be, as data: for whoever compares the kernels' integers with the host's.
 
-use fa3_ir::{BufferRole, Elem, Kernel, Launch, Passed, Program};
+use fa3_ir::lang::*;
+use fa3_ir::{BufferRole, Passed, Program};
 use fa3_sched::forward::Plan;
 
 use super::FwdSpec;

@@ -1,9 +1,7 @@
 //! C = A · Bᵀ by specialised warps: a producer loads, two consumers multiply, every CTA walks over many tiles.
 
-use fa3_ir::{
-    B32, BufferRole, Builder, Chain, Consumer, Elem, Frag, FullSlot, Kernel, Launch, Outboxes, Passed,
-    Program, Ring, Role, TileMap, TileShape, V,
-};
+use fa3_ir::lang::*;
+use fa3_ir::{BufferRole, Passed, Program};
 
 use super::GemmSize;
 use super::tiles::TileOrder;

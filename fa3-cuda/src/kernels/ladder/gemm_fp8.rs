@@ -1,7 +1,9 @@
 //! [`super::gemm`] of e4m3, in two levels: the tensor core keeps 13 fraction bits of a sum of e4m3 products, so that no
 //! sum in it is longer than 128; binary32 registers add these.
 
-use fa3_ir::{B32, Consumer, Elem, Frag, Fresh, Kernel, Program, V, gemm as gemm_tiles};
+use fa3_ir::Program;
+use fa3_ir::lang::gemm as gemm_tiles;
+use fa3_ir::lang::*;
 
 use super::GemmSize;
 use super::gemm::{Config, Gemm, consumer, producer};

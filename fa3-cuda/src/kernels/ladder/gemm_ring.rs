@@ -1,8 +1,7 @@
 //! C = A · Bᵀ by one warpgroup a tile of 64 x 128, whose loads run ahead of its products in a ring.
 
-use fa3_ir::{
-    B32, Builder, Chain, Elem, Frag, Kernel, Launch, Producer, Program, Ring, TileMap, TileShape, V,
-};
+use fa3_ir::Program;
+use fa3_ir::lang::*;
 
 use super::{GemmSize, gemm_simple};
 use crate::kernels::Spec;

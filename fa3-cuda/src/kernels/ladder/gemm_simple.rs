@@ -1,9 +1,7 @@
 //! C = A · Bᵀ by one warpgroup a tile of 64 x 128, which loads, multiplies and waits in turn.
 
-use fa3_ir::{
-    B32, B64, BufferRole, Elem, F32, Frag, Half, Kernel, Launch, LoadOptions, Passed, Program, TileShape, V,
-    gemm,
-};
+use fa3_ir::lang::*;
+use fa3_ir::{BufferRole, Passed, Program};
 
 use super::{GemmSize, launch};
 use crate::kernels::Spec;

@@ -1,6 +1,7 @@
 //! C = A · Bᵀ where C has few tiles: several CTAs share one, each with a part of K, and copies add their sums.
 
-use fa3_ir::{BufferRole, Elem, Kernel, Launch, Passed, Program, TileShape};
+use fa3_ir::lang::*;
+use fa3_ir::{BufferRole, Passed, Program};
 
 use super::gemm_ring::{BLOCK_M, BLOCK_N, Loads};
 use super::{GemmSize, launch};

@@ -1,6 +1,7 @@
 //! y = softmax(x) of each row, one row a warp.
 
-use fa3_ir::{B32, B64, BufferRole, Builder, Elem, F32, Kernel, Launch, Passed, Pred, Program, V, Var};
+use fa3_ir::lang::*;
+use fa3_ir::{BufferRole, Passed, Program};
 
 use super::launch;
 use crate::kernels::Spec;

@@ -1,6 +1,7 @@
 //! y = x by tensor copies, one tile a CTA: through shared memory with any swizzle, and clipped at the edges.
 
-use fa3_ir::{BufferRole, Elem, Kernel, Launch, LoadOptions, Program, Swizzle, TileShape};
+use fa3_ir::lang::*;
+use fa3_ir::{BufferRole, Program};
 
 use super::launch;
 use crate::kernels::Spec;

@@ -1,6 +1,7 @@
 //! In which order a persistent grid walks the tiles of C.
 
-use fa3_ir::{B32, Builder, Passed, V};
+use fa3_ir::Passed;
+use fa3_ir::lang::*;
 use fa3_sched::{FastDiv, Int};
 
 use crate::kernels::params::{Declare, Fill, Filled, Host, Pass, Side};

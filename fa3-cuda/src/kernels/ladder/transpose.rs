@@ -1,6 +1,7 @@
 //! y = xᵀ, one tile of 64 x 64 a CTA: matrices of 8 x 8 leave shared memory transposed and enter it again.
 
-use fa3_ir::{BufferRole, Elem, FenceInst, Kernel, Launch, LoadOptions, Program, TileShape};
+use fa3_ir::lang::*;
+use fa3_ir::{BufferRole, Program};
 
 use super::launch;
 use crate::kernels::Spec;

@@ -1,6 +1,7 @@
 //! z = x + y, one element a thread.
 
-use fa3_ir::{BufferRole, Elem, F32, Kernel, Launch, Passed, Program};
+use fa3_ir::lang::*;
+use fa3_ir::{BufferRole, Passed, Program};
 
 use super::launch;
 use crate::kernels::Spec;

@@ -1,6 +1,6 @@
 //! The blocks of keys that a tile visits, from the last to the first, and which of them need the mask.
 
-use fa3_ir::{B32, Builder, Pred, V};
+use fa3_ir::lang::*;
 use fa3_sched::KvRange;
 use fa3_types::Mask;
 

@@ -1,6 +1,6 @@
 //! Loads of tiles by the tensor memory accelerator, through a ring.
 
-use fa3_ir::{B32, Builder, Consumer, Producer, Ring, TileMap, TileShape, V};
+use fa3_ir::lang::*;
 
 /// A tensor whose tiles go through a ring: dimensions head_dim, heads, rows, sequences.
 pub(crate) struct Feed<'k> {

@@ -1,9 +1,6 @@
 //! P, the left operand of PV: in registers, or in shared memory where registers are short.
 
-use fa3_ir::{
-    AFrag, At, B32, Builder, F32, FenceInst, Frag, Left, Tile, TileShape, V, WarpgroupBarrier,
-    WarpgroupBarriers, WgmmaType,
-};
+use fa3_ir::lang::*;
 
 /// Where the warpgroups of a kernel put P.
 pub(crate) struct POperands<'k> {

@@ -1,7 +1,7 @@
 //! Ping-pong (§3.1 of the paper): consumer warpgroups take turns on the tensor cores, the softmax of one under the products of
 //! the others.
 
-use fa3_ir::{B32, Builder, V, WarpgroupBarrier, WarpgroupBarriers};
+use fa3_ir::lang::*;
 
 /// The barriers by which the turn goes round: one a warpgroup, at which it meets who passes it the turn.
 pub(crate) struct PingPong<'k>(WarpgroupBarriers<'k>);

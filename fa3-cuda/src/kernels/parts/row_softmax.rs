@@ -4,7 +4,7 @@
 //! the largest score so far, the row_max. Any other will do that lets no exponential overflow, a row_max of some blocks ago in
 //! particular: [`RowSoftmax::step_lazily`] keeps it and looks for a larger one only where it must (lazy rescaling).
 
-use fa3_ir::{Builder, F32, Frag, Half, Rows, RowsVar, V};
+use fa3_ir::lang::*;
 
 use super::p_operand::{P, POperand};
 

@@ -1,6 +1,6 @@
 //! What happens to scores between QKᵀ and the softmax: functions that the kernel is built with.
 
-use fa3_ir::{B32, F32, Frag, Half, V};
+use fa3_ir::lang::*;
 
 use super::kv_blocks::KvBlock;
 

@@ -1,6 +1,6 @@
 //! Rows of a fragment to global memory.
 
-use fa3_ir::{B32, B64, Elem, Frag, Half, Pred, QuadTranspose, V};
+use fa3_ir::lang::*;
 
 /// A tensor in global memory: an address, and the bytes from one index to the next in each dimension but the innermost.
 #[derive(Clone, Copy, Debug)]

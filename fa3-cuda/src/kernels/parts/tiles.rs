@@ -1,6 +1,6 @@
 //! The tile scheduler: which tiles a CTA computes. The producer and the consumers walk over the same ones.
 
-use fa3_ir::{B32, B64, Builder, Region, Ring, V};
+use fa3_ir::lang::*;
 use fa3_sched::{Scheduler, next_dynamic, next_static};
 
 /// The tiles of a launch and how they reach CTAs.

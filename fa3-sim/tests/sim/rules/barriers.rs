@@ -1,6 +1,6 @@
 //! Named barriers, and what happens when nobody can go on.
 
-use fa3_ir::*;
+use fa3_ir::lang::*;
 use fa3_sim::Rule;
 
 use super::{case, thread, warp};

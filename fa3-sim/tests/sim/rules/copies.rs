@@ -1,6 +1,6 @@
 //! Tensor and bulk copies.
 
-use fa3_ir::*;
+use fa3_ir::lang::*;
 use fa3_sim::Rule;
 
 use super::{case, fill, init, own_word, thread, warp};

@@ -1,6 +1,6 @@
 //! mbarriers.
 
-use fa3_ir::*;
+use fa3_ir::lang::*;
 use fa3_sim::Rule;
 
 use super::{case, init, own_word, thread, warp};

@@ -1,5 +1,6 @@
 //! Loads and stores.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Memory, Policy, Rule, Simulation};
 

@@ -1,6 +1,6 @@
 //! Registers: those that hold nothing, those that lanes disagree on, the pool.
 
-use fa3_ir::*;
+use fa3_ir::lang::*;
 use fa3_sim::Rule;
 
 use super::{case, own_word, thread};

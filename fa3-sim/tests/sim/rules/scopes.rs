@@ -1,6 +1,6 @@
 //! Whose accesses a fence, an arrival or a wait is about: one lane's, one CTA's, those before it.
 
-use fa3_ir::*;
+use fa3_ir::lang::*;
 use fa3_sim::{Memory, Rule, SimError, Simulation};
 
 use super::{case, init, own_word, thread};

@@ -1,5 +1,6 @@
 //! Matrix products.
 
+use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::Rule;
 

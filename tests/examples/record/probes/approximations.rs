@@ -5,7 +5,8 @@ use std::error::Error;
 use std::thread;
 
 use fa3_cuda::host::Device;
-use fa3_ir::{F32, Launch, V};
+use fa3_ir::Launch;
+use fa3_ir::lang::{F32, V};
 use fa3_sim::data::approx;
 
 use super::{Said, measure, words};

@@ -1,7 +1,8 @@
 //! Which lane is elected; how long, and how often in vain, `mbarrier.try_wait` waits.
 
 use fa3_cuda::host::Device;
-use fa3_ir::{B64, Launch, Role};
+use fa3_ir::lang::B64;
+use fa3_ir::{Launch, Role};
 
 use super::{Said, longs, measure, spin, words};
 

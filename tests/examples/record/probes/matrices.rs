@@ -1,7 +1,8 @@
 //! Which rows of A in shared memory the part of a wgmma that belongs to one warp reads, and when.
 
 use fa3_cuda::host::Device;
-use fa3_ir::{B32, B64, FenceInst, Launch, Layout, Mma, Swizzle, V, WgmmaType};
+use fa3_ir::lang::{B32, B64, V};
+use fa3_ir::{FenceInst, Launch, Layout, Mma, Swizzle, WgmmaType};
 
 use super::{Said, longs, measure, spin, words};
 

@@ -1,7 +1,8 @@
 //! What is seen without the fence, or the wait, that the memory model asks for.
 
 use fa3_cuda::host::Device;
-use fa3_ir::{F32, FenceInst, Launch};
+use fa3_ir::lang::F32;
+use fa3_ir::{FenceInst, Launch};
 
 use super::{Said, longs, measure, words};
 

@@ -5,9 +5,9 @@ use std::env;
 use std::process::Command;
 
 use fa3_cuda::host::Device;
+use fa3_ir::lang::{B32, Coords};
 use fa3_ir::{
-    B32, BoxShape, BufferRole, Coords, Elem, FenceInst, Kernel, Launch, LoadOptions, Operand, Passed,
-    Program, Swizzle,
+    BoxShape, BufferRole, Elem, FenceInst, Kernel, Launch, LoadOptions, Operand, Passed, Program, Swizzle,
 };
 use fa3_tests::gpu;
 

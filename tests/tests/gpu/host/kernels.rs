@@ -1,8 +1,9 @@
 //! Small kernels that use every part of the host layer.
 
+use fa3_ir::lang::{B32, Builder, F32, V};
 use fa3_ir::{
-    B32, BoxShape, Builder, Elem, F32, FenceInst, Kernel, Launch, Layout, LoadOptions, Major, Mma, Region,
-    Role, Swizzle, V, WgmmaType,
+    BoxShape, Elem, FenceInst, Kernel, Launch, Layout, LoadOptions, Major, Mma, Region, Role, Swizzle,
+    WgmmaType,
 };
 
 /// The thread's number in the grid of CTAs of 256 threads.

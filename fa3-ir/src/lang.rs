@@ -1,0 +1,43 @@
+//! What kernels are written with: the other floor, of the data that they become, is the crate's root.
+//!
+//! ```
+//! use fa3_ir::lang::*;
+//!
+//! let kernel = Kernel::build("double", Launch::threads(32), |b| {
+//!     let at = b.tid().mad_wide(4, b.param_pointer("x", Elem::F32));
+//!     b.store(at, b.load::<F32>(at) * 2.0);
+//! });
+//! assert_eq!(fa3_ir::verify(&kernel), Ok(()));
+//! ```
+
+// Kernels, warps, memory.
+pub use crate::build::{Builder, TensorMap};
+pub use crate::descriptor::Swizzle;
+pub use crate::kernel::{Elem, Kernel, Launch, Role};
+pub use crate::smem::Region;
+
+// Values.
+pub use crate::address::{GlobalAddr, SharedAddr};
+pub use crate::lane::{Bits, Number, Select};
+pub use crate::ty::{B16, B32, B64, Class, F32, Pred, Stored, Word};
+pub use crate::value::{Arg, Condition, Reg, V, Var};
+
+// Copies, fences, barriers.
+pub use crate::inst::fence::FenceInst;
+pub use crate::inst::tma::{CachePolicy, Coords, LoadOptions};
+pub use crate::tensor::BoxShape;
+pub use crate::tile::warpgroup_barriers::{WarpgroupBarrier, WarpgroupBarriers};
+
+// Tiles, and the rings and outboxes through which they go.
+pub use crate::tile::copy::TileMap;
+pub use crate::tile::outbox::{Draft, Outbox, Outboxes};
+pub use crate::tile::ring::{Consumer, EmptySlot, FullSlot, HeldSlot, Producer, Ring};
+pub use crate::tile::{Matrix, Tile, TileShape};
+
+// Products and fragments.
+pub use crate::inst::wgmma::WgmmaType;
+pub use crate::tile::frag::{AFrag, At, Frag, Half};
+pub use crate::tile::gemm::{Chain, Destination, Fresh, InFlight, Left, gemm};
+pub use crate::tile::quad::QuadTranspose;
+pub use crate::tile::rows::{Rows, RowsVar};
+pub use crate::tile::store::Packed;
