@@ -12,7 +12,9 @@ mod call;
 mod error;
 
 // What is kept between calls.
+mod kept;
 mod plans;
+mod workspaces;
 
 /// Attention over raw device addresses: what `fa3` is made of, not for use on its own.
 #[pyo3::pymodule]
@@ -21,20 +23,23 @@ mod _fa3 {
     use pyo3::prelude::*;
 
     use crate::call::{Call, Options, Tensor, desc};
-    use crate::error::Error;
-    use crate::plans;
+    use crate::plans::{self, Launched};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
-    /// forward(device, stream, q, k, v, o, lse, softmax_scale, window, softcap, sm_margin)
+    /// forward(device, stream, q, k, v, o, lse, softmax_scale, window, softcap, sm_margin, workspace)
     ///
-    /// Puts the forward pass on a stream of a device and returns at once. A tensor is (dtype, address, shape, strides), the
+    /// Puts the forward pass on a stream of a device and returns 0 at once. A tensor is (dtype, address, shape, strides), the
     /// dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a contiguous tensor of q's
     /// dtype, (batch, seqlen_q, heads_q, head_dim_v), lse of a contiguous tensor of float32, (batch, heads_q, seqlen_q), or
     /// None if nobody wants it.
+    ///
+    /// workspace is None, or (address, bytes) of memory that holds zeros where the stream is now, aligned to 256. The result is not 0 if
+    /// there must be one and None was given, as while the stream is captured into a graph. Then it says how many bytes it needs, and
+    /// nothing was done.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody else until the work is done.
     #[pyfunction]
@@ -52,7 +57,8 @@ mod _fa3 {
         window: (i64, i64),
         softcap: Option<f64>,
         sm_margin: i64,
-    ) -> PyResult<()> {
+        workspace: Option<(u64, usize)>,
+    ) -> PyResult<usize> {
         let options = Options { softmax_scale, window, softcap, sm_margin };
         let call = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
         let [q, k, v, o] = [q.1, k.1, v.1, o].map(Address);
@@ -60,6 +66,9 @@ mod _fa3 {
         at.lse = lse.map(Address);
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver waits for
         // room in the stream.
-        py.detach(|| plans::launch(&call, stream, at)).map_err(Error::into)
+        match py.detach(|| plans::launch(&call, stream, at, workspace))? {
+            Launched::Yes => Ok(0),
+            Launched::WithoutWorkspace(bytes) => Ok(bytes),
+        }
     }
 }

@@ -4,12 +4,14 @@ use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use fa3_cuda::host::{Device, Forward, HostError, Stream};
+use fa3_cuda::host::{Device, Forward, ForwardError, HostError, Stream};
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{Addresses, Placement};
 
 use crate::call::Call;
 use crate::error::Error;
+use crate::kept::Kept;
+use crate::workspaces;
 
 /// As many plans are kept. A program whose lengths never repeat makes them all the time, but does not grow.
 const KEPT: usize = 4096;
@@ -18,7 +20,7 @@ const KEPT: usize = 4096;
 static DEVICES: LazyLock<Mutex<HashMap<u32, Device>>> = LazyLock::new(Mutex::default);
 
 /// What was made of the calls so far. Locked for a moment only, never while a plan is made.
-static PLANS: LazyLock<Mutex<HashMap<Call, Arc<Made>>>> = LazyLock::new(Mutex::default);
+static PLANS: LazyLock<Mutex<Kept<Call, Arc<Made>>>> = LazyLock::new(|| Mutex::new(Kept::new(KEPT)));
 
 /// A forward pass and its device.
 struct Made {
@@ -26,24 +28,51 @@ struct Made {
     forward: Forward,
 }
 
-/// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`.
+/// What became of a call.
+pub(crate) enum Launched {
+    /// It is on the stream.
+    Yes,
+    /// Nothing was done: it takes a zeroed workspace of so many bytes, which must be given.
+    WithoutWorkspace(usize),
+}
+
+/// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`. It uses `workspace`, (address, bytes), or if none is
+/// given the one kept for the stream.
 ///
 /// # Errors
-/// What is wrong with the call, or what the driver says.
-pub(crate) fn launch(call: &Call, stream: usize, at: Addresses) -> Result<(), Error> {
+/// What is wrong with the call, a workspace that is too small, or what the driver says.
+pub(crate) fn launch(
+    call: &Call,
+    stream: usize,
+    at: Addresses,
+    workspace: Option<(u64, usize)>,
+) -> Result<Launched, Error> {
     let made = find(call)?;
-    let placement = Placement::new(made.forward.plan().problem(), at)?;
-    // SAFETY: the Python sources take all of it from torch. The stream is the current one of the device, in the primary context
-    // as all of torch's, and alive for as long as it is current. The addresses are those of tensors of the problem's shapes,
-    // strides and dtypes on that device, o and lse of new ones. They may be freed before the work is done: torch gives their
-    // memory to later work of the same stream, or waits for the streams that a caller recorded, as for its own operators. A
-    // plan that is dropped leaves its device, which stays open.
+    let Made { device, forward } = &*made;
+    let placement = Placement::new(forward.plan().problem(), at)?;
+    // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all of torch's, and
+    // alive for as long as it is current.
+    #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
+    let stream = unsafe { Stream::from_raw(device, stream) };
+    let needed = forward.workspace_bytes();
+    let workspace = match workspace {
+        Some((_, given)) if given < needed => {
+            return Err(ForwardError::WorkspaceSize { given, needed }.into());
+        }
+        Some((address, _)) => address,
+        None => match workspaces::find(call.device(), device, &stream, needed)? {
+            Some(address) => address,
+            None => return Ok(Launched::WithoutWorkspace(needed)),
+        },
+    };
+    // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes, strides and dtypes on
+    // that device, o, lse and a given workspace of new ones, the workspace zeroed on this stream before. They may be freed before the
+    // work is done: torch gives their memory to later work of the same stream, or waits for the streams that a caller recorded, as for
+    // its own operators; memory of a capture it keeps for as long as the graph. A workspace that is kept is this stream's alone and
+    // lives as long as the process. A plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-    unsafe {
-        let stream = Stream::from_raw(&made.device, stream);
-        made.forward.launch(&stream, &placement)
-    }?;
-    Ok(())
+    unsafe { forward.launch(&stream, &placement, workspace) }?;
+    Ok(Launched::Yes)
 }
 
 /// The plan for `call`, made before or now.
@@ -52,12 +81,8 @@ fn find(call: &Call) -> Result<Arc<Made>, Error> {
         return Ok(Arc::clone(made));
     }
     let made = Arc::new(make(call)?);
-    let mut plans = lock(&PLANS);
-    if plans.len() >= KEPT {
-        plans.clear();
-    }
     // If another thread made the same meanwhile, either will do.
-    plans.insert(call.clone(), Arc::clone(&made));
+    lock(&PLANS).insert(call.clone(), Arc::clone(&made));
     Ok(made)
 }
 
@@ -87,7 +112,8 @@ fn without(sms: NonZeroU32, margin: i64) -> Result<NonZeroU32, Error> {
     left.ok_or(Error::SmMargin { margin, sms: sms.get() })
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// What a mutex protects.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What a panic left behind is a map of what was put there before.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -22,7 +22,7 @@ def tensor(shape=(2, 16, 4, 64), dtype="bf16", address=0x1000, strides=None):
 def forward(
     q=tensor(), k=tensor(), v=tensor(), device=NO_SUCH_DEVICE, scale=None, window=(-1, -1), softcap=None, sm_margin=0
 ):
-    extension.forward(device, 0, q, k, v, 0x10000, 0x20000, scale, window, softcap, sm_margin)
+    extension.forward(device, 0, q, k, v, 0x10000, 0x20000, scale, window, softcap, sm_margin, None)
 
 
 def test_the_version_is_the_packages():

@@ -3,7 +3,9 @@
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUevent_flags, CUevent_st, CUstream_flags, CUstream_st};
+use cudarc::driver::sys::{
+    self, CUevent_flags, CUevent_st, CUstream_flags, CUstream_st, CUstreamCaptureStatus,
+};
 
 use super::context::Context;
 use super::driver::Handle;
@@ -77,6 +79,25 @@ impl Stream {
         // SAFETY: event and stream are alive.
         current.check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw.0, self.raw.0) })?;
         Ok(event)
+    }
+
+    /// Its number, which no other stream of the process ever has, also none with the handle of one that was destroyed. `None` while
+    /// it is captured into a graph.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn id(&self) -> Result<Option<u64>, HostError> {
+        let current = self.context.enter()?;
+        let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+        // SAFETY: the stream is alive, and `status` is a valid place for the result.
+        let result = unsafe { sys::cuStreamIsCapturing(self.raw.0, &raw mut status) };
+        current.check("cuStreamIsCapturing", result)?;
+        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Ok(None);
+        }
+        // SAFETY: the stream is alive, and `id` is a valid place for the result.
+        current.check("cuStreamGetId", unsafe { sys::cuStreamGetId(self.raw.0, &raw mut id) })?;
+        Ok(Some(id))
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -160,5 +181,24 @@ mod tests {
         buffer.fill(&borrowed, 7).unwrap();
         drop(borrowed);
         assert_eq!(buffer.download::<u8>(&own).unwrap(), [7; 64]);
+    }
+
+    /// On a machine with a Hopper GPU.
+    #[test]
+    fn a_stream_has_a_number_of_its_own_and_none_while_it_is_captured() {
+        let Ok(device) = Device::open(0) else {
+            println!("skipped: no gpu");
+            return;
+        };
+        let (stream, other) = (device.stream().unwrap(), device.stream().unwrap());
+        let id = stream.id().unwrap();
+        assert!(id.is_some() && id != other.id().unwrap() && id != device.default_stream().id().unwrap());
+        stream.begin_capture().unwrap();
+        assert_eq!(stream.id(), Ok(None));
+        stream.end_capture().unwrap();
+        assert_eq!(stream.id(), Ok(id));
+        // The driver may give the next stream the same handle.
+        drop(stream);
+        assert_ne!(device.stream().unwrap().id().unwrap(), id);
     }
 }

@@ -1,5 +1,6 @@
 //! Memory that operations need besides their tensors.
 
+use super::context::RelaxedCapture;
 use super::{Device, DeviceBuffer, HostError, Stream};
 
 /// Device memory for what operations count in and keep between their kernels. It belongs to the caller, who may use it for one launch
@@ -14,6 +15,8 @@ impl Workspace {
     /// # Errors
     /// [`HostError::OutOfMemory`], or what the driver says.
     pub fn new(device: &Device, stream: &Stream, bytes: usize) -> Result<Workspace, HostError> {
+        // Other threads may be capturing: this is none of their business.
+        let _relaxed = RelaxedCapture::begin()?;
         let mut buffer = device.alloc(bytes)?;
         buffer.fill(stream, 0)?;
         Ok(Workspace(buffer))

@@ -15,4 +15,5 @@ def forward(
     window: tuple[int, int],
     softcap: float | None,
     sm_margin: int,
-) -> None: ...
+    workspace: tuple[int, int] | None,
+) -> int: ...

@@ -41,7 +41,7 @@ def launch(
         raise TypeError(f"a tensor is {error}, expected torch.float16 or torch.bfloat16") from None
     # What nobody wants is not even allocated: that takes as long as the launch.
     o, lse = _output(q, k, v), _lse(q) if with_lse else None
-    _fa3.forward(
+    arguments = (
         device,
         torch._C._cuda_getCurrentRawStream(device),
         q_raw,
@@ -54,6 +54,12 @@ def launch(
         softcap or None,
         sm_margin,
     )
+    missing = _fa3.forward(*arguments, None)
+    if missing:
+        # The stream is being captured, so this is the graph's own memory, and each replay begins with zeros. As with any tensor,
+        # what torch gives the memory to next comes later on the same stream.
+        workspace = q.new_zeros(missing, dtype=torch.uint8)
+        _fa3.forward(*arguments, (workspace.data_ptr(), missing))
     return o, lse
 
 
