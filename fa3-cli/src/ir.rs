@@ -6,7 +6,8 @@ use crate::kernel::{self, KernelArgs};
 
 /// What `fa3 ir --help` says first.
 pub(crate) const ABOUT: &str = "\
-Prints a kernel: parameters, shared memory, barriers, then every statement with the line of Rust that built it.";
+Prints a kernel: parameters, shared memory, barriers, then every statement with the line of Rust that built it. What takes \
+several launches prints each of their kernels once.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,7 +27,8 @@ pub(crate) struct Options {
 /// # Errors
 /// A kernel that the catalogue does not have.
 pub(crate) fn run(options: &Options) -> Result<bool, CatalogueError> {
-    let text = options.kernel.job()?.kernel.to_string();
-    crate::print(&text.trim_end());
+    for kernel in kernel::distinct(options.kernel.program()?) {
+        crate::print(&kernel.to_string().trim_end());
+    }
     Ok(true)
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use clap::{Arg, ArgMatches, Command};
-use fa3_cuda::kernels::Job;
+use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::catalogue::{self, CatalogueError, Domain, OptionInfo};
+use fa3_ir::{Kernel, Program};
 
 /// A kernel's name and the options that are given, unchecked.
 #[derive(Clone, Debug)]
@@ -15,14 +16,15 @@ pub(crate) struct KernelArgs {
 }
 
 impl KernelArgs {
-    /// The kernel with its problem.
+    /// The program of its problem.
     ///
     /// # Errors
     /// A name, an option or a value that the catalogue does not have.
-    pub(crate) fn job(&self) -> Result<Job, CatalogueError> {
+    pub(crate) fn program(&self) -> Result<Program<Kernel>, CatalogueError> {
         let entry = catalogue::find(&self.name)?;
         let chosen = self.given.iter().map(|(name, text)| entry.option(name)?.parse(text));
-        entry.job(&chosen.collect::<Result<Vec<_>, _>>()?)
+        let program = entry.program(&chosen.collect::<Result<Vec<_>, _>>()?)?;
+        Ok(program.map(Spec::kernel))
     }
 }
 
@@ -32,6 +34,17 @@ impl fmt::Display for KernelArgs {
         write!(f, "{}", self.name)?;
         self.given.iter().try_for_each(|(name, text)| write!(f, " --{name} {text}"))
     }
+}
+
+/// The kernels of a program, in the order of its steps and each once.
+pub(crate) fn distinct(program: Program<Kernel>) -> Vec<Kernel> {
+    let mut kernels: Vec<Kernel> = Vec::new();
+    for step in program.steps {
+        if !kernels.contains(&step.kernel) {
+            kernels.push(step.kernel);
+        }
+    }
+    kernels
 }
 
 /// Every option that some kernel has, by name.

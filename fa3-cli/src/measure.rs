@@ -5,7 +5,7 @@ mod truth;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, HostError, Stream};
+use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, HostError, Stream, Workspace};
 use fa3_ref::rows::SatisfiedRows;
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{Problem, TensorDesc};
@@ -22,6 +22,7 @@ const FEW: u32 = 3;
 
 /// A problem on a GPU, with what its result must be.
 struct Stand {
+    device: Device,
     stream: Stream,
     truth: Truth,
     q: DeviceBuffer,
@@ -33,12 +34,18 @@ struct Stand {
 
 /// A way to compute the problem whose result is right.
 struct Lane {
-    forward: Forward,
+    pass: Pass,
     satisfied: SatisfiedRows,
     /// The hash of the result.
     result: u64,
     launches: u32,
     millis: Vec<f64>,
+}
+
+/// A forward pass with the memory that it needs besides its tensors.
+struct Pass {
+    forward: Forward,
+    workspace: Workspace,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +102,7 @@ impl Stand {
         for (buffer, bits) in [&mut q, &mut k, &mut v].into_iter().zip(std::mem::take(&mut truth.qkv)) {
             buffer.upload(&stream, &bits)?;
         }
-        Ok(Stand { stream, truth, q, k, v, o, lse })
+        Ok(Stand { device: device.clone(), stream, truth, q, k, v, o, lse })
     }
 
     fn race(
@@ -136,55 +143,58 @@ impl Stand {
 
     /// Computes once and checks; then finds out how many launches fill a slice, and warms up.
     fn admit(&mut self, forward: Forward, pace: Pace) -> Result<Lane, Refusal> {
-        let (o, lse) = self.compute(&forward)?;
+        let workspace = Workspace::new(&self.device, &self.stream, forward.workspace_bytes())?;
+        let mut pass = Pass { forward, workspace };
+        let (o, lse) = self.compute(&mut pass)?;
         let satisfied = (self.truth.check)(&o, &lse)?;
-        self.slice(&forward, FEW)?;
-        let launches = (pace.slice_ms / self.slice(&forward, FEW)?.max(1e-3)) as u32;
+        self.slice(&mut pass, FEW)?;
+        let launches = (pace.slice_ms / self.slice(&mut pass, FEW)?.max(1e-3)) as u32;
         let launches = launches.max(FEW);
-        self.slice(&forward, launches)?;
-        Ok(Lane { forward, satisfied, result: hash(&o, &lse), launches, millis: Vec::new() })
+        self.slice(&mut pass, launches)?;
+        Ok(Lane { pass, satisfied, result: hash(&o, &lse), launches, millis: Vec::new() })
     }
 
     fn time(&mut self, lane: &mut Lane) -> Result<(), Refusal> {
-        let millis = self.slice(&lane.forward, lane.launches)?;
+        let millis = self.slice(&mut lane.pass, lane.launches)?;
         lane.millis.push(millis);
         Ok(())
     }
 
     /// After all the launches that were timed, one more gives the same.
     fn check_again(&mut self, lane: &mut Lane) -> Result<(), Refusal> {
-        let (o, lse) = self.compute(&lane.forward)?;
+        let (o, lse) = self.compute(&mut lane.pass)?;
         if hash(&o, &lse) == lane.result { Ok(()) } else { Err(Wrong::Changed.into()) }
     }
 
     /// Milliseconds of a launch, of `launches` back to back.
-    fn slice(&mut self, forward: &Forward, launches: u32) -> Result<f64, ForwardError> {
+    fn slice(&mut self, pass: &mut Pass, launches: u32) -> Result<f64, ForwardError> {
         let start = self.stream.record()?;
         for _ in 0..launches {
-            self.launch(forward)?;
+            self.launch(pass)?;
         }
         let end = self.stream.record()?;
         Ok(f64::from(end.millis_since(&start)?) / f64::from(launches))
     }
 
-    fn launch(&mut self, forward: &Forward) -> Result<(), ForwardError> {
+    fn launch(&mut self, pass: &mut Pass) -> Result<(), ForwardError> {
         let Stand { stream, q, k, v, o, lse, .. } = self;
-        forward.run(stream, q, k, v, o, lse)
+        let tensors = ForwardTensors { q, k, v, o, lse: Some(lse) };
+        pass.forward.run(stream, tensors, &mut pass.workspace)
     }
 
     /// The bits of O, and LSE, computed into memory that holds NaN.
-    fn compute(&mut self, forward: &Forward) -> Result<(Vec<u16>, Vec<f32>), ForwardError> {
+    fn compute(&mut self, pass: &mut Pass) -> Result<(Vec<u16>, Vec<f32>), ForwardError> {
         self.o.fill(&self.stream, 0xFF)?;
         self.lse.fill(&self.stream, 0xFF)?;
-        self.launch(forward)?;
+        self.launch(pass)?;
         Ok((self.o.download(&self.stream)?, self.lse.download(&self.stream)?))
     }
 }
 
 impl From<Lane> for Outcome {
     fn from(lane: Lane) -> Outcome {
-        let Lane { forward, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, .. } = lane;
-        let (tile, schedule) = (forward.plan().tile(), forward.plan().schedule());
+        let Lane { pass, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, .. } = lane;
+        let (tile, schedule) = (pass.forward.plan().tile(), pass.forward.plan().schedule());
         let plan = format!("{tile}; {}; {}", schedule.order(), schedule.scheduler());
         Outcome::Checked(Timing::new(plan, launches, millis, rows, error))
     }

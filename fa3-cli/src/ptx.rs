@@ -1,8 +1,9 @@
 //! `fa3 ptx`: what the driver compiles, and what a launch needs.
 
 use fa3_cuda::kernels::catalogue::CatalogueError;
-use fa3_cuda::kernels::{Array, ArrayUse, Job, JobArg};
-use fa3_ir::{Kernel, ParamInfo, ParamKind, Ptx, Swizzle, VerifyError, ptx};
+use fa3_ir::{
+    Buffer, BufferRole, Kernel, ParamInfo, ParamKind, Passed, Program, Ptx, Step, Swizzle, VerifyError, ptx,
+};
 use serde_json::{Value, json};
 
 use crate::kernel::{self, KernelArgs};
@@ -11,7 +12,7 @@ use crate::kernel::{self, KernelArgs};
 pub(crate) const ABOUT: &str = "\
 Prints a kernel as PTX for sm_90a, as the driver or ptxas take it.
 
-With --json it is one object with everything that a launch needs: ptx, entry, threads, smem (bytes of dynamic shared \
+With --json it is one object on one line for every launch, with everything that it needs: ptx, entry, threads, smem (bytes of dynamic shared \
 memory), cluster, grid; arrays, each with name, elem, shape (outermost dimension first) and use (input, output, or sum, which must \
 be zero before); args, one for each parameter: {u32: number}, {u64: number}, {f32: number}, {pointer: array} or {tensor: {array, dims, strides, \
 box, elem, swizzle}}, innermost dimension first, strides in bytes, as cuTensorMapEncodeTiled takes them.";
@@ -63,12 +64,15 @@ fn listed(faults: &[VerifyError]) -> String {
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    let job = options.kernel.job()?;
-    let ptx = emit(&job.kernel, options.annotate)?;
+    let program = options.kernel.program()?;
     if options.json {
-        crate::print(&describe(&job, &ptx));
+        for step in &program.steps {
+            crate::print(&describe(&program, step, &emit(&step.kernel, options.annotate)?));
+        }
     } else {
-        crate::print(&ptx.text.trim_end());
+        for kernel in kernel::distinct(program) {
+            crate::print(&emit(&kernel, options.annotate)?.text.trim_end());
+        }
     }
     Ok(true)
 }
@@ -82,38 +86,41 @@ pub(crate) fn emit(kernel: &Kernel, annotate: bool) -> Result<Ptx, Unsound> {
     emit(kernel).map_err(|faults| Unsound { kernel: kernel.name.clone(), faults })
 }
 
-fn describe(job: &Job, ptx: &Ptx) -> Value {
-    let args = job.args.iter().zip(&ptx.params);
+fn describe(program: &Program<Kernel>, step: &Step<Kernel>, ptx: &Ptx) -> Value {
+    let args = ptx.params.iter().map(|param| {
+        let passed = step.args.iter().find(|(name, _)| *name == param.name);
+        describe_arg(&passed.expect("programs pass every parameter").1, param)
+    });
     json!({
         "ptx": ptx.text,
         "entry": ptx.entry,
         "threads": ptx.threads,
         "smem": ptx.smem_bytes,
         "cluster": ptx.cluster,
-        "grid": job.grid,
-        "arrays": job.arrays.iter().map(array).collect::<Vec<_>>(),
-        "args": args.map(|(arg, param)| describe_arg(arg, param)).collect::<Vec<_>>(),
+        "grid": step.grid,
+        "arrays": program.buffers.iter().map(array).collect::<Vec<_>>(),
+        "args": args.collect::<Vec<_>>(),
     })
 }
 
-fn array(Array { name, elem, shape, used }: &Array) -> Value {
-    let used = match used {
-        ArrayUse::Input => "input",
-        ArrayUse::Output => "output",
-        ArrayUse::Sum => "sum",
+fn array(Buffer { name, elem, shape, role }: &Buffer) -> Value {
+    let used = match role {
+        BufferRole::Input => "input",
+        BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch => "output",
+        BufferRole::InOut | BufferRole::Ticket => "sum",
     };
     json!({ "name": name, "elem": elem.to_string(), "shape": shape, "use": used })
 }
 
-fn describe_arg(arg: &JobArg, param: &ParamInfo) -> Value {
-    match (arg, param.kind) {
-        (JobArg::U32(value), _) => json!({ "u32": value }),
-        (JobArg::U64(value), _) => json!({ "u64": value }),
-        (JobArg::F32(value), _) => json!({ "f32": value }),
-        (JobArg::Tensor { array, dims, strides }, ParamKind::TensorMap(shape)) => {
+fn describe_arg(passed: &Passed, param: &ParamInfo) -> Value {
+    match (passed, param.kind) {
+        (Passed::U32(value), _) => json!({ "u32": value }),
+        (Passed::U64(value), _) => json!({ "u64": value }),
+        (Passed::F32(value), _) => json!({ "f32": value }),
+        (Passed::Tensor { buffer, dims, strides }, ParamKind::TensorMap(shape)) => {
             let swizzle = if shape.swizzle == Swizzle::None { 0 } else { shape.swizzle.row_bytes() };
             json!({ "tensor": {
-                "array": array,
+                "array": buffer.0,
                 "dims": dims,
                 "strides": strides,
                 "box": shape.dims(),
@@ -121,7 +128,7 @@ fn describe_arg(arg: &JobArg, param: &ParamInfo) -> Value {
                 "swizzle": swizzle,
             }})
         }
-        (JobArg::Tensor { .. }, _) => unreachable!("jobs of the catalogue pass tensors for tensor maps"),
-        (JobArg::Pointer(array), _) => json!({ "pointer": array }),
+        (Passed::Tensor { .. }, _) => unreachable!("programs pass tensors for tensor maps"),
+        (Passed::Pointer(buffer), _) => json!({ "pointer": buffer.0 }),
     }
 }

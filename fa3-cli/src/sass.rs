@@ -6,6 +6,7 @@ use std::fmt;
 use fa3_cuda::JitReport;
 use fa3_cuda::kernels::catalogue::CatalogueError;
 use fa3_cuda::sass::{Class, Product, Round, product_loops};
+use fa3_ir::Ptx;
 use serde_json::{Value, json};
 
 use crate::kernel::{self, KernelArgs};
@@ -39,7 +40,7 @@ const WIDTH: usize = 100;
 pub(crate) struct Options {
     #[command(flatten)]
     kernel: KernelArgs,
-    /// Prints the same as JSON
+    /// Prints the same as JSON, one line a kernel
     #[arg(long)]
     json: bool,
 }
@@ -67,31 +68,50 @@ pub(crate) enum Error {
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    let ptx = ptx::emit(&options.kernel.job()?.kernel, false)?;
-    let (ptxas, nvdisasm) = (Ptxas::find()?, Nvdisasm::find()?);
-    let assembled = ptxas.assemble(&ptx)?;
-    let listing = nvdisasm.disassemble(&ptx.entry, &assembled.cubin)?;
-    let (report, rounds) = (assembled.report, product_loops(&listing));
-    let tools = [("ptxas", ptxas.describe()), ("nvdisasm", nvdisasm.describe())];
-    if options.json {
-        let loops: Vec<Value> = rounds.iter().map(describe).collect();
-        crate::print(&json!({
-            "kernel": ptx.entry,
-            "tools": BTreeMap::from(tools),
-            "registers": report.registers,
-            "spill_bytes": report.spill_store_bytes + report.spill_load_bytes,
-            "warnings": report.warnings.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "loops": loops,
-        }));
-    } else {
-        crate::print(&format_args!("{}: {report}", options.kernel));
-        tools.iter().for_each(|(tool, which)| crate::print(&format_args!("{tool} {which}")));
-        if rounds.is_empty() {
-            crate::print(&"\nno loop has tensor-core products");
-        }
-        rounds.iter().for_each(|round| crate::print(&Text(round)));
+    let kernels = kernel::distinct(options.kernel.program()?);
+    let all: Vec<Ptx> = kernels.iter().map(|kernel| ptx::emit(kernel, false)).collect::<Result<_, _>>()?;
+    let tools = Tools { ptxas: Ptxas::find()?, nvdisasm: Nvdisasm::find()? };
+    let mut good = true;
+    for ptx in &all {
+        good &= tools.show(options, ptx)?;
     }
-    Ok(is_good(&report, &rounds))
+    Ok(good)
+}
+
+/// What takes a kernel apart.
+struct Tools {
+    ptxas: Ptxas,
+    nvdisasm: Nvdisasm,
+}
+
+impl Tools {
+    /// Prints what became of a kernel, and whether that is good.
+    fn show(&self, options: &Options, ptx: &Ptx) -> Result<bool, Error> {
+        let Tools { ptxas, nvdisasm } = self;
+        let assembled = ptxas.assemble(ptx)?;
+        let listing = nvdisasm.disassemble(&ptx.entry, &assembled.cubin)?;
+        let (report, rounds) = (assembled.report, product_loops(&listing));
+        let tools = [("ptxas", ptxas.describe()), ("nvdisasm", nvdisasm.describe())];
+        if options.json {
+            let loops: Vec<Value> = rounds.iter().map(describe).collect();
+            crate::print(&json!({
+                "kernel": ptx.entry,
+                "tools": BTreeMap::from(tools),
+                "registers": report.registers,
+                "spill_bytes": report.spill_store_bytes + report.spill_load_bytes,
+                "warnings": report.warnings.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                "loops": loops,
+            }));
+        } else {
+            crate::print(&format_args!("{}: {report}", ptx.entry));
+            tools.iter().for_each(|(tool, which)| crate::print(&format_args!("{tool} {which}")));
+            if rounds.is_empty() {
+                crate::print(&"\nno loop has tensor-core products");
+            }
+            rounds.iter().for_each(|round| crate::print(&Text(round)));
+        }
+        Ok(is_good(&report, &rounds))
+    }
 }
 
 fn is_good(report: &JitReport, rounds: &[Round<'_>]) -> bool {

@@ -1,20 +1,20 @@
 //! `fa3 sim`: a kernel on the CPU, under schedules that look for its races.
 
-pub(crate) mod arrays;
+pub(crate) mod buffers;
 mod report;
 
 use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::ValueEnum;
-use fa3_cuda::kernels::Job;
 use fa3_cuda::kernels::catalogue::CatalogueError;
-use fa3_sim::{Costs, Mode, Outcome, Policy, SimError, Timeline};
+use fa3_ir::{Kernel, Program};
+use fa3_sim::{Costs, Mode, Policy, ProgramOutcome, ProgramSimulation, SimError, Timeline};
 use rayon::prelude::*;
 
 use crate::kernel::{self, KernelArgs};
 use crate::write::{self, WriteError};
-use arrays::ArrayError;
+use buffers::BufferError;
 use report::Report;
 
 /// What `fa3 sim --help` says first.
@@ -23,7 +23,7 @@ Runs a kernel on the CPU and checks the rules of the machine: races between warp
 waits, phases of mbarriers, uninitialised data, deadlocks. Prints what breaks them, and what was counted.
 
 With --trace or --svg a model says how many cycles the first cluster of the first run takes on an H100, and how busy the \
-engines of its SM are: a model, not a measurement.
+engines of its SM are: a model, not a measurement. Of what takes several launches it shows the longest.
 
 Inputs are standard normal numbers. A seed gives a run's inputs and, under --policy random, its schedule.";
 
@@ -89,7 +89,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
     #[error(transparent)]
-    Arrays(#[from] ArrayError),
+    Buffers(#[from] BufferError),
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error("seed {seed}: {source}")]
@@ -101,9 +101,9 @@ pub(crate) enum Error {
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    let job = options.kernel.job()?;
+    let program = options.kernel.program()?;
     let [trace, svg] = write::open([options.trace.as_deref(), options.svg.as_deref()], &[])?;
-    let (report, timeline) = options.simulate(&job)?;
+    let (report, timeline) = options.simulate(&program)?;
     crate::print(&report);
     if let Some(timeline) = timeline {
         crate::print(&format_args!("\n{timeline}"));
@@ -115,18 +115,19 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
 }
 
 impl Options {
-    /// Runs all seeds. The timeline is of the first, if files are to be written of it.
-    fn simulate(&self, job: &Job) -> Result<(Report, Option<Timeline>), Error> {
+    /// Runs all seeds. The timeline is of the first one's longest step, if files are to be written of it.
+    fn simulate(&self, program: &Program<Kernel>) -> Result<(Report, Option<Timeline>), Error> {
         let start = Instant::now();
         let seeds = (0..self.seeds).into_par_iter().map(|index| self.seed.wrapping_add(index));
-        let outcomes = seeds.map(|seed| Ok((seed, self.outcome(job, seed)?)));
-        let mut outcomes: Vec<(u64, Outcome)> = outcomes.collect::<Result<_, Error>>()?;
-        let trace = outcomes.first_mut().and_then(|(_, outcome)| outcome.trace.take());
-        let timeline = trace.map(|trace| Timeline::new(&trace, &Costs::HOPPER));
-        Ok((Report::new(job, outcomes, start.elapsed(), |seed| self.again(seed)), timeline))
+        let outcomes = seeds.map(|seed| Ok((seed, self.outcome(program, seed)?)));
+        let mut outcomes: Vec<(u64, ProgramOutcome)> = outcomes.collect::<Result<_, Error>>()?;
+        let steps = outcomes.first_mut().into_iter().flat_map(|(_, outcome)| &mut outcome.steps);
+        let traces = steps.filter_map(|step| step.trace.take());
+        let timeline = traces.map(|trace| Timeline::new(&trace, &Costs::HOPPER)).max_by_key(Timeline::length);
+        Ok((Report::new(program, outcomes, start.elapsed(), |seed| self.again(seed)), timeline))
     }
 
-    fn outcome(&self, job: &Job, seed: u64) -> Result<Outcome, Error> {
+    fn outcome(&self, program: &Program<Kernel>, seed: u64) -> Result<ProgramOutcome, Error> {
         let policy = match self.policy {
             Schedule::Eager => Policy::Eager,
             Schedule::Lazy => Policy::Lazy,
@@ -138,8 +139,8 @@ impl Options {
             Depth::Skeleton => Mode::Skeleton,
         };
         let trace = seed == self.seed && (self.trace.is_some() || self.svg.is_some());
-        let simulated = arrays::simulate(job, &arrays::initial(job, seed)?, policy, mode, trace);
-        simulated.map(|(_, outcome)| outcome).map_err(|source| Error::Sim { seed, source })
+        let simulation = ProgramSimulation::new(program).policy(policy).mode(mode).trace(trace);
+        simulation.run(&buffers::initial(program, seed)?).map_err(|source| Error::Sim { seed, source })
     }
 
     /// The command that does the run with this seed, alone.
@@ -174,9 +175,9 @@ mod tests {
     #[test]
     fn what_is_broken_is_reported_with_the_command_that_shows_it() {
         let options = options("vector_add --n 999 --seed 5 --seeds 3 --mode fast");
-        let mut job = options.kernel.job().unwrap();
-        job.arrays[2].shape = vec![998];
-        let (report, timeline) = options.simulate(&job).unwrap();
+        let mut program = options.kernel.program().unwrap();
+        program.buffers[2].shape = vec![998];
+        let (report, timeline) = options.simulate(&program).unwrap();
         assert_eq!(timeline, None, "nobody asked for it");
         assert!(!report.is_clean());
         let text = report.to_string();

@@ -4,11 +4,11 @@ use fa3::half::bf16;
 use fa3::ndarray::Array4;
 use fa3::{Attention, Device};
 use fa3_cuda::host::HostError;
-use fa3_cuda::kernels::Job;
-use fa3_cuda::kernels::catalogue::{self, CatalogueError};
-use fa3_sim::{Mode, Policy, SimError};
+use fa3_cuda::kernels::Spec;
+use fa3_cuda::kernels::ladder::vector_add;
+use fa3_sim::{ProgramSimulation, SimError};
 
-use crate::sim::arrays::{self, ArrayError};
+use crate::sim::buffers::{self, BufferError};
 
 /// What did not work.
 #[derive(Debug, thiserror::Error)]
@@ -19,9 +19,7 @@ pub(super) enum Trouble {
     #[error(transparent)]
     Problem(#[from] fa3::Error),
     #[error(transparent)]
-    Catalogue(#[from] CatalogueError),
-    #[error(transparent)]
-    Arrays(#[from] ArrayError),
+    Buffers(#[from] BufferError),
     #[error(transparent)]
     Sim(#[from] SimError),
     #[error(transparent)]
@@ -39,23 +37,17 @@ pub(super) fn attention(device: &Device) -> Result<(), Trouble> {
 
 /// Sums in the simulator.
 pub(super) fn simulated() -> Result<(), Trouble> {
-    let (job, before) = sums()?;
-    let (after, _) = arrays::simulate(&job, &before, Policy::Eager, Mode::Exact, false)?;
-    check(&after)
+    let program = vector_add::program(1000).map(Spec::kernel);
+    let outcome = ProgramSimulation::new(&program).run(&buffers::initial(&program, 1)?)?;
+    check(&outcome.buffers)
 }
 
-/// z = x + y, with numbers for x and y.
-fn sums() -> Result<(Job, Vec<Vec<u8>>), Trouble> {
-    let job = catalogue::find("vector_add")?.job(&[])?;
-    let initial = arrays::initial(&job, 1)?;
-    Ok((job, initial))
-}
-
-fn check(arrays: &[Vec<u8>]) -> Result<(), Trouble> {
+/// z = x + y, bit by bit.
+fn check(buffers: &[Vec<u8>]) -> Result<(), Trouble> {
     let numbers = |bytes: &Vec<u8>| -> Vec<f32> {
         bytes.chunks_exact(4).map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
     };
-    let numbers: Vec<Vec<f32>> = arrays.iter().map(numbers).collect();
+    let numbers: Vec<Vec<f32>> = buffers.iter().map(numbers).collect();
     let [x, y, z] = numbers.as_slice() else { return Err(Trouble::Sums { wrong: 0, count: 0 }) };
     let wrong = z.iter().zip(x.iter().zip(y)).filter(|(z, (x, y))| **z != **x + **y).count();
     if wrong == 0 { Ok(()) } else { Err(Trouble::Sums { wrong, count: z.len() }) }

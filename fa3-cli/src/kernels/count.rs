@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn what_is_counted_is_what_is_printed() {
         for entry in catalogue::ALL {
-            let kernel = entry.job(&[]).unwrap().kernel;
+            let kernel = entry.program(&[]).unwrap().steps[0].kernel.kernel();
             let (ir, ptx) = (kernel.to_string(), ptx::emit(&kernel).unwrap().text);
             let lines = |text: &str, what: &[&str], not: &[&str]| {
                 let has = |line: &str, any: &[&str]| any.iter().any(|what| line.contains(what));

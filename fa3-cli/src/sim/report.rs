@@ -3,25 +3,42 @@
 use std::fmt;
 use std::time::Duration;
 
-use fa3_cuda::kernels::Job;
-use fa3_sim::{Counters, Finding, Outcome, Site};
+use fa3_ir::{Kernel, Program, Step};
+use fa3_sim::{Counters, Finding, ProgramOutcome, Site};
 
-/// What some runs of a job found, each finding once, and what the first of them counted.
+/// What some runs of a program found, each fault once, and what the first of them counted.
 #[derive(Debug)]
 pub(super) struct Report {
     title: String,
-    counted: Option<(u64, Counters)>,
-    findings: Vec<Seen>,
+    counted: Vec<Counted>,
+    faults: Vec<Seen>,
     runs: usize,
-    /// Runs that found something.
+    /// Runs with a fault.
     broken: usize,
     time: Duration,
 }
 
-/// A finding, as the first run that has it reports it.
+/// What a step of the run with this seed counted.
+#[derive(Debug)]
+struct Counted {
+    kernel: String,
+    seed: u64,
+    counters: Counters,
+}
+
+/// What is wrong with a run.
+#[derive(Debug)]
+enum Fault {
+    /// A rule is broken.
+    Rule(Box<Finding>),
+    /// The ticket of this name is not 0 again, as the next launch needs it.
+    Ticket(&'static str),
+}
+
+/// A fault, as the first run that has it reports it.
 #[derive(Debug)]
 struct Seen {
-    finding: Finding,
+    fault: Fault,
     /// The command of that run.
     again: String,
     /// The seeds of the runs that have it.
@@ -31,32 +48,66 @@ struct Seen {
 impl Report {
     /// Of what runs with these seeds gave in some `time`; `again` is the command that repeats one of them.
     pub(super) fn new(
-        job: &Job,
-        outcomes: Vec<(u64, Outcome)>,
+        program: &Program<Kernel>,
+        outcomes: Vec<(u64, ProgramOutcome)>,
         time: Duration,
         again: impl Fn(u64) -> String,
     ) -> Report {
-        let ([x, y, z], kernel) = (job.grid, &job.kernel);
-        let title = format!("{}, {x} x {y} x {z} ctas of {} threads", kernel.name, kernel.launch.threads);
-        let counted = outcomes.first().map(|(seed, outcome)| (*seed, outcome.counters.clone()));
+        let titles: Vec<String> = program.steps.iter().map(title).collect();
+        let counted = outcomes.first().into_iter().flat_map(|(seed, outcome)| {
+            outcome.steps.iter().zip(&program.steps).map(|(outcome, step)| Counted {
+                kernel: step.kernel.name.clone(),
+                seed: *seed,
+                counters: outcome.counters.clone(),
+            })
+        });
+        let counted = counted.collect();
         let (runs, broken) =
             (outcomes.len(), outcomes.iter().filter(|(_, outcome)| !outcome.is_clean()).count());
-        let mut findings: Vec<Seen> = Vec::new();
-        for (seed, outcome) in outcomes {
-            for finding in outcome.findings {
-                match findings.iter_mut().find(|seen| same(&seen.finding, &finding)) {
+        let mut all: Vec<Seen> = Vec::new();
+        for (seed, ProgramOutcome { steps, left_over, .. }) in outcomes {
+            let rules = steps
+                .into_iter()
+                .flat_map(|step| step.findings)
+                .map(|finding| Fault::Rule(Box::new(finding)));
+            for fault in rules.chain(left_over.into_iter().map(Fault::Ticket)) {
+                match all.iter_mut().find(|seen| seen.fault.is(&fault)) {
                     Some(seen) if seen.seeds.last() == Some(&seed) => {}
                     Some(seen) => seen.seeds.push(seed),
-                    None => findings.push(Seen { finding, again: again(seed), seeds: vec![seed] }),
+                    None => all.push(Seen { fault, again: again(seed), seeds: vec![seed] }),
                 }
             }
         }
-        Report { title, counted, findings, runs, broken, time }
+        Report { title: titles.join("\n"), counted, faults: all, runs, broken, time }
     }
 
     /// Whether nothing was found.
     pub(super) fn is_clean(&self) -> bool {
-        self.findings.is_empty()
+        self.faults.is_empty()
+    }
+}
+
+fn title(Step { kernel, grid: [x, y, z], .. }: &Step<Kernel>) -> String {
+    format!("{}, {x} x {y} x {z} ctas of {} threads", kernel.name, kernel.launch.threads)
+}
+
+impl Fault {
+    /// Whether both are one.
+    fn is(&self, other: &Fault) -> bool {
+        match (self, other) {
+            (Fault::Rule(x), Fault::Rule(y)) => same(x, y),
+            (Fault::Ticket(x), Fault::Ticket(y)) => x == y,
+            (Fault::Rule(_), Fault::Ticket(_)) | (Fault::Ticket(_), Fault::Rule(_)) => false,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Rule(finding) => write!(f, "{finding}"),
+            Fault::Ticket(name) => writeln!(f, "TICKET: {name} is not 0 after the last launch"),
+        }
     }
 }
 
@@ -71,17 +122,18 @@ fn same(x: &Finding, y: &Finding) -> bool {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { title, counted, findings, runs, broken, time } = self;
+        let Report { title, counted, faults, runs, broken, time } = self;
         writeln!(f, "{title}\n")?;
-        if let Some((seed, counters)) = counted {
-            writeln!(f, "Counted with seed {seed}:\n{counters}")?;
+        for Counted { kernel, seed, counters } in counted {
+            let of = if counted.len() == 1 { String::new() } else { format!(" of {kernel}") };
+            writeln!(f, "Counted{of} with seed {seed}:\n{counters}")?;
         }
-        for Seen { finding, again, seeds } in findings {
-            writeln!(f, "{finding}  seen:    in {} of {runs} runs, first by {again}\n", seeds.len())?;
+        for Seen { fault, again, seeds } in faults {
+            writeln!(f, "{fault}  seen:    in {} of {runs} runs, first by {again}\n", seeds.len())?;
         }
         let seconds = time.as_secs_f64();
         write!(f, "{} in {seconds:.2} s, ", counted_runs(*runs))?;
-        match findings.len() {
+        match faults.len() {
             0 => write!(f, "no rule broken"),
             count => write!(f, "findings: {count}, in {}", counted_runs(*broken)),
         }
@@ -96,9 +148,10 @@ fn counted_runs(count: usize) -> String {
 mod tests {
     use std::panic::Location;
 
-    use fa3_cuda::kernels::catalogue;
+    use fa3_cuda::kernels::Spec;
+    use fa3_cuda::kernels::ladder::vector_add;
     use fa3_ir::Source;
-    use fa3_sim::{Policy, Replay, Rule};
+    use fa3_sim::{Outcome, Policy, Replay, Rule};
 
     use super::*;
 
@@ -133,20 +186,32 @@ mod tests {
             (9, vec![race("bytes 8 to 12", here), race("bytes 12 to 16", here), race("bytes 0 to 4", there)]),
             (10, vec![finding(Rule::I1, "x", None), finding(Rule::I1, "y", None)]),
         ];
-        let outcomes = outcomes
-            .map(|(seed, findings)| (seed, Outcome { findings, counters: Counters::default(), trace: None }));
-        let job = catalogue::find("vector_add").unwrap().job(&[]).unwrap();
+        let outcomes = outcomes.map(|(seed, findings)| {
+            let left_over = if seed > 8 { vec!["ticket"] } else { Vec::new() };
+            let step = Outcome { findings, counters: Counters::default(), trace: None };
+            (seed, ProgramOutcome { buffers: Vec::new(), steps: vec![step], left_over })
+        });
+        let program = vector_add::program(1000).map(Spec::kernel);
         let report =
-            Report::new(&job, outcomes.into(), Duration::from_millis(1234), |seed| format!("run {seed}"));
-        let seen: Vec<(&str, &str, &[u64])> =
-            report.findings.iter().map(|seen| (&*seen.finding.what, &*seen.again, &*seen.seeds)).collect();
-        let expected: [(&str, &str, &[u64]); 4] = [
+            Report::new(&program, outcomes.into(), Duration::from_millis(1234), |seed| format!("run {seed}"));
+        let what = |fault: &Fault| match fault {
+            Fault::Rule(finding) => finding.what.clone(),
+            Fault::Ticket(name) => (*name).to_owned(),
+        };
+        let seen = report.faults.iter().map(|seen| (what(&seen.fault), &*seen.again, &*seen.seeds));
+        let seen: Vec<(String, &str, &[u64])> = seen.collect();
+        let expected: [(&str, &str, &[u64]); 5] = [
             ("bytes 0 to 4", "run 7", &[7, 9]),
             ("bytes 0 to 4", "run 9", &[9]),
+            ("ticket", "run 9", &[9, 10]),
             ("x", "run 10", &[10]),
             ("y", "run 10", &[10]),
         ];
-        assert_eq!(seen, expected);
-        assert!(report.to_string().ends_with("\n\n4 runs in 1.23 s, findings: 4, in 3 runs"), "{report}");
+        assert_eq!(seen, expected.map(|(what, again, seeds)| (what.to_owned(), again, seeds)));
+        let text = report.to_string();
+        let ticket =
+            "\n\nTICKET: ticket is not 0 after the last launch\n  seen:    in 2 of 4 runs, first by run 9\n";
+        assert!(text.contains(ticket), "{text}");
+        assert!(text.ends_with("\n\n4 runs in 1.23 s, findings: 5, in 3 runs"), "{text}");
     }
 }

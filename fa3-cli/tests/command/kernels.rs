@@ -1,9 +1,9 @@
 //! `fa3 kernels`, `ir`, `ptx` and `doctor` as commands.
 
 use fa3_cuda::host::is_driver_present;
+use fa3_cuda::kernels::catalogue;
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
-use fa3_cuda::kernels::{Job, catalogue};
-use fa3_ir::ptx;
+use fa3_ir::{Kernel, ptx};
 use serde_json::{Value, json};
 
 use crate::{Ran, fa3, fa3_with};
@@ -12,21 +12,21 @@ fn words(text: &str) -> Ran {
     fa3(&text.split_whitespace().collect::<Vec<_>>())
 }
 
-fn job(kernel: &str, options: &[(&str, catalogue::Value)]) -> Job {
-    catalogue::find(kernel).unwrap().job(options).unwrap()
+fn kernel(name: &str, options: &[(&str, catalogue::Value)]) -> Kernel {
+    catalogue::find(name).unwrap().program(options).unwrap().steps[0].kernel.kernel()
 }
 
 #[test]
 fn prints_are_the_librarys() {
     for entry in catalogue::ALL {
-        let kernel = entry.job(&[]).unwrap().kernel;
+        let kernel = kernel(entry.name, &[]);
         let print = |verb: &str| words(&format!("{verb} {}", entry.name)).succeeded();
         // Source lines are relative to where the compiler ran, which is the same for both.
         assert_eq!(print("ir"), kernel.to_string(), "{}", entry.name);
         assert_eq!(print("ptx"), ptx::emit(&kernel).unwrap().text, "{}", entry.name);
         assert_eq!(print("ptx --annotate"), ptx::emit_annotated(&kernel).unwrap().text, "{}", entry.name);
     }
-    let f16 = job("gemm", &[("dtype", fa3_ir::Elem::F16.into())]).kernel;
+    let f16 = kernel("gemm", &[("dtype", fa3_ir::Elem::F16.into())]);
     assert_eq!(words("ir gemm --dtype f16").succeeded(), f16.to_string());
 }
 

@@ -70,7 +70,7 @@ fn timelines_are_models() {
 
 #[test]
 fn runs_that_are_none_are_refused() {
-    sim("vector_add --n 2000000000").refused("24000000000 bytes of arrays are more than the 268435456");
+    sim("vector_add --n 2000000000").refused("24000000000 bytes of buffers are more than the 268435456");
     for usage in ["--policy late", "--mode half", "--seeds 0", "--seeds 1000001", "--seed -1", "--seed x"] {
         let ran = sim(&format!("vector_add {usage}"));
         assert_eq!(ran.code, Some(2), "{usage}: {ran:?}");
