@@ -175,7 +175,7 @@ def test_threads_share_the_library(randn):
     "error, sentence, change",
     [
         (ValueError, "k is f16, expected bf16 like q", lambda q, k, v: (q, k.half(), v)),
-        (ValueError, "no kernel takes f32", lambda q, k, v: (x.float() for x in (q, k, v))),
+        (ValueError, "the forward kernels take f16 and bf16, not f32", lambda q, k, v: (x.float() for x in (q, k, v))),
         (ValueError, "the forward kernels take f16 and bf16, not e4m3", lambda q, k, v: (x.to(FP8) for x in (q, k, v))),
         (TypeError, "a tensor is torch.float64, expected", lambda q, k, v: (q.double(), k, v)),
         (ValueError, "expected one CUDA device", lambda q, k, v: (q, k.cpu(), v)),
