@@ -9,11 +9,12 @@ use std::path::PathBuf;
 
 use fa3::cuda::Device;
 use fa3_sched::forward::{PlanError, PlanOptions};
-use fa3_types::Problem;
+use fa3_types::{Dtype, Problem};
 
+use crate::args::number::half;
 use crate::draw::DrawError;
 use crate::gpu::GpuArgs;
-use crate::grid::{self, GridArgs, GridError, Half, Setting};
+use crate::grid::{self, GridArgs, GridError, Setting};
 use crate::measure::{self, Machine, Pace};
 use crate::progress;
 use crate::write::{self, WriteError};
@@ -37,7 +38,7 @@ Boards throttle: numbers of different runs do not compare to a few percent. With
 #[command(after_help = "\
 Examples:
   fa3 bench --json bench.json --svg bench.svg
-  fa3 bench --head-dim 128 --mask causal,1024:0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
+  fa3 bench --head-dim 128 --causal --window 1024,0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
   fa3 bench --ablation
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
@@ -47,9 +48,9 @@ pub(crate) struct Options {
     ablation: bool,
     #[command(flatten)]
     grid: GridArgs,
-    /// Elements of Q, K and V: bf16 if absent, f16 with --ablation
-    #[arg(long, value_name = "TYPE", value_enum)]
-    dtype: Option<Half>,
+    /// Elements of Q, K and V, bf16 or f16; bf16 if absent, f16 with --ablation
+    #[arg(long, value_name = "TYPE", value_parser = half)]
+    dtype: Option<Dtype>,
     #[command(flatten)]
     pace: Pace,
     #[command(flatten)]
@@ -83,7 +84,7 @@ pub(crate) enum Error {
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    let dtype = options.dtype.unwrap_or(if options.ablation { Half::F16 } else { Half::Bf16 }).into();
+    let dtype = options.dtype.unwrap_or(if options.ablation { Dtype::F16 } else { Dtype::Bf16 });
     let settings = options.grid.settings(dtype)?;
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
     let device = options.gpu.open()?;

@@ -1,8 +1,10 @@
 //! Settings that are measured: every combination of some options.
 
-use clap::ValueEnum;
 use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape};
 use serde::{Serialize, Serializer};
+
+use crate::args::mask::MaskList;
+use crate::args::number::{size, size_label};
 
 /// Which settings to measure. Those of the paper's Figure 5 if nothing else is said.
 #[derive(Debug, clap::Args)]
@@ -10,16 +12,8 @@ pub(crate) struct GridArgs {
     /// Head dimensions
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64,128,256")]
     head_dim: Vec<usize>,
-    /// Masks: none, causal, or L:R for windows of L keys before a query's position and R after it (-1 is unbounded)
-    #[arg(
-        long,
-        value_name = "MASK,..",
-        value_delimiter = ',',
-        default_value = "none,causal",
-        allow_hyphen_values = true,
-        value_parser = mask
-    )]
-    mask: Vec<Mask>,
+    #[command(flatten)]
+    masks: MaskList,
     /// Rows of a sequence; k is 1024
     #[arg(
         long,
@@ -47,17 +41,8 @@ pub(crate) struct GridArgs {
 }
 
 /// The options of [`GridArgs`], which do not go with fixed settings.
-pub(crate) const OPTIONS: [&str; 8] =
-    ["head_dim", "mask", "seqlen", "batch", "tokens", "hidden", "heads", "heads_kv"];
-
-/// What the forward kernels take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Half {
-    /// bfloat16
-    Bf16,
-    /// IEEE half precision, as in the paper
-    F16,
-}
+pub(crate) const OPTIONS: [&str; 10] =
+    ["head_dim", "no_mask", "causal", "window", "seqlen", "batch", "tokens", "hidden", "heads", "heads_kv"];
 
 /// One attention problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -89,19 +74,10 @@ pub(crate) enum GridError {
     Problem { setting: Setting, source: ProblemError },
 }
 
-impl From<Half> for Dtype {
-    fn from(half: Half) -> Dtype {
-        match half {
-            Half::Bf16 => Dtype::Bf16,
-            Half::F16 => Dtype::F16,
-        }
-    }
-}
-
 impl GridArgs {
     /// Every combination with its problem: sequence lengths fastest, then masks.
     pub(crate) fn settings(&self, dtype: Dtype) -> Result<Vec<(Setting, Problem)>, GridError> {
-        let mut settings = Vec::new();
+        let (masks, mut settings) = (self.masks.masks(), Vec::new());
         for &head_dim in &self.head_dim {
             let heads = match self.heads {
                 Some(heads) => heads,
@@ -110,7 +86,7 @@ impl GridArgs {
             };
             let heads_kv = self.heads_kv.unwrap_or(heads);
             for (&mask, &seqlen) in
-                self.mask.iter().flat_map(|mask| self.seqlen.iter().map(move |seqlen| (mask, seqlen)))
+                masks.iter().flat_map(|mask| self.seqlen.iter().map(move |seqlen| (mask, seqlen)))
             {
                 let batch = self.batch.unwrap_or_else(|| (self.tokens / seqlen.max(1)).max(1));
                 let setting = Setting { dtype, head_dim, mask, seqlen, batch, heads, heads_kv };
@@ -148,31 +124,6 @@ fn text<T: ToString, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S
     serializer.serialize_str(&value.to_string())
 }
 
-/// Reads 512 or 16k.
-fn size(text: &str) -> Result<usize, &'static str> {
-    let (digits, unit) = text.strip_suffix(['k', 'K']).map_or((text, 1), |digits| (digits, 1024));
-    let number: Option<usize> = digits.parse().ok();
-    number.and_then(|number| number.checked_mul(unit)).ok_or("expected a number such as 512 or 16k")
-}
-
-/// 512 or 16k.
-pub(crate) fn size_label(size: usize) -> String {
-    if size > 0 && size.is_multiple_of(1024) { format!("{}k", size / 1024) } else { size.to_string() }
-}
-
-fn mask(text: &str) -> Result<Mask, String> {
-    let expected = || "expected none, causal or a window L:R, as in 256:0".to_owned();
-    match text {
-        "none" => Ok(Mask::None),
-        "causal" => Ok(Mask::Causal),
-        _ => {
-            let (left, right) = text.split_once(':').ok_or_else(expected)?;
-            let number = |text: &str| text.parse().map_err(|_| expected());
-            Mask::from_window(number(left)?, number(right)?).map_err(|error| error.to_string())
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,7 +158,8 @@ mod tests {
 
     #[test]
     fn every_option_counts() {
-        let options = "--head-dim 96 --mask 256:0,-1:3 --seqlen 3k,100 --batch 5 --heads 6 --heads-kv 2";
+        let options =
+            "--head-dim 96 --window 256,0 --window -1,3 --seqlen 3k,100 --batch 5 --heads 6 --heads-kv 2";
         let settings = settings(options).unwrap();
         let window = |left, right| Mask::Window { left, right };
         let expected = [
@@ -235,22 +187,11 @@ mod tests {
         assert_eq!(error("--head-dim 96"), GridError::Hidden { hidden: 2048, head_dim: 96 });
         assert_eq!(error("--head-dim 0"), GridError::Hidden { hidden: 2048, head_dim: 0 });
         assert!(matches!(error("--seqlen 0"), GridError::Empty { seqlen: 0, .. }));
-        let heads = error("--head-dim 64 --mask causal --seqlen 1k --heads-kv 5").to_string();
+        let heads = error("--head-dim 64 --causal --seqlen 1k --heads-kv 5").to_string();
         assert_eq!(heads, "head_dim 64, mask causal, seqlen 1k: heads_q 32 is not a multiple of heads_kv 5");
-        for options in ["--batch 2 --tokens 4k", "--heads 2 --hidden 128", "--mask window", "--seqlen k"] {
+        for options in ["--batch 2 --tokens 4k", "--heads 2 --hidden 128", "--window 5", "--seqlen k"] {
             let words = std::iter::once("fa3").chain(options.split_whitespace());
             assert!(Command::try_parse_from(words).is_err(), "{options}");
         }
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(["512", "1k", "16K", "0"].map(size), [Ok(512), Ok(1024), Ok(16384), Ok(0)]);
-        assert!(
-            ["", "k", "1.5k", "-1", "99999999999999999999", "18446744073709551615k"]
-                .iter()
-                .all(|x| size(x).is_err())
-        );
-        assert_eq!([512, 1024, 16384, 1000, 0].map(size_label), ["512", "1k", "16k", "1000", "0"]);
     }
 }

@@ -1,8 +1,6 @@
 //! `fa3 ir`: a kernel for the reader.
 
-use fa3_cuda::kernels::catalogue::CatalogueError;
-
-use crate::kernel::{self, KernelArgs};
+use crate::kernel::{self, KernelArgs, OperationError};
 
 /// What `fa3 ir --help` says first.
 pub(crate) const ABOUT: &str = "\
@@ -12,21 +10,22 @@ several launches prints each of their kernels once.";
 const EXAMPLES: &str = "\
 Examples:
   fa3 ir vector_add
-  fa3 ir gemm --dtype f16";
+  fa3 ir gemm --dtype f16
+  fa3 ir forward --causal --softcap 30";
 
 /// Options of `fa3 ir`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = kernel::help(EXAMPLES))]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
-    #[command(flatten)]
+    #[command(subcommand)]
     kernel: KernelArgs,
 }
 
 /// Prints. True: there is nothing to check.
 ///
 /// # Errors
-/// A kernel that the catalogue does not have.
-pub(crate) fn run(options: &Options) -> Result<bool, CatalogueError> {
+/// Options that make no sense together.
+pub(crate) fn run(options: &Options) -> Result<bool, OperationError> {
     for kernel in kernel::distinct(options.kernel.program()?) {
         crate::print(&kernel.to_string().trim_end());
     }

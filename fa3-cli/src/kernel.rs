@@ -1,38 +1,41 @@
-//! The kernel that a verb is about: its name and its options, as the catalogue has them.
+//! The kernel that a verb is about.
 
-use std::collections::BTreeMap;
-use std::fmt::{self, Write};
+mod forward;
+mod ladder;
+mod operation;
 
-use clap::{Arg, ArgMatches, Command};
+use std::fmt;
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use fa3_cuda::kernels::Spec;
-use fa3_cuda::kernels::catalogue::{self, CatalogueError, Domain, OptionInfo};
 use fa3_ir::{Kernel, Program};
 
-/// A kernel's name and the options that are given, unchecked.
-#[derive(Clone, Debug)]
+use operation::Operation;
+
+pub(crate) use operation::OperationError;
+
+/// A kernel's name and its options, as a subcommand of the verb.
+#[derive(Debug)]
 pub(crate) struct KernelArgs {
-    name: String,
-    given: Vec<(&'static str, String)>,
+    operation: Operation,
+    typed: String,
 }
 
 impl KernelArgs {
-    /// The program of its problem.
+    /// The program.
     ///
     /// # Errors
-    /// A name, an option or a value that the catalogue does not have.
-    pub(crate) fn program(&self) -> Result<Program<Kernel>, CatalogueError> {
-        let entry = catalogue::find(&self.name)?;
-        let chosen = self.given.iter().map(|(name, text)| entry.option(name)?.parse(text));
-        let program = entry.program(&chosen.collect::<Result<Vec<_>, _>>()?)?;
-        Ok(program.map(Spec::kernel))
+    /// Options that make no sense together.
+    pub(crate) fn program(&self) -> Result<Program<Kernel>, OperationError> {
+        Ok(self.operation.program()?.map(Spec::kernel))
     }
 }
 
 /// As it was typed.
 impl fmt::Display for KernelArgs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.name)?;
-        self.given.iter().try_for_each(|(name, text)| write!(f, " --{name} {text}"))
+        f.write_str(&self.typed)
     }
 }
 
@@ -47,35 +50,27 @@ pub(crate) fn distinct(program: Program<Kernel>) -> Vec<Kernel> {
     kernels
 }
 
-/// Every option that some kernel has, by name.
-fn options() -> BTreeMap<&'static str, &'static OptionInfo> {
-    let options = catalogue::ALL.iter().flat_map(|entry| entry.options);
-    options.map(|option| (option.name, option)).collect()
+/// The kernel and those of its own options that are on the command line; not what the verb takes besides.
+fn typed(matches: &ArgMatches) -> String {
+    let Some((name, given)) = matches.subcommand() else { return String::new() };
+    let kernels = Operation::augment_subcommands(Command::new("fa3"));
+    let options = kernels.find_subcommand(name).into_iter().flat_map(Command::get_arguments);
+    let mut words = vec![name.to_owned()];
+    for option in options {
+        let id = option.get_id().as_str();
+        if given.value_source(id) == Some(ValueSource::CommandLine) {
+            words.extend(option.get_long().map(|long| format!("--{long}")));
+            let values = given.get_raw(id).into_iter().flatten();
+            let values = values.filter(|_| option.get_action().takes_values());
+            words.extend(values.map(|value| value.to_string_lossy().into_owned()));
+        }
+    }
+    words.join(" ")
 }
 
-impl clap::Args for KernelArgs {
-    fn augment_args(command: Command) -> Command {
-        let kernel = Arg::new("KERNEL").required(true).help("Which kernel, see below");
-        let options = options().into_values().map(|option| {
-            let value = match option.domain {
-                Domain::Number { .. } => "N",
-                Domain::OneOf(_) | Domain::Word(_) => "NAME",
-            };
-            Arg::new(option.name).long(option.name).value_name(value).help(option.about)
-        });
-        command.arg(kernel).args(options.map(|arg| arg.allow_negative_numbers(true)))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        KernelArgs::augment_args(command)
-    }
-}
-
-impl clap::FromArgMatches for KernelArgs {
+impl FromArgMatches for KernelArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<KernelArgs, clap::Error> {
-        let text = |id| matches.get_one::<String>(id).cloned();
-        let given = options().into_keys().filter_map(|name| Some((name, text(name)?))).collect();
-        Ok(KernelArgs { name: text("KERNEL").unwrap_or_default(), given })
+        Ok(KernelArgs { operation: Operation::from_arg_matches(matches)?, typed: typed(matches) })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -84,13 +79,20 @@ impl clap::FromArgMatches for KernelArgs {
     }
 }
 
-/// `examples`, and all kernels with their options and the values that these have if they are not given.
-pub(crate) fn help(examples: &str) -> String {
-    let mut help = format!("{examples}\n\nKernels, with what their options are if not given:");
-    for entry in catalogue::ALL {
-        _ = write!(help, "\n  {:14}{}\n  {:14}", entry.name, entry.about, "");
-        let options = entry.options.iter().map(|option| format!("--{} {}", option.name, option.default()));
-        help += &options.collect::<Vec<_>>().join(" ");
+impl Subcommand for KernelArgs {
+    fn augment_subcommands(command: Command) -> Command {
+        let command = command.subcommand_help_heading("Kernels").subcommand_value_name("KERNEL");
+        Operation::augment_subcommands(command.disable_help_subcommand(true))
     }
-    help
+
+    fn augment_subcommands_for_update(command: Command) -> Command {
+        KernelArgs::augment_subcommands(command)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        Operation::has_subcommand(name)
+    }
 }
+
+#[cfg(test)]
+mod tests;

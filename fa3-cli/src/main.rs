@@ -131,3 +131,29 @@ fn escaped(text: &str) -> String {
     }
     escaped
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// What comes before the verb, and where the output goes, is the shell's.
+    #[test]
+    fn every_example_is_understood() {
+        let command = Command::command();
+        command.clone().debug_assert();
+        for verb in command.get_subcommands() {
+            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let examples =
+                help.lines().filter_map(|line| line.split_once("fa3 ").filter(|_| line.starts_with("  ")));
+            let examples: Vec<&str> = examples.map(|(_, words)| words).collect();
+            assert!(!examples.is_empty(), "{help}");
+            for example in examples {
+                let words = example.split_whitespace().take_while(|word| *word != ">");
+                let parsed = Command::try_parse_from(std::iter::once("fa3").chain(words));
+                assert!(parsed.is_ok(), "fa3 {example}: {}", parsed.unwrap_err());
+            }
+        }
+    }
+}

@@ -1,12 +1,11 @@
 //! `fa3 ptx`: what the driver compiles, and what a launch needs.
 
-use fa3_cuda::kernels::catalogue::CatalogueError;
 use fa3_ir::{
     Buffer, BufferRole, Kernel, ParamInfo, ParamKind, Passed, Program, Ptx, Step, Swizzle, VerifyError, ptx,
 };
 use serde_json::{Value, json};
 
-use crate::kernel::{self, KernelArgs};
+use crate::kernel::{self, KernelArgs, OperationError};
 
 /// What `fa3 ptx --help` says first.
 pub(crate) const ABOUT: &str = "\
@@ -25,15 +24,15 @@ Examples:
 
 /// Options of `fa3 ptx`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = kernel::help(EXAMPLES))]
+#[command(after_help = EXAMPLES, next_help_heading = "Print")]
 pub(crate) struct Options {
-    #[command(flatten)]
+    #[command(subcommand)]
     kernel: KernelArgs,
     /// Adds the line of Rust that built it to every statement
-    #[arg(long)]
+    #[arg(long, global = true)]
     annotate: bool,
     /// Prints PTX and launch as JSON
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
 }
 
@@ -42,7 +41,7 @@ pub(crate) struct Options {
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum Error {
     #[error(transparent)]
-    Catalogue(#[from] CatalogueError),
+    Operation(#[from] OperationError),
     #[error(transparent)]
     Unsound(#[from] Unsound),
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use rayon::ThreadPoolBuilder;
 
-use crate::args::MaskArgs;
+use crate::args::score::ScoreArgs;
 use crate::write::{self, NewFile};
 use call::{Call, Lists, Results, Settings};
 use error::Error;
@@ -58,13 +58,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     selection: Selection,
     #[command(flatten)]
-    mask: MaskArgs,
-    /// Factor on Q·Kᵀ, 1/√head_dim if absent
-    #[arg(long, value_name = "S", allow_negative_numbers = true)]
-    scale: Option<f64>,
-    /// Bounds scores s to ±C by C · tanh(s / C)
-    #[arg(long, value_name = "C", allow_negative_numbers = true)]
-    softcap: Option<f64>,
+    score: ScoreArgs,
     #[command(flatten)]
     lists: Lists,
     /// Where to compute
@@ -176,9 +170,9 @@ impl Options {
     fn settings(&self) -> Settings {
         Settings {
             device: self.device,
-            mask: self.mask.mask(),
-            softmax_scale: self.scale,
-            softcap: self.softcap,
+            mask: self.score.mask(),
+            softmax_scale: self.score.softmax_scale,
+            softcap: self.score.softcap,
             lists: self.lists.clone(),
         }
     }

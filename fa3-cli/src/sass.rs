@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use fa3_cuda::JitReport;
-use fa3_cuda::kernels::catalogue::CatalogueError;
 use fa3_cuda::sass::{Class, Product, Round, product_loops};
 use fa3_ir::Ptx;
 use serde_json::{Value, json};
 
-use crate::kernel::{self, KernelArgs};
+use crate::kernel::{self, KernelArgs, OperationError};
 use crate::nvdisasm::{NoNvdisasm, Nvdisasm, NvdisasmError};
 use crate::ptx::{self, Unsound};
 use crate::ptxas::{NoPtxas, Ptxas, PtxasError};
@@ -25,9 +24,9 @@ named barriers and mbarriers. Integers, moves and branches are left out.";
 
 const EXAMPLES: &str = "\
 Examples:
-  fa3 sass fwd
-  fa3 sass fwd --mask causal --head-dim 64 --head-dim-v 64
-  fa3 sass fwd --algorithm 1 --json
+  fa3 sass forward
+  fa3 sass forward --causal --head-dim 64
+  fa3 sass forward --algorithm 1 --json
 
 Exit code: 0, or 1 if the compiler spills or warns (C7510: products are serialised), or 2 if there is no compiler or it rejects the kernel.";
 
@@ -36,12 +35,12 @@ const WIDTH: usize = 100;
 
 /// Options of `fa3 sass`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = kernel::help(EXAMPLES))]
+#[command(after_help = EXAMPLES, next_help_heading = "Print")]
 pub(crate) struct Options {
-    #[command(flatten)]
+    #[command(subcommand)]
     kernel: KernelArgs,
     /// Prints the same as JSON, one line a kernel
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
 }
 
@@ -50,7 +49,7 @@ pub(crate) struct Options {
 #[allow(missing_docs, reason = "the messages are the sources'")]
 pub(crate) enum Error {
     #[error(transparent)]
-    Catalogue(#[from] CatalogueError),
+    Operation(#[from] OperationError),
     #[error(transparent)]
     Unsound(#[from] Unsound),
     #[error(transparent)]

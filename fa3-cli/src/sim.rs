@@ -7,12 +7,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::ValueEnum;
-use fa3_cuda::kernels::catalogue::CatalogueError;
 use fa3_ir::{Kernel, Program};
 use fa3_sim::{Costs, Mode, Policy, ProgramOutcome, ProgramSimulation, SimError, Timeline};
 use rayon::prelude::*;
 
-use crate::kernel::{self, KernelArgs};
+use crate::kernel::{KernelArgs, OperationError};
 use crate::write::{self, WriteError};
 use buffers::BufferError;
 use report::Report;
@@ -30,6 +29,7 @@ Inputs are standard normal numbers. A seed gives a run's inputs and, under --pol
 const EXAMPLES: &str = "\
 Examples:
   fa3 sim vector_add
+  fa3 sim forward --causal --seqlen 300 --heads 4 --heads-kv 2
   fa3 sim gemm --m 256 --n 256 --k 128 --ctas 1 --policy lazy
   fa3 sim gemm_cluster --seeds 100 --mode skeleton
   fa3 sim gemm --m 128 --n 256 --k 4096 --ctas 1 --mode skeleton --svg gemm.svg
@@ -38,27 +38,27 @@ Exit code: 0, or 1 if a rule is broken, or 2 if there was no run.";
 
 /// Options of `fa3 sim`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = kernel::help(EXAMPLES))]
+#[command(after_help = EXAMPLES, next_help_heading = "Runs")]
 pub(crate) struct Options {
-    #[command(flatten)]
+    #[command(subcommand)]
     kernel: KernelArgs,
     /// Who goes next, and when asynchronous operations happen
-    #[arg(long, value_enum, default_value_t = Schedule::Random)]
+    #[arg(long, global = true, value_enum, default_value_t = Schedule::Random)]
     policy: Schedule,
     /// The seed of the first run
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, global = true, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Runs, each with the next seed
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     seeds: u64,
     /// How much of the arithmetic is done
-    #[arg(long, value_enum, default_value_t = Depth::Exact)]
+    #[arg(long, global = true, value_enum, default_value_t = Depth::Exact)]
     mode: Depth,
     /// Writes when what happens in the model's cycles, for chrome://tracing or Perfetto
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Draws when what happens in the model's cycles
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
@@ -87,7 +87,7 @@ enum Depth {
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum Error {
     #[error(transparent)]
-    Catalogue(#[from] CatalogueError),
+    Operation(#[from] OperationError),
     #[error(transparent)]
     Buffers(#[from] BufferError),
     #[error(transparent)]

@@ -7,11 +7,12 @@ use std::path::PathBuf;
 
 use fa3::cuda::Device;
 use fa3_sched::forward::PlanError;
-use fa3_types::Problem;
+use fa3_types::{Dtype, Problem};
 use serde::Serialize;
 
+use crate::args::number::half;
 use crate::gpu::GpuArgs;
-use crate::grid::{GridArgs, GridError, Half, Setting};
+use crate::grid::{GridArgs, GridError, Setting};
 use crate::measure::{self, Machine, Pace};
 use crate::progress;
 use crate::write::{self, WriteError};
@@ -33,16 +34,16 @@ Every candidate is compiled, so that a setting takes a while; fewer settings tak
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  fa3 tune --head-dim 128 --mask causal --seqlen 4k,8k
+  fa3 tune --head-dim 128 --causal --seqlen 4k,8k
   fa3 tune --json tune.json
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
 pub(crate) struct Options {
     #[command(flatten)]
     grid: GridArgs,
-    /// Elements of Q, K and V
-    #[arg(long, value_name = "TYPE", value_enum, default_value = "bf16")]
-    dtype: Half,
+    /// Elements of Q, K and V, bf16 or f16
+    #[arg(long, value_name = "TYPE", default_value_t = Dtype::Bf16, value_parser = half)]
+    dtype: Dtype,
     #[command(flatten)]
     pace: Pace,
     #[command(flatten)]
@@ -80,7 +81,7 @@ struct Report {
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    let settings = options.grid.settings(options.dtype.into())?;
+    let settings = options.grid.settings(options.dtype)?;
     let [json] = write::open([options.json.as_deref()], &[])?;
     let device = options.gpu.open()?;
     let machine = Machine::of(&device);

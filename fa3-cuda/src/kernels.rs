@@ -1,6 +1,5 @@
 //! Kernels as programs of [`fa3_ir`]: nothing here needs a driver.
 
-pub mod catalogue;
 pub mod fwd;
 pub mod ladder;
 mod params;

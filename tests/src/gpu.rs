@@ -13,6 +13,6 @@ pub fn run(
     program: &Program<Kernel>,
     initial: &[Vec<u8>],
 ) -> Result<Vec<Vec<u8>>, HostError> {
-    // SAFETY: the programs are the suite's own and the catalogue's, whose kernels stay within the buffers that they list.
+    // SAFETY: the programs are the suite's own and the ladder's, whose kernels stay within the buffers that they list.
     unsafe { device.run(program, initial) }
 }

@@ -154,8 +154,8 @@ impl fmt::Display for Lock {
 
 #[cfg(test)]
 mod tests {
-    use fa3_cuda::kernels::catalogue;
-    use fa3_ir::ptx;
+    use fa3_cuda::kernels::ladder::gemm;
+    use fa3_ir::{Elem, ptx};
 
     use super::*;
 
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_kernels_code() {
-        let kernel = catalogue::find("gemm").unwrap().program(&[]).unwrap().steps[0].kernel.kernel();
+        let kernel = gemm::kernel(Elem::Bf16);
         let ptx = ptx::emit(&kernel).unwrap();
         let code = Code::of(&ptx);
         let lines = |what: &str| ptx.text.lines().filter(|line| line.contains(what)).count();

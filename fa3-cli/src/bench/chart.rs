@@ -5,8 +5,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::report::{Cell, Panel, Report};
+use crate::args::number::size_label;
 use crate::draw::{self, Area, DrawError};
-use crate::grid::size_label;
 
 /// Pixels of a panel.
 const PANEL: (u32, u32) = (620, 330);

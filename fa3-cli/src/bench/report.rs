@@ -6,7 +6,8 @@ use fa3_types::Mask;
 use serde::Serialize;
 
 use super::paper::Figure5;
-use crate::grid::{Setting, size_label};
+use crate::args::number::size_label;
+use crate::grid::Setting;
 use crate::measure::{Machine, Outcome, Pace};
 use crate::table::Table;
 

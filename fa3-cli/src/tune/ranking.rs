@@ -5,7 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use super::candidates::Candidate;
-use crate::grid::{Setting, size_label};
+use crate::args::number::size_label;
+use crate::grid::Setting;
 use crate::measure::Outcome;
 use crate::table::Table;
 

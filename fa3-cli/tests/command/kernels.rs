@@ -1,9 +1,12 @@
 //! `fa3 kernels`, `ir`, `ptx` and `doctor` as commands.
 
 use fa3_cuda::host::is_driver_present;
-use fa3_cuda::kernels::catalogue;
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
-use fa3_ir::{Kernel, ptx};
+use fa3_cuda::kernels::{fwd, ladder};
+use fa3_ir::{Elem, ptx};
+use fa3_sched::DeviceLimits;
+use fa3_sched::forward::Plan;
+use fa3_types::{Dtype, ProblemSpec, Shape};
 use serde_json::{Value, json};
 
 use crate::{Ran, fa3, fa3_with};
@@ -12,22 +15,23 @@ fn words(text: &str) -> Ran {
     fa3(&text.split_whitespace().collect::<Vec<_>>())
 }
 
-fn kernel(name: &str, options: &[(&str, catalogue::Value)]) -> Kernel {
-    catalogue::find(name).unwrap().program(options).unwrap().steps[0].kernel.kernel()
-}
-
 #[test]
 fn prints_are_the_librarys() {
-    for entry in catalogue::ALL {
-        let kernel = kernel(entry.name, &[]);
-        let print = |verb: &str| words(&format!("{verb} {}", entry.name)).succeeded();
+    let shape = Shape { batch: 1, seqlen: 200, heads: 2, head_dim: 128 };
+    let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate().unwrap();
+    let forward = fwd::program(&Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap());
+    let ladder = ladder::Spec::ALL.map(|spec| {
+        let dtype = if spec.elem() == Elem::F16 { " --dtype f16" } else { "" };
+        (format!("{}{dtype}", spec.name()), spec.kernel())
+    });
+    let forward = ("forward --causal".to_owned(), forward.steps[0].kernel.kernel());
+    for (name, kernel) in ladder.into_iter().chain([forward]) {
+        let print = |verb: &str| words(&format!("{verb} {name}")).succeeded();
         // Source lines are relative to where the compiler ran, which is the same for both.
-        assert_eq!(print("ir"), kernel.to_string(), "{}", entry.name);
-        assert_eq!(print("ptx"), ptx::emit(&kernel).unwrap().text, "{}", entry.name);
-        assert_eq!(print("ptx --annotate"), ptx::emit_annotated(&kernel).unwrap().text, "{}", entry.name);
+        assert_eq!(print("ir"), kernel.to_string(), "{name}");
+        assert_eq!(print("ptx"), ptx::emit(&kernel).unwrap().text, "{name}");
+        assert_eq!(print("ptx --annotate"), ptx::emit_annotated(&kernel).unwrap().text, "{name}");
     }
-    let f16 = kernel("gemm", &[("dtype", fa3_ir::Elem::F16.into())]);
-    assert_eq!(words("ir gemm --dtype f16").succeeded(), f16.to_string());
 }
 
 /// By hand: A is 100 x 72 and B 136 x 72 of two bytes, C 100 x 136 of four; tiles are 64 x 64 and 128 x 64, those of C
@@ -81,22 +85,33 @@ fn a_launch_as_json() {
 #[test]
 fn kernels_that_are_none_are_refused() {
     for verb in ["ir", "ptx", "sass", "sim"] {
-        let refused = |text: &str, why: &str| words(&format!("{verb} {text}")).refused(why);
-        refused("gem", "there is no kernel gem, but vector_add, ");
-        refused("gemm --rows 8", "kernel gemm has no option rows, but m, n, k, dtype or ctas");
-        refused("gemm --n 12", "n is 12, not a multiple of 8 from 8 to 1048576");
-        refused("gemm --m -1", "m is -1, not a whole number from 1 to 1048576");
-        refused("gemm --m x", "m is x, not a whole number from 1 to 1048576");
-        refused("gemm_cluster --ctas 3", "ctas is 3, not a multiple of 2 from 2 to 1048576");
-        refused("gemm_fp8 --dtype bf16", "dtype is bf16, not e4m3");
-        refused("tile_copy --swizzle 16", "swizzle is 16, not 128, 64, 32 or none");
+        let refused = |text: &str, why: &str| {
+            let ran = words(&format!("{verb} {text}"));
+            assert!(
+                ran.code == Some(2) && ran.stderr.contains(why),
+                "{verb} {text}, expected {why:?}: {ran:?}"
+            );
+        };
+        refused("gem", "unrecognized subcommand 'gem'");
+        refused("gemm --rows 8", "unexpected argument '--rows'");
+        refused("gemm --n 12", "'12' for '--n <N>': expected a multiple of 8 from 8 to 1048576");
+        refused("gemm --m -1", "'-1' for '--m <N>': expected a whole number from 1 to 1048576");
+        refused("gemm --m x", "'x' for '--m <N>': expected a whole number from 1 to 1048576");
+        refused("gemm_cluster --ctas 3", "'3' for '--ctas <N>': expected a multiple of 2 from 2 to 1048576");
+        refused("gemm --dtype e4m3", "'e4m3' for '--dtype <TYPE>': expected bf16 or f16");
+        refused("gemm_fp8 --dtype bf16", "unexpected argument '--dtype'");
         refused(
-            "row_softmax --rows 100000 --cols 100000",
-            "100000 x 100000 elements are more than 4294967295",
+            "tile_copy --swizzle 16",
+            "'16' for '--swizzle <BYTES>'\n  [possible values: 128, 64, 32, none]",
         );
+        refused("forward --algorithm 3", "'3' for '--algorithm <N>'\n  [possible values: 1, 2, 4]");
+        refused("forward --window 5", "expected two whole numbers L,R from -1 to 2^32 - 1, as in 256,0");
+        refused("forward --dtype int8", "'int8' for '--dtype <TYPE>': expected f32, f16, bf16 or e4m3");
+        words(&format!("{verb} forward --heads-kv 3")).refused("heads_q 2 is not a multiple of heads_kv 3");
+        words(&format!("{verb} row_softmax --rows 100000 --cols 100000"))
+            .refused("100000 x 100000 elements are more than 4294967295");
         for usage in ["", "gemm gemm", "gemm --size 8", "gemm --m", "gemm --m 8 --m 16"] {
-            let ran = words(&format!("{verb} {usage}"));
-            assert_eq!(ran.code, Some(2), "{verb} {usage}: {ran:?}");
+            assert_eq!(words(&format!("{verb} {usage}")).code, Some(2), "{verb} {usage}");
         }
     }
 }

@@ -35,17 +35,34 @@ fn options_make_the_problem() {
     prints(args, &spec.validate().unwrap(), &limits.sms(20.try_into().unwrap()));
 }
 
-/// Every example of the help runs, and prints a plan.
+/// Every example of these verbs' helps runs, without the files that it would write.
 #[test]
 fn the_examples_run() {
-    let help = plan("--help").succeeded();
-    let examples: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  fa3 plan ")).collect();
-    assert_eq!(examples.len(), 3, "{help}");
-    for example in examples {
-        let (options, _) = example.split_once(" --svg").unwrap_or((example, ""));
-        let stdout = plan(options).succeeded();
-        assert!(stdout.starts_with("problem    bf16 batch"), "{stdout}");
+    for (verb, count) in [("plan", 4), ("ir", 3), ("ptx", 3), ("sim", 5)] {
+        let help = fa3(&[verb, "--help"]).succeeded();
+        let examples: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  fa3 ")).collect();
+        assert_eq!(examples.len(), count, "{help}");
+        for example in examples {
+            let words = example.split_whitespace().take_while(|word| !["--svg", ">"].contains(word));
+            fa3(&words.collect::<Vec<_>>()).succeeded();
+        }
     }
+}
+
+/// What is decided otherwise stands in the plan; what other orders cost, the library says of its own plans alone.
+#[test]
+fn plans_can_be_changed() {
+    let stdout = |more: &str| plan(&format!("--seqlen 8k --heads 16 --head-dim 128 {more}")).succeeded();
+    assert!(stdout("").contains("softmax under GEMM") && stdout("").contains("Makespan by order"));
+    let changed = stdout("--algorithm 1 --ping-pong off");
+    assert!(!changed.contains("softmax under GEMM") && !changed.contains("ping-pong"), "{changed}");
+    assert!(!changed.contains("Makespan by order"), "{changed}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.svg");
+    stdout(&format!("--loads consumers --svg {}", path.display()));
+    assert!(path.exists());
+    plan("--seqlen 64 --heads 1 --head-dim 128 --algorithm 4 --rescale lazy")
+        .refused("under three-stage overlap");
 }
 
 /// No plan is printed that no kernel runs.

@@ -136,7 +136,7 @@ loop at 0x0010: 7 instructions a round
 /// With the tools that this machine has: the paper's loop of head dimension 128.
 #[test]
 fn a_forward_kernel() {
-    let ran = fa3(&["sass", "fwd", "--json"]);
+    let ran = fa3(&["sass", "forward", "--json"]);
     if ran.stderr.contains("no ptxas") || ran.stderr.contains("no nvdisasm") {
         println!("skipped: {}", ran.stderr);
         return;

@@ -64,6 +64,55 @@ pub enum Spec {
 }
 
 impl Spec {
+    /// One of every kernel, and of those that take bf16 or f16, one for each.
+    pub const ALL: [Spec; 15] = [
+        Spec::VectorAdd,
+        Spec::RowSoftmax,
+        Spec::TileCopy(Swizzle::B128),
+        Spec::Transpose,
+        Spec::GemmSimple(Elem::Bf16),
+        Spec::GemmSimple(Elem::F16),
+        Spec::GemmRing(Elem::Bf16),
+        Spec::GemmRing(Elem::F16),
+        Spec::Gemm(Elem::Bf16),
+        Spec::Gemm(Elem::F16),
+        Spec::GemmCluster(Elem::Bf16),
+        Spec::GemmCluster(Elem::F16),
+        Spec::GemmSplitK(Elem::Bf16),
+        Spec::GemmSplitK(Elem::F16),
+        Spec::GemmFp8,
+    ];
+
+    /// The kernel's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Spec::VectorAdd => "vector_add",
+            Spec::RowSoftmax => "row_softmax",
+            Spec::TileCopy(_) => "tile_copy",
+            Spec::Transpose => "transpose",
+            Spec::GemmSimple(_) => "gemm_simple",
+            Spec::GemmRing(_) => "gemm_ring",
+            Spec::Gemm(_) => "gemm",
+            Spec::GemmCluster(_) => "gemm_cluster",
+            Spec::GemmSplitK(_) => "gemm_split_k",
+            Spec::GemmFp8 => "gemm_fp8",
+        }
+    }
+
+    /// The elements that it reads.
+    pub const fn elem(self) -> Elem {
+        match self {
+            Spec::VectorAdd | Spec::RowSoftmax => Elem::F32,
+            Spec::TileCopy(_) | Spec::Transpose => Elem::Bf16,
+            Spec::GemmSimple(elem)
+            | Spec::GemmRing(elem)
+            | Spec::Gemm(elem)
+            | Spec::GemmCluster(elem)
+            | Spec::GemmSplitK(elem) => elem,
+            Spec::GemmFp8 => Elem::E4m3,
+        }
+    }
+
     /// Builds the kernel.
     pub fn kernel(self) -> Kernel {
         match self {
@@ -91,4 +140,16 @@ fn launch<const N: usize>(
     let args = args.into_iter().map(|(name, passed)| (name.to_owned(), passed)).collect();
     program.step(super::Spec::Ladder(spec), grid, args);
     program
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_have_their_names() {
+        for spec in Spec::ALL {
+            assert_eq!(spec.kernel().name, spec.name());
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! A forward kernel is called after what it computes and how, `fwd/bf16/d128/128x128x3/causal/cap/dynamic`: elements, head
 //! dimension, tile (rows x keys x stages), sides of the mask, soft cap, scheduler, and then words for what differs from the tile
-//! table. A kernel of the ladder is called after its entry of the catalogue and its elements, `ladder/gemm/bf16`.
+//! table. A kernel of the ladder is called by its name and its elements, `ladder/gemm/bf16`.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::Mask;
 
 use super::fwd::FwdSpec;
-use super::{Spec, catalogue};
+use super::{Spec, ladder};
 
 const NO_SIDE: Mask = Mask::None;
 const LEFT: Mask = Mask::Window { left: Some(0), right: None };
@@ -60,13 +60,9 @@ pub fn shipped() -> impl Iterator<Item = Shipped> {
 
 /// The ladder's kernels, for every type of elements that they take.
 fn ladder() -> impl Iterator<Item = Shipped> {
-    let entries = catalogue::ALL.iter().filter(|entry| entry.name != "fwd");
-    entries.flat_map(|entry| {
-        let programs = entry.programs().expect("entries make sense");
-        programs.into_iter().map(|program| Shipped {
-            name: format!("ladder/{}/{}", entry.name, program.buffers[0].elem),
-            spec: program.steps[0].kernel,
-        })
+    ladder::Spec::ALL.into_iter().map(|spec| Shipped {
+        name: format!("ladder/{}/{}", spec.name(), spec.elem()),
+        spec: Spec::Ladder(spec),
     })
 }
 

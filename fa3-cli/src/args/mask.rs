@@ -1,0 +1,78 @@
+//! Masks: one, or a list of them.
+
+use fa3_types::{Mask, ProblemError};
+
+/// Which keys a query may see.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MaskArgs {
+    /// Each query sees the keys up to its own position; the last query stands at the last key
+    #[arg(long)]
+    causal: bool,
+    /// Each query sees L keys before its own position and R after it; -1 is unbounded
+    #[arg(long, value_name = "L,R", conflicts_with = "causal", allow_hyphen_values = true, value_parser = window)]
+    window: Option<Mask>,
+}
+
+/// Masks to go through: all that are given, or none and causal if none is.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MaskList {
+    /// Without a mask
+    #[arg(long)]
+    no_mask: bool,
+    /// Each query sees the keys up to its own position; the last query stands at the last key
+    #[arg(long)]
+    causal: bool,
+    /// Each query sees L keys before its own position and R after it; -1 is unbounded; may be given again
+    #[arg(long, value_name = "L,R", allow_hyphen_values = true, value_parser = window)]
+    window: Vec<Mask>,
+}
+
+/// Why a window was not understood.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(crate) enum WindowError {
+    /// Not two numbers.
+    #[error("expected two whole numbers L,R from -1 to 2^32 - 1, as in 256,0")]
+    NotAPair,
+    /// A number is no window size.
+    #[error(transparent)]
+    Size(#[from] ProblemError),
+}
+
+impl MaskArgs {
+    /// The mask that the options describe.
+    pub(crate) fn mask(&self) -> Mask {
+        self.window.unwrap_or(if self.causal { Mask::Causal } else { Mask::None })
+    }
+}
+
+impl MaskList {
+    /// The masks that the options describe.
+    pub(crate) fn masks(&self) -> Vec<Mask> {
+        let all = !self.no_mask && !self.causal && self.window.is_empty();
+        let none = (self.no_mask || all).then_some(Mask::None);
+        let causal = (self.causal || all).then_some(Mask::Causal);
+        none.into_iter().chain(causal).chain(self.window.iter().copied()).collect()
+    }
+}
+
+fn window(text: &str) -> Result<Mask, WindowError> {
+    let number = |text: &str| text.trim().parse().map_err(|_| WindowError::NotAPair);
+    let (left, right) = text.split_once(',').ok_or(WindowError::NotAPair)?;
+    Ok(Mask::from_window(number(left)?, number(right)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows() {
+        assert_eq!(window("256,0"), Ok(Mask::Window { left: Some(256), right: Some(0) }));
+        assert_eq!(window("-1, 3"), Ok(Mask::Window { left: None, right: Some(3) }));
+        assert_eq!(window("-1,-1"), Ok(Mask::None));
+        for text in ["5", "5,", "1,2,3", "a,b", "99999999999999999999,0", ""] {
+            assert_eq!(window(text), Err(WindowError::NotAPair), "{text}");
+        }
+        assert_eq!(window("-2,0"), Err(WindowError::Size(ProblemError::WindowSize { given: -2 })));
+    }
+}

@@ -1,0 +1,77 @@
+//! Numbers on the command line.
+
+use std::num::NonZeroU32;
+
+use clap::builder::TypedValueParser;
+use fa3_types::Dtype;
+
+/// What is no such number, or no such type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum NotThat {
+    #[error("expected a number such as 512 or 16k")]
+    Size,
+    #[error("expected a whole number from 1 to {most}")]
+    Whole { most: u32 },
+    #[error("expected a multiple of {unit} from {unit} to {most}")]
+    Multiple { unit: u32, most: u32 },
+    #[error("expected bf16 or f16")]
+    Half,
+}
+
+/// Reads 512 or 16k.
+pub(crate) fn size(text: &str) -> Result<usize, NotThat> {
+    let (digits, unit) = text.strip_suffix(['k', 'K']).map_or((text, 1), |digits| (digits, 1024));
+    let number: Option<usize> = digits.parse().ok();
+    number.and_then(|number| number.checked_mul(unit)).ok_or(NotThat::Size)
+}
+
+/// 512 or 16k.
+pub(crate) fn size_label(size: usize) -> String {
+    if size > 0 && size.is_multiple_of(1024) { format!("{}k", size / 1024) } else { size.to_string() }
+}
+
+/// Reads multiples of `unit` from there to `most`.
+pub(crate) fn multiple_of(unit: u32, most: u32) -> impl Fn(&str) -> Result<u32, NotThat> + Clone {
+    let refusal = if unit == 1 { NotThat::Whole { most } } else { NotThat::Multiple { unit, most } };
+    move |text| {
+        let number = text.parse().ok().filter(|number| (unit..=most).contains(number));
+        number.filter(|number| number.is_multiple_of(unit)).ok_or(refusal)
+    }
+}
+
+/// Streaming multiprocessors. More than any GPU has would only cost memory.
+pub(crate) fn sms() -> impl TypedValueParser<Value = NonZeroU32> {
+    clap::value_parser!(u32).range(1..=4096).try_map(NonZeroU32::try_from)
+}
+
+/// Elements that the forward kernels take.
+pub(crate) fn half(text: &str) -> Result<Dtype, NotThat> {
+    let dtype = text.parse().ok().filter(|dtype| matches!(dtype, Dtype::Bf16 | Dtype::F16));
+    dtype.ok_or(NotThat::Half)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(["512", "1k", "16K", "0"].map(size), [Ok(512), Ok(1024), Ok(16384), Ok(0)]);
+        assert!(
+            ["", "k", "1.5k", "-1", "99999999999999999999", "18446744073709551615k"]
+                .iter()
+                .all(|x| size(x) == Err(NotThat::Size))
+        );
+        assert_eq!([512, 1024, 16384, 1000, 0].map(size_label), ["512", "1k", "16k", "1000", "0"]);
+    }
+
+    #[test]
+    fn multiples() {
+        let eighths = multiple_of(8, 64);
+        assert_eq!(["8", "64"].map(&eighths), [Ok(8), Ok(64)]);
+        let refused = ["", "x", "-8", "0", "12", "72", "99999999999"];
+        assert!(refused.iter().all(|text| eighths(text) == Err(NotThat::Multiple { unit: 8, most: 64 })));
+        assert_eq!(multiple_of(1, 9)("0"), Err(NotThat::Whole { most: 9 }));
+    }
+}

@@ -1,0 +1,153 @@
+//! What may be decided otherwise than by the tile table.
+
+use std::num::NonZeroU32;
+
+use clap::ValueEnum;
+use fa3_sched::forward::{CtaTile, Loads, Overlap, Plan, PlanError, PlanOptions, Rescale, TileError};
+use fa3_sched::{DeviceLimits, Scheduler};
+use fa3_types::Problem;
+
+use super::number::sms;
+
+/// How it is computed. What is not given is decided as for a user of the library.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PlanArgs {
+    /// The consumers' pipeline: Algorithm 1, 2 or 4 of the paper
+    #[arg(long, value_name = "N")]
+    algorithm: Option<Algorithm>,
+    /// Whether consumers take turns on the tensor cores
+    #[arg(long, value_name = "WHETHER")]
+    ping_pong: Option<Switch>,
+    /// When O is rescaled to new row maxima: where it must be, or in every block
+    #[arg(long, value_name = "WHEN")]
+    rescale: Option<When>,
+    /// Who loads Q, K and V
+    #[arg(long, value_name = "WHO")]
+    loads: Option<Who>,
+    /// How tiles reach CTAs
+    #[arg(long, value_name = "HOW")]
+    scheduler: Option<How>,
+    /// Streaming multiprocessors of the GPU
+    #[arg(long, value_name = "N", default_value_t = DeviceLimits::h100_sxm().sms, value_parser = sms())]
+    sms: NonZeroU32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Algorithm {
+    /// The softmax after its products
+    #[value(name = "1")]
+    One,
+    /// The softmax of one block under the PV of the block before
+    #[value(name = "2")]
+    Two,
+    /// The same under the next block's QKᵀ, too, which takes a rescaling in every block
+    #[value(name = "4")]
+    Four,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    Off,
+    On,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum When {
+    Lazy,
+    Every,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Who {
+    /// A warpgroup of its own
+    Producer,
+    /// A thread of the consumers
+    Consumers,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum How {
+    /// One tile a CTA
+    One,
+    /// Dealt in turn to as many CTAs as run at a time
+    Static,
+    /// Drawn by them from a counter
+    Dynamic,
+}
+
+impl PlanArgs {
+    /// An H100 with so many SMs.
+    pub(crate) fn limits(&self) -> DeviceLimits {
+        DeviceLimits::h100_sxm().sms(self.sms)
+    }
+
+    /// Whether anything is decided.
+    pub(crate) fn decides(&self) -> bool {
+        self.decides_tile() || self.scheduler.is_some()
+    }
+
+    fn decides_tile(&self) -> bool {
+        self.algorithm.is_some() || self.ping_pong.is_some() || self.rescale.is_some() || self.loads.is_some()
+    }
+
+    /// What is decided of a problem's plan.
+    ///
+    /// # Errors
+    /// If no kernel computes the problem.
+    pub(crate) fn options(&self, problem: &Problem) -> Result<PlanOptions, PlanError> {
+        let mut options = PlanOptions::default();
+        if self.decides_tile() {
+            let table = Plan::new(problem, &self.limits())?;
+            options = options.tile(self.tile(table.tile()));
+        }
+        options.scheduler = self.scheduler.map(|how| match how {
+            How::One => Scheduler::OneTile,
+            How::Static => Scheduler::StaticPersistent,
+            How::Dynamic => Scheduler::DynamicPersistent,
+        });
+        Ok(options)
+    }
+
+    /// A problem's plan.
+    ///
+    /// # Errors
+    /// If no kernel computes the problem so.
+    pub(crate) fn plan(&self, problem: &Problem) -> Result<Plan, PlanError> {
+        Plan::with(problem, &self.limits(), &self.options(problem)?)
+    }
+
+    /// The tile with another pipeline, and with as many keys as registers and shared memory are left for then.
+    fn tile(&self, mut tile: CtaTile) -> CtaTile {
+        match self.algorithm {
+            Some(Algorithm::One) => tile.overlap = Overlap::None,
+            Some(Algorithm::Two) => tile.overlap = Overlap::TwoStage,
+            Some(Algorithm::Four) => {
+                (tile.overlap, tile.rescale) = (Overlap::ThreeStage, Rescale::EveryBlock);
+            }
+            None => {}
+        }
+        if let Some(switch) = self.ping_pong {
+            tile.ping_pong = switch == Switch::On;
+        }
+        match self.rescale {
+            Some(When::Lazy) => tile.rescale = Rescale::Lazy,
+            Some(When::Every) => tile.rescale = Rescale::EveryBlock,
+            None => {}
+        }
+        match self.loads {
+            Some(Who::Producer) => tile.loads = Loads::Producer,
+            Some(Who::Consumers) => tile.loads = Loads::Consumers,
+            None => {}
+        }
+        let is_short = |tile: &CtaTile| {
+            matches!(
+                tile.check(&self.limits()),
+                Err(TileError::SharedMemory { .. } | TileError::Registers { .. })
+            )
+        };
+        while is_short(&tile) && tile.tile_n > 16 {
+            tile.tile_n -= 16;
+        }
+        tile
+    }
+}

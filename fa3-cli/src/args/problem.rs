@@ -1,0 +1,64 @@
+//! An attention problem.
+
+use fa3_types::{Dtype, ProblemSpec, Sequences, Shape};
+
+use super::number::size;
+use super::score::ScoreArgs;
+
+/// What is computed. What is not given is small, so that the simulator computes it in a moment.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ProblemArgs {
+    /// Sequences
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    batch: usize,
+    /// Rows of Q, and keys, of a sequence; k is 1024
+    #[arg(long, value_name = "N", default_value = "200", value_parser = size)]
+    seqlen: Option<usize>,
+    /// Rows of Q of a sequence, if other than --seqlen
+    #[arg(long, value_name = "N", value_parser = size)]
+    seqlen_q: Option<usize>,
+    /// Keys of a sequence, if other than --seqlen
+    #[arg(long, value_name = "N", value_parser = size)]
+    seqlen_k: Option<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    heads: usize,
+    /// Key/value heads, as many as query heads if absent
+    #[arg(long, value_name = "N")]
+    heads_kv: Option<usize>,
+    /// Head dimension of Q and K
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    head_dim: usize,
+    /// Head dimension of V and O, as that of Q and K if absent
+    #[arg(long, value_name = "N")]
+    head_dim_v: Option<usize>,
+    /// f16 or bf16; the CPU also computes f32 and e4m3
+    #[arg(long, value_name = "TYPE", default_value_t = Dtype::Bf16)]
+    dtype: Dtype,
+    #[command(flatten)]
+    score: ScoreArgs,
+}
+
+impl ProblemArgs {
+    /// A dense batch.
+    pub(crate) fn dense(&self) -> ProblemSpec {
+        let &ProblemArgs { batch, seqlen, seqlen_q, seqlen_k, heads, head_dim, .. } = self;
+        let q = Shape { batch, seqlen: seqlen_q.or(seqlen).unwrap_or(0), heads, head_dim };
+        let kv = Shape { seqlen: seqlen_k.or(seqlen).unwrap_or(0), heads: self.heads_kv(), ..q };
+        self.with(ProblemSpec::dense(self.dtype, q, kv))
+    }
+
+    /// These sequences, packed.
+    pub(crate) fn packed(&self, seqs_q: Sequences, seqs_k: Sequences) -> ProblemSpec {
+        let heads = (self.heads, self.heads_kv());
+        self.with(ProblemSpec::packed(self.dtype, heads, self.head_dim, seqs_q, seqs_k))
+    }
+
+    fn heads_kv(&self) -> usize {
+        self.heads_kv.unwrap_or(self.heads)
+    }
+
+    fn with(&self, spec: ProblemSpec) -> ProblemSpec {
+        self.score.of(spec.head_dim_v(self.head_dim_v.unwrap_or(self.head_dim)))
+    }
+}

@@ -1,0 +1,28 @@
+//! The forward pass of attention.
+
+use fa3_cuda::kernels::{Spec, fwd};
+use fa3_ir::Program;
+
+use super::OperationError;
+use crate::args::plan::PlanArgs;
+use crate::args::problem::ProblemArgs;
+
+/// A problem and its plan.
+#[derive(Debug, clap::Args)]
+pub(super) struct ForwardArgs {
+    #[command(flatten)]
+    problem: ProblemArgs,
+    #[command(flatten, next_help_heading = "Plan")]
+    plan: PlanArgs,
+}
+
+impl ForwardArgs {
+    pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
+        let problem = self.problem.dense().validate()?;
+        let program = fwd::program(&self.plan.plan(&problem)?);
+        if program.steps.is_empty() {
+            return Err(OperationError::Empty { problem: Box::new(problem) });
+        }
+        Ok(program)
+    }
+}

@@ -1,0 +1,111 @@
+//! What there is to run, by name.
+
+use fa3_cuda::kernels::Spec;
+use fa3_cuda::kernels::ladder::{
+    gemm, gemm_cluster, gemm_fp8, gemm_ring, gemm_simple, gemm_split_k, row_softmax, tile_copy, transpose,
+    vector_add,
+};
+use fa3_ir::Program;
+use fa3_sched::forward::PlanError;
+use fa3_types::{Problem, ProblemError};
+
+use super::forward::ForwardArgs;
+use super::ladder::{CopyArgs, GemmArgs, GridArgs, MatrixArgs, SizeArgs, SplitArgs, VectorArgs};
+
+/// An operation with its problem.
+#[derive(Debug, clap::Subcommand)]
+#[command(rename_all = "snake_case")]
+pub(super) enum Operation {
+    /// O = softmax(Q K^T) V, the forward pass of attention
+    #[command(alias = "fwd")]
+    Forward(ForwardArgs),
+    /// z = x + y, one element a thread
+    VectorAdd(VectorArgs),
+    /// y = softmax(x) of each row, one row a warp
+    RowSoftmax(MatrixArgs<1, 1>),
+    /// y = x by tensor copies, one tile of 64 x 64 a CTA
+    TileCopy(CopyArgs),
+    /// y = x transposed, one tile of 64 x 64 a CTA
+    Transpose(MatrixArgs<8, 8>),
+    /// C = A B^T by one warpgroup a tile, in turn
+    GemmSimple(GemmArgs<2>),
+    /// C = A B^T by one warpgroup a tile, loads ahead of products
+    GemmRing(GemmArgs<2>),
+    /// C = A B^T by a producer and two consumers, persistent
+    Gemm {
+        #[command(flatten)]
+        gemm: GemmArgs<8>,
+        #[command(flatten)]
+        grid: GridArgs<1>,
+    },
+    /// The same by clusters of two CTAs, which load for each other
+    GemmCluster {
+        #[command(flatten)]
+        gemm: GemmArgs<8>,
+        #[command(flatten)]
+        grid: GridArgs<2>,
+    },
+    /// C = C + A B^T, parts of K added by copies
+    GemmSplitK {
+        #[command(flatten)]
+        gemm: GemmArgs<4>,
+        #[command(flatten)]
+        parts: SplitArgs,
+    },
+    /// C = A B^T of e4m3, summed in two levels
+    #[command(name = "gemm_fp8")]
+    GemmFp8 {
+        #[command(flatten)]
+        size: SizeArgs<8, 16>,
+        #[command(flatten)]
+        grid: GridArgs<1>,
+    },
+}
+
+/// Why there is no program.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum OperationError {
+    #[error("{rows} x {cols} elements are more than {limit}")]
+    Elements { rows: u32, cols: u32, limit: u32 },
+    #[error("nothing is to be computed: {problem}")]
+    Empty { problem: Box<Problem> },
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+impl Operation {
+    /// Its program.
+    ///
+    /// # Errors
+    /// Options that make no sense together.
+    pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
+        Ok(match self {
+            Operation::Forward(forward) => forward.program()?,
+            Operation::VectorAdd(VectorArgs { n }) => vector_add::program(*n),
+            Operation::RowSoftmax(MatrixArgs { rows, cols }) => {
+                let (rows, cols, limit) = (*rows, *cols, u32::MAX);
+                if rows.checked_mul(cols).is_none() {
+                    return Err(OperationError::Elements { rows, cols, limit });
+                }
+                row_softmax::program(rows, cols)
+            }
+            Operation::TileCopy(copy) => {
+                tile_copy::program(copy.swizzle(), copy.matrix.rows, copy.matrix.cols)
+            }
+            Operation::Transpose(MatrixArgs { rows, cols }) => transpose::program(*rows, *cols),
+            Operation::GemmSimple(gemm) => gemm_simple::program(gemm.elem(), gemm.size()),
+            Operation::GemmRing(gemm) => gemm_ring::program(gemm.elem(), gemm.size()),
+            Operation::Gemm { gemm, grid } => gemm::program(gemm.elem(), gemm.size(), grid.ctas),
+            Operation::GemmCluster { gemm, grid } => {
+                gemm_cluster::program(gemm.elem(), gemm.size(), grid.ctas)
+            }
+            Operation::GemmSplitK { gemm, parts } => {
+                gemm_split_k::program(gemm.elem(), gemm.size(), parts.splits)
+            }
+            Operation::GemmFp8 { size, grid } => gemm_fp8::program(size.size(), grid.ctas),
+        })
+    }
+}
