@@ -39,6 +39,8 @@ pub enum ArgError {
     Count { given: usize, expected: usize },
     #[error("there is no argument for parameter {param}")]
     Missing { param: String },
+    #[error("the kernel has more than one parameter {param}")]
+    Twice { param: String },
     #[error("there is no parameter {name} for the argument of that name")]
     Unknown { name: String },
     #[error("buffer {index} is none of the program's {count}")]

@@ -205,13 +205,20 @@ impl<K> Step<K> {
     /// The arguments in the order of the parameters, buffer i being at `addresses[i]`.
     ///
     /// # Errors
-    /// A parameter without an argument, an argument without a parameter, an argument of another kind, or a tensor that its
+    /// Parameters of the same name, a parameter without an argument, an argument without a parameter, an argument of another kind, or a tensor that its
     /// tensor map cannot describe.
     pub fn bind(&self, params: &[ParamInfo], addresses: &[u64]) -> Result<Vec<ArgValue>, ArgError> {
         if let Some((name, _)) =
             self.args.iter().find(|(name, _)| params.iter().all(|param| param.name != *name))
         {
             return Err(ArgError::Unknown { name: name.clone() });
+        }
+        if let Some((_, twice)) = params
+            .iter()
+            .enumerate()
+            .find(|(index, param)| params[..*index].iter().any(|other| other.name == param.name))
+        {
+            return Err(ArgError::Twice { param: twice.name.clone() });
         }
         let argument = |param: &ParamInfo| {
             let passed = self.args.iter().find(|(name, _)| *name == param.name);
@@ -302,6 +309,17 @@ mod tests {
         assert_eq!(refused(vec![elsewhere, by]), ArgError::Buffer { index: 1, count: 1 });
         let kind = ArgError::Kind { param: "by".to_owned(), expected: "u32", given: "f32" };
         assert_eq!(refused(vec![x, ("by".to_owned(), Passed::F32(3.0))]), kind);
+    }
+
+    /// By name, nobody could tell which of two is meant.
+    #[test]
+    fn parameters_of_the_same_name_are_refused() {
+        let kernel = Kernel::build("twice", Launch::threads(32), |b| {
+            _ = (b.param_u32("n"), b.param_u32("n"));
+        });
+        let step = Step { kernel: (), grid: [1; 3], args: vec![("n".to_owned(), Passed::U32(1))] };
+        let error = step.bind(&kernel.params, &[]).unwrap_err();
+        assert_eq!(error, ArgError::Twice { param: "n".to_owned() });
     }
 
     #[test]

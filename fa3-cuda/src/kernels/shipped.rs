@@ -160,7 +160,7 @@ fn name(spec: &FwdSpec) -> String {
         Overlap::ThreeStage => word("three-stage"),
     }
     let differs = [
-        (tile.rescale == Rescale::EveryBlock, "every-maximum"),
+        (tile.rescale == Rescale::EveryBlock, "every-block"),
         (tile.p_place != PPlace::Registers, "p-in-smem"),
         (tile.consumers > 1 && !tile.ping_pong, "no-turns"),
         (tile.loads == Loads::Consumers, "no-producer"),
@@ -190,7 +190,7 @@ mod tests {
         assert!(names.len() > 400, "{}", names.len());
         assert!(names.contains_key("ladder/gemm/f16"));
         assert!(names.contains_key("fwd/bf16/d128/128x128x3/causal/cap/dynamic"));
-        assert!(names.contains_key("fwd/bf16/d128/192x80x3/none/static/every-maximum/no-producer"));
+        assert!(names.contains_key("fwd/bf16/d128/192x80x3/none/static/every-block/no-producer"));
     }
 
     /// Whatever plans choose is shipped.

@@ -4,7 +4,7 @@ use fa3_sched::forward::{CtaTile, Loads, PPlace, PlanOptions, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::{Dtype, Mask};
 
-use super::shapes::{FORMS, TINY, dealt, others};
+use super::shapes::{FORMS, dealt, others};
 use super::{Launch, Layout, dense, device, initial, judged, results, with_tile};
 use crate::family::{Bits, Trial};
 use crate::{Case, Dist, Poison, covering};
@@ -128,7 +128,6 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
         rescale,
         p_place: PLACES[place],
         ping_pong,
-        ..TINY
     };
     let (seqlen_q, seqlen_k) = LENGTHS[lengths](shape.tile_m as usize, shape.tile_n as usize);
     let (batch, heads_q, heads_kv) = HEADS[heads];

@@ -11,8 +11,8 @@ const EDGES: [(&str, &[&str]); 10] = [
     ("fa3-ref", &["fa3-types"]),
     ("fa3-quant", &["fa3-types"]),
     ("fa3-sched", &["fa3-types"]),
-    ("fa3-ir", &[]),
-    ("fa3-sim", &["fa3-ir"]),
+    ("fa3-ir", &["fa3-types"]),
+    ("fa3-sim", &["fa3-ir", "fa3-types"]),
     ("fa3-cuda", &["fa3-ir", "fa3-sched", "fa3-types"]),
     ("fa3", &["fa3-types", "fa3-ref", "fa3-quant", "fa3-sched", "fa3-cuda"]),
     ("fa3-cli", &OPEN),
@@ -97,7 +97,7 @@ const CITED: [Cited; 10] = [
         ],
     },
     Cited {
-        files: "fa3-cuda/src/kernels/fwd",
+        files: "fa3-cuda/src/kernels",
         algorithm: 1,
         lines: 4..=25,
         unused: &[
@@ -108,18 +108,8 @@ const CITED: [Cited; 10] = [
             (23, "ends it"),
         ],
     },
-    Cited {
-        files: "fa3-cuda/src/kernels/fwd",
-        algorithm: 2,
-        lines: 3..=19,
-        unused: &[(17, "ends the loop")],
-    },
-    Cited {
-        files: "fa3-cuda/src/kernels/fwd",
-        algorithm: 4,
-        lines: 2..=24,
-        unused: &[(17, "ends the loop")],
-    },
+    Cited { files: "fa3-cuda/src/kernels", algorithm: 2, lines: 3..=19, unused: &[(17, "ends the loop")] },
+    Cited { files: "fa3-cuda/src/kernels", algorithm: 4, lines: 2..=24, unused: &[(17, "ends the loop")] },
 ];
 
 fn root() -> PathBuf {

@@ -17,9 +17,9 @@ const NUMBERS: u32 = 8;
 pub fn tiles(plan: &Plan) -> Program<Spec> {
     let (spec, count) = (FwdSpec::of(plan), plan.schedule().num_tiles());
     let mut program = Program::new();
-    let tiles = program.buffer("tiles", Elem::U32, &[count, NUMBERS], BufferRole::Output);
+    let decoded = program.buffer("decoded", Elem::U32, &[count, NUMBERS], BufferRole::Output);
     if count > 0 {
-        let mut args = Fill(vec![("tiles".to_owned(), Passed::Pointer(tiles))]);
+        let mut args = Fill(vec![("decoded".to_owned(), Passed::Pointer(decoded))]);
         _ = Geometry::of(plan).pass::<Host, Filled>(&mut args);
         program.step(Spec::ForwardTiles(spec), [count, 1, 1], args.0);
     }
@@ -29,11 +29,11 @@ pub fn tiles(plan: &Plan) -> Program<Spec> {
 /// Its kernel.
 pub(crate) fn tiles_kernel(spec: &FwdSpec) -> Kernel {
     Kernel::build("fwd_tiles", Launch::threads(32), |b| {
-        let tiles = b.param_pointer("tiles", Elem::U32);
+        let decoded = b.param_pointer("decoded", Elem::U32);
         let geometry = Geometry::form(spec.order, spec.mask).pass(&mut Declare(b));
         let index = b.cta_x();
         let Work { batch, head, kv_head, row, kv } = geometry.work(index);
-        let at = index.mad_wide(4 * NUMBERS, tiles);
+        let at = index.mad_wide(4 * NUMBERS, decoded);
         b.once_per_warp(|| {
             b.store_vector(at.at(0), [batch, head, kv_head, row]);
             b.store_vector(at.at(16), [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]);
