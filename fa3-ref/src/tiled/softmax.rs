@@ -2,7 +2,7 @@
 
 use std::f64::consts::{LN_2, LOG2_E};
 
-use fa3_types::Problem;
+use fa3_types::{Problem, softcap};
 use ndarray::{Array1, Array2, Axis};
 
 use crate::output::HeadForward;
@@ -33,7 +33,7 @@ impl ScoreUnit {
 
     /// The score in this unit.
     pub(super) fn cap(self, dot: f32) -> f32 {
-        self.into_cap.map_or(dot, |factor| (dot * factor).tanh())
+        self.into_cap.map_or(dot, |factor| softcap(dot, factor))
     }
 
     /// d score / d (Q·K · scale), where the score is `s` in this unit: 1, or 1 − tanh².

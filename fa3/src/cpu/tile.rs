@@ -3,7 +3,7 @@
 use std::f64::consts::{LN_2, LOG2_E};
 
 use fa3_sched::{KvRange, Lens, Tiling};
-use fa3_types::{Lengths, Problem};
+use fa3_types::{Lengths, Problem, softcap};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array1, Array2, ArrayViewMut2, Axis, Slice};
 
@@ -79,7 +79,7 @@ impl Softmax {
 
     fn cap(&self, scores: &mut ArrayViewMut2<'_, f32>) {
         if let Some(factor) = self.into_cap {
-            scores.mapv_inplace(|dot| (dot * factor).tanh());
+            scores.mapv_inplace(|product| softcap(product, factor));
         }
     }
 

@@ -12,7 +12,7 @@ use crate::kernels::params::{Pass, Side};
 pub(super) struct Geometry<T> {
     /// How many tiles there are.
     pub(super) tiles: T,
-    /// VisibleKeys of Q and of K, the same for every sequence.
+    /// Rows of Q and of K, the same for every sequence.
     pub(super) lens: Lens<T>,
     decoder: Decoder<T>,
     tiling: Tiling<T>,
