@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::program::Code;
+use crate::decoded::Code;
 use crate::rule::Rule;
 
 /// The products of a warp.

@@ -72,7 +72,7 @@ mod counters;
 pub mod data;
 
 // The kernel, decoded.
-mod program;
+mod decoded;
 
 // The order of accesses.
 mod clock;

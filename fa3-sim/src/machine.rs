@@ -9,12 +9,12 @@ use crate::barrier::{ClusterBarrier, NamedBarrier};
 use crate::clock::{Bundle, Clock, Epoch, Exported};
 use crate::copies::AsyncEvent;
 use crate::counters::Counters;
+use crate::decoded::Decoded;
 use crate::exec::operand::Part;
 use crate::exec::wgmma::Deeds;
 use crate::finding::Finding;
 use crate::mbarrier::Mbarrier;
 use crate::memory::{Buffer, Memory};
-use crate::program::Program;
 use crate::schedule::Scheduler;
 use crate::shadow::{Access, By, Kind, Shadow};
 use crate::shared::Shared;
@@ -101,7 +101,7 @@ pub(crate) struct Event {
 
 /// How a run is launched.
 pub(crate) struct Setup<'a> {
-    pub(crate) program: &'a Program<'a>,
+    pub(crate) program: &'a Decoded<'a>,
     pub(crate) args: &'a [ArgValue],
     pub(crate) grid: [u32; 3],
     pub(crate) mode: Mode,
@@ -114,7 +114,7 @@ pub(crate) struct Setup<'a> {
 }
 
 pub(crate) struct Machine<'a> {
-    pub(crate) program: &'a Program<'a>,
+    pub(crate) program: &'a Decoded<'a>,
     pub(crate) args: &'a [ArgValue],
     pub(crate) grid: [u32; 3],
     pub(crate) mode: Mode,

@@ -2,10 +2,10 @@
 
 use crate::clock::Space;
 use crate::copies::AsyncEvent;
+use crate::decoded::Op;
 use crate::finding::{Finding, Replay, Site};
 use crate::machine::{At, Machine};
 use crate::memory::state;
-use crate::program::Op;
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Kind};
 

@@ -3,10 +3,10 @@
 use fa3_ir::{ArgError, ArgValue, Kernel, VerifyError, check_args, check_grid, verify};
 
 use crate::counters::Counters;
+use crate::decoded::Decoded;
 use crate::finding::Finding;
 use crate::machine::{Machine, Setup};
 use crate::memory::{Buffer, Memory};
-use crate::program::Program;
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::{Recorder, Trace};
 
@@ -174,7 +174,7 @@ impl<'k> Simulation<'k> {
         if let Some(other) = self.predecessor.iter().find(|buffer| !memory.owns(**buffer)) {
             return Err(SimError::Buffer { address: other.address(), bytes: other.bytes() });
         }
-        let program = Program::new(self.kernel);
+        let program = Decoded::new(self.kernel);
         let setup = Setup {
             program: &program,
             args: &self.args,

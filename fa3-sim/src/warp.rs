@@ -5,8 +5,8 @@ use fa3_ir::{Operand, Value};
 use crate::clock::Bundle;
 use crate::copies::{BulkThread, CopyAsync};
 use crate::data::Lanes;
+use crate::decoded::{Code, Guard, bits_of};
 use crate::flight::Flight;
-use crate::program::{Code, Guard, bits_of};
 
 /// All lanes.
 pub(crate) const ALL: u32 = u32::MAX;

@@ -25,7 +25,7 @@ impl Workspace {
     /// Memory of the caller's.
     ///
     /// # Safety
-    /// It must hold zeros, or have been a workspace before; otherwise as [`DeviceBuffer::from_raw`].
+    /// It must hold zeros, or have been a workspace before, and begin at a multiple of 256.
     pub unsafe fn from_buffer(buffer: DeviceBuffer) -> Workspace {
         Workspace(buffer)
     }

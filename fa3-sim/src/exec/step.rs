@@ -4,8 +4,8 @@ use fa3_ir::{Access, Inst};
 
 use super::Flow;
 use crate::data::{self, Lanes};
+use crate::decoded::{Guard, Lane, Op};
 use crate::machine::{At, Machine};
-use crate::program::{Guard, Lane, Op};
 use crate::rule::Rule;
 use crate::simulation::Mode;
 use crate::warp::{Frame, State};

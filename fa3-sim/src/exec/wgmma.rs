@@ -9,9 +9,9 @@ use super::shared::SharedPlace;
 use crate::clock::Epoch;
 use crate::data::matrix::{a_position, d_position};
 use crate::data::tensor_core::{Arithmetic, Product, multiply};
+use crate::decoded::Op;
 use crate::flight::{Accumulator, Pending, Use};
 use crate::machine::{At, Machine};
-use crate::program::Op;
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Kind};
 use crate::simulation::Mode;
@@ -342,6 +342,6 @@ fn part_of_b(mma: &Mma, desc: u64) -> Part {
 }
 
 /// Whether the product at a step has these accumulators.
-fn same_registers(code: &crate::program::Code, pc: usize, d: &[u32]) -> bool {
+fn same_registers(code: &crate::decoded::Code, pc: usize, d: &[u32]) -> bool {
     matches!(&code.steps[pc].op, Op::Mma { d: other, .. } if other == d)
 }

@@ -7,9 +7,9 @@ use fa3_ir::{Access, Address, Inst, MemInst, MiscInst, Operand, TmaInst, WarpIns
 
 use super::{Action, Gate, Pipe, Record, Trace, WarpTrace};
 use crate::copies::Target;
+use crate::decoded::{Code, Decoded, Op};
 use crate::exec::SharedPlace;
 use crate::machine::{At, Machine};
-use crate::program::{Code, Op, Program};
 
 /// The cluster that is traced.
 const CLUSTER: u32 = 0;
@@ -24,7 +24,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn new(program: &Program<'_>) -> Recorder {
+    pub(crate) fn new(program: &Decoded<'_>) -> Recorder {
         let launch = program.kernel.launch;
         let warp = |cta, warp| {
             let role = program.codes[program.code_of(warp)].role.to_owned();

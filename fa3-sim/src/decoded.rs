@@ -10,7 +10,7 @@ use slots::Lifetimes;
 
 /// A decoded kernel.
 #[derive(Debug)]
-pub(crate) struct Program<'k> {
+pub(crate) struct Decoded<'k> {
     pub(crate) kernel: &'k Kernel,
     /// One for each role; a kernel without roles has one.
     pub(crate) codes: Vec<Code<'k>>,
@@ -101,15 +101,15 @@ pub(crate) struct Lane {
     pub(crate) float: bool,
 }
 
-impl Program<'_> {
-    pub(crate) fn new(kernel: &Kernel) -> Program<'_> {
+impl Decoded<'_> {
+    pub(crate) fn new(kernel: &Kernel) -> Decoded<'_> {
         let nothing: &Block = const { &Block::new() };
         let codes = if kernel.roles.is_empty() {
             vec![Code::new(kernel, &kernel.name, nothing)]
         } else {
             kernel.roles.iter().map(|role| Code::new(kernel, &role.name, &role.block)).collect()
         };
-        Program { kernel, codes }
+        Decoded { kernel, codes }
     }
 
     /// The code of a warp.
