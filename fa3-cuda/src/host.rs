@@ -62,6 +62,7 @@ mod cache;
 mod forward;
 mod planned;
 mod prepared;
+mod quantize;
 mod workspace;
 
 pub use buffer::DeviceBuffer;
@@ -74,5 +75,6 @@ pub use forward::{Forward, ForwardError, ForwardTensors};
 pub use function::Function;
 pub use graph::Graph;
 pub use launch::LaunchInfo;
+pub use quantize::{Quantize, QuantizeError, QuantizeTensors, RotaryTensors};
 pub use stream::{Event, Stream};
 pub use workspace::Workspace;

@@ -4,7 +4,9 @@ pub mod fwd;
 pub mod ladder;
 mod params;
 mod parts;
+pub mod quantize;
 pub mod shipped;
 mod spec;
+mod tensors;
 
 pub use spec::Spec;

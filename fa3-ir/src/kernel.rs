@@ -38,18 +38,26 @@ pub struct Launch {
     pub threads: u32,
     /// CTAs of a cluster, in one dimension; 1 means no clusters.
     pub cluster: u32,
+    /// CTAs that an SM must have registers for.
+    pub per_sm: u32,
 }
 
 impl Launch {
     /// CTAs of `threads` threads, no clusters.
     pub fn threads(threads: u32) -> Launch {
-        Launch { threads, cluster: 1 }
+        Launch { threads, cluster: 1, per_sm: 1 }
     }
 
     /// Clusters of `cluster` CTAs.
     #[must_use]
     pub fn cluster(self, cluster: u32) -> Launch {
         Launch { cluster, ..self }
+    }
+
+    /// So many CTAs share an SM, if there is shared memory for them.
+    #[must_use]
+    pub fn per_sm(self, per_sm: u32) -> Launch {
+        Launch { per_sm, ..self }
     }
 
     /// Warps of a CTA.
@@ -60,7 +68,7 @@ impl Launch {
     /// Registers of a thread at entry: an equal share of the SM's 65536 among whole warpgroups, in units of 8, as ptxas
     /// has it.
     pub fn entry_registers(self) -> u32 {
-        (65536 / self.threads.clamp(1, 1024).next_multiple_of(128)).min(256) / 8 * 8
+        (65536 / self.per_sm.max(1) / self.threads.clamp(1, 1024).next_multiple_of(128)).min(256) / 8 * 8
     }
 }
 

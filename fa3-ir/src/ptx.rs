@@ -91,7 +91,8 @@ impl Emitter<'_> {
         }
         let params: Vec<String> = kernel.params.iter().map(declaration).collect();
         let _ = writeln!(self.text, ".visible .entry {}(\n{}\n)", kernel.name, params.join(",\n"));
-        let _ = writeln!(self.text, ".maxntid {}, 1, 1\n.minnctapersm 1", kernel.launch.threads);
+        let crate::Launch { threads, per_sm, .. } = kernel.launch;
+        let _ = writeln!(self.text, ".maxntid {threads}, 1, 1\n.minnctapersm {per_sm}");
         if kernel.launch.cluster > 1 {
             let _ = writeln!(self.text, ".reqnctapercluster {}, 1, 1", kernel.launch.cluster);
         }

@@ -23,10 +23,14 @@ pub enum QuantError {
     RotaryDim { given: usize },
     #[error("rotary base {given} is not positive and finite")]
     RotaryBase { given: f64 },
+    #[error("cosines are {cos:?} and sines {sin:?}, expected (positions, rotary_dim / 2) for both")]
+    RopeTable { cos: (usize, usize), sin: (usize, usize) },
     #[error("rotary_dim {rotary_dim} is larger than head_dim {head_dim}")]
     RotaryDimTooLarge { rotary_dim: usize, head_dim: usize },
     #[error("{given} first positions were given for {sequences} sequences")]
     PositionCount { given: usize, sequences: usize },
+    #[error("positions of {given} rows were given for a tensor of {rows}")]
+    PositionRows { given: usize, rows: usize },
     #[error("the transform is of head_dim {given}, the tensor of {expected}")]
     TransformDim { given: usize, expected: usize },
     #[error("{tensor} has {dim} {given}, the problem has {expected}")]

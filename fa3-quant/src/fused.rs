@@ -4,7 +4,7 @@ use fa3_types::{Sequences, Shape};
 use ndarray::ArrayView4;
 
 use crate::head::head;
-use crate::{Granularity, Incoherent, QuantError, Quantized, Rope, RowIndex};
+use crate::{Granularity, Incoherent, QuantError, Quantized, RopeTable, RowIndex};
 
 /// What happens to a tensor on its way to e4m3: rotation, then transform, then quantization.
 ///
@@ -20,21 +20,37 @@ pub struct Preparation<'a> {
     pub incoherent: Option<&'a Incoherent>,
     /// What shares a scale.
     pub granularity: Granularity,
+    /// The scale, if it is known: then larger numbers saturate.
+    pub scale: Option<f32>,
 }
 
 /// Rotary embedding with the positions that it needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation<'a> {
     /// The rotation.
-    pub rope: &'a Rope,
-    /// The position of each sequence's first row.
-    pub first_positions: &'a [usize],
+    pub table: &'a RopeTable,
+    /// The positions of the rows. A row that stands at none of the table's becomes NaN.
+    pub positions: RowPositions<'a>,
+}
+
+/// The positions of rows.
+#[derive(Clone, Copy, Debug)]
+pub enum RowPositions<'a> {
+    /// The position of each sequence's first row. The others follow.
+    First(&'a [usize]),
+    /// Of every row of a tensor (batch, seqlen), row by row. Negative ones are no positions.
+    Each(&'a [i32]),
 }
 
 impl<'a> Preparation<'a> {
     /// Quantization alone.
     pub fn new(granularity: Granularity) -> Preparation<'a> {
-        Preparation { rotation: None, incoherent: None, granularity }
+        Preparation { rotation: None, incoherent: None, granularity, scale: None }
+    }
+
+    /// Quantization by one scale that is known.
+    pub fn with_scale(scale: f32) -> Preparation<'a> {
+        Preparation { scale: Some(scale), ..Preparation::new(Granularity::Tensor) }
     }
 
     /// Rotates each row first.
@@ -73,11 +89,11 @@ impl<'a> Preparation<'a> {
         sequences: &Sequences,
         read: impl Fn(RowIndex, &mut [f32]) + Sync,
     ) -> Result<Quantized, QuantError> {
-        self.check(shape.head_dim, sequences)?;
-        Quantized::from_rows(shape, sequences, self.granularity, |at, values| {
+        self.check(shape, sequences)?;
+        Quantized::from_rows(shape, sequences, self.granularity, self.scale, |at, values| {
             read(at, values);
-            if let Some(Rotation { rope, first_positions }) = self.rotation {
-                rope.apply(values, first_positions[at.sequence] + at.row);
+            if let Some(Rotation { table, positions }) = self.rotation {
+                table.apply(values, position(positions, shape, sequences, at));
             }
             if let Some(incoherent) = self.incoherent {
                 incoherent.apply(values);
@@ -85,13 +101,21 @@ impl<'a> Preparation<'a> {
         })
     }
 
-    fn check(&self, head_dim: usize, sequences: &Sequences) -> Result<(), QuantError> {
-        if let Some(Rotation { rope, first_positions }) = self.rotation {
-            let (given, sequences) = (first_positions.len(), sequences.count());
-            if given != sequences {
-                return Err(QuantError::PositionCount { given, sequences });
+    fn check(&self, shape: Shape, sequences: &Sequences) -> Result<(), QuantError> {
+        let head_dim = shape.head_dim;
+        if let Some(Rotation { table, positions }) = self.rotation {
+            let rows = shape.batch * shape.seqlen;
+            match positions {
+                RowPositions::First(first) if first.len() != sequences.count() => {
+                    let (given, sequences) = (first.len(), sequences.count());
+                    return Err(QuantError::PositionCount { given, sequences });
+                }
+                RowPositions::Each(each) if each.len() != rows => {
+                    return Err(QuantError::PositionRows { given: each.len(), rows });
+                }
+                RowPositions::First(_) | RowPositions::Each(_) => {}
             }
-            let rotary_dim = rope.rotary_dim();
+            let rotary_dim = table.rotary_dim();
             if rotary_dim > head_dim {
                 return Err(QuantError::RotaryDimTooLarge { rotary_dim, head_dim });
             }
@@ -103,14 +127,25 @@ impl<'a> Preparation<'a> {
     }
 }
 
+/// The position of a row; one that no table has if it is negative.
+fn position(positions: RowPositions<'_>, shape: Shape, sequences: &Sequences, at: RowIndex) -> usize {
+    match positions {
+        RowPositions::First(first) => first[at.sequence] + at.row,
+        RowPositions::Each(each) => {
+            let (batch, first) = sequences.start(at.sequence);
+            usize::try_from(each[batch * shape.seqlen + first + at.row]).unwrap_or(usize::MAX)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::Mutex;
 
     use super::*;
-    use crate::RopeStyle;
     use crate::testing::tensor;
+    use crate::{Rope, RopeStyle};
 
     const SHAPE: Shape = Shape { batch: 1, seqlen: 90, heads: 3, head_dim: 48 };
     const GRANULARITIES: [Granularity; 3] =
@@ -126,7 +161,12 @@ mod tests {
         let incoherent = Incoherent::new(48, 7);
         for style in [RopeStyle::Interleaved, RopeStyle::HalfSplit] {
             let rope = Rope::new(style, 32, 10_000.0).unwrap();
-            let first_positions = [100, 0, 3];
+            let (table, first_positions) = (rope.table(200), [100, 0, 3]);
+            let mut each = [-1; 90];
+            for (sequence, first) in first_positions.into_iter().enumerate() {
+                let start = sequences.start(sequence).1;
+                (0..sequences.len(sequence)).for_each(|row| each[start + row] = (first + row) as i32);
+            }
             let mut separate = x.clone();
             for (sequence, position) in first_positions.into_iter().enumerate() {
                 let first = sequences.start(sequence).1;
@@ -139,16 +179,40 @@ mod tests {
                 }
             }
             for granularity in GRANULARITIES {
-                let fused = Preparation {
-                    rotation: Some(Rotation { rope: &rope, first_positions: &first_positions }),
-                    incoherent: Some(&incoherent),
-                    granularity,
-                };
-                let fused = fused.quantize(x.view(), &sequences).unwrap();
                 let expected = Preparation::new(granularity).quantize(separate.view(), &sequences).unwrap();
-                assert_eq!(fused, expected);
+                for positions in [RowPositions::First(&first_positions), RowPositions::Each(&each)] {
+                    let rotation = Rotation { table: &table, positions };
+                    let fused = Preparation::new(granularity).rotation(rotation).incoherent(&incoherent);
+                    assert_eq!(fused.quantize(x.view(), &sequences).unwrap(), expected);
+                }
             }
         }
+    }
+
+    #[test]
+    fn rows_at_no_position_are_nan_and_leave_their_neighbours_alone() {
+        let shape = Shape { seqlen: 4, ..SHAPE };
+        let (x, sequences) = (tensor(shape, 1), Sequences::dense(1, 4));
+        let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(10);
+        let rotation = Rotation { table: &table, positions: RowPositions::Each(&[3, -1, 10, 4]) };
+        let quantized = Preparation::new(Granularity::Head).rotation(rotation).quantize(x.view(), &sequences);
+        let quantized = quantized.unwrap();
+        for ((_, row, ..), code) in quantized.codes().indexed_iter() {
+            assert_eq!(code.is_nan(), [1, 2].contains(&row));
+        }
+        assert!(quantized.scales().values().iter().all(|&scale| scale > 0.0 && scale < 1.0));
+    }
+
+    #[test]
+    fn a_given_scale_is_kept_and_larger_numbers_saturate() {
+        let (mut x, sequences) = (tensor(SHAPE, 1), Sequences::dense(1, 90));
+        (x[[0, 3, 1, 4]], x[[0, 5, 1, 4]]) = (-1e30, f32::INFINITY);
+        let quantized = Preparation::with_scale(0.25).quantize(x.view(), &sequences).unwrap();
+        assert_eq!(quantized.scales().values(), [0.25]);
+        assert_eq!(quantized.codes()[[0, 3, 1, 4]].to_f32(), -448.0);
+        assert!(quantized.codes()[[0, 5, 1, 4]].is_nan());
+        let near = crate::E4m3::from_f32(x[[0, 7, 2, 9]] / 0.25);
+        assert_eq!(quantized.codes()[[0, 7, 2, 9]], near);
     }
 
     #[test]
@@ -179,11 +243,16 @@ mod tests {
             assert_eq!(preparation.quantize(x.view(), &sequences).unwrap_err(), expected);
         };
         let plain = Preparation::new(Granularity::Head);
-        let rotation = |first_positions| Some(Rotation { rope: &rope, first_positions });
+        let table = rope.table(100);
+        let rotation = |first| Some(Rotation { table: &table, positions: RowPositions::First(first) });
         let too_large = QuantError::RotaryDimTooLarge { rotary_dim: 64, head_dim: 48 };
         rejects(Preparation { rotation: rotation(&[0, 0, 0]), ..plain }, too_large);
         let count = QuantError::PositionCount { given: 1, sequences: 3 };
         rejects(Preparation { rotation: rotation(&[0]), ..plain }, count);
+        let each = Some(Rotation { table: &table, positions: RowPositions::Each(&[0; 89]) });
+        let rows = QuantError::PositionRows { given: 89, rows: 90 };
+        rejects(Preparation { rotation: each, ..plain }, rows);
+        rejects(Preparation::with_scale(0.0), QuantError::Scale { index: 0, given: 0.0 });
         let incoherent = Incoherent::new(64, 7);
         let transform = QuantError::TransformDim { given: 64, expected: 48 };
         rejects(Preparation { incoherent: Some(&incoherent), ..plain }, transform);

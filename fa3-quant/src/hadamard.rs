@@ -1,5 +1,6 @@
 //! Incoherent processing: a random orthogonal matrix that spreads outliers (§3.3).
 
+use fa3_types::Signs;
 use ndarray::NdFloat;
 
 /// M = D · H, the random orthogonal matrix of incoherent processing: D = diag(±1), H a Hadamard matrix.
@@ -35,6 +36,17 @@ impl Incoherent {
     /// The head dimension d.
     pub fn head_dim(&self) -> usize {
         self.negate.len()
+    }
+
+    /// The signs as bits, as a kernel takes them. `None` for more than 256 entries.
+    pub fn signs(&self) -> Option<Signs> {
+        let words = |negate: &[bool]| {
+            let mut words = [0u32; 8];
+            negate.iter().enumerate().for_each(|(i, &negate)| words[i / 32] |= u32::from(negate) << (i % 32));
+            words
+        };
+        (self.head_dim() <= 256)
+            .then(|| Signs { leading: words(&self.negate), between: words(&self.negate_between) })
     }
 
     /// row ← row · M.
@@ -180,6 +192,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn signs_are_the_bits_of_words() {
+        let incoherent = Incoherent::new(96, 9);
+        let Signs { leading, between } = incoherent.signs().unwrap();
+        let bit = |words: [u32; 8], i: usize| words[i / 32] >> (i % 32) & 1 == 1;
+        assert!((0..96).all(|i| bit(leading, i) == incoherent.negate[i]));
+        assert!((0..96).all(|i| bit(between, i) == incoherent.negate_between[i]));
+        assert_eq!(Incoherent::new(128, 9).signs().unwrap().between, [0; 8]);
+        assert_eq!(Incoherent::new(264, 9).signs(), None);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::{E4m3, Granularity, QuantError, Scales};
 /// Packed sequences have batch 1. Rows that belong to no sequence, or lie past its used length, have code 0
 /// and no scale.
 ///
-/// With y = x / scale and ulp(y) the distance of the e4m3 numbers around y (2⁻⁹ at the least), a finite x is
+/// A code is e4m3(x · (1 / scale)), with both rounded to f32. With y = x / scale and ulp(y) the distance of the e4m3 numbers around y (2⁻⁹ at the least), a finite x is
 /// within ½ ulp(y) · scale + 2⁻²² |x| + 2⁻¹⁴⁹ of its code times scale; the last two terms are float rounding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
@@ -53,20 +53,25 @@ impl Quantized {
     }
 
     /// Quantizes a tensor of this shape whose rows `read` gives, reading every row once: the rows that share
-    /// a scale are gathered along with their largest magnitude, then encoded.
+    /// a scale are gathered along with their largest magnitude, then encoded. A scale that is
+    /// given is taken in its place.
     pub(crate) fn from_rows(
         shape: Shape,
         sequences: &Sequences,
         granularity: Granularity,
+        scale: Option<f32>,
         read: impl Fn(RowIndex, &mut [f32]) + Sync,
     ) -> Result<Quantized, QuantError> {
         check_shape(shape, sequences)?;
         if granularity == (Granularity::Block { rows: 0 }) {
             return Err(QuantError::EmptyBlock);
         }
+        if let Some(given) = scale.filter(|scale| !(scale.is_normal() && *scale > 0.0)) {
+            return Err(QuantError::Scale { index: 0, given });
+        }
         let groups = scale::groups(granularity, sequences, shape.heads);
         let encoded: Vec<(f32, Vec<E4m3>)> =
-            groups.par_iter().map(|panels| encode_group(panels, shape.head_dim, &read)).collect();
+            groups.par_iter().map(|panels| encode_group(panels, shape.head_dim, scale, &read)).collect();
 
         let mut codes = Array4::from_elem(shape.dims(), E4m3::ZERO);
         for (panels, (_, group_codes)) in groups.iter().zip(&encoded) {
@@ -126,7 +131,12 @@ impl Quantized {
 }
 
 /// The scale of the panels' rows and their codes, row after row.
-fn encode_group(panels: &[Panel], head_dim: usize, read: &impl Fn(RowIndex, &mut [f32])) -> (f32, Vec<E4m3>) {
+fn encode_group(
+    panels: &[Panel],
+    head_dim: usize,
+    scale: Option<f32>,
+    read: &impl Fn(RowIndex, &mut [f32]),
+) -> (f32, Vec<E4m3>) {
     let rows: usize = panels.iter().map(|panel| panel.rows.len()).sum();
     let mut scratch = vec![0.0; rows * head_dim];
     let mut places = scratch.chunks_exact_mut(head_dim);
@@ -137,8 +147,9 @@ fn encode_group(panels: &[Panel], head_dim: usize, read: &impl Fn(RowIndex, &mut
             amax = amax.max(scale::amax(place));
         }
     }
-    let scale = scale::scale_of(amax);
-    (scale, scratch.into_iter().map(|x| scale::encode(x, scale)).collect())
+    let scale = scale.unwrap_or_else(|| scale::scale_of(amax));
+    let inverse = 1.0 / scale;
+    (scale, scratch.into_iter().map(|x| scale::encode(x, inverse)).collect())
 }
 
 /// Rows must have entries, and the sequences must lie within the tensor.

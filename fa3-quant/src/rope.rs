@@ -1,15 +1,9 @@
 //! Rotary position embedding (Su et al., arXiv 2104.09864).
 
-use crate::QuantError;
+use fa3_types::{RopeStyle, turn};
+use ndarray::Array2;
 
-/// Which entries of a row rotate together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RopeStyle {
-    /// Entries 2i and 2i + 1, as in the RoFormer paper and GPT-J.
-    Interleaved,
-    /// Entries i and i + rotary_dim / 2, as in GPT-NeoX and Llama.
-    HalfSplit,
-}
+use crate::QuantError;
 
 /// A rotation of pairs of a row's leading `rotary_dim` entries; pair i turns by
 /// position · base^(−2i / rotary_dim). Scores of rotated rows depend on the distance of their positions only.
@@ -47,18 +41,98 @@ impl Rope {
     /// # Panics
     /// If the row has fewer than [`Rope::rotary_dim`] entries.
     pub fn apply(&self, row: &mut [f32], position: usize) {
-        let pairs = self.frequencies.len();
-        for (i, frequency) in self.frequencies.iter().enumerate() {
-            let (sin, cos) = (position as f64 * frequency).sin_cos();
-            let (sin, cos) = (sin as f32, cos as f32);
-            let (first, second) = match self.style {
-                RopeStyle::Interleaved => (2 * i, 2 * i + 1),
-                RopeStyle::HalfSplit => (i, i + pairs),
-            };
-            let (x, y) = (row[first], row[second]);
-            (row[first], row[second]) = (x * cos - y * sin, x * sin + y * cos);
+        for pair in 0..self.frequencies.len() {
+            let (cos, sin) = self.cos_sin(position, pair);
+            turn_pair(self.style, row, (pair, self.frequencies.len()), cos, sin);
         }
     }
+
+    /// The cosines and sines of the first `positions` positions.
+    pub fn table(&self, positions: usize) -> RopeTable {
+        let shape = (positions, self.frequencies.len());
+        let cos = Array2::from_shape_fn(shape, |(position, pair)| self.cos_sin(position, pair).0);
+        let sin = Array2::from_shape_fn(shape, |(position, pair)| self.cos_sin(position, pair).1);
+        RopeTable { style: self.style, cos, sin }
+    }
+
+    fn cos_sin(&self, position: usize, pair: usize) -> (f32, f32) {
+        let (sin, cos) = (position as f64 * self.frequencies[pair]).sin_cos();
+        (cos as f32, sin as f32)
+    }
+}
+
+/// A rotation by given cosines and sines, such as those of a model that scales its angles.
+/// [`Rope::table`] makes the usual ones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeTable {
+    style: RopeStyle,
+    /// (positions, rotary_dim / 2).
+    cos: Array2<f32>,
+    sin: Array2<f32>,
+}
+
+impl RopeTable {
+    /// Row p of `cos` and `sin`, both (positions, rotary_dim / 2), is for position p.
+    ///
+    /// # Errors
+    /// [`QuantError::RopeTable`] unless both have the same shape, and [`QuantError::RotaryDim`] unless it has columns.
+    pub fn new(style: RopeStyle, cos: Array2<f32>, sin: Array2<f32>) -> Result<RopeTable, QuantError> {
+        if cos.dim() != sin.dim() {
+            return Err(QuantError::RopeTable { cos: cos.dim(), sin: sin.dim() });
+        }
+        if cos.ncols() == 0 {
+            return Err(QuantError::RotaryDim { given: 0 });
+        }
+        Ok(RopeTable { style, cos, sin })
+    }
+
+    /// Which entries rotate together.
+    pub fn style(&self) -> RopeStyle {
+        self.style
+    }
+
+    /// How many leading entries of a row rotate.
+    pub fn rotary_dim(&self) -> usize {
+        2 * self.cos.ncols()
+    }
+
+    /// How many positions there are.
+    pub fn positions(&self) -> usize {
+        self.cos.nrows()
+    }
+
+    /// Cosines (positions, rotary_dim / 2).
+    pub fn cos(&self) -> &Array2<f32> {
+        &self.cos
+    }
+
+    /// Sines (positions, rotary_dim / 2).
+    pub fn sin(&self) -> &Array2<f32> {
+        &self.sin
+    }
+
+    /// Rotates a row that stands at `position`. The whole row is NaN if there is no such position.
+    ///
+    /// # Panics
+    /// If the row has fewer than [`RopeTable::rotary_dim`] entries.
+    pub fn apply(&self, row: &mut [f32], position: usize) {
+        if position >= self.positions() {
+            return row.fill(f32::NAN);
+        }
+        let pairs = self.cos.ncols();
+        for (pair, (&cos, &sin)) in self.cos.row(position).iter().zip(self.sin.row(position)).enumerate() {
+            turn_pair(self.style, row, (pair, pairs), cos, sin);
+        }
+    }
+}
+
+/// Turns pair number `pair` of `pairs`.
+fn turn_pair(style: RopeStyle, row: &mut [f32], (pair, pairs): (usize, usize), cos: f32, sin: f32) {
+    let (first, second) = match style {
+        RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),
+        RopeStyle::HalfSplit => (pair, pair + pairs),
+    };
+    [row[first], row[second]] = turn([row[first], row[second]], cos, sin);
 }
 
 #[cfg(test)]
@@ -85,6 +159,28 @@ mod tests {
         // Frequencies 1 and 10 000^(-2/4) = 1/100; the entry past rotary_dim stays.
         let expected = [2f64.cos(), 2f64.sin(), -0.02f64.sin(), 0.02f64.cos(), 5.0].map(|x| x as f32);
         assert_eq!(row, expected);
+    }
+
+    #[test]
+    fn a_table_has_the_rotations_of_its_positions_and_no_others() {
+        for style in STYLES {
+            let rope = Rope::new(style, 32, 10_000.0).unwrap();
+            let table = rope.table(50);
+            assert_eq!((table.style(), table.rotary_dim(), table.positions()), (style, 32, 50));
+            let given = RopeTable::new(style, table.cos().clone(), table.sin().clone()).unwrap();
+            for position in [0, 7, 49] {
+                let mut row = normal(40, 3);
+                given.apply(&mut row, position);
+                assert_eq!(row, rotated(&rope, &normal(40, 3), position));
+            }
+            let mut row = normal(40, 3);
+            given.apply(&mut row, 50);
+            assert!(row.iter().all(|x| x.is_nan()));
+        }
+        let zeros = |columns| Array2::zeros((5, columns));
+        let refused = |cos, sin| RopeTable::new(RopeStyle::HalfSplit, cos, sin).unwrap_err();
+        assert_eq!(refused(zeros(8), zeros(4)), QuantError::RopeTable { cos: (5, 8), sin: (5, 4) });
+        assert_eq!(refused(zeros(0), zeros(0)), QuantError::RotaryDim { given: 0 });
     }
 
     #[test]

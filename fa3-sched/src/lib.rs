@@ -18,7 +18,7 @@
 //!   for one launch on a device with [`DeviceLimits`].
 //! - [`Makespan`], which says how well the tiles fill a device, and [`certified_bound`], how well they could.
 //!
-//! Each operation has a module: [`forward`] plans the forward pass.
+//! Each operation has a module: [`forward`] plans the forward pass, [`quantize`] the way of a tensor to e4m3.
 //!
 //! ```
 //! use fa3_sched::DeviceLimits;
@@ -55,6 +55,7 @@ mod scheduler;
 
 // What each operation makes of it.
 pub mod forward;
+pub mod quantize;
 
 pub use decoder::{Decoder, Tile, TileCounts, TooManyTiles};
 pub use div::FastDiv;

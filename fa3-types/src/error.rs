@@ -18,6 +18,18 @@ pub enum TensorName {
     O,
     /// Log-sum-exp.
     Lse,
+    /// What is quantized.
+    X,
+    /// Its e4m3 codes.
+    Codes,
+    /// The scales of its blocks.
+    Scales,
+    /// Cosines of rotary embedding.
+    Cos,
+    /// Sines of rotary embedding.
+    Sin,
+    /// Positions of rows.
+    Positions,
 }
 
 /// A dimension of a tensor, as errors name it.
@@ -41,6 +53,12 @@ impl fmt::Display for TensorName {
             TensorName::V => "v",
             TensorName::O => "o",
             TensorName::Lse => "lse",
+            TensorName::X => "x",
+            TensorName::Codes => "codes",
+            TensorName::Scales => "scales",
+            TensorName::Cos => "cos",
+            TensorName::Sin => "sin",
+            TensorName::Positions => "positions",
         })
     }
 }
@@ -110,6 +128,8 @@ pub enum ProblemError {
     SoftCap { given: f64 },
     #[error("{tensor} has a null address")]
     NullAddress { tensor: TensorName },
+    #[error("there is an address of {tensor}, which the problem has not")]
+    Unwanted { tensor: TensorName },
     #[error("{tensor} lies at {address:#x}, not a multiple of {alignment} bytes")]
     Misaligned { tensor: TensorName, address: u64, alignment: u64 },
     #[error("{tensor} at {address:#x} with {bytes} bytes runs past the end of the address space")]

@@ -32,6 +32,7 @@ mod algebra;
 mod dtype;
 mod heads;
 mod mask;
+mod rotary;
 mod score;
 mod sequences;
 mod tensor;
@@ -42,6 +43,7 @@ mod error;
 mod flops;
 mod placement;
 mod problem;
+mod quantize;
 mod spec;
 
 pub use algebra::{Int, Real};
@@ -49,8 +51,13 @@ pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
 pub use heads::{HeadGrouping, Heads};
 pub use mask::{Lengths, Mask};
+pub(crate) use placement::Interval;
 pub use placement::{Address, Addresses, Placement};
 pub use problem::Problem;
+pub use quantize::{
+    QuantizeAddresses, QuantizePlacement, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, Signs,
+};
+pub use rotary::{Positions, RopeStyle, Rotary, turn};
 pub use score::{SoftCap, SoftmaxScale, softcap};
 pub use sequences::Sequences;
 pub use spec::ProblemSpec;

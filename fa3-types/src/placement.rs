@@ -1,6 +1,6 @@
 //! Where the tensors of a problem lie in memory.
 
-use crate::{Bytes, Problem, ProblemError, TensorName};
+use crate::{Problem, ProblemError, TensorName};
 
 /// A byte address, of the device or of the host. Plain data: nothing here dereferences it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,14 +52,14 @@ impl Placement {
     /// [`ProblemError::NullAddress`], [`ProblemError::Misaligned`], [`ProblemError::AddressOverflow`] or
     /// [`ProblemError::Overlap`].
     pub fn new(problem: &Problem, at: Addresses) -> Result<Placement, ProblemError> {
-        let lse_bytes = Bytes(problem.lse_shape().iter().map(|&n| n as u64).product::<u64>() * 4);
-        let q = interval(TensorName::Q, at.q, problem.q().extent_bytes())?;
-        let k = interval(TensorName::K, at.k, problem.k().extent_bytes())?;
-        let v = interval(TensorName::V, at.v, problem.v().extent_bytes())?;
-        let o = interval(TensorName::O, at.o, problem.o().extent_bytes())?;
+        let lse_bytes = problem.lse_shape().iter().map(|&n| n as u64).product::<u64>() * 4;
+        let q = Interval::new(TensorName::Q, at.q, problem.q().extent_bytes().0)?;
+        let k = Interval::new(TensorName::K, at.k, problem.k().extent_bytes().0)?;
+        let v = Interval::new(TensorName::V, at.v, problem.v().extent_bytes().0)?;
+        let o = Interval::new(TensorName::O, at.o, problem.o().extent_bytes().0)?;
         let lse = match at.lse {
-            Some(lse) => interval(TensorName::Lse, lse, lse_bytes)?,
-            None => interval(TensorName::Lse, Address(0), Bytes(0))?,
+            Some(lse) => Interval::new(TensorName::Lse, lse, lse_bytes)?,
+            None => Interval::new(TensorName::Lse, Address(0), 0)?,
         };
         for (output, others) in [(o, [q, k, v, lse]), (lse, [q, k, v, o])] {
             for other in others {
@@ -75,34 +75,37 @@ impl Placement {
     }
 }
 
+/// The bytes of a tensor.
 #[derive(Clone, Copy)]
-struct Interval {
-    tensor: TensorName,
+pub(crate) struct Interval {
+    pub(crate) tensor: TensorName,
     start: u64,
     end: u64,
 }
 
-fn interval(
-    tensor: TensorName,
-    Address(start): Address,
-    Bytes(bytes): Bytes,
-) -> Result<Interval, ProblemError> {
-    if bytes == 0 {
-        return Ok(Interval { tensor, start, end: start });
-    }
-    if start == 0 {
-        return Err(ProblemError::NullAddress { tensor });
-    }
-    if !start.is_multiple_of(ALIGNMENT) {
-        return Err(ProblemError::Misaligned { tensor, address: start, alignment: ALIGNMENT });
-    }
-    let overflow = ProblemError::AddressOverflow { tensor, address: start, bytes };
-    let end = start.checked_add(bytes).ok_or(overflow)?;
-    Ok(Interval { tensor, start, end })
-}
-
 impl Interval {
-    fn check_apart(self, other: Interval) -> Result<(), ProblemError> {
+    /// `bytes` bytes at an address.
+    pub(crate) fn new(
+        tensor: TensorName,
+        Address(start): Address,
+        bytes: u64,
+    ) -> Result<Interval, ProblemError> {
+        if bytes == 0 {
+            return Ok(Interval { tensor, start, end: start });
+        }
+        if start == 0 {
+            return Err(ProblemError::NullAddress { tensor });
+        }
+        if !start.is_multiple_of(ALIGNMENT) {
+            return Err(ProblemError::Misaligned { tensor, address: start, alignment: ALIGNMENT });
+        }
+        let overflow = ProblemError::AddressOverflow { tensor, address: start, bytes };
+        let end = start.checked_add(bytes).ok_or(overflow)?;
+        Ok(Interval { tensor, start, end })
+    }
+
+    /// That they share no byte. An empty one shares none.
+    pub(crate) fn check_apart(self, other: Interval) -> Result<(), ProblemError> {
         let either_is_empty = self.start == self.end || other.start == other.end;
         if either_is_empty || self.end <= other.start || other.end <= self.start {
             return Ok(());

@@ -5,7 +5,7 @@ use fa3_ir::{Kernel, Program};
 use fa3_sim::{Mode, Policy, ProgramSimulation};
 
 use crate::mutate::Prey;
-use crate::{fwd, ladder};
+use crate::{fwd, ladder, quantize};
 
 /// The kernels of an operation.
 pub struct Family {
@@ -22,8 +22,8 @@ pub struct Family {
 }
 
 /// Every family there is.
-pub fn families() -> [Family; 2] {
-    [ladder::FAMILY, fwd::FAMILY]
+pub fn families() -> [Family; 3] {
+    [ladder::FAMILY, fwd::FAMILY, quantize::FAMILY]
 }
 
 /// A kernel on one problem.

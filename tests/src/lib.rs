@@ -9,8 +9,8 @@
 //! [`Judge`] of a case applies the error law of [`fa3_ref::law`], and a [`Ledger`] keeps the score. [`reshape`]
 //! cuts and rearranges cases for properties that relate two calls with each other.
 //!
-//! A [`Family`] is an operation's kernels with what is run of them: [`Trial`]s in the simulator and on a GPU, a few under
-//! many schedules, and mutants.
+//! A [`Family`] is an operation's kernels with what is run of them: [`Trial`]s in the simulator and on a GPU, a few
+//! under many schedules, and mutants.
 //!
 //! ```
 //! use fa3_tests::{Judge, engines, testdata};
@@ -38,6 +38,7 @@ mod ledger;
 pub mod lock;
 pub mod micro;
 pub mod mutate;
+pub mod quantize;
 pub mod reshape;
 pub mod strategies;
 pub mod testdata;

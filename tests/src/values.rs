@@ -220,7 +220,7 @@ impl Rng {
         ((self.next() >> 12) as f64 + 0.5) / (1u64 << 52) as f64
     }
 
-    fn below(&mut self, n: u64) -> usize {
+    pub(crate) fn below(&mut self, n: u64) -> usize {
         (self.next() % n) as usize
     }
 

@@ -1,5 +1,6 @@
-//! What kernels of several operations are made of. Each part takes the two or three values that it uses, and knows no operation.
+//! Parts of kernels of several operations. Each takes the two or three values that it uses, and knows no operation.
 
+pub(crate) mod block_max;
 pub(crate) mod kv_blocks;
 pub(crate) mod loader;
 pub(crate) mod p_operand;

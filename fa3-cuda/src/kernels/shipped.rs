@@ -1,8 +1,8 @@
 //! Every kernel that is shipped, by a name that stays: for whatever looks at all of them.
 //!
-//! A forward kernel is called after what it computes and how, `fwd/bf16/d128/128x128x3/causal/cap/dynamic`: elements, head
-//! dimension, tile (rows x keys x stages), sides of the mask, soft cap, scheduler, and then words for what differs from the tile
-//! table. A kernel of the ladder is called by its name and its elements, `ladder/gemm/bf16`.
+//! A forward kernel is called after what it computes and how, `fwd/bf16/d128/128x128x3/causal/cap/dynamic`: elements,
+//! head dimension, tile (rows x keys x stages), sides of the mask, soft cap, scheduler, and then words for what differs
+//! from the tile table. A kernel of the ladder is called by its name and its elements, `ladder/gemm/bf16`.
 
 use std::collections::HashSet;
 
@@ -33,8 +33,8 @@ impl Shipped {
         self.spec.kernel()
     }
 
-    /// Whether it stands for others in what takes long, such as ptxas. Types of elements take the same registers, a CTA of one tile
-    /// takes no more than one of many, and a soft cap's own matter where the mask takes most: on its left side.
+    /// Whether it stands for others in slow tests, as of ptxas. Element types take the same registers, a CTA of one
+    /// tile takes no more than one of many, and a soft cap's own matter where the mask takes most: on its left side.
     pub fn stands_for_others(&self) -> bool {
         self.forward().is_none_or(|spec| {
             let has_left = spec.mask.reach().0.is_some();
@@ -46,7 +46,7 @@ impl Shipped {
     pub fn forward(&self) -> Option<&FwdSpec> {
         match &self.spec {
             Spec::Forward(spec) => Some(spec),
-            Spec::ForwardTiles(_) | Spec::Ladder(_) => None,
+            Spec::ForwardTiles(_) | Spec::Quantize(_) | Spec::Ladder(_) => None,
         }
     }
 }
@@ -66,8 +66,8 @@ fn ladder() -> impl Iterator<Item = Shipped> {
     })
 }
 
-/// What plans choose: a row of the tile table, with every mask that it serves, with a soft cap and without, with the schedulers
-/// of few tiles and of many.
+/// What plans choose: a row of the tile table, with every mask that it serves, with a soft cap and without, with the
+/// schedulers of few tiles and of many.
 fn planned() -> impl Iterator<Item = FwdSpec> {
     let rows = TileRow::table().iter();
     rows.flat_map(|row| {
@@ -112,8 +112,8 @@ fn spec(tile: CtaTile, mask: Mask, scheduler: Scheduler) -> FwdSpec {
     FwdSpec { elem: Elem::Bf16, tile, head_dim_v: tile.head_dim_v, mask, softcap: false, order, scheduler }
 }
 
-/// What the ablation measures, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer keys where one
-/// needs more registers, and other orders of tiles.
+/// What the ablation measures, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer keys
+/// where one needs more registers, and other orders of tiles.
 fn ablated() -> impl Iterator<Item = FwdSpec> {
     let is_measured = |row: &&TileRow| row.tile.head_dim == 128 && row.masks == [MaskClass::Dense];
     let tile = TileRow::table().iter().find(is_measured).expect("the table has the tile").tile;

@@ -3,15 +3,17 @@
 use fa3_ir::Kernel;
 
 use super::fwd::{self, FwdSpec};
-use super::ladder;
+use super::{ladder, quantize};
 
-/// What a kernel is made from. Launches of equal specs share a kernel, so that it is the key of a cache of compiled kernels.
+/// What a kernel is made from. Launches of equal specs share a kernel, so it is the key of the kernel cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Spec {
     /// The forward pass of attention.
     Forward(FwdSpec),
     /// The integers of its tiles as data.
     ForwardTiles(FwdSpec),
+    /// A tensor to e4m3.
+    Quantize(quantize::Spec),
     /// A kernel of the ladder.
     Ladder(ladder::Spec),
 }
@@ -22,6 +24,7 @@ impl Spec {
         match self {
             Spec::Forward(spec) => fwd::kernel(spec),
             Spec::ForwardTiles(spec) => fwd::tiles_kernel(spec),
+            Spec::Quantize(spec) => quantize::kernel(spec),
             Spec::Ladder(spec) => spec.kernel(),
         }
     }

@@ -1,6 +1,6 @@
 //! Operators, and what reads the same for every class that has it: `x + y`, `p.select(x, y)`.
 
-use std::ops::{Add, BitAnd, BitOr, BitXor, Mul, Neg, Not, Shl, Shr, Sub};
+use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Shl, Shr, Sub};
 
 use crate::LaneOp;
 use crate::lang::{Arg, B16, B32, B64, Class, F32, Pred, V, Var};
@@ -113,6 +113,16 @@ operators! {
     BitXor::bitxor of Bits: XOR;
 }
 
+/// About ten instructions; an approximate quotient is `x * y.rcp()`.
+impl<'k, R: Arg<Ty = F32>> Div<R> for V<'k, F32> {
+    type Output = V<'k, F32>;
+    #[track_caller]
+    fn div(self, right: R) -> V<'k, F32> {
+        let b = self.builder();
+        V::new(b, b.lane(LaneOp::DivF32, &[self.operand(), right.operand()]))
+    }
+}
+
 macro_rules! unary {
     ($($trait:ident::$method:ident of $class:ident: $op:ident;)+) => {$(
         impl<'k> $trait for V<'k, $class> {
@@ -141,7 +151,8 @@ unary! {
     Neg::neg of F32: NegF32;
 }
 
-/// Shifts of unsigned numbers, by a number of bits of class [`B32`]. By as many as the class has or more, nothing is left.
+/// Shifts of unsigned numbers, by a number of bits of class [`B32`]. By as many as the class has
+/// or more, nothing is left.
 macro_rules! shifts {
     ($($trait:ident::$method:ident of $class:ident: $op:ident;)+) => {$(
         impl<'k, R: Arg<Ty = B32>> $trait<R> for V<'k, $class> {

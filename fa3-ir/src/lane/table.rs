@@ -54,7 +54,8 @@ lane_ops! {
     BfeU32: fn bfe(a: B32, b: B32, c: B32) -> B32 = "bfe.u32 d, a, b, c";
     /// The c bits of a from bit b on, with copies of the uppermost above.
     BfeS32: fn bfe_s32(a: B32, b: B32, c: B32) -> B32 = "bfe.s32 d, a, b, c";
-    /// Four bytes out of the eight of b:a, chosen by the four lower nibbles of c; a nibble of 8 or more spreads the byte's sign.
+    /// Four bytes out of the eight of b:a, chosen by the four lower nibbles of c; a nibble of 8 or more
+    /// spreads the byte's sign.
     PrmtB32: fn prmt(a: B32, b: B32, c: B32) -> B32 = "prmt.b32 d, a, b, c";
 
     // 64-bit integers.
@@ -94,6 +95,8 @@ lane_ops! {
     SubF32: (a: F32, b: F32) -> F32 = "sub.rn.f32 d, a, b";
     /// a · b.
     MulF32: (a: F32, b: F32) -> F32 = "mul.rn.f32 d, a, b";
+    /// a / b.
+    DivF32: (a: F32, b: F32) -> F32 = "div.rn.f32 d, a, b";
     /// a · b + c, rounded once.
     FmaF32: fn fma(a: F32, b: F32, c: F32) -> F32 = "fma.rn.f32 d, a, b, c";
     /// The smaller; of a number and a NaN the number.

@@ -20,7 +20,7 @@ pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
 }
 
 fn launch(kernel: &Kernel, faults: &mut Vec<Fault>) {
-    let crate::Launch { threads, cluster } = kernel.launch;
+    let crate::Launch { threads, cluster, per_sm: _ } = kernel.launch;
     if !threads.is_multiple_of(32) || !(32..=1024).contains(&threads) {
         faults.push(Fault::Threads { threads });
     }

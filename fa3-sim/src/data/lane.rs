@@ -59,6 +59,7 @@ pub fn eval(op: LaneOp, src: &[Lanes], dst: &mut [Lanes]) {
         LaneOp::AddF32 => binary(io, |a: f32, b: f32| canonical(a + b)),
         LaneOp::SubF32 => binary(io, |a: f32, b: f32| canonical(a - b)),
         LaneOp::MulF32 => binary(io, |a: f32, b: f32| canonical(a * b)),
+        LaneOp::DivF32 => binary(io, |a: f32, b: f32| canonical(a / b)),
         LaneOp::FmaF32 => ternary(io, |a: f32, b: f32, c: f32| canonical(float::fma(a, b, c))),
         LaneOp::MinF32 => binary(io, float::min),
         LaneOp::MaxF32 => binary(io, float::max),

@@ -28,7 +28,8 @@ impl Layout {
         spec
     }
 
-    fn strides(self, tensor: &TensorDesc) -> Strides {
+    /// The strides of a tensor.
+    pub(crate) fn strides(self, tensor: &TensorDesc) -> Strides {
         let [batch, seqlen, heads, head_dim] = tensor.shape.dims().map(|extent| extent as i64);
         match self {
             Layout::Contiguous => tensor.shape.contiguous_strides(),

@@ -9,6 +9,7 @@ use fa3_sim::{Mode, Policy, ProgramSimulation};
 
 use super::edges::edges;
 use super::{Mutant, Operator};
+use crate::family::Trial;
 use crate::ladder::Rung;
 
 /// Random schedules that a mutant runs under, if nothing notices it before.
@@ -81,6 +82,15 @@ impl Prey {
         let first = (rung.program.clone(), rung.initial(1));
         let programs = [first].into_iter().chain(edges(&rung.program.steps[0].kernel.name));
         Prey { bounds: true, ..Prey::new(&rung.program.steps[0].kernel.name, programs, &[]) }
+    }
+
+    /// A trial's kernel on its problem.
+    ///
+    /// # Panics
+    /// If the simulator does not take it.
+    pub(crate) fn of_trial(name: &str, trial: &Trial) -> Prey {
+        let problem = (trial.program.clone(), trial.before.clone());
+        Prey { bounds: true, ..Prey::new(name, [problem], &[]) }
     }
 
     /// The kernel of the first job, on all of them, which have the bytes of their arrays with them.

@@ -1,7 +1,6 @@
 //! The parameters of a forward kernel.
 
 use fa3_ir::lang::*;
-use fa3_ir::{BufferId, Passed};
 use fa3_sched::Scheduler;
 use fa3_sched::forward::Plan;
 use fa3_types::{Problem, TensorDesc};
@@ -10,6 +9,7 @@ use super::FwdSpec;
 use super::geometry::Geometry;
 use super::program::buffers;
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
+use crate::kernels::tensors::{strides, view};
 
 /// What a launch passes to a forward kernel.
 #[derive(Debug)]
@@ -88,7 +88,6 @@ impl Params<Host> {
         let view_of = |buffer, tensor: &TensorDesc| {
             if tensor.extent().0 == 0 { view(buffers::Q, problem.q()) } else { view(buffer, tensor) }
         };
-        let o = problem.o();
         let (scale_log2, into_cap) = scales(problem);
         Params {
             q: view(buffers::Q, problem.q()),
@@ -96,7 +95,7 @@ impl Params<Host> {
             v: view_of(buffers::V, problem.v()),
             o: buffers::O,
             lse: buffers::LSE,
-            o_strides: [o.strides.batch, o.strides.heads, o.strides.seqlen].map(|stride| bytes(o, stride)),
+            o_strides: strides(problem.o()),
             heads: problem.heads().q() as u32,
             scale_log2,
             into_cap,
@@ -106,23 +105,8 @@ impl Params<Host> {
     }
 }
 
-/// A tensor with dimensions head_dim, heads, rows, sequences.
-fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
-    let (shape, strides) = (tensor.shape, tensor.strides);
-    Passed::Tensor {
-        buffer,
-        dims: [shape.head_dim, shape.heads, shape.seqlen, shape.batch].map(|extent| extent as u64).to_vec(),
-        strides: [strides.heads, strides.seqlen, strides.batch].map(|stride| bytes(tensor, stride)).to_vec(),
-    }
-}
-
-/// Strides of a problem's tensors are not negative.
-fn bytes(tensor: &TensorDesc, stride: i64) -> u64 {
-    stride.unsigned_abs() * tensor.dtype.bytes() as u64
-}
-
-/// What a unit of a score is worth in the exponent of 2; and the factor that makes a product such a unit, if scores are capped:
-/// s = c · tanh(Q·K · scale / c).
+/// What a unit of a score is worth in the exponent of 2; and the factor that makes a product such a unit, if scores are
+/// capped: s = c · tanh(Q·K · scale / c).
 fn scales(problem: &Problem) -> (f32, Option<f32>) {
     let scale = problem.softmax_scale();
     match problem.softcap() {

@@ -3,12 +3,11 @@
 use fa3_ir::{BufferRole, Elem, Program};
 use fa3_sched::Scheduler;
 use fa3_sched::forward::Plan;
-use fa3_types::TensorDesc;
 
 use super::FwdSpec;
 use super::params::Params;
-use crate::kernels::Spec;
 use crate::kernels::params::Fill;
+use crate::kernels::{Spec, tensors};
 
 /// The buffers of a forward program.
 pub mod buffers {
@@ -28,17 +27,15 @@ pub mod buffers {
     pub const TICKET: BufferId = BufferId(5);
 }
 
-/// The program of a plan; without steps if there are no rows to compute. Buffers are as large as their tensors reach, gaps
-/// included.
+/// The program of a plan; without steps if there are no rows to compute. Buffers are as large as their tensors reach,
+/// gaps included.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (spec, problem, schedule) = (FwdSpec::of(plan), plan.problem(), plan.schedule());
     let mut program = Program::new();
-    tensor(&mut program, "q", problem.q(), spec.elem, BufferRole::Input);
-    tensor(&mut program, "k", problem.k(), spec.elem, BufferRole::Input);
-    tensor(&mut program, "v", problem.v(), spec.elem, BufferRole::Input);
-    // With gaps, not every element is written.
-    let role = if is_contiguous(problem.o()) { BufferRole::Output } else { BufferRole::InOut };
-    tensor(&mut program, "o", problem.o(), spec.elem, role);
+    tensors::input(&mut program, "q", problem.q());
+    tensors::input(&mut program, "k", problem.k());
+    tensors::input(&mut program, "v", problem.v());
+    tensors::output(&mut program, "o", problem.o());
     let lse = problem.lse_shape().map(|extent| extent as u32);
     program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
     if schedule.scheduler() == Scheduler::DynamicPersistent {
@@ -50,23 +47,4 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         program.step(Spec::Forward(spec), [schedule.grid(), 1, 1], args.0);
     }
     program
-}
-
-/// Rows and strides are multiples of 8 elements, so that extents are.
-fn tensor(
-    program: &mut Program<Spec>,
-    name: &'static str,
-    tensor: &TensorDesc,
-    elem: Elem,
-    role: BufferRole,
-) {
-    if is_contiguous(tensor) {
-        program.buffer(name, elem, &tensor.shape.dims().map(|extent| extent as u32), role);
-    } else {
-        program.buffer(name, elem, &[(tensor.extent().0 / 8) as u32, 8], role);
-    }
-}
-
-fn is_contiguous(tensor: &TensorDesc) -> bool {
-    tensor.extent().0 == tensor.shape.dims().iter().map(|&extent| extent as u64).product::<u64>()
 }

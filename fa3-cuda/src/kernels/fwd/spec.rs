@@ -3,7 +3,9 @@
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Plan};
 use fa3_sched::{Order, Scheduler};
-use fa3_types::{Dtype, Mask};
+use fa3_types::Mask;
+
+use crate::kernels::tensors::elem;
 
 /// Everything that a forward kernel's code depends on. Problems of equal specs share a kernel: lengths, heads, strides,
 /// scales and the reach of a window are arguments.
@@ -29,13 +31,8 @@ impl FwdSpec {
     /// The spec of a plan's kernel.
     pub fn of(plan: &Plan) -> FwdSpec {
         let (problem, schedule) = (plan.problem(), plan.schedule());
-        let elem = match problem.dtype() {
-            Dtype::F16 => Elem::F16,
-            Dtype::Bf16 => Elem::Bf16,
-            dtype @ (Dtype::F32 | Dtype::E4m3) => unreachable!("a plan is for f16 or bf16, not {dtype}"),
-        };
         FwdSpec {
-            elem,
+            elem: elem(problem.dtype()),
             tile: plan.tile(),
             head_dim_v: problem.head_dim_v() as u32,
             mask: sides(problem.mask()),

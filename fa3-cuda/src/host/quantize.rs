@@ -1,0 +1,180 @@
+//! Quantization to e4m3, planned and compiled: running it is one launch.
+
+mod error;
+
+use fa3_sched::quantize::Plan;
+use fa3_types::{Address, QuantizeAddresses, QuantizePlacement, QuantizeProblem};
+
+use super::planned::Planned;
+use super::{Device, DeviceBuffer, Function, HostError, Stream};
+use crate::kernels::quantize;
+
+pub use error::QuantizeError;
+
+/// Quantization to e4m3, with rotary embedding and incoherent processing before it, planned and compiled for one device: made
+/// once, run any number of times, from any thread.
+///
+/// ```text
+/// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
+/// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
+/// ```
+///
+/// Running it allocates no device memory, needs no workspace, waits for nothing and works while the stream is captured into a
+/// graph.
+///
+/// ```
+/// use fa3_cuda::host::{Device, Quantize, QuantizeError, QuantizeTensors};
+/// use fa3_types::{Dtype, QuantizeSpec, Shape};
+///
+/// let run = || -> Result<Vec<f32>, QuantizeError> {
+///     // (batch, seqlen, heads, head_dim), with a scale for each 128 rows of a head
+///     let shape = Shape { batch: 1, seqlen: 1000, heads: 2, head_dim: 64 };
+///     let problem = QuantizeSpec::contiguous(Dtype::Bf16, shape).validate()?;
+///
+///     let device = Device::open(0)?;
+///     let quantize = Quantize::new(&device, &problem)?;
+///
+///     let stream = device.stream()?;
+///     let mut x = device.alloc(problem.x().extent_bytes().0 as usize)?;
+///     x.fill(&stream, 0)?;
+///     let (mut codes, mut scales) = (device.alloc(1000 * 2 * 64)?, device.alloc(4 * 2 * 8)?);
+///     let tensors = QuantizeTensors { x: &x, codes: &mut codes, scales: Some(&mut scales), rotary: None };
+///     quantize.run(&stream, tensors)?;
+///     Ok(scales.download(&stream)?)
+/// };
+/// match run() {
+///     Ok(scales) => assert_eq!(scales, [1.0; 16]), // of zeros
+///     Err(error) => println!("skipped: {error}"),
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Quantize {
+    device: Device,
+    plan: Plan,
+    planned: Planned,
+}
+
+/// Buffers that hold a problem's tensors from their first bytes on: those that the problem has.
+#[derive(Debug)]
+pub struct QuantizeTensors<'a> {
+    /// The tensor.
+    pub x: &'a DeviceBuffer,
+    /// Its codes.
+    pub codes: &'a mut DeviceBuffer,
+    /// The scales of its blocks, f32 (batch, heads, blocks); none if the scale is given.
+    pub scales: Option<&'a mut DeviceBuffer>,
+    /// What a rotation needs.
+    pub rotary: Option<RotaryTensors<'a>>,
+}
+
+/// Buffers of rotary embedding.
+#[derive(Clone, Copy, Debug)]
+pub struct RotaryTensors<'a> {
+    /// Cosines, f32 (table_rows, rotary_dim / 2).
+    pub cos: &'a DeviceBuffer,
+    /// Sines, of the same shape.
+    pub sin: &'a DeviceBuffer,
+    /// The positions of rows, i32 (batch, seqlen), if they are listed.
+    pub positions: Option<&'a DeviceBuffer>,
+}
+
+impl Quantize {
+    /// Plans and compiles.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Tiles`], or what the driver says.
+    pub fn new(device: &Device, problem: &QuantizeProblem) -> Result<Quantize, QuantizeError> {
+        let plan = Plan::new(problem, &device.limits())?;
+        // Drivers before 12.3 cannot capture launches that overlap.
+        let planned = Planned::new(device, &quantize::program(&plan), device.driver_version() >= (12, 3))?;
+        Ok(Quantize { device: device.clone(), plan, planned })
+    }
+
+    /// What was decided.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The kernels that it launches; none if there are no rows.
+    pub fn functions(&self) -> impl Iterator<Item = &Function> {
+        self.planned.functions()
+    }
+
+    /// Puts it on `stream`. Returns at once.
+    ///
+    /// # Safety
+    /// The stream must be of this device. `at` must be where the problem's tensors are, in memory that the device may touch and
+    /// that lives until the work is done, as must this value or a clone of its [`Device`]; nobody else may use the outputs or
+    /// change the inputs meanwhile. A graph that captured it holds its addresses.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn launch(&self, stream: &Stream, at: &QuantizePlacement) -> Result<(), HostError> {
+        let given = at.addresses().all().into_iter().flatten();
+        let mut addresses = [0; 6];
+        let count = addresses.iter_mut().zip(given).map(|(to, Address(from))| *to = from).count();
+        // SAFETY: the caller vouches for the tensors. There is no workspace.
+        unsafe { self.planned.launch(stream, &addresses[..count], 0) }
+    }
+
+    /// Puts it on `stream`. Returns at once.
+    ///
+    /// # Errors
+    /// A buffer that is missing, not wanted, too small or of another device, or what the driver says.
+    pub fn run(&self, stream: &Stream, tensors: QuantizeTensors<'_>) -> Result<(), QuantizeError> {
+        let QuantizeTensors { x, codes, scales, rotary } = tensors;
+        let (cos, sin) = (rotary.map(|rotary| rotary.cos), rotary.map(|rotary| rotary.sin));
+        let positions = rotary.and_then(|rotary| rotary.positions);
+        let buffers = [Some(x), Some(&*codes), scales.as_deref(), cos, sin, positions];
+        let own = self.device.context();
+        if !stream.context().is(own) || !buffers.iter().flatten().all(|buffer| buffer.context().is(own)) {
+            return Err(QuantizeError::OtherDevice);
+        }
+        let at = placed(self.plan.problem(), buffers.map(|x| x.map(|x| (x.address(), x.bytes()))))?;
+        // SAFETY: every tensor lies within its buffer, and outputs apart from all others. A buffer of our own that is dropped waits
+        // for the work under way, as does a kernel; one of the caller's outlives it, for which the caller vouched.
+        Ok(unsafe { self.launch(stream, &at) }?)
+    }
+}
+
+/// The addresses of tensors at the starts of memories with these addresses and sizes.
+fn placed(
+    problem: &QuantizeProblem,
+    memories: [Option<(u64, usize)>; 6],
+) -> Result<QuantizePlacement, QuantizeError> {
+    for ((tensor, needed), memory) in problem.tensor_bytes().into_iter().zip(memories) {
+        if let (Some(needed), Some((_, given))) = (needed, memory)
+            && (given as u64) < needed
+        {
+            return Err(QuantizeError::BufferSize { tensor, given, needed });
+        }
+    }
+    let [x, codes, scales, cos, sin, positions] =
+        memories.map(|memory| memory.map(|(address, _)| Address(address)));
+    let (x, codes) = (x.unwrap_or(Address(0)), codes.unwrap_or(Address(0)));
+    Ok(QuantizePlacement::new(problem, QuantizeAddresses { x, codes, scales, cos, sin, positions })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_types::{Dtype, ProblemError, QuantizeProblemError, QuantizeSpec, Shape, TensorName};
+
+    use super::*;
+
+    #[test]
+    fn memories_that_are_too_small_or_not_wanted_are_named() {
+        let shape = Shape { batch: 1, seqlen: 100, heads: 2, head_dim: 64 };
+        let problem = QuantizeSpec::contiguous(Dtype::F16, shape).validate().unwrap();
+        let good =
+            [Some((0x1_0000, 25_600)), Some((0x2_0000, 12_800)), Some((0x3_0000, 8)), None, None, None];
+        assert!(placed(&problem, good).is_ok());
+        let mut small = good;
+        small[1] = Some((0x2_0000, 12_799));
+        let (tensor, given, needed) = (TensorName::Codes, 12_799, 12_800);
+        assert_eq!(placed(&problem, small), Err(QuantizeError::BufferSize { tensor, given, needed }));
+        let mut unwanted = good;
+        unwanted[5] = Some((0x4_0000, 1000));
+        let error = ProblemError::Unwanted { tensor: TensorName::Positions };
+        assert_eq!(placed(&problem, unwanted), Err(QuantizeProblemError::from(error).into()));
+    }
+}

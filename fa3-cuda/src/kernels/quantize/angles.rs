@@ -1,0 +1,81 @@
+//! The cosines and sines of a thread's row, kept from one head of the row to the next.
+
+use fa3_ir::lang::*;
+
+use super::params::{Rotation as Tables, RowPositions};
+use super::row::angles;
+use super::spec::Rotation;
+use crate::kernels::params::InKernel;
+
+/// Elements of a row for whose cosines and sines a thread has registers while it works on another.
+const MOST_KEPT: u32 = 32;
+
+/// What a rotation takes.
+pub(super) struct Angles<'f, 'k> {
+    builder: &'k Builder,
+    rotation: Rotation,
+    tables: &'f Tables<InKernel<'k>>,
+    seqlen: V<'k, B32>,
+    lane: (V<'k, B32>, u32),
+    /// The position of the row.
+    position: Var<'k, B32>,
+    /// The cosines and sines of that position, if there are registers to keep them.
+    kept: Option<Vec<[Var<'k, F32>; 2]>>,
+}
+
+impl<'f, 'k> Angles<'f, 'k> {
+    /// Nothing yet.
+    #[track_caller]
+    pub(super) fn new(
+        builder: &'k Builder,
+        rotation: Rotation,
+        tables: &'f Tables<InKernel<'k>>,
+        seqlen: V<'k, B32>,
+        lane: (V<'k, B32>, u32),
+    ) -> Angles<'f, 'k> {
+        let pairs = rotation.rotary_dim / (2 * lane.1);
+        let var = |name: &str| builder.uninitialised(name);
+        let kept = (2 * pairs <= MOST_KEPT).then(|| (0..pairs).map(|_| ["cos", "sin"].map(var)).collect());
+        Angles { builder, rotation, tables, seqlen, lane, position: builder.var("position", 0), kept }
+    }
+
+    /// Goes to row `row` of sequence `batch`, and begins to load what it will need.
+    #[track_caller]
+    pub(super) fn go_to(&self, batch: V<'k, B32>, row: V<'k, B32>) {
+        let b = self.builder;
+        match self.tables.positions {
+            RowPositions::From(first) => self.position.set(row + first),
+            RowPositions::Listed(positions) => {
+                let at = positions + ((batch.mul_wide(self.seqlen) + row.to_u64()) << 2);
+                b.guarded(row.lt(self.seqlen), || self.position.set(b.load::<B32>(at)));
+            }
+        }
+        if let Some(kept) = &self.kept {
+            for (kept, loaded) in kept.iter().zip(self.load()) {
+                kept.iter().zip(loaded).for_each(|(kept, loaded)| kept.set(loaded));
+            }
+        }
+    }
+
+    /// Of the row.
+    #[track_caller]
+    pub(super) fn get(&self) -> Vec<[V<'k, F32>; 2]> {
+        match &self.kept {
+            Some(kept) => kept.iter().map(|pair| pair.map(Var::now)).collect(),
+            None => self.load(),
+        }
+    }
+
+    #[track_caller]
+    fn load(&self) -> Vec<[V<'k, F32>; 2]> {
+        // Rows beyond the sequence's end rotate, too.
+        let row = self.position.now().min(self.tables.table_rows - 1).mul_wide(2 * self.rotation.rotary_dim);
+        angles(self.builder, &self.rotation, self.lane, [self.tables.cos + row, self.tables.sin + row])
+    }
+
+    /// Whether the tables have the row's position; where it is not listed, they do.
+    #[track_caller]
+    pub(super) fn has_position(&self) -> Option<V<'k, Pred>> {
+        self.rotation.listed.then(|| self.position.now().lt(self.tables.table_rows))
+    }
+}

@@ -1,0 +1,52 @@
+//! What makes one quantization kernel differ from another.
+
+use fa3_ir::Elem;
+use fa3_sched::quantize::{Plan, Tile};
+use fa3_types::{Positions, RopeStyle, Rotary, Scaling};
+
+use crate::kernels::tensors::elem;
+
+/// Everything that a quantization kernel's code depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spec {
+    /// The elements that it reads: f16 or bf16.
+    pub elem: Elem,
+    /// Rows and threads.
+    pub tile: Tile,
+    /// The rotation.
+    pub rotation: Option<Rotation>,
+    /// Whether rows go through the Hadamard transform.
+    pub hadamard: bool,
+    /// Whether the scale is given.
+    pub given_scale: bool,
+}
+
+/// What a rotation's code depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rotation {
+    /// Which entries are a pair.
+    pub style: RopeStyle,
+    /// Entries that rotate.
+    pub rotary_dim: u32,
+    /// Whether an array says the positions.
+    pub listed: bool,
+}
+
+impl Spec {
+    /// The spec of a plan's kernel.
+    pub fn of(plan: &Plan) -> Spec {
+        let problem = plan.problem();
+        let rotation = |Rotary { style, rotary_dim, positions, .. }: Rotary| Rotation {
+            style,
+            rotary_dim: rotary_dim as u32,
+            listed: positions == Positions::Listed,
+        };
+        Spec {
+            elem: elem(problem.x().dtype),
+            tile: plan.tile(),
+            rotation: problem.rotary().map(rotation),
+            hadamard: problem.signs().is_some(),
+            given_scale: matches!(problem.scaling(), Scaling::Given(_)),
+        }
+    }
+}

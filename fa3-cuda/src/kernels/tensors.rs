@@ -1,0 +1,65 @@
+//! A problem's tensors as buffers of a program, and as arguments.
+
+use fa3_ir::{BufferId, BufferRole, Elem, Passed, Program};
+use fa3_types::{Dtype, TensorDesc};
+
+/// Elements of this type in a kernel.
+pub(super) fn elem(dtype: Dtype) -> Elem {
+    match dtype {
+        Dtype::F32 => Elem::F32,
+        Dtype::F16 => Elem::F16,
+        Dtype::Bf16 => Elem::Bf16,
+        Dtype::E4m3 => Elem::E4m3,
+    }
+}
+
+/// A buffer that is as large as a tensor reaches, gaps included.
+pub(super) fn input<K>(program: &mut Program<K>, name: &'static str, tensor: &TensorDesc) -> BufferId {
+    declare(program, name, tensor, BufferRole::Input)
+}
+
+/// The same of a tensor that is written.
+pub(super) fn output<K>(program: &mut Program<K>, name: &'static str, tensor: &TensorDesc) -> BufferId {
+    // With gaps, not every element is written.
+    let role = if is_contiguous(tensor) { BufferRole::Output } else { BufferRole::InOut };
+    declare(program, name, tensor, role)
+}
+
+/// Rows and strides are multiples of 8 elements, so that extents are.
+fn declare<K>(
+    program: &mut Program<K>,
+    name: &'static str,
+    tensor: &TensorDesc,
+    role: BufferRole,
+) -> BufferId {
+    let elem = elem(tensor.dtype);
+    if is_contiguous(tensor) {
+        program.buffer(name, elem, &tensor.shape.dims().map(|extent| extent as u32), role)
+    } else {
+        program.buffer(name, elem, &[(tensor.extent().0 / 8) as u32, 8], role)
+    }
+}
+
+fn is_contiguous(tensor: &TensorDesc) -> bool {
+    tensor.extent().0 == tensor.shape.dims().iter().map(|&extent| extent as u64).product::<u64>()
+}
+
+/// A tensor with dimensions head_dim, heads, rows, sequences, of which tiles are copied.
+pub(super) fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
+    let (shape, strides) = (tensor.shape, tensor.strides);
+    Passed::Tensor {
+        buffer,
+        dims: [shape.head_dim, shape.heads, shape.seqlen, shape.batch].map(|extent| extent as u64).to_vec(),
+        strides: [strides.heads, strides.seqlen, strides.batch].map(|stride| bytes(tensor, stride)).to_vec(),
+    }
+}
+
+/// Bytes from one sequence, head, row to the next.
+pub(super) fn strides(tensor: &TensorDesc) -> [u64; 3] {
+    [tensor.strides.batch, tensor.strides.heads, tensor.strides.seqlen].map(|stride| bytes(tensor, stride))
+}
+
+/// Strides of a problem's tensors are not negative.
+fn bytes(tensor: &TensorDesc, stride: i64) -> u64 {
+    stride.unsigned_abs() * tensor.dtype.bytes() as u64
+}

@@ -1,0 +1,234 @@
+//! Plans of quantization: how a tensor's rows are cut into tiles, and which threads have which of their elements.
+
+use std::fmt;
+
+use fa3_types::{QuantizeProblem, RopeStyle, Scaling};
+
+use crate::{Decoder, DeviceLimits, Longest, Order, TileCounts, TooManyTiles};
+
+/// Elements that a thread loads at once: 16 bytes.
+pub const CHUNK: u32 = 8;
+
+/// Tiles of a run, the longest first. Longer ones were slower: memory is read fastest where CTAs are at neighbouring heads.
+const RUNS: [u32; 3] = [4, 2, 1];
+
+/// Bytes in flight that keep device memory busy.
+const IN_FLIGHT: u32 = 96 << 10;
+
+/// Rows of one head that share a scale, and the threads of a CTA.
+///
+/// `lanes` neighbouring threads share a row. Lane l has its chunks l, l + lanes, l + 2 · lanes, …
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// Rows.
+    pub rows: u32,
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// Threads of a row: 1, 2 or 4.
+    pub lanes: u32,
+    /// Tiles that are loaded ahead.
+    pub stages: u32,
+}
+
+impl Tile {
+    fn of(problem: &QuantizeProblem) -> Tile {
+        let rows = match problem.scaling() {
+            Scaling::Block { rows } => rows as u32,
+            Scaling::Given(_) => 128,
+        };
+        let head_dim = problem.x().shape.head_dim as u32;
+        let tile = Tile { rows, head_dim, lanes: lanes(problem, head_dim), stages: 0 };
+        let bytes = 2 * rows * head_dim.next_multiple_of(64) * tile.ctas_per_sm();
+        Tile { stages: (IN_FLIGHT / bytes).clamp(2, 8), ..tile }
+    }
+
+    /// Threads that quantize; one more warp loads.
+    pub fn threads(&self) -> u32 {
+        self.rows * self.lanes
+    }
+
+    /// CTAs that share an SM: some compute while others wait for each other.
+    pub fn ctas_per_sm(&self) -> u32 {
+        (512 / self.threads()).min(2)
+    }
+
+    /// Chunks that a thread has.
+    pub fn chunks(&self) -> u32 {
+        self.head_dim / (CHUNK * self.lanes)
+    }
+}
+
+/// As many lanes as let each of them begin at every boundary within a row: then the two elements of a rotated pair, and
+/// an element's chunk in the trailing transform, are the same lane's.
+fn lanes(problem: &QuantizeProblem, head_dim: u32) -> u32 {
+    let trailing = head_dim - (1 << head_dim.ilog2());
+    let rotary = problem.rotary().map_or(0, |rotary| match rotary.style {
+        RopeStyle::Interleaved => rotary.rotary_dim as u32,
+        RopeStyle::HalfSplit => rotary.rotary_dim as u32 / 2,
+    });
+    let divides = |lanes: &u32| [head_dim, trailing, rotary].iter().all(|n| n.is_multiple_of(CHUNK * lanes));
+    // Of short rows two lanes have as many elements as four of longer ones.
+    let most = if head_dim <= 64 { 2 } else { 4 };
+    [4, 2].into_iter().filter(|l| *l <= most).find(divides).unwrap_or(1)
+}
+
+/// How a tensor is quantized on a device.
+///
+/// Heads are the fastest. They are cut into runs of a few tiles, which CTAs take in turn: CTA c computes runs c, c + CTAs,
+/// c + 2 · CTAs, … The tiles of a run mostly are heads of the same rows, so that threads load cosines and sines once.
+///
+/// ```
+/// use fa3_sched::{DeviceLimits, quantize::Plan};
+/// use fa3_types::{Dtype, QuantizeSpec, Shape};
+///
+/// let shape = Shape { batch: 1, seqlen: 16384, heads: 16, head_dim: 128 };
+/// let problem = QuantizeSpec::contiguous(Dtype::Bf16, shape).validate()?;
+/// let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
+/// assert_eq!((plan.num_tiles(), plan.run(), plan.grid()), (128 * 16, 4, 132));
+/// assert_eq!((plan.tile().threads(), plan.tile().chunks()), (512, 4));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Plan {
+    problem: QuantizeProblem,
+    tile: Tile,
+    tiles: u32,
+    run: u32,
+    ctas: u32,
+    decoder: Option<Decoder<u32>>,
+}
+
+impl Plan {
+    /// Decides everything.
+    ///
+    /// # Errors
+    /// [`TooManyTiles`].
+    pub fn new(problem: &QuantizeProblem, limits: &DeviceLimits) -> Result<Plan, TooManyTiles> {
+        let (tile, shape) = (Tile::of(problem), problem.x().shape);
+        let counts = TileCounts {
+            m_blocks: (shape.seqlen as u32).div_ceil(tile.rows),
+            heads: shape.heads as u32,
+            batch: shape.batch as u32,
+            splits: 1,
+        };
+        let tiles = counts.numbered()?;
+        // In one section heads are the fastest.
+        let order = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
+        let ctas = limits.sms.get() * tile.ctas_per_sm();
+        let decoder = (tiles > 0).then(|| Decoder::new(counts, order));
+        // The longest that costs no turn more than shorter ones.
+        let turns = |run: &u32| tiles.div_ceil(run * ctas) * run;
+        let run = RUNS.into_iter().min_by_key(turns).unwrap_or(1);
+        Ok(Plan { problem: *problem, tile, tiles, run, ctas, decoder })
+    }
+
+    /// What is computed.
+    pub fn problem(&self) -> &QuantizeProblem {
+        &self.problem
+    }
+
+    /// How rows are cut.
+    pub fn tile(&self) -> Tile {
+        self.tile
+    }
+
+    /// Number of tiles.
+    pub fn num_tiles(&self) -> u32 {
+        self.tiles
+    }
+
+    /// Tiles of a run, a power of two.
+    pub fn run(&self) -> u32 {
+        self.run
+    }
+
+    /// Number of CTAs; 0 if there are no tiles, and then nothing is to be launched.
+    pub fn grid(&self) -> u32 {
+        self.tiles.div_ceil(self.run).min(self.ctas)
+    }
+
+    /// The numbering of tiles; `None` if there are no tiles.
+    pub fn decoder(&self) -> Option<Decoder<u32>> {
+        self.decoder
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tile { rows, head_dim, lanes, stages } = self.tile;
+        writeln!(f, "problem    {}", self.problem)?;
+        writeln!(f, "tile       {rows} rows of {head_dim}, {lanes} threads a row, {stages} stages")?;
+        write!(f, "tiles      {} in runs of {}, ", self.tiles, self.run)?;
+        write!(f, "{} CTAs with {} threads that compute", self.grid(), self.tile.threads())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_types::{Dtype, Positions, QuantizeSpec, Rotary, Shape};
+
+    use super::*;
+
+    fn tile(head_dim: usize, rows: usize, rotary: Option<(RopeStyle, usize)>) -> Tile {
+        let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim };
+        let mut spec = QuantizeSpec::contiguous(Dtype::F16, shape).block_rows(rows);
+        spec.rotary = rotary.map(|(style, rotary_dim)| Rotary {
+            style,
+            rotary_dim,
+            table_rows: 500,
+            positions: Positions::From(0),
+        });
+        Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap().tile()
+    }
+
+    /// Every boundary within a row is one of all lanes' chunks, and a CTA has whole warps, no more than fit.
+    #[test]
+    fn lanes_begin_at_every_boundary() {
+        for head_dim in (16..=256).step_by(16) {
+            let rotary_dims = (16..=head_dim).step_by(16);
+            let styles = [RopeStyle::Interleaved, RopeStyle::HalfSplit];
+            let rotations = rotary_dims.flat_map(|dim| styles.map(|style| Some((style, dim)))).chain([None]);
+            for (rotary, rows) in rotations.flat_map(|rotary| [64, 128].map(|rows| (rotary, rows))) {
+                let tile = tile(head_dim, rows, rotary);
+                let aligned = |n: usize| (n as u32).is_multiple_of(CHUNK * tile.lanes);
+                let trailing = head_dim - (1 << head_dim.ilog2());
+                let boundary = rotary.map_or(0, |(style, dim)| match style {
+                    RopeStyle::Interleaved => dim,
+                    RopeStyle::HalfSplit => dim / 2,
+                });
+                assert!([head_dim, trailing, boundary].into_iter().all(aligned), "{tile:?} {rotary:?}");
+                assert!(tile.threads().is_multiple_of(32) && tile.threads() <= 512);
+                let bytes = tile.stages * 2 * tile.rows * tile.head_dim.next_multiple_of(64);
+                assert!(bytes <= 192 << 10, "{tile:?}");
+            }
+        }
+        assert_eq!(tile(128, 128, Some((RopeStyle::HalfSplit, 128))).lanes, 4);
+        assert_eq!(tile(64, 128, Some((RopeStyle::HalfSplit, 16))).lanes, 1);
+    }
+
+    #[test]
+    fn heads_are_the_fastest() {
+        let shape = Shape { batch: 2, seqlen: 300, heads: 3, head_dim: 64 };
+        let problem = QuantizeSpec::contiguous(Dtype::F16, shape).validate().unwrap();
+        let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap();
+        let decoder = plan.decoder().unwrap();
+        let tiles = (0..plan.num_tiles()).map(|index| decoder.decode(index));
+        let tiles: Vec<(u32, u32, u32)> = tiles.map(|tile| (tile.m_block, tile.batch, tile.head)).collect();
+        let mut sorted = tiles.clone();
+        sorted.sort_unstable();
+        assert_eq!((tiles.len(), &tiles), (18, &sorted));
+    }
+
+    #[test]
+    fn every_tile_has_a_cta() {
+        for seqlen in [0, 1, 300, 5000, 70_000] {
+            let shape = Shape { batch: 1, seqlen, heads: 7, head_dim: 64 };
+            let problem = QuantizeSpec::contiguous(Dtype::F16, shape).validate().unwrap();
+            let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap();
+            let (tiles, run, grid) = (plan.num_tiles(), plan.run(), plan.grid());
+            assert!(run.is_power_of_two());
+            assert_eq!(tiles as usize, 7 * seqlen.div_ceil(128));
+            assert!(grid <= 264 && (grid == 0 || (grid - 1) * run < tiles));
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! A tensor on its way to e4m3: what is done to it, validated.
+
+use std::fmt;
+
+use crate::{
+    Address, Dim, Dtype, Interval, Positions, ProblemError, RopeStyle, Rotary, Shape, TensorDesc, TensorName,
+};
+
+/// The largest head dimension that is quantized.
+const HEAD_DIM_LIMIT: usize = 256;
+
+/// Rotation pairs and codes come in chunks of so many.
+const ROTARY_MULTIPLE: usize = 16;
+
+/// Given scales lie between its inverse and itself, where no quotient of a scale and its inverse is subnormal.
+const SCALE_LIMIT: f32 = (1u128 << 64) as f32;
+
+/// Where scales come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scaling {
+    /// amax / 448 of each block of so many rows of a head, 64 or 128. The last block of a sequence may have fewer.
+    Block {
+        /// Rows of a block.
+        rows: usize,
+    },
+    /// This one, of the whole tensor. Larger numbers saturate.
+    Given(f32),
+}
+
+/// The signs of incoherent processing: bit i of word i / 32 is set where entry i is negated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Signs {
+    /// Before the transform of the leading entries.
+    pub leading: [u32; HEAD_DIM_LIMIT / 32],
+    /// Between that and the transform of the trailing ones; unused if head_dim is a power of two.
+    pub between: [u32; HEAD_DIM_LIMIT / 32],
+}
+
+/// What a caller asks for, not yet checked: plain data that [`QuantizeProblem::new`] takes.
+///
+/// ```text
+/// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
+/// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block
+/// ```
+///
+/// A constructor gives the tensors, and setters what is not default.
+///
+/// ```
+/// use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Shape};
+///
+/// let shape = Shape { batch: 2, seqlen: 1000, heads: 8, head_dim: 128 };
+/// let rotary =
+///     Rotary { style: RopeStyle::HalfSplit, rotary_dim: 128, table_rows: 4096, positions: Positions::From(0) };
+/// let problem = QuantizeSpec::contiguous(Dtype::Bf16, shape).rotary(rotary).block_rows(64).validate()?;
+/// assert_eq!(problem.scales_shape(), Some([2, 8, 16]));
+/// # Ok::<(), fa3_types::QuantizeProblemError>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct QuantizeSpec {
+    /// The tensor, f16 or bf16.
+    pub x: TensorDesc,
+    /// Where its codes go, e4m3, of the same shape.
+    pub codes: TensorDesc,
+    /// Where scales come from.
+    pub scaling: Scaling,
+    /// The rotation, if any.
+    pub rotary: Option<Rotary>,
+    /// The signs of incoherent processing, if there is any. Q and K take the same ones.
+    pub signs: Option<Signs>,
+}
+
+impl QuantizeSpec {
+    /// Quantization alone, with a scale for each 128 rows.
+    pub fn new(x: TensorDesc, codes: TensorDesc) -> QuantizeSpec {
+        QuantizeSpec { x, codes, scaling: Scaling::Block { rows: 128 }, rotary: None, signs: None }
+    }
+
+    /// The same of contiguous tensors.
+    pub fn contiguous(dtype: Dtype, shape: Shape) -> QuantizeSpec {
+        let [x, codes] = [dtype, Dtype::E4m3].map(|dtype| TensorDesc::contiguous(dtype, shape));
+        QuantizeSpec::new(x, codes)
+    }
+
+    /// Rotates each row first.
+    #[must_use]
+    pub fn rotary(self, rotary: Rotary) -> QuantizeSpec {
+        QuantizeSpec { rotary: Some(rotary), ..self }
+    }
+
+    /// Transforms each row before it is quantized.
+    #[must_use]
+    pub fn signs(self, signs: Signs) -> QuantizeSpec {
+        QuantizeSpec { signs: Some(signs), ..self }
+    }
+
+    /// A scale for each `rows` rows of a head.
+    #[must_use]
+    pub fn block_rows(self, rows: usize) -> QuantizeSpec {
+        QuantizeSpec { scaling: Scaling::Block { rows }, ..self }
+    }
+
+    /// One scale, which is known.
+    #[must_use]
+    pub fn scale(self, scale: f32) -> QuantizeSpec {
+        QuantizeSpec { scaling: Scaling::Given(scale), ..self }
+    }
+
+    /// [`QuantizeProblem::new`].
+    ///
+    /// # Errors
+    /// [`QuantizeProblemError`].
+    pub fn validate(self) -> Result<QuantizeProblem, QuantizeProblemError> {
+        QuantizeProblem::new(self)
+    }
+}
+
+/// Everything that [`QuantizeProblem::new`] rejects. One sentence each, with the offending numbers.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum QuantizeProblemError {
+    #[error(transparent)]
+    Tensor(#[from] ProblemError),
+    #[error("x is {given}, expected f16 or bf16")]
+    Input { given: Dtype },
+    #[error("codes are {given}, expected e4m3")]
+    Codes { given: Dtype },
+    #[error("scales of blocks of {given} rows, expected 64 or 128")]
+    BlockRows { given: usize },
+    #[error("the scale {given} is outside 2^-64 to 2^64")]
+    Scale { given: f32 },
+    #[error("rotary_dim {given} is not a positive multiple of {ROTARY_MULTIPLE} up to head_dim {head_dim}")]
+    RotaryDim { given: usize, head_dim: usize },
+    #[error("the last row is at position {last}, the tables of cosines and sines have {rows} rows")]
+    Positions { last: usize, rows: usize },
+}
+
+/// A quantization that can be computed: shapes agree, strides are usable, positions lie within the tables. Later layers
+/// check nothing of this again.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizeProblem(QuantizeSpec);
+
+impl QuantizeProblem {
+    /// Validates `spec`.
+    ///
+    /// # Errors
+    /// The first violation found, with its numbers: see [`QuantizeProblemError`].
+    pub fn new(spec: QuantizeSpec) -> Result<QuantizeProblem, QuantizeProblemError> {
+        let QuantizeSpec { x, codes, scaling, rotary, signs: _ } = spec;
+        if !matches!(x.dtype, Dtype::F16 | Dtype::Bf16) {
+            return Err(QuantizeProblemError::Input { given: x.dtype });
+        }
+        if codes.dtype != Dtype::E4m3 {
+            return Err(QuantizeProblemError::Codes { given: codes.dtype });
+        }
+        x.check(TensorName::X)?;
+        codes.check(TensorName::Codes)?;
+        let head_dim = x.shape.head_dim;
+        if head_dim > HEAD_DIM_LIMIT {
+            let (tensor, dim, limit) = (TensorName::X, Dim::HeadDim, HEAD_DIM_LIMIT);
+            return Err(ProblemError::DimTooLarge { tensor, dim, given: head_dim, limit }.into());
+        }
+        let dims = [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim];
+        for ((dim, given), expected) in dims.into_iter().zip(codes.shape.dims()).zip(x.shape.dims()) {
+            if given != expected {
+                let tensor = TensorName::Codes;
+                return Err(ProblemError::DimMismatch { tensor, dim, given, expected }.into());
+            }
+        }
+        codes.check_distinct(TensorName::Codes)?;
+        check_scaling(scaling)?;
+        if let Some(rotary) = rotary {
+            check_rotary(rotary, x.shape)?;
+        }
+        let [x, codes] = [x, codes].map(TensorDesc::canonical);
+        Ok(QuantizeProblem(QuantizeSpec { x, codes, ..spec }))
+    }
+
+    /// The tensor (batch, seqlen, heads, head_dim).
+    pub fn x(&self) -> &TensorDesc {
+        &self.0.x
+    }
+
+    /// Its codes, of the same shape.
+    pub fn codes(&self) -> &TensorDesc {
+        &self.0.codes
+    }
+
+    /// The rotation, if any.
+    pub fn rotary(&self) -> Option<Rotary> {
+        self.0.rotary
+    }
+
+    /// The signs of incoherent processing, if there is any.
+    pub fn signs(&self) -> Option<Signs> {
+        self.0.signs
+    }
+
+    /// Where scales come from.
+    pub fn scaling(&self) -> Scaling {
+        self.0.scaling
+    }
+
+    /// Shape of the tensor of scales, f32 and contiguous: (batch, heads, blocks). `None` if the scale is given.
+    pub fn scales_shape(&self) -> Option<[usize; 3]> {
+        let Shape { batch, seqlen, heads, .. } = self.x().shape;
+        match self.scaling() {
+            Scaling::Block { rows } => Some([batch, heads, seqlen.div_ceil(rows)]),
+            Scaling::Given(_) => None,
+        }
+    }
+
+    /// Bytes of each tensor that a call has, in the order of [`QuantizeAddresses`]; `None` for those that it has not.
+    pub fn tensor_bytes(&self) -> [(TensorName, Option<u64>); 6] {
+        let Shape { batch, seqlen, .. } = self.x().shape;
+        let scales = self.scales_shape().map(|dims| 4 * dims.iter().map(|&dim| dim as u64).product::<u64>());
+        let rotary = self.rotary();
+        let table = rotary.map(|rotary| 4 * (rotary.table_rows as u64) * (rotary.rotary_dim as u64 / 2));
+        let listed = rotary.filter(|rotary| rotary.positions == Positions::Listed);
+        [
+            (TensorName::X, Some(self.x().extent_bytes().0)),
+            (TensorName::Codes, Some(self.codes().extent_bytes().0)),
+            (TensorName::Scales, scales),
+            (TensorName::Cos, table),
+            (TensorName::Sin, table),
+            (TensorName::Positions, listed.map(|_| 4 * batch as u64 * seqlen as u64)),
+        ]
+    }
+}
+
+fn check_scaling(scaling: Scaling) -> Result<(), QuantizeProblemError> {
+    match scaling {
+        Scaling::Block { rows: 64 | 128 } => Ok(()),
+        Scaling::Block { rows } => Err(QuantizeProblemError::BlockRows { given: rows }),
+        Scaling::Given(scale) if (1.0 / SCALE_LIMIT..=SCALE_LIMIT).contains(&scale) => Ok(()),
+        Scaling::Given(given) => Err(QuantizeProblemError::Scale { given }),
+    }
+}
+
+fn check_rotary(rotary: Rotary, shape: Shape) -> Result<(), QuantizeProblemError> {
+    let Rotary { style: RopeStyle::Interleaved | RopeStyle::HalfSplit, rotary_dim, table_rows, positions } =
+        rotary;
+    if rotary_dim == 0 || !rotary_dim.is_multiple_of(ROTARY_MULTIPLE) || rotary_dim > shape.head_dim {
+        return Err(QuantizeProblemError::RotaryDim { given: rotary_dim, head_dim: shape.head_dim });
+    }
+    let limit = i32::MAX as usize;
+    if table_rows > limit {
+        let (tensor, dim) = (TensorName::Cos, Dim::Seqlen);
+        return Err(ProblemError::DimTooLarge { tensor, dim, given: table_rows, limit }.into());
+    }
+    let last = match positions {
+        // Any list may be given with a table of one row; without rows there would be nothing to read.
+        Positions::Listed => 0,
+        Positions::From(first) => first.saturating_add(shape.seqlen.saturating_sub(1)),
+    };
+    if last >= table_rows {
+        return Err(QuantizeProblemError::Positions { last, rows: table_rows });
+    }
+    Ok(())
+}
+
+/// The addresses of the tensors of one call: those that its [`QuantizeProblem`] has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuantizeAddresses {
+    /// The tensor.
+    pub x: Address,
+    /// Its codes.
+    pub codes: Address,
+    /// The scales of its blocks.
+    pub scales: Option<Address>,
+    /// Cosines.
+    pub cos: Option<Address>,
+    /// Sines.
+    pub sin: Option<Address>,
+    /// Positions.
+    pub positions: Option<Address>,
+}
+
+impl QuantizeAddresses {
+    /// In the order of the fields.
+    pub fn all(&self) -> [Option<Address>; 6] {
+        [Some(self.x), Some(self.codes), self.scales, self.cos, self.sin, self.positions]
+    }
+}
+
+/// Addresses that a [`QuantizeProblem`]'s tensors may have: those that it has and no others, none null or misaligned,
+/// no output over another tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuantizePlacement(QuantizeAddresses);
+
+impl QuantizePlacement {
+    /// Checks `at` against the extents of the problem's tensors.
+    ///
+    /// # Errors
+    /// [`ProblemError::NullAddress`], [`ProblemError::Unwanted`], [`ProblemError::Misaligned`],
+    /// [`ProblemError::AddressOverflow`] or [`ProblemError::Overlap`].
+    pub fn new(problem: &QuantizeProblem, at: QuantizeAddresses) -> Result<QuantizePlacement, ProblemError> {
+        let mut intervals = Vec::new();
+        for ((tensor, bytes), address) in problem.tensor_bytes().into_iter().zip(at.all()) {
+            match (bytes, address) {
+                (Some(bytes), address) => {
+                    intervals.push(Interval::new(tensor, address.unwrap_or(Address(0)), bytes)?);
+                }
+                (None, None) => {}
+                (None, Some(_)) => return Err(ProblemError::Unwanted { tensor }),
+            }
+        }
+        let is_output = |name| matches!(name, TensorName::Codes | TensorName::Scales);
+        for (index, output) in intervals.iter().enumerate().filter(|(_, interval)| is_output(interval.tensor))
+        {
+            for other in intervals.iter().enumerate().filter(|&(other, _)| other != index).map(|(_, x)| x) {
+                output.check_apart(*other)?;
+            }
+        }
+        Ok(QuantizePlacement(at))
+    }
+
+    /// The checked addresses.
+    pub fn addresses(&self) -> QuantizeAddresses {
+        self.0
+    }
+}
+
+impl fmt::Display for QuantizeProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.x().dtype, self.x().shape)?;
+        if let Some(Rotary { style, rotary_dim, .. }) = self.rotary() {
+            let style = match style {
+                RopeStyle::Interleaved => "interleaved",
+                RopeStyle::HalfSplit => "half-split",
+            };
+            write!(f, ", {style} rotary embedding of {rotary_dim}")?;
+        }
+        if self.signs().is_some() {
+            write!(f, ", Hadamard")?;
+        }
+        match self.scaling() {
+            Scaling::Block { rows } => write!(f, ", a scale for each {rows} rows"),
+            Scaling::Given(scale) => write!(f, ", scale {scale}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape { batch: 2, seqlen: 100, heads: 3, head_dim: 96 };
+    const ROTARY: Rotary = Rotary {
+        style: RopeStyle::Interleaved,
+        rotary_dim: 32,
+        table_rows: 110,
+        positions: Positions::From(10),
+    };
+
+    fn spec() -> QuantizeSpec {
+        QuantizeSpec::contiguous(Dtype::F16, SHAPE)
+    }
+
+    fn refused(spec: QuantizeSpec) -> QuantizeProblemError {
+        spec.validate().unwrap_err()
+    }
+
+    #[test]
+    fn blocks_have_scales_and_a_given_scale_has_none() {
+        let shape = |spec: QuantizeSpec| spec.validate().unwrap().scales_shape();
+        assert_eq!(shape(spec()), Some([2, 3, 1]));
+        assert_eq!(shape(spec().block_rows(64)), Some([2, 3, 2]));
+        assert_eq!(shape(spec().scale(0.5)), None);
+    }
+
+    #[test]
+    fn bad_requests_are_refused() {
+        let x = QuantizeSpec::contiguous(Dtype::F32, SHAPE);
+        assert_eq!(refused(x), QuantizeProblemError::Input { given: Dtype::F32 });
+        let codes = QuantizeSpec { codes: spec().x, ..spec() };
+        assert_eq!(refused(codes), QuantizeProblemError::Codes { given: Dtype::F16 });
+        let other = QuantizeSpec::contiguous(Dtype::F16, Shape { heads: 4, ..SHAPE });
+        let (tensor, dim) = (TensorName::Codes, Dim::Heads);
+        let mismatch = ProblemError::DimMismatch { tensor, dim, given: 4, expected: 3 };
+        assert_eq!(refused(QuantizeSpec { codes: other.codes, ..spec() }), mismatch.into());
+        let wide = QuantizeSpec::contiguous(Dtype::F16, Shape { head_dim: 272, ..SHAPE });
+        let (tensor, dim) = (TensorName::X, Dim::HeadDim);
+        assert_eq!(refused(wide), ProblemError::DimTooLarge { tensor, dim, given: 272, limit: 256 }.into());
+        // Rows of codes are 16 bytes, too.
+        let narrow = QuantizeSpec::contiguous(Dtype::F16, Shape { head_dim: 72, ..SHAPE });
+        let (tensor, dtype) = (TensorName::Codes, Dtype::E4m3);
+        let multiple = ProblemError::HeadDimMultiple { tensor, given: 72, multiple: 16, dtype };
+        assert_eq!(refused(narrow), multiple.into());
+        assert_eq!(refused(spec().block_rows(32)), QuantizeProblemError::BlockRows { given: 32 });
+        for given in [0.0, -1.0, f32::INFINITY, 1e20, 1e-20] {
+            assert_eq!(refused(spec().scale(given)), QuantizeProblemError::Scale { given });
+        }
+        assert!(matches!(refused(spec().scale(f32::NAN)), QuantizeProblemError::Scale { .. }));
+    }
+
+    #[test]
+    fn rotations_need_a_table_for_every_position() {
+        assert!(spec().rotary(ROTARY).validate().is_ok());
+        for given in [0, 24, 112] {
+            let error = refused(spec().rotary(Rotary { rotary_dim: given, ..ROTARY }));
+            assert_eq!(error, QuantizeProblemError::RotaryDim { given, head_dim: 96 });
+        }
+        let beyond = Rotary { positions: Positions::From(11), ..ROTARY };
+        assert_eq!(refused(spec().rotary(beyond)), QuantizeProblemError::Positions { last: 110, rows: 110 });
+        let listed = Rotary { positions: Positions::Listed, table_rows: 1, ..ROTARY };
+        assert!(spec().rotary(listed).validate().is_ok());
+        let none = Rotary { table_rows: 0, ..listed };
+        assert_eq!(refused(spec().rotary(none)), QuantizeProblemError::Positions { last: 0, rows: 0 });
+    }
+
+    #[test]
+    fn a_call_has_the_tensors_that_its_problem_has() {
+        let problem = spec().rotary(ROTARY).validate().unwrap();
+        let at = |start| Some(Address(start));
+        let good = QuantizeAddresses {
+            x: Address(0x10_0000),
+            codes: Address(0x20_0000),
+            scales: at(0x30_0000),
+            cos: at(0x40_0000),
+            sin: at(0x40_0000),
+            positions: None,
+        };
+        let place = |at| QuantizePlacement::new(&problem, at);
+        assert_eq!(place(good).unwrap().addresses(), good);
+        let missing = ProblemError::NullAddress { tensor: TensorName::Sin };
+        assert_eq!(place(QuantizeAddresses { sin: None, ..good }), Err(missing));
+        let unwanted = ProblemError::Unwanted { tensor: TensorName::Positions };
+        assert_eq!(place(QuantizeAddresses { positions: good.cos, ..good }), Err(unwanted));
+        let over = place(QuantizeAddresses { codes: good.x, ..good });
+        assert!(matches!(over, Err(ProblemError::Overlap { output: TensorName::Codes, .. })), "{over:?}");
+        let over = place(QuantizeAddresses { scales: good.cos, ..good });
+        assert!(matches!(over, Err(ProblemError::Overlap { output: TensorName::Scales, .. })), "{over:?}");
+    }
+
+    #[test]
+    fn it_says_what_it_does() {
+        let problem = spec().rotary(ROTARY).signs(Signs { leading: [1; 8], between: [2; 8] });
+        assert_eq!(
+            problem.validate().unwrap().to_string(),
+            "f16 (2, 100, 3, 96), interleaved rotary embedding of 32, Hadamard, a scale for each 128 rows"
+        );
+    }
+}

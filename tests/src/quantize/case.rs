@@ -1,0 +1,246 @@
+//! A problem with its inputs, and what must come out.
+
+use fa3_cuda::kernels::{Spec, quantize};
+use fa3_ir::{BufferRole, Kernel, Program};
+use fa3_quant::{Granularity, Incoherent, Preparation, Quantized, Rope, RopeTable, Rotation, RowPositions};
+use fa3_sched::DeviceLimits;
+use fa3_sched::quantize::Plan;
+use fa3_types::{
+    Dtype, Positions, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, Sequences, Shape, Strides,
+    TensorDesc,
+};
+use ndarray::Array4;
+
+use crate::family::{Bits, Trial};
+use crate::fwd::{Layout, decode, encode};
+use crate::values::Rng;
+
+/// Bytes that nobody has written.
+const UNWRITTEN: u8 = 0xFF;
+
+/// What numbers are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spread {
+    /// Standard normal.
+    Normal,
+    /// The same, and one in 500 a thousand times as large.
+    Outliers,
+    /// Scales of blocks are subnormal or nearly, where the type has such numbers.
+    Tiny,
+    /// As large as the type goes: sums overflow.
+    Huge,
+    /// Zeros of either sign, few ones.
+    Zeros,
+    /// Normal with NaN and infinities among them.
+    NotFinite,
+}
+
+/// Where the rows of a tensor stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// From this position on.
+    From(usize),
+    /// Anywhere in the table, and some outside it.
+    Listed,
+}
+
+/// A problem of quantization, its seed among it.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// f16 or bf16.
+    pub dtype: Dtype,
+    /// The tensor.
+    pub shape: Shape,
+    /// How tensor and codes lie in memory.
+    pub layouts: [Layout; 2],
+    /// Where scales come from.
+    pub scaling: Scaling,
+    /// The rotation: which entries are pairs, how many rotate, and where rows stand.
+    pub rotation: Option<(RopeStyle, usize, Rows)>,
+    /// Whether rows are transformed.
+    pub hadamard: bool,
+    /// What numbers are like.
+    pub spread: Spread,
+    /// Of the numbers, the positions, the signs.
+    pub seed: u64,
+}
+
+/// What a case's inputs are.
+struct Inputs {
+    x: Array4<f32>,
+    table: Option<RopeTable>,
+    positions: Option<Vec<i32>>,
+    incoherent: Option<Incoherent>,
+}
+
+impl Case {
+    /// The problem.
+    ///
+    /// # Panics
+    /// If it makes no sense.
+    pub fn problem(&self) -> QuantizeProblem {
+        let tensor = |dtype, layout| strided(dtype, self.shape, layout);
+        let [of_x, of_codes] = self.layouts;
+        let mut spec = QuantizeSpec::new(tensor(self.dtype, of_x), tensor(Dtype::E4m3, of_codes));
+        spec.scaling = self.scaling;
+        spec.rotary = self.rotation.map(|(style, rotary_dim, rows)| Rotary {
+            style,
+            rotary_dim,
+            table_rows: self.table_rows(),
+            positions: match rows {
+                Rows::From(first) => Positions::From(first),
+                Rows::Listed => Positions::Listed,
+            },
+        });
+        spec.signs = self.incoherent().and_then(|incoherent| incoherent.signs());
+        spec.validate().unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    /// As a trial on a device of so many SMs.
+    ///
+    /// # Panics
+    /// If it cannot be planned.
+    pub fn trial(self, sms: u32) -> Trial {
+        let limits = DeviceLimits::h100_sxm().sms(sms.try_into().expect("a device has SMs"));
+        let plan = Plan::new(&self.problem(), &limits).unwrap_or_else(|error| panic!("{self:?}: {error}"));
+        let program = quantize::program(&plan).map(Spec::kernel);
+        Trial {
+            name: format!("{plan}, {self:?}"),
+            before: self.before(&program),
+            program,
+            bits: Bits::Inputs,
+            judge: Box::new(move |_, after| self.judge(after)),
+        }
+    }
+
+    /// The bytes of every buffer before the program runs.
+    fn before(&self, program: &Program<Kernel>) -> Vec<Vec<u8>> {
+        let (inputs, problem) = (self.inputs(), self.problem());
+        let floats = |table: &ndarray::Array2<f32>| table.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let table = || inputs.table.as_ref().expect("a table is of a rotation");
+        let bytes = |name: &str| match name {
+            "x" => self.bytes_of_x(problem.x(), &inputs.x),
+            "cos" => floats(table().cos()),
+            "sin" => floats(table().sin()),
+            "positions" => inputs.positions.iter().flatten().flat_map(|x| x.to_le_bytes()).collect(),
+            other => unreachable!("{other} is no input"),
+        };
+        let buffers = program.buffers.iter().map(|buffer| match buffer.role {
+            BufferRole::Input => bytes(buffer.name),
+            _ => vec![UNWRITTEN; buffer.bytes()],
+        });
+        buffers.collect()
+    }
+
+    fn bytes_of_x(&self, desc: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
+        let mut bytes = vec![UNWRITTEN; desc.extent_bytes().0 as usize];
+        for ((batch, row, head, element), &x) in x.indexed_iter() {
+            let at = 2 * desc.offset(batch, row, head, element).0 as usize;
+            bytes[at..][..2].copy_from_slice(&encode(self.dtype, x).to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Compares codes and scales with those of fa3-quant, and gaps with what was there.
+    fn judge(&self, after: &[Vec<u8>]) -> Result<(), String> {
+        let (problem, expected) = (self.problem(), self.expected());
+        let mut codes = vec![UNWRITTEN; problem.codes().extent_bytes().0 as usize];
+        for ((batch, row, head, element), code) in expected.codes().indexed_iter() {
+            codes[problem.codes().offset(batch, row, head, element).0 as usize] = code.to_bits();
+        }
+        if let Some(at) = (0..codes.len()).find(|&at| codes[at] != after[1][at]) {
+            return Err(format!("byte {at} of codes is {:#x}, not {:#x}", after[1][at], codes[at]));
+        }
+        if problem.scales_shape().is_some() {
+            let (scales, _) = after[2].as_chunks();
+            let scales = scales.iter().copied().map(f32::from_le_bytes);
+            let wrong = scales.zip(expected.scales().values()).enumerate().find(|(_, (x, y))| x != *y);
+            if let Some((at, (given, expected))) = wrong {
+                return Err(format!("scale {at} is {given:e}, not {expected:e}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What fa3-quant makes of it.
+    fn expected(&self) -> Quantized {
+        let Inputs { x, table, positions, incoherent } = self.inputs();
+        let mut preparation = match self.scaling {
+            Scaling::Block { rows } => Preparation::new(Granularity::Block { rows }),
+            Scaling::Given(scale) => Preparation::with_scale(scale),
+        };
+        preparation.incoherent = incoherent.as_ref();
+        let first = match self.rotation {
+            Some((_, _, Rows::From(first))) => vec![first; self.shape.batch],
+            _ => Vec::new(),
+        };
+        let positions = match &positions {
+            Some(each) => RowPositions::Each(each),
+            None => RowPositions::First(&first),
+        };
+        preparation.rotation = table.as_ref().map(|table| Rotation { table, positions });
+        let sequences = Sequences::dense(self.shape.batch, self.shape.seqlen);
+        preparation.quantize(x.view(), &sequences).unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    fn inputs(&self) -> Inputs {
+        let mut rng = Rng(self.seed);
+        let x = Array4::from_shape_simple_fn(self.shape.dims(), || self.number(&mut rng));
+        let rows = self.table_rows();
+        let table = self.rotation.map(|(style, rotary_dim, _)| {
+            Rope::new(style, rotary_dim, 10_000.0).expect("rotary_dim is even").table(rows)
+        });
+        let listed = matches!(self.rotation, Some((_, _, Rows::Listed)));
+        let count = self.shape.batch * self.shape.seqlen;
+        // One in 16 is outside.
+        let position = |rng: &mut Rng| match rng.below(16) {
+            0 => [-1, rows as i32, i32::MAX, i32::MIN][rng.below(4)],
+            _ => rng.below(rows as u64) as i32,
+        };
+        let positions = listed.then(|| (0..count).map(|_| position(&mut rng)).collect());
+        Inputs { x, table, positions, incoherent: self.incoherent() }
+    }
+
+    fn incoherent(&self) -> Option<Incoherent> {
+        self.hadamard.then(|| Incoherent::new(self.shape.head_dim, self.seed))
+    }
+
+    /// As many positions as are needed, and some more.
+    fn table_rows(&self) -> usize {
+        match self.rotation {
+            Some((_, _, Rows::From(first))) => first + self.shape.seqlen,
+            _ => 50,
+        }
+    }
+
+    /// A number of the type.
+    fn number(&self, rng: &mut Rng) -> f32 {
+        let largest: f32 = if self.dtype == Dtype::F16 { 65504.0 } else { 3.3e38 };
+        let normal = rng.normal() as f32;
+        let x = match (self.spread, rng.below(500)) {
+            (Spread::Normal, _) => normal,
+            (Spread::Outliers, 0) => 1000.0 * normal,
+            (Spread::Outliers, _) => normal,
+            (Spread::Tiny, _) => normal * if self.dtype == Dtype::F16 { 1e-7 } else { 1e-37 },
+            (Spread::Huge, _) => largest.copysign(normal),
+            (Spread::Zeros, 0) => 1.0,
+            (Spread::Zeros, _) => 0.0f32.copysign(normal),
+            (Spread::NotFinite, 0) => f32::INFINITY.copysign(normal),
+            (Spread::NotFinite, 1) => f32::NAN,
+            (Spread::NotFinite, _) => normal,
+        };
+        decode(self.dtype, encode(self.dtype, x))
+    }
+}
+
+/// A tensor whose strides are multiples of 16 bytes.
+fn strided(dtype: Dtype, shape: Shape, layout: Layout) -> TensorDesc {
+    let mut desc = TensorDesc::contiguous(dtype, shape);
+    desc.strides = layout.strides(&desc);
+    if layout == Layout::Gaps {
+        let Strides { batch, seqlen, heads, .. } = desc.strides;
+        let [batch, seqlen, heads] = [batch, seqlen, heads].map(|stride| 2 * stride);
+        desc.strides = Strides { batch, seqlen, heads, head_dim: 1 };
+    }
+    desc
+}

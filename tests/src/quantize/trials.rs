@@ -1,0 +1,116 @@
+//! Problems for the quantization kernels: the features of which their code is made, each with each.
+
+use fa3_types::{Dtype, RopeStyle, Scaling, Shape};
+
+use super::{Case, Rows, Spread};
+use crate::covering;
+use crate::family::Trial;
+use crate::fwd::Layout;
+use crate::mutate::Prey;
+
+const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
+/// One chunk a thread; a panel, and one and a half; powers of two and none; panels not full.
+const HEAD_DIMS: [usize; 8] = [16, 64, 80, 96, 128, 176, 192, 256];
+const SCALINGS: [Scaling; 3] =
+    [Scaling::Block { rows: 64 }, Scaling::Block { rows: 128 }, Scaling::Given(0.037)];
+/// Which pairs rotate, and all of a row's or half of them.
+const ROTATIONS: [Option<(RopeStyle, bool)>; 5] = [
+    None,
+    Some((RopeStyle::Interleaved, true)),
+    Some((RopeStyle::HalfSplit, true)),
+    Some((RopeStyle::Interleaved, false)),
+    Some((RopeStyle::HalfSplit, false)),
+];
+const ROWS: [Rows; 3] = [Rows::From(0), Rows::From(7), Rows::Listed];
+const HADAMARD: [bool; 2] = [true, false];
+const SPREADS: [Spread; 6] =
+    [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
+/// One row; less than a block; more than one; several.
+const SEQLENS: [usize; 4] = [1, 50, 129, 300];
+/// (sequences, heads).
+const HEADS: [(usize, usize); 3] = [(1, 1), (2, 3), (1, 5)];
+/// Fewer SMs than there are tiles, and more.
+const SMS: [u32; 2] = [2, 100];
+
+/// Levels of all factors. Three levels of the first four meet, of the others two.
+const LEVELS: [usize; 12] = [
+    HEAD_DIMS.len(),
+    ROTATIONS.len(),
+    HADAMARD.len(),
+    SCALINGS.len(),
+    DTYPES.len(),
+    ROWS.len(),
+    SPREADS.len(),
+    SEQLENS.len(),
+    HEADS.len(),
+    Layout::ALL.len(),
+    Layout::ALL.len(),
+    SMS.len(),
+];
+
+/// The covering array of features.
+pub(super) fn trials(seed: u64) -> Vec<Trial> {
+    covering(&LEVELS, 3).iter().enumerate().map(|(index, row)| of_levels(row, seed + index as u64)).collect()
+}
+
+fn of_levels(row: &[usize], seed: u64) -> Trial {
+    let &[head_dim, rotation, hadamard, scaling, dtype, rows, ref rest @ ..] = row else {
+        unreachable!("a row has a level for each feature");
+    };
+    let &[spread, seqlen, heads, layout, codes_layout, sms] = rest else {
+        unreachable!("a row has a level for each factor");
+    };
+    let (head_dim, (batch, heads)) = (HEAD_DIMS[head_dim], HEADS[heads]);
+    let rotary_dim = |whole: bool| if whole { head_dim } else { (head_dim / 32 * 16).max(16) };
+    let case = Case {
+        dtype: DTYPES[dtype],
+        shape: Shape { batch, seqlen: SEQLENS[seqlen], heads, head_dim },
+        layouts: [Layout::ALL[layout], Layout::ALL[codes_layout]],
+        scaling: SCALINGS[scaling],
+        rotation: ROTATIONS[rotation].map(|(style, whole)| (style, rotary_dim(whole), ROWS[rows])),
+        hadamard: HADAMARD[hadamard],
+        spread: SPREADS[spread],
+        seed,
+    };
+    case.trial(SMS[sms])
+}
+
+/// Several tiles a CTA, and more than there are stages.
+pub(super) fn small() -> Vec<Trial> {
+    let case = Case {
+        dtype: Dtype::Bf16,
+        shape: Shape { batch: 1, seqlen: 200, heads: 3, head_dim: 128 },
+        layouts: [Layout::Gaps, Layout::HeadsFirst],
+        scaling: Scaling::Block { rows: 64 },
+        rotation: Some((RopeStyle::HalfSplit, 128, Rows::Listed)),
+        hadamard: true,
+        spread: Spread::Normal,
+        seed: 1,
+    };
+    let narrow = Case {
+        shape: Shape { batch: 2, seqlen: 700, heads: 2, head_dim: 80 },
+        rotation: Some((RopeStyle::Interleaved, 48, Rows::From(3))),
+        ..case
+    };
+    let given = Case { scaling: Scaling::Given(0.01), rotation: None, spread: Spread::Outliers, ..case };
+    [case, narrow, given].map(|case| case.trial(2)).into()
+}
+
+/// Two of them, on fewer rows and heads.
+pub(super) fn preys() -> Vec<Prey> {
+    let case = Case {
+        dtype: Dtype::F16,
+        shape: Shape { batch: 1, seqlen: 150, heads: 5, head_dim: 64 },
+        layouts: [Layout::Contiguous, Layout::Contiguous],
+        scaling: Scaling::Block { rows: 64 },
+        rotation: Some((RopeStyle::HalfSplit, 32, Rows::Listed)),
+        hadamard: true,
+        spread: Spread::Normal,
+        seed: 1,
+    };
+    let one = Case { shape: Shape { seqlen: 70, heads: 1, ..case.shape }, rotation: None, ..case };
+    vec![
+        Prey::of_trial("quantize, static", &case.trial(1)),
+        Prey::of_trial("quantize, one tile", &one.trial(2)),
+    ]
+}
