@@ -105,7 +105,7 @@ fn shapes_that_disagree() {
     qkv((F16, &[1, 6, 3, 8]), DENSE, DENSE).refused(&[], "heads_q 3 is not a multiple of heads_kv 2");
     qkv((F16, &[1, 6, 0, 8]), DENSE, DENSE).refused(&[], "q has heads 0");
     qkv((F16, &[1, 6, 2, 12]), DENSE, DENSE).refused(&[], "q has head_dim 12, not a multiple of 8");
-    qkv((F16, &[2, 6, 2, 8]), DENSE, DENSE).refused(&[], "q has 2 sequences and k has 1");
+    qkv((F16, &[2, 6, 2, 8]), DENSE, DENSE).refused(&[], "q, k, v: k has batch 1, expected 2");
     let huge: &[usize] = &[0, 1 << 40, 1 << 40, 8];
     qkv((F16, huge), (F16, huge), (F16, huge)).refused(&[], "q of shape [0, 1099511627776, ");
 }
@@ -142,7 +142,10 @@ fn numbers_that_make_no_sense() {
     ] {
         packed.refused(&["--cu-seqlens-q", list], why);
     }
-    packed.refused(&["--cu-seqlens-q", "0,6", "--cu-seqlens-k", "0,3,6"], "q has 1 sequences and k has 2");
+    packed.refused(
+        &["--cu-seqlens-q", "0,6", "--cu-seqlens-k", "0,3,6"],
+        "the number of sequences is 1 in q and 2 in k",
+    );
     packed.refused(&["--cu-seqlens-k", "0,6"], "cu_seqlens_k is there and cu_seqlens_q is not");
     let longer = qkv(PACKED, (F16, &[9, 2, 8]), (F16, &[9, 2, 8]));
     longer.refused(&["--cu-seqlens-q", "0,6"], "cu_seqlens_q is there and cu_seqlens_k is not");
