@@ -37,7 +37,6 @@ use std::io::{self, ErrorKind, Write};
 use std::process::{self, ExitCode};
 
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
-use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 
 /// FlashAttention-3 on the command line
 #[derive(Debug, Parser)]
@@ -92,9 +91,6 @@ enum Verb {
 fn main() -> ExitCode {
     let matches = with_negative_numbers(Command::command()).get_matches();
     let Command { verb } = Command::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    if let Err(error) = start_threads(&verb) {
-        return fail(&format_args!("cannot start threads: {error}"));
-    }
     let result: Result<bool, Box<dyn Error>> = match verb {
         Verb::Run(options) => run::run(&options).map_err(Into::into),
         Verb::Accuracy(options) => accuracy::run(&options).map_err(Into::into),
@@ -121,17 +117,6 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let command =
         command.mut_args(|arg| if with_value(&arg) { arg.allow_negative_numbers(true) } else { arg });
     command.mut_subcommands(with_negative_numbers)
-}
-
-/// Starts the threads that verbs compute on. rayon starts them otherwise when it needs them, and panics if it cannot.
-fn start_threads(verb: &Verb) -> Result<(), ThreadPoolBuildError> {
-    let one_a_core = 0;
-    let threads = match verb {
-        Verb::Run(options) => options.threads().unwrap_or(one_a_core),
-        Verb::Accuracy(_) | Verb::Bench(_) | Verb::Tune(_) | Verb::Sim(_) | Verb::Doctor(_) => one_a_core,
-        Verb::Plan(_) | Verb::Kernels(_) | Verb::Ir(_) | Verb::Ptx(_) | Verb::Sass(_) => return Ok(()),
-    };
-    ThreadPoolBuilder::new().num_threads(threads).build_global()
 }
 
 /// Prints to stdout. A reader who has seen enough (`| head`) does not stop the work; any other failure ends

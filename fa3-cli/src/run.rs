@@ -13,6 +13,8 @@ mod tensor;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rayon::ThreadPoolBuilder;
+
 use crate::args::score::ScoreArgs;
 use crate::write::{self, NewFile};
 use call::{Call, Lists, Results, Settings};
@@ -93,12 +95,15 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
         return Err(Error::Stdin);
     }
     let outputs = write::open([options.output.as_deref(), options.lse.as_deref()], &options.inputs)?;
-    match options.inputs.as_slice() {
+    let one_a_core = 0;
+    let threads = options.threads.map_or(one_a_core, usize::from);
+    let pool = ThreadPoolBuilder::new().num_threads(threads).build()?;
+    pool.install(|| match options.inputs.as_slice() {
         [input] if has_extension(input, NPY) => Err(Error::OneNpy { path: input.clone() }),
         [input] => run_safetensors(input, options, outputs),
         [q, k, v] => run_npy([q, k, v], options, outputs),
         inputs => Err(Error::FileCount { given: inputs.len() }),
-    }
+    })
 }
 
 fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> Result<bool, Error> {
@@ -168,11 +173,6 @@ fn has_extension(path: &Path, expected: &str) -> bool {
 }
 
 impl Options {
-    /// Threads to compute with; `None` is one a core.
-    pub(crate) fn threads(&self) -> Option<usize> {
-        self.threads.map(usize::from)
-    }
-
     /// Refuses an output whose name claims the other format.
     fn check_outputs(&self, expected: &'static str, other: &str) -> Result<(), Error> {
         match self.output.iter().chain(&self.lse).find(|path| has_extension(path, other)) {

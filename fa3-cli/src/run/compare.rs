@@ -102,9 +102,8 @@ impl Truth {
             return Ok(Truth { o, lse, bound });
         }
         let (part, group) = (one_kv_head(problem), problem.heads().group_size());
-        let progress = progress::bar(problem.heads().kv());
+        let progress = progress::late_bar(problem.heads().kv() as u64);
         progress.set_message("checks against the oracle; --no-check leaves that out");
-        progress.enable_steady_tick(progress::TICK);
         for head in 0..problem.heads().kv() {
             let (own, shared) = (Slice::from(head * group..(head + 1) * group), Slice::from(head..head + 1));
             let [q, k, v] = inputs;

@@ -75,6 +75,8 @@ pub(crate) enum Error {
     Cuda(ForwardError),
     #[error(transparent)]
     Input(#[from] InputError),
+    #[error("cannot start threads: {0}")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error("cannot write {}: {source}", path.display())]

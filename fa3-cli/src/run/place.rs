@@ -93,9 +93,21 @@ impl Wanted {
         attention: &Attention<'_, T>,
         problem: &Problem,
         qkv: [ArrayView4<'_, T>; 3],
+        place: Place,
+    ) -> Result<Computed<T::Output>, Error> {
+        let progress = progress::late_bar(1).with_message("computes o and lse");
+        let computed = self.compute(attention, problem, qkv, place);
+        progress.finish_and_clear();
+        computed
+    }
+
+    fn compute<T: Scalar>(
+        self,
+        attention: &Attention<'_, T>,
+        problem: &Problem,
+        qkv: [ArrayView4<'_, T>; 3],
         mut place: Place,
     ) -> Result<Computed<T::Output>, Error> {
-        let spinner = progress::spinner("computes o and lse");
         if let Device::Cuda(device) = &place.device {
             match gpu::forward(device, problem, qkv) {
                 Ok((output, times)) => return Ok(Computed { output, times, place }),
@@ -108,7 +120,6 @@ impl Wanted {
         let start = Instant::now();
         let output = attention.forward(&place.device)?;
         let times = Times { compile: None, call: start.elapsed(), launches: 1 };
-        spinner.finish_and_clear();
         Ok(Computed { output, times, place })
     }
 }

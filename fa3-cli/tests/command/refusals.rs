@@ -210,9 +210,8 @@ fn every_verb_has_the_version() {
 #[test]
 fn threads_that_cannot_be_made() {
     let case = beside(&[]);
-    for verb in [&["doctor"][..], &["accuracy", "--quick"], &["run", case.input.to_str().unwrap()]] {
-        fa3_with(verb, &[("RUST_MIN_STACK", "1000000000000000000")]).refused("cannot start threads: ");
-    }
+    let ran = fa3_with(&["run", case.input.to_str().unwrap()], &[("RUST_MIN_STACK", "1000000000000000000")]);
+    ran.refused("cannot start threads: ");
 }
 
 #[test]
