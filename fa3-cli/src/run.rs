@@ -34,13 +34,13 @@ F8_E4M3 (.npy: f4 or f2, in C order), and O has the same, BF16 for F8_E4M3.
 In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. For packed sequences \
 Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional.
 
-If there are Po or Plse, results are checked. What decides is an oracle in f64 and the error law: results may be off by twice the \
-error of standard attention in the same precision. How far they are from Po and Plse is a second opinion: those may be of \
-another mask, scale or soft cap. The check takes many times as long as the computation; --no-check leaves it out. With \
---q, --k or --v there is none: Po and Plse are of Pq, Pk and Pv.
+If there are Po or Plse, results are checked. An oracle in f64 and the error law decide: results may be off by twice the \
+error of standard attention in the same precision. How far they are from Po and Plse is a second opinion, since those may \
+be of another mask, scale or soft cap. The check takes many times as long as the computation; --no-check leaves it out. \
+With --q, --k or --v there is none: Po and Plse are of Pq, Pk and Pv.
 
-Files are read and written whole: the name - is neither stdin nor stdout. What is written replaces a file at once, and keeps its \
-permissions. On a GPU the kernel is compiled and warmed up before it is timed.";
+Files are read and written whole: the name - is neither stdin nor stdout. A file that is replaced is so at once, and keeps \
+its permissions. On a GPU the kernel is compiled and warmed up before it is timed.";
 
 /// Options of `fa3 run`.
 #[derive(Debug, clap::Args)]
@@ -68,8 +68,8 @@ pub(crate) struct Options {
     score: ScoreArgs,
     #[command(flatten)]
     lists: Lists,
-    /// Where to compute: cpu, gpu, which is the first Hopper GPU, or the number of another one; auto is a Hopper GPU where there is one
-    /// whose kernels take the problem, else the CPU
+    /// Where to compute: cpu, gpu, which is the first Hopper GPU, or the number of another one; auto is a Hopper GPU
+    /// where there is one whose kernels take the problem, else the CPU
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
     device: Wanted,
     /// Leaves out the check of results

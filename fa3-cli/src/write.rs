@@ -1,7 +1,8 @@
 //! Writing files, whole or not at all.
 //!
-//! A file is written beside its place, as `.NAME.XXXXXX`, and moved there when it is whole. If the command is ended meanwhile, what
-//! was at its place is still there, and so is the hidden file: to remove it would take a handler of signals, and a crate for one.
+//! A file is written beside its place, as `.NAME.XXXXXX`, and moved there when it is whole. If the command is ended
+//! meanwhile, what was at its place is still there, and so is the hidden file: to remove it would take a handler of
+//! signals, and a crate for one.
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions, Permissions};
@@ -192,8 +193,9 @@ fn new_target(path: &Path) -> Result<PathBuf, WriteError> {
     }
 }
 
-/// The folder on the way to `path`, link by link, where there are devices and what processes have open. /dev/stdout leads to the
-/// file that the shell redirects to: to replace that would destroy what it holds, and what is printed later would be lost.
+/// The folder on the way to `path`, link by link, where there are devices and what processes have open. /dev/stdout
+/// leads to the file that the shell redirects to: to replace that would destroy what it holds, and what is printed
+/// later would be lost.
 fn folder_of_devices(path: &Path) -> Option<PathBuf> {
     const MOST_LINKS: usize = 40;
     let follow = |at: &PathBuf| Some(folder(at).join(at.read_link().ok()?));

@@ -13,9 +13,10 @@ use crate::{Device, Error, Scalar, cpu};
 /// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv). With
 /// [`Attention::packed`], batch is 1 and the sequences lie one after the other.
 ///
-/// Strides are free: views may be transposed, sliced, reversed or broadcast, and need no contiguous copy. A row, of head_dim
-/// or head_dim_v elements, must have a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16, 16 of e4m3. Columns of zeros
-/// fill others up and change no result, if [`Attention::softmax_scale`] keeps 1/√head_dim of the head_dim without them.
+/// Strides are free: views may be transposed, sliced, reversed or broadcast, and need no contiguous copy. A row, of
+/// head_dim or head_dim_v elements, must have a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16,
+/// 16 of e4m3. Columns of zeros fill others up and change no result, if [`Attention::softmax_scale`] keeps
+/// 1/√head_dim of the head_dim without them.
 ///
 /// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach rows
 /// that do not see its key, if they see one nearby: blocks of V are multiplied whole, by 0 where a key is hidden.
@@ -144,8 +145,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         }
     }
 
-    /// The same into arrays that are there, of the shapes that [`Output`] gives and of any strides. All of their elements are
-    /// written, unless there is an error.
+    /// The same into arrays that are there, of the shapes that [`Output`] gives and of any strides. All of their
+    /// elements are written, unless there is an error.
     ///
     /// # Errors
     /// Those of [`Attention::forward`], and [`Error::OutputShape`].

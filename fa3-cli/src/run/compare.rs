@@ -92,8 +92,8 @@ impl Expected {
 }
 
 impl Truth {
-    /// Runs the oracle for one key/value head after the other, with the query heads that share it: each is a problem of its own.
-    /// The largest of their bounds is no more than what the error law allows the whole.
+    /// Runs the oracle for one key/value head after the other, with the query heads that share it: each is a problem
+    /// of its own. The largest of their bounds is no more than what the error law allows the whole.
     fn new<T: Scalar>(problem: &Problem, inputs: [ArrayView4<'_, T>; 3]) -> Result<Truth, InputError> {
         let mut o = Array4::zeros(problem.o().shape.dims());
         let mut lse = Array3::from_elem(problem.lse_shape(), f64::NEG_INFINITY);

@@ -83,8 +83,8 @@ impl Wanted {
         }
     }
 
-    /// Computes a call there; on the CPU if the GPU's kernels do not take it and that was left open. The arrays are the call's, with
-    /// nothing between their elements.
+    /// Computes a call there; on the CPU if the GPU's kernels do not take it and that was left open. The arrays are
+    /// the call's, with nothing between their elements.
     ///
     /// # Errors
     /// What is wrong with the call, or with the GPU.

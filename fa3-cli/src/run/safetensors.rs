@@ -99,7 +99,8 @@ impl<'a> File<'a> {
         self.find(name, tensor::ATTENDED)?.ok_or_else(missing)
     }
 
-    /// The tensor of this name, which is what messages call it; an error if its type is none of those that any tensor may have.
+    /// The tensor of this name, which is what messages call it; an error if its type is none of those that any tensor
+    /// may have.
     fn find(&self, name: &str, expected: &'static str) -> Result<Option<Tensor>, Error> {
         let Ok(view) = self.tensors.tensor(name) else { return Ok(None) };
         let (name, shape) = (short(name), view.shape().to_vec());
