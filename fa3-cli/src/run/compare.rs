@@ -29,7 +29,7 @@ pub(super) enum Check {
     /// Nothing, since nothing is expected.
     NothingExpected,
     /// How far it is from the oracle, and from what was expected.
-    Done { time: Duration, verdicts: [Verdict; 2], opinions: Vec<Opinion> },
+    Done { time: Duration, verdicts: Vec<Verdict>, opinions: Vec<Opinion> },
 }
 
 /// O or LSE against the oracle, by the error law.
@@ -83,7 +83,7 @@ impl Expected {
         let start = Instant::now();
         let truth = Truth::new(problem, inputs)?;
         let o = output.o.mapv(Scalar::to_f32);
-        let verdicts = [truth.verdict_o(&o), truth.verdict_lse(&output.lse)];
+        let verdicts = vec![truth.verdict_o(&o), truth.verdict_lse(&output.lse)];
         let opinion_o = self.o.map(|expected| opinion_o(&o, &expected, truth.bound));
         let opinion_lse = self.lse.map(|expected| opinion_lse(&output.lse, expected));
         let opinions = opinion_o.into_iter().chain(opinion_lse).collect();
