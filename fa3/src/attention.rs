@@ -153,8 +153,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
     pub fn forward_into(
         &self,
         device: &Device,
-        mut o: ArrayViewMut4<'_, T::Output>,
-        mut lse: ArrayViewMut3<'_, f32>,
+        o: ArrayViewMut4<'_, T::Output>,
+        lse: ArrayViewMut3<'_, f32>,
     ) -> Result<(), Error> {
         let (problem, qkv) = (self.problem()?, [self.q, self.k, self.v]);
         check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
@@ -164,8 +164,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let output = cuda::forward(device, &problem, qkv)?;
-                o.assign(&output.o);
-                lse.assign(&output.lse);
+                output.o.assign_to(o);
+                output.lse.assign_to(lse);
             }
         }
         Ok(())
