@@ -12,9 +12,12 @@ pub(crate) struct GpuArgs {
     device: Which,
 }
 
+/// A GPU by its name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Which {
+pub(crate) enum Which {
+    /// The first Hopper GPU.
     First,
+    /// By the driver's number.
     Number(u32),
 }
 
@@ -37,7 +40,17 @@ impl GpuArgs {
     /// # Errors
     /// Why there is none.
     pub(crate) fn open(&self) -> Result<Device, fa3::Error> {
-        let device = match self.device {
+        self.device.open()
+    }
+}
+
+impl Which {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn open(self) -> Result<Device, fa3::Error> {
+        let device = match self {
             Which::First => fa3::Device::gpu()?,
             Which::Number(number) => fa3::Device::cuda(number)?,
         };

@@ -31,7 +31,7 @@ Examples:
   fa3 kernels fwd/bf16/d128/192x80x3
   PTXAS=/usr/local/cuda/bin/ptxas fa3 kernels --gpu
 
-Exit code: 0, or 1 if a compiler spills or warns, or 2 if it rejects a kernel.")]
+Exit code: 0, or 1 if a compiler spills or warns, or 2 if it rejects a kernel, or without a GPU for --gpu.")]
 pub(crate) struct Options {
     /// What the names of the kernels contain, such as fwd/bf16/d128 or causal/cap; there are hundreds that begin with fwd
     #[arg(default_value = "ladder/")]

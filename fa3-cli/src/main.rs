@@ -36,11 +36,16 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process::{self, ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// FlashAttention-3 on the command line
 #[derive(Debug, Parser)]
-#[command(name = "fa3", version, after_help = "`fa3 VERB --help` explains a verb, with examples.")]
+#[command(
+    name = "fa3",
+    version,
+    propagate_version = true,
+    after_help = "`fa3 VERB --help` explains a verb, with examples."
+)]
 struct Command {
     #[command(subcommand)]
     verb: Verb,
@@ -84,7 +89,9 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let result: Result<bool, Box<dyn Error>> = match Command::parse().verb {
+    let matches = with_negative_numbers(Command::command()).get_matches();
+    let Command { verb } = Command::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let result: Result<bool, Box<dyn Error>> = match verb {
         Verb::Run(options) => run::run(&options).map_err(Into::into),
         Verb::Accuracy(options) => accuracy::run(&options).map_err(Into::into),
         Verb::Bench(options) => bench::run(&options).map_err(Into::into),
@@ -102,6 +109,14 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::from(1),
         Err(error) => fail(&error),
     }
+}
+
+/// The command, in which -1 after an option is the option's value: whoever parses it says better why it is none.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let with_value = |arg: &Arg| arg.get_long().is_some() && arg.get_action().takes_values();
+    let command =
+        command.mut_args(|arg| if with_value(&arg) { arg.allow_negative_numbers(true) } else { arg });
+    command.mut_subcommands(with_negative_numbers)
 }
 
 /// Prints to stdout. A reader who has seen enough (`| head`) does not stop the work; any other failure ends
@@ -134,8 +149,6 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     /// What comes before the verb, and where the output goes, is the shell's.

@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 
 use fa3_cuda::sass::{Listing, ListingError};
 
+use crate::ptxas::wheel;
+
 /// A disassembler that runs.
 #[derive(Debug)]
 pub(crate) struct Nvdisasm {
@@ -15,7 +17,11 @@ pub(crate) struct Nvdisasm {
 
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
-#[error("no nvdisasm: cannot run {}: {kind}", path.display())]
+#[error(
+    "no nvdisasm: cannot run {}: {kind}; $NVDISASM names one, {}",
+    path.display(),
+    wheel("nvidia-cuda-nvdisasm")
+)]
 pub(crate) struct NoNvdisasm {
     path: PathBuf,
     kind: io::ErrorKind,

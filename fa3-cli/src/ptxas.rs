@@ -18,7 +18,7 @@ pub(crate) struct Ptxas {
 
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
-#[error("no ptxas: cannot run {}: {kind}", path.display())]
+#[error("no ptxas: cannot run {}: {kind}; $PTXAS names one, {}", path.display(), wheel("nvidia-cuda-nvcc"))]
 pub(crate) struct NoPtxas {
     path: PathBuf,
     kind: io::ErrorKind,
@@ -88,6 +88,11 @@ impl Ptxas {
             _ => Err(PtxasError::Rejected { kernel: ptx.entry.clone(), log: log.trim().to_owned() }),
         }
     }
+}
+
+/// How to get a tool of NVIDIA's without the toolkit.
+pub(crate) fn wheel(package: &str) -> String {
+    format!("and the zip archive that `pip download --no-deps {package}` fetches has one")
 }
 
 /// The version in what `ptxas --version` prints, and NVIDIA's other tools: "Cuda compilation tools, release 13.0, V13.0.48".

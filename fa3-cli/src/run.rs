@@ -3,6 +3,7 @@
 mod call;
 mod compare;
 mod error;
+mod gpu;
 mod npy;
 mod place;
 mod report;
@@ -31,9 +32,15 @@ or (total, heads, head_dim) for packed sequences; K and V may have fewer heads t
 F8_E4M3 (.npy: f4 or f2, in C order), and O has the same, BF16 for F8_E4M3.
 
 In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. For packed sequences \
-Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional. If there are \
-Po or Plse, results are compared with them by the error law: they may be off by twice the error of standard attention in \
-the same precision. With --q, --k or --v nothing is compared: Po and Plse are of Pq, Pk and Pv.";
+Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional.
+
+If there are Po or Plse, results are checked. An oracle in f64 and the error law decide: results may be off by twice the \
+error of standard attention in the same precision. How far they are from Po and Plse is a second opinion, since those may \
+be of another mask, scale or soft cap. The check takes many times as long as the computation; --no-check leaves it out. \
+With --q, --k or --v there is none: Po and Plse are of Pq, Pk and Pv.
+
+Files are read and written whole: the name - is neither stdin nor stdout. A file that is replaced is so at once, and keeps \
+its permissions. On a GPU the kernel is compiled and warmed up before it is timed.";
 
 /// Options of `fa3 run`.
 #[derive(Debug, clap::Args)]
@@ -49,7 +56,7 @@ pub(crate) struct Options {
     /// A safetensors file, or Q, K and V as .npy files
     #[arg(required = true, num_args = 1..=3, value_name = "FILE")]
     inputs: Vec<PathBuf>,
-    /// Writes O and LSE as safetensors, named Po and Plse, or O as .npy
+    /// Writes O and LSE as safetensors, named Po and Plse, or O as .npy; not to stdout
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Writes LSE as .npy
@@ -61,9 +68,13 @@ pub(crate) struct Options {
     score: ScoreArgs,
     #[command(flatten)]
     lists: Lists,
-    /// Where to compute
-    #[arg(long, value_enum, default_value_t)]
+    /// Where to compute: cpu, gpu, which is the first Hopper GPU, or the number of another one; auto is a Hopper GPU
+    /// where there is one whose kernels take the problem, else the CPU
+    #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
     device: Wanted,
+    /// Leaves out the check of results
+    #[arg(long)]
+    no_check: bool,
     /// Threads to compute with, up to 1024; one a core if absent
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -80,6 +91,9 @@ const SAFETENSORS: &str = "safetensors";
 /// # Errors
 /// See [`Error`]; no file has been written then.
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    if options.inputs.iter().any(|input| input == Path::new("-")) {
+        return Err(Error::Stdin);
+    }
     let outputs = write::open([options.output.as_deref(), options.lse.as_deref()], &options.inputs)?;
     let one_a_core = 0;
     let threads = options.threads.map_or(one_a_core, usize::from);
@@ -104,7 +118,7 @@ fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> R
     for prefix in file.prefixes(&options.selection)? {
         let Results { report, o, lse } = file.call(&prefix, &options.selection)?.attend(&settings)?;
         crate::print(&report);
-        holds &= report.holds();
+        holds &= report.check.holds();
         if output.is_some() {
             results.extend([o, lse]);
         }
@@ -145,7 +159,7 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
         }
     }
     write::write(&files)?;
-    Ok(results.report.holds())
+    Ok(results.report.check.holds())
 }
 
 /// The tensor in a file, named as the file is.
@@ -170,6 +184,7 @@ impl Options {
     fn settings(&self) -> Settings {
         Settings {
             device: self.device,
+            check: !self.no_check,
             mask: self.score.mask(),
             softmax_scale: self.score.softmax_scale,
             softcap: self.score.softcap,

@@ -1,7 +1,13 @@
 //! Writing files, whole or not at all.
+//!
+//! A file is written beside its place, as `.NAME.XXXXXX`, and moved there when it is whole. If the command is ended
+//! meanwhile, what was at its place is still there, and so is the hidden file: to remove it would take a handler of
+//! signals, and a crate for one.
 
-use std::fs;
+use std::ffi::OsStr;
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
+use std::iter;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -13,8 +19,16 @@ use tempfile::NamedTempFile;
 pub(crate) enum WriteError {
     #[error("cannot write {}: there is no folder {}", path.display(), folder.display())]
     NoFolder { path: PathBuf, folder: PathBuf },
+    #[error("cannot write to stdout, where the report goes; a file of the name - is ./-")]
+    Stdout,
+    #[error("cannot write {}: it is the name of a folder", path.display())]
+    NamesFolder { path: PathBuf },
     #[error("cannot write {}: it exists and is not a file", path.display())]
     NotAFile { path: PathBuf },
+    #[error("cannot write {}: it leads to {}, where there are no files to replace", path.display(), folder.display())]
+    Device { path: PathBuf, folder: PathBuf },
+    #[error("cannot write {}: it is read-only", path.display())]
+    ReadOnly { path: PathBuf },
     #[error("cannot write {}: it is a link to something that is not there", path.display())]
     DanglingLink { path: PathBuf },
     #[error("cannot write {}: it is an input", path.display())]
@@ -35,6 +49,8 @@ pub(crate) struct NewFile {
     path: PathBuf,
     /// Where it is, behind links: a path that no other output has.
     target: PathBuf,
+    /// The permissions of the file that is there and will be replaced.
+    replaces: Option<Permissions>,
 }
 
 /// Takes the places of those outputs that are asked for, after which a program may compute for minutes.
@@ -74,7 +90,7 @@ pub(crate) fn write(files: &[(NewFile, Vec<u8>)]) -> Result<(), WriteError> {
         temporary.persist(&file.target).map_err(|error| file.error(&error.error))?;
     }
     for (file, _) in files {
-        crate::print(&format_args!("wrote {}", file.path.display()));
+        crate::print(&format_args!("wrote {}", crate::escaped(&file.path.to_string_lossy())));
     }
     Ok(())
 }
@@ -87,26 +103,40 @@ pub(crate) fn json(report: &impl Serialize) -> Vec<u8> {
 
 impl NewFile {
     fn open(path: &Path) -> Result<NewFile, WriteError> {
-        let folder = folder(path);
-        let in_folder = || {
-            let name = path.file_name()?;
-            Some(folder.canonicalize().ok().filter(|folder| folder.is_dir())?.join(name))
-        };
+        if path == Path::new("-") {
+            return Err(WriteError::Stdout);
+        }
+        if let Some(folder) = folder_of_devices(path) {
+            return Err(WriteError::Device { path: path.into(), folder });
+        }
         let target = match path.canonicalize() {
             Ok(existing) if existing.is_file() => existing,
             Ok(_) => return Err(WriteError::NotAFile { path: path.into() }),
             Err(_) if path.is_symlink() => return Err(WriteError::DanglingLink { path: path.into() }),
-            Err(_) => in_folder()
-                .ok_or_else(|| WriteError::NoFolder { path: path.into(), folder: folder.into() })?,
+            Err(_) => new_target(path)?,
         };
-        let file = NewFile { path: path.into(), target };
+        let replaces = fs::metadata(&target).ok().map(|metadata| metadata.permissions());
+        let file = NewFile { path: path.into(), target, replaces };
+        file.check_writable()?;
+        Ok(file)
+    }
+
+    /// Replacing a file needs no leave of the file itself, but is not done without.
+    fn check_writable(&self) -> Result<(), WriteError> {
+        if let Some(permissions) = &self.replaces {
+            if permissions.readonly() {
+                return Err(WriteError::ReadOnly { path: self.path.clone() });
+            }
+            OpenOptions::new().write(true).open(&self.target).map_err(|error| self.error(&error))?;
+        }
         // Whether there may be a new file. It goes away at once: one that waited for the end of the computation
         // would stay behind if that is interrupted.
-        match file.temporary() {
-            Ok(_) => Ok(file),
+        match self.temporary() {
+            Ok(_) => Ok(()),
             Err(error) => {
-                let NewFile { path, target } = file;
-                Err(WriteError::NoNewFile { path, folder: self::folder(&target).into(), kind: error.kind() })
+                let NewFile { path, target, .. } = self;
+                let (path, folder) = (path.clone(), folder(target).into());
+                Err(WriteError::NoNewFile { path, folder, kind: error.kind() })
             }
         }
     }
@@ -119,6 +149,9 @@ impl NewFile {
     fn write_beside(&self, bytes: &[u8]) -> Result<NamedTempFile, WriteError> {
         let write = || {
             let mut temporary = self.temporary()?;
+            if let Some(permissions) = &self.replaces {
+                temporary.as_file().set_permissions(permissions.clone())?;
+            }
             temporary.write_all(bytes)?;
             Ok(temporary)
         };
@@ -127,12 +160,17 @@ impl NewFile {
 
     /// An empty file in the target's folder, so that it can be moved there.
     fn temporary(&self) -> io::Result<NamedTempFile> {
+        // Not the whole of a long name, which leaves no room for more.
+        let name: String =
+            self.target.file_name().unwrap_or_default().to_string_lossy().chars().take(40).collect();
+        let prefix = format!(".{name}.");
         let mut builder = tempfile::Builder::new();
+        builder.prefix(&prefix);
         #[cfg(unix)]
-        {
+        if self.replaces.is_none() {
             // What a new file usually gets, less the umask; a temporary file would be its owner's alone.
             use std::os::unix::fs::PermissionsExt;
-            builder.permissions(fs::Permissions::from_mode(0o666));
+            builder.permissions(Permissions::from_mode(0o666));
         }
         builder.tempfile_in(folder(&self.target))
     }
@@ -140,6 +178,31 @@ impl NewFile {
     fn error(&self, error: &io::Error) -> WriteError {
         WriteError::Io { path: self.path.clone(), kind: error.kind() }
     }
+}
+
+/// The place of a file that is not there yet.
+fn new_target(path: &Path) -> Result<PathBuf, WriteError> {
+    // `x/` and `x/.` have the name x, but do not end with it.
+    let ends_with = |name: &&OsStr| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes());
+    let name = path.file_name().filter(ends_with);
+    let name = name.ok_or_else(|| WriteError::NamesFolder { path: path.into() })?;
+    let folder = folder(path);
+    match folder.canonicalize() {
+        Ok(folder) if folder.is_dir() => Ok(folder.join(name)),
+        _ => Err(WriteError::NoFolder { path: path.into(), folder: folder.into() }),
+    }
+}
+
+/// The folder on the way to `path`, link by link, where there are devices and what processes have open. /dev/stdout
+/// leads to the file that the shell redirects to: to replace that would destroy what it holds, and what is printed
+/// later would be lost.
+fn folder_of_devices(path: &Path) -> Option<PathBuf> {
+    const MOST_LINKS: usize = 40;
+    let follow = |at: &PathBuf| Some(folder(at).join(at.read_link().ok()?));
+    let steps = iter::successors(Some(path.to_path_buf()), follow).take(MOST_LINKS);
+    steps.filter_map(|at| folder(&at).canonicalize().ok()).find(|folder| {
+        folder.starts_with("/proc") || folder.starts_with("/dev") && !folder.starts_with("/dev/shm")
+    })
 }
 
 fn folder(path: &Path) -> &Path {
@@ -195,6 +258,67 @@ mod tests {
         assert!(matches!(both(), WriteError::SameFile { .. }));
         let error = open([Some(plain.as_path())], std::slice::from_ref(&dotted)).unwrap_err();
         assert!(matches!(error, WriteError::IsInput { .. }), "{error}");
+    }
+
+    #[test]
+    fn names_of_folders_and_of_stdout() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["new/", "new/."] {
+            let error = open_one(&folder.path().join(name)).unwrap_err();
+            assert!(matches!(error, WriteError::NamesFolder { .. }), "{error}");
+        }
+        let error = open_one(Path::new("-")).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot write to stdout, where the report goes; a file of the name - is ./-"
+        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn files_on_the_way_say_whose_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["out.safetensors".to_owned(), "ö".repeat(127)] {
+            let file = open_one(&folder.path().join(&name)).unwrap();
+            let written = file.write_beside(b"new").unwrap();
+            let beside = written.path().file_name().unwrap().to_str().unwrap();
+            let start: String = name.chars().take(40).collect();
+            assert!(beside.starts_with(&format!(".{start}.")), "{beside}");
+            written.persist(&file.target).unwrap();
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn permissions_are_kept_and_minded() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("private");
+        fs::write(&path, "old").unwrap();
+        for mode in [0o600, 0o666] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            write(&[(open_one(&path).unwrap(), b"new".to_vec())]).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+        }
+        fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+        let error = open_one(&path).unwrap_err();
+        assert!(matches!(error, WriteError::ReadOnly { .. }), "{error}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn devices_are_no_places() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("/dev/stdout", &link).unwrap();
+        let own = format!("/proc/{}/fd/1", std::process::id());
+        for path in
+            ["/dev/stdout", "/dev/fd/1", &own, "/dev/null", "/dev/new", "/proc/new", link.to_str().unwrap()]
+        {
+            let error = open_one(Path::new(path)).unwrap_err();
+            assert!(matches!(error, WriteError::Device { .. }), "{error}");
+        }
     }
 
     #[cfg(unix)]

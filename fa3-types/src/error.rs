@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::score::Number;
 use crate::{Dtype, Shape};
 
 /// A tensor of the attention call, as errors name it.
@@ -106,7 +107,7 @@ pub enum ProblemError {
     OutputOverlapsItself { tensor: TensorName, dim: Dim, given: i64, needed: i64 },
     #[error("{tensor} of shape {shape} spans 2^63 bytes or more")]
     TooLarge { tensor: TensorName, shape: Shape },
-    #[error("q has {q} sequences and k has {k}")]
+    #[error("the number of sequences is {q} in q and {k} in k")]
     SequenceCount { q: usize, k: usize },
     #[error("cu_seqlens is empty; it needs batch + 1 entries")]
     CuSeqlensEmpty,
@@ -122,9 +123,9 @@ pub enum ProblemError {
     SequsedRange { index: usize, given: i32, capacity: usize },
     #[error("window size {given} is outside -1 to 2^32 - 1")]
     WindowSize { given: i64 },
-    #[error("softmax scale {given} is outside 1e-18 to 1e18")]
+    #[error("softmax scale {} is outside 1e-18 to 1e18", Number(*given))]
     SoftmaxScale { given: f64 },
-    #[error("soft cap {given} is outside 1e-18 to 1e18")]
+    #[error("soft cap {} is outside 1e-18 to 1e18", Number(*given))]
     SoftCap { given: f64 },
     #[error("{tensor} has a null address")]
     NullAddress { tensor: TensorName },

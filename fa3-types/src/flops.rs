@@ -1,12 +1,15 @@
 //! How much work a problem is.
 
-use crate::{Lengths, Mask, Problem};
+use crate::{Elems, Lengths, Mask, Problem};
 
 impl Problem {
     /// Floating-point operations of the forward pass as the FlashAttention papers count them (§4.1):
     /// 2 · (head_dim + head_dim_v) for each pair of a query and a key, half the pairs under a causal mask.
     /// For a window the visible pairs are counted exactly.
     pub fn forward_flops(&self) -> f64 {
+        if self.o().extent() == Elems(0) {
+            return 0.0;
+        }
         // An empty sum of floats would be -0.
         let pairs =
             (0..self.batch()).map(|index| self.pairs(self.lengths(index))).fold(0.0, |sum, n| sum + n);

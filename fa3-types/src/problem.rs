@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     Dim, Dtype, Heads, Lengths, Mask, ProblemError, ProblemSpec, Sequences, Shape, SoftCap, SoftmaxScale,
-    TensorDesc, TensorName,
+    TensorDesc, TensorName, score::Number,
 };
 
 /// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
@@ -52,9 +52,7 @@ impl Problem {
         let heads = Heads::new(q.shape.heads, k.shape.heads)?;
         check_sequences(TensorName::Q, &q, &seqs_q)?;
         check_sequences(TensorName::K, &k, &seqs_k)?;
-        if seqs_q.count() != seqs_k.count() {
-            return Err(ProblemError::SequenceCount { q: seqs_q.count(), k: seqs_k.count() });
-        }
+        check_counts(&seqs_q, &seqs_k)?;
         o.check_distinct(TensorName::O)?;
         let softmax_scale = match softmax_scale {
             Some(given) => SoftmaxScale::new(given)?,
@@ -194,6 +192,17 @@ fn check_sequences(tensor: TensorName, desc: &TensorDesc, seqs: &Sequences) -> R
     Ok(())
 }
 
+/// Q has as many sequences as K. Of two dense batches that is a matter of shapes.
+fn check_counts(q: &Sequences, k: &Sequences) -> Result<(), ProblemError> {
+    match (q.count(), k.count()) {
+        (q, k) if q == k => Ok(()),
+        (expected, given) if !q.is_packed() && !k.is_packed() => {
+            Err(ProblemError::DimMismatch { tensor: TensorName::K, dim: Dim::Batch, given, expected })
+        }
+        (q, k) => Err(ProblemError::SequenceCount { q, k }),
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lengths = |seqs: &Sequences| match seqs.is_packed() {
@@ -214,9 +223,9 @@ impl fmt::Display for Problem {
         if self.head_dim_v() != self.head_dim() {
             write!(f, "/{}", self.head_dim_v())?;
         }
-        write!(f, " mask {} scale {:.6}", self.mask, self.softmax_scale.natural())?;
+        write!(f, " mask {} scale {:.6}", self.mask, Number(self.softmax_scale.natural()))?;
         match self.softcap {
-            Some(cap) => write!(f, " softcap {}", cap.bound()),
+            Some(cap) => write!(f, " softcap {}", Number(cap.bound())),
             None => Ok(()),
         }
     }
@@ -250,6 +259,8 @@ mod tests {
         let text =
             "f16 batch 2 seqlen 16 x 24 heads 4/2 head_dim 64/32 mask causal scale 0.125000 softcap 30";
         assert_eq!(problem.to_string(), text);
+        let text = spec().softmax_scale(1e-18).softcap(1e18).validate().unwrap().to_string();
+        assert!(text.ends_with(" scale 1e-18 softcap 1e18"), "{text}");
     }
 
     #[test]
@@ -272,6 +283,8 @@ mod tests {
         rejects(|s| s.v.shape.seqlen = 23, mismatch(V, Seqlen, 23, 24));
         rejects(|s| s.v.shape.heads = 1, mismatch(V, Heads, 1, 2));
         rejects(|s| s.o.shape.batch = 1, mismatch(O, Batch, 1, 2));
+        let error = ProblemSpec::dense(Dtype::F16, self::Q, Shape { batch: 3, ..KV }).validate().unwrap_err();
+        assert_eq!(error, mismatch(K, Batch, 3, 2));
         rejects(|s| s.o.shape.head_dim = 8, mismatch(O, HeadDim, 8, 64));
         rejects(
             |s| [s.k.shape.heads, s.v.shape.heads] = [3, 3],

@@ -1,6 +1,7 @@
 //! What happens to a score between Q·K and the softmax: scale, then soft cap.
 
 use std::f64::consts::LOG2_E;
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use crate::{ProblemError, Real};
@@ -75,9 +76,27 @@ pub fn softcap<R: Real>(product: R, into_cap: R) -> R {
     (product * into_cap).tanh()
 }
 
+/// A number with a power of ten where it would be a row of zeros.
+pub(crate) struct Number(pub(crate) f64);
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Number(x) = *self;
+        if x == 0.0 || (1e-3..1e6).contains(&x.abs()) { x.fmt(f) } else { write!(f, "{x:e}") }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        let shown = |x| Number(x).to_string();
+        assert_eq!([0.0, -1.0, 0.125, 1e300, -1e-30].map(shown), ["0", "-1", "0.125", "1e300", "-1e-30"]);
+        assert_eq!([f64::NAN, f64::INFINITY].map(shown), ["NaN", "inf"]);
+        assert_eq!(format!("{:.6}", Number(0.125)), "0.125000");
+    }
 
     #[test]
     fn bad_numbers_are_rejected() {

@@ -121,7 +121,11 @@ impl Sequences {
 
     /// The longest [`Sequences::len`].
     pub fn max_len(&self) -> usize {
-        (0..self.count()).map(|index| self.len(index)).max().unwrap_or(0)
+        match (&self.layout, &self.used) {
+            (Layout::Dense { batch: 0, .. }, None) => 0,
+            (Layout::Dense { seqlen, .. }, None) => *seqlen,
+            _ => (0..self.count()).map(|index| self.len(index)).max().unwrap_or(0),
+        }
     }
 
     /// The rows that the layout needs of its tensor: seqlen, or the last of cu_seqlens.
@@ -149,6 +153,7 @@ mod tests {
         let used = sequences.with_used(&[5, 0, 2]).unwrap();
         assert_eq!([0, 1, 2].map(|i| used.len(i)), [5, 0, 2]);
         assert_eq!((used.capacity(1), used.max_len()), (5, 5));
+        assert_eq!([(0, 5), (usize::MAX, 5)].map(|(n, len)| Sequences::dense(n, len).max_len()), [0, 5]);
     }
 
     #[test]

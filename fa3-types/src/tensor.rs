@@ -139,7 +139,7 @@ impl TensorDesc {
             });
         }
         if self.has_no_elements() {
-            return Ok(());
+            return self.check_size(tensor);
         }
         if self.strides.head_dim != 1 {
             return Err(ProblemError::HeadDimStride { tensor, given: self.strides.head_dim });
@@ -166,12 +166,21 @@ impl TensorDesc {
 
     /// Extents below 2³¹ and strides below 2⁴⁰ keep every offset below 3 · 2⁷¹; it must stay below 2⁶³.
     fn check_span(&self, tensor: TensorName) -> Result<(), ProblemError> {
-        let span = |n: usize, stride: i64| n.saturating_sub(1) as i128 * i128::from(stride);
+        let span = |n: usize, stride: i64| (n - 1) as i128 * i128::from(stride);
         let last: i128 =
             self.outer().into_iter().filter(|d| d.1 > 1).map(|(_, n, stride)| span(n, stride)).sum();
-        let elements: i128 = self.shape.dims().iter().map(|&n| n as i128).product();
-        let largest = (last + self.shape.head_dim as i128).max(elements) * self.dtype.bytes() as i128;
-        if largest > i128::from(i64::MAX) {
+        if (last + self.shape.head_dim as i128) * self.dtype.bytes() as i128 > i128::from(i64::MAX) {
+            return Err(ProblemError::TooLarge { tensor, shape: self.shape });
+        }
+        self.check_size(tensor)
+    }
+
+    /// The bytes of all elements must stay below 2⁶³. Extents of 0 do not count: arrays multiply the others, however
+    /// empty they are. A row has 16 bytes or more, so that Q's size bounds that of LSE, too. (Four extents below 2³¹
+    /// and at most 4 bytes stay below 2¹²⁶.)
+    fn check_size(&self, tensor: TensorName) -> Result<(), ProblemError> {
+        let elements: i128 = self.shape.dims().iter().map(|&n| n.max(1) as i128).product();
+        if elements * self.dtype.bytes() as i128 > i128::from(i64::MAX) {
             return Err(ProblemError::TooLarge { tensor, shape: self.shape });
         }
         Ok(())
@@ -287,6 +296,15 @@ mod tests {
         let desc = TensorDesc { dtype: Dtype::F16, shape, strides };
         let error = desc.check(TensorName::V).unwrap_err();
         assert_eq!(error, ProblemError::TooLarge { tensor: TensorName::V, shape });
+    }
+
+    #[test]
+    fn empty_tensors_have_extents_that_arrays_can_have() {
+        let shape = Shape { batch: 0, seqlen: 1 << 30, heads: 1 << 25, head_dim: 512 };
+        let error = TensorDesc::contiguous(Dtype::F32, shape).check(TensorName::O).unwrap_err();
+        assert_eq!(error, ProblemError::TooLarge { tensor: TensorName::O, shape });
+        let half = Shape { heads: 1 << 20, ..shape };
+        TensorDesc::contiguous(Dtype::F32, half).check(TensorName::O).unwrap();
     }
 
     #[test]

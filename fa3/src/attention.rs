@@ -1,7 +1,7 @@
 //! One attention call, as a builder.
 
-use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, Strides, TensorDesc};
-use ndarray::{Array3, Array4, ArrayView4};
+use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc, TensorName};
+use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
@@ -11,8 +11,12 @@ use crate::{Device, Error, Scalar, cpu};
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
 /// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv). With
-/// [`Attention::packed`], batch is 1 and the sequences lie one after the other. The elements of a row must be contiguous
-/// and rows lie at multiples of 16 bytes; other strides are free, so that a transposed view works without a copy.
+/// [`Attention::packed`], batch is 1 and the sequences lie one after the other.
+///
+/// Strides are free: views may be transposed, sliced, reversed or broadcast, and need no contiguous copy. A row, of
+/// head_dim or head_dim_v elements, must have a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16,
+/// 16 of e4m3. Columns of zeros fill others up and change no result, if [`Attention::softmax_scale`] keeps
+/// 1/√head_dim of the head_dim without them.
 ///
 /// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach rows
 /// that do not see its key, if they see one nearby: blocks of V are multiplied whole, by 0 where a key is hidden.
@@ -102,7 +106,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// The problem, validated, with O contiguous.
+    /// The problem, validated, of contiguous tensors: the strides of the views are not part of it.
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
@@ -111,7 +115,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     fn spec(&self) -> Result<ProblemSpec, Error> {
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(describe);
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(contiguous);
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
         let seqs_q = sequences(q.shape, cu_seqlens_q, self.seqused_q).map_err(Error::SequencesOfQ)?;
@@ -122,16 +126,6 @@ impl<'a, T: Scalar> Attention<'a, T> {
         Ok(spec)
     }
 
-    /// The problem of contiguous copies of Q, K and V.
-    #[cfg(feature = "cuda")]
-    fn contiguous_problem(&self) -> Result<Problem, Error> {
-        let mut spec = self.spec()?;
-        for x in [&mut spec.q, &mut spec.k, &mut spec.v] {
-            *x = TensorDesc::contiguous(x.dtype, x.shape);
-        }
-        Ok(spec.validate()?)
-    }
-
     /// Computes O and LSE. On a GPU, Q, K and V are copied there and the results back; a problem that its kernels do not
     /// take is an error, and nothing is computed elsewhere instead.
     ///
@@ -140,21 +134,55 @@ impl<'a, T: Scalar> Attention<'a, T> {
     pub fn forward(&self, device: &Device) -> Result<Output<T::Output>, Error> {
         let (problem, qkv) = (self.problem()?, [self.q, self.k, self.v]);
         match device {
-            Device::Cpu => Ok(cpu::forward(&problem, qkv)),
+            Device::Cpu => {
+                let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
+                let mut lse = Array3::zeros(problem.lse_shape());
+                cpu::forward(&problem, qkv, o.view_mut(), lse.view_mut());
+                Ok(Output { o, lse })
+            }
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::forward(device, &self.contiguous_problem()?, qkv)?),
+            Device::Cuda(device) => Ok(cuda::forward(device, &problem, qkv)?),
         }
+    }
+
+    /// The same into arrays that are there, of the shapes that [`Output`] gives and of any strides. All of their
+    /// elements are written, unless there is an error.
+    ///
+    /// # Errors
+    /// Those of [`Attention::forward`], and [`Error::OutputShape`].
+    pub fn forward_into(
+        &self,
+        device: &Device,
+        o: ArrayViewMut4<'_, T::Output>,
+        lse: ArrayViewMut3<'_, f32>,
+    ) -> Result<(), Error> {
+        let (problem, qkv) = (self.problem()?, [self.q, self.k, self.v]);
+        check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
+        check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
+        match device {
+            Device::Cpu => cpu::forward(&problem, qkv, o, lse),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                let output = cuda::forward(device, &problem, qkv)?;
+                output.o.assign_to(o);
+                output.lse.assign_to(lse);
+            }
+        }
+        Ok(())
     }
 }
 
-fn describe<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
-    let (batch, seqlen, heads, head_dim) = view.dim();
-    let strides: Vec<i64> = view.strides().iter().map(|&stride| stride as i64).collect();
-    TensorDesc {
-        dtype: T::DTYPE,
-        shape: Shape { batch, seqlen, heads, head_dim },
-        strides: Strides { batch: strides[0], seqlen: strides[1], heads: strides[2], head_dim: strides[3] },
+fn check_output(tensor: TensorName, given: &[usize], expected: &[usize]) -> Result<(), Error> {
+    if given == expected {
+        return Ok(());
     }
+    Err(Error::OutputShape { tensor, given: given.to_vec(), expected: expected.to_vec() })
+}
+
+/// A tensor of the view's type and shape.
+fn contiguous<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
+    let (batch, seqlen, heads, head_dim) = view.dim();
+    TensorDesc::contiguous(T::DTYPE, Shape { batch, seqlen, heads, head_dim })
 }
 
 fn sequences(
@@ -175,7 +203,7 @@ fn sequences(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ndarray::Axis;
+    use ndarray::{Axis, Slice};
 
     #[test]
     fn tensors_without_elements_are_legal() {
@@ -191,6 +219,20 @@ mod tests {
     }
 
     #[test]
+    fn tensors_without_elements_may_have_huge_extents() {
+        // Empty, since another extent is 0: that many heads, and that many sequences.
+        for dims in [(1, 0, (1 << 31) - 1, 4), (1 << 30, 0, 1, 4)] {
+            let x = Array4::<f32>::zeros(dims);
+            let output = Attention::new(x.view(), x.view(), x.view()).forward(&Device::Cpu).unwrap();
+            assert_eq!(output.o.dim(), dims);
+        }
+        let q = Array4::<f32>::zeros((0, 1 << 30, 1 << 25, 4));
+        let (k, v) = (Array4::zeros((0, 4, 1 << 25, 4)), Array4::zeros((0, 4, 1 << 25, 512)));
+        let error = Attention::new(q.view(), k.view(), v.view()).forward(&Device::Cpu).unwrap_err();
+        assert_eq!(error.to_string(), "o of shape (0, 1073741824, 33554432, 512) spans 2^63 bytes or more");
+    }
+
+    #[test]
     fn a_bad_list_is_named() {
         let x = Array4::from_elem((1, 8, 1, 8), 1.0f32);
         let attention = Attention::new(x.view(), x.view(), x.view());
@@ -200,38 +242,68 @@ mod tests {
         assert_eq!(error.to_string(), "q: seqused is 9 for sequence 0, outside 0 to 8");
     }
 
-    #[cfg(feature = "cuda")]
-    #[test]
-    fn what_is_copied_to_a_gpu_has_no_gaps() {
-        let x = Array4::from_elem((2, 6, 4, 8), 1.0f32);
-        let heads_first = || x.view().permuted_axes([0, 2, 1, 3]);
-        let attention = Attention::new(heads_first(), heads_first(), heads_first()).causal();
-        let (given, copied) = (attention.problem().unwrap(), attention.contiguous_problem().unwrap());
-        for (given, copied) in [(given.q(), copied.q()), (given.k(), copied.k()), (given.v(), copied.v())] {
-            assert_ne!(given, copied);
-            assert_eq!(*copied, TensorDesc::contiguous(given.dtype, given.shape));
-        }
-        assert_eq!((copied.mask(), copied.lse_shape()), (given.mask(), given.lse_shape()));
+    fn wave(dims: (usize, usize, usize, usize), step: f32) -> Array4<f32> {
+        Array4::from_shape_fn(dims, |(b, s, h, d)| (step * (b + 7 * s + 3 * h + 5 * d) as f32).sin())
     }
 
     #[test]
-    fn a_transposed_view_is_the_same_problem() {
-        let wave = |step: f32| {
-            Array4::from_shape_fn((2, 5, 3, 8), |(b, s, h, d)| {
-                (step * (b + 7 * s + 3 * h + 5 * d) as f32).sin()
-            })
-        };
-        let [q, k, v] = [0.3, 0.5, 0.7].map(wave);
-        let expected = Attention::new(q.view(), k.view(), v.view()).forward(&Device::Cpu).unwrap();
-        let heads_first = |x: &Array4<f32>| {
-            let mut x = x.clone();
-            x.swap_axes(1, 2);
-            x.as_standard_layout().into_owned()
-        };
-        let [q, k, v] = [heads_first(&q), heads_first(&k), heads_first(&v)];
-        let [q, k, v] = [&q, &k, &v].map(|x| x.view().permuted_axes([0, 2, 1, 3]));
-        assert_ne!(q.strides()[1], 3 * 8, "rows are not neighbours' heads apart");
-        assert_eq!(Attention::new(q, k, v).forward(&Device::Cpu).unwrap(), expected);
-        assert_eq!(expected.o.len_of(Axis(2)), 3);
+    fn strides_are_free() {
+        let x = [0.3, 0.5, 0.7].map(|step| wave((2, 5, 3, 8), step));
+        let [q, k, v] = x.each_ref().map(|x| x.view());
+        let attention = Attention::new(q, k, v).causal();
+        let expected = attention.forward(&Device::Cpu).unwrap();
+        // The same elements: in another order of memory, backwards, and as some columns of more.
+        let heads_first = q.permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned();
+        let columns_first = q.permuted_axes([3, 2, 1, 0]).as_standard_layout().into_owned();
+        let mut backwards = q.slice_axis(Axis(1), Slice::new(0, None, -1)).as_standard_layout().into_owned();
+        backwards.invert_axis(Axis(1));
+        let mut wider = Array4::zeros((2, 5, 3, 9));
+        wider.slice_axis_mut(Axis(3), Slice::from(..8)).assign(&q);
+        for q in [
+            heads_first.view().permuted_axes([0, 2, 1, 3]),
+            columns_first.view().permuted_axes([3, 2, 1, 0]),
+            backwards.view(),
+            wider.slice_axis(Axis(3), Slice::from(..8)),
+        ] {
+            assert_ne!(q.strides(), x[0].strides());
+            let other = Attention::new(q, k, v).causal();
+            assert_eq!(other.problem().unwrap().q(), attention.problem().unwrap().q());
+            assert_eq!(other.forward(&Device::Cpu).unwrap(), expected);
+        }
+        let one = x[1].slice_axis(Axis(0), Slice::from(..1));
+        let broadcast = Attention::new(q, one.broadcast(k.dim()).unwrap(), v).forward(&Device::Cpu).unwrap();
+        assert_eq!(broadcast.o.len_of(Axis(0)), 2);
+    }
+
+    #[test]
+    fn columns_of_zeros_change_nothing() {
+        let x = [0.3, 0.5, 0.7].map(|step| wave((1, 5, 2, 8), step));
+        let wider = x.each_ref().map(|x| {
+            let mut wider = Array4::zeros((1, 5, 2, 12));
+            wider.slice_axis_mut(Axis(3), Slice::from(..8)).assign(x);
+            wider
+        });
+        let [expected, padded] = [&x, &wider].map(|[q, k, v]| {
+            let attention = Attention::new(q.view(), k.view(), v.view());
+            attention.softmax_scale(8f64.sqrt().recip()).forward(&Device::Cpu).unwrap()
+        });
+        assert_eq!(padded.lse, expected.lse);
+        assert_eq!(padded.o.slice_axis(Axis(3), Slice::from(..8)), expected.o);
+    }
+
+    #[test]
+    fn results_go_into_arrays_of_the_callers() {
+        let x = wave((2, 5, 3, 8), 0.3);
+        let attention = Attention::new(x.view(), x.view(), x.view()).causal().seqused_q(&[5, 2]);
+        let expected = attention.forward(&Device::Cpu).unwrap();
+        let mut o = Array4::from_elem((2, 3, 5, 8), f32::NAN);
+        let mut lse = Array3::from_elem((2, 3, 5), f32::NAN);
+        let heads_first = o.view_mut().permuted_axes([0, 2, 1, 3]);
+        attention.forward_into(&Device::Cpu, heads_first, lse.view_mut()).unwrap();
+        assert_eq!(o.permuted_axes([0, 2, 1, 3]), expected.o);
+        assert_eq!(lse, expected.lse);
+        let mut o = Array4::zeros((2, 3, 5, 8));
+        let error = attention.forward_into(&Device::Cpu, o.view_mut(), lse.view_mut()).unwrap_err();
+        assert_eq!(error.to_string(), "the array for o has shape [2, 3, 5, 8], expected [2, 5, 3, 8]");
     }
 }

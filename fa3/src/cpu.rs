@@ -10,10 +10,10 @@ mod tile;
 use std::ops::Range;
 
 use fa3_types::Problem;
-use ndarray::{Array1, Array2, Array3, Array4, ArrayView4, Axis};
+use ndarray::{Array1, Array2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 use rayon::prelude::*;
 
-use crate::{Output, Scalar};
+use crate::Scalar;
 use tile::KeyValue;
 
 /// Query rows a tile.
@@ -21,12 +21,21 @@ const TILE_M: usize = 128;
 /// Keys a block: with head_dim 128, a block of K and one of V are 256 KB each, in reach of a core's L2 cache.
 const TILE_N: usize = 512;
 
-/// The forward pass. The views have the problem's shapes: both come from one [`crate::Attention`].
-pub(crate) fn forward<T: Scalar>(problem: &Problem, qkv: [ArrayView4<'_, T>; 3]) -> Output<T::Output> {
+/// The forward pass into `o` and `lse`. The views have the problem's shapes: both come from one [`crate::Attention`].
+pub(crate) fn forward<T: Scalar>(
+    problem: &Problem,
+    qkv: [ArrayView4<'_, T>; 3],
+    mut o: ArrayViewMut4<'_, T::Output>,
+    mut lse: ArrayViewMut3<'_, f32>,
+) {
+    if o.is_empty() {
+        // There may be more empty sequences, or heads of them, than can be gone through.
+        return;
+    }
+    o.fill(T::Output::default());
+    lse.fill(f32::NEG_INFINITY);
     let tiles: Vec<TileOutput<T::Output>> =
         (0..problem.batch()).into_par_iter().flat_map(|index| sequence(problem, qkv, index)).collect();
-    let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
-    let mut lse = Array3::from_elem(problem.lse_shape(), f32::NEG_INFINITY);
     for TileOutput { batch, head, first_row, o: tile_o, lse: tile_lse } in tiles {
         let rows = first_row..first_row + tile_lse.len();
         let mut o = o.index_axis_mut(Axis(0), batch);
@@ -34,7 +43,6 @@ pub(crate) fn forward<T: Scalar>(problem: &Problem, qkv: [ArrayView4<'_, T>; 3])
         let mut lse = lse.index_axis_mut(Axis(0), batch);
         lse.index_axis_mut(Axis(0), head).slice_axis_mut(Axis(0), rows.into()).assign(&tile_lse);
     }
-    Output { o, lse }
 }
 
 /// A tile's result and where it belongs.

@@ -1,6 +1,6 @@
 //! What can go wrong.
 
-use fa3_types::ProblemError;
+use fa3_types::{ProblemError, TensorName};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::{ForwardError, HostError};
@@ -18,6 +18,16 @@ pub enum Error {
     /// The same for K and V.
     #[error("k and v: {0}")]
     SequencesOfK(ProblemError),
+    /// An array that a result was to go into has another shape; nothing was computed.
+    #[error("the array for {tensor} has shape {given:?}, expected {expected:?}")]
+    OutputShape {
+        /// O or LSE.
+        tensor: TensorName,
+        /// The array's shape.
+        given: Vec<usize>,
+        /// The result's shape.
+        expected: Vec<usize>,
+    },
     /// There is no GPU, its kernels do not take the problem, or the driver says no.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

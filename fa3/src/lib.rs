@@ -60,7 +60,7 @@ pub use error::Error;
 pub use scalar::Scalar;
 
 pub use fa3_quant::E4m3;
-pub use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape};
+pub use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, TensorName};
 pub use {half, ndarray};
 
 /// The README's Rust code, as a test.

@@ -185,7 +185,7 @@ def test_threads_share_the_library(randn):
         (ValueError, "heads_q 4 is not a multiple of heads_kv 3", lambda q, k, v: (q, k[:, :, :3], v[:, :, :3])),
         (ValueError, "k has head_dim 56, expected 64", lambda q, k, v: (q, k[..., :56], v)),
         (ValueError, "v has seqlen 63, expected 64", lambda q, k, v: (q, k, v[:, :63])),
-        (ValueError, "q has 2 sequences and k has 1", lambda q, k, v: (q, k[:1], v[:1])),
+        (ValueError, "k has batch 1, expected 2", lambda q, k, v: (q, k[:1], v[:1])),
     ],
 )
 def test_bad_tensors(randn, error, sentence, change):

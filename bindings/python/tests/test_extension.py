@@ -48,7 +48,7 @@ def test_importing_needs_no_torch():
         (dict(k=tensor((2, 16, 3, 64)), v=tensor((2, 16, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
         (dict(k=tensor((2, 16, 4, 32))), "k has head_dim 32, expected 64"),
         (dict(v=tensor((2, 15, 4, 64))), "v has seqlen 15, expected 16"),
-        (dict(k=tensor((3, 16, 4, 64)), v=tensor((3, 16, 4, 64))), "q has 2 sequences and k has 3"),
+        (dict(k=tensor((3, 16, 4, 64)), v=tensor((3, 16, 4, 64))), "k has batch 3, expected 2"),
         (dict(k=tensor(dtype="f16")), "k is f16, expected bf16 like q"),
         (dict(q=tensor(dtype="f64")), "a tensor is f64, expected one of f32, f16, bf16 and e4m3"),
         (dict(q=tensor(strides=(4096, 256, 64, 2))), "q has stride 2 in head_dim, expected 1"),

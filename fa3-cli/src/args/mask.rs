@@ -2,13 +2,15 @@
 
 use fa3_types::{Mask, ProblemError};
 
+use super::number::signed_size;
+
 /// Which keys a query may see.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MaskArgs {
     /// Each query sees the keys up to its own position; the last query stands at the last key
     #[arg(long)]
     causal: bool,
-    /// Each query sees L keys before its own position and R after it; -1 is unbounded
+    /// Each query sees L keys before its own position and R after it; -1 is unbounded, k is 1024
     #[arg(long, value_name = "L,R", conflicts_with = "causal", allow_hyphen_values = true, value_parser = window)]
     window: Option<Mask>,
 }
@@ -22,7 +24,7 @@ pub(crate) struct MaskList {
     /// Each query sees the keys up to its own position; the last query stands at the last key
     #[arg(long)]
     causal: bool,
-    /// Each query sees L keys before its own position and R after it; -1 is unbounded; may be given again
+    /// Each query sees L keys before its own position and R after it; -1 is unbounded, k is 1024; may be given again
     #[arg(long, value_name = "L,R", allow_hyphen_values = true, value_parser = window)]
     window: Vec<Mask>,
 }
@@ -56,7 +58,7 @@ impl MaskList {
 }
 
 fn window(text: &str) -> Result<Mask, WindowError> {
-    let number = |text: &str| text.trim().parse().map_err(|_| WindowError::NotAPair);
+    let number = |text: &str| signed_size(text.trim()).map_err(|_| WindowError::NotAPair);
     let (left, right) = text.split_once(',').ok_or(WindowError::NotAPair)?;
     Ok(Mask::from_window(number(left)?, number(right)?)?)
 }
@@ -70,6 +72,7 @@ mod tests {
         assert_eq!(window("256,0"), Ok(Mask::Window { left: Some(256), right: Some(0) }));
         assert_eq!(window("-1, 3"), Ok(Mask::Window { left: None, right: Some(3) }));
         assert_eq!(window("-1,-1"), Ok(Mask::None));
+        assert_eq!(window("4k,0"), window("4096,0"));
         for text in ["5", "5,", "1,2,3", "a,b", "99999999999999999999,0", ""] {
             assert_eq!(window(text), Err(WindowError::NotAPair), "{text}");
         }

@@ -11,6 +11,8 @@ use fa3_types::Dtype;
 pub(crate) enum NotThat {
     #[error("expected a number such as 512 or 16k")]
     Size,
+    #[error("expected a number such as 512 or 16k, below 2^31")]
+    Row,
     #[error("expected a whole number from 1 to {most}")]
     Whole { most: u32 },
     #[error("expected a multiple of {unit} from {unit} to {most}")]
@@ -24,6 +26,17 @@ pub(crate) fn size(text: &str) -> Result<usize, NotThat> {
     let (digits, unit) = text.strip_suffix(['k', 'K']).map_or((text, 1), |digits| (digits, 1024));
     let number: Option<usize> = digits.parse().ok();
     number.and_then(|number| number.checked_mul(unit)).ok_or(NotThat::Size)
+}
+
+/// Reads a size, or a number below 0: -1 is an unbounded window, and others are refused by those who know why.
+pub(crate) fn signed_size(text: &str) -> Result<i64, NotThat> {
+    let number = if text.starts_with('-') { text.parse().ok() } else { size(text)?.try_into().ok() };
+    number.ok_or(NotThat::Size)
+}
+
+/// Reads a signed size that counts rows of a tensor.
+pub(crate) fn row(text: &str) -> Result<i32, NotThat> {
+    signed_size(text).ok().and_then(|row| row.try_into().ok()).ok_or(NotThat::Row)
 }
 
 /// 512 or 16k.
@@ -64,6 +77,14 @@ mod tests {
                 .all(|x| size(x) == Err(NotThat::Size))
         );
         assert_eq!([512, 1024, 16384, 1000, 0].map(size_label), ["512", "1k", "16k", "1000", "0"]);
+    }
+
+    #[test]
+    fn sizes_that_may_be_negative() {
+        assert_eq!(["-1", "2k"].map(signed_size), [Ok(-1), Ok(2048)]);
+        assert_eq!(["-2147483648", "1k"].map(row), [Ok(i32::MIN), Ok(1024)]);
+        assert!(["", "-", "-1k", "--1", "x", "9223372036854775808"].iter().all(|x| signed_size(x).is_err()));
+        assert!(["2147483648", "2097152k", ""].iter().all(|x| row(x) == Err(NotThat::Row)));
     }
 
     #[test]

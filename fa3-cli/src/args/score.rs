@@ -10,10 +10,10 @@ pub(crate) struct ScoreArgs {
     #[command(flatten)]
     mask: MaskArgs,
     /// Factor on Q·Kᵀ, 1/√head_dim if absent
-    #[arg(long, alias = "scale", value_name = "S", allow_negative_numbers = true)]
+    #[arg(long, alias = "scale", value_name = "S", allow_hyphen_values = true)]
     pub(crate) softmax_scale: Option<f64>,
     /// Bounds scores s to ±C by C · tanh(s / C)
-    #[arg(long, value_name = "C", allow_negative_numbers = true)]
+    #[arg(long, value_name = "C", allow_hyphen_values = true)]
     pub(crate) softcap: Option<f64>,
 }
 

@@ -1,12 +1,13 @@
 //! What compilers say of a kernel.
 
+use std::iter;
 use std::time::Duration;
 
 use fa3_cuda::JitReport;
 use fa3_cuda::host::{Device, HostError};
 use fa3_ir::Ptx;
 
-use crate::ptxas::{Assembled, Ptxas, PtxasError};
+use crate::ptxas::{Assembled, NoPtxas, Ptxas, PtxasError};
 
 /// A compiler from PTX.
 #[derive(Debug)]
@@ -36,13 +37,14 @@ pub(super) struct Compiled {
 }
 
 impl Compiler {
-    /// What is installed, or why not: ptxas, and with `gpu` the driver of GPU 0.
-    pub(super) fn installed(gpu: bool) -> Result<Vec<Result<Compiler, String>>, HostError> {
-        let mut all = vec![Ptxas::find().map(Compiler::Ptxas).map_err(|error| error.to_string())];
-        if gpu {
-            all.push(crate::gpu::open(0)?.map(Compiler::Driver).map_err(|error| error.to_string()));
-        }
-        Ok(all)
+    /// ptxas, or why there is none; and with `gpu` the driver of GPU 0.
+    ///
+    /// # Errors
+    /// There is no such GPU.
+    pub(super) fn installed(gpu: bool) -> Result<Vec<Result<Compiler, NoPtxas>>, HostError> {
+        let driver = gpu.then(|| Device::open(0)).transpose()?;
+        let ptxas = Ptxas::find().map(Compiler::Ptxas);
+        Ok(iter::once(ptxas).chain(driver.map(Compiler::Driver).map(Ok)).collect())
     }
 
     /// Compiles a kernel.

@@ -1,17 +1,16 @@
 //! One attention call: from tensors to results.
 
-use std::time::Instant;
-
 use fa3::{Attention, Output, Scalar};
 use fa3_quant::E4m3;
 use fa3_types::Mask;
 use half::{bf16, f16};
 
-use super::compare::Expected;
-use super::error::Error;
-use super::place::Wanted;
+use super::compare::{Check, Expected};
+use super::error::{Error, short};
+use super::place::{Computed, Wanted};
 use super::report::Report;
 use super::tensor::{self, Stored, Tensor, Values};
+use crate::args::number::row;
 
 /// What a file says about one call.
 #[derive(Debug)]
@@ -29,17 +28,17 @@ pub(super) struct Call {
 /// Sequence lengths, from the command line or from a file.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(super) struct Lists {
-    /// Packed input: the rows of Q where sequences begin, from 0, and where the last one ends
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true)]
+    /// Packed input: the rows of Q where sequences begin, from 0, and where the last one ends; k is 1024
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true, value_parser = row)]
     pub(super) cu_seqlens_q: Option<Vec<i32>>,
     /// The same for K and V; cu_seqlens_q if they have as many rows as Q
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true)]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true, value_parser = row)]
     pub(super) cu_seqlens_k: Option<Vec<i32>>,
     /// How many rows of each sequence of Q take part
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true)]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true, value_parser = row)]
     pub(super) seqused_q: Option<Vec<i32>>,
     /// How many keys of each sequence of K and V take part
-    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true)]
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',', allow_hyphen_values = true, value_parser = row)]
     pub(super) seqused_k: Option<Vec<i32>>,
 }
 
@@ -50,6 +49,8 @@ type CuSeqlens<'a> = (&'a [i32], &'a [i32]);
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) device: Wanted,
+    /// Whether results are judged.
+    pub(super) check: bool,
     pub(super) mask: Mask,
     pub(super) softmax_scale: Option<f64>,
     pub(super) softcap: Option<f64>,
@@ -85,8 +86,8 @@ impl Lists {
             (None, None) => Ok(None),
             (Some(q), Some(k)) => Ok(Some((q, k))),
             (Some(q), None) if rows_q == rows_k => Ok(Some((q, q))),
-            (Some(_), None) => Err(Error::OneCuSeqlens { given: "cu_seqlens_q", missing: "cu_seqlens_k" }),
-            (None, Some(_)) => Err(Error::OneCuSeqlens { given: "cu_seqlens_k", missing: "cu_seqlens_q" }),
+            (Some(_), None) => Err(Error::NoCuSeqlensK { rows_q, rows_k }),
+            (None, Some(_)) => Err(Error::NoCuSeqlensQ),
         }
     }
 }
@@ -117,7 +118,7 @@ impl Call {
             if let fa3::Error::Cuda(error) = error {
                 return Error::Cuda(error);
             }
-            Error::Sequences { prefix: prefix.clone(), source: error }
+            Error::Sequences { prefix: short(&prefix), source: error }
         };
         let lists = settings.lists.clone().or(lists);
         let packed = lists.is_packed();
@@ -125,17 +126,18 @@ impl Call {
         let [q, k, v] = [q, k, v].map(|tensor| tensor.array::<T>(packed, &name_q));
         let (q, k, v) = (q?, k?, v?);
         let cu_seqlens = lists.cu_seqlens(q.dim().1, k.dim().1)?;
-        let attention = settings.apply(Attention::new(q.view(), k.view(), v.view()), &lists, cu_seqlens);
+        let (q, k, v) = (q.view(), k.view(), v.view());
+        let attention = settings.apply(Attention::new(q, k, v), &lists, cu_seqlens);
 
         let problem = attention.problem().map_err(problem_error)?;
         let expected = Expected::new(&problem, expected_o, expected_lse)?;
         let place = settings.device.place().map_err(problem_error)?;
-        let start = Instant::now();
-        let (output, place) = settings.device.forward(&attention, place).map_err(problem_error)?;
-        let elapsed = start.elapsed();
-        let comparisons = expected.compare(&problem, [q.view(), k.view(), v.view()], &output)?;
+        let computed = settings.device.forward(&attention, &problem, [q, k, v], place);
+        let Computed { output, times, place } = computed.map_err(problem_error)?;
+        let check =
+            if settings.check { expected.check(&problem, [q, k, v], &output)? } else { Check::Unwanted };
 
-        let report = Report { prefix: prefix.clone(), problem, place, elapsed, comparisons };
+        let report = Report { prefix: short(&prefix), problem, place, times, check };
         let Output { o, lse } = output;
         let (o, lse) = (Tensor::new(prefix.clone() + "o", o), Tensor::new(prefix + "lse", lse));
         let (o, lse) = if packed { (o.without_batch(), lse.without_batch()) } else { (o, lse) };

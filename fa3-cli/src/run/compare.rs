@@ -1,18 +1,19 @@
-//! How far a result is from the expected one, and how far it may be.
+//! Whether a result is right. The oracle decides; what somebody else computed is a second opinion.
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fa3::{Output, Scalar};
-use fa3_ref::law::{ForwardLaw, Satisfied, check_lse};
+use fa3_ref::law::{ForwardLaw, check_lse};
 use fa3_ref::norms::{ErrorNorms, Worst};
 use fa3_ref::{InputError, Inputs, Precision};
-use fa3_types::Problem;
-use indicatif::ProgressBar;
-use ndarray::{Array3, Array4, ArrayView4, IntoDimension};
+use fa3_types::{Problem, ProblemSpec, Shape, TensorDesc};
+use ndarray::{Array3, Array4, ArrayView4, Axis, IntoDimension, Slice};
 
 use super::error::Error;
 use super::tensor::Tensor;
+use crate::progress;
 
 /// What somebody else computed.
 pub(super) struct Expected {
@@ -20,18 +21,46 @@ pub(super) struct Expected {
     lse: Option<Array3<f64>>,
 }
 
-/// One array against what was expected of it.
+/// What is known of a result.
 #[derive(Debug)]
-pub(super) struct Comparison {
+pub(super) enum Check {
+    /// Nothing, since nobody wants to know.
+    Unwanted,
+    /// Nothing, since nothing is expected.
+    NothingExpected,
+    /// How far it is from the oracle, and from what was expected.
+    Done { time: Duration, verdicts: Vec<Verdict>, opinions: Vec<Opinion> },
+}
+
+/// O or LSE against the oracle, by the error law.
+#[derive(Debug)]
+pub(super) struct Verdict {
     what: &'static str,
     norms: ErrorNorms,
     bound: f64,
     /// What the bound is multiplied with.
     unit: &'static str,
     holds: bool,
-    /// What may be wrong with the expected result, if it does not hold.
+}
+
+/// O or LSE against what was expected.
+#[derive(Debug)]
+pub(super) struct Opinion {
+    what: &'static str,
+    norms: ErrorNorms,
+    /// What may be wrong with what was expected, if it is further off than the error law allows.
     hint: Option<&'static str>,
 }
+
+/// The right result, and how far O may be from it.
+struct Truth {
+    o: Array4<f64>,
+    lse: Array3<f64>,
+    bound: f64,
+}
+
+const OTHER_SCORES: &str = "is it of another mask, scale or soft cap? the oracle decides";
+const OTHER_ORDER: &str = "read as (batch, seqlen, heads), the file's lse would agree: is its shape right?";
 
 impl Expected {
     /// Takes the tensors, whose shapes must be those of the problem's results.
@@ -41,43 +70,103 @@ impl Expected {
         Ok(Expected { o: o.transpose()?, lse: lse.transpose()? })
     }
 
-    /// Judges O and LSE by the error law, as far as something is expected of them.
-    ///
-    /// The law's bound is the oracle's. Taken from the expected result, it would excuse everything when that belongs
-    /// to another mask or scale: standard attention, which the bound is made of, would be as far from it.
-    pub(super) fn compare<T: Scalar>(
+    /// Judges O and LSE, if anything is expected of them.
+    pub(super) fn check<T: Scalar>(
         self,
         problem: &Problem,
         inputs: [ArrayView4<'_, T>; 3],
         output: &Output<T::Output>,
-    ) -> Result<Vec<Comparison>, InputError> {
-        let mut comparisons = Vec::new();
-        if let Some(expected) = self.o {
-            let [q, k, v] = inputs.map(|x| x.mapv(T::to_f32));
-            let inputs = Inputs::new(problem, q.view(), k.view(), v.view())?;
-            let spinner = spinner("computing how far o may be off, which takes longer than o did");
-            let bound = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype())).bound();
-            spinner.finish_and_clear();
-            let norms = ErrorNorms::of(&output.o.mapv(Scalar::to_f32), &expected);
-            let holds = norms.max <= bound;
-            comparisons.push(Comparison { what: "o", norms, bound, unit: "", holds, hint: None });
+    ) -> Result<Check, InputError> {
+        if self.o.is_none() && self.lse.is_none() {
+            return Ok(Check::NothingExpected);
         }
-        if let Some(expected) = self.lse {
-            let (norms, bound, holds) = match check_lse(output.lse.view(), expected.view(), "") {
-                Ok(Satisfied { norms, bound, .. }) => (norms, bound, true),
-                Err(violation) => (violation.norms, violation.bound, false),
-            };
-            let hint = (!holds && holds_transposed(&output.lse, expected)).then_some(
-                "read as (batch, seqlen, heads), the expected lse would hold: is its shape right?",
-            );
-            comparisons.push(Comparison { what: "lse", norms, bound, unit: " max(1, |lse|)", holds, hint });
-        }
-        Ok(comparisons)
+        let start = Instant::now();
+        let truth = Truth::new(problem, inputs)?;
+        let o = output.o.mapv(Scalar::to_f32);
+        let verdicts = vec![truth.verdict_o(&o), truth.verdict_lse(&output.lse)];
+        let opinion_o = self.o.map(|expected| opinion_o(&o, &expected, truth.bound));
+        let opinion_lse = self.lse.map(|expected| opinion_lse(&output.lse, expected));
+        let opinions = opinion_o.into_iter().chain(opinion_lse).collect();
+        Ok(Check::Done { time: start.elapsed(), verdicts, opinions })
     }
 }
 
+impl Truth {
+    /// Runs the oracle for one key/value head after the other, with the query heads that share it: each is a problem
+    /// of its own. The largest of their bounds is no more than what the error law allows the whole.
+    fn new<T: Scalar>(problem: &Problem, inputs: [ArrayView4<'_, T>; 3]) -> Result<Truth, InputError> {
+        let mut o = Array4::zeros(problem.o().shape.dims());
+        let mut lse = Array3::from_elem(problem.lse_shape(), f64::NEG_INFINITY);
+        let mut bound = 0.0f64;
+        if o.is_empty() {
+            return Ok(Truth { o, lse, bound });
+        }
+        let (part, group) = (one_kv_head(problem), problem.heads().group_size());
+        let progress = progress::late_bar(problem.heads().kv() as u64);
+        progress.set_message("checks against the oracle; --no-check leaves that out");
+        for head in 0..problem.heads().kv() {
+            let (own, shared) = (Slice::from(head * group..(head + 1) * group), Slice::from(head..head + 1));
+            let [q, k, v] = inputs;
+            let [q, k, v] = [(q, own), (k, shared), (v, shared)]
+                .map(|(x, heads)| x.slice_axis(Axis(2), heads).mapv(T::to_f32));
+            let inputs = Inputs::new(&part, q.view(), k.view(), v.view())?;
+            let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
+            o.slice_axis_mut(Axis(2), own).assign(&law.oracle().o);
+            lse.slice_axis_mut(Axis(1), own).assign(&law.oracle().lse);
+            bound = bound.max(law.bound());
+            progress.inc(1);
+        }
+        progress.finish_and_clear();
+        Ok(Truth { o, lse, bound })
+    }
+
+    fn verdict_o(&self, o: &Array4<f32>) -> Verdict {
+        let norms = ErrorNorms::of(o, &self.o);
+        let holds = norms.max <= self.bound;
+        Verdict { what: "o", norms, bound: self.bound, unit: "", holds }
+    }
+
+    fn verdict_lse(&self, lse: &Array3<f32>) -> Verdict {
+        let (norms, bound, holds) = match check_lse(lse.view(), self.lse.view(), "") {
+            Ok(satisfied) => (satisfied.norms, satisfied.bound, true),
+            Err(violation) => (violation.norms, violation.bound, false),
+        };
+        Verdict { what: "lse", norms, bound, unit: " max(1, |lse|)", holds }
+    }
+}
+
+/// One key/value head of a problem.
+fn one_kv_head(problem: &Problem) -> Problem {
+    let of = |x: &TensorDesc, heads| TensorDesc::contiguous(x.dtype, Shape { heads, ..x.shape });
+    let group = problem.heads().group_size();
+    let (q, o) = (of(problem.q(), group), of(problem.o(), group));
+    let mut spec = ProblemSpec::new(q, of(problem.k(), 1), of(problem.v(), 1), o)
+        .seqs_q(problem.seqs_q().clone())
+        .seqs_k(problem.seqs_k().clone())
+        .mask(problem.mask());
+    spec.softmax_scale = Some(problem.softmax_scale().natural());
+    spec.softcap = problem.softcap().map(|cap| cap.bound());
+    spec.validate().expect("some heads of a valid problem are one")
+}
+
+fn opinion_o(o: &Array4<f32>, expected: &Array4<f64>, bound: f64) -> Opinion {
+    let norms = ErrorNorms::of(o, expected);
+    let hint = (norms.max > bound).then_some(OTHER_SCORES);
+    Opinion { what: "o", norms, hint }
+}
+
+fn opinion_lse(lse: &Array3<f32>, expected: Array3<f64>) -> Opinion {
+    let norms = ErrorNorms::of(lse, &expected);
+    let hint = match check_lse(lse.view(), expected.view(), "") {
+        Ok(_) => None,
+        Err(_) if agrees_transposed(lse, expected) => Some(OTHER_ORDER),
+        Err(_) => Some(OTHER_SCORES),
+    };
+    Opinion { what: "lse", norms, hint }
+}
+
 /// Whether the elements of `expected`, in their order, are the LSE in (batch, seqlen, heads) order.
-fn holds_transposed(lse: &Array3<f32>, expected: Array3<f64>) -> bool {
+fn agrees_transposed(lse: &Array3<f32>, expected: Array3<f64>) -> bool {
     let (batch, heads, seqlen) = lse.dim();
     let Ok(expected) = expected.into_shape_with_order((batch, seqlen, heads)) else {
         return false;
@@ -85,34 +174,62 @@ fn holds_transposed(lse: &Array3<f32>, expected: Array3<f64>) -> bool {
     check_lse(lse.view(), expected.view().permuted_axes([0, 2, 1]), "").is_ok()
 }
 
-/// Says what is being done, where stderr is a terminal, until it is cleared.
-fn spinner(message: &'static str) -> ProgressBar {
-    let spinner = ProgressBar::new_spinner().with_message(message);
-    spinner.enable_steady_tick(Duration::from_millis(100));
-    spinner
-}
-
-impl Comparison {
-    /// Whether the law holds.
+impl Check {
+    /// Whether the error law holds, as far as it was asked.
     pub(super) fn holds(&self) -> bool {
-        self.holds
+        match self {
+            Check::Unwanted | Check::NothingExpected => true,
+            Check::Done { verdicts, .. } => verdicts.iter().all(|verdict| verdict.holds),
+        }
     }
 }
 
-impl fmt::Display for Comparison {
+impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Comparison { what, norms, bound, unit, holds, hint } = self;
+        f.write_str("check   ")?;
+        let (time, verdicts, opinions) = match self {
+            Check::Unwanted => return f.write_str("none, because of --no-check"),
+            Check::NothingExpected => {
+                return f.write_str("none, there is no expected o or lse of these tensors");
+            }
+            Check::Done { time, verdicts, opinions } => (time, verdicts, opinions),
+        };
+        write!(f, "{:.2} s, against the oracle in f64", time.as_secs_f64())?;
+        verdicts.iter().try_for_each(|verdict| write!(f, "\n  {verdict}"))?;
+        opinions.iter().try_for_each(|opinion| write!(f, "\n  {opinion}"))?;
+        let hints: BTreeSet<&str> = opinions.iter().filter_map(|opinion| opinion.hint).collect();
+        hints.iter().try_for_each(|hint| write!(f, "\n          {hint}"))
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Verdict { what, norms, bound, unit, holds } = self;
         let [max, rmse, bound] = [norms.max, norms.rmse, *bound].map(Number);
         write!(f, "{what:<8}max error {max}, rmse {rmse}, allowed {bound}{unit}")?;
         match &norms.worst {
             Some(Worst { index, given, expected }) if !holds => {
                 write!(f, "\n          BREAKS THE ERROR LAW, ")?;
-                write!(f, "worst at {index:?}: {given:?}, expected {expected:?}")?;
+                write!(f, "worst at {index:?}: {given:?}, expected {expected:?}")
             }
-            Some(worst) => write!(f, ", worst at {:?}", worst.index)?,
-            None => {}
+            Some(worst) => write!(f, ", worst at {:?}", worst.index),
+            None => Ok(()),
         }
-        hint.map_or(Ok(()), |hint| write!(f, "\n          {hint}"))
+    }
+}
+
+impl fmt::Display for Opinion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Opinion { what, norms, hint } = self;
+        let [max, rmse] = [norms.max, norms.rmse].map(Number);
+        write!(f, "file    {what} ")?;
+        match &norms.worst {
+            Some(Worst { index, given, expected }) if hint.is_some() => {
+                write!(f, "DIFFERS by up to {max}, rmse {rmse}, ")?;
+                write!(f, "most at {index:?}: {given:?}, the file has {expected:?}")
+            }
+            _ => write!(f, "agrees, max difference {max}, rmse {rmse}"),
+        }
     }
 }
 
@@ -136,6 +253,46 @@ impl fmt::Display for Number {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fa3::{Attention, Device};
+
+    /// Four query heads on two key/value heads.
+    fn qkv() -> [Array4<f32>; 3] {
+        [(4, 0.3), (2, 0.5), (2, 0.7)].map(|(heads, step)| {
+            Array4::from_shape_fn((1, 20, heads, 8), |(_, s, h, d)| (step * (s + 7 * h + 3 * d) as f32).sin())
+        })
+    }
+
+    #[test]
+    fn the_oracle_is_that_of_all_heads() {
+        let qkv = qkv();
+        let [q, k, v] = qkv.each_ref().map(|x| x.view());
+        let attention = Attention::new(q, k, v).window(Some(5), Some(1)).softcap(3.0).softmax_scale(0.7);
+        let problem = attention.seqused_k(&[17]).problem().unwrap();
+        let truth = Truth::new(&problem, [q, k, v]).unwrap();
+        let law = ForwardLaw::new(&Inputs::new(&problem, q, k, v).unwrap(), Precision::F32);
+        assert_eq!((truth.o, truth.lse), (law.oracle().o.clone(), law.oracle().lse.clone()));
+        assert!(truth.bound > 0.0 && truth.bound <= law.bound());
+    }
+
+    #[test]
+    fn a_wrong_result_breaks_the_law_whatever_the_file_says() {
+        let qkv = qkv();
+        let [q, k, v] = qkv.each_ref().map(|x| x.view());
+        let attention = Attention::new(q, k, v);
+        let problem = attention.problem().unwrap();
+        let mut output = attention.forward(&Device::Cpu).unwrap();
+        let check = |output: &Output<f32>| {
+            let (o, lse) = (output.o.mapv(f64::from), output.lse.mapv(f64::from));
+            Expected { o: Some(o), lse: Some(lse) }.check(&problem, [q, k, v], output).unwrap()
+        };
+        assert!(check(&output).holds());
+        output.lse[[0, 1, 7]] += 1.0;
+        let lse = check(&output);
+        assert!(!lse.holds() && lse.to_string().matches("BREAKS THE ERROR LAW").count() == 1, "{lse}");
+        output.o[[0, 19, 3, 7]] = f32::NAN;
+        let both = check(&output).to_string();
+        assert!(both.matches("BREAKS THE ERROR LAW").count() == 2 && !both.contains("DIFFERS"), "{both}");
+    }
 
     #[test]
     fn numbers_are_plain_where_they_can_be() {

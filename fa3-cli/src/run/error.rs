@@ -27,9 +27,11 @@ pub(crate) enum Error {
     #[error("output {} must be named .{expected}, like the input", path.display())]
     OutputFormat { path: PathBuf, expected: &'static str },
 
+    #[error("cannot read -: stdin is /dev/stdin, and a file of the name - is ./-")]
+    Stdin,
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} is not a whole safetensors file: {source}", path.display())]
+    #[error("{} is not a whole safetensors file: {}", path.display(), cut(&source.to_string(), 300))]
     NotSafetensors { path: PathBuf, source: SafeTensorError },
     #[error("{} {source}", path.display())]
     Npy { path: PathBuf, source: NpyError },
@@ -59,8 +61,10 @@ pub(crate) enum Error {
     NotAList { tensor: String, given: Vec<usize> },
     #[error("{tensor} has {given} at entry {index}, more than 32 bits hold")]
     ListEntry { tensor: String, index: usize, given: i64 },
-    #[error("{given} is there and {missing} is not, and q and k differ in length")]
-    OneCuSeqlens { given: &'static str, missing: &'static str },
+    #[error("cu_seqlens_k is there and cu_seqlens_q is not")]
+    NoCuSeqlensQ,
+    #[error("cu_seqlens_q is there and cu_seqlens_k is not, and q has {rows_q} rows and k {rows_k}")]
+    NoCuSeqlensK { rows_q: usize, rows_k: usize },
 
     #[error("{tensors}: {source}")]
     Problem { tensors: String, source: ProblemError },
@@ -86,11 +90,28 @@ pub(crate) struct Names(pub(crate) Vec<String>);
 impl fmt::Display for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MOST: usize = 8;
+        let join = |names: &[String]| names.iter().map(|name| short(name)).collect::<Vec<_>>().join(", ");
         match self.0.as_slice() {
             [] => f.write_str("nothing"),
-            names if names.len() <= MOST => f.write_str(&names.join(", ")),
-            names => write!(f, "{} and {} more", names[..MOST].join(", "), names.len() - MOST),
+            names if names.len() <= MOST => f.write_str(&join(names)),
+            names => write!(f, "{} and {} more", join(&names[..MOST]), names.len() - MOST),
         }
+    }
+}
+
+/// A name out of a file, as long as names are.
+pub(super) fn short(name: &str) -> String {
+    cut(name, 60)
+}
+
+/// No more than `most` characters of a text out of a file.
+fn cut(text: &str, most: usize) -> String {
+    match text.chars().count() {
+        count if count > most => {
+            let start: String = text.chars().take(most).collect();
+            format!("{start}... ({count} characters)")
+        }
+        _ => text.to_owned(),
     }
 }
 
@@ -104,5 +125,13 @@ mod tests {
         assert_eq!(names(0), "nothing");
         assert_eq!(names(2), "0, 1");
         assert_eq!(names(10), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
+    }
+
+    #[test]
+    fn long_names_are_cut() {
+        assert_eq!(short(&"ä".repeat(60)), "ä".repeat(60));
+        let cut = "ä".repeat(60) + "... (100000 characters)";
+        assert_eq!(short(&"ä".repeat(100_000)), cut);
+        assert_eq!(Names(vec!["ä".repeat(100_000)]).to_string(), cut);
     }
 }

@@ -28,6 +28,8 @@ pub(crate) enum NpyError {
     Header,
     #[error("holds {descr}, expected f4 or f2")]
     Dtype { descr: String },
+    #[error("holds '{descr}', expected f4 or f2, as x.astype('f4') gives")]
+    Wide { descr: String },
     #[error("is in Fortran order, expected C order, as numpy.ascontiguousarray gives")]
     FortranOrder,
     #[error("has more than {MOST_DIMS} dimensions")]
@@ -56,6 +58,7 @@ pub(super) fn decode(name: String, bytes: &[u8]) -> Result<Tensor, NpyError> {
         ">f4" => (Dtype::F32, true),
         "<f2" => (Dtype::F16, false),
         ">f2" => (Dtype::F16, true),
+        "<f8" | ">f8" => return Err(NpyError::Wide { descr: descr.to_owned() }),
         other => return Err(NpyError::Dtype { descr: format!("'{}'", cut(other)) }),
     };
     if fortran_order {

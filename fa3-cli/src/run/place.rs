@@ -1,21 +1,44 @@
 //! Where a call is computed.
 
 use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use fa3::cuda::ForwardError;
 use fa3::{Attention, Device, Error, Output, Scalar};
+use fa3_types::Problem;
+use ndarray::ArrayView4;
+
+use super::gpu;
+use crate::gpu::Which;
+use crate::progress;
 
 /// What the command line says about it.
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// The GPU, where there is a Hopper GPU whose kernels take the problem; the CPU otherwise
-    #[default]
+    /// The GPU, where there is a Hopper GPU whose kernels take the problem; the CPU otherwise.
     Auto,
-    /// The CPU
+    /// The CPU.
     Cpu,
-    /// The GPU, or nothing
-    Gpu,
+    /// A GPU, or nothing.
+    Gpu(Which),
+}
+
+/// No name of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected auto, cpu, gpu or the number of a gpu")]
+pub(super) struct NoDeviceName;
+
+impl FromStr for Wanted {
+    type Err = NoDeviceName;
+
+    fn from_str(text: &str) -> Result<Wanted, NoDeviceName> {
+        match text {
+            "auto" => Ok(Wanted::Auto),
+            "cpu" => Ok(Wanted::Cpu),
+            gpu => gpu.parse().map(Wanted::Gpu).map_err(|_| NoDeviceName),
+        }
+    }
 }
 
 /// Where it was computed.
@@ -26,6 +49,24 @@ pub(super) struct Place {
     why: Option<Error>,
 }
 
+/// How long it took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// Compiling its kernel, on a GPU.
+    pub(super) compile: Option<Duration>,
+    /// The call: on the CPU all of it, on a GPU a launch of its kernel.
+    pub(super) call: Duration,
+    /// How many were timed.
+    pub(super) launches: u32,
+}
+
+/// A computed call.
+pub(super) struct Computed<T> {
+    pub(super) output: Output<T>,
+    pub(super) times: Times,
+    pub(super) place: Place,
+}
+
 impl Wanted {
     /// The first device that may compute a call, and why none before it does.
     ///
@@ -33,8 +74,8 @@ impl Wanted {
     /// There is no GPU, and nothing else is wanted.
     pub(super) fn place(self) -> Result<Place, Error> {
         match self {
-            Wanted::Cpu => Ok(Place { device: Device::Cpu, why: None }),
-            Wanted::Gpu => Ok(Place { device: Device::gpu()?, why: None }),
+            Wanted::Cpu => Ok(Place::cpu()),
+            Wanted::Gpu(which) => Ok(Place { device: Device::Cuda(which.open()?), why: None }),
             Wanted::Auto => {
                 let (device, why) = Device::best();
                 Ok(Place { device, why })
@@ -42,22 +83,51 @@ impl Wanted {
         }
     }
 
-    /// Computes a call there; on the CPU if the GPU's kernels do not take it and that was left open.
+    /// Computes a call there; on the CPU if the GPU's kernels do not take it and that was left open. The arrays are
+    /// the call's, with nothing between their elements.
     ///
     /// # Errors
     /// What is wrong with the call, or with the GPU.
     pub(super) fn forward<T: Scalar>(
         self,
         attention: &Attention<'_, T>,
+        problem: &Problem,
+        qkv: [ArrayView4<'_, T>; 3],
         place: Place,
-    ) -> Result<(Output<T::Output>, Place), Error> {
-        match attention.forward(&place.device) {
-            Err(why @ Error::Cuda(ForwardError::Plan(_))) if matches!(self, Wanted::Auto) => {
-                let output = attention.forward(&Device::Cpu)?;
-                Ok((output, Place { device: Device::Cpu, why: Some(why) }))
+    ) -> Result<Computed<T::Output>, Error> {
+        let progress = progress::late_bar(1).with_message("computes o and lse");
+        let computed = self.compute(attention, problem, qkv, place);
+        progress.finish_and_clear();
+        computed
+    }
+
+    fn compute<T: Scalar>(
+        self,
+        attention: &Attention<'_, T>,
+        problem: &Problem,
+        qkv: [ArrayView4<'_, T>; 3],
+        mut place: Place,
+    ) -> Result<Computed<T::Output>, Error> {
+        if let Device::Cuda(device) = &place.device {
+            match gpu::forward(device, problem, qkv) {
+                Ok((output, times)) => return Ok(Computed { output, times, place }),
+                Err(why @ ForwardError::Plan(_)) if self == Wanted::Auto => {
+                    place = Place { device: Device::Cpu, why: Some(why.into()) };
+                }
+                Err(error) => return Err(error.into()),
             }
-            output => Ok((output?, place)),
         }
+        let start = Instant::now();
+        let output = attention.forward(&place.device)?;
+        let times = Times { compile: None, call: start.elapsed(), launches: 1 };
+        Ok(Computed { output, times, place })
+    }
+}
+
+impl Place {
+    /// The CPU, as it was wanted.
+    pub(super) fn cpu() -> Place {
+        Place { device: Device::Cpu, why: None }
     }
 }
 
@@ -65,5 +135,18 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.device.fmt(f)?;
         self.why.as_ref().map_or(Ok(()), |why| write!(f, ", not on a gpu: {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_devices() {
+        let wanted = |text: &str| text.parse::<Wanted>();
+        assert_eq!([wanted("auto"), wanted("cpu")], [Ok(Wanted::Auto), Ok(Wanted::Cpu)]);
+        assert_eq!(["gpu", "1"].map(wanted), ["gpu", "1"].map(|gpu| Ok(Wanted::Gpu(gpu.parse().unwrap()))));
+        assert!(["", "gpus", "-1", "gpu:1"].iter().all(|text| wanted(text) == Err(NoDeviceName)));
     }
 }

@@ -1,43 +1,71 @@
 //! What `fa3 run` prints about a call.
 
 use std::fmt;
-use std::time::Duration;
 
 use fa3_types::Problem;
 
-use super::compare::Comparison;
-use super::place::Place;
+use super::compare::Check;
+use super::place::{Place, Times};
 
 /// What was computed, where, how fast and how well.
 #[derive(Debug)]
 pub(super) struct Report {
+    /// What the names of the call's tensors begin with.
     pub(super) prefix: String,
     pub(super) problem: Problem,
     pub(super) place: Place,
-    /// Of the attention call alone; on a GPU with compiling and copying.
-    pub(super) elapsed: Duration,
-    pub(super) comparisons: Vec<Comparison>,
-}
-
-impl Report {
-    /// Whether every comparison satisfies the law.
-    pub(super) fn holds(&self) -> bool {
-        self.comparisons.iter().all(Comparison::holds)
-    }
+    pub(super) times: Times,
+    pub(super) check: Check,
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { prefix, problem, place, elapsed, comparisons } = self;
-        let seconds = elapsed.as_secs_f64();
+        let Report { prefix, problem, place, times, check } = self;
         let gap = if prefix.is_empty() { "" } else { "  " };
         writeln!(f, "{}{gap}{problem}", crate::escaped(prefix))?;
         writeln!(f, "  device  {place}")?;
-        let speed = problem.forward_flops() / seconds / 1e9;
-        write!(f, "  time    {:.2} ms, {speed:.1} GFLOP/s", 1e3 * seconds)?;
-        if comparisons.is_empty() {
-            write!(f, "\n  check   none, there is no expected o or lse of these tensors")?;
+        let speed = problem.forward_flops() / times.call.as_secs_f64() / 1e9;
+        let milliseconds = 1e3 * times.call.as_secs_f64();
+        match times.compile {
+            None => writeln!(f, "  time    {milliseconds:.2} ms, {speed:.1} GFLOP/s")?,
+            Some(compile) => {
+                writeln!(f, "  compile {:.2} ms", 1e3 * compile.as_secs_f64())?;
+                let launches = times.launches;
+                writeln!(
+                    f,
+                    "  time    {milliseconds:.4} ms, {speed:.1} GFLOP/s, of {launches} launches back to back"
+                )?;
+            }
         }
-        comparisons.iter().try_for_each(|comparison| write!(f, "\n  {comparison}"))
+        write!(f, "  {check}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fa3_types::{Dtype, ProblemSpec, Shape};
+
+    use super::*;
+
+    /// 4 · 1000 · 1000 · 64 · 2 operations.
+    #[test]
+    fn compiling_is_no_part_of_a_calls_time() {
+        let shape = Shape { batch: 1, seqlen: 1000, heads: 2, head_dim: 64 };
+        let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).validate().unwrap();
+        let report = |compile| Report {
+            prefix: String::new(),
+            problem: problem.clone(),
+            place: Place::cpu(),
+            times: Times { compile, call: Duration::from_millis(1), launches: 20 },
+            check: Check::Unwanted,
+        };
+        let on_cpu = report(None).to_string();
+        assert!(on_cpu.contains("\n  time    1.00 ms, 512.0 GFLOP/s\n  check   none, because"), "{on_cpu}");
+        let on_gpu = report(Some(Duration::from_millis(300))).to_string();
+        let lines =
+            "\n  compile 300.00 ms\n  time    1.0000 ms, 512.0 GFLOP/s, of 20 launches back to back\n";
+        assert!(on_gpu.contains(lines), "{on_gpu}");
     }
 }

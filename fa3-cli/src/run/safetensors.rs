@@ -6,7 +6,7 @@ use std::path::Path;
 use safetensors::{Dtype, SafeTensors, View};
 
 use super::call::{Call, Lists};
-use super::error::{Error, Names};
+use super::error::{Error, Names, short};
 use super::tensor::{self, Tensor, Values};
 
 /// Which tensors of a file are Q, K and V.
@@ -95,14 +95,15 @@ impl<'a> File<'a> {
     }
 
     fn tensor(&self, name: &str) -> Result<Tensor, Error> {
-        let missing = || Error::NoTensor { path: self.path.into(), name: name.into(), names: self.names() };
+        let missing = || Error::NoTensor { path: self.path.into(), name: short(name), names: self.names() };
         self.find(name, tensor::ATTENDED)?.ok_or_else(missing)
     }
 
-    /// The tensor of this name; an error if its type is none of those that any tensor may have.
+    /// The tensor of this name, which is what messages call it; an error if its type is none of those that any tensor
+    /// may have.
     fn find(&self, name: &str, expected: &'static str) -> Result<Option<Tensor>, Error> {
         let Ok(view) = self.tensors.tensor(name) else { return Ok(None) };
-        let (name, shape) = (name.to_owned(), view.shape().to_vec());
+        let (name, shape) = (short(name), view.shape().to_vec());
         match Values::decode(view.dtype(), view.data()) {
             Some(values) => Ok(Some(Tensor { name, shape, values })),
             None => Err(Error::Dtype { tensor: name, given: view.dtype(), expected }),

@@ -18,7 +18,7 @@ pub(super) const LIST: &str = "I32 or I64";
 /// A tensor with nothing between its elements, the last dimension fastest.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tensor {
-    /// Its name in the file, or the file's name.
+    /// Its name in the file, or the file's name; of an input, so much of it as messages show.
     pub(super) name: String,
     /// Extents.
     pub(super) shape: Vec<usize>,

@@ -35,7 +35,7 @@ fn settings_that_are_none_are_refused() {
         ("--dtype e4m3", "'e4m3' for '--dtype <TYPE>': expected bf16 or f16"),
         ("--ablation --causal", "cannot be used with"),
         ("--rounds 0", "0 is not in 1..=10000"),
-        ("--slice-ms -3", "unexpected argument"),
+        ("--slice-ms -3", "expected milliseconds from 0"),
         ("--device cpu", "expected gpu or the number of one"),
     ] {
         let words: Vec<&str> = std::iter::once("bench").chain(options.split_whitespace()).collect();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::fa3;
+use crate::{fa3, fa3_with};
 use safetensors::Dtype::{self, F8_E5M2, F16, F32, F64, I32, I64, U8};
 use safetensors::tensor::TensorView;
 
@@ -105,9 +105,36 @@ fn shapes_that_disagree() {
     qkv((F16, &[1, 6, 3, 8]), DENSE, DENSE).refused(&[], "heads_q 3 is not a multiple of heads_kv 2");
     qkv((F16, &[1, 6, 0, 8]), DENSE, DENSE).refused(&[], "q has heads 0");
     qkv((F16, &[1, 6, 2, 12]), DENSE, DENSE).refused(&[], "q has head_dim 12, not a multiple of 8");
-    qkv((F16, &[2, 6, 2, 8]), DENSE, DENSE).refused(&[], "q has 2 sequences and k has 1");
+    qkv((F16, &[2, 6, 2, 8]), DENSE, DENSE).refused(&[], "q, k, v: k has batch 1, expected 2");
     let huge: &[usize] = &[0, 1 << 40, 1 << 40, 8];
     qkv((F16, huge), (F16, huge), (F16, huge)).refused(&[], "q of shape [0, 1099511627776, ");
+}
+
+/// A few hundred bytes that claim to hold 2^31 heads, 2^30 sequences, or what has a result that cannot be.
+#[test]
+fn huge_tensors_without_elements() {
+    let many_heads: &[usize] = &[1, 0, (1 << 31) - 1, 4];
+    let many_sequences: &[usize] = &[1 << 30, 0, 1, 4];
+    for shape in [many_heads, many_sequences] {
+        let case = Case::new(&zeros(&["q", "k", "v", "o"].map(|name| (name, F32, shape))));
+        let stdout = fa3(&["run", case.input.to_str().unwrap(), "--causal"]).succeeded();
+        assert!(stdout.contains("\n  o       max error 0, "), "{stdout}");
+    }
+    let (q, k, v): (&[usize], &[usize], &[usize]) =
+        (&[0, 1 << 30, 1 << 25, 4], &[0, 4, 1 << 25, 4], &[0, 4, 1 << 25, 512]);
+    let why = "q, k, v: o of shape (0, 1073741824, 33554432, 512) spans 2^63 bytes or more";
+    qkv((F32, q), (F32, k), (F32, v)).refused(&[], why);
+}
+
+#[test]
+fn long_names_are_cut() {
+    let long = "n".repeat(100_000);
+    let case = Case::new(&zeros(&[(&format!("{long}q"), I32, &[1]), (&format!("{long}k"), I32, &[1])]));
+    let short = "n".repeat(60) + "... (100001 characters)";
+    case.refused(&[], &format!("it holds {short}, {short} (--q"));
+    let [q, k, v] = ["q", "k", "v"].map(|name| format!("{long}{name}"));
+    let case = Case::new(&zeros(&[(&q, I32, &[1]), (&k, I32, &[1]), (&v, I32, &[1])]));
+    case.refused(&[], &format!("{short} is I32, expected "));
 }
 
 #[test]
@@ -130,6 +157,8 @@ fn numbers_that_make_no_sense() {
         );
         case.refused(&["--softcap", scale], &format!("soft cap {shown} is outside 1e-18 to 1e18"));
     }
+    case.refused(&["--scale", "1e300"], "softmax scale 1e300 is outside");
+    case.refused(&["--softcap", "-1e-30"], "soft cap -1e-30 is outside");
     case.refused(&["--seqused-q", "7"], "seqused is 7 for sequence 0, outside 0 to 6");
     let ran = fa3(&["run", case.input.to_str().unwrap(), "--seqused-k", "-1"]);
     assert_eq!(ran.stderr, "error: k and v: seqused is -1 for sequence 0, outside 0 to 6\n");
@@ -142,10 +171,47 @@ fn numbers_that_make_no_sense() {
     ] {
         packed.refused(&["--cu-seqlens-q", list], why);
     }
-    packed.refused(&["--cu-seqlens-q", "0,6", "--cu-seqlens-k", "0,3,6"], "q has 1 sequences and k has 2");
-    packed.refused(&["--cu-seqlens-k", "0,6"], "cu_seqlens_k is there and cu_seqlens_q is not");
+    packed.refused(
+        &["--cu-seqlens-q", "0,6", "--cu-seqlens-k", "0,3,6"],
+        "the number of sequences is 1 in q and 2 in k",
+    );
+    let alone = fa3(&["run", packed.input.to_str().unwrap(), "--cu-seqlens-k", "0,6"]);
+    assert_eq!(alone.stderr, "error: cu_seqlens_k is there and cu_seqlens_q is not\n");
     let longer = qkv(PACKED, (F16, &[9, 2, 8]), (F16, &[9, 2, 8]));
-    longer.refused(&["--cu-seqlens-q", "0,6"], "cu_seqlens_q is there and cu_seqlens_k is not");
+    longer.refused(
+        &["--cu-seqlens-q", "0,6"],
+        "cu_seqlens_q is there and cu_seqlens_k is not, and q has 6 rows and k 9",
+    );
+    longer
+        .refused(&["--cu-seqlens-q", "0,2k", "--cu-seqlens-k", "0,9"], "cu_seqlens ends at 2048, past the 6");
+}
+
+/// What an option's value cannot be, the option's parser says.
+#[test]
+fn numbers_below_0_are_values() {
+    for (words, why) in [
+        ("run x --threads -1", "invalid value '-1' for '--threads <N>'"),
+        ("run x --device -1", "expected auto, cpu, gpu or the number of a gpu"),
+        ("sim forward --seed -1", "invalid value '-1' for '--seed <"),
+        ("plan --seqlen -5", "expected a number such as 512 or 16k"),
+    ] {
+        let ran = fa3(&words.split(' ').collect::<Vec<_>>());
+        assert!(ran.code == Some(2) && ran.stderr.contains(why), "{ran:?}");
+    }
+}
+
+#[test]
+fn every_verb_has_the_version() {
+    let stdout = fa3(&["run", "--version"]).succeeded();
+    assert!(stdout.contains(env!("CARGO_PKG_VERSION")), "{stdout}");
+}
+
+/// Stacks larger than the address space: no thread can be made.
+#[test]
+fn threads_that_cannot_be_made() {
+    let case = beside(&[]);
+    let ran = fa3_with(&["run", case.input.to_str().unwrap()], &[("RUST_MIN_STACK", "1000000000000000000")]);
+    ran.refused("cannot start threads: ");
 }
 
 #[test]
@@ -184,15 +250,31 @@ fn outputs_that_cannot_be() {
     fa3(&["run", input, "-o", &inside("./in.safetensors")]).refused("in.safetensors: it is an input");
     fa3(&["run", input, input]).refused("expected one safetensors file or three .npy files (q, k, v), got 2");
     case.untouched();
-    if Path::new("/dev/null").exists() {
-        fa3(&["run", input, "-o", "/dev/null"]).refused("/dev/null: it exists and is not a file");
+    fa3(&["run", input, "-o", &inside("new/")]).refused("new/: it is the name of a folder");
+    fa3(&["run", input, "-o", "-"]).refused("cannot write to stdout, where the report goes");
+    fa3(&["run", "-"]).refused("cannot read -: stdin is /dev/stdin");
+    for (file, folder) in [("/dev/null", "/dev"), ("/proc/o.safetensors", "/proc")] {
+        if Path::new(folder).exists() {
+            fa3(&["run", input, "-o", file])
+                .refused(&format!("{file}: it leads to {folder}, where there are no"));
+        }
     }
-    // Not even root can create files there.
-    if Path::new("/proc/self").exists() {
-        let ran = fa3(&["run", input, "-o", "/proc/o.safetensors"]);
-        assert!(!ran.stderr.contains("tmp"), "{ran:?}");
-        ran.refused("cannot write /proc/o.safetensors: no file can be created in /proc: ");
-    }
+}
+
+/// A shell's redirection makes a file of /dev/stdout, which others write to as well.
+#[cfg(unix)]
+#[test]
+fn stdout_is_not_replaced() {
+    let case = beside(&[]);
+    let log = case.folder.path().join("log");
+    fs::write(&log, "before\n").unwrap();
+    let stdout = fs::OpenOptions::new().append(true).open(&log).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_fa3"));
+    let ran =
+        command.args(["run", case.input.to_str().unwrap(), "-o", "/dev/stdout"]).stdout(stdout).output();
+    let ran = ran.unwrap();
+    assert_eq!(ran.status.code(), Some(2), "{ran:?}");
+    assert_eq!(fs::read_to_string(&log).unwrap(), "before\n");
 }
 
 /// A .npy file of zeros, its header as given.
@@ -233,7 +315,7 @@ fn npy_files() {
         ("missing.npy", "cannot read "),
         ("none.npy", "none.npy is not a .npy file: it does not begin with "),
         ("words.npy", "words.npy is not a .npy file: its header is no dict of "),
-        ("double.npy", "double.npy holds '<f8', expected f4 or f2"),
+        ("double.npy", "double.npy holds '<f8', expected f4 or f2, as x.astype('f4') gives"),
         ("short.npy", "holds 383 bytes of data, expected 384 for F32 of shape [1, 6, 2, 8]"),
         ("long.npy", "holds 385 bytes of data, expected 384 for F32 of shape [1, 6, 2, 8]"),
         ("half.npy", "half.npy is F16, expected F32 like "),

@@ -1,0 +1,85 @@
+//! A call on a GPU: compiled, computed, then timed.
+
+use std::time::{Duration, Instant};
+
+use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, HostError, Stream, Workspace};
+use fa3::{Output, Scalar};
+use fa3_types::Problem;
+use ndarray::{Array3, Array4, ArrayView4};
+
+use super::place::Times;
+
+/// Launches that warm up, and that find out how long one takes.
+const FEW: u32 = 3;
+/// Milliseconds of launches back to back that are timed: as many as `fa3 bench` times at once.
+const SLICE_MS: f64 = 25.0;
+
+/// Computes a call of contiguous tensors, and how long a launch of its kernel takes.
+///
+/// # Errors
+/// No kernel computes the problem, or what the driver says.
+pub(super) fn forward<T: Scalar>(
+    device: &Device,
+    problem: &Problem,
+    qkv: [ArrayView4<'_, T>; 3],
+) -> Result<(Output<T::Output>, Times), ForwardError> {
+    let start = Instant::now();
+    let forward = Forward::new(device, problem)?;
+    let compile = Some(start.elapsed());
+
+    let stream = device.stream()?;
+    let upload = |x: ArrayView4<'_, T>| -> Result<DeviceBuffer, HostError> {
+        let elements = x.as_slice().expect("a file's tensors have no gaps");
+        let mut buffer = device.alloc(size_of_val(elements))?;
+        buffer.upload(&stream, elements)?;
+        Ok(buffer)
+    };
+    let [q, k, v] = qkv.map(upload);
+    let lse_bytes = problem.lse_shape().iter().product::<usize>() * size_of::<f32>();
+    let mut pass = Pass {
+        q: q?,
+        k: k?,
+        v: v?,
+        o: device.alloc(problem.o().extent_bytes().0 as usize)?,
+        lse: device.alloc(lse_bytes)?,
+        workspace: Workspace::new(device, &stream, forward.workspace_bytes())?,
+        forward,
+        stream,
+    };
+    pass.launch(FEW)?;
+    let one_ms = pass.launch(FEW)?.as_secs_f64() * 1e3 / f64::from(FEW);
+    let launches = ((SLICE_MS / one_ms.max(1e-3)) as u32).max(FEW);
+    let call = pass.launch(launches)? / launches;
+
+    let (o, lse) = (pass.o.download(&pass.stream)?, pass.lse.download(&pass.stream)?);
+    let output = Output {
+        o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
+        lse: Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each"),
+    };
+    Ok((output, Times { compile, call, launches }))
+}
+
+/// A compiled call with its tensors on the GPU.
+struct Pass {
+    forward: Forward,
+    stream: Stream,
+    workspace: Workspace,
+    q: DeviceBuffer,
+    k: DeviceBuffer,
+    v: DeviceBuffer,
+    o: DeviceBuffer,
+    lse: DeviceBuffer,
+}
+
+impl Pass {
+    /// How long so many launches back to back take on the GPU.
+    fn launch(&mut self, launches: u32) -> Result<Duration, ForwardError> {
+        let Pass { forward, stream, workspace, q, k, v, o, lse } = self;
+        let start = stream.record()?;
+        for _ in 0..launches {
+            forward.run(stream, ForwardTensors { q, k, v, o, lse: Some(lse) }, workspace)?;
+        }
+        let end = stream.record()?;
+        Ok(Duration::from_secs_f64(f64::from(end.millis_since(&start)?) / 1e3))
+    }
+}
