@@ -9,6 +9,7 @@ use fa3_cuda::host::{Device, HostError};
 use crate::gpu;
 use crate::nvdisasm::Nvdisasm;
 use crate::ptxas::Ptxas;
+use crate::threads::{self, ThreadsError};
 use attempt::Trouble;
 
 /// What `fa3 doctor --help` says first.
@@ -41,7 +42,11 @@ enum Verdict {
 }
 
 /// Looks, tries and prints. False if something is there and broken.
-pub(crate) fn run(_: &Options) -> bool {
+///
+/// # Errors
+/// Without threads nothing can be tried.
+pub(crate) fn run(_: &Options) -> Result<bool, ThreadsError> {
+    threads::start()?;
     let mut report = Report::default();
     report.fact("fa3", env!("CARGO_PKG_VERSION"));
     report.fact("ptxas", Ptxas::find().map_or_else(|error| error.to_string(), |ptxas| ptxas.describe()));
@@ -51,7 +56,7 @@ pub(crate) fn run(_: &Options) -> bool {
     report.tried("kernels", "simulator", attempt::simulated());
     report.gpus();
     crate::print(&report);
-    !report.runs.iter().any(|(_, _, verdict)| matches!(verdict, Verdict::Broken(_)))
+    Ok(!report.runs.iter().any(|(_, _, verdict)| matches!(verdict, Verdict::Broken(_))))
 }
 
 impl Report {

@@ -15,6 +15,7 @@ use crate::gpu::GpuArgs;
 use crate::grid::{GridArgs, GridError, Setting};
 use crate::measure::{self, Machine, Pace};
 use crate::progress;
+use crate::threads::{self, ThreadsError};
 use crate::write::{self, WriteError};
 use candidates::{Candidate, candidates};
 use ranking::Ranking;
@@ -64,6 +65,8 @@ pub(crate) enum Error {
     #[error("{setting}: {source}")]
     Plan { setting: Setting, source: PlanError },
     #[error(transparent)]
+    Threads(#[from] ThreadsError),
+    #[error(transparent)]
     Write(#[from] WriteError),
 }
 
@@ -84,6 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let settings = options.grid.settings(options.dtype)?;
     let [json] = write::open([options.json.as_deref()], &[])?;
     let device = options.gpu.open()?;
+    threads::start()?;
     let machine = Machine::of(&device);
     crate::print(&format_args!("{machine}\nTFLOP/s, {}, all in turns\n", options.pace));
     let report = Report { machine, pace: options.pace, settings: measure(&device, settings, options.pace)? };

@@ -2,6 +2,7 @@
 
 use fa3_cuda::kernels::{Spec, fwd};
 use fa3_ir::Program;
+use fa3_types::{Problem, ProblemError};
 
 use super::OperationError;
 use crate::args::plan::PlanArgs;
@@ -17,8 +18,12 @@ pub(super) struct ForwardArgs {
 }
 
 impl ForwardArgs {
+    pub(super) fn problem(&self) -> Result<Problem, ProblemError> {
+        self.problem.dense().validate()
+    }
+
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
-        let problem = self.problem.dense().validate()?;
+        let problem = self.problem()?;
         let program = fwd::program(&self.plan.plan(&problem)?);
         if program.steps.is_empty() {
             return Err(OperationError::Empty { problem: Box::new(problem) });
