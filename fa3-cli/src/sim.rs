@@ -11,6 +11,7 @@ use fa3_ir::{Kernel, Program};
 use fa3_sim::{Costs, Mode, Policy, ProgramSimulation, SimError, Timeline};
 use rayon::prelude::*;
 
+use crate::args::json::{JsonArgs, NotAlone};
 use crate::kernel::{KernelArgs, OperationError, Reference};
 use crate::progress;
 use crate::threads::{self, ThreadsError};
@@ -63,6 +64,8 @@ pub(crate) struct Options {
     /// Draws when what happens in the model's cycles
     #[arg(long, global = true, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -96,6 +99,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     Threads(#[from] ThreadsError),
     #[error(transparent)]
+    Json(#[from] NotAlone),
+    #[error(transparent)]
     Write(#[from] WriteError),
     #[error("seed {seed}: {source}")]
     Sim { seed: u64, source: SimError },
@@ -107,16 +112,21 @@ pub(crate) enum Error {
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let program = options.kernel.program()?;
-    let [trace, svg] = write::open([options.trace.as_deref(), options.svg.as_deref()], &[])?;
+    let (trace, svg) = (options.trace.as_deref(), options.svg.as_deref());
+    let json = options.json.file(trace.is_some() || svg.is_some())?;
+    let [trace, svg, json] = write::open([trace, svg, json], &[])?;
     threads::start()?;
     let (report, timeline) = options.simulate(&program)?;
-    crate::print(&report);
+    let value = report.json(timeline.as_ref());
+    options.json.print(&report, &value);
+    let mut files = Vec::new();
     if let Some(timeline) = timeline {
         crate::print(&format_args!("\n{timeline}"));
-        let trace = trace.map(|file| (file, timeline.to_chrome_trace().into_bytes()));
-        let svg = svg.map(|file| (file, timeline.to_svg().into_bytes()));
-        write::write(&trace.into_iter().chain(svg).collect::<Vec<_>>())?;
+        files.extend(trace.map(|file| (file, timeline.to_chrome_trace().into_bytes())));
+        files.extend(svg.map(|file| (file, timeline.to_svg().into_bytes())));
     }
+    files.extend(json.map(|file| (file, write::json(&value))));
+    write::write(&files)?;
     Ok(report.is_clean())
 }
 

@@ -63,7 +63,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Gpu(#[from] fa3::Error),
     #[error("{setting}: {source}")]
-    Plan { setting: Setting, source: PlanError },
+    Plan { setting: Box<Setting>, source: PlanError },
     #[error(transparent)]
     Threads(#[from] ThreadsError),
     #[error(transparent)]
@@ -104,7 +104,7 @@ fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Re
     let limits = device.limits();
     let jobs = settings.into_iter().map(|(setting, problem)| match candidates(&problem, &limits) {
         Ok(candidates) => Ok((setting, problem, candidates)),
-        Err(source) => Err(Error::Plan { setting, source }),
+        Err(source) => Err(Error::Plan { setting: Box::new(setting), source }),
     });
     let jobs: Vec<(Setting, Problem, Vec<Candidate>)> = jobs.collect::<Result<_, _>>()?;
     let progress = progress::bar(jobs.iter().map(|(.., these)| measure::steps(these.len(), pace)).sum());

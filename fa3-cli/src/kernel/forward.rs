@@ -10,6 +10,7 @@ use crate::args::problem::ProblemArgs;
 
 /// A problem and its plan.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("dtype", |dtype| dtype.help("f16 or bf16")))]
 pub(super) struct ForwardArgs {
     #[command(flatten)]
     problem: ProblemArgs,

@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use fa3_ir::{Kernel, Program, Step};
-use fa3_sim::{Counters, Finding, ProgramOutcome, Site};
+use fa3_sim::{Count, Counters, EngineTrack, Finding, ProgramOutcome, Site, Timeline};
+use serde_json::{Value, json};
 
 use crate::kernel::Wrong;
 
@@ -95,6 +96,36 @@ impl Report {
             }
         }
         Report { title: titles.join("\n"), counted, faults: all, runs: count, broken, error, time }
+    }
+
+    /// The same for programs, with what a model says of the time; counts are of one run, step by step.
+    pub(super) fn json(&self, timeline: Option<&Timeline>) -> Value {
+        let Report { title: _, counted, faults, runs, broken, error, time } = self;
+        let count = |count: Count| json!({ "count": count.count, "bytes": count.bytes });
+        let step = |Counted { kernel, seed, counters }: &Counted| {
+            json!({
+                "kernel": kernel, "seed": seed,
+                "warp_instructions": counters.warp_instructions,
+                "products": counters.products, "product_flops": counters.product_flops,
+                "tma_loads": count(counters.loads), "tma_stores": count(counters.stores),
+                "tma_reductions": count(counters.reductions),
+                "barriers": counters.barriers, "mbarriers": counters.mbarriers,
+            })
+        };
+        let fault = |Seen { fault, again, seeds }: &Seen| json!({ "what": fault.to_string(), "again": again, "seeds": seeds });
+        let engines = |timeline: &Timeline| -> Vec<Value> {
+            let engine = |track: &EngineTrack| {
+                let busy = timeline.utilisation(track.cta, track.engine);
+                json!({ "cta": track.cta, "engine": track.engine.to_string(), "busy": busy })
+            };
+            timeline.engines.iter().map(engine).collect()
+        };
+        json!({
+            "steps": counted.iter().map(step).collect::<Vec<_>>(),
+            "faults": faults.iter().map(fault).collect::<Vec<_>>(),
+            "runs": runs, "broken_runs": broken, "error_of_allowed": error, "seconds": time.as_secs_f64(),
+            "model": timeline.map(|timeline| json!({ "cycles": timeline.length(), "engines": engines(timeline) })),
+        })
     }
 
     /// Whether nothing was found.
