@@ -91,7 +91,9 @@ impl FromArgMatches for KernelArgs {
 
 impl Subcommand for KernelArgs {
     fn augment_subcommands(command: Command) -> Command {
-        let command = command.subcommand_help_heading("Kernels").subcommand_value_name("KERNEL");
+        let command = command
+            .subcommand_help_heading("Kernels (KERNEL --help explains the options of one)")
+            .subcommand_value_name("KERNEL");
         Operation::augment_subcommands(command.disable_help_subcommand(true))
     }
 

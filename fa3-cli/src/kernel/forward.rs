@@ -1,5 +1,6 @@
 //! The forward pass of attention.
 
+use clap::Arg;
 use fa3_cuda::kernels::{Spec, fwd};
 use fa3_ir::Program;
 use fa3_types::{Problem, ProblemError};
@@ -10,12 +11,17 @@ use crate::args::problem::ProblemArgs;
 
 /// A problem and its plan.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("dtype", |dtype| dtype.help("f16 or bf16")))]
+#[command(mut_args(only_half))]
 pub(super) struct ForwardArgs {
     #[command(flatten)]
     problem: ProblemArgs,
     #[command(flatten, next_help_heading = "Plan")]
     plan: PlanArgs,
+}
+
+/// There are kernels of 16-bit elements only.
+fn only_half(arg: Arg) -> Arg {
+    if arg.get_id() == "dtype" { arg.help("f16 or bf16") } else { arg }
 }
 
 impl ForwardArgs {

@@ -88,6 +88,29 @@ fn timelines_are_models() {
     sim(&format!("{plain} --svg {}/none/picture.svg", folder.path().display())).refused("there is no folder");
 }
 
+/// The verb's help says where options are explained, the kernel's which words they take.
+#[test]
+fn options_say_what_they_take() {
+    for verb in ["sim", "ir", "ptx", "sass"] {
+        let help = |kernel: &[&str]| {
+            let text = fa3(&[&[verb], kernel, &["--help"]].concat()).succeeded();
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert!(help(&[]).contains("KERNEL --help explains the options of one"));
+        let forward = help(&["forward"]);
+        for part in [
+            "--dtype <TYPE> f16 or bf16 [default: bf16]",
+            "- producer: A warpgroup",
+            "- dynamic: Drawn by",
+            "[possible values: off, on]",
+        ] {
+            assert!(forward.contains(part), "{part} is not in {forward}");
+        }
+        assert!(help(&["gemm"]).contains("Elements of A and B: bf16 or f16"));
+        assert!(help(&["tile_copy"]).contains("[possible values: 128, 64, 32, none]"));
+    }
+}
+
 #[test]
 fn runs_that_are_none_are_refused() {
     sim("vector_add --n 2000000000").refused("24000000000 bytes of buffers are more than the 268435456");
