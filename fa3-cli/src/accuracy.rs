@@ -75,7 +75,8 @@ const FULL: Settings =
     Settings { seqlen: table::PAPER_SEQLEN, seeds: 1..=6, drift_keys: &[1 << 10, 1 << 12, 1 << 14, 1 << 16] };
 const QUICK: Settings = Settings { seqlen: 1024, seeds: 1..=3, drift_keys: &[1 << 10, 1 << 12] };
 
-/// Measures and writes; what is measured is printed as soon as it is there. False if something came out other than expected.
+/// Measures, prints what is measured as soon as it is there, and writes. False if something came out other than
+/// expected.
 ///
 /// # Errors
 /// See [`Error`].

@@ -262,7 +262,8 @@ mod tests {
     /// Of K and V, and of scores.
     #[test]
     fn every_other_list_counts() {
-        let options = "--head-dim 192 --head-dim-v 128,192 --causal --softcap 30,50 --seqlen 512 --seqlen-k 1k,4k --heads 2";
+        let options = "--head-dim 192 --head-dim-v 128,192 --causal --softcap 30,50 --seqlen 512 \
+                       --seqlen-k 1k,4k --heads 2";
         let shown: Vec<String> = settings(options).unwrap().iter().map(Setting::to_string).collect();
         let expected = ["192/128", "192"].into_iter().flat_map(|dims| ["30", "50"].map(|cap| (dims, cap)));
         let expected = expected.flat_map(|(dims, cap)| {

@@ -77,8 +77,8 @@ pub fn sum(x: &[f64], y: &[f64]) -> Vec<Expected> {
     x.iter().zip(y).map(|(x, y)| Expected::exactly((x + y) as f32 as f64)).collect()
 }
 
-/// The softmax of rows of `cols` elements in binary32, whose sums 32 lanes share. The exponential and the reciprocal have
-/// a few units in the last place each, the sum one a term.
+/// The softmax of rows of `cols` elements in binary32, whose sums 32 lanes share. The exponential and the reciprocal
+/// have a few units in the last place each, the sum one a term.
 pub fn softmax(x: &[f64], cols: usize) -> Vec<Expected> {
     let row = |row: &[f64]| -> Vec<Expected> {
         let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -96,8 +96,8 @@ pub fn transposed(x: &[f64], cols: usize) -> Vec<Expected> {
     (0..cols).flat_map(|col| (0..rows).map(move |row| Expected::exactly(x[row * cols + col]))).collect()
 }
 
-/// A Bᵀ, where A and B have rows of `k` elements, rounded by up to `rounding` of a result. The largest addend of the tensor
-/// core's sums is at most the sum of all; its result, and every further sum of results, is off by as much again.
+/// A Bᵀ, where A and B have rows of `k` elements, rounded by up to `rounding` of a result. The largest addend of the
+/// tensor core's sums is at most the sum of all; its result, and every further sum of results, is off by as much again.
 pub fn product(a: &[f64], b: &[f64], k: usize, core: TensorCore, rounding: f64) -> Vec<Expected> {
     let k = k.max(1);
     // What truncation loses is proportional to the largest addend, of which there are few.

@@ -46,8 +46,8 @@ impl From<Box<Violation>> for Wrong {
 }
 
 impl Reference {
-    /// Judges the bytes of a program's buffers after a run by those before it: the largest error, as a part of what is allowed
-    /// where it lies.
+    /// Judges the bytes of a program's buffers after a run by those before it: the largest error, as a part of what is
+    /// allowed where it lies.
     ///
     /// # Errors
     /// The first array that is wrong.

@@ -11,7 +11,8 @@ pub(super) fn json(plan: &Plan, orders: Option<&OrderComparison>) -> Value {
     json!({
         "problem": plan.problem().to_string(),
         "tile": {
-            "name": tile.to_string(), "m": tile.tile_m, "n": tile.tile_n, "stages": tile.stages, "consumers": tile.consumers,
+            "name": tile.to_string(), "m": tile.tile_m, "n": tile.tile_n, "stages": tile.stages,
+            "consumers": tile.consumers,
             "head_dim": tile.head_dim, "head_dim_v": tile.head_dim_v, "ping_pong": tile.ping_pong,
         },
         "order": schedule.order().to_string(),
