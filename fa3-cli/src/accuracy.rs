@@ -6,6 +6,7 @@ mod report;
 mod sample;
 mod table;
 
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -14,8 +15,9 @@ use fa3_types::ProblemError;
 
 use crate::draw::DrawError;
 use crate::progress;
+use crate::threads::{self, ThreadsError};
 use crate::write::{self, WriteError};
-use report::Report;
+use report::{DriftHead, Head, Report};
 
 /// What `fa3 accuracy --help` says first.
 pub(crate) const ABOUT: &str = "\
@@ -55,6 +57,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     Draw(#[from] DrawError),
     #[error(transparent)]
+    Threads(#[from] ThreadsError),
+    #[error(transparent)]
     Write(#[from] WriteError),
 }
 
@@ -71,12 +75,14 @@ const FULL: Settings =
     Settings { seqlen: table::PAPER_SEQLEN, seeds: 1..=6, drift_keys: &[1 << 10, 1 << 12, 1 << 14, 1 << 16] };
 const QUICK: Settings = Settings { seqlen: 1024, seeds: 1..=3, drift_keys: &[1 << 10, 1 << 12] };
 
-/// Measures, prints and writes. False if something came out other than expected.
+/// Measures, prints what is measured as soon as it is there, and writes. False if something came out other than
+/// expected.
 ///
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
+    threads::start()?;
     let report = measure(if options.quick { QUICK } else { FULL })?;
     crate::print(&report);
     let mut files = Vec::new();
@@ -96,8 +102,12 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
 fn measure(settings: Settings) -> Result<Report, Error> {
     let jobs = settings.seeds.clone().count() * (table::Method::ALL.len() + 1) + settings.drift_keys.len();
     let progress = progress::bar(jobs);
-    let table = table::measure(settings.seqlen, settings.seeds, &progress)?;
-    let drift = drift::measure(settings.drift_keys, &progress)?;
+    let (seqlen, head_dim) = (settings.seqlen, table::HEAD_DIM);
+    let print = |text: &dyn Display| progress.suspend(|| crate::print(&text));
+    print(&Head { seqlen, head_dim, seeds: settings.seeds.clone().count() });
+    let table = table::measure(seqlen, settings.seeds, &progress, &print)?;
+    print(&DriftHead);
+    let drift = drift::measure(settings.drift_keys, &progress, &print)?;
     progress.finish_and_clear();
-    Ok(Report { seqlen: settings.seqlen, head_dim: table::HEAD_DIM, table, drift })
+    Ok(Report { seqlen, head_dim, table, drift })
 }

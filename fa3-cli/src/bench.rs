@@ -17,6 +17,7 @@ use crate::gpu::GpuArgs;
 use crate::grid::{self, GridArgs, GridError, Setting};
 use crate::measure::{self, Machine, Pace};
 use crate::progress;
+use crate::threads::{self, ThreadsError};
 use crate::write::{self, WriteError};
 use report::{Cell, Report};
 
@@ -76,6 +77,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     Draw(#[from] DrawError),
     #[error(transparent)]
+    Threads(#[from] ThreadsError),
+    #[error(transparent)]
     Write(#[from] WriteError),
 }
 
@@ -88,6 +91,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let settings = options.grid.settings(dtype)?;
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
     let device = options.gpu.open()?;
+    threads::start()?;
     let mut files = Vec::new();
     let is_whole = if options.ablation {
         let report = ablation::measure(&device, dtype, options.pace)?;

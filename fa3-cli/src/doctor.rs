@@ -5,10 +5,14 @@ mod attempt;
 use std::fmt;
 
 use fa3_cuda::host::{Device, HostError};
+use serde_json::{Map, Value, json};
 
+use crate::args::json::{JsonArgs, NotAlone};
 use crate::gpu;
 use crate::nvdisasm::Nvdisasm;
 use crate::ptxas::Ptxas;
+use crate::threads::{self, ThreadsError};
+use crate::write::{self, WriteError};
 use attempt::Trouble;
 
 /// What `fa3 doctor --help` says first.
@@ -22,8 +26,24 @@ The exit code is 0, also where nothing but the CPU can be used, or 1 if somethin
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  fa3 doctor")]
-pub(crate) struct Options {}
+  fa3 doctor
+  fa3 doctor --json -")]
+pub(crate) struct Options {
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+/// Why nothing was said.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages are the sources'")]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Json(#[from] NotAlone),
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -41,7 +61,12 @@ enum Verdict {
 }
 
 /// Looks, tries and prints. False if something is there and broken.
-pub(crate) fn run(_: &Options) -> bool {
+///
+/// # Errors
+/// See [`Error`]: without threads nothing can be tried.
+pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    let [json] = write::open([options.json.file(false)?], &[])?;
+    threads::start()?;
     let mut report = Report::default();
     report.fact("fa3", env!("CARGO_PKG_VERSION"));
     report.fact("ptxas", Ptxas::find().map_or_else(|error| error.to_string(), |ptxas| ptxas.describe()));
@@ -50,8 +75,9 @@ pub(crate) fn run(_: &Options) -> bool {
     report.tried("attention", fa3::Device::Cpu, attempt::attention(&fa3::Device::Cpu));
     report.tried("kernels", "simulator", attempt::simulated());
     report.gpus();
-    crate::print(&report);
-    !report.runs.iter().any(|(_, _, verdict)| matches!(verdict, Verdict::Broken(_)))
+    options.json.print(&report, &report.json());
+    write::write(&json.map(|file| (file, write::json(&report.json()))).into_iter().collect::<Vec<_>>())?;
+    Ok(!report.runs.iter().any(|(_, _, verdict)| matches!(verdict, Verdict::Broken(_))))
 }
 
 impl Report {
@@ -62,6 +88,18 @@ impl Report {
     fn tried(&mut self, what: &'static str, place: impl ToString, result: Result<(), Trouble>) {
         let verdict = result.map_or_else(Verdict::Broken, |()| Verdict::Yes);
         self.runs.push((what, place.to_string(), verdict));
+    }
+
+    /// The same for programs. What does not run says why.
+    fn json(&self) -> Value {
+        let run = |(what, place, verdict): &(&str, String, Verdict)| {
+            let (runs, broken) = (matches!(verdict, Verdict::Yes), matches!(verdict, Verdict::Broken(_)));
+            let why = (!runs).then(|| verdict.to_string());
+            json!({ "what": what, "where": place, "runs": runs, "broken": broken, "why": why })
+        };
+        let machine: Map<String, Value> =
+            self.machine.iter().map(|(what, is)| (what.clone(), is.clone().into())).collect();
+        json!({ "machine": machine, "runs": self.runs.iter().map(run).collect::<Vec<_>>() })
     }
 
     /// Tries every GPU of the driver.

@@ -12,8 +12,14 @@ pub(crate) struct GridArgs {
     /// Head dimensions
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64,128,256")]
     head_dim: Vec<usize>,
+    /// Head dimensions of V and O, as those of Q and K if absent
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    head_dim_v: Vec<usize>,
     #[command(flatten)]
     masks: MaskList,
+    /// Bounds of scores s, as in C · tanh(s / C); none if absent
+    #[arg(long, value_name = "C,..", value_delimiter = ',', allow_negative_numbers = true)]
+    softcap: Vec<f64>,
     /// Rows of a sequence; k is 1024
     #[arg(
         long,
@@ -23,6 +29,9 @@ pub(crate) struct GridArgs {
         value_parser = size
     )]
     seqlen: Vec<usize>,
+    /// Keys of a sequence, as its rows if absent
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = size)]
+    seqlen_k: Vec<usize>,
     /// Sequences, instead of --tokens
     #[arg(long, value_name = "N", conflicts_with = "tokens")]
     batch: Option<usize>,
@@ -41,18 +50,34 @@ pub(crate) struct GridArgs {
 }
 
 /// The options of [`GridArgs`], which do not go with fixed settings.
-pub(crate) const OPTIONS: [&str; 10] =
-    ["head_dim", "no_mask", "causal", "window", "seqlen", "batch", "tokens", "hidden", "heads", "heads_kv"];
+pub(crate) const OPTIONS: [&str; 13] = [
+    "head_dim",
+    "head_dim_v",
+    "no_mask",
+    "causal",
+    "window",
+    "softcap",
+    "seqlen",
+    "seqlen_k",
+    "batch",
+    "tokens",
+    "hidden",
+    "heads",
+    "heads_kv",
+];
 
 /// One attention problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Setting {
     #[serde(serialize_with = "text")]
     pub(crate) dtype: Dtype,
     pub(crate) head_dim: usize,
+    pub(crate) head_dim_v: usize,
     #[serde(serialize_with = "text")]
     pub(crate) mask: Mask,
+    pub(crate) softcap: Option<f64>,
     pub(crate) seqlen: usize,
+    pub(crate) seqlen_k: usize,
     pub(crate) batch: usize,
     pub(crate) heads: usize,
     pub(crate) heads_kv: usize,
@@ -66,32 +91,48 @@ pub(crate) enum GridError {
         "{hidden} columns are no whole number of heads with head_dim {head_dim}; --heads gives their number"
     )]
     Hidden { hidden: usize, head_dim: usize },
-    #[error(
-        "there is nothing to compute with batch {batch}, seqlen {seqlen}, heads {heads} and head_dim {head_dim}"
-    )]
-    Empty { batch: usize, seqlen: usize, heads: usize, head_dim: usize },
+    #[error("there is nothing to compute with batch {}, heads {}, {setting}", setting.batch, setting.heads)]
+    Empty { setting: Box<Setting> },
     #[error("{setting}: {source}")]
-    Problem { setting: Setting, source: ProblemError },
+    Problem { setting: Box<Setting>, source: ProblemError },
 }
 
 impl GridArgs {
+    /// Soft caps and masks, masks fastest.
+    fn scores(&self) -> Vec<(Option<f64>, Mask)> {
+        let caps = self.softcap.iter().map(|&cap| Some(cap));
+        let uncapped = self.softcap.is_empty().then_some(None);
+        let masks = self.masks.masks();
+        caps.chain(uncapped).flat_map(|cap| masks.iter().map(move |&mask| (cap, mask))).collect()
+    }
+
+    /// Rows of Q and keys, keys fastest.
+    fn lengths(&self) -> impl Iterator<Item = (usize, usize)> {
+        let keys = |seqlen| or_same(&self.seqlen_k, seqlen);
+        self.seqlen.iter().flat_map(move |&seqlen| keys(seqlen).map(move |seqlen_k| (seqlen, seqlen_k)))
+    }
+
     /// Every combination with its problem: sequence lengths fastest, then masks.
     pub(crate) fn settings(&self, dtype: Dtype) -> Result<Vec<(Setting, Problem)>, GridError> {
-        let (masks, mut settings) = (self.masks.masks(), Vec::new());
+        let (scores, mut settings) = (self.scores(), Vec::new());
         for &head_dim in &self.head_dim {
             let heads = match self.heads {
                 Some(heads) => heads,
                 None if head_dim > 0 && self.hidden.is_multiple_of(head_dim) => self.hidden / head_dim,
                 None => return Err(GridError::Hidden { hidden: self.hidden, head_dim }),
             };
-            let heads_kv = self.heads_kv.unwrap_or(heads);
-            for (&mask, &seqlen) in
-                masks.iter().flat_map(|mask| self.seqlen.iter().map(move |seqlen| (mask, seqlen)))
-            {
-                let batch = self.batch.unwrap_or_else(|| (self.tokens / seqlen.max(1)).max(1));
-                let setting = Setting { dtype, head_dim, mask, seqlen, batch, heads, heads_kv };
-                if settings.iter().all(|(known, _)| *known != setting) {
-                    settings.push((setting, setting.problem()?));
+            let head_dims_v = or_same(&self.head_dim_v, head_dim);
+            let parts =
+                head_dims_v.flat_map(|head_dim_v| scores.iter().map(move |&score| (head_dim_v, score)));
+            for (head_dim_v, (softcap, mask)) in parts {
+                for (seqlen, seqlen_k) in self.lengths() {
+                    let batch = self.batch.unwrap_or_else(|| (self.tokens / seqlen.max(1)).max(1));
+                    let heads_kv = self.heads_kv.unwrap_or(heads);
+                    let plain = Setting::plain(dtype, head_dim, mask, (batch, seqlen, heads));
+                    let setting = Setting { head_dim_v, softcap, seqlen_k, heads_kv, ..plain };
+                    if settings.iter().all(|(known, _)| *known != setting) {
+                        settings.push((setting, setting.problem()?));
+                    }
                 }
             }
         }
@@ -100,23 +141,65 @@ impl GridArgs {
 }
 
 impl Setting {
+    /// As many keys as rows, V as wide as K, no soft cap, as many key/value heads as query heads.
+    pub(crate) fn plain(
+        dtype: Dtype,
+        head_dim: usize,
+        mask: Mask,
+        (batch, seqlen, heads): (usize, usize, usize),
+    ) -> Setting {
+        let (head_dim_v, seqlen_k, heads_kv) = (head_dim, seqlen, heads);
+        Setting { dtype, head_dim, head_dim_v, mask, softcap: None, seqlen, seqlen_k, batch, heads, heads_kv }
+    }
+
     /// The problem, whose tensors are contiguous.
     pub(crate) fn problem(&self) -> Result<Problem, GridError> {
-        let Setting { dtype, head_dim, mask, seqlen, batch, heads, heads_kv } = *self;
-        if [batch, seqlen, heads, head_dim].contains(&0) {
-            return Err(GridError::Empty { batch, seqlen, heads, head_dim });
+        let &Setting { dtype, head_dim, head_dim_v, mask, softcap, seqlen, seqlen_k, batch, heads, heads_kv } =
+            self;
+        if [batch, seqlen, seqlen_k, heads, head_dim, head_dim_v].contains(&0) {
+            return Err(GridError::Empty { setting: Box::new(*self) });
         }
         let q = Shape { batch, seqlen, heads, head_dim };
-        let spec = ProblemSpec::dense(dtype, q, Shape { heads: heads_kv, ..q }).mask(mask);
-        spec.validate().map_err(|source| GridError::Problem { setting: *self, source })
+        let kv = Shape { heads: heads_kv, seqlen: seqlen_k, ..q };
+        let mut spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v).mask(mask);
+        spec.softcap = softcap;
+        spec.validate().map_err(|source| GridError::Problem { setting: Box::new(*self), source })
     }
+
+    /// Whether only lengths tell them apart.
+    pub(crate) fn is_beside(&self, other: &Setting) -> bool {
+        let key = |x: &Setting| (x.head_dim, x.head_dim_v, x.mask, x.softcap);
+        key(self) == key(other)
+    }
+
+    /// As in 128, or 192/128 if V has another one than K.
+    pub(crate) fn head_dims(&self) -> String {
+        let Setting { head_dim, head_dim_v, .. } = self;
+        if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}/{head_dim_v}") }
+    }
+
+    /// As in causal, or causal, softcap 30.
+    pub(crate) fn scores(&self) -> String {
+        let cap = self.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
+        format!("{}{cap}", self.mask)
+    }
+
+    /// As in 1k, or 1k x 4k if there are not as many keys as rows.
+    pub(crate) fn lengths(&self) -> String {
+        let [rows, keys] = [self.seqlen, self.seqlen_k].map(size_label);
+        if rows == keys { rows } else { format!("{rows} x {keys}") }
+    }
+}
+
+/// What is given, or what there is already.
+fn or_same(given: &[usize], same: usize) -> impl Iterator<Item = usize> {
+    given.iter().copied().chain(given.is_empty().then_some(same))
 }
 
 /// What tells it from others in a table: the rest is the same in all.
 impl std::fmt::Display for Setting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Setting { head_dim, mask, seqlen, .. } = self;
-        write!(f, "head_dim {head_dim}, mask {mask}, seqlen {}", size_label(*seqlen))
+        write!(f, "head_dim {}, mask {}, seqlen {}", self.head_dims(), self.scores(), self.lengths())
     }
 }
 
@@ -169,16 +252,29 @@ mod tests {
             (window(None, Some(3)), 100),
         ];
         let expected = expected.map(|(mask, seqlen)| Setting {
-            dtype: Dtype::Bf16,
-            head_dim: 96,
-            mask,
-            seqlen,
-            batch: 5,
-            heads: 6,
             heads_kv: 2,
+            ..Setting::plain(Dtype::Bf16, 96, mask, (5, seqlen, 6))
         });
         assert_eq!(settings, expected);
         assert_eq!(self::settings("--tokens 10 --seqlen 12").unwrap()[0].batch, 1);
+    }
+
+    /// Of K and V, and of scores.
+    #[test]
+    fn every_other_list_counts() {
+        let options = "--head-dim 192 --head-dim-v 128,192 --causal --softcap 30,50 --seqlen 512 \
+                       --seqlen-k 1k,4k --heads 2";
+        let shown: Vec<String> = settings(options).unwrap().iter().map(Setting::to_string).collect();
+        let expected = ["192/128", "192"].into_iter().flat_map(|dims| ["30", "50"].map(|cap| (dims, cap)));
+        let expected = expected.flat_map(|(dims, cap)| {
+            ["1k", "4k"]
+                .map(|keys| format!("head_dim {dims}, mask causal, softcap {cap}, seqlen 512 x {keys}"))
+        });
+        assert_eq!(shown, expected.collect::<Vec<_>>());
+        let setting = settings(options).unwrap()[0];
+        let problem = setting.problem().unwrap();
+        assert_eq!((problem.head_dim_v(), problem.k().shape.seqlen), (128, 1024));
+        assert_eq!(problem.softcap().map(|cap| cap.bound()), Some(30.0));
     }
 
     #[test]
@@ -186,7 +282,8 @@ mod tests {
         let error = |options| settings(options).unwrap_err();
         assert_eq!(error("--head-dim 96"), GridError::Hidden { hidden: 2048, head_dim: 96 });
         assert_eq!(error("--head-dim 0"), GridError::Hidden { hidden: 2048, head_dim: 0 });
-        assert!(matches!(error("--seqlen 0"), GridError::Empty { seqlen: 0, .. }));
+        assert!(matches!(error("--seqlen 0"), GridError::Empty { setting } if setting.seqlen == 0));
+        assert!(error("--softcap -1 --heads 2").to_string().contains("softcap -1, seqlen 512: "));
         let heads = error("--head-dim 64 --causal --seqlen 1k --heads-kv 5").to_string();
         assert_eq!(heads, "head_dim 64, mask causal, seqlen 1k: heads_q 32 is not a multiple of heads_kv 5");
         for options in ["--batch 2 --tokens 4k", "--heads 2 --hidden 128", "--window 5", "--seqlen k"] {

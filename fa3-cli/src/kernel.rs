@@ -3,6 +3,7 @@
 mod forward;
 mod ladder;
 mod operation;
+mod reference;
 
 use std::fmt;
 
@@ -14,6 +15,7 @@ use fa3_ir::{Kernel, Program};
 use operation::Operation;
 
 pub(crate) use operation::OperationError;
+pub(crate) use reference::{Reference, Wrong};
 
 /// A kernel's name and its options, as a subcommand of the verb.
 #[derive(Debug)]
@@ -29,6 +31,14 @@ impl KernelArgs {
     /// Options that make no sense together.
     pub(crate) fn program(&self) -> Result<Program<Kernel>, OperationError> {
         Ok(self.operation.program()?.map(Spec::kernel))
+    }
+
+    /// What the program's results must be.
+    ///
+    /// # Errors
+    /// Options that describe no problem.
+    pub(crate) fn reference(&self) -> Result<Reference, OperationError> {
+        self.operation.reference()
     }
 }
 
@@ -81,7 +91,9 @@ impl FromArgMatches for KernelArgs {
 
 impl Subcommand for KernelArgs {
     fn augment_subcommands(command: Command) -> Command {
-        let command = command.subcommand_help_heading("Kernels").subcommand_value_name("KERNEL");
+        let command = command
+            .subcommand_help_heading("Kernels (KERNEL --help explains the options of one)")
+            .subcommand_value_name("KERNEL");
         Operation::augment_subcommands(command.disable_help_subcommand(true))
     }
 

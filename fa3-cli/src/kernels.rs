@@ -6,9 +6,12 @@ mod count;
 use fa3_cuda::host::HostError;
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
 use fa3_ir::{Kernel, Ptx};
+use serde_json::{Map, Value, json};
 
+use crate::args::json::{JsonArgs, NotAlone};
 use crate::ptx::{self, Unsound};
 use crate::table::Table;
+use crate::write::{self, WriteError};
 use compile::{CompileError, Compiler};
 use count::Count;
 
@@ -39,7 +42,15 @@ pub(crate) struct Options {
     /// Compiles them with the driver of GPU 0, too
     #[arg(long)]
     gpu: bool,
+    #[command(flatten)]
+    json: JsonArgs,
 }
+
+/// The columns of what is known without a compiler.
+const FACTS: [&str; 9] =
+    ["kernel", "setmaxnreg", "threads", "smem", "stmts", "wgmma", "tma", "barrier", "ptx"];
+/// The columns of what a compiler says.
+const VERDICT: [&str; 4] = ["regs", "spills", "warns", "ms"];
 
 /// Why there is no table.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +64,10 @@ pub(crate) enum Error {
     Compile(#[from] CompileError),
     #[error(transparent)]
     Driver(#[from] HostError),
+    #[error(transparent)]
+    Json(#[from] NotAlone),
+    #[error(transparent)]
+    Write(#[from] WriteError),
 }
 
 /// Lists. False if a compiler spills or warns.
@@ -60,6 +75,7 @@ pub(crate) enum Error {
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    let [json] = write::open([options.json.file(false)?], &[])?;
     let chosen = chosen(&options.name)?;
     let compilers = Compiler::installed(options.gpu)?;
     let mut rows = vec![heads(compilers.len())];
@@ -82,16 +98,38 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
         }
         rows.push(row);
     }
-    crate::print(&Table { rows, left: 2 });
-    crate::print(&"");
-    for compiler in &compilers {
-        crate::print(&match compiler {
+    let compilers: Vec<String> = compilers
+        .iter()
+        .map(|compiler| match compiler {
             Ok(compiler) => compiler.describe(),
             Err(why) => format!("skipped: {why}"),
-        });
-    }
-    notes.iter().for_each(crate::print);
+        })
+        .collect();
+    let report = self::json(&rows, &compilers, &notes);
+    let lines = compilers.iter().chain(&notes).fold(String::new(), |lines, line| lines + "\n" + line);
+    options.json.print(&format_args!("{}\n{lines}", Table { rows, left: 2 }), &report);
+    write::write(&json.map(|file| (file, write::json(&report))).into_iter().collect::<Vec<_>>())?;
     Ok(clean)
+}
+
+/// The table for programs: a kernel's facts, and what each compiler says of it.
+fn json(rows: &[Vec<String>], compilers: &[String], notes: &[String]) -> Value {
+    let number = |cell: &String| match cell.as_str() {
+        "-" | "?" => Value::Null,
+        text => text.parse::<u64>().map_or_else(|_| text.into(), Value::from),
+    };
+    let object = |names: &[&str], cells: &[String]| -> Map<String, Value> {
+        names.iter().zip(cells).map(|(&name, cell)| (name.to_owned(), number(cell))).collect()
+    };
+    let kernel = |row: &Vec<String>| {
+        let (facts, verdicts) = row.split_at(FACTS.len());
+        let verdicts = verdicts.chunks(VERDICT.len()).map(|cells| object(&VERDICT, cells));
+        let mut kernel = object(&FACTS, facts);
+        kernel.insert("compiled".to_owned(), verdicts.collect());
+        kernel
+    };
+    let kernels: Vec<Map<String, Value>> = rows.iter().skip(1).map(kernel).collect();
+    json!({ "kernels": kernels, "compilers": compilers, "notes": notes })
 }
 
 /// The shipped kernels whose names contain `part`.
@@ -108,9 +146,8 @@ fn chosen(part: &str) -> Result<Vec<Shipped>, Error> {
 
 /// The heads of the columns, four for each compiler.
 fn heads(compilers: usize) -> Vec<String> {
-    let facts = ["kernel", "setmaxnreg", "threads", "smem", "stmts", "wgmma", "tma", "barrier", "ptx"];
-    let verdict = [["regs", "spills", "warns", "ms"], ["gpu regs", "spills", "warns", "ms"]];
-    let heads = facts.into_iter().chain(verdict.into_iter().take(compilers).flatten());
+    let of_gpu = ["gpu regs", "spills", "warns", "ms"];
+    let heads = FACTS.into_iter().chain([VERDICT, of_gpu].into_iter().take(compilers).flatten());
     heads.map(str::to_owned).collect()
 }
 

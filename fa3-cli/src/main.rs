@@ -28,6 +28,7 @@ mod run;
 mod sass;
 mod sim;
 mod table;
+mod threads;
 mod tune;
 mod write;
 
@@ -102,7 +103,7 @@ fn main() -> ExitCode {
         Verb::Ptx(options) => ptx::run(&options).map_err(Into::into),
         Verb::Sass(options) => sass::run(&options).map_err(Into::into),
         Verb::Sim(options) => sim::run(&options).map_err(Into::into),
-        Verb::Doctor(options) => Ok(doctor::run(&options)),
+        Verb::Doctor(options) => doctor::run(&options).map_err(Into::into),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,6 +1,7 @@
 //! `fa3 plan`: how a problem would be computed on a GPU.
 
 mod gantt;
+mod report;
 
 use std::path::PathBuf;
 
@@ -8,7 +9,9 @@ use clap::Arg;
 use fa3_sched::forward::{Loads, OrderComparison, OrderTable, Plan, PlanError};
 use fa3_sched::{Order, Scheduler, certified_bound};
 use fa3_types::{Problem, ProblemError, Sequences};
+use serde_json::json;
 
+use crate::args::json::{JsonArgs, NotAlone};
 use crate::args::plan::PlanArgs;
 use crate::args::problem::ProblemArgs;
 use crate::draw::DrawError;
@@ -66,6 +69,8 @@ pub(crate) struct Options {
     /// Draws the plan's schedule, beside that of the linear order
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonArgs,
     #[command(flatten, next_help_heading = "Plan")]
     plan: PlanArgs,
 }
@@ -74,7 +79,10 @@ pub(crate) struct Options {
 fn demand(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "heads" | "head_dim" => arg.default_value(None).required(true),
-        "seqlen" => arg.default_value(None).required_unless_present("cu_seqlens_q"),
+        "seqlen" => {
+            let arg = arg.default_value(None).required_unless_present("cu_seqlens_q");
+            arg.required_unless_present_all(["seqlen_q", "seqlen_k"])
+        }
         _ => arg,
     }
 }
@@ -92,6 +100,8 @@ pub(crate) enum Error {
     #[error("{given} tiles are more than the {limit} that are simulated")]
     Tiles { given: u32, limit: u32 },
     #[error(transparent)]
+    Json(#[from] NotAlone),
+    #[error(transparent)]
     Draw(#[from] DrawError),
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -102,44 +112,63 @@ pub(crate) enum Error {
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    let [svg] = write::open([options.svg.as_deref()], &[])?;
+    let json = options.json.file(options.svg.is_some())?;
+    let [json, svg] = write::open([json, options.svg.as_deref()], &[])?;
     let problem = options.problem()?;
-    let limits = options.plan.limits();
-    let plan = match options.plan.plan(&problem) {
+    let mut files = Vec::new();
+    let (text, report) = match options.plan.plan(&problem) {
         Err(why) if why.is_cpu_only() && svg.is_some() => return Err(Error::NoSchedule(why)),
         Err(why) if why.is_cpu_only() => {
-            crate::print(&format_args!("computed on the CPU only, because {why}"));
-            return Ok(true);
+            let report = json!({ "problem": problem.to_string(), "cpu_only": why.to_string() });
+            (format!("computed on the CPU only, because {why}"), report)
         }
-        plan => plan?,
+        plan => {
+            let plan = plan?;
+            let num_tiles = plan.schedule().num_tiles();
+            if num_tiles > MOST_TILES {
+                return Err(Error::Tiles { given: num_tiles, limit: MOST_TILES });
+            }
+            // What is compared is what the library decides.
+            let compares = !options.plan.decides() && num_tiles > 0;
+            let orders =
+                compares.then(|| OrderComparison::new(&problem, &options.plan.limits())).transpose()?;
+            if let Some(file) = svg {
+                files.push((file, options.draw(&plan)?.into_bytes()));
+            }
+            (text(&plan, orders.as_ref()), report::json(&plan, orders.as_ref()))
+        }
     };
-    let num_tiles = plan.schedule().num_tiles();
-    if num_tiles > MOST_TILES {
-        return Err(Error::Tiles { given: num_tiles, limit: MOST_TILES });
+    options.json.print(&text, &report);
+    files.extend(json.map(|file| (file, write::json(&report))));
+    if !files.is_empty() {
+        crate::print(&"");
     }
-    crate::print(&plan);
-    // What is compared is what the library decides.
-    if !options.plan.decides() {
-        crate::print(&COLUMNS);
-        crate::print(&OrderTable(vec![OrderComparison::new(&problem, &limits)?]));
+    write::write(&files)?;
+    Ok(true)
+}
+
+fn text(plan: &Plan, orders: Option<&OrderComparison>) -> String {
+    match orders {
+        Some(orders) => format!("{plan}\n{COLUMNS}\n{}", OrderTable(vec![orders.clone()])),
+        None => plan.to_string(),
     }
-    if let Some(file) = svg {
+}
+
+impl Options {
+    /// The plan's schedule beside that of the linear order, whose tiles are drawn if there is a producer to do so.
+    fn draw(&self, plan: &Plan) -> Result<String, Error> {
+        let (problem, limits) = (plan.problem(), self.plan.limits());
         let scheduler = match plan.tile().loads {
             Loads::Producer => Scheduler::DynamicPersistent,
             Loads::Consumers => Scheduler::StaticPersistent,
         };
-        let linear = options.plan.options(&problem)?.order(Order::Linear).scheduler(scheduler);
-        let linear = Plan::with(&problem, &limits, &linear)?;
-        let schedules = [Panel::new("planned", &plan), Panel::new("linear", &linear)];
+        let linear = self.plan.options(problem)?.order(Order::Linear).scheduler(scheduler);
+        let linear = Plan::with(problem, &limits, &linear)?;
+        let schedules = [Panel::new("planned", plan), Panel::new("linear", &linear)];
         let costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
-        let svg = gantt::draw(&problem, &schedules, certified_bound(&costs, limits.sms))?;
-        crate::print(&"");
-        write::write(&[(file, svg.into_bytes())])?;
+        Ok(gantt::draw(problem, &schedules, certified_bound(&costs, limits.sms))?)
     }
-    Ok(true)
-}
 
-impl Options {
     fn problem(&self) -> Result<Problem, ProblemError> {
         let Some(cu_seqlens_q) = &self.cu_seqlens_q else { return self.problem.dense().validate() };
         let seqs_q = Sequences::packed(cu_seqlens_q)?;

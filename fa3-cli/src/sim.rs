@@ -8,18 +8,22 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use fa3_ir::{Kernel, Program};
-use fa3_sim::{Costs, Mode, Policy, ProgramOutcome, ProgramSimulation, SimError, Timeline};
+use fa3_sim::{Costs, Mode, Policy, ProgramSimulation, SimError, Timeline};
 use rayon::prelude::*;
 
-use crate::kernel::{KernelArgs, OperationError};
+use crate::args::json::{JsonArgs, NotAlone};
+use crate::kernel::{KernelArgs, OperationError, Reference};
+use crate::progress;
+use crate::threads::{self, ThreadsError};
 use crate::write::{self, WriteError};
 use buffers::BufferError;
-use report::Report;
+use report::{Report, Run};
 
 /// What `fa3 sim --help` says first.
 pub(crate) const ABOUT: &str = "\
 Runs a kernel on the CPU and checks the rules of the machine: races between warps and between proxies, missing fences and \
-waits, phases of mbarriers, uninitialised data, deadlocks. Prints what breaks them, and what was counted.
+waits, phases of mbarriers, uninitialised data, deadlocks. Prints what breaks them, and what was counted. Of runs that break \
+no rule it compares the results with arithmetic in f64: attention with the oracle, by the error law.
 
 With --trace or --svg a model says how many cycles the first cluster of the first run takes on an H100, and how busy the \
 engines of its SM are: a model, not a measurement. Of what takes several launches it shows the longest.
@@ -34,7 +38,7 @@ Examples:
   fa3 sim gemm_cluster --seeds 100 --mode skeleton
   fa3 sim gemm --m 128 --n 256 --k 4096 --ctas 1 --mode skeleton --svg gemm.svg
 
-Exit code: 0, or 1 if a rule is broken, or 2 if there was no run.";
+Exit code: 0, or 1 if a rule is broken or a result is wrong, or 2 if there was no run.";
 
 /// Options of `fa3 sim`.
 #[derive(Debug, clap::Args)]
@@ -60,6 +64,8 @@ pub(crate) struct Options {
     /// Draws when what happens in the model's cycles
     #[arg(long, global = true, value_name = "FILE")]
     svg: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -78,7 +84,7 @@ enum Depth {
     Exact,
     /// Matrix products in plain binary32
     Fast,
-    /// None: who waits for whom, and addresses
+    /// None: who waits for whom, and addresses; there are no results to compare
     Skeleton,
 }
 
@@ -91,26 +97,36 @@ pub(crate) enum Error {
     #[error(transparent)]
     Buffers(#[from] BufferError),
     #[error(transparent)]
+    Threads(#[from] ThreadsError),
+    #[error(transparent)]
+    Json(#[from] NotAlone),
+    #[error(transparent)]
     Write(#[from] WriteError),
     #[error("seed {seed}: {source}")]
     Sim { seed: u64, source: SimError },
 }
 
-/// Runs and prints. False if a rule is broken.
+/// Runs and prints. False if a rule is broken or a result is wrong.
 ///
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let program = options.kernel.program()?;
-    let [trace, svg] = write::open([options.trace.as_deref(), options.svg.as_deref()], &[])?;
+    let (trace, svg) = (options.trace.as_deref(), options.svg.as_deref());
+    let json = options.json.file(trace.is_some() || svg.is_some())?;
+    let [trace, svg, json] = write::open([trace, svg, json], &[])?;
+    threads::start()?;
     let (report, timeline) = options.simulate(&program)?;
-    crate::print(&report);
+    let value = report.json(timeline.as_ref());
+    options.json.print(&report, &value);
+    let mut files = Vec::new();
     if let Some(timeline) = timeline {
         crate::print(&format_args!("\n{timeline}"));
-        let trace = trace.map(|file| (file, timeline.to_chrome_trace().into_bytes()));
-        let svg = svg.map(|file| (file, timeline.to_svg().into_bytes()));
-        write::write(&trace.into_iter().chain(svg).collect::<Vec<_>>())?;
+        files.extend(trace.map(|file| (file, timeline.to_chrome_trace().into_bytes())));
+        files.extend(svg.map(|file| (file, timeline.to_svg().into_bytes())));
     }
+    files.extend(json.map(|file| (file, write::json(&value))));
+    write::write(&files)?;
     Ok(report.is_clean())
 }
 
@@ -118,16 +134,26 @@ impl Options {
     /// Runs all seeds. The timeline is of the first one's longest step, if files are to be written of it.
     fn simulate(&self, program: &Program<Kernel>) -> Result<(Report, Option<Timeline>), Error> {
         let start = Instant::now();
+        let reference = self.kernel.reference()?;
+        let progress = progress::late_bar(self.seeds).with_message(self.kernel.to_string());
         let seeds = (0..self.seeds).into_par_iter().map(|index| self.seed.wrapping_add(index));
-        let outcomes = seeds.map(|seed| Ok((seed, self.outcome(program, seed)?)));
-        let mut outcomes: Vec<(u64, ProgramOutcome)> = outcomes.collect::<Result<_, Error>>()?;
-        let steps = outcomes.first_mut().into_iter().flat_map(|(_, outcome)| &mut outcome.steps);
+        let runs = seeds.map(|seed| {
+            let run = self.run(program, &reference, seed);
+            progress.inc(1);
+            run
+        });
+        let runs: Result<Vec<Run>, Error> = runs.collect();
+        progress.finish_and_clear();
+        let mut runs = runs?;
+        let steps = runs.first_mut().into_iter().flat_map(|run| &mut run.outcome.steps);
         let traces = steps.filter_map(|step| step.trace.take());
-        let timeline = traces.map(|trace| Timeline::new(&trace, &Costs::HOPPER)).max_by_key(Timeline::length);
-        Ok((Report::new(program, outcomes, start.elapsed(), |seed| self.again(seed)), timeline))
+        // Only the forward pass has a factor in registers.
+        let timelines = traces.map(|trace| Timeline::new(&trace, &Costs::HOPPER).name_registers("P"));
+        let timeline = timelines.max_by_key(Timeline::length);
+        Ok((Report::new(program, runs, start.elapsed(), |seed| self.again(seed)), timeline))
     }
 
-    fn outcome(&self, program: &Program<Kernel>, seed: u64) -> Result<ProgramOutcome, Error> {
+    fn run(&self, program: &Program<Kernel>, reference: &Reference, seed: u64) -> Result<Run, Error> {
         let policy = match self.policy {
             Schedule::Eager => Policy::Eager,
             Schedule::Lazy => Policy::Lazy,
@@ -140,7 +166,13 @@ impl Options {
         };
         let trace = seed == self.seed && (self.trace.is_some() || self.svg.is_some());
         let simulation = ProgramSimulation::new(program).policy(policy).mode(mode).trace(trace);
-        simulation.run(&buffers::initial(program, seed)?).map_err(|source| Error::Sim { seed, source })
+        let before = buffers::initial(program, seed)?;
+        let mut outcome = simulation.run(&before).map_err(|source| Error::Sim { seed, source })?;
+        // What comes of a broken rule is not looked at. Nobody needs the results of thousands of runs afterwards.
+        let after = std::mem::take(&mut outcome.buffers);
+        let has_results = outcome.is_clean() && mode != Mode::Skeleton;
+        let verdict = has_results.then(|| reference.judge(program, &before, &after));
+        Ok(Run { seed, outcome, verdict })
     }
 
     /// The command that does the run with this seed, alone.
@@ -190,5 +222,22 @@ mod tests {
         for part in ["\nBOUNDS: ", "vector_add.rs:", again, "\n3 runs in ", " s, findings: 1, in 3 runs"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+    }
+
+    /// The kernel breaks no rule, but it computes something else.
+    #[test]
+    fn wrong_results_are_reported() {
+        let transpose = options("transpose --rows 64 --cols 64 --seeds 2");
+        let copy = options("tile_copy --rows 64 --cols 64").kernel.program().unwrap();
+        let (report, _) = transpose.simulate(&copy).unwrap();
+        assert!(!report.is_clean());
+        let text = report.to_string();
+        for part in ["\nRESULT: y: element 1 is ", "in 2 of 2 runs, first by fa3 sim transpose --rows 64"] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+        let unseen = options("transpose --rows 64 --cols 64 --mode skeleton");
+        assert!(
+            unseen.simulate(&copy).unwrap().0.to_string().ends_with("no rule broken, results not computed")
+        );
     }
 }

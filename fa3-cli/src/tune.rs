@@ -15,6 +15,7 @@ use crate::gpu::GpuArgs;
 use crate::grid::{GridArgs, GridError, Setting};
 use crate::measure::{self, Machine, Pace};
 use crate::progress;
+use crate::threads::{self, ThreadsError};
 use crate::write::{self, WriteError};
 use candidates::{Candidate, candidates};
 use ranking::Ranking;
@@ -62,7 +63,9 @@ pub(crate) enum Error {
     #[error(transparent)]
     Gpu(#[from] fa3::Error),
     #[error("{setting}: {source}")]
-    Plan { setting: Setting, source: PlanError },
+    Plan { setting: Box<Setting>, source: PlanError },
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
     #[error(transparent)]
     Write(#[from] WriteError),
 }
@@ -84,6 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let settings = options.grid.settings(options.dtype)?;
     let [json] = write::open([options.json.as_deref()], &[])?;
     let device = options.gpu.open()?;
+    threads::start()?;
     let machine = Machine::of(&device);
     crate::print(&format_args!("{machine}\nTFLOP/s, {}, all in turns\n", options.pace));
     let report = Report { machine, pace: options.pace, settings: measure(&device, settings, options.pace)? };
@@ -100,7 +104,7 @@ fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Re
     let limits = device.limits();
     let jobs = settings.into_iter().map(|(setting, problem)| match candidates(&problem, &limits) {
         Ok(candidates) => Ok((setting, problem, candidates)),
-        Err(source) => Err(Error::Plan { setting, source }),
+        Err(source) => Err(Error::Plan { setting: Box::new(setting), source }),
     });
     let jobs: Vec<(Setting, Problem, Vec<Candidate>)> = jobs.collect::<Result<_, _>>()?;
     let progress = progress::bar(jobs.iter().map(|(.., these)| measure::steps(these.len(), pace)).sum());

@@ -14,6 +14,7 @@
 //!   pseudocode, with the tile sizes of your choice and the kernels' rounding points.
 //! * [`norms`] and [`law`]: how far one result is from another, and how far it may be; [`rows`]: the law on chosen rows of a
 //!   problem too large for all of them.
+//! * [`plain`]: the same for sums, softmax, transposes and products of matrices.
 //!
 //! ```
 //! use fa3_ref::{Inputs, Precision, law::ForwardLaw, tiled};
@@ -39,6 +40,7 @@ mod precision;
 pub mod law;
 pub mod norms;
 pub mod oracle;
+pub mod plain;
 pub mod rows;
 pub mod standard;
 pub mod tiled;

@@ -84,7 +84,9 @@ impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "warp instructions  {}", self.warp_instructions)?;
         writeln!(f, "products           {} ({} flop)", self.products, self.product_flops)?;
-        for (name, count) in [("loads", self.loads), ("stores", self.stores), ("reductions", self.reductions)]
+        // Loads and stores by the threads themselves are no copies.
+        for (name, count) in
+            [("TMA loads", self.loads), ("TMA stores", self.stores), ("TMA reductions", self.reductions)]
         {
             writeln!(f, "{name:<18} {} ({} bytes)", count.count, count.bytes)?;
         }

@@ -20,11 +20,13 @@ mod replay;
 mod svg;
 mod walker;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
 use fa3_ir::WgmmaType;
 
+use crate::trace::Factors;
 use crate::{Costs, Line, Trace};
 use engine::Unit;
 use replay::Replay;
@@ -40,6 +42,8 @@ pub struct Timeline {
     pub roles: Vec<RoleTrack>,
     /// The engines of the CTAs' SMs.
     pub engines: Vec<EngineTrack>,
+    /// What the products of a line multiply; `None` if not always the same.
+    pub products: BTreeMap<Line, Option<Factors>>,
 }
 
 /// What a warp did: spans that follow each other without gaps.
@@ -144,6 +148,28 @@ impl Timeline {
         Replay::new(trace, costs).run()
     }
 
+    /// With a name for what products have in registers, which no region of shared memory tells.
+    #[must_use]
+    pub fn name_registers(mut self, name: &str) -> Timeline {
+        for factors in self.products.values_mut().flatten() {
+            factors.a.get_or_insert_with(|| name.to_owned());
+        }
+        self
+    }
+
+    /// What is said of a span: the factors of a product, if they are known, and what is done.
+    fn describe(&self, span: &Span) -> String {
+        match self.factors(span) {
+            Some(factors) => format!("{factors}, {}", span.activity),
+            None => span.activity.to_string(),
+        }
+    }
+
+    fn factors(&self, span: &Span) -> Option<&Factors> {
+        let factors = self.products.get(&span.line)?.as_ref();
+        factors.filter(|_| matches!(span.activity, Activity::Product(..)))
+    }
+
     /// How long it is.
     pub fn length(&self) -> u64 {
         self.cycles.end - self.cycles.start
@@ -179,6 +205,7 @@ impl Timeline {
                 .map(|track| RoleTrack { spans: cut(&track.spans), ..track.clone() })
                 .collect(),
             engines: self.engines.iter().map(engine).collect(),
+            products: self.products.clone(),
         }
     }
 

@@ -6,6 +6,9 @@
 
 mod recorder;
 
+use std::collections::BTreeMap;
+use std::fmt;
+
 use fa3_ir::{LaneOp, WgmmaType};
 
 use crate::Line;
@@ -19,6 +22,24 @@ pub struct Trace {
     pub kernel: String,
     /// Its warps, those of the first CTA first.
     pub warps: Vec<WarpTrace>,
+    /// What the products of a line multiply; `None` if not always the same.
+    pub products: BTreeMap<Line, Option<Factors>>,
+}
+
+/// The factors of a product, as the regions of shared memory are called that they lie in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Factors {
+    /// The left one; `None` if it is in registers.
+    pub a: Option<String>,
+    /// The right one.
+    pub b: String,
+}
+
+/// As in `Q Kᵀ`.
+impl fmt::Display for Factors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.a.as_deref().unwrap_or("registers"), self.b)
+    }
 }
 
 /// What a warp did.

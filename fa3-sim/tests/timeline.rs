@@ -1,5 +1,7 @@
 //! The cycle model: published numbers of attention from traces made by hand, laws, and what the machine records.
 
+use std::collections::BTreeMap;
+
 use fa3_ir::WgmmaType;
 use fa3_sim::trace::{Action, Gate, Pipe, Record, Trace, WarpTrace};
 use fa3_sim::{Activity, Cause, Costs, Engine, Line, Span, Timeline};
@@ -19,7 +21,8 @@ fn trace(warpgroups: &[Vec<Record>]) -> Trace {
         role: "consumer".to_owned(),
         records: warpgroups[warp as usize / 4].clone(),
     };
-    Trace { kernel: "attention".to_owned(), warps: (0..4 * warpgroups.len() as u32).map(warp).collect() }
+    let warps = (0..4 * warpgroups.len() as u32).map(warp).collect();
+    Trace { kernel: "attention".to_owned(), warps, products: BTreeMap::new() }
 }
 
 fn issue(line: u32, pipe: Pipe, count: u32) -> Record {

@@ -83,6 +83,9 @@ fn roles_meet_at_gates() {
     assert_eq!(trace.warps[4].role, "loader");
     assert_eq!(actions(&trace, 4), expected.iter().collect::<Vec<_>>());
 
+    let products: Vec<Option<String>> =
+        trace.products.values().map(|factors| factors.as_ref().map(ToString::to_string)).collect();
+    assert_eq!(products, [Some("A Bᵀ".to_owned())]);
     let timeline = Timeline::new(&trace, &Costs::HOPPER);
     let [core, loads] = [Engine::TensorCore, Engine::Loads]
         .map(|engine| timeline.engines.iter().find(|track| track.engine == engine).unwrap().busy);

@@ -8,6 +8,7 @@ mod numbers;
 mod rungs;
 
 use fa3_ir::{Buffer, BufferRole, Kernel, Program};
+use fa3_ref::plain::{self, Expected, Mismatch};
 
 use crate::family::{Bits, Family, Trial};
 use crate::mutate::Prey;
@@ -23,15 +24,6 @@ pub(crate) const FAMILY: Family = Family {
     schedules: 50,
     preys: || small_rungs().iter().map(Prey::of_ladder).collect(),
 };
-
-/// What an element must be, and how far from it may lie.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Expected {
-    /// The exact value.
-    pub value: f64,
-    /// The largest error.
-    pub error: f64,
-}
 
 /// A kernel with one problem.
 pub struct Rung {
@@ -50,18 +42,12 @@ type Reference = Box<dyn Fn(&[Vec<f64>]) -> Vec<Expected> + Sync + Send>;
 
 /// An element that is not what it must be.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("element {index} of {array} is {given}, not {value} +- {error}")]
-pub struct Mismatch {
+#[error("{array}: {mismatch}")]
+pub struct WrongElement {
     /// The array.
     pub array: &'static str,
-    /// Which element.
-    pub index: usize,
-    /// What it is.
-    pub given: f64,
-    /// What it should be.
-    pub value: f64,
-    /// How far it might be off.
-    pub error: f64,
+    /// Which element of it.
+    pub mismatch: Mismatch,
 }
 
 impl Rung {
@@ -101,7 +87,7 @@ impl Rung {
     ///
     /// # Panics
     /// If the bytes are not those of the program's buffers.
-    pub fn check(&self, before: &[Vec<u8>], after: &[Vec<u8>]) -> Result<(), Mismatch> {
+    pub fn check(&self, before: &[Vec<u8>], after: &[Vec<u8>]) -> Result<(), WrongElement> {
         let arrays = || self.program.buffers.iter();
         let inputs: Vec<Vec<f64>> = arrays()
             .zip(before)
@@ -112,13 +98,7 @@ impl Rung {
         let (array, given) = output.expect("a program has an output");
         let given = numbers::decode(array.elem, given);
         let expected = (self.expected)(&inputs);
-        assert_eq!(given.len(), expected.len(), "{}: the reference has another size", self.name);
-        for (index, (&given, Expected { value, error })) in given.iter().zip(expected).enumerate() {
-            let right = (given - value).abs() <= error;
-            if !right {
-                return Err(Mismatch { array: array.name, index, given, value, error });
-            }
-        }
+        plain::check(&given, &expected).map_err(|mismatch| WrongElement { array: array.name, mismatch })?;
         Ok(())
     }
 }

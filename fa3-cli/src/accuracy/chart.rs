@@ -5,6 +5,7 @@ use plotters::prelude::*;
 use super::drift;
 use super::report::Report;
 use super::table;
+use crate::args::number::size_label;
 use crate::draw::{self, Area, DrawError};
 
 const PAPER: RGBColor = RGBColor(120, 120, 120);
@@ -17,7 +18,7 @@ pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
     })
 }
 
-/// Medians as dots, spreads as bars, the paper's numbers as crosses, one line a method.
+/// Medians as dots, spreads as bars, one line a method; the paper's numbers, where they apply, as crosses.
 fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
     let rows = &report.table;
     let title = format!("RMSE against f64, seqlen {}, head_dim {}", report.seqlen, report.head_dim);
@@ -31,9 +32,13 @@ fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
         .margin(12)
         .x_label_area_size(34)
         .y_label_area_size(210)
-        .build_cartesian_2d((5e-5f64..5e-2).log_scale(), 0.5..rows.len() as f64 + 0.5)?;
+        .build_cartesian_2d(
+            (5e-5f64..5e-2).log_scale().with_key_points(vec![1e-4, 1e-3, 1e-2]),
+            0.5..rows.len() as f64 + 0.5,
+        )?;
     chart
         .configure_mesh()
+        .x_desc("RMSE")
         .y_labels(rows.len())
         .y_label_formatter(&name)
         .x_label_formatter(&|x| format!("{x:.0e}"))
@@ -49,14 +54,16 @@ fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
         )?
         .label("here: median, least to most")
         .legend(|(x, y)| Circle::new((x + 8, y), 4, BLUE.filled()));
-    let paper = rows
-        .iter()
-        .enumerate()
-        .filter_map(|(i, row)| Some(Cross::new((row.paper?, y(i)), 5, PAPER.stroke_width(2))));
-    chart
-        .draw_series(paper)?
-        .label("the paper")
-        .legend(|(x, y)| Cross::new((x + 8, y), 5, PAPER.stroke_width(2)));
+    if report.is_of_papers_length() {
+        let paper = rows
+            .iter()
+            .enumerate()
+            .filter_map(|(i, row)| Some(Cross::new((row.paper?, y(i)), 5, PAPER.stroke_width(2))));
+        chart
+            .draw_series(paper)?
+            .label("the paper")
+            .legend(|(x, y)| Cross::new((x + 8, y), 5, PAPER.stroke_width(2)));
+    }
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperRight)
@@ -75,11 +82,14 @@ fn draw_drift(rows: &[drift::Row], area: &Area<'_>) -> Result<(), DrawError> {
         .margin(12)
         .x_label_area_size(34)
         .y_label_area_size(60)
-        .build_cartesian_2d((800.0..1.2 * most).log_scale(), 1.1 * lowest..2.0)?;
+        .build_cartesian_2d(
+            (800.0..1.2 * most).log_scale().with_key_points(rows.iter().map(keys).collect()),
+            1.1 * lowest..2.0,
+        )?;
     chart
         .configure_mesh()
         .x_desc("keys")
-        .x_label_formatter(&|&x| keys_label(x))
+        .x_label_formatter(&|&x| size_label(x as usize))
         .y_label_formatter(&|y| format!("{y:.0} %"))
         .light_line_style(WHITE)
         .draw()?;
@@ -101,10 +111,4 @@ fn draw_drift(rows: &[drift::Row], area: &Area<'_>) -> Result<(), DrawError> {
         .border_style(PAPER)
         .draw()?;
     Ok(())
-}
-
-/// Numbers that begin with 1, 2 or 5: a logarithmic axis has no room for others.
-fn keys_label(keys: f64) -> String {
-    let label = format!("{keys:.0}");
-    if label.starts_with(['1', '2', '5']) { label } else { String::new() }
 }

@@ -4,6 +4,8 @@
 //! accumulator of many loses its low bits, always toward zero, so that O shrinks with every key. Here V is around 1,
 //! 1 + N(0, 1)/2, where such a bias shows. Adding the accumulator into f32 registers every 128 keys ends it.
 
+use std::fmt::Display;
+
 use fa3_quant::{Accumulation, Fp8Attention, Granularity, Preparation};
 use indicatif::ProgressBar;
 use rand_distr::Distribution;
@@ -34,7 +36,12 @@ pub(super) struct Drift {
     pub(super) rmse: f64,
 }
 
-pub(super) fn measure(keys: &[usize], progress: &ProgressBar) -> Result<Vec<Row>, Error> {
+/// Every number of keys; `print` gets each row as soon as it is there.
+pub(super) fn measure(
+    keys: &[usize],
+    progress: &ProgressBar,
+    print: &dyn Fn(&dyn Display),
+) -> Result<Vec<Row>, Error> {
     let rows = keys.iter().map(|&keys| {
         progress.set_message(format!("{keys} keys in one level and in two"));
         let (around_0, around_1) = (normal(0.0, 1.0), normal(1.0, 0.5));
@@ -44,8 +51,10 @@ pub(super) fn measure(keys: &[usize], progress: &ProgressBar) -> Result<Vec<Row>
         })?;
         let one_level = drift(&sample, Accumulation::OneLevel)?;
         let two_level = drift(&sample, Accumulation::TwoLevel { keys: BLOCK })?;
+        let row = Row { keys, one_level, two_level };
         progress.inc(1);
-        Ok(Row { keys, one_level, two_level })
+        print(&row);
+        Ok(row)
     });
     rows.collect()
 }

@@ -37,6 +37,11 @@ impl From<bool> for Verdict {
 }
 
 impl Report {
+    /// Whether the paper's numbers apply.
+    pub(super) fn is_of_papers_length(&self) -> bool {
+        self.seqlen == PAPER_SEQLEN
+    }
+
     fn median(&self, method: Method) -> f64 {
         let row = self.table.iter().find(|row| row.method == method);
         row.expect("every method has a row").median
@@ -48,10 +53,8 @@ impl Report {
     }
 
     fn expectations(&self) -> Vec<Expectation> {
-        let at_papers_length = |holds: bool| match self.seqlen {
-            PAPER_SEQLEN => Verdict::from(holds),
-            _ => Verdict::Open,
-        };
+        let at_papers_length =
+            |holds: bool| if self.is_of_papers_length() { Verdict::from(holds) } else { Verdict::Open };
         let fp16 = self.median(Method::Flash3Fp16) / self.median(Method::StandardFp16);
         let fp8 = self.median(Method::NoIncoherentProcessing) / self.median(Method::Flash3Fp8);
         let off = |row: &table::Row| row.paper.map(|paper| (row.median / paper - 1.0).abs());
@@ -94,9 +97,17 @@ impl fmt::Display for Verdict {
     }
 }
 
-impl fmt::Display for Report {
+/// What stands above Table 3.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head {
+    pub(super) seqlen: usize,
+    pub(super) head_dim: usize,
+    pub(super) seeds: usize,
+}
+
+impl fmt::Display for Head {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seqlen, head_dim, seeds) = (self.seqlen, self.head_dim, self.table[0].rmse.len());
+        let Head { seqlen, head_dim, seeds } = *self;
         writeln!(f, "Error of O (RMSE against f64), seqlen {seqlen}, head_dim {head_dim}, {seeds} seeds;")?;
         writeln!(f, "entries of Q, K, V from N(0,1) + N(0,100) Bernoulli(0.001)")?;
         if seqlen != PAPER_SEQLEN {
@@ -106,25 +117,44 @@ impl fmt::Display for Report {
             )?;
         }
         writeln!(f)?;
-        writeln!(f, "{:32}  {:>8}  {:>17}  {:>8}", "", "median", "least .. most", "paper")?;
-        for row in &self.table {
-            let paper = row.paper.map_or(String::new(), |paper| format!("{paper:.1e}"));
-            let spread = format!("{:.1e} .. {:.1e}", row.least(), row.most());
-            writeln!(f, "{:32}  {:>8.2e}  {spread:>17}  {paper:>8}", row.method, row.median)?;
-        }
-        writeln!(f)?;
-        writeln!(f, "FP8 attention with V around 1: bias and RMSE of O, relative to its size")?;
-        writeln!(f)?;
+        write!(f, "{:32}  {:>8}  {:>17}  {:>8}", "", "median", "least .. most", "paper")
+    }
+}
+
+impl fmt::Display for table::Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let paper = self.paper.map_or(String::new(), |paper| format!("{paper:.1e}"));
+        let spread = format!("{:.1e} .. {:.1e}", self.least(), self.most());
+        write!(f, "{:32}  {:>8.2e}  {spread:>17}  {paper:>8}", self.method, self.median)
+    }
+}
+
+/// What stands above the table of drift.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DriftHead;
+
+impl fmt::Display for DriftHead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nFP8 attention with V around 1: bias and RMSE of O, relative to its size\n")?;
         writeln!(f, "{:>8}  {:>20}  {:>20}", "", "one level", "two levels (128)")?;
-        writeln!(f, "{:>8}  {:>10}{:>10}  {:>10}{:>10}", "keys", "bias", "rmse", "bias", "rmse")?;
-        for drift::Row { keys, one_level, two_level } in &self.drift {
-            let cells = [one_level.bias, one_level.rmse, two_level.bias, two_level.rmse].map(|x| 100.0 * x);
-            let [bias1, rmse1, bias2, rmse2] = cells;
-            writeln!(f, "{keys:>8}  {bias1:>+8.2} %{rmse1:>8.2} %  {bias2:>+8.2} %{rmse2:>8.2} %")?;
-        }
-        for Expectation { text, verdict } in self.expectations() {
-            write!(f, "\n{verdict:4} {text}")?;
-        }
-        Ok(())
+        write!(f, "{:>8}  {:>10}{:>10}  {:>10}{:>10}", "keys", "bias", "rmse", "bias", "rmse")
+    }
+}
+
+impl fmt::Display for drift::Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let drift::Row { keys, one_level, two_level } = self;
+        let cells = [one_level.bias, one_level.rmse, two_level.bias, two_level.rmse].map(|x| 100.0 * x);
+        let [bias1, rmse1, bias2, rmse2] = cells;
+        write!(f, "{keys:>8}  {bias1:>+8.2} %{rmse1:>8.2} %  {bias2:>+8.2} %{rmse2:>8.2} %")
+    }
+}
+
+/// What must hold of the tables, which stand above.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.expectations()
+            .iter()
+            .try_for_each(|Expectation { text, verdict }| write!(f, "\n{verdict:4} {text}"))
     }
 }

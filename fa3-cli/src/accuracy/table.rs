@@ -176,24 +176,33 @@ fn median(x: &[f64]) -> f64 {
     }
 }
 
-/// Every method on the inputs of every seed.
+/// Every method on the inputs of every seed; `print` gets each row as soon as it is there.
 pub(super) fn measure(
     seqlen: usize,
     seeds: RangeInclusive<u64>,
     progress: &ProgressBar,
+    print: &dyn Fn(&dyn fmt::Display),
 ) -> Result<Vec<Row>, Error> {
-    let mut rmse = Method::ALL.map(|_| Vec::new());
-    for seed in seeds {
+    let draw = |seed| {
         progress.set_message(format!("seed {seed}: f64 reference, {seqlen} x {seqlen}"));
         let sample = Sample::draw(seed, (seqlen, seqlen, HEAD_DIM), with_outliers())?;
         progress.inc(1);
-        for (method, rmse) in Method::ALL.into_iter().zip(&mut rmse) {
-            progress.set_message(format!("seed {seed}: {}", method.name()));
-            rmse.push(ErrorNorms::of(&method.output(&sample, seed)?, &sample.exact.o).rmse);
+        Ok((seed, sample))
+    };
+    let samples: Vec<(u64, Sample)> = seeds.map(draw).collect::<Result<_, Error>>()?;
+    let rows = Method::ALL.into_iter().map(|method| {
+        let error = |(seed, sample): &(u64, Sample)| {
+            progress.set_message(format!("{}, seed {seed}", method.name()));
+            let rmse = ErrorNorms::of(&method.output(sample, *seed)?, &sample.exact.o).rmse;
             progress.inc(1);
-        }
-    }
-    Ok(Method::ALL.into_iter().zip(rmse).map(|(method, rmse)| Row::new(method, rmse)).collect())
+            Ok(rmse)
+        };
+        let rmse = samples.iter().map(error).collect::<Result<_, Error>>()?;
+        let row = Row::new(method, rmse);
+        print(&row);
+        Ok(row)
+    });
+    rows.collect()
 }
 
 #[cfg(test)]

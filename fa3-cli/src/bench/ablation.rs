@@ -165,7 +165,7 @@ pub(super) fn measure(device: &Device, dtype: Dtype, pace: Pace) -> Result<Repor
 
 impl Group {
     fn setting(&self, dtype: Dtype) -> Setting {
-        Setting { dtype, head_dim: 128, mask: self.mask, seqlen: 8448, batch: 4, heads: 16, heads_kv: 16 }
+        Setting::plain(dtype, 128, self.mask, (4, 8448, 16))
     }
 
     fn options(&self, plan: &Plan) -> Vec<PlanOptions> {

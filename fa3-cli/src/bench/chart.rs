@@ -5,7 +5,6 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::report::{Cell, Panel, Report};
-use crate::args::number::size_label;
 use crate::draw::{self, Area, DrawError};
 
 /// Pixels of a panel.
@@ -29,9 +28,9 @@ const SERIES: [Series; 4] = [
 
 pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
     let panels = report.panels();
-    let first = panels.first().map(|panel| panel.head_dim);
+    let first = panels.first().map(|panel| panel.setting.head_dims());
     // As many beside each other as there are masks.
-    let columns = panels.iter().filter(|panel| Some(panel.head_dim) == first).count().max(1);
+    let columns = panels.iter().filter(|panel| Some(panel.setting.head_dims()) == first).count().max(1);
     let rows = panels.len().div_ceil(columns).max(1);
     draw::svg((PANEL.0 * columns as u32, PANEL.1 * rows as u32), |root| {
         let areas = root.split_evenly((rows, columns));
@@ -47,20 +46,24 @@ fn draw_panel(panel: &Panel<'_>, area: &Area<'_>) -> Result<(), DrawError> {
     // Above the bars there is room for the legend.
     let most = 1.6 * all.fold(100.0, f64::max);
     let dtype = cells.first().map_or(String::new(), |cell| cell.setting.dtype.to_string());
-    let mask = match panel.mask {
+    let mask = match panel.setting.mask {
         Mask::None => "without causal mask".to_owned(),
         Mask::Causal => "with causal mask".to_owned(),
         window @ Mask::Window { .. } => window.to_string(),
     };
+    let cap = panel.setting.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
     let mut chart = ChartBuilder::on(area)
-        .caption(format!("Attention forward, {mask}, head_dim {}", panel.head_dim), ("sans-serif", 16))
+        .caption(
+            format!("Attention forward, {mask}{cap}, head_dim {}", panel.setting.head_dims()),
+            ("sans-serif", 16),
+        )
         .margin(10)
         .x_label_area_size(34)
         .y_label_area_size(52)
         .build_cartesian_2d(-0.5..cells.len() as f64 - 0.5, 0.0..most)?;
     let label = |x: &f64| {
         let cell = (x.fract() == 0.0 && *x >= 0.0).then(|| cells.get(*x as usize)).flatten();
-        cell.map_or(String::new(), |cell| size_label(cell.setting.seqlen))
+        cell.map_or(String::new(), |cell| cell.setting.lengths())
     };
     chart
         .configure_mesh()

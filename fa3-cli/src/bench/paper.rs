@@ -92,8 +92,9 @@ const PANELS: [Panel; 6] = [
 impl Figure5 {
     /// The numbers of a setting, if it is one of the figure's but for the type of its elements.
     pub(super) fn of(setting: &Setting) -> Option<Figure5> {
-        let Setting { head_dim, mask, seqlen, batch, heads, heads_kv, .. } = *setting;
-        let is_papers = batch * seqlen == TOKENS && heads * head_dim == HIDDEN && heads_kv == heads;
+        let Setting { dtype, head_dim, mask, seqlen, batch, heads, .. } = *setting;
+        let is_plain = *setting == Setting::plain(dtype, head_dim, mask, (batch, seqlen, heads));
+        let is_papers = batch * seqlen == TOKENS && heads * head_dim == HIDDEN && is_plain;
         let panel = PANELS.iter().find(|panel| (panel.head_dim, panel.mask) == (head_dim, mask));
         let index = SEQLENS.iter().position(|&of_figure| of_figure == seqlen);
         let (panel, index) = panel.zip(index).filter(|_| is_papers)?;
@@ -119,8 +120,7 @@ mod tests {
     use fa3_types::Dtype;
 
     fn setting(head_dim: usize, mask: Mask, seqlen: usize) -> Setting {
-        let heads = 2048 / head_dim;
-        Setting { dtype: Dtype::Bf16, head_dim, mask, seqlen, batch: 16384 / seqlen, heads, heads_kv: heads }
+        Setting::plain(Dtype::Bf16, head_dim, mask, (16384 / seqlen, seqlen, 2048 / head_dim))
     }
 
     #[test]
@@ -170,8 +170,11 @@ mod tests {
             Setting { batch: 15, ..papers },
             Setting { heads: 8, heads_kv: 8, ..papers },
             Setting { heads_kv: 4, ..papers },
-            Setting { seqlen: 256, batch: 64, ..papers },
-            Setting { head_dim: 32, heads: 64, heads_kv: 64, ..papers },
+            Setting { head_dim_v: 64, ..papers },
+            Setting { softcap: Some(30.0), ..papers },
+            Setting { seqlen_k: 2048, ..papers },
+            Setting { seqlen: 256, seqlen_k: 256, batch: 64, ..papers },
+            Setting { head_dim: 32, head_dim_v: 32, heads: 64, heads_kv: 64, ..papers },
             Setting { mask: Mask::Window { left: Some(1), right: Some(0) }, ..papers },
         ];
         assert!(others.iter().all(|setting| Figure5::of(setting).is_none()));

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use fa3_types::Mask;
 use serde::Serialize;
 
 use super::paper::Figure5;
@@ -34,8 +33,8 @@ pub(super) struct Report {
 
 /// Cells that differ in their sequence lengths only.
 pub(super) struct Panel<'a> {
-    pub(super) head_dim: usize,
-    pub(super) mask: Mask,
+    /// The first one's setting.
+    pub(super) setting: Setting,
     pub(super) cells: Vec<&'a Cell>,
 }
 
@@ -52,14 +51,13 @@ impl Report {
         self.cells.iter().all(|cell| cell.tflops.is_some())
     }
 
-    /// The cells by head dimension and mask, in the order in which they were measured.
+    /// The cells by head dimensions, mask and soft cap, in the order in which they were measured.
     pub(super) fn panels(&self) -> Vec<Panel<'_>> {
         let mut panels: Vec<Panel<'_>> = Vec::new();
         for cell in &self.cells {
-            let Setting { head_dim, mask, .. } = cell.setting;
-            match panels.iter_mut().find(|panel| (panel.head_dim, panel.mask) == (head_dim, mask)) {
+            match panels.iter_mut().find(|panel| panel.setting.is_beside(&cell.setting)) {
                 Some(panel) => panel.cells.push(cell),
-                None => panels.push(Panel { head_dim, mask, cells: vec![cell] }),
+                None => panels.push(Panel { setting: cell.setting, cells: vec![cell] }),
             }
         }
         panels
@@ -68,15 +66,15 @@ impl Report {
     /// A column for each sequence length, a line for each panel, and what the paper has below it.
     fn table(&self) -> Table {
         let panels = self.panels();
-        let lengths: Vec<usize> =
-            panels.first().iter().flat_map(|panel| &panel.cells).map(|cell| cell.setting.seqlen).collect();
+        let lengths: Vec<String> =
+            panels.first().iter().flat_map(|panel| &panel.cells).map(|cell| cell.setting.lengths()).collect();
         let heads = ["head_dim", "mask", "seqlen"].map(str::to_owned).into_iter();
-        let mut rows = vec![heads.chain(lengths.into_iter().map(size_label)).collect()];
+        let mut rows = vec![heads.chain(lengths).collect()];
         for panel in panels {
             let mut row = |names: [String; 3], cell: &dyn Fn(&Cell) -> String| {
                 rows.push(names.into_iter().chain(panel.cells.iter().map(|&x| cell(x))).collect());
             };
-            let names = [panel.head_dim.to_string(), panel.mask.to_string(), "here".to_owned()];
+            let names = [panel.setting.head_dims(), panel.setting.scores(), "here".to_owned()];
             row(names, &|cell| cell.outcome.cell(cell.flops));
             if panel.cells.iter().any(|cell| cell.paper.is_some()) {
                 let papers = |number: fn(&Figure5) -> u32| {
@@ -148,15 +146,14 @@ impl fmt::Display for Extent<'_> {
 impl Report {
     /// Some of the paper's settings, up to `seqlen`: 600 TFLOP/s each, but for one that is wrong.
     pub(super) fn example(seqlen: usize) -> Report {
-        use fa3_types::Dtype;
+        use fa3_types::{Dtype, Mask};
         let settings = [(64, Mask::None), (64, Mask::Causal), (128, Mask::None), (128, Mask::Causal)];
         let lengths = [512, 1024, 2048, 4096, 8192, 16384].into_iter().filter(|&length| length <= seqlen);
         let settings =
             settings.into_iter().flat_map(|panel| lengths.clone().map(move |seqlen| (panel, seqlen)));
         let cells = settings.map(|((head_dim, mask), seqlen)| {
             let (heads, batch) = (2048 / head_dim, 16384 / seqlen);
-            let setting =
-                Setting { dtype: Dtype::Bf16, head_dim, mask, seqlen, batch, heads, heads_kv: heads };
+            let setting = Setting::plain(Dtype::Bf16, head_dim, mask, (batch, seqlen, heads));
             let flops = setting.problem().expect("it is the paper's").forward_flops();
             let outcome = match (head_dim, mask, seqlen) {
                 (128, Mask::Causal, 512) => Outcome::Wrong("o is off".to_owned()),
@@ -229,7 +226,8 @@ head_dim 128, mask causal, seqlen 512: WRONG: o is off";
         // 4 · 512² · 64 · 32 · 32
         let flops = 68_719_476_736.0;
         let expected = json!({
-            "dtype": "bf16", "head_dim": 64, "mask": "none", "seqlen": 512, "batch": 32, "heads": 32, "heads_kv": 32,
+            "dtype": "bf16", "head_dim": 64, "head_dim_v": 64, "mask": "none", "softcap": null,
+            "seqlen": 512, "seqlen_k": 512, "batch": 32, "heads": 32, "heads_kv": 32,
             "flops": flops,
             "outcome": { "checked": {
                 "plan": "128 x 128; linear; static persistent",

@@ -1,7 +1,9 @@
 //! The forward pass of attention.
 
+use clap::Arg;
 use fa3_cuda::kernels::{Spec, fwd};
 use fa3_ir::Program;
+use fa3_types::{Problem, ProblemError};
 
 use super::OperationError;
 use crate::args::plan::PlanArgs;
@@ -9,6 +11,7 @@ use crate::args::problem::ProblemArgs;
 
 /// A problem and its plan.
 #[derive(Debug, clap::Args)]
+#[command(mut_args(only_half))]
 pub(super) struct ForwardArgs {
     #[command(flatten)]
     problem: ProblemArgs,
@@ -16,9 +19,18 @@ pub(super) struct ForwardArgs {
     plan: PlanArgs,
 }
 
+/// There are kernels of 16-bit elements only.
+fn only_half(arg: Arg) -> Arg {
+    if arg.get_id() == "dtype" { arg.help("f16 or bf16") } else { arg }
+}
+
 impl ForwardArgs {
+    pub(super) fn problem(&self) -> Result<Problem, ProblemError> {
+        self.problem.dense().validate()
+    }
+
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
-        let problem = self.problem.dense().validate()?;
+        let problem = self.problem()?;
         let program = fwd::program(&self.plan.plan(&problem)?);
         if program.steps.is_empty() {
             return Err(OperationError::Empty { problem: Box::new(problem) });

@@ -11,6 +11,7 @@ use fa3_types::{Problem, ProblemError};
 
 use super::forward::ForwardArgs;
 use super::ladder::{CopyArgs, GemmArgs, GridArgs, MatrixArgs, SizeArgs, SplitArgs, VectorArgs};
+use super::reference::Reference;
 
 /// An operation with its problem.
 #[derive(Debug, clap::Subcommand)]
@@ -77,6 +78,26 @@ pub(crate) enum OperationError {
 }
 
 impl Operation {
+    /// What it computes.
+    ///
+    /// # Errors
+    /// Options that describe no problem.
+    pub(super) fn reference(&self) -> Result<Reference, OperationError> {
+        Ok(match self {
+            Operation::Forward(forward) => Reference::Attention(Box::new(forward.problem()?)),
+            Operation::VectorAdd(_) => Reference::Sum,
+            Operation::RowSoftmax(_) => Reference::Softmax,
+            Operation::TileCopy(_) => Reference::Copy,
+            Operation::Transpose(_) => Reference::Transpose,
+            Operation::GemmSimple(_)
+            | Operation::GemmRing(_)
+            | Operation::Gemm { .. }
+            | Operation::GemmCluster { .. }
+            | Operation::GemmSplitK { .. }
+            | Operation::GemmFp8 { .. } => Reference::Product,
+        })
+    }
+
     /// Its program.
     ///
     /// # Errors

@@ -1,8 +1,11 @@
 //! Schedules as a picture: one row a CTA, one bar a tile, darker the more KV blocks it visits.
 
+use std::ops::Range;
+
 use fa3_sched::forward::Plan;
 use fa3_sched::{Makespan, Span};
 use fa3_types::Problem;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
@@ -19,7 +22,7 @@ const LIGHT: RGBColor = RGBColor(190, 215, 240);
 const DARK: RGBColor = RGBColor(10, 50, 110);
 const BOUND: RGBColor = RGBColor(210, 50, 30);
 
-type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Axis, Axis>>;
 
 /// The schedule of one plan.
 pub(super) struct Panel {
@@ -56,10 +59,18 @@ impl Panel {
         self.makespan.spans().iter().zip(&self.blocks).filter_map(bar).collect()
     }
 
+    /// CTAs that have a tile: none starts on a CTA while one before it is unused.
+    fn used(&self) -> u32 {
+        self.makespan.spans().iter().map(|span| span.cta + 1).max().unwrap_or(0)
+    }
+
     fn caption(&self, bound: u64) -> String {
+        if self.blocks.is_empty() {
+            return format!("{}: no tiles", self.name);
+        }
         let length = self.makespan.length();
         let (ratio, busy) = (length as f64 / bound.max(1) as f64, 100.0 * self.makespan.utilisation());
-        format!("{}: {length} blocks, {ratio:.3} of the bound, CTAs busy {busy:.1} %", self.name)
+        format!("{}: {}, {ratio:.3} of the bound, CTAs busy {busy:.1} %", self.name, counted(length))
     }
 }
 
@@ -85,8 +96,9 @@ fn draw_header(area: &Area<'_>, problem: &Problem, shades: &Shades) -> Result<()
     text(problem.to_string(), (14, 10))?;
     let Shades { least, most } = *shades;
     if least == most {
+        let visits = counted(most.into());
         return text(
-            format!("each tile visits {most} KV blocks; the line is the bound on the makespan"),
+            format!("each tile visits {visits} of keys; the line is the bound on the makespan"),
             (14, 32),
         );
     }
@@ -108,17 +120,21 @@ fn draw_panel(
     bound: u64,
     shades: &Shades,
 ) -> Result<(), DrawError> {
-    let ctas = panel.makespan.ctas().get();
+    let (all, ctas) = (panel.makespan.ctas(), panel.used().max(1));
     let mut chart: Chart<'_> = ChartBuilder::on(area)
         .caption(panel.caption(bound), ("sans-serif", 17))
         .margin(10)
         .x_label_area_size(38)
         .y_label_area_size(48)
-        .build_cartesian_2d(0.0..longest as f64, 0.0..f64::from(ctas))?;
+        .build_cartesian_2d(Axis { end: longest }, Axis { end: ctas.into() })?;
     let bars = panel.bars(|time| chart.backend_coord(&(time as f64, 0.0)).0);
     let height = chart.plotting_area().dim_in_pixel().1;
     let every = bars.len().div_ceil(MOST_BARS).max(ctas.div_ceil(height / ROW) as usize).max(1) as u32;
-    let rows = if every == 1 { "CTA".to_owned() } else { format!("CTA, one in {every} drawn") };
+    let rows = match every {
+        1 if ctas < all.get() => format!("CTA, {ctas} of {all} used"),
+        1 => "CTA".to_owned(),
+        _ => format!("CTA, one in {every} drawn"),
+    };
     chart
         .configure_mesh()
         .disable_mesh()
@@ -135,14 +151,56 @@ fn draw_panel(
         let corners = [(x.0, top + 1), (x.1 - gap, bottom)];
         area.use_screen_coord().draw(&Rectangle::new(corners, shades.of(*blocks).filled()))?;
     }
-    let line = [0.0, f64::from(ctas)].map(|y| (bound as f64, y));
-    chart.draw_series([PathElement::new(line, BOUND.stroke_width(1))])?;
+    if bound > 0 {
+        let line = [0.0, f64::from(ctas)].map(|y| (bound as f64, y));
+        chart.draw_series([PathElement::new(line, BOUND.stroke_width(1))])?;
+    }
     Ok(())
 }
 
-/// Labels whole numbers only.
+/// Whole numbers from 0 to this one.
+#[derive(Clone, Copy, Debug)]
+struct Axis {
+    end: u64,
+}
+
+impl Axis {
+    /// At 0, at round numbers, at most ten of them, and at the end.
+    fn labels(self) -> Vec<f64> {
+        let Axis { end } = self;
+        let tens = 10u64.pow((end / 10).max(1).ilog10());
+        let step = [1, 2, 5, 10].into_iter().map(|factor| factor * tens).find(|step| end / step < 10);
+        let step = step.unwrap_or(end);
+        // None so near to the end that they could not be read.
+        let round = (0..end).step_by(step as usize).filter(|at| *at == 0 || end - at > step / 2);
+        round.chain([end]).map(|at| at as f64).collect()
+    }
+}
+
+impl Ranged for Axis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        RangedCoordf64::from(self.range()).map(value, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        if hint.weight().allow_light_points() { Vec::new() } else { self.labels() }
+    }
+
+    fn range(&self) -> Range<f64> {
+        0.0..self.end as f64
+    }
+}
+
 fn whole(x: &f64) -> String {
-    if x.fract() == 0.0 { x.to_string() } else { String::new() }
+    format!("{x:.0}")
+}
+
+/// How many KV blocks.
+fn counted(blocks: u64) -> String {
+    format!("{blocks} block{}", if blocks == 1 { "" } else { "s" })
 }
 
 /// The colours of block counts.
@@ -161,5 +219,19 @@ impl Shades {
         let part =
             |from: u8, to: u8| (f64::from(from) + dark * (f64::from(to) - f64::from(from))).round() as u8;
         RGBColor(part(LIGHT.0, DARK.0), part(LIGHT.1, DARK.1), part(LIGHT.2, DARK.2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_have_round_labels_and_their_end() {
+        let labels = |end| Axis { end }.labels();
+        assert_eq!(labels(1), [0.0, 1.0]);
+        assert_eq!(labels(7), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+        assert_eq!(labels(142), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0, 142.0]);
+        assert!(labels(u64::MAX).len() <= 11);
     }
 }

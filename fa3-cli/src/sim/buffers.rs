@@ -57,6 +57,19 @@ fn random(buffer: &Buffer, rng: &mut ChaCha8Rng) -> Result<Vec<u8>, BufferError>
     Ok(bytes)
 }
 
+/// The numbers that are the elements of a buffer.
+pub(crate) fn numbers(elem: Elem, bytes: &[u8]) -> Vec<f64> {
+    let number = |word: &[u8]| match (elem, word) {
+        (Elem::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
+        (Elem::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
+        (Elem::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
+        (Elem::E4m3, &[code]) => E4m3::from_bits(code).to_f32().into(),
+        // Of whole numbers, the value.
+        (_, bytes) => bytes.iter().rev().fold(0.0, |number, &byte| 256.0 * number + f64::from(byte)),
+    };
+    bytes.chunks_exact(elem.bytes() as usize).map(number).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use fa3_cuda::kernels::ladder::{GemmSize, gemm_split_k, vector_add};

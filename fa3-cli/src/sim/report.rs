@@ -4,7 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use fa3_ir::{Kernel, Program, Step};
-use fa3_sim::{Counters, Finding, ProgramOutcome, Site};
+use fa3_sim::{Count, Counters, EngineTrack, Finding, ProgramOutcome, Site, Timeline};
+use serde_json::{Value, json};
+
+use crate::kernel::Wrong;
 
 /// What some runs of a program found, each fault once, and what the first of them counted.
 #[derive(Debug)]
@@ -15,7 +18,18 @@ pub(super) struct Report {
     runs: usize,
     /// Runs with a fault.
     broken: usize,
+    /// The largest error of a result that is right, as a part of what is allowed. `None` if no run has results.
+    error: Option<f64>,
     time: Duration,
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) seed: u64,
+    pub(super) outcome: ProgramOutcome,
+    /// The largest error of its results, as a part of what is allowed; `None` if it has none to look at.
+    pub(super) verdict: Option<Result<f64, Wrong>>,
 }
 
 /// What a step of the run with this seed counted.
@@ -33,6 +47,8 @@ enum Fault {
     Rule(Box<Finding>),
     /// The ticket of this name is not 0 again, as the next launch needs it.
     Ticket(&'static str),
+    /// A result is wrong.
+    Result(Wrong),
 }
 
 /// A fault, as the first run that has it reports it.
@@ -46,15 +62,15 @@ struct Seen {
 }
 
 impl Report {
-    /// Of what runs with these seeds gave in some `time`; `again` is the command that repeats one of them.
+    /// Of runs that took some `time`; `again` is the command that repeats the one with a seed.
     pub(super) fn new(
         program: &Program<Kernel>,
-        outcomes: Vec<(u64, ProgramOutcome)>,
+        runs: Vec<Run>,
         time: Duration,
         again: impl Fn(u64) -> String,
     ) -> Report {
         let titles: Vec<String> = program.steps.iter().map(title).collect();
-        let counted = outcomes.first().into_iter().flat_map(|(seed, outcome)| {
+        let counted = runs.first().into_iter().flat_map(|Run { seed, outcome, .. }| {
             outcome.steps.iter().zip(&program.steps).map(|(outcome, step)| Counted {
                 kernel: step.kernel.name.clone(),
                 seed: *seed,
@@ -62,15 +78,16 @@ impl Report {
             })
         });
         let counted = counted.collect();
-        let (runs, broken) =
-            (outcomes.len(), outcomes.iter().filter(|(_, outcome)| !outcome.is_clean()).count());
+        let errors = runs.iter().filter_map(|run| run.verdict.as_ref()?.as_ref().ok());
+        let error = errors.copied().reduce(f64::max);
+        let (count, broken) = (runs.len(), runs.iter().filter(|run| !run.is_right()).count());
         let mut all: Vec<Seen> = Vec::new();
-        for (seed, ProgramOutcome { steps, left_over, .. }) in outcomes {
-            let rules = steps
-                .into_iter()
-                .flat_map(|step| step.findings)
-                .map(|finding| Fault::Rule(Box::new(finding)));
-            for fault in rules.chain(left_over.into_iter().map(Fault::Ticket)) {
+        for Run { seed, outcome, verdict } in runs {
+            let rules = outcome.steps.into_iter().flat_map(|step| step.findings);
+            let rules = rules.map(|finding| Fault::Rule(Box::new(finding)));
+            let tickets = outcome.left_over.into_iter().map(Fault::Ticket);
+            let wrong = verdict.and_then(Result::err).map(Fault::Result);
+            for fault in rules.chain(tickets).chain(wrong) {
                 match all.iter_mut().find(|seen| seen.fault.is(&fault)) {
                     Some(seen) if seen.seeds.last() == Some(&seed) => {}
                     Some(seen) => seen.seeds.push(seed),
@@ -78,12 +95,48 @@ impl Report {
                 }
             }
         }
-        Report { title: titles.join("\n"), counted, faults: all, runs, broken, time }
+        Report { title: titles.join("\n"), counted, faults: all, runs: count, broken, error, time }
+    }
+
+    /// The same for programs, with what a model says of the time; counts are of one run, step by step.
+    pub(super) fn json(&self, timeline: Option<&Timeline>) -> Value {
+        let Report { title: _, counted, faults, runs, broken, error, time } = self;
+        let count = |count: Count| json!({ "count": count.count, "bytes": count.bytes });
+        let step = |Counted { kernel, seed, counters }: &Counted| {
+            json!({
+                "kernel": kernel, "seed": seed,
+                "warp_instructions": counters.warp_instructions,
+                "products": counters.products, "product_flops": counters.product_flops,
+                "tma_loads": count(counters.loads), "tma_stores": count(counters.stores),
+                "tma_reductions": count(counters.reductions),
+                "barriers": counters.barriers, "mbarriers": counters.mbarriers,
+            })
+        };
+        let fault = |Seen { fault, again, seeds }: &Seen| json!({ "what": fault.to_string(), "again": again, "seeds": seeds });
+        let engines = |timeline: &Timeline| -> Vec<Value> {
+            let engine = |track: &EngineTrack| {
+                let busy = timeline.utilisation(track.cta, track.engine);
+                json!({ "cta": track.cta, "engine": track.engine.to_string(), "busy": busy })
+            };
+            timeline.engines.iter().map(engine).collect()
+        };
+        json!({
+            "steps": counted.iter().map(step).collect::<Vec<_>>(),
+            "faults": faults.iter().map(fault).collect::<Vec<_>>(),
+            "runs": runs, "broken_runs": broken, "error_of_allowed": error, "seconds": time.as_secs_f64(),
+            "model": timeline.map(|timeline| json!({ "cycles": timeline.length(), "engines": engines(timeline) })),
+        })
     }
 
     /// Whether nothing was found.
     pub(super) fn is_clean(&self) -> bool {
         self.faults.is_empty()
+    }
+}
+
+impl Run {
+    fn is_right(&self) -> bool {
+        self.outcome.is_clean() && !matches!(self.verdict, Some(Err(_)))
     }
 }
 
@@ -97,7 +150,8 @@ impl Fault {
         match (self, other) {
             (Fault::Rule(x), Fault::Rule(y)) => same(x, y),
             (Fault::Ticket(x), Fault::Ticket(y)) => x == y,
-            (Fault::Rule(_), Fault::Ticket(_)) | (Fault::Ticket(_), Fault::Rule(_)) => false,
+            (Fault::Result(_), Fault::Result(_)) => true,
+            (Fault::Rule(_) | Fault::Ticket(_) | Fault::Result(_), _) => false,
         }
     }
 }
@@ -107,6 +161,7 @@ impl fmt::Display for Fault {
         match self {
             Fault::Rule(finding) => write!(f, "{finding}"),
             Fault::Ticket(name) => writeln!(f, "TICKET: {name} is not 0 after the last launch"),
+            Fault::Result(wrong) => writeln!(f, "RESULT: {wrong}"),
         }
     }
 }
@@ -122,7 +177,7 @@ fn same(x: &Finding, y: &Finding) -> bool {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { title, counted, faults, runs, broken, time } = self;
+        let Report { title, counted, faults, runs, broken, error, time } = self;
         writeln!(f, "{title}\n")?;
         for Counted { kernel, seed, counters } in counted {
             let of = if counted.len() == 1 { String::new() } else { format!(" of {kernel}") };
@@ -134,7 +189,14 @@ impl fmt::Display for Report {
         let seconds = time.as_secs_f64();
         write!(f, "{} in {seconds:.2} s, ", counted_runs(*runs))?;
         match faults.len() {
-            0 => write!(f, "no rule broken"),
+            0 => {
+                let percent = error.map(|error| 100.0 * error);
+                let results = percent.map_or_else(
+                    || "results not computed".to_owned(),
+                    |percent| format!("results right (off by at most {percent:.0} % of what is allowed)"),
+                );
+                write!(f, "no rule broken, {results}")
+            }
             count => write!(f, "findings: {count}, in {}", counted_runs(*broken)),
         }
     }
@@ -151,6 +213,7 @@ mod tests {
     use fa3_cuda::kernels::Spec;
     use fa3_cuda::kernels::ladder::vector_add;
     use fa3_ir::Source;
+    use fa3_ref::plain::{Expected, Mismatch};
     use fa3_sim::{Outcome, Policy, Replay, Rule};
 
     use super::*;
@@ -189,7 +252,10 @@ mod tests {
         let outcomes = outcomes.map(|(seed, findings)| {
             let left_over = if seed > 8 { vec!["ticket"] } else { Vec::new() };
             let step = Outcome { findings, counters: Counters::default(), trace: None };
-            (seed, ProgramOutcome { buffers: Vec::new(), steps: vec![step], left_over })
+            let outcome = ProgramOutcome { buffers: Vec::new(), steps: vec![step], left_over };
+            let mismatch = Mismatch { index: 3, given: 2.5, expected: Expected::exactly(2.0) };
+            let verdict = (seed == 8).then_some(Err(Wrong::Element { array: "z", mismatch }));
+            Run { seed, outcome, verdict }
         });
         let program = vector_add::program(1000).map(Spec::kernel);
         let report =
@@ -197,11 +263,13 @@ mod tests {
         let what = |fault: &Fault| match fault {
             Fault::Rule(finding) => finding.what.clone(),
             Fault::Ticket(name) => (*name).to_owned(),
+            Fault::Result(wrong) => wrong.to_string(),
         };
         let seen = report.faults.iter().map(|seen| (what(&seen.fault), &*seen.again, &*seen.seeds));
         let seen: Vec<(String, &str, &[u64])> = seen.collect();
-        let expected: [(&str, &str, &[u64]); 5] = [
+        let expected: [(&str, &str, &[u64]); 6] = [
             ("bytes 0 to 4", "run 7", &[7, 9]),
+            ("z: element 3 is 2.5, not 2 +- 0", "run 8", &[8]),
             ("bytes 0 to 4", "run 9", &[9]),
             ("ticket", "run 9", &[9, 10]),
             ("x", "run 10", &[10]),
@@ -212,6 +280,6 @@ mod tests {
         let ticket =
             "\n\nTICKET: ticket is not 0 after the last launch\n  seen:    in 2 of 4 runs, first by run 9\n";
         assert!(text.contains(ticket), "{text}");
-        assert!(text.ends_with("\n\n4 runs in 1.23 s, findings: 5, in 3 runs"), "{text}");
+        assert!(text.ends_with("\n\n4 runs in 1.23 s, findings: 6, in 4 runs"), "{text}");
     }
 }

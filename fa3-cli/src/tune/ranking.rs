@@ -5,7 +5,6 @@ use std::fmt;
 use serde::Serialize;
 
 use super::candidates::Candidate;
-use crate::args::number::size_label;
 use crate::grid::Setting;
 use crate::measure::Outcome;
 use crate::table::Table;
@@ -94,8 +93,7 @@ pub(super) fn winners(rankings: &[Ranking]) -> Table {
     let line = |Ranking { setting, flops, rows }: &Ranking| {
         let planned =
             rows.iter().find(|row| row.planned).map_or("-".to_owned(), |row| row.outcome.cell(*flops));
-        let (head_dim, seqlen) = (setting.head_dim.to_string(), size_label(setting.seqlen));
-        let setting = [head_dim, setting.mask.to_string(), seqlen];
+        let setting = [setting.head_dims(), setting.scores(), setting.lengths()];
         let dash = || "-".to_owned();
         let winner = match rows.first() {
             Some(Row { tile, order, outcome: outcome @ Outcome::Checked(_), ratio, .. }) => {
@@ -121,15 +119,7 @@ mod tests {
 
     fn ranking(outcomes: [Outcome; 4]) -> Ranking {
         let mask = Mask::Causal;
-        let setting = Setting {
-            dtype: Dtype::Bf16,
-            head_dim: 256,
-            mask,
-            seqlen: 1024,
-            batch: 16,
-            heads: 8,
-            heads_kv: 8,
-        };
+        let setting = Setting::plain(Dtype::Bf16, 256, mask, (16, 1024, 8));
         let problem = setting.problem().unwrap();
         let candidates = candidates(&problem, &DeviceLimits::h100_sxm()).unwrap();
         Ranking::new(setting, problem.forward_flops(), candidates.into_iter().zip(outcomes).collect())

@@ -4,6 +4,7 @@ use crate::{Ran, fa3};
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{OrderComparison, OrderTable, Plan};
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape};
+use serde_json::Value;
 
 fn plan(args: &str) -> Ran {
     fa3(&["plan"].into_iter().chain(args.split_whitespace()).collect::<Vec<_>>())
@@ -32,19 +33,22 @@ fn options_make_the_problem() {
     let spec = ProblemSpec::dense(Dtype::F16, q, kv).head_dim_v(64).mask(window);
     let args = "--seqlen 300 --seqlen-k 900 --heads 8 --heads-kv 2 --head-dim 128 --head-dim-v 64 \
                 --dtype f16 --window 64,-1 --sms 20";
-    prints(args, &spec.validate().unwrap(), &limits.sms(20.try_into().unwrap()));
+    prints(args, &spec.clone().validate().unwrap(), &limits.sms(20.try_into().unwrap()));
+    let both = args.replace("--seqlen 300", "--seqlen-q 300");
+    prints(&both, &spec.validate().unwrap(), &limits.sms(20.try_into().unwrap()));
 }
 
 /// Every example of these verbs' helps runs, without the files that it would write.
 #[test]
 fn the_examples_run() {
-    for (verb, count) in [("plan", 4), ("ir", 3), ("ptx", 3), ("sim", 5)] {
+    for (verb, count) in [("plan", 4), ("ir", 3), ("ptx", 3), ("sim", 5), ("kernels", 2), ("doctor", 2)] {
         let help = fa3(&[verb, "--help"]).succeeded();
         let examples: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  fa3 ")).collect();
         assert_eq!(examples.len(), count, "{help}");
         for example in examples {
             let words = example.split_whitespace().take_while(|word| !["--svg", ">"].contains(word));
-            fa3(&words.collect::<Vec<_>>()).succeeded();
+            let stdout = fa3(&words.collect::<Vec<_>>()).succeeded();
+            assert!(!stdout.contains("on the CPU only"), "{example}: {stdout}");
         }
     }
 }
@@ -63,6 +67,37 @@ fn plans_can_be_changed() {
     assert!(path.exists());
     plan("--seqlen 64 --heads 1 --head-dim 128 --algorithm 4 --rescale lazy")
         .refused("under three-stage overlap");
+}
+
+/// To a file beside the text, or alone.
+#[test]
+fn reports_for_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report.json");
+    for (verb, key) in [
+        ("plan --seqlen 4k --heads 8 --head-dim 128 --causal", "/registers/entry"),
+        ("plan --seqlen 64 --heads 4 --head-dim 64 --dtype f32", "/cpu_only"),
+        ("sim tile_copy --seeds 3", "/steps/0/tma_loads/bytes"),
+        ("kernels vector_add", "/kernels/0/threads"),
+        ("doctor", "/runs/0/runs"),
+    ] {
+        let run = |json: &str| {
+            let words: Vec<&str> = verb.split_whitespace().chain(["--json", json]).collect();
+            fa3(&words).succeeded()
+        };
+        let printed: Value = serde_json::from_str(&run("-")).unwrap();
+        assert!(printed.pointer(key).is_some_and(|value| !value.is_null()), "{verb}: {printed}");
+        let stdout = run(path.to_str().unwrap());
+        assert!(
+            stdout.ends_with("report.json\n") && serde_json::from_str::<Value>(&stdout).is_err(),
+            "{stdout}"
+        );
+        let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        // How long it took differs.
+        assert_eq!(written.as_object().unwrap().len(), printed.as_object().unwrap().len());
+    }
+    plan("--seqlen 64 --heads 4 --head-dim 64 --json - --svg x.svg")
+        .refused("--json - prints JSON and nothing else");
 }
 
 /// No plan is printed that no kernel runs.
@@ -97,8 +132,24 @@ fn nothing_to_do_is_a_plan() {
     let folder = tempfile::tempdir().unwrap();
     let svg = folder.path().join("nothing.svg");
     let args = format!("--seqlen 0 --heads 8 --head-dim 128 --svg {}", svg.display());
-    assert!(plan(&args).succeeded().contains("tiles      0"));
-    assert!(svg.exists());
+    let stdout = plan(&args).succeeded();
+    assert!(stdout.contains("tiles      0") && !stdout.contains("Makespan"), "{stdout}");
+    let text = std::fs::read_to_string(svg).unwrap();
+    assert!(text.contains("planned: no tiles") && !text.contains("of the bound"), "{text}");
+}
+
+/// It fills the picture, and the axis has its end.
+#[test]
+fn one_tile_is_a_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("one.svg");
+    plan(&format!("--seqlen 1 --heads 1 --head-dim 64 --svg {}", svg.display())).succeeded();
+    let text = std::fs::read_to_string(svg).unwrap();
+    let labels: Vec<&str> = text.lines().filter(|line| ["0", "1", "2"].contains(line)).collect();
+    assert_eq!(labels.iter().filter(|label| **label == "2").count(), 2, "{labels:?}");
+    for part in ["each tile visits 1 block of keys", "planned: 2 blocks", "CTA, 1 of 132 used"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
 }
 
 /// The picture holds what the schedule says: without thinning, one bar for each of the 1024 tiles and panel.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use fa3_ir::{Mma, Operand as Src, ScaleD, WgmmaA, WgmmaInst};
+use fa3_ir::{Major, Mma, Operand as Src, ScaleD, WgmmaA, WgmmaInst};
 
 use super::operand::{CHUNK, Part};
 use super::shared::SharedPlace;
@@ -15,6 +15,7 @@ use crate::machine::{At, Machine};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Kind};
 use crate::simulation::Mode;
+use crate::trace::Factors;
 use crate::warp::ALL;
 
 /// What the warps of a warpgroup did that some of them have still to do alike.
@@ -119,6 +120,7 @@ impl<'a> Machine<'a> {
         self.agree(at, [a, b, accumulate.into()]);
         self.use_registers(at, mma, d, accumulate);
         self.read_operands(at, mma, a, b);
+        self.trace_factors(at, |machine| machine.factors(at, mma, a, b));
         if at.warp.is_multiple_of(4) {
             self.counters.products += 1;
             self.counters.product_flops += 2 * 64 * u64::from(mma.n) * u64::from(mma.ty.k());
@@ -140,6 +142,24 @@ impl<'a> Machine<'a> {
         if self.schedule.at_once() {
             self.compute(at, group);
         }
+    }
+
+    /// The names of the regions that a product's operands lie in.
+    fn factors(&mut self, at: At, mma: &Mma, a: u64, b: u64) -> Option<Factors> {
+        let a = match part_of_a(at, mma, a) {
+            Some(part) => Some(self.factor(&part, Major::Mn)?),
+            None => None,
+        };
+        Some(Factors { a, b: self.factor(&part_of_b(mma, b), Major::K)? })
+    }
+
+    /// The name of an operand, with a T if it lies `transposed`. Matrices have capital letters.
+    fn factor(&mut self, part: &Part, transposed: Major) -> Option<String> {
+        let first = *self.chunks_of(part).ok()?.first()?;
+        let regions = &self.program.kernel.smem.regions;
+        let name = &regions.iter().find(|region| (region.offset..region.end()).contains(&first))?.name;
+        let name = if name.len() == 1 { name.to_uppercase() } else { name.clone() };
+        Some(if part.major == transposed { name + "ᵀ" } else { name })
     }
 
     fn scale(&mut self, at: At, pred: fa3_ir::Value) -> bool {

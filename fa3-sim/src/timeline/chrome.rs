@@ -24,7 +24,7 @@ pub(super) fn write(timeline: &Timeline) -> String {
             let thread = thread as u32 + 1;
             events.push(named("thread_name", cta, thread, name));
             events.push(json!({"ph": "M", "name": "thread_sort_index", "pid": cta, "tid": thread, "args": {"sort_index": thread}}));
-            events.extend(spans.iter().map(|span| event(span, cta, thread)));
+            events.extend(spans.iter().map(|span| event(timeline, span, cta, thread)));
         }
     }
     let about = "model, not measurement; a microsecond is a cycle";
@@ -35,10 +35,10 @@ fn named(what: &str, process: u32, thread: u32, name: String) -> Value {
     json!({"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}})
 }
 
-fn event(span: &Span, process: u32, thread: u32) -> Value {
+fn event(timeline: &Timeline, span: &Span, process: u32, thread: u32) -> Value {
     json!({
         "ph": "X",
-        "name": span.activity.to_string(),
+        "name": timeline.describe(span),
         "ts": span.start,
         "dur": span.end - span.start,
         "pid": process,

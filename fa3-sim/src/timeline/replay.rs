@@ -224,7 +224,13 @@ impl<'a> Replay<'a> {
         for (index, cause) in self.gates.into_values().flat_map(|gate| gate.waiting) {
             self.walkers[index].waited(cause, end);
         }
-        Timeline { kernel: self.trace.kernel.clone(), cycles: 0..end, roles: tracks(self.walkers), engines }
+        Timeline {
+            kernel: self.trace.kernel.clone(),
+            cycles: 0..end,
+            roles: tracks(self.walkers),
+            engines,
+            products: self.trace.products.clone(),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::{Activity, Cause, Engine, Span, Timeline};
 use crate::Line;
+use crate::trace::Factors;
 
 /// Pixels: of the picture, where the time begins and ends, of a row, and of the strip of products above it.
 const WIDTH: u32 = 1240;
@@ -20,7 +21,7 @@ const COLUMNS: u32 = RIGHT - LEFT;
 /// Heights that an engine's bar can have.
 const LEVELS: u64 = 8;
 
-/// Colours of products, one a line of the source, and then from the start (after Okabe and Ito).
+/// Colours of products, one for those of the same factors, and then from the start (after Okabe and Ito).
 const PRODUCTS: [&str; 4] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7"];
 
 /// What a cell of a row shows: columns that look the same.
@@ -34,11 +35,21 @@ struct Cell {
 
 struct Drawing<'a> {
     timeline: &'a Timeline,
-    /// The lines of products, in order of the source, so that a part has the colours of the whole.
-    products: Vec<(Line, Activity)>,
+    /// The products, in order of the source, so that a part has the colours of the whole.
+    products: Vec<Product>,
     /// The other activities that there are.
     activities: Vec<Activity>,
     svg: String,
+}
+
+/// Products with one colour.
+#[derive(Debug)]
+struct Product {
+    /// Their factors, or the line that begins them.
+    name: String,
+    /// The first of the lines.
+    line: Line,
+    activity: Activity,
 }
 
 pub(super) fn draw(timeline: &Timeline) -> String {
@@ -75,18 +86,22 @@ pub(super) fn draw(timeline: &Timeline) -> String {
 
 impl<'a> Drawing<'a> {
     fn new(timeline: &'a Timeline) -> Drawing<'a> {
-        let (mut products, mut activities) = (Vec::new(), Vec::new());
+        let (mut products, mut activities): (Vec<Product>, _) = (Vec::new(), Vec::new());
         let roles = timeline.roles.iter().flat_map(|track| &track.spans);
         for span in timeline.engines.iter().flat_map(|track| &track.spans).chain(roles) {
             if !matches!(span.activity, Activity::Product(..)) {
                 if !activities.contains(&span.activity) {
                     activities.push(span.activity);
                 }
-            } else if products.iter().all(|&(line, _)| line != span.line) {
-                products.push((span.line, span.activity));
+                continue;
+            }
+            let name = name(timeline, span);
+            match products.iter_mut().find(|product| product.name == name) {
+                Some(known) => known.line = known.line.min(span.line),
+                None => products.push(Product { name, line: span.line, activity: span.activity }),
             }
         }
-        products.sort_by_key(|&(line, _)| line);
+        products.sort_by_key(|product| product.line);
         activities.sort_by_key(|&activity| colour(activity).0);
         Drawing { timeline, products, activities, svg: String::new() }
     }
@@ -108,7 +123,8 @@ impl<'a> Drawing<'a> {
             let (top, fill) = (y + height - high, self.fill(&span));
             let _ =
                 write!(self.svg, r#"<rect x="{x}" y="{top}" width="{width}" height="{high}" fill="{fill}">"#);
-            let title = format!("{}, {}, cycles {} to {}", span.activity, span.line, span.start, span.end);
+            let what = self.timeline.describe(&span);
+            let title = format!("{what}, {}, cycles {} to {}", span.line, span.start, span.end);
             let _ = write!(self.svg, "<title>{}</title></rect>", escaped(&title));
         }
         self.svg.push('\n');
@@ -118,7 +134,8 @@ impl<'a> Drawing<'a> {
         if !matches!(span.activity, Activity::Product(..)) {
             return colour(span.activity).1;
         }
-        let index = self.products.iter().position(|&(line, _)| line == span.line).unwrap_or(0);
+        let name = name(self.timeline, span);
+        let index = self.products.iter().position(|product| product.name == name).unwrap_or(0);
         PRODUCTS[index % PRODUCTS.len()]
     }
 
@@ -147,8 +164,8 @@ impl<'a> Drawing<'a> {
 
     /// What the colours mean; returns where it ends.
     fn legend(&mut self, y: u32) -> u32 {
-        let of_product = |(index, (line, activity)): (usize, &(Line, Activity))| {
-            (PRODUCTS[index % PRODUCTS.len()], format!("{activity}, {line}"))
+        let of_product = |(index, product): (usize, &Product)| {
+            (PRODUCTS[index % PRODUCTS.len()], format!("{}, {}", product.name, product.activity))
         };
         let of_other = |&activity: &Activity| (colour(activity).1, activity.to_string());
         let products = self.products.iter().enumerate().map(of_product);
@@ -193,6 +210,11 @@ impl<'a> Drawing<'a> {
 "##
         )
     }
+}
+
+/// What a product is called: its factors, or the line that begins it.
+fn name(timeline: &Timeline, span: &Span) -> String {
+    timeline.factors(span).map_or_else(|| span.line.to_string(), Factors::to_string)
 }
 
 /// The place in the legend, and the colour, of an activity other than a product. What waits for others has stripes.

@@ -1,11 +1,12 @@
 //! How the machine writes a trace: the instruction itself when a warp comes to it, what only its execution knows
 //! from there.
 
-use std::collections::HashSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashSet};
 
 use fa3_ir::{Access, Address, Inst, MemInst, MiscInst, Operand, TmaInst, WarpInst, WgmmaA, WgmmaInst};
 
-use super::{Action, Gate, Pipe, Record, Trace, WarpTrace};
+use super::{Action, Factors, Gate, Pipe, Record, Trace, WarpTrace};
 use crate::copies::Target;
 use crate::decoded::{Code, Decoded, Op};
 use crate::exec::SharedPlace;
@@ -36,7 +37,7 @@ impl Recorder {
             .collect();
         let coming = vec![HashSet::new(); warps.len()];
         Recorder {
-            trace: Trace { kernel: program.kernel.name.clone(), warps },
+            trace: Trace { kernel: program.kernel.name.clone(), warps, products: BTreeMap::new() },
             coming,
             warps: launch.warps() as usize,
         }
@@ -62,6 +63,22 @@ impl Machine<'_> {
             records.last_mut().is_some_and(|last| last.line == line && last.action.absorb(&action));
         if !absorbed {
             records.push(Record { action, line });
+        }
+    }
+
+    /// Records what a product multiplies that a warp begins.
+    pub(crate) fn trace_factors(&mut self, at: At, factors: impl FnOnce(&mut Self) -> Option<Factors>) {
+        if self.recorder.is_none() || self.clusters[at.cluster].id != CLUSTER {
+            return;
+        }
+        let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
+        let line = self.program.codes[warp.code].steps[warp.pc].source.into();
+        let factors = factors(self);
+        let Some(recorder) = &mut self.recorder else { return };
+        match recorder.trace.products.entry(line) {
+            Entry::Vacant(new) => _ = new.insert(factors),
+            Entry::Occupied(mut known) if *known.get() != factors => _ = known.insert(None),
+            Entry::Occupied(_) => {}
         }
     }
 

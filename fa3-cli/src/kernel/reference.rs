@@ -1,0 +1,117 @@
+//! What the results of a program must be: attention by the oracle and the error law, all else by plain computations.
+
+use fa3_cuda::kernels::fwd::buffers;
+use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Program};
+use fa3_ref::law::{ForwardLaw, Violation};
+use fa3_ref::norms::Worst;
+use fa3_ref::plain::{self, Expected, Mismatch, TensorCore};
+use fa3_ref::{Forward, Inputs, Precision};
+use fa3_types::Problem;
+use ndarray::{Array3, Array4};
+
+use crate::sim::buffers::numbers;
+
+/// What is computed.
+#[derive(Debug)]
+pub(crate) enum Reference {
+    /// O and LSE of a problem with contiguous tensors.
+    Attention(Box<Problem>),
+    /// x + y.
+    Sum,
+    /// The softmax of each row.
+    Softmax,
+    /// The input itself.
+    Copy,
+    /// The input, transposed.
+    Transpose,
+    /// A Bᵀ.
+    Product,
+}
+
+/// A result that is not what it must be.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum Wrong {
+    #[error("{what} is {max:e} from the oracle where the error law allows {bound:e}, first at {first}")]
+    Law { what: &'static str, max: f64, bound: f64, first: Worst },
+    #[error("{array}: {mismatch}")]
+    Element { array: &'static str, mismatch: Mismatch },
+}
+
+impl From<Box<Violation>> for Wrong {
+    fn from(violation: Box<Violation>) -> Wrong {
+        let Violation { what, norms, bound, first, replay: _ } = *violation;
+        Wrong::Law { what, max: norms.max, bound, first }
+    }
+}
+
+impl Reference {
+    /// Judges the bytes of a program's buffers after a run by those before it: the largest error, as a part of what is
+    /// allowed where it lies.
+    ///
+    /// # Errors
+    /// The first array that is wrong.
+    pub(crate) fn judge(
+        &self,
+        program: &Program<Kernel>,
+        before: &[Vec<u8>],
+        after: &[Vec<u8>],
+    ) -> Result<f64, Wrong> {
+        let array = |index: usize| {
+            let buffer = &program.buffers[index];
+            let bytes = if buffer.role == BufferRole::Input { before } else { after };
+            numbers(buffer.elem, &bytes[index])
+        };
+        let cols = || program.buffers[0].shape.last().map_or(1, |&cols| cols as usize);
+        let expected = match self {
+            Reference::Attention(problem) => return attention(problem, |BufferId(index)| array(index)),
+            Reference::Sum => plain::sum(&array(0), &array(1)),
+            Reference::Softmax => plain::softmax(&array(0), cols()),
+            Reference::Copy => array(0).into_iter().map(Expected::exactly).collect(),
+            Reference::Transpose => plain::transposed(&array(0), cols()),
+            Reference::Product => {
+                let of_e4m3 = program.buffers[0].elem == Elem::E4m3;
+                let core = if of_e4m3 { TensorCore::E4M3 } else { TensorCore::HALF };
+                let result = program.buffers.last().map_or(Elem::F32, |buffer| buffer.elem);
+                plain::product(&array(0), &array(1), cols(), core, rounding(result))
+            }
+        };
+        // The last buffer is the only one that is no input.
+        let last = program.buffers.len() - 1;
+        plain::check(&array(last), &expected)
+            .map_err(|mismatch| Wrong::Element { array: program.buffers[last].name, mismatch })
+    }
+}
+
+/// What rounding a number to an element may cost, as a part of it.
+fn rounding(elem: Elem) -> f64 {
+    f64::powi(
+        2.0,
+        match elem {
+            Elem::Bf16 => -8,
+            Elem::F16 => -11,
+            Elem::E4m3 => -4,
+            Elem::F32 | Elem::U8 | Elem::U32 | Elem::U64 => -24,
+        },
+    )
+}
+
+/// The error law of O and of LSE.
+fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<f64, Wrong> {
+    let tensor = |buffer, shape: fa3_types::Shape| {
+        Array4::from_shape_vec(shape.dims(), array(buffer)).expect("contiguous tensors have their elements")
+    };
+    let [q, k, v, o] = [
+        (buffers::Q, problem.q()),
+        (buffers::K, problem.k()),
+        (buffers::V, problem.v()),
+        (buffers::O, problem.o()),
+    ]
+    .map(|(buffer, desc)| tensor(buffer, desc.shape));
+    let lse = Array3::from_shape_vec(problem.lse_shape(), array(buffers::LSE));
+    let lse = lse.expect("lse has its shape").mapv(|x| x as f32);
+    let inputs = Inputs::new(problem, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
+    let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
+    let satisfied = law.check(&Forward { o: o.mapv(|x| x as f32), lse }, "")?;
+    Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
+}
