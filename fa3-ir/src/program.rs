@@ -144,11 +144,14 @@ impl<K> Program<K> {
         self.steps.push(Step { kernel, grid, args });
     }
 
-    /// The whole of a buffer as a tensor.
+    /// The whole of a buffer as a tensor. A buffer that is none of the program's is one without dimensions, and found by
+    /// [`Program::check`].
     pub fn tensor(&self, buffer: BufferId) -> Passed {
-        let Buffer { elem, shape, .. } = &self.buffers[buffer.0];
-        let dims: Vec<u64> = shape.iter().rev().map(|&dim| dim.into()).collect();
-        let TensorView { dims, strides, .. } = TensorView::contiguous(0, &dims, *elem);
+        let (mut dims, mut strides) = (Vec::new(), Vec::new());
+        if let Some(Buffer { elem, shape, .. }) = self.buffers.get(buffer.0) {
+            dims.extend(shape.iter().rev().map(|&dim| u64::from(dim)));
+            TensorView { dims, strides, .. } = TensorView::contiguous(0, &dims, *elem);
+        }
         Passed::Tensor { buffer, dims, strides }
     }
 
@@ -276,8 +279,8 @@ impl Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Launch;
     use crate::lang::B32;
+    use crate::{BoxShape, Launch, Swizzle};
 
     fn program(args: Vec<(String, Passed)>) -> Program<Kernel> {
         let mut program = Program::new();
@@ -309,6 +312,17 @@ mod tests {
         assert_eq!(refused(vec![elsewhere, by]), ArgError::Buffer { index: 1, count: 1 });
         let kind = ArgError::Kind { param: "by".to_owned(), expected: "u32", given: "f32" };
         assert_eq!(refused(vec![x, ("by".to_owned(), Passed::F32(3.0))]), kind);
+    }
+
+    #[test]
+    fn a_tensor_over_a_buffer_of_another_program_is_refused() {
+        let mut program = Program::new();
+        let kernel = Kernel::build("k", Launch::threads(32), |b| {
+            _ = b.param_tensor_map("x", BoxShape::new(Elem::F16, &[64, 8], Swizzle::B128));
+        });
+        let tensor = program.tensor(BufferId(3));
+        program.step(kernel, [1, 1, 1], vec![("x".to_owned(), tensor)]);
+        assert_eq!(program.check(), Err(ArgError::Buffer { index: 3, count: 0 }));
     }
 
     /// By name, nobody could tell which of two is meant.
