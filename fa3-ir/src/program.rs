@@ -42,7 +42,7 @@ pub struct Buffer {
     /// Its element type.
     pub elem: Elem,
     /// Elements in each dimension.
-    pub shape: Vec<u32>,
+    pub shape: Vec<u64>,
     /// What the program does with it.
     pub role: BufferRole,
 }
@@ -105,9 +105,9 @@ pub enum Passed {
 }
 
 impl Buffer {
-    /// Elements.
+    /// Elements; `usize::MAX` if they are more.
     pub fn len(&self) -> usize {
-        self.shape.iter().map(|&dim| dim as usize).product()
+        self.shape.iter().fold(1, |len: usize, &dim| len.saturating_mul(dim as usize))
     }
 
     /// Whether it has none.
@@ -115,9 +115,9 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// Bytes.
+    /// Bytes; `usize::MAX` if they are more.
     pub fn bytes(&self) -> usize {
-        self.len() * self.elem.bytes() as usize
+        self.len().saturating_mul(self.elem.bytes() as usize)
     }
 }
 
@@ -135,7 +135,12 @@ impl<K> Program<K> {
 
     /// Adds a buffer.
     pub fn buffer(&mut self, name: &'static str, elem: Elem, shape: &[u32], role: BufferRole) -> BufferId {
-        self.buffers.push(Buffer { name, elem, shape: shape.to_vec(), role });
+        self.add(Buffer { name, elem, shape: shape.iter().map(|&dim| dim.into()).collect(), role })
+    }
+
+    /// Adds a buffer, however large.
+    pub fn add(&mut self, buffer: Buffer) -> BufferId {
+        self.buffers.push(buffer);
         BufferId(self.buffers.len() - 1)
     }
 
@@ -149,7 +154,7 @@ impl<K> Program<K> {
     pub fn tensor(&self, buffer: BufferId) -> Passed {
         let (mut dims, mut strides) = (Vec::new(), Vec::new());
         if let Some(Buffer { elem, shape, .. }) = self.buffers.get(buffer.0) {
-            dims.extend(shape.iter().rev().map(|&dim| u64::from(dim)));
+            dims.extend(shape.iter().rev());
             TensorView { dims, strides, .. } = TensorView::contiguous(0, &dims, *elem);
         }
         Passed::Tensor { buffer, dims, strides }
@@ -323,6 +328,20 @@ mod tests {
         let tensor = program.tensor(BufferId(3));
         program.step(kernel, [1, 1, 1], vec![("x".to_owned(), tensor)]);
         assert_eq!(program.check(), Err(ArgError::Buffer { index: 3, count: 0 }));
+    }
+
+    #[test]
+    fn a_tensor_of_any_size_is_refused_and_not_computed_wrongly() {
+        let mut program = Program::new();
+        let kernel = Kernel::build("k", Launch::threads(32), |b| {
+            _ = b.param_tensor_map("x", BoxShape::new(Elem::F16, &[64, 1, 1, 1], Swizzle::B128));
+        });
+        let most = [u32::MAX; 4];
+        let x = program.buffer("x", Elem::F16, &most, BufferRole::Input);
+        assert_eq!((program.buffers[0].len(), program.buffers[0].bytes()), (usize::MAX, usize::MAX));
+        let tensor = program.tensor(x);
+        program.step(kernel, [1, 1, 1], vec![("x".to_owned(), tensor)]);
+        assert!(matches!(program.check(), Err(ArgError::Tensor { .. })));
     }
 
     /// By name, nobody could tell which of two is meant.

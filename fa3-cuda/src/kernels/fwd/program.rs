@@ -1,6 +1,6 @@
 //! What a plan of the forward pass lowers to.
 
-use fa3_ir::{BufferRole, Elem, Program};
+use fa3_ir::{Buffer, BufferRole, Elem, Program};
 use fa3_sched::Scheduler;
 use fa3_sched::forward::Plan;
 use fa3_types::TensorDesc;
@@ -52,7 +52,6 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     program
 }
 
-/// Rows and strides are multiples of 8 elements, so that extents are.
 fn tensor(
     program: &mut Program<Spec>,
     name: &'static str,
@@ -63,10 +62,30 @@ fn tensor(
     if is_contiguous(tensor) {
         program.buffer(name, elem, &tensor.shape.dims().map(|extent| extent as u32), role);
     } else {
-        program.buffer(name, elem, &[(tensor.extent().0 / 8) as u32, 8], role);
+        program.add(Buffer { name, elem, shape: vec![tensor.extent().0], role });
     }
 }
 
 fn is_contiguous(tensor: &TensorDesc) -> bool {
     tensor.extent().0 == tensor.shape.dims().iter().map(|&extent| extent as u64).product::<u64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_sched::DeviceLimits;
+    use fa3_types::{Dtype, ProblemSpec, Shape, Strides};
+
+    use super::*;
+
+    /// Two sequences 2^36 elements apart.
+    #[test]
+    fn a_buffer_is_as_large_as_its_tensor_reaches() {
+        let shape = Shape { batch: 2, seqlen: 16, heads: 1, head_dim: 64 };
+        let mut spec = ProblemSpec::dense(Dtype::Bf16, shape, shape);
+        spec.k.strides = Strides { batch: 1 << 36, ..spec.k.strides };
+        let plan = Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap();
+        let program = program(&plan);
+        assert_eq!(program.buffers[buffers::K.0].len(), (1 << 36) + 16 * 64);
+        assert_eq!(program.buffers[buffers::Q.0].shape, [2, 16, 1, 64]);
+    }
 }
