@@ -127,10 +127,12 @@ mod tests {
 
     /// Under a causal mask, with a NaN in V at key `bad`: which rows are NaN, which are 0; LSE is what it is without.
     fn rows_with_a_nan_in_v(queries: usize, keys: usize, bad: usize) -> [Vec<usize>; 2] {
-        let wave = |seqlen| Array4::from_shape_fn((1, seqlen, 1, 8), |(_, s, _, d)| ((s + 5 * d) as f32).sin());
+        let wave =
+            |seqlen| Array4::from_shape_fn((1, seqlen, 1, 8), |(_, s, _, d)| ((s + 5 * d) as f32).sin());
         let (q, k, mut v) = (wave(queries), wave(keys), wave(keys));
-        let attend =
-            |v: &Array4<f32>| Attention::new(q.view(), k.view(), v.view()).causal().forward(&Device::Cpu).unwrap();
+        let attend = |v: &Array4<f32>| {
+            Attention::new(q.view(), k.view(), v.view()).causal().forward(&Device::Cpu).unwrap()
+        };
         let clean = attend(&v);
         v.index_axis_mut(Axis(1), bad).fill(f32::NAN);
         let dirty = attend(&v);

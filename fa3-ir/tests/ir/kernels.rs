@@ -3,8 +3,8 @@
 use fa3_ir::lang::*;
 use fa3_ir::*;
 
-use crate::ptxas::assemble;
 use crate::one_product::one_product;
+use crate::ptxas::assemble;
 use crate::samples::{row_softmax, vector_add};
 use crate::snapshot;
 

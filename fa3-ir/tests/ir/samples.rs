@@ -1,7 +1,6 @@
 //! Small whole kernels, built by hand: also for the tests of the simulator.
 
 use fa3_ir::lang::*;
-use fa3_ir::*;
 
 /// z = x + y over n elements, one a thread.
 pub(crate) fn vector_add() -> Kernel {
