@@ -149,8 +149,8 @@ impl<K> Program<K> {
         self.steps.push(Step { kernel, grid, args });
     }
 
-    /// The whole of a buffer as a tensor. A buffer that is none of the program's is one without dimensions, and found by
-    /// [`Program::check`].
+    /// The whole of a buffer as a tensor. A buffer that is none of the program's is one without dimensions, and found
+    /// by [`Program::check`].
     pub fn tensor(&self, buffer: BufferId) -> Passed {
         let (mut dims, mut strides) = (Vec::new(), Vec::new());
         if let Some(Buffer { elem, shape, .. }) = self.buffers.get(buffer.0) {

@@ -90,8 +90,8 @@ pub struct TensorView {
 }
 
 impl TensorView {
-    /// A tensor whose elements follow each other without gaps. Strides of 2^64 bytes and more, which no tensor map describes, are
-    /// `u64::MAX`.
+    /// A tensor whose elements follow each other without gaps. Strides of 2^64 bytes and more, which no tensor map
+    /// describes, are `u64::MAX`.
     pub fn contiguous(address: u64, dims: &[u64], elem: Elem) -> TensorView {
         let outer = dims.len().saturating_sub(1);
         let strides = dims[..outer].iter().scan(u64::from(elem.bytes()), |stride, dim| {

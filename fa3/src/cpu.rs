@@ -144,8 +144,8 @@ mod tests {
         [nan, rest.into_iter().filter(|&index| row(&clean.o, index).iter().all(|&x| x == 0.0)).collect()]
     }
 
-    /// What [`Attention`] says: every row of a tile that visits the NaN's block, also those that see no key of that block, but none
-    /// that sees no key at all.
+    /// What [`Attention`] says: every row of a tile that visits the NaN's block, also those that see no key of that
+    /// block, but none that sees no key at all.
     #[test]
     fn a_nan_in_v_reaches_whole_tiles() {
         // Row r sees the keys up to r + 1400. Block 3 begins at 1536, which rows from 136 on see: tiles 1 and 2.

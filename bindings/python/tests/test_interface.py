@@ -110,7 +110,7 @@ def on_the_cpu():
 @pytest.mark.parametrize("position", [0, 1, 2])
 @pytest.mark.parametrize("lazy, value", [("negated", -1.0), ("conjugated", -1.0), ("zero", 0.0)])
 def test_tensors_are_read_as_what_they_stand_for(on_the_cpu, lazy, value, position):
-    """Tensors whose memory is not what they hold: -1, kept as 1; the imaginary part of a conjugate; zeros without memory."""
+    """Tensors whose memory is not what they hold: -1, kept as 1; a conjugate's imaginary part; zeros without memory."""
     x = torch.ones(1, 8, 2, 64)
     lazy = {
         "negated": lambda: torch._neg_view(x),
@@ -123,7 +123,8 @@ def test_tensors_are_read_as_what_they_stand_for(on_the_cpu, lazy, value, positi
     flash_attn_func(*tensors)
     [given] = on_the_cpu
     assert not given[position].is_neg() and not given[position]._is_zerotensor()
-    assert [set(tensor.flatten().tolist()) for tensor in given] == [{value} if i == position else {1.0} for i in range(3)]
+    values = [set(tensor.flatten().tolist()) for tensor in given]
+    assert values == [{value if index == position else 1.0} for index in range(3)]
 
 
 def test_fake_tensors_get_fake_results():

@@ -219,8 +219,9 @@ fn graph_beside_its_stream(device: &Device) -> Fallible<String> {
     Ok("50 launches of each, equal".to_owned())
 }
 
-/// Launches share a workspace, and each waits only for the grid before it. That may be a stranger's, launched early itself, that waits for
-/// nobody and so ends while the launch before it still counts. NVIDIA documents nothing of what the next wait covers then.
+/// Launches share a workspace, and each waits only for the grid before it. That may be a stranger's, launched early
+/// itself, that waits for nobody and so ends while the launch before it still counts. NVIDIA documents nothing of what
+/// the next wait covers then.
 #[allow(unsafe_code, reason = "a launch is unsafe")]
 fn strangers_between(device: &Device) -> Fallible<String> {
     let shape = Shape { batch: 2, seqlen: 4096, heads: 8, head_dim: 128 };

@@ -128,8 +128,8 @@ def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether nobody but the kernel wants to see the call: then torch's dispatcher, which takes as long, is left out.
 
-    What lies in memory must be what the tensors hold. The dispatcher writes the negation that a negated tensor stands for, and
-    the zeros of one that has no memory.
+    What lies in memory must be what the tensors hold. The dispatcher writes the negation that a negated tensor stands
+    for, and the zeros of one that has no memory.
     """
     return (
         not torch.compiler.is_compiling()
