@@ -42,7 +42,7 @@ pub struct Buffer {
     /// Its element type.
     pub elem: Elem,
     /// Elements in each dimension.
-    pub shape: Vec<u32>,
+    pub shape: Vec<u64>,
     /// What the program does with it.
     pub role: BufferRole,
 }
@@ -105,9 +105,9 @@ pub enum Passed {
 }
 
 impl Buffer {
-    /// Elements.
+    /// Elements; `usize::MAX` if they are more.
     pub fn len(&self) -> usize {
-        self.shape.iter().map(|&dim| dim as usize).product()
+        self.shape.iter().fold(1, |len: usize, &dim| len.saturating_mul(dim as usize))
     }
 
     /// Whether it has none.
@@ -115,9 +115,9 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// Bytes.
+    /// Bytes; `usize::MAX` if they are more.
     pub fn bytes(&self) -> usize {
-        self.len() * self.elem.bytes() as usize
+        self.len().saturating_mul(self.elem.bytes() as usize)
     }
 }
 
@@ -135,7 +135,12 @@ impl<K> Program<K> {
 
     /// Adds a buffer.
     pub fn buffer(&mut self, name: &'static str, elem: Elem, shape: &[u32], role: BufferRole) -> BufferId {
-        self.buffers.push(Buffer { name, elem, shape: shape.to_vec(), role });
+        self.add(Buffer { name, elem, shape: shape.iter().map(|&dim| dim.into()).collect(), role })
+    }
+
+    /// Adds a buffer, however large.
+    pub fn add(&mut self, buffer: Buffer) -> BufferId {
+        self.buffers.push(buffer);
         BufferId(self.buffers.len() - 1)
     }
 
@@ -144,11 +149,14 @@ impl<K> Program<K> {
         self.steps.push(Step { kernel, grid, args });
     }
 
-    /// The whole of a buffer as a tensor.
+    /// The whole of a buffer as a tensor. A buffer that is none of the program's is one without dimensions, and found
+    /// by [`Program::check`].
     pub fn tensor(&self, buffer: BufferId) -> Passed {
-        let Buffer { elem, shape, .. } = &self.buffers[buffer.0];
-        let dims: Vec<u64> = shape.iter().rev().map(|&dim| dim.into()).collect();
-        let TensorView { dims, strides, .. } = TensorView::contiguous(0, &dims, *elem);
+        let (mut dims, mut strides) = (Vec::new(), Vec::new());
+        if let Some(Buffer { elem, shape, .. }) = self.buffers.get(buffer.0) {
+            dims.extend(shape.iter().rev());
+            TensorView { dims, strides, .. } = TensorView::contiguous(0, &dims, *elem);
+        }
         Passed::Tensor { buffer, dims, strides }
     }
 
@@ -276,8 +284,8 @@ impl Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Launch;
     use crate::lang::B32;
+    use crate::{BoxShape, Launch, Swizzle};
 
     fn program(args: Vec<(String, Passed)>) -> Program<Kernel> {
         let mut program = Program::new();
@@ -309,6 +317,31 @@ mod tests {
         assert_eq!(refused(vec![elsewhere, by]), ArgError::Buffer { index: 1, count: 1 });
         let kind = ArgError::Kind { param: "by".to_owned(), expected: "u32", given: "f32" };
         assert_eq!(refused(vec![x, ("by".to_owned(), Passed::F32(3.0))]), kind);
+    }
+
+    #[test]
+    fn a_tensor_over_a_buffer_of_another_program_is_refused() {
+        let mut program = Program::new();
+        let kernel = Kernel::build("k", Launch::threads(32), |b| {
+            _ = b.param_tensor_map("x", BoxShape::new(Elem::F16, &[64, 8], Swizzle::B128));
+        });
+        let tensor = program.tensor(BufferId(3));
+        program.step(kernel, [1, 1, 1], vec![("x".to_owned(), tensor)]);
+        assert_eq!(program.check(), Err(ArgError::Buffer { index: 3, count: 0 }));
+    }
+
+    #[test]
+    fn a_tensor_of_any_size_is_refused_and_not_computed_wrongly() {
+        let mut program = Program::new();
+        let kernel = Kernel::build("k", Launch::threads(32), |b| {
+            _ = b.param_tensor_map("x", BoxShape::new(Elem::F16, &[64, 1, 1, 1], Swizzle::B128));
+        });
+        let most = [u32::MAX; 4];
+        let x = program.buffer("x", Elem::F16, &most, BufferRole::Input);
+        assert_eq!((program.buffers[0].len(), program.buffers[0].bytes()), (usize::MAX, usize::MAX));
+        let tensor = program.tensor(x);
+        program.step(kernel, [1, 1, 1], vec![("x".to_owned(), tensor)]);
+        assert!(matches!(program.check(), Err(ArgError::Tensor { .. })));
     }
 
     /// By name, nobody could tell which of two is meant.

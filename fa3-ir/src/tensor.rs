@@ -90,16 +90,15 @@ pub struct TensorView {
 }
 
 impl TensorView {
-    /// A tensor whose elements follow each other without gaps.
+    /// A tensor whose elements follow each other without gaps. Strides of 2^64 bytes and more, which no tensor map
+    /// describes, are `u64::MAX`.
     pub fn contiguous(address: u64, dims: &[u64], elem: Elem) -> TensorView {
-        let bytes = |dim: &u64, stride: &mut u64| {
-            *stride *= dim;
-            Some(*stride)
-        };
-        let mut stride = u64::from(elem.bytes());
         let outer = dims.len().saturating_sub(1);
-        let strides = dims[..outer].iter().filter_map(|dim| bytes(dim, &mut stride)).collect();
-        TensorView { address, dims: dims.to_vec(), strides }
+        let strides = dims[..outer].iter().scan(u64::from(elem.bytes()), |stride, dim| {
+            *stride = stride.saturating_mul(*dim);
+            Some(*stride)
+        });
+        TensorView { address, dims: dims.to_vec(), strides: strides.collect() }
     }
 
     /// What `cuTensorMapEncodeTiled` demands of a tensor for boxes of this shape.

@@ -2,9 +2,9 @@
 
 use std::error::Error;
 
+use fa3_quant::ndarray::{Array2, Array4, ArrayView2, Axis};
 use fa3_quant::{Fp8Attention, Granularity, Incoherent, Preparation};
 use fa3_types::{Dtype, ProblemSpec, Shape};
-use ndarray::{Array2, Array4, ArrayView2, Axis};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let shape = Shape { batch: 1, seqlen: 1024, heads: 1, head_dim: 64 };

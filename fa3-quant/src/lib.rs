@@ -14,9 +14,9 @@
 //! baseline that the paper compares it with. [`layout`] says which register of which thread holds what.
 //!
 //! ```
+//! use fa3_quant::ndarray::Array4;
 //! use fa3_quant::{Fp8Attention, Granularity, Incoherent, Preparation};
 //! use fa3_types::{Dtype, ProblemSpec, Shape};
-//! use ndarray::Array4;
 //!
 //! let shape = Shape { batch: 1, seqlen: 64, heads: 2, head_dim: 32 };
 //! let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).causal().validate()?;
@@ -78,3 +78,6 @@ pub use rope::{Rope, RopeTable};
 pub use scale::{Granularity, Scales};
 pub use standard::StandardFp8;
 pub use tiles::Output;
+
+// What the interface mentions of another crate.
+pub use ndarray;

@@ -2,12 +2,12 @@
 
 use std::error::Error;
 
+use fa3_ref::half::bf16;
 use fa3_ref::law::ForwardLaw;
+use fa3_ref::ndarray::Array4;
 use fa3_ref::tiled::{self, Algorithm, Tiles};
 use fa3_ref::{Inputs, Precision};
 use fa3_types::{Dtype, ProblemSpec, Shape};
-use half::bf16;
-use ndarray::Array4;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let shape = Shape { batch: 1, seqlen: 200, heads: 2, head_dim: 64 };

@@ -17,9 +17,9 @@
 //! * [`plain`]: the same for sums, softmax, transposes and products of matrices.
 //!
 //! ```
+//! use fa3_ref::ndarray::Array4;
 //! use fa3_ref::{Inputs, Precision, law::ForwardLaw, tiled};
 //! use fa3_types::{Dtype, ProblemSpec, Shape};
-//! use ndarray::Array4;
 //!
 //! let shape = Shape { batch: 1, seqlen: 48, heads: 2, head_dim: 16 };
 //! let problem = ProblemSpec::dense(Dtype::F32, shape, shape).causal().validate()?;
@@ -48,3 +48,6 @@ pub mod tiled;
 pub use inputs::{Element, InputError, Inputs};
 pub use output::{Forward, Gradients};
 pub use precision::Precision;
+
+// What the interface mentions of other crates.
+pub use {half, ndarray};

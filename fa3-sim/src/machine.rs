@@ -26,6 +26,8 @@ use crate::warp::{State, Warp};
 const RESIDENT: u32 = 132;
 /// Readers that 16 bytes of global memory remember: whole grids read their inputs, which nobody writes.
 const GLOBAL_READERS: usize = 16;
+/// Components that the clocks of a cluster can tell apart: with more, races would be missed or invented.
+const COMPONENTS: u32 = u16::MAX as u32;
 /// Rounds in which everybody polls and nothing happens, after which nothing will.
 const IDLE_ROUNDS: u32 = 2000;
 
@@ -42,8 +44,8 @@ pub(crate) struct Cluster {
     pub(crate) id: u32,
     pub(crate) ctas: Vec<Cta>,
     pub(crate) barrier: ClusterBarrier,
-    /// Components given so far.
-    pub(crate) components: u16,
+    /// Components given so far; those beyond [`COMPONENTS`] are one.
+    pub(crate) components: u32,
     /// What will happen by itself.
     pub(crate) events: Vec<AsyncEvent>,
 }
@@ -51,9 +53,9 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// A new component for its clocks.
     pub(crate) fn component(&mut self) -> u16 {
-        let component = self.components;
-        self.components = self.components.saturating_add(1);
-        component
+        let component = self.components.min(COMPONENTS);
+        self.components += 1;
+        component as u16
     }
 }
 
@@ -197,6 +199,9 @@ impl<'a> Machine<'a> {
             if let Some(cluster) = busy {
                 self.current = cluster;
                 self.turn(cluster);
+                if self.clusters[cluster].components > COMPONENTS {
+                    return Err(SimError::Agents { limit: COMPONENTS });
+                }
                 self.retire(cluster);
                 continue;
             }

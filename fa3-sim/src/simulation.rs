@@ -60,6 +60,13 @@ pub enum SimError {
         /// Those of the program.
         expected: usize,
     },
+    /// A cluster has more agents than its clocks tell apart: warps, mbarriers as often as they are initialised, threads
+    /// that copy.
+    #[error("a cluster with more than {limit} warps, mbarriers and copying threads")]
+    Agents {
+        /// The most that there may be.
+        limit: u32,
+    },
     /// The kernel ran too long.
     #[error("no end after {limit} steps")]
     Steps {

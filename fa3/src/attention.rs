@@ -18,9 +18,11 @@ use crate::{Device, Error, Scalar, cpu};
 /// 16 of e4m3. Columns of zeros fill others up and change no result, if [`Attention::softmax_scale`] keeps
 /// 1/√head_dim of the head_dim without them.
 ///
-/// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach rows
-/// that do not see its key, if they see one nearby: blocks of V are multiplied whole, by 0 where a key is hidden.
-/// Nothing beyond a sequence's end reaches anything.
+/// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach O of
+/// rows that do not see its key: tiles of query rows are multiplied with blocks of V as a whole, by 0 where a key is
+/// hidden, and 0 · NaN is NaN. So it may reach every row of a tile in which some row sees some key of its block, such
+/// as all earlier rows of the tile under a causal mask. A tile has up to 192 rows and a block up to 512 keys. Rows that
+/// see no key at all are 0 even there, and LSE never changes. Nothing beyond a sequence's end reaches anything.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward`"]
 pub struct Attention<'a, T> {

@@ -102,7 +102,7 @@ mod tests {
     use fa3_ref::law::ForwardLaw;
     use fa3_ref::{Forward, Inputs, Precision};
     use half::f16;
-    use ndarray::Array4;
+    use ndarray::{Array4, Axis};
 
     /// Judges f16 attention of 300 queries over 1700 keys: 3 tiles by 4 blocks.
     fn check(with: impl Fn(Attention<'_, f16>) -> Attention<'_, f16>) {
@@ -131,6 +131,37 @@ mod tests {
     #[test]
     fn causal() {
         check(|attention| attention.causal());
+    }
+
+    /// Under a causal mask, with a NaN in V at key `bad`: which rows are NaN, which are 0; LSE is what it is without.
+    fn rows_with_a_nan_in_v(queries: usize, keys: usize, bad: usize) -> [Vec<usize>; 2] {
+        let wave =
+            |seqlen| Array4::from_shape_fn((1, seqlen, 1, 8), |(_, s, _, d)| ((s + 5 * d) as f32).sin());
+        let (q, k, mut v) = (wave(queries), wave(keys), wave(keys));
+        let attend = |v: &Array4<f32>| {
+            Attention::new(q.view(), k.view(), v.view()).causal().forward(&Device::Cpu).unwrap()
+        };
+        let clean = attend(&v);
+        v.index_axis_mut(Axis(1), bad).fill(f32::NAN);
+        let dirty = attend(&v);
+        assert_eq!(dirty.lse, clean.lse);
+        let row = |x: &Array4<f32>, row: usize| x.index_axis(Axis(1), row).to_owned();
+        let (nan, rest): (Vec<usize>, Vec<usize>) =
+            (0..queries).partition(|&index| row(&dirty.o, index).iter().all(|x| x.is_nan()));
+        assert!(rest.iter().all(|&index| row(&dirty.o, index) == row(&clean.o, index)));
+        [nan, rest.into_iter().filter(|&index| row(&clean.o, index).iter().all(|&x| x == 0.0)).collect()]
+    }
+
+    /// What [`Attention`] says: every row of a tile that visits the NaN's block, also those that see no key of that
+    /// block, but none that sees no key at all.
+    #[test]
+    fn a_nan_in_v_reaches_whole_tiles() {
+        // Row r sees the keys up to r + 1400. Block 3 begins at 1536, which rows from 136 on see: tiles 1 and 2.
+        let [nan, zero] = rows_with_a_nan_in_v(300, 1700, 1600);
+        assert_eq!((nan, zero), ((128..300).collect(), vec![]));
+        // Only the last 20 rows see a key. They are in tile 2.
+        let [nan, zero] = rows_with_a_nan_in_v(300, 20, 0);
+        assert_eq!((nan, zero), ((280..300).collect(), (0..280).collect()));
     }
 
     /// Block 0 is skipped, the others are visible in part.

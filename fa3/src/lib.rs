@@ -9,9 +9,9 @@
 //! there: see [`cuda`].
 //!
 //! ```
+//! use fa3::half::bf16;
+//! use fa3::ndarray::Array4;
 //! use fa3::{Attention, Device};
-//! use half::bf16;
-//! use ndarray::Array4;
 //!
 //! // (batch, seqlen, heads, head_dim); two query heads share one key/value head
 //! let q = Array4::from_shape_fn((1, 100, 2, 64), |(_, s, h, d)| bf16::from_f32(((s + h + d) % 7) as f32));
@@ -31,8 +31,8 @@
 //! A problem that makes no sense is an error that says so, with the numbers:
 //!
 //! ```
+//! use fa3::ndarray::Array4;
 //! use fa3::{Attention, Device};
-//! use ndarray::Array4;
 //!
 //! let (q, k) = (Array4::<f32>::zeros((1, 8, 8, 64)), Array4::<f32>::zeros((1, 8, 3, 64)));
 //! let error = Attention::new(q.view(), k.view(), k.view()).forward(&Device::Cpu).unwrap_err();

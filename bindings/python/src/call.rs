@@ -1,6 +1,7 @@
 //! A call as it comes from Python.
 
 use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, Strides, TensorDesc};
+use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -22,6 +23,24 @@ pub(crate) fn desc((dtype, _, shape, strides): &Tensor<'_>) -> PyResult<TensorDe
     let shape = Shape { batch, seqlen, heads, head_dim };
     let &(batch, seqlen, heads, head_dim) = strides;
     Ok(TensorDesc { dtype, shape, strides: Strides { batch, seqlen, heads, head_dim } })
+}
+
+/// A number of Python's, which has no bounds: one that is none of T's is as wrong as any other that makes no sense.
+pub(crate) struct Number<T>(pub(crate) T);
+
+impl<'a, 'py, T: FromPyObject<'a, 'py>> FromPyObject<'a, 'py> for Number<T> {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Number<T>> {
+        given.extract().map(Number).map_err(|error: T::Error| {
+            let error: PyErr = error.into();
+            if error.is_instance_of::<PyOverflowError>(given.py()) {
+                PyValueError::new_err(format!("{} is too large or too small a number", &*given))
+            } else {
+                error
+            }
+        })
+    }
 }
 
 /// What a call says besides its tensors.

@@ -22,7 +22,7 @@ mod _fa3 {
     use fa3_types::{Address, Addresses};
     use pyo3::prelude::*;
 
-    use crate::call::{Call, Options, Tensor, desc};
+    use crate::call::{Call, Number, Options, Tensor, desc};
     use crate::plans::{self, Launched};
 
     #[pymodule_init]
@@ -53,13 +53,18 @@ mod _fa3 {
         v: Tensor<'_>,
         o: u64,
         lse: Option<u64>,
-        softmax_scale: Option<f64>,
-        window: (i64, i64),
-        softcap: Option<f64>,
-        sm_margin: i64,
+        softmax_scale: Option<Number<f64>>,
+        window: (Number<i64>, Number<i64>),
+        softcap: Option<Number<f64>>,
+        sm_margin: Number<i64>,
         workspace: Option<(u64, usize)>,
     ) -> PyResult<usize> {
-        let options = Options { softmax_scale, window, softcap, sm_margin };
+        let options = Options {
+            softmax_scale: softmax_scale.map(|Number(scale)| scale),
+            window: (window.0.0, window.1.0),
+            softcap: softcap.map(|Number(cap)| cap),
+            sm_margin: sm_margin.0,
+        };
         let call = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
         let [q, k, v, o] = [q.1, k.1, v.1, o].map(Address);
         let mut at = Addresses::new(q, k, v, o);

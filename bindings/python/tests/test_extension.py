@@ -1,5 +1,7 @@
 """The extension module, which takes plain integers. Needs neither torch nor a GPU."""
 
+import ast
+import importlib.metadata
 import math
 import re
 import sys
@@ -31,14 +33,40 @@ def test_the_version_is_the_packages():
     assert re.search(r'^version = "(.*)"$', manifest.read_text(), re.MULTILINE)[1] == fa3.__version__
 
 
+def test_the_licences_are_installed():
+    files = {file.name for file in importlib.metadata.files("fa3")}
+    assert {"LICENSE-APACHE", "LICENSE-MIT"} <= files
+
+
 def test_importing_needs_no_torch():
     for name in fa3.__all__:
         if "torch" in sys.modules:
             assert getattr(fa3, name)
         elif name != "__version__":
-            with pytest.raises(ImportError, match=f"fa3.{name} needs PyTorch"):
-                getattr(fa3, name)
+            # Feature tests, documentation tools and `from fa3 import` find what only a call needs torch for.
+            assert hasattr(fa3, name)
+            with pytest.raises(ImportError, match=f"^fa3.{name} needs PyTorch, which is not installed$"):
+                getattr(fa3, name)(None, None, None, causal=True)
     assert not hasattr(fa3, "flash_attn")
+
+
+@pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_qkvpacked_func"])
+def test_types_say_how_many_tensors_there_are(name):
+    package = Path(__file__).parents[1] / "python/fa3"
+
+    def functions(file):
+        tree = ast.parse((package / file).read_text())
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        return [(ast.unparse(function.args), ast.unparse(function.returns)) for function in functions]
+
+    [(arguments, result)] = functions("attention.py")
+    rest = arguments.removesuffix("return_attn_probs: bool=False")
+    assert rest != arguments
+    assert functions("attention.pyi") == [
+        (rest + "return_attn_probs: Literal[False]=False", "Tensor"),
+        (rest + "*, return_attn_probs: Literal[True]", "tuple[Tensor, Tensor]"),
+        (arguments, result),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +85,9 @@ def test_importing_needs_no_torch():
         (dict(scale=-1.0), "softmax scale -1 is outside 1e-18 to 1e18"),
         (dict(softcap=-2.0), "soft cap -2 is outside 1e-18 to 1e18"),
         (dict(window=(-2, 0)), "window size -2 is outside -1 to 2^32 - 1"),
+        (dict(window=(0, 2**63)), "9223372036854775808 is too large or too small a number"),
+        (dict(sm_margin=-(2**64)), "-18446744073709551616 is too large or too small a number"),
+        (dict(scale=10**309), f"1{'0' * 309} is too large or too small a number"),
     ],
 )
 def test_bad_problems_are_value_errors(arguments, sentence):

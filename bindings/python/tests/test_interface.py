@@ -92,6 +92,41 @@ def test_packed_tensors_of_the_wrong_shape_are_refused(shape, num_heads_q, expec
         flash_attn_qkvpacked_func(zeros(*shape), num_heads_q=num_heads_q)
 
 
+@pytest.fixture
+def on_the_cpu():
+    """What the operator is given, instead of a kernel's results."""
+    given = []
+    library = torch.library.Library("fa3", "IMPL")
+
+    def forward(q, k, v, *_):
+        given.append((q, k, v))
+        return torch.empty_like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+
+    library.impl("forward", forward, "CPU")
+    yield given
+    library._destroy()
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+@pytest.mark.parametrize("lazy, value", [("negated", -1.0), ("conjugated", -1.0), ("zero", 0.0)])
+def test_tensors_are_read_as_what_they_stand_for(on_the_cpu, lazy, value, position):
+    """Tensors whose memory is not what they hold: -1, kept as 1; a conjugate's imaginary part; zeros without memory."""
+    x = torch.ones(1, 8, 2, 64)
+    lazy = {
+        "negated": lambda: torch._neg_view(x),
+        "conjugated": lambda: torch.complex(x, x).conj().imag,
+        "zero": lambda: torch._efficientzerotensor(x.shape, dtype=x.dtype),
+    }[lazy]()
+    assert lazy.is_neg() or lazy._is_zerotensor()
+    tensors = [x, x, x]
+    tensors[position] = lazy
+    flash_attn_func(*tensors)
+    [given] = on_the_cpu
+    assert not given[position].is_neg() and not given[position]._is_zerotensor()
+    values = [set(tensor.flatten().tolist()) for tensor in given]
+    assert values == [{value if index == position else 1.0} for index in range(3)]
+
+
 def test_fake_tensors_get_fake_results():
     with FakeTensorMode():
         q = torch.empty(2, 64, 8, 128, dtype=torch.bfloat16, device="cuda")

@@ -1,6 +1,6 @@
 //! A problem's tensors as buffers of a program, and as arguments.
 
-use fa3_ir::{BufferId, BufferRole, Elem, Passed, Program};
+use fa3_ir::{Buffer, BufferId, BufferRole, Elem, Passed, Program};
 use fa3_types::{Dtype, TensorDesc};
 
 /// Elements of this type in a kernel.
@@ -25,7 +25,6 @@ pub(super) fn output<K>(program: &mut Program<K>, name: &'static str, tensor: &T
     declare(program, name, tensor, role)
 }
 
-/// Rows and strides are multiples of 8 elements, so that extents are.
 fn declare<K>(
     program: &mut Program<K>,
     name: &'static str,
@@ -36,7 +35,7 @@ fn declare<K>(
     if is_contiguous(tensor) {
         program.buffer(name, elem, &tensor.shape.dims().map(|extent| extent as u32), role)
     } else {
-        program.buffer(name, elem, &[(tensor.extent().0 / 8) as u32, 8], role)
+        program.add(Buffer { name, elem, shape: vec![tensor.extent().0], role })
     }
 }
 

@@ -3,9 +3,41 @@
 use fa3_ir::lang::*;
 use fa3_ir::*;
 
+use crate::one_product::one_product;
 use crate::ptxas::assemble;
-use crate::samples::{one_product, row_softmax, two_roles, vector_add};
+use crate::samples::{row_softmax, vector_add};
 use crate::snapshot;
+
+/// A producer warpgroup gives its registers to a consumer: the skeleton of a specialised kernel.
+fn two_roles() -> Kernel {
+    Kernel::build("two_roles", Launch::threads(256), |b| {
+        let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 1024, 128));
+        let done = b.barrier("done", 256);
+        let x = b.param_pointer("x", Elem::F32);
+        let tid = b.tid();
+        let first = tid.eq(0);
+        b.guarded(first, || b.mbarrier_init(full, 1));
+        b.fence(FenceInst::MbarrierInit);
+        b.sync_cta();
+        b.role(Role::new("producer", 0..4), || {
+            b.set_max_registers_down(24);
+            b.if_lanes(first, || {
+                b.mbarrier_arrive_expect(full, 1024);
+                b.bulk_load(tile, x, 1024, full, LoadOptions::default());
+            });
+            b.arrive(done);
+        });
+        b.role(Role::new("consumer", 4..8), || {
+            b.set_max_registers_up(256);
+            b.mbarrier_wait(full, 0);
+            let thread = tid & 127;
+            let [low, high] = b.load_vector::<F32, 2>(thread.mad(8, b.address(tile)));
+            let sum = low + high;
+            b.store(thread.mad_wide(4, x), sum);
+            b.sync(done);
+        });
+    })
+}
 
 #[test]
 fn kernels_assemble_without_spills() {

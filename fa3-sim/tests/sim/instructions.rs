@@ -331,6 +331,24 @@ fn launches_that_do_not_fit_are_errors() {
     assert!(error.starts_with("kernel endless breaks"), "{error}");
 }
 
+/// An mbarrier that is initialised again is another one. With more than clocks tell apart, no finding could be trusted.
+#[test]
+fn more_agents_than_clocks_tell_apart_are_an_error() {
+    let kernel = Kernel::build("again", Launch::threads(32), |b| {
+        let (full, rounds) = (b.mbarriers("full", 1, 1), b.param_u32("rounds"));
+        b.if_lanes(b.tid().eq(0), || {
+            b.for_each((0, rounds), 1, |_| {
+                b.mbarrier_init(full, 1);
+                b.mbarrier_invalidate(full);
+            });
+        });
+    });
+    let rounds = |rounds| Simulation::new(&kernel).args(vec![ArgValue::U32(rounds)]).run(&mut Memory::new());
+    assert_clean(&rounds(32_000).unwrap());
+    let error = rounds(33_000).unwrap_err();
+    assert_eq!(error.to_string(), "a cluster with more than 65535 warps, mbarriers and copying threads");
+}
+
 /// Ids are unique, and the rules of the specification are all there.
 #[test]
 fn rules_have_ids() {

@@ -3,8 +3,12 @@
 mod attention;
 mod idioms;
 mod instructions;
+#[path = "../../../fa3-ir/tests/ir/samples.rs"]
+mod kernels;
 mod mutants;
 mod numbers;
+#[path = "../../../fa3-ir/tests/ir/one_product.rs"]
+mod one_product;
 mod rules;
 mod samples;
 mod tiles;

@@ -1,9 +1,11 @@
 //! Small whole kernels: their results are those of a plain computation, under every policy, bit by bit.
 
-use fa3_ir::lang::*;
 use fa3_ir::*;
 use fa3_sim::{Buffer, Memory, Outcome, Policy, Simulation};
 use half::bf16;
+
+use crate::kernels::{row_softmax, vector_add};
+use crate::one_product::one_product;
 
 /// Every kind of schedule.
 pub(crate) fn policies() -> impl Iterator<Item = Policy> {
@@ -23,21 +25,6 @@ pub(crate) fn assert_clean(outcome: &Outcome) {
     assert!(outcome.is_clean(), "{findings}");
 }
 
-/// z = x + y over n elements, one a thread.
-fn vector_add() -> Kernel {
-    Kernel::build("vector_add", Launch::threads(256), |b| {
-        let [x, y, z] = ["x", "y", "z"].map(|name| b.param_pointer(name, Elem::F32));
-        let n = b.param_u32("n");
-        let (tid, cta) = (b.tid(), b.cta_x());
-        let i = cta.mad(256, tid);
-        b.if_lanes(i.lt(n), || {
-            let [x, y, z] = [x, y, z].map(|array| i.mad_wide(4, array));
-            let (x, y) = (b.load::<F32>(x), b.load::<F32>(y));
-            b.store(z, x + y);
-        });
-    })
-}
-
 #[test]
 fn vectors_are_added() {
     let kernel = vector_add();
@@ -55,45 +42,6 @@ fn vectors_are_added() {
         let expected: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
         assert_eq!(floats(&memory, z), expected);
     }
-}
-
-/// y = softmax(x) of rows of n elements, one row a warp, 4 warps a CTA.
-fn row_softmax() -> Kernel {
-    Kernel::build("row_softmax", Launch::threads(128), |b| {
-        let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
-        let n = b.param_u32("n");
-        let (tid, cta, lane) = (b.tid(), b.cta_x(), b.lane_id());
-        let first = cta.mad(4, tid >> 5) * n;
-        let [x, y] = [x, y].map(|array| first.mad_wide(4, array));
-
-        let score = |block: V<B32>| {
-            let column = lane + block;
-            let inside = column.lt(n);
-            let at = column.mad_wide(4, x);
-            let score = b.var("score", f32::NEG_INFINITY);
-            b.guarded(inside, || score.set(b.load::<F32>(at) * std::f32::consts::LOG2_E));
-            (score.get(), column, inside)
-        };
-        let max = b.var("max", f32::NEG_INFINITY);
-        b.for_each((0, n), 32, |block| {
-            let (score, ..) = score(block);
-            max.update(|max| max.max(score));
-        });
-        all_lanes(max, |x, y| x.max(y));
-        let sum = b.var("sum", 0.0);
-        b.for_each((0, n), 32, |block| {
-            let (score, ..) = score(block);
-            sum.set(sum + (score - max).ex2());
-        });
-        all_lanes(sum, |x, y| x + y);
-        let scale = sum.now().rcp();
-        b.for_each((0, n), 32, |block| {
-            let (score, column, inside) = score(block);
-            let p = (score - max).ex2() * scale;
-            let at = column.mad_wide(4, y);
-            b.guarded(inside, || b.store(at, p));
-        });
-    })
 }
 
 #[test]
@@ -120,56 +68,6 @@ fn rows_become_distributions() {
         let now = memory.read(y);
         assert_eq!(*bits.get_or_insert(now.clone()), now, "the schedule is no part of the result");
     }
-}
-
-/// Combines a variable over the lanes of the warp.
-fn all_lanes<'k>(var: Var<'k, F32>, combine: impl Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32>) {
-    for mask in [16, 8, 4, 2, 1] {
-        var.update(|x| combine(x, x.shfl_bfly(mask)));
-    }
-}
-
-/// D = A · Bᵀ of 64 x n by one warpgroup, A and B loaded as boxes of 64 columns with 128-byte swizzle.
-fn one_product(n: u32) -> Kernel {
-    Kernel::build("one_product", Launch::threads(128), |b| {
-        let [map_a, map_b] = [("a", 64), ("b", n)].map(|(name, rows)| {
-            b.param_tensor_map(name, BoxShape::new(Elem::Bf16, &[64, rows], Swizzle::B128))
-        });
-        let d = b.param_pointer("d", Elem::F32);
-        let full = b.mbarriers("full", 1, 1);
-        let (tile_a, tile_b) = (b.region("a", 64 * 128, 1024), b.region("b", n * 128, 1024));
-        let tid = b.tid();
-        b.if_lanes(tid.eq(0), || {
-            b.mbarrier_init(full, 1);
-            b.fence(FenceInst::MbarrierInit);
-            b.mbarrier_arrive_expect(full, (64 + n) * 128);
-            b.tma_load(tile_a, map_a, (0, 0), full, LoadOptions::default());
-            b.tma_load(tile_b, map_b, (0, 0), full, LoadOptions::default());
-        });
-        b.sync_cta();
-        b.mbarrier_wait(full, 0);
-
-        let layout = Layout::k_major(Swizzle::B128);
-        let [desc_a, desc_b] =
-            [tile_a, tile_b].map(|tile| b.address(tile).bfe(4, 14).to_u64() | layout.descriptor());
-        let acc = b.accumulator("acc", n / 2);
-        b.wgmma_fence();
-        for step in 0..4 {
-            let advance = step * layout.k_step(Major::K);
-            let mma = Mma::new(WgmmaType::Bf16, &acc, desc_a + advance, desc_b + advance);
-            b.wgmma(if step == 0 { mma } else { mma.accumulate() });
-        }
-        b.wgmma_commit();
-        b.wgmma_wait(0);
-
-        let (warp, lane) = (tid >> 5, tid & 31);
-        let (warp_row, lane_row) = (warp << 4, lane >> 2);
-        let at = (warp_row + lane_row).mad(n, (lane & 3) << 1).mad_wide(4, d);
-        for (index, pair) in acc.chunks_exact(2).enumerate() {
-            let (columns, rows) = (8 * (index as u32 / 2), 8 * (index as u32 % 2));
-            b.store_vector(at.at(4 * (rows * n + columns) as i32), [pair[0], pair[1]]);
-        }
-    })
 }
 
 /// Small integers, whose products are exact in every arithmetic.

@@ -1,6 +1,6 @@
 //! The host layer: compiler, memory, launches, and what it refuses.
 
-mod kernels;
+pub(crate) mod kernels;
 mod refusals;
 
 use std::sync::Arc;
@@ -9,8 +9,10 @@ use std::time::Instant;
 use fa3_cuda::host::{Device, DeviceBuffer, Function, HostError, Stream};
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{self, row_softmax, vector_add};
-use fa3_ir::{ArgValue, Elem, Kernel, Ptx, TensorView, ptx};
+use fa3_ir::{ArgValue, Elem, Ptx, TensorView};
 use half::bf16;
+
+use kernels::{compiled, ptx_of};
 
 use crate::{Check, Fallible, ensure};
 
@@ -257,16 +259,6 @@ fn other_threads(device: &Device) -> Fallible<String> {
     .join()
     .map_err(|_| "wrong sums")??;
     Ok("a kernel from a second thread".to_owned())
-}
-
-fn ptx_of(kernel: &Kernel) -> Result<Ptx, String> {
-    ptx::emit(kernel).map_err(|errors| errors.iter().map(|error| format!("{error}; ")).collect())
-}
-
-/// # Panics
-/// If the kernel is not sound.
-fn compiled(device: &Device, kernel: &Kernel) -> Result<Function, HostError> {
-    device.compile(&ptx_of(kernel).unwrap_or_else(|errors| panic!("{errors}")))
 }
 
 /// Registers and warnings, and what compiling took.

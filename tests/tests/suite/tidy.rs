@@ -154,18 +154,36 @@ fn sources() -> BTreeMap<String, String> {
     found.iter().map(|path| (name(path), read(path))).collect()
 }
 
+/// Also that an edge which is allowed is there: a list of what might be needed says nothing.
 #[test]
-fn crates_depend_on_each_other_only_as_allowed() {
+fn crates_depend_on_each_other_as_allowed() {
     let ours: BTreeMap<&str, &[&str]> = EDGES.into();
     for member in members() {
         let manifest = manifest(&root().join(&member).join("Cargo.toml"));
         let name = manifest["package"]["name"].as_str().expect("a package has a name");
         let allowed = ours.get(name).unwrap_or_else(|| panic!("{name} has no line in EDGES"));
-        for section in ["dependencies", "dev-dependencies", "build-dependencies"] {
-            let Some(dependencies) = manifest.get(section).and_then(toml::Value::as_table) else { continue };
-            for dependency in dependencies.keys().filter(|key| ours.contains_key(key.as_str())) {
-                assert!(allowed.contains(&dependency.as_str()), "{name} depends on {dependency} ({section})");
-            }
+        let sections = ["dependencies", "dev-dependencies", "build-dependencies"];
+        let sections = sections.iter().filter_map(|section| manifest.get(*section)?.as_table());
+        let used: BTreeSet<&str> = sections.flat_map(|section| section.keys().map(String::as_str)).collect();
+        let used = used.into_iter().filter(|dependency| ours.contains_key(dependency)).collect();
+        assert_eq!(BTreeSet::from_iter(allowed.iter().copied()), used, "allowed and used by {name}");
+    }
+}
+
+/// Who copies an example has the crate that it is about, and not what that crate is made of.
+#[test]
+fn examples_take_other_crates_from_where_they_are_re_exported() {
+    let re_exporting = ["fa3/", "fa3-ref/", "fa3-quant/"];
+    for (file, text) in sources() {
+        if !re_exporting.iter().any(|folder| file.starts_with(folder)) {
+            continue;
+        }
+        for line in text.lines().map(str::trim_start) {
+            let shown = line.strip_prefix("//! ").or(line.strip_prefix("/// "));
+            let shown = shown.or(file.contains("/examples/").then_some(line));
+            let unknown = ["use half::", "use ndarray::"];
+            let is_known = shown.is_none_or(|code| unknown.iter().all(|krate| !code.starts_with(krate)));
+            assert!(is_known, "{file}: {line}");
         }
     }
 }

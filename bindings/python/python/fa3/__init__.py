@@ -16,7 +16,11 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
 
-    def __getattr__(name: str):
-        if name in __all__:
+    def _needs_torch(name: str):
+        def function(*_arguments, **_options):
             raise ImportError(f"fa3.{name} needs PyTorch, which is not installed")
-        raise AttributeError(f"module 'fa3' has no attribute {name!r}")
+
+        return function
+
+    flash_attn_func = _needs_torch("flash_attn_func")
+    flash_attn_qkvpacked_func = _needs_torch("flash_attn_qkvpacked_func")

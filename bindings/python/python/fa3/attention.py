@@ -126,12 +126,18 @@ def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether nobody but the kernel wants to see the call: then torch's dispatcher, which takes as long, is left out."""
+    """Whether nobody but the kernel wants to see the call: then torch's dispatcher, which takes as long, is left out.
+
+    What lies in memory must be what the tensors hold. The dispatcher writes the negation that a negated tensor stands
+    for, and the zeros of one that has no memory.
+    """
     return (
         not torch.compiler.is_compiling()
         and not torch._C._is_tracing()
         and type(q) is type(k) is type(v) is Tensor
         and torch._C._len_torch_dispatch_stack() == 0
+        and not (q.is_neg() or k.is_neg() or v.is_neg())
+        and not (q._is_zerotensor() or k._is_zerotensor() or v._is_zerotensor())
     )
 
 

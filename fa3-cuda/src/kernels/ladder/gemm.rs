@@ -167,7 +167,7 @@ impl Config {
         let tensors = [("a", a), ("b", b), ("c", c)];
         let tensors = tensors.map(|(name, buffer)| (name.to_owned(), program.tensor(buffer)));
         let args = tensors.into_iter().chain(order.args()).chain([("k".to_owned(), Passed::U32(k))]);
-        let clusters = (ctas / cluster).clamp(1, order.tiles());
+        let clusters = (ctas / cluster).clamp(1, order.tiles().max(1));
         program.step(Spec::Ladder(spec), [clusters * cluster, 1, 1], args.collect());
         program
     }

@@ -38,7 +38,7 @@ pub fn program(elem: Elem, size: GemmSize, splits: u32) -> Program<Spec> {
     let b = program.buffer("b", elem, &[n, k], BufferRole::Input);
     let c = program.buffer("c", Elem::F32, &[m, n], BufferRole::InOut);
     let block_k = 128 / elem.bytes();
-    let part = k.div_ceil(block_k).div_ceil(splits.max(1)) * block_k;
+    let part = k.div_ceil(block_k).div_ceil(splits.max(1)).max(1).saturating_mul(block_k);
     let args = [
         ("a", program.tensor(a)),
         ("b", program.tensor(b)),

@@ -21,11 +21,11 @@ pub(super) struct TileOrder<T> {
 }
 
 impl TileOrder<u32> {
-    /// `rows` x `cols` tiles.
+    /// `rows` x `cols` tiles; at most `u32::MAX`, which no GPU has the memory for.
     pub(super) fn new(rows: u32, cols: u32) -> TileOrder<u32> {
         TileOrder {
-            tiles: rows * cols,
-            group: FastDiv::new(GROUP * cols),
+            tiles: rows.saturating_mul(cols),
+            group: FastDiv::new(GROUP.saturating_mul(cols.max(1))),
             last: rows / GROUP,
             last_rows: FastDiv::new((rows % GROUP).max(1)),
         }

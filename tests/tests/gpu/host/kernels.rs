@@ -1,58 +1,29 @@
 //! Small kernels that use every part of the host layer.
 
+use fa3_cuda::host::{Device, Function, HostError};
 use fa3_ir::lang::{B32, Builder, F32, V};
-use fa3_ir::{
-    BoxShape, Elem, FenceInst, Kernel, Launch, Layout, LoadOptions, Major, Mma, Region, Role, Swizzle,
-    WgmmaType,
-};
+use fa3_ir::{Elem, FenceInst, Kernel, Launch, LoadOptions, Ptx, Role, ptx};
+
+/// The kernel that fa3-ir's own tests assemble.
+#[path = "../../../../fa3-ir/tests/ir/one_product.rs"]
+mod one_product;
+
+pub(crate) use one_product::one_product;
+
+pub(crate) fn ptx_of(kernel: &Kernel) -> Result<Ptx, String> {
+    ptx::emit(kernel).map_err(|errors| errors.iter().map(|error| format!("{error}; ")).collect())
+}
+
+/// # Panics
+/// If the kernel is not sound.
+pub(crate) fn compiled(device: &Device, kernel: &Kernel) -> Result<Function, HostError> {
+    device.compile(&ptx_of(kernel).unwrap_or_else(|errors| panic!("{errors}")))
+}
 
 /// The thread's number in the grid of CTAs of 256 threads.
 fn index(b: &Builder) -> V<'_, B32> {
     let (tid, cta) = (b.tid(), b.cta_x());
     cta.mad(256, tid)
-}
-
-/// D = A · Bᵀ of 64 x n by one warpgroup, A and B loaded as boxes of 64 columns with 128-byte swizzle.
-pub(crate) fn one_product(n: u32) -> Kernel {
-    Kernel::build("one_product", Launch::threads(128), |b| {
-        let box_of = |rows| BoxShape::new(Elem::Bf16, &[64, rows], Swizzle::B128);
-        let [map_a, map_b] = [("a", 64), ("b", n)].map(|(name, rows)| b.param_tensor_map(name, box_of(rows)));
-        let d = b.param_pointer("d", Elem::F32);
-        let full = b.mbarriers("full", 1, 1);
-        let (tile_a, tile_b) = (b.region("a", 64 * 128, 1024), b.region("b", n * 128, 1024));
-        let tid = b.tid();
-        b.if_lanes(tid.eq(0), || {
-            b.mbarrier_init(full, 1);
-            b.fence(FenceInst::MbarrierInit);
-            b.mbarrier_arrive_expect(full, (64 + n) * 128);
-            b.tma_load(tile_a, map_a, (0, 0), full, LoadOptions::default());
-            b.tma_load(tile_b, map_b, (0, 0), full, LoadOptions::default());
-        });
-        b.sync_cta();
-        b.mbarrier_wait(full, 0);
-
-        let layout = Layout::k_major(Swizzle::B128);
-        let descriptor = |tile: Region| b.address(tile).bfe(4, 14).to_u64() | layout.descriptor();
-        let (desc_a, desc_b) = (descriptor(tile_a), descriptor(tile_b));
-        let acc = b.accumulator("acc", n / 2);
-        b.wgmma_fence();
-        for step in 0..4 {
-            let advance = step * layout.k_step(Major::K);
-            let mma = Mma::new(WgmmaType::Bf16, &acc, desc_a + advance, desc_b + advance);
-            b.wgmma(if step == 0 { mma } else { mma.accumulate() });
-        }
-        b.wgmma_commit();
-        b.wgmma_wait(0);
-
-        let (warp, lane) = (tid >> 5, tid & 31);
-        let row = (warp << 4) + (lane >> 2);
-        let column = (lane & 3) << 1;
-        let at = row.mad(n, column).mad_wide(4, d);
-        for (index, pair) in acc.chunks_exact(2).enumerate() {
-            let (columns, rows) = (8 * (index as u32 / 2), 8 * (index as u32 % 2));
-            b.store_vector(at.at(4 * (rows * n + columns) as i32), [pair[0], pair[1]]);
-        }
-    })
 }
 
 /// x[i] = x[2 i] + x[2 i + 1] of 512 elements: a producer warpgroup copies, two consumers add, with registers moved
@@ -104,5 +75,14 @@ pub(crate) fn increment() -> Kernel {
         b.grid_dependency_wait();
         let at = i.mad_wide(4, x);
         b.store(at, b.load::<B32>(at) + 1);
+    })
+}
+
+/// Does nothing, and waits for nobody; the following kernel may start before it has ended, if it `triggers`.
+pub(crate) fn stranger(triggers: bool) -> Kernel {
+    Kernel::build("stranger", Launch::threads(32), |b| {
+        if triggers {
+            b.launch_dependents();
+        }
     })
 }
