@@ -25,3 +25,8 @@ pub use report::{JitReport, JitWarning};
 
 #[cfg(feature = "cudarc")]
 pub use cudarc;
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

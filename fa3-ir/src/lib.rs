@@ -98,3 +98,8 @@ pub use tensor::{BoxShape, TensorMapError, TensorView};
 pub use ty::Ty;
 pub use value::{Condition, Imm, Operand, Value, ValueInfo};
 pub use verify::{Fault, VerifyError, verify};
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

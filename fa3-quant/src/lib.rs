@@ -77,3 +77,8 @@ pub use rope::{Rope, RopeStyle};
 pub use scale::{Granularity, Scales};
 pub use standard::StandardFp8;
 pub use tiles::Output;
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -46,3 +46,8 @@ pub mod tiled;
 pub use inputs::{Element, InputError, Inputs};
 pub use output::{Forward, Gradients};
 pub use precision::Precision;
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -65,3 +65,8 @@ pub use order::{Longest, Order};
 pub use range::{KvRange, Lens, Tiling, VisibleKeys};
 pub use schedule::Schedule;
 pub use scheduler::{Scheduler, next_dynamic, next_static};
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -105,3 +105,8 @@ pub use simulation::{Mode, Outcome, SimError, Simulation};
 pub use steps::{ProgramOutcome, ProgramSimulation};
 pub use timeline::{Activity, Cause, Engine, EngineTrack, RoleTrack, Span, Timeline};
 pub use trace::Trace;
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -56,3 +56,8 @@ pub use sequences::Sequences;
 pub use spec::ProblemSpec;
 pub use tensor::{Shape, Strides, TensorDesc};
 pub use units::{Bytes, Elems};
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -65,5 +65,5 @@ pub use {half, ndarray};
 
 /// The README's Rust code, as a test.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;
