@@ -207,6 +207,34 @@ fn unsafe_code_stays_where_the_gpu_is() {
     }
 }
 
+/// What a package has besides its code, and that it includes nothing from outside.
+#[test]
+fn crates_can_be_published() {
+    for member in members() {
+        let manifest = manifest(&root().join(&member).join("Cargo.toml"));
+        let package = manifest["package"].as_table().expect("a package is a table");
+        if package.contains_key("publish") {
+            continue;
+        }
+        for key in
+            ["description", "documentation", "homepage", "repository", "readme", "keywords", "categories"]
+        {
+            assert!(package.contains_key(key), "{member} has no {key}");
+        }
+        for file in ["README.md", "LICENSE-MIT", "LICENSE-APACHE"] {
+            assert!(root().join(&member).join(file).exists(), "{member} has no {file}");
+        }
+    }
+    for (name, text) in sources() {
+        let depth = name.split('/').count() - 2;
+        let included = ["include_str!(\"", "include_bytes!(\""].map(|include| text.split(include).skip(1));
+        for path in included.into_iter().flatten() {
+            let up = path.split("../").take_while(|folder| folder.is_empty()).count();
+            assert!(up <= depth, "{name} includes a file from outside its crate");
+        }
+    }
+}
+
 /// Relative links and pictures of the Markdown files lead somewhere.
 #[test]
 fn links_lead_somewhere() {
