@@ -12,8 +12,10 @@
 //!   framework computes it without a fused kernel: the baseline of the error law.
 //! * [`tiled`]: Algorithms 1, 2, 3 and 4 of the FlashAttention-3 paper (arXiv 2407.08608) as executable
 //!   pseudocode, with the tile sizes of your choice and the kernels' rounding points.
-//! * [`norms`] and [`law`]: how far one result is from another, and how far it may be; [`rows`]: the law on chosen rows of a
-//!   problem too large for all of them.
+//! * [`norms`] and [`law`]: how far one result is from another, and how far it may be. [`rows`]: the law on selected
+//!   rows of a problem too large for all of them.
+//!
+//! Arrays are those of `ndarray` 0.17, 16-bit floats those of `half` 2: depend on them to call this crate.
 //!
 //! ```
 //! use fa3_ref::{Inputs, Precision, law::ForwardLaw, tiled};

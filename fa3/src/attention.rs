@@ -7,16 +7,18 @@ use ndarray::{Array3, Array4, ArrayView4};
 use crate::cuda;
 use crate::{Device, Error, Scalar, cpu};
 
-/// An attention call in the making: Q, K and V, and what is not default about it.
+/// An attention call: Q, K and V, and the options that are not default. A builder; [`Attention::forward`] computes it.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
-/// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv). With
-/// [`Attention::packed`], batch is 1 and the sequences lie one after the other. The elements of a row must be contiguous
-/// and rows lie at multiples of 16 bytes; other strides are free, so that a transposed view works without a copy.
+/// head_dim_v). heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv). With
+/// [`Attention::packed`], batch is 1 and the sequences lie one after the other.
 ///
-/// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach rows
-/// that do not see its key, if they see one nearby: blocks of V are multiplied whole, by 0 where a key is hidden.
-/// Nothing beyond a sequence's end reaches anything.
+/// The elements of a row must be contiguous, and rows must lie at multiples of 16 bytes. Other strides are free, so a
+/// transposed view works without a copy.
+///
+/// NaN in Q or K reaches O and LSE of the rows that see it, and no others. NaN or an infinity in V may also reach rows
+/// that do not see its key: blocks of V are multiplied as a whole, by 0 where a key is hidden, so every row of a tile
+/// of queries that visits the block may become NaN. Nothing beyond a sequence's end reaches any result.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward`"]
 pub struct Attention<'a, T> {
@@ -31,7 +33,7 @@ pub struct Attention<'a, T> {
     softcap: Option<f64>,
 }
 
-/// What attention gives.
+/// The result of attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output<T> {
     /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or belong to no sequence.
@@ -132,8 +134,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         Ok(spec.validate()?)
     }
 
-    /// Computes O and LSE. On a GPU, Q, K and V are copied there and the results back; a problem that its kernels do not
-    /// take is an error, and nothing is computed elsewhere instead.
+    /// Computes O and LSE. On a GPU, Q, K and V are copied there and the results are copied back. A problem that the
+    /// GPU's kernels do not take is an error; it is not computed on the CPU instead.
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong.

@@ -91,8 +91,8 @@ impl Function {
         self.local_bytes
     }
 
-    /// What the compiler said. `None` if it did not run, because the driver had the kernel in its cache on disk
-    /// (`CUDA_CACHE_DISABLE=1` turns that off).
+    /// The compiler's report. `None` if the compiler did not run, because the driver had the kernel in its cache on
+    /// disk (`CUDA_CACHE_DISABLE=1` turns that off).
     pub fn report(&self) -> Option<&JitReport> {
         self.report.as_ref()
     }
