@@ -37,7 +37,7 @@ impl Function {
             return Err(HostError::SharedMemory { kernel, given, limit });
         }
         let start = Instant::now();
-        // Other threads may be capturing: this is none of their business.
+        // This must not invalidate a capture on another thread.
         let _relaxed = RelaxedCapture::begin()?;
         let (module, log) = Module::load(device.context(), ptx)?;
         let mut function = Function {

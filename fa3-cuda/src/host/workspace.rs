@@ -15,7 +15,7 @@ impl Workspace {
     /// # Errors
     /// [`HostError::OutOfMemory`], or what the driver says.
     pub fn new(device: &Device, stream: &Stream, bytes: usize) -> Result<Workspace, HostError> {
-        // Other threads may be capturing: this is none of their business.
+        // This must not invalidate a capture on another thread.
         let _relaxed = RelaxedCapture::begin()?;
         let mut buffer = device.alloc(bytes)?;
         buffer.fill(stream, 0)?;
