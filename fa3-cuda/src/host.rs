@@ -1,14 +1,16 @@
 //! The host layer: everything that talks to the NVIDIA driver.
 //!
-//! A [`Device`] holds the primary context of a GPU, the one that other CUDA libraries of the process use, too.
-//! [`Device::compile`] turns a [`Ptx`](fa3_ir::Ptx) into a [`Function`], once; [`Function::launch`] checks the
-//! arguments against the kernel's parameters, encodes tensor maps and puts the kernel on a [`Stream`].
-//! A [`Forward`] is the forward pass of a problem, planned and compiled; running it again and again is a launch each.
-//! libcuda is loaded at run time: without one, [`Device::open`] is an error and nothing else can be called.
+//! A [`Device`] holds the primary context of a GPU, which other CUDA libraries of the process use too.
+//! [`Device::compile`] turns a [`Ptx`](fa3_ir::Ptx) into a [`Function`], once. [`Function::launch`] checks the
+//! arguments against the kernel's parameters, encodes tensor maps and launches the kernel on a [`Stream`]. A
+//! [`Forward`] is the forward pass of a problem, planned and compiled; each further run is one launch.
 //!
-//! Errors of the GPU come late and for good: when a kernel touches a wrong address, a later call finds out, and the
-//! GPU is lost to the process. From then on every call on the device and what was made from it is a
-//! [`HostError::Poisoned`] that says which launches may have done it. To know the one, set `CUDA_LAUNCH_BLOCKING=1`.
+//! libcuda is loaded at run time. Without it [`Device::open`] is an error, and nothing else can be called.
+//!
+//! Errors of the GPU come late and are final. When a kernel touches a wrong address, a later call finds out, and the
+//! GPU is lost to the process. From then on every call on the device, and on what was made from it, returns
+//! [`HostError::Poisoned`], which names the launches that may have caused it. To find the one, set
+//! `CUDA_LAUNCH_BLOCKING=1`.
 //!
 //! ```
 //! use fa3_cuda::host::{Device, HostError};

@@ -4,13 +4,14 @@
 //! Kernel -> PTX -> the driver's compiler -> Function -> launch(stream, grid, arguments)
 //! ```
 //!
-//! [`kernels`] are programs of [`fa3_ir`], which a simulator runs as well; [`sass`] and [`JitReport`] read what compilers made of
-//! them. None of these needs a driver, and without the feature `driver`, which is on by default, nothing else is built.
+//! [`kernels`] are programs of [`fa3_ir`], which a simulator runs as well. [`sass`] and [`JitReport`] read what
+//! compilers made of them. None of these needs a driver, and they are all that is built without the feature
+//! `driver`, which is on by default.
 //!
-//! [`host`] is that feature. It needs the NVIDIA driver and nothing else, and that only when it runs: no CUDA to build, and an error
-//! value where there is no driver or no Hopper GPU.
+//! [`host`] is the feature `driver`. It builds without CUDA and needs the NVIDIA driver only when it runs. Without a
+//! driver or a Hopper GPU, it returns an error value.
 //!
-//! The feature `cudarc` adds the forward pass over slices of that crate, and shows its version.
+//! The feature `cudarc` adds the forward pass over slices of that crate, whose version is then part of the interface.
 
 mod report;
 
@@ -25,3 +26,8 @@ pub use report::{JitReport, JitWarning};
 
 #[cfg(feature = "cudarc")]
 pub use cudarc;
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,4 +1,4 @@
-//! What ptxas, or the same compiler inside the driver, says of a kernel.
+//! The report of ptxas, or of the same compiler inside the driver, on a kernel.
 
 use std::fmt;
 

@@ -37,13 +37,13 @@ struct State {
     at_top: bool,
     /// The warps that run it.
     warps: Range<u32>,
-    /// The line of the kernel that is being served, when the floor above builds several statements for it.
+    /// The source line that statements are attributed to, while a method builds several statements for its caller.
     source: Option<Source>,
     /// What must still be done, and what is in flight.
     watch: Watch,
 }
 
-/// While it lives, what is built has its source.
+/// While it lives, statements are attributed to its source.
 #[must_use]
 pub(crate) struct OnBehalf<'k> {
     builder: &'k Builder,
@@ -324,8 +324,9 @@ impl Builder {
         self.append(Node::Break { condition: condition.into() });
     }
 
-    /// Runs `body` for the unsigned numbers `first`, `first + step`, ... below `end`, the same in all lanes. `step` must
-    /// not be 0, `end` + `step` must be below 2³². What the body changes for the next round must be a variable.
+    /// Runs `body` for the unsigned numbers `first`, `first + step`, ... below `end`, the same in all lanes.
+    /// `step` must not be 0, and `end` + `step` must be below 2³². State that the body carries to the next
+    /// round must be in a variable.
     #[track_caller]
     pub fn for_each<'k>(
         &'k self,
@@ -442,24 +443,25 @@ impl Builder {
         self.state().block.push(Stmt { node, source });
     }
 
-    /// The line that is being served: the caller's, or that of whom the caller serves.
+    /// The source line that statements are attributed to now: the caller's, or that of an outer [`Builder::as_one`].
     #[track_caller]
     pub(crate) fn source(&self) -> Source {
         self.served().unwrap_or(Location::caller())
     }
 
-    /// What is built as long as the result lives has the caller's line as its source, or that of whom the caller serves.
+    /// While the result lives, statements are attributed to the caller's source line, or to that of an
+    /// outer call of this method.
     #[track_caller]
     pub(crate) fn as_one(&self) -> OnBehalf<'_> {
         self.on_behalf_of(Some(self.source()))
     }
 
-    /// What is built as long as the result lives has this source; without one, each statement its own.
+    /// While the result lives, statements are attributed to this source; without one, each statement to its own line.
     pub(crate) fn on_behalf_of(&self, source: Option<Source>) -> OnBehalf<'_> {
         OnBehalf { builder: self, outer: std::mem::replace(&mut self.state().source, source) }
     }
 
-    /// Notes a mistake of the caller, or of whom the caller serves.
+    /// Records a mistake, at the source line that statements are attributed to.
     #[track_caller]
     pub(crate) fn fault(&self, fault: Fault) {
         let source = self.source();
@@ -472,7 +474,7 @@ impl Builder {
         self.fault(Fault::Shapes { what, first: first.to_string(), second: second.to_string() });
     }
 
-    /// On whose behalf statements are appended now.
+    /// The source line that statements are attributed to now, if a method set one.
     pub(crate) fn served(&self) -> Option<Source> {
         self.state().source
     }

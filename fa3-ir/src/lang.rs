@@ -1,4 +1,5 @@
-//! What kernels are written with: the other floor, of the data that they become, is the crate's root.
+//! The language that kernels are written in: kernels import all of this module. The crate's root has
+//! the data that they become.
 //!
 //! ```
 //! use fa3_ir::lang::*;

@@ -4,19 +4,19 @@
 //! kernel = parameters, shared memory, named barriers + prologue ; one of its roles for each warp
 //! ```
 //!
-//! A kernel is a Rust function that calls a [`Builder`](lang::Builder); the result, a [`Kernel`], is plain data: registers of
-//! five classes ([`Ty`]), statements with structured control flow ([`Node`]), instructions ([`Inst`]) that are
-//! PTX's own, for sm_90a. Three things can be done with it here: [`verify()`] checks it, its `Display` shows it with
-//! the source line of every statement, [`ptx::emit`] turns it into what the driver compiles. Whatever else takes
-//! kernels, such as a simulator, matches on the same enums.
+//! A kernel is a Rust function that calls a [`Builder`](lang::Builder). The result, a [`Kernel`], is plain data:
+//! registers of five classes ([`Ty`]), statements with structured control flow ([`Node`]), and instructions ([`Inst`])
+//! that are PTX's own, for sm_90a. Here, [`verify()`] checks it, its `Display` shows it with the source line of every
+//! statement, and [`ptx::emit`] turns it into what the driver compiles. A simulator, or whatever else takes kernels,
+//! matches on the same enums.
 //!
 //! - Handles are typed: [`V<F32>`](lang::V) is a value, assigned once; [`Var<F32>`](lang::Var) a variable, the state that a loop
 //!   carries. Mixing classes does not compile. Rust numbers are constants.
 //! - An address knows its space: 64-bit registers address global memory, 32-bit registers and [`Region`]s shared memory.
 //! - Pure operations of a lane are rows of one table ([`LaneOp`]), from which come signature, PTX and builder method.
 //!   Everything else is a family of instructions: one enum and one file each.
-//! - All lanes of a warp run together. Where they part, it is said: [`Builder::if_lanes`](lang::Builder::if_lanes),
-//!   [`Builder::guarded`](lang::Builder::guarded).
+//! - All lanes of a warp run together. Where they may diverge, the kernel says so:
+//!   [`Builder::if_lanes`](lang::Builder::if_lanes), [`Builder::guarded`](lang::Builder::guarded).
 //!
 //! ```
 //! use fa3_ir::{Elem, Kernel, Launch, ptx};
@@ -98,3 +98,8 @@ pub use tensor::{BoxShape, TensorMapError, TensorView};
 pub use ty::Ty;
 pub use value::{Condition, Imm, Operand, Value, ValueInfo};
 pub use verify::{Fault, VerifyError, verify};
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

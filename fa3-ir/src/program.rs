@@ -1,7 +1,8 @@
 //! Programs: buffers in global memory, and kernels that are launched on them one after the other.
 //!
-//! An operation lowers to a program, whatever runs it: the simulator, a GPU, a test, the command line. `K` is what a step launches:
-//! what a kernel is made from, the [`Kernel`] itself, or what a compiler made of it. [`Program::map`] goes from one to the next.
+//! An operation lowers to a program, and everything runs the same program: the simulator, a GPU, a test, the command
+//! line. `K` is what a step launches: the spec that a kernel is made from, the [`Kernel`] itself, or the compiled
+//! kernel. [`Program::map`] goes from one to the next.
 //!
 //! ```
 //! use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Launch, Passed, Program};
@@ -271,9 +272,9 @@ impl Passed {
 }
 
 impl Kernel {
-    /// Whether every thread waits for the grid before this one (`griddepcontrol.wait`) in the prologue. Such a kernel may be
-    /// launched before that grid has ended (programmatic dependent launch); that nothing is read or written before the wait,
-    /// the simulator checks.
+    /// Whether every thread waits for the grid before this one (`griddepcontrol.wait`) in the prologue. Such a kernel
+    /// may be launched before that grid has ended (programmatic dependent launch, PDL). The simulator checks that it
+    /// reads and writes nothing before the wait.
     pub fn waits_for_grid(&self) -> bool {
         self.prologue.iter().any(|stmt| {
             matches!(stmt.node, Node::Inst { guard: None, inst: Inst::Misc(MiscInst::GridDependencyWait) })

@@ -162,13 +162,13 @@ impl<'k, T: Class> Var<'k, T> {
         Var { builder, register, class: PhantomData }
     }
 
-    /// What it holds now, as a value that stays.
+    /// What it holds now, as a value that does not change any more.
     #[track_caller]
     pub fn get(self) -> V<'k, T> {
         self.builder.copy(self)
     }
 
-    /// What it holds whenever an instruction reads that: for an operand that is used at once.
+    /// What it holds when an instruction reads this, for an operand that is used at once.
     pub fn now(self) -> V<'k, T> {
         V::new(self.builder, self.register)
     }

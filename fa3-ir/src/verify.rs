@@ -1,4 +1,4 @@
-//! The verifier: what must hold for every kernel, whoever built it.
+//! The verifier: the rules that every kernel must keep, however it was built.
 //!
 //! Values:
 //! - V-1: an operand has the class that its instruction reads or writes.
@@ -39,15 +39,15 @@
 //!   parameters and roles are not called alike.
 //! - V-24: the box of a tensor map is one that the driver encodes.
 //!
-//! Noticed by the builder:
+//! Found by the builder:
 //! - V-25: what a block acquires (a slot of a ring, a draft) is given back in that block, once; what it begins (a product,
 //!   the sum of a chain) is not left to a branch or a loop within.
 //! - V-26: products in flight are waited for.
 //! - V-27: the shapes of a product, of a tile and its tensor map, of a fragment and its tile fit.
 //! - V-28: roles are declared in the prologue.
 //!
-//! It does not check what depends on data or on time: whether a condition called uniform is, bounds of computed
-//! addresses, races, phases, missing waits. That is a simulator's work.
+//! It does not check what depends on data or on time: whether a condition that is declared uniform is uniform, bounds
+//! of computed addresses, races, phases, missing waits. The simulator checks those.
 
 mod declarations;
 mod fault;

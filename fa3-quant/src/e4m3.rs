@@ -11,10 +11,10 @@ use float8::F8E4M3;
 /// There is no infinity; the codes 0x7F and 0xFF are NaN. Two numbers are equal if their codes are: NaN
 /// equals itself, 0 and −0 differ.
 ///
-/// The conversions are those of [`float8::F8E4M3`], which for every number are what
-/// `cvt.rn.satfinite.e4m3x2.f32` gives. Two of its habits stay behind this type: a negative NaN becomes 0xFF
-/// there, where the instruction promises no more than a NaN and this type gives one code for all; and its
-/// `MAX`, `INFINITY` and `is_infinite` take 448 for an infinity, which the format does not have.
+/// The conversions are those of [`float8::F8E4M3`], which for every number equal `cvt.rn.satfinite.e4m3x2.f32`. This
+/// type hides two habits of that crate: it converts a negative NaN to 0xFF, where the instruction promises only a NaN
+/// and this type has one code for all; and its `MAX`, `INFINITY` and `is_infinite` treat 448 as an infinity, which
+/// the format does not have.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct E4m3(u8);

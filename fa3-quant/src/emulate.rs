@@ -17,16 +17,19 @@ const P_OFFSET: f32 = 8.0;
 /// both block scales, softmax_scale and log2 e in one factor; online softmax in float, base 2; P = e4m3(2⁸ ·
 /// 2^(s − m)), whose unrounded row sum is kept in float; P·V by the chosen accumulation.
 ///
-/// The scale of V, if one for all, is applied at the end. With one a block it cannot be: the accumulator is
-/// kept in units of the scale of the block before, and the factor that rescales it for the new row maximum
-/// carries the ratio of the two scales as well. With two-level accumulation the addition to float registers
-/// takes the block's scale (over the head's largest) as a factor. Neither rounds P any differently, which
-/// folding the scale into P would, nor costs an instruction. The ratio of successive scales must stay a
-/// float; two-level accumulation has no such limit.
+/// A scale of V for the whole tensor is applied at the end. With one scale a block that is impossible:
 ///
-/// Keys past a sequence's end are zeros, whatever lies there. A masked key has P = 0, which a NaN of V turns
-/// into NaN where the key shares a block with one that the row sees, as it does on the tensor core. A NaN in
-/// a row of Q, or in a key that it sees, makes the row's O and LSE NaN; one in V, that column of O.
+/// - The accumulator is kept in units of the scale of the block before. The factor that rescales it for the new row max
+///   also carries the ratio of the two scales.
+/// - With two-level accumulation, the addition to float registers takes the block's scale (over the
+///   head's largest) as a factor.
+///
+/// Neither changes the rounding of P, which folding the scale into P would, and neither costs an instruction. The ratio
+/// of successive scales must be representable as a float; two-level accumulation has no such limit.
+///
+/// Keys past a sequence's end count as zeros, whatever lies there. A masked key has P = 0. A NaN of V times this 0 is
+/// NaN, where the key shares a block with one that the row sees, as it is on the tensor core. A NaN in a row of Q, or
+/// in a key that it sees, makes the row's O and LSE NaN; one in V makes that column of O NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Fp8Attention {

@@ -8,9 +8,9 @@ use crate::{Granularity, Incoherent, QuantError, Quantized, RopeTable, RowIndex}
 
 /// What happens to a tensor on its way to e4m3: rotation, then transform, then quantization.
 ///
-/// Every row is read once. The rows that share a scale stay in a scratch between the search for the largest
-/// magnitude and the encoding; with [`Granularity::Block`] that is a few thousand numbers, which is why the
-/// paper can attach all this to the rotary embedding "with no additional slow down".
+/// Every row is read once. The rows that share a scale stay in a scratch buffer between the search for the largest
+/// magnitude and the encoding. With [`Granularity::Block`] that is a few thousand numbers, which is why the paper can
+/// attach all this to the rotary embedding "with no additional slow down".
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Preparation<'a> {

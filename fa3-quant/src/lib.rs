@@ -6,12 +6,17 @@
 //! O    ≈ (Σ_j e4m3(2⁸ · 2^(s_j − m)) · V_j) · scale_V / Σ_j 2⁸ · 2^(s_j − m)
 //! ```
 //!
-//! The first two lines are the block quantization and the incoherent processing of FlashAttention-3 (arXiv
-//! 2407.08608, §3.3), the third is what its FP8 kernel computes. This crate holds the number format ([`E4m3`]),
-//! the scales ([`Granularity`], [`Quantized`]), the random orthogonal transform ([`Incoherent`]), rotary
-//! embedding ([`Rope`]) and all three in one pass over memory ([`Preparation`]). [`Fp8Attention`] then emulates
-//! the kernel with the arithmetic of Hopper's tensor cores ([`Accumulation`]), and [`StandardFp8`] the
-//! baseline that the paper compares it with. [`layout`] says which register of which thread holds what.
+//! The first two lines are the block quantization and the incoherent processing of FlashAttention-3 (arXiv 2407.08608,
+//! §3.3), the third is what its FP8 kernel computes. This crate has
+//!
+//! - the number format ([`E4m3`]) and the scales ([`Granularity`], [`Quantized`]);
+//! - the random orthogonal transform ([`Incoherent`]), rotary embedding ([`Rope`]), and both with quantization in one
+//!   pass over memory ([`Preparation`]);
+//! - [`Fp8Attention`], which emulates the kernel with the arithmetic of Hopper's tensor cores ([`Accumulation`]), and
+//!   [`StandardFp8`], the baseline that the paper compares it with;
+//! - [`layout`], which says which register of which thread holds which element.
+//!
+//! Arrays are those of `ndarray` 0.17: depend on it to call this crate.
 //!
 //! ```
 //! use fa3_quant::ndarray::Array4;
@@ -81,3 +86,8 @@ pub use tiles::Output;
 
 // What the interface mentions of another crate.
 pub use ndarray;
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -11,14 +11,14 @@
 //! subtracting 0.3 costs in that precision, where o is the oracle's output rounded to it. So a kernel is
 //! judged by what its precision can do on this very input, not by a number somebody found sufficient.
 //!
-//! The noise is far below the other terms in 16 bits, but where they vanish it decides. An exponent of size |LSE|
-//! rounded to f32 changes P by |LSE| · 2⁻²⁴ of itself, wherever an implementation chooses to round, and the
-//! baseline may be lucky. And where a row sees one key, or its softmax is one-hot, dP − D cancels and leaves the f32
-//! rounding of both, in proportion to [`oracle::backward_magnitudes`]. For O the magnitude is max |V|.
+//! The noise is far below the other terms in 16 bits, but it decides where they vanish. An exponent of size |LSE|
+//! rounded to f32 changes P by |LSE| · 2⁻²⁴ of itself, wherever an implementation chooses to round, and the baseline
+//! may be lucky. And where a row sees one key, or its softmax is one-hot, dP − D cancels and leaves the f32 rounding of
+//! both, in proportion to [`oracle::backward_magnitudes`]. For O the magnitude is max |V|.
 //!
-//! Limits: where scores are so large that 16-bit scores lose the softmax (beyond 10³ or so), the baseline is off by
-//! as much as V is large, and the law allows anything of that size. LSE has no baseline: where Q·K cancels from
-//! terms beyond 10³, f32 products alone may exceed its bound.
+//! Limits: where scores are so large that 16-bit scores lose the softmax (beyond 10³ or so), the baseline is off by as
+//! much as V is large, and the law allows any error of that size. LSE has no baseline: where Q·K cancels from terms
+//! beyond 10³, f32 products alone may exceed its bound.
 //!
 //! Where the oracle is NaN or infinite, the result must be the same.
 
@@ -68,8 +68,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What the law asks of a forward pass. `replay`, where a check takes it, is the command that runs the
-/// comparison again: a violation prints it.
+/// The error law for one forward pass: the expected result and how far another may be from it. `replay`, where a check
+/// takes it, is the command that runs the comparison again; a violation prints it.
 #[derive(Clone, Debug)]
 pub struct ForwardLaw {
     oracle: Forward<f64>,
@@ -139,7 +139,7 @@ impl ForwardLaw {
     }
 }
 
-/// What the law asks of a backward pass.
+/// The error law for one backward pass: the expected gradients and how far others may be from them.
 #[derive(Clone, Debug)]
 pub struct BackwardLaw {
     oracle: Gradients<f64>,

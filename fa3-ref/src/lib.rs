@@ -12,9 +12,11 @@
 //!   framework computes it without a fused kernel: the baseline of the error law.
 //! * [`tiled`]: Algorithms 1, 2, 3 and 4 of the FlashAttention-3 paper (arXiv 2407.08608) as executable
 //!   pseudocode, with the tile sizes of your choice and the kernels' rounding points.
-//! * [`norms`] and [`law`]: how far one result is from another, and how far it may be; [`rows`]: the law on chosen rows of a
-//!   problem too large for all of them.
+//! * [`norms`] and [`law`]: how far one result is from another, and how far it may be. [`rows`]: the law on selected
+//!   rows of a problem too large for all of them.
 //! * [`plain`]: the same for sums, softmax, transposes and products of matrices.
+//!
+//! Arrays are those of `ndarray` 0.17, 16-bit floats those of `half` 2, which this crate re-exports.
 //!
 //! ```
 //! use fa3_ref::ndarray::Array4;
@@ -51,3 +53,8 @@ pub use precision::Precision;
 
 // What the interface mentions of other crates.
 pub use {half, ndarray};
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

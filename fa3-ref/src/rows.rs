@@ -1,8 +1,8 @@
-//! The error law on chosen rows, for problems too large to be judged in all of them.
+//! The error law on selected rows, for problems too large to be judged in all of them.
 //!
-//! The keys that a row sees are neighbours, so that a row is a problem of its own without a mask: one query, those keys. Its
-//! bound is the [law](crate::law)'s for that problem; the bound of all chosen rows is the largest of theirs, which is no more
-//! than what the law allows the whole problem.
+//! The keys that a row sees are contiguous, so a row is a problem of its own without a mask: one query and those keys.
+//! Its bound is the [law](crate::law)'s for that problem. The bound of all selected rows is the largest of theirs,
+//! which is no more than what the law allows the whole problem.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -58,7 +58,7 @@ pub struct RowViolation {
     pub bound: f64,
 }
 
-/// What the law asks of some rows of a forward pass.
+/// The error law for some rows of a forward pass.
 #[derive(Clone, Debug)]
 pub struct RowsLaw {
     groups: Vec<Group>,
@@ -208,8 +208,9 @@ fn visible(mask: Mask, row: usize, len: Lengths) -> Range<usize> {
     }
 }
 
-/// Rows that tell most: all of a small problem; of others the first and last ones, those around the edges of tiles (which may
-/// have any of these numbers of rows) and where the mask's sides meet the matrix's corners, and some at random, of a few heads.
+/// The rows where errors are most likely to show. Of a small problem these are all rows. Of others, in a few heads: the
+/// first and last rows, those around the edges of tiles (which may have any of these numbers of rows), those where the
+/// mask's sides meet the matrix's corners, and some at random.
 ///
 /// # Panics
 /// If a tile has no rows.

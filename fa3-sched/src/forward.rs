@@ -1,10 +1,10 @@
 //! Plans of the forward pass: which tile, in which order, on which CTA.
 //!
-//! - [`Plan`] decides everything for a [`fa3_types::Problem`], [`PlanOptions`] overrule it. A plan exists only if a
-//!   kernel runs it; [`PlanError`] says why there is none.
-//! - [`TileRow`] is a row of the tile table: a [`CtaTile`], which takes registers and shared memory, and what it
-//!   serves.
-//! - [`OrderComparison`] says what an order of tiles is worth.
+//! - [`Plan`] decides everything for a [`fa3_types::Problem`]; [`PlanOptions`] override single decisions. A plan exists
+//!   only if a kernel runs it; otherwise [`PlanError`] is the reason.
+//! - [`TileRow`] is a row of the tile table: a [`CtaTile`], with the registers and the shared memory that it takes, and
+//!   the problems that it serves.
+//! - [`OrderComparison`] compares orders of tiles in a model.
 
 mod budget;
 mod compare;

@@ -4,18 +4,17 @@
 //! O[m] = Σ_j P[m, j] V[j]      j over the KV blocks that tile m of queries must visit
 //! ```
 //!
-//! Which blocks those are under a mask, in which order tiles run and on which CTA, how large tiles are and whether they
-//! fit an SM. No floating-point types of a device, no kernel, no driver: numbers in, numbers out.
+//! It decides which blocks a tile visits under a mask, in which order tiles run and on which CTA, how large tiles are,
+//! and whether they fit an SM. It knows no kernel and no driver: numbers in, numbers out.
 //!
 //! Every operation shares:
 //!
-//! - [`Int`], the integer algebra, and [`FastDiv`], its division. Whatever a kernel must compute as well as the host is
-//!   one generic function over them: `u32` runs it, a kernel builder's value emits it. The host's numbers enter a
-//!   kernel by the
-//!   `map` methods, as parameters or as literals.
+//! - [`Int`], the integer algebra, and [`FastDiv`], its division. Whatever both host and kernel must compute is one
+//!   generic function over them: `u32` runs it, a kernel builder's value emits it as instructions. The host's numbers
+//!   enter a kernel by the `map` methods, as parameters or as literals.
 //! - [`Tiling`], which gives the KV range of a tile under every mask.
-//! - [`Order`] and its [`Decoder`], which number tiles; [`Scheduler`], which deals them out; [`Schedule`], both of them
-//!   for one launch on a device with [`DeviceLimits`].
+//! - [`Order`] and its [`Decoder`], which number tiles; [`Scheduler`], the tile scheduler, which assigns them to CTAs;
+//!   [`Schedule`], all of these for one launch on a device with [`DeviceLimits`].
 //! - [`Makespan`], which says how well the tiles fill a device, and [`certified_bound`], how well they could.
 //!
 //! Each operation has a module: [`forward`] plans the forward pass, [`quantize`] the way of a tensor to e4m3.
@@ -66,3 +65,8 @@ pub use order::{Longest, Order};
 pub use range::{KvRange, Lens, Tiling, VisibleKeys};
 pub use schedule::Schedule;
 pub use scheduler::{Scheduler, next_dynamic, next_static};
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

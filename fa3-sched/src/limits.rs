@@ -28,13 +28,13 @@ impl DeviceLimits {
         DeviceLimits { sms: H100_SMS, smem_bytes: 227 << 10 }
     }
 
-    /// The same device with so many streaming multiprocessors.
+    /// The same device with this many streaming multiprocessors.
     #[must_use]
     pub const fn sms(self, sms: NonZeroU32) -> DeviceLimits {
         DeviceLimits { sms, ..self }
     }
 
-    /// The same device with so many bytes of shared memory a CTA.
+    /// The same device with this many bytes of shared memory a CTA.
     #[must_use]
     pub const fn smem_bytes(self, smem_bytes: u32) -> DeviceLimits {
         DeviceLimits { smem_bytes, ..self }

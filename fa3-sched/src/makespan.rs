@@ -5,9 +5,9 @@ use std::collections::BinaryHeap;
 use std::num::NonZeroU32;
 use std::ops::Range;
 
-/// What a tile costs besides its KV blocks, in KV blocks: loading Q, filling the pipeline, storing O. From
-/// the speeds of an earlier kernel (H100, head_dim 128, 128 x 176) at seqlen 512 and 16384: 3 blocks take as long as
-/// about 4 would at the rate of long rows.
+/// The cost of a tile in addition to its KV blocks, in KV blocks: loading Q, filling the pipeline, storing O. From the
+/// speeds of an earlier kernel (H100, head_dim 128, 128 x 176) at seqlen 512 and 16384: 3 blocks take as long as about
+/// 4 would at the rate of long rows.
 pub const TILE_COST: u64 = 1;
 
 /// When and where one tile ran, in units of one KV block. Times end at 2⁶⁴ − 1: later ones count as that.

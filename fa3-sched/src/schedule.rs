@@ -4,7 +4,8 @@ use std::num::NonZeroU32;
 
 use crate::{Decoder, Makespan, Order, Scheduler, Tile, TileCounts, TooManyTiles};
 
-/// What the plans of all operations have in common. What a tile computes, and what that costs, is the operation's.
+/// What the plans of all operations have in common: the tiles, their order, and the tile scheduler. What a tile
+/// computes, and what that costs, is the operation's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     order: Order,
@@ -35,7 +36,7 @@ impl Schedule {
         self.order
     }
 
-    /// How tiles reach CTAs.
+    /// The tile scheduler.
     pub fn scheduler(&self) -> Scheduler {
         self.scheduler
     }
@@ -80,8 +81,8 @@ impl Schedule {
         }
     }
 
-    /// Device memory of a launch besides its tensors, in bytes: the tile counter of [`Scheduler::DynamicPersistent`], 0
-    /// at every launch.
+    /// Device memory that a launch needs in addition to its tensors, in bytes: the tile counter of
+    /// [`Scheduler::DynamicPersistent`], which must be 0 at every launch.
     pub fn workspace_bytes(&self) -> u64 {
         if self.scheduler == Scheduler::DynamicPersistent { 4 } else { 0 }
     }

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use crate::Int;
 
-/// How tiles reach CTAs. The order of tiles is a matter of its own: see [`crate::Order`].
+/// The tile scheduler: how tiles are assigned to CTAs. The order of tiles is separate: see [`crate::Order`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scheduler {
     /// One CTA a tile.
@@ -13,14 +13,14 @@ pub enum Scheduler {
     /// As many CTAs as SMs; CTA c computes tiles c, c + CTAs, c + 2 · CTAs, … ([`next_static`]). Its next
     /// tile's loads run under this tile's epilogue.
     StaticPersistent,
-    /// As many CTAs as SMs; CTA c starts with tile c and then draws from a counter in global memory
-    /// ([`next_dynamic`]), so that whoever is free takes the next tile.
+    /// As many CTAs as SMs. CTA c starts with tile c and then draws from a counter in global memory ([`next_dynamic`]),
+    /// so that the CTA that is free first takes the next tile.
     DynamicPersistent,
 }
 
 impl Scheduler {
-    /// Tiles that run all at once need no loop; equal tiles in equal shares need no counter. Unequal ones
-    /// do: causal tiles dealt out in turn were measured at two thirds of the counter's speed (H100,
+    /// Tiles that all run at once need no loop; equal tiles in equal shares need no counter. Unequal tiles do:
+    /// causal tiles that were dealt out in turn were measured at two thirds of the counter's speed (H100,
     /// head_dim 256, seqlen 16384).
     pub fn choose(tiles: u32, equal_tiles: bool, sms: NonZeroU32) -> Scheduler {
         if tiles <= sms.get() {

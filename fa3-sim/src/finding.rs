@@ -1,4 +1,4 @@
-//! What a run finds: a broken rule, who broke it, what is missing, how to see it again.
+//! What a run finds: a broken rule, which instruction broke it, what is missing, and how to see it again.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub struct Finding {
     pub other: Option<Site>,
     /// What would order the two.
     pub missing: Option<&'static str>,
-    /// Who waits for whom.
+    /// What each warp waits for.
     pub waits: Vec<String>,
     /// How to see it again.
     pub replay: Replay,

@@ -1,13 +1,13 @@
-//! Runs kernels of fa3-ir on the CPU, and says what is wrong with them.
+//! Runs kernels of fa3-ir on the CPU and finds what is wrong with them.
 //!
 //! ```text
 //! (kernel, arguments, grid, schedule, memory) → memory, findings, counters
 //! ```
 //!
-//! It answers: does this kernel compute the right thing, whatever the timing? A Hopper kernel is a protocol of warps,
-//! tensor copies and matrix products that run on their own, and most of its bugs are silent on the hardware: a missing
-//! fence works until it does not. Here every access is checked against what orders it, so that one run finds a race
-//! that no run shows, and names the line, the rule, and what is missing.
+//! It answers one question: does this kernel compute the right thing, whatever the timing? A Hopper kernel is a
+//! protocol of warps, TMA copies and wgmma that run asynchronously, and most of its bugs are silent on the hardware: a
+//! missing fence works until it does not. Here every access is checked against what orders it. One run finds a race
+//! even if its results are right, and names the line, the rule, and what is missing.
 //!
 //! ```
 //! use fa3_ir::lang::*;
@@ -43,19 +43,23 @@
 //! How it works:
 //! - A warp is 32 lanes in step; registers, shared and global memory know which of their lanes and bytes hold
 //!   something. A kernel is decoded into flat steps first.
-//! - Copies, products and completions are agents of their own. A [`Policy`] says when they happen, within what the rules
-//!   allow, and who goes next: eagerly, as late as possible, or at random from a seed, which a finding prints. What is
-//!   under way is poisoned. The result of a correct kernel is the same bit by bit.
-//! - Races are found by happens-before, not by luck: every warp and every asynchronous agent has a component of a
+//! - Copies, products and completions are agents of their own. A [`Policy`] decides when they happen, within the rules,
+//!   and which warp goes next: eagerly, as late as possible, or at random from a seed, which a finding prints. Data in
+//!   flight are poisoned. The result of a correct kernel is the same bit by bit.
+//! - Races are found by happens-before, not by luck. Every warp and every asynchronous agent has a component of a
 //!   vector clock, separately for the generic and the asynchronous proxy, and every 16 bytes remember who accessed
 //!   them. Where synchronisation does not depend on data, one schedule decides for all.
-//! - What is no order of accesses (registers of products, phases of mbarriers, bulk groups, named barriers) has its own
-//!   checks. [`Rule`] lists them all.
+//! - Rules that are not about the order of accesses (registers of products, phases of mbarriers, bulk groups, named
+//!   barriers) have their own checks. [`Rule`] lists all rules.
 //! - Arithmetic is in [`data`]: pure functions, the tensor core as it was measured.
 //!
-//! What it does not model: time; the allocation of registers (that registers gained by setmaxnreg hold nothing cannot
-//! be broken in the IR, whose registers have no numbers); divergence within a warp beyond structured branches; a remote
-//! arrival at an mbarrier releases in the scope of the cluster; lanes of a warp are ordered with each other.
+//! What it does not model:
+//! - time;
+//! - the allocation of registers (registers gained by setmaxnreg hold nothing, but in the IR registers have no numbers,
+//!   so no kernel can break this);
+//! - divergence within a warp beyond structured branches;
+//! - the scope of a remote arrival at an mbarrier: it releases in the scope of the cluster;
+//! - races between the lanes of a warp, which are ordered with each other.
 #![forbid(unsafe_code)]
 
 // The surface.
@@ -105,3 +109,8 @@ pub use simulation::{Mode, Outcome, SimError, Simulation};
 pub use steps::{ProgramOutcome, ProgramSimulation};
 pub use timeline::{Activity, Cause, Engine, EngineTrack, RoleTrack, Span, Timeline};
 pub use trace::Trace;
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

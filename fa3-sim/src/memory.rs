@@ -105,8 +105,8 @@ impl Memory {
         self.allocations[buffer.index].state.iter().map(|state| state & touched != 0).collect()
     }
 
-    /// Demands of every kernel that it writes every byte of `buffer` exactly once, or adds to it (rule
-    /// [`crate::Rule::I1`]).
+    /// Makes it a rule for every kernel to write every byte of `buffer` exactly once, or to add to it
+    /// (rule [`crate::Rule::I1`]).
     ///
     /// # Panics
     /// If `buffer` is of another memory.

@@ -1,4 +1,4 @@
-//! Who goes next, and when what is asynchronous happens.
+//! Which warp goes next, and when asynchronous operations happen.
 
 use std::fmt;
 

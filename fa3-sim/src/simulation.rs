@@ -17,7 +17,7 @@ pub enum Mode {
     Exact,
     /// Products in plain binary32, everything else as in [`Mode::Exact`].
     Fast,
-    /// None in floating point, and copies move no bytes: only who synchronises with whom, and addresses.
+    /// No floating point, and copies move no bytes: only synchronisation and addresses.
     Skeleton,
 }
 
@@ -146,7 +146,7 @@ impl<'k> Simulation<'k> {
         Simulation { mode, ..self }
     }
 
-    /// At most so many steps of all warps together; 2^28 without this.
+    /// At most this many steps of all warps together; 2^28 by default.
     #[must_use]
     pub fn max_steps(self, max_steps: u64) -> Simulation<'k> {
         Simulation { max_steps, ..self }
@@ -165,7 +165,7 @@ impl<'k> Simulation<'k> {
         Simulation { trace, ..self }
     }
 
-    /// Runs the kernel to its end, or until nobody can go on.
+    /// Runs the kernel to its end, or until no warp can go on.
     ///
     /// # Errors
     /// If the kernel is not sound, if the launch or a buffer does not fit, or if it takes too many steps.

@@ -9,10 +9,10 @@ use crate::simulation::{Mode, Outcome, SimError, Simulation};
 
 /// A run of a program.
 ///
-/// Buffers that the program writes begin as memory that holds nothing; the last step that has an output must write each of its
-/// elements once. A kernel that waits for the grid before it may be launched
-/// before that has ended, so that the grid before, of the program or of whoever was there, may still write every buffer until then
-/// ([`crate::Rule::G1`]).
+/// Buffers that the program writes begin as memory that holds nothing. The last step that has an output must
+/// write each of its elements once. A kernel that waits for the grid before it may be launched before that grid
+/// has ended (PDL). That grid, whether it is the program's or not, may then still write every buffer until the
+/// wait ([`crate::Rule::G1`]).
 #[derive(Clone, Debug)]
 pub struct ProgramSimulation<'p> {
     program: &'p Program<Kernel>,
@@ -68,11 +68,11 @@ impl<'p> ProgramSimulation<'p> {
         ProgramSimulation { trace, ..self }
     }
 
-    /// Runs every step to its end. `initial` has the bytes of every buffer; what it says of outputs and of scratch memory is not
-    /// looked at.
+    /// Runs every step to its end. `initial` has the bytes of every buffer; those of outputs and of
+    /// scratch memory are ignored.
     ///
     /// # Errors
-    /// If a buffer's bytes are as many as it has not, or if a step is not run to its end.
+    /// If a buffer is given another number of bytes than it has, or if a step does not run to its end.
     pub fn run(&self, initial: &[Vec<u8>]) -> Result<ProgramOutcome, SimError> {
         let (given, expected) = (initial.len(), self.program.buffers.len());
         if given != expected {

@@ -10,9 +10,9 @@
 //! - Instructions run in the order of the kernel's source. They wait for results of loads and shuffles, not for those
 //!   of arithmetic; copies between registers are free.
 //! - Products and other accesses to shared memory do not disturb each other.
-//! - Nobody waits for the register pool, or for flags in global memory.
-//! - The way that control flow took is that of the run which was traced: polls that failed, and tiles drawn from a
-//!   counter, stay what they were there.
+//! - No warp waits for the register pool, or for flags in global memory.
+//! - Control flow is that of the run that was traced: polls that failed, and tiles drawn from a counter,
+//!   stay as they were there.
 
 mod chrome;
 mod engine;
@@ -143,7 +143,7 @@ pub enum Cause {
 }
 
 impl Timeline {
-    /// When what a trace says happens if things take so long.
+    /// The timeline of a trace, if things take as long as `costs` says.
     pub fn new(trace: &Trace, costs: &Costs) -> Timeline {
         Replay::new(trace, costs).run()
     }

@@ -4,10 +4,10 @@
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 //! ```
 //!
-//! Every other crate of the workspace starts from a [`Problem`]: tensor shapes and strides, sequence
-//! lengths, head groups, mask, softmax scale and soft cap, validated once and correct by type afterwards.
-//! [`Problem::new`] is the only place that says "bad shape"; [`Placement::new`] is the only place that
-//! says "bad address". Nothing here computes attention and nothing here knows a device.
+//! Every other crate of the workspace starts from a [`Problem`]: tensor shapes and strides, sequence lengths, head
+//! groups, mask, softmax scale and soft cap. A problem is validated once and correct by type afterwards.
+//! [`Problem::new`] is the only place that says "bad shape", [`Placement::new`] the only place that says "bad address".
+//! Nothing here computes attention, and nothing here knows a device.
 //!
 //! ```
 //! use fa3_types::{Dtype, ProblemSpec, Shape};
@@ -63,3 +63,8 @@ pub use sequences::Sequences;
 pub use spec::ProblemSpec;
 pub use tensor::{Shape, Strides, TensorDesc};
 pub use units::{Bytes, Elems};
+
+/// The README's Rust code, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -21,12 +21,12 @@ pub struct Addresses {
     pub v: Address,
     /// Output.
     pub o: Address,
-    /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous; `None` if nobody wants it.
+    /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous. `None`: LSE is not written.
     pub lse: Option<Address>,
 }
 
 impl Addresses {
-    /// Of the tensors that every call has; nobody wants LSE.
+    /// The addresses of the tensors that every call has, without LSE.
     pub fn new(q: Address, k: Address, v: Address, o: Address) -> Addresses {
         Addresses { q, k, v, o, lse: None }
     }

@@ -4,7 +4,7 @@ use crate::{Dtype, Mask, Problem, ProblemError, Sequences, Shape, TensorDesc};
 
 /// What a caller asks for, not yet checked: plain data that [`Problem::new`] takes.
 ///
-/// A constructor gives the tensors, and setters what is not default. The fields can be read and changed as well.
+/// Constructors take the tensors, setters change what is not default. The fields can be read and changed as well.
 ///
 /// ```
 /// use fa3_types::{Dtype, ProblemSpec, Sequences, Shape, TensorDesc};

@@ -186,9 +186,9 @@ impl TensorDesc {
         Ok(())
     }
 
-    /// What an output must satisfy besides: no element at two indices. Each dimension, taken by growing
-    /// stride, must step over everything that the dimensions before it span. (Sufficient, and what every
-    /// transposed or sliced tensor satisfies; interleavings that happen to miss each other are refused.)
+    /// What an output must satisfy in addition: no element at two indices. Each dimension, taken by growing stride,
+    /// must step over everything that the dimensions before it span. (This is sufficient, and every transposed or
+    /// sliced tensor satisfies it. Interleavings that happen to miss each other are refused.)
     pub(crate) fn check_distinct(&self, tensor: TensorName) -> Result<(), ProblemError> {
         if self.has_no_elements() {
             return Ok(());

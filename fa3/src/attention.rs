@@ -7,7 +7,7 @@ use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 use crate::cuda;
 use crate::{Device, Error, Scalar, cpu};
 
-/// An attention call in the making: Q, K and V, and what is not default about it.
+/// An attention call: Q, K and V, and the options that are not default. A builder; [`Attention::forward`] computes it.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
 /// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv). With
@@ -37,7 +37,7 @@ pub struct Attention<'a, T> {
     softcap: Option<f64>,
 }
 
-/// What attention gives.
+/// The result of attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output<T> {
     /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or belong to no sequence.
@@ -128,8 +128,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         Ok(spec)
     }
 
-    /// Computes O and LSE. On a GPU, Q, K and V are copied there and the results back; a problem that its kernels do not
-    /// take is an error, and nothing is computed elsewhere instead.
+    /// Computes O and LSE. On a GPU, Q, K and V are copied there and the results are copied back. A problem that the
+    /// GPU's kernels do not take is an error; it is not computed on the CPU instead.
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong.

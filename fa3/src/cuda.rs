@@ -1,11 +1,13 @@
-//! Attention on a Hopper GPU, over tensors that are there.
+//! Attention on a Hopper GPU, over tensors that are already there.
 //!
-//! [`Attention::forward`](crate::Attention::forward) copies arrays to the GPU and back. Where the tensors are there already,
-//! make a [`Forward`] of the problem once and run it many times: nothing is copied, and no device memory allocated.
+//! [`Attention::forward`](crate::Attention::forward) copies arrays to the GPU and back. If the tensors are on
+//! the GPU already, make a [`Forward`] of the problem once and run it many times: it copies nothing and
+//! allocates no device memory.
 //!
-//! [`Device`] here is a GPU; [`crate::Device`] is where [`Attention`](crate::Attention) computes, the CPU or one of these.
+//! [`Device`] in this module is a GPU. [`crate::Device`] is where [`Attention`](crate::Attention) computes:
+//! the CPU or one of these.
 //!
-//! Over memory of this library:
+//! With memory of this library:
 //!
 //! ```
 //! use fa3::cuda::{Device, Forward, ForwardError, ForwardTensors, Workspace};
@@ -37,7 +39,7 @@
 //! }
 //! ```
 //!
-//! Over memory and a stream of another library, as the numbers that it shows:
+//! With memory and a stream of another library, given as plain numbers:
 //!
 //! ```
 //! use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, Stream, Workspace};
@@ -58,8 +60,8 @@
 //! }
 //! ```
 //!
-//! Where tensors do not begin at the starts of their buffers, there is [`Forward::launch`]. With the feature `cudarc`, there is
-//! `Forward::run_slices` over slices of that crate.
+//! If tensors do not begin at the starts of their buffers, use [`Forward::launch`]. With the feature `cudarc`,
+//! `Forward::run_slices` takes slices of that crate.
 
 use fa3_types::Problem;
 use ndarray::{Array3, Array4, ArrayView4};

@@ -7,8 +7,8 @@ use crate::{Error, cuda};
 
 /// Where [`Attention::forward`](crate::Attention::forward) computes: the CPU or a GPU. Clones are the same device.
 ///
-/// Arrays are given and returned in the host's memory either way. For tensors that are on a GPU already, there is
-/// [`cuda::Device`](crate::cuda::Device), the GPU alone, which is what [`Device::Cuda`] holds.
+/// Arrays are given and returned in host memory either way. For tensors that are on a GPU already, use
+/// [`cuda::Device`](crate::cuda::Device), the GPU alone, which [`Device::Cuda`] holds.
 ///
 /// ```
 /// use fa3::Device;
@@ -56,8 +56,8 @@ impl Device {
         }
     }
 
-    /// The first Hopper GPU; or the CPU, and why [`Device::gpu`] has none. That may be a driver that is too old or broken, on a
-    /// machine where the GPU was meant.
+    /// The first Hopper GPU, and `None`. Or the CPU, and the reason why [`Device::gpu`] has no GPU. Look at the reason:
+    /// it may be a driver that is too old or broken, on a machine where you meant to use the GPU.
     pub fn best() -> (Device, Option<Error>) {
         match Device::gpu() {
             Ok(gpu) => (gpu, None),

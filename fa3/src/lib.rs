@@ -4,9 +4,12 @@
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 //! ```
 //!
-//! [`Attention`] says what to compute; [`Device`] says where: on the CPU, for every dtype, mask and layout, or on a Hopper
-//! GPU, for what its kernels take. [`Device::best`] is the GPU where there is one. Tensors that are on the GPU already stay
-//! there: see [`cuda`].
+//! [`Attention`] says what to compute, [`Device`] says where:
+//!
+//! - on the CPU: every dtype, mask and layout;
+//! - on a Hopper GPU: what its kernels take.
+//!
+//! [`Device::best`] is the GPU if there is one. For tensors that are already on the GPU, see [`cuda`].
 //!
 //! ```
 //! use fa3::half::bf16;
@@ -39,11 +42,13 @@
 //! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
 //! ```
 //!
-//! Of the layers below, what this interface mentions is here: [`Mask`], [`Problem`] and its parts, [`E4m3`], and [`ndarray`] and
-//! [`half`]. The rest is in crates of their own: `fa3-types` (what a problem is), `fa3-ref` (the oracle and the error
-//! law), `fa3-quant` (FP8), `fa3-sched` (tiles, orders, plans), `fa3-cuda` (kernels and the driver).
+//! This crate re-exports what its interface mentions: [`Mask`], [`Problem`] and its parts, [`E4m3`], and the
+//! crates [`ndarray`] and [`half`]. The layers below are crates of their own: `fa3-types` (what a problem is),
+//! `fa3-ref` (the oracle and the error law), `fa3-quant` (FP8), `fa3-sched` (tiles, orders, plans), `fa3-cuda`
+//! (kernels and the driver).
 //!
-//! Without the feature `cuda`, which is on by default, the CPU is all there is, and no bindings to a driver are built.
+//! Without the feature `cuda`, which is on by default, attention runs on the CPU only, and no
+//! bindings to a driver are built.
 #![forbid(unsafe_code)]
 
 mod attention;
@@ -65,5 +70,5 @@ pub use {half, ndarray};
 
 /// The README's Rust code, as a test.
 #[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../README.md")]
 struct Readme;

@@ -8,7 +8,8 @@ use cudarc::driver::sys::{self, CUresult};
 use super::context::{Context, Current};
 use super::{CudaError, Device, HostError, Memory, Stream};
 
-/// Device memory: of our own ([`Device::alloc`]), freed with this value, or the caller's ([`DeviceBuffer::from_raw`]).
+/// Device memory. [`Device::alloc`] makes a buffer that is freed with this value, [`DeviceBuffer::from_raw`]
+/// takes the caller's memory.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: Arc<Context>,
@@ -30,13 +31,14 @@ impl DeviceBuffer {
         Ok(DeviceBuffer { context, address, bytes, owned: true })
     }
 
-    /// Memory of the caller, as the address that other CUDA libraries show, such as PyTorch's `tensor.data_ptr()`, and its
-    /// size in bytes. It is not freed with this value.
+    /// The caller's memory, given as the address that other CUDA libraries show, such as PyTorch's `tensor.data_ptr()`,
+    /// and its size in bytes. It is not freed with this value.
     ///
     /// # Safety
-    /// It must be `bytes` bytes of memory that the device may touch in this device's primary context, and outlive this
-    /// value and all work put on a stream with it. Until then nobody else may write there, nor read where this value
-    /// or that work writes: what the borrow checker sees to for memory of our own.
+    /// It must be `bytes` bytes of memory that the device may touch in this device's primary context. It must
+    /// outlive this value and all work put on a stream with it. Until then nothing else may write there, and
+    /// nothing else may read where this value or that work writes: the rules that the borrow checker enforces for
+    /// memory of [`Device::alloc`].
     pub unsafe fn from_raw(device: &Device, address: u64, bytes: usize) -> DeviceBuffer {
         DeviceBuffer { context: Arc::clone(device.context()), address, bytes, owned: false }
     }
@@ -77,7 +79,7 @@ impl DeviceBuffer {
         current.check("cuMemsetD8Async", result)
     }
 
-    /// Fills it with `data`, in the stream's order, and waits for that.
+    /// Fills it with `data`, in the stream's order, and waits until that is done.
     ///
     /// # Errors
     /// [`HostError::BufferSize`] if `data` is not as large as it, [`HostError::OtherDevice`] if the stream is of another device,

@@ -8,8 +8,8 @@ use fa3_ir::{Kernel, ptx};
 use super::{Device, Function, HostError};
 use crate::kernels::Spec;
 
-/// Compiled kernels by their specs, so that a problem whose kernel is there costs no building and no text. They are kept as long as
-/// the device.
+/// Compiled kernels by their specs. A problem whose kernel is in the cache costs no building and no PTX text. Kernels
+/// are kept as long as the device.
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<HashMap<Spec, Arc<Function>>>);
 

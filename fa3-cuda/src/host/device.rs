@@ -35,7 +35,7 @@ struct Facts {
 /// Device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Bytes that nobody has allocated.
+    /// Bytes that are not allocated.
     pub free: usize,
     /// Bytes there are.
     pub total: usize,
@@ -102,7 +102,7 @@ impl Device {
         DeviceLimits::h100_sxm().sms(sms).smem_bytes(self.smem_bytes())
     }
 
-    /// Its memory, now.
+    /// Its memory at this moment.
     ///
     /// # Errors
     /// The driver's.
@@ -144,10 +144,10 @@ impl Device {
         Stream::default_of(self)
     }
 
-    /// Waits for everything on the device, whoever launched it.
+    /// Waits for all work on the device, including that of other libraries.
     ///
     /// # Errors
-    /// What the kernels under way did wrong.
+    /// What the kernels in flight did wrong.
     pub fn synchronize(&self) -> Result<(), HostError> {
         let current = self.context.enter()?;
         // SAFETY: it has no arguments.

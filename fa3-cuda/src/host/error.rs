@@ -78,8 +78,8 @@ impl CudaError {
         self.0 as u32
     }
 
-    /// Whether the context is lost: every later call in it fails. These are the errors of which the driver API says
-    /// that the process must be started anew to use CUDA again.
+    /// Whether the context is lost, so that every later call in it fails. These are the errors of which the driver API
+    /// says that the process must be started anew to use CUDA again.
     pub fn is_sticky(self) -> bool {
         [
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
@@ -115,8 +115,8 @@ pub struct Poison {
     pub error: CudaError,
     /// The call that found it, some time after the kernel that caused it.
     pub call: &'static str,
-    /// The launches that may have caused it, oldest first: the last 8, as far back as no synchronisation of their
-    /// stream has shown that they ended well. Empty if it was none of this device's.
+    /// The launches that may have caused it, oldest first: the last 8 at most, and only those not yet known to have
+    /// ended well by a synchronisation of their stream. Empty if it was none of this device's.
     pub suspects: Vec<LaunchInfo>,
 }
 

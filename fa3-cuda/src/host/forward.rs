@@ -16,14 +16,14 @@ use crate::kernels::fwd;
 pub use cudarc::Element;
 pub use error::ForwardError;
 
-/// A forward pass, planned and compiled for one device: made once, run any number of times, from any thread.
+/// A forward pass, planned and compiled for one device. Make it once; run it any number of times, from any thread.
 ///
 /// ```text
 /// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 /// ```
 ///
-/// Making it compiles a kernel, unless the device has one for such problems already. Running it allocates no device
-/// memory, waits for nothing and works while the stream is captured into a graph.
+/// Making it compiles a kernel, unless the device already has one for such problems. Running it allocates no device
+/// memory, waits for nothing, and works while the stream is captured into a graph.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Forward, ForwardError, ForwardTensors, Workspace};
@@ -89,7 +89,7 @@ impl Forward {
         Forward::with(device, problem, &PlanOptions::default())
     }
 
-    /// Plans with some of the decisions given.
+    /// Plans with some of the decisions overridden by `options`, and compiles.
     ///
     /// # Errors
     /// Those of [`Forward::new`].
@@ -118,14 +118,17 @@ impl Forward {
         self.planned.workspace_bytes()
     }
 
-    /// Puts it on `stream`: O of the tensors at `at`, and LSE if that has an address. Returns at once.
+    /// Launches it on `stream`: writes O of the tensors at `at`, and LSE if that has an address. Returns at once.
     ///
     /// # Safety
-    /// The stream must be of this device. `at` must be where the problem's tensors are, in memory that the device may
-    /// touch. `workspace` must be the address, a multiple of 256, of [`Forward::workspace_bytes`] bytes that are 0 or that only launches
-    /// before this one on the same stream, or in the same branch of a graph, have used as a workspace. All of that memory must live
-    /// until the work is done, and so must this value or a clone of its [`Device`], which keeps all that the GPU needs; nobody else may
-    /// use the outputs or the workspace, or change the inputs meanwhile. A graph that captured it holds its addresses.
+    /// - The stream must be of this device.
+    /// - `at` must be where the problem's tensors are, in memory that the device may touch.
+    /// - `workspace` must be the address, a multiple of 256, of [`Forward::workspace_bytes`] bytes. They must be 0, or
+    ///   have been used as a workspace only by earlier launches on the same stream, or in the same branch of a graph.
+    /// - All of that memory must live until the work is done. So must this value or a clone of its [`Device`], which
+    ///   keeps all that the GPU needs.
+    /// - Until the work is done, nothing else may use the outputs or the workspace, or change the inputs. A graph that
+    ///   captured the launch holds its addresses.
     ///
     /// # Errors
     /// What the driver says.
@@ -136,8 +139,8 @@ impl Forward {
         unsafe { self.planned.launch(stream, &addresses, workspace) }
     }
 
-    /// Puts it on `stream`. Returns at once. A workspace is used by one launch after the other: on one stream, or by streams that wait
-    /// for each other.
+    /// Launches it on `stream`. Returns at once. Launches that share a workspace must run one after the other: on one
+    /// stream, or on streams that wait for each other.
     ///
     /// # Errors
     /// A buffer that is too small or of another device, or what the driver says.

@@ -37,7 +37,7 @@ impl Function {
             return Err(HostError::SharedMemory { kernel, given, limit });
         }
         let start = Instant::now();
-        // Other threads may be capturing: this is none of their business.
+        // This must not invalidate a capture on another thread.
         let _relaxed = RelaxedCapture::begin()?;
         let (module, log) = Module::load(device.context(), ptx)?;
         let mut function = Function {
@@ -91,8 +91,8 @@ impl Function {
         self.local_bytes
     }
 
-    /// What the compiler said. `None` if it did not run, because the driver had the kernel in its cache on disk
-    /// (`CUDA_CACHE_DISABLE=1` turns that off).
+    /// The compiler's report. `None` if the compiler did not run, because the driver had the kernel in its cache on
+    /// disk (`CUDA_CACHE_DISABLE=1` turns that off).
     pub fn report(&self) -> Option<&JitReport> {
         self.report.as_ref()
     }

@@ -10,7 +10,7 @@ use super::driver::Handle;
 use super::{HostError, LaunchInfo, Stream};
 
 impl Stream {
-    /// Begins to capture: from now on what is put on this stream is noted and not done, until [`Stream::end_capture`].
+    /// Begins to capture: until [`Stream::end_capture`], work that is put on this stream is recorded and not done.
     /// Meanwhile this thread can neither wait for the stream nor allocate or free device memory.
     ///
     /// # Errors
@@ -22,7 +22,7 @@ impl Stream {
         current.check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw().0, mode) })
     }
 
-    /// Ends the capture and makes a graph of what was noted.
+    /// Ends the capture and makes a graph of what was recorded.
     ///
     /// # Errors
     /// The driver's, if there is no capture or something that cannot be captured broke it.
@@ -43,8 +43,8 @@ impl Stream {
     }
 }
 
-/// Work that was captured from a stream, ready to be launched. Launches of one graph run one after the other, on
-/// whichever streams.
+/// Work that was captured from a stream, ready to be launched. Launches of one graph run one after the
+/// other, whatever their streams.
 #[derive(Debug)]
 pub struct Graph {
     context: Arc<Context>,
@@ -54,11 +54,11 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Puts all of the work on `stream`. Returns at once.
+    /// Launches all of the work on `stream`. Returns at once.
     ///
     /// # Safety
-    /// The memory that the work uses must live until it is done, and so must the [`super::Device`] that keeps the kernels;
-    /// nobody else may use the memory meanwhile.
+    /// The memory that the work uses must live until it is done, and so must the [`super::Device`] that keeps the
+    /// kernels. Nothing else may use the memory meanwhile.
     ///
     /// # Errors
     /// The driver's.

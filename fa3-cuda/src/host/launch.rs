@@ -42,14 +42,14 @@ impl fmt::Display for LaunchInfo {
 }
 
 impl Function {
-    /// Puts the kernel on `stream`, with one argument for each of its parameters. Returns at once.
+    /// Launches the kernel on `stream`, with one argument for each of its parameters. Returns at once.
     ///
     /// In a stream that is captured into a graph, the launch becomes a node of it.
     ///
     /// # Safety
-    /// The kernel must stay within memory that the GPU may touch, that lives until the kernel has ended, and that nobody else
-    /// uses meanwhile: `args` hold plain addresses. And the kernel's text must declare the parameters that its
-    /// [`Ptx`](fa3_ir::Ptx) lists, as [`fa3_ir::ptx::emit`] makes sure.
+    /// `args` hold plain addresses. The kernel must stay within memory that the GPU may touch, that lives until the
+    /// kernel has ended, and that nothing else uses meanwhile. And the kernel's text must declare the parameters that
+    /// its [`Ptx`](fa3_ir::Ptx) lists, as the text of [`fa3_ir::ptx::emit`] does.
     ///
     /// # Errors
     /// Arguments that are not what the kernel declares, a grid that it cannot have, or what the driver says of it.
@@ -57,12 +57,12 @@ impl Function {
         self.launch_after(stream, grid, args, false)
     }
 
-    /// The same, but the kernel may start before what precedes it on the stream has ended: a programmatic dependent
-    /// launch.
+    /// Launches the kernel as a programmatic dependent (PDL): it may start before the work that precedes it on the
+    /// stream has ended. Otherwise the same as [`Function::launch`].
     ///
     /// # Safety
-    /// That of [`Function::launch`]; and the kernel itself waits (`griddepcontrol.wait`) before it touches what the preceding
-    /// kernel writes.
+    /// That of [`Function::launch`]; and the kernel must wait (`griddepcontrol.wait`) before it touches what the
+    /// preceding kernel writes.
     ///
     /// # Errors
     /// Those of [`Function::launch`].

@@ -28,8 +28,8 @@ const MOST_BUFFERS: usize = 16;
 const ALIGN: usize = 256;
 
 impl Planned {
-    /// Compiles what is not compiled yet. Kernels that wait for the grid before them by themselves are launched before that has
-    /// ended, if `may_overlap`.
+    /// Compiles what is not compiled yet. If `may_overlap`, kernels that execute griddepcontrol.wait themselves are
+    /// launched with PDL, before the grid before them has ended.
     ///
     /// # Errors
     /// A grid or arguments that are not what a kernel declares, or what the driver's compiler says.

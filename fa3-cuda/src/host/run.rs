@@ -5,11 +5,12 @@ use fa3_ir::{Kernel, Program};
 use super::{Device, DeviceBuffer, HostError};
 
 impl Device {
-    /// Runs a program on buffers that begin as `initial`, waits for it, and gives the bytes of every buffer. It allocates, copies
-    /// and compiles: for tests and trials.
+    /// Runs a program on buffers that begin as `initial`, waits for it, and returns the bytes of every buffer. It
+    /// allocates, copies and compiles, so it is for tests and trials.
     ///
     /// # Safety
-    /// The kernels must stay within the buffers, whose addresses they get. (The simulator finds where one does not.)
+    /// The kernels get the addresses of the buffers and must stay within them. (The simulator
+    /// finds where one does not.)
     ///
     /// # Errors
     /// A kernel that is not sound, buffers that are not the program's, or what the driver says.

@@ -42,7 +42,7 @@ impl Stream {
         Stream { context, raw: Handle(ptr::null_mut()), owned: false }
     }
 
-    /// A stream of the caller, as the number that other CUDA libraries show, such as PyTorch's
+    /// The caller's stream, given as the number that other CUDA libraries show, such as PyTorch's
     /// `torch.cuda.current_stream().cuda_stream`. It is not destroyed with this value.
     ///
     /// # Safety
@@ -81,8 +81,8 @@ impl Stream {
         Ok(event)
     }
 
-    /// Its number, which no other stream of the process ever has, also none with the handle of one that was destroyed. `None` while
-    /// it is captured into a graph.
+    /// Its number. No other stream of the process ever gets it, not even one with the handle of a stream that was
+    /// destroyed. `None` while the stream is captured into a graph.
     ///
     /// # Errors
     /// The driver's.

@@ -1,28 +1,28 @@
-//! Memory that operations need besides their tensors.
+//! Memory that operations need in addition to their tensors.
 
 use super::context::RelaxedCapture;
 use super::{Device, DeviceBuffer, HostError, Stream};
 
-/// Device memory for what operations count in and keep between their kernels. It belongs to the caller, who may use it for one launch
-/// after the other on one stream: operations leave it as the next one needs it.
+/// Device memory for tile counters and for data that an operation keeps between its kernels. It belongs to the caller,
+/// who may use it for one launch after the other on one stream: each launch leaves it as the next one needs it.
 #[derive(Debug)]
 pub struct Workspace(DeviceBuffer);
 
 impl Workspace {
-    /// `bytes` bytes, zeroed on `stream`; ask the operation how many it needs, such as by
-    /// [`Forward::workspace_bytes`](super::Forward::workspace_bytes). One that is too large is as good.
+    /// `bytes` bytes, zeroed on `stream`. The operation says how many it needs, as
+    /// [`Forward::workspace_bytes`](super::Forward::workspace_bytes) does; more is allowed.
     ///
     /// # Errors
     /// [`HostError::OutOfMemory`], or what the driver says.
     pub fn new(device: &Device, stream: &Stream, bytes: usize) -> Result<Workspace, HostError> {
-        // Other threads may be capturing: this is none of their business.
+        // This must not invalidate a capture on another thread.
         let _relaxed = RelaxedCapture::begin()?;
         let mut buffer = device.alloc(bytes)?;
         buffer.fill(stream, 0)?;
         Ok(Workspace(buffer))
     }
 
-    /// Memory of the caller's.
+    /// The caller's memory.
     ///
     /// # Safety
     /// It must hold zeros, or have been a workspace before, and begin at a multiple of 256.

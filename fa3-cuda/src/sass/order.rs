@@ -7,8 +7,8 @@ use super::{Class, Instruction, Round};
 /// So long must a mixture of instructions last for a new kind to be the beginning of another one.
 const SETTLED: usize = 12;
 
-/// A round's instructions in order: runs of products, waits and barriers one by one, and arithmetic between them as mixtures of
-/// kinds with their numbers. Integers, moves and branches are left out.
+/// A round's instructions in order. Products, waits and barriers stand one by one; the arithmetic between them is
+/// summed up as mixtures of kinds with their numbers. Integer instructions, moves and branches are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     /// What follows what.

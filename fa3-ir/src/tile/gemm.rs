@@ -43,8 +43,9 @@ impl<T> fmt::Debug for InFlight<'_, T> {
 }
 
 impl<T> InFlight<'_, T> {
-    /// Waits until the product is complete. Younger products stay in flight. Belongs in the block that began the product
-    /// (V-25), or in one around it: after a branch that may have waited, nobody could rely on the result.
+    /// Waits until the product is complete. Younger products stay in flight. It belongs in the block that
+    /// began the product (V-25), or in one around it: after a branch that may or may not have waited, the
+    /// result could not be relied on.
     #[track_caller]
     pub fn wait(self) -> T {
         let pending = self.builder.watch().wait(self.group, Location::caller());
@@ -55,7 +56,7 @@ impl<T> InFlight<'_, T> {
     }
 }
 
-/// Where a product goes: a new fragment ([`Fresh`]), or onto one that is there (`&mut` [`Frag`]).
+/// Where a product goes: a new fragment ([`Fresh`]), or an existing one that it adds to (`&mut` [`Frag`]).
 pub trait Destination<'k> {
     /// What the wait gives.
     type Result;
@@ -171,8 +172,8 @@ impl<'k> Chain<'k> {
         Chain { frag: Frag::uninitialised(b, cols), last: None, begun }
     }
 
-    /// Begins to add A · B. The slots that hold them are for the caller to keep until [`Chain::wait_older`] or
-    /// [`Chain::wait`] says that they have been read.
+    /// Begins to add A · B. The caller must keep the slots that hold them until [`Chain::wait_older`] or
+    /// [`Chain::wait`] has returned.
     #[track_caller]
     pub fn gemm<'s>(&mut self, a: impl Into<Left<'s, 'k>>, right: impl Into<Matrix<'s, 'k>>)
     where

@@ -1,7 +1,7 @@
 //! Outboxes: a tile of shared memory for each warpgroup, through which its results leave by tensor copies.
 //!
-//! [`Outbox::acquire`] waits until the copy before has read the tile; the [`Draft`] it gives is written and sent. What
-//! must lie between the writes and the copy, a fence of every writing thread and a barrier, is in `send`.
+//! [`Outbox::acquire`] waits until the previous copy has read the tile. It returns a [`Draft`], which is written and
+//! sent. `send` has what must lie between the writes and the copy: a fence of every writing thread, and a barrier.
 
 use std::panic::Location;
 

@@ -1,9 +1,9 @@
-//! Rings: stages of shared memory that a producer fills by tensor copies and consumers empty.
+//! Rings: pipelines of stages in shared memory, which a producer fills by TMA copies and consumers empty.
 //!
-//! Stages and phases are in here and nowhere else. A kernel has tokens: [`Producer::acquire`] gives an
-//! [`EmptySlot`], whose `commit` makes it the consumers' once its bytes have arrived; [`Consumer::wait`] gives a
-//! [`FullSlot`], whose `release` makes it the producer's once every warp of every consumer has said so. A token that is
-//! not given back in the block that got it is an error (V-25).
+//! Stages and phases are handled here and nowhere else. A kernel has tokens: [`Producer::acquire`] returns an
+//! [`EmptySlot`], whose `commit` passes it to the consumers once its bytes have arrived. [`Consumer::wait`] returns a
+//! [`FullSlot`], whose `release` passes it back to the producer once every warp of every consumer has released it. A
+//! token that is not given back in the block that got it is an error (V-25).
 
 use std::panic::Location;
 
@@ -316,9 +316,10 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         b.once_per_warp(|| self.arrive());
     }
 
-    /// Gives the slot back where `condition` holds: in a loop, when the last round has read it. On every way through the
-    /// kernel it must hold once before [`FullSlot::released`], and in all lanes of a warp or in none; that it does, only a run
-    /// can show. Products that read the slot must have been waited for: the borrow does not say so here.
+    /// Gives the slot back where `condition` holds: in a loop, when the last round has read it. On every path
+    /// through the kernel it must hold exactly once before [`FullSlot::released`], and in all lanes of a warp or in
+    /// none; the simulator checks that. Products that read the slot must have been waited for, which the borrow
+    /// checker does not enforce here.
     #[track_caller]
     pub fn release_if(&self, condition: impl Arg<Ty = Pred>) {
         let b = self.ring.builder;

@@ -1,4 +1,5 @@
-//! Named barriers of warpgroups, one for each: who waits is computed, how many threads meet is not written down twice.
+//! Named barriers of warpgroups, one for each. Which one a warpgroup waits at is computed; the number of threads
+//! that meet is declared once.
 
 use crate::Fault;
 use crate::lang::{Arg, B32, Builder, V};

@@ -31,7 +31,7 @@ impl Accumulators {
 pub struct Registers {
     /// Of every thread when the kernel starts.
     pub entry: u32,
-    /// Of the producer warpgroup's threads, if there is one, after it gave back what it does not need.
+    /// Of the producer warpgroup's threads, if there is one, after it released what it does not need.
     pub producer: Option<u32>,
     /// Of the consumers' threads, after they took it; without a producer, what they have at the start.
     pub consumer: u32,
@@ -54,13 +54,13 @@ pub struct Smem {
 /// table's tiles use 512 or 1024 of it (`fa3-cuda/tests/budget.rs`).
 pub const SMEM_RESERVE: u32 = 2048;
 
-/// Registers of a consumer thread besides its tiles: maxima and sums of its two rows, descriptors, barrier
-/// addresses, loop counters, mask bounds, temporaries of the softmax. The table's densest
-/// tile, 192 x 128 for head_dim 64, leaves just this many over.
+/// Registers of a consumer thread in addition to its tiles: row max and row sum of its two rows, descriptors, barrier
+/// addresses, loop counters, mask bounds, temporaries of the softmax. The table's densest tile, 192 x 128 for head_dim
+/// 64, leaves exactly this many.
 pub const REGISTER_RESERVE: u32 = 32;
 
-/// What consumers need on top of them who load for themselves: their places in three rings, the blocks of K and V that
-/// were loaded last, the first one of the tile, its sequence and its head.
+/// Extra registers of a consumer that also issues loads: its positions in three rings, the blocks of K and V that were
+/// loaded last, the first block of the tile, its sequence and its head.
 pub const LOADING_RESERVE: u32 = 10;
 
 /// An instruction cannot name more.

@@ -1,4 +1,4 @@
-//! What the order of tiles is worth: makespans of one problem under several orders.
+//! Compares orders of tiles: the makespans of one problem under several orders.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The tile of a forward kernel: how a CTA computes. What it takes of an SM stands in `budget.rs`.
+//! The tile of a forward kernel: how a CTA computes. `budget.rs` computes what it takes of an SM.
 
 use std::fmt;
 
@@ -17,10 +17,11 @@ pub enum Overlap {
 /// Who loads Q, K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loads {
-    /// A warpgroup of its own (§3.1 of the paper), which takes few registers and waits for nothing but free slots.
+    /// A producer warpgroup (§3.1 of the paper: warp specialisation), which takes few registers and
+    /// waits only for free slots.
     Producer,
-    /// One thread of the consumers, besides computing: a block as soon as all of them have read the one that lies in
-    /// its slot.
+    /// One thread of the consumers, in addition to computing. It loads a block as soon as all consumers have read the
+    /// previous one in its slot.
     Consumers,
 }
 
@@ -33,20 +34,20 @@ pub enum PPlace {
     Smem,
 }
 
-/// When the softmax computes row maxima, to which exponentials are relative, and rescales O to them.
+/// When the softmax computes a new row max and rescales O to it. Exponentials are relative to the row max.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rescale {
     /// For every block of keys, as in the paper: O is multiplied in every block.
     EveryBlock,
-    /// For the first block, and where exponentials relative to an older maximum have become large. The others save the
-    /// comparisons and the multiplication of O, and round P under another power of 2 at most.
+    /// Lazy rescaling: for the first block, and where exponentials relative to an older row max have become large. All
+    /// other blocks save the comparisons and the multiplication of O. At most, P is rounded under another power of 2.
     Lazy,
 }
 
 /// The tile of a forward kernel, for f16 and bf16. [`CtaTile::check`] says whether a kernel can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CtaTile {
-    /// The largest head dimension of Q and K it serves. Smaller ones are padded with zeros.
+    /// The largest head dimension of Q and K that it serves. Smaller ones are padded with zeros.
     pub head_dim: u32,
     /// The largest head dimension of V and O it serves.
     pub head_dim_v: u32,
@@ -58,7 +59,7 @@ pub struct CtaTile {
     pub stages: u32,
     /// Consumer warpgroups: one for 64 rows.
     pub consumers: u32,
-    /// Who loads what they compute with.
+    /// Which threads issue the loads.
     pub loads: Loads,
     /// Softmax under GEMM within a warpgroup.
     pub overlap: Overlap,
@@ -66,8 +67,8 @@ pub struct CtaTile {
     pub rescale: Rescale,
     /// Where P lies.
     pub p_place: PPlace,
-    /// Warpgroups take turns on the tensor cores (§3.1 of the paper), each one's softmax under the other's
-    /// GEMMs.
+    /// Ping-pong: warpgroups take turns on the tensor cores (§3.1 of the paper), so that the softmax of each runs under
+    /// the GEMMs of the others.
     pub ping_pong: bool,
 }
 

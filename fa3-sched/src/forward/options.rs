@@ -5,7 +5,8 @@ use std::num::NonZeroU32;
 use super::CtaTile;
 use crate::{Order, Scheduler};
 
-/// What a caller may decide instead of [`Plan::new`](super::Plan::new); everything is open by default.
+/// Overrides for [`Plan::with`](super::Plan::with). What is `None`, as everything is by default,
+/// the plan decides itself.
 ///
 /// ```
 /// use fa3_sched::Order;
@@ -18,15 +19,14 @@ use crate::{Order, Scheduler};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanOptions {
-    /// The tile. It must be large enough for the problem's head dimensions. It decides the order of sums: with one
-    /// given, a row's result does not depend on the lengths of the batch's other rows.
+    /// The tile. It must be large enough for the problem's head dimensions. The tile decides the order of sums: with a
+    /// given tile, a row's result does not depend on the lengths of the batch's other rows.
     pub tile: Option<CtaTile>,
     /// The order of tiles.
     pub order: Option<Order>,
-    /// How tiles reach CTAs.
+    /// The tile scheduler.
     pub scheduler: Option<Scheduler>,
-    /// Streaming multiprocessors to use; the device's others are left to other work. More than the device has count as
-    /// all.
+    /// Streaming multiprocessors to use; the others are left to other work. A number above the device's counts as all.
     pub sms: Option<NonZeroU32>,
 }
 
@@ -49,7 +49,7 @@ impl PlanOptions {
         PlanOptions { scheduler: Some(scheduler), ..self }
     }
 
-    /// With at most so many streaming multiprocessors.
+    /// With at most this many streaming multiprocessors.
     #[must_use]
     pub fn sms(self, sms: NonZeroU32) -> PlanOptions {
         PlanOptions { sms: Some(sms), ..self }

@@ -1,4 +1,4 @@
-//! How a problem finds its tile. The rows stand in `table.rs`.
+//! How a problem finds its tile. `table.rs` has the rows.
 
 use fa3_types::{Mask, Problem};
 

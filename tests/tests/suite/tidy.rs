@@ -34,6 +34,9 @@ const UNSAFE: [(&str, &str); 4] = [
 /// A file can be read in one go.
 const LINES: usize = 500;
 
+/// Comments and Markdown can be read beside other windows.
+const COLUMNS: usize = 120;
+
 /// Lines of one of the paper's algorithms that the files below a path are about.
 struct Cited {
     files: &'static str,
@@ -136,22 +139,31 @@ fn members() -> Vec<String> {
     members.iter().map(|member| member.as_str().expect("members are paths").to_owned()).collect()
 }
 
-/// Every Rust file of the workspace's crates, by its path from the root.
-fn sources() -> BTreeMap<String, String> {
-    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+/// Every file of the repository with this extension, by its path from the root; nothing hidden, nothing built.
+fn files(extension: &str) -> BTreeMap<String, String> {
+    fn walk(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).expect("a folder of the repository can be read") {
-            let path = entry.expect("its entries too").path();
-            if path.is_dir() {
-                walk(&path, found);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let entry = entry.expect("its entries too");
+            let (path, name) = (entry.path(), entry.file_name());
+            let skipped = name == "target" || name.to_string_lossy().starts_with('.');
+            if path.is_dir() && !skipped {
+                walk(&path, extension, found);
+            } else if path.extension().is_some_and(|other| other == extension) {
                 found.push(path);
             }
         }
     }
     let mut found = Vec::new();
-    members().iter().for_each(|member| walk(&root().join(member), &mut found));
+    walk(&root(), extension, &mut found);
     let name = |path: &Path| path.strip_prefix(root()).expect("below the root").display().to_string();
     found.iter().map(|path| (name(path), read(path))).collect()
+}
+
+/// Every Rust file of the workspace's crates, by its path from the root.
+fn sources() -> BTreeMap<String, String> {
+    let members = members();
+    let ours = |name: &str| members.iter().any(|member| Path::new(name).starts_with(member));
+    files("rs").into_iter().filter(|(name, _)| ours(name)).collect()
 }
 
 /// Also that an edge which is allowed is there: a list of what might be needed says nothing.
@@ -213,22 +225,46 @@ fn unsafe_code_stays_where_the_gpu_is() {
     }
 }
 
+/// What a package has besides its code, and that it includes nothing from outside.
+#[test]
+fn crates_can_be_published() {
+    for member in members() {
+        let manifest = manifest(&root().join(&member).join("Cargo.toml"));
+        let package = manifest["package"].as_table().expect("a package is a table");
+        if package.contains_key("publish") {
+            continue;
+        }
+        for key in
+            ["description", "documentation", "homepage", "repository", "readme", "keywords", "categories"]
+        {
+            assert!(package.contains_key(key), "{member} has no {key}");
+        }
+        for file in ["README.md", "LICENSE-MIT", "LICENSE-APACHE"] {
+            assert!(root().join(&member).join(file).exists(), "{member} has no {file}");
+        }
+    }
+    for (name, text) in sources() {
+        let depth = name.split('/').count() - 2;
+        let included = ["include_str!(\"", "include_bytes!(\""].map(|include| text.split(include).skip(1));
+        for path in included.into_iter().flatten() {
+            let up = path.split("../").take_while(|folder| folder.is_empty()).count();
+            assert!(up <= depth, "{name} includes a file from outside its crate");
+        }
+    }
+}
+
 /// Relative links and pictures of the Markdown files lead somewhere.
 #[test]
 fn links_lead_somewhere() {
-    let folders = [root(), root().join("docs")];
-    let files =
-        folders.iter().flat_map(|folder| fs::read_dir(folder).expect("the repository has these folders"));
-    let paths = files.map(|entry| entry.expect("a folder can be read").path());
     let mut links = 0;
-    for path in paths.filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
-        for link in read(&path).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+    for (name, text) in files("md") {
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             let target = link.split('#').next().unwrap_or_default();
             if target.is_empty() || target.starts_with("http") {
                 continue;
             }
             links += 1;
-            assert!(path.with_file_name(target).exists(), "{} links to {link}", path.display());
+            assert!(root().join(&name).with_file_name(target).exists(), "{name} links to {link}");
         }
     }
     assert!(links >= 5, "{links} links: are they looked for?");
@@ -238,21 +274,65 @@ fn links_lead_somewhere() {
 #[test]
 fn quotations_are_true() {
     let mut quotations = 0;
-    for entry in fs::read_dir(root().join("docs")).expect("the repository has documentation") {
-        let path = entry.expect("a folder can be read").path();
-        if path.extension().is_none_or(|extension| extension != "md") {
-            continue;
-        }
-        for quotation in read(&path).split("<!-- quote: ").skip(1) {
+    for (name, text) in files("md") {
+        for quotation in text.split("<!-- quote: ").skip(1) {
             let (file, rest) = quotation.split_once(" -->").expect("a quotation names its file");
             let code = rest.split("```").nth(1).and_then(|fence| fence.split_once('\n'));
             let (_, code) = code.expect("a quotation is fenced");
             let known = read(&root().join(file)).contains(code);
-            assert!(known, "{} quotes what {file} does not have:\n{code}", path.display());
+            assert!(known, "{name} quotes what {file} does not have:\n{code}");
             quotations += 1;
         }
     }
     assert!(quotations >= 5, "{quotations} quotations: are they looked for?");
+}
+
+/// The numbers of the lines of prose that are too long: of Markdown, or of the comments of a Rust file. Tables and fenced
+/// code may be longer, and so may a line that has a word, such as a link, for which there is no room on a line of its own.
+fn long_lines(text: &str, of_rust: bool) -> Vec<usize> {
+    let (mut long, mut fenced) = (Vec::new(), false);
+    for (line, number) in text.lines().zip(1..) {
+        let prose = if of_rust { line.trim_start().strip_prefix("//") } else { Some(line) };
+        let Some(prose) = prose.map(|prose| prose.trim_start_matches(['/', '!', ' '])) else {
+            fenced = false;
+            continue;
+        };
+        if prose.starts_with("```") {
+            fenced = !fenced;
+        }
+        let columns = |text: &str| text.chars().count();
+        let indent = columns(line) - columns(prose);
+        let breaks = prose.split(' ').all(|word| indent + columns(word) <= COLUMNS);
+        if columns(line) > COLUMNS && breaks && !fenced && !prose.starts_with('|') {
+            long.push(number);
+        }
+    }
+    long
+}
+
+#[test]
+fn long_lines_are_found() {
+    let words = "word ".repeat(25);
+    let fence = format!("```text\n{words}\n```\n{words}\n");
+    assert_eq!(long_lines(&format!("{words}\n\n  - {words}\n| {words} |\n{fence}"), false), [1, 3, 8]);
+    let code = format!("    let x = 1; // {words}");
+    assert_eq!(long_lines(&format!("//! {words}\n{code}\n    /// {words}\n    // {words}"), true), [1, 3, 4]);
+    assert_eq!(long_lines(&format!("/// ```\n/// {words}\n/// ```\n/// - {words}"), true), [4]);
+    assert!(long_lines(&format!("See [this]({})", "x".repeat(COLUMNS)), false).is_empty());
+    assert!(long_lines(&"é ".repeat(COLUMNS / 2), false).is_empty());
+}
+
+#[test]
+fn prose_is_wrapped() {
+    let files = files("md")
+        .into_iter()
+        .map(|file| (file, false))
+        .chain(files("rs").into_iter().map(|file| (file, true)));
+    let long = files.flat_map(|((name, text), of_rust)| {
+        long_lines(&text, of_rust).into_iter().map(move |number| format!("{name}:{number}"))
+    });
+    let long: Vec<String> = long.collect();
+    assert!(long.is_empty(), "longer than {COLUMNS} columns:\n{}", long.join("\n"));
 }
 
 #[test]

@@ -29,9 +29,9 @@ impl Element for bf16 {
 }
 
 impl Forward {
-    /// Puts it on a stream of [`cudarc`](crate::cudarc), over its slices or views of them, which hold the problem's tensors from their first
-    /// elements on. Returns at once; the slices' events are waited for and recorded as for every other use of them.
-    /// For slices of 16-bit floats, cudarc wants its feature `f16`.
+    /// Launches it on a stream of [`cudarc`](crate::cudarc), over its slices or views of them, which must hold the
+    /// problem's tensors from their first elements on. Returns at once. The slices' events are waited for and recorded
+    /// as for every other use of them. For slices of 16-bit floats, cudarc needs its feature `f16`.
     ///
     /// ```no_run
     /// use fa3_cuda::cudarc::driver::CudaContext;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// Conversions to e4m3 as an H100 makes them: pairs of an f32 and its code.
-const HOPPER: &[u8] = include_bytes!("../../../../fa3-quant/tests/hopper/cvt.bin");
+const HOPPER: &[u8] = include_bytes!("../hopper/cvt.bin");
 
 /// The value of an e4m3 code, from the format's definition; `None` for NaN.
 fn e4m3_value(code: u8) -> Option<f64> {

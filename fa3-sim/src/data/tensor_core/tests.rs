@@ -6,7 +6,7 @@ use super::*;
 
 /// What an H100 computes: of f16 and bf16 by `hopper/record.py`, of e4m3 by fa3-quant's.
 const HOPPER: &[u8] = include_bytes!("../hopper/mma.bin");
-const HOPPER_E4M3: &[u8] = include_bytes!("../../../../fa3-quant/tests/hopper/mma.bin");
+const HOPPER_E4M3: &[u8] = include_bytes!("../hopper/mma_e4m3.bin");
 
 const TYPES: [WgmmaType; 3] = [WgmmaType::F16, WgmmaType::Bf16, WgmmaType::E4m3];
 
