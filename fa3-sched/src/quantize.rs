@@ -47,9 +47,9 @@ impl Tile {
         self.rows * self.lanes
     }
 
-    /// CTAs that share an SM: some compute while others wait for each other.
+    /// CTAs that share an SM, if there are registers for two: some compute while others wait for each other.
     pub fn ctas_per_sm(&self) -> u32 {
-        (512 / self.threads()).min(2)
+        if self.chunks() > 4 { 1 } else { (512 / self.threads()).min(2) }
     }
 
     /// Chunks that a thread has.

@@ -8,8 +8,8 @@ use std::collections::HashSet;
 
 use fa3_ir::{Elem, Kernel};
 use fa3_sched::forward::{CtaTile, Loads, MaskClass, Overlap, PPlace, Rescale, TileRow};
-use fa3_sched::{Longest, Order, Scheduler};
-use fa3_types::Mask;
+use fa3_sched::{DeviceLimits, Longest, Order, Scheduler, quantize};
+use fa3_types::{Dtype, Mask, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape, Signs};
 
 use super::fwd::FwdSpec;
 use super::{Spec, ladder};
@@ -55,7 +55,9 @@ impl Shipped {
 pub fn shipped() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = planned().chain(ablated()).filter(move |spec| seen.insert(*spec));
-    ladder().chain(specs.map(|spec| Shipped { name: name(&spec), spec: Spec::Forward(spec) }))
+    ladder()
+        .chain(quantized())
+        .chain(specs.map(|spec| Shipped { name: name(&spec), spec: Spec::Forward(spec) }))
 }
 
 /// The ladder's kernels, for every type of elements that they take.
@@ -63,6 +65,48 @@ fn ladder() -> impl Iterator<Item = Shipped> {
     ladder::Spec::ALL.into_iter().map(|spec| Shipped {
         name: format!("ladder/{}/{}", spec.name(), spec.elem()),
         spec: Spec::Ladder(spec),
+    })
+}
+
+/// Quantization: both blocks of rows and head dimensions of each number of lanes, with a rotation, a transform, both and neither; and
+/// what else makes a difference, with both.
+fn quantized() -> impl Iterator<Item = Shipped> {
+    const POSITIONS: Positions = Positions::From(0);
+    let styles = [None, Some(RopeStyle::Interleaved), Some(RopeStyle::HalfSplit)];
+    let plain = [64, 96, 128, 192, 256].into_iter().flat_map(move |head_dim| {
+        [64, 128].into_iter().flat_map(move |rows| {
+            styles.into_iter().flat_map(move |style| {
+                let rotary = style.map(|style| (style, POSITIONS));
+                [false, true].map(|hadamard| (Elem::Bf16, head_dim, Some(rows), rotary, hadamard))
+            })
+        })
+    });
+    let both = |elem, rows, positions| (elem, 128, rows, Some((RopeStyle::HalfSplit, positions)), true);
+    let others = [
+        both(Elem::F16, Some(128), POSITIONS),
+        both(Elem::Bf16, Some(128), Positions::Listed),
+        both(Elem::Bf16, None, POSITIONS),
+    ];
+    plain.chain(others).map(|(elem, head_dim, rows, rotary, hadamard)| {
+        let dtype = if elem == Elem::F16 { Dtype::F16 } else { Dtype::Bf16 };
+        let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
+        let mut problem = QuantizeSpec::contiguous(dtype, shape);
+        problem.scaling = rows.map_or(Scaling::Given(1.0), |rows| Scaling::Block { rows });
+        problem.rotary =
+            rotary.map(|(style, positions)| Rotary { style, rotary_dim: head_dim, table_rows: 1, positions });
+        problem.signs = hadamard.then_some(Signs { leading: [0; 8], between: [0; 8] });
+        let problem = problem.validate().expect("every row can be quantized");
+        let plan = quantize::Plan::new(&problem, &DeviceLimits::h100_sxm()).expect("there is one tile");
+        let rows = rows.map_or_else(|| "given".to_owned(), |rows| rows.to_string());
+        let words = [
+            rotary
+                .map(|(style, _)| if style == RopeStyle::Interleaved { "interleaved" } else { "half-split" }),
+            rotary.filter(|&(_, positions)| positions == Positions::Listed).map(|_| "listed"),
+            hadamard.then_some("hadamard"),
+        ];
+        let words: String = words.into_iter().flatten().flat_map(|word| ["/", word]).collect();
+        let spec = Spec::Quantize(super::quantize::Spec::of(&plan));
+        Shipped { name: format!("quantize/{elem}/d{head_dim}/{rows}{words}"), spec }
     })
 }
 
@@ -174,9 +218,8 @@ fn name(spec: &FwdSpec) -> String {
 mod tests {
     use std::collections::HashMap;
 
-    use fa3_sched::DeviceLimits;
     use fa3_sched::forward::Plan;
-    use fa3_types::{Dtype, ProblemSpec, Shape};
+    use fa3_types::ProblemSpec;
 
     use super::*;
 

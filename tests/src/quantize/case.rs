@@ -74,6 +74,35 @@ struct Inputs {
 }
 
 impl Case {
+    /// A random one. Seeds that are equal modulo `kernels` have the same kernel, so that many problems take few.
+    pub fn random(seed: u64, kernels: u64) -> Case {
+        let mut of_kernel = Rng(seed % kernels);
+        let mut rng = Rng(seed ^ 0x5eed << 32);
+        let head_dim = 16 * (1 + of_kernel.below(16));
+        let rotary_dim = 16 * (1 + of_kernel.below(head_dim as u64 / 16));
+        let style = [RopeStyle::Interleaved, RopeStyle::HalfSplit][of_kernel.below(2)];
+        let rows = if of_kernel.below(2) == 0 { Rows::Listed } else { Rows::From(rng.below(100)) };
+        let scale = (rng.normal() * 4.0).exp2() as f32;
+        let scalings = [Scaling::Block { rows: 64 }, Scaling::Block { rows: 128 }, Scaling::Given(scale)];
+        let spreads =
+            [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
+        Case {
+            dtype: [Dtype::F16, Dtype::Bf16][of_kernel.below(2)],
+            scaling: scalings[of_kernel.below(3)],
+            rotation: (of_kernel.below(4) > 0).then_some((style, rotary_dim, rows)),
+            hadamard: of_kernel.below(3) > 0,
+            shape: Shape {
+                batch: 1 + rng.below(3),
+                seqlen: 1 + rng.below(400),
+                heads: 1 + rng.below(5),
+                head_dim,
+            },
+            layouts: [Layout::ALL[rng.below(4)], Layout::ALL[rng.below(4)]],
+            spread: spreads[rng.below(6)],
+            seed,
+        }
+    }
+
     /// The problem.
     ///
     /// # Panics

@@ -9,6 +9,7 @@ mod facade;
 mod families;
 mod host;
 mod plans;
+mod quantize;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -51,6 +52,7 @@ fn tests(device: Option<&Device>) -> Vec<Trial> {
     tests.extend(facade::CHECKS.into_iter().map(short));
     tests.extend(families::checks().map(|(name, check)| test(&name, device, check).with_ignored_flag(true)));
     tests.extend(attention::CHECKS.into_iter().map(|check| short(check).with_ignored_flag(true)));
+    tests.extend(quantize::CHECKS.into_iter().map(|check| short(check).with_ignored_flag(true)));
     tests.push(short(host::LAST));
     tests
 }

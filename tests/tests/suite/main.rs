@@ -14,6 +14,7 @@ mod families;
 mod fwd;
 mod golden;
 mod mutants;
+mod quantize;
 mod timeline;
 
 // Plans, and the repository itself.

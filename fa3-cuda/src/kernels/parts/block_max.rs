@@ -30,20 +30,23 @@ impl<'k> BlockMax<'k> {
         b.once_per_warp(|| b.store((b.tid() >> 5).mad(4, slots), x));
         b.sync(self.met);
         let pair = |index: u32| -> [V<'k, F32>; 2] { b.load_vector(slots.at(8 * index as i32)) };
-        let all = (0..self.warps / 2).flat_map(pair).collect();
+        let all: Vec<_> = (0..self.warps / 2).flat_map(pair).collect();
         self.turn.set(b.value(4 * self.warps) - self.turn.now());
-        largest(all)
+        largest(&all)
     }
 }
 
-/// The largest of some numbers, in as few rounds as can be. Of a number and NaN, that is the number.
+/// The largest of some numbers; of a number and NaN, that is the number. Four chains of maxima hide each other's latency and
+/// take few registers.
 #[track_caller]
-pub(crate) fn largest(mut x: Vec<V<'_, F32>>) -> V<'_, F32> {
-    while x.len() > 1 {
-        x = x
-            .chunks(2)
-            .map(|pair| pair.iter().copied().reduce(|a, b| a.max(b)).expect("a chunk has one"))
-            .collect();
+pub(crate) fn largest<'k>(x: &[V<'k, F32>]) -> V<'k, F32> {
+    let mut chains = x[..4.min(x.len())].to_vec();
+    for (index, &x) in x.iter().enumerate().skip(4) {
+        chains[index % 4] = chains[index % 4].max(x);
     }
-    x[0]
+    while let [first, .., last] = chains[..] {
+        chains[0] = first.max(last);
+        chains.pop();
+    }
+    chains[0]
 }

@@ -12,15 +12,21 @@ const LARGEST: f32 = 448.0;
 #[track_caller]
 pub(super) fn amax<'k>(b: &'k Builder, x: &mut [V<'k, F32>]) -> V<'k, F32> {
     let numbers: Vec<_> = x.iter().map(|&x| b.var("x", x)).collect();
-    let amax = b.var("amax", largest(x.iter().map(|x| x.abs()).collect()));
+    let amax = b.var("amax", magnitude(x));
     b.if_lanes(amax.now().eq(f32::INFINITY), || {
         let is_finite = |x: Var<'k, F32>| x.now().abs().lt(f32::INFINITY);
         numbers.iter().for_each(|&x| x.set(is_finite(x).select::<F32>(x, f32::NAN)));
-        amax.set(largest(numbers.iter().map(|x| x.now().abs()).collect()));
+        amax.set(magnitude(&numbers.iter().map(|x| x.now()).collect::<Vec<_>>()));
     });
     x.iter_mut().zip(numbers).for_each(|(x, number)| *x = number.get());
     // Of NaN alone, the largest is NaN.
     amax.now().max(0.0)
+}
+
+/// The largest magnitude.
+#[track_caller]
+fn magnitude<'k>(x: &[V<'k, F32>]) -> V<'k, F32> {
+    largest(&x.iter().map(|x| x.abs()).collect::<Vec<_>>())
 }
 
 /// The scale of numbers up to `amax`: amax / 448; 1 for zeros; never subnormal.

@@ -6,7 +6,7 @@ use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
 use fa3_types::{RopeStyle, turn};
 
-use super::signs::Signs;
+use super::signs::{Signs, Transform};
 use super::spec::Rotation;
 
 /// Elements of a chunk.
@@ -65,27 +65,26 @@ impl<'k> Row<'k> {
         let elements = self.x.len();
         // Of the largest power of two that is not above head_dim, this thread's part.
         let part = 1 << elements.ilog2();
-        self.walsh_hadamard(0..part, &signs.leading());
+        self.walsh_hadamard(0..part, |index| signs.pair(Transform::Leading, index));
         if part < elements {
-            self.walsh_hadamard(elements - part..elements, &signs.between());
+            self.walsh_hadamard(elements - part..elements, |index| signs.pair(Transform::Trailing, index));
         }
     }
 
     /// Multiplies by signs; then takes sums and differences of this thread's elements `within` and those of its neighbours, in
     /// rounds of growing distance, divided by the root of the transform's width.
     #[track_caller]
-    fn walsh_hadamard(&mut self, within: Range<usize>, signs: &[V<'k, F32>]) {
-        for (index, (x, &sign)) in self.x.iter_mut().zip(signs).enumerate() {
-            if !within.contains(&index) {
-                *x = *x * sign;
-            }
+    fn walsh_hadamard(&mut self, within: Range<usize>, signs: impl Fn(usize) -> [V<'k, F32>; 2]) {
+        for (index, pair) in self.x.chunks_exact_mut(2).enumerate() {
+            let [first, second] = signs(2 * index);
+            let b = pair[1] * second;
+            // The first round multiplies by the signs on the way.
+            [pair[0], pair[1]] = match within.contains(&(2 * index)) {
+                true => [pair[0].fma(first, b), pair[0].fma(first, -b)],
+                false => [pair[0] * first, b],
+            };
         }
-        let (x, signs) = (&mut self.x[within.clone()], &signs[within]);
-        // The first round multiplies by the signs on the way.
-        for (pair, signs) in x.chunks_exact_mut(2).zip(signs.chunks_exact(2)) {
-            let second = pair[1] * signs[1];
-            [pair[0], pair[1]] = [pair[0].fma(signs[0], second), pair[0].fma(signs[0], -second)];
-        }
+        let x = &mut self.x[within];
         for half in [2, 4] {
             butterflies(x, half);
         }

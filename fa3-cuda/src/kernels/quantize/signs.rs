@@ -3,6 +3,15 @@
 use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
 
+/// Which transform signs come before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Transform {
+    /// Of the leading entries.
+    Leading,
+    /// Of the trailing entries.
+    Trailing,
+}
+
 /// Signs of rows, 1 or −1, of which a thread takes those of its chunks.
 pub(super) struct Signs<'k> {
     builder: &'k Builder,
@@ -61,23 +70,10 @@ impl<'k> Signs<'k> {
         lane.mad(4 * CHUNK, self.builder.address(table)) + 4 * CHUNK * lanes * chunk
     }
 
+    /// Two of them, of elements `index` and the next, before the transform of the leading entries or of the trailing ones.
     #[track_caller]
-    fn read(&self, table: Region) -> Vec<V<'k, F32>> {
-        let quad = |index: u32| -> [V<'k, F32>; 4] {
-            self.builder.load_vector(self.at(table, index / 2).at(16 * (index % 2) as i32))
-        };
-        (0..2 * self.chunks).flat_map(quad).collect()
-    }
-
-    /// Those before the transform of the leading entries.
-    #[track_caller]
-    pub(super) fn leading(&self) -> Vec<V<'k, F32>> {
-        self.read(self.tables[0])
-    }
-
-    /// Those before the transform of the trailing entries.
-    #[track_caller]
-    pub(super) fn between(&self) -> Vec<V<'k, F32>> {
-        self.read(self.tables[1])
+    pub(super) fn pair(&self, transform: Transform, index: usize) -> [V<'k, F32>; 2] {
+        let (chunk, within) = (index as u32 / CHUNK, index as u32 % CHUNK);
+        self.builder.load_vector(self.at(self.tables[transform as usize], chunk).at(4 * within as i32))
     }
 }
