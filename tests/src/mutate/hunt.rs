@@ -90,7 +90,7 @@ impl Prey {
     /// If the simulator does not take it.
     pub(crate) fn of_trial(name: &str, trial: &Trial) -> Prey {
         let problem = (trial.program.clone(), trial.before.clone());
-        Prey { bounds: true, ..Prey::new(name, [problem], &[]) }
+        Prey::new(name, [problem], &[])
     }
 
     /// The kernel of the first job, on all of them, which have the bytes of their arrays with them.

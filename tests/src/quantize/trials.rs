@@ -96,7 +96,8 @@ pub(super) fn small() -> Vec<Trial> {
     [case, narrow, given].map(|case| case.trial(2)).into()
 }
 
-/// Two of them, on fewer rows and heads.
+/// One kernel with more tiles than a CTA has stages. Bounds that are off by one are not among its mutants: which rows and
+/// positions there are, the trials compare with fa3-quant.
 pub(super) fn preys() -> Vec<Prey> {
     let case = Case {
         dtype: Dtype::F16,
@@ -108,9 +109,5 @@ pub(super) fn preys() -> Vec<Prey> {
         spread: Spread::Normal,
         seed: 1,
     };
-    let one = Case { shape: Shape { seqlen: 70, heads: 1, ..case.shape }, rotation: None, ..case };
-    vec![
-        Prey::of_trial("quantize, static", &case.trial(1)),
-        Prey::of_trial("quantize, one tile", &one.trial(2)),
-    ]
+    vec![Prey::of_trial("quantize", &case.trial(1))]
 }

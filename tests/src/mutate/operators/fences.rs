@@ -1,10 +1,11 @@
 //! Fences between proxies, and after the initialisation of mbarriers.
 
+use fa3_ir::Inst;
 use fa3_sim::Rule;
 
 use super::{NOTHING, deleted, earlier, later};
 use crate::mutate::Operator;
-use crate::mutate::kinds::{is_init, is_init_fence, is_proxy_fence, is_sync, writes_shared};
+use crate::mutate::kinds::{is_arrive, is_init, is_init_fence, is_proxy_fence, is_sync, writes_shared};
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
@@ -24,7 +25,10 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "fence.proxy.async: after the barrier",
         sites: |kernel| {
-            let moved = later(kernel, kernel.find(is_proxy_fence), |line| kernel.after(line, is_sync));
+            // A fence before a slot is given back is for another thread's copy.
+            let is_next = |inst: &Inst| is_sync(inst) || is_arrive(inst);
+            let barrier = |line| kernel.after(line, is_next).filter(|&next| kernel.has(next, is_sync));
+            let moved = later(kernel, kernel.find(is_proxy_fence), barrier);
             let reason = "the thread that copies passes the fence between the barrier and the copy";
             moved.into_iter().map(|site| site.equivalent(reason)).collect()
         },

@@ -163,8 +163,8 @@ fn more_registers(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
 /// One warpgroup may have so many more that the pool still has them.
 fn spare_registers(kernel: &Anatomy<'_>, line: usize, registers: u32) -> Option<&'static str> {
     // What each thread has at the start, for all of them: a multiple of 8.
-    let threads = kernel.kernel.launch.threads;
-    let pool = 65536 / threads / 8 * 8 * threads;
+    let launch = kernel.kernel.launch;
+    let pool = launch.entry_registers() * launch.threads;
     let changes = kernel.find(|inst| matches!(inst, Inst::Misc(MiscInst::SetMaxRegisters { .. })));
     let of = |change: usize| match kernel.inst(change) {
         Some(Inst::Misc(MiscInst::SetMaxRegisters { registers, .. })) => *registers,
