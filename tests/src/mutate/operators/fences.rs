@@ -5,7 +5,9 @@ use fa3_sim::Rule;
 
 use super::{NOTHING, deleted, earlier, later};
 use crate::mutate::Operator;
-use crate::mutate::kinds::{is_arrive, is_init, is_init_fence, is_proxy_fence, is_sync, writes_shared};
+use crate::mutate::kinds::{
+    is_init, is_init_fence, is_plain_arrival, is_proxy_fence, is_sync, writes_shared,
+};
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
@@ -26,7 +28,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         name: "fence.proxy.async: after the barrier",
         sites: |kernel| {
             // A fence before a slot is given back is for another thread's copy.
-            let is_next = |inst: &Inst| is_sync(inst) || is_arrive(inst);
+            let is_next = |inst: &Inst| is_sync(inst) || is_plain_arrival(inst);
             let barrier = |line| kernel.after(line, is_next).filter(|&next| kernel.has(next, is_sync));
             let moved = later(kernel, kernel.find(is_proxy_fence), barrier);
             let reason = "the thread that copies passes the fence between the barrier and the copy";
