@@ -40,7 +40,7 @@ def quantize(
 
     Returns:
         (codes, scales): codes float8_e4m3fn of x's shape, contiguous, and scales float32 (batch, heads, ceil(seqlen /
-        block_rows)), or with a given scale one element, which is that. x is about codes * scale, rotated and times M.
+        block_rows)), or with a given scale one element, which is that. codes * scales is about y.
 
     Raises:
         NotImplementedError: a tensor that requires grad.
