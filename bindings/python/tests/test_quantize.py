@@ -203,14 +203,14 @@ def on_cpu():
 def test_the_operator_is_what_it_says(on_cpu, seqlen):
     """Schema, fake results beside real ones, and what becomes of it under torch.compile: torch's own checks."""
     x, (cos, sin) = normal(2, seqlen, 3, 64), tables(200, 32)
-    listed = torch.arange(2 * seqlen, dtype=torch.int32).view(2, seqlen)
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    # No NaN, which torch finds different from itself.
+    listed = torch.arange(2 * seqlen, dtype=torch.int32).view(2, seqlen) % 200
     for arguments in [
         (x, None, None, None, False, 0, None, 128, None),
         (x.transpose(1, 2).contiguous().transpose(1, 2), cos, sin, None, True, 5, -1, 64, None),
         (x, cos, sin, listed, False, 0, 7, 128, 0.25),
     ]:
-        torch.library.opcheck(torch.ops.fa3.quantize.default, arguments, test_utils=checks)
+        torch.library.opcheck(torch.ops.fa3.quantize.default, arguments)
 
 
 def test_compiled_calls_are_those_of_plain_ones(on_cpu):
@@ -271,7 +271,7 @@ def test_a_given_scale(randn):
 
 
 @hopper
-def test_zeros_have_scale_1(randn):
+def test_zeros_have_scale_1():
     codes, scales = check(torch.zeros(1, 130, 2, 64, dtype=BF16, device="cuda"))
     assert (scales == 1).all() and (codes.float() == 0).all()
 
@@ -382,6 +382,5 @@ def test_compiled_functions(randn):
 def test_the_operator_is_the_function(randn):
     x, (cos, sin) = randn(2, 100, 4, 64), tables(100, 64, device="cuda")
     arguments = (x, cos, sin, None, False, 0, -1, 128, None)
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.fa3.quantize.default, arguments, test_utils=checks)
+    torch.library.opcheck(torch.ops.fa3.quantize.default, arguments)
     assert_equal(torch.ops.fa3.quantize(*arguments), quantize(x, cos, sin, hadamard_seed=2**64 - 1))
