@@ -104,7 +104,7 @@ def quantized(x, cos=None, sin=None, interleaved=False, positions=0, hadamard_se
     if hadamard_seed is not None:
         y = (y.double() @ incoherent(head_dim, hadamard_seed).to(y.device)).float()
     if scale is not None:
-        scales = torch.full((1,), scale, device=y.device)
+        scales = torch.full((1,), scale, dtype=torch.float32, device=y.device)
         by_row = scales
     else:
         blocks = -(-seqlen // block_rows)
