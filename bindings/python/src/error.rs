@@ -1,6 +1,6 @@
 //! Why a call is refused, and which exception says so.
 
-use fa3_cuda::host::{ForwardError, HostError};
+use fa3_cuda::host::{ForwardError, HostError, QuantizeError};
 use fa3_types::ProblemError;
 use pyo3::PyErr;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -10,6 +10,8 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 pub(crate) enum Error {
     #[error(transparent)]
     Forward(#[from] ForwardError),
+    #[error(transparent)]
+    Quantize(#[from] QuantizeError),
     #[error("a tensor is {given}, expected one of f32, f16, bf16 and e4m3")]
     Dtype { given: String },
     #[error("sm_margin {margin} is outside 0 to {limit}: the device has {sms} sms", limit = sms - 1)]
@@ -33,8 +35,10 @@ impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
         let sentence = error.to_string();
         match error {
-            Error::Forward(ForwardError::Host(_)) => PyRuntimeError::new_err(sentence),
-            Error::Forward(_) | Error::Dtype { .. } | Error::SmMargin { .. } => {
+            Error::Forward(ForwardError::Host(_)) | Error::Quantize(QuantizeError::Host(_)) => {
+                PyRuntimeError::new_err(sentence)
+            }
+            Error::Forward(_) | Error::Quantize(_) | Error::Dtype { .. } | Error::SmMargin { .. } => {
                 PyValueError::new_err(sentence)
             }
         }

@@ -1,7 +1,10 @@
-//! The extension module `fa3._fa3`: attention over raw device addresses.
+//! The extension module `fa3._fa3`: attention, and quantization for it, over raw device addresses.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
+//!
+//! y = x, rotated by its position, times M               M = diag(±1) · Hadamard
+//! codes = e4m3(y / scale)                               scale = max |y| / 448 of each block of rows of a head
 //! ```
 //!
 //! It knows integers and no torch, so one build serves every version of it. The Python sources beside it take the integers
@@ -14,9 +17,10 @@ mod error;
 // What is kept between calls.
 mod kept;
 mod plans;
+mod quantize;
 mod workspaces;
 
-/// Attention over raw device addresses: what `fa3` is made of, not for use on its own.
+/// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
 #[pyo3::pymodule]
 mod _fa3 {
     use fa3_types::{Address, Addresses};
@@ -24,6 +28,7 @@ mod _fa3 {
 
     use crate::call::{Call, Number, Options, Tensor, desc};
     use crate::plans::{self, Launched};
+    use crate::quantize::{self as quantization, Rotation};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -75,5 +80,40 @@ mod _fa3 {
             Launched::Yes => Ok(0),
             Launched::WithoutWorkspace(bytes) => Ok(bytes),
         }
+    }
+
+    /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, block_rows, scale)
+    ///
+    /// Puts a quantization to e4m3 on a stream of a device. x is (dtype, address, shape, strides) as for forward. codes
+    /// and scales are addresses: codes of a contiguous tensor of x's shape, scales of a contiguous tensor of float32,
+    /// (batch, heads, ceil(seqlen / block_rows)). If scale is given, scales is None and block_rows means nothing.
+    ///
+    /// rotation is None or (cos, sin, table_rows, rotary_dim, interleaved, positions, first_position). cos and sin are
+    /// addresses of contiguous tensors of float32, (table_rows, rotary_dim / 2). positions is that of a contiguous tensor
+    /// of int32, (batch, seqlen), or None if row i of each sequence is at first_position + i.
+    ///
+    /// hadamard_seed is None, or what the random signs before the Hadamard transform are drawn from.
+    ///
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody else until the work is done.
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
+    fn quantize(
+        py: Python<'_>,
+        device: u32,
+        stream: usize,
+        x: Tensor<'_>,
+        codes: u64,
+        scales: Option<u64>,
+        rotation: Option<Rotation>,
+        hadamard_seed: Option<Number<u64>>,
+        block_rows: Number<usize>,
+        scale: Option<Number<f64>>,
+    ) -> PyResult<()> {
+        let seed = hadamard_seed.map(|Number(seed)| seed);
+        let scale = scale.map(|Number(scale)| scale);
+        let call = quantization::Call::new(device, desc(&x)?, rotation.as_ref(), seed, block_rows.0, scale);
+        let at = quantization::addresses(x.1, codes, scales, rotation.as_ref());
+        // Other threads of Python go on meanwhile, as in forward.
+        Ok(py.detach(|| quantization::launch(&call, stream, at))?)
     }
 }

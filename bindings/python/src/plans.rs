@@ -1,6 +1,7 @@
 //! Devices and made plans, kept for the next call.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -47,7 +48,7 @@ pub(crate) fn launch(
     at: Addresses,
     workspace: Option<(u64, usize)>,
 ) -> Result<Launched, Error> {
-    let made = find(call)?;
+    let made = find(&PLANS, call, make)?;
     let Made { device, forward } = &*made;
     let placement = Placement::new(forward.plan().problem(), at)?;
     // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all of torch's, and
@@ -75,14 +76,21 @@ pub(crate) fn launch(
     Ok(Launched::Yes)
 }
 
-/// The plan for `call`, made before or now.
-fn find(call: &Call) -> Result<Arc<Made>, Error> {
-    if let Some(made) = lock(&PLANS).get(call) {
+/// What is kept for `call`, made before or now.
+///
+/// # Errors
+/// Those of making it.
+pub(crate) fn find<C: Clone + Eq + Hash, M>(
+    kept: &Mutex<Kept<C, Arc<M>>>,
+    call: &C,
+    make: fn(&C) -> Result<M, Error>,
+) -> Result<Arc<M>, Error> {
+    if let Some(made) = lock(kept).get(call) {
         return Ok(Arc::clone(made));
     }
     let made = Arc::new(make(call)?);
     // If another thread made the same meanwhile, either will do.
-    lock(&PLANS).insert(call.clone(), Arc::clone(&made));
+    lock(kept).insert(call.clone(), Arc::clone(&made));
     Ok(made)
 }
 
@@ -95,7 +103,10 @@ fn make(call: &Call) -> Result<Made, Error> {
 }
 
 /// The device, opened once.
-fn open(ordinal: u32) -> Result<Device, HostError> {
+///
+/// # Errors
+/// What the driver says.
+pub(crate) fn open(ordinal: u32) -> Result<Device, HostError> {
     let mut devices = lock(&DEVICES);
     if let Some(device) = devices.get(&ordinal) {
         return Ok(device.clone());

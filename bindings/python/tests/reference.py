@@ -1,4 +1,4 @@
-"""Attention by its definition, and the error law that judges a result by it."""
+"""Attention by its definition, the error law that judges a result by it, and quantization by its definition."""
 
 import math
 
@@ -54,3 +54,63 @@ def judge(out, lse, q, k, v, **options):
     assert (out.transpose(1, 2)[~seen] == 0).all(), "o of rows that see no key"
     off = (lse - oracle_lse)[seen].abs() / oracle_lse[seen].abs().clamp(min=1)
     assert (off <= 1e-5).all(), f"lse is {off.max().item():.3e} from the oracle, relative to max(1, |oracle|)"
+
+
+def rotated(x, cos, sin, interleaved=False, positions=0):
+    """Rotary embedding in float32, each product and each sum rounded. Rows at positions outside the tables are NaN."""
+    batch, seqlen, _, head_dim = x.shape
+    if not isinstance(positions, torch.Tensor):
+        positions = torch.arange(positions, positions + seqlen, device=x.device).expand(batch, -1)
+    known = (positions >= 0) & (positions < len(cos))
+    row = positions.where(known, 0).long()
+    cos, sin = cos.float()[row].unsqueeze(2), sin.float()[row].unsqueeze(2)
+    pairs = cos.shape[-1]
+    first, second = (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
+    x = x.float()
+    out = x.clone()
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., first] * sin + x[..., second] * cos
+    return out.where(known[:, :, None, None], math.nan)
+
+
+def incoherent(head_dim, seed):
+    """M of incoherent processing, (head_dim, head_dim): random signs and a Hadamard matrix, twice if they do not fit."""
+    width = 1 << (head_dim.bit_length() - 1)
+
+    def sign(index):
+        mask = (1 << 64) - 1
+        z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        return -1.0 if (z ^ (z >> 31)) >> 63 else 1.0
+
+    def signs(start):
+        return torch.tensor([sign(start + i) for i in range(head_dim)], dtype=torch.float64).diag()
+
+    def hadamard(start):
+        entries = [[(-1.0) ** (i & j).bit_count() / math.sqrt(width) for j in range(width)] for i in range(width)]
+        matrix = torch.eye(head_dim, dtype=torch.float64)
+        matrix[start : start + width, start : start + width] = torch.tensor(entries, dtype=torch.float64)
+        return matrix
+
+    matrix = signs(0) @ hadamard(0)
+    return matrix if width == head_dim else matrix @ signs(head_dim) @ hadamard(head_dim - width)
+
+
+def quantized(x, cos=None, sin=None, interleaved=False, positions=0, hadamard_seed=None, block_rows=128, scale=None):
+    """Codes and scales of `fa3.quantize` by their definition."""
+    y = x.float() if cos is None else rotated(x, cos, sin, interleaved, positions)
+    batch, seqlen, heads, head_dim = y.shape
+    if hadamard_seed is not None:
+        y = (y.double() @ incoherent(head_dim, hadamard_seed).to(y.device)).float()
+    if scale is not None:
+        scales = torch.full((1,), scale, dtype=torch.float32, device=y.device)
+        by_row = scales
+    else:
+        blocks = -(-seqlen // block_rows)
+        padded = y.new_zeros(batch, blocks * block_rows, heads, head_dim)
+        padded[:, :seqlen] = y.abs().nan_to_num(0.0)
+        amax = padded.view(batch, blocks, block_rows, heads, head_dim).amax((2, 4)).transpose(1, 2)
+        scales = (amax / 448).clamp(min=torch.finfo(torch.float32).tiny).masked_fill(amax == 0, 1.0).contiguous()
+        by_row = scales.transpose(1, 2).repeat_interleave(block_rows, 1)[:, :seqlen, :, None]
+    return (y / by_row).clamp(-448, 448).to(torch.float8_e4m3fn), scales

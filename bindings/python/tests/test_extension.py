@@ -27,6 +27,14 @@ def forward(
     extension.forward(device, 0, q, k, v, 0x10000, 0x20000, scale, window, softcap, sm_margin, None)
 
 
+def quantize(x=tensor(), scales=0x20000, rotation=None, seed=None, block_rows=128, scale=None):
+    extension.quantize(NO_SUCH_DEVICE, 0, x, 0x10000, scales, rotation, seed, block_rows, scale)
+
+
+def rotation(rows=16, rotary_dim=64, first=0):
+    return (0x30000, 0x40000, rows, rotary_dim, False, None, first)
+
+
 def test_the_version_is_the_packages():
     assert fa3.__version__ == extension.__version__
     manifest = Path(__file__).parents[1] / "Cargo.toml"
@@ -96,6 +104,35 @@ def test_bad_problems_are_value_errors(arguments, sentence):
     assert str(error.value) == sentence
 
 
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (dict(x=tensor(dtype="f32")), "x is f32, expected f16 or bf16"),
+        (dict(x=tensor((2, 16, 4, 72))), "codes has head_dim 72, not a multiple of 16 as e4m3 needs (16-byte rows)"),
+        (dict(x=tensor((2, 16, 4, 272))), "x has head_dim 272, more than 256"),
+        # The signs of such a row would not fit into memory.
+        (dict(x=tensor((0, 0, 1, 2**60)), seed=0), "x has head_dim 1152921504606846976, more than 2147483647"),
+        (dict(x=tensor(strides=(4096, 256, 64, 2))), "x has stride 2 in head_dim, expected 1"),
+        (dict(block_rows=32), "scales of blocks of 32 rows, expected 64 or 128"),
+        (dict(scale=0.0, scales=None), "the scale 0 is outside 2^-64 to 2^64"),
+        (dict(scale=1e300, scales=None), "the scale inf is outside 2^-64 to 2^64"),
+        (dict(scale=math.nan, scales=None), "the scale NaN is outside 2^-64 to 2^64"),
+        (dict(seed=-1), "-1 is too large or too small a number"),
+        (dict(seed=2**64), "18446744073709551616 is too large or too small a number"),
+        (dict(rotation=rotation(rotary_dim=80)), "rotary_dim 80 is not a positive multiple of 16 up to head_dim 64"),
+        (dict(rotation=rotation(first=-1)), "-1 is too large or too small a number"),
+        (
+            dict(rotation=rotation(first=1)),
+            "the last row is at position 16, the tables of cosines and sines have 16 rows",
+        ),
+    ],
+)
+def test_bad_quantizations_are_value_errors(arguments, sentence):
+    with pytest.raises(ValueError) as error:
+        quantize(**arguments)
+    assert str(error.value) == sentence
+
+
 def test_other_ranks_are_value_errors():
     with pytest.raises(ValueError, match="length 4"):
         forward(q=("bf16", 0x1000, (16, 4, 64), (256, 64, 1)))
@@ -106,8 +143,12 @@ def test_other_types_are_type_errors():
         forward(q=None)
     with pytest.raises(TypeError):
         forward(scale="1")
+    with pytest.raises(TypeError):
+        quantize(seed=0.5)
 
 
 def test_a_missing_device_is_a_runtime_error():
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         forward()
+    with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
+        quantize(rotation=rotation(), seed=2**64 - 1)

@@ -17,3 +17,14 @@ def forward(
     sm_margin: int,
     workspace: tuple[int, int] | None,
 ) -> int: ...
+def quantize(
+    device: int,
+    stream: int,
+    x: _Tensor,
+    codes: int,
+    scales: int | None,
+    rotation: tuple[int, int, int, int, bool, int | None, int] | None,
+    hadamard_seed: int | None,
+    block_rows: int,
+    scale: float | None,
+) -> None: ...

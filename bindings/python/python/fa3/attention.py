@@ -65,7 +65,7 @@ def flash_attn_func(
             raise NotImplementedError(f"{name} is not supported yet")
     left, right = window_size
     options = (softmax_scale, left, 0 if causal else right, softcap, sm_margin)
-    if _is_plain(q, k, v):
+    if operator.is_plain(q, k, v):
         out, lse = operator.launch(q, k, v, *options, return_attn_probs)
     else:
         out, lse = _traced(q, k, v, *options)
@@ -125,26 +125,10 @@ def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
     return qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
 
 
-def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether nobody but the kernel wants to see the call: then torch's dispatcher, which takes as long, is left out.
-
-    What lies in memory must be what the tensors hold. The dispatcher writes the negation that a negated tensor stands
-    for, and the zeros of one that has no memory.
-    """
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._is_tracing()
-        and type(q) is type(k) is type(v) is Tensor
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not (q.is_neg() or k.is_neg() or v.is_neg())
-        and not (q._is_zerotensor() or k._is_zerotensor() or v._is_zerotensor())
-    )
-
-
 def _traced(q: Tensor, k: Tensor, v: Tensor, *options) -> tuple[Tensor, Tensor]:
     """`operator.launch` as the operator that tracers, fake tensors and other subclasses know."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
-    operator.refuse_grad(q, k, v)
+    operator.refuse_grad("q, k or v", q, k, v)
     return torch.ops.fa3.forward(q, k, v, *options)

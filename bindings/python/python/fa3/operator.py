@@ -1,4 +1,4 @@
-"""The torch operator `fa3::forward`, and what it computes."""
+"""The torch operator `fa3::forward`, what it computes, and what other operators share with it."""
 
 import torch
 from torch import Tensor
@@ -27,9 +27,8 @@ def launch(
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device."""
-    refuse_grad(q, k, v)
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v)):
-        raise NotImplementedError("q, k or v has a tangent, and there is no derivative yet")
+    refuse_grad("q, k or v", q, k, v)
+    refuse_tangents("q, k or v", q, k, v)
     device = q.get_device()
     if not (q.is_cuda and k.is_cuda and v.is_cuda and k.get_device() == device and v.get_device() == device):
         raise ValueError(f"q is on {q.device}, k on {k.device} and v on {v.device}, expected one CUDA device")
@@ -63,10 +62,34 @@ def launch(
     return o, lse
 
 
-def refuse_grad(q: Tensor, k: Tensor, v: Tensor) -> None:
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether nobody but the kernel wants to see the call: then torch's dispatcher, which takes as long, is left out.
+
+    What lies in memory must be what the tensors hold. The dispatcher writes the negation that a negated tensor stands
+    for, and the zeros of one that has no memory.
+    """
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() != 0:
+        return False
+    for tensor in tensors:
+        if type(tensor) is not Tensor or tensor.is_neg() or tensor._is_zerotensor():
+            return False
+    return True
+
+
+def refuse_grad(names: str, *tensors: Tensor) -> None:
     """A result that silently has no gradient would be a wrong one."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise NotImplementedError("q, k or v requires grad, and there is no backward pass yet: use torch.no_grad()")
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                raise NotImplementedError(
+                    f"{names} requires grad, and there is no backward pass yet: use torch.no_grad()"
+                )
+
+
+def refuse_tangents(names: str, *tensors: Tensor) -> None:
+    """The same of forward mode."""
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(f"{names} has a tangent, and there is no derivative yet")
 
 
 def _output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -91,13 +114,13 @@ def _fake(q, k, v, softmax_scale, window_left, window_right, softcap, sm_margin)
     return _output(q, k, v), _lse(q)
 
 
-# The operator lives as long as this object.
-_library = torch.library.Library("fa3", "DEF")
-_library.define(
+# Operators live as long as this object.
+library = torch.library.Library("fa3", "DEF")
+library.define(
     "forward(Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, "
     "SymInt sm_margin) -> (Tensor o, Tensor lse)",
     # Compilers must leave the last dimension contiguous.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
-_library.impl("forward", launch, "CUDA")
-torch.library.register_fake("fa3::forward", _fake, lib=_library)
+library.impl("forward", launch, "CUDA")
+torch.library.register_fake("fa3::forward", _fake, lib=library)

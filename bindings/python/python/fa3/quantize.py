@@ -1,0 +1,178 @@
+"""Quantization to float8_e4m3fn, with what comes before it in attention, and its torch operator `fa3::quantize`."""
+
+import torch
+from torch import Tensor
+
+from . import _fa3, operator
+
+_DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16"}
+_SEEDS = 1 << 64
+
+
+def quantize(
+    x: Tensor,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    positions: int | Tensor = 0,
+    hadamard_seed: int | None = None,
+    block_rows: int = 128,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """float8_e4m3fn codes of a float16 or bfloat16 tensor on a Hopper GPU, in one kernel on torch's current stream.
+
+        y = x, rotated by its position, times M        M = diag(+-1) * Hadamard
+        codes = e4m3(y / scale)                        scale = max |y| / 448 of each block of rows of a head
+
+    Arguments:
+        x: (batch, seqlen, heads, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is 1 and the
+            others are multiples of 8.
+        cos, sin: tables of rotary embedding, (positions, rotary_dim / 2), rotary_dim a multiple of 16 up to head_dim. They
+            are float32, or float16 or bfloat16, which become float32. Without them nothing is rotated.
+        interleaved: entries 2i and 2i + 1 are a pair (GPT-J), not i and i + rotary_dim / 2 (GPT-NeoX, Llama).
+        positions: that of the first row of each sequence, or an int32 or int64 tensor (batch, seqlen) with that of each row.
+            The codes of a row whose position is not in the tables are NaN, and it has no part in a scale.
+        hadamard_seed: what the signs of M are drawn from, 0 to 2^64 - 1; no M if None. Q and K take the same seed: then
+            their scores are as without M.
+        block_rows: how many rows of a head share a scale, 64 or 128.
+        scale: one scale for all, instead of the blocks' own. Larger numbers saturate.
+
+    Returns:
+        (codes, scales): codes float8_e4m3fn of x's shape, contiguous, and scales float32 (batch, heads, ceil(seqlen /
+        block_rows)), or with a given scale one element, which is that. codes * scales is about y.
+
+    Raises:
+        NotImplementedError: a tensor that requires grad.
+        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
+        RuntimeError: what the driver says.
+    """
+    if hadamard_seed is not None and not 0 <= hadamard_seed < _SEEDS:
+        raise ValueError(f"hadamard_seed {hadamard_seed} is outside 0 to 2^64 - 1")
+    listed, first = (positions, 0) if isinstance(positions, Tensor) else (None, positions)
+    options = (interleaved, first, hadamard_seed, block_rows, scale)
+    if operator.is_plain(x, *_given(cos, sin, listed)):
+        return _launch(x, cos, sin, listed, *options)
+    return _traced(x, cos, sin, listed, *options)
+
+
+def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale):
+    """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
+    for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
+        if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
+            raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
+    operator.refuse_grad("x, cos or sin", x, *_given(cos, sin))
+    if hadamard_seed is not None and hadamard_seed >= _SEEDS // 2:
+        hadamard_seed -= _SEEDS
+    options = (interleaved, first_position, hadamard_seed, block_rows, scale)
+    return torch.ops.fa3.quantize(x, cos, sin, positions, *options)
+
+
+def _launch(
+    x: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    positions: Tensor | None,
+    interleaved: bool,
+    first_position: int,
+    hadamard_seed: int | None,
+    block_rows: int,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Codes and scales of tensors on a GPU. An operator's integers have signs: a seed counts modulo 2^64."""
+    tensors = (x, *_given(cos, sin, positions))
+    operator.refuse_grad("x, cos or sin", *tensors)
+    operator.refuse_tangents("x, cos or sin", *tensors)
+    device = x.get_device()
+    if not all(tensor.is_cuda and tensor.get_device() == device for tensor in tensors):
+        places = ", ".join(str(tensor.device) for tensor in tensors)
+        raise ValueError(f"tensors are on {places}, expected one CUDA device")
+    _check(x, cos, sin, positions, interleaved, first_position, block_rows)
+    rotation = None
+    if cos is not None:
+        cos, sin = _dense(cos, torch.float32), _dense(sin, torch.float32)
+        listed = None
+        if positions is not None:
+            # One that int32 cannot hold is in no table, and neither are these.
+            wide = positions.dtype == torch.int64
+            positions = _dense(positions.clamp(-1, 2**31 - 1) if wide else positions, torch.int32)
+            listed = positions.data_ptr()
+        rows, pairs = cos.shape
+        rotation = (cos.data_ptr(), sin.data_ptr(), rows, 2 * pairs, interleaved, listed, first_position)
+    codes, scales = _codes(x), _scales(x, block_rows) if scale is None else None
+    _fa3.quantize(
+        device,
+        torch._C._cuda_getCurrentRawStream(device),
+        (_DTYPES[x.dtype], x.data_ptr(), x.shape, x.stride()),
+        codes.data_ptr(),
+        None if scales is None else scales.data_ptr(),
+        rotation,
+        None if hadamard_seed is None else hadamard_seed % _SEEDS,
+        block_rows,
+        scale,
+    )
+    return codes, x.new_full((1,), scale, dtype=torch.float32) if scales is None else scales
+
+
+def _check(x, cos, sin, positions, interleaved, first_position, block_rows) -> None:
+    """Refuses what the extension module does not see, since it is given addresses."""
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"x is {x.dtype}, expected torch.float16 or torch.bfloat16")
+    if x.dim() != 4:
+        raise ValueError(f"x has {x.dim()} dimensions, expected 4: (batch, seqlen, heads, head_dim)")
+    if block_rows not in (64, 128):
+        raise ValueError(f"block_rows is {block_rows}, expected 64 or 128")
+    if cos is None or sin is None:
+        if cos is not sin:
+            raise ValueError("there is one of cos and sin, expected both or none")
+        if interleaved or positions is not None or first_position != 0:
+            raise ValueError("interleaved and positions are of a rotation, which needs cos and sin")
+        return
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise TypeError(f"{name} is {table.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
+    if cos.dim() != 2 or cos.shape != sin.shape:
+        shapes = f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}"
+        raise ValueError(f"{shapes}, expected both (positions, rotary_dim / 2)")
+    if positions is not None:
+        if positions.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"positions are {positions.dtype}, expected torch.int32 or torch.int64")
+        if positions.shape != x.shape[:2]:
+            given, wanted = tuple(positions.shape), tuple(x.shape[:2])
+            raise ValueError(f"positions are {given}, expected (batch, seqlen), here {wanted}")
+
+
+def _given(*tensors: Tensor | None) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _dense(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """As kernels read tables: contiguous, from a multiple of 16 bytes on. It may be the tensor itself."""
+    tensor = tensor.to(dtype).contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def _codes(x: Tensor) -> Tensor:
+    """A new, contiguous tensor for codes of x's shape."""
+    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
+
+
+def _scales(x: Tensor, block_rows: int) -> Tensor:
+    """A new, contiguous tensor for the scales of blocks (batch, heads, blocks)."""
+    batch, seqlen, heads, _ = x.shape
+    return x.new_empty(batch, heads, (seqlen + block_rows - 1) // block_rows, dtype=torch.float32)
+
+
+def _fake(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale):
+    _check(x, cos, sin, positions, interleaved, first_position, block_rows)
+    return _codes(x), _scales(x, block_rows) if scale is None else x.new_empty(1, dtype=torch.float32)
+
+
+operator.library.define(
+    "quantize(Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
+    "int? hadamard_seed, int block_rows, float? scale) -> (Tensor codes, Tensor scales)",
+    # Compilers must leave the last dimension contiguous.
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+operator.library.impl("quantize", _launch, "CUDA")
+torch.library.register_fake("fa3::quantize", _fake, lib=operator.library)

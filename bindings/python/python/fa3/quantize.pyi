@@ -1,0 +1,13 @@
+from torch import Tensor
+
+def quantize(
+    x: Tensor,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    *,
+    interleaved: bool = False,
+    positions: int | Tensor = 0,
+    hadamard_seed: int | None = None,
+    block_rows: int = 128,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]: ...

@@ -1,0 +1,128 @@
+//! Quantization to e4m3: a call as it comes from Python, and what was made of earlier ones.
+
+use std::sync::{Arc, LazyLock, Mutex};
+
+use fa3_cuda::host::{Device, Quantize, QuantizeError, Stream};
+use fa3_quant::Incoherent;
+use fa3_types::{
+    Address, Dtype, Positions, QuantizeAddresses, QuantizePlacement, QuantizeProblem, QuantizeProblemError,
+    QuantizeSpec, RopeStyle, Rotary, Scaling, TensorDesc,
+};
+
+use crate::call::Number;
+use crate::error::Error;
+use crate::kept::Kept;
+use crate::plans::{find, open};
+
+/// As many are kept. First positions and lengths that never repeat make new ones all the time.
+const KEPT: usize = 4096;
+
+/// What was made of the calls so far. Locked for a moment only, never while a plan is made.
+static MADE: LazyLock<Mutex<Kept<Call, Arc<Made>>>> = LazyLock::new(|| Mutex::new(Kept::new(KEPT)));
+
+/// A quantization and its device.
+struct Made {
+    device: Device,
+    quantize: Quantize,
+}
+
+/// (cos, sin, table_rows, rotary_dim, interleaved, positions, first_position). cos, sin and positions are addresses. The
+/// first position counts if there are no positions.
+pub(crate) type Rotation = (u64, u64, usize, usize, bool, Option<u64>, Number<usize>);
+
+/// Everything that a plan depends on. Calls that are equal share one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Call {
+    device: u32,
+    x: TensorDesc,
+    rotary: Option<Rotary>,
+    hadamard_seed: Option<u64>,
+    block_rows: usize,
+    /// The bits of f32: NaN, which no problem can have, is equal to itself.
+    scale: Option<u32>,
+}
+
+impl Call {
+    /// Of x on a device.
+    pub(crate) fn new(
+        device: u32,
+        x: TensorDesc,
+        rotation: Option<&Rotation>,
+        hadamard_seed: Option<u64>,
+        block_rows: usize,
+        scale: Option<f64>,
+    ) -> Call {
+        let rotary =
+            rotation.map(|&(_, _, table_rows, rotary_dim, interleaved, positions, Number(first))| {
+                let style = if interleaved { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };
+                let positions = positions.map_or(Positions::From(first), |_| Positions::Listed);
+                Rotary { style, rotary_dim, table_rows, positions }
+            });
+        let scale = scale.map(|scale| (scale as f32).to_bits());
+        Call { device, x, rotary, hadamard_seed, block_rows, scale }
+    }
+
+    /// The problem, with contiguous codes.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    fn problem(&self) -> Result<QuantizeProblem, QuantizeProblemError> {
+        let mut spec = QuantizeSpec::new(self.x, TensorDesc::contiguous(Dtype::E4m3, self.x.shape));
+        spec.rotary = self.rotary;
+        spec.scaling = match self.scale {
+            Some(scale) => Scaling::Given(f32::from_bits(scale)),
+            None => Scaling::Block { rows: self.block_rows },
+        };
+        let problem = spec.validate()?;
+        let Some(seed) = self.hadamard_seed else { return Ok(problem) };
+        // There are signs for every head_dim that is not refused.
+        spec.signs = Incoherent::new(self.x.shape.head_dim, seed).signs();
+        spec.validate()
+    }
+}
+
+/// The addresses of a call's tensors.
+pub(crate) fn addresses(
+    x: u64,
+    codes: u64,
+    scales: Option<u64>,
+    rotation: Option<&Rotation>,
+) -> QuantizeAddresses {
+    QuantizeAddresses {
+        x: Address(x),
+        codes: Address(codes),
+        scales: scales.map(Address),
+        cos: rotation.map(|rotation| Address(rotation.0)),
+        sin: rotation.map(|rotation| Address(rotation.1)),
+        positions: rotation.and_then(|rotation| rotation.5).map(Address),
+    }
+}
+
+/// Puts the quantization of `call` on `stream`, over the tensors that lie `at`.
+///
+/// # Errors
+/// What is wrong with the call, or what the driver says.
+pub(crate) fn launch(call: &Call, stream: usize, at: QuantizeAddresses) -> Result<(), Error> {
+    let made = find(&MADE, call, make)?;
+    let Made { device, quantize } = &*made;
+    let placement = QuantizePlacement::new(quantize.plan().problem(), at)?;
+    // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all
+    // of torch's, and alive for as long as it is current.
+    #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
+    let stream = unsafe { Stream::from_raw(device, stream) };
+    // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
+    // strides and dtypes on that device, codes and scales of new ones. They may be freed before the work is done: torch
+    // gives their memory to later work of the same stream, or waits for the streams that a caller recorded, as for its
+    // own operators; memory of a capture it keeps for as long as the graph. A plan that is dropped leaves its device,
+    // which stays open.
+    #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
+    unsafe { quantize.launch(&stream, &placement) }?;
+    Ok(())
+}
+
+fn make(call: &Call) -> Result<Made, Error> {
+    let problem = call.problem().map_err(QuantizeError::from)?;
+    let device = open(call.device)?;
+    let quantize = Quantize::new(&device, &problem)?;
+    Ok(Made { device, quantize })
+}

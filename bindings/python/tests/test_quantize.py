@@ -1,0 +1,389 @@
+"""`fa3.quantize` against its definition. Needs torch. On the CPU the definition stands in for the kernel behind the operator."""
+
+import ast
+import math
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+from reference import incoherent, quantized, rotated
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+
+from fa3 import quantize
+
+BF16, F32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+
+hopper = pytest.mark.hopper
+
+
+def normal(*shape, dtype=BF16, device="cpu"):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape))).to(device, dtype)
+
+
+def tables(positions, rotary_dim, dtype=F32, device="cpu"):
+    """Cosines and sines of rotary embedding."""
+    frequency = 10000.0 ** (-torch.arange(rotary_dim // 2, dtype=torch.float64) / (rotary_dim // 2))
+    angle = torch.arange(positions, dtype=torch.float64)[:, None] * frequency
+    return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
+
+
+def bits(codes):
+    return codes.view(torch.uint8).to(torch.int16)
+
+
+def steps(codes):
+    """Codes as integers in the order of their numbers."""
+    magnitude = bits(codes) & 0x7F
+    return torch.where(bits(codes) > 0x7F, -magnitude, magnitude)
+
+
+def judge(result, x, *arguments, **options):
+    """Fails unless scales agree but for rounding, and codes but for a step, with the NaN of the definition where it has some."""
+    (codes, scales), (right, right_scales) = result, quantized(x, *arguments, **options)
+    assert (codes.shape, codes.dtype, codes.is_contiguous()) == (x.shape, E4M3, True)
+    assert (scales.shape, scales.dtype, scales.is_contiguous()) == (right_scales.shape, F32, True)
+    assert codes.device == scales.device == x.device
+    torch.testing.assert_close(scales, right_scales, rtol=1e-5, atol=0)
+    nan = (bits(right) & 0x7F) == 0x7F
+    assert torch.equal(bits(codes) == 0x7F, nan) and not (bits(codes) == 0xFF).any()
+    assert ((steps(codes) - steps(right)).abs()[~nan] <= 1).all()
+    return codes, scales
+
+
+def check(x, *arguments, **options):
+    """Computes, judges, and returns what was computed."""
+    return judge(quantize(x, *arguments, **options), x, *arguments, **options)
+
+
+def assert_equal(results, expected):
+    for result, right in zip(results, expected, strict=True):
+        # Torch compares no float8.
+        assert torch.equal(*(bits(y) if y.dtype == E4M3 else y for y in (result, right)))
+
+
+# What can be seen without a GPU.
+
+
+def test_the_stub_has_the_functions_signature():
+    package = Path(__file__).parents[1] / "python/fa3"
+
+    def signature(file):
+        tree = ast.parse((package / file).read_text())
+        [function] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "quantize"]
+        return ast.unparse(function.args), ast.unparse(function.returns)
+
+    assert signature("quantize.pyi") == signature("quantize.py")
+
+
+def test_the_schema_is_what_graphs_are_saved_with():
+    expected = (
+        "fa3::quantize(Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
+        "int? hadamard_seed, int block_rows, float? scale) -> (Tensor codes, Tensor scales)"
+    )
+    assert str(torch.ops.fa3.quantize.default._schema) == expected
+
+
+def test_the_definition():
+    """What the other tests compare with."""
+    for head_dim in (64, 96):
+        matrix = incoherent(head_dim, 9)
+        torch.testing.assert_close(matrix @ matrix.T, torch.eye(head_dim, dtype=torch.float64))
+    x, (cos, sin) = normal(1, 3, 2, 32, dtype=F32), tables(5, 32)
+    for interleaved in (False, True):
+        y = rotated(x, cos, sin, interleaved, torch.tensor([[0, 4, 5]]))
+        torch.testing.assert_close(y[:, 0], x[:, 0])
+        torch.testing.assert_close(y[:, 1].norm(), x[:, 1].norm())
+        assert y[:, 2].isnan().all()
+    assert not torch.equal(rotated(x, cos, sin), rotated(x, cos, sin, True))
+    codes, scales = quantized(x, hadamard_seed=3)
+    y = (x.double() @ incoherent(32, 3)).float()
+    # Half a step of e4m3 is a sixteenth at most.
+    torch.testing.assert_close(codes.float() * scales.transpose(1, 2)[..., None], y, rtol=1 / 16, atol=0.01)
+
+
+REFUSED = {
+    "dtype": (TypeError, "x is torch.float32, expected torch.float16 or torch.bfloat16", dict(x=normal(1, 8, 2, 64, dtype=F32))),
+    "rank": (ValueError, "x has 3 dimensions, expected 4: (batch, seqlen, heads, head_dim)", dict(x=normal(8, 2, 64))),
+    "rows": (ValueError, "block_rows is 32, expected 64 or 128", dict(block_rows=32)),
+    "one": (ValueError, "there is one of cos and sin, expected both or none", dict(cos=torch.ones(8, 32))),
+    "no rotation": (
+        ValueError,
+        "interleaved and positions are of a rotation, which needs cos and sin",
+        dict(positions=1),
+    ),
+    "table": (
+        TypeError,
+        "sin is torch.float64, expected torch.float32, torch.float16 or torch.bfloat16",
+        dict(cos=torch.ones(8, 32), sin=torch.ones(8, 32, dtype=torch.float64)),
+    ),
+    "tables": (
+        ValueError,
+        "cos is (8, 32) and sin (9, 32), expected both (positions, rotary_dim / 2)",
+        dict(cos=torch.ones(8, 32), sin=torch.ones(9, 32)),
+    ),
+    "position type": (
+        TypeError,
+        "positions are torch.float32, expected torch.int32 or torch.int64",
+        dict(cos=torch.ones(8, 32), sin=torch.ones(8, 32), positions=torch.zeros(1, 8)),
+    ),
+    "positions": (
+        ValueError,
+        "positions are (8,), expected (batch, seqlen), here (1, 8)",
+        dict(cos=torch.ones(8, 32), sin=torch.ones(8, 32), positions=torch.zeros(8, dtype=torch.int32)),
+    ),
+    "seed": (ValueError, "hadamard_seed -1 is outside 0 to 2^64 - 1", dict(hadamard_seed=-1)),
+    "large seed": (ValueError, f"hadamard_seed {2**64} is outside 0 to 2^64 - 1", dict(hadamard_seed=2**64)),
+    "no tensor": (TypeError, "x is list, expected torch.Tensor", dict(x=[1])),
+    "no table": (TypeError, "sin is int, expected torch.Tensor", dict(cos=torch.ones(8, 32), sin=1)),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_calls_are_refused(case):
+    error, sentence, arguments = REFUSED[case]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        arguments = {"x": normal(1, 8, 2, 64), **arguments}
+        fake = {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+        with pytest.raises(error) as refusal:
+            quantize(**fake)
+    assert str(refusal.value) == sentence
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(ValueError, match="^tensors are on cpu, expected one CUDA device$"):
+        quantize(normal(1, 8, 2, 64))
+    with pytest.raises(ValueError, match="^tensors are on cpu, cpu, cpu, expected one CUDA device$"):
+        quantize(normal(1, 8, 2, 64), *tables(8, 64))
+
+
+def test_derivatives_are_refused_where_they_would_be_needed():
+    x, (cos, sin) = normal(1, 8, 2, 64), tables(8, 64)
+    for tensors in [(x.clone().requires_grad_(),), (x, cos.clone().requires_grad_(), sin)]:
+        with pytest.raises(NotImplementedError, match="^x, cos or sin requires grad, and there is no backward pass yet"):
+            quantize(*tensors)
+        with torch.no_grad(), pytest.raises(ValueError, match="expected one CUDA device"):
+            quantize(*tensors)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="x, cos or sin has a tangent"):
+        quantize(forward_ad.make_dual(x, x))
+
+
+def test_fake_tensors_get_fake_results():
+    with FakeTensorMode():
+        x = torch.empty(2, 8, 300, 128, dtype=BF16, device="cuda").transpose(1, 2)
+        for options, shape in [(dict(), (2, 8, 3)), (dict(block_rows=64), (2, 8, 5)), (dict(scale=0.5), (1,))]:
+            codes, scales = quantize(x, hadamard_seed=2**64 - 1, **options)
+            assert (codes.shape, codes.dtype, codes.is_contiguous()) == ((2, 300, 8, 128), E4M3, True)
+            assert (scales.shape, scales.dtype, scales.is_contiguous()) == (shape, F32, True)
+            assert codes.device == scales.device == x.device
+
+
+@pytest.fixture
+def on_cpu():
+    """The operator computes on the CPU, too, and notes what it was given."""
+    seen = []
+
+    def definition(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale):
+        seen.append((x, interleaved, first_position, hadamard_seed, block_rows, scale))
+        seed = None if hadamard_seed is None else hadamard_seed % 2**64
+        codes, scales = quantized(
+            x, cos, sin, interleaved, first_position if positions is None else positions, seed, block_rows, scale
+        )
+        return codes.contiguous(), scales
+
+    library = torch.library.Library("fa3", "IMPL")
+    library.impl("quantize", definition, "CPU")
+    yield seen
+    library._destroy()
+
+
+@pytest.mark.parametrize("seqlen", [0, 1, 70, 129])
+def test_the_operator_is_what_it_says(on_cpu, seqlen):
+    """Schema, fake results beside real ones, and what becomes of it under torch.compile: torch's own checks."""
+    x, (cos, sin) = normal(2, seqlen, 3, 64), tables(200, 32)
+    # No NaN, which torch finds different from itself.
+    listed = torch.arange(2 * seqlen, dtype=torch.int32).view(2, seqlen) % 200
+    for arguments in [
+        (x, None, None, None, False, 0, None, 128, None),
+        (x.transpose(1, 2).contiguous().transpose(1, 2), cos, sin, None, True, 5, -1, 64, None),
+        (x, cos, sin, listed, False, 0, 7, 128, 0.25),
+    ]:
+        torch.library.opcheck(torch.ops.fa3.quantize.default, arguments)
+
+
+def test_compiled_calls_are_those_of_plain_ones(on_cpu):
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def layer(x, cos, sin, positions):
+        return quantize(
+            x * 2, cos, sin, interleaved=True, positions=positions, hadamard_seed=2**64 - 3, block_rows=64
+        )
+
+    for seqlen, first in ((100, 7), (101, 8), (130, 9)):
+        x, (cos, sin) = normal(2, seqlen, 3, 64), tables(150, 32)
+        listed = torch.arange(first, first + seqlen).expand(2, -1)
+        expected = quantized(x * 2, cos, sin, True, first, 2**64 - 3, 64)
+        assert_equal(layer(x, cos, sin, first), expected)
+        assert on_cpu[-1][1:] == (True, first, -3, 64, None)
+        assert_equal(layer(x, cos, sin, listed), expected)
+
+
+def test_tensors_are_read_as_what_they_stand_for(on_cpu):
+    x = normal(1, 8, 2, 64)
+    quantize(torch._neg_view(x))
+    quantize(torch._efficientzerotensor(x.shape, dtype=x.dtype))
+    negated, zeros = (given[0] for given in on_cpu)
+    assert not negated.is_neg() and torch.equal(negated, -x)
+    assert not zeros._is_zerotensor() and not zeros.any()
+
+
+# What the kernel computes.
+
+
+@hopper
+@pytest.mark.parametrize("hadamard_seed", [None, 0, 2**64 - 1])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("dtype", [torch.float16, BF16], ids=str)
+def test_head_dims_rotations_and_signs(randn, dtype, head_dim, hadamard_seed):
+    x = randn(2, 333, 3, head_dim, dtype=dtype)
+    check(x, hadamard_seed=hadamard_seed)
+    for rotary_dim in {16, head_dim}:
+        cos, sin = tables(400, rotary_dim, device="cuda")
+        for interleaved in (False, True):
+            options = dict(interleaved=interleaved, positions=67, hadamard_seed=hadamard_seed, block_rows=64)
+            check(x, cos, sin, **options)
+
+
+@hopper
+@pytest.mark.parametrize("block_rows", [64, 128])
+@pytest.mark.parametrize("seqlen", [0, 1, 63, 64, 65, 128, 129, 1000])
+def test_lengths_and_blocks(randn, seqlen, block_rows):
+    x = randn(3, seqlen, 5, 64)
+    _, scales = check(x, block_rows=block_rows)
+    assert scales.shape == (3, 5, math.ceil(seqlen / block_rows))
+    check(randn(0, seqlen, 5, 64), block_rows=block_rows)
+
+
+@hopper
+def test_a_given_scale(randn):
+    x = randn(2, 200, 4, 128)
+    for scale in (0.001, 0.25, 1, 3.0):
+        codes, scales = check(x, scale=scale)
+        assert scales.tolist() == [torch.tensor(scale, dtype=F32).item()]
+    assert (check(x, scale=0.001)[0].float().abs().max() == 448).item()
+
+
+@hopper
+def test_zeros_have_scale_1():
+    codes, scales = check(torch.zeros(1, 130, 2, 64, dtype=BF16, device="cuda"))
+    assert (scales == 1).all() and (codes.float() == 0).all()
+
+
+@hopper
+def test_strides_are_as_they_are(randn):
+    check(randn(2, 4, 200, 128).transpose(1, 2), hadamard_seed=1)
+    check(randn(1, 200, 1, 64).expand(3, -1, 4, -1), *tables(200, 64, device="cuda"))
+    # Rows inside larger ones, whose other elements are NaN.
+    wide = torch.full((2, 300, 4, 3, 136), math.nan, dtype=BF16, device="cuda")
+    wide[:, :, :, 1, 8:] = randn(2, 300, 4, 128)
+    check(wide[:, :, :, 1, 8:])
+    qkv = randn(2, 300, 3, 4, 128)
+    for x in qkv.unbind(2):
+        check(x, hadamard_seed=5, block_rows=64)
+
+
+@hopper
+def test_negated_tensors(randn):
+    x = randn(2, 100, 4, 64)
+    assert_equal(quantize(torch._neg_view(x)), quantize(-x))
+
+
+@hopper
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_listed_positions(randn, dtype):
+    x, (cos, sin) = randn(2, 150, 3, 96), tables(60, 64, device="cuda")
+    positions = torch.randint(0, 60, (2, 150), dtype=dtype, generator=torch.Generator().manual_seed(0)).cuda()
+    check(x, cos, sin, positions=positions)
+    # Those that the tables have not.
+    limits = torch.iinfo(dtype)
+    positions[0, :4] = torch.tensor([-1, 60, limits.min, limits.max])
+    positions[1, 128:] = 60
+    codes, scales = check(x, cos, sin, positions=positions, hadamard_seed=4)
+    assert (bits(codes)[0, :4] == 0x7F).all() and (bits(codes)[1, 128:] == 0x7F).all()
+    assert (scales[1, :, 1] == 1).all()
+    # Lists and tables that lie otherwise than the kernel reads them.
+    check(x, cos, sin, positions=positions.T.contiguous().T)
+    check(x[:1, 1:], cos, sin, positions=positions[:1, 1:])
+    check(x, cos.T.contiguous().T, sin.T.contiguous().T, positions=positions)
+    check(x, cos.half(), sin.bfloat16(), positions=positions)
+
+
+@hopper
+def test_the_kernel_refuses_what_it_cannot_do(randn):
+    x, (cos, sin) = randn(1, 60, 2, 64), tables(60, 64, device="cuda")
+    for sentence, call in [
+        ("the last row is at position 60, the tables of cosines and sines have 60 rows", lambda: quantize(x, cos, sin, positions=1)),
+        ("-1 is too large or too small a number", lambda: quantize(x, cos, sin, positions=-1)),
+        ("x has stride 2 in head_dim, expected 1", lambda: quantize(randn(1, 60, 2, 64, 2)[..., 0])),
+        ("the scale 0 is outside 2^-64 to 2^64", lambda: quantize(x, scale=0.0)),
+        ("the scale inf is outside 2^-64 to 2^64", lambda: quantize(x, scale=1e300)),
+    ]:
+        with pytest.raises(ValueError) as error:
+            call()
+        assert str(error.value) == sentence
+    with pytest.raises(ValueError, match="^tensors are on cuda:0, cpu, cpu, expected one CUDA device$"):
+        quantize(x, cos.cpu(), sin.cpu())
+
+
+@hopper
+def test_graphs(randn):
+    """The first call of its kind is the captured one."""
+    x, (cos, sin) = randn(4, 1000, 8, 112), tables(1200, 112, device="cuda")
+    positions = torch.arange(200, 1200, device="cuda").expand(4, -1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        listed = quantize(x, cos, sin, positions=positions, hadamard_seed=3)
+        given = quantize(x, scale=0.5)
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        for codes, scales in (listed, given):
+            codes.view(torch.uint8).fill_(0x7F)
+            scales.fill_(math.nan)
+        graph.replay()
+        assert_equal(judge(listed, x, cos, sin, positions=positions, hadamard_seed=3), quantize(x, cos, sin, positions=200, hadamard_seed=3))
+        assert_equal(judge(given, x, scale=0.5), quantize(x, scale=0.5))
+
+
+@hopper
+def test_the_current_stream_is_used(randn):
+    x, later = randn(4, 2048, 16, 128), randn(4, 2048, 16, 128)
+    expected = quantize(later)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        x.copy_(later)
+        results = [y.clone() for y in quantize(x)]
+    stream.synchronize()
+    assert_equal(results, expected)
+
+
+@hopper
+def test_compiled_functions(randn):
+    def layer(x, cos, sin):
+        codes, scales = quantize(x.neg() * 2, cos, sin, positions=3, hadamard_seed=2**63)
+        return codes.transpose(1, 2), -scales
+
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for seqlen in (300, 301):
+        x, (cos, sin) = randn(2, seqlen, 4, 64), tables(400, 64, device="cuda")
+        assert_equal(compiled(x, cos, sin), layer(x, cos, sin))
+
+
+@hopper
+def test_the_operator_is_the_function(randn):
+    x, (cos, sin) = randn(2, 100, 4, 64), tables(100, 64, device="cuda")
+    arguments = (x, cos, sin, None, False, 0, -1, 128, None)
+    assert_equal(torch.ops.fa3.quantize(*arguments), quantize(x, cos, sin, hadamard_seed=2**64 - 1))
