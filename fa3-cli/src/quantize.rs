@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use fa3::cuda::QuantizeError;
-use fa3::{Device, Quantize, Quantized, Rope, RopeStyle, RopeTable};
+use fa3::{Device, Quantize, QuantizeProblem, Quantized, Rope, RopeStyle, RopeTable};
 use fa3_quant::Incoherent;
 use fa3_types::Dtype;
 use half::{bf16, f16};
@@ -122,7 +122,12 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
 impl Options {
     fn quantize<T: Stored>(&self, tensor: Tensor, output: Option<NewFile>) -> Result<(), Error> {
         let (name, x) = (tensor.name.clone(), array::<T>(tensor)?);
-        let refused = |source| Error::Compute { tensor: name.clone(), source };
+        let refused = |error| {
+            if let fa3::Error::Quantize(source) = error {
+                return Error::Problem { tensor: name.clone(), source };
+            }
+            Error::Compute(error)
+        };
         let mut quantize = Quantize::new(x.view());
         quantize = match self.scale {
             Some(scale) => quantize.scale(scale),
@@ -139,16 +144,17 @@ impl Options {
         if let Some(table) = &table {
             quantize = quantize.rotary(table).first_position(first);
         }
+        let problem = quantize.problem().map_err(refused)?;
 
         let place = self.device.place().map_err(refused)?;
         let progress = progress::late_bar(1).with_message("computes codes and scales");
-        let computed = compute(&quantize, x.view(), table.as_ref(), place, self.device == Wanted::Auto);
+        let auto = self.device == Wanted::Auto;
+        let computed = compute(&quantize, &problem, (x.view(), table.as_ref()), place, auto);
         progress.finish_and_clear();
         let (quantized, times, place) = computed.map_err(refused)?;
 
         let incoherent = self.hadamard.map(|seed| Incoherent::new(head_dim, seed));
         let drift = Drift::of(x.view(), table.as_ref(), first, incoherent.as_ref(), &quantized);
-        let problem = quantize.problem().map_err(refused)?;
         crate::print(&Report { problem, place, times, drift, quantized: &quantized });
         if let Some(file) = output {
             let Quantized { codes, scales, .. } = quantized;
@@ -164,13 +170,13 @@ impl Options {
 /// open.
 fn compute<T: Stored>(
     quantize: &Quantize<'_, T>,
-    x: ArrayView4<'_, T>,
-    table: Option<&RopeTable>,
+    problem: &QuantizeProblem,
+    (x, table): (ArrayView4<'_, T>, Option<&RopeTable>),
     mut place: Place,
     auto: bool,
 ) -> Result<(Quantized, Times, Place), fa3::Error> {
     if let Device::Cuda(device) = &place.device {
-        match gpu::quantize(device, &quantize.problem()?, x, table) {
+        match gpu::quantize(device, problem, x, table) {
             Ok((quantized, times)) => return Ok((quantized, times, place)),
             Err(why @ QuantizeError::Tiles(_)) if auto => {
                 place = Place { device: Device::Cpu, why: Some(why.into()) };

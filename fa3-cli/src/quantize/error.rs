@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use fa3::QuantError;
+use fa3::{QuantError, QuantizeProblemError};
 
 use crate::run;
 
@@ -24,7 +24,10 @@ pub(crate) enum Error {
     #[error(transparent)]
     Rope(#[from] QuantError),
     #[error("{tensor}: {source}")]
-    Compute { tensor: String, source: fa3::Error },
+    Problem { tensor: String, source: QuantizeProblemError },
+    /// Of the device.
+    #[error(transparent)]
+    Compute(fa3::Error),
 }
 
 /// No way to pair entries.

@@ -154,6 +154,8 @@ fn bad_input_is_refused_in_one_line() {
     refused(&["--scale", "-1"], "x: the scale -1 is outside 2^-64 to 2^64");
     refused(&["--rope", "halves", "--rotary-dim", "64"], "x: rotary_dim 64 is not a positive multiple of 16");
     refused(&["--rope", "halves", "--rope-base", "-1"], "rotary base -1 is not positive and finite");
+    let ran = case.quantize(&["--dtype", "f16", "--device", "1000"]);
+    assert!(ran.stderr.starts_with("error: no "), "no gpu, or no such one: {ran:?}");
     let npy = case.folder.path().join("out.npy");
     let input = case.input.to_str().unwrap();
     fa3(&["quantize", input, "-o", npy.to_str().unwrap()])
