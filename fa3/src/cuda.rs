@@ -63,8 +63,8 @@
 //! If tensors do not begin at the starts of their buffers, use [`Forward::launch`]. With the feature `cudarc`,
 //! `Forward::run_slices` takes slices of that crate.
 //!
-//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`crate::QuantizeProblem`], run many times. It needs no
-//! workspace.
+//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`crate::QuantizeProblem`], run many times. It
+//! needs no workspace.
 
 use bytemuck::Pod;
 use fa3_quant::RopeTable;

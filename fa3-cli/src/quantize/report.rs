@@ -89,13 +89,20 @@ impl fmt::Display for Drift {
     }
 }
 
+/// Bytes that are read and written at least. Of cosines and sines, those of a sequence's positions.
+fn moved_bytes(problem: &QuantizeProblem) -> f64 {
+    let rotary_dim = problem.rotary().map_or(0, |rotary| rotary.rotary_dim);
+    let tables = 4 * problem.x().shape.seqlen as u64 * rotary_dim as u64;
+    let [x, codes, scales, ..] = problem.tensor_bytes().map(|(_, bytes)| bytes.unwrap_or(0));
+    (x + codes + scales + tables) as f64
+}
+
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { problem, place, times, drift, quantized } = self;
         writeln!(f, "{problem}")?;
         writeln!(f, "  device  {place}")?;
-        let bytes: u64 = problem.tensor_bytes().into_iter().filter_map(|(_, bytes)| bytes).sum();
-        times.write(f, bytes as f64, "GB/s")?;
+        times.write(f, moved_bytes(problem), "GB/s")?;
         let scales = &quantized.scales;
         match quantized.scaling {
             Scaling::Given(scale) => writeln!(f, "  scales  {scale:e}, given")?,
@@ -112,10 +119,21 @@ impl fmt::Display for Report<'_> {
 #[cfg(test)]
 mod tests {
     use fa3::half::f16;
-    use fa3::{Device, Quantize};
+    use fa3::{Device, Quantize, Rope, RopeStyle};
     use ndarray::Array4;
 
     use super::*;
+
+    /// 3 bytes an element, 4 a scale, and 8 for each of 8 pairs of cosine and sine of a position.
+    #[test]
+    fn a_table_counts_as_far_as_it_is_read() {
+        let x = Array4::from_elem([2, 100, 3, 32], f16::ONE);
+        let table = Rope::new(RopeStyle::HalfSplit, 16, 10_000.0).unwrap().table(500);
+        let quantize = Quantize::new(x.view());
+        let moved = |quantize: &Quantize<'_, f16>| moved_bytes(&quantize.problem().unwrap());
+        assert_eq!(moved(&quantize), f64::from(3 * 2 * 100 * 3 * 32 + 4 * 6));
+        assert_eq!(moved(&quantize.clone().rotary(&table)) - moved(&quantize), f64::from(8 * 8 * 100));
+    }
 
     #[test]
     fn numbers_that_are_not_finite_are_left_out_and_counted() {

@@ -64,13 +64,17 @@ impl Times {
     /// Two lines of a report, the first only of a GPU. A call does `work`, in thousands of millions a second of `unit`.
     pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>, work: f64, unit: &str) -> fmt::Result {
         let speed = work / self.call.as_secs_f64() / 1e9;
+        let digits = if speed < 1.0 { 3 } else { 1 };
         let milliseconds = 1e3 * self.call.as_secs_f64();
         let Some(compile) = self.compile else {
-            return writeln!(f, "  time    {milliseconds:.2} ms, {speed:.1} {unit}");
+            return writeln!(f, "  time    {milliseconds:.2} ms, {speed:.digits$} {unit}");
         };
         let launches = self.launches;
         writeln!(f, "  compile {:.2} ms", 1e3 * compile.as_secs_f64())?;
-        writeln!(f, "  time    {milliseconds:.4} ms, {speed:.1} {unit}, of {launches} launches back to back")
+        writeln!(
+            f,
+            "  time    {milliseconds:.4} ms, {speed:.digits$} {unit}, of {launches} launches back to back"
+        )
     }
 }
 
