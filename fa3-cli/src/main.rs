@@ -24,6 +24,7 @@ mod plan;
 mod progress;
 mod ptx;
 mod ptxas;
+mod quantize;
 mod run;
 mod sass;
 mod sim;
@@ -57,6 +58,9 @@ enum Verb {
     /// Computes the attention of tensors in a file and compares it with an expected result
     #[command(long_about = run::ABOUT)]
     Run(run::Options),
+    /// Takes a tensor in a file to FP8, with rotary embedding and Hadamard transform on the way
+    #[command(long_about = quantize::ABOUT)]
+    Quantize(quantize::Options),
     /// Measures the error of attention in fp16 and FP8, beside the FlashAttention-3 paper's
     #[command(long_about = accuracy::ABOUT)]
     Accuracy(accuracy::Options),
@@ -94,6 +98,7 @@ fn main() -> ExitCode {
     let Command { verb } = Command::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let result: Result<bool, Box<dyn Error>> = match verb {
         Verb::Run(options) => run::run(&options).map_err(Into::into),
+        Verb::Quantize(options) => quantize::run(&options).map_err(Into::into),
         Verb::Accuracy(options) => accuracy::run(&options).map_err(Into::into),
         Verb::Bench(options) => bench::run(&options).map_err(Into::into),
         Verb::Tune(options) => tune::run(&options).map_err(Into::into),

@@ -2,13 +2,13 @@
 
 mod call;
 mod compare;
-mod error;
-mod gpu;
+pub(crate) mod error;
+pub(crate) mod gpu;
 mod npy;
-mod place;
+pub(crate) mod place;
 mod report;
-mod safetensors;
-mod tensor;
+pub(crate) mod safetensors;
+pub(crate) mod tensor;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -83,7 +83,7 @@ pub(crate) struct Options {
 /// Where O and LSE go.
 type Outputs = [Option<NewFile>; 2];
 
-const NPY: &str = "npy";
+pub(crate) const NPY: &str = "npy";
 const SAFETENSORS: &str = "safetensors";
 
 /// Computes, prints, compares and writes. True if every result satisfies the error law.
@@ -104,6 +104,29 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
         [q, k, v] => run_npy([q, k, v], options, outputs),
         inputs => Err(Error::FileCount { given: inputs.len() }),
     })
+}
+
+/// The tensor of this name in a file: safetensors, or .npy if the file is named so, which has no names.
+///
+/// # Errors
+/// There is no such file or tensor, or it is of a type that no verb takes.
+pub(crate) fn read_tensor(
+    path: &Path,
+    name: Option<&str>,
+    default: &str,
+    types: &'static str,
+) -> Result<Tensor, Error> {
+    if path == Path::new("-") {
+        return Err(Error::Stdin);
+    }
+    if has_extension(path, NPY) {
+        return match name {
+            Some(_) => Err(Error::NotForNpy { option: "--tensor" }),
+            None => read_npy(path),
+        };
+    }
+    let bytes = fs::read(path).map_err(|source| Error::Read { path: path.into(), source })?;
+    File::new(path, &bytes)?.tensor(name.unwrap_or(default), types)
 }
 
 fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> Result<bool, Error> {
@@ -168,7 +191,7 @@ fn read_npy(path: &Path) -> Result<Tensor, Error> {
     npy::decode(path.display().to_string(), &bytes).map_err(|source| Error::Npy { path: path.into(), source })
 }
 
-fn has_extension(path: &Path, expected: &str) -> bool {
+pub(crate) fn has_extension(path: &Path, expected: &str) -> bool {
     path.extension().is_some_and(|extension| extension == expected)
 }
 

@@ -1,4 +1,4 @@
-//! Attention on a Hopper GPU, over tensors that are already there.
+//! Attention and quantization on a Hopper GPU, over tensors that are already there.
 //!
 //! [`Attention::forward`](crate::Attention::forward) copies arrays to the GPU and back. If the tensors are on
 //! the GPU already, make a [`Forward`] of the problem once and run it many times: it copies nothing and
@@ -62,11 +62,16 @@
 //!
 //! If tensors do not begin at the starts of their buffers, use [`Forward::launch`]. With the feature `cudarc`,
 //! `Forward::run_slices` takes slices of that crate.
+//!
+//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`crate::QuantizeProblem`], run many times. It
+//! needs no workspace.
 
-use fa3_types::Problem;
-use ndarray::{Array3, Array4, ArrayView4};
+use bytemuck::Pod;
+use fa3_quant::RopeTable;
+use fa3_types::{Problem, QuantizeProblem};
+use ndarray::{Array3, Array4, ArrayView, ArrayView1, ArrayView4, Dimension};
 
-use crate::{Output, Scalar};
+use crate::{Output, Quantized, Scalar};
 
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::cudarc;
@@ -74,7 +79,7 @@ pub use fa3_cuda::cudarc;
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
     Device, DeviceBuffer, Event, Forward, ForwardError, ForwardTensors, Function, Graph, HostError, Memory,
-    Stream, Workspace,
+    Quantize, QuantizeError, QuantizeTensors, RotaryTensors, Stream, Workspace,
 };
 
 /// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes: both come from one
@@ -86,14 +91,7 @@ pub(crate) fn forward<T: Scalar>(
 ) -> Result<Output<T::Output>, ForwardError> {
     let forward = Forward::new(device, problem)?;
     let stream = device.stream()?;
-    let upload = |x: ArrayView4<'_, T>| -> Result<DeviceBuffer, HostError> {
-        let x = x.as_standard_layout();
-        let elements = x.as_slice().expect("the standard layout has no gaps");
-        let mut buffer = device.alloc(size_of_val(elements))?;
-        buffer.upload(&stream, elements)?;
-        Ok(buffer)
-    };
-    let [q, k, v] = qkv.map(upload);
+    let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
     let (q, k, v) = (q?, k?, v?);
     let lse_shape = problem.lse_shape();
     let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
@@ -106,4 +104,41 @@ pub(crate) fn forward<T: Scalar>(
         o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
         lse: Array3::from_shape_vec(lse_shape, lse).expect("one element each"),
     })
+}
+
+/// Quantization of a contiguous tensor, and back. The view has the problem's shape, and table and positions are those
+/// that it was made with: all come from one [`crate::Quantize`].
+pub(crate) fn quantize<T: Scalar>(
+    device: &Device,
+    problem: &QuantizeProblem,
+    x: ArrayView4<'_, T>,
+    table: Option<&RopeTable>,
+    positions: Option<&[i32]>,
+) -> Result<Quantized, QuantizeError> {
+    let quantize = Quantize::new(device, problem)?;
+    let stream = device.stream()?;
+    let x = upload(device, &stream, x)?;
+    let mut codes = device.alloc(problem.codes().extent_bytes().0 as usize)?;
+    let scales = problem.scales_shape().map(|shape| 4 * shape.iter().product::<usize>());
+    let mut scales = scales.map(|bytes| device.alloc(bytes)).transpose()?;
+    let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
+    let tables = tables.map(|[cos, sin]| Ok::<_, HostError>((cos?, sin?))).transpose()?;
+    let positions = positions.map(|each| upload(device, &stream, ArrayView1::from(each))).transpose()?;
+    let rotary = tables.as_ref().map(|(cos, sin)| RotaryTensors { cos, sin, positions: positions.as_ref() });
+    quantize.run(&stream, QuantizeTensors { x: &x, codes: &mut codes, scales: scales.as_mut(), rotary })?;
+    let scales = scales.map(|scales| scales.download(&stream)).transpose()?.unwrap_or_default();
+    Ok(Quantized::new(problem, codes.download(&stream)?, scales))
+}
+
+/// The elements in order, with nothing between them.
+fn upload<T: Pod, D: Dimension>(
+    device: &Device,
+    stream: &Stream,
+    x: ArrayView<'_, T, D>,
+) -> Result<DeviceBuffer, HostError> {
+    let x = x.as_standard_layout();
+    let elements = x.as_slice().expect("the standard layout has no gaps");
+    let mut buffer = device.alloc(size_of_val(elements))?;
+    buffer.upload(stream, elements)?;
+    Ok(buffer)
 }

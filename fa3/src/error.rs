@@ -1,11 +1,11 @@
 //! What can go wrong.
 
-use fa3_types::{ProblemError, TensorName};
+use fa3_types::{ProblemError, QuantizeProblemError, TensorName};
 
 #[cfg(feature = "cuda")]
-use crate::cuda::{ForwardError, HostError};
+use crate::cuda::{ForwardError, HostError, QuantizeError};
 
-/// Why attention was not computed.
+/// Why attention or a quantization was not computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -28,10 +28,30 @@ pub enum Error {
         /// The result's shape.
         expected: Vec<usize>,
     },
+    /// The quantization makes no sense; nothing was computed.
+    #[error(transparent)]
+    Quantize(#[from] QuantizeProblemError),
+    /// There are not as many positions as rows; nothing was computed.
+    #[error("{given} positions were given for {batch} sequences of {seqlen} rows")]
+    PositionCount {
+        /// Positions.
+        given: usize,
+        /// Sequences.
+        batch: usize,
+        /// Rows of each of them.
+        seqlen: usize,
+    },
+    /// Nothing rotates by the positions; nothing was computed.
+    #[error("positions were given without a rotation")]
+    PositionsWithoutRotary,
     /// There is no GPU, its kernels do not take the problem, or the driver says no.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] ForwardError),
+    /// The GPU does not quantize the tensor, or the driver says no.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    CudaQuantize(#[from] QuantizeError),
 }
 
 #[cfg(feature = "cuda")]

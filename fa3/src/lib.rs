@@ -42,7 +42,9 @@
 //! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
 //! ```
 //!
-//! This crate re-exports what its interface mentions: [`Mask`], [`Problem`] and its parts, [`E4m3`], and the
+//! [`Quantize`] takes a tensor to e4m3, with rotary embedding and incoherent processing on the way.
+//!
+//! This crate re-exports what its interface mentions: [`Mask`], [`Problem`] and its parts, [`E4m3`], [`Rope`], and the
 //! crates [`ndarray`] and [`half`]. The layers below are crates of their own: `fa3-types` (what a problem is),
 //! `fa3-ref` (the oracle and the error law), `fa3-quant` (FP8), `fa3-sched` (tiles, orders, plans), `fa3-cuda`
 //! (kernels and the driver).
@@ -57,15 +59,18 @@ mod cpu;
 pub mod cuda;
 mod device;
 mod error;
+mod quantize;
 mod scalar;
 
 pub use attention::{Attention, Output};
 pub use device::Device;
 pub use error::Error;
+pub use quantize::{Quantize, Quantized};
 pub use scalar::Scalar;
 
-pub use fa3_quant::E4m3;
+pub use fa3_quant::{E4m3, QuantError, Rope, RopeStyle, RopeTable};
 pub use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, TensorName};
+pub use fa3_types::{QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling};
 pub use {half, ndarray};
 
 /// The README's Rust code, as a test.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, HostError, Stream, Workspace};
 use fa3::{Output, Scalar};
 use fa3_types::Problem;
-use ndarray::{Array3, Array4, ArrayView4};
+use ndarray::{Array3, Array4, ArrayView, ArrayView4, Dimension};
 
 use super::place::Times;
 
@@ -28,13 +28,7 @@ pub(super) fn forward<T: Scalar>(
     let compile = Some(start.elapsed());
 
     let stream = device.stream()?;
-    let upload = |x: ArrayView4<'_, T>| -> Result<DeviceBuffer, HostError> {
-        let elements = x.as_slice().expect("a file's tensors have no gaps");
-        let mut buffer = device.alloc(size_of_val(elements))?;
-        buffer.upload(&stream, elements)?;
-        Ok(buffer)
-    };
-    let [q, k, v] = qkv.map(upload);
+    let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
     let lse_bytes = problem.lse_shape().iter().product::<usize>() * size_of::<f32>();
     let mut pass = Pass {
         q: q?,
@@ -46,10 +40,7 @@ pub(super) fn forward<T: Scalar>(
         forward,
         stream,
     };
-    pass.launch(FEW)?;
-    let one_ms = pass.launch(FEW)?.as_secs_f64() * 1e3 / f64::from(FEW);
-    let launches = ((SLICE_MS / one_ms.max(1e-3)) as u32).max(FEW);
-    let call = pass.launch(launches)? / launches;
+    let (call, launches) = timed(|launches| pass.launch(launches))?;
 
     let (o, lse) = (pass.o.download(&pass.stream)?, pass.lse.download(&pass.stream)?);
     let output = Output {
@@ -57,6 +48,32 @@ pub(super) fn forward<T: Scalar>(
         lse: Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each"),
     };
     Ok((output, Times { compile, call, launches }))
+}
+
+/// How long a launch takes, of how many that were timed; `launch` says it of so many back to back.
+///
+/// # Errors
+/// Those of `launch`.
+pub(crate) fn timed<E>(mut launch: impl FnMut(u32) -> Result<Duration, E>) -> Result<(Duration, u32), E> {
+    launch(FEW)?;
+    let one_ms = launch(FEW)?.as_secs_f64() * 1e3 / f64::from(FEW);
+    let launches = ((SLICE_MS / one_ms.max(1e-3)) as u32).max(FEW);
+    Ok((launch(launches)? / launches, launches))
+}
+
+/// An array with nothing between its elements.
+///
+/// # Errors
+/// What the driver says.
+pub(crate) fn upload<T: Scalar, D: Dimension>(
+    device: &Device,
+    stream: &Stream,
+    x: ArrayView<'_, T, D>,
+) -> Result<DeviceBuffer, HostError> {
+    let elements = x.as_slice().expect("a file's tensors and tables have no gaps");
+    let mut buffer = device.alloc(size_of_val(elements))?;
+    buffer.upload(stream, elements)?;
+    Ok(buffer)
 }
 
 /// A compiled call with its tensors on the GPU.

@@ -15,7 +15,7 @@ use crate::progress;
 
 /// What the command line says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(crate) enum Wanted {
     /// The GPU, where there is a Hopper GPU whose kernels take the problem; the CPU otherwise.
     Auto,
     /// The CPU.
@@ -27,7 +27,7 @@ pub(super) enum Wanted {
 /// No name of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected auto, cpu, gpu or the number of a gpu")]
-pub(super) struct NoDeviceName;
+pub(crate) struct NoDeviceName;
 
 impl FromStr for Wanted {
     type Err = NoDeviceName;
@@ -43,21 +43,39 @@ impl FromStr for Wanted {
 
 /// Where it was computed.
 #[derive(Debug)]
-pub(super) struct Place {
-    device: Device,
+pub(crate) struct Place {
+    pub(crate) device: Device,
     /// Why not on a GPU, if that was left open.
-    why: Option<Error>,
+    pub(crate) why: Option<Error>,
 }
 
 /// How long it took.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
+pub(crate) struct Times {
     /// Compiling its kernel, on a GPU.
-    pub(super) compile: Option<Duration>,
+    pub(crate) compile: Option<Duration>,
     /// The call: on the CPU all of it, on a GPU a launch of its kernel.
-    pub(super) call: Duration,
+    pub(crate) call: Duration,
     /// How many were timed.
-    pub(super) launches: u32,
+    pub(crate) launches: u32,
+}
+
+impl Times {
+    /// Two lines of a report, the first only of a GPU. A call does `work`, in thousands of millions a second of `unit`.
+    pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>, work: f64, unit: &str) -> fmt::Result {
+        let speed = work / self.call.as_secs_f64() / 1e9;
+        let digits = if speed < 1.0 { 3 } else { 1 };
+        let milliseconds = 1e3 * self.call.as_secs_f64();
+        let Some(compile) = self.compile else {
+            return writeln!(f, "  time    {milliseconds:.2} ms, {speed:.digits$} {unit}");
+        };
+        let launches = self.launches;
+        writeln!(f, "  compile {:.2} ms", 1e3 * compile.as_secs_f64())?;
+        writeln!(
+            f,
+            "  time    {milliseconds:.4} ms, {speed:.digits$} {unit}, of {launches} launches back to back"
+        )
+    }
 }
 
 /// A computed call.
@@ -72,7 +90,7 @@ impl Wanted {
     ///
     /// # Errors
     /// There is no GPU, and nothing else is wanted.
-    pub(super) fn place(self) -> Result<Place, Error> {
+    pub(crate) fn place(self) -> Result<Place, Error> {
         match self {
             Wanted::Cpu => Ok(Place::cpu()),
             Wanted::Gpu(which) => Ok(Place { device: Device::Cuda(which.open()?), why: None }),

@@ -24,19 +24,7 @@ impl fmt::Display for Report {
         let gap = if prefix.is_empty() { "" } else { "  " };
         writeln!(f, "{}{gap}{problem}", crate::escaped(prefix))?;
         writeln!(f, "  device  {place}")?;
-        let speed = problem.forward_flops() / times.call.as_secs_f64() / 1e9;
-        let milliseconds = 1e3 * times.call.as_secs_f64();
-        match times.compile {
-            None => writeln!(f, "  time    {milliseconds:.2} ms, {speed:.1} GFLOP/s")?,
-            Some(compile) => {
-                writeln!(f, "  compile {:.2} ms", 1e3 * compile.as_secs_f64())?;
-                let launches = times.launches;
-                writeln!(
-                    f,
-                    "  time    {milliseconds:.4} ms, {speed:.1} GFLOP/s, of {launches} launches back to back"
-                )?;
-            }
-        }
+        times.write(f, problem.forward_flops(), "GFLOP/s")?;
         write!(f, "  {check}")
     }
 }

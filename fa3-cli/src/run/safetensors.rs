@@ -66,7 +66,9 @@ impl<'a> File<'a> {
     /// may be expected results of theirs.
     pub(super) fn call(&self, prefix: &str, selection: &Selection) -> Result<Call, Error> {
         let full = |name: &str| format!("{prefix}{name}");
-        let named = |given: &Option<String>, name| self.tensor(&given.clone().unwrap_or_else(|| full(name)));
+        let named = |given: &Option<String>, name| {
+            self.tensor(&given.clone().unwrap_or_else(|| full(name)), tensor::ATTENDED)
+        };
         let list = |name| self.find(&full(name), tensor::LIST)?.map(Tensor::list).transpose();
         let expected = |name| match selection {
             Selection { q: None, k: None, v: None, .. } => self.find(&full(name), tensor::EXPECTED),
@@ -94,9 +96,10 @@ impl<'a> File<'a> {
         Names(names)
     }
 
-    fn tensor(&self, name: &str) -> Result<Tensor, Error> {
+    /// The tensor of this name; its type is one of those that any tensor may have, not yet one of those `expected`.
+    pub(super) fn tensor(&self, name: &str, expected: &'static str) -> Result<Tensor, Error> {
         let missing = || Error::NoTensor { path: self.path.into(), name: short(name), names: self.names() };
-        self.find(name, tensor::ATTENDED)?.ok_or_else(missing)
+        self.find(name, expected)?.ok_or_else(missing)
     }
 
     /// The tensor of this name, which is what messages call it; an error if its type is none of those that any tensor
@@ -112,7 +115,7 @@ impl<'a> File<'a> {
 }
 
 /// The bytes of a file that holds `tensors`.
-pub(super) fn encode(path: &Path, tensors: &[Tensor]) -> Result<Vec<u8>, Error> {
+pub(crate) fn encode(path: &Path, tensors: &[Tensor]) -> Result<Vec<u8>, Error> {
     let views = tensors.iter().map(|tensor| (tensor.name.as_str(), Encoded::new(tensor)));
     safetensors::serialize(views, None).map_err(|source| Error::Serialize { path: path.into(), source })
 }

@@ -17,18 +17,18 @@ pub(super) const LIST: &str = "I32 or I64";
 
 /// A tensor with nothing between its elements, the last dimension fastest.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Tensor {
+pub(crate) struct Tensor {
     /// Its name in the file, or the file's name; of an input, so much of it as messages show.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Extents.
-    pub(super) shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     /// As many values as the shape says.
-    pub(super) values: Values,
+    pub(crate) values: Values,
 }
 
 /// Values of one type.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Values {
+pub(crate) enum Values {
     F64(Vec<f64>),
     F32(Vec<f32>),
     F16(Vec<f16>),
@@ -40,7 +40,7 @@ pub(super) enum Values {
 
 impl Tensor {
     /// The elements of `array` in order.
-    pub(super) fn new<T: Stored, D: Dimension>(name: String, array: Array<T, D>) -> Tensor {
+    pub(crate) fn new<T: Stored, D: Dimension>(name: String, array: Array<T, D>) -> Tensor {
         let shape = array.shape().to_vec();
         Tensor { name, shape, values: T::wrap(array.into_iter().collect()) }
     }
@@ -140,7 +140,7 @@ impl Values {
     }
 
     /// The type.
-    pub(super) fn dtype(&self) -> Dtype {
+    pub(crate) fn dtype(&self) -> Dtype {
         match self {
             Values::F64(_) => Dtype::F64,
             Values::F32(_) => Dtype::F32,
@@ -159,7 +159,7 @@ fn decode<T, const N: usize>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<T
 }
 
 /// An element type of [`Values`] that attention computes with.
-pub(super) trait Stored: Scalar {
+pub(crate) trait Stored: Scalar {
     /// The type's name in files.
     const STORED: Dtype;
 

@@ -4,6 +4,7 @@ mod accuracy;
 mod bench;
 mod kernels;
 mod plan;
+mod quantize;
 mod refusals;
 mod run;
 mod sass;

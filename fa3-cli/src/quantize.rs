@@ -1,0 +1,228 @@
+//! `fa3 quantize`: a tensor in a file, on its way to FP8.
+
+mod error;
+mod gpu;
+mod report;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use fa3::cuda::QuantizeError;
+use fa3::{Device, Quantize, QuantizeProblem, Quantized, Rope, RopeStyle, RopeTable};
+use fa3_quant::Incoherent;
+use fa3_types::Dtype;
+use half::{bf16, f16};
+use ndarray::{Array4, ArrayView4};
+use safetensors::Dtype as InFile;
+
+use crate::args::number::{half, multiple_of};
+use crate::progress;
+use crate::run::place::{Place, Times, Wanted};
+use crate::run::tensor::{Stored, Tensor, Values};
+use crate::run::{self, safetensors::encode};
+use crate::write::{self, NewFile};
+use error::{Error, NotAStyle};
+use report::{Drift, Report};
+
+/// What `fa3 quantize --help` says first.
+pub(crate) const ABOUT: &str = "\
+Takes a tensor to e4m3 as FlashAttention-3 takes Q and K there: rotary embedding, a Hadamard transform with random \
+signs, and a scale for each block of rows of a head. Each is optional but the last.
+
+The input is a safetensors file with a tensor x, or a .npy file (f4 or f2, in C order), of shape (batch, seqlen, \
+heads, head_dim) and type F16 or BF16; F32 is rounded to what --dtype says. head_dim is a multiple of 16 up to 256.
+
+The output is a safetensors file with codes (F8_E4M3), of the same shape, and scales (F32) of shape (batch, heads, \
+blocks), or (1, 1, 1) if --scale gives the scale. Codes times scales are the rows after rotation and transform, up to \
+the error that is printed: the root mean square of the differences over that of the rows.
+
+CPU and GPU give the same bits. On a GPU one kernel does everything; it is compiled and warmed up before it is timed.";
+
+/// Options of `fa3 quantize`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  fa3 quantize x.safetensors -o codes.safetensors
+  fa3 quantize qkv.safetensors --tensor q --rope halves --hadamard 1 -o q.safetensors
+  fa3 quantize k.npy --dtype bf16 --block-rows 64 --device cpu -o k.safetensors
+
+Exit code: 0, or 2 if there is no result.")]
+pub(crate) struct Options {
+    /// A safetensors file or a .npy file
+    #[arg(value_name = "FILE")]
+    input: PathBuf,
+    /// Writes codes and scales as safetensors; not to stdout
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// The tensor's name in a safetensors file, x if absent
+    #[arg(long, value_name = "NAME")]
+    tensor: Option<String>,
+    /// Rounds the tensor to this type first: bf16 or f16
+    #[arg(long, value_name = "TYPE", value_parser = half)]
+    dtype: Option<Dtype>,
+    #[command(flatten)]
+    rotary: RotaryArgs,
+    /// Transforms rows by a Hadamard matrix with the random signs of this seed; give Q and K the same
+    #[arg(long, value_name = "SEED")]
+    hadamard: Option<u64>,
+    /// Rows of a head that share a scale: 64 or 128
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    block_rows: usize,
+    /// The scale of the whole tensor, if it is known; larger numbers than 448 times that saturate
+    #[arg(long, value_name = "F", conflicts_with = "block_rows")]
+    scale: Option<f32>,
+    /// Where to compute: cpu, gpu, which is the first Hopper GPU, or the number of another one; auto is a Hopper GPU
+    /// where there is one, else the CPU
+    #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
+    device: Wanted,
+}
+
+/// Rotary embedding.
+#[derive(Debug, clap::Args)]
+struct RotaryArgs {
+    /// Rotates rows by their positions: interleaved turns entries 2i and 2i + 1 together, halves i and
+    /// i + rotary_dim / 2
+    #[arg(long, value_name = "interleaved|halves", value_parser = style)]
+    rope: Option<RopeStyle>,
+    /// Leading entries of a row that rotate, a multiple of 16; all if absent
+    #[arg(long, value_name = "N", requires = "rope", value_parser = multiple_of(16, 256))]
+    rotary_dim: Option<u32>,
+    /// Pair i turns by position · F^(−2i / rotary_dim)
+    #[arg(long, value_name = "F", requires = "rope", default_value_t = 10_000.0)]
+    rope_base: f64,
+    /// The position of each sequence's first row, up to 1048576
+    #[arg(long, value_name = "N", requires = "rope", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    first_position: u32,
+}
+
+/// The types of the input.
+const TYPES: &str = "F32, F16 or BF16";
+
+/// Computes, prints and writes.
+///
+/// # Errors
+/// See [`Error`]; no file has been written then.
+pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+    let inputs = std::slice::from_ref(&options.input);
+    let [output] = write::open([options.output.as_deref()], inputs).map_err(run::error::Error::from)?;
+    if let Some(path) = options.output.as_ref().filter(|path| run::has_extension(path, run::NPY)) {
+        return Err(Error::NpyOutput { path: path.clone() });
+    }
+    let tensor = run::read_tensor(&options.input, options.tensor.as_deref(), "x", TYPES)?;
+    match (options.dtype, tensor.values.dtype()) {
+        (None, InFile::F32) => return Err(Error::Single { tensor: tensor.name }),
+        (Some(Dtype::F16), _) | (None, InFile::F16) => options.quantize::<f16>(tensor, output)?,
+        // Types that are none of ours are refused there.
+        _ => options.quantize::<bf16>(tensor, output)?,
+    }
+    Ok(true)
+}
+
+impl Options {
+    fn quantize<T: Stored>(&self, tensor: Tensor, output: Option<NewFile>) -> Result<(), Error> {
+        let (name, x) = (tensor.name.clone(), array::<T>(tensor)?);
+        let refused = |error| {
+            if let fa3::Error::Quantize(source) = error {
+                return Error::Problem { tensor: name.clone(), source };
+            }
+            Error::Compute(error)
+        };
+        let mut quantize = Quantize::new(x.view());
+        quantize = match self.scale {
+            Some(scale) => quantize.scale(scale),
+            None => quantize.block_rows(self.block_rows),
+        };
+        if let Some(seed) = self.hadamard {
+            quantize = quantize.hadamard(seed);
+        }
+        // Before a table is made for it.
+        quantize.problem().map_err(refused)?;
+        let (_, seqlen, _, head_dim) = x.dim();
+        let first = self.rotary.first_position as usize;
+        let table = self.rotary.table(first + seqlen, head_dim)?;
+        if let Some(table) = &table {
+            quantize = quantize.rotary(table).first_position(first);
+        }
+        let problem = quantize.problem().map_err(refused)?;
+
+        let place = self.device.place().map_err(refused)?;
+        let progress = progress::late_bar(1).with_message("computes codes and scales");
+        let auto = self.device == Wanted::Auto;
+        let computed = compute(&quantize, &problem, (x.view(), table.as_ref()), place, auto);
+        progress.finish_and_clear();
+        let (quantized, times, place) = computed.map_err(refused)?;
+
+        let incoherent = self.hadamard.map(|seed| Incoherent::new(head_dim, seed));
+        let drift = Drift::of(x.view(), table.as_ref(), first, incoherent.as_ref(), &quantized);
+        crate::print(&Report { problem, place, times, drift, quantized: &quantized });
+        if let Some(file) = output {
+            let Quantized { codes, scales, .. } = quantized;
+            let tensors = [Tensor::new("codes".into(), codes), Tensor::new("scales".into(), scales)];
+            let bytes = encode(file.path(), &tensors)?;
+            write::write(&[(file, bytes)]).map_err(run::error::Error::from)?;
+        }
+        Ok(())
+    }
+}
+
+/// Codes and scales, how long they took, and where; on the CPU if the GPU does not take the tensor and that was left
+/// open.
+fn compute<T: Stored>(
+    quantize: &Quantize<'_, T>,
+    problem: &QuantizeProblem,
+    (x, table): (ArrayView4<'_, T>, Option<&RopeTable>),
+    mut place: Place,
+    auto: bool,
+) -> Result<(Quantized, Times, Place), fa3::Error> {
+    if let Device::Cuda(device) = &place.device {
+        match gpu::quantize(device, problem, x, table) {
+            Ok((quantized, times)) => return Ok((quantized, times, place)),
+            Err(why @ QuantizeError::Tiles(_)) if auto => {
+                place = Place { device: Device::Cpu, why: Some(why.into()) };
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let start = Instant::now();
+    let quantized = quantize.run(&place.device)?;
+    Ok((quantized, Times { compile: None, call: start.elapsed(), launches: 1 }, place))
+}
+
+impl RotaryArgs {
+    /// The cosines and sines of so many positions, if rows rotate.
+    fn table(&self, positions: usize, head_dim: usize) -> Result<Option<RopeTable>, Error> {
+        let Some(style) = self.rope else { return Ok(None) };
+        let rotary_dim = self.rotary_dim.map_or(head_dim, |rotary_dim| rotary_dim as usize);
+        Ok(Some(Rope::new(style, rotary_dim, self.rope_base)?.table(positions)))
+    }
+}
+
+/// The tensor as (batch, seqlen, heads, head_dim), rounded if it is of another type.
+fn array<T: Stored>(tensor: Tensor) -> Result<Array4<T>, Error> {
+    let Tensor { name: tensor, shape: given, values } = tensor;
+    let Ok(dims) = <[usize; 4]>::try_from(given.as_slice()) else {
+        return Err(Error::Rank { tensor, given });
+    };
+    if dims.contains(&0) {
+        return Err(Error::Empty { tensor, given });
+    }
+    let values: Vec<T> = match values {
+        Values::F32(values) => values.into_iter().map(T::from_f32).collect(),
+        Values::F16(values) => values.into_iter().map(|x| T::from_f32(x.to_f32())).collect(),
+        Values::Bf16(values) => values.into_iter().map(|x| T::from_f32(x.to_f32())).collect(),
+        other @ (Values::F64(_) | Values::E4m3(_) | Values::I64(_) | Values::I32(_)) => {
+            return Err(run::error::Error::Dtype { tensor, given: other.dtype(), expected: TYPES }.into());
+        }
+    };
+    Array4::from_shape_vec(dims, values).map_err(|_| run::error::Error::TooLarge { tensor, given }.into())
+}
+
+/// Reads which entries rotate together.
+fn style(text: &str) -> Result<RopeStyle, NotAStyle> {
+    match text {
+        "interleaved" => Ok(RopeStyle::Interleaved),
+        "halves" => Ok(RopeStyle::HalfSplit),
+        _ => Err(NotAStyle),
+    }
+}

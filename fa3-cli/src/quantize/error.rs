@@ -1,0 +1,36 @@
+//! Why there are no codes.
+
+use std::path::PathBuf;
+
+use fa3::{QuantError, QuantizeProblemError};
+
+use crate::run;
+
+/// Everything that `fa3 quantize` refuses. One sentence each, with the names and the numbers.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum Error {
+    /// What every verb that reads and writes files refuses.
+    #[error(transparent)]
+    File(#[from] run::error::Error),
+    #[error("output {} is named .npy, but codes and scales go into one safetensors file", path.display())]
+    NpyOutput { path: PathBuf },
+    #[error("{tensor} is F32, expected F16 or BF16; --dtype bf16 or --dtype f16 rounds it")]
+    Single { tensor: String },
+    #[error("{tensor} has shape {given:?}, expected (batch, seqlen, heads, head_dim)")]
+    Rank { tensor: String, given: Vec<usize> },
+    #[error("{tensor} of shape {given:?} has no elements")]
+    Empty { tensor: String, given: Vec<usize> },
+    #[error(transparent)]
+    Rope(#[from] QuantError),
+    #[error("{tensor}: {source}")]
+    Problem { tensor: String, source: QuantizeProblemError },
+    /// Of the device.
+    #[error(transparent)]
+    Compute(fa3::Error),
+}
+
+/// No way to pair entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected interleaved or halves")]
+pub(crate) struct NotAStyle;

@@ -1,0 +1,153 @@
+//! What `fa3 quantize` prints.
+
+use std::fmt;
+
+use fa3::{QuantizeProblem, Quantized, RopeTable, Scalar, Scaling};
+use fa3_quant::Incoherent;
+use ndarray::{ArrayView4, Axis};
+use rayon::prelude::*;
+
+use crate::run::place::{Place, Times};
+
+/// What was computed, where, how fast and how well.
+#[derive(Debug)]
+pub(super) struct Report<'a> {
+    pub(super) problem: QuantizeProblem,
+    pub(super) place: Place,
+    pub(super) times: Times,
+    pub(super) drift: Drift,
+    pub(super) quantized: &'a Quantized,
+}
+
+/// How far codes times scales are from the rows that were quantized.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Drift {
+    /// Σ of the squares of differences.
+    differences: f64,
+    /// Σ of the squares of numbers.
+    numbers: f64,
+    /// Numbers that are in neither, because they are not finite.
+    not_finite: usize,
+}
+
+impl Drift {
+    /// Rotates and transforms the rows of `x` again, on the CPU.
+    pub(super) fn of<T: Scalar + Copy>(
+        x: ArrayView4<'_, T>,
+        table: Option<&RopeTable>,
+        first: usize,
+        incoherent: Option<&Incoherent>,
+        quantized: &Quantized,
+    ) -> Drift {
+        let (batch, seqlen, heads, _) = x.dim();
+        let of_row = |batch, row, head| {
+            let rows = x.index_axis_move(Axis(0), batch).index_axis_move(Axis(0), row);
+            let mut values: Vec<f32> = rows.index_axis(Axis(0), head).iter().map(|x| x.to_f32()).collect();
+            if let Some(table) = table {
+                table.apply(&mut values, first + row);
+            }
+            if let Some(incoherent) = incoherent {
+                incoherent.apply(&mut values);
+            }
+            let scale = f64::from(quantized.scale(batch, row, head));
+            let codes = quantized.codes.index_axis(Axis(0), batch);
+            let codes = codes.index_axis(Axis(0), row).index_axis_move(Axis(0), head);
+            let pairs = values.iter().zip(codes);
+            pairs.fold(Drift::default(), |sum, (&y, code)| sum.with(f64::from(y), f64::from(*code) * scale))
+        };
+        let rows = (0..batch * seqlen).into_par_iter();
+        let of_heads = |at| (0..heads).map(move |head| of_row(at / seqlen, at % seqlen, head));
+        rows.flat_map_iter(of_heads).reduce(Drift::default, Drift::plus)
+    }
+
+    fn with(self, expected: f64, given: f64) -> Drift {
+        if !expected.is_finite() {
+            return Drift { not_finite: self.not_finite + 1, ..self };
+        }
+        let difference = given - expected;
+        self.plus(Drift { differences: difference * difference, numbers: expected * expected, not_finite: 0 })
+    }
+
+    fn plus(self, other: Drift) -> Drift {
+        Drift {
+            differences: self.differences + other.differences,
+            numbers: self.numbers + other.numbers,
+            not_finite: self.not_finite + other.not_finite,
+        }
+    }
+}
+
+impl fmt::Display for Drift {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Of zeros, codes are exact.
+        let relative = (self.differences / self.numbers.max(f64::MIN_POSITIVE)).sqrt();
+        write!(f, "{relative:.2e} relative rms")?;
+        match self.not_finite {
+            0 => Ok(()),
+            count => write!(f, ", {count} not finite left out"),
+        }
+    }
+}
+
+/// Bytes that are read and written at least. Of cosines and sines, those of a sequence's positions.
+fn moved_bytes(problem: &QuantizeProblem) -> f64 {
+    let rotary_dim = problem.rotary().map_or(0, |rotary| rotary.rotary_dim);
+    let tables = 4 * problem.x().shape.seqlen as u64 * rotary_dim as u64;
+    let [x, codes, scales, ..] = problem.tensor_bytes().map(|(_, bytes)| bytes.unwrap_or(0));
+    (x + codes + scales + tables) as f64
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { problem, place, times, drift, quantized } = self;
+        writeln!(f, "{problem}")?;
+        writeln!(f, "  device  {place}")?;
+        times.write(f, moved_bytes(problem), "GB/s")?;
+        let scales = &quantized.scales;
+        match quantized.scaling {
+            Scaling::Given(scale) => writeln!(f, "  scales  {scale:e}, given")?,
+            Scaling::Block { .. } => {
+                let smallest = scales.iter().copied().fold(f32::INFINITY, f32::min);
+                let largest = scales.iter().copied().fold(0.0, f32::max);
+                writeln!(f, "  scales  {} from {smallest:.3e} to {largest:.3e}", scales.len())?;
+            }
+        }
+        write!(f, "  error   {drift}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3::half::f16;
+    use fa3::{Device, Quantize, Rope, RopeStyle};
+    use ndarray::Array4;
+
+    use super::*;
+
+    /// 3 bytes an element, 4 a scale, and 8 for each of 8 pairs of cosine and sine of a position.
+    #[test]
+    fn a_table_counts_as_far_as_it_is_read() {
+        let x = Array4::from_elem([2, 100, 3, 32], f16::ONE);
+        let table = Rope::new(RopeStyle::HalfSplit, 16, 10_000.0).unwrap().table(500);
+        let quantize = Quantize::new(x.view());
+        let moved = |quantize: &Quantize<'_, f16>| moved_bytes(&quantize.problem().unwrap());
+        assert_eq!(moved(&quantize), f64::from(3 * 2 * 100 * 3 * 32 + 4 * 6));
+        assert_eq!(moved(&quantize.clone().rotary(&table)) - moved(&quantize), f64::from(8 * 8 * 100));
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_left_out_and_counted() {
+        let mut x = Array4::from_elem([1, 2, 1, 16], f16::ONE);
+        let drift = |x: &Array4<f16>| {
+            let quantized = Quantize::new(x.view()).scale(1.0).run(&Device::Cpu).unwrap();
+            Drift::of(x.view(), None, 0, None, &quantized).to_string()
+        };
+        assert_eq!(drift(&x), "0.00e0 relative rms");
+        x[[0, 1, 0, 3]] = f16::NAN;
+        assert_eq!(drift(&x), "0.00e0 relative rms, 1 not finite left out");
+        x.fill(f16::from_f32(1.0625));
+        assert_eq!(drift(&x), "5.88e-2 relative rms");
+        x.fill(f16::ZERO);
+        assert_eq!(drift(&x), "0.00e0 relative rms");
+    }
+}

@@ -1,0 +1,401 @@
+//! One quantization to e4m3, as a builder.
+
+use fa3_quant::{E4m3, Granularity, Incoherent, Preparation, RopeTable, Rotation, RowPositions};
+use fa3_types::{Positions, QuantizeProblem, QuantizeSpec, Rotary, Scaling, Sequences, Shape};
+use ndarray::{Array3, Array4, ArrayView4, Axis};
+
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::{Device, Error, Scalar};
+
+/// The way of a tensor to e4m3, as FlashAttention-3 takes Q and K there (§3.3). A builder; [`Quantize::run`] computes
+/// it.
+///
+/// ```text
+/// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
+/// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
+/// ```
+///
+/// X is (batch, seqlen, heads, head_dim) of f16 or bf16, with head_dim a multiple of 16 up to 256. Strides are free.
+/// A block whose numbers are all 0 has scale 1. NaN and infinities become NaN and count in no scale.
+///
+/// CPU and GPU give the same bits, and refuse the same.
+///
+/// ```
+/// use fa3::half::bf16;
+/// use fa3::ndarray::Array4;
+/// use fa3::{Device, Quantize, Rope, RopeStyle};
+///
+/// // (batch, seqlen, heads, head_dim), with one outlier
+/// let mut q = Array4::from_shape_fn((1, 200, 2, 64), |(_, s, h, d)| {
+///     bf16::from_f32(((s * 7 + h * 5 + d * 3) as f32).sin())
+/// });
+/// q[[0, 5, 0, 9]] = bf16::from_f32(500.0);
+///
+/// let table = Rope::new(RopeStyle::HalfSplit, 64, 10_000.0)?.table(200);
+/// let quantize = Quantize::new(q.view()).rotary(&table).hadamard(1);
+/// let quantized = quantize.run(&Device::Cpu)?;
+/// assert_eq!(quantized.codes.dim(), (1, 200, 2, 64));
+/// assert_eq!(quantized.scales.dim(), (1, 2, 2)); // a scale for each 128 rows of a head
+/// // The transform spreads the outlier over its row: the block's scale is not 500 / 448.
+/// assert!(quantized.scale(0, 5, 0) < 0.2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing is computed before `run`"]
+pub struct Quantize<'a, T> {
+    x: ArrayView4<'a, T>,
+    table: Option<&'a RopeTable>,
+    rows: Option<Rows<'a>>,
+    seed: Option<u64>,
+    scaling: Scaling,
+}
+
+/// Where rows stand.
+#[derive(Clone, Copy, Debug)]
+enum Rows<'a> {
+    From(usize),
+    Listed(&'a [i32]),
+}
+
+/// A tensor of e4m3 with its scales: the original, rotated and transformed, is about codes · scales.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantized {
+    /// Codes (batch, seqlen, heads, head_dim).
+    pub codes: Array4<E4m3>,
+    /// Scales (batch, heads, blocks); (1, 1, 1) if the scale was given.
+    pub scales: Array3<f32>,
+    /// What shares a scale.
+    pub scaling: Scaling,
+}
+
+impl<'a, T: Scalar> Quantize<'a, T> {
+    /// Quantization alone, with a scale for each 128 rows of a head.
+    pub fn new(x: ArrayView4<'a, T>) -> Quantize<'a, T> {
+        Quantize { x, table: None, rows: None, seed: None, scaling: Scaling::Block { rows: 128 } }
+    }
+
+    /// Rotates each row by its position first. The rows of a sequence are at positions 0, 1, …
+    pub fn rotary(mut self, table: &'a RopeTable) -> Quantize<'a, T> {
+        self.table = Some(table);
+        self
+    }
+
+    /// Lets the rows of each sequence be at positions `first`, `first + 1`, …
+    pub fn first_position(mut self, first: usize) -> Quantize<'a, T> {
+        self.rows = Some(Rows::From(first));
+        self
+    }
+
+    /// Lists the position of each row, (batch, seqlen), row by row. A row whose position is not one of the table's
+    /// becomes NaN.
+    pub fn positions(mut self, positions: &'a [i32]) -> Quantize<'a, T> {
+        self.rows = Some(Rows::Listed(positions));
+        self
+    }
+
+    /// Transforms each row before it is quantized, by an orthogonal matrix with random signs. Give Q and K the same
+    /// seed: then their scores stay the same.
+    pub fn hadamard(mut self, seed: u64) -> Quantize<'a, T> {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// A scale for each `rows` rows of a head, 64 or 128.
+    pub fn block_rows(mut self, rows: usize) -> Quantize<'a, T> {
+        self.scaling = Scaling::Block { rows };
+        self
+    }
+
+    /// One scale, which is known. Larger numbers than 448 · `scale` saturate.
+    pub fn scale(mut self, scale: f32) -> Quantize<'a, T> {
+        self.scaling = Scaling::Given(scale);
+        self
+    }
+
+    /// The problem, validated, of contiguous tensors: the strides of the view are not part of it.
+    ///
+    /// # Errors
+    /// [`Error`] with the first thing that is wrong.
+    pub fn problem(&self) -> Result<QuantizeProblem, Error> {
+        Ok(self.parts()?.0)
+    }
+
+    /// The problem and the transform that its signs are of.
+    fn parts(&self) -> Result<(QuantizeProblem, Option<Incoherent>), Error> {
+        let (batch, seqlen, heads, head_dim) = self.x.dim();
+        let mut spec = QuantizeSpec::contiguous(T::DTYPE, Shape { batch, seqlen, heads, head_dim });
+        spec.scaling = self.scaling;
+        spec.rotary = self.rotary_spec()?;
+        let problem = spec.validate()?;
+        let Some(seed) = self.seed else { return Ok((problem, None)) };
+        // Only now is head_dim known to be one that signs may be drawn for.
+        let incoherent = Incoherent::new(head_dim, seed);
+        spec.signs = incoherent.signs();
+        Ok((spec.validate()?, Some(incoherent)))
+    }
+
+    fn rotary_spec(&self) -> Result<Option<Rotary>, Error> {
+        let Some(table) = self.table else {
+            return if self.rows.is_none() { Ok(None) } else { Err(Error::PositionsWithoutRotary) };
+        };
+        let (batch, seqlen, ..) = self.x.dim();
+        let positions = match self.rows {
+            None => Positions::From(0),
+            Some(Rows::From(first)) => Positions::From(first),
+            Some(Rows::Listed(each)) if batch.checked_mul(seqlen) != Some(each.len()) => {
+                return Err(Error::PositionCount { given: each.len(), batch, seqlen });
+            }
+            Some(Rows::Listed(_)) => Positions::Listed,
+        };
+        let (style, rotary_dim, table_rows) = (table.style(), table.rotary_dim(), table.positions());
+        Ok(Some(Rotary { style, rotary_dim, table_rows, positions }))
+    }
+
+    /// Computes codes and scales. On a GPU, x is copied there and the results are copied back.
+    ///
+    /// # Errors
+    /// [`Error`] with the first thing that is wrong.
+    pub fn run(&self, device: &Device) -> Result<Quantized, Error> {
+        let (problem, incoherent) = self.parts()?;
+        match device {
+            Device::Cpu => Ok(self.on_cpu(&problem, incoherent.as_ref())),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                let listed = match self.rows {
+                    Some(Rows::Listed(each)) => Some(each),
+                    Some(Rows::From(_)) | None => None,
+                };
+                Ok(cuda::quantize(device, &problem, self.x, self.table, listed)?)
+            }
+        }
+    }
+
+    fn on_cpu(&self, problem: &QuantizeProblem, incoherent: Option<&Incoherent>) -> Quantized {
+        let (shape, scaling) = (problem.x().shape, self.scaling);
+        if self.x.is_empty() {
+            return Quantized::new(problem, Vec::new(), Vec::new());
+        }
+        let rows = match scaling {
+            Scaling::Block { rows } => rows,
+            // Any blocks do: they are what a thread encodes at once.
+            Scaling::Given(_) => 128,
+        };
+        let mut preparation = Preparation::new(Granularity::Block { rows });
+        preparation.incoherent = incoherent;
+        if let Scaling::Given(scale) = scaling {
+            preparation.scale = Some(scale);
+        }
+        let first;
+        let positions = match self.rows.unwrap_or(Rows::From(0)) {
+            Rows::Listed(each) => RowPositions::Each(each),
+            Rows::From(position) => {
+                first = vec![position; shape.batch];
+                RowPositions::First(&first)
+            }
+        };
+        preparation.rotation = self.table.map(|table| Rotation { table, positions });
+        let sequences = Sequences::dense(shape.batch, shape.seqlen);
+        let quantized = preparation.quantize_rows(shape, &sequences, |at, row| {
+            let rows = self.x.index_axis_move(Axis(0), at.sequence);
+            let source = rows.index_axis_move(Axis(0), at.row).index_axis_move(Axis(0), at.head);
+            row.iter_mut().zip(source).for_each(|(to, from)| *to = from.to_f32());
+        });
+        let quantized = quantized.expect("a valid problem can be computed");
+        let codes = quantized.codes().iter().copied().collect();
+        Quantized::new(problem, codes, quantized.scales().values().to_vec())
+    }
+}
+
+impl Quantized {
+    /// What was computed of a problem: as many codes and scales as that has; scales that were given are not looked at.
+    pub(crate) fn new(problem: &QuantizeProblem, codes: Vec<E4m3>, scales: Vec<f32>) -> Quantized {
+        let codes = Array4::from_shape_vec(problem.codes().shape.dims(), codes).expect("one code each");
+        let scales = match problem.scaling() {
+            Scaling::Given(scale) => Array3::from_elem([1; 3], scale),
+            Scaling::Block { .. } => {
+                let shape = problem.scales_shape().expect("blocks have scales");
+                Array3::from_shape_vec(shape, scales).expect("one scale each")
+            }
+        };
+        Quantized { codes, scales, scaling: problem.scaling() }
+    }
+
+    /// The scale of a row of a head.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn scale(&self, batch: usize, row: usize, head: usize) -> f32 {
+        match self.scaling {
+            Scaling::Block { rows } => self.scales[[batch, head, row / rows]],
+            Scaling::Given(scale) => scale,
+        }
+    }
+
+    /// Codes · scales, (batch, seqlen, heads, head_dim).
+    pub fn dequantize(&self) -> Array4<f32> {
+        let mut x = Array4::zeros(self.codes.dim());
+        for ((batch, row, head, element), code) in self.codes.indexed_iter() {
+            x[[batch, row, head, element]] = code.to_f32() * self.scale(batch, row, head);
+        }
+        x
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_quant::Rope;
+    use fa3_types::{QuantizeProblemError, RopeStyle};
+    use half::{bf16, f16};
+
+    use super::*;
+
+    const DIMS: [usize; 4] = [2, 150, 3, 48];
+
+    fn wave<T: Scalar>(dims: [usize; 4]) -> Array4<T> {
+        let mut x = 0.0;
+        Array4::from_shape_simple_fn(dims, || {
+            x += 0.7;
+            T::from_f32(3.0 * f32::sin(x))
+        })
+    }
+
+    fn table(positions: usize) -> RopeTable {
+        Rope::new(RopeStyle::Interleaved, 32, 10_000.0).unwrap().table(positions)
+    }
+
+    /// What fa3-quant makes of `x`.
+    fn expected<T: Scalar>(x: &Array4<T>, preparation: &Preparation<'_>) -> (Array4<E4m3>, Vec<f32>) {
+        let (batch, seqlen, ..) = x.dim();
+        let x = x.mapv(|x| x.to_f32());
+        let quantized = preparation.quantize(x.view(), &Sequences::dense(batch, seqlen)).unwrap();
+        (quantized.codes().clone(), quantized.scales().values().to_vec())
+    }
+
+    fn is_as_fa3_quant_s<T: Scalar + Copy>() {
+        let (x, table, mixed) = (wave::<T>(DIMS), table(170), Incoherent::new(48, 9));
+        let first = |first| Rotation { table: &table, positions: RowPositions::First(first) };
+        let listed: Vec<i32> = (0..300).map(|row| row * 37 % 180 - 5).collect();
+        let each = Rotation { table: &table, positions: RowPositions::Each(&listed) };
+        let [small, large] = [64, 128].map(|rows| Preparation::new(Granularity::Block { rows }));
+        let quantize = Quantize::new(x.view());
+        for (quantize, preparation) in [
+            (quantize.clone(), large),
+            (quantize.clone().block_rows(64).hadamard(9), small.incoherent(&mixed)),
+            (quantize.clone().rotary(&table), large.rotation(first(&[0, 0]))),
+            (quantize.clone().rotary(&table).first_position(20), large.rotation(first(&[20, 20]))),
+            (
+                quantize.clone().rotary(&table).positions(&listed).hadamard(9),
+                large.rotation(each).incoherent(&mixed),
+            ),
+            (quantize.scale(0.01), Preparation::with_scale(0.01)),
+        ] {
+            let quantized = quantize.run(&Device::Cpu).unwrap();
+            let (codes, scales) = expected(&x, &preparation);
+            assert_eq!(quantized.codes, codes);
+            assert_eq!(quantized.scales.iter().copied().collect::<Vec<_>>(), scales);
+            let shape = quantize.problem().unwrap().scales_shape().unwrap_or([1; 3]);
+            assert_eq!(quantized.scales.shape(), shape);
+        }
+    }
+
+    #[test]
+    fn codes_and_scales_are_those_of_fa3_quant() {
+        is_as_fa3_quant_s::<f16>();
+        is_as_fa3_quant_s::<bf16>();
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn a_gpu_gives_the_same_bits() {
+        let (device, no_gpu) = Device::best();
+        if let Some(why) = no_gpu {
+            println!("skipped: {why}");
+            return;
+        }
+        let (x, table, listed) = (wave::<bf16>(DIMS), table(170), vec![7; 300]);
+        let quantize = Quantize::new(x.view()).hadamard(9);
+        let rotated = quantize.clone().rotary(&table);
+        let empty = Array4::from_elem([2, 0, 3, 48], bf16::ZERO);
+        for quantize in [
+            quantize.clone(),
+            quantize.scale(0.01),
+            rotated.clone().first_position(20).block_rows(64),
+            rotated.positions(&listed),
+            Quantize::new(empty.view()),
+        ] {
+            assert_eq!(quantize.run(&device).unwrap(), quantize.run(&Device::Cpu).unwrap());
+        }
+    }
+
+    #[test]
+    fn dequantized_numbers_are_near() {
+        let x = wave::<f16>(DIMS);
+        for quantize in [Quantize::new(x.view()).block_rows(64), Quantize::new(x.view()).scale(0.01)] {
+            let near = quantize.run(&Device::Cpu).unwrap().dequantize();
+            // Half a step of 3 bits, or of the smallest numbers.
+            let near =
+                near.iter().zip(&x).all(|(y, x)| (y - x.to_f32()).abs() <= x.to_f32().abs() / 16.0 + 1e-4);
+            assert!(near);
+        }
+    }
+
+    #[test]
+    fn strides_are_free() {
+        let x = wave::<f16>(DIMS);
+        let expected = Quantize::new(x.view()).run(&Device::Cpu).unwrap();
+        let heads_first = x.view().permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned();
+        let view = heads_first.view().permuted_axes([0, 2, 1, 3]);
+        assert_eq!(Quantize::new(view).run(&Device::Cpu).unwrap(), expected);
+        let one = x.index_axis(Axis(0), 0);
+        let twice = one.broadcast(DIMS).unwrap();
+        let quantized = Quantize::new(twice).run(&Device::Cpu).unwrap();
+        assert_eq!(quantized.codes.index_axis(Axis(0), 1), expected.codes.index_axis(Axis(0), 0));
+    }
+
+    #[test]
+    fn tensors_without_elements_are_legal() {
+        for dims in [[0, 4, 2, 16], [2, 0, 2, 16], [1 << 30, 0, 1, 16]] {
+            let x = Array4::from_elem(dims, f16::ZERO);
+            let quantized = Quantize::new(x.view()).hadamard(1).run(&Device::Cpu).unwrap();
+            assert_eq!(quantized.codes.shape(), dims);
+            assert_eq!(quantized.scales.shape(), [dims[0], dims[2], dims[1].div_ceil(128)]);
+            let given = Quantize::new(x.view()).scale(0.5).run(&Device::Cpu).unwrap();
+            assert_eq!(given.scales, Array3::from_elem([1; 3], 0.5));
+        }
+    }
+
+    #[test]
+    fn bad_requests_are_refused() {
+        let (x, table) = (wave::<f16>(DIMS), table(150));
+        let quantize = Quantize::new(x.view());
+        let refused = |quantize: &Quantize<'_, f16>| quantize.run(&Device::Cpu).unwrap_err();
+        let error = refused(&quantize.clone().block_rows(32));
+        assert_eq!(error, QuantizeProblemError::BlockRows { given: 32 }.into());
+        let error = refused(&quantize.clone().scale(-1.0));
+        assert_eq!(error.to_string(), "the scale -1 is outside 2^-64 to 2^64");
+        let rotated = quantize.clone().rotary(&table);
+        let error = refused(&rotated.clone().first_position(1));
+        assert_eq!(error, QuantizeProblemError::Positions { last: 150, rows: 150 }.into());
+        let error = refused(&rotated.clone().positions(&[0; 299]));
+        assert_eq!(error.to_string(), "299 positions were given for 2 sequences of 150 rows");
+        for quantize in [quantize.clone().first_position(0), quantize.positions(&[0; 300])] {
+            assert_eq!(refused(&quantize).to_string(), "positions were given without a rotation");
+        }
+        let wide = Rope::new(RopeStyle::HalfSplit, 64, 10_000.0).unwrap().table(150);
+        let error = refused(&Quantize::new(x.view()).rotary(&wide));
+        assert_eq!(error, QuantizeProblemError::RotaryDim { given: 64, head_dim: 48 }.into());
+        let single = wave::<f32>(DIMS);
+        let error = Quantize::new(single.view()).run(&Device::Cpu).unwrap_err();
+        assert_eq!(error.to_string(), "x is f32, expected f16 or bf16");
+    }
+
+    /// No signs are drawn for it.
+    #[test]
+    fn a_head_dimension_that_is_too_large_is_refused_at_once() {
+        let one = Array4::from_elem([1, 1, 1, 1], f16::ZERO);
+        let wide = one.broadcast([1, 1, 1, (1 << 31) - 16]).unwrap();
+        let error = Quantize::new(wide).hadamard(1).problem().unwrap_err();
+        assert_eq!(error.to_string(), "x has head_dim 2147483632, more than 256");
+    }
+}
