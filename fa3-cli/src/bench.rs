@@ -44,7 +44,8 @@ Examples:
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
 pub(crate) struct Options {
-    /// The paper's Table 2 instead, (batch, seqlen, heads, head_dim) = (4, 8448, 16, 128): what each of the kernel's techniques is worth
+    /// The paper's Table 2 instead, (batch, seqlen, heads, head_dim) = (4, 8448, 16, 128): what each of the
+    /// kernel's techniques is worth
     #[arg(long, conflicts_with_all = grid::OPTIONS, conflicts_with = "svg")]
     ablation: bool,
     #[command(flatten)]

@@ -36,7 +36,8 @@ Examples:
 
 Exit code: 0, or 1 if a compiler spills or warns, or 2 if it rejects a kernel, or without a GPU for --gpu.")]
 pub(crate) struct Options {
-    /// What the names of the kernels contain, such as fwd/bf16/d128 or causal/cap; there are hundreds that begin with fwd
+    /// What the names of the kernels contain, such as fwd/bf16/d128 or causal/cap; there are
+    /// hundreds that begin with fwd
     #[arg(default_value = "ladder/")]
     name: String,
     /// Compiles them with the driver of GPU 0, too

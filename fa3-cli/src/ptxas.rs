@@ -95,7 +95,8 @@ pub(crate) fn wheel(package: &str) -> String {
     format!("and the zip archive that `pip download --no-deps {package}` fetches has one")
 }
 
-/// The version in what `ptxas --version` prints, and NVIDIA's other tools: "Cuda compilation tools, release 13.0, V13.0.48".
+/// The version in what `ptxas --version` prints, and NVIDIA's other tools: "Cuda compilation tools,
+/// release 13.0, V13.0.48".
 pub(crate) fn version(text: &str) -> String {
     let number = text.lines().filter(|line| line.contains("release")).find_map(|line| line.split_once(", V"));
     number.map_or_else(|| "of unknown version".to_owned(), |(_, number)| number.trim().to_owned())

@@ -1,4 +1,5 @@
-//! Writes a kernel, has the driver compile it, and launches it: `cargo run --release -p fa3-cuda --example launch_kernel`.
+//! Writes a kernel, has the driver compile it, and launches it:
+//! `cargo run --release -p fa3-cuda --example launch_kernel`.
 
 use fa3_cuda::host::{Device, HostError};
 use fa3_ir::lang::F32;

@@ -1,5 +1,5 @@
-//! What a compiler made of a kernel's main loop, read from its machine code: the analysis of Appendix B.2 of the paper (arXiv
-//! 2407.08608).
+//! What a compiler made of a kernel's main loop, read from its machine code: the analysis of Appendix B.2 of the
+//! paper (arXiv 2407.08608).
 //!
 //! ```text
 //! PTX -> ptxas -> cubin -> nvdisasm -c -> Listing -> product_loops -> Products and what runs under them, Order

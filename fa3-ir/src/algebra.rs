@@ -82,8 +82,9 @@ impl<'k> Real for V<'k, F32> {
         self.ex2()
     }
 
-    /// By an exponential and a reciprocal, tanh x = 1 - 2 / (exp 2x + 1), because the special-function unit's own tanh has 11
-    /// bits; and by the first terms of its series, x - x³ / 3 + 2x⁵ / 15, where the difference from 1 would leave few.
+    /// By an exponential and a reciprocal, tanh x = 1 - 2 / (exp 2x + 1), because the special-function unit's
+    /// own tanh has 11 bits; and by the first terms of its series, x - x³ / 3 + 2x⁵ / 15, where the
+    /// difference from 1 would leave few.
     #[track_caller]
     fn tanh(self) -> Self {
         let x = self;

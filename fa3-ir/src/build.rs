@@ -19,9 +19,9 @@ pub struct TensorMap(pub Param);
 
 /// Builds one [`Kernel`]: [`Kernel::build`] gives it to the function that does.
 ///
-/// It is shared: values, variables, tiles and tokens hold a reference to it. What is built outside [`Builder::role`] is the
-/// prologue, which every warp runs. Methods of the instruction families append one instruction each; the methods here
-/// declare things and build control flow.
+/// It is shared: values, variables, tiles and tokens hold a reference to it. What is built outside [`Builder::role`] is
+/// the prologue, which every warp runs. Methods of the instruction families append one instruction each; the methods
+/// here declare things and build control flow.
 #[derive(Debug)]
 pub struct Builder {
     state: RefCell<State>,
@@ -57,7 +57,8 @@ impl Drop for OnBehalf<'_> {
 }
 
 impl Kernel {
-    /// The kernel that `body` builds, not yet verified: [`crate::verify()`] or [`crate::ptx::emit`] say whether it is sound.
+    /// The kernel that `body` builds, not yet verified: [`crate::verify()`] or [`crate::ptx::emit`]
+    /// say whether it is sound.
     pub fn build(name: &str, launch: Launch, body: impl FnOnce(&Builder)) -> Kernel {
         let kernel = Kernel {
             name: name.to_owned(),

@@ -10,9 +10,10 @@
 //! statement, and [`ptx::emit`] turns it into what the driver compiles. A simulator, or whatever else takes kernels,
 //! matches on the same enums.
 //!
-//! - Handles are typed: [`V<F32>`](lang::V) is a value, assigned once; [`Var<F32>`](lang::Var) a variable, the state that a loop
-//!   carries. Mixing classes does not compile. Rust numbers are constants.
-//! - An address knows its space: 64-bit registers address global memory, 32-bit registers and [`Region`]s shared memory.
+//! - Handles are typed: [`V<F32>`](lang::V) is a value, assigned once; [`Var<F32>`](lang::Var) a variable, the state
+//!   that a loop carries. Mixing classes does not compile. Rust numbers are constants.
+//! - An address knows its space: 64-bit registers address global memory, 32-bit registers and
+//!   [`Region`]s shared memory.
 //! - Pure operations of a lane are rows of one table ([`LaneOp`]), from which come signature, PTX and builder method.
 //!   Everything else is a family of instructions: one enum and one file each.
 //! - All lanes of a warp run together. Where they may diverge, the kernel says so:

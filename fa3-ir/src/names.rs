@@ -1,4 +1,5 @@
-//! How operands are written: as PTX, or for the reader of the IR. The rest of an instruction's line is the same in both.
+//! How operands are written: as PTX, or for the reader of the IR. The rest of an instruction's
+//! line is the same in both.
 
 use crate::{Condition, GlobalAddr, Imm, Kernel, Operand, Param, SharedAddr, SharedBase, TensorMap, Value};
 

@@ -214,8 +214,8 @@ impl<K> Step<K> {
     /// The arguments in the order of the parameters, buffer i being at `addresses[i]`.
     ///
     /// # Errors
-    /// Parameters of the same name, a parameter without an argument, an argument without a parameter, an argument of another
-    /// kind, or a tensor that its tensor map cannot describe.
+    /// Parameters of the same name, a parameter without an argument, an argument without a parameter, an argument of
+    /// another kind, or a tensor that its tensor map cannot describe.
     pub fn bind(&self, params: &[ParamInfo], addresses: &[u64]) -> Result<Vec<ArgValue>, ArgError> {
         if let Some((name, _)) =
             self.args.iter().find(|(name, _)| params.iter().all(|param| param.name != *name))

@@ -340,8 +340,8 @@ mod tests {
         shape.swizzle.apply(start + row * shape.swizzle.row_bytes() + within * shape.elem.bytes())
     }
 
-    /// Every descriptor of every step along K finds the elements that the copies brought: A and B, plain and transposed,
-    /// with every swizzle, of one panel and of more.
+    /// Every descriptor of every step along K finds the elements that the copies brought: A and B, plain and
+    /// transposed, with every swizzle, of one panel and of more.
     #[test]
     fn descriptors_find_what_copies_bring() {
         let cases = Swizzle::ALL.into_iter().flat_map(|swizzle| [32, 64, 128].map(|cols| (swizzle, cols)));

@@ -18,8 +18,8 @@
 //! - V-10: a tensor copy has one coordinate for each dimension of its tensor map.
 //!
 //! Warps:
-//! - V-11: what needs the whole warp (`.aligned`, full masks) is neither in a branch that lanes may take differently nor
-//!   guarded; and a guard is on single instructions only, not on a wait loop.
+//! - V-11: what needs the whole warp (`.aligned`, full masks) is neither in a branch that lanes may take differently
+//!   nor guarded; and a guard is on single instructions only, not on a wait loop.
 //! - V-12: a loop has a break; a break is in a loop, and not in a branch within it that lanes may take differently.
 //! - V-13: roles are not empty, disjoint, and cover the warps of the CTA.
 //! - V-14: wgmma and setmaxnreg run in whole warpgroups: warps 4i to 4i + 3.
@@ -30,18 +30,19 @@
 //! Declarations:
 //! - V-17: a CTA has 32 to 1024 threads in whole warps; a cluster has 1 to 16 CTAs.
 //! - V-18: named barriers have different numbers from 1 to 15 and whole warps, no more than the CTA has.
-//! - V-19: regions are aligned to a power of two up to 1024, and share bytes only where one is declared to overlay the other.
+//! - V-19: regions are aligned to a power of two up to 1024, and share bytes only where one is
+//!   declared to overlay the other.
 //! - V-20: shared memory is at most 227 KiB.
 //! - V-21: an access at a constant shared address lies in its region and is aligned.
 //! - V-22: what is used as an mbarrier at a constant address is one, initialised for the declared arrivals; nothing
 //!   else touches one.
-//! - V-23: names of the kernel, its parameters and its roles are identifiers, the kernel's not one that the text needs itself;
-//!   parameters and roles are not called alike.
+//! - V-23: names of the kernel, its parameters and its roles are identifiers, the kernel's not one that the text needs
+//!   itself; parameters and roles are not called alike.
 //! - V-24: the box of a tensor map is one that the driver encodes.
 //!
 //! Found by the builder:
-//! - V-25: what a block acquires (a slot of a ring, a draft) is given back in that block, once; what it begins (a product,
-//!   the sum of a chain) is not left to a branch or a loop within.
+//! - V-25: what a block acquires (a slot of a ring, a draft) is given back in that block, once; what it begins (a
+//!   product, the sum of a chain) is not left to a branch or a loop within.
 //! - V-26: products in flight are waited for.
 //! - V-27: the shapes of a product, of a tile and its tensor map, of a fragment and its tile fit.
 //! - V-28: roles are declared in the prologue.

@@ -134,8 +134,8 @@ impl Watch {
         }
     }
 
-    /// Notes a mistake if `what`, a part of what the duty asks for, is not in its block: a branch may leave it out, a loop
-    /// may repeat it.
+    /// Notes a mistake if `what`, a part of what the duty asks for, is not in its block: a branch may leave it
+    /// out, a loop may repeat it.
     pub(crate) fn part(&mut self, DutyId(duty): DutyId, what: String, source: Source) {
         if self.duties.get(duty).is_none_or(|duty| duty.block != self.block) {
             self.fault(Fault::DoneElsewhere { what }, source);
@@ -178,8 +178,8 @@ impl Watch {
         self.pending().min(own + 1)
     }
 
-    /// Whether a block around this one, or one that is over, has committed `group`; this block may run without it, or more
-    /// than once after it.
+    /// Whether a block around this one, or one that is over, has committed `group`; this block may run without it, or
+    /// more than once after it.
     fn is_outer(&self, GroupId(group): GroupId) -> bool {
         self.groups[group].block.0 < self.block.0
     }
@@ -256,8 +256,8 @@ mod tests {
         assert_eq!(faults, [Fault::DoneElsewhere { what }]);
     }
 
-    /// In the third round of a loop that waits for all but the last of a chain and then adds to it, a product from before
-    /// the loop is older than the last but one: of the two that are open in the first round, one may stay.
+    /// In the third round of a loop that waits for all but the last of a chain and then adds to it, a product from
+    /// before the loop is older than the last but one: of the two that are open in the first round, one may stay.
     #[test]
     fn all_but_the_last_of_a_loop() {
         let mut watch = Watch::new();

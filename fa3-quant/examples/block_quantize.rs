@@ -1,4 +1,5 @@
-//! FP8 attention with block scales and incoherent processing: `cargo run --release -p fa3-quant --example block_quantize`.
+//! FP8 attention with block scales and incoherent processing:
+//! `cargo run --release -p fa3-quant --example block_quantize`.
 
 use std::error::Error;
 

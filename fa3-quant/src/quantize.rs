@@ -13,8 +13,9 @@ use crate::{E4m3, Granularity, QuantError, Scales};
 /// Packed sequences have batch 1. Rows that belong to no sequence, or lie past its used length, have code 0
 /// and no scale.
 ///
-/// A code is e4m3(x · (1 / scale)), with both rounded to f32. With y = x / scale and ulp(y) the distance of the e4m3 numbers around y (2⁻⁹ at the least), a finite x is
-/// within ½ ulp(y) · scale + 2⁻²² |x| + 2⁻¹⁴⁹ of its code times scale; the last two terms are float rounding.
+/// A code is e4m3(x · (1 / scale)), with both rounded to f32. With y = x / scale and ulp(y) the distance of the e4m3
+/// numbers around y (2⁻⁹ at the least), a finite x is within ½ ulp(y) · scale + 2⁻²² |x| + 2⁻¹⁴⁹ of its code times
+/// scale; the last two terms are float rounding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
     codes: Array4<E4m3>,

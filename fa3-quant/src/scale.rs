@@ -130,8 +130,8 @@ pub(crate) fn scale_of(amax: f32) -> f32 {
     if amax == 0.0 { 1.0 } else { (amax / E4m3::MAX).max(f32::MIN_POSITIVE) }
 }
 
-/// The code of `x`, of which `inverse` is 1 / scale, rounded. NaN for an infinity as well: e4m3 has none, and to saturate
-/// would hide it.
+/// The code of `x`, of which `inverse` is 1 / scale, rounded. NaN for an infinity as well: e4m3 has none, and
+/// to saturate would hide it.
 pub(crate) fn encode(x: f32, inverse: f32) -> E4m3 {
     if x.is_finite() { E4m3::from_f32(x * inverse) } else { E4m3::NAN }
 }

@@ -99,7 +99,8 @@ impl RowsLaw {
         RowsLaw { groups, bound }
     }
 
-    /// Judges O (batch, seqlen_q, heads_q, head_dim_v) and LSE (batch, heads_q, seqlen_q), of which it reads the chosen rows.
+    /// Judges O (batch, seqlen_q, heads_q, head_dim_v) and LSE (batch, heads_q, seqlen_q), of which
+    /// it reads the chosen rows.
     ///
     /// # Errors
     /// The first element past its bound.

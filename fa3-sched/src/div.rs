@@ -34,7 +34,8 @@ impl FastDiv<u32> {
 }
 
 impl<T> FastDiv<T> {
-    /// The same divisor with `f` applied to each of its numbers in a fixed order: to pass them, or to make them literals.
+    /// The same divisor with `f` applied to each of its numbers in a fixed order: to pass them,
+    /// or to make them literals.
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> FastDiv<U> {
         self.map_named("", &mut |_, number| f(number))
     }

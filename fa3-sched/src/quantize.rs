@@ -9,7 +9,8 @@ use crate::{Decoder, DeviceLimits, Longest, Order, TileCounts, TooManyTiles};
 /// Elements that a thread loads at once: 16 bytes.
 pub const CHUNK: u32 = 8;
 
-/// Tiles of a run, the longest first. Longer ones were slower: memory is read fastest where CTAs are at neighbouring heads.
+/// Tiles of a run, the longest first. Longer ones were slower: memory is read fastest where CTAs
+/// are at neighbouring heads.
 const RUNS: [u32; 3] = [4, 2, 1];
 
 /// Bytes in flight that keep device memory busy.
@@ -74,8 +75,9 @@ fn lanes(problem: &QuantizeProblem, head_dim: u32) -> u32 {
 
 /// How a tensor is quantized on a device.
 ///
-/// Heads are the fastest. They are cut into runs of a few tiles, which CTAs take in turn: CTA c computes runs c, c + CTAs,
-/// c + 2 · CTAs, … The tiles of a run mostly are heads of the same rows, so that threads load cosines and sines once.
+/// Heads are the fastest. They are cut into runs of a few tiles, which CTAs take in turn: CTA c computes
+/// runs c, c + CTAs, c + 2 · CTAs, … The tiles of a run mostly are heads of the same rows, so that threads
+/// load cosines and sines once.
 ///
 /// ```
 /// use fa3_sched::{DeviceLimits, quantize::Plan};

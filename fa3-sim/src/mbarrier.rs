@@ -89,7 +89,8 @@ impl Mbarrier {
         }
     }
 
-    /// The phase that a wait by parity means, for who knows that `known` phases are complete: the next one, or the last.
+    /// The phase that a wait by parity means, for who knows that `known` phases are complete:
+    /// the next one, or the last.
     pub(crate) fn intended(known: u32, parity: u32) -> i64 {
         if known & 1 == parity { known.into() } else { i64::from(known) - 1 }
     }

@@ -132,7 +132,8 @@ impl Memory {
         }
     }
 
-    /// Where `bytes` bytes at `address` are; if they are in no allocation, the nearest one below and the offset from it.
+    /// Where `bytes` bytes at `address` are; if they are in no allocation, the nearest one
+    /// below and the offset from it.
     pub(crate) fn locate(&self, address: u64, bytes: u64) -> Result<Place, Option<(usize, u64)>> {
         let after = self.allocations.partition_point(|allocation| allocation.address <= address);
         let Some(allocation) = after.checked_sub(1) else { return Err(None) };

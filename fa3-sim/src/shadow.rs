@@ -95,8 +95,8 @@ impl Shadow {
         }
     }
 
-    /// Records an access to `bytes` bytes from `start`, by an agent of `cluster` whose `clock` says what it happens after.
-    /// Gives the first earlier access that it is not ordered after, and forgets that, so that it is found once.
+    /// Records an access to `bytes` bytes from `start`, by an agent of `cluster` whose `clock` says what it happens
+    /// after. Gives the first earlier access that it is not ordered after, and forgets that, so that it is found once.
     pub(crate) fn access(
         &mut self,
         start: usize,

@@ -1,7 +1,8 @@
 //! Numbers that are written once and run everywhere: on the host, and in a kernel under construction.
 //!
-//! What must be the same in the oracle, on the CPU, in the simulator and in a kernel is one generic function over [`Int`] or
-//! [`Real`]. Numbers of Rust run it; a value of a kernel builder records the same arithmetic as instructions.
+//! What must be the same in the oracle, on the CPU, in the simulator and in a kernel is one generic
+//! function over [`Int`] or [`Real`]. Numbers of Rust run it; a value of a kernel builder records the same
+//! arithmetic as instructions.
 //!
 //! ```
 //! use fa3_types::{Int, Real};
@@ -20,8 +21,8 @@ use std::ops::{Add, BitAnd, BitOr, Mul, Neg, Sub};
 
 /// An unsigned 32-bit integer, on the host or in a kernel under construction.
 ///
-/// Functions over it compute no difference below zero ([`Int::sub_sat`]), divide by shifts and multiplications only, and
-/// leave nothing outside of 0 ≤ x < 2³² for lengths below 2³¹.
+/// Functions over it compute no difference below zero ([`Int::sub_sat`]), divide by shifts and multiplications only,
+/// and leave nothing outside of 0 ≤ x < 2³² for lengths below 2³¹.
 pub trait Int: Copy + Add<Output = Self> + Mul<Output = Self> {
     /// The truth of a comparison.
     type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool>;

@@ -43,7 +43,8 @@ pub struct ProblemSpec {
 }
 
 impl ProblemSpec {
-    /// These tensors, dense: the sequences' lengths are the shapes' seqlen. No mask, no soft cap, the scale 1/√head_dim.
+    /// These tensors, dense: the sequences' lengths are the shapes' seqlen. No mask, no soft
+    /// cap, the scale 1/√head_dim.
     pub fn new(q: TensorDesc, k: TensorDesc, v: TensorDesc, o: TensorDesc) -> ProblemSpec {
         let dense = |x: &TensorDesc| Sequences::dense(x.shape.batch, x.shape.seqlen);
         let (seqs_q, seqs_k) = (dense(&q), dense(&k));

@@ -1,4 +1,5 @@
-//! Causal attention with grouped heads, on the GPU if there is one: `cargo run --release -p fa3 --example causal_attention`.
+//! Causal attention with grouped heads, on the GPU if there is one:
+//! `cargo run --release -p fa3 --example causal_attention`.
 
 use fa3::half::bf16;
 use fa3::ndarray::Array4;

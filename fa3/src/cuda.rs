@@ -82,8 +82,8 @@ pub use fa3_cuda::host::{
     Quantize, QuantizeError, QuantizeTensors, RotaryTensors, Stream, Workspace,
 };
 
-/// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes: both come from one
-/// [`crate::Attention`].
+/// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes: both come from
+/// one [`crate::Attention`].
 pub(crate) fn forward<T: Scalar>(
     device: &Device,
     problem: &Problem,

@@ -6,13 +6,13 @@
 //! |lse − oracle|ᵢ  ≤ maxⱼ δᵢⱼ + 1e-5 · max(1, |oracle|ᵢ)        j over the keys that row i sees
 //! ```
 //!
-//! This is [`fa3_ref::law`] with one more line and one more term: δ is how far the arithmetic may move a score, since the
-//! log-sum-exp moves by no more than the score that moves most. The oracle computes with the inputs as they are, rounded
-//! to the case's dtype.
+//! This is [`fa3_ref::law`] with one more line and one more term: δ is how far the arithmetic may move a score, since
+//! the log-sum-exp moves by no more than the score that moves most. The oracle computes with the inputs as they are,
+//! rounded to the case's dtype.
 //!
-//! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3), and 1e-5 would be too much
-//! to ask: the tensor core keeps 13 bits below the largest of the 32 products and the sum that it adds at once (MMA-Sim,
-//! arXiv 2511.10909), so that each of the 33 addends and their sum may lose 2⁻¹³ of it.
+//! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3), and 1e-5 would be too
+//! much to ask: the tensor core keeps 13 bits below the largest of the 32 products and the sum that it adds at once
+//! (MMA-Sim, arXiv 2511.10909), so that each of the 33 addends and their sum may lose 2⁻¹³ of it.
 
 use fa3_quant::{Accumulation, StandardFp8};
 use fa3_ref::law::{ForwardLaw, Satisfied, Violation};

@@ -1,7 +1,7 @@
 //! `tests/kernels.lock`: what the code of every shipped kernel is, a line a kernel, so that a change of one shows.
 //!
-//! The hash is that of the [`canonical`] PTX, which does not depend on the numbers of registers nor on names. Registers at entry and
-//! bytes spilled are ptxas's, `-` for kernels that are not assembled: see
+//! The hash is that of the [`canonical`] PTX, which does not depend on the numbers of registers nor on names. Registers
+//! at entry and bytes spilled are ptxas's, `-` for kernels that are not assembled: see
 //! [`Shipped::stands_for_others`](fa3_cuda::kernels::shipped::Shipped::stands_for_others).
 
 mod canonical;

@@ -111,8 +111,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A problem for the forward kernels that a simulator can run through: 16 bits, dense, in any layout, head dimensions up
-    /// to 128, up to 250 rows.
+    /// A problem for the forward kernels that a simulator can run through: 16 bits, dense, in any layout, head
+    /// dimensions up to 128, up to 250 rows.
     pub fn dense_problem()(
         dtype in select(vec![Dtype::F16, Dtype::Bf16]),
         batch in 1usize..=2,

@@ -3,7 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-/// The values of the last so many keys that were put there. Getting a value does not make it younger, so that it stays a look-up.
+/// The values of the last so many keys that were put there. Getting a value does not make it younger, so
+/// that it stays a look-up.
 #[derive(Debug)]
 pub(crate) struct Kept<K, V> {
     most: usize,
@@ -23,7 +24,8 @@ impl<K: Clone + Eq + Hash, V> Kept<K, V> {
         self.values.get(key)
     }
 
-    /// Puts a value there, or replaces that of an equal key, which stays as old as it was. The oldest goes if there is no room.
+    /// Puts a value there, or replaces that of an equal key, which stays as old as it was. The oldest
+    /// goes if there is no room.
     pub(crate) fn insert(&mut self, key: K, value: V) {
         if self.values.insert(key.clone(), value).is_some() {
             return;

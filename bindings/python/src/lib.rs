@@ -7,8 +7,8 @@
 //! codes = e4m3(y / scale)                               scale = max |y| / 448 of each block of rows of a head
 //! ```
 //!
-//! It knows integers and no torch, so one build serves every version of it. The Python sources beside it take the integers
-//! from tensors, and make the outputs.
+//! It knows integers and no torch, so one build serves every version of it. The Python sources beside it take the
+//! integers from tensors, and make the outputs.
 
 // A call as it comes from Python, and what it can be refused for.
 mod call;
@@ -37,16 +37,17 @@ mod _fa3 {
 
     /// forward(device, stream, q, k, v, o, lse, softmax_scale, window, softcap, sm_margin, workspace)
     ///
-    /// Puts the forward pass on a stream of a device and returns 0 at once. A tensor is (dtype, address, shape, strides), the
-    /// dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a contiguous tensor of q's
-    /// dtype, (batch, seqlen_q, heads_q, head_dim_v), lse of a contiguous tensor of float32, (batch, heads_q, seqlen_q), or
-    /// None if nobody wants it.
+    /// Puts the forward pass on a stream of a device and returns 0 at once. A tensor is (dtype, address, shape,
+    /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a
+    /// contiguous tensor of q's dtype, (batch, seqlen_q, heads_q, head_dim_v), lse of a contiguous tensor of float32,
+    /// (batch, heads_q, seqlen_q), or None if nobody wants it.
     ///
-    /// workspace is None, or (address, bytes) of memory that holds zeros where the stream is now, aligned to 256. The result is not 0 if
-    /// there must be one and None was given, as while the stream is captured into a graph. Then it says how many bytes it needs, and
-    /// nothing was done.
+    /// workspace is None, or (address, bytes) of memory that holds zeros where the stream is now, aligned to 256. The
+    /// result is not 0 if there must be one and None was given, as while the stream is captured into a graph. Then it
+    /// says how many bytes it needs, and nothing was done.
     ///
-    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody else until the work is done.
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
+    /// else until the work is done.
     #[pyfunction]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn forward(
@@ -74,8 +75,8 @@ mod _fa3 {
         let [q, k, v, o] = [q.1, k.1, v.1, o].map(Address);
         let mut at = Addresses::new(q, k, v, o);
         at.lse = lse.map(Address);
-        // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver waits for
-        // room in the stream.
+        // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
+        // waits for room in the stream.
         match py.detach(|| plans::launch(&call, stream, at, workspace))? {
             Launched::Yes => Ok(0),
             Launched::WithoutWorkspace(bytes) => Ok(bytes),
@@ -89,12 +90,13 @@ mod _fa3 {
     /// (batch, heads, ceil(seqlen / block_rows)). If scale is given, scales is None and block_rows means nothing.
     ///
     /// rotation is None or (cos, sin, table_rows, rotary_dim, interleaved, positions, first_position). cos and sin are
-    /// addresses of contiguous tensors of float32, (table_rows, rotary_dim / 2). positions is that of a contiguous tensor
-    /// of int32, (batch, seqlen), or None if row i of each sequence is at first_position + i.
+    /// addresses of contiguous tensors of float32, (table_rows, rotary_dim / 2). positions is that of a contiguous
+    /// tensor of int32, (batch, seqlen), or None if row i of each sequence is at first_position + i.
     ///
     /// hadamard_seed is None, or what the random signs before the Hadamard transform are drawn from.
     ///
-    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody else until the work is done.
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
+    /// else until the work is done.
     #[pyfunction]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn quantize(

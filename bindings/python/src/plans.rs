@@ -37,8 +37,8 @@ pub(crate) enum Launched {
     WithoutWorkspace(usize),
 }
 
-/// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`. It uses `workspace`, (address, bytes), or if none is
-/// given the one kept for the stream.
+/// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`. It uses `workspace`, (address, bytes),
+/// or if none is given the one kept for the stream.
 ///
 /// # Errors
 /// What is wrong with the call, a workspace that is too small, or what the driver says.
@@ -51,8 +51,8 @@ pub(crate) fn launch(
     let made = find(&PLANS, call, make)?;
     let Made { device, forward } = &*made;
     let placement = Placement::new(forward.plan().problem(), at)?;
-    // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all of torch's, and
-    // alive for as long as it is current.
+    // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all
+    // of torch's, and alive for as long as it is current.
     #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
     let stream = unsafe { Stream::from_raw(device, stream) };
     let needed = forward.workspace_bytes();
@@ -66,11 +66,12 @@ pub(crate) fn launch(
             None => return Ok(Launched::WithoutWorkspace(needed)),
         },
     };
-    // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes, strides and dtypes on
-    // that device, o, lse and a given workspace of new ones, the workspace zeroed on this stream before. They may be freed before the
-    // work is done: torch gives their memory to later work of the same stream, or waits for the streams that a caller recorded, as for
-    // its own operators; memory of a capture it keeps for as long as the graph. A workspace that is kept is this stream's alone and
-    // lives as long as the process. A plan that is dropped leaves its device, which stays open.
+    // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
+    // strides and dtypes on that device, o, lse and a given workspace of new ones, the workspace zeroed on this stream
+    // before. They may be freed before the work is done: torch gives their memory to later work of the same stream, or
+    // waits for the streams that a caller recorded, as for its own operators; memory of a capture it keeps for as long
+    // as the graph. A workspace that is kept is this stream's alone and lives as long as the process. A plan that is
+    // dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     unsafe { forward.launch(&stream, &placement, workspace) }?;
     Ok(Launched::Yes)

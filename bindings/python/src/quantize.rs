@@ -26,8 +26,8 @@ struct Made {
     quantize: Quantize,
 }
 
-/// (cos, sin, table_rows, rotary_dim, interleaved, positions, first_position). cos, sin and positions are addresses. The
-/// first position counts if there are no positions.
+/// (cos, sin, table_rows, rotary_dim, interleaved, positions, first_position). cos, sin and positions are addresses.
+/// The first position counts if there are no positions.
 pub(crate) type Rotation = (u64, u64, usize, usize, bool, Option<u64>, Number<usize>);
 
 /// Everything that a plan depends on. Calls that are equal share one.

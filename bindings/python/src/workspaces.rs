@@ -7,22 +7,26 @@ use fa3_cuda::host::{Device, HostError, Stream, Workspace};
 
 use crate::plans::lock;
 
-/// A workspace of this size is kept for a stream: what counters need. Plans that need more are given one for each launch.
+/// A workspace of this size is kept for a stream: what counters need. Plans that need more are
+/// given one for each launch.
 const BYTES: usize = 256;
 
 /// Workspaces by the numbers of their devices and streams, until the process ends.
 ///
-/// It is the stream's number in the driver, not its handle: work of a stream that was destroyed may still run when the driver gives its
-/// handle to a new one. The number is never given again. A stream costs the driver far more than these bytes, and torch has
-/// but a few, which it never destroys, so none is ever freed: freeing would wait for the whole device.
+/// It is the stream's number in the driver, not its handle: work of a stream that was destroyed may still run
+/// when the driver gives its handle to a new one. The number is never given again. A stream costs the driver far
+/// more than these bytes, and torch has but a few, which it never destroys, so none is ever freed: freeing would
+/// wait for the whole device.
 ///
-/// They are no torch tensors: a tensor lies in whichever pool of memory torch uses at the time. That of a compiled function's first run
-/// (`torch.compile(mode="reduce-overhead")`) must be empty after it, and is used again for something else.
+/// They are no torch tensors: a tensor lies in whichever pool of memory torch uses at the time. That of a
+/// compiled function's first run (`torch.compile(mode="reduce-overhead")`) must be empty after it, and is used
+/// again for something else.
 static WORKSPACES: LazyLock<Mutex<HashMap<(u32, u64), Workspace>>> = LazyLock::new(Mutex::default);
 
 /// The address of a workspace of `bytes` bytes for the next launch on `stream`, if one is kept. There is none
 ///
-/// - while the stream is captured: the graph may run beside the stream and other graphs, so it needs its own, as long as it lives;
+/// - while the stream is captured: the graph may run beside the stream and other graphs, so it needs its
+///   own, as long as it lives;
 /// - if it takes more than [`BYTES`];
 /// - if torch holds all memory of the device.
 ///

@@ -1,5 +1,5 @@
-//! What each of the kernel's techniques is worth: forms of it with something left out, in turns, beside the paper's Table 2
-//! and the steps that its authors named in a talk.
+//! What each of the kernel's techniques is worth: forms of it with something left out, in turns, beside the paper's
+//! Table 2 and the steps that its authors named in a talk.
 
 use std::fmt;
 
@@ -105,8 +105,8 @@ const GROUPS: [Group; 2] = [
     },
 ];
 
-/// A tile made of that of the full form: the table's with all that the paper has, the softmax under GEMMs of its own warpgroup and of
-/// the others, and rescaling in every block.
+/// A tile made of that of the full form: the table's with all that the paper has, the softmax under GEMMs of its own
+/// warpgroup and of the others, and rescaling in every block.
 fn tile(plan: &Plan, change: fn(CtaTile) -> CtaTile) -> PlanOptions {
     let (overlap, rescale, ping_pong) = (Overlap::TwoStage, Rescale::EveryBlock, true);
     let full = CtaTile { overlap, rescale, ping_pong, ..plan.tile() };

@@ -143,8 +143,8 @@ mod tests {
         assert_eq!(of(128, Mask::None, 2048).flash_attention_3, 625);
     }
 
-    /// §4.1 in words: up to 740 (the figure has 756), 1.5 to 2 times FlashAttention-2 (a bit less at 512), ahead of cuDNN for
-    /// medium and long sequences at head_dim 256.
+    /// §4.1 in words: up to 740 (the figure has 756), 1.5 to 2 times FlashAttention-2 (a bit less at 512), ahead of
+    /// cuDNN for medium and long sequences at head_dim 256.
     #[test]
     fn numbers_are_what_the_text_says_of_them() {
         for panel in &PANELS {

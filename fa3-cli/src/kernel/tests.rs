@@ -32,7 +32,8 @@ fn every_kernel_has_its_name() {
     }
 }
 
-/// Pairs of a kernel's options at their limits: arguments and grid are such as the kernel takes, and every value counts.
+/// Pairs of a kernel's options at their limits: arguments and grid are such as the kernel
+/// takes, and every value counts.
 #[test]
 fn every_option_is_used_up_to_its_limits() {
     let sizes =

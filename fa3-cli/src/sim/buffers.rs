@@ -20,7 +20,8 @@ pub(crate) enum BufferError {
     Elem { buffer: &'static str, elem: Elem },
 }
 
-/// The bytes of every buffer: inputs standard normal, and zero where the program adds. Nobody looks at those of the others.
+/// The bytes of every buffer: inputs standard normal, and zero where the program adds. Nobody
+/// looks at those of the others.
 ///
 /// # Errors
 /// See [`BufferError`].

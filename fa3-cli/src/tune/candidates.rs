@@ -54,8 +54,8 @@ pub(super) fn candidates(problem: &Problem, limits: &DeviceLimits) -> Result<Vec
     Ok(candidates)
 }
 
-/// Tiles that differ from `tile` in one thing (in its width: with turns and without), and fit. Where another thing leaves too
-/// little room for the tile's width, it is as wide as fits.
+/// Tiles that differ from `tile` in one thing (in its width: with turns and without), and fit. Where another thing
+/// leaves too little room for the tile's width, it is as wide as fits.
 fn neighbours(tile: CtaTile, limits: &DeviceLimits) -> Vec<CtaTile> {
     let widths = STEPS.into_iter().filter_map(|steps| {
         let tile_n = i64::from(tile.tile_n) + steps * i64::from(STEP);

@@ -82,8 +82,8 @@ impl DeviceBuffer {
     /// Fills it with `data`, in the stream's order, and waits until that is done.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if `data` is not as large as it, [`HostError::OtherDevice`] if the stream is of another device,
-    /// or the driver's.
+    /// [`HostError::BufferSize`] if `data` is not as large as it, [`HostError::OtherDevice`] if the stream is of
+    /// another device, or the driver's.
     pub fn upload<T: Pod>(&mut self, stream: &Stream, data: &[T]) -> Result<(), HostError> {
         let given = size_of_val(data);
         if given != self.bytes {
@@ -100,8 +100,8 @@ impl DeviceBuffer {
     /// Its contents, after all work that the stream has now.
     ///
     /// # Errors
-    /// [`HostError::BufferSize`] if it is not whole elements, [`HostError::OtherDevice`] if the stream is of another device, or the
-    /// driver's.
+    /// [`HostError::BufferSize`] if it is not whole elements, [`HostError::OtherDevice`] if the stream is of another
+    /// device, or the driver's.
     pub fn download<T: Pod>(&self, stream: &Stream) -> Result<Vec<T>, HostError> {
         let count = self.bytes.checked_div(size_of::<T>()).unwrap_or(0);
         let mut data = vec![T::zeroed(); count];

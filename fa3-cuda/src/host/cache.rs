@@ -28,7 +28,8 @@ impl Device {
         if let Some(function) = self.cache().functions().get(spec) {
             return Ok(Arc::clone(function));
         }
-        // Not under the lock: other threads may compile other kernels meanwhile. If one compiles this one, too, the first stays.
+        // Not under the lock: other threads may compile other kernels meanwhile. If one compiles this
+        // one, too, the first stays.
         let function = Arc::new(self.compile_kernel(&spec.kernel())?);
         Ok(Arc::clone(self.cache().functions().entry(*spec).or_insert(function)))
     }

@@ -96,7 +96,8 @@ impl Forward {
     pub fn with(device: &Device, problem: &Problem, options: &PlanOptions) -> Result<Forward, ForwardError> {
         let plan = Plan::with(problem, &device.limits(), options)?;
         let program = fwd::program(&plan);
-        // SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3 cannot capture such launches.
+        // SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3
+        // cannot capture such launches.
         let may_overlap =
             plan.schedule().sms().get() >= device.sm_count() && device.driver_version() >= (12, 3);
         let planned = Planned::new(device, &program, may_overlap)?;
@@ -163,8 +164,9 @@ impl Forward {
         }
         let memory = |buffer: &DeviceBuffer| (buffer.address(), buffer.bytes());
         let at = placed(self.plan.problem(), [q, k, v, &*o].map(memory), lse.map(memory))?;
-        // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own that is dropped
-        // waits for the work under way, as does a kernel; one of the caller's outlives it, for which the caller vouched.
+        // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own
+        // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
+        // which the caller vouched.
         Ok(unsafe { self.launch(stream, &at, workspace.address()) }?)
     }
 }

@@ -43,8 +43,8 @@ struct Map {
 }
 
 impl Prepared {
-    /// Launches of `function` as `step` says, in a program of so many buffers. `early` ones are programmatic dependent launches:
-    /// the kernel executes `griddepcontrol.wait` itself.
+    /// Launches of `function` as `step` says, in a program of so many buffers. `early` ones are programmatic dependent
+    /// launches: the kernel executes `griddepcontrol.wait` itself.
     ///
     /// # Errors
     /// A grid or arguments that are not what the kernel declares.
@@ -106,8 +106,8 @@ impl Arguments {
         Ok(Arguments { images, pointers, maps })
     }
 
-    /// Makes the images those for buffers at `addresses`; `encode` makes those of tensor maps, and only of those whose address
-    /// is another than before.
+    /// Makes the images those for buffers at `addresses`; `encode` makes those of tensor maps, and only of those whose
+    /// address is another than before.
     ///
     /// # Errors
     /// Those of `encode`.

@@ -11,16 +11,16 @@ use crate::kernels::quantize;
 
 pub use error::QuantizeError;
 
-/// Quantization to e4m3, with rotary embedding and incoherent processing before it, planned and compiled for one device: made
-/// once, run any number of times, from any thread.
+/// Quantization to e4m3, with rotary embedding and incoherent processing before it, planned and compiled for one
+/// device: made once, run any number of times, from any thread.
 ///
 /// ```text
 /// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 /// ```
 ///
-/// Running it allocates no device memory, needs no workspace, waits for nothing and works while the stream is captured into a
-/// graph.
+/// Running it allocates no device memory, needs no workspace, waits for nothing and works while the stream
+/// is captured into a graph.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Quantize, QuantizeError, QuantizeTensors};
@@ -103,9 +103,9 @@ impl Quantize {
     /// Puts it on `stream`. Returns at once.
     ///
     /// # Safety
-    /// The stream must be of this device. `at` must be where the problem's tensors are, in memory that the device may touch and
-    /// that lives until the work is done, as must this value or a clone of its [`Device`]; nobody else may use the outputs or
-    /// change the inputs meanwhile. A graph that captured it holds its addresses.
+    /// The stream must be of this device. `at` must be where the problem's tensors are, in memory that the device may
+    /// touch and that lives until the work is done, as must this value or a clone of its [`Device`]; nobody else may
+    /// use the outputs or change the inputs meanwhile. A graph that captured it holds its addresses.
     ///
     /// # Errors
     /// What the driver says.
@@ -131,8 +131,9 @@ impl Quantize {
             return Err(QuantizeError::OtherDevice);
         }
         let at = placed(self.plan.problem(), buffers.map(|x| x.map(|x| (x.address(), x.bytes()))))?;
-        // SAFETY: every tensor lies within its buffer, and outputs apart from all others. A buffer of our own that is dropped waits
-        // for the work under way, as does a kernel; one of the caller's outlives it, for which the caller vouched.
+        // SAFETY: every tensor lies within its buffer, and outputs apart from all others. A buffer of our own
+        // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
+        // which the caller vouched.
         Ok(unsafe { self.launch(stream, &at) }?)
     }
 }

@@ -36,8 +36,8 @@ impl Device {
             let ptx = step.kernel.ptx();
             let refuse = |error| HostError::Args { kernel: ptx.entry.clone(), error: Box::new(error) };
             let args = step.bind(&ptx.params, &addresses).map_err(refuse)?;
-            // SAFETY: every address is of a buffer that lives until the stream is synchronised below, and the caller vouches for
-            // the kernel.
+            // SAFETY: every address is of a buffer that lives until the stream is synchronised below, and the
+            // caller vouches for the kernel.
             unsafe { step.kernel.launch(&stream, step.grid, &args) }?;
         }
         stream.synchronize()?;

@@ -1,4 +1,4 @@
-//! The forward pass: a producer warpgroup loads, one to three consumer warpgroups compute, 64 rows of O each; or they load too.
+//! The forward pass: a producer warpgroup loads; one to three consumer warpgroups compute 64 rows each, or load too.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -56,8 +56,8 @@ struct Fwd<'k> {
     ping_pong: Option<PingPong<'k>>,
 }
 
-/// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that have a producer as well and pass
-/// [`CtaTile::check`](fa3_sched::forward::CtaTile::check).
+/// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that have a producer as
+/// well and pass [`CtaTile::check`](fa3_sched::forward::CtaTile::check).
 pub fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("fwd", Launch::threads(tile.threads()), |b| {

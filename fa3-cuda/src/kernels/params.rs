@@ -1,8 +1,8 @@
 //! Arguments of kernels, each written once: a struct of them is generic over who holds it.
 //!
-//! An operation has one struct of its parameters, generic over a [`Side`], and one function that walks over its fields with a
-//! [`Pass`]. That function says the names and the order. [`Declare`] turns what the kernel is built from into what it computes with,
-//! [`Fill`] turns the values of a launch into a list of arguments.
+//! An operation has one struct of its parameters, generic over a [`Side`], and one function that walks over its fields
+//! with a [`Pass`]. That function says the names and the order. [`Declare`] turns what the kernel is built from into
+//! what it computes with, [`Fill`] turns the values of a launch into a list of arguments.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed};

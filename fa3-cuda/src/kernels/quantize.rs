@@ -178,8 +178,9 @@ impl<'k> Quantize<'k> {
         Place { batch: batch.in_register(), head: head.in_register(), block: m_block.in_register() }
     }
 
-    /// The row of a tile that this thread has a part of. Eight threads that read shared memory at once have rows whose chunks
-    /// lie in different banks: of the three lowest bits of a row's number, those that the threads differ in come first.
+    /// The row of a tile that this thread has a part of. Eight threads that read shared memory at once have rows whose
+    /// chunks lie in different banks: of the three lowest bits of a row's number, those that the threads differ in come
+    /// first.
     fn own_row(&self) -> V<'k, B32> {
         let (lanes, tid) = (self.spec.tile.lanes.ilog2(), self.builder.tid());
         let number = tid >> lanes;

@@ -68,8 +68,8 @@ fn ladder() -> impl Iterator<Item = Shipped> {
     })
 }
 
-/// Quantization: both blocks of rows and head dimensions of each number of lanes, with a rotation, a transform, both and neither; and
-/// what else makes a difference, with both.
+/// Quantization: both blocks of rows and head dimensions of each number of lanes, with a rotation, a transform, both
+/// and neither; and what else makes a difference, with both.
 fn quantized() -> impl Iterator<Item = Shipped> {
     const POSITIONS: Positions = Positions::From(0);
     let styles = [None, Some(RopeStyle::Interleaved), Some(RopeStyle::HalfSplit)];

@@ -21,8 +21,8 @@ struct Natural {
 
 /// The innermost loops with products, by address: one round each, in the order in which control flows through it.
 ///
-/// The compiler puts the retries of a wait behind the kernel's end, and jumps there and back; they are left out. What runs under a
-/// condition is in.
+/// The compiler puts the retries of a wait behind the kernel's end, and jumps there and back; they are left out. What
+/// runs under a condition is in.
 pub fn product_loops(listing: &Listing) -> Vec<Round<'_>> {
     let flow = Flow::of(listing);
     let is_product = |index: usize| listing.instructions[index].class() == Class::Product;
@@ -104,8 +104,8 @@ impl Flow {
         found
     }
 
-    /// The blocks of a loop such that each comes after all that run before it in a round, and neighbours stay together where
-    /// they can: reverse postorder.
+    /// The blocks of a loop such that each comes after all that run before it in a round, and neighbours stay together
+    /// where they can: reverse postorder.
     fn order(&self, natural: &Natural) -> Vec<usize> {
         // A block with how many of its followers have been visited.
         let (mut order, mut seen) = (Vec::new(), BTreeSet::from([natural.head]));
@@ -150,8 +150,8 @@ mod tests {
         rounds.iter().map(|round| round.instructions.iter().map(|i| i.address).collect()).collect()
     }
 
-    /// Two loops in one: each has its wait's retry behind the end, the second one a condition, whose block the compiler has put
-    /// behind the end, too. What jumps back from there does not make larger loops.
+    /// Two loops in one: each has its wait's retry behind the end, the second one a condition, whose block the compiler
+    /// has put behind the end, too. What jumps back from there does not make larger loops.
     #[test]
     fn retries_and_blocks_out_of_line() {
         let found = rounds(

@@ -17,8 +17,8 @@ pub struct Product {
     pub first: usize,
     /// That of its last one.
     pub last: usize,
-    /// The first wait that leaves it complete; counted on behind the round's instructions, if a later round waits. `None` if none
-    /// does.
+    /// The first wait that leaves it complete; counted on behind the round's instructions, if a later round
+    /// waits. `None` if none does.
     pub wait: Option<usize>,
 }
 
@@ -58,8 +58,8 @@ impl Round<'_> {
         })
     }
 
-    /// How many of a round's instructions of a kind are between a product's first HGMMA and its wait: those that the tensor cores
-    /// may hide.
+    /// How many of a round's instructions of a kind are between a product's first HGMMA and its wait: those that
+    /// the tensor cores may hide.
     pub fn under(&self, product: &Product, class: Class) -> usize {
         let length = self.instructions.len();
         let round = product.first + length;

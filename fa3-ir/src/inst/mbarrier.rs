@@ -150,7 +150,8 @@ impl Builder {
     }
 
     /// Arrives once at the mbarrier of another CTA of the cluster ([`Builder::map_address`]). It says that this CTA
-    /// is done with what the other refills; what this thread wrote is not visible there: the release is of the CTA's scope.
+    /// is done with what the other refills; what this thread wrote is not visible there: the
+    /// release is of the CTA's scope.
     #[track_caller]
     pub fn mbarrier_arrive_remote(&self, addr: impl Reg<Ty = B32>) {
         self.push(Inst::Mbarrier(MbarrierInst::ArriveRemote { addr: addr.register() }));

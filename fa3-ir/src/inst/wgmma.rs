@@ -207,8 +207,8 @@ impl Mma {
     }
 
     /// The same with A in registers: of 16-bit elements thread t's half h of register i is row
-    /// 16 (t / 32) + (t mod 32) / 4 + 8 (i mod 2), column 2 (t mod 4) + h + 8 (i / 2); of 8-bit elements byte b is column
-    /// 4 (t mod 4) + b + 16 (i / 2).
+    /// 16 (t / 32) + (t mod 32) / 4 + 8 (i mod 2), column 2 (t mod 4) + h + 8 (i / 2); of 8-bit elements byte b is
+    /// column 4 (t mod 4) + b + 16 (i / 2).
     pub fn with_registers(
         ty: WgmmaType,
         d: &[Var<'_, F32>],

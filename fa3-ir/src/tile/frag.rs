@@ -145,7 +145,8 @@ impl<'k> Frag<'k> {
         self.map(|x, at| x * rows[at]);
     }
 
-    /// Combines the elements that the thread has of each row: in four chains, whose operations do not wait for each other's.
+    /// Combines the elements that the thread has of each row: in four chains, whose operations do
+    /// not wait for each other's.
     #[track_caller]
     fn over_rows(&self, f: impl Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32>) -> Rows<'k> {
         Rows(Half::BOTH.map(|half| {

@@ -4,7 +4,8 @@ use std::ops::{Add, Index, Mul, Neg, Sub};
 
 use crate::lang::{Arg, At, Builder, Class, F32, Half, Pred, V, Var};
 
-/// A value for each of the two rows that a thread has in a [`crate::lang::Frag`]: rows l / 4 and l / 4 + 8 of its warp's 16.
+/// A value for each of the two rows that a thread has in a [`crate::lang::Frag`]: rows l / 4 and l
+/// / 4 + 8 of its warp's 16.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'k, T = F32>(pub [V<'k, T>; 2]);
 

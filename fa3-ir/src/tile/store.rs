@@ -6,8 +6,8 @@ use crate::{Elem, SharedAddr, WgmmaType};
 impl<'k> Frag<'k> {
     /// Writes the fragment, rounded to the tile's elements, to a tile of 64 rows.
     ///
-    /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once; binary32 in pairs, of
-    /// which two rows share banks. The columns are a multiple of 16, and of 8 for binary32.
+    /// Each warp writes its 16 rows: 16-bit elements by `stmatrix`, which touches every bank once; binary32 in pairs,
+    /// of which two rows share banks. The columns are a multiple of 16, and of 8 for binary32.
     #[track_caller]
     pub fn store(&self, tile: Tile<'_, '_>) {
         let shape = tile.shape();
@@ -107,7 +107,8 @@ impl<'k> Packed<'k> {
 }
 
 impl AFrag<'_> {
-    /// Writes an operand of 16-bit elements to a tile of 64 rows, as [`Frag::store`] would write it before it was rounded.
+    /// Writes an operand of 16-bit elements to a tile of 64 rows, as [`Frag::store`] would write
+    /// it before it was rounded.
     #[track_caller]
     pub fn store(&self, tile: Tile<'_, '_>) {
         let (b, shape) = (self.builder(), tile.shape());
@@ -151,8 +152,8 @@ pub(crate) struct RowAddresses<'k> {
 }
 
 impl<'k> RowAddresses<'k> {
-    /// Those at which `stmatrix` writes a warp's 16 rows, 16 columns of 16 bits at a time: lane l gives the address of row
-    /// l mod 16, column 8 (l / 16), rows 0-7 and 8-15 of two 8-column matrices.
+    /// Those at which `stmatrix` writes a warp's 16 rows, 16 columns of 16 bits at a time: lane l gives the address of
+    /// row l mod 16, column 8 (l / 16), rows 0-7 and 8-15 of two 8-column matrices.
     #[track_caller]
     fn of_matrices(tile: Tile<'_, 'k>) -> RowAddresses<'k> {
         let tid = tile.builder().tid();

@@ -183,7 +183,7 @@ fn lane_inst(stmt: &Stmt) -> &LaneInst {
     inst
 }
 
-/// The operation that `expression` records, and what the row's operands are: of each class one register after the other.
+/// The operation that `expression` records, and the row's operands: of each class one register after the other.
 fn recorded(op: LaneOp, expression: Expression) -> (LaneInst, Vec<Operand>) {
     let mut expected = Vec::new();
     let kernel = Kernel::build("k", Launch::threads(32), |b| {

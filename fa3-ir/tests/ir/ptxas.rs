@@ -19,7 +19,7 @@ impl Report {
     }
 }
 
-/// Assembles `kernel` for sm_90a with the ptxas of `$PTXAS` or of the path. `None`, and a word on stdout, if there is none.
+/// Assembles `kernel` for sm_90a with ptxas, `$PTXAS` or of the path. `None`, and a note on stdout, if there is none.
 ///
 /// # Panics
 /// If the kernel is not sound, if ptxas rejects it, or if it says that it serialised or injected something (C75xx).

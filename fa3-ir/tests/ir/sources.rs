@@ -36,8 +36,8 @@ fn kernel(build: impl FnOnce(&Builder)) -> Kernel {
     Kernel::build("k", Launch::threads(128), build)
 }
 
-/// A call of a method has the line of its name; an operator that on which its expression begins, since that is what Rust calls
-/// its place.
+/// A call of a method has the line of its name; an operator that on which its expression begins, since that is what
+/// Rust calls its place.
 #[test]
 fn expressions_have_the_lines_of_their_operations() {
     let first = line!() + 2;
@@ -68,8 +68,8 @@ fn expressions_have_the_lines_of_their_operations() {
     assert_eq!(lines(&operators), [0, 1, 0, 4].map(|line| first + line), "{operators}");
 }
 
-/// What the floor above builds, also by operators of its own, has the line that called it; what a closure of the kernel builds
-/// for it has its own.
+/// What the floor above builds, also by operators of its own, has the line that called it; what a closure of the kernel
+/// builds for it has its own.
 #[test]
 fn floors_serve_their_callers() {
     let shape = TileShape::new(Elem::Bf16, 64, 64);
@@ -105,7 +105,7 @@ fn floors_serve_their_callers() {
         draft.send(&map, (0, 0)); // 27
     });
     let mut found = lines(&kernel);
-    // Each of the 32 elements that a thread has: a copy, two of the rows, the difference, its exponential, an assignment.
+    // Each of a thread's 32 elements: a copy, two of the rows, the difference, its exponential, an assignment.
     let element = [19, 21, 20, 22].map(|line| first + line);
     let map = found.iter().position(|&line| line == element[0]).unwrap();
     let elements = found.splice(map..map + 4 * 32 + 1, []).collect::<Vec<u32>>();

@@ -66,8 +66,8 @@ pub trait Half {
     /// The code nearest to a number.
     fn narrow(x: f32) -> u16;
 
-    /// One addition, subtraction or multiplication, or a minimum or maximum, computed in binary32. Its 24 bits are twice
-    /// those of the format and two more, enough for two roundings to be as good as one.
+    /// One addition, subtraction or multiplication, or a minimum or maximum, computed in binary32. Its 24 bits are
+    /// twice those of the format and two more, enough for two roundings to be as good as one.
     #[inline]
     fn binary(a: u16, b: u16, f: impl Fn(f32, f32) -> f32) -> u16 {
         Self::narrow(f(Self::widen(a), Self::widen(b)))

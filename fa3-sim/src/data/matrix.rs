@@ -79,7 +79,8 @@ mod tests {
         );
     }
 
-    /// The accumulators of S, converted in pairs, are the A registers of the product with V: what Algorithm 1 relies on.
+    /// The accumulators of S, converted in pairs, are the A registers of the product with V:
+    /// what Algorithm 1 relies on.
     #[test]
     fn accumulators_are_the_next_a_operand() {
         for (lane, register) in lanes_and(4) {

@@ -7,8 +7,8 @@
 //! NVIDIA documents neither order nor rounding. [`Arithmetic::Exact`] is the model of MMA-Sim (arXiv 2511.10909) and of
 //! Khattak and Mikaitis (arXiv 2512.07004):
 //!
-//! 1. The exponent of a product is the sum of its factors' exponents, so that its significand lies in [1, 4), or below 1
-//!    if a factor is subnormal; the exponent of C is its own, −126 if it is zero or subnormal. Let e be the largest.
+//! 1. The exponent of a product is the sum of its factors' exponents, so that its significand lies in [1, 4), or below
+//!    1 if a factor is subnormal; the exponent of C is its own, −126 if it is zero or subnormal. Let e be the largest.
 //! 2. Every addend is truncated toward zero to a multiple of q = 2^(e − F): F = 25 for f16 and bf16, 13 for e4m3.
 //! 3. The exact sum of those is truncated toward zero to binary32, for e4m3 with only 13 fraction bits.
 //!
@@ -47,8 +47,8 @@ pub struct Product {
 
 /// D = ± A · B, plus what D was if the product accumulates.
 ///
-/// `a` has rows of k = [`WgmmaType::k`] codes; `b` has n rows of k codes, each a column of B; `d` has as many rows as `a`,
-/// of n numbers. A code of 8 bits is the lower half of its 16.
+/// `a` has rows of k = [`WgmmaType::k`] codes; `b` has n rows of k codes, each a column of B; `d` has as many rows as
+/// `a`, of n numbers. A code of 8 bits is the lower half of its 16.
 ///
 /// # Panics
 /// If n is no multiple of 8, or a matrix has another size.

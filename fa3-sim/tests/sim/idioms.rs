@@ -250,7 +250,7 @@ fn order_is_transitive_over_named_barriers() {
     assert_eq!(results(&kernel, 1, 32, 128), (1..=32).map(|i| i as f32).collect::<Vec<f32>>());
 }
 
-/// Additions of several CTAs in the order of a flag: what makes dQ deterministic. The sums' rounding would show another order.
+/// Additions of several CTAs in the order of a flag, for a deterministic dQ. Rounding would show another order.
 #[test]
 fn additions_in_the_order_of_a_flag() {
     let kernel = Kernel::build("ordered", Launch::threads(128), |b| {

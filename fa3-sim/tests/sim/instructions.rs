@@ -71,7 +71,7 @@ fn branches_and_loops_run_lane_by_lane() {
     assert_eq!(results, expected.collect::<Vec<u32>>());
 }
 
-/// Lane l gets elements (l / 4, 2 (l mod 4)) and the next of matrix i; transposed, (2 (l mod 4), l / 4) and the next row.
+/// Lane l gets elements (l / 4, 2 (l mod 4)) and the next of matrix i; transposed, (2 (l mod 4), l / 4) and below.
 #[test]
 fn matrices_are_loaded_and_stored() {
     for trans in [false, true] {

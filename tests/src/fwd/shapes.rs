@@ -27,8 +27,9 @@ pub const TINY: CtaTile = CtaTile {
     ping_pong: false,
 };
 
-/// Every tile of the table, in all forms, with turns and without; with fewer keys where a form needs registers or memory that the tile leaves not enough of. Then
-/// the tile for head dimension 128 without a producer, as the ablation measures it, and tiles that the table does not have.
+/// Every tile of the table, in all forms, with turns and without; with fewer keys where a form needs registers or
+/// memory that the tile leaves not enough of. Then the tile for head dimension 128 without a producer, as the ablation
+/// measures it, and tiles that the table does not have.
 ///
 /// # Panics
 /// If the table has no tile for head dimension 128.
@@ -57,7 +58,8 @@ fn widest(shape: CtaTile) -> Option<CtaTile> {
     narrower.into_iter().find(|shape| shape.check(&DeviceLimits::h100_sxm()).is_ok())
 }
 
-/// Tiles that the table does not have: one stage and four, narrow blocks, P in shared memory, head dimensions of their own, no producer.
+/// Tiles that the table does not have: one stage and four, narrow blocks, P in shared memory, head dimensions
+/// of their own, no producer.
 ///
 /// # Panics
 /// If one does not fit an H100.

@@ -11,7 +11,8 @@ use fa3_ref::plain::{self, Expected, TensorCore};
 use super::Rung;
 use crate::family::Bits;
 
-/// Every kernel with every shape class: whole tiles, ragged in each dimension, less than one tile, more tiles than CTAs.
+/// Every kernel with every shape class: whole tiles, ragged in each dimension, less than one
+/// tile, more tiles than CTAs.
 pub fn rungs() -> Vec<Rung> {
     let sizes = [(64, 128, 64), (128, 256, 192), (200, 264, 72), (8, 16, 8), (392, 520, 520)];
     let sizes = sizes.map(|(m, n, k)| GemmSize { m, n, k });

@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-/// The text in a form that two kernels share exactly if their instructions are the same: registers are numbered by class, labels
-/// and parameters each by themselves, in order of first appearance, and the entry has no name. Comments, declarations of
-/// registers and indentation are left out. A line is an instruction, a label or a directive.
+/// The text in a form that two kernels share exactly if their instructions are the same: registers are numbered by
+/// class, labels and parameters each by themselves, in order of first appearance, and the entry has no name. Comments,
+/// declarations of registers and indentation are left out. A line is an instruction, a label or a directive.
 pub fn canonical(ptx: &str) -> String {
     let lines: Vec<&str> = ptx.lines().map(code).filter(|line| !line.is_empty()).collect();
     let mut names = Names::declared(&lines);

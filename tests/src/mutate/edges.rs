@@ -7,8 +7,8 @@ use fa3_cuda::kernels::ladder::{
 use fa3_ir::Elem;
 use fa3_ir::{Buffer, BufferRole, Kernel, Program};
 
-/// Further problems for a kernel, with the bytes of their arrays: sizes that are whole steps, just above one, and of each
-/// column and row of a warp's fragment; and more of K than a ring has slots, for every CTA.
+/// Further problems for a kernel, with the bytes of their arrays: sizes that are whole steps, just above one, and of
+/// each column and row of a warp's fragment; and more of K than a ring has slots, for every CTA.
 pub(super) fn edges(kernel: &str) -> Vec<(Program<Kernel>, Vec<Vec<u8>>)> {
     let with_buffers = |program: Program<Spec>| {
         let buffers = program.buffers.iter().map(rising).collect();

@@ -82,9 +82,10 @@ const ALONE: &[Argued] = &[
 /// A problem: query heads, rows of Q and of K, the mask.
 type Small = (usize, (usize, usize), Mask);
 
-/// Forward kernels of every form, each on small problems: several tiles a CTA, more blocks than there are stages, blocks that
-/// need the mask and blocks that do not, tiles with rows to spare. Bounds that are off by one are not among the mutants: which
-/// rows and keys a tile has, the tests of the forward kernels compare with its plan, problem by problem.
+/// Forward kernels of every form, each on small problems: several tiles a CTA, more blocks than there are
+/// stages, blocks that need the mask and blocks that do not, tiles with rows to spare. Bounds that are off by
+/// one are not among the mutants: which rows and keys a tile has, the tests of the forward kernels compare with
+/// its plan, problem by problem.
 ///
 /// # Panics
 /// If one cannot be built.

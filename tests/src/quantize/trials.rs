@@ -96,8 +96,8 @@ pub(super) fn small() -> Vec<Trial> {
     [case, narrow, given].map(|case| case.trial(2)).into()
 }
 
-/// One kernel with more tiles than a CTA has stages. Bounds that are off by one are not among its mutants: which rows and
-/// positions there are, the trials compare with fa3-quant.
+/// One kernel with more tiles than a CTA has stages. Bounds that are off by one are not among its mutants: which rows
+/// and positions there are, the trials compare with fa3-quant.
 pub(super) fn preys() -> Vec<Prey> {
     let case = Case {
         dtype: Dtype::F16,

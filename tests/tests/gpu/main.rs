@@ -1,8 +1,9 @@
-//! What needs a GPU, with the names, filters and options of other tests: `cargo test --release -p fa3-tests --test gpu`.
+//! What needs a GPU, with the names, filters and options of other tests:
+//! `cargo test --release -p fa3-tests --test gpu`.
 //!
-//! Says `skipped` and why where there is no Hopper GPU. What takes minutes runs with `--ignored` alone, or with all others
-//! by `--include-ignored`. `cargo test --release -p fa3-tests --test gpu --no-run` builds one executable that needs no
-//! more than a driver.
+//! Says `skipped` and why where there is no Hopper GPU. What takes minutes runs with `--ignored` alone, or with all
+//! others by `--include-ignored`. `cargo test --release -p fa3-tests --test gpu --no-run` builds one executable that
+//! needs no more than a driver.
 
 mod attention;
 mod facade;

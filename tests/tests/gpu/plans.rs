@@ -1,6 +1,6 @@
-//! Made plans of the forward pass. Whether results are right `attention` says; here they are equal bit by bit, however they
-//! were launched, and as expected where that is obvious. The times of the first plan are those of a new machine with
-//! `CUDA_CACHE_DISABLE=1`, and of a new process without.
+//! Made plans of the forward pass. Whether results are right `attention` says; here they are equal bit by bit, however
+//! they were launched, and as expected where that is obvious. The times of the first plan are those of a new machine
+//! with `CUDA_CACHE_DISABLE=1`, and of a new process without.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};

@@ -1,16 +1,17 @@
-//! What the loops of a forward kernel must be like in machine code: the order that makes the paper's overlap (§3.2), which a compiler
-//! or a change could lose without any result being wrong.
+//! What the loops of a forward kernel must be like in machine code: the order that makes the paper's overlap (§3.2),
+//! which a compiler or a change could lose without any result being wrong.
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
 use fa3_sched::forward::{CtaTile, Overlap, Rescale};
 
-/// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a mask, where the softmax
-/// is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5 moves it ahead of most of them.
+/// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a
+/// mask, where the softmax is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5
+/// moves it ahead of most of them.
 const UNDER_PV: usize = 12;
 
-/// Moves to uniform registers in a round. Today it is at most two; a serialised loop may have two for every HGMMA, which needs the
-/// addresses there.
+/// Moves to uniform registers in a round. Today it is at most two; a serialised loop may have two for every HGMMA,
+/// which needs the addresses there.
 const TO_UNIFORM: usize = 4;
 
 /// What is wrong with a loop.

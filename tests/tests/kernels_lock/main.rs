@@ -1,7 +1,9 @@
-//! Every shipped kernel: whether its code is what `tests/kernels.lock` says (`FA3_UPDATE=1` writes the lock again); whether ptxas
-//! spills its registers or serialises its products; whether a forward kernel's loops have the order that makes the overlap.
+//! Every shipped kernel: whether its code is what `tests/kernels.lock` says (`FA3_UPDATE=1` writes the lock
+//! again); whether ptxas spills its registers or serialises its products; whether a forward kernel's loops have
+//! the order that makes the overlap.
 //!
-//! Kernels are built once for all tests of this file, and those that stand for others are assembled, where there is ptxas.
+//! Kernels are built once for all tests of this file, and those that stand for others are
+//! assembled, where there is ptxas.
 
 mod loops;
 
@@ -96,8 +98,8 @@ fn allowed_spills(name: &str) -> u32 {
     if wide.iter().any(|wide| name.starts_with(wide)) { 36 } else { 0 }
 }
 
-/// Whether a kernel's loops are to overlap. What becomes of those without turns or without a producer is what the ablation
-/// measures.
+/// Whether a kernel's loops are to overlap. What becomes of those without turns or without a producer is
+/// what the ablation measures.
 fn overlaps(spec: &FwdSpec) -> bool {
     let is_free = spec.tile.rescale == Rescale::EveryBlock && !spec.tile.ping_pong;
     spec.tile.loads == Loads::Producer && !is_free
@@ -122,8 +124,8 @@ fn loops_overlap() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Loops are found wrong in which ptxas waits after every instruction for want of a fence (C7519) or of registers (C7512), and,
-/// which nothing else would tell, one in which the kernel waits for both products at once.
+/// Loops are found wrong in which ptxas waits after every instruction for want of a fence (C7519) or of registers
+/// (C7512), and, which nothing else would tell, one in which the kernel waits for both products at once.
 #[test]
 fn serialised_loops_are_found() {
     let (Ok(ptxas), Ok(nvdisasm)) = (PTXAS.as_ref(), Nvdisasm::find()) else {

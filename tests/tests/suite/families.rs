@@ -1,8 +1,16 @@
 //! Every family's kernels in the simulator: right, clean, and the same under every schedule.
 
 use fa3_sim::{Mode, Policy};
-use fa3_tests::{Bits, Trial, families};
+use fa3_tests::{Bits, Family, Trial};
 use rayon::prelude::*;
+
+/// All families, or the one that `FA3_FAMILY` names.
+fn wanted() -> impl Iterator<Item = Family> {
+    let name = std::env::var("FA3_FAMILY").ok();
+    fa3_tests::families()
+        .into_iter()
+        .filter(move |family| name.as_ref().is_none_or(|name| family.name == *name))
+}
 
 /// Runs a trial under the first policy and judges it; under the others it must be the same.
 fn run(trial: &Trial, policies: &[Policy], mode: Mode) -> Result<(), String> {
@@ -34,7 +42,7 @@ fn run_all(trials: &[Trial], check: impl Fn(usize, &Trial) -> Result<(), String>
 /// Every kind of kernel with every shape class; schedules take turns.
 #[test]
 fn every_trial_is_solved() {
-    for family in families() {
+    for family in wanted() {
         let trials = (family.trials)(7);
         println!("{}: {} trials", family.name, trials.len());
         run_all(&trials, |index, trial| {
@@ -49,7 +57,7 @@ fn every_trial_is_solved() {
 #[test]
 fn schedules_do_not_matter() {
     let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
-    for family in families() {
+    for family in wanted() {
         let random = (0..seeds.unwrap_or(family.schedules)).map(Policy::Random);
         let policies: Vec<Policy> = [Policy::Eager, Policy::Lazy].into_iter().chain(random).collect();
         run_all(&(family.small)(), |_, trial| run(trial, &policies, Mode::Fast));

@@ -226,7 +226,8 @@ fn a_nan_in_v_reaches_every_row_that_sees_it() {
     }
 }
 
-/// A view with other strides is the same tensor: (batch, heads, seqlen, head_dim) in memory, as many frameworks have it.
+/// A view with other strides is the same tensor: (batch, heads, seqlen, head_dim) in memory, as
+/// many frameworks have it.
 #[test]
 fn strides_do_not_matter_on_the_cpu() {
     use fa3::{Attention, Device};

@@ -1,5 +1,5 @@
-//! Every operator of [`fa3_tests::mutate`] at every place of every family's kernels. That the kernels themselves are clean
-//! under many schedules, `families` shows.
+//! Every operator of [`fa3_tests::mutate`] at every place of every family's kernels. That the kernels themselves are
+//! clean under many schedules, `families` shows.
 
 use fa3_tests::families;
 use fa3_tests::mutate::{Fate, Mutant, Operator, Prey, Score, hunt, operators};
@@ -7,8 +7,8 @@ use rayon::prelude::*;
 
 type Hunted<'o> = (&'o Prey, &'o Operator, Mutant, Fate);
 
-/// Mutants die by the rule that they break, and every operator breaks some kernel. `FA3_PREY` limits the kernels to those
-/// whose name has it in it.
+/// Mutants die by the rule that they break, and every operator breaks some kernel. `FA3_PREY` limits the kernels to
+/// those whose name has it in it.
 #[test]
 fn mutants_die_by_the_rule_they_break() {
     let wanted = std::env::var("FA3_PREY").unwrap_or_default();

@@ -287,8 +287,9 @@ fn quotations_are_true() {
     assert!(quotations >= 5, "{quotations} quotations: are they looked for?");
 }
 
-/// The numbers of the lines of prose that are too long: of Markdown, or of the comments of a Rust file. Tables and fenced
-/// code may be longer, and so may a line that has a word, such as a link, for which there is no room on a line of its own.
+/// The numbers of the lines of prose that are too long: of Markdown, or of the comments of a Rust file. Tables
+/// and fenced code may be longer, and so may a line that has a word, such as a link, for which there is no
+/// room on a line of its own.
 fn long_lines(text: &str, of_rust: bool) -> Vec<usize> {
     let (mut long, mut fenced) = (Vec::new(), false);
     for (line, number) in text.lines().zip(1..) {

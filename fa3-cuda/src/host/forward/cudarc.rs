@@ -83,14 +83,15 @@ impl Forward {
         let (o, _o) = o.device_ptr_mut(stream);
         let (lse, _lse) = lse.device_ptr_mut(stream);
         let memory = |address, bytes| {
-            // SAFETY: a slice of this device's context. Its events, which are recorded at the end of this call, keep it alive and to
-            // this work until that is done; the value made here is gone by then.
+            // SAFETY: a slice of this device's context. Its events, which are recorded at the end of this call, keep it
+            // alive and to this work until that is done; the value made here is gone by then.
             unsafe { DeviceBuffer::from_raw(&self.device, address, bytes) }
         };
         let [q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes] = bytes;
         let (q, k, v) = (memory(q, q_bytes), memory(k, k_bytes), memory(v, v_bytes));
         let (mut o, mut lse) = (memory(o, o_bytes), memory(lse, lse_bytes));
-        // SAFETY: the stream is of this device's context, and outlives the value, which is gone at the end of this call.
+        // SAFETY: the stream is of this device's context, and outlives the value, which is gone
+        // at the end of this call.
         let stream = unsafe { Stream::from_raw(&self.device, stream.cu_stream().expose_provenance()) };
         let tensors = ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
         self.run(&stream, tensors, workspace)

@@ -6,8 +6,8 @@ use super::consumer::{Attend, Query, Sum};
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
 impl<'k> Attend<'_, 'k> {
-    /// With lazy rescaling. A warpgroup's own PV is waited for before its softmax, since O may have to be rescaled in it; what
-    /// overlaps are warpgroups.
+    /// With lazy rescaling. A warpgroup's own PV is waited for before its softmax, since O may have to be rescaled in
+    /// it; what overlaps are warpgroups.
     pub(super) fn algorithm2(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let mut s = self.block_scores(q, &blocks.at(0)); // A2:3-5
         sum.softmax.step(&mut s); // A2:6, O is still 0

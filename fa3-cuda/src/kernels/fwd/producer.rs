@@ -3,8 +3,8 @@
 use super::Fwd;
 use super::geometry::Work;
 
-/// What one of the producer's threads runs. Blocks go from the last to the first, K a block ahead of V, which is how consumers
-/// want them; the next tile's follow at once, while consumers still work on this one.
+/// What one of the producer's threads runs. Blocks go from the last to the first, K a block ahead of V, which is how
+/// consumers want them; the next tile's follow at once, while consumers still work on this one.
 pub(super) fn run(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     b.once_per_role(|| {

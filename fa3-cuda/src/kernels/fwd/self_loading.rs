@@ -1,7 +1,7 @@
 //! The loads of a kernel without a producer: one thread of the consumers begins them, each as soon as its slot is free.
 //!
-//! Blocks come in the producer's order, from the last to the first. As many as there are slots are loaded when a tile begins; then
-//! each slot that this thread's warpgroup gives back is filled with the next block.
+//! Blocks come in the producer's order, from the last to the first. As many as there are slots are loaded when a tile
+//! begins; then each slot that this thread's warpgroup gives back is filled with the next block.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::Loads;
@@ -27,8 +27,8 @@ pub(super) struct Kv<'k> {
 #[derive(Clone, Copy)]
 struct Loader<'k> {
     builder: &'k Builder,
-    /// Its warp, one of the last warpgroup. The thread waits until every consumer has given a slot back: where they take turns, all
-    /// others have had theirs then, and need no other to get there.
+    /// Its warp, one of the last warpgroup. The thread waits until every consumer has given a slot back: where they
+    /// take turns, all others have had theirs then, and need no other to get there.
     warp: u32,
 }
 

@@ -12,8 +12,8 @@ use crate::kernels::params::{Declare, Fill, Filled, Host};
 /// Numbers of a tile.
 const NUMBERS: u32 = 8;
 
-/// A program that decodes every tile of a plan as the forward kernels do, and writes of each, in its one buffer, the sequence, the head
-/// of Q, the head of K and V, the first row, and the four bounds of its [`fa3_sched::KvRange`].
+/// A program that decodes every tile of a plan as the forward kernels do, and writes of each, in its one buffer, the
+/// sequence, the head of Q, the head of K and V, the first row, and the four bounds of its [`fa3_sched::KvRange`].
 pub fn tiles(plan: &Plan) -> Program<Spec> {
     let (spec, count) = (FwdSpec::of(plan), plan.schedule().num_tiles());
     let mut program = Program::new();

@@ -1,4 +1,4 @@
-//! [`super::gemm`] by clusters of two CTAs, whose tiles lie one below the other: each loads one half of B's tile for both.
+//! [`super::gemm`] by clusters of two CTAs, whose tiles lie one below the other: each loads half of B's tile for both.
 
 use fa3_ir::{Elem, Kernel, Program};
 

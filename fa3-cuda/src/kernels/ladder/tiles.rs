@@ -6,7 +6,7 @@ use fa3_sched::{FastDiv, Int};
 
 use crate::kernels::params::{Declare, Fill, Filled, Host, Pass, Side};
 
-/// Rows of tiles that are walked together, column by column, so that what runs at one time shares A and B in the L2 cache.
+/// Rows of tiles that are walked together, column by column, so that CTAs running at one time share A and B in L2.
 const GROUP: u32 = 16;
 
 /// The tiles of C in groups of [`GROUP`] rows, for the host (`u32`) and in a kernel.
@@ -80,8 +80,8 @@ impl<'k> TileOrder<V<'k, B32>> {
         TileOrder::new(1, 1).map_named(|_, _| ()).pass(&mut Declare(b))
     }
 
-    /// Runs `body` with the row and the column of every tile that is this CTA's. Each cluster of the grid takes every so
-    /// many of the order's tiles, which are as many rows high as it has CTAs, and each of its CTAs one row.
+    /// Runs `body` with the row and the column of every tile that is this CTA's. Each cluster of the grid takes every
+    /// so many of the order's tiles, which are as many rows high as it has CTAs, and each of its CTAs one row.
     pub(super) fn for_each(self, b: &'k Builder, body: impl FnOnce(V<'k, B32>, V<'k, B32>)) {
         let cluster = b.launch().cluster;
         let (cta, ctas) = (b.cta_x(), b.grid_x());

@@ -36,8 +36,8 @@ impl<'k> BlockMax<'k> {
     }
 }
 
-/// The largest of some numbers; of a number and NaN, that is the number. Four chains of maxima hide each other's latency and
-/// take few registers.
+/// The largest of some numbers; of a number and NaN, that is the number. Four chains of maxima hide each other's
+/// latency and take few registers.
 #[track_caller]
 pub(crate) fn largest<'k>(x: &[V<'k, F32>]) -> V<'k, F32> {
     let mut chains = x[..4.min(x.len())].to_vec();

@@ -47,8 +47,8 @@ impl<'k> KvBlocks<'k> {
         KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first) }
     }
 
-    /// Runs `body` for every block but the first `from`. It is built up to three times: for blocks at the mask's right side
-    /// (and the end of the keys, which only the very first reaches), for those that all rows see, and for those at the left side.
+    /// Runs `body` for every block but the first `from`. It is built up to three times: for blocks at the mask's right
+    /// side (and the keys' end, which only the first reaches), for those that all rows see, and for the left side.
     #[track_caller]
     pub(crate) fn for_each(&self, from: u32, mut body: impl FnMut(KvBlock<'k>)) {
         let KvRange { first: _, unmasked_first, unmasked_end, end } = self.kv;

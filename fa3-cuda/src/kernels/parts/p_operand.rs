@@ -57,7 +57,7 @@ impl<'k> POperand<'k> {
         }
     }
 
-    /// Lets products read what all threads have put there: their proxy sees it after every thread's fence, and the barrier.
+    /// Lets products read what all threads have put there: every thread fences for the async proxy, then the barrier.
     #[track_caller]
     pub(crate) fn publish(&self) {
         if let Some((_, barrier)) = self.shared {

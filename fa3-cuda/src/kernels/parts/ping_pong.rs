@@ -1,5 +1,5 @@
-//! Ping-pong (§3.1 of the paper): consumer warpgroups take turns on the tensor cores, the softmax of one under the products of
-//! the others.
+//! Ping-pong (§3.1 of the paper): consumer warpgroups take turns on the tensor cores, the softmax of one under the
+//! products of the others.
 
 use fa3_ir::lang::*;
 

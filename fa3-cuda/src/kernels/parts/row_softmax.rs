@@ -1,8 +1,8 @@
 //! The softmax over blocks of keys, in base 2: A1:18-19, and the end, A1:24.
 //!
-//! P = exp(S - r), ℓ = Σ P and O = Σ P V give the same O / ℓ and the same r + ln ℓ for any reference r of a row. The paper's is
-//! the largest score so far, the row_max. Any other will do that lets no exponential overflow, a row_max of some blocks ago in
-//! particular: [`RowSoftmax::step_lazily`] keeps it and looks for a larger one only where it must (lazy rescaling).
+//! P = exp(S - r), ℓ = Σ P and O = Σ P V give the same O / ℓ and the same r + ln ℓ for any reference r of a row. The
+//! paper's is the largest score so far, the row_max. Any other serves that lets no exponential overflow, an older one
+//! in particular: [`RowSoftmax::step_lazily`] keeps it and looks for a larger one only where it must (lazy rescaling).
 
 use fa3_ir::lang::*;
 
@@ -13,15 +13,15 @@ pub(crate) struct RowSoftmax<'k> {
     builder: &'k Builder,
     /// softmax_scale · log₂e: what a unit of a score is worth in the exponent of 2.
     scale_log2: V<'k, F32>,
-    /// In base 2, and perhaps of some blocks ago; the smallest number there is for a row that has seen no key, so that it
-    /// differs from every score of one.
+    /// In base 2, and perhaps of some blocks ago; the smallest number there is for a row that has seen no key, so that
+    /// it differs from every score of one.
     row_max: RowsVar<'k>,
     row_sum: RowsVar<'k>,
 }
 
-/// A row gets a new row_max where a thread's part of its P adds up to more than so many times what the thread has added up before:
-/// a key that outweighs these others is the row_max then, and its P exactly 1, as it would be in the paper. Another one's rounding would
-/// be the error of the whole row.
+/// A row gets a new row_max where a thread's part of its P adds up to more than so many times what the thread has added
+/// up before: a key that outweighs these others is the row_max then, and its P exactly 1, as it would be in the paper.
+/// Another one's rounding would be the error of the whole row.
 const GROWTH: f32 = 4.0;
 /// But never below this: parts are small where another thread has the keys that matter.
 const LEAST: f32 = 1.0;
@@ -36,8 +36,8 @@ impl<'k> RowSoftmax<'k> {
         RowSoftmax { builder, scale_log2, row_max, row_sum }
     }
 
-    /// Turns the scores of a block into P = exp(S - row_max), with the maximum so far, and gives exp(old row_max - row_max), by
-    /// which what was summed up so far must be multiplied.
+    /// Turns the scores of a block into P = exp(S - row_max), with the maximum so far, and gives exp(old row_max -
+    /// row_max), by which what was summed up so far must be multiplied.
     #[track_caller]
     pub(crate) fn step(&self, s: &mut Frag<'k>) -> Rows<'k> {
         let old = self.row_max.get();
@@ -88,8 +88,8 @@ impl<'k> RowSoftmax<'k> {
         self.row_max.get().zip(block, |old, new| old.max(new * self.scale_log2)) // A1:18
     }
 
-    /// P relative to this row_max, and what the thread's part of each row adds up to. Each exponential is added and rounded as
-    /// soon as it is there: there are not enough registers for a whole block.
+    /// P relative to this row_max, and what the thread's part of each row adds up to. Each exponential is added and
+    /// rounded as soon as it is there: there are not enough registers for a whole block.
     #[track_caller]
     fn exponentials(&self, s: &Frag<'k>, row_max: Rows<'k>, place: &POperand<'k>) -> (P<'k>, Rows<'k>) {
         let shift = -row_max;
@@ -102,7 +102,7 @@ impl<'k> RowSoftmax<'k> {
         (p, Rows(sums.map(|chains| chains.total(self.builder))))
     }
 
-    /// 1 / row_sum, by which O must be multiplied, and LSE = row_max + ln row_sum. Of a row that has seen no key: 0 and -inf.
+    /// 1 / row_sum, by which O must be multiplied, and LSE = row_max + ln row_sum. For a row without keys: 0 and -inf.
     #[track_caller]
     pub(crate) fn finish(self) -> (Rows<'k>, Rows<'k>) {
         let row_sum = self.row_sum.get().over_quad(|x, y| x + y);

@@ -30,9 +30,9 @@ pub(crate) struct StoreRows {
 }
 
 impl StoreRows {
-    /// Writes the thread's two rows to `rows`, where they are `inside`, each group of 32 columns at once: threads of a quad exchange
-    /// what they have, so that each has 8 neighbours, 16 bytes. `quad` is the thread's number in its quad; its bytes begin at 16 ·
-    /// `quad`, which `rows` count.
+    /// Writes the thread's two rows to `rows`, where they are `inside`, each group of 32 columns at once: threads of a
+    /// quad exchange what they have, so that each has 8 neighbours, 16 bytes. `quad` is the thread's number in its
+    /// quad; its bytes begin at 16 · `quad`, which `rows` count.
     #[track_caller]
     pub(crate) fn store<'k>(
         &self,

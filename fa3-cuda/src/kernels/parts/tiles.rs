@@ -18,7 +18,7 @@ enum Source<'k> {
     Dynamic(Broadcast<'k>),
 }
 
-/// The producer fetches tickets from a counter and broadcasts the tiles that they mean in a word; a slot of the ring is that word.
+/// The producer fetches tickets from a counter and broadcasts their tiles in a word, which is a slot of the ring.
 struct Broadcast<'k> {
     ticket: V<'k, B64>,
     ring: Ring<'k, 0>,
@@ -40,8 +40,8 @@ impl<'k> Ticket<'k> {
 }
 
 impl<'k> Tiles<'k> {
-    /// `count` tiles, which `consumers` warps walk over besides the producer. Under [`Scheduler::DynamicPersistent`] `ticket` is the
-    /// address of the counter of tickets.
+    /// `count` tiles, which `consumers` warps walk over besides the producer. Under [`Scheduler::DynamicPersistent`]
+    /// `ticket` is the address of the counter of tickets.
     #[track_caller]
     pub(crate) fn declare(
         b: &'k Builder,
@@ -62,8 +62,8 @@ impl<'k> Tiles<'k> {
         Tiles { builder: b, count, source }
     }
 
-    /// Runs `body` with the number of every tile, in the one thread that fetches tickets. `body` calls its second argument when
-    /// the next one should be fetched: the atomic takes about 1 µs, but fetching later balances better.
+    /// Runs `body` with the number of every tile, in the one thread that fetches tickets. `body` calls its second
+    /// argument when the next one should be fetched: the atomic takes about 1 µs, but fetching later balances better.
     #[track_caller]
     pub(crate) fn produce(&self, body: impl FnOnce(V<'k, B32>, &mut dyn FnMut())) {
         let b = self.builder;
@@ -101,7 +101,7 @@ impl<'k> Tiles<'k> {
                 self.each(|tile| {
                     body(tile);
                     let slot = ring.wait();
-                    // All lanes have read it. The compiler cannot know that they agree; taken from one of them, it does.
+                    // All lanes have read it. The compiler cannot know that they agree; from one lane, it does.
                     let next = b.load::<B32>(*word).shfl_idx(0);
                     slot.release();
                     next

@@ -8,7 +8,8 @@ use crate::kernels::parts::block_max::largest;
 /// The largest e4m3.
 const LARGEST: f32 = 448.0;
 
-/// The largest magnitude among the finite numbers of `x`; 0 if there is none. Infinities, which e4m3 has not, become NaN.
+/// The largest magnitude among the finite numbers of `x`; 0 if there is none. Infinities, which e4m3 has not, become
+/// NaN.
 #[track_caller]
 pub(super) fn amax<'k>(b: &'k Builder, x: &mut [V<'k, F32>]) -> V<'k, F32> {
     let numbers: Vec<_> = x.iter().map(|&x| b.var("x", x)).collect();
@@ -35,8 +36,8 @@ pub(super) fn scale_of(amax: V<'_, F32>) -> V<'_, F32> {
     amax.eq(0.0).select(1.0, over_448(amax).max(f32::MIN_POSITIVE))
 }
 
-/// amax / 448, rounded to nearest where that is normal: a product with the inverse, and what its remainder says (Markstein 1990).
-/// It takes three instructions where a division takes ten, while all threads wait.
+/// amax / 448, rounded to nearest where that is normal: a product with the inverse, and what its remainder says
+/// (Markstein 1990). It takes three instructions where a division takes ten, while all threads wait.
 fn over_448<T: Real>(amax: T) -> T {
     let (inverse, divisor) = (amax.lit(f64::from(1.0 / LARGEST)), amax.lit(f64::from(LARGEST)));
     let near = amax * inverse;

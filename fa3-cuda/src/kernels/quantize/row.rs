@@ -71,8 +71,8 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// Multiplies by signs; then takes sums and differences of this thread's elements `within` and those of its neighbours, in
-    /// rounds of growing distance, divided by the root of the transform's width.
+    /// Multiplies by signs; then takes sums and differences of this thread's elements `within` and those of its
+    /// neighbours, in rounds of growing distance, divided by the root of the transform's width.
     #[track_caller]
     fn walsh_hadamard(&mut self, within: Range<usize>, signs: impl Fn(usize) -> [V<'k, F32>; 2]) {
         for (index, pair) in self.x.chunks_exact_mut(2).enumerate() {

@@ -70,7 +70,7 @@ impl<'k> Signs<'k> {
         lane.mad(4 * CHUNK, self.builder.address(table)) + 4 * CHUNK * lanes * chunk
     }
 
-    /// Two of them, of elements `index` and the next, before the transform of the leading entries or of the trailing ones.
+    /// Two of them, of elements `index` and the next, before one of the transforms.
     #[track_caller]
     pub(super) fn pair(&self, transform: Transform, index: usize) -> [V<'k, F32>; 2] {
         let (chunk, within) = (index as u32 / CHUNK, index as u32 % CHUNK);

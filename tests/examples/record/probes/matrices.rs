@@ -17,8 +17,8 @@ fn descriptors<'k>(starts: [V<'k, B32>; 2]) -> [V<'k, B64>; 2] {
 }
 
 /// Every warp writes its 16 rows of A, multiplies, and overwrites them with NaN as soon as it has waited, the next warp
-/// much later. A and B are ones, but the last warp makes B twos: D says whether a warp's part was computed when it came,
-/// or when all were there.
+/// much later. A and B are ones, but the last warp makes B twos: D says whether a warp's part was computed when it
+/// came, or when all were there.
 pub(super) fn row_slices(device: &Device) -> Said {
     let written = measure(device, ("row_slices", Launch::threads(128), 1), 128 * 40, |meter| {
         let (b, tid) = (meter.b, meter.tid);

@@ -71,7 +71,8 @@ fn of_matrices(kernel: &Anatomy<'_>) -> bool {
         .any(|param| param.kind == ParamKind::U32 && ["n", "k"].contains(&&*param.name))
 }
 
-/// Where a < b only chooses between 0 and b - a, or between a and b, it does not matter what is chosen if they are equal.
+/// Where a < b only chooses between 0 and b - a, or between a and b, it does not matter what is
+/// chosen if they are equal.
 fn chooses_among_equals(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
     let pred = Operand::Value(*lane.dst.first()?);
     let uses = kernel.find(|inst| touches(inst, lane.dst[0]) && *inst != Inst::Lane(lane.clone()));

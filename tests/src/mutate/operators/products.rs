@@ -163,8 +163,9 @@ fn unless_early(kernel: &Anatomy<'_>, sites: Vec<Site>) -> Vec<Site> {
     sites.into_iter().map(with_reason).collect()
 }
 
-/// Algorithm 4 waits for QKᵀ, and then for PV before it reads anything of either (A4:14, A4:12): in between it gives back
-/// K's slot and Q's alone. Where K has one slot, the loads into these come after one of V, which waits for this PV.
+/// Algorithm 4 waits for QKᵀ, and then for PV before it reads anything of either (A4:14, A4:12): in between
+/// it gives back K's slot and Q's alone. Where K has one slot, the loads into these come after one of V,
+/// which waits for this PV.
 fn early(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let pending = |line: usize| match kernel.inst(line) {
         Some(Inst::Wgmma(WgmmaInst::Wait { pending })) => Some(*pending),

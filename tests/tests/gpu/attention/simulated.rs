@@ -1,5 +1,6 @@
-//! The GPU against the simulator. The exponential, the logarithm and the reciprocal of the GPU are approximations that the
-//! simulator rounds differently: there are small differences, which are reported. How large they may be, the other groups say.
+//! The GPU against the simulator. The exponential, the logarithm and the reciprocal of the GPU are
+//! approximations that the simulator rounds differently: there are small differences, which are reported. How
+//! large they may be, the other groups say.
 
 use fa3_cuda::host::Device;
 use fa3_sched::forward::PlanOptions;

@@ -50,16 +50,16 @@ fn scaled(scales: &[f64], caps: &[Option<f64>]) -> Vec<Case> {
     pairs.map(case).collect()
 }
 
-/// From a softmax that is uniform to one that is one-hot; caps far above all scores, and far below. Scores of 1e9 and more,
-/// whose maximum is rounded by more than exponents can be, are nobody's business.
+/// From a softmax that is uniform to one that is one-hot; caps far above all scores, and far below. Scores of 1e9 and
+/// more, whose maximum is rounded by more than exponents can be, are nobody's business.
 #[test]
 fn scales_and_caps() {
     let caps = [None, Some(1e-18), Some(1e-3), Some(50.0), Some(1e5), Some(1e7), Some(1e18)];
     check_all(scaled(&[1e-18, 1e-7, 1.0, 300.0, 1e7], &caps));
 }
 
-/// All scores are equal, so that the maximum of the first block stays: what a rounding a block would add up to, the law does
-/// not allow after 4000.
+/// All scores are equal, so that the maximum of the first block stays: what a rounding a block would add up to, the law
+/// does not allow after 4000.
 #[test]
 fn long_rows_do_not_drift() {
     let scales = [0.1, 0.13, 0.17, 0.2];

@@ -31,8 +31,8 @@ fn problem(dtype: Dtype, mask: Mask) -> Problem {
     spec.validate().unwrap()
 }
 
-/// Random values whose scores are, but for a little, `growth` · (first element of the query) for each key nearer to the start.
-/// Blocks are visited from the end.
+/// Random values whose scores are, but for a little, `growth` · (first element of the query) for each key nearer to the
+/// start. Blocks are visited from the end.
 fn growing(values: Values, growth: f32) -> Values {
     let Values { mut q, mut k, .. } = values.clone();
     q.mapv_inplace(|x| f16::from_f32(x / 4.0).to_f32());
@@ -43,8 +43,8 @@ fn growing(values: Values, growth: f32) -> Values {
     Values { q, k, ..values }
 }
 
-/// From growth that an old maximum survives, by powers of 2 that leave f16 and then binary32, to scores that only the last
-/// block's matter of.
+/// From growth that an old maximum survives, by powers of 2 that leave f16 and then binary32, to scores that only
+/// the last block's matter of.
 #[test]
 fn growing_scores_are_as_in_the_oracle() {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(60), right: Some(5) }];

@@ -223,8 +223,8 @@ fn infinite_scores_are_as_in_the_oracle() {
     });
 }
 
-/// No keys at all; and more rows than keys under a causal mask, so that whole tiles see none, and others have rows that see
-/// none beside rows that see NaN in V.
+/// No keys at all; and more rows than keys under a causal mask, so that whole tiles see none, and others have rows that
+/// see none beside rows that see NaN in V.
 #[test]
 fn rows_without_keys_are_empty() {
     for (tile, scheduler) in tiles().into_iter().zip(super::schedules::SCHEDULERS.into_iter().cycle()) {

@@ -1,5 +1,5 @@
-//! What must not matter: the scheduler of tiles, their order, the number of CTAs, other sequences, an earlier launch, who
-//! loads.
+//! What must not matter: the scheduler of tiles, their order, the number of CTAs, other sequences, an
+//! earlier launch, who loads.
 
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferRole;
@@ -63,8 +63,8 @@ fn who_computes_a_tile_does_not_matter() {
     });
 }
 
-/// Consumers that load for themselves compute what they do behind a producer, however many slots they fill, under many schedules:
-/// `FA3_SEEDS` says how many.
+/// Consumers that load for themselves compute what they do behind a producer, however many slots they fill, under many
+/// schedules: `FA3_SEEDS` says how many.
 #[test]
 fn who_loads_does_not_matter() {
     let seeds = std::env::var("FA3_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(8);
@@ -128,8 +128,8 @@ fn other_sequences_do_not_matter() {
     });
 }
 
-/// Three launches in the same memory, with the same counter: as CTAs draw the last tile, they put it back to zero. Each may begin
-/// while the one before still writes anything of it, the counter too.
+/// Three launches in the same memory, with the same counter: as CTAs draw the last tile, they put it back to zero. Each
+/// may begin while the one before still writes anything of it, the counter too.
 #[test]
 fn launches_follow_each_other() {
     let spec = dense(Dtype::Bf16, 2, (150, 140), (3, 3), 64).causal();
