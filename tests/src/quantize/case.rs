@@ -154,9 +154,9 @@ impl Case {
             "positions" => inputs.positions.iter().flatten().flat_map(|x| x.to_le_bytes()).collect(),
             other => unreachable!("{other} is no input"),
         };
-        let buffers = program.buffers.iter().map(|buffer| match buffer.role {
-            BufferRole::Input => bytes(buffer.name),
-            _ => vec![UNWRITTEN; buffer.bytes()],
+        let buffers = program.buffers.iter().map(|buffer| {
+            let is_input = buffer.role == BufferRole::Input;
+            if is_input { bytes(buffer.name) } else { vec![UNWRITTEN; buffer.bytes()] }
         });
         buffers.collect()
     }
