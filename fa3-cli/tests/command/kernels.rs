@@ -130,7 +130,7 @@ fn kernels_are_listed_without_a_compiler() {
     let rows =
         rows.iter().map(|row| row.iter().map(|cell| cell.trim()).filter(|cell| !cell.is_empty()).collect());
     let rows: Vec<Vec<&str>> = rows.collect();
-    let ladder: Vec<Shipped> = shipped().filter(|shipped| shipped.forward().is_none()).collect();
+    let ladder: Vec<Shipped> = shipped().filter(|shipped| shipped.name.starts_with("ladder/")).collect();
     assert_eq!(rows.len(), 1 + ladder.len());
     for (row, shipped) in rows[1..].iter().zip(&ladder) {
         let smem = shipped.kernel().smem.bytes().to_string();

@@ -208,9 +208,8 @@ fn help_has_examples() {
     let (_, verbs) = help.split_once("Commands:\n").unwrap();
     let verbs = verbs.lines().take_while(|line| !line.is_empty());
     let verbs: Vec<&str> = verbs.filter_map(|line| line.split_whitespace().next()).collect();
-    let expected =
-        ["run", "accuracy", "bench", "tune", "plan", "kernels", "ir", "ptx", "sass", "sim", "doctor", "help"];
-    assert_eq!(verbs, expected);
+    let expected = "run quantize accuracy bench tune plan kernels ir ptx sass sim doctor help";
+    assert_eq!(verbs.join(" "), expected);
     for verb in &verbs[..verbs.len() - 1] {
         let help = fa3(&[verb, &"--help"]).succeeded();
         assert!(help.contains("Examples:") && help.contains(&format!("\n  fa3 {verb}")), "{help}");
