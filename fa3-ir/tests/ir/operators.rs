@@ -59,6 +59,7 @@ const EXPRESSIONS: &[(LaneOp, Expression)] = &[
     (AddF32, |g| _ = g.f[0] + g.f[1]),
     (SubF32, |g| _ = g.f[0] - g.f[1]),
     (MulF32, |g| _ = g.f[0] * g.f[1]),
+    (DivF32, |g| _ = g.f[0] / g.f[1]),
     (FmaF32, |g| _ = g.f[0].fma(g.f[1], g.f[2])),
     (MinF32, |g| _ = g.f[0].min(g.f[1])),
     (MaxF32, |g| _ = g.f[0].max(g.f[1])),

@@ -56,9 +56,9 @@ DTYPE = {"Pred": np.uint8, "B16": np.uint16, "B32": np.uint32, "B64": np.uint64,
 
 def operations():
     """(name, classes of operands, classes of results, PTX) of each row of the table."""
-    row = r'(\w+): fn \w+\(([^)]*)\) -> (\(?V<.*?) = "([^"]+)";'
+    row = r'(\w+): (?:fn \w+)?\(([^)]*)\) -> (\w+|\([^)]*\)) = "([^"]+)";'
     for name, inputs, outputs, ptx in re.findall(row, TABLE.read_text()):
-        yield name, re.findall(r": (\w+)", inputs), re.findall(r"V<(\w+)>", outputs), ptx
+        yield name, re.findall(r": (\w+)", inputs), re.findall(r"\w+", outputs), ptx
 
 
 def lane_kernel(inputs, outputs, ptx):
