@@ -67,9 +67,7 @@ impl Quantized {
         if granularity == (Granularity::Block { rows: 0 }) {
             return Err(QuantError::EmptyBlock);
         }
-        if let Some(given) = scale.filter(|scale| !(scale.is_normal() && *scale > 0.0)) {
-            return Err(QuantError::Scale { index: 0, given });
-        }
+        scale::check_values(scale.as_slice())?;
         let groups = scale::groups(granularity, sequences, shape.heads);
         let encoded: Vec<(f32, Vec<E4m3>)> =
             groups.par_iter().map(|panels| encode_group(panels, shape.head_dim, scale, &read)).collect();

@@ -66,9 +66,7 @@ impl Scales {
         if values.len() != expected {
             return Err(QuantError::ScaleCount { given: values.len(), expected });
         }
-        if let Some(index) = values.iter().position(|&scale| !(scale.is_normal() && scale > 0.0)) {
-            return Err(QuantError::Scale { index, given: values[index] });
-        }
+        check_values(&values)?;
         Ok(Scales { granularity, heads, starts, values })
     }
 
@@ -97,6 +95,14 @@ impl Scales {
                 self.values[self.starts[sequence] + head * blocks + row / rows]
             }
         }
+    }
+}
+
+/// Scales are positive, finite and normal.
+pub(crate) fn check_values(values: &[f32]) -> Result<(), QuantError> {
+    match values.iter().position(|&scale| !(scale.is_normal() && scale > 0.0)) {
+        Some(index) => Err(QuantError::Scale { index, given: values[index] }),
+        None => Ok(()),
     }
 }
 

@@ -70,6 +70,9 @@ enum Path<T> {
 }
 
 impl TileCounts {
+    /// One tile: what a [`Decoder`] is made of where only its form matters.
+    pub const ONE: TileCounts = TileCounts { m_blocks: 1, heads: 1, batch: 1, splits: 1 };
+
     /// All tiles. Four factors below 2³² need 128 bits.
     pub fn tiles(self) -> u128 {
         [self.m_blocks, self.heads, self.batch, self.splits].into_iter().map(u128::from).product()

@@ -61,11 +61,7 @@ impl Placement {
             Some(lse) => Interval::new(TensorName::Lse, lse, lse_bytes)?,
             None => Interval::new(TensorName::Lse, Address(0), 0)?,
         };
-        for (output, others) in [(o, [q, k, v, lse]), (lse, [q, k, v, o])] {
-            for other in others {
-                output.check_apart(other)?;
-            }
-        }
+        Interval::check_outputs(&[q, k, v, o, lse], &[TensorName::O, TensorName::Lse])?;
         Ok(Placement(at))
     }
 
@@ -78,7 +74,7 @@ impl Placement {
 /// The bytes of a tensor.
 #[derive(Clone, Copy)]
 pub(crate) struct Interval {
-    pub(crate) tensor: TensorName,
+    tensor: TensorName,
     start: u64,
     end: u64,
 }
@@ -104,8 +100,18 @@ impl Interval {
         Ok(Interval { tensor, start, end })
     }
 
+    /// That each of `outputs` shares no byte with any other tensor.
+    pub(crate) fn check_outputs(all: &[Interval], outputs: &[TensorName]) -> Result<(), ProblemError> {
+        for output in all.iter().filter(|interval| outputs.contains(&interval.tensor)) {
+            for other in all.iter().filter(|other| other.tensor != output.tensor) {
+                output.check_apart(*other)?;
+            }
+        }
+        Ok(())
+    }
+
     /// That they share no byte. An empty one shares none.
-    pub(crate) fn check_apart(self, other: Interval) -> Result<(), ProblemError> {
+    fn check_apart(self, other: Interval) -> Result<(), ProblemError> {
         let either_is_empty = self.start == self.end || other.start == other.end;
         if either_is_empty || self.end <= other.start || other.end <= self.start {
             return Ok(());

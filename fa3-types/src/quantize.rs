@@ -12,7 +12,7 @@ const HEAD_DIM_LIMIT: usize = 256;
 /// Rotation pairs and codes come in chunks of so many.
 const ROTARY_MULTIPLE: usize = 16;
 
-/// Given scales lie between its inverse and itself, where no quotient of a scale and its inverse is subnormal.
+/// Given scales lie between its inverse and itself: the inverse of such a scale is normal.
 const SCALE_LIMIT: f32 = (1u128 << 64) as f32;
 
 /// Where scales come from.
@@ -306,13 +306,7 @@ impl QuantizePlacement {
                 (None, Some(_)) => return Err(ProblemError::Unwanted { tensor }),
             }
         }
-        let is_output = |name| matches!(name, TensorName::Codes | TensorName::Scales);
-        for (index, output) in intervals.iter().enumerate().filter(|(_, interval)| is_output(interval.tensor))
-        {
-            for other in intervals.iter().enumerate().filter(|&(other, _)| other != index).map(|(_, x)| x) {
-                output.check_apart(*other)?;
-            }
-        }
+        Interval::check_outputs(&intervals, &[TensorName::Codes, TensorName::Scales])?;
         Ok(QuantizePlacement(at))
     }
 

@@ -1,6 +1,6 @@
 //! A quantization on a GPU: compiled, computed, then timed.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fa3::cuda::{Device, HostError, Quantize, QuantizeError, QuantizeTensors, RotaryTensors};
 use fa3::{QuantizeProblem, Quantized, RopeTable, Scalar, Scaling};
@@ -32,14 +32,8 @@ pub(super) fn quantize<T: Scalar>(
     let shape = problem.scales_shape();
     let mut scales = shape.map(|shape| device.alloc(4 * shape.iter().product::<usize>())).transpose()?;
 
-    let (call, launches) = timed(|launches| -> Result<Duration, QuantizeError> {
-        let start = stream.record()?;
-        for _ in 0..launches {
-            let tensors = QuantizeTensors { x: &x, codes: &mut codes, scales: scales.as_mut(), rotary };
-            quantize.run(&stream, tensors)?;
-        }
-        let end = stream.record()?;
-        Ok(Duration::from_secs_f64(f64::from(end.millis_since(&start)?) / 1e3))
+    let (call, launches) = timed(&stream, || {
+        quantize.run(&stream, QuantizeTensors { x: &x, codes: &mut codes, scales: scales.as_mut(), rotary })
     })?;
 
     let codes = codes.download(&stream)?;

@@ -29,20 +29,17 @@ pub(super) fn forward<T: Scalar>(
 
     let stream = device.stream()?;
     let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
+    let (q, k, v) = (q?, k?, v?);
     let lse_bytes = problem.lse_shape().iter().product::<usize>() * size_of::<f32>();
-    let mut pass = Pass {
-        q: q?,
-        k: k?,
-        v: v?,
-        o: device.alloc(problem.o().extent_bytes().0 as usize)?,
-        lse: device.alloc(lse_bytes)?,
-        workspace: Workspace::new(device, &stream, forward.workspace_bytes())?,
-        forward,
-        stream,
-    };
-    let (call, launches) = timed(|launches| pass.launch(launches))?;
+    let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
+    let mut lse = device.alloc(lse_bytes)?;
+    let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
+    let (call, launches) = timed(&stream, || {
+        let tensors = ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
+        forward.run(&stream, tensors, &mut workspace)
+    })?;
 
-    let (o, lse) = (pass.o.download(&pass.stream)?, pass.lse.download(&pass.stream)?);
+    let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
     let output = Output {
         o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
         lse: Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each"),
@@ -50,15 +47,24 @@ pub(super) fn forward<T: Scalar>(
     Ok((output, Times { compile, call, launches }))
 }
 
-/// How long a launch takes, of how many that were timed; `launch` says it of so many back to back.
+/// How long a launch takes on the GPU, of how many that were timed back to back.
 ///
 /// # Errors
-/// Those of `launch`.
-pub(crate) fn timed<E>(mut launch: impl FnMut(u32) -> Result<Duration, E>) -> Result<(Duration, u32), E> {
-    launch(FEW)?;
-    let one_ms = launch(FEW)?.as_secs_f64() * 1e3 / f64::from(FEW);
+/// Those of `launch`, or what the driver says.
+pub(crate) fn timed<E: From<HostError>>(
+    stream: &Stream,
+    mut launch: impl FnMut() -> Result<(), E>,
+) -> Result<(Duration, u32), E> {
+    let mut slice = |launches: u32| -> Result<Duration, E> {
+        let start = stream.record()?;
+        (0..launches).try_for_each(|_| launch())?;
+        let end = stream.record()?;
+        Ok(Duration::from_secs_f64(f64::from(end.millis_since(&start)?) / 1e3))
+    };
+    slice(FEW)?;
+    let one_ms = slice(FEW)?.as_secs_f64() * 1e3 / f64::from(FEW);
     let launches = ((SLICE_MS / one_ms.max(1e-3)) as u32).max(FEW);
-    Ok((launch(launches)? / launches, launches))
+    Ok((slice(launches)? / launches, launches))
 }
 
 /// An array with nothing between its elements.
@@ -74,29 +80,4 @@ pub(crate) fn upload<T: Scalar, D: Dimension>(
     let mut buffer = device.alloc(size_of_val(elements))?;
     buffer.upload(stream, elements)?;
     Ok(buffer)
-}
-
-/// A compiled call with its tensors on the GPU.
-struct Pass {
-    forward: Forward,
-    stream: Stream,
-    workspace: Workspace,
-    q: DeviceBuffer,
-    k: DeviceBuffer,
-    v: DeviceBuffer,
-    o: DeviceBuffer,
-    lse: DeviceBuffer,
-}
-
-impl Pass {
-    /// How long so many launches back to back take on the GPU.
-    fn launch(&mut self, launches: u32) -> Result<Duration, ForwardError> {
-        let Pass { forward, stream, workspace, q, k, v, o, lse } = self;
-        let start = stream.record()?;
-        for _ in 0..launches {
-            forward.run(stream, ForwardTensors { q, k, v, o, lse: Some(lse) }, workspace)?;
-        }
-        let end = stream.record()?;
-        Ok(Duration::from_secs_f64(f64::from(end.millis_since(&start)?) / 1e3))
-    }
 }

@@ -33,8 +33,6 @@ pub(super) struct Work<T> {
     pub(super) kv: KvRange<T>,
 }
 
-const ONE: TileCounts = TileCounts { m_blocks: 1, heads: 1, batch: 1, splits: 1 };
-
 impl Geometry<u32> {
     /// Of a plan.
     pub(super) fn of(plan: &Plan) -> Geometry<u32> {
@@ -42,7 +40,7 @@ impl Geometry<u32> {
         Geometry {
             tiles: schedule.num_tiles(),
             lens: plan.lens(),
-            decoder: schedule.decoder().unwrap_or_else(|| Decoder::new(ONE, schedule.order())),
+            decoder: schedule.decoder().unwrap_or_else(|| Decoder::new(TileCounts::ONE, schedule.order())),
             tiling: plan.tiling(),
         }
     }
@@ -51,7 +49,7 @@ impl Geometry<u32> {
 impl Geometry<()> {
     /// That of all launches with this order and this mask.
     pub(super) fn form(order: Order, mask: Mask) -> Geometry<()> {
-        let (decoder, tiling) = (Decoder::new(ONE, order), Tiling::new(1, 1, 1, mask));
+        let (decoder, tiling) = (Decoder::new(TileCounts::ONE, order), Tiling::new(1, 1, 1, mask));
         Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
     }
 }

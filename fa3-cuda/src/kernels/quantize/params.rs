@@ -104,7 +104,6 @@ fn sign_words(head_dim: u32) -> [usize; 2] {
 impl Params<Form> {
     /// Those of a kernel.
     pub(super) fn form(spec: &Spec) -> Params<Form> {
-        let one = TileCounts { m_blocks: 1, heads: 1, batch: 1, splits: 1 };
         let order = Order::LongestFirst { section: 1, longest: Longest::First };
         // Panels of 64 columns; what a row has fewer is zeros.
         let tile = TileShape::new(spec.elem, spec.tile.rows, spec.tile.head_dim.next_multiple_of(64));
@@ -131,7 +130,7 @@ impl Params<Form> {
             blocks: (),
             tiles: (),
             run: (),
-            decoder: Decoder::new(one, order).map(|_| ()),
+            decoder: Decoder::new(TileCounts::ONE, order).map(|_| ()),
         }
     }
 }
