@@ -13,6 +13,12 @@ pub const CHUNK: u32 = 8;
 /// are at neighbouring heads.
 const RUNS: [u32; 3] = [4, 2, 1];
 
+/// Threads of an SM. With twice as many a thread had too few registers to overlap anything.
+const THREADS: u32 = 512;
+
+/// Registers of an SM.
+const REGISTERS: u32 = 65536;
+
 /// Bytes in flight that keep device memory busy.
 const IN_FLIGHT: u32 = 96 << 10;
 
@@ -25,7 +31,7 @@ pub struct Tile {
     pub rows: u32,
     /// Elements of a row.
     pub head_dim: u32,
-    /// Threads of a row: 1, 2 or 4.
+    /// Threads of a row: 1, 2, 4 or 8.
     pub lanes: u32,
     /// Tiles that are loaded ahead.
     pub stages: u32,
@@ -38,19 +44,25 @@ impl Tile {
             Scaling::Given(_) => 128,
         };
         let head_dim = problem.x().shape.head_dim as u32;
-        let tile = Tile { rows, head_dim, lanes: lanes(problem, head_dim), stages: 0 };
+        let tile = Tile { rows, head_dim, lanes: lanes(problem, [rows, head_dim]), stages: 0 };
         let bytes = 2 * rows * head_dim.next_multiple_of(64) * tile.ctas_per_sm();
         Tile { stages: (IN_FLIGHT / bytes).clamp(2, 8), ..tile }
     }
 
-    /// Threads that quantize; one more warp loads.
+    /// Threads of a CTA.
     pub fn threads(&self) -> u32 {
         self.rows * self.lanes
     }
 
-    /// CTAs that share an SM, if there are registers for two: some compute while others wait for each other.
+    /// CTAs that share an SM: some compute while others wait for each other.
     pub fn ctas_per_sm(&self) -> u32 {
-        if self.chunks() > 4 { 1 } else { (512 / self.threads()).min(2) }
+        (THREADS / self.threads()).clamp(1, 4)
+    }
+
+    /// Registers of a thread in which cosines and sines stay from one head to the next; half of them are for
+    /// everything but these and a row's elements.
+    pub fn registers_for_angles(&self) -> u32 {
+        (REGISTERS / THREADS / 2).saturating_sub(CHUNK * self.chunks())
     }
 
     /// Chunks that a thread has.
@@ -61,16 +73,16 @@ impl Tile {
 
 /// As many lanes as let each of them begin at every boundary within a row: then the two elements of a rotated pair, and
 /// an element's chunk in the trailing transform, are the same lane's.
-fn lanes(problem: &QuantizeProblem, head_dim: u32) -> u32 {
+fn lanes(problem: &QuantizeProblem, [rows, head_dim]: [u32; 2]) -> u32 {
     let trailing = head_dim - (1 << head_dim.ilog2());
     let rotary = problem.rotary().map_or(0, |rotary| match rotary.style {
         RopeStyle::Interleaved => rotary.rotary_dim as u32,
         RopeStyle::HalfSplit => rotary.rotary_dim as u32 / 2,
     });
     let divides = |lanes: &u32| [head_dim, trailing, rotary].iter().all(|n| n.is_multiple_of(CHUNK * lanes));
-    // Of short rows two lanes have as many elements as four of longer ones.
-    let most = if head_dim <= 64 { 2 } else { 4 };
-    [4, 2].into_iter().filter(|l| *l <= most).find(divides).unwrap_or(1)
+    // Then a thread has 32 elements, or more where a CTA would have too many threads.
+    let most = head_dim.div_ceil(32).next_power_of_two().min(THREADS / rows);
+    [8, 4, 2].into_iter().filter(|lanes| *lanes <= most).find(divides).unwrap_or(1)
 }
 
 /// How a tensor is quantized on a device.

@@ -1,5 +1,5 @@
-//! A tensor to e4m3 in one pass: rotary embedding, incoherent processing, block quantization (§3.3). One warp loads,
-//! the others keep a block of rows in registers from its first use to its codes.
+//! A tensor to e4m3 in one pass: rotary embedding, incoherent processing, block quantization (§3.3). A CTA keeps a
+//! block of rows in registers from its first use to its codes, while the next ones are loaded.
 //!
 //! ```text
 //! y = x, rotated by its position, times M       M = diag(±1) · Hadamard
@@ -11,27 +11,28 @@
 
 mod angles;
 mod encode;
+mod loads;
 mod params;
 mod program;
 mod row;
 mod signs;
 mod spec;
+mod store;
 
 pub use program::program;
 pub use spec::{Rotation, Spec};
 
 use fa3_ir::lang::*;
-use fa3_sched::quantize::CHUNK;
 
 use self::angles::Angles;
-use self::encode::{amax, codes, scale_of};
+use self::encode::{amax, scale_of};
+use self::loads::Loads;
 use self::params::{Params, Scale};
 use self::row::Row;
 use self::signs::Signs;
 use super::params::{Declare, Form, InKernel};
 use super::parts::block_max::BlockMax;
 use super::parts::loader::Feed;
-use super::parts::store_rows::Global;
 
 /// What a kernel consists of.
 struct Quantize<'k> {
@@ -53,79 +54,50 @@ struct Place<'k> {
 
 /// The kernel of this spec, one that [`Spec::of`] gives.
 pub fn kernel(spec: &Spec) -> Kernel {
-    let (warps, launch) = (spec.tile.threads() / 32, launch(spec));
-    Kernel::build("quantize", launch, |b| {
-        let params = Params::<Form>::form(spec).pass(&mut Declare(b));
-        let x = Feed::declare(b, "x", params.x, spec.tile.stages, warps);
+    let tile = &spec.tile;
+    Kernel::build("quantize", Launch::threads(tile.threads()).per_sm(tile.ctas_per_sm()), |b| {
+        let (params, warps) = (Params::<Form>::form(spec).pass(&mut Declare(b)), tile.threads() / 32);
+        let x = Feed::declare(b, "x", params.x, tile.stages, warps);
         let maxima = BlockMax::declare(b, warps);
-        let lane = (b.tid() & (spec.tile.lanes - 1), spec.tile.lanes);
-        let signs = params.signs.as_ref().map(|words| Signs::declare(b, words, spec.tile.chunks(), lane));
-        let quantize = Quantize { builder: b, spec: *spec, params, x, signs, lane };
+        let lane = (b.tid() & (tile.lanes - 1), tile.lanes);
+        let signs = params.signs.as_ref().map(|words| Signs::declare(b, words, tile.chunks(), lane));
         b.init_mbarriers();
         // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
         b.launch_dependents();
         b.grid_dependency_wait();
-        let [mut consumer, mut producer] =
-            [Role::new("quantize", 0..warps), Role::new("load", warps..launch.warps())];
-        if let Some([of_consumer, of_producer]) = registers(spec) {
-            (consumer, producer) = (consumer.registers(of_consumer), producer.registers(of_producer));
-        }
-        b.role(consumer, || quantize.consume(maxima));
-        b.role(producer, || quantize.produce());
+        Quantize { builder: b, spec: *spec, params, x, signs, lane }.run(maxima);
     })
 }
 
-/// Whole warpgroups, which can exchange registers, or a warp that loads for less than one.
-fn launch(spec: &Spec) -> Launch {
-    let threads = spec.tile.threads();
-    let loading = if threads.is_multiple_of(128) { 128 } else { 32 };
-    Launch::threads(threads + loading).per_sm(spec.tile.ctas_per_sm())
-}
-
-/// Registers of a thread of each role, if they can be exchanged.
-fn registers(spec: &Spec) -> Option<[u32; 2]> {
-    let (threads, launch) = (spec.tile.threads(), launch(spec));
-    let loading = 24;
-    let all = launch.entry_registers() * launch.threads;
-    let left = (all - 128 * loading) / threads / 8 * 8;
-    threads.is_multiple_of(128).then_some([left.min(240), loading])
-}
-
 impl<'k> Quantize<'k> {
-    /// What the loading thread runs.
-    fn produce(&self) {
-        self.builder.once_per_role(|| {
-            let mut loader = self.x.loader();
-            self.each_tile(|tile, _| {
-                let Place { batch, head, block } = self.place(tile);
-                loader.load(head, block * self.spec.tile.rows, batch);
-            });
-        });
-    }
-
-    /// What the others run.
-    fn consume(&self, maxima: BlockMax<'k>) {
+    /// What all threads run.
+    fn run(&self, maxima: BlockMax<'k>) {
         let (b, tile, params) = (self.builder, &self.spec.tile, &self.params);
         let (lane, row) = (self.lane, self.own_row());
         let rotation = self.spec.rotation.zip(params.rotation.as_ref());
-        let angles = rotation
-            .map(|(rotation, tables)| (rotation, Angles::new(b, rotation, tables, params.seqlen, lane)));
+        let angles = rotation.map(|(rotation, tables)| {
+            let keeps = rotation.rotary_dim / lane.1 <= tile.registers_for_angles();
+            (rotation, Angles::new(b, rotation, tables, params.seqlen, lane, keeps))
+        });
         let rows = |place: &Place<'k>| place.block.mad(tile.rows, row);
         if let Some((_, angles)) = &angles {
             let first = self.place(b.cta_x() * params.run);
             angles.go_to(first.batch, rows(&first));
         }
-        let mut ring = self.x.consumer();
-        self.each_tile(|index, next| {
+        let (mut ring, mut loads) = (self.x.consumer(), Loads::new(self));
+        (0..tile.stages).for_each(|_| loads.next(self));
+        let current = b.var("tile", b.cta_x() * params.run);
+        b.repeat(|| {
+            b.break_if(current.now().ge(params.tiles));
+            let index = current.get();
+            let next = self.after(index);
+            current.set(next);
             let place = self.place(index);
+            let turns = angles.as_ref().map(|(rotation, angles)| (rotation, angles.get()));
             let slot = ring.wait();
-            let mut part = Row::load(b, slot.tile(), row, lane, tile.chunks());
+            let mut part = Row::load(b, slot.tile(), row, lane, tile.chunks(), turns);
             slot.release_loaded();
-            let mut has_position = None;
-            if let Some((rotation, angles)) = &angles {
-                part.rotate(rotation, &angles.get());
-                has_position = angles.has_position();
-            }
+            let has_position = angles.as_ref().and_then(|(_, angles)| angles.has_position());
             if let Some(signs) = &self.signs {
                 part.transform(signs);
             }
@@ -141,7 +113,10 @@ impl<'k> Quantize<'k> {
                     let amax = amax(b, &mut x);
                     // Rows at no position are NaN.
                     let amax = has_position.map_or(amax, |has_position| has_position.select(amax, 0.0));
-                    let scale = scale_of(maxima.of(amax));
+                    let amax = maxima.of(amax);
+                    // All threads have read the tile now: its slot is free.
+                    loads.next(self);
+                    let scale = scale_of(amax);
                     let at = place.batch.mad(params.heads, place.head).mad(params.blocks, place.block);
                     let at = at.mad_wide(4, scales);
                     b.guarded(b.tid().eq(0), || b.store(at, scale));
@@ -149,26 +124,23 @@ impl<'k> Quantize<'k> {
                     x.iter_mut().for_each(|x| *x = *x * inverse);
                 }
                 // Times 0 an infinity is NaN.
-                Scale::Given { inverse } => x.iter_mut().for_each(|x| *x = x.fma(0.0, *x) * inverse),
+                Scale::Given { inverse } => {
+                    loads.next(self);
+                    x.iter_mut().for_each(|x| *x = x.fma(0.0, *x) * inverse);
+                }
             }
-            self.store(&x, &place, rows(&place), lane.0, has_position);
+            self.store(&x, &place, rows(&place), has_position);
         });
     }
 
-    /// Runs `body` with the number of each of the CTA's tiles, and of the one that comes next.
+    /// The tile that comes after this one in its CTA.
     #[track_caller]
-    fn each_tile(&self, body: impl FnOnce(V<'k, B32>, V<'k, B32>)) {
-        let (b, &Params { run, tiles, .. }) = (self.builder, &self.params);
+    fn after(&self, tile: V<'k, B32>) -> V<'k, B32> {
+        let run = self.params.run;
         // From the end of a run to the next one's start.
-        let skipped = (b.grid_x() - 1) * run;
-        let tile = b.var("tile", b.cta_x() * run);
-        b.repeat(|| {
-            b.break_if(tile.now().ge(tiles));
-            let after = tile.now() + 1;
-            let next = after + (after & (run - 1)).eq(0).select::<B32>(skipped, 0);
-            body(tile.get(), next);
-            tile.set(next);
-        });
+        let skipped = (self.builder.grid_x() - 1) * run;
+        let after = tile + 1;
+        after + (after & (run - 1)).eq(0).select::<B32>(skipped, 0)
     }
 
     /// Tile number `index`.
@@ -187,28 +159,5 @@ impl<'k> Quantize<'k> {
         let low = number & 7;
         let rotated = ((low << lanes) | (low >> (3 - lanes))) & 7;
         (number & !7) | rotated
-    }
-
-    /// Writes the codes of a thread's part of a row that there is.
-    fn store(
-        &self,
-        x: &[V<'k, F32>],
-        place: &Place<'k>,
-        row: V<'k, B32>,
-        lane: V<'k, B32>,
-        has_position: Option<V<'k, Pred>>,
-    ) {
-        let b = self.builder;
-        let rows = Global { address: self.params.codes, strides: self.params.codes_strides };
-        let at = lane.mad_wide(CHUNK, rows.at([place.batch, place.head, row]));
-        let inside = row.lt(self.params.seqlen);
-        for (chunk, x) in x.chunks_exact(CHUNK as usize).enumerate() {
-            let mut words = codes(x);
-            if let Some(has_position) = has_position {
-                words = words.map(|word| has_position.select(word, u32::from_ne_bytes([0x7F; 4])));
-            }
-            let at = at.at((CHUNK * self.spec.tile.lanes) as i32 * chunk as i32);
-            b.guarded(inside, || b.store_vector(at, words));
-        }
     }
 }

@@ -4,8 +4,8 @@ use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Rescale};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
 
+use super::Argued;
 use super::Prey;
-use super::hunt::Argued;
 use crate::fwd::shapes::TINY;
 use crate::fwd::{Launch, device, initial, with_tile};
 use crate::{Dist, Poison, Values};

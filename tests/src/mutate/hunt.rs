@@ -27,11 +27,11 @@ pub struct Prey {
 }
 
 /// Why mutants of an operator do what the kernel does, which needs an argument about this kernel as a whole.
-pub(super) struct Argued {
-    pub(super) operator: &'static str,
+pub(crate) struct Argued {
+    pub(crate) operator: &'static str,
     /// How many of them there are, at most.
-    pub(super) most: usize,
-    pub(super) reason: &'static str,
+    pub(crate) most: usize,
+    pub(crate) reason: &'static str,
 }
 
 struct Problem {
@@ -88,9 +88,9 @@ impl Prey {
     ///
     /// # Panics
     /// If the simulator does not take it.
-    pub(crate) fn of_trial(name: &str, trial: &Trial) -> Prey {
+    pub(crate) fn of_trial(name: &str, trial: &Trial, argued: &'static [Argued]) -> Prey {
         let problem = (trial.program.clone(), trial.before.clone());
-        Prey::new(name, [problem], &[])
+        Prey::new(name, [problem], argued)
     }
 
     /// The kernel of the first job, on all of them, which have the bytes of their arrays with them.

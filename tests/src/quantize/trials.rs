@@ -6,7 +6,7 @@ use super::{Case, Rows, Spread};
 use crate::covering;
 use crate::family::Trial;
 use crate::fwd::Layout;
-use crate::mutate::Prey;
+use crate::mutate::{Argued, Prey};
 
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// One chunk a thread; a panel, and one and a half; powers of two and none; panels not full.
@@ -96,7 +96,21 @@ pub(super) fn small() -> Vec<Trial> {
     [case, narrow, given].map(|case| case.trial(2)).into()
 }
 
-/// One kernel with more tiles than a CTA has stages. Bounds that are off by one are not among its mutants: which rows
+/// With scales of blocks, all threads meet between a tile's reads and the load into its slot.
+const BLOCKS: &[Argued] = &[
+    Argued { operator: "empty wait: after the first load", most: 1, reason: MET },
+    Argued { operator: "empty wait: parity not toggled", most: 1, reason: MET },
+    Argued { operator: "fence.mbarrier_init: before the last init", most: 1, reason: EMPTY },
+];
+
+/// With a given scale, they do not.
+const GIVEN: &[Argued] =
+    &[Argued { operator: "fence.mbarrier_init: before the last init", most: 1, reason: EMPTY }];
+
+const MET: &str = "the barrier of the maxima lies between the last read of a slot and the next load into it";
+const EMPTY: &str = "the last mbarrier is that of an empty slot, which no copy signals";
+
+/// Kernels with more tiles than a CTA has stages. Bounds that are off by one are not among their mutants: which rows
 /// and positions there are, the trials compare with fa3-quant.
 pub(super) fn preys() -> Vec<Prey> {
     let case = Case {
@@ -109,5 +123,10 @@ pub(super) fn preys() -> Vec<Prey> {
         spread: Spread::Normal,
         seed: 1,
     };
-    vec![Prey::of_trial("quantize", &case.trial(1))]
+    let given = Case { scaling: Scaling::Given(0.01), rotation: None, hadamard: false, ..case };
+    let given = Case { shape: Shape { seqlen: 300, ..case.shape }, ..given };
+    vec![
+        Prey::of_trial("quantize", &case.trial(1), BLOCKS),
+        Prey::of_trial("quantize with a scale", &given.trial(1), GIVEN),
+    ]
 }

@@ -29,8 +29,11 @@ impl<'k> BlockMax<'k> {
         let slots = self.turn.now() + b.address(self.slots);
         b.once_per_warp(|| b.store((b.tid() >> 5).mad(4, slots), x));
         b.sync(self.met);
-        let pair = |index: u32| -> [V<'k, F32>; 2] { b.load_vector(slots.at(8 * index as i32)) };
-        let all: Vec<_> = (0..self.warps / 2).flat_map(pair).collect();
+        let at = |warp: u32| slots.at(4 * warp as i32);
+        let all: Vec<_> = match self.warps % 4 {
+            0 => (0..self.warps).step_by(4).flat_map(|warp| b.load_vector::<F32, 4>(at(warp))).collect(),
+            _ => (0..self.warps).step_by(2).flat_map(|warp| b.load_vector::<F32, 2>(at(warp))).collect(),
+        };
         self.turn.set(b.value(4 * self.warps) - self.turn.now());
         largest(&all)
     }

@@ -7,9 +7,6 @@ use super::row::angles;
 use super::spec::Rotation;
 use crate::kernels::params::InKernel;
 
-/// Elements of a row for whose cosines and sines a thread has registers while it works on another.
-const MOST_KEPT: u32 = 32;
-
 /// What a rotation takes.
 pub(super) struct Angles<'f, 'k> {
     builder: &'k Builder,
@@ -19,12 +16,12 @@ pub(super) struct Angles<'f, 'k> {
     lane: (V<'k, B32>, u32),
     /// The position of the row.
     position: Var<'k, B32>,
-    /// The cosines and sines of that position, if there are registers to keep them.
+    /// The cosines and sines of that position, if they are kept.
     kept: Option<Vec<[Var<'k, F32>; 2]>>,
 }
 
 impl<'f, 'k> Angles<'f, 'k> {
-    /// Nothing yet.
+    /// Nothing yet. `keeps` says whether there are registers to keep them.
     #[track_caller]
     pub(super) fn new(
         builder: &'k Builder,
@@ -32,10 +29,11 @@ impl<'f, 'k> Angles<'f, 'k> {
         tables: &'f Tables<InKernel<'k>>,
         seqlen: V<'k, B32>,
         lane: (V<'k, B32>, u32),
+        keeps: bool,
     ) -> Angles<'f, 'k> {
         let pairs = rotation.rotary_dim / (2 * lane.1);
         let var = |name: &str| builder.uninitialised(name);
-        let kept = (2 * pairs <= MOST_KEPT).then(|| (0..pairs).map(|_| ["cos", "sin"].map(var)).collect());
+        let kept = keeps.then(|| (0..pairs).map(|_| ["cos", "sin"].map(var)).collect());
         Angles { builder, rotation, tables, seqlen, lane, position: builder.var("position", 0), kept }
     }
 

@@ -20,7 +20,8 @@ pub(super) struct Row<'k> {
 }
 
 impl<'k> Row<'k> {
-    /// Row `row` of a tile of 16-bit elements.
+    /// Row `row` of a tile of 16-bit elements, its pairs rotated. Chunks that have pairs in common come one after the
+    /// other: there are not enough registers for all angles and all elements.
     #[track_caller]
     pub(super) fn load(
         b: &'k Builder,
@@ -28,6 +29,7 @@ impl<'k> Row<'k> {
         row: V<'k, B32>,
         (lane, lanes): (V<'k, B32>, u32),
         chunks: u32,
+        rotation: Option<(&Rotation, Vec<[V<'k, F32>; 2]>)>,
     ) -> Row<'k> {
         let shape = tile.shape();
         // Chunks at the same place of different panels are as far apart as these.
@@ -35,28 +37,39 @@ impl<'k> Row<'k> {
         let places = 0..in_panel.min(chunks);
         let places: Vec<_> =
             places.map(|place| tile.element(row, lane.mad(CHUNK, CHUNK * lanes * place))).collect();
-        let chunk = |chunk: u32| {
+        let chunk = |chunk: usize| -> Vec<V<'k, F32>> {
+            let chunk = chunk as u32;
             let panel = chunk / in_panel * shape.panel_bytes();
             let words: [V<'k, B32>; 4] = b.load_vector(places[(chunk % in_panel) as usize].at(panel as i32));
-            words.into_iter().flat_map(move |word| unpacked(shape.elem, word))
+            words.into_iter().flat_map(move |word| unpacked(shape.elem, word)).collect()
         };
-        Row { lane, lanes, x: (0..chunks).flat_map(chunk).collect() }
-    }
-
-    /// Rotates the pairs.
-    #[track_caller]
-    pub(super) fn rotate(&mut self, rotation: &Rotation, angles: &[[V<'k, F32>; 2]]) {
-        let half = match rotation.style {
-            RopeStyle::Interleaved => 1,
-            RopeStyle::HalfSplit => angles.len(),
-        };
-        for (pair, &[cos, sin]) in angles.iter().enumerate() {
-            let first = match rotation.style {
-                RopeStyle::Interleaved => 2 * pair,
-                RopeStyle::HalfSplit => pair,
-            };
-            [self.x[first], self.x[first + half]] = turn([self.x[first], self.x[first + half]], cos, sin);
+        let mut x: Vec<Vec<V<'k, F32>>> = vec![Vec::new(); chunks as usize];
+        if let Some((rotation, angles)) = rotation {
+            match rotation.style {
+                RopeStyle::Interleaved => {
+                    for (index, angles) in angles.chunks_exact(WIDTH / 2).enumerate() {
+                        x[index] = chunk(index);
+                        for (pair, &[cos, sin]) in x[index].chunks_exact_mut(2).zip(angles) {
+                            [pair[0], pair[1]] = turn([pair[0], pair[1]], cos, sin);
+                        }
+                    }
+                }
+                RopeStyle::HalfSplit => {
+                    let half = angles.len() / WIDTH;
+                    for (index, angles) in angles.chunks_exact(WIDTH).enumerate() {
+                        let (mut low, mut high) = (chunk(index), chunk(index + half));
+                        for ((low, high), &[cos, sin]) in low.iter_mut().zip(&mut high).zip(angles) {
+                            [*low, *high] = turn([*low, *high], cos, sin);
+                        }
+                        (x[index], x[index + half]) = (low, high);
+                    }
+                }
+            }
         }
+        for (index, x) in x.iter_mut().enumerate().filter(|(_, x)| x.is_empty()) {
+            *x = chunk(index);
+        }
+        Row { lane, lanes, x: x.concat() }
     }
 
     /// Multiplies by M, the random orthogonal matrix of incoherent processing.
@@ -88,7 +101,7 @@ impl<'k> Row<'k> {
         for half in [2, 4] {
             butterflies(x, half);
         }
-        for mask in [1, 2].into_iter().filter(|&mask| mask < self.lanes) {
+        for mask in [1, 2, 4].into_iter().filter(|&mask| mask < self.lanes) {
             let sign = (self.lane & mask).eq(0).select(1.0, -1.0);
             for x in x.iter_mut() {
                 *x = x.fma(sign, x.shfl_bfly(mask));

@@ -34,7 +34,8 @@ impl<'k> Signs<'k> {
         let tables = ["leading signs", "signs between"].map(|name| b.region(name, bytes, 16));
         let signs = Signs { builder: b, chunks, lane, tables };
         b.if_lanes(b.tid().lt(lane.1), || {
-            for (&table, words) in signs.tables.iter().zip(words) {
+            // There are none between the transforms of a power of two.
+            for (&table, words) in signs.tables.iter().zip(words).filter(|(_, words)| !words.is_empty()) {
                 signs.write(table, words);
             }
         });
@@ -45,20 +46,19 @@ impl<'k> Signs<'k> {
     #[track_caller]
     fn write(&self, table: Region, words: &[V<'k, B32>]) {
         let (lane, lanes) = self.lane;
-        // A word has the bits of four chunks: those of 4 / lanes of this thread's.
-        let in_word = 4 / lanes;
-        let words: Vec<_> = words.iter().map(|&word| word >> (lane * CHUNK)).collect();
-        for (index, &word) in words.iter().enumerate() {
-            for chunk in (0..in_word).filter(|chunk| index as u32 * in_word + chunk < self.chunks) {
-                let sign = |bit: u32| {
-                    let bit = CHUNK * lanes * chunk + bit;
-                    (((word << (31 - bit)) & (1 << 31)) | 1.0f32.to_bits()).as_f32()
-                };
-                let at = self.at(table, index as u32 * in_word + chunk);
-                for quad in [0, 4] {
-                    self.builder
-                        .store_vector(at.at(4 * quad as i32), [0, 1, 2, 3].map(|bit| sign(quad + bit)));
-                }
+        // A word has the bits of four chunks.
+        for chunk in 0..self.chunks {
+            let first = lanes * chunk;
+            let word = |number: u32| words[number as usize / 4];
+            let word = match lanes {
+                8 => (lane & 4).eq(0).select::<B32>(word(first), word(first + 4)),
+                _ => word(first),
+            };
+            let bits = word >> (((lane + first) & 3) * CHUNK);
+            let sign = |bit: u32| (((bits << (31 - bit)) & (1 << 31)) | 1.0f32.to_bits()).as_f32();
+            let at = self.at(table, chunk);
+            for quad in [0, 4] {
+                self.builder.store_vector(at.at(4 * quad as i32), [0, 1, 2, 3].map(|bit| sign(quad + bit)));
             }
         }
     }

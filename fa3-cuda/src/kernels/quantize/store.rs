@@ -1,0 +1,60 @@
+//! Codes to memory, which is written in sectors of 32 bytes.
+
+use fa3_ir::lang::*;
+use fa3_sched::quantize::CHUNK;
+
+use super::encode::codes;
+use super::{Place, Quantize};
+use crate::kernels::parts::store_rows::Global;
+
+/// The codes of a chunk.
+type Codes<'k> = [V<'k, B32>; 2];
+
+/// NaN, four times.
+const NAN: u32 = u32::from_ne_bytes([0x7F; 4]);
+
+impl<'k> Quantize<'k> {
+    /// Writes the codes of a thread's part of a row, if there is that row.
+    #[track_caller]
+    pub(super) fn store(
+        &self,
+        x: &[V<'k, F32>],
+        place: &Place<'k>,
+        row: V<'k, B32>,
+        has_position: Option<V<'k, Pred>>,
+    ) {
+        let (b, (lane, lanes)) = (self.builder, self.lane);
+        let inside = row.lt(self.params.seqlen);
+        let rows = Global { address: self.params.codes, strides: self.params.codes_strides };
+        let row = rows.at([place.batch, place.head, row]);
+        let chunks = x.chunks_exact(CHUNK as usize).map(|x| match has_position {
+            Some(has_position) => codes(x).map(|word| has_position.select(word, NAN)),
+            None => codes(x),
+        });
+        let chunks: Vec<Codes<'k>> = chunks.collect();
+        if lanes == 2 && chunks.len().is_multiple_of(2) {
+            let at = lane.mad_wide(2 * CHUNK, row);
+            for (pair, chunks) in chunks.chunks_exact(2).enumerate() {
+                let words = neighbours(lane, [chunks[0], chunks[1]]);
+                b.guarded(inside, || b.store_vector(at.at((4 * CHUNK) as i32 * pair as i32), words));
+            }
+        } else {
+            let at = lane.mad_wide(CHUNK, row);
+            for (chunk, words) in chunks.into_iter().enumerate() {
+                b.guarded(inside, || b.store_vector(at.at((CHUNK * lanes) as i32 * chunk as i32), words));
+            }
+        }
+    }
+}
+
+/// Of four chunks of which two lanes have every other one, the first two in lane 0 and the others in lane 1: then both
+/// write a whole sector at once.
+#[track_caller]
+fn neighbours<'k>(lane: V<'k, B32>, [first, second]: [Codes<'k>; 2]) -> [V<'k, B32>; 4] {
+    let is_first = lane.eq(0);
+    let pairs = [0, 1].map(|word| {
+        let other = is_first.select::<B32>(second[word], first[word]).shfl_bfly(1);
+        [is_first.select::<B32>(first[word], other), is_first.select::<B32>(other, second[word])]
+    });
+    [pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1]]
+}
