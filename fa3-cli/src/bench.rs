@@ -5,6 +5,7 @@ mod chart;
 mod paper;
 mod report;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use fa3::cuda::Device;
@@ -12,6 +13,7 @@ use fa3_sched::forward::{PlanError, PlanOptions};
 use fa3_types::{Dtype, Problem};
 
 use crate::args::number::half;
+use crate::data::Data;
 use crate::draw::DrawError;
 use crate::gpu::GpuArgs;
 use crate::grid::{self, GridArgs, GridError, Setting};
@@ -28,7 +30,7 @@ Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttenti
 whose numbers stand beside where they apply (fp16, on an H100 80GB SXM5), or any others.
 
 Each setting is timed by CUDA events around launches back to back, some milliseconds a round; the median of the rounds counts. \
-Inputs are random, from N(0, 1). Nothing is reported that was not checked: O and LSE are computed into memory full of NaN, of which \
+Inputs are random, from N(0, 1) or what --data says: the time of the forward pass depends on them. Nothing is reported that was not checked: O and LSE are computed into memory full of NaN, of which \
 none may remain; rows of all kinds are held to the error law against arithmetic in f64; and a launch after the timed ones \
 must give the same bits.
 
@@ -40,6 +42,7 @@ Boards throttle: numbers of different runs do not compare to a few percent. With
 Examples:
   fa3 bench --json bench.json --svg bench.svg
   fa3 bench --head-dim 128 --causal --window 1024,0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
+  fa3 bench --data normal,hot,shrink,spike,recency,outlier --head-dim 128 --seqlen 4k
   fa3 bench --ablation
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
@@ -53,6 +56,15 @@ pub(crate) struct Options {
     /// Elements of Q, K and V, bf16 or f16; bf16 if absent, f16 with --ablation
     #[arg(long, value_name = "TYPE", value_parser = half)]
     dtype: Option<Dtype>,
+    /// Distributions of Q, K and V, each measured in every setting
+    #[arg(
+        long,
+        value_name = "KIND,..",
+        value_delimiter = ',',
+        default_value = "normal",
+        conflicts_with = "ablation"
+    )]
+    data: Vec<Data>,
     #[command(flatten)]
     pace: Pace,
     #[command(flatten)]
@@ -100,7 +112,9 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
         files.extend(json.map(|file| (file, write::json(&report))));
         report.is_whole()
     } else {
-        let report = measure(&device, settings, options.pace);
+        let data: BTreeSet<Data> = options.data.iter().copied().collect();
+        let jobs = data.into_iter().flat_map(|data| settings.iter().map(move |job| (data, job))).collect();
+        let report = measure(&device, jobs, options.pace);
         crate::print(&report);
         files.extend(json.map(|file| (file, write::json(&report))));
         if let Some(file) = svg {
@@ -115,13 +129,13 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     Ok(is_whole)
 }
 
-fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Report {
-    let progress = progress::bar(settings.len() * measure::steps(1, pace));
-    let cells = settings.into_iter().map(|(setting, problem)| {
-        progress.set_message(setting.to_string());
-        let outcome = measure::race(device, &problem, &[PlanOptions::default()], pace, &progress);
+fn measure(device: &Device, jobs: Vec<(Data, &(Setting, Problem))>, pace: Pace) -> Report {
+    let progress = progress::bar(jobs.len() * measure::steps(1, pace));
+    let cells = jobs.into_iter().map(|(data, (setting, problem))| {
+        progress.set_message(format!("{setting}{}", data.suffix()));
+        let outcome = measure::race(device, problem, data, &[PlanOptions::default()], pace, &progress);
         let outcome = outcome.into_iter().next().expect("one way to compute has one outcome");
-        Cell::new(setting, problem.forward_flops(), outcome)
+        Cell::new(data, *setting, problem.forward_flops(), outcome)
     });
     let cells = cells.collect();
     progress.finish_and_clear();

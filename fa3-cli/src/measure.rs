@@ -12,6 +12,7 @@ use fa3_types::{Problem, TensorDesc};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 
+use crate::data::Data;
 use outcome::Timing;
 use truth::{Truth, Wrong};
 
@@ -62,17 +63,18 @@ impl From<HostError> for Refusal {
     }
 }
 
-/// Measures the ways that `options` leave to compute `problem`, in turns, so that whatever slows the GPU down hits all
+/// Measures the ways that `options` leave to compute `problem` on `data`, in turns, so that whatever slows the GPU down hits all
 /// alike. `progress` steps [`steps`] times.
 pub(crate) fn race(
     device: &Device,
     problem: &Problem,
+    data: Data,
     options: &[PlanOptions],
     pace: Pace,
     progress: &ProgressBar,
 ) -> Vec<Outcome> {
     let end = progress.position() + steps(options.len(), pace) as u64;
-    let outcomes = match Stand::new(device, problem) {
+    let outcomes = match Stand::new(device, problem, data) {
         Ok(mut stand) => {
             // All at once: the driver takes half a second for each.
             let forwards: Vec<Result<Forward, ForwardError>> =
@@ -91,14 +93,14 @@ pub(crate) fn steps(lanes: usize, pace: Pace) -> usize {
 }
 
 impl Stand {
-    fn new(device: &Device, problem: &Problem) -> Result<Stand, ForwardError> {
+    fn new(device: &Device, problem: &Problem, data: Data) -> Result<Stand, ForwardError> {
         let stream = device.stream()?;
         // The GPU says first what is too large, before as much is drawn here.
         let alloc = |x: &TensorDesc| device.alloc(x.extent_bytes().0 as usize);
         let (mut q, mut k, mut v) = (alloc(problem.q())?, alloc(problem.k())?, alloc(problem.v())?);
         let o = alloc(problem.o())?;
         let lse = device.alloc(size_of::<f32>() * problem.lse_shape().iter().product::<usize>())?;
-        let mut truth = Truth::new(problem, 1)?;
+        let mut truth = Truth::new(problem, data, 1)?;
         for (buffer, bits) in [&mut q, &mut k, &mut v].into_iter().zip(std::mem::take(&mut truth.qkv)) {
             buffer.upload(&stream, &bits)?;
         }
@@ -233,7 +235,7 @@ mod tests {
         let (pace, bar) = (Pace { rounds: 3, slice_ms: 1.0 }, ProgressBar::hidden());
         let tile = fa3_sched::forward::TileRow::table()[0].tile;
         let wide = PlanOptions::default().tile(fa3_sched::forward::CtaTile { tile_n: 4096, ..tile });
-        let outcomes = race(&device, &problem, &[PlanOptions::default(), wide], pace, &bar);
+        let outcomes = race(&device, &problem, Data::Normal, &[PlanOptions::default(), wide], pace, &bar);
         let [Outcome::Checked(timing), Outcome::Failed(_)] = outcomes.as_slice() else {
             panic!("{outcomes:?}")
         };

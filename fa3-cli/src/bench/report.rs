@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::paper::Figure5;
 use crate::args::number::size_label;
+use crate::data::Data;
 use crate::grid::Setting;
 use crate::measure::{Machine, Outcome, Pace};
 use crate::table::Table;
@@ -13,6 +14,7 @@ use crate::table::Table;
 /// A setting and what came of it.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Cell {
+    pub(super) data: Data,
     #[serde(flatten)]
     pub(super) setting: Setting,
     /// Floating-point operations as the paper counts them.
@@ -33,15 +35,17 @@ pub(super) struct Report {
 
 /// Cells that differ in their sequence lengths only.
 pub(super) struct Panel<'a> {
+    pub(super) data: Data,
     /// The first one's setting.
     pub(super) setting: Setting,
     pub(super) cells: Vec<&'a Cell>,
 }
 
 impl Cell {
-    pub(super) fn new(setting: Setting, flops: f64, outcome: Outcome) -> Cell {
+    pub(super) fn new(data: Data, setting: Setting, flops: f64, outcome: Outcome) -> Cell {
         let tflops = outcome.tflops(flops);
-        Cell { setting, flops, outcome, tflops, paper: Figure5::of(&setting) }
+        let paper = if data == Data::Normal { Figure5::of(&setting) } else { None };
+        Cell { data, setting, flops, outcome, tflops, paper }
     }
 }
 
@@ -51,13 +55,15 @@ impl Report {
         self.cells.iter().all(|cell| cell.tflops.is_some())
     }
 
-    /// The cells by head dimensions, mask and soft cap, in the order in which they were measured.
+    /// The cells by data, head dimensions, mask and soft cap, in the order in which they were measured.
     pub(super) fn panels(&self) -> Vec<Panel<'_>> {
         let mut panels: Vec<Panel<'_>> = Vec::new();
         for cell in &self.cells {
-            match panels.iter_mut().find(|panel| panel.setting.is_beside(&cell.setting)) {
+            let is_beside =
+                |panel: &Panel<'_>| panel.data == cell.data && panel.setting.is_beside(&cell.setting);
+            match panels.iter_mut().find(|panel| is_beside(panel)) {
                 Some(panel) => panel.cells.push(cell),
-                None => panels.push(Panel { setting: cell.setting, cells: vec![cell] }),
+                None => panels.push(Panel { data: cell.data, setting: cell.setting, cells: vec![cell] }),
             }
         }
         panels
@@ -68,13 +74,14 @@ impl Report {
         let panels = self.panels();
         let lengths: Vec<String> =
             panels.first().iter().flat_map(|panel| &panel.cells).map(|cell| cell.setting.lengths()).collect();
-        let heads = ["head_dim", "mask", "seqlen"].map(str::to_owned).into_iter();
+        let heads = ["data", "head_dim", "mask", "seqlen"].map(str::to_owned).into_iter();
         let mut rows = vec![heads.chain(lengths).collect()];
         for panel in panels {
-            let mut row = |names: [String; 3], cell: &dyn Fn(&Cell) -> String| {
+            let mut row = |names: [String; 4], cell: &dyn Fn(&Cell) -> String| {
                 rows.push(names.into_iter().chain(panel.cells.iter().map(|&x| cell(x))).collect());
             };
-            let names = [panel.setting.head_dims(), panel.setting.scores(), "here".to_owned()];
+            let (head_dims, scores) = (panel.setting.head_dims(), panel.setting.scores());
+            let names = [panel.data.to_string(), head_dims, scores, "here".to_owned()];
             row(names, &|cell| cell.outcome.cell(cell.flops));
             if panel.cells.iter().any(|cell| cell.paper.is_some()) {
                 let papers = |number: fn(&Figure5) -> u32| {
@@ -82,12 +89,13 @@ impl Report {
                         cell.paper.as_ref().map_or("-".to_owned(), |paper| number(paper).to_string())
                     }
                 };
-                let names = |what: &str| [String::new(), String::new(), format!("paper: {what}")];
+                let names =
+                    |what: &str| [String::new(), String::new(), String::new(), format!("paper: {what}")];
                 row(names("FlashAttention-3"), &papers(|paper| paper.flash_attention_3));
                 row(names("best other"), &papers(Figure5::best_other));
             }
         }
-        Table { rows, left: 3 }
+        Table { rows, left: 4 }
     }
 }
 
@@ -113,8 +121,8 @@ impl fmt::Display for Report {
         )?;
         cells
             .iter()
-            .filter_map(|cell| Some((cell.setting, cell.outcome.fault()?)))
-            .try_for_each(|(setting, fault)| write!(f, "\n{setting}: {fault}"))
+            .filter_map(|cell| Some((cell, cell.outcome.fault()?)))
+            .try_for_each(|(cell, fault)| write!(f, "\n{}{}: {fault}", cell.setting, cell.data.suffix()))
     }
 }
 
@@ -159,7 +167,7 @@ impl Report {
                 (128, Mask::Causal, 512) => Outcome::Wrong("o is off".to_owned()),
                 _ => Outcome::checked(&[flops / 600e9, flops / 500e9, flops / 800e9]),
             };
-            Cell::new(setting, flops, outcome)
+            Cell::new(Data::Normal, setting, flops, outcome)
         });
         Report {
             machine: Machine::example(),
@@ -181,19 +189,19 @@ mod tests {
 NVIDIA H100 80GB HBM3, 132 SMs, driver for CUDA 13.0, fa3 0.1.0
 Forward pass, bf16, tokens 16k, hidden size 2k; TFLOP/s, medians of 3 rounds of 25 ms; the paper's numbers are for fp16 on an H100 80GB SXM5
 
-head_dim  mask    seqlen                     512   1k
-64        none    here                       600  600
-                  paper: FlashAttention-3    333  392
-                  paper: best other          340  382
-64        causal  here                       600  600
-                  paper: FlashAttention-3    197  265
-                  paper: best other          225  291
-128       none    here                       600  600
-                  paper: FlashAttention-3    467  565
-                  paper: best other          497  574
-128       causal  here                     WRONG  600
-                  paper: FlashAttention-3    292  423
-                  paper: best other          315  410
+data    head_dim  mask    seqlen                     512   1k
+normal  64        none    here                       600  600
+                          paper: FlashAttention-3    333  392
+                          paper: best other          340  382
+normal  64        causal  here                       600  600
+                          paper: FlashAttention-3    197  265
+                          paper: best other          225  291
+normal  128       none    here                       600  600
+                          paper: FlashAttention-3    467  565
+                          paper: best other          497  574
+normal  128       causal  here                     WRONG  600
+                          paper: FlashAttention-3    292  423
+                          paper: best other          315  410
 
 7 of 8 results are right: 420 rows of O and LSE judged, error / bound up to 0.50
 head_dim 128, mask causal, seqlen 512: WRONG: o is off";
@@ -208,11 +216,27 @@ head_dim 128, mask causal, seqlen 512: WRONG: o is off";
         let Report { machine, pace, cells } = Report::example(512);
         let mut setting = cells[0].setting;
         (setting.batch, setting.heads_kv) = (1, 8);
-        let cell = Cell::new(setting, 1e9, Outcome::Failed("out of memory".to_owned()));
+        let cell = Cell::new(Data::Normal, setting, 1e9, Outcome::Failed("out of memory".to_owned()));
         let text = Report { machine, pace, cells: vec![cell] }.to_string();
         assert!(!text.contains("paper"), "{text}");
         assert!(text.contains("tokens 512, batch 1, hidden size 2k, heads 32, heads_kv 8;"), "{text}");
         assert!(text.ends_with("\nhead_dim 64, mask none, seqlen 512: failed: out of memory"), "{text}");
+    }
+
+    /// The paper has nothing for them.
+    #[test]
+    fn other_data_are_other_panels() {
+        let Report { machine, pace, cells } = Report::example(512);
+        let outcome = || Outcome::Wrong("o is off".to_owned());
+        let other = |cell: &Cell| Cell::new(Data::Hot, cell.setting, cell.flops, outcome());
+        let cells = cells.iter().cloned().chain(cells.iter().map(other)).collect();
+        let text = Report { machine, pace, cells }.to_string();
+        assert!(text.contains("\nhot     64        none    here                     WRONG\n"), "{text}");
+        assert_eq!(text.matches("paper: best other").count(), 4, "{text}");
+        assert!(
+            text.ends_with("\nhead_dim 128, mask causal, seqlen 512, data hot: WRONG: o is off"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -226,6 +250,7 @@ head_dim 128, mask causal, seqlen 512: WRONG: o is off";
         // 4 · 512² · 64 · 32 · 32
         let flops = 68_719_476_736.0;
         let expected = json!({
+            "data": "normal",
             "dtype": "bf16", "head_dim": 64, "head_dim_v": 64, "mask": "none", "softcap": null,
             "seqlen": 512, "seqlen_k": 512, "batch": 32, "heads": 32, "heads_kv": 32,
             "flops": flops,

@@ -35,6 +35,8 @@ fn settings_that_are_none_are_refused() {
         ("--window 5", "expected two whole numbers L,R"),
         ("--dtype e4m3", "'e4m3' for '--dtype <TYPE>': expected bf16 or f16"),
         ("--ablation --causal", "cannot be used with"),
+        ("--ablation --data hot", "cannot be used with"),
+        ("--data cold", "possible values: normal, hot, shrink, spike, recency, outlier"),
         ("--ablation --softcap 30", "cannot be used with"),
         ("--rounds 0", "0 is not in 1..=10000"),
         ("--slice-ms -3", "expected milliseconds from 0"),
