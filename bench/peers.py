@@ -25,9 +25,9 @@ CELLS = settings.product([64, 128, 256], [512, 1024, 2048, 4096, 8192, 16384], [
 WRONG = 1e-2
 
 
-def options():
+def parse():
     """What the command line asks for."""
-    parser = settings.parser(__doc__, rounds=7)
+    parser = settings.common_options(__doc__, rounds=7)
     settings.add_dtypes(parser, ["bf16"])
     parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help="default: 25")
     peers = list(implementations.TORCH)
@@ -71,19 +71,19 @@ def summarise(ratios):
 
 def main():
     """Measures all cells. Returns the exit code."""
-    chosen = options()
+    options = parse()
     settings.print_machine()
-    functions = implementations.implementations(chosen.fa3)
-    functions |= {name: implementations.TORCH[name] for name in chosen.peers}
+    functions = implementations.implementations(options.fa3)
+    functions |= {name: implementations.TORCH[name] for name in options.peers}
     results, ratios, right = [], [], True
-    for cell in settings.chosen(chosen, CELLS):
-        for dtype in chosen.dtype:
-            measured = measure(functions, "normal", cell, dtype, chosen.rounds, chosen.slice_ms)
+    for cell in settings.chosen(options, CELLS):
+        for dtype in options.dtype:
+            measured = measure(functions, "normal", cell, dtype, options.rounds, options.slice_ms)
             ratios.append((cell, report(cell, dtype, measured)))
             right = right and not wrong(measured)
             results.append({**asdict(cell), "dtype": dtype, **asdict(measured)})
     summarise(ratios)
-    settings.write_json(chosen.json, results)
+    settings.write_json(options.json, results)
     return 0 if right else 1
 
 

@@ -25,9 +25,9 @@ CELLS = [
 ]
 
 
-def options():
+def parse():
     """What the command line asks for."""
-    parser = settings.parser(__doc__, rounds=5)
+    parser = settings.common_options(__doc__, rounds=5)
     settings.add_kinds(parser, list(distributions.KINDS))
     settings.add_dtypes(parser, ["bf16", "f16"])
     parser.add_argument("--slice-ms", type=float, default=15.0, metavar="MS", help="default: 15")
@@ -59,21 +59,21 @@ def summarise(ratios):
 
 def main():
     """Measures all cells."""
-    chosen = options()
+    options = parse()
     settings.print_machine()
-    functions = implementations.implementations(chosen.fa3)
+    functions = implementations.implementations(options.fa3)
     results, ratios = [], {}
-    for kind in chosen.kind:
-        for cell in settings.chosen(chosen, CELLS):
-            for dtype in chosen.dtype:
-                measured = measure(functions, kind, cell, dtype, chosen.rounds, chosen.slice_ms)
+    for kind in options.kind:
+        for cell in settings.chosen(options, CELLS):
+            for dtype in options.dtype:
+                measured = measure(functions, kind, cell, dtype, options.rounds, options.slice_ms)
                 ratio = report(kind, cell, dtype, measured)
                 if ratio is not None:
                     ratios.setdefault(kind, []).append((ratio, f"{cell}  {dtype}"))
                 results.append({"kind": kind, **asdict(cell), "dtype": dtype, **asdict(measured)})
     if ratios:
         summarise(ratios)
-    settings.write_json(chosen.json, results)
+    settings.write_json(options.json, results)
 
 
 if __name__ == "__main__":

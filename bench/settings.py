@@ -48,7 +48,7 @@ def product(head_dims, seqlens, causal):
     return [Cell(d, s, c) for d, c, s in itertools.product(head_dims, causal, seqlens)]
 
 
-def parser(description, rounds):
+def common_options(description, rounds):
     """A parser of the options that all benchmarks have."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -20,9 +20,9 @@ from distributions import draw
 CELLS = settings.product([64, 128, 256], [1024, 4096, 16384], [False, True])
 
 
-def options():
+def parse():
     """What the command line asks for."""
-    parser = settings.parser(__doc__, rounds=3)
+    parser = settings.common_options(__doc__, rounds=3)
     settings.add_kinds(parser, ["normal"])
     settings.add_dtypes(parser, ["bf16"])
     text = "how long an implementation runs in a round; default: 2"
@@ -32,13 +32,13 @@ def options():
     return parser.parse_args()
 
 
-def measure(functions, chosen, meter):
+def measure(functions, options, meter):
     """The median over the rounds, of each quantity apart, by implementation."""
     names = list(functions)
     slices = {name: [] for name in names}
-    for turn in range(chosen.rounds):
+    for turn in range(options.rounds):
         for name in timing.rotated(names, turn):
-            taken = timing.sustain(functions[name], chosen.warm_up, chosen.slice, meter)
+            taken = timing.sustain(functions[name], options.warm_up, options.slice, meter)
             slices[name].append(taken)
     return {name: median(taken) for name, taken in slices.items()}
 
@@ -77,24 +77,24 @@ def open_meter():
 
 def main():
     """Measures all cells."""
-    chosen = options()
+    options = parse()
     settings.print_machine()
-    functions = implementations.implementations(chosen.fa3)
+    functions = implementations.implementations(options.fa3)
     meter = open_meter()
     results, ratios = [], []
-    for kind in chosen.kind:
-        for cell in settings.chosen(chosen, CELLS):
-            for dtype in chosen.dtype:
+    for kind in options.kind:
+        for cell in settings.chosen(options, CELLS):
+            for dtype in options.dtype:
                 q, k, v = draw(kind, cell.shape, settings.DTYPES[dtype])
-                taken = measure(implementations.bind(functions, q, k, v, cell.causal), chosen, meter)
+                taken = measure(implementations.bind(functions, q, k, v, cell.causal), options, meter)
                 ratios.append((report(kind, cell, dtype, taken), f"{kind}  {cell}  {dtype}"))
                 what = {"kind": kind, **dataclasses.asdict(cell), "dtype": dtype}
                 results.append({**what, "sustained": {name: one.numbers() for name, one in taken.items()}})
-    if chosen.fa3 is not None:
+    if options.fa3 is not None:
         worst, where = min(ratios)
         mean = settings.geometric_mean([ratio for ratio, _ in ratios])
         print(f"\ngeometric mean {mean:.3f}  worst {worst:.3f} ({where})")
-    settings.write_json(chosen.json, results)
+    settings.write_json(options.json, results)
 
 
 if __name__ == "__main__":

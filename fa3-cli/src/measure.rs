@@ -71,8 +71,8 @@ impl From<HostError> for Refusal {
     }
 }
 
-/// Measures the ways that `options` leave to compute `problem` on `data`, in turns, so that whatever slows the GPU down hits all
-/// alike. `progress` steps [`steps`] times.
+/// Measures the ways that `options` leave to compute `problem` on `data`, in turns, so that whatever slows the GPU down
+/// hits all alike. `progress` steps [`steps`] times.
 pub(crate) fn race(
     device: &Device,
     problem: &Problem,

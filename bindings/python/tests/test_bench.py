@@ -118,13 +118,13 @@ def test_cells_are_the_ones_that_options_name():
     ]
 
     def chosen(*words):
-        return settings.chosen(settings.parser("", rounds=1).parse_args(words), default)
+        return settings.chosen(settings.common_options("", rounds=1).parse_args(words), default)
 
     assert chosen() == default
     assert chosen("--causal", "1") == [cell for cell in default if cell.causal]
     cells = chosen("--head-dim", "256", "--seqlen", "2048", "--causal", "0", "1")
     assert cells == [settings.Cell(256, 2048, causal) for causal in (False, True)]
-    # 16k tokens, hidden size 2048; 4 · seqlen² · head_dim · heads · batch operations, half of them causal.
+    # 16k tokens, hidden size 2048; 4 · seqlen² · head_dim · heads · batch operations, half if causal.
     assert cells[0].shape == (8, 2048, 8, 256)
     rates = [4 * 2048**2 * 256 * 64 / 1e9, 2 * 2048**2 * 256 * 64 / 1e9]
     assert [cell.tflops(1) for cell in cells] == pytest.approx(rates)

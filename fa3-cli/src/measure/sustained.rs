@@ -129,7 +129,10 @@ mod tests {
                 assert!((200.0..3000.0).contains(&load.sm_mhz), "{load:?}");
             }
             (Ok(_), None) => panic!("the counter stood still"),
-            (Err(why), load) => assert!(load.is_none(), "{why}"),
+            (Err(why), load) => {
+                println!("skipped: no nvml: {why}");
+                assert!(load.is_none());
+            }
         }
     }
 }
