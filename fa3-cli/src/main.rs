@@ -11,6 +11,7 @@
 mod accuracy;
 mod args;
 mod bench;
+mod data;
 mod doctor;
 mod draw;
 mod gpu;

@@ -1,6 +1,8 @@
 //! Times of the forward pass on a GPU, of results that were checked.
 
+mod meter;
 mod outcome;
+mod sustained;
 mod truth;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,12 +12,16 @@ use fa3_ref::rows::SatisfiedRows;
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{Problem, TensorDesc};
 use indicatif::ProgressBar;
+use nvml_wrapper::error::NvmlError;
 use rayon::prelude::*;
 
+use crate::data::Data;
 use outcome::Timing;
 use truth::{Truth, Wrong};
 
+pub(crate) use meter::Meter;
 pub(crate) use outcome::{Machine, Outcome, Pace};
+pub(crate) use sustained::{Load, WARM_UP, sustain};
 
 /// Launches that find out how long one takes, and the fewest that a round times.
 const FEW: u32 = 3;
@@ -40,6 +46,7 @@ struct Lane {
     result: u64,
     launches: u32,
     millis: Vec<f64>,
+    load: Option<Load>,
 }
 
 /// A forward pass with the memory that it needs besides its tensors.
@@ -54,6 +61,8 @@ enum Refusal {
     Wrong(#[from] Wrong),
     #[error(transparent)]
     Failed(#[from] ForwardError),
+    #[error("nvml: {0}")]
+    Meter(#[from] NvmlError),
 }
 
 impl From<HostError> for Refusal {
@@ -62,17 +71,18 @@ impl From<HostError> for Refusal {
     }
 }
 
-/// Measures the ways that `options` leave to compute `problem`, in turns, so that whatever slows the GPU down hits all
-/// alike. `progress` steps [`steps`] times.
+/// Measures the ways that `options` leave to compute `problem` on `data`, in turns, so that whatever slows the GPU down
+/// hits all alike. `progress` steps [`steps`] times.
 pub(crate) fn race(
     device: &Device,
     problem: &Problem,
+    data: Data,
     options: &[PlanOptions],
     pace: Pace,
     progress: &ProgressBar,
 ) -> Vec<Outcome> {
     let end = progress.position() + steps(options.len(), pace) as u64;
-    let outcomes = match Stand::new(device, problem) {
+    let outcomes = match Stand::new(device, problem, data) {
         Ok(mut stand) => {
             // All at once: the driver takes half a second for each.
             let forwards: Vec<Result<Forward, ForwardError>> =
@@ -91,14 +101,14 @@ pub(crate) fn steps(lanes: usize, pace: Pace) -> usize {
 }
 
 impl Stand {
-    fn new(device: &Device, problem: &Problem) -> Result<Stand, ForwardError> {
+    fn new(device: &Device, problem: &Problem, data: Data) -> Result<Stand, ForwardError> {
         let stream = device.stream()?;
         // The GPU says first what is too large, before as much is drawn here.
         let alloc = |x: &TensorDesc| device.alloc(x.extent_bytes().0 as usize);
         let (mut q, mut k, mut v) = (alloc(problem.q())?, alloc(problem.k())?, alloc(problem.v())?);
         let o = alloc(problem.o())?;
         let lse = device.alloc(size_of::<f32>() * problem.lse_shape().iter().product::<usize>())?;
-        let mut truth = Truth::new(problem, 1)?;
+        let mut truth = Truth::new(problem, data, 1)?;
         for (buffer, bits) in [&mut q, &mut k, &mut v].into_iter().zip(std::mem::take(&mut truth.qkv)) {
             buffer.upload(&stream, &bits)?;
         }
@@ -113,7 +123,7 @@ impl Stand {
     ) -> Vec<Outcome> {
         let admit = |forward: Result<Forward, ForwardError>| {
             progress.inc(1);
-            self.admit(forward?, pace)
+            self.admit(forward?, pace.slice_ms)
         };
         let mut lanes: Vec<Result<Lane, Refusal>> = forwards.into_iter().map(admit).collect();
         for round in 0..pace.rounds as usize {
@@ -142,16 +152,16 @@ impl Stand {
     }
 
     /// Computes once and checks; then finds out how many launches fill a slice, and warms up.
-    fn admit(&mut self, forward: Forward, pace: Pace) -> Result<Lane, Refusal> {
+    fn admit(&mut self, forward: Forward, slice_ms: f64) -> Result<Lane, Refusal> {
         let workspace = Workspace::new(&self.device, &self.stream, forward.workspace_bytes())?;
         let mut pass = Pass { forward, workspace };
         let (o, lse) = self.compute(&mut pass)?;
         let satisfied = (self.truth.check)(&o, &lse)?;
         self.slice(&mut pass, FEW)?;
-        let launches = (pace.slice_ms / self.slice(&mut pass, FEW)?.max(1e-3)) as u32;
+        let launches = (slice_ms / self.slice(&mut pass, FEW)?.max(1e-3)) as u32;
         let launches = launches.max(FEW);
         self.slice(&mut pass, launches)?;
-        Ok(Lane { pass, satisfied, result: hash(&o, &lse), launches, millis: Vec::new() })
+        Ok(Lane { pass, satisfied, result: hash(&o, &lse), launches, millis: Vec::new(), load: None })
     }
 
     fn time(&mut self, lane: &mut Lane) -> Result<(), Refusal> {
@@ -193,10 +203,10 @@ impl Stand {
 
 impl From<Lane> for Outcome {
     fn from(lane: Lane) -> Outcome {
-        let Lane { pass, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, .. } = lane;
+        let Lane { pass, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, load, .. } = lane;
         let (tile, schedule) = (pass.forward.plan().tile(), pass.forward.plan().schedule());
         let plan = format!("{tile}; {}; {}", schedule.order(), schedule.scheduler());
-        Outcome::Checked(Timing::new(plan, launches, millis, rows, error))
+        Outcome::Checked(Timing { load, ..Timing::new(plan, launches, millis, rows, error) })
     }
 }
 
@@ -204,7 +214,7 @@ impl From<Refusal> for Outcome {
     fn from(refusal: Refusal) -> Outcome {
         match refusal {
             Refusal::Wrong(why) => Outcome::Wrong(why.to_string()),
-            Refusal::Failed(why) => Outcome::Failed(why.to_string()),
+            refusal @ (Refusal::Failed(_) | Refusal::Meter(_)) => Outcome::Failed(refusal.to_string()),
         }
     }
 }
@@ -233,7 +243,7 @@ mod tests {
         let (pace, bar) = (Pace { rounds: 3, slice_ms: 1.0 }, ProgressBar::hidden());
         let tile = fa3_sched::forward::TileRow::table()[0].tile;
         let wide = PlanOptions::default().tile(fa3_sched::forward::CtaTile { tile_n: 4096, ..tile });
-        let outcomes = race(&device, &problem, &[PlanOptions::default(), wide], pace, &bar);
+        let outcomes = race(&device, &problem, Data::Normal, &[PlanOptions::default(), wide], pace, &bar);
         let [Outcome::Checked(timing), Outcome::Failed(_)] = outcomes.as_slice() else {
             panic!("{outcomes:?}")
         };

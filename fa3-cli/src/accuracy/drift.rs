@@ -12,7 +12,8 @@ use rand_distr::Distribution;
 use serde::Serialize;
 
 use super::Error;
-use super::sample::{Sample, Tensor, normal};
+use super::sample::Sample;
+use crate::data::{Tensor, normal};
 
 const QUERIES: usize = 64;
 const HEAD_DIM: usize = 64;

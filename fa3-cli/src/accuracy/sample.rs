@@ -6,7 +6,8 @@ use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, Shape};
 use ndarray::Array4;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use rand_distr::{Bernoulli, Distribution, Normal};
+
+use crate::data::Tensor;
 
 /// Q, K and V in f64, and attention of just these numbers in f64.
 pub(super) struct Sample {
@@ -50,44 +51,5 @@ impl Sample {
             by.quantize(x.mapv(|x| x as f32).view(), sequences)
         };
         Ok([quantize(qk, &self.q, seqs_q)?, quantize(qk, &self.k, seqs_k)?, quantize(v, &self.v, seqs_k)?])
-    }
-}
-
-/// Which tensor a number is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tensor {
-    Q,
-    K,
-    V,
-}
-
-/// N(0, 1) + N(0, 100) · Bernoulli(0.001), of the paper's §4.3: an outlier with standard deviation 10 in one entry
-/// of a thousand.
-pub(super) fn with_outliers() -> impl FnMut(&mut ChaCha8Rng, Tensor) -> f64 {
-    let normal = normal(0.0, 1.0);
-    let outlier = self::normal(0.0, 10.0);
-    let rarely = Bernoulli::new(0.001).expect("0.001 is a probability");
-    move |rng, _| normal.sample(rng) + if rarely.sample(rng) { outlier.sample(rng) } else { 0.0 }
-}
-
-pub(super) fn normal(mean: f64, deviation: f64) -> Normal<f64> {
-    Normal::new(mean, deviation).expect("the deviation is positive and finite")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn outliers_have_the_papers_moments() {
-        let mut draw = with_outliers();
-        let mut rng = ChaCha8Rng::seed_from_u64(1);
-        let x: Vec<f64> = (0..1_000_000).map(|_| draw(&mut rng, Tensor::Q)).collect();
-        let mean = x.iter().sum::<f64>() / x.len() as f64;
-        let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
-        assert!(mean.abs() < 5e-3 && (variance - 1.1).abs() < 0.02, "{mean} {variance}");
-        // Beyond 6 lie the outliers with |N(0, 101)| > 6, about 55 % of them, and of the others 2e-9.
-        let beyond = x.iter().filter(|x| x.abs() > 6.0).count();
-        assert!((450..650).contains(&beyond), "{beyond}");
     }
 }

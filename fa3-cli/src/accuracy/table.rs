@@ -16,7 +16,8 @@ use ndarray::Array4;
 use serde::Serialize;
 
 use super::Error;
-use super::sample::{Sample, with_outliers};
+use super::sample::Sample;
+use crate::data;
 
 pub(super) const PAPER_SEQLEN: usize = 8448;
 pub(super) const HEAD_DIM: usize = 128;
@@ -185,7 +186,7 @@ pub(super) fn measure(
 ) -> Result<Vec<Row>, Error> {
     let draw = |seed| {
         progress.set_message(format!("seed {seed}: f64 reference, {seqlen} x {seqlen}"));
-        let sample = Sample::draw(seed, (seqlen, seqlen, HEAD_DIM), with_outliers())?;
+        let sample = Sample::draw(seed, (seqlen, seqlen, HEAD_DIM), |rng, _| data::outlier(rng))?;
         progress.inc(1);
         Ok((seed, sample))
     };

@@ -28,9 +28,10 @@ const SERIES: [Series; 4] = [
 
 pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
     let panels = report.panels();
-    let first = panels.first().map(|panel| panel.setting.head_dims());
+    let of = |panel: &Panel<'_>| (panel.data, panel.setting.head_dims());
+    let first = panels.first().map(of);
     // As many beside each other as there are masks.
-    let columns = panels.iter().filter(|panel| Some(panel.setting.head_dims()) == first).count().max(1);
+    let columns = panels.iter().filter(|panel| Some(of(panel)) == first).count().max(1);
     let rows = panels.len().div_ceil(columns).max(1);
     draw::svg((PANEL.0 * columns as u32, PANEL.1 * rows as u32), |root| {
         let areas = root.split_evenly((rows, columns));
@@ -54,7 +55,11 @@ fn draw_panel(panel: &Panel<'_>, area: &Area<'_>) -> Result<(), DrawError> {
     let cap = panel.setting.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
     let mut chart = ChartBuilder::on(area)
         .caption(
-            format!("Attention forward, {mask}{cap}, head_dim {}", panel.setting.head_dims()),
+            format!(
+                "Attention forward, {mask}{cap}, head_dim {}{}",
+                panel.setting.head_dims(),
+                panel.data.suffix()
+            ),
             ("sans-serif", 16),
         )
         .margin(10)

@@ -1,4 +1,4 @@
-//! Random Q, K and V, and what attention of them must be.
+//! Q, K and V, and what attention of them must be.
 
 use fa3_ref::rows::{RowViolation, RowsLaw, SatisfiedRows, telling_rows};
 use fa3_ref::{Element, Inputs, Precision};
@@ -7,21 +7,17 @@ use fa3_types::{Dtype, Problem, TensorDesc};
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
 use ndarray::{ArrayView3, ArrayView4};
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
-use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
+
+use crate::data::Data;
 
 /// Rows that tiles of the forward kernels have.
 const TILE_ROWS: [usize; 3] = [64, 128, 192];
 
-/// Elements that are drawn one after the other.
-const CHUNK: usize = 1 << 16;
-
 /// Judges the bits of O and LSE.
 type Check = Box<dyn Fn(&[u16], &[f32]) -> Result<SatisfiedRows, Wrong>>;
 
-/// Q, K and V of a problem with contiguous tensors, drawn from N(0, 1), and the error law of some rows of O and LSE.
+/// Q, K and V of a problem with contiguous tensors, and the error law of some rows of O and LSE.
 pub(super) struct Truth {
     /// The bits of Q, K and V.
     pub(super) qkv: [Vec<u16>; 3],
@@ -43,15 +39,15 @@ pub(crate) enum Wrong {
 impl Truth {
     /// # Errors
     /// If the problem is not of 16-bit elements.
-    pub(super) fn new(problem: &Problem, seed: u64) -> Result<Truth, PlanError> {
+    pub(super) fn new(problem: &Problem, data: Data, seed: u64) -> Result<Truth, PlanError> {
         match problem.dtype() {
             Dtype::F16 => {
                 let encode = |x| f16::from_f32(x).to_bits();
-                Ok(Truth::of(problem, seed, encode, |bits| bits.reinterpret_cast::<f16>()))
+                Ok(Truth::of(problem, data, seed, encode, |bits| bits.reinterpret_cast::<f16>()))
             }
             Dtype::Bf16 => {
                 let encode = |x| bf16::from_f32(x).to_bits();
-                Ok(Truth::of(problem, seed, encode, |bits| bits.reinterpret_cast::<bf16>()))
+                Ok(Truth::of(problem, data, seed, encode, |bits| bits.reinterpret_cast::<bf16>()))
             }
             dtype @ (Dtype::F32 | Dtype::E4m3) => Err(PlanError::Dtype { dtype }),
         }
@@ -59,12 +55,12 @@ impl Truth {
 
     fn of<T: Element + 'static>(
         problem: &Problem,
+        data: Data,
         seed: u64,
         encode: fn(f32) -> u16,
         numbers: fn(&[u16]) -> &[T],
     ) -> Truth {
-        let qkv = [(problem.q(), 1), (problem.k(), 2), (problem.v(), 3)]
-            .map(|(x, part)| normal(x, 4 * seed + part, encode));
+        let qkv = data.draw(problem, seed, encode);
         let [q, k, v] = qkv.each_ref().map(|bits| numbers(bits));
         let inputs = Inputs::new(problem, view(problem.q(), q), view(problem.k(), k), view(problem.v(), v))
             .expect("the arrays have the problem's shapes");
@@ -90,20 +86,10 @@ fn view<'a, T>(x: &TensorDesc, numbers: &'a [T]) -> ArrayView4<'a, T> {
     ArrayView4::from_shape(x.shape.dims(), numbers).expect("contiguous tensors have their elements")
 }
 
-/// The bits of a tensor of normally distributed numbers.
-fn normal(x: &TensorDesc, seed: u64, encode: fn(f32) -> u16) -> Vec<u16> {
-    let mut bits = vec![0; x.shape.dims().iter().product()];
-    bits.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, bits)| {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(chunk as u64);
-        bits.fill_with(|| encode(StandardNormal.sample(&mut rng)));
-    });
-    bits
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::ValueEnum;
     use fa3::Attention;
     use fa3_types::{ProblemSpec, Shape};
     use ndarray::Array4;
@@ -114,22 +100,35 @@ mod tests {
         ProblemSpec::dense(dtype, SHAPE, Shape { heads: 1, ..SHAPE }).causal().validate().unwrap()
     }
 
-    /// What the CPU makes of the inputs is right, and whatever is changed in it is found.
-    #[test]
-    fn right_results_are_right_and_others_are_wrong() {
-        let problem = problem(Dtype::Bf16);
-        let Truth { qkv, check } = Truth::new(&problem, 1).unwrap();
+    /// The bits of O, and LSE, as the CPU computes them.
+    fn on_the_cpu(problem: &Problem, qkv: &[Vec<u16>; 3]) -> (Vec<u16>, Vec<f32>) {
         let [q, k, v] =
             [(problem.q(), &qkv[0]), (problem.k(), &qkv[1]), (problem.v(), &qkv[2])].map(|(x, bits)| {
                 Array4::from_shape_vec(x.shape.dims(), bits.reinterpret_cast::<bf16>().to_vec()).unwrap()
             });
         let output =
             Attention::new(q.view(), k.view(), v.view()).causal().forward(&fa3::Device::Cpu).unwrap();
-        let mut o: Vec<u16> = output.o.iter().map(|x| x.to_bits()).collect();
-        let mut lse: Vec<f32> = output.lse.iter().copied().collect();
-        let satisfied = check(&o, &lse).unwrap();
-        assert!(satisfied.rows > 30 && satisfied.ratio < 1.0, "{satisfied:?}");
+        (output.o.iter().map(|x| x.to_bits()).collect(), output.lse.iter().copied().collect())
+    }
 
+    /// What the CPU makes of the inputs is right, whatever they are.
+    #[test]
+    fn right_results_are_right() {
+        let problem = problem(Dtype::Bf16);
+        for &data in Data::value_variants() {
+            let Truth { qkv, check } = Truth::new(&problem, data, 1).unwrap();
+            let (o, lse) = on_the_cpu(&problem, &qkv);
+            let satisfied = check(&o, &lse).unwrap();
+            assert!(satisfied.rows > 30 && satisfied.ratio < 1.0, "{data}: {satisfied:?}");
+        }
+    }
+
+    /// Whatever is changed in it is found.
+    #[test]
+    fn other_results_are_wrong() {
+        let problem = problem(Dtype::Bf16);
+        let Truth { qkv, check } = Truth::new(&problem, Data::Normal, 1).unwrap();
+        let (mut o, mut lse) = on_the_cpu(&problem, &qkv);
         let first = o[0];
         o[0] = bf16::from_f32(9.0).to_bits();
         assert!(matches!(check(&o, &lse), Err(Wrong::Row(RowViolation { what: "o", .. }))));
@@ -142,17 +141,8 @@ mod tests {
     }
 
     #[test]
-    fn inputs_are_normal_and_of_their_seed() {
-        let truth = |dtype, seed| Truth::new(&problem(dtype), seed).unwrap().qkv;
-        let [q, k, _] = truth(Dtype::F16, 1);
-        assert_eq!(truth(Dtype::F16, 1)[0], q);
-        assert_ne!(truth(Dtype::F16, 2)[0], q);
-        assert_ne!(q[..k.len()], k);
-        let q: Vec<f64> = q.reinterpret_cast::<f16>().iter().map(|x| x.to_f64()).collect();
-        let mean = q.iter().sum::<f64>() / q.len() as f64;
-        let variance = q.iter().map(|x| x * x).sum::<f64>() / q.len() as f64;
-        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.03, "{mean} {variance}");
-        let of = |dtype| Truth::new(&problem(dtype), 1).err();
+    fn other_types_have_no_truth() {
+        let of = |dtype| Truth::new(&problem(dtype), Data::Normal, 1).err();
         assert_eq!(of(Dtype::E4m3), Some(PlanError::Dtype { dtype: Dtype::E4m3 }));
     }
 }

@@ -12,7 +12,13 @@ fn without_a_gpu_it_says_so_and_writes_nothing() {
     }
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("a.json");
-    for options in ["bench", "bench --device 1", "bench --ablation --dtype bf16", "tune --head-dim 64"] {
+    for options in [
+        "bench",
+        "bench --device 1",
+        "bench --ablation --dtype bf16",
+        "bench --sustained 2",
+        "tune --head-dim 64",
+    ] {
         let options = options.split_whitespace().chain(["--json", json.to_str().unwrap()]);
         fa3(&options.collect::<Vec<_>>()).refused("no nvidia driver: libcuda cannot be loaded");
     }
@@ -35,6 +41,11 @@ fn settings_that_are_none_are_refused() {
         ("--window 5", "expected two whole numbers L,R"),
         ("--dtype e4m3", "'e4m3' for '--dtype <TYPE>': expected bf16 or f16"),
         ("--ablation --causal", "cannot be used with"),
+        ("--ablation --data hot", "cannot be used with"),
+        ("--sustained 2 --ablation", "cannot be used with"),
+        ("--sustained 2 --rounds 3", "cannot be used with"),
+        ("--sustained 0", "0 is not in 1..=3600"),
+        ("--data cold", "possible values: normal, hot, shrink, spike, recency, outlier"),
         ("--ablation --softcap 30", "cannot be used with"),
         ("--rounds 0", "0 is not in 1..=10000"),
         ("--slice-ms -3", "expected milliseconds from 0"),

@@ -25,6 +25,7 @@ pub struct Device {
 #[derive(Debug)]
 struct Facts {
     name: String,
+    pci_bus_id: String,
     driver_version: (u32, u32),
     compute_capability: (u32, u32),
     sm_count: u32,
@@ -68,6 +69,11 @@ impl Device {
     /// Its name, such as "NVIDIA H100 80GB HBM3".
     pub fn name(&self) -> &str {
         &self.facts.name
+    }
+
+    /// Where it is on the PCI bus, such as "0000:3b:00.0". Other libraries number GPUs in another order.
+    pub fn pci_bus_id(&self) -> &str {
+        &self.facts.pci_bus_id
     }
 
     /// The newest CUDA that the driver supports: major, minor.
@@ -189,6 +195,7 @@ impl Facts {
         use CUdevice_attribute as A;
         Ok(Facts {
             name: name(device)?,
+            pci_bus_id: pci_bus_id(device)?,
             driver_version,
             compute_capability: (
                 attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -207,6 +214,13 @@ fn name(device: CUdevice) -> Result<String, HostError> {
     check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(text.as_mut_ptr(), 256, device) })?;
     // SAFETY: the driver wrote a string that ends with a zero.
     Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+}
+
+fn pci_bus_id(device: CUdevice) -> Result<String, HostError> {
+    let domain = attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
+    let bus = attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
+    let slot = attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
+    Ok(format!("{domain:04x}:{bus:02x}:{slot:02x}.0"))
 }
 
 fn attribute(device: CUdevice, which: CUdevice_attribute) -> Result<u32, HostError> {

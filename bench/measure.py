@@ -1,0 +1,55 @@
+"""Times of implementations, and how far some rows of their O are from float64."""
+
+import dataclasses
+import math
+
+import torch
+
+import distributions
+import implementations
+import settings
+import timing
+
+
+@dataclasses.dataclass
+class Measured:
+    """What was measured of a cell, by the name of the implementation."""
+
+    # Milliseconds of a call.
+    ms: dict[str, float]
+    # Root mean square errors of O.
+    rmse: dict[str, float]
+    # The root mean square of O.
+    size: float
+
+
+def measure(functions, kind, cell, dtype, rounds, slice_ms):
+    """Measures implementations on a kind of data."""
+    q, k, v = distributions.draw(kind, cell.shape, settings.DTYPES[dtype])
+    bound = implementations.bind(functions, q, k, v, cell.causal)
+    rows = sampled_rows(cell.seqlen)
+    expected = exact(q, k, v, cell.causal, rows)
+    rmse = {name: _root_mean_square(run()[:, rows] - expected) for name, run in bound.items()}
+    return Measured(timing.in_turns(bound, rounds, slice_ms), rmse, _root_mean_square(expected))
+
+
+def sampled_rows(seqlen):
+    """Rows at both ends, at the edges of tiles, and between them."""
+    rows = {0, 1, 63, 64, 200, seqlen // 3, seqlen // 2, seqlen - 65, seqlen - 2, seqlen - 1}
+    return sorted(row for row in rows if 0 <= row < seqlen)
+
+
+def exact(q, k, v, causal, rows):
+    """These rows of O of all sequences and heads, (batch, rows, heads, head_dim) in float64."""
+    k, v = k.double(), v.double()
+    out = []
+    for row in rows:
+        scores = torch.einsum("bhd,bkhd->bhk", q[:, row].double(), k) / math.sqrt(q.shape[-1])
+        if causal:
+            scores[..., row + 1 :] = -math.inf
+        out.append(torch.einsum("bhk,bkhd->bhd", scores.softmax(-1), v))
+    return torch.stack(out, 1)
+
+
+def _root_mean_square(x):
+    return x.double().square().mean().sqrt().item()

@@ -1,0 +1,80 @@
+"""How fast and how accurate the forward pass is on data other than N(0, 1), beside FlashAttention-3.
+
+    python3 bench/realistic.py --fa3 path/to/fa3_C.so
+
+The lazy softmax's cost depends on its data, FlashAttention-3's hardly does. bench/distributions.py says what
+the kinds of data are; `real` is the activations of a real model. A line has FlashAttention-3's time divided
+by ours, the root mean square error of our O against float64 on some rows, and that error divided by
+FlashAttention-3's. Without --fa3 it has our TFLOP/s and our error.
+"""
+
+from dataclasses import asdict
+
+import distributions
+import implementations
+import settings
+from measure import measure
+
+CELLS = [
+    settings.Cell(128, 4096, False),
+    settings.Cell(128, 4096, True),
+    settings.Cell(64, 4096, True),
+    settings.Cell(256, 4096, True),
+    settings.Cell(128, 1024, True),
+    settings.Cell(128, 16384, True),
+]
+
+
+def parse():
+    """What the command line asks for."""
+    parser = settings.common_options(__doc__, rounds=5)
+    settings.add_kinds(parser, list(distributions.KINDS))
+    settings.add_dtypes(parser, ["bf16", "f16"])
+    parser.add_argument("--slice-ms", type=float, default=15.0, metavar="MS", help="default: 15")
+    return parser.parse_args()
+
+
+def report(kind, cell, dtype, measured):
+    """Prints the line of a cell. Returns the ratio of FlashAttention-3's time to ours, if it was measured."""
+    ms, rmse = measured.ms, measured.rmse
+    line = f"{kind:8}  {cell}  {dtype:4}  TFLOP/s {cell.tflops(ms['ours']):4.0f}  RMSE {rmse['ours']:.2e}"
+    ratio = None
+    if "fa3" in ms:
+        ratio = ms["fa3"] / ms["ours"]
+        # FlashAttention-3 may be exact, where one key has all the weight.
+        error = f"{rmse['ours'] / rmse['fa3']:.2f}" if rmse["fa3"] else "-"
+        line += f" ({error} x FA3's)  ratio {ratio:.3f}"
+    print(line, flush=True)
+    return ratio
+
+
+def summarise(ratios):
+    """Prints the geometric mean and the worst cell of each kind."""
+    print()
+    for kind, cells in ratios.items():
+        mean = settings.geometric_mean([ratio for ratio, _ in cells])
+        worst, where = min(cells, key=lambda pair: pair[0])
+        print(f"{kind:8}  geometric mean {mean:.3f}  worst {worst:.3f} ({where})")
+
+
+def main():
+    """Measures all cells."""
+    options = parse()
+    settings.print_machine()
+    functions = implementations.implementations(options.fa3)
+    results, ratios = [], {}
+    for kind in options.kind:
+        for cell in settings.chosen(options, CELLS):
+            for dtype in options.dtype:
+                measured = measure(functions, kind, cell, dtype, options.rounds, options.slice_ms)
+                ratio = report(kind, cell, dtype, measured)
+                if ratio is not None:
+                    ratios.setdefault(kind, []).append((ratio, f"{cell}  {dtype}"))
+                results.append({"kind": kind, **asdict(cell), "dtype": dtype, **asdict(measured)})
+    if ratios:
+        summarise(ratios)
+    settings.write_json(options.json, results)
+
+
+if __name__ == "__main__":
+    main()

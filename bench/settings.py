@@ -1,0 +1,129 @@
+"""What the benchmarks measure: cells of the paper's benchmark, the options that choose them, and results
+as JSON.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import statistics
+
+import torch
+
+import distributions
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+
+# In all of the paper's settings.
+TOKENS, HIDDEN = 16384, 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A cell of the paper's benchmark: 16k tokens, hidden size 2048."""
+
+    head_dim: int
+    seqlen: int
+    causal: bool
+
+    @property
+    def shape(self):
+        """(batch, seqlen, heads, head_dim)."""
+        return max(1, TOKENS // self.seqlen), self.seqlen, HIDDEN // self.head_dim, self.head_dim
+
+    def tflops(self, milliseconds):
+        """TFLOP/s as the paper counts them."""
+        batch, seqlen, heads, head_dim = self.shape
+        operations = 4 * batch * heads * seqlen**2 * head_dim / (2 if self.causal else 1)
+        return operations / milliseconds / 1e9
+
+    def __str__(self):
+        return f"d {self.head_dim:<3}  seqlen {self.seqlen:<5}  {'causal' if self.causal else 'dense ':6}"
+
+
+def product(head_dims, seqlens, causal):
+    """Every combination, sequence lengths fastest."""
+    return [Cell(d, s, c) for d, c, s in itertools.product(head_dims, causal, seqlens)]
+
+
+def common_options(description, rounds):
+    """A parser of the options that all benchmarks have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--fa3", metavar="FA3_C.SO", help="FlashAttention-3's compiled extension")
+    parser.add_argument("--head-dim", type=_head_dim, nargs="+", metavar="N", help="head dimensions")
+    parser.add_argument("--seqlen", type=_count, nargs="+", metavar="N", help="rows and keys of a sequence")
+    parser.add_argument(
+        "--causal", type=int, choices=[0, 1], nargs="+", help="0: without a mask; 1: causal; 0 1: both"
+    )
+    parser.add_argument("--rounds", type=_count, default=rounds, metavar="N", help=f"default: {rounds}")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
+    return parser
+
+
+def add_kinds(parser, default):
+    """The option that chooses distributions."""
+    text = f"distributions of the inputs; default: {' '.join(default)}"
+    parser.add_argument("--kind", choices=list(distributions.KINDS), nargs="+", default=default, help=text)
+
+
+def add_dtypes(parser, default):
+    """The option that chooses element types."""
+    text = f"default: {' '.join(default)}"
+    parser.add_argument("--dtype", choices=list(DTYPES), nargs="+", default=default, help=text)
+
+
+def chosen(options, default):
+    """The cells to measure: `default` if no option chooses any.
+
+    Otherwise every combination, where an option that is absent stands for all values in `default`.
+    """
+    given = [options.head_dim, options.seqlen, options.causal]
+    if not any(given):
+        return default
+    known = [
+        list(dict.fromkeys(values))
+        for values in zip(*((cell.head_dim, cell.seqlen, cell.causal) for cell in default))
+    ]
+    head_dims, seqlens, causal = (x or y for x, y in zip(given, known))
+    return product(head_dims, seqlens, map(bool, causal))
+
+
+def geometric_mean(ratios):
+    """Of at least one number above 0."""
+    return math.exp(statistics.fmean(map(math.log, ratios)))
+
+
+def machine():
+    """Where it is measured."""
+    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
+
+
+def print_machine():
+    """Prints it."""
+    print("{gpu}, PyTorch {torch}, CUDA {cuda}".format(**machine()))
+
+
+def write_json(path, measured):
+    """Writes what was measured and where, if a file is asked for. `measured` is a list of dictionaries."""
+    if path is None:
+        return
+    path.write_text(json.dumps({"machine": machine(), "measured": measured}, indent=2) + "\n")
+
+
+def _count(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number, found {number}")
+    return number
+
+
+def _head_dim(text):
+    number = _count(text)
+    if HIDDEN % number:
+        why = f"{HIDDEN} columns are no whole number of heads with head_dim {number}"
+        raise argparse.ArgumentTypeError(why)
+    return number

@@ -1,0 +1,101 @@
+"""Sustained speed, power and energy of the forward pass, beside FlashAttention-3.
+
+    python3 bench/sustained.py --fa3 path/to/fa3_C.so
+
+Boards throttle within tens of milliseconds of load. Here each implementation runs alone for some seconds at a
+time, and they take turns. A line has FlashAttention-3's time divided by ours (the ratio), and for each
+implementation TFLOP/s, the board's power in W, the SMs' clock in MHz, and the energy of a call in mJ. Power
+is from the board's energy counter, which NVML reads.
+"""
+
+import dataclasses
+import statistics
+
+import implementations
+import nvml
+import settings
+import timing
+from distributions import draw
+
+CELLS = settings.product([64, 128, 256], [1024, 4096, 16384], [False, True])
+
+
+def parse():
+    """What the command line asks for."""
+    parser = settings.common_options(__doc__, rounds=3)
+    settings.add_kinds(parser, ["normal"])
+    settings.add_dtypes(parser, ["bf16"])
+    text = "how long an implementation runs in a round; default: 2"
+    parser.add_argument("--slice", type=float, default=2.0, metavar="SECONDS", help=text)
+    text = "how long it runs before, until the clock has settled; default: 0.5"
+    parser.add_argument("--warm-up", type=float, default=0.5, metavar="SECONDS", help=text)
+    return parser.parse_args()
+
+
+def measure(functions, options, meter):
+    """The median over the rounds, of each quantity apart, by implementation."""
+    names = list(functions)
+    slices = {name: [] for name in names}
+    for turn in range(options.rounds):
+        for name in timing.rotated(names, turn):
+            taken = timing.sustain(functions[name], options.warm_up, options.slice, meter)
+            slices[name].append(taken)
+    return {name: median(taken) for name, taken in slices.items()}
+
+
+def median(slices):
+    """The median of each quantity; None where a slice has none."""
+    columns = zip(*(dataclasses.astuple(taken) for taken in slices))
+    return timing.Sustained(*(None if None in column else statistics.median(column) for column in columns))
+
+
+def report(kind, cell, dtype, taken):
+    """Prints the lines of a cell. Returns the ratio of FlashAttention-3's time to ours, if there is one."""
+    ratio = taken["fa3"].ms / taken["ours"].ms if "fa3" in taken else None
+    print(f"{kind:8}  {cell}  {dtype:4}" + ("" if ratio is None else f"  ratio {ratio:.3f}"))
+    for name, one in taken.items():
+        power, clock = number(one.watts), number(one.sm_mhz)
+        energy = number(one.millijoules)
+        rate = cell.tflops(one.ms)
+        print(f"    {name:4}  {rate:4.0f} TFLOP/s  {power} W  {clock} MHz  {energy} mJ", flush=True)
+    return ratio
+
+
+def number(value):
+    """A number, or that there is none."""
+    return "-" if value is None else f"{value:.0f}"
+
+
+def open_meter():
+    """NVML's meter of the GPU. None, and why, if there is none."""
+    try:
+        return nvml.Meter()
+    except nvml.NvmlError as error:
+        print(f"no power and no clock: {error}")
+        return None
+
+
+def main():
+    """Measures all cells."""
+    options = parse()
+    settings.print_machine()
+    functions = implementations.implementations(options.fa3)
+    meter = open_meter()
+    results, ratios = [], []
+    for kind in options.kind:
+        for cell in settings.chosen(options, CELLS):
+            for dtype in options.dtype:
+                q, k, v = draw(kind, cell.shape, settings.DTYPES[dtype])
+                taken = measure(implementations.bind(functions, q, k, v, cell.causal), options, meter)
+                ratios.append((report(kind, cell, dtype, taken), f"{kind}  {cell}  {dtype}"))
+                what = {"kind": kind, **dataclasses.asdict(cell), "dtype": dtype}
+                results.append({**what, "sustained": {name: one.numbers() for name, one in taken.items()}})
+    if options.fa3 is not None:
+        worst, where = min(ratios)
+        mean = settings.geometric_mean([ratio for ratio, _ in ratios])
+        print(f"\ngeometric mean {mean:.3f}  worst {worst:.3f} ({where})")
+    settings.write_json(options.json, results)
+
+
+if __name__ == "__main__":
+    main()

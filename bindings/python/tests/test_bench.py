@@ -1,0 +1,132 @@
+"""What the benchmarks of the folder bench measure, as far as it can be seen without a GPU. Needs torch."""
+
+import argparse
+import math
+import pathlib
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+sys.path.append(str(pathlib.Path(__file__).parents[3] / "bench"))
+
+import distributions
+import measure
+import settings
+import timing
+from reference import standard
+
+SHAPE = (1, 2048, 2, 128)
+
+
+def drawn(kind, shape=SHAPE, dtype=torch.float32, seed=1):
+    return distributions.draw(kind, shape, dtype, device="cpu", seed=seed)
+
+
+def scores(kind, shape=SHAPE):
+    """(batch, heads, rows, keys) in float64."""
+    q, k, _ = (x.double().transpose(1, 2) for x in drawn(kind, shape))
+    return q @ k.transpose(-1, -2) / math.sqrt(shape[-1])
+
+
+@pytest.mark.parametrize("kind", distributions.KINDS)
+def test_a_kind_has_its_shape_and_its_seed(kind):
+    qkv = drawn(kind, dtype=torch.bfloat16)
+    assert all(x.shape == SHAPE and x.dtype == torch.bfloat16 and x.isfinite().all() for x in qkv)
+    again, other = drawn(kind, dtype=torch.bfloat16), drawn(kind, dtype=torch.bfloat16, seed=2)
+    for x, same, different in zip(qkv, again, other):
+        assert torch.equal(x, same) and not torch.equal(x, different)
+    # The largest magnitude of any, of `shrink` at 16k keys, is a number in f16.
+    q, k, _ = drawn(kind, (1, 16384, 1, 256), torch.float16)
+    assert q.isfinite().all() and k.isfinite().all()
+
+
+@pytest.mark.parametrize("kind, deviation", [("normal", 1), ("hot", 3), ("outlier", 1.1)])
+def test_scores_are_as_wide_as_they_say(kind, deviation):
+    assert scores(kind).mean().abs() < 0.01
+    assert scores(kind).std().item() == pytest.approx(deviation, rel=0.01)
+
+
+def test_outliers_have_the_papers_moments():
+    for x in drawn("outlier"):
+        assert x.square().mean().item() == pytest.approx(1.1, rel=0.05)
+        # Beyond 6 lie 55 % of the outliers, and of the others 2e-9.
+        assert (x.abs() > 6).double().mean().item() == pytest.approx(0.00055, rel=0.2)
+
+
+def test_shrink_falls_by_4_every_64_keys():
+    by_block = scores("shrink").unflatten(-1, (-1, 64)).mean((0, 1, 2, 4))
+    falls = by_block[:-1] - by_block[1:]
+    assert torch.allclose(falls, torch.full_like(falls, 4), atol=0.1)
+
+
+def test_one_key_in_500_is_a_spike_of_12():
+    by_key = scores("spike").mean((0, 1, 2))
+    spikes = torch.arange(SHAPE[1]) % 500 == 250
+    assert spikes.sum() == 4
+    assert by_key[spikes].mean().item() == pytest.approx(12, abs=0.2)
+    assert by_key[~spikes].mean().abs() < 0.01
+
+
+def test_recency_falls_with_distance():
+    of_kind = scores("recency", (4, 1024, 8, 128))
+    means = [of_kind.diagonal(-distance, -2, -1).mean().item() for distance in (0, 16, 128, 1000)]
+    assert means == sorted(means, reverse=True)
+    assert means[0] == pytest.approx(2.25 * math.sqrt(128), rel=0.1)
+
+
+def test_real_scores_are_the_models_own():
+    tensors = distributions._safetensors(distributions.REAL_DATA)
+    q, k = (tensors[name].double().transpose(1, 2) for name in "qk")
+    model = q @ k.transpose(-1, -2) / math.sqrt(32)
+
+    def of(scores):
+        """Mean, standard deviation and maximum, and how far a row's maximum is above its mean."""
+        above = (scores.amax(-1) - scores.mean(-1)).mean()
+        return [x.item() for x in (scores.mean(), scores.std(), scores.amax(), above)]
+
+    assert of(model) == pytest.approx([-1.08, 1.52, 6.99, 4.82], abs=0.01)
+    for head_dim in (32, 64, 128, 256):
+        assert of(scores("real", (1, 2048, 3, head_dim))) == pytest.approx(of(model), abs=0.25)
+    with pytest.raises(ValueError, match="heads of 32 channels, which do not fill 80"):
+        drawn("real", (1, 64, 1, 80))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_in_float64_are_attention(causal):
+    q, k, v = drawn("normal", (2, 300, 3, 16))
+    rows = measure.sampled_rows(300)
+    assert rows[0] == 0 and rows[-1] == 299 and measure.sampled_rows(2) == [0, 1]
+    expected, _ = standard(q, k, v, window=(-1, 0 if causal else -1))
+    assert torch.allclose(measure.exact(q, k, v, causal, rows), expected[:, rows], atol=1e-12)
+
+
+def test_the_power_is_that_between_updates_of_the_counter():
+    # 500 W; the counter is updated every 100 ms and read every 30 ms.
+    readings = [(t / 1000, 1000 + 500 * (t // 100) / 10) for t in range(0, 1000, 30)]
+    assert timing.watts(readings) == pytest.approx(500, rel=0.05)
+    assert timing.watts(readings[:5]) is None and timing.watts([]) is None
+
+
+def test_cells_are_the_ones_that_options_name():
+    default = settings.product([64, 128], [512, 1024], [False, True])
+    assert [str(cell) for cell in default[:3]] == [
+        "d 64   seqlen 512    dense ",
+        "d 64   seqlen 1024   dense ",
+        "d 64   seqlen 512    causal",
+    ]
+
+    def chosen(*words):
+        return settings.chosen(settings.common_options("", rounds=1).parse_args(words), default)
+
+    assert chosen() == default
+    assert chosen("--causal", "1") == [cell for cell in default if cell.causal]
+    cells = chosen("--head-dim", "256", "--seqlen", "2048", "--causal", "0", "1")
+    assert cells == [settings.Cell(256, 2048, causal) for causal in (False, True)]
+    # 16k tokens, hidden size 2048; 4 · seqlen² · head_dim · heads · batch operations, half if causal.
+    assert cells[0].shape == (8, 2048, 8, 256)
+    rates = [4 * 2048**2 * 256 * 64 / 1e9, 2 * 2048**2 * 256 * 64 / 1e9]
+    assert [cell.tflops(1) for cell in cells] == pytest.approx(rates)
+    with pytest.raises(argparse.ArgumentTypeError, match="no whole number of heads with head_dim 96"):
+        settings._head_dim("96")
