@@ -1,6 +1,7 @@
 //! Parts of kernels of several operations. Each takes the two or three values that it uses, and knows no operation.
 
 pub(crate) mod block_max;
+pub(crate) mod chains;
 pub(crate) mod kv_blocks;
 pub(crate) mod loader;
 pub(crate) mod p_operand;
@@ -9,3 +10,4 @@ pub(crate) mod row_softmax;
 pub(crate) mod scores;
 pub(crate) mod store_rows;
 pub(crate) mod tiles;
+pub(crate) mod unpack;

@@ -279,7 +279,7 @@ impl<'k> AFrag<'k> {
     }
 
     /// The kernel that it belongs to.
-    pub(crate) fn builder(&self) -> &'k Builder {
+    pub fn builder(&self) -> &'k Builder {
         self.builder
     }
 
@@ -300,6 +300,13 @@ impl<'k> AFrag<'k> {
             WgmmaType::Bf16 => Elem::Bf16,
             WgmmaType::E4m3 => Elem::E4m3,
         }
+    }
+
+    /// The thread's registers of each of its two rows, the upper row first: packed elements.
+    #[track_caller]
+    pub fn rows(&self) -> [Vec<V<'k, B32>>; 2] {
+        let of = |half: usize| self.steps.iter().flat_map(move |step| [step[half], step[half + 2]]);
+        [0, 1].map(|half| of(half).map(Var::get).collect())
     }
 
     /// Becomes another of the same shape.

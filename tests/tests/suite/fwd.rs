@@ -7,6 +7,7 @@ mod growth;
 mod poison;
 mod random;
 mod schedules;
+mod stairs;
 
 use fa3_sched::forward::PlanOptions;
 use fa3_tests::fwd::{Fault, Launch, device};

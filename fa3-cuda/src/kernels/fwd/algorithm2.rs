@@ -10,8 +10,7 @@ impl<'k> Attend<'_, 'k> {
     /// it; what overlaps are warpgroups.
     pub(super) fn algorithm2(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let mut s = self.block_scores(q, &blocks.at(0)); // A2:3-5
-        sum.softmax.step(&mut s); // A2:6, O is still 0
-        let mut p = self.p.round(&s);
+        let mut p = sum.softmax.first(&mut s, &self.p); // A2:6, O is still 0
         blocks.for_each(1, |block| {
             // A2:7, to T_c - 1
             let k = self.k.wait(); // A2:8

@@ -48,12 +48,16 @@ pub(super) fn run(fwd: &Fwd<'_>) {
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
     let mut attend = Attend { fwd, scores: fwd.scores(), q, k, v, p, turn };
+    let headroom = match fwd.spec.tile.rescale {
+        Rescale::Lazy => attend.p.headroom(),
+        Rescale::EveryBlock => 0.0,
+    };
     fwd.tiles.consume(|tile| {
         let work = fwd.params.geometry.work(tile);
         // Computed again for each tile: it would take a register to keep.
         let row = work.row + me.mad(64, b.frag_row());
         let o = Frag::zeros(b, fwd.spec.tile.head_dim_v); // A1:13
-        let mut sum = Sum { o, softmax: RowSoftmax::new(b, fwd.params.scale_log2) };
+        let mut sum = Sum { o, softmax: RowSoftmax::new(b, fwd.params.scale_log2, headroom) };
         let visits = work.kv.first.lt(work.kv.end);
         let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, fwd.spec.mask);
         b.if_uniform(visits, || {

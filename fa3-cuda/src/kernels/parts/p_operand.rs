@@ -2,6 +2,9 @@
 
 use fa3_ir::lang::*;
 
+use super::chains::Chains;
+use super::unpack::unpacked;
+
 /// Where the warpgroups of a kernel put P.
 pub(crate) struct POperands<'k> {
     ty: WgmmaType,
@@ -17,9 +20,10 @@ pub(crate) struct POperand<'k> {
 }
 
 /// P of a block.
-pub(crate) enum P<'k> {
-    Registers(AFrag<'k>),
-    Shared(Tile<'k, 'k>),
+pub(crate) struct P<'k> {
+    registers: AFrag<'k>,
+    /// Where products read it, if not there.
+    tile: Option<Tile<'k, 'k>>,
 }
 
 impl<'k> POperands<'k> {
@@ -47,14 +51,24 @@ impl<'k> POperand<'k> {
     /// What `f` makes of scores, rounded and put there. Products may read it once it is published.
     #[track_caller]
     pub(crate) fn put(&self, s: &Frag<'k>, f: impl FnMut(V<'k, F32>, At) -> V<'k, F32>) -> P<'k> {
-        let p = s.map_to_a(self.ty, f);
-        match self.shared {
-            None => P::Registers(p),
-            Some((tile, _)) => {
-                p.store(tile);
-                P::Shared(tile)
-            }
-        }
+        let registers = s.map_to_a(self.ty, f);
+        let tile = self.shared.map(|(tile, _)| {
+            registers.store(tile);
+            tile
+        });
+        P { registers, tile }
+    }
+
+    /// A thread's part of a row may add up to so much: an f16 to its largest, a bf16 to what leaves O room below the
+    /// largest binary32.
+    pub(crate) fn most(&self) -> f32 {
+        if self.ty == WgmmaType::F16 { 65504.0 } else { 2.0f32.powi(30) }
+    }
+
+    /// How many powers of 2 a reference may be above the largest score, so that larger ones may follow: what is
+    /// rounded as a subnormal f16 then, or small beside O, has no weight in its row.
+    pub(crate) fn headroom(&self) -> f32 {
+        if self.ty == WgmmaType::F16 { 4.0 } else { 16.0 }
     }
 
     /// Lets products read what all threads have put there: every thread fences for the async proxy, then the barrier.
@@ -79,17 +93,28 @@ impl<'k> P<'k> {
     /// Becomes that of another block, of the same place; no product reads this one any more.
     #[track_caller]
     pub(crate) fn set(&mut self, next: &P<'k>) {
-        if let (P::Registers(p), P::Registers(next)) = (self, next) {
-            p.set(next);
-        }
+        self.registers.set(&next.registers);
+    }
+
+    /// What the thread's part of each row adds up to, as products see it.
+    #[track_caller]
+    pub(crate) fn row_sums(&self) -> Rows<'k> {
+        let b = self.registers.builder();
+        let sum = |registers: Vec<V<'k, B32>>| {
+            let mut sum = Chains::default();
+            let numbers = registers.into_iter().flat_map(|word| unpacked(self.registers.elem(), word));
+            numbers.for_each(|x| sum.add(x));
+            sum.total(b)
+        };
+        Rows(self.registers.rows().map(sum))
     }
 }
 
 impl<'s, 'k> From<&'s P<'k>> for Left<'s, 'k> {
     fn from(p: &'s P<'k>) -> Left<'s, 'k> {
-        match p {
-            P::Registers(p) => p.into(),
-            P::Shared(tile) => (*tile).into(),
+        match p.tile {
+            None => (&p.registers).into(),
+            Some(tile) => tile.into(),
         }
     }
 }

@@ -3,9 +3,15 @@
 //! P = exp(S - r), ℓ = Σ P and O = Σ P V give the same O / ℓ and the same r + ln ℓ for any reference r of a row. The
 //! paper's is the largest score so far, the row_max. Any other serves that lets no exponential overflow, an older one
 //! in particular: [`RowSoftmax::step_lazily`] keeps it and looks for a larger one only where it must (lazy rescaling).
+//!
+//! What is lost is that the largest score has P = 1, which rounding leaves as it is. Where one key has most of a row's
+//! weight, the rounding of its P would be an error of the whole row. It cancels if O is divided by what was multiplied,
+//! the sum of the *rounded* P. So there are two sums: LSE comes from ℓ, O is divided by ℓ + what rounding added to it,
+//! which is counted only in blocks where it matters.
 
 use fa3_ir::lang::*;
 
+use super::chains::Chains;
 use super::p_operand::{P, POperand};
 
 /// The running row_max and row_sum of each row. A thread has its own part of the sum until the end.
@@ -13,27 +19,49 @@ pub(crate) struct RowSoftmax<'k> {
     builder: &'k Builder,
     /// softmax_scale · log₂e: what a unit of a score is worth in the exponent of 2.
     scale_log2: V<'k, F32>,
+    /// What references are above the largest score, in base 2: a whole number, so that its P is still a power of 2.
+    headroom: f32,
     /// In base 2, and perhaps of some blocks ago; the smallest number there is for a row that has seen no key, so that
     /// it differs from every score of one.
     row_max: RowsVar<'k>,
     row_sum: RowsVar<'k>,
+    /// What rounding P has added to the sum, in blocks whose keys may outweigh all before them.
+    rounding: RowsVar<'k>,
 }
 
-/// A row gets a new row_max where a thread's part of its P adds up to more than so many times what the thread has added
-/// up before: a key that outweighs these others is the row_max then, and its P exactly 1, as it would be in the paper.
-/// Another one's rounding would be the error of the whole row.
+/// Keys may outweigh all before them where a thread's part of a row's P adds up to more than so many times what the
+/// thread has added up before, and to more than P of the score that the reference is of: parts are small where another
+/// thread has the keys that matter.
 const GROWTH: f32 = 4.0;
-/// But never below this: parts are small where another thread has the keys that matter.
-const LEAST: f32 = 1.0;
-/// And always above this: little enough for f16.
-const MOST: f32 = 1024.0;
+/// From such a reference on (in base 2), softmax_scale times the largest score is not exact enough for its P to be
+/// rounded to 1.
+const INEXACT: f32 = 4096.0;
 
 impl<'k> RowSoftmax<'k> {
-    /// Nothing seen, a sum of 0.
+    /// Nothing seen, a sum of 0. The paper's softmax has no `headroom`.
     #[track_caller]
-    pub(crate) fn new(builder: &'k Builder, scale_log2: V<'k, F32>) -> RowSoftmax<'k> {
-        let (row_max, row_sum) = (builder.rows_var("row_max", f32::MIN), builder.rows_var("row_sum", 0.0));
-        RowSoftmax { builder, scale_log2, row_max, row_sum }
+    pub(crate) fn new(builder: &'k Builder, scale_log2: V<'k, F32>, headroom: f32) -> RowSoftmax<'k> {
+        let zeros = |name| builder.rows_var(name, 0.0);
+        RowSoftmax {
+            builder,
+            scale_log2,
+            headroom,
+            row_max: builder.rows_var("row_max", f32::MIN),
+            row_sum: zeros("row_sum"),
+            rounding: zeros("rounding"),
+        }
+    }
+
+    /// P of the first block, with its maximum.
+    #[track_caller]
+    pub(crate) fn first(&self, s: &mut Frag<'k>, place: &POperand<'k>) -> P<'k> {
+        self.step(s);
+        let p = place.round(s);
+        let is_inexact = self.row_max.get().map(|max| max.abs().gt(INEXACT) & max.ne(f32::MIN));
+        self.builder.if_uniform(is_inexact.any().vote_any(), || {
+            self.count_rounding(&p, self.row_sum.get(), is_inexact);
+        });
+        p
     }
 
     /// Turns the scores of a block into P = exp(S - row_max), with the maximum so far, and gives exp(old row_max -
@@ -51,8 +79,8 @@ impl<'k> RowSoftmax<'k> {
         shrink
     }
 
-    /// The same, but row_max stays what it was and the scores stay what they are. Only where that makes P too large,
-    /// maxima are computed, P once more, and `o` is multiplied. A row's row_max depends on nothing but its own scores.
+    /// The same, but row_max and the scores stay what they are. Only where that makes P too large for its type, maxima
+    /// are computed, P once more, and `o` is multiplied. A row's results depend on nothing but its own scores.
     #[track_caller]
     pub(crate) fn step_lazily(&self, s: &Frag<'k>, place: &POperand<'k>, o: &mut Frag<'k>) -> P<'k> {
         let b = self.builder;
@@ -61,19 +89,23 @@ impl<'k> RowSoftmax<'k> {
         let sum = b.rows_var("sum", 0.0);
         sum.set(parts);
         let row_sum = self.row_sum.get();
-        let excess = parts.zip(row_sum, |part, sum| part - (sum * GROWTH).max(LEAST).min(MOST));
-        let too_large = excess.gt(0.0).any().vote_any();
-        b.if_uniform(too_large, || {
-            let maximum = self.maximum(s); // A1:18
-            let excess = excess.over_quad(|x, y| x.max(y));
-            let row_max = Rows(Half::BOTH.map(|half| excess[half].gt(0.0).select(maximum[half], old[half])));
-            self.row_max.set(row_max);
-            let shrink = shrink(old, row_max);
-            self.row_sum.set(row_sum * shrink);
-            o.scale_rows(shrink); // A1:21
-            let (again, parts) = self.exponentials(s, row_max, place);
-            p.set(&again);
-            sum.set(parts);
+        let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max((-self.headroom).exp2())));
+        b.if_uniform(outweighs.any().vote_any(), || {
+            let excess = parts.map(|part| part - place.most());
+            b.if_uniform(excess.gt(0.0).any().vote_any(), || {
+                let maximum = self.maximum(s); // A1:18
+                let too_large = excess.over_quad(|x, y| x.max(y)).gt(0.0);
+                let row_max = too_large.select(maximum, old);
+                self.row_max.set(row_max);
+                let shrink = shrink(old, row_max);
+                self.row_sum.set(row_sum * shrink);
+                self.rounding.set(self.rounding.get() * shrink);
+                o.scale_rows(shrink); // A1:21
+                let (again, parts) = self.exponentials(s, row_max, place);
+                p.set(&again);
+                sum.set(parts);
+            });
+            self.count_rounding(&p, sum.get(), outweighs);
         });
         place.publish();
         let sum = sum.get();
@@ -81,11 +113,22 @@ impl<'k> RowSoftmax<'k> {
         p
     }
 
-    /// The maximum of the row, with all keys up to this block, in base 2.
+    /// Notes what rounding has added to the thread's parts of P, `exact` without it, in these rows.
+    #[track_caller]
+    fn count_rounding(&self, p: &P<'k>, exact: Rows<'k>, rows: Rows<'k, Pred>) {
+        let rounding = self.rounding.get();
+        self.rounding.set(rows.select(rounding + (p.row_sums() - exact), rounding));
+    }
+
+    /// The maximum of the row, with all keys up to this block, in base 2, and the headroom.
     #[track_caller]
     fn maximum(&self, s: &Frag<'k>) -> Rows<'k> {
         let block = s.row_max();
-        self.row_max.get().zip(block, |old, new| old.max(new * self.scale_log2)) // A1:18
+        let scaled = |score: V<'k, F32>| match self.headroom {
+            0.0 => score * self.scale_log2,
+            headroom => score.fma(self.scale_log2, headroom),
+        };
+        self.row_max.get().zip(block, |old, new| old.max(scaled(new))) // A1:18
     }
 
     /// P relative to this row_max, and what the thread's part of each row adds up to. Each exponential is added and
@@ -102,11 +145,14 @@ impl<'k> RowSoftmax<'k> {
         (p, Rows(sums.map(|chains| chains.total(self.builder))))
     }
 
-    /// 1 / row_sum, by which O must be multiplied, and LSE = row_max + ln row_sum. For a row without keys: 0 and -inf.
+    /// By what O must be multiplied, 1 over the sum of the rounded P, and LSE = row_max + ln row_sum. For a row without
+    /// keys: 0 and -inf.
     #[track_caller]
     pub(crate) fn finish(self) -> (Rows<'k>, Rows<'k>) {
-        let row_sum = self.row_sum.get().over_quad(|x, y| x + y);
-        let inverse = row_sum.map(|sum| sum.eq(0.0).select(0.0, sum.rcp()));
+        let parts = self.row_sum.get();
+        let [row_sum, rounded] =
+            [parts, parts + self.rounding.get()].map(|parts| parts.over_quad(|x, y| x + y));
+        let inverse = row_sum.zip(rounded, |sum, rounded| sum.eq(0.0).select(0.0, rounded.rcp()));
         let lse =
             self.row_max.get().zip(row_sum, |row_max, sum| (row_max + sum.lg2()) * std::f32::consts::LN_2);
         (inverse, lse)
@@ -117,23 +163,4 @@ impl<'k> RowSoftmax<'k> {
 #[track_caller]
 fn shrink<'k>(old: Rows<'k>, new: Rows<'k>) -> Rows<'k> {
     old.zip(new, |old, new| (old - new).ex2())
-}
-
-/// A sum in four parts, so that additions do not wait for each other.
-#[derive(Default)]
-struct Chains<'k>([Option<V<'k, F32>>; 4], usize);
-
-impl<'k> Chains<'k> {
-    #[track_caller]
-    fn add(&mut self, x: V<'k, F32>) {
-        let Chains(parts, next) = self;
-        parts[*next] = Some(parts[*next].map_or(x, |sum| sum + x));
-        *next = (*next + 1) % 4;
-    }
-
-    #[track_caller]
-    fn total(self, b: &'k Builder) -> V<'k, F32> {
-        let parts = self.0.into_iter().flatten();
-        parts.reduce(|x, y| x + y).unwrap_or_else(|| b.copy(0.0))
-    }
 }

@@ -8,6 +8,7 @@ use fa3_types::{RopeStyle, turn};
 
 use super::signs::{Signs, Transform};
 use super::spec::Rotation;
+use crate::kernels::parts::unpack::unpacked;
 
 /// Elements of a chunk.
 const WIDTH: usize = CHUNK as usize;
@@ -149,15 +150,4 @@ pub(super) fn angles<'k>(
         cos.into_iter().zip(sin).map(|(cos, sin)| [cos, sin])
     };
     (0..pairs).step_by(4).flat_map(quad).collect()
-}
-
-/// The two numbers of a word.
-#[track_caller]
-fn unpacked(elem: Elem, word: V<'_, B32>) -> [V<'_, F32>; 2] {
-    if elem == Elem::F16 {
-        let (low, high) = word.halves();
-        return [low, high].map(V::f16_to_f32);
-    }
-    // A bf16 is the upper half of a binary32.
-    [(word << 16).as_f32(), (word & 0xFFFF_0000_u32).as_f32()]
 }

@@ -1,0 +1,82 @@
+//! Scores in stairs: one key has each row to itself, and is far above all that was visited before.
+
+use fa3_sched::forward::{CtaTile, PPlace, Rescale};
+use fa3_sim::{Mode, Policy};
+use fa3_tests::fwd::shapes::{FORMS, TINY};
+use fa3_tests::fwd::{decode, dense, encode, with_tile};
+use fa3_tests::{Case, Values};
+use fa3_types::{Dtype, Problem};
+use ndarray::Axis;
+use rayon::prelude::*;
+
+use super::launch;
+
+const ROWS: usize = 20;
+
+fn problem(dtype: Dtype, keys: usize, scale: f64) -> Problem {
+    let mut spec = dense(dtype, 1, (ROWS, keys), (1, 1), 64);
+    spec.softmax_scale = Some(scale);
+    spec.validate().unwrap()
+}
+
+/// Values of which the first key has all of the weight. It is visited last: scores grow by `step` from key to key
+/// towards it, or in every other block of 16 keys only. Rows differ by a factor.
+fn stairs(values: Values, dtype: Dtype, step: f32, alternates: bool) -> Values {
+    let Values { mut q, mut k, .. } = values.clone();
+    let keys = k.len_of(Axis(1));
+    let exact = |x: f32| decode(dtype, encode(dtype, x));
+    q.fill(0.0);
+    k.fill(0.0);
+    for (row, mut q) in q.axis_iter_mut(Axis(1)).enumerate() {
+        q.index_axis_mut(Axis(2), 0).fill(exact(0.5 + 0.023 * row as f32));
+    }
+    for (key, mut row) in k.axis_iter_mut(Axis(1)).enumerate() {
+        let is_low = alternates && key / 16 % 2 == 1;
+        let height = if is_low { 0.0 } else { step * (keys - key) as f32 };
+        row.index_axis_mut(Axis(2), 0).fill(exact(height));
+    }
+    Values { q, k, ..values }
+}
+
+/// O is the V of the key that has the row to itself, bit by bit, however high the stairs are: the product of its score
+/// and softmax_scale is rounded, so that its P is not 1.
+#[test]
+fn a_key_that_has_a_row_to_itself_gives_its_v() {
+    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
+    let lazy = FORMS.into_iter().filter(|(_, rescale)| *rescale == Rescale::Lazy);
+    let tiles = lazy.flat_map(|(overlap, rescale)| {
+        [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, p_place: PPlace::Smem, ..two }]
+    });
+    let cases: Vec<_> = tiles
+        .flat_map(|tile| [1, 16, 17, 60, 130].map(|keys| (tile, keys)))
+        .flat_map(|case| [100.0, 200.0, 400.0].map(|step| (case, step)))
+        .flat_map(|case| [false, true].map(|alternates| (case, alternates)))
+        .collect();
+    let wrong: usize = cases
+        .into_par_iter()
+        .enumerate()
+        .map(|(seed, (((tile, keys), step), alternates))| {
+            let (mut wrong, scale) = (0, 0.4 + 0.0077 * seed as f64);
+            for dtype in [Dtype::F16, Dtype::Bf16] {
+                let case = Case::normal("stairs", problem(dtype, keys, scale), 4);
+                let values = stairs(case.values(), dtype, step, alternates);
+                let launch = launch(&case.problem, &with_tile(tile)).unwrap();
+                let answer = launch.simulate(&values, Policy::Eager, Mode::Exact).unwrap();
+                let v = values.v.index_axis(Axis(1), 0);
+                wrong += answer
+                    .o
+                    .axis_iter(Axis(1))
+                    .flat_map(|o| {
+                        o.iter()
+                            .zip(&v)
+                            .map(|(o, v)| *o != decode(dtype, encode(dtype, *v)))
+                            .collect::<Vec<_>>()
+                    })
+                    .filter(|differs| *differs)
+                    .count();
+            }
+            wrong
+        })
+        .sum();
+    assert_eq!(wrong, 0, "elements of O that are not those of V");
+}
