@@ -11,6 +11,10 @@ import settings
 import timing
 
 
+# A relative error that rounding to 16 bits never makes.
+WRONG = 1e-2
+
+
 @dataclasses.dataclass
 class Measured:
     """What was measured of a cell, by the name of the implementation."""
@@ -21,6 +25,18 @@ class Measured:
     rmse: dict[str, float]
     # The root mean square of O.
     size: float
+
+    def wrong(self):
+        """The relative errors that are too large, or NaN, by implementation."""
+        errors = {name: rmse / self.size for name, rmse in self.rmse.items()}
+        return {name: error for name, error in errors.items() if not error < WRONG}
+
+    def print_wrong(self):
+        """Prints them. Returns whether there are none."""
+        wrong = self.wrong()
+        for name, error in wrong.items():
+            print(f"WRONG: {name} has a relative error of {error:.3g}", flush=True)
+        return not wrong
 
 
 def measure(functions, kind, cell, dtype, rounds, slice_ms):

@@ -21,9 +21,6 @@ from measure import measure
 
 CELLS = settings.product([64, 128, 256], [512, 1024, 2048, 4096, 8192, 16384], [False, True])
 
-# A relative error that rounding to 16 bits never makes.
-WRONG = 1e-2
-
 
 def parse():
     """What the command line asks for."""
@@ -35,12 +32,6 @@ def parse():
     return parser.parse_args()
 
 
-def wrong(measured):
-    """The relative errors that are too large, by implementation."""
-    errors = {name: rmse / measured.size for name, rmse in measured.rmse.items()}
-    return {name: error for name, error in errors.items() if not error < WRONG}
-
-
 def report(cell, dtype, measured):
     """Prints the line of a cell. Returns the ratio of each other implementation's time to ours."""
     rates = "  ".join(f"{name} {cell.tflops(ms):5.0f}" for name, ms in measured.ms.items())
@@ -50,8 +41,6 @@ def report(cell, dtype, measured):
         best = min(others, key=others.get)
         line += f"  ratio {others[best]:.3f} ({best})"
     print(line, flush=True)
-    for name, error in wrong(measured).items():
-        print(f"WRONG: {name} has a relative error of {error:.3g}", flush=True)
     return others
 
 
@@ -80,7 +69,7 @@ def main():
         for dtype in options.dtype:
             measured = measure(functions, "normal", cell, dtype, options.rounds, options.slice_ms)
             ratios.append((cell, report(cell, dtype, measured)))
-            right = right and not wrong(measured)
+            right = measured.print_wrong() and right
             results.append({**asdict(cell), "dtype": dtype, **asdict(measured)})
     summarise(ratios)
     settings.write_json(options.json, results)

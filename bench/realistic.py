@@ -5,9 +5,10 @@
 The lazy softmax's cost depends on its data, FlashAttention-3's hardly does. bench/distributions.py says what
 the kinds of data are; `real` is the activations of a real model. A line has FlashAttention-3's time divided
 by ours, the root mean square error of our O against float64 on some rows, and that error divided by
-FlashAttention-3's. Without --fa3 it has our TFLOP/s and our error.
+FlashAttention-3's. Without --fa3 it has our TFLOP/s and our error. The exit code is 1 if a result is wrong.
 """
 
+import sys
 from dataclasses import asdict
 
 import distributions
@@ -58,23 +59,25 @@ def summarise(ratios):
 
 
 def main():
-    """Measures all cells."""
+    """Measures all cells. Returns the exit code."""
     options = parse()
     settings.print_machine()
     functions = implementations.implementations(options.fa3)
-    results, ratios = [], {}
+    results, ratios, right = [], {}, True
     for kind in options.kind:
         for cell in settings.chosen(options, CELLS):
             for dtype in options.dtype:
                 measured = measure(functions, kind, cell, dtype, options.rounds, options.slice_ms)
                 ratio = report(kind, cell, dtype, measured)
+                right = measured.print_wrong() and right
                 if ratio is not None:
                     ratios.setdefault(kind, []).append((ratio, f"{cell}  {dtype}"))
                 results.append({"kind": kind, **asdict(cell), "dtype": dtype, **asdict(measured)})
     if ratios:
         summarise(ratios)
     settings.write_json(options.json, results)
+    return 0 if right else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

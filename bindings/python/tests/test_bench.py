@@ -130,3 +130,10 @@ def test_cells_are_the_ones_that_options_name():
     assert [cell.tflops(1) for cell in cells] == pytest.approx(rates)
     with pytest.raises(argparse.ArgumentTypeError, match="no whole number of heads with head_dim 96"):
         settings._head_dim("96")
+
+
+@pytest.mark.parametrize("error", [math.nan, math.inf, 0.1])
+def test_a_wrong_result_is_named(error, capsys):
+    measured = measure.Measured({"ours": 1.0, "fa3": 1.0}, {"ours": error, "fa3": 0.003}, 1.0)
+    assert list(measured.wrong()) == ["ours"] and not measured.print_wrong()
+    assert capsys.readouterr().out.startswith("WRONG: ours has")

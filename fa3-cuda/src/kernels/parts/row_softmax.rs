@@ -89,9 +89,10 @@ impl<'k> RowSoftmax<'k> {
         let sum = b.rows_var("sum", 0.0);
         sum.set(parts);
         let row_sum = self.row_sum.get();
-        let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max((-self.headroom).exp2())));
+        let (least, most) = ((-self.headroom).exp2(), place.most());
+        let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max(least).min(most)));
         b.if_uniform(outweighs.any().vote_any(), || {
-            let excess = parts.map(|part| part - place.most());
+            let excess = parts.map(|part| part - most);
             b.if_uniform(excess.gt(0.0).any().vote_any(), || {
                 let maximum = self.maximum(s); // A1:18
                 let too_large = excess.over_quad(|x, y| x.max(y)).gt(0.0);

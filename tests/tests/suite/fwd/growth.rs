@@ -25,8 +25,8 @@ fn tiles() -> Vec<CtaTile> {
         .collect()
 }
 
-fn problem(dtype: Dtype, mask: Mask) -> Problem {
-    let mut spec = dense(dtype, 1, (70, KEYS), (2, 1), 64).mask(mask);
+fn problem(dtype: Dtype, keys: usize, mask: Mask) -> Problem {
+    let mut spec = dense(dtype, 1, (70, keys), (2, 1), 64).mask(mask);
     spec.softmax_scale = Some(1.0);
     spec.validate().unwrap()
 }
@@ -35,10 +35,11 @@ fn problem(dtype: Dtype, mask: Mask) -> Problem {
 /// start. Blocks are visited from the end.
 fn growing(values: Values, growth: f32) -> Values {
     let Values { mut q, mut k, .. } = values.clone();
+    let keys = k.len_of(Axis(1));
     q.mapv_inplace(|x| f16::from_f32(x / 4.0).to_f32());
     q.index_axis_mut(Axis(3), 0).fill(1.0);
     for (key, mut row) in k.axis_iter_mut(Axis(1)).enumerate() {
-        row.index_axis_mut(Axis(2), 0).fill(growth * (KEYS - key) as f32);
+        row.index_axis_mut(Axis(2), 0).fill(growth * (keys - key) as f32);
     }
     Values { q, k, ..values }
 }
@@ -57,7 +58,7 @@ fn growing_scores_are_as_in_the_oracle() {
         .collect();
     cases.into_par_iter().for_each(|((tile, mask), growth)| {
         for dtype in [Dtype::F16, Dtype::Bf16] {
-            let case = Case::normal("growing", problem(dtype, mask), 4);
+            let case = Case::normal("growing", problem(dtype, KEYS, mask), 4);
             let values = growing(case.values(), growth);
             let launch = launch(&case.problem, &with_tile(tile)).unwrap();
             let answer = launch.simulate(&values, Policy::Random(3), Mode::Exact).unwrap();
@@ -67,11 +68,26 @@ fn growing_scores_are_as_in_the_oracle() {
     });
 }
 
+/// Scores that grow slowly, for many blocks: no block outweighs those before it, and together they leave f16.
+#[test]
+fn slow_growth_does_not_overflow() {
+    let cases: Vec<_> =
+        tiles().into_iter().flat_map(|tile| [16.0, 32.0, 64.0].map(|keys| (tile, keys))).collect();
+    cases.into_par_iter().for_each(|(tile, keys_of_a_unit)| {
+        let case = Case::normal("slow growth", problem(Dtype::F16, 700, Mask::None), 4);
+        let values = growing(case.values(), 1.0 / keys_of_a_unit);
+        let launch = launch(&case.problem, &with_tile(tile)).unwrap();
+        let answer = launch.simulate(&values, Policy::Eager, Mode::Exact).unwrap();
+        let verdict = judged(&case, &values, &answer);
+        assert!(verdict.is_ok(), "1 in {keys_of_a_unit} keys: {verdict:?}\n{}", launch.plan);
+    });
+}
+
 /// Rows whose scores do not grow are the same bit by bit, whatever the rows beside them do.
 #[test]
 fn rows_do_not_depend_on_their_neighbours() {
     tiles().into_par_iter().for_each(|tile| {
-        let case = Case::normal("neighbours", problem(Dtype::Bf16, Mask::None), 4);
+        let case = Case::normal("neighbours", problem(Dtype::Bf16, KEYS, Mask::None), 4);
         let launch = launch(&case.problem, &with_tile(tile)).unwrap();
         let all = growing(case.values(), 1.0 / 64.0);
         let mut some = all.clone();
