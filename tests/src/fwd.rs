@@ -5,6 +5,7 @@
 //! ```
 
 mod layout;
+mod scores;
 pub mod shapes;
 mod trials;
 

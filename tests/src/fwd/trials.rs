@@ -2,12 +2,13 @@
 
 use fa3_sched::forward::{CtaTile, Loads, PPlace, PlanOptions, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
-use fa3_types::{Dtype, Mask};
+use fa3_types::{Dtype, Mask, ProblemSpec};
 
+use super::scores::Scores;
 use super::shapes::{FORMS, dealt, others};
 use super::{Launch, Layout, dense, device, initial, judged, results, with_tile};
 use crate::family::{Bits, Trial};
-use crate::{Case, Dist, Poison, covering};
+use crate::{Case, Dist, Poison, Values, covering};
 
 /// (consumer warpgroups, whether they take turns).
 const CONSUMERS: [(u32, bool); 5] = [(1, false), (2, false), (2, true), (3, false), (3, true)];
@@ -78,7 +79,7 @@ const LEVELS: [usize; 17] = [
     PADDING.len(),
 ];
 
-/// The covering array of features, and every tile of the table.
+/// The covering array of features, every tile of the table, and scores of every kind.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let mut trials: Vec<Trial> =
         covering(&LEVELS, FEATURES).iter().map(|row| of_features(row, seed)).collect();
@@ -89,6 +90,13 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         }
     }
     trials.extend(tiles.into_iter().map(|shape| of_table(shape, seed)));
+    for (index, scores) in Scores::ALL.into_iter().enumerate() {
+        let settings = [64, 128, 256].into_iter().flat_map(|head_dim| DTYPES.map(|dtype| (head_dim, dtype)));
+        trials.extend(settings.enumerate().map(|(setting, (head_dim, dtype))| {
+            let mask = if (index + setting) % 2 == 0 { Mask::None } else { Mask::Causal };
+            of_scores(scores, dense(dtype, 1, (130, 1500), (1, 1), head_dim).mask(mask), seed)
+        }));
+    }
     trials
 }
 
@@ -153,6 +161,14 @@ fn of_table(shape: CtaTile, seed: u64) -> Trial {
     trial(Case::normal("a tile of the table", problem, seed), &with_tile(shape))
 }
 
+/// Many blocks of keys whose scores are like this, in the table's tile.
+fn of_scores(scores: Scores, spec: ProblemSpec, seed: u64) -> Trial {
+    let problem = spec.validate().expect("the lengths and dimensions are valid");
+    let case = Case::normal(&format!("{scores:?}"), problem, seed);
+    let values = scores.values(case.values(), &case.problem);
+    trial_on(case, values, &PlanOptions::default())
+}
+
 /// Tiles of every kind with several blocks and tiles of rows.
 pub(super) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
@@ -169,9 +185,14 @@ pub(super) fn small() -> Vec<Trial> {
 
 /// The case on a device of three SMs.
 fn trial(case: Case, options: &PlanOptions) -> Trial {
+    let values = case.values();
+    trial_on(case, values, options)
+}
+
+/// The same with other values than the case's own.
+fn trial_on(case: Case, values: Values, options: &PlanOptions) -> Trial {
     let launch = Launch::new(&case.problem, &device(3), options);
     let Launch { plan, program } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));
-    let values = case.values();
     Trial {
         name: format!("{plan}, {}", case.name),
         before: initial(&case.problem, &program, &values),
