@@ -28,7 +28,8 @@
 //! - V-16: what all roles have after their last setmaxnreg fits the CTA's registers at entry.
 //!
 //! Declarations:
-//! - V-17: a CTA has 32 to 1024 threads in whole warps; a cluster has 1 to 16 CTAs.
+//! - V-17: a CTA has 32 to 1024 threads in whole warps; a cluster has 1 to 16 CTAs; an SM has 1 to 32 CTAs and at
+//!   most 2048 threads.
 //! - V-18: named barriers have different numbers from 1 to 15 and whole warps, no more than the CTA has.
 //! - V-19: regions are aligned to a power of two up to 1024, and share bytes only where one is
 //!   declared to overlay the other.

@@ -20,12 +20,15 @@ pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
 }
 
 fn launch(kernel: &Kernel, faults: &mut Vec<Fault>) {
-    let crate::Launch { threads, cluster, per_sm: _ } = kernel.launch;
+    let crate::Launch { threads, cluster, per_sm } = kernel.launch;
     if !threads.is_multiple_of(32) || !(32..=1024).contains(&threads) {
         faults.push(Fault::Threads { threads });
     }
     if !(1..=16).contains(&cluster) {
         faults.push(Fault::Cluster { cluster });
+    }
+    if !(1..=32).contains(&per_sm) || threads.saturating_mul(per_sm) > 2048 {
+        faults.push(Fault::PerSm { per_sm, threads });
     }
 }
 

@@ -81,6 +81,8 @@ pub enum Fault {
     Threads { threads: u32 },
     #[error("a cluster of {cluster} ctas is not 1 to 16")]
     Cluster { cluster: u32 },
+    #[error("{per_sm} ctas of {threads} threads on an sm are not 1 to 32, or more than 2048 threads")]
+    PerSm { per_sm: u32, threads: u32 },
     #[error("barrier {name} has number {id}, not 1 to 15 or taken")]
     BarrierId { name: String, id: u32 },
     #[error("barrier {name} has {threads} threads, not whole warps up to the {limit} of the cta")]
@@ -141,7 +143,7 @@ impl Fault {
             Fault::Warpgroup { .. } => "V-14",
             Fault::SetMaxRegisters { .. } | Fault::SetMaxRegistersNested => "V-15",
             Fault::RegisterPool { .. } => "V-16",
-            Fault::Threads { .. } | Fault::Cluster { .. } => "V-17",
+            Fault::Threads { .. } | Fault::Cluster { .. } | Fault::PerSm { .. } => "V-17",
             Fault::BarrierId { .. } | Fault::BarrierThreads { .. } => "V-18",
             Fault::RegionAlign { .. } | Fault::RegionOverlap { .. } => "V-19",
             Fault::SmemTotal { .. } => "V-20",

@@ -367,6 +367,10 @@ fn v17_launches() {
     assert_eq!(faults_of(100, |_| (), |_| ()), [Fault::Threads { threads: 100 }]);
     assert_eq!(faults_of(1056, |_| (), |_| ()), [Fault::Threads { threads: 1056 }]);
     assert_eq!(faults_of(32, |_| (), |k| k.launch.cluster = 17), [Fault::Cluster { cluster: 17 }]);
+    for (threads, per_sm) in [(32, 0), (32, 33), (1024, 3)] {
+        let faults = faults_of(threads, |_| (), |k| k.launch.per_sm = per_sm);
+        assert_eq!(faults, [Fault::PerSm { per_sm, threads }]);
+    }
 }
 
 #[test]
