@@ -59,8 +59,8 @@ impl Tile {
         (THREADS / self.threads()).clamp(1, 4)
     }
 
-    /// Registers of a thread in which cosines and sines stay from one head to the next; half of them are for
-    /// everything but these and a row's elements.
+    /// Registers of a thread in which cosines and sines may stay from one head to the next: these and the elements have
+    /// half of its registers.
     pub fn registers_for_angles(&self) -> u32 {
         (REGISTERS / THREADS / 2).saturating_sub(CHUNK * self.chunks())
     }
@@ -173,7 +173,7 @@ impl fmt::Display for Plan {
         writeln!(f, "problem    {}", self.problem)?;
         writeln!(f, "tile       {rows} rows of {head_dim}, {lanes} threads a row, {stages} stages")?;
         write!(f, "tiles      {} in runs of {}, ", self.tiles, self.run)?;
-        write!(f, "{} CTAs with {} threads that compute", self.grid(), self.tile.threads())
+        write!(f, "{} CTAs of {} threads", self.grid(), self.tile.threads())
     }
 }
 
