@@ -18,8 +18,7 @@ fn main() -> Result<(), HostError> {
     println!("on {device}: {} registers, compiled in {:.1?}", function.registers(), function.compile_time());
 
     let numbers: Vec<f32> = (0..1024_u16).map(f32::from).collect();
-    let mut x = device.alloc(size_of_val(&numbers[..]))?;
-    x.upload(&stream, &numbers)?;
+    let x = device.upload(&stream, &numbers)?;
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     // SAFETY: 8 CTAs of 128 threads touch an element of x each, and x lives until it is downloaded.
     unsafe { function.launch(&stream, [8, 1, 1], &[ArgValue::Pointer(x.address())]) }?;

@@ -22,8 +22,7 @@
 //!     let forward = Forward::new(&device, &problem)?;
 //!
 //!     let (stream, ones) = (device.stream()?, vec![bf16::ONE; 1000 * 4 * 128]);
-//!     let mut x = device.alloc(size_of_val(&ones[..]))?;
-//!     x.upload(&stream, &ones)?;
+//!     let x = device.upload(&stream, &ones)?;
 //!     let (mut o, mut lse) = (device.alloc(x.bytes())?, device.alloc(4 * 4 * 1000)?);
 //!     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 //!     for _ in 0..10 {
@@ -137,8 +136,5 @@ fn upload<T: Pod, D: Dimension>(
     x: ArrayView<'_, T, D>,
 ) -> Result<DeviceBuffer, HostError> {
     let x = x.as_standard_layout();
-    let elements = x.as_slice().expect("the standard layout has no gaps");
-    let mut buffer = device.alloc(size_of_val(elements))?;
-    buffer.upload(stream, elements)?;
-    Ok(buffer)
+    device.upload(stream, x.as_slice().expect("the standard layout has no gaps"))
 }

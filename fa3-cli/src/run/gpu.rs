@@ -76,8 +76,5 @@ pub(crate) fn upload<T: Scalar, D: Dimension>(
     stream: &Stream,
     x: ArrayView<'_, T, D>,
 ) -> Result<DeviceBuffer, HostError> {
-    let elements = x.as_slice().expect("a file's tensors and tables have no gaps");
-    let mut buffer = device.alloc(size_of_val(elements))?;
-    buffer.upload(stream, elements)?;
-    Ok(buffer)
+    device.upload(stream, x.as_slice().expect("a file's tensors and tables have no gaps"))
 }

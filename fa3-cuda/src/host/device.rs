@@ -5,6 +5,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
 use fa3_ir::Ptx;
 use fa3_sched::DeviceLimits;
@@ -135,6 +136,16 @@ impl Device {
     /// [`HostError::OutOfMemory`].
     pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer, HostError> {
         DeviceBuffer::new(self, bytes)
+    }
+
+    /// Device memory that holds `data`, once this returns.
+    ///
+    /// # Errors
+    /// [`HostError::OutOfMemory`], [`HostError::OtherDevice`] if the stream is of another device, or the driver's.
+    pub fn upload<T: Pod>(&self, stream: &Stream, data: &[T]) -> Result<DeviceBuffer, HostError> {
+        let mut buffer = self.alloc(size_of_val(data))?;
+        buffer.upload(stream, data)?;
+        Ok(buffer)
     }
 
     /// A new stream, which does not wait for the default stream.

@@ -77,10 +77,10 @@ impl<'k> Quantize<'k> {
         let rotation = self.spec.rotation.zip(params.rotation.as_ref());
         let angles = rotation.map(|(rotation, tables)| {
             let keeps = rotation.rotary_dim / lane.1 <= tile.registers_for_angles();
-            (rotation, Angles::new(b, rotation, tables, params.seqlen, lane, keeps))
+            Angles::new(b, rotation, tables, params.seqlen, lane, keeps)
         });
         let rows = |place: &Place<'k>| place.block.mad(tile.rows, row);
-        if let Some((_, angles)) = &angles {
+        if let Some(angles) = &angles {
             let first = self.place(b.cta_x() * params.run);
             angles.go_to(first.batch, rows(&first));
         }
@@ -93,15 +93,15 @@ impl<'k> Quantize<'k> {
             let next = self.after(index);
             current.set(next);
             let place = self.place(index);
-            let turns = angles.as_ref().map(|(rotation, angles)| (rotation, angles.get()));
+            let turns = self.spec.rotation.zip(angles.as_ref().map(Angles::get));
             let slot = ring.wait();
             let mut part = Row::load(b, slot.tile(), row, lane, tile.chunks(), turns);
             slot.release_loaded();
-            let has_position = angles.as_ref().and_then(|(_, angles)| angles.has_position());
+            let has_position = angles.as_ref().and_then(Angles::has_position);
             if let Some(signs) = &self.signs {
                 part.transform(signs);
             }
-            if let Some((_, angles)) = &angles {
+            if let Some(angles) = &angles {
                 // Heads of the same rows have the same positions.
                 let next = self.place(next.min(params.tiles - 1));
                 let elsewhere = next.block.ne(place.block) | next.batch.ne(place.batch);

@@ -68,7 +68,7 @@ fn vector_add(device: &Device) -> Fallible<String> {
     let x: Vec<f32> = (0..n).map(|i| i as f32 * 0.5).collect();
     let y: Vec<f32> = (0..n).map(|i| 3.0 - i as f32).collect();
     let (add, z) = (compiled(device, &vector_add::kernel())?, floats(device, n as usize)?);
-    let (x_device, y_device) = (uploaded(device, &stream, &x)?, uploaded(device, &stream, &y)?);
+    let (x_device, y_device) = (device.upload(&stream, &x)?, device.upload(&stream, &y)?);
     let args = [pointer(&x_device), pointer(&y_device), pointer(&z), ArgValue::U32(n)];
     launch(&add, &stream, [n.div_ceil(256), 1, 1], &args)?;
     let sums = z.download::<f32>(&stream)?;
@@ -81,7 +81,7 @@ fn row_softmax(device: &Device) -> Fallible<String> {
     let (stream, rows, n) = (device.default_stream(), 64_usize, 1000_usize);
     let x: Vec<f32> = (0..rows * n).map(|i| ((i * 7919) % 2003) as f32 * 0.01 - 10.0).collect();
     let (softmax, y) = (compiled(device, &row_softmax::kernel())?, floats(device, rows * n)?);
-    let x_device = uploaded(device, &stream, &x)?;
+    let x_device = device.upload(&stream, &x)?;
     let args = [pointer(&x_device), pointer(&y), ArgValue::U32(rows as u32), ArgValue::U32(n as u32)];
     launch(&softmax, &stream, [rows as u32 / 4, 1, 1], &args)?;
     let given = y.download::<f32>(&stream)?;
@@ -120,7 +120,7 @@ fn product(device: &Device, n: u32, rows: u32) -> Result<(Function, usize), Host
     let integers = |count: u32, step: u32| (0..count).map(move |i| ((i * step + 5) % 17) as f32 - 8.0);
     let (a, b) = (integers(64 * 64, 13).collect::<Vec<_>>(), integers(rows * 64, 11).collect::<Vec<_>>());
     let bits = |values: &[f32]| values.iter().map(|x| bf16::from_f32(*x).to_bits()).collect::<Vec<u16>>();
-    let (a_device, b_device) = (uploaded(device, &stream, &bits(&a))?, uploaded(device, &stream, &bits(&b))?);
+    let (a_device, b_device) = (device.upload(&stream, &bits(&a))?, device.upload(&stream, &bits(&b))?);
     let view = |buffer: &DeviceBuffer, rows: u32| {
         ArgValue::Tensor(TensorView::contiguous(buffer.address(), &[64, rows.into()], Elem::Bf16))
     };
@@ -138,7 +138,7 @@ fn product(device: &Device, n: u32, rows: u32) -> Result<(Function, usize), Host
 fn two_roles(device: &Device) -> Fallible<String> {
     let stream = device.stream()?;
     let x: Vec<f32> = (0..512).map(|i| (i * i) as f32).collect();
-    let (roles, buffer) = (compiled(device, &kernels::two_roles())?, uploaded(device, &stream, &x)?);
+    let (roles, buffer) = (compiled(device, &kernels::two_roles())?, device.upload(&stream, &x)?);
     launch(&roles, &stream, [1, 1, 1], &[pointer(&buffer)])?;
     let given = buffer.download::<f32>(&stream)?;
     let right = (0..256).all(|i| given[i] == x[2 * i] + x[2 * i + 1]) && given[256..] == x[256..];
@@ -250,7 +250,7 @@ fn other_threads(device: &Device) -> Fallible<String> {
     let device = device.clone();
     std::thread::spawn(move || -> Result<(), HostError> {
         let (stream, add) = (device.stream()?, compiled(&device, &vector_add::kernel())?);
-        let (one, sum) = (uploaded(&device, &stream, &[1.0_f32; 256])?, floats(&device, 256)?);
+        let (one, sum) = (device.upload(&stream, &[1.0_f32; 256])?, floats(&device, 256)?);
         drop(device);
         launch(&add, &stream, [1, 1, 1], &[pointer(&one), pointer(&one), pointer(&sum), ArgValue::U32(256)])?;
         assert_eq!(sum.download::<f32>(&stream)?, [2.0; 256]);
@@ -274,14 +274,4 @@ fn pointer(buffer: &DeviceBuffer) -> ArgValue {
 
 fn floats(device: &Device, count: usize) -> Result<DeviceBuffer, HostError> {
     device.alloc(4 * count)
-}
-
-fn uploaded<T: bytemuck::Pod>(
-    device: &Device,
-    stream: &Stream,
-    data: &[T],
-) -> Result<DeviceBuffer, HostError> {
-    let mut buffer = device.alloc(size_of_val(data))?;
-    buffer.upload(stream, data)?;
-    Ok(buffer)
 }

@@ -59,9 +59,7 @@ impl Case {
                 bf16::from_f32((state >> 8) as f32 / (1 << 23) as f32 - 1.0).to_bits()
             };
             let bits: Vec<u16> = (0..bytes / 2).map(|_| next()).collect();
-            let mut buffer = device.alloc(bytes as usize)?;
-            buffer.upload(&stream, &bits)?;
-            Ok(buffer)
+            device.upload(&stream, &bits)
         };
         let [q, k, v] = [problem.q(), problem.k(), problem.v()].map(|x| noise(x.extent_bytes().0));
         let (q, k, v) = (q?, k?, v?);

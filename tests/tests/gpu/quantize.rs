@@ -120,19 +120,14 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
     let bits: Vec<u16> =
         (0..elements as u32).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 16) as u16 & 0x83FF | 0x3C00).collect();
     let table: Vec<f32> = (0..shape.seqlen * rotary_dim / 2).map(|i| (i as f32).sin()).collect();
-    let upload = |bytes: usize, fill: &dyn Fn(&mut DeviceBuffer) -> Result<(), HostError>| {
-        let mut buffer = device.alloc(bytes)?;
-        fill(&mut buffer).map(|()| buffer)
-    };
     let scales = problem.scales_shape().map_or(0, |shape| 4 * shape.iter().product::<usize>());
     let tables = if parts.rotates { 2 * 4 * table.len() } else { 0 };
     let sets = (COLD / (3 * elements)).clamp(2, 16);
     let mut buffers = (0..sets)
         .map(|_| {
-            let x = upload(2 * elements, &|buffer| buffer.upload(&stream, &bits))?;
-            let tables = [0, 1].map(|_| upload(4 * table.len(), &|buffer| buffer.upload(&stream, &table)));
-            let [cos, sin] = tables;
-            Ok((x, [cos?, sin?], device.alloc(elements)?, device.alloc(scales.max(4))?))
+            let (cos, sin) = (device.upload(&stream, &table)?, device.upload(&stream, &table)?);
+            let x = device.upload(&stream, &bits)?;
+            Ok((x, [cos, sin], device.alloc(elements)?, device.alloc(scales.max(4))?))
         })
         .collect::<Result<Vec<_>, HostError>>()?;
     let ours = time(&stream, sets, |index| {

@@ -30,7 +30,7 @@ impl<'k> Row<'k> {
         row: V<'k, B32>,
         (lane, lanes): (V<'k, B32>, u32),
         chunks: u32,
-        rotation: Option<(&Rotation, Vec<[V<'k, F32>; 2]>)>,
+        rotation: Option<(Rotation, Vec<[V<'k, F32>; 2]>)>,
     ) -> Row<'k> {
         let shape = tile.shape();
         // Chunks at the same place of different panels are as far apart as these.

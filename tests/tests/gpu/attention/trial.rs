@@ -57,13 +57,7 @@ impl Bench {
     pub(super) fn new(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Bench> {
         let forward = Forward::with(device, &trial.problem, &trial.options)?;
         let stream = device.stream()?;
-        let upload = |x: &Tensor| -> Fallible<DeviceBuffer> {
-            let mut buffer = device.alloc(2 * x.bits.len())?;
-            if !x.bits.is_empty() {
-                buffer.upload(&stream, &x.bits)?;
-            }
-            Ok(buffer)
-        };
+        let upload = |x: &Tensor| device.upload(&stream, &x.bits);
         let inputs = [upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?];
         let o = device.alloc(trial.problem.o().extent_bytes().0 as usize)?;
         let lse = device.alloc(4 * trial.problem.lse_shape().iter().product::<usize>())?;

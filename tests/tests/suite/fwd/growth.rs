@@ -15,7 +15,7 @@ use super::launch;
 const KEYS: usize = 100;
 
 /// All forms, P in either place: seven blocks of 16 keys, or three of 48.
-fn tiles() -> Vec<CtaTile> {
+pub(super) fn tiles() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
     FORMS
         .into_iter()
