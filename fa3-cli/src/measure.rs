@@ -17,7 +17,7 @@ use rayon::prelude::*;
 
 use crate::data::Data;
 use outcome::Timing;
-use truth::{Truth, Wrong};
+use truth::{NoTruth, Truth, Wrong};
 
 pub(crate) use meter::Meter;
 pub(crate) use outcome::{Machine, Outcome, Pace};
@@ -60,6 +60,8 @@ enum Refusal {
     #[error(transparent)]
     Wrong(#[from] Wrong),
     #[error(transparent)]
+    Unmeasured(#[from] NoTruth),
+    #[error(transparent)]
     Failed(#[from] ForwardError),
     #[error("nvml: {0}")]
     Meter(#[from] NvmlError),
@@ -101,7 +103,7 @@ pub(crate) fn steps(lanes: usize, pace: Pace) -> usize {
 }
 
 impl Stand {
-    fn new(device: &Device, problem: &Problem, data: Data) -> Result<Stand, ForwardError> {
+    fn new(device: &Device, problem: &Problem, data: Data) -> Result<Stand, Refusal> {
         let stream = device.stream()?;
         // The GPU says first what is too large, before as much is drawn here.
         let alloc = |x: &TensorDesc| device.alloc(x.extent_bytes().0 as usize);
@@ -214,7 +216,9 @@ impl From<Refusal> for Outcome {
     fn from(refusal: Refusal) -> Outcome {
         match refusal {
             Refusal::Wrong(why) => Outcome::Wrong(why.to_string()),
-            refusal @ (Refusal::Failed(_) | Refusal::Meter(_)) => Outcome::Failed(refusal.to_string()),
+            refusal @ (Refusal::Unmeasured(_) | Refusal::Failed(_) | Refusal::Meter(_)) => {
+                Outcome::Failed(refusal.to_string())
+            }
         }
     }
 }

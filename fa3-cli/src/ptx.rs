@@ -104,7 +104,7 @@ fn describe(program: &Program<Kernel>, step: &Step<Kernel>, ptx: &Ptx) -> Value 
 
 fn array(Buffer { name, elem, shape, role }: &Buffer) -> Value {
     let used = match role {
-        BufferRole::Input => "input",
+        BufferRole::Input | BufferRole::OptionalInput => "input",
         BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch => "output",
         BufferRole::InOut | BufferRole::Ticket => "sum",
     };

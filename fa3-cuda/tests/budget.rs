@@ -2,7 +2,7 @@
 
 use fa3_cuda::kernels::fwd::{self, FwdSpec};
 use fa3_ir::Elem;
-use fa3_sched::forward::{Loads, PPlace, SMEM_RESERVE, TileRow};
+use fa3_sched::forward::{Loads, PPlace, Precision, SMEM_RESERVE, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::Mask;
 
@@ -20,9 +20,18 @@ fn shared_memory_is_what_the_kernels_declare() {
                     }
                     let mut tile = *tile;
                     (tile.p_place, tile.loads) = (p_place, loads);
+                    let elem = match tile.precision {
+                        Precision::Half => Elem::Bf16,
+                        // Its tiles have one form.
+                        Precision::Fp8 if (p_place, loads) != (PPlace::Registers, Loads::Producer) => {
+                            continue;
+                        }
+                        Precision::Fp8 => Elem::E4m3,
+                    };
                     let order = Order::LongestFirst { section: 1, longest: Longest::Last };
                     let spec = FwdSpec {
-                        elem: Elem::Bf16,
+                        elem,
+                        output: Elem::Bf16,
                         tile,
                         head_dim_v: tile.head_dim_v,
                         mask: Mask::Causal,

@@ -53,6 +53,8 @@ pub struct Buffer {
 pub enum BufferRole {
     /// Reads it.
     Input,
+    /// The same, or nothing if its address is 0.
+    OptionalInput,
     /// Writes every element once.
     Output,
     /// The same, or nothing if its address is 0.

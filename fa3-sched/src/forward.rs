@@ -19,7 +19,7 @@ pub use budget::{
     Accumulators, LOADING_RESERVE, REGISTER_POOL, REGISTER_RESERVE, Registers, SMEM_RESERVE, Smem,
 };
 pub use compare::{OrderComparison, OrderTable};
-pub use cta_tile::{CtaTile, Loads, Overlap, PPlace, Rescale};
+pub use cta_tile::{CtaTile, Loads, Overlap, PPlace, Precision, Rescale};
 pub use error::{PlanError, TileError};
 pub use options::PlanOptions;
 pub use plan::{Cost, Plan, Work};

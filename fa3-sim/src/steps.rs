@@ -115,10 +115,12 @@ impl<'p> ProgramSimulation<'p> {
 fn allocate(memory: &mut Memory, buffer: &fa3_ir::Buffer, bytes: &[u8]) -> Result<Buffer, SimError> {
     let (name, expected) = (buffer.name, buffer.bytes());
     match buffer.role {
-        BufferRole::Input | BufferRole::InOut if bytes.len() != expected => {
+        BufferRole::Input | BufferRole::OptionalInput | BufferRole::InOut if bytes.len() != expected => {
             Err(SimError::Initial { buffer: name, given: bytes.len(), expected })
         }
-        BufferRole::Input | BufferRole::InOut => Ok(memory.alloc_from(name, bytes)),
+        BufferRole::Input | BufferRole::OptionalInput | BufferRole::InOut => {
+            Ok(memory.alloc_from(name, bytes))
+        }
         BufferRole::Ticket => Ok(memory.alloc_from(name, &vec![0; expected])),
         BufferRole::Scratch | BufferRole::Output | BufferRole::OptionalOutput => {
             Ok(memory.alloc(name, expected))

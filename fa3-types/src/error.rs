@@ -19,6 +19,12 @@ pub enum TensorName {
     O,
     /// Log-sum-exp.
     Lse,
+    /// The scales of e4m3 queries.
+    QDescale,
+    /// The scales of e4m3 keys.
+    KDescale,
+    /// The scales of e4m3 values.
+    VDescale,
     /// What is quantized.
     X,
     /// Its e4m3 codes.
@@ -54,6 +60,9 @@ impl fmt::Display for TensorName {
             TensorName::V => "v",
             TensorName::O => "o",
             TensorName::Lse => "lse",
+            TensorName::QDescale => "q_descale",
+            TensorName::KDescale => "k_descale",
+            TensorName::VDescale => "v_descale",
             TensorName::X => "x",
             TensorName::Codes => "codes",
             TensorName::Scales => "scales",
@@ -91,6 +100,8 @@ pub enum ProblemError {
     DtypeMismatch { tensor: TensorName, given: Dtype, expected: Dtype },
     #[error("o cannot be {given} when q is {input}")]
     OutputDtype { given: Dtype, input: Dtype },
+    #[error("{tensor} is for e4m3, not for {dtype}")]
+    Descale { tensor: TensorName, dtype: Dtype },
     #[error("heads_q {heads_q} is not a multiple of heads_kv {heads_kv}")]
     HeadsNotDivisible { heads_q: usize, heads_kv: usize },
     #[error("{tensor} has head_dim {given}, not a multiple of {multiple} as {dtype} needs (16-byte rows)")]

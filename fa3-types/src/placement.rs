@@ -1,6 +1,6 @@
 //! Where the tensors of a problem lie in memory.
 
-use crate::{Problem, ProblemError, TensorName};
+use crate::{Dtype, Problem, ProblemError, TensorName};
 
 /// A byte address, of the device or of the host. Plain data: nothing here dereferences it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,18 +23,27 @@ pub struct Addresses {
     pub o: Address,
     /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous. `None`: LSE is not written.
     pub lse: Option<Address>,
+    /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shape`], contiguous: x = descale · code. `None`: all are 1.
+    pub descales: [Option<Address>; 3],
 }
 
 impl Addresses {
     /// The addresses of the tensors that every call has, without LSE.
     pub fn new(q: Address, k: Address, v: Address, o: Address) -> Addresses {
-        Addresses { q, k, v, o, lse: None }
+        Addresses { q, k, v, o, lse: None, descales: [None; 3] }
     }
 
     /// Sets where LSE goes.
     #[must_use]
     pub fn lse(mut self, lse: Address) -> Addresses {
         self.lse = Some(lse);
+        self
+    }
+
+    /// Sets where the scales of Q, K and V are.
+    #[must_use]
+    pub fn descales(mut self, descales: [Option<Address>; 3]) -> Addresses {
+        self.descales = descales;
         self
     }
 }
@@ -50,7 +59,7 @@ impl Placement {
     ///
     /// # Errors
     /// [`ProblemError::NullAddress`], [`ProblemError::Misaligned`], [`ProblemError::AddressOverflow`] or
-    /// [`ProblemError::Overlap`].
+    /// [`ProblemError::Overlap`]; [`ProblemError::Descale`] if there are scales of tensors that are not e4m3.
     pub fn new(problem: &Problem, at: Addresses) -> Result<Placement, ProblemError> {
         let lse_bytes = problem.lse_shape().iter().map(|&n| n as u64).product::<u64>() * 4;
         let q = Interval::new(TensorName::Q, at.q, problem.q().extent_bytes().0)?;
@@ -61,7 +70,27 @@ impl Placement {
             Some(lse) => Interval::new(TensorName::Lse, lse, lse_bytes)?,
             None => Interval::new(TensorName::Lse, Address(0), 0)?,
         };
-        Interval::check_outputs(&[q, k, v, o, lse], &[TensorName::O, TensorName::Lse])?;
+        let descale_bytes = problem.descale_shape().iter().map(|&n| n as u64).product::<u64>() * 4;
+        let descale = |tensor, address: Option<Address>| match address {
+            // Numbers are read one by one.
+            Some(address) if problem.dtype() == Dtype::E4m3 => {
+                Interval::aligned(tensor, address, descale_bytes, 4)
+            }
+            Some(_) => Err(ProblemError::Descale { tensor, dtype: problem.dtype() }),
+            None => Interval::new(tensor, Address(0), 0),
+        };
+        let [q_descale, k_descale, v_descale] = at.descales;
+        let all = [
+            q,
+            k,
+            v,
+            o,
+            lse,
+            descale(TensorName::QDescale, q_descale)?,
+            descale(TensorName::KDescale, k_descale)?,
+            descale(TensorName::VDescale, v_descale)?,
+        ];
+        Interval::check_outputs(&all, &[TensorName::O, TensorName::Lse])?;
         Ok(Placement(at))
     }
 
@@ -81,10 +110,16 @@ pub(crate) struct Interval {
 
 impl Interval {
     /// `bytes` bytes at an address.
-    pub(crate) fn new(
+    pub(crate) fn new(tensor: TensorName, address: Address, bytes: u64) -> Result<Interval, ProblemError> {
+        Interval::aligned(tensor, address, bytes, ALIGNMENT)
+    }
+
+    /// The same at a multiple of `alignment`.
+    fn aligned(
         tensor: TensorName,
         Address(start): Address,
         bytes: u64,
+        alignment: u64,
     ) -> Result<Interval, ProblemError> {
         if bytes == 0 {
             return Ok(Interval { tensor, start, end: start });
@@ -92,8 +127,8 @@ impl Interval {
         if start == 0 {
             return Err(ProblemError::NullAddress { tensor });
         }
-        if !start.is_multiple_of(ALIGNMENT) {
-            return Err(ProblemError::Misaligned { tensor, address: start, alignment: ALIGNMENT });
+        if !start.is_multiple_of(alignment) {
+            return Err(ProblemError::Misaligned { tensor, address: start, alignment });
         }
         let overflow = ProblemError::AddressOverflow { tensor, address: start, bytes };
         let end = start.checked_add(bytes).ok_or(overflow)?;
@@ -130,7 +165,7 @@ impl Interval {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, ProblemSpec, Shape};
+    use crate::{ProblemSpec, Shape};
 
     const SHAPE: Shape = Shape { batch: 1, seqlen: 16, heads: 1, head_dim: 64 };
     const GOOD: Addresses = Addresses {
@@ -139,6 +174,7 @@ mod tests {
         v: Address(0x3000),
         o: Address(0x4000),
         lse: Some(Address(0x5000)),
+        descales: [None; 3],
     };
 
     fn place(at: Addresses) -> Result<Placement, ProblemError> {
@@ -178,6 +214,19 @@ mod tests {
         assert_eq!(place(Addresses { lse: Some(Address(0x2100)), ..GOOD }), lse_in_k);
         let o_on_lse = overlap(TensorName::O, 0x4000, 0x4800, TensorName::Lse, 0x4000, 0x4040);
         assert_eq!(place(Addresses { lse: Some(GOOD.o), ..GOOD }), o_on_lse);
+    }
+
+    #[test]
+    fn scales_are_of_e4m3() {
+        let tensor = TensorName::KDescale;
+        let at = |address| GOOD.descales([None, Some(Address(address)), None]);
+        assert_eq!(place(at(0x6004)), Err(ProblemError::Descale { tensor, dtype: Dtype::F16 }));
+        let problem = ProblemSpec::dense(Dtype::E4m3, SHAPE, SHAPE).validate().unwrap();
+        let place = |address| Placement::new(&problem, at(address));
+        assert_eq!(place(0x6004).map(|at| at.addresses().descales[1]), Ok(Some(Address(0x6004))));
+        assert_eq!(place(0), Err(ProblemError::NullAddress { tensor }));
+        assert_eq!(place(0x6002), Err(ProblemError::Misaligned { tensor, address: 0x6002, alignment: 4 }));
+        assert!(matches!(place(0x4004), Err(ProblemError::Overlap { other: TensorName::KDescale, .. })));
     }
 
     #[test]

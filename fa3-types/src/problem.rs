@@ -144,6 +144,11 @@ impl Problem {
         let Shape { batch, seqlen, heads, .. } = self.q.shape;
         [batch, heads, seqlen]
     }
+
+    /// Shape of the scales of e4m3 tensors: (batch, heads_kv). A head of Q has the scale of its head of K.
+    pub fn descale_shape(&self) -> [usize; 2] {
+        [self.q.shape.batch, self.heads.kv()]
+    }
 }
 
 fn check_dtypes(q: Dtype, k: Dtype, v: Dtype, o: Dtype) -> Result<(), ProblemError> {

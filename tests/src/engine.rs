@@ -26,8 +26,8 @@ pub trait Engine: Sync {
     /// How reports call it.
     fn name(&self) -> String;
 
-    /// What its results can be held to.
-    fn arithmetic(&self) -> Arithmetic {
+    /// What its results for a case can be held to.
+    fn arithmetic(&self, _case: &Case) -> Arithmetic {
         Arithmetic::OfInputs
     }
 
@@ -73,6 +73,16 @@ pub enum Arithmetic {
     RoundedScores,
     /// The tensor core's 8-bit arithmetic: short sums, P in e4m3.
     Fp8,
+}
+
+impl Arithmetic {
+    /// That of the forward kernels.
+    pub fn of_kernels(dtype: Dtype) -> Arithmetic {
+        match dtype {
+            Dtype::E4m3 => Arithmetic::Fp8,
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => Arithmetic::OfInputs,
+        }
+    }
 }
 
 /// Why an engine does not compute a case.

@@ -4,6 +4,7 @@
 //! (plan, values) → job and bytes → simulator or GPU → bytes → O, LSE
 //! ```
 
+mod fp8;
 mod layout;
 mod scores;
 pub mod shapes;
@@ -11,7 +12,8 @@ mod trials;
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::fwd::{self, buffers};
-use fa3_ir::{Kernel, Program};
+use fa3_ir::{BufferId, BufferRole, Kernel, Program};
+use fa3_quant::E4m3;
 use fa3_ref::Forward;
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{CtaTile, Plan, PlanError, PlanOptions};
@@ -89,7 +91,8 @@ pub fn with_tile(tile: CtaTile) -> PlanOptions {
 /// What breaks the law.
 pub fn judged(case: &Case, values: &Values, answer: &Forward<f32>) -> Result<f64, String> {
     let replay = "cargo test -p fa3-tests --test suite";
-    let verdict = Judge::new(case, values).forward(Arithmetic::OfInputs, answer, replay);
+    let arithmetic = Arithmetic::of_kernels(case.problem.dtype());
+    let verdict = Judge::new(case, values).forward(arithmetic, answer, replay);
     let parts = verdict.map_err(|violation| violation.to_string())?;
     Ok(parts.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }
@@ -149,7 +152,9 @@ pub fn initial(problem: &Problem, program: &Program<Kernel>, values: &Values) ->
         vec![UNWRITTEN; problem.o().extent_bytes().0 as usize],
         vec![UNWRITTEN; 4 * problem.lse_shape().iter().product::<usize>()],
     ];
-    arrays.extend(program.buffers.get(buffers::TICKET.0).map(|counter| vec![0; counter.bytes()]));
+    let scales = program.buffers.iter().filter(|buffer| buffer.role == BufferRole::OptionalInput);
+    arrays.extend(scales.map(|scales| 1f32.to_le_bytes().repeat(scales.len())));
+    arrays.extend(program.find(buffers::TICKET).map(|BufferId(at)| vec![0; program.buffers[at].bytes()]));
     for (array, bytes) in program.buffers.iter().zip(&arrays) {
         assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
     }
@@ -169,7 +174,9 @@ pub fn results(problem: &Problem, arrays: &[Vec<u8>]) -> Result<Forward<f32>, Fa
     if let Some(at) = (0..bytes.len()).find(|&at| in_gap[at] && bytes[at] != UNWRITTEN) {
         return Err(Fault::Gap { at });
     }
-    if let Some(&[a, b, c, d]) = arrays.get(buffers::TICKET.0).map(Vec::as_slice)
+    // Behind the scales of e4m3.
+    let ticket = if problem.dtype() == Dtype::E4m3 { 8 } else { 5 };
+    if let Some(&[a, b, c, d]) = arrays.get(ticket).map(Vec::as_slice)
         && let counter @ 1.. = u32::from_le_bytes([a, b, c, d])
     {
         return Err(Fault::Counter { counter });
@@ -184,7 +191,8 @@ pub fn results(problem: &Problem, arrays: &[Vec<u8>]) -> Result<Forward<f32>, Fa
 fn bytes(tensor: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
     let mut bytes = vec![UNWRITTEN; tensor.extent_bytes().0 as usize];
     for (at, row) in rows(tensor).zip(x.rows()) {
-        let row = row.iter().flat_map(|&x| encode(tensor.dtype, x).to_le_bytes());
+        let width = tensor.dtype.bytes();
+        let row = row.iter().flat_map(|&x| encode(tensor.dtype, x).to_le_bytes().into_iter().take(width));
         bytes[at..].iter_mut().zip(row).for_each(|(byte, x)| *byte = x);
     }
     bytes
@@ -201,35 +209,37 @@ fn numbers(tensor: &TensorDesc, bytes: &[u8]) -> (Array4<f32>, Vec<bool>) {
     (x, in_gap)
 }
 
-/// Where each row of a tensor of 16-bit elements begins, in bytes, in the order of an array's rows.
+/// Where each row of a tensor begins, in bytes, in the order of an array's rows.
 fn rows(tensor: &TensorDesc) -> impl Iterator<Item = usize> {
     let tensor = *tensor;
     let [batch, seqlen, heads, _] = tensor.shape.dims();
-    ndarray::indices((batch, seqlen, heads, 1))
-        .into_iter()
-        .map(move |(batch, row, head, _)| 2 * tensor.offset(batch, row, head, 0).0 as usize)
+    ndarray::indices((batch, seqlen, heads, 1)).into_iter().map(move |(batch, row, head, _)| {
+        tensor.dtype.bytes() * tensor.offset(batch, row, head, 0).0 as usize
+    })
 }
 
-/// The bits of the number of a 16-bit type nearest to `x`.
+/// The bits of the number of a type of up to 16 bits that is nearest to `x`.
 ///
 /// # Panics
-/// If the type has not 16 bits.
+/// If the type has more.
 pub fn encode(dtype: Dtype, x: f32) -> u16 {
     match dtype {
         Dtype::F16 => f16::from_f32(x).to_bits(),
         Dtype::Bf16 => bf16::from_f32(x).to_bits(),
-        Dtype::F32 | Dtype::E4m3 => unreachable!("the forward kernels do not take {dtype}"),
+        Dtype::E4m3 => E4m3::from_f32(x).to_bits().into(),
+        Dtype::F32 => unreachable!("the forward kernels do not take {dtype}"),
     }
 }
 
-/// The number with these bits in a 16-bit type.
+/// The number with these bits in a type of up to 16 bits.
 ///
 /// # Panics
-/// If the type has not 16 bits.
+/// If the type has more.
 pub fn decode(dtype: Dtype, bits: u16) -> f32 {
     match dtype {
         Dtype::F16 => f16::from_bits(bits).to_f32(),
         Dtype::Bf16 => bf16::from_bits(bits).to_f32(),
-        Dtype::F32 | Dtype::E4m3 => unreachable!("the forward kernels do not take {dtype}"),
+        Dtype::E4m3 => E4m3::from_bits(bits as u8).to_f32(),
+        Dtype::F32 => unreachable!("the forward kernels do not take {dtype}"),
     }
 }

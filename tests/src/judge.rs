@@ -51,7 +51,7 @@ impl<'a> Judge<'a> {
     /// If the values do not have the shape of the case's problem.
     pub fn new(case: &'a Case, values: &'a Values) -> Judge<'a> {
         let inputs = values.inputs(&case.problem);
-        let precision = Precision::of_output(case.problem.dtype());
+        let precision = Precision::of_output(case.problem.o().dtype);
         let law = ForwardLaw::new(&inputs, precision);
         let fp8 = (case.problem.dtype() == Dtype::E4m3).then(|| {
             let [q, k, v] = fp8_codes(case, values);

@@ -69,7 +69,7 @@ impl Rung {
     pub fn initial(&self, seed: u64) -> Vec<Vec<u8>> {
         let mut rng = Rng(seed);
         let mut bytes = |buffer: &Buffer| match buffer.role {
-            BufferRole::Input => {
+            BufferRole::Input | BufferRole::OptionalInput => {
                 (0..buffer.len()).flat_map(|_| numbers::encode(buffer.elem, rng.normal())).collect()
             }
             BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch => {

@@ -20,7 +20,7 @@
 //! let judge = Judge::new(&case, &values);
 //! for engine in engines() {
 //!     if let Ok(answer) = engine.forward(&case, &values) {
-//!         judge.forward(engine.arithmetic(), &answer, "cargo test --doc -p fa3-tests").unwrap();
+//!         judge.forward(engine.arithmetic(&case), &answer, "cargo test --doc -p fa3-tests").unwrap();
 //!     }
 //! }
 //! ```

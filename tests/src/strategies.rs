@@ -111,10 +111,10 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A problem for the forward kernels that a simulator can run through: 16 bits, dense, in any layout, head
-    /// dimensions up to 128, up to 250 rows.
+    /// A problem for the forward kernels that a simulator can run through: dense, in any layout, head dimensions up to
+    /// 128, up to 250 rows.
     pub fn dense_problem()(
-        dtype in select(vec![Dtype::F16, Dtype::Bf16]),
+        dtype in select(vec![Dtype::F16, Dtype::Bf16, Dtype::E4m3]),
         batch in 1usize..=2,
         (seqlen_q, seqlen_k) in (1usize..=250, 0usize..=250),
         (heads_q, heads_kv) in heads(),
@@ -124,9 +124,11 @@ prop_compose! {
         softcap in option::weighted(0.3, 0.5..20.0f64),
         layout in select(Layout::ALL.to_vec()),
     ) -> Problem {
-        let q = Shape { batch, seqlen: seqlen_q, heads: heads_q, head_dim: 8 * head_dim };
+        let [head_dim, head_dim_v] =
+            [head_dim, head_dim_v].map(|dim: usize| (8 * dim).next_multiple_of(dtype.row_multiple()));
+        let q = Shape { batch, seqlen: seqlen_q, heads: heads_q, head_dim };
         let kv = Shape { seqlen: seqlen_k, heads: heads_kv, ..q };
-        let mut spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(8 * head_dim_v).mask(mask);
+        let mut spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v).mask(mask);
         (spec.softmax_scale, spec.softcap) = (softmax_scale, softcap);
         layout.of(spec).validate().expect("the strategy makes valid problems")
     }

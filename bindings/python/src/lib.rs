@@ -35,12 +35,13 @@ mod _fa3 {
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
-    /// forward(device, stream, q, k, v, o, lse, softmax_scale, window, softcap, sm_margin, workspace)
+    /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, workspace)
     ///
     /// Puts the forward pass on a stream of a device and returns 0 at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a
-    /// contiguous tensor of q's dtype, (batch, seqlen_q, heads_q, head_dim_v), lse of a contiguous tensor of float32,
-    /// (batch, heads_q, seqlen_q), or None if nobody wants it.
+    /// contiguous tensor of q's dtype (of bf16 if that is e4m3), (batch, seqlen_q, heads_q, head_dim_v), lse of a
+    /// contiguous tensor of float32, (batch, heads_q, seqlen_q), or None if nobody wants it. descales are three of the
+    /// latter, (batch, heads_kv), the scales of e4m3 q, k and v, or None where they are 1.
     ///
     /// workspace is None, or (address, bytes) of memory that holds zeros where the stream is now, aligned to 256. The
     /// result is not 0 if there must be one and None was given, as while the stream is captured into a graph. Then it
@@ -59,6 +60,7 @@ mod _fa3 {
         v: Tensor<'_>,
         o: u64,
         lse: Option<u64>,
+        descales: (Option<u64>, Option<u64>, Option<u64>),
         softmax_scale: Option<Number<f64>>,
         window: (Number<i64>, Number<i64>),
         softcap: Option<Number<f64>>,
@@ -75,6 +77,7 @@ mod _fa3 {
         let [q, k, v, o] = [q.1, k.1, v.1, o].map(Address);
         let mut at = Addresses::new(q, k, v, o);
         at.lse = lse.map(Address);
+        at.descales = <[Option<u64>; 3]>::from(descales).map(|descale| descale.map(Address));
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
         match py.detach(|| plans::launch(&call, stream, at, workspace))? {

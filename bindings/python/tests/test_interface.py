@@ -36,9 +36,6 @@ def test_the_signatures_are_flash_attention_3s():
     "name, given",
     [
         ("qv", zeros(1, 8, 2, 64)),
-        ("q_descale", zeros(1, 2)),
-        ("k_descale", zeros(1, 2)),
-        ("v_descale", zeros(1, 2)),
         ("attention_chunk", 128),
         ("num_splits", 2),
         ("pack_gqa", True),

@@ -11,7 +11,7 @@ use crate::args::problem::ProblemArgs;
 
 /// A problem and its plan.
 #[derive(Debug, clap::Args)]
-#[command(mut_args(only_half))]
+#[command(mut_args(with_kernels))]
 pub(super) struct ForwardArgs {
     #[command(flatten)]
     problem: ProblemArgs,
@@ -19,9 +19,9 @@ pub(super) struct ForwardArgs {
     plan: PlanArgs,
 }
 
-/// There are kernels of 16-bit elements only.
-fn only_half(arg: Arg) -> Arg {
-    if arg.get_id() == "dtype" { arg.help("f16 or bf16") } else { arg }
+/// There are no kernels of f32.
+fn with_kernels(arg: Arg) -> Arg {
+    if arg.get_id() == "dtype" { arg.help("f16, bf16 or e4m3") } else { arg }
 }
 
 impl ForwardArgs {

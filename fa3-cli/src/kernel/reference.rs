@@ -1,13 +1,16 @@
 //! What the results of a program must be: attention by the oracle and the error law, all else by plain computations.
 
+use std::cmp::Ordering;
+
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Program};
+use fa3_quant::{E4m3, Granularity, Quantized, StandardFp8};
 use fa3_ref::law::{ForwardLaw, Violation};
 use fa3_ref::norms::Worst;
 use fa3_ref::plain::{self, Expected, Mismatch, TensorCore};
 use fa3_ref::{Forward, Inputs, Precision};
-use fa3_types::Problem;
-use ndarray::{Array3, Array4};
+use fa3_types::{Dtype, Problem};
+use ndarray::{Array3, Array4, ArrayView3, ArrayView4};
 
 use crate::sim::buffers::numbers;
 
@@ -34,6 +37,8 @@ pub(crate) enum Reference {
 pub(crate) enum Wrong {
     #[error("{what} is {max:e} from the oracle where the error law allows {bound:e}, first at {first}")]
     Law { what: &'static str, max: f64, bound: f64, first: Worst },
+    #[error("lse is {max:e} from the oracle where e4m3 is allowed {bound:e}")]
+    Lse { max: f64, bound: f64 },
     #[error("{array}: {mismatch}")]
     Element { array: &'static str, mismatch: Mismatch },
 }
@@ -96,6 +101,9 @@ fn rounding(elem: Elem) -> f64 {
     )
 }
 
+/// What LSE of e4m3 may be off by, relative to its size or to 1.
+const LSE_OF_FP8: f64 = 5e-3;
+
 /// The error law of O and of LSE.
 fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<f64, Wrong> {
     let tensor = |buffer, shape: fa3_types::Shape| {
@@ -112,6 +120,38 @@ fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<
     let lse = lse.expect("lse has its shape").mapv(|x| x as f32);
     let inputs = Inputs::new(problem, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
     let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
-    let satisfied = law.check(&Forward { o: o.mapv(|x| x as f32), lse }, "")?;
+    let o = o.mapv(|x| x as f32);
+    if problem.dtype() == Dtype::E4m3 {
+        return fp8_attention(problem, [&q, &k, &v], &law, o.view(), lse.view());
+    }
+    let satisfied = law.check(&Forward { o, lse }, "")?;
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
+}
+
+/// The same with standard attention in FP8 as the baseline. LSE is of scores with 13 fraction bits.
+fn fp8_attention(
+    problem: &Problem,
+    qkv: [&Array4<f64>; 3],
+    law: &ForwardLaw,
+    o: ArrayView4<'_, f32>,
+    lse: ArrayView3<'_, f32>,
+) -> Result<f64, Wrong> {
+    let [q, k, v] = qkv;
+    let codes = |x: &Array4<f64>, sequences| {
+        let codes = x.mapv(|x| E4m3::from_f32(x as f32));
+        Quantized::new(codes, sequences, Granularity::Tensor, vec![1.0]).expect("one scale is right for all")
+    };
+    let (seqs_q, seqs_k) = (problem.seqs_q(), problem.seqs_k());
+    let baseline = StandardFp8.forward(problem, &codes(q, seqs_q), &codes(k, seqs_k), &codes(v, seqs_k));
+    let baseline = baseline.expect("the codes are the problem's").o;
+    let inputs = Inputs::new(problem, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
+    let fp8 = law.with_baseline(&inputs, baseline.view(), Precision::of_output(problem.dtype()));
+    let ratio = fp8.check_o(o, "")?.ratio;
+    for (given, expected) in lse.iter().zip(&law.oracle().lse) {
+        let (max, bound) = ((f64::from(*given) - expected).abs(), LSE_OF_FP8 * expected.abs().max(1.0));
+        if max.partial_cmp(&bound).is_none_or(Ordering::is_gt) && f64::from(*given) != *expected {
+            return Err(Wrong::Lse { max, bound });
+        }
+    }
+    Ok(ratio)
 }

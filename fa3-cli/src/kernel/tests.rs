@@ -133,7 +133,7 @@ fn problems_that_are_none() {
     );
     assert!(said("forward --seqlen 0").starts_with("nothing is to be computed: bf16 batch 1"));
     assert_eq!(said("forward --heads-kv 3"), "heads_q 2 is not a multiple of heads_kv 3");
-    assert_eq!(said("forward --dtype e4m3"), "the forward kernels take f16 and bf16, not e4m3");
+    assert_eq!(said("forward --dtype f32"), "the forward kernels take f16, bf16 and e4m3, not f32");
     assert!(said("forward --algorithm 4 --rescale lazy").starts_with("under three-stage overlap"));
 }
 

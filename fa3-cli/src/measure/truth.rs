@@ -2,7 +2,6 @@
 
 use fa3_ref::rows::{RowViolation, RowsLaw, SatisfiedRows, telling_rows};
 use fa3_ref::{Element, Inputs, Precision};
-use fa3_sched::forward::PlanError;
 use fa3_types::{Dtype, Problem, TensorDesc};
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
@@ -16,6 +15,13 @@ const TILE_ROWS: [usize; 3] = [64, 128, 192];
 
 /// Judges the bits of O and LSE.
 type Check = Box<dyn Fn(&[u16], &[f32]) -> Result<SatisfiedRows, Wrong>>;
+
+/// Elements that are not drawn and judged here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("f16 and bf16 are measured, not {dtype}")]
+pub(super) struct NoTruth {
+    dtype: Dtype,
+}
 
 /// Q, K and V of a problem with contiguous tensors, and the error law of some rows of O and LSE.
 pub(super) struct Truth {
@@ -39,7 +45,7 @@ pub(crate) enum Wrong {
 impl Truth {
     /// # Errors
     /// If the problem is not of 16-bit elements.
-    pub(super) fn new(problem: &Problem, data: Data, seed: u64) -> Result<Truth, PlanError> {
+    pub(super) fn new(problem: &Problem, data: Data, seed: u64) -> Result<Truth, NoTruth> {
         match problem.dtype() {
             Dtype::F16 => {
                 let encode = |x| f16::from_f32(x).to_bits();
@@ -49,7 +55,7 @@ impl Truth {
                 let encode = |x| bf16::from_f32(x).to_bits();
                 Ok(Truth::of(problem, data, seed, encode, |bits| bits.reinterpret_cast::<bf16>()))
             }
-            dtype @ (Dtype::F32 | Dtype::E4m3) => Err(PlanError::Dtype { dtype }),
+            dtype @ (Dtype::F32 | Dtype::E4m3) => Err(NoTruth { dtype }),
         }
     }
 
@@ -143,6 +149,6 @@ mod tests {
     #[test]
     fn other_types_have_no_truth() {
         let of = |dtype| Truth::new(&problem(dtype), Data::Normal, 1).err();
-        assert_eq!(of(Dtype::E4m3), Some(PlanError::Dtype { dtype: Dtype::E4m3 }));
+        assert_eq!(of(Dtype::E4m3), Some(NoTruth { dtype: Dtype::E4m3 }));
     }
 }

@@ -2,7 +2,7 @@
 
 use fa3::{Attention, Output, Scalar};
 use fa3_quant::E4m3;
-use fa3_types::Mask;
+use fa3_types::{Dtype, Mask};
 use half::{bf16, f16};
 
 use super::compare::{Check, Expected};
@@ -131,8 +131,15 @@ impl Call {
 
         let problem = attention.problem().map_err(problem_error)?;
         let expected = Expected::new(&problem, expected_o, expected_lse)?;
-        let place = settings.device.place().map_err(problem_error)?;
-        let computed = settings.device.forward(&attention, &problem, [q, k, v], place);
+        let device = match settings.device {
+            Wanted::Auto if problem.dtype() == Dtype::E4m3 => Wanted::Cpu,
+            Wanted::Gpu(_) if problem.dtype() == Dtype::E4m3 && settings.check => {
+                return Err(Error::UncheckedFp8);
+            }
+            device @ (Wanted::Auto | Wanted::Cpu | Wanted::Gpu(_)) => device,
+        };
+        let place = device.place().map_err(problem_error)?;
+        let computed = device.forward(&attention, &problem, [q, k, v], place);
         let Computed { output, times, place } = computed.map_err(problem_error)?;
         let check =
             if settings.check { expected.check(&problem, [q, k, v], &output)? } else { Check::Unwanted };

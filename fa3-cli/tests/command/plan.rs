@@ -107,8 +107,7 @@ fn what_only_the_cpu_computes_is_said_so() {
     let folder = tempfile::tempdir().unwrap();
     let svg = folder.path().join("plan.svg");
     for (options, why) in [
-        ("--seqlen 64 --dtype f32", "the forward kernels take f16 and bf16, not f32"),
-        ("--seqlen 64 --dtype e4m3", "the forward kernels take f16 and bf16, not e4m3"),
+        ("--seqlen 64 --dtype f32", "the forward kernels take f16, bf16 and e4m3, not f32"),
         (
             "--seqlen 64 --head-dim-v 512",
             "the forward kernels have no tile for head_dim 64 and head_dim_v 512",

@@ -20,8 +20,11 @@ fn timeless(stdout: &str) -> String {
 /// Of attention by the error law, of the ladder's kernels by plain arithmetic.
 #[test]
 fn no_kernel_breaks_a_rule_and_all_results_are_right() {
-    let forward =
-        ["forward", "forward --causal --seqlen-q 100 --seqlen-k 300 --heads-kv 1 --scheduler dynamic"];
+    let forward = [
+        "forward",
+        "forward --causal --seqlen-q 100 --seqlen-k 300 --heads-kv 1 --scheduler dynamic",
+        "forward --dtype e4m3 --head-dim 64 --causal",
+    ];
     for name in ladder::Spec::ALL.map(ladder::Spec::name).into_iter().chain(forward) {
         for policy in ["eager --mode skeleton", "lazy --mode fast", "random --mode exact"] {
             let stdout = sim(&format!("{} --policy {policy}", name)).succeeded();
@@ -99,7 +102,7 @@ fn options_say_what_they_take() {
         assert!(help(&[]).contains("KERNEL --help explains the options of one"));
         let forward = help(&["forward"]);
         for part in [
-            "--dtype <TYPE> f16 or bf16 [default: bf16]",
+            "--dtype <TYPE> f16, bf16 or e4m3 [default: bf16]",
             "- producer: A warpgroup",
             "- dynamic: Drawn by",
             "[possible values: off, on]",

@@ -5,7 +5,7 @@ mod cudarc;
 mod error;
 
 use fa3_sched::forward::{Plan, PlanOptions};
-use fa3_types::{Address, Addresses, Placement, Problem, TensorName};
+use fa3_types::{Address, Addresses, Dtype, Placement, Problem, TensorName};
 
 use super::context::Context;
 use super::planned::Planned;
@@ -134,10 +134,14 @@ impl Forward {
     /// # Errors
     /// What the driver says.
     pub unsafe fn launch(&self, stream: &Stream, at: &Placement, workspace: u64) -> Result<(), HostError> {
-        let Addresses { q, k, v, o, lse, .. } = at.addresses();
-        let addresses = [q.0, k.0, v.0, o.0, lse.map_or(0, |lse| lse.0)];
+        let Addresses { q, k, v, o, lse, descales, .. } = at.addresses();
+        let address = |address: Option<Address>| address.map_or(0, |Address(address)| address);
+        let [q_descale, k_descale, v_descale] = descales.map(address);
+        let addresses = [q.0, k.0, v.0, o.0, address(lse), q_descale, k_descale, v_descale];
+        // Programs of other types have no scales.
+        let count = if self.plan.problem().dtype() == Dtype::E4m3 { 8 } else { 5 };
         // SAFETY: the caller vouches for tensors and workspace.
-        unsafe { self.planned.launch(stream, &addresses, workspace) }
+        unsafe { self.planned.launch(stream, &addresses[..count], workspace) }
     }
 
     /// Launches it on `stream`. Returns at once. Launches that share a workspace must run one after the other: on one

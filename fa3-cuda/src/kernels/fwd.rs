@@ -19,12 +19,14 @@ mod tiles;
 mod consumer;
 mod epilogue;
 mod producer;
+mod transpose;
 
 // The consumer's main loops.
 mod algorithm1;
 mod algorithm2;
 mod algorithm4;
 mod self_loading;
+mod two_levels;
 
 pub use program::{buffers, program};
 pub use spec::FwdSpec;
@@ -41,7 +43,9 @@ use super::parts::p_operand::POperands;
 use super::parts::ping_pong::PingPong;
 use super::parts::scores::{Scores, Visible};
 use super::parts::tiles::Tiles;
+use geometry::Work;
 use params::Params;
+use transpose::Transposed;
 
 /// What the roles of a kernel share.
 struct Fwd<'k> {
@@ -52,8 +56,18 @@ struct Fwd<'k> {
     q: Feed<'k>,
     k: Feed<'k>,
     v: Feed<'k>,
+    /// V of e4m3, transposed.
+    transposed: Option<Transposed<'k>>,
     p: POperands<'k>,
     ping_pong: Option<PingPong<'k>>,
+}
+
+/// What a product of Q and K is worth.
+struct Units<'k> {
+    /// In the exponent of 2: itself, or what it becomes by the soft cap.
+    scale_log2: V<'k, F32>,
+    /// In units of the soft cap, if there is one.
+    into_cap: Option<V<'k, F32>>,
 }
 
 /// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that have a producer as
@@ -81,28 +95,59 @@ impl<'k> Fwd<'k> {
         let tile = &spec.tile;
         let params = Params::<Form>::form(spec).pass(&mut Declare(b));
         let warps = 4 * tile.consumers;
-        let ty = if spec.elem == Elem::F16 { WgmmaType::F16 } else { WgmmaType::Bf16 };
+        let transposed = spec.is_fp8().then(|| Transposed::declare(b, tile));
+        let (of_v, of_tiles) = match transposed {
+            None => (warps, warps),
+            Some(_) => (transpose::WARPS, warps + transpose::WARPS),
+        };
+        let ty = match (spec.is_fp8(), spec.output) {
+            (true, _) => WgmmaType::E4m3,
+            (false, Elem::F16) => WgmmaType::F16,
+            (false, _) => WgmmaType::Bf16,
+        };
         Fwd {
             builder: b,
             spec: *spec,
             q: Feed::declare(b, "q", params.q, 1, warps),
             k: Feed::declare(b, "k", params.k, tile.stages, warps),
-            v: Feed::declare(b, "v", params.v, tile.stages, warps),
+            v: Feed::declare(b, "v", params.v, tile.stages, of_v),
+            transposed,
             p: match tile.p_place {
                 PPlace::Registers => POperands::registers(ty),
                 PPlace::Smem => POperands::shared(b, ty, TileShape::new(spec.elem, tile.tile_m, tile.tile_n)),
             },
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
-            tiles: Tiles::declare(b, spec.scheduler, params.geometry.tiles, params.ticket, warps),
+            tiles: Tiles::declare(b, spec.scheduler, params.geometry.tiles, params.ticket, of_tiles),
             params,
         }
     }
 
+    /// What products of a tile are worth.
+    #[track_caller]
+    fn units(&self, work: &Work<V<'k, B32>>) -> Units<'k> {
+        let Params { scale_log2, into_cap, .. } = self.params;
+        let Some(([q, k, _], heads)) = self.params.descales else { return Units { scale_log2, into_cap } };
+        let both = self.descale(q, heads, work) * self.descale(k, heads, work);
+        match into_cap {
+            None => Units { scale_log2: scale_log2 * both, into_cap },
+            Some(into) => Units { scale_log2, into_cap: Some(into * both) },
+        }
+    }
+
+    /// A tensor's scale for the tile's sequence and its one of `heads` heads of K and V.
+    #[track_caller]
+    fn descale(&self, scales: V<'k, B64>, heads: V<'k, B32>, work: &Work<V<'k, B32>>) -> V<'k, F32> {
+        let (b, descale) = (self.builder, self.builder.var("descale", 1.0));
+        let at = work.batch.mad(heads, work.kv_head).mad_wide(4, scales);
+        b.guarded(scales.ne(0u64), || descale.set(b.load::<F32>(at)));
+        descale.get()
+    }
+
     /// What scores go through: the soft cap, in units of which they are then, and the mask.
-    fn scores(&self) -> Scores<'k> {
+    fn scores(&self, units: &Units<'k>) -> Scores<'k> {
         let (geometry, (left, _)) = (self.params.geometry, self.spec.mask.reach());
         Scores {
-            modify: self.params.into_cap.map(|into| Box::new(move |product| softcap(product, into)) as _),
+            modify: units.into_cap.map(|into| Box::new(move |product| softcap(product, into)) as _),
             visible: Box::new(move |row| {
                 let keys = geometry.keys(row);
                 Visible { start: left.map(|_| keys.start), end: keys.end }

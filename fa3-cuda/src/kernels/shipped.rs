@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use fa3_ir::{Elem, Kernel};
-use fa3_sched::forward::{CtaTile, Loads, MaskClass, Overlap, PPlace, Rescale, TileRow};
+use fa3_sched::forward::{CtaTile, Loads, MaskClass, Overlap, PPlace, Precision, Rescale, TileRow};
 use fa3_sched::{DeviceLimits, Longest, Order, Scheduler, quantize};
 use fa3_types::{Dtype, Mask, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape, Signs};
 
@@ -38,7 +38,7 @@ impl Shipped {
     pub fn stands_for_others(&self) -> bool {
         self.forward().is_none_or(|spec| {
             let has_left = spec.mask.reach().0.is_some();
-            spec.elem == Elem::Bf16 && spec.scheduler != Scheduler::OneTile && (has_left || !spec.softcap)
+            spec.output == Elem::Bf16 && spec.scheduler != Scheduler::OneTile && (has_left || !spec.softcap)
         })
     }
 
@@ -119,14 +119,23 @@ fn planned() -> impl Iterator<Item = FwdSpec> {
         masks.flat_map(move |&mask| {
             schedulers(mask).into_iter().flat_map(move |scheduler| {
                 [false, true].into_iter().flat_map(move |softcap| {
-                    [Elem::Bf16, Elem::F16].map(|elem| FwdSpec {
+                    elements(row.tile.precision).map(|(elem, output)| FwdSpec {
                         elem,
+                        output,
                         softcap,
                         ..spec(row.tile, mask, scheduler)
                     })
                 })
             })
         })
+    })
+}
+
+/// Of Q, K and V, and of O.
+fn elements(precision: Precision) -> [(Elem, Elem); 2] {
+    [Elem::Bf16, Elem::F16].map(|output| match precision {
+        Precision::Half => (output, output),
+        Precision::Fp8 => (Elem::E4m3, output),
     })
 }
 
@@ -153,7 +162,8 @@ fn spec(tile: CtaTile, mask: Mask, scheduler: Scheduler) -> FwdSpec {
             Order::LongestFirst { section: 1, longest: Longest::from(mask) }
         }
     };
-    FwdSpec { elem: Elem::Bf16, tile, head_dim_v: tile.head_dim_v, mask, softcap: false, order, scheduler }
+    let [(elem, output), _] = elements(tile.precision);
+    FwdSpec { elem, output, tile, head_dim_v: tile.head_dim_v, mask, softcap: false, order, scheduler }
 }
 
 /// What the ablation measures, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer keys
@@ -179,7 +189,7 @@ fn ablated() -> impl Iterator<Item = FwdSpec> {
 
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
-    let FwdSpec { elem, tile, mask, softcap, order, scheduler, .. } = *spec;
+    let FwdSpec { elem, output, tile, mask, softcap, order, scheduler, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -198,13 +208,16 @@ fn name(spec: &FwdSpec) -> String {
         Scheduler::StaticPersistent => "static",
         Scheduler::DynamicPersistent => "dynamic",
     });
+    if elem == Elem::E4m3 && output == Elem::F16 {
+        word("to-f16");
+    }
     match tile.overlap {
         Overlap::None => word("no-overlap"),
         Overlap::TwoStage => {}
         Overlap::ThreeStage => word("three-stage"),
     }
     let differs = [
-        (tile.rescale == Rescale::EveryBlock, "every-block"),
+        (tile.rescale == Rescale::EveryBlock && tile.precision == Precision::Half, "every-block"),
         (tile.p_place != PPlace::Registers, "p-in-smem"),
         (tile.consumers > 1 && !tile.ping_pong, "no-turns"),
         (tile.loads == Loads::Consumers, "no-producer"),
@@ -234,6 +247,8 @@ mod tests {
         assert!(names.contains_key("ladder/gemm/f16"));
         assert!(names.contains_key("fwd/bf16/d128/128x128x3/causal/cap/dynamic"));
         assert!(names.contains_key("fwd/bf16/d128/192x80x3/none/static/every-block/no-producer"));
+        assert!(names.contains_key("fwd/e4m3/d128/128x128x2/causal/cap/dynamic"));
+        assert!(names.contains_key("fwd/e4m3/d256/128x128x2/none/static/to-f16/no-overlap/no-turns"));
     }
 
     /// Whatever plans choose is shipped.
@@ -244,28 +259,35 @@ mod tests {
         let windows = windows.map(|(left, right)| Mask::window(left, right));
         let masks = || [Mask::None, Mask::Causal].into_iter().chain(windows);
         let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+        let dims_of_fp8 = [(64, 64), (128, 128), (256, 256)];
+        let halves = [(1, None, Dtype::F16), (200, None, Dtype::Bf16), (200, Some(30.0), Dtype::F16)];
+        let half = halves.map(|(heads, cap, dtype)| (&dims[..], heads, cap, dtype, dtype));
+        let fp8 = halves.map(|(heads, cap, output)| (&dims_of_fp8[..], heads, cap, Dtype::E4m3, output));
+        // Types of 16 bits, and soft caps, make no difference to the choice.
+        let plain = |spec: FwdSpec| {
+            let elem = if spec.elem == Elem::E4m3 { Elem::E4m3 } else { Elem::Bf16 };
+            FwdSpec { elem, output: Elem::Bf16, softcap: false, ..spec }
+        };
         let mut found = HashSet::new();
-        for (head_dim, head_dim_v) in dims {
+        for (dims, heads, cap, dtype, output) in half.into_iter().chain(fp8) {
             for (mask, seqlen) in masks().flat_map(|mask| [50, 100, 1000, 2000, 8192].map(|len| (mask, len)))
             {
-                for (heads, cap, dtype) in
-                    [(1, None, Dtype::F16), (200, None, Dtype::Bf16), (200, Some(30.0), Dtype::F16)]
-                {
+                for &(head_dim, head_dim_v) in dims {
                     let shape = Shape { batch: 1, seqlen, heads, head_dim };
                     let problem = ProblemSpec::dense(dtype, shape, shape).head_dim_v(head_dim_v).mask(mask);
-                    let problem = match cap {
+                    let mut problem = match cap {
                         Some(cap) => problem.softcap(cap),
                         None => problem,
                     };
+                    problem.o.dtype = output;
                     let plan = Plan::new(&problem.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap();
                     let spec = FwdSpec::of(&plan);
                     assert!(known.contains(&spec), "{plan}\n{spec:?}");
-                    found.insert(FwdSpec { elem: Elem::Bf16, softcap: false, ..spec });
+                    found.insert(plain(spec));
                 }
             }
         }
-        let planned: HashSet<FwdSpec> =
-            planned().map(|spec| FwdSpec { elem: Elem::Bf16, softcap: false, ..spec }).collect();
+        let planned: HashSet<FwdSpec> = planned().map(plain).collect();
         let unplanned: Vec<String> = planned.difference(&found).map(name).collect();
         assert_eq!(unplanned, [""; 0]);
     }

@@ -138,11 +138,45 @@ impl<'k> Frag<'k> {
         self.regs.iter().zip(&other.regs).for_each(|(&reg, &more)| reg.set(reg + more));
     }
 
+    /// Multiplies every row of the columns from `first` on by its number, and adds another fragment, which has as many
+    /// columns.
+    #[track_caller]
+    pub fn scale_rows_and_add(&mut self, first: u32, rows: Rows<'k>, other: &Frag<'k>) {
+        let to = (first / 2) as usize;
+        let Some(regs) = self.regs.get(to..to + other.regs.len()).filter(|_| first.is_multiple_of(8)) else {
+            return self.builder.misfit(
+                "columns of a fragment",
+                first.saturating_add(other.cols()),
+                self.cols(),
+            );
+        };
+        let _one = self.builder.as_one();
+        for (&reg, (at, more)) in regs.iter().zip(other.elements()) {
+            reg.set(reg.get().fma(rows[at], more));
+        }
+    }
+
     /// Multiplies every row by its number.
     #[track_caller]
     pub fn scale_rows(&mut self, rows: Rows<'k>) {
         let _one = self.builder.as_one();
         self.map(|x, at| x * rows[at]);
+    }
+
+    /// Columns 0 8 2 10 4 12 6 14 1 9 3 11 5 13 7 15 of each 16 in place of 0 1 2 3 …: a thread has the same ones in
+    /// another order, so that this takes no instruction.
+    #[track_caller]
+    pub fn interleaved(self) -> Frag<'k> {
+        if !self.cols().is_multiple_of(16) {
+            self.builder.misfit("columns of a fragment", self.cols(), 16);
+        }
+        let [first, second] = [0, 4];
+        let of_sixteen = |regs: &[Var<'k, F32>]| {
+            let places = [[0, 0], [0, 2], [1, 0], [1, 2]]
+                .map(|[part, half]| [first, second].map(|of| of + half + part));
+            places.concat().into_iter().map(|place| regs[place]).collect::<Vec<_>>()
+        };
+        Frag { regs: self.regs.chunks_exact(8).flat_map(of_sixteen).collect(), ..self }
     }
 
     /// Combines the elements that the thread has of each row: in four chains, whose operations do

@@ -34,7 +34,19 @@ impl Builder {
         consumers: u32,
         tiles: [(&str, TileShape); N],
     ) -> Ring<'_, N> {
-        self.ring_across(name, stages, consumers, tiles, 1)
+        self.ring_across(name, stages, [1, consumers], tiles, 1)
+    }
+
+    /// The same, but `producers` warps fill the slots, by ordinary stores.
+    #[track_caller]
+    pub fn stored_ring<const N: usize>(
+        &self,
+        name: &str,
+        stages: u32,
+        [producers, consumers]: [u32; 2],
+        tiles: [(&str, TileShape); N],
+    ) -> Ring<'_, N> {
+        self.ring_across(name, stages, [producers, consumers], tiles, 1)
     }
 
     /// The same in a cluster whose CTAs multicast into each other's slots: a slot is free when the consumers of
@@ -48,7 +60,7 @@ impl Builder {
         tiles: [(&str, TileShape); N],
     ) -> Ring<'_, N> {
         let cluster = self.launch().cluster;
-        self.ring_across(name, stages, consumers, tiles, cluster)
+        self.ring_across(name, stages, [1, consumers], tiles, cluster)
     }
 
     #[track_caller]
@@ -56,7 +68,7 @@ impl Builder {
         &self,
         name: &str,
         stages: u32,
-        consumers: u32,
+        [producers, consumers]: [u32; 2],
         tiles: [(&str, TileShape); N],
         cluster: u32,
     ) -> Ring<'_, N> {
@@ -69,7 +81,7 @@ impl Builder {
                 multiple: 1,
             });
         }
-        let full = self.mbarriers(&format!("{name} full"), stages, 1);
+        let full = self.mbarriers(&format!("{name} full"), stages, producers);
         let empty = self.mbarriers(&format!("{name} empty"), stages, consumers.saturating_mul(cluster));
         let _one = self.as_one();
         let tiles = tiles.map(|(tile, shape)| (self.tiles(tile, stages, shape), shape));
@@ -160,7 +172,7 @@ impl<'k, const N: usize> Cursor<'k, N> {
     }
 }
 
-/// Fills a ring; one thread has it.
+/// Fills a ring; one thread has it, or of a [`Builder::stored_ring`] each of the warps that store.
 #[derive(Debug)]
 pub struct Producer<'k, const N: usize> {
     cursor: Cursor<'k, N>,
@@ -236,6 +248,22 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         let _one = self.builder.as_one();
         let block = tile.row_block(part, map.shape().rows);
         self.builder.load_tile(block, map, coords, self.full, LoadOptions::default().multicast(mask));
+    }
+
+    /// Its tiles, to store to.
+    pub fn tiles(&self) -> [Tile<'_, 'k>; N] {
+        self.tiles
+    }
+
+    /// Hands over what this warp has stored: products may read the slot when all that store have done so.
+    #[track_caller]
+    pub fn commit_stored(self) {
+        let b = self.builder;
+        b.watch().done(self.due, Location::caller());
+        let _one = b.as_one();
+        b.fence(FenceInst::ProxyAsyncShared);
+        b.warp_sync();
+        b.once_per_warp(|| b.mbarrier_arrive(self.full));
     }
 
     /// Hands the slot over: consumers may read it when all that was loaded has arrived.

@@ -10,6 +10,7 @@ mod ptxas;
 mod rules;
 mod samples;
 mod sources;
+mod stored_ring;
 mod tiles;
 
 /// Compares `text` with the file `name` of this folder; with `FA3_BLESS` set, writes it instead.

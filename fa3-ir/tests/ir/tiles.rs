@@ -147,7 +147,7 @@ fn misuse_of_tiles_is_noted() {
         assert!(errors.iter().all(here), "{errors:?}");
         errors.iter().map(|error| error.fault.rule()).collect::<Vec<_>>()
     };
-    let cases: [(&str, &str, Build); 16] = [
+    let cases: [(&str, &str, Build); 20] = [
         ("narrower than its swizzle", "V-27", |b| {
             b.tile("t", TileShape::new(Elem::Bf16, 64, 32).swizzled(Swizzle::B128));
         }),
@@ -171,6 +171,10 @@ fn misuse_of_tiles_is_noted() {
             let [mut p, wide] = [32, 64].map(|cols| Frag::zeros(b, cols).to_a(WgmmaType::Bf16));
             p.set(&wide);
         }),
+        ("24 columns interleaved by 16", "V-27", |b| _ = Frag::zeros(b, 24).interleaved()),
+        ("columns beyond", "V-27", |b| add_columns(b, 16, 24)),
+        ("columns from a multiple of 4", "V-27", |b| add_columns(b, 4, 8)),
+        ("columns from far beyond", "V-27", |b| add_columns(b, u32::MAX - 7, 8)),
         ("a slot has no such tile", "V-5", |b| {
             let (ring, map) = (b.ring("kv", 2, 4, [("k", shape(64))]), b.tile_map("k", shape(64)));
             let mut slot = ring.producer().acquire();
@@ -254,4 +258,57 @@ fn fragments_become_operands() {
             assert!(report.spills_nothing());
         }
     }
+}
+
+/// Adds a fragment of so many columns to columns `first` … of one of 32.
+fn add_columns(b: &Builder, first: u32, cols: u32) {
+    let rows = Rows([b.copy(0.5), b.copy(2.0)]);
+    Frag::zeros(b, 32).scale_rows_and_add(first, rows, &Frag::zeros(b, cols));
+}
+
+/// One instruction an element: the columns from `first` on, the upper row by one number and the lower by the other.
+#[test]
+fn rows_are_scaled_and_added_to() {
+    let kernel = Kernel::build("k", Launch::threads(128), |b| {
+        let (mut o, pv) = (Frag::zeros(b, 32), Frag::zeros(b, 16));
+        o.scale_rows_and_add(8, Rows([b.copy(0.5), b.copy(2.0)]), &pv);
+    });
+    let text = kernel.to_string();
+    let fma = text.lines().filter_map(|line| line.trim().strip_prefix("fma.rn.f32 "));
+    let sources: Vec<String> =
+        fma.map(|line| line.split_whitespace().skip(2).take(2).collect::<Vec<_>>().join(" ")).collect();
+    // O has registers 0 to 15, PV 16 to 23.
+    let rows = ["f24,", "f24,", "f25,", "f25,"].into_iter().cycle();
+    let expected: Vec<String> = rows.zip(16..24).map(|(row, pv)| format!("{row} acc.{pv}")).collect();
+    assert_eq!(sources, expected);
+    let sets = text
+        .lines()
+        .skip_while(|line| !line.contains("fma"))
+        .filter_map(|line| line.trim().strip_prefix("mov.f32 acc.")?.split(',').next()?.parse::<u32>().ok());
+    assert_eq!(sets.collect::<Vec<_>>(), (4..12).collect::<Vec<_>>());
+}
+
+/// Of which column each column is then, thread by thread, and that no instruction moves it.
+#[test]
+fn interleaved_columns() {
+    let kernel = |interleave: bool| {
+        Kernel::build("k", Launch::threads(128), |b| {
+            let frag = Frag::zeros(b, 32);
+            let before: Vec<(At, String)> =
+                frag.elements().map(|(at, register)| (at, format!("{register:?}"))).collect();
+            if !interleave {
+                return;
+            }
+            let mut order = [u32::MAX; 32];
+            for (at, register) in frag.interleaved().elements() {
+                let (old, _) = before.iter().find(|(_, other)| *other == format!("{register:?}")).unwrap();
+                assert_eq!(old.half, at.half);
+                (0..4).for_each(|thread| order[(at.col + 2 * thread) as usize] = old.col + 2 * thread);
+            }
+            let sixteen = [0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15];
+            assert_eq!(order[..16], sixteen);
+            assert_eq!(order[16..], sixteen.map(|col| 16 + col));
+        })
+    };
+    assert_eq!(kernel(true), kernel(false));
 }

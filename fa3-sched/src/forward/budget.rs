@@ -4,7 +4,7 @@ use std::fmt;
 
 use fa3_types::Problem;
 
-use super::{CtaTile, Loads, Overlap, PPlace, Rescale, TileError};
+use super::{CtaTile, Loads, Overlap, PPlace, Precision, Rescale, TileError};
 use crate::DeviceLimits;
 
 /// Registers of one consumer thread that hold tiles, 32 bits each. Each thread of a warpgroup holds
@@ -17,12 +17,14 @@ pub struct Accumulators {
     pub p: u32,
     /// O in fp32.
     pub o: u32,
+    /// Of e4m3, the part of a block's PV that is computed at a time, in fp32.
+    pub pv: u32,
 }
 
 impl Accumulators {
     /// All of them: under overlap they live at the same time, without it nearly so.
     pub fn total(self) -> u32 {
-        [self.p, self.o].into_iter().fold(self.s, u32::saturating_add)
+        [self.p, self.o, self.pv].into_iter().fold(self.s, u32::saturating_add)
     }
 }
 
@@ -69,9 +71,6 @@ const MOST_REGISTERS: u32 = 255;
 /// No SM holds more, however small they are.
 const MOST_STAGES: u32 = 16;
 
-/// Bytes of an element of Q, K, V and P.
-const ELEMENT_BYTES: u32 = 2;
-
 /// Elements that an instruction sums over.
 const DEPTH: u32 = 16;
 
@@ -112,11 +111,24 @@ impl CtaTile {
     /// Registers that hold tiles. Each consumer warpgroup computes 64 rows of S, P and O.
     pub fn accumulators(&self) -> Accumulators {
         let p = match self.p_place {
-            PPlace::Registers => self.tile_n / 4,
+            PPlace::Registers => self.tile_n / (8 / self.precision.bytes()),
             PPlace::Smem => 0,
         };
         let blocks = if self.overlap == Overlap::ThreeStage { 2 } else { 1 };
-        Accumulators { s: blocks * (self.tile_n / 2), p, o: self.head_dim_v / 2 }
+        let pv = match self.precision {
+            Precision::Half => 0,
+            // Without overlap it takes the registers that S had.
+            Precision::Fp8 if self.overlap == Overlap::None => {
+                (self.pv_cols() / 2).saturating_sub(self.tile_n / 2)
+            }
+            Precision::Fp8 => self.pv_cols() / 2,
+        };
+        Accumulators { s: blocks * (self.tile_n / 2), p, o: self.head_dim_v / 2, pv }
+    }
+
+    /// Columns of O for which PV of e4m3 is computed at a time: all, or half of them where registers are short.
+    pub fn pv_cols(&self) -> u32 {
+        if self.head_dim_v > 128 { self.head_dim_v / 2 } else { self.head_dim_v }
     }
 
     /// Registers a thread. At the start the pool is shared evenly, in units of 8.
@@ -133,23 +145,28 @@ impl CtaTile {
 
     /// Shared memory. O needs none: it goes from registers to global memory.
     pub fn smem(&self) -> Smem {
-        let tile = |rows: u32, columns: u32| rows.saturating_mul(columns).saturating_mul(ELEMENT_BYTES);
+        let tile =
+            |rows: u32, columns: u32| rows.saturating_mul(columns).saturating_mul(self.precision.bytes());
         let keys = self.stages.saturating_mul(self.tile_n);
         let p = match self.p_place {
             PPlace::Registers => 0,
             PPlace::Smem => tile(self.tile_m, self.tile_n),
         };
+        // As it is loaded, and transposed.
+        let copies_of_v = if self.precision == Precision::Fp8 { 2 } else { 1 };
         Smem {
             q: tile(self.tile_m, self.head_dim),
             k: tile(keys, self.head_dim),
-            v: tile(keys, self.head_dim_v),
+            v: tile(keys, self.head_dim_v).saturating_mul(copies_of_v),
             p,
         }
     }
 
     /// Whether the tile is large enough for the head dimensions of `problem`.
     pub(super) fn takes(&self, problem: &Problem) -> bool {
-        problem.head_dim() <= self.head_dim as usize && problem.head_dim_v() <= self.head_dim_v as usize
+        self.precision == Precision::of(problem.dtype())
+            && problem.head_dim() <= self.head_dim as usize
+            && problem.head_dim_v() <= self.head_dim_v as usize
     }
 
     /// Whether the tensor cores can compute the tile and an SM of the device can hold it.
@@ -203,6 +220,15 @@ impl CtaTile {
         }
         if (self.overlap, self.rescale) == (Overlap::ThreeStage, Rescale::Lazy) {
             return Err(TileError::Rescale);
+        }
+        let as_printed = self.rescale == Rescale::EveryBlock
+            && (self.overlap == Overlap::None || self.overlap == Overlap::TwoStage && self.head_dim_v <= 128);
+        let in_place = (self.loads, self.p_place) == (Loads::Producer, PPlace::Registers);
+        let whole =
+            self.tile_n.is_multiple_of(32) && self.head_dim_v >= 16 && self.head_dim_v.is_power_of_two();
+        if self.precision == Precision::Fp8 && !(as_printed && in_place && whole) {
+            let CtaTile { tile_n, head_dim_v, .. } = *self;
+            return Err(TileError::Fp8 { tile_n, head_dim_v });
         }
         Ok(())
     }
@@ -317,10 +343,89 @@ mod tests {
             let row = CtaTile { head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, ..base };
             let super::Smem { q, k, v, p } = row.smem();
             assert_eq!([q, k, v, p], kib.map(|kib| kib << 10), "{row}");
-            let Accumulators { s, p, o } = row.accumulators();
+            let Accumulators { s, p, o, .. } = row.accumulators();
             assert_eq!([s, p, o], registers, "{row}");
             row.check(&DeviceLimits::h100_sxm()).unwrap();
         }
+    }
+
+    /// 128 x 128 of e4m3 at head_dim 128, two stages, softmax under GEMM, with turns.
+    fn fp8() -> CtaTile {
+        let is_it = |tile: &CtaTile| (tile.precision, tile.head_dim) == (Precision::Fp8, 128);
+        shapes().find(is_it).unwrap()
+    }
+
+    /// KiB of Q, K and V, and registers of S, P, O and PV, of tiles of e4m3, by hand: V lies there twice, as it is
+    /// loaded and transposed. PV has registers of its own under overlap, and else those that S leaves it too few.
+    #[test]
+    #[rustfmt::skip]
+    fn fp8_tiles_need_what_they_need() {
+        use Overlap::{None, TwoStage};
+        let cases = [
+            ( 64,  64, 192, 128, 3, None,     [12, 16,  32], [64, 16,  32,  0], 160),
+            ( 64,  64, 192,  96, 3, TwoStage, [12, 12,  24], [48, 12,  32, 32], 160),
+            (128, 128, 128, 128, 2, TwoStage, [16, 32,  64], [64, 16,  64, 64], 240),
+            (128, 128, 128, 160, 2, None,     [16, 40,  80], [80, 20,  64,  0], 240),
+            ( 64, 128,  64,  32, 1, TwoStage, [ 4,  4,  16], [16,  4,  64, 64], 255),
+            (256, 256, 128, 128, 2, None,     [32, 64, 128], [64, 16, 128,  0], 240),
+            (256, 256, 128,  32, 2, None,     [32, 16,  32], [16,  4, 128, 48], 240),
+        ];
+        for (head_dim, head_dim_v, tile_m, tile_n, consumers, overlap, kib, registers, available) in cases {
+            let ping_pong = consumers > 1;
+            let tile = CtaTile {
+                head_dim, head_dim_v, tile_m, tile_n, consumers, overlap, ping_pong, ..fp8()
+            };
+            let smem = tile.smem();
+            assert_eq!([smem.q, smem.k, smem.v, smem.p], [kib[0], kib[1], kib[2], 0].map(|kib| kib << 10), "{tile}");
+            let Accumulators { s, p, o, pv } = tile.accumulators();
+            assert_eq!([s, p, o, pv], registers, "{tile}");
+            assert!(s + p + o + pv + REGISTER_RESERVE <= available, "{tile}");
+            assert_eq!(tile.registers().consumer.min(255), available, "{tile}");
+            tile.check(&DeviceLimits::h100_sxm()).unwrap();
+        }
+    }
+
+    /// What a tile of e4m3 cannot be, and that it could be so with 16-bit elements.
+    #[test]
+    fn what_fp8_does_not_compute_is_refused() {
+        let limits = DeviceLimits::h100_sxm();
+        let fp8 = CtaTile { tile_n: 64, ..fp8() };
+        let refused = |tile: CtaTile, error| {
+            assert_eq!(tile.check(&limits), Err(error), "{tile}");
+            assert_eq!(CtaTile { precision: Precision::Half, ..tile }.check(&limits), Ok(()), "{tile}");
+        };
+        let form = TileError::Fp8 { tile_n: 64, head_dim_v: 128 };
+        assert_eq!(fp8.check(&limits), Ok(()));
+        refused(CtaTile { loads: Loads::Consumers, ..fp8 }, form.clone());
+        refused(CtaTile { p_place: PPlace::Smem, ..fp8 }, form.clone());
+        refused(CtaTile { rescale: Rescale::Lazy, ..fp8 }, form.clone());
+        refused(CtaTile { overlap: Overlap::ThreeStage, ..fp8 }, form);
+        // Of two parts of PV, only one could be in flight.
+        refused(CtaTile { head_dim_v: 256, ..fp8 }, TileError::Fp8 { tile_n: 64, head_dim_v: 256 });
+        // A warp transposes 32 keys, and 16 columns, at a time; the columns are a power of two.
+        for tile_n in [16, 48, 80] {
+            refused(CtaTile { tile_n, ..fp8 }, TileError::Fp8 { tile_n, head_dim_v: 128 });
+        }
+        for head_dim_v in [8, 24, 48, 96, 120] {
+            refused(CtaTile { head_dim_v, ..fp8 }, TileError::Fp8 { tile_n: 64, head_dim_v });
+        }
+        for head_dim_v in [16, 32, 64, 128] {
+            assert_eq!(CtaTile { head_dim_v, ..fp8 }.check(&limits), Ok(()));
+        }
+        assert_eq!(CtaTile { head_dim_v: 256, overlap: Overlap::None, ..fp8 }.check(&limits), Ok(()));
+    }
+
+    /// 160 keys have too many registers under overlap, three stages at head_dim 256 too much memory.
+    #[test]
+    fn fp8_tiles_too_large_are_refused() {
+        let limits = DeviceLimits::h100_sxm();
+        let wide = CtaTile { tile_n: 160, ..fp8() };
+        let registers = TileError::Registers { needed: 80 + 20 + 64 + 64 + 32, available: 240 };
+        assert_eq!(wide.check(&limits), Err(registers));
+        assert_eq!(CtaTile { overlap: Overlap::None, ..wide }.check(&limits), Ok(()));
+        let deep = CtaTile { head_dim: 256, head_dim_v: 256, overlap: Overlap::None, stages: 3, ..fp8() };
+        let smem = TileError::SharedMemory { needed: ((32 + 3 * 96) << 10) + 2048, available: 232_448 };
+        assert_eq!(deep.check(&limits), Err(smem));
     }
 
     proptest! {
@@ -328,7 +433,7 @@ mod tests {
         #[test]
         fn any_tile_is_checked(
             numbers in proptest::array::uniform6(prop_oneof![0u32..600, any::<u32>()]), ping_pong: bool,
-            three_stage: bool, p_in_smem: bool, no_producer: bool,
+            three_stage: bool, p_in_smem: bool, no_producer: bool, is_fp8: bool,
         ) {
             let [tile_m, tile_n, stages, consumers, head_dim, head_dim_v] = numbers;
             let tile = CtaTile {
@@ -336,6 +441,7 @@ mod tests {
                 overlap: if three_stage { Overlap::ThreeStage } else { Overlap::TwoStage },
                 p_place: if p_in_smem { PPlace::Smem } else { PPlace::Registers },
                 loads: if no_producer { Loads::Consumers } else { Loads::Producer },
+                precision: if is_fp8 { Precision::Fp8 } else { Precision::Half },
                 ..dense128()
             };
             let any = CtaTile { tile_m, tile_n, stages, consumers, head_dim, head_dim_v, ..tile };

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use fa3_types::Dtype;
+
 /// Whether a warpgroup's softmax runs under its own GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overlap {
@@ -44,13 +46,40 @@ pub enum Rescale {
     Lazy,
 }
 
-/// The tile of a forward kernel, for f16 and bf16. [`CtaTile::check`] says whether a kernel can have it.
+/// The elements of Q, K, V and P.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// f16 or bf16.
+    Half,
+    /// e4m3. Warps of the producer transpose V, since products of 8-bit elements read it along the keys. The tensor
+    /// core keeps about 13 fraction bits of their sums, so that each block's PV is added to O in binary32.
+    Fp8,
+}
+
+impl Precision {
+    /// That of tensors with these elements.
+    pub fn of(dtype: Dtype) -> Precision {
+        if dtype == Dtype::E4m3 { Precision::Fp8 } else { Precision::Half }
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> u32 {
+        match self {
+            Precision::Half => 2,
+            Precision::Fp8 => 1,
+        }
+    }
+}
+
+/// The tile of a forward kernel. [`CtaTile::check`] says whether a kernel can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CtaTile {
     /// The largest head dimension of Q and K that it serves. Smaller ones are padded with zeros.
     pub head_dim: u32,
     /// The largest head dimension of V and O it serves.
     pub head_dim_v: u32,
+    /// The elements.
+    pub precision: Precision,
     /// Query rows a tile, M.
     pub tile_m: u32,
     /// Keys a block, N.
@@ -88,6 +117,9 @@ impl fmt::Display for CtaTile {
             Overlap::None => {}
             Overlap::TwoStage => write!(f, ", softmax under GEMM")?,
             Overlap::ThreeStage => write!(f, ", softmax under two GEMMs")?,
+        }
+        if self.precision == Precision::Fp8 {
+            write!(f, ", FP8")?;
         }
         if self.rescale == Rescale::Lazy {
             write!(f, ", lazy rescaling")?;

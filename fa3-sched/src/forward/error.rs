@@ -9,7 +9,7 @@ use crate::{Scheduler, TooManyTiles};
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum PlanError {
-    #[error("the forward kernels take f16 and bf16, not {dtype}")]
+    #[error("the forward kernels take f16, bf16 and e4m3, not {dtype}")]
     Dtype { dtype: Dtype },
     #[error("the forward kernels write O in the type of Q, {dtype}, not in {output}")]
     Output { dtype: Dtype, output: Dtype },
@@ -25,6 +25,8 @@ pub enum PlanError {
         "the given tile takes head_dim up to {most} and head_dim_v up to {most_v}, not {head_dim} and {head_dim_v}"
     )]
     Narrow { most: u32, most_v: u32, head_dim: usize, head_dim_v: usize },
+    #[error("the given tile is for other elements than {dtype}")]
+    Precision { dtype: Dtype },
     #[error("the {scheduler} scheduler takes a tile with a producer, which draws the tiles")]
     NoProducer { scheduler: Scheduler },
     #[error(transparent)]
@@ -42,7 +44,8 @@ impl PlanError {
             | PlanError::Packed { .. }
             | PlanError::Used { .. }
             | PlanError::HeadDim { .. } => true,
-            PlanError::Narrow { .. }
+            PlanError::Precision { .. }
+            | PlanError::Narrow { .. }
             | PlanError::NoProducer { .. }
             | PlanError::Tile(_)
             | PlanError::Tiles(_) => false,
@@ -68,6 +71,12 @@ pub enum TileError {
         "under three-stage overlap O is in flight during the softmax, so that it cannot be rescaled lazily"
     )]
     Rescale,
+    #[error(
+        "tiles of e4m3 have a producer, row maxima in every block, P in registers, the softmax under GEMM only up to a \
+         head_dim_v of 128, blocks of a multiple of 32 keys, not {tile_n}, and a head_dim_v that is a power of two, not \
+         {head_dim_v}"
+    )]
+    Fp8 { tile_n: u32, head_dim_v: u32 },
     #[error("the tile needs {needed} bytes of shared memory, the device has {available}")]
     SharedMemory { needed: u32, available: u32 },
     #[error("the tile needs {needed} registers a thread, {available} are to be had")]

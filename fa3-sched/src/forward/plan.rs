@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use fa3_types::{Dtype, Mask, Problem, TensorName};
 
-use super::{CtaTile, Loads, PlanError, PlanOptions, Registers, TileRow};
+use super::{CtaTile, Loads, PlanError, PlanOptions, Precision, Registers, TileRow};
 use crate::{
     DeviceLimits, KvRange, Lens, Longest, Makespan, Order, Schedule, Scheduler, TILE_COST, Tile, TileCounts,
     Tiling,
@@ -149,10 +149,12 @@ impl Work {
 /// head dimensions is the table's to say.
 fn kernels_take(problem: &Problem) -> Result<(), PlanError> {
     let (dtype, output) = (problem.dtype(), problem.o().dtype);
-    if !matches!(dtype, Dtype::F16 | Dtype::Bf16) {
-        return Err(PlanError::Dtype { dtype });
-    }
-    if output != dtype {
+    let writes = match dtype {
+        Dtype::F32 => return Err(PlanError::Dtype { dtype }),
+        Dtype::F16 | Dtype::Bf16 => output == dtype,
+        Dtype::E4m3 => matches!(output, Dtype::F16 | Dtype::Bf16),
+    };
+    if !writes {
         return Err(PlanError::Output { dtype, output });
     }
     if problem.seqs_q().is_packed() || problem.seqs_k().is_packed() {
@@ -177,6 +179,10 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
         let row = TileRow::find(problem)?;
         return Ok((row.tile, row.why));
     };
+    let dtype = problem.dtype();
+    if tile.precision != Precision::of(dtype) {
+        return Err(PlanError::Precision { dtype });
+    }
     if !tile.takes(problem) {
         let (most, most_v) = (tile.head_dim, tile.head_dim_v);
         let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());

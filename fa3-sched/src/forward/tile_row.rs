@@ -49,7 +49,7 @@ impl TileRow {
     }
 
     /// The row for `problem`: of those that serve it, the one with the least padding of head dimensions, then the most
-    /// particular one (fewest rows, most keys). The table is for f16 and bf16; it does not look at the problem's types.
+    /// particular one (fewest rows, most keys).
     ///
     /// # Errors
     /// [`PlanError::HeadDim`] where no tile fits.
@@ -77,12 +77,23 @@ impl TileRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::forward::Precision;
     use fa3_types::{Dtype, ProblemSpec, Shape};
     use std::collections::HashSet;
 
     fn problem(head_dim: usize, head_dim_v: usize, mask: Mask, seqlens: (usize, usize)) -> Problem {
+        problem_of(Dtype::Bf16, head_dim, head_dim_v, mask, seqlens)
+    }
+
+    fn problem_of(
+        dtype: Dtype,
+        head_dim: usize,
+        head_dim_v: usize,
+        mask: Mask,
+        seqlens: (usize, usize),
+    ) -> Problem {
         let q = Shape { batch: 1, seqlen: seqlens.0, heads: 1, head_dim };
-        let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: seqlens.1, ..q });
+        let spec = ProblemSpec::dense(dtype, q, Shape { seqlen: seqlens.1, ..q });
         spec.head_dim_v(head_dim_v).mask(mask).validate().unwrap()
     }
 
@@ -137,14 +148,44 @@ mod tests {
         let mut found = HashSet::new();
         for TileRow { tile, min_seqlen_k, .. } in TileRow::table() {
             let (head_dim, head_dim_v) = (tile.head_dim as usize, tile.head_dim_v as usize);
+            let dtype = match tile.precision {
+                Precision::Half => Dtype::Bf16,
+                Precision::Fp8 => Dtype::E4m3,
+            };
             for (mask, rows) in MASKS.into_iter().flat_map(|mask| [64, 128, 4096].map(|rows| (mask, rows))) {
                 // More keys than the window has, which else would count as causal.
                 let seqlen_k = (*min_seqlen_k).max(512) as usize;
-                let problem = problem(head_dim, head_dim_v, mask, (rows, seqlen_k));
+                let problem = problem_of(dtype, head_dim, head_dim_v, mask, (rows, seqlen_k));
                 found.insert(TileRow::find(&problem).unwrap());
             }
         }
         let missing: Vec<_> = TileRow::table().iter().filter(|row| !found.contains(*row)).collect();
         assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    /// Problems of e4m3 have the table's tiles of e4m3, as wide as they need or the next wider, and no others have.
+    #[test]
+    fn rows_have_their_precision() {
+        let dims = (16..=256)
+            .step_by(16)
+            .flat_map(|head_dim| [(head_dim, head_dim), (head_dim, 16), (16, head_dim)]);
+        for ((head_dim, head_dim_v), mask) in dims.flat_map(|dims| MASKS.map(|mask| (dims, mask))) {
+            for seqlens in [(1, 16384), (64, 1), (128, 300), (4096, 4096)] {
+                let tile = |dtype| {
+                    TileRow::find(&problem_of(dtype, head_dim, head_dim_v, mask, seqlens))
+                        .map(|row| row.tile)
+                        .unwrap()
+                };
+                let fp8 = tile(Dtype::E4m3);
+                let wide = [64, 128, 256].into_iter().find(|&d| d >= head_dim.max(head_dim_v)).unwrap();
+                assert_eq!(fp8.precision, Precision::Fp8);
+                assert_eq!([fp8.head_dim, fp8.head_dim_v], [wide as u32; 2], "{head_dim}, {head_dim_v}");
+                for dtype in [Dtype::F16, Dtype::Bf16] {
+                    assert_eq!(tile(dtype).precision, Precision::Half);
+                }
+            }
+        }
+        let wider = problem_of(Dtype::E4m3, 272, 64, Mask::None, (64, 64));
+        assert_eq!(TileRow::find(&wider), Err(PlanError::HeadDim { head_dim: 272, head_dim_v: 64 }));
     }
 }

@@ -19,7 +19,7 @@ impl Engine for Fp8 {
         format!("fp8 emulator {}", self.key_block)
     }
 
-    fn arithmetic(&self) -> Arithmetic {
+    fn arithmetic(&self, _case: &Case) -> Arithmetic {
         Arithmetic::Fp8
     }
 

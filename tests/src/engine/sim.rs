@@ -4,7 +4,7 @@ use fa3_ref::Forward;
 use fa3_sched::forward::{PlanError, PlanOptions};
 use fa3_sim::{Mode, Policy};
 
-use super::{Answer, Engine, NoAnswer, Skip};
+use super::{Answer, Arithmetic, Engine, NoAnswer, Skip};
 use crate::fwd::{Fault, Launch, device};
 use crate::{Case, Values};
 
@@ -16,6 +16,10 @@ pub(super) struct Sim;
 impl Engine for Sim {
     fn name(&self) -> String {
         "kernel, simulated".to_owned()
+    }
+
+    fn arithmetic(&self, case: &Case) -> Arithmetic {
+        Arithmetic::of_kernels(case.problem.dtype())
     }
 
     fn forward(&self, case: &Case, values: &Values) -> Answer<Forward<f32>> {

@@ -12,7 +12,7 @@ impl Engine for Standard {
         "standard".to_owned()
     }
 
-    fn arithmetic(&self) -> Arithmetic {
+    fn arithmetic(&self, _case: &Case) -> Arithmetic {
         Arithmetic::RoundedScores
     }
 

@@ -40,8 +40,10 @@ impl Layout {
                 head_dim: 1,
             },
             Layout::Gaps => {
-                let row = heads * (head_dim + 8) + 24;
-                Strides { batch: seqlen * row + 40, seqlen: row, heads: head_dim + 8, head_dim: 1 }
+                // Every stride is a multiple of 16 bytes.
+                let unit = tensor.dtype.row_multiple() as i64;
+                let row = heads * (head_dim + unit) + 3 * unit;
+                Strides { batch: seqlen * row + 5 * unit, seqlen: row, heads: head_dim + unit, head_dim: 1 }
             }
             Layout::Interleaved => Strides {
                 batch: 3 * heads * head_dim,

@@ -1,7 +1,8 @@
 //! Tiles for forward kernels.
 
-use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Rescale, TileRow};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Precision, Rescale, TileRow};
 use fa3_sched::{DeviceLimits, Scheduler};
+use fa3_types::Dtype;
 
 /// The consumer's three pipelines, with rescaling in every block and, where that is possible, lazily.
 pub const FORMS: [(Overlap, Rescale); 5] = [
@@ -16,6 +17,7 @@ pub const FORMS: [(Overlap, Rescale); 5] = [
 pub const TINY: CtaTile = CtaTile {
     head_dim: 64,
     head_dim_v: 64,
+    precision: Precision::Half,
     tile_m: 64,
     tile_n: 16,
     stages: 2,
@@ -26,6 +28,10 @@ pub const TINY: CtaTile = CtaTile {
     p_place: PPlace::Registers,
     ping_pong: false,
 };
+
+/// The same for e4m3, with keys of one step of transposing.
+pub const TINY_FP8: CtaTile =
+    CtaTile { precision: Precision::Fp8, rescale: Rescale::EveryBlock, tile_n: 32, ..TINY };
 
 /// Every tile of the table, in all forms, with turns and without; with fewer keys where a form needs registers or
 /// memory that the tile leaves not enough of. Then the tile for head dimension 128 without a producer, as the ablation
@@ -109,6 +115,14 @@ pub fn others() -> Vec<CtaTile> {
         shape.check(&DeviceLimits::h100_sxm()).unwrap_or_else(|error| panic!("{shape}: {error}"));
     }
     shapes
+}
+
+/// A type of Q, K and V that a tile is for.
+pub fn dtype(shape: &CtaTile) -> Dtype {
+    match shape.precision {
+        Precision::Half => Dtype::Bf16,
+        Precision::Fp8 => Dtype::E4m3,
+    }
 }
 
 /// The scheduler for a tile: the static one in place of the dynamic one, where there is no producer to draw numbers.

@@ -1,17 +1,18 @@
 //! Problems for the forward kernels: the features of which their code is made, each with each.
 
-use fa3_sched::forward::{CtaTile, Loads, PPlace, PlanOptions, TileRow};
+use fa3_sched::forward::{CtaTile, Loads, PPlace, PlanOptions, Precision, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec};
 
+use super::fp8;
 use super::scores::Scores;
-use super::shapes::{FORMS, dealt, others};
+use super::shapes::{FORMS, dealt, dtype, others};
 use super::{Launch, Layout, dense, device, initial, judged, results, with_tile};
 use crate::family::{Bits, Trial};
 use crate::{Case, Dist, Poison, Values, covering};
 
 /// (consumer warpgroups, whether they take turns).
-const CONSUMERS: [(u32, bool); 5] = [(1, false), (2, false), (2, true), (3, false), (3, true)];
+pub(super) const CONSUMERS: [(u32, bool); 5] = [(1, false), (2, false), (2, true), (3, false), (3, true)];
 const LOADS: [Loads; 2] = [Loads::Producer, Loads::Consumers];
 const PLACES: [PPlace; 2] = [PPlace::Registers, PPlace::Smem];
 /// Slots for K and V: each in turn, two in flight, more than are in flight.
@@ -22,32 +23,32 @@ const KEYS: [u32; 3] = [16, 32, 48];
 const COLUMNS: [(u32, u32); 4] = [(64, 64), (96, 96), (192, 64), (64, 128)];
 /// Columns that the problem has fewer than the tile.
 const PADDING: [u32; 3] = [0, 8, 24];
-const MASKS: [Mask; 5] = [
+pub(super) const MASKS: [Mask; 5] = [
     Mask::None,
     Mask::Causal,
     Mask::Window { left: Some(37), right: Some(21) },
     Mask::Window { left: Some(50), right: None },
     Mask::Window { left: None, right: Some(13) },
 ];
-const SCHEDULERS: [Scheduler; 3] =
+pub(super) const SCHEDULERS: [Scheduler; 3] =
     [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
-const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
+pub(super) const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
-const ORDERS: [Order; 3] = [
+pub(super) const ORDERS: [Order; 3] = [
     Order::Linear,
     Order::LongestFirst { section: 2, longest: Longest::First },
     Order::LongestFirst { section: 1, longest: Longest::Last },
 ];
 /// (sequences, query heads, key/value heads): alone, of one, of groups that are no power of two. Many heads need not
 /// have many rows.
-const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 6, 2), (1, 5, 5)];
+pub(super) const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 6, 2), (1, 5, 5)];
 const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::OneHot];
 
 /// Lengths of Q and of K, in terms of a tile of m x n.
-type Lengths = fn(usize, usize) -> (usize, usize);
+pub(super) type Lengths = fn(usize, usize) -> (usize, usize);
 
 /// One of each; one query and several blocks; just less and more than tiles; rows without keys under a causal mask.
-const LENGTHS: [Lengths; 5] = [
+pub(super) const LENGTHS: [Lengths; 5] = [
     |_, _| (1, 1),
     |_, n| (1, 3 * n + 7),
     |m, n| (m - 3, 2 * n + 1),
@@ -79,7 +80,7 @@ const LEVELS: [usize; 17] = [
     PADDING.len(),
 ];
 
-/// The covering array of features, every tile of the table, and scores of every kind.
+/// The covering arrays of features, every tile of the table, and scores of every kind.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let mut trials: Vec<Trial> =
         covering(&LEVELS, FEATURES).iter().map(|row| of_features(row, seed)).collect();
@@ -90,8 +91,10 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         }
     }
     trials.extend(tiles.into_iter().map(|shape| of_table(shape, seed)));
+    trials.extend(fp8::trials(seed));
     for (index, scores) in Scores::ALL.into_iter().enumerate() {
-        let settings = [64, 128, 256].into_iter().flat_map(|head_dim| DTYPES.map(|dtype| (head_dim, dtype)));
+        let dtypes = [Dtype::F16, Dtype::Bf16, Dtype::E4m3];
+        let settings = [64, 128, 256].into_iter().flat_map(|head_dim| dtypes.map(|dtype| (head_dim, dtype)));
         trials.extend(settings.enumerate().map(|(setting, (head_dim, dtype))| {
             let mask = if (index + setting) % 2 == 0 { Mask::None } else { Mask::Causal };
             of_scores(scores, dense(dtype, 1, (130, 1500), (1, 1), head_dim).mask(mask), seed)
@@ -136,6 +139,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
         rescale,
         p_place: PLACES[place],
         ping_pong,
+        precision: Precision::Half,
     };
     let (seqlen_q, seqlen_k) = LENGTHS[lengths](shape.tile_m as usize, shape.tile_n as usize);
     let (batch, heads_q, heads_kv) = HEADS[heads];
@@ -155,7 +159,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
 /// A tile of the table on two tiles of rows and three blocks of keys.
 fn of_table(shape: CtaTile, seed: u64) -> Trial {
     let lengths = (shape.tile_m as usize + 9, 2 * shape.tile_n as usize + 5);
-    let spec = dense(Dtype::Bf16, 1, lengths, (1, 1), shape.head_dim as usize);
+    let spec = dense(dtype(&shape), 1, lengths, (1, 1), shape.head_dim as usize);
     let problem = spec.head_dim_v(shape.head_dim_v as usize).causal().validate();
     let problem = problem.expect("a tile's own head dimensions are valid");
     trial(Case::normal("a tile of the table", problem, seed), &with_tile(shape))
@@ -180,11 +184,11 @@ pub(super) fn small() -> Vec<Trial> {
         let options = with_tile(shape).scheduler(dealt(&shape, SCHEDULERS[index / 3 % 3]));
         trial(Case::normal("small", problem, 4), &options)
     });
-    small.collect()
+    small.chain(fp8::small()).collect()
 }
 
 /// The case on a device of three SMs.
-fn trial(case: Case, options: &PlanOptions) -> Trial {
+pub(super) fn trial(case: Case, options: &PlanOptions) -> Trial {
     let values = case.values();
     trial_on(case, values, options)
 }

@@ -2,11 +2,11 @@
 
 use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Rescale};
 use fa3_sched::{Order, Scheduler};
-use fa3_types::{Dtype, Mask, ProblemSpec, Shape};
+use fa3_types::{Mask, ProblemSpec, Shape};
 
 use super::Argued;
 use super::Prey;
-use crate::fwd::shapes::TINY;
+use crate::fwd::shapes::{TINY, TINY_FP8, dtype};
 use crate::fwd::{Launch, device, initial, with_tile};
 use crate::{Dist, Poison, Values};
 
@@ -79,6 +79,28 @@ const ALONE: &[Argued] = &[
     },
 ];
 
+/// Of Algorithm 2 for e4m3 with two slots for K and V.
+const TWO_STAGE_FP8: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
+    Argued { operator: "empty wait: after the first load", most: 1, reason: TRANSPOSED },
+    Argued {
+        operator: "named barrier: that of the first warpgroup",
+        most: 1,
+        reason: "the turn that is taken back at the end is the first warpgroup's",
+    },
+];
+
+/// Of Algorithm 1 for e4m3 with one slot for K and V.
+const ONE_BY_ONE_FP8: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 1, reason: PV_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 1, reason: PV_FENCE },
+    Argued { operator: "empty wait: after the first load", most: 1, reason: TRANSPOSED },
+];
+
+const TRANSPOSED: &str = "the slot of K that was waited for before is given back by warps that have begun to read what \
+                          was transposed from V's";
+
 /// A problem: query heads, rows of Q and of K, the mask.
 type Small = (usize, (usize, usize), Mask);
 
@@ -148,6 +170,26 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             ],
             ALONE,
         ),
+        prey(
+            "fwd 2, e4m3, turns",
+            CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY_FP8 },
+            Scheduler::DynamicPersistent,
+            &[(5, (20, 140), Mask::Causal), (1, (130, 120), Mask::Causal), (3, (9, 10), Mask::Causal)],
+            TWO_STAGE_FP8,
+        ),
+        prey(
+            "fwd 1, e4m3",
+            CtaTile { overlap: Overlap::None, stages: 1, ..TINY_FP8 },
+            Scheduler::StaticPersistent,
+            &[
+                (3, (20, 150), window(90, 10)),
+                (1, (70, 75), window(21, 10)),
+                (3, (40, 3), window(1, 0)),
+                (2, (130, 150), window(148, 10)),
+                (3, (80, 20), window(15, 5)),
+            ],
+            ONE_BY_ONE_FP8,
+        ),
     ]
 }
 
@@ -162,7 +204,7 @@ fn prey(
     let programs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };
-        let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).validate();
+        let problem = ProblemSpec::dense(dtype(&shape), q, kv).mask(mask).validate();
         let problem = problem.expect("the problem of a prey is valid");
         let launch = Launch::new(&problem, &device(1), &options).expect("there is such a kernel");
         let program = launch.program;

@@ -6,8 +6,7 @@ use fa3_quant::{Granularity, Incoherent, Preparation, Quantized, Rope, RopeTable
 use fa3_sched::DeviceLimits;
 use fa3_sched::quantize::Plan;
 use fa3_types::{
-    Dtype, Positions, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, Sequences, Shape, Strides,
-    TensorDesc,
+    Dtype, Positions, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, Sequences, Shape, TensorDesc,
 };
 use ndarray::Array4;
 
@@ -262,14 +261,9 @@ impl Case {
     }
 }
 
-/// A tensor whose strides are multiples of 16 bytes.
+/// A tensor in this layout.
 fn strided(dtype: Dtype, shape: Shape, layout: Layout) -> TensorDesc {
     let mut desc = TensorDesc::contiguous(dtype, shape);
     desc.strides = layout.strides(&desc);
-    if layout == Layout::Gaps {
-        let Strides { batch, seqlen, heads, .. } = desc.strides;
-        let [batch, seqlen, heads] = [batch, seqlen, heads].map(|stride| 2 * stride);
-        desc.strides = Strides { batch, seqlen, heads, head_dim: 1 };
-    }
     desc
 }

@@ -1,5 +1,6 @@
 //! The forward kernels judged by the error law: real sizes, where the simulator's are small.
 
+mod fp8;
 mod groups;
 mod judge;
 mod large;
@@ -20,7 +21,7 @@ use trial::{Bench, Inputs, Trial};
 /// Failures of a group that are printed.
 const PRINTED: usize = 10;
 
-pub(crate) const CHECKS: [(&str, Check); 14] = [
+pub(crate) const CHECKS: [(&str, Check); 15] = [
     ("attention::two_head_dims", |device| group(device, &groups::wide())),
     ("attention::softcap", |device| group(device, &groups::capped())),
     ("attention::scales", |device| group(device, &groups::scaled())),
@@ -29,6 +30,7 @@ pub(crate) const CHECKS: [(&str, Check); 14] = [
     ("attention::forms_and_tiles", |device| group(device, &groups::forms())),
     ("attention::all_sizes_bf16", |device| group(device, &groups::sizes(Dtype::Bf16))),
     ("attention::all_sizes_f16", |device| group(device, &groups::sizes(Dtype::F16))),
+    ("attention::fp8", |device| group(device, &groups::fp8())),
     ("attention::bits_whoever_computes", repeat::schedulers),
     ("attention::bits_beside_nan", repeat::neighbours),
     ("attention::bits_1000_times", repeat::repetitions),

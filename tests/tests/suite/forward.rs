@@ -12,7 +12,7 @@ fn every_engine_obeys_the_error_law() {
         let judge = Judge::new(case, &values);
         for engine in &engines {
             ledger.enter(&engine.name(), case, engine.forward(case, &values), |answer| {
-                judge.forward(engine.arithmetic(), &answer, &case.replay("forward"))
+                judge.forward(engine.arithmetic(case), &answer, &case.replay("forward"))
             });
         }
     }

@@ -151,7 +151,7 @@ proptest! {
         let judge = Judge::new(&case, &values);
         for engine in engines() {
             let Some(answer) = run(&*engine, &problem, &backwards) else { continue };
-            let verdict = judge.forward(engine.arithmetic(), &answer, REPLAY);
+            let verdict = judge.forward(engine.arithmetic(&case), &answer, REPLAY);
             prop_assert!(verdict.is_ok(), "{}: {}", engine.name(), verdict.unwrap_err());
         }
     }
@@ -179,7 +179,7 @@ proptest! {
                 run(&*engine, &dense_like(&problem, &part), &part)
             };
             let Some((a, b)) = part(0, cut).zip(part(cut, keys)) else { continue };
-            let verdict = judge.forward(engine.arithmetic(), &merge(&a, &b), REPLAY);
+            let verdict = judge.forward(engine.arithmetic(&case), &merge(&a, &b), REPLAY);
             prop_assert!(verdict.is_ok(), "{} cut at {cut}: {}", engine.name(), verdict.unwrap_err());
         }
     }
@@ -203,7 +203,7 @@ proptest! {
                 let shift = 0.5 * scale * q.iter().map(|&q| f64::from(q)).sum::<f64>();
                 *lse = (f64::from(*lse) - shift) as f32;
             }
-            let verdict = judge.forward(engine.arithmetic(), &answer, REPLAY);
+            let verdict = judge.forward(engine.arithmetic(&case), &answer, REPLAY);
             prop_assert!(verdict.is_ok(), "{}: {}", engine.name(), verdict.unwrap_err());
         }
     }

@@ -48,7 +48,7 @@ fn engines_agree_with_an_independent_float64_computation() {
     let mut ledger = Ledger::default();
     for engine in engines() {
         ledger.enter(&engine.name(), &case, engine.forward(&case, &values), |answer| {
-            judge.forward(engine.arithmetic(), &answer, "cargo test -p fa3-tests --test suite minilm::")
+            judge.forward(engine.arithmetic(&case), &answer, "cargo test -p fa3-tests --test suite minilm::")
         });
     }
     println!("{ledger}");

@@ -14,7 +14,7 @@ fn check_forward(case: &Case) {
     let mut ledger = Ledger::default();
     for engine in engines() {
         ledger.enter(&engine.name(), case, engine.forward(case, &values), |answer| {
-            judge.forward(engine.arithmetic(), &answer, REPLAY)
+            judge.forward(engine.arithmetic(case), &answer, REPLAY)
         });
     }
     ledger.close();

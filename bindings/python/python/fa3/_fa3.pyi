@@ -11,6 +11,7 @@ def forward(
     v: _Tensor,
     o: int,
     lse: int | None,
+    descales: tuple[int | None, int | None, int | None],
     softmax_scale: float | None,
     window: tuple[int, int],
     softcap: float | None,

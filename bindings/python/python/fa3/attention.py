@@ -25,13 +25,16 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of float16 or bfloat16 tensors on a Hopper GPU, on torch's current stream of their device.
+    """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their device.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8.
+        q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8 (of
+            16 for float8_e4m3fn).
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
         v: (batch, seqlen_k, heads_kv, head_dim_v).
         softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None.
+        q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
+            its code times its scale. A head of q has the scale of its head of k. None is 1.
         causal: a query sees keys up to its own position. The last query stands at the last key.
         window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
             side of a causal window is 0.
@@ -43,7 +46,7 @@ def flash_attn_func(
         return_attn_probs: whether to return LSE as well.
 
     Returns:
-        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), LSE float32
+        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of bfloat16 if that is float8_e4m3fn, contiguous. With return_attn_probs (O, LSE), LSE float32
         (batch, heads_q, seqlen_q): the natural logarithm of the sum of exp(score). A query that sees no key has O = 0 and
         LSE = -inf.
 
@@ -54,9 +57,6 @@ def flash_attn_func(
     """
     for name, given in (
         ("qv", qv is not None),
-        ("q_descale", q_descale is not None),
-        ("k_descale", k_descale is not None),
-        ("v_descale", v_descale is not None),
         ("attention_chunk", attention_chunk != 0),
         ("num_splits", num_splits not in (0, 1)),
         ("pack_gqa", pack_gqa),
@@ -65,10 +65,11 @@ def flash_attn_func(
             raise NotImplementedError(f"{name} is not supported yet")
     left, right = window_size
     options = (softmax_scale, left, 0 if causal else right, softcap, sm_margin)
+    descales = (q_descale, k_descale, v_descale)
     if operator.is_plain(q, k, v):
-        out, lse = operator.launch(q, k, v, *options, return_attn_probs)
+        out, lse = operator.launch(q, k, v, *options, *descales, return_attn_probs)
     else:
-        out, lse = _traced(q, k, v, *options)
+        out, lse = _traced(q, k, v, *options, *descales)
     return (out, lse) if return_attn_probs else out
 
 

@@ -24,6 +24,9 @@ def launch(
     window_right: int,
     softcap: float,
     sm_margin: int,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device."""
@@ -37,9 +40,18 @@ def launch(
         k_raw = (_DTYPES[k.dtype], k.data_ptr(), k.shape, k.stride())
         v_raw = (_DTYPES[v.dtype], v.data_ptr(), v.shape, v.stride())
     except KeyError as error:
-        raise TypeError(f"a tensor is {error}, expected torch.float16 or torch.bfloat16") from None
+        raise TypeError(
+            f"a tensor is {error}, expected torch.float16, torch.bfloat16 or torch.float8_e4m3fn"
+        ) from None
     # What nobody wants is not even allocated: that takes as long as the launch.
     o, lse = _output(q, k, v), _lse(q) if with_lse else None
+    if q_descale is None and k_descale is None and v_descale is None:
+        descales, scales = (None, None, None), None
+    else:
+        named = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+        # They are kept until the launch. Their memory may be used again after it, in the order of the stream.
+        scales = [_descale(name, given, q, k) for name, given in named.items()]
+        descales = tuple(None if scale is None else scale.data_ptr() for scale in scales)
     arguments = (
         device,
         torch._C._cuda_getCurrentRawStream(device),
@@ -48,6 +60,7 @@ def launch(
         v_raw,
         o.data_ptr(),
         None if lse is None else lse.data_ptr(),
+        descales,
         softmax_scale,
         (window_left, window_right),
         softcap or None,
@@ -93,15 +106,30 @@ def refuse_tangents(names: str, *tensors: Tensor) -> None:
 
 
 def _output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A new, contiguous tensor for O (batch, seqlen_q, heads_q, head_dim_v)."""
+    """A new, contiguous tensor for O (batch, seqlen_q, heads_q, head_dim_v), of bfloat16 if Q is of float8."""
     if not q.dim() == k.dim() == v.dim() == 4:
         given = f"q has {q.dim()}, k {k.dim()} and v {v.dim()} dimensions"
         raise ValueError(f"{given}, expected 4: (batch, seqlen, heads, head_dim)")
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
     if q.shape[3] == v.shape[3] and q.is_contiguous():
-        return torch.empty_like(q)
+        return torch.empty_like(q, dtype=dtype)
     batch, seqlen, heads, _ = q.shape
     # Torch reads extents faster one by one than from a tuple.
-    return q.new_empty(batch, seqlen, heads, v.shape[3])
+    return q.new_empty(batch, seqlen, heads, v.shape[3], dtype=dtype)
+
+
+def _descale(name: str, given: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The scales of an e4m3 tensor, contiguous."""
+    if given is None:
+        return None
+    if q.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"{name} is for torch.float8_e4m3fn, q is {q.dtype}")
+    expected = (q.shape[0], k.shape[2])
+    if given.dtype != torch.float32 or tuple(given.shape) != expected or given.device != q.device:
+        found = f"{given.dtype} {tuple(given.shape)} on {given.device}"
+        raise ValueError(f"{name} is {found}, expected torch.float32 {expected} on {q.device}: (batch, heads_kv)")
+    refuse_grad(name, given)
+    return given.contiguous()
 
 
 def _lse(q: Tensor) -> Tensor:
@@ -110,7 +138,19 @@ def _lse(q: Tensor) -> Tensor:
     return q.new_empty(batch, heads, seqlen, dtype=torch.float32)
 
 
-def _fake(q, k, v, softmax_scale, window_left, window_right, softcap, sm_margin):
+def _fake(
+    q,
+    k,
+    v,
+    softmax_scale,
+    window_left,
+    window_right,
+    softcap,
+    sm_margin,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+):
     return _output(q, k, v), _lse(q)
 
 
@@ -118,7 +158,7 @@ def _fake(q, k, v, softmax_scale, window_left, window_right, softcap, sm_margin)
 library = torch.library.Library("fa3", "DEF")
 library.define(
     "forward(Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, "
-    "SymInt sm_margin) -> (Tensor o, Tensor lse)",
+    "SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None) -> (Tensor o, Tensor lse)",
     # Compilers must leave the last dimension contiguous.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )

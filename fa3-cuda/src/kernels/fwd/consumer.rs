@@ -1,9 +1,10 @@
 //! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
 
 use fa3_ir::lang::*;
-use fa3_sched::forward::{Overlap, Rescale};
+use fa3_sched::forward::{Overlap, Precision, Rescale};
 
 use super::self_loading::{Kv, SelfLoading};
+use super::transpose::Transposed;
 use super::{Fwd, epilogue};
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::p_operand::{P, POperand};
@@ -14,7 +15,6 @@ use crate::kernels::parts::scores::Scores;
 /// What one consumer warpgroup has, tile after tile.
 pub(super) struct Attend<'f, 'k> {
     pub(super) fwd: &'f Fwd<'k>,
-    pub(super) scores: Scores<'k>,
     pub(super) q: Consumer<'k, 1>,
     pub(super) k: Kv<'k>,
     pub(super) v: Kv<'k>,
@@ -30,6 +30,8 @@ pub(super) struct Query<'s, 'k> {
     pub(super) tile: Tile<'s, 'k>,
     /// The thread's first row.
     pub(super) row: V<'k, B32>,
+    /// What its products with K go through.
+    pub(super) scores: Scores<'k>,
 }
 
 /// What a tile adds up to.
@@ -43,21 +45,23 @@ pub(super) fn run(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     let me = b.warpgroup();
     let q = fwd.q.consumer();
-    let (k, v) = (fwd.k.consumer(), fwd.v.consumer());
+    let k = fwd.k.consumer();
+    let v = fwd.transposed.as_ref().map_or_else(|| fwd.v.consumer(), Transposed::consumer);
     let p = fwd.p.of(b, me);
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
-    let mut attend = Attend { fwd, scores: fwd.scores(), q, k, v, p, turn };
+    let mut attend = Attend { fwd, q, k, v, p, turn };
     let headroom = match fwd.spec.tile.rescale {
         Rescale::Lazy => attend.p.headroom(),
-        Rescale::EveryBlock => 0.0,
+        Rescale::EveryBlock => -attend.p.offset(),
     };
     fwd.tiles.consume(|tile| {
         let work = fwd.params.geometry.work(tile);
         // Computed again for each tile: it would take a register to keep.
         let row = work.row + me.mad(64, b.frag_row());
+        let units = fwd.units(&work);
         let o = Frag::zeros(b, fwd.spec.tile.head_dim_v); // A1:13
-        let mut sum = Sum { o, softmax: RowSoftmax::new(b, fwd.params.scale_log2, headroom) };
+        let mut sum = Sum { o, softmax: RowSoftmax::new(b, units.scale_log2, headroom) };
         let visits = work.kv.first.lt(work.kv.end);
         let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, fwd.spec.mask);
         b.if_uniform(visits, || {
@@ -65,7 +69,8 @@ pub(super) fn run(fwd: &Fwd<'_>) {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
             }
             let slot = attend.q.wait(); // A1:14
-            let q = Query { slot: &slot, tile: slot.tile().row_block(me, 64), row };
+            let (tile, scores) = (slot.tile().row_block(me, 64), fwd.scores(&units));
+            let q = Query { slot: &slot, tile, row, scores };
             attend.tile(&q, &blocks, &mut sum);
             slot.released();
         });
@@ -77,11 +82,18 @@ pub(super) fn run(fwd: &Fwd<'_>) {
 impl<'k> Attend<'_, 'k> {
     /// All blocks of a tile.
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
-        match (self.fwd.spec.tile.overlap, self.fwd.spec.tile.rescale) {
-            (Overlap::None, _) => self.algorithm1(q, blocks, sum),
-            (Overlap::TwoStage, Rescale::Lazy) => self.algorithm2(q, blocks, sum),
-            (Overlap::TwoStage, Rescale::EveryBlock) => self.algorithm2_every_block(q, blocks, sum),
-            (Overlap::ThreeStage, _) => self.algorithm4(q, blocks, sum),
+        let tile = &self.fwd.spec.tile;
+        match (tile.precision, tile.overlap, tile.rescale) {
+            (Precision::Fp8, Overlap::None, _) => self.algorithm1_in_two_levels(q, blocks, sum),
+            (Precision::Fp8, Overlap::TwoStage | Overlap::ThreeStage, _) => {
+                self.algorithm2_in_two_levels(q, blocks, sum);
+            }
+            (Precision::Half, Overlap::None, _) => self.algorithm1(q, blocks, sum),
+            (Precision::Half, Overlap::TwoStage, Rescale::Lazy) => self.algorithm2(q, blocks, sum),
+            (Precision::Half, Overlap::TwoStage, Rescale::EveryBlock) => {
+                self.algorithm2_every_block(q, blocks, sum);
+            }
+            (Precision::Half, Overlap::ThreeStage, _) => self.algorithm4(q, blocks, sum),
         }
     }
 
@@ -91,7 +103,7 @@ impl<'k> Attend<'_, 'k> {
         let mut s = gemm(q.tile, k.tile().t(), Fresh).wait();
         self.k.release(k);
         q.slot.release_if(block.last);
-        self.scores.apply(&mut s, q.row, block);
+        q.scores.apply(&mut s, q.row, block);
         s
     }
 

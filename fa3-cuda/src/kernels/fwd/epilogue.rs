@@ -5,7 +5,7 @@ use fa3_ir::lang::*;
 use super::Fwd;
 use super::consumer::Sum;
 use super::geometry::Work;
-use crate::kernels::parts::store_rows::{Global, StoreRows};
+use crate::kernels::parts::store_rows::{Global, Order, StoreRows};
 
 /// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
 #[track_caller]
@@ -26,15 +26,23 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
         b.guarded(inside & writes, || b.store(at.at(offset), lse[half]));
     }
 
-    o.scale_rows(inverse); // A1:24
+    let scale = match params.descales {
+        None => inverse,
+        Some(([_, _, v], heads)) => {
+            let descale = fwd.descale(v, heads, work);
+            inverse.map(|inverse| inverse * descale)
+        }
+    };
+    o.scale_rows(scale); // A1:24
     // A row that has seen no key is 0, whatever was multiplied by its zeros.
     let empty = inverse.map(|inverse| inverse.eq(0.0));
     b.if_uniform(empty.any().vote_any(), || o.map(|o, at| empty[at].select(0.0, o)));
 
     let rows = Global { address: params.o, strides: params.o_strides };
-    let at = quad.mad_wide(16, rows.at([work.batch, work.head, row]));
+    let order = if fwd.spec.is_fp8() { Order::EvensFirst } else { Order::Natural };
+    let store = StoreRows { elem: fwd.spec.output, cols: fwd.spec.head_dim_v, order };
+    let at = store.chunk(quad).mad_wide(16, rows.at([work.batch, work.head, row]));
     let [_, _, stride] = params.o_strides;
     let below = at + (stride << 3);
-    let store = StoreRows { elem: fwd.spec.elem, cols: fwd.spec.head_dim_v };
-    store.store(&o, quad, [at, below], inside); // A1:25
+    store.store(o, quad, [at, below], inside); // A1:25
 }

@@ -1,5 +1,6 @@
 //! The parameters of a forward kernel.
 
+use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::Scheduler;
 use fa3_sched::forward::Plan;
@@ -22,6 +23,8 @@ pub(super) struct Params<S: Side> {
     pub(super) lse: S::Pointer,
     /// Bytes from one sequence, head, row of O to the next.
     pub(super) o_strides: [S::U64; 3],
+    /// Where scales of e4m3 Q, K and V are, and heads of K and V. At address 0, all of a tensor are 1.
+    pub(super) descales: Option<([S::Pointer; 3], S::U32)>,
     /// Query heads.
     pub(super) heads: S::U32,
     /// softmax_scale · log₂e, or of capped scores cap · log₂e: what a unit of a score is worth in the exponent of 2.
@@ -49,6 +52,11 @@ impl<A: Side> Params<A> {
                 by.u64("o_head_bytes", head),
                 by.u64("o_row_bytes", row),
             ],
+            descales: self.descales.map(|([q, k, v], heads)| {
+                let pointers =
+                    [by.pointer("q_descale", q), by.pointer("k_descale", k), by.pointer("v_descale", v)];
+                (pointers, by.u32("heads_kv", heads))
+            }),
             heads: by.u32("heads", self.heads),
             scale_log2: by.f32("scale_log2", self.scale_log2),
             into_cap: self.into_cap.map(|factor| by.f32("into_cap", factor)),
@@ -68,9 +76,10 @@ impl Params<Form> {
             q: tensor(tile.tile_m, tile.head_dim),
             k: tensor(tile.tile_n, tile.head_dim),
             v: tensor(tile.tile_n, tile.head_dim_v),
-            o: spec.elem,
+            o: spec.output,
             lse: Elem::F32,
             o_strides: [(); 3],
+            descales: spec.is_fp8().then_some(([Elem::F32; 3], ())),
             heads: (),
             scale_log2: (),
             into_cap: spec.softcap.then_some(()),
@@ -82,7 +91,7 @@ impl Params<Form> {
 
 impl Params<Host> {
     /// The values of a launch.
-    pub(super) fn of(plan: &Plan) -> Params<Host> {
+    pub(super) fn of(plan: &Plan, ticket: Option<BufferId>) -> Params<Host> {
         let problem = plan.problem();
         // Without keys nothing is loaded of K and V, but a tensor map must be of something.
         let view_of = |buffer, tensor: &TensorDesc| {
@@ -96,11 +105,12 @@ impl Params<Host> {
             o: buffers::O,
             lse: buffers::LSE,
             o_strides: strides(problem.o()),
+            descales: FwdSpec::of(plan).is_fp8().then(|| (buffers::DESCALES, problem.heads().kv() as u32)),
             heads: problem.heads().q() as u32,
             scale_log2,
             into_cap,
             geometry: Geometry::of(plan),
-            ticket: (plan.schedule().scheduler() == Scheduler::DynamicPersistent).then_some(buffers::TICKET),
+            ticket,
         }
     }
 }

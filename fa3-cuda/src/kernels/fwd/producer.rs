@@ -1,11 +1,23 @@
-//! The producer: loads Q, K and V of every tile, as early as their slots are free.
+//! The producer: loads Q, K and V of every tile, as early as their slots are free, and transposes V of e4m3.
 
 use super::Fwd;
 use super::geometry::Work;
 
-/// What one of the producer's threads runs. Blocks go from the last to the first, K a block ahead of V, which is how
-/// consumers want them; the next tile's follow at once, while consumers still work on this one.
+/// What the producer's warps run: the first one loads, the others transpose, if there is something to transpose.
 pub(super) fn run(fwd: &Fwd<'_>) {
+    let b = fwd.builder;
+    match &fwd.transposed {
+        None => load(fwd),
+        Some(transposed) => {
+            let loads = (b.tid() >> 5).shfl_idx(0).eq(0);
+            b.if_else_uniform(loads, || load(fwd), || transposed.run(fwd));
+        }
+    }
+}
+
+/// Loads, in one thread. Blocks go from the last to the first, K a block ahead of V, which is how
+/// consumers want them; the next tile's follow at once, while consumers still work on this one.
+fn load(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     b.once_per_role(|| {
         let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());

@@ -23,8 +23,10 @@ pub mod buffers {
     pub const O: BufferId = BufferId(3);
     /// (batch, heads, seqlen_q); optional.
     pub const LSE: BufferId = BufferId(4);
+    /// Scales of Q, K and V, (batch, heads_kv) each, optional; of e4m3 only.
+    pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
-    pub const TICKET: BufferId = BufferId(5);
+    pub const TICKET: &str = "ticket";
 }
 
 /// The program of a plan; without steps if there are no rows to compute. Buffers are as large as their tensors reach,
@@ -38,12 +40,18 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     tensors::output(&mut program, "o", problem.o());
     let lse = problem.lse_shape().map(|extent| extent as u32);
     program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
+    if spec.is_fp8() {
+        let shape = problem.descale_shape().map(|extent| extent as u32);
+        for name in ["q_descale", "k_descale", "v_descale"] {
+            program.buffer(name, Elem::F32, &shape, BufferRole::OptionalInput);
+        }
+    }
     if schedule.scheduler() == Scheduler::DynamicPersistent {
-        program.buffer("ticket", Elem::U32, &[1], BufferRole::Ticket);
+        program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
     }
     if schedule.grid() > 0 {
         let mut args = Fill::default();
-        Params::of(plan).pass(&mut args);
+        Params::of(plan, program.find(buffers::TICKET)).pass(&mut args);
         program.step(Spec::Forward(spec), [schedule.grid(), 1, 1], args.0);
     }
     program

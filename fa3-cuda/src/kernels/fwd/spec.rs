@@ -1,7 +1,7 @@
 //! What makes one forward kernel differ from another.
 
 use fa3_ir::Elem;
-use fa3_sched::forward::{CtaTile, Plan};
+use fa3_sched::forward::{CtaTile, Plan, Precision};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
@@ -11,8 +11,10 @@ use crate::kernels::tensors::elem;
 /// scales and the reach of a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FwdSpec {
-    /// The elements of Q, K, V and O: f16 or bf16.
+    /// The elements of Q, K and V: f16, bf16 or e4m3.
     pub elem: Elem,
+    /// The elements of O: the same, or of e4m3 either of the others.
+    pub output: Elem,
     /// The tile, its pipeline among it.
     pub tile: CtaTile,
     /// Columns of V and O, at most the tile's.
@@ -33,6 +35,7 @@ impl FwdSpec {
         let (problem, schedule) = (plan.problem(), plan.schedule());
         FwdSpec {
             elem: elem(problem.dtype()),
+            output: elem(problem.o().dtype),
             tile: plan.tile(),
             head_dim_v: problem.head_dim_v() as u32,
             mask: sides(problem.mask()),
@@ -40,6 +43,14 @@ impl FwdSpec {
             order: form(schedule.order()),
             scheduler: schedule.scheduler(),
         }
+    }
+}
+
+/// What follows from it.
+impl FwdSpec {
+    /// Whether products are of e4m3.
+    pub(super) fn is_fp8(&self) -> bool {
+        self.tile.precision == Precision::Fp8
     }
 }
 

@@ -71,6 +71,11 @@ impl<'k> POperand<'k> {
         if self.ty == WgmmaType::F16 { 4.0 } else { 16.0 }
     }
 
+    /// log2 of P of the largest score, if that is not 1: e4m3 has most of its numbers there.
+    pub(crate) fn offset(&self) -> f32 {
+        if self.ty == WgmmaType::E4m3 { 8.0 } else { 0.0 }
+    }
+
     /// Lets products read what all threads have put there: every thread fences for the async proxy, then the barrier.
     #[track_caller]
     pub(crate) fn publish(&self) {

@@ -19,7 +19,8 @@ pub(crate) struct RowSoftmax<'k> {
     builder: &'k Builder,
     /// softmax_scale · log₂e: what a unit of a score is worth in the exponent of 2.
     scale_log2: V<'k, F32>,
-    /// What references are above the largest score, in base 2: a whole number, so that its P is still a power of 2.
+    /// What references are above the largest score, in base 2: a whole number, so that its P is still a power of 2. It
+    /// is negative where P is larger than 1.
     headroom: f32,
     /// In base 2, and perhaps of some blocks ago; the smallest number there is for a row that has seen no key, so that
     /// it differs from every score of one.
@@ -38,7 +39,7 @@ const GROWTH: f32 = 4.0;
 const INEXACT: f32 = 4096.0;
 
 impl<'k> RowSoftmax<'k> {
-    /// Nothing seen, a sum of 0. The paper's softmax has no `headroom`.
+    /// Nothing seen, a sum of 0. The paper's softmax has no `headroom` in 16 bits.
     #[track_caller]
     pub(crate) fn new(builder: &'k Builder, scale_log2: V<'k, F32>, headroom: f32) -> RowSoftmax<'k> {
         let zeros = |name| builder.rows_var(name, 0.0);

@@ -27,33 +27,93 @@ pub(crate) struct StoreRows {
     pub(crate) elem: Elem,
     /// Columns that there are; the fragment may have more.
     pub(crate) cols: u32,
+    /// Their order in the fragment.
+    pub(crate) order: Order,
+}
+
+/// In which order a fragment has columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// As they are.
+    Natural,
+    /// Of each 16, first the even ones, then the odd ones.
+    EvensFirst,
 }
 
 impl StoreRows {
+    /// Which 8 of 32 columns thread `quad` of a quad writes.
+    #[track_caller]
+    pub(crate) fn chunk<'k>(&self, quad: V<'k, B32>) -> V<'k, B32> {
+        match self.order {
+            Order::Natural => quad,
+            Order::EvensFirst => ((quad & 1) << 1) | (quad >> 1),
+        }
+    }
+
     /// Writes the thread's two rows to `rows`, where they are `inside`, each group of 32 columns at once: threads of a
     /// quad exchange what they have, so that each has 8 neighbours, 16 bytes. `quad` is the thread's number in its
-    /// quad; its bytes begin at 16 · `quad`, which `rows` count.
+    /// quad; its bytes begin at 16 times its [`StoreRows::chunk`], which `rows` count.
     #[track_caller]
     pub(crate) fn store<'k>(
         &self,
-        o: &Frag<'k>,
+        o: Frag<'k>,
         quad: V<'k, B32>,
         rows: [V<'k, B64>; 2],
         inside: [V<'k, Pred>; 2],
     ) {
-        let packed = o.packed(self.elem);
-        let transpose = QuadTranspose::new(quad);
+        let (b, chunk) = (o.builder(), self.chunk(quad));
+        let packed = match self.order {
+            Order::Natural => o.packed(self.elem),
+            Order::EvensFirst => o.interleaved().packed(self.elem),
+        };
+        let exchange = match self.order {
+            Order::Natural => Exchange::OfQuad(QuadTranspose::new(quad)),
+            Order::EvensFirst => Exchange::OfNeighbours((quad & 1).eq(0)),
+        };
         for group in 0..self.cols.div_ceil(32) {
             let missing = (32 * (group + 1)).saturating_sub(self.cols) / 8;
             for half in Half::BOTH {
-                let words = transpose.of([0, 1, 2, 3].map(|chunk| packed.word(half, 4 * group + chunk)));
+                let words = exchange.of([0, 1, 2, 3].map(|chunk| packed.word(half, 4 * group + chunk)));
                 let mut writes = inside[half as usize];
                 if missing > 0 {
-                    writes = writes & quad.lt(4 - missing);
+                    writes = writes & chunk.lt(4 - missing);
                 }
                 let at = rows[half as usize].at(64 * group as i32);
-                o.builder().guarded(writes, || o.builder().store_vector(at, words));
+                b.guarded(writes, || b.store_vector(at, words));
             }
         }
     }
+}
+
+/// How the threads of a quad exchange words, so that each has neighbours.
+enum Exchange<'k> {
+    /// Each has a word of all four chunks of columns, and gets all of one.
+    OfQuad(QuadTranspose<'k>),
+    /// Each has two words of both halves of the columns. Of a pair of threads the first one, of which this is true,
+    /// gets the first half.
+    OfNeighbours(V<'k, Pred>),
+}
+
+impl<'k> Exchange<'k> {
+    #[track_caller]
+    fn of(&self, words @ [a, b, c, d]: [V<'k, B32>; 4]) -> [V<'k, B32>; 4] {
+        match self {
+            Exchange::OfQuad(transpose) => transpose.of(words),
+            Exchange::OfNeighbours(is_first) => neighbours(*is_first, [[a, b], [c, d]]),
+        }
+    }
+}
+
+/// Threads 2i and 2i + 1, each with two words of a first run of four and two of a second one, get a run each. The one
+/// of which `is_first` is true gets the first.
+#[track_caller]
+pub(crate) fn neighbours<'k>(
+    is_first: V<'k, Pred>,
+    [first, second]: [[V<'k, B32>; 2]; 2],
+) -> [V<'k, B32>; 4] {
+    let pairs = [0, 1].map(|word| {
+        let other = is_first.select::<B32>(second[word], first[word]).shfl_bfly(1);
+        [is_first.select::<B32>(first[word], other), is_first.select::<B32>(other, second[word])]
+    });
+    [pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1]]
 }

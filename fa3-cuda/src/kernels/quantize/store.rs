@@ -5,7 +5,7 @@ use fa3_sched::quantize::CHUNK;
 
 use super::encode::codes;
 use super::{Place, Quantize};
-use crate::kernels::parts::store_rows::Global;
+use crate::kernels::parts::store_rows::{Global, neighbours};
 
 /// The codes of a chunk.
 type Codes<'k> = [V<'k, B32>; 2];
@@ -35,7 +35,8 @@ impl<'k> Quantize<'k> {
         if lanes == 2 && chunks.len().is_multiple_of(2) {
             let at = lane.mad_wide(2 * CHUNK, row);
             for (pair, chunks) in chunks.chunks_exact(2).enumerate() {
-                let words = neighbours(lane, [chunks[0], chunks[1]]);
+                // Then both lanes write a whole sector at once.
+                let words = neighbours(lane.eq(0), [chunks[0], chunks[1]]);
                 b.guarded(inside, || b.store_vector(at.at((4 * CHUNK) as i32 * pair as i32), words));
             }
         } else {
@@ -45,16 +46,4 @@ impl<'k> Quantize<'k> {
             }
         }
     }
-}
-
-/// Of four chunks of which two lanes have every other one, the first two in lane 0 and the others in lane 1: then both
-/// write a whole sector at once.
-#[track_caller]
-fn neighbours<'k>(lane: V<'k, B32>, [first, second]: [Codes<'k>; 2]) -> [V<'k, B32>; 4] {
-    let is_first = lane.eq(0);
-    let pairs = [0, 1].map(|word| {
-        let other = is_first.select::<B32>(second[word], first[word]).shfl_bfly(1);
-        [is_first.select::<B32>(first[word], other), is_first.select::<B32>(other, second[word])]
-    });
-    [pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1]]
 }

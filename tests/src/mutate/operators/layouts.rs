@@ -1,8 +1,8 @@
 //! How operands lie in shared memory, by what a descriptor says, or the copy that brought them.
 
 use fa3_ir::{
-    Imm, Inst, LaneInst, LaneOp, Major, Mma, Operand, Param, ParamKind, Swizzle, TmaInst, Value, WgmmaA,
-    WgmmaInst,
+    Imm, Inst, LaneInst, LaneOp, Major, Mma, Operand, Param, ParamKind, Swizzle, TmaInst, Value, WarpInst,
+    WgmmaA, WgmmaInst,
 };
 use fa3_sim::Rule;
 
@@ -40,6 +40,26 @@ pub(super) const OPERATORS: &[Operator] = &[
             let site =
                 |param| Some(Site::new(user(kernel, param)?, vec![Edit::Swizzle(param, Swizzle::None)]));
             swizzled.filter_map(site).collect()
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "ldmatrix or stmatrix: transposes, or no longer",
+        result: true,
+        sites: |kernel| {
+            let moves = kernel.find(|inst| {
+                matches!(inst, Inst::Warp(WarpInst::Ldmatrix { .. } | WarpInst::Stmatrix { .. }))
+            });
+            moves.into_iter().filter_map(|line| other_way(kernel, line)).collect()
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "prmt: the next bytes",
+        result: true,
+        sites: |kernel| {
+            let joins = kernel.find(|inst| matches!(lane(inst), Some((LaneOp::PrmtB32, _, _))));
+            joins.into_iter().filter_map(|line| next_bytes(kernel, line)).collect()
         },
         ..NOTHING
     },
@@ -83,6 +103,24 @@ fn majors(kernel: &Anatomy<'_>, change: fn(Mma) -> Mma) -> Vec<Site> {
         (changed != *product).then(|| Site::replaced(line, Inst::Wgmma(WgmmaInst::Mma(changed))))
     });
     changed.collect()
+}
+
+/// A matrix transposed on its way between registers and shared memory, or as it is.
+fn other_way(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
+    let mut inst = kernel.inst(line)?.clone();
+    let Inst::Warp(WarpInst::Ldmatrix { trans, .. } | WarpInst::Stmatrix { trans, .. }) = &mut inst else {
+        return None;
+    };
+    *trans = !*trans;
+    Some(Site::replaced(line, inst))
+}
+
+/// Four bytes of two words, each in place of the one before.
+fn next_bytes(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
+    let Some(Inst::Lane(lane)) = kernel.inst(line) else { return None };
+    let &[upper, lower, bytes] = lane.src.as_slice() else { return None };
+    let next = Operand::Imm(Imm::B32((bytes.constant()? + 0x1111) & 0x7777));
+    Some(Site::replaced(line, Inst::Lane(LaneInst { src: vec![upper, lower, next], ..lane.clone() })))
 }
 
 /// The first copy by a tensor map.

@@ -135,6 +135,24 @@ pub(super) fn strided() -> Vec<Trial> {
     trials
 }
 
+/// e4m3 from 1000 to 8000 keys: every head dimension of the table and one between, both outputs, all masks.
+pub(super) fn fp8() -> Vec<Trial> {
+    let lengths = [(1, 8192), (1000, 1000), (1025, 2049), (2048, 2048), (4223, 4221), (8192, 8192)];
+    let mut trials: Vec<Trial> = Vec::new();
+    for (head_dim, mask) in [64, 80, 128, 256].into_iter().flat_map(|dim| MASKS.map(|mask| (dim, mask))) {
+        for (index, lengths) in lengths.into_iter().enumerate() {
+            let mut spec = dense(Dtype::E4m3, 2, lengths, HEADS[index % HEADS.len()], head_dim).mask(mask);
+            spec.o.dtype = DTYPES[index / HEADS.len()];
+            trials.push(valid(spec).into());
+        }
+    }
+    for layout in Layout::ALL {
+        trials.push(valid(layout.of(dense(Dtype::E4m3, 3, (333, 457), (6, 2), 128).causal())).into());
+    }
+    trials.push(valid(dense(Dtype::E4m3, 1, (301, 1003), (6, 2), 64).head_dim_v(128).softcap(30.0)).into());
+    trials
+}
+
 /// Every tile of the simulator's tests, with its own head dimensions.
 pub(super) fn forms() -> Vec<Trial> {
     let mut trials = Vec::new();
@@ -142,7 +160,8 @@ pub(super) fn forms() -> Vec<Trial> {
     let pairs = shapes::all().into_iter().enumerate();
     for (shape, mask) in pairs.flat_map(|(index, shape)| masks(index).map(|mask| (shape, mask))) {
         let (head_dim, head_dim_v) = (shape.head_dim as usize, shape.head_dim_v as usize);
-        let spec = dense(Dtype::Bf16, 2, (517, 731), (3, 1), head_dim).head_dim_v(head_dim_v);
+        let dtype = shapes::dtype(&shape);
+        let spec = dense(dtype, 2, (517, 731), (3, 1), head_dim).head_dim_v(head_dim_v);
         let options = PlanOptions::default().tile(shape);
         trials.push(Trial { options, ..valid(spec.mask(mask)).into() });
     }

@@ -7,6 +7,7 @@ use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
 use ndarray::{ArrayView3, ArrayView4, ShapeBuilder};
 
+use super::fp8;
 use super::tensor::Tensor;
 use super::trial::{Inputs, Outputs};
 
@@ -27,7 +28,8 @@ pub(super) fn judge(
     match problem.dtype() {
         Dtype::F16 => rows(problem, tile_m, inputs, outputs, |bits| bits.reinterpret_cast::<f16>()),
         Dtype::Bf16 => rows(problem, tile_m, inputs, outputs, |bits| bits.reinterpret_cast::<bf16>()),
-        dtype @ (Dtype::F32 | Dtype::E4m3) => Err(format!("no kernel takes {dtype}")),
+        Dtype::E4m3 => fp8::judge(problem, inputs, outputs),
+        dtype @ Dtype::F32 => Err(format!("no kernel takes {dtype}")),
     }
 }
 

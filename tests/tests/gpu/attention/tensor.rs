@@ -1,4 +1,4 @@
-//! Tensors of 16-bit elements as they lie in memory.
+//! Tensors of elements of up to 16 bits as they lie in memory.
 
 use fa3_tests::fwd::{decode, encode};
 use fa3_types::{Dtype, Shape, TensorDesc};
@@ -12,6 +12,7 @@ pub(super) const UNWRITTEN: u16 = 0xFFFF;
 #[derive(Clone)]
 pub(super) struct Tensor {
     pub(super) desc: TensorDesc,
+    /// Of each number; an e4m3 has the lower 8.
     pub(super) bits: Vec<u16>,
 }
 

@@ -57,7 +57,10 @@ impl Bench {
     pub(super) fn new(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<Bench> {
         let forward = Forward::with(device, &trial.problem, &trial.options)?;
         let stream = device.stream()?;
-        let upload = |x: &Tensor| device.upload(&stream, &x.bits);
+        let upload = |x: &Tensor| match x.desc.dtype.bytes() {
+            1 => device.upload(&stream, &x.bits.iter().map(|&bits| bits as u8).collect::<Vec<_>>()),
+            _ => device.upload(&stream, &x.bits),
+        };
         let inputs = [upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?];
         let o = device.alloc(trial.problem.o().extent_bytes().0 as usize)?;
         let lse = device.alloc(4 * trial.problem.lse_shape().iter().product::<usize>())?;

@@ -1,7 +1,7 @@
 //! The ends of what a problem may say.
 
 use fa3_cuda::kernels::fwd::buffers;
-use fa3_sched::forward::{CtaTile, Overlap, PPlace, PlanOptions};
+use fa3_sched::forward::{CtaTile, Overlap, PPlace, PlanOptions, Precision};
 use fa3_sim::{Buffer, Memory, Mode, Policy, ProgramSimulation, Simulation};
 use fa3_tests::fwd::{dense, initial, judged, with_tile};
 use fa3_tests::{Case, Dist};
@@ -9,7 +9,7 @@ use fa3_types::{Dtype, Mask, Problem};
 use rayon::prelude::*;
 
 use super::launch;
-use fa3_tests::fwd::shapes::{FORMS, TINY};
+use fa3_tests::fwd::shapes::{FORMS, TINY, TINY_FP8, dtype};
 
 fn check(case: &Case, options: &PlanOptions) -> Result<(), String> {
     let launch = launch(&case.problem, options).map_err(|fault| fault.to_string())?;
@@ -27,13 +27,20 @@ fn tiles() -> Vec<CtaTile> {
         .flat_map(|(overlap, rescale)| {
             [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, ..two }]
         })
+        .chain([TINY_FP8, CtaTile { overlap: Overlap::None, ..TINY_FP8 }])
         .collect()
+}
+
+/// The tiles for a problem.
+fn tiles_for(problem: &Problem) -> impl Iterator<Item = CtaTile> + use<> {
+    let precision = Precision::of(problem.dtype());
+    tiles().into_iter().filter(move |tile| tile.precision == precision)
 }
 
 fn check_all(cases: Vec<Case>) {
     let pairs: Vec<(Case, CtaTile)> = cases
         .into_iter()
-        .flat_map(|case| tiles().into_iter().map(move |tile| (case.clone(), tile)))
+        .flat_map(|case| tiles_for(&case.problem).map(move |tile| (case.clone(), tile)))
         .collect();
     let faults: Vec<String> =
         pairs.par_iter().filter_map(|(case, tile)| check(case, &with_tile(*tile)).err()).collect();
@@ -42,12 +49,13 @@ fn check_all(cases: Vec<Case>) {
 
 fn scaled(scales: &[f64], caps: &[Option<f64>]) -> Vec<Case> {
     let pairs = scales.iter().flat_map(|&scale| caps.iter().map(move |&cap| (scale, cap)));
-    let case = |(scale, cap)| {
-        let mut spec = dense(Dtype::Bf16, 1, (20, 70), (1, 1), 64).causal();
+    let all = pairs.flat_map(|pair| [Dtype::Bf16, Dtype::E4m3].map(|dtype| (dtype, pair)));
+    let case = |(dtype, (scale, cap))| {
+        let mut spec = dense(dtype, 1, (20, 70), (1, 1), 64).causal();
         (spec.softmax_scale, spec.softcap) = (Some(scale), cap);
         Case::normal("scales", spec.validate().unwrap(), 2)
     };
-    pairs.map(case).collect()
+    all.map(case).collect()
 }
 
 /// From a softmax that is uniform to one that is one-hot; caps far above all scores, and far below. Scores of 1e9 and
@@ -59,20 +67,22 @@ fn scales_and_caps() {
 }
 
 /// All scores are equal, so that the maximum of the first block stays: what a rounding a block would add up to, the law
-/// does not allow after 4000.
+/// does not allow after thousands.
 #[test]
 fn long_rows_do_not_drift() {
     let scales = [0.1, 0.13, 0.17, 0.2];
     let forms = FORMS.into_iter().filter(|&(overlap, _)| overlap != Overlap::ThreeStage);
-    let pairs = forms.flat_map(|form| scales.map(|scale| (scale, form)));
-    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, (overlap, rescale))| {
-        let mut spec = dense(Dtype::F16, 1, (1, 64_000), (1, 1), 24);
+    let tiles = forms.map(|(overlap, rescale)| CtaTile { tile_n: 16, overlap, rescale, ..TINY });
+    let tiles = tiles.chain([TINY_FP8, CtaTile { overlap: Overlap::None, ..TINY_FP8 }]);
+    let pairs = tiles.flat_map(|tile| scales.map(|scale| (scale, tile)));
+    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, tile)| {
+        let dtype = if tile.precision == Precision::Fp8 { Dtype::E4m3 } else { Dtype::F16 };
+        let mut spec = dense(dtype, 1, (1, 64_000), (1, 1), 32);
         spec.softmax_scale = Some(scale);
         let case = Case::normal("long", spec.validate().unwrap(), 2);
         let mut values = case.values();
         values.q.fill(1.0);
         values.k.fill(1.0);
-        let tile = CtaTile { tile_n: 16, overlap, rescale, ..TINY };
         let launch = launch(&case.problem, &with_tile(tile)).unwrap();
         let answer = launch.simulate(&values, Policy::Eager, Mode::Fast).unwrap();
         let verdict = judged(&case, &values, &answer);
@@ -80,10 +90,11 @@ fn long_rows_do_not_drift() {
     });
 }
 
-/// Every distribution of numbers, in both types.
+/// Every distribution of numbers, in all types.
 #[test]
 fn numbers() {
-    let cases = Dist::ALL.into_iter().flat_map(|dist| [Dtype::F16, Dtype::Bf16].map(|dtype| (dist, dtype)));
+    let dtypes = [Dtype::F16, Dtype::Bf16, Dtype::E4m3];
+    let cases = Dist::ALL.into_iter().flat_map(|dist| dtypes.map(|dtype| (dist, dtype)));
     let cases = cases.map(|(dist, dtype)| {
         let problem = dense(dtype, 1, (65, 130), (1, 1), 64).validate().unwrap();
         Case { dist, ..Case::normal("numbers", problem, 2) }
@@ -94,9 +105,9 @@ fn numbers() {
 /// LSE at address 0: nobody wants it, and O is the same.
 #[test]
 fn without_lse() {
-    let case =
-        Case::normal("without", dense(Dtype::Bf16, 1, (70, 50), (2, 1), 64).causal().validate().unwrap(), 3);
     for tile in tiles() {
+        let problem = dense(dtype(&tile), 1, (70, 50), (2, 1), 64).causal().validate().unwrap();
+        let case = Case::normal("without", problem, 3);
         let program = launch(&case.problem, &with_tile(tile)).unwrap().program;
         let before = initial(&case.problem, &program, &case.values());
         let with = ProgramSimulation::new(&program).mode(Mode::Fast).run(&before).unwrap();
@@ -120,14 +131,16 @@ fn without_lse() {
 #[test]
 fn broadcast_inputs() {
     let mut cases = Vec::new();
-    for mask in [Mask::None, Mask::Causal] {
-        let mut spec = dense(Dtype::F16, 3, (40, 50), (4, 2), 64).mask(mask);
+    for (mask, dtype) in
+        [Mask::None, Mask::Causal].into_iter().flat_map(|mask| [(mask, Dtype::F16), (mask, Dtype::E4m3)])
+    {
+        let mut spec = dense(dtype, 3, (40, 50), (4, 2), 64).mask(mask);
         (spec.k.strides.batch, spec.v.strides.batch, spec.q.strides.heads) = (0, 0, 0);
         cases.push(spec.validate().unwrap());
     }
     let faults: Vec<String> = cases
         .into_iter()
-        .flat_map(|problem| tiles().into_iter().map(move |tile| (problem.clone(), tile)))
+        .flat_map(|problem| tiles_for(&problem).map(move |tile| (problem.clone(), tile)))
         .filter_map(|(problem, tile)| broadcast(problem, tile).err())
         .collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -151,9 +164,12 @@ fn broadcast(problem: Problem, tile: CtaTile) -> Result<(), String> {
 /// One of everything, and one more than a multiple of what hardware moves.
 #[test]
 fn least_dimensions() {
-    let dims = [8, 16, 24, 56, 64];
-    let cases = dims.into_iter().flat_map(|dim| dims.map(|dim_v| (dim, dim_v))).map(|(dim, dim_v)| {
-        let spec = dense(Dtype::Bf16, 1, (1 + dim_v / 8, 33), (2, 2), dim).head_dim_v(dim_v);
+    let dims = [8, 16, 24, 56, 64].map(|dim| (dim, Dtype::Bf16)).into_iter();
+    let dims = dims.chain([16, 32, 48, 64].map(|dim| (dim, Dtype::E4m3)));
+    let pairs = dims.clone().flat_map(|first| dims.clone().map(move |second| (first, second)));
+    let pairs = pairs.filter(|((_, dtype), (_, other))| dtype == other);
+    let cases = pairs.map(|((dim, dtype), (dim_v, _))| {
+        let spec = dense(dtype, 1, (1 + dim_v / 8, 33), (2, 2), dim).head_dim_v(dim_v);
         Case::normal("dimensions", spec.validate().unwrap(), 2)
     });
     check_all(cases.collect());

@@ -1,6 +1,6 @@
 //! Random dense problems with random options.
 
-use fa3_sched::forward::{CtaTile, PlanOptions};
+use fa3_sched::forward::{CtaTile, PlanOptions, Precision};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, device, judged, shapes, with_tile};
@@ -28,7 +28,9 @@ fn tile() -> impl Strategy<Value = Option<CtaTile>> {
 }
 
 fn admits(tile: &CtaTile, problem: &Problem) -> bool {
-    problem.head_dim() <= tile.head_dim as usize && problem.head_dim_v() <= tile.head_dim_v as usize
+    tile.precision == Precision::of(problem.dtype())
+        && problem.head_dim() <= tile.head_dim as usize
+        && problem.head_dim_v() <= tile.head_dim_v as usize
 }
 
 proptest! {

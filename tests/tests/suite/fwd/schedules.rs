@@ -15,7 +15,7 @@ use ndarray::Axis;
 use rayon::prelude::*;
 
 use super::launch;
-use fa3_tests::fwd::shapes::TINY;
+use fa3_tests::fwd::shapes::{TINY, TINY_FP8, dtype};
 
 pub(crate) const SCHEDULERS: [Scheduler; 3] =
     [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
@@ -41,6 +41,12 @@ fn kinds() -> [CtaTile; 4] {
     ]
 }
 
+/// The same, and tiles of e4m3.
+fn kinds_and_fp8() -> impl Iterator<Item = CtaTile> {
+    let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY_FP8 };
+    kinds().into_iter().chain([two, CtaTile { overlap: Overlap::None, stages: 1, ..TINY_FP8 }])
+}
+
 #[test]
 fn who_computes_a_tile_does_not_matter() {
     let orders = [
@@ -48,8 +54,8 @@ fn who_computes_a_tile_does_not_matter() {
         Order::LongestFirst { section: 1, longest: Longest::Last },
         Order::LongestFirst { section: 4, longest: Longest::First },
     ];
-    kinds().into_par_iter().for_each(|tile| {
-        let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().validate().unwrap();
+    kinds_and_fp8().collect::<Vec<_>>().into_par_iter().for_each(|tile| {
+        let problem = dense(dtype(&tile), 2, (150, 140), (3, 1), 64).causal().validate().unwrap();
         let mut first = None;
         for (scheduler, order) in SCHEDULERS.into_iter().flat_map(|s| orders.map(|order| (s, order))) {
             for (sms, policy) in [(1, Policy::Eager), (5, Policy::Random(4))] {
@@ -106,9 +112,9 @@ fn without_a_producer_tiles_are_dealt_out() {
 /// Each head of each sequence is what it is alone.
 #[test]
 fn other_sequences_do_not_matter() {
-    let pairs = kinds().map(|tile| Layout::ALL.map(|layout| (tile, layout)));
-    pairs.into_par_iter().flatten().for_each(|(tile, layout)| {
-        let spec = dense(Dtype::F16, 2, (90, 70), (4, 2), 64).mask(Mask::window(Some(60), Some(11)));
+    let pairs = kinds_and_fp8().flat_map(|tile| Layout::ALL.map(|layout| (tile, layout)));
+    pairs.collect::<Vec<_>>().into_par_iter().for_each(|(tile, layout)| {
+        let spec = dense(dtype(&tile), 2, (90, 70), (4, 2), 64).mask(Mask::window(Some(60), Some(11)));
         let problem = layout.of(spec).validate().unwrap();
         let values = Case::normal("together", problem.clone(), 4).values();
         let options = with_tile(tile).scheduler(Scheduler::DynamicPersistent);
@@ -132,14 +138,16 @@ fn other_sequences_do_not_matter() {
 /// may begin while the one before still writes anything of it, the counter too.
 #[test]
 fn launches_follow_each_other() {
-    let spec = dense(Dtype::Bf16, 2, (150, 140), (3, 3), 64).causal();
-    let problem = Layout::Gaps.of(spec).validate().unwrap();
-    let values = Case::normal("again", problem.clone(), 4).values();
-    for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds().map(|tile| (sms, tile))) {
+    for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds_and_fp8().map(move |tile| (sms, tile)))
+    {
+        let spec = dense(dtype(&tile), 2, (150, 140), (3, 3), 64).causal();
+        let problem = Layout::Gaps.of(spec).validate().unwrap();
+        let values = Case::normal("again", problem.clone(), 4).values();
         let options = with_tile(tile).scheduler(Scheduler::DynamicPersistent);
         let launch = Launch::new(&problem, &device(sms), &options).unwrap();
         let program = &launch.program;
-        assert_eq!(program.buffers[buffers::TICKET.0].role, BufferRole::Ticket);
+        let ticket = program.find(buffers::TICKET).expect("the scheduler is dynamic");
+        assert_eq!(program.buffers[ticket.0].role, BufferRole::Ticket);
         let before = initial(&problem, program, &values);
         let mut memory = Memory::new();
         let memories: Vec<_> = program

@@ -1,0 +1,142 @@
+"""Attention of float8_e4m3fn on a GPU, against the definition in float64. O starts as NaN."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+from fa3 import flash_attn_func
+
+pytestmark = pytest.mark.hopper
+
+FP8 = torch.float8_e4m3fn
+MASKS = [dict(), dict(causal=True), dict(window_size=(37, 11)), dict(window_size=(-1, 3))]
+
+
+@pytest.fixture(autouse=True)
+def nan_in_new_tensors():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def codes(randn):
+    """Q, K and V as codes, and their scales."""
+
+    def make(batch, seqlens, heads, head_dim, scale=1.0):
+        q = (scale * randn(batch, seqlens[0], heads[0], head_dim)).to(FP8)
+        k, v = ((scale * randn(batch, seqlens[1], heads[1], head_dim)).to(FP8) for _ in "kv")
+        scales = [0.5 + torch.rand(batch, heads[1], device="cuda") for _ in "qkv"]
+        return (q, k, v), scales
+
+    return make
+
+
+def reference(q, k, v, descales, window=(-1, -1), softcap=0.0):
+    """O and LSE in float64. Rows without keys are 0 and -inf."""
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (
+        x.double() if descale is None else x.double() * descale.double()[:, None, :, None].repeat_interleave(times, 2)
+        for x, descale, times in zip((q, k, v), descales, (group, 1, 1))
+    )
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[3] ** -0.5
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    rows, keys = scores.shape[2:]
+    distance = torch.arange(keys, device=q.device) - torch.arange(rows, device=q.device)[:, None] - (keys - rows)
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if window[0] >= 0:
+        hidden |= distance < -window[0]
+    if window[1] >= 0:
+        hidden |= distance > window[1]
+    scores = scores.masked_fill(hidden, float("-inf"))
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1).nan_to_num(), v), scores.logsumexp(-1)
+
+
+def check(tensors, descales, causal=False, window_size=(-1, -1), softcap=0.0):
+    named = dict(zip(("q_descale", "k_descale", "v_descale"), descales))
+    options = dict(causal=causal, window_size=window_size, softcap=softcap, **named)
+    o, lse = flash_attn_func(*tensors, return_attn_probs=True, **options)
+    assert o.dtype == torch.bfloat16 and torch.equal(o, flash_attn_func(*tensors, **options))
+    window = (window_size[0], 0) if causal else window_size
+    expected, expected_lse = reference(*tensors, descales, window, softcap)
+    # P has a half step of 2^-4 in each number. It averages out over keys, and not where a row sees one.
+    assert (o - expected).norm() < 0.04 * expected.norm()
+    assert (o - expected).abs().max() < 0.1 * expected.abs().max()
+    finite = expected_lse.isfinite()
+    assert torch.equal(lse.isfinite(), finite)
+    torch.testing.assert_close(lse[finite].double(), expected_lse[finite], atol=5e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 192, 256])
+def test_head_dims_and_masks(codes, head_dim, mask):
+    check(*codes(2, (333, 401), (6, 2), head_dim), **mask)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (5, 5), (12, 1)], ids=["one", "mha", "mqa"])
+@pytest.mark.parametrize("seqlens", [(1, 1), (1, 999), (513, 1), (129, 128), (700, 257), (1024, 1024)], ids=str)
+def test_lengths_and_heads(codes, seqlens, heads, mask):
+    check(*codes(3, seqlens, heads, 64), **mask)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_soft_cap(codes, head_dim):
+    check(*codes(2, (300, 500), (4, 2), head_dim, scale=3.0), softcap=5.0, causal=True)
+
+
+@pytest.mark.parametrize("given", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (0, 0, 0)], ids=str)
+def test_scales_are_optional(codes, given):
+    tensors, scales = codes(2, (200, 300), (4, 2), 128)
+    check(tensors, [scale if is_given else None for scale, is_given in zip(scales, given)])
+
+
+def test_scales_of_any_strides(codes):
+    tensors, [q, k, v] = codes(2, (200, 300), (4, 2), 64)
+    check(tensors, [q[:1, :1].expand(2, 2), k.t().contiguous().t(), torch.stack([v, v], -1)[..., 1]])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_sums_have_no_bias(head_dim):
+    """O of V around 1 does not shrink as keys are added, though sums of e4m3 products keep about 13 fraction bits."""
+    for seqlen in (1024, 4096, 16384, 65536):
+        generator = torch.Generator("cuda").manual_seed(seqlen)
+        shape = (1, seqlen, 2, head_dim)
+        q, k, v = (torch.randn(shape, device="cuda", generator=generator) for _ in "qkv")
+        q, k, v = q[:, :256].to(FP8), k.to(FP8), (1 + 0.5 * v).to(FP8)
+        o = flash_attn_func(q, k, v)
+        expected, _ = reference(q, k, v, (None,) * 3)
+        bias = (o.double().mean() / expected.mean() - 1).item()
+        print(f"head_dim {head_dim}, {seqlen} keys: {100 * bias:.3f} %")
+        assert abs(bias) < 2e-3
+
+
+def test_same_bits_in_graphs_and_compiled(codes):
+    tensors, scales = codes(2, (700, 700), (4, 2), 128)
+    options = dict(zip(("q_descale", "k_descale", "v_descale"), scales), causal=True)
+    expected = flash_attn_func(*tensors, **options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = flash_attn_func(*tensors, **options)
+    for _ in range(100):
+        captured.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(captured, expected)
+    compiled = torch.compile(lambda *tensors: flash_attn_func(*tensors, **options), fullgraph=True)
+    assert torch.equal(compiled(*tensors), expected)
+
+
+def test_bad_scales(codes):
+    (q, k, v), scales = codes(2, (64, 64), (4, 2), 64)
+    for scale, sentence in [
+        (scales[0].half(), "q_descale is torch.float16"),
+        (scales[0][:, :1], r"q_descale is torch.float32 \(2, 1\) on cuda:0, expected torch.float32 \(2, 2\)"),
+        (scales[0].cpu(), "on cpu, expected"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            flash_attn_func(q, k, v, q_descale=scale)
+    with pytest.raises(ValueError, match="k_descale is for torch.float8_e4m3fn, q is torch.bfloat16"):
+        flash_attn_func(*(x.bfloat16() for x in (q, k, v)), k_descale=scales[1])

@@ -1,0 +1,83 @@
+//! Rings that warps fill by ordinary stores.
+
+use fa3_ir::lang::*;
+use fa3_ir::*;
+
+use crate::ptxas::assemble;
+use crate::snapshot;
+
+fn shape() -> TileShape {
+    TileShape::new(Elem::E4m3, 64, 64)
+}
+
+/// Four warps store 16 rows each, a warpgroup multiplies what they stored.
+fn four_warps_store() -> Kernel {
+    Kernel::build("stored_ring", Launch::threads(256), |b| {
+        let (q, ring) = (b.tile("q", shape()), b.stored_ring("v", 2, [4, 4], [("v", shape())]));
+        b.init_mbarriers();
+        b.role(Role::new("producer", 0..4), || {
+            let mut producer = ring.producer();
+            let (lane, warp) = (b.lane_id(), b.tid() >> 5);
+            b.for_each((0, 3), 1, |_| {
+                let slot = producer.acquire();
+                let [tile] = slot.tiles();
+                b.stmatrix(tile.element(warp * 16 + (lane & 15), (lane >> 4) * 16), [lane; 4], false);
+                slot.commit_stored();
+            });
+        });
+        b.role(Role::new("consumer", 4..8), || {
+            let mut consumer = ring.consumer();
+            b.for_each((0, 3), 1, |_| {
+                let slot = consumer.wait();
+                gemm(q, slot.tile().t(), Fresh).wait();
+                slot.release();
+            });
+        });
+    })
+}
+
+/// Every warp fences what it stored, waits for its lanes, and arrives once.
+#[test]
+fn stores_are_fenced_before_a_slot_is_full() {
+    let kernel = four_warps_store();
+    snapshot("stored_ring.ir", &kernel.to_string());
+    if let Some(report) = assemble(&kernel) {
+        assert!(report.spills_nothing());
+    }
+}
+
+/// As many arrivals fill a slot as warps store, and as many free it as warps read.
+#[test]
+fn a_slot_counts_warps() {
+    let kernel = Kernel::build("k", Launch::threads(128), |b| {
+        b.stored_ring("v", 3, [3, 8], [("v", shape())]);
+    });
+    let regions = kernel.smem.regions.iter();
+    let found: Vec<_> = regions.map(|region| (region.name.as_str(), region.bytes, region.kind)).collect();
+    let mbarriers = |arrivals| RegionKind::Mbarriers { arrivals };
+    assert_eq!(found[..2], [("v full", 24, mbarriers(3)), ("v empty", 24, mbarriers(8))]);
+}
+
+/// V-25: a slot that is stored to and not committed, or in another block.
+#[test]
+fn v25_stored_slots() {
+    let faults = |build: fn(&Builder, EmptySlot<'_, 1>)| {
+        let kernel = Kernel::build("k", Launch::threads(128), |b| {
+            let ring = b.stored_ring("v", 2, [4, 4], [("v", shape())]);
+            build(b, ring.producer().acquire());
+        });
+        let errors = verify(&kernel).err().unwrap_or_default();
+        errors.into_iter().map(|error| error.fault).collect::<Vec<_>>()
+    };
+    let what = || "a slot of ring v is committed".to_owned();
+    assert_eq!(faults(|_, slot| slot.commit_stored()), []);
+    assert_eq!(faults(|_, slot| _ = slot.tiles()), [Fault::NotDone { what: what() }]);
+    let in_a_branch = faults(|b, slot| b.if_uniform(b.cta_x().eq(0), || slot.commit_stored()));
+    assert_eq!(in_a_branch, [Fault::DoneElsewhere { what: what() }]);
+    let none = Kernel::build("k", Launch::threads(128), |b| {
+        b.stored_ring("v", 2, [0, 4], [("v", shape())]);
+        b.init_mbarriers();
+    });
+    let rules: Vec<_> = verify(&none).unwrap_err().iter().map(|error| error.fault.rule()).collect();
+    assert_eq!(rules, ["V-6"; 2], "somebody must store, for each slot");
+}

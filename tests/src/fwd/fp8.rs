@@ -1,0 +1,115 @@
+//! Problems for the forward kernels of e4m3: the features of which their code is made, each with each.
+
+use fa3_sched::DeviceLimits;
+use fa3_sched::forward::{CtaTile, Overlap};
+use fa3_types::{Dtype, Mask};
+
+use super::shapes::TINY_FP8;
+use super::trials::{CONSUMERS, HEADS, LENGTHS, MASKS, ORDERS, SCHEDULERS, SOFTCAPS, trial};
+use super::{Layout, dense, with_tile};
+use crate::family::Trial;
+use crate::{Case, Dist, Poison, covering};
+
+const OVERLAPS: [Overlap; 2] = [Overlap::TwoStage, Overlap::None];
+/// Columns of Q and K, and of V and O: those of one step of transposing, of several, of two parts of PV.
+const COLUMNS: [(u32, u32); 4] = [(64, 64), (128, 128), (64, 128), (256, 256)];
+/// Keys of a block: those of one step of transposing and of several.
+const KEYS: [u32; 4] = [32, 64, 96, 128];
+const STAGES: [u32; 3] = [1, 2, 3];
+const OUTPUTS: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
+/// Columns that the problem has fewer than the tile.
+const PADDING: [u32; 3] = [0, 16, 48];
+const DISTS: [Dist; 9] = Dist::ALL;
+
+/// Three levels of so many factors meet, of the others two.
+const FEATURES: usize = 3;
+
+/// Levels of all factors, those of the kernel's code first.
+const LEVELS: [usize; 15] = [
+    CONSUMERS.len(),
+    OVERLAPS.len(),
+    KEYS.len(),
+    COLUMNS.len(),
+    STAGES.len(),
+    MASKS.len(),
+    SCHEDULERS.len(),
+    SOFTCAPS.len(),
+    OUTPUTS.len(),
+    HEADS.len(),
+    Layout::ALL.len(),
+    ORDERS.len(),
+    LENGTHS.len(),
+    DISTS.len(),
+    PADDING.len(),
+];
+
+/// The covering array of features.
+pub(super) fn trials(seed: u64) -> Vec<Trial> {
+    covering(&LEVELS, FEATURES).iter().map(|row| of_features(row, seed)).collect()
+}
+
+/// A trial with these levels, or with those next to them of which a tile can be.
+fn of_features(row: &[usize], seed: u64) -> Trial {
+    let &[consumers, overlap, keys, columns, stages, mask, scheduler, softcap, ref rest @ ..] = row else {
+        unreachable!("a row has a level for each feature");
+    };
+    let &[output, heads, layout, order, lengths, dist, padding] = rest else {
+        unreachable!("a row has a level for each factor");
+    };
+    let ((head_dim, head_dim_v), (consumers, ping_pong)) = (COLUMNS[columns], CONSUMERS[consumers]);
+    let shape = nearest(CtaTile {
+        head_dim,
+        head_dim_v,
+        tile_m: 64 * consumers,
+        tile_n: KEYS[keys],
+        stages: STAGES[stages],
+        consumers,
+        overlap: OVERLAPS[overlap],
+        ping_pong,
+        ..TINY_FP8
+    });
+    let (seqlen_q, seqlen_k) = LENGTHS[lengths](shape.tile_m as usize, shape.tile_n as usize);
+    let (batch, heads_q, heads_kv) = HEADS[heads];
+    // More than two heads need not have several tiles of rows each.
+    let seqlen_q = if heads_q > 2 { seqlen_q.min(shape.tile_m as usize - 1) } else { seqlen_q };
+    let columns = |columns: u32| (columns - PADDING[padding]) as usize;
+    let spec = dense(Dtype::E4m3, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
+    let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
+    spec.o.dtype = OUTPUTS[output];
+    spec.softcap = SOFTCAPS[softcap];
+    let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
+    let options = with_tile(shape).order(ORDERS[order]).scheduler(SCHEDULERS[scheduler]);
+    let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
+    trial(Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed }, &options)
+}
+
+/// The tile, or where it needs more than there is, one that differs as little as possible: with fewer keys, of two
+/// warpgroups, without overlap.
+fn nearest(shape: CtaTile) -> CtaTile {
+    let two = CtaTile { tile_m: 128, consumers: 2, ..shape };
+    let forms = [shape, two, CtaTile { overlap: Overlap::None, ..two }].into_iter();
+    let narrower = forms.flat_map(|form| {
+        let keys = KEYS.into_iter().rev().filter(move |&keys| keys <= form.tile_n);
+        keys.map(move |tile_n| CtaTile { tile_n, ..form })
+    });
+    let mut fitting = narrower.filter(|shape| shape.check(&DeviceLimits::h100_sxm()).is_ok());
+    fitting.next().expect("32 keys fit two warpgroups without overlap")
+}
+
+/// Turns and overlap; neither; slots for one block.
+pub(super) fn small() -> Vec<Trial> {
+    let two = CtaTile { tile_m: 128, consumers: 2, ..TINY_FP8 };
+    let shapes = [
+        (CtaTile { ping_pong: true, ..two }, Mask::Causal),
+        (CtaTile { overlap: Overlap::None, ..two }, Mask::Window { left: Some(40), right: Some(3) }),
+        (CtaTile { stages: 1, tile_n: 64, head_dim_v: 128, ..TINY_FP8 }, Mask::None),
+    ];
+    let small = shapes.into_iter().zip(SCHEDULERS.into_iter().rev()).map(|((shape, mask), scheduler)| {
+        let lengths = (shape.tile_m as usize + 5, 3 * shape.tile_n as usize + 9);
+        let spec = dense(Dtype::E4m3, 1, lengths, (2, 1), shape.head_dim as usize);
+        let spec = spec.head_dim_v(shape.head_dim_v as usize).mask(mask);
+        let problem = spec.validate().expect("a tile's own head dimensions are valid");
+        trial(Case::normal("small", problem, 4), &with_tile(shape).scheduler(scheduler))
+    });
+    small.collect()
+}
