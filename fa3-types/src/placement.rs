@@ -23,7 +23,8 @@ pub struct Addresses {
     pub o: Address,
     /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous. `None`: LSE is not written.
     pub lse: Option<Address>,
-    /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shape`], contiguous: x = descale · code. `None`: all are 1.
+    /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shape`], contiguous, not negative: x = descale · code.
+    /// `None`: all are 1.
     pub descales: [Option<Address>; 3],
 }
 

@@ -34,7 +34,7 @@ def flash_attn_func(
         v: (batch, seqlen_k, heads_kv, head_dim_v).
         softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
-            its code times its scale. A head of q has the scale of its head of k. None is 1.
+            its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
         causal: a query sees keys up to its own position. The last query stands at the last key.
         window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
             side of a causal window is 0.
