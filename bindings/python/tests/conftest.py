@@ -30,6 +30,15 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
+def nan_in_new_tensors():
+    """Outputs start as NaN, so that what is not written shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
 def randn():
     """Random tensors on the GPU, the same in every run."""
     generator = torch.Generator("cuda").manual_seed(0)

@@ -12,15 +12,7 @@ from reference import judge
 
 from fa3 import flash_attn_func, flash_attn_qkvpacked_func
 
-pytestmark = pytest.mark.hopper
-
-
-@pytest.fixture(autouse=True)
-def nan_in_new_tensors():
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("nan_in_new_tensors")]
 
 
 def check(q, k, v, causal=False, window_size=(-1, -1), **options):

@@ -6,18 +6,10 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from fa3 import flash_attn_func
 
-pytestmark = pytest.mark.hopper
+pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("nan_in_new_tensors")]
 
 FP8 = torch.float8_e4m3fn
 MASKS = [dict(), dict(causal=True), dict(window_size=(37, 11)), dict(window_size=(-1, 3))]
-
-
-@pytest.fixture(autouse=True)
-def nan_in_new_tensors():
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

@@ -10,15 +10,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from fa3 import _fa3, flash_attn_func
 
-pytestmark = pytest.mark.hopper
-
-
-@pytest.fixture(autouse=True)
-def nan_in_new_tensors():
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("nan_in_new_tensors")]
 
 
 @pytest.fixture

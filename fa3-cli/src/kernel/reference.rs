@@ -122,7 +122,7 @@ fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<
     let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
     let o = o.mapv(|x| x as f32);
     if problem.dtype() == Dtype::E4m3 {
-        return fp8_attention(problem, [&q, &k, &v], &law, o.view(), lse.view());
+        return fp8_attention(problem, [&q, &k, &v], &inputs, &law, o.view(), lse.view());
     }
     let satisfied = law.check(&Forward { o, lse }, "")?;
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
@@ -132,6 +132,7 @@ fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<
 fn fp8_attention(
     problem: &Problem,
     qkv: [&Array4<f64>; 3],
+    inputs: &Inputs<'_, f64>,
     law: &ForwardLaw,
     o: ArrayView4<'_, f32>,
     lse: ArrayView3<'_, f32>,
@@ -144,8 +145,7 @@ fn fp8_attention(
     let (seqs_q, seqs_k) = (problem.seqs_q(), problem.seqs_k());
     let baseline = StandardFp8.forward(problem, &codes(q, seqs_q), &codes(k, seqs_k), &codes(v, seqs_k));
     let baseline = baseline.expect("the codes are the problem's").o;
-    let inputs = Inputs::new(problem, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
-    let fp8 = law.with_baseline(&inputs, baseline.view(), Precision::of_output(problem.dtype()));
+    let fp8 = law.with_baseline(inputs, baseline.view(), Precision::of_output(problem.dtype()));
     let ratio = fp8.check_o(o, "")?.ratio;
     for (given, expected) in lse.iter().zip(&law.oracle().lse) {
         let (max, bound) = ((f64::from(*given) - expected).abs(), LSE_OF_FP8 * expected.abs().max(1.0));

@@ -56,7 +56,6 @@ impl<'k> Transposed<'k> {
         let (mut from, mut to) = (fwd.v.consumer(), self.ring.producer());
         fwd.tiles.consume(|tile| {
             let kv = fwd.params.geometry.work(tile).kv;
-            // Counted down, which takes a register less.
             let left = b.var("left", kv.end - kv.first);
             b.repeat(|| {
                 b.break_if(left.now().eq(0));
