@@ -227,9 +227,7 @@ impl Inst {
                 let ty = if register.ty() == Ty::B64 { "u64" } else { "u32" };
                 format!("mov.{ty} {}, {}", names.value(*dst), register.ptx())
             }
-            Inst::RegionAddress { dst, region } => {
-                format!("mov.u32 {}, {}", names.value(*dst), names.shared_plain(region.at(0)))
-            }
+            Inst::RegionAddress { dst, region } => names.region_address(*dst, *region),
             Inst::Mem(inst) => inst.text(names),
             Inst::Warp(inst) => inst.text(names),
             Inst::Barrier(inst) => inst.text(names),

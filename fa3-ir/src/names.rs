@@ -1,7 +1,9 @@
 //! How operands are written: as PTX, or for the reader of the IR. The rest of an instruction's
 //! line is the same in both.
 
-use crate::{Condition, GlobalAddr, Imm, Kernel, Operand, Param, SharedAddr, SharedBase, TensorMap, Value};
+use crate::{
+    Condition, GlobalAddr, Imm, Kernel, Operand, Param, Region, SharedAddr, SharedBase, TensorMap, Value,
+};
 
 /// The two ways.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -89,11 +91,16 @@ impl<'k> Names<'k> {
 
     /// `[base+offset]`.
     pub(crate) fn shared(&self, addr: SharedAddr) -> String {
-        format!("[{}]", self.shared_plain(addr))
+        format!("[{}]", self.counted_from("%smem", addr))
     }
 
-    /// `base+offset`.
+    /// `base+offset`, where an instruction takes no register and offset.
     pub(crate) fn shared_plain(&self, addr: SharedAddr) -> String {
+        self.counted_from("smem", addr)
+    }
+
+    /// `base+offset`; in PTX regions are parts of `memory`.
+    fn counted_from(&self, memory: &str, addr: SharedAddr) -> String {
         let (base, offset) = match addr.base {
             SharedBase::Value(value) => (self.value(value), addr.offset.into()),
             SharedBase::Region(region) => {
@@ -101,7 +108,7 @@ impl<'k> Names<'k> {
                 match self.style {
                     Style::Ptx => {
                         let start = info.map_or(0, |info| i64::from(info.offset));
-                        ("smem".to_owned(), start + i64::from(addr.offset))
+                        (memory.to_owned(), start + i64::from(addr.offset))
                     }
                     Style::Ir => {
                         (info.map_or_else(|| "?".to_owned(), |info| info.name.clone()), addr.offset.into())
@@ -110,6 +117,15 @@ impl<'k> Names<'k> {
             }
         };
         plus(&base, offset)
+    }
+
+    /// The instruction that gives a region's address.
+    pub(crate) fn region_address(&self, dst: Value, region: Region) -> String {
+        let (dst, region) = (self.value(dst), self.kernel.smem.get(region));
+        match self.style {
+            Style::Ptx => format!("add.u32 {dst}, %smem, {}", region.map_or(0, |info| info.offset)),
+            Style::Ir => format!("mov.u32 {dst}, {}", region.map_or("?", |info| &info.name)),
+        }
     }
 
     /// `[base+offset]`.

@@ -77,6 +77,7 @@ impl Emitter<'_> {
     fn kernel(&mut self, kernel: &Kernel) {
         self.header(kernel);
         self.registers(kernel);
+        self.shared_memory(kernel);
         self.tensor_maps(kernel);
         self.block(&kernel.prologue);
         self.roles(&kernel.roles);
@@ -109,6 +110,15 @@ impl Emitter<'_> {
         if kernel.roles.len() > 1 {
             self.line(".reg .b32 %warp;");
             self.line(".reg .pred %other;");
+        }
+    }
+
+    /// Where shared memory begins, in a register. The symbol's address would be computed anew wherever it is used, in
+    /// loops too, and ptxas reads a special register for it.
+    fn shared_memory(&mut self, kernel: &Kernel) {
+        if !kernel.smem.regions.is_empty() {
+            self.line(".reg .b32 %smem;");
+            self.line("mov.u32 %smem, smem;");
         }
     }
 

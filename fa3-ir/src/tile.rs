@@ -147,6 +147,20 @@ impl<'s, 'k> Tile<'s, 'k> {
         Tile { shape: TileShape { rows: count, ..self.shape }, address, ..self }
     }
 
+    /// `count` rows from row `first` on, both multiples of 8.
+    #[track_caller]
+    pub fn rows(self, first: u32, count: u32) -> Tile<'s, 'k> {
+        let whole = [first, count].iter().all(|rows| rows.is_multiple_of(8));
+        if !whole || count == 0 || first.saturating_add(count) > self.shape.rows {
+            let rows = format!("{count} rows from {first} on");
+            self.builder.misfit("rows and their tile", rows, self.shape);
+            return self;
+        }
+        let offset = first * self.shape.swizzle.row_bytes();
+        let shape = TileShape { rows: count, ..self.shape };
+        Tile { shape, address: self.address.plus(offset as i32), ..self }
+    }
+
     /// `count` columns from column `first` on, both whole panels.
     #[track_caller]
     pub fn col_block(self, first: u32, count: u32) -> Tile<'s, 'k> {
@@ -173,6 +187,39 @@ impl<'s, 'k> Tile<'s, 'k> {
         let mixed = linear ^ ((linear >> 3) & (span - 16));
         let start = b.shared_address(self.address);
         panel.mad(self.panel_stride, start) + mixed
+    }
+
+    /// The addresses of the elements at constant distances from this one. Its column takes no bit that a distance has.
+    #[track_caller]
+    pub fn elements(self, row: impl Arg<Ty = B32>, col: impl Arg<Ty = B32>) -> Elements<'s, 'k> {
+        Elements { first: self.element(row, col), tile: self }
+    }
+}
+
+/// Addresses at constant distances from an element's: see [`Tile::elements`].
+#[derive(Clone, Copy, Debug)]
+pub struct Elements<'s, 'k> {
+    tile: Tile<'s, 'k>,
+    first: V<'k, B32>,
+}
+
+impl Elements<'_, '_> {
+    /// So many rows below and columns to the right: a multiple of 8 rows, the period of a swizzle, and of 16 bytes, its
+    /// chunks.
+    #[track_caller]
+    pub fn at(&self, rows: u32, cols: u32) -> SharedAddr {
+        let TileShape { elem, swizzle, .. } = self.tile.shape;
+        let (span, byte) = (swizzle.row_bytes(), cols.saturating_mul(elem.bytes()));
+        let is_inside = rows < self.tile.shape.rows && cols < self.tile.shape.cols;
+        if !is_inside || !rows.is_multiple_of(8) || !byte.is_multiple_of(16) {
+            let distance = format!("{rows} rows and {cols} columns");
+            self.tile.builder.misfit("a distance and its tile", distance, self.tile.shape);
+            return self.first.at(0);
+        }
+        let _one = self.tile.builder.as_one();
+        let (panel, within) = (byte / span, byte % span);
+        let chunk = if within == 0 { self.first } else { self.first ^ within };
+        chunk.at((rows * span + panel * self.tile.panel_stride) as i32)
     }
 }
 

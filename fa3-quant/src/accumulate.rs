@@ -57,6 +57,17 @@ impl Accumulation {
     }
 }
 
+/// What LSE of a row with `keys` keys may be off by, if its row sum is of P as products have it: e4m3 numbers, 2⁸ for
+/// the largest score, added by the tensor core 160 keys at a time at most.
+///
+/// A number of P is off by 2⁻⁴ of itself, or by half a subnormal step, 2⁻¹⁰, where the sum is 2⁸ at least. Each of the
+/// 33 numbers that the tensor core adds at once may lose 2⁻¹³ of their largest, and so may their sum.
+pub fn rounded_row_sum_loss(keys: usize) -> f64 {
+    let rounding = f64::powi(2.0, -4) + keys as f64 * f64::powi(2.0, -18);
+    let truncation = 160.0 / Accumulation::DEPTH as f64 * 34.0 * f64::powi(2.0, -13);
+    -(-(rounding + truncation).min(1.0)).ln_1p()
+}
+
 /// One row of the left factor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {

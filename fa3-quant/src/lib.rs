@@ -71,7 +71,7 @@ mod head;
 #[cfg(test)]
 mod testing;
 
-pub use accumulate::{Accumulation, Operand, Row};
+pub use accumulate::{Accumulation, Operand, Row, rounded_row_sum_loss};
 pub use e4m3::E4m3;
 pub use emulate::Fp8Attention;
 pub use error::QuantError;

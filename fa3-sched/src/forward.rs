@@ -16,7 +16,8 @@ mod table;
 mod tile_row;
 
 pub use budget::{
-    Accumulators, LOADING_RESERVE, REGISTER_POOL, REGISTER_RESERVE, Registers, SMEM_RESERVE, Smem,
+    Accumulators, FP8_REGISTER_RESERVE, LOADING_RESERVE, REGISTER_POOL, REGISTER_RESERVE, ROW_SUM_COLS,
+    Registers, SMEM_RESERVE, Smem,
 };
 pub use compare::{OrderComparison, OrderTable};
 pub use cta_tile::{CtaTile, Loads, Overlap, PPlace, Precision, Rescale};

@@ -73,13 +73,15 @@ pub enum Arithmetic {
     RoundedScores,
     /// The tensor core's 8-bit arithmetic: short sums, P in e4m3.
     Fp8,
+    /// The same, and row sums are of the rounded P, so that LSE is off by what rounding adds up to.
+    Fp8RoundedSums,
 }
 
 impl Arithmetic {
     /// That of the forward kernels.
     pub fn of_kernels(dtype: Dtype) -> Arithmetic {
         match dtype {
-            Dtype::E4m3 => Arithmetic::Fp8,
+            Dtype::E4m3 => Arithmetic::Fp8RoundedSums,
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => Arithmetic::OfInputs,
         }
     }

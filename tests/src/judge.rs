@@ -8,13 +8,13 @@
 //!
 //! This is [`fa3_ref::law`] with one more line and one more term: δ is how far the arithmetic may move a score, since
 //! the log-sum-exp moves by no more than the score that moves most. The oracle computes with the inputs as they are,
-//! rounded to the case's dtype.
+//! rounded to the case's dtype. Where row sums are of the rounded P, [`rounded_row_sum_loss`] is added to LSE's bound.
 //!
 //! For results exact to f32, δ = 0. For FP8 the baseline of O is the paper's (§4.3, Table 3), and 1e-5 would be too
 //! much to ask: the tensor core keeps 13 bits below the largest of the 32 products and the sum that it adds at once
 //! (MMA-Sim, arXiv 2511.10909), so that each of the 33 addends and their sum may lose 2⁻¹³ of it.
 
-use fa3_quant::{Accumulation, StandardFp8};
+use fa3_quant::{Accumulation, StandardFp8, rounded_row_sum_loss};
 use fa3_ref::law::{ForwardLaw, Satisfied, Violation};
 use fa3_ref::norms::{ErrorNorms, Worst};
 use fa3_ref::{Forward, Precision};
@@ -93,11 +93,14 @@ impl<'a> Judge<'a> {
                 let loss = |q: ArrayView1<'_, f32>, k: ArrayView1<'_, f32>| {
                     3.0 * half_ulp * products(q, k).sum::<f64>().abs()
                 };
-                self.with_moved_scores(&self.law, x, loss, replay)
+                self.with_moved_scores(&self.law, x, loss, 0.0, replay)
             }
-            Arithmetic::Fp8 => {
+            Arithmetic::Fp8 | Arithmetic::Fp8RoundedSums => {
+                let is_of_rounded = arithmetic == Arithmetic::Fp8RoundedSums;
+                let keys = self.case.problem.seqs_k().max_len();
+                let of_sums = if is_of_rounded { rounded_row_sum_loss(keys) } else { 0.0 };
                 let fp8 = self.fp8.as_ref().expect("8-bit arithmetic takes 8-bit cases");
-                let [o, lse] = self.with_moved_scores(&fp8.law, x, tensor_core_loss, replay)?;
+                let [o, lse] = self.with_moved_scores(&fp8.law, x, tensor_core_loss, of_sums, replay)?;
                 if o.norms.rmse > fp8.rmse {
                     let (norms, bound, replay) = (o.norms, fp8.rmse, replay.to_owned());
                     let first = norms.worst.clone().expect("an array with errors has a worst one");
@@ -108,17 +111,19 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The law where each product q · k may be off by `loss(q, k)`.
+    /// The law where each product q · k may be off by `loss(q, k)`, and the logarithm of a row sum by `of_sums`.
     fn with_moved_scores(
         &self,
         law: &ForwardLaw,
         x: &Forward<f32>,
         loss: impl Fn(ArrayView1<'_, f32>, ArrayView1<'_, f32>) -> f64,
+        of_sums: f64,
         replay: &str,
     ) -> Verdict<2> {
         let oracle = law.oracle();
         let o = law.check_o(x.o.view(), replay)?;
-        let bounds = self.largest_moves(loss) + oracle.lse.mapv(|lse| 1e-5 * lse.abs().max(1.0));
+        let noise = |&lse: &f64| 1e-5 * lse.abs().max(1.0) + of_sums;
+        let bounds = self.largest_moves(loss) + oracle.lse.map(noise);
         let norms = ErrorNorms::of(&x.lse, &oracle.lse);
         let bound = bounds.iter().copied().filter(|bound| bound.is_finite()).fold(0.0, f64::max);
         let mut ratio: f64 = 0.0;

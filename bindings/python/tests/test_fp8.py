@@ -59,7 +59,9 @@ def check(tensors, descales, causal=False, window_size=(-1, -1), softcap=0.0):
     assert (o - expected).abs().max() < 0.1 * expected.abs().max()
     finite = expected_lse.isfinite()
     assert torch.equal(lse.isfinite(), finite)
-    torch.testing.assert_close(lse[finite].double(), expected_lse[finite], atol=5e-3, rtol=1e-3)
+    # LSE is of the rounded P, too.
+    torch.testing.assert_close(lse[finite].double(), expected_lse[finite], atol=0.09, rtol=1e-3)
+    assert ((lse - expected_lse)[finite].square().mean() if finite.any() else 0) < 0.02**2
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -103,7 +105,7 @@ def test_sums_have_no_bias(head_dim):
         expected, _ = reference(q, k, v, (None,) * 3)
         bias = (o.double().mean() / expected.mean() - 1).item()
         print(f"head_dim {head_dim}, {seqlen} keys: {100 * bias:.3f} %")
-        assert abs(bias) < 2e-3
+        assert abs(bias) < 1e-3
 
 
 def test_same_bits_in_graphs_and_compiled(codes):

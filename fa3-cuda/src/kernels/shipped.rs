@@ -247,7 +247,7 @@ mod tests {
         assert!(names.contains_key("ladder/gemm/f16"));
         assert!(names.contains_key("fwd/bf16/d128/128x128x3/causal/cap/dynamic"));
         assert!(names.contains_key("fwd/bf16/d128/192x80x3/none/static/every-block/no-producer"));
-        assert!(names.contains_key("fwd/e4m3/d128/128x128x2/causal/cap/dynamic"));
+        assert!(names.contains_key("fwd/e4m3/d128/128x128x2/causal/cap/dynamic/no-turns"));
         assert!(names.contains_key("fwd/e4m3/d256/128x128x2/none/static/to-f16/no-overlap/no-turns"));
     }
 

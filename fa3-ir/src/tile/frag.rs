@@ -128,6 +128,17 @@ impl<'k> Frag<'k> {
         }
     }
 
+    /// The columns before `first`, a multiple of 8, and the others.
+    #[track_caller]
+    pub fn split_at(mut self, first: u32) -> (Frag<'k>, Frag<'k>) {
+        if !first.is_multiple_of(8) || first > self.cols() {
+            self.builder.misfit("columns of a fragment", first, self.cols());
+        }
+        let after = self.regs.split_off((first as usize / 2).min(self.regs.len()));
+        let builder = self.builder;
+        (self, Frag { builder, regs: after })
+    }
+
     /// Adds another of the same width, element by element.
     #[track_caller]
     pub fn add(&mut self, other: &Frag<'k>) {
@@ -254,29 +265,30 @@ impl<'k> Frag<'k> {
             self.builder.misfit("columns of a fragment and steps along K", self.cols(), ty.k());
         }
         // Registers `first` and the next one.
-        let mut pair = |first: usize| {
-            let [x, y] = [first, first + 1].map(|index| f(self.regs[index].get(), At::of(index as u32)));
-            match ty {
-                WgmmaType::F16 => y.f16x2_above(x),
-                WgmmaType::Bf16 => y.bf16x2_above(x),
-                WgmmaType::E4m3 => y.e4m3x2_above(x).to_u32(),
+        let mut pair =
+            |first: usize| [first, first + 1].map(|index| f(self.regs[index].get(), At::of(index as u32)));
+        let mut word = |first: usize| match ty {
+            WgmmaType::F16 => {
+                let [x, y] = pair(first);
+                y.f16x2_above(x)
+            }
+            WgmmaType::Bf16 => {
+                let [x, y] = pair(first);
+                y.bf16x2_above(x)
+            }
+            WgmmaType::E4m3 => {
+                let [low, high] = [first, first + 4].map(|first| {
+                    let [x, y] = pair(first);
+                    y.e4m3x2_above(x)
+                });
+                low.below(high)
             }
         };
-        let steps = |step: usize| (0..self.regs.len() / step).map(move |index| index * step);
-        let steps = match ty {
-            WgmmaType::F16 | WgmmaType::Bf16 => {
-                steps(8).map(|step| [0, 2, 4, 6].map(|first| pair(step + first))).collect()
-            }
-            WgmmaType::E4m3 => steps(16)
-                .map(|step| {
-                    // Rows l / 4 and l / 4 + 8 of the first 16 columns, then of the others.
-                    [0, 2, 8, 10].map(|first| {
-                        let (low, high) = (pair(step + first), pair(step + first + 4));
-                        low | (high << 16)
-                    })
-                })
-                .collect(),
-        };
+        // The first of each register's: rows l / 4 and l / 4 + 8 of the step's first columns, then of the others.
+        let words = if ty == WgmmaType::E4m3 { [0, 2, 8, 10] } else { [0, 2, 4, 6] };
+        let step = (ty.k() / 2) as usize;
+        let steps = (0..self.regs.len() / step).map(|index| words.map(|first| word(index * step + first)));
+        let steps = steps.collect();
         AFrag::new(self.builder, ty, steps)
     }
 }

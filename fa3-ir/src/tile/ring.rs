@@ -97,6 +97,13 @@ impl<'k, const N: usize> Ring<'k, N> {
         Producer { cursor: Cursor::new(self, 1) }
     }
 
+    /// The tiles of slot `index`, for what stays in them whatever the slot holds.
+    #[track_caller]
+    pub fn tiles_of(&self, index: u32) -> [Tile<'k, 'k>; N] {
+        let at = |(region, shape): (Region, TileShape)| region.at((index * shape.bytes()) as i32);
+        self.tiles.map(|tile| Tile::new(self.builder, tile.1, at(tile)))
+    }
+
     /// A consumer warp's place in the ring.
     #[track_caller]
     pub fn consumer(&self) -> Consumer<'k, N> {

@@ -59,17 +59,17 @@ fn loads_and_stores() {
             (|g| _ = g.b.load_vector::<B64, 2>(g.d), &["ld.global.v2.b64 {%d4, %d5}, [%d1];"]),
             (|g| _ = g.b.load_read_only::<B32, 2>(g.d), &["ld.global.nc.v2.b32 {%r4, %r5}, [%d1];"]),
             (|g| _ = g.b.load::<B32>(g.r.at(4)), &["ld.shared.b32 %r4, [%r0+4];"]),
-            (|g| _ = g.b.load::<B32>(g.bytes), &["ld.shared.b32 %r4, [smem+1024];"]),
+            (|g| _ = g.b.load::<B32>(g.bytes), &["ld.shared.b32 %r4, [%smem+1024];"]),
             (|g| g.b.store(g.d, 1.0), &["st.global.f32 [%d1], 0f3F800000;"]),
             (|g| g.b.store_vector(g.d, [g.r, g.r]), &["st.global.v2.b32 [%d1], {%r0, %r0};"]),
             (
                 |g| g.b.store_vector(g.bytes.at(32), [g.f; 4]),
-                &["st.shared.v4.f32 [smem+1056], {%f2, %f2, %f2, %f2};"],
+                &["st.shared.v4.f32 [%smem+1056], {%f2, %f2, %f2, %f2};"],
             ),
             (|g| g.b.store(g.r, 7u16), &["st.shared.b16 [%r0], 7;"]),
             (|g| _ = g.b.load_acquire(g.d), &["ld.acquire.gpu.global.b32 %r4, [%d1];"]),
             (|g| g.b.store_release(g.d, g.r), &["st.release.gpu.global.b32 [%d1], %r0;"]),
-            (|g| _ = g.b.address(g.bytes), &["mov.u32 %r4, smem+1024;"]),
+            (|g| _ = g.b.address(g.bytes), &["add.u32 %r4, %smem, 1024;"]),
         ],
     );
 }
@@ -102,7 +102,7 @@ fn asynchronous_copies() {
         &[
             (
                 |g| g.b.copy_async(g.bytes, g.d, 16),
-                &["cp.async.cg.shared.global [smem+1024], [%d1], 16, 16;"],
+                &["cp.async.cg.shared.global [%smem+1024], [%d1], 16, 16;"],
             ),
             (|g| g.b.copy_async(g.r, g.d, g.r), &["cp.async.cg.shared.global [%r0], [%d1], 16, %r0;"]),
             (|g| g.b.copy_async_commit(), &["cp.async.commit_group;"]),
@@ -187,9 +187,9 @@ fn mbarriers() {
     check(
         1,
         &[
-            (|g| g.b.mbarrier_init(g.mbar.at(8), 3), &["mbarrier.init.shared::cta.b64 [smem+8], 3;"]),
-            (|g| g.b.mbarrier_invalidate(g.mbar), &["mbarrier.inval.shared::cta.b64 [smem];"]),
-            (|g| g.b.mbarrier_arrive(g.mbar), &["mbarrier.arrive.shared::cta.b64 _, [smem];"]),
+            (|g| g.b.mbarrier_init(g.mbar.at(8), 3), &["mbarrier.init.shared::cta.b64 [%smem+8], 3;"]),
+            (|g| g.b.mbarrier_invalidate(g.mbar), &["mbarrier.inval.shared::cta.b64 [%smem];"]),
+            (|g| g.b.mbarrier_arrive(g.mbar), &["mbarrier.arrive.shared::cta.b64 _, [%smem];"]),
             (
                 |g| g.b.mbarrier_arrive_expect(g.r, 16384),
                 &["mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r0], 16384;"],
@@ -201,21 +201,21 @@ fn mbarriers() {
             (|g| g.b.mbarrier_arrive_remote(g.r), &["mbarrier.arrive.shared::cluster.b64 _, [%r0];"]),
             (
                 |g| g.b.mbarrier_arrive_copied(g.mbar),
-                &["cp.async.mbarrier.arrive.noinc.shared::cta.b64 [smem];"],
+                &["cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%smem];"],
             ),
             (
                 |g| g.b.mbarrier_wait(g.mbar.at(8), g.r),
                 &[
-                    "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [smem+8], %r0; @!done bra again; }",
+                    "{ .reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%smem+8], %r0; @!done bra again; }",
                 ],
             ),
             (
                 |g| _ = g.b.mbarrier_try_wait(g.mbar, 1),
-                &["mbarrier.try_wait.parity.shared::cta.b64 %p4, [smem], 1;"],
+                &["mbarrier.try_wait.parity.shared::cta.b64 %p4, [%smem], 1;"],
             ),
             (
                 |g| _ = g.b.mbarrier_test_wait(g.mbar, g.r),
-                &["mbarrier.test_wait.parity.shared::cta.b64 %p4, [smem], %r0;"],
+                &["mbarrier.test_wait.parity.shared::cta.b64 %p4, [%smem], %r0;"],
             ),
         ],
     );
@@ -229,7 +229,7 @@ fn tensor_copies() {
             (
                 |g| g.b.tma_load(g.bytes, g.map[0], (0, g.r), g.mbar, LoadOptions::default()),
                 &[
-                    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [smem+1024], [%map_t2, {0, %r0}], [smem];",
+                    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%smem+1024], [%map_t2, {0, %r0}], [%smem];",
                 ],
             ),
             (
@@ -247,19 +247,19 @@ fn tensor_copies() {
                     g.b.tma_load(g.r, g.map[2], (0, 0, g.r, 0), g.mbar, options);
                 },
                 &[
-                    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%r0], [%map_t4, {0, 0, %r0, 0}], [smem], 0x14f0000000000000;",
+                    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%r0], [%map_t4, {0, 0, %r0, 0}], [%smem], 0x14f0000000000000;",
                 ],
             ),
             (
                 |g| g.b.tma_load(g.r, g.map[3], (0, 0, g.r, 0, -1), g.mbar, LoadOptions::default()),
                 &[
-                    "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%map_t5, {0, 0, %r0, 0, 0xffffffff}], [smem];",
+                    "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%map_t5, {0, 0, %r0, 0, 0xffffffff}], [%smem];",
                 ],
             ),
             (
                 |g| g.b.tma_store(g.map[2], (0, g.r, g.r, 0), g.bytes),
                 &[
-                    "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%map_t4, {0, %r0, %r0, 0}], [smem+1024];",
+                    "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%map_t4, {0, %r0, %r0, 0}], [%smem+1024];",
                 ],
             ),
             (
@@ -281,7 +281,7 @@ fn bulk_copies() {
             (
                 |g| g.b.bulk_load(g.bytes, g.d, 4096, g.mbar, LoadOptions::default()),
                 &[
-                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [smem+1024], [%d1], 4096, [smem];",
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%smem+1024], [%d1], 4096, [%smem];",
                 ],
             ),
             (
@@ -295,11 +295,11 @@ fn bulk_copies() {
             ),
             (
                 |g| g.b.bulk_store(g.d, g.bytes, 64),
-                &["cp.async.bulk.global.shared::cta.bulk_group [%d1], [smem+1024], 64;"],
+                &["cp.async.bulk.global.shared::cta.bulk_group [%d1], [%smem+1024], 64;"],
             ),
             (
                 |g| g.b.bulk_reduce_add_f32(g.d.at(256), g.bytes, 256),
-                &["cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d1+256], [smem+1024], 256;"],
+                &["cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d1+256], [%smem+1024], 256;"],
             ),
             (|g| g.b.bulk_commit(), &["cp.async.bulk.commit_group;"]),
             (|g| g.b.bulk_wait(1), &["cp.async.bulk.wait_group 1;"]),

@@ -53,3 +53,49 @@ fn fragments_are_stored_element_by_element() {
         }
     }
 }
+
+/// Elements at constant distances from a thread's are where the tile says they are.
+#[test]
+fn elements_at_constant_distances() {
+    for (elem, swizzle) in
+        [Elem::F32, Elem::E4m3].into_iter().flat_map(|elem| Swizzle::ALL.map(|s| (elem, s)))
+    {
+        let shape = TileShape::new(elem, 72, 128).swizzled(swizzle);
+        let chunk = 16 / elem.bytes();
+        // A thread's element is in the first 8 rows and 4 chunks, so that distances are multiples of 4 chunks.
+        let places: Vec<(u32, u32)> = [(0, 0), (8, 0), (0, 4), (24, 4), (64, 28)]
+            .map(|(rows, chunks)| (rows, chunks * chunk))
+            .into_iter()
+            .filter(|&(_, col)| col < 128)
+            .collect();
+        if shape.panels() == 0 {
+            continue;
+        }
+        let kernel = Kernel::build("distances", Launch::threads(32), |b| {
+            let y = b.param_pointer("y", Elem::U32);
+            let tile = b.tile("tile", shape);
+            let tid = b.tid();
+            let (row, col) = (tid & 7, (tid >> 3) * chunk);
+            let elements = tile.elements(row, col);
+            for (index, &(rows, cols)) in places.iter().enumerate() {
+                b.store(elements.at(rows, cols), tid + 100 * index as u32);
+                b.sync_cta();
+                let found = b.load::<B32>(tile.element(row + rows, col + cols));
+                b.store(tid.mad(4, index as u32 * 128).mad_wide(1, y), found);
+                b.sync_cta();
+            }
+        });
+        let mut memory = Memory::new();
+        let y = memory.alloc("y", 5 * 128);
+        let args = vec![ArgValue::Pointer(y.address())];
+        assert_clean(&Simulation::new(&kernel).args(args).run(&mut memory).unwrap());
+        let found: Vec<u32> = floats(&memory, y).into_iter().map(f32::to_bits).collect();
+        for (index, found) in found.chunks(32).take(places.len()).enumerate() {
+            // Two threads have the same element, of which either may be the last.
+            let of = |thread: usize| thread as u32 + 100 * index as u32;
+            let is_right =
+                |(thread, &number): (usize, &u32)| number == of(thread) || number == of(thread ^ 16);
+            assert!(found.iter().enumerate().all(is_right), "{shape}, {:?}: {found:?}", places[index]);
+        }
+    }
+}

@@ -92,13 +92,13 @@ fn ptxas_has_nothing_to_say() {
     }
 }
 
-/// Bytes that a kernel may spill: a few where a thread has 64 elements of a row, in warps that transpose V with 24
-/// registers, and of 256 columns of e4m3 under a causal mask.
+/// Bytes that a kernel may spill: a few where a thread has 64 elements of a row, and of e4m3 numbers of a tile, such as
+/// its first row, where persistent CTAs carry them beside the largest blocks.
 fn allowed_spills(name: &str) -> u32 {
     match name {
         _ if name.starts_with("quantize/bf16/d256/128/") => 20,
-        _ if name.starts_with("fwd/e4m3/d256/128x128x2/causal/") => 48,
-        _ if name.starts_with("fwd/e4m3/") => 16,
+        _ if name.starts_with("fwd/e4m3/d128/") => 96,
+        _ if name.starts_with("fwd/e4m3/d256/") => 76,
         _ => 0,
     }
 }

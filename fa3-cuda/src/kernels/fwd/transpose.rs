@@ -5,11 +5,11 @@
 //! Byte permutations part them into even and odd columns, and join those of four keys. `stmatrix` writes 16 rows of 32
 //! keys. So of each 16 columns the even ones come first, which is the order of O's columns, too. Of each 16 keys 0 1 8
 //! 9 come first, which is the order that P has in registers ([`Frag::to_a`]).
-
-use std::ops::Range;
+//!
+//! Behind V's columns is one of ones, for the row sums of P. It stays in a slot whatever V the slot holds.
 
 use fa3_ir::lang::*;
-use fa3_sched::forward::CtaTile;
+use fa3_sched::forward::{CtaTile, ROW_SUM_COLS};
 
 use super::Fwd;
 
@@ -19,6 +19,11 @@ pub(super) const WARPS: u32 = 3;
 /// Keys and columns that a warp transposes at a time.
 const KEYS: u32 = 32;
 const COLS: u32 = 16;
+
+/// Four times 1 in e4m3.
+const FOUR_ONES: u32 = 0x3838_3838;
+/// Elements that a thread stores at a time.
+const CHUNK: u32 = 16;
 
 /// Bytes 0 and 2 of two words, and bytes 1 and 3.
 const EVEN: u32 = 0x6420;
@@ -33,7 +38,7 @@ impl<'k> Transposed<'k> {
     /// As many slots as V has.
     #[track_caller]
     pub(super) fn declare(b: &'k Builder, tile: &CtaTile) -> Transposed<'k> {
-        let shape = TileShape::new(Elem::E4m3, tile.head_dim_v, tile.tile_n);
+        let shape = TileShape::new(Elem::E4m3, tile.head_dim_v + ROW_SUM_COLS, tile.tile_n);
         let ring = b.stored_ring(
             "v transposed",
             tile.stages,
@@ -53,17 +58,21 @@ impl<'k> Transposed<'k> {
     #[track_caller]
     pub(super) fn run(&self, fwd: &Fwd<'k>) {
         let b = fwd.builder;
+        for slot in 0..fwd.spec.tile.stages {
+            let [to] = self.ring.tiles_of(slot);
+            add_ones(b, to);
+        }
+        let warp = (b.tid() >> 5).shfl_idx(0) - 1;
+        // Registers of three consumers leave too few for two.
+        let at_a_time = if fwd.spec.tile.consumers < 3 { 2 } else { 1 };
         let (mut from, mut to) = (fwd.v.consumer(), self.ring.producer());
         fwd.tiles.consume(|tile| {
             let kv = fwd.params.geometry.work(tile).kv;
-            let left = b.var("left", kv.end - kv.first);
-            b.repeat(|| {
-                b.break_if(left.now().eq(0));
-                left.update(|left| left - 1);
+            b.for_each((0, kv.end - kv.first), 1, |_| {
                 let loaded = from.wait();
                 let free = to.acquire();
                 let [into] = free.tiles();
-                transpose(b, loaded.tile(), into);
+                transpose(b, warp, at_a_time, loaded.tile(), into);
                 free.commit_stored();
                 // Its fence is behind the loads, too.
                 loaded.release();
@@ -72,33 +81,51 @@ impl<'k> Transposed<'k> {
     }
 }
 
-/// A block of keys: this warp's parts of it, two at a time, since one waits for its loads and stores.
+/// A block of keys: a third of it, `at_a_time` parts under each other's latency. Each warp has code of its own, in
+/// which places are constants.
 #[track_caller]
-fn transpose<'k>(b: &'k Builder, from: Tile<'_, 'k>, to: Tile<'_, 'k>) {
+fn transpose<'k>(b: &'k Builder, warp: V<'k, B32>, at_a_time: usize, from: Tile<'_, 'k>, to: Tile<'_, 'k>) {
     let TileShape { rows: keys, cols, .. } = from.shape();
-    let (lane, warp) = (b.lane_id(), (b.tid() >> 5).shfl_idx(0) - 1);
+    let lane = b.lane_id();
     let (matrix, within) = (lane >> 3, lane & 7);
-    let (of_keys, of_cols) = (keys / KEYS, cols / COLS);
-    let some = |indices: Range<u32>| {
-        let parts: Vec<V<'k, B32>> = indices.map(|index| warp + index * WARPS).collect();
-        let places =
-            parts.iter().map(|part| ((*part >> of_cols.ilog2()) * KEYS, (*part & (of_cols - 1)) * COLS));
-        let places: Vec<_> = places.collect();
-        let pairs = places.iter().map(|&(key, col)| b.ldmatrix(from.element(key + lane, col), true));
-        let pairs: Vec<[V<'k, B32>; 4]> = pairs.collect();
-        for ([first, second, third, fourth], (key, col)) in pairs.into_iter().zip(places) {
-            let words = [(first, second), (third, fourth)]
-                .map(|(upper, lower)| [EVEN, ODD].map(|bytes| upper.prmt(lower, bytes)));
-            let [[even, odd], [even_below, odd_below]] = words;
-            let row = col + (matrix & 1) * 8 + within;
-            let at = to.element(row, key + (matrix >> 1) * 16);
-            b.stmatrix(at, [even, odd, even_below, odd_below], false);
-        }
-    };
-    let parts = of_keys * of_cols;
-    let of_each = parts / WARPS;
-    (0..of_each).step_by(2).for_each(|first| some(first..of_each.min(first + 2)));
-    if of_each * WARPS < parts {
-        b.if_uniform(warp.lt(parts - of_each * WARPS), || some(of_each..of_each + 1));
+    let (from, to) = (from.elements(lane, 0), to.elements((matrix & 1) * 8 + within, (matrix >> 1) * 16));
+    let parts = (0..keys)
+        .step_by(KEYS as usize)
+        .flat_map(|key| (0..cols).step_by(COLS as usize).map(move |col| (key, col)));
+    let mut parts: Vec<(u32, u32)> = parts.collect();
+    if cols / COLS > keys / KEYS {
+        // Each place along the inner direction takes a register for its address.
+        parts.sort_by_key(|&(_, col)| col);
+    }
+    let of_warp = |warp: u32| (parts.len() as u32 * warp / WARPS) as usize;
+    for number in 0..WARPS {
+        b.if_uniform(warp.eq(number), || {
+            for some in parts[of_warp(number)..of_warp(number + 1)].chunks(at_a_time) {
+                let load = |&(key, col): &(u32, u32)| b.ldmatrix(from.at(key, col), true);
+                let loaded: Vec<[V<'k, B32>; 4]> = some.iter().map(load).collect();
+                for ([first, second, third, fourth], &(key, col)) in loaded.into_iter().zip(some) {
+                    let words = [(first, second), (third, fourth)]
+                        .map(|(upper, lower)| [EVEN, ODD].map(|bytes| upper.prmt(lower, bytes)));
+                    let [[even, odd], [even_below, odd_below]] = words;
+                    b.stmatrix(to.at(col, key), [even, odd, even_below, odd_below], false);
+                }
+            }
+        });
+    }
+}
+
+/// Makes the first of the last [`ROW_SUM_COLS`] rows ones, and the others zeros.
+#[track_caller]
+fn add_ones<'k>(b: &'k Builder, to: Tile<'_, 'k>) {
+    let TileShape { rows, cols: keys, .. } = to.shape();
+    let thread = b.tid() - 32;
+    for first in (0..keys / CHUNK * ROW_SUM_COLS).step_by(WARPS as usize * 32) {
+        let chunk = thread + first;
+        let row = chunk & (ROW_SUM_COLS - 1);
+        let word = row.eq(0).select(FOUR_ONES, 0);
+        b.guarded(chunk.lt(keys / CHUNK * ROW_SUM_COLS), || {
+            let at = to.element(row + (rows - ROW_SUM_COLS), (chunk >> ROW_SUM_COLS.ilog2()) * CHUNK);
+            b.store_vector(at.at(0), [word; 4]);
+        });
     }
 }

@@ -1,8 +1,12 @@
 //! Algorithms 1 and 2 for e4m3, whose products are summed in two levels. The tensor core keeps about 13 fraction bits
 //! of a sum of e4m3 products. So each block's PV begins at 0, and O is multiplied and gets PV added in binary32: one
 //! instruction an element.
+//!
+//! V has a column of ones behind its own. Its PV is what the rounded P adds up to, truncated as the other columns are.
+//! So the row sums take no addition for each score, and what rounding and truncation do to all of a row cancels in O.
 
 use fa3_ir::lang::*;
+use fa3_sched::forward::ROW_SUM_COLS;
 
 use super::consumer::{Attend, Query, Sum};
 use crate::kernels::parts::kv_blocks::KvBlocks;
@@ -26,10 +30,10 @@ impl<'k> Attend<'_, 'k> {
             self.k.release(k);
             q.slot.release_if(block.last);
             q.scores.apply(&mut s, q.row, &block);
-            let shrink = sum.softmax.step(&mut s); // A1:18-19
+            let shrink = sum.softmax.step_uncounted(&mut s); // A1:18-19
             let p = self.p.round(&s);
             self.turn.take();
-            self.add_in_two_levels(&p, shrink, &mut sum.o); // A1:20-22
+            self.add_in_two_levels(&p, shrink, sum); // A1:20-22
         });
         self.turn.pass();
     }
@@ -44,7 +48,7 @@ impl<'k> Attend<'_, 'k> {
         let mut s = self.block_scores(q, &blocks.at(0)); // A2:3-5
         // By what O is multiplied before the PV in flight is added.
         let shrink = self.fwd.builder.rows_var("shrink", 0.0);
-        shrink.set(sum.softmax.step(&mut s)); // A2:6
+        shrink.set(sum.softmax.step_uncounted(&mut s)); // A2:6
         let mut p = self.p.round(&s);
         blocks.for_each(1, |block| {
             // A2:7, to T_c - 1
@@ -58,23 +62,45 @@ impl<'k> Attend<'_, 'k> {
             self.k.release(k); // A2:15
             q.slot.release_if(block.last);
             q.scores.apply(&mut s, q.row, &block);
-            let next = sum.softmax.step(&mut s); // A2:13
-            sum.o.scale_rows_and_add(0, shrink.get(), &pv.wait()); // A2:14
+            let next = sum.softmax.step_uncounted(&mut s); // A2:13
+            add(sum, 0, shrink.get(), pv.wait()); // A2:14
             self.v.release(v); // A2:15
             shrink.set(next);
             p.set(&self.p.round(&s)); // A2:16
         });
-        self.add_in_two_levels(&p, shrink.get(), &mut sum.o); // A2:18-19
+        self.add_in_two_levels(&p, shrink.get(), sum); // A2:18-19
     }
 
-    /// O ← shrink · O + P V with the next block of V, some columns after the other.
-    fn add_in_two_levels(&mut self, p: &P<'k>, shrink: Rows<'k>, o: &mut Frag<'k>) {
+    /// O ← shrink · O + P V with the next block of V, some columns after the other. Where there are several parts, one
+    /// is added under the product of the next.
+    fn add_in_two_levels(&mut self, p: &P<'k>, shrink: Rows<'k>, sum: &mut Sum<'k>) {
         let (cols, all) = (self.fwd.spec.tile.pv_cols(), self.fwd.spec.tile.head_dim_v);
         let v = self.v.wait();
-        for part in 0..all / cols {
-            let pv = gemm(p, v.tile().row_block(part, cols).t(), Fresh).wait();
-            o.scale_rows_and_add(part * cols, shrink, &pv);
+        let mut in_flight = None;
+        for first in (0..all).step_by(cols as usize) {
+            // The ones are in the last part.
+            let ones = if first + cols == all { ROW_SUM_COLS } else { 0 };
+            let next = (first, gemm(p, v.tile().rows(first, cols + ones).t(), Fresh));
+            if let Some((first, pv)) = in_flight.replace(next) {
+                add(sum, first, shrink, pv.wait());
+            }
+        }
+        if let Some((first, pv)) = in_flight {
+            add(sum, first, shrink, pv.wait());
         }
         self.v.release(v);
+    }
+}
+
+/// Adds PV to the columns of O from `first` on, and to the row sums what is behind O's columns.
+#[track_caller]
+fn add<'k>(sum: &mut Sum<'k>, first: u32, shrink: Rows<'k>, pv: Frag<'k>) {
+    let cols = pv.cols().min(sum.o.cols() - first);
+    let (of_v, of_ones) = pv.split_at(cols);
+    sum.o.scale_rows_and_add(first, shrink, &of_v);
+    // Rows of a thread's first column of each 8, the upper one first.
+    let sums: Vec<V<'k, F32>> = of_ones.pairs().map(|(_, [sum, _])| sum.get()).collect();
+    if let [upper, lower] = sums[..] {
+        sum.softmax.count(shrink, Rows([upper, lower]));
     }
 }

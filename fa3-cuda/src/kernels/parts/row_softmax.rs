@@ -69,15 +69,27 @@ impl<'k> RowSoftmax<'k> {
     /// row_max), by which what was summed up so far must be multiplied.
     #[track_caller]
     pub(crate) fn step(&self, s: &mut Frag<'k>) -> Rows<'k> {
+        let shrink = self.step_uncounted(s);
+        self.count(shrink, s.partial_row_sum());
+        shrink
+    }
+
+    /// The same, but what P adds up to is still to be counted.
+    #[track_caller]
+    pub(crate) fn step_uncounted(&self, s: &mut Frag<'k>) -> Rows<'k> {
         let old = self.row_max.get();
         let row_max = self.maximum(s);
         self.row_max.set(row_max);
         let shrink = shrink(old, row_max);
         let shift = -row_max;
         s.map(|s, at| s.fma(self.scale_log2, shift[at]).ex2()); // A1:19
-        let sum = s.partial_row_sum();
-        self.row_sum.set(self.row_sum.get().fma(shrink, sum)); // A1:19
         shrink
+    }
+
+    /// Adds the thread's parts of the sums of P to the sums so far, which `shrink` multiplies.
+    #[track_caller]
+    pub(crate) fn count(&self, shrink: Rows<'k>, sums: Rows<'k>) {
+        self.row_sum.set(self.row_sum.get().fma(shrink, sums)); // A1:19
     }
 
     /// The same, but row_max and the scores stay what they are. Only where that makes P too large for its type, maxima

@@ -210,7 +210,7 @@ fn what_cannot_be_planned() {
     };
     let open = PlanOptions::default();
     let small = H100.smem_bytes(100 << 10);
-    let memory = TileError::SharedMemory { needed: (168 << 10) + 2048, available: 100 << 10 };
+    let memory = TileError::SharedMemory { needed: (168 << 10) + 1024, available: 100 << 10 };
     let problem = dense(1, (4096, 4096), (8, 8), Mask::None);
     assert_eq!(refused(&problem, &small, open), PlanError::Tile(memory));
 
@@ -248,7 +248,7 @@ tiles      1024
 KV blocks  16896, 1024 of them masked, at most 32 a tile
 registers  168 at entry, then 24 a producer and 240 a consumer thread
            160 of them hold S, P and O
-shared     226 KiB: Q 32, K 96, V 96, reserve 2
+shared     225 KiB: Q 32, K 96, V 96, reserve 1
 workspace  4 bytes";
     let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
     assert_eq!(plan.to_string(), text);

@@ -71,7 +71,7 @@ impl Part<'_> {
         });
         let name = format!("rows from {first} of head {head} of sequence {batch}");
         let case = Case::normal(&name, part, 0);
-        let verdict = Judge::new(&case, &values).forward(Arithmetic::Fp8, &Forward { o, lse }, "");
+        let verdict = Judge::new(&case, &values).forward(Arithmetic::Fp8RoundedSums, &Forward { o, lse }, "");
         let parts = verdict.map_err(|violation| format!("{name}: {violation}"))?;
         Ok(Some(parts.iter().map(|part| part.ratio).fold(0.0, f64::max)))
     }

@@ -1,0 +1,245 @@
+use super::*;
+use crate::forward::TileRow;
+use proptest::prelude::*;
+
+fn shapes() -> impl Iterator<Item = CtaTile> {
+    TileRow::table().iter().map(|row| row.tile)
+}
+
+/// 128 x 176, two stages, head_dim 128, f16, P in registers.
+fn dense128() -> CtaTile {
+    let is_it = |tile: &CtaTile| (tile.head_dim, tile.tile_m) == (128, 128);
+    CtaTile { tile_n: 176, stages: 2, ..shapes().find(is_it).unwrap() }
+}
+
+#[test]
+fn every_row_fits() {
+    for TileRow { tile: row, masks, why, .. } in TileRow::table() {
+        row.check(&DeviceLimits::h100_sxm()).unwrap_or_else(|error| panic!("{row}: {error}"));
+        let Registers { entry, producer, consumer } = row.registers();
+        let producer = producer.unwrap_or_else(|| panic!("{row} has no producer"));
+        assert!(128 * (producer + row.consumers * consumer) <= REGISTER_POOL, "{row}");
+        assert!(entry * row.threads() <= REGISTER_POOL, "{row}");
+        assert!([entry, producer, consumer].iter().all(|n| n % 8 == 0 && (24..=256).contains(n)), "{row}");
+        assert!(producer <= entry && entry <= consumer, "{row}");
+        assert!(!why.is_empty() && !masks.is_empty(), "{row}");
+    }
+    assert_eq!(DeviceLimits::h100_sxm().smem_bytes, 232_448);
+}
+
+#[test]
+fn a_row_too_large_is_refused() {
+    let row = dense128();
+    let limits = DeviceLimits::h100_sxm();
+    let shape = |row: CtaTile| {
+        let CtaTile { tile_m, tile_n, stages, consumers, .. } = row;
+        assert_eq!(row.check(&limits), Err(TileError::Shape { tile_m, tile_n, stages, consumers }));
+    };
+    shape(CtaTile { tile_m: 192, ..row });
+    shape(CtaTile { tile_n: 8, ..row });
+    shape(CtaTile { tile_n: 272, ..row });
+    shape(CtaTile { stages: 0, ..row });
+    shape(CtaTile { stages: u32::MAX, ..row });
+    shape(CtaTile { consumers: 4, tile_m: 256, ..row });
+    shape(CtaTile { consumers: 3, tile_m: 64, ..row });
+    shape(CtaTile { consumers: 0, tile_m: 0, ..row });
+    // 128 x 192 needs 224 KiB of tiles and fits; 208 keys do not.
+    assert_eq!(CtaTile { tile_n: 192, ..row }.check(&limits), Ok(()));
+    let registers = TileError::Registers { needed: 104 + 52 + 64 + 32, available: 240 };
+    assert_eq!(CtaTile { tile_n: 208, ..row }.check(&limits), Err(registers));
+    let smem = TileError::SharedMemory { needed: ((32 + 3 * 88) << 10) + 1024, available: 232_448 };
+    assert_eq!(CtaTile { stages: 3, ..row }.check(&limits), Err(smem));
+    // Three warpgroups of 64 rows by 192 keys keep P in shared memory or not at all.
+    let wide = CtaTile { tile_m: 192, consumers: 3, head_dim: 64, head_dim_v: 64, tile_n: 192, ..row };
+    assert_eq!(wide.check(&limits), Err(TileError::Registers { needed: 176 + 32, available: 160 }));
+    assert_eq!(CtaTile { p_place: PPlace::Smem, ..wide }.check(&limits), Ok(()));
+}
+
+#[test]
+fn what_no_instruction_computes_is_refused() {
+    let (row, limits) = (CtaTile { tile_n: 64, ..dense128() }, DeviceLimits::h100_sxm());
+    for (head_dim, head_dim_v) in
+        [(72, 128), (u32::MAX, 128), (0, 128), (128, 68), (128, 264), (128, 0), (128, u32::MAX)]
+    {
+        let error = TileError::HeadDim { head_dim, head_dim_v, most: 1024, most_v: 256 };
+        assert_eq!(CtaTile { head_dim, head_dim_v, ..row }.check(&limits), Err(error));
+    }
+    assert_eq!(CtaTile { head_dim: 80, ..row }.check(&limits), Ok(()));
+    assert_eq!(CtaTile { head_dim_v: 72, ..row }.check(&limits), Ok(()));
+}
+
+#[test]
+fn what_no_warpgroup_computes_is_refused() {
+    let limits = DeviceLimits::h100_sxm();
+    let one = CtaTile { tile_n: 64, tile_m: 64, consumers: 1, ping_pong: false, ..dense128() };
+    assert_eq!(one.check(&limits), Ok(()));
+    let turns = CtaTile { ping_pong: true, ..one };
+    assert_eq!(turns.check(&limits), Err(TileError::PingPong { consumers: 1 }));
+    let lazy = CtaTile { overlap: Overlap::ThreeStage, rescale: Rescale::Lazy, ..one };
+    assert_eq!(lazy.check(&limits), Err(TileError::Rescale));
+    assert_eq!(CtaTile { rescale: Rescale::EveryBlock, ..lazy }.check(&limits), Ok(()));
+}
+
+/// KiB of Q, K, V and P, and registers of S, P and O, of FlashAttention-3's own tiles, worked
+/// out by hand from the tile sizes in its source.
+#[test]
+#[rustfmt::skip]
+fn published_tiles_need_what_they_need() {
+    use PPlace::*;
+    let cases = [
+        ( 64,  64, 192, 192, 3, Smem,      [24, 48,  48, 72], [96,   0,  32]),
+        ( 64,  64, 192, 128, 3, Registers, [24, 32,  32,  0], [64,  32,  32]),
+        ( 96,  96, 192, 144, 3, Smem,      [36, 54,  54, 54], [72,   0,  48]),
+        (128, 128, 128, 176, 2, Registers, [32, 88,  88,  0], [88,  44,  64]),
+        (128, 128, 128, 128, 2, Registers, [32, 64,  64,  0], [64,  32,  64]),
+        (192, 192, 128, 112, 2, Registers, [48, 84,  84,  0], [56,  28,  96]),
+        (192, 128, 128, 128, 2, Registers, [48, 96,  64,  0], [64,  32,  64]),
+        (256, 256, 128,  80, 2, Registers, [64, 80,  80,  0], [40,  20, 128]),
+        ( 64, 256, 128,  96, 2, Registers, [16, 24,  96,  0], [48,  24, 128]),
+    ];
+    let base = CtaTile { ping_pong: false, ..dense128() };
+    for (head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, kib, registers) in cases {
+        let row = CtaTile { head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, ..base };
+        let super::Smem { q, k, v, p } = row.smem();
+        assert_eq!([q, k, v, p], kib.map(|kib| kib << 10), "{row}");
+        let Accumulators { s, p, o, .. } = row.accumulators();
+        assert_eq!([s, p, o], registers, "{row}");
+        row.check(&DeviceLimits::h100_sxm()).unwrap();
+    }
+}
+
+/// 128 x 128 of e4m3 at head_dim 128, two stages, softmax under GEMM.
+fn fp8() -> CtaTile {
+    let is_it = |tile: &CtaTile| (tile.precision, tile.head_dim, tile.tile_n) == (Precision::Fp8, 128, 128);
+    shapes().find(is_it).unwrap()
+}
+
+/// KiB of Q, K and V, and registers of S, P, O and PV, of tiles of e4m3, by hand: V lies there twice, as it is
+/// loaded, and transposed with 8 columns more. PV has registers of its own under overlap, and else those that S
+/// leaves it too few.
+#[test]
+#[rustfmt::skip]
+fn fp8_tiles_need_what_they_need() {
+    use Overlap::{None, TwoStage};
+    let cases = [
+        ( 64,  64, 192, 128, 3, None,     [12, 16,  34], [64, 16,  32,  0], 160),
+        ( 64,  64, 192,  64, 3, TwoStage, [12,  8,  17], [32,  8,  32, 36], 160),
+        (128, 128, 128, 128, 2, TwoStage, [16, 32,  66], [64, 16,  64, 68], 232),
+        (128, 128, 128, 192, 2, None,     [16, 48,  99], [96, 24,  64,  0], 232),
+        ( 64, 128,  64,  64, 1, TwoStage, [ 4,  8,  33], [32,  8,  64, 68], 255),
+        (256, 256, 128, 128, 2, None,     [32, 64, 130], [64, 16, 128,  4], 232),
+        (256, 256, 128,  64, 2, None,     [32, 32,  65], [32,  8, 128, 36], 232),
+    ];
+    for (head_dim, head_dim_v, tile_m, tile_n, consumers, overlap, kib, registers, available) in cases {
+        let ping_pong = consumers > 1;
+        let tile = CtaTile {
+            head_dim, head_dim_v, tile_m, tile_n, consumers, overlap, ping_pong, ..fp8()
+        };
+        let smem = tile.smem();
+        assert_eq!([smem.q, smem.k, smem.v, smem.p], [kib[0], kib[1], kib[2], 0].map(|kib| kib << 10), "{tile}");
+        let Accumulators { s, p, o, pv } = tile.accumulators();
+        assert_eq!([s, p, o, pv], registers, "{tile}");
+        assert!(s + p + o + pv + FP8_REGISTER_RESERVE <= available, "{tile}");
+        assert_eq!(tile.registers().consumer.min(255), available, "{tile}");
+        tile.check(&DeviceLimits::h100_sxm()).unwrap();
+    }
+}
+
+/// What a tile of e4m3 cannot be, and that it could be so with 16-bit elements.
+#[test]
+fn what_fp8_does_not_compute_is_refused() {
+    let limits = DeviceLimits::h100_sxm();
+    let fp8 = CtaTile { tile_n: 64, ..fp8() };
+    let refused = |tile: CtaTile, error| {
+        assert_eq!(tile.check(&limits), Err(error), "{tile}");
+        assert_eq!(CtaTile { precision: Precision::Half, ..tile }.check(&limits), Ok(()), "{tile}");
+    };
+    let form = TileError::Fp8 { tile_n: 64, head_dim_v: 128 };
+    assert_eq!(fp8.check(&limits), Ok(()));
+    refused(CtaTile { loads: Loads::Consumers, ..fp8 }, form.clone());
+    refused(CtaTile { p_place: PPlace::Smem, ..fp8 }, form.clone());
+    refused(CtaTile { rescale: Rescale::Lazy, ..fp8 }, form.clone());
+    refused(CtaTile { overlap: Overlap::ThreeStage, ..fp8 }, form);
+    // Of two parts of PV, only one could be in flight.
+    refused(CtaTile { head_dim_v: 256, ..fp8 }, TileError::Fp8 { tile_n: 64, head_dim_v: 256 });
+    // A warp transposes 32 keys, and 16 columns, at a time; the columns are a power of two.
+    for tile_n in [16, 48, 80] {
+        refused(CtaTile { tile_n, ..fp8 }, TileError::Fp8 { tile_n, head_dim_v: 128 });
+    }
+    for head_dim_v in [8, 24, 48, 96, 120] {
+        refused(CtaTile { head_dim_v, ..fp8 }, TileError::Fp8 { tile_n: 64, head_dim_v });
+    }
+    for head_dim_v in [16, 32, 64, 128] {
+        assert_eq!(CtaTile { head_dim_v, ..fp8 }.check(&limits), Ok(()));
+    }
+    assert_eq!(CtaTile { head_dim_v: 256, overlap: Overlap::None, ..fp8 }.check(&limits), Ok(()));
+}
+
+/// 160 keys have too many registers under overlap, three stages at head_dim 256 too much memory.
+#[test]
+fn fp8_tiles_too_large_are_refused() {
+    let limits = DeviceLimits::h100_sxm();
+    let wide = CtaTile { tile_n: 160, ..fp8() };
+    let registers = TileError::Registers { needed: 80 + 20 + 64 + 68 + 20, available: 232 };
+    assert_eq!(wide.check(&limits), Err(registers));
+    assert_eq!(CtaTile { overlap: Overlap::None, ..wide }.check(&limits), Ok(()));
+    let deep = CtaTile { head_dim: 256, head_dim_v: 256, overlap: Overlap::None, stages: 3, ..fp8() };
+    let needed = ((32 + 3 * 96) << 10) + 3 * 8 * 128 + 1024;
+    let smem = TileError::SharedMemory { needed, available: 232_448 };
+    assert_eq!(deep.check(&limits), Err(smem));
+}
+
+proptest! {
+    /// Whatever numbers a tile has, nothing of it overflows or divides by zero.
+    #[test]
+    fn any_tile_is_checked(
+        numbers in proptest::array::uniform6(prop_oneof![0u32..600, any::<u32>()]), ping_pong: bool,
+        three_stage: bool, p_in_smem: bool, no_producer: bool, is_fp8: bool,
+    ) {
+        let [tile_m, tile_n, stages, consumers, head_dim, head_dim_v] = numbers;
+        let tile = CtaTile {
+            ping_pong,
+            overlap: if three_stage { Overlap::ThreeStage } else { Overlap::TwoStage },
+            p_place: if p_in_smem { PPlace::Smem } else { PPlace::Registers },
+            loads: if no_producer { Loads::Consumers } else { Loads::Producer },
+            precision: if is_fp8 { Precision::Fp8 } else { Precision::Half },
+            ..dense128()
+        };
+        let any = CtaTile { tile_m, tile_n, stages, consumers, head_dim, head_dim_v, ..tile };
+        // Behind what passes, the other checks are reached.
+        let consumers = consumers % 5;
+        let near = CtaTile { tile_m: 64 * consumers, tile_n: 64, stages: 2, consumers, ..any };
+        for tile in [any, near] {
+            let _ = (tile.check(&DeviceLimits::h100_sxm()), tile.threads(), tile.registers());
+            let _ = (tile.smem().total(), tile.accumulators().total(), tile.to_string());
+        }
+    }
+}
+
+#[test]
+fn the_register_split() {
+    let registers = |loads| {
+        [1, 2, 3].map(|consumers| {
+            let row = CtaTile { consumers, loads, ..dense128() }.registers();
+            (row.entry, row.producer, row.consumer)
+        })
+    };
+    let split = [(256, Some(56), 256), (168, Some(24), 240), (128, Some(32), 160)];
+    assert_eq!(registers(Loads::Producer), split);
+    // An instruction names 255 of the 256.
+    assert_eq!(registers(Loads::Consumers), [(256, None, 256), (256, None, 256), (168, None, 168)]);
+}
+
+/// Without a producer two consumers have more registers.
+#[test]
+fn what_a_producer_leaves() {
+    let limits = DeviceLimits::h100_sxm();
+    let wide = CtaTile { head_dim: 64, head_dim_v: 256, tile_n: 112, ..dense128() };
+    let needed = 56 + 28 + 128 + 32;
+    assert_eq!(wide.check(&limits), Err(TileError::Registers { needed, available: 240 }));
+    let wide = CtaTile { loads: Loads::Consumers, ..wide };
+    assert_eq!((wide.check(&limits), wide.threads()), (Ok(()), 256));
+    let wider = CtaTile { tile_n: 128, ..wide };
+    let needed = 64 + 32 + 128 + 32 + 10;
+    assert_eq!(wider.check(&limits), Err(TileError::Registers { needed, available: 255 }));
+}
