@@ -5,11 +5,12 @@ use fa3_tests::{Bits, Family, Trial};
 use rayon::prelude::*;
 
 /// All families, or the one that `FA3_FAMILY` names.
-fn wanted() -> impl Iterator<Item = Family> {
+fn wanted() -> Vec<Family> {
     let name = std::env::var("FA3_FAMILY").ok();
-    fa3_tests::families()
-        .into_iter()
-        .filter(move |family| name.as_ref().is_none_or(|name| family.name == *name))
+    let mut families = Vec::from(fa3_tests::families());
+    families.retain(|family| name.as_ref().is_none_or(|name| family.name == *name));
+    assert!(!families.is_empty(), "no family is called {name:?}");
+    families
 }
 
 /// Runs a trial under the first policy and judges it; under the others it must be the same.

@@ -14,6 +14,7 @@ fn mutants_die_by_the_rule_they_break() {
     let wanted = std::env::var("FA3_PREY").unwrap_or_default();
     let mut preys: Vec<Prey> = families().iter().flat_map(|family| (family.preys)()).collect();
     preys.retain(|prey| prey.name.contains(&wanted));
+    assert!(!preys.is_empty(), "no prey has {wanted:?} in its name");
     let pairs: Vec<(&Operator, &Prey)> =
         operators().flat_map(|operator| preys.iter().map(move |prey| (operator, prey))).collect();
     let hunted: Vec<Hunted<'_>> = pairs

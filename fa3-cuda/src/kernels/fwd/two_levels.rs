@@ -98,7 +98,7 @@ fn add<'k>(sum: &mut Sum<'k>, first: u32, shrink: Rows<'k>, pv: Frag<'k>) {
     let cols = pv.cols().min(sum.o.cols() - first);
     let (of_v, of_ones) = pv.split_at(cols);
     sum.o.scale_rows_and_add(first, shrink, &of_v);
-    // Rows of a thread's first column of each 8, the upper one first.
+    // The sum is the first of the columns behind, of which a thread has two for each of its rows.
     let sums: Vec<V<'k, F32>> = of_ones.pairs().map(|(_, [sum, _])| sum.get()).collect();
     if let [upper, lower] = sums[..] {
         sum.softmax.count(shrink, Rows([upper, lower]));
