@@ -189,7 +189,8 @@ impl<'s, 'k> Tile<'s, 'k> {
         panel.mad(self.panel_stride, start) + mixed
     }
 
-    /// The addresses of the elements at constant distances from this one. Its column takes no bit that a distance has.
+    /// The addresses of the elements at constant distances from this one. The caller ensures that they are in the tile,
+    /// and that within a panel the byte of its column has no bit in common with a distance's.
     #[track_caller]
     pub fn elements(self, row: impl Arg<Ty = B32>, col: impl Arg<Ty = B32>) -> Elements<'s, 'k> {
         Elements { first: self.element(row, col), tile: self }

@@ -57,14 +57,14 @@ impl Accumulation {
     }
 }
 
-/// What LSE of a row with `keys` keys may be off by, if its row sum is of P as products have it: e4m3 numbers, 2⁸ for
-/// the largest score, added by the tensor core 160 keys at a time at most.
+/// What the logarithm of a row sum over `keys` keys may be off by, if it is of P as products have it: e4m3 numbers, 2⁸
+/// for the largest score, added by the tensor core 128 keys at a time at most.
 ///
 /// A number of P is off by 2⁻⁴ of itself, or by half a subnormal step, 2⁻¹⁰, where the sum is 2⁸ at least. Each of the
 /// 33 numbers that the tensor core adds at once may lose 2⁻¹³ of their largest, and so may their sum.
 pub fn rounded_row_sum_loss(keys: usize) -> f64 {
     let rounding = f64::powi(2.0, -4) + keys as f64 * f64::powi(2.0, -18);
-    let truncation = 160.0 / Accumulation::DEPTH as f64 * 34.0 * f64::powi(2.0, -13);
+    let truncation = 128.0 / Accumulation::DEPTH as f64 * 34.0 * f64::powi(2.0, -13);
     -(-(rounding + truncation).min(1.0)).ln_1p()
 }
 
@@ -237,6 +237,36 @@ fn keep_fraction_bits(x: f32) -> f32 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// ln of the sum of these numbers as products have it, less ln of their sum.
+    fn loss_of(p: &[f32]) -> f64 {
+        let ones = Operand::new(p.len(), 1, |_, _| E4m3::from_f32(1.0));
+        let row = Row::new(p.iter().map(|&p| E4m3::from_f32(p)));
+        let blocks = (0..p.len()).step_by(128).map(|first| {
+            let mut sum = [0.0];
+            let keys = first..p.len().min(first + 128);
+            Accumulation::TwoLevel { keys: 128 }.chain(&row, &ones, keys, &mut sum);
+            f64::from(sum[0])
+        });
+        let exact: f64 = p.iter().map(|&p| f64::from(p)).sum();
+        (blocks.sum::<f64>() / exact).ln()
+    }
+
+    proptest! {
+        /// The largest is 2⁸, others reach down to where they count as none.
+        #[test]
+        fn rounded_row_sums_keep_their_bound(exponents in proptest::collection::vec(0.0f32..20.0, 0..700)) {
+            let p: Vec<f32> = [0.0].into_iter().chain(exponents).map(|x| (8.0 - x).exp2()).collect();
+            prop_assert!(loss_of(&p).abs() <= rounded_row_sum_loss(p.len()));
+        }
+    }
+
+    /// Ties that all go the same way come near to the bound.
+    #[test]
+    fn the_bound_of_rounded_row_sums_is_tight() {
+        let p: Vec<f32> = [256.0].into_iter().chain([136.0; 1000]).collect();
+        assert!(loss_of(&p).abs() > 0.6 * rounded_row_sum_loss(p.len()), "{}", loss_of(&p));
+    }
 
     /// Significand in units of 2⁻³ and exponent of a code, from the format's definition.
     fn split(code: u8) -> (i128, i32) {

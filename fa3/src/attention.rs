@@ -23,6 +23,8 @@ use crate::{Device, Error, Scalar, cpu};
 /// hidden, and 0 · NaN is NaN. So it may reach every row of a tile in which some row sees some key of its block, such
 /// as all earlier rows of the tile under a causal mask. A tile has up to 192 rows and a block up to 512 keys. Rows that
 /// see no key at all are 0 even there, and LSE never changes. Nothing beyond a sequence's end reaches anything.
+///
+/// Of e4m3 on a GPU, LSE is that of P rounded to e4m3: typically off by less than 0.01, by up to 0.09 for 1024 keys.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed before `forward`"]
 pub struct Attention<'a, T> {

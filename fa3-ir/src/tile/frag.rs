@@ -284,7 +284,8 @@ impl<'k> Frag<'k> {
                 low.below(high)
             }
         };
-        // The first of each register's: rows l / 4 and l / 4 + 8 of the step's first columns, then of the others.
+        // The first accumulator of each register: rows l / 4 and l / 4 + 8 of the step's first columns, then of the
+        // others.
         let words = if ty == WgmmaType::E4m3 { [0, 2, 8, 10] } else { [0, 2, 4, 6] };
         let step = (ty.k() / 2) as usize;
         let steps = (0..self.regs.len() / step).map(|index| words.map(|first| word(index * step + first)));

@@ -97,9 +97,15 @@ impl<'k, const N: usize> Ring<'k, N> {
         Producer { cursor: Cursor::new(self, 1) }
     }
 
-    /// The tiles of slot `index`, for what stays in them whatever the slot holds.
+    /// The tiles of slot `index`, for what stays in them whatever the slot holds. Warps store it before they commit
+    /// their first slot, whose fence is for these stores, too. Nothing that fills a slot may write there.
     #[track_caller]
     pub fn tiles_of(&self, index: u32) -> [Tile<'k, 'k>; N] {
+        if index >= self.stages {
+            let count = self.stages as usize;
+            self.builder.fault(Fault::Unknown { what: "slot of a ring", index, count });
+        }
+        let index = index.min(self.stages.saturating_sub(1));
         let at = |(region, shape): (Region, TileShape)| region.at((index * shape.bytes()) as i32);
         self.tiles.map(|tile| Tile::new(self.builder, tile.1, at(tile)))
     }

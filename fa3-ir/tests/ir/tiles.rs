@@ -147,7 +147,7 @@ fn misuse_of_tiles_is_noted() {
         assert!(errors.iter().all(here), "{errors:?}");
         errors.iter().map(|error| error.fault.rule()).collect::<Vec<_>>()
     };
-    let cases: [(&str, &str, Build); 26] = [
+    let cases: [(&str, &str, Build); 28] = [
         ("narrower than its swizzle", "V-27", |b| {
             b.tile("t", TileShape::new(Elem::Bf16, 64, 32).swizzled(Swizzle::B128));
         }),
@@ -161,7 +161,11 @@ fn misuse_of_tiles_is_noted() {
         ("rows beyond", "V-27", |b| _ = b.tile("t", shape(64)).rows(u32::MAX - 7, 16)),
         ("an element 4 rows away", "V-27", |b| _ = b.tile("t", shape(64)).elements(0, 0).at(4, 0)),
         ("an element half a chunk away", "V-27", |b| _ = b.tile("t", shape(64)).elements(0, 0).at(0, 4)),
-        ("an element beyond", "V-27", |b| _ = b.tile("t", shape(64)).elements(0, 0).at(64, u32::MAX - 7)),
+        ("an element beyond the rows", "V-27", |b| _ = b.tile("t", shape(64)).elements(0, 0).at(64, 0)),
+        ("an element beyond the columns", "V-27", |b| {
+            _ = b.tile("t", shape(64)).elements(0, 0).at(0, u32::MAX - 7);
+        }),
+        ("a slot beyond the stages", "V-5", |b| _ = b.ring("kv", 2, 4, [("k", shape(64))]).tiles_of(2)),
         ("split within 8 columns", "V-27", |b| _ = Frag::zeros(b, 16).split_at(4)),
         ("rows in no dimension", "V-27", |b| _ = b.tile_map_of("m", shape(64), 2, 2)),
         ("24 columns stored by 16", "V-27", |b| {

@@ -17,7 +17,8 @@ pub struct Accumulators {
     pub p: u32,
     /// O in fp32.
     pub o: u32,
-    /// Of e4m3, the part of a block's PV that is computed at a time, in fp32.
+    /// Of e4m3, what is in flight of a block's PV, with the row sums' columns, in fp32. Without overlap, what that
+    /// takes in addition to the registers that S had.
     pub pv: u32,
 }
 
@@ -61,11 +62,12 @@ pub const SMEM_RESERVE: u32 = 1024;
 /// 64, leaves exactly this many.
 pub const REGISTER_RESERVE: u32 = 32;
 
-/// The same of e4m3, whose row sums are a column of PV. 128 x 128 at head_dim 128 leaves exactly this many.
+/// [`REGISTER_RESERVE`] for e4m3, whose row sums are a column of PV. 128 x 128 at head_dim 128 leaves exactly this
+/// many.
 pub const FP8_REGISTER_RESERVE: u32 = 20;
 
-/// Columns of transposed e4m3 V in addition to V's own: one of ones, whose PV is the row sum, and what products compute
-/// beside it.
+/// Columns of transposed e4m3 V in addition to V's own, as few as a product computes: one of ones, whose PV is the row
+/// sum, and zeros.
 pub const ROW_SUM_COLS: u32 = 8;
 
 /// Extra registers of a consumer that also issues loads: its positions in three rings, the blocks of K and V that were
@@ -242,8 +244,10 @@ impl CtaTile {
         let as_printed = self.rescale == Rescale::EveryBlock
             && (self.overlap == Overlap::None || self.overlap == Overlap::TwoStage && self.head_dim_v <= 128);
         let in_place = (self.loads, self.p_place) == (Loads::Producer, PPlace::Registers);
-        let whole =
-            self.tile_n.is_multiple_of(32) && self.head_dim_v >= 16 && self.head_dim_v.is_power_of_two();
+        let whole = self.tile_n.is_multiple_of(32)
+            && self.tile_n <= 128
+            && self.head_dim_v >= 32
+            && self.head_dim_v.is_power_of_two();
         if self.precision == Precision::Fp8 && !(as_printed && in_place && whole) {
             let CtaTile { tile_n, head_dim_v, .. } = *self;
             return Err(TileError::Fp8 { tile_n, head_dim_v });

@@ -73,8 +73,8 @@ pub enum TileError {
     Rescale,
     #[error(
         "tiles of e4m3 have a producer, row maxima in every block, P in registers, the softmax under GEMM only up to a \
-         head_dim_v of 128, blocks of a multiple of 32 keys, not {tile_n}, and a head_dim_v that is a power of two, not \
-         {head_dim_v}"
+         head_dim_v of 128, blocks of a multiple of 32 keys up to 128, not {tile_n}, and a head_dim_v that is a power of \
+         two from 32 on, not {head_dim_v}"
     )]
     Fp8 { tile_n: u32, head_dim_v: u32 },
     #[error("the tile needs {needed} bytes of shared memory, the device has {available}")]

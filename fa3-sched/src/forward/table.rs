@@ -48,7 +48,7 @@ const DECODE: TileRow = TileRow {
 const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
-/// e4m3: blocks of 128 keys, the longest sums of products whose bias stays under 0.1 %; no turns.
+/// e4m3: blocks of 128 keys, sums of products whose bias stays under 0.1 %; no turns.
 const FP8: CtaTile =
     CtaTile { precision: Precision::Fp8, rescale: Rescale::EveryBlock, ping_pong: false, ..BASE.tile };
 

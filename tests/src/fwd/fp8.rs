@@ -11,8 +11,9 @@ use crate::family::Trial;
 use crate::{Case, Dist, Poison, covering};
 
 const OVERLAPS: [Overlap; 2] = [Overlap::TwoStage, Overlap::None];
-/// Columns of Q and K, and of V and O: those of one step of transposing, of several, of two parts of PV.
-const COLUMNS: [(u32, u32); 4] = [(64, 64), (128, 128), (64, 128), (256, 256)];
+/// Columns of Q and K, and of V and O: those of one step of transposing for each warp or fewer, of several,
+/// of PV in four parts.
+const COLUMNS: [(u32, u32); 5] = [(64, 64), (128, 128), (64, 128), (256, 256), (64, 32)];
 /// Keys of a block: those of one step of transposing and of several.
 const KEYS: [u32; 4] = [32, 64, 96, 128];
 const STAGES: [u32; 3] = [1, 2, 3];
@@ -72,7 +73,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     let (batch, heads_q, heads_kv) = HEADS[heads];
     // More than two heads need not have several tiles of rows each.
     let seqlen_q = if heads_q > 2 { seqlen_q.min(shape.tile_m as usize - 1) } else { seqlen_q };
-    let columns = |columns: u32| (columns - PADDING[padding]) as usize;
+    let columns = |columns: u32| columns.saturating_sub(PADDING[padding]).max(16) as usize;
     let spec = dense(Dtype::E4m3, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
     spec.o.dtype = OUTPUTS[output];

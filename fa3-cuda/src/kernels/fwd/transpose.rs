@@ -94,7 +94,7 @@ fn transpose<'k>(b: &'k Builder, warp: V<'k, B32>, at_a_time: usize, from: Tile<
         .flat_map(|key| (0..cols).step_by(COLS as usize).map(move |col| (key, col)));
     let mut parts: Vec<(u32, u32)> = parts.collect();
     if cols / COLS > keys / KEYS {
-        // Each place along the inner direction takes a register for its address.
+        // Each place along the inner direction takes a register for its address: the shorter one is the inner.
         parts.sort_by_key(|&(_, col)| col);
     }
     let of_warp = |warp: u32| (parts.len() as u32 * warp / WARPS) as usize;

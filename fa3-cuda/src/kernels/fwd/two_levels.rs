@@ -100,7 +100,7 @@ fn add<'k>(sum: &mut Sum<'k>, first: u32, shrink: Rows<'k>, pv: Frag<'k>) {
     sum.o.scale_rows_and_add(first, shrink, &of_v);
     // The sum is the first of the columns behind, of which a thread has two for each of its rows.
     let sums: Vec<V<'k, F32>> = of_ones.pairs().map(|(_, [sum, _])| sum.get()).collect();
-    if let [upper, lower] = sums[..] {
+    if let [upper, lower, ..] = sums[..] {
         sum.softmax.count(shrink, Rows([upper, lower]));
     }
 }

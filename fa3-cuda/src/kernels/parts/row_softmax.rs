@@ -7,7 +7,7 @@
 //! What is lost is that the largest score has P = 1, which rounding leaves as it is. Where one key has most of a row's
 //! weight, the rounding of its P would be an error of the whole row. It cancels if O is divided by what was multiplied,
 //! the sum of the *rounded* P. So there are two sums: LSE comes from ℓ, O is divided by ℓ + what rounding added to it,
-//! which is counted only in blocks where it matters.
+//! which is counted only in blocks where it matters. e4m3 has one sum for both, that of the rounded P.
 
 use fa3_ir::lang::*;
 
@@ -92,8 +92,9 @@ impl<'k> RowSoftmax<'k> {
         self.row_sum.set(self.row_sum.get().fma(shrink, sums)); // A1:19
     }
 
-    /// The same, but row_max and the scores stay what they are. Only where that makes P too large for its type, maxima
-    /// are computed, P once more, and `o` is multiplied. A row's results depend on nothing but its own scores.
+    /// As [`RowSoftmax::step`], but row_max and the scores stay what they are. Only where that makes P too large for
+    /// its type, maxima are computed, P once more, and `o` is multiplied. A row's results depend on nothing but its own
+    /// scores.
     #[track_caller]
     pub(crate) fn step_lazily(&self, s: &Frag<'k>, place: &POperand<'k>, o: &mut Frag<'k>) -> P<'k> {
         let b = self.builder;
