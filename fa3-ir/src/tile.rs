@@ -135,16 +135,15 @@ impl<'s, 'k> Tile<'s, 'k> {
             b.misfit("a block of rows and its tile", format!("block {last} of {count} rows"), self.shape);
             return self;
         }
-        let bytes = count * self.shape.swizzle.row_bytes();
-        let address = match index.operand() {
-            Operand::Imm(Imm::B32(index)) => self.address.plus((index * bytes) as i32),
+        match index.operand() {
+            Operand::Imm(Imm::B32(index)) => self.rows(index * count, count),
             Operand::Imm(_) | Operand::Value(_) => {
                 let _one = b.as_one();
                 let start = b.shared_address(self.address);
-                b.mad(index, bytes, start).at(0)
+                let address = b.mad(index, count * self.shape.swizzle.row_bytes(), start).at(0);
+                Tile { shape: TileShape { rows: count, ..self.shape }, address, ..self }
             }
-        };
-        Tile { shape: TileShape { rows: count, ..self.shape }, address, ..self }
+        }
     }
 
     /// `count` rows from row `first` on, both multiples of 8.

@@ -105,9 +105,7 @@ impl<'k, const N: usize> Ring<'k, N> {
             let count = self.stages as usize;
             self.builder.fault(Fault::Unknown { what: "slot of a ring", index, count });
         }
-        let index = index.min(self.stages.saturating_sub(1));
-        let at = |(region, shape): (Region, TileShape)| region.at((index * shape.bytes()) as i32);
-        self.tiles.map(|tile| Tile::new(self.builder, tile.1, at(tile)))
+        self.tiles(Stage::Known(index.min(self.stages.saturating_sub(1))))
     }
 
     /// A consumer warp's place in the ring.
@@ -132,7 +130,7 @@ impl<'k, const N: usize> Ring<'k, N> {
     #[track_caller]
     fn address(&self, region: Region, bytes: u32, stage: Stage<'k>) -> SharedAddr {
         match stage {
-            Stage::Only => region.at(0),
+            Stage::Known(stage) => region.at((stage * bytes) as i32),
             Stage::Number(stage) => {
                 let start = self.builder.address(region);
                 stage.mad(bytes, start).at(0)
@@ -141,10 +139,10 @@ impl<'k, const N: usize> Ring<'k, N> {
     }
 }
 
-/// A stage of a ring: the only one, or one of several.
+/// A stage of a ring: one that is known, as is the only one there is, or one of several.
 #[derive(Clone, Copy, Debug)]
 enum Stage<'k> {
-    Only,
+    Known(u32),
     Number(V<'k, B32>),
 }
 
@@ -171,7 +169,7 @@ impl<'k, const N: usize> Cursor<'k, N> {
         let Some(next) = self.stage else {
             b.mbarrier_wait(of, self.parity);
             self.parity.update(|parity| parity ^ 1);
-            return Stage::Only;
+            return Stage::Known(0);
         };
         let stage = next.get();
         b.mbarrier_wait(self.ring.barrier(of, Stage::Number(stage)), self.parity);
@@ -341,7 +339,7 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         let (b, source) = (self.ring.builder, Location::caller());
         b.watch().done(self.due, source);
         let stage = match self.stage {
-            Stage::Only => None,
+            Stage::Known(_) => None,
             Stage::Number(stage) => Some(b.var("held", stage)),
         };
         let due = b.watch().due(format!("the held slot of ring {} is taken", self.ring.name), source);
@@ -430,7 +428,7 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
     #[track_caller]
     fn slot(&self, source: Source) -> FullSlot<'k, N> {
         let stage = match self.stage {
-            None => Stage::Only,
+            None => Stage::Known(0),
             Some(stage) => Stage::Number(stage.get()),
         };
         let _one = self.ring.builder.as_one();
