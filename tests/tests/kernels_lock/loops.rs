@@ -3,7 +3,7 @@
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
-use fa3_sched::forward::{CtaTile, Overlap, Precision, Rescale};
+use fa3_sched::forward::{CtaTile, Overlap, Precision, ROW_SUM_COLS, Rescale};
 
 /// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a
 /// mask, where the softmax is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5
@@ -77,7 +77,8 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
     let CtaTile { head_dim, head_dim_v, tile_n, precision, .. } = spec.tile;
     let step = 32 / precision.bytes();
     faults.extend(of_product("Q K^T", scores, (head_dim, step), tile_n));
-    faults.extend(of_product("P V", sums, (tile_n, step), head_dim_v));
+    let of_row_sums = if precision == Precision::Fp8 { ROW_SUM_COLS } else { 0 };
+    faults.extend(of_product("P V", sums, (tile_n, step), head_dim_v + of_row_sums));
     match round.count(Class::Wait) {
         2 => faults.extend(overlap(spec, round, (scores, sums), is_main)),
         count => faults.push(Fault::Waits { count }),

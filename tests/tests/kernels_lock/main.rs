@@ -15,7 +15,7 @@ use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
 use fa3_ir::ptx;
 use fa3_sched::Scheduler;
-use fa3_sched::forward::{Loads, Rescale};
+use fa3_sched::forward::{Loads, Precision, Rescale};
 use fa3_tests::lock::{Assembled, Code, Diff, Lock, NoTool, Nvdisasm, Ptxas, Usage};
 use loops::Fault;
 use rayon::prelude::*;
@@ -103,11 +103,22 @@ fn allowed_spills(name: &str) -> u32 {
     }
 }
 
-/// Whether a kernel's loops are to overlap. What becomes of those without turns or without a producer is
-/// what the ablation measures.
+/// Loads and stores of spilled registers that a loop may have: some of those numbers are of use in masks.
+fn allowed_in_loops(name: &str) -> usize {
+    if name.starts_with("fwd/e4m3/d128/") { 10 } else { 0 }
+}
+
+/// Whether a kernel's loops are to overlap. What becomes of those of 16 bits without turns or without a producer is
+/// what the ablation measures. A loop with PV in several parts has more than two products.
 fn overlaps(spec: &FwdSpec) -> bool {
-    let is_free = spec.tile.rescale == Rescale::EveryBlock && !spec.tile.ping_pong;
-    spec.tile.loads == Loads::Producer && !is_free
+    let tile = &spec.tile;
+    match tile.precision {
+        Precision::Half => {
+            let is_free = tile.rescale == Rescale::EveryBlock && !tile.ping_pong;
+            tile.loads == Loads::Producer && !is_free
+        }
+        Precision::Fp8 => tile.pv_cols() == tile.head_dim_v,
+    }
 }
 
 #[test]
@@ -122,7 +133,9 @@ fn loops_overlap() {
         let faults = spec.zip(assembled.as_ref()).map(|(spec, Assembled { cubin, .. })| {
             loops::faults(spec, &nvdisasm.disassemble(name, cubin)).into_iter()
         });
-        let faults = faults.into_iter().flatten();
+        let is_known =
+            |fault: &Fault| matches!(fault, Fault::Spills { count } if *count <= allowed_in_loops(name));
+        let faults = faults.into_iter().flatten().filter(move |(_, fault)| !is_known(fault));
         faults.map(move |(address, fault)| format!("{name}: loop at {address:#06x}: {fault}"))
     });
     let wrong: Vec<String> = wrong.collect();
