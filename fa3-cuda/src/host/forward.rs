@@ -5,7 +5,7 @@ mod cudarc;
 mod error;
 
 use fa3_sched::forward::{Plan, PlanOptions};
-use fa3_types::{Address, Addresses, Dtype, Placement, Problem, TensorName};
+use fa3_types::{Address, Addresses, Placement, Problem, TensorName};
 
 use super::context::Context;
 use super::planned::Planned;
@@ -138,8 +138,7 @@ impl Forward {
         let address = |address: Option<Address>| address.map_or(0, |Address(address)| address);
         let [q_descale, k_descale, v_descale] = descales.map(address);
         let addresses = [q.0, k.0, v.0, o.0, address(lse), q_descale, k_descale, v_descale];
-        // Programs of other types have no scales.
-        let count = if self.plan.problem().dtype() == Dtype::E4m3 { 8 } else { 5 };
+        let count = fwd::buffers::of_caller(self.plan.problem().dtype());
         // SAFETY: the caller vouches for tensors and workspace.
         unsafe { self.planned.launch(stream, &addresses[..count], workspace) }
     }

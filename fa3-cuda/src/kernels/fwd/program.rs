@@ -12,6 +12,7 @@ use crate::kernels::{Spec, tensors};
 /// The buffers of a forward program.
 pub mod buffers {
     use fa3_ir::BufferId;
+    use fa3_types::Dtype;
 
     /// (batch, seqlen_q, heads, head_dim), with strides.
     pub const Q: BufferId = BufferId(0);
@@ -27,6 +28,12 @@ pub mod buffers {
     pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";
+
+    /// How many of them are tensors of the caller's, if Q is of this type. The ticket is behind them.
+    pub fn of_caller(dtype: Dtype) -> usize {
+        let BufferId(last) = if dtype == Dtype::E4m3 { DESCALES[2] } else { LSE };
+        last + 1
+    }
 }
 
 /// The program of a plan; without steps if there are no rows to compute. Buffers are as large as their tensors reach,
