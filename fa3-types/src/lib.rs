@@ -37,6 +37,7 @@ mod score;
 mod sequences;
 mod tensor;
 mod units;
+mod value_layout;
 
 // All of them together, validated.
 mod error;
@@ -63,6 +64,7 @@ pub use sequences::Sequences;
 pub use spec::ProblemSpec;
 pub use tensor::{Shape, Strides, TensorDesc};
 pub use units::{Bytes, Elems};
+pub use value_layout::ValueLayout;
 
 /// The README's Rust code, as a test.
 #[cfg(doctest)]

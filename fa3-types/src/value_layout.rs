@@ -1,0 +1,64 @@
+//! How the codes of V lie in memory.
+
+use crate::{Bytes, Shape};
+
+/// Keys whose order is permuted together.
+const GROUP: usize = 16;
+
+/// A row of V transposed is a multiple of so many keys.
+const ROW_KEYS: usize = 128;
+
+/// How e4m3 V lies in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ValueLayout {
+    /// As Q and K: a row for each key.
+    #[default]
+    Rows,
+    /// As products of 8-bit elements read it: (batch, heads, head_dim_v, keys), with nothing between the elements. Keys
+    /// are seqlen_k rounded up to a multiple of 128; codes at keys beyond seqlen_k are 0. Of each 16 keys the order is
+    /// 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, which is that of P in a thread's registers: see
+    /// [`ValueLayout::place_of_key`].
+    Transposed,
+}
+
+impl ValueLayout {
+    /// Keys of a row of V transposed.
+    pub fn keys_of_row(seqlen_k: usize) -> usize {
+        seqlen_k.next_multiple_of(ROW_KEYS)
+    }
+
+    /// Where the code of a key is in its row of V transposed.
+    pub fn place_of_key(key: usize) -> usize {
+        let (group, within) = (key / GROUP, key % GROUP);
+        // Bits of the number within its group: the upper half comes behind each pair of the lower half.
+        let (half, pair, last) = (within >> 3, within >> 1 & 3, within & 1);
+        GROUP * group + 4 * pair + 2 * half + last
+    }
+
+    /// Bytes of V of this shape transposed; saturating, as shapes are not checked yet.
+    pub fn transposed_bytes(shape: Shape) -> Bytes {
+        let Shape { batch, seqlen, heads, head_dim } = shape;
+        let dims = [batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)];
+        Bytes(dims.iter().fold(1, |bytes: u64, &dim| bytes.saturating_mul(dim as u64)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_in_the_order_of_an_accumulators_registers() {
+        let mut keys = [0; 32];
+        (0..32).for_each(|key| keys[ValueLayout::place_of_key(key)] = key);
+        assert_eq!(keys[..16], [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]);
+        assert_eq!(keys[16..20], [16, 17, 24, 25]);
+    }
+
+    #[test]
+    fn rows_are_whole() {
+        let shape = Shape { batch: 2, seqlen: 129, heads: 3, head_dim: 32 };
+        assert_eq!(ValueLayout::transposed_bytes(shape), Bytes(2 * 3 * 32 * 256));
+        assert_eq!(ValueLayout::transposed_bytes(Shape { seqlen: 0, ..shape }), Bytes(0));
+    }
+}
