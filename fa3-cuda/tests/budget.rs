@@ -23,10 +23,10 @@ fn shared_memory_is_what_the_kernels_declare() {
                     let elem = match tile.precision {
                         Precision::Half => Elem::Bf16,
                         // Its tiles have one form.
-                        Precision::Fp8 if (p_place, loads) != (PPlace::Registers, Loads::Producer) => {
+                        Precision::Fp8(_) if (p_place, loads) != (PPlace::Registers, Loads::Producer) => {
                             continue;
                         }
-                        Precision::Fp8 => Elem::E4m3,
+                        Precision::Fp8(_) => Elem::E4m3,
                     };
                     let order = Order::LongestFirst { section: 1, longest: Longest::Last };
                     let spec = FwdSpec {

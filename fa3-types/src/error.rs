@@ -102,6 +102,12 @@ pub enum ProblemError {
     OutputDtype { given: Dtype, input: Dtype },
     #[error("{tensor} is for e4m3, not for {dtype}")]
     Descale { tensor: TensorName, dtype: Dtype },
+    #[error("transposed v is e4m3 in dense batches, not {dtype}{}", if *packed { " of packed sequences" } else { "" })]
+    TransposedV { dtype: Dtype, packed: bool },
+    #[error(
+        "transposed v has stride {given} in {dim}, expected {expected}: its strides are those of a contiguous tensor"
+    )]
+    TransposedStride { dim: Dim, given: i64, expected: i64 },
     #[error("heads_q {heads_q} is not a multiple of heads_kv {heads_kv}")]
     HeadsNotDivisible { heads_q: usize, heads_kv: usize },
     #[error("{tensor} has head_dim {given}, not a multiple of {multiple} as {dtype} needs (16-byte rows)")]

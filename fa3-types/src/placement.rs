@@ -65,7 +65,7 @@ impl Placement {
         let lse_bytes = problem.lse_shape().iter().map(|&n| n as u64).product::<u64>() * 4;
         let q = Interval::new(TensorName::Q, at.q, problem.q().extent_bytes().0)?;
         let k = Interval::new(TensorName::K, at.k, problem.k().extent_bytes().0)?;
-        let v = Interval::new(TensorName::V, at.v, problem.v().extent_bytes().0)?;
+        let v = Interval::new(TensorName::V, at.v, problem.v_bytes().0)?;
         let o = Interval::new(TensorName::O, at.o, problem.o().extent_bytes().0)?;
         let lse = match at.lse {
             Some(lse) => Interval::new(TensorName::Lse, lse, lse_bytes)?,

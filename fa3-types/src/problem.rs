@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Dim, Dtype, Heads, Lengths, Mask, ProblemError, ProblemSpec, Sequences, Shape, SoftCap, SoftmaxScale,
-    TensorDesc, TensorName, score::Number,
+    Bytes, Dim, Dtype, Heads, Lengths, Mask, ProblemError, ProblemSpec, Sequences, Shape, SoftCap,
+    SoftmaxScale, TensorDesc, TensorName, ValueLayout, score::Number,
 };
 
 /// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
@@ -19,6 +19,7 @@ pub struct Problem {
     q: TensorDesc,
     k: TensorDesc,
     v: TensorDesc,
+    v_layout: ValueLayout,
     o: TensorDesc,
     seqs_q: Sequences,
     seqs_k: Sequences,
@@ -34,7 +35,7 @@ impl Problem {
     /// # Errors
     /// The first violation found, with its numbers: see [`ProblemError`].
     pub fn new(spec: ProblemSpec) -> Result<Problem, ProblemError> {
-        let ProblemSpec { q, k, v, o, seqs_q, seqs_k, mask, softmax_scale, softcap } = spec;
+        let ProblemSpec { q, k, v, v_layout, o, seqs_q, seqs_k, mask, softmax_scale, softcap } = spec;
         for (tensor, desc, limit) in [
             (TensorName::Q, &q, HEAD_DIM_LIMIT),
             (TensorName::K, &k, HEAD_DIM_LIMIT),
@@ -53,6 +54,7 @@ impl Problem {
         check_sequences(TensorName::Q, &q, &seqs_q)?;
         check_sequences(TensorName::K, &k, &seqs_k)?;
         check_counts(&seqs_q, &seqs_k)?;
+        check_layout(&v, v_layout, &seqs_k)?;
         o.check_distinct(TensorName::O)?;
         let softmax_scale = match softmax_scale {
             Some(given) => SoftmaxScale::new(given)?,
@@ -61,7 +63,7 @@ impl Problem {
         let softcap = softcap.map(SoftCap::new).transpose()?;
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
         let mask = mask.simplified(Lengths { q: seqs_q.max_len(), k: seqs_k.max_len() });
-        Ok(Problem { q, k, v, o, seqs_q, seqs_k, heads, mask, softmax_scale, softcap })
+        Ok(Problem { q, k, v, v_layout, o, seqs_q, seqs_k, heads, mask, softmax_scale, softcap })
     }
 
     /// Queries (batch, seqlen_q, heads_q, head_dim).
@@ -77,6 +79,19 @@ impl Problem {
     /// Values (batch, seqlen_k, heads_kv, head_dim_v).
     pub fn v(&self) -> &TensorDesc {
         &self.v
+    }
+
+    /// How values lie in memory.
+    pub fn v_layout(&self) -> ValueLayout {
+        self.v_layout
+    }
+
+    /// Bytes from the first of the values to one past the last.
+    pub fn v_bytes(&self) -> Bytes {
+        match self.v_layout {
+            ValueLayout::Rows => self.v.extent_bytes(),
+            ValueLayout::Transposed => ValueLayout::transposed_bytes(self.v.shape),
+        }
     }
 
     /// Output (batch, seqlen_q, heads_q, head_dim_v).
@@ -208,6 +223,26 @@ fn check_counts(q: &Sequences, k: &Sequences) -> Result<(), ProblemError> {
     }
 }
 
+/// Transposed values are e4m3 in dense batches, with nothing between them.
+fn check_layout(v: &TensorDesc, layout: ValueLayout, seqs_k: &Sequences) -> Result<(), ProblemError> {
+    if layout == ValueLayout::Rows {
+        return Ok(());
+    }
+    if v.dtype != Dtype::E4m3 || seqs_k.is_packed() {
+        return Err(ProblemError::TransposedV { dtype: v.dtype, packed: seqs_k.is_packed() });
+    }
+    let contiguous = TensorDesc::contiguous(v.dtype, v.shape);
+    for ((dim, _, given), (_, _, expected)) in v.canonical().outer().into_iter().zip(contiguous.outer()) {
+        if given != expected {
+            return Err(ProblemError::TransposedStride { dim, given, expected });
+        }
+    }
+    if ValueLayout::transposed_bytes(v.shape).0 > i64::MAX as u64 {
+        return Err(ProblemError::TooLarge { tensor: TensorName::V, shape: v.shape });
+    }
+    Ok(())
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lengths = |seqs: &Sequences| match seqs.is_packed() {
@@ -227,6 +262,9 @@ impl fmt::Display for Problem {
         )?;
         if self.head_dim_v() != self.head_dim() {
             write!(f, "/{}", self.head_dim_v())?;
+        }
+        if self.v_layout == ValueLayout::Transposed {
+            write!(f, " v transposed")?;
         }
         write!(f, " mask {} scale {:.6}", self.mask, Number(self.softmax_scale.natural()))?;
         match self.softcap {
@@ -360,6 +398,26 @@ mod tests {
         short.v.shape.seqlen = 6;
         let end = ProblemError::CuSeqlensEnd { tensor: TensorName::K, given: 7, rows: 6 };
         assert_eq!(short.validate().unwrap_err(), end);
+    }
+
+    #[test]
+    fn transposed_values_are_contiguous_e4m3() {
+        rejects(
+            |s| s.v_layout = ValueLayout::Transposed,
+            ProblemError::TransposedV { dtype: Dtype::F16, packed: false },
+        );
+        let spec = || ProblemSpec::dense(Dtype::E4m3, Q, KV).transposed_v();
+        let problem = spec().validate().unwrap();
+        assert_eq!(problem.v_bytes(), Bytes(2 * 2 * 64 * 128));
+        assert!(problem.to_string().contains(" v transposed "), "{problem}");
+        let mut other = spec();
+        other.v.strides = Strides { heads: 24 * 64, seqlen: 64, ..other.v.strides };
+        let error = ProblemError::TransposedStride { dim: Dim::Seqlen, given: 64, expected: 128 };
+        assert_eq!(other.validate().unwrap_err(), error);
+        let lengths = || Sequences::packed(&[0, 24]).unwrap();
+        let packed = ProblemSpec::packed(Dtype::E4m3, (4, 2), 64, lengths(), lengths()).transposed_v();
+        let error = ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true };
+        assert_eq!(packed.validate().unwrap_err(), error);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a caller asks for.
 
-use crate::{Dtype, Mask, Problem, ProblemError, Sequences, Shape, TensorDesc};
+use crate::{Dtype, Mask, Problem, ProblemError, Sequences, Shape, TensorDesc, ValueLayout};
 
 /// What a caller asks for, not yet checked: plain data that [`Problem::new`] takes.
 ///
@@ -28,6 +28,8 @@ pub struct ProblemSpec {
     pub k: TensorDesc,
     /// Values (batch, seqlen_k, heads_kv, head_dim_v).
     pub v: TensorDesc,
+    /// How they lie in memory. Where they are transposed, the strides of `v` are those of a contiguous tensor.
+    pub v_layout: ValueLayout,
     /// Output (batch, seqlen_q, heads_q, head_dim_v).
     pub o: TensorDesc,
     /// The sequences of Q and O.
@@ -48,7 +50,18 @@ impl ProblemSpec {
     pub fn new(q: TensorDesc, k: TensorDesc, v: TensorDesc, o: TensorDesc) -> ProblemSpec {
         let dense = |x: &TensorDesc| Sequences::dense(x.shape.batch, x.shape.seqlen);
         let (seqs_q, seqs_k) = (dense(&q), dense(&k));
-        ProblemSpec { q, k, v, o, seqs_q, seqs_k, mask: Mask::None, softmax_scale: None, softcap: None }
+        ProblemSpec {
+            q,
+            k,
+            v,
+            v_layout: ValueLayout::Rows,
+            o,
+            seqs_q,
+            seqs_k,
+            mask: Mask::None,
+            softmax_scale: None,
+            softcap: None,
+        }
     }
 
     /// Contiguous dense tensors with V of K's shape. The sequences' lengths are the shapes' seqlen.
@@ -90,6 +103,13 @@ impl ProblemSpec {
     pub fn head_dim_v(mut self, head_dim_v: usize) -> ProblemSpec {
         self.v = TensorDesc::contiguous(self.v.dtype, Shape { head_dim: head_dim_v, ..self.v.shape });
         self.o = TensorDesc::contiguous(self.o.dtype, Shape { head_dim: head_dim_v, ..self.o.shape });
+        self
+    }
+
+    /// Says that V, which is e4m3, is transposed.
+    #[must_use]
+    pub fn transposed_v(mut self) -> ProblemSpec {
+        self.v_layout = ValueLayout::Transposed;
         self
     }
 

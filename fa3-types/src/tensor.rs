@@ -104,7 +104,7 @@ impl TensorDesc {
     }
 
     /// The dimensions outside the row with their extents and strides.
-    fn outer(&self) -> [(Dim, usize, i64); 3] {
+    pub(crate) fn outer(&self) -> [(Dim, usize, i64); 3] {
         [
             (Dim::Batch, self.shape.batch, self.strides.batch),
             (Dim::Seqlen, self.shape.seqlen, self.strides.seqlen),

@@ -18,7 +18,7 @@ use fa3_ref::Forward;
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{CtaTile, Plan, PlanError, PlanOptions};
 use fa3_sim::{Mode, Policy, ProgramSimulation, SimError};
-use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc};
+use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc, ValueLayout};
 use half::{bf16, f16};
 use ndarray::{Array3, Array4, ArrayView1};
 use std::num::NonZeroU32;
@@ -148,7 +148,10 @@ pub fn initial(problem: &Problem, program: &Program<Kernel>, values: &Values) ->
     let mut arrays = vec![
         bytes(problem.q(), &values.q),
         bytes(problem.k(), &values.k),
-        bytes(problem.v(), &values.v),
+        match problem.v_layout() {
+            ValueLayout::Rows => bytes(problem.v(), &values.v),
+            ValueLayout::Transposed => transposed_bytes(problem, &values.v),
+        },
         vec![UNWRITTEN; problem.o().extent_bytes().0 as usize],
         vec![UNWRITTEN; 4 * problem.lse_shape().iter().product::<usize>()],
     ];
@@ -193,6 +196,18 @@ fn bytes(tensor: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
         let width = tensor.dtype.bytes();
         let row = row.iter().flat_map(|&x| encode(tensor.dtype, x).to_le_bytes().into_iter().take(width));
         bytes[at..].iter_mut().zip(row).for_each(|(byte, x)| *byte = x);
+    }
+    bytes
+}
+
+/// V of e4m3 as it lies in memory transposed.
+fn transposed_bytes(problem: &Problem, v: &Array4<f32>) -> Vec<u8> {
+    let keys = ValueLayout::keys_of_row(problem.v().shape.seqlen);
+    let mut bytes = vec![0; problem.v_bytes().0 as usize];
+    let (_, _, heads, cols) = v.dim();
+    for ((batch, key, head, col), &x) in v.indexed_iter() {
+        let row = (batch * heads + head) * cols + col;
+        bytes[row * keys + ValueLayout::place_of_key(key)] = E4m3::from_f32(x).to_bits();
     }
     bytes
 }

@@ -181,7 +181,8 @@ fn placed(
     lse: Option<(u64, usize)>,
 ) -> Result<Placement, ForwardError> {
     let lse_bytes = problem.lse_shape().iter().map(|&extent| extent as u64).product::<u64>() * 4;
-    let [q, k, v, o] = [problem.q(), problem.k(), problem.v(), problem.o()].map(|x| x.extent_bytes().0);
+    let [q, k, o] = [problem.q(), problem.k(), problem.o()].map(|x| x.extent_bytes().0);
+    let v = problem.v_bytes().0;
     let names = [TensorName::Q, TensorName::K, TensorName::V, TensorName::O, TensorName::Lse];
     for ((tensor, needed), (_, given)) in
         names.into_iter().zip([q, k, v, o, lse_bytes]).zip(qkvo.into_iter().chain(lse))

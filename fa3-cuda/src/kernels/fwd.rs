@@ -18,6 +18,7 @@ mod tiles;
 // The roles.
 mod consumer;
 mod epilogue;
+mod ones;
 mod producer;
 mod transpose;
 
@@ -34,8 +35,8 @@ pub use tiles::tiles;
 pub(crate) use tiles::tiles_kernel;
 
 use fa3_ir::lang::*;
-use fa3_sched::forward::PPlace;
-use fa3_types::softcap;
+use fa3_sched::forward::{PPlace, Precision, ROW_SUM_COLS};
+use fa3_types::{ValueLayout, softcap};
 
 use super::params::{Declare, Form, InKernel};
 use super::parts::loader::Feed;
@@ -56,7 +57,7 @@ struct Fwd<'k> {
     q: Feed<'k>,
     k: Feed<'k>,
     v: Feed<'k>,
-    /// V of e4m3, transposed.
+    /// V of e4m3, if it is to be transposed.
     transposed: Option<Transposed<'k>>,
     p: POperands<'k>,
     ping_pong: Option<PingPong<'k>>,
@@ -76,6 +77,7 @@ pub fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("fwd", Launch::threads(tile.threads()), |b| {
         let fwd = Fwd::declare(b, spec);
+        fwd.store_ones();
         b.init_mbarriers();
         // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
         b.launch_dependents();
@@ -95,7 +97,8 @@ impl<'k> Fwd<'k> {
         let tile = &spec.tile;
         let params = Params::<Form>::form(spec).pass(&mut Declare(b));
         let warps = 4 * tile.consumers;
-        let transposed = spec.is_fp8().then(|| Transposed::declare(b, tile));
+        let is_transposed = tile.precision == Precision::Fp8(ValueLayout::Transposed);
+        let transposed = (spec.is_fp8() && !is_transposed).then(|| Transposed::declare(b, tile));
         let (of_v, of_tiles) = match transposed {
             None => (warps, warps),
             Some(_) => (transpose::WARPS, warps + transpose::WARPS),
@@ -110,7 +113,10 @@ impl<'k> Fwd<'k> {
             spec: *spec,
             q: Feed::declare(b, "q", params.q, 1, warps),
             k: Feed::declare(b, "k", params.k, tile.stages, warps),
-            v: Feed::declare(b, "v", params.v, tile.stages, of_v),
+            v: match is_transposed {
+                false => Feed::declare(b, "v", params.v, tile.stages, of_v),
+                true => Feed::declare_transposed(b, "v", params.v, ROW_SUM_COLS, tile.stages, of_v),
+            },
             transposed,
             p: match tile.p_place {
                 PPlace::Registers => POperands::registers(ty),
@@ -119,6 +125,19 @@ impl<'k> Fwd<'k> {
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             tiles: Tiles::declare(b, spec.scheduler, params.geometry.tiles, params.ticket, of_tiles),
             params,
+        }
+    }
+
+    /// Stores what stays in slots of V that is transposed in memory, before threads have roles.
+    #[track_caller]
+    fn store_ones(&self) {
+        let (b, tile) = (self.builder, &self.spec.tile);
+        if tile.precision == Precision::Fp8(ValueLayout::Transposed) {
+            for slot in 0..tile.stages {
+                let [to] = self.v.ring().tiles_of(slot);
+                ones::store(b, to, b.tid(), tile.threads());
+            }
+            b.fence(FenceInst::ProxyAsyncShared);
         }
     }
 

@@ -9,7 +9,9 @@ use std::collections::HashSet;
 use fa3_ir::{Elem, Kernel};
 use fa3_sched::forward::{CtaTile, Loads, MaskClass, Overlap, PPlace, Precision, Rescale, TileRow};
 use fa3_sched::{DeviceLimits, Longest, Order, Scheduler, quantize};
-use fa3_types::{Dtype, Mask, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape, Signs};
+use fa3_types::{
+    Dtype, Mask, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape, Signs, ValueLayout,
+};
 
 use super::fwd::FwdSpec;
 use super::{Spec, ladder};
@@ -135,7 +137,7 @@ fn planned() -> impl Iterator<Item = FwdSpec> {
 fn elements(precision: Precision) -> [(Elem, Elem); 2] {
     [Elem::Bf16, Elem::F16].map(|output| match precision {
         Precision::Half => (output, output),
-        Precision::Fp8 => (Elem::E4m3, output),
+        Precision::Fp8(_) => (Elem::E4m3, output),
     })
 }
 
@@ -211,6 +213,9 @@ fn name(spec: &FwdSpec) -> String {
     if elem == Elem::E4m3 && output == Elem::F16 {
         word("to-f16");
     }
+    if tile.precision == Precision::Fp8(ValueLayout::Transposed) {
+        word("v-transposed");
+    }
     match tile.overlap {
         Overlap::None => word("no-overlap"),
         Overlap::TwoStage => {}
@@ -261,15 +266,17 @@ mod tests {
         let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
         let dims_of_fp8 = [(64, 64), (128, 128), (256, 256)];
         let halves = [(1, None, Dtype::F16), (200, None, Dtype::Bf16), (200, Some(30.0), Dtype::F16)];
-        let half = halves.map(|(heads, cap, dtype)| (&dims[..], heads, cap, dtype, dtype));
-        let fp8 = halves.map(|(heads, cap, output)| (&dims_of_fp8[..], heads, cap, Dtype::E4m3, output));
+        let half = halves.map(|(heads, cap, dtype)| (&dims[..], heads, cap, dtype, dtype, ValueLayout::Rows));
+        let fp8 = [ValueLayout::Rows, ValueLayout::Transposed].into_iter().flat_map(|layout| {
+            halves.map(|(heads, cap, output)| (&dims_of_fp8[..], heads, cap, Dtype::E4m3, output, layout))
+        });
         // Types of 16 bits, and soft caps, make no difference to the choice.
         let plain = |spec: FwdSpec| {
             let elem = if spec.elem == Elem::E4m3 { Elem::E4m3 } else { Elem::Bf16 };
             FwdSpec { elem, output: Elem::Bf16, softcap: false, ..spec }
         };
         let mut found = HashSet::new();
-        for (dims, heads, cap, dtype, output) in half.into_iter().chain(fp8) {
+        for (dims, heads, cap, dtype, output, layout) in half.into_iter().chain(fp8) {
             for (mask, seqlen) in masks().flat_map(|mask| [50, 100, 1000, 2000, 8192].map(|len| (mask, len)))
             {
                 for &(head_dim, head_dim_v) in dims {
@@ -279,7 +286,7 @@ mod tests {
                         Some(cap) => problem.softcap(cap),
                         None => problem,
                     };
-                    problem.o.dtype = output;
+                    (problem.o.dtype, problem.v_layout) = (output, layout);
                     let plan = Plan::new(&problem.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap();
                     let spec = FwdSpec::of(&plan);
                     assert!(known.contains(&spec), "{plan}\n{spec:?}");

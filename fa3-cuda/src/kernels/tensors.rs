@@ -1,7 +1,7 @@
 //! A problem's tensors as buffers of a program, and as arguments.
 
 use fa3_ir::{Buffer, BufferId, BufferRole, Elem, Passed, Program};
-use fa3_types::{Dtype, TensorDesc};
+use fa3_types::{Dtype, Shape, TensorDesc, ValueLayout};
 
 /// Elements of this type in a kernel.
 pub(super) fn elem(dtype: Dtype) -> Elem {
@@ -51,6 +51,19 @@ pub(super) fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
         dims: [shape.head_dim, shape.heads, shape.seqlen, shape.batch].map(|extent| extent as u64).to_vec(),
         strides: [strides.heads, strides.seqlen, strides.batch].map(|stride| bytes(tensor, stride)).to_vec(),
     }
+}
+
+/// V of e4m3 transposed: dimensions keys, head_dim, heads, sequences.
+pub(super) fn transposed_view(buffer: BufferId, shape: Shape) -> Passed {
+    let [sequences, heads, cols, keys] = transposed_dims(shape).map(u64::from);
+    let strides = vec![keys, cols * keys, heads * cols * keys];
+    Passed::Tensor { buffer, dims: vec![keys, cols, heads, sequences], strides }
+}
+
+/// Sequences, heads, columns and keys of V of this shape transposed.
+pub(super) fn transposed_dims(shape: Shape) -> [u32; 4] {
+    let Shape { batch, seqlen, heads, head_dim } = shape;
+    [batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)].map(|extent| extent as u32)
 }
 
 /// Bytes from one sequence, head, row to the next.

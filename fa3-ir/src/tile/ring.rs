@@ -97,8 +97,9 @@ impl<'k, const N: usize> Ring<'k, N> {
         Producer { cursor: Cursor::new(self, 1) }
     }
 
-    /// The tiles of slot `index`, for what stays in them whatever the slot holds. Warps store it before they commit
-    /// their first slot, whose fence is for these stores, too. Nothing that fills a slot may write there.
+    /// The tiles of slot `index`, for what stays in them whatever the slot holds. Nothing that fills a slot may write
+    /// there. Warps that fill slots store it before they commit their first slot, whose fence is for these stores, too.
+    /// Other threads store it in the prologue, with a fence.
     #[track_caller]
     pub fn tiles_of(&self, index: u32) -> [Tile<'k, 'k>; N] {
         if index >= self.stages {
@@ -225,14 +226,22 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
     /// The same with options.
     #[track_caller]
     pub fn load_with(&mut self, index: usize, map: &TileMap, coords: impl Coords, options: LoadOptions) {
-        let Some(tile) = self.counted(index) else { return };
+        let Some(tile) = self.counted(index, None) else { return };
         let _one = self.builder.as_one();
         self.builder.load_tile(tile, map, coords, self.full, options);
     }
 
-    /// Tile `index`, with its bytes added to what the slot expects.
+    /// Begins to load the first rows of tile `index`, as many as `map` copies. The others stay what they are.
     #[track_caller]
-    fn counted(&mut self, index: usize) -> Option<Tile<'k, 'k>> {
+    pub fn load_first_rows(&mut self, index: usize, map: &TileMap, coords: impl Coords) {
+        let _one = self.builder.as_one();
+        let Some(tile) = self.counted(index, Some(map.shape().rows)) else { return };
+        self.builder.load_tile(tile, map, coords, self.full, LoadOptions::default());
+    }
+
+    /// Tile `index`, or its first `rows`, with its bytes added to what the slot expects.
+    #[track_caller]
+    fn counted(&mut self, index: usize, rows: Option<u32>) -> Option<Tile<'k, 'k>> {
         let source = self.builder.source();
         self.builder.watch().part(self.due, format!("a tile of ring {} is loaded", self.ring), source);
         let Some(&tile) = self.tiles.get(index) else {
@@ -240,6 +249,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
             self.builder.fault(Fault::Unknown { what, index: index as u32, count: N });
             return None;
         };
+        let tile = rows.map_or(tile, |rows| tile.rows(0, rows));
         self.bytes = self.bytes.saturating_add(tile.shape().bytes());
         Some(tile)
     }
@@ -255,7 +265,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         part: impl Arg<Ty = B32>,
         mask: impl Arg<Ty = B16>,
     ) {
-        let Some(tile) = self.counted(index) else { return };
+        let Some(tile) = self.counted(index, None) else { return };
         let _one = self.builder.as_one();
         let block = tile.row_block(part, map.shape().rows);
         self.builder.load_tile(block, map, coords, self.full, LoadOptions::default().multicast(mask));

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fa3_types::Problem;
+use fa3_types::{Problem, ValueLayout};
 
 use super::{CtaTile, Loads, Overlap, PPlace, Precision, Rescale, TileError};
 use crate::DeviceLimits;
@@ -47,7 +47,7 @@ pub struct Smem {
     pub q: u32,
     /// All stages of K.
     pub k: u32,
-    /// All stages of V; of e4m3 as it is loaded and transposed.
+    /// All stages of V; of e4m3 transposed, and as it is loaded if that is not so.
     pub v: u32,
     /// P, where it passes through shared memory.
     pub p: u32,
@@ -126,7 +126,7 @@ impl CtaTile {
         let blocks = if self.overlap == Overlap::ThreeStage { 2 } else { 1 };
         let pv = match self.precision {
             Precision::Half => 0,
-            Precision::Fp8 => (self.pv_cols_in_flight() + ROW_SUM_COLS) / 2,
+            Precision::Fp8(_) => (self.pv_cols_in_flight() + ROW_SUM_COLS) / 2,
         };
         // Without overlap it takes the registers that S had.
         let pv = if self.overlap == Overlap::None { pv.saturating_sub(self.tile_n / 2) } else { pv };
@@ -150,7 +150,7 @@ impl CtaTile {
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             // More for the warps that transpose V.
-            (Loads::Producer, 2) if self.precision == Precision::Fp8 => (Some(40), 232),
+            (Loads::Producer, 2) if self.precision == Precision::Fp8(ValueLayout::Rows) => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
             (Loads::Producer, _) => (Some(32), 160),
         };
@@ -166,21 +166,19 @@ impl CtaTile {
             PPlace::Registers => 0,
             PPlace::Smem => tile(self.tile_m, self.tile_n),
         };
-        let transposed_v = match self.precision {
-            Precision::Half => 0,
-            Precision::Fp8 => tile(keys, self.head_dim_v.saturating_add(ROW_SUM_COLS)),
+        let (loaded, transposed) =
+            (tile(keys, self.head_dim_v), tile(keys, self.head_dim_v.saturating_add(ROW_SUM_COLS)));
+        let v = match self.precision {
+            Precision::Half => loaded,
+            Precision::Fp8(ValueLayout::Rows) => loaded.saturating_add(transposed),
+            Precision::Fp8(ValueLayout::Transposed) => transposed,
         };
-        Smem {
-            q: tile(self.tile_m, self.head_dim),
-            k: tile(keys, self.head_dim),
-            v: tile(keys, self.head_dim_v).saturating_add(transposed_v),
-            p,
-        }
+        Smem { q: tile(self.tile_m, self.head_dim), k: tile(keys, self.head_dim), v, p }
     }
 
     /// Whether the tile is large enough for the head dimensions of `problem`.
     pub(super) fn takes(&self, problem: &Problem) -> bool {
-        self.precision == Precision::of(problem.dtype())
+        self.precision == Precision::of(problem)
             && problem.head_dim() <= self.head_dim as usize
             && problem.head_dim_v() <= self.head_dim_v as usize
     }
@@ -205,7 +203,7 @@ impl CtaTile {
         let loading = if self.loads == Loads::Consumers { LOADING_RESERVE } else { 0 };
         let reserve = match self.precision {
             Precision::Half => REGISTER_RESERVE,
-            Precision::Fp8 => FP8_REGISTER_RESERVE,
+            Precision::Fp8(_) => FP8_REGISTER_RESERVE,
         };
         let needed = self.accumulators().total() + reserve + loading;
         let available = self.registers().consumer.min(MOST_REGISTERS);
@@ -248,7 +246,7 @@ impl CtaTile {
             && self.tile_n <= 128
             && self.head_dim_v >= 32
             && self.head_dim_v.is_power_of_two();
-        if self.precision == Precision::Fp8 && !(as_printed && in_place && whole) {
+        if self.precision.is_fp8() && !(as_printed && in_place && whole) {
             let CtaTile { tile_n, head_dim_v, .. } = *self;
             return Err(TileError::Fp8 { tile_n, head_dim_v });
         }

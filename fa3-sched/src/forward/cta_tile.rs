@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fa3_types::Dtype;
+use fa3_types::{Dtype, Problem, ValueLayout};
 
 /// Whether a warpgroup's softmax runs under its own GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,22 +51,28 @@ pub enum Rescale {
 pub enum Precision {
     /// f16 or bf16.
     Half,
-    /// e4m3. Warps of the producer transpose V, since products of 8-bit elements read it along the keys. The tensor
-    /// core keeps about 13 fraction bits of their sums, so that each block's PV is added to O in binary32.
-    Fp8,
+    /// e4m3. Products of 8-bit elements read V along the keys: warps of the producer transpose it, unless it is so in
+    /// memory. The tensor core keeps about 13 fraction bits of their sums, so that each block's PV is added to O in
+    /// binary32.
+    Fp8(ValueLayout),
 }
 
 impl Precision {
-    /// That of tensors with these elements.
-    pub fn of(dtype: Dtype) -> Precision {
-        if dtype == Dtype::E4m3 { Precision::Fp8 } else { Precision::Half }
+    /// That of a problem's tensors.
+    pub fn of(problem: &Problem) -> Precision {
+        if problem.dtype() == Dtype::E4m3 { Precision::Fp8(problem.v_layout()) } else { Precision::Half }
+    }
+
+    /// Whether elements are e4m3.
+    pub fn is_fp8(self) -> bool {
+        matches!(self, Precision::Fp8(_))
     }
 
     /// Bytes of an element.
     pub fn bytes(self) -> u32 {
         match self {
             Precision::Half => 2,
-            Precision::Fp8 => 1,
+            Precision::Fp8(_) => 1,
         }
     }
 }
@@ -118,8 +124,10 @@ impl fmt::Display for CtaTile {
             Overlap::TwoStage => write!(f, ", softmax under GEMM")?,
             Overlap::ThreeStage => write!(f, ", softmax under two GEMMs")?,
         }
-        if self.precision == Precision::Fp8 {
-            write!(f, ", FP8")?;
+        match self.precision {
+            Precision::Half => {}
+            Precision::Fp8(ValueLayout::Rows) => write!(f, ", FP8")?,
+            Precision::Fp8(ValueLayout::Transposed) => write!(f, ", FP8 with V transposed")?,
         }
         if self.rescale == Rescale::Lazy {
             write!(f, ", lazy rescaling")?;

@@ -1,6 +1,6 @@
 //! Why a problem has no plan.
 
-use fa3_types::{Dtype, TensorName};
+use fa3_types::{Dtype, TensorName, ValueLayout};
 
 use crate::{Scheduler, TooManyTiles};
 
@@ -25,8 +25,10 @@ pub enum PlanError {
         "the given tile takes head_dim up to {most} and head_dim_v up to {most_v}, not {head_dim} and {head_dim_v}"
     )]
     Narrow { most: u32, most_v: u32, head_dim: usize, head_dim_v: usize },
-    #[error("the given tile is for other elements than {dtype}")]
-    Precision { dtype: Dtype },
+    #[error(
+        "the given tile is for other elements than {dtype}, or for another layout of V than {v_layout:?}"
+    )]
+    Precision { dtype: Dtype, v_layout: ValueLayout },
     #[error("the {scheduler} scheduler takes a tile with a producer, which draws the tiles")]
     NoProducer { scheduler: Scheduler },
     #[error(transparent)]

@@ -179,9 +179,8 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
         let row = TileRow::find(problem)?;
         return Ok((row.tile, row.why));
     };
-    let dtype = problem.dtype();
-    if tile.precision != Precision::of(dtype) {
-        return Err(PlanError::Precision { dtype });
+    if tile.precision != Precision::of(problem) {
+        return Err(PlanError::Precision { dtype: problem.dtype(), v_layout: problem.v_layout() });
     }
     if !tile.takes(problem) {
         let (most, most_v) = (tile.head_dim, tile.head_dim_v);

@@ -78,7 +78,7 @@ impl TileRow {
 mod tests {
     use super::*;
     use crate::forward::Precision;
-    use fa3_types::{Dtype, ProblemSpec, Shape};
+    use fa3_types::{Dtype, ProblemSpec, Shape, ValueLayout};
     use std::collections::HashSet;
 
     fn problem(head_dim: usize, head_dim_v: usize, mask: Mask, seqlens: (usize, usize)) -> Problem {
@@ -92,9 +92,19 @@ mod tests {
         mask: Mask,
         seqlens: (usize, usize),
     ) -> Problem {
+        spec_of(dtype, head_dim, head_dim_v, mask, seqlens).validate().unwrap()
+    }
+
+    fn spec_of(
+        dtype: Dtype,
+        head_dim: usize,
+        head_dim_v: usize,
+        mask: Mask,
+        seqlens: (usize, usize),
+    ) -> ProblemSpec {
         let q = Shape { batch: 1, seqlen: seqlens.0, heads: 1, head_dim };
         let spec = ProblemSpec::dense(dtype, q, Shape { seqlen: seqlens.1, ..q });
-        spec.head_dim_v(head_dim_v).mask(mask).validate().unwrap()
+        spec.head_dim_v(head_dim_v).mask(mask)
     }
 
     fn find(head_dim: usize, head_dim_v: usize, mask: Mask) -> Result<TileRow, PlanError> {
@@ -150,12 +160,16 @@ mod tests {
             let (head_dim, head_dim_v) = (tile.head_dim as usize, tile.head_dim_v as usize);
             let dtype = match tile.precision {
                 Precision::Half => Dtype::Bf16,
-                Precision::Fp8 => Dtype::E4m3,
+                Precision::Fp8(_) => Dtype::E4m3,
             };
             for (mask, rows) in MASKS.into_iter().flat_map(|mask| [64, 128, 4096].map(|rows| (mask, rows))) {
                 // More keys than the window has, which else would count as causal.
                 let seqlen_k = (*min_seqlen_k).max(512) as usize;
-                let problem = problem_of(dtype, head_dim, head_dim_v, mask, (rows, seqlen_k));
+                let mut spec = spec_of(dtype, head_dim, head_dim_v, mask, (rows, seqlen_k));
+                if let Precision::Fp8(layout) = tile.precision {
+                    spec.v_layout = layout;
+                }
+                let problem = spec.validate().unwrap();
                 found.insert(TileRow::find(&problem).unwrap());
             }
         }
@@ -178,7 +192,7 @@ mod tests {
                 };
                 let fp8 = tile(Dtype::E4m3);
                 let wide = [64, 128, 256].into_iter().find(|&d| d >= head_dim.max(head_dim_v)).unwrap();
-                assert_eq!(fp8.precision, Precision::Fp8);
+                assert_eq!(fp8.precision, Precision::Fp8(ValueLayout::Rows));
                 assert_eq!([fp8.head_dim, fp8.head_dim_v], [wide as u32; 2], "{head_dim}, {head_dim_v}");
                 for dtype in [Dtype::F16, Dtype::Bf16] {
                     assert_eq!(tile(dtype).precision, Precision::Half);

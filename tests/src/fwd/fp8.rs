@@ -1,10 +1,10 @@
 //! Problems for the forward kernels of e4m3: the features of which their code is made, each with each.
 
 use fa3_sched::DeviceLimits;
-use fa3_sched::forward::{CtaTile, Overlap};
-use fa3_types::{Dtype, Mask};
+use fa3_sched::forward::{CtaTile, Overlap, Precision};
+use fa3_types::{Dtype, Mask, ValueLayout};
 
-use super::shapes::TINY_FP8;
+use super::shapes::{TINY_FP8, TINY_FP8_T, laid_out};
 use super::trials::{CONSUMERS, HEADS, LENGTHS, MASKS, ORDERS, SCHEDULERS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
 use crate::family::Trial;
@@ -16,6 +16,7 @@ const OVERLAPS: [Overlap; 2] = [Overlap::TwoStage, Overlap::None];
 const COLUMNS: [(u32, u32); 5] = [(64, 64), (128, 128), (64, 128), (256, 256), (64, 32)];
 /// Keys of a block: those of one step of transposing and of several.
 const KEYS: [u32; 4] = [32, 64, 96, 128];
+const V_LAYOUTS: [ValueLayout; 2] = [ValueLayout::Rows, ValueLayout::Transposed];
 const STAGES: [u32; 3] = [1, 2, 3];
 const OUTPUTS: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
 /// Columns that the problem has fewer than the tile.
@@ -23,13 +24,14 @@ const PADDING: [u32; 3] = [0, 16, 48];
 const DISTS: [Dist; 9] = Dist::ALL;
 
 /// Three levels of so many factors meet, of the others two.
-const FEATURES: usize = 3;
+const FEATURES: usize = 4;
 
 /// Levels of all factors, those of the kernel's code first.
-const LEVELS: [usize; 15] = [
+const LEVELS: [usize; 16] = [
     CONSUMERS.len(),
     OVERLAPS.len(),
     KEYS.len(),
+    V_LAYOUTS.len(),
     COLUMNS.len(),
     STAGES.len(),
     MASKS.len(),
@@ -51,7 +53,8 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 
 /// A trial with these levels, or with those next to them of which a tile can be.
 fn of_features(row: &[usize], seed: u64) -> Trial {
-    let &[consumers, overlap, keys, columns, stages, mask, scheduler, softcap, ref rest @ ..] = row else {
+    let &[consumers, overlap, keys, v_layout, columns, stages, mask, scheduler, softcap, ref rest @ ..] = row
+    else {
         unreachable!("a row has a level for each feature");
     };
     let &[output, heads, layout, order, lengths, dist, padding] = rest else {
@@ -65,6 +68,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
         tile_n: KEYS[keys],
         stages: STAGES[stages],
         consumers,
+        precision: Precision::Fp8(V_LAYOUTS[v_layout]),
         overlap: OVERLAPS[overlap],
         ping_pong,
         ..TINY_FP8
@@ -78,7 +82,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
     spec.o.dtype = OUTPUTS[output];
     spec.softcap = SOFTCAPS[softcap];
-    let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
+    let problem = Layout::ALL[layout].of(laid_out(&shape, spec)).validate().expect("all levels are valid");
     let options = with_tile(shape).order(ORDERS[order]).scheduler(SCHEDULERS[scheduler]);
     let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
     trial(Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed }, &options)
@@ -104,13 +108,16 @@ pub(super) fn small() -> Vec<Trial> {
         (CtaTile { ping_pong: true, ..two }, Mask::Causal),
         (CtaTile { overlap: Overlap::None, ..two }, Mask::Window { left: Some(40), right: Some(3) }),
         (CtaTile { stages: 1, tile_n: 64, head_dim_v: 128, ..TINY_FP8 }, Mask::None),
+        (CtaTile { ping_pong: true, precision: TINY_FP8_T.precision, ..two }, Mask::Causal),
+        (CtaTile { stages: 1, tile_n: 96, overlap: Overlap::None, ..TINY_FP8_T }, Mask::None),
     ];
-    let small = shapes.into_iter().zip(SCHEDULERS.into_iter().rev()).map(|((shape, mask), scheduler)| {
-        let lengths = (shape.tile_m as usize + 5, 3 * shape.tile_n as usize + 9);
-        let spec = dense(Dtype::E4m3, 1, lengths, (2, 1), shape.head_dim as usize);
-        let spec = spec.head_dim_v(shape.head_dim_v as usize).mask(mask);
-        let problem = spec.validate().expect("a tile's own head dimensions are valid");
-        trial(Case::normal("small", problem, 4), &with_tile(shape).scheduler(scheduler))
-    });
+    let small =
+        shapes.into_iter().zip(SCHEDULERS.into_iter().rev().cycle()).map(|((shape, mask), scheduler)| {
+            let lengths = (shape.tile_m as usize + 5, 3 * shape.tile_n as usize + 9);
+            let spec = dense(Dtype::E4m3, 1, lengths, (2, 1), shape.head_dim as usize);
+            let spec = spec.head_dim_v(shape.head_dim_v as usize).mask(mask);
+            let problem = laid_out(&shape, spec).validate().expect("a tile's own head dimensions are valid");
+            trial(Case::normal("small", problem, 4), &with_tile(shape).scheduler(scheduler))
+        });
     small.collect()
 }

@@ -1,6 +1,6 @@
 //! Strides.
 
-use fa3_types::{ProblemSpec, Strides, TensorDesc};
+use fa3_types::{ProblemSpec, Strides, TensorDesc, ValueLayout};
 
 /// How a tensor lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,8 +22,12 @@ impl Layout {
     /// The problem with all tensors in this layout.
     #[must_use]
     pub fn of(self, mut spec: ProblemSpec) -> ProblemSpec {
-        for tensor in [&mut spec.q, &mut spec.k, &mut spec.v, &mut spec.o] {
+        for tensor in [&mut spec.q, &mut spec.k, &mut spec.o] {
             tensor.strides = self.strides(tensor);
+        }
+        // Transposed values have one.
+        if spec.v_layout == ValueLayout::Rows {
+            spec.v.strides = self.strides(&spec.v);
         }
         spec
     }

@@ -2,7 +2,7 @@
 
 use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Precision, Rescale, TileRow};
 use fa3_sched::{DeviceLimits, Scheduler};
-use fa3_types::Dtype;
+use fa3_types::{Dtype, ProblemSpec, ValueLayout};
 
 /// The consumer's three pipelines, with rescaling in every block and, where that is possible, lazily.
 pub const FORMS: [(Overlap, Rescale); 5] = [
@@ -30,8 +30,15 @@ pub const TINY: CtaTile = CtaTile {
 };
 
 /// The same for e4m3, with keys of one step of transposing.
-pub const TINY_FP8: CtaTile =
-    CtaTile { precision: Precision::Fp8, rescale: Rescale::EveryBlock, tile_n: 32, ..TINY };
+pub const TINY_FP8: CtaTile = CtaTile {
+    precision: Precision::Fp8(ValueLayout::Rows),
+    rescale: Rescale::EveryBlock,
+    tile_n: 32,
+    ..TINY
+};
+
+/// The same with V transposed in memory.
+pub const TINY_FP8_T: CtaTile = CtaTile { precision: Precision::Fp8(ValueLayout::Transposed), ..TINY_FP8 };
 
 /// Every tile of the table, in all forms, with turns and without; with fewer keys where a form needs registers or
 /// memory that the tile leaves not enough of. Then the tile for head dimension 128 without a producer, as the ablation
@@ -121,8 +128,17 @@ pub fn others() -> Vec<CtaTile> {
 pub fn dtype(shape: &CtaTile) -> Dtype {
     match shape.precision {
         Precision::Half => Dtype::Bf16,
-        Precision::Fp8 => Dtype::E4m3,
+        Precision::Fp8(_) => Dtype::E4m3,
     }
+}
+
+/// The problem with V laid out as a tile takes it.
+#[must_use]
+pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
+    if let Precision::Fp8(layout) = shape.precision {
+        spec.v_layout = layout;
+    }
+    spec
 }
 
 /// The scheduler for a tile: the static one in place of the dynamic one, where there is no producer to draw numbers.

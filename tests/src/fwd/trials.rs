@@ -6,7 +6,7 @@ use fa3_types::{Dtype, Mask, ProblemSpec};
 
 use super::fp8;
 use super::scores::Scores;
-use super::shapes::{FORMS, dealt, dtype, others};
+use super::shapes::{FORMS, dealt, dtype, laid_out, others};
 use super::{Launch, Layout, dense, device, initial, judged, results, with_tile};
 use crate::family::{Bits, Trial};
 use crate::{Case, Dist, Poison, Values, covering};
@@ -160,7 +160,8 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
 fn of_table(shape: CtaTile, seed: u64) -> Trial {
     let lengths = (shape.tile_m as usize + 9, 2 * shape.tile_n as usize + 5);
     let spec = dense(dtype(&shape), 1, lengths, (1, 1), shape.head_dim as usize);
-    let problem = spec.head_dim_v(shape.head_dim_v as usize).causal().validate();
+    let spec = laid_out(&shape, spec.head_dim_v(shape.head_dim_v as usize));
+    let problem = spec.causal().validate();
     let problem = problem.expect("a tile's own head dimensions are valid");
     trial(Case::normal("a tile of the table", problem, seed), &with_tile(shape))
 }

@@ -77,7 +77,7 @@ fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
     let CtaTile { head_dim, head_dim_v, tile_n, precision, .. } = spec.tile;
     let step = 32 / precision.bytes();
     faults.extend(of_product("Q K^T", scores, (head_dim, step), tile_n));
-    let of_row_sums = if precision == Precision::Fp8 { ROW_SUM_COLS } else { 0 };
+    let of_row_sums = if precision.is_fp8() { ROW_SUM_COLS } else { 0 };
     faults.extend(of_product("P V", sums, (tile_n, step), head_dim_v + of_row_sums));
     match round.count(Class::Wait) {
         2 => faults.extend(overlap(spec, round, (scores, sums), is_main)),

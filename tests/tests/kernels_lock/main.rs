@@ -117,7 +117,7 @@ fn overlaps(spec: &FwdSpec) -> bool {
             let is_free = tile.rescale == Rescale::EveryBlock && !tile.ping_pong;
             tile.loads == Loads::Producer && !is_free
         }
-        Precision::Fp8 => tile.pv_cols() == tile.head_dim_v,
+        Precision::Fp8(_) => tile.pv_cols() == tile.head_dim_v,
     }
 }
 

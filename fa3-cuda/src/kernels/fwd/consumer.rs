@@ -84,8 +84,8 @@ impl<'k> Attend<'_, 'k> {
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let tile = &self.fwd.spec.tile;
         match (tile.precision, tile.overlap, tile.rescale) {
-            (Precision::Fp8, Overlap::None, _) => self.algorithm1_in_two_levels(q, blocks, sum),
-            (Precision::Fp8, Overlap::TwoStage | Overlap::ThreeStage, _) => {
+            (Precision::Fp8(_), Overlap::None, _) => self.algorithm1_in_two_levels(q, blocks, sum),
+            (Precision::Fp8(_), Overlap::TwoStage | Overlap::ThreeStage, _) => {
                 self.algorithm2_in_two_levels(q, blocks, sum);
             }
             (Precision::Half, Overlap::None, _) => self.algorithm1(q, blocks, sum),

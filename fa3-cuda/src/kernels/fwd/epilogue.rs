@@ -39,7 +39,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     b.if_uniform(empty.any().vote_any(), || o.map(|o, at| empty[at].select(0.0, o)));
 
     let rows = Global { address: params.o, strides: params.o_strides };
-    let order = if fwd.spec.is_fp8() { Order::EvensFirst } else { Order::Natural };
+    let order = if fwd.transposed.is_some() { Order::EvensFirst } else { Order::Natural };
     let store = StoreRows { elem: fwd.spec.output, cols: fwd.spec.head_dim_v, order };
     let at = store.chunk(quad).mad_wide(16, rows.at([work.batch, work.head, row]));
     let [_, _, stride] = params.o_strides;

@@ -3,14 +3,14 @@
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::Scheduler;
-use fa3_sched::forward::Plan;
-use fa3_types::{Problem, TensorDesc};
+use fa3_sched::forward::{Plan, Precision};
+use fa3_types::{Problem, TensorDesc, ValueLayout};
 
 use super::FwdSpec;
 use super::geometry::Geometry;
 use super::program::buffers;
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
-use crate::kernels::tensors::{strides, view};
+use crate::kernels::tensors::{strides, transposed_view, view};
 
 /// What a launch passes to a forward kernel.
 #[derive(Debug)]
@@ -72,10 +72,16 @@ impl Params<Form> {
         let tile = &spec.tile;
         let tensor =
             |rows, cols| TensorForm { tile: TileShape::new(spec.elem, rows, cols), rank: 4, rows: 2 };
+        let v = match tile.precision {
+            Precision::Fp8(ValueLayout::Transposed) => {
+                TensorForm { rows: 1, ..tensor(tile.head_dim_v, tile.tile_n) }
+            }
+            Precision::Fp8(ValueLayout::Rows) | Precision::Half => tensor(tile.tile_n, tile.head_dim_v),
+        };
         Params {
             q: tensor(tile.tile_m, tile.head_dim),
             k: tensor(tile.tile_n, tile.head_dim),
-            v: tensor(tile.tile_n, tile.head_dim_v),
+            v,
             o: spec.output,
             lse: Elem::F32,
             o_strides: [(); 3],
@@ -101,7 +107,12 @@ impl Params<Host> {
         Params {
             q: view(buffers::Q, problem.q()),
             k: view_of(buffers::K, problem.k()),
-            v: view_of(buffers::V, problem.v()),
+            v: match problem.v_layout() {
+                ValueLayout::Transposed if problem.v_bytes().0 > 0 => {
+                    transposed_view(buffers::V, problem.v().shape)
+                }
+                ValueLayout::Rows | ValueLayout::Transposed => view_of(buffers::V, problem.v()),
+            },
             o: buffers::O,
             lse: buffers::LSE,
             o_strides: strides(problem.o()),

@@ -3,6 +3,7 @@
 use fa3_ir::{BufferRole, Elem, Program};
 use fa3_sched::Scheduler;
 use fa3_sched::forward::Plan;
+use fa3_types::ValueLayout;
 
 use super::FwdSpec;
 use super::params::Params;
@@ -18,7 +19,7 @@ pub mod buffers {
     pub const Q: BufferId = BufferId(0);
     /// (batch, seqlen_k, heads_kv, head_dim), with strides.
     pub const K: BufferId = BufferId(1);
-    /// (batch, seqlen_k, heads_kv, head_dim_v), with strides.
+    /// (batch, seqlen_k, heads_kv, head_dim_v), with strides; or transposed, see [`fa3_types::ValueLayout`].
     pub const V: BufferId = BufferId(2);
     /// (batch, seqlen_q, heads, head_dim_v), with strides.
     pub const O: BufferId = BufferId(3);
@@ -43,7 +44,13 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     let mut program = Program::new();
     tensors::input(&mut program, "q", problem.q());
     tensors::input(&mut program, "k", problem.k());
-    tensors::input(&mut program, "v", problem.v());
+    match problem.v_layout() {
+        ValueLayout::Rows => tensors::input(&mut program, "v", problem.v()),
+        ValueLayout::Transposed => {
+            let dims = tensors::transposed_dims(problem.v().shape);
+            program.buffer("v", Elem::E4m3, &dims, BufferRole::Input)
+        }
+    };
     tensors::output(&mut program, "o", problem.o());
     let lse = problem.lse_shape().map(|extent| extent as u32);
     program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);

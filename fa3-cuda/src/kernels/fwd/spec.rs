@@ -1,7 +1,7 @@
 //! What makes one forward kernel differ from another.
 
 use fa3_ir::Elem;
-use fa3_sched::forward::{CtaTile, Plan, Precision};
+use fa3_sched::forward::{CtaTile, Plan};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
@@ -50,7 +50,7 @@ impl FwdSpec {
 impl FwdSpec {
     /// Whether products are of e4m3.
     pub(super) fn is_fp8(&self) -> bool {
-        self.tile.precision == Precision::Fp8
+        self.tile.precision.is_fp8()
     }
 }
 

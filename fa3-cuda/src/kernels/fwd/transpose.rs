@@ -11,7 +11,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::forward::{CtaTile, ROW_SUM_COLS};
 
-use super::Fwd;
+use super::{Fwd, ones};
 
 /// Warps that transpose, those of the producer but the first.
 pub(super) const WARPS: u32 = 3;
@@ -19,11 +19,6 @@ pub(super) const WARPS: u32 = 3;
 /// Keys and columns that a warp transposes at a time.
 const KEYS: u32 = 32;
 const COLS: u32 = 16;
-
-/// Four times 1 in e4m3.
-const FOUR_ONES: u32 = 0x3838_3838;
-/// Elements that a thread stores at a time.
-const CHUNK: u32 = 16;
 
 /// Bytes 0 and 2 of two words, and bytes 1 and 3.
 const EVEN: u32 = 0x6420;
@@ -60,7 +55,7 @@ impl<'k> Transposed<'k> {
         let b = fwd.builder;
         for slot in 0..fwd.spec.tile.stages {
             let [to] = self.ring.tiles_of(slot);
-            add_ones(b, to);
+            ones::store(b, to, b.tid() - 32, WARPS * 32);
         }
         let warp = (b.tid() >> 5).shfl_idx(0) - 1;
         // Registers of three consumers leave too few for two.
@@ -110,22 +105,6 @@ fn transpose<'k>(b: &'k Builder, warp: V<'k, B32>, at_a_time: usize, from: Tile<
                     b.stmatrix(to.at(col, key), [even, odd, even_below, odd_below], false);
                 }
             }
-        });
-    }
-}
-
-/// Makes the first of the last [`ROW_SUM_COLS`] rows ones, and the others zeros.
-#[track_caller]
-fn add_ones<'k>(b: &'k Builder, to: Tile<'_, 'k>) {
-    let TileShape { rows, cols: keys, .. } = to.shape();
-    let thread = b.tid() - 32;
-    for first in (0..keys / CHUNK * ROW_SUM_COLS).step_by(WARPS as usize * 32) {
-        let chunk = thread + first;
-        let row = chunk & (ROW_SUM_COLS - 1);
-        let word = row.eq(0).select(FOUR_ONES, 0);
-        b.guarded(chunk.lt(keys / CHUNK * ROW_SUM_COLS), || {
-            let at = to.element(row + (rows - ROW_SUM_COLS), (chunk >> ROW_SUM_COLS.ilog2()) * CHUNK);
-            b.store_vector(at.at(0), [word; 4]);
         });
     }
 }

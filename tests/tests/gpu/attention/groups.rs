@@ -163,7 +163,7 @@ pub(super) fn forms() -> Vec<Trial> {
         let dtype = shapes::dtype(&shape);
         let spec = dense(dtype, 2, (517, 731), (3, 1), head_dim).head_dim_v(head_dim_v);
         let options = PlanOptions::default().tile(shape);
-        trials.push(Trial { options, ..valid(spec.mask(mask)).into() });
+        trials.push(Trial { options, ..valid(shapes::laid_out(&shape, spec.mask(mask))).into() });
     }
     trials
 }

@@ -33,7 +33,7 @@ fn tiles() -> Vec<CtaTile> {
 
 /// The tiles for a problem.
 fn tiles_for(problem: &Problem) -> impl Iterator<Item = CtaTile> + use<> {
-    let precision = Precision::of(problem.dtype());
+    let precision = Precision::of(problem);
     tiles().into_iter().filter(move |tile| tile.precision == precision)
 }
 
@@ -76,7 +76,7 @@ fn long_rows_do_not_drift() {
     let tiles = tiles.chain([TINY_FP8, CtaTile { overlap: Overlap::None, ..TINY_FP8 }]);
     let pairs = tiles.flat_map(|tile| scales.map(|scale| (scale, tile)));
     pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, tile)| {
-        let dtype = if tile.precision == Precision::Fp8 { Dtype::E4m3 } else { Dtype::F16 };
+        let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { Dtype::F16 };
         let mut spec = dense(dtype, 1, (1, 64_000), (1, 1), 32);
         spec.softmax_scale = Some(scale);
         let case = Case::normal("long", spec.validate().unwrap(), 2);

@@ -1,7 +1,7 @@
 //! NaN and infinities reach the rows that see them, and no others.
 
 use fa3_ref::Forward;
-use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Precision};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, dense, judged, with_tile};
 use fa3_tests::{Case, Poison, Values};
@@ -190,7 +190,7 @@ fn neighbours_are_not_read() {
     let pairs: Vec<(CtaTile, Layout)> =
         tiles().into_iter().flat_map(|tile| layouts.map(|layout| (tile, layout))).collect();
     pairs.into_par_iter().for_each(|(tile, layout)| {
-        let (head_dim, head_dim_v) = if tile.precision == Precision::Fp8 { (48, 32) } else { (56, 40) };
+        let (head_dim, head_dim_v) = if tile.precision.is_fp8() { (48, 32) } else { (56, 40) };
         let spec = dense(dtype(&tile), 2, (67, 83), (4, 2), head_dim).head_dim_v(head_dim_v).causal();
         let launch = launch(&layout.of(spec).validate().unwrap(), &with_tile(tile)).unwrap();
         let own = values(&launch, Poison::None);

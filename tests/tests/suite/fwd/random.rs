@@ -28,7 +28,7 @@ fn tile() -> impl Strategy<Value = Option<CtaTile>> {
 }
 
 fn admits(tile: &CtaTile, problem: &Problem) -> bool {
-    tile.precision == Precision::of(problem.dtype())
+    tile.precision == Precision::of(problem)
         && problem.head_dim() <= tile.head_dim as usize
         && problem.head_dim_v() <= tile.head_dim_v as usize
 }
