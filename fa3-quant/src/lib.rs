@@ -75,12 +75,12 @@ pub use accumulate::{Accumulation, Operand, Row, rounded_row_sum_loss};
 pub use e4m3::E4m3;
 pub use emulate::Fp8Attention;
 pub use error::QuantError;
-pub use fa3_types::RopeStyle;
+pub use fa3_types::{Granularity, RopeStyle};
 pub use fused::{Preparation, Rotation, RowPositions};
 pub use hadamard::Incoherent;
 pub use quantize::{Quantized, RowIndex};
 pub use rope::{Rope, RopeTable};
-pub use scale::{Granularity, Scales};
+pub use scale::Scales;
 pub use standard::StandardFp8;
 pub use tiles::Output;
 

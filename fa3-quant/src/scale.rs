@@ -2,24 +2,9 @@
 
 use std::ops::Range;
 
-use fa3_types::Sequences;
+use fa3_types::{Granularity, Sequences};
 
 use crate::{E4m3, QuantError};
-
-/// What shares a scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Granularity {
-    /// The whole tensor.
-    Tensor,
-    /// One head of one sequence.
-    Head,
-    /// `rows` successive rows of one head, counted from the start of the sequence: B_r for Q, B_c for K and V
-    /// (§3.3 "block quantization").
-    Block {
-        /// Rows a block; the last block of a sequence may have fewer.
-        rows: usize,
-    },
-}
 
 /// Successive rows of one head of one sequence.
 #[derive(Clone)]

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::score::Number;
-use crate::{Dtype, Shape};
+use crate::{Dtype, Granularity, Shape};
 
 /// A tensor of the attention call, as errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,6 +108,12 @@ pub enum ProblemError {
         "transposed v has stride {given} in {dim}, expected {expected}: its strides are those of a contiguous tensor"
     )]
     TransposedStride { dim: Dim, given: i64, expected: i64 },
+    #[error("scales of blocks are of e4m3 in dense batches, not of {dtype}{}", if *packed { ", packed" } else { "" })]
+    BlockScales { dtype: Dtype, packed: bool },
+    #[error(
+        "scales are for a head each, or for 64 or 128 rows of q and of k and 128 rows of v, not for a {q}, a {k} and a {v}"
+    )]
+    Granularity { q: Granularity, k: Granularity, v: Granularity },
     #[error("heads_q {heads_q} is not a multiple of heads_kv {heads_kv}")]
     HeadsNotDivisible { heads_q: usize, heads_kv: usize },
     #[error("{tensor} has head_dim {given}, not a multiple of {multiple} as {dtype} needs (16-byte rows)")]

@@ -30,6 +30,7 @@ mod algebra;
 
 // One noun each.
 mod dtype;
+mod granularity;
 mod heads;
 mod mask;
 mod rotary;
@@ -50,6 +51,7 @@ mod spec;
 pub use algebra::{Int, Real};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
+pub use granularity::Granularity;
 pub use heads::{HeadGrouping, Heads};
 pub use mask::{Lengths, Mask};
 pub(crate) use placement::Interval;

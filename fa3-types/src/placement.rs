@@ -23,7 +23,7 @@ pub struct Addresses {
     pub o: Address,
     /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous. `None`: LSE is not written.
     pub lse: Option<Address>,
-    /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shape`], contiguous, not negative: x = descale · code.
+    /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`], contiguous, not negative: x = descale · code.
     /// `None`: all are 1.
     pub descales: [Option<Address>; 3],
 }
@@ -71,25 +71,26 @@ impl Placement {
             Some(lse) => Interval::new(TensorName::Lse, lse, lse_bytes)?,
             None => Interval::new(TensorName::Lse, Address(0), 0)?,
         };
-        let descale_bytes = problem.descale_shape().iter().map(|&n| n as u64).product::<u64>() * 4;
-        let descale = |tensor, address: Option<Address>| match address {
+        let descale = |tensor, shape: &[usize], address: Option<Address>| match address {
             // Numbers are read one by one.
             Some(address) if problem.dtype() == Dtype::E4m3 => {
-                Interval::aligned(tensor, address, descale_bytes, 4)
+                let bytes = shape.iter().map(|&n| n as u64).product::<u64>() * 4;
+                Interval::aligned(tensor, address, bytes, 4)
             }
             Some(_) => Err(ProblemError::Descale { tensor, dtype: problem.dtype() }),
             None => Interval::new(tensor, Address(0), 0),
         };
-        let [q_descale, k_descale, v_descale] = at.descales;
+        let ([q_descale, k_descale, v_descale], [q_shape, k_shape, v_shape]) =
+            (at.descales, problem.descale_shapes());
         let all = [
             q,
             k,
             v,
             o,
             lse,
-            descale(TensorName::QDescale, q_descale)?,
-            descale(TensorName::KDescale, k_descale)?,
-            descale(TensorName::VDescale, v_descale)?,
+            descale(TensorName::QDescale, &q_shape, q_descale)?,
+            descale(TensorName::KDescale, &k_shape, k_descale)?,
+            descale(TensorName::VDescale, &v_shape, v_descale)?,
         ];
         Interval::check_outputs(&all, &[TensorName::O, TensorName::Lse])?;
         Ok(Placement(at))

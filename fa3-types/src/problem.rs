@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::{
-    Bytes, Dim, Dtype, Heads, Lengths, Mask, ProblemError, ProblemSpec, Sequences, Shape, SoftCap,
-    SoftmaxScale, TensorDesc, TensorName, ValueLayout, score::Number,
+    Bytes, Dim, Dtype, Granularity, Heads, Lengths, Mask, ProblemError, ProblemSpec, Sequences, Shape,
+    SoftCap, SoftmaxScale, TensorDesc, TensorName, ValueLayout, score::Number,
 };
 
 /// The largest head dimension of Q and K: 576, of latent attention (512 + 64 rotary).
@@ -20,6 +20,7 @@ pub struct Problem {
     k: TensorDesc,
     v: TensorDesc,
     v_layout: ValueLayout,
+    scales: [Granularity; 3],
     o: TensorDesc,
     seqs_q: Sequences,
     seqs_k: Sequences,
@@ -35,7 +36,7 @@ impl Problem {
     /// # Errors
     /// The first violation found, with its numbers: see [`ProblemError`].
     pub fn new(spec: ProblemSpec) -> Result<Problem, ProblemError> {
-        let ProblemSpec { q, k, v, v_layout, o, seqs_q, seqs_k, mask, softmax_scale, softcap } = spec;
+        let ProblemSpec { q, k, v, v_layout, scales, o, seqs_q, seqs_k, mask, softmax_scale, softcap } = spec;
         for (tensor, desc, limit) in [
             (TensorName::Q, &q, HEAD_DIM_LIMIT),
             (TensorName::K, &k, HEAD_DIM_LIMIT),
@@ -55,6 +56,7 @@ impl Problem {
         check_sequences(TensorName::K, &k, &seqs_k)?;
         check_counts(&seqs_q, &seqs_k)?;
         check_layout(&v, v_layout, &seqs_k)?;
+        check_scales(q.dtype, scales, seqs_q.is_packed() || seqs_k.is_packed())?;
         o.check_distinct(TensorName::O)?;
         let softmax_scale = match softmax_scale {
             Some(given) => SoftmaxScale::new(given)?,
@@ -63,7 +65,7 @@ impl Problem {
         let softcap = softcap.map(SoftCap::new).transpose()?;
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
         let mask = mask.simplified(Lengths { q: seqs_q.max_len(), k: seqs_k.max_len() });
-        Ok(Problem { q, k, v, v_layout, o, seqs_q, seqs_k, heads, mask, softmax_scale, softcap })
+        Ok(Problem { q, k, v, v_layout, scales, o, seqs_q, seqs_k, heads, mask, softmax_scale, softcap })
     }
 
     /// Queries (batch, seqlen_q, heads_q, head_dim).
@@ -160,9 +162,21 @@ impl Problem {
         [batch, heads, seqlen]
     }
 
-    /// Shape of the scales of e4m3 tensors: (batch, heads_kv). A head of Q has the scale of its head of K.
-    pub fn descale_shape(&self) -> [usize; 2] {
-        [self.q.shape.batch, self.heads.kv()]
+    /// What shares a scale of e4m3 Q, K and V: all are heads, or all are blocks.
+    pub fn scales(&self) -> [Granularity; 3] {
+        self.scales
+    }
+
+    /// Shapes of the scales of e4m3 Q, K and V. Of heads they are (batch, heads_kv): a head of Q has the scale of its
+    /// head of K. Of blocks they are (batch, heads, blocks), Q with its own heads.
+    pub fn descale_shapes(&self) -> [Vec<usize>; 3] {
+        let kv = self.heads.kv();
+        let tensors = [(&self.q, self.heads.q()), (&self.k, kv), (&self.v, kv)];
+        let mut granularities = self.scales.into_iter();
+        tensors.map(|(x, heads)| match granularities.next() {
+            Some(Granularity::Block { rows }) => vec![x.shape.batch, heads, x.shape.seqlen.div_ceil(rows)],
+            Some(Granularity::Head | Granularity::Tensor) | None => vec![x.shape.batch, kv],
+        })
     }
 }
 
@@ -243,6 +257,21 @@ fn check_layout(v: &TensorDesc, layout: ValueLayout, seqs_k: &Sequences) -> Resu
     Ok(())
 }
 
+/// Scales are of heads, or of dense e4m3 tensors of blocks.
+fn check_scales(dtype: Dtype, given: [Granularity; 3], packed: bool) -> Result<(), ProblemError> {
+    use Granularity::{Block, Head};
+    match given {
+        [Head, Head, Head] => Ok(()),
+        [Block { rows: 64 | 128 }, Block { rows: 64 | 128 }, Block { rows: 128 }] => {
+            if dtype != Dtype::E4m3 || packed {
+                return Err(ProblemError::BlockScales { dtype, packed });
+            }
+            Ok(())
+        }
+        [q, k, v] => Err(ProblemError::Granularity { q, k, v }),
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lengths = |seqs: &Sequences| match seqs.is_packed() {
@@ -265,6 +294,9 @@ impl fmt::Display for Problem {
         }
         if self.v_layout == ValueLayout::Transposed {
             write!(f, " v transposed")?;
+        }
+        if let [q @ Granularity::Block { .. }, k, v] = self.scales {
+            write!(f, " scales for {q}/{k}/{v}")?;
         }
         write!(f, " mask {} scale {:.6}", self.mask, Number(self.softmax_scale.natural()))?;
         match self.softcap {
@@ -418,6 +450,31 @@ mod tests {
         let packed = ProblemSpec::packed(Dtype::E4m3, (4, 2), 64, lengths(), lengths()).transposed_v();
         let error = ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true };
         assert_eq!(packed.validate().unwrap_err(), error);
+    }
+
+    #[test]
+    fn scales_are_of_heads_or_of_blocks() {
+        use Granularity::{Block, Head, Tensor};
+        let spec = || ProblemSpec::dense(Dtype::E4m3, Q, KV);
+        let shapes = |spec: ProblemSpec| spec.validate().unwrap().descale_shapes();
+        assert_eq!(shapes(spec()), [[2, 2], [2, 2], [2, 2]].map(Vec::from));
+        let long = ProblemSpec::dense(Dtype::E4m3, Shape { seqlen: 129, ..Q }, Shape { seqlen: 200, ..KV });
+        assert_eq!(shapes(long.block_scales(64, 128)), [[2, 4, 3], [2, 2, 2], [2, 2, 2]].map(Vec::from));
+        let text = spec().block_scales(64, 128).validate().unwrap().to_string();
+        assert!(text.contains(" scales for 64 rows/128 rows/128 rows "), "{text}");
+        let rows = |rows| Block { rows };
+        for [q, k, v] in [
+            [Head, Head, rows(128)],
+            [rows(32), rows(64), rows(128)],
+            [rows(64), rows(64), rows(64)],
+            [Tensor, Tensor, Tensor],
+        ] {
+            let mut spec = spec();
+            spec.scales = [q, k, v];
+            assert_eq!(spec.validate().unwrap_err(), ProblemError::Granularity { q, k, v });
+        }
+        let error = ProblemError::BlockScales { dtype: Dtype::F16, packed: false };
+        assert_eq!(self::spec().block_scales(64, 64).validate().unwrap_err(), error);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a caller asks for.
 
-use crate::{Dtype, Mask, Problem, ProblemError, Sequences, Shape, TensorDesc, ValueLayout};
+use crate::{Dtype, Granularity, Mask, Problem, ProblemError, Sequences, Shape, TensorDesc, ValueLayout};
 
 /// What a caller asks for, not yet checked: plain data that [`Problem::new`] takes.
 ///
@@ -30,6 +30,8 @@ pub struct ProblemSpec {
     pub v: TensorDesc,
     /// How they lie in memory. Where they are transposed, the strides of `v` are those of a contiguous tensor.
     pub v_layout: ValueLayout,
+    /// What shares a scale of e4m3 Q, K and V: all heads, or all blocks of 64 or 128 rows, of V 128.
+    pub scales: [Granularity; 3],
     /// Output (batch, seqlen_q, heads_q, head_dim_v).
     pub o: TensorDesc,
     /// The sequences of Q and O.
@@ -55,6 +57,7 @@ impl ProblemSpec {
             k,
             v,
             v_layout: ValueLayout::Rows,
+            scales: [Granularity::Head; 3],
             o,
             seqs_q,
             seqs_k,
@@ -110,6 +113,13 @@ impl ProblemSpec {
     #[must_use]
     pub fn transposed_v(mut self) -> ProblemSpec {
         self.v_layout = ValueLayout::Transposed;
+        self
+    }
+
+    /// Gives each so many rows of Q, and so many of K, a scale of their own, and each 128 rows of V.
+    #[must_use]
+    pub fn block_scales(mut self, q_rows: usize, k_rows: usize) -> ProblemSpec {
+        self.scales = [q_rows, k_rows, 128].map(|rows| Granularity::Block { rows });
         self
     }
 

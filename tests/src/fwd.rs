@@ -12,7 +12,7 @@ mod trials;
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::fwd::{self, buffers};
-use fa3_ir::{BufferId, BufferRole, Kernel, Program};
+use fa3_ir::{BufferId, Kernel, Program};
 use fa3_quant::E4m3;
 use fa3_ref::Forward;
 use fa3_sched::DeviceLimits;
@@ -25,7 +25,7 @@ use std::num::NonZeroU32;
 
 use crate::family::Family;
 use crate::mutate::forward_preys;
-use crate::{Arithmetic, Case, Judge, Values};
+use crate::{Arithmetic, Case, Judge, Scaled, Values};
 
 pub use layout::Layout;
 
@@ -145,23 +145,35 @@ fn nothing(problem: &Problem) -> Forward<f32> {
 /// # Panics
 /// If an array is not as large as its tensor.
 pub fn initial(problem: &Problem, program: &Program<Kernel>, values: &Values) -> Vec<Vec<u8>> {
+    let [q, k, v] = codes(problem, values);
     let mut arrays = vec![
-        bytes(problem.q(), &values.q),
-        bytes(problem.k(), &values.k),
+        bytes(problem.q(), &q),
+        bytes(problem.k(), &k),
         match problem.v_layout() {
-            ValueLayout::Rows => bytes(problem.v(), &values.v),
-            ValueLayout::Transposed => transposed_bytes(problem, &values.v),
+            ValueLayout::Rows => bytes(problem.v(), &v),
+            ValueLayout::Transposed => transposed_bytes(problem, &v),
         },
         vec![UNWRITTEN; problem.o().extent_bytes().0 as usize],
         vec![UNWRITTEN; 4 * problem.lse_shape().iter().product::<usize>()],
     ];
-    let scales = program.buffers.iter().filter(|buffer| buffer.role == BufferRole::OptionalInput);
-    arrays.extend(scales.map(|scales| 1f32.to_le_bytes().repeat(scales.len())));
+    if problem.dtype() == Dtype::E4m3 {
+        let scales = Scaled::ALL.map(|of| of.scales(problem));
+        arrays.extend(scales.map(|scales| scales.into_iter().flat_map(f32::to_le_bytes).collect()));
+    }
     arrays.extend(program.find(buffers::TICKET).map(|BufferId(at)| vec![0; program.buffers[at].bytes()]));
     for (array, bytes) in program.buffers.iter().zip(&arrays) {
         assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
     }
     arrays
+}
+
+/// What lies in memory for Q, K and V: of e4m3 the codes, as numbers.
+fn codes(problem: &Problem, values: &Values) -> [Array4<f32>; 3] {
+    let tensors = [(Scaled::Q, &values.q), (Scaled::K, &values.k), (Scaled::V, &values.v)];
+    match problem.dtype() {
+        Dtype::E4m3 => tensors.map(|(of, x)| of.codes(problem, x)),
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => tensors.map(|(_, x)| x.clone()),
+    }
 }
 
 /// O and LSE from the bytes of every buffer of a forward program after it ran.

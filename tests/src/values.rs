@@ -7,6 +7,8 @@ use half::{bf16, f16};
 use ndarray::{Array4, ArrayViewMut2, Axis};
 use serde::Deserialize;
 
+use crate::Scaled;
+
 /// Inputs of a problem and a gradient of its output, in f32 but representable in the problem's dtype.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Values {
@@ -117,6 +119,10 @@ impl Values {
             Poison::ValueRow(row) => poison_row(&mut v, problem.seqs_k(), row),
         }
         let [q, k, v, dout] = [q, k, v, dout].map(|x| x.mapv(|x| round(problem.dtype(), x)));
+        if problem.dtype() != Dtype::E4m3 {
+            return Values { q, k, v, dout };
+        }
+        let [q, k, v] = [(Scaled::Q, q), (Scaled::K, k), (Scaled::V, v)].map(|(of, x)| of.round(problem, &x));
         Values { q, k, v, dout }
     }
 }

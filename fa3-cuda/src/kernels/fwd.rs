@@ -17,6 +17,7 @@ mod tiles;
 
 // The roles.
 mod consumer;
+mod descales;
 mod epilogue;
 mod ones;
 mod producer;
@@ -35,8 +36,8 @@ pub use tiles::tiles;
 pub(crate) use tiles::tiles_kernel;
 
 use fa3_ir::lang::*;
-use fa3_sched::forward::{PPlace, Precision, ROW_SUM_COLS};
-use fa3_types::{ValueLayout, softcap};
+use fa3_sched::forward::{PPlace, ROW_SUM_COLS};
+use fa3_types::softcap;
 
 use super::params::{Declare, Form, InKernel};
 use super::parts::loader::Feed;
@@ -44,7 +45,6 @@ use super::parts::p_operand::POperands;
 use super::parts::ping_pong::PingPong;
 use super::parts::scores::{Scores, Visible};
 use super::parts::tiles::Tiles;
-use geometry::Work;
 use params::Params;
 use transpose::Transposed;
 
@@ -61,14 +61,6 @@ struct Fwd<'k> {
     transposed: Option<Transposed<'k>>,
     p: POperands<'k>,
     ping_pong: Option<PingPong<'k>>,
-}
-
-/// What a product of Q and K is worth.
-struct Units<'k> {
-    /// In the exponent of 2: itself, or what it becomes by the soft cap.
-    scale_log2: V<'k, F32>,
-    /// In units of the soft cap, if there is one.
-    into_cap: Option<V<'k, F32>>,
 }
 
 /// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that have a producer as
@@ -97,8 +89,7 @@ impl<'k> Fwd<'k> {
         let tile = &spec.tile;
         let params = Params::<Form>::form(spec).pass(&mut Declare(b));
         let warps = 4 * tile.consumers;
-        let is_transposed = tile.precision == Precision::Fp8(ValueLayout::Transposed);
-        let transposed = (spec.is_fp8() && !is_transposed).then(|| Transposed::declare(b, tile));
+        let transposed = tile.precision.transposes_v().then(|| Transposed::declare(b, tile));
         let (of_v, of_tiles) = match transposed {
             None => (warps, warps),
             Some(_) => (transpose::WARPS, warps + transpose::WARPS),
@@ -113,7 +104,7 @@ impl<'k> Fwd<'k> {
             spec: *spec,
             q: Feed::declare(b, "q", params.q, 1, warps),
             k: Feed::declare(b, "k", params.k, tile.stages, warps),
-            v: match is_transposed {
+            v: match spec.v_is_transposed() {
                 false => Feed::declare(b, "v", params.v, tile.stages, of_v),
                 true => Feed::declare_transposed(b, "v", params.v, ROW_SUM_COLS, tile.stages, of_v),
             },
@@ -132,7 +123,7 @@ impl<'k> Fwd<'k> {
     #[track_caller]
     fn store_ones(&self) {
         let (b, tile) = (self.builder, &self.spec.tile);
-        if tile.precision == Precision::Fp8(ValueLayout::Transposed) {
+        if self.spec.v_is_transposed() {
             for slot in 0..tile.stages {
                 let [to] = self.v.ring().tiles_of(slot);
                 ones::store(b, to, b.tid(), tile.threads());
@@ -141,32 +132,11 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// What products of a tile are worth.
-    #[track_caller]
-    fn units(&self, work: &Work<V<'k, B32>>) -> Units<'k> {
-        let Params { scale_log2, into_cap, .. } = self.params;
-        let Some(([q, k, _], heads)) = self.params.descales else { return Units { scale_log2, into_cap } };
-        let both = self.descale(q, heads, work) * self.descale(k, heads, work);
-        match into_cap {
-            None => Units { scale_log2: scale_log2 * both, into_cap },
-            Some(into) => Units { scale_log2, into_cap: Some(into * both) },
-        }
-    }
-
-    /// A tensor's scale for the tile's sequence and its one of `heads` heads of K and V.
-    #[track_caller]
-    fn descale(&self, scales: V<'k, B64>, heads: V<'k, B32>, work: &Work<V<'k, B32>>) -> V<'k, F32> {
-        let (b, descale) = (self.builder, self.builder.var("descale", 1.0));
-        let at = work.batch.mad(heads, work.kv_head).mad_wide(4, scales);
-        b.guarded(scales.ne(0u64), || descale.set(b.load::<F32>(at)));
-        descale.get()
-    }
-
     /// What scores go through: the soft cap, in units of which they are then, and the mask.
-    fn scores(&self, units: &Units<'k>) -> Scores<'k> {
+    fn scores(&self) -> Scores<'k> {
         let (geometry, (left, _)) = (self.params.geometry, self.spec.mask.reach());
         Scores {
-            modify: units.into_cap.map(|into| Box::new(move |product| softcap(product, into)) as _),
+            modify: self.spec.softcap.then(|| Box::new(softcap) as _),
             visible: Box::new(move |row| {
                 let keys = geometry.keys(row);
                 Visible { start: left.map(|_| keys.start), end: keys.end }

@@ -7,7 +7,9 @@
 use std::collections::HashSet;
 
 use fa3_ir::{Elem, Kernel};
-use fa3_sched::forward::{CtaTile, Loads, MaskClass, Overlap, PPlace, Precision, Rescale, TileRow};
+use fa3_sched::forward::{
+    CtaTile, Fp8Inputs, Loads, MaskClass, Overlap, PPlace, Precision, Rescale, TileRow,
+};
 use fa3_sched::{DeviceLimits, Longest, Order, Scheduler, quantize};
 use fa3_types::{
     Dtype, Mask, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape, Signs, ValueLayout,
@@ -112,25 +114,39 @@ fn quantized() -> impl Iterator<Item = Shipped> {
     })
 }
 
-/// What plans choose: a row of the tile table, with every mask that it serves, with a soft cap and without, with the
-/// schedulers of few tiles and of many.
+/// What plans choose: a row of the tile table, with all inputs of e4m3 that it takes, with every mask that it serves,
+/// with a soft cap and without, with the schedulers of few tiles and of many.
 fn planned() -> impl Iterator<Item = FwdSpec> {
-    let rows = TileRow::table().iter();
-    rows.flat_map(|row| {
-        let masks = row.masks.iter().flat_map(|&class| sides(class));
+    let rows = TileRow::table()
+        .iter()
+        .flat_map(|row| of_all_inputs(row.tile).into_iter().map(|tile| (row.masks, tile)));
+    rows.flat_map(|(masks, tile)| {
+        let masks = masks.iter().flat_map(|&class| sides(class));
         masks.flat_map(move |&mask| {
             schedulers(mask).into_iter().flat_map(move |scheduler| {
                 [false, true].into_iter().flat_map(move |softcap| {
-                    elements(row.tile.precision).map(|(elem, output)| FwdSpec {
+                    elements(tile.precision).map(|(elem, output)| FwdSpec {
                         elem,
                         output,
                         softcap,
-                        ..spec(row.tile, mask, scheduler)
+                        ..spec(tile, mask, scheduler)
                     })
                 })
             })
         })
     })
+}
+
+/// A tile of the table for all inputs that it takes.
+fn of_all_inputs(tile: CtaTile) -> Vec<CtaTile> {
+    if tile.precision == Precision::Half {
+        return vec![tile];
+    }
+    let layouts = [ValueLayout::Rows, ValueLayout::Transposed];
+    let inputs = layouts
+        .into_iter()
+        .flat_map(|v_layout| [false, true].map(|block_scales| Fp8Inputs { v_layout, block_scales }));
+    inputs.map(|inputs| tile.of_inputs(inputs)).collect()
 }
 
 /// Of Q, K and V, and of O.
@@ -213,8 +229,13 @@ fn name(spec: &FwdSpec) -> String {
     if elem == Elem::E4m3 && output == Elem::F16 {
         word("to-f16");
     }
-    if tile.precision == Precision::Fp8(ValueLayout::Transposed) {
-        word("v-transposed");
+    if let Precision::Fp8(Fp8Inputs { v_layout, block_scales }) = tile.precision {
+        if v_layout == ValueLayout::Transposed {
+            word("v-transposed");
+        }
+        if block_scales {
+            word("block-scales");
+        }
     }
     match tile.overlap {
         Overlap::None => word("no-overlap"),
@@ -266,9 +287,17 @@ mod tests {
         let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
         let dims_of_fp8 = [(64, 64), (128, 128), (256, 256)];
         let halves = [(1, None, Dtype::F16), (200, None, Dtype::Bf16), (200, Some(30.0), Dtype::F16)];
-        let half = halves.map(|(heads, cap, dtype)| (&dims[..], heads, cap, dtype, dtype, ValueLayout::Rows));
-        let fp8 = [ValueLayout::Rows, ValueLayout::Transposed].into_iter().flat_map(|layout| {
-            halves.map(|(heads, cap, output)| (&dims_of_fp8[..], heads, cap, Dtype::E4m3, output, layout))
+        type Inputs = fn(ProblemSpec) -> ProblemSpec;
+        let half =
+            halves.map(|(heads, cap, dtype)| (&dims[..], heads, cap, dtype, dtype, (|spec| spec) as Inputs));
+        let inputs: [Inputs; 4] = [
+            |spec| spec,
+            |spec| spec.transposed_v(),
+            |spec| spec.block_scales(64, 64),
+            |spec| spec.transposed_v().block_scales(128, 128),
+        ];
+        let fp8 = inputs.into_iter().flat_map(|inputs| {
+            halves.map(|(heads, cap, output)| (&dims_of_fp8[..], heads, cap, Dtype::E4m3, output, inputs))
         });
         // Types of 16 bits, and soft caps, make no difference to the choice.
         let plain = |spec: FwdSpec| {
@@ -276,7 +305,7 @@ mod tests {
             FwdSpec { elem, output: Elem::Bf16, softcap: false, ..spec }
         };
         let mut found = HashSet::new();
-        for (dims, heads, cap, dtype, output, layout) in half.into_iter().chain(fp8) {
+        for (dims, heads, cap, dtype, output, inputs) in half.into_iter().chain(fp8) {
             for (mask, seqlen) in masks().flat_map(|mask| [50, 100, 1000, 2000, 8192].map(|len| (mask, len)))
             {
                 for &(head_dim, head_dim_v) in dims {
@@ -286,8 +315,9 @@ mod tests {
                         Some(cap) => problem.softcap(cap),
                         None => problem,
                     };
-                    (problem.o.dtype, problem.v_layout) = (output, layout);
-                    let plan = Plan::new(&problem.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap();
+                    problem.o.dtype = output;
+                    let plan =
+                        Plan::new(&inputs(problem).validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap();
                     let spec = FwdSpec::of(&plan);
                     assert!(known.contains(&spec), "{plan}\n{spec:?}");
                     found.insert(plain(spec));

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fa3_types::{Problem, ValueLayout};
+use fa3_types::Problem;
 
 use super::{CtaTile, Loads, Overlap, PPlace, Precision, Rescale, TileError};
 use crate::DeviceLimits;
@@ -150,7 +150,7 @@ impl CtaTile {
             (Loads::Consumers, _) => (None, entry),
             (Loads::Producer, 1) => (Some(56), 256),
             // More for the warps that transpose V.
-            (Loads::Producer, 2) if self.precision == Precision::Fp8(ValueLayout::Rows) => (Some(40), 232),
+            (Loads::Producer, 2) if self.precision.transposes_v() => (Some(40), 232),
             (Loads::Producer, 2) => (Some(24), 240),
             (Loads::Producer, _) => (Some(32), 160),
         };
@@ -170,8 +170,8 @@ impl CtaTile {
             (tile(keys, self.head_dim_v), tile(keys, self.head_dim_v.saturating_add(ROW_SUM_COLS)));
         let v = match self.precision {
             Precision::Half => loaded,
-            Precision::Fp8(ValueLayout::Rows) => loaded.saturating_add(transposed),
-            Precision::Fp8(ValueLayout::Transposed) => transposed,
+            Precision::Fp8(_) if self.precision.transposes_v() => loaded.saturating_add(transposed),
+            Precision::Fp8(_) => transposed,
         };
         Smem { q: tile(self.tile_m, self.head_dim), k: tile(keys, self.head_dim), v, p }
     }
@@ -242,7 +242,7 @@ impl CtaTile {
         let as_printed = self.rescale == Rescale::EveryBlock
             && (self.overlap == Overlap::None || self.overlap == Overlap::TwoStage && self.head_dim_v <= 128);
         let in_place = (self.loads, self.p_place) == (Loads::Producer, PPlace::Registers);
-        let whole = self.tile_n.is_multiple_of(32)
+        let whole = self.tile_n.is_multiple_of(self.precision.key_multiple())
             && self.tile_n <= 128
             && self.head_dim_v >= 32
             && self.head_dim_v.is_power_of_two();

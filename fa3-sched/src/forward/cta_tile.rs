@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fa3_types::{Dtype, Problem, ValueLayout};
+use fa3_types::{Dtype, Granularity, Problem, ValueLayout};
 
 /// Whether a warpgroup's softmax runs under its own GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,18 +54,45 @@ pub enum Precision {
     /// e4m3. Products of 8-bit elements read V along the keys: warps of the producer transpose it, unless it is so in
     /// memory. The tensor core keeps about 13 fraction bits of their sums, so that each block's PV is added to O in
     /// binary32.
-    Fp8(ValueLayout),
+    Fp8(Fp8Inputs),
+}
+
+/// What the code for e4m3 depends on besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fp8Inputs {
+    /// How V lies in memory.
+    pub v_layout: ValueLayout,
+    /// Whether blocks of rows have scales; otherwise heads have.
+    pub block_scales: bool,
 }
 
 impl Precision {
     /// That of a problem's tensors.
     pub fn of(problem: &Problem) -> Precision {
-        if problem.dtype() == Dtype::E4m3 { Precision::Fp8(problem.v_layout()) } else { Precision::Half }
+        if problem.dtype() != Dtype::E4m3 {
+            return Precision::Half;
+        }
+        let block_scales = matches!(problem.scales(), [Granularity::Block { .. }, ..]);
+        Precision::Fp8(Fp8Inputs { v_layout: problem.v_layout(), block_scales })
     }
 
     /// Whether elements are e4m3.
     pub fn is_fp8(self) -> bool {
         matches!(self, Precision::Fp8(_))
+    }
+
+    /// Whether V is e4m3 and warps of the producer transpose it.
+    pub fn transposes_v(self) -> bool {
+        matches!(self, Precision::Fp8(Fp8Inputs { v_layout: ValueLayout::Rows, .. }))
+    }
+
+    /// What the keys of a block are a multiple of: the depth of a product, or half of the widest block of K with a scale.
+    pub(super) fn key_multiple(self) -> u32 {
+        match self {
+            Precision::Half => 16,
+            Precision::Fp8(Fp8Inputs { block_scales: false, .. }) => 32,
+            Precision::Fp8(Fp8Inputs { block_scales: true, .. }) => 64,
+        }
     }
 
     /// Bytes of an element.
@@ -107,6 +134,32 @@ pub struct CtaTile {
     pub ping_pong: bool,
 }
 
+impl CtaTile {
+    /// The same tile for other inputs of e4m3. Where blocks of keys have scales, it has whole ones.
+    #[must_use]
+    pub fn of_inputs(self, inputs: Fp8Inputs) -> CtaTile {
+        let precision = Precision::Fp8(inputs);
+        let multiple = precision.key_multiple();
+        CtaTile { precision, tile_n: self.tile_n / multiple * multiple, ..self }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Precision::Fp8(Fp8Inputs { v_layout, block_scales }) = *self else {
+            return f.write_str("16 bits");
+        };
+        f.write_str("FP8")?;
+        if v_layout == ValueLayout::Transposed {
+            f.write_str(" with V transposed")?;
+        }
+        if block_scales {
+            f.write_str(" with scales of blocks")?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for PPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -124,10 +177,8 @@ impl fmt::Display for CtaTile {
             Overlap::TwoStage => write!(f, ", softmax under GEMM")?,
             Overlap::ThreeStage => write!(f, ", softmax under two GEMMs")?,
         }
-        match self.precision {
-            Precision::Half => {}
-            Precision::Fp8(ValueLayout::Rows) => write!(f, ", FP8")?,
-            Precision::Fp8(ValueLayout::Transposed) => write!(f, ", FP8 with V transposed")?,
+        if self.precision.is_fp8() {
+            write!(f, ", {}", self.precision)?;
         }
         if self.rescale == Rescale::Lazy {
             write!(f, ", lazy rescaling")?;

@@ -1,7 +1,8 @@
 //! Why a problem has no plan.
 
-use fa3_types::{Dtype, TensorName, ValueLayout};
+use fa3_types::{Dtype, TensorName};
 
+use super::Precision;
 use crate::{Scheduler, TooManyTiles};
 
 /// What [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
@@ -25,10 +26,8 @@ pub enum PlanError {
         "the given tile takes head_dim up to {most} and head_dim_v up to {most_v}, not {head_dim} and {head_dim_v}"
     )]
     Narrow { most: u32, most_v: u32, head_dim: usize, head_dim_v: usize },
-    #[error(
-        "the given tile is for other elements than {dtype}, or for another layout of V than {v_layout:?}"
-    )]
-    Precision { dtype: Dtype, v_layout: ValueLayout },
+    #[error("the given tile is for {given}, and the problem has {needed}")]
+    Precision { given: Precision, needed: Precision },
     #[error("the {scheduler} scheduler takes a tile with a producer, which draws the tiles")]
     NoProducer { scheduler: Scheduler },
     #[error(transparent)]
@@ -75,7 +74,7 @@ pub enum TileError {
     Rescale,
     #[error(
         "tiles of e4m3 have a producer, row maxima in every block, P in registers, the softmax under GEMM only up to a \
-         head_dim_v of 128, blocks of a multiple of 32 keys up to 128, not {tile_n}, and a head_dim_v that is a power of \
+         head_dim_v of 128, blocks of a multiple of 32 keys up to 128 (of 64 where blocks have scales), not {tile_n}, and a head_dim_v that is a power of \
          two from 32 on, not {head_dim_v}"
     )]
     Fp8 { tile_n: u32, head_dim_v: u32 },

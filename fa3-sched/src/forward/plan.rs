@@ -179,8 +179,9 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
         let row = TileRow::find(problem)?;
         return Ok((row.tile, row.why));
     };
-    if tile.precision != Precision::of(problem) {
-        return Err(PlanError::Precision { dtype: problem.dtype(), v_layout: problem.v_layout() });
+    let needed = Precision::of(problem);
+    if tile.precision != needed {
+        return Err(PlanError::Precision { given: tile.precision, needed });
     }
     if !tile.takes(problem) {
         let (most, most_v) = (tile.head_dim, tile.head_dim_v);

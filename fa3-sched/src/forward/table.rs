@@ -7,7 +7,7 @@
 use super::MaskClass::{Causal, Dense, Window};
 use fa3_types::ValueLayout;
 
-use super::{CtaTile, Loads, MaskClass, Overlap, PPlace, Precision, Rescale, TileRow};
+use super::{CtaTile, Fp8Inputs, Loads, MaskClass, Overlap, PPlace, Precision, Rescale, TileRow};
 
 const ANY_MASK: &[MaskClass] = &[Dense, Causal, Window];
 const NOT_WINDOW: &[MaskClass] = &[Dense, Causal];
@@ -52,7 +52,7 @@ const FEW: TileRow =
 
 /// e4m3: blocks of 128 keys, sums of products whose bias stays under 0.1 %; no turns.
 const FP8: CtaTile = CtaTile {
-    precision: Precision::Fp8(ValueLayout::Rows),
+    precision: Precision::Fp8(Fp8Inputs { v_layout: ValueLayout::Rows, block_scales: false }),
     rescale: Rescale::EveryBlock,
     ping_pong: false,
     ..BASE.tile
@@ -60,12 +60,6 @@ const FP8: CtaTile = CtaTile {
 
 /// Three consumer warpgroups, which overlap each other only.
 const FP8_WIDE: CtaTile = CtaTile { tile_m: 192, consumers: 3, overlap: Overlap::None, ..FP8 };
-
-/// e4m3 with V transposed in memory.
-const FP8_T: CtaTile = CtaTile { precision: Precision::Fp8(ValueLayout::Transposed), ..FP8 };
-
-/// Three consumer warpgroups of it.
-const FP8_T_WIDE: CtaTile = CtaTile { precision: Precision::Fp8(ValueLayout::Transposed), ..FP8_WIDE };
 
 pub(super) const TABLE: &[TileRow] = &[
     TileRow {
@@ -201,32 +195,6 @@ pub(super) const TABLE: &[TileRow] = &[
     TileRow {
         tile: CtaTile { head_dim: 256, head_dim_v: 256, overlap: Overlap::None, ..FP8 },
         why: "all that fits; turns lose up to 6 % from 4096 keys on, and gain 7 % at 512",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 64, ..FP8_T_WIDE },
-        masks: &[Dense, Window],
-        why: "as with V in rows",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 64, ..FP8_T_WIDE },
-        masks: &[Causal],
-        min_seqlen_k: 6144,
-        why: "as with V in rows",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile { head_dim: 64, head_dim_v: 64, stages: 3, ..FP8_T },
-        masks: &[Causal],
-        why: "as with V in rows",
-        ..BASE
-    },
-    TileRow { tile: CtaTile { tile_n: 96, ..FP8_T }, masks: &[Window], why: "as with V in rows", ..BASE },
-    TileRow { tile: FP8_T, masks: NOT_WINDOW, why: "as with V in rows", ..BASE },
-    TileRow {
-        tile: CtaTile { head_dim: 256, head_dim_v: 256, overlap: Overlap::None, ..FP8_T },
-        why: "as with V in rows",
         ..BASE
     },
 ];

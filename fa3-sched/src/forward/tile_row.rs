@@ -3,7 +3,7 @@
 use fa3_types::{Mask, Problem};
 
 use super::table::TABLE;
-use super::{CtaTile, PlanError};
+use super::{CtaTile, PlanError, Precision};
 
 /// Masks that share a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,16 +53,27 @@ impl TileRow {
     ///
     /// # Errors
     /// [`PlanError::HeadDim`] where no tile fits.
-    pub fn find(problem: &Problem) -> Result<&'static TileRow, PlanError> {
+    pub fn find(problem: &Problem) -> Result<TileRow, PlanError> {
         let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
         TABLE
             .iter()
+            .map(|row| row.for_inputs(problem))
             .filter(|row| row.serves(problem))
             .min_by_key(|row| {
                 let max_rows = row.max_rows.unwrap_or(u32::MAX);
                 (row.tile.head_dim + row.tile.head_dim_v, max_rows, u32::MAX - row.min_seqlen_k)
             })
             .ok_or(PlanError::HeadDim { head_dim, head_dim_v })
+    }
+
+    /// The same row for the inputs of an e4m3 problem, if it is for e4m3: all that there are share the table's tiles.
+    fn for_inputs(&self, problem: &Problem) -> TileRow {
+        match (self.tile.precision, Precision::of(problem)) {
+            (Precision::Fp8(_), Precision::Fp8(inputs)) => {
+                TileRow { tile: self.tile.of_inputs(inputs), ..*self }
+            }
+            _ => *self,
+        }
     }
 
     fn serves(&self, problem: &Problem) -> bool {
@@ -77,7 +88,7 @@ impl TileRow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::forward::Precision;
+    use crate::forward::Fp8Inputs;
     use fa3_types::{Dtype, ProblemSpec, Shape, ValueLayout};
     use std::collections::HashSet;
 
@@ -108,7 +119,7 @@ mod tests {
     }
 
     fn find(head_dim: usize, head_dim_v: usize, mask: Mask) -> Result<TileRow, PlanError> {
-        TileRow::find(&problem(head_dim, head_dim_v, mask, (4096, 4096))).copied()
+        TileRow::find(&problem(head_dim, head_dim_v, mask, (4096, 4096)))
     }
 
     const WINDOW: Mask = Mask::Window { left: Some(256), right: Some(0) };
@@ -158,23 +169,30 @@ mod tests {
         let mut found = HashSet::new();
         for TileRow { tile, min_seqlen_k, .. } in TileRow::table() {
             let (head_dim, head_dim_v) = (tile.head_dim as usize, tile.head_dim_v as usize);
-            let dtype = match tile.precision {
-                Precision::Half => Dtype::Bf16,
-                Precision::Fp8(_) => Dtype::E4m3,
-            };
+            let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { Dtype::Bf16 };
             for (mask, rows) in MASKS.into_iter().flat_map(|mask| [64, 128, 4096].map(|rows| (mask, rows))) {
                 // More keys than the window has, which else would count as causal.
                 let seqlen_k = (*min_seqlen_k).max(512) as usize;
-                let mut spec = spec_of(dtype, head_dim, head_dim_v, mask, (rows, seqlen_k));
-                if let Precision::Fp8(layout) = tile.precision {
-                    spec.v_layout = layout;
-                }
-                let problem = spec.validate().unwrap();
+                let problem = problem_of(dtype, head_dim, head_dim_v, mask, (rows, seqlen_k));
                 found.insert(TileRow::find(&problem).unwrap());
             }
         }
         let missing: Vec<_> = TileRow::table().iter().filter(|row| !found.contains(*row)).collect();
         assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    /// The inputs of e4m3 are those of the problem, whatever row it is, and blocks of keys have whole scales.
+    #[test]
+    fn inputs_of_e4m3_share_rows() {
+        for (mask, head_dim) in MASKS.into_iter().flat_map(|mask| [64, 128, 256].map(|dim| (mask, dim))) {
+            let spec = || spec_of(Dtype::E4m3, head_dim, head_dim, mask, (4096, 4096));
+            let find = |spec: ProblemSpec| TileRow::find(&spec.validate().unwrap()).unwrap().tile;
+            let (plain, blocks) = (find(spec()), find(spec().transposed_v().block_scales(64, 128)));
+            let inputs = Fp8Inputs { v_layout: ValueLayout::Transposed, block_scales: true };
+            assert_eq!(blocks.precision, Precision::Fp8(inputs));
+            assert_eq!(blocks.tile_n, if plain.tile_n == 96 { 64 } else { plain.tile_n });
+            assert_eq!(find(spec().transposed_v()).tile_n, plain.tile_n);
+        }
     }
 
     /// Problems of e4m3 have the table's tiles of e4m3, as wide as they need or the next wider, and no others have.
@@ -192,7 +210,7 @@ mod tests {
                 };
                 let fp8 = tile(Dtype::E4m3);
                 let wide = [64, 128, 256].into_iter().find(|&d| d >= head_dim.max(head_dim_v)).unwrap();
-                assert_eq!(fp8.precision, Precision::Fp8(ValueLayout::Rows));
+                assert!(fp8.precision.transposes_v());
                 assert_eq!([fp8.head_dim, fp8.head_dim_v], [wide as u32; 2], "{head_dim}, {head_dim_v}");
                 for dtype in [Dtype::F16, Dtype::Bf16] {
                     assert_eq!(tile(dtype).precision, Precision::Half);

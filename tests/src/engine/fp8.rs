@@ -1,13 +1,11 @@
-//! The emulator of Hopper's FP8 attention, on e4m3 cases: their values are the codes, with a scale of 1.
+//! The emulator of Hopper's FP8 attention, on e4m3 cases.
 
-use fa3::Scalar;
-use fa3_quant::{Accumulation, E4m3, Fp8Attention, Granularity, Quantized};
+use fa3_quant::{Accumulation, Fp8Attention, Quantized};
 use fa3_ref::{Forward, Precision};
-use fa3_types::{Dtype, Sequences};
-use ndarray::Array4;
+use fa3_types::Dtype;
 
 use super::{Answer, Arithmetic, Engine, NoAnswer, Skip};
-use crate::{Case, Values};
+use crate::{Case, Scaled, Values};
 
 pub(super) struct Fp8 {
     /// Keys a block, and keys between two additions to float registers.
@@ -40,13 +38,8 @@ impl Engine for Fp8 {
     }
 }
 
-/// Q, K and V of an e4m3 case as quantized tensors with scale 1.
+/// Q, K and V of an e4m3 case as quantized tensors.
 pub(crate) fn codes(case: &Case, values: &Values) -> [Quantized; 3] {
-    let codes = |x: &Array4<f32>, sequences: &Sequences| {
-        let codes = x.mapv(<E4m3 as Scalar>::from_f32);
-        let quantized = Quantized::new(codes, sequences, Granularity::Tensor, vec![1.0]);
-        quantized.unwrap_or_else(|e| panic!("{}: {e}", case.name))
-    };
-    let (seqs_q, seqs_k) = (case.problem.seqs_q(), case.problem.seqs_k());
-    [codes(&values.q, seqs_q), codes(&values.k, seqs_k), codes(&values.v, seqs_k)]
+    let tensors = [(Scaled::Q, &values.q), (Scaled::K, &values.k), (Scaled::V, &values.v)];
+    tensors.map(|(of, x)| of.quantized(&case.problem, x))
 }

@@ -1,10 +1,10 @@
 //! Problems for the forward kernels of e4m3: the features of which their code is made, each with each.
 
 use fa3_sched::DeviceLimits;
-use fa3_sched::forward::{CtaTile, Overlap, Precision};
-use fa3_types::{Dtype, Mask, ValueLayout};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Overlap};
+use fa3_types::{Dtype, Mask};
 
-use super::shapes::{TINY_FP8, TINY_FP8_T, laid_out};
+use super::shapes::{INPUTS, TINY_FP8, laid_out};
 use super::trials::{CONSUMERS, HEADS, LENGTHS, MASKS, ORDERS, SCHEDULERS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
 use crate::family::Trial;
@@ -16,7 +16,6 @@ const OVERLAPS: [Overlap; 2] = [Overlap::TwoStage, Overlap::None];
 const COLUMNS: [(u32, u32); 5] = [(64, 64), (128, 128), (64, 128), (256, 256), (64, 32)];
 /// Keys of a block: those of one step of transposing and of several.
 const KEYS: [u32; 4] = [32, 64, 96, 128];
-const V_LAYOUTS: [ValueLayout; 2] = [ValueLayout::Rows, ValueLayout::Transposed];
 const STAGES: [u32; 3] = [1, 2, 3];
 const OUTPUTS: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
 /// Columns that the problem has fewer than the tile.
@@ -24,14 +23,14 @@ const PADDING: [u32; 3] = [0, 16, 48];
 const DISTS: [Dist; 9] = Dist::ALL;
 
 /// Three levels of so many factors meet, of the others two.
-const FEATURES: usize = 4;
+const FEATURES: usize = 3;
 
 /// Levels of all factors, those of the kernel's code first.
 const LEVELS: [usize; 16] = [
     CONSUMERS.len(),
     OVERLAPS.len(),
+    INPUTS.len(),
     KEYS.len(),
-    V_LAYOUTS.len(),
     COLUMNS.len(),
     STAGES.len(),
     MASKS.len(),
@@ -53,7 +52,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 
 /// A trial with these levels, or with those next to them of which a tile can be.
 fn of_features(row: &[usize], seed: u64) -> Trial {
-    let &[consumers, overlap, keys, v_layout, columns, stages, mask, scheduler, softcap, ref rest @ ..] = row
+    let &[consumers, overlap, inputs, keys, columns, stages, mask, scheduler, softcap, ref rest @ ..] = row
     else {
         unreachable!("a row has a level for each feature");
     };
@@ -61,18 +60,18 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
         unreachable!("a row has a level for each factor");
     };
     let ((head_dim, head_dim_v), (consumers, ping_pong)) = (COLUMNS[columns], CONSUMERS[consumers]);
-    let shape = nearest(CtaTile {
+    let shape = CtaTile {
         head_dim,
         head_dim_v,
         tile_m: 64 * consumers,
         tile_n: KEYS[keys],
         stages: STAGES[stages],
         consumers,
-        precision: Precision::Fp8(V_LAYOUTS[v_layout]),
         overlap: OVERLAPS[overlap],
         ping_pong,
         ..TINY_FP8
-    });
+    };
+    let shape = nearest(of_inputs(shape, INPUTS[inputs]));
     let (seqlen_q, seqlen_k) = LENGTHS[lengths](shape.tile_m as usize, shape.tile_n as usize);
     let (batch, heads_q, heads_kv) = HEADS[heads];
     // More than two heads need not have several tiles of rows each.
@@ -86,6 +85,13 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     let options = with_tile(shape).order(ORDERS[order]).scheduler(SCHEDULERS[scheduler]);
     let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
     trial(Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed }, &options)
+}
+
+/// The tile for these inputs, with as few keys more as it takes.
+fn of_inputs(shape: CtaTile, inputs: Fp8Inputs) -> CtaTile {
+    let keys = KEYS.into_iter().map(|tile_n| CtaTile { tile_n, ..shape }.of_inputs(inputs));
+    let mut wide = keys.filter(|wider| wider.tile_n >= shape.tile_n);
+    wide.next().expect("128 keys have whole scales")
 }
 
 /// The tile, or where it needs more than there is, one that differs as little as possible: with fewer keys, of two
@@ -108,8 +114,9 @@ pub(super) fn small() -> Vec<Trial> {
         (CtaTile { ping_pong: true, ..two }, Mask::Causal),
         (CtaTile { overlap: Overlap::None, ..two }, Mask::Window { left: Some(40), right: Some(3) }),
         (CtaTile { stages: 1, tile_n: 64, head_dim_v: 128, ..TINY_FP8 }, Mask::None),
-        (CtaTile { ping_pong: true, precision: TINY_FP8_T.precision, ..two }, Mask::Causal),
-        (CtaTile { stages: 1, tile_n: 96, overlap: Overlap::None, ..TINY_FP8_T }, Mask::None),
+        (CtaTile { ping_pong: true, ..two }.of_inputs(INPUTS[1]), Mask::Causal),
+        (CtaTile { stages: 1, tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]), Mask::Causal),
+        (CtaTile { tile_n: 128, overlap: Overlap::None, ..TINY_FP8 }.of_inputs(INPUTS[3]), Mask::None),
     ];
     let small =
         shapes.into_iter().zip(SCHEDULERS.into_iter().rev().cycle()).map(|((shape, mask), scheduler)| {

@@ -1,6 +1,6 @@
 //! Tiles for forward kernels.
 
-use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Precision, Rescale, TileRow};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Overlap, PPlace, Precision, Rescale, TileRow};
 use fa3_sched::{DeviceLimits, Scheduler};
 use fa3_types::{Dtype, ProblemSpec, ValueLayout};
 
@@ -30,15 +30,16 @@ pub const TINY: CtaTile = CtaTile {
 };
 
 /// The same for e4m3, with keys of one step of transposing.
-pub const TINY_FP8: CtaTile = CtaTile {
-    precision: Precision::Fp8(ValueLayout::Rows),
-    rescale: Rescale::EveryBlock,
-    tile_n: 32,
-    ..TINY
-};
+pub const TINY_FP8: CtaTile =
+    CtaTile { precision: Precision::Fp8(INPUTS[0]), rescale: Rescale::EveryBlock, tile_n: 32, ..TINY };
 
-/// The same with V transposed in memory.
-pub const TINY_FP8_T: CtaTile = CtaTile { precision: Precision::Fp8(ValueLayout::Transposed), ..TINY_FP8 };
+/// All inputs of e4m3.
+pub const INPUTS: [Fp8Inputs; 4] = [
+    Fp8Inputs { v_layout: ValueLayout::Rows, block_scales: false },
+    Fp8Inputs { v_layout: ValueLayout::Transposed, block_scales: false },
+    Fp8Inputs { v_layout: ValueLayout::Rows, block_scales: true },
+    Fp8Inputs { v_layout: ValueLayout::Transposed, block_scales: true },
+];
 
 /// Every tile of the table, in all forms, with turns and without; with fewer keys where a form needs registers or
 /// memory that the tile leaves not enough of. Then the tile for head dimension 128 without a producer, as the ablation
@@ -132,13 +133,16 @@ pub fn dtype(shape: &CtaTile) -> Dtype {
     }
 }
 
-/// The problem with V laid out as a tile takes it.
+/// The problem with the inputs that a tile takes: V as it lies in memory, and scales.
 #[must_use]
 pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
-    if let Precision::Fp8(layout) = shape.precision {
-        spec.v_layout = layout;
+    let Precision::Fp8(Fp8Inputs { v_layout, block_scales }) = shape.precision else { return spec };
+    spec.v_layout = v_layout;
+    if !block_scales {
+        return spec;
     }
-    spec
+    // Both blocks of Q and K that there are: more rows of Q where there are fewer of K.
+    if shape.tile_n == 64 { spec.block_scales(64, 128) } else { spec.block_scales(128, 64) }
 }
 
 /// The scheduler for a tile: the static one in place of the dynamic one, where there is no producer to draw numbers.

@@ -1,12 +1,14 @@
 //! Problems for the forward kernels: the features of which their code is made, each with each.
 
+use std::collections::HashSet;
+
 use fa3_sched::forward::{CtaTile, Loads, PPlace, PlanOptions, Precision, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec};
 
 use super::fp8;
 use super::scores::Scores;
-use super::shapes::{FORMS, dealt, dtype, laid_out, others};
+use super::shapes::{FORMS, INPUTS, dealt, dtype, laid_out, others};
 use super::{Launch, Layout, dense, device, initial, judged, results, with_tile};
 use crate::family::{Bits, Trial};
 use crate::{Case, Dist, Poison, Values, covering};
@@ -86,10 +88,12 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         covering(&LEVELS, FEATURES).iter().map(|row| of_features(row, seed)).collect();
     let mut tiles: Vec<CtaTile> = Vec::new();
     for shape in TileRow::table().iter().map(|row| row.tile) {
-        if !tiles.contains(&shape) {
-            tiles.push(shape);
-        }
+        let inputs = INPUTS.into_iter().filter(|_| shape.precision.is_fp8());
+        let others: Vec<CtaTile> = inputs.map(|inputs| shape.of_inputs(inputs)).collect();
+        tiles.extend(if others.is_empty() { vec![shape] } else { others });
     }
+    let mut known = HashSet::new();
+    tiles.retain(|shape| known.insert(*shape));
     trials.extend(tiles.into_iter().map(|shape| of_table(shape, seed)));
     trials.extend(fp8::trials(seed));
     for (index, scores) in Scores::ALL.into_iter().enumerate() {

@@ -3,6 +3,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::forward::{Overlap, Precision, Rescale};
 
+use super::descales::{BlockScales, TileScales, VScale};
 use super::self_loading::{Kv, SelfLoading};
 use super::transpose::Transposed;
 use super::{Fwd, epilogue};
@@ -30,7 +31,9 @@ pub(super) struct Query<'s, 'k> {
     pub(super) tile: Tile<'s, 'k>,
     /// The thread's first row.
     pub(super) row: V<'k, B32>,
-    /// What its products with K go through.
+    /// What its products with K are worth.
+    pub(super) scales: &'s TileScales<'s, 'k>,
+    /// What they go through.
     pub(super) scores: Scores<'k>,
 }
 
@@ -38,6 +41,18 @@ pub(super) struct Query<'s, 'k> {
 pub(super) struct Sum<'k> {
     pub(super) o: Frag<'k>,
     pub(super) softmax: RowSoftmax<'k>,
+    /// In units of which O is, where blocks of V have scales.
+    pub(super) v_scale: Option<VScale<'k>>,
+}
+
+impl<'k> Sum<'k> {
+    /// The block of V that is added next has these scales.
+    #[track_caller]
+    pub(super) fn enter(&self, block: &BlockScales<'k>) {
+        if let Some(v_scale) = &self.v_scale {
+            v_scale.enter(block);
+        }
+    }
 }
 
 /// What consumers run.
@@ -59,9 +74,10 @@ pub(super) fn run(fwd: &Fwd<'_>) {
         let work = fwd.params.geometry.work(tile);
         // Computed again for each tile: it would take a register to keep.
         let row = work.row + me.mad(64, b.frag_row());
-        let units = fwd.units(&work);
+        let scales = TileScales::new(fwd, &work, || work.row + me * 64);
         let o = Frag::zeros(b, fwd.spec.tile.head_dim_v); // A1:13
-        let mut sum = Sum { o, softmax: RowSoftmax::new(b, units.scale_log2, headroom) };
+        let softmax = RowSoftmax::new(b, fwd.params.scale_log2, headroom);
+        let mut sum = Sum { o, softmax, v_scale: VScale::new(fwd) };
         let visits = work.kv.first.lt(work.kv.end);
         let blocks = KvBlocks::of(b, work.kv, fwd.spec.tile.tile_n, fwd.spec.mask);
         b.if_uniform(visits, || {
@@ -69,12 +85,12 @@ pub(super) fn run(fwd: &Fwd<'_>) {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
             }
             let slot = attend.q.wait(); // A1:14
-            let (tile, scores) = (slot.tile().row_block(me, 64), fwd.scores(&units));
-            let q = Query { slot: &slot, tile, row, scores };
+            let (tile, scores) = (slot.tile().row_block(me, 64), fwd.scores());
+            let q = Query { slot: &slot, tile, row, scales: &scales, scores };
             attend.tile(&q, &blocks, &mut sum);
             slot.released();
         });
-        epilogue::write(fwd, sum, &work, row); // A1:24-25
+        epilogue::write(fwd, sum, &scales, &work, row); // A1:24-25
     });
     attend.turn.end(b);
 }
@@ -103,7 +119,7 @@ impl<'k> Attend<'_, 'k> {
         let mut s = gemm(q.tile, k.tile().t(), Fresh).wait();
         self.k.release(k);
         q.slot.release_if(block.last);
-        q.scores.apply(&mut s, q.row, block);
+        q.scores.apply(&mut s, q.row, block, &q.scales.of(block).units);
         s
     }
 

@@ -4,15 +4,22 @@ use fa3_ir::lang::*;
 
 use super::Fwd;
 use super::consumer::Sum;
+use super::descales::TileScales;
 use super::geometry::Work;
 use crate::kernels::parts::store_rows::{Global, Order, StoreRows};
 
 /// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
 #[track_caller]
-pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
+pub(super) fn write<'k>(
+    fwd: &Fwd<'k>,
+    sum: Sum<'k>,
+    scales: &TileScales<'_, 'k>,
+    work: &Work<V<'k, B32>>,
+    row: V<'k, B32>,
+) {
     let (b, params) = (fwd.builder, &fwd.params);
     let seqlen = params.geometry.lens.q;
-    let Sum { mut o, softmax } = sum;
+    let Sum { mut o, softmax, v_scale } = sum;
     let (inverse, lse) = softmax.finish(); // A1:24
     let inside = [row, row + 8].map(|row| row.lt(seqlen));
     let quad = b.tid() & 3;
@@ -26,13 +33,8 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
         b.guarded(inside & writes, || b.store(at.at(offset), lse[half]));
     }
 
-    let scale = match params.descales {
-        None => inverse,
-        Some(([_, _, v], heads)) => {
-            let descale = fwd.descale(v, heads, work);
-            inverse.map(|inverse| inverse * descale)
-        }
-    };
+    let of_v = v_scale.map(|v_scale| v_scale.last()).or_else(|| scales.of_v());
+    let scale = of_v.map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
     o.scale_rows(scale); // A1:24
     // A row that has seen no key is 0, whatever was multiplied by its zeros.
     let empty = inverse.map(|inverse| inverse.eq(0.0));

@@ -3,10 +3,11 @@
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::Scheduler;
-use fa3_sched::forward::{Plan, Precision};
+use fa3_sched::forward::Plan;
 use fa3_types::{Problem, TensorDesc, ValueLayout};
 
 use super::FwdSpec;
+use super::descales::Descales;
 use super::geometry::Geometry;
 use super::program::buffers;
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
@@ -23,8 +24,8 @@ pub(super) struct Params<S: Side> {
     pub(super) lse: S::Pointer,
     /// Bytes from one sequence, head, row of O to the next.
     pub(super) o_strides: [S::U64; 3],
-    /// Where scales of e4m3 Q, K and V are, and heads of K and V. At address 0, all of a tensor are 1.
-    pub(super) descales: Option<([S::Pointer; 3], S::U32)>,
+    /// Where scales of e4m3 Q, K and V are.
+    pub(super) descales: Option<Descales<S>>,
     /// Query heads.
     pub(super) heads: S::U32,
     /// softmax_scale · log₂e, or of capped scores cap · log₂e: what a unit of a score is worth in the exponent of 2.
@@ -52,11 +53,7 @@ impl<A: Side> Params<A> {
                 by.u64("o_head_bytes", head),
                 by.u64("o_row_bytes", row),
             ],
-            descales: self.descales.map(|([q, k, v], heads)| {
-                let pointers =
-                    [by.pointer("q_descale", q), by.pointer("k_descale", k), by.pointer("v_descale", v)];
-                (pointers, by.u32("heads_kv", heads))
-            }),
+            descales: self.descales.map(|descales| descales.pass(by)),
             heads: by.u32("heads", self.heads),
             scale_log2: by.f32("scale_log2", self.scale_log2),
             into_cap: self.into_cap.map(|factor| by.f32("into_cap", factor)),
@@ -72,11 +69,9 @@ impl Params<Form> {
         let tile = &spec.tile;
         let tensor =
             |rows, cols| TensorForm { tile: TileShape::new(spec.elem, rows, cols), rank: 4, rows: 2 };
-        let v = match tile.precision {
-            Precision::Fp8(ValueLayout::Transposed) => {
-                TensorForm { rows: 1, ..tensor(tile.head_dim_v, tile.tile_n) }
-            }
-            Precision::Fp8(ValueLayout::Rows) | Precision::Half => tensor(tile.tile_n, tile.head_dim_v),
+        let v = match spec.v_is_transposed() {
+            false => tensor(tile.tile_n, tile.head_dim_v),
+            true => TensorForm { rows: 1, ..tensor(tile.head_dim_v, tile.tile_n) },
         };
         Params {
             q: tensor(tile.tile_m, tile.head_dim),
@@ -85,7 +80,7 @@ impl Params<Form> {
             o: spec.output,
             lse: Elem::F32,
             o_strides: [(); 3],
-            descales: spec.is_fp8().then_some(([Elem::F32; 3], ())),
+            descales: spec.is_fp8().then(|| Descales::form(spec)),
             heads: (),
             scale_log2: (),
             into_cap: spec.softcap.then_some(()),
@@ -116,7 +111,7 @@ impl Params<Host> {
             o: buffers::O,
             lse: buffers::LSE,
             o_strides: strides(problem.o()),
-            descales: FwdSpec::of(plan).is_fp8().then(|| (buffers::DESCALES, problem.heads().kv() as u32)),
+            descales: FwdSpec::of(plan).is_fp8().then(|| Descales::of(problem)),
             heads: problem.heads().q() as u32,
             scale_log2,
             into_cap,

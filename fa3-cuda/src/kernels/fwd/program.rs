@@ -25,7 +25,7 @@ pub mod buffers {
     pub const O: BufferId = BufferId(3);
     /// (batch, heads, seqlen_q); optional.
     pub const LSE: BufferId = BufferId(4);
-    /// Scales of Q, K and V, (batch, heads_kv) each, optional; of e4m3 only.
+    /// Scales of Q, K and V, see [`fa3_types::Problem::descale_shapes`], optional; of e4m3 only.
     pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";
@@ -55,8 +55,9 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     let lse = problem.lse_shape().map(|extent| extent as u32);
     program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
     if spec.is_fp8() {
-        let shape = problem.descale_shape().map(|extent| extent as u32);
-        for name in ["q_descale", "k_descale", "v_descale"] {
+        let names = ["q_descale", "k_descale", "v_descale"];
+        for (name, shape) in names.into_iter().zip(problem.descale_shapes()) {
+            let shape: Vec<u32> = shape.into_iter().map(|extent| extent as u32).collect();
             program.buffer(name, Elem::F32, &shape, BufferRole::OptionalInput);
         }
     }

@@ -1,7 +1,7 @@
 //! What makes one forward kernel differ from another.
 
 use fa3_ir::Elem;
-use fa3_sched::forward::{CtaTile, Plan};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
@@ -48,6 +48,16 @@ impl FwdSpec {
 
 /// What follows from it.
 impl FwdSpec {
+    /// Whether V of e4m3 is transposed in memory.
+    pub(super) fn v_is_transposed(&self) -> bool {
+        self.is_fp8() && !self.tile.precision.transposes_v()
+    }
+
+    /// Whether blocks of e4m3 tensors have scales.
+    pub(super) fn has_block_scales(&self) -> bool {
+        matches!(self.tile.precision, Precision::Fp8(Fp8Inputs { block_scales: true, .. }))
+    }
+
     /// Whether products are of e4m3.
     pub(super) fn is_fp8(&self) -> bool {
         self.tile.precision.is_fp8()

@@ -23,14 +23,16 @@ impl<'k> Attend<'_, 'k> {
     ) {
         self.turn.take();
         blocks.for_each(0, |block| {
+            let scales = q.scales.of(&block);
             let k = self.k.wait(); // A1:16
             let s = gemm(q.tile, k.tile().t(), Fresh); // A1:17
             self.turn.pass();
             let mut s = s.wait();
             self.k.release(k);
             q.slot.release_if(block.last);
-            q.scores.apply(&mut s, q.row, &block);
-            let shrink = sum.softmax.step_uncounted(&mut s); // A1:18-19
+            q.scores.apply(&mut s, q.row, &block, &scales.units);
+            let shrink = sum.softmax.step_uncounted(&mut s, &scales.units); // A1:18-19
+            sum.enter(&scales);
             let p = self.p.round(&s);
             self.turn.take();
             self.add_in_two_levels(&p, shrink, sum); // A1:20-22
@@ -45,13 +47,17 @@ impl<'k> Attend<'_, 'k> {
         blocks: &KvBlocks<'k>,
         sum: &mut Sum<'k>,
     ) {
-        let mut s = self.block_scores(q, &blocks.at(0)); // A2:3-5
+        let first = blocks.at(0);
+        let mut s = self.block_scores(q, &first); // A2:3-5
+        let scales = q.scales.of(&first);
         // By what O is multiplied before the PV in flight is added.
         let shrink = self.fwd.builder.rows_var("shrink", 0.0);
-        shrink.set(sum.softmax.step_uncounted(&mut s)); // A2:6
+        shrink.set(sum.softmax.step_uncounted(&mut s, &scales.units)); // A2:6
+        sum.enter(&scales);
         let mut p = self.p.round(&s);
         blocks.for_each(1, |block| {
             // A2:7, to T_c - 1
+            let scales = q.scales.of(&block);
             let k = self.k.wait(); // A2:8
             self.turn.take();
             let s = gemm(q.tile, k.tile().t(), Fresh); // A2:9, in flight
@@ -61,11 +67,12 @@ impl<'k> Attend<'_, 'k> {
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15
             q.slot.release_if(block.last);
-            q.scores.apply(&mut s, q.row, &block);
-            let next = sum.softmax.step_uncounted(&mut s); // A2:13
+            q.scores.apply(&mut s, q.row, &block, &scales.units);
+            let next = sum.softmax.step_uncounted(&mut s, &scales.units); // A2:13
             add(sum, 0, shrink.get(), pv.wait()); // A2:14
             self.v.release(v); // A2:15
             shrink.set(next);
+            sum.enter(&scales);
             p.set(&self.p.round(&s)); // A2:16
         });
         self.add_in_two_levels(&p, shrink.get(), sum); // A2:18-19
@@ -97,7 +104,8 @@ impl<'k> Attend<'_, 'k> {
 fn add<'k>(sum: &mut Sum<'k>, first: u32, shrink: Rows<'k>, pv: Frag<'k>) {
     let cols = pv.cols().min(sum.o.cols() - first);
     let (of_v, of_ones) = pv.split_at(cols);
-    sum.o.scale_rows_and_add(first, shrink, &of_v);
+    let of_o = sum.v_scale.as_ref().map_or(shrink, |v_scale| shrink * v_scale.ratio());
+    sum.o.scale_rows_and_add(first, of_o, &of_v);
     // The sum is the first of the columns behind, of which a thread has two for each of its rows.
     let sums: Vec<V<'k, F32>> = of_ones.pairs().map(|(_, [sum, _])| sum.get()).collect();
     if let [upper, lower, ..] = sums[..] {

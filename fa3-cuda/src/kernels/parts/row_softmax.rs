@@ -13,6 +13,7 @@ use fa3_ir::lang::*;
 
 use super::chains::Chains;
 use super::p_operand::{P, POperand};
+use super::scores::Unit;
 
 /// The running row_max and row_sum of each row. A thread has its own part of the sum until the end.
 pub(crate) struct RowSoftmax<'k> {
@@ -69,20 +70,27 @@ impl<'k> RowSoftmax<'k> {
     /// row_max), by which what was summed up so far must be multiplied.
     #[track_caller]
     pub(crate) fn step(&self, s: &mut Frag<'k>) -> Rows<'k> {
-        let shrink = self.step_uncounted(s);
+        let units = [Unit { scale_log2: self.scale_log2, into_cap: None }];
+        let shrink = self.step_uncounted(s, &units);
         self.count(shrink, s.partial_row_sum());
         shrink
     }
 
-    /// The same, but what P adds up to is still to be counted.
+    /// The same, but what P adds up to is still to be counted, and parts of the block, of equal width, have these
+    /// `units`.
     #[track_caller]
-    pub(crate) fn step_uncounted(&self, s: &mut Frag<'k>) -> Rows<'k> {
+    pub(crate) fn step_uncounted(&self, s: &mut Frag<'k>, units: &[Unit<'k>]) -> Rows<'k> {
         let old = self.row_max.get();
-        let row_max = self.maximum(s);
+        let cols = s.cols() / units.len() as u32;
+        let scale_log2 = |at: At| units[(at.col / cols) as usize].scale_log2;
+        let row_max = match units {
+            [unit] => self.maximum(s, unit.scale_log2),
+            _ => self.maximum_in_parts(s, units),
+        };
         self.row_max.set(row_max);
         let shrink = shrink(old, row_max);
         let shift = -row_max;
-        s.map(|s, at| s.fma(self.scale_log2, shift[at]).ex2()); // A1:19
+        s.map(|s, at| s.fma(scale_log2(at), shift[at]).ex2()); // A1:19
         shrink
     }
 
@@ -108,7 +116,7 @@ impl<'k> RowSoftmax<'k> {
         b.if_uniform(outweighs.any().vote_any(), || {
             let excess = parts.map(|part| part - most);
             b.if_uniform(excess.gt(0.0).any().vote_any(), || {
-                let maximum = self.maximum(s); // A1:18
+                let maximum = self.maximum(s, self.scale_log2); // A1:18
                 let too_large = excess.over_quad(|x, y| x.max(y)).gt(0.0);
                 let row_max = too_large.select(maximum, old);
                 self.row_max.set(row_max);
@@ -137,13 +145,31 @@ impl<'k> RowSoftmax<'k> {
 
     /// The maximum of the row, with all keys up to this block, in base 2, and the headroom.
     #[track_caller]
-    fn maximum(&self, s: &Frag<'k>) -> Rows<'k> {
+    fn maximum(&self, s: &Frag<'k>, scale_log2: V<'k, F32>) -> Rows<'k> {
         let block = s.row_max();
-        let scaled = |score: V<'k, F32>| match self.headroom {
-            0.0 => score * self.scale_log2,
-            headroom => score.fma(self.scale_log2, headroom),
+        self.row_max.get().zip(block, |old, new| old.max(self.scaled(new, scale_log2))) // A1:18
+    }
+
+    /// The same where parts of the block have these units.
+    #[track_caller]
+    fn maximum_in_parts(&self, s: &Frag<'k>, units: &[Unit<'k>]) -> Rows<'k> {
+        let cols = s.cols() / units.len() as u32;
+        let of_part = |(part, unit): (usize, &Unit<'k>)| {
+            let first = part as u32 * cols;
+            s.partial_row_max_of(first..first + cols).map(|max| self.scaled(max, unit.scale_log2))
         };
-        self.row_max.get().zip(block, |old, new| old.max(scaled(new))) // A1:18
+        let parts = units.iter().enumerate().map(of_part);
+        let block = parts.reduce(Rows::max).unwrap_or_else(|| self.row_max.get());
+        self.row_max.get().max(block.over_quad(|x, y| x.max(y))) // A1:18
+    }
+
+    /// A score in base 2, and the headroom.
+    #[track_caller]
+    fn scaled(&self, score: V<'k, F32>, scale_log2: V<'k, F32>) -> V<'k, F32> {
+        match self.headroom {
+            0.0 => score * scale_log2,
+            headroom => score.fma(scale_log2, headroom),
+        }
     }
 
     /// P relative to this row_max, and what the thread's part of each row adds up to. Each exponential is added and

@@ -4,12 +4,33 @@ use fa3_ir::lang::*;
 
 use super::kv_blocks::KvBlock;
 
-/// A function of scores.
-type Modify<'k> = Box<dyn Fn(V<'k, F32>) -> V<'k, F32> + 'k>;
+/// Makes a score of a product, and of what a product is worth.
+type Modify<'k> = Box<dyn Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32> + 'k>;
+
+/// What a product of Q and K is worth.
+#[derive(Clone, Copy)]
+pub(crate) struct Unit<'k> {
+    /// In the exponent of 2: itself, or what it becomes by the soft cap.
+    pub(crate) scale_log2: V<'k, F32>,
+    /// In units of the soft cap, if there is one.
+    pub(crate) into_cap: Option<V<'k, F32>>,
+}
+
+impl<'k> Unit<'k> {
+    /// That of products which are to be multiplied by this.
+    #[track_caller]
+    pub(crate) fn times(self, factor: V<'k, F32>) -> Unit<'k> {
+        match self.into_cap {
+            None => Unit { scale_log2: self.scale_log2 * factor, ..self },
+            Some(into) => Unit { into_cap: Some(into * factor), ..self },
+        }
+    }
+}
 
 /// The functions.
 pub(crate) struct Scores<'k> {
-    /// Makes of each product of Q and K a score in the units of the softmax; none if they are the same.
+    /// Makes of each product of Q and K, and its worth in units of the soft cap, a score in the units of the softmax; none
+    /// if they are the same.
     pub(crate) modify: Option<Modify<'k>>,
     /// The keys that a row may see.
     pub(crate) visible: Box<dyn Fn(V<'k, B32>) -> Visible<'k> + 'k>,
@@ -22,11 +43,14 @@ pub(crate) struct Visible<'k> {
 }
 
 impl<'k> Scores<'k> {
-    /// Products of a block into scores: changed, and hidden where the mask says so. The thread's first row is `row`.
+    /// Products of a block into scores: changed, and hidden where the mask says so. The thread's first row is `row`, and
+    /// parts of the block, of equal width, have these `units`.
     #[track_caller]
-    pub(crate) fn apply(&self, s: &mut Frag<'k>, row: V<'k, B32>, block: &KvBlock<'k>) {
+    pub(crate) fn apply(&self, s: &mut Frag<'k>, row: V<'k, B32>, block: &KvBlock<'k>, units: &[Unit<'k>]) {
+        let cols = s.cols() / units.len() as u32;
+        let into_cap = |at: At| units[(at.col / cols) as usize].into_cap;
         if let Some(modify) = &self.modify {
-            s.map(|product, _| modify(product));
+            s.map(|product, at| into_cap(at).map_or(product, |into| modify(product, into)));
         }
         if !block.masked {
             return;

@@ -1,5 +1,6 @@
 use super::*;
-use crate::forward::TileRow;
+use crate::forward::{Fp8Inputs, TileRow};
+use fa3_types::ValueLayout;
 use proptest::prelude::*;
 
 fn shapes() -> impl Iterator<Item = CtaTile> {
@@ -110,9 +111,7 @@ fn published_tiles_need_what_they_need() {
 
 /// 128 x 128 of e4m3 at head_dim 128, two stages, softmax under GEMM.
 fn fp8() -> CtaTile {
-    let is_it = |tile: &CtaTile| {
-        (tile.precision, tile.head_dim, tile.tile_n) == (Precision::Fp8(ValueLayout::Rows), 128, 128)
-    };
+    let is_it = |tile: &CtaTile| tile.precision.is_fp8() && (tile.head_dim, tile.tile_n) == (128, 128);
     shapes().find(is_it).unwrap()
 }
 
@@ -200,16 +199,17 @@ proptest! {
     fn any_tile_is_checked(
         numbers in proptest::array::uniform6(prop_oneof![0u32..600, any::<u32>()]), ping_pong: bool,
         three_stage: bool, p_in_smem: bool, no_producer: bool, is_fp8: bool,
-        transposed: bool,
+        transposed: bool, block_scales: bool,
     ) {
-        let layout = if transposed { ValueLayout::Transposed } else { ValueLayout::Rows };
+        let v_layout = if transposed { ValueLayout::Transposed } else { ValueLayout::Rows };
+        let inputs = Fp8Inputs { v_layout, block_scales };
         let [tile_m, tile_n, stages, consumers, head_dim, head_dim_v] = numbers;
         let tile = CtaTile {
             ping_pong,
             overlap: if three_stage { Overlap::ThreeStage } else { Overlap::TwoStage },
             p_place: if p_in_smem { PPlace::Smem } else { PPlace::Registers },
             loads: if no_producer { Loads::Consumers } else { Loads::Producer },
-            precision: if is_fp8 { Precision::Fp8(layout) } else { Precision::Half },
+            precision: if is_fp8 { Precision::Fp8(inputs) } else { Precision::Half },
             ..dense128()
         };
         let any = CtaTile { tile_m, tile_n, stages, consumers, head_dim, head_dim_v, ..tile };

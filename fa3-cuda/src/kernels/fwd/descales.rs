@@ -1,0 +1,206 @@
+//! The scales of e4m3 Q, K and V: of heads, which a tile reads once, or of blocks of rows.
+//!
+//! A number is its code times its scale. Scales of Q and K are factors of softmax_scale. That of V is a factor of O: of a
+//! head at the end, of blocks by what O is multiplied for each block in any case ([`VScale`]).
+
+use fa3_ir::lang::*;
+use fa3_types::{Granularity, Problem};
+
+use super::geometry::Work;
+use super::program::buffers;
+use super::{Fwd, FwdSpec};
+use crate::kernels::params::{Form, Host, Pass, Side};
+use crate::kernels::parts::kv_blocks::KvBlock;
+use crate::kernels::parts::scores::Unit;
+
+/// Rows that share a scale, at least.
+const ROWS: u32 = 64;
+
+/// The tensors in the order of their scales.
+const Q: usize = 0;
+const K: usize = 1;
+const V_: usize = 2;
+
+/// Where scales are. At address 0, all of a tensor are 1.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Descales<S: Side> {
+    /// Of Q, K and V.
+    pub(super) pointers: [S::Pointer; 3],
+    /// Heads of K and V.
+    pub(super) heads_kv: S::U32,
+    /// What blocks of Q, K and V have scales; none if heads have.
+    pub(super) blocks: Option<[Blocks<S>; 3]>,
+}
+
+/// The blocks of a tensor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocks<S: Side> {
+    /// How many a head has.
+    pub(super) count: S::U32,
+    /// Their rows are 2 to the power of this.
+    pub(super) shift: S::U32,
+}
+
+impl<A: Side> Descales<A> {
+    /// Goes over them in the order in which they are passed.
+    #[track_caller]
+    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Descales<B> {
+        let [q, k, v] = self.pointers;
+        Descales {
+            pointers: [by.pointer("q_descale", q), by.pointer("k_descale", k), by.pointer("v_descale", v)],
+            heads_kv: by.u32("heads_kv", self.heads_kv),
+            blocks: self.blocks.map(|[q, k, v]| {
+                [("q", q), ("k", k), ("v", v)].map(|(name, Blocks { count, shift })| Blocks {
+                    count: by.u32(&format!("{name}_blocks"), count),
+                    shift: by.u32(&format!("{name}_shift"), shift),
+                })
+            }),
+        }
+    }
+}
+
+impl Descales<Form> {
+    /// Those of a kernel.
+    pub(super) fn form(spec: &FwdSpec) -> Descales<Form> {
+        let blocks = spec.has_block_scales().then_some([Blocks { count: (), shift: () }; 3]);
+        Descales { pointers: [Elem::F32; 3], heads_kv: (), blocks }
+    }
+}
+
+impl Descales<Host> {
+    /// Those of a problem.
+    pub(super) fn of(problem: &Problem) -> Descales<Host> {
+        let mut tensors = [problem.q(), problem.k(), problem.v()].into_iter().zip(problem.scales());
+        let mut blocks = || match tensors.next() {
+            Some((x, Granularity::Block { rows })) => {
+                let count = x.shape.seqlen.div_ceil(rows) as u32;
+                Some(Blocks { count, shift: rows.ilog2() })
+            }
+            Some((_, Granularity::Head | Granularity::Tensor)) | None => None,
+        };
+        let blocks = blocks().zip(blocks()).zip(blocks()).map(|((q, k), v)| [q, k, v]);
+        Descales { pointers: buffers::DESCALES, heads_kv: problem.heads().kv() as u32, blocks }
+    }
+}
+
+/// The scales of a tile.
+pub(super) struct TileScales<'f, 'k> {
+    fwd: &'f Fwd<'k>,
+    /// What a product of Q and K is worth, but for the scale of K's block.
+    unit: Unit<'k>,
+    /// Its head of K and V, counted over all sequences.
+    head: V<'k, B32>,
+}
+
+/// What is loaded for a block of keys.
+pub(super) struct BlockScales<'k> {
+    /// What products of Q and K are worth, in parts of the block of equal width.
+    pub(super) units: Vec<Unit<'k>>,
+    /// The scale of V, where blocks have some.
+    v: Option<V<'k, F32>>,
+}
+
+impl<'f, 'k> TileScales<'f, 'k> {
+    /// Those of a tile, of which this warpgroup has the 64 rows from `row` on.
+    #[track_caller]
+    pub(super) fn new(
+        fwd: &'f Fwd<'k>,
+        work: &Work<V<'k, B32>>,
+        row: impl FnOnce() -> V<'k, B32>,
+    ) -> TileScales<'f, 'k> {
+        let params = &fwd.params;
+        let unit = Unit { scale_log2: params.scale_log2, into_cap: params.into_cap };
+        let Some(descales) = params.descales else { return TileScales { fwd, unit, head: work.kv_head } };
+        let head = work.batch.mad(descales.heads_kv, work.kv_head);
+        let scale = match descales.blocks {
+            None => {
+                load(fwd.builder, descales.pointers[Q], head) * load(fwd.builder, descales.pointers[K], head)
+            }
+            Some(_) => of_block(fwd, Q, work.batch.mad(params.heads, work.head), row()),
+        };
+        // Hidden scores are -inf: times 0 they would be NaN.
+        let scale = scale.eq(0.0).select(f32::MIN_POSITIVE, scale);
+        TileScales { fwd, unit: unit.times(scale), head }
+    }
+
+    /// Those of a block of keys. Call it early: they come from memory.
+    #[track_caller]
+    pub(super) fn of(&self, block: &KvBlock<'k>) -> BlockScales<'k> {
+        if !self.fwd.spec.has_block_scales() {
+            return BlockScales { units: vec![self.unit], v: None };
+        }
+        let parts = (0..self.fwd.spec.tile.tile_n).step_by(ROWS as usize);
+        let unit = |first: u32| self.unit.times(of_block(self.fwd, K, self.head, block.key + first));
+        BlockScales {
+            units: parts.map(unit).collect(),
+            v: Some(of_block(self.fwd, V_, self.head, block.key)),
+        }
+    }
+
+    /// By what O is to be multiplied at the end, where heads have scales.
+    #[track_caller]
+    pub(super) fn of_v(&self) -> Option<V<'k, F32>> {
+        let descales = self.fwd.params.descales.filter(|descales| descales.blocks.is_none())?;
+        Some(load(self.fwd.builder, descales.pointers[V_], self.head))
+    }
+}
+
+/// The scale of the block of a tensor that has this row; of the last block beyond the end.
+#[track_caller]
+fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: V<'k, B32>, row: V<'k, B32>) -> V<'k, F32> {
+    let (b, descales) = (fwd.builder, fwd.params.descales);
+    let Some((pointers, blocks)) = descales.and_then(|descales| Some((descales.pointers, descales.blocks?)))
+    else {
+        return b.value(1.0);
+    };
+    let Blocks { count, shift } = blocks[tensor];
+    load(b, pointers[tensor], head.mad(count, (row >> shift).min(count - 1)))
+}
+
+/// Scale number `index` of those at `pointer`, or 1 if that is null.
+#[track_caller]
+fn load<'k>(b: &'k Builder, pointer: V<'k, B64>, index: V<'k, B32>) -> V<'k, F32> {
+    let (at, scale) = (index.mad_wide(4, pointer), b.var("descale", 1.0));
+    b.guarded(pointer.ne(0u64), || scale.set(b.load::<F32>(at)));
+    scale.get()
+}
+
+/// The scale of V in units of which O is kept: that of the last block that was added.
+pub(super) struct VScale<'k> {
+    last: Var<'k, F32>,
+    /// Of the scale before it, and it.
+    ratio: Var<'k, F32>,
+}
+
+impl<'k> VScale<'k> {
+    /// Nothing added yet, if blocks have scales.
+    #[track_caller]
+    pub(super) fn new(fwd: &Fwd<'k>) -> Option<VScale<'k>> {
+        let b = fwd.builder;
+        let var = |name| b.var(name, 0.0);
+        fwd.spec.has_block_scales().then(|| VScale { last: var("v scale"), ratio: var("ratio of v scales") })
+    }
+
+    /// The next block to be added is this one.
+    #[track_caller]
+    pub(super) fn enter(&self, block: &BlockScales<'k>) {
+        if let Some(next) = block.v {
+            let last = self.last.get();
+            // Equal scales, of which there may be thousands, must not drift.
+            self.ratio.set(last.eq(next).select(1.0, last * next.rcp()));
+            self.last.set(next);
+        }
+    }
+
+    /// By what O is to be multiplied before a block is added.
+    #[track_caller]
+    pub(super) fn ratio(&self) -> V<'k, F32> {
+        self.ratio.get()
+    }
+
+    /// By what O is to be multiplied at the end.
+    #[track_caller]
+    pub(super) fn last(&self) -> V<'k, F32> {
+        self.last.get()
+    }
+}
