@@ -1,6 +1,6 @@
 //! Where the tensors of a problem lie in memory.
 
-use crate::{Dtype, Problem, ProblemError, TensorName};
+use crate::{Dtype, Granularity, Problem, ProblemError, TensorName};
 
 /// A byte address, of the device or of the host. Plain data: nothing here dereferences it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,8 +23,8 @@ pub struct Addresses {
     pub o: Address,
     /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous. `None`: LSE is not written.
     pub lse: Option<Address>,
-    /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`], contiguous, not negative: x = descale · code.
-    /// `None`: all are 1.
+    /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`], contiguous: x = descale · code. Those
+    /// of heads are not negative, and `None` means that all are 1. Those of blocks are positive and must be given.
     pub descales: [Option<Address>; 3],
 }
 
@@ -59,8 +59,9 @@ impl Placement {
     /// must keep clear of all others, judged by the whole interval from its first to its last byte.
     ///
     /// # Errors
-    /// [`ProblemError::NullAddress`], [`ProblemError::Misaligned`], [`ProblemError::AddressOverflow`] or
-    /// [`ProblemError::Overlap`]; [`ProblemError::Descale`] if there are scales of tensors that are not e4m3.
+    /// [`ProblemError::NullAddress`], also of scales of blocks, [`ProblemError::Misaligned`],
+    /// [`ProblemError::AddressOverflow`] or [`ProblemError::Overlap`]; [`ProblemError::Descale`] if there are scales of
+    /// tensors that are not e4m3.
     pub fn new(problem: &Problem, at: Addresses) -> Result<Placement, ProblemError> {
         let lse_bytes = problem.lse_shape().iter().map(|&n| n as u64).product::<u64>() * 4;
         let q = Interval::new(TensorName::Q, at.q, problem.q().extent_bytes().0)?;
@@ -71,6 +72,7 @@ impl Placement {
             Some(lse) => Interval::new(TensorName::Lse, lse, lse_bytes)?,
             None => Interval::new(TensorName::Lse, Address(0), 0)?,
         };
+        let of_blocks = matches!(problem.scales(), [Granularity::Block { .. }, ..]);
         let descale = |tensor, shape: &[usize], address: Option<Address>| match address {
             // Numbers are read one by one.
             Some(address) if problem.dtype() == Dtype::E4m3 => {
@@ -78,6 +80,9 @@ impl Placement {
                 Interval::aligned(tensor, address, bytes, 4)
             }
             Some(_) => Err(ProblemError::Descale { tensor, dtype: problem.dtype() }),
+            None if of_blocks && shape.iter().all(|&extent| extent > 0) => {
+                Err(ProblemError::NullAddress { tensor })
+            }
             None => Interval::new(tensor, Address(0), 0),
         };
         let ([q_descale, k_descale, v_descale], [q_shape, k_shape, v_shape]) =
@@ -229,6 +234,9 @@ mod tests {
         assert_eq!(place(0), Err(ProblemError::NullAddress { tensor }));
         assert_eq!(place(0x6002), Err(ProblemError::Misaligned { tensor, address: 0x6002, alignment: 4 }));
         assert!(matches!(place(0x4004), Err(ProblemError::Overlap { other: TensorName::KDescale, .. })));
+        let blocks = ProblemSpec::dense(Dtype::E4m3, SHAPE, SHAPE).block_scales(64, 64).validate().unwrap();
+        let missing = ProblemError::NullAddress { tensor: TensorName::QDescale };
+        assert_eq!(Placement::new(&blocks, at(0x6004)), Err(missing));
     }
 
     #[test]

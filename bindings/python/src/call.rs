@@ -12,17 +12,28 @@ pub(crate) type Tensor<'py> = (Bound<'py, PyString>, u64, Four<usize>, Four<i64>
 
 type Four<T> = (T, T, T, T);
 
+/// (v_transposed, (rows of Q, of K) that share a scale, dtype of O).
+pub(crate) type Fp8<'py> = (bool, Option<(usize, usize)>, Option<Bound<'py, PyString>>);
+
 /// What a tensor looks like.
 ///
 /// # Errors
 /// A dtype that has no such name.
 pub(crate) fn desc((dtype, _, shape, strides): &Tensor<'_>) -> PyResult<TensorDesc> {
-    let name = dtype.to_str()?;
-    let dtype = name.parse().map_err(|_| Error::Dtype { given: name.to_owned() })?;
+    let dtype = named(dtype)?;
     let &(batch, seqlen, heads, head_dim) = shape;
     let shape = Shape { batch, seqlen, heads, head_dim };
     let &(batch, seqlen, heads, head_dim) = strides;
     Ok(TensorDesc { dtype, shape, strides: Strides { batch, seqlen, heads, head_dim } })
+}
+
+/// A dtype by its name.
+///
+/// # Errors
+/// There is none of that name.
+pub(crate) fn named(name: &Bound<'_, PyString>) -> PyResult<Dtype> {
+    let name = name.to_str()?;
+    Ok(name.parse().map_err(|_| Error::Dtype { given: name.to_owned() })?)
 }
 
 /// A number of Python's, which has no bounds: one that is none of T's is as wrong as any other that makes no sense.
@@ -54,6 +65,12 @@ pub(crate) struct Options {
     pub(crate) softcap: Option<f64>,
     /// How many SMs to leave to others.
     pub(crate) sm_margin: i64,
+    /// Whether V, which is e4m3, lies transposed.
+    pub(crate) v_transposed: bool,
+    /// Rows of Q and of K that share a scale; heads do if `None`.
+    pub(crate) block_rows: Option<(usize, usize)>,
+    /// The dtype of O, by its name; Q's own or the usual one for e4m3 if `None`.
+    pub(crate) output: Option<Dtype>,
 }
 
 /// Everything that a plan depends on. Calls that are equal share one.
@@ -66,12 +83,15 @@ pub(crate) struct Call {
     softmax_scale: Option<u64>,
     softcap: Option<u64>,
     sm_margin: i64,
+    v_transposed: bool,
+    block_rows: Option<(usize, usize)>,
+    output: Option<Dtype>,
 }
 
 impl Call {
     /// Of Q, K and V on a device.
     pub(crate) fn new(device: u32, tensors: [TensorDesc; 3], options: Options) -> Call {
-        let Options { softmax_scale, window, softcap, sm_margin } = options;
+        let Options { softmax_scale, window, softcap, sm_margin, v_transposed, block_rows, output } = options;
         let bits = |number: Option<f64>| number.map(f64::to_bits);
         Call {
             device,
@@ -80,6 +100,9 @@ impl Call {
             softmax_scale: bits(softmax_scale),
             softcap: bits(softcap),
             sm_margin,
+            v_transposed,
+            block_rows,
+            output,
         }
     }
 
@@ -101,10 +124,16 @@ impl Call {
         let [q, k, v] = self.tensors;
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let (left, right) = self.window;
-        let o = TensorDesc::contiguous(Dtype::default_output(q.dtype), o);
+        let o = TensorDesc::contiguous(self.output.unwrap_or(q.dtype.default_output()), o);
         let mut spec = ProblemSpec::new(q, k, v, o).mask(Mask::from_window(left, right)?);
         spec.softmax_scale = self.softmax_scale.map(f64::from_bits);
         spec.softcap = self.softcap.map(f64::from_bits);
+        if self.v_transposed {
+            spec = spec.transposed_v();
+        }
+        if let Some((q_rows, k_rows)) = self.block_rows {
+            spec = spec.block_scales(q_rows, k_rows);
+        }
         spec.validate()
     }
 }

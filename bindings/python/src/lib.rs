@@ -26,7 +26,7 @@ mod _fa3 {
     use fa3_types::{Address, Addresses};
     use pyo3::prelude::*;
 
-    use crate::call::{Call, Number, Options, Tensor, desc};
+    use crate::call::{Call, Fp8, Number, Options, Tensor, desc, named};
     use crate::plans::{self, Launched};
     use crate::quantize::{self as quantization, Rotation};
 
@@ -35,13 +35,17 @@ mod _fa3 {
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
-    /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, workspace)
+    /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, workspace)
     ///
     /// Puts the forward pass on a stream of a device and returns 0 at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a
     /// contiguous tensor of q's dtype (of bf16 if that is e4m3), (batch, seqlen_q, heads_q, head_dim_v), lse of a
     /// contiguous tensor of float32, (batch, heads_q, seqlen_q), or None if nobody wants it. descales are three of the
     /// latter, (batch, heads_kv), the scales of e4m3 q, k and v, or None where they are 1.
+    ///
+    /// fp8 is None, or (v_transposed, block_rows, output): whether v, of which shape and strides are as if it were not,
+    /// lies transposed; None, or how many rows of q and of k share a scale, and 128 of v; None, or the dtype of o.
+    /// Scales of blocks are (batch, heads, blocks).
     ///
     /// workspace is None, or (address, bytes) of memory that holds zeros where the stream is now, aligned to 256. The
     /// result is not 0 if there must be one and None was given, as while the stream is captured into a graph. Then it
@@ -65,13 +69,18 @@ mod _fa3 {
         window: (Number<i64>, Number<i64>),
         softcap: Option<Number<f64>>,
         sm_margin: Number<i64>,
+        fp8: Option<Fp8<'_>>,
         workspace: Option<(u64, usize)>,
     ) -> PyResult<usize> {
+        let (v_transposed, block_rows, output) = fp8.unwrap_or((false, None, None));
         let options = Options {
             softmax_scale: softmax_scale.map(|Number(scale)| scale),
             window: (window.0.0, window.1.0),
             softcap: softcap.map(|Number(cap)| cap),
             sm_margin: sm_margin.0,
+            v_transposed,
+            block_rows,
+            output: output.as_ref().map(named).transpose()?,
         };
         let call = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
         let [q, k, v, o] = [q.1, k.1, v.1, o].map(Address);

@@ -2,7 +2,7 @@
 
 use fa3_types::{Dtype, ProblemSpec, Sequences, Shape};
 
-use super::number::size;
+use super::number::{pair, size};
 use super::score::ScoreArgs;
 
 /// What is computed. What is not given is small, so that the simulator computes it in a moment.
@@ -35,6 +35,12 @@ pub(crate) struct ProblemArgs {
     /// f16 or bf16; the CPU also computes f32 and e4m3
     #[arg(long, value_name = "TYPE", default_value_t = Dtype::Bf16)]
     dtype: Dtype,
+    /// V of e4m3 is transposed in memory
+    #[arg(long)]
+    v_transposed: bool,
+    /// So many rows of Q and of K share a scale of e4m3, 64 or 128, and 128 rows of V; heads do if absent
+    #[arg(long, value_name = "Q,K", value_parser = pair)]
+    block_scales: Option<(usize, usize)>,
     #[command(flatten)]
     score: ScoreArgs,
 }
@@ -59,6 +65,13 @@ impl ProblemArgs {
     }
 
     fn with(&self, spec: ProblemSpec) -> ProblemSpec {
-        self.score.of(spec.head_dim_v(self.head_dim_v.unwrap_or(self.head_dim)))
+        let mut spec = self.score.of(spec.head_dim_v(self.head_dim_v.unwrap_or(self.head_dim)));
+        if self.v_transposed {
+            spec = spec.transposed_v();
+        }
+        match self.block_scales {
+            Some((q_rows, k_rows)) => spec.block_scales(q_rows, k_rows),
+            None => spec,
+        }
     }
 }

@@ -9,7 +9,7 @@ use fa3_ref::law::{ForwardLaw, Violation};
 use fa3_ref::norms::Worst;
 use fa3_ref::plain::{self, Expected, Mismatch, TensorCore};
 use fa3_ref::{Forward, Inputs, Precision};
-use fa3_types::{Dtype, Problem};
+use fa3_types::{Dtype, Problem, ValueLayout};
 use ndarray::{Array3, Array4, ArrayView3, ArrayView4};
 
 use crate::sim::buffers::numbers;
@@ -109,13 +109,12 @@ fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<
     let tensor = |buffer, shape: fa3_types::Shape| {
         Array4::from_shape_vec(shape.dims(), array(buffer)).expect("contiguous tensors have their elements")
     };
-    let [q, k, v, o] = [
-        (buffers::Q, problem.q()),
-        (buffers::K, problem.k()),
-        (buffers::V, problem.v()),
-        (buffers::O, problem.o()),
-    ]
-    .map(|(buffer, desc)| tensor(buffer, desc.shape));
+    let [q, k, o] = [(buffers::Q, problem.q()), (buffers::K, problem.k()), (buffers::O, problem.o())]
+        .map(|(buffer, desc)| tensor(buffer, desc.shape));
+    let v = match problem.v_layout() {
+        ValueLayout::Rows => tensor(buffers::V, problem.v().shape),
+        ValueLayout::Transposed => in_rows(problem.v().shape, &array(buffers::V)),
+    };
     let lse = Array3::from_shape_vec(problem.lse_shape(), array(buffers::LSE));
     let lse = lse.expect("lse has its shape").mapv(|x| x as f32);
     let inputs = Inputs::new(problem, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
@@ -126,6 +125,15 @@ fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<
     }
     let satisfied = law.check(&Forward { o, lse }, "")?;
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
+}
+
+/// V that lies transposed.
+fn in_rows(shape: fa3_types::Shape, transposed: &[f64]) -> Array4<f64> {
+    let keys = ValueLayout::keys_of_row(shape.seqlen);
+    Array4::from_shape_fn(shape.dims(), |(batch, key, head, col)| {
+        let row = (batch * shape.heads + head) * shape.head_dim + col;
+        transposed[row * keys + ValueLayout::place_of_key(key)]
+    })
 }
 
 /// The same with standard attention in FP8 as the baseline. LSE is of scores with 13 fraction bits and of rounded P.

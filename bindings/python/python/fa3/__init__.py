@@ -2,17 +2,19 @@
 
     O = softmax(mask(cap(softmax_scale * Q K^T))) V        LSE = ln sum_k exp(score)
 
-`flash_attn_func` and `flash_attn_qkvpacked_func` take torch tensors on a Hopper GPU. `quantize` makes float8_e4m3fn codes of such a
+`flash_attn_func` and `flash_attn_qkvpacked_func` take torch tensors on a Hopper GPU. `flash_attn_fp8_func` computes in 8 bits
+what is in 16. `quantize` makes float8_e4m3fn codes of such a
 tensor, with rotary embedding and a random-sign Hadamard transform before it if you want, in one kernel. The driver compiles a
 kernel at the first call of a new kind, in a second or less; there is nothing else to build.
 """
 
 from ._fa3 import __version__
 
-__all__ = ["__version__", "flash_attn_func", "flash_attn_qkvpacked_func", "quantize"]
+__all__ = ["__version__", "flash_attn_fp8_func", "flash_attn_func", "flash_attn_qkvpacked_func", "quantize"]
 
 try:
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
+    from .fp8 import flash_attn_fp8_func
     from .quantize import quantize
 except ModuleNotFoundError as error:
     if error.name != "torch":
@@ -24,6 +26,7 @@ except ModuleNotFoundError as error:
 
         return function
 
+    flash_attn_fp8_func = _needs_torch("flash_attn_fp8_func")
     flash_attn_func = _needs_torch("flash_attn_func")
     flash_attn_qkvpacked_func = _needs_torch("flash_attn_qkvpacked_func")
     quantize = _needs_torch("quantize")

@@ -24,6 +24,9 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    v_transposed: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their device.
 
@@ -35,6 +38,8 @@ def flash_attn_func(
         softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
             its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
+            Or scales of blocks of 64 or 128 rows of q and of k and 128 rows of v, (batch, heads, blocks) as `quantize`
+            gives them, all three and all positive.
         causal: a query sees keys up to its own position. The last query stands at the last key.
         window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
             side of a causal window is 0.
@@ -44,9 +49,12 @@ def flash_attn_func(
         deterministic: makes no difference, the result always has the same bits.
         sm_margin: how many SMs of the GPU to leave to others.
         return_attn_probs: whether to return LSE as well.
+        v_transposed: v is float8_e4m3fn (batch, heads_kv, head_dim_v, keys) as `quantize(..., transposed=True)` writes it,
+            which is faster.
+        out_dtype: that of O where q is float8_e4m3fn, bfloat16 or float16.
 
     Returns:
-        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of bfloat16 if that is float8_e4m3fn, contiguous. With
+        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn, contiguous. With
         return_attn_probs (O, LSE), LSE float32 (batch, heads_q, seqlen_q): the natural logarithm of the sum of
         exp(score). A query that sees no key has O = 0 and LSE = -inf. Of float8_e4m3fn, exp(score) is rounded to
         e4m3, so that LSE is typically off by less than 0.01, and by up to 0.09 for a thousand keys.
@@ -66,11 +74,11 @@ def flash_attn_func(
             raise NotImplementedError(f"{name} is not supported yet")
     left, right = window_size
     options = (softmax_scale, left, 0 if causal else right, softcap, sm_margin)
-    descales = (q_descale, k_descale, v_descale)
+    options += (q_descale, k_descale, v_descale, v_transposed, out_dtype)
     if operator.is_plain(q, k, v):
-        out, lse = operator.launch(q, k, v, *options, *descales, return_attn_probs)
+        out, lse = operator.launch(q, k, v, *options, return_attn_probs)
     else:
-        out, lse = _traced(q, k, v, *options, *descales)
+        out, lse = _traced(q, k, v, *options)
     return (out, lse) if return_attn_probs else out
 
 

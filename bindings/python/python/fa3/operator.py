@@ -27,6 +27,8 @@ def launch(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    v_transposed: bool = False,
+    out_dtype: torch.dtype | None = None,
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device."""
@@ -39,19 +41,25 @@ def launch(
         q_raw = (_DTYPES[q.dtype], q.data_ptr(), q.shape, q.stride())
         k_raw = (_DTYPES[k.dtype], k.data_ptr(), k.shape, k.stride())
         v_raw = (_DTYPES[v.dtype], v.data_ptr(), v.shape, v.stride())
+        output = None if out_dtype is None else _DTYPES[out_dtype]
     except KeyError as error:
         raise TypeError(
             f"a tensor is {error}, expected torch.float16, torch.bfloat16 or torch.float8_e4m3fn"
         ) from None
     # What nobody wants is not even allocated: that takes as long as the launch.
-    o, lse = _output(q, k, v), _lse(q) if with_lse else None
+    o, lse = _output(q, k, v, v_transposed, out_dtype), _lse(q) if with_lse else None
     if q_descale is None and k_descale is None and v_descale is None:
-        descales, scales = (None, None, None), None
+        descales, scales, block_rows = (None, None, None), None, None
     else:
-        named = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
         # They are kept until the launch. Their memory may be used again after it, in the order of the stream.
-        scales = [_descale(name, given, q, k) for name, given in named.items()]
+        scales, block_rows = _descales(q, k, q_descale, k_descale, v_descale)
         descales = tuple(None if scale is None else scale.data_ptr() for scale in scales)
+    if v_transposed:
+        # As it would be in rows.
+        batch, heads, head_dim, _ = v.shape
+        shape = (batch, k.shape[1], heads, head_dim)
+        v_raw = (v_raw[0], v_raw[1], shape, (k.shape[1] * heads * head_dim, heads * head_dim, head_dim, 1))
+    fp8 = (v_transposed, block_rows, output) if v_transposed or block_rows or output else None
     arguments = (
         device,
         torch._C._cuda_getCurrentRawStream(device),
@@ -65,6 +73,7 @@ def launch(
         (window_left, window_right),
         softcap or None,
         sm_margin,
+        fp8,
     )
     missing = _fa3.forward(*arguments, None)
     if missing:
@@ -105,31 +114,70 @@ def refuse_tangents(names: str, *tensors: Tensor) -> None:
         raise NotImplementedError(f"{names} has a tangent, and there is no derivative yet")
 
 
-def _output(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _output(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dtype | None) -> Tensor:
     """A new, contiguous tensor for O (batch, seqlen_q, heads_q, head_dim_v), of bfloat16 if Q is of float8."""
     if not q.dim() == k.dim() == v.dim() == 4:
         given = f"q has {q.dim()}, k {k.dim()} and v {v.dim()} dimensions"
         raise ValueError(f"{given}, expected 4: (batch, seqlen, heads, head_dim)")
-    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
-    if q.shape[3] == v.shape[3] and q.is_contiguous():
+    if dtype is None:
+        dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    if v_transposed:
+        _check_transposed(k, v)
+    head_dim_v = v.shape[2 if v_transposed else 3]
+    if q.shape[3] == head_dim_v and q.is_contiguous():
         return torch.empty_like(q, dtype=dtype)
     batch, seqlen, heads, _ = q.shape
     # Torch reads extents faster one by one than from a tuple.
-    return q.new_empty(batch, seqlen, heads, v.shape[3], dtype=dtype)
+    return q.new_empty(batch, seqlen, heads, head_dim_v, dtype=dtype)
 
 
-def _descale(name: str, given: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The scales of an e4m3 tensor, contiguous."""
-    if given is None:
-        return None
+def _check_transposed(k: Tensor, v: Tensor) -> None:
+    """V transposed has the keys of K, in whole blocks, and no gaps."""
+    batch, seqlen, heads, _ = k.shape
+    expected = (batch, heads, v.shape[2], (seqlen + 127) // 128 * 128)
+    if tuple(v.shape) != expected or not v.is_contiguous():
+        what = "(batch, heads_kv, head_dim_v, seqlen_k rounded up to 128)"
+        raise ValueError(f"transposed v is {tuple(v.shape)}, expected a contiguous {expected}: {what}")
+
+
+def _descales(q: Tensor, k: Tensor, *given: Tensor | None) -> tuple[list[Tensor | None], tuple[int, int] | None]:
+    """The scales of e4m3 Q, K and V, contiguous; and the rows of Q and of K that share one, if heads do not."""
     if q.dtype != torch.float8_e4m3fn:
-        raise ValueError(f"{name} is for torch.float8_e4m3fn, q is {q.dtype}")
-    expected = (q.shape[0], k.shape[2])
-    if given.dtype != torch.float32 or tuple(given.shape) != expected or given.device != q.device:
-        found = f"{given.dtype} {tuple(given.shape)} on {given.device}"
-        raise ValueError(f"{name} is {found}, expected torch.float32 {expected} on {q.device}: (batch, heads_kv)")
-    refuse_grad(name, given)
-    return given.contiguous()
+        name = next(name for name, x in zip(("q", "k", "v"), given, strict=True) if x is not None)
+        raise ValueError(f"{name}_descale is for torch.float8_e4m3fn, q is {q.dtype}")
+    of_blocks = [x is not None and x.dim() == 3 for x in given]
+    if any(of_blocks):
+        if not all(of_blocks):
+            raise ValueError("one descale is of blocks, (batch, heads, blocks), expected all three")
+        heads = (q.shape[2], k.shape[2], k.shape[2])
+        rows = [_block_rows(n, q if n == "q" else k, x) for n, x in zip("qkv", given, strict=True)]
+        expected = [
+            (q.shape[0], h, -(-x.shape[1] // r)) for h, r, x in zip(heads, rows, (q, k, k), strict=True)
+        ]
+        if rows[2] != 128 and expected[2][2] != 1:
+            raise ValueError("v_descale is for blocks of 64 rows, expected 128")
+        block_rows = (rows[0], rows[1])
+    else:
+        expected, block_rows = [(q.shape[0], k.shape[2])] * 3, None
+    for name, x, shape in zip(("q_descale", "k_descale", "v_descale"), given, expected, strict=True):
+        if x is None:
+            continue
+        if x.dtype != torch.float32 or tuple(x.shape) != shape or x.device != q.device:
+            found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+            what = "(batch, heads, blocks)" if block_rows else "(batch, heads_kv)"
+            raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: {what}")
+        refuse_grad(name, x)
+    return [None if x is None else x.contiguous() for x in given], block_rows
+
+
+def _block_rows(name: str, x: Tensor, scales: Tensor) -> int:
+    """How many rows of a tensor share a scale, by the number of its scales. Where either will do, it is 128."""
+    seqlen, blocks = x.shape[1], scales.shape[2]
+    for rows in (128, 64):
+        if blocks == -(-seqlen // rows):
+            return rows
+    expected = f"{-(-seqlen // 128)} or {-(-seqlen // 64)}"
+    raise ValueError(f"{name}_descale has {blocks} blocks for {seqlen} rows, expected {expected}")
 
 
 def _lse(q: Tensor) -> Tensor:
@@ -150,15 +198,18 @@ def _fake(
     q_descale=None,
     k_descale=None,
     v_descale=None,
+    v_transposed=False,
+    out_dtype=None,
 ):
-    return _output(q, k, v), _lse(q)
+    return _output(q, k, v, v_transposed, out_dtype), _lse(q)
 
 
 # Operators live as long as this object.
 library = torch.library.Library("fa3", "DEF")
 library.define(
     "forward(Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, "
-    "SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None) -> (Tensor o, Tensor lse)",
+    "SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, bool v_transposed=False, "
+    "ScalarType? out_dtype=None) -> (Tensor o, Tensor lse)",
     # Compilers must leave the last dimension contiguous.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )

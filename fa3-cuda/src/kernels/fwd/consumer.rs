@@ -90,7 +90,7 @@ pub(super) fn run(fwd: &Fwd<'_>) {
             attend.tile(&q, &blocks, &mut sum);
             slot.released();
         });
-        epilogue::write(fwd, sum, &scales, &work, row); // A1:24-25
+        epilogue::write(fwd, sum, &work, row); // A1:24-25
     });
     attend.turn.end(b);
 }

@@ -21,7 +21,7 @@ const Q: usize = 0;
 const K: usize = 1;
 const V_: usize = 2;
 
-/// Where scales are. At address 0, all of a tensor are 1.
+/// Where scales are. At address 0, all of a tensor are 1, if heads have scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descales<S: Side> {
     /// Of Q, K and V.
@@ -88,8 +88,8 @@ pub(super) struct TileScales<'f, 'k> {
     fwd: &'f Fwd<'k>,
     /// What a product of Q and K is worth, but for the scale of K's block.
     unit: Unit<'k>,
-    /// Its head of K and V, counted over all sequences.
-    head: V<'k, B32>,
+    /// Its head of K and V, counted over all sequences, where blocks have scales.
+    head: Option<V<'k, B32>>,
 }
 
 /// What is loaded for a block of keys.
@@ -110,13 +110,13 @@ impl<'f, 'k> TileScales<'f, 'k> {
     ) -> TileScales<'f, 'k> {
         let params = &fwd.params;
         let unit = Unit { scale_log2: params.scale_log2, into_cap: params.into_cap };
-        let Some(descales) = params.descales else { return TileScales { fwd, unit, head: work.kv_head } };
-        let head = work.batch.mad(descales.heads_kv, work.kv_head);
-        let scale = match descales.blocks {
-            None => {
-                load(fwd.builder, descales.pointers[Q], head) * load(fwd.builder, descales.pointers[K], head)
+        let Some(descales) = params.descales else { return TileScales { fwd, unit, head: None } };
+        let (scale, head) = match descales.blocks {
+            None => (of_head(fwd, Q, work) * of_head(fwd, K, work), None),
+            Some(_) => {
+                let q_head = work.batch.mad(params.heads, work.head);
+                (of_block(fwd, Q, q_head, row()), Some(work.batch.mad(descales.heads_kv, work.kv_head)))
             }
-            Some(_) => of_block(fwd, Q, work.batch.mad(params.heads, work.head), row()),
         };
         // Hidden scores are -inf: times 0 they would be NaN.
         let scale = scale.eq(0.0).select(f32::MIN_POSITIVE, scale);
@@ -126,43 +126,46 @@ impl<'f, 'k> TileScales<'f, 'k> {
     /// Those of a block of keys. Call it early: they come from memory.
     #[track_caller]
     pub(super) fn of(&self, block: &KvBlock<'k>) -> BlockScales<'k> {
-        if !self.fwd.spec.has_block_scales() {
-            return BlockScales { units: vec![self.unit], v: None };
-        }
+        let Some(head) = self.head else { return BlockScales { units: vec![self.unit], v: None } };
         let parts = (0..self.fwd.spec.tile.tile_n).step_by(ROWS as usize);
-        let unit = |first: u32| self.unit.times(of_block(self.fwd, K, self.head, block.key + first));
-        BlockScales {
-            units: parts.map(unit).collect(),
-            v: Some(of_block(self.fwd, V_, self.head, block.key)),
-        }
+        let unit = |first: u32| self.unit.times(of_block(self.fwd, K, head, block.key + first));
+        BlockScales { units: parts.map(unit).collect(), v: Some(of_block(self.fwd, V_, head, block.key)) }
     }
+}
 
-    /// By what O is to be multiplied at the end, where heads have scales.
-    #[track_caller]
-    pub(super) fn of_v(&self) -> Option<V<'k, F32>> {
-        let descales = self.fwd.params.descales.filter(|descales| descales.blocks.is_none())?;
-        Some(load(self.fwd.builder, descales.pointers[V_], self.head))
+/// The scale of V of e4m3 by which O is to be multiplied at the end.
+#[track_caller]
+pub(super) fn of_v<'k>(
+    fwd: &Fwd<'k>,
+    work: &Work<V<'k, B32>>,
+    in_blocks: Option<VScale<'k>>,
+) -> Option<V<'k, F32>> {
+    fwd.params.descales?;
+    Some(in_blocks.map_or_else(|| of_head(fwd, V_, work), |v_scale| v_scale.last.get()))
+}
+
+/// The scale of a tensor for the tile's head; 1 if there is none.
+#[track_caller]
+fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &Work<V<'k, B32>>) -> V<'k, F32> {
+    let (b, scale) = (fwd.builder, fwd.builder.var("descale", 1.0));
+    if let Some(Descales { pointers, heads_kv, .. }) = fwd.params.descales {
+        let at = work.batch.mad(heads_kv, work.kv_head).mad_wide(4, pointers[tensor]);
+        b.guarded(pointers[tensor].ne(0u64), || scale.set(b.load::<F32>(at)));
     }
+    scale.get()
 }
 
 /// The scale of the block of a tensor that has this row; of the last block beyond the end.
 #[track_caller]
 fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: V<'k, B32>, row: V<'k, B32>) -> V<'k, F32> {
-    let (b, descales) = (fwd.builder, fwd.params.descales);
-    let Some((pointers, blocks)) = descales.and_then(|descales| Some((descales.pointers, descales.blocks?)))
-    else {
+    let b = fwd.builder;
+    let Some(Descales { pointers, blocks: Some(blocks), .. }) = fwd.params.descales else {
         return b.value(1.0);
     };
     let Blocks { count, shift } = blocks[tensor];
-    load(b, pointers[tensor], head.mad(count, (row >> shift).min(count - 1)))
-}
-
-/// Scale number `index` of those at `pointer`, or 1 if that is null.
-#[track_caller]
-fn load<'k>(b: &'k Builder, pointer: V<'k, B64>, index: V<'k, B32>) -> V<'k, F32> {
-    let (at, scale) = (index.mad_wide(4, pointer), b.var("descale", 1.0));
-    b.guarded(pointer.ne(0u64), || scale.set(b.load::<F32>(at)));
-    scale.get()
+    let [scale] =
+        b.load_read_only(head.mad(count, (row >> shift).min(count - 1)).mad_wide(4, pointers[tensor]));
+    scale
 }
 
 /// The scale of V in units of which O is kept: that of the last block that was added.
@@ -196,11 +199,5 @@ impl<'k> VScale<'k> {
     #[track_caller]
     pub(super) fn ratio(&self) -> V<'k, F32> {
         self.ratio.get()
-    }
-
-    /// By what O is to be multiplied at the end.
-    #[track_caller]
-    pub(super) fn last(&self) -> V<'k, F32> {
-        self.last.get()
     }
 }

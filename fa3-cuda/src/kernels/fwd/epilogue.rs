@@ -2,21 +2,14 @@
 
 use fa3_ir::lang::*;
 
-use super::Fwd;
 use super::consumer::Sum;
-use super::descales::TileScales;
 use super::geometry::Work;
+use super::{Fwd, descales};
 use crate::kernels::parts::store_rows::{Global, Order, StoreRows};
 
 /// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
 #[track_caller]
-pub(super) fn write<'k>(
-    fwd: &Fwd<'k>,
-    sum: Sum<'k>,
-    scales: &TileScales<'_, 'k>,
-    work: &Work<V<'k, B32>>,
-    row: V<'k, B32>,
-) {
+pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
     let (b, params) = (fwd.builder, &fwd.params);
     let seqlen = params.geometry.lens.q;
     let Sum { mut o, softmax, v_scale } = sum;
@@ -33,8 +26,8 @@ pub(super) fn write<'k>(
         b.guarded(inside & writes, || b.store(at.at(offset), lse[half]));
     }
 
-    let of_v = v_scale.map(|v_scale| v_scale.last()).or_else(|| scales.of_v());
-    let scale = of_v.map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
+    let scale =
+        descales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
     o.scale_rows(scale); // A1:24
     // A row that has seen no key is 0, whatever was multiplied by its zeros.
     let empty = inverse.map(|inverse| inverse.eq(0.0));

@@ -1,0 +1,70 @@
+"""Attention in 8 bits of tensors in 16: quantization of Q, K and V, and the forward pass on their codes."""
+
+import torch
+from torch import Tensor
+
+from .attention import flash_attn_func
+from .quantize import quantize
+
+
+def flash_attn_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of float16 or bfloat16 tensors, computed in float8_e4m3fn on a Hopper GPU.
+
+    Q and K are multiplied by a random orthogonal matrix, which spreads outliers over the head dimension (FlashAttention-3's
+    incoherent processing). Then blocks of 128 rows of a head are quantized, each with its own scale. It is four kernels:
+    `quantize` of Q, K and V, and `flash_attn_func` on their codes.
+
+    Arguments:
+        q: (batch, seqlen_q, heads_q, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is 1
+            and the others are multiples of 8.
+        k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
+        v: (batch, seqlen_k, heads_kv, head_dim_v), head_dim_v a multiple of 16 up to 256.
+        softmax_scale, causal, window_size, softcap, return_attn_probs: as of `flash_attn_func`.
+        cos, sin, interleaved: rotary embedding of Q and K, as of `quantize`. Without tables nothing is rotated.
+        q_positions, k_positions: the positions of rows of Q and of K, as of `quantize`.
+        hadamard_seed: what the signs of the random matrix are drawn from, 0 to 2^64 - 1; no matrix if None.
+
+    Returns:
+        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), as
+        `flash_attn_func` gives it for float8_e4m3fn.
+
+    Raises:
+        NotImplementedError: a tensor that requires grad.
+        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
+        RuntimeError: what the driver says.
+    """
+    rotation = {"cos": cos, "sin": sin, "interleaved": interleaved}
+    q_codes, q_descale = quantize(q, **rotation, positions=q_positions, hadamard_seed=hadamard_seed)
+    k_codes, k_descale = quantize(k, **rotation, positions=k_positions, hadamard_seed=hadamard_seed)
+    v_codes, v_descale = quantize(v, transposed=True)
+    return flash_attn_func(
+        q_codes,
+        k_codes,
+        v_codes,
+        softmax_scale,
+        causal,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        window_size=window_size,
+        softcap=softcap,
+        return_attn_probs=return_attn_probs,
+        v_transposed=True,
+        out_dtype=q.dtype,
+    )
