@@ -54,7 +54,7 @@ pub struct Case {
     /// How tensor and codes lie in memory. That of the codes does not count if they are transposed.
     pub layouts: [Layout; 2],
     /// Whether codes are rows or transposed.
-    pub order: ValueLayout,
+    pub value_layout: ValueLayout,
     /// Where scales come from.
     pub scaling: Scaling,
     /// The rotation: which entries are pairs, how many rotate, and where rows stand.
@@ -100,7 +100,7 @@ impl Case {
                 head_dim,
             },
             layouts: [Layout::ALL[rng.below(4)], Layout::ALL[rng.below(4)]],
-            order: [ValueLayout::Rows, ValueLayout::Transposed][of_kernel.below(2)],
+            value_layout: [ValueLayout::Rows, ValueLayout::Transposed][of_kernel.below(2)],
             spread: spreads[rng.below(6)],
             seed,
         }
@@ -113,12 +113,12 @@ impl Case {
     pub fn problem(&self) -> QuantizeProblem {
         let tensor = |dtype, layout| strided(dtype, self.shape, layout);
         let [of_x, of_codes] = self.layouts;
-        let codes = match self.order {
+        let codes = match self.value_layout {
             ValueLayout::Rows => tensor(Dtype::E4m3, of_codes),
             ValueLayout::Transposed => TensorDesc::contiguous(Dtype::E4m3, self.shape),
         };
         let mut spec = QuantizeSpec::new(tensor(self.dtype, of_x), codes);
-        spec.layout = self.order;
+        spec.layout = self.value_layout;
         spec.scaling = self.scaling;
         spec.rotary = self.rotation.map(|(style, rotary_dim, rows)| Rotary {
             style,
@@ -182,7 +182,7 @@ impl Case {
     fn judge(&self, after: &[Vec<u8>]) -> Result<(), String> {
         let (problem, expected) = (self.problem(), self.expected());
         let mut codes = vec![UNWRITTEN; problem.codes_bytes().0 as usize];
-        match self.order {
+        match self.value_layout {
             ValueLayout::Rows => {
                 for ((batch, row, head, element), code) in expected.codes().indexed_iter() {
                     codes[problem.codes().offset(batch, row, head, element).0 as usize] = code.to_bits();

@@ -23,7 +23,7 @@ const ROTATIONS: [Option<(RopeStyle, bool)>; 5] = [
 ];
 const ROWS: [Rows; 3] = [Rows::From(0), Rows::From(7), Rows::Listed];
 const HADAMARD: [bool; 2] = [true, false];
-const ORDERS: [ValueLayout; 2] = [ValueLayout::Rows, ValueLayout::Transposed];
+const VALUE_LAYOUTS: [ValueLayout; 2] = [ValueLayout::Rows, ValueLayout::Transposed];
 const SPREADS: [Spread; 6] =
     [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
 /// One row; less than a block; more than one; several. Blocks of 64 rows are an odd number, and an even one.
@@ -42,7 +42,7 @@ const LEVELS: [usize; 13] = [
     ROTATIONS.len(),
     HADAMARD.len(),
     SCALINGS.len(),
-    ORDERS.len(),
+    VALUE_LAYOUTS.len(),
     DTYPES.len(),
     ROWS.len(),
     SPREADS.len(),
@@ -63,7 +63,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 }
 
 fn of_levels(row: &[usize], seed: u64) -> Trial {
-    let &[head_dim, rotation, hadamard, scaling, order, dtype, rows, ref rest @ ..] = row else {
+    let &[head_dim, rotation, hadamard, scaling, value_layout, dtype, rows, ref rest @ ..] = row else {
         unreachable!("a row has a level for each feature");
     };
     let &[spread, seqlen, heads, layout, codes_layout, sms] = rest else {
@@ -75,7 +75,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
         dtype: DTYPES[dtype],
         shape: Shape { batch, seqlen: SEQLENS[seqlen], heads, head_dim },
         layouts: [Layout::ALL[layout], Layout::ALL[codes_layout]],
-        order: ORDERS[order],
+        value_layout: VALUE_LAYOUTS[value_layout],
         scaling: SCALINGS[scaling],
         rotation: ROTATIONS[rotation].map(|(style, whole)| (style, rotary_dim(whole), ROWS[rows])),
         hadamard: HADAMARD[hadamard],
@@ -91,7 +91,7 @@ pub(super) fn small() -> Vec<Trial> {
         dtype: Dtype::Bf16,
         shape: Shape { batch: 1, seqlen: 200, heads: 3, head_dim: 128 },
         layouts: [Layout::Gaps, Layout::HeadsFirst],
-        order: ValueLayout::Rows,
+        value_layout: ValueLayout::Rows,
         scaling: Scaling::Block { rows: 64 },
         rotation: Some((RopeStyle::HalfSplit, 128, Rows::Listed)),
         hadamard: true,
@@ -104,8 +104,8 @@ pub(super) fn small() -> Vec<Trial> {
         ..case
     };
     let given = Case { scaling: Scaling::Given(0.01), rotation: None, spread: Spread::Outliers, ..case };
-    let transposed = Case { order: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
-    let transposed_given = Case { order: ValueLayout::Transposed, ..given };
+    let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
+    let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
     [case, narrow, given, transposed, transposed_given].map(|case| case.trial(2)).into()
 }
 
@@ -130,7 +130,7 @@ pub(super) fn preys() -> Vec<Prey> {
         dtype: Dtype::F16,
         shape: Shape { batch: 1, seqlen: 150, heads: 5, head_dim: 64 },
         layouts: [Layout::Contiguous, Layout::Contiguous],
-        order: ValueLayout::Rows,
+        value_layout: ValueLayout::Rows,
         scaling: Scaling::Block { rows: 64 },
         rotation: Some((RopeStyle::HalfSplit, 32, Rows::Listed)),
         hadamard: true,
@@ -139,8 +139,8 @@ pub(super) fn preys() -> Vec<Prey> {
     };
     let given = Case { scaling: Scaling::Given(0.01), rotation: None, hadamard: false, ..case };
     let given = Case { shape: Shape { seqlen: 300, ..case.shape }, ..given };
-    let transposed = Case { order: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
-    let transposed_given = Case { order: ValueLayout::Transposed, ..given };
+    let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
+    let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
     vec![
         Prey::of_trial("quantize", &case.trial(1), BLOCKS),
         Prey::of_trial("quantize with a scale", &given.trial(1), GIVEN),

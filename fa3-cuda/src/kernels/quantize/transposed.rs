@@ -39,7 +39,6 @@ impl<'k> Transposed<'k> {
 
 impl<'k> Quantize<'k> {
     /// Writes the codes of a tile, of which this thread has a part of row `row`; zeros for rows that there are not.
-    #[track_caller]
     pub(super) fn store_transposed(
         &self,
         through: &Transposed<'k>,
@@ -62,7 +61,6 @@ impl<'k> Quantize<'k> {
     }
 
     /// Writes a thread's codes to shared memory.
-    #[track_caller]
     fn gather(&self, tile: Tile<'k, 'k>, chunks: &[[V<'k, B32>; 2]], row: V<'k, B32>) {
         let (b, (lane, lanes)) = (self.builder, self.lane);
         let at = tile.elements(slot_of(row), lane * CHUNK);
@@ -80,7 +78,6 @@ impl<'k> Quantize<'k> {
     }
 
     /// Writes rows of keys to global memory, those of neighbouring warps at neighbouring keys.
-    #[track_caller]
     fn scatter(&self, tile: Tile<'k, 'k>, place: &Place<'k>) {
         let (b, of_tile, params) = (self.builder, &self.spec.tile, &self.params);
         let (warp, lane) = ((b.tid() >> 5).shfl_idx(0), b.lane_id());
