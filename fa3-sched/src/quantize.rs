@@ -22,8 +22,8 @@ const REGISTERS: u32 = 65536;
 /// Bytes in flight that keep device memory busy.
 const IN_FLIGHT: u32 = 96 << 10;
 
-/// Bytes of shared memory that a CTA needs besides tiles: signs, maxima, mbarriers, and what is lost to alignment and to
-/// the driver.
+/// Bytes of shared memory that a CTA needs besides tiles: signs, maxima, mbarriers, and what is lost to alignment and
+/// to the driver.
 const OTHER_SMEM: u32 = 4 << 10;
 
 /// Rows of one head that share a scale, and the threads of a CTA.

@@ -28,4 +28,5 @@ def quantize(
     hadamard_seed: int | None,
     block_rows: int,
     scale: float | None,
+    transposed: bool,
 ) -> None: ...

@@ -1,9 +1,9 @@
 //! Codes transposed, as products of 8-bit elements read V ([`ValueLayout::Transposed`](fa3_types::ValueLayout)).
 //!
-//! Threads write their codes to a tile in shared memory, and all meet. Then a warp takes 64 keys of 16 columns at a time.
-//! `ldmatrix.trans` moves pairs of bytes, neighbours along the columns. Byte permutations part them into even and odd
-//! columns, and join those of four keys. The keys that are rows of a matrix are chosen such that a thread gets 16 codes
-//! of either column that are neighbours in memory. So a warp writes 64 bytes of each of 16 rows of keys.
+//! Threads write their codes to a tile in shared memory, and all meet. Then a warp takes 64 keys of 16 columns at a
+//! time. `ldmatrix.trans` moves pairs of bytes, neighbours along the columns. Byte permutations part them into even and
+//! odd columns, and join those of four keys. The keys that are rows of a matrix are chosen such that a thread gets 16
+//! codes of either column that are neighbours in memory. So a warp writes 64 bytes of each of 16 rows of keys.
 
 use std::array::from_fn;
 
