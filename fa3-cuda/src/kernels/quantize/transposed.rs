@@ -117,9 +117,9 @@ impl<'k> Quantize<'k> {
     }
 }
 
-/// The row of the tile in which a key is. Of each eight keys it is another order, such that these are in different
-/// banks: the keys that are rows of a matrix, which differ in bits 0, 4 and 5, and those whose codes threads store at
-/// once, which differ in bit 0, in bits 0 and 2, or in bits 0 to 2, by the threads that have a part of a row.
+/// The row of the tile in which a key is. Each eight keys are in an order of their own, so that two sets of keys are in
+/// different banks: the rows of a matrix, which differ in bits 0, 4 and 5; and those whose codes threads store at once.
+/// With 8 threads a row these differ in bit 0, with 4 in bits 0 and 2, with fewer in bits 0 to 2.
 #[track_caller]
 fn slot_of<'k>(key: V<'k, B32>) -> V<'k, B32> {
     let order = ((key & 1) << 2) | (((key >> 1) ^ (key >> 3)) & 2) | (((key >> 1) ^ (key >> 5)) & 1);
