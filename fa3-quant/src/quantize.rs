@@ -1,6 +1,6 @@
 //! Quantized tensors.
 
-use fa3_types::{Dim, Sequences, Shape};
+use fa3_types::{Dim, Sequences, Shape, ValueLayout};
 use ndarray::Array4;
 use rayon::prelude::*;
 
@@ -91,6 +91,17 @@ impl Quantized {
     /// The codes (batch, seqlen, heads, head_dim).
     pub fn codes(&self) -> &Array4<E4m3> {
         &self.codes
+    }
+
+    /// The codes of V as [`ValueLayout::Transposed`] has them: (batch, heads, head_dim, keys), in memory in this order.
+    pub fn transposed(&self) -> Array4<E4m3> {
+        let (batch, seqlen, heads, head_dim) = self.codes.dim();
+        let keys = ValueLayout::keys_of_row(seqlen);
+        let mut transposed = Array4::from_elem((batch, heads, head_dim, keys), E4m3::ZERO);
+        for ((batch, key, head, element), &code) in self.codes.indexed_iter() {
+            transposed[[batch, head, element, ValueLayout::place_of_key(key)]] = code;
+        }
+        transposed
     }
 
     /// The scales.
@@ -282,6 +293,22 @@ mod tests {
             assert_eq!(error, QuantError::Scale { index: 0, given });
         }
         assert_eq!(new(Granularity::Block { rows: 0 }, &[]).unwrap_err(), QuantError::EmptyBlock);
+    }
+
+    #[test]
+    fn transposed_codes_are_in_the_order_of_products() {
+        let shape = Shape { batch: 2, seqlen: 130, heads: 3, head_dim: 16 };
+        let sequences = Sequences::dense(2, 130);
+        let quantized =
+            Preparation::new(Granularity::Head).quantize(tensor(shape, 5).view(), &sequences).unwrap();
+        let transposed = quantized.transposed();
+        assert_eq!((transposed.dim(), transposed.is_standard_layout()), ((2, 3, 16, 256), true));
+        let order = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15];
+        for ((batch, head, element, place), &code) in transposed.indexed_iter() {
+            let key = place / 16 * 16 + order[place % 16];
+            let expected = quantized.codes().get([batch, key, head, element]);
+            assert_eq!(code, *expected.unwrap_or(&E4m3::ZERO), "{batch} {head} {element} {place}");
+        }
     }
 
     #[test]

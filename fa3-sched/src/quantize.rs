@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fa3_types::{QuantizeProblem, RopeStyle, Scaling};
+use fa3_types::{QuantizeProblem, RopeStyle, Scaling, ValueLayout};
 
 use crate::{Decoder, DeviceLimits, Longest, Order, TileCounts, TooManyTiles};
 
@@ -22,6 +22,10 @@ const REGISTERS: u32 = 65536;
 /// Bytes in flight that keep device memory busy.
 const IN_FLIGHT: u32 = 96 << 10;
 
+/// Bytes of shared memory that a CTA needs besides tiles: signs, maxima, mbarriers, and what is lost to alignment and
+/// to the driver.
+const OTHER_SMEM: u32 = 4 << 10;
+
 /// Rows of one head that share a scale, and the threads of a CTA.
 ///
 /// `lanes` neighbouring threads share a row. Lane l has its chunks l, l + lanes, l + 2 · lanes, …
@@ -38,15 +42,25 @@ pub struct Tile {
 }
 
 impl Tile {
-    fn of(problem: &QuantizeProblem) -> Tile {
+    fn of(problem: &QuantizeProblem, limits: &DeviceLimits) -> Tile {
         let rows = match problem.scaling() {
             Scaling::Block { rows } => rows as u32,
             Scaling::Given(_) => 128,
         };
         let head_dim = problem.x().shape.head_dim as u32;
         let tile = Tile { rows, head_dim, lanes: lanes(problem, [rows, head_dim]), stages: 0 };
-        let bytes = 2 * rows * head_dim.next_multiple_of(64) * tile.ctas_per_sm();
-        Tile { stages: (IN_FLIGHT / bytes).clamp(2, 8), ..tile }
+        let stage = 2 * rows * head_dim.next_multiple_of(64);
+        let stages = (IN_FLIGHT / (stage * tile.ctas_per_sm())).clamp(2, 8);
+        let stages = match problem.layout() {
+            ValueLayout::Rows => stages,
+            // So many that all CTAs of an SM have place for the tile of codes, too.
+            ValueLayout::Transposed => {
+                let others = OTHER_SMEM + rows * tile.codes_cols();
+                let left = (limits.smem_bytes / tile.ctas_per_sm()).saturating_sub(others);
+                stages.min(left / stage).max(1)
+            }
+        };
+        Tile { stages, ..tile }
     }
 
     /// Threads of a CTA.
@@ -63,6 +77,11 @@ impl Tile {
     /// half of its registers.
     pub fn registers_for_angles(&self) -> u32 {
         (REGISTERS / THREADS / 2).saturating_sub(CHUNK * self.chunks())
+    }
+
+    /// Columns of the tile in which codes are transposed: whole panels, in which rows are in different banks.
+    pub fn codes_cols(&self) -> u32 {
+        self.head_dim.next_multiple_of(if self.head_dim <= 64 { 64 } else { 128 })
     }
 
     /// Chunks that a thread has.
@@ -118,7 +137,7 @@ impl Plan {
     /// # Errors
     /// [`TooManyTiles`].
     pub fn new(problem: &QuantizeProblem, limits: &DeviceLimits) -> Result<Plan, TooManyTiles> {
-        let (tile, shape) = (Tile::of(problem), problem.x().shape);
+        let (tile, shape) = (Tile::of(problem, limits), problem.x().shape);
         let counts = TileCounts {
             m_blocks: (shape.seqlen as u32).div_ceil(tile.rows),
             heads: shape.heads as u32,
@@ -218,6 +237,24 @@ mod tests {
         }
         assert_eq!(tile(128, 128, Some((RopeStyle::HalfSplit, 128))).lanes, 4);
         assert_eq!(tile(64, 128, Some((RopeStyle::HalfSplit, 16))).lanes, 1);
+    }
+
+    /// Transposed codes take a tile more, which all CTAs of an SM have place for. As many tiles as before are loaded
+    /// ahead, but where they take nearly all of shared memory.
+    #[test]
+    fn tiles_of_transposed_codes_fit() {
+        for (head_dim, rows) in (16..=256).step_by(16).flat_map(|dim| [64, 128].map(|rows| (dim, rows))) {
+            let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim };
+            let spec = QuantizeSpec::contiguous(Dtype::F16, shape).block_rows(rows).transposed();
+            let tile = Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap().tile();
+            let bytes = tile.stages * 2 * tile.rows * tile.head_dim.next_multiple_of(64)
+                + tile.rows * tile.codes_cols()
+                + OTHER_SMEM;
+            assert!(bytes * tile.ctas_per_sm() <= 227 << 10, "{tile:?}");
+            if ![144, 176, 208, 240].contains(&head_dim) {
+                assert_eq!(tile, self::tile(head_dim, rows, None));
+            }
+        }
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! A tensor on its way to e4m3: what is done to it, validated.
 
+mod placement;
+
 use std::fmt;
 
+pub use placement::{QuantizeAddresses, QuantizePlacement};
+
 use crate::{
-    Address, Dim, Dtype, Interval, Positions, ProblemError, RopeStyle, Rotary, Shape, TensorDesc, TensorName,
+    Bytes, Dim, Dtype, Positions, ProblemError, RopeStyle, Rotary, Shape, TensorDesc, TensorName, ValueLayout,
 };
 
 /// The largest head dimension that is quantized.
@@ -60,8 +64,10 @@ pub struct Signs {
 pub struct QuantizeSpec {
     /// The tensor, f16 or bf16.
     pub x: TensorDesc,
-    /// Where its codes go, e4m3, of the same shape.
+    /// Where its codes go, e4m3, of the same shape. Contiguous if they are transposed.
     pub codes: TensorDesc,
+    /// How the codes lie in memory.
+    pub layout: ValueLayout,
     /// Where scales come from.
     pub scaling: Scaling,
     /// The rotation, if any.
@@ -73,13 +79,20 @@ pub struct QuantizeSpec {
 impl QuantizeSpec {
     /// Quantization alone, with a scale for each 128 rows.
     pub fn new(x: TensorDesc, codes: TensorDesc) -> QuantizeSpec {
-        QuantizeSpec { x, codes, scaling: Scaling::Block { rows: 128 }, rotary: None, signs: None }
+        let (layout, scaling) = (ValueLayout::Rows, Scaling::Block { rows: 128 });
+        QuantizeSpec { x, codes, layout, scaling, rotary: None, signs: None }
     }
 
     /// The same of contiguous tensors.
     pub fn contiguous(dtype: Dtype, shape: Shape) -> QuantizeSpec {
         let [x, codes] = [dtype, Dtype::E4m3].map(|dtype| TensorDesc::contiguous(dtype, shape));
         QuantizeSpec::new(x, codes)
+    }
+
+    /// Transposes the codes, as products read V.
+    #[must_use]
+    pub fn transposed(self) -> QuantizeSpec {
+        QuantizeSpec { layout: ValueLayout::Transposed, ..self }
     }
 
     /// Rotates each row first.
@@ -126,6 +139,8 @@ pub enum QuantizeProblemError {
     Input { given: Dtype },
     #[error("codes are {given}, expected e4m3")]
     Codes { given: Dtype },
+    #[error("codes have stride {given} in {dim}, expected {expected}: transposed, they are contiguous")]
+    CodesStride { dim: Dim, given: i64, expected: i64 },
     #[error("scales of blocks of {given} rows, expected 64 or 128")]
     BlockRows { given: usize },
     #[error("the scale {given} is outside 2^-64 to 2^64")]
@@ -147,7 +162,7 @@ impl QuantizeProblem {
     /// # Errors
     /// The first violation found, with its numbers: see [`QuantizeProblemError`].
     pub fn new(spec: QuantizeSpec) -> Result<QuantizeProblem, QuantizeProblemError> {
-        let QuantizeSpec { x, codes, scaling, rotary, signs: _ } = spec;
+        let QuantizeSpec { x, codes, layout, scaling, rotary, signs: _ } = spec;
         if !matches!(x.dtype, Dtype::F16 | Dtype::Bf16) {
             return Err(QuantizeProblemError::Input { given: x.dtype });
         }
@@ -169,6 +184,9 @@ impl QuantizeProblem {
             }
         }
         codes.check_distinct(TensorName::Codes)?;
+        if layout == ValueLayout::Transposed {
+            check_transposed(codes)?;
+        }
         check_scaling(scaling)?;
         if let Some(rotary) = rotary {
             check_rotary(rotary, x.shape)?;
@@ -185,6 +203,19 @@ impl QuantizeProblem {
     /// Its codes, of the same shape.
     pub fn codes(&self) -> &TensorDesc {
         &self.0.codes
+    }
+
+    /// How the codes lie in memory.
+    pub fn layout(&self) -> ValueLayout {
+        self.0.layout
+    }
+
+    /// Bytes that the codes take.
+    pub fn codes_bytes(&self) -> Bytes {
+        match self.layout() {
+            ValueLayout::Rows => self.codes().extent_bytes(),
+            ValueLayout::Transposed => ValueLayout::transposed_bytes(self.codes().shape),
+        }
     }
 
     /// The rotation, if any.
@@ -220,13 +251,34 @@ impl QuantizeProblem {
         let listed = rotary.filter(|rotary| rotary.positions == Positions::Listed);
         [
             (TensorName::X, Some(self.x().extent_bytes().0)),
-            (TensorName::Codes, Some(self.codes().extent_bytes().0)),
+            (TensorName::Codes, Some(self.codes_bytes().0)),
             (TensorName::Scales, scales),
             (TensorName::Cos, table),
             (TensorName::Sin, table),
             (TensorName::Positions, listed.map(|_| 4 * batch as u64 * seqlen as u64)),
         ]
     }
+}
+
+/// Codes of this tensor can be transposed.
+fn check_transposed(codes: TensorDesc) -> Result<(), QuantizeProblemError> {
+    let (given, shape) = (codes.canonical().strides, codes.shape);
+    let expected = shape.contiguous_strides();
+    let strides = [
+        (Dim::Batch, given.batch, expected.batch),
+        (Dim::Seqlen, given.seqlen, expected.seqlen),
+        (Dim::Heads, given.heads, expected.heads),
+    ];
+    if let Some((dim, given, expected)) = strides.into_iter().find(|(_, given, expected)| given != expected) {
+        return Err(QuantizeProblemError::CodesStride { dim, given, expected });
+    }
+    // Extents of 0 do not count: arrays multiply the others, however empty they are.
+    let shape = Shape { batch: shape.batch.max(1), seqlen: shape.seqlen.max(1), ..shape };
+    if ValueLayout::transposed_bytes(shape).0 > i64::MAX as u64 {
+        let shape = Shape { seqlen: ValueLayout::keys_of_row(shape.seqlen), ..shape };
+        return Err(ProblemError::TooLarge { tensor: TensorName::Codes, shape }.into());
+    }
+    Ok(())
 }
 
 fn check_scaling(scaling: Scaling) -> Result<(), QuantizeProblemError> {
@@ -260,62 +312,6 @@ fn check_rotary(rotary: Rotary, shape: Shape) -> Result<(), QuantizeProblemError
     Ok(())
 }
 
-/// The addresses of the tensors of one call: those that its [`QuantizeProblem`] has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct QuantizeAddresses {
-    /// The tensor.
-    pub x: Address,
-    /// Its codes.
-    pub codes: Address,
-    /// The scales of its blocks.
-    pub scales: Option<Address>,
-    /// Cosines.
-    pub cos: Option<Address>,
-    /// Sines.
-    pub sin: Option<Address>,
-    /// Positions.
-    pub positions: Option<Address>,
-}
-
-impl QuantizeAddresses {
-    /// In the order of the fields.
-    pub fn all(&self) -> [Option<Address>; 6] {
-        [Some(self.x), Some(self.codes), self.scales, self.cos, self.sin, self.positions]
-    }
-}
-
-/// Addresses that a [`QuantizeProblem`]'s tensors may have: those that it has and no others, none null or misaligned,
-/// no output over another tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct QuantizePlacement(QuantizeAddresses);
-
-impl QuantizePlacement {
-    /// Checks `at` against the extents of the problem's tensors.
-    ///
-    /// # Errors
-    /// [`ProblemError::NullAddress`], [`ProblemError::Unwanted`], [`ProblemError::Misaligned`],
-    /// [`ProblemError::AddressOverflow`] or [`ProblemError::Overlap`].
-    pub fn new(problem: &QuantizeProblem, at: QuantizeAddresses) -> Result<QuantizePlacement, ProblemError> {
-        let mut intervals = Vec::new();
-        for ((tensor, bytes), address) in problem.tensor_bytes().into_iter().zip(at.all()) {
-            match (bytes, address) {
-                (Some(bytes), address) => {
-                    intervals.push(Interval::new(tensor, address.unwrap_or(Address(0)), bytes)?);
-                }
-                (None, None) => {}
-                (None, Some(_)) => return Err(ProblemError::Unwanted { tensor }),
-            }
-        }
-        Interval::check_outputs(&intervals, &[TensorName::Codes, TensorName::Scales])?;
-        Ok(QuantizePlacement(at))
-    }
-
-    /// The checked addresses.
-    pub fn addresses(&self) -> QuantizeAddresses {
-        self.0
-    }
-}
-
 impl fmt::Display for QuantizeProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.x().dtype, self.x().shape)?;
@@ -330,8 +326,12 @@ impl fmt::Display for QuantizeProblem {
             write!(f, ", Hadamard")?;
         }
         match self.scaling() {
-            Scaling::Block { rows } => write!(f, ", a scale for each {rows} rows"),
-            Scaling::Given(scale) => write!(f, ", scale {scale}"),
+            Scaling::Block { rows } => write!(f, ", a scale for each {rows} rows")?,
+            Scaling::Given(scale) => write!(f, ", scale {scale}")?,
+        }
+        match self.layout() {
+            ValueLayout::Rows => Ok(()),
+            ValueLayout::Transposed => write!(f, ", transposed"),
         }
     }
 }
@@ -390,6 +390,30 @@ mod tests {
     }
 
     #[test]
+    fn transposed_codes_are_contiguous_and_whole_rows_of_keys() {
+        let bytes = |spec: QuantizeSpec| spec.validate().unwrap().tensor_bytes()[1];
+        assert_eq!(bytes(spec()), (TensorName::Codes, Some(2 * 100 * 3 * 96)));
+        assert_eq!(bytes(spec().transposed()), (TensorName::Codes, Some(2 * 3 * 96 * 128)));
+        let mut gaps = spec();
+        gaps.codes.strides.heads = 112;
+        gaps.codes.strides.seqlen = 3 * 112;
+        gaps.codes.strides.batch = 100 * 3 * 112;
+        assert!(gaps.validate().is_ok());
+        let (dim, given, expected) = (Dim::Batch, 33600, 28800);
+        assert_eq!(refused(gaps.transposed()), QuantizeProblemError::CodesStride { dim, given, expected });
+        // Strides that lead nowhere mean nothing.
+        let mut one = QuantizeSpec::contiguous(Dtype::F16, Shape { batch: 1, ..SHAPE }).transposed();
+        one.codes.strides.batch = 16;
+        assert!(one.validate().is_ok());
+        // 2^60 bytes in rows, 2^66 of whole rows of keys.
+        let shape = Shape { batch: 1 << 30, seqlen: 1, heads: 1 << 25, head_dim: 16 };
+        let large = QuantizeSpec::contiguous(Dtype::F16, shape);
+        assert!(large.validate().is_ok());
+        let (tensor, shape) = (TensorName::Codes, Shape { seqlen: 128, ..shape });
+        assert_eq!(refused(large.transposed()), ProblemError::TooLarge { tensor, shape }.into());
+    }
+
+    #[test]
     fn rotations_need_a_table_for_every_position() {
         assert!(spec().rotary(ROTARY).validate().is_ok());
         for given in [0, 24, 112] {
@@ -405,35 +429,15 @@ mod tests {
     }
 
     #[test]
-    fn a_call_has_the_tensors_that_its_problem_has() {
-        let problem = spec().rotary(ROTARY).validate().unwrap();
-        let at = |start| Some(Address(start));
-        let good = QuantizeAddresses {
-            x: Address(0x10_0000),
-            codes: Address(0x20_0000),
-            scales: at(0x30_0000),
-            cos: at(0x40_0000),
-            sin: at(0x40_0000),
-            positions: None,
-        };
-        let place = |at| QuantizePlacement::new(&problem, at);
-        assert_eq!(place(good).unwrap().addresses(), good);
-        let missing = ProblemError::NullAddress { tensor: TensorName::Sin };
-        assert_eq!(place(QuantizeAddresses { sin: None, ..good }), Err(missing));
-        let unwanted = ProblemError::Unwanted { tensor: TensorName::Positions };
-        assert_eq!(place(QuantizeAddresses { positions: good.cos, ..good }), Err(unwanted));
-        let over = place(QuantizeAddresses { codes: good.x, ..good });
-        assert!(matches!(over, Err(ProblemError::Overlap { output: TensorName::Codes, .. })), "{over:?}");
-        let over = place(QuantizeAddresses { scales: good.cos, ..good });
-        assert!(matches!(over, Err(ProblemError::Overlap { output: TensorName::Scales, .. })), "{over:?}");
-    }
-
-    #[test]
     fn it_says_what_it_does() {
         let problem = spec().rotary(ROTARY).signs(Signs { leading: [1; 8], between: [2; 8] });
         assert_eq!(
             problem.validate().unwrap().to_string(),
             "f16 (2, 100, 3, 96), interleaved rotary embedding of 32, Hadamard, a scale for each 128 rows"
+        );
+        assert_eq!(
+            spec().scale(0.5).transposed().validate().unwrap().to_string(),
+            "f16 (2, 100, 3, 96), scale 0.5, transposed"
         );
     }
 }

@@ -117,7 +117,7 @@ pub(crate) fn quantize<T: Scalar>(
     let quantize = Quantize::new(device, problem)?;
     let stream = device.stream()?;
     let x = upload(device, &stream, x)?;
-    let mut codes = device.alloc(problem.codes().extent_bytes().0 as usize)?;
+    let mut codes = device.alloc(problem.codes_bytes().0 as usize)?;
     let scales = problem.scales_shape().map(|shape| 4 * shape.iter().product::<usize>());
     let mut scales = scales.map(|bytes| device.alloc(bytes)).transpose()?;
     let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));

@@ -70,7 +70,7 @@ pub use scalar::Scalar;
 
 pub use fa3_quant::{E4m3, QuantError, Rope, RopeStyle, RopeTable};
 pub use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, TensorName};
-pub use fa3_types::{QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling};
+pub use fa3_types::{QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, ValueLayout};
 pub use {half, ndarray};
 
 /// The README's Rust code, as a test.

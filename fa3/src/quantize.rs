@@ -21,6 +21,9 @@ use crate::{Device, Error, Scalar};
 ///
 /// CPU and GPU give the same bits, and refuse the same.
 ///
+/// Codes of V that are transposed, as 8-bit products read them, come from a problem of its own:
+/// [`QuantizeSpec::transposed`], run by `fa3::cuda::Quantize`.
+///
 /// ```
 /// use fa3::half::bf16;
 /// use fa3::ndarray::Array4;

@@ -23,7 +23,7 @@ mod workspaces;
 /// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
 #[pyo3::pymodule]
 mod _fa3 {
-    use fa3_types::{Address, Addresses};
+    use fa3_types::{Address, Addresses, ValueLayout};
     use pyo3::prelude::*;
 
     use crate::call::{Call, Fp8, Number, Options, Tensor, desc, named};
@@ -95,7 +95,7 @@ mod _fa3 {
         }
     }
 
-    /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, block_rows, scale)
+    /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, block_rows, scale, transposed)
     ///
     /// Puts a quantization to e4m3 on a stream of a device. x is (dtype, address, shape, strides) as for forward. codes
     /// and scales are addresses: codes of a contiguous tensor of x's shape, scales of a contiguous tensor of float32,
@@ -106,6 +106,9 @@ mod _fa3 {
     /// tensor of int32, (batch, seqlen), or None if row i of each sequence is at first_position + i.
     ///
     /// hadamard_seed is None, or what the random signs before the Hadamard transform are drawn from.
+    ///
+    /// If transposed, codes is of a contiguous tensor (batch, heads, head_dim, keys), keys being seqlen rounded up to a
+    /// multiple of 128, and codes are as products read V.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
@@ -122,10 +125,13 @@ mod _fa3 {
         hadamard_seed: Option<Number<u64>>,
         block_rows: Number<usize>,
         scale: Option<Number<f64>>,
+        transposed: bool,
     ) -> PyResult<()> {
         let seed = hadamard_seed.map(|Number(seed)| seed);
         let scale = scale.map(|Number(scale)| scale);
-        let call = quantization::Call::new(device, desc(&x)?, rotation.as_ref(), seed, block_rows.0, scale);
+        let layout = if transposed { ValueLayout::Transposed } else { ValueLayout::Rows };
+        let (x_desc, rows) = (desc(&x)?, block_rows.0);
+        let call = quantization::Call::new(device, x_desc, rotation.as_ref(), seed, rows, scale, layout);
         let at = quantization::addresses(x.1, codes, scales, rotation.as_ref());
         // Other threads of Python go on meanwhile, as in forward.
         Ok(py.detach(|| quantization::launch(&call, stream, at))?)

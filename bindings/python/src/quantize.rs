@@ -6,7 +6,7 @@ use fa3_cuda::host::{Device, Quantize, QuantizeError, Stream};
 use fa3_quant::Incoherent;
 use fa3_types::{
     Address, Dtype, Positions, QuantizeAddresses, QuantizePlacement, QuantizeProblem, QuantizeProblemError,
-    QuantizeSpec, RopeStyle, Rotary, Scaling, TensorDesc,
+    QuantizeSpec, RopeStyle, Rotary, Scaling, TensorDesc, ValueLayout,
 };
 
 use crate::call::Number;
@@ -40,6 +40,7 @@ pub(crate) struct Call {
     block_rows: usize,
     /// The bits of f32: NaN, which no problem can have, is equal to itself.
     scale: Option<u32>,
+    layout: ValueLayout,
 }
 
 impl Call {
@@ -51,6 +52,7 @@ impl Call {
         hadamard_seed: Option<u64>,
         block_rows: usize,
         scale: Option<f64>,
+        layout: ValueLayout,
     ) -> Call {
         let rotary =
             rotation.map(|&(_, _, table_rows, rotary_dim, interleaved, positions, Number(first))| {
@@ -59,7 +61,7 @@ impl Call {
                 Rotary { style, rotary_dim, table_rows, positions }
             });
         let scale = scale.map(|scale| (scale as f32).to_bits());
-        Call { device, x, rotary, hadamard_seed, block_rows, scale }
+        Call { device, x, rotary, hadamard_seed, block_rows, scale, layout }
     }
 
     /// The problem, with contiguous codes.
@@ -68,7 +70,7 @@ impl Call {
     /// What is wrong with it.
     fn problem(&self) -> Result<QuantizeProblem, QuantizeProblemError> {
         let mut spec = QuantizeSpec::new(self.x, TensorDesc::contiguous(Dtype::E4m3, self.x.shape));
-        spec.rotary = self.rotary;
+        (spec.layout, spec.rotary) = (self.layout, self.rotary);
         spec.scaling = match self.scale {
             Some(scale) => Scaling::Given(f32::from_bits(scale)),
             None => Scaling::Block { rows: self.block_rows },

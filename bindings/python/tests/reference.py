@@ -97,7 +97,19 @@ def incoherent(head_dim, seed):
     return matrix if width == head_dim else matrix @ signs(head_dim) @ hadamard(head_dim - width)
 
 
-def quantized(x, cos=None, sin=None, interleaved=False, positions=0, hadamard_seed=None, block_rows=128, scale=None):
+def as_products_read(codes):
+    """Codes (batch, seqlen, heads, head_dim) as (batch, heads, head_dim, keys): whole 128 keys, zeros at the end, and each
+    16 keys in the order in which products read them."""
+    batch, seqlen, heads, head_dim = codes.shape
+    keys = torch.zeros(batch, heads, head_dim, -(-seqlen // 128) * 128, dtype=torch.uint8, device=codes.device)
+    keys[..., :seqlen] = codes.view(torch.uint8).permute(0, 2, 3, 1)
+    order = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    return keys.unflatten(-1, (-1, 16))[..., order].flatten(-2).contiguous().view(codes.dtype)
+
+
+def quantized(
+    x, cos=None, sin=None, interleaved=False, positions=0, hadamard_seed=None, block_rows=128, scale=None, transposed=False
+):
     """Codes and scales of `fa3.quantize` by their definition."""
     y = x.float() if cos is None else rotated(x, cos, sin, interleaved, positions)
     batch, seqlen, heads, head_dim = y.shape
@@ -113,4 +125,5 @@ def quantized(x, cos=None, sin=None, interleaved=False, positions=0, hadamard_se
         amax = padded.view(batch, blocks, block_rows, heads, head_dim).amax((2, 4)).transpose(1, 2)
         scales = (amax / 448).clamp(min=torch.finfo(torch.float32).tiny).masked_fill(amax == 0, 1.0).contiguous()
         by_row = scales.transpose(1, 2).repeat_interleave(block_rows, 1)[:, :seqlen, :, None]
-    return (y / by_row).clamp(-448, 448).to(torch.float8_e4m3fn), scales
+    codes = (y / by_row).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return as_products_read(codes) if transposed else codes, scales

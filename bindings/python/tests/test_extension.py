@@ -28,7 +28,7 @@ def forward(
 
 
 def quantize(x=tensor(), scales=0x20000, rotation=None, seed=None, block_rows=128, scale=None):
-    extension.quantize(NO_SUCH_DEVICE, 0, x, 0x10000, scales, rotation, seed, block_rows, scale)
+    extension.quantize(NO_SUCH_DEVICE, 0, x, 0x10000, scales, rotation, seed, block_rows, scale, False)
 
 
 def rotation(rows=16, rotary_dim=64, first=0):

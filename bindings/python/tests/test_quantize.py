@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from reference import incoherent, quantized, rotated
+from reference import as_products_read, incoherent, quantized, rotated
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
@@ -43,7 +43,7 @@ def steps(codes):
 def judge(result, x, *arguments, **options):
     """Fails unless scales agree but for rounding, and codes but for a step, with the NaN of the definition where it has some."""
     (codes, scales), (right, right_scales) = result, quantized(x, *arguments, **options)
-    assert (codes.shape, codes.dtype, codes.is_contiguous()) == (x.shape, E4M3, True)
+    assert (codes.shape, codes.dtype, codes.is_contiguous()) == (right.shape, E4M3, True)
     assert (scales.shape, scales.dtype, scales.is_contiguous()) == (right_scales.shape, F32, True)
     assert codes.device == scales.device == x.device
     torch.testing.assert_close(scales, right_scales, rtol=1e-5, atol=0)
@@ -81,7 +81,7 @@ def test_the_stub_has_the_functions_signature():
 def test_the_schema_is_what_graphs_are_saved_with():
     expected = (
         "fa3::quantize(Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
-        "int? hadamard_seed, int block_rows, float? scale) -> (Tensor codes, Tensor scales)"
+        "int? hadamard_seed, int block_rows, float? scale, bool transposed) -> (Tensor codes, Tensor scales)"
     )
     assert str(torch.ops.fa3.quantize.default._schema) == expected
 
@@ -98,6 +98,10 @@ def test_the_definition():
         torch.testing.assert_close(y[:, 1].norm(), x[:, 1].norm())
         assert y[:, 2].isnan().all()
     assert not torch.equal(rotated(x, cos, sin), rotated(x, cos, sin, True))
+    # Numbers of e4m3 up to 256, one a key.
+    keys = torch.arange(144.0).view(1, 144, 1, 1).to(E4M3)
+    assert as_products_read(keys)[0, 0, 0, :6].tolist() == [0, 1, 8, 9, 2, 3]
+    assert as_products_read(keys).shape == (1, 1, 1, 256) and not as_products_read(keys)[..., 144:].float().any()
     codes, scales = quantized(x, hadamard_seed=3)
     y = (x.double() @ incoherent(32, 3)).float()
     # Half a step of e4m3 is a sixteenth at most.
@@ -178,6 +182,9 @@ def test_fake_tensors_get_fake_results():
             assert (codes.shape, codes.dtype, codes.is_contiguous()) == ((2, 300, 8, 128), E4M3, True)
             assert (scales.shape, scales.dtype, scales.is_contiguous()) == (shape, F32, True)
             assert codes.device == scales.device == x.device
+            codes, scales = quantize(x, transposed=True, **options)
+            assert (codes.shape, codes.dtype, codes.is_contiguous()) == ((2, 8, 128, 384), E4M3, True)
+            assert scales.shape == shape
 
 
 @pytest.fixture
@@ -185,12 +192,11 @@ def on_cpu():
     """The operator computes on the CPU, too, and notes what it was given."""
     seen = []
 
-    def definition(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale):
-        seen.append((x, interleaved, first_position, hadamard_seed, block_rows, scale))
+    def definition(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale, transposed):
+        seen.append((x, interleaved, first_position, hadamard_seed, block_rows, scale, transposed))
         seed = None if hadamard_seed is None else hadamard_seed % 2**64
-        codes, scales = quantized(
-            x, cos, sin, interleaved, first_position if positions is None else positions, seed, block_rows, scale
-        )
+        positions = first_position if positions is None else positions
+        codes, scales = quantized(x, cos, sin, interleaved, positions, seed, block_rows, scale, transposed)
         return codes.contiguous(), scales
 
     library = torch.library.Library("fa3", "IMPL")
@@ -206,9 +212,10 @@ def test_the_operator_is_what_it_says(on_cpu, seqlen):
     # No NaN, which torch finds different from itself.
     listed = torch.arange(2 * seqlen, dtype=torch.int32).view(2, seqlen) % 200
     for arguments in [
-        (x, None, None, None, False, 0, None, 128, None),
-        (x.transpose(1, 2).contiguous().transpose(1, 2), cos, sin, None, True, 5, -1, 64, None),
-        (x, cos, sin, listed, False, 0, 7, 128, 0.25),
+        (x, None, None, None, False, 0, None, 128, None, False),
+        (x, None, None, None, False, 0, None, 64, None, True),
+        (x.transpose(1, 2).contiguous().transpose(1, 2), cos, sin, None, True, 5, -1, 64, None, False),
+        (x, cos, sin, listed, False, 0, 7, 128, 0.25, False),
     ]:
         torch.library.opcheck(torch.ops.fa3.quantize.default, arguments)
 
@@ -225,7 +232,7 @@ def test_compiled_calls_are_those_of_plain_ones(on_cpu):
         listed = torch.arange(first, first + seqlen).expand(2, -1)
         expected = quantized(x * 2, cos, sin, True, first, 2**64 - 3, 64)
         assert_equal(layer(x, cos, sin, first), expected)
-        assert on_cpu[-1][1:] == (True, first, -3, 64, None)
+        assert on_cpu[-1][1:] == (True, first, -3, 64, None, False)
         assert_equal(layer(x, cos, sin, listed), expected)
 
 
@@ -272,6 +279,21 @@ def test_a_given_scale(randn):
         codes, scales = check(x, scale=scale)
         assert scales.tolist() == [torch.tensor(scale, dtype=F32).item()]
     assert (check(x, scale=0.001)[0].float().abs().max() == 448).item()
+
+
+@hopper
+@pytest.mark.parametrize("block_rows", [64, 128])
+@pytest.mark.parametrize("seqlen", [0, 1, 63, 64, 65, 128, 129, 1000])
+def test_transposed_codes(randn, seqlen, block_rows):
+    for head_dim in (16, 64, 80, 128, 256):
+        x = randn(2, seqlen, 3, head_dim)
+        codes, scales = quantize(x, block_rows=block_rows)
+        assert_equal(quantize(x, block_rows=block_rows, transposed=True), (as_products_read(codes), scales))
+        codes, scales = quantize(x, scale=0.01)
+        assert_equal(quantize(x, scale=0.01, transposed=True), (as_products_read(codes), scales))
+    cos, sin = tables(seqlen + 1, 64, device="cuda")
+    x = randn(2, 3, seqlen, 128).transpose(1, 2)
+    check(x, cos, sin, positions=1, hadamard_seed=3, block_rows=block_rows, transposed=True)
 
 
 @hopper
@@ -385,5 +407,5 @@ def test_compiled_functions(randn):
 @hopper
 def test_the_operator_is_the_function(randn):
     x, (cos, sin) = randn(2, 100, 4, 64), tables(100, 64, device="cuda")
-    arguments = (x, cos, sin, None, False, 0, -1, 128, None)
+    arguments = (x, cos, sin, None, False, 0, -1, 128, None, False)
     assert_equal(torch.ops.fa3.quantize(*arguments), quantize(x, cos, sin, hadamard_seed=2**64 - 1))

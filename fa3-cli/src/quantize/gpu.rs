@@ -28,7 +28,7 @@ pub(super) fn quantize<T: Scalar>(
     let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
     let tables = tables.map(|[cos, sin]| Ok::<_, HostError>((cos?, sin?))).transpose()?;
     let rotary = tables.as_ref().map(|(cos, sin)| RotaryTensors { cos, sin, positions: None });
-    let mut codes = device.alloc(problem.codes().extent_bytes().0 as usize)?;
+    let mut codes = device.alloc(problem.codes_bytes().0 as usize)?;
     let shape = problem.scales_shape();
     let mut scales = shape.map(|shape| device.alloc(4 * shape.iter().product::<usize>())).transpose()?;
 

@@ -19,6 +19,8 @@ pub use error::QuantizeError;
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 /// ```
 ///
+/// With [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed) codes are as products read V.
+///
 /// Running it allocates no device memory, needs no workspace, waits for nothing and works while the stream
 /// is captured into a graph.
 ///
@@ -59,7 +61,7 @@ pub struct Quantize {
 pub struct QuantizeTensors<'a> {
     /// The tensor.
     pub x: &'a DeviceBuffer,
-    /// Its codes.
+    /// Its codes, in the problem's layout.
     pub codes: &'a mut DeviceBuffer,
     /// The scales of its blocks, f32 (batch, heads, blocks); none if the scale is given.
     pub scales: Option<&'a mut DeviceBuffer>,
@@ -173,6 +175,11 @@ mod tests {
         small[1] = Some((0x2_0000, 12_799));
         let (tensor, given, needed) = (TensorName::Codes, 12_799, 12_800);
         assert_eq!(placed(&problem, small), Err(QuantizeError::BufferSize { tensor, given, needed }));
+        // Transposed, rows are 128 keys.
+        let transposed = QuantizeSpec::contiguous(Dtype::F16, shape).transposed().validate().unwrap();
+        let needed = 2 * 64 * 128;
+        let error = QuantizeError::BufferSize { tensor: TensorName::Codes, given: 12_800, needed };
+        assert_eq!(placed(&transposed, good), Err(error));
         let mut unwanted = good;
         unwanted[5] = Some((0x4_0000, 1000));
         let error = ProblemError::Unwanted { tensor: TensorName::Positions };

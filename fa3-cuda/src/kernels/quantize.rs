@@ -18,11 +18,13 @@ mod row;
 mod signs;
 mod spec;
 mod store;
+mod transposed;
 
 pub use program::program;
 pub use spec::{Rotation, Spec};
 
 use fa3_ir::lang::*;
+use fa3_types::ValueLayout;
 
 use self::angles::Angles;
 use self::encode::{amax, scale_of};
@@ -30,6 +32,7 @@ use self::loads::Loads;
 use self::params::{Params, Scale};
 use self::row::Row;
 use self::signs::Signs;
+use self::transposed::Transposed;
 use super::params::{Declare, Form, InKernel};
 use super::parts::block_max::BlockMax;
 use super::parts::loader::Feed;
@@ -41,6 +44,8 @@ struct Quantize<'k> {
     params: Params<InKernel<'k>>,
     x: Feed<'k>,
     signs: Option<Signs<'k>>,
+    /// What codes go through on their way to rows of keys.
+    transposed: Option<Transposed<'k>>,
     /// The thread's number among those of its row, and how many these are.
     lane: (V<'k, B32>, u32),
 }
@@ -61,11 +66,15 @@ pub fn kernel(spec: &Spec) -> Kernel {
         let maxima = BlockMax::declare(b, warps);
         let lane = (b.tid() & (tile.lanes - 1), tile.lanes);
         let signs = params.signs.as_ref().map(|words| Signs::declare(b, words, tile.chunks(), lane));
+        let transposed = match spec.layout {
+            ValueLayout::Rows => None,
+            ValueLayout::Transposed => Some(Transposed::declare(b, tile)),
+        };
         b.init_mbarriers();
         // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
         b.launch_dependents();
         b.grid_dependency_wait();
-        Quantize { builder: b, spec: *spec, params, x, signs, lane }.run(maxima);
+        Quantize { builder: b, spec: *spec, params, x, signs, transposed, lane }.run(maxima);
     })
 }
 
@@ -129,7 +138,10 @@ impl<'k> Quantize<'k> {
                     x.iter_mut().for_each(|x| *x = x.fma(0.0, *x) * inverse);
                 }
             }
-            self.store(&x, &place, rows(&place), has_position);
+            match &self.transposed {
+                None => self.store(&x, &place, rows(&place), has_position),
+                Some(through) => self.store_transposed(through, &x, &place, row, has_position),
+            }
         });
     }
 

@@ -73,7 +73,7 @@ fn ladder() -> impl Iterator<Item = Shipped> {
 }
 
 /// Quantization: both blocks of rows and head dimensions of each number of lanes, with a rotation, a transform, both
-/// and neither; and what else makes a difference, with both.
+/// and neither; what else makes a difference, with both; and transposed codes, as of V, with neither.
 fn quantized() -> impl Iterator<Item = Shipped> {
     const POSITIONS: Positions = Positions::From(0);
     let styles = [None, Some(RopeStyle::Interleaved), Some(RopeStyle::HalfSplit)];
@@ -91,10 +91,14 @@ fn quantized() -> impl Iterator<Item = Shipped> {
         both(Elem::Bf16, Some(128), Positions::Listed),
         both(Elem::Bf16, None, POSITIONS),
     ];
-    plain.chain(others).map(|(elem, head_dim, rows, rotary, hadamard)| {
+    let transposed = [64, 128, 256].map(|head_dim| (Elem::Bf16, head_dim, Some(128), None, false));
+    let rows = plain.chain(others).map(|kernel| (kernel, ValueLayout::Rows));
+    let transposed = transposed.into_iter().map(|kernel| (kernel, ValueLayout::Transposed));
+    rows.chain(transposed).map(|((elem, head_dim, rows, rotary, hadamard), layout)| {
         let dtype = if elem == Elem::F16 { Dtype::F16 } else { Dtype::Bf16 };
         let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
         let mut problem = QuantizeSpec::contiguous(dtype, shape);
+        problem.layout = layout;
         problem.scaling = rows.map_or(Scaling::Given(1.0), |rows| Scaling::Block { rows });
         problem.rotary =
             rotary.map(|(style, positions)| Rotary { style, rotary_dim: head_dim, table_rows: 1, positions });
@@ -107,6 +111,7 @@ fn quantized() -> impl Iterator<Item = Shipped> {
                 .map(|(style, _)| if style == RopeStyle::Interleaved { "interleaved" } else { "half-split" }),
             rotary.filter(|&(_, positions)| positions == Positions::Listed).map(|_| "listed"),
             hadamard.then_some("hadamard"),
+            (layout == ValueLayout::Transposed).then_some("transposed"),
         ];
         let words: String = words.into_iter().flatten().flat_map(|word| ["/", word]).collect();
         let spec = Spec::Quantize(super::quantize::Spec::of(&plan));

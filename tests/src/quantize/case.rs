@@ -6,7 +6,8 @@ use fa3_quant::{Granularity, Incoherent, Preparation, Quantized, Rope, RopeTable
 use fa3_sched::DeviceLimits;
 use fa3_sched::quantize::Plan;
 use fa3_types::{
-    Dtype, Positions, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, Sequences, Shape, TensorDesc,
+    Dtype, Positions, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, Sequences, Shape,
+    TensorDesc, ValueLayout,
 };
 use ndarray::Array4;
 
@@ -50,8 +51,10 @@ pub struct Case {
     pub dtype: Dtype,
     /// The tensor.
     pub shape: Shape,
-    /// How tensor and codes lie in memory.
+    /// How tensor and codes lie in memory. That of the codes does not count if they are transposed.
     pub layouts: [Layout; 2],
+    /// Whether codes are rows or transposed.
+    pub value_layout: ValueLayout,
     /// Where scales come from.
     pub scaling: Scaling,
     /// The rotation: which entries are pairs, how many rotate, and where rows stand.
@@ -97,6 +100,7 @@ impl Case {
                 head_dim,
             },
             layouts: [Layout::ALL[rng.below(4)], Layout::ALL[rng.below(4)]],
+            value_layout: [ValueLayout::Rows, ValueLayout::Transposed][of_kernel.below(2)],
             spread: spreads[rng.below(6)],
             seed,
         }
@@ -109,7 +113,12 @@ impl Case {
     pub fn problem(&self) -> QuantizeProblem {
         let tensor = |dtype, layout| strided(dtype, self.shape, layout);
         let [of_x, of_codes] = self.layouts;
-        let mut spec = QuantizeSpec::new(tensor(self.dtype, of_x), tensor(Dtype::E4m3, of_codes));
+        let codes = match self.value_layout {
+            ValueLayout::Rows => tensor(Dtype::E4m3, of_codes),
+            ValueLayout::Transposed => TensorDesc::contiguous(Dtype::E4m3, self.shape),
+        };
+        let mut spec = QuantizeSpec::new(tensor(self.dtype, of_x), codes);
+        spec.layout = self.value_layout;
         spec.scaling = self.scaling;
         spec.rotary = self.rotation.map(|(style, rotary_dim, rows)| Rotary {
             style,
@@ -172,9 +181,20 @@ impl Case {
     /// Compares codes and scales with those of fa3-quant, and gaps with what was there.
     fn judge(&self, after: &[Vec<u8>]) -> Result<(), String> {
         let (problem, expected) = (self.problem(), self.expected());
-        let mut codes = vec![UNWRITTEN; problem.codes().extent_bytes().0 as usize];
-        for ((batch, row, head, element), code) in expected.codes().indexed_iter() {
-            codes[problem.codes().offset(batch, row, head, element).0 as usize] = code.to_bits();
+        let mut codes = vec![UNWRITTEN; problem.codes_bytes().0 as usize];
+        match self.value_layout {
+            ValueLayout::Rows => {
+                for ((batch, row, head, element), code) in expected.codes().indexed_iter() {
+                    codes[problem.codes().offset(batch, row, head, element).0 as usize] = code.to_bits();
+                }
+            }
+            ValueLayout::Transposed => {
+                let transposed = expected.transposed();
+                codes.iter_mut().zip(&transposed).for_each(|(to, code)| *to = code.to_bits());
+            }
+        }
+        if codes.len() != after[1].len() {
+            return Err(format!("codes have {} bytes, not {}", after[1].len(), codes.len()));
         }
         if let Some(at) = (0..codes.len()).find(|&at| codes[at] != after[1][at]) {
             return Err(format!("byte {at} of codes is {:#x}, not {:#x}", after[1][at], codes[at]));

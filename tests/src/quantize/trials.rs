@@ -1,6 +1,6 @@
 //! Problems for the quantization kernels: the features of which their code is made, each with each.
 
-use fa3_types::{Dtype, RopeStyle, Scaling, Shape};
+use fa3_types::{Dtype, RopeStyle, Scaling, Shape, ValueLayout};
 
 use super::{Case, Rows, Spread};
 use crate::covering;
@@ -23,21 +23,26 @@ const ROTATIONS: [Option<(RopeStyle, bool)>; 5] = [
 ];
 const ROWS: [Rows; 3] = [Rows::From(0), Rows::From(7), Rows::Listed];
 const HADAMARD: [bool; 2] = [true, false];
+const VALUE_LAYOUTS: [ValueLayout; 2] = [ValueLayout::Rows, ValueLayout::Transposed];
 const SPREADS: [Spread; 6] =
     [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
-/// One row; less than a block; more than one; several.
-const SEQLENS: [usize; 4] = [1, 50, 129, 300];
+/// One row; less than a block; more than one; several. Blocks of 64 rows are an odd number, and an even one.
+const SEQLENS: [usize; 5] = [1, 50, 100, 129, 300];
 /// (sequences, heads).
 const HEADS: [(usize, usize); 3] = [(1, 1), (2, 3), (1, 5)];
 /// Fewer SMs than there are tiles, and more.
 const SMS: [u32; 2] = [2, 100];
 
-/// Levels of all factors. Three levels of the first four meet, of the others two.
-const LEVELS: [usize; 12] = [
+/// How many of the factors come first, of which any three levels meet.
+const CLOSE: usize = 5;
+
+/// Levels of all factors. Of those that are not [`CLOSE`], any two levels meet.
+const LEVELS: [usize; 13] = [
     HEAD_DIMS.len(),
     ROTATIONS.len(),
     HADAMARD.len(),
     SCALINGS.len(),
+    VALUE_LAYOUTS.len(),
     DTYPES.len(),
     ROWS.len(),
     SPREADS.len(),
@@ -50,11 +55,15 @@ const LEVELS: [usize; 12] = [
 
 /// The covering array of features.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
-    covering(&LEVELS, 3).iter().enumerate().map(|(index, row)| of_levels(row, seed + index as u64)).collect()
+    covering(&LEVELS, CLOSE)
+        .iter()
+        .enumerate()
+        .map(|(index, row)| of_levels(row, seed + index as u64))
+        .collect()
 }
 
 fn of_levels(row: &[usize], seed: u64) -> Trial {
-    let &[head_dim, rotation, hadamard, scaling, dtype, rows, ref rest @ ..] = row else {
+    let &[head_dim, rotation, hadamard, scaling, value_layout, dtype, rows, ref rest @ ..] = row else {
         unreachable!("a row has a level for each feature");
     };
     let &[spread, seqlen, heads, layout, codes_layout, sms] = rest else {
@@ -66,6 +75,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
         dtype: DTYPES[dtype],
         shape: Shape { batch, seqlen: SEQLENS[seqlen], heads, head_dim },
         layouts: [Layout::ALL[layout], Layout::ALL[codes_layout]],
+        value_layout: VALUE_LAYOUTS[value_layout],
         scaling: SCALINGS[scaling],
         rotation: ROTATIONS[rotation].map(|(style, whole)| (style, rotary_dim(whole), ROWS[rows])),
         hadamard: HADAMARD[hadamard],
@@ -81,6 +91,7 @@ pub(super) fn small() -> Vec<Trial> {
         dtype: Dtype::Bf16,
         shape: Shape { batch: 1, seqlen: 200, heads: 3, head_dim: 128 },
         layouts: [Layout::Gaps, Layout::HeadsFirst],
+        value_layout: ValueLayout::Rows,
         scaling: Scaling::Block { rows: 64 },
         rotation: Some((RopeStyle::HalfSplit, 128, Rows::Listed)),
         hadamard: true,
@@ -93,7 +104,9 @@ pub(super) fn small() -> Vec<Trial> {
         ..case
     };
     let given = Case { scaling: Scaling::Given(0.01), rotation: None, spread: Spread::Outliers, ..case };
-    [case, narrow, given].map(|case| case.trial(2)).into()
+    let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
+    let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
+    [case, narrow, given, transposed, transposed_given].map(|case| case.trial(2)).into()
 }
 
 /// With scales of blocks, all threads meet between a tile's reads and the load into its slot.
@@ -117,6 +130,7 @@ pub(super) fn preys() -> Vec<Prey> {
         dtype: Dtype::F16,
         shape: Shape { batch: 1, seqlen: 150, heads: 5, head_dim: 64 },
         layouts: [Layout::Contiguous, Layout::Contiguous],
+        value_layout: ValueLayout::Rows,
         scaling: Scaling::Block { rows: 64 },
         rotation: Some((RopeStyle::HalfSplit, 32, Rows::Listed)),
         hadamard: true,
@@ -125,8 +139,12 @@ pub(super) fn preys() -> Vec<Prey> {
     };
     let given = Case { scaling: Scaling::Given(0.01), rotation: None, hadamard: false, ..case };
     let given = Case { shape: Shape { seqlen: 300, ..case.shape }, ..given };
+    let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
+    let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
     vec![
         Prey::of_trial("quantize", &case.trial(1), BLOCKS),
         Prey::of_trial("quantize with a scale", &given.trial(1), GIVEN),
+        Prey::of_trial("quantize transposed", &transposed.trial(1), BLOCKS),
+        Prey::of_trial("quantize transposed with a scale", &transposed_given.trial(1), GIVEN),
     ]
 }

@@ -3,9 +3,9 @@
 use fa3_cuda::kernels::quantize;
 use fa3_sched::DeviceLimits;
 use fa3_sched::quantize::Plan;
-use fa3_sim::{Mode, Policy};
+use fa3_sim::{Mode, Policy, ProgramSimulation};
 use fa3_tests::quantize::Case;
-use fa3_types::{Dtype, QuantizeSpec, Shape};
+use fa3_types::{Dtype, QuantizeSpec, Scaling, Shape, ValueLayout};
 use rayon::prelude::*;
 
 /// Codes and scales of random problems are fa3-quant's, bit for bit. `FA3_CASES` says how many.
@@ -30,5 +30,33 @@ fn without_rows_nothing_is_launched() {
         let problem = QuantizeSpec::contiguous(Dtype::F16, shape).validate().unwrap();
         let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap();
         assert_eq!((plan.grid(), quantize::program(&plan).steps.len()), (0, 0));
+    }
+}
+
+/// Threads that access the tile of codes at once are in different banks, however many of them have a part of a row.
+#[test]
+fn codes_are_transposed_without_bank_conflicts() {
+    // 1, 2, 4 and 8 threads a row; panels of 64 columns, of 128, and two.
+    for (head_dim, rows) in
+        [(32, 64), (32, 128), (64, 128), (80, 64), (128, 64), (128, 128), (256, 64), (256, 128)]
+    {
+        let case = Case::random(head_dim as u64, u64::MAX);
+        let case = Case {
+            dtype: Dtype::F16,
+            shape: Shape { batch: 1, seqlen: 200, heads: 1, head_dim },
+            scaling: Scaling::Block { rows },
+            value_layout: ValueLayout::Transposed,
+            rotation: None,
+            ..case
+        };
+        let trial = case.trial(1);
+        let outcome = ProgramSimulation::new(&trial.program).run(&trial.before).unwrap();
+        let lines = outcome.steps.iter().flat_map(|step| &step.counters.shared);
+        let of_codes: Vec<_> = lines.filter(|(line, _)| line.file.ends_with("transposed.rs")).collect();
+        // Stores and loads.
+        assert_eq!(of_codes.len(), 2, "{of_codes:?}");
+        for (line, wavefronts) in of_codes {
+            assert_eq!(wavefronts.actual, wavefronts.ideal, "{line}, head_dim {head_dim}, {rows} rows");
+        }
     }
 }

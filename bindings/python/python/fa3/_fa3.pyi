@@ -29,4 +29,5 @@ def quantize(
     hadamard_seed: int | None,
     block_rows: int,
     scale: float | None,
+    transposed: bool,
 ) -> None: ...

@@ -19,6 +19,7 @@ def quantize(
     hadamard_seed: int | None = None,
     block_rows: int = 128,
     scale: float | None = None,
+    transposed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """float8_e4m3fn codes of a float16 or bfloat16 tensor on a Hopper GPU, in one kernel on torch's current stream.
 
@@ -37,9 +38,12 @@ def quantize(
             their scores are as without M.
         block_rows: how many rows of a head share a scale, 64 or 128.
         scale: one scale for all, instead of the blocks' own. Larger numbers saturate.
+        transposed: V's codes as products of 8-bit elements read them: (batch, heads, head_dim, keys), keys being seqlen
+            rounded up to a multiple of 128. Of each 16 keys the order is 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. Codes at
+            keys from seqlen on are 0.
 
     Returns:
-        (codes, scales): codes float8_e4m3fn of x's shape, contiguous, and scales float32 (batch, heads, ceil(seqlen /
+        (codes, scales): codes float8_e4m3fn of x's shape or transposed, contiguous, and scales float32 (batch, heads, ceil(seqlen /
         block_rows)), or with a given scale one element, which is that. codes * scales is about y.
 
     Raises:
@@ -50,13 +54,13 @@ def quantize(
     if hadamard_seed is not None and not 0 <= hadamard_seed < _SEEDS:
         raise ValueError(f"hadamard_seed {hadamard_seed} is outside 0 to 2^64 - 1")
     listed, first = (positions, 0) if isinstance(positions, Tensor) else (None, positions)
-    options = (interleaved, first, hadamard_seed, block_rows, scale)
+    options = (interleaved, first, hadamard_seed, block_rows, scale, transposed)
     if operator.is_plain(x, *_given(cos, sin, listed)):
         return _launch(x, cos, sin, listed, *options)
     return _traced(x, cos, sin, listed, *options)
 
 
-def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale):
+def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale, transposed):
     """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
         if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
@@ -64,7 +68,7 @@ def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, 
     operator.refuse_grad("x, cos or sin", x, *_given(cos, sin))
     if hadamard_seed is not None and hadamard_seed >= _SEEDS // 2:
         hadamard_seed -= _SEEDS
-    options = (interleaved, first_position, hadamard_seed, block_rows, scale)
+    options = (interleaved, first_position, hadamard_seed, block_rows, scale, transposed)
     return torch.ops.fa3.quantize(x, cos, sin, positions, *options)
 
 
@@ -78,6 +82,7 @@ def _launch(
     hadamard_seed: int | None,
     block_rows: int,
     scale: float | None,
+    transposed: bool,
 ) -> tuple[Tensor, Tensor]:
     """Codes and scales of tensors on a GPU. An operator's integers have signs: a seed counts modulo 2^64."""
     tensors = (x, *_given(cos, sin, positions))
@@ -99,7 +104,7 @@ def _launch(
             listed = positions.data_ptr()
         rows, pairs = cos.shape
         rotation = (cos.data_ptr(), sin.data_ptr(), rows, 2 * pairs, interleaved, listed, first_position)
-    codes, scales = _codes(x), _scales(x, block_rows) if scale is None else None
+    codes, scales = _codes(x, transposed), _scales(x, block_rows) if scale is None else None
     _fa3.quantize(
         device,
         torch._C._cuda_getCurrentRawStream(device),
@@ -110,6 +115,7 @@ def _launch(
         None if hadamard_seed is None else hadamard_seed % _SEEDS,
         block_rows,
         scale,
+        transposed,
     )
     return codes, x.new_full((1,), scale, dtype=torch.float32) if scales is None else scales
 
@@ -152,9 +158,11 @@ def _dense(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
-def _codes(x: Tensor) -> Tensor:
-    """A new, contiguous tensor for codes of x's shape."""
-    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
+def _codes(x: Tensor, transposed: bool) -> Tensor:
+    """A new, contiguous tensor for codes: of x's shape, or (batch, heads, head_dim, keys)."""
+    batch, seqlen, heads, head_dim = x.shape
+    shape = (batch, heads, head_dim, (seqlen + 127) // 128 * 128) if transposed else x.shape
+    return x.new_empty(shape, dtype=torch.float8_e4m3fn)
 
 
 def _scales(x: Tensor, block_rows: int) -> Tensor:
@@ -163,14 +171,14 @@ def _scales(x: Tensor, block_rows: int) -> Tensor:
     return x.new_empty(batch, heads, (seqlen + block_rows - 1) // block_rows, dtype=torch.float32)
 
 
-def _fake(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale):
+def _fake(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale, transposed):
     _check(x, cos, sin, positions, interleaved, first_position, block_rows)
-    return _codes(x), _scales(x, block_rows) if scale is None else x.new_empty(1, dtype=torch.float32)
+    return _codes(x, transposed), _scales(x, block_rows) if scale is None else x.new_empty(1, dtype=torch.float32)
 
 
 operator.library.define(
     "quantize(Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
-    "int? hadamard_seed, int block_rows, float? scale) -> (Tensor codes, Tensor scales)",
+    "int? hadamard_seed, int block_rows, float? scale, bool transposed) -> (Tensor codes, Tensor scales)",
     # Compilers must leave the last dimension contiguous.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )

@@ -10,4 +10,5 @@ def quantize(
     hadamard_seed: int | None = None,
     block_rows: int = 128,
     scale: float | None = None,
+    transposed: bool = False,
 ) -> tuple[Tensor, Tensor]: ...

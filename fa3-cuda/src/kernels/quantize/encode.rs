@@ -1,9 +1,16 @@
 //! Scales and codes.
 
 use fa3_ir::lang::*;
+use fa3_sched::quantize::CHUNK;
 use fa3_types::Real;
 
 use crate::kernels::parts::block_max::largest;
+
+/// The codes of a chunk.
+pub(super) type Codes<'k> = [V<'k, B32>; 2];
+
+/// NaN, four times.
+const NAN: u32 = u32::from_ne_bytes([0x7F; 4]);
 
 /// The largest e4m3.
 const LARGEST: f32 = 448.0;
@@ -44,9 +51,19 @@ fn over_448<T: Real>(amax: T) -> T {
     near.fma(divisor, -amax).fma(-inverse, near)
 }
 
+/// The codes of a thread's chunks; NaN where the row has no position.
+#[track_caller]
+pub(super) fn chunks<'k>(x: &[V<'k, F32>], has_position: Option<V<'k, Pred>>) -> Vec<Codes<'k>> {
+    let chunks = x.chunks_exact(CHUNK as usize).map(|x| match has_position {
+        Some(has_position) => codes(x).map(|word| has_position.select(word, NAN)),
+        None => codes(x),
+    });
+    chunks.collect()
+}
+
 /// The codes of eight numbers.
 #[track_caller]
-pub(super) fn codes<'k>(x: &[V<'k, F32>]) -> [V<'k, B32>; 2] {
+fn codes<'k>(x: &[V<'k, F32>]) -> Codes<'k> {
     let pair = |at: usize| x[at + 1].e4m3x2_above(x[at]);
     [pair(0).below(pair(2)), pair(4).below(pair(6))]
 }

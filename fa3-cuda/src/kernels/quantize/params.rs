@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Program};
 use fa3_sched::quantize::Plan;
 use fa3_sched::{Decoder, Longest, Order, TileCounts};
-use fa3_types::{Positions, Scaling, Signs};
+use fa3_types::{Positions, QuantizeProblem, Scaling, Shape, Signs, ValueLayout};
 
 use super::Spec;
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
@@ -14,7 +14,7 @@ use crate::kernels::tensors::{strides, view};
 pub(super) struct Params<S: Side> {
     pub(super) x: S::Tensor,
     pub(super) codes: S::Pointer,
-    /// Bytes from one sequence, head, row of the codes to the next.
+    /// Bytes from one sequence, head, row of the codes to the next. A row of transposed codes is of keys.
     pub(super) codes_strides: [S::U64; 3],
     pub(super) scale: Scale<S>,
     pub(super) rotation: Option<Rotation<S>>,
@@ -101,6 +101,18 @@ fn sign_words(head_dim: u32) -> [usize; 2] {
     [words, if head_dim.is_power_of_two() { 0 } else { words }]
 }
 
+fn codes_strides(problem: &QuantizeProblem) -> [u64; 3] {
+    match problem.layout() {
+        ValueLayout::Rows => strides(problem.codes()),
+        ValueLayout::Transposed => {
+            let Shape { seqlen, heads, head_dim, .. } = problem.codes().shape;
+            let row = ValueLayout::keys_of_row(seqlen) as u64;
+            let head = head_dim as u64 * row;
+            [heads as u64 * head, head, row]
+        }
+    }
+}
+
 impl Params<Form> {
     /// Those of a kernel.
     pub(super) fn form(spec: &Spec) -> Params<Form> {
@@ -144,7 +156,7 @@ impl Params<Host> {
         Params {
             x: view(buffer("x"), problem.x()),
             codes: buffer("codes"),
-            codes_strides: strides(problem.codes()),
+            codes_strides: codes_strides(problem),
             scale: match problem.scaling() {
                 Scaling::Block { .. } => Scale::Blocks(buffer("scales")),
                 Scaling::Given(scale) => Scale::Given { inverse: 1.0 / scale },

@@ -2,7 +2,7 @@
 
 use fa3_ir::{BufferRole, Elem, Program};
 use fa3_sched::quantize::Plan;
-use fa3_types::Positions;
+use fa3_types::{Positions, Shape, ValueLayout};
 
 use super::Spec;
 use super::params::Params;
@@ -15,7 +15,14 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let (problem, mut program) = (plan.problem(), Program::new());
     let dims = |dims: &[usize]| dims.iter().map(|&dim| dim as u32).collect::<Vec<_>>();
     tensors::input(&mut program, "x", problem.x());
-    tensors::output(&mut program, "codes", problem.codes());
+    match problem.layout() {
+        ValueLayout::Rows => tensors::output(&mut program, "codes", problem.codes()),
+        ValueLayout::Transposed => {
+            let Shape { batch, seqlen, heads, head_dim } = problem.codes().shape;
+            let shape = dims(&[batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)]);
+            program.buffer("codes", Elem::E4m3, &shape, BufferRole::Output)
+        }
+    };
     if let Some(shape) = problem.scales_shape() {
         program.buffer("scales", Elem::F32, &dims(&shape), BufferRole::Output);
     }

@@ -2,7 +2,7 @@
 
 use fa3_ir::Elem;
 use fa3_sched::quantize::{Plan, Tile};
-use fa3_types::{Positions, RopeStyle, Rotary, Scaling};
+use fa3_types::{Positions, RopeStyle, Rotary, Scaling, ValueLayout};
 
 use crate::kernels::tensors::elem;
 
@@ -13,6 +13,8 @@ pub struct Spec {
     pub elem: Elem,
     /// Rows and threads.
     pub tile: Tile,
+    /// How codes lie in memory.
+    pub layout: ValueLayout,
     /// The rotation.
     pub rotation: Option<Rotation>,
     /// Whether rows go through the Hadamard transform.
@@ -44,6 +46,7 @@ impl Spec {
         Spec {
             elem: elem(problem.x().dtype),
             tile: plan.tile(),
+            layout: problem.layout(),
             rotation: problem.rotary().map(rotation),
             hadamard: problem.signs().is_some(),
             given_scale: matches!(problem.scaling(), Scaling::Given(_)),

@@ -3,15 +3,9 @@
 use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
 
-use super::encode::codes;
+use super::encode::chunks;
 use super::{Place, Quantize};
 use crate::kernels::parts::store_rows::{Global, neighbours};
-
-/// The codes of a chunk.
-type Codes<'k> = [V<'k, B32>; 2];
-
-/// NaN, four times.
-const NAN: u32 = u32::from_ne_bytes([0x7F; 4]);
 
 impl<'k> Quantize<'k> {
     /// Writes the codes of a thread's part of a row, if there is that row.
@@ -27,11 +21,7 @@ impl<'k> Quantize<'k> {
         let inside = row.lt(self.params.seqlen);
         let rows = Global { address: self.params.codes, strides: self.params.codes_strides };
         let row = rows.at([place.batch, place.head, row]);
-        let chunks = x.chunks_exact(CHUNK as usize).map(|x| match has_position {
-            Some(has_position) => codes(x).map(|word| has_position.select(word, NAN)),
-            None => codes(x),
-        });
-        let chunks: Vec<Codes<'k>> = chunks.collect();
+        let chunks = chunks(x, has_position);
         if lanes == 2 && chunks.len().is_multiple_of(2) {
             let at = lane.mad_wide(2 * CHUNK, row);
             for (pair, chunks) in chunks.chunks_exact(2).enumerate() {
