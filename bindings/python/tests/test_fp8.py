@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from fa3 import flash_attn_func
+from fa3 import flash_attn_fp8_func, flash_attn_func, quantize
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("nan_in_new_tensors")]
 
@@ -91,6 +91,101 @@ def test_scales_are_optional(codes, given):
 def test_scales_of_any_strides(codes):
     tensors, [q, k, v] = codes(2, (200, 300), (4, 2), 64)
     check(tensors, [q[:1, :1].expand(2, 2), k.t().contiguous().t(), torch.stack([v, v], -1)[..., 1]])
+
+
+def as_products_read(codes):
+    """V transposed, by the definition: (batch, heads, head_dim, keys), with keys in whole 128 and in another order."""
+    batch, seqlen, heads, head_dim = codes.shape
+    rows = codes.new_zeros(batch, heads, head_dim, (seqlen + 127) // 128 * 128)
+    rows[..., :seqlen] = codes.permute(0, 2, 3, 1)
+    order = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
+    return rows.unflatten(-1, (-1, 16))[..., order].flatten(-2).contiguous()
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 128, 256])
+def test_transposed_values(codes, head_dim, mask):
+    """The bits of V in rows."""
+    for seqlens, heads in (((333, 401), (6, 2)), ((1, 1), (3, 3)), ((700, 1025), (4, 1)), ((64, 0), (1, 1))):
+        (q, k, v), scales = codes(2, seqlens, heads, head_dim)
+        named = dict(zip(("q_descale", "k_descale", "v_descale"), scales))
+        options = dict(softcap=7.0 if head_dim == 64 else 0.0, return_attn_probs=True, **named, **mask)
+        expected = flash_attn_func(q, k, v, **options)
+        given = flash_attn_func(q, k, as_products_read(v.float()).to(FP8), v_transposed=True, **options)
+        for x, y in zip(given, expected):
+            assert torch.equal(x, y)
+
+
+def block_scales(x, rows):
+    """Scales of blocks, and what each row is multiplied by."""
+    batch, seqlen, heads, _ = x.shape
+    scales = 2.0 ** torch.randint(-3, 4, (batch, heads, -(-seqlen // rows)), device="cuda").float()
+    scales *= 0.5 + torch.rand_like(scales)
+    return scales, scales.repeat_interleave(rows, 2)[:, :, :seqlen].transpose(1, 2)[..., None]
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
+@pytest.mark.parametrize("rows", [(64, 64), (64, 128), (128, 64), (128, 128)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_scales_of_blocks(codes, head_dim, rows, transposed):
+    cases = (((333, 401), (6, 2), {}), ((1, 1), (1, 1), {}), ((200, 1500), (4, 2), dict(causal=True)))
+    cases += (((700, 900), (3, 3), dict(window_size=(137, 30))), ((300, 300), (2, 1), dict(softcap=5.0)))
+    for seqlens, heads, options in cases:
+        tensors, _ = codes(2, seqlens, heads, head_dim, scale=0.5)
+        scales, factors = zip(*(block_scales(x, count) for x, count in zip(tensors, (*rows, 128))))
+        window = options.get("window_size", (-1, 0) if options.get("causal") else (-1, -1))
+        numbers = (x.double() * factor.double() for x, factor in zip(tensors, factors))
+        expected, expected_lse = reference(*numbers, (None,) * 3, window, options.get("softcap", 0.0))
+        q, k, v = tensors
+        v = as_products_read(v.float()).to(FP8) if transposed else v
+        named = dict(zip(("q_descale", "k_descale", "v_descale"), scales), v_transposed=transposed)
+        o, lse = flash_attn_func(q, k, v, return_attn_probs=True, **named, **options)
+        assert (o - expected).norm() < 0.06 * expected.norm()
+        finite = expected_lse.isfinite()
+        torch.testing.assert_close(lse[finite].double(), expected_lse[finite], atol=0.1, rtol=2e-3)
+        half = flash_attn_func(q, k, v, out_dtype=torch.float16, **named, **options)
+        assert half.dtype == torch.float16 and (half.float() - o.float()).norm() < 0.01 * o.float().norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_chain(randn, head_dim, dtype):
+    """From 16 bits to 16 bits, with outliers and rotary embedding, beside attention in 16 bits."""
+    q, k, v = (randn(2, 1000, heads, head_dim, dtype=dtype) for heads in (4, 2, 2))
+    angles = torch.outer(torch.arange(1000.0), 10_000.0 ** -torch.linspace(0, 1, head_dim // 2)).cuda()
+    cos, sin = angles.cos(), angles.sin()
+    q[..., 5], k[..., 5] = 10 * q[..., 5], 4 * k[..., 5]
+
+    def rotated(x):
+        first, second = x.double().chunk(2, -1)
+        c, s = cos.double()[:, None], sin.double()[:, None]
+        return torch.cat([first * c - second * s, second * c + first * s], -1)
+
+    for rotation, rotate in (({}, lambda x: x.double()), (dict(cos=cos, sin=sin), rotated)):
+        expected, _ = reference(rotate(q), rotate(k), v.double(), (None,) * 3, (-1, 0))
+        o, lse = flash_attn_fp8_func(q, k, v, causal=True, return_attn_probs=True, **rotation)
+        assert o.dtype == dtype and lse.shape == (2, 4, 1000)
+        error = (o - expected).norm() / expected.norm()
+        plain = flash_attn_fp8_func(q, k, v, causal=True, hadamard_seed=None, **rotation)
+        assert error < 0.09 and error < (plain - expected).norm() / expected.norm()
+        assert torch.equal(o, torch.compile(flash_attn_fp8_func, fullgraph=True)(q, k, v, causal=True, **rotation))
+
+
+def test_bad_inputs_of_fp8(codes):
+    (q, k, v), _ = codes(1, (200, 300), (2, 2), 64)
+    blocks = [quantize(x.bfloat16())[1] for x in (q, k, v)]
+    named = dict(zip(("q_descale", "k_descale", "v_descale"), blocks))
+    flash_attn_func(q, k, v, **named)
+    for change, sentence in (
+        (dict(q_descale=None), "one descale is of blocks"),
+        (dict(q_descale=blocks[0][..., :1]), "q_descale has 1 blocks for 200 rows, expected 2 or 4"),
+        (dict(k_descale=blocks[1][:, :1]), "k_descale is torch.float32"),
+        (dict(v_descale=quantize(v.bfloat16(), block_rows=64)[1]), "v_descale is for blocks of 64 rows"),
+        (dict(v_transposed=True), "transposed v is"),
+        (dict(out_dtype=torch.float32), "o cannot be f32"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            flash_attn_func(q, k, v, **{**named, **change})
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
