@@ -111,7 +111,7 @@ pub enum ProblemError {
     #[error("scales of blocks are of e4m3 in dense batches, not of {dtype}{}", if *packed { ", packed" } else { "" })]
     BlockScales { dtype: Dtype, packed: bool },
     #[error(
-        "scales are for a head each, or for 64 or 128 rows of q and of k and 128 rows of v, not for a {q}, a {k} and a {v}"
+        "scales are for a head each, or for 64 or 128 rows of q and 128 of k and v, not for a {q}, a {k} and a {v}"
     )]
     Granularity { q: Granularity, k: Granularity, v: Granularity },
     #[error("heads_q {heads_q} is not a multiple of heads_kv {heads_kv}")]

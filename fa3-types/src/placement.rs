@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(place(0), Err(ProblemError::NullAddress { tensor }));
         assert_eq!(place(0x6002), Err(ProblemError::Misaligned { tensor, address: 0x6002, alignment: 4 }));
         assert!(matches!(place(0x4004), Err(ProblemError::Overlap { other: TensorName::KDescale, .. })));
-        let blocks = ProblemSpec::dense(Dtype::E4m3, SHAPE, SHAPE).block_scales(64, 64).validate().unwrap();
+        let blocks = ProblemSpec::dense(Dtype::E4m3, SHAPE, SHAPE).block_scales(64).validate().unwrap();
         let missing = ProblemError::NullAddress { tensor: TensorName::QDescale };
         assert_eq!(Placement::new(&blocks, at(0x6004)), Err(missing));
     }

@@ -262,7 +262,7 @@ fn check_scales(dtype: Dtype, given: [Granularity; 3], packed: bool) -> Result<(
     use Granularity::{Block, Head};
     match given {
         [Head, Head, Head] => Ok(()),
-        [Block { rows: 64 | 128 }, Block { rows: 64 | 128 }, Block { rows: 128 }] => {
+        [Block { rows: 64 | 128 }, Block { rows: 128 }, Block { rows: 128 }] => {
             if dtype != Dtype::E4m3 || packed {
                 return Err(ProblemError::BlockScales { dtype, packed });
             }
@@ -459,13 +459,14 @@ mod tests {
         let shapes = |spec: ProblemSpec| spec.validate().unwrap().descale_shapes();
         assert_eq!(shapes(spec()), [[2, 2], [2, 2], [2, 2]].map(Vec::from));
         let long = ProblemSpec::dense(Dtype::E4m3, Shape { seqlen: 129, ..Q }, Shape { seqlen: 200, ..KV });
-        assert_eq!(shapes(long.block_scales(64, 128)), [[2, 4, 3], [2, 2, 2], [2, 2, 2]].map(Vec::from));
-        let text = spec().block_scales(64, 128).validate().unwrap().to_string();
+        assert_eq!(shapes(long.block_scales(64)), [[2, 4, 3], [2, 2, 2], [2, 2, 2]].map(Vec::from));
+        let text = spec().block_scales(64).validate().unwrap().to_string();
         assert!(text.contains(" scales for 64 rows/128 rows/128 rows "), "{text}");
         let rows = |rows| Block { rows };
         for [q, k, v] in [
             [Head, Head, rows(128)],
-            [rows(32), rows(64), rows(128)],
+            [rows(32), rows(128), rows(128)],
+            [rows(64), rows(64), rows(128)],
             [rows(64), rows(64), rows(64)],
             [Tensor, Tensor, Tensor],
         ] {
@@ -474,7 +475,7 @@ mod tests {
             assert_eq!(spec.validate().unwrap_err(), ProblemError::Granularity { q, k, v });
         }
         let error = ProblemError::BlockScales { dtype: Dtype::F16, packed: false };
-        assert_eq!(self::spec().block_scales(64, 64).validate().unwrap_err(), error);
+        assert_eq!(self::spec().block_scales(64).validate().unwrap_err(), error);
     }
 
     #[test]

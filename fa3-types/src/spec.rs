@@ -30,7 +30,8 @@ pub struct ProblemSpec {
     pub v: TensorDesc,
     /// How they lie in memory. Where they are transposed, the strides of `v` are those of a contiguous tensor.
     pub v_layout: ValueLayout,
-    /// What shares a scale of e4m3 Q, K and V: all heads, or all blocks of 64 or 128 rows, of V 128.
+    /// What shares a scale of e4m3 Q, K and V: all heads, or all blocks, of 64 or 128 rows of Q and of
+    /// 128 rows of K and V.
     pub scales: [Granularity; 3],
     /// Output (batch, seqlen_q, heads_q, head_dim_v).
     pub o: TensorDesc,
@@ -116,10 +117,10 @@ impl ProblemSpec {
         self
     }
 
-    /// Gives each so many rows of Q, and so many of K, a scale of their own, and each 128 rows of V.
+    /// Gives each so many rows of Q a scale of their own, and each 128 rows of K and of V.
     #[must_use]
-    pub fn block_scales(mut self, q_rows: usize, k_rows: usize) -> ProblemSpec {
-        self.scales = [q_rows, k_rows, 128].map(|rows| Granularity::Block { rows });
+    pub fn block_scales(mut self, q_rows: usize) -> ProblemSpec {
+        self.scales = [q_rows, 128, 128].map(|rows| Granularity::Block { rows });
         self
     }
 

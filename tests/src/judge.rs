@@ -59,7 +59,7 @@ impl<'a> Judge<'a> {
             let baseline = match case.problem.scales() {
                 [Granularity::Block { .. }, ..] => {
                     // The standard has one scale for a tensor.
-                    let blocks = Fp8Attention::new(Accumulation::TwoLevel { keys: 64 }, 64);
+                    let blocks = Fp8Attention::new(Accumulation::TwoLevel { keys: 128 }, 128);
                     blocks.forward(&case.problem, &q, &k, &v)
                 }
                 _ => StandardFp8.forward(&case.problem, &q, &k, &v),

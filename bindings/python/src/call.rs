@@ -12,8 +12,8 @@ pub(crate) type Tensor<'py> = (Bound<'py, PyString>, u64, Four<usize>, Four<i64>
 
 type Four<T> = (T, T, T, T);
 
-/// (v_transposed, (rows of Q, of K) that share a scale, dtype of O).
-pub(crate) type Fp8<'py> = (bool, Option<(usize, usize)>, Option<Bound<'py, PyString>>);
+/// (v_transposed, rows of Q that share a scale, dtype of O).
+pub(crate) type Fp8<'py> = (bool, Option<usize>, Option<Bound<'py, PyString>>);
 
 /// What a tensor looks like.
 ///
@@ -67,8 +67,8 @@ pub(crate) struct Options {
     pub(crate) sm_margin: i64,
     /// Whether V, which is e4m3, lies transposed.
     pub(crate) v_transposed: bool,
-    /// Rows of Q and of K that share a scale; heads do if `None`.
-    pub(crate) block_rows: Option<(usize, usize)>,
+    /// Rows of Q that share a scale, as 128 of K and V do; heads do if `None`.
+    pub(crate) block_rows: Option<usize>,
     /// The dtype of O, by its name; Q's own or the usual one for e4m3 if `None`.
     pub(crate) output: Option<Dtype>,
 }
@@ -84,7 +84,7 @@ pub(crate) struct Call {
     softcap: Option<u64>,
     sm_margin: i64,
     v_transposed: bool,
-    block_rows: Option<(usize, usize)>,
+    block_rows: Option<usize>,
     output: Option<Dtype>,
 }
 
@@ -131,8 +131,8 @@ impl Call {
         if self.v_transposed {
             spec = spec.transposed_v();
         }
-        if let Some((q_rows, k_rows)) = self.block_rows {
-            spec = spec.block_scales(q_rows, k_rows);
+        if let Some(rows) = self.block_rows {
+            spec = spec.block_scales(rows);
         }
         spec.validate()
     }

@@ -44,7 +44,7 @@ mod _fa3 {
     /// latter, (batch, heads_kv), the scales of e4m3 q, k and v, or None where they are 1.
     ///
     /// fp8 is None, or (v_transposed, block_rows, output): whether v, of which shape and strides are as if it were not,
-    /// lies transposed; None, or how many rows of q and of k share a scale, and 128 of v; None, or the dtype of o.
+    /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
     /// Scales of blocks are (batch, heads, blocks).
     ///
     /// workspace is None, or (address, bytes) of memory that holds zeros where the stream is now, aligned to 256. The

@@ -17,8 +17,6 @@ pub(crate) enum NotThat {
     Whole { most: u32 },
     #[error("expected a multiple of {unit} from {unit} to {most}")]
     Multiple { unit: u32, most: u32 },
-    #[error("expected two numbers such as 128,64")]
-    Pair,
     #[error("expected bf16 or f16")]
     Half,
 }
@@ -28,12 +26,6 @@ pub(crate) fn size(text: &str) -> Result<usize, NotThat> {
     let (digits, unit) = text.strip_suffix(['k', 'K']).map_or((text, 1), |digits| (digits, 1024));
     let number: Option<usize> = digits.parse().ok();
     number.and_then(|number| number.checked_mul(unit)).ok_or(NotThat::Size)
-}
-
-/// Reads two sizes.
-pub(crate) fn pair(text: &str) -> Result<(usize, usize), NotThat> {
-    let (first, second) = text.split_once(',').ok_or(NotThat::Pair)?;
-    size(first).ok().zip(size(second).ok()).ok_or(NotThat::Pair)
 }
 
 /// Reads a size, or a number below 0: -1 is an unbounded window, and others are refused by those who know why.

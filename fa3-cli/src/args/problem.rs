@@ -2,7 +2,7 @@
 
 use fa3_types::{Dtype, ProblemSpec, Sequences, Shape};
 
-use super::number::{pair, size};
+use super::number::size;
 use super::score::ScoreArgs;
 
 /// What is computed. What is not given is small, so that the simulator computes it in a moment.
@@ -38,9 +38,9 @@ pub(crate) struct ProblemArgs {
     /// V of e4m3 is transposed in memory
     #[arg(long)]
     v_transposed: bool,
-    /// So many rows of Q and of K share a scale of e4m3, 64 or 128, and 128 rows of V; heads do if absent
-    #[arg(long, value_name = "Q,K", value_parser = pair)]
-    block_scales: Option<(usize, usize)>,
+    /// So many rows of Q share a scale of e4m3, 64 or 128, and 128 rows of K and V; heads do if absent
+    #[arg(long, value_name = "ROWS")]
+    block_scales: Option<usize>,
     #[command(flatten)]
     score: ScoreArgs,
 }
@@ -70,7 +70,7 @@ impl ProblemArgs {
             spec = spec.transposed_v();
         }
         match self.block_scales {
-            Some((q_rows, k_rows)) => spec.block_scales(q_rows, k_rows),
+            Some(q_rows) => spec.block_scales(q_rows),
             None => spec,
         }
     }

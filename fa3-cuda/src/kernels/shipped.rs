@@ -298,8 +298,8 @@ mod tests {
         let inputs: [Inputs; 4] = [
             |spec| spec,
             |spec| spec.transposed_v(),
-            |spec| spec.block_scales(64, 64),
-            |spec| spec.transposed_v().block_scales(128, 128),
+            |spec| spec.block_scales(64),
+            |spec| spec.transposed_v().block_scales(128),
         ];
         let fp8 = inputs.into_iter().flat_map(|inputs| {
             halves.map(|(heads, cap, output)| (&dims_of_fp8[..], heads, cap, Dtype::E4m3, output, inputs))

@@ -1,7 +1,6 @@
 //! Fragments: a warpgroup's accumulators as a matrix of 64 rows, and the A operand that one turns into.
 
 use std::fmt;
-use std::ops::Range;
 
 use crate::lang::{Arg, B32, Builder, F32, Rows, V, Var};
 use crate::{Elem, WgmmaType};
@@ -191,16 +190,13 @@ impl<'k> Frag<'k> {
         Frag { regs: self.regs.chunks_exact(8).flat_map(of_sixteen).collect(), ..self }
     }
 
-    /// Combines the elements that the thread has of each row, in these columns: in four chains, whose operations do not
-    /// wait for each other's.
+    /// Combines the elements that the thread has of each row: in four chains, whose operations do
+    /// not wait for each other's.
     #[track_caller]
-    fn over_rows(&self, cols: Range<u32>, f: impl Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32>) -> Rows<'k> {
+    fn over_rows(&self, f: impl Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32>) -> Rows<'k> {
         Rows(Half::BOTH.map(|half| {
-            let row: Vec<Var<'k, F32>> = self
-                .elements()
-                .filter(|(at, _)| at.half == half && cols.contains(&at.col))
-                .map(|(_, reg)| reg)
-                .collect();
+            let row: Vec<Var<'k, F32>> =
+                self.elements().filter(|(at, _)| at.half == half).map(|(_, reg)| reg).collect();
             let chains: Vec<V<'k, F32>> = (0..row.len().min(4))
                 .map(|first| {
                     let start = row[first].get();
@@ -224,17 +220,7 @@ impl<'k> Frag<'k> {
     #[track_caller]
     pub fn partial_row_max(&self) -> Rows<'k> {
         let _one = self.builder.as_one();
-        self.over_rows(0..self.cols(), |x, y| x.max(y))
-    }
-
-    /// The same of some columns, both multiples of 8.
-    #[track_caller]
-    pub fn partial_row_max_of(&self, cols: Range<u32>) -> Rows<'k> {
-        if !(cols.start.is_multiple_of(8) && cols.end.is_multiple_of(8)) || cols.end > self.cols() {
-            self.builder.misfit("columns of a fragment", format!("{cols:?}"), self.cols());
-        }
-        let _one = self.builder.as_one();
-        self.over_rows(cols, |x, y| x.max(y))
+        self.over_rows(|x, y| x.max(y))
     }
 
     /// The sum of each row.
@@ -248,7 +234,7 @@ impl<'k> Frag<'k> {
     #[track_caller]
     pub fn partial_row_sum(&self) -> Rows<'k> {
         let _one = self.builder.as_one();
-        self.over_rows(0..self.cols(), |x, y| x + y)
+        self.over_rows(|x, y| x + y)
     }
 
     /// Becomes another of the same width.

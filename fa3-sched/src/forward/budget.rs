@@ -176,7 +176,7 @@ impl CtaTile {
         Smem { q: tile(self.tile_m, self.head_dim), k: tile(keys, self.head_dim), v, p }
     }
 
-    /// Whether the tile is large enough for the head dimensions of `problem`.
+    /// Whether the tile is for the inputs of `problem` and large enough for its head dimensions.
     pub(super) fn takes(&self, problem: &Problem) -> bool {
         self.precision == Precision::of(problem)
             && problem.head_dim() <= self.head_dim as usize

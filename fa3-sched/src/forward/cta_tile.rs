@@ -86,7 +86,7 @@ impl Precision {
         matches!(self, Precision::Fp8(Fp8Inputs { v_layout: ValueLayout::Rows, .. }))
     }
 
-    /// What the keys of a block are a multiple of: the depth of a product, or half of the widest block of K with a scale.
+    /// What the keys of a block are a multiple of: the depth of a product, or half of the keys that share a scale.
     pub(super) fn key_multiple(self) -> u32 {
         match self {
             Precision::Half => 16,
@@ -135,7 +135,7 @@ pub struct CtaTile {
 }
 
 impl CtaTile {
-    /// The same tile for other inputs of e4m3. Where blocks of keys have scales, it has whole ones.
+    /// The same tile for other inputs of e4m3. Where blocks of keys have scales, a block of the tile has one.
     #[must_use]
     pub fn of_inputs(self, inputs: Fp8Inputs) -> CtaTile {
         let precision = Precision::Fp8(inputs);

@@ -92,7 +92,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
 fn of_inputs(shape: CtaTile, inputs: Fp8Inputs) -> CtaTile {
     let keys = KEYS.into_iter().map(|tile_n| CtaTile { tile_n, ..shape }.of_inputs(inputs));
     let mut wide = keys.filter(|wider| wider.tile_n >= shape.tile_n);
-    wide.next().expect("128 keys have whole scales")
+    wide.next().expect("128 keys have a scale")
 }
 
 /// The tile, or where it needs more than there is, one that differs as little as possible: with fewer keys, of two

@@ -141,8 +141,8 @@ pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
     if !block_scales {
         return spec;
     }
-    // Both blocks of Q and K that there are: more rows of Q where there are fewer of K.
-    if shape.tile_n == 64 { spec.block_scales(64, 128) } else { spec.block_scales(128, 64) }
+    // All blocks of Q that there are.
+    spec.block_scales(if shape.consumers == 2 { 64 } else { 128 })
 }
 
 /// The scheduler for a tile: the static one in place of the dynamic one, where there is no producer to draw numbers.

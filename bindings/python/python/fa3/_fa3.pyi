@@ -16,7 +16,7 @@ def forward(
     window: tuple[int, int],
     softcap: float | None,
     sm_margin: int,
-    fp8: tuple[bool, tuple[int, int] | None, str | None] | None,
+    fp8: tuple[bool, int | None, str | None] | None,
     workspace: tuple[int, int] | None,
 ) -> int: ...
 def quantize(

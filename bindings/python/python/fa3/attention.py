@@ -38,8 +38,8 @@ def flash_attn_func(
         softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
             its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
-            Or scales of blocks of 64 or 128 rows of q and of k and 128 rows of v, (batch, heads, blocks) as `quantize`
-            gives them, all three and all positive.
+            Or scales of blocks of 64 or 128 rows of q and 128 rows of k and v, (batch, heads, blocks) as `quantize` gives
+            them, all three and all positive.
         causal: a query sees keys up to its own position. The last query stands at the last key.
         window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
             side of a causal window is 0.

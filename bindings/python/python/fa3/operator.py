@@ -140,44 +140,31 @@ def _check_transposed(k: Tensor, v: Tensor) -> None:
         raise ValueError(f"transposed v is {tuple(v.shape)}, expected a contiguous {expected}: {what}")
 
 
-def _descales(q: Tensor, k: Tensor, *given: Tensor | None) -> tuple[list[Tensor | None], tuple[int, int] | None]:
-    """The scales of e4m3 Q, K and V, contiguous; and the rows of Q and of K that share one, if heads do not."""
+def _descales(q: Tensor, k: Tensor, *given: Tensor | None) -> tuple[list[Tensor | None], int | None]:
+    """The scales of e4m3 Q, K and V, contiguous; and how many rows of Q share one, if heads do not."""
+    names = ("q_descale", "k_descale", "v_descale")
     if q.dtype != torch.float8_e4m3fn:
-        name = next(name for name, x in zip(("q", "k", "v"), given, strict=True) if x is not None)
-        raise ValueError(f"{name}_descale is for torch.float8_e4m3fn, q is {q.dtype}")
+        name = next(name for name, x in zip(names, given, strict=True) if x is not None)
+        raise ValueError(f"{name} is for torch.float8_e4m3fn, q is {q.dtype}")
     of_blocks = [x is not None and x.dim() == 3 for x in given]
-    if any(of_blocks):
-        if not all(of_blocks):
-            raise ValueError("one descale is of blocks, (batch, heads, blocks), expected all three")
-        heads = (q.shape[2], k.shape[2], k.shape[2])
-        rows = [_block_rows(n, q if n == "q" else k, x) for n, x in zip("qkv", given, strict=True)]
-        expected = [
-            (q.shape[0], h, -(-x.shape[1] // r)) for h, r, x in zip(heads, rows, (q, k, k), strict=True)
-        ]
-        if rows[2] != 128 and expected[2][2] != 1:
-            raise ValueError("v_descale is for blocks of 64 rows, expected 128")
-        block_rows = (rows[0], rows[1])
+    if all(of_blocks):
+        # Where either will do, it is 128.
+        rows = 128 if given[0].shape[2] == -(-q.shape[1] // 128) else 64
+        of_kv = (q.shape[0], k.shape[2], -(-k.shape[1] // 128))
+        expected = [(q.shape[0], q.shape[2], -(-q.shape[1] // rows)), of_kv, of_kv]
+        what = "(batch, heads, blocks), with 64 or 128 rows of q and 128 of k and v in a block"
+    elif any(of_blocks):
+        raise ValueError("some descales are of blocks, (batch, heads, blocks), expected all of them or none")
     else:
-        expected, block_rows = [(q.shape[0], k.shape[2])] * 3, None
-    for name, x, shape in zip(("q_descale", "k_descale", "v_descale"), given, expected, strict=True):
+        rows, expected, what = None, [(q.shape[0], k.shape[2])] * 3, "(batch, heads_kv)"
+    for name, x, shape in zip(names, given, expected, strict=True):
         if x is None:
             continue
         if x.dtype != torch.float32 or tuple(x.shape) != shape or x.device != q.device:
             found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
-            what = "(batch, heads, blocks)" if block_rows else "(batch, heads_kv)"
             raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: {what}")
         refuse_grad(name, x)
-    return [None if x is None else x.contiguous() for x in given], block_rows
-
-
-def _block_rows(name: str, x: Tensor, scales: Tensor) -> int:
-    """How many rows of a tensor share a scale, by the number of its scales. Where either will do, it is 128."""
-    seqlen, blocks = x.shape[1], scales.shape[2]
-    for rows in (128, 64):
-        if blocks == -(-seqlen // rows):
-            return rows
-    expected = f"{-(-seqlen // 128)} or {-(-seqlen // 64)}"
-    raise ValueError(f"{name}_descale has {blocks} blocks for {seqlen} rows, expected {expected}")
+    return [None if x is None else x.contiguous() for x in given], rows
 
 
 def _lse(q: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ impl<'k> Attend<'_, 'k> {
         let mut s = gemm(q.tile, k.tile().t(), Fresh).wait();
         self.k.release(k);
         q.slot.release_if(block.last);
-        q.scores.apply(&mut s, q.row, block, &q.scales.of(block).units);
+        q.scores.apply(&mut s, q.row, block, &q.scales.of(block).unit);
         s
     }
 

@@ -13,9 +13,6 @@ use crate::kernels::params::{Form, Host, Pass, Side};
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::scores::Unit;
 
-/// Rows that share a scale, at least.
-const ROWS: u32 = 64;
-
 /// The tensors in the order of their scales.
 const Q: usize = 0;
 const K: usize = 1;
@@ -94,8 +91,8 @@ pub(super) struct TileScales<'f, 'k> {
 
 /// What is loaded for a block of keys.
 pub(super) struct BlockScales<'k> {
-    /// What products of Q and K are worth, in parts of the block of equal width.
-    pub(super) units: Vec<Unit<'k>>,
+    /// What products of Q and K are worth.
+    pub(super) unit: Unit<'k>,
     /// The scale of V, where blocks have some.
     v: Option<V<'k, F32>>,
 }
@@ -115,7 +112,9 @@ impl<'f, 'k> TileScales<'f, 'k> {
             None => (of_head(fwd, Q, work) * of_head(fwd, K, work), None),
             Some(_) => {
                 let q_head = work.batch.mad(params.heads, work.head);
-                (of_block(fwd, Q, q_head, row()), Some(work.batch.mad(descales.heads_kv, work.kv_head)))
+                // Beyond the last row there is no block.
+                let row = row().min(params.geometry.lens.q - 1);
+                (of_block(fwd, Q, q_head, row), Some(work.batch.mad(descales.heads_kv, work.kv_head)))
             }
         };
         // Hidden scores are -inf: times 0 they would be NaN.
@@ -126,10 +125,9 @@ impl<'f, 'k> TileScales<'f, 'k> {
     /// Those of a block of keys. Call it early: they come from memory.
     #[track_caller]
     pub(super) fn of(&self, block: &KvBlock<'k>) -> BlockScales<'k> {
-        let Some(head) = self.head else { return BlockScales { units: vec![self.unit], v: None } };
-        let parts = (0..self.fwd.spec.tile.tile_n).step_by(ROWS as usize);
-        let unit = |first: u32| self.unit.times(of_block(self.fwd, K, head, block.key + first));
-        BlockScales { units: parts.map(unit).collect(), v: Some(of_block(self.fwd, V_, head, block.key)) }
+        let Some(head) = self.head else { return BlockScales { unit: self.unit, v: None } };
+        let unit = self.unit.times(of_block(self.fwd, K, head, block.key));
+        BlockScales { unit, v: Some(of_block(self.fwd, V_, head, block.key)) }
     }
 }
 
@@ -155,7 +153,7 @@ fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &Work<V<'k, B32>>) -> V<'k, F
     scale.get()
 }
 
-/// The scale of the block of a tensor that has this row; of the last block beyond the end.
+/// The scale of the block of a tensor that has this row.
 #[track_caller]
 fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: V<'k, B32>, row: V<'k, B32>) -> V<'k, F32> {
     let b = fwd.builder;
@@ -163,8 +161,7 @@ fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: V<'k, B32>, row: V<'k, B32>)
         return b.value(1.0);
     };
     let Blocks { count, shift } = blocks[tensor];
-    let [scale] =
-        b.load_read_only(head.mad(count, (row >> shift).min(count - 1)).mad_wide(4, pointers[tensor]));
+    let [scale] = b.load_read_only(head.mad(count, row >> shift).mad_wide(4, pointers[tensor]));
     scale
 }
 

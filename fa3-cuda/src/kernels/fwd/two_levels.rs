@@ -30,8 +30,8 @@ impl<'k> Attend<'_, 'k> {
             let mut s = s.wait();
             self.k.release(k);
             q.slot.release_if(block.last);
-            q.scores.apply(&mut s, q.row, &block, &scales.units);
-            let shrink = sum.softmax.step_uncounted(&mut s, &scales.units); // A1:18-19
+            q.scores.apply(&mut s, q.row, &block, &scales.unit);
+            let shrink = sum.softmax.step_uncounted(&mut s, &scales.unit); // A1:18-19
             sum.enter(&scales);
             let p = self.p.round(&s);
             self.turn.take();
@@ -52,7 +52,7 @@ impl<'k> Attend<'_, 'k> {
         let scales = q.scales.of(&first);
         // By what O is multiplied before the PV in flight is added.
         let shrink = self.fwd.builder.rows_var("shrink", 0.0);
-        shrink.set(sum.softmax.step_uncounted(&mut s, &scales.units)); // A2:6
+        shrink.set(sum.softmax.step_uncounted(&mut s, &scales.unit)); // A2:6
         sum.enter(&scales);
         let mut p = self.p.round(&s);
         let mut v = self.v.wait().hold(); // A2:10
@@ -70,8 +70,8 @@ impl<'k> Attend<'_, 'k> {
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15
             q.slot.release_if(block.last);
-            q.scores.apply(&mut s, q.row, &block, &scales.units);
-            shrink.set(sum.softmax.step_uncounted(&mut s, &scales.units)); // A2:13
+            q.scores.apply(&mut s, q.row, &block, &scales.unit);
+            shrink.set(sum.softmax.step_uncounted(&mut s, &scales.unit)); // A2:13
             sum.enter(&scales);
             p.set(&self.p.round(&s)); // A2:16
         });

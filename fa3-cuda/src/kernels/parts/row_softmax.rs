@@ -70,27 +70,21 @@ impl<'k> RowSoftmax<'k> {
     /// row_max), by which what was summed up so far must be multiplied.
     #[track_caller]
     pub(crate) fn step(&self, s: &mut Frag<'k>) -> Rows<'k> {
-        let units = [Unit { scale_log2: self.scale_log2, into_cap: None }];
-        let shrink = self.step_uncounted(s, &units);
+        let unit = Unit { scale_log2: self.scale_log2, into_cap: None };
+        let shrink = self.step_uncounted(s, &unit);
         self.count(shrink, s.partial_row_sum());
         shrink
     }
 
-    /// The same, but what P adds up to is still to be counted, and parts of the block, of equal width, have these
-    /// `units`.
+    /// The same, but what P adds up to is still to be counted, and this is what a unit of the scores is worth.
     #[track_caller]
-    pub(crate) fn step_uncounted(&self, s: &mut Frag<'k>, units: &[Unit<'k>]) -> Rows<'k> {
+    pub(crate) fn step_uncounted(&self, s: &mut Frag<'k>, unit: &Unit<'k>) -> Rows<'k> {
         let old = self.row_max.get();
-        let cols = s.cols() / units.len() as u32;
-        let scale_log2 = |at: At| units[(at.col / cols) as usize].scale_log2;
-        let row_max = match units {
-            [unit] => self.maximum(s, unit.scale_log2),
-            _ => self.maximum_in_parts(s, units),
-        };
+        let row_max = self.maximum(s, unit.scale_log2);
         self.row_max.set(row_max);
         let shrink = shrink(old, row_max);
         let shift = -row_max;
-        s.map(|s, at| s.fma(scale_log2(at), shift[at]).ex2()); // A1:19
+        s.map(|s, at| s.fma(unit.scale_log2, shift[at]).ex2()); // A1:19
         shrink
     }
 
@@ -147,29 +141,11 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     fn maximum(&self, s: &Frag<'k>, scale_log2: V<'k, F32>) -> Rows<'k> {
         let block = s.row_max();
-        self.row_max.get().zip(block, |old, new| old.max(self.scaled(new, scale_log2))) // A1:18
-    }
-
-    /// The same where parts of the block have these units.
-    #[track_caller]
-    fn maximum_in_parts(&self, s: &Frag<'k>, units: &[Unit<'k>]) -> Rows<'k> {
-        let cols = s.cols() / units.len() as u32;
-        let of_part = |(part, unit): (usize, &Unit<'k>)| {
-            let first = part as u32 * cols;
-            s.partial_row_max_of(first..first + cols).map(|max| self.scaled(max, unit.scale_log2))
-        };
-        let parts = units.iter().enumerate().map(of_part);
-        let block = parts.reduce(Rows::max).unwrap_or_else(|| self.row_max.get());
-        self.row_max.get().max(block.over_quad(|x, y| x.max(y))) // A1:18
-    }
-
-    /// A score in base 2, and the headroom.
-    #[track_caller]
-    fn scaled(&self, score: V<'k, F32>, scale_log2: V<'k, F32>) -> V<'k, F32> {
-        match self.headroom {
+        let scaled = |score: V<'k, F32>| match self.headroom {
             0.0 => score * scale_log2,
             headroom => score.fma(scale_log2, headroom),
-        }
+        };
+        self.row_max.get().zip(block, |old, new| old.max(scaled(new))) // A1:18
     }
 
     /// P relative to this row_max, and what the thread's part of each row adds up to. Each exponential is added and

@@ -43,14 +43,11 @@ pub(crate) struct Visible<'k> {
 }
 
 impl<'k> Scores<'k> {
-    /// Products of a block into scores: changed, and hidden where the mask says so. The thread's first row is `row`, and
-    /// parts of the block, of equal width, have these `units`.
+    /// Products of a block into scores: changed, and hidden where the mask says so. The thread's first row is `row`.
     #[track_caller]
-    pub(crate) fn apply(&self, s: &mut Frag<'k>, row: V<'k, B32>, block: &KvBlock<'k>, units: &[Unit<'k>]) {
-        let cols = s.cols() / units.len() as u32;
-        let into_cap = |at: At| units[(at.col / cols) as usize].into_cap;
-        if let Some(modify) = &self.modify {
-            s.map(|product, at| into_cap(at).map_or(product, |into| modify(product, into)));
+    pub(crate) fn apply(&self, s: &mut Frag<'k>, row: V<'k, B32>, block: &KvBlock<'k>, unit: &Unit<'k>) {
+        if let (Some(modify), Some(into)) = (&self.modify, unit.into_cap) {
+            s.map(|product, _| modify(product, into));
         }
         if !block.masked {
             return;
