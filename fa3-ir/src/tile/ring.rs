@@ -428,24 +428,6 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
         old
     }
 
-    /// The tiles of what is held.
-    #[track_caller]
-    pub fn tiles(&self) -> [Tile<'_, 'k>; N] {
-        self.ring.tiles(self.stage())
-    }
-
-    /// Gives back what is held, which this warp has read, and then waits for the next slot of `from` and holds that.
-    #[track_caller]
-    pub fn exchange(&mut self, from: &mut Consumer<'k, N>) {
-        let _one = self.ring.builder.as_one();
-        self.slot(Location::caller()).release();
-        let next = from.wait();
-        next.ring.builder.watch().done(next.due, Location::caller());
-        if let (Some(held), Stage::Number(next)) = (self.stage, next.stage) {
-            held.set(next);
-        }
-    }
-
     /// Gives what is held.
     #[track_caller]
     pub fn take(self) -> FullSlot<'k, N> {
@@ -455,17 +437,12 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
 
     #[track_caller]
     fn slot(&self, source: Source) -> FullSlot<'k, N> {
-        let stage = self.stage();
-        let _one = self.ring.builder.as_one();
-        FullSlot::new(self.ring.clone(), stage, source)
-    }
-
-    #[track_caller]
-    fn stage(&self) -> Stage<'k> {
-        match self.stage {
+        let stage = match self.stage {
             None => Stage::Known(0),
             Some(stage) => Stage::Number(stage.get()),
-        }
+        };
+        let _one = self.ring.builder.as_one();
+        FullSlot::new(self.ring.clone(), stage, source)
     }
 }
 

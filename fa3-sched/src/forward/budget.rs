@@ -240,16 +240,15 @@ impl CtaTile {
             return Err(TileError::Rescale);
         }
         let as_printed = self.rescale == Rescale::EveryBlock
-            && (self.overlap == Overlap::None
-                || self.overlap == Overlap::TwoStage && self.head_dim_v <= 128 && self.stages >= 2);
+            && (self.overlap == Overlap::None || self.overlap == Overlap::TwoStage && self.head_dim_v <= 128);
         let in_place = (self.loads, self.p_place) == (Loads::Producer, PPlace::Registers);
         let whole = self.tile_n.is_multiple_of(self.precision.key_multiple())
             && self.tile_n <= 128
             && self.head_dim_v >= 32
             && self.head_dim_v.is_power_of_two();
         if self.precision.is_fp8() && !(as_printed && in_place && whole) {
-            let CtaTile { tile_n, stages, head_dim_v, .. } = *self;
-            return Err(TileError::Fp8 { tile_n, stages, head_dim_v });
+            let CtaTile { tile_n, head_dim_v, .. } = *self;
+            return Err(TileError::Fp8 { tile_n, head_dim_v });
         }
         Ok(())
     }

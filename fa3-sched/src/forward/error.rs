@@ -73,11 +73,11 @@ pub enum TileError {
     )]
     Rescale,
     #[error(
-        "no tile of e4m3 has {tile_n} keys, {stages} stages and head_dim_v {head_dim_v} in this form: keys are a multiple of \
-         32 up to 128 (64 or 128 where blocks have scales), head_dim_v is a power of two from 32 on, a producer loads, P is in \
-         registers, maxima are of every block, and overlap takes two stages and a head_dim_v of at most 128"
+        "no tile of e4m3 has {tile_n} keys and head_dim_v {head_dim_v} in this form: keys are a multiple of 32 up to 128 (64 \
+         or 128 where blocks have scales), head_dim_v is a power of two from 32 on, a producer loads, P is in registers, \
+         maxima are of every block, and overlap takes a head_dim_v of at most 128"
     )]
-    Fp8 { tile_n: u32, stages: u32, head_dim_v: u32 },
+    Fp8 { tile_n: u32, head_dim_v: u32 },
     #[error("the tile needs {needed} bytes of shared memory, the device has {available}")]
     SharedMemory { needed: u32, available: u32 },
     #[error("the tile needs {needed} registers a thread, {available} are to be had")]

@@ -67,8 +67,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
         tile_n: KEYS[keys],
         stages: STAGES[stages],
         consumers,
-        // It takes two stages.
-        overlap: if STAGES[stages] == 1 { Overlap::None } else { OVERLAPS[overlap] },
+        overlap: OVERLAPS[overlap],
         ping_pong,
         ..TINY_FP8
     };
@@ -114,9 +113,9 @@ pub(super) fn small() -> Vec<Trial> {
     let shapes = [
         (CtaTile { ping_pong: true, ..two }, Mask::Causal),
         (CtaTile { overlap: Overlap::None, ..two }, Mask::Window { left: Some(40), right: Some(3) }),
-        (CtaTile { stages: 1, tile_n: 64, head_dim_v: 128, overlap: Overlap::None, ..TINY_FP8 }, Mask::None),
+        (CtaTile { stages: 1, tile_n: 64, head_dim_v: 128, ..TINY_FP8 }, Mask::None),
         (CtaTile { ping_pong: true, ..two }.of_inputs(INPUTS[1]), Mask::Causal),
-        (CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]), Mask::Causal),
+        (CtaTile { stages: 1, tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]), Mask::Causal),
         (CtaTile { tile_n: 128, overlap: Overlap::None, ..TINY_FP8 }.of_inputs(INPUTS[3]), Mask::None),
     ];
     let small =

@@ -91,12 +91,6 @@ impl<'k> Kv<'k> {
         self.slots.wait()
     }
 
-    /// Gives back the slot that is held, and holds that of the next block. There is a producer.
-    #[track_caller]
-    pub(super) fn exchange(&mut self, held: &mut HeldSlot<'k, 1>) {
-        held.exchange(&mut self.slots);
-    }
-
     /// Gives a block's slot back; if there is no producer, begins to load the next block into it.
     #[track_caller]
     pub(super) fn release(&mut self, slot: FullSlot<'k, 1>) {

@@ -40,7 +40,8 @@ impl<'k> Attend<'_, 'k> {
         self.turn.pass();
     }
 
-    /// PV of a block before QKᵀ of the next, and O under the latter. V of the next block is waited for in between.
+    /// The softmax of a block under PV of the block before. P is rounded before PV is waited for, into registers of its
+    /// own: ptxas then joins the halves of a word in the conversion, and else with an instruction more.
     pub(super) fn algorithm2_in_two_levels(
         &mut self,
         q: &Query<'_, 'k>,
@@ -55,39 +56,35 @@ impl<'k> Attend<'_, 'k> {
         shrink.set(sum.softmax.step_uncounted(&mut s, &scales.unit)); // A2:6
         sum.enter(&scales);
         let mut p = self.p.round(&s);
-        let mut v = self.v.wait().hold(); // A2:10
         blocks.for_each(1, |block| {
             // A2:7, to T_c - 1
             let scales = q.scales.of(&block);
             let k = self.k.wait(); // A2:8
             self.turn.take();
-            let [of_v] = v.tiles();
-            let pv = gemm(&p, of_v.t(), Fresh); // A2:11, in flight
             let s = gemm(q.tile, k.tile().t(), Fresh); // A2:9, in flight
+            let v = self.v.wait(); // A2:10
+            let pv = gemm(&p, v.tile().t(), Fresh); // A2:11, in flight
             self.turn.pass();
-            add(sum, 0, shrink.get(), pv.wait()); // A2:14
-            self.v.exchange(&mut v); // A2:15, A2:10
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15
             q.slot.release_if(block.last);
             q.scores.apply(&mut s, q.row, &block, &scales.unit);
-            shrink.set(sum.softmax.step_uncounted(&mut s, &scales.unit)); // A2:13
+            let next = sum.softmax.step_uncounted(&mut s, &scales.unit); // A2:13
+            let rounded = self.p.round(&s); // A2:16
+            add(sum, 0, shrink.get(), pv.wait()); // A2:14
+            self.v.release(v); // A2:15
+            shrink.set(next);
             sum.enter(&scales);
-            p.set(&self.p.round(&s)); // A2:16
+            p.set(&rounded); // A2:16
         });
-        self.add_in_two_levels_from(v.take(), &p, shrink.get(), sum); // A2:18-19
+        self.add_in_two_levels(&p, shrink.get(), sum); // A2:18-19
     }
 
     /// O ← shrink · O + P V with the next block of V, some columns after the other. Where there are several parts, one
     /// is added under the product of the next.
     fn add_in_two_levels(&mut self, p: &P<'k>, shrink: Rows<'k>, sum: &mut Sum<'k>) {
-        let v = self.v.wait();
-        self.add_in_two_levels_from(v, p, shrink, sum);
-    }
-
-    /// The same with this block of V.
-    fn add_in_two_levels_from(&mut self, v: FullSlot<'k, 1>, p: &P<'k>, shrink: Rows<'k>, sum: &mut Sum<'k>) {
         let (cols, all) = (self.fwd.spec.tile.pv_cols(), self.fwd.spec.tile.head_dim_v);
+        let v = self.v.wait();
         let mut in_flight = None;
         for first in (0..all).step_by(cols as usize) {
             // The ones are in the last part.

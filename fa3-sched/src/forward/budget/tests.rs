@@ -155,22 +155,20 @@ fn what_fp8_does_not_compute_is_refused() {
         assert_eq!(tile.check(&limits), Err(error), "{tile}");
         assert_eq!(CtaTile { precision: Precision::Half, ..tile }.check(&limits), Ok(()), "{tile}");
     };
-    let form = TileError::Fp8 { tile_n: 64, stages: 2, head_dim_v: 128 };
+    let form = TileError::Fp8 { tile_n: 64, head_dim_v: 128 };
     assert_eq!(fp8.check(&limits), Ok(()));
     refused(CtaTile { loads: Loads::Consumers, ..fp8 }, form.clone());
     refused(CtaTile { p_place: PPlace::Smem, ..fp8 }, form.clone());
     refused(CtaTile { rescale: Rescale::Lazy, ..fp8 }, form.clone());
     refused(CtaTile { overlap: Overlap::ThreeStage, ..fp8 }, form);
     // There are no registers for all of PV, and under overlap it is in flight whole.
-    refused(CtaTile { head_dim_v: 256, ..fp8 }, TileError::Fp8 { tile_n: 64, stages: 2, head_dim_v: 256 });
-    // The next block of V is waited for while one of K is in use.
-    refused(CtaTile { stages: 1, ..fp8 }, TileError::Fp8 { tile_n: 64, stages: 1, head_dim_v: 128 });
+    refused(CtaTile { head_dim_v: 256, ..fp8 }, TileError::Fp8 { tile_n: 64, head_dim_v: 256 });
     // A warp transposes 32 keys at a time and a thread writes O 16 bytes at a time; the columns are a power of two.
     for tile_n in [16, 48, 80] {
-        refused(CtaTile { tile_n, ..fp8 }, TileError::Fp8 { tile_n, stages: 2, head_dim_v: 128 });
+        refused(CtaTile { tile_n, ..fp8 }, TileError::Fp8 { tile_n, head_dim_v: 128 });
     }
     for head_dim_v in [8, 16, 24, 48, 96, 120] {
-        refused(CtaTile { head_dim_v, ..fp8 }, TileError::Fp8 { tile_n: 64, stages: 2, head_dim_v });
+        refused(CtaTile { head_dim_v, ..fp8 }, TileError::Fp8 { tile_n: 64, head_dim_v });
     }
     for head_dim_v in [32, 64, 128] {
         assert_eq!(CtaTile { head_dim_v, ..fp8 }.check(&limits), Ok(()));
@@ -187,7 +185,7 @@ fn fp8_tiles_too_large_are_refused() {
     let registers = TileError::Registers { needed: 64 + 16 + 64 + 4 + 20, available: 160 };
     assert_eq!(three.check(&limits), Err(registers));
     assert_eq!(CtaTile { tile_n: 64, head_dim_v: 64, ..three }.check(&limits), Ok(()));
-    let long = TileError::Fp8 { tile_n: 160, stages: 2, head_dim_v: 64 };
+    let long = TileError::Fp8 { tile_n: 160, head_dim_v: 64 };
     assert_eq!(CtaTile { tile_n: 160, head_dim_v: 64, ..fp8() }.check(&limits), Err(long));
     let deep = CtaTile { head_dim: 256, head_dim_v: 256, overlap: Overlap::None, stages: 3, ..fp8() };
     let needed = ((32 + 3 * 96) << 10) + 3 * 8 * 128 + 1024;
