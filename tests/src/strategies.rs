@@ -1,5 +1,6 @@
 //! Random cases for proptest.
 
+use fa3_sched::forward::Fp8Inputs;
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape, TensorDesc};
 use proptest::collection::vec;
 use proptest::option;
@@ -7,6 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::fwd::Layout;
+use crate::fwd::shapes::INPUTS;
 use crate::testdata::extent;
 use crate::{Case, Dist, Poison};
 
@@ -111,8 +113,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A problem for the forward kernels that a simulator can run through: dense, in any layout, head dimensions up to
-    /// 128, up to 250 rows.
+    /// A problem for the forward kernels that a simulator can run through: dense, in any layout and with all inputs of e4m3,
+    /// head dimensions up to 128, up to 250 rows.
     pub fn dense_problem()(
         dtype in select(vec![Dtype::F16, Dtype::Bf16, Dtype::E4m3]),
         batch in 1usize..=2,
@@ -123,6 +125,7 @@ prop_compose! {
         softmax_scale in option::of(0.01..2.0f64),
         softcap in option::weighted(0.3, 0.5..20.0f64),
         layout in select(Layout::ALL.to_vec()),
+        inputs in select(INPUTS.to_vec()),
     ) -> Problem {
         let [head_dim, head_dim_v] =
             [head_dim, head_dim_v].map(|dim: usize| (8 * dim).next_multiple_of(dtype.row_multiple()));
@@ -130,6 +133,11 @@ prop_compose! {
         let kv = Shape { seqlen: seqlen_k, heads: heads_kv, ..q };
         let mut spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v).mask(mask);
         (spec.softmax_scale, spec.softcap) = (softmax_scale, softcap);
+        if dtype == Dtype::E4m3 {
+            let Fp8Inputs { v_layout, block_scales } = inputs;
+            spec.v_layout = v_layout;
+            spec = if block_scales { spec.block_scales(64) } else { spec };
+        }
         layout.of(spec).validate().expect("the strategy makes valid problems")
     }
 }

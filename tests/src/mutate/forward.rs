@@ -6,7 +6,7 @@ use fa3_types::{Mask, ProblemSpec, Shape};
 
 use super::Argued;
 use super::Prey;
-use crate::fwd::shapes::{TINY, TINY_FP8, dtype};
+use crate::fwd::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out};
 use crate::fwd::{Launch, device, initial, with_tile};
 use crate::{Dist, Poison, Values};
 
@@ -96,6 +96,12 @@ const ONE_BY_ONE_FP8: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 1, reason: PV_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 1, reason: PV_FENCE },
     Argued { operator: "empty wait: after the first load", most: 1, reason: TRANSPOSED },
+];
+
+/// Of Algorithm 2 for e4m3 with two slots for K and V, which is transposed in memory.
+const TWO_STAGE_V_TRANSPOSED: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
 ];
 
 const TRANSPOSED: &str = "the slot of K that was waited for before is given back by warps that have begun to read what \
@@ -190,6 +196,13 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             ],
             ONE_BY_ONE_FP8,
         ),
+        prey(
+            "fwd 2, e4m3, V transposed, scales of blocks",
+            CtaTile { tile_m: 128, consumers: 2, tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[3]),
+            Scheduler::StaticPersistent,
+            &[(3, (20, 300), Mask::Causal), (1, (260, 250), Mask::Causal), (3, (9, 10), Mask::Causal)],
+            TWO_STAGE_V_TRANSPOSED,
+        ),
     ]
 }
 
@@ -204,7 +217,7 @@ fn prey(
     let programs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };
-        let problem = ProblemSpec::dense(dtype(&shape), q, kv).mask(mask).validate();
+        let problem = laid_out(&shape, ProblemSpec::dense(dtype(&shape), q, kv).mask(mask)).validate();
         let problem = problem.expect("the problem of a prey is valid");
         let launch = Launch::new(&problem, &device(1), &options).expect("there is such a kernel");
         let program = launch.program;

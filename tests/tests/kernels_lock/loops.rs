@@ -3,7 +3,7 @@
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
-use fa3_sched::forward::{CtaTile, Overlap, Precision, ROW_SUM_COLS, Rescale};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Overlap, Precision, ROW_SUM_COLS, Rescale};
 
 /// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a
 /// mask, where the softmax is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5
@@ -13,6 +13,9 @@ const UNDER_PV: usize = 12;
 /// Moves to uniform registers in a round. Today it is at most two; a serialised loop may have two for every HGMMA,
 /// which needs the addresses there.
 const TO_UNIFORM: usize = 4;
+
+/// Besides, where blocks have scales: where two of them are loaded from, and the numbers.
+const SCALES_TO_UNIFORM: usize = 5;
 
 /// What is wrong with a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,14 +62,20 @@ pub(crate) fn faults(spec: &FwdSpec, listing: &Listing) -> Vec<(u32, Fault)> {
     faults.collect()
 }
 
+/// Whether it has scales of blocks.
+fn has_block_scales(spec: &FwdSpec) -> bool {
+    matches!(spec.tile.precision, Precision::Fp8(Fp8Inputs { block_scales: true, .. }))
+}
+
 fn of_round(spec: &FwdSpec, round: &Round<'_>, is_main: bool) -> Vec<Fault> {
     let mut faults = Vec::new();
     match round.count(Class::Spill) {
         0 => {}
         count => faults.push(Fault::Spills { count }),
     }
+    let of_scales = if has_block_scales(spec) { SCALES_TO_UNIFORM } else { 0 };
     match round.count(Class::ToUniform) {
-        0..=TO_UNIFORM => {}
+        count if count <= TO_UNIFORM + of_scales => {}
         count => faults.push(Fault::ToUniform { count }),
     }
     let products = round.products();

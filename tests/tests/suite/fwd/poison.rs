@@ -10,7 +10,7 @@ use ndarray::{Array4, Axis};
 use rayon::prelude::*;
 
 use super::launch;
-use fa3_tests::fwd::shapes::{FORMS, TINY, TINY_FP8, dealt, dtype};
+use fa3_tests::fwd::shapes::{FORMS, INPUTS, TINY, TINY_FP8, dealt, dtype, laid_out};
 
 const MASKS: [Mask; 4] = [
     Mask::None,
@@ -33,6 +33,7 @@ fn tiles() -> Vec<CtaTile> {
             overlap: Overlap::None,
             ..TINY_FP8
         },
+        CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[3]),
     ];
     FORMS
         .into_iter()
@@ -47,10 +48,10 @@ fn tiles() -> Vec<CtaTile> {
         .collect()
 }
 
-fn problem(dtype: Dtype, mask: Mask, layout: Layout, softcap: Option<f64>) -> Problem {
-    let mut spec = dense(dtype, 1, (70, 100), (2, 1), 64).mask(mask);
+fn problem(tile: &CtaTile, mask: Mask, layout: Layout, softcap: Option<f64>) -> Problem {
+    let mut spec = dense(dtype(tile), 1, (70, 100), (2, 1), 64).mask(mask);
     spec.softcap = softcap;
-    layout.of(spec).validate().unwrap()
+    layout.of(laid_out(tile, spec)).validate().unwrap()
 }
 
 /// Every tile with every mask.
@@ -60,7 +61,7 @@ fn each(check: impl Fn(&Launch) + Sync) {
     pairs.into_par_iter().enumerate().for_each(|(index, (tile, mask))| {
         let layout = Layout::ALL[index % Layout::ALL.len()];
         let softcap = (index % 3 == 0).then_some(2.0);
-        let problem = problem(dtype(&tile), mask, layout, softcap);
+        let problem = problem(&tile, mask, layout, softcap);
         check(&launch(&problem, &with_tile(tile)).unwrap());
     });
 }
@@ -192,7 +193,7 @@ fn neighbours_are_not_read() {
     pairs.into_par_iter().for_each(|(tile, layout)| {
         let (head_dim, head_dim_v) = if tile.precision.is_fp8() { (48, 32) } else { (56, 40) };
         let spec = dense(dtype(&tile), 2, (67, 83), (4, 2), head_dim).head_dim_v(head_dim_v).causal();
-        let launch = launch(&layout.of(spec).validate().unwrap(), &with_tile(tile)).unwrap();
+        let launch = launch(&layout.of(laid_out(&tile, spec)).validate().unwrap(), &with_tile(tile)).unwrap();
         let own = values(&launch, Poison::None);
         let clean = run(&launch, &own);
         for (batch, head_kv) in [(0, 0), (0, 1), (1, 0)] {
@@ -251,7 +252,7 @@ fn rows_without_keys_are_empty() {
             [((150, 0), Layout::Gaps), ((150, 20), Layout::HeadsFirst), ((300, 1), Layout::Contiguous)]
         {
             let spec = dense(dtype(&tile), 2, lengths, (3, 1), 64).causal();
-            let problem = layout.of(spec).validate().unwrap();
+            let problem = layout.of(laid_out(&tile, spec)).validate().unwrap();
             let options = with_tile(tile).scheduler(dealt(&tile, scheduler));
             let launch = launch(&problem, &options).unwrap();
             let poison = if lengths.1 > 0 { Poison::ValueRow(0) } else { Poison::None };
