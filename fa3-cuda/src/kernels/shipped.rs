@@ -42,7 +42,10 @@ impl Shipped {
     pub fn stands_for_others(&self) -> bool {
         self.forward().is_none_or(|spec| {
             let has_left = spec.mask.reach().0.is_some();
-            spec.output == Elem::Bf16 && spec.scheduler != Scheduler::OneTile && (has_left || !spec.softcap)
+            spec.output == Elem::Bf16
+                && spec.scheduler != Scheduler::OneTile
+                && (has_left || !spec.softcap)
+                && stands_for_inputs(spec.tile.precision)
         })
     }
 
@@ -152,6 +155,16 @@ fn of_all_inputs(tile: CtaTile) -> Vec<CtaTile> {
         .into_iter()
         .flat_map(|v_layout| [false, true].map(|block_scales| Fp8Inputs { v_layout, block_scales }));
     inputs.map(|inputs| tile.of_inputs(inputs)).collect()
+}
+
+/// Whether it is of 16 bits, or of e4m3 with what differs from it least or most.
+fn stands_for_inputs(precision: Precision) -> bool {
+    match precision {
+        Precision::Half => true,
+        Precision::Fp8(Fp8Inputs { v_layout, block_scales }) => {
+            (v_layout == ValueLayout::Transposed) == block_scales
+        }
+    }
 }
 
 /// Of Q, K and V, and of O.
