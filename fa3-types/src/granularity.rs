@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::{Dtype, ProblemError};
+
 /// What shares a scale of an e4m3 tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granularity {
@@ -15,6 +17,23 @@ pub enum Granularity {
         /// Rows a block; the last block of a sequence may have fewer.
         rows: usize,
     },
+}
+
+impl Granularity {
+    /// Scales of Q, K and V are of heads, or of blocks of dense e4m3 tensors.
+    pub(crate) fn check(given: [Granularity; 3], dtype: Dtype, packed: bool) -> Result<(), ProblemError> {
+        use Granularity::{Block, Head};
+        match given {
+            [Head, Head, Head] => Ok(()),
+            [Block { rows: 64 | 128 }, Block { rows: 128 }, Block { rows: 128 }] => {
+                if dtype != Dtype::E4m3 || packed {
+                    return Err(ProblemError::BlockScales { dtype, packed });
+                }
+                Ok(())
+            }
+            [q, k, v] => Err(ProblemError::Granularity { q, k, v }),
+        }
+    }
 }
 
 impl fmt::Display for Granularity {

@@ -55,8 +55,8 @@ impl Problem {
         check_sequences(TensorName::Q, &q, &seqs_q)?;
         check_sequences(TensorName::K, &k, &seqs_k)?;
         check_counts(&seqs_q, &seqs_k)?;
-        check_layout(&v, v_layout, &seqs_k)?;
-        check_scales(q.dtype, scales, seqs_q.is_packed() || seqs_k.is_packed())?;
+        v_layout.check(&v, seqs_k.is_packed())?;
+        Granularity::check(scales, q.dtype, seqs_q.is_packed() || seqs_k.is_packed())?;
         o.check_distinct(TensorName::O)?;
         let softmax_scale = match softmax_scale {
             Some(given) => SoftmaxScale::new(given)?,
@@ -234,41 +234,6 @@ fn check_counts(q: &Sequences, k: &Sequences) -> Result<(), ProblemError> {
             Err(ProblemError::DimMismatch { tensor: TensorName::K, dim: Dim::Batch, given, expected })
         }
         (q, k) => Err(ProblemError::SequenceCount { q, k }),
-    }
-}
-
-/// Transposed values are e4m3 in dense batches, with nothing between them.
-fn check_layout(v: &TensorDesc, layout: ValueLayout, seqs_k: &Sequences) -> Result<(), ProblemError> {
-    if layout == ValueLayout::Rows {
-        return Ok(());
-    }
-    if v.dtype != Dtype::E4m3 || seqs_k.is_packed() {
-        return Err(ProblemError::TransposedV { dtype: v.dtype, packed: seqs_k.is_packed() });
-    }
-    let contiguous = TensorDesc::contiguous(v.dtype, v.shape);
-    for ((dim, _, given), (_, _, expected)) in v.canonical().outer().into_iter().zip(contiguous.outer()) {
-        if given != expected {
-            return Err(ProblemError::TransposedStride { dim, given, expected });
-        }
-    }
-    if ValueLayout::transposed_bytes(v.shape).0 > i64::MAX as u64 {
-        return Err(ProblemError::TooLarge { tensor: TensorName::V, shape: v.shape });
-    }
-    Ok(())
-}
-
-/// Scales are of heads, or of dense e4m3 tensors of blocks.
-fn check_scales(dtype: Dtype, given: [Granularity; 3], packed: bool) -> Result<(), ProblemError> {
-    use Granularity::{Block, Head};
-    match given {
-        [Head, Head, Head] => Ok(()),
-        [Block { rows: 64 | 128 }, Block { rows: 128 }, Block { rows: 128 }] => {
-            if dtype != Dtype::E4m3 || packed {
-                return Err(ProblemError::BlockScales { dtype, packed });
-            }
-            Ok(())
-        }
-        [q, k, v] => Err(ProblemError::Granularity { q, k, v }),
     }
 }
 

@@ -1,6 +1,6 @@
 //! How the codes of V lie in memory.
 
-use crate::{Bytes, Shape};
+use crate::{Bytes, Dtype, ProblemError, Shape, TensorDesc, TensorName};
 
 /// Keys whose order is permuted together.
 const GROUP: usize = 16;
@@ -22,6 +22,26 @@ pub enum ValueLayout {
 }
 
 impl ValueLayout {
+    /// Transposed values are e4m3 in dense batches, with nothing between them.
+    pub(crate) fn check(self, v: &TensorDesc, packed: bool) -> Result<(), ProblemError> {
+        if self == ValueLayout::Rows {
+            return Ok(());
+        }
+        if v.dtype != Dtype::E4m3 || packed {
+            return Err(ProblemError::TransposedV { dtype: v.dtype, packed });
+        }
+        let contiguous = TensorDesc::contiguous(v.dtype, v.shape);
+        for ((dim, _, given), (_, _, expected)) in v.canonical().outer().into_iter().zip(contiguous.outer()) {
+            if given != expected {
+                return Err(ProblemError::TransposedStride { dim, given, expected });
+            }
+        }
+        if ValueLayout::transposed_bytes(v.shape).0 > i64::MAX as u64 {
+            return Err(ProblemError::TooLarge { tensor: TensorName::V, shape: v.shape });
+        }
+        Ok(())
+    }
+
     /// Keys of a row of V transposed.
     pub fn keys_of_row(seqlen_k: usize) -> usize {
         seqlen_k.next_multiple_of(ROW_KEYS)

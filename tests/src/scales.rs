@@ -20,7 +20,8 @@ impl Scaled {
     /// In the order of their scales.
     pub const ALL: [Scaled; 3] = [Scaled::Q, Scaled::K, Scaled::V];
 
-    /// The scales of a problem's tensor, as they lie in memory: numbers of few digits, so that code times scale is exact.
+    /// The scales of a problem's tensor, as they lie in memory: numbers of few digits, so that code times scale is
+    /// exact.
     pub fn scales(self, problem: &Problem) -> Vec<f32> {
         let count: usize = problem.descale_shapes()[self as usize].iter().product();
         match problem.scales()[self as usize] {

@@ -113,8 +113,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A problem for the forward kernels that a simulator can run through: dense, in any layout and with all inputs of e4m3,
-    /// head dimensions up to 128, up to 250 rows.
+    /// A problem for the forward kernels that a simulator can run through: dense, in any layout and with all inputs of
+    /// e4m3, head dimensions up to 128, up to 250 rows.
     pub fn dense_problem()(
         dtype in select(vec![Dtype::F16, Dtype::Bf16, Dtype::E4m3]),
         batch in 1usize..=2,

@@ -18,7 +18,7 @@ impl<'k> Attend<'_, 'k> {
             let mut s = s.wait();
             self.k.release(k);
             q.slot.release_if(block.last);
-            q.scores.apply(&mut s, q.row, &block, &q.scales.of(&block).unit);
+            q.apply(&mut s, &block);
             let p = self.softmax(&mut s, sum); // A1:18-21
             self.turn.take();
             self.add_product(&p, &mut sum.o); // A1:20-22

@@ -22,7 +22,7 @@ impl<'k> Attend<'_, 'k> {
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15
             q.slot.release_if(block.last);
-            q.scores.apply(&mut s, q.row, &block, &q.scales.of(&block).unit);
+            q.apply(&mut s, &block);
             let o = pv.wait(); // A2:14
             self.v.release(v); // A2:15
             p.set(&sum.softmax.step_lazily(&s, &self.p, o)); // A2:13-14, A2:16
@@ -51,7 +51,7 @@ impl<'k> Attend<'_, 'k> {
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15
             q.slot.release_if(block.last);
-            q.scores.apply(&mut s, q.row, &block, &q.scales.of(&block).unit);
+            q.apply(&mut s, &block);
             let shrink = sum.softmax.step(&mut s); // A2:13
             let o = pv.wait(); // A2:14
             self.v.release(v); // A2:15

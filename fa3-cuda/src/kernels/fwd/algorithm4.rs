@@ -30,7 +30,7 @@ impl<'k> Attend<'_, 'k> {
                 pv.wait(); // A4:12
                 self.v.release(v);
                 p.set(&self.p.round(&s)); // A4:16
-                q.scores.apply(&mut next, q.row, &block, &q.scales.of(&block).unit);
+                q.apply(&mut next, &block);
                 s.set(&next); // A4:15
             });
             sum.o.scale_rows(shrink.get()); // A4:19

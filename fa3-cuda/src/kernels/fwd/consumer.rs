@@ -45,6 +45,14 @@ pub(super) struct Sum<'k> {
     pub(super) v_scale: Option<VScale<'k>>,
 }
 
+impl<'k> Query<'_, 'k> {
+    /// Products of a block into scores.
+    #[track_caller]
+    pub(super) fn apply(&self, s: &mut Frag<'k>, block: &KvBlock<'k>) {
+        self.scores.apply(s, self.row, block, &self.scales.of(block).unit);
+    }
+}
+
 impl<'k> Sum<'k> {
     /// The block of V that is added next has these scales.
     #[track_caller]
@@ -119,7 +127,7 @@ impl<'k> Attend<'_, 'k> {
         let mut s = gemm(q.tile, k.tile().t(), Fresh).wait();
         self.k.release(k);
         q.slot.release_if(block.last);
-        q.scores.apply(&mut s, q.row, block, &q.scales.of(block).unit);
+        q.apply(&mut s, block);
         s
     }
 

@@ -1,7 +1,7 @@
 //! The scales of e4m3 Q, K and V: of heads, which a tile reads once, or of blocks of rows.
 //!
-//! A number is its code times its scale. Scales of Q and K are factors of softmax_scale. That of V is a factor of O: of a
-//! head at the end, of blocks by what O is multiplied for each block in any case ([`VScale`]).
+//! A number is its code times its scale. Scales of Q and K are factors of softmax_scale. That of V is a factor of O: of
+//! a head at the end, of blocks by what O is multiplied for each block in any case ([`VScale`]).
 
 use fa3_ir::lang::*;
 use fa3_types::{Granularity, Problem};

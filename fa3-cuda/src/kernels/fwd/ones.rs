@@ -1,5 +1,5 @@
-//! The column of ones behind V of e4m3, whose PV is the row sums of P. In V transposed it is a row, which stays in a slot
-//! whatever V the slot holds.
+//! The column of ones behind V of e4m3, whose PV is the row sums of P. In V transposed it is a row, which stays in a
+//! slot whatever V the slot holds.
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::ROW_SUM_COLS;

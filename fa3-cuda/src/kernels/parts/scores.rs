@@ -29,8 +29,8 @@ impl<'k> Unit<'k> {
 
 /// The functions.
 pub(crate) struct Scores<'k> {
-    /// Makes of each product of Q and K, and its worth in units of the soft cap, a score in the units of the softmax; none
-    /// if they are the same.
+    /// Makes of each product of Q and K, and its worth in units of the soft cap, a score in the units of the softmax;
+    /// none if they are the same.
     pub(crate) modify: Option<Modify<'k>>,
     /// The keys that a row may see.
     pub(crate) visible: Box<dyn Fn(V<'k, B32>) -> Visible<'k> + 'k>,
