@@ -6,6 +6,7 @@ mod extremes;
 mod growth;
 mod poison;
 mod random;
+mod scales;
 mod schedules;
 mod stairs;
 
