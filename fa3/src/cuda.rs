@@ -26,7 +26,8 @@
 //!     let (mut o, mut lse) = (device.alloc(x.bytes())?, device.alloc(4 * 4 * 1000)?);
 //!     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 //!     for _ in 0..10 {
-//!         let tensors = ForwardTensors { q: &x, k: &x, v: &x, o: &mut o, lse: Some(&mut lse) };
+//!         let (o, lse) = (&mut o, Some(&mut lse));
+//!         let tensors = ForwardTensors { q: &x, k: &x, v: &x, descales: [None; 3], o, lse };
 //!         forward.run(&stream, tensors, &mut workspace)?;
 //!     }
 //!     Ok(lse.download(&stream)?)
@@ -55,7 +56,8 @@
 //!     let buffers = memories.map(|(address, bytes)| unsafe { DeviceBuffer::from_raw(device, address, bytes) });
 //!     let [q, k, v, mut o, workspace] = buffers;
 //!     let mut workspace = unsafe { Workspace::from_buffer(workspace) };
-//!     forward.run(&stream, ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: None }, &mut workspace)
+//!     let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], o: &mut o, lse: None };
+//!     forward.run(&stream, tensors, &mut workspace)
 //! }
 //! ```
 //!
@@ -96,7 +98,8 @@ pub(crate) fn forward<T: Scalar>(
     let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
     let mut lse = device.alloc(lse_shape.iter().product::<usize>() * size_of::<f32>())?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let tensors = ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
+    let (o_at, lse_at) = (&mut o, Some(&mut lse));
+    let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], o: o_at, lse: lse_at };
     forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
     Ok(Output {

@@ -35,7 +35,8 @@ pub(super) fn forward<T: Scalar>(
     let mut lse = device.alloc(lse_bytes)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let (call, launches) = timed(&stream, || {
-        let tensors = ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
+        let (o, lse) = (&mut o, Some(&mut lse));
+        let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], o, lse };
         forward.run(&stream, tensors, &mut workspace)
     })?;
 

@@ -48,7 +48,8 @@ pub use error::ForwardError;
 ///     let (q, k, v, mut o, mut lse) = (q?, k?, v?, o?, zeros(4 * 2 * 8 * 512)?);
 ///     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 ///     for _ in 0..3 {
-///         let tensors = ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
+///         let (o, lse) = (&mut o, Some(&mut lse));
+///         let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], o, lse };
 ///         forward.run(&stream, tensors, &mut workspace)?;
 ///     }
 ///     Ok(lse.download(&stream)?)
@@ -74,6 +75,9 @@ pub struct ForwardTensors<'a> {
     pub k: &'a DeviceBuffer,
     /// V.
     pub v: &'a DeviceBuffer,
+    /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`]: x = descale · code. Without those of heads, all
+    /// are 1. Those of blocks must be there.
+    pub descales: [Option<&'a DeviceBuffer>; 3],
     /// O.
     pub o: &'a mut DeviceBuffer,
     /// LSE; without one it is not written.
@@ -147,17 +151,18 @@ impl Forward {
     /// stream, or on streams that wait for each other.
     ///
     /// # Errors
-    /// A buffer that is too small or of another device, or what the driver says.
+    /// A buffer that is missing, not wanted, too small or of another device, or what the driver says.
     pub fn run(
         &self,
         stream: &Stream,
         tensors: ForwardTensors<'_>,
         workspace: &mut Workspace,
     ) -> Result<(), ForwardError> {
-        let ForwardTensors { q, k, v, o, lse } = tensors;
+        let ForwardTensors { q, k, v, descales, o, lse } = tensors;
         let lse = lse.as_deref();
         let is_own = |context: &Context| context.is(self.device.context());
-        let mut buffers = [q, k, v, &*o, workspace.buffer()].into_iter().chain(lse);
+        let given = [lse].into_iter().chain(descales).flatten();
+        let mut buffers = [q, k, v, &*o, workspace.buffer()].into_iter().chain(given);
         if !is_own(stream.context()) || !buffers.all(|buffer| is_own(buffer.context())) {
             return Err(ForwardError::OtherDevice);
         }
@@ -166,7 +171,9 @@ impl Forward {
             return Err(ForwardError::WorkspaceSize { given, needed });
         }
         let memory = |buffer: &DeviceBuffer| (buffer.address(), buffer.bytes());
-        let at = placed(self.plan.problem(), [q, k, v, &*o].map(memory), lse.map(memory))?;
+        let qkvo = [q, k, v, &*o].map(memory);
+        let descales = descales.map(|scales| scales.map(memory));
+        let at = placed(self.plan.problem(), qkvo, lse.map(memory), descales)?;
         // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own
         // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
         // which the caller vouched.
@@ -174,26 +181,39 @@ impl Forward {
     }
 }
 
-/// The addresses of Q, K, V, O and LSE at the starts of memories with these addresses and sizes.
+/// The addresses of Q, K, V, O, LSE and scales at the starts of memories with these addresses and sizes.
 fn placed(
     problem: &Problem,
     qkvo: [(u64, usize); 4],
     lse: Option<(u64, usize)>,
+    descales: [Option<(u64, usize)>; 3],
 ) -> Result<Placement, ForwardError> {
-    let lse_bytes = problem.lse_shape().iter().map(|&extent| extent as u64).product::<u64>() * 4;
+    let f32_bytes = |shape: &[usize]| shape.iter().map(|&extent| extent as u64).product::<u64>() * 4;
     let [q, k, o] = [problem.q(), problem.k(), problem.o()].map(|x| x.extent_bytes().0);
-    let v = problem.v_bytes().0;
-    let names = [TensorName::Q, TensorName::K, TensorName::V, TensorName::O, TensorName::Lse];
-    for ((tensor, needed), (_, given)) in
-        names.into_iter().zip([q, k, v, o, lse_bytes]).zip(qkvo.into_iter().chain(lse))
-    {
-        if (given as u64) < needed {
+    let (v, lse_bytes) = (problem.v_bytes().0, f32_bytes(&problem.lse_shape()));
+    let [q_descale, k_descale, v_descale] = problem.descale_shapes().map(|shape| f32_bytes(&shape));
+    let needed = [
+        (TensorName::Q, q),
+        (TensorName::K, k),
+        (TensorName::V, v),
+        (TensorName::O, o),
+        (TensorName::Lse, lse_bytes),
+        (TensorName::QDescale, q_descale),
+        (TensorName::KDescale, k_descale),
+        (TensorName::VDescale, v_descale),
+    ];
+    let memories = qkvo.map(Some).into_iter().chain([lse]).chain(descales);
+    for ((tensor, needed), memory) in needed.into_iter().zip(memories) {
+        if let Some((_, given)) = memory
+            && (given as u64) < needed
+        {
             return Err(ForwardError::BufferSize { tensor, given, needed });
         }
     }
-    let [q, k, v, o] = qkvo.map(|(address, _)| Address(address));
-    let mut at = Addresses::new(q, k, v, o);
-    at.lse = lse.map(|(address, _)| Address(address));
+    let address = |(address, _)| Address(address);
+    let [q, k, v, o] = qkvo.map(address);
+    let mut at = Addresses::new(q, k, v, o).descales(descales.map(|scales| scales.map(address)));
+    at.lse = lse.map(address);
     Ok(Placement::new(problem, at)?)
 }
 
@@ -214,7 +234,7 @@ mod tests {
         change(&mut memories);
         let [q_at, k_at, v_at, o_at, lse_at] = memories;
         let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).validate()?;
-        placed(&problem, [q_at, k_at, v_at, o_at], Some(lse_at))
+        placed(&problem, [q_at, k_at, v_at, o_at], Some(lse_at), [None; 3])
     }
 
     #[test]
@@ -234,6 +254,39 @@ mod tests {
         }
         let error = place(|memories| memories[4].1 = 0).unwrap_err();
         assert_eq!(error.to_string(), "lse takes 160 bytes, its memory has 0");
+    }
+
+    /// Of heads: 2 · 2 numbers of 4 bytes each. Of blocks: 2 · 4 · 2 of Q, 2 · 2 · 1 of K and V.
+    #[test]
+    fn scales_are_placed_and_those_that_are_too_small_or_missing_are_named() {
+        let q = Shape { batch: 2, seqlen: 100, heads: 4, head_dim: 64 };
+        let kv = Shape { seqlen: 7, heads: 2, ..q };
+        let heads = ProblemSpec::dense(Dtype::E4m3, q, kv);
+        let blocks = heads.clone().block_scales(64);
+        let [q_at, k_at, v_at, o_at] = [1, 2, 3, 4].map(|place| (place << 20, 1 << 20));
+        let names = [TensorName::QDescale, TensorName::KDescale, TensorName::VDescale];
+        for (spec, sizes, required) in [(heads, [16, 16, 16], false), (blocks, [64, 16, 16], true)] {
+            let problem = spec.validate().unwrap();
+            let place = |change: &dyn Fn(&mut [Option<(u64, usize)>; 3])| {
+                let mut descales = [0, 1, 2].map(|i| Some((0x5000 + 0x100 * i as u64, sizes[i])));
+                change(&mut descales);
+                placed(&problem, [q_at, k_at, v_at, o_at], None, descales)
+            };
+            let at = place(&|_| {}).unwrap().addresses();
+            assert_eq!(at.descales, [0x5000, 0x5100, 0x5200].map(|start| Some(Address(start))));
+            for (index, tensor) in names.into_iter().enumerate() {
+                let (given, needed) = (sizes[index] - 1, sizes[index] as u64);
+                let small = place(&|descales| descales[index] = Some((0x5000, given)));
+                assert_eq!(small, Err(ForwardError::BufferSize { tensor, given, needed }));
+                let missing = place(&|descales| descales[index] = None);
+                let expected = ForwardError::from(ProblemError::NullAddress { tensor });
+                assert_eq!(missing.err(), required.then_some(expected));
+            }
+        }
+        let half = ProblemSpec::dense(Dtype::Bf16, q, kv).validate().unwrap();
+        let unwanted = placed(&half, [q_at, k_at, v_at, o_at], None, [None, Some((0x5000, 16)), None]);
+        let (tensor, dtype) = (TensorName::KDescale, Dtype::Bf16);
+        assert_eq!(unwanted, Err(ProblemError::Descale { tensor, dtype }.into()));
     }
 
     #[test]

@@ -93,7 +93,9 @@ impl Forward {
         // SAFETY: the stream is of this device's context, and outlives the value, which is gone
         // at the end of this call.
         let stream = unsafe { Stream::from_raw(&self.device, stream.cu_stream().expose_provenance()) };
-        let tensors = ForwardTensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
+        // Elements are of 16 bits, and have no scales.
+        let (o, lse) = (&mut o, Some(&mut lse));
+        let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], o, lse };
         self.run(&stream, tensors, workspace)
     }
 }

@@ -73,7 +73,8 @@ impl Bench {
         self.o.fill(&self.stream, 0xFF)?;
         self.lse.fill(&self.stream, 0xFF)?;
         let [q, k, v] = &self.inputs;
-        let tensors = ForwardTensors { q, k, v, o: &mut self.o, lse: Some(&mut self.lse) };
+        let (o, lse) = (&mut self.o, Some(&mut self.lse));
+        let tensors = ForwardTensors { q, k, v, descales: [None; 3], o, lse };
         self.forward.run(&self.stream, tensors, &mut self.workspace)?;
         let desc = *self.forward.plan().problem().o();
         let o = Tensor { desc, bits: self.o.download(&self.stream)? };
