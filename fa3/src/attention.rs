@@ -5,7 +5,7 @@ use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::{Device, Error, Scalar, cpu};
+use crate::{Device, Error, Fp8, Scalar, cpu};
 
 /// An attention call: Q, K and V, and the options that are not default. A builder; [`Attention::forward`] computes it.
 ///
@@ -118,7 +118,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         Ok(self.spec()?.validate()?)
     }
 
-    fn spec(&self) -> Result<ProblemSpec, Error> {
+    pub(crate) fn spec(&self) -> Result<ProblemSpec, Error> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(contiguous);
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
@@ -128,6 +128,19 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask);
         (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
         Ok(spec)
+    }
+
+    /// The same in 8 bits: Q, K and V of f16 or bf16 are quantized first.
+    pub fn fp8(self) -> Fp8<'a, T>
+    where
+        T: Scalar<Output = T>,
+    {
+        Fp8::new(self)
+    }
+
+    /// Q, K and V.
+    pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 3] {
+        [self.q, self.k, self.v]
     }
 
     /// Computes O and LSE. On a GPU, Q, K and V are copied there and the results are copied back. A problem that the
@@ -145,7 +158,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
                 Ok(Output { o, lse })
             }
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::forward(device, &problem, qkv)?),
+            Device::Cuda(device) => Ok(cuda::forward(device, &problem, qkv, None)?),
         }
     }
 
@@ -167,7 +180,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             Device::Cpu => cpu::forward(&problem, qkv, o, lse),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                let output = cuda::forward(device, &problem, qkv)?;
+                let output: Output<T::Output> = cuda::forward(device, &problem, qkv, None)?;
                 output.o.assign_to(o);
                 output.lse.assign_to(lse);
             }

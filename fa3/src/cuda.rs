@@ -70,7 +70,7 @@
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
 use fa3_types::{Problem, QuantizeProblem};
-use ndarray::{Array3, Array4, ArrayView, ArrayView1, ArrayView4, Dimension};
+use ndarray::{Array3, Array4, ArrayView, ArrayView1, ArrayView3, ArrayView4, Dimension};
 
 use crate::{Output, Quantized, Scalar};
 
@@ -83,13 +83,14 @@ pub use fa3_cuda::host::{
     Quantize, QuantizeError, QuantizeTensors, RotaryTensors, Stream, Workspace,
 };
 
-/// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes: both come from
-/// one [`crate::Attention`].
-pub(crate) fn forward<T: Scalar>(
+/// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes, and O is of
+/// type `O`: all come from one [`crate::Attention`].
+pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &Problem,
     qkv: [ArrayView4<'_, T>; 3],
-) -> Result<Output<T::Output>, ForwardError> {
+    scales: Option<[ArrayView3<'_, f32>; 3]>,
+) -> Result<Output<O>, ForwardError> {
     let forward = Forward::new(device, problem)?;
     let stream = device.stream()?;
     let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
@@ -98,8 +99,10 @@ pub(crate) fn forward<T: Scalar>(
     let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
     let mut lse = device.alloc(lse_shape.iter().product::<usize>() * size_of::<f32>())?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let (o_at, lse_at) = (&mut o, Some(&mut lse));
-    let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], o: o_at, lse: lse_at };
+    let scales = scales.map(|scales| scales.map(|x| upload(device, &stream, x)));
+    let scales = scales.map(|[q, k, v]| Ok::<_, HostError>([q?, k?, v?])).transpose()?;
+    let descales = scales.as_ref().map_or([None; 3], |scales| scales.each_ref().map(Some));
+    let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales, o: &mut o, lse: Some(&mut lse) };
     forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
     Ok(Output {

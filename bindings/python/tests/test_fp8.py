@@ -106,7 +106,8 @@ def as_products_read(codes):
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 128, 256])
 def test_transposed_values(codes, head_dim, mask):
     """The bits of V in rows."""
-    for seqlens, heads in (((333, 401), (6, 2)), ((1, 1), (3, 3)), ((700, 1025), (4, 1)), ((64, 0), (1, 1))):
+    lengths = ((333, 401), (1, 1), (700, 1025), (64, 0), (4223, 4221), (8192, 8192))
+    for seqlens, heads in zip(lengths, ((6, 2), (3, 3), (4, 1), (1, 1), (12, 4), (8, 8))):
         (q, k, v), scales = codes(2, seqlens, heads, head_dim)
         named = dict(zip(("q_descale", "k_descale", "v_descale"), scales))
         options = dict(softcap=7.0 if head_dim == 64 else 0.0, return_attn_probs=True, **named, **mask)
@@ -130,6 +131,7 @@ def block_scales(x, rows):
 def test_scales_of_blocks(codes, head_dim, rows, transposed):
     cases = (((333, 401), (6, 2), {}), ((1, 1), (1, 1), {}), ((200, 1500), (4, 2), dict(causal=True)))
     cases += (((700, 900), (3, 3), dict(window_size=(137, 30))), ((300, 300), (2, 1), dict(softcap=5.0)))
+    cases += (((4223, 4221), (2, 1), dict(causal=True)), ((1000, 8192), (2, 2), {}))
     for seqlens, heads, options in cases:
         tensors, _ = codes(2, seqlens, heads, head_dim, scale=0.5)
         scales, factors = zip(*(block_scales(x, count) for x, count in zip(tensors, (rows, 128, 128))))
@@ -169,6 +171,29 @@ def test_the_chain(randn, head_dim, dtype):
         plain = flash_attn_fp8_func(q, k, v, causal=True, hadamard_seed=None, **rotation)
         assert error < 0.09 and error < (plain - expected).norm() / expected.norm()
         assert torch.equal(o, torch.compile(flash_attn_fp8_func, fullgraph=True)(q, k, v, causal=True, **rotation))
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_scales_of_zero(codes, mask):
+    """Of Q or K all scores are 0, and a row is the mean of what it sees, hidden keys or not. Of V O is 0."""
+    tensors, _ = codes(2, (200, 300), (4, 2), 64)
+    window = (-1, 0) if mask.get("causal") else mask.get("window_size", (-1, -1))
+    for index, name in enumerate(("q_descale", "k_descale", "v_descale")):
+        scales = [None if i != index else torch.zeros(2, 2, device="cuda") for i in range(3)]
+        expected, expected_lse = reference(*tensors, scales, window)
+        o, lse = flash_attn_func(*tensors, return_attn_probs=True, **{name: scales[index]}, **mask)
+        assert (o - expected).norm() <= 0.02 * expected.norm()
+        torch.testing.assert_close(lse.double(), expected_lse, atol=0.09, rtol=1e-3)
+
+
+def test_repeated_calls_give_the_same_bits(codes):
+    (q, k, v), _ = codes(2, (1500, 2100), (8, 2), 128)
+    transposed = as_products_read(v.float()).to(FP8)
+    scales = [block_scales(x, 128)[0] for x in (q, k, v)]
+    named = dict(zip(("q_descale", "k_descale", "v_descale"), scales), causal=True)
+    for options in (dict(v=v), dict(v=transposed, v_transposed=True)):
+        first = flash_attn_func(q, k, **options, **named)
+        assert all(torch.equal(first, flash_attn_func(q, k, **options, **named)) for _ in range(1000))
 
 
 def test_bad_inputs_of_fp8(codes):

@@ -256,6 +256,9 @@ mod tests {
         assert_eq!(error.to_string(), "lse takes 160 bytes, its memory has 0");
     }
 
+    /// Addresses and sizes of the scales of Q, K and V.
+    type Memories = [Option<(u64, usize)>; 3];
+
     /// Of heads: 2 · 2 numbers of 4 bytes each. Of blocks: 2 · 4 · 2 of Q, 2 · 2 · 1 of K and V.
     #[test]
     fn scales_are_placed_and_those_that_are_too_small_or_missing_are_named() {
@@ -267,7 +270,7 @@ mod tests {
         let names = [TensorName::QDescale, TensorName::KDescale, TensorName::VDescale];
         for (spec, sizes, required) in [(heads, [16, 16, 16], false), (blocks, [64, 16, 16], true)] {
             let problem = spec.validate().unwrap();
-            let place = |change: &dyn Fn(&mut [Option<(u64, usize)>; 3])| {
+            let place = |change: &dyn Fn(&mut Memories)| {
                 let mut descales = [0, 1, 2].map(|i| Some((0x5000 + 0x100 * i as u64, sizes[i])));
                 change(&mut descales);
                 placed(&problem, [q_at, k_at, v_at, o_at], None, descales)

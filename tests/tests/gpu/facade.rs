@@ -11,7 +11,7 @@ use crate::{Check, Fallible};
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 9] = [
+pub(crate) const CHECKS: [(&str, Check); 11] = [
     ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
@@ -19,6 +19,8 @@ pub(crate) const CHECKS: [(&str, Check); 9] = [
     ("facade::fewer_columns_in_v", |_| law((1, (130, 260), (1, 1), (192, 128)), causal)),
     ("facade::rows_without_keys", |_| law((1, (300, 100), (1, 1), (72, 72)), causal)),
     ("facade::no_keys", |_| law((1, (300, 0), (1, 1), (64, 64)), causal)),
+    ("facade::fp8_bf16", |_| fp8::<bf16>((2, (300, 300), (4, 2), (64, 64)))),
+    ("facade::fp8_f16", |_| fp8::<f16>((1, (257, 513), (2, 1), (128, 256)))),
     ("facade::transposed_view", |_| transposed()),
     ("facade::refusals", |_| refused()),
 ];
@@ -50,6 +52,26 @@ fn law<T: Scalar>(
     law.check(&gpu, "cargo test --release -p fa3-tests --test gpu facade::")?;
     let difference = gpu.o.iter().zip(&cpu.o).map(|(gpu, cpu)| (gpu - cpu).abs()).fold(0.0, f32::max);
     Ok(format!("the law holds, and O is within {difference:.1e} of the cpu's"))
+}
+
+/// In 8 bits the GPU has the emulator's codes, and nearly its O.
+fn fp8<T: Scalar<Output = T>>(
+    (batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v)): Sizes,
+) -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let q = wave::<T>((batch, seqlen_q, heads_q, head_dim), 0.7);
+    let k = wave::<T>((batch, seqlen_k, heads_kv, head_dim), 0.9);
+    let v = wave::<T>((batch, seqlen_k, heads_kv, head_dim_v), 1.1);
+    let fp8 = Attention::new(q.view(), k.view(), v.view()).causal().fp8().hadamard(5);
+    let (gpu, cpu) = (in_f32(fp8.forward(device)?), in_f32(fp8.forward(&Device::Cpu)?));
+    let norm = |x: &Array4<f32>| x.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let error = norm(&(&gpu.o - &cpu.o)) / norm(&cpu.o);
+    let of_lse = gpu.lse.iter().zip(&cpu.lse).map(|(gpu, cpu)| (gpu - cpu).abs()).fold(0.0, f32::max);
+    if error < 0.03 && of_lse < 0.09 {
+        Ok(format!("O is within {error:.1e} of the cpu's size, and LSE within {of_lse:.1e}"))
+    } else {
+        Err(format!("O differs by {error:.1e} of its size, LSE by {of_lse:.1e}").into())
+    }
 }
 
 fn in_f32<T: Scalar>(Output { o, lse }: Output<T>) -> Forward<f32> {

@@ -1,0 +1,163 @@
+//! Attention of 16-bit tensors, computed in 8 bits.
+
+use fa3_quant::{Accumulation, Fp8Attention, Granularity};
+use fa3_types::{Dtype, Problem, Sequences, TensorDesc};
+use ndarray::ArrayView4;
+
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::{Attention, Device, Error, Output, Quantize, Quantized, Scalar};
+
+/// Rows that share a scale.
+const ROWS: usize = 128;
+
+/// An [`Attention`] call of f16 or bf16 tensors, computed in e4m3 (§3.3): a builder, which [`Attention::fp8`] makes.
+///
+/// ```text
+/// q, k = e4m3(Q M / scales), e4m3(K M / scales)       M = diag(±1) · Hadamard, if wanted
+/// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
+/// ```
+///
+/// ```
+/// use fa3::half::bf16;
+/// use fa3::ndarray::Array4;
+/// use fa3::{Attention, Device};
+///
+/// let wave = |step: usize| {
+///     Array4::from_shape_fn((1, 200, 2, 64), |(_, s, h, d)| bf16::from_f32(((s * step + 5 * h + 3 * d) as f32).sin()))
+/// };
+/// let [q, k, v] = [3, 5, 7].map(wave);
+/// let attention = Attention::new(q.view(), k.view(), v.view()).causal();
+/// let exact = attention.forward(&Device::Cpu)?;
+/// let fp8 = attention.fp8().hadamard(1).forward(&Device::Cpu)?;
+/// let error = exact.o.iter().zip(&fp8.o).map(|(x, y)| (x.to_f32() - y.to_f32()).abs()).fold(0.0, f32::max);
+/// assert!(error < 0.1);
+/// # Ok::<(), fa3::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing is computed before `forward`"]
+pub struct Fp8<'a, T> {
+    attention: Attention<'a, T>,
+    seed: Option<u64>,
+}
+
+impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
+    pub(crate) fn new(attention: Attention<'a, T>) -> Fp8<'a, T> {
+        Fp8 { attention, seed: None }
+    }
+
+    /// Multiplies Q and K by an orthogonal matrix with random signs before they are quantized (incoherent processing).
+    /// It spreads outliers, and leaves the scores what they are.
+    pub fn hadamard(mut self, seed: u64) -> Fp8<'a, T> {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Computes O and LSE. The CPU emulates the tensor core's arithmetic. On a GPU, arrays are copied there and back for
+    /// each of four kernels; `fa3::cuda` has these for tensors that are there.
+    ///
+    /// # Errors
+    /// [`Error`] with the first thing that is wrong: also for other types than f16 and bf16, a head_dim or head_dim_v
+    /// that is no multiple of 16 up to 256, and packed sequences.
+    pub fn forward(&self, device: &Device) -> Result<Output<T>, Error> {
+        let [q, k, v] = self.attention.tensors();
+        let transformed = |x: ArrayView4<'a, T>| match self.seed {
+            Some(seed) => Quantize::new(x).hadamard(seed),
+            None => Quantize::new(x),
+        };
+        let quantizations = [transformed(q), transformed(k), Quantize::new(v)];
+        // What is wrong with one of them, or with attention, is said before anything is computed.
+        quantizations.iter().try_for_each(|quantize| quantize.problem().map(|_| ()))?;
+        let problem = self.problem()?;
+        let [q, k, v] = quantizations.map(|quantize| quantize.block_rows(ROWS).run(device));
+        let qkv = [q?, k?, v?];
+        match device {
+            Device::Cpu => Ok(on_cpu(&problem, &qkv)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                let [q, k, v] = qkv.each_ref().map(|x| x.codes.view());
+                let scales = qkv.each_ref().map(|x| x.scales.view());
+                Ok(cuda::forward(device, &problem, [q, k, v], Some(scales))?)
+            }
+        }
+    }
+
+    /// The problem of the codes.
+    fn problem(&self) -> Result<Problem, Error> {
+        let mut spec = self.attention.spec()?;
+        spec.clone().validate()?;
+        for x in [&mut spec.q, &mut spec.k, &mut spec.v] {
+            *x = TensorDesc::contiguous(Dtype::E4m3, x.shape);
+        }
+        Ok(spec.block_scales(ROWS).validate()?)
+    }
+}
+
+/// The emulator's results.
+fn on_cpu<T: Scalar>(problem: &Problem, qkv: &[Quantized; 3]) -> Output<T> {
+    let [q, k, v] = qkv.each_ref().map(|x| {
+        let (batch, seqlen, _, _) = x.codes.dim();
+        let (sequences, blocks) = (Sequences::dense(batch, seqlen), Granularity::Block { rows: ROWS });
+        let scales = x.scales.iter().copied().collect();
+        fa3_quant::Quantized::new(x.codes.clone(), &sequences, blocks, scales).expect("it was quantized so")
+    });
+    let attention = Fp8Attention::new(Accumulation::TwoLevel { keys: ROWS }, ROWS);
+    let output = attention.forward(problem, &q, &k, &v).expect("a valid problem can be computed");
+    Output { o: output.o.mapv(T::from_f32), lse: output.lse }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+    use ndarray::Array4;
+
+    use super::*;
+
+    fn wave(dims: (usize, usize, usize, usize), step: usize) -> Array4<bf16> {
+        Array4::from_shape_fn(dims, |(b, s, h, d)| {
+            bf16::from_f32(((7 * b + step * s + 5 * h + 3 * d) as f32).sin())
+        })
+    }
+
+    #[test]
+    fn eight_bits_are_near_sixteen() {
+        let (q, k) = (wave((2, 300, 4, 64), 3), wave((2, 260, 2, 64), 5));
+        let v = wave((2, 260, 2, 32), 11);
+        let attention = Attention::new(q.view(), k.view(), v.view()).causal().softcap(20.0);
+        let exact = attention.forward(&Device::Cpu).unwrap();
+        let norm = |x: &Array4<f32>| x.iter().map(|x| x * x).sum::<f32>().sqrt();
+        let of = |output: &Output<bf16>| output.o.mapv(|x| x.to_f32());
+        let plain = attention.clone().fp8().forward(&Device::Cpu).unwrap();
+        let mixed = attention.clone().fp8().hadamard(3).forward(&Device::Cpu).unwrap();
+        for fp8 in [&plain, &mixed] {
+            let error = norm(&(of(fp8) - of(&exact))) / norm(&of(&exact));
+            assert!((0.001..0.1).contains(&error), "{error}");
+            assert!((&fp8.lse - &exact.lse).iter().all(|error| error.abs() < 0.1 || error.is_nan()));
+        }
+        assert_ne!(plain.o, mixed.o);
+        assert_ne!(mixed, attention.fp8().hadamard(4).forward(&Device::Cpu).unwrap());
+    }
+
+    #[test]
+    fn what_has_no_codes_is_refused() {
+        let x = wave((1, 8, 1, 24), 3);
+        let error = Attention::new(x.view(), x.view(), x.view()).fp8().forward(&Device::Cpu).unwrap_err();
+        assert!(error.to_string().contains("head_dim 24, not a multiple of 16"), "{error}");
+        let x = Array4::<f32>::zeros((1, 8, 1, 32));
+        let error = Attention::new(x.view(), x.view(), x.view()).fp8().forward(&Device::Cpu).unwrap_err();
+        assert_eq!(error.to_string(), "x is f32, expected f16 or bf16");
+        let x = wave((1, 8, 1, 32), 3);
+        let packed = Attention::new(x.view(), x.view(), x.view()).packed(&[0, 8], &[0, 8]);
+        let error = packed.fp8().forward(&Device::Cpu).unwrap_err();
+        assert!(error.to_string().contains("scales of blocks"), "{error}");
+    }
+
+    #[test]
+    fn tensors_without_elements_are_legal() {
+        for (seqlen_q, seqlen_k) in [(0, 4), (4, 0)] {
+            let (q, kv) = (wave((2, seqlen_q, 2, 32), 3), wave((2, seqlen_k, 1, 32), 5));
+            let output = Attention::new(q.view(), kv.view(), kv.view()).fp8().forward(&Device::Cpu).unwrap();
+            assert!(output.o.iter().all(|o| o.to_f32() == 0.0) && output.o.dim() == q.dim());
+        }
+    }
+}
