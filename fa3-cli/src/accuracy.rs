@@ -1,7 +1,12 @@
 //! `fa3 accuracy`: how accurate attention is in 16 and 8 bits, beside the paper's Table 3.
 
 mod chart;
+mod computer;
+mod cpu;
 mod drift;
+mod gpu;
+mod method;
+mod recipe;
 mod report;
 mod sample;
 mod table;
@@ -17,6 +22,9 @@ use crate::draw::DrawError;
 use crate::progress;
 use crate::threads::{self, ThreadsError};
 use crate::write::{self, WriteError};
+use computer::Computer;
+use gpu::Gpu;
+use method::Method;
 use report::{DriftHead, Head, Report};
 
 /// What `fa3 accuracy --help` says first.
@@ -25,19 +33,26 @@ Measures how far attention is from f64 arithmetic, in fp16 and in FP8, and print
 the FlashAttention-3 paper. Then shows how the result of FP8 attention shrinks as keys are added, on the tensor core's \
 accumulator alone and with two-level accumulation.
 
-FP8 is emulated on the CPU with the arithmetic of Hopper's tensor cores. The full tables take some minutes. The exit \
-code is 1 if something came out other than expected.";
+FP8 is emulated on the CPU with the arithmetic of Hopper's tensor cores. With --gpu this library's kernels compute what \
+they can: FlashAttention-3 in fp16 and in FP8, quantization included, and the FP8 results of the second table that are \
+summed in two levels. Standard attention and FlashAttention-2 stay on the CPU, as does the f64 arithmetic.
+
+The full tables take some minutes. The exit code is 1 if something came out other than expected.";
 
 /// Options of `fa3 accuracy`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   fa3 accuracy --quick
-  fa3 accuracy --json accuracy.json --svg accuracy.svg")]
+  fa3 accuracy --json accuracy.json --svg accuracy.svg
+  fa3 accuracy --gpu")]
 pub(crate) struct Options {
     /// Takes seconds: 1024 keys, where the paper's numbers do not apply, and 3 seeds
     #[arg(long)]
     quick: bool,
+    /// Computes with this library's kernels, on the first Hopper GPU, what they can compute
+    #[arg(long)]
+    gpu: bool,
     /// Writes everything measured, each seed apart
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -54,6 +69,8 @@ pub(crate) enum Error {
     Problem(#[from] ProblemError),
     #[error(transparent)]
     Quant(#[from] QuantError),
+    #[error(transparent)]
+    Gpu(#[from] fa3::Error),
     #[error(transparent)]
     Draw(#[from] DrawError),
     #[error(transparent)]
@@ -82,8 +99,9 @@ const QUICK: Settings = Settings { seqlen: 1024, seeds: 1..=3, drift_keys: &[1 <
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
+    let computer = if options.gpu { Computer::Gpu(Gpu::open()?) } else { Computer::Cpu };
     threads::start()?;
-    let report = measure(if options.quick { QUICK } else { FULL })?;
+    let report = measure(if options.quick { QUICK } else { FULL }, &computer)?;
     crate::print(&report);
     let mut files = Vec::new();
     if let Some(file) = json {
@@ -99,15 +117,15 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     Ok(report.is_as_expected())
 }
 
-fn measure(settings: Settings) -> Result<Report, Error> {
-    let jobs = settings.seeds.clone().count() * (table::Method::ALL.len() + 1) + settings.drift_keys.len();
+fn measure(settings: Settings, computer: &Computer) -> Result<Report, Error> {
+    let jobs = settings.seeds.clone().count() * (Method::ALL.len() + 1) + settings.drift_keys.len();
     let progress = progress::bar(jobs);
-    let (seqlen, head_dim) = (settings.seqlen, table::HEAD_DIM);
+    let (seqlen, head_dim, gpu) = (settings.seqlen, table::HEAD_DIM, computer.gpu());
     let print = |text: &dyn Display| progress.suspend(|| crate::print(&text));
-    print(&Head { seqlen, head_dim, seeds: settings.seeds.clone().count() });
-    let table = table::measure(seqlen, settings.seeds, &progress, &print)?;
-    print(&DriftHead);
-    let drift = drift::measure(settings.drift_keys, &progress, &print)?;
+    print(&Head { seqlen, head_dim, seeds: settings.seeds.clone().count(), gpu });
+    let table = table::measure(seqlen, settings.seeds, computer, &progress, &print)?;
+    print(&DriftHead { two_level: computer.place() });
+    let drift = drift::measure(settings.drift_keys, computer, &progress, &print)?;
     progress.finish_and_clear();
-    Ok(Report { seqlen, head_dim, table, drift })
+    Ok(Report { seqlen, head_dim, gpu: gpu.map(str::to_owned), table, drift })
 }

@@ -42,7 +42,8 @@
 //! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
 //! ```
 //!
-//! [`Attention::fp8`] computes in 8 bits what is in 16. [`Quantize`] takes a tensor to e4m3, with rotary embedding and incoherent processing on the way.
+//! [`Attention::fp8`] computes in 8 bits what is in 16. [`Quantize`] takes a tensor to e4m3, with rotary embedding and
+//! incoherent processing on the way.
 //!
 //! This crate re-exports what its interface mentions: [`Mask`], [`Problem`] and its parts, [`E4m3`], [`Rope`], and the
 //! crates [`ndarray`] and [`half`]. The layers below are crates of their own: `fa3-types` (what a problem is),

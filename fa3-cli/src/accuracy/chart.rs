@@ -2,19 +2,20 @@
 
 use plotters::prelude::*;
 
+use super::computer::Place;
 use super::drift;
 use super::report::Report;
-use super::table;
 use crate::args::number::size_label;
 use crate::draw::{self, Area, DrawError};
 
 const PAPER: RGBColor = RGBColor(120, 120, 120);
+const ON_GPU: RGBColor = RGBColor(0, 140, 60);
 
 pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
     draw::svg((1100, 420), |root| {
         let (left, right) = root.split_horizontally(620);
         draw_table(report, &left)?;
-        draw_drift(&report.drift, &right)
+        draw_drift(report, &right)
     })
 }
 
@@ -44,16 +45,21 @@ fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
         .x_label_formatter(&|x| format!("{x:.0e}"))
         .disable_y_mesh()
         .draw()?;
-    let spread = |(i, row): (usize, &table::Row)| {
-        PathElement::new([(row.least(), y(i)), (row.most(), y(i))], BLUE.stroke_width(2))
-    };
-    chart.draw_series(rows.iter().enumerate().map(spread))?;
-    chart
-        .draw_series(
-            rows.iter().enumerate().map(|(i, row)| Circle::new((row.median, y(i)), 4, BLUE.filled())),
-        )?
-        .label("here: median, least to most")
-        .legend(|(x, y)| Circle::new((x + 8, y), 4, BLUE.filled()));
+    let places =
+        [(Place::Cpu, BLUE, "here: median, least to most"), (Place::Gpu, ON_GPU, "the same on the GPU")];
+    for (place, color, label) in places {
+        let rows: Vec<_> = rows.iter().enumerate().filter(|(_, row)| row.place == place).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        chart.draw_series(rows.iter().map(|(i, row)| {
+            PathElement::new([(row.least(), y(*i)), (row.most(), y(*i))], color.stroke_width(2))
+        }))?;
+        chart
+            .draw_series(rows.iter().map(|(i, row)| Circle::new((row.median, y(*i)), 4, color.filled())))?
+            .label(label)
+            .legend(move |(x, y)| Circle::new((x + 8, y), 4, color.filled()));
+    }
     if report.is_of_papers_length() {
         let paper = rows
             .iter()
@@ -73,7 +79,8 @@ fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
     Ok(())
 }
 
-fn draw_drift(rows: &[drift::Row], area: &Area<'_>) -> Result<(), DrawError> {
+fn draw_drift(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
+    let rows = &report.drift;
     let keys = |row: &drift::Row| row.keys as f64;
     let most = rows.iter().map(keys).fold(0.0, f64::max);
     let lowest = rows.iter().map(|row| 100.0 * row.one_level.bias).fold(0.0, f64::min);
@@ -94,9 +101,13 @@ fn draw_drift(rows: &[drift::Row], area: &Area<'_>) -> Result<(), DrawError> {
         .light_line_style(WHITE)
         .draw()?;
     let line = |bias: fn(&drift::Row) -> f64| rows.iter().map(move |row| (keys(row), 100.0 * bias(row)));
+    let (two_levels, color) = match report.gpu {
+        None => ("two levels", BLUE),
+        Some(_) => ("two levels, on the GPU", ON_GPU),
+    };
     for (name, color, points) in [
         ("one level", RED, line(|row| row.one_level.bias)),
-        ("two levels", BLUE, line(|row| row.two_level.bias)),
+        (two_levels, color, line(|row| row.two_level.bias)),
     ] {
         chart.draw_series(LineSeries::new(points.clone(), color.stroke_width(2)))?;
         chart

@@ -3,6 +3,7 @@
 use fa3_quant::{Preparation, QuantError, Quantized};
 use fa3_ref::{Forward, Inputs, oracle};
 use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, Shape};
+use half::f16;
 use ndarray::Array4;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -38,6 +39,17 @@ impl Sample {
             Inputs::new(&problem, q.view(), k.view(), v.view()).expect("the arrays have these shapes");
         let exact = oracle::forward(&inputs);
         Ok(Sample { problem, q, k, v, exact })
+    }
+
+    /// Q, K and V, rounded to fp16.
+    pub(super) fn fp16(&self) -> [Array4<f16>; 3] {
+        [&self.q, &self.k, &self.v].map(|x| x.mapv(f16::from_f64))
+    }
+
+    /// Q, K and V, which are e4m3 numbers already, in FP8 with scale 1.
+    pub(super) fn codes(&self) -> Result<[Quantized; 3], QuantError> {
+        let as_they_are = Preparation::with_scale(1.0);
+        self.quantize(&as_they_are, &as_they_are)
     }
 
     /// Q, K and V in FP8, Q and K prepared alike.

@@ -1,9 +1,10 @@
-//! `fa3 accuracy --quick`.
+//! `fa3 accuracy --quick`, without and with a GPU.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
+use fa3_cuda::host::{Device, is_driver_present};
 use serde_json::Value;
 
 use crate::fa3;
@@ -36,6 +37,8 @@ fn tables_are_printed_and_written() {
     assert!((-0.018..-0.012).contains(&at_1024) && (-0.08..-0.062).contains(&at_4096), "{at_1024} {at_4096}");
     assert!(biases("two_level").iter().all(|bias| bias.abs() < 0.004));
 
+    assert_eq!(report["gpu"], Value::Null);
+    assert!(rows.iter().all(|row| row["place"] == "cpu"), "{rows:?}");
     assert!(stdout.ends_with(&format!("\n\nwrote {json}\nwrote {svg}\n")), "{stdout}");
     assert!(stdout.contains("open medians lie within"), "the paper's length was not measured: {stdout}");
     // Axes have titles and the numbers of keys; the paper's numbers do not apply.
@@ -62,4 +65,54 @@ fn rows_are_printed_as_they_are_measured() {
 fn a_place_that_cannot_be_written_is_refused_at_once() {
     fa3(&["accuracy", "--json", "/no/such/folder/a.json"]).refused("there is no folder /no/such/folder");
     fa3(&["accuracy", "--json", "x", "--svg", "./x"]).refused("outputs x and ./x are the same file");
+}
+
+/// What kernels compute is theirs, and is what the emulator says, but for the bias that only the emulator has.
+#[test]
+fn kernels_compute_their_rows() {
+    let name = match Device::open(0) {
+        Ok(device) => device.name().to_owned(),
+        Err(why) => {
+            println!("skipped: {why}");
+            return;
+        }
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let measured = |options: &[&str]| -> Value {
+        let json = folder.path().join("a.json");
+        fa3(&[&["accuracy", "--quick", "--json", json.to_str().unwrap()], options].concat()).succeeded();
+        serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap()
+    };
+    let (cpu, gpu) = (measured(&[]), measured(&["--gpu"]));
+    assert_eq!(gpu["gpu"], name.as_str());
+    let (cpu_rows, gpu_rows) = (cpu["table"].as_array().unwrap(), gpu["table"].as_array().unwrap());
+    let mut on_gpu = Vec::new();
+    for (cpu, gpu) in cpu_rows.iter().zip(gpu_rows) {
+        let [emulated, found] = [cpu, gpu].map(|row| row["median"].as_f64().unwrap());
+        if gpu["place"] == "cpu" {
+            assert_eq!(found, emulated, "{gpu}");
+        } else {
+            assert!((0.9..1.1).contains(&(found / emulated)), "{gpu} {emulated}");
+            on_gpu.push(gpu["method"].as_str().unwrap());
+        }
+    }
+    assert_eq!(on_gpu, ["Flash3Fp16", "Flash3Fp8", "NoBlockQuantization", "NoIncoherentProcessing"]);
+    for row in gpu["drift"].as_array().unwrap() {
+        let two_level = &row["two_level"];
+        assert!(two_level["place"] == "gpu" && two_level["bias"].as_f64().unwrap().abs() < 0.001, "{row}");
+    }
+}
+
+#[test]
+fn without_a_gpu_it_says_so_and_writes_nothing() {
+    if is_driver_present() {
+        println!("skipped: there is a driver");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("a.json");
+    let ran = fa3(&["accuracy", "--quick", "--gpu", "--json", json.to_str().unwrap()]);
+    assert_eq!(ran.stdout, "");
+    ran.refused("no nvidia driver: libcuda cannot be loaded");
+    assert!(!json.exists());
 }

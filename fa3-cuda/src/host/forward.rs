@@ -256,9 +256,6 @@ mod tests {
         assert_eq!(error.to_string(), "lse takes 160 bytes, its memory has 0");
     }
 
-    /// Addresses and sizes of the scales of Q, K and V.
-    type Memories = [Option<(u64, usize)>; 3];
-
     /// Of heads: 2 · 2 numbers of 4 bytes each. Of blocks: 2 · 4 · 2 of Q, 2 · 2 · 1 of K and V.
     #[test]
     fn scales_are_placed_and_those_that_are_too_small_or_missing_are_named() {
@@ -270,20 +267,18 @@ mod tests {
         let names = [TensorName::QDescale, TensorName::KDescale, TensorName::VDescale];
         for (spec, sizes, required) in [(heads, [16, 16, 16], false), (blocks, [64, 16, 16], true)] {
             let problem = spec.validate().unwrap();
-            let place = |change: &dyn Fn(&mut Memories)| {
-                let mut descales = [0, 1, 2].map(|i| Some((0x5000 + 0x100 * i as u64, sizes[i])));
-                change(&mut descales);
-                placed(&problem, [q_at, k_at, v_at, o_at], None, descales)
-            };
-            let at = place(&|_| {}).unwrap().addresses();
+            let good = [0, 1, 2].map(|i| Some((0x5000 + 0x100 * i as u64, sizes[i])));
+            let place = |descales| placed(&problem, [q_at, k_at, v_at, o_at], None, descales);
+            let at = place(good).unwrap().addresses();
             assert_eq!(at.descales, [0x5000, 0x5100, 0x5200].map(|start| Some(Address(start))));
             for (index, tensor) in names.into_iter().enumerate() {
                 let (given, needed) = (sizes[index] - 1, sizes[index] as u64);
-                let small = place(&|descales| descales[index] = Some((0x5000, given)));
-                assert_eq!(small, Err(ForwardError::BufferSize { tensor, given, needed }));
-                let missing = place(&|descales| descales[index] = None);
+                let (mut small, mut missing) = (good, good);
+                small[index] = Some((0x5000, given));
+                missing[index] = None;
+                assert_eq!(place(small), Err(ForwardError::BufferSize { tensor, given, needed }));
                 let expected = ForwardError::from(ProblemError::NullAddress { tensor });
-                assert_eq!(missing.err(), required.then_some(expected));
+                assert_eq!(place(missing).err(), required.then_some(expected));
             }
         }
         let half = ProblemSpec::dense(Dtype::Bf16, q, kv).validate().unwrap();

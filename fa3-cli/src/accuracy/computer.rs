@@ -1,0 +1,68 @@
+//! What computes O: the CPU, or a GPU as far as its kernels go.
+
+use fa3_quant::Accumulation;
+use ndarray::Array4;
+use serde::Serialize;
+
+use super::Error;
+use super::cpu;
+use super::gpu::Gpu;
+use super::method::{Kernel, Method};
+use super::recipe::BLOCK;
+use super::sample::Sample;
+
+/// What computes O.
+pub(super) enum Computer {
+    /// The CPU.
+    Cpu,
+    /// This GPU, and the CPU where no kernel computes it.
+    Gpu(Gpu),
+}
+
+/// Where O was computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Place {
+    Cpu,
+    Gpu,
+}
+
+impl Computer {
+    /// The GPU's name, if there is one.
+    pub(super) fn gpu(&self) -> Option<&str> {
+        match self {
+            Computer::Cpu => None,
+            Computer::Gpu(gpu) => Some(gpu.name()),
+        }
+    }
+
+    /// Where it computes what a kernel computes.
+    pub(super) fn place(&self) -> Place {
+        match self {
+            Computer::Cpu => Place::Cpu,
+            Computer::Gpu(_) => Place::Gpu,
+        }
+    }
+
+    /// Where it computes a method.
+    pub(super) fn place_of(&self, method: Method) -> Place {
+        method.kernel().map_or(Place::Cpu, |_| self.place())
+    }
+
+    /// O of a method; `seed` is that of its random signs.
+    pub(super) fn output(&self, method: Method, sample: &Sample, seed: u64) -> Result<Array4<f32>, Error> {
+        match (self, method.kernel()) {
+            (Computer::Gpu(gpu), Some(Kernel::Fp16)) => Ok(gpu.fp16(sample)?),
+            (Computer::Gpu(gpu), Some(Kernel::Fp8(recipe))) => gpu.fp8(sample, recipe, seed),
+            (Computer::Cpu, _) | (Computer::Gpu(_), None) => Ok(cpu::output(method, sample, seed)?),
+        }
+    }
+
+    /// O of numbers that are e4m3 already, summed in two levels.
+    pub(super) fn two_levels(&self, sample: &Sample) -> Result<Array4<f32>, Error> {
+        match self {
+            Computer::Cpu => Ok(cpu::e4m3(sample, Accumulation::TwoLevel { keys: BLOCK })?),
+            Computer::Gpu(gpu) => gpu.e4m3(sample),
+        }
+    }
+}

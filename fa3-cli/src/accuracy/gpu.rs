@@ -1,0 +1,226 @@
+//! O on a GPU, by this library's kernels.
+
+use fa3::Scalar;
+use fa3::cuda::{
+    Device, DeviceBuffer, Forward, ForwardTensors, HostError, Quantize, QuantizeTensors, Stream, Workspace,
+};
+use fa3_quant::{Incoherent, QuantError, Quantized};
+use fa3_types::{
+    Dtype, Problem, ProblemError, ProblemSpec, QuantizeProblem, QuantizeSpec, Scaling, Sequences, Shape,
+};
+use half::f16;
+use ndarray::Array4;
+
+use super::Error;
+use super::recipe::{BLOCK, Recipe};
+use super::sample::Sample;
+use crate::gpu::Which;
+use crate::run::gpu::upload;
+
+/// A GPU, and the order of its work.
+pub(super) struct Gpu {
+    device: Device,
+    stream: Stream,
+}
+
+/// A tensor in FP8 on the GPU.
+struct Fp8 {
+    codes: DeviceBuffer,
+    /// Of blocks, or of heads.
+    scales: DeviceBuffer,
+}
+
+impl Gpu {
+    /// The first Hopper GPU.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) fn open() -> Result<Gpu, fa3::Error> {
+        let device = Which::First.open()?;
+        let stream = device.stream()?;
+        Ok(Gpu { device, stream })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    /// Attention of numbers that are rounded to fp16.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn fp16(&self, sample: &Sample) -> Result<Array4<f32>, fa3::Error> {
+        let [q, k, v] = sample.fp16();
+        let (q, k, v) = (self.upload(&q)?, self.upload(&k)?, self.upload(&v)?);
+        self.forward(&sample.problem, [&q, &k, &v], [None; 3])
+    }
+
+    /// Attention of numbers that are rounded to fp16, and then quantized by kernels, V transposed.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn fp8(&self, sample: &Sample, recipe: Recipe, seed: u64) -> Result<Array4<f32>, Error> {
+        let transform = recipe.transform(sample.problem.head_dim(), seed);
+        let quantize = |x: &Array4<f16>, transform, transposed| {
+            let problem = quantize_problem(x, recipe, transform, transposed)?;
+            Ok::<_, Error>(self.quantize(x, &problem)?)
+        };
+        let [q, k, v] = sample.fp16();
+        let q = quantize(&q, transform.as_ref(), false)?;
+        let k = quantize(&k, transform.as_ref(), false)?;
+        let v = quantize(&v, None, true)?;
+        let scales = [Some(&q.scales), Some(&k.scales), Some(&v.scales)];
+        let problem = quantized_problem(&sample.problem, recipe)?;
+        Ok(self.forward(&problem, [&q.codes, &k.codes, &v.codes], scales)?)
+    }
+
+    /// Attention of numbers that are e4m3 already.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(super) fn e4m3(&self, sample: &Sample) -> Result<Array4<f32>, Error> {
+        let [q, k, v] = sample.codes()?;
+        let upload = |x: &Quantized| self.upload(x.codes()).map_err(fa3::Error::from);
+        let (q, k, v) = (upload(&q)?, upload(&k)?, upload(&v)?);
+        let problem = e4m3_spec(&sample.problem).validate()?;
+        Ok(self.forward(&problem, [&q, &k, &v], [None; 3])?)
+    }
+
+    fn quantize(&self, x: &Array4<f16>, problem: &QuantizeProblem) -> Result<Fp8, fa3::Error> {
+        let quantize = Quantize::new(&self.device, problem)?;
+        let x = self.upload(x)?;
+        let mut codes = self.device.alloc(problem.codes_bytes().0 as usize)?;
+        let mut of_blocks = problem
+            .scales_shape()
+            .map(|shape| self.device.alloc(size_of::<f32>() * shape.iter().product::<usize>()))
+            .transpose()?;
+        let scales = of_blocks.as_mut();
+        quantize.run(&self.stream, QuantizeTensors { x: &x, codes: &mut codes, scales, rotary: None })?;
+        let Shape { batch, heads, .. } = problem.x().shape;
+        let scales = match (of_blocks, problem.scaling()) {
+            (Some(of_blocks), _) => of_blocks,
+            (None, Scaling::Given(scale)) => self.device.upload(&self.stream, &vec![scale; batch * heads])?,
+            (None, Scaling::Block { .. }) => unreachable!("blocks have scales"),
+        };
+        Ok(Fp8 { codes, scales })
+    }
+
+    /// O, which is f16, into memory that holds NaN.
+    fn forward(
+        &self,
+        problem: &Problem,
+        [q, k, v]: [&DeviceBuffer; 3],
+        descales: [Option<&DeviceBuffer>; 3],
+    ) -> Result<Array4<f32>, fa3::Error> {
+        let forward = Forward::new(&self.device, problem)?;
+        let mut workspace = Workspace::new(&self.device, &self.stream, forward.workspace_bytes())?;
+        let mut o = self.device.alloc(problem.o().extent_bytes().0 as usize)?;
+        o.fill(&self.stream, 0xFF)?;
+        let tensors = ForwardTensors { q, k, v, descales, o: &mut o, lse: None };
+        forward.run(&self.stream, tensors, &mut workspace)?;
+        let o: Vec<f16> = o.download(&self.stream)?;
+        let o = Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each");
+        Ok(o.mapv(f16::to_f32))
+    }
+
+    fn upload<T: Scalar>(&self, x: &Array4<T>) -> Result<DeviceBuffer, HostError> {
+        upload(&self.device, &self.stream, x.view())
+    }
+}
+
+/// The way of a tensor to FP8.
+fn quantize_problem(
+    x: &Array4<f16>,
+    recipe: Recipe,
+    transform: Option<&Incoherent>,
+    transposed: bool,
+) -> Result<QuantizeProblem, Error> {
+    let (batch, seqlen, heads, head_dim) = x.dim();
+    let mut spec = QuantizeSpec::contiguous(Dtype::F16, Shape { batch, seqlen, heads, head_dim });
+    spec = match recipe.blocks {
+        true => spec.block_rows(BLOCK),
+        false => spec.scale(scale_of(x, recipe, transform)?),
+    };
+    if let Some(transform) = transform {
+        spec = spec.signs(transform.signs().expect("head_dim is at most 256"));
+    }
+    if transposed {
+        spec = spec.transposed();
+    }
+    Ok(spec.validate().map_err(fa3::Error::from)?)
+}
+
+/// The scale of a whole tensor, by its largest magnitude after the transform. No kernel looks for that.
+fn scale_of(x: &Array4<f16>, recipe: Recipe, transform: Option<&Incoherent>) -> Result<f32, QuantError> {
+    let (batch, seqlen, ..) = x.dim();
+    let quantized = recipe
+        .preparation(transform)
+        .quantize(x.mapv(f16::to_f32).view(), &Sequences::dense(batch, seqlen))?;
+    Ok(quantized.scales().values()[0])
+}
+
+/// The same attention of e4m3 tensors, with O in f16.
+fn e4m3_spec(problem: &Problem) -> ProblemSpec {
+    let mut spec = ProblemSpec::dense(Dtype::E4m3, problem.q().shape, problem.k().shape);
+    spec.o.dtype = Dtype::F16;
+    spec
+}
+
+/// The same attention of tensors that were quantized.
+fn quantized_problem(problem: &Problem, recipe: Recipe) -> Result<Problem, ProblemError> {
+    let spec = e4m3_spec(problem).transposed_v();
+    if recipe.blocks { spec.block_scales(BLOCK) } else { spec }.validate()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::method::{Kernel, Method};
+    use super::super::table;
+    use super::*;
+    use fa3_sched::{DeviceLimits, forward, quantize};
+
+    /// Every problem that is computed on a GPU has a kernel.
+    #[test]
+    fn kernels_take_every_problem() {
+        let limits = DeviceLimits::h100_sxm();
+        let shape = Shape { batch: 1, seqlen: 1000, heads: 1, head_dim: table::HEAD_DIM };
+        let half = ProblemSpec::dense(Dtype::F16, shape, shape).validate().unwrap();
+        let x = Array4::from_elem(shape.dims(), f16::ONE);
+        let kernels: Vec<Kernel> = Method::ALL.into_iter().filter_map(Method::kernel).collect();
+        assert_eq!(kernels.len(), 4);
+        for kernel in kernels {
+            let Kernel::Fp8(recipe) = kernel else {
+                assert!(forward::Plan::new(&half, &limits).is_ok());
+                continue;
+            };
+            let problem = quantized_problem(&half, recipe).unwrap();
+            assert_eq!(problem.o().dtype, Dtype::F16);
+            assert!(forward::Plan::new(&problem, &limits).is_ok(), "{problem}");
+            let transform = recipe.transform(table::HEAD_DIM, 1);
+            let [qk, v] = [(transform.as_ref(), false), (None, true)]
+                .map(|(transform, transposed)| quantize_problem(&x, recipe, transform, transposed).unwrap());
+            assert!([&qk, &v].iter().all(|problem| quantize::Plan::new(problem, &limits).is_ok()));
+            // What one writes is what the other reads.
+            assert_eq!(v.codes_bytes(), problem.v_bytes());
+            assert_eq!(qk.codes_bytes(), problem.q().extent_bytes());
+            let scales = |problem: &QuantizeProblem| problem.scales_shape().map_or(vec![1, 1], Vec::from);
+            assert_eq!([scales(&qk), scales(&qk), scales(&v)], problem.descale_shapes());
+        }
+        let problem = e4m3_spec(&half).validate().unwrap();
+        assert!(forward::Plan::new(&problem, &limits).is_ok());
+    }
+
+    #[test]
+    fn the_scale_is_that_of_numbers_after_the_transform() {
+        let x = Array4::from_shape_fn((1, 3, 1, 128), |(_, row, _, d)| {
+            f16::from_f64(f64::from(u8::from(row == 2 && d == 5)) * 448.0)
+        });
+        let scale = |recipe: Recipe| {
+            let transform = recipe.transform(128, 1);
+            scale_of(&x, recipe, transform.as_ref()).unwrap()
+        };
+        assert_eq!(scale(Recipe { incoherent: false, ..Recipe::ONE_SCALE }), 1.0);
+        // The transform spreads the one number over a row of 128.
+        assert!((scale(Recipe::ONE_SCALE) - 128f32.sqrt().recip()).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,98 @@
+//! The rows of Table 3.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::recipe::Recipe;
+
+/// A row of the table: a way to compute attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) enum Method {
+    StandardFp16,
+    Flash2Fp16,
+    Flash3Fp16,
+    StandardFp8,
+    Flash3Fp8,
+    NoBlockQuantization,
+    NoIncoherentProcessing,
+    TwoLevel,
+}
+
+/// How a kernel of this library computes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    /// In fp16.
+    Fp16,
+    /// In FP8. Its sums have two levels.
+    Fp8(Recipe),
+}
+
+impl Method {
+    pub(super) const ALL: [Method; 8] = [
+        Method::StandardFp16,
+        Method::Flash2Fp16,
+        Method::Flash3Fp16,
+        Method::StandardFp8,
+        Method::Flash3Fp8,
+        Method::NoBlockQuantization,
+        Method::NoIncoherentProcessing,
+        Method::TwoLevel,
+    ];
+
+    /// The kernel that computes it, if there is one. Baselines have none, and what tells one emulation from another.
+    pub(super) fn kernel(self) -> Option<Kernel> {
+        match self {
+            Method::Flash3Fp16 => Some(Kernel::Fp16),
+            Method::Flash3Fp8 => Some(Kernel::Fp8(Recipe::PAPER)),
+            Method::NoBlockQuantization => Some(Kernel::Fp8(Recipe::ONE_SCALE)),
+            Method::NoIncoherentProcessing => Some(Kernel::Fp8(Recipe::AS_IT_IS)),
+            Method::StandardFp16 | Method::Flash2Fp16 | Method::StandardFp8 | Method::TwoLevel => None,
+        }
+    }
+
+    /// The precision, and what computes in it.
+    fn parts(self) -> (&'static str, &'static str) {
+        match self {
+            Method::StandardFp16 => ("fp16", "standard attention"),
+            Method::Flash2Fp16 => ("fp16", "FlashAttention-2"),
+            Method::Flash3Fp16 => ("fp16", "FlashAttention-3"),
+            Method::StandardFp8 => ("fp8", "standard attention"),
+            Method::Flash3Fp8 => ("fp8", "FlashAttention-3"),
+            Method::NoBlockQuantization => ("fp8", "no block quantization"),
+            Method::NoIncoherentProcessing => ("fp8", "no incoherent processing"),
+            Method::TwoLevel => ("fp8", "two-level accumulation"),
+        }
+    }
+
+    /// Whether it is FlashAttention-3 in FP8 but for one thing.
+    fn is_variant(self) -> bool {
+        matches!(self, Method::NoBlockQuantization | Method::NoIncoherentProcessing | Method::TwoLevel)
+    }
+
+    pub(super) fn name(self) -> String {
+        let (precision, what) = self.parts();
+        format!("{precision}, {what}")
+    }
+
+    /// The number in the paper's Table 3.
+    pub(super) fn paper(self) -> Option<f64> {
+        match self {
+            Method::StandardFp16 => Some(3.2e-4),
+            Method::Flash2Fp16 | Method::Flash3Fp16 => Some(1.9e-4),
+            Method::StandardFp8 | Method::NoIncoherentProcessing => Some(2.4e-2),
+            Method::Flash3Fp8 => Some(9.1e-3),
+            Method::NoBlockQuantization => Some(9.3e-3),
+            Method::TwoLevel => None,
+        }
+    }
+}
+
+/// As in a list of all methods, one below the other.
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (precision, what) = self.parts();
+        let indent = if self.is_variant() { "  " } else { "" };
+        f.pad(&format!("{precision:4} {indent}{what}"))
+    }
+}
