@@ -291,7 +291,7 @@ def test_transposed_codes(randn, seqlen, block_rows):
         assert_equal(quantize(x, block_rows=block_rows, transposed=True), (as_products_read(codes), scales))
         codes, scales = quantize(x, scale=0.01)
         assert_equal(quantize(x, scale=0.01, transposed=True), (as_products_read(codes), scales))
-    cos, sin = tables(seqlen + 1, 64, device="cuda")
+    cos, sin = tables(seqlen + 2, 64, device="cuda")
     x = randn(2, 3, seqlen, 128).transpose(1, 2)
     check(x, cos, sin, positions=1, hadamard_seed=3, block_rows=block_rows, transposed=True)
 
