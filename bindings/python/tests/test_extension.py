@@ -24,7 +24,8 @@ def tensor(shape=(2, 16, 4, 64), dtype="bf16", address=0x1000, strides=None):
 def forward(
     q=tensor(), k=tensor(), v=tensor(), device=NO_SUCH_DEVICE, scale=None, window=(-1, -1), softcap=None, sm_margin=0
 ):
-    extension.forward(device, 0, q, k, v, 0x10000, 0x20000, (None,) * 3, scale, window, softcap, sm_margin, None)
+    options = (scale, window, softcap, sm_margin, None)
+    extension.forward(device, 0, q, k, v, 0x10000, 0x20000, (None,) * 3, *options, None)
 
 
 def quantize(x=tensor(), scales=0x20000, rotation=None, seed=None, block_rows=128, scale=None):

@@ -2,7 +2,7 @@
 
 from typing import Literal, overload
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 @overload
 def flash_attn_func(
@@ -23,6 +23,9 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: Literal[False] = False,
+    *,
+    v_transposed: bool = False,
+    out_dtype: dtype | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -45,6 +48,8 @@ def flash_attn_func(
     sm_margin: int = 0,
     *,
     return_attn_probs: Literal[True],
+    v_transposed: bool = False,
+    out_dtype: dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 @overload
@@ -66,6 +71,9 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    v_transposed: bool = False,
+    out_dtype: dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 @overload
