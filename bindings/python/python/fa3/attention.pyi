@@ -2,7 +2,8 @@
 
 from typing import Literal, overload
 
-from torch import Tensor, dtype
+import torch
+from torch import Tensor
 
 @overload
 def flash_attn_func(
@@ -25,7 +26,7 @@ def flash_attn_func(
     return_attn_probs: Literal[False] = False,
     *,
     v_transposed: bool = False,
-    out_dtype: dtype | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -49,7 +50,7 @@ def flash_attn_func(
     *,
     return_attn_probs: Literal[True],
     v_transposed: bool = False,
-    out_dtype: dtype | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 @overload
@@ -73,7 +74,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     v_transposed: bool = False,
-    out_dtype: dtype | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 @overload
