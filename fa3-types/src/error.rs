@@ -114,6 +114,8 @@ pub enum ProblemError {
         "scales are for a head each, or for 64 or 128 rows of q and 128 of k and v, not for a {q}, a {k} and a {v}"
     )]
     Granularity { q: Granularity, k: Granularity, v: Granularity },
+    #[error("{tensor} of shape {shape} has 2^32 or more blocks of {rows} rows with scales")]
+    TooManyScales { tensor: TensorName, shape: Shape, rows: usize },
     #[error("heads_q {heads_q} is not a multiple of heads_kv {heads_kv}")]
     HeadsNotDivisible { heads_q: usize, heads_kv: usize },
     #[error("{tensor} has head_dim {given}, not a multiple of {multiple} as {dtype} needs (16-byte rows)")]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Dtype, ProblemError};
+use crate::{Dtype, ProblemError, Shape, TensorName};
 
 /// What shares a scale of an e4m3 tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +32,18 @@ impl Granularity {
                 Ok(())
             }
             [q, k, v] => Err(ProblemError::Granularity { q, k, v }),
+        }
+    }
+}
+
+impl Granularity {
+    /// Kernels count the scales of blocks in 32 bits.
+    pub(crate) fn check_count(self, tensor: TensorName, shape: Shape) -> Result<(), ProblemError> {
+        let Granularity::Block { rows } = self else { return Ok(()) };
+        let dims = [shape.batch, shape.heads, shape.seqlen.div_ceil(rows)];
+        match dims.iter().try_fold(1u32, |count, &dim| count.checked_mul(u32::try_from(dim).ok()?)) {
+            Some(_) => Ok(()),
+            None => Err(ProblemError::TooManyScales { tensor, shape, rows }),
         }
     }
 }

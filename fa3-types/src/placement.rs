@@ -1,6 +1,6 @@
 //! Where the tensors of a problem lie in memory.
 
-use crate::{Dtype, Granularity, Problem, ProblemError, TensorName};
+use crate::{Dtype, Problem, ProblemError, TensorName};
 
 /// A byte address, of the device or of the host. Plain data: nothing here dereferences it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,7 +24,7 @@ pub struct Addresses {
     /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous. `None`: LSE is not written.
     pub lse: Option<Address>,
     /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`], contiguous: x = descale · code. Those
-    /// of heads are not negative, and `None` means that all are 1. Those of blocks are positive and must be given.
+    /// of heads are not negative, and `None` means that all are 1. Those of blocks are positive, normal and given.
     pub descales: [Option<Address>; 3],
 }
 
@@ -72,7 +72,6 @@ impl Placement {
             Some(lse) => Interval::new(TensorName::Lse, lse, lse_bytes)?,
             None => Interval::new(TensorName::Lse, Address(0), 0)?,
         };
-        let of_blocks = matches!(problem.scales(), [Granularity::Block { .. }, ..]);
         let descale = |tensor, shape: &[usize], address: Option<Address>| match address {
             // Numbers are read one by one.
             Some(address) if problem.dtype() == Dtype::E4m3 => {
@@ -80,7 +79,7 @@ impl Placement {
                 Interval::aligned(tensor, address, bytes, 4)
             }
             Some(_) => Err(ProblemError::Descale { tensor, dtype: problem.dtype() }),
-            None if of_blocks && shape.iter().all(|&extent| extent > 0) => {
+            None if problem.has_block_scales() && shape.iter().all(|&extent| extent > 0) => {
                 Err(ProblemError::NullAddress { tensor })
             }
             None => Interval::new(tensor, Address(0), 0),

@@ -57,6 +57,9 @@ impl Problem {
         check_counts(&seqs_q, &seqs_k)?;
         v_layout.check(&v, seqs_k.is_packed())?;
         Granularity::check(scales, q.dtype, seqs_q.is_packed() || seqs_k.is_packed())?;
+        for ((tensor, x), scales) in [(TensorName::Q, &q), (TensorName::K, &k)].into_iter().zip(scales) {
+            scales.check_count(tensor, x.shape)?;
+        }
         o.check_distinct(TensorName::O)?;
         let softmax_scale = match softmax_scale {
             Some(given) => SoftmaxScale::new(given)?,
@@ -165,6 +168,11 @@ impl Problem {
     /// What shares a scale of e4m3 Q, K and V: all are heads, or all are blocks.
     pub fn scales(&self) -> [Granularity; 3] {
         self.scales
+    }
+
+    /// Whether blocks have scales.
+    pub fn has_block_scales(&self) -> bool {
+        matches!(self.scales, [Granularity::Block { .. }, ..])
     }
 
     /// Shapes of the scales of e4m3 Q, K and V. Of heads they are (batch, heads_kv): a head of Q has the scale of its
@@ -439,6 +447,16 @@ mod tests {
             spec.scales = [q, k, v];
             assert_eq!(spec.validate().unwrap_err(), ProblemError::Granularity { q, k, v });
         }
+        let mut broadcast = ProblemSpec::dense(Dtype::E4m3, Q, KV).block_scales(64);
+        for x in [&mut broadcast.q, &mut broadcast.o, &mut broadcast.k, &mut broadcast.v] {
+            x.shape.batch = 1 << 30;
+            x.strides.batch = 0;
+        }
+        broadcast.o.strides.batch = 16 * 4 * 64;
+        broadcast = broadcast.seqs_q(Sequences::dense(1 << 30, 16)).seqs_k(Sequences::dense(1 << 30, 24));
+        let (tensor, shape) = (TensorName::Q, broadcast.q.shape);
+        let many = ProblemError::TooManyScales { tensor, shape, rows: 64 };
+        assert_eq!(broadcast.validate().unwrap_err(), many);
         let error = ProblemError::BlockScales { dtype: Dtype::F16, packed: false };
         assert_eq!(self::spec().block_scales(64).validate().unwrap_err(), error);
     }

@@ -53,8 +53,9 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         self
     }
 
-    /// Computes O and LSE. The CPU emulates the tensor core's arithmetic. On a GPU, arrays are copied there and back
-    /// for each of four kernels; `fa3::cuda` has these for tensors that are there.
+    /// Computes O and LSE. Without [`Fp8::hadamard`] there is no such matrix. The CPU emulates the tensor core's
+    /// arithmetic. On a GPU, arrays are copied there and back for each of four kernels; `fa3::cuda` has these for
+    /// tensors that are there.
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong: also for other types than f16 and bf16, a head_dim or head_dim_v

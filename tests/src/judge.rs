@@ -19,7 +19,7 @@ use fa3_quant::{Accumulation, Fp8Attention, StandardFp8, rounded_row_sum_loss};
 use fa3_ref::law::{ForwardLaw, Satisfied, Violation};
 use fa3_ref::norms::{ErrorNorms, Worst};
 use fa3_ref::{Forward, Precision};
-use fa3_types::{Dtype, Granularity};
+use fa3_types::Dtype;
 use ndarray::{Array3, Array4, ArrayView1, Axis};
 
 use crate::engine::fp8_codes;
@@ -56,13 +56,11 @@ impl<'a> Judge<'a> {
         let law = ForwardLaw::new(&inputs, precision);
         let fp8 = (case.problem.dtype() == Dtype::E4m3).then(|| {
             let [q, k, v] = fp8_codes(case, values);
-            let baseline = match case.problem.scales() {
-                [Granularity::Block { .. }, ..] => {
-                    // The standard has one scale for a tensor.
-                    let blocks = Fp8Attention::new(Accumulation::TwoLevel { keys: 128 }, 128);
-                    blocks.forward(&case.problem, &q, &k, &v)
-                }
-                _ => StandardFp8.forward(&case.problem, &q, &k, &v),
+            // The standard has one scale for a tensor.
+            let blocks = Fp8Attention::new(Accumulation::TwoLevel { keys: 128 }, 128);
+            let baseline = match case.problem.has_block_scales() {
+                true => blocks.forward(&case.problem, &q, &k, &v),
+                false => StandardFp8.forward(&case.problem, &q, &k, &v),
             };
             let baseline = baseline.unwrap_or_else(|e| panic!("{}: {e}", case.name)).o;
             let norms = ErrorNorms::of(&baseline, &law.oracle().o);

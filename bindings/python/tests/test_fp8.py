@@ -4,6 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+from reference import as_products_read
+
 from fa3 import flash_attn_fp8_func, flash_attn_func, quantize
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("nan_in_new_tensors")]
@@ -93,15 +95,6 @@ def test_scales_of_any_strides(codes):
     check(tensors, [q[:1, :1].expand(2, 2), k.t().contiguous().t(), torch.stack([v, v], -1)[..., 1]])
 
 
-def as_products_read(codes):
-    """V transposed, by the definition: (batch, heads, head_dim, keys), with keys in whole 128 and in another order."""
-    batch, seqlen, heads, head_dim = codes.shape
-    rows = codes.new_zeros(batch, heads, head_dim, (seqlen + 127) // 128 * 128)
-    rows[..., :seqlen] = codes.permute(0, 2, 3, 1)
-    order = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
-    return rows.unflatten(-1, (-1, 16))[..., order].flatten(-2).contiguous()
-
-
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 128, 256])
 def test_transposed_values(codes, head_dim, mask):
@@ -112,7 +105,7 @@ def test_transposed_values(codes, head_dim, mask):
         named = dict(zip(("q_descale", "k_descale", "v_descale"), scales))
         options = dict(softcap=7.0 if head_dim == 64 else 0.0, return_attn_probs=True, **named, **mask)
         expected = flash_attn_func(q, k, v, **options)
-        given = flash_attn_func(q, k, as_products_read(v.float()).to(FP8), v_transposed=True, **options)
+        given = flash_attn_func(q, k, as_products_read(v), v_transposed=True, **options)
         for x, y in zip(given, expected):
             assert torch.equal(x, y)
 
@@ -139,7 +132,7 @@ def test_scales_of_blocks(codes, head_dim, rows, transposed):
         numbers = (x.double() * factor.double() for x, factor in zip(tensors, factors))
         expected, expected_lse = reference(*numbers, (None,) * 3, window, options.get("softcap", 0.0))
         q, k, v = tensors
-        v = as_products_read(v.float()).to(FP8) if transposed else v
+        v = as_products_read(v) if transposed else v
         named = dict(zip(("q_descale", "k_descale", "v_descale"), scales), v_transposed=transposed)
         o, lse = flash_attn_func(q, k, v, return_attn_probs=True, **named, **options)
         assert (o - expected).norm() < 0.06 * expected.norm()
@@ -188,7 +181,7 @@ def test_scales_of_zero(codes, mask):
 
 def test_repeated_calls_give_the_same_bits(codes):
     (q, k, v), _ = codes(2, (1500, 2100), (8, 2), 128)
-    transposed = as_products_read(v.float()).to(FP8)
+    transposed = as_products_read(v)
     scales = [block_scales(x, 128)[0] for x in (q, k, v)]
     named = dict(zip(("q_descale", "k_descale", "v_descale"), scales), causal=True)
     for options in (dict(v=v), dict(v=transposed, v_transposed=True)):
@@ -207,10 +200,31 @@ def test_bad_inputs_of_fp8(codes):
         (dict(k_descale=blocks[1][:, :1]), "k_descale is torch.float32"),
         (dict(v_descale=quantize(v.bfloat16(), block_rows=64)[1]), r"v_descale .* expected torch.float32 \(1, 2, 3\)"),
         (dict(v_transposed=True), "transposed v is"),
-        (dict(out_dtype=torch.float32), "o cannot be f32"),
+        (dict(out_dtype=torch.float32), "out_dtype is torch.float32"),
     ):
         with pytest.raises(ValueError, match=sentence):
             flash_attn_func(q, k, v, **{**named, **change})
+    x = q.half()
+    with pytest.raises(ValueError, match="transposed v is"):
+        flash_attn_func(x, x, x, v_transposed=True)
+    with pytest.raises(ValueError, match="transposed v is e4m3"):
+        flash_attn_func(x, x, as_products_read(q).half(), v_transposed=True)
+    with pytest.raises(ValueError, match="o cannot be bf16 when q is f16"):
+        flash_attn_func(x, x, x, out_dtype=torch.bfloat16)
+    rows = as_products_read(v)
+    with pytest.raises(ValueError, match="expected a contiguous"):
+        flash_attn_func(q, k, torch.cat([rows, rows], -1)[..., : rows.shape[3]], v_transposed=True)
+
+
+def test_bad_inputs_of_the_chain(randn):
+    """Codes of V are in whole 128 keys: that there are as many as of K is seen before."""
+    q, k, v = randn(1, 50, 2, 64), randn(1, 120, 2, 64), randn(1, 100, 2, 64)
+    with pytest.raises(ValueError, match=r"k is \(1, 120, 2, 64\) and v \(1, 100, 2, 64\), expected the same"):
+        flash_attn_fp8_func(q, k, v)
+    with pytest.raises(ValueError, match="v is torch.float16 with 4 dimensions, expected torch.bfloat16 like q"):
+        flash_attn_fp8_func(q, k, k.half())
+    with pytest.raises(TypeError, match="k is NoneType"):
+        flash_attn_fp8_func(q, None, v)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

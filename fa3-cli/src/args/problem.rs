@@ -32,7 +32,7 @@ pub(crate) struct ProblemArgs {
     /// Head dimension of V and O, as that of Q and K if absent
     #[arg(long, value_name = "N")]
     head_dim_v: Option<usize>,
-    /// f16 or bf16; the CPU also computes f32 and e4m3
+    /// f16, bf16 or e4m3; the CPU also computes f32
     #[arg(long, value_name = "TYPE", default_value_t = Dtype::Bf16)]
     dtype: Dtype,
     /// V of e4m3 is transposed in memory

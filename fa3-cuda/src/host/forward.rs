@@ -75,8 +75,8 @@ pub struct ForwardTensors<'a> {
     pub k: &'a DeviceBuffer,
     /// V.
     pub v: &'a DeviceBuffer,
-    /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`]: x = descale · code. Without those of heads, all
-    /// are 1. Those of blocks must be there.
+    /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`]: x = descale · code. `None` means 1 for scales of
+    /// heads. Those of blocks must be given.
     pub descales: [Option<&'a DeviceBuffer>; 3],
     /// O.
     pub o: &'a mut DeviceBuffer,

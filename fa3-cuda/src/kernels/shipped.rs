@@ -45,7 +45,7 @@ impl Shipped {
             spec.output == Elem::Bf16
                 && spec.scheduler != Scheduler::OneTile
                 && (has_left || !spec.softcap)
-                && stands_for_inputs(spec.tile.precision)
+                && (spec.mask == NO_SIDE || stands_for_inputs(spec.tile.precision))
         })
     }
 
@@ -157,7 +157,8 @@ fn of_all_inputs(tile: CtaTile) -> Vec<CtaTile> {
     inputs.map(|inputs| tile.of_inputs(inputs)).collect()
 }
 
-/// Whether it is of 16 bits, or of e4m3 with what differs from it least or most.
+/// Whether it is of 16 bits, or of e4m3 with V in rows and scales of heads, or with neither. Under a mask, one of
+/// these differences takes the registers that both take together, or fewer.
 fn stands_for_inputs(precision: Precision) -> bool {
     match precision {
         Precision::Half => true,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fa3_types::{Dtype, Granularity, Problem, ValueLayout};
+use fa3_types::{Dtype, Problem, ValueLayout};
 
 /// Whether a warpgroup's softmax runs under its own GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,8 +72,8 @@ impl Precision {
         if problem.dtype() != Dtype::E4m3 {
             return Precision::Half;
         }
-        let block_scales = matches!(problem.scales(), [Granularity::Block { .. }, ..]);
-        Precision::Fp8(Fp8Inputs { v_layout: problem.v_layout(), block_scales })
+        let (v_layout, block_scales) = (problem.v_layout(), problem.has_block_scales());
+        Precision::Fp8(Fp8Inputs { v_layout, block_scales })
     }
 
     /// Whether elements are e4m3.
@@ -86,7 +86,8 @@ impl Precision {
         matches!(self, Precision::Fp8(Fp8Inputs { v_layout: ValueLayout::Rows, .. }))
     }
 
-    /// What the keys of a block are a multiple of: the depth of a product, or half of the keys that share a scale.
+    /// What the keys of a block are a multiple of: the depth of a product. Of scales of blocks 64, so that they divide
+    /// 128, of which there is one.
     pub(super) fn key_multiple(self) -> u32 {
         match self {
             Precision::Half => 16,
@@ -135,7 +136,8 @@ pub struct CtaTile {
 }
 
 impl CtaTile {
-    /// The same tile for other inputs of e4m3. Where blocks of keys have scales, a block of the tile has one.
+    /// The same tile for other inputs of e4m3. Where blocks of keys have scales, a block of the tile has one, and keys
+    /// may be fewer.
     #[must_use]
     pub fn of_inputs(self, inputs: Fp8Inputs) -> CtaTile {
         let precision = Precision::Fp8(inputs);

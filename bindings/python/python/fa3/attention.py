@@ -39,7 +39,7 @@ def flash_attn_func(
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
             its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
             Or scales of blocks of 64 or 128 rows of q and 128 rows of k and v, (batch, heads, blocks) as `quantize` gives
-            them, all three and all positive.
+            them, all three, positive and normal numbers.
         causal: a query sees keys up to its own position. The last query stands at the last key.
         window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
             side of a causal window is 0.
@@ -51,7 +51,7 @@ def flash_attn_func(
         return_attn_probs: whether to return LSE as well.
         v_transposed: v is float8_e4m3fn (batch, heads_kv, head_dim_v, keys) as `quantize(..., transposed=True)` writes it,
             which is faster.
-        out_dtype: that of O where q is float8_e4m3fn, bfloat16 or float16.
+        out_dtype: that of O. Where q is float8_e4m3fn it is bfloat16 or float16, else q's own.
 
     Returns:
         O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn, contiguous. With
@@ -74,8 +74,9 @@ def flash_attn_func(
             raise NotImplementedError(f"{name} is not supported yet")
     left, right = window_size
     options = (softmax_scale, left, 0 if causal else right, softcap, sm_margin)
+    descales = [x for x in (q_descale, k_descale, v_descale) if x is not None]
     options += (q_descale, k_descale, v_descale, v_transposed, out_dtype)
-    if operator.is_plain(q, k, v):
+    if operator.is_plain(q, k, v, *descales):
         out, lse = operator.launch(q, k, v, *options, return_attn_probs)
     else:
         out, lse = _traced(q, k, v, *options)

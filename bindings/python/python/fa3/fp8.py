@@ -26,7 +26,7 @@ def flash_attn_fp8_func(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16 or bfloat16 tensors, computed in float8_e4m3fn on a Hopper GPU.
 
-    Q and K are multiplied by a random orthogonal matrix, which spreads outliers over the head dimension (FlashAttention-3's
+    By default Q and K are multiplied by a random orthogonal matrix, which spreads outliers over the head dimension (FlashAttention-3's
     incoherent processing). Then blocks of 128 rows of a head are quantized, each with its own scale. It is four kernels:
     `quantize` of Q, K and V, and `flash_attn_func` on their codes.
 
@@ -49,6 +49,14 @@ def flash_attn_fp8_func(
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: what the driver says.
     """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is {type(x).__name__}, expected torch.Tensor")
+        if x.dtype != q.dtype or x.dim() != 4:
+            given = f"{name} is {x.dtype} with {x.dim()} dimensions, expected {q.dtype} like q"
+            raise ValueError(f"{given} and 4: (batch, seqlen, heads, head_dim)")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k is {tuple(k.shape)} and v {tuple(v.shape)}, expected the same batch, seqlen and heads")
     rotation = {"cos": cos, "sin": sin, "interleaved": interleaved}
     q_codes, q_descale = quantize(q, **rotation, positions=q_positions, hadamard_seed=hadamard_seed)
     k_codes, k_descale = quantize(k, **rotation, positions=k_positions, hadamard_seed=hadamard_seed)

@@ -41,11 +41,13 @@ def launch(
         q_raw = (_DTYPES[q.dtype], q.data_ptr(), q.shape, q.stride())
         k_raw = (_DTYPES[k.dtype], k.data_ptr(), k.shape, k.stride())
         v_raw = (_DTYPES[v.dtype], v.data_ptr(), v.shape, v.stride())
-        output = None if out_dtype is None else _DTYPES[out_dtype]
     except KeyError as error:
         raise TypeError(
             f"a tensor is {error}, expected torch.float16, torch.bfloat16 or torch.float8_e4m3fn"
         ) from None
+    if out_dtype is not None and out_dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"out_dtype is {out_dtype}, expected torch.float16 or torch.bfloat16")
+    output = None if out_dtype is None else _DTYPES[out_dtype]
     # What nobody wants is not even allocated: that takes as long as the launch.
     o, lse = _output(q, k, v, v_transposed, out_dtype), _lse(q) if with_lse else None
     if q_descale is None and k_descale is None and v_descale is None:
@@ -164,6 +166,7 @@ def _descales(q: Tensor, k: Tensor, *given: Tensor | None) -> tuple[list[Tensor 
             found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
             raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: {what}")
         refuse_grad(name, x)
+        refuse_tangents(name, x)
     return [None if x is None else x.contiguous() for x in given], rows
 
 

@@ -18,6 +18,9 @@ const Q: usize = 0;
 const K: usize = 1;
 const V_: usize = 2;
 
+/// A scale of V counts as no smaller than this times the one before it, so that O, in units of it, does not overflow.
+const LEAST_RATIO: f32 = 1.0 / (1u64 << 63) as f32;
+
 /// Where scales are. At address 0, all of a tensor are 1, if heads have scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descales<S: Side> {
@@ -117,9 +120,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
                 (of_block(fwd, Q, q_head, row), Some(work.batch.mad(descales.heads_kv, work.kv_head)))
             }
         };
-        // Hidden scores are -inf: times 0 they would be NaN.
-        let scale = scale.eq(0.0).select(f32::MIN_POSITIVE, scale);
-        TileScales { fwd, unit: unit.times(scale), head }
+        TileScales { fwd, unit: unit.times(scale).not_zero(), head }
     }
 
     /// Those of a block of keys. Call it early: they come from memory.
@@ -127,7 +128,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
     pub(super) fn of(&self, block: &KvBlock<'k>) -> BlockScales<'k> {
         let Some(head) = self.head else { return BlockScales { unit: self.unit, v: None } };
         let unit = self.unit.times(of_block(self.fwd, K, head, block.key));
-        BlockScales { unit, v: Some(of_block(self.fwd, V_, head, block.key)) }
+        BlockScales { unit: unit.not_zero(), v: Some(of_block(self.fwd, V_, head, block.key)) }
     }
 }
 
@@ -186,6 +187,8 @@ impl<'k> VScale<'k> {
     pub(super) fn enter(&self, block: &BlockScales<'k>) {
         if let Some(next) = block.v {
             let last = self.last.get();
+            // Of numbers as different as that, the smaller ones are nothing beside the larger ones.
+            let next = next.max(last * LEAST_RATIO);
             // Equal scales, of which there may be thousands, must not drift.
             self.ratio.set(last.eq(next).select(1.0, last * next.rcp()));
             self.last.set(next);

@@ -27,6 +27,21 @@ impl<'k> Unit<'k> {
     }
 }
 
+impl Unit<'_> {
+    /// The same, or the smallest number there is in place of 0: hidden scores are -inf, which times 0 is NaN. Where
+    /// scores are capped they are hidden after that.
+    #[track_caller]
+    pub(crate) fn not_zero(self) -> Self {
+        match self.into_cap {
+            None => {
+                let is_zero = self.scale_log2.abs().lt(f32::MIN_POSITIVE);
+                Unit { scale_log2: is_zero.select(f32::MIN_POSITIVE, self.scale_log2), ..self }
+            }
+            Some(_) => self,
+        }
+    }
+}
+
 /// The functions.
 pub(crate) struct Scores<'k> {
     /// Makes of each product of Q and K, and its worth in units of the soft cap, a score in the units of the softmax;

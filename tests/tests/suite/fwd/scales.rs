@@ -1,54 +1,98 @@
-//! Scales of heads that are 0.
+//! Scales at the ends of what there is. Those of Q and K are so small that all scores are 0: O is the mean of what a
+//! row sees of V.
 
 use fa3_cuda::kernels::fwd::buffers;
+use fa3_ir::BufferId;
+use fa3_ref::Forward;
 use fa3_sched::forward::{CtaTile, Overlap};
 use fa3_sim::{Mode, ProgramSimulation};
-use fa3_tests::Case;
-use fa3_tests::fwd::shapes::TINY_FP8;
+use fa3_tests::fwd::shapes::{INPUTS, TINY_FP8, laid_out};
 use fa3_tests::fwd::{dense, initial, results, with_tile};
-use fa3_types::{Dtype, Mask};
+use fa3_tests::{Case, Scaled, Values};
+use fa3_types::{Dtype, Mask, Problem, ProblemSpec};
 
 use super::launch;
 
-/// Of Q or K all scores are 0: O is the mean of what a row sees of V, hidden keys or not. Of V O is 0.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+
+const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(20), right: Some(5) }];
+
+/// Tiles with and without overlap.
+fn tiles(tile: CtaTile) -> [CtaTile; 2] {
+    [tile, CtaTile { overlap: Overlap::None, ..tile }]
+}
+
+/// The problem in this tile, with these scales in place of a tensor's.
+fn run(tile: CtaTile, spec: ProblemSpec, scales: &[(usize, &[f32])]) -> (Case, Values, Forward<f32>) {
+    let case = Case::normal("scales", laid_out(&tile, spec).validate().unwrap(), 5);
+    let values = case.values();
+    let program = launch(&case.problem, &with_tile(tile)).unwrap().program;
+    let mut before = initial(&case.problem, &program, &values);
+    for &(tensor, scales) in scales {
+        let BufferId(at) = buffers::DESCALES[tensor];
+        let count = before[at].len() / 4;
+        before[at] = scales.iter().cycle().take(count).flat_map(|scale| scale.to_le_bytes()).collect();
+    }
+    let outcome = ProgramSimulation::new(&program).mode(Mode::Exact).run(&before).unwrap();
+    let answer = results(&case.problem, &outcome.buffers).unwrap();
+    (case, values, answer)
+}
+
+/// That O is the mean of `v(key, column)` over the keys that a row sees, and LSE the logarithm of their number.
+fn check_means(problem: &Problem, answer: &Forward<f32>, v: impl Fn(usize, usize) -> f32) {
+    let len = problem.lengths(0);
+    for row in 0..len.q {
+        let seen: Vec<usize> = (0..len.k).filter(|&key| problem.mask().allows(row, key, len)).collect();
+        let (lse, count) = (answer.lse[[0, 0, row]], seen.len() as f32);
+        assert!((lse - count.ln()).abs() < 1e-3, "{problem}: {lse} of {count} keys");
+        for col in 0..problem.head_dim_v() {
+            let mean = seen.iter().map(|&key| v(key, col)).sum::<f32>() / count;
+            let o = answer.o[[0, row, 0, col]];
+            assert!((o - mean).abs() <= 0.01 + 0.01 * mean.abs(), "{problem}: {o}, not {mean}");
+        }
+    }
+}
+
+/// Of heads, and 0: hidden keys, whose scores are -inf, stay hidden. A small softmax_scale does not matter.
 #[test]
-fn zeros() {
-    let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(20), right: Some(5) }];
-    let tiles = [TINY_FP8, CtaTile { overlap: Overlap::None, ..TINY_FP8 }];
-    for ((tile, mask), softcap) in tiles
-        .into_iter()
-        .flat_map(|tile| masks.map(|mask| (tile, mask)))
-        .zip([None, Some(5.0)].into_iter().cycle())
-    {
+fn zeros_of_heads() {
+    let settings = [(None, None), (Some(5.0), None), (None, Some(1e-15))];
+    let pairs = tiles(TINY_FP8).into_iter().flat_map(|tile| MASKS.map(|mask| (tile, mask)));
+    for ((tile, mask), (softcap, softmax_scale)) in pairs.zip(settings.into_iter().cycle()) {
         let mut spec = dense(Dtype::E4m3, 1, (70, 100), (1, 1), 64).mask(mask);
-        spec.softcap = softcap;
-        let case = Case::normal("zeros", spec.validate().unwrap(), 5);
-        let (problem, values) = (&case.problem, case.values());
-        let program = launch(problem, &with_tile(tile)).unwrap().program;
-        for (tensor, scales) in buffers::DESCALES.into_iter().enumerate() {
-            let mut before = initial(problem, &program, &values);
-            before[scales.0].fill(0);
-            let outcome = ProgramSimulation::new(&program).mode(Mode::Exact).run(&before).unwrap();
-            let answer = results(problem, &outcome.buffers).unwrap();
-            let len = problem.lengths(0);
-            for row in 0..len.q {
-                let seen: Vec<usize> =
-                    (0..len.k).filter(|&key| problem.mask().allows(row, key, len)).collect();
-                if tensor < 2 {
-                    let lse = answer.lse[[0, 0, row]];
-                    assert!(
-                        (lse - (seen.len() as f32).ln()).abs() < 1e-3,
-                        "{tile}, {mask}: {lse} of {}",
-                        seen.len()
-                    );
-                }
-                for col in 0..64 {
-                    let sum: f32 = seen.iter().map(|&key| values.v[[0, key, 0, col]]).sum();
-                    let mean = if tensor < 2 { sum / seen.len() as f32 } else { 0.0 };
-                    let o = answer.o[[0, row, 0, col]];
-                    assert!((o - mean).abs() <= 0.01 + 0.01 * mean.abs(), "{tile}, {mask}: {o}, not {mean}");
-                }
-            }
+        (spec.softcap, spec.softmax_scale) = (softcap, softmax_scale);
+        for tensor in [Q, K] {
+            let (case, values, answer) = run(tile, spec.clone(), &[(tensor, &[0.0])]);
+            check_means(&case.problem, &answer, |key, col| values.v[[0, key, 0, col]]);
+        }
+        let (_, _, answer) = run(tile, spec, &[(V, &[0.0])]);
+        assert!(answer.o.iter().all(|&o| o == 0.0));
+    }
+}
+
+/// Of blocks of Q and K, with a product that is no number of binary32.
+#[test]
+fn small_scales_of_blocks() {
+    let tile = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]);
+    for (tile, mask) in tiles(tile).into_iter().flat_map(|tile| MASKS.map(|mask| (tile, mask))) {
+        let spec = dense(Dtype::E4m3, 1, (70, 200), (1, 1), 64).mask(mask);
+        let (case, values, answer) = run(tile, spec, &[(Q, &[2e-23]), (K, &[2e-23])]);
+        check_means(&case.problem, &answer, |key, col| values.v[[0, key, 0, col]]);
+    }
+}
+
+/// Of a block of V, far below that of the block before: its numbers are nothing beside the others.
+#[test]
+fn scales_of_v_far_apart() {
+    let tile = CtaTile { tile_n: 128, ..TINY_FP8 }.of_inputs(INPUTS[3]);
+    for tile in tiles(tile) {
+        for scales in [[1e-37, 1.0], [1.0, 1e-37]] {
+            let spec = dense(Dtype::E4m3, 1, (70, 200), (1, 1), 64);
+            let (case, values, answer) = run(tile, spec, &[(Q, &[1e-30]), (V, &scales)]);
+            let codes = Scaled::V.codes(&case.problem, &values.v);
+            check_means(&case.problem, &answer, |key, col| codes[[0, key, 0, col]] * scales[key / 128]);
         }
     }
 }
