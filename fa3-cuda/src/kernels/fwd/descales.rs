@@ -162,8 +162,8 @@ fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: V<'k, B32>, row: V<'k, B32>)
         return b.value(1.0);
     };
     let Blocks { count, shift } = blocks[tensor];
-    let [scale] = b.load_read_only(head.mad(count, row >> shift).mad_wide(4, pointers[tensor]));
-    scale
+    // Not a read-only load: the quantizer may still be writing them when this kernel is launched.
+    b.load(head.mad(count, row >> shift).mad_wide(4, pointers[tensor]).at(0))
 }
 
 /// The scale of V in units of which O is kept: that of the last block that was added.
