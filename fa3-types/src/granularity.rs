@@ -34,9 +34,7 @@ impl Granularity {
             [q, k, v] => Err(ProblemError::Granularity { q, k, v }),
         }
     }
-}
 
-impl Granularity {
     /// Kernels count the scales of blocks in 32 bits.
     pub(crate) fn check_count(self, tensor: TensorName, shape: Shape) -> Result<(), ProblemError> {
         let Granularity::Block { rows } = self else { return Ok(()) };

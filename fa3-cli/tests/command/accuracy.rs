@@ -4,10 +4,10 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use fa3_cuda::host::{Device, is_driver_present};
+use fa3_cuda::host::Device;
 use serde_json::Value;
 
-use crate::fa3;
+use crate::{assert_needs_a_gpu, fa3};
 
 #[test]
 fn tables_are_printed_and_written() {
@@ -105,14 +105,5 @@ fn kernels_compute_their_rows() {
 
 #[test]
 fn without_a_gpu_it_says_so_and_writes_nothing() {
-    if is_driver_present() {
-        println!("skipped: there is a driver");
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("a.json");
-    let ran = fa3(&["accuracy", "--quick", "--gpu", "--json", json.to_str().unwrap()]);
-    assert_eq!(ran.stdout, "");
-    ran.refused("no nvidia driver: libcuda cannot be loaded");
-    assert!(!json.exists());
+    assert_needs_a_gpu(&["accuracy --quick --gpu"]);
 }

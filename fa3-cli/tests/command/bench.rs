@@ -1,28 +1,16 @@
 //! `fa3 bench` and `fa3 tune` as commands, where there is no GPU.
 
-use fa3_cuda::host::is_driver_present;
-
-use crate::fa3;
+use crate::{assert_needs_a_gpu, fa3};
 
 #[test]
 fn without_a_gpu_it_says_so_and_writes_nothing() {
-    if is_driver_present() {
-        println!("skipped: there is a driver");
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("a.json");
-    for options in [
+    assert_needs_a_gpu(&[
         "bench",
         "bench --device 1",
         "bench --ablation --dtype bf16",
         "bench --sustained 2",
         "tune --head-dim 64",
-    ] {
-        let options = options.split_whitespace().chain(["--json", json.to_str().unwrap()]);
-        fa3(&options.collect::<Vec<_>>()).refused("no nvidia driver: libcuda cannot be loaded");
-    }
-    assert!(!json.exists());
+    ]);
 }
 
 /// Before any GPU is looked for.

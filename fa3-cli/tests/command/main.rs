@@ -13,6 +13,8 @@ mod sim;
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
+use fa3_cuda::host::is_driver_present;
+
 /// What the command did.
 #[derive(Debug)]
 pub(crate) struct Ran {
@@ -32,6 +34,24 @@ pub(crate) fn fa3_with<S: AsRef<OsStr>>(args: &[S], variables: &[(&str, &str)]) 
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// Each of these commands, to which `--json` is added, needs a GPU: without one it says so and writes nothing.
+#[track_caller]
+pub(crate) fn assert_needs_a_gpu(commands: &[&str]) {
+    if is_driver_present() {
+        println!("skipped: there is a driver");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("a.json");
+    for command in commands {
+        let args = command.split_whitespace().chain(["--json", json.to_str().unwrap()]);
+        let ran = fa3(&args.collect::<Vec<_>>());
+        assert_eq!(ran.stdout, "", "{command}");
+        ran.refused("no nvidia driver: libcuda cannot be loaded");
+        assert!(!json.exists(), "{command}");
+    }
 }
 
 impl Ran {

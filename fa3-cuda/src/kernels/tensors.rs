@@ -55,15 +55,23 @@ pub(super) fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
 
 /// V of e4m3 transposed: dimensions keys, head_dim, heads, sequences.
 pub(super) fn transposed_view(buffer: BufferId, shape: Shape) -> Passed {
-    let [sequences, heads, cols, keys] = transposed_dims(shape).map(u64::from);
-    let strides = vec![keys, cols * keys, heads * cols * keys];
-    Passed::Tensor { buffer, dims: vec![keys, cols, heads, sequences], strides }
+    let mut dims = transposed_dims(shape).map(u64::from);
+    let mut strides = transposed_strides(shape);
+    dims.reverse();
+    strides.reverse();
+    Passed::Tensor { buffer, dims: dims.to_vec(), strides: strides.to_vec() }
 }
 
 /// Sequences, heads, columns and keys of V of this shape transposed.
 pub(super) fn transposed_dims(shape: Shape) -> [u32; 4] {
     let Shape { batch, seqlen, heads, head_dim } = shape;
     [batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)].map(|extent| extent as u32)
+}
+
+/// Bytes from one sequence, head, row of keys of V of this shape transposed to the next.
+pub(super) fn transposed_strides(shape: Shape) -> [u64; 3] {
+    let [_, heads, cols, keys] = transposed_dims(shape).map(u64::from);
+    [heads * cols * keys, cols * keys, keys]
 }
 
 /// Bytes from one sequence, head, row to the next.

@@ -25,13 +25,11 @@ impl<'k> Unit<'k> {
             Some(into) => Unit { into_cap: Some(into * factor), ..self },
         }
     }
-}
 
-impl Unit<'_> {
     /// The same, or the smallest number there is in place of 0: hidden scores are -inf, which times 0 is NaN. Where
     /// scores are capped they are hidden after that.
     #[track_caller]
-    pub(crate) fn not_zero(self) -> Self {
+    pub(crate) fn not_zero(self) -> Unit<'k> {
         match self.into_cap {
             None => {
                 let is_zero = self.scale_log2.abs().lt(f32::MIN_POSITIVE);

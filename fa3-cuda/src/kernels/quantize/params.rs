@@ -4,11 +4,11 @@ use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Program};
 use fa3_sched::quantize::Plan;
 use fa3_sched::{Decoder, Longest, Order, TileCounts};
-use fa3_types::{Positions, QuantizeProblem, Scaling, Shape, Signs, ValueLayout};
+use fa3_types::{Positions, QuantizeProblem, Scaling, Signs, ValueLayout};
 
 use super::Spec;
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
-use crate::kernels::tensors::{strides, view};
+use crate::kernels::tensors::{strides, transposed_strides, view};
 
 /// What a launch passes to a quantization kernel.
 pub(super) struct Params<S: Side> {
@@ -104,12 +104,7 @@ fn sign_words(head_dim: u32) -> [usize; 2] {
 fn codes_strides(problem: &QuantizeProblem) -> [u64; 3] {
     match problem.layout() {
         ValueLayout::Rows => strides(problem.codes()),
-        ValueLayout::Transposed => {
-            let Shape { seqlen, heads, head_dim, .. } = problem.codes().shape;
-            let row = ValueLayout::keys_of_row(seqlen) as u64;
-            let head = head_dim as u64 * row;
-            [heads as u64 * head, head, row]
-        }
+        ValueLayout::Transposed => transposed_strides(problem.codes().shape),
     }
 }
 

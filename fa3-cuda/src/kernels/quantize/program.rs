@@ -2,7 +2,7 @@
 
 use fa3_ir::{BufferRole, Elem, Program};
 use fa3_sched::quantize::Plan;
-use fa3_types::{Positions, Shape, ValueLayout};
+use fa3_types::{Positions, ValueLayout};
 
 use super::Spec;
 use super::params::Params;
@@ -18,8 +18,7 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     match problem.layout() {
         ValueLayout::Rows => tensors::output(&mut program, "codes", problem.codes()),
         ValueLayout::Transposed => {
-            let Shape { batch, seqlen, heads, head_dim } = problem.codes().shape;
-            let shape = dims(&[batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)]);
+            let shape = tensors::transposed_dims(problem.codes().shape);
             program.buffer("codes", Elem::E4m3, &shape, BufferRole::Output)
         }
     };
