@@ -1,5 +1,6 @@
 //! Kernels as programs of [`fa3_ir`]: nothing here needs a driver.
 
+pub mod bwd;
 pub mod fwd;
 pub mod ladder;
 mod params;

@@ -1,7 +1,7 @@
 //! Q, K and V of a problem, as array views that agree with it.
 
 use fa3_types::{Lengths, Problem, Sequences, TensorDesc, TensorName};
-use ndarray::{Array2, ArrayView2, ArrayView4, Axis};
+use ndarray::{Array1, Array2, ArrayView2, ArrayView3, ArrayView4, Axis};
 
 /// An element type that converts exactly to f64: f32, f16, bf16, e4m3 and f64 itself.
 pub trait Element: Copy + Send + Sync + Into<f64> {}
@@ -99,6 +99,43 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 }
 
+/// What the backward pass starts from: the gradients of O and of LSE. An array of the gradient of O converts to it.
+#[derive(Clone, Copy)]
+pub struct OutputGradients<'a, T> {
+    /// dO (batch, seqlen_q, heads_q, head_dim_v).
+    pub dout: ArrayView4<'a, T>,
+    /// dLSE (batch, heads_q, seqlen_q); 0 if there is none.
+    pub dlse: Option<ArrayView3<'a, f32>>,
+}
+
+impl<'a, T> From<ArrayView4<'a, T>> for OutputGradients<'a, T> {
+    fn from(dout: ArrayView4<'a, T>) -> OutputGradients<'a, T> {
+        OutputGradients { dout, dlse: None }
+    }
+}
+
+impl<T: Element> OutputGradients<'_, T> {
+    /// Whether the arrays have the shapes of O and LSE.
+    pub(crate) fn check(&self, problem: &Problem) -> Result<(), InputError> {
+        check_shape(TensorName::O, &self.dout, problem.o())?;
+        match &self.dlse {
+            Some(dlse) => check_lse_shape(dlse, problem),
+            None => Ok(()),
+        }
+    }
+
+    /// dO and dLSE of one head.
+    pub(crate) fn head(&self, problem: &Problem, index: usize, head_q: usize) -> (Array2<f64>, Array1<f64>) {
+        let sequences = problem.seqs_q();
+        let ((batch, first), rows) = (sequences.start(index), sequences.len(index));
+        let dlse = match &self.dlse {
+            Some(dlse) => (first..first + rows).map(|row| dlse[[batch, head_q, row]].into()).collect(),
+            None => Array1::zeros(rows),
+        };
+        (gather(&self.dout, sequences, index, head_q), dlse)
+    }
+}
+
 /// One head of one sequence in f64.
 pub(crate) struct Head {
     pub(crate) len: Lengths,
@@ -131,6 +168,11 @@ pub(crate) fn check_shape<T>(
 ) -> Result<(), InputError> {
     let (given, expected) = (view.dim().into(), desc.shape.dims());
     if given != expected { Err(InputError::Shape { tensor, given, expected }) } else { Ok(()) }
+}
+
+pub(crate) fn check_lse_shape(lse: &ArrayView3<'_, f32>, problem: &Problem) -> Result<(), InputError> {
+    let (given, expected) = (lse.dim().into(), problem.lse_shape());
+    if given != expected { Err(InputError::LseShape { given, expected }) } else { Ok(()) }
 }
 
 /// The used rows of one head of one sequence.

@@ -27,7 +27,7 @@ use std::fmt;
 use ndarray::{Array4, ArrayView, ArrayView4, Dimension, IntoDimension};
 
 use crate::norms::{ErrorNorms, Worst, error};
-use crate::{Element, Forward, Gradients, InputError, Inputs, Precision, oracle, standard};
+use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision, oracle, standard};
 
 /// A result that satisfied the law.
 #[derive(Clone, Debug)]
@@ -147,19 +147,20 @@ pub struct BackwardLaw {
 }
 
 impl BackwardLaw {
-    /// Runs the oracle, and standard attention in `precision` as the baseline, for the output gradient `dout`.
+    /// Runs the oracle, and standard attention in `precision` as the baseline, for the gradients of O and LSE.
     ///
     /// # Errors
-    /// [`InputError::Shape`] if `dout` does not have O's shape.
-    pub fn new<T: Element>(
+    /// [`InputError::Shape`] or [`InputError::LseShape`] if these do not have O's and LSE's shapes.
+    pub fn new<'a, T: Element + 'a>(
         inputs: &Inputs<'_, T>,
-        dout: ArrayView4<'_, T>,
+        output: impl Into<OutputGradients<'a, T>>,
         precision: Precision,
     ) -> Result<BackwardLaw, InputError> {
+        let output = output.into();
         let forward = oracle::forward(inputs);
-        let oracle = oracle::backward(inputs, dout)?;
-        let baseline = standard::backward(inputs, dout, precision)?;
-        let magnitudes = oracle::backward_magnitudes(inputs, dout)?;
+        let oracle = oracle::backward(inputs, output)?;
+        let baseline = standard::backward(inputs, output, precision)?;
+        let magnitudes = oracle::backward_magnitudes(inputs, output)?;
         let bound_of = |oracle: &Array4<f64>, baseline: &Array4<f32>, magnitude: &Array4<f64>| {
             let noise = noise(&forward, largest(magnitude.iter().copied()));
             bound(oracle.view(), baseline.view(), precision, noise)

@@ -47,7 +47,7 @@ pub mod rows;
 pub mod standard;
 pub mod tiled;
 
-pub use inputs::{Element, InputError, Inputs};
+pub use inputs::{Element, InputError, Inputs, OutputGradients};
 pub use output::{Forward, Gradients};
 pub use precision::Precision;
 

@@ -5,13 +5,13 @@
 //!
 //! This is the baseline of the [error law](crate::law), so it is deliberately no better than it must be.
 
-use fa3_types::{Problem, TensorName};
-use ndarray::{Array1, Array2, ArrayView2, ArrayView4, Axis, Slice};
+use fa3_types::Problem;
+use ndarray::{Array1, Array2, ArrayView2, Axis, Slice};
 use rayon::prelude::*;
 
-use crate::inputs::{Head32, check_shape, gather};
+use crate::inputs::Head32;
 use crate::output::{GroupGradients, HeadForward, backward_groups, forward_heads};
-use crate::{Element, Forward, Gradients, InputError, Inputs, Precision};
+use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision};
 
 /// Query rows whose scores are held at a time.
 const ROWS: usize = 256;
@@ -43,21 +43,21 @@ fn stack(blocks: Vec<HeadForward<f32>>, head_dim_v: usize) -> HeadForward<f32> {
     all
 }
 
-/// The backward pass for the output gradient `dout` (batch, seqlen_q, heads_q, head_dim_v): P, dP and dS
-/// rounded, then the gradients. D = rowsum(dO ∘ O) with O as it was stored, rounded.
+/// The backward pass for the gradients of O and LSE: P, dP and dS rounded, then the gradients. D = rowsum(dO ∘ O) - dLSE
+/// with O as it was stored, rounded.
 ///
 /// A framework's own softmax gradient takes D = rowsum(P ∘ dP) instead. Where a softmax is nearly one-hot that
 /// one is several times more accurate in 16 bits than anything that reads the stored O, as every fused kernel does.
 ///
 /// # Errors
-/// [`InputError::Shape`] if `dout` does not have O's shape.
-pub fn backward<T: Element>(
+/// [`InputError::Shape`] or [`InputError::LseShape`] if these do not have O's and LSE's shapes.
+pub fn backward<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
-    dout: ArrayView4<'_, T>,
+    output: impl Into<OutputGradients<'a, T>>,
     precision: Precision,
 ) -> Result<Gradients<f32>, InputError> {
-    let problem = inputs.problem();
-    check_shape(TensorName::O, &dout, problem.o())?;
+    let (problem, output) = (inputs.problem(), output.into());
+    output.check(problem)?;
     let round = |matrix: Array2<f32>| matrix.mapv(|x| precision.round(x));
     Ok(backward_groups(problem, |index, head_kv| {
         let group_size = problem.heads().group_size();
@@ -67,12 +67,13 @@ pub fn backward<T: Element>(
         let mut dv = Array2::zeros((problem.seqs_k().len(index), problem.head_dim_v()));
         for head_q in head_kv * group_size..(head_kv + 1) * group_size {
             let head = inputs.head(index, head_q).to_f32();
-            let dout = gather(&dout, problem.seqs_q(), index, head_q).mapv(|x| x as f32);
+            let (dout, dlse) = output.head(problem, index, head_q);
+            let (dout, dlse) = (dout.mapv(|x| x as f32), dlse.mapv(|x| x as f32));
             let Softmax { p, slope, .. } =
                 Softmax::of_rows(problem, index, &head, head.q.view(), 0, precision);
             let dp = round(dout.dot(&head.v.t()));
             let o = round(p.dot(&head.v));
-            let delta = (&dout * &o).sum_axis(Axis(1)).insert_axis(Axis(1));
+            let delta = ((&dout * &o).sum_axis(Axis(1)) - dlse).insert_axis(Axis(1));
             let ds = round(&p * &(&dp - &delta) * slope * scale);
             dq.push(round(ds.dot(&head.k)));
             dk += &round(ds.t().dot(&head.q));

@@ -17,7 +17,8 @@
 //!   [`Schedule`], all of these for one launch on a device with [`DeviceLimits`].
 //! - [`Makespan`], which says how well the tiles fill a device, and [`certified_bound`], how well they could.
 //!
-//! Each operation has a module: [`forward`] plans the forward pass, [`quantize`] the way of a tensor to e4m3.
+//! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the way of a
+//! tensor to e4m3.
 //!
 //! ```
 //! use fa3_sched::DeviceLimits;
@@ -45,6 +46,7 @@ mod div;
 
 // Which tiles there are, what each visits, in which order they run, and where.
 mod decoder;
+mod dense;
 mod limits;
 mod makespan;
 mod order;
@@ -53,10 +55,12 @@ mod schedule;
 mod scheduler;
 
 // What each operation makes of it.
+pub mod backward;
 pub mod forward;
 pub mod quantize;
 
 pub use decoder::{Decoder, Tile, TileCounts, TooManyTiles};
+pub use dense::NotDense;
 pub use div::FastDiv;
 pub use fa3_types::Int;
 pub use limits::DeviceLimits;

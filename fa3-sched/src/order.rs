@@ -1,8 +1,11 @@
 //! In which order tiles are computed.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use fa3_types::Mask;
+
+use crate::TileCounts;
 
 /// In which order tiles are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +34,29 @@ pub enum Longest {
     First,
     /// The end: under a causal mask and every other window. (No end under no mask.)
     Last,
+}
+
+impl Order {
+    /// Linear where all tiles are equal. Otherwise in sections of whole KV heads, each with its `group` of query heads:
+    ///
+    /// ```text
+    /// heads = ⌈sms / 2 / tiles_a_head⌉      tiles_a_head = m_blocks · group
+    /// ```
+    ///
+    /// A section has a tile for every other SM, so that the SMs work on two or three sections; the last one is larger.
+    /// With fewer tiles they wait for K and V of one section after the other, with more, K and V no longer stay in L2.
+    /// docs/performance.md has the measurements.
+    pub(crate) fn choose(mask: Mask, counts: TileCounts, group: u32, sms: NonZeroU32) -> Order {
+        if mask == Mask::None {
+            return Order::Linear;
+        }
+        let group = u64::from(group);
+        let kv_heads = u64::from(counts.heads) / group * u64::from(counts.batch);
+        let head_tiles = (u64::from(counts.m_blocks) * group).max(1);
+        let heads = u64::from(sms.get()).div_ceil(2 * head_tiles).min(kv_heads) * group;
+        let section = u32::try_from(heads).unwrap_or(u32::MAX);
+        Order::LongestFirst { section, longest: Longest::from(mask) }
+    }
 }
 
 impl From<Mask> for Longest {

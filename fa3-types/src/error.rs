@@ -19,6 +19,16 @@ pub enum TensorName {
     O,
     /// Log-sum-exp.
     Lse,
+    /// The gradient of the output.
+    DOut,
+    /// The gradient of the log-sum-exp.
+    DLse,
+    /// The gradient of the queries.
+    DQ,
+    /// The gradient of the keys.
+    DK,
+    /// The gradient of the values.
+    DV,
     /// The scales of e4m3 queries.
     QDescale,
     /// The scales of e4m3 keys.
@@ -60,6 +70,11 @@ impl fmt::Display for TensorName {
             TensorName::V => "v",
             TensorName::O => "o",
             TensorName::Lse => "lse",
+            TensorName::DOut => "dout",
+            TensorName::DLse => "dlse",
+            TensorName::DQ => "dq",
+            TensorName::DK => "dk",
+            TensorName::DV => "dv",
             TensorName::QDescale => "q_descale",
             TensorName::KDescale => "k_descale",
             TensorName::VDescale => "v_descale",
@@ -100,6 +115,8 @@ pub enum ProblemError {
     DtypeMismatch { tensor: TensorName, given: Dtype, expected: Dtype },
     #[error("o cannot be {given} when q is {input}")]
     OutputDtype { given: Dtype, input: Dtype },
+    #[error("there are no gradients of {given}, which the quantizer rounds to")]
+    GradientDtype { given: Dtype },
     #[error("{tensor} is for e4m3, not for {dtype}")]
     Descale { tensor: TensorName, dtype: Dtype },
     #[error("transposed v is e4m3 in dense batches, not {dtype}{}", if *packed { " of packed sequences" } else { "" })]

@@ -41,6 +41,7 @@ mod units;
 mod value_layout;
 
 // All of them together, validated.
+mod backward;
 mod error;
 mod flops;
 mod placement;
@@ -49,6 +50,7 @@ mod quantize;
 mod spec;
 
 pub use algebra::{Int, Real};
+pub use backward::{BackwardAddresses, BackwardPlacement, BackwardProblem, BackwardSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
 pub use granularity::Granularity;

@@ -74,6 +74,14 @@ impl Mask {
         }
     }
 
+    /// The same mask seen from the keys: `mask.transposed()` lets key row `k` "see" query row `q` where this one lets
+    /// the query see the key.
+    #[must_use]
+    pub fn transposed(self) -> Mask {
+        let (left, right) = self.reach();
+        Mask::window(right, left)
+    }
+
     /// Whether query row `q` may see key row `k` in a sequence of `len`. Rows are counted from 0 within
     /// the sequence; a row at or past the sequence's end sees nothing and is seen by nothing.
     pub fn allows(self, q: usize, k: usize, len: Lengths) -> bool {
@@ -175,5 +183,22 @@ mod tests {
         assert_eq!(Mask::from_window(3, 0), Ok(Mask::Window { left: Some(3), right: Some(0) }));
         assert_eq!(Mask::from_window(-2, 0), Err(ProblemError::WindowSize { given: -2 }));
         assert_eq!(Mask::from_window(0, 1 << 32), Err(ProblemError::WindowSize { given: 1 << 32 }));
+    }
+
+    #[test]
+    fn a_transposed_mask_is_the_same_from_the_other_side() {
+        let sizes = || [None, Some(0), Some(1), Some(3)].into_iter();
+        for mask in sizes().flat_map(|left| sizes().map(move |right| Mask::window(left, right))) {
+            for len in (0..6).flat_map(|q| (0..6).map(move |k| Lengths { q, k })) {
+                let other = Lengths { q: len.k, k: len.q };
+                for (q, k) in (0..=len.q).flat_map(|q| (0..=len.k).map(move |k| (q, k))) {
+                    assert_eq!(
+                        mask.allows(q, k, len),
+                        mask.transposed().allows(k, q, other),
+                        "{mask} {len:?}"
+                    );
+                }
+            }
+        }
     }
 }

@@ -121,7 +121,7 @@ impl Interval {
     }
 
     /// The same at a multiple of `alignment`.
-    fn aligned(
+    pub(crate) fn aligned(
         tensor: TensorName,
         Address(start): Address,
         bytes: u64,

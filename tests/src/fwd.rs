@@ -30,7 +30,7 @@ use crate::{Arithmetic, Case, Judge, Scaled, Values};
 pub use layout::Layout;
 
 /// Bytes that nobody has written: NaN in every type.
-const UNWRITTEN: u8 = 0xFF;
+pub(crate) const UNWRITTEN: u8 = 0xFF;
 
 /// The forward kernels.
 pub(crate) const FAMILY: Family =
@@ -202,7 +202,7 @@ pub fn results(problem: &Problem, arrays: &[Vec<u8>]) -> Result<Forward<f32>, Fa
 }
 
 /// A tensor in memory, with NaN in its gaps.
-fn bytes(tensor: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
+pub(crate) fn bytes(tensor: &TensorDesc, x: &Array4<f32>) -> Vec<u8> {
     let mut bytes = vec![UNWRITTEN; tensor.extent_bytes().0 as usize];
     for (at, row) in rows(tensor).zip(x.rows()) {
         let width = tensor.dtype.bytes();
@@ -225,7 +225,7 @@ fn transposed_bytes(problem: &Problem, v: &Array4<f32>) -> Vec<u8> {
 }
 
 /// A tensor from memory, and which bytes are of none of its elements.
-fn numbers(tensor: &TensorDesc, bytes: &[u8]) -> (Array4<f32>, Vec<bool>) {
+pub(crate) fn numbers(tensor: &TensorDesc, bytes: &[u8]) -> (Array4<f32>, Vec<bool>) {
     let (mut x, mut in_gap) = (Array4::zeros(tensor.shape.dims()), vec![true; bytes.len()]);
     for (at, mut row) in rows(tensor).zip(x.rows_mut()) {
         let (words, _) = bytes[at..][..2 * row.len()].as_chunks();

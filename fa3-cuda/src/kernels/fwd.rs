@@ -9,7 +9,6 @@
 //! 2407.08608) that they are.
 
 // What a launch is.
-mod geometry;
 mod params;
 mod program;
 mod spec;

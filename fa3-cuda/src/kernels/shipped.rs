@@ -53,7 +53,7 @@ impl Shipped {
     pub fn forward(&self) -> Option<&FwdSpec> {
         match &self.spec {
             Spec::Forward(spec) => Some(spec),
-            Spec::ForwardTiles(_) | Spec::Quantize(_) | Spec::Ladder(_) => None,
+            Spec::ForwardTiles(_) | Spec::Backward(_) | Spec::Quantize(_) | Spec::Ladder(_) => None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use fa3_ir::Kernel;
 
+use super::bwd::{self, BwdSpec};
 use super::fwd::{self, FwdSpec};
 use super::{ladder, quantize};
 
@@ -12,6 +13,8 @@ pub enum Spec {
     Forward(FwdSpec),
     /// The integers of its tiles as data.
     ForwardTiles(FwdSpec),
+    /// A kernel of the backward pass of attention.
+    Backward(BwdSpec),
     /// A tensor to e4m3.
     Quantize(quantize::Spec),
     /// A kernel of the ladder.
@@ -24,6 +27,7 @@ impl Spec {
         match self {
             Spec::Forward(spec) => fwd::kernel(spec),
             Spec::ForwardTiles(spec) => fwd::tiles_kernel(spec),
+            Spec::Backward(spec) => bwd::kernel(spec),
             Spec::Quantize(spec) => quantize::kernel(spec),
             Spec::Ladder(spec) => spec.kernel(),
         }

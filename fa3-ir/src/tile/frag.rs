@@ -57,6 +57,11 @@ pub struct At {
 }
 
 impl At {
+    /// The number of the thread's register.
+    pub fn index(self) -> usize {
+        (4 * (self.col / 8) + 2 * self.half as u32 + self.col % 2) as usize
+    }
+
     /// That of a thread's register number `index`.
     fn of(index: u32) -> At {
         At { half: Half::BOTH[index as usize / 2 % 2], col: 8 * (index / 4) + index % 2 }
@@ -261,12 +266,39 @@ impl<'k> Frag<'k> {
     /// What `f` makes of the elements, rounded, as the A operand of a product: see [`Frag::to_a`]. The fragment stays.
     #[track_caller]
     pub fn map_to_a(&self, ty: WgmmaType, mut f: impl FnMut(V<'k, F32>, At) -> V<'k, F32>) -> AFrag<'k> {
+        let _one = self.builder.as_one();
+        self.numbers_to_a(ty, |reg, at| f(reg.get(), at))
+    }
+
+    /// Of the two numbers that `f` makes of an element the first one, rounded, goes into the A operand of a product:
+    /// see [`Frag::to_a`]. The second one replaces the element.
+    #[track_caller]
+    pub fn split_to_a(
+        &mut self,
+        ty: WgmmaType,
+        mut f: impl FnMut(V<'k, F32>, At) -> [V<'k, F32>; 2],
+    ) -> AFrag<'k> {
+        let _one = self.builder.as_one();
+        self.numbers_to_a(ty, |reg, at| {
+            let [of_a, stays] = f(reg.get(), at);
+            reg.set(stays);
+            of_a
+        })
+    }
+
+    /// What `number` gives for each of the thread's registers, rounded, as the A operand.
+    #[track_caller]
+    fn numbers_to_a(
+        &self,
+        ty: WgmmaType,
+        mut number: impl FnMut(Var<'k, F32>, At) -> V<'k, F32>,
+    ) -> AFrag<'k> {
         if !self.cols().is_multiple_of(ty.k()) {
             self.builder.misfit("columns of a fragment and steps along K", self.cols(), ty.k());
         }
         // Registers `first` and the next one.
         let mut pair =
-            |first: usize| [first, first + 1].map(|index| f(self.regs[index].get(), At::of(index as u32)));
+            |first: usize| [first, first + 1].map(|index| number(self.regs[index], At::of(index as u32)));
         let mut word = |first: usize| match ty {
             WgmmaType::F16 => {
                 let [x, y] = pair(first);

@@ -1,55 +1,53 @@
 //! dQ, dK and dV by the chain rule.
 //!
 //! With D_i = Σ_j P_ij dP_ij (= dO_i · O_i) and the soft cap's slope c'(S):
-//! dS_ij = P_ij (dP_ij − D_i) c'(S_ij), with respect to the scaled score before the cap.
+//! dS_ij = P_ij (dP_ij − D_i + dLSE_i) c'(S_ij), with respect to the scaled score before the cap: dLSE_i / dS_ij = P_ij.
 
-use fa3_types::TensorName;
-use ndarray::{Array1, Array2, ArrayView4};
+use ndarray::{Array1, Array2};
 use rayon::prelude::*;
 
 use super::forward::forward_head;
 use super::{Scores, add_scaled, dot, row};
-use crate::inputs::{check_shape, gather};
 use crate::output::{GroupGradients, backward_groups};
-use crate::{Element, Gradients, InputError, Inputs};
+use crate::{Element, Gradients, InputError, Inputs, OutputGradients};
 
-/// The backward pass for the output gradient `dout` (batch, seqlen_q, heads_q, head_dim_v).
+/// The backward pass for the gradients of O and LSE.
 ///
 /// # Errors
-/// [`InputError::Shape`] if `dout` does not have O's shape.
-pub fn backward<T: Element>(
+/// [`InputError::Shape`] or [`InputError::LseShape`] if these do not have O's and LSE's shapes.
+pub fn backward<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
-    dout: ArrayView4<'_, T>,
+    output: impl Into<OutputGradients<'a, T>>,
 ) -> Result<Gradients<f64>, InputError> {
-    each_head(inputs, dout, |gradient| gradient.values())
+    each_head(inputs, output.into(), |gradient| gradient.values())
 }
 
-/// The sums of the absolute values of everything that [`backward`] adds up, dP_ij and D_i taken apart.
+/// The sums of the absolute values of everything that [`backward`] adds up, dP_ij, D_i and dLSE_i taken apart.
 ///
 /// Where a row's softmax is nearly one-hot, dP_ij − D_i cancels and the gradient all but vanishes; what
 /// remains of an f32 computation is then rounding in proportion to these magnitudes, not to the gradient.
 ///
 /// # Errors
-/// [`InputError::Shape`] if `dout` does not have O's shape.
-pub fn backward_magnitudes<T: Element>(
+/// Those of [`backward`].
+pub fn backward_magnitudes<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
-    dout: ArrayView4<'_, T>,
+    output: impl Into<OutputGradients<'a, T>>,
 ) -> Result<Gradients<f64>, InputError> {
-    each_head(inputs, dout, |gradient| gradient.magnitudes())
+    each_head(inputs, output.into(), |gradient| gradient.magnitudes())
 }
 
 fn each_head<T: Element>(
     inputs: &Inputs<'_, T>,
-    dout: ArrayView4<'_, T>,
+    output: OutputGradients<'_, T>,
     result: impl Fn(&Gradient<'_>) -> HeadGradients + Sync,
 ) -> Result<Gradients<f64>, InputError> {
     let problem = inputs.problem();
-    check_shape(TensorName::O, &dout, problem.o())?;
+    output.check(problem)?;
     Ok(backward_groups(problem, |index, head_kv| {
         let group = problem.heads().group_size();
         let heads = (head_kv * group..(head_kv + 1) * group).map(|head_q| {
             let scores = Scores { problem, head: inputs.head(index, head_q) };
-            result(&Gradient::new(scores, gather(&dout, problem.seqs_q(), index, head_q)))
+            result(&Gradient::new(scores, output.head(problem, index, head_q)))
         });
         sum_group(heads)
     }))
@@ -78,18 +76,21 @@ struct Gradient<'a> {
     scores: Scores<'a>,
     /// (seqlen_q, head_dim_v)
     dout: Array2<f64>,
+    /// (seqlen_q)
+    dlse: Array1<f64>,
     o: Array2<f64>,
     lse: Array1<f64>,
 }
 
 impl Gradient<'_> {
-    fn new(scores: Scores<'_>, dout: Array2<f64>) -> Gradient<'_> {
+    fn new(scores: Scores<'_>, (dout, dlse): (Array2<f64>, Array1<f64>)) -> Gradient<'_> {
         let forward = forward_head(&scores);
-        Gradient { scores, dout, o: forward.o, lse: forward.lse }
+        Gradient { scores, dout, dlse, o: forward.o, lse: forward.lse }
     }
 
     fn values(&self) -> HeadGradients {
-        let delta: Vec<f64> = (0..self.o.nrows()).map(|i| dot(row(&self.dout, i), row(&self.o, i))).collect();
+        let delta = |i: usize| dot(row(&self.dout, i), row(&self.o, i)) - self.dlse[i];
+        let delta: Vec<f64> = (0..self.o.nrows()).map(delta).collect();
         let head = &self.scores.head;
         self.sum(&head.q, &head.k, &self.dout, |i, j| dot(row(&self.dout, i), self.scores.v(j)) - delta[i])
     }
@@ -97,7 +98,9 @@ impl Gradient<'_> {
     fn magnitudes(&self) -> HeadGradients {
         let head = &self.scores.head;
         let [q, k, v, o, dout] = [&head.q, &head.k, &head.v, &self.o, &self.dout].map(|x| x.mapv(f64::abs));
-        self.sum(&q, &k, &dout, |i, j| dot(row(&dout, i), row(&v, j)) + dot(row(&dout, i), row(&o, i)))
+        self.sum(&q, &k, &dout, |i, j| {
+            dot(row(&dout, i), row(&v, j)) + dot(row(&dout, i), row(&o, i)) + self.dlse[i].abs()
+        })
     }
 
     /// Whether row `i` sees key `j`, with a score other than -inf in the row.
@@ -150,7 +153,7 @@ mod tests {
     use super::*;
     use crate::oracle::forward;
     use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape};
-    use ndarray::Array4;
+    use ndarray::{Array3, Array4};
 
     /// Fixed numbers around 0 that repeat nowhere.
     fn values(shape: Shape, seed: f64) -> Array4<f64> {
@@ -161,10 +164,11 @@ mod tests {
         })
     }
 
-    /// φ = Σ dO ∘ O: its gradient is what `backward` computes.
-    fn phi(problem: &Problem, q: &Array4<f64>, k: &Array4<f64>, v: &Array4<f64>, dout: &Array4<f64>) -> f64 {
-        let inputs = Inputs::new(problem, q.view(), k.view(), v.view()).unwrap();
-        (&forward(&inputs).o * dout).sum()
+    /// φ = Σ dO ∘ O + Σ dLSE ∘ LSE: its gradient is what `backward` computes.
+    fn phi(problem: &Problem, x: &[Array4<f64>; 3], dout: &Array4<f64>, dlse: &Array3<f32>) -> f64 {
+        let inputs = Inputs::new(problem, x[0].view(), x[1].view(), x[2].view()).unwrap();
+        let forward = forward(&inputs);
+        (&forward.o * dout).sum() + (&forward.lse * &dlse.mapv(f64::from)).sum()
     }
 
     fn check_against_differences(spec: ProblemSpec) {
@@ -173,13 +177,16 @@ mod tests {
             [values(problem.q().shape, 0.1), values(problem.k().shape, 0.2), values(problem.v().shape, 0.3)];
         let dout = values(problem.o().shape, 0.4);
         let inputs = Inputs::new(&problem, x[0].view(), x[1].view(), x[2].view()).unwrap();
-        let Gradients { dq, dk, dv } = backward(&inputs, dout.view()).unwrap();
+        let dlse =
+            Array3::from_shape_fn(problem.lse_shape(), |(b, h, i)| ((7 * b + 5 * h + 3 * i) as f32).sin());
+        let output = OutputGradients { dout: dout.view(), dlse: Some(dlse.view()) };
+        let Gradients { dq, dk, dv } = backward(&inputs, output).unwrap();
         let h = 1e-5;
         for (which, gradient) in [dq, dk, dv].into_iter().enumerate() {
             for (at, &g) in gradient.indexed_iter() {
                 let mut phi_at = |step: f64| {
                     x[which][at] += step;
-                    let phi = phi(&problem, &x[0], &x[1], &x[2], &dout);
+                    let phi = phi(&problem, &x, &dout, &dlse);
                     x[which][at] -= step;
                     phi
                 };

@@ -7,42 +7,40 @@ use ndarray::{Array1, Array2, ArrayView2, ArrayView3, ArrayView4, Axis, Slice};
 
 use super::Tiles;
 use super::tile::QueryTile;
-use crate::inputs::{Head32, check_shape, gather};
+use crate::inputs::{Head32, check_lse_shape, check_shape, gather};
 use crate::output::{GroupGradients, backward_groups};
-use crate::{Element, Gradients, InputError, Inputs, Precision};
+use crate::{Element, Gradients, InputError, Inputs, OutputGradients, Precision};
 
-/// The backward pass for the output gradient `dout`, given O and LSE of the forward pass. P and dS are rounded to
+/// The backward pass for the gradients of O and LSE, given O and LSE of the forward pass. P and dS are rounded to
 /// `precision` as operands of matrix products; the gradients are rounded at the end.
 ///
 /// # Errors
-/// [`InputError::Shape`] if `dout` or `o` does not have O's shape, [`InputError::LseShape`] if `lse` does not have
+/// [`InputError::Shape`] if dO or `o` does not have O's shape, [`InputError::LseShape`] if dLSE or `lse` does not have
 /// LSE's.
-pub fn backward<T: Element>(
+pub fn backward<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
-    dout: ArrayView4<'_, T>,
+    output: impl Into<OutputGradients<'a, T>>,
     o: ArrayView4<'_, f32>,
     lse: ArrayView3<'_, f32>,
     tiles: Tiles,
     precision: Precision,
 ) -> Result<Gradients<f32>, InputError> {
-    let problem = inputs.problem();
-    check_shape(TensorName::O, &dout, problem.o())?;
+    let (problem, output) = (inputs.problem(), output.into());
+    output.check(problem)?;
     check_shape(TensorName::O, &o, problem.o())?;
-    let (given, expected) = (lse.dim().into(), problem.lse_shape());
-    if given != expected {
-        return Err(InputError::LseShape { given, expected });
-    }
+    check_lse_shape(&lse, problem)?;
     Ok(backward_groups(problem, |index, head_kv| {
         let group_size = problem.heads().group_size();
         let heads = (head_kv * group_size..(head_kv + 1) * group_size).map(|head_q| {
-            let dout = gather(&dout, problem.seqs_q(), index, head_q).mapv(|x| x as f32);
+            let (dout, dlse) = output.head(problem, index, head_q);
+            let (dout, dlse) = (dout.mapv(|x| x as f32), dlse.mapv(|x| x as f32));
             let o = gather(&o, problem.seqs_q(), index, head_q).mapv(|x| x as f32);
             let (batch, first) = problem.seqs_q().start(index);
             let rows = Slice::from(first..first + problem.seqs_q().len(index));
             let lse = lse.index_axis(Axis(0), batch).index_axis_move(Axis(0), head_q);
             QueryHead {
                 head: inputs.head(index, head_q).to_f32(),
-                delta: (&dout * &o).sum_axis(Axis(1)), // A3:1
+                delta: (&dout * &o).sum_axis(Axis(1)) - dlse, // A3:1
                 lse: lse.slice_axis(Axis(0), rows).to_owned(),
                 dout,
             }
@@ -56,7 +54,7 @@ struct QueryHead {
     head: Head32,
     dout: Array2<f32>,
     lse: Array1<f32>,
-    /// D = rowsum(dO ∘ O)
+    /// D = rowsum(dO ∘ O) − dLSE
     delta: Array1<f32>,
 }
 

@@ -1,9 +1,9 @@
 //! Why a problem has no plan.
 
-use fa3_types::{Dtype, TensorName};
+use fa3_types::Dtype;
 
 use super::Precision;
-use crate::{Scheduler, TooManyTiles};
+use crate::{NotDense, Scheduler, TooManyTiles};
 
 /// What [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,12 +14,8 @@ pub enum PlanError {
     Dtype { dtype: Dtype },
     #[error("the forward kernels write O in the type of Q, {dtype}, not in {output}")]
     Output { dtype: Dtype, output: Dtype },
-    #[error("the forward kernels take dense batches, not {sequences} packed sequences")]
-    Packed { sequences: usize },
-    #[error(
-        "the forward kernels take sequences in full, not {used} of {seqlen} rows of {tensor} of sequence {sequence}"
-    )]
-    Used { tensor: TensorName, sequence: usize, used: usize, seqlen: usize },
+    #[error("the forward kernels take {0}")]
+    Dense(#[from] NotDense),
     #[error("the forward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}")]
     HeadDim { head_dim: usize, head_dim_v: usize },
     #[error(
@@ -42,8 +38,7 @@ impl PlanError {
         match self {
             PlanError::Dtype { .. }
             | PlanError::Output { .. }
-            | PlanError::Packed { .. }
-            | PlanError::Used { .. }
+            | PlanError::Dense(_)
             | PlanError::HeadDim { .. } => true,
             PlanError::Precision { .. }
             | PlanError::Narrow { .. }

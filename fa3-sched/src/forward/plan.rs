@@ -3,12 +3,12 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Mask, Problem, TensorName};
+use fa3_types::{Dtype, Mask, Problem};
 
 use super::{CtaTile, Loads, PlanError, PlanOptions, Precision, Registers, TileRow};
+use crate::dense::dense_lens;
 use crate::{
-    DeviceLimits, KvRange, Lens, Longest, Makespan, Order, Schedule, Scheduler, TILE_COST, Tile, TileCounts,
-    Tiling,
+    DeviceLimits, KvRange, Lens, Makespan, Order, Schedule, Scheduler, TILE_COST, Tile, TileCounts, Tiling,
 };
 
 /// One tile, and the KV blocks that it visits.
@@ -73,11 +73,11 @@ impl Plan {
     /// # Errors
     /// [`PlanError`] if no forward kernel computes the problem, or not on this device or with these options.
     pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
-        kernels_take(problem)?;
+        check_dtypes(problem)?;
+        let lens = dense_lens(problem)?;
         let (tile, why) = choose_tile(problem, options)?;
         tile.check(limits)?;
-        // Lengths, heads and the batch are below 2³¹ in every problem.
-        let lens = Lens { q: problem.q().shape.seqlen as u32, k: problem.k().shape.seqlen as u32 };
+        // Heads and the batch are below 2³¹ in every problem.
         let counts = TileCounts {
             m_blocks: lens.q.div_ceil(tile.tile_m),
             heads: problem.heads().q() as u32,
@@ -85,7 +85,9 @@ impl Plan {
             splits: 1,
         };
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
-        let order = options.order.unwrap_or_else(|| choose_order(problem, counts.m_blocks, sms));
+        let order = options.order.unwrap_or_else(|| {
+            Order::choose(problem.mask(), counts, problem.heads().group_size() as u32, sms)
+        });
         let scheduler = choose_scheduler(problem, &tile, counts.numbered()?, sms, options)?;
         let schedule = Schedule::new(counts, order, scheduler, sms)?;
         let tiling =
@@ -145,9 +147,8 @@ impl Work {
     }
 }
 
-/// The problems that the forward kernels take: of 16-bit elements, in dense batches. Whether there is a tile for their
-/// head dimensions is the table's to say.
-fn kernels_take(problem: &Problem) -> Result<(), PlanError> {
+/// The elements that the forward kernels take.
+fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
     let (dtype, output) = (problem.dtype(), problem.o().dtype);
     let writes = match dtype {
         Dtype::F32 => return Err(PlanError::Dtype { dtype }),
@@ -156,19 +157,6 @@ fn kernels_take(problem: &Problem) -> Result<(), PlanError> {
     };
     if !writes {
         return Err(PlanError::Output { dtype, output });
-    }
-    if problem.seqs_q().is_packed() || problem.seqs_k().is_packed() {
-        return Err(PlanError::Packed { sequences: problem.batch() });
-    }
-    let sides = [
-        (TensorName::Q, problem.seqs_q(), problem.q().shape.seqlen),
-        (TensorName::K, problem.seqs_k(), problem.k().shape.seqlen),
-    ];
-    for (tensor, sequences, seqlen) in sides {
-        let used = (0..sequences.count()).map(|sequence| (sequence, sequences.len(sequence)));
-        if let Some((sequence, used)) = used.into_iter().find(|&(_, used)| used != seqlen) {
-            return Err(PlanError::Used { tensor, sequence, used, seqlen });
-        }
     }
     Ok(())
 }
@@ -206,27 +194,6 @@ fn choose_scheduler(
         Some(scheduler @ Scheduler::DynamicPersistent) if !draws => Err(PlanError::NoProducer { scheduler }),
         Some(scheduler) => Ok(scheduler),
     }
-}
-
-/// Linear where all tiles are equal. Otherwise in sections of whole KV heads, each with its query heads:
-///
-/// ```text
-/// heads = ⌈sms / 2 / tiles_a_head⌉      tiles_a_head = m_blocks · group size
-/// ```
-///
-/// A section has a tile for every other SM, so that the SMs work on two or three sections; the last one is larger. With
-/// fewer tiles they wait for K and V of one section after the other, with more, K and V no longer stay in L2.
-/// docs/performance.md has the measurements.
-fn choose_order(problem: &Problem, m_blocks: u32, sms: NonZeroU32) -> Order {
-    if problem.mask() == Mask::None {
-        return Order::Linear;
-    }
-    let group = problem.heads().group_size() as u64;
-    let kv_heads = problem.heads().kv() as u64 * problem.batch() as u64;
-    let head_tiles = (u64::from(m_blocks) * group).max(1);
-    let heads = u64::from(sms.get()).div_ceil(2 * head_tiles).min(kv_heads) * group;
-    let section = u32::try_from(heads).unwrap_or(u32::MAX);
-    Order::LongestFirst { section, longest: Longest::from(problem.mask()) }
 }
 
 impl fmt::Display for Plan {

@@ -6,10 +6,10 @@
 use fa3_ir::lang::*;
 use fa3_types::{Granularity, Problem};
 
-use super::geometry::Work;
 use super::program::buffers;
 use super::{Fwd, FwdSpec};
 use crate::kernels::params::{Form, Host, Pass, Side};
+use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::kv_blocks::KvBlock;
 use crate::kernels::parts::scores::Unit;
 

@@ -3,8 +3,8 @@
 use fa3_ir::lang::*;
 
 use super::consumer::Sum;
-use super::geometry::Work;
 use super::{Fwd, descales};
+use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{Global, Order, StoreRows};
 
 /// Writes the rows of a tile that there are; the thread's are `row` and 8 more.

@@ -4,13 +4,14 @@ use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::Scheduler;
 use fa3_sched::forward::Plan;
-use fa3_types::{Problem, TensorDesc, ValueLayout};
+use fa3_types::{TensorDesc, ValueLayout};
 
 use super::FwdSpec;
 use super::descales::Descales;
-use super::geometry::Geometry;
 use super::program::buffers;
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
+use crate::kernels::parts::geometry::Geometry;
+use crate::kernels::parts::scores::units;
 use crate::kernels::tensors::{strides, transposed_view, view};
 
 /// What a launch passes to a forward kernel.
@@ -98,7 +99,7 @@ impl Params<Host> {
         let view_of = |buffer, tensor: &TensorDesc| {
             if tensor.extent().0 == 0 { view(buffers::Q, problem.q()) } else { view(buffer, tensor) }
         };
-        let (scale_log2, into_cap) = scales(problem);
+        let (scale_log2, into_cap) = units(problem);
         Params {
             q: view(buffers::Q, problem.q()),
             k: view_of(buffers::K, problem.k()),
@@ -115,21 +116,8 @@ impl Params<Host> {
             heads: problem.heads().q() as u32,
             scale_log2,
             into_cap,
-            geometry: Geometry::of(plan),
+            geometry: Geometry::of(plan.schedule(), plan.tiling(), plan.lens()),
             ticket,
-        }
-    }
-}
-
-/// What a unit of a score is worth in the exponent of 2; and the factor that makes a product such a unit, if scores are
-/// capped: s = c · tanh(Q·K · scale / c).
-fn scales(problem: &Problem) -> (f32, Option<f32>) {
-    let scale = problem.softmax_scale();
-    match problem.softcap() {
-        None => (scale.log2() as f32, None),
-        Some(cap) => {
-            let into = scale.natural() / cap.bound();
-            ((cap.bound() * std::f64::consts::LOG2_E) as f32, Some(into as f32))
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The producer: loads Q, K and V of every tile, as early as their slots are free, and transposes V of e4m3.
 
 use super::Fwd;
-use super::geometry::Work;
+use crate::kernels::parts::geometry::Work;
 
 /// What the producer's warps run: the first one loads, the others transpose, if there is something to transpose.
 pub(super) fn run(fwd: &Fwd<'_>) {

@@ -7,7 +7,7 @@ use fa3_ir::lang::*;
 use fa3_sched::forward::Loads;
 
 use super::Fwd;
-use super::geometry::Work;
+use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::loader::{Feed, TmaLoader};
 
 /// What such a kernel loads at the begin of a tile.

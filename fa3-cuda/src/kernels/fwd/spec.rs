@@ -5,6 +5,7 @@ use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
+use crate::kernels::parts::geometry::{form, sides};
 use crate::kernels::tensors::elem;
 
 /// Everything that a forward kernel's code depends on. Problems of equal specs share a kernel: lengths, heads, strides,
@@ -61,19 +62,5 @@ impl FwdSpec {
     /// Whether products are of e4m3.
     pub(super) fn is_fp8(&self) -> bool {
         self.tile.precision.is_fp8()
-    }
-}
-
-/// The mask with every bounded side at 0.
-fn sides(mask: Mask) -> Mask {
-    let (left, right) = mask.reach();
-    Mask::window(left.map(|_| 0), right.map(|_| 0))
-}
-
-/// The order with sections of one head.
-fn form(order: Order) -> Order {
-    match order {
-        Order::Linear => Order::Linear,
-        Order::LongestFirst { section: _, longest } => Order::LongestFirst { section: 1, longest },
     }
 }

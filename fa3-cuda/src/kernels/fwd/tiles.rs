@@ -5,9 +5,9 @@ use fa3_ir::{BufferRole, Passed, Program};
 use fa3_sched::forward::Plan;
 
 use super::FwdSpec;
-use super::geometry::{Geometry, Work};
 use crate::kernels::Spec;
 use crate::kernels::params::{Declare, Fill, Filled, Host};
+use crate::kernels::parts::geometry::{Geometry, Work};
 
 /// Numbers of a tile.
 const NUMBERS: u32 = 8;
@@ -20,7 +20,7 @@ pub fn tiles(plan: &Plan) -> Program<Spec> {
     let decoded = program.buffer("decoded", Elem::U32, &[count, NUMBERS], BufferRole::Output);
     if count > 0 {
         let mut args = Fill(vec![("decoded".to_owned(), Passed::Pointer(decoded))]);
-        _ = Geometry::of(plan).pass::<Host, Filled>(&mut args);
+        _ = Geometry::of(plan.schedule(), plan.tiling(), plan.lens()).pass::<Host, Filled>(&mut args);
         program.step(Spec::ForwardTiles(spec), [count, 1, 1], args.0);
     }
     program

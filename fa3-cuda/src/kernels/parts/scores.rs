@@ -1,6 +1,7 @@
 //! What happens to scores between QKᵀ and the softmax: functions that the kernel is built with.
 
 use fa3_ir::lang::*;
+use fa3_types::Problem;
 
 use super::kv_blocks::KvBlock;
 
@@ -69,7 +70,7 @@ impl<'k> Scores<'k> {
         let first = block.key + s.builder().frag_col();
         for half in Half::BOTH {
             let visible = (self.visible)(row + half.rows()).from(first);
-            s.map_row(half, |score, at| visible.hide(score, at.col));
+            s.map_row(half, |score, at| visible.hide(score, at.col, f32::NEG_INFINITY));
         }
     }
 }
@@ -77,15 +78,28 @@ impl<'k> Scores<'k> {
 impl<'k> Visible<'k> {
     /// The same, counted from key `first`: signed numbers.
     #[track_caller]
-    fn from(self, first: V<'k, B32>) -> Visible<'k> {
+    pub(crate) fn from(self, first: V<'k, B32>) -> Visible<'k> {
         Visible { start: self.start.map(|start| start - first), end: self.end - first }
     }
 
-    /// -inf in place of the score of a key that the row does not see.
+    /// `hidden` in place of what a key has that the row does not see.
     #[track_caller]
-    fn hide(&self, score: V<'k, F32>, key: u32) -> V<'k, F32> {
+    pub(crate) fn hide(&self, x: V<'k, F32>, key: u32, hidden: f32) -> V<'k, F32> {
         let after = self.end.le_s32(key);
         let outside = self.start.map_or(after, |start| after | start.gt_s32(key));
-        outside.select(f32::NEG_INFINITY, score)
+        outside.select(hidden, x)
+    }
+}
+
+/// What a unit of a score is worth in the exponent of 2; and the factor that makes a product such a unit, if scores are
+/// capped: s = c · tanh(Q·K · scale / c).
+pub(crate) fn units(problem: &Problem) -> (f32, Option<f32>) {
+    let scale = problem.softmax_scale();
+    match problem.softcap() {
+        None => (scale.log2() as f32, None),
+        Some(cap) => {
+            let into = scale.natural() / cap.bound();
+            ((cap.bound() * std::f64::consts::LOG2_E) as f32, Some(into as f32))
+        }
     }
 }

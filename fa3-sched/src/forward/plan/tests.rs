@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
-use fa3_types::{ProblemSpec, Sequences, Shape};
+use fa3_types::{ProblemSpec, Sequences, Shape, TensorName};
 use proptest::prelude::*;
 
 use super::*;
 use crate::certified_bound;
 use crate::checked::Checked;
 use crate::forward::TileError;
+use crate::{Longest, NotDense};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
@@ -182,7 +183,7 @@ fn what_no_forward_kernel_computes() {
 
     let packed = Sequences::packed(&[0, 5, 5, 9]).unwrap();
     let packed = ProblemSpec::packed(Dtype::F16, (4, 4), 64, packed.clone(), packed);
-    assert_eq!(refused(packed), PlanError::Packed { sequences: 3 });
+    assert_eq!(refused(packed), NotDense::Packed { sequences: 3 }.into());
 
     let partly = Sequences::dense(2, 64).with_used(&[64, 63]).unwrap();
     let used_of = |sequences| {
@@ -192,7 +193,7 @@ fn what_no_forward_kernel_computes() {
     };
     let (tensor, sequence, used, seqlen) = (TensorName::K, 1, 63, 64);
     let error = refused(used_of(partly));
-    assert_eq!(error, PlanError::Used { tensor, sequence, used, seqlen });
+    assert_eq!(error, NotDense::Used { tensor, sequence, used, seqlen }.into());
     let text = "the forward kernels take sequences in full, not 63 of 64 rows of k of sequence 1";
     assert_eq!(error.to_string(), text);
     // Used in full is dense.

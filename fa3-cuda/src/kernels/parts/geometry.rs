@@ -1,54 +1,48 @@
 //! What tile i of a launch is: the same integers for the host and in a kernel.
 
 use fa3_ir::lang::*;
-use fa3_sched::forward::Plan;
-use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Tile, TileCounts, Tiling, VisibleKeys};
+use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Schedule, Tile, TileCounts, Tiling, VisibleKeys};
 use fa3_types::Mask;
 
 use crate::kernels::params::{Pass, Side};
 
 /// The numbers of a launch from which a tile's number gives its rows and its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Geometry<T> {
+pub(crate) struct Geometry<T> {
     /// How many tiles there are.
-    pub(super) tiles: T,
+    pub(crate) tiles: T,
     /// Rows of Q and of K, the same for every sequence.
-    pub(super) lens: Lens<T>,
+    pub(crate) lens: Lens<T>,
     decoder: Decoder<T>,
     tiling: Tiling<T>,
 }
 
 /// One tile of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Work<T> {
+pub(crate) struct Work<T> {
     /// Its sequence.
-    pub(super) batch: T,
+    pub(crate) batch: T,
     /// Its head of Q and O.
-    pub(super) head: T,
+    pub(crate) head: T,
     /// Its head of K and V.
-    pub(super) kv_head: T,
+    pub(crate) kv_head: T,
     /// Its first query row.
-    pub(super) row: T,
+    pub(crate) row: T,
     /// The blocks of keys that it visits.
-    pub(super) kv: KvRange<T>,
+    pub(crate) kv: KvRange<T>,
 }
 
 impl Geometry<u32> {
-    /// Of a plan.
-    pub(super) fn of(plan: &Plan) -> Geometry<u32> {
-        let schedule = plan.schedule();
-        Geometry {
-            tiles: schedule.num_tiles(),
-            lens: plan.lens(),
-            decoder: schedule.decoder().unwrap_or_else(|| Decoder::new(TileCounts::ONE, schedule.order())),
-            tiling: plan.tiling(),
-        }
+    /// Of tiles numbered so, of matrices of this size that are cut so.
+    pub(crate) fn of(schedule: &Schedule, tiling: Tiling<u32>, lens: Lens<u32>) -> Geometry<u32> {
+        let decoder = schedule.decoder().unwrap_or_else(|| Decoder::new(TileCounts::ONE, schedule.order()));
+        Geometry { tiles: schedule.num_tiles(), lens, decoder, tiling }
     }
 }
 
 impl Geometry<()> {
     /// That of all launches with this order and this mask.
-    pub(super) fn form(order: Order, mask: Mask) -> Geometry<()> {
+    pub(crate) fn form(order: Order, mask: Mask) -> Geometry<()> {
         let (decoder, tiling) = (Decoder::new(TileCounts::ONE, order), Tiling::new(1, 1, 1, mask));
         Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
     }
@@ -57,7 +51,7 @@ impl Geometry<()> {
 impl<T> Geometry<T> {
     /// Passes its numbers.
     #[track_caller]
-    pub(super) fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> Geometry<B::U32> {
+    pub(crate) fn pass<A: Side<U32 = T>, B: Side>(self, by: &mut impl Pass<A, B>) -> Geometry<B::U32> {
         self.map_named(|name, x| by.u32(name, x))
     }
 
@@ -89,7 +83,7 @@ impl<T: Int> Geometry<T> {
 impl<'k> Geometry<V<'k, B32>> {
     /// Tile number `index`.
     #[track_caller]
-    pub(super) fn work(&self, index: V<'k, B32>) -> Work<V<'k, B32>> {
+    pub(crate) fn work(&self, index: V<'k, B32>) -> Work<V<'k, B32>> {
         let Work { batch, head, kv_head, row, kv } = self.decode(index);
         let [batch, head, kv_head, row] = [batch, head, kv_head, row].map(V::in_register);
         let [first, unmasked_first, unmasked_end, end] =
@@ -99,8 +93,22 @@ impl<'k> Geometry<V<'k, B32>> {
 
     /// The keys that query row `row` may see; of a row beyond the sequence's end, any.
     #[track_caller]
-    pub(super) fn keys(&self, row: V<'k, B32>) -> VisibleKeys<V<'k, B32>> {
+    pub(crate) fn keys(&self, row: V<'k, B32>) -> VisibleKeys<V<'k, B32>> {
         let VisibleKeys { start, end } = self.tiling.keys(row, self.lens);
         VisibleKeys { start: start.in_register(), end: end.in_register() }
+    }
+}
+
+/// The mask with every bounded side at 0: what of it a kernel's code depends on.
+pub(crate) fn sides(mask: Mask) -> Mask {
+    let (left, right) = mask.reach();
+    Mask::window(left.map(|_| 0), right.map(|_| 0))
+}
+
+/// The order with sections of one head: what of it a kernel's code depends on.
+pub(crate) fn form(order: Order) -> Order {
+    match order {
+        Order::Linear => Order::Linear,
+        Order::LongestFirst { section: _, longest } => Order::LongestFirst { section: 1, longest },
     }
 }

@@ -1,0 +1,36 @@
+//! The backward pass: three kernels, none of which adds to what another CTA has written, so that gradients are the same
+//! bits in every run.
+//!
+//! ```text
+//! stats   D = rowsum(dO ∘ O) - dLSE                                     of every row
+//! dkv     P = exp(S - LSE)   dV = Pᵀ dO   dS = P ∘ (dP - D)   dK = dSᵀ Q     a tile of keys after the other
+//! dq      P = exp(S - LSE)                dS = P ∘ (dP - D)   dQ = dS K      a tile of rows after the other
+//! ```
+//!
+//! with S = softmax_scale · Q Kᵀ and dP = dO Vᵀ; dQ and dK are multiplied by softmax_scale at the end. This is the
+//! arithmetic of the paper's Algorithm 3 (arXiv 2407.08608), whose dQ is added up in memory instead.
+//!
+//! The dkv kernel computes Sᵀ and dPᵀ: as an operand of the next product Pᵀ then stays in the registers in which it was
+//! computed. To it keys are rows and queries columns, and the mask is transposed.
+
+mod dkv;
+mod dq;
+mod gradients;
+mod params;
+mod program;
+mod spec;
+mod stats;
+
+pub use program::{buffers, program};
+pub use spec::{BwdSpec, PartSpec, StatsSpec};
+
+use fa3_ir::lang::Kernel;
+
+/// The kernel of this spec, one that a plan gives.
+pub fn kernel(spec: &BwdSpec) -> Kernel {
+    match spec {
+        BwdSpec::Stats(spec) => stats::kernel(spec),
+        BwdSpec::Dkv(spec) => dkv::kernel(spec),
+        BwdSpec::Dq(spec) => dq::kernel(spec),
+    }
+}

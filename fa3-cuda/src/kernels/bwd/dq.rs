@@ -1,0 +1,142 @@
+//! dQ: a CTA has a tile of rows and walks over the blocks of keys that they see, as the forward pass does.
+
+use fa3_ir::lang::*;
+use fa3_sched::backward::DqTile;
+
+use super::PartSpec;
+use super::gradients::{Scores, registers, visible, write};
+use super::params::DqParams;
+use crate::kernels::params::{Declare, Form, InKernel};
+use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::kv_blocks::KvBlocks;
+use crate::kernels::parts::loader::Feed;
+use crate::kernels::parts::scores::Visible;
+use crate::kernels::parts::tiles::Tiles;
+
+/// What the roles share.
+struct Dq<'k> {
+    builder: &'k Builder,
+    spec: PartSpec<DqTile>,
+    params: DqParams<InKernel<'k>>,
+    q: Feed<'k>,
+    dout: Feed<'k>,
+    k: Feed<'k>,
+    v: Feed<'k>,
+    tiles: Tiles<'k>,
+}
+
+/// The kernel.
+pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
+    let tile = &spec.tile;
+    Kernel::build("bwd_dq", Launch::threads(tile.threads()), |b| {
+        let params = DqParams::<Form>::form(spec).pass(&mut Declare(b));
+        let (warps, inputs) = (4 * tile.consumers(), &params.inputs);
+        let dq = Dq {
+            builder: b,
+            spec: *spec,
+            q: Feed::declare(b, "q", inputs.q, 1, warps),
+            dout: Feed::declare(b, "dout", inputs.dout, 1, warps),
+            k: Feed::declare(b, "k", inputs.k, tile.k_stages, warps),
+            v: Feed::declare(b, "v", inputs.v, tile.v_stages, warps),
+            tiles: Tiles::declare(b, spec.scheduler, inputs.geometry.tiles, inputs.ticket, warps),
+            params,
+        };
+        b.init_mbarriers();
+        b.launch_dependents();
+        b.grid_dependency_wait();
+        let [producer, consumer] = tile.registers();
+        b.role(Role::new("producer", 0..4).registers(producer), || dq.load());
+        b.role(Role::new("consumer", 4..4 + warps).registers(consumer), || dq.consume());
+    })
+}
+
+impl<'k> Dq<'k> {
+    /// The producer, one thread.
+    fn load(&self) {
+        let b = self.builder;
+        b.once_per_role(|| {
+            let (mut q, mut dout) = (self.q.loader(), self.dout.loader());
+            let (mut k, mut v) = (self.k.loader(), self.v.loader());
+            let keys = self.spec.tile.tile_n;
+            self.tiles.produce(|tile, fetch_next| {
+                let Work { batch, head, kv_head, row, kv } = self.params.inputs.geometry.work(tile);
+                b.if_uniform(kv.first.lt(kv.end), || {
+                    q.load(head, row, batch);
+                    dout.load(head, row, batch);
+                    let (first, last) = (kv.first * keys, kv.end * keys - keys);
+                    b.for_each((0, last - first + 1), keys, |loaded| {
+                        k.load(kv_head, last - loaded, batch);
+                        v.load(kv_head, last - loaded, batch);
+                    });
+                });
+                fetch_next();
+            });
+        });
+    }
+
+    /// A consumer: 64 rows of dQ, a block of keys after the other.
+    fn consume(&self) {
+        let (b, spec, params) = (self.builder, &self.spec, &self.params);
+        let (inputs, me) = (&params.inputs, b.warpgroup());
+        let (mut q, mut dout) = (self.q.consumer(), self.dout.consumer());
+        let (mut k, mut v) = (self.k.consumer(), self.v.consumer());
+        self.tiles.consume(|tile| {
+            let work = inputs.geometry.work(tile);
+            let row = work.row + me.mad(64, b.frag_row());
+            let (shift, delta) = self.stats(&work, row);
+            let mut dq = Frag::zeros(b, spec.tile.head_dim);
+            let visits = work.kv.first.lt(work.kv.end);
+            let blocks = KvBlocks::of(b, work.kv, spec.tile.tile_n, spec.mask);
+            b.if_uniform(visits, || {
+                let (q_slot, dout_slot) = (q.wait(), dout.wait());
+                let [q, dout] = [&q_slot, &dout_slot].map(|slot| slot.tile().row_block(me, 64));
+                blocks.for_each(0, |block| {
+                    let k = k.wait();
+                    let s = gemm(q, k.tile().t(), Fresh);
+                    let v = v.wait();
+                    let dp = gemm(dout, v.tile().t(), Fresh);
+                    let mut s = s.wait();
+                    let hidden =
+                        block.masked.then(|| visible(b, &inputs.geometry, spec.mask, row, block.key));
+                    self.weigh(&mut s, shift, hidden.as_ref());
+                    let dp = dp.wait();
+                    v.release();
+                    let weights = registers(&s);
+                    let ty = spec.product_type();
+                    let ds = dp.map_to_a(ty, |dp, at| (dp - delta[at]) * weights[at.index()]);
+                    gemm(&ds, k.tile(), &mut dq).wait();
+                    k.release();
+                });
+                q_slot.release();
+                dout_slot.release();
+            });
+            let (scale, to) = (inputs.softmax_scale, [work.batch, work.head, row]);
+            write(dq, Some(scale), &params.dq, to, inputs.geometry.lens.q, (spec.elem, spec.head_dim));
+        });
+    }
+
+    /// -LSE in base 2 and D of the thread's rows; of rows beyond the end those of the last.
+    #[track_caller]
+    fn stats(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> (Rows<'k>, Rows<'k>) {
+        let (b, params) = (self.builder, &self.params);
+        let last = params.inputs.geometry.lens.q - 1;
+        let of_head = work.batch.mad(params.heads, work.head).mul_wide(params.pairs);
+        let [upper, lower] = Half::BOTH.map(|half| {
+            let row = (row + half.rows()).min(last);
+            let at = params.stats + ((of_head + (row >> 1).to_u64()) << 4) + ((row & 1) << 2).to_u64();
+            [b.load::<F32>(at), b.load::<F32>(at.at(8))]
+        });
+        (Rows([upper[0], lower[0]]), Rows([upper[1], lower[1]]))
+    }
+
+    /// Products into what dP - D is multiplied by.
+    #[track_caller]
+    fn weigh(&self, s: &mut Frag<'k>, shift: Rows<'k>, hidden: Option<&[Visible<'k>; 2]>) {
+        let inputs = &self.params.inputs;
+        let scores = Scores { scale_log2: inputs.scale_log2, into_cap: inputs.into_cap };
+        s.map(|product, at| {
+            let [_, weight] = scores.p(product, shift[at]);
+            hidden.map_or(weight, |visible| visible[at.half as usize].hide(weight, at.col, 0.0))
+        });
+    }
+}

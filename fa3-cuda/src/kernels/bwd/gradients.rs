@@ -1,0 +1,79 @@
+//! What both kernels with products share: P and dS, element by element, and how gradients are written.
+
+use fa3_ir::lang::*;
+use fa3_types::{Mask, softcap};
+
+use super::params::Strided;
+use crate::kernels::params::InKernel;
+use crate::kernels::parts::geometry::Geometry;
+use crate::kernels::parts::scores::Visible;
+use crate::kernels::parts::store_rows::{Order, StoreRows};
+
+/// Makes P of products of Q and K.
+#[derive(Clone, Copy)]
+pub(super) struct Scores<'k> {
+    /// What a unit of a score is worth in the exponent of 2.
+    pub(super) scale_log2: V<'k, F32>,
+    /// What makes a product such a unit, if scores are capped.
+    pub(super) into_cap: Option<V<'k, F32>>,
+}
+
+impl<'k> Scores<'k> {
+    /// P of a product in a row whose -LSE in base 2 is `shift`, and what dP - D is multiplied by to be dS: P and the
+    /// slope of the soft cap.
+    #[track_caller]
+    pub(super) fn p(&self, product: V<'k, F32>, shift: V<'k, F32>) -> [V<'k, F32>; 2] {
+        let Some(into) = self.into_cap else {
+            let p = product.fma(self.scale_log2, shift).ex2();
+            return [p, p];
+        };
+        let capped = softcap(product, into);
+        let p = capped.fma(self.scale_log2, shift).ex2();
+        // d tanh(x) = 1 - tanh²(x)
+        let slope = (-capped).fma(capped, product.constant(1.0));
+        [p, p * slope]
+    }
+}
+
+/// The registers of a fragment, by [`At::index`].
+pub(super) fn registers<'k>(frag: &Frag<'k>) -> Vec<V<'k, F32>> {
+    frag.elements().map(|(_, register)| register.now()).collect()
+}
+
+/// What the thread's rows, `row` and 8 below, see of the columns from `first` on.
+#[track_caller]
+pub(super) fn visible<'k>(
+    b: &'k Builder,
+    geometry: &Geometry<V<'k, B32>>,
+    mask: Mask,
+    row: V<'k, B32>,
+    first: V<'k, B32>,
+) -> [Visible<'k>; 2] {
+    let (left, _) = mask.reach();
+    let first = first + b.frag_col();
+    Half::BOTH.map(|half| {
+        let keys = geometry.keys(row + half.rows());
+        Visible { start: left.map(|_| keys.start), end: keys.end }.from(first)
+    })
+}
+
+/// Writes rows of a gradient, times `factor`, where they are `inside`: the thread's `row` of a head, and 8 below.
+#[track_caller]
+pub(super) fn write<'k>(
+    mut gradient: Frag<'k>,
+    factor: Option<V<'k, F32>>,
+    to: &Strided<InKernel<'k>>,
+    [batch, head, row]: [V<'k, B32>; 3],
+    seqlen: V<'k, B32>,
+    (elem, cols): (Elem, u32),
+) {
+    if let Some(factor) = factor {
+        gradient.map(|x, _| x * factor);
+    }
+    let inside = [row, row + 8].map(|row| row.lt(seqlen));
+    let quad = gradient.builder().tid() & 3;
+    let rows = to.global();
+    let at = quad.mad_wide(16, rows.at([batch, head, row]));
+    let [_, _, stride] = rows.strides;
+    StoreRows { elem, cols, order: Order::Natural }.store(gradient, quad, [at, at + (stride << 3)], inside);
+}

@@ -1,0 +1,88 @@
+//! What a plan of the backward pass lowers to.
+
+use fa3_ir::{BufferRole, Elem, Program};
+use fa3_sched::backward::Plan;
+use fa3_sched::{Schedule, Scheduler};
+use fa3_types::BackwardProblem;
+
+use super::BwdSpec;
+use super::params::{DkvParams, DqParams, StatsParams};
+use crate::kernels::params::Fill;
+use crate::kernels::{Spec, tensors};
+
+/// The buffers of a backward program: those of [`fa3_types::BackwardAddresses::all`], then its workspace.
+pub mod buffers {
+    use fa3_ir::BufferId;
+
+    /// (batch, seqlen_q, heads, head_dim), with strides.
+    pub const Q: BufferId = BufferId(0);
+    /// (batch, seqlen_k, heads_kv, head_dim), with strides.
+    pub const K: BufferId = BufferId(1);
+    /// (batch, seqlen_k, heads_kv, head_dim_v), with strides.
+    pub const V: BufferId = BufferId(2);
+    /// (batch, seqlen_q, heads, head_dim_v), with strides.
+    pub const O: BufferId = BufferId(3);
+    /// (batch, heads, seqlen_q).
+    pub const LSE: BufferId = BufferId(4);
+    /// As O, with strides of its own.
+    pub const DOUT: BufferId = BufferId(5);
+    /// As LSE; optional.
+    pub const DLSE: BufferId = BufferId(6);
+    /// As Q, with strides of its own.
+    pub const DQ: BufferId = BufferId(7);
+    /// As K, with strides of its own.
+    pub const DK: BufferId = BufferId(8);
+    /// As V, with strides of its own.
+    pub const DV: BufferId = BufferId(9);
+    /// How many of them are tensors of the caller's.
+    pub const OF_CALLER: usize = 10;
+}
+
+/// Pairs of rows of Q of a head, at least one, so that there is something to make a tensor map of.
+pub(super) fn pairs(problem: &BackwardProblem) -> u32 {
+    (problem.forward().q().shape.seqlen as u32).div_ceil(2).max(1)
+}
+
+/// The program of a plan; without the steps that have nothing to compute.
+pub fn program(plan: &Plan) -> Program<Spec> {
+    let (problem, forward) = (plan.problem(), plan.problem().forward());
+    let mut program = Program::new();
+    tensors::input(&mut program, "q", forward.q());
+    tensors::input(&mut program, "k", forward.k());
+    tensors::input(&mut program, "v", forward.v());
+    tensors::input(&mut program, "o", forward.o());
+    let lse = forward.lse_shape().map(|extent| extent as u32);
+    program.buffer("lse", Elem::F32, &lse, BufferRole::Input);
+    tensors::input(&mut program, "dout", problem.dout());
+    program.buffer("dlse", Elem::F32, &lse, BufferRole::OptionalInput);
+    tensors::output(&mut program, "dq", problem.dq());
+    tensors::output(&mut program, "dk", problem.dk());
+    tensors::output(&mut program, "dv", problem.dv());
+
+    // Of rows 2i and 2i + 1: -LSE · log₂e of both, then D of both.
+    let [batch, heads, _] = lse;
+    let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(problem), 4], BufferRole::Scratch);
+    let mut ticket = |name, schedule: &Schedule| {
+        let draws = schedule.scheduler() == Scheduler::DynamicPersistent;
+        draws.then(|| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket))
+    };
+    let tickets = [ticket("dkv_ticket", &plan.dkv().schedule), ticket("dq_ticket", &plan.dq().schedule)];
+
+    let [of_stats, of_dkv, of_dq] = BwdSpec::of(plan).map(Spec::Backward);
+    if plan.stats().grid() > 0 {
+        let mut args = Fill::default();
+        _ = StatsParams::of(plan, stats).pass(&mut args);
+        program.step(of_stats, [plan.stats().grid(), 1, 1], args.0);
+    }
+    if plan.dkv().schedule.grid() > 0 {
+        let mut args = Fill::default();
+        _ = DkvParams::of(plan, program.tensor(stats), tickets[0]).pass(&mut args);
+        program.step(of_dkv, [plan.dkv().schedule.grid(), 1, 1], args.0);
+    }
+    if plan.dq().schedule.grid() > 0 {
+        let mut args = Fill::default();
+        _ = DqParams::of(plan, stats, tickets[1]).pass(&mut args);
+        program.step(of_dq, [plan.dq().schedule.grid(), 1, 1], args.0);
+    }
+    program
+}

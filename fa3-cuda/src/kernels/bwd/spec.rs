@@ -1,0 +1,82 @@
+//! What makes one backward kernel differ from another.
+
+use fa3_ir::{Elem, WgmmaType};
+use fa3_sched::backward::{DkvTile, DqTile, Part, Plan};
+use fa3_sched::{Order, Scheduler};
+use fa3_types::Mask;
+
+use crate::kernels::parts::geometry::{form, sides};
+use crate::kernels::tensors::elem;
+
+/// Everything that a backward kernel's code depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BwdSpec {
+    /// D of every row, and LSE in base 2.
+    Stats(StatsSpec),
+    /// dK and dV.
+    Dkv(PartSpec<DkvTile>),
+    /// dQ.
+    Dq(PartSpec<DqTile>),
+}
+
+/// Of the kernel of row statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StatsSpec {
+    /// The elements of O and dO: f16 or bf16.
+    pub elem: Elem,
+    /// Their columns.
+    pub head_dim_v: u32,
+}
+
+/// Of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the reach of a
+/// window are arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PartSpec<T> {
+    /// The elements of all tensors: f16 or bf16.
+    pub elem: Elem,
+    /// The tile.
+    pub tile: T,
+    /// Columns of Q and K, at most the tile's.
+    pub head_dim: u32,
+    /// Columns of V and dO, at most the tile's.
+    pub head_dim_v: u32,
+    /// Which sides of the mask are bounded, as the kernel's rows see it; how far they reach does not matter here.
+    pub mask: Mask,
+    /// Whether scores are capped.
+    pub softcap: bool,
+    /// The order of tiles; the size of its sections does not matter here.
+    pub order: Order,
+    /// How tiles reach CTAs.
+    pub scheduler: Scheduler,
+}
+
+impl BwdSpec {
+    /// The specs of a plan's kernels, in the order in which they run.
+    pub fn of(plan: &Plan) -> [BwdSpec; 3] {
+        let forward = plan.problem().forward();
+        let stats = StatsSpec { elem: elem(forward.dtype()), head_dim_v: forward.head_dim_v() as u32 };
+        let dkv = PartSpec::of(plan, plan.dkv(), forward.mask().transposed());
+        [BwdSpec::Stats(stats), BwdSpec::Dkv(dkv), BwdSpec::Dq(PartSpec::of(plan, plan.dq(), forward.mask()))]
+    }
+}
+
+impl<T: Copy> PartSpec<T> {
+    fn of(plan: &Plan, part: &Part<T>, mask: Mask) -> PartSpec<T> {
+        let forward = plan.problem().forward();
+        PartSpec {
+            elem: elem(forward.dtype()),
+            tile: part.tile,
+            head_dim: forward.head_dim() as u32,
+            head_dim_v: forward.head_dim_v() as u32,
+            mask: sides(mask),
+            softcap: forward.softcap().is_some(),
+            order: form(part.schedule.order()),
+            scheduler: part.schedule.scheduler(),
+        }
+    }
+
+    /// The type of its products.
+    pub(super) fn product_type(&self) -> WgmmaType {
+        if self.elem == Elem::F16 { WgmmaType::F16 } else { WgmmaType::Bf16 }
+    }
+}

@@ -1,0 +1,110 @@
+//! Row statistics: of every row D = rowsum(dO ∘ O) - dLSE, and -LSE in base 2, which the exponent of P adds.
+//!
+//! They lie in pairs of rows, so that whoever has two neighbouring columns of Sᵀ loads 8 bytes of each. A row that sees
+//! no key, and one that pads the last pair, has -inf and 0: its P is 0 whatever its scores are.
+
+use fa3_ir::lang::*;
+use fa3_sched::backward::STATS_ROWS;
+use fa3_sched::{Longest, Order, Tile};
+
+use super::StatsSpec;
+use super::params::StatsParams;
+use crate::kernels::params::{Declare, Form};
+use crate::kernels::parts::unpack::unpacked;
+
+const THREADS: u32 = 128;
+/// Neighbouring threads that share a row.
+const LANES: u32 = 8;
+/// Elements that a thread loads at once: 16 bytes.
+const CHUNK: u32 = 8;
+/// Rows that a CTA's threads begin with.
+const ROWS: u32 = THREADS / LANES;
+
+/// The kernel.
+pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
+    Kernel::build("bwd_stats", Launch::threads(THREADS), |b| {
+        let order = Order::LongestFirst { section: 1, longest: Longest::First };
+        let params = StatsParams::<Form>::form(spec, order).pass(&mut Declare(b));
+        b.launch_dependents();
+        b.grid_dependency_wait();
+
+        let Tile { m_block, head, batch, split: _ } = params.decoder.decode(b.cta_x());
+        let (tid, seqlen) = (b.tid(), params.seqlen);
+        let lane = tid & (LANES - 1);
+        let first = m_block.mad(STATS_ROWS, tid >> LANES.ilog2());
+        let rows: Vec<V<'_, B32>> = (0..STATS_ROWS / ROWS).map(|turn| first + turn * ROWS).collect();
+
+        // All loads before the first sum.
+        let loaded: Vec<Chunks<'_>> = rows
+            .iter()
+            .map(|&row| {
+                let inside = row.min(seqlen - 1);
+                let [o, dout] = [&params.o, &params.dout].map(|x| x.global().at([batch, head, inside]));
+                Chunks::load(b, spec, [o, dout], lane)
+            })
+            .collect();
+        let of_head = batch.mad(params.heads, head);
+        for (&row, chunks) in rows.iter().zip(&loaded) {
+            let mut sum = chunks.dot(b, spec.elem);
+            for mask in [1, 2, 4] {
+                sum = sum + sum.shfl_bfly(mask);
+            }
+            // The last pair may have a row more than there are.
+            let writes = lane.eq(0) & row.lt(params.pairs << 1);
+            b.if_lanes(writes, || {
+                let there = row.lt(seqlen);
+                let at = of_head.mul_wide(seqlen) + row.min(seqlen - 1).to_u64();
+                let lse = b.load::<F32>(params.lse + (at << 2));
+                let dlse = b.var("dlse", 0.0);
+                b.guarded(params.dlse.ne(0u64), || dlse.set(b.load::<F32>(params.dlse + (at << 2))));
+                let sees = lse.ne(f32::NEG_INFINITY) & there;
+                let shift = sees.select(lse * -std::f32::consts::LOG2_E, f32::NEG_INFINITY);
+                let delta = there.select(sum - dlse, 0.0);
+                let pair = of_head.mul_wide(params.pairs) + (row >> 1).to_u64();
+                let to = params.stats + (pair << 4) + ((row & 1) << 2).to_u64();
+                b.store(to, shift);
+                b.store(to.at(8), delta);
+            });
+        }
+    })
+}
+
+/// A thread's part of a row of O and of dO: chunk l, l + 8, … for lane l, as packed pairs.
+struct Chunks<'k>(Vec<[[Var<'k, B32>; 4]; 2]>);
+
+impl<'k> Chunks<'k> {
+    /// Begins to load it from rows of O and dO at these addresses; zeros beyond the row's end.
+    #[track_caller]
+    fn load(b: &'k Builder, spec: &StatsSpec, rows: [V<'k, B64>; 2], lane: V<'k, B32>) -> Chunks<'k> {
+        let chunks = spec.head_dim_v / CHUNK;
+        let load = |turn: u32| {
+            let chunk = lane + turn * LANES;
+            rows.map(|row| {
+                let words = [(); 4].map(|()| b.var("chunk", 0));
+                let at = chunk.mad_wide(16, row);
+                let load = || {
+                    let loaded = b.load_vector::<B32, 4>(at);
+                    words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
+                };
+                if (turn + 1) * LANES <= chunks {
+                    load()
+                } else {
+                    b.if_lanes(chunk.lt(chunks), load)
+                }
+                words
+            })
+        };
+        Chunks((0..chunks.div_ceil(LANES)).map(load).collect())
+    }
+
+    /// The sum of the products.
+    #[track_caller]
+    fn dot(&self, b: &'k Builder, elem: Elem) -> V<'k, F32> {
+        let Chunks(chunks) = self;
+        let words = chunks.iter().flat_map(|[o, dout]| o.iter().zip(dout));
+        words.fold(b.copy(0.0), |sum, (o, dout)| {
+            let [o, dout] = [o, dout].map(|word| unpacked(elem, word.now()));
+            o[1].fma(dout[1], o[0].fma(dout[0], sum))
+        })
+    }
+}

@@ -1,0 +1,51 @@
+//! Why a problem has no plan.
+
+use fa3_types::Dtype;
+
+use crate::{NotDense, TooManyTiles};
+
+/// What [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum PlanError {
+    #[error(
+        "the backward kernels take f16 and bf16 tensors of one type, not {dtype} with an output of {output}"
+    )]
+    Dtype { dtype: Dtype, output: Dtype },
+    #[error("the backward kernels take {0}")]
+    Dense(#[from] NotDense),
+    #[error("the backward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}")]
+    HeadDim { head_dim: usize, head_dim_v: usize },
+    #[error(
+        "the given tile takes head_dim up to {most} and head_dim_v up to {most_v}, not {head_dim} and {head_dim_v}"
+    )]
+    Narrow { most: u32, most_v: u32, head_dim: usize, head_dim_v: usize },
+    #[error(transparent)]
+    Tile(#[from] TileError),
+    #[error(transparent)]
+    Tiles(#[from] TooManyTiles),
+}
+
+/// What [`DkvTile::check`](super::DkvTile::check) and [`DqTile::check`](super::DqTile::check) refuse. One sentence
+/// each, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub enum TileError {
+    #[error(
+        "a tile cannot be of {tile_m} rows and {tile_n} keys: one side is 64 for each of one or two warpgroups, \
+         the other a multiple of 16 up to 256"
+    )]
+    Shape { tile_m: u32, tile_n: u32 },
+    #[error(
+        "a tile cannot have head_dim {head_dim} and head_dim_v {head_dim_v}, but multiples of 16 up to 256"
+    )]
+    HeadDim { head_dim: u32, head_dim_v: u32 },
+    #[error("{given} stages of a ring, expected 1 to 16")]
+    Stages { given: u32 },
+    #[error("the tile needs {needed} bytes of shared memory, the device has {available}")]
+    SharedMemory { needed: u32, available: u32 },
+    #[error("the tile needs {needed} registers a thread, {available} are to be had")]
+    Registers { needed: u32, available: u32 },
+}

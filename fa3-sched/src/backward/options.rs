@@ -1,0 +1,38 @@
+//! What a caller decides of a plan.
+
+use std::num::NonZeroU32;
+
+use super::{DkvTile, DqTile};
+
+/// Overrides for [`Plan::with`](super::Plan::with). What is `None`, as everything is by default, the plan decides
+/// itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlanOptions {
+    /// The tile of the dK/dV kernel.
+    pub dkv: Option<DkvTile>,
+    /// The tile of the dQ kernel.
+    pub dq: Option<DqTile>,
+    /// Streaming multiprocessors to use; the others are left to other work. A number above the device's counts as all.
+    pub sms: Option<NonZeroU32>,
+}
+
+impl PlanOptions {
+    /// With this tile of the dK/dV kernel.
+    #[must_use]
+    pub fn dkv(self, tile: DkvTile) -> PlanOptions {
+        PlanOptions { dkv: Some(tile), ..self }
+    }
+
+    /// With this tile of the dQ kernel.
+    #[must_use]
+    pub fn dq(self, tile: DqTile) -> PlanOptions {
+        PlanOptions { dq: Some(tile), ..self }
+    }
+
+    /// With at most this many streaming multiprocessors.
+    #[must_use]
+    pub fn sms(self, sms: NonZeroU32) -> PlanOptions {
+        PlanOptions { sms: Some(sms), ..self }
+    }
+}

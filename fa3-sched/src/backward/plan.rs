@@ -1,0 +1,243 @@
+//! Everything that is decided before backward kernels are built and launched.
+
+use std::fmt;
+
+use fa3_types::{BackwardProblem, Dtype, Mask};
+
+use super::{DkvTile, DqTile, PlanError, PlanOptions};
+use crate::dense::dense_lens;
+use crate::{DeviceLimits, Lens, Longest, Order, Schedule, Scheduler, TileCounts, Tiling};
+
+/// Rows of a head for which a CTA computes statistics.
+pub const STATS_ROWS: u32 = 64;
+
+/// One of the two kernels with products.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<T> {
+    /// Its tile.
+    pub tile: T,
+    /// How each head's attention matrix is cut. Of dK and dV it is the transposed matrix: its rows are keys.
+    pub tiling: Tiling<u32>,
+    /// Rows and columns of that matrix.
+    pub lens: Lens<u32>,
+    /// The numbering of tiles, and how they reach CTAs.
+    pub schedule: Schedule,
+}
+
+/// How gradients are computed on a device. A plan exists only if kernels run it.
+///
+/// ```
+/// use fa3_sched::{DeviceLimits, backward::Plan};
+/// use fa3_types::{BackwardSpec, Dtype, ProblemSpec, Shape};
+///
+/// let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
+/// let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal();
+/// let plan = Plan::new(&BackwardSpec::contiguous(forward).validate()?, &DeviceLimits::h100_sxm())?;
+/// assert_eq!((plan.dkv().schedule.num_tiles(), plan.dq().schedule.num_tiles()), (1024, 1024));
+/// println!("{plan}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Plan {
+    problem: BackwardProblem,
+    stats: Schedule,
+    dkv: Part<DkvTile>,
+    dq: Part<DqTile>,
+}
+
+impl Plan {
+    /// Decides everything.
+    ///
+    /// # Errors
+    /// [`PlanError`] if no backward kernels compute the problem, or not on this device.
+    pub fn new(problem: &BackwardProblem, limits: &DeviceLimits) -> Result<Plan, PlanError> {
+        Plan::with(problem, limits, &PlanOptions::default())
+    }
+
+    /// Decides what `options` leave open.
+    ///
+    /// # Errors
+    /// [`PlanError`] if no backward kernels compute the problem, or not on this device or with these options.
+    pub fn with(
+        problem: &BackwardProblem,
+        limits: &DeviceLimits,
+        options: &PlanOptions,
+    ) -> Result<Plan, PlanError> {
+        let forward = problem.forward();
+        let (dtype, output) = (forward.dtype(), forward.o().dtype);
+        if !matches!(dtype, Dtype::F16 | Dtype::Bf16) || output != dtype {
+            return Err(PlanError::Dtype { dtype, output });
+        }
+        let lens = dense_lens(forward)?;
+        let dims = [forward.head_dim(), forward.head_dim_v()];
+        let dkv = given(options.dkv, DkvTile::choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
+        dkv.check(limits)?;
+        let dq = given(options.dq, DqTile::choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
+        dq.check(limits)?;
+
+        let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
+        // Heads and the batch are below 2³¹ in every problem.
+        let counts = |rows: u32, tile: u32, heads: usize| TileCounts {
+            m_blocks: rows.div_ceil(tile),
+            heads: heads as u32,
+            batch: forward.batch() as u32,
+            splits: 1,
+        };
+        let heads = forward.heads();
+        // In one section heads are the fastest, which are neighbours in memory.
+        let neighbours = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
+        let stats = counts(lens.q, STATS_ROWS, heads.q());
+        let stats = Schedule::new(stats, neighbours, Scheduler::OneTile, sms)?;
+        let schedule = |counts: TileCounts, mask: Mask, group: usize| {
+            let order = Order::choose(mask, counts, group as u32, sms);
+            let scheduler = Scheduler::choose(counts.numbered()?, mask == Mask::None, sms);
+            Schedule::new(counts, order, scheduler, sms)
+        };
+        let (mask, group) = (forward.mask(), heads.group_size());
+        let dq = Part {
+            tile: dq,
+            tiling: Tiling::new(dq.tile_m, dq.tile_n, group as u32, mask),
+            lens,
+            schedule: schedule(counts(lens.q, dq.tile_m, heads.q()), mask, group)?,
+        };
+        let mask = mask.transposed();
+        let dkv = Part {
+            tile: dkv,
+            tiling: Tiling::new(dkv.tile_n, dkv.tile_m, 1, mask),
+            lens: Lens { q: lens.k, k: lens.q },
+            schedule: schedule(counts(lens.k, dkv.tile_n, heads.kv()), mask, 1)?,
+        };
+        Ok(Plan { problem: problem.clone(), stats, dkv, dq })
+    }
+
+    /// What is computed.
+    pub fn problem(&self) -> &BackwardProblem {
+        &self.problem
+    }
+
+    /// The blocks of [`STATS_ROWS`] rows for which the first kernel computes D and LSE in base 2.
+    pub fn stats(&self) -> &Schedule {
+        &self.stats
+    }
+
+    /// The kernel of dK and dV.
+    pub fn dkv(&self) -> &Part<DkvTile> {
+        &self.dkv
+    }
+
+    /// The kernel of dQ.
+    pub fn dq(&self) -> &Part<DqTile> {
+        &self.dq
+    }
+}
+
+/// The tile that a caller gave, if it is large enough, or else the one that is chosen.
+fn given<T: Copy>(
+    given: Option<T>,
+    choose: impl Fn(u32, u32, &DeviceLimits) -> Option<T>,
+    most: impl Fn(&T) -> [u32; 2],
+    [head_dim, head_dim_v]: [usize; 2],
+    limits: &DeviceLimits,
+) -> Result<T, PlanError> {
+    let Some(tile) = given else {
+        let dims = [head_dim, head_dim_v].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX / 2));
+        return choose(dims[0], dims[1], limits).ok_or(PlanError::HeadDim { head_dim, head_dim_v });
+    };
+    let [most, most_v] = most(&tile);
+    if head_dim > most as usize || head_dim_v > most_v as usize {
+        return Err(PlanError::Narrow { most, most_v, head_dim, head_dim_v });
+    }
+    Ok(tile)
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "problem    backward of {}", self.problem)?;
+        write!(f, "statistics {} CTAs of {STATS_ROWS} rows", self.stats.num_tiles())?;
+        let mut part = |name: &str, tile: &dyn fmt::Display, smem: u32, schedule: &Schedule| {
+            write!(f, "\n{name:<11}{tile}, {} KiB of shared memory", smem >> 10)?;
+            let (tiles, grid) = (schedule.num_tiles(), schedule.grid());
+            write!(
+                f,
+                "\n           {tiles} tiles, {}, {}, {grid} CTAs",
+                schedule.order(),
+                schedule.scheduler()
+            )
+        };
+        part("dK, dV", &self.dkv.tile, self.dkv.tile.smem_bytes(), &self.dkv.schedule)?;
+        part("dQ", &self.dq.tile, self.dq.tile.smem_bytes(), &self.dq.schedule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_types::{BackwardSpec, ProblemSpec, Sequences, Shape};
+
+    use super::*;
+    use crate::NotDense;
+
+    const H100: DeviceLimits = DeviceLimits::h100_sxm();
+
+    fn spec(head_dim: usize) -> ProblemSpec {
+        let q = Shape { batch: 2, seqlen: 1000, heads: 8, head_dim };
+        ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: 1200, heads: 2, ..q })
+    }
+
+    fn plan(forward: ProblemSpec) -> Result<Plan, PlanError> {
+        Plan::new(&BackwardSpec::contiguous(forward).validate().unwrap(), &H100)
+    }
+
+    #[test]
+    fn keys_are_the_rows_of_the_transposed_matrix() {
+        let plan = plan(spec(128).causal()).unwrap();
+        // 2 sequences with 2 heads of K and 10 tiles of 128 keys; with 8 heads of Q and 8 tiles of 128 rows.
+        assert_eq!((plan.dkv().schedule.num_tiles(), plan.dq().schedule.num_tiles()), (40, 128));
+        assert_eq!((plan.dkv().lens, plan.dq().lens), (Lens { q: 1200, k: 1000 }, Lens { q: 1000, k: 1200 }));
+        assert_eq!(plan.stats().num_tiles(), 2 * 8 * 16);
+        // The first keys are seen by all rows, the last ones by the last rows.
+        let blocks = |tile| plan.dkv().tiling.kv_range(tile, plan.dkv().lens);
+        assert_eq!((blocks(0).first, blocks(0).end), (0, 16));
+        assert_eq!((blocks(9).first, blocks(9).end), (14, 16));
+        assert!(matches!(plan.dkv().schedule.order(), Order::LongestFirst { longest: Longest::First, .. }));
+    }
+
+    #[test]
+    fn what_no_kernel_computes_is_refused() {
+        let error = plan(spec(264)).unwrap_err();
+        assert_eq!(error, PlanError::HeadDim { head_dim: 264, head_dim_v: 264 });
+        let used =
+            plan(spec(64).seqs_q(Sequences::dense(2, 1000).with_used(&[1000, 7]).unwrap())).unwrap_err();
+        assert!(matches!(used, PlanError::Dense(NotDense::Used { used: 7, .. })));
+        let text = "the backward kernels take sequences in full, not 7 of 1000 rows of q of sequence 1";
+        assert_eq!(used.to_string(), text);
+        let f32 = ProblemSpec::dense(Dtype::F32, spec(64).q.shape, spec(64).k.shape);
+        let (dtype, output) = (Dtype::F32, Dtype::F32);
+        assert_eq!(plan(f32).unwrap_err(), PlanError::Dtype { dtype, output });
+        let narrow = PlanOptions::default().dq(DqTile::choose(64, 64, &H100).unwrap());
+        let problem = BackwardSpec::contiguous(spec(128)).validate().unwrap();
+        let refused = Plan::with(&problem, &H100, &narrow).unwrap_err();
+        assert_eq!(refused, PlanError::Narrow { most: 64, most_v: 64, head_dim: 128, head_dim_v: 128 });
+    }
+
+    #[test]
+    fn it_says_what_it_does() {
+        let expected = "\
+problem    backward of bf16 batch 2 seqlen 1000 x 1200 heads 8/2 head_dim 128 mask none scale 0.088388
+statistics 256 CTAs of 64 rows
+dK, dV     128 keys, blocks of 64 rows, 3 stages, 162 KiB of shared memory
+           40 tiles, linear, one tile a CTA, 40 CTAs
+dQ         128 rows, blocks of 112 keys, 2 stages of K and 2 of V, 177 KiB of shared memory
+           128 tiles, linear, one tile a CTA, 128 CTAs";
+        assert_eq!(plan(spec(128)).unwrap().to_string(), expected);
+    }
+
+    #[test]
+    fn nothing_to_do() {
+        let mut none = spec(64);
+        let empty = Shape { seqlen: 0, ..none.q.shape };
+        none = ProblemSpec::dense(Dtype::F16, empty, none.k.shape);
+        let plan = plan(none).unwrap();
+        assert_eq!((plan.stats().grid(), plan.dq().schedule.grid()), (0, 0));
+        assert_eq!(plan.dkv().schedule.num_tiles(), 40);
+    }
+}

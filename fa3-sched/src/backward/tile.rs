@@ -1,0 +1,300 @@
+//! The tiles of the backward kernels, and what they take of an SM.
+
+use std::fmt;
+
+use super::TileError;
+use crate::DeviceLimits;
+
+/// What the warpgroups of a dK/dV kernel share out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Division {
+    /// The keys: each warpgroup has 64 of them, and computes their dK and their dV.
+    Keys,
+    /// The gradients: of the same 64 keys the first warpgroup computes dV, the second one dK. The first has S and gives
+    /// P to the second, which has dP. For head dimensions of which one warpgroup cannot hold dK and dV.
+    Gradients,
+}
+
+/// The tile of a dK/dV kernel: keys that stay, and blocks of rows that go by. Each thread of a warpgroup holds
+/// Sᵀ, dPᵀ and Pᵀ of a block, and its part of dK and dV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DkvTile {
+    /// The largest head dimension of Q and K that it serves. Smaller ones are padded with zeros.
+    pub head_dim: u32,
+    /// The largest head dimension of V and O that it serves.
+    pub head_dim_v: u32,
+    /// Keys a tile, N: 64 for each warpgroup, or 64 for both if they share out gradients.
+    pub tile_n: u32,
+    /// Rows of Q and dO a block, M.
+    pub tile_m: u32,
+    /// Blocks of Q and dO in flight.
+    pub stages: u32,
+    /// What warpgroups share out.
+    pub division: Division,
+}
+
+/// The tile of a dQ kernel: rows that stay, and blocks of keys that go by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DqTile {
+    /// The largest head dimension of Q and K that it serves. Smaller ones are padded with zeros.
+    pub head_dim: u32,
+    /// The largest head dimension of V and O that it serves.
+    pub head_dim_v: u32,
+    /// Rows of Q and dO a tile, M: 64 for each warpgroup.
+    pub tile_m: u32,
+    /// Keys a block, N.
+    pub tile_n: u32,
+    /// Blocks of K in flight.
+    pub k_stages: u32,
+    /// Blocks of V in flight.
+    pub v_stages: u32,
+}
+
+/// Mbarriers, what is lost to alignment, and the word in which the next tile's number passes.
+const SMEM_RESERVE: u32 = 1024;
+
+/// Registers of a consumer thread in addition to its tiles.
+const REGISTER_RESERVE: u32 = 32;
+
+/// Registers of a consumer thread of one or two warpgroups beside a producer.
+const CONSUMER_REGISTERS: u32 = 240;
+
+/// Registers of a producer thread.
+const PRODUCER_REGISTERS: u32 = 24;
+
+/// Head dimensions of tiles are multiples of this: rows are whole chunks of a swizzle of 64 bytes.
+const HEAD_DIM_STEP: u32 = 32;
+
+const MOST_HEAD_DIM: u32 = 256;
+
+/// Blocks in flight: with more, nothing gets faster.
+const MOST_STAGES: u32 = 3;
+
+impl DkvTile {
+    /// The tile for these head dimensions on this device, if there is one: the largest block of rows that fits, with as
+    /// many in flight as fit.
+    pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
+        let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
+        let divisions = [(Division::Keys, 128), (Division::Gradients, 64)];
+        let mut tiles = divisions.into_iter().flat_map(|(division, tile_n)| {
+            [96, 80, 64].into_iter().flat_map(move |tile_m| {
+                let stages = (2..=MOST_STAGES).rev();
+                stages.map(move |stages| DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division })
+            })
+        });
+        tiles.find(|tile| tile.check(limits).is_ok())
+    }
+
+    /// Consumer warpgroups.
+    pub fn consumers(&self) -> u32 {
+        match self.division {
+            Division::Keys => self.tile_n / 64,
+            Division::Gradients => 2,
+        }
+    }
+
+    /// Threads of a CTA: consumers, and a producer warpgroup.
+    pub fn threads(&self) -> u32 {
+        128 * (self.consumers() + 1)
+    }
+
+    /// Registers of a producer's and of a consumer's thread.
+    pub fn registers(&self) -> [u32; 2] {
+        [PRODUCER_REGISTERS, CONSUMER_REGISTERS]
+    }
+
+    /// Registers that hold tiles.
+    fn accumulators(&self) -> u32 {
+        let gradients = match self.division {
+            Division::Keys => self.head_dim + self.head_dim_v,
+            Division::Gradients => self.head_dim.max(self.head_dim_v),
+        };
+        // Sᵀ and dPᵀ in f32, Pᵀ in 16 bits.
+        gradients / 2 + self.tile_m + self.tile_m / 4
+    }
+
+    /// Bytes of shared memory: K, V, blocks of Q, of dO and of two numbers a row; and P in f32, where it is handed over.
+    pub fn smem_bytes(&self) -> u32 {
+        let dims = self.head_dim + self.head_dim_v;
+        let handed_over = match self.division {
+            Division::Keys => 0,
+            Division::Gradients => 4 * self.tile_n * self.tile_m,
+        };
+        2 * self.tile_n * dims + self.stages * self.tile_m * (2 * dims + 8) + handed_over + SMEM_RESERVE
+    }
+
+    /// Whether the tensor cores can compute the tile and an SM of the device can hold it.
+    ///
+    /// # Errors
+    /// [`TileError`].
+    pub fn check(&self, limits: &DeviceLimits) -> Result<(), TileError> {
+        let keys = match self.division {
+            Division::Keys => [64, 128].contains(&self.tile_n),
+            Division::Gradients => self.tile_n == 64,
+        };
+        if !keys || !is_block(self.tile_m) {
+            return Err(TileError::Shape { tile_m: self.tile_m, tile_n: self.tile_n });
+        }
+        check_head_dims(self.head_dim, self.head_dim_v)?;
+        check_stages([self.stages])?;
+        check_budget(self.accumulators(), self.smem_bytes(), limits)
+    }
+}
+
+impl DqTile {
+    /// The tile for these head dimensions on this device, if there is one: the largest block of keys that fits, with as
+    /// many in flight as fit.
+    pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DqTile> {
+        let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
+        let mut tiles = [128, 112, 96, 80, 64].into_iter().flat_map(|tile_n| {
+            [[2, 2], [2, 1]].map(|[k_stages, v_stages]| DqTile {
+                head_dim,
+                head_dim_v,
+                tile_m: 128,
+                tile_n,
+                k_stages,
+                v_stages,
+            })
+        });
+        tiles.find(|tile| tile.check(limits).is_ok())
+    }
+
+    /// Consumer warpgroups.
+    pub fn consumers(&self) -> u32 {
+        self.tile_m / 64
+    }
+
+    /// Threads of a CTA: consumers, and a producer warpgroup.
+    pub fn threads(&self) -> u32 {
+        128 * (self.consumers() + 1)
+    }
+
+    /// Registers of a producer's and of a consumer's thread.
+    pub fn registers(&self) -> [u32; 2] {
+        [PRODUCER_REGISTERS, CONSUMER_REGISTERS]
+    }
+
+    /// Registers that hold tiles: dQ, S and dP in f32, dS in 16 bits.
+    fn accumulators(&self) -> u32 {
+        self.head_dim / 2 + self.tile_n + self.tile_n / 4
+    }
+
+    /// Bytes of shared memory: Q and dO, blocks of K and V.
+    pub fn smem_bytes(&self) -> u32 {
+        let stays = self.tile_m * (self.head_dim + self.head_dim_v);
+        let blocks = self.tile_n * (self.k_stages * self.head_dim + self.v_stages * self.head_dim_v);
+        2 * (stays + blocks) + SMEM_RESERVE
+    }
+
+    /// Whether the tensor cores can compute the tile and an SM of the device can hold it.
+    ///
+    /// # Errors
+    /// [`TileError`].
+    pub fn check(&self, limits: &DeviceLimits) -> Result<(), TileError> {
+        if ![64, 128].contains(&self.tile_m) || !is_block(self.tile_n) {
+            return Err(TileError::Shape { tile_m: self.tile_m, tile_n: self.tile_n });
+        }
+        check_head_dims(self.head_dim, self.head_dim_v)?;
+        check_stages([self.k_stages, self.v_stages])?;
+        check_budget(self.accumulators(), self.smem_bytes(), limits)
+    }
+}
+
+/// A width of a product and the depth of another.
+fn is_block(extent: u32) -> bool {
+    (16..=256).contains(&extent) && extent.is_multiple_of(16)
+}
+
+fn check_head_dims(head_dim: u32, head_dim_v: u32) -> Result<(), TileError> {
+    let fits = |dim: u32| (16..=MOST_HEAD_DIM).contains(&dim) && dim.is_multiple_of(16);
+    if fits(head_dim) && fits(head_dim_v) { Ok(()) } else { Err(TileError::HeadDim { head_dim, head_dim_v }) }
+}
+
+fn check_stages<const N: usize>(stages: [u32; N]) -> Result<(), TileError> {
+    match stages.into_iter().find(|stages| !(1..=16).contains(stages)) {
+        Some(given) => Err(TileError::Stages { given }),
+        None => Ok(()),
+    }
+}
+
+fn check_budget(accumulators: u32, smem: u32, limits: &DeviceLimits) -> Result<(), TileError> {
+    let (needed, available) = (accumulators + REGISTER_RESERVE, CONSUMER_REGISTERS);
+    if needed > available {
+        return Err(TileError::Registers { needed, available });
+    }
+    let (needed, available) = (smem, limits.smem_bytes);
+    if needed > available { Err(TileError::SharedMemory { needed, available }) } else { Ok(()) }
+}
+
+impl fmt::Display for DkvTile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DkvTile { tile_n, tile_m, stages, .. } = self;
+        write!(f, "{tile_n} keys, blocks of {tile_m} rows, {stages} stages")?;
+        match self.division {
+            Division::Keys => Ok(()),
+            Division::Gradients => write!(f, ", a warpgroup for dV and one for dK"),
+        }
+    }
+}
+
+impl fmt::Display for DqTile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DqTile { tile_m, tile_n, k_stages, v_stages, .. } = self;
+        write!(f, "{tile_m} rows, blocks of {tile_n} keys, {k_stages} stages of K and {v_stages} of V")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H100: DeviceLimits = DeviceLimits::h100_sxm();
+
+    #[test]
+    fn every_head_dim_has_tiles() {
+        for (head_dim, head_dim_v) in
+            (8..=256).step_by(8).flat_map(|d| (8..=256).step_by(8).map(move |v| (d, v)))
+        {
+            let (dkv, dq) =
+                (DkvTile::choose(head_dim, head_dim_v, &H100), DqTile::choose(head_dim, head_dim_v, &H100));
+            let (dkv, dq) = (dkv.unwrap(), dq.unwrap());
+            assert!(dkv.head_dim >= head_dim && dkv.head_dim_v >= head_dim_v, "{dkv:?}");
+            assert!(dq.head_dim >= head_dim && dq.head_dim_v >= head_dim_v, "{dq:?}");
+        }
+        assert_eq!(DkvTile::choose(264, 64, &H100), None);
+        assert_eq!(DqTile::choose(64, 264, &H100), None);
+    }
+
+    #[test]
+    fn the_usual_head_dims() {
+        let dkv = |dim| DkvTile::choose(dim, dim, &H100).unwrap();
+        let shape = |tile: DkvTile| (tile.tile_n, tile.tile_m, tile.stages, tile.division);
+        assert_eq!(shape(dkv(64)), (128, 96, 3, Division::Keys));
+        assert_eq!(shape(dkv(128)), (128, 64, 3, Division::Keys));
+        assert_eq!(shape(dkv(256)), (64, 64, 2, Division::Gradients));
+        let dq = |dim| DqTile::choose(dim, dim, &H100).unwrap();
+        let shape = |tile: DqTile| (tile.tile_m, tile.tile_n, tile.k_stages, tile.v_stages);
+        assert_eq!(shape(dq(64)), (128, 128, 2, 2));
+        assert_eq!(shape(dq(128)), (128, 112, 2, 2));
+        assert_eq!(shape(dq(256)), (128, 64, 2, 1));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let good = DkvTile::choose(128, 128, &H100).unwrap();
+        let dkv = |tile: DkvTile| tile.check(&H100).unwrap_err();
+        assert_eq!(dkv(DkvTile { tile_n: 96, ..good }), TileError::Shape { tile_m: 64, tile_n: 96 });
+        assert_eq!(dkv(DkvTile { tile_m: 72, ..good }), TileError::Shape { tile_m: 72, tile_n: 128 });
+        assert_eq!(dkv(DkvTile { stages: 0, ..good }), TileError::Stages { given: 0 });
+        let registers = TileError::Registers { needed: 260, available: 240 };
+        assert_eq!(dkv(DkvTile { tile_m: 80, ..good }), registers);
+        let both = DkvTile { division: Division::Gradients, ..good };
+        assert_eq!(dkv(both), TileError::Shape { tile_m: 64, tile_n: 128 });
+        let wide = DkvTile { head_dim: 272, ..good };
+        assert_eq!(dkv(wide), TileError::HeadDim { head_dim: 272, head_dim_v: 128 });
+        let dq = DqTile { k_stages: 5, ..DqTile::choose(256, 256, &H100).unwrap() };
+        assert!(matches!(dq.check(&H100), Err(TileError::SharedMemory { .. })));
+        let small = H100.smem_bytes(100 << 10);
+        assert_eq!(DqTile::choose(256, 256, &small), None);
+    }
+}

@@ -1,0 +1,214 @@
+//! The backward pass of an attention problem: what its gradients look like.
+
+mod placement;
+
+use std::fmt;
+
+use crate::{Dim, Dtype, Problem, ProblemError, ProblemSpec, Shape, TensorDesc, TensorName};
+
+pub use placement::{BackwardAddresses, BackwardPlacement};
+
+/// What a caller asks for, not yet checked: the forward problem, and the tensors of its gradients.
+///
+/// ```
+/// use fa3_types::{BackwardSpec, Dtype, ProblemSpec, Shape};
+///
+/// let q = Shape { batch: 2, seqlen: 512, heads: 8, head_dim: 128 };
+/// let forward = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: 2, ..q }).causal();
+/// let problem = BackwardSpec::contiguous(forward).validate()?;
+/// assert_eq!(problem.dk().shape.heads, 2);
+/// # Ok::<(), fa3_types::ProblemError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct BackwardSpec {
+    /// The forward pass whose gradients are computed.
+    pub forward: ProblemSpec,
+    /// The gradient of O, of O's shape.
+    pub dout: TensorDesc,
+    /// The gradient of Q, of Q's shape.
+    pub dq: TensorDesc,
+    /// The gradient of K, of K's shape.
+    pub dk: TensorDesc,
+    /// The gradient of V, of V's shape.
+    pub dv: TensorDesc,
+}
+
+impl BackwardSpec {
+    /// With contiguous gradients.
+    pub fn contiguous(forward: ProblemSpec) -> BackwardSpec {
+        let like = |x: &TensorDesc| TensorDesc::contiguous(x.dtype, x.shape);
+        let [dout, dq, dk, dv] = [&forward.o, &forward.q, &forward.k, &forward.v].map(like);
+        BackwardSpec { forward, dout, dq, dk, dv }
+    }
+
+    /// [`BackwardProblem::new`].
+    ///
+    /// # Errors
+    /// See [`ProblemError`].
+    pub fn validate(self) -> Result<BackwardProblem, ProblemError> {
+        BackwardProblem::new(self)
+    }
+}
+
+/// A backward pass that can be computed. With D = rowsum(dO ∘ O) and dLSE, the gradient of LSE, if LSE was used:
+///
+/// ```text
+/// P = exp(S - LSE)    dP = dO Vᵀ    dS = P ∘ (dP - D + dLSE)    dV = Pᵀ dO    dQ = scale · dS K    dK = scale · dSᵀ Q
+/// ```
+#[derive(Clone, Debug)]
+pub struct BackwardProblem {
+    forward: Problem,
+    dout: TensorDesc,
+    dq: TensorDesc,
+    dk: TensorDesc,
+    dv: TensorDesc,
+}
+
+impl BackwardProblem {
+    /// Validates `spec`.
+    ///
+    /// # Errors
+    /// The first violation found, with its numbers: those of [`Problem::new`];
+    /// [`ProblemError::GradientDtype`] if Q is e4m3, which has no gradients; and those of the gradients' own
+    /// shapes and strides.
+    pub fn new(spec: BackwardSpec) -> Result<BackwardProblem, ProblemError> {
+        let BackwardSpec { forward, dout, dq, dk, dv } = spec;
+        let forward = forward.validate()?;
+        if forward.dtype() == Dtype::E4m3 {
+            return Err(ProblemError::GradientDtype { given: forward.dtype() });
+        }
+        check(TensorName::DOut, &dout, forward.o())?;
+        let outputs = [
+            (TensorName::DQ, &dq, forward.q()),
+            (TensorName::DK, &dk, forward.k()),
+            (TensorName::DV, &dv, forward.v()),
+        ];
+        for (tensor, given, of) in outputs {
+            check(tensor, given, of)?;
+            given.check_distinct(tensor)?;
+        }
+        let [dout, dq, dk, dv] = [dout, dq, dk, dv].map(TensorDesc::canonical);
+        Ok(BackwardProblem { forward, dout, dq, dk, dv })
+    }
+
+    /// The forward pass.
+    pub fn forward(&self) -> &Problem {
+        &self.forward
+    }
+
+    /// The gradient of O (batch, seqlen_q, heads_q, head_dim_v).
+    pub fn dout(&self) -> &TensorDesc {
+        &self.dout
+    }
+
+    /// The gradient of Q (batch, seqlen_q, heads_q, head_dim).
+    pub fn dq(&self) -> &TensorDesc {
+        &self.dq
+    }
+
+    /// The gradient of K (batch, seqlen_k, heads_kv, head_dim), summed over the query heads that share it.
+    pub fn dk(&self) -> &TensorDesc {
+        &self.dk
+    }
+
+    /// The gradient of V (batch, seqlen_k, heads_kv, head_dim_v), summed likewise.
+    pub fn dv(&self) -> &TensorDesc {
+        &self.dv
+    }
+
+    /// Bytes of each tensor of a call, in the order of [`BackwardAddresses::all`]. LSE and dLSE are f32 of
+    /// [`Problem::lse_shape`], contiguous.
+    pub fn tensor_bytes(&self) -> [(TensorName, u64); 10] {
+        let forward = &self.forward;
+        let bytes = |x: &TensorDesc| x.extent_bytes().0;
+        let lse = 4 * forward.lse_shape().iter().map(|&extent| extent as u64).product::<u64>();
+        [
+            (TensorName::Q, bytes(forward.q())),
+            (TensorName::K, bytes(forward.k())),
+            (TensorName::V, bytes(forward.v())),
+            (TensorName::O, bytes(forward.o())),
+            (TensorName::Lse, lse),
+            (TensorName::DOut, bytes(&self.dout)),
+            (TensorName::DLse, lse),
+            (TensorName::DQ, bytes(&self.dq)),
+            (TensorName::DK, bytes(&self.dk)),
+            (TensorName::DV, bytes(&self.dv)),
+        ]
+    }
+}
+
+/// A gradient has the type and the shape of what it is the gradient of.
+fn check(tensor: TensorName, given: &TensorDesc, of: &TensorDesc) -> Result<(), ProblemError> {
+    given.check(tensor)?;
+    if given.dtype != of.dtype {
+        return Err(ProblemError::DtypeMismatch { tensor, given: given.dtype, expected: of.dtype });
+    }
+    let names = [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim];
+    let (given, expected): (Shape, Shape) = (given.shape, of.shape);
+    for ((dim, given), expected) in names.into_iter().zip(given.dims()).zip(expected.dims()) {
+        if given != expected {
+            return Err(ProblemError::DimMismatch { tensor, dim, given, expected });
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Display for BackwardProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.forward)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const Q: Shape = Shape { batch: 2, seqlen: 16, heads: 4, head_dim: 64 };
+    const KV: Shape = Shape { batch: 2, seqlen: 24, heads: 2, head_dim: 64 };
+
+    fn spec() -> BackwardSpec {
+        BackwardSpec::contiguous(ProblemSpec::dense(Dtype::F16, Q, KV).head_dim_v(32))
+    }
+
+    #[test]
+    fn gradients_have_the_shapes_of_what_they_are_gradients_of() {
+        let problem = spec().validate().unwrap();
+        assert_eq!(problem.dout().shape, Shape { head_dim: 32, ..Q });
+        assert_eq!((problem.dq().shape, problem.dk().shape), (Q, KV));
+        assert_eq!(problem.dv().shape, Shape { head_dim: 32, ..KV });
+        let bytes = problem.tensor_bytes().map(|(_, bytes)| bytes);
+        assert_eq!(bytes, [16384, 12288, 6144, 8192, 512, 8192, 512, 16384, 12288, 6144]);
+    }
+
+    #[test]
+    fn gradients_of_another_type_or_shape_are_refused() {
+        let refused = |change: fn(&mut BackwardSpec)| {
+            let mut spec = spec();
+            change(&mut spec);
+            spec.validate().unwrap_err()
+        };
+        let contiguous = |shape| TensorDesc::contiguous(Dtype::F16, shape);
+        assert_eq!(
+            refused(|spec| spec.dout = TensorDesc::contiguous(Dtype::Bf16, spec.dout.shape)),
+            ProblemError::DtypeMismatch {
+                tensor: TensorName::DOut,
+                given: Dtype::Bf16,
+                expected: Dtype::F16
+            }
+        );
+        let mismatch =
+            ProblemError::DimMismatch { tensor: TensorName::DK, dim: Dim::Heads, given: 4, expected: 2 };
+        let mut wide = spec();
+        wide.dk = contiguous(Shape { heads: 4, ..KV });
+        assert_eq!(wide.validate().unwrap_err(), mismatch);
+        let overlapping = refused(|spec| spec.dv.strides.seqlen = 0);
+        assert!(matches!(overlapping, ProblemError::OutputOverlapsItself { tensor: TensorName::DV, .. }));
+        // An input may repeat itself: the gradient of a mean is expanded.
+        let mut expanded = spec();
+        expanded.dout.strides.seqlen = 0;
+        assert!(expanded.validate().is_ok());
+        let codes = BackwardSpec::contiguous(ProblemSpec::dense(Dtype::E4m3, Q, KV));
+        assert_eq!(codes.validate().unwrap_err(), ProblemError::GradientDtype { given: Dtype::E4m3 });
+    }
+}

@@ -1,0 +1,17 @@
+//! The backward kernels on a case's values: arrays as they lie in memory, gaps and all, and gradients out of them.
+//!
+//! ```text
+//! (plan, values) → program and bytes → simulator or GPU → bytes → dQ, dK, dV
+//! ```
+
+mod case;
+mod trials;
+
+use crate::family::Family;
+
+pub use case::BwdCase;
+pub use trials::{DISTS, MASKS};
+
+/// The backward kernels.
+pub(crate) const FAMILY: Family =
+    Family { name: "bwd", trials: trials::trials, small: trials::small, schedules: 8, preys: trials::preys };

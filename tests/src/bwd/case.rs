@@ -1,0 +1,169 @@
+//! A backward problem with its inputs, and what must come out.
+
+use fa3_cuda::kernels::Spec;
+use fa3_cuda::kernels::bwd::{self, buffers};
+use fa3_ir::{BufferId, Kernel, Program};
+use fa3_ref::law::BackwardLaw;
+use fa3_ref::{Forward, Gradients, OutputGradients, Precision, oracle};
+use fa3_sched::DeviceLimits;
+use fa3_sched::backward::{Plan, PlanOptions};
+use fa3_types::{BackwardProblem, BackwardSpec, Problem, TensorDesc};
+use ndarray::{Array3, Array4};
+
+use crate::family::{Bits, Trial};
+use crate::fwd::{Layout, UNWRITTEN, bytes, decode, encode, numbers};
+use crate::values::Rng;
+use crate::{Case, Values};
+
+/// A case, and how its gradients lie in memory.
+#[derive(Clone, Debug)]
+pub struct BwdCase {
+    /// The forward pass, with its inputs and the gradient of O.
+    pub case: Case,
+    /// Of dO, dQ, dK and dV.
+    pub layout: Layout,
+    /// Whether LSE has a gradient.
+    pub dlse: bool,
+}
+
+/// What a backward pass reads besides Q, K, V and dO.
+struct Given {
+    /// O, rounded to its type, and LSE.
+    forward: Forward<f32>,
+    /// Zeros if there is none.
+    dlse: Array3<f32>,
+}
+
+impl BwdCase {
+    /// The problem.
+    ///
+    /// # Panics
+    /// If the forward problem is e4m3.
+    pub fn problem(&self) -> BackwardProblem {
+        let forward = self.forward_spec();
+        let mut spec = BackwardSpec::contiguous(forward);
+        for gradient in [&mut spec.dout, &mut spec.dq, &mut spec.dk, &mut spec.dv] {
+            gradient.strides = self.layout.strides(gradient);
+        }
+        spec.validate().unwrap_or_else(|error| panic!("{}: {error}", self.case.problem))
+    }
+
+    fn forward_spec(&self) -> fa3_types::ProblemSpec {
+        let problem = &self.case.problem;
+        let [q, k, v, o] = [problem.q(), problem.k(), problem.v(), problem.o()].map(|x| *x);
+        let mut spec = fa3_types::ProblemSpec::new(q, k, v, o).mask(problem.mask());
+        spec.softmax_scale = Some(problem.softmax_scale().natural());
+        spec.softcap = problem.softcap().map(|cap| cap.bound());
+        spec
+    }
+
+    /// As a trial on a device of so many SMs.
+    ///
+    /// # Panics
+    /// If it cannot be planned.
+    pub fn trial(self, limits: &DeviceLimits, options: &PlanOptions) -> Trial {
+        let plan = Plan::with(&self.problem(), limits, options);
+        let plan = plan.unwrap_or_else(|error| panic!("{}: {error}", self.case.problem));
+        let program = bwd::program(&plan).map(Spec::kernel);
+        let values = self.case.values();
+        let given = self.given(&values);
+        Trial {
+            name: format!("{plan}\n{}, {:?}, dlse {}", self.case.name, self.layout, self.dlse),
+            before: self.before(plan.problem(), &program, &values, &given),
+            program,
+            bits: Bits::Approximations,
+            judge: Box::new(move |_, after| self.judge(&values, &given, after).map(|_| ())),
+        }
+    }
+
+    fn given(&self, values: &Values) -> Given {
+        let problem = &self.case.problem;
+        let Forward { o, lse } = oracle::forward(&values.inputs(problem));
+        let dtype = problem.o().dtype;
+        let o = o.mapv(|x| decode(dtype, encode(dtype, x as f32)));
+        let mut rng = Rng(self.case.seed ^ 0xd15e);
+        let gradient = || if self.dlse { rng.normal() as f32 } else { 0.0 };
+        Given {
+            forward: Forward { o, lse: lse.mapv(|x| x as f32) },
+            dlse: Array3::from_shape_simple_fn(problem.lse_shape(), gradient),
+        }
+    }
+
+    /// The bytes of every buffer before the program runs.
+    fn before(
+        &self,
+        problem: &BackwardProblem,
+        program: &Program<Kernel>,
+        values: &Values,
+        given: &Given,
+    ) -> Vec<Vec<u8>> {
+        let forward = problem.forward();
+        let floats = |x: &Array3<f32>| x.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let unwritten = |x: &TensorDesc| vec![UNWRITTEN; x.extent_bytes().0 as usize];
+        let mut arrays: Vec<Vec<u8>> = vec![
+            bytes(forward.q(), &values.q),
+            bytes(forward.k(), &values.k),
+            bytes(forward.v(), &values.v),
+            bytes(forward.o(), &given.forward.o),
+            floats(&given.forward.lse),
+            bytes(problem.dout(), &values.dout),
+            floats(&given.dlse),
+            unwritten(problem.dq()),
+            unwritten(problem.dk()),
+            unwritten(problem.dv()),
+        ];
+        for buffer in &program.buffers[buffers::OF_CALLER..] {
+            let byte = if buffer.name.ends_with("ticket") { 0 } else { UNWRITTEN };
+            arrays.push(vec![byte; buffer.bytes()]);
+        }
+        for (array, bytes) in program.buffers.iter().zip(&arrays) {
+            assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
+        }
+        arrays
+    }
+
+    /// Holds gradients to the error law, and what nothing depends on to 0: the largest error over what is allowed.
+    fn judge(&self, values: &Values, given: &Given, after: &[Vec<u8>]) -> Result<f64, String> {
+        let (problem, forward) = (self.problem(), &self.case.problem);
+        let read = |name: &str, BufferId(at): BufferId, tensor: &TensorDesc| -> Result<Array4<f32>, String> {
+            let (x, in_gap) = numbers(tensor, &after[at]);
+            match (0..after[at].len()).find(|&byte| in_gap[byte] && after[at][byte] != UNWRITTEN) {
+                Some(byte) => Err(format!("byte {byte} of {name} lies in a gap and was overwritten")),
+                None => Ok(x),
+            }
+        };
+        let gradients = Gradients {
+            dq: read("dq", buffers::DQ, problem.dq())?,
+            dk: read("dk", buffers::DK, problem.dk())?,
+            dv: read("dv", buffers::DV, problem.dv())?,
+        };
+        let output = OutputGradients { dout: values.dout.view(), dlse: Some(given.dlse.view()) };
+        let precision = Precision::of_output(forward.dtype());
+        let law = BackwardLaw::new(&values.inputs(forward), output, precision);
+        let law = law.map_err(|error| error.to_string())?;
+        let replay = "FA3_FAMILY=bwd cargo test -p fa3-tests --test suite families";
+        let satisfied = law.check(&gradients, replay).map_err(|violation| violation.to_string())?;
+        check_independent(forward, &gradients)?;
+        Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
+    }
+}
+
+/// Rows that see no key, and keys that no row sees, have gradients of 0, exactly.
+fn check_independent(problem: &Problem, gradients: &Gradients<f32>) -> Result<(), String> {
+    let len = problem.lengths(0);
+    let sees = |row: usize, key: usize| problem.mask().allows(row, key, len);
+    let idle_rows = (0..len.q).filter(|&row| (0..len.k).all(|key| !sees(row, key))).collect::<Vec<_>>();
+    let idle_keys = (0..len.k).filter(|&key| (0..len.q).all(|row| !sees(row, key))).collect::<Vec<_>>();
+    let parts = [
+        ("dq", &gradients.dq, &idle_rows),
+        ("dk", &gradients.dk, &idle_keys),
+        ("dv", &gradients.dv, &idle_keys),
+    ];
+    for (name, gradient, idle) in parts {
+        let wrong = gradient.indexed_iter().find(|((_, row, _, _), x)| **x != 0.0 && idle.contains(row));
+        if let Some((at, x)) = wrong {
+            return Err(format!("{name} at {at:?} is {x}, and nothing depends on it"));
+        }
+    }
+    Ok(())
+}

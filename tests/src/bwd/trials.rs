@@ -1,0 +1,148 @@
+//! Problems for the backward kernels: the features of which their code is made, each with each.
+
+use fa3_sched::DeviceLimits;
+use fa3_sched::backward::{Division, DkvTile, DqTile, PlanOptions};
+use fa3_types::{Dtype, Mask};
+
+use super::BwdCase;
+use crate::family::Trial;
+use crate::fwd::{Layout, dense, device};
+use crate::mutate::{Argued, Prey};
+use crate::{Case, Dist, Poison, covering};
+
+/// Keys of a dK/dV tile, and what warpgroups share out.
+const DIVISIONS: [(u32, Division); 3] =
+    [(64, Division::Keys), (128, Division::Keys), (64, Division::Gradients)];
+/// Rows of its blocks.
+const ROWS: [u32; 3] = [16, 32, 48];
+/// Blocks in flight, of Q and dO in the one kernel, of K and V in the other.
+const STAGES: [(u32, [u32; 2]); 3] = [(1, [1, 1]), (2, [2, 1]), (3, [2, 3])];
+/// Rows of a dQ tile, and keys of its blocks.
+const DQ_TILES: [(u32, u32); 4] = [(64, 16), (64, 48), (128, 32), (128, 16)];
+/// Columns of Q and K, and of V and dO.
+const COLUMNS: [(u32, u32); 4] = [(64, 64), (96, 32), (64, 128), (192, 64)];
+/// Columns that the problem has fewer than the tile.
+const PADDING: [u32; 3] = [0, 8, 24];
+/// Every side of a mask, near and far.
+pub const MASKS: [Mask; 5] = [
+    Mask::None,
+    Mask::Causal,
+    Mask::Window { left: Some(37), right: Some(21) },
+    Mask::Window { left: Some(50), right: None },
+    Mask::Window { left: None, right: Some(13) },
+];
+const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
+const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
+/// (sequences, query heads, key/value heads).
+const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 4, 2), (1, 3, 3)];
+const DLSE: [bool; 2] = [false, true];
+/// What scores are like.
+pub const DISTS: [Dist; 3] = [Dist::Normal, Dist::Increasing, Dist::Decreasing];
+/// Fewer SMs than there are tiles, and more.
+const SMS: [u32; 2] = [2, 100];
+
+/// Lengths of Q and of K: one of each; one query and several blocks of keys, and the other way round; more than a tile;
+/// rows that see no key and keys that no row sees; an odd number of rows.
+const LENGTHS: [(usize, usize); 6] = [(1, 1), (1, 150), (147, 9), (137, 200), (180, 60), (60, 190)];
+
+/// Levels of all factors, those of the kernels' code first.
+const LEVELS: [usize; 15] = [
+    DIVISIONS.len(),
+    ROWS.len(),
+    STAGES.len(),
+    DQ_TILES.len(),
+    MASKS.len(),
+    SOFTCAPS.len(),
+    COLUMNS.len(),
+    DTYPES.len(),
+    HEADS.len(),
+    Layout::ALL.len(),
+    LENGTHS.len(),
+    DISTS.len(),
+    PADDING.len(),
+    DLSE.len(),
+    SMS.len(),
+];
+
+/// The covering array of features, and the tiles that plans choose.
+pub(super) fn trials(seed: u64) -> Vec<Trial> {
+    let features = covering(&LEVELS, 0);
+    let features = features.iter().map(|row| of_levels(row, seed));
+    let chosen = [(64, 64), (128, 128), (256, 256), (192, 128), (40, 72)];
+    features.chain(chosen.into_iter().map(|dims| of_choice(dims, seed))).collect()
+}
+
+/// A trial with these levels.
+fn of_levels(row: &[usize], seed: u64) -> Trial {
+    let &[division, rows, stages, dq, mask, softcap, columns, dtype, heads, ref rest @ ..] = row else {
+        unreachable!("a row has a level for each feature");
+    };
+    let &[layout, lengths, dist, padding, dlse, sms] = rest else {
+        unreachable!("a row has a level for each factor");
+    };
+    let ((tile_n, division), (stages, [k_stages, v_stages])) = (DIVISIONS[division], STAGES[stages]);
+    let (head_dim, head_dim_v) = COLUMNS[columns];
+    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: ROWS[rows], stages, division };
+    let (tile_m, tile_n) = DQ_TILES[dq];
+    let dq = DqTile { head_dim, head_dim_v, tile_m, tile_n, k_stages, v_stages };
+    let (batch, heads_q, heads_kv) = HEADS[heads];
+    let columns = |columns: u32| (columns - PADDING[padding]) as usize;
+    let spec = dense(DTYPES[dtype], batch, LENGTHS[lengths], (heads_q, heads_kv), columns(head_dim));
+    let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
+    spec.softcap = SOFTCAPS[softcap];
+    let layout = Layout::ALL[layout];
+    let problem = layout.of(spec).validate().expect("all levels are valid");
+    let name = format!("{:?}", DISTS[dist]);
+    let case = Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed };
+    let options = PlanOptions::default().dkv(dkv).dq(dq);
+    BwdCase { case, layout, dlse: DLSE[dlse] }.trial(&device(SMS[sms]), &options)
+}
+
+/// The tiles that plans choose for these head dimensions, on several of them.
+fn of_choice((head_dim, head_dim_v): (usize, usize), seed: u64) -> Trial {
+    let spec = dense(Dtype::Bf16, 1, (150, 140), (2, 1), head_dim).head_dim_v(head_dim_v).causal();
+    let problem = spec.validate().expect("the head dimensions are valid");
+    let case = Case::normal("chosen tiles", problem, seed);
+    BwdCase { case, layout: Layout::Contiguous, dlse: true }.trial(&device(2), &PlanOptions::default())
+}
+
+/// Tiles with few rows and keys, of all divisions, with several blocks and tiles for a CTA.
+pub(super) fn small() -> Vec<Trial> {
+    let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
+    let trial = |(index, (tile_n, division)): (usize, (u32, Division))| {
+        let (stages, [k_stages, v_stages]) = STAGES[index];
+        let (case, options) = tiny(tile_n, division, [stages, k_stages, v_stages], masks[index], (70, 100));
+        case.trial(&device(2), &options)
+    };
+    DIVISIONS.into_iter().enumerate().map(trial).collect()
+}
+
+/// A case with head dimension 64, and the smallest tiles.
+fn tiny(
+    tile_n: u32,
+    division: Division,
+    [stages, k_stages, v_stages]: [u32; 3],
+    mask: Mask,
+    lengths: (usize, usize),
+) -> (BwdCase, PlanOptions) {
+    let (head_dim, head_dim_v) = (64, 64);
+    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: 16, stages, division };
+    let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
+    let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), 64).mask(mask);
+    let case = Case::normal("small", spec.validate().expect("the lengths are valid"), 4);
+    (BwdCase { case, layout: Layout::Contiguous, dlse: true }, PlanOptions::default().dkv(dkv).dq(dq))
+}
+
+/// Kernels to mutate.
+pub(super) fn preys() -> Vec<Prey> {
+    const NONE: &[Argued] = &[];
+    let limits: DeviceLimits = device(1);
+    let prey = |name: &str, tile_n, division, stages| {
+        let (case, options) = tiny(tile_n, division, stages, Mask::Causal, (90, 100));
+        Prey::of_trial(name, &case.trial(&limits, &options), NONE)
+    };
+    vec![
+        prey("bwd", 128, Division::Keys, [2, 2, 1]),
+        prey("bwd with divided gradients", 64, Division::Gradients, [2, 1, 2]),
+    ]
+}
