@@ -60,6 +60,7 @@ mod run;
 mod stream;
 
 // Operations: programs, compiled.
+mod backward;
 mod cache;
 mod forward;
 mod planned;
@@ -67,6 +68,7 @@ mod prepared;
 mod quantize;
 mod workspace;
 
+pub use backward::{Backward, BackwardError, BackwardTensors};
 pub use buffer::DeviceBuffer;
 pub use device::{Device, Memory};
 pub use driver::is_driver_present;

@@ -1,6 +1,6 @@
 //! A program, compiled: what every operation on a GPU is, once it is planned.
 
-use fa3_ir::{BufferId, Program};
+use fa3_ir::{BufferId, BufferRole, Program};
 
 use super::prepared::Prepared;
 use super::{Device, Function, HostError, Stream};
@@ -14,7 +14,9 @@ pub(super) struct Planned {
     buffers: usize,
 }
 
-/// Where the buffers that are neither inputs nor outputs lie in the workspace.
+/// Where the buffers that are neither inputs nor outputs lie in the workspace. What one operation leaves there the next
+/// one may find: tickets, which are 0 before and after, come first, and nothing else lies where another operation may
+/// have a ticket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct WorkspaceLayout {
     parts: Vec<(BufferId, u64)>,
@@ -26,6 +28,9 @@ const MOST_BUFFERS: usize = 16;
 
 /// Buffers of a workspace begin at multiples of this, so that atomics of one do not meet those of another.
 const ALIGN: usize = 256;
+
+/// Bytes at the start of a workspace in which only tickets lie, those of four.
+const TICKETS: usize = 4 * ALIGN;
 
 impl Planned {
     /// Compiles what is not compiled yet. If `may_overlap`, kernels that execute griddepcontrol.wait themselves are
@@ -93,19 +98,23 @@ impl Planned {
 impl WorkspaceLayout {
     fn of<K>(program: &Program<K>) -> WorkspaceLayout {
         let mut layout = WorkspaceLayout::default();
-        for (index, buffer) in program.buffers.iter().enumerate() {
-            if buffer.role.is_workspace() {
-                layout.parts.push((BufferId(index), layout.bytes as u64));
-                layout.bytes += buffer.bytes().next_multiple_of(ALIGN);
+        let mut place = |role: BufferRole, first: usize| {
+            let buffers = program.buffers.iter().enumerate().filter(|(_, buffer)| buffer.role == role);
+            for (index, buffer) in buffers {
+                let at = layout.bytes.max(first);
+                layout.parts.push((BufferId(index), at as u64));
+                layout.bytes = at + buffer.bytes().next_multiple_of(ALIGN);
             }
-        }
+        };
+        place(BufferRole::Ticket, 0);
+        place(BufferRole::Scratch, TICKETS);
         layout
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use fa3_ir::{BufferRole, Elem};
+    use fa3_ir::Elem;
 
     use super::*;
 
@@ -113,10 +122,12 @@ mod tests {
     fn a_workspace_has_what_is_neither_input_nor_output() {
         let mut program = Program::<Spec>::new();
         program.buffer("x", Elem::F16, &[7], BufferRole::Input);
-        let ticket = program.buffer("ticket", Elem::U32, &[1], BufferRole::Ticket);
-        program.buffer("y", Elem::F16, &[7], BufferRole::Output);
         let sums = program.buffer("sums", Elem::F32, &[65], BufferRole::Scratch);
+        program.buffer("y", Elem::F16, &[7], BufferRole::Output);
+        let tickets =
+            ["first", "second"].map(|name| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket));
         let layout = WorkspaceLayout::of(&program);
-        assert_eq!(layout, WorkspaceLayout { parts: vec![(ticket, 0), (sums, 256)], bytes: 768 });
+        let parts = vec![(tickets[0], 0), (tickets[1], 256), (sums, 1024)];
+        assert_eq!(layout, WorkspaceLayout { parts, bytes: 1536 });
     }
 }

@@ -52,10 +52,11 @@ impl BackwardPlacement {
         for ((tensor, bytes), address) in problem.tensor_bytes().into_iter().zip(at.all()) {
             // Only dLSE may be absent.
             let Some(address) = address else { continue };
-            intervals.push(match tensor {
-                // Numbers are read one by one.
-                TensorName::Lse | TensorName::DLse => Interval::aligned(tensor, address, bytes, 4)?,
-                _ => Interval::new(tensor, address, bytes)?,
+            // Numbers of these are read one by one.
+            let is_f32 = matches!(tensor, TensorName::Lse | TensorName::DLse);
+            intervals.push(match is_f32 {
+                true => Interval::aligned(tensor, address, bytes, 4)?,
+                false => Interval::new(tensor, address, bytes)?,
             });
         }
         Interval::check_outputs(&intervals, &[TensorName::DQ, TensorName::DK, TensorName::DV])?;
