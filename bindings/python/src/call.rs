@@ -121,6 +121,14 @@ impl Call {
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn problem(&self) -> Result<Problem, ProblemError> {
+        self.spec()?.validate()
+    }
+
+    /// The same, of which only the window has been checked.
+    ///
+    /// # Errors
+    /// [`ProblemError::WindowSize`].
+    pub(crate) fn spec(&self) -> Result<ProblemSpec, ProblemError> {
         let [q, k, v] = self.tensors;
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
         let (left, right) = self.window;
@@ -134,6 +142,6 @@ impl Call {
         if let Some(rows) = self.block_rows {
             spec = spec.block_scales(rows);
         }
-        spec.validate()
+        Ok(spec)
     }
 }

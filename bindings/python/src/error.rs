@@ -1,6 +1,6 @@
 //! Why a call is refused, and which exception says so.
 
-use fa3_cuda::host::{ForwardError, HostError, QuantizeError};
+use fa3_cuda::host::{BackwardError, ForwardError, HostError, QuantizeError};
 use fa3_types::ProblemError;
 use pyo3::PyErr;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -10,6 +10,8 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 pub(crate) enum Error {
     #[error(transparent)]
     Forward(#[from] ForwardError),
+    #[error(transparent)]
+    Backward(#[from] BackwardError),
     #[error(transparent)]
     Quantize(#[from] QuantizeError),
     #[error("a tensor is {given}, expected one of f32, f16, bf16 and e4m3")]
@@ -35,12 +37,14 @@ impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
         let sentence = error.to_string();
         match error {
-            Error::Forward(ForwardError::Host(_)) | Error::Quantize(QuantizeError::Host(_)) => {
-                PyRuntimeError::new_err(sentence)
-            }
-            Error::Forward(_) | Error::Quantize(_) | Error::Dtype { .. } | Error::SmMargin { .. } => {
-                PyValueError::new_err(sentence)
-            }
+            Error::Forward(ForwardError::Host(_))
+            | Error::Backward(BackwardError::Host(_))
+            | Error::Quantize(QuantizeError::Host(_)) => PyRuntimeError::new_err(sentence),
+            Error::Forward(_)
+            | Error::Backward(_)
+            | Error::Quantize(_)
+            | Error::Dtype { .. }
+            | Error::SmMargin { .. } => PyValueError::new_err(sentence),
         }
     }
 }

@@ -15,6 +15,7 @@ mod call;
 mod error;
 
 // What is kept between calls.
+mod backward;
 mod kept;
 mod plans;
 mod quantize;
@@ -23,9 +24,10 @@ mod workspaces;
 /// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
 #[pyo3::pymodule]
 mod _fa3 {
-    use fa3_types::{Address, Addresses, ValueLayout};
+    use fa3_types::{Address, Addresses, BackwardAddresses, ValueLayout};
     use pyo3::prelude::*;
 
+    use crate::backward as gradients;
     use crate::call::{Call, Fp8, Number, Options, Tensor, desc, named};
     use crate::plans::{self, Launched};
     use crate::quantize::{self as quantization, Rotation};
@@ -90,6 +92,62 @@ mod _fa3 {
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
         match py.detach(|| plans::launch(&call, stream, at, workspace))? {
+            Launched::Yes => Ok(0),
+            Launched::WithoutWorkspace(bytes) => Ok(bytes),
+        }
+    }
+
+    /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, workspace)
+    ///
+    /// Puts the backward pass on a stream of a device and returns 0 at once. q, k, v and dout are (dtype, address, shape,
+    /// strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as forward
+    /// wrote them, dlse of lse's shape or None, and dq, dk and dv of q's, k's and v's shapes and dtype, which are written.
+    ///
+    /// workspace is None, or (address, bytes) of memory that holds zeros where the stream is now, aligned to 256. The
+    /// result is not 0 if there must be one and None was given. Then it says how many bytes it needs, and nothing was
+    /// done.
+    ///
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
+    /// else until the work is done.
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
+    fn backward(
+        py: Python<'_>,
+        device: u32,
+        stream: usize,
+        q: Tensor<'_>,
+        k: Tensor<'_>,
+        v: Tensor<'_>,
+        dout: Tensor<'_>,
+        o: u64,
+        lse: u64,
+        dlse: Option<u64>,
+        dq: u64,
+        dk: u64,
+        dv: u64,
+        softmax_scale: Option<Number<f64>>,
+        window: (Number<i64>, Number<i64>),
+        softcap: Option<Number<f64>>,
+        sm_margin: Number<i64>,
+        workspace: Option<(u64, usize)>,
+    ) -> PyResult<usize> {
+        let options = Options {
+            softmax_scale: softmax_scale.map(|Number(scale)| scale),
+            window: (window.0.0, window.1.0),
+            softcap: softcap.map(|Number(cap)| cap),
+            sm_margin: sm_margin.0,
+            v_transposed: false,
+            block_rows: None,
+            output: None,
+        };
+        let forward = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
+        let call = gradients::Call::new(forward, desc(&dout)?);
+        let [q, k, v, o, lse, dout] = [q.1, k.1, v.1, o, lse, dout.1].map(Address);
+        let [dq, dk, dv] = [dq, dk, dv].map(Address);
+        let dlse = dlse.map(Address);
+        let at = BackwardAddresses { q, k, v, o, lse, dout, dlse, dq, dk, dv };
+        // Other threads of Python go on meanwhile, as in forward.
+        match py.detach(|| gradients::launch(&call, stream, at, workspace))? {
             Launched::Yes => Ok(0),
             Launched::WithoutWorkspace(bytes) => Ok(bytes),
         }

@@ -118,7 +118,10 @@ pub(crate) fn open(ordinal: u32) -> Result<Device, HostError> {
 }
 
 /// The SMs of a device of which `margin` are left to others.
-fn without(sms: NonZeroU32, margin: i64) -> Result<NonZeroU32, Error> {
+///
+/// # Errors
+/// [`Error::SmMargin`] if it is not a number of SMs that leaves one.
+pub(crate) fn without(sms: NonZeroU32, margin: i64) -> Result<NonZeroU32, Error> {
     let left =
         u32::try_from(margin).ok().and_then(|margin| sms.get().checked_sub(margin)).and_then(NonZeroU32::new);
     left.ok_or(Error::SmMargin { margin, sms: sms.get() })

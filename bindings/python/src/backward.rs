@@ -1,0 +1,99 @@
+//! The backward pass: a call as it comes from Python, and what was made of earlier ones.
+
+use std::sync::{Arc, LazyLock, Mutex};
+
+use fa3_cuda::host::{Backward, BackwardError, Device, Stream};
+use fa3_sched::backward::PlanOptions;
+use fa3_types::{
+    BackwardAddresses, BackwardPlacement, BackwardProblem, BackwardSpec, ProblemError, TensorDesc,
+};
+
+use crate::call;
+use crate::error::Error;
+use crate::kept::Kept;
+use crate::plans::{Launched, find, open, without};
+use crate::workspaces;
+
+/// As many plans are kept. A program whose lengths never repeat makes them all the time, but does not grow.
+const KEPT: usize = 4096;
+
+/// What was made of the calls so far. Locked for a moment only, never while a plan is made.
+static MADE: LazyLock<Mutex<Kept<Call, Arc<Made>>>> = LazyLock::new(|| Mutex::new(Kept::new(KEPT)));
+
+/// A backward pass and its device.
+struct Made {
+    device: Device,
+    backward: Backward,
+}
+
+/// Everything that a plan depends on. Calls that are equal share one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Call {
+    forward: call::Call,
+    dout: TensorDesc,
+}
+
+impl Call {
+    /// Of this forward pass, for a gradient of O that looks like this.
+    pub(crate) fn new(forward: call::Call, dout: TensorDesc) -> Call {
+        Call { forward, dout }
+    }
+
+    /// The problem, with contiguous O, dQ, dK and dV.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    fn problem(&self) -> Result<BackwardProblem, ProblemError> {
+        let mut spec = BackwardSpec::contiguous(self.forward.spec()?);
+        spec.dout = self.dout;
+        spec.validate()
+    }
+}
+
+/// Puts the backward pass of `call` on `stream`, over the tensors that lie `at`. It uses `workspace`, (address, bytes),
+/// or if none is given the one kept for the stream.
+///
+/// # Errors
+/// What is wrong with the call, a workspace that is too small, or what the driver says.
+pub(crate) fn launch(
+    call: &Call,
+    stream: usize,
+    at: BackwardAddresses,
+    workspace: Option<(u64, usize)>,
+) -> Result<Launched, Error> {
+    let made = find(&MADE, call, make)?;
+    let Made { device, backward } = &*made;
+    let placement = BackwardPlacement::new(backward.plan().problem(), at).map_err(BackwardError::from)?;
+    // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all
+    // of torch's, and alive for as long as it is current.
+    #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
+    let stream = unsafe { Stream::from_raw(device, stream) };
+    let needed = backward.workspace_bytes();
+    let workspace = match workspace {
+        Some((_, given)) if given < needed => {
+            return Err(BackwardError::WorkspaceSize { given, needed }.into());
+        }
+        Some((address, _)) => address,
+        None => match workspaces::find(call.forward.device(), device, &stream, needed)? {
+            Some(address) => address,
+            None => return Ok(Launched::WithoutWorkspace(needed)),
+        },
+    };
+    // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
+    // strides and dtypes on that device, dq, dk, dv and a given workspace of new ones, the workspace zeroed on this
+    // stream before. They may be freed before the work is done: torch gives their memory to later work of the same
+    // stream, or waits for the streams that a caller recorded, as for its own operators; memory of a capture it keeps
+    // for as long as the graph. A workspace that is kept is this stream's alone and lives as long as the process. A plan
+    // that is dropped leaves its device, which stays open.
+    #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
+    unsafe { backward.launch(&stream, &placement, workspace) }?;
+    Ok(Launched::Yes)
+}
+
+fn make(call: &Call) -> Result<Made, Error> {
+    let problem = call.problem().map_err(BackwardError::from)?;
+    let device = open(call.forward.device())?;
+    let sms = without(device.limits().sms, call.forward.sm_margin())?;
+    let backward = Backward::with(&device, &problem, &PlanOptions::default().sms(sms))?;
+    Ok(Made { device, backward })
+}
