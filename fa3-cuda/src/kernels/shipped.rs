@@ -4,6 +4,8 @@
 //! head dimension, tile (rows x keys x stages), sides of the mask, soft cap, scheduler, and then words for what differs
 //! from the tile table. A kernel of the ladder is called by its name and its elements, `ladder/gemm/bf16`.
 
+mod backward;
+
 use std::collections::HashSet;
 
 use fa3_ir::{Elem, Kernel};
@@ -40,6 +42,9 @@ impl Shipped {
     /// Whether it stands for others in slow tests, as of ptxas. Element types take the same registers, a CTA of one
     /// tile takes no more than one of many, and a soft cap's own matter where the mask takes most: on its left side.
     pub fn stands_for_others(&self) -> bool {
+        if let Spec::Backward(spec) = &self.spec {
+            return backward::stands_for_others(spec);
+        }
         self.forward().is_none_or(|spec| {
             let has_left = spec.mask.reach().0.is_some();
             spec.output == Elem::Bf16
@@ -58,12 +63,14 @@ impl Shipped {
     }
 }
 
-/// Every kernel that is shipped, once: the ladder, what plans choose, what the ablation measures.
+/// Every kernel that is shipped, once: the ladder, quantization, the backward pass, what plans of the forward pass
+/// choose, what the ablation measures.
 pub fn shipped() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = planned().chain(ablated()).filter(move |spec| seen.insert(*spec));
     ladder()
         .chain(quantized())
+        .chain(backward::backward())
         .chain(specs.map(|spec| Shipped { name: name(&spec), spec: Spec::Forward(spec) }))
 }
 
@@ -231,20 +238,11 @@ fn name(spec: &FwdSpec) -> String {
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
     let mut word = |word: &str| words.push(word.to_owned());
-    word(match mask.reach() {
-        (None, None) => "none",
-        (None, Some(_)) => "causal",
-        (Some(_), None) => "left",
-        (Some(_), Some(_)) => "window",
-    });
+    word(sides_word(mask));
     if softcap {
         word("cap");
     }
-    word(match scheduler {
-        Scheduler::OneTile => "one",
-        Scheduler::StaticPersistent => "static",
-        Scheduler::DynamicPersistent => "dynamic",
-    });
+    word(scheduler_word(scheduler));
     if elem == Elem::E4m3 && output == Elem::F16 {
         word("to-f16");
     }
@@ -270,6 +268,24 @@ fn name(spec: &FwdSpec) -> String {
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     words.join("/")
+}
+
+/// The sides of a mask that are bounded.
+fn sides_word(mask: Mask) -> &'static str {
+    match mask.reach() {
+        (None, None) => "none",
+        (None, Some(_)) => "causal",
+        (Some(_), None) => "left",
+        (Some(_), Some(_)) => "window",
+    }
+}
+
+fn scheduler_word(scheduler: Scheduler) -> &'static str {
+    match scheduler {
+        Scheduler::OneTile => "one",
+        Scheduler::StaticPersistent => "static",
+        Scheduler::DynamicPersistent => "dynamic",
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,89 @@
+//! The backward kernels that are shipped: `bwd/dkv/bf16/d128/128x64x3/causal/cap/dynamic`. Tiles are rows that stay x rows
+//! of a block x stages, of K and V one after the other.
+
+use fa3_ir::Elem;
+use fa3_sched::DeviceLimits;
+use fa3_sched::Scheduler;
+use fa3_sched::backward::{Division, DkvTile, DqTile, Plan};
+use fa3_types::{BackwardSpec, Dtype, Mask, ProblemSpec, Shape};
+
+use super::Shipped;
+use crate::kernels::Spec;
+use crate::kernels::bwd::{BwdSpec, PartSpec};
+
+/// The kernels of plans for the usual head dimensions: with every side of a mask, with a soft cap and without, for many
+/// tiles; for few tiles, without a cap; in f16, with a cap and both sides of the mask.
+pub(super) fn backward() -> impl Iterator<Item = Shipped> {
+    const NONE: Mask = Mask::None;
+    const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };
+    let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+    let settings = [
+        (Dtype::Bf16, NONE, None, 400),
+        (Dtype::Bf16, NONE, None, 1),
+        (Dtype::Bf16, NONE, Some(30.0), 400),
+        (Dtype::Bf16, Mask::Causal, None, 400),
+        (Dtype::Bf16, Mask::Causal, None, 1),
+        (Dtype::Bf16, Mask::Causal, Some(30.0), 400),
+        (Dtype::Bf16, BOTH, Some(30.0), 400),
+        (Dtype::F16, BOTH, Some(30.0), 400),
+    ];
+    let specs =
+        dims.into_iter().flat_map(move |dims| settings.into_iter().flat_map(move |of| specs(dims, of)));
+    let mut seen = std::collections::HashSet::new();
+    specs
+        .filter(move |spec| seen.insert(*spec))
+        .map(|spec| Shipped { name: name(&spec), spec: Spec::Backward(spec) })
+}
+
+/// The kernels of one problem with so many heads.
+fn specs(
+    (head_dim, head_dim_v): (usize, usize),
+    (dtype, mask, softcap, heads): (Dtype, Mask, Option<f64>, usize),
+) -> [BwdSpec; 3] {
+    let shape = Shape { batch: 1, seqlen: 100, heads, head_dim };
+    let mut forward = ProblemSpec::dense(dtype, shape, shape).head_dim_v(head_dim_v).mask(mask);
+    forward.softcap = softcap;
+    let problem = BackwardSpec::contiguous(forward).validate().expect("shapes agree");
+    BwdSpec::of(
+        &Plan::new(&problem, &DeviceLimits::h100_sxm()).expect("there are tiles for these head dimensions"),
+    )
+}
+
+/// Whether it stands for others in slow tests: see [`Shipped::stands_for_others`].
+pub(super) fn stands_for_others(spec: &BwdSpec) -> bool {
+    match spec {
+        BwdSpec::Stats(_) => true,
+        BwdSpec::Dkv(spec) => stands(spec),
+        BwdSpec::Dq(spec) => stands(spec),
+    }
+}
+
+fn stands<T>(spec: &PartSpec<T>) -> bool {
+    spec.elem == Elem::Bf16 && spec.scheduler != Scheduler::OneTile
+}
+
+fn name(spec: &BwdSpec) -> String {
+    match spec {
+        BwdSpec::Stats(spec) => format!("bwd/stats/{}/d{}", spec.elem, spec.head_dim_v),
+        BwdSpec::Dkv(spec) => {
+            let DkvTile { tile_n, tile_m, stages, division, .. } = spec.tile;
+            let divided = if division == Division::Gradients { "/divided" } else { "" };
+            format!("{}{divided}", named("dkv", spec, &format!("{tile_n}x{tile_m}x{stages}")))
+        }
+        BwdSpec::Dq(spec) => {
+            let DqTile { tile_m, tile_n, k_stages, v_stages, .. } = spec.tile;
+            named("dq", spec, &format!("{tile_m}x{tile_n}x{k_stages}x{v_stages}"))
+        }
+    }
+}
+
+fn named<T>(kernel: &str, spec: &PartSpec<T>, tile: &str) -> String {
+    let PartSpec { elem, head_dim, head_dim_v, mask, softcap, scheduler, .. } = *spec;
+    let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
+    let cap = if softcap { "/cap" } else { "" };
+    format!(
+        "bwd/{kernel}/{elem}/d{dims}/{tile}/{}{cap}/{}",
+        super::sides_word(mask),
+        super::scheduler_word(scheduler)
+    )
+}
