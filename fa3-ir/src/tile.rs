@@ -6,6 +6,7 @@
 pub(crate) mod copy;
 pub(crate) mod frag;
 pub(crate) mod gemm;
+mod mbarriers;
 pub(crate) mod outbox;
 pub(crate) mod quad;
 pub(crate) mod ring;

@@ -1,14 +1,16 @@
-//! The backward pass: three kernels, none of which adds to what another CTA has written, so that gradients are the same
-//! bits in every run.
+//! The backward pass: three kernels, in one of two forms.
 //!
 //! ```text
-//! stats   D = rowsum(dO ∘ O) - dLSE                                     of every row
+//! stats   D = rowsum(dO ∘ O) - dLSE                                          of every row
 //! dkv     P = exp(S - LSE)   dV = Pᵀ dO   dS = P ∘ (dP - D)   dK = dSᵀ Q     a tile of keys after the other
 //! dq      P = exp(S - LSE)                dS = P ∘ (dP - D)   dQ = dS K      a tile of rows after the other
 //! ```
 //!
-//! with S = softmax_scale · Q Kᵀ and dP = dO Vᵀ; dQ and dK are multiplied by softmax_scale at the end. This is the
-//! arithmetic of the paper's Algorithm 3 (arXiv 2407.08608), whose dQ is added up in memory instead.
+//! with S = softmax_scale · Q Kᵀ and dP = dO Vᵀ; dQ and dK are multiplied by softmax_scale at the end. No CTA adds to what
+//! another one has written, so that gradients are the same bits in every run.
+//!
+//! In the other form the dkv kernel computes its part of dQ, too, and adds it to sums in f32, as the paper's Algorithm 3
+//! (arXiv 2407.08608) does. In place of the dq kernel one follows that rounds the sums.
 //!
 //! The dkv kernel computes Sᵀ and dPᵀ: as an operand of the next product Pᵀ then stays in the registers in which it was
 //! computed. To it keys are rows and queries columns, and the mask is transposed.
@@ -20,9 +22,10 @@ mod params;
 mod program;
 mod spec;
 mod stats;
+mod sums;
 
 pub use program::{buffers, program};
-pub use spec::{BwdSpec, PartSpec, StatsSpec};
+pub use spec::{BwdSpec, PartSpec, RoundSpec, StatsSpec};
 
 use fa3_ir::lang::Kernel;
 
@@ -32,5 +35,6 @@ pub fn kernel(spec: &BwdSpec) -> Kernel {
         BwdSpec::Stats(spec) => stats::kernel(spec),
         BwdSpec::Dkv(spec) => dkv::kernel(spec),
         BwdSpec::Dq(spec) => dq::kernel(spec),
+        BwdSpec::Round(spec) => sums::kernel(spec),
     }
 }

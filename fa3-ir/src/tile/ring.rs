@@ -115,6 +115,13 @@ impl<'k, const N: usize> Ring<'k, N> {
         Consumer { cursor: Cursor::new(self, 0) }
     }
 
+    /// Of a ring whose stage i is emptied by warpgroup i alone, the place of the one of this number: that stage, time
+    /// after time. A number that is computed is not checked.
+    #[track_caller]
+    pub fn consumer_of_stage(&self, stage: V<'k, B32>) -> StageConsumer<'k, N> {
+        StageConsumer { ring: self.clone(), stage, parity: self.builder.var("parity", 0) }
+    }
+
     /// The mbarrier of a stage.
     #[track_caller]
     fn barrier(&self, of: Region, stage: Stage<'k>) -> SharedAddr {
@@ -200,7 +207,7 @@ impl<'k, const N: usize> Producer<'k, N> {
         let _one = b.as_one();
         let stage = self.cursor.next(ring.empty);
         let full = ring.barrier(ring.full, stage);
-        EmptySlot { builder: b, tiles: ring.tiles(stage), ring: ring.name, full, bytes: 0, due }
+        EmptySlot { builder: b, stage, tiles: ring.tiles(stage), ring: ring.name, full, bytes: 0, due }
     }
 }
 
@@ -209,6 +216,7 @@ impl<'k, const N: usize> Producer<'k, N> {
 #[derive(Debug)]
 pub struct EmptySlot<'k, const N: usize> {
     builder: &'k Builder,
+    stage: Stage<'k>,
     ring: String,
     tiles: [Tile<'k, 'k>; N],
     full: SharedAddr,
@@ -271,6 +279,15 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         self.builder.load_tile(block, map, coords, self.full, LoadOptions::default().multicast(mask));
     }
 
+    /// Whether it is the slot of this stage.
+    #[track_caller]
+    pub fn is_of_stage(&self, stage: V<'k, B32>) -> V<'k, Pred> {
+        match self.stage {
+            Stage::Known(of) => stage.eq(of),
+            Stage::Number(of) => stage.eq(of),
+        }
+    }
+
     /// Its tiles, to store to.
     pub fn tiles(&self) -> [Tile<'_, 'k>; N] {
         self.tiles
@@ -308,6 +325,27 @@ impl<'k, const N: usize> Consumer<'k, N> {
         let ring = self.cursor.ring.clone();
         let _one = ring.builder.as_one();
         let stage = self.cursor.next(ring.full);
+        FullSlot::new(ring, stage, Location::caller())
+    }
+}
+
+/// Empties one stage of a ring; each warp of the warpgroup whose stage it is has one.
+#[derive(Debug)]
+pub struct StageConsumer<'k, const N: usize> {
+    ring: Ring<'k, N>,
+    stage: V<'k, B32>,
+    parity: Var<'k, B32>,
+}
+
+impl<'k, const N: usize> StageConsumer<'k, N> {
+    /// Waits until the stage is full again.
+    #[track_caller]
+    pub fn wait(&mut self) -> FullSlot<'k, N> {
+        let (ring, stage) = (self.ring.clone(), Stage::Number(self.stage));
+        let b = ring.builder;
+        let _one = b.as_one();
+        b.mbarrier_wait(ring.barrier(ring.full, stage), self.parity);
+        self.parity.update(|parity| parity ^ 1);
         FullSlot::new(ring, stage, Location::caller())
     }
 }
@@ -443,23 +481,5 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
         };
         let _one = self.ring.builder.as_one();
         FullSlot::new(self.ring.clone(), stage, source)
-    }
-}
-
-/// mbarriers.
-impl Builder {
-    /// Initialises the mbarriers declared so far, in one thread, and lets every thread of the CTA, and of its cluster,
-    /// wait for that. Belongs in the prologue.
-    #[track_caller]
-    pub fn init_mbarriers(&self) {
-        let (barriers, cluster) = (self.mbarrier_regions(), self.launch().cluster);
-        let _one = self.as_one();
-        self.once_per_role(|| {
-            for (region, count, arrivals) in barriers {
-                (0..count).for_each(|index| self.mbarrier_init(region.at(8 * index as i32), arrivals));
-            }
-            self.fence(FenceInst::MbarrierInit);
-        });
-        if cluster > 1 { self.cluster_sync() } else { self.sync_cta() }
     }
 }

@@ -9,15 +9,24 @@ use super::{DkvTile, DqTile};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanOptions {
+    /// Whether gradients must be the same bits in every run. Otherwise dQ may be added up in any order, where that is
+    /// faster.
+    pub deterministic: bool,
     /// The tile of the dK/dV kernel.
     pub dkv: Option<DkvTile>,
-    /// The tile of the dQ kernel.
+    /// The tile of the dQ kernel, if there is to be one.
     pub dq: Option<DqTile>,
     /// Streaming multiprocessors to use; the others are left to other work. A number above the device's counts as all.
     pub sms: Option<NonZeroU32>,
 }
 
 impl PlanOptions {
+    /// With gradients that are the same bits in every run.
+    #[must_use]
+    pub fn deterministic(self) -> PlanOptions {
+        PlanOptions { deterministic: true, ..self }
+    }
+
     /// With this tile of the dK/dV kernel.
     #[must_use]
     pub fn dkv(self, tile: DkvTile) -> PlanOptions {

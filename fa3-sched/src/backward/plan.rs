@@ -4,7 +4,7 @@ use std::fmt;
 
 use fa3_types::{BackwardProblem, Dtype, Mask};
 
-use super::{DkvTile, DqTile, PlanError, PlanOptions};
+use super::{ADDED_ROWS, DkvTile, DqTile, PlanError, PlanOptions};
 use crate::dense::dense_lens;
 use crate::{DeviceLimits, Lens, Longest, Order, Schedule, Scheduler, TileCounts, Tiling};
 
@@ -24,6 +24,16 @@ pub struct Part<T> {
     pub schedule: Schedule,
 }
 
+/// How dQ is computed.
+#[derive(Clone, Copy, Debug)]
+pub enum DqBy {
+    /// By a kernel of its own, in which each row's part of every key is added in order.
+    Kernel(Part<DqTile>),
+    /// By additions of the dK/dV kernel to sums in memory, in any order. A last kernel rounds these
+    /// blocks of [`ADDED_ROWS`] rows.
+    Additions(Schedule),
+}
+
 /// How gradients are computed on a device. A plan exists only if kernels run it.
 ///
 /// ```
@@ -33,7 +43,7 @@ pub struct Part<T> {
 /// let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 /// let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal();
 /// let plan = Plan::new(&BackwardSpec::contiguous(forward).validate()?, &DeviceLimits::h100_sxm())?;
-/// assert_eq!((plan.dkv().schedule.num_tiles(), plan.dq().schedule.num_tiles()), (1024, 1024));
+/// assert_eq!(plan.dkv().schedule.num_tiles(), 1024);
 /// println!("{plan}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -42,7 +52,7 @@ pub struct Plan {
     problem: BackwardProblem,
     stats: Schedule,
     dkv: Part<DkvTile>,
-    dq: Part<DqTile>,
+    dq: DqBy,
 }
 
 impl Plan {
@@ -70,10 +80,10 @@ impl Plan {
         }
         let lens = dense_lens(forward)?;
         let dims = [forward.head_dim(), forward.head_dim_v()];
-        let dkv = given(options.dkv, DkvTile::choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
+        let adds = options.dkv.map_or_else(|| adds_dq(dims, options, limits), |tile| tile.adds_dq);
+        let choose = if adds { DkvTile::choose_adding } else { DkvTile::choose };
+        let dkv = given(options.dkv, choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
         dkv.check(limits)?;
-        let dq = given(options.dq, DqTile::choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
-        dq.check(limits)?;
 
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         // Heads and the batch are below 2³¹ in every problem.
@@ -94,11 +104,16 @@ impl Plan {
             Schedule::new(counts, order, scheduler, sms)
         };
         let (mask, group) = (forward.mask(), heads.group_size());
-        let dq = Part {
-            tile: dq,
-            tiling: Tiling::new(dq.tile_m, dq.tile_n, group as u32, mask),
-            lens,
-            schedule: schedule(counts(lens.q, dq.tile_m, heads.q()), mask, group)?,
+        let dq = if dkv.adds_dq {
+            let blocks = counts(lens.q, ADDED_ROWS, heads.q());
+            DqBy::Additions(Schedule::new(blocks, neighbours, Scheduler::OneTile, sms)?)
+        } else {
+            let tile =
+                given(options.dq, DqTile::choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
+            tile.check(limits)?;
+            let tiling = Tiling::new(tile.tile_m, tile.tile_n, group as u32, mask);
+            let schedule = schedule(counts(lens.q, tile.tile_m, heads.q()), mask, group)?;
+            DqBy::Kernel(Part { tile, tiling, lens, schedule })
         };
         let mask = mask.transposed();
         let dkv = Part {
@@ -125,10 +140,18 @@ impl Plan {
         &self.dkv
     }
 
-    /// The kernel of dQ.
-    pub fn dq(&self) -> &Part<DqTile> {
+    /// How dQ is computed.
+    pub fn dq(&self) -> &DqBy {
         &self.dq
     }
+}
+
+/// Whether the dK/dV kernel adds to dQ: if it may, and a tile can.
+fn adds_dq(dims: [usize; 2], options: &PlanOptions, limits: &DeviceLimits) -> bool {
+    let [head_dim, head_dim_v] = dims.map(|dim| u32::try_from(dim).unwrap_or(u32::MAX / 2));
+    !options.deterministic
+        && options.dq.is_none()
+        && DkvTile::choose_adding(head_dim, head_dim_v, limits).is_some()
 }
 
 /// The tile that a caller gave, if it is large enough, or else the one that is chosen.
@@ -165,7 +188,12 @@ impl fmt::Display for Plan {
             )
         };
         part("dK, dV", &self.dkv.tile, self.dkv.tile.smem_bytes(), &self.dkv.schedule)?;
-        part("dQ", &self.dq.tile, self.dq.tile.smem_bytes(), &self.dq.schedule)
+        match &self.dq {
+            DqBy::Kernel(dq) => part("dQ", &dq.tile, dq.tile.smem_bytes(), &dq.schedule),
+            DqBy::Additions(blocks) => {
+                write!(f, "\ndQ         {} CTAs that round {ADDED_ROWS} rows of sums", blocks.num_tiles())
+            }
+        }
     }
 }
 
@@ -184,15 +212,23 @@ mod tests {
     }
 
     fn plan(forward: ProblemSpec) -> Result<Plan, PlanError> {
-        Plan::new(&BackwardSpec::contiguous(forward).validate().unwrap(), &H100)
+        let options = PlanOptions::default().deterministic();
+        Plan::with(&BackwardSpec::contiguous(forward).validate().unwrap(), &H100, &options)
+    }
+
+    fn dq(plan: &Plan) -> &Part<DqTile> {
+        match plan.dq() {
+            DqBy::Kernel(part) => part,
+            DqBy::Additions(_) => panic!("{plan}"),
+        }
     }
 
     #[test]
     fn keys_are_the_rows_of_the_transposed_matrix() {
         let plan = plan(spec(128).causal()).unwrap();
         // 2 sequences with 2 heads of K and 10 tiles of 128 keys; with 8 heads of Q and 8 tiles of 128 rows.
-        assert_eq!((plan.dkv().schedule.num_tiles(), plan.dq().schedule.num_tiles()), (40, 128));
-        assert_eq!((plan.dkv().lens, plan.dq().lens), (Lens { q: 1200, k: 1000 }, Lens { q: 1000, k: 1200 }));
+        assert_eq!((plan.dkv().schedule.num_tiles(), dq(&plan).schedule.num_tiles()), (40, 128));
+        assert_eq!((plan.dkv().lens, dq(&plan).lens), (Lens { q: 1200, k: 1000 }, Lens { q: 1000, k: 1200 }));
         assert_eq!(plan.stats().num_tiles(), 2 * 8 * 16);
         // The first keys are seen by all rows, the last ones by the last rows.
         let blocks = |tile| plan.dkv().tiling.kv_range(tile, plan.dkv().lens);
@@ -232,12 +268,22 @@ dQ         128 rows, blocks of 112 keys, 2 stages of K and 2 of V, 177 KiB of sh
     }
 
     #[test]
+    fn dq_is_added_up_where_it_may_be() {
+        let problem = |dim| BackwardSpec::contiguous(spec(dim)).validate().unwrap();
+        let plan = Plan::new(&problem(128), &H100).unwrap();
+        assert!(plan.dkv().tile.adds_dq && matches!(plan.dq(), DqBy::Additions(_)));
+        let text = plan.to_string();
+        assert!(text.ends_with("dQ         256 CTAs that round 64 rows of sums"), "{text}");
+        assert!(matches!(Plan::new(&problem(256), &H100).unwrap().dq(), DqBy::Kernel(_)));
+    }
+
+    #[test]
     fn nothing_to_do() {
         let mut none = spec(64);
         let empty = Shape { seqlen: 0, ..none.q.shape };
         none = ProblemSpec::dense(Dtype::F16, empty, none.k.shape);
         let plan = plan(none).unwrap();
-        assert_eq!((plan.stats().grid(), plan.dq().schedule.grid()), (0, 0));
+        assert_eq!((plan.stats().grid(), dq(&plan).schedule.grid()), (0, 0));
         assert_eq!(plan.dkv().schedule.num_tiles(), 40);
     }
 }

@@ -31,7 +31,13 @@ pub struct DkvTile {
     pub stages: u32,
     /// What warpgroups share out.
     pub division: Division,
+    /// Whether the kernel adds its part of dQ to sums in memory as well. Then blocks have [`ADDED_ROWS`] rows, and
+    /// warpgroups that share out keys take turns with the blocks.
+    pub adds_dq: bool,
 }
+
+/// Rows of a block whose part of dQ is added to memory: those of one product.
+pub const ADDED_ROWS: u32 = 64;
 
 /// The tile of a dQ kernel: rows that stay, and blocks of keys that go by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,15 +80,17 @@ impl DkvTile {
     /// The tile for these head dimensions on this device, if there is one: the largest block of rows that fits, with as
     /// many in flight as fit.
     pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
-        let [head_dim, head_dim_v] = [head_dim, head_dim_v].map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
         let divisions = [(Division::Keys, 128), (Division::Gradients, 64)];
-        let mut tiles = divisions.into_iter().flat_map(|(division, tile_n)| {
-            [96, 80, 64].into_iter().flat_map(move |tile_m| {
-                let stages = (2..=MOST_STAGES).rev();
-                stages.map(move |stages| DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division })
-            })
+        let mut tiles = divisions.into_iter().flat_map(|division| {
+            [96, 80, 64].into_iter().flat_map(move |tile_m| tiles([head_dim, head_dim_v], division, tile_m))
         });
         tiles.find(|tile| tile.check(limits).is_ok())
+    }
+
+    /// The same of a kernel that adds to dQ. There is none where a warpgroup cannot hold dK and dV.
+    pub fn choose_adding(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
+        let tiles = tiles([head_dim, head_dim_v], (Division::Keys, 128), ADDED_ROWS);
+        tiles.map(|tile| DkvTile { adds_dq: true, ..tile }).find(|tile| tile.check(limits).is_ok())
     }
 
     /// Consumer warpgroups.
@@ -109,18 +117,21 @@ impl DkvTile {
             Division::Keys => self.head_dim + self.head_dim_v,
             Division::Gradients => self.head_dim.max(self.head_dim_v),
         };
-        // Sᵀ and dPᵀ in f32, Pᵀ in 16 bits.
-        gradients / 2 + self.tile_m + self.tile_m / 4
+        // Sᵀ and dPᵀ in f32, Pᵀ in 16 bits; later dQ in f32, dSᵀ in 16 bits.
+        let of_dq = if self.adds_dq { self.head_dim / 2 + self.tile_m / 4 } else { 0 };
+        gradients / 2 + of_dq.max(self.tile_m + self.tile_m / 4)
     }
 
-    /// Bytes of shared memory: K, V, blocks of Q, of dO and of two numbers a row; and P in f32, where it is handed over.
+    /// Bytes of shared memory: K, V, blocks of Q, of dO and of two numbers a row; P in f32, where it is handed over; dS
+    /// for each consumer, if it makes dQ.
     pub fn smem_bytes(&self) -> u32 {
         let dims = self.head_dim + self.head_dim_v;
         let handed_over = match self.division {
             Division::Keys => 0,
             Division::Gradients => 4 * self.tile_n * self.tile_m,
         };
-        2 * self.tile_n * dims + self.stages * self.tile_m * (2 * dims + 8) + handed_over + SMEM_RESERVE
+        let ds = if self.adds_dq { 2 * self.consumers() * self.tile_n * self.tile_m } else { 0 };
+        2 * self.tile_n * dims + self.stages * self.tile_m * (2 * dims + 8) + handed_over + ds + SMEM_RESERVE
     }
 
     /// Whether the tensor cores can compute the tile and an SM of the device can hold it.
@@ -132,13 +143,22 @@ impl DkvTile {
             Division::Keys => [64, 128].contains(&self.tile_n),
             Division::Gradients => self.tile_n == 64,
         };
-        if !keys || !is_block(self.tile_m) {
+        let adds = !self.adds_dq || self.division == Division::Keys && self.tile_m == ADDED_ROWS;
+        if !keys || !is_block(self.tile_m) || !adds {
             return Err(TileError::Shape { tile_m: self.tile_m, tile_n: self.tile_n });
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
         check_stages([self.stages])?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)
     }
+}
+
+/// Tiles with from many stages to few.
+fn tiles(dims: [u32; 2], (division, tile_n): (Division, u32), tile_m: u32) -> impl Iterator<Item = DkvTile> {
+    let [head_dim, head_dim_v] = dims.map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
+    let tile =
+        move |stages| DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division, adds_dq: false };
+    (2..=MOST_STAGES).rev().map(tile)
 }
 
 impl DqTile {
@@ -231,9 +251,10 @@ impl fmt::Display for DkvTile {
         let DkvTile { tile_n, tile_m, stages, .. } = self;
         write!(f, "{tile_n} keys, blocks of {tile_m} rows, {stages} stages")?;
         match self.division {
-            Division::Keys => Ok(()),
-            Division::Gradients => write!(f, ", a warpgroup for dV and one for dK"),
+            Division::Keys => {}
+            Division::Gradients => write!(f, ", a warpgroup for dV and one for dK")?,
         }
+        if self.adds_dq { write!(f, ", adds to dQ") } else { Ok(()) }
     }
 }
 
@@ -294,6 +315,11 @@ mod tests {
         assert_eq!(dkv(wide), TileError::HeadDim { head_dim: 272, head_dim_v: 128 });
         let dq = DqTile { k_stages: 5, ..DqTile::choose(256, 256, &H100).unwrap() };
         assert!(matches!(dq.check(&H100), Err(TileError::SharedMemory { .. })));
+        let adding = DkvTile::choose_adding(128, 128, &H100).unwrap();
+        assert_eq!((adding.tile_n, adding.tile_m, adding.stages), (128, 64, 3));
+        assert_eq!(DkvTile::choose_adding(256, 256, &H100), None);
+        let shape = TileError::Shape { tile_m: 48, tile_n: 128 };
+        assert_eq!(dkv(DkvTile { tile_m: 48, ..adding }), shape);
         let small = H100.smem_bytes(100 << 10);
         assert_eq!(DqTile::choose(256, 256, &small), None);
     }

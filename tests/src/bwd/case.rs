@@ -71,7 +71,7 @@ impl BwdCase {
             name: format!("{plan}\n{}, {:?}, dlse {}", self.case.name, self.layout, self.dlse),
             before: self.before(plan.problem(), &program, &values, &given),
             program,
-            bits: Bits::Approximations,
+            bits: if plan.dkv().tile.adds_dq { Bits::Schedule } else { Bits::Approximations },
             judge: Box::new(move |_, after| self.judge(&values, &given, after).map(|_| ())),
         }
     }

@@ -1,7 +1,7 @@
 //! Problems for the backward kernels: the features of which their code is made, each with each.
 
 use fa3_sched::DeviceLimits;
-use fa3_sched::backward::{Division, DkvTile, DqTile, PlanOptions};
+use fa3_sched::backward::{ADDED_ROWS, Division, DkvTile, DqTile, PlanOptions};
 use fa3_types::{Dtype, Mask};
 
 use super::BwdCase;
@@ -10,9 +10,14 @@ use crate::fwd::{Layout, dense, device};
 use crate::mutate::{Argued, Prey};
 use crate::{Case, Dist, Poison, covering};
 
-/// Keys of a dK/dV tile, and what warpgroups share out.
-const DIVISIONS: [(u32, Division); 3] =
-    [(64, Division::Keys), (128, Division::Keys), (64, Division::Gradients)];
+/// Keys of a dK/dV tile, what warpgroups share out, and whether they add to dQ.
+const DIVISIONS: [(u32, Division, bool); 5] = [
+    (64, Division::Keys, false),
+    (128, Division::Keys, false),
+    (64, Division::Gradients, false),
+    (64, Division::Keys, true),
+    (128, Division::Keys, true),
+];
 /// Rows of its blocks.
 const ROWS: [u32; 3] = [16, 32, 48];
 /// Blocks in flight, of Q and dO in the one kernel, of K and V in the other.
@@ -69,7 +74,11 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let features = covering(&LEVELS, 0);
     let features = features.iter().map(|row| of_levels(row, seed));
     let chosen = [(64, 64), (128, 128), (256, 256), (192, 128), (40, 72)];
-    features.chain(chosen.into_iter().map(|dims| of_choice(dims, seed))).collect()
+    let chosen = chosen.into_iter().flat_map(|dims| {
+        let ways = [PlanOptions::default(), PlanOptions::default().deterministic()];
+        ways.map(|options| of_choice(dims, &options, seed))
+    });
+    features.chain(chosen).collect()
 }
 
 /// A trial with these levels.
@@ -80,9 +89,12 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let &[layout, lengths, dist, padding, dlse, sms] = rest else {
         unreachable!("a row has a level for each factor");
     };
-    let ((tile_n, division), (stages, [k_stages, v_stages])) = (DIVISIONS[division], STAGES[stages]);
+    let ((tile_n, division, adds_dq), (stages, [k_stages, v_stages])) = (DIVISIONS[division], STAGES[stages]);
     let (head_dim, head_dim_v) = COLUMNS[columns];
-    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: ROWS[rows], stages, division };
+    // With more, dQ does not fit into registers beside dK and dV.
+    let head_dim = if adds_dq { head_dim.min(128) } else { head_dim };
+    let rows = if adds_dq { ADDED_ROWS } else { ROWS[rows] };
+    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: rows, stages, division, adds_dq };
     let (tile_m, tile_n) = DQ_TILES[dq];
     let dq = DqTile { head_dim, head_dim_v, tile_m, tile_n, k_stages, v_stages };
     let (batch, heads_q, heads_kv) = HEADS[heads];
@@ -99,19 +111,20 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
 }
 
 /// The tiles that plans choose for these head dimensions, on several of them.
-fn of_choice((head_dim, head_dim_v): (usize, usize), seed: u64) -> Trial {
+fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed: u64) -> Trial {
     let spec = dense(Dtype::Bf16, 1, (150, 140), (2, 1), head_dim).head_dim_v(head_dim_v).causal();
     let problem = spec.validate().expect("the head dimensions are valid");
     let case = Case::normal("chosen tiles", problem, seed);
-    BwdCase { case, layout: Layout::Contiguous, dlse: true }.trial(&device(2), &PlanOptions::default())
+    BwdCase { case, layout: Layout::Contiguous, dlse: true }.trial(&device(2), options)
 }
 
 /// Tiles with few rows and keys, of all divisions, with several blocks and tiles for a CTA.
 pub(super) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
-    let trial = |(index, (tile_n, division)): (usize, (u32, Division))| {
-        let (stages, [k_stages, v_stages]) = STAGES[index];
-        let (case, options) = tiny(tile_n, division, [stages, k_stages, v_stages], masks[index], (70, 100));
+    let trial = |(index, division): (usize, (u32, Division, bool))| {
+        let (stages, [k_stages, v_stages]) = STAGES[index % 3];
+        let lengths = if division.2 { (200, 100) } else { (70, 100) };
+        let (case, options) = tiny(division, [stages, k_stages, v_stages], masks[index % 3], lengths);
         case.trial(&device(2), &options)
     };
     DIVISIONS.into_iter().enumerate().map(trial).collect()
@@ -119,14 +132,14 @@ pub(super) fn small() -> Vec<Trial> {
 
 /// A case with head dimension 64, and the smallest tiles.
 fn tiny(
-    tile_n: u32,
-    division: Division,
+    (tile_n, division, adds_dq): (u32, Division, bool),
     [stages, k_stages, v_stages]: [u32; 3],
     mask: Mask,
     lengths: (usize, usize),
 ) -> (BwdCase, PlanOptions) {
     let (head_dim, head_dim_v) = (64, 64);
-    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: 16, stages, division };
+    let tile_m = if adds_dq { ADDED_ROWS } else { 16 };
+    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division, adds_dq };
     let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
     let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), 64).mask(mask);
     let case = Case::normal("small", spec.validate().expect("the lengths are valid"), 4);
@@ -137,12 +150,13 @@ fn tiny(
 pub(super) fn preys() -> Vec<Prey> {
     const NONE: &[Argued] = &[];
     let limits: DeviceLimits = device(1);
-    let prey = |name: &str, tile_n, division, stages| {
-        let (case, options) = tiny(tile_n, division, stages, Mask::Causal, (90, 100));
+    let prey = |name: &str, division, stages, lengths| {
+        let (case, options) = tiny(division, stages, Mask::Causal, lengths);
         Prey::of_trial(name, &case.trial(&limits, &options), NONE)
     };
     vec![
-        prey("bwd", 128, Division::Keys, [2, 2, 1]),
-        prey("bwd with divided gradients", 64, Division::Gradients, [2, 1, 2]),
+        prey("bwd", DIVISIONS[1], [2, 2, 1], (90, 100)),
+        prey("bwd with divided gradients", DIVISIONS[2], [2, 1, 2], (90, 100)),
+        prey("bwd that adds to dQ", DIVISIONS[4], [2, 1, 1], (330, 300)),
     ]
 }

@@ -27,6 +27,8 @@ struct Dkv<'k> {
     /// Blocks of Q, and of two numbers a row.
     q: Ring<'k, 2>,
     dout: Feed<'k>,
+    /// dSᵀ of a block, for dQ: a stage for each consumer, which take turns with the blocks.
+    ds: Option<Ring<'k, 1>>,
     tiles: Tiles<'k>,
 }
 
@@ -60,6 +62,10 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
             v: Feed::declare(b, "v", inputs.v, 1, of_one),
             q: b.ring("q", tile.stages, warps, q),
             dout: Feed::declare(b, "dout", inputs.dout, tile.stages, warps),
+            ds: tile.adds_dq.then(|| {
+                let shape = TileShape::new(spec.elem, tile.tile_n, tile.tile_m);
+                b.stored_ring("ds", tile.consumers(), [warps, 4], [("ds", shape)])
+            }),
             tiles: Tiles::declare(b, spec.scheduler, inputs.geometry.tiles, inputs.ticket, warps),
             params,
         };
@@ -117,12 +123,13 @@ impl<'k> Dkv<'k> {
         });
     }
 
-    /// Runs `body` for every block of rows that sees keys of a tile, of every head of Q.
+    /// Runs `body` for every head of Q that shares a tile's keys, and every block of its rows that sees some.
     #[track_caller]
-    fn for_each_block(&self, work: &Work<V<'k, B32>>, body: impl FnMut(KvBlock<'k>)) {
+    fn for_each_block(&self, work: &Work<V<'k, B32>>, mut body: impl FnMut(V<'k, B32>, KvBlock<'k>)) {
         let b = self.builder;
         let blocks = KvBlocks::of(b, work.kv, self.spec.tile.tile_m, self.spec.mask);
-        b.for_each((0, self.params.group), 1, |_| blocks.for_each(0, body));
+        let head = work.head * self.params.group;
+        b.for_each((head, head + self.params.group), 1, |head| blocks.for_each(0, |block| body(head, block)));
     }
 
     /// Whether a tile sees any.

@@ -2,12 +2,12 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed};
-use fa3_sched::backward::{DkvTile, DqTile, Part, Plan};
-use fa3_sched::{Decoder, Order, Scheduler, TileCounts};
+use fa3_sched::backward::{ADDED_ROWS, DkvTile, DqTile, Part, Plan};
+use fa3_sched::{Decoder, Order, Schedule, Scheduler, TileCounts};
 use fa3_types::TensorDesc;
 
 use super::program::{buffers, pairs};
-use super::{PartSpec, StatsSpec};
+use super::{PartSpec, RoundSpec, StatsSpec};
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::scores::units;
@@ -38,6 +38,15 @@ pub(super) struct Strided<S: Side> {
     strides: [S::U64; 3],
 }
 
+/// The sums of dQ.
+pub(super) struct SumsParams<S: Side> {
+    pub(super) address: S::Pointer,
+    /// Query heads.
+    pub(super) heads: S::U32,
+    /// Blocks of rows of a head.
+    pub(super) blocks: S::U32,
+}
+
 /// What the dK/dV kernel takes.
 pub(super) struct DkvParams<S: Side> {
     pub(super) inputs: Inputs<S>,
@@ -46,6 +55,7 @@ pub(super) struct DkvParams<S: Side> {
     pub(super) group: S::U32,
     pub(super) dk: Strided<S>,
     pub(super) dv: Strided<S>,
+    pub(super) sums: Option<SumsParams<S>>,
 }
 
 /// What the dQ kernel takes.
@@ -70,6 +80,17 @@ pub(super) struct StatsParams<S: Side> {
     pub(super) seqlen: S::U32,
     pub(super) pairs: S::U32,
     pub(super) heads: S::U32,
+    pub(super) decoder: Decoder<S::U32>,
+    /// What is cleared.
+    pub(super) sums: Option<SumsParams<S>>,
+}
+
+/// What the kernel that rounds sums takes.
+pub(super) struct RoundParams<S: Side> {
+    pub(super) sums: SumsParams<S>,
+    pub(super) dq: Strided<S>,
+    pub(super) softmax_scale: S::F32,
+    pub(super) seqlen: S::U32,
     pub(super) decoder: Decoder<S::U32>,
 }
 
@@ -123,6 +144,7 @@ impl<A: Side> DkvParams<A> {
             group: by.u32("group", self.group),
             dk: self.dk.pass(by),
             dv: self.dv.pass(by),
+            sums: self.sums.map(|sums| sums.pass(by)),
         }
     }
 }
@@ -155,6 +177,49 @@ impl<A: Side> StatsParams<A> {
             pairs: by.u32("pairs", self.pairs),
             heads: by.u32("heads", self.heads),
             decoder: self.decoder.map_named(&mut |name: &str, number| by.u32(name, number)),
+            sums: self.sums.map(|sums| sums.pass(by)),
+        }
+    }
+}
+
+impl<A: Side> SumsParams<A> {
+    #[track_caller]
+    fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> SumsParams<B> {
+        SumsParams {
+            address: by.pointer("sums", self.address),
+            heads: by.u32("sums_heads", self.heads),
+            blocks: by.u32("sums_blocks", self.blocks),
+        }
+    }
+}
+
+impl<A: Side> RoundParams<A> {
+    /// Goes over them in the order in which they are passed.
+    #[track_caller]
+    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> RoundParams<B> {
+        RoundParams {
+            sums: self.sums.pass(by),
+            dq: self.dq.pass(by),
+            softmax_scale: by.f32("softmax_scale", self.softmax_scale),
+            seqlen: by.u32("seqlen", self.seqlen),
+            decoder: self.decoder.map_named(&mut |name: &str, number| by.u32(name, number)),
+        }
+    }
+}
+
+impl SumsParams<Form> {
+    const FORM: SumsParams<Form> = SumsParams { address: Elem::F32, heads: (), blocks: () };
+}
+
+impl RoundParams<Form> {
+    /// Those of a kernel.
+    pub(super) fn form(spec: &RoundSpec, order: Order) -> RoundParams<Form> {
+        RoundParams {
+            sums: SumsParams::FORM,
+            dq: Strided::form("dq", spec.elem),
+            softmax_scale: (),
+            seqlen: (),
+            decoder: Decoder::new(TileCounts::ONE, order).map(|_| ()),
         }
     }
 }
@@ -194,6 +259,7 @@ impl DkvParams<Form> {
             group: (),
             dk: Strided::form("dk", spec.elem),
             dv: Strided::form("dv", spec.elem),
+            sums: spec.tile.adds_dq.then_some(SumsParams::FORM),
         }
     }
 }
@@ -230,6 +296,32 @@ impl StatsParams<Form> {
             pairs: (),
             heads: (),
             decoder: Decoder::new(TileCounts::ONE, order).map(|_| ()),
+            sums: spec.cleared_cols.map(|_| SumsParams::FORM),
+        }
+    }
+}
+
+impl SumsParams<Host> {
+    fn of(plan: &Plan, sums: BufferId) -> SumsParams<Host> {
+        let forward = plan.problem().forward();
+        SumsParams {
+            address: sums,
+            heads: forward.heads().q() as u32,
+            blocks: (forward.q().shape.seqlen as u32).div_ceil(ADDED_ROWS),
+        }
+    }
+}
+
+impl RoundParams<Host> {
+    /// The values of a launch with at least one block, which are numbered by `blocks`.
+    pub(super) fn of(plan: &Plan, blocks: &Schedule, sums: BufferId) -> RoundParams<Host> {
+        let (problem, forward) = (plan.problem(), plan.problem().forward());
+        RoundParams {
+            sums: SumsParams::of(plan, sums),
+            dq: Strided::of("dq", buffers::DQ, problem.dq()),
+            softmax_scale: forward.softmax_scale().natural() as f32,
+            seqlen: forward.q().shape.seqlen as u32,
+            decoder: blocks.decoder().expect("there is a block"),
         }
     }
 }
@@ -265,7 +357,12 @@ impl Inputs<Host> {
 
 impl DkvParams<Host> {
     /// The values of a launch.
-    pub(super) fn of(plan: &Plan, stats: Passed, ticket: Option<BufferId>) -> DkvParams<Host> {
+    pub(super) fn of(
+        plan: &Plan,
+        stats: Passed,
+        sums: Option<BufferId>,
+        ticket: Option<BufferId>,
+    ) -> DkvParams<Host> {
         let problem = plan.problem();
         DkvParams {
             inputs: Inputs::of(plan, plan.dkv(), ticket),
@@ -273,16 +370,22 @@ impl DkvParams<Host> {
             group: problem.forward().heads().group_size() as u32,
             dk: Strided::of("dk", buffers::DK, problem.dk()),
             dv: Strided::of("dv", buffers::DV, problem.dv()),
+            sums: sums.map(|sums| SumsParams::of(plan, sums)),
         }
     }
 }
 
 impl DqParams<Host> {
     /// The values of a launch.
-    pub(super) fn of(plan: &Plan, stats: BufferId, ticket: Option<BufferId>) -> DqParams<Host> {
+    pub(super) fn of(
+        plan: &Plan,
+        part: &Part<DqTile>,
+        stats: BufferId,
+        ticket: Option<BufferId>,
+    ) -> DqParams<Host> {
         let problem = plan.problem();
         DqParams {
-            inputs: Inputs::of(plan, plan.dq(), ticket),
+            inputs: Inputs::of(plan, part, ticket),
             stats,
             pairs: pairs(problem),
             heads: problem.forward().heads().q() as u32,
@@ -293,7 +396,7 @@ impl DqParams<Host> {
 
 impl StatsParams<Host> {
     /// The values of a launch with at least one tile.
-    pub(super) fn of(plan: &Plan, stats: BufferId) -> StatsParams<Host> {
+    pub(super) fn of(plan: &Plan, stats: BufferId, sums: Option<BufferId>) -> StatsParams<Host> {
         let (problem, forward) = (plan.problem(), plan.problem().forward());
         StatsParams {
             o: Strided::of("o", buffers::O, forward.o()),
@@ -305,6 +408,7 @@ impl StatsParams<Host> {
             pairs: pairs(problem),
             heads: forward.heads().q() as u32,
             decoder: plan.stats().decoder().expect("there is a tile"),
+            sums: sums.map(|sums| SumsParams::of(plan, sums)),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! What a plan of the backward pass lowers to.
 
-use fa3_ir::{BufferRole, Elem, Program};
-use fa3_sched::backward::Plan;
+use fa3_ir::{BufferId, BufferRole, Elem, Program};
+use fa3_sched::backward::{ADDED_ROWS, DqBy, Plan};
 use fa3_sched::{Schedule, Scheduler};
 use fa3_types::BackwardProblem;
 
 use super::BwdSpec;
-use super::params::{DkvParams, DqParams, StatsParams};
+use super::params::{DkvParams, DqParams, RoundParams, StatsParams};
 use crate::kernels::params::Fill;
 use crate::kernels::{Spec, tensors};
 
@@ -62,27 +62,43 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     // Of rows 2i and 2i + 1: -LSE · log₂e of both, then D of both.
     let [batch, heads, _] = lse;
     let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(problem), 4], BufferRole::Scratch);
-    let mut ticket = |name, schedule: &Schedule| {
-        let draws = schedule.scheduler() == Scheduler::DynamicPersistent;
-        draws.then(|| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket))
-    };
-    let tickets = [ticket("dkv_ticket", &plan.dkv().schedule), ticket("dq_ticket", &plan.dq().schedule)];
-
-    let [of_stats, of_dkv, of_dq] = BwdSpec::of(plan).map(Spec::Backward);
+    let sums = plan.dkv().tile.adds_dq.then(|| {
+        let blocks = (forward.q().shape.seqlen as u32).div_ceil(ADDED_ROWS);
+        let shape = [batch, heads, blocks, ADDED_ROWS, plan.dkv().tile.head_dim];
+        program.buffer("sums", Elem::F32, &shape, BufferRole::Scratch)
+    });
+    let [stats_spec, dkv_spec, dq_spec] = BwdSpec::of(plan).map(Spec::Backward);
     if plan.stats().grid() > 0 {
         let mut args = Fill::default();
-        _ = StatsParams::of(plan, stats).pass(&mut args);
-        program.step(of_stats, [plan.stats().grid(), 1, 1], args.0);
+        _ = StatsParams::of(plan, stats, sums).pass(&mut args);
+        program.step(stats_spec, [plan.stats().grid(), 1, 1], args.0);
     }
     if plan.dkv().schedule.grid() > 0 {
         let mut args = Fill::default();
-        _ = DkvParams::of(plan, program.tensor(stats), tickets[0]).pass(&mut args);
-        program.step(of_dkv, [plan.dkv().schedule.grid(), 1, 1], args.0);
+        let ticket = ticket(&mut program, "dkv_ticket", &plan.dkv().schedule);
+        _ = DkvParams::of(plan, program.tensor(stats), sums, ticket).pass(&mut args);
+        program.step(dkv_spec, [plan.dkv().schedule.grid(), 1, 1], args.0);
     }
-    if plan.dq().schedule.grid() > 0 {
-        let mut args = Fill::default();
-        _ = DqParams::of(plan, stats, tickets[1]).pass(&mut args);
-        program.step(of_dq, [plan.dq().schedule.grid(), 1, 1], args.0);
-    }
+    let mut args = Fill::default();
+    let grid = match plan.dq() {
+        DqBy::Kernel(part) if part.schedule.grid() > 0 => {
+            let ticket = ticket(&mut program, "dq_ticket", &part.schedule);
+            _ = DqParams::of(plan, part, stats, ticket).pass(&mut args);
+            part.schedule.grid()
+        }
+        DqBy::Additions(blocks) if blocks.grid() > 0 => {
+            let sums = sums.expect("what is added has a place");
+            _ = RoundParams::of(plan, blocks, sums).pass(&mut args);
+            blocks.grid()
+        }
+        DqBy::Kernel(_) | DqBy::Additions(_) => return program,
+    };
+    program.step(dq_spec, [grid, 1, 1], args.0);
     program
+}
+
+/// A counter from which CTAs fetch their tiles, if that is how they get them.
+fn ticket(program: &mut Program<Spec>, name: &'static str, schedule: &Schedule) -> Option<BufferId> {
+    let draws = schedule.scheduler() == Scheduler::DynamicPersistent;
+    draws.then(|| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket))
 }

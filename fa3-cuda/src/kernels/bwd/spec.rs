@@ -1,7 +1,7 @@
 //! What makes one backward kernel differ from another.
 
 use fa3_ir::{Elem, WgmmaType};
-use fa3_sched::backward::{DkvTile, DqTile, Part, Plan};
+use fa3_sched::backward::{DkvTile, DqBy, DqTile, Part, Plan};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
@@ -17,6 +17,8 @@ pub enum BwdSpec {
     Dkv(PartSpec<DkvTile>),
     /// dQ.
     Dq(PartSpec<DqTile>),
+    /// dQ from sums.
+    Round(RoundSpec),
 }
 
 /// Of the kernel of row statistics.
@@ -26,6 +28,19 @@ pub struct StatsSpec {
     pub elem: Elem,
     /// Their columns.
     pub head_dim_v: u32,
+    /// Columns of the sums of dQ, which it clears, if there are such.
+    pub cleared_cols: Option<u32>,
+}
+
+/// Of the kernel that rounds sums of dQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RoundSpec {
+    /// The elements of dQ: f16 or bf16.
+    pub elem: Elem,
+    /// Its columns.
+    pub head_dim: u32,
+    /// Those of the sums, at least as many.
+    pub cols: u32,
 }
 
 /// Of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the reach of a
@@ -54,9 +69,16 @@ impl BwdSpec {
     /// The specs of a plan's kernels, in the order in which they run.
     pub fn of(plan: &Plan) -> [BwdSpec; 3] {
         let forward = plan.problem().forward();
-        let stats = StatsSpec { elem: elem(forward.dtype()), head_dim_v: forward.head_dim_v() as u32 };
+        let (elem, head_dim) = (elem(forward.dtype()), forward.head_dim() as u32);
+        let cols = plan.dkv().tile.head_dim;
+        let dq = match plan.dq() {
+            DqBy::Kernel(part) => BwdSpec::Dq(PartSpec::of(plan, part, forward.mask())),
+            DqBy::Additions(_) => BwdSpec::Round(RoundSpec { elem, head_dim, cols }),
+        };
+        let cleared_cols = plan.dkv().tile.adds_dq.then_some(cols);
+        let stats = StatsSpec { elem, head_dim_v: forward.head_dim_v() as u32, cleared_cols };
         let dkv = PartSpec::of(plan, plan.dkv(), forward.mask().transposed());
-        [BwdSpec::Stats(stats), BwdSpec::Dkv(dkv), BwdSpec::Dq(PartSpec::of(plan, plan.dq(), forward.mask()))]
+        [BwdSpec::Stats(stats), BwdSpec::Dkv(dkv), dq]
     }
 }
 

@@ -1,10 +1,11 @@
-//! Row statistics: of every row D = rowsum(dO ∘ O) - dLSE, and -LSE in base 2, which the exponent of P adds.
+//! Row statistics: of every row D = rowsum(dO ∘ O) - dLSE, and -LSE in base 2, which the exponent of P adds. If dQ is added
+//! up in memory, the kernel clears the sums as well.
 //!
 //! They lie in pairs of rows, so that whoever has two neighbouring columns of Sᵀ loads 8 bytes of each. A row that sees
 //! no key, and one that pads the last pair, has -inf and 0: its P is 0 whatever its scores are.
 
 use fa3_ir::lang::*;
-use fa3_sched::backward::STATS_ROWS;
+use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};
 use fa3_sched::{Longest, Order, Tile};
 
 use super::StatsSpec;
@@ -13,6 +14,7 @@ use crate::kernels::params::{Declare, Form};
 use crate::kernels::parts::unpack::unpacked;
 
 const THREADS: u32 = 128;
+const _: () = assert!(STATS_ROWS == ADDED_ROWS, "a CTA clears the sums of its rows");
 /// Neighbouring threads that share a row.
 const LANES: u32 = 8;
 /// Elements that a thread loads at once: 16 bytes.
@@ -34,6 +36,10 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
         let first = m_block.mad(STATS_ROWS, tid >> LANES.ilog2());
         let rows: Vec<V<'_, B32>> = (0..STATS_ROWS / ROWS).map(|turn| first + turn * ROWS).collect();
 
+        // Blocks of rows are those of the sums.
+        if let Some((sums, cols)) = params.sums.as_ref().zip(spec.cleared_cols) {
+            sums.block(b, [batch, head, m_block], cols).clear(b);
+        }
         // All loads before the first sum.
         let loaded: Vec<Chunks<'_>> = rows
             .iter()

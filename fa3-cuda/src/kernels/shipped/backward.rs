@@ -4,7 +4,7 @@
 use fa3_ir::Elem;
 use fa3_sched::DeviceLimits;
 use fa3_sched::Scheduler;
-use fa3_sched::backward::{Division, DkvTile, DqTile, Plan};
+use fa3_sched::backward::{Division, DkvTile, DqTile, Plan, PlanOptions};
 use fa3_types::{BackwardSpec, Dtype, Mask, ProblemSpec, Shape};
 
 use super::Shipped;
@@ -39,20 +39,22 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
 fn specs(
     (head_dim, head_dim_v): (usize, usize),
     (dtype, mask, softcap, heads): (Dtype, Mask, Option<f64>, usize),
-) -> [BwdSpec; 3] {
+) -> Vec<BwdSpec> {
     let shape = Shape { batch: 1, seqlen: 100, heads, head_dim };
     let mut forward = ProblemSpec::dense(dtype, shape, shape).head_dim_v(head_dim_v).mask(mask);
     forward.softcap = softcap;
     let problem = BackwardSpec::contiguous(forward).validate().expect("shapes agree");
-    BwdSpec::of(
-        &Plan::new(&problem, &DeviceLimits::h100_sxm()).expect("there are tiles for these head dimensions"),
-    )
+    let plan = |options| {
+        Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).expect("the head dimensions have tiles")
+    };
+    let ways = [PlanOptions::default(), PlanOptions::default().deterministic()];
+    ways.into_iter().flat_map(|options| BwdSpec::of(&plan(options))).collect()
 }
 
 /// Whether it stands for others in slow tests: see [`Shipped::stands_for_others`].
 pub(super) fn stands_for_others(spec: &BwdSpec) -> bool {
     match spec {
-        BwdSpec::Stats(_) => true,
+        BwdSpec::Stats(_) | BwdSpec::Round(_) => true,
         BwdSpec::Dkv(spec) => stands(spec),
         BwdSpec::Dq(spec) => stands(spec),
     }
@@ -64,11 +66,16 @@ fn stands<T>(spec: &PartSpec<T>) -> bool {
 
 fn name(spec: &BwdSpec) -> String {
     match spec {
-        BwdSpec::Stats(spec) => format!("bwd/stats/{}/d{}", spec.elem, spec.head_dim_v),
+        BwdSpec::Stats(spec) => {
+            let clears = if spec.cleared_cols.is_some() { "/clears" } else { "" };
+            format!("bwd/stats/{}/d{}{clears}", spec.elem, spec.head_dim_v)
+        }
+        BwdSpec::Round(spec) => format!("bwd/round/{}/d{}", spec.elem, spec.head_dim),
         BwdSpec::Dkv(spec) => {
-            let DkvTile { tile_n, tile_m, stages, division, .. } = spec.tile;
+            let DkvTile { tile_n, tile_m, stages, division, adds_dq, .. } = spec.tile;
             let divided = if division == Division::Gradients { "/divided" } else { "" };
-            format!("{}{divided}", named("dkv", spec, &format!("{tile_n}x{tile_m}x{stages}")))
+            let adds = if adds_dq { "/adds-dq" } else { "" };
+            format!("{}{divided}{adds}", named("dkv", spec, &format!("{tile_n}x{tile_m}x{stages}")))
         }
         BwdSpec::Dq(spec) => {
             let DqTile { tile_m, tile_n, k_stages, v_stages, .. } = spec.tile;

@@ -41,7 +41,7 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
         let mut dv = Frag::zeros(b, spec.tile.head_dim_v);
         b.if_uniform(dkv.visits(&work), || {
             let k = k.wait();
-            dkv.for_each_block(&work, |block| {
+            dkv.for_each_block(&work, |_, block| {
                 let q = q.wait();
                 let [q_tile, stats] = q.tiles();
                 let s = gemm(k.tile(), q_tile.t(), Fresh);
@@ -78,7 +78,7 @@ pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
         let mut dk = Frag::zeros(b, spec.tile.head_dim);
         b.if_uniform(dkv.visits(&work), || {
             let v = v.wait();
-            dkv.for_each_block(&work, |_| {
+            dkv.for_each_block(&work, |_, _| {
                 let dout = dout.wait();
                 let dp = gemm(v.tile(), dout.tile().t(), Fresh);
                 let q = q.wait();

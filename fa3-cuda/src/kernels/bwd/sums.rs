@@ -1,0 +1,81 @@
+//! Sums of dQ in f32, to which CTAs add in any order: blocks of 64 rows of a head, each as the registers of the 128
+//! threads that computed it, four at a time. The last kernel, which rounds them, has the same registers.
+
+use fa3_ir::lang::*;
+use fa3_sched::backward::ADDED_ROWS;
+use fa3_sched::{Longest, Order, Tile};
+
+use super::RoundSpec;
+use super::gradients::{registers, write};
+use super::params::{RoundParams, SumsParams};
+use crate::kernels::params::{Declare, Form, InKernel};
+
+/// Threads that have a block.
+const THREADS: u32 = 128;
+
+/// A thread's numbers of one block.
+pub(super) struct Block<'k> {
+    first: V<'k, B64>,
+    cols: u32,
+}
+
+impl<'k> SumsParams<InKernel<'k>> {
+    /// The calling thread's part of a block of a head.
+    #[track_caller]
+    pub(super) fn block(
+        &self,
+        b: &'k Builder,
+        [batch, head, block]: [V<'k, B32>; 3],
+        cols: u32,
+    ) -> Block<'k> {
+        let index = batch.mad(self.heads, head).mul_wide(self.blocks) + block.to_u64();
+        let tid = b.tid() & (THREADS - 1);
+        let first = tid.mad_wide(16, self.address + index * u64::from(4 * ADDED_ROWS * cols));
+        Block { first, cols }
+    }
+}
+
+impl<'k> Block<'k> {
+    /// Where groups of four of the thread's numbers are.
+    fn groups(&self) -> impl Iterator<Item = GlobalAddr> + use<'k> {
+        let first = self.first;
+        (0..self.cols / 8).map(move |group| first.at((16 * THREADS * group) as i32))
+    }
+
+    /// Adds a fragment of as many columns.
+    #[track_caller]
+    pub(super) fn add(&self, b: &'k Builder, dq: &Frag<'k>) {
+        for (at, four) in self.groups().zip(registers(dq).chunks_exact(4)) {
+            b.reduce_add_vector(at, [four[0], four[1], four[2], four[3]]);
+        }
+    }
+
+    /// Makes them zeros.
+    #[track_caller]
+    pub(super) fn clear(&self, b: &'k Builder) {
+        self.groups().for_each(|at| b.store_vector(at, [0.0_f32; 4]));
+    }
+
+    /// The sums.
+    #[track_caller]
+    fn load(&self, b: &'k Builder) -> Frag<'k> {
+        let mut frag = Frag::zeros(b, self.cols);
+        let numbers: Vec<V<'k, F32>> = self.groups().flat_map(|at| b.load_vector::<F32, 4>(at)).collect();
+        frag.map(|_, at| numbers[at.index()]);
+        frag
+    }
+}
+
+/// The kernel that rounds them.
+pub(super) fn kernel(spec: &RoundSpec) -> Kernel {
+    Kernel::build("bwd_round", Launch::threads(THREADS), |b| {
+        let order = Order::LongestFirst { section: 1, longest: Longest::First };
+        let params = RoundParams::<Form>::form(spec, order).pass(&mut Declare(b));
+        b.launch_dependents();
+        b.grid_dependency_wait();
+        let Tile { m_block, head, batch, split: _ } = params.decoder.decode(b.cta_x());
+        let dq = params.sums.block(b, [batch, head, m_block], spec.cols).load(b);
+        let to = [batch, head, m_block.mad(ADDED_ROWS, b.frag_row())];
+        write(dq, Some(params.softmax_scale), &params.dq, to, params.seqlen, (spec.elem, spec.head_dim));
+    })
+}
