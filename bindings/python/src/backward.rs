@@ -31,12 +31,13 @@ struct Made {
 pub(crate) struct Call {
     forward: call::Call,
     dout: TensorDesc,
+    deterministic: bool,
 }
 
 impl Call {
     /// Of this forward pass, for a gradient of O that looks like this.
-    pub(crate) fn new(forward: call::Call, dout: TensorDesc) -> Call {
-        Call { forward, dout }
+    pub(crate) fn new(forward: call::Call, dout: TensorDesc, deterministic: bool) -> Call {
+        Call { forward, dout, deterministic }
     }
 
     /// The problem, with contiguous O, dQ, dK and dV.
@@ -94,6 +95,8 @@ fn make(call: &Call) -> Result<Made, Error> {
     let problem = call.problem().map_err(BackwardError::from)?;
     let device = open(call.forward.device())?;
     let sms = without(device.limits().sms, call.forward.sm_margin())?;
-    let backward = Backward::with(&device, &problem, &PlanOptions::default().sms(sms))?;
+    let mut options = PlanOptions::default().sms(sms);
+    options.deterministic = call.deterministic;
+    let backward = Backward::with(&device, &problem, &options)?;
     Ok(Made { device, backward })
 }

@@ -97,11 +97,14 @@ mod _fa3 {
         }
     }
 
-    /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, workspace)
+    /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, workspace,
+    /// deterministic=True)
     ///
     /// Puts the backward pass on a stream of a device and returns 0 at once. q, k, v and dout are (dtype, address, shape,
     /// strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as forward
     /// wrote them, dlse of lse's shape or None, and dq, dk and dv of q's, k's and v's shapes and dtype, which are written.
+    ///
+    /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
     /// workspace is None, or (address, bytes) of memory that holds zeros where the stream is now, aligned to 256. The
     /// result is not 0 if there must be one and None was given. Then it says how many bytes it needs, and nothing was
@@ -110,6 +113,10 @@ mod _fa3 {
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
     #[pyfunction]
+    #[pyo3(signature = (
+        device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, workspace,
+        deterministic = true
+    ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn backward(
         py: Python<'_>,
@@ -130,6 +137,7 @@ mod _fa3 {
         softcap: Option<Number<f64>>,
         sm_margin: Number<i64>,
         workspace: Option<(u64, usize)>,
+        deterministic: bool,
     ) -> PyResult<usize> {
         let options = Options {
             softmax_scale: softmax_scale.map(|Number(scale)| scale),
@@ -141,7 +149,7 @@ mod _fa3 {
             output: None,
         };
         let forward = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
-        let call = gradients::Call::new(forward, desc(&dout)?);
+        let call = gradients::Call::new(forward, desc(&dout)?, deterministic);
         let [q, k, v, o, lse, dout] = [q.1, k.1, v.1, o, lse, dout.1].map(Address);
         let [dq, dk, dv] = [dq, dk, dv].map(Address);
         let dlse = dlse.map(Address);

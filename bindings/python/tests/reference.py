@@ -1,4 +1,4 @@
-"""Attention by its definition, the error law that judges a result by it, and quantization by its definition."""
+"""Attention by its definition, its gradients, the error law that judges results by them, and quantization by its definition."""
 
 import math
 
@@ -6,10 +6,23 @@ import torch
 
 
 def standard(q, k, v, scale=None, window=(-1, -1), softcap=0.0, dtype=torch.float64):
-    """O and LSE, computed and rounded in `dtype` as a framework without a fused kernel does."""
+    """O and LSE, computed and rounded in `dtype` as a framework without a fused kernel does. Autograd can differentiate it."""
+    q, k, v = heads_first(q, k, v, dtype)
+    scores, empty = scores_of(q, k, scale, window, softcap)
+    # A row without visible keys: 0, where softmax would say NaN.
+    p = scores.softmax(-1).masked_fill(empty, 0)
+    return (p @ v).transpose(1, 2), scores.logsumexp(-1).masked_fill(empty.squeeze(-1), -math.inf)
+
+
+def heads_first(q, k, v, dtype):
+    """Q, K and V (batch, heads_q, seqlen, head_dim)."""
     q, k, v = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    return q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+
+
+def scores_of(q, k, scale, window, softcap):
+    """Scores, those of hidden keys -inf, and which rows see no key: their scores are as without a mask."""
     scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap:
         scores = softcap * (scores / softcap).tanh()
@@ -22,18 +35,57 @@ def standard(q, k, v, scale=None, window=(-1, -1), softcap=0.0, dtype=torch.floa
         hidden |= distance > left
     if right >= 0:
         hidden |= distance < -right
-    scores = scores.masked_fill(hidden, -math.inf)
-    # A row without visible keys: 0, where softmax would say NaN.
-    p = scores.softmax(-1).masked_fill(hidden.all(-1, keepdim=True), 0)
-    return (p @ v).transpose(1, 2), scores.logsumexp(-1)
+    empty = hidden.all(-1, keepdim=True)
+    return scores.masked_fill(hidden & ~empty, -math.inf), empty
+
+
+def gradients(q, k, v, dout, dlse=None, scale=None, window=(-1, -1), softcap=0.0, dtype=torch.float64, magnitudes=False):
+    """dQ, dK and dV by the chain rule, each matrix rounded to `dtype`. As in fused kernels, D is that of the rounded O.
+
+    With `magnitudes` they are the sums of the absolute values of what is added up, dP, D and dLSE taken apart.
+    """
+    heads = (k.shape[2], q.shape[2] // k.shape[2])
+    q, k, v = heads_first(q, k, v, dtype)
+    dout = dout.to(dtype).transpose(1, 2)
+    scores, empty = scores_of(q, k, scale, window, softcap)
+    p = scores.softmax(-1).masked_fill(empty, 0)
+    o = p @ v
+    if magnitudes:
+        q, k, v, dout, o = q.abs(), k.abs(), v.abs(), dout.abs(), -o.abs()
+        dlse = None if dlse is None else dlse.abs()
+    # The matrices of one type, what lies between them not rounded to 16 bits.
+    wide = torch.promote_types(dtype, torch.float32)
+    dp = dout @ v.transpose(-1, -2)
+    delta = (dout.to(wide) * o.to(wide)).sum(-1, keepdim=True)
+    if dlse is not None:
+        delta = delta - dlse.to(wide).unsqueeze(-1)
+    ds = p.to(wide) * (dp.to(wide) - delta) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap:
+        # Hidden scores are -inf, and their P is 0.
+        ds = ds * (1 - (scores.to(wide) / softcap).clamp(min=-1).square())
+    ds = ds.to(dtype)
+    dq, dk, dv = ds @ k, ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ dout
+    dk, dv = (x.unflatten(1, heads).sum(2) for x in (dk, dv))
+    return tuple(x.transpose(1, 2) for x in (dq, dk, dv))
+
+
+def law_of(oracle, baseline, lse, magnitude, dtype):
+    """How far from the oracle a result may be: 2 max |baseline - oracle| + atol + noise.
+
+    atol is what adding and subtracting 0.3 costs in `dtype`, noise the rounding of exponents to float32.
+    """
+    rounded = oracle.to(dtype)
+    atol = 2 * ((rounded + 0.3 - 0.3) - rounded).abs().max().item()
+    seen = lse[lse.isfinite()]
+    size = 1 + (seen.abs().max().item() if seen.numel() else 0)
+    noise = 8 * 2.0**-24 * size * (magnitude.abs().max().item() if magnitude.numel() else 0)
+    return 2 * (baseline - oracle).abs().max().item() + atol + noise
 
 
 def judge(out, lse, q, k, v, **options):
     """Fails unless O and LSE are as near to the definition as their precision can be expected to be.
 
-    The law: max |o - oracle| <= 2 max |standard - oracle| + atol + noise. The oracle is float64, `standard` attention is computed
-    in the precision of O on the same inputs. atol is what adding and subtracting 0.3 costs in that precision, noise the
-    rounding of exponents to float32.
+    The oracle is float64, the baseline `standard` attention in the precision of O on the same inputs.
     """
     assert out.dtype == q.dtype and lse.dtype == torch.float32
     assert out.is_contiguous() and lse.is_contiguous()
@@ -42,18 +94,38 @@ def judge(out, lse, q, k, v, **options):
     assert (out.shape, lse.shape) == (oracle.shape, oracle_lse.shape)
     if oracle.numel() == 0:
         return
-    rounded = oracle.to(q.dtype)
-    atol = 2 * ((rounded + 0.3 - 0.3) - rounded).abs().max().item()
     seen = oracle_lse.isfinite()
-    size = 1 + (oracle_lse[seen].abs().max().item() if seen.any() else 0)
-    noise = 8 * 2.0**-24 * size * (v.abs().max().item() if v.numel() else 0)
-    bound = 2 * (baseline - oracle).abs().max().item() + atol + noise
+    bound = law_of(oracle, baseline, oracle_lse, v, q.dtype)
     error = (out - oracle).abs().max().item()
     assert error <= bound, f"o is {error:.3e} from the oracle where the law allows {bound:.3e}"
     assert (lse[~seen] == -math.inf).all(), "lse of rows that see no key"
     assert (out.transpose(1, 2)[~seen] == 0).all(), "o of rows that see no key"
     off = (lse - oracle_lse)[seen].abs() / oracle_lse[seen].abs().clamp(min=1)
     assert (off <= 1e-5).all(), f"lse is {off.max().item():.3e} from the oracle, relative to max(1, |oracle|)"
+
+
+def judge_gradients(results, q, k, v, dout=None, dlse=None, **options):
+    """Fails unless dQ, dK and dV are as near to float64 autograd as their precision can be expected to be.
+
+    The baseline is `gradients` in their precision. What nothing is added up for is 0.
+    """
+    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    o, lse = standard(*leaves, **options)
+    dout = torch.zeros_like(o) if dout is None else dout.to(o.dtype)
+    dlse = torch.zeros_like(lse) if dlse is None else dlse
+    oracles = torch.autograd.grad((o, lse), leaves, (dout, dlse.to(lse.dtype)))
+    baselines = gradients(q, k, v, dout, dlse, dtype=q.dtype, **options)
+    magnitudes = gradients(q, k, v, dout, dlse, magnitudes=True, **options)
+    for name, x, like, oracle, baseline, magnitude in zip(
+        ("dq", "dk", "dv"), results, (q, k, v), oracles, baselines, magnitudes, strict=True
+    ):
+        assert (x.dtype, x.shape, x.is_contiguous()) == (like.dtype, like.shape, True), name
+        if x.numel() == 0:
+            continue
+        bound = law_of(oracle, baseline, lse.detach(), magnitude, q.dtype)
+        error = (x - oracle).abs().max().item()
+        assert error <= bound, f"{name} is {error:.3e} from the oracle where the law allows {bound:.3e}"
+        assert (x[magnitude == 0] == 0).all(), f"{name} where nothing is added up"
 
 
 def rotated(x, cos, sin, interleaved=False, positions=0):

@@ -28,6 +28,11 @@ def forward(
     extension.forward(device, 0, q, k, v, 0x10000, 0x20000, (None,) * 3, *options, None)
 
 
+def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), dlse=None, dq=0x200000, softcap=None):
+    at = (0x100000, 0x180000, dlse, dq, 0x300000, 0x400000)
+    extension.backward(NO_SUCH_DEVICE, 0, q, k, v, dout, *at, None, (-1, -1), softcap, 0, None)
+
+
 def quantize(x=tensor(), scales=0x20000, rotation=None, seed=None, block_rows=128, scale=None):
     extension.quantize(NO_SUCH_DEVICE, 0, x, 0x10000, scales, rotation, seed, block_rows, scale, False)
 
@@ -107,6 +112,22 @@ def test_bad_problems_are_value_errors(arguments, sentence):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
+        (dict(dout=tensor(dtype="f16")), "dout is f16, expected bf16"),
+        (dict(dout=tensor((2, 15, 4, 64))), "dout has seqlen 15, expected 16"),
+        (dict(dout=tensor(strides=(4096, 256, 64, 0))), "dout has stride 0 in head_dim, expected 1"),
+        (dict(dout=tensor(strides=(4096, 258, 64, 1))), "dout has stride 258 in seqlen, not a multiple of 8 elements"),
+        (dict(k=tensor((2, 16, 3, 64)), v=tensor((2, 16, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
+        (dict(softcap=-2.0), "soft cap -2 is outside 1e-18 to 1e18"),
+    ],
+)
+def test_bad_gradients_are_value_errors(arguments, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        backward(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
         (dict(x=tensor(dtype="f32")), "x is f32, expected f16 or bf16"),
         (dict(x=tensor((2, 16, 4, 72))), "codes has head_dim 72, not a multiple of 16 as e4m3 needs (16-byte rows)"),
         (dict(x=tensor((2, 16, 4, 272))), "x has head_dim 272, more than 256"),
@@ -150,5 +171,7 @@ def test_other_types_are_type_errors():
 def test_a_missing_device_is_a_runtime_error():
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         forward()
+    with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
+        backward()
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         quantize(rotation=rotation(), seed=2**64 - 1)

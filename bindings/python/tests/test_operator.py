@@ -7,7 +7,6 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from reference import standard
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad
 
 from fa3 import flash_attn_func
 
@@ -89,13 +88,3 @@ def test_fake_tensors_of_other_ranks_are_refused():
         q, k = (torch.empty(*shape, dtype=BF16, device="cuda") for shape in ((64, 8, 128), (2, 64, 8, 128)))
         with pytest.raises(ValueError, match="^q has 3, k 4 and v 4 dimensions, expected 4"):
             flash_attn_func(q, k, k)
-
-
-def test_derivatives_are_refused_in_graphs_and_forward_mode():
-    with FakeTensorMode():
-        x = torch.empty(2, 64, 8, 128, dtype=BF16, device="cuda")
-        with pytest.raises(NotImplementedError, match="requires grad, and there is no backward pass yet"):
-            flash_attn_func(x, x.clone().requires_grad_(), x)
-    x = normal(1, 8, 2, 64)
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="has a tangent, and there is no derivative yet"):
-        flash_attn_func(forward_ad.make_dual(x, x), x, x)

@@ -19,6 +19,25 @@ def forward(
     fp8: tuple[bool, int | None, str | None] | None,
     workspace: tuple[int, int] | None,
 ) -> int: ...
+def backward(
+    device: int,
+    stream: int,
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    dout: _Tensor,
+    o: int,
+    lse: int,
+    dlse: int | None,
+    dq: int,
+    dk: int,
+    dv: int,
+    softmax_scale: float | None,
+    window: tuple[int, int],
+    softcap: float | None,
+    sm_margin: int,
+    workspace: tuple[int, int] | None,
+) -> int: ...
 def quantize(
     device: int,
     stream: int,

@@ -1,9 +1,9 @@
-"""FlashAttention-3's interface. The forward pass for now; what cannot be done is refused, never ignored."""
+"""FlashAttention-3's interface. What cannot be done is refused, never ignored."""
 
 import torch
 from torch import Tensor
 
-from . import operator
+from . import gradient, operator
 
 
 def flash_attn_func(
@@ -30,6 +30,11 @@ def flash_attn_func(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their device.
 
+    O and LSE are differentiable in q, k and v of float16 and bfloat16, once and in reverse mode. If one of the three requires
+    grad, q, k, v, O and LSE are kept for the backward pass, which writes contiguous gradients of all three, and takes a
+    workspace of 8 bytes for each row of a head of q. It reads the gradient of O with its own strides, and copies it only where
+    those are not as q's must be.
+
     Arguments:
         q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8 (of
             16 for float8_e4m3fn).
@@ -46,21 +51,22 @@ def flash_attn_func(
         softcap: scores s become softcap * tanh(s / softcap); 0 is no cap.
         num_splits: 1, or 0 for the library's choice, which is 1.
         pack_gqa: None or False.
-        deterministic: makes no difference, the result always has the same bits.
-        sm_margin: how many SMs of the GPU to leave to others.
+        deterministic: makes no difference: results and gradients always have the same bits.
+        sm_margin: how many SMs of the GPU to leave to others, in the backward pass as well.
         return_attn_probs: whether to return LSE as well.
         v_transposed: v is float8_e4m3fn (batch, heads_kv, head_dim_v, keys) as `quantize(..., transposed=True)` writes it,
             which is faster.
         out_dtype: that of O. Where q is float8_e4m3fn it is bfloat16 or float16, else q's own.
 
     Returns:
-        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn, contiguous. With
-        return_attn_probs (O, LSE), LSE float32 (batch, heads_q, seqlen_q): the natural logarithm of the sum of
-        exp(score). A query that sees no key has O = 0 and LSE = -inf. Of float8_e4m3fn, exp(score) is rounded to
-        e4m3, so that LSE is typically off by less than 0.01, and by up to 0.09 for a thousand keys.
+        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn, contiguous.
+        With return_attn_probs (O, LSE), LSE float32 (batch, heads_q, seqlen_q): the natural logarithm of the sum of
+        exp(score). A query that sees no key has O = 0, LSE = -inf and a gradient of 0. Of float8_e4m3fn, exp(score) is
+        rounded to e4m3, so that LSE is typically off by less than 0.01, and by up to 0.09 for a thousand keys.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet, or a tensor that requires grad.
+        NotImplementedError: an argument that is not supported yet, a float8_e4m3fn tensor or its scale that requires grad, a
+            tensor with a tangent (forward mode), or a second derivative.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: what the driver says.
     """
@@ -77,7 +83,10 @@ def flash_attn_func(
     descales = [x for x in (q_descale, k_descale, v_descale) if x is not None]
     options += (q_descale, k_descale, v_descale, v_transposed, out_dtype)
     if operator.is_plain(q, k, v, *descales):
-        out, lse = operator.launch(q, k, v, *options, return_attn_probs)
+        if operator.needs_grad(q, k, v, *descales):
+            out, lse = gradient.Attention.apply(q, k, v, *options)
+        else:
+            out, lse = operator.launch(q, k, v, *options, return_attn_probs)
     else:
         out, lse = _traced(q, k, v, *options)
     return (out, lse) if return_attn_probs else out
@@ -98,7 +107,7 @@ def flash_attn_qkvpacked_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`flash_attn_func` of Q, K and V in one tensor, of which nothing is copied.
+    """`flash_attn_func` of Q, K and V in one tensor, of which nothing is copied. Torch puts their gradients into one tensor.
 
     qkv is (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_kv, head_dim) with num_heads_q given.
     """
@@ -137,9 +146,11 @@ def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
 
 
 def _traced(q: Tensor, k: Tensor, v: Tensor, *options) -> tuple[Tensor, Tensor]:
-    """`operator.launch` as the operator that tracers, fake tensors and other subclasses know."""
+    """The same as the operator that tracers, fake tensors and other subclasses know, or as torch.func's transforms want it."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
-    operator.refuse_grad("q, k or v", q, k, v)
+    operator.refuse_tangents("q, k or v", q, k, v)
+    if operator.is_transformed():
+        return gradient.TransformedAttention.apply(q, k, v, *options)
     return torch.ops.fa3.forward(q, k, v, *options)

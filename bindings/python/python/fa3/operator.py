@@ -32,19 +32,11 @@ def launch(
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device."""
-    refuse_grad("q, k or v", q, k, v)
     refuse_tangents("q, k or v", q, k, v)
     device = q.get_device()
     if not (q.is_cuda and k.is_cuda and v.is_cuda and k.get_device() == device and v.get_device() == device):
         raise ValueError(f"q is on {q.device}, k on {k.device} and v on {v.device}, expected one CUDA device")
-    try:
-        q_raw = (_DTYPES[q.dtype], q.data_ptr(), q.shape, q.stride())
-        k_raw = (_DTYPES[k.dtype], k.data_ptr(), k.shape, k.stride())
-        v_raw = (_DTYPES[v.dtype], v.data_ptr(), v.shape, v.stride())
-    except KeyError as error:
-        raise TypeError(
-            f"a tensor is {error}, expected torch.float16, torch.bfloat16 or torch.float8_e4m3fn"
-        ) from None
+    q_raw, k_raw, v_raw = raw(q), raw(k), raw(v)
     if out_dtype is not None and out_dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"out_dtype is {out_dtype}, expected torch.float16 or torch.bfloat16")
     output = None if out_dtype is None else _DTYPES[out_dtype]
@@ -94,33 +86,53 @@ def is_plain(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() != 0:
         return False
+    if torch._C._are_functorch_transforms_active():
+        return False
     for tensor in tensors:
         if type(tensor) is not Tensor or tensor.is_neg() or tensor._is_zerotensor():
             return False
     return True
 
 
-def refuse_grad(names: str, *tensors: Tensor) -> None:
-    """A result that silently has no gradient would be a wrong one."""
+def is_transformed() -> bool:
+    """Whether the call is inside of torch.func's transforms. Compilers have their own ways through those."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def needs_grad(*tensors: Tensor) -> bool:
+    """Whether autograd wants to know of the call."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor.requires_grad:
-                raise NotImplementedError(
-                    f"{names} requires grad, and there is no backward pass yet: use torch.no_grad()"
-                )
+                return True
+    return False
 
 
 def refuse_tangents(names: str, *tensors: Tensor) -> None:
-    """The same of forward mode."""
+    """A result that silently has no tangent would be a wrong one."""
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise NotImplementedError(f"{names} has a tangent, and there is no derivative yet")
+        raise NotImplementedError(f"{names} has a tangent, and there is no derivative in forward mode")
+
+
+def raw(tensor: Tensor) -> tuple:
+    """What the extension module sees of a tensor: (dtype, address, shape, strides)."""
+    try:
+        return _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.shape, tensor.stride()
+    except KeyError as error:
+        raise TypeError(
+            f"a tensor is {error}, expected torch.float16, torch.bfloat16 or torch.float8_e4m3fn"
+        ) from None
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """As kernels read what has no strides for them: contiguous, from a multiple of 16 bytes on. May be the tensor itself."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def _output(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dtype | None) -> Tensor:
     """A new, contiguous tensor for O (batch, seqlen_q, heads_q, head_dim_v), of bfloat16 if Q is of float8."""
-    if not q.dim() == k.dim() == v.dim() == 4:
-        given = f"q has {q.dim()}, k {k.dim()} and v {v.dim()} dimensions"
-        raise ValueError(f"{given}, expected 4: (batch, seqlen, heads, head_dim)")
+    check_ranks(q, k, v)
     if dtype is None:
         dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
     if v_transposed:
@@ -131,6 +143,13 @@ def _output(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dt
     batch, seqlen, heads, _ = q.shape
     # Torch reads extents faster one by one than from a tuple.
     return q.new_empty(batch, seqlen, heads, head_dim_v, dtype=dtype)
+
+
+def check_ranks(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """They have four dimensions."""
+    if not q.dim() == k.dim() == v.dim() == 4:
+        given = f"q has {q.dim()}, k {k.dim()} and v {v.dim()} dimensions"
+        raise ValueError(f"{given}, expected 4: (batch, seqlen, heads, head_dim)")
 
 
 def _check_transposed(k: Tensor, v: Tensor) -> None:
@@ -165,7 +184,6 @@ def _descales(q: Tensor, k: Tensor, *given: Tensor | None) -> tuple[list[Tensor 
         if x.dtype != torch.float32 or tuple(x.shape) != shape or x.device != q.device:
             found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
             raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: {what}")
-        refuse_grad(name, x)
         refuse_tangents(name, x)
     return [None if x is None else x.contiguous() for x in given], rows
 

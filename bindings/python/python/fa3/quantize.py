@@ -65,7 +65,7 @@ def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, 
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
         if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
-    operator.refuse_grad("x, cos or sin", x, *_given(cos, sin))
+    _refuse_derivatives(x, *_given(cos, sin))
     if hadamard_seed is not None and hadamard_seed >= _SEEDS // 2:
         hadamard_seed -= _SEEDS
     options = (interleaved, first_position, hadamard_seed, block_rows, scale, transposed)
@@ -86,8 +86,7 @@ def _launch(
 ) -> tuple[Tensor, Tensor]:
     """Codes and scales of tensors on a GPU. An operator's integers have signs: a seed counts modulo 2^64."""
     tensors = (x, *_given(cos, sin, positions))
-    operator.refuse_grad("x, cos or sin", *tensors)
-    operator.refuse_tangents("x, cos or sin", *tensors)
+    _refuse_derivatives(*tensors)
     device = x.get_device()
     if not all(tensor.is_cuda and tensor.get_device() == device for tensor in tensors):
         places = ", ".join(str(tensor.device) for tensor in tensors)
@@ -95,12 +94,12 @@ def _launch(
     _check(x, cos, sin, positions, interleaved, first_position, block_rows)
     rotation = None
     if cos is not None:
-        cos, sin = _dense(cos, torch.float32), _dense(sin, torch.float32)
+        cos, sin = operator.dense(cos.to(torch.float32)), operator.dense(sin.to(torch.float32))
         listed = None
         if positions is not None:
             # One that int32 cannot hold is in no table, and neither are these.
             wide = positions.dtype == torch.int64
-            positions = _dense(positions.clamp(-1, 2**31 - 1) if wide else positions, torch.int32)
+            positions = operator.dense(positions.clamp(-1, 2**31 - 1).to(torch.int32) if wide else positions)
             listed = positions.data_ptr()
         rows, pairs = cos.shape
         rotation = (cos.data_ptr(), sin.data_ptr(), rows, 2 * pairs, interleaved, listed, first_position)
@@ -118,6 +117,13 @@ def _launch(
         transposed,
     )
     return codes, x.new_full((1,), scale, dtype=torch.float32) if scales is None else scales
+
+
+def _refuse_derivatives(*tensors: Tensor) -> None:
+    """Codes that silently have no gradient would be wrong ones."""
+    if operator.needs_grad(*tensors):
+        raise NotImplementedError("x, cos or sin requires grad, and codes have no gradients: use torch.no_grad()")
+    operator.refuse_tangents("x, cos or sin", *tensors)
 
 
 def _check(x, cos, sin, positions, interleaved, first_position, block_rows) -> None:
@@ -150,12 +156,6 @@ def _check(x, cos, sin, positions, interleaved, first_position, block_rows) -> N
 
 def _given(*tensors: Tensor | None) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
-
-
-def _dense(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """As kernels read tables: contiguous, from a multiple of 16 bytes on. It may be the tensor itself."""
-    tensor = tensor.to(dtype).contiguous()
-    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def _codes(x: Tensor, transposed: bool) -> Tensor:

@@ -1,0 +1,178 @@
+"""The gradients of attention: the torch operator `fa3::backward`, and what autograd knows of `fa3::forward`."""
+
+import torch
+from torch import Tensor
+
+from . import _fa3, operator
+
+# `fa3::forward` takes so many arguments besides q, k and v, which have no gradients.
+_WITHOUT_GRADIENT = (None,) * 10
+
+
+def launch(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    softmax_scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    sm_margin: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device."""
+    given = _given(dout, q, k, v, o, lse, dlse)
+    operator.refuse_tangents("a tensor of the backward pass", *given)
+    device = q.get_device()
+    if not all(x.is_cuda and x.get_device() == device for x in given):
+        raise ValueError(f"tensors are on {', '.join(str(x.device) for x in given)}, expected one CUDA device")
+    _check(dout, q, k, v, o, lse, dlse)
+    # Copies are kept until the launch. Their memory may be used again after it, in the order of the stream.
+    dout, o, lse = _readable(dout), operator.dense(o), operator.dense(lse)
+    dlse = None if dlse is None else operator.dense(dlse)
+    dq, dk, dv = _gradients(q, k, v)
+    arguments = (
+        device,
+        torch._C._cuda_getCurrentRawStream(device),
+        operator.raw(q),
+        operator.raw(k),
+        operator.raw(v),
+        operator.raw(dout),
+        o.data_ptr(),
+        lse.data_ptr(),
+        None if dlse is None else dlse.data_ptr(),
+        dq.data_ptr(),
+        dk.data_ptr(),
+        dv.data_ptr(),
+        softmax_scale,
+        (window_left, window_right),
+        softcap or None,
+        sm_margin,
+    )
+    missing = _fa3.backward(*arguments, None)
+    if missing:
+        workspace = q.new_zeros(missing, dtype=torch.uint8)
+        _fa3.backward(*arguments, (workspace.data_ptr(), missing))
+    return dq, dk, dv
+
+
+def _check(dout, q, k, v, o, lse, dlse) -> None:
+    """Refuses what the extension module does not see, since it is given addresses."""
+    operator.check_ranks(q, k, v)
+    batch, seqlen, heads, _ = q.shape
+    of_o = (q.dtype, (batch, seqlen, heads, v.shape[3]), "(batch, seqlen_q, heads_q, head_dim_v)")
+    of_lse = (torch.float32, (batch, heads, seqlen), "(batch, heads_q, seqlen_q)")
+    for name, x, (dtype, shape, what) in (("dout", dout, of_o), ("o", o, of_o), ("lse", lse, of_lse), ("dlse", dlse, of_lse)):
+        if x is not None and (x.dtype != dtype or x.shape != shape):
+            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {dtype} {shape}: {what}")
+
+
+def _readable(dout: Tensor) -> Tensor:
+    """The tensor itself if kernels can read its strides and its address, or else a copy."""
+    *outer, last = dout.stride()
+    if last != 1 or dout.data_ptr() % 16 != 0:
+        return operator.dense(dout)
+    for extent, stride in zip(dout.shape, outer):
+        if extent > 1 and stride % 8 != 0:
+            return operator.dense(dout)
+    return dout
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """New, contiguous tensors for dQ, dK and dV."""
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    return dq, dk, dv
+
+
+def _given(*tensors: Tensor | None) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _save(ctx, inputs, output) -> None:
+    """What the backward pass needs of the forward pass. A gradient that nobody has is None there."""
+    q, k, v, *options = inputs
+    if q.dtype == torch.float8_e4m3fn and any(ctx.needs_input_grad):
+        raise NotImplementedError(f"q is {q.dtype}, for which attention has no gradients: use torch.no_grad()")
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.options = options[:5]
+
+
+def _backward(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of the forward pass's arguments."""
+    if dout is None and dlse is None:
+        return (None, None, None, *_WITHOUT_GRADIENT)
+    q, k, v, o, lse = ctx.saved_tensors
+    if dout is None:
+        # One row of zeros for all.
+        dout = o.new_zeros(o.shape[3]).expand(o.shape)
+    tensors = (dout, q, k, v, o, lse, dlse)
+    if operator.is_plain(*_given(*tensors)) and not operator.needs_grad(*_given(*tensors)):
+        gradients = launch(*tensors, *ctx.options)
+    elif operator.is_transformed():
+        gradients = _TransformedGradient.apply(*tensors, *ctx.options)
+    else:
+        gradients = torch.ops.fa3.backward(*tensors, *ctx.options)
+    return (*gradients, *_WITHOUT_GRADIENT)
+
+
+def _refuse(ctx, *gradients: Tensor | None) -> None:
+    raise NotImplementedError("attention has no second derivative: its gradients cannot be differentiated")
+
+
+class Attention(torch.autograd.Function):
+    """`operator.launch` with gradients."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = operator.launch(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_backward)
+
+
+class TransformedAttention(torch.autograd.Function):
+    """The same inside of torch.func's transforms, which want it in two steps. That takes longer."""
+
+    @staticmethod
+    def forward(*inputs):
+        return torch.ops.fa3.forward(*inputs)
+
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_backward)
+
+
+class _TransformedGradient(torch.autograd.Function):
+    """The backward pass inside of torch.func's transforms."""
+
+    @staticmethod
+    def forward(*inputs):
+        return torch.ops.fa3.backward(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_refuse)
+
+
+def _fake(
+    dout, q, k, v, o, lse, dlse, softmax_scale, window_left, window_right, softcap, sm_margin
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _gradients(q, k, v)
+
+
+operator.library.define(
+    "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float? softmax_scale, "
+    "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin) -> (Tensor dq, Tensor dk, Tensor dv)",
+    # Compilers must leave the last dimension contiguous.
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+operator.library.impl("backward", launch, "CUDA")
+torch.library.register_fake("fa3::backward", _fake, lib=operator.library)
+torch.library.register_autograd("fa3::forward", _backward, setup_context=_save, lib=operator.library)
+torch.library.register_autograd("fa3::backward", _refuse, lib=operator.library)

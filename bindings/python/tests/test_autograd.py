@@ -1,0 +1,473 @@
+"""Gradients as torch's own machinery sees them: autograd, checkpoints, compilers, transforms, threads. On the CPU attention's
+definition stands in for the kernels. How good the numbers are is for test_backward.py, streams and graphs for
+test_backward_streams.py."""
+
+import functools
+import shutil
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+import reference
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import checkpoint
+
+from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, gradient, operator
+
+BF16 = torch.bfloat16
+ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
+# softmax_scale, window_left, window_right, softcap, sm_margin
+OPTIONS = (0.5, 9, 0, 20.0, 2)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """On the CPU the operators compute attention's definition. Which options they were given is noted here."""
+    calls = []
+
+    def forward(q, k, v, scale, left, right, softcap, sm_margin, *_):
+        calls.append(("forward", (scale, left, right, softcap, sm_margin)))
+        out, lse = reference.standard(q, k, v, scale, (left, right), softcap)
+        return out.to(q.dtype).contiguous(), lse.float().contiguous()
+
+    def backward(dout, q, k, v, o, lse, dlse, scale, left, right, softcap, sm_margin):
+        calls.append(("backward", (scale, left, right, softcap, sm_margin)))
+        assert dout.shape == o.shape and dout.dtype == q.dtype
+        results = reference.gradients(q, k, v, dout, dlse, scale, (left, right), softcap)
+        return tuple(x.to(q.dtype).contiguous() for x in results)
+
+    library = torch.library.Library("fa3", "IMPL")
+    library.impl("forward", forward, "CPU")
+    library.impl("backward", backward, "CPU")
+    monkeypatch.setattr(operator, "launch", forward)
+    monkeypatch.setattr(gradient, "launch", backward)
+    yield calls
+    library._destroy()
+
+
+@pytest.fixture(params=["cpu", ON_GPU])
+def device(request):
+    if request.param == "cpu":
+        request.getfixturevalue("seen")
+    return request.param
+
+
+def normal(*shape, device="cpu", dtype=BF16, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def problem(device, seqlen=33):
+    """Q, K and V that require grad, and the gradients of O and LSE."""
+    shapes = [(2, seqlen, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64)]
+    leaves = [normal(*shape, device=device, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
+    dout = normal(2, seqlen, 4, 64, device=device, seed=3)
+    return leaves, dout, normal(2, 4, seqlen, device=device, dtype=torch.float32, seed=4)
+
+
+def attend(q, k, v):
+    return flash_attn_func(
+        q, k, v, 0.5, causal=True, window_size=(9, 3), softcap=20.0, sm_margin=2, return_attn_probs=True
+    )
+
+
+def direct(leaves, dout, dlse=None):
+    """The same gradients from the operators themselves."""
+    with torch.no_grad():
+        out, lse = torch.ops.fa3.forward(*leaves, *OPTIONS)
+        dout = torch.zeros_like(out) if dout is None else dout
+        return torch.ops.fa3.backward(dout, *leaves, out, lse, dlse, *OPTIONS)
+
+
+def assert_equal(results, expected):
+    for result, right in zip(results, expected, strict=True):
+        assert torch.equal(result, right)
+
+
+def test_the_schema_is_what_graphs_are_saved_with():
+    expected = (
+        "fa3::backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float? softmax_scale, "
+        "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin) -> (Tensor dq, Tensor dk, Tensor dv)"
+    )
+    assert str(torch.ops.fa3.backward.default._schema) == expected
+
+
+def test_the_options_reach_the_backward_pass(seen):
+    leaves, dout, dlse = problem("cpu")
+    torch.autograd.grad(attend(*leaves), leaves, (dout, dlse))
+    torch.autograd.grad(torch.ops.fa3.forward(*leaves, *OPTIONS), leaves, (dout, dlse))
+    assert seen == [("forward", OPTIONS), ("backward", OPTIONS)] * 2
+
+
+@pytest.mark.parametrize("subclass", [False, True], ids=["tensors", "parameters"])
+@pytest.mark.parametrize("used", ["o", "lse", "both"])
+def test_both_results_have_gradients(device, used, subclass):
+    """Parameters are a subclass, for which the operator goes through torch's dispatcher."""
+    leaves, dout, dlse = problem(device)
+    inputs = [torch.nn.Parameter(x.detach()) for x in leaves] if subclass else leaves
+    out, lse = attend(*inputs)
+    assert out.requires_grad and lse.requires_grad
+    if used == "o":
+        results = torch.autograd.grad(out, inputs, dout)
+        dlse = None
+    elif used == "lse":
+        results = torch.autograd.grad(lse, inputs, dlse)
+        dout = None
+    else:
+        results = torch.autograd.grad((out, lse), inputs, (dout, dlse))
+    assert_equal(results, direct(leaves, dout, dlse))
+    assert all(x.is_contiguous() for x in results)
+
+
+def test_without_lse_the_gradients_are_the_same(device):
+    leaves, dout, _ = problem(device)
+    out = flash_attn_func(*leaves, 0.5, window_size=(9, 0), softcap=20.0, deterministic=True, sm_margin=2)
+    assert_equal(torch.autograd.grad(out, leaves, dout), direct(leaves, dout))
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_one_tensor_that_requires_grad_is_enough(device, position):
+    leaves, dout, dlse = problem(device)
+    inputs = [x if i == position else x.detach() for i, x in enumerate(leaves)]
+    torch.autograd.backward(attend(*inputs), (dout, dlse))
+    assert torch.equal(leaves[position].grad, direct(leaves, dout, dlse)[position])
+    assert sum(x.grad is not None for x in leaves) == 1
+
+
+def test_nothing_is_kept_where_no_gradient_is_wanted(device):
+    leaves, _, _ = problem(device)
+    with torch.no_grad():
+        assert not any(x.requires_grad for x in attend(*leaves))
+    with torch.inference_mode():
+        assert not any(x.requires_grad for x in attend(*leaves))
+    assert not any(x.requires_grad for x in attend(*(x.detach() for x in leaves)))
+
+
+def test_gradients_of_a_packed_tensor(device):
+    qkv = normal(2, 33, 3, 4, 64, device=device).requires_grad_()
+    dout = normal(2, 33, 4, 64, device=device, seed=1)
+    out = flash_attn_qkvpacked_func(qkv, 0.5, True, window_size=(9, 3), softcap=20.0, sm_margin=2)
+    [result] = torch.autograd.grad(out, qkv, dout)
+    assert_equal(result.unbind(2), direct(qkv.detach().unbind(2), dout))
+    qkv = normal(2, 33, 8, 64, device=device).requires_grad_()
+    out, lse = flash_attn_qkvpacked_func(qkv, num_heads_q=4, return_attn_probs=True)
+    [result] = torch.autograd.grad((out, lse), qkv, (dout, torch.ones_like(lse)))
+    parts = [x.detach().requires_grad_() for x in qkv.split([4, 2, 2], 2)]
+    results = flash_attn_func(*parts, return_attn_probs=True)
+    expected = torch.autograd.grad(results, parts, (dout, torch.ones_like(lse)))
+    assert_equal(result.split([4, 2, 2], 2), expected)
+
+
+def test_a_tensor_that_is_used_more_than_once(device):
+    x, dout = normal(2, 33, 4, 64, device=device), normal(2, 33, 4, 64, device=device, seed=1)
+    dq, dk, dv = (gradient.float() for gradient in direct((x, x, x), dout))
+    leaf = x.clone().requires_grad_()
+    [result] = torch.autograd.grad(attend(leaf, leaf, leaf)[0], leaf, dout)
+    assert torch.allclose(result.float(), dq + dk + dv, rtol=2**-6, atol=2**-6)
+
+
+def test_gradients_add_up(device):
+    leaves, dout, dlse = problem(device)
+    once = direct(leaves, dout, dlse)
+    for times in (1, 2):
+        torch.autograd.backward(attend(*leaves), (dout, dlse))
+        assert_equal([x.grad for x in leaves], [times * x for x in once])
+
+
+def test_a_graph_can_be_kept(device):
+    leaves, dout, dlse = problem(device)
+    results = attend(*leaves)
+    expected = torch.autograd.grad(results, leaves, (dout, dlse), retain_graph=True)
+    assert_equal(torch.autograd.grad(results, leaves, (dout, dlse)), expected)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(results, leaves, (dout, dlse))
+
+
+@pytest.mark.parametrize("changed", ["q", "k", "v", "o", "lse"])
+def test_tensors_that_were_changed_since_are_found(device, changed):
+    leaves, dout, dlse = problem(device)
+    q, k, v = (x.clone() for x in leaves)
+    out, lse = attend(q, k, v)
+    with torch.no_grad():
+        {"q": q, "k": k, "v": v, "o": out, "lse": lse}[changed].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad((out, lse), leaves, (dout, dlse))
+
+
+@pytest.mark.parametrize(
+    "expand",
+    [
+        lambda out: out.float().sum(),
+        lambda out: out.float().mean((0, 1)).square().sum(),
+        lambda out: (out.transpose(1, 2).contiguous().float() * torch.arange(64, device=out.device)).sum(),
+        lambda out: (out.transpose(1, 3).float().cumsum(1) * 0.1).sum(),
+        lambda out: out[:, ::2, 1:3, 8:].float().square().sum(),
+    ],
+    ids=["sum", "mean", "heads first", "head_dim first", "a part"],
+)
+def test_gradients_of_o_have_any_strides(device, expand):
+    leaves, _, _ = problem(device)
+    out = attend(*leaves)[0]
+    leaf = out.detach().requires_grad_()
+    [dout] = torch.autograd.grad(expand(leaf), leaf)
+    assert_equal(torch.autograd.grad(expand(out), leaves), direct(leaves, dout.contiguous()))
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_only_what_kernels_cannot_read_is_copied(readable):
+    x = normal(2, 24, 4, 64)
+    row = normal(64)
+    padded = torch.zeros(2, 24, 4, 72, dtype=BF16)
+    shifted = torch.zeros(2 * 24 * 4 * 64 + 8, dtype=BF16)
+    of_one = normal(1, 24, 1, 64)
+    if readable:
+        tensors = [x, x.transpose(1, 2), x[:, ::3, 1:2, :8], padded[..., 8:], row.expand(2, 24, 4, 64)]
+        tensors += [of_one.expand(2, 24, 4, 64), shifted[8:].view(2, 24, 4, 64)]
+        # The strides of dimensions with one entry mean nothing.
+        tensors += [of_one.as_strided((1, 24, 1, 64), (3, 64, 5, 1))]
+    else:
+        tensors = [x[0, 0, 0, 0].expand(2, 24, 4, 64), x.transpose(2, 3), x[..., ::2], normal(2, 24, 4, 66)[..., :64]]
+        tensors += [padded[..., 4:68], shifted[1:-7].view(2, 24, 4, 64)]
+    for tensor in tensors:
+        result = gradient._readable(tensor)
+        assert (result is tensor) == readable and torch.equal(result, tensor)
+        assert readable or (result.is_contiguous() and result.data_ptr() % 16 == 0)
+
+
+@pytest.mark.parametrize("through", [attend, lambda *qkv: torch.ops.fa3.forward(*qkv, *OPTIONS)], ids=["plain", "operator"])
+def test_second_derivatives_are_refused(device, through):
+    leaves, dout, dlse = problem(device)
+    first = torch.autograd.grad(through(*leaves), leaves, (dout, dlse), create_graph=True)
+    # That they could be wanted is no error.
+    assert_equal(first, direct(leaves, dout, dlse))
+    for result in first:
+        with pytest.raises(NotImplementedError, match="^attention has no second derivative"):
+            torch.autograd.grad(result.float().sum(), leaves, retain_graph=True)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(device, reentrant):
+    leaves, dout, dlse = problem(device)
+    results = checkpoint.checkpoint(attend, *leaves, use_reentrant=reentrant)
+    torch.autograd.backward(results, (dout, dlse))
+    assert_equal([x.grad for x in leaves], direct(leaves, dout, dlse))
+
+
+def test_checkpoints_that_keep_attention(seen):
+    leaves, dout, _ = problem("cpu")
+    contexts = functools.partial(checkpoint.create_selective_checkpoint_contexts, [torch.ops.fa3.forward.default])
+
+    def layer(q, k, v):
+        return attend(q * 2, k, v)[0].relu()
+
+    out = checkpoint.checkpoint(layer, *leaves, use_reentrant=False, context_fn=contexts)
+    results = torch.autograd.grad(out, leaves, dout)
+    assert [name for name, _ in seen] == ["forward", "backward"]
+    assert_equal(results, torch.autograd.grad(layer(*leaves), leaves, dout))
+
+
+def test_what_is_kept_may_lie_elsewhere_meanwhile(device):
+    qkv = normal(2, 33, 3, 4, 64, device=device).requires_grad_()
+    dout = normal(2, 33, 4, 64, device=device, seed=1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.to("cpu", copy=True), lambda x: x.to(device)):
+        out = flash_attn_qkvpacked_func(qkv, *OPTIONS[:1], window_size=(9, 0), softcap=20.0, sm_margin=2)
+    [result] = torch.autograd.grad(out, qkv, dout)
+    assert_equal(result.unbind(2), direct(qkv.detach().unbind(2), dout))
+
+
+@pytest.mark.parametrize(
+    "device, backend",
+    [
+        ("cpu", "aot_eager"),
+        pytest.param("cuda", "aot_eager", marks=pytest.mark.hopper),
+        pytest.param("cuda", "inductor", marks=pytest.mark.hopper),
+    ],
+    indirect=["device"],
+)
+def test_compiled_functions(device, backend):
+    if backend == "inductor" and not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
+        pytest.skip("skipped: inductor needs a C compiler")
+
+    # Nothing beside attention rounds, so that the results are the same bit for bit.
+    def layer(q, k, v):
+        out, lse = attend(q * 2, k.neg(), v)
+        return out.transpose(1, 2).relu(), -lse
+
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    for seqlen in (33, 34, 35):
+        leaves, dout, dlse = problem(device, seqlen)
+        given = (dout.transpose(1, 2), dlse)
+        results, expected = compiled(*leaves), layer(*leaves)
+        assert_equal(results, expected)
+        assert_equal(torch.autograd.grad(results, leaves, given), torch.autograd.grad(expected, leaves, given))
+        # And where LSE has no gradient.
+        results, expected = compiled(*leaves)[0], layer(*leaves)[0]
+        assert_equal(torch.autograd.grad(results, leaves, given[0]), torch.autograd.grad(expected, leaves, given[0]))
+
+
+def test_exported_modules_have_gradients(device):
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return attend(q, k, v)
+
+    leaves, dout, dlse = problem(device)
+    exported = torch.export.export(Layer(), tuple(leaves)).module()
+    assert_equal(torch.autograd.grad(exported(*leaves), leaves, (dout, dlse)), direct(leaves, dout, dlse))
+
+
+def test_the_operators_are_what_they_say(device):
+    """Schema, autograd's registration, fake results beside real ones, and torch.compile: torch's own checks."""
+    leaves, dout, dlse = problem(device)
+    torch.library.opcheck(torch.ops.fa3.forward.default, (*leaves, *OPTIONS))
+    q, k, v = (x.detach() for x in leaves)
+    out, lse = torch.ops.fa3.forward(q, k, v, *OPTIONS)
+    for given in (dlse, None):
+        torch.library.opcheck(torch.ops.fa3.backward.default, (dout, q, k, v, out, lse, given, *OPTIONS))
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    torch.library.opcheck(torch.ops.fa3.backward.default, (dout, q, k, v, out, lse, dlse, *OPTIONS))
+
+
+def test_tracers_see_the_backward_pass(seen):
+    leaves, dout, dlse = problem("cpu")
+
+    def step(q, k, v, dout, dlse):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(attend(*leaves), leaves, (dout, dlse))
+
+    graph = make_fx(step, tracing_mode="fake")(*leaves, dout, dlse)
+    [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.backward.default]
+    assert tuple(node.args[7:]) == OPTIONS
+    assert_equal(graph(*leaves, dout, dlse), direct(leaves, dout, dlse))
+
+
+def test_fake_tensors_have_fake_gradients():
+    with FakeTensorMode():
+        q = torch.empty(2, 8, 64, 128, dtype=BF16).transpose(1, 2)
+        k, v = (torch.empty(2, 96, 2, d, dtype=BF16) for d in (128, 64))
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        results = torch.autograd.grad(attend(*leaves)[0].float().sum(), leaves)
+    for x, leaf in zip(results, leaves, strict=True):
+        assert (x.shape, x.dtype, x.is_contiguous()) == (leaf.shape, BF16, True)
+
+
+def test_transforms(device):
+    leaves, dout, dlse = problem(device)
+    tensors = [x.detach() for x in leaves]
+
+    def loss(q, k, v):
+        out, lse = attend(q, k, v)
+        return (out.float() * dout).sum() + (lse * dlse).sum()
+
+    expected = direct(leaves, dout, dlse)
+    assert_equal(torch.func.grad(loss, argnums=(0, 1, 2))(*tensors), expected)
+    results, pull = torch.func.vjp(attend, *tensors)
+    assert_equal(results, attend(*tensors))
+    assert_equal(pull((dout, dlse)), expected)
+    # Inside of a transform that has nothing to do with it.
+    scaled = torch.func.grad(lambda x: (attend(*tensors)[0].float() * x).sum())(torch.ones((), device=device))
+    assert torch.equal(scaled, attend(*tensors)[0].float().sum())
+
+
+def test_transforms_that_are_refused(device):
+    leaves, _, _ = problem(device)
+    q, k, v = (x.detach() for x in leaves)
+
+    def loss(q):
+        return attend(q, k, v)[0].float().square().sum()
+
+    with pytest.raises(NotImplementedError, match="attention has no second derivative"):
+        torch.func.grad(lambda q: torch.func.grad(loss)(q).float().sum())(q)
+    with pytest.raises(RuntimeError, match="You tried to vmap over TransformedAttention, but it does not have vmap support"):
+        torch.func.vmap(loss)(torch.stack([q, q]))
+    with pytest.raises(NotImplementedError, match="q, k or v has a tangent, and there is no derivative in forward mode"):
+        torch.func.jvp(loss, (q,), (q,))
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        torch.func.hessian(loss)(q)
+
+
+def test_forward_mode_is_refused(device):
+    leaves, _, _ = problem(device)
+    for q in (leaves[0], leaves[0].detach(), torch.nn.Parameter(leaves[0].detach())):
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode"):
+            attend(forward_ad.make_dual(q, torch.ones_like(q)), *leaves[1:])
+
+
+def test_float8_has_no_gradients():
+    with FakeTensorMode():
+        x = torch.empty(2, 64, 8, 128, dtype=torch.float8_e4m3fn, device="cuda")
+        descale = torch.empty(2, 8, device="cuda")
+        leaf, scale = x.clone().requires_grad_(), descale.clone().requires_grad_()
+        for tensors, options in (((x, leaf, x), {}), ((x, x, x), dict(v_descale=scale))):
+            with pytest.raises(NotImplementedError, match="^q is torch.float8_e4m3fn, for which attention has no gradients"):
+                flash_attn_func(*tensors, **options)
+            with torch.no_grad():
+                assert not flash_attn_func(*tensors, **options).requires_grad
+        x = torch.empty(2, 64, 8, 128, dtype=BF16, device="cuda").requires_grad_()
+        with pytest.raises(NotImplementedError, match="requires grad, and codes have no gradients"):
+            flash_attn_fp8_func(x, x, x)
+
+
+@pytest.mark.hopper
+def test_float8_has_no_gradients_on_a_gpu():
+    x = normal(2, 64, 8, 128, device="cuda").to(torch.float8_e4m3fn)
+    descale = torch.ones(2, 8, device="cuda", requires_grad=True)
+    for tensors, options in (((x, x.clone().requires_grad_(), x), {}), ((x, x, x), dict(k_descale=descale))):
+        with pytest.raises(NotImplementedError, match="^q is torch.float8_e4m3fn, for which attention has no gradients"):
+            flash_attn_func(*tensors, **options)
+        with torch.no_grad():
+            assert flash_attn_func(*tensors, **options).dtype == BF16
+
+
+def test_threads(device):
+    problems = [problem(device, seqlen) for seqlen in range(16, 24)]
+    expected = [direct(*given) for given in problems]
+    failures = []
+
+    def work(leaves, dout, dlse, expected):
+        try:
+            for _ in range(10):
+                assert_equal(torch.autograd.grad(attend(*leaves), leaves, (dout, dlse)), expected)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(*given, right)) for given, right in zip(problems, expected)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.parametrize(
+    "error, sentence, change",
+    [
+        (ValueError, "q has 3, k 4 and v 4 dimensions", dict(q=lambda x: x[0])),
+        (ValueError, r"dout is torch.float16 \(2, 33, 4, 64\), expected torch.bfloat16", dict(dout=lambda x: x.half())),
+        (ValueError, r"o is torch.bfloat16 \(2, 32, 4, 64\), expected torch.bfloat16 \(2, 33", dict(o=lambda x: x[:, 1:])),
+        (ValueError, r"lse is torch.float32 \(2, 4, 32\), expected torch.float32 \(2, 4, 33\)", dict(lse=lambda x: x[..., 1:])),
+        (ValueError, r"dlse is torch.float64 \(2, 4, 33\), expected torch.float32", dict(dlse=lambda x: x.double())),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", ON_GPU])
+def test_bad_tensors_of_the_operator(device, error, sentence, change):
+    leaves, dout, dlse = problem(device)
+    q, k, v = (x.detach() for x in leaves)
+    given = dict(dout=dout, q=q, k=k, v=v, o=torch.zeros_like(dout), lse=torch.zeros_like(dlse), dlse=dlse)
+    given |= {name: function(given[name]) for name, function in change.items()}
+    with pytest.raises(error, match=f"^{sentence}"):
+        if device == "cpu":
+            gradient._check(**given)
+        else:
+            torch.ops.fa3.backward(*given.values(), *OPTIONS)
+
+
+def test_other_devices_are_refused():
+    leaves, dout, dlse = problem("cpu")
+    with pytest.raises(ValueError, match="^q is on cpu, k on cpu and v on cpu, expected one CUDA device$"):
+        flash_attn_func(*leaves)
+    with pytest.raises(ValueError, match="^tensors are on cpu, cpu, cpu, cpu, cpu, cpu, expected one CUDA device$"):
+        gradient.launch(dout, *leaves, dout, dlse, None, *OPTIONS)
