@@ -33,6 +33,7 @@ pub use crate::tile::warpgroup_barriers::{WarpgroupBarrier, WarpgroupBarriers};
 pub use crate::tile::copy::TileMap;
 pub use crate::tile::outbox::{Draft, Outbox, Outboxes};
 pub use crate::tile::ring::{Consumer, EmptySlot, FullSlot, HeldSlot, Producer, Ring, StageConsumer};
+pub use crate::tile::trailing::Trailing;
 pub use crate::tile::{Matrix, Tile, TileShape};
 
 // Products and fragments.

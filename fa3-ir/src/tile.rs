@@ -13,6 +13,7 @@ pub(crate) mod ring;
 pub(crate) mod rows;
 pub(crate) mod store;
 pub(crate) mod threads;
+pub(crate) mod trailing;
 pub(crate) mod warpgroup_barriers;
 
 use std::fmt;

@@ -5,6 +5,9 @@ use crate::lang::{Arg, B32, Builder, Class, F32, Stored, V};
 use crate::names::Names;
 use crate::{Address, GlobalAddr, Inst, Operand, Param, SharedAddr, Ty, Value};
 
+/// An instruction of PTX ISA 8.1.
+pub(crate) const REDUCE_ADD_VECTOR: &str = "red.relaxed.gpu.global.add.v4.f32";
+
 /// How a load treats caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cache {
@@ -179,7 +182,7 @@ impl MemInst {
                 format!("red.relaxed.gpu.{}.add.{ty} {}, {src}", addr.space(), address(addr))
             }
             MemInst::ReduceAddVector { addr, src } => {
-                format!("red.relaxed.gpu.global.add.v4.f32 {}, {}", names.global(*addr), names.vector(src))
+                format!("{REDUCE_ADD_VECTOR} {}, {}", names.global(*addr), names.vector(src))
             }
             MemInst::ReduceAddRelease { addr, src } => {
                 format!("red.release.gpu.global.add.u32 {}, {}", names.global(*addr), names.operand(*src))

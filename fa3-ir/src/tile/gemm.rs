@@ -155,13 +155,14 @@ pub fn gemm<'s, 'k: 's, D: Destination<'k>>(
     InFlight { builder, group, result: d.result(builder, registers), operands: PhantomData }
 }
 
-/// Products that are added one behind the other to one fragment, across the rounds of a loop. The first overwrites: it
-/// belongs in the block of [`Chain::new`] (V-25), since in a loop it would overwrite in every round.
+/// Products that are added one behind the other to one fragment, across the rounds of a loop. Of [`Chain::new`] the first
+/// overwrites: it belongs in the block of that (V-25), since in a loop it would overwrite in every round.
 #[derive(Debug)]
 pub struct Chain<'k> {
     frag: Frag<'k>,
     last: Option<GroupId>,
-    begun: DutyId,
+    /// That the first product, which overwrites, is begun; none if what is there counts.
+    begun: Option<DutyId>,
 }
 
 impl<'k> Chain<'k> {
@@ -169,7 +170,12 @@ impl<'k> Chain<'k> {
     #[track_caller]
     pub fn new(b: &'k Builder, cols: u32) -> Chain<'k> {
         let begun = b.watch().due("the first product of a chain is begun".to_owned(), Location::caller());
-        Chain { frag: Frag::uninitialised(b, cols), last: None, begun }
+        Chain { frag: Frag::uninitialised(b, cols), last: None, begun: Some(begun) }
+    }
+
+    /// A sum that begins with what `frag` holds.
+    pub fn onto(frag: Frag<'k>) -> Chain<'k> {
+        Chain { frag, last: None, begun: None }
     }
 
     /// Begins to add A · B. The caller must keep the slots that hold them until [`Chain::wait_older`] or
@@ -179,11 +185,12 @@ impl<'k> Chain<'k> {
     where
         'k: 's,
     {
-        let scale = if self.last.is_none() {
-            self.frag.builder().watch().done(self.begun, Location::caller());
-            ScaleD::Overwrite
-        } else {
-            ScaleD::Accumulate
+        let scale = match self.begun.take() {
+            Some(begun) => {
+                self.frag.builder().watch().done(begun, Location::caller());
+                ScaleD::Overwrite
+            }
+            None => ScaleD::Accumulate,
         };
         self.last = Some(issue(a.into(), right.into(), &self.frag.regs, scale));
     }
@@ -198,14 +205,20 @@ impl<'k> Chain<'k> {
         }
     }
 
-    /// Waits for the sum.
+    /// Waits for all products so far.
     #[track_caller]
-    pub fn wait(self) -> Frag<'k> {
+    pub fn wait_all(&mut self) {
         let (b, source) = (self.frag.builder(), Location::caller());
-        let pending = self.last.and_then(|last| b.watch().wait(last, source));
+        let pending = self.last.take().and_then(|last| b.watch().wait(last, source));
         if let Some(pending) = pending {
             b.wgmma_wait(pending);
         }
+    }
+
+    /// Waits for the sum.
+    #[track_caller]
+    pub fn wait(mut self) -> Frag<'k> {
+        self.wait_all();
         self.frag
     }
 }

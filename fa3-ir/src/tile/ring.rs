@@ -319,6 +319,20 @@ pub struct Consumer<'k, const N: usize> {
 }
 
 impl<'k, const N: usize> Consumer<'k, N> {
+    pub(super) fn builder(&self) -> &'k Builder {
+        self.cursor.ring.builder
+    }
+
+    /// Whether its ring has several stages.
+    pub(super) fn has_stages(&self) -> bool {
+        self.cursor.ring.stages > 1
+    }
+
+    /// The same ring, for slots that it gives back elsewhere.
+    pub(super) fn ring(&self) -> Ring<'k, N> {
+        self.cursor.ring.clone()
+    }
+
     /// Waits until the next slot is full.
     #[track_caller]
     pub fn wait(&mut self) -> FullSlot<'k, N> {
@@ -376,6 +390,21 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         FullSlot { ring, stage, tiles, due }
     }
 
+    /// The slot of this stage, the only one if there is no number.
+    #[track_caller]
+    pub(super) fn of_stage(ring: Ring<'k, N>, stage: Option<V<'k, B32>>, source: Source) -> FullSlot<'k, N> {
+        FullSlot::new(ring, stage.map_or(Stage::Known(0), Stage::Number), source)
+    }
+
+    /// Somebody else gives it back. Its stage, if its ring has several.
+    pub(super) fn kept(self, source: Source) -> Option<V<'k, B32>> {
+        self.ring.builder.watch().done(self.due, source);
+        match self.stage {
+            Stage::Known(_) => None,
+            Stage::Number(stage) => Some(stage),
+        }
+    }
+
     /// Its tiles.
     pub fn tiles(&self) -> [Tile<'_, 'k>; N] {
         self.tiles
@@ -384,14 +413,10 @@ impl<'k, const N: usize> FullSlot<'k, N> {
     /// Keeps the slot for a later round of the loop.
     #[track_caller]
     pub fn hold(self) -> HeldSlot<'k, N> {
-        let (b, source) = (self.ring.builder, Location::caller());
-        b.watch().done(self.due, source);
-        let stage = match self.stage {
-            Stage::Known(_) => None,
-            Stage::Number(stage) => Some(b.var("held", stage)),
-        };
-        let due = b.watch().due(format!("the held slot of ring {} is taken", self.ring.name), source);
-        HeldSlot { ring: self.ring, stage, due }
+        let (ring, source) = (self.ring.clone(), Location::caller());
+        let stage = self.kept(source).map(|stage| ring.builder.var("held", stage));
+        let due = ring.builder.watch().due(format!("the held slot of ring {} is taken", ring.name), source);
+        HeldSlot { ring, stage, due }
     }
 
     /// Gives the slot back. This warp has read it: products are complete.

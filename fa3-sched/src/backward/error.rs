@@ -35,15 +35,15 @@ pub enum PlanError {
 pub enum TileError {
     #[error(
         "a tile cannot be of {tile_m} rows and {tile_n} keys: one side is 64 for each of one or two warpgroups, \
-         the other a multiple of 16 up to 256, or 64 where warpgroups that share out keys add to dQ"
+         the other a multiple of 16 up to 256, or 64 where two that share out keys add to dQ"
     )]
     Shape { tile_m: u32, tile_n: u32 },
     #[error(
         "a tile cannot have head_dim {head_dim} and head_dim_v {head_dim_v}, but multiples of 16 up to 256"
     )]
     HeadDim { head_dim: u32, head_dim_v: u32 },
-    #[error("{given} stages of a ring, expected 1 to 16")]
-    Stages { given: u32 },
+    #[error("{given} stages of a ring, expected {least} to 16")]
+    Stages { given: u32, least: u32 },
     #[error("the tile needs {needed} bytes of shared memory, the device has {available}")]
     SharedMemory { needed: u32, available: u32 },
     #[error("the tile needs {needed} registers a thread, {available} are to be had")]

@@ -31,8 +31,10 @@ pub struct DkvTile {
     pub stages: u32,
     /// What warpgroups share out.
     pub division: Division,
-    /// Whether the kernel adds its part of dQ to sums in memory as well. Then blocks have [`ADDED_ROWS`] rows, and
-    /// warpgroups that share out keys take turns with the blocks.
+    /// Whether Sᵀ of a block is begun under dK of the block before, by a warpgroup that has its own keys.
+    pub overlap: bool,
+    /// Whether the kernel adds its part of dQ to sums in memory as well. Then blocks have [`ADDED_ROWS`] rows, and the
+    /// warpgroups, which share out keys, take turns with the blocks.
     pub adds_dq: bool,
 }
 
@@ -90,7 +92,8 @@ impl DkvTile {
     /// The same of a kernel that adds to dQ. There is none where a warpgroup cannot hold dK and dV.
     pub fn choose_adding(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
         let tiles = tiles([head_dim, head_dim_v], (Division::Keys, 128), ADDED_ROWS);
-        tiles.map(|tile| DkvTile { adds_dq: true, ..tile }).find(|tile| tile.check(limits).is_ok())
+        let overlap = head_dim <= 64 && head_dim_v <= 64;
+        tiles.map(|tile| DkvTile { adds_dq: true, overlap, ..tile }).find(|tile| tile.check(limits).is_ok())
     }
 
     /// Consumer warpgroups.
@@ -143,12 +146,14 @@ impl DkvTile {
             Division::Keys => [64, 128].contains(&self.tile_n),
             Division::Gradients => self.tile_n == 64,
         };
-        let adds = !self.adds_dq || self.division == Division::Keys && self.tile_m == ADDED_ROWS;
+        let takes_turns = self.division == Division::Keys && self.consumers() > 1;
+        let adds = !self.adds_dq || takes_turns && self.tile_m == ADDED_ROWS;
         if !keys || !is_block(self.tile_m) || !adds {
             return Err(TileError::Shape { tile_m: self.tile_m, tile_n: self.tile_n });
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
-        check_stages([self.stages])?;
+        // A slot of Q is given back when the next one has been read.
+        check_stages(self.stages, if self.division == Division::Keys { 2 } else { 1 })?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)
     }
 }
@@ -156,8 +161,16 @@ impl DkvTile {
 /// Tiles with from many stages to few.
 fn tiles(dims: [u32; 2], (division, tile_n): (Division, u32), tile_m: u32) -> impl Iterator<Item = DkvTile> {
     let [head_dim, head_dim_v] = dims.map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
-    let tile =
-        move |stages| DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division, adds_dq: false };
+    let tile = move |stages| DkvTile {
+        head_dim,
+        head_dim_v,
+        tile_n,
+        tile_m,
+        stages,
+        division,
+        overlap: division == Division::Keys,
+        adds_dq: false,
+    };
     (2..=MOST_STAGES).rev().map(tile)
 }
 
@@ -215,7 +228,9 @@ impl DqTile {
             return Err(TileError::Shape { tile_m: self.tile_m, tile_n: self.tile_n });
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
-        check_stages([self.k_stages, self.v_stages])?;
+        // A slot of K is given back when the next one has been read.
+        check_stages(self.k_stages, 2)?;
+        check_stages(self.v_stages, 1)?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)
     }
 }
@@ -230,11 +245,8 @@ fn check_head_dims(head_dim: u32, head_dim_v: u32) -> Result<(), TileError> {
     if fits(head_dim) && fits(head_dim_v) { Ok(()) } else { Err(TileError::HeadDim { head_dim, head_dim_v }) }
 }
 
-fn check_stages<const N: usize>(stages: [u32; N]) -> Result<(), TileError> {
-    match stages.into_iter().find(|stages| !(1..=16).contains(stages)) {
-        Some(given) => Err(TileError::Stages { given }),
-        None => Ok(()),
-    }
+fn check_stages(given: u32, least: u32) -> Result<(), TileError> {
+    if (least..=16).contains(&given) { Ok(()) } else { Err(TileError::Stages { given, least }) }
 }
 
 fn check_budget(accumulators: u32, smem: u32, limits: &DeviceLimits) -> Result<(), TileError> {
@@ -306,7 +318,7 @@ mod tests {
         let dkv = |tile: DkvTile| tile.check(&H100).unwrap_err();
         assert_eq!(dkv(DkvTile { tile_n: 96, ..good }), TileError::Shape { tile_m: 64, tile_n: 96 });
         assert_eq!(dkv(DkvTile { tile_m: 72, ..good }), TileError::Shape { tile_m: 72, tile_n: 128 });
-        assert_eq!(dkv(DkvTile { stages: 0, ..good }), TileError::Stages { given: 0 });
+        assert_eq!(dkv(DkvTile { stages: 0, ..good }), TileError::Stages { given: 0, least: 2 });
         let registers = TileError::Registers { needed: 260, available: 240 };
         assert_eq!(dkv(DkvTile { tile_m: 80, ..good }), registers);
         let both = DkvTile { division: Division::Gradients, ..good };

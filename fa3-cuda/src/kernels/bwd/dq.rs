@@ -84,18 +84,21 @@ impl<'k> Dq<'k> {
             let work = inputs.geometry.work(tile);
             let row = work.row + me.mad(64, b.frag_row());
             let (shift, delta) = self.stats(&work, row);
-            let mut dq = Frag::zeros(b, spec.tile.head_dim);
+            let mut dq = Chain::onto(Frag::zeros(b, spec.tile.head_dim));
             let visits = work.kv.first.lt(work.kv.end);
             let blocks = KvBlocks::of(b, work.kv, spec.tile.tile_n, spec.mask);
             b.if_uniform(visits, || {
                 let (q_slot, dout_slot) = (q.wait(), dout.wait());
                 let [q, dout] = [&q_slot, &dout_slot].map(|slot| slot.tile().row_block(me, 64));
+                let mut read = k.trailing();
                 blocks.for_each(0, |block| {
+                    // Begun under dQ of the block before.
                     let k = k.wait();
                     let s = gemm(q, k.tile().t(), Fresh);
                     let v = v.wait();
                     let dp = gemm(dout, v.tile().t(), Fresh);
                     let mut s = s.wait();
+                    read.release();
                     let hidden =
                         block.masked.then(|| visible(b, &inputs.geometry, spec.mask, row, block.key));
                     self.weigh(&mut s, shift, hidden.as_ref());
@@ -104,14 +107,16 @@ impl<'k> Dq<'k> {
                     let weights = registers(&s);
                     let ty = spec.product_type();
                     let ds = dp.map_to_a(ty, |dp, at| (dp - delta[at]) * weights[at.index()]);
-                    gemm(&ds, k.tile(), &mut dq).wait();
-                    k.release();
+                    dq.gemm(&ds, k.tile());
+                    read.hold(k);
                 });
+                dq.wait_all();
+                read.release();
                 q_slot.release();
                 dout_slot.release();
             });
             let (scale, to) = (inputs.softmax_scale, [work.batch, work.head, row]);
-            write(dq, Some(scale), &params.dq, to, inputs.geometry.lens.q, (spec.elem, spec.head_dim));
+            write(dq.wait(), Some(scale), &params.dq, to, inputs.geometry.lens.q, (spec.elem, spec.head_dim));
         });
     }
 

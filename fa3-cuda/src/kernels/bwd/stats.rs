@@ -38,7 +38,7 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
 
         // Blocks of rows are those of the sums.
         if let Some((sums, cols)) = params.sums.as_ref().zip(spec.cleared_cols) {
-            sums.block(b, [batch, head, m_block], cols).clear(b);
+            sums.block(b, sums.number([batch, head, m_block]), cols).clear(b);
         }
         // All loads before the first sum.
         let loaded: Vec<Chunks<'_>> = rows

@@ -20,17 +20,17 @@ pub(super) struct Block<'k> {
 }
 
 impl<'k> SumsParams<InKernel<'k>> {
-    /// The calling thread's part of a block of a head.
+    /// The number of a block of a head among all of them, which the plan has counted.
     #[track_caller]
-    pub(super) fn block(
-        &self,
-        b: &'k Builder,
-        [batch, head, block]: [V<'k, B32>; 3],
-        cols: u32,
-    ) -> Block<'k> {
-        let index = batch.mad(self.heads, head).mul_wide(self.blocks) + block.to_u64();
+    pub(super) fn number(&self, [batch, head, block]: [V<'k, B32>; 3]) -> V<'k, B32> {
+        batch.mad(self.heads, head).mad(self.blocks, block)
+    }
+
+    /// The calling thread's part of the block of this number.
+    #[track_caller]
+    pub(super) fn block(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> Block<'k> {
         let tid = b.tid() & (THREADS - 1);
-        let first = tid.mad_wide(16, self.address + index * u64::from(4 * ADDED_ROWS * cols));
+        let first = tid.mad_wide(16, number.mad_wide(4 * ADDED_ROWS * cols, self.address));
         Block { first, cols }
     }
 }
@@ -74,7 +74,8 @@ pub(super) fn kernel(spec: &RoundSpec) -> Kernel {
         b.launch_dependents();
         b.grid_dependency_wait();
         let Tile { m_block, head, batch, split: _ } = params.decoder.decode(b.cta_x());
-        let dq = params.sums.block(b, [batch, head, m_block], spec.cols).load(b);
+        let number = params.sums.number([batch, head, m_block]);
+        let dq = params.sums.block(b, number, spec.cols).load(b);
         let to = [batch, head, m_block.mad(ADDED_ROWS, b.frag_row())];
         write(dq, Some(params.softmax_scale), &params.dq, to, params.seqlen, (spec.elem, spec.head_dim));
     })

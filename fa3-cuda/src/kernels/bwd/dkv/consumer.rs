@@ -18,61 +18,79 @@ pub(super) fn run(dkv: &Dkv<'_>) {
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + me.mad(64, b.frag_row());
-        let mut dk = Frag::zeros(b, spec.tile.head_dim); // A3:16
+        let mut dk = Chain::onto(Frag::zeros(b, spec.tile.head_dim)); // A3:16
         let mut dv = Frag::zeros(b, spec.tile.head_dim_v);
         b.if_uniform(dkv.visits(&work), || {
             let (k_slot, v_slot) = (k.wait(), v.wait());
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
+            let mut read = q.trailing();
             dkv.for_each_block(&work, |head, block| {
+                // With overlap, begun under dK of the block before.
                 let q = q.wait();
                 let [q_tile, stats] = q.tiles();
                 let s = gemm(k, q_tile.t(), Fresh);
-                let dout = dout.wait();
-                let dp = gemm(v, dout.tile().t(), Fresh);
                 let shifts = Columns::load(b, stats, Stat::Shift);
                 let mut s = s.wait();
+                read.release();
+                let dout = dout.wait();
+                let dp = gemm(v, dout.tile().t(), Fresh);
                 let p = dkv.p(&mut s, &shifts, key, &block);
                 let more_dv = gemm(&p, dout.tile(), &mut dv);
                 let deltas = Columns::load(b, stats, Stat::Delta);
                 let dp = dp.wait();
                 let ds = dkv.ds(&dp, &deltas, &registers(&s));
                 let turn = additions.as_mut().map(|additions| additions.give(&ds));
-                let more_dk = gemm(&ds, q_tile, &mut dk);
+                dk.gemm(&ds, q_tile);
                 more_dv.wait();
                 dout.release();
-                more_dk.wait();
-                q.release_loaded();
+                read.hold(q);
+                if !spec.tile.overlap {
+                    dk.wait_all();
+                    read.release();
+                }
                 if let Some((additions, turn)) = additions.as_mut().zip(turn) {
-                    let row_block = block.key >> ADDED_ROWS.ilog2();
-                    b.if_uniform(turn, || additions.add(k_slot.tile(), [work.batch, head, row_block]));
+                    additions.add(k_slot.tile());
+                    additions.next(turn, [work.batch, head, block.key >> ADDED_ROWS.ilog2()]);
                 }
             });
+            if let Some(additions) = &mut additions {
+                additions.add(k_slot.tile());
+                additions.none_is_next();
+            }
+            dk.wait_all();
+            read.release();
             k_slot.release();
             v_slot.release();
         });
         dkv.write_dv(dv, &work, key);
-        dkv.write_dk(dk, &work, key);
+        dkv.write_dk(dk.wait(), &work, key);
     });
 }
 
-/// One consumer's part in dQ: it gives dSᵀ of every block to the consumer whose turn it is, and adds dQ = dS K of all keys
-/// of the tile when it is its own.
+/// One consumer's part in dQ. It gives dSᵀ of every block to the consumer whose turn it is. Of a block of its own it adds
+/// dQ = dS K of all keys of the tile a block later: by then the others have given theirs.
 struct Additions<'d, 'k> {
     dkv: &'d Dkv<'k>,
     sums: &'d SumsParams<InKernel<'k>>,
     me: V<'k, B32>,
     given: Producer<'k, 1>,
     taken: StageConsumer<'k, 1>,
+    /// Whether the block given before is this consumer's.
+    is_mine: Var<'k, Pred>,
+    /// The number of that block.
+    block: Var<'k, B32>,
 }
 
 impl<'d, 'k> Additions<'d, 'k> {
     #[track_caller]
     fn of(dkv: &'d Dkv<'k>, me: V<'k, B32>) -> Option<Additions<'d, 'k>> {
-        let (ring, sums) = (dkv.ds.as_ref()?, dkv.params.sums.as_ref()?);
-        Some(Additions { dkv, sums, me, given: ring.producer(), taken: ring.consumer_of_stage(me) })
+        let (ring, sums, b) = (dkv.ds.as_ref()?, dkv.params.sums.as_ref()?, dkv.builder);
+        let (given, taken) = (ring.producer(), ring.consumer_of_stage(me));
+        let (is_mine, block) = (b.var("is_mine", false), b.var("block", 0));
+        Some(Additions { dkv, sums, me, given, taken, is_mine, block })
     }
 
-    /// Gives dSᵀ of the next block. Whether the turn is this consumer's.
+    /// Gives dSᵀ of the next block. Whether that is this consumer's.
     #[track_caller]
     fn give(&mut self, ds: &AFrag<'k>) -> V<'k, Pred> {
         let slot = self.given.acquire();
@@ -83,13 +101,28 @@ impl<'d, 'k> Additions<'d, 'k> {
         is_mine
     }
 
-    /// Adds dQ of the block that all have given, one of a head.
+    /// Adds dQ of the block given before, if that is this consumer's.
     #[track_caller]
-    fn add(&mut self, k: Tile<'_, 'k>, block: [V<'k, B32>; 3]) {
-        let b = self.dkv.builder;
-        let ds = self.taken.wait();
-        let dq = gemm(ds.tile().t(), k, Fresh).wait();
-        ds.release();
-        self.sums.block(b, block, self.dkv.spec.tile.head_dim).add(b, &dq);
+    fn add(&mut self, k: Tile<'_, 'k>) {
+        let (b, cols) = (self.dkv.builder, self.dkv.spec.tile.head_dim);
+        b.if_uniform(self.is_mine, || {
+            let ds = self.taken.wait();
+            let dq = gemm(ds.tile().t(), k, Fresh).wait();
+            ds.release();
+            self.sums.block(b, self.block.get(), cols).add(b, &dq);
+        });
+    }
+
+    /// The block just given, one of a head, is the one to add next.
+    #[track_caller]
+    fn next(&mut self, is_mine: V<'k, Pred>, [batch, head, row_block]: [V<'k, B32>; 3]) {
+        self.is_mine.set(is_mine);
+        self.block.set(self.sums.number([batch, head, row_block]));
+    }
+
+    /// There is none to add.
+    #[track_caller]
+    fn none_is_next(&mut self) {
+        self.is_mine.set(false);
     }
 }
