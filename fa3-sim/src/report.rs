@@ -217,7 +217,7 @@ fn name(op: &Op) -> &'static str {
                 MemInst::StoreRelease { .. } => "st.release",
                 MemInst::Atomic { .. } => "atom",
                 MemInst::CompareExchange { .. } => "atom.cas",
-                MemInst::ReduceAdd { .. } | MemInst::ReduceAddVector { .. } => "red",
+                MemInst::ReduceAdd { .. } => "red",
                 MemInst::ReduceAddRelease { .. } => "red.release",
                 MemInst::CopyAsync { .. } => "cp.async",
                 MemInst::CopyAsyncCommit => "cp.async.commit_group",

@@ -5,9 +5,6 @@ use crate::lang::{Arg, B32, Builder, Class, F32, Stored, V};
 use crate::names::Names;
 use crate::{Address, GlobalAddr, Inst, Operand, Param, SharedAddr, Ty, Value};
 
-/// An instruction of PTX ISA 8.1.
-pub(crate) const REDUCE_ADD_VECTOR: &str = "red.relaxed.gpu.global.add.v4.f32";
-
 /// How a load treats caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cache {
@@ -72,8 +69,6 @@ pub enum MemInst {
     CompareExchange { dst: Value, addr: Address, expected: Operand, new: Operand },
     /// `red.add`: an addition that gives nothing.
     ReduceAdd { ty: Ty, addr: Address, src: Operand },
-    /// `red.global.add.v4.f32`: four additions to neighbours, each as `red.add.f32`.
-    ReduceAddVector { addr: GlobalAddr, src: [Operand; 4] },
     /// `red.release.gpu.global.add.u32`: what this thread did before is visible to who acquires the sum.
     ReduceAddRelease { addr: GlobalAddr, src: Operand },
     /// `cp.async.cg`: 16 bytes, of which the first `src_bytes` are read and the others zero.
@@ -126,10 +121,6 @@ impl MemInst {
                 addr.visit(4, 4, see);
                 see(Access::Read(*src, *ty));
             }
-            MemInst::ReduceAddVector { addr, src } => {
-                Address::Global(*addr).visit(16, 16, see);
-                src.iter().for_each(|&operand| see(Access::Read(operand, Ty::F32)));
-            }
             MemInst::CopyAsync { dst, src, src_bytes } => {
                 dst.visit(16, 16, see);
                 src.visit(see);
@@ -180,9 +171,6 @@ impl MemInst {
                 let ty = if *ty == Ty::F32 { "f32" } else { "u32" };
                 let src = names.operand(*src);
                 format!("red.relaxed.gpu.{}.add.{ty} {}, {src}", addr.space(), address(addr))
-            }
-            MemInst::ReduceAddVector { addr, src } => {
-                format!("{REDUCE_ADD_VECTOR} {}, {}", names.global(*addr), names.vector(src))
             }
             MemInst::ReduceAddRelease { addr, src } => {
                 format!("red.release.gpu.global.add.u32 {}, {}", names.global(*addr), names.operand(*src))
@@ -322,13 +310,6 @@ impl Builder {
     #[track_caller]
     pub fn reduce_add_f32(&self, addr: impl Into<Address>, src: impl Arg<Ty = F32>) {
         self.push(Inst::Mem(MemInst::ReduceAdd { ty: Ty::F32, addr: addr.into(), src: src.operand() }));
-    }
-
-    /// Adds four binary32 numbers to neighbours in global memory, at a multiple of 16 bytes. Subnormals are flushed.
-    #[track_caller]
-    pub fn reduce_add_vector(&self, addr: impl Into<GlobalAddr>, src: [impl Arg<Ty = F32>; 4]) {
-        let src = src.map(Arg::operand);
-        self.push(Inst::Mem(MemInst::ReduceAddVector { addr: addr.into(), src }));
     }
 
     /// Adds integers in global memory; what this thread did before is visible to who acquires the sum.

@@ -70,6 +70,17 @@ pub trait Destination<'k> {
 #[derive(Clone, Copy, Debug)]
 pub struct Fresh;
 
+/// A fragment that a product is added to, and that its wait gives back.
+impl<'k> Destination<'k> for Frag<'k> {
+    type Result = Frag<'k>;
+    fn registers(&self, _: &'k Builder, _: u32) -> (Vec<Var<'k, F32>>, ScaleD) {
+        (self.regs.clone(), ScaleD::Accumulate)
+    }
+    fn result(self, _: &'k Builder, _: Vec<Var<'k, F32>>) -> Frag<'k> {
+        self
+    }
+}
+
 impl<'k> Destination<'k> for Fresh {
     type Result = Frag<'k>;
     fn registers(&self, b: &'k Builder, cols: u32) -> (Vec<Var<'k, F32>>, ScaleD) {

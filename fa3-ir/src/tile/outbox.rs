@@ -5,7 +5,9 @@
 
 use std::panic::Location;
 
-use crate::lang::{Arg, B32, Builder, Coords, Tile, TileMap, TileShape, WarpgroupBarrier, WarpgroupBarriers};
+use crate::lang::{
+    Arg, B32, B64, Builder, Coords, Tile, TileMap, TileShape, V, WarpgroupBarrier, WarpgroupBarriers,
+};
 use crate::watch::DutyId;
 use crate::{Fault, FenceInst, Region};
 
@@ -102,6 +104,13 @@ impl<'k> Draft<'k> {
     pub fn send_add(self, map: &TileMap, coords: impl Coords) {
         let b = self.tile.builder();
         self.copy(|tile| b.add_tile(tile, map, coords));
+    }
+
+    /// Begins to add what was written, binary32 numbers, to as many in global memory, in the order in which they lie.
+    #[track_caller]
+    pub fn send_add_flat(self, to: V<'k, B64>) {
+        let (b, bytes) = (self.tile.builder(), self.tile.shape().bytes());
+        self.copy(|tile| b.bulk_reduce_add_f32(to, tile.address, bytes));
     }
 
     #[track_caller]

@@ -449,9 +449,17 @@ impl<'k, const N: usize> FullSlot<'k, N> {
     /// says so.
     #[track_caller]
     pub fn release_loaded(self) {
-        self.ring.builder.fence(FenceInst::ProxyAsyncShared);
-        self.ring.builder.warp_sync();
+        self.fence_loads();
         self.release();
+    }
+
+    /// The fence for that, where there is something else to wait for before the slot is given back.
+    #[track_caller]
+    pub fn fence_loads(&self) {
+        let b = self.ring.builder;
+        let _one = b.as_one();
+        b.fence(FenceInst::ProxyAsyncShared);
+        b.warp_sync();
     }
 
     /// One thread's arrival at the slot's empty mbarriers.

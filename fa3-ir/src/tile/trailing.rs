@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use crate::lang::{B32, Builder, Consumer, FenceInst, FullSlot, Pred, Ring, Var};
+use crate::lang::{B32, Builder, Consumer, FullSlot, Pred, Ring, Var};
 
 /// The slot of a ring that a loop's last round has read, to be given back when the products that read it are complete:
 /// in the next round, or after the loop. Of a [`HeldSlot`](crate::lang::HeldSlot) it differs in that at first it holds none.
@@ -36,14 +36,12 @@ impl<'k, const N: usize> Trailing<'k, N> {
         self.holds.set(true);
     }
 
-    /// Gives back what it holds, if it holds a slot. This warp has read it: products are complete, and ordinary loads
-    /// are before copies into it.
+    /// Gives back what it holds, if it holds a slot. This warp has read it: products are complete, and after ordinary
+    /// loads there was [`FullSlot::fence_loads`].
     #[track_caller]
     pub fn release(&mut self) {
         let b = self.builder;
         let _one = b.as_one();
-        b.fence(FenceInst::ProxyAsyncShared);
-        b.warp_sync();
         let slot = FullSlot::of_stage(self.ring.clone(), self.stage.map(Var::get), Location::caller());
         slot.release_if(self.holds);
         slot.released();

@@ -90,10 +90,6 @@ fn atomics() {
             ),
             (|g| g.b.reduce_add_u32(g.d, 1), &["red.relaxed.gpu.global.add.u32 [%d1], 1;"]),
             (|g| g.b.reduce_add_f32(g.r, g.f), &["red.relaxed.gpu.shared.add.f32 [%r0], %f2;"]),
-            (
-                |g| g.b.reduce_add_vector(g.d, [g.f; 4]),
-                &["red.relaxed.gpu.global.add.v4.f32 [%d1], {%f2, %f2, %f2, %f2};"],
-            ),
             (|g| g.b.reduce_add_release(g.d, 1), &["red.release.gpu.global.add.u32 [%d1], 1;"]),
         ],
     );

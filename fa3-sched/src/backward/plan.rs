@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fa3_types::{BackwardProblem, Dtype, Mask};
+use fa3_types::{BackwardProblem, Dtype, Mask, Problem};
 
 use super::{ADDED_ROWS, DkvTile, DqTile, PlanError, PlanOptions};
 use crate::dense::dense_lens;
@@ -80,7 +80,7 @@ impl Plan {
         }
         let lens = dense_lens(forward)?;
         let dims = [forward.head_dim(), forward.head_dim_v()];
-        let adds = options.dkv.map_or_else(|| adds_dq(dims, options, limits), |tile| tile.adds_dq);
+        let adds = options.dkv.map_or_else(|| adds_dq(forward, options, limits), |tile| tile.adds_dq);
         let choose = if adds { DkvTile::choose_adding } else { DkvTile::choose };
         let dkv = given(options.dkv, choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
         dkv.check(limits)?;
@@ -146,11 +146,23 @@ impl Plan {
     }
 }
 
-/// Whether the dK/dV kernel adds to dQ: if it may, and a tile can.
-fn adds_dq(dims: [usize; 2], options: &PlanOptions, limits: &DeviceLimits) -> bool {
-    let [head_dim, head_dim_v] = dims.map(|dim| u32::try_from(dim).unwrap_or(u32::MAX / 2));
+/// Rows that see fewer keys on average have their dQ from a kernel of its own: clearing and rounding sums takes as long as
+/// computing P and dS of so many keys again (docs/performance.md).
+const KEYS_FOR_ADDITIONS: usize = 1024;
+
+/// Whether the dK/dV kernel adds to dQ: if it may, if that is faster, and if a tile can.
+fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> bool {
+    let keys = forward.k().shape.seqlen;
+    let seen = match forward.mask().reach() {
+        (None, None) => keys,
+        (Some(left), Some(right)) => keys.min(left as usize + right as usize + 1),
+        (Some(side), None) | (None, Some(side)) => keys.min(keys / 2 + side as usize),
+    };
+    let [head_dim, head_dim_v] =
+        [forward.head_dim(), forward.head_dim_v()].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX / 2));
     !options.deterministic
         && options.dq.is_none()
+        && seen >= KEYS_FOR_ADDITIONS
         && DkvTile::choose_adding(head_dim, head_dim_v, limits).is_some()
 }
 
@@ -274,7 +286,10 @@ dQ         128 rows, blocks of 112 keys, 2 stages of K and 2 of V, 177 KiB of sh
         assert!(plan.dkv().tile.adds_dq && matches!(plan.dq(), DqBy::Additions(_)));
         let text = plan.to_string();
         assert!(text.ends_with("dQ         256 CTAs that round 64 rows of sums"), "{text}");
-        assert!(matches!(Plan::new(&problem(256), &H100).unwrap().dq(), DqBy::Kernel(_)));
+        let by_kernel = |problem| matches!(Plan::new(&problem, &H100).unwrap().dq(), DqBy::Kernel(_));
+        assert!(by_kernel(problem(256)), "dK, dV and dQ are more registers than there are");
+        let causal = BackwardSpec::contiguous(spec(128).causal()).validate().unwrap();
+        assert!(by_kernel(causal), "rows see 600 keys");
     }
 
     #[test]

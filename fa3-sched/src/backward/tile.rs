@@ -31,8 +31,6 @@ pub struct DkvTile {
     pub stages: u32,
     /// What warpgroups share out.
     pub division: Division,
-    /// Whether Sᵀ of a block is begun under dK of the block before, by a warpgroup that has its own keys.
-    pub overlap: bool,
     /// Whether the kernel adds its part of dQ to sums in memory as well. Then blocks have [`ADDED_ROWS`] rows, and the
     /// warpgroups, which share out keys, take turns with the blocks.
     pub adds_dq: bool,
@@ -84,7 +82,9 @@ impl DkvTile {
     pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
         let divisions = [(Division::Keys, 128), (Division::Gradients, 64)];
         let mut tiles = divisions.into_iter().flat_map(|division| {
-            [96, 80, 64].into_iter().flat_map(move |tile_m| tiles([head_dim, head_dim_v], division, tile_m))
+            [112, 96, 80, 64]
+                .into_iter()
+                .flat_map(move |tile_m| tiles([head_dim, head_dim_v], division, tile_m))
         });
         tiles.find(|tile| tile.check(limits).is_ok())
     }
@@ -92,8 +92,7 @@ impl DkvTile {
     /// The same of a kernel that adds to dQ. There is none where a warpgroup cannot hold dK and dV.
     pub fn choose_adding(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
         let tiles = tiles([head_dim, head_dim_v], (Division::Keys, 128), ADDED_ROWS);
-        let overlap = head_dim <= 64 && head_dim_v <= 64;
-        tiles.map(|tile| DkvTile { adds_dq: true, overlap, ..tile }).find(|tile| tile.check(limits).is_ok())
+        tiles.map(|tile| DkvTile { adds_dq: true, ..tile }).find(|tile| tile.check(limits).is_ok())
     }
 
     /// Consumer warpgroups.
@@ -126,15 +125,21 @@ impl DkvTile {
     }
 
     /// Bytes of shared memory: K, V, blocks of Q, of dO and of two numbers a row; P in f32, where it is handed over; dS
-    /// for each consumer, if it makes dQ.
+    /// and dQ for each consumer, if it makes dQ.
     pub fn smem_bytes(&self) -> u32 {
         let dims = self.head_dim + self.head_dim_v;
         let handed_over = match self.division {
             Division::Keys => 0,
             Division::Gradients => 4 * self.tile_n * self.tile_m,
         };
-        let ds = if self.adds_dq { 2 * self.consumers() * self.tile_n * self.tile_m } else { 0 };
-        2 * self.tile_n * dims + self.stages * self.tile_m * (2 * dims + 8) + handed_over + ds + SMEM_RESERVE
+        // dS of a block, and dQ in f32.
+        let of_one = self.tile_m * (2 * self.tile_n + 4 * self.head_dim);
+        let of_dq = if self.adds_dq { self.consumers() * of_one } else { 0 };
+        2 * self.tile_n * dims
+            + self.stages * self.tile_m * (2 * dims + 8)
+            + handed_over
+            + of_dq
+            + SMEM_RESERVE
     }
 
     /// Whether the tensor cores can compute the tile and an SM of the device can hold it.
@@ -152,8 +157,7 @@ impl DkvTile {
             return Err(TileError::Shape { tile_m: self.tile_m, tile_n: self.tile_n });
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
-        // A slot of Q is given back when the next one has been read.
-        check_stages(self.stages, if self.division == Division::Keys { 2 } else { 1 })?;
+        check_stages(self.stages, 1)?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)
     }
 }
@@ -161,16 +165,8 @@ impl DkvTile {
 /// Tiles with from many stages to few.
 fn tiles(dims: [u32; 2], (division, tile_n): (Division, u32), tile_m: u32) -> impl Iterator<Item = DkvTile> {
     let [head_dim, head_dim_v] = dims.map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
-    let tile = move |stages| DkvTile {
-        head_dim,
-        head_dim_v,
-        tile_n,
-        tile_m,
-        stages,
-        division,
-        overlap: division == Division::Keys,
-        adds_dq: false,
-    };
+    let tile =
+        move |stages| DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division, adds_dq: false };
     (2..=MOST_STAGES).rev().map(tile)
 }
 
@@ -302,7 +298,7 @@ mod tests {
     fn the_usual_head_dims() {
         let dkv = |dim| DkvTile::choose(dim, dim, &H100).unwrap();
         let shape = |tile: DkvTile| (tile.tile_n, tile.tile_m, tile.stages, tile.division);
-        assert_eq!(shape(dkv(64)), (128, 96, 3, Division::Keys));
+        assert_eq!(shape(dkv(64)), (128, 112, 3, Division::Keys));
         assert_eq!(shape(dkv(128)), (128, 64, 3, Division::Keys));
         assert_eq!(shape(dkv(256)), (64, 64, 2, Division::Gradients));
         let dq = |dim| DqTile::choose(dim, dim, &H100).unwrap();
@@ -318,7 +314,7 @@ mod tests {
         let dkv = |tile: DkvTile| tile.check(&H100).unwrap_err();
         assert_eq!(dkv(DkvTile { tile_n: 96, ..good }), TileError::Shape { tile_m: 64, tile_n: 96 });
         assert_eq!(dkv(DkvTile { tile_m: 72, ..good }), TileError::Shape { tile_m: 72, tile_n: 128 });
-        assert_eq!(dkv(DkvTile { stages: 0, ..good }), TileError::Stages { given: 0, least: 2 });
+        assert_eq!(dkv(DkvTile { stages: 0, ..good }), TileError::Stages { given: 0, least: 1 });
         let registers = TileError::Registers { needed: 260, available: 240 };
         assert_eq!(dkv(DkvTile { tile_m: 80, ..good }), registers);
         let both = DkvTile { division: Division::Gradients, ..good };
@@ -328,7 +324,7 @@ mod tests {
         let dq = DqTile { k_stages: 5, ..DqTile::choose(256, 256, &H100).unwrap() };
         assert!(matches!(dq.check(&H100), Err(TileError::SharedMemory { .. })));
         let adding = DkvTile::choose_adding(128, 128, &H100).unwrap();
-        assert_eq!((adding.tile_n, adding.tile_m, adding.stages), (128, 64, 3));
+        assert_eq!((adding.tile_n, adding.tile_m, adding.stages), (128, 64, 2));
         assert_eq!(DkvTile::choose_adding(256, 256, &H100), None);
         let shape = TileError::Shape { tile_m: 48, tile_n: 128 };
         assert_eq!(dkv(DkvTile { tile_m: 48, ..adding }), shape);

@@ -49,15 +49,6 @@ impl<'a> Machine<'a> {
                 let flush = matches!(addr, Address::Global(_));
                 self.atomic(at, None, *addr, active, *src, None, &|old, src| apply(op, flush, old, src));
             }
-            MemInst::ReduceAddVector { addr, src } => {
-                // Whether all four lie in memory, at a multiple of their size.
-                self.places(at, Address::Global(*addr), active, 16);
-                for (&src, offset) in src.iter().zip([0, 4, 8, 12]) {
-                    let addr = Address::Global(GlobalAddr { offset: addr.offset + offset, ..*addr });
-                    let add = |old, src| apply(AtomicOp::AddF32, true, old, src);
-                    self.atomic(at, None, addr, active, src, None, &add);
-                }
-            }
             MemInst::ReduceAddRelease { addr, src } => {
                 self.release(at, *addr, active);
                 let add = |old, src| apply(AtomicOp::AddU32, true, old, src);

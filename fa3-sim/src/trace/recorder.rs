@@ -275,7 +275,6 @@ fn memory(inst: &MemInst, active: u32) -> Option<Action> {
         | MemInst::CompareExchange { addr: Address::Global(_), .. } => global(4, true),
         MemInst::StoreRelease { .. } | MemInst::ReduceAddRelease { .. } => global(4, false),
         MemInst::ReduceAdd { addr: Address::Global(_), .. } => global(4, false),
-        MemInst::ReduceAddVector { .. } => global(16, false),
         MemInst::CopyAsync { .. } => Some(Action::CopyAsync { bytes: 16 * active.count_ones() }),
         MemInst::CopyAsyncCommit => Some(Action::CopyAsyncCommit),
         MemInst::CopyAsyncWait { pending } => Some(Action::CopyAsyncWait { pending: *pending }),

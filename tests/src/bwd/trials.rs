@@ -20,7 +20,7 @@ const DIVISIONS: [(u32, Division, bool); 4] = [
 /// Rows of its blocks.
 const ROWS: [u32; 3] = [16, 32, 48];
 /// Blocks in flight, of Q and dO in the one kernel, of K and V in the other.
-const STAGES: [(u32, [u32; 2]); 3] = [(2, [2, 1]), (3, [2, 2]), (4, [3, 2])];
+const STAGES: [(u32, [u32; 2]); 3] = [(1, [2, 1]), (2, [2, 2]), (3, [3, 2])];
 /// Rows of a dQ tile, and keys of its blocks.
 const DQ_TILES: [(u32, u32); 4] = [(64, 16), (64, 48), (128, 32), (128, 16)];
 /// Columns of Q and K, and of V and dO.
@@ -74,8 +74,10 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let features = features.iter().map(|row| of_levels(row, seed));
     let chosen = [(64, 64), (128, 128), (256, 256), (192, 128), (40, 72)];
     let chosen = chosen.into_iter().flat_map(|dims| {
-        let ways = [PlanOptions::default(), PlanOptions::default().deterministic()];
-        ways.map(|options| of_choice(dims, &options, seed))
+        let adding = DkvTile::choose_adding(dims.0 as u32, dims.1 as u32, &DeviceLimits::h100_sxm());
+        let adding = adding.map(|tile| PlanOptions::default().dkv(tile));
+        let ways = [Some(PlanOptions::default()), adding];
+        ways.into_iter().flatten().map(move |options| of_choice(dims, &options, seed))
     });
     features.chain(chosen).collect()
 }
@@ -92,9 +94,10 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let (head_dim, head_dim_v) = COLUMNS[columns];
     // With more, dQ does not fit into registers beside dK and dV.
     let head_dim = if adds_dq { head_dim.min(128) } else { head_dim };
-    let overlap = division == Division::Keys && stages != 3;
+    // Shared memory is full with them.
+    let stages = if adds_dq { stages.min(2) } else { stages };
     let rows = if adds_dq { ADDED_ROWS } else { ROWS[rows] };
-    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: rows, stages, division, overlap, adds_dq };
+    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: rows, stages, division, adds_dq };
     let (tile_m, tile_n) = DQ_TILES[dq];
     let dq = DqTile { head_dim, head_dim_v, tile_m, tile_n, k_stages, v_stages };
     let (batch, heads_q, heads_kv) = HEADS[heads];
@@ -138,9 +141,8 @@ fn tiny(
     lengths: (usize, usize),
 ) -> (BwdCase, PlanOptions) {
     let (head_dim, head_dim_v) = (64, 64);
-    let overlap = division == Division::Keys && !adds_dq;
     let tile_m = if adds_dq { ADDED_ROWS } else { 16 };
-    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division, overlap, adds_dq };
+    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division, adds_dq };
     let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
     let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), 64).mask(mask);
     let case = Case::normal("small", spec.validate().expect("the lengths are valid"), 4);

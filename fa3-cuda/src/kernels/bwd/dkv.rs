@@ -8,7 +8,7 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::{Division, DkvTile};
 
 use super::PartSpec;
-use super::gradients::{Scores, visible, write};
+use super::gradients::{Scores, registers_tile, visible, write};
 use super::params::{DkvParams, stats_tile};
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
@@ -27,8 +27,9 @@ struct Dkv<'k> {
     /// Blocks of Q, and of two numbers a row.
     q: Ring<'k, 2>,
     dout: Feed<'k>,
-    /// dSᵀ of a block, for dQ: a stage for each consumer, which take turns with the blocks.
-    ds: Option<Ring<'k, 1>>,
+    /// If dQ is added up: dSᵀ of a block, a stage for each consumer, which take turns with the blocks; and what their dQ
+    /// goes through.
+    ds: Option<(Ring<'k, 1>, Outboxes<'k>)>,
     tiles: Tiles<'k>,
 }
 
@@ -37,8 +38,8 @@ struct Dkv<'k> {
 enum Stat {
     /// -LSE in base 2.
     Shift = 0,
-    /// D.
-    Delta = 2,
+    /// -D.
+    MinusDelta = 2,
 }
 
 /// Of each of the thread's columns, by 8.
@@ -64,7 +65,8 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
             dout: Feed::declare(b, "dout", inputs.dout, tile.stages, warps),
             ds: tile.adds_dq.then(|| {
                 let shape = TileShape::new(spec.elem, tile.tile_n, tile.tile_m);
-                b.stored_ring("ds", tile.consumers(), [warps, 4], [("ds", shape)])
+                let ring = b.stored_ring("ds", tile.consumers(), [warps, 4], [("ds", shape)]);
+                (ring, b.outboxes("dq", registers_tile(tile.head_dim), tile.consumers()))
             }),
             tiles: Tiles::declare(b, spec.scheduler, inputs.geometry.tiles, inputs.ticket, warps),
             params,
@@ -161,11 +163,10 @@ impl<'k> Dkv<'k> {
         })
     }
 
-    /// dSᵀ of a block's dPᵀ, rounded, as an operand.
+    /// dSᵀ of a block's dPᵀ - D, rounded, as an operand.
     #[track_caller]
-    fn ds(&self, dp: &Frag<'k>, deltas: &Columns<'k>, weights: &[V<'k, F32>]) -> AFrag<'k> {
-        let ty = self.spec.product_type();
-        dp.map_to_a(ty, |dp, at| (dp - deltas.of(at)) * weights[at.index()])
+    fn ds(&self, dp: &Frag<'k>, weights: &[V<'k, F32>]) -> AFrag<'k> {
+        dp.map_to_a(self.spec.product_type(), |dp, at| dp * weights[at.index()])
     }
 
     /// Writes a tile's dK.
@@ -195,6 +196,14 @@ impl<'k> Columns<'k> {
         let groups =
             (0..stats.shape().rows / 4).map(|group| b.load_vector::<F32, 2>(first.at(64 * group as i32)));
         Columns(groups.collect())
+    }
+
+    /// A fragment that has it in every row: a product is added to it.
+    #[track_caller]
+    fn frag(&self, b: &'k Builder) -> Frag<'k> {
+        let mut frag = Frag::zeros(b, 8 * self.0.len() as u32);
+        frag.map(|_, at| self.of(at));
+        frag
     }
 
     /// That of an element's column.

@@ -83,7 +83,7 @@ impl<'k> Dq<'k> {
         self.tiles.consume(|tile| {
             let work = inputs.geometry.work(tile);
             let row = work.row + me.mad(64, b.frag_row());
-            let (shift, delta) = self.stats(&work, row);
+            let (shift, minus_delta) = self.stats(&work, row);
             let mut dq = Chain::onto(Frag::zeros(b, spec.tile.head_dim));
             let visits = work.kv.first.lt(work.kv.end);
             let blocks = KvBlocks::of(b, work.kv, spec.tile.tile_n, spec.mask);
@@ -106,7 +106,7 @@ impl<'k> Dq<'k> {
                     v.release();
                     let weights = registers(&s);
                     let ty = spec.product_type();
-                    let ds = dp.map_to_a(ty, |dp, at| (dp - delta[at]) * weights[at.index()]);
+                    let ds = dp.map_to_a(ty, |dp, at| (dp + minus_delta[at]) * weights[at.index()]);
                     dq.gemm(&ds, k.tile());
                     read.hold(k);
                 });
@@ -120,7 +120,7 @@ impl<'k> Dq<'k> {
         });
     }
 
-    /// -LSE in base 2 and D of the thread's rows; of rows beyond the end those of the last.
+    /// -LSE in base 2 and -D of the thread's rows; of rows beyond the end those of the last.
     #[track_caller]
     fn stats(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> (Rows<'k>, Rows<'k>) {
         let (b, params) = (self.builder, &self.params);

@@ -40,6 +40,32 @@ pub(super) fn registers<'k>(frag: &Frag<'k>) -> Vec<V<'k, F32>> {
     frag.elements().map(|(_, register)| register.now()).collect()
 }
 
+/// A tile for the registers of a warpgroup's fragment: four of a thread are a row.
+pub(super) fn registers_tile(cols: u32) -> TileShape {
+    TileShape::new(Elem::F32, 16 * cols, 4)
+}
+
+/// Where in such a tile the thread's registers 4 · i and on are.
+#[track_caller]
+pub(super) fn places_of_registers<'k>(
+    b: &'k Builder,
+    tile: Tile<'_, 'k>,
+) -> impl Iterator<Item = SharedAddr> + use<'k> {
+    const THREADS: u32 = 128;
+    let first = tile.element(b.tid() & (THREADS - 1), 0);
+    (0..tile.shape().rows / THREADS).map(move |group| first.at((16 * THREADS * group) as i32))
+}
+
+/// Stores them.
+#[track_caller]
+pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
+    let b = frag.builder();
+    let registers = registers(frag);
+    for (at, four) in places_of_registers(b, tile).zip(registers.chunks_exact(4)) {
+        b.store_vector(at, [four[0], four[1], four[2], four[3]]);
+    }
+}
+
 /// What the thread's rows, `row` and 8 below, see of the columns from `first` on.
 #[track_caller]
 pub(super) fn visible<'k>(

@@ -59,7 +59,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     tensors::output(&mut program, "dk", problem.dk());
     tensors::output(&mut program, "dv", problem.dv());
 
-    // Of rows 2i and 2i + 1: -LSE · log₂e of both, then D of both.
+    // Of rows 2i and 2i + 1: -LSE · log₂e of both, then -D of both.
     let [batch, heads, _] = lse;
     let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(problem), 4], BufferRole::Scratch);
     let sums = plan.dkv().tile.adds_dq.then(|| {

@@ -1,4 +1,5 @@
-//! Row statistics: of every row D = rowsum(dO ∘ O) - dLSE, and -LSE in base 2, which the exponent of P adds. If dQ is added
+//! Row statistics: of every row -D = dLSE - rowsum(dO ∘ O), which dP adds, and -LSE in base 2, which the exponent
+//! of P adds. If dQ is added
 //! up in memory, the kernel clears the sums as well.
 //!
 //! They lie in pairs of rows, so that whoever has two neighbouring columns of Sᵀ loads 8 bytes of each. A row that sees
@@ -65,11 +66,11 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
                 b.guarded(params.dlse.ne(0u64), || dlse.set(b.load::<F32>(params.dlse + (at << 2))));
                 let sees = lse.ne(f32::NEG_INFINITY) & there;
                 let shift = sees.select(lse * -std::f32::consts::LOG2_E, f32::NEG_INFINITY);
-                let delta = there.select(sum - dlse, 0.0);
+                let minus_delta = there.select(dlse.now() - sum, 0.0);
                 let pair = of_head.mul_wide(params.pairs) + (row >> 1).to_u64();
                 let to = params.stats + (pair << 4) + ((row & 1) << 2).to_u64();
                 b.store(to, shift);
-                b.store(to.at(8), delta);
+                b.store(to.at(8), minus_delta);
             });
         }
     })

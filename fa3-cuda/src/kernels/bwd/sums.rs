@@ -6,7 +6,7 @@ use fa3_sched::backward::ADDED_ROWS;
 use fa3_sched::{Longest, Order, Tile};
 
 use super::RoundSpec;
-use super::gradients::{registers, write};
+use super::gradients::{store_registers, write};
 use super::params::{RoundParams, SumsParams};
 use crate::kernels::params::{Declare, Form, InKernel};
 
@@ -26,12 +26,25 @@ impl<'k> SumsParams<InKernel<'k>> {
         batch.mad(self.heads, head).mad(self.blocks, block)
     }
 
-    /// The calling thread's part of the block of this number.
+    /// Where the block of this number begins.
+    #[track_caller]
+    fn address_of(&self, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
+        number.mad_wide(4 * ADDED_ROWS * cols, self.address)
+    }
+
+    /// The calling thread's part of it.
     #[track_caller]
     pub(super) fn block(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> Block<'k> {
         let tid = b.tid() & (THREADS - 1);
-        let first = tid.mad_wide(16, number.mad_wide(4 * ADDED_ROWS * cols, self.address));
-        Block { first, cols }
+        Block { first: tid.mad_wide(16, self.address_of(number, cols)), cols }
+    }
+
+    /// Begins to add a fragment to it, by way of shared memory.
+    #[track_caller]
+    pub(super) fn add(&self, number: V<'k, B32>, dq: &Frag<'k>, through: &Outbox<'k>) {
+        let draft = through.acquire();
+        store_registers(dq, draft.tile());
+        draft.send_add_flat(self.address_of(number, dq.cols()));
     }
 }
 
@@ -40,14 +53,6 @@ impl<'k> Block<'k> {
     fn groups(&self) -> impl Iterator<Item = GlobalAddr> + use<'k> {
         let first = self.first;
         (0..self.cols / 8).map(move |group| first.at((16 * THREADS * group) as i32))
-    }
-
-    /// Adds a fragment of as many columns.
-    #[track_caller]
-    pub(super) fn add(&self, b: &'k Builder, dq: &Frag<'k>) {
-        for (at, four) in self.groups().zip(registers(dq).chunks_exact(4)) {
-            b.reduce_add_vector(at, [four[0], four[1], four[2], four[3]]);
-        }
     }
 
     /// Makes them zeros.

@@ -11,12 +11,12 @@ use super::Shipped;
 use crate::kernels::Spec;
 use crate::kernels::bwd::{BwdSpec, PartSpec};
 
-/// The kernels of plans for the usual head dimensions: with every side of a mask, with a soft cap and without, for many
-/// tiles; for few tiles, without a cap; in f16, with a cap and both sides of the mask.
+/// The kernels of plans for the usual head dimensions, in both forms: with every side of a mask, with a soft cap and
+/// without, for many tiles; for few tiles, without a cap; in f16, with a cap and both sides of the mask.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
     const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };
-    let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+    let dims = [(64, 64), (128, 128), (192, 128), (256, 256)];
     let settings = [
         (Dtype::Bf16, NONE, None, 400),
         (Dtype::Bf16, NONE, None, 1),
@@ -44,11 +44,11 @@ fn specs(
     let mut forward = ProblemSpec::dense(dtype, shape, shape).head_dim_v(head_dim_v).mask(mask);
     forward.softcap = softcap;
     let problem = BackwardSpec::contiguous(forward).validate().expect("shapes agree");
-    let plan = |options| {
-        Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).expect("the head dimensions have tiles")
-    };
-    let ways = [PlanOptions::default(), PlanOptions::default().deterministic()];
-    ways.into_iter().flat_map(|options| BwdSpec::of(&plan(options))).collect()
+    let limits = DeviceLimits::h100_sxm();
+    let plan = |options| Plan::with(&problem, &limits, &options).expect("the head dimensions have tiles");
+    let adding = DkvTile::choose_adding(head_dim as u32, head_dim_v as u32, &limits);
+    let ways = [Some(PlanOptions::default()), adding.map(|tile| PlanOptions::default().dkv(tile))];
+    ways.into_iter().flatten().flat_map(|options| BwdSpec::of(&plan(options))).collect()
 }
 
 /// Whether it stands for others in slow tests: see [`Shipped::stands_for_others`].

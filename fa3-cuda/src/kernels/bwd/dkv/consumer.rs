@@ -18,36 +18,32 @@ pub(super) fn run(dkv: &Dkv<'_>) {
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + me.mad(64, b.frag_row());
-        let mut dk = Chain::onto(Frag::zeros(b, spec.tile.head_dim)); // A3:16
+        let mut dk = Frag::zeros(b, spec.tile.head_dim); // A3:16
         let mut dv = Frag::zeros(b, spec.tile.head_dim_v);
         b.if_uniform(dkv.visits(&work), || {
             let (k_slot, v_slot) = (k.wait(), v.wait());
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
-            let mut read = q.trailing();
             dkv.for_each_block(&work, |head, block| {
-                // With overlap, begun under dK of the block before.
                 let q = q.wait();
                 let [q_tile, stats] = q.tiles();
+                // While a product is in flight, no registers of another can be set.
+                let minus_delta = Columns::load(b, stats, Stat::MinusDelta).frag(b);
                 let s = gemm(k, q_tile.t(), Fresh);
                 let shifts = Columns::load(b, stats, Stat::Shift);
-                let mut s = s.wait();
-                read.release();
                 let dout = dout.wait();
-                let dp = gemm(v, dout.tile().t(), Fresh);
+                let dp = gemm(v, dout.tile().t(), minus_delta);
+                q.fence_loads();
+                let mut s = s.wait();
                 let p = dkv.p(&mut s, &shifts, key, &block);
                 let more_dv = gemm(&p, dout.tile(), &mut dv);
-                let deltas = Columns::load(b, stats, Stat::Delta);
                 let dp = dp.wait();
-                let ds = dkv.ds(&dp, &deltas, &registers(&s));
+                let ds = dkv.ds(&dp, &registers(&s));
                 let turn = additions.as_mut().map(|additions| additions.give(&ds));
-                dk.gemm(&ds, q_tile);
+                let more_dk = gemm(&ds, q_tile, &mut dk);
                 more_dv.wait();
                 dout.release();
-                read.hold(q);
-                if !spec.tile.overlap {
-                    dk.wait_all();
-                    read.release();
-                }
+                more_dk.wait();
+                q.release();
                 if let Some((additions, turn)) = additions.as_mut().zip(turn) {
                     additions.add(k_slot.tile());
                     additions.next(turn, [work.batch, head, block.key >> ADDED_ROWS.ilog2()]);
@@ -57,14 +53,15 @@ pub(super) fn run(dkv: &Dkv<'_>) {
                 additions.add(k_slot.tile());
                 additions.none_is_next();
             }
-            dk.wait_all();
-            read.release();
             k_slot.release();
             v_slot.release();
         });
         dkv.write_dv(dv, &work, key);
-        dkv.write_dk(dk.wait(), &work, key);
+        dkv.write_dk(dk, &work, key);
     });
+    if let Some(additions) = additions {
+        additions.through.drain();
+    }
 }
 
 /// One consumer's part in dQ. It gives dSᵀ of every block to the consumer whose turn it is. Of a block of its own it adds
@@ -72,6 +69,7 @@ pub(super) fn run(dkv: &Dkv<'_>) {
 struct Additions<'d, 'k> {
     dkv: &'d Dkv<'k>,
     sums: &'d SumsParams<InKernel<'k>>,
+    through: Outbox<'k>,
     me: V<'k, B32>,
     given: Producer<'k, 1>,
     taken: StageConsumer<'k, 1>,
@@ -84,10 +82,10 @@ struct Additions<'d, 'k> {
 impl<'d, 'k> Additions<'d, 'k> {
     #[track_caller]
     fn of(dkv: &'d Dkv<'k>, me: V<'k, B32>) -> Option<Additions<'d, 'k>> {
-        let (ring, sums, b) = (dkv.ds.as_ref()?, dkv.params.sums.as_ref()?, dkv.builder);
+        let ((ring, outboxes), sums, b) = (dkv.ds.as_ref()?, dkv.params.sums.as_ref()?, dkv.builder);
         let (given, taken) = (ring.producer(), ring.consumer_of_stage(me));
         let (is_mine, block) = (b.var("is_mine", false), b.var("block", 0));
-        Some(Additions { dkv, sums, me, given, taken, is_mine, block })
+        Some(Additions { dkv, sums, through: outboxes.of(me), me, given, taken, is_mine, block })
     }
 
     /// Gives dSᵀ of the next block. Whether that is this consumer's.
@@ -104,12 +102,12 @@ impl<'d, 'k> Additions<'d, 'k> {
     /// Adds dQ of the block given before, if that is this consumer's.
     #[track_caller]
     fn add(&mut self, k: Tile<'_, 'k>) {
-        let (b, cols) = (self.dkv.builder, self.dkv.spec.tile.head_dim);
+        let b = self.dkv.builder;
         b.if_uniform(self.is_mine, || {
             let ds = self.taken.wait();
             let dq = gemm(ds.tile().t(), k, Fresh).wait();
             ds.release();
-            self.sums.block(b, self.block.get(), cols).add(b, &dq);
+            self.sums.add(self.block.get(), &dq, &self.through);
         });
     }
 

@@ -6,10 +6,7 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
 
 use super::{Columns, Dkv, Stat};
-use crate::kernels::bwd::gradients::registers;
-
-/// Threads of a consumer.
-const THREADS: u32 = 128;
+use crate::kernels::bwd::gradients::{places_of_registers, registers_tile, store_registers};
 
 /// Where numbers pass from one consumer to the other.
 pub(super) struct HandOver<'k>(Ring<'k, 1>);
@@ -17,17 +14,9 @@ pub(super) struct HandOver<'k>(Ring<'k, 1>);
 impl<'k> HandOver<'k> {
     #[track_caller]
     pub(super) fn declare(b: &'k Builder, tile: &DkvTile) -> HandOver<'k> {
-        // Four registers of a thread are a row.
-        let shape = TileShape::new(Elem::F32, tile.tile_n * tile.tile_m / 4, 4);
+        let shape = registers_tile(tile.tile_m);
         HandOver(b.stored_ring("weights", 1, [4, 4], [("weights", shape)]))
     }
-}
-
-/// The address of the thread's registers 4 · `group` and on.
-#[track_caller]
-fn place<'k>(b: &'k Builder, tile: Tile<'_, 'k>) -> impl Fn(usize) -> SharedAddr + use<'k> {
-    let first = tile.element(b.tid() & (THREADS - 1), 0);
-    move |group| first.at((16 * THREADS * group as u32) as i32)
 }
 
 /// The first consumer.
@@ -53,10 +42,7 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
                 let more = gemm(&p, dout.tile(), &mut dv);
                 let slot = weights.acquire();
                 let [to] = slot.tiles();
-                let at = place(b, to);
-                for (group, four) in registers(&s).chunks_exact(4).enumerate() {
-                    b.store_vector(at(group), [four[0], four[1], four[2], four[3]]);
-                }
+                store_registers(&s, to);
                 slot.commit_stored();
                 more.wait();
                 dout.release();
@@ -79,20 +65,17 @@ pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
         b.if_uniform(dkv.visits(&work), || {
             let v = v.wait();
             dkv.for_each_block(&work, |_, _| {
-                let dout = dout.wait();
-                let dp = gemm(v.tile(), dout.tile().t(), Fresh);
                 let q = q.wait();
                 let [q_tile, stats] = q.tiles();
-                let deltas = Columns::load(b, stats, Stat::Delta);
-                let dp = dp.wait();
+                let minus_delta = Columns::load(b, stats, Stat::MinusDelta).frag(b);
+                let dout = dout.wait();
+                let dp = gemm(v.tile(), dout.tile().t(), minus_delta).wait();
                 dout.release();
                 let slot = weights.wait();
-                let at = place(b, slot.tile());
-                let groups = spec.tile.tile_m as usize / 8;
-                let given: Vec<V<'_, F32>> =
-                    (0..groups).flat_map(|group| b.load_vector::<F32, 4>(at(group))).collect();
+                let groups = places_of_registers(b, slot.tile());
+                let given: Vec<V<'_, F32>> = groups.flat_map(|at| b.load_vector::<F32, 4>(at)).collect();
                 slot.release_loaded();
-                let ds = dkv.ds(&dp, &deltas, &given);
+                let ds = dkv.ds(&dp, &given);
                 gemm(&ds, q_tile, &mut dk).wait();
                 q.release_loaded();
             });
