@@ -34,8 +34,8 @@ def seen(monkeypatch):
         out, lse = reference.standard(q, k, v, scale, (left, right), softcap)
         return out.to(q.dtype).contiguous(), lse.float().contiguous()
 
-    def backward(dout, q, k, v, o, lse, dlse, scale, left, right, softcap, sm_margin):
-        calls.append(("backward", (scale, left, right, softcap, sm_margin)))
+    def backward(dout, q, k, v, o, lse, dlse, scale, left, right, softcap, sm_margin, deterministic=False):
+        calls.append(("backward", (scale, left, right, softcap, sm_margin, deterministic)))
         assert dout.shape == o.shape and dout.dtype == q.dtype
         results = reference.gradients(q, k, v, dout, dlse, scale, (left, right), softcap)
         return tuple(x.to(q.dtype).contiguous() for x in results)
@@ -90,7 +90,8 @@ def assert_equal(results, expected):
 def test_the_schema_is_what_graphs_are_saved_with():
     expected = (
         "fa3::backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float? softmax_scale, "
-        "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin) -> (Tensor dq, Tensor dk, Tensor dv)"
+        "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic=False) "
+        "-> (Tensor dq, Tensor dk, Tensor dv)"
     )
     assert str(torch.ops.fa3.backward.default._schema) == expected
 
@@ -98,8 +99,11 @@ def test_the_schema_is_what_graphs_are_saved_with():
 def test_the_options_reach_the_backward_pass(seen):
     leaves, dout, dlse = problem("cpu")
     torch.autograd.grad(attend(*leaves), leaves, (dout, dlse))
-    torch.autograd.grad(torch.ops.fa3.forward(*leaves, *OPTIONS), leaves, (dout, dlse))
-    assert seen == [("forward", OPTIONS), ("backward", OPTIONS)] * 2
+    torch.autograd.grad(torch.ops.fa3.forward(*leaves, *OPTIONS, deterministic=True), leaves, (dout, dlse))
+    for deterministic in (False, True):
+        assert seen[:2] == [("forward", OPTIONS), ("backward", (*OPTIONS, deterministic))]
+        del seen[:2]
+    assert not seen
 
 
 @pytest.mark.parametrize("subclass", [False, True], ids=["tensors", "parameters"])

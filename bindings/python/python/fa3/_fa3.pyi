@@ -37,6 +37,7 @@ def backward(
     softcap: float | None,
     sm_margin: int,
     workspace: tuple[int, int] | None,
+    deterministic: bool = True,
 ) -> int: ...
 def quantize(
     device: int,

@@ -32,7 +32,7 @@ def flash_attn_func(
 
     O and LSE are differentiable in q, k and v of float16 and bfloat16, once and in reverse mode. If one of the three requires
     grad, q, k, v, O and LSE are kept for the backward pass, which writes contiguous gradients of all three, and takes a
-    workspace of 8 bytes for each row of a head of q. It reads the gradient of O with its own strides, and copies it only where
+    workspace of 8 bytes for each row of a head of q, and where the gradient of q is added up, 4 for each of its elements. It reads the gradient of O with its own strides, and copies it only where
     those are not as q's must be.
 
     Arguments:
@@ -51,7 +51,9 @@ def flash_attn_func(
         softcap: scores s become softcap * tanh(s / softcap); 0 is no cap.
         num_splits: 1, or 0 for the library's choice, which is 1.
         pack_gqa: None or False.
-        deterministic: makes no difference: results and gradients always have the same bits.
+        deterministic: whether the gradient of q must be the same bits in every run. Otherwise it is added up in any order
+            where that is faster: for head dimensions up to 128 (their sum up to 256) and rows that see 1024 keys or more. All
+            other results always have the same bits.
         sm_margin: how many SMs of the GPU to leave to others, in the backward pass as well.
         return_attn_probs: whether to return LSE as well.
         v_transposed: v is float8_e4m3fn (batch, heads_kv, head_dim_v, keys) as `quantize(..., transposed=True)` writes it,
@@ -81,7 +83,7 @@ def flash_attn_func(
     left, right = window_size
     options = (softmax_scale, left, 0 if causal else right, softcap, sm_margin)
     descales = [x for x in (q_descale, k_descale, v_descale) if x is not None]
-    options += (q_descale, k_descale, v_descale, v_transposed, out_dtype)
+    options += (q_descale, k_descale, v_descale, v_transposed, out_dtype, deterministic)
     if operator.is_plain(q, k, v, *descales):
         if operator.needs_grad(q, k, v, *descales):
             out, lse = gradient.Attention.apply(q, k, v, *options)

@@ -6,7 +6,7 @@ from torch import Tensor
 from . import _fa3, operator
 
 # `fa3::forward` takes so many arguments besides q, k and v, which have no gradients.
-_WITHOUT_GRADIENT = (None,) * 10
+_WITHOUT_GRADIENT = (None,) * 11
 
 
 def launch(
@@ -22,6 +22,7 @@ def launch(
     window_right: int,
     softcap: float,
     sm_margin: int,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device."""
     given = _given(dout, q, k, v, o, lse, dlse)
@@ -52,10 +53,10 @@ def launch(
         softcap or None,
         sm_margin,
     )
-    missing = _fa3.backward(*arguments, None)
+    missing = _fa3.backward(*arguments, None, deterministic)
     if missing:
         workspace = q.new_zeros(missing, dtype=torch.uint8)
-        _fa3.backward(*arguments, (workspace.data_ptr(), missing))
+        _fa3.backward(*arguments, (workspace.data_ptr(), missing), deterministic)
     return dq, dk, dv
 
 
@@ -98,7 +99,8 @@ def _save(ctx, inputs, output) -> None:
         raise NotImplementedError(f"q is {q.dtype}, for which attention has no gradients: use torch.no_grad()")
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
-    ctx.options = options[:5]
+    # Of the forward pass's options these, the last of which is for the backward pass alone.
+    ctx.options = (*options[:5], options[-1])
 
 
 def _backward(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -161,14 +163,15 @@ class _TransformedGradient(torch.autograd.Function):
 
 
 def _fake(
-    dout, q, k, v, o, lse, dlse, softmax_scale, window_left, window_right, softcap, sm_margin
+    dout, q, k, v, o, lse, dlse, softmax_scale, window_left, window_right, softcap, sm_margin, deterministic=False
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _gradients(q, k, v)
 
 
 operator.library.define(
     "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float? softmax_scale, "
-    "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin) -> (Tensor dq, Tensor dk, Tensor dv)",
+    "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic=False) "
+    "-> (Tensor dq, Tensor dk, Tensor dv)",
     # Compilers must leave the last dimension contiguous.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )

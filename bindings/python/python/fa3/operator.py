@@ -29,9 +29,12 @@ def launch(
     v_descale: Tensor | None = None,
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
+    deterministic: bool = False,
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device."""
+    """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device. `deterministic` is for the
+    backward pass.
+    """
     refuse_tangents("q, k or v", q, k, v)
     device = q.get_device()
     if not (q.is_cuda and k.is_cuda and v.is_cuda and k.get_device() == device and v.get_device() == device):
@@ -208,6 +211,7 @@ def _fake(
     v_descale=None,
     v_transposed=False,
     out_dtype=None,
+    deterministic=False,
 ):
     return _output(q, k, v, v_transposed, out_dtype), _lse(q)
 
@@ -217,7 +221,7 @@ library = torch.library.Library("fa3", "DEF")
 library.define(
     "forward(Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, "
     "SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, bool v_transposed=False, "
-    "ScalarType? out_dtype=None) -> (Tensor o, Tensor lse)",
+    "ScalarType? out_dtype=None, bool deterministic=False) -> (Tensor o, Tensor lse)",
     # Compilers must leave the last dimension contiguous.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
