@@ -16,10 +16,9 @@ import sys
 from dataclasses import asdict
 
 import implementations
+import ratios
 import settings
 from measure import measure
-
-CELLS = settings.product([64, 128, 256], [512, 1024, 2048, 4096, 8192, 16384], [False, True])
 
 
 def parse():
@@ -32,46 +31,20 @@ def parse():
     return parser.parse_args()
 
 
-def report(cell, dtype, measured):
-    """Prints the line of a cell. Returns the ratio of each other implementation's time to ours."""
-    rates = "  ".join(f"{name} {cell.tflops(ms):5.0f}" for name, ms in measured.ms.items())
-    others = {name: ms / measured.ms["ours"] for name, ms in measured.ms.items() if name != "ours"}
-    line = f"{cell}  {dtype:4}  TFLOP/s: {rates}"
-    if others:
-        best = min(others, key=others.get)
-        line += f"  ratio {others[best]:.3f} ({best})"
-    print(line, flush=True)
-    return others
-
-
-def summarise(ratios):
-    """Prints geometric means and the worst cell."""
-    _, others = ratios[0]
-    if not others:
-        return
-    best = [(min(others.values()), cell) for cell, others in ratios]
-    print(f"\ngeometric mean to the best: {settings.geometric_mean([ratio for ratio, _ in best]):.3f}")
-    for name in others:
-        mean = settings.geometric_mean([others[name] for _, others in ratios])
-        print(f"geometric mean to {name}: {mean:.3f}")
-    worst, cell = min(best, key=lambda pair: pair[0])
-    print(f"worst cell, to the best: {worst:.3f} ({cell})")
-
-
 def main():
     """Measures all cells. Returns the exit code."""
     options = parse()
     settings.print_machine()
     functions = implementations.implementations(options.fa3)
     functions |= {name: implementations.TORCH[name] for name in options.peers}
-    results, ratios, right = [], [], True
-    for cell in settings.chosen(options, CELLS):
+    results, of_cells, right = [], [], True
+    for cell in settings.chosen(options, settings.PAPER):
         for dtype in options.dtype:
             measured = measure(functions, "normal", cell, dtype, options.rounds, options.slice_ms)
-            ratios.append((cell, report(cell, dtype, measured)))
+            of_cells.append((cell, ratios.report(cell, dtype, measured.ms)))
             right = measured.print_wrong() and right
             results.append({**asdict(cell), "dtype": dtype, **asdict(measured)})
-    summarise(ratios)
+    ratios.summarise(of_cells)
     settings.write_json(options.json, results)
     return 0 if right else 1
 

@@ -48,6 +48,10 @@ def product(head_dims, seqlens, causal):
     return [Cell(d, s, c) for d, c, s in itertools.product(head_dims, causal, seqlens)]
 
 
+# The paper's 36 settings.
+PAPER = product([64, 128, 256], [512, 1024, 2048, 4096, 8192, 16384], [False, True])
+
+
 def common_options(description, rounds):
     """A parser of the options that all benchmarks have."""
     parser = argparse.ArgumentParser(
@@ -55,11 +59,11 @@ def common_options(description, rounds):
     )
     parser.add_argument("--fa3", metavar="FA3_C.SO", help="FlashAttention-3's compiled extension")
     parser.add_argument("--head-dim", type=_head_dim, nargs="+", metavar="N", help="head dimensions")
-    parser.add_argument("--seqlen", type=_count, nargs="+", metavar="N", help="rows and keys of a sequence")
+    parser.add_argument("--seqlen", type=count, nargs="+", metavar="N", help="rows and keys of a sequence")
     parser.add_argument(
         "--causal", type=int, choices=[0, 1], nargs="+", help="0: without a mask; 1: causal; 0 1: both"
     )
-    parser.add_argument("--rounds", type=_count, default=rounds, metavar="N", help=f"default: {rounds}")
+    parser.add_argument("--rounds", type=count, default=rounds, metavar="N", help=f"default: {rounds}")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
     return parser
 
@@ -92,6 +96,14 @@ def chosen(options, default):
     return product(head_dims, seqlens, map(bool, causal))
 
 
+def count(text):
+    """A positive number, as an option's type."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number, found {number}")
+    return number
+
+
 def geometric_mean(ratios):
     """Of at least one number above 0."""
     return math.exp(statistics.fmean(map(math.log, ratios)))
@@ -114,15 +126,8 @@ def write_json(path, measured):
     path.write_text(json.dumps({"machine": machine(), "measured": measured}, indent=2) + "\n")
 
 
-def _count(text):
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number, found {number}")
-    return number
-
-
 def _head_dim(text):
-    number = _count(text)
+    number = count(text)
     if HIDDEN % number:
         why = f"{HIDDEN} columns are no whole number of heads with head_dim {number}"
         raise argparse.ArgumentTypeError(why)

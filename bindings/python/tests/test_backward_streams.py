@@ -73,7 +73,7 @@ def test_a_backward_pass_from_another_stream(problem):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
-        results = flash_attn_func(q, k, v, return_attn_probs=True)
+        results = flash_attn_func(q, k, v, deterministic=True, return_attn_probs=True)
     gradients = torch.autograd.grad(results, (q, k, v), (dout, dlse))
     # Torch has made the current stream wait for the gradients, but not for the results.
     assert_equal(gradients, expected[2:])
@@ -172,7 +172,7 @@ def test_the_memory_of_a_backward_pass(problem):
     q, k, v, dout, _ = problem()
     step(q, k, v, dout)
     torch.cuda.empty_cache()
-    out = flash_attn_func(q, k, v)
+    out = flash_attn_func(q, k, v, deterministic=True)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -228,4 +228,4 @@ def test_host_time_of_a_repeated_call(randn):
         function()
         times[name] = microseconds(function)
         print(f"{name:36}{times[name]:8.2f} us")
-    assert times["flash_attn_func"] < 50 and times["flash_attn_func and its gradients"] < 250
+    assert times["flash_attn_func"] < 50 and times["flash_attn_func and its gradients"] < 300

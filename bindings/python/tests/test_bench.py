@@ -4,6 +4,7 @@ import argparse
 import math
 import pathlib
 import sys
+import xml.etree.ElementTree
 
 import pytest
 
@@ -11,10 +12,14 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 sys.path.append(str(pathlib.Path(__file__).parents[3] / "bench"))
 
+import backward
 import distributions
+import gradients
 import measure
+import ratios
 import settings
 import timing
+import train_gpt
 from reference import standard
 
 SHAPE = (1, 2048, 2, 128)
@@ -137,3 +142,107 @@ def test_a_wrong_result_is_named(error, capsys):
     measured = measure.Measured({"ours": 1.0, "fa3": 1.0}, {"ours": error, "fa3": 0.003}, 1.0)
     assert list(measured.wrong()) == ["ours"] and not measured.print_wrong()
     assert capsys.readouterr().out.startswith("WRONG: ours has")
+
+
+def test_a_summary_is_of_the_cells_that_an_implementation_takes(capsys):
+    first, second = settings.product([64, 256], [2048], [True])
+    others = [
+        ratios.report(first, "bf16", {"ours": 1.0, "fa3": 2.0, "cudnn": 4.0}, work=2.5),
+        ratios.report(second, "bf16", {"ours": 1.0, "cudnn": 1.0}, work=2.5),
+    ]
+    assert others == [{"fa3": 2, "cudnn": 4}, {"cudnn": 1}]
+    ratios.summarise(list(zip((first, second), others)))
+    said = capsys.readouterr().out
+    assert f"ours {2.5 * first.tflops(1):5.0f}  fa3 {1.25 * first.tflops(1):5.0f}" in said
+    assert "mean to the best: 1.414" in said and "mean to fa3: 2.000 (1 cells)" in said
+    assert "mean to cudnn: 2.000 (2 cells)" in said and f"worst cell, to the best: 1.000 ({second})" in said
+    ratios.summarise([(first, {})])
+    assert not capsys.readouterr().out
+
+
+def sdpa(q, k, v, causal):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_are_held_to_float64(causal, capsys):
+    shape = (2, 150, 3, 16)
+    (q, k, v), (dout, _, _) = drawn("normal", shape), drawn("normal", shape, seed=2)
+    makers = {
+        "backward": lambda *inputs: gradients._autograd_backward(sdpa, *inputs),
+        "step": lambda *inputs: gradients._autograd_step(sdpa, *inputs),
+    }
+    functions = backward.takers(makers, "cell", dout, q, k, v, causal, False)
+    functions["other mask"] = gradients._autograd_step(sdpa, dout, q, k, v, not causal)
+    relative = backward.errors(functions, dout, q, k, v, causal)
+    for name in makers:
+        assert max(relative[name].values()) < 1e-5
+    assert not backward.print_wrong(relative)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 3 and all(line.startswith("WRONG: other mask has") for line in said)
+    # Not measured in a deterministic form, which is said; but ours must be.
+    assert not backward.takers(makers, "cell", dout, q, k, v, causal, True)
+    assert "cell  step refuses: it is not measured" in capsys.readouterr().out
+    with pytest.raises(NotImplementedError):
+        backward.takers({"ours": makers["step"]}, "cell", dout, q, k, v, causal, True)
+
+
+def test_options_of_the_backward_pass():
+    options = backward.parse([])
+    assert options.peers == ["cudnn"] and options.data == "normal" and options.dtype == ["bf16"]
+    assert len(settings.chosen(options, settings.PAPER)) == 36
+    options = backward.parse("--deterministic --step --data recency".split())
+    assert options.peers == [] and options.deterministic and options.step and options.data == "recency"
+    assert backward.parse(["--peers", "fa2", "cudnn"]).peers == ["fa2", "cudnn"]
+
+
+def test_batches_are_of_the_text_and_of_the_seed():
+    text = train_gpt.corpus()
+    assert text.min() >= 0 and text.max() < train_gpt.VOCABULARY
+    places = torch.arange(len(text))
+    taken = list(train_gpt.batches(places, 3, 1))
+    assert len(taken) == 3
+    for inputs, targets in taken:
+        assert inputs.shape == (train_gpt.BATCH, train_gpt.CONTEXT) and torch.equal(inputs + 1, targets)
+    again, other = next(train_gpt.batches(places, 3, 1)), next(train_gpt.batches(places, 3, 2))
+    assert torch.equal(again[0], taken[0][0]) and not torch.equal(other[0], taken[0][0])
+
+
+def test_a_gpt_trains_and_its_runs_begin_alike(monkeypatch):
+    monkeypatch.setattr(train_gpt, "BATCH", 2)
+    monkeypatch.setattr(train_gpt, "BLOCKS", 1)
+    text = train_gpt.corpus()
+    low, full = (train_gpt.train(*train_gpt.RUNS[name], text, 2, 1) for name in ("sdpa", "f32"))
+    # A model that knows nothing: log 256.
+    assert full[0] == pytest.approx(math.log(256), abs=0.3) and full[1] < full[0]
+    assert low == pytest.approx(full, abs=0.01) and low != full
+
+
+def test_a_gpt_sees_no_later_token():
+    torch.manual_seed(1)
+    model = train_gpt.Gpt(train_gpt.sdpa)
+    assert 2e6 < sum(x.numel() for x in model.parameters()) < 9e6
+    tokens = torch.randint(256, (1, 20))
+    changed = tokens.clone()
+    changed[0, 10] = (tokens[0, 10] + 1) % 256
+    differs = (model(tokens) - model(changed)).abs().amax(-1)[0] > 1e-6
+    assert differs.tolist() == [False] * 10 + [True] * 10
+
+
+@pytest.mark.parametrize("last, alike", [(2.05, True), (2.07, False), (1.9, False), (math.nan, False)])
+def test_training_is_judged_by_the_last_smoothed_loss(last, alike, capsys):
+    curves = {"ours": [5.0, last], "sdpa": [5.0, 2.02], "f32": [5.0, 2.0]}
+    assert train_gpt.trains_alike(curves) == alike
+    assert ("WRONG" in capsys.readouterr().out) != alike
+    apart = train_gpt.largest_difference(curves["ours"], curves["f32"])
+    assert apart == pytest.approx(abs(last - 2), nan_ok=True)
+    assert train_gpt.smoothed([4.0, 2.0] + [1.0] * 19)[::20] == [4.0, 1.05]
+
+
+def test_a_chart_has_the_curves():
+    curves = {name: [5.5, 3.0, math.nan, 2.5] for name in train_gpt.RUNS}
+    root = xml.etree.ElementTree.fromstring(train_gpt.svg(curves))
+    lines = [x.get("points").split() for x in root if x.tag.endswith("polyline")]
+    assert [len(points) for points in lines] == [3, 2] * 3
+    assert {x.text for x in root} >= {"ours", "sdpa", "f32", "step", "loss"}

@@ -19,6 +19,8 @@ const SEEDS: u64 = 30;
 pub struct Prey {
     /// How the table calls it.
     pub name: String,
+    /// Which step of the programs runs the kernel.
+    step: usize,
     problems: Vec<Problem>,
     /// Operators some of whose mutants nothing can notice.
     argued: &'static [Argued],
@@ -89,8 +91,16 @@ impl Prey {
     /// # Panics
     /// If the simulator does not take it.
     pub(crate) fn of_trial(name: &str, trial: &Trial, argued: &'static [Argued]) -> Prey {
+        Prey::of_step(name, trial, 0, argued)
+    }
+
+    /// The kernel of one of a trial's steps on its problem; the other steps run as they are.
+    ///
+    /// # Panics
+    /// If the simulator does not take it.
+    pub(crate) fn of_step(name: &str, trial: &Trial, step: usize, argued: &'static [Argued]) -> Prey {
         let problem = (trial.program.clone(), trial.before.clone());
-        Prey::new(name, [problem], argued)
+        Prey { step, ..Prey::new(name, [problem], argued) }
     }
 
     /// The kernel of the first job, on all of them, which have the bytes of their arrays with them.
@@ -113,7 +123,7 @@ impl Prey {
             problems.iter().all(|problem| problem.program.steps[0].kernel == *kernel),
             "{name} is one kernel"
         );
-        Prey { name: name.to_owned(), problems, argued, bounds: false }
+        Prey { name: name.to_owned(), step: 0, problems, argued, bounds: false }
     }
 
     /// An operator's mutants of its kernel.
@@ -132,14 +142,15 @@ impl Prey {
 
     /// Its kernel.
     pub fn kernel(&self) -> &Kernel {
-        &self.problems[0].program.steps[0].kernel
+        &self.problems[0].program.steps[self.step].kernel
     }
 }
 
 impl Problem {
-    /// Everything that notices that `kernel` is not the problem's: ids of rules, `result`, or what went wrong.
-    fn notices(&self, kernel: &Kernel, policy: Policy, compare: bool) -> BTreeSet<String> {
-        let program = self.program.map(|_| kernel.clone());
+    /// Everything that notices that `kernel` is not that of a step: ids of rules, `result`, or what went wrong.
+    fn notices(&self, step: usize, kernel: &Kernel, policy: Policy, compare: bool) -> BTreeSet<String> {
+        let mut program = self.program.clone();
+        program.steps[step].kernel = kernel.clone();
         let mode = if compare { Mode::Fast } else { Mode::Skeleton };
         match ProgramSimulation::new(&program).policy(policy).mode(mode).run(&self.initial) {
             Err(error) => BTreeSet::from([error.to_string()]),
@@ -177,7 +188,7 @@ fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
     let random = (0..SEEDS).map(Policy::Random);
     for policy in [Policy::Eager, Policy::Lazy].into_iter().chain(random) {
         for problem in &prey.problems {
-            let noticed = problem.notices(&mutant.kernel, policy, operator.result);
+            let noticed = problem.notices(prey.step, &mutant.kernel, policy, operator.result);
             let by = operator.rules.iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
             if let Some(by) = by.or((operator.result && noticed.contains("result")).then_some("result")) {
                 return Fate::Killed(by.to_owned());
@@ -192,7 +203,7 @@ fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
 fn watch(prey: &Prey, mutant: &Mutant, reason: &'static str) -> Fate {
     for (policy, compare) in [(Policy::Eager, true), (Policy::Lazy, false), (Policy::Random(0), false)] {
         for problem in &prey.problems {
-            let noticed = problem.notices(&mutant.kernel, policy, compare);
+            let noticed = problem.notices(prey.step, &mutant.kernel, policy, compare);
             if !noticed.is_empty() {
                 return Fate::NotEquivalent(noticed);
             }

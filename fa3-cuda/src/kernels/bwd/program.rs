@@ -80,18 +80,17 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         program.step(dkv_spec, [plan.dkv().schedule.grid(), 1, 1], args.0);
     }
     let mut args = Fill::default();
-    let grid = match plan.dq() {
-        DqBy::Kernel(part) if part.schedule.grid() > 0 => {
+    let grid = match (plan.dq(), sums) {
+        (DqBy::Kernel(part), _) if part.schedule.grid() > 0 => {
             let ticket = ticket(&mut program, "dq_ticket", &part.schedule);
             _ = DqParams::of(plan, part, stats, ticket).pass(&mut args);
             part.schedule.grid()
         }
-        DqBy::Additions(blocks) if blocks.grid() > 0 => {
-            let sums = sums.expect("what is added has a place");
+        (DqBy::Additions(blocks), Some(sums)) if blocks.grid() > 0 => {
             _ = RoundParams::of(plan, blocks, sums).pass(&mut args);
             blocks.grid()
         }
-        DqBy::Kernel(_) | DqBy::Additions(_) => return program,
+        (DqBy::Kernel(_) | DqBy::Additions(_), _) => return program,
     };
     program.step(dq_spec, [grid, 1, 1], args.0);
     program

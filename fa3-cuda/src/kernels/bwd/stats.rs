@@ -62,11 +62,12 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
                 let there = row.lt(seqlen);
                 let at = of_head.mul_wide(seqlen) + row.min(seqlen - 1).to_u64();
                 let lse = b.load::<F32>(params.lse + (at << 2));
-                let dlse = b.var("dlse", 0.0);
-                b.guarded(params.dlse.ne(0u64), || dlse.set(b.load::<F32>(params.dlse + (at << 2))));
+                let has_dlse = params.dlse.ne(0_u64);
+                let from = has_dlse.select(params.dlse, params.lse);
+                let dlse = has_dlse.select(b.load::<F32>(from + (at << 2)), 0.0);
                 let sees = lse.ne(f32::NEG_INFINITY) & there;
                 let shift = sees.select(lse * -std::f32::consts::LOG2_E, f32::NEG_INFINITY);
-                let minus_delta = there.select(dlse.now() - sum, 0.0);
+                let minus_delta = there.select(dlse - sum, 0.0);
                 let pair = of_head.mul_wide(params.pairs) + (row >> 1).to_u64();
                 let to = params.stats + (pair << 4) + ((row & 1) << 2).to_u64();
                 b.store(to, shift);

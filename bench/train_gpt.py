@@ -1,0 +1,246 @@
+"""Trains a small GPT three times, to see whether our gradients train like others.
+
+    python3 bench/train_gpt.py
+    python3 bench/train_gpt.py --steps 300 --json losses.json --svg losses.svg
+
+The three start from the same weights and see the same batches of the text in docs, byte by byte. They differ in
+attention: ours (the installed Python package fa3) and PyTorch's, both with everything under autocast to
+bfloat16, and PyTorch's by its definition with everything in float32.
+
+Losses of single batches are noisy, so that means of the last 20 steps are compared. The exit code is 1 if our
+last one is further from float32 than 0.02 plus twice what PyTorch's in bfloat16 is.
+"""
+
+import argparse
+import contextlib
+import math
+import pathlib
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import settings
+
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
+LEAST_BYTES = 100_000
+
+# The model: 5 million parameters.
+BLOCKS, HEADS, HEAD_DIM = 6, 4, 64
+WIDTH = HEADS * HEAD_DIM
+VOCABULARY = 256
+
+# A batch: sequences, and tokens of one.
+BATCH, CONTEXT = 16, 512
+
+# AdamW's. The rate rises linearly, and falls to a tenth as a cosine.
+RATE, WARM_UP, BETAS, DECAY = 1e-3, 30, (0.9, 0.95), 0.1
+LARGEST_NORM = 1.0
+
+# Steps of a mean, and steps between two lines.
+SMOOTHED, PRINTED = 20, 25
+
+# How far from float32 ours may be: a number, and a multiple of PyTorch's distance.
+ALLOWED, TIMES = 0.02, 2
+
+
+def ours(q, k, v):
+    """Causal attention of (batch, seqlen, heads, head_dim)."""
+    # Here, so that the module can be imported where it is not installed.
+    from fa3 import flash_attn_func
+
+    return flash_attn_func(q, k, v, causal=True)
+
+
+def sdpa(q, k, v):
+    """The same by PyTorch, as it chooses."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def definition(q, k, v):
+    """The same by PyTorch, with matrices of scores."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return sdpa(q, k, v)
+
+
+# Attention, and whether to compute under autocast.
+RUNS = {"ours": (ours, True), "sdpa": (sdpa, True), "f32": (definition, False)}
+COLOURS = {"f32": ("#c0c0c0", 7), "sdpa": ("#e08020", 3.5), "ours": ("#2040a0", 1.2)}
+
+
+class Block(nn.Module):
+    """Causal self-attention and an MLP, each on normalised inputs and added to them."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x):
+        first, second = self.norms
+        q, k, v = self.qkv(first(x)).unflatten(-1, (3, HEADS, HEAD_DIM)).unbind(2)
+        x = x + self.out(self.attention(q, k, v).flatten(-2))
+        return x + self.mlp(second(x))
+
+
+class Gpt(nn.Module):
+    """The logits of each next token. The head's weights are those of the token embedding."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+        self.blocks = nn.Sequential(*(Block(attention) for _ in range(BLOCKS)))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        return functional.linear(self.norm(self.blocks(x)), self.tokens.weight)
+
+
+def corpus():
+    """The bytes of the documentation."""
+    text = b"\n".join(path.read_bytes() for path in sorted(DOCS.glob("*.md")))
+    if len(text) < LEAST_BYTES:
+        raise SystemExit(f"{DOCS} has {len(text)} bytes of text, expected at least {LEAST_BYTES}")
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
+def batches(text, steps, seed):
+    """Inputs and targets of every step, (BATCH, CONTEXT), which `seed` alone chooses."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(text) - CONTEXT, (steps, BATCH, 1), generator=generator)
+    for start in starts.to(text.device):
+        chunk = text[start + torch.arange(CONTEXT + 1, device=text.device)]
+        yield chunk[:, :-1], chunk[:, 1:]
+
+
+def rate(step, steps):
+    """The learning rate of a step."""
+    fallen = RATE * (0.55 + 0.45 * math.cos(math.pi * step / steps))
+    return fallen * min(1, (step + 1) / WARM_UP)
+
+
+def train(attention, autocast, text, steps, seed):
+    """The loss of every step."""
+    torch.manual_seed(seed)
+    model = Gpt(attention).to(text.device)
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, BETAS, weight_decay=DECAY)
+    losses = []
+    for step, (inputs, targets) in enumerate(batches(text, steps, seed)):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step, steps)
+        low = torch.autocast(text.device.type, torch.bfloat16) if autocast else contextlib.nullcontext()
+        with low:
+            loss = functional.cross_entropy(model(inputs).flatten(0, 1).float(), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), LARGEST_NORM)
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).tolist()
+
+
+def smoothed(losses):
+    """The mean of the last steps at every step."""
+    windows = (losses[max(0, end - SMOOTHED) : end] for end in range(1, len(losses) + 1))
+    return [sum(window) / len(window) for window in windows]
+
+
+def largest_difference(one, other):
+    """Of two curves, at any step. NaN if there is one."""
+    return max((abs(x - y) for x, y in zip(one, other)), key=lambda x: (math.isnan(x), x))
+
+
+def trains_alike(curves):
+    """Whether ours ends about as near to float32 as PyTorch's. `curves` are smoothed losses by name."""
+    last = {name: curve[-1] for name, curve in curves.items()}
+    allowed = ALLOWED + TIMES * abs(last["sdpa"] - last["f32"])
+    apart = abs(last["ours"] - last["f32"])
+    alike = apart <= allowed
+    verdict = "alike" if alike else "WRONG"
+    print(f"{verdict}: at the end, ours and f32 differ by {apart:.4f}, allowed are {allowed:.4f}")
+    return alike
+
+
+def svg(curves, width=720, height=400, margin=50):
+    """A chart of the curves, by name, as the text of an SVG file."""
+    numbers = [x for curve in curves.values() for x in curve if math.isfinite(x)]
+    bottom, top = math.floor(min(numbers)), math.ceil(max(numbers))
+    steps = max(map(len, curves.values()))
+
+    def at(step, loss):
+        x = margin + step / max(1, steps - 1) * (width - 2 * margin)
+        y = height - margin - (loss - bottom) / max(1, top - bottom) * (height - 2 * margin)
+        return f"{x:.1f}", f"{y:.1f}"
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for loss in range(bottom, top + 1):
+        (left, y), (right, _) = at(0, loss), at(steps - 1, loss)
+        lines.append(f'<line x1="{left}" y1="{y}" x2="{right}" y2="{y}" stroke="#e0e0e0"/>')
+        lines.append(f'<text x="{margin - 8}" y="{y}" text-anchor="end" dy="4">{loss}</text>')
+    for step in sorted({0, steps // 2, steps - 1}):
+        x, y = at(step, bottom)
+        lines.append(f'<text x="{x}" y="{y}" text-anchor="middle" dy="18">{step + 1}</text>')
+    lines.append(f'<text x="{width / 2}" y="{height - 10}" text-anchor="middle">step</text>')
+    lines.append(f'<text x="{margin}" y="{margin - 18}" text-anchor="middle">loss</text>')
+    for row, (name, (colour, thickness)) in enumerate(COLOURS.items()):
+        points = " ".join(",".join(at(i, x)) for i, x in enumerate(curves[name]) if math.isfinite(x))
+        style = f'fill="none" stroke="{colour}" stroke-width="{thickness}"'
+        lines.append(f'<polyline points="{points}" {style}/>')
+        x, y = width - margin - 90, margin + 18 * row
+        lines.append(f'<polyline points="{x},{y} {x + 30},{y}" {style}/>')
+        lines.append(f'<text x="{x + 38}" y="{y}" dy="4">{name}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def parse(words=None):
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=settings.count, default=300, metavar="N", help="default: 300")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes every loss")
+    parser.add_argument("--svg", type=pathlib.Path, metavar="FILE", help="draws the smoothed losses")
+    return parser.parse_args(words)
+
+
+def main():
+    """Trains and compares. Returns the exit code."""
+    options = parse()
+    settings.print_machine()
+    text = corpus().cuda()
+    losses = {}
+    for name, (attention, autocast) in RUNS.items():
+        began = time.monotonic()
+        losses[name] = train(attention, autocast, text, options.steps, options.seed)
+        print(f"{name:4}  {time.monotonic() - began:5.1f} s", flush=True)
+    print("\nstep  " + "  ".join(f"{name:>7}" for name in losses))
+    for step in sorted({1, *range(PRINTED, options.steps + 1, PRINTED), options.steps}):
+        print(f"{step:4}  " + "  ".join(f"{curve[step - 1]:7.4f}" for curve in losses.values()))
+    curves = {name: smoothed(curve) for name, curve in losses.items()}
+    print()
+    for one, other in (("ours", "sdpa"), ("sdpa", "f32"), ("ours", "f32")):
+        apart = largest_difference(curves[one], curves[other])
+        print(f"largest difference of the smoothed losses, {one} and {other}: {apart:.4f}")
+    alike = trains_alike(curves)
+    settings.write_json(options.json, [{"name": name, "loss": curve} for name, curve in losses.items()])
+    if options.svg is not None:
+        options.svg.write_text(svg(curves))
+    return 0 if alike else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
