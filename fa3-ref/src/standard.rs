@@ -43,8 +43,8 @@ fn stack(blocks: Vec<HeadForward<f32>>, head_dim_v: usize) -> HeadForward<f32> {
     all
 }
 
-/// The backward pass for the gradients of O and LSE: P, dP and dS rounded, then the gradients. D = rowsum(dO ∘ O) - dLSE
-/// with O as it was stored, rounded.
+/// The backward pass for the gradients of O and LSE: P, dP and dS rounded, then the gradients. D = rowsum(dO ∘ O) -
+/// dLSE with O as it was stored, rounded.
 ///
 /// A framework's own softmax gradient takes D = rowsum(P ∘ dP) instead. Where a softmax is nearly one-hot that
 /// one is several times more accurate in 16 bits than anything that reads the stored O, as every fused kernel does.

@@ -17,8 +17,8 @@
 //!   [`Schedule`], all of these for one launch on a device with [`DeviceLimits`].
 //! - [`Makespan`], which says how well the tiles fill a device, and [`certified_bound`], how well they could.
 //!
-//! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the way of a
-//! tensor to e4m3.
+//! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the way of
+//! a tensor to e4m3.
 //!
 //! ```
 //! use fa3_sched::DeviceLimits;

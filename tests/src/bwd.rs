@@ -14,4 +14,4 @@ pub use trials::{DISTS, MASKS};
 
 /// The backward kernels.
 pub(crate) const FAMILY: Family =
-    Family { name: "bwd", trials: trials::trials, small: trials::small, schedules: 8, preys: trials::preys };
+    Family { name: "bwd", trials: trials::trials, small: trials::small, schedules: 8, preys: Vec::new };

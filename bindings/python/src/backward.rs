@@ -84,8 +84,8 @@ pub(crate) fn launch(
     // strides and dtypes on that device, dq, dk, dv and a given workspace of new ones, the workspace zeroed on this
     // stream before. They may be freed before the work is done: torch gives their memory to later work of the same
     // stream, or waits for the streams that a caller recorded, as for its own operators; memory of a capture it keeps
-    // for as long as the graph. A workspace that is kept is this stream's alone and lives as long as the process. A plan
-    // that is dropped leaves its device, which stays open.
+    // for as long as the graph. A workspace that is kept is this stream's alone and lives as long as the process. A
+    // plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     unsafe { backward.launch(&stream, &placement, workspace) }?;
     Ok(Launched::Yes)

@@ -97,12 +97,13 @@ mod _fa3 {
         }
     }
 
-    /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, workspace,
-    /// deterministic=True)
+    /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
+    /// workspace, deterministic=True)
     ///
-    /// Puts the backward pass on a stream of a device and returns 0 at once. q, k, v and dout are (dtype, address, shape,
-    /// strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as forward
-    /// wrote them, dlse of lse's shape or None, and dq, dk and dv of q's, k's and v's shapes and dtype, which are written.
+    /// Puts the backward pass on a stream of a device and returns 0 at once. q, k, v and dout are (dtype, address,
+    /// shape, strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as
+    /// forward wrote them, dlse of lse's shape or None, and dq, dk and dv of q's, k's and v's shapes and dtype, which
+    /// are written.
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///

@@ -228,4 +228,4 @@ def test_host_time_of_a_repeated_call(randn):
         function()
         times[name] = microseconds(function)
         print(f"{name:36}{times[name]:8.2f} us")
-    assert times["flash_attn_func"] < 50 and times["flash_attn_func and its gradients"] < 300
+    assert times["flash_attn_func"] < 100 and times["flash_attn_func and its gradients"] < 300

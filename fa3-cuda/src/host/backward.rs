@@ -17,8 +17,10 @@ pub use error::BackwardError;
 /// P = exp(S - LSE)    dP = dO Vᵀ    dS = P ∘ (dP - D + dLSE)    dV = Pᵀ dO    dQ = scale · dS K    dK = scale · dSᵀ Q
 /// ```
 ///
-/// Its results are the same bits in every run, and those of a sequence do not depend on the others in the batch. Running
-/// it allocates no device memory, waits for nothing, and works while the stream is captured into a graph.
+/// dK and dV are the same bits in every run, and so is dQ where the plan is
+/// [deterministic](fa3_sched::backward::PlanOptions::deterministic) or has no additions. What a sequence gets does not
+/// depend on the others in the batch. Running it allocates no device memory, waits for nothing, and works while the
+/// stream is captured into a graph.
 ///
 /// ```
 /// use fa3_cuda::host::{Backward, BackwardError, BackwardTensors, Device, Workspace};

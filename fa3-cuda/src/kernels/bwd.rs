@@ -6,11 +6,11 @@
 //! dq      P = exp(S - LSE)                dS = P ∘ (dP - D)   dQ = dS K      a tile of rows after the other
 //! ```
 //!
-//! with S = softmax_scale · Q Kᵀ and dP = dO Vᵀ; dQ and dK are multiplied by softmax_scale at the end. No CTA adds to what
-//! another one has written, so that gradients are the same bits in every run.
+//! with S = softmax_scale · Q Kᵀ and dP = dO Vᵀ; dQ and dK are multiplied by softmax_scale at the end. No CTA adds to
+//! what another one has written, so that gradients are the same bits in every run.
 //!
-//! In the other form the dkv kernel computes its part of dQ, too, and adds it to sums in f32, as the paper's Algorithm 3
-//! (arXiv 2407.08608) does. In place of the dq kernel one follows that rounds the sums.
+//! In the other form the dkv kernel computes its part of dQ, too, and adds it to sums in f32, as the paper's Algorithm
+//! 3 (arXiv 2407.08608) does. In place of the dq kernel one follows that rounds the sums.
 //!
 //! The dkv kernel computes Sᵀ and dPᵀ: as an operand of the next product Pᵀ then stays in the registers in which it was
 //! computed. To it keys are rows and queries columns, and the mask is transposed.

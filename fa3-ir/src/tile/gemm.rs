@@ -166,8 +166,8 @@ pub fn gemm<'s, 'k: 's, D: Destination<'k>>(
     InFlight { builder, group, result: d.result(builder, registers), operands: PhantomData }
 }
 
-/// Products that are added one behind the other to one fragment, across the rounds of a loop. Of [`Chain::new`] the first
-/// overwrites: it belongs in the block of that (V-25), since in a loop it would overwrite in every round.
+/// Products that are added one behind the other to one fragment, across the rounds of a loop. Of [`Chain::new`] the
+/// first overwrites: it belongs in the block of that (V-25), since in a loop it would overwrite in every round.
 #[derive(Debug)]
 pub struct Chain<'k> {
     frag: Frag<'k>,

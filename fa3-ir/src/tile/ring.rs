@@ -5,11 +5,15 @@
 //! [`FullSlot`], whose `release` passes it back to the producer once every warp of every consumer has released it. A
 //! token that is not given back in the block that got it is an error (V-25).
 
+mod held;
+
 use std::panic::Location;
 
 use crate::lang::{Arg, B16, B32, Builder, Coords, Pred, Tile, TileMap, TileShape, V, Var};
 use crate::watch::DutyId;
 use crate::{Fault, FenceInst, LoadOptions, Region, SharedAddr, Source};
+
+pub use held::HeldSlot;
 
 /// A ring whose slots hold `N` tiles.
 #[derive(Clone, Debug)]
@@ -470,49 +474,5 @@ impl<'k, const N: usize> FullSlot<'k, N> {
             1 => b.mbarrier_arrive(empty),
             ctas => (0..ctas).for_each(|cta| b.mbarrier_arrive_remote(b.map_address(empty, cta))),
         }
-    }
-}
-
-/// A full slot that a loop carries from one round to the next.
-#[must_use = "the last slot must be taken and released"]
-#[derive(Debug)]
-pub struct HeldSlot<'k, const N: usize> {
-    ring: Ring<'k, N>,
-    /// None if the ring has only one.
-    stage: Option<Var<'k, B32>>,
-    due: DutyId,
-}
-
-impl<'k, const N: usize> HeldSlot<'k, N> {
-    /// Holds `next` instead, and gives what was held.
-    #[track_caller]
-    pub fn replace(&mut self, next: FullSlot<'k, N>) -> FullSlot<'k, N> {
-        let b = self.ring.builder;
-        b.watch().done(next.due, Location::caller());
-        if next.ring.full != self.ring.full {
-            b.misfit("a held slot", format!("ring {}", next.ring.name), format!("ring {}", self.ring.name));
-        }
-        let old = self.slot(Location::caller());
-        if let (Some(held), Stage::Number(next)) = (self.stage, next.stage) {
-            held.set(next);
-        }
-        old
-    }
-
-    /// Gives what is held.
-    #[track_caller]
-    pub fn take(self) -> FullSlot<'k, N> {
-        self.ring.builder.watch().done(self.due, Location::caller());
-        self.slot(Location::caller())
-    }
-
-    #[track_caller]
-    fn slot(&self, source: Source) -> FullSlot<'k, N> {
-        let stage = match self.stage {
-            None => Stage::Known(0),
-            Some(stage) => Stage::Number(stage.get()),
-        };
-        let _one = self.ring.builder.as_one();
-        FullSlot::new(self.ring.clone(), stage, source)
     }
 }

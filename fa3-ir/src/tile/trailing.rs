@@ -5,7 +5,8 @@ use std::panic::Location;
 use crate::lang::{B32, Builder, Consumer, FullSlot, Pred, Ring, Var};
 
 /// The slot of a ring that a loop's last round has read, to be given back when the products that read it are complete:
-/// in the next round, or after the loop. Of a [`HeldSlot`](crate::lang::HeldSlot) it differs in that at first it holds none.
+/// in the next round, or after the loop. Of a [`HeldSlot`](crate::lang::HeldSlot) it differs in that at first it holds
+/// none.
 #[must_use = "the last slot must be released"]
 #[derive(Debug)]
 pub struct Trailing<'k, const N: usize> {

@@ -1,7 +1,7 @@
 //! dQ, dK and dV by the chain rule.
 //!
-//! With D_i = Σ_j P_ij dP_ij (= dO_i · O_i) and the soft cap's slope c'(S):
-//! dS_ij = P_ij (dP_ij − D_i + dLSE_i) c'(S_ij), with respect to the scaled score before the cap: dLSE_i / dS_ij = P_ij.
+//! With D_i = Σ_j P_ij dP_ij (= dO_i · O_i) and the soft cap's slope c'(S): dS_ij = P_ij (dP_ij − D_i + dLSE_i)
+//! c'(S_ij), with respect to the scaled score before the cap: dLSE_i / dS_ij = P_ij.
 
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;

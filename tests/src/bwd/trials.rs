@@ -7,7 +7,6 @@ use fa3_types::{Dtype, Mask};
 use super::BwdCase;
 use crate::family::Trial;
 use crate::fwd::{Layout, dense, device};
-use crate::mutate::{Argued, Prey};
 use crate::{Case, Dist, Poison, covering};
 
 /// Keys of a dK/dV tile, what warpgroups share out, and whether they add to dQ.
@@ -148,20 +147,3 @@ fn tiny(
     let case = Case::normal("small", spec.validate().expect("the lengths are valid"), 4);
     (BwdCase { case, layout: Layout::Contiguous, dlse: true }, PlanOptions::default().dkv(dkv).dq(dq))
 }
-
-/// The dQ kernel, and the dK/dV kernel that adds to dQ, each on a problem with several tiles for a CTA and more blocks than
-/// there are stages, of which some need no mask. Rows see two tiles of keys: the sum of two parts of dQ does not depend on
-/// their order.
-pub(super) fn preys() -> Vec<Prey> {
-    let limits: DeviceLimits = device(1);
-    let trial = |division, stages, lengths| {
-        let (case, options) = tiny(division, stages, Mask::None, lengths);
-        case.trial(&limits, &options)
-    };
-    let apart = trial(DIVISIONS[0], [2, 2, 1], (90, 60));
-    let adding = trial(DIVISIONS[3], [2, 2, 1], (210, 150));
-    vec![Prey::of_step("bwd dq", &apart, 2, DQ), Prey::of_step("bwd dkv, adding", &adding, 1, ADDING)]
-}
-
-const DQ: &[Argued] = &[];
-const ADDING: &[Argued] = &[];

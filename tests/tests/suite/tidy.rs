@@ -47,7 +47,7 @@ struct Cited {
 }
 
 /// Whatever computes an algorithm of the paper.
-const CITED: [Cited; 10] = [
+const CITED: [Cited; 11] = [
     Cited {
         files: "fa3-ref/src/tiled",
         algorithm: 1,
@@ -116,6 +116,21 @@ const CITED: [Cited; 10] = [
         ],
     },
     Cited { files: "fa3-cuda/src/kernels", algorithm: 2, lines: 3..=19, unused: &[(17, "ends the loop")] },
+    Cited {
+        files: "fa3-cuda/src/kernels/bwd",
+        algorithm: 3,
+        lines: 1..=33,
+        unused: &[
+            (2, "divides Q, K and V, as the plan does"),
+            (3, "divides dO and the LSE, as the plan does"),
+            (13, "ends the producer's loop"),
+            (14, "begins the consumers' role"),
+            (15, "gives them registers, as the kernel's roles say"),
+            (29, "ends the consumers' loop"),
+            (30, "begins the dQ writer's role"),
+            (31, "is the dQ writer's loop, which here is the consumers'"),
+        ],
+    },
     Cited { files: "fa3-cuda/src/kernels", algorithm: 4, lines: 2..=24, unused: &[(17, "ends the loop")] },
 ];
 

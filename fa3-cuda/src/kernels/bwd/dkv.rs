@@ -27,8 +27,8 @@ struct Dkv<'k> {
     /// Blocks of Q, and of two numbers a row.
     q: Ring<'k, 2>,
     dout: Feed<'k>,
-    /// If dQ is added up: dSᵀ of a block, a stage for each consumer, which take turns with the blocks; and what their dQ
-    /// goes through.
+    /// If dQ is added up: dSᵀ of a block, a stage for each consumer, which take turns with the blocks; and what their
+    /// dQ goes through.
     ds: Option<(Ring<'k, 1>, Outboxes<'k>)>,
     tiles: Tiles<'k>,
 }
@@ -59,6 +59,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         let dkv = Dkv {
             builder: b,
             spec: *spec,
+            // A3:4
             k: Feed::declare(b, "k", inputs.k, 1, of_one),
             v: Feed::declare(b, "v", inputs.v, 1, of_one),
             q: b.ring("q", tile.stages, warps, q),
@@ -79,7 +80,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         b.launch_dependents();
         b.grid_dependency_wait();
         let [producer, registers] = tile.registers();
-        b.role(Role::new("producer", 0..4).registers(producer), || dkv.load());
+        b.role(Role::new("producer", 0..4).registers(producer), || dkv.load()); // A3:5-6
         match &hand_over {
             None => {
                 let role = Role::new("consumer", 4..4 + warps).registers(registers);
@@ -105,18 +106,19 @@ impl<'k> Dkv<'k> {
             self.tiles.produce(|tile, fetch_next| {
                 let Work { batch, head: kv_head, row: key, kv, .. } = params.inputs.geometry.work(tile);
                 b.if_uniform(kv.first.lt(kv.end), || {
-                    k.load(kv_head, key, batch);
-                    v.load(kv_head, key, batch);
+                    k.load(kv_head, key, batch); // A3:7-8
+                    v.load(kv_head, key, batch); // A3:7-8
                     let (first, last) = (kv.first * rows, kv.end * rows - rows);
                     let head = kv_head * params.group;
                     b.for_each((head, head + params.group), 1, |head| {
                         b.for_each((0, last - first + 1), rows, |loaded| {
+                            // A3:9
                             let row = last - loaded;
-                            let mut slot = q.acquire();
-                            slot.load(0, &params.inputs.q, (0, head, row, batch));
-                            slot.load(1, &params.stats, (0, row >> 1, head, batch));
-                            slot.commit();
-                            dout.load(head, row, batch);
+                            let mut slot = q.acquire(); // A3:10
+                            slot.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
+                            slot.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20
+                            slot.commit(); // A3:12
+                            dout.load(head, row, batch); // A3:10-12
                         });
                     });
                 });

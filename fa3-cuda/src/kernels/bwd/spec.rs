@@ -43,8 +43,8 @@ pub struct RoundSpec {
     pub cols: u32,
 }
 
-/// Of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the reach of a
-/// window are arguments.
+/// Of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the reach of
+/// a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PartSpec<T> {
     /// The elements of all tensors: f16 or bf16.

@@ -1,6 +1,5 @@
 //! Row statistics: of every row -D = dLSE - rowsum(dO ∘ O), which dP adds, and -LSE in base 2, which the exponent
-//! of P adds. If dQ is added
-//! up in memory, the kernel clears the sums as well.
+//! of P adds. If dQ is added up in memory, the kernel clears the sums as well.
 //!
 //! They lie in pairs of rows, so that whoever has two neighbouring columns of Sᵀ loads 8 bytes of each. A row that sees
 //! no key, and one that pads the last pair, has -inf and 0: its P is 0 whatever its scores are.
@@ -52,7 +51,7 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
             .collect();
         let of_head = batch.mad(params.heads, head);
         for (&row, chunks) in rows.iter().zip(&loaded) {
-            let mut sum = chunks.dot(b, spec.elem);
+            let mut sum = chunks.dot(b, spec.elem); // A3:1
             for mask in [1, 2, 4] {
                 sum = sum + sum.shfl_bfly(mask);
             }

@@ -1,5 +1,5 @@
-//! The backward kernels that are shipped: `bwd/dkv/bf16/d128/128x64x3/causal/cap/dynamic`. Tiles are rows that stay x rows
-//! of a block x stages, of K and V one after the other.
+//! The backward kernels that are shipped: `bwd/dkv/bf16/d128/128x64x3/causal/cap/dynamic`. Tiles are rows that stay x
+//! rows of a block x stages, of K and V one after the other.
 
 use fa3_ir::Elem;
 use fa3_sched::DeviceLimits;

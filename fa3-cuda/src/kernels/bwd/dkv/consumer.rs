@@ -19,27 +19,28 @@ pub(super) fn run(dkv: &Dkv<'_>) {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + me.mad(64, b.frag_row());
         let mut dk = Frag::zeros(b, spec.tile.head_dim); // A3:16
-        let mut dv = Frag::zeros(b, spec.tile.head_dim_v);
+        let mut dv = Frag::zeros(b, spec.tile.head_dim_v); // A3:16
         b.if_uniform(dkv.visits(&work), || {
-            let (k_slot, v_slot) = (k.wait(), v.wait());
+            let (k_slot, v_slot) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
             dkv.for_each_block(&work, |head, block| {
-                let q = q.wait();
+                // A3:18
+                let q = q.wait(); // A3:19
                 let [q_tile, stats] = q.tiles();
                 // While a product is in flight, no registers of another can be set.
                 let minus_delta = Columns::load(b, stats, Stat::MinusDelta).frag(b);
-                let s = gemm(k, q_tile.t(), Fresh);
+                let s = gemm(k, q_tile.t(), Fresh); // A3:21
                 let shifts = Columns::load(b, stats, Stat::Shift);
-                let dout = dout.wait();
-                let dp = gemm(v, dout.tile().t(), minus_delta);
+                let dout = dout.wait(); // A3:22
+                let dp = gemm(v, dout.tile().t(), minus_delta); // A3:23
                 q.fence_loads();
-                let mut s = s.wait();
-                let p = dkv.p(&mut s, &shifts, key, &block);
-                let more_dv = gemm(&p, dout.tile(), &mut dv);
-                let dp = dp.wait();
-                let ds = dkv.ds(&dp, &registers(&s));
+                let mut s = s.wait(); // A3:24
+                let p = dkv.p(&mut s, &shifts, key, &block); // A3:24
+                let more_dv = gemm(&p, dout.tile(), &mut dv); // A3:26
+                let dp = dp.wait(); // A3:25
+                let ds = dkv.ds(&dp, &registers(&s)); // A3:25
                 let turn = additions.as_mut().map(|additions| additions.give(&ds));
-                let more_dk = gemm(&ds, q_tile, &mut dk);
+                let more_dk = gemm(&ds, q_tile, &mut dk); // A3:27
                 more_dv.wait();
                 dout.release();
                 more_dk.wait();
@@ -64,8 +65,8 @@ pub(super) fn run(dkv: &Dkv<'_>) {
     }
 }
 
-/// One consumer's part in dQ. It gives dSᵀ of every block to the consumer whose turn it is. Of a block of its own it adds
-/// dQ = dS K of all keys of the tile a block later: by then the others have given theirs.
+/// One consumer's part in dQ. It gives dSᵀ of every block to the consumer whose turn it is. Of a block of its own it
+/// adds dQ = dS K of all keys of the tile a block later: by then the others have given theirs.
 struct Additions<'d, 'k> {
     dkv: &'d Dkv<'k>,
     sums: &'d SumsParams<InKernel<'k>>,
@@ -104,10 +105,10 @@ impl<'d, 'k> Additions<'d, 'k> {
     fn add(&mut self, k: Tile<'_, 'k>) {
         let b = self.dkv.builder;
         b.if_uniform(self.is_mine, || {
-            let ds = self.taken.wait();
-            let dq = gemm(ds.tile().t(), k, Fresh).wait();
+            let ds = self.taken.wait(); // A3:32
+            let dq = gemm(ds.tile().t(), k, Fresh).wait(); // A3:28
             ds.release();
-            self.sums.add(self.block.get(), &dq, &self.through);
+            self.sums.add(self.block.get(), &dq, &self.through); // A3:33
         });
     }
 

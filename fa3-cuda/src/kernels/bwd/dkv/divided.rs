@@ -1,6 +1,6 @@
-//! Two consumers that share out the gradients of the same 64 keys, where one cannot hold both: the first computes Pᵀ and
-//! dV, the second dSᵀ and dK. What dPᵀ - D is multiplied by passes from the first to the second in shared memory, each
-//! register from a thread to the one of the same number.
+//! Two consumers that share out the gradients of the same 64 keys, where one cannot hold both: the first computes Pᵀ
+//! and dV, the second dSᵀ and dK. What dPᵀ - D is multiplied by passes from the first to the second in shared memory,
+//! each register from a thread to the one of the same number.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
