@@ -5,6 +5,7 @@
 //! ```
 
 mod case;
+mod preys;
 mod trials;
 
 use crate::family::Family;
@@ -14,4 +15,4 @@ pub use trials::{DISTS, MASKS};
 
 /// The backward kernels.
 pub(crate) const FAMILY: Family =
-    Family { name: "bwd", trials: trials::trials, small: trials::small, schedules: 8, preys: Vec::new };
+    Family { name: "bwd", trials: trials::trials, small: trials::small, schedules: 8, preys: preys::preys };

@@ -133,7 +133,7 @@ pub(super) fn small() -> Vec<Trial> {
 }
 
 /// A case with head dimension 64, and the smallest tiles.
-fn tiny(
+pub(super) fn tiny(
     (tile_n, division, adds_dq): (u32, Division, bool),
     [stages, k_stages, v_stages]: [u32; 3],
     mask: Mask,

@@ -224,5 +224,5 @@ fn prey(
         let bytes = initial(&problem, &program, &Values::new(&problem, Dist::Normal, Poison::None, 1));
         (program, bytes)
     });
-    Prey::new(name, programs, argued)
+    Prey::new(name, programs, 0, argued)
 }

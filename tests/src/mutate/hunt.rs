@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use fa3_ir::Program;
-use fa3_ir::{Kernel, verify};
+use fa3_ir::{BufferRole, Kernel, Program, verify};
 use fa3_sim::{Mode, Policy, ProgramSimulation};
 
 use super::edges::edges;
@@ -19,8 +18,6 @@ const SEEDS: u64 = 30;
 pub struct Prey {
     /// How the table calls it.
     pub name: String,
-    /// Which step of the programs runs the kernel.
-    step: usize,
     problems: Vec<Problem>,
     /// Operators some of whose mutants nothing can notice.
     argued: &'static [Argued],
@@ -37,6 +34,7 @@ pub(crate) struct Argued {
 }
 
 struct Problem {
+    /// Of one step.
     program: Program<Kernel>,
     /// The bytes of its arrays before.
     initial: Vec<Vec<u8>>,
@@ -83,7 +81,7 @@ impl Prey {
     pub(crate) fn of_ladder(rung: &Rung) -> Prey {
         let first = (rung.program.clone(), rung.initial(1));
         let programs = [first].into_iter().chain(edges(&rung.program.steps[0].kernel.name));
-        Prey { bounds: true, ..Prey::new(&rung.program.steps[0].kernel.name, programs, &[]) }
+        Prey { bounds: true, ..Prey::new(&rung.program.steps[0].kernel.name, programs, 0, &[]) }
     }
 
     /// A trial's kernel on its problem.
@@ -91,39 +89,41 @@ impl Prey {
     /// # Panics
     /// If the simulator does not take it.
     pub(crate) fn of_trial(name: &str, trial: &Trial, argued: &'static [Argued]) -> Prey {
-        Prey::of_step(name, trial, 0, argued)
+        Prey::of_step(name, std::slice::from_ref(trial), 0, argued)
     }
 
-    /// The kernel of one of a trial's steps on its problem; the other steps run as they are.
+    /// The kernel of one step of these trials on their problems; the other steps run as they are.
     ///
     /// # Panics
-    /// If the simulator does not take it.
-    pub(crate) fn of_step(name: &str, trial: &Trial, step: usize, argued: &'static [Argued]) -> Prey {
-        let problem = (trial.program.clone(), trial.before.clone());
-        Prey { step, ..Prey::new(name, [problem], argued) }
+    /// If there are none, it is not the same kernel in all of them, or the simulator does not take one.
+    pub(crate) fn of_step(name: &str, trials: &[Trial], step: usize, argued: &'static [Argued]) -> Prey {
+        let problems = trials.iter().map(|trial| (trial.program.clone(), trial.before.clone()));
+        Prey::new(name, problems, step, argued)
     }
 
-    /// The kernel of the first job, on all of them, which have the bytes of their arrays with them.
+    /// The kernel of one step of these programs, on all of them, which have the bytes of their arrays with them. The
+    /// steps before it run once.
     ///
     /// # Panics
-    /// If there are none, or the simulator does not take one.
+    /// If there are none, it is not the same kernel in all of them, or the simulator does not take one.
     pub(super) fn new(
         name: &str,
         programs: impl IntoIterator<Item = (Program<Kernel>, Vec<Vec<u8>>)>,
+        step: usize,
         argued: &'static [Argued],
     ) -> Prey {
         let problem = |(program, initial): (Program<Kernel>, Vec<Vec<u8>>)| {
+            let (program, initial) = alone(program, initial, step);
             let simulated = ProgramSimulation::new(&program).mode(Mode::Fast).run(&initial);
             let results = simulated.expect("a sound kernel can be simulated").buffers;
             Problem { program, initial, results }
         };
         let problems: Vec<Problem> = programs.into_iter().map(problem).collect();
-        let kernel = &problems.first().expect("a prey is hunted on some problem").program.steps[0].kernel;
-        assert!(
-            problems.iter().all(|problem| problem.program.steps[0].kernel == *kernel),
-            "{name} is one kernel"
-        );
-        Prey { name: name.to_owned(), step: 0, problems, argued, bounds: false }
+        let first = problems.first().expect("a prey is hunted on some problem");
+        let kernel = &first.program.steps[0].kernel;
+        let is_it = |problem: &Problem| problem.program.steps[0].kernel == *kernel;
+        assert!(problems.iter().all(is_it), "{name} is one kernel");
+        Prey { name: name.to_owned(), problems, argued, bounds: false }
     }
 
     /// An operator's mutants of its kernel.
@@ -142,15 +142,15 @@ impl Prey {
 
     /// Its kernel.
     pub fn kernel(&self) -> &Kernel {
-        &self.problems[0].program.steps[self.step].kernel
+        &self.problems[0].program.steps[0].kernel
     }
 }
 
 impl Problem {
-    /// Everything that notices that `kernel` is not that of a step: ids of rules, `result`, or what went wrong.
-    fn notices(&self, step: usize, kernel: &Kernel, policy: Policy, compare: bool) -> BTreeSet<String> {
+    /// Everything that notices that `kernel` is not that of the step: ids of rules, `result`, or what went wrong.
+    fn notices(&self, kernel: &Kernel, policy: Policy, compare: bool) -> BTreeSet<String> {
         let mut program = self.program.clone();
-        program.steps[step].kernel = kernel.clone();
+        program.steps[0].kernel = kernel.clone();
         let mode = if compare { Mode::Fast } else { Mode::Skeleton };
         match ProgramSimulation::new(&program).policy(policy).mode(mode).run(&self.initial) {
             Err(error) => BTreeSet::from([error.to_string()]),
@@ -165,6 +165,27 @@ impl Problem {
             }
         }
     }
+}
+
+/// One step of a program, and the bytes of the arrays before it.
+fn alone(
+    mut program: Program<Kernel>,
+    initial: Vec<Vec<u8>>,
+    step: usize,
+) -> (Program<Kernel>, Vec<Vec<u8>>) {
+    let steps = std::mem::take(&mut program.steps);
+    let mut steps = steps.into_iter();
+    program.steps = steps.by_ref().take(step).collect();
+    let simulated = ProgramSimulation::new(&program).mode(Mode::Fast).run(&initial);
+    let before = simulated.expect("the steps before can be simulated").buffers;
+    program.steps = steps.take(1).collect();
+    if step == 0 {
+        return (program, initial);
+    }
+    // What the steps before have left there matters.
+    let scratch = program.buffers.iter_mut().filter(|buffer| buffer.role == BufferRole::Scratch);
+    scratch.for_each(|buffer| buffer.role = BufferRole::InOut);
+    (program, before)
 }
 
 /// Hunts a mutant of a kernel.
@@ -188,7 +209,7 @@ fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
     let random = (0..SEEDS).map(Policy::Random);
     for policy in [Policy::Eager, Policy::Lazy].into_iter().chain(random) {
         for problem in &prey.problems {
-            let noticed = problem.notices(prey.step, &mutant.kernel, policy, operator.result);
+            let noticed = problem.notices(&mutant.kernel, policy, operator.result);
             let by = operator.rules.iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
             if let Some(by) = by.or((operator.result && noticed.contains("result")).then_some("result")) {
                 return Fate::Killed(by.to_owned());
@@ -203,7 +224,7 @@ fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
 fn watch(prey: &Prey, mutant: &Mutant, reason: &'static str) -> Fate {
     for (policy, compare) in [(Policy::Eager, true), (Policy::Lazy, false), (Policy::Random(0), false)] {
         for problem in &prey.problems {
-            let noticed = problem.notices(prey.step, &mutant.kernel, policy, compare);
+            let noticed = problem.notices(&mutant.kernel, policy, compare);
             if !noticed.is_empty() {
                 return Fate::NotEquivalent(noticed);
             }

@@ -1,7 +1,7 @@
 //! Kinds of instructions.
 
 use fa3_ir::{
-    Address, BarrierInst, FenceInst, Inst, MbarrierInst, MemInst, Mma, TmaInst, WarpInst, WgmmaInst,
+    Address, BarrierInst, FenceInst, Inst, MbarrierInst, MemInst, MiscInst, Mma, TmaInst, WarpInst, WgmmaInst,
 };
 
 /// The product that an instruction begins.
@@ -37,6 +37,11 @@ pub(super) fn is_init_fence(inst: &Inst) -> bool {
     *inst == Inst::Fence(FenceInst::MbarrierInit)
 }
 
+/// Waits for the grid before.
+pub(super) fn is_grid_wait(inst: &Inst) -> bool {
+    *inst == Inst::Misc(MiscInst::GridDependencyWait)
+}
+
 pub(super) fn is_proxy_fence(inst: &Inst) -> bool {
     use FenceInst::{ProxyAsync, ProxyAsyncCluster, ProxyAsyncGlobal, ProxyAsyncShared};
     matches!(inst, Inst::Fence(ProxyAsync | ProxyAsyncShared | ProxyAsyncCluster | ProxyAsyncGlobal))
@@ -54,7 +59,14 @@ pub(super) fn is_load(inst: &Inst) -> bool {
 
 /// A tensor copy out of shared memory.
 pub(super) fn is_copy_out(inst: &Inst) -> bool {
-    matches!(inst, Inst::Tma(TmaInst::Store { .. } | TmaInst::ReduceAdd { .. }))
+    let Inst::Tma(inst) = inst else { return false };
+    matches!(
+        inst,
+        TmaInst::Store { .. }
+            | TmaInst::ReduceAdd { .. }
+            | TmaInst::BulkStore { .. }
+            | TmaInst::BulkReduceAddF32 { .. }
+    )
 }
 
 pub(super) fn is_bulk_commit(inst: &Inst) -> bool {
@@ -63,6 +75,16 @@ pub(super) fn is_bulk_commit(inst: &Inst) -> bool {
 
 pub(super) fn is_bulk_wait(inst: &Inst) -> bool {
     matches!(inst, Inst::Tma(TmaInst::Wait { .. }))
+}
+
+/// Reads or writes global memory by the generic proxy, which may be what the grid before writes.
+pub(super) fn touches_global(inst: &Inst) -> bool {
+    matches!(
+        inst,
+        Inst::Mem(
+            MemInst::Load { addr: Address::Global(_), .. } | MemInst::Store { addr: Address::Global(_), .. }
+        )
+    )
 }
 
 /// Writes shared memory by the generic proxy.

@@ -1,4 +1,4 @@
-//! Fences between proxies, and after the initialisation of mbarriers.
+//! Fences between proxies and after the initialisation of mbarriers, and the wait for the grid before.
 
 use fa3_ir::Inst;
 use fa3_sim::Rule;
@@ -6,7 +6,8 @@ use fa3_sim::Rule;
 use super::{NOTHING, deleted, earlier, later};
 use crate::mutate::Operator;
 use crate::mutate::kinds::{
-    is_init, is_init_fence, is_plain_arrival, is_proxy_fence, is_sync, writes_shared,
+    is_grid_wait, is_init, is_init_fence, is_plain_arrival, is_proxy_fence, is_sync, touches_global,
+    writes_shared,
 };
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -46,6 +47,12 @@ pub(super) const OPERATORS: &[Operator] = &[
         name: "fence.mbarrier_init: before the last init",
         rules: &[Rule::M6],
         sites: |kernel| earlier(kernel, kernel.find(is_init_fence), |line| kernel.before(line, is_init)),
+        ..NOTHING
+    },
+    Operator {
+        name: "griddepcontrol.wait: after the first access",
+        rules: &[Rule::G1],
+        sites: |kernel| later(kernel, kernel.find(is_grid_wait), |line| kernel.after(line, touches_global)),
         ..NOTHING
     },
 ];

@@ -99,11 +99,13 @@ pub(super) fn first_round(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static 
     room.then_some("nobody has used the slot yet: the wait passes at once")
 }
 
-/// Where there is one slot for K, the wait for it comes right before that for Q's, which is given back right after it.
+/// Where there is one slot for K and one for Q, the wait for K's comes right before that for Q's, which is given back
+/// right after it.
 fn behind_keys(kernel: &Anatomy<'_>, wait: usize) -> Option<&'static str> {
     let of_q = kernel.mbarrier(kernel.inst(wait)?) == Some(kernel.region_called("q empty")?);
-    let one = kernel.slots(kernel.region_called("k empty")?) == Some(1);
-    (of_q && one).then_some("the only slot of K, which was waited for before, is given back right before Q's")
+    let one = |empty| Some(kernel.slots(kernel.region_called(empty)?) == Some(1));
+    (of_q && one("k empty")? && one("q empty")?)
+        .then_some("the only slot of K, which was waited for before, is given back right before Q's")
 }
 
 /// The variables that hold parities of waits.

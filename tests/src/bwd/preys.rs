@@ -1,0 +1,79 @@
+//! Backward kernels to hunt, each on small problems with several tiles for a CTA and more blocks than there are stages.
+
+use fa3_sched::backward::Division;
+use fa3_types::Mask;
+
+use super::trials::tiny;
+use crate::family::Trial;
+use crate::fwd::device;
+use crate::mutate::{Argued, Prey};
+
+/// The kernel of the statistics, which clears sums, and the one that rounds them, the dQ kernel, and the dK/dV kernel that
+/// adds to dQ.
+///
+/// # Panics
+/// If one cannot be built.
+pub(super) fn preys() -> Vec<Prey> {
+    let trial = |division, mask, lengths| -> Trial {
+        let (case, options) = tiny(division, [2, 2, 1], mask, lengths);
+        case.trial(&device(1), &options)
+    };
+    let apart = |lengths| trial((64, Division::Keys, false), Mask::Causal, lengths);
+    let adding = |lengths| trial((128, Division::Keys, true), Mask::None, lengths);
+    let sums = [(70, 130), (1, 20)].map(adding);
+    vec![
+        Prey::of_step("bwd stats", &sums, 0, &[]),
+        Prey::of_step("bwd round", &sums, 2, &[]),
+        Prey::of_step("bwd dq", &[(90, 60), (70, 110), (20, 10)].map(apart), 2, DQ),
+        // Rows see two tiles of keys: the sum of two parts of dQ does not depend on their order.
+        Prey::of_step("bwd dkv, adding", &[(188, 150), (100, 130)].map(adding), 1, ADDING),
+    ]
+}
+
+const DQ: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 3, reason: DQ_FENCES },
+    Argued { operator: "wgmma.fence: after the first product", most: 3, reason: DQ_FENCES },
+    Argued {
+        operator: "wgmma.wait_group: after what it protects",
+        most: 1,
+        reason: "the slot of a tile's last K is loaded again after Q's, which is given back after that wait",
+    },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 1,
+        reason: "dO has been read when Q's slot, which was waited for before, is given back",
+    },
+];
+
+const DQ_FENCES: &str =
+    "S and dP are in flight together: the fence of the first, or of dQ before it, is for both";
+
+const ADDING: &[Argued] = &[
+    Argued {
+        operator: "fence.proxy.async: deleted",
+        most: 2,
+        reason: "the fence after dS has been stored comes before Q's slot, which has the statistics, is given back",
+    },
+    Argued { operator: "wgmma.fence: deleted", most: 6, reason: ADDING_FENCES },
+    Argued { operator: "wgmma.fence: after the first product", most: 6, reason: ADDING_FENCES },
+    Argued { operator: "wgmma.commit_group: before the last product", most: 2, reason: DV_WAIT },
+    Argued { operator: "wgmma.commit_group: after the wait", most: 2, reason: DV_WAIT },
+    Argued { operator: "wgmma.wait_group: deleted", most: 2, reason: DV_WAIT },
+    Argued { operator: "wgmma.wait_group: + 1", most: 2, reason: DV_WAIT },
+    Argued { operator: "wgmma.wait_group: after what it protects", most: 2, reason: DV_WAIT },
+    Argued {
+        operator: "wgmma.wait_group: after what it protects",
+        most: 3,
+        reason: "dS of the next tile is stored when its K is there, whose slot is given back after that wait",
+    },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 2,
+        reason: "V has been read when K's slot, which was waited for before, is given back, and dO when Q's is",
+    },
+];
+
+const ADDING_FENCES: &str =
+    "the fence of another product lies between what reads the registers and this product";
+const DV_WAIT: &str =
+    "dO's slot is loaded again after Q's, which is given back when dK, a later product, is complete";
