@@ -301,9 +301,17 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
     #[track_caller]
     pub fn commit_stored(self) {
         let b = self.builder;
-        b.watch().done(self.due, Location::caller());
         let _one = b.as_one();
         b.fence(FenceInst::ProxyAsyncShared);
+        self.commit_to_loads();
+    }
+
+    /// The same for consumers that read the slot by ordinary loads.
+    #[track_caller]
+    pub fn commit_to_loads(self) {
+        let b = self.builder;
+        b.watch().done(self.due, Location::caller());
+        let _one = b.as_one();
         b.warp_sync();
         b.once_per_warp(|| b.mbarrier_arrive(self.full));
     }
@@ -454,6 +462,15 @@ impl<'k, const N: usize> FullSlot<'k, N> {
     #[track_caller]
     pub fn release_loaded(self) {
         self.fence_loads();
+        self.release();
+    }
+
+    /// The same without the fence: ordinary stores fill the slot, or another warp's fence lies between.
+    #[track_caller]
+    pub fn release_unfenced(self) {
+        let b = self.ring.builder;
+        let _one = b.as_one();
+        b.warp_sync();
         self.release();
     }
 

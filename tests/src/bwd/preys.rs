@@ -20,15 +20,24 @@ pub(super) fn preys() -> Vec<Prey> {
     };
     let apart = |lengths| trial((64, Division::Keys, false), Mask::Causal, lengths);
     let adding = |lengths| trial((128, Division::Keys, true), Mask::None, lengths);
+    let divided = |lengths| trial((64, Division::Gradients, false), Mask::None, lengths);
     let sums = [(70, 130), (1, 20)].map(adding);
     vec![
         Prey::of_step("bwd stats", &sums, 0, &[]),
         Prey::of_step("bwd round", &sums, 2, &[]),
         Prey::of_step("bwd dq", &[(90, 60), (70, 110), (20, 10)].map(apart), 2, DQ),
         // Rows see two tiles of keys: the sum of two parts of dQ does not depend on their order.
-        Prey::of_step("bwd dkv, adding", &[(188, 150), (100, 130)].map(adding), 1, ADDING),
+        Prey::of_step("bwd dkv, adding", &[(188, 150), (100, 130), (250, 140)].map(adding), 1, ADDING),
+        Prey::of_step("bwd dkv, divided", &[(44, 120), (30, 130)].map(divided), 1, DIVIDED),
     ]
 }
+
+const DIVIDED: &[Argued] = &[Argued {
+    operator: "wgmma.wait_group: after what it protects",
+    most: 4,
+    reason: "Q's slot is given back by the consumer of dK, too, which has got weights made of S and waited for dP; \
+                 dO's slot is loaded again after Q's",
+}];
 
 const DQ: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 3, reason: DQ_FENCES },
@@ -49,11 +58,6 @@ const DQ_FENCES: &str =
     "S and dP are in flight together: the fence of the first, or of dQ before it, is for both";
 
 const ADDING: &[Argued] = &[
-    Argued {
-        operator: "fence.proxy.async: deleted",
-        most: 2,
-        reason: "the fence after dS has been stored comes before Q's slot, which has the statistics, is given back",
-    },
     Argued { operator: "wgmma.fence: deleted", most: 6, reason: ADDING_FENCES },
     Argued { operator: "wgmma.fence: after the first product", most: 6, reason: ADDING_FENCES },
     Argued { operator: "wgmma.commit_group: before the last product", most: 2, reason: DV_WAIT },

@@ -105,7 +105,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "mbarrier: full for empty, or empty for full",
-        rules: &[Rule::Deadlock, Rule::M2, Rule::M3, Rule::M4, Rule::M5],
+        rules: &[Rule::Race, Rule::Deadlock, Rule::M2, Rule::M3, Rule::M4, Rule::M5],
         sites: |kernel| {
             let addresses = kernel.find(|inst| matches!(inst, Inst::RegionAddress { .. })).into_iter();
             addresses.filter_map(|line| swapped(kernel, line)).collect()

@@ -33,7 +33,10 @@ pub(super) fn run(dkv: &Dkv<'_>) {
                 let shifts = Columns::load(b, stats, Stat::Shift);
                 let dout = dout.wait(); // A3:22
                 let dp = gemm(v, dout.tile().t(), minus_delta); // A3:23
-                q.fence_loads();
+                // Where dS is stored, its fence is for these loads, too.
+                if additions.is_none() {
+                    q.fence_loads();
+                }
                 let mut s = s.wait(); // A3:24
                 let p = dkv.p(&mut s, &shifts, key, &block); // A3:24
                 let more_dv = gemm(&p, dout.tile(), &mut dv); // A3:26
@@ -41,10 +44,11 @@ pub(super) fn run(dkv: &Dkv<'_>) {
                 let ds = dkv.ds(&dp, &registers(&s)); // A3:25
                 let turn = additions.as_mut().map(|additions| additions.give(&ds));
                 let more_dk = gemm(&ds, q_tile, &mut dk); // A3:27
-                more_dv.wait();
-                dout.release();
+                // dO's slot is loaded again after Q's: one wait is for both products.
                 more_dk.wait();
+                more_dv.wait();
                 q.release();
+                dout.release();
                 if let Some((additions, turn)) = additions.as_mut().zip(turn) {
                     additions.add(k_slot.tile());
                     additions.next(turn, [work.batch, head, block.key >> ADDED_ROWS.ilog2()]);

@@ -36,14 +36,15 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
                 let s = gemm(k.tile(), q_tile.t(), Fresh);
                 let shifts = Columns::load(b, stats, Stat::Shift);
                 let mut s = s.wait();
-                q.release_loaded();
+                // The other consumer's fence, after it has got the weights, is for these loads, too.
+                q.release_unfenced();
                 let p = dkv.p(&mut s, &shifts, key, &block);
                 let dout = dout.wait();
                 let more = gemm(&p, dout.tile(), &mut dv);
                 let slot = weights.acquire();
                 let [to] = slot.tiles();
                 store_registers(&s, to);
-                slot.commit_stored();
+                slot.commit_to_loads();
                 more.wait();
                 dout.release();
             });
@@ -74,7 +75,7 @@ pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
                 let slot = weights.wait();
                 let groups = places_of_registers(b, slot.tile());
                 let given: Vec<V<'_, F32>> = groups.flat_map(|at| b.load_vector::<F32, 4>(at)).collect();
-                slot.release_loaded();
+                slot.release_unfenced();
                 let ds = dkv.ds(&dp, &given);
                 gemm(&ds, q_tile, &mut dk).wait();
                 q.release_loaded();
