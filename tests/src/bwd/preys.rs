@@ -8,8 +8,8 @@ use crate::family::Trial;
 use crate::fwd::device;
 use crate::mutate::{Argued, Prey};
 
-/// The kernel of the statistics, which clears sums, and the one that rounds them, the dQ kernel, and the dK/dV kernel that
-/// adds to dQ.
+/// The kernel of the statistics, which clears sums, and the one that rounds them, the dQ kernel, and the dK/dV kernel
+/// that adds to dQ.
 ///
 /// # Panics
 /// If one cannot be built.
