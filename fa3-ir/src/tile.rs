@@ -176,6 +176,21 @@ impl<'s, 'k> Tile<'s, 'k> {
         Tile { shape, address: self.address.plus(offset as i32), ..self }
     }
 
+    /// Block `index` of `count` columns, whole panels: what one of several warpgroups works on. An index that is
+    /// computed is not checked.
+    #[track_caller]
+    pub fn nth_col_block(self, index: V<'k, B32>, count: u32) -> Tile<'s, 'k> {
+        let b = self.builder;
+        if !count.is_multiple_of(self.shape.panel_cols()) || count == 0 || count > self.shape.cols {
+            b.misfit("a block of columns and its tile", format!("blocks of {count} columns"), self.shape);
+            return self;
+        }
+        let _one = b.as_one();
+        let stride = count / self.shape.panel_cols() * self.panel_stride;
+        let address = index.mad(stride, b.shared_address(self.address)).at(0);
+        Tile { shape: TileShape { cols: count, ..self.shape }, address, ..self }
+    }
+
     /// The address of an element.
     #[track_caller]
     pub fn element(self, row: impl Arg<Ty = B32>, col: impl Arg<Ty = B32>) -> V<'k, B32> {

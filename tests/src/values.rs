@@ -40,6 +40,8 @@ pub enum Dist {
     Increasing,
     /// Scores fall with the key: only the first block of a row sets its maximum.
     Decreasing,
+    /// Every score is about -100, and so is LSE: beside it 0, the score of a row of zeros, has an infinite P.
+    Low,
     /// All numbers are subnormal in the dtype.
     Denormals,
     /// Zeros of either sign; V has ±1 besides.
@@ -48,7 +50,7 @@ pub enum Dist {
 
 impl Dist {
     /// All of them.
-    pub const ALL: [Dist; 9] = [
+    pub const ALL: [Dist; 10] = [
         Dist::Normal,
         Dist::Outliers,
         Dist::LargeLogits,
@@ -56,6 +58,7 @@ impl Dist {
         Dist::OneHot,
         Dist::Increasing,
         Dist::Decreasing,
+        Dist::Low,
         Dist::Denormals,
         Dist::SignedZeros,
     ];
@@ -101,7 +104,12 @@ impl Values {
                     rng.fill(dout, Rng::normal),
                 ]
             }
-            Dist::LargeLogits | Dist::ConstantRows | Dist::OneHot | Dist::Increasing | Dist::Decreasing => {
+            Dist::LargeLogits
+            | Dist::ConstantRows
+            | Dist::OneHot
+            | Dist::Increasing
+            | Dist::Decreasing
+            | Dist::Low => {
                 let [q, k, v, dout] = shapes;
                 let (q, k) =
                     (rows(q, &mut rng, dist, scale, Side::Q), rows(k, &mut rng, dist, scale, Side::K));
@@ -165,7 +173,11 @@ fn rows(shape: Shape, rng: &mut Rng, dist: Dist, scale: f64, side: Side) -> Arra
     let step = within(0.25 * count / (8.0 * scale)) / count.max(1.0);
     Array4::from_shape_fn(shape.dims(), |(_, row, _, d)| match dist {
         Dist::LargeLogits if d == 0 => peak(1e4),
-        Dist::LargeLogits => rng.normal(),
+        Dist::Low if d == 0 => match side {
+            Side::Q => -peak(100.0),
+            Side::K => peak(100.0),
+        },
+        Dist::LargeLogits | Dist::Low => rng.normal(),
         Dist::ConstantRows => match side {
             Side::Q => ((row + d) as f64).sin(),
             Side::K => (d as f64).cos(),

@@ -303,12 +303,12 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         let b = self.builder;
         let _one = b.as_one();
         b.fence(FenceInst::ProxyAsyncShared);
-        self.commit_to_loads();
+        self.commit_unfenced();
     }
 
-    /// The same for consumers that read the slot by ordinary loads.
+    /// The same without the fence: consumers read the slot by ordinary loads, or a fence of this warp's lies between.
     #[track_caller]
-    pub fn commit_to_loads(self) {
+    pub fn commit_unfenced(self) {
         let b = self.builder;
         b.watch().done(self.due, Location::caller());
         let _one = b.as_one();

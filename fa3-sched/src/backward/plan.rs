@@ -96,7 +96,9 @@ impl Plan {
         let heads = forward.heads();
         // In one section heads are the fastest, which are neighbours in memory.
         let neighbours = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
-        let stats = counts(lens.q, STATS_ROWS, heads.q());
+        // The first kernel clears sums of dQ: of all blocks of the second, whose last may reach beyond the rows.
+        let rows = if dkv.adds_dq { lens.q.next_multiple_of(dkv.tile_m) } else { lens.q };
+        let stats = counts(rows, STATS_ROWS, heads.q());
         let stats = Schedule::new(stats, neighbours, Scheduler::OneTile, sms)?;
         let schedule = |counts: TileCounts, mask: Mask, group: usize| {
             let order = Order::choose(mask, counts, group as u32, sms);

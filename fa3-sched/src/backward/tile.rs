@@ -31,12 +31,12 @@ pub struct DkvTile {
     pub stages: u32,
     /// What warpgroups share out.
     pub division: Division,
-    /// Whether the kernel adds its part of dQ to sums in memory as well. Then blocks have [`ADDED_ROWS`] rows, and the
-    /// warpgroups, which share out keys, take turns with the blocks.
+    /// Whether the kernel adds its part of dQ to sums in memory as well. Then two warpgroups share out the keys, and
+    /// the rows of dQ: of blocks of 128 each has half, with blocks of 64 they take turns.
     pub adds_dq: bool,
 }
 
-/// Rows of a block whose part of dQ is added to memory: those of one product.
+/// Rows of dQ that a warpgroup adds to memory: those of one product.
 pub const ADDED_ROWS: u32 = 64;
 
 /// The tile of a dQ kernel: rows that stay, and blocks of keys that go by.
@@ -91,8 +91,11 @@ impl DkvTile {
 
     /// The same of a kernel that adds to dQ. There is none where a warpgroup cannot hold dK and dV.
     pub fn choose_adding(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
-        let tiles = tiles([head_dim, head_dim_v], (Division::Keys, 128), ADDED_ROWS);
-        tiles.map(|tile| DkvTile { adds_dq: true, ..tile }).find(|tile| tile.check(limits).is_ok())
+        let mut tiles = [2 * ADDED_ROWS, ADDED_ROWS]
+            .into_iter()
+            .flat_map(|tile_m| tiles([head_dim, head_dim_v], (Division::Keys, 128), tile_m))
+            .map(|tile| DkvTile { adds_dq: true, ..tile });
+        tiles.find(|tile| tile.check(limits).is_ok())
     }
 
     /// Consumer warpgroups.
@@ -101,6 +104,11 @@ impl DkvTile {
             Division::Keys => self.tile_n / 64,
             Division::Gradients => 2,
         }
+    }
+
+    /// Whether each warpgroup adds half of dQ of every block.
+    pub fn adds_halves(&self) -> bool {
+        self.adds_dq && self.tile_m == 2 * ADDED_ROWS
     }
 
     /// Threads of a CTA: consumers, and a producer warpgroup.
@@ -119,9 +127,11 @@ impl DkvTile {
             Division::Keys => self.head_dim + self.head_dim_v,
             Division::Gradients => self.head_dim.max(self.head_dim_v),
         };
-        // Sᵀ and dPᵀ in f32, Pᵀ in 16 bits; later dQ in f32, dSᵀ in 16 bits.
+        // Sᵀ and dPᵀ in f32, Pᵀ in 16 bits, which takes the place of Sᵀ where blocks are large; later dQ in f32, dSᵀ in
+        // 16 bits.
+        let p = if self.adds_halves() { 0 } else { self.tile_m / 4 };
         let of_dq = if self.adds_dq { self.head_dim / 2 + self.tile_m / 4 } else { 0 };
-        gradients / 2 + of_dq.max(self.tile_m + self.tile_m / 4)
+        gradients / 2 + of_dq.max(self.tile_m + p)
     }
 
     /// Bytes of shared memory: K, V, blocks of Q, of dO and of two numbers a row; P in f32, where it is handed over; dS
@@ -132,9 +142,9 @@ impl DkvTile {
             Division::Keys => 0,
             Division::Gradients => 4 * self.tile_n * self.tile_m,
         };
-        // dS of a block, and dQ in f32.
-        let of_one = self.tile_m * (2 * self.tile_n + 4 * self.head_dim);
-        let of_dq = if self.adds_dq { self.consumers() * of_one } else { 0 };
+        // dS of two blocks, and dQ of each warpgroup in f32.
+        let ds = 2 * 2 * self.tile_n * self.tile_m;
+        let of_dq = if self.adds_dq { ds + self.consumers() * 4 * ADDED_ROWS * self.head_dim } else { 0 };
         2 * self.tile_n * dims
             + self.stages * self.tile_m * (2 * dims + 8)
             + handed_over
@@ -151,8 +161,8 @@ impl DkvTile {
             Division::Keys => [64, 128].contains(&self.tile_n),
             Division::Gradients => self.tile_n == 64,
         };
-        let takes_turns = self.division == Division::Keys && self.consumers() > 1;
-        let adds = !self.adds_dq || takes_turns && self.tile_m == ADDED_ROWS;
+        let shares_rows = self.division == Division::Keys && self.consumers() == 2;
+        let adds = !self.adds_dq || shares_rows && (self.tile_m == ADDED_ROWS || self.adds_halves());
         if !keys || !is_block(self.tile_m) || !adds {
             return Err(TileError::Shape { tile_m: self.tile_m, tile_n: self.tile_n });
         }

@@ -18,9 +18,9 @@ pub(super) fn preys() -> Vec<Prey> {
         let (case, options) = tiny(division, [2, 2, 1], mask, lengths);
         case.trial(&device(1), &options)
     };
-    let apart = |lengths| trial((64, Division::Keys, false), Mask::Causal, lengths);
-    let adding = |lengths| trial((128, Division::Keys, true), Mask::None, lengths);
-    let divided = |lengths| trial((64, Division::Gradients, false), Mask::None, lengths);
+    let apart = |lengths| trial((64, Division::Keys, None), Mask::Causal, lengths);
+    let adding = |lengths| trial((128, Division::Keys, Some(64)), Mask::None, lengths);
+    let divided = |lengths| trial((64, Division::Gradients, None), Mask::None, lengths);
     let sums = [(70, 130), (1, 20)].map(adding);
     vec![
         Prey::of_step("bwd stats", &sums, 0, &[]),

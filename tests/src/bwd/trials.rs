@@ -9,12 +9,15 @@ use crate::family::Trial;
 use crate::fwd::{Layout, dense, device};
 use crate::{Case, Dist, Poison, covering};
 
-/// Keys of a dK/dV tile, what warpgroups share out, and whether they add to dQ.
-const DIVISIONS: [(u32, Division, bool); 4] = [
-    (64, Division::Keys, false),
-    (128, Division::Keys, false),
-    (64, Division::Gradients, false),
-    (128, Division::Keys, true),
+/// Keys of a dK/dV tile, what warpgroups share out, and rows of its blocks if they add to dQ.
+pub(super) type Divided = (u32, Division, Option<u32>);
+
+const DIVISIONS: [Divided; 5] = [
+    (64, Division::Keys, None),
+    (128, Division::Keys, None),
+    (64, Division::Gradients, None),
+    (128, Division::Keys, Some(ADDED_ROWS)),
+    (128, Division::Keys, Some(2 * ADDED_ROWS)),
 ];
 /// Rows of its blocks.
 const ROWS: [u32; 3] = [16, 32, 48];
@@ -40,7 +43,7 @@ const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 4, 2), (1, 3, 3)];
 const DLSE: [bool; 2] = [false, true];
 /// What scores are like.
-pub const DISTS: [Dist; 3] = [Dist::Normal, Dist::Increasing, Dist::Decreasing];
+pub const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::Low];
 /// Fewer SMs than there are tiles, and more.
 const SMS: [u32; 2] = [2, 100];
 
@@ -89,13 +92,14 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let &[layout, lengths, dist, padding, dlse, sms] = rest else {
         unreachable!("a row has a level for each factor");
     };
-    let ((tile_n, division, adds_dq), (stages, [k_stages, v_stages])) = (DIVISIONS[division], STAGES[stages]);
+    let ((tile_n, division, added), (stages, [k_stages, v_stages])) = (DIVISIONS[division], STAGES[stages]);
     let (head_dim, head_dim_v) = COLUMNS[columns];
-    // With more, dQ does not fit into registers beside dK and dV.
-    let head_dim = if adds_dq { head_dim.min(128) } else { head_dim };
-    // Shared memory is full with them.
-    let stages = if adds_dq { stages.min(2) } else { stages };
-    let rows = if adds_dq { ADDED_ROWS } else { ROWS[rows] };
+    // With more, dQ does not fit into registers beside dK and dV, and shared memory is full.
+    let most = if added == Some(2 * ADDED_ROWS) { 64 } else { 128 };
+    let [head_dim, head_dim_v] =
+        [head_dim, head_dim_v].map(|dim| if added.is_some() { dim.min(most) } else { dim });
+    let stages = if added.is_some() { stages.min(2) } else { stages };
+    let (adds_dq, rows) = (added.is_some(), added.unwrap_or(ROWS[rows]));
     let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: rows, stages, division, adds_dq };
     let (tile_m, tile_n) = DQ_TILES[dq];
     let dq = DqTile { head_dim, head_dim_v, tile_m, tile_n, k_stages, v_stages };
@@ -123,9 +127,9 @@ fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed
 /// Tiles with few rows and keys, of all divisions, with several blocks and tiles for a CTA.
 pub(super) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
-    let trial = |(index, division): (usize, (u32, Division, bool))| {
+    let trial = |(index, division): (usize, Divided)| {
         let (stages, [k_stages, v_stages]) = STAGES[index % 3];
-        let lengths = if division.2 { (200, 100) } else { (70, 100) };
+        let lengths = if division.2.is_some() { (200, 100) } else { (70, 100) };
         let (case, options) = tiny(division, [stages, k_stages, v_stages], masks[index % 3], lengths);
         case.trial(&device(2), &options)
     };
@@ -134,13 +138,13 @@ pub(super) fn small() -> Vec<Trial> {
 
 /// A case with head dimension 64, and the smallest tiles.
 pub(super) fn tiny(
-    (tile_n, division, adds_dq): (u32, Division, bool),
+    (tile_n, division, added): Divided,
     [stages, k_stages, v_stages]: [u32; 3],
     mask: Mask,
     lengths: (usize, usize),
 ) -> (BwdCase, PlanOptions) {
     let (head_dim, head_dim_v) = (64, 64);
-    let tile_m = if adds_dq { ADDED_ROWS } else { 16 };
+    let (adds_dq, tile_m) = (added.is_some(), added.unwrap_or(16));
     let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division, adds_dq };
     let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
     let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), 64).mask(mask);

@@ -3,13 +3,17 @@
 
 mod consumer;
 mod divided;
+mod halves;
+
+use std::cell::RefCell;
 
 use fa3_ir::lang::*;
-use fa3_sched::backward::{Division, DkvTile};
+use fa3_sched::backward::{ADDED_ROWS, Division, DkvTile};
+use fa3_types::softcap;
 
 use super::PartSpec;
-use super::gradients::{Scores, registers_tile, visible, write};
-use super::params::{DkvParams, stats_tile};
+use super::gradients::{Scores, visible, write};
+use super::params::{DkvParams, SumsParams, stats_tile};
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
@@ -24,13 +28,17 @@ struct Dkv<'k> {
     params: DkvParams<InKernel<'k>>,
     k: Feed<'k>,
     v: Feed<'k>,
-    /// Blocks of Q, and of two numbers a row.
-    q: Ring<'k, 2>,
-    dout: Feed<'k>,
-    /// If dQ is added up: dSᵀ of a block, a stage for each consumer, which take turns with the blocks; and what their
-    /// dQ goes through.
-    ds: Option<(Ring<'k, 1>, Outboxes<'k>)>,
+    /// Blocks of Q, of two numbers a row, and of dO.
+    rows: Ring<'k, 3>,
     tiles: Tiles<'k>,
+}
+
+/// Where dQ goes, if it is added up.
+struct Adding<'k> {
+    /// dSᵀ of a block and of the one before.
+    ds: Ring<'k, 1>,
+    outboxes: Outboxes<'k>,
+    sums: SumsParams<InKernel<'k>>,
 }
 
 /// The two numbers that rows of Q have.
@@ -42,33 +50,33 @@ enum Stat {
     MinusDelta = 2,
 }
 
-/// Of each of the thread's columns, by 8.
-struct Columns<'k>(Vec<[V<'k, F32>; 2]>);
+/// Of each of the thread's columns, by 8: loaded at once, or where it is asked for.
+struct Columns<'k> {
+    builder: &'k Builder,
+    first: V<'k, B32>,
+    loaded: RefCell<Vec<Option<[V<'k, F32>; 2]>>>,
+}
 
 /// The kernel.
 pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("bwd_dkv", Launch::threads(tile.threads()), |b| {
-        let params = DkvParams::<Form>::form(spec).pass(&mut Declare(b));
+        let mut params = DkvParams::<Form>::form(spec).pass(&mut Declare(b));
+        let adding = params.sums.take().map(|sums| Adding::declare(b, spec, sums));
         let (warps, inputs) = (4 * tile.consumers(), &params.inputs);
         let of_one = match tile.division {
             Division::Keys => warps,
             Division::Gradients => 4,
         };
-        let q = [("q", inputs.q.shape()), ("stats", stats_tile(tile.tile_m))];
+        let [q, dout] = [inputs.q.shape(), inputs.dout.shape()];
+        let rows = [("q", q), ("stats", stats_tile(tile.tile_m)), ("dout", dout)];
         let dkv = Dkv {
             builder: b,
             spec: *spec,
             // A3:4
             k: Feed::declare(b, "k", inputs.k, 1, of_one),
             v: Feed::declare(b, "v", inputs.v, 1, of_one),
-            q: b.ring("q", tile.stages, warps, q),
-            dout: Feed::declare(b, "dout", inputs.dout, tile.stages, warps),
-            ds: tile.adds_dq.then(|| {
-                let shape = TileShape::new(spec.elem, tile.tile_n, tile.tile_m);
-                let ring = b.stored_ring("ds", tile.consumers(), [warps, 4], [("ds", shape)]);
-                (ring, b.outboxes("dq", registers_tile(tile.head_dim), tile.consumers()))
-            }),
+            rows: b.ring("rows", tile.stages, warps, rows),
             tiles: Tiles::declare(b, spec.scheduler, inputs.geometry.tiles, inputs.ticket, warps),
             params,
         };
@@ -81,17 +89,43 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         b.grid_dependency_wait();
         let [producer, registers] = tile.registers();
         b.role(Role::new("producer", 0..4).registers(producer), || dkv.load()); // A3:5-6
-        match &hand_over {
-            None => {
-                let role = Role::new("consumer", 4..4 + warps).registers(registers);
-                b.role(role, || consumer::run(&dkv));
-            }
-            Some(hand_over) => {
+        let consumer = || Role::new("consumer", 4..4 + warps).registers(registers);
+        match (&hand_over, &adding) {
+            (None, Some(adding)) if tile.adds_halves() => b.role(consumer(), || halves::run(&dkv, adding)),
+            (None, adding) => b.role(consumer(), || consumer::run(&dkv, adding.as_ref())),
+            (Some(hand_over), _) => {
                 b.role(Role::new("dv", 4..8).registers(registers), || divided::run_dv(&dkv, hand_over));
                 b.role(Role::new("dk", 8..12).registers(registers), || divided::run_dk(&dkv, hand_over));
             }
         }
     })
+}
+
+impl<'k> Adding<'k> {
+    #[track_caller]
+    fn declare(b: &'k Builder, spec: &PartSpec<DkvTile>, sums: SumsParams<InKernel<'k>>) -> Adding<'k> {
+        let tile = &spec.tile;
+        let warps = 4 * tile.consumers();
+        let shape = TileShape::new(spec.elem, tile.tile_n, tile.tile_m);
+        let readers = if tile.adds_halves() { warps } else { 4 };
+        Adding {
+            ds: b.stored_ring("ds", 2, [warps, readers], [("ds", shape)]),
+            outboxes: b.warp_outboxes("dq", SumsParams::draft_shape(tile.head_dim), warps),
+            sums,
+        }
+    }
+
+    /// What a warp of consumer `me` adds through.
+    #[track_caller]
+    fn outbox(&self, b: &'k Builder, me: V<'k, B32>) -> Outbox<'k> {
+        self.outboxes.of(me.mad(4, b.tid().bfe(5, 2)))
+    }
+
+    /// The number of the block of sums that begins with `row`.
+    #[track_caller]
+    fn number(&self, [batch, head, row]: [V<'k, B32>; 3]) -> V<'k, B32> {
+        self.sums.number([batch, head, row >> ADDED_ROWS.ilog2()])
+    }
 }
 
 impl<'k> Dkv<'k> {
@@ -101,7 +135,7 @@ impl<'k> Dkv<'k> {
         let params = &self.params;
         b.once_per_role(|| {
             let (mut k, mut v) = (self.k.loader(), self.v.loader());
-            let (mut q, mut dout) = (self.q.producer(), self.dout.loader());
+            let mut slots = self.rows.producer();
             let rows = self.spec.tile.tile_m;
             self.tiles.produce(|tile, fetch_next| {
                 let Work { batch, head: kv_head, row: key, kv, .. } = params.inputs.geometry.work(tile);
@@ -114,11 +148,11 @@ impl<'k> Dkv<'k> {
                         b.for_each((0, last - first + 1), rows, |loaded| {
                             // A3:9
                             let row = last - loaded;
-                            let mut slot = q.acquire(); // A3:10
+                            let mut slot = slots.acquire(); // A3:10
                             slot.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
                             slot.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20
+                            slot.load(2, &params.inputs.dout, (0, head, row, batch)); // A3:11
                             slot.commit(); // A3:12
-                            dout.load(head, row, batch); // A3:10-12
                         });
                     });
                 });
@@ -131,7 +165,15 @@ impl<'k> Dkv<'k> {
     #[track_caller]
     fn for_each_block(&self, work: &Work<V<'k, B32>>, mut body: impl FnMut(V<'k, B32>, KvBlock<'k>)) {
         let b = self.builder;
-        let blocks = KvBlocks::of(b, work.kv, self.spec.tile.tile_m, self.spec.mask);
+        let tile = &self.spec.tile;
+        let mut kv = work.kv;
+        if tile.adds_dq {
+            // dS of a key beyond the end would be multiplied by a row of K, zeros, and need not be finite.
+            let whole = (work.row + tile.tile_n).le(self.params.inputs.geometry.lens.q);
+            kv.unmasked_first = whole.select(kv.unmasked_first, kv.first);
+            kv.unmasked_end = whole.select(kv.unmasked_end, kv.first);
+        }
+        let blocks = KvBlocks::of(b, kv, tile.tile_m, self.spec.mask);
         let head = work.head * self.params.group;
         b.for_each((head, head + self.params.group), 1, |head| blocks.for_each(0, |block| body(head, block)));
     }
@@ -147,20 +189,45 @@ impl<'k> Dkv<'k> {
         Scores { scale_log2: inputs.scale_log2, into_cap: inputs.into_cap }
     }
 
+    /// What the thread's keys are seen by of a block, where that is not everything.
+    #[track_caller]
+    fn hidden(&self, key: V<'k, B32>, block: &KvBlock<'k>) -> Option<[Visible<'k>; 2]> {
+        let (geometry, mask) = (&self.params.inputs.geometry, self.spec.mask);
+        block.masked.then(|| visible(self.builder, geometry, mask, key, block.key))
+    }
+
+    /// Goes as far with Pᵀ of a block as takes no more registers than its products: to Pᵀ itself, or to capped scores.
+    #[track_caller]
+    fn begin_p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&[Visible<'k>; 2]>) {
+        let scores = self.scores();
+        s.map(|product, at| match scores.into_cap {
+            None => {
+                let [p, _] = scores.p(product, shifts.of(at));
+                hide(hidden, at, p)
+            }
+            Some(into) => softcap(product, into),
+        });
+    }
+
+    /// Pᵀ of what [`Dkv::begin_p`] made, rounded, as an operand. What dPᵀ - D is multiplied by stays in `s`.
+    #[track_caller]
+    fn end_p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&[Visible<'k>; 2]>) -> AFrag<'k> {
+        let scores = self.scores();
+        s.split_to_a(self.spec.product_type(), |s, at| match scores.into_cap {
+            None => [s, s],
+            Some(_) => scores.of_capped(s, shifts.of(at)).map(|x| hide(hidden, at, x)),
+        })
+    }
+
     /// Pᵀ of the products of a block, rounded, as an operand. What dPᵀ - D is multiplied by stays in `s`.
     #[track_caller]
-    fn p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, key: V<'k, B32>, block: &KvBlock<'k>) -> AFrag<'k> {
-        let (scores, spec) = (self.scores(), &self.spec);
-        let geometry = &self.params.inputs.geometry;
-        let hidden: Option<[Visible<'k>; 2]> =
-            block.masked.then(|| visible(self.builder, geometry, spec.mask, key, block.key));
-        s.split_to_a(spec.product_type(), |product, at| {
+    fn p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&[Visible<'k>; 2]>) -> AFrag<'k> {
+        let scores = self.scores();
+        s.split_to_a(self.spec.product_type(), |product, at| {
             let [p, weight] = scores.p(product, shifts.of(at));
-            let hide =
-                |x| hidden.as_ref().map_or(x, |visible| visible[at.half as usize].hide(x, at.col, 0.0));
             match scores.into_cap {
-                None => [hide(p); 2],
-                Some(_) => [hide(p), hide(weight)],
+                None => [hide(hidden, at, p); 2],
+                Some(_) => [p, weight].map(|x| hide(hidden, at, x)),
             }
         })
     }
@@ -189,27 +256,49 @@ impl<'k> Dkv<'k> {
     }
 }
 
+/// Zero in place of what a row of Q does not see.
+#[track_caller]
+fn hide<'k>(hidden: Option<&[Visible<'k>; 2]>, at: At, x: V<'k, F32>) -> V<'k, F32> {
+    hidden.map_or(x, |visible| visible[at.half as usize].hide(x, at.col, 0.0))
+}
+
 impl<'k> Columns<'k> {
     /// One of the numbers of a block's rows, whose statistics are in `stats`.
     #[track_caller]
     fn load(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> Columns<'k> {
+        let columns = Columns::on_demand(b, stats, which);
+        let groups = columns.loaded.borrow().len();
+        (0..groups).for_each(|group| _ = columns.pair(group));
+        columns
+    }
+
+    /// The same, each where it is asked for first.
+    #[track_caller]
+    fn on_demand(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> Columns<'k> {
         let first = stats.element(b.tid() & 3, which as u32);
         // Four pairs of rows, 64 bytes, are eight columns.
-        let groups =
-            (0..stats.shape().rows / 4).map(|group| b.load_vector::<F32, 2>(first.at(64 * group as i32)));
-        Columns(groups.collect())
+        let groups = stats.shape().rows as usize / 4;
+        Columns { builder: b, first, loaded: RefCell::new(vec![None; groups]) }
     }
 
     /// A fragment that has it in every row: a product is added to it.
     #[track_caller]
     fn frag(&self, b: &'k Builder) -> Frag<'k> {
-        let mut frag = Frag::zeros(b, 8 * self.0.len() as u32);
+        let mut frag = Frag::zeros(b, 8 * self.loaded.borrow().len() as u32);
         frag.map(|_, at| self.of(at));
         frag
     }
 
     /// That of an element's column.
+    #[track_caller]
     fn of(&self, at: At) -> V<'k, F32> {
-        self.0[at.col as usize / 8][at.col as usize % 2]
+        self.pair(at.col as usize / 8)[at.col as usize % 2]
+    }
+
+    /// Those of a group of eight columns.
+    #[track_caller]
+    fn pair(&self, group: usize) -> [V<'k, F32>; 2] {
+        let load = || self.builder.load_vector::<F32, 2>(self.first.at(64 * group as i32));
+        *self.loaded.borrow_mut()[group].get_or_insert_with(load)
     }
 }

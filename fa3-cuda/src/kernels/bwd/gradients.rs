@@ -27,10 +27,15 @@ impl<'k> Scores<'k> {
             let p = product.fma(self.scale_log2, shift).ex2();
             return [p, p];
         };
-        let capped = softcap(product, into);
+        self.of_capped(softcap(product, into), shift)
+    }
+
+    /// The same of a score that is capped.
+    #[track_caller]
+    pub(super) fn of_capped(&self, capped: V<'k, F32>, shift: V<'k, F32>) -> [V<'k, F32>; 2] {
         let p = capped.fma(self.scale_log2, shift).ex2();
         // d tanh(x) = 1 - tanh²(x)
-        let slope = (-capped).fma(capped, product.constant(1.0));
+        let slope = (-capped).fma(capped, capped.constant(1.0));
         [p, p * slope]
     }
 }
@@ -40,9 +45,9 @@ pub(super) fn registers<'k>(frag: &Frag<'k>) -> Vec<V<'k, F32>> {
     frag.elements().map(|(_, register)| register.now()).collect()
 }
 
-/// A tile for the registers of a warpgroup's fragment: four of a thread are a row.
-pub(super) fn registers_tile(cols: u32) -> TileShape {
-    TileShape::new(Elem::F32, 16 * cols, 4)
+/// A tile for the registers of a fragment in a warpgroup's threads, or in a warp's: four of a thread are a row.
+pub(super) fn registers_tile(cols: u32, threads: u32) -> TileShape {
+    TileShape::new(Elem::F32, cols / 8 * threads, 4)
 }
 
 /// Where in such a tile the thread's registers 4 · i and on are.
@@ -50,23 +55,23 @@ pub(super) fn registers_tile(cols: u32) -> TileShape {
 pub(super) fn places_of_registers<'k>(
     b: &'k Builder,
     tile: Tile<'_, 'k>,
+    threads: u32,
 ) -> impl Iterator<Item = SharedAddr> + use<'k> {
-    const THREADS: u32 = 128;
-    let first = tile.element(b.tid() & (THREADS - 1), 0);
-    (0..tile.shape().rows / THREADS).map(move |group| first.at((16 * THREADS * group) as i32))
+    let first = tile.element(b.tid() & (threads - 1), 0);
+    (0..tile.shape().rows / threads).map(move |group| first.at((16 * threads * group) as i32))
 }
 
 /// Stores them.
 #[track_caller]
-pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
+pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>, threads: u32) {
     let b = frag.builder();
     let registers = registers(frag);
-    for (at, four) in places_of_registers(b, tile).zip(registers.chunks_exact(4)) {
+    for (at, four) in places_of_registers(b, tile, threads).zip(registers.chunks_exact(4)) {
         b.store_vector(at, [four[0], four[1], four[2], four[3]]);
     }
 }
 
-/// What the thread's rows, `row` and 8 below, see of the columns from `first` on.
+/// What the thread's rows, `row` and 8 below, see of the columns from `first` on. Rows beyond the end see nothing.
 #[track_caller]
 pub(super) fn visible<'k>(
     b: &'k Builder,
@@ -78,8 +83,10 @@ pub(super) fn visible<'k>(
     let (left, _) = mask.reach();
     let first = first + b.frag_col();
     Half::BOTH.map(|half| {
-        let keys = geometry.keys(row + half.rows());
-        Visible { start: left.map(|_| keys.start), end: keys.end }.from(first)
+        let row = row + half.rows();
+        let keys = geometry.keys(row);
+        let end = row.lt(geometry.lens.q).select(keys.end, 0);
+        Visible { start: left.map(|_| keys.start), end }.from(first)
     })
 }
 

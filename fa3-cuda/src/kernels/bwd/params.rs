@@ -301,14 +301,17 @@ impl StatsParams<Form> {
     }
 }
 
+/// Blocks of rows of a head that have sums of dQ: of all blocks of the dK/dV kernel, whose last may reach further than
+/// the rows.
+pub(super) fn sum_blocks(plan: &Plan) -> u32 {
+    let tile_m = plan.dkv().tile.tile_m;
+    (plan.problem().forward().q().shape.seqlen as u32).div_ceil(tile_m) * (tile_m / ADDED_ROWS)
+}
+
 impl SumsParams<Host> {
     fn of(plan: &Plan, sums: BufferId) -> SumsParams<Host> {
         let forward = plan.problem().forward();
-        SumsParams {
-            address: sums,
-            heads: forward.heads().q() as u32,
-            blocks: (forward.q().shape.seqlen as u32).div_ceil(ADDED_ROWS),
-        }
+        SumsParams { address: sums, heads: forward.heads().q() as u32, blocks: sum_blocks(plan) }
     }
 }
 

@@ -6,7 +6,7 @@ use fa3_sched::{Schedule, Scheduler};
 use fa3_types::BackwardProblem;
 
 use super::BwdSpec;
-use super::params::{DkvParams, DqParams, RoundParams, StatsParams};
+use super::params::{DkvParams, DqParams, RoundParams, StatsParams, sum_blocks};
 use crate::kernels::params::Fill;
 use crate::kernels::{Spec, tensors};
 
@@ -63,8 +63,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     let [batch, heads, _] = lse;
     let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(problem), 4], BufferRole::Scratch);
     let sums = plan.dkv().tile.adds_dq.then(|| {
-        let blocks = (forward.q().shape.seqlen as u32).div_ceil(ADDED_ROWS);
-        let shape = [batch, heads, blocks, ADDED_ROWS, plan.dkv().tile.head_dim];
+        let shape = [batch, heads, sum_blocks(plan), ADDED_ROWS, plan.dkv().tile.head_dim];
         program.buffer("sums", Elem::F32, &shape, BufferRole::Scratch)
     });
     let [stats_spec, dkv_spec, dq_spec] = BwdSpec::of(plan).map(Spec::Backward);

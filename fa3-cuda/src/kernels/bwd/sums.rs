@@ -1,17 +1,18 @@
-//! Sums of dQ in f32, to which CTAs add in any order: blocks of 64 rows of a head, each as the registers of the 128
-//! threads that computed it, four at a time. The last kernel, which rounds them, has the same registers.
+//! Sums of dQ in f32, to which CTAs add in any order: blocks of 64 rows of a head, each as the registers of the four
+//! warps that computed it, one warp's after the other's, four of a thread at a time. The last kernel, which rounds
+//! them, has the same registers.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 use fa3_sched::{Longest, Order, Tile};
 
 use super::RoundSpec;
-use super::gradients::{store_registers, write};
+use super::gradients::{registers_tile, store_registers, write};
 use super::params::{RoundParams, SumsParams};
 use crate::kernels::params::{Declare, Form, InKernel};
 
-/// Threads that have a block.
-const THREADS: u32 = 128;
+/// Threads of a warp.
+const WARP: u32 = 32;
 
 /// A thread's numbers of one block.
 pub(super) struct Block<'k> {
@@ -26,25 +27,32 @@ impl<'k> SumsParams<InKernel<'k>> {
         batch.mad(self.heads, head).mad(self.blocks, block)
     }
 
-    /// Where the block of this number begins.
+    /// Where the calling warp's numbers of the block of this number are.
     #[track_caller]
-    fn address_of(&self, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
-        number.mad_wide(4 * ADDED_ROWS * cols, self.address)
+    fn address_of(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
+        let bytes = 4 * ADDED_ROWS * cols;
+        let block = number.mad_wide(bytes, self.address);
+        b.tid().bfe(5, 2).mad_wide(bytes / 4, block)
     }
 
-    /// The calling thread's part of it.
+    /// The calling thread's numbers of it.
     #[track_caller]
     pub(super) fn block(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> Block<'k> {
-        let tid = b.tid() & (THREADS - 1);
-        Block { first: tid.mad_wide(16, self.address_of(number, cols)), cols }
+        let lane = b.tid() & (WARP - 1);
+        Block { first: lane.mad_wide(16, self.address_of(b, number, cols)), cols }
     }
 
-    /// Begins to add a fragment to it, by way of shared memory.
+    /// What a warp's numbers pass through.
+    pub(super) fn draft_shape(cols: u32) -> TileShape {
+        registers_tile(cols, WARP)
+    }
+
+    /// Begins to add a fragment to the block of this number, by way of shared memory.
     #[track_caller]
     pub(super) fn add(&self, number: V<'k, B32>, dq: &Frag<'k>, through: &Outbox<'k>) {
         let draft = through.acquire();
-        store_registers(dq, draft.tile());
-        draft.send_add_flat(self.address_of(number, dq.cols()));
+        store_registers(dq, draft.tile(), WARP);
+        draft.send_add_flat(self.address_of(dq.builder(), number, dq.cols()));
     }
 }
 
@@ -52,7 +60,7 @@ impl<'k> Block<'k> {
     /// Where groups of four of the thread's numbers are.
     fn groups(&self) -> impl Iterator<Item = GlobalAddr> + use<'k> {
         let first = self.first;
-        (0..self.cols / 8).map(move |group| first.at((16 * THREADS * group) as i32))
+        (0..self.cols / 8).map(move |group| first.at((16 * WARP * group) as i32))
     }
 
     /// Makes them zeros.
@@ -73,7 +81,7 @@ impl<'k> Block<'k> {
 
 /// The kernel that rounds them.
 pub(super) fn kernel(spec: &RoundSpec) -> Kernel {
-    Kernel::build("bwd_round", Launch::threads(THREADS), |b| {
+    Kernel::build("bwd_round", Launch::threads(4 * WARP), |b| {
         let order = Order::LongestFirst { section: 1, longest: Longest::First };
         let params = RoundParams::<Form>::form(spec, order).pass(&mut Declare(b));
         b.launch_dependents();

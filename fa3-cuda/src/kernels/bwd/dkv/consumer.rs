@@ -1,20 +1,17 @@
 //! A consumer that has 64 keys of its own, and computes their dK and their dV.
 
 use fa3_ir::lang::*;
-use fa3_sched::backward::ADDED_ROWS;
 
-use super::{Columns, Dkv, Stat};
+use super::{Adding, Columns, Dkv, Stat};
 use crate::kernels::bwd::gradients::registers;
-use crate::kernels::bwd::params::SumsParams;
-use crate::kernels::params::InKernel;
 
 /// What it runs.
-pub(super) fn run(dkv: &Dkv<'_>) {
+pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let me = b.warpgroup();
     let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
-    let (mut q, mut dout) = (dkv.q.consumer(), dkv.dout.consumer());
-    let mut additions = Additions::of(dkv, me);
+    let mut rows = dkv.rows.consumer();
+    let mut additions = adding.map(|adding| Additions::of(b, adding, me));
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + me.mad(64, b.frag_row());
@@ -25,33 +22,30 @@ pub(super) fn run(dkv: &Dkv<'_>) {
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
             dkv.for_each_block(&work, |head, block| {
                 // A3:18
-                let q = q.wait(); // A3:19
-                let [q_tile, stats] = q.tiles();
+                let slot = rows.wait(); // A3:19, 22
+                let [q, stats, dout] = slot.tiles();
                 // While a product is in flight, no registers of another can be set.
                 let minus_delta = Columns::load(b, stats, Stat::MinusDelta).frag(b);
-                let s = gemm(k, q_tile.t(), Fresh); // A3:21
+                let s = gemm(k, q.t(), Fresh); // A3:21
                 let shifts = Columns::load(b, stats, Stat::Shift);
-                let dout = dout.wait(); // A3:22
-                let dp = gemm(v, dout.tile().t(), minus_delta); // A3:23
+                let dp = gemm(v, dout.t(), minus_delta); // A3:23
                 // Where dS is stored, its fence is for these loads, too.
                 if additions.is_none() {
-                    q.fence_loads();
+                    slot.fence_loads();
                 }
                 let mut s = s.wait(); // A3:24
-                let p = dkv.p(&mut s, &shifts, key, &block); // A3:24
-                let more_dv = gemm(&p, dout.tile(), &mut dv); // A3:26
+                let p = dkv.p(&mut s, &shifts, dkv.hidden(key, &block).as_ref()); // A3:24
+                let more_dv = gemm(&p, dout, &mut dv); // A3:26
                 let dp = dp.wait(); // A3:25
                 let ds = dkv.ds(&dp, &registers(&s)); // A3:25
                 let turn = additions.as_mut().map(|additions| additions.give(&ds));
-                let more_dk = gemm(&ds, q_tile, &mut dk); // A3:27
-                // dO's slot is loaded again after Q's: one wait is for both products.
+                let more_dk = gemm(&ds, q, &mut dk); // A3:27
                 more_dk.wait();
                 more_dv.wait();
-                q.release();
-                dout.release();
+                slot.release();
                 if let Some((additions, turn)) = additions.as_mut().zip(turn) {
                     additions.add(k_slot.tile());
-                    additions.next(turn, [work.batch, head, block.key >> ADDED_ROWS.ilog2()]);
+                    additions.next(turn, [work.batch, head, block.key]);
                 }
             });
             if let Some(additions) = &mut additions {
@@ -72,8 +66,8 @@ pub(super) fn run(dkv: &Dkv<'_>) {
 /// One consumer's part in dQ. It gives dSᵀ of every block to the consumer whose turn it is. Of a block of its own it
 /// adds dQ = dS K of all keys of the tile a block later: by then the others have given theirs.
 struct Additions<'d, 'k> {
-    dkv: &'d Dkv<'k>,
-    sums: &'d SumsParams<InKernel<'k>>,
+    builder: &'k Builder,
+    adding: &'d Adding<'k>,
     through: Outbox<'k>,
     me: V<'k, B32>,
     given: Producer<'k, 1>,
@@ -86,11 +80,10 @@ struct Additions<'d, 'k> {
 
 impl<'d, 'k> Additions<'d, 'k> {
     #[track_caller]
-    fn of(dkv: &'d Dkv<'k>, me: V<'k, B32>) -> Option<Additions<'d, 'k>> {
-        let ((ring, outboxes), sums, b) = (dkv.ds.as_ref()?, dkv.params.sums.as_ref()?, dkv.builder);
-        let (given, taken) = (ring.producer(), ring.consumer_of_stage(me));
+    fn of(b: &'k Builder, adding: &'d Adding<'k>, me: V<'k, B32>) -> Additions<'d, 'k> {
+        let (given, taken) = (adding.ds.producer(), adding.ds.consumer_of_stage(me));
         let (is_mine, block) = (b.var("is_mine", false), b.var("block", 0));
-        Some(Additions { dkv, sums, through: outboxes.of(me), me, given, taken, is_mine, block })
+        Additions { builder: b, adding, through: adding.outbox(b, me), me, given, taken, is_mine, block }
     }
 
     /// Gives dSᵀ of the next block. Whether that is this consumer's.
@@ -107,20 +100,19 @@ impl<'d, 'k> Additions<'d, 'k> {
     /// Adds dQ of the block given before, if that is this consumer's.
     #[track_caller]
     fn add(&mut self, k: Tile<'_, 'k>) {
-        let b = self.dkv.builder;
-        b.if_uniform(self.is_mine, || {
+        self.builder.if_uniform(self.is_mine, || {
             let ds = self.taken.wait(); // A3:32
             let dq = gemm(ds.tile().t(), k, Fresh).wait(); // A3:28
             ds.release();
-            self.sums.add(self.block.get(), &dq, &self.through); // A3:33
+            self.adding.sums.add(self.block.get(), &dq, &self.through); // A3:33
         });
     }
 
-    /// The block just given, one of a head, is the one to add next.
+    /// The block just given, which begins with this row, is the one to add next.
     #[track_caller]
-    fn next(&mut self, is_mine: V<'k, Pred>, [batch, head, row_block]: [V<'k, B32>; 3]) {
+    fn next(&mut self, is_mine: V<'k, Pred>, row: [V<'k, B32>; 3]) {
         self.is_mine.set(is_mine);
-        self.block.set(self.sums.number([batch, head, row_block]));
+        self.block.set(self.adding.number(row));
     }
 
     /// There is none to add.

@@ -8,13 +8,16 @@ use fa3_sched::backward::DkvTile;
 use super::{Columns, Dkv, Stat};
 use crate::kernels::bwd::gradients::{places_of_registers, registers_tile, store_registers};
 
+/// Threads of one.
+const WARPGROUP: u32 = 128;
+
 /// Where numbers pass from one consumer to the other.
 pub(super) struct HandOver<'k>(Ring<'k, 1>);
 
 impl<'k> HandOver<'k> {
     #[track_caller]
     pub(super) fn declare(b: &'k Builder, tile: &DkvTile) -> HandOver<'k> {
-        let shape = registers_tile(tile.tile_m);
+        let shape = registers_tile(tile.tile_m, WARPGROUP);
         HandOver(b.stored_ring("weights", 1, [4, 4], [("weights", shape)]))
     }
 }
@@ -23,7 +26,7 @@ impl<'k> HandOver<'k> {
 pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let (mut k, mut weights) = (dkv.k.consumer(), hand_over.0.producer());
-    let (mut q, mut dout) = (dkv.q.consumer(), dkv.dout.consumer());
+    let mut rows = dkv.rows.consumer();
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + b.frag_row();
@@ -31,22 +34,20 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
         b.if_uniform(dkv.visits(&work), || {
             let k = k.wait();
             dkv.for_each_block(&work, |_, block| {
-                let q = q.wait();
-                let [q_tile, stats] = q.tiles();
-                let s = gemm(k.tile(), q_tile.t(), Fresh);
+                let rows = rows.wait();
+                let [q, stats, dout] = rows.tiles();
+                let s = gemm(k.tile(), q.t(), Fresh);
                 let shifts = Columns::load(b, stats, Stat::Shift);
                 let mut s = s.wait();
-                // The other consumer's fence, after it has got the weights, is for these loads, too.
-                q.release_unfenced();
-                let p = dkv.p(&mut s, &shifts, key, &block);
-                let dout = dout.wait();
-                let more = gemm(&p, dout.tile(), &mut dv);
+                let p = dkv.p(&mut s, &shifts, dkv.hidden(key, &block).as_ref());
+                let more = gemm(&p, dout, &mut dv);
                 let slot = weights.acquire();
                 let [to] = slot.tiles();
-                store_registers(&s, to);
-                slot.commit_to_loads();
+                store_registers(&s, to, WARPGROUP);
+                slot.commit_unfenced();
                 more.wait();
-                dout.release();
+                // The other consumer's fence, after it has got the weights, is for loads of statistics, too.
+                rows.release_unfenced();
             });
             k.release();
         });
@@ -58,7 +59,7 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
 pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let (mut v, mut weights) = (dkv.v.consumer(), hand_over.0.consumer());
-    let (mut q, mut dout) = (dkv.q.consumer(), dkv.dout.consumer());
+    let mut rows = dkv.rows.consumer();
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + b.frag_row();
@@ -66,19 +67,17 @@ pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
         b.if_uniform(dkv.visits(&work), || {
             let v = v.wait();
             dkv.for_each_block(&work, |_, _| {
-                let q = q.wait();
-                let [q_tile, stats] = q.tiles();
+                let rows = rows.wait();
+                let [q, stats, dout] = rows.tiles();
                 let minus_delta = Columns::load(b, stats, Stat::MinusDelta).frag(b);
-                let dout = dout.wait();
-                let dp = gemm(v.tile(), dout.tile().t(), minus_delta).wait();
-                dout.release();
+                let dp = gemm(v.tile(), dout.t(), minus_delta).wait();
                 let slot = weights.wait();
-                let groups = places_of_registers(b, slot.tile());
+                let groups = places_of_registers(b, slot.tile(), WARPGROUP);
                 let given: Vec<V<'_, F32>> = groups.flat_map(|at| b.load_vector::<F32, 4>(at)).collect();
                 slot.release_unfenced();
                 let ds = dkv.ds(&dp, &given);
-                gemm(&ds, q_tile, &mut dk).wait();
-                q.release_loaded();
+                gemm(&ds, q, &mut dk).wait();
+                rows.release_loaded();
             });
             v.release();
         });

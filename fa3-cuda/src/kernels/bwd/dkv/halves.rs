@@ -1,0 +1,79 @@
+//! A consumer that has 64 keys of its own, computes their dK and their dV, and adds dQ of 64 of the 128 rows of every
+//! block. dQ needs dSᵀ of all keys, and is computed a block later: by then both consumers have given theirs, so that they
+//! need not keep step.
+
+use fa3_ir::lang::*;
+use fa3_sched::backward::ADDED_ROWS;
+
+use super::{Adding, Columns, Dkv, Stat};
+use crate::kernels::bwd::gradients::registers;
+
+/// What it runs.
+pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
+    let (b, spec) = (dkv.builder, &dkv.spec);
+    let (tile_m, ty) = (spec.tile.tile_m, spec.product_type());
+    let me = b.warpgroup();
+    let (mut k, mut v, mut rows) = (dkv.k.consumer(), dkv.v.consumer(), dkv.rows.consumer());
+    let (mut given, mut taken) = (adding.ds.producer(), adding.ds.consumer());
+    let through = adding.outbox(b, me);
+    // Where dQ of the block before is added.
+    let before = b.var("before", 0);
+    dkv.tiles.consume(|tile| {
+        let work = dkv.params.inputs.geometry.work(tile);
+        let key = work.row + me.mad(64, b.frag_row());
+        let mut dk = Frag::zeros(b, spec.tile.head_dim); // A3:16
+        let mut dv = Frag::zeros(b, spec.tile.head_dim_v); // A3:16
+        b.if_uniform(dkv.visits(&work), || {
+            let (k_slot, v_slot) = (k.wait(), v.wait()); // A3:17
+            let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
+            // Before the first block there is one of zeros.
+            let slot = given.acquire();
+            Frag::zeros(b, tile_m).to_a(ty).store(slot.tiles()[0].row_block(me, 64));
+            slot.commit_stored();
+            let first = [work.batch, work.head * dkv.params.group, work.kv.first * tile_m];
+            before.set(adding.number(first) + me);
+            dkv.for_each_block(&work, |head, block| {
+                // A3:18
+                let slot = rows.wait(); // A3:19, 22
+                let [q, stats, dout] = slot.tiles();
+                let s = gemm(k, q.t(), Fresh); // A3:21
+                let dp = gemm(v, dout.t(), Fresh); // A3:23
+                let hidden = dkv.hidden(key, &block);
+                let mut s = s.wait();
+                let shifts = Columns::on_demand(b, stats, Stat::Shift);
+                dkv.begin_p(&mut s, &shifts, hidden.as_ref()); // A3:24
+                let mut dp = dp.wait();
+                let minus_delta = Columns::on_demand(b, stats, Stat::MinusDelta);
+                dp.map(|dp, at| dp + minus_delta.of(at)); // A3:25
+                let p = dkv.end_p(&mut s, &shifts, hidden.as_ref()); // A3:24
+                let ds = dkv.ds(&dp, &registers(&s)); // A3:25
+                let more_dv = gemm(&p, dout, &mut dv); // A3:26
+                let ds_before = taken.wait(); // A3:32
+                let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
+                let dq = gemm(my_ds.t(), k_slot.tile(), Fresh); // A3:28
+                let to_give = given.acquire();
+                ds.store(to_give.tiles()[0].row_block(me, 64));
+                let more_dk = gemm(&ds, q, &mut dk); // A3:27
+                let dq = dq.wait();
+                ds_before.release();
+                // Its fence is for dS, too, and for the loads of statistics.
+                adding.sums.add(before.get(), &dq, &through); // A3:33
+                to_give.commit_unfenced();
+                before.set(adding.number([work.batch, head, block.key]) + me);
+                more_dk.wait();
+                more_dv.wait();
+                slot.release();
+            });
+            let ds_before = taken.wait(); // A3:32
+            let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
+            let dq = gemm(my_ds.t(), k_slot.tile(), Fresh).wait(); // A3:28
+            ds_before.release();
+            adding.sums.add(before.get(), &dq, &through); // A3:33
+            k_slot.release();
+            v_slot.release();
+        });
+        dkv.write_dv(dv, &work, key);
+        dkv.write_dk(dk, &work, key);
+    });
+    through.drain();
+}
