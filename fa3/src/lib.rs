@@ -55,12 +55,14 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod backward;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
 mod error;
 mod fp8;
+mod gradients;
 mod quantize;
 mod scalar;
 
@@ -68,11 +70,14 @@ pub use attention::{Attention, Output};
 pub use device::Device;
 pub use error::Error;
 pub use fp8::Fp8;
+pub use gradients::{Gradients, OutputGradients};
 pub use quantize::{Quantize, Quantized};
 pub use scalar::Scalar;
 
 pub use fa3_quant::{E4m3, QuantError, Rope, RopeStyle, RopeTable};
-pub use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, TensorName};
+pub use fa3_types::{
+    BackwardProblem, BackwardSpec, Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, TensorName,
+};
 pub use fa3_types::{QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, ValueLayout};
 pub use {half, ndarray};
 
