@@ -1,5 +1,6 @@
 //! The kernel that a verb is about.
 
+mod backward;
 mod forward;
 mod ladder;
 mod operation;

@@ -34,6 +34,7 @@ const EXAMPLES: &str = "\
 Examples:
   fa3 sim vector_add
   fa3 sim forward --causal --seqlen 300 --heads 4 --heads-kv 2
+  fa3 sim backward --causal --seqlen 150 --head-dim 64
   fa3 sim gemm --m 256 --n 256 --k 128 --ctas 1 --policy lazy
   fa3 sim gemm_cluster --seeds 100 --mode skeleton
   fa3 sim gemm --m 128 --n 256 --k 4096 --ctas 1 --mode skeleton --svg gemm.svg
@@ -147,8 +148,11 @@ impl Options {
         let mut runs = runs?;
         let steps = runs.first_mut().into_iter().flat_map(|run| &mut run.outcome.steps);
         let traces = steps.filter_map(|step| step.trace.take());
-        // Only the forward pass has a factor in registers.
-        let timelines = traces.map(|trace| Timeline::new(&trace, &Costs::HOPPER).name_registers("P"));
+        let timelines = traces.map(|trace| {
+            let timeline = Timeline::new(&trace, &Costs::HOPPER);
+            // The backward pass also has dS in registers, so that there P would be a wrong name.
+            if let Reference::Attention(_) = reference { timeline.name_registers("P") } else { timeline }
+        });
         let timeline = timelines.max_by_key(Timeline::length);
         Ok((Report::new(program, runs, start.elapsed(), |seed| self.again(seed)), timeline))
     }
@@ -166,7 +170,8 @@ impl Options {
         };
         let trace = seed == self.seed && (self.trace.is_some() || self.svg.is_some());
         let simulation = ProgramSimulation::new(program).policy(policy).mode(mode).trace(trace);
-        let before = buffers::initial(program, seed)?;
+        let mut before = buffers::initial(program, seed)?;
+        reference.prepare(program, &mut before);
         let mut outcome = simulation.run(&before).map_err(|source| Error::Sim { seed, source })?;
         // What comes of a broken rule is not looked at. Nobody needs the results of thousands of runs afterwards.
         let after = std::mem::take(&mut outcome.buffers);

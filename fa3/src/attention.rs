@@ -7,7 +7,8 @@ use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 use crate::cuda;
 use crate::{Device, Error, Fp8, Scalar, cpu};
 
-/// An attention call: Q, K and V, and the options that are not default. A builder; [`Attention::forward`] computes it.
+/// An attention call: Q, K and V, and the options that are not default. A builder; [`Attention::forward`] computes it
+/// and [`Attention::backward`] its gradients.
 ///
 /// Q is (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim), V (batch, seqlen_k, heads_kv,
 /// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv). With
@@ -26,7 +27,7 @@ use crate::{Device, Error, Fp8, Scalar, cpu};
 ///
 /// Of e4m3 on a GPU, LSE is that of P rounded to e4m3: typically off by less than 0.01, by up to 0.09 for 1024 keys.
 #[derive(Clone, Debug)]
-#[must_use = "nothing is computed before `forward`"]
+#[must_use = "nothing is computed before `forward` or `backward`"]
 pub struct Attention<'a, T> {
     q: ArrayView4<'a, T>,
     k: ArrayView4<'a, T>,
@@ -37,6 +38,7 @@ pub struct Attention<'a, T> {
     mask: Mask,
     softmax_scale: Option<f64>,
     softcap: Option<f64>,
+    deterministic: bool,
 }
 
 /// The result of attention.
@@ -61,6 +63,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             mask: Mask::None,
             softmax_scale: None,
             softcap: None,
+            deterministic: false,
         }
     }
 
@@ -89,6 +92,14 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Bounds scaled scores s to ±cap by cap · tanh(s / cap).
     pub fn softcap(mut self, cap: f64) -> Attention<'a, T> {
         self.softcap = Some(cap);
+        self
+    }
+
+    /// Makes gradients the same bits in every run. Otherwise a GPU adds up dQ in any order where that is faster, and
+    /// dQ's last bits differ from run to run. O, LSE, dK and dV are the same bits in every run either way, and so is
+    /// everything on the CPU.
+    pub fn deterministic(mut self) -> Attention<'a, T> {
+        self.deterministic = true;
         self
     }
 
@@ -141,6 +152,12 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Q, K and V.
     pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 3] {
         [self.q, self.k, self.v]
+    }
+
+    /// Whether gradients must be the same bits in every run.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_deterministic(&self) -> bool {
+        self.deterministic
     }
 
     /// Computes O and LSE. On a GPU, Q, K and V are copied there and the results are copied back. A problem that the

@@ -1,11 +1,13 @@
 //! Attention on the CPU: Algorithm 1 of the paper (arXiv 2407.08608, §3.1) in f32, with matrix products by
-//! `matrixmultiply` (through ndarray) and a base-2 softmax between them.
+//! `matrixmultiply` (through ndarray) and a base-2 softmax between them. Its backward pass is Algorithm 3.
 //!
 //! A job is one block of query rows of one head; jobs run in parallel. Key blocks that no row sees are skipped and
 //! those that every row sees are not masked, by the same KV ranges that the kernels will use.
 
+mod backward;
 mod exp2;
 mod tile;
+mod unit;
 
 use std::ops::Range;
 
@@ -15,6 +17,8 @@ use rayon::prelude::*;
 
 use crate::Scalar;
 use tile::KeyValue;
+
+pub(crate) use backward::backward;
 
 /// Query rows a tile.
 const TILE_M: usize = 128;

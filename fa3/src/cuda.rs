@@ -64,24 +64,29 @@
 //! If tensors do not begin at the starts of their buffers, use [`Forward::launch`]. With the feature `cudarc`,
 //! `Forward::run_slices` takes slices of that crate.
 //!
+//! [`Backward`] is the same for gradients: made once of a [`crate::BackwardProblem`], which says of dO, dQ, dK and dV
+//! how they lie in memory. [`BackwardOptions`] make it deterministic.
+//!
 //! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`crate::QuantizeProblem`], run many times. It
 //! needs no workspace.
 
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
-use fa3_types::{Problem, QuantizeProblem};
+use fa3_types::{BackwardProblem, Problem, QuantizeProblem, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView, ArrayView1, ArrayView3, ArrayView4, Dimension};
 
-use crate::{Output, Quantized, Scalar};
+use crate::{Gradients, Output, OutputGradients, Quantized, Scalar};
 
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::cudarc;
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
-    Device, DeviceBuffer, Event, Forward, ForwardError, ForwardTensors, Function, Graph, HostError, Memory,
-    Quantize, QuantizeError, QuantizeTensors, RotaryTensors, Stream, Workspace,
+    Backward, BackwardError, BackwardTensors, Device, DeviceBuffer, Event, Forward, ForwardError,
+    ForwardTensors, Function, Graph, HostError, Memory, Quantize, QuantizeError, QuantizeTensors,
+    RotaryTensors, Stream, Workspace,
 };
+pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 
 /// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes, and O is of
 /// type `O`: all come from one [`crate::Attention`].
@@ -109,6 +114,50 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
         o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
         lse: Array3::from_shape_vec(lse_shape, lse).expect("one element each"),
     })
+}
+
+/// The backward pass of a problem with contiguous tensors, and back. All shapes are the problem's: everything comes
+/// from one [`crate::Attention`].
+pub(crate) fn backward<T: Scalar>(
+    device: &Device,
+    problem: &BackwardProblem,
+    qkv: [ArrayView4<'_, T>; 3],
+    output: &Output<T>,
+    of: OutputGradients<'_, T>,
+    deterministic: bool,
+) -> Result<Gradients<T>, BackwardError> {
+    let options = BackwardOptions::default();
+    let options = if deterministic { options.deterministic() } else { options };
+    let backward = Backward::with(device, problem, &options)?;
+    let stream = device.stream()?;
+    let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
+    let [o, dout] = [output.o.view(), of.dout].map(|x| upload(device, &stream, x));
+    let (q, k, v, o, dout) = (q?, k?, v?, o?, dout?);
+    let lse = upload(device, &stream, output.lse.view())?;
+    let dlse = of.dlse.map(|dlse| upload(device, &stream, dlse)).transpose()?;
+    let descs = [problem.dq(), problem.dk(), problem.dv()];
+    let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
+    let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
+    let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
+    let tensors = BackwardTensors {
+        q: &q,
+        k: &k,
+        v: &v,
+        o: &o,
+        lse: &lse,
+        dout: &dout,
+        dlse: dlse.as_ref(),
+        dq: &mut dq,
+        dk: &mut dk,
+        dv: &mut dv,
+    };
+    backward.run(&stream, tensors, &mut workspace)?;
+    let [dq, dk, dv] = [dq.download(&stream)?, dk.download(&stream)?, dv.download(&stream)?];
+    let array = |x: &TensorDesc, elements| {
+        Array4::from_shape_vec(x.shape.dims(), elements).expect("one element each")
+    };
+    let [q, k, v] = descs;
+    Ok(Gradients { dq: array(q, dq), dk: array(k, dk), dv: array(v, dv) })
 }
 
 /// Quantization of a contiguous tensor, and back. The view has the problem's shape, and table and positions are those

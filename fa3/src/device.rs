@@ -5,7 +5,7 @@ use std::fmt;
 #[cfg(feature = "cuda")]
 use crate::{Error, cuda};
 
-/// Where [`Attention::forward`](crate::Attention::forward) computes: the CPU or a GPU. Clones are the same device.
+/// Where [`Attention`](crate::Attention) computes: the CPU or a GPU. Clones are the same device.
 ///
 /// Arrays are given and returned in host memory either way. For tensors that are on a GPU already, use
 /// [`cuda::Device`](crate::cuda::Device), the GPU alone, which [`Device::Cuda`] holds.

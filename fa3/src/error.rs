@@ -3,7 +3,7 @@
 use fa3_types::{ProblemError, QuantizeProblemError, TensorName};
 
 #[cfg(feature = "cuda")]
-use crate::cuda::{ForwardError, HostError, QuantizeError};
+use crate::cuda::{BackwardError, ForwardError, HostError, QuantizeError};
 
 /// Why attention or a quantization was not computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -28,6 +28,16 @@ pub enum Error {
         /// The result's shape.
         expected: Vec<usize>,
     },
+    /// O, LSE or the gradient of one of them has another shape than the attention call says; nothing was computed.
+    #[error("{tensor} has shape {given:?}, expected {expected:?}")]
+    InputShape {
+        /// O, LSE, dO or dLSE.
+        tensor: TensorName,
+        /// The array's shape.
+        given: Vec<usize>,
+        /// What it must be.
+        expected: Vec<usize>,
+    },
     /// The quantization makes no sense; nothing was computed.
     #[error(transparent)]
     Quantize(#[from] QuantizeProblemError),
@@ -48,6 +58,10 @@ pub enum Error {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] ForwardError),
+    /// The GPU's kernels do not take the problem's backward pass, or the driver says no.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    CudaBackward(#[from] BackwardError),
     /// The GPU does not quantize the tensor, or the driver says no.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

@@ -6,7 +6,7 @@
 //!
 //! [`Attention`] says what to compute, [`Device`] says where:
 //!
-//! - on the CPU: every dtype, mask and layout;
+//! - on the CPU: every dtype, mask and layout, and gradients of all but e4m3;
 //! - on a Hopper GPU: what its kernels take.
 //!
 //! [`Device::best`] is the GPU if there is one. For tensors that are already on the GPU, see [`cuda`].
@@ -28,6 +28,24 @@
 //! let output = Attention::new(q.view(), k.view(), v.view()).causal().forward(&device)?;
 //! assert_eq!(output.o.dim(), (1, 100, 2, 64));
 //! assert_eq!(output.lse.dim(), (1, 2, 100));
+//! # Ok::<(), fa3::Error>(())
+//! ```
+//!
+//! [`Attention::backward`] computes the gradients of Q, K and V from those of O and LSE. With
+//! [`Attention::deterministic`] they are the same bits in every run on a GPU, as they always are on the CPU:
+//!
+//! ```
+//! # use fa3::ndarray::Array4;
+//! # use fa3::{Attention, Device};
+//! # let q = Array4::from_shape_fn((1, 100, 2, 64), |(_, s, h, d)| ((s + h + d) % 7) as f32);
+//! # let kv = Array4::from_shape_fn((1, 120, 1, 64), |(_, s, _, d)| ((s * d) % 5) as f32);
+//! # let device = Device::Cpu;
+//! let attention = Attention::new(q.view(), kv.view(), kv.view()).causal().deterministic();
+//! let output = attention.forward(&device)?;
+//! let dout = Array4::ones((1, 100, 2, 64)); // of the sum of O
+//! let gradients = attention.backward(&device, &output, dout.view())?;
+//! assert_eq!(gradients.dq.dim(), (1, 100, 2, 64));
+//! assert_eq!(gradients.dk.dim(), (1, 120, 1, 64)); // summed over the two query heads
 //! # Ok::<(), fa3::Error>(())
 //! ```
 //!
@@ -55,12 +73,14 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod backward;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
 mod error;
 mod fp8;
+mod gradients;
 mod quantize;
 mod scalar;
 
@@ -68,11 +88,14 @@ pub use attention::{Attention, Output};
 pub use device::Device;
 pub use error::Error;
 pub use fp8::Fp8;
+pub use gradients::{Gradients, OutputGradients};
 pub use quantize::{Quantize, Quantized};
 pub use scalar::Scalar;
 
 pub use fa3_quant::{E4m3, QuantError, Rope, RopeStyle, RopeTable};
-pub use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, TensorName};
+pub use fa3_types::{
+    BackwardProblem, BackwardSpec, Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, TensorName,
+};
 pub use fa3_types::{QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, ValueLayout};
 pub use {half, ndarray};
 

@@ -6,9 +6,10 @@ use fa3_cuda::kernels::ladder::{
     vector_add,
 };
 use fa3_ir::Program;
-use fa3_sched::forward::PlanError;
+use fa3_sched::{backward, forward};
 use fa3_types::{Problem, ProblemError};
 
+use super::backward::BackwardArgs;
 use super::forward::ForwardArgs;
 use super::ladder::{CopyArgs, GemmArgs, GridArgs, MatrixArgs, SizeArgs, SplitArgs, VectorArgs};
 use super::reference::Reference;
@@ -20,6 +21,9 @@ pub(super) enum Operation {
     /// O = softmax(Q K^T) V, the forward pass of attention
     #[command(alias = "fwd")]
     Forward(ForwardArgs),
+    /// dQ, dK and dV of dO and dLSE, the backward pass of attention
+    #[command(alias = "bwd")]
+    Backward(BackwardArgs),
     /// z = x + y, one element a thread
     VectorAdd(VectorArgs),
     /// y = softmax(x) of each row, one row a warp
@@ -74,7 +78,9 @@ pub(crate) enum OperationError {
     #[error(transparent)]
     Problem(#[from] ProblemError),
     #[error(transparent)]
-    Plan(#[from] PlanError),
+    Plan(#[from] forward::PlanError),
+    #[error(transparent)]
+    BackwardPlan(#[from] backward::PlanError),
 }
 
 impl Operation {
@@ -85,6 +91,7 @@ impl Operation {
     pub(super) fn reference(&self) -> Result<Reference, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => Reference::Attention(Box::new(forward.problem()?)),
+            Operation::Backward(backward) => Reference::Gradients(Box::new(backward.problem()?)),
             Operation::VectorAdd(_) => Reference::Sum,
             Operation::RowSoftmax(_) => Reference::Softmax,
             Operation::TileCopy(_) => Reference::Copy,
@@ -105,6 +112,7 @@ impl Operation {
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
         Ok(match self {
             Operation::Forward(forward) => forward.program()?,
+            Operation::Backward(backward) => backward.program()?,
             Operation::VectorAdd(VectorArgs { n }) => vector_add::program(*n),
             Operation::RowSoftmax(MatrixArgs { rows, cols }) => {
                 let (rows, cols, limit) = (*rows, *cols, u32::MAX);

@@ -1,5 +1,7 @@
 //! What the results of a program must be: attention by the oracle and the error law, all else by plain computations.
 
+mod gradients;
+
 use std::cmp::Ordering;
 
 use fa3_cuda::kernels::fwd::buffers;
@@ -9,7 +11,7 @@ use fa3_ref::law::{ForwardLaw, Violation};
 use fa3_ref::norms::Worst;
 use fa3_ref::plain::{self, Expected, Mismatch, TensorCore};
 use fa3_ref::{Forward, Inputs, Precision};
-use fa3_types::{Dtype, Problem, ValueLayout};
+use fa3_types::{BackwardProblem, Dtype, Problem, ValueLayout};
 use ndarray::{Array3, Array4, ArrayView3, ArrayView4};
 
 use crate::sim::buffers::numbers;
@@ -19,6 +21,8 @@ use crate::sim::buffers::numbers;
 pub(crate) enum Reference {
     /// O and LSE of a problem with contiguous tensors.
     Attention(Box<Problem>),
+    /// dQ, dK and dV of a problem with contiguous tensors.
+    Gradients(Box<BackwardProblem>),
     /// x + y.
     Sum,
     /// The softmax of each row.
@@ -51,6 +55,13 @@ impl From<Box<Violation>> for Wrong {
 }
 
 impl Reference {
+    /// Replaces random inputs of a program that make no sense together.
+    pub(crate) fn prepare(&self, program: &Program<Kernel>, before: &mut [Vec<u8>]) {
+        if let Reference::Gradients(problem) = self {
+            gradients::prepare(problem, program, before);
+        }
+    }
+
     /// Judges the bytes of a program's buffers after a run by those before it: the largest error, as a part of what is
     /// allowed where it lies.
     ///
@@ -70,6 +81,7 @@ impl Reference {
         let cols = || program.buffers[0].shape.last().map_or(1, |&cols| cols as usize);
         let expected = match self {
             Reference::Attention(problem) => return attention(problem, |BufferId(index)| array(index)),
+            Reference::Gradients(problem) => return gradients::judge(problem, program, before, after),
             Reference::Sum => plain::sum(&array(0), &array(1)),
             Reference::Softmax => plain::softmax(&array(0), cols()),
             Reference::Copy => array(0).into_iter().map(Expected::exactly).collect(),

@@ -30,6 +30,12 @@ fn every_kernel_has_its_name() {
     for name in ["forward", "fwd"] {
         assert_eq!(program(name).unwrap().steps[0].kernel.name, "fwd");
     }
+    let names = |words: &str| -> Vec<String> {
+        program(words).unwrap().steps.into_iter().map(|step| step.kernel.name).collect()
+    };
+    for name in ["backward", "bwd"] {
+        assert_eq!(names(name), ["bwd_stats", "bwd_dkv", "bwd_dq"]);
+    }
 }
 
 /// Pairs of a kernel's options at their limits: arguments and grid are such as the kernel
@@ -114,6 +120,34 @@ fn every_option_of_the_forward_pass_counts() {
 }
 
 #[test]
+fn every_option_of_the_backward_pass_counts() {
+    let words = [
+        "--batch 2",
+        "--heads 4",
+        "--heads-kv 1",
+        "--seqlen-q 128",
+        "--seqlen-k 300",
+        "--head-dim 64",
+        "--head-dim-v 64",
+        "--dtype f16",
+        "--causal",
+        "--window 100,20",
+        "--softcap 30",
+        "--softmax-scale 0.5",
+        "--deterministic",
+    ];
+    let long = "backward --seqlen 2k";
+    let plain = program(long).unwrap();
+    for word in words {
+        let changed = program(&format!("{long} {word}")).unwrap();
+        assert!(changed != plain, "{word} changes nothing");
+        assert_eq!(changed.check(), Ok(()), "{word}");
+    }
+    let many = |sms: &str| program(&format!("{long} --causal {sms}")).unwrap().steps[1].grid;
+    assert!(many("--sms 3") != many("--sms 5"));
+}
+
+#[test]
 fn what_was_typed_is_the_kernel_alone() {
     let verb = parsed("fwd --seed 3 --window=-1,20 --causal").unwrap_err();
     assert!(verb.to_string().contains("cannot be used with"), "{verb}");
@@ -134,6 +168,9 @@ fn problems_that_are_none() {
     assert!(said("forward --seqlen 0").starts_with("nothing is to be computed: bf16 batch 1"));
     assert_eq!(said("forward --heads-kv 3"), "heads_q 2 is not a multiple of heads_kv 3");
     assert_eq!(said("forward --dtype f32"), "the forward kernels take f16, bf16 and e4m3, not f32");
+    assert!(said("backward --seqlen 0").starts_with("nothing is to be computed: bf16 batch 1"));
+    assert!(said("backward --dtype e4m3").starts_with("there are no gradients of e4m3"));
+    assert!(said("backward --dtype f32").starts_with("the backward kernels take f16 and bf16"));
     assert!(said("forward --algorithm 4 --rescale lazy").starts_with("under three-stage overlap"));
 }
 

@@ -20,12 +20,14 @@ fn timeless(stdout: &str) -> String {
 /// Of attention by the error law, of the ladder's kernels by plain arithmetic.
 #[test]
 fn no_kernel_breaks_a_rule_and_all_results_are_right() {
-    let forward = [
+    let attention = [
         "forward",
         "forward --causal --seqlen-q 100 --seqlen-k 300 --heads-kv 1 --scheduler dynamic",
         "forward --dtype e4m3 --head-dim 64 --causal",
+        "backward --seqlen-q 100 --seqlen-k 150 --heads-kv 1 --head-dim 64 --causal",
+        "backward --dtype f16 --heads 1 --seqlen-q 70 --seqlen-k 1100 --head-dim 64",
     ];
-    for name in ladder::Spec::ALL.map(ladder::Spec::name).into_iter().chain(forward) {
+    for name in ladder::Spec::ALL.map(ladder::Spec::name).into_iter().chain(attention) {
         for policy in ["eager --mode skeleton", "lazy --mode fast", "random --mode exact"] {
             let stdout = sim(&format!("{} --policy {policy}", name)).succeeded();
             let (_, verdict) = stdout.rsplit_once(" s, no rule broken, results ").unwrap_or_default();

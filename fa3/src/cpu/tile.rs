@@ -1,13 +1,14 @@
 //! One block of query rows of one head.
 
-use std::f64::consts::{LN_2, LOG2_E};
+use std::f64::consts::LN_2;
 
 use fa3_sched::{KvRange, Lens, Tiling};
-use fa3_types::{Lengths, Problem, softcap};
+use fa3_types::{Lengths, Problem};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array1, Array2, ArrayViewMut2, Axis, Slice};
 
 use super::exp2::exp2;
+use super::unit::ScoreUnit;
 use super::{TILE_M, TILE_N};
 
 /// K (seqlen_k, head_dim) and V (seqlen_k, head_dim_v) of one head.
@@ -34,7 +35,7 @@ pub(super) fn attend(
         let (k, v) = (kv.k.slice_axis(Axis(0), keys), kv.v.slice_axis(Axis(0), keys));
         let mut s = scores.slice_axis_mut(Axis(1), Slice::from(..k.nrows()));
         general_mat_mul(1.0, &q, &k.t(), 0.0, &mut s); // A1:17
-        softmax.cap(&mut s);
+        softmax.unit.cap(&mut s);
         if !(range.unmasked_first..range.unmasked_end).contains(&block) {
             for ((row, key), s) in s.indexed_iter_mut() {
                 if !problem.mask().allows(m_block * TILE_M + row, first + key, len) {
@@ -58,29 +59,15 @@ fn kv_range(problem: &Problem, len: Lengths, m_block: usize) -> KvRange<u32> {
 
 /// Running row maxima and sums, in base 2.
 struct Softmax {
-    /// What 1 in a score is worth in the exponent of 2.
-    log2: f32,
-    /// scale / cap, if there is a cap: scores are then tanh of the dot product times this.
-    into_cap: Option<f32>,
+    unit: ScoreUnit,
     m: Array1<f32>,
     l: Array1<f32>,
 }
 
 impl Softmax {
     fn new(problem: &Problem, rows: usize) -> Softmax {
-        let scale = problem.softmax_scale();
-        let (log2, into_cap) = match problem.softcap() {
-            None => (scale.log2(), None),
-            Some(cap) => (cap.bound() * LOG2_E, Some((scale.natural() / cap.bound()) as f32)),
-        };
         let m = Array1::from_elem(rows, f32::NEG_INFINITY);
-        Softmax { log2: log2 as f32, into_cap, m, l: Array1::zeros(rows) } // A1:13
-    }
-
-    fn cap(&self, scores: &mut ArrayViewMut2<'_, f32>) {
-        if let Some(factor) = self.into_cap {
-            scores.mapv_inplace(|product| softcap(product, factor));
-        }
+        Softmax { unit: ScoreUnit::of(problem), m, l: Array1::zeros(rows) } // A1:13
     }
 
     /// Turns scores into P and rescales O to the new maxima.
@@ -92,9 +79,9 @@ impl Softmax {
             // A row that has seen no key keeps m = -inf; 0 in its place makes every exponential 0.
             let reference = if m == f32::NEG_INFINITY { 0.0 } else { m };
             for s in row.iter_mut() {
-                *s = exp2((*s - reference) * self.log2); // A1:19
+                *s = exp2((*s - reference) * self.unit.log2); // A1:19
             }
-            let rescale = exp2((m_old - reference) * self.log2);
+            let rescale = exp2((m_old - reference) * self.unit.log2);
             self.m[i] = m;
             self.l[i] = rescale * self.l[i] + sum(row); // A1:19
             if rescale != 1.0 {
@@ -112,7 +99,7 @@ impl Softmax {
                 continue;
             }
             row /= self.l[i]; // A1:24
-            let m = f64::from(self.m[i]) * f64::from(self.log2) * LN_2;
+            let m = f64::from(self.m[i]) * f64::from(self.unit.log2) * LN_2;
             lse[i] = (m + f64::from(self.l[i]).ln()) as f32; // A1:24
         }
         lse

@@ -2,7 +2,7 @@
 
 use fa3::{Attention, Device, Scalar};
 use fa3_quant::E4m3;
-use fa3_ref::Forward;
+use fa3_ref::{Forward, Gradients};
 use fa3_types::{Dtype, Problem, Sequences};
 use half::{bf16, f16};
 
@@ -18,24 +18,61 @@ impl Engine for Cpu {
     }
 
     fn forward(&self, case: &Case, values: &Values) -> Answer<Forward<f32>> {
-        if case.hides_a_poisoned_value() {
-            return Err(Skip::PoisonedValue.into());
-        }
-        if case.problem.seqs_q().is_packed() != case.problem.seqs_k().is_packed() {
-            return Err(Skip::PackedAndDense.into());
-        }
+        check(case)?;
         let result = match case.problem.dtype() {
-            Dtype::F32 => call::<f32>(&case.problem, values),
-            Dtype::F16 => call::<f16>(&case.problem, values),
-            Dtype::Bf16 => call::<bf16>(&case.problem, values),
-            Dtype::E4m3 => call::<E4m3>(&case.problem, values),
+            Dtype::F32 => forward::<f32>(&case.problem, values),
+            Dtype::F16 => forward::<f16>(&case.problem, values),
+            Dtype::Bf16 => forward::<bf16>(&case.problem, values),
+            Dtype::E4m3 => forward::<E4m3>(&case.problem, values),
+        };
+        result.map_err(|error| NoAnswer::Failed(Box::new(error)))
+    }
+
+    fn backward(&self, case: &Case, values: &Values) -> Answer<Gradients<f32>> {
+        check(case)?;
+        let result = match case.problem.dtype() {
+            Dtype::F32 => backward::<f32>(&case.problem, values),
+            Dtype::F16 => backward::<f16>(&case.problem, values),
+            Dtype::Bf16 => backward::<bf16>(&case.problem, values),
+            Dtype::E4m3 => return Err(Skip::Dtype(Dtype::E4m3).into()),
         };
         result.map_err(|error| NoAnswer::Failed(Box::new(error)))
     }
 }
 
+fn check(case: &Case) -> Result<(), Skip> {
+    if case.hides_a_poisoned_value() {
+        return Err(Skip::PoisonedValue);
+    }
+    if case.problem.seqs_q().is_packed() != case.problem.seqs_k().is_packed() {
+        return Err(Skip::PackedAndDense);
+    }
+    Ok(())
+}
+
+fn forward<T: Scalar>(problem: &Problem, values: &Values) -> Result<Forward<f32>, fa3::Error> {
+    call(problem, values, |attention: Attention<'_, T>| {
+        let output = attention.forward(&Device::Cpu)?;
+        Ok(Forward { o: output.o.mapv(Scalar::to_f32), lse: output.lse })
+    })
+}
+
+fn backward<T: Scalar<Output = T>>(problem: &Problem, values: &Values) -> Result<Gradients<f32>, fa3::Error> {
+    let dout = values.dout.mapv(T::from_f32);
+    call(problem, values, |attention: Attention<'_, T>| {
+        let output = attention.forward(&Device::Cpu)?;
+        let gradients = attention.backward(&Device::Cpu, &output, dout.view())?;
+        let [dq, dk, dv] = [gradients.dq, gradients.dk, gradients.dv].map(|x| x.mapv(T::to_f32));
+        Ok(Gradients { dq, dk, dv })
+    })
+}
+
 /// The case in the words of the public interface.
-fn call<T: Scalar>(problem: &Problem, values: &Values) -> Result<Forward<f32>, fa3::Error> {
+fn call<T: Scalar, R>(
+    problem: &Problem,
+    values: &Values,
+    compute: impl FnOnce(Attention<'_, T>) -> Result<R, fa3::Error>,
+) -> Result<R, fa3::Error> {
     let [q, k, v] = [&values.q, &values.k, &values.v].map(|x| x.mapv(T::from_f32));
     let (cu_seqlens_q, cu_seqlens_k) = (cu_seqlens(problem.seqs_q()), cu_seqlens(problem.seqs_k()));
     let (used_q, used_k) = (seqused(problem.seqs_q()), seqused(problem.seqs_k()));
@@ -50,8 +87,7 @@ fn call<T: Scalar>(problem: &Problem, values: &Values) -> Result<Forward<f32>, f
     if problem.seqs_q().is_packed() {
         attention = attention.packed(&cu_seqlens_q, &cu_seqlens_k);
     }
-    let output = attention.forward(&Device::Cpu)?;
-    Ok(Forward { o: output.o.mapv(Scalar::to_f32), lse: output.lse })
+    compute(attention)
 }
 
 fn cu_seqlens(sequences: &Sequences) -> Vec<i32> {

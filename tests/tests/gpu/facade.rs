@@ -1,5 +1,7 @@
 //! Attention on arrays, on the first Hopper GPU beside the CPU. Each result is held to the error law.
 
+mod backward;
+
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array4, ArrayView4};
 use fa3::{Attention, Device, Error, Output, Scalar};
@@ -11,7 +13,7 @@ use crate::{Check, Fallible};
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 11] = [
+pub(crate) const CHECKS: [(&str, Check); 18] = [
     ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
@@ -23,6 +25,17 @@ pub(crate) const CHECKS: [(&str, Check); 11] = [
     ("facade::fp8_f16", |_| fp8::<f16>((1, (257, 513), (2, 1), (128, 256)))),
     ("facade::transposed_view", |_| transposed()),
     ("facade::refusals", |_| refused()),
+    ("facade::backward_bf16", |_| {
+        backward::law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)
+    }),
+    ("facade::backward_causal_grouped_heads", |_| backward::law((1, (200, 513), (6, 2), (128, 128)), causal)),
+    ("facade::backward_window_softcap", |_| backward::law((2, (257, 300), (2, 1), (96, 96)), windowed)),
+    ("facade::backward_fewer_columns_in_v", |_| backward::law((1, (130, 260), (1, 1), (192, 128)), causal)),
+    ("facade::backward_many_keys", |_| {
+        backward::law::<f16>((1, (150, 1300), (2, 1), (64, 64)), |attention| attention)
+    }),
+    ("facade::backward_deterministic", |_| backward::deterministic()),
+    ("facade::backward_refusals", |_| backward::refused()),
 ];
 
 fn causal(attention: Attention<'_, bf16>) -> Attention<'_, bf16> {

@@ -47,7 +47,7 @@ struct Cited {
 }
 
 /// Whatever computes an algorithm of the paper.
-const CITED: [Cited; 11] = [
+const CITED: [Cited; 13] = [
     Cited {
         files: "fa3-ref/src/tiled",
         algorithm: 1,
@@ -101,6 +101,19 @@ const CITED: [Cited; 11] = [
             (20, "waits for V"),
             (22, "releases a stage of the buffer"),
             (23, "ends the loop"),
+        ],
+    },
+    Cited { files: "fa3/src/cpu", algorithm: 3, lines: 1..=1, unused: &[] },
+    Cited {
+        files: "fa3/src/cpu",
+        algorithm: 3,
+        lines: 16..=33,
+        unused: &[
+            (17, "waits for K and V"),
+            (19, "waits for Q and dO"),
+            (29, "ends the loop"),
+            (30, "begins the dQ writer's role"),
+            (31, "is the dQ writer's loop, which here is the consumer's"),
         ],
     },
     Cited {

@@ -1,0 +1,55 @@
+//! The backward pass of attention.
+
+use std::num::NonZeroU32;
+
+use clap::Arg;
+use fa3_cuda::kernels::{Spec, bwd};
+use fa3_ir::Program;
+use fa3_sched::DeviceLimits;
+use fa3_sched::backward::{Plan, PlanOptions};
+use fa3_types::{BackwardProblem, BackwardSpec, ProblemError};
+
+use super::OperationError;
+use crate::args::number::sms;
+use crate::args::problem::ProblemArgs;
+
+/// A problem, and what is decided of its plan.
+#[derive(Debug, clap::Args)]
+#[command(mut_args(with_kernels))]
+pub(super) struct BackwardArgs {
+    #[command(flatten)]
+    problem: ProblemArgs,
+    /// dQ is the same bits in every run: no CTA adds to what another one has written
+    #[arg(long, help_heading = "Plan")]
+    deterministic: bool,
+    /// Streaming multiprocessors of the GPU
+    #[arg(long, value_name = "N", default_value_t = DeviceLimits::h100_sxm().sms, value_parser = sms(), help_heading = "Plan")]
+    sms: NonZeroU32,
+}
+
+/// There are no kernels of f32, and what is only of e4m3 has no gradients.
+fn with_kernels(arg: Arg) -> Arg {
+    match arg.get_id().as_str() {
+        "dtype" => arg.help("f16 or bf16"),
+        "v_transposed" | "block_scales" => arg.hide(true),
+        _ => arg,
+    }
+}
+
+impl BackwardArgs {
+    pub(super) fn problem(&self) -> Result<BackwardProblem, ProblemError> {
+        BackwardSpec::contiguous(self.problem.dense()).validate()
+    }
+
+    pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
+        let problem = self.problem()?;
+        let options = PlanOptions::default();
+        let options = if self.deterministic { options.deterministic() } else { options };
+        let plan = Plan::with(&problem, &DeviceLimits::h100_sxm().sms(self.sms), &options)?;
+        let program = bwd::program(&plan);
+        if program.steps.is_empty() {
+            return Err(OperationError::Empty { problem: Box::new(problem.forward().clone()) });
+        }
+        Ok(program)
+    }
+}

@@ -1,0 +1,67 @@
+//! The backward pass: what it starts from, and what it must give.
+
+use fa3_cuda::kernels::bwd::buffers;
+use fa3_ir::{BufferId, Elem, Kernel, Program};
+use fa3_ref::law::BackwardLaw;
+use fa3_ref::{Gradients, Inputs, OutputGradients, Precision, oracle};
+use fa3_types::{BackwardProblem, Shape};
+use half::{bf16, f16};
+use ndarray::{Array3, Array4};
+
+use super::Wrong;
+use crate::sim::buffers::numbers;
+
+/// Makes O and LSE the results of Q, K and V: with others P would be no softmax.
+pub(super) fn prepare(problem: &BackwardProblem, program: &Program<Kernel>, before: &mut [Vec<u8>]) {
+    let forward = problem.forward();
+    let [q, k, v] = [(buffers::Q, forward.q()), (buffers::K, forward.k()), (buffers::V, forward.v())]
+        .map(|(buffer, desc)| tensor(program, before, buffer, desc.shape));
+    let inputs = Inputs::new(forward, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
+    let results = oracle::forward(&inputs);
+    let (BufferId(o), BufferId(lse)) = (buffers::O, buffers::LSE);
+    before[o] = results.o.iter().flat_map(|&x| half(program.buffers[o].elem, x).to_le_bytes()).collect();
+    before[lse] = results.lse.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
+}
+
+/// The bits of the nearest number.
+fn half(elem: Elem, x: f64) -> u16 {
+    if elem == Elem::F16 { f16::from_f64(x).to_bits() } else { bf16::from_f64(x).to_bits() }
+}
+
+/// Holds dQ, dK and dV to the error law.
+pub(super) fn judge(
+    problem: &BackwardProblem,
+    program: &Program<Kernel>,
+    before: &[Vec<u8>],
+    after: &[Vec<u8>],
+) -> Result<f64, Wrong> {
+    let forward = problem.forward();
+    let [q, k, v, dout] = [
+        (buffers::Q, forward.q()),
+        (buffers::K, forward.k()),
+        (buffers::V, forward.v()),
+        (buffers::DOUT, problem.dout()),
+    ]
+    .map(|(buffer, desc)| tensor(program, before, buffer, desc.shape));
+    let BufferId(dlse) = buffers::DLSE;
+    let dlse = numbers(Elem::F32, &before[dlse]).into_iter().map(|x| x as f32).collect();
+    let dlse = Array3::from_shape_vec(forward.lse_shape(), dlse).expect("dlse has its shape");
+    let inputs = Inputs::new(forward, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
+    let output = OutputGradients { dout: dout.view(), dlse: Some(dlse.view()) };
+    let law = BackwardLaw::new(&inputs, output, Precision::of_output(forward.dtype()));
+    let [dq, dk, dv] =
+        [(buffers::DQ, problem.dq()), (buffers::DK, problem.dk()), (buffers::DV, problem.dv())]
+            .map(|(buffer, desc)| tensor(program, after, buffer, desc.shape).mapv(|x| x as f32));
+    let satisfied = law.expect("dout and dlse have their shapes").check(&Gradients { dq, dk, dv }, "")?;
+    Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
+}
+
+fn tensor(
+    program: &Program<Kernel>,
+    bytes: &[Vec<u8>],
+    BufferId(index): BufferId,
+    shape: Shape,
+) -> Array4<f64> {
+    let numbers = numbers(program.buffers[index].elem, &bytes[index]);
+    Array4::from_shape_vec(shape.dims(), numbers).expect("contiguous tensors have their elements")
+}

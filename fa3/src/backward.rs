@@ -1,0 +1,317 @@
+//! The backward pass of an attention call.
+
+use fa3_types::{BackwardProblem, BackwardSpec, TensorName};
+
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::{Attention, Device, Error, Gradients, Output, OutputGradients, Scalar, cpu};
+
+impl<T: Scalar<Output = T>> Attention<'_, T> {
+    /// Computes dQ, dK and dV, the gradients of a number φ that was computed from O, and LSE if wanted: Algorithm 3 of
+    /// the paper (arXiv 2407.08608, Appendix B.1). `output` is what [`Attention::forward`] gave for the same call,
+    /// `gradients` has ∂φ/∂O, and ∂φ/∂LSE if there is one.
+    ///
+    /// ```text
+    /// S  = softmax_scale · Q Kᵀ     X = mask(cap(S))     P = exp(X − LSE)     D = rowsum(dO ∘ O)
+    /// dV = Pᵀ dO     dP = dO Vᵀ     dS = P ∘ (dP − D + dLSE) ∘ cap'(S)
+    /// dQ = softmax_scale · dS K     dK = softmax_scale · dSᵀ Q
+    /// ```
+    ///
+    /// There are no gradients of e4m3, to which values are rounded: `T` is f32, f16 or bf16. On a GPU all arrays are
+    /// copied there and the results are copied back. A problem that the GPU's backward kernels do not take is an
+    /// error; it is not computed on the CPU instead. The results are the same bits in every run on the CPU, and on a
+    /// GPU with [`Attention::deterministic`].
+    ///
+    /// NaN or an infinity in dO reaches dQ of its row. It may also reach dK and dV of keys that the row does not see,
+    /// as one in V may reach O: tiles are multiplied as a whole, by 0 where a key is hidden. dLSE of rows that see no
+    /// key is not used.
+    ///
+    /// ```
+    /// use fa3::ndarray::{Array3, Array4};
+    /// use fa3::{Attention, Device, OutputGradients};
+    ///
+    /// let wave = |heads: usize, step: f32| {
+    ///     Array4::from_shape_fn((1, 20, heads, 8), |(_, s, h, d)| (step * (9 * s + 5 * h + d) as f32).sin())
+    /// };
+    /// let (q, k, v) = (wave(4, 0.3), wave(2, 0.5), wave(2, 0.7));
+    /// let attention = Attention::new(q.view(), k.view(), v.view()).causal();
+    /// let output = attention.forward(&Device::Cpu)?;
+    ///
+    /// // φ = Σ O
+    /// let dout = Array4::ones((1, 20, 4, 8));
+    /// let gradients = attention.backward(&Device::Cpu, &output, dout.view())?;
+    /// assert_eq!(gradients.dk.dim(), (1, 20, 2, 8));
+    /// // The last key is seen by the last row of two heads: dV there is the sum of their probabilities of it.
+    /// assert!((0.0..2.0).contains(&gradients.dv[[0, 19, 0, 0]]));
+    ///
+    /// // φ = Σ O + Σ LSE
+    /// let dlse = Array3::ones((1, 4, 20));
+    /// let both = OutputGradients { dout: dout.view(), dlse: Some(dlse.view()) };
+    /// assert_ne!(attention.backward(&Device::Cpu, &output, both)?.dq, gradients.dq);
+    /// # Ok::<(), fa3::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error`] with the first thing that is wrong: what [`Attention::problem`] refuses, [`Error::InputShape`] if O,
+    /// LSE, dO or dLSE has another shape than the call says, and `Error::CudaBackward` from a GPU.
+    pub fn backward<'g>(
+        &self,
+        device: &Device,
+        output: &Output<T>,
+        gradients: impl Into<OutputGradients<'g, T>>,
+    ) -> Result<Gradients<T>, Error> {
+        let (problem, gradients) = (self.backward_problem()?, gradients.into());
+        let (o, lse) = (problem.forward().o().shape.dims(), problem.forward().lse_shape());
+        check(TensorName::O, output.o.shape(), &o)?;
+        check(TensorName::Lse, output.lse.shape(), &lse)?;
+        check(TensorName::DOut, gradients.dout.shape(), &o)?;
+        if let Some(dlse) = &gradients.dlse {
+            check(TensorName::DLse, dlse.shape(), &lse)?;
+        }
+        match device {
+            Device::Cpu => Ok(cpu::backward(problem.forward(), self.tensors(), output, gradients)),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                let deterministic = self.is_deterministic();
+                Ok(cuda::backward(device, &problem, self.tensors(), output, gradients, deterministic)?)
+            }
+        }
+    }
+
+    /// The problem of the backward pass, validated, of contiguous tensors.
+    ///
+    /// # Errors
+    /// [`Error`] with the first thing that is wrong.
+    pub fn backward_problem(&self) -> Result<BackwardProblem, Error> {
+        Ok(BackwardSpec::contiguous(self.spec()?).validate()?)
+    }
+}
+
+fn check(tensor: TensorName, given: &[usize], expected: &[usize]) -> Result<(), Error> {
+    if given == expected {
+        return Ok(());
+    }
+    Err(Error::InputShape { tensor, given: given.to_vec(), expected: expected.to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_ref::law::BackwardLaw;
+    use fa3_ref::{Inputs, Precision};
+    use half::{bf16, f16};
+    use ndarray::{Array3, Array4, Axis, Slice};
+
+    use super::*;
+
+    fn wave<T: Scalar>(dims: (usize, usize, usize, usize), step: f32) -> Array4<T> {
+        Array4::from_shape_fn(dims, |(b, s, h, d)| {
+            T::from_f32((step * (11 * b + 7 * s + 3 * h + 5 * d) as f32).sin())
+        })
+    }
+
+    /// A call of 4 query heads that share 2 key/value heads, and gradients of its output.
+    struct Given<T> {
+        qkv: [Array4<T>; 3],
+        dout: Array4<T>,
+        dlse: Array3<f32>,
+    }
+
+    impl<T: Scalar<Output = T>> Given<T> {
+        fn new(
+            batch: usize,
+            [seqlen_q, seqlen_k]: [usize; 2],
+            [head_dim, head_dim_v]: [usize; 2],
+        ) -> Given<T> {
+            let q = wave((batch, seqlen_q, 4, head_dim), 0.3);
+            let k = wave((batch, seqlen_k, 2, head_dim), 0.5);
+            let v = wave((batch, seqlen_k, 2, head_dim_v), 0.7);
+            let dlse =
+                Array3::from_shape_fn((batch, 4, seqlen_q), |(b, h, s)| ((5 * b + 3 * h + s) as f32).cos());
+            Given { qkv: [q, k, v], dout: wave((batch, seqlen_q, 4, head_dim_v), 0.9), dlse }
+        }
+
+        fn attention(&self) -> Attention<'_, T> {
+            let [q, k, v] = self.qkv.each_ref().map(|x| x.view());
+            Attention::new(q, k, v)
+        }
+
+        fn both(&self) -> OutputGradients<'_, T> {
+            OutputGradients { dout: self.dout.view(), dlse: Some(self.dlse.view()) }
+        }
+    }
+
+    /// Holds gradients of one call to the error law, without and with one of LSE.
+    fn check<T: Scalar<Output = T>>(given: &Given<T>, with: impl Fn(Attention<'_, T>) -> Attention<'_, T>) {
+        let attention = with(given.attention());
+        let problem = attention.problem().unwrap();
+        let output = attention.forward(&Device::Cpu).unwrap();
+        let [q, k, v] = given.qkv.each_ref().map(|x| x.mapv(T::to_f32));
+        let dout = given.dout.mapv(T::to_f32);
+        let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
+        for dlse in [None, Some(given.dlse.view())] {
+            let gradients = OutputGradients { dout: given.dout.view(), dlse };
+            let Gradients { dq, dk, dv } = attention.backward(&Device::Cpu, &output, gradients).unwrap();
+            let [dq, dk, dv] = [dq, dk, dv].map(|x| x.mapv(T::to_f32));
+            let of = fa3_ref::OutputGradients { dout: dout.view(), dlse };
+            let law = BackwardLaw::new(&inputs, of, Precision::of_output(T::DTYPE)).unwrap();
+            law.check(&fa3_ref::Gradients { dq, dk, dv }, "cargo test -p fa3 backward").unwrap();
+        }
+    }
+
+    /// 3 tiles of rows by 3 blocks of keys.
+    #[test]
+    fn gradients_obey_the_error_law() {
+        let given = Given::<f16>::new(1, [300, 600], [64, 32]);
+        check(&given, |attention| attention);
+        check(&given, |attention| attention.causal());
+        check(&given, |attention| attention.window(Some(200), Some(30)).softcap(2.0));
+        check(&given, |attention| attention.softmax_scale(0.5).deterministic());
+    }
+
+    #[test]
+    fn every_type_has_gradients() {
+        check(&Given::<f32>::new(2, [40, 30], [8, 16]), |attention| attention.causal());
+        check(&Given::<bf16>::new(2, [30, 40], [16, 8]), |attention| attention.causal());
+    }
+
+    #[test]
+    fn packed_sequences_and_rows_that_are_not_used() {
+        let packed = Given::<f32>::new(1, [50, 70], [8, 8]);
+        check(&packed, |attention| attention.packed(&[0, 20, 20, 45], &[0, 30, 35, 70]).causal());
+        let dense = Given::<f32>::new(2, [20, 30], [8, 8]);
+        check(&dense, |attention| attention.seqused_q(&[20, 7]).seqused_k(&[11, 0]));
+    }
+
+    /// φ = Σ dO ∘ O + Σ dLSE ∘ LSE, by central differences of the forward pass.
+    #[test]
+    fn gradients_are_the_slopes_of_the_forward_pass() {
+        let mut given = Given::<f32>::new(1, [5, 6], [4, 8]);
+        let call = |given: &Given<f32>| {
+            let attention = given.attention().causal().softcap(1.5);
+            let output = attention.forward(&Device::Cpu).unwrap();
+            let gradients = attention.backward(&Device::Cpu, &output, given.both()).unwrap();
+            let phi = |x: f32, gradient: &f32| f64::from(x) * f64::from(*gradient);
+            let of_o = output.o.iter().zip(&given.dout).map(|(&o, dout)| phi(o, dout)).sum::<f64>();
+            let of_lse = output.lse.iter().zip(&given.dlse).map(|(&lse, dlse)| phi(lse, dlse)).sum::<f64>();
+            (of_o + of_lse, gradients)
+        };
+        let Gradients { dq, dk, dv } = call(&given).1;
+        for (tensor, gradient) in [dq, dk, dv].into_iter().enumerate() {
+            for (at, &expected) in gradient.indexed_iter() {
+                let x = given.qkv[tensor][at];
+                let mut phi = |step: f32| {
+                    given.qkv[tensor][at] = x + step;
+                    call(&given).0
+                };
+                let slope = (phi(0.01) - phi(-0.01)) / 0.02;
+                given.qkv[tensor][at] = x;
+                assert!((slope - f64::from(expected)).abs() < 2e-3, "{tensor} {at:?}: {slope} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn strides_are_free() {
+        let given = Given::<f32>::new(2, [5, 7], [8, 4]);
+        let attention = given.attention();
+        let output = attention.forward(&Device::Cpu).unwrap();
+        let expected = attention.backward(&Device::Cpu, &output, given.both()).unwrap();
+        let [q, k, v] =
+            given.qkv.each_ref().map(|x| x.view().reversed_axes().as_standard_layout().into_owned());
+        let [q, k, v] = [&q, &k, &v].map(|x| x.view().reversed_axes());
+        let output = Output { o: output.o.reversed_axes().as_standard_layout().into_owned(), ..output };
+        let output = Output { o: output.o.reversed_axes(), ..output };
+        let mut backwards =
+            given.dout.slice_axis(Axis(1), Slice::new(0, None, -1)).as_standard_layout().into_owned();
+        backwards.invert_axis(Axis(1));
+        let gradients = OutputGradients { dout: backwards.view(), ..given.both() };
+        let given = Attention::new(q, k, v).backward(&Device::Cpu, &output, gradients).unwrap();
+        assert_eq!(given, expected);
+    }
+
+    #[test]
+    fn results_do_not_depend_on_the_number_of_threads() {
+        let given = Given::<f32>::new(3, [140, 300], [16, 16]);
+        let attention = given.attention().causal();
+        let output = attention.forward(&Device::Cpu).unwrap();
+        let [one, three] = [1, 3].map(|threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| attention.backward(&Device::Cpu, &output, given.both()).unwrap())
+        });
+        assert_eq!(one, three);
+    }
+
+    #[test]
+    fn tensors_without_elements_are_legal() {
+        for (batch, lens) in [(0, [4, 4]), (2, [0, 4]), (2, [4, 0]), (2, [0, 0])] {
+            let given = Given::<f32>::new(batch, lens, [8, 4]);
+            let output = given.attention().forward(&Device::Cpu).unwrap();
+            let gradients = given.attention().backward(&Device::Cpu, &output, given.both()).unwrap();
+            let zeros = given.qkv.each_ref().map(|x| Array4::zeros(x.dim()));
+            assert_eq!([gradients.dq, gradients.dk, gradients.dv], zeros);
+        }
+        // Empty, since another extent is 0: that many heads, and that many sequences.
+        for dims in [(1, 0, (1 << 31) - 1, 4), (1 << 30, 0, 1, 4)] {
+            let x = Array4::<f32>::zeros(dims);
+            let attention = Attention::new(x.view(), x.view(), x.view());
+            let output = attention.forward(&Device::Cpu).unwrap();
+            assert_eq!(attention.backward(&Device::Cpu, &output, x.view()).unwrap().dk.dim(), dims);
+        }
+    }
+
+    /// Rows 0 and 1 of 5 see no key: nothing of them reaches a gradient.
+    #[test]
+    fn rows_without_keys_have_no_part() {
+        let mut given = Given::<f32>::new(1, [5, 3], [8, 4]);
+        let gradients = |given: &Given<f32>| {
+            let attention = given.attention().causal();
+            let output = attention.forward(&Device::Cpu).unwrap();
+            attention.backward(&Device::Cpu, &output, given.both()).unwrap()
+        };
+        let expected = gradients(&given);
+        assert!(expected.dq.slice_axis(Axis(1), Slice::from(..2)).iter().all(|&x| x == 0.0));
+        given.dlse.slice_axis_mut(Axis(2), Slice::from(..2)).fill(f32::NAN);
+        assert_eq!(gradients(&given), expected);
+    }
+
+    #[test]
+    fn nan_is_no_error() {
+        let mut given = Given::<f32>::new(1, [5, 7], [8, 4]);
+        given.dout[[0, 2, 1, 3]] = f32::NAN;
+        let output = given.attention().forward(&Device::Cpu).unwrap();
+        let gradients = given.attention().backward(&Device::Cpu, &output, given.dout.view()).unwrap();
+        for ((_, row, head, _), x) in gradients.dq.indexed_iter() {
+            assert_eq!(x.is_nan(), (row, head) == (2, 1));
+        }
+        for ((_, _, head, _), x) in gradients.dk.indexed_iter() {
+            assert_eq!(x.is_nan(), head == 0);
+        }
+        for ((_, _, head, column), x) in gradients.dv.indexed_iter() {
+            assert_eq!(x.is_nan(), (head, column) == (0, 3));
+        }
+    }
+
+    #[test]
+    fn arrays_of_another_shape_are_named() {
+        let given = Given::<f32>::new(2, [5, 7], [8, 4]);
+        let output = given.attention().forward(&Device::Cpu).unwrap();
+        let refused = |attention: Attention<'_, f32>, output: &Output<f32>, of: OutputGradients<'_, f32>| {
+            attention.backward(&Device::Cpu, output, of).unwrap_err().to_string()
+        };
+        let long = Array4::zeros((2, 6, 4, 4));
+        let error = refused(given.attention(), &output, long.view().into());
+        assert_eq!(error, "dout has shape [2, 6, 4, 4], expected [2, 5, 4, 4]");
+        let transposed = given.dlse.view().permuted_axes([0, 2, 1]);
+        let error =
+            refused(given.attention(), &output, OutputGradients { dlse: Some(transposed), ..given.both() });
+        assert_eq!(error, "dlse has shape [2, 5, 4], expected [2, 4, 5]");
+        let other = Output { o: Array4::zeros((2, 5, 2, 4)), ..output.clone() };
+        let error = refused(given.attention(), &other, given.both());
+        assert_eq!(error, "o has shape [2, 5, 2, 4], expected [2, 5, 4, 4]");
+        let other = Output { lse: Array3::zeros((1, 4, 5)), ..output.clone() };
+        let error = refused(given.attention(), &other, given.both());
+        assert_eq!(error, "lse has shape [1, 4, 5], expected [2, 4, 5]");
+        let error = refused(given.attention().softcap(0.0), &output, given.both());
+        assert_eq!(error, "soft cap 0 is outside 1e-18 to 1e18");
+    }
+}

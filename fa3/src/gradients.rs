@@ -1,0 +1,31 @@
+//! Gradients: those that the backward pass starts from, and those that it gives.
+
+use ndarray::{Array4, ArrayView3, ArrayView4};
+
+/// What [`Attention::backward`](crate::Attention::backward) starts from: the gradients of O and LSE. An array of the
+/// gradient of O converts to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OutputGradients<'a, T> {
+    /// dO (batch, seqlen_q, heads_q, head_dim_v).
+    pub dout: ArrayView4<'a, T>,
+    /// dLSE (batch, heads_q, seqlen_q). `None` if nothing was computed from LSE, which is as good as zeros.
+    pub dlse: Option<ArrayView3<'a, f32>>,
+}
+
+/// The result of the backward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients<T> {
+    /// dQ (batch, seqlen_q, heads_q, head_dim). 0 in rows that see no key or belong to no sequence.
+    pub dq: Array4<T>,
+    /// dK (batch, seqlen_k, heads_kv, head_dim), summed over the query heads that share a key/value head. 0 in rows
+    /// that no query sees or that belong to no sequence.
+    pub dk: Array4<T>,
+    /// dV (batch, seqlen_k, heads_kv, head_dim_v), likewise.
+    pub dv: Array4<T>,
+}
+
+impl<'a, T> From<ArrayView4<'a, T>> for OutputGradients<'a, T> {
+    fn from(dout: ArrayView4<'a, T>) -> OutputGradients<'a, T> {
+        OutputGradients { dout, dlse: None }
+    }
+}

@@ -1,0 +1,80 @@
+//! Gradients.
+
+use fa3::half::bf16;
+use fa3::ndarray::{Array3, Array4};
+use fa3::{Attention, Device, Error, Gradients, OutputGradients, Scalar};
+use fa3_ref::law::BackwardLaw;
+use fa3_ref::{Inputs, Precision};
+
+use super::{Sizes, wave};
+use crate::Fallible;
+
+/// Holds the GPU's gradients to the error law, without and with a gradient of LSE, and says how far they are from the
+/// CPU's.
+pub(super) fn law<T: Scalar<Output = T>>(
+    (batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v)): Sizes,
+    with: impl Fn(Attention<'_, T>) -> Attention<'_, T>,
+) -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let q = wave::<T>((batch, seqlen_q, heads_q, head_dim), 0.7);
+    let k = wave::<T>((batch, seqlen_k, heads_kv, head_dim), 0.9);
+    let v = wave::<T>((batch, seqlen_k, heads_kv, head_dim_v), 1.1);
+    let dout = wave::<T>((batch, seqlen_q, heads_q, head_dim_v), 1.3);
+    let dlse =
+        Array3::from_shape_fn((batch, heads_q, seqlen_q), |(b, h, s)| ((5 * b + 3 * h + s) as f32).cos());
+    let attention = with(Attention::new(q.view(), k.view(), v.view()));
+    let output = attention.forward(device)?;
+
+    let problem = attention.problem()?;
+    let [q, k, v, dout_f32] = [&q, &k, &v, &dout].map(|x| x.mapv(T::to_f32));
+    let inputs = Inputs::new(&problem, q.view(), k.view(), v.view())?;
+    let mut difference = 0.0f32;
+    for dlse in [None, Some(dlse.view())] {
+        let of = OutputGradients { dout: dout.view(), dlse };
+        let gpu = in_f32(attention.backward(device, &output, of)?);
+        let cpu = in_f32(attention.backward(&Device::Cpu, &output, of)?);
+        let of = fa3_ref::OutputGradients { dout: dout_f32.view(), dlse };
+        let law = BackwardLaw::new(&inputs, of, Precision::of_output(T::DTYPE))?;
+        law.check(&gpu, "cargo test --release -p fa3-tests --test gpu facade::backward")?;
+        for (gpu, cpu) in [(&gpu.dq, &cpu.dq), (&gpu.dk, &cpu.dk), (&gpu.dv, &cpu.dv)] {
+            difference = gpu.iter().zip(cpu).map(|(gpu, cpu)| (gpu - cpu).abs()).fold(difference, f32::max);
+        }
+    }
+    Ok(format!("the law holds, and gradients are within {difference:.1e} of the cpu's"))
+}
+
+fn in_f32<T: Scalar>(Gradients { dq, dk, dv }: Gradients<T>) -> fa3_ref::Gradients<f32> {
+    let [dq, dk, dv] = [dq, dk, dv].map(|x| x.mapv(T::to_f32));
+    fa3_ref::Gradients { dq, dk, dv }
+}
+
+/// The same bits in every run, of a problem whose dQ would be added up in any order.
+pub(super) fn deterministic() -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let (q, kv) = (wave::<bf16>((1, 2000, 4, 128), 0.7), wave::<bf16>((1, 3000, 2, 128), 0.9));
+    let attention = Attention::new(q.view(), kv.view(), kv.view()).deterministic();
+    let output = attention.forward(device)?;
+    let first = attention.backward(device, &output, q.view())?;
+    for run in 1..5 {
+        if attention.backward(device, &output, q.view())? != first {
+            return Err(format!("run {run} has other gradients").into());
+        }
+    }
+    Ok("the same bits five times".to_owned())
+}
+
+/// What the kernels do not take is an error, and is not computed on the CPU instead.
+pub(super) fn refused() -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let (x, y) = (Array4::<f32>::zeros((1, 8, 1, 64)), Array4::<bf16>::zeros((1, 8, 1, 64)));
+    let single = Attention::new(x.view(), x.view(), x.view());
+    let single = single.backward(device, &single.forward(&Device::Cpu)?, x.view());
+    let packed = Attention::new(y.view(), y.view(), y.view()).packed(&[0, 3, 8], &[0, 4, 8]);
+    let packed = packed.backward(device, &packed.forward(&Device::Cpu)?, y.view());
+    match (single.err(), packed.err()) {
+        (Some(Error::CudaBackward(single)), Some(Error::CudaBackward(packed))) => {
+            Ok(format!("{single}; {packed}"))
+        }
+        other => Err(format!("f32 and packed sequences: {other:?}").into()),
+    }
+}
