@@ -7,7 +7,7 @@
 use std::panic::Location;
 
 use crate::lang::{
-    Arg, B32, B64, Builder, Coords, Tile, TileMap, TileShape, V, WarpgroupBarrier, WarpgroupBarriers,
+    Arg, B32, B64, Builder, Coords, Pred, Tile, TileMap, TileShape, V, WarpgroupBarrier, WarpgroupBarriers,
 };
 use crate::watch::DutyId;
 use crate::{Fault, FenceInst, Region};
@@ -146,11 +146,12 @@ impl<'k> Draft<'k> {
         self.copy(|tile| b.add_tile(tile, map, coords));
     }
 
-    /// Begins to add what was written, binary32 numbers, to as many in global memory, in the order in which they lie.
+    /// Begins to add what was written, binary32 numbers, to as many in global memory, in the order in which they lie,
+    /// where `condition`, on which all who write agree, holds.
     #[track_caller]
-    pub fn send_add_flat(self, to: V<'k, B64>) {
+    pub fn send_add_flat_if(self, condition: V<'k, Pred>, to: V<'k, B64>) {
         let (b, bytes) = (self.tile.builder(), self.tile.shape().bytes());
-        self.copy(|tile| b.bulk_reduce_add_f32(to, tile.address, bytes));
+        self.copy(|tile| b.if_lanes(condition, || b.bulk_reduce_add_f32(to, tile.address, bytes)));
     }
 
     #[track_caller]

@@ -14,6 +14,9 @@ use crate::kernels::params::{Declare, Form, InKernel};
 /// Threads of a warp.
 const WARP: u32 = 32;
 
+/// In place of the number of a block.
+pub(super) const NO_BLOCK: u32 = u32::MAX;
+
 /// A thread's numbers of one block.
 pub(super) struct Block<'k> {
     first: V<'k, B64>,
@@ -47,12 +50,13 @@ impl<'k> SumsParams<InKernel<'k>> {
         registers_tile(cols, WARP)
     }
 
-    /// Begins to add a fragment to the block of this number, by way of shared memory.
+    /// Begins to add a fragment to the block of this number, by way of shared memory; to [`NO_BLOCK`] nothing.
     #[track_caller]
     pub(super) fn add(&self, number: V<'k, B32>, dq: &Frag<'k>, through: &Outbox<'k>) {
         let draft = through.acquire();
         store_registers(dq, draft.tile(), WARP);
-        draft.send_add_flat(self.address_of(dq.builder(), number, dq.cols()));
+        let to = self.address_of(dq.builder(), number, dq.cols());
+        draft.send_add_flat_if(number.ne(NO_BLOCK), to);
     }
 }
 

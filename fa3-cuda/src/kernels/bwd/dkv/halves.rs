@@ -7,6 +7,7 @@ use fa3_sched::backward::ADDED_ROWS;
 
 use super::{Adding, Columns, Dkv, Stat};
 use crate::kernels::bwd::gradients::registers;
+use crate::kernels::bwd::sums::NO_BLOCK;
 
 /// What it runs.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
@@ -26,12 +27,11 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
         b.if_uniform(dkv.visits(&work), || {
             let (k_slot, v_slot) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
-            // Before the first block there is one of zeros.
+            // Before the first block there is one of zeros, which is added nowhere.
             let slot = given.acquire();
             Frag::zeros(b, tile_m).to_a(ty).store(slot.tiles()[0].row_block(me, 64));
             slot.commit_stored();
-            let first = [work.batch, work.head * dkv.params.group, work.kv.first * tile_m];
-            before.set(adding.number(first) + me);
+            before.set(NO_BLOCK);
             dkv.for_each_block(&work, |head, block| {
                 // A3:18
                 let slot = rows.wait(); // A3:19, 22
