@@ -168,7 +168,7 @@ impl<'k> Dkv<'k> {
         let tile = &self.spec.tile;
         let mut kv = work.kv;
         if tile.adds_dq {
-            // dS of a key beyond the end would be multiplied by a row of K, zeros, and need not be finite.
+            // All blocks of a tile that reaches beyond the keys are masked.
             let whole = (work.row + tile.tile_n).le(self.params.inputs.geometry.lens.q);
             kv.unmasked_first = whole.select(kv.unmasked_first, kv.first);
             kv.unmasked_end = whole.select(kv.unmasked_end, kv.first);
@@ -189,11 +189,20 @@ impl<'k> Dkv<'k> {
         Scores { scale_log2: inputs.scale_log2, into_cap: inputs.into_cap }
     }
 
-    /// What the thread's keys are seen by of a block, where that is not everything.
+    /// What the thread's keys are seen by of a block, where that is not everything. If dQ is added, a key beyond the end
+    /// is seen by nothing: its dS is multiplied by a row of K, zeros, and would have to be finite.
     #[track_caller]
     fn hidden(&self, key: V<'k, B32>, block: &KvBlock<'k>) -> Option<[Visible<'k>; 2]> {
         let (geometry, mask) = (&self.params.inputs.geometry, self.spec.mask);
-        block.masked.then(|| visible(self.builder, geometry, mask, key, block.key))
+        let seen = block.masked.then(|| visible(self.builder, geometry, mask, key, block.key))?;
+        if !self.spec.tile.adds_dq {
+            return Some(seen);
+        }
+        let [upper, lower] = seen;
+        Some([(upper, Half::Upper), (lower, Half::Lower)].map(|(seen, half)| {
+            let inside = (key + half.rows()).lt(geometry.lens.q);
+            Visible { end: inside.select(seen.end, 0), ..seen }
+        }))
     }
 
     /// Goes as far with Pᵀ of a block as takes no more registers than its products: to Pᵀ itself, or to capped scores.

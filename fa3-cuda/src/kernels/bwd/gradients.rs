@@ -71,7 +71,7 @@ pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>, threads: 
     }
 }
 
-/// What the thread's rows, `row` and 8 below, see of the columns from `first` on. Rows beyond the end see nothing.
+/// What the thread's rows, `row` and 8 below, see of the columns from `first` on; of a row beyond the end, any.
 #[track_caller]
 pub(super) fn visible<'k>(
     b: &'k Builder,
@@ -83,10 +83,8 @@ pub(super) fn visible<'k>(
     let (left, _) = mask.reach();
     let first = first + b.frag_col();
     Half::BOTH.map(|half| {
-        let row = row + half.rows();
-        let keys = geometry.keys(row);
-        let end = row.lt(geometry.lens.q).select(keys.end, 0);
-        Visible { start: left.map(|_| keys.start), end }.from(first)
+        let keys = geometry.keys(row + half.rows());
+        Visible { start: left.map(|_| keys.start), end: keys.end }.from(first)
     })
 }
 
