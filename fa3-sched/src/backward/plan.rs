@@ -149,7 +149,7 @@ impl Plan {
 }
 
 /// Rows that see fewer keys on average have their dQ from a kernel of its own: clearing and rounding sums takes as long
-/// as computing P and dS of so many keys again (docs/performance.md).
+/// as computing P and dS of so many keys again (docs/performance-backward.md).
 const KEYS_FOR_ADDITIONS: usize = 1024;
 
 /// Whether the dK/dV kernel adds to dQ: if it may, if that is faster, and if a tile can.
