@@ -121,7 +121,8 @@ impl Backward {
         self.planned.functions()
     }
 
-    /// Bytes of the [`Workspace`] that a launch needs: 8 for each row of a head of Q, and two counters.
+    /// Bytes of the [`Workspace`] that a launch needs: counters, 8 for each row of a head of Q, and where dQ is added
+    /// up, 4 for each element of its sums, whose rows and columns are whole blocks of the plan's tile.
     pub fn workspace_bytes(&self) -> usize {
         self.planned.workspace_bytes()
     }
