@@ -22,13 +22,13 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
             dkv.for_each_block(&work, |head, block| {
                 // A3:18
-                let slot = rows.wait(); // A3:19, 22
+                let slot = rows.wait(); // A3:19
                 let [q, stats, dout] = slot.tiles();
                 // While a product is in flight, no registers of another can be set.
                 let minus_delta = Columns::load(b, stats, Stat::MinusDelta).frag(b);
                 let s = gemm(k, q.t(), Fresh); // A3:21
                 let shifts = Columns::load(b, stats, Stat::Shift);
-                let dp = gemm(v, dout.t(), minus_delta); // A3:23
+                let dp = gemm(v, dout.t(), minus_delta); // A3:22-23
                 // Where dS is stored, its fence is for these loads, too.
                 if additions.is_none() {
                     slot.fence_loads();

@@ -1,6 +1,6 @@
 //! A consumer that has 64 keys of its own, computes their dK and their dV, and adds dQ of 64 of the 128 rows of every
-//! block. dQ needs dSᵀ of all keys, and is computed a block later: by then both consumers have given theirs, so that they
-//! need not keep step.
+//! block. dQ needs dSᵀ of all keys, and is computed a block later: by then both consumers have given theirs, so that
+//! they need not keep step.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
@@ -34,10 +34,10 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             before.set(NO_BLOCK);
             dkv.for_each_block(&work, |head, block| {
                 // A3:18
-                let slot = rows.wait(); // A3:19, 22
+                let slot = rows.wait(); // A3:19
                 let [q, stats, dout] = slot.tiles();
                 let s = gemm(k, q.t(), Fresh); // A3:21
-                let dp = gemm(v, dout.t(), Fresh); // A3:23
+                let dp = gemm(v, dout.t(), Fresh); // A3:22-23
                 let hidden = dkv.hidden(key, &block);
                 let mut s = s.wait();
                 let shifts = Columns::on_demand(b, stats, Stat::Shift);
