@@ -189,8 +189,8 @@ impl<'k> Dkv<'k> {
         Scores { scale_log2: inputs.scale_log2, into_cap: inputs.into_cap }
     }
 
-    /// What the thread's keys are seen by of a block, where that is not everything. If dQ is added, a key beyond the end
-    /// is seen by nothing: its dS is multiplied by a row of K, zeros, and would have to be finite.
+    /// What the thread's keys are seen by of a block, where that is not everything. If dQ is added, a key beyond the
+    /// end is seen by nothing: its dS is multiplied by a row of K, zeros, and would have to be finite.
     #[track_caller]
     fn hidden(&self, key: V<'k, B32>, block: &KvBlock<'k>) -> Option<[Visible<'k>; 2]> {
         let (geometry, mask) = (&self.params.inputs.geometry, self.spec.mask);
