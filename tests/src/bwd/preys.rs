@@ -14,12 +14,15 @@ use crate::mutate::{Argued, Prey};
 /// # Panics
 /// If one cannot be built.
 pub(super) fn preys() -> Vec<Prey> {
-    let trial = |division, mask, lengths| -> Trial {
-        let (case, options) = tiny(division, [2, 2, 1], mask, lengths);
+    let of_heads = |division, mask, lengths, heads| -> Trial {
+        let (case, options) = tiny(division, [2, 2, 1], mask, (lengths, heads));
         case.trial(&device(1), &options)
     };
+    let trial = |division, mask, lengths| of_heads(division, mask, lengths, (2, 1));
     let apart = |lengths| trial((64, Division::Keys, None), Mask::Causal, lengths);
     let adding = |lengths| trial((128, Division::Keys, Some(64)), Mask::None, lengths);
+    let halves =
+        |(lengths, heads)| of_heads((128, Division::Keys, Some(128)), Mask::None, lengths, (heads, 1));
     let divided = |lengths| trial((64, Division::Gradients, None), Mask::None, lengths);
     let sums = [(70, 130), (1, 20)].map(adding);
     vec![
@@ -28,9 +31,40 @@ pub(super) fn preys() -> Vec<Prey> {
         Prey::of_step("bwd dq", &[(90, 60), (70, 110), (20, 10)].map(apart), 2, DQ),
         // Rows see two tiles of keys: the sum of two parts of dQ does not depend on their order.
         Prey::of_step("bwd dkv, adding", &[(188, 150), (100, 130), (250, 140)].map(adding), 1, ADDING),
+        Prey::of_step(
+            "bwd dkv, halves",
+            &[((300, 150), 1), ((100, 130), 2), ((400, 140), 2)].map(halves),
+            1,
+            HALVES,
+        ),
         Prey::of_step("bwd dkv, divided", &[(44, 120), (30, 130)].map(divided), 1, DIVIDED),
     ]
 }
+
+const HALVES: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 6, reason: ADDING_FENCES },
+    Argued { operator: "wgmma.fence: after the first product", most: 6, reason: ADDING_FENCES },
+    Argued { operator: "wgmma.commit_group: deleted", most: 2, reason: DV_LAST },
+    Argued { operator: "wgmma.commit_group: before the last product", most: 2, reason: DV_LAST },
+    Argued { operator: "wgmma.commit_group: after the wait", most: 2, reason: DV_LAST },
+    Argued {
+        operator: "wgmma.wait_group: after what it protects",
+        most: 3,
+        reason: "who stores dS next has waited for this consumer's last, which it gives after that wait",
+    },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 1,
+        reason: "V has been read when K's slot, which was waited for before, is given back",
+    },
+    Argued {
+        operator: "ldmatrix or stmatrix: transposes, or no longer",
+        most: 8,
+        reason: "the block before the first is zeros",
+    },
+];
+
+const DV_LAST: &str = "dV is waited for after dK, a later product; dQ, which lies between, may wait for it";
 
 const DIVIDED: &[Argued] = &[Argued {
     operator: "wgmma.wait_group: after what it protects",

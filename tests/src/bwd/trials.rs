@@ -130,7 +130,8 @@ pub(super) fn small() -> Vec<Trial> {
     let trial = |(index, division): (usize, Divided)| {
         let (stages, [k_stages, v_stages]) = STAGES[index % 3];
         let lengths = if division.2.is_some() { (200, 100) } else { (70, 100) };
-        let (case, options) = tiny(division, [stages, k_stages, v_stages], masks[index % 3], lengths);
+        let (case, options) =
+            tiny(division, [stages, k_stages, v_stages], masks[index % 3], (lengths, (2, 1)));
         case.trial(&device(2), &options)
     };
     DIVISIONS.into_iter().enumerate().map(trial).collect()
@@ -141,13 +142,13 @@ pub(super) fn tiny(
     (tile_n, division, added): Divided,
     [stages, k_stages, v_stages]: [u32; 3],
     mask: Mask,
-    lengths: (usize, usize),
+    (lengths, heads): ((usize, usize), (usize, usize)),
 ) -> (BwdCase, PlanOptions) {
     let (head_dim, head_dim_v) = (64, 64);
     let (adds_dq, tile_m) = (added.is_some(), added.unwrap_or(16));
     let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division, adds_dq };
     let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
-    let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), 64).mask(mask);
+    let spec = dense(Dtype::Bf16, 1, lengths, heads, 64).mask(mask);
     let case = Case::normal("small", spec.validate().expect("the lengths are valid"), 4);
     (BwdCase { case, layout: Layout::Contiguous, dlse: true }, PlanOptions::default().dkv(dkv).dq(dq))
 }

@@ -143,8 +143,13 @@ pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'stati
 /// Where fewer slots are loaded ahead than there are, a round waits for what the round before gave back.
 fn spare_slot(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let region = kernel.mbarrier(kernel.inst(arrival)?)?;
-    let waits = kernel.waits_for(region).into_iter();
-    let ahead = waits.filter(|&wait| wait < arrival).count();
+    let waits = kernel.waits_for(region);
+    // The first arrival of a loop within is waited for there.
+    let inner = |&wait: &usize| kernel.innermost_loop(wait) != kernel.innermost_loop(arrival);
+    if waits.iter().find(|&&wait| wait > arrival).is_some_and(inner) {
+        return None;
+    }
+    let ahead = waits.into_iter().filter(|&wait| wait < arrival).count();
     (ahead < kernel.slots(region)?)
         .then_some("the slot that is waited for there was given back a round before")
 }
