@@ -81,7 +81,7 @@ pub(crate) fn launch(
         },
     };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
-    // strides and dtypes on that device, dq, dk, dv and a given workspace of new ones, the workspace zeroed on this
+    // strides and dtypes on that device, dq, dk, dv and a given workspace of new ones, its counters zeroed on this
     // stream before. They may be freed before the work is done: torch gives their memory to later work of the same
     // stream, or waits for the streams that a caller recorded, as for its own operators; memory of a capture it keeps
     // for as long as the graph. A workspace that is kept is this stream's alone and lives as long as the process. A

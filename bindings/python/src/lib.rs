@@ -24,6 +24,7 @@ mod workspaces;
 /// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
 #[pyo3::pymodule]
 mod _fa3 {
+    use fa3_cuda::host::Workspace;
     use fa3_types::{Address, Addresses, BackwardAddresses, ValueLayout};
     use pyo3::prelude::*;
 
@@ -34,7 +35,8 @@ mod _fa3 {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("COUNTERS", Workspace::COUNTERS)
     }
 
     /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, workspace)
@@ -107,9 +109,9 @@ mod _fa3 {
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
-    /// workspace is None, or (address, bytes) of memory that holds zeros where the stream is now, aligned to 256. The
-    /// result is not 0 if there must be one and None was given. Then it says how many bytes it needs, and nothing was
-    /// done.
+    /// workspace is None, or (address, bytes) of memory, aligned to 256, whose first COUNTERS bytes hold zeros where
+    /// the stream is now. The result is not 0 if there must be one and None was given. Then it says how many bytes it
+    /// needs, and nothing was done.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.

@@ -3,7 +3,7 @@
 use fa3_ir::{BufferId, BufferRole, Program};
 
 use super::prepared::Prepared;
-use super::{Device, Function, HostError, Stream};
+use super::{Device, Function, HostError, Stream, Workspace};
 use crate::kernels::Spec;
 
 /// A program with its kernels compiled and its arguments packed. Running it is one launch a step.
@@ -30,7 +30,8 @@ const MOST_BUFFERS: usize = 16;
 const ALIGN: usize = 256;
 
 /// Bytes at the start of a workspace in which only tickets lie, those of four.
-const TICKETS: usize = 4 * ALIGN;
+const TICKETS: usize = Workspace::COUNTERS;
+const _: () = assert!(TICKETS == 4 * ALIGN);
 
 impl Planned {
     /// Compiles what is not compiled yet. If `may_overlap`, kernels that execute griddepcontrol.wait themselves are
@@ -73,8 +74,8 @@ impl Planned {
     ///
     /// # Safety
     /// Those of [`Function::launch_dependent`] for every step. `workspace` is the address, a multiple of 256, of
-    /// [`Planned::workspace_bytes`] bytes that are 0, or were a workspace of launches that come before on this stream;
-    /// nobody else may touch them until the work is done.
+    /// [`Planned::workspace_bytes`] bytes, of which the first [`Workspace::COUNTERS`] are 0, or that were a workspace
+    /// of launches that come before on this stream; nobody else may touch them until the work is done.
     ///
     /// # Errors
     /// What the driver says.

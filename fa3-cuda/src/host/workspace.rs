@@ -9,6 +9,10 @@ use super::{Device, DeviceBuffer, HostError, Stream};
 pub struct Workspace(DeviceBuffer);
 
 impl Workspace {
+    /// Bytes at the start of a workspace, or all of a shorter one, that hold zeros before its first launch: counters.
+    /// What the others hold does not matter.
+    pub const COUNTERS: usize = 1024;
+
     /// `bytes` bytes, zeroed on `stream`. The operation says how many it needs, as
     /// [`Forward::workspace_bytes`](super::Forward::workspace_bytes) does; more is allowed.
     ///
@@ -25,7 +29,8 @@ impl Workspace {
     /// The caller's memory.
     ///
     /// # Safety
-    /// It must hold zeros, or have been a workspace before, and begin at a multiple of 256.
+    /// Its first [`Workspace::COUNTERS`] bytes must hold zeros, or it must have been a workspace before. It must begin
+    /// at a multiple of 256.
     pub unsafe fn from_buffer(buffer: DeviceBuffer) -> Workspace {
         Workspace(buffer)
     }

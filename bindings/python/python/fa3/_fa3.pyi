@@ -1,4 +1,5 @@
 __version__: str
+COUNTERS: int
 
 # (dtype, address, shape, strides)
 _Tensor = tuple[str, int, tuple[int, int, int, int], tuple[int, int, int, int]]

@@ -55,7 +55,9 @@ def launch(
     )
     missing = _fa3.backward(*arguments, None, deterministic)
     if missing:
-        workspace = q.new_zeros(missing, dtype=torch.uint8)
+        # Whatever the rest holds: the first kernel clears the sums of dQ.
+        workspace = q.new_empty(missing, dtype=torch.uint8)
+        workspace[: _fa3.COUNTERS].zero_()
         _fa3.backward(*arguments, (workspace.data_ptr(), missing), deterministic)
     return dq, dk, dv
 
