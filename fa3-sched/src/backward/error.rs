@@ -35,7 +35,7 @@ pub enum PlanError {
 pub enum TileError {
     #[error(
         "a tile cannot be of {tile_m} rows and {tile_n} keys: one side is 64 for each of one or two warpgroups, \
-         the other a multiple of 16 up to 256, or 64 where two that share out keys add to dQ"
+         the other a multiple of 16 up to 256, or 64 or 128 where two that share out keys add to dQ"
     )]
     Shape { tile_m: u32, tile_n: u32 },
     #[error(

@@ -93,3 +93,63 @@ fn elements_at_constant_distances() {
         }
     }
 }
+
+/// Blocks of columns whose number is computed are where those of a known number are, of a whole tile and of its rows.
+#[test]
+fn numbered_blocks_of_columns() {
+    const COLS: u32 = 64;
+    for (elem, swizzle) in
+        [Elem::F32, Elem::Bf16].into_iter().flat_map(|elem| Swizzle::ALL.map(|s| (elem, s)))
+    {
+        let shape = TileShape::new(elem, 64, 4 * COLS).swizzled(swizzle);
+        let kernel = Kernel::build("blocks", Launch::threads(32), |b| {
+            let y = b.param_pointer("y", Elem::U32);
+            let tile = b.tile("tile", shape);
+            let tid = b.tid();
+            // A thread has an element of a block: 4 blocks, 8 places.
+            let (number, row, col) = (tid & 3, (tid >> 2) * 3, (tid >> 2) * 8);
+            let whole = tile.nth_col_block(number, COLS);
+            let rows = tile.rows(32, 32).nth_col_block(number, COLS);
+            assert_eq!((whole.shape().rows, rows.shape().rows, rows.shape().cols), (64, 32, COLS));
+            let found = [whole.element(row, col), rows.element(row, col)];
+            let expected = [row, row + 32].map(|row| tile.element(row, number.mad(COLS, col)));
+            for (index, (found, expected)) in found.into_iter().zip(expected).enumerate() {
+                b.store(tid.mad(4, index as u32 * 128).mad_wide(1, y), found ^ expected);
+            }
+        });
+        let mut memory = Memory::new();
+        let y = memory.alloc("y", 2 * 128);
+        let args = vec![ArgValue::Pointer(y.address())];
+        assert_clean(&Simulation::new(&kernel).args(args).run(&mut memory).unwrap());
+        let differences: Vec<u32> = floats(&memory, y).into_iter().map(f32::to_bits).collect();
+        assert_eq!(differences, [0; 64], "{shape}");
+    }
+}
+
+/// Warps add in three of four rounds through outboxes of their own, at their own pace: a draft is written when the copy
+/// before has read it, and copied when all lanes have written.
+#[test]
+fn warps_add_through_outboxes() {
+    // 32 numbers in the order of the lanes.
+    let shape = TileShape::new(Elem::F32, 8, 4);
+    let kernel = Kernel::build("outboxes", Launch::threads(256), |b| {
+        let y = b.param_pointer("y", Elem::F32);
+        let outboxes = b.warp_outboxes("out", shape, 8);
+        let (tid, lane) = (b.tid(), b.lane_id());
+        let outbox = outboxes.of(tid >> 5);
+        b.for_each((0, 4), 1, |round| {
+            let draft = outbox.acquire();
+            b.store(draft.tile().element(lane >> 2, lane & 3), round.mad(1000, tid).to_f32());
+            draft.send_add_flat_if(round.ne(1), (tid >> 5).mad_wide(shape.bytes(), y));
+        });
+        outbox.drain();
+    });
+    for policy in policies() {
+        let mut memory = Memory::new();
+        let y = memory.alloc_from("y", &[0; 1024]);
+        let args = vec![ArgValue::Pointer(y.address())];
+        assert_clean(&Simulation::new(&kernel).args(args).policy(policy).run(&mut memory).unwrap());
+        let expected: Vec<f32> = (0..256).map(|thread| (3 * thread + 5000) as f32).collect();
+        assert_eq!(floats(&memory, y), expected, "{policy:?}");
+    }
+}
