@@ -15,7 +15,7 @@ use crate::mutate::{Argued, Prey};
 /// If one cannot be built.
 pub(super) fn preys() -> Vec<Prey> {
     let of_heads = |division, mask, lengths, heads| -> Trial {
-        let (case, options) = tiny(division, [2, 2, 1], mask, (lengths, heads));
+        let (case, options) = tiny(division, [2, 2, 1], mask, lengths, heads);
         case.trial(&device(1), &options)
     };
     let trial = |division, mask, lengths| of_heads(division, mask, lengths, (2, 1));
@@ -30,10 +30,10 @@ pub(super) fn preys() -> Vec<Prey> {
         Prey::of_step("bwd round", &sums, 2, &[]),
         Prey::of_step("bwd dq", &[(90, 60), (70, 110), (20, 10)].map(apart), 2, DQ),
         // Rows see two tiles of keys: the sum of two parts of dQ does not depend on their order.
-        Prey::of_step("bwd dkv, adding", &[(188, 150), (100, 130), (250, 140)].map(adding), 1, ADDING),
+        Prey::of_step("bwd dkv, adding", &[(188, 150), (128, 256), (250, 140)].map(adding), 1, ADDING),
         Prey::of_step(
             "bwd dkv, halves",
-            &[((300, 150), 1), ((100, 130), 2), ((400, 140), 2)].map(halves),
+            &[((300, 150), 1), ((256, 256), 2), ((400, 140), 2)].map(halves),
             1,
             HALVES,
         ),
@@ -41,36 +41,10 @@ pub(super) fn preys() -> Vec<Prey> {
     ]
 }
 
-const HALVES: &[Argued] = &[
-    Argued { operator: "wgmma.fence: deleted", most: 6, reason: ADDING_FENCES },
-    Argued { operator: "wgmma.fence: after the first product", most: 6, reason: ADDING_FENCES },
-    Argued { operator: "wgmma.commit_group: deleted", most: 2, reason: DV_LAST },
-    Argued { operator: "wgmma.commit_group: before the last product", most: 2, reason: DV_LAST },
-    Argued { operator: "wgmma.commit_group: after the wait", most: 2, reason: DV_LAST },
-    Argued {
-        operator: "wgmma.wait_group: after what it protects",
-        most: 3,
-        reason: "who stores dS next has waited for this consumer's last, which it gives after that wait",
-    },
-    Argued {
-        operator: "empty wait: after the first load",
-        most: 1,
-        reason: "V has been read when K's slot, which was waited for before, is given back",
-    },
-    Argued {
-        operator: "ldmatrix or stmatrix: transposes, or no longer",
-        most: 8,
-        reason: "the block before the first is zeros",
-    },
-];
-
-const DV_LAST: &str = "dV is waited for after dK, a later product; dQ, which lies between, may wait for it";
-
 const DIVIDED: &[Argued] = &[Argued {
     operator: "wgmma.wait_group: after what it protects",
-    most: 4,
-    reason: "Q's slot is given back by the consumer of dK, too, which has got weights made of S and waited for dP; \
-                 dO's slot is loaded again after Q's",
+    most: 2,
+    reason: "between dP and its wait, only the slot of weights is given back, which dP does not read",
 }];
 
 const DQ: &[Argued] = &[
@@ -92,26 +66,43 @@ const DQ_FENCES: &str =
     "S and dP are in flight together: the fence of the first, or of dQ before it, is for both";
 
 const ADDING: &[Argued] = &[
-    Argued { operator: "wgmma.fence: deleted", most: 6, reason: ADDING_FENCES },
-    Argued { operator: "wgmma.fence: after the first product", most: 6, reason: ADDING_FENCES },
-    Argued { operator: "wgmma.commit_group: before the last product", most: 2, reason: DV_WAIT },
-    Argued { operator: "wgmma.commit_group: after the wait", most: 2, reason: DV_WAIT },
-    Argued { operator: "wgmma.wait_group: deleted", most: 2, reason: DV_WAIT },
-    Argued { operator: "wgmma.wait_group: + 1", most: 2, reason: DV_WAIT },
-    Argued { operator: "wgmma.wait_group: after what it protects", most: 2, reason: DV_WAIT },
+    Argued { operator: "wgmma.fence: deleted", most: 5, reason: ADDING_FENCES },
+    Argued { operator: "wgmma.fence: after the first product", most: 5, reason: ADDING_FENCES },
+    Argued {
+        operator: "wgmma.commit_group: before the last product",
+        most: 2,
+        reason: "the last product of dV goes with those of dK, and both are waited for together",
+    },
+    Argued {
+        operator: "wgmma.wait_group: after what it protects",
+        most: 1,
+        reason: "dS of the next tile is stored when its K is there, whose slot is given back after that wait",
+    },
+    Argued { operator: "empty wait: after the first load", most: 1, reason: V_AFTER_K },
+];
+
+const HALVES: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 5, reason: ADDING_FENCES },
+    Argued { operator: "wgmma.fence: after the first product", most: 5, reason: ADDING_FENCES },
+    Argued { operator: "wgmma.commit_group: deleted", most: 2, reason: DV_WITH_DQ },
+    Argued { operator: "wgmma.commit_group: before the last product", most: 2, reason: DV_WITH_DQ },
+    Argued { operator: "wgmma.commit_group: after the wait", most: 2, reason: DV_WITH_DQ },
     Argued {
         operator: "wgmma.wait_group: after what it protects",
         most: 3,
-        reason: "dS of the next tile is stored when its K is there, whose slot is given back after that wait",
+        reason: "dS is stored there again by warps that have waited for the dS after it, which is whole when all have \
+                 given their parts, after that wait",
     },
+    Argued { operator: "empty wait: after the first load", most: 1, reason: V_AFTER_K },
     Argued {
-        operator: "empty wait: after the first load",
-        most: 2,
-        reason: "V has been read when K's slot, which was waited for before, is given back, and dO when Q's is",
+        operator: "ldmatrix or stmatrix: transposes, or no longer",
+        most: 8,
+        reason: "what is stored before the first block is zeros, transposed or not",
     },
 ];
 
 const ADDING_FENCES: &str =
-    "the fence of another product lies between what reads the registers and this product";
-const DV_WAIT: &str =
-    "dO's slot is loaded again after Q's, which is given back when dK, a later product, is complete";
+    "the fence of another product lies between what touched the registers and this product";
+const DV_WITH_DQ: &str = "products of dV that are in no group of their own are in that of dQ, which is waited for \
+                          before anything relies on dV";
+const V_AFTER_K: &str = "V has been read when K's slot, which was waited for before, is given back";

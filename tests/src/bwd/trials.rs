@@ -130,8 +130,7 @@ pub(super) fn small() -> Vec<Trial> {
     let trial = |(index, division): (usize, Divided)| {
         let (stages, [k_stages, v_stages]) = STAGES[index % 3];
         let lengths = if division.2.is_some() { (200, 100) } else { (70, 100) };
-        let (case, options) =
-            tiny(division, [stages, k_stages, v_stages], masks[index % 3], (lengths, (2, 1)));
+        let (case, options) = tiny(division, [stages, k_stages, v_stages], masks[index % 3], lengths, (2, 1));
         case.trial(&device(2), &options)
     };
     DIVISIONS.into_iter().enumerate().map(trial).collect()
@@ -142,7 +141,8 @@ pub(super) fn tiny(
     (tile_n, division, added): Divided,
     [stages, k_stages, v_stages]: [u32; 3],
     mask: Mask,
-    (lengths, heads): ((usize, usize), (usize, usize)),
+    lengths: (usize, usize),
+    heads: (usize, usize),
 ) -> (BwdCase, PlanOptions) {
     let (head_dim, head_dim_v) = (64, 64);
     let (adds_dq, tile_m) = (added.is_some(), added.unwrap_or(16));

@@ -140,17 +140,15 @@ pub(super) fn last_round(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'stati
     (last && kernel.has_one_role()).then_some("nobody waits for the slot any more")
 }
 
-/// Where fewer slots are loaded ahead than there are, a round waits for what the round before gave back.
+/// Where fewer slots are loaded ahead than there are, a round waits for what the round before gave back. What is given
+/// before a loop is waited for in its first round.
 fn spare_slot(kernel: &Anatomy<'_>, arrival: usize) -> Option<&'static str> {
     let region = kernel.mbarrier(kernel.inst(arrival)?)?;
     let waits = kernel.waits_for(region);
-    // The first arrival of a loop within is waited for there.
-    let inner = |&wait: &usize| kernel.innermost_loop(wait) != kernel.innermost_loop(arrival);
-    if waits.iter().find(|&&wait| wait > arrival).is_some_and(inner) {
-        return None;
-    }
-    let ahead = waits.into_iter().filter(|&wait| wait < arrival).count();
-    (ahead < kernel.slots(region)?)
+    let next = *waits.iter().find(|&&wait| wait > arrival)?;
+    let ahead = waits.iter().filter(|&&wait| wait < arrival).count();
+    let of_round = kernel.innermost_loop(next) == kernel.innermost_loop(arrival);
+    (of_round && ahead < kernel.slots(region)?)
         .then_some("the slot that is waited for there was given back a round before")
 }
 
