@@ -149,8 +149,11 @@ impl Plan {
 }
 
 /// Rows that see fewer keys on average have their dQ from a kernel of its own: clearing and rounding sums takes as long
-/// as computing P and dS of so many keys again (docs/performance-backward.md). With large blocks, and with small ones.
-const KEYS_FOR_ADDITIONS: [usize; 2] = [512, 1024];
+/// as computing P and dS of so many keys again (docs/performance-backward.md).
+const KEYS_FOR_ADDITIONS: usize = 1024;
+
+/// The same where blocks are large, so that adding takes less time.
+const KEYS_FOR_ADDITIONS_OF_HALVES: usize = 512;
 
 /// Whether the dK/dV kernel adds to dQ: if it may, if that is faster, and if a tile can.
 fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> bool {
@@ -162,7 +165,9 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> b
     };
     let [head_dim, head_dim_v] =
         [forward.head_dim(), forward.head_dim_v()].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX / 2));
-    let least = |tile: DkvTile| KEYS_FOR_ADDITIONS[usize::from(!tile.adds_halves())];
+    let least = |tile: DkvTile| {
+        if tile.adds_halves() { KEYS_FOR_ADDITIONS_OF_HALVES } else { KEYS_FOR_ADDITIONS }
+    };
     !options.deterministic
         && options.dq.is_none()
         && DkvTile::choose_adding(head_dim, head_dim_v, limits).is_some_and(|tile| seen >= least(tile))
