@@ -46,15 +46,21 @@ fn windowed(attention: Attention<'_, f16>) -> Attention<'_, f16> {
     attention.window(Some(70), Some(3)).softcap(8.0)
 }
 
-/// Holds the GPU to the error law, and says how far it is from the CPU.
-fn law<T: Scalar>(
+/// Q, K and V.
+fn inputs<T: Scalar>(
     (batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v)): Sizes,
-    with: impl Fn(Attention<'_, T>) -> Attention<'_, T>,
-) -> Fallible<String> {
+) -> [Array4<T>; 3] {
+    [
+        wave((batch, seqlen_q, heads_q, head_dim), 0.7),
+        wave((batch, seqlen_k, heads_kv, head_dim), 0.9),
+        wave((batch, seqlen_k, heads_kv, head_dim_v), 1.1),
+    ]
+}
+
+/// Holds the GPU to the error law, and says how far it is from the CPU.
+fn law<T: Scalar>(sizes: Sizes, with: impl Fn(Attention<'_, T>) -> Attention<'_, T>) -> Fallible<String> {
     let device = &Device::gpu()?;
-    let q = wave::<T>((batch, seqlen_q, heads_q, head_dim), 0.7);
-    let k = wave::<T>((batch, seqlen_k, heads_kv, head_dim), 0.9);
-    let v = wave::<T>((batch, seqlen_k, heads_kv, head_dim_v), 1.1);
+    let [q, k, v] = inputs::<T>(sizes);
     let attention = with(Attention::new(q.view(), k.view(), v.view()));
     let (gpu, cpu) = (in_f32(attention.forward(device)?), in_f32(attention.forward(&Device::Cpu)?));
 

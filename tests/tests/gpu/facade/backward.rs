@@ -6,19 +6,18 @@ use fa3::{Attention, Device, Error, Gradients, OutputGradients, Scalar};
 use fa3_ref::law::BackwardLaw;
 use fa3_ref::{Inputs, Precision};
 
-use super::{Sizes, wave};
+use super::{Sizes, inputs, wave};
 use crate::Fallible;
 
 /// Holds the GPU's gradients to the error law, without and with a gradient of LSE, and says how far they are from the
 /// CPU's.
 pub(super) fn law<T: Scalar<Output = T>>(
-    (batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v)): Sizes,
+    sizes: Sizes,
     with: impl Fn(Attention<'_, T>) -> Attention<'_, T>,
 ) -> Fallible<String> {
     let device = &Device::gpu()?;
-    let q = wave::<T>((batch, seqlen_q, heads_q, head_dim), 0.7);
-    let k = wave::<T>((batch, seqlen_k, heads_kv, head_dim), 0.9);
-    let v = wave::<T>((batch, seqlen_k, heads_kv, head_dim_v), 1.1);
+    let (batch, (seqlen_q, _), (heads_q, _), (_, head_dim_v)) = sizes;
+    let [q, k, v] = inputs::<T>(sizes);
     let dout = wave::<T>((batch, seqlen_q, heads_q, head_dim_v), 1.3);
     let dlse =
         Array3::from_shape_fn((batch, heads_q, seqlen_q), |(b, h, s)| ((5 * b + 3 * h + s) as f32).cos());
