@@ -74,13 +74,9 @@ fn law<T: Scalar>(sizes: Sizes, with: impl Fn(Attention<'_, T>) -> Attention<'_,
 }
 
 /// In 8 bits the GPU has the emulator's codes, and an error like its.
-fn fp8<T: Scalar<Output = T>>(
-    (batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v)): Sizes,
-) -> Fallible<String> {
+fn fp8<T: Scalar<Output = T>>(sizes: Sizes) -> Fallible<String> {
     let device = &Device::gpu()?;
-    let q = wave::<T>((batch, seqlen_q, heads_q, head_dim), 0.7);
-    let k = wave::<T>((batch, seqlen_k, heads_kv, head_dim), 0.9);
-    let v = wave::<T>((batch, seqlen_k, heads_kv, head_dim_v), 1.1);
+    let [q, k, v] = inputs::<T>(sizes);
     let attention = Attention::new(q.view(), k.view(), v.view()).causal();
     let exact = in_f32(attention.forward(&Device::Cpu)?);
     let fp8 = attention.fp8().hadamard(5);
