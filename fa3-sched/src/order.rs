@@ -47,9 +47,11 @@ impl Order {
     /// With fewer tiles they wait for K and V of one section after the other, with more, K and V no longer stay in L2.
     /// docs/performance.md has the measurements.
     pub(crate) fn choose(mask: Mask, counts: TileCounts, group: u32, sms: NonZeroU32) -> Order {
-        if mask == Mask::None {
-            return Order::Linear;
-        }
+        if mask == Mask::None { Order::Linear } else { Order::in_sections(mask, counts, group, sms) }
+    }
+
+    /// The same sections under any mask.
+    pub(crate) fn in_sections(mask: Mask, counts: TileCounts, group: u32, sms: NonZeroU32) -> Order {
         let group = u64::from(group);
         let kv_heads = u64::from(counts.heads) / group * u64::from(counts.batch);
         let head_tiles = (u64::from(counts.m_blocks) * group).max(1);

@@ -116,7 +116,8 @@ def test_dq_is_added_up(randn, check, head_dims, mask):
 
 
 def test_added_up_it_is_nearly_the_same(randn):
-    q, k, v, dout = (randn(2, 2048, 4, 64) for _ in range(4))
+    # With fewer rows additions in order are the faster ones.
+    q, k, v, dout = (randn(2, 2304, 4, 64) for _ in range(4))
     first, again = (gradients(q, k, v, dout, deterministic=deterministic) for deterministic in (True, False))
     assert not torch.equal(first[0], again[0])
     for x, y in zip(first, again, strict=True):

@@ -10,7 +10,8 @@
 //! what another one has written, so that gradients are the same bits in every run.
 //!
 //! In the other form the dkv kernel computes its part of dQ, too, and adds it to sums in f32, as the paper's Algorithm
-//! 3 (arXiv 2407.08608) does. In place of the dq kernel one follows that rounds the sums.
+//! 3 (arXiv 2407.08608) does. In place of the dq kernel one follows that rounds the sums. Tiles add in any order, or
+//! from the last keys to the first: then dQ is the same bits in every run here, too.
 //!
 //! The dkv kernel computes Sᵀ and dPᵀ: as an operand of the next product Pᵀ then stays in the registers in which it was
 //! computed. To it keys are rows and queries columns, and the mask is transposed.
@@ -25,7 +26,7 @@ mod stats;
 mod sums;
 
 pub use program::{buffers, program};
-pub use spec::{BwdSpec, PartSpec, RoundSpec, StatsSpec};
+pub use spec::{BwdSpec, Cleared, PartSpec, RoundSpec, StatsSpec};
 
 use fa3_ir::lang::Kernel;
 

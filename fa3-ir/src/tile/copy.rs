@@ -1,6 +1,6 @@
 //! Tiles between global and shared memory: tensor maps whose boxes are panels of a tile.
 
-use crate::lang::{Arg, B32, Builder, Coords, Tile, TileShape, V};
+use crate::lang::{Arg, B32, B64, Builder, Coords, Tile, TileShape, V};
 use crate::{BoxShape, Imm, LoadOptions, Operand, SharedAddr, TensorMap};
 
 /// A tensor map that copies tiles of one shape, panel by panel.
@@ -108,6 +108,19 @@ impl Builder {
         for (address, coords) in panels(self, map, tile, &coords.operands()) {
             self.tma_reduce_add(map.map, Given(coords), address);
         }
+    }
+
+    /// Begins to store a tile, its bytes in the order in which they lie, in this thread's open bulk group.
+    #[track_caller]
+    pub fn store_tile_flat(&self, tile: Tile<'_, '_>, to: V<'_, B64>) {
+        self.bulk_store(to, tile.address, tile.shape().bytes());
+    }
+
+    /// Begins to add a tile of binary32 numbers to as many in global memory, in the order in which they lie, in this
+    /// thread's open bulk group.
+    #[track_caller]
+    pub fn add_tile_flat(&self, tile: Tile<'_, '_>, to: V<'_, B64>) {
+        self.bulk_reduce_add_f32(to, tile.address, tile.shape().bytes());
     }
 }
 

@@ -1,42 +1,30 @@
-//! Outboxes: a tile of shared memory for each warpgroup or warp, through which its results leave by copies.
+//! Outboxes: a tile of shared memory for each warpgroup, through which its results leave by tensor copies.
 //!
 //! [`Outbox::acquire`] waits until the previous copy has read the tile. It returns a [`Draft`], which is written and
-//! sent. `send` has what must lie between the writes and the copy: a fence of every writing thread, and a barrier, of a
-//! warp's the cheap one of the warp.
+//! sent. `send` has what must lie between the writes and the copy: a fence of every writing thread, and a barrier.
 
 use std::panic::Location;
 
-use crate::lang::{
-    Arg, B32, B64, Builder, Coords, Pred, Tile, TileMap, TileShape, V, WarpgroupBarrier, WarpgroupBarriers,
-};
+use crate::lang::{Arg, B32, Builder, Coords, Tile, TileMap, TileShape, WarpgroupBarrier, WarpgroupBarriers};
 use crate::watch::DutyId;
 use crate::{Fault, FenceInst, Region};
 
-/// The tiles of some warpgroups or warps.
+/// The tiles and barriers of some warpgroups.
 #[derive(Clone, Debug)]
 pub struct Outboxes<'k> {
     builder: &'k Builder,
     name: String,
     region: Region,
     shape: TileShape,
-    count: u32,
-    /// None of warps.
-    barriers: Option<WarpgroupBarriers<'k>>,
+    barriers: WarpgroupBarriers<'k>,
 }
 
-/// One warpgroup's or warp's outbox.
+/// One warpgroup's outbox.
 #[derive(Debug)]
 pub struct Outbox<'k> {
     name: String,
     tile: Tile<'k, 'k>,
-    writers: Writers<'k>,
-}
-
-/// Who writes a tile.
-#[derive(Clone, Copy, Debug)]
-enum Writers<'k> {
-    Warpgroup(WarpgroupBarrier<'k>),
-    Warp,
+    barrier: WarpgroupBarrier<'k>,
 }
 
 /// A tile that may be written.
@@ -44,7 +32,7 @@ enum Writers<'k> {
 #[derive(Debug)]
 pub struct Draft<'k> {
     tile: Tile<'k, 'k>,
-    writers: Writers<'k>,
+    barrier: WarpgroupBarrier<'k>,
     due: DutyId,
 }
 
@@ -53,55 +41,25 @@ impl Builder {
     #[track_caller]
     pub fn outboxes(&self, name: &str, shape: TileShape, warpgroups: u32) -> Outboxes<'_> {
         let region = self.tiles(name, warpgroups, shape);
-        let barriers = Some(self.warpgroup_barriers(name, warpgroups, 1));
-        Outboxes { builder: self, name: name.to_owned(), region, shape, count: warpgroups, barriers }
-    }
-
-    /// Declares outboxes of this shape for `warps` warps.
-    #[track_caller]
-    pub fn warp_outboxes(&self, name: &str, shape: TileShape, warps: u32) -> Outboxes<'_> {
-        let region = self.tiles(name, warps, shape);
-        Outboxes { builder: self, name: name.to_owned(), region, shape, count: warps, barriers: None }
+        let barriers = self.warpgroup_barriers(name, warpgroups, 1);
+        Outboxes { builder: self, name: name.to_owned(), region, shape, barriers }
     }
 }
 
 impl<'k> Outboxes<'k> {
-    /// That of warpgroup or warp `index`; an index that is computed is not checked.
+    /// That of warpgroup `index`; an index that is computed is not checked.
     #[track_caller]
     pub fn of(&self, index: impl Arg<Ty = B32>) -> Outbox<'k> {
         let b = self.builder;
         let last = index.operand().constant().unwrap_or(0);
-        if last >= self.count {
-            b.fault(Fault::Unknown { what: "outbox", index: last, count: self.count as usize });
+        if last >= self.barriers.len() {
+            b.fault(Fault::Unknown { what: "outbox", index: last, count: self.barriers.len() as usize });
         }
         let _one = b.as_one();
         let start = b.address(self.region);
         let address = b.mad(index, self.shape.bytes(), start).at(0);
-        let writers = match &self.barriers {
-            Some(barriers) => Writers::Warpgroup(barriers.number(index)),
-            None => Writers::Warp,
-        };
-        Outbox { name: self.name.clone(), tile: Tile::new(b, self.shape, address), writers }
-    }
-}
-
-impl Writers<'_> {
-    /// Waits until all are here.
-    #[track_caller]
-    fn meet(&self, b: &Builder) {
-        match self {
-            Writers::Warpgroup(barrier) => barrier.sync(),
-            Writers::Warp => b.warp_sync(),
-        }
-    }
-
-    /// Runs `body` in one of their threads, always the same.
-    #[track_caller]
-    fn once(&self, b: &Builder, body: impl FnOnce()) {
-        match self {
-            Writers::Warpgroup(_) => b.once_per_warpgroup(body),
-            Writers::Warp => b.once_per_warp(body),
-        }
+        let barrier = self.barriers.number(index);
+        Outbox { name: self.name.clone(), tile: Tile::new(b, self.shape, address), barrier }
     }
 }
 
@@ -112,9 +70,9 @@ impl<'k> Outbox<'k> {
         let b = self.tile.builder();
         let due = b.watch().due(format!("a draft of outbox {} is sent", self.name), Location::caller());
         let _one = b.as_one();
-        self.writers.once(b, || b.bulk_wait_read(0));
-        self.writers.meet(b);
-        Draft { tile: self.tile, writers: self.writers, due }
+        b.once_per_warpgroup(|| b.bulk_wait_read(0));
+        self.barrier.sync();
+        Draft { tile: self.tile, barrier: self.barrier, due }
     }
 
     /// Waits until every copy has read its tile: shared memory must outlive them.
@@ -122,7 +80,7 @@ impl<'k> Outbox<'k> {
     pub fn drain(self) {
         let b = self.tile.builder();
         let _one = b.as_one();
-        self.writers.once(b, || b.bulk_wait_read(0));
+        b.once_per_warpgroup(|| b.bulk_wait_read(0));
     }
 }
 
@@ -146,22 +104,14 @@ impl<'k> Draft<'k> {
         self.copy(|tile| b.add_tile(tile, map, coords));
     }
 
-    /// Begins to add what was written, binary32 numbers, to as many in global memory, in the order in which they lie,
-    /// where `condition`, on which all who write agree, holds.
-    #[track_caller]
-    pub fn send_add_flat_if(self, condition: V<'k, Pred>, to: V<'k, B64>) {
-        let (b, bytes) = (self.tile.builder(), self.tile.shape().bytes());
-        self.copy(|tile| b.if_lanes(condition, || b.bulk_reduce_add_f32(to, tile.address, bytes)));
-    }
-
     #[track_caller]
     fn copy(&self, copy: impl FnOnce(Tile<'_, '_>)) {
         let b = self.tile.builder();
         b.watch().done(self.due, Location::caller());
         let _one = b.as_one();
         b.fence(FenceInst::ProxyAsyncShared);
-        self.writers.meet(b);
-        self.writers.once(b, || {
+        self.barrier.sync();
+        b.once_per_warpgroup(|| {
             copy(self.tile);
             b.bulk_commit();
         });

@@ -6,6 +6,7 @@
 //! token that is not given back in the block that got it is an error (V-25).
 
 mod held;
+mod stage;
 
 use std::panic::Location;
 
@@ -14,6 +15,7 @@ use crate::watch::DutyId;
 use crate::{Fault, FenceInst, LoadOptions, Region, SharedAddr, Source};
 
 pub use held::HeldSlot;
+pub use stage::{StageConsumer, StageProducer};
 
 /// A ring whose slots hold `N` tiles.
 #[derive(Clone, Debug)]
@@ -119,13 +121,6 @@ impl<'k, const N: usize> Ring<'k, N> {
         Consumer { cursor: Cursor::new(self, 0) }
     }
 
-    /// Of a ring whose stage i is emptied by warpgroup i alone, the place of the one of this number: that stage, time
-    /// after time. A number that is computed is not checked.
-    #[track_caller]
-    pub fn consumer_of_stage(&self, stage: V<'k, B32>) -> StageConsumer<'k, N> {
-        StageConsumer { ring: self.clone(), stage, parity: self.builder.var("parity", 0) }
-    }
-
     /// The mbarrier of a stage.
     #[track_caller]
     fn barrier(&self, of: Region, stage: Stage<'k>) -> SharedAddr {
@@ -210,8 +205,7 @@ impl<'k, const N: usize> Producer<'k, N> {
         let due = b.watch().due(format!("a slot of ring {} is committed", ring.name), Location::caller());
         let _one = b.as_one();
         let stage = self.cursor.next(ring.empty);
-        let full = ring.barrier(ring.full, stage);
-        EmptySlot { builder: b, stage, tiles: ring.tiles(stage), ring: ring.name, full, bytes: 0, due }
+        EmptySlot::new(ring, stage, due)
     }
 }
 
@@ -229,6 +223,20 @@ pub struct EmptySlot<'k, const N: usize> {
 }
 
 impl<'k, const N: usize> EmptySlot<'k, N> {
+    #[track_caller]
+    fn new(ring: Ring<'k, N>, stage: Stage<'k>, due: DutyId) -> EmptySlot<'k, N> {
+        let full = ring.barrier(ring.full, stage);
+        EmptySlot {
+            builder: ring.builder,
+            stage,
+            tiles: ring.tiles(stage),
+            ring: ring.name,
+            full,
+            bytes: 0,
+            due,
+        }
+    }
+
     /// Begins to load tile `index`. Belongs in the block that acquired the slot (V-25): its bytes are counted once.
     #[track_caller]
     pub fn load(&mut self, index: usize, map: &TileMap, coords: impl Coords) {
@@ -351,27 +359,6 @@ impl<'k, const N: usize> Consumer<'k, N> {
         let ring = self.cursor.ring.clone();
         let _one = ring.builder.as_one();
         let stage = self.cursor.next(ring.full);
-        FullSlot::new(ring, stage, Location::caller())
-    }
-}
-
-/// Empties one stage of a ring; each warp of the warpgroup whose stage it is has one.
-#[derive(Debug)]
-pub struct StageConsumer<'k, const N: usize> {
-    ring: Ring<'k, N>,
-    stage: V<'k, B32>,
-    parity: Var<'k, B32>,
-}
-
-impl<'k, const N: usize> StageConsumer<'k, N> {
-    /// Waits until the stage is full again.
-    #[track_caller]
-    pub fn wait(&mut self) -> FullSlot<'k, N> {
-        let (ring, stage) = (self.ring.clone(), Stage::Number(self.stage));
-        let b = ring.builder;
-        let _one = b.as_one();
-        b.mbarrier_wait(ring.barrier(ring.full, stage), self.parity);
-        self.parity.update(|parity| parity ^ 1);
         FullSlot::new(ring, stage, Location::caller())
     }
 }

@@ -55,37 +55,6 @@ fn v25_slots() {
     assert_eq!(unsent, [Fault::NotDone { what: due("a draft of outbox out is sent") }]);
 }
 
-/// A draft of a warp's is due, too, and its writers meet at the warp's barrier: no named one is declared.
-#[test]
-fn outboxes_of_warps() {
-    let kernel = |warps: bool| {
-        Kernel::build("k", Launch::threads(128), |b| {
-            let (out, map) = (
-                if warps { b.warp_outboxes("out", shape(64), 4) } else { b.outboxes("out", shape(64), 1) },
-                b.tile_map("out", shape(64)),
-            );
-            let outbox = out.of(if warps { b.tid() >> 5 } else { b.warpgroup() });
-            outbox.acquire().send(&map, (0, 0));
-            outbox.drain();
-        })
-    };
-    let count = |kernel: &Kernel, inst: &str| body(kernel).iter().filter(|line| line.contains(inst)).count();
-    for (warps, of_warps, named) in [(true, 2, 0), (false, 0, 2)] {
-        let kernel = kernel(warps);
-        assert_eq!(verify(&kernel), Ok(()));
-        assert_eq!(count(&kernel, "bar.warp.sync"), of_warps, "{kernel}");
-        assert_eq!(count(&kernel, "bar.sync"), named, "{kernel}");
-        assert_eq!(kernel.barriers.is_empty(), warps);
-        let tiles = kernel.smem.regions.iter().find(|region| region.name == "out");
-        assert_eq!(tiles.map(|region| region.bytes), Some(shape(64).bytes() * if warps { 4 } else { 1 }));
-    }
-    let unsent = faults(|b| {
-        let outbox = b.warp_outboxes("out", shape(64), 4).of(b.tid() >> 5);
-        let _draft = outbox.acquire();
-    });
-    assert_eq!(unsent, [Fault::NotDone { what: "a draft of outbox out is sent".to_owned() }]);
-}
-
 #[test]
 fn v26_products_are_waited_for() {
     let build = |wait: bool| {
@@ -178,7 +147,7 @@ fn misuse_of_tiles_is_noted() {
         assert!(errors.iter().all(here), "{errors:?}");
         errors.iter().map(|error| error.fault.rule()).collect::<Vec<_>>()
     };
-    let cases: [(&str, &str, Build); 32] = [
+    let cases: [(&str, &str, Build); 31] = [
         ("narrower than its swizzle", "V-27", |b| {
             b.tile("t", TileShape::new(Elem::Bf16, 64, 32).swizzled(Swizzle::B128));
         }),
@@ -230,7 +199,6 @@ fn misuse_of_tiles_is_noted() {
             slot.commit();
         }),
         ("no such outbox", "V-5", |b| _ = b.outboxes("out", shape(64), 1).of(1)),
-        ("no such outbox of a warp", "V-5", |b| _ = b.warp_outboxes("out", shape(64), 2).of(2)),
         ("no stages", "V-6", |b| _ = b.ring("kv", 0, 4, [("k", shape(64))])),
         ("an endless loop", "V-6", |b| b.for_each((0, 4), 0, |_| ())),
     ];

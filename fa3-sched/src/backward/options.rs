@@ -9,8 +9,8 @@ use super::{DkvTile, DqTile};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanOptions {
-    /// Whether gradients must be the same bits in every run. Otherwise dQ may be added up in any order, where that is
-    /// faster.
+    /// Whether gradients must be the same bits in every run. Where dQ is added up, tiles then add in the order of keys
+    /// ([`AddOrder::LastKeysFirst`](super::AddOrder::LastKeysFirst)); otherwise they add in any order.
     pub deterministic: bool,
     /// The tile of the dK/dV kernel.
     pub dkv: Option<DkvTile>,

@@ -1,12 +1,13 @@
 //! Everything that is decided before backward kernels are built and launched.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use fa3_types::{BackwardProblem, Dtype, Mask, Problem};
 
-use super::{ADDED_ROWS, DkvTile, DqTile, PlanError, PlanOptions};
+use super::{ADDED_ROWS, AddOrder, DkvTile, DqTile, PlanError, PlanOptions};
 use crate::dense::dense_lens;
-use crate::{DeviceLimits, Lens, Longest, Order, Schedule, Scheduler, TileCounts, Tiling};
+use crate::{DeviceLimits, Lens, Longest, Order, Schedule, Scheduler, TileCounts, Tiling, TooManyTiles};
 
 /// Rows of a head for which a CTA computes statistics.
 pub const STATS_ROWS: u32 = 64;
@@ -29,8 +30,8 @@ pub struct Part<T> {
 pub enum DqBy {
     /// By a kernel of its own, in which each row's part of every key is added in order.
     Kernel(Part<DqTile>),
-    /// By additions of the dK/dV kernel to sums in memory, in any order. A last kernel rounds these
-    /// blocks of [`ADDED_ROWS`] rows.
+    /// By additions of the dK/dV kernel to sums in memory, in its tile's [`AddOrder`]. A last kernel
+    /// rounds these blocks of [`ADDED_ROWS`] rows.
     Additions(Schedule),
 }
 
@@ -81,8 +82,17 @@ impl Plan {
         let lens = dense_lens(forward)?;
         let dims = [forward.head_dim(), forward.head_dim_v()];
         let adds = options.dkv.map_or_else(|| adds_dq(forward, options, limits), |tile| tile.adds_dq);
-        let choose = if adds { DkvTile::choose_adding } else { DkvTile::choose };
-        let dkv = given(options.dkv, choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
+        let choose = |head_dim, head_dim_v, limits: &DeviceLimits| match adds {
+            Some(order) => DkvTile::choose_adding([head_dim, head_dim_v], order, limits),
+            None => DkvTile::choose(head_dim, head_dim_v, limits),
+        };
+        // Whoever gives the tile may ask for gradients that are the same bits in every run as well.
+        let ordered = |tile: DkvTile| match tile.adds_dq {
+            Some(_) if options.deterministic => DkvTile { adds_dq: Some(AddOrder::LastKeysFirst), ..tile },
+            _ => tile,
+        };
+        let dkv =
+            given(options.dkv.map(ordered), choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
         dkv.check(limits)?;
 
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
@@ -97,16 +107,16 @@ impl Plan {
         // In one section heads are the fastest, which are neighbours in memory.
         let neighbours = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
         // The first kernel clears sums of dQ: of all blocks of the second, whose last may reach beyond the rows.
-        let rows = if dkv.adds_dq { lens.q.next_multiple_of(dkv.tile_m) } else { lens.q };
+        let rows = if dkv.adds_dq.is_some() { lens.q.next_multiple_of(dkv.tile_m) } else { lens.q };
         let stats = counts(rows, STATS_ROWS, heads.q());
         let stats = Schedule::new(stats, neighbours, Scheduler::OneTile, sms)?;
+        // Sections, and a counter, even if all tiles are equal: CTAs then work on several heads at a time.
         let schedule = |counts: TileCounts, mask: Mask, group: usize| {
-            let order = Order::choose(mask, counts, group as u32, sms);
-            let scheduler = Scheduler::choose(counts.numbered()?, mask == Mask::None, sms);
-            Schedule::new(counts, order, scheduler, sms)
+            let order = Order::in_sections(mask, counts, group as u32, sms);
+            Schedule::new(counts, order, Scheduler::choose(counts.numbered()?, false, sms), sms)
         };
         let (mask, group) = (forward.mask(), heads.group_size());
-        let dq = if dkv.adds_dq {
+        let dq = if dkv.adds_dq.is_some() {
             let blocks = counts(lens.q, ADDED_ROWS, heads.q());
             DqBy::Additions(Schedule::new(blocks, neighbours, Scheduler::OneTile, sms)?)
         } else {
@@ -118,11 +128,17 @@ impl Plan {
             DqBy::Kernel(Part { tile, tiling, lens, schedule })
         };
         let mask = mask.transposed();
+        let of_keys = counts(lens.k, dkv.tile_n, heads.kv());
         let dkv = Part {
             tile: dkv,
             tiling: Tiling::new(dkv.tile_n, dkv.tile_m, 1, mask),
             lens: Lens { q: lens.k, k: lens.q },
-            schedule: schedule(counts(lens.k, dkv.tile_n, heads.kv()), mask, 1)?,
+            schedule: match dkv.adds_dq {
+                Some(AddOrder::LastKeysFirst) => {
+                    last_keys_first(of_keys, lens.q.div_ceil(dkv.tile_m).saturating_mul(group as u32), sms)?
+                }
+                Some(AddOrder::Any) | None => schedule(of_keys, mask, 1)?,
+            },
         };
         Ok(Plan { problem: problem.clone(), stats, dkv, dq })
     }
@@ -150,13 +166,30 @@ impl Plan {
 
 /// Rows that see fewer keys on average have their dQ from a kernel of its own: clearing and rounding sums takes as long
 /// as computing P and dS of so many keys again (docs/performance-backward.md).
-const KEYS_FOR_ADDITIONS: usize = 1024;
+const KEYS_FOR_ADDITIONS: usize = 512;
 
 /// The same where blocks are large, so that adding takes less time.
-const KEYS_FOR_ADDITIONS_OF_HALVES: usize = 512;
+const KEYS_FOR_ADDITIONS_OF_HALVES: usize = 256;
 
-/// Whether the dK/dV kernel adds to dQ: if it may, if that is faster, and if a tile can.
-fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> bool {
+/// Blocks of rows by which a tile follows the one after it, if they add in order and have begun so far from each other
+/// that neither waits: an addition to memory, and word of it, take about the time of two blocks.
+const BLOCKS_BEHIND: u32 = 2;
+
+/// The schedule of tiles of keys that wait for the tiles after them, each with so many blocks of rows. The last keys
+/// come first, in sections of so many heads that a tile of the same head begins [`BLOCKS_BEHIND`] blocks later.
+fn last_keys_first(counts: TileCounts, blocks: u32, sms: NonZeroU32) -> Result<Schedule, TooManyTiles> {
+    let heads = counts.heads.saturating_mul(counts.batch).max(1);
+    let section = ((BLOCKS_BEHIND * sms.get() + blocks / 2) / blocks.max(1)).clamp(1, heads);
+    let order = Order::LongestFirst { section, longest: Longest::Last };
+    Schedule::new(counts, order, Scheduler::DynamicPersistent, sms)
+}
+
+/// Up to so many rows additions in order are the faster ones, since nothing has to be cleared for them. With more rows
+/// tiles wait for each other for longer than that takes (docs/performance-backward.md).
+const MOST_ROWS_IN_ORDER: usize = 2048;
+
+/// Whether the dK/dV kernel adds to dQ, and how: if that is faster, and if a tile can.
+fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Option<AddOrder> {
     let keys = forward.k().shape.seqlen;
     let seen = match forward.mask().reach() {
         (None, None) => keys,
@@ -168,9 +201,10 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> b
     let least = |tile: DkvTile| {
         if tile.adds_halves() { KEYS_FOR_ADDITIONS_OF_HALVES } else { KEYS_FOR_ADDITIONS }
     };
-    !options.deterministic
-        && options.dq.is_none()
-        && DkvTile::choose_adding(head_dim, head_dim_v, limits).is_some_and(|tile| seen >= least(tile))
+    let in_order = options.deterministic || forward.q().shape.seqlen <= MOST_ROWS_IN_ORDER;
+    let order = if in_order { AddOrder::LastKeysFirst } else { AddOrder::Any };
+    let tile = DkvTile::choose_adding([head_dim, head_dim_v], order, limits)?;
+    (options.dq.is_none() && seen >= least(tile)).then_some(order)
 }
 
 /// The tile that a caller gave, if it is large enough, or else the one that is chosen.
@@ -230,8 +264,10 @@ mod tests {
         ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: 1200, heads: 2, ..q })
     }
 
+    /// With a dQ kernel.
     fn plan(forward: ProblemSpec) -> Result<Plan, PlanError> {
-        let options = PlanOptions::default().deterministic();
+        let dq = DqTile::choose(forward.q.shape.head_dim as u32, forward.v.shape.head_dim as u32, &H100);
+        let options = PlanOptions { dq, ..PlanOptions::default() };
         Plan::with(&BackwardSpec::contiguous(forward).validate().unwrap(), &H100, &options)
     }
 
@@ -279,10 +315,10 @@ mod tests {
         let expected = "\
 problem    backward of bf16 batch 2 seqlen 1000 x 1200 heads 8/2 head_dim 128 mask none scale 0.088388
 statistics 256 CTAs of 64 rows
-dK, dV     128 keys, blocks of 64 rows, 3 stages, 162 KiB of shared memory
-           40 tiles, linear, one tile a CTA, 40 CTAs
+dK, dV     128 keys, blocks of 64 rows, 3 stages and 2 of keys, 226 KiB of shared memory
+           40 tiles, longest first, heads in sections of 4, one tile a CTA, 40 CTAs
 dQ         128 rows, blocks of 112 keys, 2 stages of K and 2 of V, 177 KiB of shared memory
-           128 tiles, linear, one tile a CTA, 128 CTAs";
+           128 tiles, longest first, heads in sections of 12, one tile a CTA, 128 CTAs";
         assert_eq!(plan(spec(128)).unwrap().to_string(), expected);
     }
 
@@ -290,13 +326,48 @@ dQ         128 rows, blocks of 112 keys, 2 stages of K and 2 of V, 177 KiB of sh
     fn dq_is_added_up_where_it_may_be() {
         let problem = |dim| BackwardSpec::contiguous(spec(dim)).validate().unwrap();
         let plan = Plan::new(&problem(128), &H100).unwrap();
-        assert!(plan.dkv().tile.adds_dq && matches!(plan.dq(), DqBy::Additions(_)));
+        assert_eq!(plan.dkv().tile.adds_dq, Some(AddOrder::LastKeysFirst), "1000 rows");
+        assert!(matches!(plan.dq(), DqBy::Additions(_)));
+        let long = Shape { batch: 1, seqlen: 2049, heads: 8, head_dim: 128 };
+        let long = BackwardSpec::contiguous(ProblemSpec::dense(Dtype::Bf16, long, long)).validate().unwrap();
+        let in_any_order = Plan::new(&long, &H100).unwrap();
+        assert_eq!(in_any_order.dkv().tile.adds_dq, Some(AddOrder::Any));
         let text = plan.to_string();
         assert!(text.ends_with("dQ         256 CTAs that round 64 rows of sums"), "{text}");
         let by_kernel = |problem| matches!(Plan::new(&problem, &H100).unwrap().dq(), DqBy::Kernel(_));
         assert!(by_kernel(problem(256)), "dK, dV and dQ are more registers than there are");
-        let causal = BackwardSpec::contiguous(spec(128).causal()).validate().unwrap();
-        assert!(by_kernel(causal), "rows see 600 keys");
+        let seen = |keys, dim| {
+            let shape = Shape { batch: 2, seqlen: keys, heads: 8, head_dim: dim };
+            let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal();
+            BackwardSpec::contiguous(forward).validate().unwrap()
+        };
+        assert!(by_kernel(seen(1022, 128)), "rows see 511 keys");
+        assert!(!by_kernel(seen(1024, 128)) && !by_kernel(seen(512, 64)));
+        assert!(by_kernel(seen(510, 64)), "rows see 255 keys");
+        let options = PlanOptions::default().deterministic();
+        for options in [options, options.dkv(in_any_order.dkv().tile)] {
+            let ordered = Plan::with(&long, &H100, &options).unwrap();
+            assert_eq!(ordered.dkv().tile.adds_dq, Some(AddOrder::LastKeysFirst));
+            let text = ordered.to_string();
+            assert!(text.contains("adds to dQ in order"), "{text}");
+        }
+    }
+
+    #[test]
+    fn tiles_that_wait_come_after_those_that_they_wait_for() {
+        let shape = Shape { batch: 1, seqlen: 4096, heads: 32, head_dim: 64 };
+        let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape);
+        let problem = BackwardSpec::contiguous(forward).validate().unwrap();
+        let plan = Plan::with(&problem, &H100, &PlanOptions::default().deterministic()).unwrap();
+        let schedule = &plan.dkv().schedule;
+        // 32 blocks of 128 rows a tile: 264 / 32 heads.
+        let order = Order::LongestFirst { section: 8, longest: Longest::Last };
+        assert_eq!((schedule.order(), schedule.scheduler()), (order, Scheduler::DynamicPersistent));
+        let mut next = [32; 32];
+        for tile in schedule.tiles() {
+            next[tile.head as usize] -= 1;
+            assert_eq!(tile.m_block, next[tile.head as usize]);
+        }
     }
 
     #[test]

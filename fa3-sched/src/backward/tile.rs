@@ -29,15 +29,34 @@ pub struct DkvTile {
     pub tile_m: u32,
     /// Blocks of Q and dO in flight.
     pub stages: u32,
+    /// Tiles of K and V in flight: with 2 the next ones are loaded while this one is computed.
+    pub kv_stages: u32,
     /// What warpgroups share out.
     pub division: Division,
-    /// Whether the kernel adds its part of dQ to sums in memory as well. Then two warpgroups share out the keys, and
-    /// the rows of dQ: of blocks of 128 each has half, with blocks of 64 they take turns.
-    pub adds_dq: bool,
+    /// Whether the kernel adds its part of dQ to sums in memory as well, and how. Then two warpgroups share out the
+    /// keys, and the rows of dQ: of blocks of 128 each has half, blocks of 64 go to the one and the other.
+    pub adds_dq: Option<AddOrder>,
+}
+
+/// In which order tiles of keys add their parts of dQ to a row's sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AddOrder {
+    /// In any. The last bits of dQ differ from run to run.
+    Any,
+    /// From the last keys to the first: a tile waits until the one after it has added. dQ is the same bits in every
+    /// run.
+    LastKeysFirst,
 }
 
 /// Rows of dQ that a warpgroup adds to memory: those of one product.
 pub const ADDED_ROWS: u32 = 64;
+
+impl AddOrder {
+    /// Whether it is the same in every run.
+    pub fn is_fixed(self) -> bool {
+        self == AddOrder::LastKeysFirst
+    }
+}
 
 /// The tile of a dQ kernel: rows that stay, and blocks of keys that go by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,12 +108,16 @@ impl DkvTile {
         tiles.find(|tile| tile.check(limits).is_ok())
     }
 
-    /// The same of a kernel that adds to dQ. There is none where a warpgroup cannot hold dK and dV.
-    pub fn choose_adding(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
+    /// The same of a kernel that adds to dQ in this order. There is none where a warpgroup cannot hold dK and dV.
+    pub fn choose_adding(
+        [head_dim, head_dim_v]: [u32; 2],
+        order: AddOrder,
+        limits: &DeviceLimits,
+    ) -> Option<DkvTile> {
         let mut tiles = [2 * ADDED_ROWS, ADDED_ROWS]
             .into_iter()
             .flat_map(|tile_m| tiles([head_dim, head_dim_v], (Division::Keys, 128), tile_m))
-            .map(|tile| DkvTile { adds_dq: true, ..tile });
+            .map(|tile| DkvTile { adds_dq: Some(order), ..tile });
         tiles.find(|tile| tile.check(limits).is_ok())
     }
 
@@ -108,7 +131,7 @@ impl DkvTile {
 
     /// Whether each warpgroup adds half of dQ of every block.
     pub fn adds_halves(&self) -> bool {
-        self.adds_dq && self.tile_m == 2 * ADDED_ROWS
+        self.adds_dq.is_some() && self.tile_m == 2 * ADDED_ROWS
     }
 
     /// Threads of a CTA: consumers, and a producer warpgroup.
@@ -130,7 +153,7 @@ impl DkvTile {
         // Sᵀ and dPᵀ in f32, Pᵀ in 16 bits, which takes the place of Sᵀ where blocks are large; later dQ in f32, dSᵀ in
         // 16 bits.
         let p = if self.adds_halves() { 0 } else { self.tile_m / 4 };
-        let of_dq = if self.adds_dq { self.head_dim / 2 + self.tile_m / 4 } else { 0 };
+        let of_dq = if self.adds_dq.is_some() { self.head_dim / 2 + self.tile_m / 4 } else { 0 };
         gradients / 2 + of_dq.max(self.tile_m + p)
     }
 
@@ -144,8 +167,11 @@ impl DkvTile {
         };
         // dS of two blocks, and dQ of each warpgroup in f32.
         let ds = 2 * 2 * self.tile_n * self.tile_m;
-        let of_dq = if self.adds_dq { ds + self.consumers() * 4 * ADDED_ROWS * self.head_dim } else { 0 };
-        2 * self.tile_n * dims
+        let of_dq = match self.adds_dq {
+            Some(_) => ds + self.consumers() * 4 * ADDED_ROWS * self.head_dim,
+            None => 0,
+        };
+        self.kv_stages * 2 * self.tile_n * dims
             + self.stages * self.tile_m * (2 * dims + 8)
             + handed_over
             + of_dq
@@ -162,22 +188,31 @@ impl DkvTile {
             Division::Gradients => self.tile_n == 64,
         };
         let shares_rows = self.division == Division::Keys && self.consumers() == 2;
-        let adds = !self.adds_dq || shares_rows && (self.tile_m == ADDED_ROWS || self.adds_halves());
+        let adds = self.adds_dq.is_none() || shares_rows && (self.tile_m == ADDED_ROWS || self.adds_halves());
         if !keys || !is_block(self.tile_m) || !adds {
             return Err(TileError::Shape { tile_m: self.tile_m, tile_n: self.tile_n });
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
         check_stages(self.stages, 1)?;
+        check_stages(self.kv_stages, 1)?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)
     }
 }
 
-/// Tiles with from many stages to few.
+/// Tiles with from many stages to few, of blocks before those of K and V.
 fn tiles(dims: [u32; 2], (division, tile_n): (Division, u32), tile_m: u32) -> impl Iterator<Item = DkvTile> {
     let [head_dim, head_dim_v] = dims.map(|dim| dim.next_multiple_of(HEAD_DIM_STEP));
-    let tile =
-        move |stages| DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division, adds_dq: false };
-    (2..=MOST_STAGES).rev().map(tile)
+    let stages = (2..=MOST_STAGES).rev().flat_map(|stages| [(stages, 2), (stages, 1)]);
+    stages.map(move |(stages, kv_stages)| DkvTile {
+        head_dim,
+        head_dim_v,
+        tile_n,
+        tile_m,
+        stages,
+        kv_stages,
+        division,
+        adds_dq: None,
+    })
 }
 
 impl DqTile {
@@ -266,13 +301,20 @@ fn check_budget(accumulators: u32, smem: u32, limits: &DeviceLimits) -> Result<(
 
 impl fmt::Display for DkvTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DkvTile { tile_n, tile_m, stages, .. } = self;
+        let DkvTile { tile_n, tile_m, stages, kv_stages, .. } = self;
         write!(f, "{tile_n} keys, blocks of {tile_m} rows, {stages} stages")?;
+        if *kv_stages > 1 {
+            write!(f, " and {kv_stages} of keys")?;
+        }
         match self.division {
             Division::Keys => {}
             Division::Gradients => write!(f, ", a warpgroup for dV and one for dK")?,
         }
-        if self.adds_dq { write!(f, ", adds to dQ") } else { Ok(()) }
+        match self.adds_dq {
+            None => Ok(()),
+            Some(AddOrder::Any) => write!(f, ", adds to dQ"),
+            Some(AddOrder::LastKeysFirst) => write!(f, ", adds to dQ in order"),
+        }
     }
 }
 
@@ -333,9 +375,9 @@ mod tests {
         assert_eq!(dkv(wide), TileError::HeadDim { head_dim: 272, head_dim_v: 128 });
         let dq = DqTile { k_stages: 5, ..DqTile::choose(256, 256, &H100).unwrap() };
         assert!(matches!(dq.check(&H100), Err(TileError::SharedMemory { .. })));
-        let adding = DkvTile::choose_adding(128, 128, &H100).unwrap();
+        let adding = DkvTile::choose_adding([128, 128], AddOrder::Any, &H100).unwrap();
         assert_eq!((adding.tile_n, adding.tile_m, adding.stages), (128, 64, 2));
-        assert_eq!(DkvTile::choose_adding(256, 256, &H100), None);
+        assert_eq!(DkvTile::choose_adding([256, 256], AddOrder::Any, &H100), None);
         let shape = TileError::Shape { tile_m: 48, tile_n: 128 };
         assert_eq!(dkv(DkvTile { tile_m: 48, ..adding }), shape);
         let small = H100.smem_bytes(100 << 10);

@@ -126,30 +126,49 @@ fn numbered_blocks_of_columns() {
     }
 }
 
-/// Warps add in three of four rounds through outboxes of their own, at their own pace: a draft is written when the copy
-/// before has read it, and copied when all lanes have written.
+/// Each of two warpgroups fills its own stage of a ring, time after time, at its own pace. A warp for each empties it:
+/// copies add what lies there to memory.
 #[test]
-fn warps_add_through_outboxes() {
-    // 32 numbers in the order of the lanes.
-    let shape = TileShape::new(Elem::F32, 8, 4);
-    let kernel = Kernel::build("outboxes", Launch::threads(256), |b| {
+fn stages_of_warpgroups() {
+    const ROUNDS: u32 = 4;
+    // 128 numbers in the order of the threads.
+    let shape = TileShape::new(Elem::F32, 32, 4);
+    let kernel = Kernel::build("stages", Launch::threads(384), |b| {
         let y = b.param_pointer("y", Elem::F32);
-        let outboxes = b.warp_outboxes("out", shape, 8);
-        let (tid, lane) = (b.tid(), b.lane_id());
-        let outbox = outboxes.of(tid >> 5);
-        b.for_each((0, 4), 1, |round| {
-            let draft = outbox.acquire();
-            b.store(draft.tile().element(lane >> 2, lane & 3), round.mad(1000, tid).to_f32());
-            draft.send_add_flat_if(round.ne(1), (tid >> 5).mad_wide(shape.bytes(), y));
+        let ring = b.stored_ring("ring", 2, [4, 1], [("tile", shape)]);
+        b.init_mbarriers();
+        b.role(Role::new("empties", 0..4), || {
+            let warp = (b.tid() >> 5).shfl_idx(0);
+            b.if_uniform(warp.lt(2), || {
+                let mut stage = ring.consumer_of_stage(warp);
+                b.for_each((0, ROUNDS), 1, |_| {
+                    let slot = stage.wait();
+                    b.once_per_warp(|| {
+                        b.add_tile_flat(slot.tile(), warp.mad_wide(shape.bytes(), y));
+                        b.bulk_commit();
+                        b.bulk_wait_read(0);
+                    });
+                    slot.release();
+                });
+            });
         });
-        outbox.drain();
+        b.role(Role::new("fills", 4..12), || {
+            let (me, thread) = (b.warpgroup(), b.tid() & 127);
+            let mut stage = ring.producer_of_stage(me);
+            b.for_each((0, ROUNDS), 1, |round| {
+                let slot = stage.acquire();
+                let [tile] = slot.tiles();
+                b.store(tile.element(thread >> 2, thread & 3), round.mad(1000, b.tid()).to_f32());
+                slot.commit_stored();
+            });
+        });
     });
     for policy in policies() {
         let mut memory = Memory::new();
         let y = memory.alloc_from("y", &[0; 1024]);
         let args = vec![ArgValue::Pointer(y.address())];
         assert_clean(&Simulation::new(&kernel).args(args).policy(policy).run(&mut memory).unwrap());
-        let expected: Vec<f32> = (0..256).map(|thread| (3 * thread + 5000) as f32).collect();
+        let expected: Vec<f32> = (128..384).map(|thread| (4 * thread + 6000) as f32).collect();
         assert_eq!(floats(&memory, y), expected, "{policy:?}");
     }
 }

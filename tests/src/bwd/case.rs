@@ -6,7 +6,7 @@ use fa3_ir::{BufferId, Kernel, Program};
 use fa3_ref::law::BackwardLaw;
 use fa3_ref::{Forward, Gradients, OutputGradients, Precision, oracle};
 use fa3_sched::DeviceLimits;
-use fa3_sched::backward::{Plan, PlanOptions};
+use fa3_sched::backward::{AddOrder, Plan, PlanOptions};
 use fa3_types::{BackwardProblem, BackwardSpec, Problem, TensorDesc};
 use ndarray::{Array3, Array4};
 
@@ -71,7 +71,10 @@ impl BwdCase {
             name: format!("{plan}\n{}, {:?}, dlse {}", self.case.name, self.layout, self.dlse),
             before: self.before(plan.problem(), &program, &values, &given),
             program,
-            bits: if plan.dkv().tile.adds_dq { Bits::Schedule } else { Bits::Approximations },
+            bits: match plan.dkv().tile.adds_dq {
+                Some(AddOrder::Any) => Bits::Schedule,
+                Some(AddOrder::LastKeysFirst) | None => Bits::Approximations,
+            },
             judge: Box::new(move |_, after| self.judge(&values, &given, after).map(|_| ())),
         }
     }

@@ -1,6 +1,6 @@
 //! Backward kernels to hunt, each on small problems with several tiles for a CTA and more blocks than there are stages.
 
-use fa3_sched::backward::Division;
+use fa3_sched::backward::{AddOrder, Division};
 use fa3_types::Mask;
 
 use super::trials::tiny;
@@ -20,20 +20,22 @@ pub(super) fn preys() -> Vec<Prey> {
     };
     let trial = |division, mask, lengths| of_heads(division, mask, lengths, (2, 1));
     let apart = |lengths| trial((64, Division::Keys, None), Mask::Causal, lengths);
-    let adding = |lengths| trial((128, Division::Keys, Some(64)), Mask::None, lengths);
-    let halves =
-        |(lengths, heads)| of_heads((128, Division::Keys, Some(128)), Mask::None, lengths, (heads, 1));
+    let adding =
+        |lengths| trial((128, Division::Keys, Some((64, AddOrder::LastKeysFirst))), Mask::None, lengths);
+    let halves = |(lengths, heads)| {
+        of_heads((128, Division::Keys, Some((128, AddOrder::LastKeysFirst))), Mask::None, lengths, (heads, 1))
+    };
     let divided = |lengths| trial((64, Division::Gradients, None), Mask::None, lengths);
     let sums = [(70, 130), (1, 20)].map(adding);
     vec![
         Prey::of_step("bwd stats", &sums, 0, &[]),
         Prey::of_step("bwd round", &sums, 2, &[]),
         Prey::of_step("bwd dq", &[(90, 60), (70, 110), (20, 10)].map(apart), 2, DQ),
-        // Rows see two tiles of keys: the sum of two parts of dQ does not depend on their order.
-        Prey::of_step("bwd dkv, adding", &[(188, 150), (128, 256), (250, 140)].map(adding), 1, ADDING),
+        // Rows see up to three tiles of keys: the sum of two parts of dQ does not depend on their order.
+        Prey::of_step("bwd dkv, adding", &[(188, 300), (128, 256), (250, 140)].map(adding), 1, ADDING),
         Prey::of_step(
             "bwd dkv, halves",
-            &[((300, 150), 1), ((256, 256), 2), ((400, 140), 2)].map(halves),
+            &[((300, 300), 1), ((256, 256), 2), ((400, 140), 2)].map(halves),
             1,
             HALVES,
         ),
@@ -41,11 +43,15 @@ pub(super) fn preys() -> Vec<Prey> {
     ]
 }
 
-const DIVIDED: &[Argued] = &[Argued {
-    operator: "wgmma.wait_group: after what it protects",
-    most: 2,
-    reason: "between dP and its wait, only the slot of weights is given back, which dP does not read",
-}];
+const DIVIDED: &[Argued] = &[
+    Argued {
+        operator: "wgmma.wait_group: after what it protects",
+        most: 2,
+        reason: "between dP and its wait, only the slot of weights is given back, which dP does not read",
+    },
+    Argued { operator: "wgmma.fence: deleted", most: 1, reason: ADDING_FENCES },
+    Argued { operator: "wgmma.fence: after the first product", most: 1, reason: ADDING_FENCES },
+];
 
 const DQ: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 3, reason: DQ_FENCES },
@@ -75,9 +81,15 @@ const ADDING: &[Argued] = &[
     },
     Argued {
         operator: "wgmma.wait_group: after what it protects",
-        most: 1,
-        reason: "dS of the next tile is stored when its K is there, whose slot is given back after that wait",
+        most: 3,
+        reason: "dS of the next tile is stored when its K is there, whose slot is given back after that wait; and a turn \
+                 orders when warpgroups compute, not what is in memory",
     },
+    Argued { operator: "barrier after products: before their wait", most: 2, reason: TURNS },
+    Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
+    Argued { operator: "fence.proxy.async: deleted", most: 1, reason: REDUCTIONS },
+    Argued { operator: "bulk wait_group: + 1", most: 1, reason: REDUCTIONS },
+    Argued { operator: "full wait: after the first read", most: 2, reason: DS_OF_THE_FIRST },
     Argued { operator: "empty wait: after the first load", most: 1, reason: V_AFTER_K },
 ];
 
@@ -89,10 +101,14 @@ const HALVES: &[Argued] = &[
     Argued { operator: "wgmma.commit_group: after the wait", most: 2, reason: DV_WITH_DQ },
     Argued {
         operator: "wgmma.wait_group: after what it protects",
-        most: 3,
+        most: 5,
         reason: "dS is stored there again by warps that have waited for the dS after it, which is whole when all have \
-                 given their parts, after that wait",
+                 given their parts, after that wait; and a turn orders when warpgroups compute, not what is in memory",
     },
+    Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
+    Argued { operator: "fence.proxy.async: deleted", most: 1, reason: REDUCTIONS },
+    Argued { operator: "bulk wait_group: + 1", most: 1, reason: REDUCTIONS },
+    Argued { operator: "full wait: after the first read", most: 2, reason: DS_OF_THE_FIRST },
     Argued { operator: "empty wait: after the first load", most: 1, reason: V_AFTER_K },
     Argued {
         operator: "ldmatrix or stmatrix: transposes, or no longer",
@@ -105,4 +121,9 @@ const ADDING_FENCES: &str =
     "the fence of another product lies between what touched the registers and this product";
 const DV_WITH_DQ: &str = "products of dV that are in no group of their own are in that of dQ, which is waited for \
                           before anything relies on dV";
+const TURNS: &str = "a turn orders when warpgroups compute, not what is in memory";
+const LAST_TURN: &str = "the turn that is taken back at the end is the first warpgroup's";
+const REDUCTIONS: &str =
+    "reductions never race, and the simulator performs one when it reads its source, which is waited for";
+const DS_OF_THE_FIRST: &str = "the first product reads dS of the first consumer, which is a turn ahead";
 const V_AFTER_K: &str = "V has been read when K's slot, which was waited for before, is given back";

@@ -1,7 +1,7 @@
 //! Problems for the backward kernels: the features of which their code is made, each with each.
 
 use fa3_sched::DeviceLimits;
-use fa3_sched::backward::{ADDED_ROWS, Division, DkvTile, DqTile, PlanOptions};
+use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile, PlanOptions};
 use fa3_types::{Dtype, Mask};
 
 use super::BwdCase;
@@ -9,19 +9,23 @@ use crate::family::Trial;
 use crate::fwd::{Layout, dense, device};
 use crate::{Case, Dist, Poison, covering};
 
-/// Keys of a dK/dV tile, what warpgroups share out, and rows of its blocks if they add to dQ.
-pub(super) type Divided = (u32, Division, Option<u32>);
+/// Keys of a dK/dV tile, what warpgroups share out, and rows of its blocks and the order if they add to
+/// dQ.
+pub(super) type Divided = (u32, Division, Option<(u32, AddOrder)>);
 
-const DIVISIONS: [Divided; 5] = [
+const DIVISIONS: [Divided; 7] = [
     (64, Division::Keys, None),
     (128, Division::Keys, None),
     (64, Division::Gradients, None),
-    (128, Division::Keys, Some(ADDED_ROWS)),
-    (128, Division::Keys, Some(2 * ADDED_ROWS)),
+    (128, Division::Keys, Some((ADDED_ROWS, AddOrder::Any))),
+    (128, Division::Keys, Some((2 * ADDED_ROWS, AddOrder::Any))),
+    (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst))),
+    (128, Division::Keys, Some((2 * ADDED_ROWS, AddOrder::LastKeysFirst))),
 ];
 /// Rows of its blocks.
 const ROWS: [u32; 3] = [16, 32, 48];
-/// Blocks in flight, of Q and dO in the one kernel, of K and V in the other.
+/// Blocks in flight, of Q and dO in the one kernel, of K and V in the other. The one has as many tiles of K and V in
+/// flight as the other has blocks of V.
 const STAGES: [(u32, [u32; 2]); 3] = [(1, [2, 1]), (2, [2, 2]), (3, [3, 2])];
 /// Rows of a dQ tile, and keys of its blocks.
 const DQ_TILES: [(u32, u32); 4] = [(64, 16), (64, 48), (128, 32), (128, 16)];
@@ -76,10 +80,13 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let features = features.iter().map(|row| of_levels(row, seed));
     let chosen = [(64, 64), (128, 128), (256, 256), (192, 128), (40, 72)];
     let chosen = chosen.into_iter().flat_map(|dims| {
-        let adding = DkvTile::choose_adding(dims.0 as u32, dims.1 as u32, &DeviceLimits::h100_sxm());
-        let adding = adding.map(|tile| PlanOptions::default().dkv(tile));
-        let ways = [Some(PlanOptions::default()), adding];
-        ways.into_iter().flatten().map(move |options| of_choice(dims, &options, seed))
+        let adding = [AddOrder::Any, AddOrder::LastKeysFirst].map(|order| {
+            let dims = [dims.0 as u32, dims.1 as u32];
+            let tile = DkvTile::choose_adding(dims, order, &DeviceLimits::h100_sxm());
+            tile.map(|tile| PlanOptions::default().dkv(tile))
+        });
+        let ways = [Some(PlanOptions::default())].into_iter().chain(adding);
+        ways.flatten().map(move |options| of_choice(dims, &options, seed))
     });
     features.chain(chosen).collect()
 }
@@ -95,12 +102,14 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let ((tile_n, division, added), (stages, [k_stages, v_stages])) = (DIVISIONS[division], STAGES[stages]);
     let (head_dim, head_dim_v) = COLUMNS[columns];
     // With more, dQ does not fit into registers beside dK and dV, and shared memory is full.
-    let most = if added == Some(2 * ADDED_ROWS) { 64 } else { 128 };
+    let halves = added.is_some_and(|(rows, _)| rows == 2 * ADDED_ROWS);
+    let most = if halves { 64 } else { 128 };
+    let kv_stages = if added.is_some() && !halves { 1 } else { v_stages };
     let [head_dim, head_dim_v] =
         [head_dim, head_dim_v].map(|dim| if added.is_some() { dim.min(most) } else { dim });
     let stages = if added.is_some() { stages.min(2) } else { stages };
-    let (adds_dq, rows) = (added.is_some(), added.unwrap_or(ROWS[rows]));
-    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: rows, stages, division, adds_dq };
+    let (rows, adds_dq) = added.map_or((ROWS[rows], None), |(rows, order)| (rows, Some(order)));
+    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m: rows, stages, kv_stages, division, adds_dq };
     let (tile_m, tile_n) = DQ_TILES[dq];
     let dq = DqTile { head_dim, head_dim_v, tile_m, tile_n, k_stages, v_stages };
     let (batch, heads_q, heads_kv) = HEADS[heads];
@@ -129,7 +138,12 @@ pub(super) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let trial = |(index, division): (usize, Divided)| {
         let (stages, [k_stages, v_stages]) = STAGES[index % 3];
-        let lengths = if division.2.is_some() { (200, 100) } else { (70, 100) };
+        let lengths = match division.2 {
+            None => (70, 100),
+            Some((_, AddOrder::Any)) => (200, 100),
+            // Three tiles of keys wait for each other.
+            Some((_, AddOrder::LastKeysFirst)) => (200, 300),
+        };
         let (case, options) = tiny(division, [stages, k_stages, v_stages], masks[index % 3], lengths, (2, 1));
         case.trial(&device(2), &options)
     };
@@ -145,8 +159,9 @@ pub(super) fn tiny(
     heads: (usize, usize),
 ) -> (BwdCase, PlanOptions) {
     let (head_dim, head_dim_v) = (64, 64);
-    let (adds_dq, tile_m) = (added.is_some(), added.unwrap_or(16));
-    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, division, adds_dq };
+    let (kv_stages, (tile_m, adds_dq)) =
+        (v_stages, added.map_or((16, None), |(rows, order)| (rows, Some(order))));
+    let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, kv_stages, division, adds_dq };
     let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
     let spec = dense(Dtype::Bf16, 1, lengths, heads, 64).mask(mask);
     let case = Case::normal("small", spec.validate().expect("the lengths are valid"), 4);

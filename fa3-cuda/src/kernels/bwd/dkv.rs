@@ -4,22 +4,27 @@
 mod consumer;
 mod divided;
 mod halves;
+mod writer;
 
 use std::cell::RefCell;
 
 use fa3_ir::lang::*;
-use fa3_sched::backward::{ADDED_ROWS, Division, DkvTile};
+use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, DkvTile};
 use fa3_types::softcap;
 
 use super::PartSpec;
-use super::gradients::{Scores, visible, write};
+use super::gradients::{Scores, registers_tile, visible, write};
 use super::params::{DkvParams, SumsParams, stats_tile};
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::loader::Feed;
+use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Visible;
 use crate::kernels::parts::tiles::Tiles;
+
+/// Threads of one.
+const WARPGROUP: u32 = 128;
 
 /// What the roles share.
 struct Dkv<'k> {
@@ -37,7 +42,12 @@ struct Dkv<'k> {
 struct Adding<'k> {
     /// dSᵀ of a block and of the one before.
     ds: Ring<'k, 1>,
-    outboxes: Outboxes<'k>,
+    /// dQ of a block, or of half of one. Each consumer has a stage, which a writer of its own empties.
+    dq: Ring<'k, 1>,
+    /// If tiles add in order: blocks whose sums are ready for this tile's part.
+    ready: Option<Ring<'k, 0>>,
+    /// Keeps the exponentials of one consumer under the products of the other.
+    ping_pong: PingPong<'k>,
     sums: SumsParams<InKernel<'k>>,
 }
 
@@ -62,7 +72,8 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("bwd_dkv", Launch::threads(tile.threads()), |b| {
         let mut params = DkvParams::<Form>::form(spec).pass(&mut Declare(b));
-        let adding = params.sums.take().map(|sums| Adding::declare(b, spec, sums));
+        let adding = params.sums.take().zip(tile.adds_dq);
+        let adding = adding.map(|(sums, order)| Adding::declare(b, spec, order, sums));
         let (warps, inputs) = (4 * tile.consumers(), &params.inputs);
         let of_one = match tile.division {
             Division::Keys => warps,
@@ -70,14 +81,21 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         };
         let [q, dout] = [inputs.q.shape(), inputs.dout.shape()];
         let rows = [("q", q), ("stats", stats_tile(tile.tile_m)), ("dout", dout)];
+        let tiles = Tiles::declare(
+            b,
+            spec.scheduler,
+            inputs.geometry.tiles,
+            inputs.ticket,
+            warps + writer::warps(tile),
+        );
         let dkv = Dkv {
             builder: b,
             spec: *spec,
             // A3:4
-            k: Feed::declare(b, "k", inputs.k, 1, of_one),
-            v: Feed::declare(b, "v", inputs.v, 1, of_one),
+            k: Feed::declare(b, "k", inputs.k, tile.kv_stages, of_one),
+            v: Feed::declare(b, "v", inputs.v, tile.kv_stages, of_one),
             rows: b.ring("rows", tile.stages, warps, rows),
-            tiles: Tiles::declare(b, spec.scheduler, inputs.geometry.tiles, inputs.ticket, warps),
+            tiles: if tile.adds_dq.is_some_and(AddOrder::is_fixed) { tiles.in_order() } else { tiles },
             params,
         };
         let hand_over = match tile.division {
@@ -88,7 +106,12 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         b.launch_dependents();
         b.grid_dependency_wait();
         let [producer, registers] = tile.registers();
-        b.role(Role::new("producer", 0..4).registers(producer), || dkv.load()); // A3:5-6
+        b.role(Role::new("producer", 0..4).registers(producer), || {
+            dkv.load(); // A3:5-6
+            if let Some(adding) = &adding {
+                writer::run(&dkv, adding);
+            }
+        });
         let consumer = || Role::new("consumer", 4..4 + warps).registers(registers);
         match (&hand_over, &adding) {
             (None, Some(adding)) if tile.adds_halves() => b.role(consumer(), || halves::run(&dkv, adding)),
@@ -103,22 +126,28 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
 
 impl<'k> Adding<'k> {
     #[track_caller]
-    fn declare(b: &'k Builder, spec: &PartSpec<DkvTile>, sums: SumsParams<InKernel<'k>>) -> Adding<'k> {
+    fn declare(
+        b: &'k Builder,
+        spec: &PartSpec<DkvTile>,
+        order: AddOrder,
+        sums: SumsParams<InKernel<'k>>,
+    ) -> Adding<'k> {
         let tile = &spec.tile;
         let warps = 4 * tile.consumers();
         let shape = TileShape::new(spec.elem, tile.tile_n, tile.tile_m);
         let readers = if tile.adds_halves() { warps } else { 4 };
         Adding {
             ds: b.stored_ring("ds", 2, [warps, readers], [("ds", shape)]),
-            outboxes: b.warp_outboxes("dq", SumsParams::draft_shape(tile.head_dim), warps),
+            dq: b.stored_ring(
+                "dq",
+                tile.consumers(),
+                [4, 1],
+                [("dq", registers_tile(tile.head_dim, WARPGROUP))],
+            ),
+            ready: order.is_fixed().then(|| b.stored_ring("ready", writer::AHEAD, [1, tile.consumers()], [])),
+            ping_pong: PingPong::declare(b, tile.consumers()),
             sums,
         }
-    }
-
-    /// What a warp of consumer `me` adds through.
-    #[track_caller]
-    fn outbox(&self, b: &'k Builder, me: V<'k, B32>) -> Outbox<'k> {
-        self.outboxes.of(me.mad(4, b.tid().bfe(5, 2)))
     }
 
     /// The number of the block of sums that begins with `row`.
@@ -136,24 +165,19 @@ impl<'k> Dkv<'k> {
         b.once_per_role(|| {
             let (mut k, mut v) = (self.k.loader(), self.v.loader());
             let mut slots = self.rows.producer();
-            let rows = self.spec.tile.tile_m;
             self.tiles.produce(|tile, fetch_next| {
-                let Work { batch, head: kv_head, row: key, kv, .. } = params.inputs.geometry.work(tile);
-                b.if_uniform(kv.first.lt(kv.end), || {
+                let work = params.inputs.geometry.work(tile);
+                let Work { batch, head: kv_head, row: key, .. } = work;
+                b.if_uniform(self.visits(&work), || {
                     k.load(kv_head, key, batch); // A3:7-8
                     v.load(kv_head, key, batch); // A3:7-8
-                    let (first, last) = (kv.first * rows, kv.end * rows - rows);
-                    let head = kv_head * params.group;
-                    b.for_each((head, head + params.group), 1, |head| {
-                        b.for_each((0, last - first + 1), rows, |loaded| {
-                            // A3:9
-                            let row = last - loaded;
-                            let mut slot = slots.acquire(); // A3:10
-                            slot.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
-                            slot.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20
-                            slot.load(2, &params.inputs.dout, (0, head, row, batch)); // A3:11
-                            slot.commit(); // A3:12
-                        });
+                    self.for_each_row(&work, |head, row| {
+                        // A3:9
+                        let mut slot = slots.acquire(); // A3:10
+                        slot.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
+                        slot.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20
+                        slot.load(2, &params.inputs.dout, (0, head, row, batch)); // A3:11
+                        slot.commit(); // A3:12
                     });
                 });
                 fetch_next();
@@ -167,7 +191,7 @@ impl<'k> Dkv<'k> {
         let b = self.builder;
         let tile = &self.spec.tile;
         let mut kv = work.kv;
-        if tile.adds_dq {
+        if tile.adds_dq.is_some() {
             // All blocks of a tile that reaches beyond the keys are masked.
             let whole = (work.row + tile.tile_n).le(self.params.inputs.geometry.lens.q);
             kv.unmasked_first = whole.select(kv.unmasked_first, kv.first);
@@ -175,7 +199,20 @@ impl<'k> Dkv<'k> {
         }
         let blocks = KvBlocks::of(b, kv, tile.tile_m, self.spec.mask);
         let head = work.head * self.params.group;
-        b.for_each((head, head + self.params.group), 1, |head| blocks.for_each(0, |block| body(head, block)));
+        b.for_each((head, head + self.params.group), 1, |head| {
+            blocks.for_each_upwards(|block| body(head, block));
+        });
+    }
+
+    /// The same with the block's first row alone.
+    #[track_caller]
+    fn for_each_row(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(V<'k, B32>, V<'k, B32>)) {
+        let (b, rows) = (self.builder, self.spec.tile.tile_m);
+        let (first, end) = (work.kv.first * rows, work.kv.end * rows);
+        let head = work.head * self.params.group;
+        b.for_each((head, head + self.params.group), 1, |head| {
+            b.for_each((first, end), rows, |row| body(head, row));
+        });
     }
 
     /// Whether a tile sees any.
@@ -195,7 +232,7 @@ impl<'k> Dkv<'k> {
     fn hidden(&self, key: V<'k, B32>, block: &KvBlock<'k>) -> Option<[Visible<'k>; 2]> {
         let (geometry, mask) = (&self.params.inputs.geometry, self.spec.mask);
         let seen = block.masked.then(|| visible(self.builder, geometry, mask, key, block.key))?;
-        if !self.spec.tile.adds_dq {
+        if self.spec.tile.adds_dq.is_none() {
             return Some(seen);
         }
         let [upper, lower] = seen;

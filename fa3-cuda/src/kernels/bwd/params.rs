@@ -7,7 +7,7 @@ use fa3_sched::{Decoder, Order, Schedule, Scheduler, TileCounts};
 use fa3_types::TensorDesc;
 
 use super::program::{buffers, pairs};
-use super::{PartSpec, RoundSpec, StatsSpec};
+use super::{Cleared, PartSpec, RoundSpec, StatsSpec};
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::scores::units;
@@ -45,6 +45,8 @@ pub(super) struct SumsParams<S: Side> {
     pub(super) heads: S::U32,
     /// Blocks of rows of a head.
     pub(super) blocks: S::U32,
+    /// If parts are added in order, for each block the first key of the tile that has added last.
+    pub(super) last_added: Option<S::Pointer>,
 }
 
 /// What the dK/dV kernel takes.
@@ -189,6 +191,7 @@ impl<A: Side> SumsParams<A> {
             address: by.pointer("sums", self.address),
             heads: by.u32("sums_heads", self.heads),
             blocks: by.u32("sums_blocks", self.blocks),
+            last_added: self.last_added.map(|last| by.pointer("last_added", last)),
         }
     }
 }
@@ -208,14 +211,17 @@ impl<A: Side> RoundParams<A> {
 }
 
 impl SumsParams<Form> {
-    const FORM: SumsParams<Form> = SumsParams { address: Elem::F32, heads: (), blocks: () };
+    fn form(in_order: bool) -> SumsParams<Form> {
+        let last_added = in_order.then_some(Elem::U32);
+        SumsParams { address: Elem::F32, heads: (), blocks: (), last_added }
+    }
 }
 
 impl RoundParams<Form> {
     /// Those of a kernel.
     pub(super) fn form(spec: &RoundSpec, order: Order) -> RoundParams<Form> {
         RoundParams {
-            sums: SumsParams::FORM,
+            sums: SumsParams::form(spec.in_order),
             dq: Strided::form("dq", spec.elem),
             softmax_scale: (),
             seqlen: (),
@@ -259,7 +265,7 @@ impl DkvParams<Form> {
             group: (),
             dk: Strided::form("dk", spec.elem),
             dv: Strided::form("dv", spec.elem),
-            sums: spec.tile.adds_dq.then_some(SumsParams::FORM),
+            sums: spec.tile.adds_dq.map(|order| SumsParams::form(order.is_fixed())),
         }
     }
 }
@@ -296,7 +302,11 @@ impl StatsParams<Form> {
             pairs: (),
             heads: (),
             decoder: Decoder::new(TileCounts::ONE, order).map(|_| ()),
-            sums: spec.cleared_cols.map(|_| SumsParams::FORM),
+            sums: match spec.cleared {
+                Cleared::Nothing => None,
+                Cleared::Sums(_) => Some(SumsParams::form(false)),
+                Cleared::LastAdded => Some(SumsParams::form(true)),
+            },
         }
     }
 }
@@ -308,16 +318,19 @@ pub(super) fn sum_blocks(plan: &Plan) -> u32 {
     (plan.problem().forward().q().shape.seqlen as u32).div_ceil(tile_m) * (tile_m / ADDED_ROWS)
 }
 
+/// The buffer of sums, and if parts are added in order that of who has added last.
+type Sums = (BufferId, Option<BufferId>);
+
 impl SumsParams<Host> {
-    fn of(plan: &Plan, sums: BufferId) -> SumsParams<Host> {
+    fn of(plan: &Plan, (address, last_added): Sums) -> SumsParams<Host> {
         let forward = plan.problem().forward();
-        SumsParams { address: sums, heads: forward.heads().q() as u32, blocks: sum_blocks(plan) }
+        SumsParams { address, heads: forward.heads().q() as u32, blocks: sum_blocks(plan), last_added }
     }
 }
 
 impl RoundParams<Host> {
     /// The values of a launch with at least one block, which are numbered by `blocks`.
-    pub(super) fn of(plan: &Plan, blocks: &Schedule, sums: BufferId) -> RoundParams<Host> {
+    pub(super) fn of(plan: &Plan, blocks: &Schedule, sums: Sums) -> RoundParams<Host> {
         let (problem, forward) = (plan.problem(), plan.problem().forward());
         RoundParams {
             sums: SumsParams::of(plan, sums),
@@ -363,7 +376,7 @@ impl DkvParams<Host> {
     pub(super) fn of(
         plan: &Plan,
         stats: Passed,
-        sums: Option<BufferId>,
+        sums: Option<Sums>,
         ticket: Option<BufferId>,
     ) -> DkvParams<Host> {
         let problem = plan.problem();
@@ -399,7 +412,7 @@ impl DqParams<Host> {
 
 impl StatsParams<Host> {
     /// The values of a launch with at least one tile.
-    pub(super) fn of(plan: &Plan, stats: BufferId, sums: Option<BufferId>) -> StatsParams<Host> {
+    pub(super) fn of(plan: &Plan, stats: BufferId, sums: Option<Sums>) -> StatsParams<Host> {
         let (problem, forward) = (plan.problem(), plan.problem().forward());
         StatsParams {
             o: Strided::of("o", buffers::O, forward.o()),

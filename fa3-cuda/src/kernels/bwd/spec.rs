@@ -1,7 +1,7 @@
 //! What makes one backward kernel differ from another.
 
 use fa3_ir::{Elem, WgmmaType};
-use fa3_sched::backward::{DkvTile, DqBy, DqTile, Part, Plan};
+use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
@@ -28,8 +28,19 @@ pub struct StatsSpec {
     pub elem: Elem,
     /// Their columns.
     pub head_dim_v: u32,
-    /// Columns of the sums of dQ, which it clears, if there are such.
-    pub cleared_cols: Option<u32>,
+    /// What it clears.
+    pub cleared: Cleared,
+}
+
+/// What must hold zeros before parts of dQ are added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cleared {
+    /// Nothing: dQ is not added up.
+    Nothing,
+    /// Sums of so many columns, if parts are added in any order.
+    Sums(u32),
+    /// Who has added last, if they are added in order. The first part is stored, so the sums may hold anything.
+    LastAdded,
 }
 
 /// Of the kernel that rounds sums of dQ.
@@ -41,6 +52,8 @@ pub struct RoundSpec {
     pub head_dim: u32,
     /// Those of the sums, at least as many.
     pub cols: u32,
+    /// Whether parts were added in order.
+    pub in_order: bool,
 }
 
 /// Of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the reach of
@@ -73,10 +86,17 @@ impl BwdSpec {
         let cols = plan.dkv().tile.head_dim;
         let dq = match plan.dq() {
             DqBy::Kernel(part) => BwdSpec::Dq(PartSpec::of(plan, part, forward.mask())),
-            DqBy::Additions(_) => BwdSpec::Round(RoundSpec { elem, head_dim, cols }),
+            DqBy::Additions(_) => {
+                let in_order = plan.dkv().tile.adds_dq.is_some_and(AddOrder::is_fixed);
+                BwdSpec::Round(RoundSpec { elem, head_dim, cols, in_order })
+            }
         };
-        let cleared_cols = plan.dkv().tile.adds_dq.then_some(cols);
-        let stats = StatsSpec { elem, head_dim_v: forward.head_dim_v() as u32, cleared_cols };
+        let cleared = match plan.dkv().tile.adds_dq {
+            None => Cleared::Nothing,
+            Some(AddOrder::Any) => Cleared::Sums(cols),
+            Some(AddOrder::LastKeysFirst) => Cleared::LastAdded,
+        };
+        let stats = StatsSpec { elem, head_dim_v: forward.head_dim_v() as u32, cleared };
         let dkv = PartSpec::of(plan, plan.dkv(), forward.mask().transposed());
         [BwdSpec::Stats(stats), BwdSpec::Dkv(dkv), dq]
     }

@@ -1,5 +1,5 @@
 //! Row statistics: of every row -D = dLSE - rowsum(dO ∘ O), which dP adds, and -LSE in base 2, which the exponent
-//! of P adds. If dQ is added up in memory, the kernel clears the sums as well.
+//! of P adds. If dQ is added up in memory, the kernel clears what that begins with.
 //!
 //! They lie in pairs of rows, so that whoever has two neighbouring columns of Sᵀ loads 8 bytes of each. A row that sees
 //! no key, and one that pads the last pair, has -inf and 0: its P is 0 whatever its scores are.
@@ -8,8 +8,8 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};
 use fa3_sched::{Longest, Order, Tile};
 
-use super::StatsSpec;
 use super::params::StatsParams;
+use super::{Cleared, StatsSpec};
 use crate::kernels::params::{Declare, Form};
 use crate::kernels::parts::unpack::unpacked;
 
@@ -37,8 +37,14 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
         let rows: Vec<V<'_, B32>> = (0..STATS_ROWS / ROWS).map(|turn| first + turn * ROWS).collect();
 
         // Blocks of rows are those of the sums.
-        if let Some((sums, cols)) = params.sums.as_ref().zip(spec.cleared_cols) {
-            sums.block(b, sums.number([batch, head, m_block]), cols).clear(b);
+        if let Some(sums) = &params.sums {
+            let number = sums.number([batch, head, m_block]);
+            if let Some(last) = sums.last(number) {
+                last.clear(b);
+            }
+            if let Cleared::Sums(cols) = spec.cleared {
+                sums.block(b, number, cols).clear(b);
+            }
         }
         // All loads before the first sum.
         let loaded: Vec<Chunks<'_>> = rows

@@ -1,21 +1,17 @@
-//! Sums of dQ in f32, to which CTAs add in any order: blocks of 64 rows of a head, each as the registers of the four
-//! warps that computed it, one warp's after the other's, four of a thread at a time. The last kernel, which rounds
-//! them, has the same registers.
+//! Sums of dQ in f32, to which CTAs add: blocks of 64 rows of a head, each as the registers of the warpgroup that
+//! computed it, four of a thread at a time. The last kernel, which rounds them, has the same registers.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
-use fa3_sched::{Longest, Order, Tile};
+use fa3_sched::{Longest, Order};
 
 use super::RoundSpec;
-use super::gradients::{registers_tile, store_registers, write};
+use super::gradients::write;
 use super::params::{RoundParams, SumsParams};
 use crate::kernels::params::{Declare, Form, InKernel};
 
-/// Threads of a warp.
-const WARP: u32 = 32;
-
-/// In place of the number of a block.
-pub(super) const NO_BLOCK: u32 = u32::MAX;
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
 
 /// A thread's numbers of one block.
 pub(super) struct Block<'k> {
@@ -30,33 +26,73 @@ impl<'k> SumsParams<InKernel<'k>> {
         batch.mad(self.heads, head).mad(self.blocks, block)
     }
 
-    /// Where the calling warp's numbers of the block of this number are.
+    /// Where the block of this number is.
     #[track_caller]
-    fn address_of(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
-        let bytes = 4 * ADDED_ROWS * cols;
-        let block = number.mad_wide(bytes, self.address);
-        b.tid().bfe(5, 2).mad_wide(bytes / 4, block)
+    fn address_of(&self, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
+        number.mad_wide(4 * ADDED_ROWS * cols, self.address)
     }
 
     /// The calling thread's numbers of it.
     #[track_caller]
     pub(super) fn block(&self, b: &'k Builder, number: V<'k, B32>, cols: u32) -> Block<'k> {
-        let lane = b.tid() & (WARP - 1);
-        Block { first: lane.mad_wide(16, self.address_of(b, number, cols)), cols }
+        let thread = b.tid() & (WARPGROUP - 1);
+        Block { first: thread.mad_wide(16, self.address_of(number, cols)), cols }
     }
 
-    /// What a warp's numbers pass through.
-    pub(super) fn draft_shape(cols: u32) -> TileShape {
-        registers_tile(cols, WARP)
-    }
-
-    /// Begins to add a fragment to the block of this number, by way of shared memory; to [`NO_BLOCK`] nothing.
+    /// The last addition to the block of this number, if tiles add in order.
     #[track_caller]
-    pub(super) fn add(&self, number: V<'k, B32>, dq: &Frag<'k>, through: &Outbox<'k>) {
-        let draft = through.acquire();
-        store_registers(dq, draft.tile(), WARP);
-        let to = self.address_of(dq.builder(), number, dq.cols());
-        draft.send_add_flat_if(number.ne(NO_BLOCK), to);
+    pub(super) fn last(&self, number: V<'k, B32>) -> Option<LastAdded<'k>> {
+        self.last_added.map(|last| LastAdded(number.mad_wide(4, last)))
+    }
+
+    /// Begins to add a block of dQ, the registers of a warpgroup's threads, to the one of this number, or to store it
+    /// where `first` is given and holds: nobody has added before.
+    #[track_caller]
+    pub(super) fn add(
+        &self,
+        b: &'k Builder,
+        number: V<'k, B32>,
+        dq: Tile<'_, 'k>,
+        cols: u32,
+        first: Option<Condition>,
+    ) {
+        let to = self.address_of(number, cols);
+        let add = || b.add_tile_flat(dq, to);
+        match first {
+            None => add(),
+            Some(first) => b.if_else_uniform(first, || b.store_tile_flat(dq, to), add),
+        }
+        b.bulk_commit();
+    }
+}
+
+/// The first key, and 1, of the tile that has been the last to add to a block; 0 as long as nobody has.
+pub(super) struct LastAdded<'k>(V<'k, B64>);
+
+impl<'k> LastAdded<'k> {
+    /// Nobody has added.
+    #[track_caller]
+    pub(super) fn clear(&self, b: &'k Builder) {
+        b.if_lanes(b.tid().eq(0), || b.store(self.0, 0_u32));
+    }
+
+    /// Whether somebody has, after the kernel that adds.
+    #[track_caller]
+    fn is_somebody(&self, b: &'k Builder) -> V<'k, Pred> {
+        b.load::<B32>(self.0).ne(0)
+    }
+
+    /// Waits until the tile that begins with `key` has added, in one thread.
+    #[track_caller]
+    pub(super) fn wait(&self, b: &'k Builder, key: V<'k, B32>) {
+        b.repeat(|| b.break_if(b.load_acquire(self.0).eq(key + 1)));
+    }
+
+    /// Says that the tile that begins with `key` has added, in the thread that did: waits until it has.
+    #[track_caller]
+    pub(super) fn set(&self, b: &'k Builder, key: V<'k, B32>) {
+        b.bulk_wait(0);
+        b.store_release(self.0, key + 1);
     }
 }
 
@@ -64,7 +100,7 @@ impl<'k> Block<'k> {
     /// Where groups of four of the thread's numbers are.
     fn groups(&self) -> impl Iterator<Item = GlobalAddr> + use<'k> {
         let first = self.first;
-        (0..self.cols / 8).map(move |group| first.at((16 * WARP * group) as i32))
+        (0..self.cols / 8).map(move |group| first.at((16 * WARPGROUP * group) as i32))
     }
 
     /// Makes them zeros.
@@ -73,26 +109,31 @@ impl<'k> Block<'k> {
         self.groups().for_each(|at| b.store_vector(at, [0.0_f32; 4]));
     }
 
-    /// The sums.
+    /// Loads the sums.
     #[track_caller]
-    fn load(&self, b: &'k Builder) -> Frag<'k> {
-        let mut frag = Frag::zeros(b, self.cols);
+    fn load(&self, frag: &mut Frag<'k>) {
+        let b = frag.builder();
         let numbers: Vec<V<'k, F32>> = self.groups().flat_map(|at| b.load_vector::<F32, 4>(at)).collect();
         frag.map(|_, at| numbers[at.index()]);
-        frag
     }
 }
 
 /// The kernel that rounds them.
 pub(super) fn kernel(spec: &RoundSpec) -> Kernel {
-    Kernel::build("bwd_round", Launch::threads(4 * WARP), |b| {
+    Kernel::build("bwd_round", Launch::threads(WARPGROUP), |b| {
         let order = Order::LongestFirst { section: 1, longest: Longest::First };
         let params = RoundParams::<Form>::form(spec, order).pass(&mut Declare(b));
         b.launch_dependents();
         b.grid_dependency_wait();
-        let Tile { m_block, head, batch, split: _ } = params.decoder.decode(b.cta_x());
+        let fa3_sched::Tile { m_block, head, batch, split: _ } = params.decoder.decode(b.cta_x());
         let number = params.sums.number([batch, head, m_block]);
-        let dq = params.sums.block(b, number, spec.cols).load(b);
+        let mut dq = Frag::zeros(b, spec.cols);
+        let block = params.sums.block(b, number, spec.cols);
+        match params.sums.last(number) {
+            None => block.load(&mut dq),
+            // Where nobody has added, there is not even a 0.
+            Some(last) => b.if_uniform(last.is_somebody(b), || block.load(&mut dq)),
+        }
         let to = [batch, head, m_block.mad(ADDED_ROWS, b.frag_row())];
         write(dq, Some(params.softmax_scale), &params.dq, to, params.seqlen, (spec.elem, spec.head_dim));
     })

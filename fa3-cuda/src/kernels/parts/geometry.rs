@@ -91,6 +91,12 @@ impl<'k> Geometry<V<'k, B32>> {
         Work { batch, head, kv_head, row, kv: KvRange { first, unmasked_first, unmasked_end, end } }
     }
 
+    /// The blocks of keys that tile `m_block` of a head visits; none if there is no such tile.
+    #[track_caller]
+    pub(crate) fn kv_range(&self, m_block: V<'k, B32>) -> KvRange<V<'k, B32>> {
+        self.tiling.kv_range(m_block, self.lens)
+    }
+
     /// The keys that query row `row` may see; of a row beyond the sequence's end, any.
     #[track_caller]
     pub(crate) fn keys(&self, row: V<'k, B32>) -> VisibleKeys<V<'k, B32>> {

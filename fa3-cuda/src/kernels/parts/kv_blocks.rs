@@ -1,4 +1,5 @@
-//! The blocks of keys that a tile visits, from the last to the first, and which of them need the mask.
+//! The blocks of keys that a tile visits, from the last to the first or the other way round, and which of them need
+//! the mask.
 
 use fa3_ir::lang::*;
 use fa3_sched::KvRange;
@@ -45,6 +46,21 @@ impl<'k> KvBlocks<'k> {
     #[track_caller]
     fn block(&self, index: V<'k, B32>, masked: bool) -> KvBlock<'k> {
         KvBlock { key: index * self.keys, masked, last: index.eq(self.kv.first) }
+    }
+
+    /// Runs `body` for every block, from the first to the last. It is built up to three times: for blocks at the mask's
+    /// left side, for those that all rows see, and for those at its right side and at the keys' end.
+    #[track_caller]
+    pub(crate) fn for_each_upwards(&self, mut body: impl FnMut(KvBlock<'k>)) {
+        let KvRange { first, unmasked_first, unmasked_end, end } = self.kv;
+        let mut phase = |blocks: (V<'k, B32>, V<'k, B32>), masked: bool| {
+            self.builder.for_each(blocks, 1, |index| body(self.block(index, masked)));
+        };
+        if self.left {
+            phase((first, unmasked_first), true);
+        }
+        phase((unmasked_first, unmasked_end), false);
+        phase((unmasked_end, end), true);
     }
 
     /// Runs `body` for every block but the first `from`. It is built up to three times: for blocks at the mask's right

@@ -23,6 +23,8 @@ struct Broadcast<'k> {
     ticket: V<'k, B64>,
     ring: Ring<'k, 0>,
     word: Region,
+    /// Whether a CTA draws its first tile, too: when a tile begins, all before it have begun.
+    in_order: bool,
 }
 
 /// The next ticket, once it has been fetched.
@@ -55,6 +57,7 @@ impl<'k> Tiles<'k> {
                 ticket,
                 ring: b.ring("mail", 1, consumers, []),
                 word: b.region("next tile", 4, 4),
+                in_order: false,
             }),
             (Scheduler::OneTile, _) => Source::OneTile,
             (Scheduler::StaticPersistent | Scheduler::DynamicPersistent, _) => Source::Static,
@@ -62,24 +65,40 @@ impl<'k> Tiles<'k> {
         Tiles { builder: b, count, source }
     }
 
+    /// The same tiles, begun in the order of their numbers: a tile may wait for those before it, whatever else the
+    /// GPU runs. Without it, a CTA's first tile is that of its own number, and it may begin late.
+    pub(crate) fn in_order(mut self) -> Tiles<'k> {
+        if let Source::Dynamic(broadcast) = &mut self.source {
+            broadcast.in_order = true;
+        }
+        self
+    }
+
     /// Runs `body` with the number of every tile, in the one thread that fetches tickets. `body` calls its second
     /// argument when the next one should be fetched: the atomic takes about 1 µs, but fetching later balances better.
     #[track_caller]
     pub(crate) fn produce(&self, body: impl FnOnce(V<'k, B32>, &mut dyn FnMut())) {
         let b = self.builder;
-        let Source::Dynamic(Broadcast { ticket, ring, word }) = &self.source else {
+        let Source::Dynamic(Broadcast { ticket, ring, word, in_order }) = &self.source else {
             return self.consume(|tile| body(tile, &mut || ()));
         };
         let mut ring = ring.producer();
-        let (ctas, last) = (b.grid_x(), self.count - 1);
-        self.each(|tile| {
-            let mut ticket = Ticket { counter: *ticket, last, fetched: None };
-            body(tile, &mut || _ = ticket.fetch(b));
-            let next = next_dynamic(ticket.fetch(b), ctas);
+        let ctas = b.grid_x();
+        // Each CTA draws a ticket for which there is no tile, and one more if it draws the first one.
+        let (last, before) =
+            if *in_order { (self.count + ctas - 1, b.copy(0)) } else { (self.count - 1, ctas) };
+        let draw = || Ticket { counter: *ticket, last, fetched: None };
+        let mut send = |tile: V<'k, B32>| {
             let slot = ring.acquire();
-            b.store(*word, next);
+            b.store(*word, tile);
             slot.commit();
-            next
+            tile
+        };
+        let first = if *in_order { send(draw().fetch(b)) } else { b.cta_x() };
+        self.each(first, |tile| {
+            let mut ticket = draw();
+            body(tile, &mut || _ = ticket.fetch(b));
+            send(next_dynamic(ticket.fetch(b), before))
         });
     }
 
@@ -91,30 +110,34 @@ impl<'k> Tiles<'k> {
             Source::OneTile => body(b.cta_x()),
             Source::Static => {
                 let ctas = b.grid_x();
-                self.each(|tile| {
+                self.each(b.cta_x(), |tile| {
                     body(tile);
                     next_static(tile, ctas)
                 });
             }
-            Source::Dynamic(Broadcast { ring, word, .. }) => {
+            Source::Dynamic(Broadcast { ring, word, in_order, .. }) => {
                 let mut ring = ring.consumer();
-                self.each(|tile| {
-                    body(tile);
+                let mut receive = || {
                     let slot = ring.wait();
                     // All lanes have read it. The compiler cannot know that they agree; from one lane, it does.
-                    let next = b.load::<B32>(*word).shfl_idx(0);
+                    let tile = b.load::<B32>(*word).shfl_idx(0);
                     slot.release();
-                    next
+                    tile
+                };
+                let first = if *in_order { receive() } else { b.cta_x() };
+                self.each(first, |tile| {
+                    body(tile);
+                    receive()
                 });
             }
         }
     }
 
-    /// Runs `step` from the CTA's own number on, as long as the number it gives is that of a tile.
+    /// Runs `step` from `first` on, as long as the number it gives is that of a tile.
     #[track_caller]
-    fn each(&self, step: impl FnOnce(V<'k, B32>) -> V<'k, B32>) {
+    fn each(&self, first: V<'k, B32>, step: impl FnOnce(V<'k, B32>) -> V<'k, B32>) {
         let b = self.builder;
-        let next = b.var("tile", b.cta_x());
+        let next = b.var("tile", first);
         b.repeat(|| {
             b.break_if(next.now().ge(self.count));
             next.set(step(next.get()));

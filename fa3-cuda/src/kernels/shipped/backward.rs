@@ -1,15 +1,16 @@
-//! The backward kernels that are shipped: `bwd/dkv/bf16/d128/128x64x3/causal/cap/dynamic`. Tiles are rows that stay x
-//! rows of a block x stages, of K and V one after the other.
+//! The backward kernels that are shipped: `bwd/dkv/bf16/d128/128x64x3x2/causal/cap/dynamic`. Tiles are rows that stay
+//! x rows of a block x stages: of the dK/dV kernel those of blocks and of K and V, of the dQ kernel those of K and of
+//! V.
 
 use fa3_ir::Elem;
 use fa3_sched::DeviceLimits;
 use fa3_sched::Scheduler;
-use fa3_sched::backward::{Division, DkvTile, DqTile, Plan, PlanOptions};
+use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions};
 use fa3_types::{BackwardSpec, Dtype, Mask, ProblemSpec, Shape};
 
 use super::Shipped;
 use crate::kernels::Spec;
-use crate::kernels::bwd::{BwdSpec, PartSpec};
+use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec};
 
 /// The kernels of plans for the usual head dimensions, in both forms: with every side of a mask, with a soft cap and
 /// without, for many tiles; for few tiles, without a cap; in f16, with a cap and both sides of the mask.
@@ -46,9 +47,13 @@ fn specs(
     let problem = BackwardSpec::contiguous(forward).validate().expect("shapes agree");
     let limits = DeviceLimits::h100_sxm();
     let plan = |options| Plan::with(&problem, &limits, &options).expect("the head dimensions have tiles");
-    let adding = DkvTile::choose_adding(head_dim as u32, head_dim_v as u32, &limits);
-    let ways = [Some(PlanOptions::default()), adding.map(|tile| PlanOptions::default().dkv(tile))];
-    ways.into_iter().flatten().flat_map(|options| BwdSpec::of(&plan(options))).collect()
+    let dims = [head_dim as u32, head_dim_v as u32];
+    let adding = [AddOrder::Any, AddOrder::LastKeysFirst]
+        .into_iter()
+        .filter_map(|order| DkvTile::choose_adding(dims, order, &limits))
+        .map(|tile| PlanOptions::default().dkv(tile));
+    let ways = [PlanOptions::default()].into_iter().chain(adding);
+    ways.flat_map(|options| BwdSpec::of(&plan(options))).collect()
 }
 
 /// Whether it stands for others in slow tests: see [`Shipped::stands_for_others`].
@@ -67,15 +72,29 @@ fn stands<T>(spec: &PartSpec<T>) -> bool {
 fn name(spec: &BwdSpec) -> String {
     match spec {
         BwdSpec::Stats(spec) => {
-            let clears = if spec.cleared_cols.is_some() { "/clears" } else { "" };
+            let clears = match spec.cleared {
+                Cleared::Nothing => "",
+                Cleared::Sums(_) => "/clears-sums",
+                Cleared::LastAdded => "/clears-last-added",
+            };
             format!("bwd/stats/{}/d{}{clears}", spec.elem, spec.head_dim_v)
         }
-        BwdSpec::Round(spec) => format!("bwd/round/{}/d{}", spec.elem, spec.head_dim),
+        BwdSpec::Round(spec) => {
+            let order = if spec.in_order { "/in-order" } else { "" };
+            format!("bwd/round/{}/d{}{order}", spec.elem, spec.head_dim)
+        }
         BwdSpec::Dkv(spec) => {
-            let DkvTile { tile_n, tile_m, stages, division, adds_dq, .. } = spec.tile;
+            let DkvTile { tile_n, kv_stages, tile_m, stages, division, adds_dq, .. } = spec.tile;
             let divided = if division == Division::Gradients { "/divided" } else { "" };
-            let adds = if adds_dq { "/adds-dq" } else { "" };
-            format!("{}{divided}{adds}", named("dkv", spec, &format!("{tile_n}x{tile_m}x{stages}")))
+            let adds = match adds_dq {
+                None => "",
+                Some(AddOrder::Any) => "/adds-dq",
+                Some(AddOrder::LastKeysFirst) => "/adds-dq-in-order",
+            };
+            format!(
+                "{}{divided}{adds}",
+                named("dkv", spec, &format!("{tile_n}x{tile_m}x{stages}x{kv_stages}"))
+            )
         }
         BwdSpec::Dq(spec) => {
             let DqTile { tile_m, tile_n, k_stages, v_stages, .. } = spec.tile;

@@ -32,7 +32,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "bulk wait_group: deleted",
-        rules: &[Rule::T2, Rule::T5],
+        rules: &[Rule::T2, Rule::T4, Rule::T5],
         sites: |kernel| {
             let site = |line| Site::deleted(line).equivalent(first_use(kernel, line));
             kernel.find(is_bulk_wait).into_iter().map(site).collect()
@@ -41,7 +41,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "bulk wait_group: + 1",
-        rules: &[Rule::T2, Rule::T5],
+        rules: &[Rule::T2, Rule::T4, Rule::T5],
         sites: |kernel| {
             let more = |pending, read| TmaInst::Wait { pending: pending + 1, read };
             let sites = waiting(kernel, more).into_iter();
@@ -53,8 +53,11 @@ pub(super) const OPERATORS: &[Operator] = &[
         name: "bulk wait_group: not .read",
         sites: |kernel| {
             let whole = |pending, _| TmaInst::Wait { pending, read: false };
+            let reads = |site: &Site| {
+                matches!(kernel.inst(site.line), Some(Inst::Tma(TmaInst::Wait { read: true, .. })))
+            };
             let reason = "a copy that is complete has been read";
-            waiting(kernel, whole).into_iter().map(|site| site.equivalent(reason)).collect()
+            waiting(kernel, whole).into_iter().filter(reads).map(|site| site.equivalent(reason)).collect()
         },
         ..NOTHING
     },

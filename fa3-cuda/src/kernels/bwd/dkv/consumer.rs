@@ -2,8 +2,10 @@
 
 use fa3_ir::lang::*;
 
+use super::writer::give;
 use super::{Adding, Columns, Dkv, Stat};
 use crate::kernels::bwd::gradients::registers;
+use crate::kernels::parts::ping_pong::Turn;
 
 /// What it runs.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
@@ -12,6 +14,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
     let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
     let mut rows = dkv.rows.consumer();
     let mut additions = adding.map(|adding| Additions::of(b, adding, me));
+    let turn = adding.map_or_else(Turn::none, |adding| adding.ping_pong.of(b, me));
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + me.mad(64, b.frag_row());
@@ -20,7 +23,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
         b.if_uniform(dkv.visits(&work), || {
             let (k_slot, v_slot) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
-            dkv.for_each_block(&work, |head, block| {
+            dkv.for_each_block(&work, |_, block| {
                 // A3:18
                 let slot = rows.wait(); // A3:19
                 let [q, stats, dout] = slot.tiles();
@@ -34,18 +37,20 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
                     slot.fence_loads();
                 }
                 let mut s = s.wait(); // A3:24
+                turn.take();
                 let p = dkv.p(&mut s, &shifts, dkv.hidden(key, &block).as_ref()); // A3:24
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26
+                turn.pass();
                 let dp = dp.wait(); // A3:25
                 let ds = dkv.ds(&dp, &registers(&s)); // A3:25
-                let turn = additions.as_mut().map(|additions| additions.give(&ds));
+                let is_mine = additions.as_mut().map(|additions| additions.give(&ds));
                 let more_dk = gemm(&ds, q, &mut dk); // A3:27
                 more_dk.wait();
                 more_dv.wait();
                 slot.release();
-                if let Some((additions, turn)) = additions.as_mut().zip(turn) {
+                if let Some((additions, is_mine)) = additions.as_mut().zip(is_mine) {
                     additions.add(k_slot.tile());
-                    additions.next(turn, [work.batch, head, block.key]);
+                    additions.next(is_mine);
                 }
             });
             if let Some(additions) = &mut additions {
@@ -58,32 +63,27 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
         dkv.write_dv(dv, &work, key);
         dkv.write_dk(dk, &work, key);
     });
-    if let Some(additions) = additions {
-        additions.through.drain();
-    }
+    turn.end(b);
 }
 
 /// One consumer's part in dQ. It gives dSᵀ of every block to the consumer whose turn it is. Of a block of its own it
-/// adds dQ = dS K of all keys of the tile a block later: by then the others have given theirs.
-struct Additions<'d, 'k> {
+/// computes dQ = dS K of all keys of the tile a block later: by then the others have given theirs.
+struct Additions<'k> {
     builder: &'k Builder,
-    adding: &'d Adding<'k>,
-    through: Outbox<'k>,
     me: V<'k, B32>,
     given: Producer<'k, 1>,
     taken: StageConsumer<'k, 1>,
+    to_add: StageProducer<'k, 1>,
     /// Whether the block given before is this consumer's.
     is_mine: Var<'k, Pred>,
-    /// The number of that block.
-    block: Var<'k, B32>,
 }
 
-impl<'d, 'k> Additions<'d, 'k> {
+impl<'k> Additions<'k> {
     #[track_caller]
-    fn of(b: &'k Builder, adding: &'d Adding<'k>, me: V<'k, B32>) -> Additions<'d, 'k> {
+    fn of(b: &'k Builder, adding: &Adding<'k>, me: V<'k, B32>) -> Additions<'k> {
         let (given, taken) = (adding.ds.producer(), adding.ds.consumer_of_stage(me));
-        let (is_mine, block) = (b.var("is_mine", false), b.var("block", 0));
-        Additions { builder: b, adding, through: adding.outbox(b, me), me, given, taken, is_mine, block }
+        let to_add = adding.dq.producer_of_stage(me);
+        Additions { builder: b, me, given, taken, to_add, is_mine: b.var("is_mine", false) }
     }
 
     /// Gives dSᵀ of the next block. Whether that is this consumer's.
@@ -97,22 +97,21 @@ impl<'d, 'k> Additions<'d, 'k> {
         is_mine
     }
 
-    /// Adds dQ of the block given before, if that is this consumer's.
+    /// Computes dQ of the block given before, if that is this consumer's.
     #[track_caller]
     fn add(&mut self, k: Tile<'_, 'k>) {
         self.builder.if_uniform(self.is_mine, || {
             let ds = self.taken.wait(); // A3:32
             let dq = gemm(ds.tile().t(), k, Fresh).wait(); // A3:28
             ds.release();
-            self.adding.sums.add(self.block.get(), &dq, &self.through); // A3:33
+            give(&dq, self.to_add.acquire());
         });
     }
 
-    /// The block just given, which begins with this row, is the one to add next.
+    /// The block just given is the one to add next.
     #[track_caller]
-    fn next(&mut self, is_mine: V<'k, Pred>, row: [V<'k, B32>; 3]) {
+    fn next(&mut self, is_mine: V<'k, Pred>) {
         self.is_mine.set(is_mine);
-        self.block.set(self.adding.number(row));
     }
 
     /// There is none to add.

@@ -5,11 +5,8 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
 
-use super::{Columns, Dkv, Stat};
+use super::{Columns, Dkv, Stat, WARPGROUP};
 use crate::kernels::bwd::gradients::{places_of_registers, registers_tile, store_registers};
-
-/// Threads of one.
-const WARPGROUP: u32 = 128;
 
 /// Where numbers pass from one consumer to the other.
 pub(super) struct HandOver<'k>(Ring<'k, 1>);

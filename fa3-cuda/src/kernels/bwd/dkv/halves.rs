@@ -5,9 +5,9 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 
+use super::writer::give;
 use super::{Adding, Columns, Dkv, Stat};
 use crate::kernels::bwd::gradients::registers;
-use crate::kernels::bwd::sums::NO_BLOCK;
 
 /// What it runs.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
@@ -16,9 +16,8 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let me = b.warpgroup();
     let (mut k, mut v, mut rows) = (dkv.k.consumer(), dkv.v.consumer(), dkv.rows.consumer());
     let (mut given, mut taken) = (adding.ds.producer(), adding.ds.consumer());
-    let through = adding.outbox(b, me);
-    // Where dQ of the block before is added.
-    let before = b.var("before", 0);
+    let mut to_add = adding.dq.producer_of_stage(me);
+    let turn = adding.ping_pong.of(b, me);
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + me.mad(64, b.frag_row());
@@ -27,15 +26,15 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
         b.if_uniform(dkv.visits(&work), || {
             let (k_slot, v_slot) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
-            // Before the first block there is one of zeros, which is added nowhere.
+            // Before the first block there is one of zeros, whose dQ the writer does not add.
             let slot = given.acquire();
             Frag::zeros(b, tile_m).to_a(ty).store(slot.tiles()[0].row_block(me, 64));
             slot.commit_stored();
-            before.set(NO_BLOCK);
-            dkv.for_each_block(&work, |head, block| {
+            dkv.for_each_block(&work, |_, block| {
                 // A3:18
                 let slot = rows.wait(); // A3:19
                 let [q, stats, dout] = slot.tiles();
+                turn.take();
                 let s = gemm(k, q.t(), Fresh); // A3:21
                 let dp = gemm(v, dout.t(), Fresh); // A3:22-23
                 let hidden = dkv.hidden(key, &block);
@@ -43,6 +42,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 let shifts = Columns::on_demand(b, stats, Stat::Shift);
                 dkv.begin_p(&mut s, &shifts, hidden.as_ref()); // A3:24
                 let mut dp = dp.wait();
+                turn.pass();
                 let minus_delta = Columns::on_demand(b, stats, Stat::MinusDelta);
                 dp.map(|dp, at| dp + minus_delta.of(at)); // A3:25
                 let p = dkv.end_p(&mut s, &shifts, hidden.as_ref()); // A3:24
@@ -54,12 +54,12 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 let to_give = given.acquire();
                 ds.store(to_give.tiles()[0].row_block(me, 64));
                 let more_dk = gemm(&ds, q, &mut dk); // A3:27
+                let draft = to_add.acquire();
                 let dq = dq.wait();
                 ds_before.release();
                 // Its fence is for dS, too, and for the loads of statistics.
-                adding.sums.add(before.get(), &dq, &through); // A3:33
+                give(&dq, draft);
                 to_give.commit_unfenced();
-                before.set(adding.number([work.batch, head, block.key]) + me);
                 more_dk.wait();
                 more_dv.wait();
                 slot.release();
@@ -68,12 +68,12 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
             let dq = gemm(my_ds.t(), k_slot.tile(), Fresh).wait(); // A3:28
             ds_before.release();
-            adding.sums.add(before.get(), &dq, &through); // A3:33
+            give(&dq, to_add.acquire());
             k_slot.release();
             v_slot.release();
         });
         dkv.write_dv(dv, &work, key);
         dkv.write_dk(dk, &work, key);
     });
-    through.drain();
+    turn.end(b);
 }
