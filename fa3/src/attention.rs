@@ -95,9 +95,9 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// Makes gradients the same bits in every run. Otherwise a GPU adds up dQ in any order where that is faster, and
-    /// dQ's last bits differ from run to run. O, LSE, dK and dV are the same bits in every run either way, and so is
-    /// everything on the CPU.
+    /// Makes gradients the same bits in every run. Otherwise a GPU adds up dQ in any order where that is faster, with
+    /// more than 2048 rows, and dQ's last bits differ from run to run. O, LSE, dK and dV are the same bits in every run
+    /// either way, and so is everything on the CPU.
     pub fn deterministic(mut self) -> Attention<'a, T> {
         self.deterministic = true;
         self
