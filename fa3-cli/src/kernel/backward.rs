@@ -19,7 +19,7 @@ use crate::args::problem::ProblemArgs;
 pub(super) struct BackwardArgs {
     #[command(flatten)]
     problem: ProblemArgs,
-    /// dQ is the same bits in every run: no CTA adds to what another one has written
+    /// dQ is the same bits in every run, which it always is up to 2048 rows
     #[arg(long, help_heading = "Plan")]
     deterministic: bool,
     /// Streaming multiprocessors of the GPU

@@ -136,7 +136,7 @@ fn every_option_of_the_backward_pass_counts() {
         "--softmax-scale 0.5",
         "--deterministic",
     ];
-    let long = "backward --seqlen 2k";
+    let long = "backward --seqlen 4k";
     let plain = program(long).unwrap();
     for word in words {
         let changed = program(&format!("{long} {word}")).unwrap();
