@@ -164,8 +164,8 @@ impl Plan {
     }
 }
 
-/// Rows that see fewer keys on average have their dQ from a kernel of its own: clearing and rounding sums takes as long
-/// as computing P and dS of so many keys again (docs/performance-backward.md).
+/// Rows that see fewer keys on average have their dQ from a kernel of its own: adding up and rounding sums takes as
+/// long as computing P and dS of so many keys again (docs/performance-backward.md).
 const KEYS_FOR_ADDITIONS: usize = 512;
 
 /// The same where blocks are large, so that adding takes less time.

@@ -23,9 +23,6 @@ use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Visible;
 use crate::kernels::parts::tiles::Tiles;
 
-/// Threads of one.
-const WARPGROUP: u32 = 128;
-
 /// What the roles share.
 struct Dkv<'k> {
     builder: &'k Builder,
@@ -138,12 +135,7 @@ impl<'k> Adding<'k> {
         let readers = if tile.adds_halves() { warps } else { 4 };
         Adding {
             ds: b.stored_ring("ds", 2, [warps, readers], [("ds", shape)]),
-            dq: b.stored_ring(
-                "dq",
-                tile.consumers(),
-                [4, 1],
-                [("dq", registers_tile(tile.head_dim, WARPGROUP))],
-            ),
+            dq: b.stored_ring("dq", tile.consumers(), [4, 1], [("dq", registers_tile(tile.head_dim))]),
             ready: order.is_fixed().then(|| b.stored_ring("ready", writer::AHEAD, [1, tile.consumers()], [])),
             ping_pong: PingPong::declare(b, tile.consumers()),
             sums,

@@ -45,9 +45,12 @@ pub(super) fn registers<'k>(frag: &Frag<'k>) -> Vec<V<'k, F32>> {
     frag.elements().map(|(_, register)| register.now()).collect()
 }
 
-/// A tile for the registers of a fragment in a warpgroup's threads, or in a warp's: four of a thread are a row.
-pub(super) fn registers_tile(cols: u32, threads: u32) -> TileShape {
-    TileShape::new(Elem::F32, cols / 8 * threads, 4)
+/// Threads of a warpgroup.
+pub(super) const WARPGROUP: u32 = 128;
+
+/// A tile for the registers of a fragment in a warpgroup's threads: four of a thread are a row.
+pub(super) fn registers_tile(cols: u32) -> TileShape {
+    TileShape::new(Elem::F32, cols / 8 * WARPGROUP, 4)
 }
 
 /// Where in such a tile the thread's registers 4 · i and on are.
@@ -55,18 +58,17 @@ pub(super) fn registers_tile(cols: u32, threads: u32) -> TileShape {
 pub(super) fn places_of_registers<'k>(
     b: &'k Builder,
     tile: Tile<'_, 'k>,
-    threads: u32,
 ) -> impl Iterator<Item = SharedAddr> + use<'k> {
-    let first = tile.element(b.tid() & (threads - 1), 0);
-    (0..tile.shape().rows / threads).map(move |group| first.at((16 * threads * group) as i32))
+    let first = tile.element(b.tid() & (WARPGROUP - 1), 0);
+    (0..tile.shape().rows / WARPGROUP).map(move |group| first.at((16 * WARPGROUP * group) as i32))
 }
 
 /// Stores them.
 #[track_caller]
-pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>, threads: u32) {
+pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
     let b = frag.builder();
     let registers = registers(frag);
-    for (at, four) in places_of_registers(b, tile, threads).zip(registers.chunks_exact(4)) {
+    for (at, four) in places_of_registers(b, tile).zip(registers.chunks_exact(4)) {
         b.store_vector(at, [four[0], four[1], four[2], four[3]]);
     }
 }

@@ -6,12 +6,9 @@ use fa3_sched::backward::ADDED_ROWS;
 use fa3_sched::{Longest, Order};
 
 use super::RoundSpec;
-use super::gradients::write;
+use super::gradients::{WARPGROUP, write};
 use super::params::{RoundParams, SumsParams};
 use crate::kernels::params::{Declare, Form, InKernel};
-
-/// Threads of a warpgroup.
-const WARPGROUP: u32 = 128;
 
 /// A thread's numbers of one block.
 pub(super) struct Block<'k> {

@@ -65,8 +65,9 @@ impl<'k> Tiles<'k> {
         Tiles { builder: b, count, source }
     }
 
-    /// The same tiles, begun in the order of their numbers: a tile may wait for those before it, whatever else the
-    /// GPU runs. Without it, a CTA's first tile is that of its own number, and it may begin late.
+    /// The same tiles, begun in the order of their numbers: a tile may wait for those before it, whatever else the GPU
+    /// runs. Without it, a CTA's first tile is that of its own number, and it may begin late. Tiles that are not drawn
+    /// from a counter stay as they are.
     pub(crate) fn in_order(mut self) -> Tiles<'k> {
         if let Source::Dynamic(broadcast) = &mut self.source {
             broadcast.in_order = true;

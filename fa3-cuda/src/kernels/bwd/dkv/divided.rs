@@ -5,7 +5,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
 
-use super::{Columns, Dkv, Stat, WARPGROUP};
+use super::{Columns, Dkv, Stat};
 use crate::kernels::bwd::gradients::{places_of_registers, registers_tile, store_registers};
 
 /// Where numbers pass from one consumer to the other.
@@ -14,7 +14,7 @@ pub(super) struct HandOver<'k>(Ring<'k, 1>);
 impl<'k> HandOver<'k> {
     #[track_caller]
     pub(super) fn declare(b: &'k Builder, tile: &DkvTile) -> HandOver<'k> {
-        let shape = registers_tile(tile.tile_m, WARPGROUP);
+        let shape = registers_tile(tile.tile_m);
         HandOver(b.stored_ring("weights", 1, [4, 4], [("weights", shape)]))
     }
 }
@@ -40,7 +40,7 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
                 let more = gemm(&p, dout, &mut dv);
                 let slot = weights.acquire();
                 let [to] = slot.tiles();
-                store_registers(&s, to, WARPGROUP);
+                store_registers(&s, to);
                 slot.commit_unfenced();
                 more.wait();
                 // The other consumer's fence, after it has got the weights, is for loads of statistics, too.
@@ -69,7 +69,7 @@ pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
                 let minus_delta = Columns::load(b, stats, Stat::MinusDelta).frag(b);
                 let dp = gemm(v.tile(), dout.t(), minus_delta).wait();
                 let slot = weights.wait();
-                let groups = places_of_registers(b, slot.tile(), WARPGROUP);
+                let groups = places_of_registers(b, slot.tile());
                 let given: Vec<V<'_, F32>> = groups.flat_map(|at| b.load_vector::<F32, 4>(at)).collect();
                 slot.release_unfenced();
                 let ds = dkv.ds(&dp, &given);

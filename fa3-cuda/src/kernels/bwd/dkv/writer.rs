@@ -2,12 +2,12 @@
 //! shared memory, and its writer adds it to the sums.
 //!
 //! If tiles add in order, one more warp, the watch, waits until this tile may add to block after block. It runs ahead
-//! of the writers: from an addition to the next tile's it is the writer's way to global memory that takes the time.
+//! of the writers, so that the time of a poll does not add to that of an addition.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, DkvTile};
 
-use super::{Adding, Dkv, WARPGROUP};
+use super::{Adding, Dkv};
 use crate::kernels::bwd::gradients::store_registers;
 use crate::kernels::parts::geometry::Work;
 
@@ -26,7 +26,7 @@ pub(super) fn warps(tile: &DkvTile) -> u32 {
 #[track_caller]
 pub(super) fn give<'k>(dq: &Frag<'k>, slot: EmptySlot<'k, 1>) {
     let [tile] = slot.tiles();
-    store_registers(dq, tile, WARPGROUP);
+    store_registers(dq, tile);
     slot.commit_stored();
 }
 
