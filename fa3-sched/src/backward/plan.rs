@@ -81,8 +81,7 @@ impl Plan {
         }
         let lens = dense_lens(forward)?;
         let dims = [forward.head_dim(), forward.head_dim_v()];
-        let adds = options.dkv.map_or_else(|| adds_dq(forward, options, limits), |tile| tile.adds_dq);
-        let choose = |head_dim, head_dim_v, limits: &DeviceLimits| match adds {
+        let choose = |head_dim, head_dim_v, limits: &DeviceLimits| match adds_dq(forward, options, limits) {
             Some(order) => DkvTile::choose_adding([head_dim, head_dim_v], order, limits),
             None => DkvTile::choose(head_dim, head_dim_v, limits),
         };

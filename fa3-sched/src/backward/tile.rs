@@ -51,13 +51,6 @@ pub enum AddOrder {
 /// Rows of dQ that a warpgroup adds to memory: those of one product.
 pub const ADDED_ROWS: u32 = 64;
 
-impl AddOrder {
-    /// Whether it is the same in every run.
-    pub fn is_fixed(self) -> bool {
-        self == AddOrder::LastKeysFirst
-    }
-}
-
 /// The tile of a dQ kernel: rows that stay, and blocks of keys that go by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DqTile {
@@ -127,6 +120,11 @@ impl DkvTile {
             Division::Keys => self.tile_n / 64,
             Division::Gradients => 2,
         }
+    }
+
+    /// Whether it adds to dQ in the same order in every run.
+    pub fn adds_in_order(&self) -> bool {
+        self.adds_dq == Some(AddOrder::LastKeysFirst)
     }
 
     /// Whether each warpgroup adds half of dQ of every block.

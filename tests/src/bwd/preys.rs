@@ -1,6 +1,7 @@
 //! Backward kernels to hunt, each on small problems with several tiles for a CTA and more blocks than there are stages.
 
 use fa3_sched::backward::{AddOrder, Division};
+use fa3_sim::Rule;
 use fa3_types::Mask;
 
 use super::trials::tiny;
@@ -32,13 +33,15 @@ pub(super) fn preys() -> Vec<Prey> {
         Prey::of_step("bwd round", &sums, 2, &[]),
         Prey::of_step("bwd dq", &[(90, 60), (70, 110), (20, 10)].map(apart), 2, DQ),
         // Rows see up to three tiles of keys: the sum of two parts of dQ does not depend on their order.
-        Prey::of_step("bwd dkv, adding", &[(188, 300), (128, 256), (250, 140)].map(adding), 1, ADDING),
+        Prey::of_step("bwd dkv, adding", &[(188, 300), (128, 256), (250, 140)].map(adding), 1, ADDING)
+            .also_noticed(TURNS_AND_EMPTY_SLOTS),
         Prey::of_step(
             "bwd dkv, halves",
             &[((300, 300), 1), ((256, 256), 2), ((400, 140), 2)].map(halves),
             1,
             HALVES,
-        ),
+        )
+        .also_noticed(TURNS_AND_EMPTY_SLOTS),
         Prey::of_step("bwd dkv, divided", &[(44, 120), (30, 130)].map(divided), 1, DIVIDED),
     ]
 }
@@ -70,6 +73,14 @@ const DQ: &[Argued] = &[
 
 const DQ_FENCES: &str =
     "S and dP are in flight together: the fence of the first, or of dQ before it, is for both";
+
+/// Mbarriers notice who does not wait for a slot without tiles, or of which nobody reads the tile. Named barriers
+/// notice who does not wait for a turn. Memory does not.
+const TURNS_AND_EMPTY_SLOTS: &[(&str, &[Rule])] = &[
+    ("full wait: deleted", &[Rule::M4, Rule::Deadlock]),
+    ("full wait: after the first read", &[Rule::M4, Rule::Deadlock]),
+    ("barrier after products: deleted", &[Rule::B2, Rule::Deadlock]),
+];
 
 const ADDING: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 5, reason: ADDING_FENCES },

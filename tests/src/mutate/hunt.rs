@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use fa3_ir::{BufferRole, Kernel, Program, verify};
-use fa3_sim::{Mode, Policy, ProgramSimulation};
+use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
 
 use super::edges::edges;
 use super::{Mutant, Operator};
@@ -21,6 +21,8 @@ pub struct Prey {
     problems: Vec<Problem>,
     /// Operators some of whose mutants nothing can notice.
     argued: &'static [Argued],
+    /// What else than an operator's own rules may notice its mutants of this kernel.
+    also: &'static [(&'static str, &'static [Rule])],
     /// Whether operators on bounds are tried.
     bounds: bool,
 }
@@ -123,7 +125,18 @@ impl Prey {
         let kernel = &first.program.steps[0].kernel;
         let is_it = |problem: &Problem| problem.program.steps[0].kernel == *kernel;
         assert!(problems.iter().all(is_it), "{name} is one kernel");
-        Prey { name: name.to_owned(), problems, argued, bounds: false }
+        Prey { name: name.to_owned(), problems, argued, also: &[], bounds: false }
+    }
+
+    /// The same kernel, of which these rules may notice mutants of these operators as well.
+    pub(crate) fn also_noticed(self, also: &'static [(&'static str, &'static [Rule])]) -> Prey {
+        Prey { also, ..self }
+    }
+
+    /// What may notice an operator's mutants.
+    fn rules(&self, operator: &Operator) -> Vec<Rule> {
+        let also = self.also.iter().filter(|(name, _)| *name == operator.name);
+        operator.rules.iter().chain(also.flat_map(|(_, rules)| *rules)).copied().collect()
     }
 
     /// An operator's mutants of its kernel.
@@ -210,7 +223,8 @@ fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
     for policy in [Policy::Eager, Policy::Lazy].into_iter().chain(random) {
         for problem in &prey.problems {
             let noticed = problem.notices(&mutant.kernel, policy, operator.result);
-            let by = operator.rules.iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
+            let by =
+                prey.rules(operator).into_iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
             if let Some(by) = by.or((operator.result && noticed.contains("result")).then_some("result")) {
                 return Fate::Killed(by.to_owned());
             }

@@ -9,7 +9,7 @@ mod writer;
 use std::cell::RefCell;
 
 use fa3_ir::lang::*;
-use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, DkvTile};
+use fa3_sched::backward::{ADDED_ROWS, Division, DkvTile};
 use fa3_types::softcap;
 
 use super::PartSpec;
@@ -69,8 +69,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("bwd_dkv", Launch::threads(tile.threads()), |b| {
         let mut params = DkvParams::<Form>::form(spec).pass(&mut Declare(b));
-        let adding = params.sums.take().zip(tile.adds_dq);
-        let adding = adding.map(|(sums, order)| Adding::declare(b, spec, order, sums));
+        let adding = params.sums.take().map(|sums| Adding::declare(b, spec, sums));
         let (warps, inputs) = (4 * tile.consumers(), &params.inputs);
         let of_one = match tile.division {
             Division::Keys => warps,
@@ -92,7 +91,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
             k: Feed::declare(b, "k", inputs.k, tile.kv_stages, of_one),
             v: Feed::declare(b, "v", inputs.v, tile.kv_stages, of_one),
             rows: b.ring("rows", tile.stages, warps, rows),
-            tiles: if tile.adds_dq.is_some_and(AddOrder::is_fixed) { tiles.in_order() } else { tiles },
+            tiles: if tile.adds_in_order() { tiles.in_order() } else { tiles },
             params,
         };
         let hand_over = match tile.division {
@@ -123,12 +122,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
 
 impl<'k> Adding<'k> {
     #[track_caller]
-    fn declare(
-        b: &'k Builder,
-        spec: &PartSpec<DkvTile>,
-        order: AddOrder,
-        sums: SumsParams<InKernel<'k>>,
-    ) -> Adding<'k> {
+    fn declare(b: &'k Builder, spec: &PartSpec<DkvTile>, sums: SumsParams<InKernel<'k>>) -> Adding<'k> {
         let tile = &spec.tile;
         let warps = 4 * tile.consumers();
         let shape = TileShape::new(spec.elem, tile.tile_n, tile.tile_m);
@@ -136,7 +130,9 @@ impl<'k> Adding<'k> {
         Adding {
             ds: b.stored_ring("ds", 2, [warps, readers], [("ds", shape)]),
             dq: b.stored_ring("dq", tile.consumers(), [4, 1], [("dq", registers_tile(tile.head_dim))]),
-            ready: order.is_fixed().then(|| b.stored_ring("ready", writer::AHEAD, [1, tile.consumers()], [])),
+            ready: tile
+                .adds_in_order()
+                .then(|| b.stored_ring("ready", writer::AHEAD, [1, tile.consumers()], [])),
             ping_pong: PingPong::declare(b, tile.consumers()),
             sums,
         }
@@ -190,10 +186,7 @@ impl<'k> Dkv<'k> {
             kv.unmasked_end = whole.select(kv.unmasked_end, kv.first);
         }
         let blocks = KvBlocks::of(b, kv, tile.tile_m, self.spec.mask);
-        let head = work.head * self.params.group;
-        b.for_each((head, head + self.params.group), 1, |head| {
-            blocks.for_each_upwards(|block| body(head, block));
-        });
+        self.for_each_head(work, |head| blocks.for_each_upwards(|block| body(head, block)));
     }
 
     /// The same with the block's first row alone.
@@ -201,10 +194,14 @@ impl<'k> Dkv<'k> {
     fn for_each_row(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(V<'k, B32>, V<'k, B32>)) {
         let (b, rows) = (self.builder, self.spec.tile.tile_m);
         let (first, end) = (work.kv.first * rows, work.kv.end * rows);
+        self.for_each_head(work, |head| b.for_each((first, end), rows, |row| body(head, row)));
+    }
+
+    /// Runs `body` for every head of Q that shares a tile's keys.
+    #[track_caller]
+    fn for_each_head(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(V<'k, B32>)) {
         let head = work.head * self.params.group;
-        b.for_each((head, head + self.params.group), 1, |head| {
-            b.for_each((first, end), rows, |row| body(head, row));
-        });
+        self.builder.for_each((head, head + self.params.group), 1, body);
     }
 
     /// Whether a tile sees any.

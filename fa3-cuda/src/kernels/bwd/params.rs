@@ -265,7 +265,7 @@ impl DkvParams<Form> {
             group: (),
             dk: Strided::form("dk", spec.elem),
             dv: Strided::form("dv", spec.elem),
-            sums: spec.tile.adds_dq.map(|order| SumsParams::form(order.is_fixed())),
+            sums: spec.tile.adds_dq.map(|_| SumsParams::form(spec.tile.adds_in_order())),
         }
     }
 }

@@ -62,12 +62,13 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     // Of rows 2i and 2i + 1: -LSE · log₂e of both, then -D of both.
     let [batch, heads, _] = lse;
     let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(problem), 4], BufferRole::Scratch);
-    let sums = plan.dkv().tile.adds_dq.map(|order| {
+    let tile = plan.dkv().tile;
+    let sums = tile.adds_dq.map(|_| {
         let blocks = [batch, heads, sum_blocks(plan)];
-        let numbers = [blocks.as_slice(), &[ADDED_ROWS, plan.dkv().tile.head_dim]].concat();
+        let numbers = [blocks.as_slice(), &[ADDED_ROWS, tile.head_dim]].concat();
         let sums = program.buffer("sums", Elem::F32, &numbers, BufferRole::Scratch);
-        let mut last_added = || program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch);
-        (sums, order.is_fixed().then(&mut last_added))
+        let last_added = || program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch);
+        (sums, tile.adds_in_order().then(last_added))
     });
     let [stats_spec, dkv_spec, dq_spec] = BwdSpec::of(plan).map(Spec::Backward);
     if plan.stats().grid() > 0 {

@@ -87,7 +87,7 @@ impl BwdSpec {
         let dq = match plan.dq() {
             DqBy::Kernel(part) => BwdSpec::Dq(PartSpec::of(plan, part, forward.mask())),
             DqBy::Additions(_) => {
-                let in_order = plan.dkv().tile.adds_dq.is_some_and(AddOrder::is_fixed);
+                let in_order = plan.dkv().tile.adds_in_order();
                 BwdSpec::Round(RoundSpec { elem, head_dim, cols, in_order })
             }
         };

@@ -72,7 +72,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "barrier after products: deleted",
-        rules: &[Rule::W6, Rule::B2, Rule::Deadlock],
+        rules: &[Rule::W6],
         sites: |kernel| deleted(syncs(kernel, Purpose::Products)),
         ..NOTHING
     },

@@ -8,20 +8,16 @@ use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_load, is_wait, reads_tile};
 use crate::mutate::{Anatomy, Operator, Site};
 
-/// What notices that a slot is used before it is full: a race, or where it has no tiles or they are not read, its
-/// mbarriers.
-const EARLY: &[Rule] = &[Rule::Race, Rule::M4, Rule::Deadlock];
-
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "full wait: deleted",
-        rules: EARLY,
+        rules: &[Rule::Race],
         sites: |kernel| deleted(kernel.waits(true)),
         ..NOTHING
     },
     Operator {
         name: "full wait: after the first read",
-        rules: EARLY,
+        rules: &[Rule::Race],
         sites: |kernel| moved(kernel, true, reads_tile),
         ..NOTHING
     },

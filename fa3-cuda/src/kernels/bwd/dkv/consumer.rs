@@ -50,12 +50,12 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
                 slot.release();
                 if let Some((additions, is_mine)) = additions.as_mut().zip(is_mine) {
                     additions.add(k_slot.tile());
-                    additions.next(is_mine);
+                    additions.is_mine.set(is_mine);
                 }
             });
             if let Some(additions) = &mut additions {
                 additions.add(k_slot.tile());
-                additions.none_is_next();
+                additions.is_mine.set(false);
             }
             k_slot.release();
             v_slot.release();
@@ -106,17 +106,5 @@ impl<'k> Additions<'k> {
             ds.release();
             give(&dq, self.to_add.acquire());
         });
-    }
-
-    /// The block just given is the one to add next.
-    #[track_caller]
-    fn next(&mut self, is_mine: V<'k, Pred>) {
-        self.is_mine.set(is_mine);
-    }
-
-    /// There is none to add.
-    #[track_caller]
-    fn none_is_next(&mut self) {
-        self.is_mine.set(false);
     }
 }

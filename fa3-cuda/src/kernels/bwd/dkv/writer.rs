@@ -16,10 +16,8 @@ pub(super) const AHEAD: u32 = 4;
 
 /// Warps that the producer's warpgroup has besides the one that loads.
 pub(super) fn warps(tile: &DkvTile) -> u32 {
-    match tile.adds_dq {
-        None => 0,
-        Some(order) => tile.consumers() + u32::from(order.is_fixed()),
-    }
+    let writers = if tile.adds_dq.is_some() { tile.consumers() } else { 0 };
+    writers + u32::from(tile.adds_in_order())
 }
 
 /// Gives dQ to the writer, registers in the order of threads.
