@@ -28,9 +28,6 @@ import timing
 # A relative error that rounding to 16 bits never makes.
 WRONG = 2e-2
 
-# Operations of the backward pass, and of both passes, relative to the forward pass.
-BACKWARD, STEP = 2.5, 3.5
-
 # Sequences for which the float64 matrices of one head fit into the GPU's memory.
 LONGEST_CHECKED = 16384
 
@@ -99,7 +96,9 @@ def main():
     """Measures all cells. Returns the exit code."""
     options = parse()
     settings.print_machine()
-    make, work = (gradients.step, STEP) if options.step else (gradients.backward, BACKWARD)
+    make, work = gradients.backward, gradients.BACKWARD
+    if options.step:
+        make, work = gradients.step, gradients.STEP
     makers = make(options.fa3, options.peers)
     results, of_cells, right = [], [], True
     for cell in settings.chosen(options, settings.PAPER):

@@ -11,6 +11,9 @@ import torch
 
 import implementations
 
+# Operations of the backward pass, and of both passes, relative to the forward pass.
+BACKWARD, STEP = 2.5, 3.5
+
 
 def backward(fa3_library, peers):
     """The backward pass alone, by name: ours, FlashAttention-3's C++ where it is given, and these of PyTorch."""

@@ -1,6 +1,7 @@
-"""Sustained speed, power and energy of the forward pass, beside FlashAttention-3.
+"""Sustained speed, power and energy of the forward pass, or of the backward pass, beside FlashAttention-3.
 
     python3 bench/sustained.py --fa3 path/to/fa3_C.so
+    python3 bench/sustained.py --fa3 path/to/fa3_C.so --backward
 
 Boards throttle within tens of milliseconds of load. Here each implementation runs alone for some seconds at a
 time, and they take turns. A line has FlashAttention-3's time divided by ours (the ratio), and for each
@@ -11,6 +12,7 @@ is from the board's energy counter, which NVML reads.
 import dataclasses
 import statistics
 
+import gradients
 import implementations
 import nvml
 import settings
@@ -29,7 +31,17 @@ def parse():
     parser.add_argument("--slice", type=float, default=2.0, metavar="SECONDS", help=text)
     text = "how long it runs before, until the clock has settled; default: 0.5"
     parser.add_argument("--warm-up", type=float, default=0.5, metavar="SECONDS", help=text)
+    parser.add_argument("--backward", action="store_true", help="the backward pass")
     return parser.parse_args()
+
+
+def bound(options, cell, dtype, q, k, v):
+    """The implementations, bound to their arguments."""
+    if not options.backward:
+        return implementations.bind(implementations.implementations(options.fa3), q, k, v, cell.causal)
+    dout, _, _ = draw("normal", cell.shape, settings.DTYPES[dtype], seed=2)
+    makers = gradients.backward(options.fa3, [])
+    return {name: make(dout, q, k, v, cell.causal, False) for name, make in makers.items()}
 
 
 def measure(functions, options, meter):
@@ -49,14 +61,14 @@ def median(slices):
     return timing.Sustained(*(None if None in column else statistics.median(column) for column in columns))
 
 
-def report(kind, cell, dtype, taken):
-    """Prints the lines of a cell. Returns the ratio of FlashAttention-3's time to ours, if there is one."""
+def report(kind, cell, dtype, taken, work):
+    """Prints the lines of a cell, whose operations are `work` times those of the forward pass. Returns the ratio of FlashAttention-3's time to ours, if there is one."""
     ratio = taken["fa3"].ms / taken["ours"].ms if "fa3" in taken else None
     print(f"{kind:8}  {cell}  {dtype:4}" + ("" if ratio is None else f"  ratio {ratio:.3f}"))
     for name, one in taken.items():
         power, clock = number(one.watts), number(one.sm_mhz)
         energy = number(one.millijoules)
-        rate = cell.tflops(one.ms)
+        rate = work * cell.tflops(one.ms)
         print(f"    {name:4}  {rate:4.0f} TFLOP/s  {power} W  {clock} MHz  {energy} mJ", flush=True)
     return ratio
 
@@ -79,15 +91,15 @@ def main():
     """Measures all cells."""
     options = parse()
     settings.print_machine()
-    functions = implementations.implementations(options.fa3)
+    work = gradients.BACKWARD if options.backward else 1.0
     meter = open_meter()
     results, ratios = [], []
     for kind in options.kind:
         for cell in settings.chosen(options, CELLS):
             for dtype in options.dtype:
                 q, k, v = draw(kind, cell.shape, settings.DTYPES[dtype])
-                taken = measure(implementations.bind(functions, q, k, v, cell.causal), options, meter)
-                ratios.append((report(kind, cell, dtype, taken), f"{kind}  {cell}  {dtype}"))
+                taken = measure(bound(options, cell, dtype, q, k, v), options, meter)
+                ratios.append((report(kind, cell, dtype, taken, work), f"{kind}  {cell}  {dtype}"))
                 what = {"kind": kind, **dataclasses.asdict(cell), "dtype": dtype}
                 results.append({**what, "sustained": {name: one.numbers() for name, one in taken.items()}})
     if options.fa3 is not None:

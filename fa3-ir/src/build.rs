@@ -1,11 +1,13 @@
 //! The builder: Rust functions call its methods, and the kernel grows statement by statement.
 
+mod guard;
+
 use std::cell::{RefCell, RefMut};
 use std::fmt::Display;
 use std::ops::Range;
 use std::panic::Location;
 
-use crate::lang::{Arg, B32, B64, Class, F32, Pred, V, Var};
+use crate::lang::{Arg, B32, B64, Class, F32, V, Var};
 use crate::watch::Watch;
 use crate::{
     Barrier, BarrierInfo, Block, BoxShape, Condition, Elem, Fault, Inst, Kernel, LaneOp, Launch, MemInst,
@@ -41,6 +43,8 @@ struct State {
     source: Option<Source>,
     /// What must still be done, and what is in flight.
     watch: Watch,
+    /// Whether a guard is on instructions without effect, too.
+    guards_all: bool,
 }
 
 /// While it lives, statements are attributed to its source.
@@ -72,7 +76,15 @@ impl Kernel {
             misuse: Vec::new(),
         };
         let (block, watch) = (Block::new(), Watch::new());
-        let state = State { kernel, block, at_top: true, warps: 0..launch.warps(), source: None, watch };
+        let state = State {
+            kernel,
+            block,
+            at_top: true,
+            warps: 0..launch.warps(),
+            source: None,
+            watch,
+            guards_all: false,
+        };
         let builder = Builder { state: RefCell::new(state) };
         body(&builder);
         let State { mut kernel, block, watch, .. } = builder.state.into_inner();
@@ -280,36 +292,6 @@ impl Builder {
     fn branch(&self, condition: Condition, uniform: bool, then: impl FnOnce(), otherwise: impl FnOnce()) {
         let (then, otherwise) = (self.block(then), self.block(otherwise));
         self.append(Node::If { condition, uniform, then, otherwise });
-    }
-
-    /// Predicates the instructions that `body` builds: only the lanes where `condition` holds execute them, and
-    /// what they define is undefined in the others. A body with control flow becomes [`Builder::if_lanes`].
-    #[track_caller]
-    pub fn guarded(&self, condition: impl Into<Condition>, body: impl FnOnce()) {
-        let condition = self.kept(condition.into());
-        let mut body = self.block(body);
-        let predicable = |stmt: &Stmt| matches!(stmt.node, Node::Inst { guard: None, .. });
-        if body.iter().all(predicable) {
-            for stmt in &mut body {
-                if let Node::Inst { guard, .. } = &mut stmt.node {
-                    *guard = Some(condition);
-                }
-            }
-            self.state().block.append(&mut body);
-        } else {
-            self.append(Node::If { condition, uniform: false, then: body, otherwise: Block::new() });
-        }
-    }
-
-    /// The condition as it is now, also where the body assigns the variable that it came from.
-    #[track_caller]
-    fn kept(&self, condition: Condition) -> Condition {
-        let index = condition.pred.0 as usize;
-        let mutable = self.state().kernel.values.get(index).is_some_and(|info| info.mutable);
-        if !mutable {
-            return condition;
-        }
-        Condition { pred: self.copied(Var::<Pred>::new(self, condition.pred)), ..condition }
     }
 
     /// Repeats `body` until a [`Builder::break_if`] in it.

@@ -11,6 +11,8 @@ pub(crate) mod tma;
 pub(crate) mod warp;
 pub(crate) mod wgmma;
 
+use std::collections::HashSet;
+
 use crate::lane::LaneInst;
 use crate::names::Names;
 use crate::{
@@ -191,6 +193,18 @@ impl Inst {
             Inst::Cluster(inst) => inst.visit(see),
             Inst::Misc(inst) => inst.visit(see),
         }
+    }
+
+    /// Whether it only computes a value from its operands, none of which is `undefined`: no lane notices whether
+    /// another one executes it.
+    pub(crate) fn is_harmless(&self, undefined: &HashSet<Value>) -> bool {
+        let mut defined = true;
+        self.visit(&mut |access| {
+            if let Access::Read(Operand::Value(value), _) = access {
+                defined &= !undefined.contains(&value);
+            }
+        });
+        defined && matches!(self, Inst::Lane(_) | Inst::Special { .. } | Inst::RegionAddress { .. })
     }
 
     /// Whether all lanes of the warp must execute it together (`.aligned`, or a mask of all lanes).

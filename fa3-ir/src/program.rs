@@ -168,14 +168,14 @@ impl<K> Program<K> {
         self.buffers.iter().position(|buffer| buffer.name == name).map(BufferId)
     }
 
-    /// Whether `buffer` is an output, and step number `step` the last one that has it.
-    pub fn completes(&self, step: usize, buffer: BufferId) -> bool {
+    /// The last step that has `buffer`, if that is an output.
+    pub fn last_step_of_output(&self, buffer: BufferId) -> Option<usize> {
         let is_output = self
             .buffers
             .get(buffer.0)
             .is_some_and(|buffer| matches!(buffer.role, BufferRole::Output | BufferRole::OptionalOutput));
         let has = |step: &Step<K>| step.args.iter().any(|(_, passed)| passed.buffer() == Some(buffer));
-        is_output && self.steps.iter().rposition(has) == Some(step)
+        self.steps.iter().rposition(has).filter(|_| is_output)
     }
 
     /// The same program with other kernels.

@@ -8,6 +8,7 @@ pub(crate) mod frag;
 pub(crate) mod gemm;
 mod mbarriers;
 pub(crate) mod outbox;
+pub(crate) mod previous;
 pub(crate) mod quad;
 pub(crate) mod ring;
 pub(crate) mod rows;

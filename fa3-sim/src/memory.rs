@@ -44,6 +44,19 @@ pub(crate) mod state {
     pub(crate) const REDUCED: u8 = 4;
 }
 
+/// How often kernels must write the bytes of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Demand {
+    /// As they like.
+    None,
+    /// Every kernel each byte exactly once.
+    Once,
+    /// The next kernel each byte at most once, and none that earlier ones have written.
+    Part,
+    /// The next kernel exactly what earlier ones have not written.
+    Rest,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Allocation {
     pub(crate) name: String,
@@ -51,8 +64,8 @@ pub(crate) struct Allocation {
     pub(crate) bytes: Vec<u8>,
     /// Bits of [`state`] for each byte.
     pub(crate) state: Vec<u8>,
-    /// Whether a kernel must write every byte exactly once.
-    pub(crate) once: bool,
+    /// How often its bytes must be written.
+    pub(crate) demand: Demand,
 }
 
 /// A range of an allocation.
@@ -84,7 +97,13 @@ impl Memory {
         let address = (end + REDZONE).next_multiple_of(256);
         let buffer = Buffer { index: self.allocations.len(), address, bytes: bytes.len() };
         let state = vec![state; bytes.len()];
-        self.allocations.push(Allocation { name: name.to_owned(), address, bytes, state, once: false });
+        self.allocations.push(Allocation {
+            name: name.to_owned(),
+            address,
+            bytes,
+            state,
+            demand: Demand::None,
+        });
         buffer
     }
 
@@ -111,12 +130,12 @@ impl Memory {
     /// # Panics
     /// If `buffer` is of another memory.
     pub fn expect_written_once(&mut self, buffer: Buffer) {
-        self.allocations[buffer.index].once = true;
+        self.allocations[buffer.index].demand = Demand::Once;
     }
 
-    /// The same for the next kernel, or no longer.
-    pub(crate) fn demand_once(&mut self, buffer: Buffer, once: bool) {
-        self.allocations[buffer.index].once = once;
+    /// What the next kernel must do with a buffer.
+    pub(crate) fn demand(&mut self, buffer: Buffer, demand: Demand) {
+        self.allocations[buffer.index].demand = demand;
     }
 
     /// Whether a buffer is one of its allocations, as far as that can be told.
@@ -125,9 +144,11 @@ impl Memory {
         self.allocations.get(buffer.index).is_some_and(like)
     }
 
-    /// Forgets what earlier kernels wrote: it is all there now.
+    /// Forgets what earlier kernels wrote: it is all there now. What a program writes in parts is remembered.
     pub(crate) fn begin(&mut self) {
-        for allocation in &mut self.allocations {
+        let forgotten =
+            |allocation: &&mut Allocation| !matches!(allocation.demand, Demand::Part | Demand::Rest);
+        for allocation in self.allocations.iter_mut().filter(forgotten) {
             allocation.state.iter_mut().for_each(|state| *state &= state::VALID);
         }
     }

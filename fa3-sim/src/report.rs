@@ -5,7 +5,7 @@ use crate::copies::AsyncEvent;
 use crate::decoded::Op;
 use crate::finding::{Finding, Replay, Site};
 use crate::machine::{At, Machine};
-use crate::memory::state;
+use crate::memory::{Demand, state};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Kind};
 
@@ -164,7 +164,12 @@ impl Machine<'_> {
     /// Rule I1 for the output: every byte that must be written was.
     pub(crate) fn check_output(&mut self) {
         let mut missing = Vec::new();
-        for allocation in self.memory.allocations.iter().filter(|allocation| allocation.once) {
+        for allocation in self
+            .memory
+            .allocations
+            .iter()
+            .filter(|allocation| matches!(allocation.demand, Demand::Once | Demand::Rest))
+        {
             let untouched = |state: &u8| state & (state::WRITTEN | state::REDUCED) == 0;
             let count = allocation.state.iter().filter(|&state| untouched(state)).count();
             if let Some(first) = allocation.state.iter().position(untouched) {

@@ -3,13 +3,13 @@
 use fa3_ir::{BufferId, BufferRole, Kernel, Program};
 
 use crate::finding::Finding;
-use crate::memory::{Buffer, Memory};
+use crate::memory::{Buffer, Demand, Memory};
 use crate::schedule::Policy;
 use crate::simulation::{Mode, Outcome, SimError, Simulation};
 
 /// A run of a program.
 ///
-/// Buffers that the program writes begin as memory that holds nothing. The last step that has an output must
+/// Buffers that the program writes begin as memory that holds nothing. The steps that have an output must together
 /// write each of its elements once. A kernel that waits for the grid before it may be launched before that grid
 /// has ended (PDL). That grid, whether it is the program's or not, may then still write every buffer until the
 /// wait ([`crate::Rule::G1`]).
@@ -90,7 +90,7 @@ impl<'p> ProgramSimulation<'p> {
         let mut steps = Vec::new();
         for (index, step) in self.program.steps.iter().enumerate() {
             for (number, &buffer) in buffers.iter().enumerate() {
-                memory.demand_once(buffer, self.program.completes(index, BufferId(number)));
+                memory.demand(buffer, self.demand(index, BufferId(number)));
             }
             let early = step.kernel.waits_for_grid();
             let simulation = Simulation::new(&step.kernel)
@@ -108,6 +108,17 @@ impl<'p> ProgramSimulation<'p> {
             buffers: bytes,
             steps,
         })
+    }
+}
+
+impl ProgramSimulation<'_> {
+    /// What a step must do with a buffer.
+    fn demand(&self, step: usize, buffer: BufferId) -> Demand {
+        match self.program.last_step_of_output(buffer) {
+            Some(last) if step < last => Demand::Part,
+            Some(last) if step == last => Demand::Rest,
+            _ => Demand::None,
+        }
     }
 }
 

@@ -61,6 +61,8 @@ struct Place<'k> {
 pub fn kernel(spec: &Spec) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("quantize", Launch::threads(tile.threads()).per_sm(tile.ctas_per_sm()), |b| {
+        // Otherwise ptxas spills 40 bytes at head_dim 256.
+        b.guard_all();
         let (params, warps) = (Params::<Form>::form(spec).pass(&mut Declare(b)), tile.threads() / 32);
         let x = Feed::declare(b, "x", params.x, tile.stages, warps);
         let maxima = BlockMax::declare(b, warps);

@@ -5,17 +5,21 @@
 //! [`FullSlot`], whose `release` passes it back to the producer once every warp of every consumer has released it. A
 //! token that is not given back in the block that got it is an error (V-25).
 
+mod cursor;
 mod held;
+mod rounds;
 mod stage;
 
 use std::panic::Location;
 
-use crate::lang::{Arg, B16, B32, Builder, Coords, Pred, Tile, TileMap, TileShape, V, Var};
+use crate::lang::{Arg, B16, B32, B64, Builder, Coords, Pred, Tile, TileMap, TileShape, V};
 use crate::watch::DutyId;
 use crate::{Fault, FenceInst, LoadOptions, Region, SharedAddr, Source};
 
+use cursor::Cursor;
 pub use held::HeldSlot;
-pub use stage::{StageConsumer, StageProducer};
+pub use rounds::Rounds;
+pub use stage::{StageBorrower, StageLender};
 
 /// A ring whose slots hold `N` tiles.
 #[derive(Clone, Debug)]
@@ -103,6 +107,12 @@ impl<'k, const N: usize> Ring<'k, N> {
         Producer { cursor: Cursor::new(self, 1) }
     }
 
+    /// The same of a producer that fills a slot in each of these rounds.
+    #[track_caller]
+    pub fn producer_by(&self, rounds: Rounds<'k>) -> Producer<'k, N> {
+        Producer { cursor: Cursor::by(self, rounds, 1) }
+    }
+
     /// The tiles of slot `index`, for what stays in them whatever the slot holds. Nothing that fills a slot may write
     /// there. Warps that fill slots store it before they commit their first slot, whose fence is for these stores, too.
     /// Other threads store it in the prologue, with a fence.
@@ -115,10 +125,22 @@ impl<'k, const N: usize> Ring<'k, N> {
         self.tiles(Stage::Known(index.min(self.stages.saturating_sub(1))))
     }
 
+    /// The tiles of this stage, of the only one if there is no number.
+    #[track_caller]
+    pub(super) fn tiles_of_stage(&self, stage: Option<V<'k, B32>>) -> [Tile<'k, 'k>; N] {
+        self.tiles(stage.map_or(Stage::Known(0), Stage::Number))
+    }
+
     /// A consumer warp's place in the ring.
     #[track_caller]
     pub fn consumer(&self) -> Consumer<'k, N> {
         Consumer { cursor: Cursor::new(self, 0) }
+    }
+
+    /// The same of a consumer that empties a slot in each of these rounds.
+    #[track_caller]
+    pub fn consumer_by(&self, rounds: Rounds<'k>) -> Consumer<'k, N> {
+        Consumer { cursor: Cursor::by(self, rounds, 0) }
     }
 
     /// The mbarrier of a stage.
@@ -153,43 +175,6 @@ enum Stage<'k> {
     Number(V<'k, B32>),
 }
 
-/// The stage that comes next, if there are several, and the parity of its phase.
-#[derive(Debug)]
-struct Cursor<'k, const N: usize> {
-    ring: Ring<'k, N>,
-    stage: Option<Var<'k, B32>>,
-    parity: Var<'k, B32>,
-}
-
-impl<'k, const N: usize> Cursor<'k, N> {
-    #[track_caller]
-    fn new(ring: &Ring<'k, N>, parity: u32) -> Cursor<'k, N> {
-        let b = ring.builder;
-        let stage = if ring.stages > 1 { Some(b.var("stage", 0)) } else { None };
-        Cursor { ring: ring.clone(), stage, parity: b.var("parity", parity) }
-    }
-
-    /// Waits until the next stage is `full`, or empty, and goes on to the one after it.
-    #[track_caller]
-    fn next(&self, of: Region) -> Stage<'k> {
-        let b = self.ring.builder;
-        let Some(next) = self.stage else {
-            b.mbarrier_wait(of, self.parity);
-            self.parity.update(|parity| parity ^ 1);
-            return Stage::Known(0);
-        };
-        let stage = next.get();
-        b.mbarrier_wait(self.ring.barrier(of, Stage::Number(stage)), self.parity);
-        let after = stage + 1;
-        let wraps = after.eq(self.ring.stages);
-        let (first, flip) = (wraps.select(0, after), wraps.select::<B32>(1, 0));
-        let parity = self.parity ^ flip;
-        next.set(first);
-        self.parity.set(parity);
-        Stage::Number(stage)
-    }
-}
-
 /// Fills a ring; one thread has it, or of a [`Builder::stored_ring`] each of the warps that store.
 #[derive(Debug)]
 pub struct Producer<'k, const N: usize> {
@@ -214,7 +199,6 @@ impl<'k, const N: usize> Producer<'k, N> {
 #[derive(Debug)]
 pub struct EmptySlot<'k, const N: usize> {
     builder: &'k Builder,
-    stage: Stage<'k>,
     ring: String,
     tiles: [Tile<'k, 'k>; N],
     full: SharedAddr,
@@ -226,15 +210,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
     #[track_caller]
     fn new(ring: Ring<'k, N>, stage: Stage<'k>, due: DutyId) -> EmptySlot<'k, N> {
         let full = ring.barrier(ring.full, stage);
-        EmptySlot {
-            builder: ring.builder,
-            stage,
-            tiles: ring.tiles(stage),
-            ring: ring.name,
-            full,
-            bytes: 0,
-            due,
-        }
+        EmptySlot { builder: ring.builder, tiles: ring.tiles(stage), ring: ring.name, full, bytes: 0, due }
     }
 
     /// Begins to load tile `index`. Belongs in the block that acquired the slot (V-25): its bytes are counted once.
@@ -257,6 +233,14 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         let _one = self.builder.as_one();
         let Some(tile) = self.counted(index, Some(map.shape().rows)) else { return };
         self.builder.load_tile(tile, map, coords, self.full, LoadOptions::default());
+    }
+
+    /// Begins to load all of tile `index` from as many bytes in global memory, in the order in which they lie.
+    #[track_caller]
+    pub fn load_flat(&mut self, index: usize, from: V<'k, B64>) {
+        let Some(tile) = self.counted(index, None) else { return };
+        let _one = self.builder.as_one();
+        self.builder.bulk_load(tile.address, from, tile.shape().bytes(), self.full, LoadOptions::default());
     }
 
     /// Tile `index`, or its first `rows`, with its bytes added to what the slot expects.
@@ -289,15 +273,6 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         let _one = self.builder.as_one();
         let block = tile.row_block(part, map.shape().rows);
         self.builder.load_tile(block, map, coords, self.full, LoadOptions::default().multicast(mask));
-    }
-
-    /// Whether it is the slot of this stage.
-    #[track_caller]
-    pub fn is_of_stage(&self, stage: V<'k, B32>) -> V<'k, Pred> {
-        match self.stage {
-            Stage::Known(of) => stage.eq(of),
-            Stage::Number(of) => stage.eq(of),
-        }
     }
 
     /// Its tiles, to store to.
@@ -398,6 +373,11 @@ impl<'k, const N: usize> FullSlot<'k, N> {
     /// Somebody else gives it back. Its stage, if its ring has several.
     pub(super) fn kept(self, source: Source) -> Option<V<'k, B32>> {
         self.ring.builder.watch().done(self.due, source);
+        self.stage()
+    }
+
+    /// Its stage, if its ring has several.
+    pub(super) fn stage(&self) -> Option<V<'k, B32>> {
         match self.stage {
             Stage::Known(_) => None,
             Stage::Number(stage) => Some(stage),

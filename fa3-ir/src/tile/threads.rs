@@ -19,10 +19,11 @@ impl Builder {
         group.named("warpgroup")
     }
 
-    /// Runs `body` in one thread of each warp, always the same one.
+    /// Runs `body` in one thread of each warp, always the same one. All lanes compute what has no effect, as are
+    /// addresses.
     #[track_caller]
     pub fn once_per_warp(&self, body: impl FnOnce()) {
-        self.guarded(self.elect(), body);
+        self.guarded_effects(self.elect(), body);
     }
 
     /// Runs `body` in one thread of each warpgroup, always the same one.

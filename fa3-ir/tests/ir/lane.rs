@@ -1,5 +1,6 @@
 //! Every row of the table of lane operations, as PTX and through ptxas.
 
+use fa3_ir::lang::B32;
 use fa3_ir::{
     Elem, Imm, Inst, Kernel, LaneInst, LaneOp, Launch, Node, Operand, Stmt, Ty, Value, ValueInfo, ptx,
 };
@@ -85,4 +86,26 @@ fn guards_are_kept() {
     let [one, other] = guards[..] else { panic!("{lines:?}") };
     assert_eq!(one, other);
     assert!(lines.iter().any(|line| line.starts_with(&format!("mov.pred {one}, "))), "{lines:?}");
+}
+
+/// All lanes compute an address. What a load gives, only the one that has loaded it computes with.
+#[test]
+fn what_only_computes_is_not_guarded() {
+    let kernel = Kernel::build("k", Launch::threads(128), |b| {
+        let (x, tid) = (b.param_pointer("x", Elem::U32), b.tid());
+        b.once_per_warp(|| {
+            let at = tid.mad_wide(4, x);
+            b.store(at, b.load::<B32>(at) + 1);
+        });
+    });
+    let lines = body(&kernel);
+    let guarded = |mnemonic: &str| {
+        let line = lines.iter().find(|line| line.contains(mnemonic));
+        line.unwrap_or_else(|| panic!("{mnemonic}: {lines:?}")).starts_with('@')
+    };
+    assert_eq!(
+        ["mad.wide.u32", "ld.global", "add.u32", "st.global"].map(guarded),
+        [false, true, true, true],
+        "{lines:?}"
+    );
 }

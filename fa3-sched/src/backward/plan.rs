@@ -30,9 +30,12 @@ pub struct Part<T> {
 pub enum DqBy {
     /// By a kernel of its own, in which each row's part of every key is added in order.
     Kernel(Part<DqTile>),
-    /// By additions of the dK/dV kernel to sums in memory, in its tile's [`AddOrder`]. A last kernel
-    /// rounds these blocks of [`ADDED_ROWS`] rows.
+    /// By additions of the dK/dV kernel to sums in memory, in any order. A last kernel rounds these blocks of
+    /// [`ADDED_ROWS`] rows.
     Additions(Schedule),
+    /// By additions of the dK/dV kernel, from the last keys to the first. Who is the last to add to a row rounds the
+    /// sum as well.
+    AdditionsInOrder,
 }
 
 /// How gradients are computed on a device. A plan exists only if kernels run it.
@@ -115,16 +118,20 @@ impl Plan {
             Schedule::new(counts, order, Scheduler::choose(counts.numbered()?, false, sms), sms)
         };
         let (mask, group) = (forward.mask(), heads.group_size());
-        let dq = if dkv.adds_dq.is_some() {
-            let blocks = counts(lens.q, ADDED_ROWS, heads.q());
-            DqBy::Additions(Schedule::new(blocks, neighbours, Scheduler::OneTile, sms)?)
-        } else {
-            let tile =
-                given(options.dq, DqTile::choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
-            tile.check(limits)?;
-            let tiling = Tiling::new(tile.tile_m, tile.tile_n, group as u32, mask);
-            let schedule = schedule(counts(lens.q, tile.tile_m, heads.q()), mask, group)?;
-            DqBy::Kernel(Part { tile, tiling, lens, schedule })
+        let dq = match dkv.adds_dq {
+            Some(AddOrder::LastKeysFirst) => DqBy::AdditionsInOrder,
+            Some(AddOrder::Any) => {
+                let blocks = counts(lens.q, ADDED_ROWS, heads.q());
+                DqBy::Additions(Schedule::new(blocks, neighbours, Scheduler::OneTile, sms)?)
+            }
+            None => {
+                let tile =
+                    given(options.dq, DqTile::choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
+                tile.check(limits)?;
+                let tiling = Tiling::new(tile.tile_m, tile.tile_n, group as u32, mask);
+                let schedule = schedule(counts(lens.q, tile.tile_m, heads.q()), mask, group)?;
+                DqBy::Kernel(Part { tile, tiling, lens, schedule })
+            }
         };
         let mask = mask.transposed();
         let of_keys = counts(lens.k, dkv.tile_n, heads.kv());
@@ -161,14 +168,21 @@ impl Plan {
     pub fn dq(&self) -> &DqBy {
         &self.dq
     }
+
+    /// The rows of each sequence that no tile of keys visits: so many, the first ones. They see no key.
+    pub fn unvisited_rows(&self) -> u32 {
+        let Lens { q: keys, k: rows } = self.dkv.lens;
+        let (_, right) = self.problem.forward().mask().reach();
+        let unseen = match right {
+            _ if keys == 0 => rows,
+            None => 0,
+            // Row i sees keys up to i + keys - rows + right.
+            Some(right) => rows.saturating_sub(keys.saturating_add(right)),
+        };
+        let tile_m = self.dkv.tile.tile_m;
+        if unseen < rows { unseen / tile_m * tile_m } else { rows }
+    }
 }
-
-/// Rows that see fewer keys on average have their dQ from a kernel of its own: adding up and rounding sums takes as
-/// long as computing P and dS of so many keys again (docs/performance-backward.md).
-const KEYS_FOR_ADDITIONS: usize = 512;
-
-/// The same where blocks are large, so that adding takes less time.
-const KEYS_FOR_ADDITIONS_OF_HALVES: usize = 256;
 
 /// Blocks of rows by which a tile follows the one after it, if they add in order and have begun so far from each other
 /// that neither waits: an addition to memory, and word of it, take about the time of two blocks.
@@ -183,27 +197,32 @@ fn last_keys_first(counts: TileCounts, blocks: u32, sms: NonZeroU32) -> Result<S
     Schedule::new(counts, order, Scheduler::DynamicPersistent, sms)
 }
 
-/// Up to so many rows additions in order are the faster ones, since nothing has to be cleared for them. With more rows
-/// tiles wait for each other for longer than that takes (docs/performance-backward.md).
-const MOST_ROWS_IN_ORDER: usize = 2048;
+/// If rows see up to so many keys on average, additions in order are the faster ones, since sums are neither cleared
+/// nor rounded by kernels of their own. If they see more, tiles wait for each other for longer than that takes
+/// (docs/performance-backward.md).
+const MOST_KEYS_IN_ORDER: usize = 4096;
 
-/// Whether the dK/dV kernel adds to dQ, and how: if that is faster, and if a tile can.
+/// The same under a mask.
+const MOST_KEYS_IN_ORDER_MASKED: usize = 1024;
+
+/// How the dK/dV kernel adds to dQ, if a tile can.
 fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Option<AddOrder> {
     let keys = forward.k().shape.seqlen;
-    let seen = match forward.mask().reach() {
-        (None, None) => keys,
-        (Some(left), Some(right)) => keys.min(left as usize + right as usize + 1),
-        (Some(side), None) | (None, Some(side)) => keys.min(keys / 2 + side as usize),
+    let (seen, most) = match forward.mask().reach() {
+        (None, None) => (keys, MOST_KEYS_IN_ORDER),
+        (Some(left), Some(right)) => {
+            (keys.min(left as usize + right as usize + 1), MOST_KEYS_IN_ORDER_MASKED)
+        }
+        (Some(side), None) | (None, Some(side)) => {
+            (keys.min(keys / 2 + side as usize), MOST_KEYS_IN_ORDER_MASKED)
+        }
     };
-    let [head_dim, head_dim_v] =
-        [forward.head_dim(), forward.head_dim_v()].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX / 2));
-    let least = |tile: DkvTile| {
-        if tile.adds_halves() { KEYS_FOR_ADDITIONS_OF_HALVES } else { KEYS_FOR_ADDITIONS }
-    };
-    let in_order = options.deterministic || forward.q().shape.seqlen <= MOST_ROWS_IN_ORDER;
+    let in_order = options.deterministic || seen <= most;
     let order = if in_order { AddOrder::LastKeysFirst } else { AddOrder::Any };
-    let tile = DkvTile::choose_adding([head_dim, head_dim_v], order, limits)?;
-    (options.dq.is_none() && seen >= least(tile)).then_some(order)
+    let dims =
+        [forward.head_dim(), forward.head_dim_v()].map(|dim| u32::try_from(dim).unwrap_or(u32::MAX / 2));
+    DkvTile::choose_adding(dims, order, limits)?;
+    options.dq.is_none().then_some(order)
 }
 
 /// The tile that a caller gave, if it is large enough, or else the one that is chosen.
@@ -245,6 +264,7 @@ impl fmt::Display for Plan {
             DqBy::Additions(blocks) => {
                 write!(f, "\ndQ         {} CTAs that round {ADDED_ROWS} rows of sums", blocks.num_tiles())
             }
+            DqBy::AdditionsInOrder => write!(f, "\ndQ         rounded by the last to add"),
         }
     }
 }
@@ -273,7 +293,7 @@ mod tests {
     fn dq(plan: &Plan) -> &Part<DqTile> {
         match plan.dq() {
             DqBy::Kernel(part) => part,
-            DqBy::Additions(_) => panic!("{plan}"),
+            DqBy::Additions(_) | DqBy::AdditionsInOrder => panic!("{plan}"),
         }
     }
 
@@ -325,24 +345,29 @@ dQ         128 rows, blocks of 112 keys, 2 stages of K and 2 of V, 177 KiB of sh
     fn dq_is_added_up_where_it_may_be() {
         let problem = |dim| BackwardSpec::contiguous(spec(dim)).validate().unwrap();
         let plan = Plan::new(&problem(128), &H100).unwrap();
-        assert_eq!(plan.dkv().tile.adds_dq, Some(AddOrder::LastKeysFirst), "1000 rows");
-        assert!(matches!(plan.dq(), DqBy::Additions(_)));
-        let long = Shape { batch: 1, seqlen: 2049, heads: 8, head_dim: 128 };
-        let long = BackwardSpec::contiguous(ProblemSpec::dense(Dtype::Bf16, long, long)).validate().unwrap();
-        let in_any_order = Plan::new(&long, &H100).unwrap();
-        assert_eq!(in_any_order.dkv().tile.adds_dq, Some(AddOrder::Any));
-        let text = plan.to_string();
-        assert!(text.ends_with("dQ         256 CTAs that round 64 rows of sums"), "{text}");
-        let by_kernel = |problem| matches!(Plan::new(&problem, &H100).unwrap().dq(), DqBy::Kernel(_));
-        assert!(by_kernel(problem(256)), "dK, dV and dQ are more registers than there are");
-        let seen = |keys, dim| {
-            let shape = Shape { batch: 2, seqlen: keys, heads: 8, head_dim: dim };
-            let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal();
+        assert_eq!(plan.dkv().tile.adds_dq, Some(AddOrder::LastKeysFirst), "1200 keys");
+        assert!(matches!(plan.dq(), DqBy::AdditionsInOrder));
+        assert!(plan.to_string().ends_with("dQ         rounded by the last to add"), "{plan}");
+        let wide = Plan::new(&problem(256), &H100).unwrap();
+        assert!(matches!(wide.dq(), DqBy::Kernel(_)), "dK, dV and dQ are more registers than there are");
+
+        let seen = |keys, mask| {
+            let shape = Shape { batch: 1, seqlen: keys, heads: 4, head_dim: 128 };
+            let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape).mask(mask);
             BackwardSpec::contiguous(forward).validate().unwrap()
         };
-        assert!(by_kernel(seen(1022, 128)), "rows see 511 keys");
-        assert!(!by_kernel(seen(1024, 128)) && !by_kernel(seen(512, 64)));
-        assert!(by_kernel(seen(510, 64)), "rows see 255 keys");
+        let order = |keys, mask| Plan::new(&seen(keys, mask), &H100).unwrap().dkv().tile.adds_dq;
+        assert_eq!(order(4096, Mask::None), Some(AddOrder::LastKeysFirst));
+        assert_eq!(order(4097, Mask::None), Some(AddOrder::Any));
+        assert_eq!(order(2049, Mask::Causal), Some(AddOrder::LastKeysFirst));
+        assert_eq!(order(2050, Mask::Causal), Some(AddOrder::Any), "rows see 1025 keys");
+        let window = Mask::Window { left: Some(1000), right: Some(0) };
+        assert_eq!(order(20_000, window), Some(AddOrder::LastKeysFirst));
+
+        let long = seen(4097, Mask::None);
+        let in_any_order = Plan::new(&long, &H100).unwrap();
+        let text = in_any_order.to_string();
+        assert!(text.ends_with("dQ         260 CTAs that round 64 rows of sums"), "{text}");
         let options = PlanOptions::default().deterministic();
         for options in [options, options.dkv(in_any_order.dkv().tile)] {
             let ordered = Plan::with(&long, &H100, &options).unwrap();
@@ -350,6 +375,31 @@ dQ         128 rows, blocks of 112 keys, 2 stages of K and 2 of V, 177 KiB of sh
             let text = ordered.to_string();
             assert!(text.contains("adds to dQ in order"), "{text}");
         }
+    }
+
+    #[test]
+    fn rows_that_no_tile_visits() {
+        let unvisited = |rows, keys, mask| {
+            let q = Shape { batch: 1, seqlen: rows, heads: 1, head_dim: 128 };
+            let forward = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: keys, ..q }).mask(mask);
+            let plan = Plan::new(&BackwardSpec::contiguous(forward).validate().unwrap(), &H100).unwrap();
+            let (tile, lens) = (plan.dkv().tile, plan.dkv().lens);
+            let visits = |row: u32| {
+                let blocks =
+                    (0..lens.q.div_ceil(tile.tile_n)).map(|tile| plan.dkv().tiling.kv_range(tile, lens));
+                blocks.into_iter().any(|blocks| (blocks.first..blocks.end).contains(&(row / tile.tile_m)))
+            };
+            let rows = plan.unvisited_rows();
+            assert!((0..lens.k).all(|row| visits(row) == (row >= rows)), "{plan}");
+            rows
+        };
+        assert_eq!(unvisited(500, 100, Mask::None), 0);
+        assert_eq!(unvisited(500, 0, Mask::None), 500);
+        // Row 400 is the first to see a key, in the block of row 384.
+        assert_eq!(unvisited(500, 100, Mask::Causal), 384);
+        assert_eq!(unvisited(500, 600, Mask::Causal), 0);
+        assert_eq!(unvisited(500, 100, Mask::Window { left: Some(3), right: Some(20) }), 320);
+        assert_eq!(unvisited(500, 100, Mask::Window { left: Some(3), right: None }), 0);
     }
 
     #[test]

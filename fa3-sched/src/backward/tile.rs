@@ -192,7 +192,8 @@ impl DkvTile {
         }
         check_head_dims(self.head_dim, self.head_dim_v)?;
         check_stages(self.stages, 1)?;
-        check_stages(self.kv_stages, 1)?;
+        // Half of dQ of a tile's last block is multiplied when the next tile has begun.
+        check_stages(self.kv_stages, if self.adds_halves() { 2 } else { 1 })?;
         check_budget(self.accumulators(), self.smem_bytes(), limits)
     }
 }

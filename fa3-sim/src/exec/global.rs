@@ -4,7 +4,7 @@ use fa3_ir::GlobalAddr;
 
 use crate::clock::{Clock, Space};
 use crate::machine::{At, Machine};
-use crate::memory::{Place, state};
+use crate::memory::{Demand, Place, state};
 use crate::rule::Rule;
 use crate::shadow::{Access, Kind};
 
@@ -63,7 +63,7 @@ impl Machine<'_> {
         if let Some(old) = conflict {
             let bytes = format!("{start}..{end} of {name}");
             self.conflict(at, old, access, Space::Global, bytes);
-        } else if again && allocation.once {
+        } else if again && allocation.demand != Demand::None {
             let what = format!("bytes {start} to {end} of {name} are written twice");
             self.find(Rule::I1, at, what);
         }

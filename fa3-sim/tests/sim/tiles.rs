@@ -126,49 +126,119 @@ fn numbered_blocks_of_columns() {
     }
 }
 
-/// Each of two warpgroups fills its own stage of a ring, time after time, at its own pace. A warp for each empties it:
-/// copies add what lies there to memory.
+/// A warp lends each of two warpgroups a stage of a ring with numbers in it, round after round. The warpgroup doubles
+/// them in their place, and the warp stores them.
 #[test]
-fn stages_of_warpgroups() {
-    const ROUNDS: u32 = 4;
-    // 128 numbers in the order of the threads.
+fn stages_that_are_lent() {
+    const ROUNDS: u32 = 3;
     let shape = TileShape::new(Elem::F32, 32, 4);
-    let kernel = Kernel::build("stages", Launch::threads(384), |b| {
-        let y = b.param_pointer("y", Elem::F32);
-        let ring = b.stored_ring("ring", 2, [4, 1], [("tile", shape)]);
+    let kernel = Kernel::build("lend", Launch::threads(384), |b| {
+        let (x, y) = (b.param_pointer("x", Elem::F32), b.param_pointer("y", Elem::F32));
+        let ring = b.stored_ring("ring", 2, [1, 4], [("tile", shape)]);
         b.init_mbarriers();
-        b.role(Role::new("empties", 0..4), || {
+        b.role(Role::new("lends", 0..4), || {
             let warp = (b.tid() >> 5).shfl_idx(0);
             b.if_uniform(warp.lt(2), || {
-                let mut stage = ring.consumer_of_stage(warp);
-                b.for_each((0, ROUNDS), 1, |_| {
-                    let slot = stage.wait();
+                let mut place = ring.lender_of_stage(warp);
+                b.for_each((0, ROUNDS), 1, |round| {
+                    let at = (round.mad(2, warp)) * shape.bytes();
                     b.once_per_warp(|| {
-                        b.add_tile_flat(slot.tile(), warp.mad_wide(shape.bytes(), y));
+                        let mut slot = place.lend();
+                        slot.load_flat(0, x + at.to_u64());
+                        slot.commit();
+                    });
+                    let [doubled] = place.back();
+                    b.once_per_warp(|| {
+                        b.store_tile_flat(doubled, y + at.to_u64());
                         b.bulk_commit();
                         b.bulk_wait_read(0);
                     });
-                    slot.release();
                 });
             });
         });
-        b.role(Role::new("fills", 4..12), || {
+        b.role(Role::new("doubles", 4..12), || {
             let (me, thread) = (b.warpgroup(), b.tid() & 127);
-            let mut stage = ring.producer_of_stage(me);
-            b.for_each((0, ROUNDS), 1, |round| {
-                let slot = stage.acquire();
-                let [tile] = slot.tiles();
-                b.store(tile.element(thread >> 2, thread & 3), round.mad(1000, b.tid()).to_f32());
+            let count = b.var("round", 1);
+            let mut lent = ring.borrower_of_stage(me, Rounds::of(count).late(1), 1);
+            b.for_each((0, ROUNDS), 1, |_| {
+                let slot = lent.wait();
+                let at = slot.tile().element(thread >> 2, thread & 3);
+                b.store(at, b.load::<F32>(at) * 2.0);
+                slot.release_loaded();
+                count.update(|count| count + 1);
+            });
+        });
+    });
+    let numbers: Vec<f32> = (0..ROUNDS * 256).map(|x| x as f32).collect();
+    let doubled: Vec<f32> = numbers.iter().map(|x| 2.0 * x).collect();
+    let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+    for policy in policies() {
+        let mut memory = Memory::new();
+        let (x, y) = (memory.alloc_from("x", &bytes), memory.alloc("y", bytes.len()));
+        memory.expect_written_once(y);
+        let args = [x, y].map(|buffer| ArgValue::Pointer(buffer.address())).to_vec();
+        assert_clean(&Simulation::new(&kernel).args(args).policy(policy).run(&mut memory).unwrap());
+        assert_eq!(floats(&memory, y), doubled, "{policy:?}");
+    }
+}
+
+/// Two rings whose slots are those of a round: one of 4 stages that is full in the round it is counted by, one of 2 of
+/// which a round reads the slot of the round before, too. Every second round goes on to the next slot of the latter.
+#[test]
+fn slots_of_a_round_and_of_the_one_before() {
+    const ROUNDS: u32 = 12;
+    let shape = TileShape::new(Elem::F32, 8, 4);
+    let kernel = Kernel::build("rounds", Launch::threads(160), |b| {
+        let y = b.param_pointer("y", Elem::F32);
+        let many = b.stored_ring("many", 4, [1, 4], [("tile", shape)]);
+        let few = b.stored_ring("few", 2, [1, 4], [("tile", shape)]);
+        b.init_mbarriers();
+        b.role(Role::new("fills", 0..1), || {
+            let lane = b.tid();
+            let count = b.var("round", 0);
+            let (mut many, mut few) = (many.producer_by(Rounds::of(count)), few.producer());
+            let fill = |slot: EmptySlot<'_, 1>, number: V<'_, B32>| {
+                b.store(slot.tiles()[0].element(lane >> 2, lane & 3), number.to_f32());
                 slot.commit_stored();
+            };
+            b.for_each((0, ROUNDS), 1, |round| {
+                b.if_uniform((round & 1).eq(0), || fill(few.acquire(), round * 100));
+                fill(many.acquire(), round);
+                count.update(|count| count + 1);
+            });
+        });
+        b.role(Role::new("empties", 1..5), || {
+            let thread = b.tid() - 32;
+            let count = b.var("round", 0);
+            let (mut many, mut few) = (many.consumer_by(Rounds::of(count)), few.consumer());
+            let mut before = few.previous();
+            b.for_each((0, ROUNDS / 2), 1, |pair| {
+                let of_pair = few.wait();
+                b.if_uniform(pair.eq(0), || before.begin(&of_pair));
+                b.for_each((0, 2), 1, |half| {
+                    let slot = many.wait();
+                    let at = |tile: Tile<'_, '_>| b.load::<F32>(tile.element((thread >> 2) & 7, thread & 3));
+                    let sum = at(before.tile()) + at(slot.tile());
+                    b.store(pair.mad(2, half).mad(128, thread).mad_wide(4, y), sum);
+                    of_pair.fence_loads();
+                    before.advance(&of_pair);
+                    slot.release();
+                    count.update(|count| count + 1);
+                });
+                before.keep(of_pair);
             });
         });
     });
     for policy in policies() {
         let mut memory = Memory::new();
-        let y = memory.alloc_from("y", &[0; 1024]);
+        let y = memory.alloc("y", (4 * 128 * ROUNDS) as usize);
         let args = vec![ArgValue::Pointer(y.address())];
         assert_clean(&Simulation::new(&kernel).args(args).policy(policy).run(&mut memory).unwrap());
-        let expected: Vec<f32> = (128..384).map(|thread| (4 * thread + 6000) as f32).collect();
-        assert_eq!(floats(&memory, y), expected, "{policy:?}");
+        for (index, sum) in floats(&memory, y).into_iter().enumerate() {
+            let round = index as u32 / 128;
+            // The first round of a pair still has the slot of the pair before.
+            let of_pair = if round.is_multiple_of(2) { round.saturating_sub(2) } else { round - 1 };
+            assert_eq!(sum, (100 * of_pair + round) as f32, "round {round}, {policy:?}");
+        }
     }
 }

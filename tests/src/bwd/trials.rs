@@ -104,7 +104,10 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     // With more, dQ does not fit into registers beside dK and dV, and shared memory is full.
     let halves = added.is_some_and(|(rows, _)| rows == 2 * ADDED_ROWS);
     let most = if halves { 64 } else { 128 };
-    let kv_stages = if added.is_some() && !halves { 1 } else { v_stages };
+    let kv_stages = match added {
+        None => v_stages,
+        Some(_) => 1 + u32::from(halves),
+    };
     let [head_dim, head_dim_v] =
         [head_dim, head_dim_v].map(|dim| if added.is_some() { dim.min(most) } else { dim });
     let stages = if added.is_some() { stages.min(2) } else { stages };
@@ -159,8 +162,9 @@ pub(super) fn tiny(
     heads: (usize, usize),
 ) -> (BwdCase, PlanOptions) {
     let (head_dim, head_dim_v) = (64, 64);
-    let (kv_stages, (tile_m, adds_dq)) =
-        (v_stages, added.map_or((16, None), |(rows, order)| (rows, Some(order))));
+    let (tile_m, adds_dq) = added.map_or((16, None), |(rows, order)| (rows, Some(order)));
+    // Blocks of 128 rows need two.
+    let kv_stages = if tile_m == 2 * ADDED_ROWS { 2 } else { v_stages };
     let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, kv_stages, division, adds_dq };
     let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
     let spec = dense(Dtype::Bf16, 1, lengths, heads, 64).mask(mask);

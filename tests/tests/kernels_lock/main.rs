@@ -93,28 +93,23 @@ fn ptxas_has_nothing_to_say() {
 }
 
 /// Bytes that a kernel may spill: a few where a thread has 64 elements of a row, and of e4m3 numbers of a tile, such as
-/// its first row, where persistent CTAs carry them beside the largest blocks. In the backward pass a thread has two
-/// gradients, S and dP of a block, and P or dS as an operand.
+/// its first row, where persistent CTAs carry them beside the largest blocks. In the backward pass with a soft cap a
+/// thread has two gradients, S and dP of a block, and P as an operand.
 fn allowed_spills(name: &str) -> u32 {
     match name {
         _ if name.starts_with("quantize/bf16/d256/128/") => 20,
-        _ if name.starts_with("bwd/dkv/bf16/d128/") => spills_of_dkv(name, [40, 88], 72),
-        _ if name.starts_with("bwd/dkv/bf16/d64/") => spills_of_dkv(name, [96, 216], 88),
-        _ if name.starts_with("bwd/dq/bf16/d128/") && name.contains("/window/cap/") => 76,
+        _ if name.starts_with("bwd/dkv/bf16/d128/") && name.contains("/cap/") => 12,
+        _ if name.starts_with("bwd/dkv/bf16/d64/") && name.contains("/cap/") => {
+            if name.contains("/adds-dq") {
+                300
+            } else {
+                84
+            }
+        }
         _ if name.starts_with("fwd/e4m3/d128/") => 96,
         _ if name.starts_with("fwd/e4m3/d256/") && name.contains("/block-scales/") => 96,
         _ if name.starts_with("fwd/e4m3/d256/") => 76,
         _ => 0,
-    }
-}
-
-/// Those of a dK/dV kernel: if it adds to dQ these without and with a soft cap, else with a soft cap so many.
-fn spills_of_dkv(name: &str, [plain, capped]: [u32; 2], of_others: u32) -> u32 {
-    match (name.contains("/adds-dq"), name.contains("/cap/")) {
-        (true, false) => plain,
-        (true, true) => capped,
-        (false, true) => of_others,
-        (false, false) => 0,
     }
 }
 

@@ -4,6 +4,8 @@
 mod consumer;
 mod divided;
 mod halves;
+mod in_order;
+mod outlet;
 mod writer;
 
 use std::cell::RefCell;
@@ -12,8 +14,9 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, Division, DkvTile};
 use fa3_types::softcap;
 
+use self::in_order::InOrder;
 use super::PartSpec;
-use super::gradients::{Scores, registers_tile, visible, write};
+use super::gradients::{Scores, registers, registers_tile, visible, write};
 use super::params::{DkvParams, SumsParams, stats_tile};
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
@@ -39,10 +42,10 @@ struct Dkv<'k> {
 struct Adding<'k> {
     /// dSᵀ of a block and of the one before.
     ds: Ring<'k, 1>,
-    /// dQ of a block, or of half of one. Each consumer has a stage, which a writer of its own empties.
+    /// Places for dQ of a block, or of half of one. Each consumer has a stage, which a writer of its own lends it.
     dq: Ring<'k, 1>,
-    /// If tiles add in order: blocks whose sums are ready for this tile's part.
-    ready: Option<Ring<'k, 0>>,
+    /// What there is besides if tiles add in order.
+    in_order: Option<InOrder<'k>>,
     /// Keeps the exponentials of one consumer under the products of the other.
     ping_pong: PingPong<'k>,
     sums: SumsParams<InKernel<'k>>,
@@ -122,17 +125,15 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
 
 impl<'k> Adding<'k> {
     #[track_caller]
-    fn declare(b: &'k Builder, spec: &PartSpec<DkvTile>, sums: SumsParams<InKernel<'k>>) -> Adding<'k> {
+    fn declare(b: &'k Builder, spec: &PartSpec<DkvTile>, mut sums: SumsParams<InKernel<'k>>) -> Adding<'k> {
         let tile = &spec.tile;
         let warps = 4 * tile.consumers();
         let shape = TileShape::new(spec.elem, tile.tile_n, tile.tile_m);
         let readers = if tile.adds_halves() { warps } else { 4 };
         Adding {
             ds: b.stored_ring("ds", 2, [warps, readers], [("ds", shape)]),
-            dq: b.stored_ring("dq", tile.consumers(), [4, 1], [("dq", registers_tile(tile.head_dim))]),
-            ready: tile
-                .adds_in_order()
-                .then(|| b.stored_ring("ready", writer::AHEAD, [1, tile.consumers()], [])),
+            dq: b.stored_ring("dq", tile.consumers(), [1, 4], [("dq", registers_tile(tile.head_dim))]),
+            in_order: sums.in_order.take().map(|order| InOrder::declare(b, tile, order)),
             ping_pong: PingPong::declare(b, tile.consumers()),
             sums,
         }
@@ -231,7 +232,7 @@ impl<'k> Dkv<'k> {
         }))
     }
 
-    /// Goes as far with Pᵀ of a block as takes no more registers than its products: to Pᵀ itself, or to capped scores.
+    /// Begins with Pᵀ of a block, in the registers of its products: Pᵀ itself, or capped scores.
     #[track_caller]
     fn begin_p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&[Visible<'k>; 2]>) {
         let scores = self.scores();
@@ -244,14 +245,23 @@ impl<'k> Dkv<'k> {
         });
     }
 
-    /// Pᵀ of what [`Dkv::begin_p`] made, rounded, as an operand. What dPᵀ - D is multiplied by stays in `s`.
+    /// Pᵀ of what [`Dkv::begin_p`] made, and dSᵀ of that and dPᵀ - D, rounded, as operands.
     #[track_caller]
-    fn end_p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&[Visible<'k>; 2]>) -> AFrag<'k> {
-        let scores = self.scores();
-        s.split_to_a(self.spec.product_type(), |s, at| match scores.into_cap {
-            None => [s, s],
-            Some(_) => scores.of_capped(s, shifts.of(at)).map(|x| hide(hidden, at, x)),
-        })
+    fn end_p(
+        &self,
+        s: &mut Frag<'k>,
+        shifts: &Columns<'k>,
+        hidden: Option<&[Visible<'k>; 2]>,
+        dp: &Frag<'k>,
+    ) -> [AFrag<'k>; 2] {
+        let (scores, ty) = (self.scores(), self.spec.product_type());
+        if scores.into_cap.is_none() {
+            // In this order Pᵀ takes the registers of dPᵀ.
+            let ds = self.ds(dp, &registers(s));
+            return [s.to_a(ty), ds];
+        }
+        let p = s.split_to_a(ty, |s, at| scores.of_capped(s, shifts.of(at)).map(|x| hide(hidden, at, x)));
+        [p, self.ds(dp, &registers(s))]
     }
 
     /// Pᵀ of the products of a block, rounded, as an operand. What dPᵀ - D is multiplied by stays in `s`.

@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed};
-use fa3_sched::backward::{ADDED_ROWS, DkvTile, DqTile, Part, Plan};
+use fa3_sched::backward::{ADDED_ROWS, AddOrder, DkvTile, DqTile, Part, Plan};
 use fa3_sched::{Decoder, Order, Schedule, Scheduler, TileCounts};
 use fa3_types::TensorDesc;
 
@@ -45,8 +45,16 @@ pub(super) struct SumsParams<S: Side> {
     pub(super) heads: S::U32,
     /// Blocks of rows of a head.
     pub(super) blocks: S::U32,
-    /// If parts are added in order, for each block the first key of the tile that has added last.
-    pub(super) last_added: Option<S::Pointer>,
+    /// If parts are added in order.
+    pub(super) in_order: Option<InOrderParams<S>>,
+}
+
+/// What there is besides if parts of dQ are added in order.
+pub(super) struct InOrderParams<S: Side> {
+    /// For each block the first key of the tile that has added last.
+    pub(super) last_added: S::Pointer,
+    /// Where the sums go, rounded.
+    pub(super) dq: Strided<S>,
 }
 
 /// What the dK/dV kernel takes.
@@ -85,6 +93,8 @@ pub(super) struct StatsParams<S: Side> {
     pub(super) decoder: Decoder<S::U32>,
     /// What is cleared.
     pub(super) sums: Option<SumsParams<S>>,
+    /// If parts of dQ are added in order, how many rows of a sequence no tile visits. They are the first ones.
+    pub(super) unvisited: Option<S::U32>,
 }
 
 /// What the kernel that rounds sums takes.
@@ -180,6 +190,7 @@ impl<A: Side> StatsParams<A> {
             heads: by.u32("heads", self.heads),
             decoder: self.decoder.map_named(&mut |name: &str, number| by.u32(name, number)),
             sums: self.sums.map(|sums| sums.pass(by)),
+            unvisited: self.unvisited.map(|rows| by.u32("unvisited_rows", rows)),
         }
     }
 }
@@ -191,7 +202,10 @@ impl<A: Side> SumsParams<A> {
             address: by.pointer("sums", self.address),
             heads: by.u32("sums_heads", self.heads),
             blocks: by.u32("sums_blocks", self.blocks),
-            last_added: self.last_added.map(|last| by.pointer("last_added", last)),
+            in_order: self.in_order.map(|order| InOrderParams {
+                last_added: by.pointer("last_added", order.last_added),
+                dq: order.dq.pass(by),
+            }),
         }
     }
 }
@@ -211,9 +225,15 @@ impl<A: Side> RoundParams<A> {
 }
 
 impl SumsParams<Form> {
-    fn form(in_order: bool) -> SumsParams<Form> {
-        let last_added = in_order.then_some(Elem::U32);
-        SumsParams { address: Elem::F32, heads: (), blocks: (), last_added }
+    /// Those of tiles that add to dQ of these elements.
+    fn form(order: AddOrder, dq: Elem) -> SumsParams<Form> {
+        let in_order = match order {
+            AddOrder::Any => None,
+            AddOrder::LastKeysFirst => {
+                Some(InOrderParams { last_added: Elem::U32, dq: Strided::form("dq", dq) })
+            }
+        };
+        SumsParams { address: Elem::F32, heads: (), blocks: (), in_order }
     }
 }
 
@@ -221,7 +241,7 @@ impl RoundParams<Form> {
     /// Those of a kernel.
     pub(super) fn form(spec: &RoundSpec, order: Order) -> RoundParams<Form> {
         RoundParams {
-            sums: SumsParams::form(spec.in_order),
+            sums: SumsParams::form(AddOrder::Any, spec.elem),
             dq: Strided::form("dq", spec.elem),
             softmax_scale: (),
             seqlen: (),
@@ -265,7 +285,7 @@ impl DkvParams<Form> {
             group: (),
             dk: Strided::form("dk", spec.elem),
             dv: Strided::form("dv", spec.elem),
-            sums: spec.tile.adds_dq.map(|_| SumsParams::form(spec.tile.adds_in_order())),
+            sums: spec.tile.adds_dq.map(|order| SumsParams::form(order, spec.elem)),
         }
     }
 }
@@ -304,9 +324,10 @@ impl StatsParams<Form> {
             decoder: Decoder::new(TileCounts::ONE, order).map(|_| ()),
             sums: match spec.cleared {
                 Cleared::Nothing => None,
-                Cleared::Sums(_) => Some(SumsParams::form(false)),
-                Cleared::LastAdded => Some(SumsParams::form(true)),
+                Cleared::Sums(_) => Some(SumsParams::form(AddOrder::Any, spec.elem)),
+                Cleared::InOrder(_) => Some(SumsParams::form(AddOrder::LastKeysFirst, spec.elem)),
             },
+            unvisited: matches!(spec.cleared, Cleared::InOrder(_)).then_some(()),
         }
     }
 }
@@ -323,8 +344,11 @@ type Sums = (BufferId, Option<BufferId>);
 
 impl SumsParams<Host> {
     fn of(plan: &Plan, (address, last_added): Sums) -> SumsParams<Host> {
-        let forward = plan.problem().forward();
-        SumsParams { address, heads: forward.heads().q() as u32, blocks: sum_blocks(plan), last_added }
+        let problem = plan.problem();
+        let in_order = last_added
+            .map(|last_added| InOrderParams { last_added, dq: Strided::of("dq", buffers::DQ, problem.dq()) });
+        let heads = problem.forward().heads().q() as u32;
+        SumsParams { address, heads, blocks: sum_blocks(plan), in_order }
     }
 }
 
@@ -424,6 +448,7 @@ impl StatsParams<Host> {
             pairs: pairs(problem),
             heads: forward.heads().q() as u32,
             decoder: plan.stats().decoder().expect("there is a tile"),
+            unvisited: plan.dkv().tile.adds_in_order().then(|| plan.unvisited_rows()),
             sums: sums.map(|sums| SumsParams::of(plan, sums)),
         }
     }

@@ -70,18 +70,18 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         let last_added = || program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch);
         (sums, tile.adds_in_order().then(last_added))
     });
-    let [stats_spec, dkv_spec, dq_spec] = BwdSpec::of(plan).map(Spec::Backward);
     if plan.stats().grid() > 0 {
         let mut args = Fill::default();
         _ = StatsParams::of(plan, stats, sums).pass(&mut args);
-        program.step(stats_spec, [plan.stats().grid(), 1, 1], args.0);
+        program.step(Spec::Backward(BwdSpec::stats(plan)), [plan.stats().grid(), 1, 1], args.0);
     }
     if plan.dkv().schedule.grid() > 0 {
         let mut args = Fill::default();
         let ticket = ticket(&mut program, "dkv_ticket", &plan.dkv().schedule);
         _ = DkvParams::of(plan, program.tensor(stats), sums, ticket).pass(&mut args);
-        program.step(dkv_spec, [plan.dkv().schedule.grid(), 1, 1], args.0);
+        program.step(Spec::Backward(BwdSpec::dkv(plan)), [plan.dkv().schedule.grid(), 1, 1], args.0);
     }
+    let Some(dq_spec) = BwdSpec::dq(plan) else { return program };
     let mut args = Fill::default();
     let grid = match (plan.dq(), sums) {
         (DqBy::Kernel(part), _) if part.schedule.grid() > 0 => {
@@ -93,9 +93,9 @@ pub fn program(plan: &Plan) -> Program<Spec> {
             _ = RoundParams::of(plan, blocks, sums).pass(&mut args);
             blocks.grid()
         }
-        (DqBy::Kernel(_) | DqBy::Additions(_), _) => return program,
+        (DqBy::Kernel(_) | DqBy::Additions(_) | DqBy::AdditionsInOrder, _) => return program,
     };
-    program.step(dq_spec, [grid, 1, 1], args.0);
+    program.step(Spec::Backward(dq_spec), [grid, 1, 1], args.0);
     program
 }
 

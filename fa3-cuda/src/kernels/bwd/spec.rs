@@ -39,8 +39,9 @@ pub enum Cleared {
     Nothing,
     /// Sums of so many columns, if parts are added in any order.
     Sums(u32),
-    /// Who has added last, if they are added in order. The first part is stored, so the sums may hold anything.
-    LastAdded,
+    /// Who has added last, if they are added in order, and dQ of rows that no tile visits, which has so many columns.
+    /// The first part is stored, so the sums may hold anything.
+    InOrder(u32),
 }
 
 /// Of the kernel that rounds sums of dQ.
@@ -52,8 +53,6 @@ pub struct RoundSpec {
     pub head_dim: u32,
     /// Those of the sums, at least as many.
     pub cols: u32,
-    /// Whether parts were added in order.
-    pub in_order: bool,
 }
 
 /// Of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the reach of
@@ -80,25 +79,38 @@ pub struct PartSpec<T> {
 
 impl BwdSpec {
     /// The specs of a plan's kernels, in the order in which they run.
-    pub fn of(plan: &Plan) -> [BwdSpec; 3] {
+    pub fn of(plan: &Plan) -> Vec<BwdSpec> {
+        [BwdSpec::stats(plan), BwdSpec::dkv(plan)].into_iter().chain(BwdSpec::dq(plan)).collect()
+    }
+
+    /// That of row statistics.
+    pub(super) fn stats(plan: &Plan) -> BwdSpec {
         let forward = plan.problem().forward();
-        let (elem, head_dim) = (elem(forward.dtype()), forward.head_dim() as u32);
-        let cols = plan.dkv().tile.head_dim;
-        let dq = match plan.dq() {
-            DqBy::Kernel(part) => BwdSpec::Dq(PartSpec::of(plan, part, forward.mask())),
-            DqBy::Additions(_) => {
-                let in_order = plan.dkv().tile.adds_in_order();
-                BwdSpec::Round(RoundSpec { elem, head_dim, cols, in_order })
-            }
-        };
         let cleared = match plan.dkv().tile.adds_dq {
             None => Cleared::Nothing,
-            Some(AddOrder::Any) => Cleared::Sums(cols),
-            Some(AddOrder::LastKeysFirst) => Cleared::LastAdded,
+            Some(AddOrder::Any) => Cleared::Sums(plan.dkv().tile.head_dim),
+            Some(AddOrder::LastKeysFirst) => Cleared::InOrder(forward.head_dim() as u32),
         };
-        let stats = StatsSpec { elem, head_dim_v: forward.head_dim_v() as u32, cleared };
-        let dkv = PartSpec::of(plan, plan.dkv(), forward.mask().transposed());
-        [BwdSpec::Stats(stats), BwdSpec::Dkv(dkv), dq]
+        let (elem, head_dim_v) = (elem(forward.dtype()), forward.head_dim_v() as u32);
+        BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared })
+    }
+
+    /// That of dK and dV.
+    pub(super) fn dkv(plan: &Plan) -> BwdSpec {
+        BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), plan.problem().forward().mask().transposed()))
+    }
+
+    /// That of dQ, if it has a kernel of its own.
+    pub(super) fn dq(plan: &Plan) -> Option<BwdSpec> {
+        let forward = plan.problem().forward();
+        let (elem, head_dim) = (elem(forward.dtype()), forward.head_dim() as u32);
+        match plan.dq() {
+            DqBy::Kernel(part) => Some(BwdSpec::Dq(PartSpec::of(plan, part, forward.mask()))),
+            DqBy::Additions(_) => {
+                Some(BwdSpec::Round(RoundSpec { elem, head_dim, cols: plan.dkv().tile.head_dim }))
+            }
+            DqBy::AdditionsInOrder => None,
+        }
     }
 }
 

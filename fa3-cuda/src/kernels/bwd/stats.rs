@@ -39,11 +39,17 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
         // Blocks of rows are those of the sums.
         if let Some(sums) = &params.sums {
             let number = sums.number([batch, head, m_block]);
-            if let Some(last) = sums.last(number) {
-                last.clear(b);
-            }
             if let Cleared::Sums(cols) = spec.cleared {
                 sums.block(b, number, cols).clear(b);
+            }
+            if let Some((order, unvisited)) = sums.in_order.as_ref().zip(params.unvisited) {
+                order.last(number).clear(b);
+                let dq = order.dq.global();
+                b.if_uniform((m_block * STATS_ROWS).lt(unvisited), || {
+                    for &row in &rows {
+                        clear_row(b, spec, row.lt(unvisited), dq.at([batch, head, row]), lane);
+                    }
+                });
             }
         }
         // All loads before the first sum.
@@ -80,6 +86,24 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
             });
         }
     })
+}
+
+/// Clears a row of dQ, if it is `unvisited`: chunk l, l + 8, … by lane l.
+#[track_caller]
+fn clear_row<'k>(
+    b: &'k Builder,
+    spec: &StatsSpec,
+    unvisited: V<'k, Pred>,
+    row: V<'k, B64>,
+    lane: V<'k, B32>,
+) {
+    let Cleared::InOrder(cols) = spec.cleared else { return };
+    let chunks = cols / CHUNK;
+    let at = lane.mad_wide(16, row);
+    for turn in 0..chunks.div_ceil(LANES) {
+        let writes = unvisited & (lane + turn * LANES).lt(chunks);
+        b.guarded(writes, || b.store_vector(at.at((16 * LANES * turn) as i32), [0_u32; 4]));
+    }
 }
 
 /// A thread's part of a row of O and of dO: chunk l, l + 8, … for lane l, as packed pairs.

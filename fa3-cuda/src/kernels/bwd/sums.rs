@@ -7,7 +7,7 @@ use fa3_sched::{Longest, Order};
 
 use super::RoundSpec;
 use super::gradients::{WARPGROUP, write};
-use super::params::{RoundParams, SumsParams};
+use super::params::{InOrderParams, RoundParams, SumsParams};
 use crate::kernels::params::{Declare, Form, InKernel};
 
 /// A thread's numbers of one block.
@@ -25,7 +25,7 @@ impl<'k> SumsParams<InKernel<'k>> {
 
     /// Where the block of this number is.
     #[track_caller]
-    fn address_of(&self, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
+    pub(super) fn address_of(&self, number: V<'k, B32>, cols: u32) -> V<'k, B64> {
         number.mad_wide(4 * ADDED_ROWS * cols, self.address)
     }
 
@@ -35,31 +35,13 @@ impl<'k> SumsParams<InKernel<'k>> {
         let thread = b.tid() & (WARPGROUP - 1);
         Block { first: thread.mad_wide(16, self.address_of(number, cols)), cols }
     }
+}
 
-    /// The last addition to the block of this number, if tiles add in order.
+impl<'k> InOrderParams<InKernel<'k>> {
+    /// The last addition to the block of this number.
     #[track_caller]
-    pub(super) fn last(&self, number: V<'k, B32>) -> Option<LastAdded<'k>> {
-        self.last_added.map(|last| LastAdded(number.mad_wide(4, last)))
-    }
-
-    /// Begins to add a block of dQ, the registers of a warpgroup's threads, to the one of this number, or to store it
-    /// where `first` is given and holds: nobody has added before.
-    #[track_caller]
-    pub(super) fn add(
-        &self,
-        b: &'k Builder,
-        number: V<'k, B32>,
-        dq: Tile<'_, 'k>,
-        cols: u32,
-        first: Option<Condition>,
-    ) {
-        let to = self.address_of(number, cols);
-        let add = || b.add_tile_flat(dq, to);
-        match first {
-            None => add(),
-            Some(first) => b.if_else_uniform(first, || b.store_tile_flat(dq, to), add),
-        }
-        b.bulk_commit();
+    pub(super) fn last(&self, number: V<'k, B32>) -> LastAdded<'k> {
+        LastAdded(number.mad_wide(4, self.last_added))
     }
 }
 
@@ -71,12 +53,6 @@ impl<'k> LastAdded<'k> {
     #[track_caller]
     pub(super) fn clear(&self, b: &'k Builder) {
         b.if_lanes(b.tid().eq(0), || b.store(self.0, 0_u32));
-    }
-
-    /// Whether somebody has, after the kernel that adds.
-    #[track_caller]
-    fn is_somebody(&self, b: &'k Builder) -> V<'k, Pred> {
-        b.load::<B32>(self.0).ne(0)
     }
 
     /// Waits until the tile that begins with `key` has added, in one thread.
@@ -125,12 +101,7 @@ pub(super) fn kernel(spec: &RoundSpec) -> Kernel {
         let fa3_sched::Tile { m_block, head, batch, split: _ } = params.decoder.decode(b.cta_x());
         let number = params.sums.number([batch, head, m_block]);
         let mut dq = Frag::zeros(b, spec.cols);
-        let block = params.sums.block(b, number, spec.cols);
-        match params.sums.last(number) {
-            None => block.load(&mut dq),
-            // Where nobody has added, there is not even a 0.
-            Some(last) => b.if_uniform(last.is_somebody(b), || block.load(&mut dq)),
-        }
+        params.sums.block(b, number, spec.cols).load(&mut dq);
         let to = [batch, head, m_block.mad(ADDED_ROWS, b.frag_row())];
         write(dq, Some(params.softmax_scale), &params.dq, to, params.seqlen, (spec.elem, spec.head_dim));
     })

@@ -122,7 +122,7 @@ impl<'k> Tiles<'k> {
                     let slot = ring.wait();
                     // All lanes have read it. The compiler cannot know that they agree; from one lane, it does.
                     let tile = b.load::<B32>(*word).shfl_idx(0);
-                    slot.release();
+                    slot.release_unfenced();
                     tile
                 };
                 let first = if *in_order { receive() } else { b.cta_x() };

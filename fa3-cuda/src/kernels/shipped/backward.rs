@@ -12,7 +12,7 @@ use super::Shipped;
 use crate::kernels::Spec;
 use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec};
 
-/// The kernels of plans for the usual head dimensions, in both forms: with every side of a mask, with a soft cap and
+/// The kernels of plans for the usual head dimensions, in all forms: with every side of a mask, with a soft cap and
 /// without, for many tiles; for few tiles, without a cap; in f16, with a cap and both sides of the mask.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
@@ -52,7 +52,8 @@ fn specs(
         .into_iter()
         .filter_map(|order| DkvTile::choose_adding(dims, order, &limits))
         .map(|tile| PlanOptions::default().dkv(tile));
-    let ways = [PlanOptions::default()].into_iter().chain(adding);
+    let apart = DqTile::choose(dims[0], dims[1], &limits).map(|tile| PlanOptions::default().dq(tile));
+    let ways = apart.into_iter().chain(adding);
     ways.flat_map(|options| BwdSpec::of(&plan(options))).collect()
 }
 
@@ -75,14 +76,17 @@ fn name(spec: &BwdSpec) -> String {
             let clears = match spec.cleared {
                 Cleared::Nothing => "",
                 Cleared::Sums(_) => "/clears-sums",
-                Cleared::LastAdded => "/clears-last-added",
+                Cleared::InOrder(_) => "/in-order",
             };
-            format!("bwd/stats/{}/d{}{clears}", spec.elem, spec.head_dim_v)
+            let dims = match spec.cleared {
+                Cleared::InOrder(head_dim) if head_dim != spec.head_dim_v => {
+                    format!("{head_dim}-{}", spec.head_dim_v)
+                }
+                Cleared::Nothing | Cleared::Sums(_) | Cleared::InOrder(_) => spec.head_dim_v.to_string(),
+            };
+            format!("bwd/stats/{}/d{dims}{clears}", spec.elem)
         }
-        BwdSpec::Round(spec) => {
-            let order = if spec.in_order { "/in-order" } else { "" };
-            format!("bwd/round/{}/d{}{order}", spec.elem, spec.head_dim)
-        }
+        BwdSpec::Round(spec) => format!("bwd/round/{}/d{}", spec.elem, spec.head_dim),
         BwdSpec::Dkv(spec) => {
             let DkvTile { tile_n, kv_stages, tile_m, stages, division, adds_dq, .. } = spec.tile;
             let divided = if division == Division::Gradients { "/divided" } else { "" };

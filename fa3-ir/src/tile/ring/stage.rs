@@ -1,81 +1,78 @@
-//! Rings whose stage i belongs to one warpgroup or warp alone, which fills it or empties it time after time.
+//! Rings whose stage i goes to and fro between two warpgroups or warps: one lends it, the other gives it back.
 
 use std::panic::Location;
 
-use super::{EmptySlot, FullSlot, Ring, Stage};
-use crate::Region;
-use crate::lang::{B32, V, Var};
+use super::{EmptySlot, FullSlot, Ring, Rounds, Stage};
+use crate::lang::{B32, Tile, V, Var};
 
 impl<'k, const N: usize> Ring<'k, N> {
-    /// Of a ring whose stage i is emptied by one warpgroup or warp alone, the place of the one of this number: that
-    /// stage, time after time. A number that is computed is not checked.
+    /// Of a ring whose stage i one warp alone lends, the place of the one of this number. A number that is computed is
+    /// not checked.
     #[track_caller]
-    pub fn consumer_of_stage(&self, stage: V<'k, B32>) -> StageConsumer<'k, N> {
-        StageConsumer(Only::new(self, stage, 0))
+    pub fn lender_of_stage(&self, stage: V<'k, B32>) -> StageLender<'k, N> {
+        StageLender { ring: self.clone(), stage, parity: self.builder.var("parity", 0) }
     }
 
-    /// Of a ring whose stage i is filled by one warpgroup or warp alone, the place of the one of this number: that
-    /// stage, time after time. A number that is computed is not checked.
+    /// Of a ring whose stage i is lent to one warpgroup or warp alone, the place of the one of this number, which
+    /// gives it back once in so many of these rounds, a power of 2. A number that is computed is not checked.
     #[track_caller]
-    pub fn producer_of_stage(&self, stage: V<'k, B32>) -> StageProducer<'k, N> {
-        // Waiting for the phase before the first returns at once.
-        StageProducer(Only::new(self, stage, 1))
+    pub fn borrower_of_stage(
+        &self,
+        stage: V<'k, B32>,
+        rounds: Rounds<'k>,
+        once_in: u32,
+    ) -> StageBorrower<'k, N> {
+        StageBorrower { ring: self.clone(), stage, rounds, once_in }
     }
 }
 
-/// The only stage of a ring that somebody uses, and the parity of its phase.
+/// Lends a stage of a ring time after time. It has the stage at first.
 #[derive(Debug)]
-struct Only<'k, const N: usize> {
+pub struct StageLender<'k, const N: usize> {
     ring: Ring<'k, N>,
     stage: V<'k, B32>,
     parity: Var<'k, B32>,
 }
 
-impl<'k, const N: usize> Only<'k, N> {
+impl<'k, const N: usize> StageLender<'k, N> {
+    /// The stage, to be filled or not and lent by a commit. It must be here.
     #[track_caller]
-    fn new(ring: &Ring<'k, N>, stage: V<'k, B32>, parity: u32) -> Only<'k, N> {
-        Only { ring: ring.clone(), stage, parity: ring.builder.var("parity", parity) }
-    }
-
-    /// Waits until it is `full`, or empty, again.
-    #[track_caller]
-    fn again(&self, of: Region) -> Stage<'k> {
-        let (ring, stage) = (&self.ring, Stage::Number(self.stage));
-        ring.builder.mbarrier_wait(ring.barrier(of, stage), self.parity);
-        self.parity.update(|parity| parity ^ 1);
-        stage
-    }
-}
-
-/// Fills one stage of a ring, by ordinary stores; each warp of those whose stage it is has one.
-#[derive(Debug)]
-pub struct StageProducer<'k, const N: usize>(Only<'k, N>);
-
-impl<'k, const N: usize> StageProducer<'k, N> {
-    /// Waits until the stage is empty again.
-    #[track_caller]
-    pub fn acquire(&mut self) -> EmptySlot<'k, N> {
-        let StageProducer(only) = self;
-        let b = only.ring.builder;
+    pub fn lend(&mut self) -> EmptySlot<'k, N> {
+        let b = self.ring.builder;
         let due =
-            b.watch().due(format!("a slot of ring {} is committed", only.ring.name), Location::caller());
+            b.watch().due(format!("a slot of ring {} is committed", self.ring.name), Location::caller());
+        EmptySlot::new(self.ring.clone(), Stage::Number(self.stage), due)
+    }
+
+    /// Waits until the stage is given back. Its tiles, with what has been left there.
+    #[track_caller]
+    pub fn back(&mut self) -> [Tile<'_, 'k>; N] {
+        let stage = Stage::Number(self.stage);
+        let b = self.ring.builder;
         let _one = b.as_one();
-        let stage = only.again(only.ring.empty);
-        EmptySlot::new(only.ring.clone(), stage, due)
+        b.mbarrier_wait(self.ring.barrier(self.ring.empty, stage), self.parity);
+        self.parity.update(|parity| parity ^ 1);
+        self.ring.tiles(stage)
     }
 }
 
-/// Empties one stage of a ring; each warp of those whose stage it is has one.
+/// Borrows a stage of a ring time after time; each warp of those to which it is lent has one.
 #[derive(Debug)]
-pub struct StageConsumer<'k, const N: usize>(Only<'k, N>);
+pub struct StageBorrower<'k, const N: usize> {
+    ring: Ring<'k, N>,
+    stage: V<'k, B32>,
+    rounds: Rounds<'k>,
+    once_in: u32,
+}
 
-impl<'k, const N: usize> StageConsumer<'k, N> {
-    /// Waits until the stage is full again.
+impl<'k, const N: usize> StageBorrower<'k, N> {
+    /// Waits until the stage is lent. A release gives it back.
     #[track_caller]
     pub fn wait(&mut self) -> FullSlot<'k, N> {
-        let StageConsumer(only) = self;
-        let _one = only.ring.builder.as_one();
-        let stage = only.again(only.ring.full);
-        FullSlot::new(only.ring.clone(), stage, Location::caller())
+        let stage = Stage::Number(self.stage);
+        let b = self.ring.builder;
+        let _one = b.as_one();
+        b.mbarrier_wait(self.ring.barrier(self.ring.full, stage), self.rounds.parity(self.once_in, 0));
+        FullSlot::new(self.ring.clone(), stage, Location::caller())
     }
 }

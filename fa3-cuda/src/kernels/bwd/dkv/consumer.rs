@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 
-use super::writer::give;
+use super::outlet::Outlet;
 use super::{Adding, Columns, Dkv, Stat};
 use crate::kernels::bwd::gradients::registers;
 use crate::kernels::parts::ping_pong::Turn;
@@ -13,7 +13,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
     let me = b.warpgroup();
     let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
     let mut rows = dkv.rows.consumer();
-    let mut additions = adding.map(|adding| Additions::of(b, adding, me));
+    let mut additions = adding.map(|adding| Additions::of(dkv, adding, me));
     let turn = adding.map_or_else(Turn::none, |adding| adding.ping_pong.of(b, me));
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
@@ -43,14 +43,16 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
                 turn.pass();
                 let dp = dp.wait(); // A3:25
                 let ds = dkv.ds(&dp, &registers(&s)); // A3:25
-                let is_mine = additions.as_mut().map(|additions| additions.give(&ds));
+                if let Some(additions) = &mut additions {
+                    additions.give(&ds);
+                }
                 let more_dk = gemm(&ds, q, &mut dk); // A3:27
                 more_dk.wait();
                 more_dv.wait();
                 slot.release();
-                if let Some((additions, is_mine)) = additions.as_mut().zip(is_mine) {
+                if let Some(additions) = &mut additions {
                     additions.add(k_slot.tile());
-                    additions.is_mine.set(is_mine);
+                    additions.go_on();
                 }
             });
             if let Some(additions) = &mut additions {
@@ -68,33 +70,43 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
 
 /// One consumer's part in dQ. It gives dSᵀ of every block to the consumer whose turn it is. Of a block of its own it
 /// computes dQ = dS K of all keys of the tile a block later: by then the others have given theirs.
-struct Additions<'k> {
+struct Additions<'a, 'k> {
     builder: &'k Builder,
     me: V<'k, B32>,
+    /// Blocks.
+    count: Var<'k, B32>,
     given: Producer<'k, 1>,
-    taken: StageConsumer<'k, 1>,
-    to_add: StageProducer<'k, 1>,
+    taken: Consumer<'k, 1>,
+    outlet: Outlet<'a, 'k>,
     /// Whether the block given before is this consumer's.
     is_mine: Var<'k, Pred>,
 }
 
-impl<'k> Additions<'k> {
+impl<'a, 'k> Additions<'a, 'k> {
     #[track_caller]
-    fn of(b: &'k Builder, adding: &Adding<'k>, me: V<'k, B32>) -> Additions<'k> {
-        let (given, taken) = (adding.ds.producer(), adding.ds.consumer_of_stage(me));
-        let to_add = adding.dq.producer_of_stage(me);
-        Additions { builder: b, me, given, taken, to_add, is_mine: b.var("is_mine", false) }
+    fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: V<'k, B32>) -> Additions<'a, 'k> {
+        let b = dkv.builder;
+        let count = b.var("block", 0);
+        let (given_in, taken_in) = (Rounds::of(count), Rounds::of(count).late(1));
+        let (given, taken) = (adding.ds.producer_by(given_in), adding.ds.consumer_by(taken_in));
+        let outlet = Outlet::of(dkv, adding, me, (taken_in, 2));
+        Additions { builder: b, me, count, given, taken, outlet, is_mine: b.var("is_mine", false) }
     }
 
-    /// Gives dSᵀ of the next block. Whether that is this consumer's.
+    /// Gives dSᵀ of a block.
     #[track_caller]
-    fn give(&mut self, ds: &AFrag<'k>) -> V<'k, Pred> {
+    fn give(&mut self, ds: &AFrag<'k>) {
         let slot = self.given.acquire();
         let [tile] = slot.tiles();
         ds.store(tile.row_block(self.me, 64));
-        let is_mine = slot.is_of_stage(self.me);
         slot.commit_stored();
-        is_mine
+    }
+
+    /// Goes on to the next block.
+    #[track_caller]
+    fn go_on(&mut self) {
+        self.is_mine.set((self.count.get() & 1).eq(self.me));
+        self.count.update(|count| count + 1);
     }
 
     /// Computes dQ of the block given before, if that is this consumer's.
@@ -104,7 +116,7 @@ impl<'k> Additions<'k> {
             let ds = self.taken.wait(); // A3:32
             let dq = gemm(ds.tile().t(), k, Fresh).wait(); // A3:28
             ds.release();
-            give(&dq, self.to_add.acquire());
+            self.outlet.next().give(&dq);
         });
     }
 }

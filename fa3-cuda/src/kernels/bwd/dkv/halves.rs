@@ -5,19 +5,22 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 
-use super::writer::give;
+use super::outlet::Outlet;
 use super::{Adding, Columns, Dkv, Stat};
-use crate::kernels::bwd::gradients::registers;
 
 /// What it runs.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let (tile_m, ty) = (spec.tile.tile_m, spec.product_type());
     let me = b.warpgroup();
-    let (mut k, mut v, mut rows) = (dkv.k.consumer(), dkv.v.consumer(), dkv.rows.consumer());
-    let (mut given, mut taken) = (adding.ds.producer(), adding.ds.consumer());
-    let mut to_add = adding.dq.producer_of_stage(me);
+    // Blocks, from 1 on: before the first one of all there is one of zeros, whose dQ the writer does not add.
+    let count = b.var("block", 0);
+    let (given_in, taken_in) = (Rounds::of(count), Rounds::of(count).late(1));
+    let (mut k, mut v, mut rows) = (dkv.k.consumer(), dkv.v.consumer(), dkv.rows.consumer_by(taken_in));
+    let (mut given, mut taken) = (adding.ds.producer_by(given_in), adding.ds.consumer_by(taken_in));
+    let mut outlet = Outlet::of(dkv, adding, me, (taken_in, 1));
     let turn = adding.ping_pong.of(b, me);
+    let mut k_before = k.previous();
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + me.mad(64, b.frag_row());
@@ -26,10 +29,13 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
         b.if_uniform(dkv.visits(&work), || {
             let (k_slot, v_slot) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
-            // Before the first block there is one of zeros, whose dQ the writer does not add.
-            let slot = given.acquire();
-            Frag::zeros(b, tile_m).to_a(ty).store(slot.tiles()[0].row_block(me, 64));
-            slot.commit_stored();
+            b.if_uniform(count.now().eq(0), || {
+                k_before.begin(&k_slot);
+                let slot = given.acquire();
+                Frag::zeros(b, tile_m).to_a(ty).store(slot.tiles()[0].row_block(me, 64));
+                slot.commit_stored();
+                count.set(1);
+            });
             dkv.for_each_block(&work, |_, block| {
                 // A3:18
                 let slot = rows.wait(); // A3:19
@@ -45,35 +51,38 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 turn.pass();
                 let minus_delta = Columns::on_demand(b, stats, Stat::MinusDelta);
                 dp.map(|dp, at| dp + minus_delta.of(at)); // A3:25
-                let p = dkv.end_p(&mut s, &shifts, hidden.as_ref()); // A3:24
-                let ds = dkv.ds(&dp, &registers(&s)); // A3:25
+                let [p, ds] = dkv.end_p(&mut s, &shifts, hidden.as_ref(), &dp); // A3:24-25
+                let to_give = given.acquire();
+                ds.store(to_give.tiles()[0].row_block(me, 64));
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26
                 let ds_before = taken.wait(); // A3:32
                 let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
-                let dq = gemm(my_ds.t(), k_slot.tile(), Fresh); // A3:28
-                let to_give = given.acquire();
-                ds.store(to_give.tiles()[0].row_block(me, 64));
+                let dq = gemm(my_ds.t(), k_before.tile(), Fresh); // A3:28
                 let more_dk = gemm(&ds, q, &mut dk); // A3:27
-                let draft = to_add.acquire();
+                let draft = outlet.next();
                 let dq = dq.wait();
                 ds_before.release();
+                k_before.advance(&k_slot);
                 // Its fence is for dS, too, and for the loads of statistics.
-                give(&dq, draft);
+                draft.give(&dq);
                 to_give.commit_unfenced();
                 more_dk.wait();
                 more_dv.wait();
                 slot.release();
+                count.update(|count| count + 1);
             });
-            let ds_before = taken.wait(); // A3:32
-            let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
-            let dq = gemm(my_ds.t(), k_slot.tile(), Fresh).wait(); // A3:28
-            ds_before.release();
-            give(&dq, to_add.acquire());
-            k_slot.release();
+            k_before.keep(k_slot);
             v_slot.release();
         });
         dkv.write_dv(dv, &work, key);
         dkv.write_dk(dk, &work, key);
+    });
+    b.if_uniform(count.now().ne(0), || {
+        let ds_before = taken.wait(); // A3:32
+        let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
+        let dq = gemm(my_ds.t(), k_before.tile(), Fresh).wait(); // A3:28
+        ds_before.release();
+        outlet.next().give(&dq);
     });
     turn.end(b);
 }

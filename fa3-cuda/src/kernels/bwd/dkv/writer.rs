@@ -1,18 +1,11 @@
-//! The writers of dQ, one for each consumer: warps of the producer's warpgroup. A consumer gives its dQ of a block in
-//! shared memory, and its writer adds it to the sums.
-//!
-//! If tiles add in order, one more warp, the watch, waits until this tile may add to block after block. It runs ahead
-//! of the writers, so that the time of a poll does not add to that of an addition.
+//! The writers of dQ, one for each consumer: warps of the producer's warpgroup. A writer lends its consumer a place in
+//! shared memory, the consumer leaves its dQ of a block there, and the writer adds it to the sums.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, DkvTile};
 
-use super::{Adding, Dkv};
-use crate::kernels::bwd::gradients::store_registers;
+use super::{Adding, Dkv, in_order};
 use crate::kernels::parts::geometry::Work;
-
-/// Blocks by which the watch runs ahead.
-pub(super) const AHEAD: u32 = 4;
 
 /// Warps that the producer's warpgroup has besides the one that loads.
 pub(super) fn warps(tile: &DkvTile) -> u32 {
@@ -20,121 +13,123 @@ pub(super) fn warps(tile: &DkvTile) -> u32 {
     writers + u32::from(tile.adds_in_order())
 }
 
-/// Gives dQ to the writer, registers in the order of threads.
-#[track_caller]
-pub(super) fn give<'k>(dq: &Frag<'k>, slot: EmptySlot<'k, 1>) {
-    let [tile] = slot.tiles();
-    store_registers(dq, tile);
-    slot.commit_stored();
-}
-
 /// What these warps run.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, consumers) = (dkv.builder, dkv.spec.tile.consumers());
     let warp = (b.tid() >> 5).shfl_idx(0);
-    b.if_uniform(warp.ge(1) & warp.le(consumers), || write(dkv, adding, warp - 1));
-    if let Some(ready) = &adding.ready {
-        b.if_uniform(warp.eq(consumers + 1), || watch(dkv, adding, ready));
+    b.if_uniform(warp.ge(1) & warp.le(consumers), || match &adding.in_order {
+        None => add(dkv, adding, warp - 1),
+        Some(order) => in_order::add(dkv, adding, order, warp - 1),
+    });
+    if let Some(order) = &adding.in_order {
+        b.if_uniform(warp.eq(consumers + 1), || in_order::watch(dkv, adding, order));
     }
 }
 
-/// What the writer of consumer `me` runs.
-fn write<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, me: V<'k, B32>) {
-    let (b, tile) = (dkv.builder, &dkv.spec.tile);
-    let mut given = adding.dq.consumer_of_stage(me);
-    let mut ready = adding.ready.as_ref().map(Ring::consumer);
-    // Whose block is next, where blocks go to the one consumer and the other.
-    let next = b.var::<B32>("next", 0);
+/// What the writer of consumer `me` runs, if tiles add in any order.
+fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, me: V<'k, B32>) {
+    let (b, head_dim) = (dkv.builder, dkv.spec.tile.head_dim);
+    let mut place = adding.dq.lender_of_stage(me);
+    let blocks = Blocks::of(dkv, adding, me);
     for_each_tile(dkv, |work| {
-        if tile.adds_halves() {
-            // That of the zeros before the first block.
-            given.wait().release();
-        }
-        let before = adding.ready.as_ref().map(|_| Before::of(dkv, work));
-        let mut add = |number: V<'k, B32>, row: V<'k, B32>| {
-            let first = before.as_ref().map(|before| !before.visits(row));
-            let dq = given.wait(); // A3:32
-            b.once_per_warp(|| {
-                if adding.ready.is_some() {
-                    b.fence(FenceInst::ProxyAsyncGlobal);
-                }
-                adding.sums.add(b, number, dq.tile(), tile.head_dim, first); // A3:33
-                b.bulk_wait_read(0);
-            });
-            dq.release();
-            if let Some(last) = adding.sums.last(number) {
-                b.once_per_warp(|| last.set(b, work.row));
-            }
-        };
-        dkv.for_each_row(work, |head, row| {
-            let number = adding.number([work.batch, head, row]);
-            if let Some(ready) = &mut ready {
-                ready.wait().release_unfenced();
-            }
-            if tile.adds_halves() {
-                add(number + me, row);
-            } else {
-                b.if_uniform(next.now().eq(me), || add(number, row));
-                next.update(|next| next ^ 1);
-            }
+        blocks.skip_zeros(|| {
+            b.once_per_warp(|| place.lend().commit());
+            place.back();
         });
-    });
-}
-
-/// What the watch runs.
-fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, ready: &Ring<'k, 0>) {
-    let (b, tile) = (dkv.builder, &dkv.spec.tile);
-    let mut ready = ready.producer();
-    for_each_tile(dkv, |work| {
-        let before = Before::of(dkv, work);
-        dkv.for_each_row(work, |head, row| {
-            let slot = ready.acquire();
-            let first = adding.number([work.batch, head, row]);
-            b.if_uniform(before.visits(row), || {
+        blocks.for_each(work, |block| {
+            block.if_mine(b, || {
+                b.once_per_warp(|| place.lend().commit());
+                let [dq] = place.back(); // A3:32
                 b.once_per_warp(|| {
-                    for half in 0..tile.tile_m / ADDED_ROWS {
-                        if let Some(last) = adding.sums.last(first + half) {
-                            last.wait(b, before.key);
-                        }
-                    }
+                    b.add_tile_flat(dq, adding.sums.address_of(block.number, head_dim)); // A3:33
+                    b.bulk_commit();
+                    b.bulk_wait_read(0);
                 });
             });
-            slot.commit_unfenced();
         });
     });
-}
-
-/// The tile that adds before another one, to the blocks that it visits.
-struct Before<'k> {
-    /// Its first key.
-    key: V<'k, B32>,
-    /// The first row of the first block, and of the first that it does not visit any more.
-    first: V<'k, B32>,
-    end: V<'k, B32>,
-}
-
-impl<'k> Before<'k> {
-    /// The one before the tile of this work: that of the keys after its own, if there are any.
-    #[track_caller]
-    fn of(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> Before<'k> {
-        let tile = &dkv.spec.tile;
-        let key = work.row + tile.tile_n;
-        let blocks = dkv.params.inputs.geometry.kv_range(key >> tile.tile_n.ilog2());
-        Before { key, first: blocks.first * tile.tile_m, end: blocks.end * tile.tile_m }
-    }
-
-    /// Whether it visits the block that begins with this row.
-    #[track_caller]
-    fn visits(&self, row: V<'k, B32>) -> V<'k, Pred> {
-        row.ge(self.first) & row.lt(self.end)
-    }
 }
 
 /// Runs `body` for every tile that visits a block.
 #[track_caller]
-fn for_each_tile<'k>(dkv: &Dkv<'k>, body: impl FnOnce(&Work<V<'k, B32>>)) {
+pub(super) fn for_each_tile<'k>(dkv: &Dkv<'k>, body: impl FnOnce(&Work<V<'k, B32>>)) {
     dkv.tiles.consume(|index| {
         let work = dkv.params.inputs.geometry.work(index);
         dkv.builder.if_uniform(dkv.visits(&work), || body(&work));
     });
+}
+
+/// The blocks of [`ADDED_ROWS`] rows to which a tile adds, as one of the writers sees them.
+pub(super) struct Blocks<'a, 'k> {
+    dkv: &'a Dkv<'k>,
+    adding: &'a Adding<'k>,
+    me: V<'k, B32>,
+    /// Whose block is next, where they go to the one and the other.
+    next: Var<'k, B32>,
+    begun: Var<'k, Pred>,
+}
+
+/// One of them.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'k> {
+    /// Whether this writer adds to it, if not every one does.
+    is_mine: Option<V<'k, Pred>>,
+    /// Its number among the sums.
+    pub(super) number: V<'k, B32>,
+    /// Its query head.
+    pub(super) head: V<'k, B32>,
+    /// Its first row.
+    pub(super) row: V<'k, B32>,
+}
+
+impl<'a, 'k> Blocks<'a, 'k> {
+    /// Those of the writer of consumer `me`.
+    #[track_caller]
+    pub(super) fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: V<'k, B32>) -> Blocks<'a, 'k> {
+        let b = dkv.builder;
+        Blocks { dkv, adding, me, next: b.var("next", 0), begun: b.var("begun", false) }
+    }
+
+    /// Runs `skip` where blocks are halved, before the first one of all: for that of zeros before it.
+    #[track_caller]
+    pub(super) fn skip_zeros(&self, skip: impl FnOnce()) {
+        if self.dkv.spec.tile.adds_halves() {
+            self.dkv.builder.if_uniform(!self.begun, skip);
+            self.begun.set(true);
+        }
+    }
+
+    /// Runs `body` for each block of a tile, or of blocks of which every writer has half, for its half.
+    #[track_caller]
+    pub(super) fn for_each(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(Block<'k>)) {
+        let Blocks { dkv, adding, me, next, .. } = self;
+        dkv.for_each_row(work, |head, row| {
+            let number = adding.number([work.batch, head, row]);
+            if dkv.spec.tile.adds_halves() {
+                body(Block { is_mine: None, number: number + *me, head, row: me.mad(ADDED_ROWS, row) });
+            } else {
+                body(Block { is_mine: Some(next.get().eq(*me)), number, head, row });
+                next.update(|next| next ^ 1);
+            }
+        });
+    }
+}
+
+impl<'k> Block<'k> {
+    /// Runs `body` if this writer adds to it.
+    #[track_caller]
+    pub(super) fn if_mine(&self, b: &'k Builder, body: impl FnOnce()) {
+        match self.is_mine {
+            None => body(),
+            Some(is_mine) => b.if_uniform(is_mine, body),
+        }
+    }
+
+    /// Runs `body` if another one does.
+    #[track_caller]
+    pub(super) fn if_anothers(&self, b: &'k Builder, body: impl FnOnce()) {
+        if let Some(is_mine) = self.is_mine {
+            b.if_uniform(!is_mine, body);
+        }
+    }
 }

@@ -1,0 +1,231 @@
+//! Additions to dQ in the order of keys, from the last to the first.
+//!
+//! A writer adds a block when the tile with the next keys has added to it, and then says so. The first tile stores its
+//! part. The last one does not add to memory: its writer brings the sum so far, and the consumer adds, rounds and
+//! writes dQ ([`super::outlet`]).
+//!
+//! One more warp, the watch, waits until this tile may add to block after block. It runs ahead of the writers, so that
+//! the time of a poll does not add to that of an addition.
+
+use fa3_ir::lang::*;
+use fa3_sched::KvRange;
+use fa3_sched::backward::{ADDED_ROWS, DkvTile};
+
+use super::writer::{Block, Blocks, for_each_tile};
+use super::{Adding, Dkv};
+use crate::kernels::bwd::params::{InOrderParams, Strided};
+use crate::kernels::params::InKernel;
+use crate::kernels::parts::geometry::Work;
+
+/// Blocks by which the watch runs ahead.
+const AHEAD: u32 = 4;
+
+/// In place of a block's number: there is none.
+const NONE: u32 = u32::MAX;
+
+/// Bytes of a [`Goal`].
+const GOAL: u32 = 16;
+
+/// What the warps share besides if tiles add in order.
+pub(super) struct InOrder<'k> {
+    /// Blocks whose sums are ready for this tile's part.
+    ready: Ring<'k, 0>,
+    /// What becomes of the next dQ of each consumer: a [`Goal`], then batch, head and first row of the block.
+    goals: Region,
+    params: InOrderParams<InKernel<'k>>,
+}
+
+/// What becomes of a consumer's dQ.
+#[derive(Clone, Copy)]
+pub(super) enum Goal {
+    /// The writer adds it to memory.
+    Leave = 0,
+    /// It is the only part: the consumer writes it.
+    Write = 1,
+    /// It is the last part: the consumer adds it to the sum so far, which is in its place, and writes that.
+    AddAndWrite = 2,
+}
+
+impl<'k> InOrder<'k> {
+    /// Declares it.
+    #[track_caller]
+    pub(super) fn declare(
+        b: &'k Builder,
+        tile: &DkvTile,
+        params: InOrderParams<InKernel<'k>>,
+    ) -> InOrder<'k> {
+        let consumers = tile.consumers();
+        InOrder {
+            ready: b.stored_ring("ready", AHEAD, [1, consumers], []),
+            goals: b.region("goals", GOAL * consumers, GOAL),
+            params,
+        }
+    }
+
+    /// Where dQ goes.
+    pub(super) fn dq(&self) -> &Strided<InKernel<'k>> {
+        &self.params.dq
+    }
+
+    /// The address of what is said to consumer `me`.
+    #[track_caller]
+    pub(super) fn goal(&self, b: &'k Builder, me: V<'k, B32>) -> V<'k, B32> {
+        me.mad(GOAL, b.address(self.goals))
+    }
+}
+
+/// What the writer of consumer `me` runs.
+pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, me: V<'k, B32>) {
+    let b = dkv.builder;
+    let blocks = Blocks::of(dkv, adding, me);
+    let place = adding.dq.lender_of_stage(me);
+    let (ready, untold) = (order.ready.consumer(), b.var("untold", NONE));
+    let mut writer = Writer { dkv, adding, order, me, place, ready, untold };
+    for_each_tile(dkv, |work| {
+        let (begin, end) = (rows_before(dkv, work), rows_after(dkv, work));
+        blocks.skip_zeros(|| {
+            writer.lend();
+            writer.place.back();
+        });
+        blocks.for_each(work, |block| {
+            let (is_first, is_last) = (block.row.lt(begin), block.row.ge(end));
+            block.if_mine(b, || {
+                b.if_uniform(is_last, || writer.finish(work, block, is_first));
+                b.if_uniform(!is_last, || writer.add(work, block, is_first));
+            });
+            block.if_anothers(b, || writer.await_turn());
+        });
+        writer.tell(work);
+    });
+}
+
+/// One writer.
+struct Writer<'a, 'k> {
+    dkv: &'a Dkv<'k>,
+    adding: &'a Adding<'k>,
+    order: &'a InOrder<'k>,
+    me: V<'k, B32>,
+    place: StageLender<'k, 1>,
+    ready: Consumer<'k, 0>,
+    /// The number of the block to which it has added, as long as it has not said so.
+    untold: Var<'k, B32>,
+}
+
+impl<'k> Writer<'_, 'k> {
+    /// Adds the consumer's dQ to a block, or stores it if this tile is the first one to add.
+    #[track_caller]
+    fn add(&mut self, work: &Work<V<'k, B32>>, block: Block<'k>, is_first: V<'k, Pred>) {
+        let b = self.dkv.builder;
+        self.lend();
+        self.tell(work);
+        self.await_turn();
+        let to = self.sum(block);
+        let [dq] = self.place.back(); // A3:32
+        b.once_per_warp(|| {
+            b.fence(FenceInst::ProxyAsyncGlobal);
+            b.if_else_uniform(is_first, || b.store_tile_flat(dq, to), || b.add_tile_flat(dq, to)); // A3:33
+            b.bulk_commit();
+            b.bulk_wait_read(0);
+        });
+        self.untold.set(block.number);
+    }
+
+    /// Has the consumer add to what the sum is so far, and write dQ.
+    #[track_caller]
+    fn finish(&mut self, work: &Work<V<'k, B32>>, block: Block<'k>, is_first: V<'k, Pred>) {
+        let b = self.dkv.builder;
+        self.tell(work);
+        self.await_turn();
+        b.once_per_warp(|| {
+            let goal = is_first.select::<B32>(Goal::Write as u32, Goal::AddAndWrite as u32);
+            b.store_vector(self.order.goal(b, self.me), [goal, work.batch, block.head, block.row]);
+            b.if_uniform(is_first, || self.place.lend().commit());
+            b.if_uniform(!is_first, || {
+                b.fence(FenceInst::ProxyAsyncGlobal);
+                let from = self.sum(block);
+                let mut place = self.place.lend();
+                place.load_flat(0, from);
+                place.commit();
+            });
+        });
+        self.place.back();
+    }
+
+    /// Lends the consumer its place, from which the writer takes dQ.
+    #[track_caller]
+    fn lend(&mut self) {
+        let b = self.dkv.builder;
+        b.once_per_warp(|| {
+            b.store(self.order.goal(b, self.me), Goal::Leave as u32);
+            self.place.lend().commit();
+        });
+    }
+
+    /// Says that this tile has added to a block: waits until that is complete. By then the place is lent again.
+    #[track_caller]
+    fn tell(&mut self, work: &Work<V<'k, B32>>) {
+        let b = self.dkv.builder;
+        b.if_uniform(self.untold.now().ne(NONE), || {
+            b.once_per_warp(|| self.order.params.last(self.untold.get()).set(b, work.row));
+            self.untold.set(NONE);
+        });
+    }
+
+    /// Waits until this tile may add to its next block.
+    #[track_caller]
+    fn await_turn(&mut self) {
+        self.ready.wait().release_unfenced();
+    }
+
+    /// The address of a block's sum.
+    #[track_caller]
+    fn sum(&self, block: Block<'k>) -> V<'k, B64> {
+        self.adding.sums.address_of(block.number, self.dkv.spec.tile.head_dim)
+    }
+}
+
+/// What the watch runs.
+pub(super) fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>) {
+    let (b, tile) = (dkv.builder, &dkv.spec.tile);
+    let mut ready = order.ready.producer();
+    for_each_tile(dkv, |work| {
+        let begin = rows_before(dkv, work);
+        dkv.for_each_row(work, |head, row| {
+            let slot = ready.acquire();
+            let first = adding.number([work.batch, head, row]);
+            b.if_uniform(row.ge(begin), || {
+                b.once_per_warp(|| {
+                    for half in 0..tile.tile_m / ADDED_ROWS {
+                        order.params.last(first + half).wait(b, work.row + tile.tile_n);
+                    }
+                });
+            });
+            slot.commit_unfenced();
+        });
+    });
+}
+
+/// The first row that the tile with the keys after those of this work visits, which adds before it: this tile is the
+/// first to add to the rows before. No row, if there is no such tile.
+#[track_caller]
+fn rows_before<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
+    let blocks = blocks_of(dkv, work, 1);
+    let visits = blocks.first.lt(blocks.end);
+    visits.select(blocks.first * dkv.spec.tile.tile_m, u32::MAX)
+}
+
+/// The row after the last that the tile with the keys before those of this work visits, which adds after it: this tile
+/// is the last to add to that row and to those after it. Row 0, if there is no such tile.
+#[track_caller]
+fn rows_after<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
+    let blocks = blocks_of(dkv, work, -1);
+    let visits = blocks.first.lt(blocks.end) & work.row.gt(0);
+    visits.select(blocks.end * dkv.spec.tile.tile_m, 0)
+}
+
+/// The blocks of rows that a neighbour of a tile visits.
+#[track_caller]
+fn blocks_of<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>, distance: i32) -> KvRange<V<'k, B32>> {
+    let tile_n = dkv.spec.tile.tile_n;
+    dkv.params.inputs.geometry.kv_range((work.row >> tile_n.ilog2()) + distance)
+}

@@ -1,0 +1,72 @@
+//! Guards: instructions that only some lanes execute.
+
+use std::collections::HashSet;
+
+use crate::inst::Access;
+use crate::lang::{Builder, Pred, Var};
+use crate::{Block, Condition, Inst, Node, Stmt, Value};
+
+impl Builder {
+    /// Predicates the instructions that `body` builds: only the lanes where `condition` holds execute them, and
+    /// what they define is undefined in the others. A body with control flow becomes [`Builder::if_lanes`].
+    #[track_caller]
+    pub fn guarded(&self, condition: impl Into<Condition>, body: impl FnOnce()) {
+        self.predicated(condition.into(), |_, _| true, body);
+    }
+
+    /// The same, but all lanes compute what has no effect, as are addresses, unless there is [`Builder::guard_all`].
+    /// Otherwise an assembler keeps what a predicated instruction leaves in the other lanes, in a register from one
+    /// round of a loop to the next.
+    #[track_caller]
+    pub(crate) fn guarded_effects(&self, condition: impl Into<Condition>, body: impl FnOnce()) {
+        let all = self.state().guards_all;
+        self.predicated(condition.into(), |inst, undefined| all || !inst.is_harmless(undefined), body);
+    }
+
+    /// From here on, what only one thread of a warp does is predicated as a whole, addresses included.
+    pub fn guard_all(&self) {
+        self.state().guards_all = true;
+    }
+
+    /// Predicates the instructions for which `is_guarded`, given what the ones before them leave undefined.
+    #[track_caller]
+    fn predicated(
+        &self,
+        condition: Condition,
+        is_guarded: impl Fn(&Inst, &HashSet<Value>) -> bool,
+        body: impl FnOnce(),
+    ) {
+        let condition = self.kept(condition);
+        let mut body = self.block(body);
+        let predicable = |stmt: &Stmt| matches!(stmt.node, Node::Inst { guard: None, .. });
+        if !body.iter().all(predicable) {
+            self.append(Node::If { condition, uniform: false, then: body, otherwise: Block::new() });
+            return;
+        }
+        let mut undefined = HashSet::new();
+        for stmt in &mut body {
+            if let Node::Inst { guard, inst } = &mut stmt.node
+                && is_guarded(inst, &undefined)
+            {
+                *guard = Some(condition);
+                inst.visit(&mut |access| {
+                    if let Access::Write(value, _) = access {
+                        undefined.insert(value);
+                    }
+                });
+            }
+        }
+        self.state().block.append(&mut body);
+    }
+
+    /// The condition as it is now, also where the body assigns the variable that it came from.
+    #[track_caller]
+    fn kept(&self, condition: Condition) -> Condition {
+        let index = condition.pred.0 as usize;
+        let mutable = self.state().kernel.values.get(index).is_some_and(|info| info.mutable);
+        if !mutable {
+            return condition;
+        }
+        Condition { pred: self.copied(Var::<Pred>::new(self, condition.pred)), ..condition }
+    }
+}

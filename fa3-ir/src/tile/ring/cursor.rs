@@ -1,0 +1,72 @@
+//! A place in a ring.
+
+use super::{Ring, Rounds, Stage};
+use crate::Region;
+use crate::lang::{B32, Var};
+
+/// The stage that comes next.
+#[derive(Debug)]
+pub(super) struct Cursor<'k, const N: usize> {
+    pub(super) ring: Ring<'k, N>,
+    next: Next<'k>,
+}
+
+/// Which one that is.
+#[derive(Debug)]
+enum Next<'k> {
+    /// The stage, if there are several, and the parity of its phase.
+    Kept { stage: Option<Var<'k, B32>>, parity: Var<'k, B32> },
+    /// That of a round, of `initial` parity in the first ones.
+    OfRound { rounds: Rounds<'k>, initial: u32 },
+}
+
+impl<'k, const N: usize> Cursor<'k, N> {
+    #[track_caller]
+    pub(super) fn new(ring: &Ring<'k, N>, parity: u32) -> Cursor<'k, N> {
+        let b = ring.builder;
+        let stage = if ring.stages > 1 { Some(b.var("stage", 0)) } else { None };
+        Cursor { ring: ring.clone(), next: Next::Kept { stage, parity: b.var("parity", parity) } }
+    }
+
+    #[track_caller]
+    pub(super) fn by(ring: &Ring<'k, N>, rounds: Rounds<'k>, parity: u32) -> Cursor<'k, N> {
+        // Others would need a division.
+        if ring.stages.is_power_of_two() {
+            Cursor { ring: ring.clone(), next: Next::OfRound { rounds, initial: parity } }
+        } else {
+            Cursor::new(ring, parity)
+        }
+    }
+
+    /// Waits until the next stage is `full`, or empty, and goes on to the one after it.
+    #[track_caller]
+    pub(super) fn next(&self, of: Region) -> Stage<'k> {
+        let b = self.ring.builder;
+        let (next, kept) = match self.next {
+            Next::OfRound { rounds, initial } => {
+                let stages = self.ring.stages;
+                let stage = match stages {
+                    1 => Stage::Known(0),
+                    _ => Stage::Number(rounds.now() & (stages - 1)),
+                };
+                b.mbarrier_wait(self.ring.barrier(of, stage), rounds.parity(stages, initial));
+                return stage;
+            }
+            Next::Kept { stage: None, parity } => {
+                b.mbarrier_wait(of, parity);
+                parity.update(|parity| parity ^ 1);
+                return Stage::Known(0);
+            }
+            Next::Kept { stage: Some(stage), parity } => (stage, parity),
+        };
+        let stage = next.get();
+        b.mbarrier_wait(self.ring.barrier(of, Stage::Number(stage)), kept);
+        let after = stage + 1;
+        let wraps = after.eq(self.ring.stages);
+        let (first, flip) = (wraps.select(0, after), wraps.select::<B32>(1, 0));
+        let parity = kept ^ flip;
+        next.set(first);
+        kept.set(parity);
+        Stage::Number(stage)
+    }
+}
