@@ -1,4 +1,4 @@
-//! The backward pass: three kernels, in one of two forms.
+//! The backward pass: two or three kernels, in one of three forms.
 //!
 //! ```text
 //! stats   D = rowsum(dO ∘ O) - dLSE                                          of every row
@@ -9,9 +9,9 @@
 //! with S = softmax_scale · Q Kᵀ and dP = dO Vᵀ; dQ and dK are multiplied by softmax_scale at the end. No CTA adds to
 //! what another one has written, so that gradients are the same bits in every run.
 //!
-//! In the other form the dkv kernel computes its part of dQ, too, and adds it to sums in f32, as the paper's Algorithm
-//! 3 (arXiv 2407.08608) does. In place of the dq kernel one follows that rounds the sums. Tiles add in any order, or
-//! from the last keys to the first: then dQ is the same bits in every run here, too.
+//! In the other forms the dkv kernel computes its part of dQ, too, and adds it to sums in f32, as the paper's Algorithm
+//! 3 (arXiv 2407.08608) does. If tiles add in any order, a kernel follows that rounds the sums. If they add from the
+//! last keys to the first, dQ is the same bits in every run here, too, and the last tile to add to a row writes dQ.
 //!
 //! The dkv kernel computes Sᵀ and dPᵀ: as an operand of the next product Pᵀ then stays in the registers in which it was
 //! computed. To it keys are rows and queries columns, and the mask is transposed.

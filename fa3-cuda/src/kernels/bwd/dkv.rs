@@ -256,7 +256,7 @@ impl<'k> Dkv<'k> {
     ) -> [AFrag<'k>; 2] {
         let (scores, ty) = (self.scores(), self.spec.product_type());
         if scores.into_cap.is_none() {
-            // In this order Pᵀ takes the registers of dPᵀ.
+            // In this order dSᵀ takes the registers of dPᵀ, and Pᵀ those of Sᵀ.
             let ds = self.ds(dp, &registers(s));
             return [s.to_a(ty), ds];
         }
