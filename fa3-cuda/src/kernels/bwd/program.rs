@@ -65,7 +65,10 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     let tile = plan.dkv().tile;
     let sums = tile.adds_dq.map(|_| {
         let blocks = [batch, heads, sum_blocks(plan)];
-        let numbers = [blocks.as_slice(), &[ADDED_ROWS, tile.head_dim]].concat();
+        // The only tile of keys is the first and the last to add: it writes dQ, and there is no sum.
+        let is_alone = tile.adds_in_order() && plan.dkv().lens.q <= tile.tile_n;
+        let rows = if is_alone { 0 } else { ADDED_ROWS };
+        let numbers = [blocks.as_slice(), &[rows, tile.head_dim]].concat();
         let sums = program.buffer("sums", Elem::F32, &numbers, BufferRole::Scratch);
         let last_added = || program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch);
         (sums, tile.adds_in_order().then(last_added))
@@ -103,4 +106,26 @@ pub fn program(plan: &Plan) -> Program<Spec> {
 fn ticket(program: &mut Program<Spec>, name: &'static str, schedule: &Schedule) -> Option<BufferId> {
     let draws = schedule.scheduler() == Scheduler::DynamicPersistent;
     draws.then(|| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket))
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_sched::DeviceLimits;
+    use fa3_types::{BackwardSpec, Dtype, ProblemSpec, Shape};
+
+    use super::*;
+
+    #[test]
+    fn one_tile_of_keys_has_no_sums() {
+        let bytes = |keys| {
+            let q = Shape { batch: 2, seqlen: 4096, heads: 8, head_dim: 64 };
+            let forward = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: keys, ..q });
+            let problem = BackwardSpec::contiguous(forward).validate().expect("shapes agree");
+            let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).expect("there is a tile");
+            let program = program(&plan);
+            let BufferId(sums) = program.find("sums").expect("dQ is added up");
+            program.buffers[sums].bytes()
+        };
+        assert_eq!([77, 128, 129].map(bytes), [0, 0, 2 * 8 * 4096 * 64 * 4]);
+    }
 }
