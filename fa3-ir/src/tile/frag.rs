@@ -1,6 +1,6 @@
 //! Fragments: a warpgroup's accumulators as a matrix of 64 rows, and the A operand that one turns into.
 
-use std::fmt;
+use std::{array, fmt};
 
 use crate::lang::{Arg, B32, Builder, F32, Rows, V, Var};
 use crate::{Elem, WgmmaType};
@@ -267,6 +267,19 @@ impl<'k> Frag<'k> {
     #[track_caller]
     pub fn map_to_a(&self, ty: WgmmaType, mut f: impl FnMut(V<'k, F32>, At) -> V<'k, F32>) -> AFrag<'k> {
         let _one = self.builder.as_one();
+        let [a] = self.numbers_to_a(ty, |reg, at| [f(reg.get(), at)]);
+        a
+    }
+
+    /// The two numbers that `f` makes of each element, rounded, as the A operands of two products: see [`Frag::to_a`].
+    /// The fragment stays.
+    #[track_caller]
+    pub fn map_to_two_a(
+        &self,
+        ty: WgmmaType,
+        mut f: impl FnMut(V<'k, F32>, At) -> [V<'k, F32>; 2],
+    ) -> [AFrag<'k>; 2] {
+        let _one = self.builder.as_one();
         self.numbers_to_a(ty, |reg, at| f(reg.get(), at))
     }
 
@@ -279,50 +292,51 @@ impl<'k> Frag<'k> {
         mut f: impl FnMut(V<'k, F32>, At) -> [V<'k, F32>; 2],
     ) -> AFrag<'k> {
         let _one = self.builder.as_one();
-        self.numbers_to_a(ty, |reg, at| {
+        let [a] = self.numbers_to_a(ty, |reg, at| {
             let [of_a, stays] = f(reg.get(), at);
             reg.set(stays);
-            of_a
-        })
+            [of_a]
+        });
+        a
     }
 
-    /// What `number` gives for each of the thread's registers, rounded, as the A operand.
+    /// What `numbers` gives for each of the thread's registers, rounded, as A operands.
     #[track_caller]
-    fn numbers_to_a(
+    fn numbers_to_a<const N: usize>(
         &self,
         ty: WgmmaType,
-        mut number: impl FnMut(Var<'k, F32>, At) -> V<'k, F32>,
-    ) -> AFrag<'k> {
+        mut numbers: impl FnMut(Var<'k, F32>, At) -> [V<'k, F32>; N],
+    ) -> [AFrag<'k>; N] {
         if !self.cols().is_multiple_of(ty.k()) {
             self.builder.misfit("columns of a fragment and steps along K", self.cols(), ty.k());
         }
-        // Registers `first` and the next one.
-        let mut pair =
-            |first: usize| [first, first + 1].map(|index| number(self.regs[index], At::of(index as u32)));
-        let mut word = |first: usize| match ty {
-            WgmmaType::F16 => {
-                let [x, y] = pair(first);
-                y.f16x2_above(x)
-            }
-            WgmmaType::Bf16 => {
-                let [x, y] = pair(first);
-                y.bf16x2_above(x)
-            }
-            WgmmaType::E4m3 => {
-                let [low, high] = [first, first + 4].map(|first| {
-                    let [x, y] = pair(first);
-                    y.e4m3x2_above(x)
-                });
-                low.below(high)
+        // Those of registers `first` and the next one.
+        let mut pairs = |first: usize| {
+            let [x, y] = [first, first + 1].map(|index| numbers(self.regs[index], At::of(index as u32)));
+            array::from_fn(|of| [x[of], y[of]])
+        };
+        let mut words = |first: usize| -> [V<'k, B32>; N] {
+            match ty {
+                WgmmaType::F16 => pairs(first).map(|[x, y]| y.f16x2_above(x)),
+                WgmmaType::Bf16 => pairs(first).map(|[x, y]| y.bf16x2_above(x)),
+                WgmmaType::E4m3 => {
+                    let [low, high] =
+                        [first, first + 4].map(|first| pairs(first).map(|[x, y]| y.e4m3x2_above(x)));
+                    array::from_fn(|of| low[of].below(high[of]))
+                }
             }
         };
         // The first accumulator of each register: rows l / 4 and l / 4 + 8 of the step's first columns, then of the
         // others.
-        let words = if ty == WgmmaType::E4m3 { [0, 2, 8, 10] } else { [0, 2, 4, 6] };
+        let registers = if ty == WgmmaType::E4m3 { [0, 2, 8, 10] } else { [0, 2, 4, 6] };
         let step = (ty.k() / 2) as usize;
-        let steps = (0..self.regs.len() / step).map(|index| words.map(|first| word(index * step + first)));
-        let steps = steps.collect();
-        AFrag::new(self.builder, ty, steps)
+        let steps: Vec<[[V<'k, B32>; N]; 4]> = (0..self.regs.len() / step)
+            .map(|index| registers.map(|first| words(index * step + first)))
+            .collect();
+        array::from_fn(|of| {
+            let steps = steps.iter().map(|step| step.map(|words| words[of])).collect();
+            AFrag::new(self.builder, ty, steps)
+        })
     }
 }
 

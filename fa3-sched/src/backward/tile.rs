@@ -94,7 +94,7 @@ impl DkvTile {
     pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
         let divisions = [(Division::Keys, 128), (Division::Gradients, 64)];
         let mut tiles = divisions.into_iter().flat_map(|division| {
-            [112, 96, 80, 64]
+            [96, 80, 64]
                 .into_iter()
                 .flat_map(move |tile_m| tiles([head_dim, head_dim_v], division, tile_m))
         });
@@ -349,7 +349,7 @@ mod tests {
     fn the_usual_head_dims() {
         let dkv = |dim| DkvTile::choose(dim, dim, &H100).unwrap();
         let shape = |tile: DkvTile| (tile.tile_n, tile.tile_m, tile.stages, tile.division);
-        assert_eq!(shape(dkv(64)), (128, 112, 3, Division::Keys));
+        assert_eq!(shape(dkv(64)), (128, 96, 3, Division::Keys));
         assert_eq!(shape(dkv(128)), (128, 64, 3, Division::Keys));
         assert_eq!(shape(dkv(256)), (64, 64, 2, Division::Gradients));
         let dq = |dim| DqTile::choose(dim, dim, &H100).unwrap();

@@ -93,19 +93,10 @@ fn ptxas_has_nothing_to_say() {
 }
 
 /// Bytes that a kernel may spill: a few where a thread has 64 elements of a row, and of e4m3 numbers of a tile, such as
-/// its first row, where persistent CTAs carry them beside the largest blocks. In the backward pass with a soft cap a
-/// thread has two gradients, S and dP of a block, and P as an operand.
+/// its first row, where persistent CTAs carry them beside the largest blocks.
 fn allowed_spills(name: &str) -> u32 {
     match name {
         _ if name.starts_with("quantize/bf16/d256/128/") => 20,
-        _ if name.starts_with("bwd/dkv/bf16/d128/") && name.contains("/cap/") => 12,
-        _ if name.starts_with("bwd/dkv/bf16/d64/") && name.contains("/cap/") => {
-            if name.contains("/adds-dq") {
-                300
-            } else {
-                84
-            }
-        }
         _ if name.starts_with("fwd/e4m3/d128/") => 96,
         _ if name.starts_with("fwd/e4m3/d256/") && name.contains("/block-scales/") => 96,
         _ if name.starts_with("fwd/e4m3/d256/") => 76,

@@ -12,7 +12,6 @@ use std::cell::RefCell;
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, Division, DkvTile};
-use fa3_types::softcap;
 
 use self::in_order::InOrder;
 use super::PartSpec;
@@ -232,36 +231,42 @@ impl<'k> Dkv<'k> {
         }))
     }
 
-    /// Begins with Pᵀ of a block, in the registers of its products: Pᵀ itself, or capped scores.
+    /// Makes Pᵀ of the products of a block, in their registers, if scores are not capped.
     #[track_caller]
     fn begin_p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&[Visible<'k>; 2]>) {
         let scores = self.scores();
-        s.map(|product, at| match scores.into_cap {
-            None => {
+        if scores.into_cap.is_none() {
+            s.map(|product, at| {
                 let [p, _] = scores.p(product, shifts.of(at));
                 hide(hidden, at, p)
-            }
-            Some(into) => softcap(product, into),
-        });
+            });
+        }
     }
 
-    /// Pᵀ of what [`Dkv::begin_p`] made, and dSᵀ of that and dPᵀ - D, rounded, as operands.
+    /// Pᵀ of what [`Dkv::begin_p`] made, and dSᵀ of that and dPᵀ, rounded, as operands.
     #[track_caller]
     fn end_p(
         &self,
-        s: &mut Frag<'k>,
-        shifts: &Columns<'k>,
+        s: &Frag<'k>,
+        dp: &mut Frag<'k>,
+        [shifts, minus_delta]: [&Columns<'k>; 2],
         hidden: Option<&[Visible<'k>; 2]>,
-        dp: &Frag<'k>,
     ) -> [AFrag<'k>; 2] {
         let (scores, ty) = (self.scores(), self.spec.product_type());
-        if scores.into_cap.is_none() {
+        let Some(into_cap) = scores.into_cap else {
+            dp.map(|dp, at| dp + minus_delta.of(at)); // A3:25
             // In this order dSᵀ takes the registers of dPᵀ, and Pᵀ those of Sᵀ.
             let ds = self.ds(dp, &registers(s));
             return [s.to_a(ty), ds];
-        }
-        let p = s.split_to_a(ty, |s, at| scores.of_capped(s, shifts.of(at)).map(|x| hide(hidden, at, x)));
-        [p, self.ds(dp, &registers(s))]
+        };
+        // Element by element, otherwise ptxas spills: capped scores, their P and dP do not fit into the registers.
+        let dp = registers(dp);
+        s.map_to_two_a(ty, |product, at| {
+            let [p, slope] = scores.capped_p(product, into_cap, shifts.of(at));
+            let p = hide(hidden, at, p);
+            let slope_of_delta = minus_delta.of(at) * slope;
+            [p, p * dp[at.index()].fma(slope, slope_of_delta)]
+        })
     }
 
     /// Pᵀ of the products of a block, rounded, as an operand. What dPᵀ - D is multiplied by stays in `s`.

@@ -19,24 +19,35 @@ pub(super) struct Scores<'k> {
 }
 
 impl<'k> Scores<'k> {
-    /// P of a product in a row whose -LSE in base 2 is `shift`, and what dP - D is multiplied by to be dS: P and the
+    /// P of a product in a row whose -LSE in base 2 is `shift`, and what dP - D is multiplied by to be dS: P, times the
     /// slope of the soft cap.
     #[track_caller]
     pub(super) fn p(&self, product: V<'k, F32>, shift: V<'k, F32>) -> [V<'k, F32>; 2] {
-        let Some(into) = self.into_cap else {
-            let p = product.fma(self.scale_log2, shift).ex2();
-            return [p, p];
-        };
-        self.of_capped(softcap(product, into), shift)
+        match self.into_cap {
+            None => {
+                let p = product.fma(self.scale_log2, shift).ex2();
+                [p, p]
+            }
+            Some(into) => {
+                let [p, slope] = self.capped_p(product, into, shift);
+                [p, p * slope]
+            }
+        }
     }
 
-    /// The same of a score that is capped.
+    /// P of a product that is capped, and the slope of the soft cap.
     #[track_caller]
-    pub(super) fn of_capped(&self, capped: V<'k, F32>, shift: V<'k, F32>) -> [V<'k, F32>; 2] {
+    pub(super) fn capped_p(
+        &self,
+        product: V<'k, F32>,
+        into_cap: V<'k, F32>,
+        shift: V<'k, F32>,
+    ) -> [V<'k, F32>; 2] {
+        let capped = softcap(product, into_cap);
         let p = capped.fma(self.scale_log2, shift).ex2();
         // d tanh(x) = 1 - tanh²(x)
         let slope = (-capped).fma(capped, capped.constant(1.0));
-        [p, p * slope]
+        [p, slope]
     }
 }
 

@@ -50,8 +50,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 let mut dp = dp.wait();
                 turn.pass();
                 let minus_delta = Columns::on_demand(b, stats, Stat::MinusDelta);
-                dp.map(|dp, at| dp + minus_delta.of(at)); // A3:25
-                let [p, ds] = dkv.end_p(&mut s, &shifts, hidden.as_ref(), &dp); // A3:24-25
+                let [p, ds] = dkv.end_p(&s, &mut dp, [&shifts, &minus_delta], hidden.as_ref()); // A3:24-25
                 let to_give = given.acquire();
                 ds.store(to_give.tiles()[0].row_block(me, 64));
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26

@@ -81,21 +81,25 @@ pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, m
     let place = adding.dq.lender_of_stage(me);
     let (ready, untold) = (order.ready.consumer(), b.var("untold", NONE));
     let mut writer = Writer { dkv, adding, order, me, place, ready, untold };
-    for_each_tile(dkv, |work| {
+    dkv.tiles.consume(|index| {
+        let work = &dkv.params.inputs.geometry.work(index);
+        // Before the branch: after it, ptxas has too few registers for both.
         let (begin, end) = (rows_before(dkv, work), rows_after(dkv, work));
-        blocks.skip_zeros(|| {
-            writer.lend();
-            writer.place.back();
-        });
-        blocks.for_each(work, |block| {
-            let (is_first, is_last) = (block.row.lt(begin), block.row.ge(end));
-            block.if_mine(b, || {
-                b.if_uniform(is_last, || writer.finish(work, block, is_first));
-                b.if_uniform(!is_last, || writer.add(work, block, is_first));
+        b.if_uniform(dkv.visits(work), || {
+            blocks.skip_zeros(|| {
+                writer.lend();
+                writer.place.back();
             });
-            block.if_anothers(b, || writer.await_turn());
+            blocks.for_each(work, |block| {
+                let (is_first, is_last) = (block.row.lt(begin), block.row.ge(end));
+                block.if_mine(b, || {
+                    b.if_uniform(is_last, || writer.finish(work, block, is_first));
+                    b.if_uniform(!is_last, || writer.add(work, block, is_first));
+                });
+                block.if_anothers(b, || writer.await_turn());
+            });
+            writer.tell(work);
         });
-        writer.tell(work);
     });
 }
 
