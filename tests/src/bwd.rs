@@ -6,6 +6,7 @@
 
 mod case;
 mod preys;
+mod random;
 mod trials;
 
 use crate::family::Family;

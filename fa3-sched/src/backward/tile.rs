@@ -94,9 +94,7 @@ impl DkvTile {
     pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
         let divisions = [(Division::Keys, 128), (Division::Gradients, 64)];
         let mut tiles = divisions.into_iter().flat_map(|division| {
-            [96, 80, 64]
-                .into_iter()
-                .flat_map(move |tile_m| tiles([head_dim, head_dim_v], division, tile_m))
+            [96, 80, 64].into_iter().flat_map(move |tile_m| tiles([head_dim, head_dim_v], division, tile_m))
         });
         tiles.find(|tile| tile.check(limits).is_ok())
     }

@@ -6,6 +6,7 @@
 //! needs no more than a driver.
 
 mod attention;
+mod backward;
 mod facade;
 mod families;
 mod host;
@@ -52,8 +53,8 @@ fn tests(device: Option<&Device>) -> Vec<Trial> {
     let mut tests: Vec<Trial> = plans::CHECKS.into_iter().chain(host::CHECKS).map(short).collect();
     tests.extend(facade::CHECKS.into_iter().map(short));
     tests.extend(families::checks().map(|(name, check)| test(&name, device, check).with_ignored_flag(true)));
-    tests.extend(attention::CHECKS.into_iter().map(|check| short(check).with_ignored_flag(true)));
-    tests.extend(quantize::CHECKS.into_iter().map(|check| short(check).with_ignored_flag(true)));
+    let long = attention::CHECKS.into_iter().chain(backward::CHECKS).chain(quantize::CHECKS);
+    tests.extend(long.map(|check| short(check).with_ignored_flag(true)));
     tests.push(short(host::LAST));
     tests
 }

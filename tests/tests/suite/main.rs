@@ -10,6 +10,7 @@ mod minilm;
 mod properties;
 
 // Kernels in the simulator.
+mod bwd;
 mod families;
 mod fwd;
 mod golden;

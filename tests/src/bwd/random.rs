@@ -1,0 +1,72 @@
+//! Random problems for the backward kernels.
+
+use fa3_sched::DeviceLimits;
+use fa3_sched::backward::{AddOrder, DkvTile, DqTile, PlanOptions};
+use fa3_types::{Dtype, Mask};
+
+use super::BwdCase;
+use crate::family::Trial;
+use crate::fwd::{Layout, dense, device};
+use crate::values::Rng;
+use crate::{Case, Dist, Poison};
+
+/// The most rows of Q, and of K and V.
+const MOST_ROWS: u64 = 700;
+
+impl BwdCase {
+    /// A random problem, with tiles that plans choose. Seeds that are equal modulo `kernels` have the same kernels, so
+    /// that many problems take few.
+    ///
+    /// # Panics
+    /// If it cannot be planned.
+    pub fn random(seed: u64, kernels: u64) -> Trial {
+        let mut of_kernel = Rng(seed % kernels);
+        let mut rng = Rng(seed ^ 0xbac << 32);
+        let dims = [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (40, 72), (128, 32)];
+        let (head_dim, head_dim_v) = dims[of_kernel.below(7)];
+        let [near, far] = [0, 0].map(|_| rng.below(200) as u32);
+        let masks = [
+            Mask::None,
+            Mask::Causal,
+            Mask::Window { left: Some(near), right: Some(far) },
+            Mask::Window { left: Some(near), right: None },
+        ];
+        let mask = masks[of_kernel.below(4)];
+        let dtype = [Dtype::F16, Dtype::Bf16][of_kernel.below(2)];
+        let softcap = (of_kernel.below(3) == 0).then(|| 2.0 + rng.below(50) as f64);
+        let options = options([head_dim as u32, head_dim_v as u32], of_kernel.below(4));
+        let sms = [2, 132][of_kernel.below(2)];
+
+        let [seqlen_q, seqlen_k] = [0, 0].map(|_| length(&mut rng));
+        let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
+        let heads = (heads_kv * group, heads_kv);
+        let spec = dense(dtype, 1 + rng.below(2), (seqlen_q, seqlen_k), heads, head_dim);
+        let mut spec = spec.head_dim_v(head_dim_v).mask(mask);
+        spec.softcap = softcap;
+        let [layout, of_gradients] = [0, 0].map(|_| Layout::ALL[rng.below(4)]);
+        let problem = layout.of(spec).validate().expect("all of it is valid");
+        let dist = Dist::ALL[rng.below(Dist::ALL.len() as u64)];
+        let case =
+            Case { name: format!("random {seed}, {dist:?}"), problem, dist, poison: Poison::None, seed };
+        BwdCase { case, layout: of_gradients, dlse: rng.below(2) == 0 }.trial(&device(sms), &options)
+    }
+}
+
+/// Short lengths as often as long ones.
+fn length(rng: &mut Rng) -> usize {
+    let most = 1 + rng.below(MOST_ROWS);
+    1 + rng.below(most as u64)
+}
+
+/// One of the ways to compute dQ: the one that plans choose, a kernel of its own, additions in either order.
+fn options(dims: [u32; 2], way: usize) -> PlanOptions {
+    let limits = DeviceLimits::h100_sxm();
+    let adding = |order| DkvTile::choose_adding(dims, order, &limits);
+    let options = PlanOptions::default();
+    match way {
+        0 => options,
+        1 => DqTile::choose(dims[0], dims[1], &limits).map_or(options, |tile| options.dq(tile)),
+        2 => adding(AddOrder::Any).map_or(options, |tile| options.dkv(tile)),
+        _ => adding(AddOrder::LastKeysFirst).map_or(options, |tile| options.dkv(tile)),
+    }
+}
