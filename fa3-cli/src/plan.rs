@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use clap::Arg;
 use fa3_sched::forward::{Loads, OrderComparison, OrderTable, Plan, PlanError};
-use fa3_sched::{Order, Scheduler, certified_bound};
-use fa3_types::{Problem, ProblemError, Sequences};
-use serde_json::json;
+use fa3_sched::{Order, Scheduler, backward, certified_bound};
+use fa3_types::{BackwardSpec, Problem, ProblemError, ProblemSpec, Sequences};
+use serde_json::{Value, json};
 
 use crate::args::json::{JsonArgs, NotAlone};
 use crate::args::plan::PlanArgs;
@@ -30,8 +30,9 @@ planned: the plan above; longest: all tiles sorted by cost, the longest drawn fi
 
 /// What `fa3 plan --help` says first.
 pub(crate) const ABOUT: &str = "\
-Shows how the forward pass of a problem would be computed on a GPU: the kernel's tile with its registers and shared \
-memory, the order of tiles, how they reach CTAs, and, of plans that nobody changed, what other orders would cost.
+Shows how a problem would be computed on a GPU: the kernel's tile with its registers and shared memory, the order of \
+tiles, how they reach CTAs, and, of plans of the forward pass that nobody changed, what other orders would cost. With \
+--backward, the same of the kernels that compute gradients.
 
 Nothing is computed and no GPU is needed. Without further options the GPU is an H100 SXM with 132 SMs. Of a problem that \
 only the CPU computes it says so, and why.";
@@ -44,7 +45,8 @@ Examples:
   fa3 plan --batch 4 --seqlen 4096 --heads 8 --head-dim 128 --causal --svg plan.svg
   fa3 plan --seqlen 1 --seqlen-k 32768 --heads 32 --heads-kv 4 --head-dim 128
   fa3 plan --batch 2 --seqlen 1100 --heads 16 --head-dim 64 --window 256,0
-  fa3 plan --seqlen 8k --heads 16 --head-dim 128 --algorithm 1 --ping-pong off")]
+  fa3 plan --seqlen 8k --heads 16 --head-dim 128 --algorithm 1 --ping-pong off
+  fa3 plan --seqlen 8k --heads 16 --head-dim 128 --causal --backward --deterministic")]
 pub(crate) struct Options {
     #[command(flatten)]
     problem: ProblemArgs,
@@ -66,6 +68,12 @@ pub(crate) struct Options {
         requires = "cu_seqlens_q"
     )]
     cu_seqlens_k: Option<Vec<i32>>,
+    /// The backward pass, dQ, dK and dV, in place of the forward pass
+    #[arg(long, conflicts_with_all = ["svg", "algorithm", "ping_pong", "rescale", "loads", "scheduler"])]
+    backward: bool,
+    /// Gradients that are the same bits in every run, however many keys rows see
+    #[arg(long, requires = "backward")]
+    deterministic: bool,
     /// Draws the plan's schedule, beside that of the linear order
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -95,6 +103,8 @@ pub(crate) enum Error {
     Problem(#[from] ProblemError),
     #[error(transparent)]
     Plan(#[from] PlanError),
+    #[error(transparent)]
+    Backward(#[from] backward::PlanError),
     #[error("there is no schedule to draw: {0}")]
     NoSchedule(PlanError),
     #[error("{given} tiles are more than the {limit} that are simulated")]
@@ -114,28 +124,13 @@ pub(crate) enum Error {
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let json = options.json.file(options.svg.is_some())?;
     let [json, svg] = write::open([json, options.svg.as_deref()], &[])?;
-    let problem = options.problem()?;
     let mut files = Vec::new();
-    let (text, report) = match options.plan.plan(&problem) {
-        Err(why) if why.is_cpu_only() && svg.is_some() => return Err(Error::NoSchedule(why)),
-        Err(why) if why.is_cpu_only() => {
-            let report = json!({ "problem": problem.to_string(), "cpu_only": why.to_string() });
-            (format!("computed on the CPU only, because {why}"), report)
-        }
-        plan => {
-            let plan = plan?;
-            let num_tiles = plan.schedule().num_tiles();
-            if num_tiles > MOST_TILES {
-                return Err(Error::Tiles { given: num_tiles, limit: MOST_TILES });
-            }
-            // What is compared is what the library decides.
-            let compares = !options.plan.decides() && num_tiles > 0;
-            let orders =
-                compares.then(|| OrderComparison::new(&problem, &options.plan.limits())).transpose()?;
-            if let Some(file) = svg {
-                files.push((file, options.draw(&plan)?.into_bytes()));
-            }
-            (text(&plan, orders.as_ref()), report::json(&plan, orders.as_ref()))
+    let (text, report) = match options.backward {
+        true => options.backward()?,
+        false => {
+            let (text, report, picture) = options.forward(svg.is_some())?;
+            files.extend(svg.zip(picture).map(|(file, picture)| (file, picture.into_bytes())));
+            (text, report)
         }
     };
     options.json.print(&text, &report);
@@ -154,7 +149,47 @@ fn text(plan: &Plan, orders: Option<&OrderComparison>) -> String {
     }
 }
 
+/// What is said of a problem that no kernel computes.
+fn cpu_only(problem: &Problem, why: &impl ToString) -> (String, Value) {
+    let why = why.to_string();
+    let report = json!({ "problem": problem.to_string(), "cpu_only": why });
+    (format!("computed on the CPU only, because {why}"), report)
+}
+
 impl Options {
+    /// The forward pass's plan as text, for programs, and as a picture.
+    fn forward(&self, draws: bool) -> Result<(String, Value, Option<String>), Error> {
+        let problem = self.spec()?.validate()?;
+        let plan = match self.plan.plan(&problem) {
+            Err(why) if why.is_cpu_only() && draws => return Err(Error::NoSchedule(why)),
+            Err(why) if why.is_cpu_only() => {
+                let (text, report) = cpu_only(&problem, &why);
+                return Ok((text, report, None));
+            }
+            plan => plan?,
+        };
+        let num_tiles = plan.schedule().num_tiles();
+        if num_tiles > MOST_TILES {
+            return Err(Error::Tiles { given: num_tiles, limit: MOST_TILES });
+        }
+        // What is compared is what the library decides.
+        let compares = !self.plan.decides() && num_tiles > 0;
+        let orders = compares.then(|| OrderComparison::new(&problem, &self.plan.limits())).transpose()?;
+        let picture = draws.then(|| self.draw(&plan)).transpose()?;
+        Ok((text(&plan, orders.as_ref()), report::json(&plan, orders.as_ref()), picture))
+    }
+
+    /// The backward pass's plan as text, and for programs.
+    fn backward(&self) -> Result<(String, Value), Error> {
+        let problem = BackwardSpec::contiguous(self.spec()?).validate()?;
+        let options = backward::PlanOptions::default();
+        let options = if self.deterministic { options.deterministic() } else { options };
+        match backward::Plan::with(&problem, &self.plan.limits(), &options) {
+            Err(why) if why.is_cpu_only() => Ok(cpu_only(problem.forward(), &why)),
+            plan => plan.map(|plan| (plan.to_string(), report::backward(&plan))).map_err(Error::from),
+        }
+    }
+
     /// The plan's schedule beside that of the linear order, whose tiles are drawn if there is a producer to do so.
     fn draw(&self, plan: &Plan) -> Result<String, Error> {
         let (problem, limits) = (plan.problem(), self.plan.limits());
@@ -169,10 +204,10 @@ impl Options {
         Ok(gantt::draw(problem, &schedules, certified_bound(&costs, limits.sms))?)
     }
 
-    fn problem(&self) -> Result<Problem, ProblemError> {
-        let Some(cu_seqlens_q) = &self.cu_seqlens_q else { return self.problem.dense().validate() };
+    fn spec(&self) -> Result<ProblemSpec, ProblemError> {
+        let Some(cu_seqlens_q) = &self.cu_seqlens_q else { return Ok(self.problem.dense()) };
         let seqs_q = Sequences::packed(cu_seqlens_q)?;
         let seqs_k = Sequences::packed(self.cu_seqlens_k.as_ref().unwrap_or(cu_seqlens_q))?;
-        self.problem.packed(seqs_q, seqs_k).validate()
+        Ok(self.problem.packed(seqs_q, seqs_k))
     }
 }

@@ -10,7 +10,8 @@ use crate::{Error, cuda};
 /// Arrays are given and returned in host memory either way. For tensors that are on a GPU already, use
 /// [`cuda::Device`](crate::cuda::Device), the GPU alone, which [`Device::Cuda`] holds.
 ///
-/// ```
+#[cfg_attr(feature = "cuda", doc = "```")]
+#[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
 /// use fa3::Device;
 ///
 /// match Device::gpu() {

@@ -11,7 +11,8 @@
 //!
 //! [`Device::best`] is the GPU if there is one. For tensors that are already on the GPU, see [`cuda`].
 //!
-//! ```
+#![cfg_attr(feature = "cuda", doc = "```")]
+#![cfg_attr(not(feature = "cuda"), doc = "```ignore")]
 //! use fa3::half::bf16;
 //! use fa3::ndarray::Array4;
 //! use fa3::{Attention, Device};
@@ -100,6 +101,6 @@ pub use fa3_types::{QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling
 pub use {half, ndarray};
 
 /// The README's Rust code, as a test.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

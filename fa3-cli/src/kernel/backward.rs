@@ -19,7 +19,7 @@ use crate::args::problem::ProblemArgs;
 pub(super) struct BackwardArgs {
     #[command(flatten)]
     problem: ProblemArgs,
-    /// dQ is the same bits in every run, which it always is up to 2048 rows
+    /// Gradients that are the same bits in every run, however many keys rows see
     #[arg(long, help_heading = "Plan")]
     deterministic: bool,
     /// Streaming multiprocessors of the GPU

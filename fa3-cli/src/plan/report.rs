@@ -1,5 +1,7 @@
 //! A plan for programs.
 
+use fa3_sched::Schedule;
+use fa3_sched::backward::{self, DqBy};
 use fa3_sched::forward::{Cost, OrderComparison, Plan, Registers};
 use serde_json::{Value, json};
 
@@ -30,5 +32,33 @@ pub(super) fn json(plan: &Plan, orders: Option<&OrderComparison>) -> Value {
             "bound": orders.bound, "in_turn": orders.linear_in_turn, "linear": orders.linear,
             "planned": orders.planned, "longest": orders.longest_first,
         })),
+    })
+}
+
+/// The same of a backward plan.
+pub(super) fn backward(plan: &backward::Plan) -> Value {
+    let dkv = plan.dkv();
+    json!({
+        "problem": plan.problem().to_string(),
+        "statistics": { "grid": plan.stats().grid() },
+        "dkv": part(&dkv.tile, dkv.tile.threads(), dkv.tile.smem_bytes(), &dkv.schedule),
+        "dq": match plan.dq() {
+            DqBy::Kernel(dq) => part(&dq.tile, dq.tile.threads(), dq.tile.smem_bytes(), &dq.schedule),
+            DqBy::Additions(rounded) => json!({ "added": "in any order", "grid": rounded.grid() }),
+            DqBy::AdditionsInOrder => json!({ "added": "in order" }),
+        },
+    })
+}
+
+/// A kernel with products.
+fn part(tile: &impl ToString, threads: u32, smem_bytes: u32, schedule: &Schedule) -> Value {
+    json!({
+        "tile": tile.to_string(),
+        "order": schedule.order().to_string(),
+        "scheduler": schedule.scheduler().to_string(),
+        "grid": schedule.grid(),
+        "threads": threads,
+        "tiles": schedule.num_tiles(),
+        "smem_bytes": smem_bytes,
     })
 }

@@ -1,9 +1,9 @@
 //! `fa3 plan` as a command.
 
 use crate::{Ran, fa3};
-use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{OrderComparison, OrderTable, Plan};
-use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape};
+use fa3_sched::{DeviceLimits, backward};
+use fa3_types::{BackwardSpec, Dtype, Mask, Problem, ProblemSpec, Shape};
 use serde_json::Value;
 
 fn plan(args: &str) -> Ran {
@@ -41,7 +41,7 @@ fn options_make_the_problem() {
 /// Every example of these verbs' helps runs, without the files that it would write.
 #[test]
 fn the_examples_run() {
-    for (verb, count) in [("plan", 4), ("ir", 3), ("ptx", 3), ("sim", 6), ("kernels", 2), ("doctor", 2)] {
+    for (verb, count) in [("plan", 5), ("ir", 3), ("ptx", 3), ("sim", 6), ("kernels", 2), ("doctor", 2)] {
         let help = fa3(&[verb, "--help"]).succeeded();
         let examples: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  fa3 ")).collect();
         assert_eq!(examples.len(), count, "{help}");
@@ -69,6 +69,36 @@ fn plans_can_be_changed() {
         .refused("under three-stage overlap");
 }
 
+#[test]
+fn the_backward_pass_has_plans() {
+    let shape = Shape { batch: 2, seqlen: 5000, heads: 16, head_dim: 128 };
+    let forward = ProblemSpec::dense(Dtype::Bf16, shape, Shape { heads: 4, ..shape }).causal();
+    let problem = BackwardSpec::contiguous(forward).validate().unwrap();
+    let limits = DeviceLimits::h100_sxm().sms(20.try_into().unwrap());
+    let args = "--batch 2 --seqlen 5000 --heads 16 --heads-kv 4 --head-dim 128 --causal --sms 20 --backward";
+    let options = backward::PlanOptions::default();
+    for (more, options) in [("", options), ("--deterministic", options.deterministic())] {
+        let expected = backward::Plan::with(&problem, &limits, &options).unwrap();
+        assert_eq!(plan(&format!("{args} {more}")).succeeded(), format!("{expected}\n"));
+    }
+    let base = "--heads 4 --head-dim 64 --backward";
+    for (options, why) in [
+        (
+            "--seqlen 64 --dtype f32",
+            "the backward kernels take f16 and bf16 tensors of one type, not f32 with an output of f32",
+        ),
+        ("--cu-seqlens-q 0,100,1100", "the backward kernels take dense batches, not 2 packed sequences"),
+    ] {
+        let stdout = plan(&format!("{base} {options}")).succeeded();
+        assert_eq!(stdout, format!("computed on the CPU only, because {why}\n"));
+    }
+    plan(&format!("{base} --seqlen 64 --dtype e4m3")).refused("there are no gradients of e4m3");
+    for more in ["--svg x.svg", "--algorithm 1", "--scheduler one"] {
+        assert_eq!(plan(&format!("{base} --seqlen 64 {more}")).code, Some(2), "{more}");
+    }
+    assert_eq!(plan("--heads 4 --head-dim 64 --seqlen 64 --deterministic").code, Some(2));
+}
+
 /// To a file beside the text, or alone.
 #[test]
 fn reports_for_programs() {
@@ -77,6 +107,8 @@ fn reports_for_programs() {
     for (verb, key) in [
         ("plan --seqlen 4k --heads 8 --head-dim 128 --causal", "/registers/entry"),
         ("plan --seqlen 64 --heads 4 --head-dim 64 --dtype f32", "/cpu_only"),
+        ("plan --seqlen 64 --heads 4 --head-dim 64 --backward", "/dkv/smem_bytes"),
+        ("plan --seqlen 64 --heads 4 --head-dim 256 --backward", "/dq/smem_bytes"),
         ("sim tile_copy --seeds 3", "/steps/0/tma_loads/bytes"),
         ("kernels vector_add", "/kernels/0/threads"),
         ("doctor", "/runs/0/runs"),

@@ -27,6 +27,16 @@ pub enum PlanError {
     Tiles(#[from] TooManyTiles),
 }
 
+impl PlanError {
+    /// Whether it is about the problem, whose gradients the CPU computes.
+    pub fn is_cpu_only(&self) -> bool {
+        match self {
+            PlanError::Dtype { .. } | PlanError::Dense(_) | PlanError::HeadDim { .. } => true,
+            PlanError::Narrow { .. } | PlanError::Tile(_) | PlanError::Tiles(_) => false,
+        }
+    }
+}
+
 /// What [`DkvTile::check`](super::DkvTile::check) and [`DqTile::check`](super::DqTile::check) refuse. One sentence
 /// each, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
