@@ -54,6 +54,12 @@ impl<'k, const N: usize> Previous<'k, N> {
         });
     }
 
+    /// Gives the slot back: products that read it are complete, and the next round begins anew.
+    #[track_caller]
+    pub fn end(&mut self) {
+        FullSlot::of_stage(self.ring.clone(), Some(self.stage.get()), Location::caller()).release();
+    }
+
     /// Takes over the slot that the last rounds have read, which the next round gives back. After the last round
     /// nobody does.
     #[track_caller]

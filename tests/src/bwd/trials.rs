@@ -150,7 +150,14 @@ pub(super) fn small() -> Vec<Trial> {
         let (case, options) = tiny(division, [stages, k_stages, v_stages], masks[index % 3], lengths, (2, 1));
         case.trial(&device(2), &options)
     };
-    DIVISIONS.into_iter().enumerate().map(trial).collect()
+    // Two sections of heads, at the end of which tiles of keys are seen by no row.
+    let idle = |division: &Divided| {
+        let mask = Mask::Window { left: Some(40), right: None };
+        let (case, options) = tiny(*division, [2, 2, 1], mask, (100, 400), (4, 4));
+        case.trial(&device(1), &options)
+    };
+    let adding = DIVISIONS.iter().filter(|(.., added)| added.is_some());
+    DIVISIONS.into_iter().enumerate().map(trial).chain(adding.map(idle)).collect()
 }
 
 /// A case with head dimension 64, and the smallest tiles.

@@ -204,6 +204,12 @@ impl<'k> Dkv<'k> {
         self.builder.for_each((head, head + self.params.group), 1, body);
     }
 
+    /// Whether tiles that see none may come after others: those of keys before what the first row sees.
+    fn has_idle_tiles(&self) -> bool {
+        let (_, last) = self.spec.mask.reach();
+        last.is_some()
+    }
+
     /// Whether a tile sees any.
     #[track_caller]
     fn visits(&self, work: &Work<V<'k, B32>>) -> V<'k, Pred> {

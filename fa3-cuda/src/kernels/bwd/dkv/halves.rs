@@ -13,28 +13,42 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let (tile_m, ty) = (spec.tile.tile_m, spec.product_type());
     let me = b.warpgroup();
-    // Blocks, from 1 on: before the first one of all there is one of zeros, whose dQ the writer does not add.
+    // Blocks of dS. Before the first one there is one of zeros, whose dQ the writer does not add.
     let count = b.var("block", 0);
     let (given_in, taken_in) = (Rounds::of(count), Rounds::of(count).late(1));
-    let (mut k, mut v, mut rows) = (dkv.k.consumer(), dkv.v.consumer(), dkv.rows.consumer_by(taken_in));
+    // Blocks of rows. After an idle tile, there are zeros before the first one again.
+    let read = dkv.has_idle_tiles().then(|| b.var("read", 0));
+    let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
+    let mut rows = dkv.rows.consumer_by(read.map_or(taken_in, Rounds::of));
     let (mut given, mut taken) = (adding.ds.producer_by(given_in), adding.ds.consumer_by(taken_in));
     let mut outlet = Outlet::of(dkv, adding, me, (taken_in, 1));
     let turn = adding.ping_pong.of(b, me);
     let mut k_before = k.previous();
+    // Whether dQ of a block is still to be multiplied.
+    let is_late = b.var("is_late", false);
+    let catch_up = |taken: &mut Consumer<'k, 1>, outlet: &mut Outlet<'_, 'k>, k_before: &Previous<'k, 1>| {
+        let ds_before = taken.wait(); // A3:32
+        let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
+        let dq = gemm(my_ds.t(), k_before.tile(), Fresh).wait(); // A3:28
+        ds_before.release();
+        outlet.next().give(&dq);
+    };
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + me.mad(64, b.frag_row());
         let mut dk = Frag::zeros(b, spec.tile.head_dim); // A3:16
         let mut dv = Frag::zeros(b, spec.tile.head_dim_v); // A3:16
-        b.if_uniform(dkv.visits(&work), || {
+        let visits = dkv.visits(&work);
+        b.if_uniform(visits, || {
             let (k_slot, v_slot) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
-            b.if_uniform(count.now().eq(0), || {
+            b.if_uniform(!is_late, || {
                 k_before.begin(&k_slot);
                 let slot = given.acquire();
                 Frag::zeros(b, tile_m).to_a(ty).store(slot.tiles()[0].row_block(me, 64));
                 slot.commit_stored();
-                count.set(1);
+                count.update(|count| count + 1);
+                is_late.set(true);
             });
             dkv.for_each_block(&work, |_, block| {
                 // A3:18
@@ -69,19 +83,27 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 more_dv.wait();
                 slot.release();
                 count.update(|count| count + 1);
+                if let Some(read) = read {
+                    read.update(|read| read + 1);
+                }
             });
             k_before.keep(k_slot);
             v_slot.release();
         });
+        if dkv.has_idle_tiles() {
+            // Nobody knows when the next block comes: the tile after this one has no number before the writer has
+            // taken this one's, and until then it waits for dQ.
+            b.if_uniform(!visits, || {
+                b.if_uniform(is_late, || {
+                    catch_up(&mut taken, &mut outlet, &k_before);
+                    k_before.end();
+                    is_late.set(false);
+                });
+            });
+        }
         dkv.write_dv(dv, &work, key);
         dkv.write_dk(dk, &work, key);
     });
-    b.if_uniform(count.now().ne(0), || {
-        let ds_before = taken.wait(); // A3:32
-        let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
-        let dq = gemm(my_ds.t(), k_before.tile(), Fresh).wait(); // A3:28
-        ds_before.release();
-        outlet.next().give(&dq);
-    });
+    b.if_uniform(is_late, || catch_up(&mut taken, &mut outlet, &k_before));
     turn.end(b);
 }

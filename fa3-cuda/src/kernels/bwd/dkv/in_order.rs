@@ -11,7 +11,7 @@ use fa3_ir::lang::*;
 use fa3_sched::KvRange;
 use fa3_sched::backward::{ADDED_ROWS, DkvTile};
 
-use super::writer::{Block, Blocks, for_each_tile};
+use super::writer::{Block, Blocks};
 use super::{Adding, Dkv};
 use crate::kernels::bwd::params::{InOrderParams, Strided};
 use crate::kernels::params::InKernel;
@@ -85,7 +85,9 @@ pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, m
         let work = &dkv.params.inputs.geometry.work(index);
         // Before the branch: after it, ptxas has too few registers for both.
         let (begin, end) = (rows_before(dkv, work), rows_after(dkv, work));
-        b.if_uniform(dkv.visits(work), || {
+        let visits = dkv.visits(work);
+        blocks.begin_tile(visits);
+        b.if_uniform(visits, || {
             blocks.skip_zeros(|| {
                 writer.lend();
                 writer.place.back();
@@ -192,19 +194,22 @@ impl<'k> Writer<'_, 'k> {
 pub(super) fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>) {
     let (b, tile) = (dkv.builder, &dkv.spec.tile);
     let mut ready = order.ready.producer();
-    for_each_tile(dkv, |work| {
-        let begin = rows_before(dkv, work);
-        dkv.for_each_row(work, |head, row| {
-            let slot = ready.acquire();
-            let first = adding.number([work.batch, head, row]);
-            b.if_uniform(row.ge(begin), || {
-                b.once_per_warp(|| {
-                    for half in 0..tile.tile_m / ADDED_ROWS {
-                        order.params.last(first + half).wait(b, work.row + tile.tile_n);
-                    }
+    dkv.tiles.consume(|index| {
+        let work = &dkv.params.inputs.geometry.work(index);
+        b.if_uniform(dkv.visits(work), || {
+            let begin = rows_before(dkv, work);
+            dkv.for_each_row(work, |head, row| {
+                let slot = ready.acquire();
+                let first = adding.number([work.batch, head, row]);
+                b.if_uniform(row.ge(begin), || {
+                    b.once_per_warp(|| {
+                        for half in 0..tile.tile_m / ADDED_ROWS {
+                            order.params.last(first + half).wait(b, work.row + tile.tile_n);
+                        }
+                    });
                 });
+                slot.commit_unfenced();
             });
-            slot.commit_unfenced();
         });
     });
 }

@@ -31,31 +31,27 @@ fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, me: V<'k, B32>) {
     let (b, head_dim) = (dkv.builder, dkv.spec.tile.head_dim);
     let mut place = adding.dq.lender_of_stage(me);
     let blocks = Blocks::of(dkv, adding, me);
-    for_each_tile(dkv, |work| {
-        blocks.skip_zeros(|| {
-            b.once_per_warp(|| place.lend().commit());
-            place.back();
-        });
-        blocks.for_each(work, |block| {
-            block.if_mine(b, || {
+    dkv.tiles.consume(|index| {
+        let work = &dkv.params.inputs.geometry.work(index);
+        let visits = dkv.visits(work);
+        blocks.begin_tile(visits);
+        b.if_uniform(visits, || {
+            blocks.skip_zeros(|| {
                 b.once_per_warp(|| place.lend().commit());
-                let [dq] = place.back(); // A3:32
-                b.once_per_warp(|| {
-                    b.add_tile_flat(dq, adding.sums.address_of(block.number, head_dim)); // A3:33
-                    b.bulk_commit();
-                    b.bulk_wait_read(0);
+                place.back();
+            });
+            blocks.for_each(work, |block| {
+                block.if_mine(b, || {
+                    b.once_per_warp(|| place.lend().commit());
+                    let [dq] = place.back(); // A3:32
+                    b.once_per_warp(|| {
+                        b.add_tile_flat(dq, adding.sums.address_of(block.number, head_dim)); // A3:33
+                        b.bulk_commit();
+                        b.bulk_wait_read(0);
+                    });
                 });
             });
         });
-    });
-}
-
-/// Runs `body` for every tile that visits a block.
-#[track_caller]
-pub(super) fn for_each_tile<'k>(dkv: &Dkv<'k>, body: impl FnOnce(&Work<V<'k, B32>>)) {
-    dkv.tiles.consume(|index| {
-        let work = dkv.params.inputs.geometry.work(index);
-        dkv.builder.if_uniform(dkv.visits(&work), || body(&work));
     });
 }
 
@@ -90,12 +86,21 @@ impl<'a, 'k> Blocks<'a, 'k> {
         Blocks { dkv, adding, me, next: b.var("next", 0), begun: b.var("begun", false) }
     }
 
-    /// Runs `skip` where blocks are halved, before the first one of all: for that of zeros before it.
+    /// Runs `skip` where blocks are halved, before the first one of all, and after an idle tile: for that of zeros
+    /// before it.
     #[track_caller]
     pub(super) fn skip_zeros(&self, skip: impl FnOnce()) {
         if self.dkv.spec.tile.adds_halves() {
             self.dkv.builder.if_uniform(!self.begun, skip);
             self.begun.set(true);
+        }
+    }
+
+    /// Begins with a tile. After one that visits nothing, consumers begin anew.
+    #[track_caller]
+    pub(super) fn begin_tile(&self, visits: V<'k, Pred>) {
+        if self.dkv.spec.tile.adds_halves() && self.dkv.has_idle_tiles() {
+            self.begun.set(self.begun.now() & visits);
         }
     }
 
