@@ -150,10 +150,10 @@ pub(super) fn small() -> Vec<Trial> {
         let (case, options) = tiny(division, [stages, k_stages, v_stages], masks[index % 3], lengths, (2, 1));
         case.trial(&device(2), &options)
     };
-    // Two sections of heads, at the end of which tiles of keys are seen by no row.
+    // Sections of one or two heads, at the end of which tiles of keys are seen by no row.
     let idle = |division: &Divided| {
         let mask = Mask::Window { left: Some(40), right: None };
-        let (case, options) = tiny(*division, [2, 2, 1], mask, (100, 400), (4, 4));
+        let (case, options) = tiny(*division, [2, 2, 1], mask, (100, 400), (8, 8));
         case.trial(&device(1), &options)
     };
     let adding = DIVISIONS.iter().filter(|(.., added)| added.is_some());
