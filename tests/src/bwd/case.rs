@@ -24,6 +24,8 @@ pub struct BwdCase {
     pub layout: Layout,
     /// Whether LSE has a gradient.
     pub dlse: bool,
+    /// How many times the error that the law allows gradients may have: 1, unless chance makes it more.
+    pub slack: f64,
 }
 
 /// What a backward pass reads besides Q, K, V and dO.
@@ -143,7 +145,7 @@ impl BwdCase {
         let output = OutputGradients { dout: values.dout.view(), dlse: Some(given.dlse.view()) };
         let precision = Precision::of_output(forward.dtype());
         let law = BackwardLaw::new(&values.inputs(forward), output, precision);
-        let law = law.map_err(|error| error.to_string())?;
+        let law = law.map_err(|error| error.to_string())?.loosened(self.slack);
         let replay = "FA3_FAMILY=bwd cargo test -p fa3-tests --test suite families";
         let satisfied = law.check(&gradients, replay).map_err(|violation| violation.to_string())?;
         check_independent(forward, &gradients)?;

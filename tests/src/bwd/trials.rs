@@ -125,7 +125,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let name = format!("{:?}", DISTS[dist]);
     let case = Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed };
     let options = PlanOptions::default().dkv(dkv).dq(dq);
-    BwdCase { case, layout, dlse: DLSE[dlse] }.trial(&device(SMS[sms]), &options)
+    BwdCase { case, layout, dlse: DLSE[dlse], slack: 1.0 }.trial(&device(SMS[sms]), &options)
 }
 
 /// The tiles that plans choose for these head dimensions, on several of them.
@@ -133,7 +133,7 @@ fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed
     let spec = dense(Dtype::Bf16, 1, (150, 140), (2, 1), head_dim).head_dim_v(head_dim_v).causal();
     let problem = spec.validate().expect("the head dimensions are valid");
     let case = Case::normal("chosen tiles", problem, seed);
-    BwdCase { case, layout: Layout::Contiguous, dlse: true }.trial(&device(2), options)
+    BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), options)
 }
 
 /// Tiles with few rows and keys, of all divisions, with several blocks and tiles for a CTA.
@@ -176,5 +176,8 @@ pub(super) fn tiny(
     let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
     let spec = dense(Dtype::Bf16, 1, lengths, heads, 64).mask(mask);
     let case = Case::normal("small", spec.validate().expect("the lengths are valid"), 4);
-    (BwdCase { case, layout: Layout::Contiguous, dlse: true }, PlanOptions::default().dkv(dkv).dq(dq))
+    (
+        BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 },
+        PlanOptions::default().dkv(dkv).dq(dq),
+    )
 }
