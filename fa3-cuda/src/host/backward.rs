@@ -1,4 +1,4 @@
-//! The backward pass, planned and compiled: running it is three launches.
+//! The backward pass, planned and compiled: running it is two or three launches.
 
 mod error;
 

@@ -1,5 +1,7 @@
 //! Backward kernels in the simulator, beyond the trials of their family.
 
+mod poison;
+
 use fa3_sim::{Mode, Policy};
 use fa3_tests::bwd::BwdCase;
 use rayon::prelude::*;

@@ -52,8 +52,8 @@ def flash_attn_func(
         num_splits: 1, or 0 for the library's choice, which is 1.
         pack_gqa: None or False.
         deterministic: whether the gradient of q must be the same bits in every run. Otherwise it is added up in any order
-            where that is faster: for head dimensions up to 128 (their sum up to 256) and more than 2048 rows. All other
-            results always have the same bits.
+            where that is faster: for head dimensions up to 128, where queries see more than 4096 keys on average, or
+            under a mask more than 1024. All other results always have the same bits.
         sm_margin: how many SMs of the GPU to leave to others, in the backward pass as well.
         return_attn_probs: whether to return LSE as well.
         v_transposed: v is float8_e4m3fn (batch, heads_kv, head_dim_v, keys) as `quantize(..., transposed=True)` writes it,

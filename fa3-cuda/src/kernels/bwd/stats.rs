@@ -76,8 +76,10 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
                 let has_dlse = params.dlse.ne(0_u64);
                 let from = has_dlse.select(params.dlse, params.lse);
                 let dlse = has_dlse.select(b.load::<F32>(from + (at << 2)), 0.0);
-                let sees = lse.ne(f32::NEG_INFINITY) & there;
-                let shift = sees.select(lse * -std::f32::consts::LOG2_E, f32::NEG_INFINITY);
+                // NaN is not equal to it, and stays.
+                let sees_none = lse.eq(f32::NEG_INFINITY);
+                let shift = sees_none.select(f32::NEG_INFINITY, lse * -std::f32::consts::LOG2_E);
+                let shift = there.select(shift, f32::NEG_INFINITY);
                 let minus_delta = there.select(dlse - sum, 0.0);
                 let pair = of_head.mul_wide(params.pairs) + (row >> 1).to_u64();
                 let to = params.stats + (pair << 4) + ((row & 1) << 2).to_u64();

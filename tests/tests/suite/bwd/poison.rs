@@ -1,0 +1,194 @@
+//! NaN reaches what docs/backward.md says ("How far NaN reaches"), and nothing else.
+
+use fa3_cuda::kernels::bwd::buffers;
+use fa3_ir::BufferId;
+use fa3_sched::DeviceLimits;
+use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Plan, PlanOptions};
+use fa3_sim::{Mode, Policy};
+use fa3_tests::bwd::BwdCase;
+
+use fa3_tests::fwd::{Layout, dense, device};
+use fa3_tests::{Case, Trial};
+use fa3_types::{Dtype, Mask, Problem};
+use rayon::prelude::*;
+
+const BATCH: usize = 2;
+const LENGTHS: (usize, usize) = (150, 170);
+/// Of Q, and of K and V.
+const HEADS: (usize, usize) = (2, 1);
+const MASKS: [Mask; 2] = [Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
+
+/// What is NaN: a row of Q's head 1, or of head 0 of K and V, in sequence 0.
+const HEAD: usize = 1;
+const ROW: usize = 70;
+const KEY: usize = 90;
+
+/// Each way to compute dQ, in blocks of 64 and of 128 rows.
+fn forms() -> Vec<(usize, PlanOptions)> {
+    let limits = DeviceLimits::h100_sxm();
+    let adding = |dim, order| {
+        let tile = DkvTile::choose_adding([dim; 2], order, &limits).expect("these head dimensions add");
+        (dim as usize, PlanOptions::default().dkv(tile))
+    };
+    let apart = |dim| {
+        let tile = DqTile::choose(dim, dim, &limits).expect("there is one for each head dimension");
+        (dim as usize, PlanOptions::default().dq(tile))
+    };
+    vec![
+        adding(64, AddOrder::Any),
+        adding(64, AddOrder::LastKeysFirst),
+        adding(128, AddOrder::LastKeysFirst),
+        apart(64),
+        apart(256),
+    ]
+}
+
+/// A problem in one form, and what it gives.
+struct Run {
+    case: BwdCase,
+    options: PlanOptions,
+    trial: Trial,
+    clean: Vec<Vec<u8>>,
+}
+
+impl Run {
+    fn new(head_dim: usize, options: PlanOptions, mask: Mask) -> Run {
+        let spec = dense(Dtype::Bf16, BATCH, LENGTHS, HEADS, head_dim).mask(mask);
+        let case = Case::normal("poison", spec.validate().unwrap(), 3);
+        let case = BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 };
+        let trial = case.clone().trial(&device(2), &options);
+        let clean = simulate(&trial);
+        trial.check(&clean).unwrap_or_else(|fault| panic!("{fault}"));
+        Run { case, options, trial, clean }
+    }
+
+    fn forward(&self) -> &Problem {
+        &self.case.case.problem
+    }
+
+    /// The results where a row of an input is NaN.
+    fn with_nan(&self, BufferId(input): BufferId) -> Vec<Vec<u8>> {
+        let mut trial = self.case.clone().trial(&device(2), &self.options);
+        let of_keys = [buffers::K, buffers::V].contains(&BufferId(input));
+        let (heads, lengths) = (HEADS.0, LENGTHS);
+        let bytes = &mut trial.before[input];
+        let row = match BufferId(input) {
+            buffers::LSE | buffers::DLSE => {
+                let at = HEAD * lengths.0 + ROW;
+                4 * at..4 * (at + 1)
+            }
+            _ => {
+                let (index, heads) =
+                    if of_keys { (KEY * HEADS.1, HEADS.1) } else { (ROW * heads + HEAD, heads) };
+                let rows = if of_keys { lengths.1 } else { lengths.0 };
+                let row_bytes = bytes.len() / (BATCH * rows * heads);
+                index * row_bytes..(index + 1) * row_bytes
+            }
+        };
+        bytes[row].fill(0xff);
+        simulate(&trial)
+    }
+
+    /// Rows and keys of the blocks by which gradients are computed.
+    fn blocks(&self, gradient: BufferId) -> (usize, usize) {
+        let plan = Plan::with(&self.case.problem(), &device(2), &self.options).unwrap();
+        let of_dkv = (plan.dkv().tile.tile_m as usize, plan.dkv().tile.tile_n as usize);
+        match plan.dq() {
+            DqBy::Kernel(part) if gradient == buffers::DQ => {
+                (part.tile.tile_m as usize, part.tile.tile_n as usize)
+            }
+            _ => of_dkv,
+        }
+    }
+
+    /// Whether some row of a row's block sees some key of a key's block.
+    fn meet(&self, row: usize, key: usize, (rows, keys): (usize, usize)) -> bool {
+        let (row, key) = (row / rows * rows, key / keys * keys);
+        (row..LENGTHS.0.min(row + rows))
+            .any(|row| (key..LENGTHS.1.min(key + keys)).any(|key| self.sees(row, key)))
+    }
+
+    fn sees(&self, row: usize, key: usize) -> bool {
+        self.forward().mask().allows(row, key, self.forward().lengths(0))
+    }
+}
+
+fn simulate(trial: &Trial) -> Vec<Vec<u8>> {
+    trial.simulate(Policy::Random(7), Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"))
+}
+
+/// What may become of a row of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Same,
+    Nan,
+    Either,
+}
+
+/// Holds every row of dQ, dK and dV to its fate: by (gradient, row or key), in sequence 0, for dQ in the head of Q that
+/// is poisoned or, if K or V is, in all heads of the group.
+fn assert_reach(run: &Run, input: BufferId, fate: impl Fn(BufferId, usize) -> Fate) {
+    let after = run.with_nan(input);
+    let of_keys = [buffers::K, buffers::V].contains(&input);
+    for gradient in [buffers::DQ, buffers::DK, buffers::DV] {
+        let of_q = gradient == buffers::DQ;
+        let (rows, heads) = if of_q { (LENGTHS.0, HEADS.0) } else { (LENGTHS.1, HEADS.1) };
+        let row_bytes = after[gradient.0].len() / (BATCH * rows * heads);
+        let pairs = after[gradient.0].chunks(row_bytes).zip(run.clean[gradient.0].chunks(row_bytes));
+        for (index, (x, clean)) in pairs.enumerate() {
+            let (batch, row, head) = (index / (rows * heads), index / heads % rows, index % heads);
+            let is_hit = match (of_q, of_keys) {
+                (true, true) => head < HEADS.0 / HEADS.1,
+                (true, false) => head == HEAD,
+                (false, _) => head == 0,
+            };
+            let fate = if batch == 0 && is_hit { fate(gradient, row) } else { Fate::Same };
+            let is_nan = x.chunks(2).all(|x| x[1] & 0x7f == 0x7f && x[0] > 0x80);
+            let is_right = match fate {
+                Fate::Same => x == clean,
+                Fate::Nan => is_nan,
+                Fate::Either => x == clean || is_nan,
+            };
+            let name = &run.trial.program.buffers[gradient.0].name;
+            let of = &run.trial.program.buffers[input.0].name;
+            assert!(is_right, "NaN in {of}: row {row} of {name}, not {fate:?}\n{}", run.trial.name);
+        }
+    }
+}
+
+fn each(check: impl Fn(&Run) + Sync) {
+    let pairs: Vec<_> = forms().into_iter().flat_map(|form| MASKS.map(|mask| (form.clone(), mask))).collect();
+    pairs.into_par_iter().for_each(|((head_dim, options), mask)| check(&Run::new(head_dim, options, mask)));
+}
+
+#[test]
+fn a_nan_in_a_row_reaches_its_dq_and_keys_of_tiles_that_visit_its_block() {
+    each(|run| {
+        for input in [buffers::Q, buffers::O, buffers::LSE, buffers::DOUT, buffers::DLSE] {
+            assert_reach(run, input, |gradient, at| match gradient {
+                buffers::DQ if at == ROW => Fate::Nan,
+                buffers::DQ => Fate::Same,
+                // P does not depend on these.
+                buffers::DV if [buffers::O, buffers::DLSE].contains(&input) => Fate::Same,
+                _ if run.sees(ROW, at) => Fate::Nan,
+                _ if run.meet(ROW, at, run.blocks(gradient)) => Fate::Either,
+                _ => Fate::Same,
+            });
+        }
+    });
+}
+
+#[test]
+fn a_nan_in_a_key_reaches_its_gradients_and_rows_that_meet_its_block() {
+    each(|run| {
+        for input in [buffers::K, buffers::V] {
+            assert_reach(run, input, |gradient, at| match gradient {
+                buffers::DQ if run.sees(at, KEY) => Fate::Nan,
+                buffers::DQ if run.meet(at, KEY, run.blocks(gradient)) => Fate::Either,
+                buffers::DK if at == KEY => Fate::Nan,
+                buffers::DV if at == KEY && input == buffers::K => Fate::Nan,
+                _ => Fate::Same,
+            });
+        }
+    });
+}
