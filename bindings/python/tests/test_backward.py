@@ -101,8 +101,9 @@ def test_nearly_one_hot(randn, check):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_many_tiles(randn, check, deterministic):
-    q, k, v = randn(4, 2048, 12, 128), randn(4, 2048, 3, 128), randn(4, 2048, 3, 128)
-    for mask in MASKS[:3]:
+    """Rows see more than 4096 keys, under a mask more than 1024: dQ is added up in any order if it may be."""
+    q, k, v = randn(2, 4200, 6, 128), randn(2, 4200, 3, 128), randn(2, 4200, 3, 128)
+    for mask in (dict(), dict(causal=True), dict(window_size=(900, 400))):
         check(q, k, v, deterministic=deterministic, **mask)
 
 

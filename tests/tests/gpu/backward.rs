@@ -1,32 +1,27 @@
-//! The backward kernels on a GPU: thousands of problems.
+//! The backward kernels on a GPU.
 
-use fa3_cuda::host::Device;
-use fa3_tests::bwd::BwdCase;
-use fa3_tests::gpu::Kernels;
-use rayon::prelude::*;
+mod bench;
+mod form;
+mod large;
+mod periodic;
+pub(crate) mod plans;
+mod random;
+mod refusals;
+mod repeated;
+mod tensors;
 
-use crate::{Check, Fallible};
+use fa3_types::{BackwardProblem, BackwardSpec, ProblemSpec};
 
-pub(crate) const CHECKS: [(&str, Check); 1] = [("backward::random_problems", random_problems)];
+use crate::Check;
 
-/// Random problems, and the kernels that they take.
-const PROBLEMS: u64 = 3000;
-const KERNELS: u64 = 100;
+/// Those that take long; the others are those of [`plans`].
+pub(crate) const CHECKS: [(&str, Check); 4] = [
+    ("backward::random_problems", random::problems),
+    ("backward::large_rows", large::rows),
+    ("backward::large_keys", large::keys),
+    ("backward::bits_1000_times", repeated::repetitions),
+];
 
-fn random_problems(device: &Device) -> Fallible<String> {
-    let kernels = Kernels::new(device);
-    let faults: Vec<String> = (0..PROBLEMS)
-        .into_par_iter()
-        .filter_map(|seed| {
-            let trial = BwdCase::random(seed, KERNELS);
-            let after = kernels.run(&trial.program, &trial.before).map_err(|error| error.to_string());
-            after.and_then(|after| trial.check(&after)).err().map(|fault| format!("{}\n{fault}", trial.name))
-        })
-        .collect();
-    let said = format!("{PROBLEMS} problems, {} faults", faults.len());
-    if faults.is_empty() {
-        Ok(said)
-    } else {
-        Err(format!("{said}: {}", faults[..faults.len().min(3)].join("\n")).into())
-    }
+fn valid(spec: ProblemSpec) -> BackwardProblem {
+    BackwardSpec::contiguous(spec).validate().expect("the problems of these checks are valid")
 }

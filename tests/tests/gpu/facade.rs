@@ -34,7 +34,7 @@ pub(crate) const CHECKS: [(&str, Check); 18] = [
     ("facade::backward_many_keys", |_| {
         backward::law::<f16>((1, (150, 1300), (2, 1), (64, 64)), |attention| attention)
     }),
-    ("facade::backward_deterministic", |_| backward::deterministic()),
+    ("facade::backward_deterministic", backward::deterministic),
     ("facade::backward_refusals", |_| backward::refused()),
 ];
 

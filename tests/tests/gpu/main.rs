@@ -51,7 +51,7 @@ fn tests(device: Option<&Device>) -> Vec<Trial> {
     let short = |(name, check): (&str, Check)| test(name, device, check);
     // The times of making plans come first, while nothing is compiled yet.
     let mut tests: Vec<Trial> = plans::CHECKS.into_iter().chain(host::CHECKS).map(short).collect();
-    tests.extend(facade::CHECKS.into_iter().map(short));
+    tests.extend(backward::plans::CHECKS.into_iter().chain(facade::CHECKS).map(short));
     tests.extend(families::checks().map(|(name, check)| test(&name, device, check).with_ignored_flag(true)));
     let long = attention::CHECKS.into_iter().chain(backward::CHECKS).chain(quantize::CHECKS);
     tests.extend(long.map(|check| short(check).with_ignored_flag(true)));

@@ -1,0 +1,81 @@
+//! A plan with a stream and memory of its own.
+
+use fa3_cuda::host::{Backward, BackwardError, Device, DeviceBuffer, Graph, HostError, Stream, Workspace};
+use fa3_types::BackwardProblem;
+
+use super::form::Form;
+use super::tensors::{Bits, Tensors};
+use crate::Fallible;
+
+pub(super) struct Bench {
+    pub(super) backward: Backward,
+    pub(super) stream: Stream,
+    pub(super) tensors: Tensors,
+    pub(super) workspace: Workspace,
+}
+
+impl Bench {
+    /// With random inputs, the same for equal problems.
+    pub(super) fn new(device: &Device, problem: &BackwardProblem, form: Form) -> Fallible<Bench> {
+        let stream = device.stream()?;
+        let tensors = Tensors::random(device, &stream, problem)?;
+        Bench::with(device, form.backward(device, problem)?, stream, tensors)
+    }
+
+    /// With tensors whose inputs are there.
+    pub(super) fn with(
+        device: &Device,
+        backward: Backward,
+        stream: Stream,
+        tensors: Tensors,
+    ) -> Fallible<Bench> {
+        let workspace = workspace_of_nan(device, &stream, backward.workspace_bytes())?;
+        Ok(Bench { backward, stream, tensors, workspace })
+    }
+
+    /// On its stream.
+    pub(super) fn run(&mut self) -> Result<(), BackwardError> {
+        self.tensors.run(&self.backward, &self.stream, &mut self.workspace)
+    }
+
+    /// What so many runs give, one right after the other.
+    pub(super) fn runs(&mut self, runs: usize) -> Result<Bits, BackwardError> {
+        self.tensors.poison(&self.stream)?;
+        (0..runs).try_for_each(|_| self.run())?;
+        Ok(self.tensors.bits(&self.stream)?)
+    }
+
+    /// A graph of so many runs.
+    pub(super) fn capture(&mut self, runs: usize) -> Result<Graph, BackwardError> {
+        self.stream.begin_capture()?;
+        let captured = (0..runs).try_for_each(|_| self.run());
+        let graph = self.stream.end_capture();
+        captured?;
+        Ok(graph?)
+    }
+
+    /// Replays a graph on `stream`.
+    #[allow(unsafe_code, reason = "the launch of a graph is unsafe")]
+    pub(super) fn replay(&self, graph: &Graph, stream: &Stream) -> Result<(), HostError> {
+        // SAFETY: it captured runs of this bench, which lives until its results are there.
+        unsafe { graph.launch(stream) }
+    }
+}
+
+/// A workspace that holds NaN where it need not hold zeros.
+#[allow(unsafe_code, reason = "a workspace that is made of a buffer has counters that are 0")]
+pub(super) fn workspace_of_nan(
+    device: &Device,
+    stream: &Stream,
+    bytes: usize,
+) -> Result<Workspace, HostError> {
+    let mut buffer = device.alloc(bytes)?;
+    buffer.fill(stream, 0xFF)?;
+    // SAFETY: they are the buffer's first bytes, which nobody else touches meanwhile.
+    let mut counters =
+        unsafe { DeviceBuffer::from_raw(device, buffer.address(), bytes.min(Workspace::COUNTERS)) };
+    counters.fill(stream, 0)?;
+    stream.synchronize()?;
+    // SAFETY: the counters are 0, and allocated memory begins at multiples of 256.
+    Ok(unsafe { Workspace::from_buffer(buffer) })
+}

@@ -1,0 +1,43 @@
+//! Tensors of more than 2^31 elements: no offset fits in 32 bits.
+//!
+//! What repeats is an odd number of rows or keys: an offset that has lost a power of two does not lead to a copy.
+
+use fa3_cuda::host::Device;
+
+use super::bench::workspace_of_nan;
+use super::form::Form;
+use super::periodic::{Periodic, Sizes};
+use super::tensors::Tensors;
+use crate::{Fallible, ensure};
+
+/// 67,569 rows in each of two sequences, and 129 keys: two tiles.
+pub(super) fn rows(device: &Device) -> Fallible<String> {
+    check(device, (2, (101, 129), (128, 64)), [669, 1])
+}
+
+/// 526,841 keys, and three rows.
+pub(super) fn keys(device: &Device) -> Fallible<String> {
+    check(device, (1, (3, 1031), (64, 32)), [1, 511])
+}
+
+fn check(device: &Device, small: Sizes, copies: [usize; 2]) -> Fallible<String> {
+    let periodic = Periodic::new(small, copies)?;
+    let problem = periodic.problem();
+    let [of_dq, of_dk] = [problem.dq(), problem.dk()].map(|x| x.extent().0);
+    let largest = of_dq.max(of_dk);
+    ensure(largest > 1 << 31, &format!("{largest} elements are not enough"))?;
+    let (stream, mut tensors) = (device.stream()?, Tensors::new(device, &problem)?);
+    periodic.give(device, &stream, &mut tensors)?;
+    let mut ratio: f64 = 0.0;
+    for form in Form::ALL {
+        let backward = form.backward(device, &problem)?;
+        let mut workspace = workspace_of_nan(device, &stream, backward.workspace_bytes())?;
+        let has_sums = form == Form::DqKernel || workspace.bytes() as u64 > 4 * of_dq;
+        ensure(has_sums, "there are fewer sums than elements of dq")?;
+        tensors.poison(&stream)?;
+        tensors.run(&backward, &stream, &mut workspace)?;
+        let judged = periodic.judge(device, &stream, &tensors);
+        ratio = ratio.max(judged.map_err(|fault| format!("{form:?}: {fault}"))?);
+    }
+    Ok(format!("{largest} elements, {} forms, error / bound up to {ratio:.2}", Form::ALL.len()))
+}

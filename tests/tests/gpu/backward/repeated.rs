@@ -1,0 +1,84 @@
+//! Deterministic gradients: the same bits a thousand times, while another stream is never idle.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use fa3_cuda::host::{Device, Forward};
+use fa3_tests::fwd::dense;
+use fa3_types::{BackwardProblem, Dtype, Mask};
+use rayon::prelude::*;
+
+use super::bench::Bench;
+use super::form::Form;
+use super::tensors::Bits;
+use super::valid;
+use crate::{Fallible, ensure};
+
+const REPETITIONS: usize = 1000;
+
+/// Three query heads share a head of K and V. Neither rows nor keys are whole blocks.
+fn problems() -> Vec<BackwardProblem> {
+    let dims = [(64, 64), (128, 128), (256, 256), (64, 128), (192, 128)];
+    let problem = |mask, (head_dim, head_dim_v)| {
+        let spec = dense(Dtype::Bf16, 2, (700, 999), (6, 2), head_dim);
+        valid(spec.head_dim_v(head_dim_v).mask(mask))
+    };
+    [Mask::None, Mask::Causal].into_iter().flat_map(|mask| dims.map(|dims| problem(mask, dims))).collect()
+}
+
+/// Each problem in each form that it can have, on streams of their own. Expected is what comes before there is load.
+pub(super) fn repetitions(device: &Device) -> Fallible<String> {
+    let problems = problems();
+    let cases = problems.iter().flat_map(|problem| Form::DETERMINISTIC.map(|form| (problem, form)));
+    let cases = cases.filter(|(problem, form)| form.options(device, problem).is_some());
+    let benches = cases.map(|(problem, form)| -> Fallible<(Bench, Bits)> {
+        let mut bench = Bench::new(device, problem, form)?;
+        let expected = bench.runs(1)?;
+        Ok((bench, expected))
+    });
+    let mut benches: Vec<(Bench, Bits)> = benches.collect::<Fallible<_>>()?;
+    let problem = valid(dense(Dtype::Bf16, 1, (3000, 3000), (8, 8), 128).causal());
+    let mut other = Bench::new(device, &problem, Form::AnyOrder)?;
+    let forward = Forward::new(device, problem.forward())?;
+    let done = AtomicBool::new(false);
+    let (same, launches) = thread::scope(|scope| {
+        let load = scope.spawn(|| load(&mut other, &forward, &done));
+        let same = benches.par_iter_mut().try_for_each(|(bench, expected)| repeat(bench, expected));
+        done.store(true, Ordering::Relaxed);
+        (same, load.join().expect("the load does not panic"))
+    });
+    same?;
+    let launches = launches?;
+    ensure(launches > 100, &format!("there were only {launches} other launches"))?;
+    Ok(format!("{} plans {REPETITIONS} times each, beside {launches} launches", benches.len()))
+}
+
+fn repeat(bench: &mut Bench, expected: &Bits) -> Fallible<()> {
+    for repetition in 0..REPETITIONS {
+        let same = bench.runs(1)? == *expected;
+        ensure(same, &format!("repetition {repetition} differs:\n{}", bench.backward.plan()))?;
+    }
+    Ok(())
+}
+
+/// Runs forward and backward passes on a stream of its own until others are `done`, and counts them.
+fn load(bench: &mut Bench, forward: &Forward, done: &AtomicBool) -> Fallible<usize> {
+    let (mut launches, mut before) = (0, bench.stream.record()?);
+    while !done.load(Ordering::Relaxed) {
+        // At times more of the one, at times more of the other.
+        for _ in 0..=launches % 5 {
+            bench.tensors.attend(forward, &bench.stream, &mut bench.workspace)?;
+            launches += 1;
+        }
+        for _ in 0..=launches % 3 {
+            bench.run()?;
+            launches += 1;
+        }
+        // What comes next is queued before this has ended.
+        let now = bench.stream.record()?;
+        before.synchronize()?;
+        before = now;
+    }
+    bench.stream.synchronize()?;
+    Ok(launches)
+}

@@ -1,0 +1,100 @@
+//! Device memory for the tensors of a backward pass.
+
+use fa3_cuda::host::{
+    Backward, BackwardError, BackwardTensors, Device, DeviceBuffer, Forward, ForwardError, ForwardTensors,
+    HostError, Stream, Workspace,
+};
+use fa3_tests::fwd::encode;
+use fa3_types::BackwardProblem;
+
+use super::bench::workspace_of_nan;
+use crate::Fallible;
+
+/// In the order of [`BackwardProblem::tensor_bytes`]: inputs, then dQ, dK and dV.
+pub(super) struct Tensors(pub(super) [DeviceBuffer; 10]);
+
+/// Of dQ, dK and dV.
+pub(super) type Bits = [Vec<u16>; 3];
+
+impl Tensors {
+    /// Of any numbers.
+    pub(super) fn new(device: &Device, problem: &BackwardProblem) -> Result<Tensors, HostError> {
+        Tensors::each(problem.tensor_bytes().map(|(_, bytes)| device.alloc(bytes as usize)))
+    }
+
+    fn each(buffers: [Result<DeviceBuffer, HostError>; 10]) -> Result<Tensors, HostError> {
+        let buffers: Vec<DeviceBuffer> = buffers.into_iter().collect::<Result<_, _>>()?;
+        Ok(Tensors(buffers.try_into().expect("as many as before")))
+    }
+
+    /// Of numbers between -2 and 2, the same for equal problems, with O and LSE of the forward kernel.
+    pub(super) fn random(device: &Device, stream: &Stream, problem: &BackwardProblem) -> Fallible<Tensors> {
+        let mut tensors = Tensors::new(device, problem)?;
+        let [q, k, v, _, _, dout, dlse, ..] = &mut tensors.0;
+        let (dtype, mut state) = (problem.forward().dtype(), 1_u32);
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 22) as f32 - 2.0
+        };
+        for x in [q, k, v, dout] {
+            let bits: Vec<u16> = (0..x.bytes() / 2).map(|_| encode(dtype, next())).collect();
+            x.upload(stream, &bits)?;
+        }
+        let numbers: Vec<f32> = (0..dlse.bytes() / 4).map(|_| next()).collect();
+        dlse.upload(stream, &numbers)?;
+        let forward = Forward::new(device, problem.forward())?;
+        let mut workspace = workspace_of_nan(device, stream, forward.workspace_bytes())?;
+        tensors.attend(&forward, stream, &mut workspace)?;
+        Ok(tensors)
+    }
+
+    /// Those of one of `count` sequences.
+    pub(super) fn of_sequence(
+        &self,
+        device: &Device,
+        stream: &Stream,
+        (index, count): (usize, usize),
+    ) -> Result<Tensors, HostError> {
+        Tensors::each(self.0.each_ref().map(|all| {
+            let all: Vec<u8> = all.download(stream)?;
+            let each = all.len() / count;
+            device.upload(stream, &all[index * each..][..each])
+        }))
+    }
+
+    /// Computes O and LSE.
+    pub(super) fn attend(
+        &mut self,
+        forward: &Forward,
+        stream: &Stream,
+        workspace: &mut Workspace,
+    ) -> Result<(), ForwardError> {
+        let [q, k, v, o, lse, ..] = &mut self.0;
+        let tensors = ForwardTensors { q, k, v, descales: [None; 3], o, lse: Some(lse) };
+        forward.run(stream, tensors, workspace)
+    }
+
+    /// Makes dQ, dK and dV NaN, in the stream's order.
+    pub(super) fn poison(&mut self, stream: &Stream) -> Result<(), HostError> {
+        let [.., dq, dk, dv] = &mut self.0;
+        [dq, dk, dv].into_iter().try_for_each(|x| x.fill(stream, 0xFF))
+    }
+
+    /// Computes dQ, dK and dV.
+    pub(super) fn run(
+        &mut self,
+        backward: &Backward,
+        stream: &Stream,
+        workspace: &mut Workspace,
+    ) -> Result<(), BackwardError> {
+        let [q, k, v, o, lse, dout, dlse, dq, dk, dv] = &mut self.0;
+        let tensors = BackwardTensors { q, k, v, o, lse, dout, dlse: Some(dlse), dq, dk, dv };
+        backward.run(stream, tensors, workspace)
+    }
+
+    /// After all work that the stream has now.
+    pub(super) fn bits(&self, stream: &Stream) -> Result<Bits, HostError> {
+        let [.., dq, dk, dv] = &self.0;
+        Ok([dq.download(stream)?, dk.download(stream)?, dv.download(stream)?])
+    }
+}
