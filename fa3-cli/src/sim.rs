@@ -26,7 +26,8 @@ waits, phases of mbarriers, uninitialised data, deadlocks. Prints what breaks th
 no rule it compares the results with arithmetic in f64: attention with the oracle, by the error law.
 
 With --trace or --svg a model says how many cycles the first cluster of the first run takes on an H100, and how busy the \
-engines of its SM are: a model, not a measurement. Of what takes several launches it shows the longest.
+engines of its SM are: a model, not a measurement. Of what takes several launches it shows the one with the most products, \
+or the --step that is asked for.
 
 Inputs are standard normal numbers. A seed gives a run's inputs and, under --policy random, its schedule.";
 
@@ -38,6 +39,7 @@ Examples:
   fa3 sim gemm --m 256 --n 256 --k 128 --ctas 1 --policy lazy
   fa3 sim gemm_cluster --seeds 100 --mode skeleton
   fa3 sim gemm --m 128 --n 256 --k 4096 --ctas 1 --mode skeleton --svg gemm.svg
+  fa3 sim backward --seqlen 512 --head-dim 256 --mode skeleton --svg dq.svg --step bwd_dq
 
 Exit code: 0, or 1 if a rule is broken or a result is wrong, or 2 if there was no run.";
 
@@ -65,6 +67,9 @@ pub(crate) struct Options {
     /// Draws when what happens in the model's cycles
     #[arg(long, global = true, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// The kernel that they show, by its name, if it takes several
+    #[arg(long, global = true, value_name = "NAME")]
+    step: Option<String>,
     #[command(flatten)]
     json: JsonArgs,
 }
@@ -103,6 +108,10 @@ pub(crate) enum Error {
     Json(#[from] NotAlone),
     #[error(transparent)]
     Write(#[from] WriteError),
+    #[error("--step {step} says what is drawn: it takes --svg or --trace")]
+    NotDrawn { step: String },
+    #[error("there is no step {step}: the kernels are {kernels}")]
+    Step { step: String, kernels: String },
     #[error("seed {seed}: {source}")]
     Sim { seed: u64, source: SimError },
 }
@@ -114,6 +123,7 @@ pub(crate) enum Error {
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let program = options.kernel.program()?;
     let (trace, svg) = (options.trace.as_deref(), options.svg.as_deref());
+    options.check_step(&program)?;
     let json = options.json.file(trace.is_some() || svg.is_some())?;
     let [trace, svg, json] = write::open([trace, svg, json], &[])?;
     threads::start()?;
@@ -132,7 +142,19 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
 }
 
 impl Options {
-    /// Runs all seeds. The timeline is of the first one's longest step, if files are to be written of it.
+    /// Whether there is what is to be drawn.
+    fn check_step(&self, program: &Program<Kernel>) -> Result<(), Error> {
+        let Some(step) = self.step.clone() else { return Ok(()) };
+        if self.trace.is_none() && self.svg.is_none() {
+            return Err(Error::NotDrawn { step });
+        }
+        let kernels: Vec<&str> = program.steps.iter().map(|step| step.kernel.name.as_str()).collect();
+        let kernels = (!kernels.contains(&step.as_str())).then(|| kernels.join(", "));
+        kernels.map_or(Ok(()), |kernels| Err(Error::Step { step, kernels }))
+    }
+
+    /// Runs all seeds. The timeline is of the first one's step that is asked for, or else that with the most products,
+    /// if files are to be written of it.
     fn simulate(&self, program: &Program<Kernel>) -> Result<(Report, Option<Timeline>), Error> {
         let start = Instant::now();
         let reference = self.kernel.reference()?;
@@ -145,15 +167,13 @@ impl Options {
         });
         let runs: Result<Vec<Run>, Error> = runs.collect();
         progress.finish_and_clear();
-        let mut runs = runs?;
-        let steps = runs.first_mut().into_iter().flat_map(|run| &mut run.outcome.steps);
-        let traces = steps.filter_map(|step| step.trace.take());
-        let timelines = traces.map(|trace| {
-            let timeline = Timeline::new(&trace, &Costs::HOPPER);
-            // The backward pass also has dS in registers, so that there P would be a wrong name.
-            if let Reference::Attention(_) = reference { timeline.name_registers("P") } else { timeline }
+        let runs = runs?;
+        let steps = runs.first().into_iter().flat_map(|run| &run.outcome.steps);
+        let traces = steps.filter_map(|step| Some((step.trace.as_ref()?, step.counters.product_flops)));
+        let asked = traces.filter(|(trace, _)| self.step.as_ref().is_none_or(|step| *step == trace.kernel));
+        let timeline = asked.max_by_key(|(_, flops)| *flops).map(|(trace, _)| {
+            Timeline::new(trace, &Costs::HOPPER).name_factors(|factors| reference.name_factors(factors))
         });
-        let timeline = timelines.max_by_key(Timeline::length);
         Ok((Report::new(program, runs, start.elapsed(), |seed| self.again(seed)), timeline))
     }
 
@@ -171,7 +191,9 @@ impl Options {
         let trace = seed == self.seed && (self.trace.is_some() || self.svg.is_some());
         let simulation = ProgramSimulation::new(program).policy(policy).mode(mode).trace(trace);
         let mut before = buffers::initial(program, seed)?;
-        reference.prepare(program, &mut before);
+        if mode != Mode::Skeleton {
+            reference.prepare(program, &mut before);
+        }
         let mut outcome = simulation.run(&before).map_err(|source| Error::Sim { seed, source })?;
         // What comes of a broken rule is not looked at. Nobody needs the results of thousands of runs afterwards.
         let after = std::mem::take(&mut outcome.buffers);

@@ -38,7 +38,8 @@ pub struct Timeline {
     pub kernel: String,
     /// The cycles that it shows.
     pub cycles: Range<u64>,
-    /// One for each role and warpgroup: the warp that does most.
+    /// One for each role and warpgroup: the warp that does most. One for each kind of warp, if the warps of a warpgroup
+    /// begin no products and do different things.
     pub roles: Vec<RoleTrack>,
     /// The engines of the CTAs' SMs.
     pub engines: Vec<EngineTrack>,
@@ -51,7 +52,7 @@ pub struct Timeline {
 pub struct RoleTrack {
     /// The rank of its CTA in the cluster.
     pub cta: u32,
-    /// Its role, and the warpgroup's number if the role has several.
+    /// Its role, the warpgroup's number if the role has several, and the warp's if the warpgroup has several tracks.
     pub name: String,
     /// Its warpgroup's number in the CTA.
     pub warpgroup: u32,
@@ -148,12 +149,11 @@ impl Timeline {
         Replay::new(trace, costs).run()
     }
 
-    /// With a name for what products have in registers, which no region of shared memory tells.
+    /// With other names for what products multiply: what is in registers has none, and the rest those of the kernel's
+    /// regions of shared memory.
     #[must_use]
-    pub fn name_registers(mut self, name: &str) -> Timeline {
-        for factors in self.products.values_mut().flatten() {
-            factors.a.get_or_insert_with(|| name.to_owned());
-        }
+    pub fn name_factors(mut self, name: impl FnMut(&mut Factors)) -> Timeline {
+        self.products.values_mut().flatten().for_each(name);
         self
     }
 

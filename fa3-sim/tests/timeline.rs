@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fa3_ir::WgmmaType;
 use fa3_sim::trace::{Action, Gate, Pipe, Record, Trace, WarpTrace};
-use fa3_sim::{Activity, Cause, Costs, Engine, Line, Span, Timeline};
+use fa3_sim::{Activity, Cause, Costs, Engine, Line, RoleTrack, Span, Timeline};
 use proptest::prelude::*;
 
 const HOPPER: &Costs = &Costs::HOPPER;
@@ -176,6 +176,24 @@ fn a_deep_ring_takes_the_slower_of_loads_and_products() {
         let cycles = timeline.length() as f64 / 400.0;
         assert!((1.0..1.15).contains(&(cycles / step as f64)), "{cycles} cycles a step, not {step}");
     }
+}
+
+/// A producer whose warps load, store twice, and do nothing but begin as all do: the first two kinds have a track each.
+#[test]
+fn warps_of_a_producer_that_do_different_things_have_tracks() {
+    let warp = |warp: u32, lines: &[u32]| WarpTrace {
+        cta: 0,
+        warp,
+        role: "producer".to_owned(),
+        records: lines.iter().map(|&line| issue(line, Pipe::Control, line)).collect(),
+    };
+    let mut all = trace(&[vec![], serial(WgmmaType::F16, 2)]);
+    all.warps.splice(..4, [warp(0, &[1, 10]), warp(1, &[1, 20]), warp(2, &[1, 20, 21]), warp(3, &[1])]);
+    let timeline = Timeline::new(&all, HOPPER);
+    let last = |track: &RoleTrack| (track.name.clone(), track.spans.last().map_or(0, |span| span.line.line));
+    let tracks: Vec<(String, u32)> = timeline.roles.iter().map(last).collect();
+    let expected = [("producer, warp 1", 10), ("producer, warp 3", 21), ("consumer", 4)];
+    assert_eq!(tracks, expected.map(|(name, line)| (name.to_owned(), line)));
 }
 
 fn overlap(spans: &[Span]) -> bool {

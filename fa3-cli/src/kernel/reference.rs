@@ -11,6 +11,7 @@ use fa3_ref::law::{ForwardLaw, Violation};
 use fa3_ref::norms::Worst;
 use fa3_ref::plain::{self, Expected, Mismatch, TensorCore};
 use fa3_ref::{Forward, Inputs, Precision};
+use fa3_sim::trace::Factors;
 use fa3_types::{BackwardProblem, Dtype, Problem, ValueLayout};
 use ndarray::{Array3, Array4, ArrayView3, ArrayView4};
 
@@ -59,6 +60,15 @@ impl Reference {
     pub(crate) fn prepare(&self, program: &Program<Kernel>, before: &mut [Vec<u8>]) {
         if let Reference::Gradients(problem) = self {
             gradients::prepare(problem, program, before);
+        }
+    }
+
+    /// Gives what products of attention multiply the names that the paper has for it.
+    pub(crate) fn name_factors(&self, factors: &mut Factors) {
+        if let Reference::Attention(_) = self {
+            factors.a.get_or_insert_with(|| "P".to_owned());
+        } else if let Reference::Gradients(_) = self {
+            gradients::name_factors(factors);
         }
     }
 

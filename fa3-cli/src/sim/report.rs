@@ -124,7 +124,9 @@ impl Report {
             "steps": counted.iter().map(step).collect::<Vec<_>>(),
             "faults": faults.iter().map(fault).collect::<Vec<_>>(),
             "runs": runs, "broken_runs": broken, "error_of_allowed": error, "seconds": time.as_secs_f64(),
-            "model": timeline.map(|timeline| json!({ "cycles": timeline.length(), "engines": engines(timeline) })),
+            "model": timeline.map(|timeline| json!({
+                "kernel": timeline.kernel, "cycles": timeline.length(), "engines": engines(timeline),
+            })),
         })
     }
 

@@ -41,7 +41,7 @@ fn options_make_the_problem() {
 /// Every example of these verbs' helps runs, without the files that it would write.
 #[test]
 fn the_examples_run() {
-    for (verb, count) in [("plan", 5), ("ir", 3), ("ptx", 3), ("sim", 6), ("kernels", 2), ("doctor", 2)] {
+    for (verb, count) in [("plan", 5), ("ir", 3), ("ptx", 3), ("sim", 7), ("kernels", 2), ("doctor", 2)] {
         let help = fa3(&[verb, "--help"]).succeeded();
         let examples: Vec<&str> = help.lines().filter_map(|line| line.strip_prefix("  fa3 ")).collect();
         assert_eq!(examples.len(), count, "{help}");

@@ -86,11 +86,44 @@ fn timelines_are_models() {
     let picture = folder.path().join("forward.svg");
     sim(&format!("forward --mode skeleton --svg {}", picture.display())).succeeded();
     let svg = std::fs::read_to_string(picture).unwrap();
-    let legend: Vec<&str> =
-        svg.split(">").filter(|text| text.contains(", product 64 x ") && !text.contains("cycles")).collect();
-    let products = ["Q Kᵀ, product 64 x 128 x 16</text", "P V, product 64 x 128 x 16</text"];
-    assert!(legend.len() == 2 && products.iter().all(|product| legend.contains(product)), "{legend:?}");
+    assert_eq!(products(&svg), ["Q Kᵀ, product 64 x 128 x 16", "P V, product 64 x 128 x 16"]);
     sim(&format!("{plain} --svg {}/none/picture.svg", folder.path().display())).refused("there is no folder");
+}
+
+/// What a picture's legend says of products.
+fn products(svg: &str) -> Vec<&str> {
+    let texts = svg.split('>').filter_map(|text| text.strip_suffix("</text"));
+    texts.filter(|text| text.contains(", product 64 x ")).collect()
+}
+
+/// Of three launches the one with the most products is drawn, or the one that is asked for.
+#[test]
+fn each_step_of_the_backward_pass_can_be_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("picture.svg").display().to_string();
+    let drawn = |options: &str| {
+        let stdout = sim(&format!("{options} --mode skeleton --policy eager --svg {file}")).succeeded();
+        (stdout, std::fs::read_to_string(&file).unwrap())
+    };
+    let added = "backward --heads 1 --seqlen-q 128 --seqlen-k 256";
+    let (_, svg) = drawn(added);
+    let s = ["K Qᵀ, product 64 x 64 x 16", "V dOᵀ, product 64 x 64 x 16"];
+    let gradients =
+        ["Pᵀ dO, product 64 x 128 x 16", "dSᵀ Q, product 64 x 128 x 16", "dS K, product 64 x 128 x 16"];
+    assert_eq!(products(&svg), [&s[..], &gradients].concat());
+    // Who loads, who adds and who waits for the additions of others.
+    for warp in ["producer, warp 1<", "producer, warp 2<", "producer, warp 4<", "consumer 2<"] {
+        assert!(svg.contains(warp), "{warp}");
+    }
+    let wide = "backward --heads 1 --seqlen 256 --head-dim 256";
+    assert!(drawn(wide).0.contains("\nbwd_dkv: "));
+    let (stdout, svg) = drawn(&format!("{wide} --step bwd_dq"));
+    assert!(stdout.contains("\nbwd_dq: "), "{stdout}");
+    let dq = ["Q Kᵀ, product 64 x 64 x 16", "dO Vᵀ, product 64 x 64 x 16", "dS K, product 64 x 256 x 16"];
+    assert_eq!(products(&svg), dq);
+    sim(&format!("{added} --step bwd_dq --svg {file}"))
+        .refused("there is no step bwd_dq: the kernels are bwd_stats, bwd_dkv");
+    sim(&format!("{added} --step bwd_dkv")).refused("--step bwd_dkv says what is drawn");
 }
 
 /// The verb's help says where options are explained, the kernel's which words they take.

@@ -22,7 +22,7 @@ const COLUMNS: u32 = RIGHT - LEFT;
 const LEVELS: u64 = 8;
 
 /// Colours of products, one for those of the same factors, and then from the start (after Okabe and Ito).
-const PRODUCTS: [&str; 4] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7"];
+const PRODUCTS: [&str; 5] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#882255"];
 
 /// What a cell of a row shows: columns that look the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,10 @@
 //! A warp on its way through its records.
 
+use std::collections::BTreeSet;
+
 use super::engine::What;
 use super::{Activity, Cause, RoleTrack, Span, append};
+use crate::Line;
 use crate::trace::WarpTrace;
 
 pub(super) struct Walker<'a> {
@@ -93,18 +96,36 @@ impl<'a> Walker<'a> {
         self.spans.last().map_or(0, |span| span.end)
     }
 
+    /// The lines of the kernel's source that it has executed.
+    fn lines(&self) -> BTreeSet<Line> {
+        self.trace.records.iter().map(|record| record.line).collect()
+    }
+
+    /// Whether one track can stand for both.
+    fn is_like(&self, other: &Walker<'_>) -> bool {
+        let key = |walker: &Walker<'_>| (walker.trace.cta, walker.warpgroup());
+        if key(self) != key(other) || self.trace.role != other.trace.role {
+            return false;
+        }
+        if self.products > 0 {
+            return true;
+        }
+        let (lines, others) = (self.lines(), other.lines());
+        lines.is_subset(&others) || others.is_subset(&lines)
+    }
+
     fn busy(&self) -> u64 {
         let busy = |span: &&Span| !matches!(span.activity, Activity::Wait(_));
         self.spans.iter().filter(busy).map(|span| span.end - span.start).sum()
     }
 }
 
-/// One track for each role and warpgroup: that of the warp which does most.
+/// One track for each role and warpgroup: that of the warp which does most. Warps of a producer may do different
+/// things: who begins no products, and does what others do not, has a track of its own.
 pub(super) fn tracks(walkers: Vec<Walker<'_>>) -> Vec<RoleTrack> {
     let mut chosen: Vec<Walker<'_>> = Vec::new();
-    let key = |walker: &Walker<'_>| (walker.trace.cta, walker.warpgroup(), walker.trace.role.clone());
     for walker in walkers {
-        match chosen.iter_mut().find(|other| key(other) == key(&walker)) {
+        match chosen.iter_mut().find(|other| other.is_like(&walker)) {
             None => chosen.push(walker),
             Some(other) if walker.busy() > other.busy() => *other = walker,
             Some(_) => {}
@@ -120,16 +141,22 @@ pub(super) fn tracks(walkers: Vec<Walker<'_>>) -> Vec<RoleTrack> {
     chosen.into_iter().zip(names).map(track).collect()
 }
 
-/// A walker's role, numbered if there are several of it in the CTA.
+/// A walker's role, numbered if there are several of it in the CTA, and its warp's number if there are several of its
+/// warpgroup.
 fn name(walker: &Walker<'_>, all: &[Walker<'_>]) -> String {
-    let WarpTrace { cta, role, .. } = walker.trace;
+    let WarpTrace { cta, role, warp, .. } = walker.trace;
     let same: Vec<u32> = all
         .iter()
         .filter(|other| (other.trace.cta, &other.trace.role) == (*cta, role))
         .map(Walker::warpgroup)
         .collect();
-    match same.iter().position(|&warpgroup| warpgroup == walker.warpgroup()) {
-        Some(index) if same.len() > 1 => format!("{role} {}", index + 1),
+    let is_mine = |warpgroup: &&u32| **warpgroup == walker.warpgroup();
+    let tracks = same.iter().filter(is_mine).count();
+    let mut warpgroups = same;
+    warpgroups.dedup();
+    let name = match warpgroups.iter().position(|warpgroup| is_mine(&warpgroup)) {
+        Some(index) if warpgroups.len() > 1 => format!("{role} {}", index + 1),
         _ => role.clone(),
-    }
+    };
+    if tracks > 1 { format!("{name}, warp {}", warp % 4 + 1) } else { name }
 }

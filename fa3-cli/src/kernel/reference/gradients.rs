@@ -4,6 +4,7 @@ use fa3_cuda::kernels::bwd::buffers;
 use fa3_ir::{BufferId, Elem, Kernel, Program};
 use fa3_ref::law::BackwardLaw;
 use fa3_ref::{Gradients, Inputs, OutputGradients, Precision, oracle};
+use fa3_sim::trace::Factors;
 use fa3_types::{BackwardProblem, Shape};
 use half::{bf16, f16};
 use ndarray::{Array3, Array4};
@@ -54,6 +55,18 @@ pub(super) fn judge(
             .map(|(buffer, desc)| tensor(program, after, buffer, desc.shape).mapv(|x| x as f32));
     let satisfied = law.expect("dout and dlse have their shapes").check(&Gradients { dq, dk, dv }, "")?;
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
+}
+
+/// The paper's names of what the kernels multiply. What is in registers goes by the other factor. dS lies transposed.
+pub(super) fn name_factors(Factors { a, b }: &mut Factors) {
+    let in_registers = match b.as_str() {
+        "dout" => "Pᵀ",
+        "Q" => "dSᵀ",
+        _ => "dS",
+    };
+    let left = a.take().map_or_else(|| in_registers.to_owned(), |a| a.replace("dsᵀ", "dS"));
+    *a = Some(left.replace("dout", "dO"));
+    *b = b.replace("dout", "dO");
 }
 
 fn tensor(
