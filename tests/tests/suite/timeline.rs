@@ -1,22 +1,34 @@
-//! The cycle model on the kernels of the ladder: who keeps the tensor core busy, and what does not depend on the
-//! schedule of the run.
+//! The cycle model on kernels: who keeps the tensor core busy, and what does not depend on the schedule of the run.
 
-use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{GemmSize, gemm, gemm_cluster, gemm_ring, gemm_simple};
+use fa3_cuda::kernels::{Spec, bwd};
 use fa3_ir::{Elem, Kernel, Program};
+use fa3_sched::DeviceLimits;
+use fa3_sched::backward::{AddOrder, DkvTile, Plan, PlanOptions};
+use fa3_sim::trace::{Action, Gate};
 use fa3_sim::{Costs, Engine, Mode, Policy, ProgramSimulation, Timeline, Trace};
 use fa3_tests::ladder::small_rungs;
+use fa3_types::{BackwardSpec, Dtype, ProblemSpec, Shape};
 
-/// What the first cluster of a program's kernel does, on buffers of zeros.
-fn trace(program: &Program<Kernel>, policy: Policy) -> Trace {
+/// What the first cluster of a program's step does, on buffers of zeros.
+fn trace_of(program: &Program<Kernel>, step: usize, policy: Policy) -> Trace {
     let zeros: Vec<Vec<u8>> = program.buffers.iter().map(|buffer| vec![0; buffer.bytes()]).collect();
     let simulation = ProgramSimulation::new(program).policy(policy).mode(Mode::Skeleton).trace(true);
-    simulation.run(&zeros).unwrap().steps.remove(0).trace.unwrap()
+    simulation.run(&zeros).unwrap().steps.remove(step).trace.unwrap()
+}
+
+/// The same of a program's only one.
+fn trace(program: &Program<Kernel>, policy: Policy) -> Trace {
+    trace_of(program, 0, policy)
 }
 
 /// How busy the tensor core is.
 fn busy(program: &Program<Spec>) -> f64 {
-    let timeline = Timeline::new(&trace(&program.map(Spec::kernel), Policy::Eager), &Costs::HOPPER);
+    busy_in(&trace(&program.map(Spec::kernel), Policy::Eager))
+}
+
+fn busy_in(trace: &Trace) -> f64 {
+    let timeline = Timeline::new(trace, &Costs::HOPPER);
     println!("{timeline}");
     timeline.utilisation(0, Engine::TensorCore)
 }
@@ -47,4 +59,38 @@ fn traces_do_not_depend_on_the_schedule() {
         let products = rung.program.steps[0].kernel.name.starts_with("gemm");
         assert_eq!(timeline.utilisation(0, Engine::TensorCore) > 0.0, products, "{}", rung.name);
     }
+}
+
+/// What the dK/dV kernel does that adds dQ in any order: the first tile of keys, with so many rows.
+fn adding(head_dim: usize, seqlen: usize) -> Trace {
+    let limits = DeviceLimits::h100_sxm();
+    let q = Shape { batch: 1, seqlen, heads: 1, head_dim };
+    let forward = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: 128, ..q });
+    let problem = BackwardSpec::contiguous(forward).validate().unwrap();
+    let tile = DkvTile::choose_adding([head_dim as u32; 2], AddOrder::Any, &limits).unwrap();
+    let plan = Plan::with(&problem, &limits, &PlanOptions::default().dkv(tile)).unwrap();
+    trace_of(&bwd::program(&plan).map(Spec::kernel), 1, Policy::Eager)
+}
+
+/// The same without turns: named barriers are for nothing else.
+fn without_turns(mut trace: Trace) -> Trace {
+    for warp in &mut trace.warps {
+        warp.records.retain(|record| {
+            let (Action::Await(gate) | Action::Signal { gate, .. }) = record.action else { return true };
+            !matches!(gate, Gate::Barrier { id: 1.., .. })
+        });
+    }
+    trace
+}
+
+/// While one consumer of the dK/dV kernel computes P and dS, the other multiplies. At head_dim 128 two consumers that
+/// take no turns do so as well, by the model.
+#[test]
+fn turns_keep_the_tensor_core_busy_in_the_backward_pass() {
+    let [narrow, wide] = [64, 128].map(|head_dim| {
+        let trace = adding(head_dim, 1024);
+        [busy_in(&trace), busy_in(&without_turns(trace))]
+    });
+    assert!(narrow[0] > 0.64 && narrow[0] > 1.1 * narrow[1], "{narrow:?}");
+    assert!(wide[0] > 0.82 && wide[0] > 0.98 * wide[1], "{wide:?}");
 }
