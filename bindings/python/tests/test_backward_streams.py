@@ -180,7 +180,9 @@ def test_the_memory_of_a_backward_pass(problem):
     # The gradients; dQ in float32; 8 bytes for each row of a head of Q, and 4 for each 64 of them.
     rows = 4 * 16 * 1024
     workspace = 4 * q.numel() + 8 * rows + 4 * (rows // 64)
-    assert torch.cuda.max_memory_allocated() - before <= sum(2 * x.numel() for x in results) + workspace + 4096
+    # A cached block that is up to 1 MB larger than asked counts as a whole, for each of four.
+    most = sum(2 * x.numel() for x in results) + workspace + (4 << 20)
+    assert torch.cuda.max_memory_allocated() - before <= most
     del results, out
     torch.cuda.synchronize()
     # O and LSE are gone as well.
