@@ -35,7 +35,7 @@ pub use tiles::tiles;
 pub(crate) use tiles::tiles_kernel;
 
 use fa3_ir::lang::*;
-use fa3_sched::forward::{PPlace, Precision, ROW_SUM_COLS, Rescale};
+use fa3_sched::forward::{PPlace, ROW_SUM_COLS};
 use fa3_types::softcap;
 
 use super::params::{Declare, Form, InKernel};
@@ -67,8 +67,7 @@ struct Fwd<'k> {
 pub fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("fwd", Launch::threads(tile.threads()), |b| {
-        // Otherwise ptxas spills up to 500 bytes of e4m3 kernels, and waits for PV before most exponentials.
-        if matches!(tile.precision, Precision::Fp8(_)) || tile.rescale == Rescale::EveryBlock {
+        if spec.guards_all() {
             b.guard_all();
         }
         let fwd = Fwd::declare(b, spec);

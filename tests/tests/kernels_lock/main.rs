@@ -97,18 +97,9 @@ fn ptxas_has_nothing_to_say() {
 fn allowed_spills(name: &str) -> u32 {
     match name {
         _ if name.starts_with("quantize/bf16/d256/128/") => 20,
-        _ if name.starts_with("fwd/e4m3/d128/") => 96,
+        _ if name.starts_with("fwd/e4m3/d128/") => 16,
         _ if name.starts_with("fwd/e4m3/d256/") && name.contains("/block-scales/") => 96,
-        _ if name.starts_with("fwd/e4m3/d256/") => 76,
-        _ => 0,
-    }
-}
-
-/// Loads and stores of spilled registers that a loop may have: some of those numbers are of use in masks.
-fn allowed_in_loops(name: &str) -> usize {
-    match name {
-        _ if name.starts_with("fwd/e4m3/d128/") && name.contains("/block-scales/") => 12,
-        _ if name.starts_with("fwd/e4m3/d128/") => 10,
+        _ if name.starts_with("fwd/e4m3/d256/") => 32,
         _ => 0,
     }
 }
@@ -138,9 +129,7 @@ fn loops_overlap() {
         let faults = spec.zip(assembled.as_ref()).map(|(spec, Assembled { cubin, .. })| {
             loops::faults(spec, &nvdisasm.disassemble(name, cubin)).into_iter()
         });
-        let is_known =
-            |fault: &Fault| matches!(fault, Fault::Spills { count } if *count <= allowed_in_loops(name));
-        let faults = faults.into_iter().flatten().filter(move |(_, fault)| !is_known(fault));
+        let faults = faults.into_iter().flatten();
         faults.map(move |(address, fault)| format!("{name}: loop at {address:#06x}: {fault}"))
     });
     let wrong: Vec<String> = wrong.collect();

@@ -21,6 +21,8 @@ pub(super) struct Attend<'f, 'k> {
     pub(super) v: Kv<'k>,
     pub(super) p: POperand<'k>,
     pub(super) turn: Turn<'k>,
+    /// How many blocks there were before, in all tiles, if their slots are found by it.
+    blocks: Option<Var<'k, B32>>,
 }
 
 /// Q of a tile.
@@ -64,16 +66,23 @@ impl<'k> Sum<'k> {
 }
 
 /// What consumers run.
-pub(super) fn run(fwd: &Fwd<'_>) {
+pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let b = fwd.builder;
     let me = b.warpgroup();
     let q = fwd.q.consumer();
-    let k = fwd.k.consumer();
-    let v = fwd.transposed.as_ref().map_or_else(|| fwd.v.consumer(), Transposed::consumer);
+    let blocks = fwd.spec.counts_blocks().then(|| b.var("blocks", 0));
+    // PV of a block under the softmax of the next one takes its V when that one has its K.
+    let v_late = if fwd.spec.tile.overlap == Overlap::None { 0 } else { 1 };
+    let of = |ring: &Ring<'k, 1>, late| match blocks {
+        Some(count) => ring.consumer_by(Rounds::of(count).late(late)),
+        None => ring.consumer(),
+    };
+    let k = of(fwd.k.ring(), 0);
+    let v = of(fwd.transposed.as_ref().map_or(fwd.v.ring(), Transposed::ring), v_late);
     let p = fwd.p.of(b, me);
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
-    let mut attend = Attend { fwd, q, k, v, p, turn };
+    let mut attend = Attend { fwd, q, k, v, p, turn, blocks };
     let headroom = match fwd.spec.tile.rescale {
         Rescale::Lazy => attend.p.headroom(),
         Rescale::EveryBlock => -attend.p.offset(),
@@ -118,6 +127,13 @@ impl<'k> Attend<'_, 'k> {
                 self.algorithm2_every_block(q, blocks, sum);
             }
             (Precision::Half, Overlap::ThreeStage, _) => self.algorithm4(q, blocks, sum),
+        }
+    }
+
+    /// What waits for slots is for the next block from here on.
+    pub(super) fn next_block(&self) {
+        if let Some(blocks) = self.blocks {
+            blocks.update(|blocks| blocks + 1);
         }
     }
 

@@ -43,10 +43,9 @@ impl<'k> Transposed<'k> {
         Transposed { ring }
     }
 
-    /// The end that products read.
-    #[track_caller]
-    pub(super) fn consumer(&self) -> Consumer<'k, 1> {
-        self.ring.consumer()
+    /// What products read.
+    pub(super) fn ring(&self) -> &Ring<'k, 1> {
+        &self.ring
     }
 
     /// What the warps that transpose run.

@@ -97,7 +97,7 @@ impl Run {
             DqBy::Kernel(part) if gradient == buffers::DQ => {
                 (part.tile.tile_m as usize, part.tile.tile_n as usize)
             }
-            _ => of_dkv,
+            DqBy::Kernel(_) | DqBy::Additions(_) | DqBy::AdditionsInOrder => of_dkv,
         }
     }
 
@@ -157,7 +157,7 @@ fn assert_reach(run: &Run, input: BufferId, fate: impl Fn(BufferId, usize) -> Fa
 }
 
 fn each(check: impl Fn(&Run) + Sync) {
-    let pairs: Vec<_> = forms().into_iter().flat_map(|form| MASKS.map(|mask| (form.clone(), mask))).collect();
+    let pairs: Vec<_> = forms().into_iter().flat_map(|form| MASKS.map(|mask| (form, mask))).collect();
     pairs.into_par_iter().for_each(|((head_dim, options), mask)| check(&Run::new(head_dim, options, mask)));
 }
 
