@@ -14,6 +14,7 @@ mod bench;
 mod data;
 mod doctor;
 mod draw;
+mod fp8;
 mod gpu;
 mod grid;
 mod ir;

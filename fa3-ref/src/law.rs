@@ -29,6 +29,20 @@ use ndarray::{Array4, ArrayView, ArrayView4, Dimension, IntoDimension};
 use crate::norms::{ErrorNorms, Worst, error};
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision, oracle, standard};
 
+/// How far LSE may be from the oracle: relative · max(1, |oracle|) + absolute.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LseTolerance {
+    /// Relative to its size or to 1.
+    pub relative: f64,
+    /// On top of that.
+    pub absolute: f64,
+}
+
+impl LseTolerance {
+    /// Of scores that are exact to f32.
+    pub const F32: LseTolerance = LseTolerance { relative: 1e-5, absolute: 0.0 };
+}
+
 /// A result that satisfied the law.
 #[derive(Clone, Debug)]
 pub struct Satisfied {
@@ -246,8 +260,25 @@ pub fn check_lse<D: Dimension>(
     oracle: ArrayView<'_, f64, D>,
     replay: &str,
 ) -> Result<Satisfied, Box<Violation>> {
-    const RELATIVE: f64 = 1e-5;
-    judge("lse", x, oracle, RELATIVE, |expected| RELATIVE * expected.abs().max(1.0), replay)
+    check_lse_within(LseTolerance::F32, x, oracle, replay)
+}
+
+/// The same for an arithmetic that computes scores or their sums less exactly.
+///
+/// # Errors
+/// [`Violation`], boxed because it carries the whole report.
+///
+/// # Panics
+/// If the shapes differ: the arrays come from the same problem.
+pub fn check_lse_within<D: Dimension>(
+    tolerance: LseTolerance,
+    x: ArrayView<'_, f32, D>,
+    oracle: ArrayView<'_, f64, D>,
+    replay: &str,
+) -> Result<Satisfied, Box<Violation>> {
+    let LseTolerance { relative, absolute } = tolerance;
+    let bound_at = |expected: f64| relative * expected.abs().max(1.0) + absolute;
+    judge("lse", x, oracle, bound_at(0.0), bound_at, replay)
 }
 
 fn check_array<D: Dimension>(

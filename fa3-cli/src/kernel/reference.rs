@@ -2,19 +2,17 @@
 
 mod gradients;
 
-use std::cmp::Ordering;
-
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Program};
-use fa3_quant::{E4m3, Granularity, Quantized, StandardFp8, rounded_row_sum_loss};
-use fa3_ref::law::{ForwardLaw, Violation};
+use fa3_ref::law::{ForwardLaw, Violation, check_lse_within};
 use fa3_ref::norms::Worst;
 use fa3_ref::plain::{self, Expected, Mismatch, TensorCore};
 use fa3_ref::{Forward, Inputs, Precision};
 use fa3_sim::trace::Factors;
 use fa3_types::{BackwardProblem, Dtype, Problem, ValueLayout};
-use ndarray::{Array3, Array4, ArrayView3, ArrayView4};
+use ndarray::{Array3, Array4};
 
+use crate::fp8;
 use crate::sim::buffers::numbers;
 
 /// What is computed.
@@ -42,8 +40,6 @@ pub(crate) enum Reference {
 pub(crate) enum Wrong {
     #[error("{what} is {max:e} from the oracle where the error law allows {bound:e}, first at {first}")]
     Law { what: &'static str, max: f64, bound: f64, first: Worst },
-    #[error("lse is {max:e} from the oracle where e4m3 is allowed {bound:e}")]
-    Lse { max: f64, bound: f64 },
     #[error("{array}: {mismatch}")]
     Element { array: &'static str, mismatch: Mismatch },
 }
@@ -123,9 +119,6 @@ fn rounding(elem: Elem) -> f64 {
     )
 }
 
-/// What scores of e4m3 may be off by, relative to the size of LSE or to 1.
-const SCORES_OF_FP8: f64 = 5e-3;
-
 /// The error law of O and of LSE.
 fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<f64, Wrong> {
     let tensor = |buffer, shape: fa3_types::Shape| {
@@ -142,10 +135,13 @@ fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<
     let inputs = Inputs::new(problem, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
     let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
     let o = o.mapv(|x| x as f32);
-    if problem.dtype() == Dtype::E4m3 {
-        return fp8_attention(problem, [&q, &k, &v], &inputs, &law, o.view(), lse.view());
-    }
-    let satisfied = law.check(&Forward { o, lse }, "")?;
+    let satisfied = if problem.dtype() == Dtype::E4m3 {
+        let fp8 = fp8::law(&law, problem, [q.view(), k.view(), v.view()], &inputs);
+        let lse = check_lse_within(fp8::lse_tolerance(problem), lse.view(), law.oracle().lse.view(), "")?;
+        [fp8.check_o(o.view(), "")?, lse]
+    } else {
+        law.check(&Forward { o, lse }, "")?
+    };
     Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
 }
 
@@ -156,34 +152,4 @@ fn in_rows(shape: fa3_types::Shape, transposed: &[f64]) -> Array4<f64> {
         let row = (batch * shape.heads + head) * shape.head_dim + col;
         transposed[row * keys + ValueLayout::place_of_key(key)]
     })
-}
-
-/// The same with standard attention in FP8 as the baseline. LSE is of scores with 13 fraction bits and of rounded P.
-fn fp8_attention(
-    problem: &Problem,
-    qkv: [&Array4<f64>; 3],
-    inputs: &Inputs<'_, f64>,
-    law: &ForwardLaw,
-    o: ArrayView4<'_, f32>,
-    lse: ArrayView3<'_, f32>,
-) -> Result<f64, Wrong> {
-    let [q, k, v] = qkv;
-    let codes = |x: &Array4<f64>, sequences| {
-        let codes = x.mapv(|x| E4m3::from_f32(x as f32));
-        Quantized::new(codes, sequences, Granularity::Tensor, vec![1.0]).expect("one scale is right for all")
-    };
-    let (seqs_q, seqs_k) = (problem.seqs_q(), problem.seqs_k());
-    let baseline = StandardFp8.forward(problem, &codes(q, seqs_q), &codes(k, seqs_k), &codes(v, seqs_k));
-    let baseline = baseline.expect("the codes are the problem's").o;
-    let fp8 = law.with_baseline(inputs, baseline.view(), Precision::of_output(problem.dtype()));
-    let ratio = fp8.check_o(o, "")?.ratio;
-    let of_sums = rounded_row_sum_loss(seqs_k.max_len());
-    for (given, expected) in lse.iter().zip(&law.oracle().lse) {
-        let bound = SCORES_OF_FP8 * expected.abs().max(1.0) + of_sums;
-        let max = (f64::from(*given) - expected).abs();
-        if max.partial_cmp(&bound).is_none_or(Ordering::is_gt) && f64::from(*given) != *expected {
-            return Err(Wrong::Lse { max, bound });
-        }
-    }
-    Ok(ratio)
 }

@@ -1,11 +1,11 @@
 //! One attention call: from tensors to results.
 
-use fa3::{Attention, Output, Scalar};
+use fa3::{Attention, Device, Output, Scalar};
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, Mask};
 use half::{bf16, f16};
 
-use super::compare::{Check, Expected};
+use super::compare::{Arithmetic, Check, Expected};
 use super::error::{Error, short};
 use super::place::{Computed, Wanted};
 use super::report::Report;
@@ -131,18 +131,17 @@ impl Call {
 
         let problem = attention.problem().map_err(problem_error)?;
         let expected = Expected::new(&problem, expected_o, expected_lse)?;
-        let device = match settings.device {
-            Wanted::Auto if problem.dtype() == Dtype::E4m3 => Wanted::Cpu,
-            Wanted::Gpu(_) if problem.dtype() == Dtype::E4m3 && settings.check => {
-                return Err(Error::UncheckedFp8);
-            }
-            device @ (Wanted::Auto | Wanted::Cpu | Wanted::Gpu(_)) => device,
-        };
-        let place = device.place().map_err(problem_error)?;
-        let computed = device.forward(&attention, &problem, [q, k, v], place);
+        let place = settings.device.place().map_err(problem_error)?;
+        let computed = settings.device.forward(&attention, &problem, [q, k, v], place);
         let Computed { output, times, place } = computed.map_err(problem_error)?;
-        let check =
-            if settings.check { expected.check(&problem, [q, k, v], &output)? } else { Check::Unwanted };
+        let arithmetic = match (problem.dtype(), &place.device) {
+            (Dtype::E4m3, Device::Cuda(_)) => Arithmetic::Fp8,
+            _ => Arithmetic::OfInputs,
+        };
+        let check = match settings.check {
+            true => expected.check(&problem, [q, k, v], arithmetic, &output)?,
+            false => Check::Unwanted,
+        };
 
         let report = Report { prefix: short(&prefix), problem, place, times, check };
         let Output { o, lse } = output;

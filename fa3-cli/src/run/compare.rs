@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use fa3::{Output, Scalar};
-use fa3_ref::law::{ForwardLaw, check_lse};
+use fa3_ref::law::{ForwardLaw, LseTolerance, check_lse_within};
 use fa3_ref::norms::{ErrorNorms, Worst};
 use fa3_ref::{InputError, Inputs, Precision};
 use fa3_types::{Problem, ProblemSpec, Shape, TensorDesc};
@@ -13,7 +13,7 @@ use ndarray::{Array3, Array4, ArrayView4, Axis, IntoDimension, Slice};
 
 use super::error::Error;
 use super::tensor::Tensor;
-use crate::progress;
+use crate::{fp8, progress};
 
 /// What somebody else computed.
 pub(super) struct Expected {
@@ -38,7 +38,7 @@ pub(super) struct Verdict {
     what: &'static str,
     norms: ErrorNorms,
     bound: f64,
-    /// What the bound is multiplied with.
+    /// What the bound is multiplied with, or where it holds.
     unit: &'static str,
     holds: bool,
 }
@@ -52,11 +52,22 @@ pub(super) struct Opinion {
     hint: Option<&'static str>,
 }
 
-/// The right result, and how far O may be from it.
+/// The right result, and how far O and LSE may be from it.
 struct Truth {
     o: Array4<f64>,
     lse: Array3<f64>,
     bound: f64,
+    /// Of LSE.
+    tolerance: LseTolerance,
+}
+
+/// How a result was computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arithmetic {
+    /// With the inputs as they are.
+    OfInputs,
+    /// In products of e4m3, which P is rounded to.
+    Fp8,
 }
 
 const OTHER_SCORES: &str = "is it of another mask, scale or soft cap? the oracle decides";
@@ -75,17 +86,18 @@ impl Expected {
         self,
         problem: &Problem,
         inputs: [ArrayView4<'_, T>; 3],
+        arithmetic: Arithmetic,
         output: &Output<T::Output>,
     ) -> Result<Check, InputError> {
         if self.o.is_none() && self.lse.is_none() {
             return Ok(Check::NothingExpected);
         }
         let start = Instant::now();
-        let truth = Truth::new(problem, inputs)?;
+        let truth = Truth::new(problem, inputs, arithmetic)?;
         let o = output.o.mapv(Scalar::to_f32);
         let verdicts = vec![truth.verdict_o(&o), truth.verdict_lse(&output.lse)];
         let opinion_o = self.o.map(|expected| opinion_o(&o, &expected, truth.bound));
-        let opinion_lse = self.lse.map(|expected| opinion_lse(&output.lse, expected));
+        let opinion_lse = self.lse.map(|expected| opinion_lse(&output.lse, expected, truth.tolerance));
         let opinions = opinion_o.into_iter().chain(opinion_lse).collect();
         Ok(Check::Done { time: start.elapsed(), verdicts, opinions })
     }
@@ -94,12 +106,20 @@ impl Expected {
 impl Truth {
     /// Runs the oracle for one key/value head after the other, with the query heads that share it: each is a problem
     /// of its own. The largest of their bounds is no more than what the error law allows the whole.
-    fn new<T: Scalar>(problem: &Problem, inputs: [ArrayView4<'_, T>; 3]) -> Result<Truth, InputError> {
+    fn new<T: Scalar>(
+        problem: &Problem,
+        inputs: [ArrayView4<'_, T>; 3],
+        arithmetic: Arithmetic,
+    ) -> Result<Truth, InputError> {
         let mut o = Array4::zeros(problem.o().shape.dims());
         let mut lse = Array3::from_elem(problem.lse_shape(), f64::NEG_INFINITY);
         let mut bound = 0.0f64;
+        let tolerance = match arithmetic {
+            Arithmetic::OfInputs => LseTolerance::F32,
+            Arithmetic::Fp8 => fp8::lse_tolerance(problem),
+        };
         if o.is_empty() {
-            return Ok(Truth { o, lse, bound });
+            return Ok(Truth { o, lse, bound, tolerance });
         }
         let (part, group) = (one_kv_head(problem), problem.heads().group_size());
         let progress = progress::late_bar(problem.heads().kv() as u64);
@@ -113,11 +133,15 @@ impl Truth {
             let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
             o.slice_axis_mut(Axis(2), own).assign(&law.oracle().o);
             lse.slice_axis_mut(Axis(1), own).assign(&law.oracle().lse);
-            bound = bound.max(law.bound());
+            let allowed = match arithmetic {
+                Arithmetic::OfInputs => law.bound(),
+                Arithmetic::Fp8 => fp8::law(&law, &part, [q.view(), k.view(), v.view()], &inputs).bound(),
+            };
+            bound = bound.max(allowed);
             progress.inc(1);
         }
         progress.finish_and_clear();
-        Ok(Truth { o, lse, bound })
+        Ok(Truth { o, lse, bound, tolerance })
     }
 
     fn verdict_o(&self, o: &Array4<f32>) -> Verdict {
@@ -127,11 +151,13 @@ impl Truth {
     }
 
     fn verdict_lse(&self, lse: &Array3<f32>) -> Verdict {
-        let (norms, bound, holds) = match check_lse(lse.view(), self.lse.view(), "") {
+        let (norms, bound, holds) = match check_lse_within(self.tolerance, lse.view(), self.lse.view(), "") {
             Ok(satisfied) => (satisfied.norms, satisfied.bound, true),
             Err(violation) => (violation.norms, violation.bound, false),
         };
-        Verdict { what: "lse", norms, bound, unit: " max(1, |lse|)", holds }
+        let is_relative = self.tolerance.absolute == 0.0;
+        let unit = if is_relative { " max(1, |lse|)" } else { " where |lse| is up to 1" };
+        Verdict { what: "lse", norms, bound, unit, holds }
     }
 }
 
@@ -155,23 +181,23 @@ fn opinion_o(o: &Array4<f32>, expected: &Array4<f64>, bound: f64) -> Opinion {
     Opinion { what: "o", norms, hint }
 }
 
-fn opinion_lse(lse: &Array3<f32>, expected: Array3<f64>) -> Opinion {
+fn opinion_lse(lse: &Array3<f32>, expected: Array3<f64>, tolerance: LseTolerance) -> Opinion {
     let norms = ErrorNorms::of(lse, &expected);
-    let hint = match check_lse(lse.view(), expected.view(), "") {
+    let hint = match check_lse_within(tolerance, lse.view(), expected.view(), "") {
         Ok(_) => None,
-        Err(_) if agrees_transposed(lse, expected) => Some(OTHER_ORDER),
+        Err(_) if agrees_transposed(lse, expected, tolerance) => Some(OTHER_ORDER),
         Err(_) => Some(OTHER_SCORES),
     };
     Opinion { what: "lse", norms, hint }
 }
 
 /// Whether the elements of `expected`, in their order, are the LSE in (batch, seqlen, heads) order.
-fn agrees_transposed(lse: &Array3<f32>, expected: Array3<f64>) -> bool {
+fn agrees_transposed(lse: &Array3<f32>, expected: Array3<f64>, tolerance: LseTolerance) -> bool {
     let (batch, heads, seqlen) = lse.dim();
     let Ok(expected) = expected.into_shape_with_order((batch, seqlen, heads)) else {
         return false;
     };
-    check_lse(lse.view(), expected.view().permuted_axes([0, 2, 1]), "").is_ok()
+    check_lse_within(tolerance, lse.view(), expected.view().permuted_axes([0, 2, 1]), "").is_ok()
 }
 
 impl Check {
@@ -254,11 +280,15 @@ impl fmt::Display for Number {
 mod tests {
     use super::*;
     use fa3::{Attention, Device};
+    use fa3_quant::{Accumulation, E4m3, Fp8Attention, Granularity, Quantized};
+    use half::bf16;
 
     /// Four query heads on two key/value heads.
     fn qkv() -> [Array4<f32>; 3] {
         [(4, 0.3), (2, 0.5), (2, 0.7)].map(|(heads, step)| {
-            Array4::from_shape_fn((1, 20, heads, 8), |(_, s, h, d)| (step * (s + 7 * h + 3 * d) as f32).sin())
+            Array4::from_shape_fn((1, 20, heads, 16), |(_, s, h, d)| {
+                (step * (s + 7 * h + 3 * d) as f32).sin()
+            })
         })
     }
 
@@ -268,7 +298,7 @@ mod tests {
         let [q, k, v] = qkv.each_ref().map(|x| x.view());
         let attention = Attention::new(q, k, v).window(Some(5), Some(1)).softcap(3.0).softmax_scale(0.7);
         let problem = attention.seqused_k(&[17]).problem().unwrap();
-        let truth = Truth::new(&problem, [q, k, v]).unwrap();
+        let truth = Truth::new(&problem, [q, k, v], Arithmetic::OfInputs).unwrap();
         let law = ForwardLaw::new(&Inputs::new(&problem, q, k, v).unwrap(), Precision::F32);
         assert_eq!((truth.o, truth.lse), (law.oracle().o.clone(), law.oracle().lse.clone()));
         assert!(truth.bound > 0.0 && truth.bound <= law.bound());
@@ -283,7 +313,9 @@ mod tests {
         let mut output = attention.forward(&Device::Cpu).unwrap();
         let check = |output: &Output<f32>| {
             let (o, lse) = (output.o.mapv(f64::from), output.lse.mapv(f64::from));
-            Expected { o: Some(o), lse: Some(lse) }.check(&problem, [q, k, v], output).unwrap()
+            Expected { o: Some(o), lse: Some(lse) }
+                .check(&problem, [q, k, v], Arithmetic::OfInputs, output)
+                .unwrap()
         };
         assert!(check(&output).holds());
         output.lse[[0, 1, 7]] += 1.0;
@@ -292,6 +324,33 @@ mod tests {
         output.o[[0, 19, 3, 7]] = f32::NAN;
         let both = check(&output).to_string();
         assert!(both.matches("BREAKS THE ERROR LAW").count() == 2 && !both.contains("DIFFERS"), "{both}");
+    }
+
+    /// What 8-bit products give is right by their own law, and not by that of bf16.
+    #[test]
+    fn eight_bit_products_have_a_law_of_their_own() {
+        let qkv = qkv().map(|x| x.mapv(|x| E4m3::from_f32(2.0 * x)));
+        let [q, k, v] = qkv.each_ref().map(|x| x.view());
+        let problem = Attention::new(q, k, v).causal().problem().unwrap();
+        let codes = |x: &Array4<E4m3>, sequences| {
+            Quantized::new(x.clone(), sequences, Granularity::Tensor, vec![1.0]).unwrap()
+        };
+        let [q8, k8, v8] = [(0, problem.seqs_q()), (1, problem.seqs_k()), (2, problem.seqs_k())]
+            .map(|(at, sequences)| codes(&qkv[at], sequences));
+        let fp8 = Fp8Attention::new(Accumulation::TwoLevel { keys: 128 }, 128);
+        let fp8 = fp8.forward(&problem, &q8, &k8, &v8).unwrap();
+        let mut output = Output { o: fp8.o.mapv(bf16::from_f32), lse: fp8.lse };
+        let check = |arithmetic, output: &Output<bf16>| {
+            let (o, lse) = (output.o.mapv(f64::from), output.lse.mapv(f64::from));
+            Expected { o: Some(o), lse: Some(lse) }.check(&problem, [q, k, v], arithmetic, output).unwrap()
+        };
+        assert!(check(Arithmetic::Fp8, &output).holds());
+        assert!(!check(Arithmetic::OfInputs, &output).holds());
+        output.lse[[0, 1, 7]] += 0.2;
+        assert!(!check(Arithmetic::Fp8, &output).holds());
+        output.lse[[0, 1, 7]] -= 0.2;
+        output.o[[0, 19, 3, 7]] = bf16::from_f32(2.0);
+        assert!(!check(Arithmetic::Fp8, &output).holds());
     }
 
     #[test]

@@ -27,10 +27,6 @@ pub(crate) enum Error {
     #[error("output {} must be named .{expected}, like the input", path.display())]
     OutputFormat { path: PathBuf, expected: &'static str },
 
-    #[error(
-        "results of e4m3 on a GPU are not checked, since P is e4m3 there: add --no-check, or --device cpu"
-    )]
-    UncheckedFp8,
     #[error("cannot read -: stdin is /dev/stdin, and a file of the name - is ./-")]
     Stdin,
     #[error("cannot read {}: {source}", path.display())]

@@ -1,0 +1,33 @@
+//! The error law of attention in 8-bit arithmetic, as kernels of e4m3 compute it: P is e4m3, and products keep 13
+//! fraction bits. What the CPU computes of e4m3 tensors is held to the law of bf16.
+
+use fa3_quant::{E4m3, Granularity, Quantized, StandardFp8, rounded_row_sum_loss};
+use fa3_ref::law::{ForwardLaw, LseTolerance};
+use fa3_ref::{Element, Inputs, Precision};
+use fa3_types::{Problem, Sequences};
+use ndarray::ArrayView4;
+
+/// What scores may be off by, relative to the size of LSE or to 1.
+const SCORES: f64 = 5e-3;
+
+/// The law with standard attention in FP8 as the baseline of O. The elements are e4m3 numbers, of scale 1.
+pub(crate) fn law<T: Element>(
+    law: &ForwardLaw,
+    problem: &Problem,
+    [q, k, v]: [ArrayView4<'_, T>; 3],
+    inputs: &Inputs<'_, T>,
+) -> ForwardLaw {
+    let codes = |x: ArrayView4<'_, T>, sequences: &Sequences| {
+        let codes = x.mapv(|x| E4m3::from_f32(x.into() as f32));
+        Quantized::new(codes, sequences, Granularity::Tensor, vec![1.0]).expect("one scale is right for all")
+    };
+    let (seqs_q, seqs_k) = (problem.seqs_q(), problem.seqs_k());
+    let baseline = StandardFp8.forward(problem, &codes(q, seqs_q), &codes(k, seqs_k), &codes(v, seqs_k));
+    let baseline = baseline.expect("the codes are the problem's").o;
+    law.with_baseline(inputs, baseline.view(), Precision::of_output(problem.dtype()))
+}
+
+/// How far LSE may be from the oracle. It is of rounded P.
+pub(crate) fn lse_tolerance(problem: &Problem) -> LseTolerance {
+    LseTolerance { relative: SCORES, absolute: rounded_row_sum_loss(problem.seqs_k().max_len()) }
+}
