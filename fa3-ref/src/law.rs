@@ -48,7 +48,7 @@ impl LseTolerance {
 pub struct Satisfied {
     /// Its errors against the oracle.
     pub norms: ErrorNorms,
-    /// What the law allowed: absolute for O and gradients, relative to max(1, |oracle|) for LSE.
+    /// What the law allowed; of LSE where |oracle| is at most 1.
     pub bound: f64,
     /// The largest error, as a part of what is allowed where it lies.
     pub ratio: f64,
@@ -61,7 +61,7 @@ pub struct Violation {
     pub what: &'static str,
     /// Its errors against the oracle.
     pub norms: ErrorNorms,
-    /// What the law allowed: absolute for O and gradients, relative to max(1, |oracle|) for LSE.
+    /// What the law allowed; of LSE where |oracle| is at most 1.
     pub bound: f64,
     /// The first element, in index order, past the bound.
     pub first: Worst,
@@ -189,6 +189,7 @@ impl BackwardLaw {
 
     /// The law with `factor` times the error. Among thousands of random problems are some whose baseline happens to be
     /// off by little.
+    #[must_use]
     pub fn loosened(mut self, factor: f64) -> BackwardLaw {
         self.bounds = self.bounds.map(|bound| factor * bound);
         self
@@ -373,6 +374,15 @@ mod tests {
         for (x, expected) in [(nan, 0.0), (0.0, f64::NAN), (inf, 0.0), (0.0, f64::NEG_INFINITY)] {
             assert!(check(x, expected, 1e30).is_err(), "{x} {expected}");
         }
+    }
+
+    #[test]
+    fn a_tolerance_of_lse_is_relative_and_absolute() {
+        let tolerance = LseTolerance { relative: 0.01, absolute: 0.5 };
+        let check = |x: f32| check_lse_within(tolerance, array![x].view(), array![10.0].view(), "");
+        assert!(check(10.59).is_ok() && check(9.41).is_ok());
+        let Violation { bound, .. } = *check(10.61).unwrap_err();
+        assert_eq!(bound, 0.51);
     }
 
     #[test]

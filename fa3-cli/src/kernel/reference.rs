@@ -136,9 +136,10 @@ fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<
     let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
     let o = o.mapv(|x| x as f32);
     let satisfied = if problem.dtype() == Dtype::E4m3 {
-        let fp8 = fp8::law(&law, problem, [q.view(), k.view(), v.view()], &inputs);
-        let lse = check_lse_within(fp8::lse_tolerance(problem), lse.view(), law.oracle().lse.view(), "")?;
-        [fp8.check_o(o.view(), "")?, lse]
+        let fp8 = fp8::law(&law, &inputs, [q.view(), k.view(), v.view()]);
+        let tolerance = fp8::lse_tolerance(problem);
+        let o = fp8.check_o(o.view(), "")?;
+        [o, check_lse_within(tolerance, lse.view(), law.oracle().lse.view(), "")?]
     } else {
         law.check(&Forward { o, lse }, "")?
     };

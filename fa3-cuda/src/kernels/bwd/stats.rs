@@ -2,7 +2,7 @@
 //! of P adds. If dQ is added up in memory, the kernel clears what that begins with.
 //!
 //! They lie in pairs of rows, so that whoever has two neighbouring columns of Sᵀ loads 8 bytes of each. A row that sees
-//! no key, and one that pads the last pair, has -inf and 0: its P is 0 whatever its scores are.
+//! no key, and one that pads the last pair, has -inf in place of -LSE: its P is 0 whatever its scores are.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};

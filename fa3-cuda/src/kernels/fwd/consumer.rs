@@ -22,7 +22,7 @@ pub(super) struct Attend<'f, 'k> {
     pub(super) p: POperand<'k>,
     pub(super) turn: Turn<'k>,
     /// How many blocks there were before, in all tiles, if their slots are found by it.
-    blocks: Option<Var<'k, B32>>,
+    counted: Option<Var<'k, B32>>,
 }
 
 /// Q of a tile.
@@ -70,10 +70,10 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let b = fwd.builder;
     let me = b.warpgroup();
     let q = fwd.q.consumer();
-    let blocks = fwd.spec.counts_blocks().then(|| b.var("blocks", 0));
-    // PV of a block under the softmax of the next one takes its V when that one has its K.
+    let counted = fwd.spec.counts_blocks().then(|| b.var("blocks", 0));
+    // Algorithm 2 waits for V of a block when the next block has been counted, or is about to be.
     let v_late = if fwd.spec.tile.overlap == Overlap::None { 0 } else { 1 };
-    let of = |ring: &Ring<'k, 1>, late| match blocks {
+    let of = |ring: &Ring<'k, 1>, late| match counted {
         Some(count) => ring.consumer_by(Rounds::of(count).late(late)),
         None => ring.consumer(),
     };
@@ -82,7 +82,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let p = fwd.p.of(b, me);
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
-    let mut attend = Attend { fwd, q, k, v, p, turn, blocks };
+    let mut attend = Attend { fwd, q, k, v, p, turn, counted };
     let headroom = match fwd.spec.tile.rescale {
         Rescale::Lazy => attend.p.headroom(),
         Rescale::EveryBlock => -attend.p.offset(),
@@ -130,10 +130,10 @@ impl<'k> Attend<'_, 'k> {
         }
     }
 
-    /// What waits for slots is for the next block from here on.
-    pub(super) fn next_block(&self) {
-        if let Some(blocks) = self.blocks {
-            blocks.update(|blocks| blocks + 1);
+    /// Counts a block, if that finds slots.
+    pub(super) fn count_block(&self) {
+        if let Some(counted) = self.counted {
+            counted.update(|blocks| blocks + 1);
         }
     }
 

@@ -72,6 +72,7 @@ impl FwdSpec {
     pub(super) fn counts_blocks(&self) -> bool {
         let cols = self.tile.head_dim_v;
         self.is_fp8()
+            && self.tile.stages.is_power_of_two()
             && match (self.v_is_transposed(), self.is_masked()) {
                 (true, true) => cols <= 128 || self.has_block_scales(),
                 (true, false) => true,

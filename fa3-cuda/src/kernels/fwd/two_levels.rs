@@ -36,7 +36,7 @@ impl<'k> Attend<'_, 'k> {
             let p = self.p.round(&s);
             self.turn.take();
             self.add_in_two_levels(&p, shrink, sum); // A1:20-22
-            self.next_block();
+            self.count_block();
         });
         self.turn.pass();
     }
@@ -51,7 +51,7 @@ impl<'k> Attend<'_, 'k> {
     ) {
         let first = blocks.at(0);
         let mut s = self.block_scores(q, &first); // A2:3-5
-        self.next_block();
+        self.count_block();
         let scales = q.scales.of(&first);
         // By what O is multiplied before the PV in flight is added.
         let shrink = self.fwd.builder.rows_var("shrink", 0.0);
@@ -78,7 +78,7 @@ impl<'k> Attend<'_, 'k> {
             shrink.set(next);
             sum.enter(&scales);
             p.set(&rounded); // A2:16
-            self.next_block();
+            self.count_block();
         });
         self.add_in_two_levels(&p, shrink.get(), sum); // A2:18-19
     }
