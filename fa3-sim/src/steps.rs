@@ -69,7 +69,7 @@ impl<'p> ProgramSimulation<'p> {
     }
 
     /// Runs every step to its end. `initial` has the bytes of every buffer; those of outputs and of
-    /// scratch memory are ignored.
+    /// scratch memory are ignored. An optional input without bytes is not there: its address is 0.
     ///
     /// # Errors
     /// If a buffer is given another number of bytes than it has, or if a step does not run to its end.
@@ -86,7 +86,11 @@ impl<'p> ProgramSimulation<'p> {
             .zip(initial)
             .map(|(buffer, bytes)| allocate(&mut memory, buffer, bytes))
             .collect::<Result<_, _>>()?;
-        let addresses: Vec<u64> = buffers.iter().map(|buffer| buffer.address()).collect();
+        let address = |(buffer, memory): (&fa3_ir::Buffer, &Buffer)| {
+            let absent = buffer.role == BufferRole::OptionalInput && memory.bytes() == 0;
+            if absent { 0 } else { memory.address() }
+        };
+        let addresses: Vec<u64> = self.program.buffers.iter().zip(&buffers).map(address).collect();
         let mut steps = Vec::new();
         for (index, step) in self.program.steps.iter().enumerate() {
             for (number, &buffer) in buffers.iter().enumerate() {
@@ -126,6 +130,7 @@ impl ProgramSimulation<'_> {
 fn allocate(memory: &mut Memory, buffer: &fa3_ir::Buffer, bytes: &[u8]) -> Result<Buffer, SimError> {
     let (name, expected) = (buffer.name, buffer.bytes());
     match buffer.role {
+        BufferRole::OptionalInput if bytes.is_empty() => Ok(memory.alloc(name, 0)),
         BufferRole::Input | BufferRole::OptionalInput | BufferRole::InOut if bytes.len() != expected => {
             Err(SimError::Initial { buffer: name, given: bytes.len(), expected })
         }
