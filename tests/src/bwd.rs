@@ -4,6 +4,7 @@
 //! (plan, values) → program and bytes → simulator or GPU → bytes → dQ, dK, dV
 //! ```
 
+mod argued;
 mod case;
 mod preys;
 mod random;

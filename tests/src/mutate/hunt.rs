@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use fa3_ir::{BufferRole, Kernel, Program, verify};
+use fa3_ir::{BufferId, BufferRole, Kernel, Program, verify};
 use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
 
 use super::edges::edges;
@@ -20,9 +20,9 @@ pub struct Prey {
     pub name: String,
     problems: Vec<Problem>,
     /// Operators some of whose mutants nothing can notice.
-    argued: &'static [Argued],
+    argued: Vec<&'static Argued>,
     /// What else than an operator's own rules may notice its mutants of this kernel.
-    also: &'static [(&'static str, &'static [Rule])],
+    also: Vec<&'static (&'static str, &'static [Rule])>,
     /// Whether operators on bounds are tried.
     bounds: bool,
 }
@@ -117,20 +117,34 @@ impl Prey {
         let problem = |(program, initial): (Program<Kernel>, Vec<Vec<u8>>)| {
             let (program, initial) = alone(program, initial, step);
             let simulated = ProgramSimulation::new(&program).mode(Mode::Fast).run(&initial);
-            let results = simulated.expect("a sound kernel can be simulated").buffers;
-            Problem { program, initial, results }
+            let simulated = simulated.expect("a sound kernel can be simulated");
+            assert_eq!(simulated.findings().next(), None, "{name} is sound");
+            Problem { program, initial, results: simulated.buffers }
         };
         let problems: Vec<Problem> = programs.into_iter().map(problem).collect();
         let first = problems.first().expect("a prey is hunted on some problem");
         let kernel = &first.program.steps[0].kernel;
         let is_it = |problem: &Problem| problem.program.steps[0].kernel == *kernel;
         assert!(problems.iter().all(is_it), "{name} is one kernel");
-        Prey { name: name.to_owned(), problems, argued, also: &[], bounds: false }
+        let argued = argued.iter().collect();
+        Prey { name: name.to_owned(), problems, argued, also: Vec::new(), bounds: false }
     }
 
     /// The same kernel, of which these rules may notice mutants of these operators as well.
-    pub(crate) fn also_noticed(self, also: &'static [(&'static str, &'static [Rule])]) -> Prey {
-        Prey { also, ..self }
+    pub(crate) fn also_noticed(mut self, also: &'static [(&'static str, &'static [Rule])]) -> Prey {
+        self.also.extend(also);
+        self
+    }
+
+    /// The same kernel, of which nothing can notice these mutants either.
+    pub(crate) fn also_argued(mut self, argued: &'static [Argued]) -> Prey {
+        self.argued.extend(argued);
+        self
+    }
+
+    /// The same kernel, of which bounds and choices are broken, too.
+    pub(crate) fn with_bounds(self) -> Prey {
+        Prey { bounds: true, ..self }
     }
 
     /// What may notice an operator's mutants.
@@ -148,9 +162,8 @@ impl Prey {
     /// Why a mutant of an operator may survive, if fewer than `count` others have.
     pub(super) fn argued(&self, operator: &Operator, count: usize) -> Option<&'static str> {
         let mut argued = self.argued.iter();
-        argued
-            .find(|argued| argued.operator == operator.name && count < argued.most)
-            .map(|argued| argued.reason)
+        let found = argued.find(|argued| argued.operator == operator.name && count < argued.most);
+        found.map(|argued| argued.reason)
     }
 
     /// Its kernel.
@@ -183,22 +196,27 @@ impl Problem {
 /// One step of a program, and the bytes of the arrays before it.
 fn alone(
     mut program: Program<Kernel>,
-    initial: Vec<Vec<u8>>,
+    mut initial: Vec<Vec<u8>>,
     step: usize,
 ) -> (Program<Kernel>, Vec<Vec<u8>>) {
-    let steps = std::mem::take(&mut program.steps);
-    let mut steps = steps.into_iter();
-    program.steps = steps.by_ref().take(step).collect();
-    let simulated = ProgramSimulation::new(&program).mode(Mode::Fast).run(&initial);
-    let before = simulated.expect("the steps before can be simulated").buffers;
-    program.steps = steps.take(1).collect();
-    if step == 0 {
-        return (program, initial);
+    let after = program.steps.split_off(step + 1);
+    let only = program.steps.split_off(step);
+    if step > 0 {
+        let simulated = ProgramSimulation::new(&program).mode(Mode::Fast).run(&initial);
+        initial = simulated.expect("the steps before can be simulated").buffers;
     }
-    // What the steps before have left there matters.
-    let scratch = program.buffers.iter_mut().filter(|buffer| buffer.role == BufferRole::Scratch);
-    scratch.for_each(|buffer| buffer.role = BufferRole::InOut);
-    (program, before)
+    // What the steps before have left there matters, and what others write the step may leave.
+    let others = program.steps.iter().chain(&after);
+    let taken: Vec<BufferId> =
+        others.flat_map(|step| &step.args).filter_map(|(_, arg)| arg.buffer()).collect();
+    for (number, buffer) in program.buffers.iter_mut().enumerate() {
+        let shared = buffer.role == BufferRole::Output && taken.contains(&BufferId(number));
+        if shared || step > 0 && buffer.role == BufferRole::Scratch {
+            buffer.role = BufferRole::InOut;
+        }
+    }
+    program.steps = only;
+    (program, initial)
 }
 
 /// Hunts a mutant of a kernel.

@@ -3,6 +3,7 @@
 mod barriers;
 mod copies;
 mod fences;
+mod flags;
 mod layouts;
 mod numbers;
 mod phases;
@@ -15,6 +16,7 @@ use super::{Anatomy, Operator, Site};
 pub fn operators() -> impl Iterator<Item = &'static Operator> {
     let families = [
         fences::OPERATORS,
+        flags::OPERATORS,
         products::OPERATORS,
         waits::OPERATORS,
         phases::OPERATORS,

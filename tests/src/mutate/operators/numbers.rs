@@ -1,4 +1,4 @@
-//! Bounds that are off by one, and registers that are not there.
+//! Bounds that are off by one, choices that are none, and registers that are not there.
 
 use fa3_ir::{BarrierInst, Imm, Inst, LaneInst, LaneOp, MemInst, MiscInst, Operand, ParamKind};
 use fa3_sim::Rule;
@@ -9,10 +9,21 @@ use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_load, is_mma};
 use crate::mutate::{Anatomy, Operator, Site};
 
+/// Who finds, besides wrong results, that too much is read or written, or not all.
+const CHOICES: &[Rule] = &[Rule::Bounds, Rule::I1, Rule::Race];
+
+/// What chooses between two numbers or addresses, with what copies one.
+const SELECTS: &[(LaneOp, LaneOp)] =
+    &[(LaneOp::SelectF32, LaneOp::MovF32), (LaneOp::SelectB64, LaneOp::MovB64)];
+
+/// What joins two conditions, with what copies one.
+const ANDS: &[(LaneOp, LaneOp)] = &[(LaneOp::AndPred, LaneOp::MovPred)];
+
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "bound: one more",
         rules: &[Rule::Bounds, Rule::I1, Rule::Race, Rule::Deadlock, Rule::T5],
+        result: true,
         sites: |kernel| comparisons(kernel).into_iter().filter_map(|line| one_more(kernel, line)).collect(),
         ..NOTHING
     },
@@ -21,6 +32,34 @@ pub(super) const OPERATORS: &[Operator] = &[
         rules: &[Rule::I1, Rule::Deadlock],
         result: true,
         sites: |kernel| comparisons(kernel).into_iter().filter_map(|line| one_less(kernel, line)).collect(),
+        ..NOTHING
+    },
+    Operator {
+        name: "bound: select gives the first",
+        rules: CHOICES,
+        result: true,
+        sites: |kernel| chosen(kernel, SELECTS, 0),
+        ..NOTHING
+    },
+    Operator {
+        name: "bound: select gives the second",
+        rules: CHOICES,
+        result: true,
+        sites: |kernel| chosen(kernel, SELECTS, 1),
+        ..NOTHING
+    },
+    Operator {
+        name: "bound: and gives the first",
+        rules: CHOICES,
+        result: true,
+        sites: |kernel| chosen(kernel, ANDS, 0),
+        ..NOTHING
+    },
+    Operator {
+        name: "bound: and gives the second",
+        rules: CHOICES,
+        result: true,
+        sites: |kernel| chosen(kernel, ANDS, 1),
         ..NOTHING
     },
     Operator {
@@ -60,6 +99,17 @@ fn one_less(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     let changed = LaneInst { src: vec![next, lane.src[1]], ..lane.clone() };
     edits.push(Edit::Inst(line, Inst::Lane(changed)));
     Some(Site::new(line, edits).equivalent(whole_steps(kernel, line)))
+}
+
+/// Operations that give one of their operands instead, by a copy.
+fn chosen(kernel: &Anatomy<'_>, copies: &[(LaneOp, LaneOp)], operand: usize) -> Vec<Site> {
+    let copied = |line: usize| {
+        let Inst::Lane(LaneInst { op: from, dst, src }) = kernel.inst(line)? else { return None };
+        let &(_, op) = copies.iter().find(|(op, _)| op == from)?;
+        let copied = LaneInst { op, dst: dst.clone(), src: vec![*src.get(operand)?] };
+        Some(Site::replaced(line, Inst::Lane(copied)))
+    };
+    (0..kernel.len()).filter_map(copied).collect()
 }
 
 /// Whether a kernel's bounds are dimensions of matrices.
