@@ -35,8 +35,9 @@ In a safetensors file, names may have a prefix: each P for which there are Pq, P
 Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional.
 
 If there are Po or Plse, results are checked. An oracle in f64 and the error law decide: results may be off by twice the \
-error of standard attention in the same precision: of F8_E4M3 in BF16 on the CPU, on a GPU with P in 8 bits too. How far they are from Po and Plse is a second opinion, since those may \
-be of another mask, scale or soft cap. The check takes many times as long as the computation; --no-check leaves it out. \
+error of standard attention in the same precision: of F8_E4M3 in BF16 on the CPU, on a GPU with P in 8 bits too. How \
+far they are from Po and Plse is a second opinion, since those may be of another mask, scale or soft cap. The check \
+takes many times as long as the computation; --no-check leaves it out. \
 With --q, --k or --v there is none: Po and Plse are of Pq, Pk and Pv.
 
 Files are read and written whole: the name - is neither stdin nor stdout. A file that is replaced is so at once, and keeps \

@@ -6,6 +6,7 @@
 
 mod argued;
 mod case;
+mod form;
 mod preys;
 mod random;
 mod trials;
@@ -13,6 +14,7 @@ mod trials;
 use crate::family::Family;
 
 pub use case::BwdCase;
+pub use form::Form;
 pub use trials::{DISTS, MASKS};
 
 /// The backward kernels.

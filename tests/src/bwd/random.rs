@@ -1,10 +1,10 @@
 //! Random problems for the backward kernels.
 
 use fa3_sched::DeviceLimits;
-use fa3_sched::backward::{AddOrder, DkvTile, DqTile, PlanOptions};
+use fa3_sched::backward::PlanOptions;
 use fa3_types::{Dtype, Mask};
 
-use super::BwdCase;
+use super::{BwdCase, Form};
 use crate::family::Trial;
 use crate::fwd::{Layout, dense, device};
 use crate::values::Rng;
@@ -67,13 +67,7 @@ fn length(rng: &mut Rng) -> usize {
 
 /// One of the ways to compute dQ: the one that plans choose, a kernel of its own, additions in either order.
 fn options(dims: [u32; 2], way: usize) -> PlanOptions {
-    let limits = DeviceLimits::h100_sxm();
-    let adding = |order| DkvTile::choose_adding(dims, order, &limits);
-    let options = PlanOptions::default();
-    match way {
-        0 => options,
-        1 => DqTile::choose(dims[0], dims[1], &limits).map_or(options, |tile| options.dq(tile)),
-        2 => adding(AddOrder::Any).map_or(options, |tile| options.dkv(tile)),
-        _ => adding(AddOrder::LastKeysFirst).map_or(options, |tile| options.dkv(tile)),
-    }
+    let forms = [None, Some(Form::DqKernel), Some(Form::AnyOrder), Some(Form::OrderOfKeys)];
+    let options = forms[way].and_then(|form| form.options(dims, &DeviceLimits::h100_sxm()));
+    options.unwrap_or_default()
 }

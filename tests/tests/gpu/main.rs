@@ -73,6 +73,16 @@ fn test(
     })
 }
 
+/// What a check says that found these faults in so many problems.
+fn no_faults(problems: u64, faults: &[String]) -> Fallible<String> {
+    let said = format!("{problems} problems, {} faults", faults.len());
+    if faults.is_empty() {
+        Ok(said)
+    } else {
+        Err(format!("{said}: {}", faults[..faults.len().min(3)].join("\n")).into())
+    }
+}
+
 fn ensure(holds: bool, otherwise: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(otherwise.to_owned()) }
 }

@@ -8,7 +8,7 @@ use fa3_tests::quantize::Case;
 use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape, ValueLayout};
 use rayon::prelude::*;
 
-use crate::{Check, Fallible};
+use crate::{Check, Fallible, no_faults};
 
 pub(crate) const CHECKS: [(&str, Check); 2] =
     [("quantize::random_problems", random_problems), ("quantize::speed_beside_a_copy", speed)];
@@ -31,12 +31,7 @@ fn random_problems(device: &Device) -> Fallible<String> {
             }
         })
         .collect();
-    let said = format!("{PROBLEMS} problems, {} faults", faults.len());
-    if faults.is_empty() {
-        Ok(said)
-    } else {
-        Err(format!("{said}: {}", faults[..faults.len().min(3)].join("\n")).into())
-    }
+    no_faults(PROBLEMS, &faults)
 }
 
 /// What a kernel does besides rounding.

@@ -1,10 +1,11 @@
 //! A plan with a stream and memory of its own.
 
-use fa3_cuda::host::{Backward, BackwardError, Device, DeviceBuffer, Graph, HostError, Stream, Workspace};
+use fa3_cuda::host::{Backward, BackwardError, Device, Graph, HostError, Stream, Workspace};
+use fa3_tests::bwd::Form;
 use fa3_types::BackwardProblem;
 
-use super::form::Form;
-use super::tensors::{Bits, Tensors};
+use super::form;
+use super::tensors::{Bits, Tensors, part};
 use crate::Fallible;
 
 pub(super) struct Bench {
@@ -19,7 +20,7 @@ impl Bench {
     pub(super) fn new(device: &Device, problem: &BackwardProblem, form: Form) -> Fallible<Bench> {
         let stream = device.stream()?;
         let tensors = Tensors::random(device, &stream, problem)?;
-        Bench::with(device, form.backward(device, problem)?, stream, tensors)
+        Bench::with(device, form::plan(form, device, problem)?, stream, tensors)
     }
 
     /// With tensors whose inputs are there.
@@ -71,10 +72,7 @@ pub(super) fn workspace_of_nan(
 ) -> Result<Workspace, HostError> {
     let mut buffer = device.alloc(bytes)?;
     buffer.fill(stream, 0xFF)?;
-    // SAFETY: they are the buffer's first bytes, which nobody else touches meanwhile.
-    let mut counters =
-        unsafe { DeviceBuffer::from_raw(device, buffer.address(), bytes.min(Workspace::COUNTERS)) };
-    counters.fill(stream, 0)?;
+    part(device, &buffer, 0, bytes.min(Workspace::COUNTERS)).fill(stream, 0)?;
     stream.synchronize()?;
     // SAFETY: the counters are 0, and allocated memory begins at multiples of 256.
     Ok(unsafe { Workspace::from_buffer(buffer) })

@@ -3,9 +3,10 @@
 //! What repeats is an odd number of rows or keys: an offset that has lost a power of two does not lead to a copy.
 
 use fa3_cuda::host::Device;
+use fa3_tests::bwd::Form;
 
 use super::bench::workspace_of_nan;
-use super::form::Form;
+use super::form;
 use super::periodic::{Periodic, Sizes};
 use super::tensors::Tensors;
 use crate::{Fallible, ensure};
@@ -30,7 +31,7 @@ fn check(device: &Device, small: Sizes, copies: [usize; 2]) -> Fallible<String> 
     periodic.give(device, &stream, &mut tensors)?;
     let mut ratio: f64 = 0.0;
     for form in Form::ALL {
-        let backward = form.backward(device, &problem)?;
+        let backward = form::plan(form, device, &problem)?;
         let mut workspace = workspace_of_nan(device, &stream, backward.workspace_bytes())?;
         let has_sums = form == Form::DqKernel || workspace.bytes() as u64 > 4 * of_dq;
         ensure(has_sums, "there are fewer sums than elements of dq")?;

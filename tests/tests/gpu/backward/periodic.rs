@@ -14,7 +14,7 @@ use fa3_tests::{Dist, Poison, Values};
 use fa3_types::{BackwardProblem, Dtype, Problem};
 use ndarray::{Array3, Array4};
 
-use super::tensors::{Bits, Tensors};
+use super::tensors::{Bits, Tensors, part};
 use super::valid;
 use crate::Fallible;
 
@@ -79,7 +79,7 @@ impl Periodic {
             let bits: Vec<u16> = x.iter().map(|&x| encode(DTYPE, x)).collect();
             for (sequence, bits) in bits.chunks_exact(bits.len() / batch).enumerate() {
                 for copy in 0..copies {
-                    part(device, to, (sequence * copies + copy, batch * copies)).upload(stream, bits)?;
+                    one_of(device, to, (sequence * copies + copy, batch * copies)).upload(stream, bits)?;
                 }
             }
         }
@@ -94,7 +94,7 @@ impl Periodic {
     pub(super) fn judge(&self, device: &Device, stream: &Stream, tensors: &Tensors) -> Fallible<f64> {
         let ([.., dq, dk, dv], (batch, ..), [rows, keys]) = (&tensors.0, self.sizes, self.copies);
         let read = |from: &DeviceBuffer, copies: usize, copy: usize| -> Result<Vec<u16>, HostError> {
-            let part = |sequence| part(device, from, (sequence * copies + copy, batch * copies));
+            let part = |sequence| one_of(device, from, (sequence * copies + copy, batch * copies));
             let sequences = (0..batch).map(|sequence| part(sequence).download::<u16>(stream));
             Ok(sequences.collect::<Result<Vec<_>, _>>()?.concat())
         };
@@ -137,10 +137,8 @@ fn problem((batch, (rows, keys), heads): Sizes, copies: [usize; 2]) -> BackwardP
     valid(dense(DTYPE, batch, (copies[0] * rows, copies[1] * keys), heads, HEAD_DIM))
 }
 
-/// One of `count` parts of a buffer, as memory of its own.
-#[allow(unsafe_code, reason = "the part is the buffer's memory")]
-fn part(device: &Device, whole: &DeviceBuffer, (index, count): (usize, usize)) -> DeviceBuffer {
+/// One of `count` equal parts of a buffer.
+fn one_of(device: &Device, whole: &DeviceBuffer, (index, count): (usize, usize)) -> DeviceBuffer {
     let bytes = whole.bytes() / count;
-    // SAFETY: it lies within the buffer, which its callers hold longer, and use for nothing else meanwhile.
-    unsafe { DeviceBuffer::from_raw(device, whole.address() + (index * bytes) as u64, bytes) }
+    part(device, whole, index * bytes, bytes)
 }

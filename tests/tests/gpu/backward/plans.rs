@@ -2,13 +2,13 @@
 //! however they were launched.
 
 use fa3_cuda::host::{Device, Forward};
+use fa3_tests::bwd::Form;
 use fa3_tests::fwd::dense;
 use fa3_types::{BackwardProblem, Dtype};
 
 use super::bench::{Bench, workspace_of_nan};
-use super::form::Form;
 use super::tensors::Bits;
-use super::{refusals, valid};
+use super::{form, refusals, valid};
 use crate::{Check, Fallible, ensure};
 
 pub(crate) const CHECKS: [(&str, Check); 9] = [
@@ -43,7 +43,7 @@ fn again(device: &Device) -> Fallible<String> {
         let mut bench = Bench::new(device, &problem, form)?;
         let expected = bench.runs(1)?;
         for round in 0..50 {
-            let same = form.same(&bench.runs(1 + round % 4)?, &expected);
+            let same = form::are_same(form, &bench.runs(1 + round % 4)?, &expected);
             ensure(same, &format!("{form:?} of {problem} differs in round {round}"))?;
         }
     }
@@ -129,12 +129,15 @@ fn sequences_alone(device: &Device) -> Fallible<String> {
         for index in 0..BATCH {
             let stream = device.stream()?;
             let tensors = all.tensors.of_sequence(device, &stream, (index, BATCH))?;
-            let alone = Bench::with(device, form.backward(device, &one)?, stream, tensors)?.runs(1)?;
+            let alone = Bench::with(device, form::plan(form, device, &one)?, stream, tensors)?.runs(1)?;
             let part: Bits = together.each_ref().map(|bits| {
                 let each = bits.len() / BATCH;
                 bits[index * each..][..each].to_vec()
             });
-            ensure(form.same(&alone, &part), &format!("{form:?} of sequence {index} of {problem} differs"))?;
+            ensure(
+                form::are_same(form, &alone, &part),
+                &format!("{form:?} of sequence {index} of {problem} differs"),
+            )?;
         }
     }
     Ok(format!("each of {BATCH} sequences as alone"))

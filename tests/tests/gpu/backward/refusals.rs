@@ -5,11 +5,12 @@ use std::mem::replace;
 use fa3_cuda::host::{Backward, BackwardError, Device, DeviceBuffer, Workspace};
 use fa3_sched::NotDense;
 use fa3_sched::backward::{DqTile, PlanError, PlanOptions, TileError};
+use fa3_tests::bwd::Form;
 use fa3_tests::fwd::dense;
 use fa3_types::{Dtype, ProblemError, ProblemSpec, Sequences, TensorName};
 
 use super::bench::Bench;
-use super::form::Form;
+use super::tensors::part;
 use super::valid;
 use crate::{Fallible, ensure};
 
@@ -101,13 +102,6 @@ fn run_with(bench: &mut Bench, index: usize, memory: DeviceBuffer) -> Option<Bac
     let error = bench.run().err();
     bench.tensors.0[index] = own;
     error
-}
-
-/// A part of a buffer, as memory of its own.
-#[allow(unsafe_code, reason = "the part is the buffer's memory")]
-fn part(device: &Device, whole: &DeviceBuffer, first: usize, bytes: usize) -> DeviceBuffer {
-    // SAFETY: it lies within the buffer, and nothing runs on it: it is refused.
-    unsafe { DeviceBuffer::from_raw(device, whole.address() + first as u64, bytes) }
 }
 
 /// The sentence of the error, if it is the expected one and has these numbers.

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use fa3_cuda::host::{Device, Forward};
+use fa3_tests::bwd::Form;
 use fa3_tests::fwd::dense;
 use fa3_types::{BackwardProblem, Dtype, Mask};
 use rayon::prelude::*;
 
 use super::bench::Bench;
-use super::form::Form;
 use super::tensors::Bits;
-use super::valid;
+use super::{form, valid};
 use crate::{Fallible, ensure};
 
 const REPETITIONS: usize = 1000;
@@ -30,7 +30,7 @@ fn problems() -> Vec<BackwardProblem> {
 pub(super) fn repetitions(device: &Device) -> Fallible<String> {
     let problems = problems();
     let cases = problems.iter().flat_map(|problem| Form::DETERMINISTIC.map(|form| (problem, form)));
-    let cases = cases.filter(|(problem, form)| form.options(device, problem).is_some());
+    let cases = cases.filter(|(problem, form)| form::options(*form, device, problem).is_some());
     let benches = cases.map(|(problem, form)| -> Fallible<(Bench, Bits)> {
         let mut bench = Bench::new(device, problem, form)?;
         let expected = bench.runs(1)?;

@@ -98,3 +98,11 @@ impl Tensors {
         Ok([dq.download(stream)?, dk.download(stream)?, dv.download(stream)?])
     }
 }
+
+/// A part of a buffer, as memory of its own.
+#[allow(unsafe_code, reason = "the part is the buffer's memory")]
+pub(super) fn part(device: &Device, whole: &DeviceBuffer, first: usize, bytes: usize) -> DeviceBuffer {
+    assert!(first + bytes <= whole.bytes(), "{bytes} bytes from {first} on, of {}", whole.bytes());
+    // SAFETY: it lies within the buffer, which its callers hold longer, and use for nothing else meanwhile.
+    unsafe { DeviceBuffer::from_raw(device, whole.address() + first as u64, bytes) }
+}

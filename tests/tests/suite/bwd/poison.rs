@@ -2,10 +2,9 @@
 
 use fa3_cuda::kernels::bwd::buffers;
 use fa3_ir::BufferId;
-use fa3_sched::DeviceLimits;
-use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Plan, PlanOptions};
+use fa3_sched::backward::{DqBy, Plan, PlanOptions};
 use fa3_sim::{Mode, Policy};
-use fa3_tests::bwd::BwdCase;
+use fa3_tests::bwd::{BwdCase, Form};
 use fa3_tests::fwd::{Layout, dense, device};
 use fa3_tests::{Case, Trial};
 use fa3_types::{Dtype, Mask, Problem};
@@ -22,24 +21,13 @@ const ROW: usize = 70;
 const KEY: usize = 90;
 
 /// Each way to compute dQ, in blocks of 64 and of 128 rows.
-fn forms() -> Vec<(usize, PlanOptions)> {
-    let limits = DeviceLimits::h100_sxm();
-    let adding = |dim, order| {
-        let tile = DkvTile::choose_adding([dim; 2], order, &limits).expect("these head dimensions add");
-        (dim as usize, PlanOptions::default().dkv(tile))
-    };
-    let apart = |dim| {
-        let tile = DqTile::choose(dim, dim, &limits).expect("there is one for each head dimension");
-        (dim as usize, PlanOptions::default().dq(tile))
-    };
-    vec![
-        adding(64, AddOrder::Any),
-        adding(64, AddOrder::LastKeysFirst),
-        adding(128, AddOrder::LastKeysFirst),
-        apart(64),
-        apart(256),
-    ]
-}
+const FORMS: [(u32, Form); 5] = [
+    (64, Form::AnyOrder),
+    (64, Form::OrderOfKeys),
+    (128, Form::OrderOfKeys),
+    (64, Form::DqKernel),
+    (256, Form::DqKernel),
+];
 
 /// A problem in one form, and what it gives.
 struct Run {
@@ -50,8 +38,10 @@ struct Run {
 }
 
 impl Run {
-    fn new(head_dim: usize, options: PlanOptions, mask: Mask) -> Run {
-        let spec = dense(Dtype::Bf16, 1, LENGTHS, HEADS, head_dim).mask(mask);
+    fn new((head_dim, form): (u32, Form), mask: Mask) -> Run {
+        let options =
+            form.options([head_dim; 2], &device(2)).expect("these head dimensions have these forms");
+        let spec = dense(Dtype::Bf16, 1, LENGTHS, HEADS, head_dim as usize).mask(mask);
         let case = Case::normal("poison", spec.validate().unwrap(), 3);
         let case = BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 };
         let trial = case.clone().trial(&device(2), &options);
@@ -155,8 +145,8 @@ fn assert_reach(run: &Run, input: BufferId, fate: impl Fn(BufferId, usize) -> Fa
 }
 
 fn each(check: impl Fn(&Run) + Sync) {
-    let pairs: Vec<_> = forms().into_iter().flat_map(|form| MASKS.map(|mask| (form, mask))).collect();
-    pairs.into_par_iter().for_each(|((head_dim, options), mask)| check(&Run::new(head_dim, options, mask)));
+    let pairs: Vec<_> = FORMS.into_iter().flat_map(|form| MASKS.map(|mask| (form, mask))).collect();
+    pairs.into_par_iter().for_each(|(form, mask)| check(&Run::new(form, mask)));
 }
 
 #[test]
