@@ -36,7 +36,11 @@ The output is a safetensors file with codes (F8_E4M3), of the same shape, and sc
 blocks), or (1, 1, 1) if --scale gives the scale. Codes times scales are the rows after rotation and transform, up to \
 the error that is printed: the root mean square of the differences over that of the rows.
 
-CPU and GPU give the same bits. On a GPU one kernel does everything; it is compiled and warmed up before it is timed.";
+V goes there with --channels: each column of a head has a mean, which is subtracted, and a scale. Then scales and mean \
+(F32) are of shape (batch, heads, head_dim), and the rows are codes times scales plus means.
+
+CPU and GPU give the same bits. On a GPU one kernel does everything, with --channels after two that sum columns; they \
+are compiled and warmed up before they are timed.";
 
 /// Options of `fa3 quantize`.
 #[derive(Debug, clap::Args)]
@@ -45,6 +49,7 @@ Examples:
   fa3 quantize x.safetensors -o codes.safetensors
   fa3 quantize qkv.safetensors --tensor q --rope halves --hadamard 1 -o q.safetensors
   fa3 quantize k.npy --dtype bf16 --block-rows 64 --device cpu -o k.safetensors
+  fa3 quantize qkv.safetensors --tensor v --channels -o v.safetensors
 
 Exit code: 0, or 2 if there is no result.")]
 pub(crate) struct Options {
@@ -71,6 +76,9 @@ pub(crate) struct Options {
     /// The scale of the whole tensor, if it is known; larger numbers than 448 times that saturate
     #[arg(long, value_name = "F", conflicts_with = "block_rows")]
     scale: Option<f32>,
+    /// A mean, which is subtracted, and a scale for each column of a head, as for V
+    #[arg(long, conflicts_with_all = ["block_rows", "scale", "hadamard", "rope"])]
+    channels: bool,
     /// Where to compute: cpu, gpu, which is the first Hopper GPU, or the number of another one; auto is a Hopper GPU
     /// where there is one, else the CPU
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
@@ -131,6 +139,7 @@ impl Options {
         let mut quantize = Quantize::new(x.view());
         quantize = match self.scale {
             Some(scale) => quantize.scale(scale),
+            None if self.channels => quantize.channels(),
             None => quantize.block_rows(self.block_rows),
         };
         if let Some(seed) = self.hadamard {
@@ -157,8 +166,9 @@ impl Options {
         let drift = Drift::of(x.view(), table.as_ref(), first, incoherent.as_ref(), &quantized);
         crate::print(&Report { problem, place, times, drift, quantized: &quantized });
         if let Some(file) = output {
-            let Quantized { codes, scales, .. } = quantized;
-            let tensors = [Tensor::new("codes".into(), codes), Tensor::new("scales".into(), scales)];
+            let Quantized { codes, scales, mean, .. } = quantized;
+            let mut tensors = vec![Tensor::new("codes".into(), codes), Tensor::new("scales".into(), scales)];
+            tensors.extend(mean.map(|mean| Tensor::new("mean".into(), mean)));
             let bytes = encode(file.path(), &tensors)?;
             write::write(&[(file, bytes)]).map_err(run::error::Error::from)?;
         }

@@ -105,7 +105,9 @@ impl Fp8Attention {
             Granularity::Block { rows } if !rows.is_multiple_of(key_block) => {
                 Err(QuantError::BlockMismatch { tensor, rows, key_block })
             }
-            Granularity::Tensor | Granularity::Head | Granularity::Block { .. } => Ok(()),
+            Granularity::Tensor | Granularity::Head | Granularity::Block { .. } | Granularity::Channel => {
+                Ok(())
+            }
         }
     }
 

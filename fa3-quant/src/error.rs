@@ -17,6 +17,10 @@ pub enum QuantError {
     EmptyBlock,
     #[error("{given} scales were given where {expected} are needed")]
     ScaleCount { given: usize, expected: usize },
+    #[error("scales of channels go with means: they are those of Channels")]
+    ChannelScales,
+    #[error("means of channels are of shape {mean:?}, scales or the tensor's channels of {scale:?}")]
+    ChannelShape { mean: (usize, usize, usize), scale: (usize, usize, usize) },
     #[error("scale {index} is {given}, not positive, normal and finite")]
     Scale { index: usize, given: f32 },
     #[error("rotary_dim {given} is not positive and even")]

@@ -47,6 +47,7 @@
 mod e4m3;
 mod scale;
 
+mod channels;
 mod quantize;
 
 // What Q and K go through on the way there.
@@ -72,6 +73,7 @@ mod head;
 mod testing;
 
 pub use accumulate::{Accumulation, Operand, Row, rounded_row_sum_loss};
+pub use channels::Channels;
 pub use e4m3::E4m3;
 pub use emulate::Fp8Attention;
 pub use error::QuantError;

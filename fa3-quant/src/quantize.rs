@@ -64,9 +64,7 @@ impl Quantized {
         read: impl Fn(RowIndex, &mut [f32]) + Sync,
     ) -> Result<Quantized, QuantError> {
         check_shape(shape, sequences)?;
-        if granularity == (Granularity::Block { rows: 0 }) {
-            return Err(QuantError::EmptyBlock);
-        }
+        scale::check_granularity(granularity)?;
         scale::check_values(scale.as_slice())?;
         let groups = scale::groups(granularity, sequences, shape.heads);
         let encoded: Vec<(f32, Vec<E4m3>)> =
@@ -213,6 +211,7 @@ mod tests {
             Granularity::Tensor => true,
             Granularity::Head => (a.0, a.2) == (b.0, b.2),
             Granularity::Block { rows } => (a.0, a.1 / rows, a.2) == (b.0, b.1 / rows, b.2),
+            Granularity::Channel => unreachable!("scales are of rows"),
         }
     }
 
@@ -233,6 +232,7 @@ mod tests {
                 Granularity::Tensor => 1,
                 Granularity::Head => 3 * 2,
                 Granularity::Block { .. } => (3 + 4) * 2,
+                Granularity::Channel => unreachable!("scales are of rows"),
             };
             assert_eq!(quantized.scales().values().len(), count);
         }
@@ -293,6 +293,7 @@ mod tests {
             assert_eq!(error, QuantError::Scale { index: 0, given });
         }
         assert_eq!(new(Granularity::Block { rows: 0 }, &[]).unwrap_err(), QuantError::EmptyBlock);
+        assert_eq!(new(Granularity::Channel, &[]).unwrap_err(), QuantError::ChannelScales);
     }
 
     #[test]

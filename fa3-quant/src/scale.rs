@@ -35,9 +35,7 @@ impl Scales {
         heads: usize,
         values: Vec<f32>,
     ) -> Result<Scales, QuantError> {
-        if granularity == (Granularity::Block { rows: 0 }) {
-            return Err(QuantError::EmptyBlock);
-        }
+        check_granularity(granularity)?;
         let mut starts = Vec::with_capacity(sequences.count());
         let mut expected = usize::from(granularity == Granularity::Tensor);
         for sequence in 0..sequences.count() {
@@ -46,6 +44,7 @@ impl Scales {
                 Granularity::Tensor => 0,
                 Granularity::Head => heads,
                 Granularity::Block { rows } => heads * sequences.len(sequence).div_ceil(rows),
+                Granularity::Channel => unreachable!("checked"),
             };
         }
         if values.len() != expected {
@@ -79,7 +78,17 @@ impl Scales {
                 assert!(row / rows < blocks, "row {row} of sequence {sequence} has no scale");
                 self.values[self.starts[sequence] + head * blocks + row / rows]
             }
+            Granularity::Channel => unreachable!("scales are of rows"),
         }
+    }
+}
+
+/// Rows share scales, as many as there are.
+pub(crate) fn check_granularity(granularity: Granularity) -> Result<(), QuantError> {
+    match granularity {
+        Granularity::Block { rows: 0 } => Err(QuantError::EmptyBlock),
+        Granularity::Channel => Err(QuantError::ChannelScales),
+        Granularity::Tensor | Granularity::Head | Granularity::Block { .. } => Ok(()),
     }
 }
 
@@ -107,6 +116,7 @@ pub(crate) fn groups(granularity: Granularity, sequences: &Sequences, heads: usi
             };
             panels.flat_map(split).collect()
         }
+        Granularity::Channel => unreachable!("scales are of rows"),
     }
 }
 

@@ -1,7 +1,10 @@
 //! Plans of quantization: how a tensor's rows are cut into tiles, and which threads have which of their elements.
 
+mod channels;
+
 use std::fmt;
 
+pub use channels::{ChannelPlan, GROUPS, PART_ROWS};
 use fa3_types::{QuantizeProblem, RopeStyle, Scaling, ValueLayout};
 
 use crate::{Decoder, DeviceLimits, Longest, Order, TileCounts, TooManyTiles};
@@ -45,7 +48,7 @@ impl Tile {
     fn of(problem: &QuantizeProblem, limits: &DeviceLimits) -> Tile {
         let rows = match problem.scaling() {
             Scaling::Block { rows } => rows as u32,
-            Scaling::Given(_) => 128,
+            Scaling::Given(_) | Scaling::Channel => 128,
         };
         let head_dim = problem.x().shape.head_dim as u32;
         let tile = Tile { rows, head_dim, lanes: lanes(problem, [rows, head_dim]), stages: 0 };
@@ -129,6 +132,7 @@ pub struct Plan {
     run: u32,
     ctas: u32,
     decoder: Option<Decoder<u32>>,
+    channels: Option<ChannelPlan>,
 }
 
 impl Plan {
@@ -152,7 +156,11 @@ impl Plan {
         // The longest that costs no turn more than shorter ones.
         let turns = |run: &u32| tiles.div_ceil(run * ctas) * run;
         let run = RUNS.into_iter().min_by_key(turns).unwrap_or(1);
-        Ok(Plan { problem: *problem, tile, tiles, run, ctas, decoder })
+        let channels = match problem.scaling() {
+            Scaling::Channel => Some(ChannelPlan::new(shape)?),
+            Scaling::Block { .. } | Scaling::Given(_) => None,
+        };
+        Ok(Plan { problem: *problem, tile, tiles, run, ctas, decoder, channels })
     }
 
     /// What is computed.
@@ -184,6 +192,11 @@ impl Plan {
     pub fn decoder(&self) -> Option<Decoder<u32>> {
         self.decoder
     }
+
+    /// How the means and scales of channels are computed before, if channels have scales.
+    pub fn channels(&self) -> Option<ChannelPlan> {
+        self.channels
+    }
 }
 
 impl fmt::Display for Plan {
@@ -192,7 +205,8 @@ impl fmt::Display for Plan {
         writeln!(f, "problem    {}", self.problem)?;
         writeln!(f, "tile       {rows} rows of {head_dim}, {lanes} threads a row, {stages} stages")?;
         write!(f, "tiles      {} in runs of {}, ", self.tiles, self.run)?;
-        write!(f, "{} CTAs of {} threads", self.grid(), self.tile.threads())
+        write!(f, "{} CTAs of {} threads", self.grid(), self.tile.threads())?;
+        self.channels.map_or(Ok(()), |channels| write!(f, "\n{channels}"))
     }
 }
 
@@ -268,6 +282,27 @@ mod tests {
         let mut sorted = tiles.clone();
         sorted.sort_unstable();
         assert_eq!((tiles.len(), &tiles), (18, &sorted));
+    }
+
+    #[test]
+    fn channels_are_summed_in_parts() {
+        let plan = |seqlen, head_dim| {
+            let shape = Shape { batch: 2, seqlen, heads: 3, head_dim };
+            let problem = QuantizeSpec::contiguous(Dtype::F16, shape).channels().validate().unwrap();
+            Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap()
+        };
+        let channels = |seqlen| plan(seqlen, 64).channels().unwrap();
+        assert_eq!([0, 1, 256, 257].map(|seqlen| channels(seqlen).parts_grid()), [0, 6, 6, 12]);
+        assert_eq!(channels(0).heads_grid(), 6);
+        assert!(channels(0).decoder().is_none());
+        // Whole warps, and no more threads than a CTA has.
+        for (head_dim, columns) in (16..=256).step_by(16).flat_map(|dim| [(dim, 8), (dim, 4)]) {
+            let threads = ChannelPlan::threads(head_dim, columns);
+            assert!(threads.is_multiple_of(32) && (head_dim..=1024).contains(&threads), "{head_dim}");
+        }
+        let text = plan(300, 64).to_string();
+        let last = "channels   2 parts of 256 rows of 6 heads, 12 CTAs of 128 threads";
+        assert!(text.ends_with(last), "{text}");
     }
 
     #[test]

@@ -35,12 +35,16 @@ pub enum TensorName {
     KDescale,
     /// The scales of e4m3 values.
     VDescale,
+    /// The means of the channels of e4m3 values.
+    VMean,
     /// What is quantized.
     X,
     /// Its e4m3 codes.
     Codes,
-    /// The scales of its blocks.
+    /// The scales of its blocks or channels.
     Scales,
+    /// The means of its channels.
+    Mean,
     /// Cosines of rotary embedding.
     Cos,
     /// Sines of rotary embedding.
@@ -78,9 +82,11 @@ impl fmt::Display for TensorName {
             TensorName::QDescale => "q_descale",
             TensorName::KDescale => "k_descale",
             TensorName::VDescale => "v_descale",
+            TensorName::VMean => "v_mean",
             TensorName::X => "x",
             TensorName::Codes => "codes",
             TensorName::Scales => "scales",
+            TensorName::Mean => "mean",
             TensorName::Cos => "cos",
             TensorName::Sin => "sin",
             TensorName::Positions => "positions",
@@ -125,10 +131,14 @@ pub enum ProblemError {
         "transposed v has stride {given} in {dim}, expected {expected}: its strides are those of a contiguous tensor"
     )]
     TransposedStride { dim: Dim, given: i64, expected: i64 },
-    #[error("scales of blocks are of e4m3 in dense batches, not of {dtype}{}", if *packed { ", packed" } else { "" })]
-    BlockScales { dtype: Dtype, packed: bool },
     #[error(
-        "scales are for a head each, or for 64 or 128 rows of q and 128 of k and v, not for a {q}, a {k} and a {v}"
+        "scales of blocks and channels are of e4m3 in dense batches, not of {dtype}{}",
+        if *packed { ", packed" } else { "" }
+    )]
+    FineScales { dtype: Dtype, packed: bool },
+    #[error(
+        "scales are for a head each, or for 64 or 128 rows of q and 128 of k and v, and those of v may be for a \
+         channel each; not for a {q}, a {k} and a {v}"
     )]
     Granularity { q: Granularity, k: Granularity, v: Granularity },
     #[error("{tensor} of shape {shape} has 2^32 or more blocks of {rows} rows with scales")]

@@ -17,17 +17,21 @@ pub enum Granularity {
         /// Rows a block; the last block of a sequence may have fewer.
         rows: usize,
     },
+    /// One column of one head of one sequence, of V. O has V's columns, so that it is their scales' at the end, and
+    /// their means': V = mean + scale · code.
+    Channel,
 }
 
 impl Granularity {
-    /// Scales of Q, K and V are of heads, or of blocks of dense e4m3 tensors.
+    /// Scales of Q, K and V are of heads, or of blocks of dense e4m3 tensors. In either case V's may be of channels.
     pub(crate) fn check(given: [Granularity; 3], dtype: Dtype, packed: bool) -> Result<(), ProblemError> {
-        use Granularity::{Block, Head};
+        use Granularity::{Block, Channel, Head};
         match given {
             [Head, Head, Head] => Ok(()),
-            [Block { rows: 64 | 128 }, Block { rows: 128 }, Block { rows: 128 }] => {
+            [Head, Head, Channel]
+            | [Block { rows: 64 | 128 }, Block { rows: 128 }, Block { rows: 128 } | Channel] => {
                 if dtype != Dtype::E4m3 || packed {
-                    return Err(ProblemError::BlockScales { dtype, packed });
+                    return Err(ProblemError::FineScales { dtype, packed });
                 }
                 Ok(())
             }
@@ -52,6 +56,7 @@ impl fmt::Display for Granularity {
             Granularity::Tensor => f.pad("tensor"),
             Granularity::Head => f.pad("head"),
             Granularity::Block { rows } => f.pad(&format!("{rows} rows")),
+            Granularity::Channel => f.pad("channel"),
         }
     }
 }

@@ -60,7 +60,8 @@ pub(crate) use placement::Interval;
 pub use placement::{Address, Addresses, Placement};
 pub use problem::Problem;
 pub use quantize::{
-    QuantizeAddresses, QuantizePlacement, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, Signs,
+    CHANNEL_GROUPS, CHANNEL_ROWS, QuantizeAddresses, QuantizePlacement, QuantizeProblem,
+    QuantizeProblemError, QuantizeSpec, Scaling, Signs,
 };
 pub use rotary::{Positions, RopeStyle, Rotary, turn};
 pub use score::{SoftCap, SoftmaxScale, softcap};

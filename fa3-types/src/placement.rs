@@ -24,14 +24,18 @@ pub struct Addresses {
     /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous. `None`: LSE is not written.
     pub lse: Option<Address>,
     /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`], contiguous: x = descale · code. Those
-    /// of heads are not negative, and `None` means that all are 1. Those of blocks are positive, normal and given.
+    /// of heads and channels are not negative, and `None` means that all are 1. Those of blocks are positive, normal
+    /// and given.
     pub descales: [Option<Address>; 3],
+    /// Means of V's channels, f32 of [`Problem::v_mean_shape`], contiguous: V = mean + descale · code. `None` means
+    /// that all are 0. These and scales of channels begin at a multiple of 16 bytes.
+    pub v_mean: Option<Address>,
 }
 
 impl Addresses {
     /// The addresses of the tensors that every call has, without LSE.
     pub fn new(q: Address, k: Address, v: Address, o: Address) -> Addresses {
-        Addresses { q, k, v, o, lse: None, descales: [None; 3] }
+        Addresses { q, k, v, o, lse: None, descales: [None; 3], v_mean: None }
     }
 
     /// Sets where LSE goes.
@@ -45,6 +49,13 @@ impl Addresses {
     #[must_use]
     pub fn descales(mut self, descales: [Option<Address>; 3]) -> Addresses {
         self.descales = descales;
+        self
+    }
+
+    /// Sets where the means of V's channels are.
+    #[must_use]
+    pub fn v_mean(mut self, v_mean: Address) -> Addresses {
+        self.v_mean = Some(v_mean);
         self
     }
 }
@@ -61,31 +72,37 @@ impl Placement {
     /// # Errors
     /// [`ProblemError::NullAddress`], also of scales of blocks, [`ProblemError::Misaligned`],
     /// [`ProblemError::AddressOverflow`] or [`ProblemError::Overlap`]; [`ProblemError::Descale`] if there are scales of
-    /// tensors that are not e4m3.
+    /// tensors that are not e4m3; [`ProblemError::Unwanted`] if there are means and channels of V have no scales.
     pub fn new(problem: &Problem, at: Addresses) -> Result<Placement, ProblemError> {
-        let lse_bytes = problem.lse_shape().iter().map(|&n| n as u64).product::<u64>() * 4;
+        let f32_bytes = |shape: &[usize]| shape.iter().map(|&n| n as u64).product::<u64>() * 4;
         let q = Interval::new(TensorName::Q, at.q, problem.q().extent_bytes().0)?;
         let k = Interval::new(TensorName::K, at.k, problem.k().extent_bytes().0)?;
         let v = Interval::new(TensorName::V, at.v, problem.v_bytes().0)?;
         let o = Interval::new(TensorName::O, at.o, problem.o().extent_bytes().0)?;
         let lse = match at.lse {
-            Some(lse) => Interval::new(TensorName::Lse, lse, lse_bytes)?,
+            Some(lse) => Interval::new(TensorName::Lse, lse, f32_bytes(&problem.lse_shape()))?,
             None => Interval::new(TensorName::Lse, Address(0), 0)?,
         };
         let descale = |tensor, shape: &[usize], address: Option<Address>| match address {
-            // Numbers are read one by one.
             Some(address) if problem.dtype() == Dtype::E4m3 => {
-                let bytes = shape.iter().map(|&n| n as u64).product::<u64>() * 4;
-                Interval::aligned(tensor, address, bytes, 4)
+                // Those of channels are read four at a time, others one by one.
+                let are_channels = tensor == TensorName::VDescale && problem.has_v_channels();
+                let alignment = if are_channels { ALIGNMENT } else { 4 };
+                Interval::aligned(tensor, address, f32_bytes(shape), alignment)
             }
             Some(_) => Err(ProblemError::Descale { tensor, dtype: problem.dtype() }),
-            None if problem.has_block_scales() && shape.iter().all(|&extent| extent > 0) => {
+            None if are_blocks(problem, tensor) && shape.iter().all(|&extent| extent > 0) => {
                 Err(ProblemError::NullAddress { tensor })
             }
             None => Interval::new(tensor, Address(0), 0),
         };
         let ([q_descale, k_descale, v_descale], [q_shape, k_shape, v_shape]) =
             (at.descales, problem.descale_shapes());
+        let v_mean = match (at.v_mean, problem.v_mean_shape()) {
+            (Some(address), Some(shape)) => Interval::new(TensorName::VMean, address, f32_bytes(&shape))?,
+            (Some(_), None) => return Err(ProblemError::Unwanted { tensor: TensorName::VMean }),
+            (None, _) => Interval::new(TensorName::VMean, Address(0), 0)?,
+        };
         let all = [
             q,
             k,
@@ -95,6 +112,7 @@ impl Placement {
             descale(TensorName::QDescale, &q_shape, q_descale)?,
             descale(TensorName::KDescale, &k_shape, k_descale)?,
             descale(TensorName::VDescale, &v_shape, v_descale)?,
+            v_mean,
         ];
         Interval::check_outputs(&all, &[TensorName::O, TensorName::Lse])?;
         Ok(Placement(at))
@@ -104,6 +122,11 @@ impl Placement {
     pub fn addresses(&self) -> Addresses {
         self.0
     }
+}
+
+/// Whether the scales of a tensor are those of blocks.
+fn are_blocks(problem: &Problem, tensor: TensorName) -> bool {
+    problem.has_block_scales() && !(tensor == TensorName::VDescale && problem.has_v_channels())
 }
 
 /// The bytes of a tensor.
@@ -181,6 +204,7 @@ mod tests {
         o: Address(0x4000),
         lse: Some(Address(0x5000)),
         descales: [None; 3],
+        v_mean: None,
     };
 
     fn place(at: Addresses) -> Result<Placement, ProblemError> {
@@ -236,6 +260,34 @@ mod tests {
         let blocks = ProblemSpec::dense(Dtype::E4m3, SHAPE, SHAPE).block_scales(64).validate().unwrap();
         let missing = ProblemError::NullAddress { tensor: TensorName::QDescale };
         assert_eq!(Placement::new(&blocks, at(0x6004)), Err(missing));
+    }
+
+    #[test]
+    fn means_are_of_channels() {
+        let tensor = TensorName::VMean;
+        let spec = ProblemSpec::dense(Dtype::E4m3, SHAPE, SHAPE);
+        let place = |spec: &ProblemSpec, at| Placement::new(&spec.clone().validate().unwrap(), at);
+        let good = GOOD.v_mean(Address(0x6010));
+        assert_eq!(place(&spec, good), Err(ProblemError::Unwanted { tensor }));
+        let channels = spec.v_channels();
+        assert_eq!(place(&channels, good).map(|at| at.addresses()), Ok(good));
+        assert!(place(&channels, GOOD).is_ok());
+        assert_eq!(
+            place(&channels, GOOD.v_mean(Address(0x6004))),
+            Err(ProblemError::Misaligned { tensor, address: 0x6004, alignment: 16 })
+        );
+        let tensor = TensorName::VDescale;
+        assert_eq!(
+            place(&channels, GOOD.descales([None, None, Some(Address(0x6004))])),
+            Err(ProblemError::Misaligned { tensor, address: 0x6004, alignment: 16 })
+        );
+        // 64 numbers, of which the last is within O.
+        let over = place(&channels, GOOD.v_mean(Address(0x3f10)));
+        assert!(matches!(over, Err(ProblemError::Overlap { other: TensorName::VMean, .. })), "{over:?}");
+        // Scales of channels may be left out beside those of blocks.
+        let both = channels.block_scales(64).v_channels();
+        let scales = [Some(Address(0x6000)), Some(Address(0x6100)), None];
+        assert!(place(&both, GOOD.descales(scales)).is_ok());
     }
 
     #[test]

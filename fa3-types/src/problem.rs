@@ -165,24 +165,36 @@ impl Problem {
         [batch, heads, seqlen]
     }
 
-    /// What shares a scale of e4m3 Q, K and V: all are heads, or all are blocks.
+    /// What shares a scale of e4m3 Q, K and V: all are heads, or all are blocks, but for V, where channels may be.
     pub fn scales(&self) -> [Granularity; 3] {
         self.scales
     }
 
-    /// Whether blocks have scales.
+    /// Whether blocks of Q and K have scales.
     pub fn has_block_scales(&self) -> bool {
         matches!(self.scales, [Granularity::Block { .. }, ..])
     }
 
+    /// Whether channels of V have scales and means.
+    pub fn has_v_channels(&self) -> bool {
+        matches!(self.scales, [.., Granularity::Channel])
+    }
+
+    /// Shape of the means of V's channels: (batch, heads_kv, head_dim_v). `None` unless channels of V have scales.
+    pub fn v_mean_shape(&self) -> Option<[usize; 3]> {
+        self.has_v_channels().then(|| [self.v.shape.batch, self.heads.kv(), self.head_dim_v()])
+    }
+
     /// Shapes of the scales of e4m3 Q, K and V. Of heads they are (batch, heads_kv): a head of Q has the scale of its
-    /// head of K. Of blocks they are (batch, heads, blocks), Q with its own heads.
+    /// head of K. Of blocks they are (batch, heads, blocks), Q with its own heads. Of channels of V they are (batch,
+    /// heads_kv, head_dim_v).
     pub fn descale_shapes(&self) -> [Vec<usize>; 3] {
         let kv = self.heads.kv();
         let tensors = [(&self.q, self.heads.q()), (&self.k, kv), (&self.v, kv)];
         let mut granularities = self.scales.into_iter();
         tensors.map(|(x, heads)| match granularities.next() {
             Some(Granularity::Block { rows }) => vec![x.shape.batch, heads, x.shape.seqlen.div_ceil(rows)],
+            Some(Granularity::Channel) => vec![x.shape.batch, kv, x.shape.head_dim],
             Some(Granularity::Head | Granularity::Tensor) | None => vec![x.shape.batch, kv],
         })
     }
@@ -268,7 +280,8 @@ impl fmt::Display for Problem {
         if self.v_layout == ValueLayout::Transposed {
             write!(f, " v transposed")?;
         }
-        if let [q @ Granularity::Block { .. }, k, v] = self.scales {
+        if self.scales != [Granularity::Head; 3] {
+            let [q, k, v] = self.scales;
             write!(f, " scales for {q}/{k}/{v}")?;
         }
         write!(f, " mask {} scale {:.6}", self.mask, Number(self.softmax_scale.natural()))?;
@@ -426,8 +439,8 @@ mod tests {
     }
 
     #[test]
-    fn scales_are_of_heads_or_of_blocks() {
-        use Granularity::{Block, Head, Tensor};
+    fn scales_are_of_heads_or_of_blocks_or_of_channels() {
+        use Granularity::{Block, Channel, Head, Tensor};
         let spec = || ProblemSpec::dense(Dtype::E4m3, Q, KV);
         let shapes = |spec: ProblemSpec| spec.validate().unwrap().descale_shapes();
         assert_eq!(shapes(spec()), [[2, 2], [2, 2], [2, 2]].map(Vec::from));
@@ -435,9 +448,18 @@ mod tests {
         assert_eq!(shapes(long.block_scales(64)), [[2, 4, 3], [2, 2, 2], [2, 2, 2]].map(Vec::from));
         let text = spec().block_scales(64).validate().unwrap().to_string();
         assert!(text.contains(" scales for 64 rows/128 rows/128 rows "), "{text}");
+        assert_eq!(shapes(spec().v_channels()), [vec![2, 2], vec![2, 2], vec![2, 2, 64]]);
+        let both = spec().head_dim_v(32).block_scales(128).v_channels().validate().unwrap();
+        assert_eq!(both.descale_shapes(), [vec![2, 4, 1], vec![2, 2, 1], vec![2, 2, 32]]);
+        assert_eq!(both.v_mean_shape(), Some([2, 2, 32]));
+        assert_eq!(spec().block_scales(64).validate().unwrap().v_mean_shape(), None);
+        assert!(both.to_string().contains(" scales for 128 rows/128 rows/channel "), "{both}");
         let rows = |rows| Block { rows };
         for [q, k, v] in [
             [Head, Head, rows(128)],
+            [Head, Channel, Channel],
+            [Channel, Head, Head],
+            [rows(64), Head, Channel],
             [rows(32), rows(128), rows(128)],
             [rows(64), rows(64), rows(128)],
             [rows(64), rows(64), rows(64)],
@@ -457,8 +479,9 @@ mod tests {
         let (tensor, shape) = (TensorName::Q, broadcast.q.shape);
         let many = ProblemError::TooManyScales { tensor, shape, rows: 64 };
         assert_eq!(broadcast.validate().unwrap_err(), many);
-        let error = ProblemError::BlockScales { dtype: Dtype::F16, packed: false };
+        let error = ProblemError::FineScales { dtype: Dtype::F16, packed: false };
         assert_eq!(self::spec().block_scales(64).validate().unwrap_err(), error);
+        assert_eq!(self::spec().v_channels().validate().unwrap_err(), error);
     }
 
     #[test]

@@ -29,7 +29,25 @@ pub enum Scaling {
     },
     /// This one, of the whole tensor. Larger numbers saturate.
     Given(f32),
+    /// Of each channel, which is a column of a head of a sequence: its mean is subtracted, and its scale is amax / 448 of
+    /// what is left. For V, whose products with P are summed over keys: O gets the means back. It takes another pass
+    /// over the tensor, before the one that writes codes.
+    ///
+    /// The mean counts numbers that are not finite as 0. It is 0 where a number minus the mean would not be finite. How
+    /// it is rounded: see [`CHANNEL_ROWS`].
+    Channel,
 }
+
+/// A channel's sum is added up in binary32 as follows, so that CPU and GPU have the same mean.
+///
+/// 1. Rows are cut into parts of so many.
+/// 2. Of the [`CHANNEL_GROUPS`] groups of rows of a part whose numbers are equal modulo that count, each is summed in the
+///    order of its rows, from 0. Then the groups' sums are added in the order of the groups.
+/// 3. Parts are added as rows of a part are: in groups of those whose numbers are equal modulo [`CHANNEL_GROUPS`].
+pub const CHANNEL_ROWS: usize = 256;
+
+/// See [`CHANNEL_ROWS`].
+pub const CHANNEL_GROUPS: usize = 16;
 
 /// The signs of incoherent processing: bit i of word i / 32 is set where entry i is negated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +64,8 @@ pub struct Signs {
 /// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block
 /// ```
+///
+/// or, with [`Scaling::Channel`], y = x - mean of its channel, with the scale of its channel.
 ///
 /// A constructor gives the tensors, and setters what is not default.
 ///
@@ -119,6 +139,12 @@ impl QuantizeSpec {
         QuantizeSpec { scaling: Scaling::Given(scale), ..self }
     }
 
+    /// A mean, which is subtracted, and a scale for each channel, as of V.
+    #[must_use]
+    pub fn channels(self) -> QuantizeSpec {
+        QuantizeSpec { scaling: Scaling::Channel, ..self }
+    }
+
     /// [`QuantizeProblem::new`].
     ///
     /// # Errors
@@ -145,6 +171,8 @@ pub enum QuantizeProblemError {
     BlockRows { given: usize },
     #[error("the scale {given} is outside 2^-64 to 2^64")]
     Scale { given: f32 },
+    #[error("channels have scales of their own only without rotation and transform, which mix them")]
+    MixedChannels,
     #[error("rotary_dim {given} is not a positive multiple of {ROTARY_MULTIPLE} up to head_dim {head_dim}")]
     RotaryDim { given: usize, head_dim: usize },
     #[error("the last row is at position {last}, the tables of cosines and sines have {rows} rows")]
@@ -162,7 +190,7 @@ impl QuantizeProblem {
     /// # Errors
     /// The first violation found, with its numbers: see [`QuantizeProblemError`].
     pub fn new(spec: QuantizeSpec) -> Result<QuantizeProblem, QuantizeProblemError> {
-        let QuantizeSpec { x, codes, layout, scaling, rotary, signs: _ } = spec;
+        let QuantizeSpec { x, codes, layout, scaling, rotary, signs } = spec;
         if !matches!(x.dtype, Dtype::F16 | Dtype::Bf16) {
             return Err(QuantizeProblemError::Input { given: x.dtype });
         }
@@ -188,6 +216,9 @@ impl QuantizeProblem {
             check_transposed(codes)?;
         }
         check_scaling(scaling)?;
+        if scaling == Scaling::Channel && (rotary.is_some() || signs.is_some()) {
+            return Err(QuantizeProblemError::MixedChannels);
+        }
         if let Some(rotary) = rotary {
             check_rotary(rotary, x.shape)?;
         }
@@ -233,26 +264,34 @@ impl QuantizeProblem {
         self.0.scaling
     }
 
-    /// Shape of the tensor of scales, f32 and contiguous: (batch, heads, blocks). `None` if the scale is given.
+    /// Shape of the tensor of scales, f32 and contiguous: (batch, heads, blocks) or, of channels, (batch, heads,
+    /// head_dim). `None` if the scale is given.
     pub fn scales_shape(&self) -> Option<[usize; 3]> {
-        let Shape { batch, seqlen, heads, .. } = self.x().shape;
+        let Shape { batch, seqlen, heads, head_dim } = self.x().shape;
         match self.scaling() {
             Scaling::Block { rows } => Some([batch, heads, seqlen.div_ceil(rows)]),
             Scaling::Given(_) => None,
+            Scaling::Channel => Some([batch, heads, head_dim]),
         }
     }
 
+    /// Shape of the tensor of means, f32 and contiguous: (batch, heads, head_dim). `None` unless channels have scales.
+    pub fn mean_shape(&self) -> Option<[usize; 3]> {
+        self.scales_shape().filter(|_| self.scaling() == Scaling::Channel)
+    }
+
     /// Bytes of each tensor that a call has, in the order of [`QuantizeAddresses`]; `None` for those that it has not.
-    pub fn tensor_bytes(&self) -> [(TensorName, Option<u64>); 6] {
+    pub fn tensor_bytes(&self) -> [(TensorName, Option<u64>); 7] {
         let Shape { batch, seqlen, .. } = self.x().shape;
-        let scales = self.scales_shape().map(|dims| 4 * dims.iter().map(|&dim| dim as u64).product::<u64>());
+        let f32_bytes = |dims: [usize; 3]| 4 * dims.iter().map(|&dim| dim as u64).product::<u64>();
         let rotary = self.rotary();
         let table = rotary.map(|rotary| 4 * (rotary.table_rows as u64) * (rotary.rotary_dim as u64 / 2));
         let listed = rotary.filter(|rotary| rotary.positions == Positions::Listed);
         [
             (TensorName::X, Some(self.x().extent_bytes().0)),
             (TensorName::Codes, Some(self.codes_bytes().0)),
-            (TensorName::Scales, scales),
+            (TensorName::Scales, self.scales_shape().map(f32_bytes)),
+            (TensorName::Mean, self.mean_shape().map(f32_bytes)),
             (TensorName::Cos, table),
             (TensorName::Sin, table),
             (TensorName::Positions, listed.map(|_| 4 * batch as u64 * seqlen as u64)),
@@ -283,7 +322,7 @@ fn check_transposed(codes: TensorDesc) -> Result<(), QuantizeProblemError> {
 
 fn check_scaling(scaling: Scaling) -> Result<(), QuantizeProblemError> {
     match scaling {
-        Scaling::Block { rows: 64 | 128 } => Ok(()),
+        Scaling::Block { rows: 64 | 128 } | Scaling::Channel => Ok(()),
         Scaling::Block { rows } => Err(QuantizeProblemError::BlockRows { given: rows }),
         Scaling::Given(scale) if (1.0 / SCALE_LIMIT..=SCALE_LIMIT).contains(&scale) => Ok(()),
         Scaling::Given(given) => Err(QuantizeProblemError::Scale { given }),
@@ -328,6 +367,7 @@ impl fmt::Display for QuantizeProblem {
         match self.scaling() {
             Scaling::Block { rows } => write!(f, ", a scale for each {rows} rows")?,
             Scaling::Given(scale) => write!(f, ", scale {scale}")?,
+            Scaling::Channel => write!(f, ", a scale and a mean for each channel")?,
         }
         match self.layout() {
             ValueLayout::Rows => Ok(()),
@@ -362,6 +402,18 @@ mod tests {
         assert_eq!(shape(spec()), Some([2, 3, 1]));
         assert_eq!(shape(spec().block_rows(64)), Some([2, 3, 2]));
         assert_eq!(shape(spec().scale(0.5)), None);
+    }
+
+    #[test]
+    fn channels_have_scales_and_means() {
+        let problem = spec().channels().validate().unwrap();
+        assert_eq!((problem.scales_shape(), problem.mean_shape()), (Some([2, 3, 96]), Some([2, 3, 96])));
+        assert_eq!(spec().validate().unwrap().mean_shape(), None);
+        assert_eq!(problem.to_string(), "f16 (2, 100, 3, 96), a scale and a mean for each channel");
+        let signs = Signs { leading: [1; 8], between: [2; 8] };
+        for mixed in [spec().channels().rotary(ROTARY), spec().channels().signs(signs)] {
+            assert_eq!(refused(mixed), QuantizeProblemError::MixedChannels);
+        }
     }
 
     #[test]

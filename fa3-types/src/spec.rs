@@ -31,7 +31,7 @@ pub struct ProblemSpec {
     /// How they lie in memory. Where they are transposed, the strides of `v` are those of a contiguous tensor.
     pub v_layout: ValueLayout,
     /// What shares a scale of e4m3 Q, K and V: all heads, or all blocks, of 64 or 128 rows of Q and of
-    /// 128 rows of K and V.
+    /// 128 rows of K and V. Either way, V's may be of channels.
     pub scales: [Granularity; 3],
     /// Output (batch, seqlen_q, heads_q, head_dim_v).
     pub o: TensorDesc,
@@ -121,6 +121,13 @@ impl ProblemSpec {
     #[must_use]
     pub fn block_scales(mut self, q_rows: usize) -> ProblemSpec {
         self.scales = [q_rows, 128, 128].map(|rows| Granularity::Block { rows });
+        self
+    }
+
+    /// Gives each channel of V a scale and a mean, in place of each head or block: V = mean + scale · code.
+    #[must_use]
+    pub fn v_channels(mut self) -> ProblemSpec {
+        self.scales[2] = Granularity::Channel;
         self
     }
 

@@ -27,7 +27,7 @@
 //!     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 //!     for _ in 0..10 {
 //!         let (o, lse) = (&mut o, Some(&mut lse));
-//!         let tensors = ForwardTensors { q: &x, k: &x, v: &x, descales: [None; 3], o, lse };
+//!         let tensors = ForwardTensors { q: &x, k: &x, v: &x, descales: [None; 3], v_mean: None, o, lse };
 //!         forward.run(&stream, tensors, &mut workspace)?;
 //!     }
 //!     Ok(lse.download(&stream)?)
@@ -56,7 +56,7 @@
 //!     let buffers = memories.map(|(address, bytes)| unsafe { DeviceBuffer::from_raw(device, address, bytes) });
 //!     let [q, k, v, mut o, workspace] = buffers;
 //!     let mut workspace = unsafe { Workspace::from_buffer(workspace) };
-//!     let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], o: &mut o, lse: None };
+//!     let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], v_mean: None, o: &mut o, lse: None };
 //!     forward.run(&stream, tensors, &mut workspace)
 //! }
 //! ```
@@ -67,8 +67,7 @@
 //! [`Backward`] is the same for gradients: made once of a [`crate::BackwardProblem`], which says of dO, dQ, dK and dV
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
-//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`crate::QuantizeProblem`], run many times. It
-//! needs no workspace.
+//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`crate::QuantizeProblem`], run many times.
 
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
@@ -88,13 +87,21 @@ pub use fa3_cuda::host::{
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 
+/// What codes are multiplied with, and what is added to V.
+pub(crate) struct Descales<'a> {
+    /// Of Q, K and V.
+    pub(crate) scales: [ArrayView3<'a, f32>; 3],
+    /// The means of V's channels, if these have scales.
+    pub(crate) v_mean: Option<ArrayView3<'a, f32>>,
+}
+
 /// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes, and O is of
 /// type `O`: all come from one [`crate::Attention`].
 pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &Problem,
     qkv: [ArrayView4<'_, T>; 3],
-    scales: Option<[ArrayView3<'_, f32>; 3]>,
+    descales: Option<Descales<'_>>,
 ) -> Result<Output<O>, ForwardError> {
     let forward = Forward::new(device, problem)?;
     let stream = device.stream()?;
@@ -104,10 +111,20 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
     let mut lse = device.alloc(lse_shape.iter().product::<usize>() * size_of::<f32>())?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let scales = scales.map(|scales| scales.map(|x| upload(device, &stream, x)));
+    let v_mean = descales.as_ref().and_then(|descales| descales.v_mean);
+    let scales = descales.map(|descales| descales.scales.map(|x| upload(device, &stream, x)));
     let scales = scales.map(|[q, k, v]| Ok::<_, HostError>([q?, k?, v?])).transpose()?;
     let descales = scales.as_ref().map_or([None; 3], |scales| scales.each_ref().map(Some));
-    let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales, o: &mut o, lse: Some(&mut lse) };
+    let v_mean = v_mean.map(|mean| upload(device, &stream, mean)).transpose()?;
+    let tensors = ForwardTensors {
+        q: &q,
+        k: &k,
+        v: &v,
+        descales,
+        v_mean: v_mean.as_ref(),
+        o: &mut o,
+        lse: Some(&mut lse),
+    };
     forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
     Ok(Output {
@@ -173,15 +190,21 @@ pub(crate) fn quantize<T: Scalar>(
     let stream = device.stream()?;
     let x = upload(device, &stream, x)?;
     let mut codes = device.alloc(problem.codes_bytes().0 as usize)?;
-    let scales = problem.scales_shape().map(|shape| 4 * shape.iter().product::<usize>());
-    let mut scales = scales.map(|bytes| device.alloc(bytes)).transpose()?;
+    let numbers = |shape: Option<[usize; 3]>| {
+        shape.map(|shape| device.alloc(size_of::<f32>() * shape.iter().product::<usize>())).transpose()
+    };
+    let (mut scales, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
+    let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
     let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
     let tables = tables.map(|[cos, sin]| Ok::<_, HostError>((cos?, sin?))).transpose()?;
     let positions = positions.map(|each| upload(device, &stream, ArrayView1::from(each))).transpose()?;
     let rotary = tables.as_ref().map(|(cos, sin)| RotaryTensors { cos, sin, positions: positions.as_ref() });
-    quantize.run(&stream, QuantizeTensors { x: &x, codes: &mut codes, scales: scales.as_mut(), rotary })?;
-    let scales = scales.map(|scales| scales.download(&stream)).transpose()?.unwrap_or_default();
-    Ok(Quantized::new(problem, codes.download(&stream)?, scales))
+    let (scales_to, mean_to) = (scales.as_mut(), mean.as_mut());
+    let tensors = QuantizeTensors { x: &x, codes: &mut codes, scales: scales_to, mean: mean_to, rotary };
+    quantize.run(&stream, tensors, &mut workspace)?;
+    let [scales, mean] =
+        [scales, mean].map(|numbers| numbers.map_or(Ok(Vec::new()), |numbers| numbers.download(&stream)));
+    Ok(Quantized::new(problem, codes.download(&stream)?, scales?, mean?))
 }
 
 /// The elements in order, with nothing between them.

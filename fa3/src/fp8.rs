@@ -1,6 +1,6 @@
 //! Attention of 16-bit tensors, computed in 8 bits.
 
-use fa3_quant::{Accumulation, Fp8Attention, Granularity};
+use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity};
 use fa3_types::{Dtype, Problem, Sequences, TensorDesc};
 use ndarray::ArrayView4;
 
@@ -17,6 +17,8 @@ const ROWS: usize = 128;
 /// q, k = e4m3(Q M / scales), e4m3(K M / scales)       M = diag(±1) · Hadamard, if wanted
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
+///
+/// or, with [`Fp8::v_channels`], v = e4m3((V - means) / scales) with a mean and a scale for each channel.
 ///
 /// ```
 /// use fa3::half::bf16;
@@ -39,11 +41,12 @@ const ROWS: usize = 128;
 pub struct Fp8<'a, T> {
     attention: Attention<'a, T>,
     seed: Option<u64>,
+    v_channels: bool,
 }
 
 impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     pub(crate) fn new(attention: Attention<'a, T>) -> Fp8<'a, T> {
-        Fp8 { attention, seed: None }
+        Fp8 { attention, seed: None, v_channels: false }
     }
 
     /// Multiplies Q and K by an orthogonal matrix with random signs before they are quantized (incoherent processing).
@@ -53,9 +56,16 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         self
     }
 
+    /// Gives each channel of V, a column of a head, a mean and a scale, in place of a scale for each 128 keys. What the
+    /// rows of V have in common is not rounded then, which O has at the end. It takes another pass over V.
+    pub fn v_channels(mut self) -> Fp8<'a, T> {
+        self.v_channels = true;
+        self
+    }
+
     /// Computes O and LSE. Without [`Fp8::hadamard`] there is no such matrix. The CPU emulates the tensor core's
-    /// arithmetic. On a GPU, arrays are copied there and back for each of four kernels; `fa3::cuda` has these for
-    /// tensors that are there.
+    /// arithmetic. On a GPU, arrays are copied there and back for each quantization and for attention; `fa3::cuda` has
+    /// these for tensors that are there.
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong: also for other types than f16 and bf16, a head_dim or head_dim_v
@@ -66,19 +76,24 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
             Some(seed) => Quantize::new(x).hadamard(seed),
             None => Quantize::new(x),
         };
-        let quantizations = [transformed(q), transformed(k), Quantize::new(v)];
+        let v = Quantize::new(v);
+        let v = if self.v_channels { v.channels() } else { v.block_rows(ROWS) };
+        let quantizations = [transformed(q).block_rows(ROWS), transformed(k).block_rows(ROWS), v];
         // What is wrong with one of them, or with attention, is said before anything is computed.
         quantizations.iter().try_for_each(|quantize| quantize.problem().map(|_| ()))?;
         let problem = self.problem()?;
-        let [q, k, v] = quantizations.map(|quantize| quantize.block_rows(ROWS).run(device));
+        let [q, k, v] = quantizations.map(|quantize| quantize.run(device));
         let qkv = [q?, k?, v?];
         match device {
             Device::Cpu => Ok(on_cpu(&problem, &qkv)),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                let [q, k, v] = qkv.each_ref().map(|x| x.codes.view());
+                let codes = qkv.each_ref().map(|x| x.codes.view());
                 let scales = qkv.each_ref().map(|x| x.scales.view());
-                Ok(cuda::forward(device, &problem, [q, k, v], Some(scales))?)
+                let [_, _, v] = &qkv;
+                let v_mean = v.mean.as_ref().map(|mean| mean.view());
+                let descales = cuda::Descales { scales, v_mean };
+                Ok(cuda::forward(device, &problem, codes, Some(descales))?)
             }
         }
     }
@@ -90,7 +105,8 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         for x in [&mut spec.q, &mut spec.k, &mut spec.v] {
             *x = TensorDesc::contiguous(Dtype::E4m3, x.shape);
         }
-        Ok(spec.block_scales(ROWS).validate()?)
+        let spec = spec.block_scales(ROWS);
+        Ok(if self.v_channels { spec.v_channels() } else { spec }.validate()?)
     }
 }
 
@@ -98,12 +114,22 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
 fn on_cpu<T: Scalar>(problem: &Problem, qkv: &[Quantized; 3]) -> Output<T> {
     let [q, k, v] = qkv.each_ref().map(|x| {
         let (batch, seqlen, _, _) = x.codes.dim();
-        let (sequences, blocks) = (Sequences::dense(batch, seqlen), Granularity::Block { rows: ROWS });
-        let scales = x.scales.iter().copied().collect();
-        fa3_quant::Quantized::new(x.codes.clone(), &sequences, blocks, scales).expect("it was quantized so")
+        let sequences = Sequences::dense(batch, seqlen);
+        let (granularity, scales) = match x.mean {
+            None => (Granularity::Block { rows: ROWS }, x.scales.iter().copied().collect()),
+            // Scales of channels are O's.
+            Some(_) => (Granularity::Tensor, vec![1.0]),
+        };
+        let quantized = fa3_quant::Quantized::new(x.codes.clone(), &sequences, granularity, scales);
+        quantized.expect("it was quantized so")
     });
     let attention = Fp8Attention::new(Accumulation::TwoLevel { keys: ROWS }, ROWS);
-    let output = attention.forward(problem, &q, &k, &v).expect("a valid problem can be computed");
+    let mut output = attention.forward(problem, &q, &k, &v).expect("a valid problem can be computed");
+    let [.., v] = qkv;
+    if let Some(mean) = &v.mean {
+        let channels = Channels::new(mean.clone(), v.scales.clone()).expect("they were made so");
+        channels.restore(problem, &mut output).expect("they are the channels of V");
+    }
     Output { o: output.o.mapv(T::from_f32), lse: output.lse }
 }
 
@@ -137,6 +163,22 @@ mod tests {
         }
         assert_ne!(plain.o, mixed.o);
         assert_ne!(mixed, attention.fp8().hadamard(4).forward(&Device::Cpu).unwrap());
+    }
+
+    /// V around 4: a scale for each block leaves 2 bits for what differs, that of a channel about its mean 4.
+    #[test]
+    fn channels_of_v_keep_what_it_has_in_common() {
+        let (q, k) = (wave((2, 300, 4, 64), 3), wave((2, 260, 2, 64), 5));
+        let v = wave((2, 260, 2, 32), 11).mapv(|x| bf16::from_f32(4.0 + x.to_f32()));
+        let attention = Attention::new(q.view(), k.view(), v.view()).causal();
+        let exact = attention.forward(&Device::Cpu).unwrap();
+        let error = |fp8: Fp8<'_, bf16>| {
+            let output = fp8.forward(&Device::Cpu).unwrap();
+            let squares = output.o.iter().zip(&exact.o).map(|(x, y)| (x.to_f32() - y.to_f32()).powi(2));
+            (squares.sum::<f32>() / exact.o.len() as f32).sqrt()
+        };
+        let [blocks, channels] = [error(attention.clone().fp8()), error(attention.fp8().v_channels())];
+        assert!(channels < blocks / 2.0, "{channels} {blocks}");
     }
 
     #[test]

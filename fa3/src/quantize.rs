@@ -1,6 +1,6 @@
 //! One quantization to e4m3, as a builder.
 
-use fa3_quant::{E4m3, Granularity, Incoherent, Preparation, RopeTable, Rotation, RowPositions};
+use fa3_quant::{Channels, E4m3, Granularity, Incoherent, Preparation, RopeTable, Rotation, RowPositions};
 use fa3_types::{Positions, QuantizeProblem, QuantizeSpec, Rotary, Scaling, Sequences, Shape};
 use ndarray::{Array3, Array4, ArrayView4, Axis};
 
@@ -16,8 +16,11 @@ use crate::{Device, Error, Scalar};
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 /// ```
 ///
+/// V goes there without rotation and transform. With [`Quantize::channels`] y is x minus the mean of its channel, and
+/// each channel has a scale.
+///
 /// X is (batch, seqlen, heads, head_dim) of f16 or bf16, with head_dim a multiple of 16 up to 256. Strides are free.
-/// A block whose numbers are all 0 has scale 1. NaN and infinities become NaN and count in no scale.
+/// A block or channel whose numbers y are all 0 has scale 1. NaN and infinities become NaN and count in no scale.
 ///
 /// CPU and GPU give the same bits, and refuse the same.
 ///
@@ -41,7 +44,7 @@ use crate::{Device, Error, Scalar};
 /// assert_eq!(quantized.codes.dim(), (1, 200, 2, 64));
 /// assert_eq!(quantized.scales.dim(), (1, 2, 2)); // a scale for each 128 rows of a head
 /// // The transform spreads the outlier over its row: the block's scale is not 500 / 448.
-/// assert!(quantized.scale(0, 5, 0) < 0.2);
+/// assert!(quantized.scale([0, 5, 0, 9]) < 0.2);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -61,13 +64,16 @@ enum Rows<'a> {
     Listed(&'a [i32]),
 }
 
-/// A tensor of e4m3 with its scales: the original, rotated and transformed, is about codes · scales.
+/// A tensor of e4m3 with its scales: the original, rotated and transformed, is about codes · scales, and the means of
+/// channels more if there are any.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
     /// Codes (batch, seqlen, heads, head_dim).
     pub codes: Array4<E4m3>,
-    /// Scales (batch, heads, blocks); (1, 1, 1) if the scale was given.
+    /// Scales (batch, heads, blocks), or of channels (batch, heads, head_dim); (1, 1, 1) if the scale was given.
     pub scales: Array3<f32>,
+    /// The means of channels (batch, heads, head_dim), if these have scales.
+    pub mean: Option<Array3<f32>>,
     /// What shares a scale.
     pub scaling: Scaling,
 }
@@ -113,6 +119,13 @@ impl<'a, T: Scalar> Quantize<'a, T> {
     /// One scale, which is known. Larger numbers than 448 · `scale` saturate.
     pub fn scale(mut self, scale: f32) -> Quantize<'a, T> {
         self.scaling = Scaling::Given(scale);
+        self
+    }
+
+    /// A mean, which is subtracted, and a scale for each channel, a column of a head of a sequence. It is for V: what
+    /// its rows have in common takes no digits of e4m3 then, and O gets it back in [`crate::Fp8`].
+    pub fn channels(mut self) -> Quantize<'a, T> {
+        self.scaling = Scaling::Channel;
         self
     }
 
@@ -176,13 +189,16 @@ impl<'a, T: Scalar> Quantize<'a, T> {
 
     fn on_cpu(&self, problem: &QuantizeProblem, incoherent: Option<&Incoherent>) -> Quantized {
         let (shape, scaling) = (problem.x().shape, self.scaling);
+        if scaling == Scaling::Channel {
+            return self.by_channels(problem);
+        }
         if self.x.is_empty() {
-            return Quantized::new(problem, Vec::new(), Vec::new());
+            return Quantized::new(problem, Vec::new(), Vec::new(), Vec::new());
         }
         let rows = match scaling {
             Scaling::Block { rows } => rows,
             // Any blocks do: they are what a thread encodes at once.
-            Scaling::Given(_) => 128,
+            Scaling::Given(_) | Scaling::Channel => 128,
         };
         let mut preparation = Preparation::new(Granularity::Block { rows });
         preparation.incoherent = incoherent;
@@ -206,40 +222,55 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         });
         let quantized = quantized.expect("a valid problem can be computed");
         let codes = quantized.codes().iter().copied().collect();
-        Quantized::new(problem, codes, quantized.scales().values().to_vec())
+        Quantized::new(problem, codes, quantized.scales().values().to_vec(), Vec::new())
+    }
+
+    fn by_channels(&self, problem: &QuantizeProblem) -> Quantized {
+        let x = self.x.mapv(|x| x.to_f32());
+        let channels = Channels::of(x.view());
+        let codes = channels.quantize(x.view()).expect("they are its channels");
+        let numbers = |x: &Array3<f32>| x.iter().copied().collect();
+        let codes = codes.codes().iter().copied().collect();
+        Quantized::new(problem, codes, numbers(channels.scale()), numbers(channels.mean()))
     }
 }
 
 impl Quantized {
-    /// What was computed of a problem: as many codes and scales as that has; scales that were given are not looked at.
-    pub(crate) fn new(problem: &QuantizeProblem, codes: Vec<E4m3>, scales: Vec<f32>) -> Quantized {
-        let codes = Array4::from_shape_vec(problem.codes().shape.dims(), codes).expect("one code each");
-        let scales = match problem.scaling() {
-            Scaling::Given(scale) => Array3::from_elem([1; 3], scale),
-            Scaling::Block { .. } => {
-                let shape = problem.scales_shape().expect("blocks have scales");
-                Array3::from_shape_vec(shape, scales).expect("one scale each")
-            }
-        };
-        Quantized { codes, scales, scaling: problem.scaling() }
-    }
-
-    /// The scale of a row of a head.
+    /// What was computed of a problem elsewhere, in the order of its tensors. Of scales that were given, and means that
+    /// there are not, nothing is looked at.
     ///
     /// # Panics
-    /// If there is no such row.
-    pub fn scale(&self, batch: usize, row: usize, head: usize) -> f32 {
+    /// Unless there are as many codes, scales and means as the problem has.
+    pub fn new(problem: &QuantizeProblem, codes: Vec<E4m3>, scales: Vec<f32>, mean: Vec<f32>) -> Quantized {
+        let codes = Array4::from_shape_vec(problem.codes().shape.dims(), codes).expect("one code each");
+        let array = |shape, numbers| Array3::from_shape_vec(shape, numbers).expect("one number each");
+        let scales = match (problem.scaling(), problem.scales_shape()) {
+            (Scaling::Given(scale), _) => Array3::from_elem([1; 3], scale),
+            (Scaling::Block { .. } | Scaling::Channel, shape) => array(shape.unwrap_or([0; 3]), scales),
+        };
+        let mean = problem.mean_shape().map(|shape| array(shape, mean));
+        Quantized { codes, scales, mean, scaling: problem.scaling() }
+    }
+
+    /// The scale of an element.
+    ///
+    /// # Panics
+    /// If there is no such element.
+    pub fn scale(&self, [batch, row, head, column]: [usize; 4]) -> f32 {
         match self.scaling {
             Scaling::Block { rows } => self.scales[[batch, head, row / rows]],
             Scaling::Given(scale) => scale,
+            Scaling::Channel => self.scales[[batch, head, column]],
         }
     }
 
-    /// Codes · scales, (batch, seqlen, heads, head_dim).
+    /// Codes · scales, and means of channels more, (batch, seqlen, heads, head_dim).
     pub fn dequantize(&self) -> Array4<f32> {
         let mut x = Array4::zeros(self.codes.dim());
-        for ((batch, row, head, element), code) in self.codes.indexed_iter() {
-            x[[batch, row, head, element]] = code.to_f32() * self.scale(batch, row, head);
+        for ((batch, row, head, column), code) in self.codes.indexed_iter() {
+            let at = [batch, row, head, column];
+            let mean = self.mean.as_ref().map_or(0.0, |mean| mean[[batch, head, column]]);
+            x[at] = code.to_f32().mul_add(self.scale(at), mean);
         }
         x
     }
@@ -300,6 +331,11 @@ mod tests {
             let shape = quantize.problem().unwrap().scales_shape().unwrap_or([1; 3]);
             assert_eq!(quantized.scales.shape(), shape);
         }
+        let values = x.mapv(|x| x.to_f32());
+        let channels = Channels::of(values.view());
+        let quantized = Quantize::new(x.view()).channels().run(&Device::Cpu).unwrap();
+        assert_eq!(quantized.codes, channels.quantize(values.view()).unwrap().codes());
+        assert_eq!((&quantized.scales, quantized.mean.as_ref()), (channels.scale(), Some(channels.mean())));
     }
 
     #[test]
@@ -325,7 +361,9 @@ mod tests {
             quantize.scale(0.01),
             rotated.clone().first_position(20).block_rows(64),
             rotated.positions(&listed),
+            Quantize::new(x.view()).channels(),
             Quantize::new(empty.view()),
+            Quantize::new(empty.view()).channels(),
         ] {
             assert_eq!(quantize.run(&device).unwrap(), quantize.run(&Device::Cpu).unwrap());
         }
@@ -334,12 +372,16 @@ mod tests {
     #[test]
     fn dequantized_numbers_are_near() {
         let x = wave::<f16>(DIMS);
-        for quantize in [Quantize::new(x.view()).block_rows(64), Quantize::new(x.view()).scale(0.01)] {
-            let near = quantize.run(&Device::Cpu).unwrap().dequantize();
-            // Half a step of 3 bits, or of the smallest numbers.
-            let near =
-                near.iter().zip(&x).all(|(y, x)| (y - x.to_f32()).abs() <= x.to_f32().abs() / 16.0 + 1e-4);
-            assert!(near);
+        let quantize = Quantize::new(x.view());
+        for quantize in [quantize.clone().block_rows(64), quantize.clone().scale(0.01), quantize.channels()] {
+            let quantized = quantize.run(&Device::Cpu).unwrap();
+            for ((at, &near), x) in quantized.dequantize().indexed_iter().zip(&x) {
+                let (batch, _, head, column) = at;
+                let mean = quantized.mean.as_ref().map_or(0.0, |mean| mean[[batch, head, column]]);
+                // Half a step of 3 bits, or of the smallest numbers.
+                let bound = (x.to_f32() - mean).abs() / 16.0 + 1e-4;
+                assert!((near - x.to_f32()).abs() <= bound, "{at:?}: {near} {x}");
+            }
         }
     }
 
@@ -369,6 +411,17 @@ mod tests {
     }
 
     #[test]
+    fn channels_without_elements_have_mean_0_and_scale_1() {
+        for dims in [[0, 4, 2, 16], [2, 0, 2, 16]] {
+            let x = Array4::from_elem(dims, f16::ZERO);
+            let quantized = Quantize::new(x.view()).channels().run(&Device::Cpu).unwrap();
+            let shape = [dims[0], dims[2], dims[3]];
+            assert_eq!(quantized.mean, Some(Array3::zeros(shape)));
+            assert_eq!(quantized.scales, Array3::ones(shape));
+        }
+    }
+
+    #[test]
     fn bad_requests_are_refused() {
         let (x, table) = (wave::<f16>(DIMS), table(150));
         let quantize = Quantize::new(x.view());
@@ -382,9 +435,11 @@ mod tests {
         assert_eq!(error, QuantizeProblemError::Positions { last: 150, rows: 150 }.into());
         let error = refused(&rotated.clone().positions(&[0; 299]));
         assert_eq!(error.to_string(), "299 positions were given for 2 sequences of 150 rows");
-        for quantize in [quantize.clone().first_position(0), quantize.positions(&[0; 300])] {
+        for quantize in [quantize.clone().first_position(0), quantize.clone().positions(&[0; 300])] {
             assert_eq!(refused(&quantize).to_string(), "positions were given without a rotation");
         }
+        let error = refused(&quantize.channels().hadamard(1));
+        assert_eq!(error, QuantizeProblemError::MixedChannels.into());
         let wide = Rope::new(RopeStyle::HalfSplit, 64, 10_000.0).unwrap().table(150);
         let error = refused(&Quantize::new(x.view()).rotary(&wide));
         assert_eq!(error, QuantizeProblemError::RotaryDim { given: 64, head_dim: 48 }.into());

@@ -158,7 +158,8 @@ pub fn initial(problem: &Problem, program: &Program<Kernel>, values: &Values) ->
     ];
     if problem.dtype() == Dtype::E4m3 {
         let scales = Scaled::ALL.map(|of| of.scales(problem));
-        arrays.extend(scales.map(|scales| scales.into_iter().flat_map(f32::to_le_bytes).collect()));
+        let numbers = scales.into_iter().chain(Scaled::means(problem));
+        arrays.extend(numbers.map(|numbers| numbers.into_iter().flat_map(f32::to_le_bytes).collect()));
     }
     arrays.extend(program.find(buffers::TICKET).map(|BufferId(at)| vec![0; program.buffers[at].bytes()]));
     for (array, bytes) in program.buffers.iter().zip(&arrays) {
@@ -189,7 +190,7 @@ pub fn results(problem: &Problem, arrays: &[Vec<u8>]) -> Result<Forward<f32>, Fa
     if let Some(at) = (0..bytes.len()).find(|&at| in_gap[at] && bytes[at] != UNWRITTEN) {
         return Err(Fault::Gap { at });
     }
-    let ticket = buffers::of_caller(problem.dtype());
+    let ticket = buffers::of_caller(problem);
     if let Some(&[a, b, c, d]) = arrays.get(ticket).map(Vec::as_slice)
         && let counter @ 1.. = u32::from_le_bytes([a, b, c, d])
     {

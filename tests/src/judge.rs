@@ -24,7 +24,7 @@ use ndarray::{Array3, Array4, ArrayView1, Axis};
 
 use crate::engine::fp8_codes;
 use crate::reshape::alone;
-use crate::{Arithmetic, Case, Values};
+use crate::{Arithmetic, Case, Scaled, Values};
 
 /// What a result turned out to be.
 pub type Verdict<const N: usize> = Result<[Satisfied; N], Box<Violation>>;
@@ -62,7 +62,12 @@ impl<'a> Judge<'a> {
                 true => blocks.forward(&case.problem, &q, &k, &v),
                 false => StandardFp8.forward(&case.problem, &q, &k, &v),
             };
-            let baseline = baseline.unwrap_or_else(|e| panic!("{}: {e}", case.name)).o;
+            let baseline = baseline.and_then(|mut baseline| {
+                let channels = Scaled::channels(&case.problem);
+                channels.map_or(Ok(()), |channels| channels.restore(&case.problem, &mut baseline))?;
+                Ok(baseline.o)
+            });
+            let baseline = baseline.unwrap_or_else(|e| panic!("{}: {e}", case.name));
             let norms = ErrorNorms::of(&baseline, &law.oracle().o);
             let largest =
                 law.oracle().o.iter().filter(|o| o.is_finite()).fold(0.0, |max: f64, o| max.max(o.abs()));

@@ -1,9 +1,9 @@
-//! The scales of e4m3 tensors: those of heads are 1, those of blocks differ from each other.
+//! The scales of e4m3 tensors: those of heads are 1, those of blocks and of channels differ from each other.
 
 use fa3::Scalar;
-use fa3_quant::{E4m3, Quantized};
+use fa3_quant::{Channels, E4m3, Quantized};
 use fa3_types::{Granularity, Problem};
-use ndarray::Array4;
+use ndarray::{Array3, Array4};
 
 /// A tensor of a problem that has scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,36 +26,62 @@ impl Scaled {
         let count: usize = problem.descale_shapes()[self as usize].iter().product();
         match problem.scales()[self as usize] {
             Granularity::Head | Granularity::Tensor => vec![1.0; count],
-            Granularity::Block { .. } => (0..count).map(|index| scale(3 * index + self as usize)).collect(),
+            Granularity::Block { .. } | Granularity::Channel => {
+                (0..count).map(|index| scale(3 * index + self as usize)).collect()
+            }
         }
     }
 
-    /// The scale of a row.
-    fn of(self, problem: &Problem, (batch, row, head): (usize, usize, usize)) -> f32 {
-        match problem.scales()[self as usize] {
-            Granularity::Head | Granularity::Tensor => 1.0,
-            Granularity::Block { rows } => {
-                let shapes = problem.descale_shapes();
-                let [_, heads, blocks] = shapes[self as usize][..] else { return 1.0 };
-                scale(3 * ((batch * heads + head) * blocks + row / rows) + self as usize)
+    /// The means of V's channels, as they lie in memory, if these have scales.
+    pub fn means(problem: &Problem) -> Option<Vec<f32>> {
+        problem.v_mean_shape().map(|shape| (0..shape.iter().product()).map(mean).collect())
+    }
+
+    /// The channels of V, if these have scales.
+    ///
+    /// # Panics
+    /// Never: there are as many means as scales.
+    pub(crate) fn channels(problem: &Problem) -> Option<Channels> {
+        let shape = problem.v_mean_shape()?;
+        let array = |numbers| Array3::from_shape_vec(shape, numbers).expect("one of each channel");
+        let (mean, scale) = (array(Scaled::means(problem)?), array(Scaled::V.scales(problem)));
+        Some(Channels::new(mean, scale).expect("scales are normal"))
+    }
+
+    /// The mean and the scale of an element: it is mean + scale · code.
+    fn of(self, problem: &Problem, (batch, row, head, column): (usize, usize, usize, usize)) -> (f32, f32) {
+        let shapes = problem.descale_shapes();
+        let number = |[heads, count]: [usize; 2], index| (batch * heads + head) * count + index;
+        match (problem.scales()[self as usize], &shapes[self as usize][..]) {
+            (Granularity::Block { rows }, &[_, heads, blocks]) => {
+                (0.0, scale(3 * number([heads, blocks], row / rows) + self as usize))
             }
+            (Granularity::Channel, &[_, heads, columns]) => {
+                let channel = number([heads, columns], column);
+                (mean(channel), scale(3 * channel + self as usize))
+            }
+            _ => (0.0, 1.0),
         }
     }
 
     /// The codes of a tensor's numbers, as numbers.
     pub fn codes(self, problem: &Problem, x: &Array4<f32>) -> Array4<f32> {
-        let of = |(batch, row, head, _)| self.of(problem, (batch, row, head));
-        Array4::from_shape_fn(x.dim(), |at| x[at] / of(at))
+        Array4::from_shape_fn(x.dim(), |at| {
+            let (mean, scale) = self.of(problem, at);
+            (x[at] - mean) / scale
+        })
     }
 
     /// The nearest numbers that have codes.
     pub(crate) fn round(self, problem: &Problem, x: &Array4<f32>) -> Array4<f32> {
-        let of = |(batch, row, head, _)| self.of(problem, (batch, row, head));
         let codes = self.codes(problem, x).mapv(|x| <E4m3 as Scalar>::from_f32(x).to_f32());
-        Array4::from_shape_fn(x.dim(), |at| codes[at] * of(at))
+        Array4::from_shape_fn(x.dim(), |at| {
+            let (mean, scale) = self.of(problem, at);
+            mean + codes[at] * scale
+        })
     }
 
-    /// Codes and scales.
+    /// Codes and scales, but for those of channels.
     ///
     /// # Panics
     /// If the array is not the tensor's.
@@ -63,7 +89,9 @@ impl Scaled {
         let sequences = if self == Scaled::Q { problem.seqs_q() } else { problem.seqs_k() };
         let codes = self.codes(problem, x).mapv(<E4m3 as Scalar>::from_f32);
         let (granularity, scales) = match problem.scales()[self as usize] {
-            Granularity::Head | Granularity::Tensor => (Granularity::Tensor, vec![1.0]),
+            Granularity::Head | Granularity::Tensor | Granularity::Channel => {
+                (Granularity::Tensor, vec![1.0])
+            }
             blocks @ Granularity::Block { .. } => (blocks, self.scales(problem)),
         };
         let quantized = Quantized::new(codes, sequences, granularity, scales);
@@ -76,4 +104,10 @@ fn scale(number: usize) -> f32 {
     let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let (digits, exponent) = ((mixed & 7) as f32, (mixed >> 3 & 3) as i32);
     (1.0 + digits / 8.0) * f32::powi(2.0, exponent - 2)
+}
+
+/// From -15/4 to 15/4 in steps of 1/2, so that a code times a scale with it is exact.
+fn mean(number: usize) -> f32 {
+    let mixed = (number as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03) >> 32;
+    ((mixed & 15) as f32 - 7.5) / 2.0
 }

@@ -134,9 +134,10 @@ prop_compose! {
         let mut spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v).mask(mask);
         (spec.softmax_scale, spec.softcap) = (softmax_scale, softcap);
         if dtype == Dtype::E4m3 {
-            let Fp8Inputs { v_layout, block_scales } = inputs;
+            let Fp8Inputs { v_layout, block_scales, v_channels } = inputs;
             spec.v_layout = v_layout;
             spec = if block_scales { spec.block_scales(64) } else { spec };
+            spec = if v_channels { spec.v_channels() } else { spec };
         }
         layout.of(spec).validate().expect("the strategy makes valid problems")
     }

@@ -25,6 +25,7 @@ pub(super) fn output(method: Method, sample: &Sample, seed: u64) -> Result<Array
         Method::NoBlockQuantization => fp8(Recipe::ONE_SCALE, one_level),
         Method::NoIncoherentProcessing => fp8(Recipe::AS_IT_IS, one_level),
         Method::TwoLevel => fp8(Recipe::PAPER, Accumulation::TwoLevel { keys: BLOCK }),
+        Method::VChannels => fp8(Recipe::V_CHANNELS, Accumulation::TwoLevel { keys: BLOCK }),
     }
 }
 
@@ -53,7 +54,14 @@ fn fp8(
     let transform = recipe.transform(sample.problem.head_dim(), seed);
     let (qk, v) = (recipe.preparation(transform.as_ref()), recipe.preparation(None));
     let [q, k, v] = sample.quantize(&qk, &v)?;
-    Ok(Fp8Attention::new(accumulation, BLOCK).forward(&sample.problem, &q, &k, &v)?.o)
+    let attention = Fp8Attention::new(accumulation, BLOCK);
+    if !recipe.v_channels {
+        return Ok(attention.forward(&sample.problem, &q, &k, &v)?.o);
+    }
+    let (channels, v) = sample.v_by_channels()?;
+    let mut output = attention.forward(&sample.problem, &q, &k, &v)?;
+    channels.restore(&sample.problem, &mut output)?;
+    Ok(output.o)
 }
 
 /// The paper's baseline: per-tensor scales, f32 accumulators, intermediates in fp16.

@@ -26,8 +26,10 @@ pub(super) struct Gpu {
 /// A tensor in FP8 on the GPU.
 struct Fp8 {
     codes: DeviceBuffer,
-    /// Of blocks, or of heads.
+    /// Of blocks, of heads or of channels.
     scales: DeviceBuffer,
+    /// Of channels.
+    mean: Option<DeviceBuffer>,
 }
 
 impl Gpu {
@@ -52,7 +54,7 @@ impl Gpu {
     pub(super) fn fp16(&self, sample: &Sample) -> Result<Array4<f32>, fa3::Error> {
         let [q, k, v] = sample.fp16();
         let (q, k, v) = (self.upload(&q)?, self.upload(&k)?, self.upload(&v)?);
-        self.forward(&sample.problem, [&q, &k, &v], [None; 3])
+        self.forward(&sample.problem, [&q, &k, &v], [None; 3], None)
     }
 
     /// Attention of numbers that are rounded to fp16, and then quantized by kernels, V transposed.
@@ -61,17 +63,17 @@ impl Gpu {
     /// What the driver says.
     pub(super) fn fp8(&self, sample: &Sample, recipe: Recipe, seed: u64) -> Result<Array4<f32>, Error> {
         let transform = recipe.transform(sample.problem.head_dim(), seed);
-        let quantize = |x: &Array4<f16>, transform, transposed| {
-            let problem = quantize_problem(x, recipe, transform, transposed)?;
+        let quantize = |x: &Array4<f16>, tensor| {
+            let problem = quantize_problem(x, recipe, tensor)?;
             Ok::<_, Error>(self.quantize(x, &problem)?)
         };
         let [q, k, v] = sample.fp16();
-        let q = quantize(&q, transform.as_ref(), false)?;
-        let k = quantize(&k, transform.as_ref(), false)?;
-        let v = quantize(&v, None, true)?;
+        let q = quantize(&q, Tensor::Qk(transform.as_ref()))?;
+        let k = quantize(&k, Tensor::Qk(transform.as_ref()))?;
+        let v = quantize(&v, Tensor::V)?;
         let scales = [Some(&q.scales), Some(&k.scales), Some(&v.scales)];
         let problem = quantized_problem(&sample.problem, recipe)?;
-        Ok(self.forward(&problem, [&q.codes, &k.codes, &v.codes], scales)?)
+        Ok(self.forward(&problem, [&q.codes, &k.codes, &v.codes], scales, v.mean.as_ref())?)
     }
 
     /// Attention of numbers that are e4m3 already.
@@ -83,26 +85,29 @@ impl Gpu {
         let upload = |x: &Quantized| self.upload(x.codes()).map_err(fa3::Error::from);
         let (q, k, v) = (upload(&q)?, upload(&k)?, upload(&v)?);
         let problem = e4m3_spec(&sample.problem).validate()?;
-        Ok(self.forward(&problem, [&q, &k, &v], [None; 3])?)
+        Ok(self.forward(&problem, [&q, &k, &v], [None; 3], None)?)
     }
 
     fn quantize(&self, x: &Array4<f16>, problem: &QuantizeProblem) -> Result<Fp8, fa3::Error> {
         let quantize = Quantize::new(&self.device, problem)?;
         let x = self.upload(x)?;
         let mut codes = self.device.alloc(problem.codes_bytes().0 as usize)?;
-        let mut of_blocks = problem
-            .scales_shape()
-            .map(|shape| self.device.alloc(size_of::<f32>() * shape.iter().product::<usize>()))
-            .transpose()?;
-        let scales = of_blocks.as_mut();
-        quantize.run(&self.stream, QuantizeTensors { x: &x, codes: &mut codes, scales, rotary: None })?;
-        let Shape { batch, heads, .. } = problem.x().shape;
-        let scales = match (of_blocks, problem.scaling()) {
-            (Some(of_blocks), _) => of_blocks,
-            (None, Scaling::Given(scale)) => self.device.upload(&self.stream, &vec![scale; batch * heads])?,
-            (None, Scaling::Block { .. }) => unreachable!("blocks have scales"),
+        let numbers = |shape: Option<[usize; 3]>| {
+            let bytes = shape.map(|shape| size_of::<f32>() * shape.iter().product::<usize>());
+            bytes.map(|bytes| self.device.alloc(bytes)).transpose()
         };
-        Ok(Fp8 { codes, scales })
+        let (mut computed, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
+        let (scales, means) = (computed.as_mut(), mean.as_mut());
+        let mut workspace = Workspace::new(&self.device, &self.stream, quantize.workspace_bytes())?;
+        let tensors = QuantizeTensors { x: &x, codes: &mut codes, scales, mean: means, rotary: None };
+        quantize.run(&self.stream, tensors, &mut workspace)?;
+        let Shape { batch, heads, .. } = problem.x().shape;
+        let scales = match (computed, problem.scaling()) {
+            (Some(computed), _) => computed,
+            (None, Scaling::Given(scale)) => self.device.upload(&self.stream, &vec![scale; batch * heads])?,
+            (None, Scaling::Block { .. } | Scaling::Channel) => unreachable!("these have scales"),
+        };
+        Ok(Fp8 { codes, scales, mean })
     }
 
     /// O, which is f16, into memory that holds NaN.
@@ -111,12 +116,13 @@ impl Gpu {
         problem: &Problem,
         [q, k, v]: [&DeviceBuffer; 3],
         descales: [Option<&DeviceBuffer>; 3],
+        v_mean: Option<&DeviceBuffer>,
     ) -> Result<Array4<f32>, fa3::Error> {
         let forward = Forward::new(&self.device, problem)?;
         let mut workspace = Workspace::new(&self.device, &self.stream, forward.workspace_bytes())?;
         let mut o = self.device.alloc(problem.o().extent_bytes().0 as usize)?;
         o.fill(&self.stream, 0xFF)?;
-        let tensors = ForwardTensors { q, k, v, descales, o: &mut o, lse: None };
+        let tensors = ForwardTensors { q, k, v, descales, v_mean, o: &mut o, lse: None };
         forward.run(&self.stream, tensors, &mut workspace)?;
         let o: Vec<f16> = o.download(&self.stream)?;
         let o = Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each");
@@ -128,25 +134,31 @@ impl Gpu {
     }
 }
 
+/// A tensor on its way to FP8.
+#[derive(Clone, Copy)]
+enum Tensor<'a> {
+    /// Q or K, by the matrix that both go through, if there is one.
+    Qk(Option<&'a Incoherent>),
+    /// V, which is transposed.
+    V,
+}
+
 /// The way of a tensor to FP8.
-fn quantize_problem(
-    x: &Array4<f16>,
-    recipe: Recipe,
-    transform: Option<&Incoherent>,
-    transposed: bool,
-) -> Result<QuantizeProblem, Error> {
+fn quantize_problem(x: &Array4<f16>, recipe: Recipe, tensor: Tensor<'_>) -> Result<QuantizeProblem, Error> {
     let (batch, seqlen, heads, head_dim) = x.dim();
-    let mut spec = QuantizeSpec::contiguous(Dtype::F16, Shape { batch, seqlen, heads, head_dim });
-    spec = match recipe.blocks {
-        true => spec.block_rows(BLOCK),
-        false => spec.scale(scale_of(x, recipe, transform)?),
+    let spec = QuantizeSpec::contiguous(Dtype::F16, Shape { batch, seqlen, heads, head_dim });
+    let scaled = |spec: QuantizeSpec, transform| match recipe.blocks {
+        true => Ok::<_, Error>(spec.block_rows(BLOCK)),
+        false => Ok(spec.scale(scale_of(x, recipe, transform)?)),
     };
-    if let Some(transform) = transform {
-        spec = spec.signs(transform.signs().expect("head_dim is at most 256"));
-    }
-    if transposed {
-        spec = spec.transposed();
-    }
+    let spec = match tensor {
+        Tensor::Qk(None) => scaled(spec, None)?,
+        Tensor::Qk(Some(transform)) => {
+            scaled(spec, Some(transform))?.signs(transform.signs().expect("head_dim is at most 256"))
+        }
+        Tensor::V if recipe.v_channels => spec.channels().transposed(),
+        Tensor::V => scaled(spec, None)?.transposed(),
+    };
     Ok(spec.validate().map_err(fa3::Error::from)?)
 }
 
@@ -169,7 +181,8 @@ fn e4m3_spec(problem: &Problem) -> ProblemSpec {
 /// The same attention of tensors that were quantized.
 fn quantized_problem(problem: &Problem, recipe: Recipe) -> Result<Problem, ProblemError> {
     let spec = e4m3_spec(problem).transposed_v();
-    if recipe.blocks { spec.block_scales(BLOCK) } else { spec }.validate()
+    let spec = if recipe.blocks { spec.block_scales(BLOCK) } else { spec };
+    if recipe.v_channels { spec.v_channels() } else { spec }.validate()
 }
 
 #[cfg(test)]
@@ -187,7 +200,7 @@ mod tests {
         let half = ProblemSpec::dense(Dtype::F16, shape, shape).validate().unwrap();
         let x = Array4::from_elem(shape.dims(), f16::ONE);
         let kernels: Vec<Kernel> = Method::ALL.into_iter().filter_map(Method::kernel).collect();
-        assert_eq!(kernels.len(), 4);
+        assert_eq!(kernels.len(), 5);
         for kernel in kernels {
             let Kernel::Fp8(recipe) = kernel else {
                 assert!(forward::Plan::new(&half, &limits).is_ok());
@@ -197,14 +210,15 @@ mod tests {
             assert_eq!(problem.o().dtype, Dtype::F16);
             assert!(forward::Plan::new(&problem, &limits).is_ok(), "{problem}");
             let transform = recipe.transform(table::HEAD_DIM, 1);
-            let [qk, v] = [(transform.as_ref(), false), (None, true)]
-                .map(|(transform, transposed)| quantize_problem(&x, recipe, transform, transposed).unwrap());
+            let [qk, v] = [Tensor::Qk(transform.as_ref()), Tensor::V]
+                .map(|tensor| quantize_problem(&x, recipe, tensor).unwrap());
             assert!([&qk, &v].iter().all(|problem| quantize::Plan::new(problem, &limits).is_ok()));
             // What one writes is what the other reads.
             assert_eq!(v.codes_bytes(), problem.v_bytes());
             assert_eq!(qk.codes_bytes(), problem.q().extent_bytes());
             let scales = |problem: &QuantizeProblem| problem.scales_shape().map_or(vec![1, 1], Vec::from);
             assert_eq!([scales(&qk), scales(&qk), scales(&v)], problem.descale_shapes());
+            assert_eq!(v.mean_shape(), problem.v_mean_shape());
         }
         let problem = e4m3_spec(&half).validate().unwrap();
         assert!(forward::Plan::new(&problem, &limits).is_ok());

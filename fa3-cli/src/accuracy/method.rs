@@ -17,6 +17,7 @@ pub(super) enum Method {
     NoBlockQuantization,
     NoIncoherentProcessing,
     TwoLevel,
+    VChannels,
 }
 
 /// How a kernel of this library computes it.
@@ -29,7 +30,7 @@ pub(super) enum Kernel {
 }
 
 impl Method {
-    pub(super) const ALL: [Method; 8] = [
+    pub(super) const ALL: [Method; 9] = [
         Method::StandardFp16,
         Method::Flash2Fp16,
         Method::Flash3Fp16,
@@ -38,6 +39,7 @@ impl Method {
         Method::NoBlockQuantization,
         Method::NoIncoherentProcessing,
         Method::TwoLevel,
+        Method::VChannels,
     ];
 
     /// The kernel that computes it, if there is one. Baselines have none, and what tells one emulation from another.
@@ -47,6 +49,7 @@ impl Method {
             Method::Flash3Fp8 => Some(Kernel::Fp8(Recipe::PAPER)),
             Method::NoBlockQuantization => Some(Kernel::Fp8(Recipe::ONE_SCALE)),
             Method::NoIncoherentProcessing => Some(Kernel::Fp8(Recipe::AS_IT_IS)),
+            Method::VChannels => Some(Kernel::Fp8(Recipe::V_CHANNELS)),
             Method::StandardFp16 | Method::Flash2Fp16 | Method::StandardFp8 | Method::TwoLevel => None,
         }
     }
@@ -62,12 +65,14 @@ impl Method {
             Method::NoBlockQuantization => ("fp8", "no block quantization"),
             Method::NoIncoherentProcessing => ("fp8", "no incoherent processing"),
             Method::TwoLevel => ("fp8", "two-level accumulation"),
+            Method::VChannels => ("fp8", "two levels, V by channels"),
         }
     }
 
     /// Whether it is FlashAttention-3 in FP8 but for one thing.
     fn is_variant(self) -> bool {
-        matches!(self, Method::NoBlockQuantization | Method::NoIncoherentProcessing | Method::TwoLevel)
+        use Method::{NoBlockQuantization, NoIncoherentProcessing, TwoLevel, VChannels};
+        matches!(self, NoBlockQuantization | NoIncoherentProcessing | TwoLevel | VChannels)
     }
 
     pub(super) fn name(self) -> String {
@@ -83,7 +88,7 @@ impl Method {
             Method::StandardFp8 | Method::NoIncoherentProcessing => Some(2.4e-2),
             Method::Flash3Fp8 => Some(9.1e-3),
             Method::NoBlockQuantization => Some(9.3e-3),
-            Method::TwoLevel => None,
+            Method::TwoLevel | Method::VChannels => None,
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Random Q, K and V of one head.
+//! Q, K and V: random ones of one head, or those of a file.
 
-use fa3_quant::{Preparation, QuantError, Quantized};
+use fa3_quant::{Channels, Preparation, QuantError, Quantized};
 use fa3_ref::{Forward, Inputs, oracle};
-use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, Shape};
+use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, Shape, TensorDesc};
 use half::f16;
 use ndarray::Array4;
 use rand::SeedableRng;
@@ -28,13 +28,28 @@ impl Sample {
     ) -> Result<Sample, ProblemError> {
         let q_shape = Shape { batch: 1, seqlen: queries, heads: 1, head_dim };
         let kv_shape = Shape { seqlen: keys, ..q_shape };
-        let problem = ProblemSpec::dense(Dtype::F16, q_shape, kv_shape).validate()?;
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut tensor = |shape: Shape, which| {
             Array4::from_shape_simple_fn(shape.dims(), || distribution(&mut rng, which))
         };
         let (q, k, v) =
             (tensor(q_shape, Tensor::Q), tensor(kv_shape, Tensor::K), tensor(kv_shape, Tensor::V));
+        Sample::new(q, k, v)
+    }
+
+    /// These tensors (batch, seqlen, heads, head_dim).
+    ///
+    /// # Errors
+    /// If they do not go together.
+    pub(super) fn new(q: Array4<f64>, k: Array4<f64>, v: Array4<f64>) -> Result<Sample, ProblemError> {
+        let desc = |x: &Array4<f64>| {
+            let (batch, seqlen, heads, head_dim) = x.dim();
+            TensorDesc::contiguous(Dtype::F16, Shape { batch, seqlen, heads, head_dim })
+        };
+        let mut spec = ProblemSpec::dense(Dtype::F16, desc(&q).shape, desc(&k).shape);
+        (spec.v, spec.o.shape.head_dim) = (desc(&v), desc(&v).shape.head_dim);
+        spec.o = TensorDesc::contiguous(Dtype::F16, spec.o.shape);
+        let problem = spec.validate()?;
         let inputs =
             Inputs::new(&problem, q.view(), k.view(), v.view()).expect("the arrays have these shapes");
         let exact = oracle::forward(&inputs);
@@ -50,6 +65,14 @@ impl Sample {
     pub(super) fn codes(&self) -> Result<[Quantized; 3], QuantError> {
         let as_they_are = Preparation::with_scale(1.0);
         self.quantize(&as_they_are, &as_they_are)
+    }
+
+    /// V in FP8 by channels, and these.
+    pub(super) fn v_by_channels(&self) -> Result<(Channels, Quantized), QuantError> {
+        let v = self.v.mapv(|x| x as f32);
+        let channels = Channels::of(v.view());
+        let codes = channels.quantize(v.view())?;
+        Ok((channels, codes))
     }
 
     /// Q, K and V in FP8, Q and K prepared alike.

@@ -41,6 +41,9 @@ pub(crate) struct ProblemArgs {
     /// So many rows of Q share a scale of e4m3, 64 or 128, and 128 rows of K and V; heads do if absent
     #[arg(long, value_name = "ROWS")]
     block_scales: Option<usize>,
+    /// Each channel of V of e4m3 has a scale and a mean, in place of its heads or blocks
+    #[arg(long)]
+    v_channels: bool,
     #[command(flatten)]
     score: ScoreArgs,
 }
@@ -69,9 +72,9 @@ impl ProblemArgs {
         if self.v_transposed {
             spec = spec.transposed_v();
         }
-        match self.block_scales {
-            Some(q_rows) => spec.block_scales(q_rows),
-            None => spec,
+        if let Some(q_rows) = self.block_scales {
+            spec = spec.block_scales(q_rows);
         }
+        if self.v_channels { spec.v_channels() } else { spec }
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct BackwardArgs {
 fn with_kernels(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "dtype" => arg.help("f16 or bf16"),
-        "v_transposed" | "block_scales" => arg.hide(true),
+        "v_transposed" | "block_scales" | "v_channels" => arg.hide(true),
         _ => arg,
     }
 }

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use fa3::cuda::{Device, HostError, Quantize, QuantizeError, QuantizeTensors, RotaryTensors};
-use fa3::{QuantizeProblem, Quantized, RopeTable, Scalar, Scaling};
-use ndarray::{Array3, Array4, ArrayView4};
+use fa3::cuda::{Device, HostError, Quantize, QuantizeError, QuantizeTensors, RotaryTensors, Workspace};
+use fa3::{QuantizeProblem, Quantized, RopeTable, Scalar};
+use ndarray::ArrayView4;
 
 use crate::run::gpu::{timed, upload};
 use crate::run::place::Times;
@@ -29,21 +29,20 @@ pub(super) fn quantize<T: Scalar>(
     let tables = tables.map(|[cos, sin]| Ok::<_, HostError>((cos?, sin?))).transpose()?;
     let rotary = tables.as_ref().map(|(cos, sin)| RotaryTensors { cos, sin, positions: None });
     let mut codes = device.alloc(problem.codes_bytes().0 as usize)?;
-    let shape = problem.scales_shape();
-    let mut scales = shape.map(|shape| device.alloc(4 * shape.iter().product::<usize>())).transpose()?;
+    let numbers = |shape: Option<[usize; 3]>| {
+        shape.map(|shape| device.alloc(4 * shape.iter().product::<usize>())).transpose()
+    };
+    let (mut scales, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
+    let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
 
     let (call, launches) = timed(&stream, || {
-        quantize.run(&stream, QuantizeTensors { x: &x, codes: &mut codes, scales: scales.as_mut(), rotary })
+        let (scales, mean) = (scales.as_mut(), mean.as_mut());
+        let tensors = QuantizeTensors { x: &x, codes: &mut codes, scales, mean, rotary };
+        quantize.run(&stream, tensors, &mut workspace)
     })?;
 
     let codes = codes.download(&stream)?;
-    let scales = match (shape, scales, problem.scaling()) {
-        (Some(shape), Some(scales), _) => {
-            Array3::from_shape_vec(shape, scales.download(&stream)?).expect("one scale each")
-        }
-        (_, _, Scaling::Given(scale)) => Array3::from_elem([1; 3], scale),
-        (_, _, Scaling::Block { .. }) => unreachable!("blocks have scales"),
-    };
-    let codes = Array4::from_shape_vec(problem.codes().shape.dims(), codes).expect("one code each");
-    Ok((Quantized { codes, scales, scaling: problem.scaling() }, Times { compile, call, launches }))
+    let [scales, mean] =
+        [scales, mean].map(|numbers| numbers.map_or(Ok(Vec::new()), |numbers| numbers.download(&stream)));
+    Ok((Quantized::new(problem, codes, scales?, mean?), Times { compile, call, launches }))
 }

@@ -19,7 +19,7 @@ pub(super) struct Report<'a> {
     pub(super) quantized: &'a Quantized,
 }
 
-/// How far codes times scales are from the rows that were quantized.
+/// How far codes times scales, and means more, are from the rows that were quantized.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Drift {
     /// Σ of the squares of differences.
@@ -49,11 +49,12 @@ impl Drift {
             if let Some(incoherent) = incoherent {
                 incoherent.apply(&mut values);
             }
-            let scale = f64::from(quantized.scale(batch, row, head));
-            let codes = quantized.codes.index_axis(Axis(0), batch);
-            let codes = codes.index_axis(Axis(0), row).index_axis_move(Axis(0), head);
-            let pairs = values.iter().zip(codes);
-            pairs.fold(Drift::default(), |sum, (&y, code)| sum.with(f64::from(y), f64::from(*code) * scale))
+            values.iter().enumerate().fold(Drift::default(), |sum, (column, &y)| {
+                let at = [batch, row, head, column];
+                let mean = quantized.mean.as_ref().map_or(0.0, |mean| mean[[batch, head, column]]);
+                let near = f64::from(quantized.codes[at]) * f64::from(quantized.scale(at)) + f64::from(mean);
+                sum.with(f64::from(y), near)
+            })
         };
         let rows = (0..batch * seqlen).into_par_iter();
         let of_heads = |at| (0..heads).map(move |head| of_row(at / seqlen, at % seqlen, head));
@@ -93,8 +94,8 @@ impl fmt::Display for Drift {
 fn moved_bytes(problem: &QuantizeProblem) -> f64 {
     let rotary_dim = problem.rotary().map_or(0, |rotary| rotary.rotary_dim);
     let tables = 4 * problem.x().shape.seqlen as u64 * rotary_dim as u64;
-    let [x, codes, scales, ..] = problem.tensor_bytes().map(|(_, bytes)| bytes.unwrap_or(0));
-    (x + codes + scales + tables) as f64
+    let [x, codes, scales, mean, ..] = problem.tensor_bytes().map(|(_, bytes)| bytes.unwrap_or(0));
+    (x + codes + scales + mean + tables) as f64
 }
 
 impl fmt::Display for Report<'_> {
@@ -106,7 +107,7 @@ impl fmt::Display for Report<'_> {
         let scales = &quantized.scales;
         match quantized.scaling {
             Scaling::Given(scale) => writeln!(f, "  scales  {scale:e}, given")?,
-            Scaling::Block { .. } => {
+            Scaling::Block { .. } | Scaling::Channel => {
                 let smallest = scales.iter().copied().fold(f32::INFINITY, f32::min);
                 let largest = scales.iter().copied().fold(0.0, f32::max);
                 writeln!(f, "  scales  {} from {smallest:.3e} to {largest:.3e}", scales.len())?;

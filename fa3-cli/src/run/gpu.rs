@@ -36,7 +36,7 @@ pub(super) fn forward<T: Scalar>(
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let (call, launches) = timed(&stream, || {
         let (o, lse) = (&mut o, Some(&mut lse));
-        let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], o, lse };
+        let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], v_mean: None, o, lse };
         forward.run(&stream, tensors, &mut workspace)
     })?;
 

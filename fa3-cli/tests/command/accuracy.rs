@@ -96,7 +96,8 @@ fn kernels_compute_their_rows() {
             on_gpu.push(gpu["method"].as_str().unwrap());
         }
     }
-    assert_eq!(on_gpu, ["Flash3Fp16", "Flash3Fp8", "NoBlockQuantization", "NoIncoherentProcessing"]);
+    let kernels = ["Flash3Fp16", "Flash3Fp8", "NoBlockQuantization", "NoIncoherentProcessing", "VChannels"];
+    assert_eq!(on_gpu, kernels);
     for row in gpu["drift"].as_array().unwrap() {
         let two_level = &row["two_level"];
         assert!(two_level["place"] == "gpu" && two_level["bias"].as_f64().unwrap().abs() < 0.001, "{row}");

@@ -49,7 +49,7 @@ pub use error::ForwardError;
 ///     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 ///     for _ in 0..3 {
 ///         let (o, lse) = (&mut o, Some(&mut lse));
-///         let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], o, lse };
+///         let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], v_mean: None, o, lse };
 ///         forward.run(&stream, tensors, &mut workspace)?;
 ///     }
 ///     Ok(lse.download(&stream)?)
@@ -76,8 +76,10 @@ pub struct ForwardTensors<'a> {
     /// V.
     pub v: &'a DeviceBuffer,
     /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`]: x = descale · code. `None` means 1 for scales of
-    /// heads. Those of blocks must be given.
+    /// heads and channels. Those of blocks must be given.
     pub descales: [Option<&'a DeviceBuffer>; 3],
+    /// Means of V's channels, f32 of [`Problem::v_mean_shape`]: V = mean + descale · code. `None` means 0.
+    pub v_mean: Option<&'a DeviceBuffer>,
     /// O.
     pub o: &'a mut DeviceBuffer,
     /// LSE; without one it is not written.
@@ -139,11 +141,11 @@ impl Forward {
     /// # Errors
     /// What the driver says.
     pub unsafe fn launch(&self, stream: &Stream, at: &Placement, workspace: u64) -> Result<(), HostError> {
-        let Addresses { q, k, v, o, lse, descales, .. } = at.addresses();
+        let Addresses { q, k, v, o, lse, descales, v_mean, .. } = at.addresses();
         let address = |address: Option<Address>| address.map_or(0, |Address(address)| address);
         let [q_descale, k_descale, v_descale] = descales.map(address);
-        let addresses = [q.0, k.0, v.0, o.0, address(lse), q_descale, k_descale, v_descale];
-        let count = fwd::buffers::of_caller(self.plan.problem().dtype());
+        let addresses = [q.0, k.0, v.0, o.0, address(lse), q_descale, k_descale, v_descale, address(v_mean)];
+        let count = fwd::buffers::of_caller(self.plan.problem());
         // SAFETY: the caller vouches for tensors and workspace.
         unsafe { self.planned.launch(stream, &addresses[..count], workspace) }
     }
@@ -159,10 +161,10 @@ impl Forward {
         tensors: ForwardTensors<'_>,
         workspace: &mut Workspace,
     ) -> Result<(), ForwardError> {
-        let ForwardTensors { q, k, v, descales, o, lse } = tensors;
+        let ForwardTensors { q, k, v, descales, v_mean, o, lse } = tensors;
         let lse = lse.as_deref();
         let is_own = |context: &Context| context.is(self.device.context());
-        let given = [lse].into_iter().chain(descales).flatten();
+        let given = [lse, v_mean].into_iter().chain(descales).flatten();
         let mut buffers = [q, k, v, &*o, workspace.buffer()].into_iter().chain(given);
         if !is_own(stream.context()) || !buffers.all(|buffer| is_own(buffer.context())) {
             return Err(ForwardError::OtherDevice);
@@ -174,7 +176,7 @@ impl Forward {
         let memory = |buffer: &DeviceBuffer| (buffer.address(), buffer.bytes());
         let qkvo = [q, k, v, &*o].map(memory);
         let descales = descales.map(|scales| scales.map(memory));
-        let at = placed(self.plan.problem(), qkvo, lse.map(memory), descales)?;
+        let at = placed(self.plan.problem(), qkvo, lse.map(memory), descales, v_mean.map(memory))?;
         // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own
         // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
         // which the caller vouched.
@@ -182,12 +184,13 @@ impl Forward {
     }
 }
 
-/// The addresses of Q, K, V, O, LSE and scales at the starts of memories with these addresses and sizes.
+/// The addresses of Q, K, V, O, LSE, scales and means at the starts of memories with these addresses and sizes.
 fn placed(
     problem: &Problem,
     qkvo: [(u64, usize); 4],
     lse: Option<(u64, usize)>,
     descales: [Option<(u64, usize)>; 3],
+    v_mean: Option<(u64, usize)>,
 ) -> Result<Placement, ForwardError> {
     let f32_bytes = |shape: &[usize]| shape.iter().map(|&extent| extent as u64).product::<u64>() * 4;
     let [q, k, o] = [problem.q(), problem.k(), problem.o()].map(|x| x.extent_bytes().0);
@@ -202,8 +205,9 @@ fn placed(
         (TensorName::QDescale, q_descale),
         (TensorName::KDescale, k_descale),
         (TensorName::VDescale, v_descale),
+        (TensorName::VMean, problem.v_mean_shape().map_or(0, |shape| f32_bytes(&shape))),
     ];
-    let memories = qkvo.map(Some).into_iter().chain([lse]).chain(descales);
+    let memories = qkvo.map(Some).into_iter().chain([lse]).chain(descales).chain([v_mean]);
     for ((tensor, needed), memory) in needed.into_iter().zip(memories) {
         if let Some((_, given)) = memory
             && (given as u64) < needed
@@ -214,7 +218,7 @@ fn placed(
     let address = |(address, _)| Address(address);
     let [q, k, v, o] = qkvo.map(address);
     let mut at = Addresses::new(q, k, v, o).descales(descales.map(|scales| scales.map(address)));
-    at.lse = lse.map(address);
+    (at.lse, at.v_mean) = (lse.map(address), v_mean.map(address));
     Ok(Placement::new(problem, at)?)
 }
 
@@ -235,7 +239,7 @@ mod tests {
         change(&mut memories);
         let [q_at, k_at, v_at, o_at, lse_at] = memories;
         let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).validate()?;
-        placed(&problem, [q_at, k_at, v_at, o_at], Some(lse_at), [None; 3])
+        placed(&problem, [q_at, k_at, v_at, o_at], Some(lse_at), [None; 3], None)
     }
 
     #[test]
@@ -269,7 +273,7 @@ mod tests {
         for (spec, sizes, required) in [(heads, [16, 16, 16], false), (blocks, [64, 16, 16], true)] {
             let problem = spec.validate().unwrap();
             let good = [0, 1, 2].map(|i| Some((0x5000 + 0x100 * i as u64, sizes[i])));
-            let place = |descales| placed(&problem, [q_at, k_at, v_at, o_at], None, descales);
+            let place = |descales| placed(&problem, [q_at, k_at, v_at, o_at], None, descales, None);
             let at = place(good).unwrap().addresses();
             assert_eq!(at.descales, [0x5000, 0x5100, 0x5200].map(|start| Some(Address(start))));
             for (index, tensor) in names.into_iter().enumerate() {
@@ -283,9 +287,21 @@ mod tests {
             }
         }
         let half = ProblemSpec::dense(Dtype::Bf16, q, kv).validate().unwrap();
-        let unwanted = placed(&half, [q_at, k_at, v_at, o_at], None, [None, Some((0x5000, 16)), None]);
+        let unwanted = placed(&half, [q_at, k_at, v_at, o_at], None, [None, Some((0x5000, 16)), None], None);
         let (tensor, dtype) = (TensorName::KDescale, Dtype::Bf16);
         assert_eq!(unwanted, Err(ProblemError::Descale { tensor, dtype }.into()));
+    }
+
+    /// Of 2 · 2 heads with 64 channels.
+    #[test]
+    fn means_of_channels_are_placed() {
+        let shape = Shape { batch: 2, seqlen: 100, heads: 2, head_dim: 64 };
+        let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).v_channels().validate().unwrap();
+        let qkvo = [1, 2, 3, 4].map(|place| (place << 20, 1 << 20));
+        let place = |bytes| placed(&problem, qkvo, None, [None; 3], Some((0x5000, bytes)));
+        assert_eq!(place(1024).unwrap().addresses().v_mean, Some(Address(0x5000)));
+        let error = ForwardError::BufferSize { tensor: TensorName::VMean, given: 1023, needed: 1024 };
+        assert_eq!(place(1023), Err(error));
     }
 
     #[test]

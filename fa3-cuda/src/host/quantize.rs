@@ -1,4 +1,4 @@
-//! Quantization to e4m3, planned and compiled: running it is one launch.
+//! Quantization to e4m3, planned and compiled: running it is one launch, or three where channels have scales.
 
 mod error;
 
@@ -6,7 +6,7 @@ use fa3_sched::quantize::Plan;
 use fa3_types::{Address, QuantizeAddresses, QuantizePlacement, QuantizeProblem};
 
 use super::planned::Planned;
-use super::{Device, DeviceBuffer, Function, HostError, Stream};
+use super::{Device, DeviceBuffer, Function, HostError, Stream, Workspace};
 use crate::kernels::quantize;
 
 pub use error::QuantizeError;
@@ -19,13 +19,15 @@ pub use error::QuantizeError;
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 /// ```
 ///
-/// With [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed) codes are as products read V.
+/// With [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed) codes are as products read V. With
+/// [`QuantizeSpec::channels`](fa3_types::QuantizeSpec::channels) y is x minus the mean of its channel, and channels have
+/// the scales.
 ///
-/// Running it allocates no device memory, needs no workspace, waits for nothing and works while the stream
-/// is captured into a graph.
+/// Running it allocates no device memory, waits for nothing and works while the stream is captured into a graph. It
+/// needs a workspace only where channels have scales.
 ///
 /// ```
-/// use fa3_cuda::host::{Device, Quantize, QuantizeError, QuantizeTensors};
+/// use fa3_cuda::host::{Device, Quantize, QuantizeError, QuantizeTensors, Workspace};
 /// use fa3_types::{Dtype, QuantizeSpec, Shape};
 ///
 /// let run = || -> Result<Vec<f32>, QuantizeError> {
@@ -40,8 +42,10 @@ pub use error::QuantizeError;
 ///     let mut x = device.alloc(problem.x().extent_bytes().0 as usize)?;
 ///     x.fill(&stream, 0)?;
 ///     let (mut codes, mut scales) = (device.alloc(1000 * 2 * 64)?, device.alloc(4 * 2 * 8)?);
-///     let tensors = QuantizeTensors { x: &x, codes: &mut codes, scales: Some(&mut scales), rotary: None };
-///     quantize.run(&stream, tensors)?;
+///     let mut workspace = Workspace::new(&device, &stream, quantize.workspace_bytes())?;
+///     let tensors =
+///         QuantizeTensors { x: &x, codes: &mut codes, scales: Some(&mut scales), mean: None, rotary: None };
+///     quantize.run(&stream, tensors, &mut workspace)?;
 ///     Ok(scales.download(&stream)?)
 /// };
 /// match run() {
@@ -63,8 +67,11 @@ pub struct QuantizeTensors<'a> {
     pub x: &'a DeviceBuffer,
     /// Its codes, in the problem's layout.
     pub codes: &'a mut DeviceBuffer,
-    /// The scales of its blocks, f32 (batch, heads, blocks); none if the scale is given.
+    /// The scales of its blocks, f32 (batch, heads, blocks), or of its channels, (batch, heads, head_dim); none if the
+    /// scale is given.
     pub scales: Option<&'a mut DeviceBuffer>,
+    /// The means of its channels, f32 (batch, heads, head_dim), if these have scales.
+    pub mean: Option<&'a mut DeviceBuffer>,
     /// What a rotation needs.
     pub rotary: Option<RotaryTensors<'a>>,
 }
@@ -102,48 +109,73 @@ impl Quantize {
         self.planned.functions()
     }
 
-    /// Puts it on `stream`. Returns at once.
-    ///
-    /// # Safety
-    /// The stream must be of this device. `at` must be where the problem's tensors are, in memory that the device may
-    /// touch and that lives until the work is done, as must this value or a clone of its [`Device`]; nobody else may
-    /// use the outputs or change the inputs meanwhile. A graph that captured it holds its addresses.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub unsafe fn launch(&self, stream: &Stream, at: &QuantizePlacement) -> Result<(), HostError> {
-        let given = at.addresses().all().into_iter().flatten();
-        let mut addresses = [0; 6];
-        let count = addresses.iter_mut().zip(given).map(|(to, Address(from))| *to = from).count();
-        // SAFETY: the caller vouches for the tensors. There is no workspace.
-        unsafe { self.planned.launch(stream, &addresses[..count], 0) }
+    /// Bytes of the [`Workspace`] that a launch needs; 0 unless channels have scales.
+    pub fn workspace_bytes(&self) -> usize {
+        self.planned.workspace_bytes()
     }
 
     /// Puts it on `stream`. Returns at once.
     ///
+    /// # Safety
+    /// - The stream must be of this device.
+    /// - `at` must be where the problem's tensors are, in memory that the device may touch.
+    /// - `workspace` must be the address, a multiple of 256, of [`Quantize::workspace_bytes`] bytes; any address where
+    ///   that is 0.
+    /// - All of that memory must live until the work is done, as must this value or a clone of its [`Device`]. Nobody
+    ///   else may use the outputs or the workspace or change the inputs meanwhile. A graph that captured it holds its
+    ///   addresses.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        at: &QuantizePlacement,
+        workspace: u64,
+    ) -> Result<(), HostError> {
+        let given = at.addresses().all().into_iter().flatten();
+        let mut addresses = [0; 7];
+        let count = addresses.iter_mut().zip(given).map(|(to, Address(from))| *to = from).count();
+        // SAFETY: the caller vouches for the tensors and the workspace.
+        unsafe { self.planned.launch(stream, &addresses[..count], workspace) }
+    }
+
+    /// Puts it on `stream`. Returns at once. Launches that share a workspace must run one after the other: on one
+    /// stream, or on streams that wait for each other.
+    ///
     /// # Errors
     /// A buffer that is missing, not wanted, too small or of another device, or what the driver says.
-    pub fn run(&self, stream: &Stream, tensors: QuantizeTensors<'_>) -> Result<(), QuantizeError> {
-        let QuantizeTensors { x, codes, scales, rotary } = tensors;
+    pub fn run(
+        &self,
+        stream: &Stream,
+        tensors: QuantizeTensors<'_>,
+        workspace: &mut Workspace,
+    ) -> Result<(), QuantizeError> {
+        let QuantizeTensors { x, codes, scales, mean, rotary } = tensors;
         let (cos, sin) = (rotary.map(|rotary| rotary.cos), rotary.map(|rotary| rotary.sin));
         let positions = rotary.and_then(|rotary| rotary.positions);
-        let buffers = [Some(x), Some(&*codes), scales.as_deref(), cos, sin, positions];
+        let buffers = [Some(x), Some(&*codes), scales.as_deref(), mean.as_deref(), cos, sin, positions];
         let own = self.device.context();
-        if !stream.context().is(own) || !buffers.iter().flatten().all(|buffer| buffer.context().is(own)) {
+        let mut all = buffers.iter().flatten().copied().chain([workspace.buffer()]);
+        if !stream.context().is(own) || !all.all(|buffer| buffer.context().is(own)) {
             return Err(QuantizeError::OtherDevice);
+        }
+        let (given, needed) = (workspace.bytes(), self.workspace_bytes());
+        if given < needed {
+            return Err(QuantizeError::WorkspaceSize { given, needed });
         }
         let at = placed(self.plan.problem(), buffers.map(|x| x.map(|x| (x.address(), x.bytes()))))?;
         // SAFETY: every tensor lies within its buffer, and outputs apart from all others. A buffer of our own
         // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
         // which the caller vouched.
-        Ok(unsafe { self.launch(stream, &at) }?)
+        Ok(unsafe { self.launch(stream, &at, workspace.address()) }?)
     }
 }
 
 /// The addresses of tensors at the starts of memories with these addresses and sizes.
 fn placed(
     problem: &QuantizeProblem,
-    memories: [Option<(u64, usize)>; 6],
+    memories: [Option<(u64, usize)>; 7],
 ) -> Result<QuantizePlacement, QuantizeError> {
     for ((tensor, needed), memory) in problem.tensor_bytes().into_iter().zip(memories) {
         if let (Some(needed), Some((_, given))) = (needed, memory)
@@ -152,10 +184,10 @@ fn placed(
             return Err(QuantizeError::BufferSize { tensor, given, needed });
         }
     }
-    let [x, codes, scales, cos, sin, positions] =
+    let [x, codes, scales, mean, cos, sin, positions] =
         memories.map(|memory| memory.map(|(address, _)| Address(address)));
     let (x, codes) = (x.unwrap_or(Address(0)), codes.unwrap_or(Address(0)));
-    Ok(QuantizePlacement::new(problem, QuantizeAddresses { x, codes, scales, cos, sin, positions })?)
+    Ok(QuantizePlacement::new(problem, QuantizeAddresses { x, codes, scales, mean, cos, sin, positions })?)
 }
 
 #[cfg(test)]
@@ -169,7 +201,7 @@ mod tests {
         let shape = Shape { batch: 1, seqlen: 100, heads: 2, head_dim: 64 };
         let problem = QuantizeSpec::contiguous(Dtype::F16, shape).validate().unwrap();
         let good =
-            [Some((0x1_0000, 25_600)), Some((0x2_0000, 12_800)), Some((0x3_0000, 8)), None, None, None];
+            [Some((0x1_0000, 25_600)), Some((0x2_0000, 12_800)), Some((0x3_0000, 8)), None, None, None, None];
         assert!(placed(&problem, good).is_ok());
         let mut small = good;
         small[1] = Some((0x2_0000, 12_799));
@@ -181,8 +213,16 @@ mod tests {
         let error = QuantizeError::BufferSize { tensor: TensorName::Codes, given: 12_800, needed };
         assert_eq!(placed(&transposed, good), Err(error));
         let mut unwanted = good;
-        unwanted[5] = Some((0x4_0000, 1000));
+        unwanted[6] = Some((0x4_0000, 1000));
         let error = ProblemError::Unwanted { tensor: TensorName::Positions };
         assert_eq!(placed(&problem, unwanted), Err(QuantizeProblemError::from(error).into()));
+        // Means of two heads of 64 channels.
+        let channels = QuantizeSpec::contiguous(Dtype::F16, shape).channels().validate().unwrap();
+        let mut memories = good;
+        (memories[2], memories[3]) = (Some((0x3_0000, 512)), Some((0x4_0000, 511)));
+        let (tensor, given, needed) = (TensorName::Mean, 511, 512);
+        assert_eq!(placed(&channels, memories), Err(QuantizeError::BufferSize { tensor, given, needed }));
+        memories[3] = Some((0x4_0000, 512));
+        assert!(placed(&channels, memories).is_ok());
     }
 }

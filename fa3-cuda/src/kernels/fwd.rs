@@ -15,6 +15,7 @@ mod spec;
 mod tiles;
 
 // The roles.
+mod channels;
 mod consumer;
 mod descales;
 mod epilogue;

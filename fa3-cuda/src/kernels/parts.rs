@@ -10,5 +10,6 @@ pub(crate) mod ping_pong;
 pub(crate) mod row_softmax;
 pub(crate) mod scores;
 pub(crate) mod store_rows;
+pub(crate) mod strided;
 pub(crate) mod tiles;
 pub(crate) mod unpack;

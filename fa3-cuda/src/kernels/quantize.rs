@@ -7,9 +7,12 @@
 //! ```
 //!
 //! Codes and scales are those of `fa3_quant::Preparation`, bit for bit. [`Spec`] is what a kernel's code depends on,
-//! [`kernel`] the kernel, [`program`] what a plan lowers to.
+//! [`kernel`] the kernel, [`program`] what a plan lowers to. Where channels have scales, kernels of [`channels`] run
+//! first.
 
 mod angles;
+mod centre;
+pub mod channels;
 mod encode;
 mod loads;
 mod params;
@@ -21,7 +24,7 @@ mod store;
 mod transposed;
 
 pub use program::program;
-pub use spec::{Rotation, Spec};
+pub use spec::{Rotation, ScaleSource, Spec};
 
 use fa3_ir::lang::*;
 use fa3_types::ValueLayout;
@@ -138,6 +141,10 @@ impl<'k> Quantize<'k> {
                 Scale::Given { inverse } => {
                     loads.next(self);
                     x.iter_mut().for_each(|x| *x = x.fma(0.0, *x) * inverse);
+                }
+                Scale::Channels { mean, inverse } => {
+                    loads.next(self);
+                    self.centre(&mut x, &place, [mean, inverse]);
                 }
             }
             match &self.transposed {

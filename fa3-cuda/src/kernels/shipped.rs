@@ -5,6 +5,7 @@
 //! from the tile table. A kernel of the ladder is called by its name and its elements, `ladder/gemm/bf16`.
 
 mod backward;
+mod quantize;
 
 use std::collections::HashSet;
 
@@ -12,10 +13,8 @@ use fa3_ir::{Elem, Kernel};
 use fa3_sched::forward::{
     CtaTile, Fp8Inputs, Loads, MaskClass, Overlap, PPlace, Precision, Rescale, TileRow,
 };
-use fa3_sched::{DeviceLimits, Longest, Order, Scheduler, quantize};
-use fa3_types::{
-    Dtype, Mask, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape, Signs, ValueLayout,
-};
+use fa3_sched::{Longest, Order, Scheduler};
+use fa3_types::{Mask, ValueLayout};
 
 use super::fwd::FwdSpec;
 use super::{Spec, ladder};
@@ -58,7 +57,11 @@ impl Shipped {
     pub fn forward(&self) -> Option<&FwdSpec> {
         match &self.spec {
             Spec::Forward(spec) => Some(spec),
-            Spec::ForwardTiles(_) | Spec::Backward(_) | Spec::Quantize(_) | Spec::Ladder(_) => None,
+            Spec::ForwardTiles(_)
+            | Spec::Backward(_)
+            | Spec::Quantize(_)
+            | Spec::Channels(_)
+            | Spec::Ladder(_) => None,
         }
     }
 }
@@ -69,7 +72,8 @@ pub fn shipped() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = planned().chain(ablated()).filter(move |spec| seen.insert(*spec));
     ladder()
-        .chain(quantized())
+        .chain(quantize::quantized())
+        .chain(quantize::channels())
         .chain(backward::backward())
         .chain(specs.map(|spec| Shipped { name: name(&spec), spec: Spec::Forward(spec) }))
 }
@@ -79,53 +83,6 @@ fn ladder() -> impl Iterator<Item = Shipped> {
     ladder::Spec::ALL.into_iter().map(|spec| Shipped {
         name: format!("ladder/{}/{}", spec.name(), spec.elem()),
         spec: Spec::Ladder(spec),
-    })
-}
-
-/// Quantization: both blocks of rows and head dimensions of each number of lanes, with a rotation, a transform, both
-/// and neither; what else makes a difference, with both; and transposed codes, as of V, with neither.
-fn quantized() -> impl Iterator<Item = Shipped> {
-    const POSITIONS: Positions = Positions::From(0);
-    let styles = [None, Some(RopeStyle::Interleaved), Some(RopeStyle::HalfSplit)];
-    let plain = [64, 96, 128, 192, 256].into_iter().flat_map(move |head_dim| {
-        [64, 128].into_iter().flat_map(move |rows| {
-            styles.into_iter().flat_map(move |style| {
-                let rotary = style.map(|style| (style, POSITIONS));
-                [false, true].map(|hadamard| (Elem::Bf16, head_dim, Some(rows), rotary, hadamard))
-            })
-        })
-    });
-    let both = |elem, rows, positions| (elem, 128, rows, Some((RopeStyle::HalfSplit, positions)), true);
-    let others = [
-        both(Elem::F16, Some(128), POSITIONS),
-        both(Elem::Bf16, Some(128), Positions::Listed),
-        both(Elem::Bf16, None, POSITIONS),
-    ];
-    let transposed = [64, 128, 256].map(|head_dim| (Elem::Bf16, head_dim, Some(128), None, false));
-    let rows = plain.chain(others).map(|kernel| (kernel, ValueLayout::Rows));
-    let transposed = transposed.into_iter().map(|kernel| (kernel, ValueLayout::Transposed));
-    rows.chain(transposed).map(|((elem, head_dim, rows, rotary, hadamard), layout)| {
-        let dtype = if elem == Elem::F16 { Dtype::F16 } else { Dtype::Bf16 };
-        let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
-        let mut problem = QuantizeSpec::contiguous(dtype, shape);
-        problem.layout = layout;
-        problem.scaling = rows.map_or(Scaling::Given(1.0), |rows| Scaling::Block { rows });
-        problem.rotary =
-            rotary.map(|(style, positions)| Rotary { style, rotary_dim: head_dim, table_rows: 1, positions });
-        problem.signs = hadamard.then_some(Signs { leading: [0; 8], between: [0; 8] });
-        let problem = problem.validate().expect("every row can be quantized");
-        let plan = quantize::Plan::new(&problem, &DeviceLimits::h100_sxm()).expect("there is one tile");
-        let rows = rows.map_or_else(|| "given".to_owned(), |rows| rows.to_string());
-        let words = [
-            rotary
-                .map(|(style, _)| if style == RopeStyle::Interleaved { "interleaved" } else { "half-split" }),
-            rotary.filter(|&(_, positions)| positions == Positions::Listed).map(|_| "listed"),
-            hadamard.then_some("hadamard"),
-            (layout == ValueLayout::Transposed).then_some("transposed"),
-        ];
-        let words: String = words.into_iter().flatten().flat_map(|word| ["/", word]).collect();
-        let spec = Spec::Quantize(super::quantize::Spec::of(&plan));
-        Shipped { name: format!("quantize/{elem}/d{head_dim}/{rows}{words}"), spec }
     })
 }
 
@@ -158,19 +115,21 @@ fn of_all_inputs(tile: CtaTile) -> Vec<CtaTile> {
         return vec![tile];
     }
     let layouts = [ValueLayout::Rows, ValueLayout::Transposed];
-    let inputs = layouts
-        .into_iter()
-        .flat_map(|v_layout| [false, true].map(|block_scales| Fp8Inputs { v_layout, block_scales }));
+    let inputs = layouts.into_iter().flat_map(|v_layout| {
+        let scales = [(false, false), (true, false), (false, true), (true, true)];
+        scales.map(|(block_scales, v_channels)| Fp8Inputs { v_layout, block_scales, v_channels })
+    });
     inputs.map(|inputs| tile.of_inputs(inputs)).collect()
 }
 
 /// Whether it is of 16 bits, or of e4m3 with V in rows and scales of heads, or with neither. Under a mask, one of
-/// these differences takes the registers that both take together, or fewer.
+/// these differences takes the registers that both take together, or fewer. Channels of V are looked at after all
+/// blocks.
 fn stands_for_inputs(precision: Precision) -> bool {
     match precision {
         Precision::Half => true,
-        Precision::Fp8(Fp8Inputs { v_layout, block_scales }) => {
-            (v_layout == ValueLayout::Transposed) == block_scales
+        Precision::Fp8(Fp8Inputs { v_layout, block_scales, v_channels }) => {
+            (v_layout == ValueLayout::Transposed) == block_scales && !v_channels
         }
     }
 }
@@ -246,12 +205,15 @@ fn name(spec: &FwdSpec) -> String {
     if elem == Elem::E4m3 && output == Elem::F16 {
         word("to-f16");
     }
-    if let Precision::Fp8(Fp8Inputs { v_layout, block_scales }) = tile.precision {
+    if let Precision::Fp8(Fp8Inputs { v_layout, block_scales, v_channels }) = tile.precision {
         if v_layout == ValueLayout::Transposed {
             word("v-transposed");
         }
         if block_scales {
             word("block-scales");
+        }
+        if v_channels {
+            word("v-channels");
         }
     }
     match tile.overlap {
@@ -292,8 +254,9 @@ fn scheduler_word(scheduler: Scheduler) -> &'static str {
 mod tests {
     use std::collections::HashMap;
 
+    use fa3_sched::DeviceLimits;
     use fa3_sched::forward::Plan;
-    use fa3_types::ProblemSpec;
+    use fa3_types::{Dtype, ProblemSpec, Shape};
 
     use super::*;
 
@@ -325,11 +288,13 @@ mod tests {
         type Inputs = fn(ProblemSpec) -> ProblemSpec;
         let half =
             halves.map(|(heads, cap, dtype)| (&dims[..], heads, cap, dtype, dtype, (|spec| spec) as Inputs));
-        let inputs: [Inputs; 4] = [
+        let inputs: [Inputs; 6] = [
             |spec| spec,
             |spec| spec.transposed_v(),
             |spec| spec.block_scales(64),
             |spec| spec.transposed_v().block_scales(128),
+            |spec| spec.v_channels(),
+            |spec| spec.transposed_v().block_scales(128).v_channels(),
         ];
         let fp8 = inputs.into_iter().flat_map(|inputs| {
             halves.map(|(heads, cap, output)| (&dims_of_fp8[..], heads, cap, Dtype::E4m3, output, inputs))

@@ -64,6 +64,14 @@ pub struct Fp8Inputs {
     pub v_layout: ValueLayout,
     /// Whether blocks of rows have scales; otherwise heads have.
     pub block_scales: bool,
+    /// Whether channels of V have scales and means, in place of its heads or blocks.
+    pub v_channels: bool,
+}
+
+impl Fp8Inputs {
+    /// V in rows, and scales of heads.
+    pub const HEADS: Fp8Inputs =
+        Fp8Inputs { v_layout: ValueLayout::Rows, block_scales: false, v_channels: false };
 }
 
 impl Precision {
@@ -72,8 +80,11 @@ impl Precision {
         if problem.dtype() != Dtype::E4m3 {
             return Precision::Half;
         }
-        let (v_layout, block_scales) = (problem.v_layout(), problem.has_block_scales());
-        Precision::Fp8(Fp8Inputs { v_layout, block_scales })
+        Precision::Fp8(Fp8Inputs {
+            v_layout: problem.v_layout(),
+            block_scales: problem.has_block_scales(),
+            v_channels: problem.has_v_channels(),
+        })
     }
 
     /// Whether elements are e4m3.
@@ -148,7 +159,7 @@ impl CtaTile {
 
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Precision::Fp8(Fp8Inputs { v_layout, block_scales }) = *self else {
+        let Precision::Fp8(Fp8Inputs { v_layout, block_scales, v_channels }) = *self else {
             return f.write_str("16 bits");
         };
         f.write_str("FP8")?;
@@ -157,6 +168,9 @@ impl fmt::Display for Precision {
         }
         if block_scales {
             f.write_str(" with scales of blocks")?;
+        }
+        if v_channels {
+            f.write_str(" with scales of V's channels")?;
         }
         Ok(())
     }

@@ -5,7 +5,6 @@
 //! gain up to 2 % where they fit, four no more.
 
 use super::MaskClass::{Causal, Dense, Window};
-use fa3_types::ValueLayout;
 
 use super::{CtaTile, Fp8Inputs, Loads, MaskClass, Overlap, PPlace, Precision, Rescale, TileRow};
 
@@ -52,7 +51,7 @@ const FEW: TileRow =
 
 /// e4m3: blocks of 128 keys, sums of products whose bias stays under 0.1 %; no turns.
 const FP8: CtaTile = CtaTile {
-    precision: Precision::Fp8(Fp8Inputs { v_layout: ValueLayout::Rows, block_scales: false }),
+    precision: Precision::Fp8(Fp8Inputs::HEADS),
     rescale: Rescale::EveryBlock,
     ping_pong: false,
     ..BASE.tile

@@ -188,10 +188,12 @@ mod tests {
             let spec = || spec_of(Dtype::E4m3, head_dim, head_dim, mask, (4096, 4096));
             let find = |spec: ProblemSpec| TileRow::find(&spec.validate().unwrap()).unwrap().tile;
             let (plain, blocks) = (find(spec()), find(spec().transposed_v().block_scales(64)));
-            let inputs = Fp8Inputs { v_layout: ValueLayout::Transposed, block_scales: true };
+            let inputs =
+                Fp8Inputs { v_layout: ValueLayout::Transposed, block_scales: true, v_channels: false };
             assert_eq!(blocks.precision, Precision::Fp8(inputs));
             assert_eq!(blocks.tile_n, if plain.tile_n == 96 { 64 } else { plain.tile_n });
             assert_eq!(find(spec().transposed_v()).tile_n, plain.tile_n);
+            assert_eq!(find(spec().v_channels()).tile_n, plain.tile_n);
         }
     }
 

@@ -10,8 +10,10 @@ pub struct QuantizeAddresses {
     pub x: Address,
     /// Its codes.
     pub codes: Address,
-    /// The scales of its blocks.
+    /// The scales of its blocks or channels.
     pub scales: Option<Address>,
+    /// The means of its channels.
+    pub mean: Option<Address>,
     /// Cosines.
     pub cos: Option<Address>,
     /// Sines.
@@ -22,8 +24,8 @@ pub struct QuantizeAddresses {
 
 impl QuantizeAddresses {
     /// In the order of the fields.
-    pub fn all(&self) -> [Option<Address>; 6] {
-        [Some(self.x), Some(self.codes), self.scales, self.cos, self.sin, self.positions]
+    pub fn all(&self) -> [Option<Address>; 7] {
+        [Some(self.x), Some(self.codes), self.scales, self.mean, self.cos, self.sin, self.positions]
     }
 }
 
@@ -49,7 +51,7 @@ impl QuantizePlacement {
                 (None, Some(_)) => return Err(ProblemError::Unwanted { tensor }),
             }
         }
-        Interval::check_outputs(&intervals, &[TensorName::Codes, TensorName::Scales])?;
+        Interval::check_outputs(&intervals, &[TensorName::Codes, TensorName::Scales, TensorName::Mean])?;
         Ok(QuantizePlacement(at))
     }
 
@@ -79,6 +81,7 @@ mod tests {
             x: Address(0x10_0000),
             codes: Address(0x20_0000),
             scales: at(0x30_0000),
+            mean: None,
             cos: at(0x40_0000),
             sin: at(0x40_0000),
             positions: None,

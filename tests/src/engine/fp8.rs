@@ -31,14 +31,17 @@ impl Engine for Fp8 {
         let [q, k, v] = codes(case, values);
         let accumulation = Accumulation::TwoLevel { keys: self.key_block };
         let attention = Fp8Attention::new(accumulation, self.key_block);
-        let output = attention.forward(&case.problem, &q, &k, &v);
-        let output = output.map_err(|error| NoAnswer::Failed(Box::new(error)))?;
+        let failed = |error| NoAnswer::Failed(Box::new(error));
+        let mut output = attention.forward(&case.problem, &q, &k, &v).map_err(failed)?;
+        if let Some(channels) = Scaled::channels(&case.problem) {
+            channels.restore(&case.problem, &mut output).map_err(failed)?;
+        }
         let precision = Precision::of_output(case.problem.dtype());
         Ok(Forward { o: output.o.mapv(|x| precision.round(x)), lse: output.lse })
     }
 }
 
-/// Q, K and V of an e4m3 case as quantized tensors.
+/// Q, K and V of an e4m3 case as quantized tensors, but for the scales and means of V's channels.
 pub(crate) fn codes(case: &Case, values: &Values) -> [Quantized; 3] {
     let tensors = [(Scaled::Q, &values.q), (Scaled::K, &values.k), (Scaled::V, &values.v)];
     tensors.map(|(of, x)| of.quantized(&case.problem, x))

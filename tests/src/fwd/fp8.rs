@@ -127,6 +127,7 @@ pub(super) fn small() -> Vec<Trial> {
         (CtaTile { ping_pong: true, ..two }.of_inputs(INPUTS[1]), Mask::Causal),
         (CtaTile { stages: 1, tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]), Mask::Causal),
         (CtaTile { tile_n: 128, overlap: Overlap::None, ..TINY_FP8 }.of_inputs(INPUTS[3]), Mask::None),
+        (CtaTile { stages: 1, ..TINY_FP8 }.of_inputs(INPUTS[4]), Mask::Causal),
     ];
     let small =
         shapes.into_iter().zip(SCHEDULERS.into_iter().rev().cycle()).map(|((shape, mask), scheduler)| {

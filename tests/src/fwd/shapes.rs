@@ -33,13 +33,17 @@ pub const TINY: CtaTile = CtaTile {
 pub const TINY_FP8: CtaTile =
     CtaTile { precision: Precision::Fp8(INPUTS[0]), rescale: Rescale::EveryBlock, tile_n: 32, ..TINY };
 
-/// All inputs of e4m3.
-pub const INPUTS: [Fp8Inputs; 4] = [
-    Fp8Inputs { v_layout: ValueLayout::Rows, block_scales: false },
-    Fp8Inputs { v_layout: ValueLayout::Transposed, block_scales: false },
-    Fp8Inputs { v_layout: ValueLayout::Rows, block_scales: true },
-    Fp8Inputs { v_layout: ValueLayout::Transposed, block_scales: true },
+/// Inputs of e4m3 of every kind.
+pub const INPUTS: [Fp8Inputs; 6] = [
+    HEADS,
+    Fp8Inputs { v_layout: ValueLayout::Transposed, ..HEADS },
+    Fp8Inputs { block_scales: true, ..HEADS },
+    Fp8Inputs { v_layout: ValueLayout::Transposed, block_scales: true, ..HEADS },
+    Fp8Inputs { v_channels: true, ..HEADS },
+    Fp8Inputs { v_layout: ValueLayout::Transposed, block_scales: true, v_channels: true },
 ];
+
+const HEADS: Fp8Inputs = Fp8Inputs::HEADS;
 
 /// Every tile of the table, in all forms, with turns and without; with fewer keys where a form needs registers or
 /// memory that the tile leaves not enough of. Then the tile for head dimension 128 without a producer, as the ablation
@@ -136,13 +140,15 @@ pub fn dtype(shape: &CtaTile) -> Dtype {
 /// The problem with the inputs that a tile takes: V as it lies in memory, and scales.
 #[must_use]
 pub fn laid_out(shape: &CtaTile, mut spec: ProblemSpec) -> ProblemSpec {
-    let Precision::Fp8(Fp8Inputs { v_layout, block_scales }) = shape.precision else { return spec };
-    spec.v_layout = v_layout;
-    if !block_scales {
+    let Precision::Fp8(Fp8Inputs { v_layout, block_scales, v_channels }) = shape.precision else {
         return spec;
+    };
+    spec.v_layout = v_layout;
+    if block_scales {
+        // All blocks of Q that there are.
+        spec = spec.block_scales(if shape.consumers == 2 { 64 } else { 128 });
     }
-    // All blocks of Q that there are.
-    spec.block_scales(if shape.consumers == 2 { 64 } else { 128 })
+    if v_channels { spec.v_channels() } else { spec }
 }
 
 /// The scheduler for a tile: the static one in place of the dynamic one, where there is no producer to draw numbers.

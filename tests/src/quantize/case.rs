@@ -2,7 +2,9 @@
 
 use fa3_cuda::kernels::{Spec, quantize};
 use fa3_ir::{BufferRole, Kernel, Program};
-use fa3_quant::{Granularity, Incoherent, Preparation, Quantized, Rope, RopeTable, Rotation, RowPositions};
+use fa3_quant::{
+    Channels, Granularity, Incoherent, Preparation, Quantized, Rope, RopeTable, Rotation, RowPositions,
+};
 use fa3_sched::DeviceLimits;
 use fa3_sched::quantize::Plan;
 use fa3_types::{
@@ -67,6 +69,14 @@ pub struct Case {
     pub seed: u64,
 }
 
+/// What must come out.
+struct Expected {
+    codes: Quantized,
+    scales: Vec<f32>,
+    /// Of channels.
+    mean: Vec<f32>,
+}
+
 /// What a case's inputs are.
 struct Inputs {
     x: Array4<f32>,
@@ -85,12 +95,17 @@ impl Case {
         let style = [RopeStyle::Interleaved, RopeStyle::HalfSplit][of_kernel.below(2)];
         let rows = if of_kernel.below(2) == 0 { Rows::Listed } else { Rows::From(rng.below(100)) };
         let scale = (rng.normal() * 4.0).exp2() as f32;
-        let scalings = [Scaling::Block { rows: 64 }, Scaling::Block { rows: 128 }, Scaling::Given(scale)];
+        let scalings = [
+            Scaling::Block { rows: 64 },
+            Scaling::Block { rows: 128 },
+            Scaling::Given(scale),
+            Scaling::Channel,
+        ];
         let spreads =
             [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
         Case {
             dtype: [Dtype::F16, Dtype::Bf16][of_kernel.below(2)],
-            scaling: scalings[of_kernel.below(3)],
+            scaling: scalings[of_kernel.below(4)],
             rotation: (of_kernel.below(4) > 0).then_some((style, rotary_dim, rows)),
             hadamard: of_kernel.below(3) > 0,
             shape: Shape {
@@ -103,6 +118,16 @@ impl Case {
             value_layout: [ValueLayout::Rows, ValueLayout::Transposed][of_kernel.below(2)],
             spread: spreads[rng.below(6)],
             seed,
+        }
+        .unmixed()
+    }
+
+    /// Without rotation and transform, where channels have scales.
+    #[must_use]
+    pub fn unmixed(self) -> Case {
+        match self.scaling {
+            Scaling::Channel => Case { rotation: None, hadamard: false, ..self },
+            Scaling::Block { .. } | Scaling::Given(_) => self,
         }
     }
 
@@ -178,9 +203,9 @@ impl Case {
         bytes
     }
 
-    /// Compares codes and scales with those of fa3-quant, and gaps with what was there.
+    /// Compares codes, scales and means with those of fa3-quant, and gaps with what was there.
     fn judge(&self, after: &[Vec<u8>]) -> Result<(), String> {
-        let (problem, expected) = (self.problem(), self.expected());
+        let (problem, Expected { codes: expected, scales, mean }) = (self.problem(), self.expected());
         let mut codes = vec![UNWRITTEN; problem.codes_bytes().0 as usize];
         match self.value_layout {
             ValueLayout::Rows => {
@@ -199,23 +224,41 @@ impl Case {
         if let Some(at) = (0..codes.len()).find(|&at| codes[at] != after[1][at]) {
             return Err(format!("byte {at} of codes is {:#x}, not {:#x}", after[1][at], codes[at]));
         }
-        if problem.scales_shape().is_some() {
-            let (scales, _) = after[2].as_chunks();
-            let scales = scales.iter().copied().map(f32::from_le_bytes);
-            let wrong = scales.zip(expected.scales().values()).enumerate().find(|(_, (x, y))| x != *y);
-            if let Some((at, (given, expected))) = wrong {
-                return Err(format!("scale {at} is {given:e}, not {expected:e}"));
+        let outputs = [
+            ("scale", problem.scales_shape().is_some().then_some(scales)),
+            ("mean", problem.mean_shape().is_some().then_some(mean)),
+        ];
+        // They follow the codes.
+        let mut buffers = after[2..].iter();
+        for (what, numbers) in outputs {
+            let Some((expected, bytes)) = numbers.and_then(|numbers| Some((numbers, buffers.next()?))) else {
+                continue;
+            };
+            let (given, _) = bytes.as_chunks();
+            if given.len() != expected.len() {
+                return Err(format!("there are {} of {what}, not {}", given.len(), expected.len()));
+            }
+            let pairs = given.iter().copied().map(f32::from_le_bytes).zip(expected);
+            if let Some((at, (given, expected))) = pairs.enumerate().find(|(_, (x, y))| x != y) {
+                return Err(format!("{what} {at} is {given:e}, not {expected:e}"));
             }
         }
         Ok(())
     }
 
     /// What fa3-quant makes of it.
-    fn expected(&self) -> Quantized {
+    fn expected(&self) -> Expected {
         let Inputs { x, table, positions, incoherent } = self.inputs();
         let mut preparation = match self.scaling {
             Scaling::Block { rows } => Preparation::new(Granularity::Block { rows }),
             Scaling::Given(scale) => Preparation::with_scale(scale),
+            Scaling::Channel => {
+                let channels = Channels::of(x.view());
+                let codes = channels.quantize(x.view()).unwrap_or_else(|error| panic!("{self:?}: {error}"));
+                let [scales, mean] =
+                    [channels.scale(), channels.mean()].map(|numbers| numbers.iter().copied().collect());
+                return Expected { codes, scales, mean };
+            }
         };
         preparation.incoherent = incoherent.as_ref();
         let first = match self.rotation {
@@ -228,7 +271,10 @@ impl Case {
         };
         preparation.rotation = table.as_ref().map(|table| Rotation { table, positions });
         let sequences = Sequences::dense(self.shape.batch, self.shape.seqlen);
-        preparation.quantize(x.view(), &sequences).unwrap_or_else(|error| panic!("{self:?}: {error}"))
+        let codes = preparation.quantize(x.view(), &sequences);
+        let codes = codes.unwrap_or_else(|error| panic!("{self:?}: {error}"));
+        let scales = codes.scales().values().to_vec();
+        Expected { codes, scales, mean: Vec::new() }
     }
 
     fn inputs(&self) -> Inputs {

@@ -11,8 +11,8 @@ use crate::mutate::{Argued, Prey};
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// One chunk a thread; a panel, and one and a half; powers of two and none; panels not full.
 const HEAD_DIMS: [usize; 8] = [16, 64, 80, 96, 128, 176, 192, 256];
-const SCALINGS: [Scaling; 3] =
-    [Scaling::Block { rows: 64 }, Scaling::Block { rows: 128 }, Scaling::Given(0.037)];
+const SCALINGS: [Scaling; 4] =
+    [Scaling::Block { rows: 64 }, Scaling::Block { rows: 128 }, Scaling::Given(0.037), Scaling::Channel];
 /// Which pairs rotate, and all of a row's or half of them.
 const ROTATIONS: [Option<(RopeStyle, bool)>; 5] = [
     None,
@@ -82,7 +82,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
         spread: SPREADS[spread],
         seed,
     };
-    case.trial(SMS[sms])
+    case.unmixed().trial(SMS[sms])
 }
 
 /// Several tiles a CTA, and more than there are stages.
@@ -106,7 +106,11 @@ pub(super) fn small() -> Vec<Trial> {
     let given = Case { scaling: Scaling::Given(0.01), rotation: None, spread: Spread::Outliers, ..case };
     let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
     let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
-    [case, narrow, given, transposed, transposed_given].map(|case| case.trial(2)).into()
+    // Parts that are full and one that is not.
+    let channels = Case { shape: Shape { seqlen: 600, ..case.shape }, scaling: Scaling::Channel, ..case };
+    let transposed_channels = Case { value_layout: ValueLayout::Transposed, ..channels };
+    let cases = [case, narrow, given, transposed, transposed_given, channels, transposed_channels];
+    cases.map(|case| case.unmixed().trial(2)).into()
 }
 
 /// With scales of blocks, all threads meet between a tile's reads and the load into its slot.
@@ -141,10 +145,14 @@ pub(super) fn preys() -> Vec<Prey> {
     let given = Case { shape: Shape { seqlen: 300, ..case.shape }, ..given };
     let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
     let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
+    let channels = [Case { scaling: Scaling::Channel, ..given }.trial(1)];
     vec![
         Prey::of_trial("quantize", &case.trial(1), BLOCKS),
         Prey::of_trial("quantize with a scale", &given.trial(1), GIVEN),
         Prey::of_trial("quantize transposed", &transposed.trial(1), BLOCKS),
         Prey::of_trial("quantize transposed with a scale", &transposed_given.trial(1), GIVEN),
+        Prey::of_step("quantize: parts of channels", &channels, 0, &[]),
+        Prey::of_step("quantize: channels", &channels, 1, &[]),
+        Prey::of_step("quantize by channels", &channels, 2, GIVEN),
     ]
 }

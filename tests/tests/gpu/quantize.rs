@@ -1,7 +1,9 @@
 //! Quantization on a GPU: bits of thousands of problems, and its speed beside a copy's.
 
 use fa3_cuda::cudarc::driver::{CudaContext, result};
-use fa3_cuda::host::{Device, DeviceBuffer, HostError, Quantize, QuantizeTensors, RotaryTensors, Stream};
+use fa3_cuda::host::{
+    Device, DeviceBuffer, HostError, Quantize, QuantizeTensors, RotaryTensors, Stream, Workspace,
+};
 use fa3_quant::Incoherent;
 use fa3_tests::gpu;
 use fa3_tests::quantize::Case;
@@ -64,10 +66,16 @@ fn speed(device: &Device) -> Fallible<String> {
         ]
         .map(|parts| (16384, dim, parts))
     });
+    let channels = [64, 128, 256].into_iter().flat_map(|dim| {
+        [ValueLayout::Rows, ValueLayout::Transposed].map(|layout| {
+            let scales = Scaling::Channel;
+            (16384, dim, Parts { rotates: false, transforms: false, scales, layout })
+        })
+    });
     let mut said =
         String::from("tokens x heads x head_dim: us, ratio to a copy of tensor and codes, of all bytes");
     let mut least: f64 = 1.0;
-    for (tokens, head_dim, parts) in whole.chain(less) {
+    for (tokens, head_dim, parts) in whole.chain(less).chain(channels) {
         let shape = Shape { batch: 1, seqlen: tokens, heads: 2048 / head_dim, head_dim };
         let Race { ours, copies: [of_tensors, of_all] } = race(device, shape, parts)?;
         let Parts { rotates, transforms, scales, layout } = parts;
@@ -79,7 +87,8 @@ fn speed(device: &Device) -> Fallible<String> {
             of_tensors / ours,
             of_all / ours,
         );
-        if tokens == 16384 && head_dim <= 128 && layout == ValueLayout::Rows {
+        let is_bound = layout == ValueLayout::Rows && scales != Scaling::Channel;
+        if tokens == 16384 && head_dim <= 128 && is_bound {
             least = least.min(of_all / ours);
         }
     }
@@ -121,37 +130,44 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
     let bits: Vec<u16> =
         (0..elements as u32).map(|i| (i.wrapping_mul(0x9E37_79B9) >> 16) as u16 & 0x83FF | 0x3C00).collect();
     let table: Vec<f32> = (0..shape.seqlen * rotary_dim / 2).map(|i| (i as f32).sin()).collect();
-    let scales = problem.scales_shape().map_or(0, |shape| 4 * shape.iter().product::<usize>());
+    let bytes = |shape: Option<[usize; 3]>| shape.map_or(0, |shape| 4 * shape.iter().product::<usize>());
+    let [scales, mean] = [problem.scales_shape(), problem.mean_shape()].map(bytes);
+    let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
     let tables = if parts.rotates { 2 * 4 * table.len() } else { 0 };
     let sets = (COLD / (3 * elements)).clamp(2, 16);
     let mut buffers = (0..sets)
         .map(|_| {
             let (cos, sin) = (device.upload(&stream, &table)?, device.upload(&stream, &table)?);
             let x = device.upload(&stream, &bits)?;
-            Ok((x, [cos, sin], device.alloc(elements)?, device.alloc(scales.max(4))?))
+            let numbers = [device.alloc(scales.max(4))?, device.alloc(mean.max(4))?];
+            Ok((x, [cos, sin], device.alloc(elements)?, numbers))
         })
         .collect::<Result<Vec<_>, HostError>>()?;
     let ours = time(&stream, sets, |index| {
-        let (x, [cos, sin], codes, scales) = &mut buffers[index];
+        let (x, [cos, sin], codes, [scales_to, mean_to]) = &mut buffers[index];
         let rotary = parts.rotates.then_some(RotaryTensors { cos, sin, positions: None });
-        let scales = matches!(parts.scales, Scaling::Block { .. }).then_some(scales);
-        quantize.run(&stream, QuantizeTensors { x, codes, scales, rotary }).map_err(Into::into)
+        let (scales, mean) = ((scales > 0).then_some(scales_to), (mean > 0).then_some(mean_to));
+        let tensors = QuantizeTensors { x, codes, scales, mean, rotary };
+        quantize.run(&stream, tensors, &mut workspace).map_err(Into::into)
     })?;
+    // Channels are summed first.
+    let again = if parts.scales == Scaling::Channel { 2 * elements } else { 0 };
     // A byte that is copied is read and written.
-    let copies = [3 * elements, 3 * elements + tables + scales].map(|bytes| -> Fallible<f64> {
-        let half = bytes / 2;
-        let copies = (0..sets)
-            .map(|_| Ok([device.alloc(half)?, device.alloc(half)?]))
-            .collect::<Result<Vec<[DeviceBuffer; 2]>, HostError>>()?;
-        time(&stream, sets, |index| {
-            let [from, to] = &copies[index];
-            // SAFETY: both buffers have so many bytes, and live until the stream is waited for.
-            #[allow(unsafe_code, reason = "a copy that the host layer has no need of")]
-            let copied =
-                unsafe { result::memcpy_dtod_async(to.address(), from.address(), half, raw.cu_stream()) };
-            copied.map_err(Into::into)
-        })
-    });
+    let copies =
+        [3 * elements, 3 * elements + again + tables + scales + mean].map(|bytes| -> Fallible<f64> {
+            let half = bytes / 2;
+            let copies = (0..sets)
+                .map(|_| Ok([device.alloc(half)?, device.alloc(half)?]))
+                .collect::<Result<Vec<[DeviceBuffer; 2]>, HostError>>()?;
+            time(&stream, sets, |index| {
+                let [from, to] = &copies[index];
+                // SAFETY: both buffers have so many bytes, and live until the stream is waited for.
+                #[allow(unsafe_code, reason = "a copy that the host layer has no need of")]
+                let copied =
+                    unsafe { result::memcpy_dtod_async(to.address(), from.address(), half, raw.cu_stream()) };
+                copied.map_err(Into::into)
+            })
+        });
     let [of_tensors, of_all] = copies;
     Ok(Race { ours, copies: [of_tensors?, of_all?] })
 }

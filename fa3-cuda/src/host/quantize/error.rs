@@ -22,6 +22,10 @@ pub enum QuantizeError {
     #[error("{tensor} takes {needed} bytes, its memory has {given}")]
     #[allow(missing_docs, reason = "the message names its fields")]
     BufferSize { tensor: TensorName, given: usize, needed: u64 },
+    /// The workspace is too small.
+    #[error("the workspace has {given} bytes, quantization needs {needed}")]
+    #[allow(missing_docs, reason = "the message names its fields")]
+    WorkspaceSize { given: usize, needed: usize },
     /// Memory or a stream that the kernel cannot use.
     #[error("tensors and stream are not all of the device that the plan was made for")]
     OtherDevice,

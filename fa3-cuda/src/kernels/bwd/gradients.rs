@@ -3,11 +3,11 @@
 use fa3_ir::lang::*;
 use fa3_types::{Mask, softcap};
 
-use super::params::Strided;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::scores::Visible;
 use crate::kernels::parts::store_rows::{Order, StoreRows};
+use crate::kernels::parts::strided::Strided;
 
 /// Makes P of products of Q and K.
 #[derive(Clone, Copy)]

@@ -11,8 +11,8 @@ use super::{Cleared, PartSpec, RoundSpec, StatsSpec};
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::scores::units;
-use crate::kernels::parts::store_rows::Global;
-use crate::kernels::tensors::{strides, view};
+use crate::kernels::parts::strided::Strided;
+use crate::kernels::tensors::view;
 
 /// What both kernels with products take.
 pub(super) struct Inputs<S: Side> {
@@ -29,13 +29,6 @@ pub(super) struct Inputs<S: Side> {
     pub(super) geometry: Geometry<S::U32>,
     /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`].
     pub(super) ticket: Option<S::Pointer>,
-}
-
-/// A tensor in global memory: an address, and bytes from one sequence, head, row to the next.
-pub(super) struct Strided<S: Side> {
-    name: &'static str,
-    address: S::Pointer,
-    strides: [S::U64; 3],
 }
 
 /// The sums of dQ.
@@ -120,29 +113,6 @@ impl<A: Side> Inputs<A> {
             geometry: self.geometry.pass(by),
             ticket: self.ticket.map(|buffer| by.pointer("ticket", buffer)),
         }
-    }
-}
-
-impl<A: Side> Strided<A> {
-    #[track_caller]
-    fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Strided<B> {
-        let (name, [batch, head, row]) = (self.name, self.strides);
-        Strided {
-            name,
-            address: by.pointer(name, self.address),
-            strides: [
-                by.u64(&format!("{name}_batch_bytes"), batch),
-                by.u64(&format!("{name}_head_bytes"), head),
-                by.u64(&format!("{name}_row_bytes"), row),
-            ],
-        }
-    }
-}
-
-impl<'k, S: Side<Pointer = V<'k, B64>, U64 = V<'k, B64>>> Strided<S> {
-    /// Where its rows are.
-    pub(super) fn global(&self) -> Global<'k, 3> {
-        Global { address: self.address, strides: self.strides }
     }
 }
 
@@ -247,12 +217,6 @@ impl RoundParams<Form> {
             seqlen: (),
             decoder: Decoder::new(TileCounts::ONE, order).map(|_| ()),
         }
-    }
-}
-
-impl Strided<Form> {
-    fn form(name: &'static str, elem: Elem) -> Strided<Form> {
-        Strided { name, address: elem, strides: [(); 3] }
     }
 }
 
@@ -363,12 +327,6 @@ impl RoundParams<Host> {
             seqlen: forward.q().shape.seqlen as u32,
             decoder: blocks.decoder().expect("there is a block"),
         }
-    }
-}
-
-impl Strided<Host> {
-    fn of(name: &'static str, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
-        Strided { name, address: buffer, strides: strides(tensor) }
     }
 }
 

@@ -1,7 +1,8 @@
-//! The scales of e4m3 Q, K and V: of heads, which a tile reads once, or of blocks of rows.
+//! The scales of e4m3 Q, K and V: of heads, which a tile reads once, or of blocks of rows, or of channels of V.
 //!
 //! A number is its code times its scale. Scales of Q and K are factors of softmax_scale. That of V is a factor of O: of
-//! a head at the end, of blocks by what O is multiplied for each block in any case ([`VScale`]).
+//! a head or a channel at the end ([`channels`](super::channels)), of blocks by what O is multiplied for each block in
+//! any case ([`VScale`]).
 
 use fa3_ir::lang::*;
 use fa3_types::{Granularity, Problem};
@@ -16,7 +17,7 @@ use crate::kernels::parts::scores::Unit;
 /// The tensors in the order of their scales.
 const Q: usize = 0;
 const K: usize = 1;
-const V_: usize = 2;
+pub(super) const V_: usize = 2;
 
 /// A scale of V counts as no smaller than this times the one before it, so that O, in units of it, does not overflow.
 const LEAST_RATIO: f32 = 1.0 / (1u64 << 63) as f32;
@@ -28,8 +29,10 @@ pub(super) struct Descales<S: Side> {
     pub(super) pointers: [S::Pointer; 3],
     /// Heads of K and V.
     pub(super) heads_kv: S::U32,
-    /// What blocks of Q, K and V have scales; none if heads have.
-    pub(super) blocks: Option<[Blocks<S>; 3]>,
+    /// What blocks of Q, K and V have scales; none of a tensor whose heads or channels have.
+    pub(super) blocks: [Option<Blocks<S>>; 3],
+    /// Where means of V's channels are, if these have scales. At address 0, all are 0.
+    pub(super) mean: Option<S::Pointer>,
 }
 
 /// The blocks of a tensor.
@@ -49,12 +52,16 @@ impl<A: Side> Descales<A> {
         Descales {
             pointers: [by.pointer("q_descale", q), by.pointer("k_descale", k), by.pointer("v_descale", v)],
             heads_kv: by.u32("heads_kv", self.heads_kv),
-            blocks: self.blocks.map(|[q, k, v]| {
-                [("q", q), ("k", k), ("v", v)].map(|(name, Blocks { count, shift })| Blocks {
-                    count: by.u32(&format!("{name}_blocks"), count),
-                    shift: by.u32(&format!("{name}_shift"), shift),
+            blocks: {
+                let [q, k, v] = self.blocks;
+                [("q", q), ("k", k), ("v", v)].map(|(name, blocks)| {
+                    blocks.map(|Blocks { count, shift }| Blocks {
+                        count: by.u32(&format!("{name}_blocks"), count),
+                        shift: by.u32(&format!("{name}_shift"), shift),
+                    })
                 })
-            }),
+            },
+            mean: self.mean.map(|mean| by.pointer("v_mean", mean)),
         }
     }
 }
@@ -62,24 +69,31 @@ impl<A: Side> Descales<A> {
 impl Descales<Form> {
     /// Those of a kernel.
     pub(super) fn form(spec: &FwdSpec) -> Descales<Form> {
-        let blocks = spec.has_block_scales().then_some([Blocks { count: (), shift: () }; 3]);
-        Descales { pointers: [Elem::F32; 3], heads_kv: (), blocks }
+        let [of_qk, of_v] = [spec.has_block_scales(), spec.has_v_blocks()]
+            .map(|has| has.then_some(Blocks { count: (), shift: () }));
+        let blocks = [of_qk, of_qk, of_v];
+        let mean = spec.has_v_channels().then_some(Elem::F32);
+        Descales { pointers: [Elem::F32; 3], heads_kv: (), blocks, mean }
     }
 }
 
 impl Descales<Host> {
     /// Those of a problem.
     pub(super) fn of(problem: &Problem) -> Descales<Host> {
-        let mut tensors = [problem.q(), problem.k(), problem.v()].into_iter().zip(problem.scales());
-        let mut blocks = || match tensors.next() {
-            Some((x, Granularity::Block { rows })) => {
-                let count = x.shape.seqlen.div_ceil(rows) as u32;
-                Some(Blocks { count, shift: rows.ilog2() })
-            }
-            Some((_, Granularity::Head | Granularity::Tensor)) | None => None,
-        };
-        let blocks = blocks().zip(blocks()).zip(blocks()).map(|((q, k), v)| [q, k, v]);
-        Descales { pointers: buffers::DESCALES, heads_kv: problem.heads().kv() as u32, blocks }
+        let [q, k, v] = problem.scales();
+        let tensors = [(problem.q(), q), (problem.k(), k), (problem.v(), v)];
+        Descales {
+            pointers: buffers::DESCALES,
+            heads_kv: problem.heads().kv() as u32,
+            blocks: tensors.map(|(x, granularity)| match granularity {
+                Granularity::Block { rows } => {
+                    let count = x.shape.seqlen.div_ceil(rows) as u32;
+                    Some(Blocks { count, shift: rows.ilog2() })
+                }
+                Granularity::Head | Granularity::Tensor | Granularity::Channel => None,
+            }),
+            mean: problem.has_v_channels().then_some(buffers::V_MEAN),
+        }
     }
 }
 
@@ -111,7 +125,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
         let params = &fwd.params;
         let unit = Unit { scale_log2: params.scale_log2, into_cap: params.into_cap };
         let Some(descales) = params.descales else { return TileScales { fwd, unit, head: None } };
-        let (scale, head) = match descales.blocks {
+        let (scale, head) = match descales.blocks[Q] {
             None => (of_head(fwd, Q, work) * of_head(fwd, K, work), None),
             Some(_) => {
                 let q_head = work.batch.mad(params.heads, work.head);
@@ -128,18 +142,21 @@ impl<'f, 'k> TileScales<'f, 'k> {
     pub(super) fn of(&self, block: &KvBlock<'k>) -> BlockScales<'k> {
         let Some(head) = self.head else { return BlockScales { unit: self.unit, v: None } };
         let unit = self.unit.times(of_block(self.fwd, K, head, block.key));
-        BlockScales { unit: unit.not_zero(), v: Some(of_block(self.fwd, V_, head, block.key)) }
+        let has_v = self.fwd.spec.has_v_blocks();
+        BlockScales { unit: unit.not_zero(), v: has_v.then(|| of_block(self.fwd, V_, head, block.key)) }
     }
 }
 
-/// The scale of V of e4m3 by which O is to be multiplied at the end.
+/// The scale of V of e4m3 by which O is to be multiplied at the end, if that is one for all columns.
 #[track_caller]
 pub(super) fn of_v<'k>(
     fwd: &Fwd<'k>,
     work: &Work<V<'k, B32>>,
     in_blocks: Option<VScale<'k>>,
 ) -> Option<V<'k, F32>> {
-    fwd.params.descales?;
+    if fwd.params.descales?.mean.is_some() {
+        return None;
+    }
     Some(in_blocks.map_or_else(|| of_head(fwd, V_, work), |v_scale| v_scale.last.get()))
 }
 
@@ -158,12 +175,13 @@ fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &Work<V<'k, B32>>) -> V<'k, F
 #[track_caller]
 fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: V<'k, B32>, row: V<'k, B32>) -> V<'k, F32> {
     let b = fwd.builder;
-    let Some(Descales { pointers, blocks: Some(blocks), .. }) = fwd.params.descales else {
+    let Some((Some(Blocks { count, shift }), pointer)) =
+        fwd.params.descales.map(|descales| (descales.blocks[tensor], descales.pointers[tensor]))
+    else {
         return b.value(1.0);
     };
-    let Blocks { count, shift } = blocks[tensor];
     // Not a read-only load: the quantizer may still be writing them when this kernel is launched.
-    b.load(head.mad(count, row >> shift).mad_wide(4, pointers[tensor]).at(0))
+    b.load(head.mad(count, row >> shift).mad_wide(4, pointer).at(0))
 }
 
 /// The scale of V in units of which O is kept: that of the last block that was added.
@@ -179,7 +197,7 @@ impl<'k> VScale<'k> {
     pub(super) fn new(fwd: &Fwd<'k>) -> Option<VScale<'k>> {
         let b = fwd.builder;
         let var = |name| b.var(name, 0.0);
-        fwd.spec.has_block_scales().then(|| VScale { last: var("v scale"), ratio: var("ratio of v scales") })
+        fwd.spec.has_v_blocks().then(|| VScale { last: var("v scale"), ratio: var("ratio of v scales") })
     }
 
     /// The next block to be added is this one.

@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 
 use super::consumer::Sum;
-use super::{Fwd, descales};
+use super::{Fwd, channels, descales};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{Global, Order, StoreRows};
 
@@ -29,12 +29,13 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     let scale =
         descales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
     o.scale_rows(scale); // A1:24
+    let order = if fwd.transposed.is_some() { Order::EvensFirst } else { Order::Natural };
+    channels::restore(fwd, &o, work, order);
     // A row that has seen no key is 0, whatever was multiplied by its zeros.
     let empty = inverse.map(|inverse| inverse.eq(0.0));
     b.if_uniform(empty.any().vote_any(), || o.map(|o, at| empty[at].select(0.0, o)));
 
     let rows = Global { address: params.o, strides: params.o_strides };
-    let order = if fwd.transposed.is_some() { Order::EvensFirst } else { Order::Natural };
     let store = StoreRows { elem: fwd.spec.output, cols: fwd.spec.head_dim_v, order };
     let at = store.chunk(quad).mad_wide(16, rows.at([work.batch, work.head, row]));
     let [_, _, stride] = params.o_strides;

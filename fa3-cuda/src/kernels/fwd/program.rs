@@ -13,7 +13,7 @@ use crate::kernels::{Spec, tensors};
 /// The buffers of a forward program.
 pub mod buffers {
     use fa3_ir::BufferId;
-    use fa3_types::Dtype;
+    use fa3_types::{Dtype, Problem};
 
     /// (batch, seqlen_q, heads, head_dim), with strides.
     pub const Q: BufferId = BufferId(0);
@@ -27,12 +27,19 @@ pub mod buffers {
     pub const LSE: BufferId = BufferId(4);
     /// Scales of Q, K and V, see [`fa3_types::Problem::descale_shapes`], optional; of e4m3 only.
     pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
+    /// Means of V's channels, see [`fa3_types::Problem::v_mean_shape`], optional; of e4m3 whose channels of V have scales
+    /// only.
+    pub const V_MEAN: BufferId = BufferId(8);
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";
 
-    /// How many of them are tensors of the caller's, if Q is of this type. The ticket is behind them.
-    pub fn of_caller(dtype: Dtype) -> usize {
-        let BufferId(last) = if dtype == Dtype::E4m3 { DESCALES[2] } else { LSE };
+    /// How many of them are tensors of the caller's. The ticket is behind them.
+    pub fn of_caller(problem: &Problem) -> usize {
+        let BufferId(last) = match problem.dtype() {
+            Dtype::E4m3 if problem.has_v_channels() => V_MEAN,
+            Dtype::E4m3 => DESCALES[2],
+            Dtype::F16 | Dtype::Bf16 | Dtype::F32 => LSE,
+        };
         last + 1
     }
 }
@@ -60,6 +67,10 @@ pub fn program(plan: &Plan) -> Program<Spec> {
             let shape: Vec<u32> = shape.into_iter().map(|extent| extent as u32).collect();
             program.buffer(name, Elem::F32, &shape, BufferRole::OptionalInput);
         }
+    }
+    if let Some(shape) = problem.v_mean_shape() {
+        let shape = shape.map(|extent| extent as u32);
+        program.buffer("v_mean", Elem::F32, &shape, BufferRole::OptionalInput);
     }
     if schedule.scheduler() == Scheduler::DynamicPersistent {
         program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);

@@ -54,9 +54,19 @@ impl FwdSpec {
         self.is_fp8() && !self.tile.precision.transposes_v()
     }
 
-    /// Whether blocks of e4m3 tensors have scales.
+    /// Whether blocks of e4m3 Q and K have scales.
     pub(super) fn has_block_scales(&self) -> bool {
         matches!(self.tile.precision, Precision::Fp8(Fp8Inputs { block_scales: true, .. }))
+    }
+
+    /// Whether channels of V of e4m3 have scales and means.
+    pub(super) fn has_v_channels(&self) -> bool {
+        matches!(self.tile.precision, Precision::Fp8(Fp8Inputs { v_channels: true, .. }))
+    }
+
+    /// Whether blocks of V have scales.
+    pub(super) fn has_v_blocks(&self) -> bool {
+        self.has_block_scales() && !self.has_v_channels()
     }
 
     /// Whether products are of e4m3.

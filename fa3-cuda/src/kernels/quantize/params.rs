@@ -6,7 +6,8 @@ use fa3_sched::quantize::Plan;
 use fa3_sched::{Decoder, Longest, Order, TileCounts};
 use fa3_types::{Positions, QuantizeProblem, Scaling, Signs, ValueLayout};
 
-use super::Spec;
+use super::channels::ChannelBuffers;
+use super::{ScaleSource, Spec};
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
 use crate::kernels::tensors::{strides, transposed_strides, view};
 
@@ -36,6 +37,12 @@ pub(super) enum Scale<S: Side> {
     Given {
         /// 1 / scale.
         inverse: S::F32,
+    },
+    /// (batch, heads, head_dim) each.
+    Channels {
+        mean: S::Pointer,
+        /// 1 / scale.
+        inverse: S::Pointer,
     },
 }
 
@@ -68,6 +75,10 @@ impl<A: Side> Params<A> {
             scale: match self.scale {
                 Scale::Blocks(scales) => Scale::Blocks(by.pointer("scales", scales)),
                 Scale::Given { inverse } => Scale::Given { inverse: by.f32("inverse", inverse) },
+                Scale::Channels { mean, inverse } => Scale::Channels {
+                    mean: by.pointer("mean", mean),
+                    inverse: by.pointer("inverse", inverse),
+                },
             },
             rotation: self.rotation.map(|Rotation { cos, sin, table_rows, positions }| Rotation {
                 cos: by.pointer("cos", cos),
@@ -118,9 +129,10 @@ impl Params<Form> {
             x: TensorForm { tile, rank: 4, rows: 2 },
             codes: Elem::E4m3,
             codes_strides: [(); 3],
-            scale: match spec.given_scale {
-                true => Scale::Given { inverse: () },
-                false => Scale::Blocks(Elem::F32),
+            scale: match spec.scale {
+                ScaleSource::Blocks => Scale::Blocks(Elem::F32),
+                ScaleSource::Given => Scale::Given { inverse: () },
+                ScaleSource::Channels => Scale::Channels { mean: Elem::F32, inverse: Elem::F32 },
             },
             rotation: spec.rotation.map(|rotation| Rotation {
                 cos: Elem::F32,
@@ -144,7 +156,7 @@ impl Params<Form> {
 
 impl Params<Host> {
     /// The values of a launch with at least one tile, over the buffers of its program.
-    pub(super) fn of<K>(plan: &Plan, program: &Program<K>) -> Params<Host> {
+    pub(super) fn of<K>(plan: &Plan, program: &Program<K>, channels: Option<ChannelBuffers>) -> Params<Host> {
         let (problem, shape) = (plan.problem(), plan.problem().x().shape);
         let buffer = |name| program.find(name).unwrap_or(BufferId(usize::MAX));
         let decoder = plan.decoder().expect("there is a tile");
@@ -152,9 +164,10 @@ impl Params<Host> {
             x: view(buffer("x"), problem.x()),
             codes: buffer("codes"),
             codes_strides: codes_strides(problem),
-            scale: match problem.scaling() {
-                Scaling::Block { .. } => Scale::Blocks(buffer("scales")),
-                Scaling::Given(scale) => Scale::Given { inverse: 1.0 / scale },
+            scale: match (problem.scaling(), channels) {
+                (_, Some(ChannelBuffers { mean, inverse, .. })) => Scale::Channels { mean, inverse },
+                (Scaling::Given(scale), None) => Scale::Given { inverse: 1.0 / scale },
+                (Scaling::Block { .. } | Scaling::Channel, None) => Scale::Blocks(buffer("scales")),
             },
             rotation: problem.rotary().map(|rotary| Rotation {
                 cos: buffer("cos"),

@@ -2,9 +2,10 @@
 
 use fa3_ir::{BufferRole, Elem, Program};
 use fa3_sched::quantize::Plan;
-use fa3_types::{Positions, ValueLayout};
+use fa3_types::{Positions, Shape, ValueLayout};
 
 use super::Spec;
+use super::channels::{self, ChannelBuffers};
 use super::params::Params;
 use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
@@ -14,7 +15,7 @@ use crate::kernels::{self, tensors};
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let (problem, mut program) = (plan.problem(), Program::new());
     let dims = |dims: &[usize]| dims.iter().map(|&dim| dim as u32).collect::<Vec<_>>();
-    tensors::input(&mut program, "x", problem.x());
+    let x = tensors::input(&mut program, "x", problem.x());
     match problem.layout() {
         ValueLayout::Rows => tensors::output(&mut program, "codes", problem.codes()),
         ValueLayout::Transposed => {
@@ -22,9 +23,10 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
             program.buffer("codes", Elem::E4m3, &shape, BufferRole::Output)
         }
     };
-    if let Some(shape) = problem.scales_shape() {
-        program.buffer("scales", Elem::F32, &dims(&shape), BufferRole::Output);
-    }
+    let mut output =
+        |name, shape: [usize; 3]| program.buffer(name, Elem::F32, &dims(&shape), BufferRole::Output);
+    let scales = problem.scales_shape().map(|shape| output("scales", shape));
+    let mean = problem.mean_shape().map(|shape| output("mean", shape));
     if let Some(rotary) = problem.rotary() {
         let table = dims(&[rotary.table_rows, rotary.rotary_dim / 2]);
         program.buffer("cos", Elem::F32, &table, BufferRole::Input);
@@ -34,9 +36,19 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
             program.buffer("positions", Elem::U32, &dims(&[shape.batch, shape.seqlen]), BufferRole::Input);
         }
     }
+    let channels = plan.channels().zip(scales).zip(mean).map(|((channels, scales), mean)| {
+        let Shape { batch, heads, head_dim, .. } = problem.x().shape;
+        let mut scratch =
+            |name, shape: &[usize]| program.buffer(name, Elem::F32, &dims(shape), BufferRole::Scratch);
+        let inverse = scratch("inverse", &[batch, heads, head_dim]);
+        let spans = scratch("spans", &[batch, heads, 3 * channels.parts() as usize, head_dim]);
+        let buffers = ChannelBuffers { spans, scales, mean, inverse };
+        channels::steps(&mut program, plan, &channels, x, buffers);
+        buffers
+    });
     if plan.grid() > 0 {
         let mut args = Fill::default();
-        Params::of(plan, &program).pass(&mut args);
+        Params::of(plan, &program, channels).pass(&mut args);
         program.step(kernels::Spec::Quantize(Spec::of(plan)), [plan.grid(), 1, 1], args.0);
     }
     program

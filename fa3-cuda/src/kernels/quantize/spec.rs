@@ -19,8 +19,19 @@ pub struct Spec {
     pub rotation: Option<Rotation>,
     /// Whether rows go through the Hadamard transform.
     pub hadamard: bool,
-    /// Whether the scale is given.
-    pub given_scale: bool,
+    /// Where scales come from.
+    pub scale: ScaleSource,
+}
+
+/// Where scales come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleSource {
+    /// Each tile, a block of rows, has one.
+    Blocks,
+    /// One is given.
+    Given,
+    /// Channels have some, which other kernels have computed, and means.
+    Channels,
 }
 
 /// What a rotation's code depends on.
@@ -49,7 +60,11 @@ impl Spec {
             layout: problem.layout(),
             rotation: problem.rotary().map(rotation),
             hadamard: problem.signs().is_some(),
-            given_scale: matches!(problem.scaling(), Scaling::Given(_)),
+            scale: match problem.scaling() {
+                Scaling::Block { .. } => ScaleSource::Blocks,
+                Scaling::Given(_) => ScaleSource::Given,
+                Scaling::Channel => ScaleSource::Channels,
+            },
         }
     }
 }

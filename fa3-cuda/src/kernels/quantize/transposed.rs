@@ -11,7 +11,7 @@ use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
 
 use super::encode::chunks;
-use super::{Place, Quantize};
+use super::{Place, Quantize, ScaleSource};
 use crate::kernels::parts::store_rows::Global;
 
 /// Keys and columns that a warp transposes at a time.
@@ -48,7 +48,7 @@ impl<'k> Quantize<'k> {
         has_position: Option<V<'k, Pred>>,
     ) {
         let b = self.builder;
-        if self.spec.given_scale {
+        if self.spec.scale != ScaleSource::Blocks {
             // All have read the codes of the tile before. Scales of blocks are behind a barrier in any case.
             b.sync(through.met);
         }

@@ -199,10 +199,10 @@ proptest! {
     fn any_tile_is_checked(
         numbers in proptest::array::uniform6(prop_oneof![0u32..600, any::<u32>()]), ping_pong: bool,
         three_stage: bool, p_in_smem: bool, no_producer: bool, is_fp8: bool,
-        transposed: bool, block_scales: bool,
+        transposed: bool, block_scales: bool, v_channels: bool,
     ) {
         let v_layout = if transposed { ValueLayout::Transposed } else { ValueLayout::Rows };
-        let inputs = Fp8Inputs { v_layout, block_scales };
+        let inputs = Fp8Inputs { v_layout, block_scales, v_channels };
         let [tile_m, tile_n, stages, consumers, head_dim, head_dim_v] = numbers;
         let tile = CtaTile {
             ping_pong,

@@ -144,7 +144,7 @@ fn redundant_fence(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     )
 }
 
-/// A variable that is given another value before anything reads it.
+/// A variable that is given another value before anything reads it, in every lane.
 fn set_again(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     let Some(Inst::Set { var, .. }) = kernel.inst(line) else { return None };
     let touching = kernel.find(|inst| touches(inst, *var));
@@ -153,7 +153,7 @@ fn set_again(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
         matches!(inst, Inst::Set { var: other, src, .. }
         if other == var && *src != Operand::Value(*var))
     });
-    assigns.then_some("it is assigned again before anything reads it")
+    (assigns && kernel.guard(next).is_none()).then_some("it is assigned again before anything reads it")
 }
 
 /// The sites, of which those are equivalent that concern an [`early`] wait.

@@ -70,7 +70,7 @@ impl Tensors {
         workspace: &mut Workspace,
     ) -> Result<(), ForwardError> {
         let [q, k, v, o, lse, ..] = &mut self.0;
-        let tensors = ForwardTensors { q, k, v, descales: [None; 3], o, lse: Some(lse) };
+        let tensors = ForwardTensors { q, k, v, descales: [None; 3], v_mean: None, o, lse: Some(lse) };
         forward.run(stream, tensors, workspace)
     }
 

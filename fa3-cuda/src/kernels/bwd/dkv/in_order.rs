@@ -13,9 +13,10 @@ use fa3_sched::backward::{ADDED_ROWS, DkvTile};
 
 use super::writer::{Block, Blocks};
 use super::{Adding, Dkv};
-use crate::kernels::bwd::params::{InOrderParams, Strided};
+use crate::kernels::bwd::params::InOrderParams;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::strided::Strided;
 
 /// Blocks by which the watch runs ahead.
 const AHEAD: u32 = 4;

@@ -1,0 +1,71 @@
+//! The channels of V of e4m3, whose means and scales are those of O's columns: O = mean + scale · O of codes.
+
+use fa3_ir::lang::*;
+
+use super::Fwd;
+use super::descales::{Descales, V_};
+use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::store_rows::Order;
+
+/// Columns of a fragment of which a thread has four.
+const GROUP: u32 = 16;
+
+/// Gives a tile of O, which has been divided by its row sums, the scales and means of V's channels.
+#[track_caller]
+pub(super) fn restore<'k>(fwd: &Fwd<'k>, o: &Frag<'k>, work: &Work<V<'k, B32>>, order: Order) {
+    let Some(Descales { pointers, mean: Some(mean), heads_kv, .. }) = fwd.params.descales else { return };
+    let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
+    let first = work.batch.mad(heads_kv, work.kv_head) * cols;
+    let quad = b.tid() & 3;
+    for group in 0..cols / GROUP {
+        let load = |pointer, otherwise| four(b, pointer, first + group * GROUP, order, quad, otherwise);
+        let (scale, mean) = (load(pointers[V_], 1.0), load(mean, 0.0));
+        for (at, x) in o.elements().filter(|(at, _)| at.col / GROUP == group) {
+            let of_four = order.place_of(at.col % GROUP);
+            x.set(x.get().fma(scale[of_four], mean[of_four]));
+        }
+    }
+}
+
+/// The numbers of the columns that a thread has of 16, from `first` on in memory; `otherwise` if there are none.
+#[track_caller]
+fn four<'k>(
+    b: &'k Builder,
+    pointer: V<'k, B64>,
+    first: V<'k, B32>,
+    order: Order,
+    quad: V<'k, B32>,
+    otherwise: f32,
+) -> [V<'k, F32>; 4] {
+    let numbers = [(); 4].map(|()| b.var("channel", otherwise));
+    let set = |to: &[Var<'k, F32>], from: &[V<'k, F32>]| {
+        to.iter().zip(from).for_each(|(to, &from)| to.set(from));
+    };
+    b.guarded(pointer.ne(0_u64), || match order {
+        // Not read-only loads: the quantizer may still be writing them when this kernel is launched.
+        Order::EvensFirst => {
+            let loaded = b.load_vector::<F32, 4>((first + (quad << 2)).mad_wide(4, pointer));
+            set(&numbers, &loaded);
+        }
+        Order::Natural => {
+            let at = (first + (quad << 1)).mad_wide(4, pointer);
+            for half in 0..2 {
+                let loaded = b.load_vector::<F32, 2>(at.at(32 * half as i32));
+                set(&numbers[2 * half..], &loaded);
+            }
+        }
+    });
+    numbers.map(Var::get)
+}
+
+impl Order {
+    /// Which of the four columns that a thread has of 16, as they are in memory, stands at `col` in a fragment: 0, 1, 8
+    /// or 9.
+    fn place_of(self, col: u32) -> usize {
+        let (half, within) = (col as usize / 8, col as usize % 2);
+        match self {
+            Order::Natural => 2 * half + within,
+            Order::EvensFirst => 2 * within + half,
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! A tensor as a kernel's parameter: where its rows are in global memory.
+
+use fa3_ir::BufferId;
+use fa3_ir::lang::*;
+use fa3_types::TensorDesc;
+
+use super::store_rows::Global;
+use crate::kernels::params::{Form, Host, Pass, Side};
+use crate::kernels::tensors::strides;
+
+/// A tensor in global memory: an address, and bytes from one sequence, head, row to the next.
+pub(crate) struct Strided<S: Side> {
+    name: &'static str,
+    address: S::Pointer,
+    strides: [S::U64; 3],
+}
+
+impl<A: Side> Strided<A> {
+    /// Goes over its numbers.
+    #[track_caller]
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Strided<B> {
+        let (name, [batch, head, row]) = (self.name, self.strides);
+        Strided {
+            name,
+            address: by.pointer(name, self.address),
+            strides: [
+                by.u64(&format!("{name}_batch_bytes"), batch),
+                by.u64(&format!("{name}_head_bytes"), head),
+                by.u64(&format!("{name}_row_bytes"), row),
+            ],
+        }
+    }
+}
+
+impl<'k, S: Side<Pointer = V<'k, B64>, U64 = V<'k, B64>>> Strided<S> {
+    /// Where its rows are.
+    pub(crate) fn global(&self) -> Global<'k, 3> {
+        Global { address: self.address, strides: self.strides }
+    }
+}
+
+impl Strided<Form> {
+    /// That of a kernel.
+    pub(crate) fn form(name: &'static str, elem: Elem) -> Strided<Form> {
+        Strided { name, address: elem, strides: [(); 3] }
+    }
+}
+
+impl Strided<Host> {
+    /// A tensor of a launch.
+    pub(crate) fn of(name: &'static str, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
+        Strided { name, address: buffer, strides: strides(tensor) }
+    }
+}

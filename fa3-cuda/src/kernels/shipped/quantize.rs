@@ -1,0 +1,108 @@
+//! Quantization's kernels that are shipped.
+
+use fa3_ir::Elem;
+use fa3_sched::DeviceLimits;
+use fa3_sched::quantize::Plan;
+use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape, Signs, ValueLayout};
+
+use super::Shipped;
+use crate::kernels::Spec;
+use crate::kernels::quantize::{self, channels::ChannelSpec};
+
+/// What a kernel is for.
+struct Row {
+    elem: Elem,
+    head_dim: usize,
+    scaling: Scaling,
+    rotary: Option<(RopeStyle, Positions)>,
+    hadamard: bool,
+    layout: ValueLayout,
+}
+
+/// Both blocks of rows and head dimensions of each number of lanes, with a rotation, a transform, both and neither; what
+/// else makes a difference, with both; and V, transposed and not, with neither.
+pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
+    const POSITIONS: Positions = Positions::From(0);
+    let styles = [None, Some(RopeStyle::Interleaved), Some(RopeStyle::HalfSplit)];
+    let row = |elem, head_dim, scaling, rotary, hadamard| Row {
+        elem,
+        head_dim,
+        scaling,
+        rotary,
+        hadamard,
+        layout: ValueLayout::Rows,
+    };
+    let plain = [64, 96, 128, 192, 256].into_iter().flat_map(move |head_dim| {
+        [64, 128].into_iter().flat_map(move |rows| {
+            styles.into_iter().flat_map(move |style| {
+                let rotary = style.map(|style| (style, POSITIONS));
+                [false, true]
+                    .map(|hadamard| row(Elem::Bf16, head_dim, Scaling::Block { rows }, rotary, hadamard))
+            })
+        })
+    });
+    let both = move |elem, scaling, positions| {
+        row(elem, 128, scaling, Some((RopeStyle::HalfSplit, positions)), true)
+    };
+    let blocks = Scaling::Block { rows: 128 };
+    let others = [
+        both(Elem::F16, blocks, POSITIONS),
+        both(Elem::Bf16, blocks, Positions::Listed),
+        both(Elem::Bf16, Scaling::Given(1.0), POSITIONS),
+    ];
+    let v = [64, 128, 256].into_iter().flat_map(move |head_dim| {
+        let of = |scaling, layout| Row { layout, ..row(Elem::Bf16, head_dim, scaling, None, false) };
+        [
+            of(blocks, ValueLayout::Transposed),
+            of(Scaling::Channel, ValueLayout::Rows),
+            of(Scaling::Channel, ValueLayout::Transposed),
+        ]
+    });
+    plain.chain(others).chain(v).map(|row| Shipped { name: row.name(), spec: row.spec() })
+}
+
+/// Means and scales of channels.
+pub(super) fn channels() -> impl Iterator<Item = Shipped> {
+    [64, 128, 256].into_iter().flat_map(|head_dim| {
+        let elem = Elem::Bf16;
+        let specs = [
+            (format!("channels/parts/{elem}/d{head_dim}"), ChannelSpec::Parts { elem, head_dim }),
+            (format!("channels/whole/d{head_dim}"), ChannelSpec::Whole { head_dim }),
+        ];
+        specs.map(|(name, spec)| Shipped { name, spec: Spec::Channels(spec) })
+    })
+}
+
+impl Row {
+    fn spec(&self) -> Spec {
+        let Row { elem, head_dim, scaling, rotary, hadamard, layout } = *self;
+        let dtype = if elem == Elem::F16 { Dtype::F16 } else { Dtype::Bf16 };
+        let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
+        let mut problem = QuantizeSpec::contiguous(dtype, shape);
+        (problem.layout, problem.scaling) = (layout, scaling);
+        problem.rotary =
+            rotary.map(|(style, positions)| Rotary { style, rotary_dim: head_dim, table_rows: 1, positions });
+        problem.signs = hadamard.then_some(Signs { leading: [0; 8], between: [0; 8] });
+        let problem = problem.validate().expect("every row can be quantized");
+        let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).expect("there is one tile");
+        Spec::Quantize(quantize::Spec::of(&plan))
+    }
+
+    fn name(&self) -> String {
+        let Row { elem, head_dim, scaling, rotary, hadamard, layout } = *self;
+        let scales = match scaling {
+            Scaling::Block { rows } => rows.to_string(),
+            Scaling::Given(_) => "given".to_owned(),
+            Scaling::Channel => "channels".to_owned(),
+        };
+        let words = [
+            rotary
+                .map(|(style, _)| if style == RopeStyle::Interleaved { "interleaved" } else { "half-split" }),
+            rotary.filter(|&(_, positions)| positions == Positions::Listed).map(|_| "listed"),
+            hadamard.then_some("hadamard"),
+            (layout == ValueLayout::Transposed).then_some("transposed"),
+        ];
+        let words: String = words.into_iter().flatten().flat_map(|word| ["/", word]).collect();
+        format!("quantize/{elem}/d{head_dim}/{scales}{words}")
+    }
+}

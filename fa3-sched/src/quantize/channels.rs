@@ -1,0 +1,68 @@
+//! The means and scales of channels, which are computed before codes are: first of parts of a head's rows, then of all.
+
+use fa3_types::{CHANNEL_GROUPS, CHANNEL_ROWS, Shape};
+
+use super::CHUNK;
+use crate::{Decoder, Longest, Order, TileCounts, TooManyTiles};
+
+/// Rows of a part.
+pub const PART_ROWS: u32 = CHANNEL_ROWS as u32;
+
+/// Groups that are summed on their own: threads that share a column.
+pub const GROUPS: u32 = CHANNEL_GROUPS as u32;
+
+/// How the rows of a tensor's heads are cut into parts. A CTA sums the channels of a part; then a CTA of each head sums
+/// those of its parts.
+#[derive(Clone, Copy, Debug)]
+pub struct ChannelPlan {
+    counts: TileCounts,
+    head_dim: u32,
+}
+
+impl ChannelPlan {
+    pub(super) fn new(shape: Shape) -> Result<ChannelPlan, TooManyTiles> {
+        let counts = TileCounts {
+            m_blocks: (shape.seqlen as u32).div_ceil(PART_ROWS),
+            heads: shape.heads as u32,
+            batch: shape.batch as u32,
+            splits: 1,
+        };
+        // Heads without rows have channels, too.
+        TileCounts { m_blocks: counts.m_blocks.max(1), ..counts }.numbered()?;
+        Ok(ChannelPlan { counts, head_dim: shape.head_dim as u32 })
+    }
+
+    /// Parts of a head.
+    pub fn parts(&self) -> u32 {
+        self.counts.m_blocks
+    }
+
+    /// CTAs that sum parts, one for each; 0 if there are no rows.
+    pub fn parts_grid(&self) -> u32 {
+        self.parts() * self.heads_grid()
+    }
+
+    /// CTAs that sum the parts of heads, one for each.
+    pub fn heads_grid(&self) -> u32 {
+        self.counts.heads * self.counts.batch
+    }
+
+    /// The numbering of parts; `None` if there are none.
+    pub fn decoder(&self) -> Option<Decoder<u32>> {
+        let order = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
+        (self.parts_grid() > 0).then(|| Decoder::new(self.counts, order))
+    }
+
+    /// Threads of a CTA that sums rows of so many elements, each of which loads `columns` of them at once.
+    pub fn threads(head_dim: u32, columns: u32) -> u32 {
+        GROUPS * head_dim / columns
+    }
+}
+
+impl std::fmt::Display for ChannelPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let threads = ChannelPlan::threads(self.head_dim, CHUNK);
+        write!(f, "channels   {} parts of {PART_ROWS} rows of {} heads, ", self.parts(), self.heads_grid())?;
+        write!(f, "{} CTAs of {threads} threads", self.parts_grid())
+    }
+}
