@@ -1,5 +1,6 @@
 //! `fa3 accuracy`: how accurate attention is in 16 and 8 bits, beside the paper's Table 3.
 
+mod activations;
 mod chart;
 mod computer;
 mod cpu;
@@ -13,19 +14,22 @@ mod table;
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use fa3_quant::QuantError;
 use fa3_types::ProblemError;
 
 use crate::draw::DrawError;
-use crate::progress;
 use crate::threads::{self, ThreadsError};
-use crate::write::{self, WriteError};
+use crate::write::{self, NewFile, WriteError};
+use crate::{progress, run};
+use activations::Activations;
 use computer::Computer;
 use gpu::Gpu;
 use method::Method;
 use report::{DriftHead, Head, Report};
+use sample::Sample;
+use serde::Serialize;
 
 /// What `fa3 accuracy --help` says first.
 pub(crate) const ABOUT: &str = "\
@@ -37,6 +41,8 @@ FP8 is emulated on the CPU with the arithmetic of Hopper's tensor cores. With --
 they can: FlashAttention-3 in fp16 and in FP8, quantization included, and the FP8 results of the second table that are \
 summed in two levels. Standard attention and FlashAttention-2 stay on the CPU, as does the f64 arithmetic.
 
+With --input, Q, K and V are those of a file, and the errors of the same methods on them are all that is printed.
+
 The full tables take some minutes. The exit code is 1 if something came out other than expected.";
 
 /// Options of `fa3 accuracy`.
@@ -45,7 +51,8 @@ The full tables take some minutes. The exit code is 1 if something came out othe
 Examples:
   fa3 accuracy --quick
   fa3 accuracy --json accuracy.json --svg accuracy.svg
-  fa3 accuracy --gpu")]
+  fa3 accuracy --gpu
+  fa3 accuracy --input data/minilm_layer5.safetensors")]
 pub(crate) struct Options {
     /// Takes seconds: 1024 keys, where the paper's numbers do not apply, and 3 seeds
     #[arg(long)]
@@ -53,6 +60,9 @@ pub(crate) struct Options {
     /// Computes with this library's kernels, on the first Hopper GPU, what they can compute
     #[arg(long)]
     gpu: bool,
+    /// Measures on tensors q, k and v of a safetensors file, (batch, seqlen, heads, head_dim) each
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "svg"])]
+    input: Option<PathBuf>,
     /// Writes everything measured, each seed apart
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -77,6 +87,10 @@ pub(crate) enum Error {
     Threads(#[from] ThreadsError),
     #[error(transparent)]
     Write(#[from] WriteError),
+    #[error(transparent)]
+    Input(#[from] run::error::Error),
+    #[error("{tensor} has shape {given:?}, expected (batch, seqlen, heads, head_dim)")]
+    Rank { tensor: String, given: Vec<usize> },
 }
 
 /// What is measured.
@@ -98,9 +112,14 @@ const QUICK: Settings = Settings { seqlen: 1024, seeds: 1..=3, drift_keys: &[1 <
 /// # Errors
 /// See [`Error`].
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
-    let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;
+    let inputs = options.input.as_slice();
+    let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], inputs)?;
     let computer = if options.gpu { Computer::Gpu(Gpu::open()?) } else { Computer::Cpu };
     threads::start()?;
+    if let Some(path) = &options.input {
+        let activations = measure_activations(path, &activations::read(path)?, &computer)?;
+        return Ok(write_report(json, &activations).map(|()| true)?);
+    }
     let report = measure(if options.quick { QUICK } else { FULL }, &computer)?;
     crate::print(&report);
     let mut files = Vec::new();
@@ -115,6 +134,25 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     }
     write::write(&files)?;
     Ok(report.is_as_expected())
+}
+
+fn write_report(json: Option<NewFile>, report: &impl Serialize) -> Result<(), WriteError> {
+    let Some(file) = json else { return Ok(()) };
+    crate::print(&"");
+    write::write(&[(file, write::json(report))])
+}
+
+fn measure_activations(path: &Path, sample: &Sample, computer: &Computer) -> Result<Activations, Error> {
+    let seeds = FULL.seeds;
+    let progress = progress::bar(seeds.clone().count() * Method::ALL.len());
+    let gpu = computer.gpu();
+    let head = activations::Head { input: path, sample, seeds: seeds.clone().count(), gpu };
+    progress.suspend(|| crate::print(&head));
+    let samples: Vec<_> = seeds.map(|seed| (seed, sample)).collect();
+    let print = |row: &table::Row| progress.suspend(|| crate::print(row));
+    let rows = table::rows(&samples, |_| None, computer, &progress, &print)?;
+    progress.finish_and_clear();
+    Ok(Activations::new(path, gpu, sample, rows))
 }
 
 fn measure(settings: Settings, computer: &Computer) -> Result<Report, Error> {

@@ -24,11 +24,11 @@ pub struct Addresses {
     /// Log-sum-exp, f32 of [`Problem::lse_shape`], contiguous. `None`: LSE is not written.
     pub lse: Option<Address>,
     /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`], contiguous: x = descale · code. Those
-    /// of heads and channels are not negative, and `None` means that all are 1. Those of blocks are positive, normal
-    /// and given.
+    /// of heads are not negative, and `None` means that all are 1. Those of blocks are positive, normal and given.
+    /// Those of channels are not negative and given.
     pub descales: [Option<Address>; 3],
-    /// Means of V's channels, f32 of [`Problem::v_mean_shape`], contiguous: V = mean + descale · code. `None` means
-    /// that all are 0. These and scales of channels begin at a multiple of 16 bytes.
+    /// Means of V's channels, f32 of [`Problem::v_mean_shape`], contiguous, where channels have scales: V = mean +
+    /// descale · code.
     pub v_mean: Option<Address>,
 }
 
@@ -70,7 +70,7 @@ impl Placement {
     /// must keep clear of all others, judged by the whole interval from its first to its last byte.
     ///
     /// # Errors
-    /// [`ProblemError::NullAddress`], also of scales of blocks, [`ProblemError::Misaligned`],
+    /// [`ProblemError::NullAddress`], also of scales of blocks and of channels and means, [`ProblemError::Misaligned`],
     /// [`ProblemError::AddressOverflow`] or [`ProblemError::Overlap`]; [`ProblemError::Descale`] if there are scales of
     /// tensors that are not e4m3; [`ProblemError::Unwanted`] if there are means and channels of V have no scales.
     pub fn new(problem: &Problem, at: Addresses) -> Result<Placement, ProblemError> {
@@ -91,7 +91,7 @@ impl Placement {
                 Interval::aligned(tensor, address, f32_bytes(shape), alignment)
             }
             Some(_) => Err(ProblemError::Descale { tensor, dtype: problem.dtype() }),
-            None if are_blocks(problem, tensor) && shape.iter().all(|&extent| extent > 0) => {
+            None if must_be_given(problem, tensor) && shape.iter().all(|&extent| extent > 0) => {
                 Err(ProblemError::NullAddress { tensor })
             }
             None => Interval::new(tensor, Address(0), 0),
@@ -99,9 +99,11 @@ impl Placement {
         let ([q_descale, k_descale, v_descale], [q_shape, k_shape, v_shape]) =
             (at.descales, problem.descale_shapes());
         let v_mean = match (at.v_mean, problem.v_mean_shape()) {
-            (Some(address), Some(shape)) => Interval::new(TensorName::VMean, address, f32_bytes(&shape))?,
             (Some(_), None) => return Err(ProblemError::Unwanted { tensor: TensorName::VMean }),
-            (None, _) => Interval::new(TensorName::VMean, Address(0), 0)?,
+            (address, shape) => {
+                let bytes = shape.map_or(0, |shape| f32_bytes(&shape));
+                Interval::new(TensorName::VMean, address.unwrap_or(Address(0)), bytes)?
+            }
         };
         let all = [
             q,
@@ -124,9 +126,9 @@ impl Placement {
     }
 }
 
-/// Whether the scales of a tensor are those of blocks.
-fn are_blocks(problem: &Problem, tensor: TensorName) -> bool {
-    problem.has_block_scales() && !(tensor == TensorName::VDescale && problem.has_v_channels())
+/// Whether the scales of a tensor are those of blocks or of channels.
+fn must_be_given(problem: &Problem, tensor: TensorName) -> bool {
+    problem.has_block_scales() || (tensor == TensorName::VDescale && problem.has_v_channels())
 }
 
 /// The bytes of a tensor.
@@ -267,27 +269,26 @@ mod tests {
         let tensor = TensorName::VMean;
         let spec = ProblemSpec::dense(Dtype::E4m3, SHAPE, SHAPE);
         let place = |spec: &ProblemSpec, at| Placement::new(&spec.clone().validate().unwrap(), at);
-        let good = GOOD.v_mean(Address(0x6010));
+        let scales = |v| GOOD.descales([None, None, Some(Address(v))]);
+        let good = scales(0x7000).v_mean(Address(0x6010));
         assert_eq!(place(&spec, good), Err(ProblemError::Unwanted { tensor }));
         let channels = spec.v_channels();
         assert_eq!(place(&channels, good).map(|at| at.addresses()), Ok(good));
-        assert!(place(&channels, GOOD).is_ok());
+        assert_eq!(place(&channels, scales(0x7000)), Err(ProblemError::NullAddress { tensor }));
         assert_eq!(
-            place(&channels, GOOD.v_mean(Address(0x6004))),
+            place(&channels, scales(0x7000).v_mean(Address(0x6004))),
             Err(ProblemError::Misaligned { tensor, address: 0x6004, alignment: 16 })
         );
         let tensor = TensorName::VDescale;
         assert_eq!(
-            place(&channels, GOOD.descales([None, None, Some(Address(0x6004))])),
+            place(&channels, scales(0x6004).v_mean(Address(0x6010))),
             Err(ProblemError::Misaligned { tensor, address: 0x6004, alignment: 16 })
         );
+        let missing = place(&channels, GOOD.v_mean(Address(0x6010)));
+        assert_eq!(missing, Err(ProblemError::NullAddress { tensor }));
         // 64 numbers, of which the last is within O.
-        let over = place(&channels, GOOD.v_mean(Address(0x3f10)));
+        let over = place(&channels, scales(0x7000).v_mean(Address(0x3f10)));
         assert!(matches!(over, Err(ProblemError::Overlap { other: TensorName::VMean, .. })), "{over:?}");
-        // Scales of channels may be left out beside those of blocks.
-        let both = channels.block_scales(64).v_channels();
-        let scales = [Some(Address(0x6000)), Some(Address(0x6100)), None];
-        assert!(place(&both, GOOD.descales(scales)).is_ok());
     }
 
     #[test]

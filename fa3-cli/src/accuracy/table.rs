@@ -69,15 +69,28 @@ pub(super) fn measure(
         Ok((seed, sample))
     };
     let samples: Vec<(u64, Sample)> = seeds.map(draw).collect::<Result<_, Error>>()?;
+    let samples: Vec<(u64, &Sample)> = samples.iter().map(|(seed, sample)| (*seed, sample)).collect();
+    rows(&samples, Method::paper, computer, progress, &|row| print(row))
+}
+
+/// Every method on samples, each with the seed of its random signs, beside the number that `paper` knows; `print` gets
+/// each row as soon as it is there.
+pub(super) fn rows(
+    samples: &[(u64, &Sample)],
+    paper: fn(Method) -> Option<f64>,
+    computer: &Computer,
+    progress: &ProgressBar,
+    print: &dyn Fn(&Row),
+) -> Result<Vec<Row>, Error> {
     let rows = Method::ALL.into_iter().map(|method| {
-        let error = |(seed, sample): &(u64, Sample)| {
+        let error = |&(seed, sample): &(u64, &Sample)| {
             progress.set_message(format!("{}, seed {seed}", method.name()));
-            let rmse = ErrorNorms::of(&computer.output(method, sample, *seed)?, &sample.exact.o).rmse;
+            let rmse = ErrorNorms::of(&computer.output(method, sample, seed)?, &sample.exact.o).rmse;
             progress.inc(1);
             Ok(rmse)
         };
         let rmse = samples.iter().map(error).collect::<Result<_, Error>>()?;
-        let row = Row::new(method, computer.place_of(method), rmse);
+        let row = Row { paper: paper(method), ..Row::new(method, computer.place_of(method), rmse) };
         print(&row);
         Ok(row)
     });

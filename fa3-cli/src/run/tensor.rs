@@ -68,7 +68,7 @@ impl Tensor {
     }
 
     /// The tensor as f64, in the shape `expected`, whose batch of 1 the tensor may lack.
-    pub(super) fn expected<D: Dimension>(self, expected: D) -> Result<Array<f64, D>, Error> {
+    pub(crate) fn expected<D: Dimension>(self, expected: D) -> Result<Array<f64, D>, Error> {
         let Tensor { name, shape, values } = self;
         let values: Vec<f64> = match values {
             Values::F64(values) => values,

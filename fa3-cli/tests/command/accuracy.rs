@@ -48,6 +48,27 @@ fn tables_are_printed_and_written() {
     }
 }
 
+/// Q, K and V of a model, whose O in f64 another program has computed.
+#[test]
+fn activations_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("a.json");
+    let input = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/minilm_layer5.safetensors");
+    let stdout = fa3(&["accuracy", "--input", input, "--json", json.to_str().unwrap()]).succeeded();
+    assert!(stdout.contains("K and V (1, 512, 3, 32)\nthe root mean square of O is 2.748e-1\n"), "{stdout}");
+    let report: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let rows = report["table"].as_array().unwrap();
+    assert!(rows.iter().all(|row| row["paper"] == Value::Null));
+    let median = |method| {
+        let row = rows.iter().find(|row| row["method"] == method).unwrap();
+        row["median"].as_f64().unwrap()
+    };
+    // Of O, 3 % and 0.02 %.
+    assert!((4e-3..1e-2).contains(&median("Flash3Fp8")) && (3e-5..1e-4).contains(&median("Flash3Fp16")));
+    assert!(median("VChannels") < median("StandardFp8"));
+    fa3(&["accuracy", "--input", "/no/such/file"]).refused("cannot read /no/such/file: No such file");
+}
+
 /// Who stops it keeps what has been measured.
 #[test]
 fn rows_are_printed_as_they_are_measured() {

@@ -76,9 +76,9 @@ pub struct ForwardTensors<'a> {
     /// V.
     pub v: &'a DeviceBuffer,
     /// Scales of e4m3 Q, K and V, f32 of [`Problem::descale_shapes`]: x = descale · code. `None` means 1 for scales of
-    /// heads and channels. Those of blocks must be given.
+    /// heads. Those of blocks and of channels must be given.
     pub descales: [Option<&'a DeviceBuffer>; 3],
-    /// Means of V's channels, f32 of [`Problem::v_mean_shape`]: V = mean + descale · code. `None` means 0.
+    /// Means of V's channels, f32 of [`Problem::v_mean_shape`], where these have scales: V = mean + descale · code.
     pub v_mean: Option<&'a DeviceBuffer>,
     /// O.
     pub o: &'a mut DeviceBuffer,
@@ -298,7 +298,8 @@ mod tests {
         let shape = Shape { batch: 2, seqlen: 100, heads: 2, head_dim: 64 };
         let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).v_channels().validate().unwrap();
         let qkvo = [1, 2, 3, 4].map(|place| (place << 20, 1 << 20));
-        let place = |bytes| placed(&problem, qkvo, None, [None; 3], Some((0x5000, bytes)));
+        let descales = [None, None, Some((0x6000, 1024))];
+        let place = |bytes| placed(&problem, qkvo, None, descales, Some((0x5000, bytes)));
         assert_eq!(place(1024).unwrap().addresses().v_mean, Some(Address(0x5000)));
         let error = ForwardError::BufferSize { tensor: TensorName::VMean, given: 1023, needed: 1024 };
         assert_eq!(place(1023), Err(error));

@@ -288,12 +288,14 @@ mod tests {
         type Inputs = fn(ProblemSpec) -> ProblemSpec;
         let half =
             halves.map(|(heads, cap, dtype)| (&dims[..], heads, cap, dtype, dtype, (|spec| spec) as Inputs));
-        let inputs: [Inputs; 6] = [
+        let inputs: [Inputs; 8] = [
             |spec| spec,
             |spec| spec.transposed_v(),
             |spec| spec.block_scales(64),
             |spec| spec.transposed_v().block_scales(128),
             |spec| spec.v_channels(),
+            |spec| spec.transposed_v().v_channels(),
+            |spec| spec.block_scales(64).v_channels(),
             |spec| spec.transposed_v().block_scales(128).v_channels(),
         ];
         let fp8 = inputs.into_iter().flat_map(|inputs| {

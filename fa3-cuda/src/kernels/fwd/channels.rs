@@ -10,52 +10,57 @@ use crate::kernels::parts::store_rows::Order;
 /// Columns of a fragment of which a thread has four.
 const GROUP: u32 = 16;
 
-/// Gives a tile of O, which has been divided by its row sums, the scales and means of V's channels.
-#[track_caller]
-pub(super) fn restore<'k>(fwd: &Fwd<'k>, o: &Frag<'k>, work: &Work<V<'k, B32>>, order: Order) {
-    let Some(Descales { pointers, mean: Some(mean), heads_kv, .. }) = fwd.params.descales else { return };
-    let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
-    let first = work.batch.mad(heads_kv, work.kv_head) * cols;
-    let quad = b.tid() & 3;
-    for group in 0..cols / GROUP {
-        let load = |pointer, otherwise| four(b, pointer, first + group * GROUP, order, quad, otherwise);
-        let (scale, mean) = (load(pointers[V_], 1.0), load(mean, 0.0));
-        for (at, x) in o.elements().filter(|(at, _)| at.col / GROUP == group) {
-            let of_four = order.place_of(at.col % GROUP);
-            x.set(x.get().fma(scale[of_four], mean[of_four]));
-        }
-    }
+/// The scales and means of the channels of a tile's head of V.
+pub(super) struct Channels<'k> {
+    builder: &'k Builder,
+    scale: V<'k, B64>,
+    mean: V<'k, B64>,
+    /// Of the head, among all channels.
+    first: V<'k, B32>,
+    /// How many it has.
+    cols: u32,
+    order: Order,
 }
 
-/// The numbers of the columns that a thread has of 16, from `first` on in memory; `otherwise` if there are none.
-#[track_caller]
-fn four<'k>(
-    b: &'k Builder,
-    pointer: V<'k, B64>,
-    first: V<'k, B32>,
-    order: Order,
-    quad: V<'k, B32>,
-    otherwise: f32,
-) -> [V<'k, F32>; 4] {
-    let numbers = [(); 4].map(|()| b.var("channel", otherwise));
-    let set = |to: &[Var<'k, F32>], from: &[V<'k, F32>]| {
-        to.iter().zip(from).for_each(|(to, &from)| to.set(from));
-    };
-    b.guarded(pointer.ne(0_u64), || match order {
-        // Not read-only loads: the quantizer may still be writing them when this kernel is launched.
-        Order::EvensFirst => {
-            let loaded = b.load_vector::<F32, 4>((first + (quad << 2)).mad_wide(4, pointer));
-            set(&numbers, &loaded);
-        }
-        Order::Natural => {
-            let at = (first + (quad << 1)).mad_wide(4, pointer);
-            for half in 0..2 {
-                let loaded = b.load_vector::<F32, 2>(at.at(32 * half as i32));
-                set(&numbers[2 * half..], &loaded);
+impl<'k> Channels<'k> {
+    /// Those of a tile, if channels have scales. O has columns in this order.
+    #[track_caller]
+    pub(super) fn of(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, order: Order) -> Option<Channels<'k>> {
+        let Descales { pointers, mean, heads_kv, .. } = fwd.params.descales?;
+        let cols = fwd.spec.head_dim_v;
+        let first = work.batch.mad(heads_kv, work.kv_head) * cols;
+        Some(Channels { builder: fwd.builder, scale: pointers[V_], mean: mean?, first, cols, order })
+    }
+
+    /// Gives a part of O, from this column on, the scales and means of its channels. It has been divided by row sums.
+    /// An `empty` row, which has seen no key, is 0.
+    #[track_caller]
+    pub(super) fn restore(&self, part: &mut Frag<'k>, from: u32, empty: Rows<'k, Pred>) {
+        let quad = self.builder.tid() & 3;
+        for group in (0..part.cols().min(self.cols - from)).step_by(GROUP as usize) {
+            let [scale, mean] = [self.scale, self.mean].map(|pointer| self.four(pointer, from + group, quad));
+            for (at, x) in part.elements().filter(|(at, _)| (group..group + GROUP).contains(&at.col)) {
+                let of_four = self.order.place_of(at.col % GROUP);
+                let restored = x.get().fma(scale[of_four], mean[of_four]);
+                x.set(empty[at].select::<F32>(0.0, restored));
             }
         }
-    });
-    numbers.map(Var::get)
+    }
+
+    /// The numbers of the columns that a thread has of 16, from column `from` on.
+    #[track_caller]
+    fn four(&self, pointer: V<'k, B64>, from: u32, quad: V<'k, B32>) -> [V<'k, F32>; 4] {
+        let (b, first) = (self.builder, self.first + from);
+        // Not read-only loads: the quantizer may still be writing them when this kernel is launched.
+        match self.order {
+            Order::EvensFirst => b.load_vector((first + (quad << 2)).mad_wide(4, pointer)),
+            Order::Natural => {
+                let at = (first + (quad << 1)).mad_wide(4, pointer);
+                let [[a, b], [c, d]] = [0, 32].map(|bytes| b.load_vector(at.at(bytes)));
+                [a, b, c, d]
+            }
+        }
+    }
 }
 
 impl Order {

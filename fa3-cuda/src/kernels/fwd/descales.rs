@@ -22,7 +22,7 @@ pub(super) const V_: usize = 2;
 /// A scale of V counts as no smaller than this times the one before it, so that O, in units of it, does not overflow.
 const LEAST_RATIO: f32 = 1.0 / (1u64 << 63) as f32;
 
-/// Where scales are. At address 0, all of a tensor are 1, if heads have scales.
+/// Where scales are. At address 0, all of a tensor are 1, if its heads have scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descales<S: Side> {
     /// Of Q, K and V.
@@ -31,7 +31,7 @@ pub(super) struct Descales<S: Side> {
     pub(super) heads_kv: S::U32,
     /// What blocks of Q, K and V have scales; none of a tensor whose heads or channels have.
     pub(super) blocks: [Option<Blocks<S>>; 3],
-    /// Where means of V's channels are, if these have scales. At address 0, all are 0.
+    /// Where means of V's channels are, if these have scales.
     pub(super) mean: Option<S::Pointer>,
 }
 

@@ -27,8 +27,7 @@ pub mod buffers {
     pub const LSE: BufferId = BufferId(4);
     /// Scales of Q, K and V, see [`fa3_types::Problem::descale_shapes`], optional; of e4m3 only.
     pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
-    /// Means of V's channels, see [`fa3_types::Problem::v_mean_shape`], optional; of e4m3 whose channels of V have scales
-    /// only.
+    /// Means of V's channels, see [`fa3_types::Problem::v_mean_shape`]; of e4m3 whose channels of V have scales only.
     pub const V_MEAN: BufferId = BufferId(8);
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";
@@ -70,7 +69,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     }
     if let Some(shape) = problem.v_mean_shape() {
         let shape = shape.map(|extent| extent as u32);
-        program.buffer("v_mean", Elem::F32, &shape, BufferRole::OptionalInput);
+        program.buffer("v_mean", Elem::F32, &shape, BufferRole::Input);
     }
     if schedule.scheduler() == Scheduler::DynamicPersistent {
         program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);

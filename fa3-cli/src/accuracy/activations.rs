@@ -1,0 +1,81 @@
+//! The methods of Table 3 on Q, K and V of a file, such as the activations of a model.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use fa3_ref::norms::ErrorNorms;
+use ndarray::Array4;
+use serde::Serialize;
+
+use super::Error;
+use super::sample::Sample;
+use super::table::Row;
+use crate::run;
+
+/// The types of the tensors.
+const TYPES: &str = "F64, F32, F16 or BF16";
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Activations {
+    input: PathBuf,
+    gpu: Option<String>,
+    /// Of O in f64.
+    rms: f64,
+    table: Vec<Row>,
+}
+
+/// Q, K and V of a safetensors file, (batch, seqlen, heads, head_dim) each, which are taken as exact.
+///
+/// # Errors
+/// There are no such tensors, or no attention of them.
+pub(super) fn read(path: &Path) -> Result<Sample, Error> {
+    let tensor = |name| -> Result<Array4<f64>, Error> {
+        let tensor = run::read_tensor(path, Some(name), name, TYPES)?;
+        let given = tensor.shape.clone();
+        let Ok(dims) = <[usize; 4]>::try_from(given.as_slice()) else {
+            return Err(Error::Rank { tensor: tensor.name, given });
+        };
+        Ok(tensor.expected(ndarray::Dim(dims))?)
+    };
+    Ok(Sample::new(tensor("q")?, tensor("k")?, tensor("v")?)?)
+}
+
+impl Activations {
+    pub(super) fn new(input: &Path, gpu: Option<&str>, sample: &Sample, table: Vec<Row>) -> Activations {
+        Activations { input: input.into(), gpu: gpu.map(str::to_owned), rms: rms(sample), table }
+    }
+}
+
+/// The root mean square of O.
+fn rms(sample: &Sample) -> f64 {
+    ErrorNorms::of(&Array4::<f64>::zeros(sample.exact.o.dim()), &sample.exact.o).rmse
+}
+
+/// What stands above the table.
+pub(super) struct Head<'a> {
+    pub(super) input: &'a Path,
+    pub(super) sample: &'a Sample,
+    pub(super) seeds: usize,
+    pub(super) gpu: Option<&'a str>,
+}
+
+impl fmt::Display for Head<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Head { input, sample, seeds, gpu } = *self;
+        writeln!(f, "Error of O (RMSE against f64), {seeds} seeds of random signs;")?;
+        writeln!(
+            f,
+            "{}: Q {}, K and V {}",
+            input.display(),
+            sample.problem.q().shape,
+            sample.problem.v().shape
+        )?;
+        writeln!(f, "the root mean square of O is {:.3e}", rms(sample))?;
+        if let Some(gpu) = gpu {
+            writeln!(f, "gpu: by this library's kernels on {gpu}; all else on the CPU")?;
+        }
+        writeln!(f)?;
+        write!(f, "{:32}  {:>8}  {:>17}", "", "median", "least .. most")
+    }
+}
