@@ -33,14 +33,14 @@ The input is a safetensors file with a tensor x, or a .npy file (f4 or f2, in C 
 heads, head_dim) and type F16 or BF16; F32 is rounded to what --dtype says. head_dim is a multiple of 16 up to 256.
 
 The output is a safetensors file with codes (F8_E4M3), of the same shape, and scales (F32) of shape (batch, heads, \
-blocks), or (1, 1, 1) if --scale gives the scale. Codes times scales are the rows after rotation and transform, up to \
+blocks), or (1, 1, 1) if there is one scale, and (batch, heads / N, 1) with --heads N. Codes times scales are the rows after rotation and transform, up to \
 the error that is printed: the root mean square of the differences over that of the rows.
 
 V goes there with --channels: each column of a head has a mean, which is subtracted, and a scale. Then scales and mean \
 (F32) are of shape (batch, heads, head_dim), and the rows are codes times scales plus means.
 
-CPU and GPU give the same bits. On a GPU one kernel does everything, with --channels after two that sum columns; they \
-are compiled and warmed up before they are timed.";
+CPU and GPU give the same bits. On a GPU one kernel does everything, after two that find the scales with --channels, \
+--heads or --one-scale; they are compiled and warmed up before they are timed.";
 
 /// Options of `fa3 quantize`.
 #[derive(Debug, clap::Args)]
@@ -76,8 +76,14 @@ pub(crate) struct Options {
     /// The scale of the whole tensor, if it is known; larger numbers than 448 times that saturate
     #[arg(long, value_name = "F", conflicts_with = "block_rows")]
     scale: Option<f32>,
+    /// A scale for each N successive heads, such as the query heads of a key head: a GPU goes over the tensor twice
+    #[arg(long, value_name = "N", conflicts_with_all = ["block_rows", "scale"])]
+    heads: Option<usize>,
+    /// One scale, by the largest magnitude of the tensor: a GPU goes over the tensor twice
+    #[arg(long, conflicts_with_all = ["block_rows", "scale", "heads"])]
+    one_scale: bool,
     /// A mean, which is subtracted, and a scale for each column of a head, as for V
-    #[arg(long, conflicts_with_all = ["block_rows", "scale", "hadamard", "rope"])]
+    #[arg(long, conflicts_with_all = ["block_rows", "scale", "heads", "one_scale", "hadamard", "rope"])]
     channels: bool,
     /// Where to compute: cpu, gpu, which is the first Hopper GPU, or the number of another one; auto is a Hopper GPU
     /// where there is one, else the CPU
@@ -137,10 +143,12 @@ impl Options {
             Error::Compute(error)
         };
         let mut quantize = Quantize::new(x.view());
-        quantize = match self.scale {
-            Some(scale) => quantize.scale(scale),
-            None if self.channels => quantize.channels(),
-            None => quantize.block_rows(self.block_rows),
+        quantize = match (self.scale, self.heads) {
+            (Some(scale), _) => quantize.scale(scale),
+            (_, Some(heads)) => quantize.heads(heads),
+            _ if self.one_scale => quantize.tensor(),
+            _ if self.channels => quantize.channels(),
+            _ => quantize.block_rows(self.block_rows),
         };
         if let Some(seed) = self.hadamard {
             quantize = quantize.hadamard(seed);

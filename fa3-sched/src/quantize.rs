@@ -1,11 +1,13 @@
 //! Plans of quantization: how a tensor's rows are cut into tiles, and which threads have which of their elements.
 
 mod channels;
+mod maxima;
 
 use std::fmt;
 
 pub use channels::{ChannelPlan, GROUPS, PART_ROWS};
 use fa3_types::{QuantizeProblem, RopeStyle, Scaling, ValueLayout};
+pub use maxima::MaximaPlan;
 
 use crate::{Decoder, DeviceLimits, Longest, Order, TileCounts, TooManyTiles};
 
@@ -48,7 +50,7 @@ impl Tile {
     fn of(problem: &QuantizeProblem, limits: &DeviceLimits) -> Tile {
         let rows = match problem.scaling() {
             Scaling::Block { rows } => rows as u32,
-            Scaling::Given(_) | Scaling::Channel => 128,
+            Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) | Scaling::Channel => 128,
         };
         let head_dim = problem.x().shape.head_dim as u32;
         let tile = Tile { rows, head_dim, lanes: lanes(problem, [rows, head_dim]), stages: 0 };
@@ -133,6 +135,7 @@ pub struct Plan {
     ctas: u32,
     decoder: Option<Decoder<u32>>,
     channels: Option<ChannelPlan>,
+    maxima: Option<MaximaPlan>,
 }
 
 impl Plan {
@@ -158,9 +161,10 @@ impl Plan {
         let run = RUNS.into_iter().min_by_key(turns).unwrap_or(1);
         let channels = match problem.scaling() {
             Scaling::Channel => Some(ChannelPlan::new(shape)?),
-            Scaling::Block { .. } | Scaling::Given(_) => None,
+            Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) => None,
         };
-        Ok(Plan { problem: *problem, tile, tiles, run, ctas, decoder, channels })
+        let maxima = MaximaPlan::of(problem, tile.rows);
+        Ok(Plan { problem: *problem, tile, tiles, run, ctas, decoder, channels, maxima })
     }
 
     /// What is computed.
@@ -197,6 +201,11 @@ impl Plan {
     pub fn channels(&self) -> Option<ChannelPlan> {
         self.channels
     }
+
+    /// Which tiles share a scale, if the largest magnitudes of whole heads are found before.
+    pub fn maxima(&self) -> Option<MaximaPlan> {
+        self.maxima
+    }
 }
 
 impl fmt::Display for Plan {
@@ -206,6 +215,9 @@ impl fmt::Display for Plan {
         writeln!(f, "tile       {rows} rows of {head_dim}, {lanes} threads a row, {stages} stages")?;
         write!(f, "tiles      {} in runs of {}, ", self.tiles, self.run)?;
         write!(f, "{} CTAs of {} threads", self.grid(), self.tile.threads())?;
+        if let Some(MaximaPlan { scales, maxima, .. }) = self.maxima {
+            write!(f, "\nscales     {scales} of {maxima} tiles each, in a pass before")?;
+        }
         self.channels.map_or(Ok(()), |channels| write!(f, "\n{channels}"))
     }
 }
@@ -282,6 +294,26 @@ mod tests {
         let mut sorted = tiles.clone();
         sorted.sort_unstable();
         assert_eq!((tiles.len(), &tiles), (18, &sorted));
+    }
+
+    #[test]
+    fn tiles_share_scales() {
+        let shape = |seqlen| Shape { batch: 2, seqlen, heads: 6, head_dim: 64 };
+        let plan = |seqlen, change: fn(QuantizeSpec) -> QuantizeSpec| {
+            let problem = change(QuantizeSpec::contiguous(Dtype::F16, shape(seqlen))).validate().unwrap();
+            Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap()
+        };
+        let maxima = |seqlen, change| {
+            let MaximaPlan { scales, heads, maxima } = plan(seqlen, change).maxima().unwrap();
+            [scales, heads, maxima]
+        };
+        assert_eq!(maxima(300, |spec| spec.heads(1)), [12, 1, 3]);
+        assert_eq!(maxima(300, |spec| spec.heads(3)), [4, 3, 9]);
+        assert_eq!(maxima(300, QuantizeSpec::tensor), [1, 12, 36]);
+        assert_eq!(maxima(0, QuantizeSpec::tensor), [1, 0, 0]);
+        assert!(plan(300, |spec| spec).maxima().is_none());
+        let text = plan(300, |spec| spec.heads(3)).to_string();
+        assert!(text.ends_with("\nscales     4 of 9 tiles each, in a pass before"), "{text}");
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub enum TensorName {
     X,
     /// Its e4m3 codes.
     Codes,
-    /// The scales of its blocks or channels.
+    /// Its scales.
     Scales,
     /// The means of its channels.
     Mean,

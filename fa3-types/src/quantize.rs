@@ -27,6 +27,14 @@ pub enum Scaling {
         /// Rows of a block.
         rows: usize,
     },
+    /// amax / 448 of so many successive heads of a sequence: 1, or the query heads of a key head, as attention takes
+    /// scales of heads. It takes another pass over the tensor, before the one that writes codes.
+    Heads {
+        /// Heads that share a scale; they divide those of the tensor.
+        heads: usize,
+    },
+    /// amax / 448 of the whole tensor, in another pass before the one that writes codes.
+    Tensor,
     /// This one, of the whole tensor. Larger numbers saturate.
     Given(f32),
     /// Of each channel, which is a column of a head of a sequence: its mean is subtracted, and its scale is amax / 448 of
@@ -139,6 +147,18 @@ impl QuantizeSpec {
         QuantizeSpec { scaling: Scaling::Given(scale), ..self }
     }
 
+    /// A scale for each `heads` successive heads of a sequence.
+    #[must_use]
+    pub fn heads(self, heads: usize) -> QuantizeSpec {
+        QuantizeSpec { scaling: Scaling::Heads { heads }, ..self }
+    }
+
+    /// One scale, by the largest magnitude of the tensor.
+    #[must_use]
+    pub fn tensor(self) -> QuantizeSpec {
+        QuantizeSpec { scaling: Scaling::Tensor, ..self }
+    }
+
     /// A mean, which is subtracted, and a scale for each channel, as of V.
     #[must_use]
     pub fn channels(self) -> QuantizeSpec {
@@ -169,6 +189,8 @@ pub enum QuantizeProblemError {
     CodesStride { dim: Dim, given: i64, expected: i64 },
     #[error("scales of blocks of {given} rows, expected 64 or 128")]
     BlockRows { given: usize },
+    #[error("a scale for each {given} heads, of which the tensor has {heads}")]
+    ScaleHeads { given: usize, heads: usize },
     #[error("the scale {given} is outside 2^-64 to 2^64")]
     Scale { given: f32 },
     #[error("channels have scales of their own only without rotation and transform, which mix them")]
@@ -215,7 +237,7 @@ impl QuantizeProblem {
         if layout == ValueLayout::Transposed {
             check_transposed(codes)?;
         }
-        check_scaling(scaling)?;
+        check_scaling(scaling, x.shape.heads)?;
         if scaling == Scaling::Channel && (rotary.is_some() || signs.is_some()) {
             return Err(QuantizeProblemError::MixedChannels);
         }
@@ -264,12 +286,14 @@ impl QuantizeProblem {
         self.0.scaling
     }
 
-    /// Shape of the tensor of scales, f32 and contiguous: (batch, heads, blocks) or, of channels, (batch, heads,
-    /// head_dim). `None` if the scale is given.
+    /// Shape of the tensor of scales, f32 and contiguous: (batch, heads, blocks); of several heads or a tensor (batch,
+    /// groups of heads, 1) or (1, 1, 1); of channels (batch, heads, head_dim). `None` if the scale is given.
     pub fn scales_shape(&self) -> Option<[usize; 3]> {
         let Shape { batch, seqlen, heads, head_dim } = self.x().shape;
         match self.scaling() {
             Scaling::Block { rows } => Some([batch, heads, seqlen.div_ceil(rows)]),
+            Scaling::Heads { heads: of_scale } => Some([batch, heads / of_scale, 1]),
+            Scaling::Tensor => Some([1, 1, 1]),
             Scaling::Given(_) => None,
             Scaling::Channel => Some([batch, heads, head_dim]),
         }
@@ -320,9 +344,11 @@ fn check_transposed(codes: TensorDesc) -> Result<(), QuantizeProblemError> {
     Ok(())
 }
 
-fn check_scaling(scaling: Scaling) -> Result<(), QuantizeProblemError> {
+fn check_scaling(scaling: Scaling, heads: usize) -> Result<(), QuantizeProblemError> {
     match scaling {
-        Scaling::Block { rows: 64 | 128 } | Scaling::Channel => Ok(()),
+        Scaling::Block { rows: 64 | 128 } | Scaling::Tensor | Scaling::Channel => Ok(()),
+        Scaling::Heads { heads: of_scale } if of_scale > 0 && heads.is_multiple_of(of_scale) => Ok(()),
+        Scaling::Heads { heads: given } => Err(QuantizeProblemError::ScaleHeads { given, heads }),
         Scaling::Block { rows } => Err(QuantizeProblemError::BlockRows { given: rows }),
         Scaling::Given(scale) if (1.0 / SCALE_LIMIT..=SCALE_LIMIT).contains(&scale) => Ok(()),
         Scaling::Given(given) => Err(QuantizeProblemError::Scale { given }),
@@ -366,6 +392,9 @@ impl fmt::Display for QuantizeProblem {
         }
         match self.scaling() {
             Scaling::Block { rows } => write!(f, ", a scale for each {rows} rows")?,
+            Scaling::Heads { heads: 1 } => write!(f, ", a scale for each head")?,
+            Scaling::Heads { heads } => write!(f, ", a scale for each {heads} heads")?,
+            Scaling::Tensor => write!(f, ", a scale for all")?,
             Scaling::Given(scale) => write!(f, ", scale {scale}")?,
             Scaling::Channel => write!(f, ", a scale and a mean for each channel")?,
         }
@@ -402,6 +431,20 @@ mod tests {
         assert_eq!(shape(spec()), Some([2, 3, 1]));
         assert_eq!(shape(spec().block_rows(64)), Some([2, 3, 2]));
         assert_eq!(shape(spec().scale(0.5)), None);
+    }
+
+    #[test]
+    fn heads_may_share_a_scale() {
+        let shape = |spec: QuantizeSpec| spec.validate().unwrap().scales_shape();
+        assert_eq!([1, 3].map(|heads| shape(spec().heads(heads))), [Some([2, 3, 1]), Some([2, 1, 1])]);
+        assert_eq!(shape(spec().tensor()), Some([1, 1, 1]));
+        for given in [0, 2, 6] {
+            assert_eq!(refused(spec().heads(given)), QuantizeProblemError::ScaleHeads { given, heads: 3 });
+        }
+        let texts = [spec().heads(1), spec().heads(3), spec().tensor()]
+            .map(|spec| spec.validate().unwrap().to_string());
+        assert_eq!(texts[0], "f16 (2, 100, 3, 96), a scale for each head");
+        assert!(texts[1].ends_with(", a scale for each 3 heads") && texts[2].ends_with(", a scale for all"));
     }
 
     #[test]

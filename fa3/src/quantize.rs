@@ -1,5 +1,7 @@
 //! One quantization to e4m3, as a builder.
 
+use std::ops::Range;
+
 use fa3_quant::{Channels, E4m3, Granularity, Incoherent, Preparation, RopeTable, Rotation, RowPositions};
 use fa3_types::{Positions, QuantizeProblem, QuantizeSpec, Rotary, Scaling, Sequences, Shape};
 use ndarray::{Array3, Array4, ArrayView4, Axis};
@@ -70,7 +72,8 @@ enum Rows<'a> {
 pub struct Quantized {
     /// Codes (batch, seqlen, heads, head_dim).
     pub codes: Array4<E4m3>,
-    /// Scales (batch, heads, blocks), or of channels (batch, heads, head_dim); (1, 1, 1) if the scale was given.
+    /// Scales (batch, heads, blocks); of several heads (batch, groups of heads, 1); of channels (batch, heads, head_dim);
+    /// (1, 1, 1) if there is one.
     pub scales: Array3<f32>,
     /// The means of channels (batch, heads, head_dim), if these have scales.
     pub mean: Option<Array3<f32>>,
@@ -119,6 +122,19 @@ impl<'a, T: Scalar> Quantize<'a, T> {
     /// One scale, which is known. Larger numbers than 448 · `scale` saturate.
     pub fn scale(mut self, scale: f32) -> Quantize<'a, T> {
         self.scaling = Scaling::Given(scale);
+        self
+    }
+
+    /// A scale for each `heads` successive heads of a sequence, by the largest magnitude in them: 1, or the query heads of
+    /// a key head. A GPU goes over the tensor twice for it.
+    pub fn heads(mut self, heads: usize) -> Quantize<'a, T> {
+        self.scaling = Scaling::Heads { heads };
+        self
+    }
+
+    /// One scale, by the largest magnitude of the tensor. A GPU goes over the tensor twice for it.
+    pub fn tensor(mut self) -> Quantize<'a, T> {
+        self.scaling = Scaling::Tensor;
         self
     }
 
@@ -188,26 +204,57 @@ impl<'a, T: Scalar> Quantize<'a, T> {
     }
 
     fn on_cpu(&self, problem: &QuantizeProblem, incoherent: Option<&Incoherent>) -> Quantized {
-        let (shape, scaling) = (problem.x().shape, self.scaling);
-        if scaling == Scaling::Channel {
-            return self.by_channels(problem);
-        }
-        if self.x.is_empty() {
-            return Quantized::new(problem, Vec::new(), Vec::new(), Vec::new());
-        }
-        let rows = match scaling {
-            Scaling::Block { rows } => rows,
+        let Shape { batch, heads, .. } = problem.x().shape;
+        let whole = (0..batch, 0..heads);
+        let part = |part, granularity| self.part(problem, incoherent, part, granularity);
+        match self.scaling {
+            Scaling::Channel => self.by_channels(problem),
+            _ if self.x.is_empty() => {
+                let count = problem.scales_shape().map_or(0, |shape| shape.iter().product());
+                Quantized::new(problem, Vec::new(), vec![1.0; count], Vec::new())
+            }
+            Scaling::Heads { heads: of_scale } => {
+                let mut codes = Array4::from_elem(problem.x().shape.dims(), E4m3::ZERO);
+                let mut scales = Vec::new();
+                for (batch, first) in
+                    (0..batch).flat_map(|batch| (0..heads).step_by(of_scale).map(move |first| (batch, first)))
+                {
+                    let group = part((batch..batch + 1, first..first + of_scale), Granularity::Tensor);
+                    let of_batch = codes.index_axis_mut(Axis(0), batch);
+                    let (_, mut rest) = of_batch.split_at(Axis(1), first);
+                    let (mut to, _) = rest.view_mut().split_at(Axis(1), of_scale);
+                    to.assign(&group.codes().index_axis(Axis(0), 0));
+                    scales.extend(group.scales().values());
+                }
+                Quantized::new(problem, codes.into_iter().collect(), scales, Vec::new())
+            }
+            Scaling::Tensor => of_codes(problem, part(whole, Granularity::Tensor)),
+            Scaling::Block { rows } => of_codes(problem, part(whole, Granularity::Block { rows })),
             // Any blocks do: they are what a thread encodes at once.
-            Scaling::Given(_) | Scaling::Channel => 128,
-        };
-        let mut preparation = Preparation::new(Granularity::Block { rows });
+            Scaling::Given(_) => of_codes(problem, part(whole, Granularity::Block { rows: 128 })),
+        }
+    }
+
+    /// These heads of these sequences.
+    fn part(
+        &self,
+        problem: &QuantizeProblem,
+        incoherent: Option<&Incoherent>,
+        (batch, heads): (Range<usize>, Range<usize>),
+        granularity: Granularity,
+    ) -> fa3_quant::Quantized {
+        let mut preparation = Preparation::new(granularity);
         preparation.incoherent = incoherent;
-        if let Scaling::Given(scale) = scaling {
+        if let Scaling::Given(scale) = self.scaling {
             preparation.scale = Some(scale);
         }
+        let whole = problem.x().shape;
+        let shape = Shape { batch: batch.len(), heads: heads.len(), ..whole };
         let first;
         let positions = match self.rows.unwrap_or(Rows::From(0)) {
-            Rows::Listed(each) => RowPositions::Each(each),
+            Rows::Listed(each) => {
+                RowPositions::Each(&each[batch.start * whole.seqlen..batch.end * whole.seqlen])
+            }
             Rows::From(position) => {
                 first = vec![position; shape.batch];
                 RowPositions::First(&first)
@@ -216,13 +263,12 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         preparation.rotation = self.table.map(|table| Rotation { table, positions });
         let sequences = Sequences::dense(shape.batch, shape.seqlen);
         let quantized = preparation.quantize_rows(shape, &sequences, |at, row| {
-            let rows = self.x.index_axis_move(Axis(0), at.sequence);
-            let source = rows.index_axis_move(Axis(0), at.row).index_axis_move(Axis(0), at.head);
+            let rows = self.x.index_axis_move(Axis(0), batch.start + at.sequence);
+            let source =
+                rows.index_axis_move(Axis(0), at.row).index_axis_move(Axis(0), heads.start + at.head);
             row.iter_mut().zip(source).for_each(|(to, from)| *to = from.to_f32());
         });
-        let quantized = quantized.expect("a valid problem can be computed");
-        let codes = quantized.codes().iter().copied().collect();
-        Quantized::new(problem, codes, quantized.scales().values().to_vec(), Vec::new())
+        quantized.expect("a valid problem can be computed")
     }
 
     fn by_channels(&self, problem: &QuantizeProblem) -> Quantized {
@@ -233,6 +279,12 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         let codes = codes.codes().iter().copied().collect();
         Quantized::new(problem, codes, numbers(channels.scale()), numbers(channels.mean()))
     }
+}
+
+/// Codes with scales of their own.
+fn of_codes(problem: &QuantizeProblem, quantized: fa3_quant::Quantized) -> Quantized {
+    let codes = quantized.codes().iter().copied().collect();
+    Quantized::new(problem, codes, quantized.scales().values().to_vec(), Vec::new())
 }
 
 impl Quantized {
@@ -246,7 +298,7 @@ impl Quantized {
         let array = |shape, numbers| Array3::from_shape_vec(shape, numbers).expect("one number each");
         let scales = match (problem.scaling(), problem.scales_shape()) {
             (Scaling::Given(scale), _) => Array3::from_elem([1; 3], scale),
-            (Scaling::Block { .. } | Scaling::Channel, shape) => array(shape.unwrap_or([0; 3]), scales),
+            (_, shape) => array(shape.unwrap_or([0; 3]), scales),
         };
         let mean = problem.mean_shape().map(|shape| array(shape, mean));
         Quantized { codes, scales, mean, scaling: problem.scaling() }
@@ -259,6 +311,8 @@ impl Quantized {
     pub fn scale(&self, [batch, row, head, column]: [usize; 4]) -> f32 {
         match self.scaling {
             Scaling::Block { rows } => self.scales[[batch, head, row / rows]],
+            Scaling::Heads { heads } => self.scales[[batch, head / heads, 0]],
+            Scaling::Tensor => self.scales[[0; 3]],
             Scaling::Given(scale) => scale,
             Scaling::Channel => self.scales[[batch, head, column]],
         }
@@ -322,7 +376,12 @@ mod tests {
                 quantize.clone().rotary(&table).positions(&listed).hadamard(9),
                 large.rotation(each).incoherent(&mixed),
             ),
-            (quantize.scale(0.01), Preparation::with_scale(0.01)),
+            (quantize.clone().scale(0.01), Preparation::with_scale(0.01)),
+            (quantize.clone().tensor().hadamard(9), Preparation::new(Granularity::Tensor).incoherent(&mixed)),
+            (
+                quantize.clone().heads(1).rotary(&table).positions(&listed),
+                Preparation::new(Granularity::Head).rotation(each),
+            ),
         ] {
             let quantized = quantize.run(&Device::Cpu).unwrap();
             let (codes, scales) = expected(&x, &preparation);
@@ -344,6 +403,33 @@ mod tests {
         is_as_fa3_quant_s::<bf16>();
     }
 
+    /// The scale of several heads is the largest of theirs, and their codes are those of that scale.
+    #[test]
+    fn heads_share_the_largest_scale() {
+        let x = Array4::from_shape_fn([2, 150, 6, 48], |(b, s, h, d)| {
+            f16::from_f32(
+                ((7 * b + 3 * s + d) as f32).sin() * (1 + h) as f32 * if h == 3 { 0.0 } else { 1.0 },
+            )
+        });
+        let quantize = Quantize::new(x.view()).hadamard(1);
+        let single = quantize.clone().heads(1).run(&Device::Cpu).unwrap();
+        let shared = quantize.clone().heads(3).run(&Device::Cpu).unwrap();
+        assert_eq!((single.scales.dim(), shared.scales.dim()), ((2, 6, 1), (2, 2, 1)));
+        for ((batch, group, _), &scale) in shared.scales.indexed_iter() {
+            // Zeros alone have the scale 1, but none in what is larger.
+            let heads = (3 * group..3 * group + 3).filter(|&head| head != 3);
+            let largest = heads.map(|head| single.scales[[batch, head, 0]]).fold(0.0, f32::max);
+            assert_eq!(scale, largest);
+            let given = quantize.clone().scale(scale).run(&Device::Cpu).unwrap();
+            for ((b, row, head, column), &code) in shared.codes.indexed_iter() {
+                if (b, head / 3) == (batch, group) {
+                    assert_eq!(code, given.codes[[b, row, head, column]]);
+                }
+            }
+        }
+        assert_eq!(single.scales[[0, 3, 0]], 1.0);
+    }
+
     #[cfg(feature = "cuda")]
     #[test]
     fn a_gpu_gives_the_same_bits() {
@@ -360,8 +446,12 @@ mod tests {
             quantize.clone(),
             quantize.scale(0.01),
             rotated.clone().first_position(20).block_rows(64),
-            rotated.positions(&listed),
+            rotated.clone().positions(&listed),
             Quantize::new(x.view()).channels(),
+            rotated.clone().heads(1),
+            Quantize::new(x.view()).heads(3),
+            Quantize::new(x.view()).tensor(),
+            Quantize::new(empty.view()).tensor(),
             Quantize::new(empty.view()),
             Quantize::new(empty.view()).channels(),
         ] {
@@ -407,6 +497,8 @@ mod tests {
             assert_eq!(quantized.scales.shape(), [dims[0], dims[2], dims[1].div_ceil(128)]);
             let given = Quantize::new(x.view()).scale(0.5).run(&Device::Cpu).unwrap();
             assert_eq!(given.scales, Array3::from_elem([1; 3], 0.5));
+            let one = Quantize::new(x.view()).tensor().run(&Device::Cpu).unwrap();
+            assert_eq!(one.scales, Array3::ones([1; 3]));
         }
     }
 
@@ -438,6 +530,8 @@ mod tests {
         for quantize in [quantize.clone().first_position(0), quantize.clone().positions(&[0; 300])] {
             assert_eq!(refused(&quantize).to_string(), "positions were given without a rotation");
         }
+        let error = refused(&quantize.clone().heads(2));
+        assert_eq!(error.to_string(), "a scale for each 2 heads, of which the tensor has 3");
         let error = refused(&quantize.channels().hadamard(1));
         assert_eq!(error, QuantizeProblemError::MixedChannels.into());
         let wide = Rope::new(RopeStyle::HalfSplit, 64, 10_000.0).unwrap().table(150);

@@ -4,10 +4,8 @@ use fa3::Scalar;
 use fa3::cuda::{
     Device, DeviceBuffer, Forward, ForwardTensors, HostError, Quantize, QuantizeTensors, Stream, Workspace,
 };
-use fa3_quant::{Incoherent, QuantError, Quantized};
-use fa3_types::{
-    Dtype, Problem, ProblemError, ProblemSpec, QuantizeProblem, QuantizeSpec, Scaling, Sequences, Shape,
-};
+use fa3_quant::{Incoherent, Quantized};
+use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, QuantizeProblem, QuantizeSpec, Scaling, Shape};
 use half::f16;
 use ndarray::Array4;
 
@@ -102,11 +100,12 @@ impl Gpu {
         let tensors = QuantizeTensors { x: &x, codes: &mut codes, scales, mean: means, rotary: None };
         quantize.run(&self.stream, tensors, &mut workspace)?;
         let Shape { batch, heads, .. } = problem.x().shape;
-        let scales = match (computed, problem.scaling()) {
-            (Some(computed), _) => computed,
-            (None, Scaling::Given(scale)) => self.device.upload(&self.stream, &vec![scale; batch * heads])?,
-            (None, Scaling::Block { .. } | Scaling::Channel) => unreachable!("these have scales"),
-        };
+        let mut scales = computed.expect("none is given");
+        if problem.scaling() == Scaling::Tensor {
+            // Attention takes one for each head.
+            let scale: Vec<f32> = scales.download(&self.stream)?;
+            scales = self.device.upload(&self.stream, &scale.repeat(batch * heads))?;
+        }
         Ok(Fp8 { codes, scales, mean })
     }
 
@@ -147,28 +146,14 @@ enum Tensor<'a> {
 fn quantize_problem(x: &Array4<f16>, recipe: Recipe, tensor: Tensor<'_>) -> Result<QuantizeProblem, Error> {
     let (batch, seqlen, heads, head_dim) = x.dim();
     let spec = QuantizeSpec::contiguous(Dtype::F16, Shape { batch, seqlen, heads, head_dim });
-    let scaled = |spec: QuantizeSpec, transform| match recipe.blocks {
-        true => Ok::<_, Error>(spec.block_rows(BLOCK)),
-        false => Ok(spec.scale(scale_of(x, recipe, transform)?)),
-    };
+    let spec = if recipe.blocks { spec.block_rows(BLOCK) } else { spec.tensor() };
     let spec = match tensor {
-        Tensor::Qk(None) => scaled(spec, None)?,
-        Tensor::Qk(Some(transform)) => {
-            scaled(spec, Some(transform))?.signs(transform.signs().expect("head_dim is at most 256"))
-        }
+        Tensor::Qk(None) => spec,
+        Tensor::Qk(Some(transform)) => spec.signs(transform.signs().expect("head_dim is at most 256")),
         Tensor::V if recipe.v_channels => spec.channels().transposed(),
-        Tensor::V => scaled(spec, None)?.transposed(),
+        Tensor::V => spec.transposed(),
     };
     Ok(spec.validate().map_err(fa3::Error::from)?)
-}
-
-/// The scale of a whole tensor, by its largest magnitude after the transform. No kernel looks for that.
-fn scale_of(x: &Array4<f16>, recipe: Recipe, transform: Option<&Incoherent>) -> Result<f32, QuantError> {
-    let (batch, seqlen, ..) = x.dim();
-    let quantized = recipe
-        .preparation(transform)
-        .quantize(x.mapv(f16::to_f32).view(), &Sequences::dense(batch, seqlen))?;
-    Ok(quantized.scales().values()[0])
 }
 
 /// The same attention of e4m3 tensors, with O in f16.
@@ -216,25 +201,15 @@ mod tests {
             // What one writes is what the other reads.
             assert_eq!(v.codes_bytes(), problem.v_bytes());
             assert_eq!(qk.codes_bytes(), problem.q().extent_bytes());
-            let scales = |problem: &QuantizeProblem| problem.scales_shape().map_or(vec![1, 1], Vec::from);
+            let scales = |problem: &QuantizeProblem| match problem.scales_shape() {
+                // Repeated for each head.
+                Some([1, 1, 1]) | None => vec![1, 1],
+                Some(shape) => Vec::from(shape),
+            };
             assert_eq!([scales(&qk), scales(&qk), scales(&v)], problem.descale_shapes());
             assert_eq!(v.mean_shape(), problem.v_mean_shape());
         }
         let problem = e4m3_spec(&half).validate().unwrap();
         assert!(forward::Plan::new(&problem, &limits).is_ok());
-    }
-
-    #[test]
-    fn the_scale_is_that_of_numbers_after_the_transform() {
-        let x = Array4::from_shape_fn((1, 3, 1, 128), |(_, row, _, d)| {
-            f16::from_f64(f64::from(u8::from(row == 2 && d == 5)) * 448.0)
-        });
-        let scale = |recipe: Recipe| {
-            let transform = recipe.transform(128, 1);
-            scale_of(&x, recipe, transform.as_ref()).unwrap()
-        };
-        assert_eq!(scale(Recipe { incoherent: false, ..Recipe::ONE_SCALE }), 1.0);
-        // The transform spreads the one number over a row of 128.
-        assert!((scale(Recipe::ONE_SCALE) - 128f32.sqrt().recip()).abs() < 1e-6);
     }
 }

@@ -107,7 +107,7 @@ impl fmt::Display for Report<'_> {
         let scales = &quantized.scales;
         match quantized.scaling {
             Scaling::Given(scale) => writeln!(f, "  scales  {scale:e}, given")?,
-            Scaling::Block { .. } | Scaling::Channel => {
+            Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Channel => {
                 let smallest = scales.iter().copied().fold(f32::INFINITY, f32::min);
                 let largest = scales.iter().copied().fold(0.0, f32::max);
                 writeln!(f, "  scales  {} from {smallest:.3e} to {largest:.3e}", scales.len())?;

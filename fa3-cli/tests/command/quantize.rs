@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::{Ran, fa3};
 use fa3_quant::{
-    Granularity, Incoherent, Preparation, Quantized, Rope, RopeStyle, Rotation, RowPositions, ndarray,
+    Channels, Granularity, Incoherent, Preparation, Quantized, Rope, RopeStyle, Rotation, RowPositions,
+    ndarray,
 };
 use fa3_types::Sequences;
 use half::{bf16, f16};
@@ -123,6 +124,39 @@ fn defaults_and_a_given_scale() {
     let plain = Preparation::new(Granularity::Block { rows: 128 });
     case.quantize(&["--tensor", "k"]).succeeded();
     check(&case.output(), &plain.quantize(exact.view(), &sequences).unwrap(), [2, 3, 2]);
+}
+
+/// Scales of heads, of the tensor and of channels, the last with means.
+#[test]
+fn scales_in_a_pass_before() {
+    let (x, sequences) = (wave().mapv(f16::from_f32), Sequences::dense(2, 150));
+    let exact = x.mapv(f16::to_f32);
+    let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let case = Case::new("v", Dtype::F16, &DIMS, &bytes);
+    let granularities =
+        [("--heads 1", Granularity::Head, [2, 3, 1]), ("--one-scale", Granularity::Tensor, [1, 1, 1])];
+    for (option, granularity, shape) in granularities {
+        let options: Vec<&str> = option.split(' ').chain(["--tensor", "v", "--device", "cpu"]).collect();
+        case.quantize(&options).succeeded();
+        let expected = Preparation::new(granularity).quantize(exact.view(), &sequences);
+        check(&case.output(), &expected.unwrap(), shape);
+    }
+    let stdout = case.quantize(&["--tensor", "v", "--device", "cpu", "--channels"]).succeeded();
+    assert!(stdout.starts_with("f16 (2, 150, 3, 48), a scale and a mean for each channel\n"), "{stdout}");
+    let bytes = fs::read(case.output()).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let channels = Channels::of(exact.view());
+    for (name, numbers) in [("scales", channels.scale()), ("mean", channels.mean())] {
+        let tensor = tensors.tensor(name).unwrap();
+        assert_eq!((tensor.dtype(), tensor.shape()), (Dtype::F32, &[2, 3, 48][..]));
+        let values: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        assert_eq!(tensor.data(), values, "{name}");
+    }
+    let codes = channels.quantize(exact.view()).unwrap();
+    let bits: Vec<u8> = codes.codes().iter().map(|code| code.to_bits()).collect();
+    assert_eq!(tensors.tensor("codes").unwrap().data(), bits);
+    let refused = case.quantize(&["--tensor", "v", "--heads", "2"]);
+    refused.refused("v: a scale for each 2 heads, of which the tensor has 3");
 }
 
 #[test]

@@ -7,17 +7,17 @@
 //! ```
 //!
 //! Codes and scales are those of `fa3_quant::Preparation`, bit for bit. [`Spec`] is what a kernel's code depends on,
-//! [`kernel`] the kernel, [`program`] what a plan lowers to. Where channels have scales, kernels of [`channels`] run
-//! first.
+//! [`kernel`] the kernel, [`program`] what a plan lowers to. Where heads, channels or the tensor have scales, kernels of
+//! [`scales`] run first.
 
 mod angles;
 mod centre;
-pub mod channels;
 mod encode;
 mod loads;
 mod params;
 mod program;
 mod row;
+pub mod scales;
 mod signs;
 mod spec;
 mod store;
@@ -108,6 +108,7 @@ impl<'k> Quantize<'k> {
             current.set(next);
             let place = self.place(index);
             let turns = self.spec.rotation.zip(angles.as_ref().map(Angles::get));
+            let known = self.known_inverse(&place);
             let slot = ring.wait();
             let mut part = Row::load(b, slot.tile(), row, lane, tile.chunks(), turns);
             slot.release_loaded();
@@ -123,23 +124,28 @@ impl<'k> Quantize<'k> {
             }
             let mut x = part.x;
             match params.scale {
-                Scale::Blocks(scales) => {
+                Scale::Blocks(to) | Scale::Measured(to) => {
                     let amax = amax(b, &mut x);
                     // Rows at no position are NaN.
                     let amax = has_position.map_or(amax, |has_position| has_position.select(amax, 0.0));
                     let amax = maxima.of(amax);
                     // All threads have read the tile now: its slot is free.
                     loads.next(self);
-                    let scale = scale_of(amax);
+                    let measures = self.spec.scale == ScaleSource::Measured;
+                    let number = if measures { amax } else { scale_of(amax) };
                     let at = place.batch.mad(params.heads, place.head).mad(params.blocks, place.block);
-                    let at = at.mad_wide(4, scales);
-                    b.guarded(b.tid().eq(0), || b.store(at, scale));
-                    let inverse = b.value(1.0) / scale;
+                    let at = at.mad_wide(4, to);
+                    b.guarded(b.tid().eq(0), || b.store(at, number));
+                    if measures {
+                        return;
+                    }
+                    let inverse = b.value(1.0) / number;
                     x.iter_mut().for_each(|x| *x = *x * inverse);
                 }
-                // Times 0 an infinity is NaN.
-                Scale::Given { inverse } => {
+                Scale::Given { .. } | Scale::Heads { .. } => {
                     loads.next(self);
+                    let inverse = known.unwrap_or_else(|| b.value(1.0));
+                    // Times 0 an infinity is NaN.
                     x.iter_mut().for_each(|x| *x = x.fma(0.0, *x) * inverse);
                 }
                 Scale::Channels { mean, inverse } => {
@@ -152,6 +158,20 @@ impl<'k> Quantize<'k> {
                 Some(through) => self.store_transposed(through, &x, &place, row, has_position),
             }
         });
+    }
+
+    /// 1 / scale of a tile, if that is known.
+    #[track_caller]
+    fn known_inverse(&self, place: &Place<'k>) -> Option<V<'k, F32>> {
+        match self.params.scale {
+            Scale::Given { inverse } => Some(inverse),
+            Scale::Heads { inverse } => {
+                let head = place.batch.mad(self.params.heads, place.head);
+                // Not a read-only load: the grid before may still be writing them when this kernel is launched.
+                Some(self.builder.load(head.mad_wide(4, inverse)))
+            }
+            Scale::Blocks(_) | Scale::Measured(_) | Scale::Channels { .. } => None,
+        }
     }
 
     /// The tile that comes after this one in its CTA.

@@ -60,7 +60,7 @@ impl Shipped {
             Spec::ForwardTiles(_)
             | Spec::Backward(_)
             | Spec::Quantize(_)
-            | Spec::Channels(_)
+            | Spec::Scales(_)
             | Spec::Ladder(_) => None,
         }
     }
@@ -73,7 +73,7 @@ pub fn shipped() -> impl Iterator<Item = Shipped> {
     let specs = planned().chain(ablated()).filter(move |spec| seen.insert(*spec));
     ladder()
         .chain(quantize::quantized())
-        .chain(quantize::channels())
+        .chain(quantize::scales())
         .chain(backward::backward())
         .chain(specs.map(|spec| Shipped { name: name(&spec), spec: Spec::Forward(spec) }))
 }

@@ -17,8 +17,8 @@ pub enum Spec {
     Backward(BwdSpec),
     /// A tensor to e4m3.
     Quantize(quantize::Spec),
-    /// The means and scales of its channels.
-    Channels(quantize::channels::ChannelSpec),
+    /// Its scales, where they take another pass.
+    Scales(quantize::scales::ScaleSpec),
     /// A kernel of the ladder.
     Ladder(ladder::Spec),
 }
@@ -31,7 +31,7 @@ impl Spec {
             Spec::ForwardTiles(spec) => fwd::tiles_kernel(spec),
             Spec::Backward(spec) => bwd::kernel(spec),
             Spec::Quantize(spec) => quantize::kernel(spec),
-            Spec::Channels(spec) => quantize::channels::kernel(spec),
+            Spec::Scales(spec) => quantize::scales::kernel(spec),
             Spec::Ladder(spec) => spec.kernel(),
         }
     }

@@ -1,9 +1,11 @@
 //! A problem with its inputs, and what must come out.
 
+use std::ops::Range;
+
 use fa3_cuda::kernels::{Spec, quantize};
 use fa3_ir::{BufferRole, Kernel, Program};
 use fa3_quant::{
-    Channels, Granularity, Incoherent, Preparation, Quantized, Rope, RopeTable, Rotation, RowPositions,
+    Channels, E4m3, Granularity, Incoherent, Preparation, Quantized, Rope, RopeTable, Rotation, RowPositions,
 };
 use fa3_sched::DeviceLimits;
 use fa3_sched::quantize::Plan;
@@ -71,7 +73,7 @@ pub struct Case {
 
 /// What must come out.
 struct Expected {
-    codes: Quantized,
+    codes: Array4<E4m3>,
     scales: Vec<f32>,
     /// Of channels.
     mean: Vec<f32>,
@@ -83,6 +85,21 @@ struct Inputs {
     table: Option<RopeTable>,
     positions: Option<Vec<i32>>,
     incoherent: Option<Incoherent>,
+}
+
+impl Expected {
+    /// Codes of 0, without scales.
+    fn zeros(shape: Shape) -> Expected {
+        Expected { codes: Array4::from_elem(shape.dims(), E4m3::ZERO), scales: Vec::new(), mean: Vec::new() }
+    }
+
+    /// The codes as products read V.
+    fn transposed(&self) -> Array4<E4m3> {
+        let (batch, seqlen, ..) = self.codes.dim();
+        let sequences = Sequences::dense(batch, seqlen);
+        let quantized = Quantized::new(self.codes.clone(), &sequences, Granularity::Tensor, vec![1.0]);
+        quantized.expect("1 is a scale").transposed()
+    }
 }
 
 impl Case {
@@ -100,12 +117,14 @@ impl Case {
             Scaling::Block { rows: 128 },
             Scaling::Given(scale),
             Scaling::Channel,
+            Scaling::Heads { heads: 1 + of_kernel.below(2) },
+            Scaling::Tensor,
         ];
         let spreads =
             [Spread::Normal, Spread::Outliers, Spread::Tiny, Spread::Huge, Spread::Zeros, Spread::NotFinite];
         Case {
             dtype: [Dtype::F16, Dtype::Bf16][of_kernel.below(2)],
-            scaling: scalings[of_kernel.below(4)],
+            scaling: scalings[of_kernel.below(6)],
             rotation: (of_kernel.below(4) > 0).then_some((style, rotary_dim, rows)),
             hadamard: of_kernel.below(3) > 0,
             shape: Shape {
@@ -119,15 +138,20 @@ impl Case {
             spread: spreads[rng.below(6)],
             seed,
         }
-        .unmixed()
+        .allowed()
     }
 
-    /// Without rotation and transform, where channels have scales.
+    /// The same, or what is next to it that there is: without rotation and transform where channels have scales, and
+    /// with groups of heads that divide all.
     #[must_use]
-    pub fn unmixed(self) -> Case {
+    pub fn allowed(self) -> Case {
+        let Shape { heads, .. } = self.shape;
         match self.scaling {
             Scaling::Channel => Case { rotation: None, hadamard: false, ..self },
-            Scaling::Block { .. } | Scaling::Given(_) => self,
+            Scaling::Heads { heads: given } if !heads.is_multiple_of(given) => {
+                Case { scaling: Scaling::Heads { heads }, ..self }
+            }
+            Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) => self,
         }
     }
 
@@ -205,11 +229,11 @@ impl Case {
 
     /// Compares codes, scales and means with those of fa3-quant, and gaps with what was there.
     fn judge(&self, after: &[Vec<u8>]) -> Result<(), String> {
-        let (problem, Expected { codes: expected, scales, mean }) = (self.problem(), self.expected());
+        let (problem, expected) = (self.problem(), self.expected());
         let mut codes = vec![UNWRITTEN; problem.codes_bytes().0 as usize];
         match self.value_layout {
             ValueLayout::Rows => {
-                for ((batch, row, head, element), code) in expected.codes().indexed_iter() {
+                for ((batch, row, head, element), code) in expected.codes.indexed_iter() {
                     codes[problem.codes().offset(batch, row, head, element).0 as usize] = code.to_bits();
                 }
             }
@@ -225,8 +249,8 @@ impl Case {
             return Err(format!("byte {at} of codes is {:#x}, not {:#x}", after[1][at], codes[at]));
         }
         let outputs = [
-            ("scale", problem.scales_shape().is_some().then_some(scales)),
-            ("mean", problem.mean_shape().is_some().then_some(mean)),
+            ("scale", problem.scales_shape().is_some().then_some(expected.scales)),
+            ("mean", problem.mean_shape().is_some().then_some(expected.mean)),
         ];
         // They follow the codes.
         let mut buffers = after[2..].iter();
@@ -248,33 +272,65 @@ impl Case {
 
     /// What fa3-quant makes of it.
     fn expected(&self) -> Expected {
-        let Inputs { x, table, positions, incoherent } = self.inputs();
+        let inputs = self.inputs();
+        let Shape { batch, heads, .. } = self.shape;
+        match self.scaling {
+            Scaling::Channel => {
+                let channels = Channels::of(inputs.x.view());
+                let codes = channels.quantize(inputs.x.view());
+                let codes = codes.unwrap_or_else(|error| panic!("{self:?}: {error}"));
+                let [scales, mean] =
+                    [channels.scale(), channels.mean()].map(|numbers| numbers.iter().copied().collect());
+                Expected { codes: codes.codes().clone(), scales, mean }
+            }
+            Scaling::Heads { heads: of_scale } => {
+                // Each group is a tensor.
+                let mut expected = Expected::zeros(self.shape);
+                for (batch, first) in
+                    (0..batch).flat_map(|batch| (0..heads).step_by(of_scale).map(move |first| (batch, first)))
+                {
+                    let group = self.prepared(&inputs, batch..batch + 1, first..first + of_scale);
+                    expected.scales.extend(group.scales().values());
+                    for ((_, row, head, column), &code) in group.codes().indexed_iter() {
+                        expected.codes[[batch, row, first + head, column]] = code;
+                    }
+                }
+                expected
+            }
+            Scaling::Block { .. } | Scaling::Tensor | Scaling::Given(_) => {
+                let all = self.prepared(&inputs, 0..batch, 0..heads);
+                let scales = all.scales().values().to_vec();
+                Expected { codes: all.codes().clone(), scales, mean: Vec::new() }
+            }
+        }
+    }
+
+    /// Some heads of some sequences.
+    fn prepared(&self, inputs: &Inputs, batch: Range<usize>, heads: Range<usize>) -> Quantized {
         let mut preparation = match self.scaling {
             Scaling::Block { rows } => Preparation::new(Granularity::Block { rows }),
             Scaling::Given(scale) => Preparation::with_scale(scale),
-            Scaling::Channel => {
-                let channels = Channels::of(x.view());
-                let codes = channels.quantize(x.view()).unwrap_or_else(|error| panic!("{self:?}: {error}"));
-                let [scales, mean] =
-                    [channels.scale(), channels.mean()].map(|numbers| numbers.iter().copied().collect());
-                return Expected { codes, scales, mean };
+            Scaling::Heads { .. } | Scaling::Tensor | Scaling::Channel => {
+                Preparation::new(Granularity::Tensor)
             }
         };
-        preparation.incoherent = incoherent.as_ref();
+        preparation.incoherent = inputs.incoherent.as_ref();
+        let (count, seqlen) = (batch.len(), self.shape.seqlen);
         let first = match self.rotation {
-            Some((_, _, Rows::From(first))) => vec![first; self.shape.batch],
+            Some((_, _, Rows::From(first))) => vec![first; count],
             _ => Vec::new(),
         };
-        let positions = match &positions {
-            Some(each) => RowPositions::Each(each),
+        let positions = match &inputs.positions {
+            Some(each) => RowPositions::Each(&each[batch.start * seqlen..batch.end * seqlen]),
             None => RowPositions::First(&first),
         };
-        preparation.rotation = table.as_ref().map(|table| Rotation { table, positions });
-        let sequences = Sequences::dense(self.shape.batch, self.shape.seqlen);
-        let codes = preparation.quantize(x.view(), &sequences);
-        let codes = codes.unwrap_or_else(|error| panic!("{self:?}: {error}"));
-        let scales = codes.scales().values().to_vec();
-        Expected { codes, scales, mean: Vec::new() }
+        preparation.rotation = inputs.table.as_ref().map(|table| Rotation { table, positions });
+        let dims = [count, seqlen, heads.len(), self.shape.head_dim];
+        let x = Array4::from_shape_fn(dims, |(sequence, row, head, column)| {
+            inputs.x[[batch.start + sequence, row, heads.start + head, column]]
+        });
+        let quantized = preparation.quantize(x.view(), &Sequences::dense(count, seqlen));
+        quantized.unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
     fn inputs(&self) -> Inputs {

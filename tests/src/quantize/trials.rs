@@ -11,8 +11,14 @@ use crate::mutate::{Argued, Prey};
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// One chunk a thread; a panel, and one and a half; powers of two and none; panels not full.
 const HEAD_DIMS: [usize; 8] = [16, 64, 80, 96, 128, 176, 192, 256];
-const SCALINGS: [Scaling; 4] =
-    [Scaling::Block { rows: 64 }, Scaling::Block { rows: 128 }, Scaling::Given(0.037), Scaling::Channel];
+const SCALINGS: [Scaling; 6] = [
+    Scaling::Block { rows: 64 },
+    Scaling::Block { rows: 128 },
+    Scaling::Given(0.037),
+    Scaling::Channel,
+    Scaling::Heads { heads: 1 },
+    Scaling::Tensor,
+];
 /// Which pairs rotate, and all of a row's or half of them.
 const ROTATIONS: [Option<(RopeStyle, bool)>; 5] = [
     None,
@@ -82,7 +88,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
         spread: SPREADS[spread],
         seed,
     };
-    case.unmixed().trial(SMS[sms])
+    case.allowed().trial(SMS[sms])
 }
 
 /// Several tiles a CTA, and more than there are stages.
@@ -109,8 +115,11 @@ pub(super) fn small() -> Vec<Trial> {
     // Parts that are full and one that is not.
     let channels = Case { shape: Shape { seqlen: 600, ..case.shape }, scaling: Scaling::Channel, ..case };
     let transposed_channels = Case { value_layout: ValueLayout::Transposed, ..channels };
-    let cases = [case, narrow, given, transposed, transposed_given, channels, transposed_channels];
-    cases.map(|case| case.unmixed().trial(2)).into()
+    let heads = Case { scaling: Scaling::Heads { heads: 3 }, ..case };
+    let of_tensor = Case { scaling: Scaling::Tensor, ..transposed };
+    let cases =
+        [case, narrow, given, transposed, transposed_given, channels, transposed_channels, heads, of_tensor];
+    cases.map(|case| case.allowed().trial(2)).into()
 }
 
 /// With scales of blocks, all threads meet between a tile's reads and the load into its slot.
@@ -146,6 +155,9 @@ pub(super) fn preys() -> Vec<Prey> {
     let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
     let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
     let channels = [Case { scaling: Scaling::Channel, ..given }.trial(1)];
+    // Without a transform, the largest magnitude would be the same wherever numbers lie.
+    let heads = Case { scaling: Scaling::Heads { heads: 5 }, hadamard: true, ..given };
+    let heads = [heads.trial(1)];
     vec![
         Prey::of_trial("quantize", &case.trial(1), BLOCKS),
         Prey::of_trial("quantize with a scale", &given.trial(1), GIVEN),
@@ -153,6 +165,9 @@ pub(super) fn preys() -> Vec<Prey> {
         Prey::of_trial("quantize transposed with a scale", &transposed_given.trial(1), GIVEN),
         Prey::of_step("quantize: parts of channels", &channels, 0, &[]),
         Prey::of_step("quantize: channels", &channels, 1, &[]),
+        Prey::of_step("quantize: maxima", &heads, 0, BLOCKS),
+        Prey::of_step("quantize: heads", &heads, 1, &[]),
+        Prey::of_step("quantize by heads", &heads, 2, GIVEN),
         Prey::of_step("quantize by channels", &channels, 2, GIVEN),
     ]
 }

@@ -4,9 +4,8 @@ use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Program};
 use fa3_sched::quantize::Plan;
 use fa3_sched::{Decoder, Longest, Order, TileCounts};
-use fa3_types::{Positions, QuantizeProblem, Scaling, Signs, ValueLayout};
+use fa3_types::{Positions, QuantizeProblem, Signs, ValueLayout};
 
-use super::channels::ChannelBuffers;
 use super::{ScaleSource, Spec};
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
 use crate::kernels::tensors::{strides, transposed_strides, view};
@@ -32,13 +31,20 @@ pub(super) struct Params<S: Side> {
 
 /// Where scales come from, or go to.
 pub(super) enum Scale<S: Side> {
-    /// (batch, heads, blocks).
+    /// To (batch, heads, blocks).
     Blocks(S::Pointer),
+    /// No scales and no codes: the largest magnitudes of tiles go to (batch, heads, blocks).
+    Measured(S::Pointer),
+    /// From (batch, heads).
+    Heads {
+        /// 1 / scale.
+        inverse: S::Pointer,
+    },
     Given {
         /// 1 / scale.
         inverse: S::F32,
     },
-    /// (batch, heads, head_dim) each.
+    /// From (batch, heads, head_dim) each.
     Channels {
         mean: S::Pointer,
         /// 1 / scale.
@@ -74,6 +80,8 @@ impl<A: Side> Params<A> {
             ],
             scale: match self.scale {
                 Scale::Blocks(scales) => Scale::Blocks(by.pointer("scales", scales)),
+                Scale::Measured(maxima) => Scale::Measured(by.pointer("maxima", maxima)),
+                Scale::Heads { inverse } => Scale::Heads { inverse: by.pointer("inverse", inverse) },
                 Scale::Given { inverse } => Scale::Given { inverse: by.f32("inverse", inverse) },
                 Scale::Channels { mean, inverse } => Scale::Channels {
                     mean: by.pointer("mean", mean),
@@ -131,6 +139,8 @@ impl Params<Form> {
             codes_strides: [(); 3],
             scale: match spec.scale {
                 ScaleSource::Blocks => Scale::Blocks(Elem::F32),
+                ScaleSource::Measured => Scale::Measured(Elem::F32),
+                ScaleSource::Heads => Scale::Heads { inverse: Elem::F32 },
                 ScaleSource::Given => Scale::Given { inverse: () },
                 ScaleSource::Channels => Scale::Channels { mean: Elem::F32, inverse: Elem::F32 },
             },
@@ -156,7 +166,7 @@ impl Params<Form> {
 
 impl Params<Host> {
     /// The values of a launch with at least one tile, over the buffers of its program.
-    pub(super) fn of<K>(plan: &Plan, program: &Program<K>, channels: Option<ChannelBuffers>) -> Params<Host> {
+    pub(super) fn of<K>(plan: &Plan, program: &Program<K>, scale: Scale<Host>) -> Params<Host> {
         let (problem, shape) = (plan.problem(), plan.problem().x().shape);
         let buffer = |name| program.find(name).unwrap_or(BufferId(usize::MAX));
         let decoder = plan.decoder().expect("there is a tile");
@@ -164,11 +174,7 @@ impl Params<Host> {
             x: view(buffer("x"), problem.x()),
             codes: buffer("codes"),
             codes_strides: codes_strides(problem),
-            scale: match (problem.scaling(), channels) {
-                (_, Some(ChannelBuffers { mean, inverse, .. })) => Scale::Channels { mean, inverse },
-                (Scaling::Given(scale), None) => Scale::Given { inverse: 1.0 / scale },
-                (Scaling::Block { .. } | Scaling::Channel, None) => Scale::Blocks(buffer("scales")),
-            },
+            scale,
             rotation: problem.rotary().map(|rotary| Rotation {
                 cos: buffer("cos"),
                 sin: buffer("sin"),

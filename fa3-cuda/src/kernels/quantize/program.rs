@@ -1,12 +1,12 @@
 //! What a plan of quantization lowers to.
 
-use fa3_ir::{BufferRole, Elem, Program};
+use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::quantize::Plan;
-use fa3_types::{Positions, Shape, ValueLayout};
+use fa3_types::{Positions, Scaling, ValueLayout};
 
 use super::Spec;
-use super::channels::{self, ChannelBuffers};
-use super::params::Params;
+use super::params::{Params, Scale};
+use super::scales;
 use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
 
@@ -36,19 +36,19 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
             program.buffer("positions", Elem::U32, &dims(&[shape.batch, shape.seqlen]), BufferRole::Input);
         }
     }
-    let channels = plan.channels().zip(scales).zip(mean).map(|((channels, scales), mean)| {
-        let Shape { batch, heads, head_dim, .. } = problem.x().shape;
-        let mut scratch =
-            |name, shape: &[usize]| program.buffer(name, Elem::F32, &dims(shape), BufferRole::Scratch);
-        let inverse = scratch("inverse", &[batch, heads, head_dim]);
-        let spans = scratch("spans", &[batch, heads, 3 * channels.parts() as usize, head_dim]);
-        let buffers = ChannelBuffers { spans, scales, mean, inverse };
-        channels::steps(&mut program, plan, &channels, x, buffers);
-        buffers
-    });
+    // Problems have the scales and means that their scaling asks for.
+    let [scales, mean] = [scales, mean].map(|buffer| buffer.unwrap_or(BufferId(usize::MAX)));
+    let scale = match (problem.scaling(), plan.channels(), plan.maxima()) {
+        (_, Some(channels), _) => scales::channels(&mut program, plan, &channels, [x, scales, mean]),
+        (_, _, Some(maxima)) => scales::heads(&mut program, plan, &maxima, scales),
+        (Scaling::Given(scale), ..) => Scale::Given { inverse: 1.0 / scale },
+        (Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Channel, ..) => {
+            Scale::Blocks(scales)
+        }
+    };
     if plan.grid() > 0 {
         let mut args = Fill::default();
-        Params::of(plan, &program, channels).pass(&mut args);
+        _ = Params::of(plan, &program, scale).pass(&mut args);
         program.step(kernels::Spec::Quantize(Spec::of(plan)), [plan.grid(), 1, 1], args.0);
     }
     program

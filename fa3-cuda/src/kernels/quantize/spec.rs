@@ -30,8 +30,12 @@ pub enum ScaleSource {
     Blocks,
     /// One is given.
     Given,
-    /// Channels have some, which other kernels have computed, and means.
+    /// Heads have some, which others have computed.
+    Heads,
+    /// Channels have some, which others have computed, and means.
     Channels,
+    /// None: the kernel finds the largest magnitudes of tiles, and writes no codes.
+    Measured,
 }
 
 /// What a rotation's code depends on.
@@ -63,6 +67,7 @@ impl Spec {
             scale: match problem.scaling() {
                 Scaling::Block { .. } => ScaleSource::Blocks,
                 Scaling::Given(_) => ScaleSource::Given,
+                Scaling::Heads { .. } | Scaling::Tensor => ScaleSource::Heads,
                 Scaling::Channel => ScaleSource::Channels,
             },
         }

@@ -7,7 +7,7 @@ use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shap
 
 use super::Shipped;
 use crate::kernels::Spec;
-use crate::kernels::quantize::{self, channels::ChannelSpec};
+use crate::kernels::quantize::{self, ScaleSource, scales::ScaleSpec};
 
 /// What a kernel is for.
 struct Row {
@@ -56,25 +56,43 @@ pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
             of(blocks, ValueLayout::Transposed),
             of(Scaling::Channel, ValueLayout::Rows),
             of(Scaling::Channel, ValueLayout::Transposed),
+            of(Scaling::Tensor, ValueLayout::Transposed),
         ]
     });
-    plain.chain(others).chain(v).map(|row| Shipped { name: row.name(), spec: row.spec() })
+    let of_heads = [64, 128, 256].into_iter().flat_map(move |head_dim| {
+        let heads = Scaling::Heads { heads: 1 };
+        let row = row(Elem::Bf16, head_dim, heads, Some((RopeStyle::HalfSplit, POSITIONS)), true);
+        let measuring = Shipped { name: format!("{}/measured", row.name()), spec: row.measuring() };
+        [Shipped { name: row.name(), spec: row.spec() }, measuring]
+    });
+    let rows = plain.chain(others).chain(v);
+    rows.map(|row| Shipped { name: row.name(), spec: row.spec() }).chain(of_heads)
 }
 
-/// Means and scales of channels.
-pub(super) fn channels() -> impl Iterator<Item = Shipped> {
-    [64, 128, 256].into_iter().flat_map(|head_dim| {
+/// What computes scales that take another pass.
+pub(super) fn scales() -> impl Iterator<Item = Shipped> {
+    let channels = [64, 128, 256].into_iter().flat_map(|head_dim| {
         let elem = Elem::Bf16;
-        let specs = [
-            (format!("channels/parts/{elem}/d{head_dim}"), ChannelSpec::Parts { elem, head_dim }),
-            (format!("channels/whole/d{head_dim}"), ChannelSpec::Whole { head_dim }),
-        ];
-        specs.map(|(name, spec)| Shipped { name, spec: Spec::Channels(spec) })
-    })
+        [
+            (format!("channel-parts/{elem}/d{head_dim}"), ScaleSpec::ChannelParts { elem, head_dim }),
+            (format!("channels/d{head_dim}"), ScaleSpec::Channels { head_dim }),
+        ]
+    });
+    let all = channels.chain([("heads".to_owned(), ScaleSpec::Heads)]);
+    all.map(|(name, spec)| Shipped { name: format!("scales/{name}"), spec: Spec::Scales(spec) })
 }
 
 impl Row {
     fn spec(&self) -> Spec {
+        Spec::Quantize(self.quantize())
+    }
+
+    /// What measures tiles before.
+    fn measuring(&self) -> Spec {
+        Spec::Quantize(quantize::Spec { scale: ScaleSource::Measured, ..self.quantize() })
+    }
+
+    fn quantize(&self) -> quantize::Spec {
         let Row { elem, head_dim, scaling, rotary, hadamard, layout } = *self;
         let dtype = if elem == Elem::F16 { Dtype::F16 } else { Dtype::Bf16 };
         let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };
@@ -85,13 +103,14 @@ impl Row {
         problem.signs = hadamard.then_some(Signs { leading: [0; 8], between: [0; 8] });
         let problem = problem.validate().expect("every row can be quantized");
         let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).expect("there is one tile");
-        Spec::Quantize(quantize::Spec::of(&plan))
+        quantize::Spec::of(&plan)
     }
 
     fn name(&self) -> String {
         let Row { elem, head_dim, scaling, rotary, hadamard, layout } = *self;
         let scales = match scaling {
             Scaling::Block { rows } => rows.to_string(),
+            Scaling::Heads { .. } | Scaling::Tensor => "heads".to_owned(),
             Scaling::Given(_) => "given".to_owned(),
             Scaling::Channel => "channels".to_owned(),
         };

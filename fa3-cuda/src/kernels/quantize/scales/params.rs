@@ -1,11 +1,10 @@
-//! The parameters of the kernels of channels.
+//! The parameters of the kernels of scales.
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
 use fa3_sched::quantize::{ChannelPlan, Plan};
 use fa3_sched::{Decoder, Longest, Order, TileCounts};
 
-use super::ChannelBuffers;
 use crate::kernels::params::{Form, Host, Pass, Side};
 use crate::kernels::parts::strided::Strided;
 
@@ -18,6 +17,17 @@ pub(super) struct PartsParams<S: Side> {
     /// Parts of a head.
     pub(super) parts: S::U32,
     pub(super) decoder: Decoder<S::U32>,
+}
+
+/// What a launch passes to the kernel that finds the largest of maxima.
+pub(super) struct HeadsParams<S: Side> {
+    pub(super) maxima: S::Pointer,
+    pub(super) scales: S::Pointer,
+    pub(super) inverse: S::Pointer,
+    /// Maxima of a scale.
+    pub(super) count: S::U32,
+    /// Heads of a scale.
+    pub(super) heads: S::U32,
 }
 
 /// What a launch passes to the kernel that sums the parts of heads.
@@ -62,6 +72,27 @@ impl<A: Side> WholeParams<A> {
     }
 }
 
+impl<A: Side> HeadsParams<A> {
+    /// Goes over them in the order in which they are passed.
+    #[track_caller]
+    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> HeadsParams<B> {
+        HeadsParams {
+            maxima: by.pointer("maxima", self.maxima),
+            scales: by.pointer("scales", self.scales),
+            inverse: by.pointer("inverse", self.inverse),
+            count: by.u32("count", self.count),
+            heads: by.u32("heads", self.heads),
+        }
+    }
+}
+
+impl HeadsParams<Form> {
+    /// Those of the kernel.
+    pub(super) fn form() -> HeadsParams<Form> {
+        HeadsParams { maxima: Elem::F32, scales: Elem::F32, inverse: Elem::F32, count: (), heads: () }
+    }
+}
+
 impl PartsParams<Form> {
     /// Those of a kernel.
     pub(super) fn form(elem: Elem) -> PartsParams<Form> {
@@ -87,24 +118,20 @@ impl WholeParams<Form> {
 
 impl PartsParams<Host> {
     /// The values of a launch.
-    pub(super) fn of(plan: &Plan, x: BufferId, spans: BufferId, decoder: Decoder<u32>) -> PartsParams<Host> {
+    pub(super) fn of(
+        plan: &Plan,
+        channels: &ChannelPlan,
+        [x, spans]: [BufferId; 2],
+        decoder: Decoder<u32>,
+    ) -> PartsParams<Host> {
         let desc = plan.problem().x();
         PartsParams {
             x: Strided::of("x", x, desc),
             spans,
             seqlen: desc.shape.seqlen as u32,
             heads: desc.shape.heads as u32,
-            parts: plan.channels().map_or(0, |channels| channels.parts()),
+            parts: channels.parts(),
             decoder,
         }
-    }
-}
-
-impl WholeParams<Host> {
-    /// The values of a launch.
-    pub(super) fn of(plan: &Plan, channels: &ChannelPlan, buffers: ChannelBuffers) -> WholeParams<Host> {
-        let ChannelBuffers { spans, scales, mean, inverse } = buffers;
-        let rows = plan.problem().x().shape.seqlen as f32;
-        WholeParams { spans, scales, mean, inverse, parts: channels.parts(), rows }
     }
 }
