@@ -12,6 +12,9 @@ use crate::kernels::parts::unpack::unpacked;
 /// Two numbers that are not finite, in either type of 16 bits.
 const NEITHER_IS_FINITE: u32 = 0x7FFF_7FFF;
 
+/// Columns that a thread loads at once.
+const COLUMNS: usize = CHUNK as usize;
+
 /// The kernel.
 pub(super) fn kernel(elem: Elem, head_dim: u32) -> Kernel {
     let threads = ChannelPlan::threads(head_dim, CHUNK);
@@ -22,27 +25,19 @@ pub(super) fn kernel(elem: Elem, head_dim: u32) -> Kernel {
         b.grid_dependency_wait();
 
         let Tile { m_block: part, head, batch, split: _ } = params.decoder.decode(b.cta_x());
+        let x = params.x.global();
         // All loads before the first sum.
-        let rows: Vec<_> = (0..PART_ROWS / GROUPS)
+        let loaded: Vec<_> = (0..PART_ROWS / GROUPS)
             .map(|turn| {
                 let row = part.mad(PART_ROWS, groups.group + turn * GROUPS);
-                let words = [(); CHUNK as usize / 2].map(|()| b.var("chunk", NEITHER_IS_FINITE));
-                b.guarded(row.lt(params.seqlen), || {
-                    let at = groups.col.mad_wide(2, params.x.global().at([batch, head, row]));
-                    let loaded = b.load_vector::<B32, 4>(at);
-                    words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
-                });
-                words
+                let at = x.at([batch, head, row.min(params.seqlen - 1)]);
+                (row.lt(params.seqlen), b.load_vector::<B32, 4>(groups.col.mad_wide(2, at)))
             })
             .collect();
-        let mut spans = [Span::none(b); CHUNK as usize];
-        for words in rows {
-            let numbers = words.into_iter().flat_map(|word| unpacked(elem, word.now()));
-            for (span, x) in spans.iter_mut().zip(numbers) {
-                *span = span.and_number(x);
-            }
-        }
-        groups.put_together(&spans, |col, span| {
+        let rows = loaded
+            .into_iter()
+            .map(|(inside, words)| words.map(|word| inside.select::<B32>(word, NEITHER_IS_FINITE)));
+        groups.put_together(&columns(b, elem, &rows.collect::<Vec<_>>()), |col, span| {
             let part = batch.mad(params.heads, head).mad(params.parts, part);
             let to = (part * (KINDS * head_dim) + col).mad_wide(4, params.spans);
             for (number, x) in (0..).zip(span.all()) {
@@ -50,4 +45,27 @@ pub(super) fn kernel(elem: Elem, head_dim: u32) -> Kernel {
             }
         });
     })
+}
+
+/// The spans of the columns of rows. Numbers that are not finite are left out where sums show that there are some.
+#[track_caller]
+fn columns<'k>(b: &'k Builder, elem: Elem, rows: &[[V<'k, B32>; COLUMNS / 2]]) -> [Span<'k>; COLUMNS] {
+    let over_rows = |and: fn(Span<'k>, V<'k, F32>) -> Span<'k>| {
+        let mut spans = [Span::none(b); COLUMNS];
+        for words in rows {
+            let numbers = words.iter().flat_map(|&word| unpacked(elem, word));
+            spans.iter_mut().zip(numbers).for_each(|(span, x)| *span = and(*span, x));
+        }
+        spans
+    };
+    let of_any = over_rows(Span::and_any);
+    let sums = of_any.iter().map(|span| span.sum.abs().lt(f32::INFINITY));
+    let are_finite = sums.reduce(|x, y| x & y).expect("there are columns");
+    let spans = of_any.map(|span| span.all().map(|number| b.var("span", number)));
+    b.if_lanes(!are_finite, || {
+        for (span, finite) in spans.iter().zip(over_rows(Span::and_finite)) {
+            span.iter().zip(finite.all()).for_each(|(to, number)| to.set(number));
+        }
+    });
+    spans.map(|span| Span::new(span.map(Var::get)))
 }

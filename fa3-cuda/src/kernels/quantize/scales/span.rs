@@ -34,9 +34,15 @@ impl<'k> Span<'k> {
         [self.sum, self.min, self.max]
     }
 
-    /// With another number.
+    /// With another number, finite or not: if it is not, the sum is not.
     #[track_caller]
-    pub(super) fn and_number(self, x: V<'k, F32>) -> Span<'k> {
+    pub(super) fn and_any(self, x: V<'k, F32>) -> Span<'k> {
+        Span { sum: self.sum + x, min: self.min.min(x), max: self.max.max(x) }
+    }
+
+    /// With another number, if it is finite.
+    #[track_caller]
+    pub(super) fn and_finite(self, x: V<'k, F32>) -> Span<'k> {
         let is_finite = x.abs().lt(f32::INFINITY);
         let (number, otherwise) = (is_finite.select::<F32>(x, f32::NAN), is_finite.select::<F32>(x, 0.0));
         // Of a number and NaN, the smaller and the larger is the number.
