@@ -11,8 +11,8 @@ use crate::{Output, QuantError, Quantized, scale};
 /// V = mean + scale · code,    O = mean + scale · (Σ_j p_j · code_j) / Σ_j p_j
 /// ```
 ///
-/// A row of O is a weighted mean of rows of V, so that it has their means and scales. What a column has in common is not
-/// rounded to e4m3, which leaves more of its digits for what differs.
+/// A row of O is a weighted mean of rows of V, so that it has their means and scales. What a column has in common is
+/// not rounded to e4m3, which leaves more of its digits for what differs.
 ///
 /// ```
 /// use fa3_quant::Channels;
@@ -32,9 +32,9 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Those of a tensor (batch, seqlen, heads, head_dim): the mean of each channel, and the scale by which what is left
-    /// takes all codes. [`CHANNEL_ROWS`] says in which order numbers are summed. Numbers that are not finite count as 0
-    /// in the mean, and not in the scale. Where a number minus the mean would not be finite, the mean is 0.
+    /// Those of a tensor (batch, seqlen, heads, head_dim): the mean of each channel, and the scale by which what is
+    /// left takes all codes. [`CHANNEL_ROWS`] says in which order numbers are summed. Numbers that are not finite count
+    /// as 0 in the mean, and not in the scale. Where a number minus the mean would not be finite, the mean is 0.
     pub fn of(x: ArrayView4<'_, f32>) -> Channels {
         let (batch, seqlen, heads, head_dim) = x.dim();
         let mut channels = Channels {
@@ -73,8 +73,8 @@ impl Channels {
         &self.scale
     }
 
-    /// The codes of a tensor (batch, seqlen, heads, head_dim), e4m3((x - mean) · (1 / scale)), each step rounded to f32.
-    /// As [`Quantized`] they have the scale 1: the channels' own belong to O.
+    /// The codes of a tensor (batch, seqlen, heads, head_dim), e4m3((x - mean) · (1 / scale)), each step rounded to
+    /// f32. As [`Quantized`] they have the scale 1: the channels' own belong to O.
     ///
     /// # Errors
     /// [`QuantError::ChannelShape`] unless the tensor has these channels, [`QuantError::ZeroDim`] if it has none.

@@ -1,10 +1,12 @@
 //! A tensor on its way to e4m3: what is done to it, validated.
 
 mod placement;
+mod scaling;
 
 use std::fmt;
 
 pub use placement::{QuantizeAddresses, QuantizePlacement};
+pub use scaling::{CHANNEL_GROUPS, CHANNEL_ROWS, Scaling};
 
 use crate::{
     Bytes, Dim, Dtype, Positions, ProblemError, RopeStyle, Rotary, Shape, TensorDesc, TensorName, ValueLayout,
@@ -15,47 +17,6 @@ const HEAD_DIM_LIMIT: usize = 256;
 
 /// Rotation pairs and codes come in chunks of so many.
 const ROTARY_MULTIPLE: usize = 16;
-
-/// Given scales lie between its inverse and itself: the inverse of such a scale is normal.
-const SCALE_LIMIT: f32 = (1u128 << 64) as f32;
-
-/// Where scales come from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scaling {
-    /// amax / 448 of each block of so many rows of a head, 64 or 128. The last block of a sequence may have fewer.
-    Block {
-        /// Rows of a block.
-        rows: usize,
-    },
-    /// amax / 448 of so many successive heads of a sequence: 1, or the query heads of a key head, as attention takes
-    /// scales of heads. It takes another pass over the tensor, before the one that writes codes.
-    Heads {
-        /// Heads that share a scale; they divide those of the tensor.
-        heads: usize,
-    },
-    /// amax / 448 of the whole tensor, in another pass before the one that writes codes.
-    Tensor,
-    /// This one, of the whole tensor. Larger numbers saturate.
-    Given(f32),
-    /// Of each channel, which is a column of a head of a sequence: its mean is subtracted, and its scale is amax / 448 of
-    /// what is left. For V, whose products with P are summed over keys: O gets the means back. It takes another pass
-    /// over the tensor, before the one that writes codes.
-    ///
-    /// The mean counts numbers that are not finite as 0. It is 0 where a number minus the mean would not be finite. How
-    /// it is rounded: see [`CHANNEL_ROWS`].
-    Channel,
-}
-
-/// A channel's sum is added up in binary32 as follows, so that CPU and GPU have the same mean.
-///
-/// 1. Rows are cut into parts of so many.
-/// 2. Of the [`CHANNEL_GROUPS`] groups of rows of a part whose numbers are equal modulo that count, each is summed in the
-///    order of its rows, from 0. Then the groups' sums are added in the order of the groups.
-/// 3. Parts are added as rows of a part are: in groups of those whose numbers are equal modulo [`CHANNEL_GROUPS`].
-pub const CHANNEL_ROWS: usize = 256;
-
-/// See [`CHANNEL_ROWS`].
-pub const CHANNEL_GROUPS: usize = 16;
 
 /// The signs of incoherent processing: bit i of word i / 32 is set where entry i is negated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -237,7 +198,7 @@ impl QuantizeProblem {
         if layout == ValueLayout::Transposed {
             check_transposed(codes)?;
         }
-        check_scaling(scaling, x.shape.heads)?;
+        scaling.check(x.shape.heads)?;
         if scaling == Scaling::Channel && (rotary.is_some() || signs.is_some()) {
             return Err(QuantizeProblemError::MixedChannels);
         }
@@ -344,17 +305,6 @@ fn check_transposed(codes: TensorDesc) -> Result<(), QuantizeProblemError> {
     Ok(())
 }
 
-fn check_scaling(scaling: Scaling, heads: usize) -> Result<(), QuantizeProblemError> {
-    match scaling {
-        Scaling::Block { rows: 64 | 128 } | Scaling::Tensor | Scaling::Channel => Ok(()),
-        Scaling::Heads { heads: of_scale } if of_scale > 0 && heads.is_multiple_of(of_scale) => Ok(()),
-        Scaling::Heads { heads: given } => Err(QuantizeProblemError::ScaleHeads { given, heads }),
-        Scaling::Block { rows } => Err(QuantizeProblemError::BlockRows { given: rows }),
-        Scaling::Given(scale) if (1.0 / SCALE_LIMIT..=SCALE_LIMIT).contains(&scale) => Ok(()),
-        Scaling::Given(given) => Err(QuantizeProblemError::Scale { given }),
-    }
-}
-
 fn check_rotary(rotary: Rotary, shape: Shape) -> Result<(), QuantizeProblemError> {
     let Rotary { style: RopeStyle::Interleaved | RopeStyle::HalfSplit, rotary_dim, table_rows, positions } =
         rotary;
@@ -390,14 +340,7 @@ impl fmt::Display for QuantizeProblem {
         if self.signs().is_some() {
             write!(f, ", Hadamard")?;
         }
-        match self.scaling() {
-            Scaling::Block { rows } => write!(f, ", a scale for each {rows} rows")?,
-            Scaling::Heads { heads: 1 } => write!(f, ", a scale for each head")?,
-            Scaling::Heads { heads } => write!(f, ", a scale for each {heads} heads")?,
-            Scaling::Tensor => write!(f, ", a scale for all")?,
-            Scaling::Given(scale) => write!(f, ", scale {scale}")?,
-            Scaling::Channel => write!(f, ", a scale and a mean for each channel")?,
-        }
+        write!(f, ", {}", self.scaling())?;
         match self.layout() {
             ValueLayout::Rows => Ok(()),
             ValueLayout::Transposed => write!(f, ", transposed"),

@@ -20,8 +20,8 @@ pub use error::QuantizeError;
 /// ```
 ///
 /// With [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed) codes are as products read V. With
-/// [`QuantizeSpec::channels`](fa3_types::QuantizeSpec::channels) y is x minus the mean of its channel, and channels have
-/// the scales.
+/// [`QuantizeSpec::channels`](fa3_types::QuantizeSpec::channels) y is x minus the mean of its channel, and channels
+/// have the scales.
 ///
 /// Running it allocates no device memory, waits for nothing and works while the stream is captured into a graph. It
 /// needs a workspace only where channels have scales.

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Codes and scales are those of `fa3_quant::Preparation`, bit for bit. [`Spec`] is what a kernel's code depends on,
-//! [`kernel`] the kernel, [`program`] what a plan lowers to. Where heads, channels or the tensor have scales, kernels of
-//! [`scales`] run first.
+//! [`kernel`] the kernel, [`program`] what a plan lowers to. Where heads, channels or the tensor have scales, kernels
+//! of [`scales`] run first.
 
 mod angles;
 mod centre;

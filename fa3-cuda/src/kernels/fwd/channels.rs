@@ -10,55 +10,37 @@ use crate::kernels::parts::store_rows::Order;
 /// Columns of a fragment of which a thread has four.
 const GROUP: u32 = 16;
 
-/// The scales and means of the channels of a tile's head of V.
-pub(super) struct Channels<'k> {
-    builder: &'k Builder,
-    scale: V<'k, B64>,
-    mean: V<'k, B64>,
-    /// Of the head, among all channels.
-    first: V<'k, B32>,
-    /// How many it has.
-    cols: u32,
-    order: Order,
-}
-
-impl<'k> Channels<'k> {
-    /// Those of a tile, if channels have scales. O has columns in this order.
-    #[track_caller]
-    pub(super) fn of(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, order: Order) -> Option<Channels<'k>> {
-        let Descales { pointers, mean, heads_kv, .. } = fwd.params.descales?;
-        let cols = fwd.spec.head_dim_v;
-        let first = work.batch.mad(heads_kv, work.kv_head) * cols;
-        Some(Channels { builder: fwd.builder, scale: pointers[V_], mean: mean?, first, cols, order })
-    }
-
-    /// Gives a part of O, from this column on, the scales and means of its channels. It has been divided by row sums.
-    /// An `empty` row, which has seen no key, is 0.
-    #[track_caller]
-    pub(super) fn restore(&self, part: &mut Frag<'k>, from: u32, empty: Rows<'k, Pred>) {
-        let quad = self.builder.tid() & 3;
-        for group in (0..part.cols().min(self.cols - from)).step_by(GROUP as usize) {
-            let [scale, mean] = [self.scale, self.mean].map(|pointer| self.four(pointer, from + group, quad));
-            for (at, x) in part.elements().filter(|(at, _)| (group..group + GROUP).contains(&at.col)) {
-                let of_four = self.order.place_of(at.col % GROUP);
-                let restored = x.get().fma(scale[of_four], mean[of_four]);
-                x.set(empty[at].select::<F32>(0.0, restored));
-            }
+/// Gives a tile of O, which has been divided by its row sums, the scales and means of V's channels, if these have some.
+#[track_caller]
+pub(super) fn restore<'k>(fwd: &Fwd<'k>, o: &Frag<'k>, work: &Work<V<'k, B32>>, order: Order) {
+    let Some(Descales { pointers, mean: Some(mean), heads_kv, .. }) = fwd.params.descales else { return };
+    let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
+    let (first, quad) = (work.batch.mad(heads_kv, work.kv_head) * cols, b.tid() & 3);
+    for group in (0..cols).step_by(GROUP as usize) {
+        let [scale, mean] = [pointers[V_], mean].map(|pointer| four(b, pointer, first + group, order, quad));
+        for (at, x) in o.elements().filter(|(at, _)| (group..group + GROUP).contains(&at.col)) {
+            let of_four = order.place_of(at.col % GROUP);
+            x.set(x.get().fma(scale[of_four], mean[of_four]));
         }
     }
+}
 
-    /// The numbers of the columns that a thread has of 16, from column `from` on.
-    #[track_caller]
-    fn four(&self, pointer: V<'k, B64>, from: u32, quad: V<'k, B32>) -> [V<'k, F32>; 4] {
-        let (b, first) = (self.builder, self.first + from);
-        // Not read-only loads: the quantizer may still be writing them when this kernel is launched.
-        match self.order {
-            Order::EvensFirst => b.load_vector((first + (quad << 2)).mad_wide(4, pointer)),
-            Order::Natural => {
-                let at = (first + (quad << 1)).mad_wide(4, pointer);
-                let [[a, b], [c, d]] = [0, 32].map(|bytes| b.load_vector(at.at(bytes)));
-                [a, b, c, d]
-            }
+/// The numbers of the columns that a thread has of 16, from `first` on.
+#[track_caller]
+fn four<'k>(
+    b: &'k Builder,
+    pointer: V<'k, B64>,
+    first: V<'k, B32>,
+    order: Order,
+    quad: V<'k, B32>,
+) -> [V<'k, F32>; 4] {
+    // Not read-only loads: the quantizer may still be writing them when this kernel is launched.
+    match order {
+        Order::EvensFirst => b.load_vector((first + (quad << 2)).mad_wide(4, pointer)),
+        Order::Natural => {
+            let at = (first + (quad << 1)).mad_wide(4, pointer);
+            let [[x, y], [z, w]] = [0, 32].map(|bytes| b.load_vector(at.at(bytes)));
+            [x, y, z, w]
         }
     }
 }

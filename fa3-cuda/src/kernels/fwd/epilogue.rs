@@ -2,11 +2,10 @@
 
 use fa3_ir::lang::*;
 
-use super::channels::Channels;
 use super::consumer::Sum;
-use super::{Fwd, descales};
+use super::{Fwd, channels, descales};
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::store_rows::{Global, Order, STORED_COLS, StoreRows};
+use crate::kernels::parts::store_rows::{Global, Order, StoreRows};
 
 /// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
 #[track_caller]
@@ -30,28 +29,16 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     let scale =
         descales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
     o.scale_rows(scale); // A1:24
+    let order = if fwd.transposed.is_some() { Order::EvensFirst } else { Order::Natural };
+    channels::restore(fwd, &o, work, order);
     // A row that has seen no key is 0, whatever was multiplied by its zeros.
     let empty = inverse.map(|inverse| inverse.eq(0.0));
-    let order = if fwd.transposed.is_some() { Order::EvensFirst } else { Order::Natural };
-    let channels = Channels::of(fwd, work, order);
-    if channels.is_none() {
-        b.if_uniform(empty.any().vote_any(), || o.map(|o, at| empty[at].select(0.0, o)));
-    }
+    b.if_uniform(empty.any().vote_any(), || o.map(|o, at| empty[at].select(0.0, o)));
 
     let rows = Global { address: params.o, strides: params.o_strides };
     let store = StoreRows { elem: fwd.spec.output, cols: fwd.spec.head_dim_v, order };
     let at = store.chunk(quad).mad_wide(16, rows.at([work.batch, work.head, row]));
     let [_, _, stride] = params.o_strides;
     let below = at + (stride << 3);
-    let Some(channels) = channels else { return store.store(o, quad, [at, below], inside) }; // A1:25
-    // Some columns after the others: ptxas moves no load over a store, and so keeps the numbers of few channels.
-    for first in (0..store.cols).step_by(STORED_COLS as usize) {
-        let cols = STORED_COLS.min(o.cols());
-        let (mut part, rest) = o.split_at(cols);
-        channels.restore(&mut part, first, empty);
-        let of_part = StoreRows { cols: STORED_COLS.min(store.cols - first), ..store };
-        let rows = [at, below].map(|at| at + u64::from(2 * first));
-        of_part.store(part, quad, rows, inside); // A1:25
-        o = rest;
-    }
+    store.store(o, quad, [at, below], inside); // A1:25
 }

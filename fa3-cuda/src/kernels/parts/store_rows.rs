@@ -20,9 +20,6 @@ impl<'k, const D: usize> Global<'k, D> {
     }
 }
 
-/// Columns that the threads of a quad write together.
-pub(crate) const STORED_COLS: u32 = 32;
-
 /// How rows are written: as f16 or bf16, so many columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreRows {
@@ -73,8 +70,8 @@ impl StoreRows {
             Order::Natural => Exchange::OfQuad(QuadTranspose::new(quad)),
             Order::EvensFirst => Exchange::OfNeighbours((quad & 1).eq(0)),
         };
-        for group in 0..self.cols.div_ceil(STORED_COLS) {
-            let missing = (STORED_COLS * (group + 1)).saturating_sub(self.cols) / 8;
+        for group in 0..self.cols.div_ceil(32) {
+            let missing = (32 * (group + 1)).saturating_sub(self.cols) / 8;
             for half in Half::BOTH {
                 let words = exchange.of([0, 1, 2, 3].map(|chunk| packed.word(half, 4 * group + chunk)));
                 let mut writes = inside[half as usize];

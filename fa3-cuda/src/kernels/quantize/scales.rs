@@ -51,8 +51,8 @@ pub fn kernel(spec: &ScaleSpec) -> Kernel {
     }
 }
 
-/// Adds to a plan's program the steps that compute means and scales of channels. The kernel that writes codes takes what
-/// is returned.
+/// Adds to a plan's program the steps that compute means and scales of channels. The kernel that writes codes takes
+/// what is returned.
 pub(super) fn channels(
     program: &mut Program<kernels::Spec>,
     plan: &Plan,

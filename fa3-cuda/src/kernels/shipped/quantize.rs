@@ -19,8 +19,8 @@ struct Row {
     layout: ValueLayout,
 }
 
-/// Both blocks of rows and head dimensions of each number of lanes, with a rotation, a transform, both and neither; what
-/// else makes a difference, with both; and V, transposed and not, with neither.
+/// Both blocks of rows and head dimensions of each number of lanes, with a rotation, a transform, both and neither;
+/// what else makes a difference, with both; and V, transposed and not, with neither.
 pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
     const POSITIONS: Positions = Positions::From(0);
     let styles = [None, Some(RopeStyle::Interleaved), Some(RopeStyle::HalfSplit)];

@@ -1,0 +1,196 @@
+use super::*;
+use crate::Strides;
+
+const Q: Shape = Shape { batch: 2, seqlen: 16, heads: 4, head_dim: 64 };
+const KV: Shape = Shape { batch: 2, seqlen: 24, heads: 2, head_dim: 64 };
+
+fn spec() -> ProblemSpec {
+    ProblemSpec::dense(Dtype::F16, Q, KV)
+}
+
+fn rejects(change: impl FnOnce(&mut ProblemSpec), expected: ProblemError) {
+    let mut spec = spec();
+    change(&mut spec);
+    assert_eq!(spec.validate().unwrap_err(), expected);
+}
+
+#[test]
+fn a_good_problem() {
+    let problem = spec().causal().softcap(30.0).head_dim_v(32).validate().unwrap();
+    assert_eq!(problem.lengths(1), Lengths { q: 16, k: 24 });
+    assert_eq!((problem.head_dim(), problem.head_dim_v()), (64, 32));
+    assert_eq!(problem.softmax_scale().natural(), 0.125);
+    assert_eq!(problem.lse_shape(), [2, 4, 16]);
+    let text = "f16 batch 2 seqlen 16 x 24 heads 4/2 head_dim 64/32 mask causal scale 0.125000 softcap 30";
+    assert_eq!(problem.to_string(), text);
+    let text = spec().softmax_scale(1e-18).softcap(1e18).validate().unwrap().to_string();
+    assert!(text.ends_with(" scale 1e-18 softcap 1e18"), "{text}");
+}
+
+#[test]
+fn dimensions_are_checked() {
+    use {Dim::*, TensorName::*};
+    rejects(|s| s.q.shape.heads = 0, ProblemError::ZeroDim { tensor: Q, dim: Heads });
+    rejects(|s| s.k.shape.head_dim = 0, ProblemError::ZeroDim { tensor: K, dim: HeadDim });
+    let (given, limit) = (1 << 31, (1 << 31) - 1);
+    rejects(|s| s.v.shape.seqlen = given, ProblemError::DimTooLarge { tensor: V, dim: Seqlen, given, limit });
+    let multiple = ProblemError::HeadDimMultiple { tensor: Q, given: 68, multiple: 8, dtype: Dtype::F16 };
+    rejects(|s| s.q.shape.head_dim = 68, multiple);
+    let large = ProblemError::DimTooLarge { tensor: Q, dim: HeadDim, given: 584, limit: 576 };
+    rejects(|s| s.q = TensorDesc::contiguous(Dtype::F16, Shape { head_dim: 584, ..s.q.shape }), large);
+    let mismatch = |tensor, dim, given, expected| ProblemError::DimMismatch { tensor, dim, given, expected };
+    rejects(|s| s.k.shape.head_dim = 32, mismatch(K, HeadDim, 32, 64));
+    rejects(|s| s.v.shape.seqlen = 23, mismatch(V, Seqlen, 23, 24));
+    rejects(|s| s.v.shape.heads = 1, mismatch(V, Heads, 1, 2));
+    rejects(|s| s.o.shape.batch = 1, mismatch(O, Batch, 1, 2));
+    let error = ProblemSpec::dense(Dtype::F16, self::Q, Shape { batch: 3, ..KV }).validate().unwrap_err();
+    assert_eq!(error, mismatch(K, Batch, 3, 2));
+    rejects(|s| s.o.shape.head_dim = 8, mismatch(O, HeadDim, 8, 64));
+    rejects(
+        |s| [s.k.shape.heads, s.v.shape.heads] = [3, 3],
+        ProblemError::HeadsNotDivisible { heads_q: 4, heads_kv: 3 },
+    );
+}
+
+#[test]
+fn dtypes_are_checked() {
+    let mismatch = |tensor, given| ProblemError::DtypeMismatch { tensor, given, expected: Dtype::F16 };
+    rejects(|s| s.k.dtype = Dtype::Bf16, mismatch(TensorName::K, Dtype::Bf16));
+    rejects(|s| s.v.dtype = Dtype::Bf16, mismatch(TensorName::V, Dtype::Bf16));
+    rejects(|s| s.o.dtype = Dtype::Bf16, ProblemError::OutputDtype { given: Dtype::Bf16, input: Dtype::F16 });
+}
+
+#[test]
+fn numbers_are_checked() {
+    rejects(|s| s.softmax_scale = Some(-1.0), ProblemError::SoftmaxScale { given: -1.0 });
+    rejects(|s| s.softcap = Some(0.0), ProblemError::SoftCap { given: 0.0 });
+}
+
+#[test]
+fn outputs_must_not_broadcast() {
+    let overlap =
+        ProblemError::OutputOverlapsItself { tensor: TensorName::O, dim: Dim::Batch, given: 0, needed: 64 };
+    rejects(|s| s.o.strides.batch = 0, overlap);
+    let mut broadcast_input = spec();
+    broadcast_input.k.strides.batch = 0;
+    broadcast_input.validate().unwrap();
+}
+
+#[test]
+fn sequences_are_checked() {
+    let batch = |given, expected| ProblemError::DimMismatch {
+        tensor: TensorName::K,
+        dim: Dim::Batch,
+        given,
+        expected,
+    };
+    rejects(|s| s.seqs_k = Sequences::packed(&[0, 24]).unwrap(), batch(2, 1));
+    let seqlen =
+        ProblemError::DimMismatch { tensor: TensorName::Q, dim: Dim::Seqlen, given: 16, expected: 15 };
+    rejects(|s| s.seqs_q = Sequences::dense(2, 15), seqlen);
+
+    let packed = |q: &[i32], k: &[i32]| {
+        ProblemSpec::packed(
+            Dtype::F16,
+            (4, 2),
+            64,
+            Sequences::packed(q).unwrap(),
+            Sequences::packed(k).unwrap(),
+        )
+    };
+    let problem = packed(&[0, 3, 10], &[0, 0, 7]).validate().unwrap();
+    assert_eq!(problem.lengths(0), Lengths { q: 3, k: 0 });
+    assert_eq!(problem.lse_shape(), [1, 4, 10]);
+    let count = packed(&[0, 3, 10], &[0, 7]).validate().unwrap_err();
+    assert_eq!(count, ProblemError::SequenceCount { q: 2, k: 1 });
+    let mut short = packed(&[0, 3, 10], &[0, 0, 7]);
+    short.k.shape.seqlen = 6;
+    short.v.shape.seqlen = 6;
+    let end = ProblemError::CuSeqlensEnd { tensor: TensorName::K, given: 7, rows: 6 };
+    assert_eq!(short.validate().unwrap_err(), end);
+}
+
+#[test]
+fn transposed_values_are_contiguous_e4m3() {
+    rejects(
+        |s| s.v_layout = ValueLayout::Transposed,
+        ProblemError::TransposedV { dtype: Dtype::F16, packed: false },
+    );
+    let spec = || ProblemSpec::dense(Dtype::E4m3, Q, KV).transposed_v();
+    let problem = spec().validate().unwrap();
+    assert_eq!(problem.v_bytes(), Bytes(2 * 2 * 64 * 128));
+    assert!(problem.to_string().contains(" v transposed "), "{problem}");
+    let mut other = spec();
+    other.v.strides = Strides { heads: 24 * 64, seqlen: 64, ..other.v.strides };
+    let error = ProblemError::TransposedStride { dim: Dim::Seqlen, given: 64, expected: 128 };
+    assert_eq!(other.validate().unwrap_err(), error);
+    let lengths = || Sequences::packed(&[0, 24]).unwrap();
+    let packed = ProblemSpec::packed(Dtype::E4m3, (4, 2), 64, lengths(), lengths()).transposed_v();
+    let error = ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true };
+    assert_eq!(packed.validate().unwrap_err(), error);
+}
+
+#[test]
+fn scales_are_of_heads_or_of_blocks_or_of_channels() {
+    use Granularity::{Block, Channel, Head, Tensor};
+    let spec = || ProblemSpec::dense(Dtype::E4m3, Q, KV);
+    let shapes = |spec: ProblemSpec| spec.validate().unwrap().descale_shapes();
+    assert_eq!(shapes(spec()), [[2, 2], [2, 2], [2, 2]].map(Vec::from));
+    let long = ProblemSpec::dense(Dtype::E4m3, Shape { seqlen: 129, ..Q }, Shape { seqlen: 200, ..KV });
+    assert_eq!(shapes(long.block_scales(64)), [[2, 4, 3], [2, 2, 2], [2, 2, 2]].map(Vec::from));
+    let text = spec().block_scales(64).validate().unwrap().to_string();
+    assert!(text.contains(" scales for 64 rows/128 rows/128 rows "), "{text}");
+    assert_eq!(shapes(spec().v_channels()), [vec![2, 2], vec![2, 2], vec![2, 2, 64]]);
+    let both = spec().head_dim_v(32).block_scales(128).v_channels().validate().unwrap();
+    assert_eq!(both.descale_shapes(), [vec![2, 4, 1], vec![2, 2, 1], vec![2, 2, 32]]);
+    assert_eq!(both.v_mean_shape(), Some([2, 2, 32]));
+    assert_eq!(spec().block_scales(64).validate().unwrap().v_mean_shape(), None);
+    assert!(both.to_string().contains(" scales for 128 rows/128 rows/channel "), "{both}");
+    let rows = |rows| Block { rows };
+    for [q, k, v] in [
+        [Head, Head, rows(128)],
+        [Head, Channel, Channel],
+        [Channel, Head, Head],
+        [rows(64), Head, Channel],
+        [rows(32), rows(128), rows(128)],
+        [rows(64), rows(64), rows(128)],
+        [rows(64), rows(64), rows(64)],
+        [Tensor, Tensor, Tensor],
+    ] {
+        let mut spec = spec();
+        spec.scales = [q, k, v];
+        assert_eq!(spec.validate().unwrap_err(), ProblemError::Granularity { q, k, v });
+    }
+    let mut broadcast = ProblemSpec::dense(Dtype::E4m3, Q, KV).block_scales(64);
+    for x in [&mut broadcast.q, &mut broadcast.o, &mut broadcast.k, &mut broadcast.v] {
+        x.shape.batch = 1 << 30;
+        x.strides.batch = 0;
+    }
+    broadcast.o.strides.batch = 16 * 4 * 64;
+    broadcast = broadcast.seqs_q(Sequences::dense(1 << 30, 16)).seqs_k(Sequences::dense(1 << 30, 24));
+    let (tensor, shape) = (TensorName::Q, broadcast.q.shape);
+    let many = ProblemError::TooManyScales { tensor, shape, rows: 64 };
+    assert_eq!(broadcast.validate().unwrap_err(), many);
+    let error = ProblemError::FineScales { dtype: Dtype::F16, packed: false };
+    assert_eq!(self::spec().block_scales(64).validate().unwrap_err(), error);
+    assert_eq!(self::spec().v_channels().validate().unwrap_err(), error);
+}
+
+#[test]
+fn empty_sequences_are_legal() {
+    let none = Shape { seqlen: 0, ..KV };
+    assert!(ProblemSpec::dense(Dtype::F16, Q, none).validate().is_ok());
+    assert!(ProblemSpec::dense(Dtype::F16, Shape { seqlen: 0, ..Q }, none).validate().is_ok());
+    assert!(
+        ProblemSpec::dense(Dtype::F16, Shape { batch: 0, ..Q }, Shape { batch: 0, ..KV }).validate().is_ok()
+    );
+}
+
+#[test]
+fn stride_order_is_free() {
+    let mut spec = spec();
+    let heads_outside_rows = Strides { batch: 4096, heads: 1024, seqlen: 64, head_dim: 1 };
+    spec.q.strides = heads_outside_rows;
+    spec.o.strides = heads_outside_rows;
+    assert_eq!(spec.validate().unwrap().q().strides, heads_outside_rows);
+}
