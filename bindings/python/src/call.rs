@@ -69,6 +69,8 @@ pub(crate) struct Options {
     pub(crate) v_transposed: bool,
     /// Rows of Q that share a scale, as 128 of K and V do; heads do if `None`.
     pub(crate) block_rows: Option<usize>,
+    /// Whether channels of V have scales and means, whatever rows of Q and K share.
+    pub(crate) v_channels: bool,
     /// The dtype of O, by its name; Q's own or the usual one for e4m3 if `None`.
     pub(crate) output: Option<Dtype>,
 }
@@ -85,13 +87,23 @@ pub(crate) struct Call {
     sm_margin: i64,
     v_transposed: bool,
     block_rows: Option<usize>,
+    v_channels: bool,
     output: Option<Dtype>,
 }
 
 impl Call {
     /// Of Q, K and V on a device.
     pub(crate) fn new(device: u32, tensors: [TensorDesc; 3], options: Options) -> Call {
-        let Options { softmax_scale, window, softcap, sm_margin, v_transposed, block_rows, output } = options;
+        let Options {
+            softmax_scale,
+            window,
+            softcap,
+            sm_margin,
+            v_transposed,
+            block_rows,
+            v_channels,
+            output,
+        } = options;
         let bits = |number: Option<f64>| number.map(f64::to_bits);
         Call {
             device,
@@ -102,6 +114,7 @@ impl Call {
             sm_margin,
             v_transposed,
             block_rows,
+            v_channels,
             output,
         }
     }
@@ -141,6 +154,9 @@ impl Call {
         }
         if let Some(rows) = self.block_rows {
             spec = spec.block_scales(rows);
+        }
+        if self.v_channels {
+            spec = spec.v_channels();
         }
         Ok(spec)
     }

@@ -7,6 +7,8 @@
 //! codes = e4m3(y / scale)                               scale = max |y| / 448 of each block of rows of a head
 //! ```
 //!
+//! or, by channels, y = x - mean of its channel, with the scale of its channel.
+//!
 //! It knows integers and no torch, so one build serves every version of it. The Python sources beside it take the
 //! integers from tensors, and make the outputs.
 
@@ -30,8 +32,8 @@ mod _fa3 {
 
     use crate::backward as gradients;
     use crate::call::{Call, Fp8, Number, Options, Tensor, desc, named};
-    use crate::plans::{self, Launched};
-    use crate::quantize::{self as quantization, Rotation};
+    use crate::plans;
+    use crate::quantize::{self as quantization, Rotation, Scales};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -44,8 +46,10 @@ mod _fa3 {
     /// Puts the forward pass on a stream of a device and returns 0 at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a
     /// contiguous tensor of q's dtype (of bf16 if that is e4m3), (batch, seqlen_q, heads_q, head_dim_v), lse of a
-    /// contiguous tensor of float32, (batch, heads_q, seqlen_q), or None if nobody wants it. descales are three of the
-    /// latter, (batch, heads_kv), the scales of e4m3 q, k and v, or None where they are 1.
+    /// contiguous tensor of float32, (batch, heads_q, seqlen_q), or None if nobody wants it. descales are four of the
+    /// latter: (batch, heads_kv), the scales of e4m3 q, k and v, or None where they are 1, and None, or the means of
+    /// v's channels. With these the scales of v are of channels, too, and both are (batch, heads_kv, head_dim_v), from
+    /// a multiple of 16 bytes on.
     ///
     /// fp8 is None, or (v_transposed, block_rows, output): whether v, of which shape and strides are as if it were not,
     /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
@@ -68,7 +72,7 @@ mod _fa3 {
         v: Tensor<'_>,
         o: u64,
         lse: Option<u64>,
-        descales: (Option<u64>, Option<u64>, Option<u64>),
+        descales: (Option<u64>, Option<u64>, Option<u64>, Option<u64>),
         softmax_scale: Option<Number<f64>>,
         window: (Number<i64>, Number<i64>),
         softcap: Option<Number<f64>>,
@@ -84,19 +88,18 @@ mod _fa3 {
             sm_margin: sm_margin.0,
             v_transposed,
             block_rows,
+            v_channels: descales.3.is_some(),
             output: output.as_ref().map(named).transpose()?,
         };
         let call = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
         let [q, k, v, o] = [q.1, k.1, v.1, o].map(Address);
         let mut at = Addresses::new(q, k, v, o);
         at.lse = lse.map(Address);
-        at.descales = <[Option<u64>; 3]>::from(descales).map(|descale| descale.map(Address));
+        let [q, k, v, v_mean] = <[Option<u64>; 4]>::from(descales).map(|descale| descale.map(Address));
+        (at.descales, at.v_mean) = ([q, k, v], v_mean);
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
-        match py.detach(|| plans::launch(&call, stream, at, workspace))? {
-            Launched::Yes => Ok(0),
-            Launched::WithoutWorkspace(bytes) => Ok(bytes),
-        }
+        Ok(py.detach(|| plans::launch(&call, stream, at, workspace))?.missing())
     }
 
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
@@ -149,6 +152,7 @@ mod _fa3 {
             sm_margin: sm_margin.0,
             v_transposed: false,
             block_rows: None,
+            v_channels: false,
             output: None,
         };
         let forward = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
@@ -158,10 +162,7 @@ mod _fa3 {
         let dlse = dlse.map(Address);
         let at = BackwardAddresses { q, k, v, o, lse, dout, dlse, dq, dk, dv };
         // Other threads of Python go on meanwhile, as in forward.
-        match py.detach(|| gradients::launch(&call, stream, at, workspace))? {
-            Launched::Yes => Ok(0),
-            Launched::WithoutWorkspace(bytes) => Ok(bytes),
-        }
+        Ok(py.detach(|| gradients::launch(&call, stream, at, workspace))?.missing())
     }
 
     /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, block_rows, scale, transposed)
@@ -197,12 +198,47 @@ mod _fa3 {
         transposed: bool,
     ) -> PyResult<()> {
         let seed = hadamard_seed.map(|Number(seed)| seed);
-        let scale = scale.map(|Number(scale)| scale);
-        let layout = if transposed { ValueLayout::Transposed } else { ValueLayout::Rows };
-        let (x_desc, rows) = (desc(&x)?, block_rows.0);
-        let call = quantization::Call::new(device, x_desc, rotation.as_ref(), seed, rows, scale, layout);
-        let at = quantization::addresses(x.1, codes, scales, rotation.as_ref());
+        let scaling = scale.map_or(Scales::Blocks(block_rows.0), |Number(scale)| Scales::given(scale));
+        let (x_desc, layout) = (desc(&x)?, layout(transposed));
+        let call = quantization::Call::new(device, x_desc, rotation.as_ref(), seed, scaling, layout);
+        let at = quantization::addresses(x.1, codes, scales, None, rotation.as_ref());
+        // Without channels it needs no workspace. Other threads of Python go on meanwhile, as in forward.
+        py.detach(|| quantization::launch(&call, stream, at, Some((0, 0))))?;
+        Ok(())
+    }
+
+    /// quantize_channels(device, stream, x, codes, scales, mean, transposed, workspace)
+    ///
+    /// Puts a quantization to e4m3 by channels on a stream of a device and returns 0 at once. x, codes and transposed
+    /// are as for quantize. scales and mean are addresses of contiguous tensors of float32, (batch, heads, head_dim).
+    ///
+    /// workspace is None, or (address, bytes) of memory, aligned to 256, whose first COUNTERS bytes hold zeros where
+    /// the stream is now. The result is not 0 if there must be one and None was given. Then it says how many bytes it
+    /// needs, and nothing was done.
+    ///
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
+    /// else until the work is done.
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
+    fn quantize_channels(
+        py: Python<'_>,
+        device: u32,
+        stream: usize,
+        x: Tensor<'_>,
+        codes: u64,
+        scales: u64,
+        mean: u64,
+        transposed: bool,
+        workspace: Option<(u64, usize)>,
+    ) -> PyResult<usize> {
+        let (x_desc, layout) = (desc(&x)?, layout(transposed));
+        let call = quantization::Call::new(device, x_desc, None, None, Scales::Channels, layout);
+        let at = quantization::addresses(x.1, codes, Some(scales), Some(mean), None);
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| quantization::launch(&call, stream, at))?)
+        Ok(py.detach(|| quantization::launch(&call, stream, at, workspace))?.missing())
+    }
+
+    fn layout(transposed: bool) -> ValueLayout {
+        if transposed { ValueLayout::Transposed } else { ValueLayout::Rows }
     }
 }

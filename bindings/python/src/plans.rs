@@ -37,6 +37,16 @@ pub(crate) enum Launched {
     WithoutWorkspace(usize),
 }
 
+impl Launched {
+    /// Bytes of the workspace that must be given; 0 if it is on the stream.
+    pub(crate) fn missing(self) -> usize {
+        match self {
+            Launched::Yes => 0,
+            Launched::WithoutWorkspace(bytes) => bytes,
+        }
+    }
+}
+
 /// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`. It uses `workspace`, (address, bytes),
 /// or if none is given the one kept for the stream.
 ///

@@ -12,7 +12,7 @@ use fa3_types::{
 use crate::call::Number;
 use crate::error::Error;
 use crate::kept::Kept;
-use crate::plans::{find, open};
+use crate::plans::{Launched, find, open};
 
 /// As many are kept. First positions and lengths that never repeat make new ones all the time.
 const KEPT: usize = 4096;
@@ -30,6 +30,32 @@ struct Made {
 /// The first position counts if there are no positions.
 pub(crate) type Rotation = (u64, u64, usize, usize, bool, Option<u64>, Number<usize>);
 
+/// Where scales come from: [`Scaling`] that calls can be compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Scales {
+    /// Of blocks of so many rows of a head.
+    Blocks(usize),
+    /// This one. The bits of f32: NaN, which no problem can have, is equal to itself.
+    Given(u32),
+    /// Of channels, which have means, too.
+    Channels,
+}
+
+impl Scales {
+    /// This one.
+    pub(crate) fn given(scale: f64) -> Scales {
+        Scales::Given((scale as f32).to_bits())
+    }
+
+    fn scaling(self) -> Scaling {
+        match self {
+            Scales::Blocks(rows) => Scaling::Block { rows },
+            Scales::Given(bits) => Scaling::Given(f32::from_bits(bits)),
+            Scales::Channels => Scaling::Channel,
+        }
+    }
+}
+
 /// Everything that a plan depends on. Calls that are equal share one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
@@ -37,9 +63,7 @@ pub(crate) struct Call {
     x: TensorDesc,
     rotary: Option<Rotary>,
     hadamard_seed: Option<u64>,
-    block_rows: usize,
-    /// The bits of f32: NaN, which no problem can have, is equal to itself.
-    scale: Option<u32>,
+    scales: Scales,
     layout: ValueLayout,
 }
 
@@ -50,8 +74,7 @@ impl Call {
         x: TensorDesc,
         rotation: Option<&Rotation>,
         hadamard_seed: Option<u64>,
-        block_rows: usize,
-        scale: Option<f64>,
+        scales: Scales,
         layout: ValueLayout,
     ) -> Call {
         let rotary =
@@ -60,8 +83,7 @@ impl Call {
                 let positions = positions.map_or(Positions::From(first), |_| Positions::Listed);
                 Rotary { style, rotary_dim, table_rows, positions }
             });
-        let scale = scale.map(|scale| (scale as f32).to_bits());
-        Call { device, x, rotary, hadamard_seed, block_rows, scale, layout }
+        Call { device, x, rotary, hadamard_seed, scales, layout }
     }
 
     /// The problem, with contiguous codes.
@@ -70,11 +92,7 @@ impl Call {
     /// What is wrong with it.
     fn problem(&self) -> Result<QuantizeProblem, QuantizeProblemError> {
         let mut spec = QuantizeSpec::new(self.x, TensorDesc::contiguous(Dtype::E4m3, self.x.shape));
-        (spec.layout, spec.rotary) = (self.layout, self.rotary);
-        spec.scaling = match self.scale {
-            Some(scale) => Scaling::Given(f32::from_bits(scale)),
-            None => Scaling::Block { rows: self.block_rows },
-        };
+        (spec.layout, spec.rotary, spec.scaling) = (self.layout, self.rotary, self.scales.scaling());
         let problem = spec.validate()?;
         let Some(seed) = self.hadamard_seed else { return Ok(problem) };
         // There are signs for every head_dim that is not refused.
@@ -88,23 +106,31 @@ pub(crate) fn addresses(
     x: u64,
     codes: u64,
     scales: Option<u64>,
+    mean: Option<u64>,
     rotation: Option<&Rotation>,
 ) -> QuantizeAddresses {
     QuantizeAddresses {
         x: Address(x),
         codes: Address(codes),
         scales: scales.map(Address),
+        mean: mean.map(Address),
         cos: rotation.map(|rotation| Address(rotation.0)),
         sin: rotation.map(|rotation| Address(rotation.1)),
         positions: rotation.and_then(|rotation| rotation.5).map(Address),
     }
 }
 
-/// Puts the quantization of `call` on `stream`, over the tensors that lie `at`.
+/// Puts the quantization of `call` on `stream`, over the tensors that lie `at`. It uses `workspace`, (address, bytes),
+/// if it needs one.
 ///
 /// # Errors
-/// What is wrong with the call, or what the driver says.
-pub(crate) fn launch(call: &Call, stream: usize, at: QuantizeAddresses) -> Result<(), Error> {
+/// What is wrong with the call, a workspace that is too small, or what the driver says.
+pub(crate) fn launch(
+    call: &Call,
+    stream: usize,
+    at: QuantizeAddresses,
+    workspace: Option<(u64, usize)>,
+) -> Result<Launched, Error> {
     let made = find(&MADE, call, make)?;
     let Made { device, quantize } = &*made;
     let placement = QuantizePlacement::new(quantize.plan().problem(), at)?;
@@ -112,14 +138,23 @@ pub(crate) fn launch(call: &Call, stream: usize, at: QuantizeAddresses) -> Resul
     // of torch's, and alive for as long as it is current.
     #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
     let stream = unsafe { Stream::from_raw(device, stream) };
+    let needed = quantize.workspace_bytes();
+    let workspace = match workspace {
+        Some((_, given)) if given < needed => {
+            return Err(QuantizeError::WorkspaceSize { given, needed }.into());
+        }
+        Some((address, _)) => address,
+        None if needed == 0 => 0,
+        None => return Ok(Launched::WithoutWorkspace(needed)),
+    };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
-    // strides and dtypes on that device, codes and scales of new ones. They may be freed before the work is done: torch
-    // gives their memory to later work of the same stream, or waits for the streams that a caller recorded, as for its
-    // own operators; memory of a capture it keeps for as long as the graph. A plan that is dropped leaves its device,
-    // which stays open.
+    // strides and dtypes on that device, codes, scales, mean and workspace of new ones, the workspace's counters zeroed
+    // on this stream before. They may be freed before the work is done: torch gives their memory to later work of the
+    // same stream, or waits for the streams that a caller recorded, as for its own operators; memory of a capture it
+    // keeps for as long as the graph. A plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-    unsafe { quantize.launch(&stream, &placement) }?;
-    Ok(())
+    unsafe { quantize.launch(&stream, &placement, workspace) }?;
+    Ok(Launched::Yes)
 }
 
 fn make(call: &Call) -> Result<Made, Error> {

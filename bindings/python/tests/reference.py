@@ -195,7 +195,25 @@ def quantized(
         padded = y.new_zeros(batch, blocks * block_rows, heads, head_dim)
         padded[:, :seqlen] = y.abs().nan_to_num(0.0)
         amax = padded.view(batch, blocks, block_rows, heads, head_dim).amax((2, 4)).transpose(1, 2)
-        scales = (amax / 448).clamp(min=torch.finfo(torch.float32).tiny).masked_fill(amax == 0, 1.0).contiguous()
+        scales = scales_of(amax).contiguous()
         by_row = scales.transpose(1, 2).repeat_interleave(block_rows, 1)[:, :seqlen, :, None]
     codes = (y / by_row).clamp(-448, 448).to(torch.float8_e4m3fn)
     return as_products_read(codes) if transposed else codes, scales
+
+
+def quantized_channels(x, transposed=False):
+    """Codes, scales and means of `fa3.quantize_channels` by their definition, the means summed in float64."""
+    y = x.float()
+    y = y.where(y.isfinite(), math.nan)
+    mean = (y.double().nan_to_num(0.0).sum(1) / max(x.shape[1], 1)).float()
+    centred = y - mean.unsqueeze(1)
+    # With a row of zeros, of which there is a maximum where there are no others.
+    amax = torch.nn.functional.pad(centred.abs().nan_to_num(0.0), (0, 0, 0, 0, 0, 1)).amax(1)
+    scales = scales_of(amax)
+    codes = (centred / scales.unsqueeze(1)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return as_products_read(codes) if transposed else codes, scales, mean
+
+
+def scales_of(amax):
+    """The scales of numbers up to amax: 1 for zeros."""
+    return (amax / 448).clamp(min=torch.finfo(torch.float32).tiny).masked_fill(amax == 0, 1.0)

@@ -404,7 +404,7 @@ def test_float8_has_no_gradients():
         x = torch.empty(2, 64, 8, 128, dtype=torch.float8_e4m3fn, device="cuda")
         descale = torch.empty(2, 8, device="cuda")
         leaf, scale = x.clone().requires_grad_(), descale.clone().requires_grad_()
-        for tensors, options in (((x, leaf, x), {}), ((x, x, x), dict(v_descale=scale))):
+        for tensors, options in (((x, leaf, x), {}), ((x, x, x), dict(v_descale=scale)), ((x, x, x), dict(v_mean=scale))):
             with pytest.raises(NotImplementedError, match="^q is torch.float8_e4m3fn, for which attention has no gradients"):
                 flash_attn_func(*tensors, **options)
             with torch.no_grad():

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import inspect
 import math
 import re
 import sys
@@ -22,10 +23,10 @@ def tensor(shape=(2, 16, 4, 64), dtype="bf16", address=0x1000, strides=None):
 
 
 def forward(
-    q=tensor(), k=tensor(), v=tensor(), device=NO_SUCH_DEVICE, scale=None, window=(-1, -1), softcap=None, sm_margin=0
+    q=tensor(), k=tensor(), v=tensor(), v_mean=None, scale=None, window=(-1, -1), softcap=None, sm_margin=0
 ):
     options = (scale, window, softcap, sm_margin, None)
-    extension.forward(device, 0, q, k, v, 0x10000, 0x20000, (None,) * 3, *options, None)
+    extension.forward(NO_SUCH_DEVICE, 0, q, k, v, 0x10000, 0x20000, (None, None, None, v_mean), *options, None)
 
 
 def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), dlse=None, dq=0x200000, softcap=None):
@@ -35,6 +36,10 @@ def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), dlse=None, dq=0x
 
 def quantize(x=tensor(), scales=0x20000, rotation=None, seed=None, block_rows=128, scale=None):
     extension.quantize(NO_SUCH_DEVICE, 0, x, 0x10000, scales, rotation, seed, block_rows, scale, False)
+
+
+def quantize_channels(x=tensor()):
+    extension.quantize_channels(NO_SUCH_DEVICE, 0, x, 0x10000, 0x20000, 0x30000, False, None)
 
 
 def rotation(rows=16, rotary_dim=64, first=0):
@@ -62,6 +67,15 @@ def test_importing_needs_no_torch():
             with pytest.raises(ImportError, match=f"^fa3.{name} needs PyTorch, which is not installed$"):
                 getattr(fa3, name)(None, None, None, causal=True)
     assert not hasattr(fa3, "flash_attn")
+
+
+def test_the_stub_has_the_functions_parameters():
+    stub = ast.parse((Path(__file__).parents[1] / "python/fa3/_fa3.pyi").read_text())
+    functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
+    assert {function.name for function in functions} == {"forward", "backward", "quantize", "quantize_channels"}
+    for function in functions:
+        names = list(inspect.signature(getattr(extension, function.name)).parameters)
+        assert [argument.arg for argument in function.args.args] == names
 
 
 @pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_qkvpacked_func"])
@@ -100,6 +114,7 @@ def test_types_say_how_many_tensors_there_are(name):
         (dict(window=(-2, 0)), "window size -2 is outside -1 to 2^32 - 1"),
         (dict(window=(0, 2**63)), "9223372036854775808 is too large or too small a number"),
         (dict(sm_margin=-(2**64)), "-18446744073709551616 is too large or too small a number"),
+        (dict(v_mean=0x30000), "scales of blocks and channels are of e4m3 in dense batches, not of bf16"),
         (dict(scale=10**309), f"1{'0' * 309} is too large or too small a number"),
     ],
 )
@@ -152,6 +167,10 @@ def test_bad_quantizations_are_value_errors(arguments, sentence):
     with pytest.raises(ValueError) as error:
         quantize(**arguments)
     assert str(error.value) == sentence
+    if arguments.keys() == {"x"}:
+        with pytest.raises(ValueError) as error:
+            quantize_channels(**arguments)
+        assert str(error.value) == sentence
 
 
 def test_other_ranks_are_value_errors():
@@ -175,3 +194,5 @@ def test_a_missing_device_is_a_runtime_error():
         backward()
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         quantize(rotation=rotation(), seed=2**64 - 1)
+    with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
+        quantize_channels()

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from reference import as_products_read
 
-from fa3 import flash_attn_fp8_func, flash_attn_func, quantize
+from fa3 import flash_attn_fp8_func, flash_attn_func, quantize, quantize_channels
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("nan_in_new_tensors")]
 
@@ -93,6 +93,12 @@ def test_scales_are_optional(codes, given):
 def test_scales_of_any_strides(codes):
     tensors, [q, k, v] = codes(2, (200, 300), (4, 2), 64)
     check(tensors, [q[:1, :1].expand(2, 2), k.t().contiguous().t(), torch.stack([v, v], -1)[..., 1]])
+    scales, mean, _ = channels(tensors[2])
+    expected = flash_attn_func(*tensors, v_descale=scales, v_mean=mean)
+    # From 4 bytes past a multiple of 16 on.
+    shifted = torch.cat([mean.flatten()[:1], mean.flatten()])[1:].view_as(mean)
+    strided = scales.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(flash_attn_func(*tensors, v_descale=strided, v_mean=shifted), expected)
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -142,6 +148,44 @@ def test_scales_of_blocks(codes, head_dim, rows, transposed):
         assert half.dtype == torch.float16 and (half.float() - o.float()).norm() < 0.01 * o.float().norm()
 
 
+def channels(v):
+    """Scales and means of V's channels, and V."""
+    batch, _, heads, head_dim = v.shape
+    scales, mean = (torch.rand(batch, heads, head_dim, device="cuda") for _ in "sm")
+    scales, mean = 0.5 + scales, 8 * mean - 4
+    return scales, mean, v.double() * scales.double().unsqueeze(1) + mean.double().unsqueeze(1)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
+@pytest.mark.parametrize("rows", [None, 64, 128], ids=["heads", "blocks of 64", "blocks of 128"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_channels_of_v(codes, head_dim, rows, transposed):
+    """V = mean + scale * code, whatever rows of Q and K share a scale."""
+    cases = (((333, 401), (6, 2), {}), ((1, 1), (1, 1), {}), ((700, 300), (4, 2), dict(causal=True)))
+    cases += (((700, 900), (3, 3), dict(window_size=(137, 30))), ((300, 300), (2, 1), dict(softcap=5.0)))
+    cases += (((4223, 4221), (2, 1), dict(causal=True)), ((1000, 8192), (2, 2), {}), ((64, 0), (2, 1), {}))
+    for seqlens, heads, options in cases:
+        (q, k, v), _ = codes(2, seqlens, heads, head_dim, scale=0.5)
+        named, numbers = {}, [q.double(), k.double()]
+        if rows:
+            (q_scales, q_factors), (k_scales, k_factors) = block_scales(q, rows), block_scales(k, 128)
+            named, numbers = dict(q_descale=q_scales, k_descale=k_scales), [q.double() * q_factors, k.double() * k_factors]
+        scales, mean, values = channels(v)
+        window = options.get("window_size", (-1, 0) if options.get("causal") else (-1, -1))
+        judged = dict(window=window, softcap=options.get("softcap", 0.0))
+        expected, expected_lse = reference(*numbers, values, (None,) * 3, **judged)
+        # P, which is rounded to e4m3, has a part in what is not the mean alone.
+        differing, _ = reference(*numbers, values - mean.double().unsqueeze(1), (None,) * 3, **judged)
+        named |= dict(v_descale=scales, v_mean=mean, v_transposed=transposed)
+        v = as_products_read(v) if transposed else v
+        o, lse = flash_attn_func(q, k, v, return_attn_probs=True, **named, **options)
+        assert (o - expected).norm() <= 0.04 * differing.norm() + 2**-9 * expected.norm()
+        seen = expected_lse.isfinite()
+        assert (o.transpose(1, 2)[~seen] == 0).all() and (lse[~seen] == -torch.inf).all()
+        half = flash_attn_func(q, k, v, out_dtype=torch.float16, **named, **options)
+        assert half.dtype == torch.float16 and (half.float() - o.float()).norm() <= 0.01 * o.float().norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_chain(randn, head_dim, dtype):
@@ -166,9 +210,32 @@ def test_the_chain(randn, head_dim, dtype):
         assert torch.equal(o, torch.compile(flash_attn_fp8_func, fullgraph=True)(q, k, v, causal=True, **rotation))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_chain_by_channels(randn, head_dim):
+    """What V's rows have in common is not rounded. The same bits in graphs and compiled."""
+    q, k, v = (randn(2, 1000, heads, head_dim, dtype=torch.float16) for heads in (4, 2, 2))
+    v += 4
+
+    def attend(q, k, v):
+        return flash_attn_fp8_func(q, k, v, causal=True, v_channels=True)
+
+    expected, _ = reference(q, k, v, (None,) * 3, (-1, 0))
+    o, of_blocks = attend(q, k, v), flash_attn_fp8_func(q, k, v, causal=True)
+    # Attention emulated in torch has 0.39 times the error.
+    assert (o - expected).norm() < 0.5 * (of_blocks - expected).norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = attend(q, k, v)
+    for _ in range(3):
+        captured.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(captured, o)
+    assert torch.equal(torch.compile(attend, fullgraph=True)(q, k, v), o)
+
+
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_scales_of_zero(codes, mask):
-    """Of Q or K all scores are 0, and a row is the mean of what it sees, hidden keys or not. Of V O is 0."""
+    """Of Q or K all scores are 0, and a row is the mean of what it sees, hidden keys or not. Of V O is 0, or the means."""
     tensors, _ = codes(2, (200, 300), (4, 2), 64)
     window = (-1, 0) if mask.get("causal") else mask.get("window_size", (-1, -1))
     for index, name in enumerate(("q_descale", "k_descale", "v_descale")):
@@ -177,6 +244,9 @@ def test_scales_of_zero(codes, mask):
         o, lse = flash_attn_func(*tensors, return_attn_probs=True, **{name: scales[index]}, **mask)
         assert (o - expected).norm() <= 0.02 * expected.norm()
         torch.testing.assert_close(lse.double(), expected_lse, atol=0.09, rtol=1e-3)
+    mean = torch.randn(2, 2, 64, device="cuda")
+    o = flash_attn_func(*tensors, v_descale=torch.zeros_like(mean), v_mean=mean, **mask)
+    assert torch.equal(o, mean.bfloat16().repeat_interleave(2, 1).unsqueeze(1).expand_as(o))
 
 
 def test_repeated_calls_give_the_same_bits(codes):
@@ -204,7 +274,23 @@ def test_bad_inputs_of_fp8(codes):
     ):
         with pytest.raises(ValueError, match=sentence):
             flash_attn_func(q, k, v, **{**named, **change})
+    _, scales, mean = quantize_channels(v.bfloat16())
+    named |= dict(v_descale=scales, v_mean=mean)
+    flash_attn_func(q, k, v, **named)
+    for change, sentence in (
+        (dict(v_descale=None), "there is v_mean without v_descale, expected both"),
+        (dict(v_descale=blocks[2]), r"v_descale is torch.float32 \(1, 2, 3\) on cuda:0, expected torch.float32 \(1, 2, 64\)"),
+        (dict(v_mean=mean[..., :32]), r"v_mean is torch.float32 \(1, 2, 32\) .* \(batch, heads_kv, head_dim_v\)"),
+        (dict(v_mean=mean.half()), "v_mean is torch.float16"),
+        (dict(v_mean=mean.cpu()), "on cpu, expected"),
+        (dict(v_mean=None), r"v_descale is .* expected torch.float32 \(1, 2, 3\)"),
+        (dict(k_descale=None), "some descales are of blocks, .* expected both of q and k or none"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            flash_attn_func(q, k, v, **{**named, **change})
     x = q.half()
+    with pytest.raises(ValueError, match="v_mean is for torch.float8_e4m3fn, q is torch.float16"):
+        flash_attn_func(x, x, x, v_mean=mean)
     with pytest.raises(ValueError, match="transposed v is"):
         flash_attn_func(x, x, x, v_transposed=True)
     with pytest.raises(ValueError, match="transposed v is e4m3"):

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fa3 import flash_attn_func, flash_attn_qkvpacked_func
+from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func
 
 
 def zeros(*shape, dtype=torch.bfloat16):
@@ -26,7 +26,7 @@ def test_the_signatures_are_flash_attention_3s():
     descales = dict(q_descale=None, k_descale=None, v_descale=None)
     expected = dict(q=none, k=none, v=none, softmax_scale=None, causal=False, qv=None, **descales, **tail)
     expected |= dict(num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, return_attn_probs=False)
-    more = dict(v_transposed=False, out_dtype=None)
+    more = dict(v_mean=None, v_transposed=False, out_dtype=None)
     assert signature(flash_attn_func) == list((expected | more).items())
     of_more = [inspect.signature(flash_attn_func).parameters[name] for name in more]
     assert all(parameter.kind == inspect.Parameter.KEYWORD_ONLY for parameter in of_more)
@@ -139,6 +139,20 @@ def test_tracers_see_the_operator():
     [node] = [node for node in graph.graph.nodes if node.target is torch.ops.fa3.forward.default]
     # The right side of a causal window is 0.
     assert list(node.args[3:]) == [None, 5, 0, 30.0, 0]
+
+
+def test_tracers_see_the_channels_of_v():
+    def attend(q, k, v):
+        return flash_attn_fp8_func(q, k, v, v_channels=True)
+
+    with FakeTensorMode():
+        q, k, v = (torch.empty(2, 300, heads, 64, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
+        graph = make_fx(attend)(q, k, v).graph
+    [channels] = [node for node in graph.nodes if node.target is torch.ops.fa3.quantize_channels.default]
+    [forward] = [node for node in graph.nodes if node.target is torch.ops.fa3.forward.default]
+    names = [argument.name for argument in forward.target._schema.arguments]
+    codes, scales, mean = (forward.args[names.index(name)] for name in ("v", "v_descale", "v_mean"))
+    assert [node.args for node in (codes, scales, mean)] == [(channels, 0), (channels, 1), (channels, 2)]
 
 
 def test_compilers_see_one_graph_whatever_the_lengths():

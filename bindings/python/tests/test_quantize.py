@@ -1,4 +1,6 @@
-"""`fa3.quantize` against its definition. Needs torch. On the CPU the definition stands in for the kernel behind the operator."""
+"""`fa3.quantize` and `fa3.quantize_channels` against their definitions. Needs torch. On the CPU the definitions stand in for the
+kernels behind the operators.
+"""
 
 import ast
 import math
@@ -8,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
-from reference import as_products_read, incoherent, quantized, rotated
+from reference import as_products_read, incoherent, quantized, quantized_channels, rotated
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
-from fa3 import quantize
+from fa3 import quantize, quantize_channels
 
 BF16, F32, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
@@ -40,22 +42,29 @@ def steps(codes):
     return torch.where(bits(codes) > 0x7F, -magnitude, magnitude)
 
 
-def judge(result, x, *arguments, **options):
-    """Fails unless scales agree but for rounding, and codes but for a step, with the NaN of the definition where it has some."""
-    (codes, scales), (right, right_scales) = result, quantized(x, *arguments, **options)
-    assert (codes.shape, codes.dtype, codes.is_contiguous()) == (right.shape, E4M3, True)
-    assert (scales.shape, scales.dtype, scales.is_contiguous()) == (right_scales.shape, F32, True)
-    assert codes.device == scales.device == x.device
+def judge(result, expected):
+    """Fails unless scales and means agree but for rounding, and codes but for a step, with the NaN of the definition where it has
+    some.
+    """
+    for given, right, dtype in zip(result, expected, (E4M3, F32, F32)):
+        assert (given.shape, given.dtype, given.is_contiguous(), given.device) == (right.shape, dtype, True, right.device)
+    (codes, scales, *mean), (right, right_scales, *right_mean) = result, expected
     torch.testing.assert_close(scales, right_scales, rtol=1e-5, atol=0)
+    torch.testing.assert_close(mean, right_mean, rtol=1e-5, atol=1e-5)
     nan = (bits(right) & 0x7F) == 0x7F
     assert torch.equal(bits(codes) == 0x7F, nan) and not (bits(codes) == 0xFF).any()
     assert ((steps(codes) - steps(right)).abs()[~nan] <= 1).all()
-    return codes, scales
+    return result
 
 
 def check(x, *arguments, **options):
     """Computes, judges, and returns what was computed."""
-    return judge(quantize(x, *arguments, **options), x, *arguments, **options)
+    return judge(quantize(x, *arguments, **options), quantized(x, *arguments, **options))
+
+
+def check_channels(x, **options):
+    """The same by channels."""
+    return judge(quantize_channels(x, **options), quantized_channels(x, **options))
 
 
 def assert_equal(results, expected):
@@ -67,12 +76,13 @@ def assert_equal(results, expected):
 # What can be seen without a GPU.
 
 
-def test_the_stub_has_the_functions_signature():
+@pytest.mark.parametrize("name", ["quantize", "quantize_channels"])
+def test_the_stub_has_the_functions_signature(name):
     package = Path(__file__).parents[1] / "python/fa3"
 
     def signature(file):
         tree = ast.parse((package / file).read_text())
-        [function] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "quantize"]
+        [function] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
         return ast.unparse(function.args), ast.unparse(function.returns)
 
     assert signature("quantize.pyi") == signature("quantize.py")
@@ -84,6 +94,8 @@ def test_the_schema_is_what_graphs_are_saved_with():
         "int? hadamard_seed, int block_rows, float? scale, bool transposed) -> (Tensor codes, Tensor scales)"
     )
     assert str(torch.ops.fa3.quantize.default._schema) == expected
+    expected = "fa3::quantize_channels(Tensor x, bool transposed) -> (Tensor codes, Tensor scales, Tensor mean)"
+    assert str(torch.ops.fa3.quantize_channels.default._schema) == expected
 
 
 def test_the_definition():
@@ -106,6 +118,19 @@ def test_the_definition():
     y = (x.double() @ incoherent(32, 3)).float()
     # Half a step of e4m3 is a sixteenth at most.
     torch.testing.assert_close(codes.float() * scales.transpose(1, 2)[..., None], y, rtol=1 / 16, atol=0.01)
+
+
+def test_the_definition_of_channels():
+    # Columns 0 1 2, 3 3 3, and 1 and what is not finite.
+    x = torch.tensor([[0.0, 3.0, 1.0], [1.0, 3.0, math.inf], [2.0, 3.0, math.nan]]).view(1, 3, 1, 3)
+    codes, scales, mean = (y.float().flatten().tolist() for y in quantized_channels(x))
+    third = torch.tensor(1 / 3).item()
+    assert mean == [1.0, 3.0, third]
+    torch.testing.assert_close(scales, [1 / 448, 1.0, (1 - third) / 448])
+    assert codes[0::3] == [-448.0, 0.0, 448.0] and codes[1::3] == [0.0] * 3
+    assert codes[2] == 448.0 and math.isnan(codes[5]) and math.isnan(codes[8])
+    codes, scales, mean = quantized_channels(torch.empty(2, 0, 1, 16))
+    assert codes.shape == (2, 0, 1, 16) and (scales == 1).all() and (mean == 0).all()
 
 
 REFUSED = {
@@ -153,6 +178,11 @@ def test_bad_calls_are_refused(case):
         fake = {k: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
         with pytest.raises(error) as refusal:
             quantize(**fake)
+        # Of a tensor alone it is the same.
+        if arguments.keys() == {"x"}:
+            with pytest.raises(error) as same:
+                quantize_channels(**fake)
+            assert str(same.value) == sentence
     assert str(refusal.value) == sentence
 
 
@@ -161,6 +191,8 @@ def test_other_devices_are_refused():
         quantize(normal(1, 8, 2, 64))
     with pytest.raises(ValueError, match="^tensors are on cpu, cpu, cpu, expected one CUDA device$"):
         quantize(normal(1, 8, 2, 64), *tables(8, 64))
+    with pytest.raises(ValueError, match="^x is on cpu, expected a CUDA device$"):
+        quantize_channels(normal(1, 8, 2, 64))
 
 
 def test_derivatives_are_refused_where_they_would_be_needed():
@@ -176,6 +208,10 @@ def test_derivatives_are_refused_where_they_would_be_needed():
         torch.func.jvp(lambda x: quantize(x)[1], (x,), (x,))
     with pytest.raises(NotImplementedError, match="x, cos or sin requires grad"):
         torch.func.grad(lambda x: quantize(x)[1].sum())(x)
+    with pytest.raises(NotImplementedError, match="^x requires grad, and codes have no gradients"):
+        quantize_channels(x.clone().requires_grad_())
+    with pytest.raises(NotImplementedError, match="^x has a tangent"):
+        torch.func.jvp(lambda x: quantize_channels(x)[2], (x,), (x,))
 
 
 def test_fake_tensors_get_fake_results():
@@ -189,11 +225,16 @@ def test_fake_tensors_get_fake_results():
             codes, scales = quantize(x, transposed=True, **options)
             assert (codes.shape, codes.dtype, codes.is_contiguous()) == ((2, 8, 128, 384), E4M3, True)
             assert scales.shape == shape
+        for transposed, shape in [(False, (2, 300, 8, 128)), (True, (2, 8, 128, 384))]:
+            codes, *numbers = quantize_channels(x, transposed=transposed)
+            assert (codes.shape, codes.dtype, codes.is_contiguous(), codes.device) == (shape, E4M3, True, x.device)
+            for y in numbers:
+                assert (y.shape, y.dtype, y.is_contiguous(), y.device) == ((2, 8, 128), F32, True, x.device)
 
 
 @pytest.fixture
 def on_cpu():
-    """The operator computes on the CPU, too, and notes what it was given."""
+    """The operators compute on the CPU, too, and note what they were given."""
     seen = []
 
     def definition(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale, transposed):
@@ -203,8 +244,14 @@ def on_cpu():
         codes, scales = quantized(x, cos, sin, interleaved, positions, seed, block_rows, scale, transposed)
         return codes.contiguous(), scales
 
+    def definition_of_channels(x, transposed):
+        seen.append((x, transposed))
+        codes, scales, mean = quantized_channels(x, transposed)
+        return codes.contiguous(), scales, mean
+
     library = torch.library.Library("fa3", "IMPL")
     library.impl("quantize", definition, "CPU")
+    library.impl("quantize_channels", definition_of_channels, "CPU")
     yield seen
     library._destroy()
 
@@ -222,6 +269,9 @@ def test_the_operator_is_what_it_says(on_cpu, seqlen):
         (x, cos, sin, listed, False, 0, 7, 128, 0.25, False),
     ]:
         torch.library.opcheck(torch.ops.fa3.quantize.default, arguments)
+    for x in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
+        for transposed in (False, True):
+            torch.library.opcheck(torch.ops.fa3.quantize_channels.default, (x, transposed))
 
 
 def test_compiled_calls_are_those_of_plain_ones(on_cpu):
@@ -238,15 +288,19 @@ def test_compiled_calls_are_those_of_plain_ones(on_cpu):
         assert_equal(layer(x, cos, sin, first), expected)
         assert on_cpu[-1][1:] == (True, first, -3, 64, None, False)
         assert_equal(layer(x, cos, sin, listed), expected)
+        by_channels = torch.compile(lambda x: quantize_channels(x * 2, transposed=True), backend="aot_eager", fullgraph=True)
+        assert_equal(by_channels(x), quantized_channels(x * 2, transposed=True))
 
 
 def test_tensors_are_read_as_what_they_stand_for(on_cpu):
     x = normal(1, 8, 2, 64)
     quantize(torch._neg_view(x))
     quantize(torch._efficientzerotensor(x.shape, dtype=x.dtype))
-    negated, zeros = (given[0] for given in on_cpu)
+    quantize_channels(torch._neg_view(x))
+    negated, zeros, of_channels = (given[0] for given in on_cpu)
     assert not negated.is_neg() and torch.equal(negated, -x)
     assert not zeros._is_zerotensor() and not zeros.any()
+    assert not of_channels.is_neg() and torch.equal(of_channels, -x)
 
 
 # What the kernel computes.
@@ -301,9 +355,34 @@ def test_transposed_codes(randn, seqlen, block_rows):
 
 
 @hopper
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
+@pytest.mark.parametrize("seqlen", [0, 1, 63, 128, 129, 255, 256, 257, 1000, 5000])
+def test_channels(randn, seqlen, transposed):
+    for head_dim in (16, 64, 80, 128, 256):
+        for dtype in (torch.float16, BF16):
+            x = (4 * randn(2, 1, 3, head_dim) + randn(2, seqlen, 3, head_dim)).to(dtype)
+            check_channels(x, transposed=transposed)
+    check_channels(randn(0, seqlen, 3, 64), transposed=transposed)
+
+
+@hopper
+def test_channels_of_numbers_that_are_not_finite(randn):
+    x = 4 + randn(1, 300, 2, 64)
+    for row, strange in enumerate((math.nan, math.inf, -math.inf)):
+        x[0, 100 * row, 1, 3 : 5 + row] = strange
+    x[:, :, 0, 7] = math.nan
+    for transposed in (False, True):
+        _, scales, mean = check_channels(x, transposed=transposed)
+        assert (scales[0, 0, 7], mean[0, 0, 7]) == (1, 0)
+
+
+@hopper
 def test_zeros_have_scale_1():
-    codes, scales = check(torch.zeros(1, 130, 2, 64, dtype=BF16, device="cuda"))
+    x = torch.zeros(1, 130, 2, 64, dtype=BF16, device="cuda")
+    codes, scales = check(x)
     assert (scales == 1).all() and (codes.float() == 0).all()
+    codes, scales, mean = check_channels(x + 3)
+    assert (scales == 1).all() and (codes.float() == 0).all() and (mean == 3).all()
 
 
 @hopper
@@ -314,6 +393,8 @@ def test_strides_are_as_they_are(randn):
     wide = torch.full((2, 300, 4, 3, 136), math.nan, dtype=BF16, device="cuda")
     wide[:, :, :, 1, 8:] = randn(2, 300, 4, 128)
     check(wide[:, :, :, 1, 8:])
+    check_channels(wide[:, :, :, 1, 8:])
+    check_channels(randn(1, 200, 1, 64).expand(3, -1, 4, -1))
     qkv = randn(2, 300, 3, 4, 128)
     for x in qkv.unbind(2):
         check(x, hadamard_seed=5, block_rows=64)
@@ -323,6 +404,7 @@ def test_strides_are_as_they_are(randn):
 def test_negated_tensors(randn):
     x = randn(2, 100, 4, 64)
     assert_equal(quantize(torch._neg_view(x)), quantize(-x))
+    assert_equal(quantize_channels(torch._neg_view(x)), quantize_channels(-x))
 
 
 @hopper
@@ -352,6 +434,7 @@ def test_the_kernel_refuses_what_it_cannot_do(randn):
         ("the last row is at position 60, the tables of cosines and sines have 60 rows", lambda: quantize(x, cos, sin, positions=1)),
         ("-1 is too large or too small a number", lambda: quantize(x, cos, sin, positions=-1)),
         ("x has stride 2 in head_dim, expected 1", lambda: quantize(randn(1, 60, 2, 64, 2)[..., 0])),
+        ("x has stride 2 in head_dim, expected 1", lambda: quantize_channels(randn(1, 60, 2, 64, 2)[..., 0])),
         ("the scale 0 is outside 2^-64 to 2^64", lambda: quantize(x, scale=0.0)),
         ("the scale inf is outside 2^-64 to 2^64", lambda: quantize(x, scale=1e300)),
     ]:
@@ -372,26 +455,30 @@ def test_graphs(randn):
     with torch.cuda.graph(graph):
         listed = quantize(x, cos, sin, positions=positions, hadamard_seed=3)
         given = quantize(x, scale=0.5)
+        channels = quantize_channels(x)
     for _ in range(3):
         x.copy_(torch.randn_like(x))
-        for codes, scales in (listed, given):
+        for codes, *numbers in (listed, given, channels):
             codes.view(torch.uint8).fill_(0x7F)
-            scales.fill_(math.nan)
+            for y in numbers:
+                y.fill_(math.nan)
         graph.replay()
-        assert_equal(judge(listed, x, cos, sin, positions=positions, hadamard_seed=3), quantize(x, cos, sin, positions=200, hadamard_seed=3))
-        assert_equal(judge(given, x, scale=0.5), quantize(x, scale=0.5))
+        judge(listed, quantized(x, cos, sin, positions=positions, hadamard_seed=3))
+        assert_equal(listed, quantize(x, cos, sin, positions=200, hadamard_seed=3))
+        assert_equal(judge(given, quantized(x, scale=0.5)), quantize(x, scale=0.5))
+        assert_equal(judge(channels, quantized_channels(x)), quantize_channels(x))
 
 
 @hopper
 def test_the_current_stream_is_used(randn):
     x, later = randn(4, 2048, 16, 128), randn(4, 2048, 16, 128)
-    expected = quantize(later)
+    expected = (*quantize(later), *quantize_channels(later))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
         x.copy_(later)
-        results = [y.clone() for y in quantize(x)]
+        results = [y.clone() for y in (*quantize(x), *quantize_channels(x))]
     stream.synchronize()
     assert_equal(results, expected)
 
@@ -400,7 +487,7 @@ def test_the_current_stream_is_used(randn):
 def test_compiled_functions(randn):
     def layer(x, cos, sin):
         codes, scales = quantize(x.neg() * 2, cos, sin, positions=3, hadamard_seed=2**63)
-        return codes.transpose(1, 2), -scales
+        return codes.transpose(1, 2), -scales, *quantize_channels(x.neg() * 2)
 
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for seqlen in (300, 301):
@@ -413,3 +500,4 @@ def test_the_operator_is_the_function(randn):
     x, (cos, sin) = randn(2, 100, 4, 64), tables(100, 64, device="cuda")
     arguments = (x, cos, sin, None, False, 0, -1, 128, None, False)
     assert_equal(torch.ops.fa3.quantize(*arguments), quantize(x, cos, sin, hadamard_seed=2**64 - 1))
+    assert_equal(torch.ops.fa3.quantize_channels(x, True), quantize_channels(x, transposed=True))

@@ -206,7 +206,7 @@ def test_a_given_workspace_is_used_or_refused(problem):
     def launch(workspace, stream):
         raw = [("bf16", x.data_ptr(), x.shape, x.stride()) for x in tensors]
         addresses = [x.data_ptr() for x in results]
-        return _fa3.forward(0, stream.cuda_stream, *raw, *addresses, (None,) * 3, None, (-1, 0), None, 0, None, workspace)
+        return _fa3.forward(0, stream.cuda_stream, *raw, *addresses, (None,) * 4, None, (-1, 0), None, 0, None, workspace)
 
     stream = torch.cuda.current_stream()
     memory = torch.zeros(256, dtype=torch.uint8, device="cuda")

@@ -12,7 +12,7 @@ def forward(
     v: _Tensor,
     o: int,
     lse: int | None,
-    descales: tuple[int | None, int | None, int | None],
+    descales: tuple[int | None, int | None, int | None, int | None],
     softmax_scale: float | None,
     window: tuple[int, int],
     softcap: float | None,
@@ -52,3 +52,13 @@ def quantize(
     scale: float | None,
     transposed: bool,
 ) -> None: ...
+def quantize_channels(
+    device: int,
+    stream: int,
+    x: _Tensor,
+    codes: int,
+    scales: int,
+    mean: int,
+    transposed: bool,
+    workspace: tuple[int, int] | None,
+) -> int: ...

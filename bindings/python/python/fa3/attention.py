@@ -25,6 +25,7 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
     *,
+    v_mean: Tensor | None = None,
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -44,7 +45,7 @@ def flash_attn_func(
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
             its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
             Or scales of blocks of 64 or 128 rows of q and 128 rows of k and v, (batch, heads, blocks) as `quantize` gives
-            them, all three, positive and normal numbers.
+            them, all three, positive and normal numbers. With v_mean, v_descale is of channels, and not negative.
         causal: a query sees keys up to its own position. The last query stands at the last key.
         window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
             side of a causal window is 0.
@@ -56,8 +57,11 @@ def flash_attn_func(
             under a mask more than 1024. All other results always have the same bits.
         sm_margin: how many SMs of the GPU to leave to others, in the backward pass as well.
         return_attn_probs: whether to return LSE as well.
-        v_transposed: v is float8_e4m3fn (batch, heads_kv, head_dim_v, keys) as `quantize(..., transposed=True)` writes it,
-            which is faster.
+        v_mean: the means of float8_e4m3fn v's channels, float32 (batch, heads_kv, head_dim_v) as `quantize_channels` gives
+            them. Then v_descale has their scales, of the same shape, and v is its codes times the scale of its channel, plus
+            the mean. q_descale and k_descale are of heads or None, or both of blocks.
+        v_transposed: v is float8_e4m3fn (batch, heads_kv, head_dim_v, keys) as `quantize(..., transposed=True)` and
+            `quantize_channels(..., transposed=True)` write it, which is faster.
         out_dtype: that of O. Where q is float8_e4m3fn it is bfloat16 or float16, else q's own.
 
     Returns:
@@ -82,8 +86,8 @@ def flash_attn_func(
             raise NotImplementedError(f"{name} is not supported yet")
     left, right = window_size
     options = (softmax_scale, left, 0 if causal else right, softcap, sm_margin)
-    descales = [x for x in (q_descale, k_descale, v_descale) if x is not None]
-    options += (q_descale, k_descale, v_descale, v_transposed, out_dtype, deterministic)
+    descales = [x for x in (q_descale, k_descale, v_descale, v_mean) if x is not None]
+    options += (q_descale, k_descale, v_descale, v_transposed, out_dtype, deterministic, v_mean)
     if operator.is_plain(q, k, v, *descales):
         if operator.needs_grad(q, k, v, *descales):
             out, lse = gradient.Attention.apply(q, k, v, *options)

@@ -25,6 +25,7 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: Literal[False] = False,
     *,
+    v_mean: Tensor | None = None,
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor: ...
@@ -49,6 +50,7 @@ def flash_attn_func(
     sm_margin: int = 0,
     *,
     return_attn_probs: Literal[True],
+    v_mean: Tensor | None = None,
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
@@ -73,6 +75,7 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
     *,
+    v_mean: Tensor | None = None,
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .attention import flash_attn_func
-from .quantize import quantize
+from .quantize import quantize, quantize_channels
 
 
 def flash_attn_fp8_func(
@@ -22,6 +22,7 @@ def flash_attn_fp8_func(
     q_positions: int | Tensor = 0,
     k_positions: int | Tensor = 0,
     hadamard_seed: int | None = 0,
+    v_channels: bool = False,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16 or bfloat16 tensors, computed in float8_e4m3fn on a Hopper GPU.
@@ -39,6 +40,9 @@ def flash_attn_fp8_func(
         cos, sin, interleaved: rotary embedding of Q and K, as of `quantize`. Without tables nothing is rotated.
         q_positions, k_positions: the positions of rows of Q and of K, as of `quantize`.
         hadamard_seed: what the signs of the random matrix are drawn from, 0 to 2^64 - 1; no matrix if None.
+        v_channels: V is quantized by `quantize_channels`, with a mean and a scale for each channel instead of a scale for
+            each block. The error is smaller where V's rows have something in common. It takes two more kernels, which read V
+            once more.
 
     Returns:
         O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), as
@@ -60,7 +64,10 @@ def flash_attn_fp8_func(
     rotation = {"cos": cos, "sin": sin, "interleaved": interleaved}
     q_codes, q_descale = quantize(q, **rotation, positions=q_positions, hadamard_seed=hadamard_seed)
     k_codes, k_descale = quantize(k, **rotation, positions=k_positions, hadamard_seed=hadamard_seed)
-    v_codes, v_descale = quantize(v, transposed=True)
+    if v_channels:
+        v_codes, v_descale, v_mean = quantize_channels(v, transposed=True)
+    else:
+        (v_codes, v_descale), v_mean = quantize(v, transposed=True), None
     return flash_attn_func(
         q_codes,
         k_codes,
@@ -73,6 +80,7 @@ def flash_attn_fp8_func(
         window_size=window_size,
         softcap=softcap,
         return_attn_probs=return_attn_probs,
+        v_mean=v_mean,
         v_transposed=True,
         out_dtype=q.dtype,
     )

@@ -6,7 +6,7 @@ from torch import Tensor
 from . import _fa3, operator
 
 # `fa3::forward` takes so many arguments besides q, k and v, which have no gradients.
-_WITHOUT_GRADIENT = (None,) * 11
+_WITHOUT_GRADIENT = (None,) * 12
 
 
 def launch(
@@ -55,9 +55,8 @@ def launch(
     )
     missing = _fa3.backward(*arguments, None, deterministic)
     if missing:
-        # Whatever the rest holds: the first kernel clears the sums of dQ.
-        workspace = q.new_empty(missing, dtype=torch.uint8)
-        workspace[: _fa3.COUNTERS].zero_()
+        # Whatever it holds: the first kernel clears the sums of dQ.
+        workspace = operator.workspace(q, missing)
         _fa3.backward(*arguments, (workspace.data_ptr(), missing), deterministic)
     return dq, dk, dv
 
@@ -101,8 +100,8 @@ def _save(ctx, inputs, output) -> None:
         raise NotImplementedError(f"q is {q.dtype}, for which attention has no gradients: use torch.no_grad()")
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
-    # Of the forward pass's options these, the last of which is for the backward pass alone.
-    ctx.options = (*options[:5], options[-1])
+    # Of the forward pass's options these: the last but one, `deterministic`, is for the backward pass alone.
+    ctx.options = (*options[:5], options[-2])
 
 
 def _backward(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:

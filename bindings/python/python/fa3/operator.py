@@ -30,6 +30,7 @@ def launch(
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
     deterministic: bool = False,
+    v_mean: Tensor | None = None,
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device. `deterministic` is for the
@@ -45,11 +46,11 @@ def launch(
     output = None if out_dtype is None else _DTYPES[out_dtype]
     # What nobody wants is not even allocated: that takes as long as the launch.
     o, lse = _output(q, k, v, v_transposed, out_dtype), _lse(q) if with_lse else None
-    if q_descale is None and k_descale is None and v_descale is None:
-        descales, scales, block_rows = (None, None, None), None, None
+    if q_descale is None and k_descale is None and v_descale is None and v_mean is None:
+        descales, scales, block_rows = (None, None, None, None), None, None
     else:
         # They are kept until the launch. Their memory may be used again after it, in the order of the stream.
-        scales, block_rows = _descales(q, k, q_descale, k_descale, v_descale)
+        scales, block_rows = _descales(q, k, o.shape[3], q_descale, k_descale, v_descale, v_mean)
         descales = tuple(None if scale is None else scale.data_ptr() for scale in scales)
     if v_transposed:
         # As it would be in rows.
@@ -133,6 +134,13 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
+def workspace(like: Tensor, bytes: int) -> Tensor:
+    """A new workspace on the device of a tensor, its counters zeroed on the current stream."""
+    workspace = like.new_empty(bytes, dtype=torch.uint8)
+    workspace[: _fa3.COUNTERS].zero_()
+    return workspace
+
+
 def _output(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dtype | None) -> Tensor:
     """A new, contiguous tensor for O (batch, seqlen_q, heads_q, head_dim_v), of bfloat16 if Q is of float8."""
     check_ranks(q, k, v)
@@ -164,31 +172,46 @@ def _check_transposed(k: Tensor, v: Tensor) -> None:
         raise ValueError(f"transposed v is {tuple(v.shape)}, expected a contiguous {expected}: {what}")
 
 
-def _descales(q: Tensor, k: Tensor, *given: Tensor | None) -> tuple[list[Tensor | None], int | None]:
-    """The scales of e4m3 Q, K and V, contiguous; and how many rows of Q share one, if heads do not."""
-    names = ("q_descale", "k_descale", "v_descale")
+def _descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None) -> tuple[list[Tensor | None], int | None]:
+    """The scales of e4m3 Q, K and V and the means of V's channels, as kernels read them; and how many rows of Q share a scale,
+    if heads do not.
+    """
+    names = ("q_descale", "k_descale", "v_descale", "v_mean")
     if q.dtype != torch.float8_e4m3fn:
         name = next(name for name, x in zip(names, given, strict=True) if x is not None)
         raise ValueError(f"{name} is for torch.float8_e4m3fn, q is {q.dtype}")
-    of_blocks = [x is not None and x.dim() == 3 for x in given]
+    q_descale, _, v_descale, v_mean = given
+    if v_mean is not None and v_descale is None:
+        raise ValueError("there is v_mean without v_descale, expected both: the means and the scales of v's channels")
+    batch, heads_kv = q.shape[0], k.shape[2]
+    of_rows = given[:3] if v_mean is None else given[:2]
+    of_blocks = [x is not None and x.dim() == 3 for x in of_rows]
     if all(of_blocks):
         # Where either will do, it is 128.
-        rows = 128 if given[0].shape[2] == -(-q.shape[1] // 128) else 64
-        of_kv = (q.shape[0], k.shape[2], -(-k.shape[1] // 128))
-        expected = [(q.shape[0], q.shape[2], -(-q.shape[1] // rows)), of_kv, of_kv]
+        rows = 128 if q_descale.shape[2] == -(-q.shape[1] // 128) else 64
         what = "(batch, heads, blocks), with 64 or 128 rows of q and 128 of k and v in a block"
+        of_q = (batch, q.shape[2], -(-q.shape[1] // rows)), what
+        of_k = (batch, heads_kv, -(-k.shape[1] // 128)), what
     elif any(of_blocks):
-        raise ValueError("some descales are of blocks, (batch, heads, blocks), expected all of them or none")
+        wanted = "all of them or none" if v_mean is None else "both of q and k or none, as v_mean is given"
+        raise ValueError(f"some descales are of blocks, (batch, heads, blocks), expected {wanted}")
     else:
-        rows, expected, what = None, [(q.shape[0], k.shape[2])] * 3, "(batch, heads_kv)"
-    for name, x, shape in zip(names, given, expected, strict=True):
-        if x is None:
-            continue
-        if x.dtype != torch.float32 or tuple(x.shape) != shape or x.device != q.device:
-            found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
-            raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: {what}")
-        refuse_tangents(name, x)
-    return [None if x is None else x.contiguous() for x in given], rows
+        rows = None
+        of_q = of_k = (batch, heads_kv), "(batch, heads_kv)"
+    of_channels = (batch, heads_kv, head_dim_v), "(batch, heads_kv, head_dim_v)"
+    of_v = of_k if v_mean is None else of_channels
+    readable = []
+    for name, x, expected in zip(names, given, (of_q, of_k, of_v, of_channels), strict=True):
+        if x is not None:
+            shape, what = expected
+            if x.dtype != torch.float32 or tuple(x.shape) != shape or x.device != q.device:
+                found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+                raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: {what}")
+            refuse_tangents(name, x)
+            # Kernels read four channels at a time, and other scales one by one.
+            x = dense(x) if expected is of_channels else x.contiguous()
+        readable.append(x)
+    return readable, rows
 
 
 def _lse(q: Tensor) -> Tensor:
@@ -212,6 +235,7 @@ def _fake(
     v_transposed=False,
     out_dtype=None,
     deterministic=False,
+    v_mean=None,
 ):
     return _output(q, k, v, v_transposed, out_dtype), _lse(q)
 
@@ -221,7 +245,7 @@ library = torch.library.Library("fa3", "DEF")
 library.define(
     "forward(Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, "
     "SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, bool v_transposed=False, "
-    "ScalarType? out_dtype=None, bool deterministic=False) -> (Tensor o, Tensor lse)",
+    "ScalarType? out_dtype=None, bool deterministic=False, Tensor? v_mean=None) -> (Tensor o, Tensor lse)",
     # Compilers must leave the last dimension contiguous.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )

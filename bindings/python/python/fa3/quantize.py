@@ -1,11 +1,13 @@
-"""Quantization to float8_e4m3fn, with what comes before it in attention, and its torch operator `fa3::quantize`."""
+"""Quantization to float8_e4m3fn, with what comes before it in attention, and its torch operators `fa3::quantize` and
+`fa3::quantize_channels`.
+"""
 
 import torch
 from torch import Tensor
 
 from . import _fa3, operator
 
-_DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16"}
+_DTYPES = (torch.float16, torch.bfloat16)
 _SEEDS = 1 << 64
 
 
@@ -60,12 +62,43 @@ def quantize(
     return _traced(x, cos, sin, listed, *options)
 
 
+def quantize_channels(x: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """float8_e4m3fn codes of V by channels, in three kernels on torch's current stream. A channel is a column of a head of a
+    sequence.
+
+        codes = e4m3((x - mean) / scale)        scale = max |x - mean| / 448 of each channel
+
+    What the rows of V have in common is in its means, and not rounded. O has the same means and scales: `flash_attn_func`
+    takes them as `v_mean` and `v_descale`.
+
+    Arguments:
+        x, transposed: as of `quantize`.
+
+    Returns:
+        (codes, scales, mean): codes float8_e4m3fn of x's shape or transposed, and scales and mean float32 (batch, heads,
+        head_dim), all contiguous. codes * scales + mean is about x. NaN and infinities become NaN, count as 0 in a mean, and
+        have no part in a scale. A mean is 0 where a number minus it would not be finite. A scale is 1 where all numbers are the
+        mean.
+
+    Raises:
+        NotImplementedError: a tensor that requires grad.
+        TypeError, ValueError: arguments that make no sense, or that no kernel takes.
+        RuntimeError: what the driver says.
+    """
+    if operator.is_plain(x):
+        return _launch_channels(x, transposed)
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is {type(x).__name__}, expected torch.Tensor")
+    _refuse_derivatives("x", x)
+    return torch.ops.fa3.quantize_channels(x, transposed)
+
+
 def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale, transposed):
     """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
         if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
-    _refuse_derivatives(x, *_given(cos, sin))
+    _refuse_derivatives("x, cos or sin", x, *_given(cos, sin))
     if hadamard_seed is not None and hadamard_seed >= _SEEDS // 2:
         hadamard_seed -= _SEEDS
     options = (interleaved, first_position, hadamard_seed, block_rows, scale, transposed)
@@ -86,7 +119,7 @@ def _launch(
 ) -> tuple[Tensor, Tensor]:
     """Codes and scales of tensors on a GPU. An operator's integers have signs: a seed counts modulo 2^64."""
     tensors = (x, *_given(cos, sin, positions))
-    _refuse_derivatives(*tensors)
+    _refuse_derivatives("x, cos or sin", *tensors)
     device = x.get_device()
     if not all(tensor.is_cuda and tensor.get_device() == device for tensor in tensors):
         places = ", ".join(str(tensor.device) for tensor in tensors)
@@ -107,7 +140,7 @@ def _launch(
     _fa3.quantize(
         device,
         torch._C._cuda_getCurrentRawStream(device),
-        (_DTYPES[x.dtype], x.data_ptr(), x.shape, x.stride()),
+        operator.raw(x),
         codes.data_ptr(),
         None if scales is None else scales.data_ptr(),
         rotation,
@@ -119,19 +152,48 @@ def _launch(
     return codes, x.new_full((1,), scale, dtype=torch.float32) if scales is None else scales
 
 
-def _refuse_derivatives(*tensors: Tensor) -> None:
+def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales and means of a tensor on a GPU."""
+    _refuse_derivatives("x", x)
+    if not x.is_cuda:
+        raise ValueError(f"x is on {x.device}, expected a CUDA device")
+    _check_x(x)
+    codes, scales, mean = _codes(x, transposed), _of_channels(x), _of_channels(x)
+    device = x.get_device()
+    arguments = (
+        device,
+        torch._C._cuda_getCurrentRawStream(device),
+        operator.raw(x),
+        codes.data_ptr(),
+        scales.data_ptr(),
+        mean.data_ptr(),
+        transposed,
+    )
+    missing = _fa3.quantize_channels(*arguments, None)
+    if missing:
+        workspace = operator.workspace(x, missing)
+        _fa3.quantize_channels(*arguments, (workspace.data_ptr(), missing))
+    return codes, scales, mean
+
+
+def _refuse_derivatives(names: str, *tensors: Tensor) -> None:
     """Codes that silently have no gradient would be wrong ones."""
     if operator.needs_grad(*tensors):
-        raise NotImplementedError("x, cos or sin requires grad, and codes have no gradients: use torch.no_grad()")
-    operator.refuse_tangents("x, cos or sin", *tensors)
+        raise NotImplementedError(f"{names} requires grad, and codes have no gradients: use torch.no_grad()")
+    operator.refuse_tangents(names, *tensors)
 
 
-def _check(x, cos, sin, positions, interleaved, first_position, block_rows) -> None:
-    """Refuses what the extension module does not see, since it is given addresses."""
+def _check_x(x: Tensor) -> None:
+    """It is a tensor of 16 bits with four dimensions."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"x is {x.dtype}, expected torch.float16 or torch.bfloat16")
     if x.dim() != 4:
         raise ValueError(f"x has {x.dim()} dimensions, expected 4: (batch, seqlen, heads, head_dim)")
+
+
+def _check(x, cos, sin, positions, interleaved, first_position, block_rows) -> None:
+    """Refuses what the extension module does not see, since it is given addresses."""
+    _check_x(x)
     if block_rows not in (64, 128):
         raise ValueError(f"block_rows is {block_rows}, expected 64 or 128")
     if cos is None or sin is None:
@@ -171,16 +233,33 @@ def _scales(x: Tensor, block_rows: int) -> Tensor:
     return x.new_empty(batch, heads, (seqlen + block_rows - 1) // block_rows, dtype=torch.float32)
 
 
+def _of_channels(x: Tensor) -> Tensor:
+    """A new, contiguous tensor for the scales or means of channels (batch, heads, head_dim)."""
+    batch, _, heads, head_dim = x.shape
+    return x.new_empty(batch, heads, head_dim, dtype=torch.float32)
+
+
 def _fake(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale, transposed):
     _check(x, cos, sin, positions, interleaved, first_position, block_rows)
     return _codes(x, transposed), _scales(x, block_rows) if scale is None else x.new_empty(1, dtype=torch.float32)
 
 
+def _fake_channels(x, transposed):
+    _check_x(x)
+    return _codes(x, transposed), _of_channels(x), _of_channels(x)
+
+
+# Compilers must leave the last dimension contiguous.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 operator.library.define(
     "quantize(Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
     "int? hadamard_seed, int block_rows, float? scale, bool transposed) -> (Tensor codes, Tensor scales)",
-    # Compilers must leave the last dimension contiguous.
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+    tags=_TAGS,
 )
 operator.library.impl("quantize", _launch, "CUDA")
 torch.library.register_fake("fa3::quantize", _fake, lib=operator.library)
+operator.library.define(
+    "quantize_channels(Tensor x, bool transposed) -> (Tensor codes, Tensor scales, Tensor mean)", tags=_TAGS
+)
+operator.library.impl("quantize_channels", _launch_channels, "CUDA")
+torch.library.register_fake("fa3::quantize_channels", _fake_channels, lib=operator.library)
