@@ -1,4 +1,4 @@
-//! Quantization to e4m3, planned and compiled: running it is one launch, or three where channels have scales.
+//! Quantization to e4m3, planned and compiled: running it is one launch, or three where scales take another pass.
 
 mod error;
 
@@ -19,12 +19,11 @@ pub use error::QuantizeError;
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 /// ```
 ///
-/// With [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed) codes are as products read V. With
-/// [`QuantizeSpec::channels`](fa3_types::QuantizeSpec::channels) y is x minus the mean of its channel, and channels
-/// have the scales.
+/// With [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed) codes are as products read V.
+/// [`Scaling`](fa3_types::Scaling) says what else may have a scale: heads, the tensor, or channels, whose means are
+/// subtracted first. These take another pass over the tensor, and a workspace.
 ///
-/// Running it allocates no device memory, waits for nothing and works while the stream is captured into a graph. It
-/// needs a workspace only where channels have scales.
+/// Running it allocates no device memory, waits for nothing and works while the stream is captured into a graph.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Quantize, QuantizeError, QuantizeTensors, Workspace};
@@ -67,8 +66,7 @@ pub struct QuantizeTensors<'a> {
     pub x: &'a DeviceBuffer,
     /// Its codes, in the problem's layout.
     pub codes: &'a mut DeviceBuffer,
-    /// The scales of its blocks, f32 (batch, heads, blocks), or of its channels, (batch, heads, head_dim); none if the
-    /// scale is given.
+    /// Its scales, f32 of [`QuantizeProblem::scales_shape`]; none if the scale is given.
     pub scales: Option<&'a mut DeviceBuffer>,
     /// The means of its channels, f32 (batch, heads, head_dim), if these have scales.
     pub mean: Option<&'a mut DeviceBuffer>,
@@ -109,7 +107,7 @@ impl Quantize {
         self.planned.functions()
     }
 
-    /// Bytes of the [`Workspace`] that a launch needs; 0 unless channels have scales.
+    /// Bytes of the [`Workspace`] that a launch needs; 0 unless scales take another pass. What they hold does not matter.
     pub fn workspace_bytes(&self) -> usize {
         self.planned.workspace_bytes()
     }
