@@ -63,6 +63,7 @@ mod stream;
 mod backward;
 mod cache;
 mod forward;
+mod fp8;
 mod planned;
 mod prepared;
 mod quantize;
@@ -76,6 +77,7 @@ pub use error::{CudaError, HostError, Poison};
 #[cfg(feature = "cudarc")]
 pub use forward::Element;
 pub use forward::{Forward, ForwardError, ForwardTensors};
+pub use fp8::{Fp8Forward, Fp8Tensors};
 pub use function::Function;
 pub use graph::Graph;
 pub use launch::LaunchInfo;

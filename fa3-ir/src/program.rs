@@ -178,6 +178,26 @@ impl<K> Program<K> {
         self.steps.iter().rposition(has).filter(|_| is_output)
     }
 
+    /// Adds the steps of another program behind the others, and returns its buffers' numbers here. Those whose names
+    /// `bind` knows are buffers of this program. The others are added, as workspace.
+    pub fn append(&mut self, part: &Program<K>, bind: impl Fn(&str) -> Option<BufferId>) -> Vec<BufferId>
+    where
+        K: Clone,
+    {
+        let mut added = |buffer: &Buffer| {
+            let role =
+                if buffer.role == BufferRole::Ticket { BufferRole::Ticket } else { BufferRole::Scratch };
+            bind(buffer.name).unwrap_or_else(|| self.add(Buffer { role, ..buffer.clone() }))
+        };
+        let buffers: Vec<BufferId> = part.buffers.iter().map(&mut added).collect();
+        let of = |BufferId(buffer): BufferId| buffers.get(buffer).copied().unwrap_or(BufferId(usize::MAX));
+        for Step { kernel, grid, args } in &part.steps {
+            let args = args.iter().map(|(name, passed)| (name.clone(), passed.with_buffer(of))).collect();
+            self.step(kernel.clone(), *grid, args);
+        }
+        buffers
+    }
+
     /// The same program with other kernels.
     ///
     /// # Errors
@@ -251,6 +271,18 @@ impl Passed {
         }
     }
 
+    /// The same argument over the buffer that is given for its own.
+    #[must_use]
+    pub fn with_buffer(&self, of: impl Fn(BufferId) -> BufferId) -> Passed {
+        match self {
+            Passed::U32(_) | Passed::U64(_) | Passed::F32(_) => self.clone(),
+            Passed::Pointer(buffer) => Passed::Pointer(of(*buffer)),
+            Passed::Tensor { buffer, dims, strides } => {
+                Passed::Tensor { buffer: of(*buffer), dims: dims.clone(), strides: strides.clone() }
+            }
+        }
+    }
+
     /// The argument, buffer i being at `addresses[i]`.
     ///
     /// # Errors
@@ -300,6 +332,22 @@ mod tests {
         });
         program.step(kernel, [1, 1, 1], args);
         program
+    }
+
+    /// x becomes one of the program's own, whatever it is called there. Others become workspace.
+    #[test]
+    fn programs_are_appended() {
+        let x = ("x".to_owned(), Passed::Pointer(BufferId(0)));
+        let part = program(vec![x, ("by".to_owned(), Passed::U32(3))]);
+        let mut whole = Program::new();
+        let y = whole.buffer("y", Elem::U32, &[32], BufferRole::InOut);
+        assert_eq!(whole.append(&part, |name| (name == "x").then_some(y)), [y]);
+        assert_eq!(whole.append(&part, |_| None), [BufferId(1)]);
+        let buffers: Vec<_> = whole.buffers.iter().map(|buffer| (buffer.name, buffer.role)).collect();
+        assert_eq!(buffers, [("y", BufferRole::InOut), ("x", BufferRole::Scratch)]);
+        let of_step = |step: usize| whole.steps[step].args[0].1.buffer();
+        assert_eq!([of_step(0), of_step(1)], [Some(y), Some(BufferId(1))]);
+        assert_eq!(whole.check(), Ok(()));
     }
 
     #[test]

@@ -18,7 +18,7 @@
 //! - [`Makespan`], which says how well the tiles fill a device, and [`certified_bound`], how well they could.
 //!
 //! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the way of
-//! a tensor to e4m3.
+//! a tensor to e4m3, [`fp8`] both for attention in 8 bits of tensors in 16.
 //!
 //! ```
 //! use fa3_sched::DeviceLimits;
@@ -57,6 +57,7 @@ mod scheduler;
 // What each operation makes of it.
 pub mod backward;
 pub mod forward;
+pub mod fp8;
 pub mod quantize;
 
 pub use decoder::{Decoder, Tile, TileCounts, TooManyTiles};

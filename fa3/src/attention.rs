@@ -175,7 +175,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
                 Ok(Output { o, lse })
             }
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::forward(device, &problem, qkv, None)?),
+            Device::Cuda(device) => Ok(cuda::forward(device, &problem, qkv)?),
         }
     }
 
@@ -197,7 +197,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             Device::Cpu => cpu::forward(&problem, qkv, o, lse),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                let output: Output<T::Output> = cuda::forward(device, &problem, qkv, None)?;
+                let output: Output<T::Output> = cuda::forward(device, &problem, qkv)?;
                 output.o.assign_to(o);
                 output.lse.assign_to(lse);
             }

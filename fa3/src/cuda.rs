@@ -68,11 +68,12 @@
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
 //! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`crate::QuantizeProblem`], run many times.
+//! [`Fp8Forward`] is the same for [`crate::Fp8`], of a [`crate::Fp8Problem`]: codes and scales stay in its workspace.
 
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
-use fa3_types::{BackwardProblem, Problem, QuantizeProblem, TensorDesc};
-use ndarray::{Array3, Array4, ArrayView, ArrayView1, ArrayView3, ArrayView4, Dimension};
+use fa3_types::{BackwardProblem, Fp8Problem, Problem, QuantizeProblem, TensorDesc};
+use ndarray::{Array3, Array4, ArrayView, ArrayView1, ArrayView4, Dimension};
 
 use crate::{Gradients, Output, OutputGradients, Quantized, Scalar};
 
@@ -82,18 +83,10 @@ pub use fa3_cuda::cudarc;
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
     Backward, BackwardError, BackwardTensors, Device, DeviceBuffer, Event, Forward, ForwardError,
-    ForwardTensors, Function, Graph, HostError, Memory, Quantize, QuantizeError, QuantizeTensors,
-    RotaryTensors, Stream, Workspace,
+    ForwardTensors, Fp8Forward, Fp8Tensors, Function, Graph, HostError, Memory, Quantize, QuantizeError,
+    QuantizeTensors, RotaryTensors, Stream, Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
-
-/// What codes are multiplied with, and what is added to V.
-pub(crate) struct Descales<'a> {
-    /// Of Q, K and V.
-    pub(crate) scales: [ArrayView3<'a, f32>; 3],
-    /// The means of V's channels, if these have scales.
-    pub(crate) v_mean: Option<ArrayView3<'a, f32>>,
-}
 
 /// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes, and O is of
 /// type `O`: all come from one [`crate::Attention`].
@@ -101,7 +94,6 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &Problem,
     qkv: [ArrayView4<'_, T>; 3],
-    descales: Option<Descales<'_>>,
 ) -> Result<Output<O>, ForwardError> {
     let forward = Forward::new(device, problem)?;
     let stream = device.stream()?;
@@ -111,24 +103,35 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
     let mut lse = device.alloc(lse_shape.iter().product::<usize>() * size_of::<f32>())?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let v_mean = descales.as_ref().and_then(|descales| descales.v_mean);
-    let scales = descales.map(|descales| descales.scales.map(|x| upload(device, &stream, x)));
-    let scales = scales.map(|[q, k, v]| Ok::<_, HostError>([q?, k?, v?])).transpose()?;
-    let descales = scales.as_ref().map_or([None; 3], |scales| scales.each_ref().map(Some));
-    let v_mean = v_mean.map(|mean| upload(device, &stream, mean)).transpose()?;
-    let tensors = ForwardTensors {
-        q: &q,
-        k: &k,
-        v: &v,
-        descales,
-        v_mean: v_mean.as_ref(),
-        o: &mut o,
-        lse: Some(&mut lse),
-    };
+    let (lse_to, descales) = (Some(&mut lse), [None; 3]);
+    let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales, v_mean: None, o: &mut o, lse: lse_to };
     forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
     Ok(Output {
         o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
+        lse: Array3::from_shape_vec(lse_shape, lse).expect("one element each"),
+    })
+}
+
+/// The same in 8 bits.
+pub(crate) fn fp8<T: Scalar>(
+    device: &Device,
+    problem: &Fp8Problem,
+    qkv: [ArrayView4<'_, T>; 3],
+) -> Result<Output<T>, ForwardError> {
+    let (forward, attention) = (Fp8Forward::new(device, problem)?, problem.attention());
+    let stream = device.stream()?;
+    let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
+    let (q, k, v) = (q?, k?, v?);
+    let lse_shape = attention.lse_shape();
+    let mut o = device.alloc(attention.o().extent_bytes().0 as usize)?;
+    let mut lse = device.alloc(lse_shape.iter().product::<usize>() * size_of::<f32>())?;
+    let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
+    let tensors = Fp8Tensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
+    forward.run(&stream, tensors, &mut workspace)?;
+    let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
+    Ok(Output {
+        o: Array4::from_shape_vec(attention.o().shape.dims(), o).expect("one element each"),
         lse: Array3::from_shape_vec(lse_shape, lse).expect("one element each"),
     })
 }

@@ -1,6 +1,6 @@
 //! What can go wrong.
 
-use fa3_types::{ProblemError, QuantizeProblemError, TensorName};
+use fa3_types::{Fp8ProblemError, ProblemError, QuantizeProblemError, TensorName};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::{BackwardError, ForwardError, HostError, QuantizeError};
@@ -41,6 +41,9 @@ pub enum Error {
     /// The quantization makes no sense; nothing was computed.
     #[error(transparent)]
     Quantize(#[from] QuantizeProblemError),
+    /// The attention makes no sense in 8 bits; nothing was computed.
+    #[error(transparent)]
+    Fp8(#[from] Fp8ProblemError),
     /// There are not as many positions as rows; nothing was computed.
     #[error("{given} positions were given for {batch} sequences of {seqlen} rows")]
     PositionCount {

@@ -1,7 +1,7 @@
 //! Attention of 16-bit tensors, computed in 8 bits.
 
-use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity};
-use fa3_types::{Dtype, Problem, Sequences, TensorDesc};
+use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity, Incoherent};
+use fa3_types::{Fp8Problem, Fp8Spec, Problem, Sequences};
 use ndarray::ArrayView4;
 
 #[cfg(feature = "cuda")]
@@ -64,54 +64,49 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     }
 
     /// Computes O and LSE. Without [`Fp8::hadamard`] there is no such matrix. The CPU emulates the tensor core's
-    /// arithmetic. On a GPU, arrays are copied there and back for each quantization and for attention; `fa3::cuda` has
-    /// these for tensors that are there.
+    /// arithmetic. On a GPU, arrays are copied there and results back; [`cuda::Fp8Forward`](crate::cuda::Fp8Forward) is
+    /// the same for tensors that are there.
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong: also for other types than f16 and bf16, a head_dim or head_dim_v
     /// that is no multiple of 16 up to 256, and packed sequences.
     pub fn forward(&self, device: &Device) -> Result<Output<T>, Error> {
+        let problem = self.problem()?;
+        match device {
+            Device::Cpu => self.on_cpu(problem.codes()),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => Ok(cuda::fp8(device, &problem, self.attention.tensors())?),
+        }
+    }
+
+    /// The problem, validated, of contiguous tensors: the strides of the views are not part of it.
+    ///
+    /// # Errors
+    /// [`Error`] with the first thing that is wrong.
+    pub fn problem(&self) -> Result<Fp8Problem, Error> {
+        let mut spec = Fp8Spec::new(self.attention.spec()?);
+        spec.v_channels = self.v_channels;
+        let problem = spec.clone().validate()?;
+        let Some(seed) = self.seed else { return Ok(problem) };
+        // Only now is head_dim known to be one that signs may be drawn for.
+        spec.signs = Incoherent::new(problem.attention().head_dim(), seed).signs();
+        Ok(spec.validate()?)
+    }
+
+    fn on_cpu(&self, problem: &Problem) -> Result<Output<T>, Error> {
         let [q, k, v] = self.attention.tensors();
         let transformed = |x: ArrayView4<'a, T>| match self.seed {
             Some(seed) => Quantize::new(x).hadamard(seed),
             None => Quantize::new(x),
         };
-        let v = Quantize::new(v);
-        let v = if self.v_channels { v.channels() } else { v.block_rows(ROWS) };
-        let quantizations = [transformed(q).block_rows(ROWS), transformed(k).block_rows(ROWS), v];
-        // What is wrong with one of them, or with attention, is said before anything is computed.
-        quantizations.iter().try_for_each(|quantize| quantize.problem().map(|_| ()))?;
-        let problem = self.problem()?;
-        let [q, k, v] = quantizations.map(|quantize| quantize.run(device));
-        let qkv = [q?, k?, v?];
-        match device {
-            Device::Cpu => Ok(on_cpu(&problem, &qkv)),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => {
-                let codes = qkv.each_ref().map(|x| x.codes.view());
-                let scales = qkv.each_ref().map(|x| x.scales.view());
-                let [_, _, v] = &qkv;
-                let v_mean = v.mean.as_ref().map(|mean| mean.view());
-                let descales = cuda::Descales { scales, v_mean };
-                Ok(cuda::forward(device, &problem, codes, Some(descales))?)
-            }
-        }
-    }
-
-    /// The problem of the codes.
-    fn problem(&self) -> Result<Problem, Error> {
-        let mut spec = self.attention.spec()?;
-        spec.clone().validate()?;
-        for x in [&mut spec.q, &mut spec.k, &mut spec.v] {
-            *x = TensorDesc::contiguous(Dtype::E4m3, x.shape);
-        }
-        let spec = spec.block_scales(ROWS);
-        Ok(if self.v_channels { spec.v_channels() } else { spec }.validate()?)
+        let v = if self.v_channels { Quantize::new(v).channels() } else { Quantize::new(v) };
+        let [q, k, v] = [transformed(q), transformed(k), v].map(|quantize| quantize.run(&Device::Cpu));
+        Ok(emulated(problem, &[q?, k?, v?]))
     }
 }
 
 /// The emulator's results.
-fn on_cpu<T: Scalar>(problem: &Problem, qkv: &[Quantized; 3]) -> Output<T> {
+fn emulated<T: Scalar>(problem: &Problem, qkv: &[Quantized; 3]) -> Output<T> {
     let [q, k, v] = qkv.each_ref().map(|x| {
         let (batch, seqlen, _, _) = x.codes.dim();
         let sequences = Sequences::dense(batch, seqlen);
@@ -188,11 +183,11 @@ mod tests {
         assert!(error.to_string().contains("head_dim 24, not a multiple of 16"), "{error}");
         let x = Array4::<f32>::zeros((1, 8, 1, 32));
         let error = Attention::new(x.view(), x.view(), x.view()).fp8().forward(&Device::Cpu).unwrap_err();
-        assert_eq!(error.to_string(), "x is f32, expected f16 or bf16");
+        assert_eq!(error.to_string(), "q: x is f32, expected f16 or bf16");
         let x = wave((1, 8, 1, 32), 3);
         let packed = Attention::new(x.view(), x.view(), x.view()).packed(&[0, 8], &[0, 8]);
         let error = packed.fp8().forward(&Device::Cpu).unwrap_err();
-        assert!(error.to_string().contains("scales of blocks"), "{error}");
+        assert!(error.to_string().contains("dense batches, not e4m3 of packed sequences"), "{error}");
     }
 
     #[test]

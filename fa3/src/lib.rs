@@ -97,7 +97,10 @@ pub use fa3_quant::{E4m3, QuantError, Rope, RopeStyle, RopeTable};
 pub use fa3_types::{
     BackwardProblem, BackwardSpec, Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, TensorName,
 };
-pub use fa3_types::{QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, ValueLayout};
+pub use fa3_types::{
+    Fp8Problem, Fp8ProblemError, Fp8Spec, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling,
+    Signs, ValueLayout,
+};
 pub use {half, ndarray};
 
 /// The README's Rust code, as a test.

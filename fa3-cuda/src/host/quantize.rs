@@ -107,7 +107,8 @@ impl Quantize {
         self.planned.functions()
     }
 
-    /// Bytes of the [`Workspace`] that a launch needs; 0 unless scales take another pass. What they hold does not matter.
+    /// Bytes of the [`Workspace`] that a launch needs; 0 unless scales take another pass. What they hold does not
+    /// matter.
     pub fn workspace_bytes(&self) -> usize {
         self.planned.workspace_bytes()
     }

@@ -12,6 +12,7 @@ mod properties;
 // Kernels in the simulator.
 mod bwd;
 mod families;
+mod fp8;
 mod fwd;
 mod golden;
 mod mutants;

@@ -1,6 +1,7 @@
 //! Quantization kernels in the simulator, beyond the trials of their family.
 
-use fa3_cuda::kernels::quantize;
+use fa3_cuda::kernels::{Spec, quantize};
+use fa3_ir::BufferId;
 use fa3_sched::DeviceLimits;
 use fa3_sched::quantize::Plan;
 use fa3_sim::{Mode, Policy, ProgramSimulation};
@@ -30,6 +31,26 @@ fn without_rows_nothing_is_launched() {
         let problem = QuantizeSpec::contiguous(Dtype::F16, shape).validate().unwrap();
         let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap();
         assert_eq!((plan.grid(), quantize::program(&plan).steps.len()), (0, 0));
+    }
+}
+
+/// Heads without rows have channels, and a tensor without elements a scale.
+#[test]
+fn without_rows_scales_are_1() {
+    let shape = Shape { batch: 3, seqlen: 0, heads: 2, head_dim: 64 };
+    let spec = QuantizeSpec::contiguous(Dtype::F16, shape);
+    for spec in [spec.channels(), spec.channels().transposed(), spec.tensor(), spec.heads(2)] {
+        let problem = spec.validate().unwrap();
+        let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap();
+        let program = quantize::program(&plan).map(Spec::kernel);
+        let before: Vec<Vec<u8>> = program.buffers.iter().map(|buffer| vec![0xFF; buffer.bytes()]).collect();
+        let outcome = ProgramSimulation::new(&program).mode(Mode::Exact).run(&before).unwrap();
+        let all = |name: &str, number: f32| {
+            let BufferId(at) = program.find(name).unwrap();
+            outcome.buffers[at].chunks_exact(4).all(|bytes| bytes == number.to_le_bytes())
+        };
+        assert!(all("scales", 1.0), "{problem}");
+        assert!(problem.mean_shape().is_none() || all("mean", 0.0), "{problem}");
     }
 }
 

@@ -1,0 +1,135 @@
+//! Attention in 8 bits of 16-bit tensors, planned and compiled.
+
+use fa3_sched::fp8::Plan;
+use fa3_types::{Address, Fp8Problem, Placement};
+
+use super::forward::placed;
+use super::planned::Planned;
+use super::{Device, DeviceBuffer, ForwardError, Function, HostError, Stream, Workspace};
+use crate::kernels::fp8;
+
+/// Attention of f16 or bf16 tensors in 8 bits, planned and compiled for one device: made once, run any number of times,
+/// from any thread. Kernels quantize Q, K and V, which a Hadamard matrix mixes before if there are signs, and the
+/// forward pass takes their codes. These lie in the workspace.
+///
+/// Running it allocates no device memory, waits for nothing and works while the stream is captured into a graph.
+///
+/// ```
+/// use fa3_cuda::host::{Device, ForwardError, Fp8Forward, Fp8Tensors, Workspace};
+/// use fa3_types::{Dtype, Fp8Spec, ProblemSpec, Shape};
+///
+/// let run = || -> Result<Vec<u16>, ForwardError> {
+///     let shape = Shape { batch: 1, seqlen: 300, heads: 2, head_dim: 64 };
+///     let attention = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal();
+///     let problem = Fp8Spec::new(attention).validate().expect("bf16 has codes");
+///
+///     let device = Device::open(0)?;
+///     let forward = Fp8Forward::new(&device, &problem)?;
+///     let stream = device.stream()?;
+///     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
+///     // 1 in bf16
+///     let x = device.upload(&stream, &[0x3F80_u16; 300 * 2 * 64])?;
+///     let mut o = device.alloc(x.bytes())?;
+///     let tensors = Fp8Tensors { q: &x, k: &x, v: &x, o: &mut o, lse: None };
+///     forward.run(&stream, tensors, &mut workspace)?;
+///     Ok(o.download(&stream)?)
+/// };
+/// match run() {
+///     Ok(o) => assert_eq!(o, [0x3F80; 300 * 2 * 64]), // the mean of ones
+///     Err(error) => println!("skipped: {error}"),
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Fp8Forward {
+    device: Device,
+    plan: Plan,
+    planned: Planned,
+}
+
+/// Buffers that hold a problem's tensors from their first bytes on, all of 16 bits but LSE.
+#[derive(Debug)]
+pub struct Fp8Tensors<'a> {
+    /// Q.
+    pub q: &'a DeviceBuffer,
+    /// K.
+    pub k: &'a DeviceBuffer,
+    /// V.
+    pub v: &'a DeviceBuffer,
+    /// O.
+    pub o: &'a mut DeviceBuffer,
+    /// LSE; without one it is not written.
+    pub lse: Option<&'a mut DeviceBuffer>,
+}
+
+impl Fp8Forward {
+    /// Plans and compiles.
+    ///
+    /// # Errors
+    /// [`ForwardError`] if no kernel computes the problem, or what the driver says.
+    pub fn new(device: &Device, problem: &Fp8Problem) -> Result<Fp8Forward, ForwardError> {
+        let plan = Plan::new(problem, &device.limits())?;
+        // Drivers before 12.3 cannot capture launches that overlap.
+        let planned = Planned::new(device, &fp8::program(&plan), device.driver_version() >= (12, 3))?;
+        Ok(Fp8Forward { device: device.clone(), plan, planned })
+    }
+
+    /// What was decided.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The kernels that it launches, in this order.
+    pub fn functions(&self) -> impl Iterator<Item = &Function> {
+        self.planned.functions()
+    }
+
+    /// Bytes of the [`Workspace`] that a launch needs: codes and scales among them.
+    pub fn workspace_bytes(&self) -> usize {
+        self.planned.workspace_bytes()
+    }
+
+    /// Puts it on `stream`: writes O of the tensors at `at`, and LSE if that has an address. Returns at once.
+    ///
+    /// # Safety
+    /// Those of [`Forward::launch`](super::Forward::launch), for a placement of [`Fp8Problem::attention`].
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn launch(&self, stream: &Stream, at: &Placement, workspace: u64) -> Result<(), HostError> {
+        let at = at.addresses();
+        let addresses: [Address; fp8::OF_CALLER] = [at.q, at.k, at.v, at.o, at.lse.unwrap_or(Address(0))];
+        // SAFETY: the caller vouches for tensors and workspace.
+        unsafe { self.planned.launch(stream, &addresses.map(|Address(start)| start), workspace) }
+    }
+
+    /// Puts it on `stream`. Returns at once. Launches that share a workspace must run one after the other: on one
+    /// stream, or on streams that wait for each other.
+    ///
+    /// # Errors
+    /// A buffer that is too small or of another device, or what the driver says.
+    pub fn run(
+        &self,
+        stream: &Stream,
+        tensors: Fp8Tensors<'_>,
+        workspace: &mut Workspace,
+    ) -> Result<(), ForwardError> {
+        let Fp8Tensors { q, k, v, o, lse } = tensors;
+        let lse = lse.as_deref();
+        let own = self.device.context();
+        let mut buffers = [q, k, v, &*o, workspace.buffer()].into_iter().chain(lse);
+        if !stream.context().is(own) || !buffers.all(|buffer| buffer.context().is(own)) {
+            return Err(ForwardError::OtherDevice);
+        }
+        let (given, needed) = (workspace.bytes(), self.workspace_bytes());
+        if given < needed {
+            return Err(ForwardError::WorkspaceSize { given, needed });
+        }
+        let memory = |buffer: &DeviceBuffer| (buffer.address(), buffer.bytes());
+        let qkvo = [q, k, v, &*o].map(memory);
+        let at = placed(self.plan.problem().attention(), qkvo, lse.map(memory), [None; 3], None)?;
+        // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own
+        // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
+        // which the caller vouched.
+        Ok(unsafe { self.launch(stream, &at, workspace.address()) }?)
+    }
+}

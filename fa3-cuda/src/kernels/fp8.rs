@@ -1,0 +1,38 @@
+//! Attention in 8 bits of 16-bit tensors: the programs of three quantizations and of the forward pass, one after the
+//! other. What one writes for the next lies in the workspace.
+
+use fa3_ir::{BufferId, BufferRole, Elem, Program};
+use fa3_sched::fp8::Plan;
+
+use super::fwd::buffers;
+use super::{Spec, fwd, quantize, tensors};
+
+/// How many buffers of the program are the caller's: Q, K, V, O and LSE, which is optional.
+pub const OF_CALLER: usize = 5;
+
+/// The program of a plan, without the steps that have nothing to compute. The caller's buffers come first.
+pub fn program(plan: &Plan) -> Program<Spec> {
+    let (attention, mut program) = (plan.problem().attention(), Program::new());
+    let q = tensors::input(&mut program, "q", attention.q());
+    let k = tensors::input(&mut program, "k", attention.k());
+    let v = tensors::input(&mut program, "v", attention.v());
+    let o = tensors::output(&mut program, "o", attention.o());
+    let lse = attention.lse_shape().map(|extent| extent as u32);
+    let lse = program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
+
+    let mut bound = vec![(buffers::O, o), (buffers::LSE, lse)];
+    let inputs = [(q, buffers::Q), (k, buffers::K), (v, buffers::V)];
+    for (((x, codes), descale), quantization) in
+        inputs.into_iter().zip(buffers::DESCALES).zip(plan.quantizations())
+    {
+        let part = quantize::program(quantization);
+        let of_part = program.append(&part, |name| (name == "x").then_some(x));
+        for (name, to) in [("codes", codes), ("scales", descale), ("mean", buffers::V_MEAN)] {
+            bound.extend(part.find(name).map(|BufferId(at)| (to, of_part[at])));
+        }
+    }
+    let part = fwd::program(plan.forward());
+    let find = |name: &str| part.find(name).and_then(|id| bound.iter().find(|(of, _)| *of == id));
+    program.append(&part, |name| find(name).map(|&(_, id)| id));
+    program
+}

@@ -1,0 +1,175 @@
+//! Attention of 16-bit tensors, computed in 8 bits: Q, K and V are quantized first (§3.3).
+
+use crate::{
+    Dtype, Problem, ProblemError, ProblemSpec, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Signs,
+    TensorDesc, TensorName,
+};
+
+/// Rows that share a scale.
+const ROWS: usize = 128;
+
+/// What a caller asks for, not yet checked: attention of f16 or bf16 tensors, and how they go to e4m3.
+///
+/// ```text
+/// q, k = e4m3(Q M / scales), e4m3(K M / scales)       M = diag(±1) · Hadamard, if there are signs
+/// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
+/// ```
+///
+/// ```
+/// use fa3_types::{Dtype, Fp8Spec, ProblemSpec, Shape};
+///
+/// let shape = Shape { batch: 2, seqlen: 4096, heads: 8, head_dim: 128 };
+/// let problem = Fp8Spec::new(ProblemSpec::dense(Dtype::Bf16, shape, shape).causal()).validate()?;
+/// assert_eq!((problem.attention().dtype(), problem.codes().dtype()), (Dtype::Bf16, Dtype::E4m3));
+/// assert_eq!(problem.codes().o(), problem.attention().o());
+/// # Ok::<(), fa3_types::Fp8ProblemError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Fp8Spec {
+    /// The attention, of f16 or bf16 tensors in dense batches.
+    pub attention: ProblemSpec,
+    /// The signs of incoherent processing of Q and K, if there is any.
+    pub signs: Option<Signs>,
+    /// Whether each channel of V has a mean and a scale, in place of a scale for each 128 keys.
+    pub v_channels: bool,
+}
+
+impl Fp8Spec {
+    /// Without incoherent processing, with a scale for each 128 rows.
+    pub fn new(attention: ProblemSpec) -> Fp8Spec {
+        Fp8Spec { attention, signs: None, v_channels: false }
+    }
+
+    /// Transforms rows of Q and K before they are quantized.
+    #[must_use]
+    pub fn signs(self, signs: Signs) -> Fp8Spec {
+        Fp8Spec { signs: Some(signs), ..self }
+    }
+
+    /// Gives each channel of V a mean and a scale.
+    #[must_use]
+    pub fn v_channels(self) -> Fp8Spec {
+        Fp8Spec { v_channels: true, ..self }
+    }
+
+    /// [`Fp8Problem::new`].
+    ///
+    /// # Errors
+    /// [`Fp8ProblemError`].
+    pub fn validate(self) -> Result<Fp8Problem, Fp8ProblemError> {
+        Fp8Problem::new(self)
+    }
+}
+
+/// Everything that [`Fp8Problem::new`] rejects.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fp8ProblemError {
+    /// The attention makes no sense, or not in 8 bits.
+    #[error(transparent)]
+    Attention(#[from] ProblemError),
+    /// A tensor cannot be quantized.
+    #[error("{tensor}: {source}")]
+    #[allow(missing_docs, reason = "the message names its fields")]
+    Quantize { tensor: TensorName, source: QuantizeProblemError },
+}
+
+/// Attention in 8 bits that can be computed: three quantizations, and attention of their codes.
+#[derive(Clone, Debug)]
+pub struct Fp8Problem {
+    attention: Problem,
+    quantizations: [QuantizeProblem; 3],
+    codes: Problem,
+}
+
+impl Fp8Problem {
+    /// Validates `spec`.
+    ///
+    /// # Errors
+    /// The first violation found, with its numbers.
+    pub fn new(spec: Fp8Spec) -> Result<Fp8Problem, Fp8ProblemError> {
+        let Fp8Spec { attention: spec, signs, v_channels } = spec;
+        let attention = spec.clone().validate()?;
+        let quantize = |tensor, x: &TensorDesc, change: &dyn Fn(QuantizeSpec) -> QuantizeSpec| {
+            let quantize =
+                QuantizeSpec::new(*x, TensorDesc::contiguous(Dtype::E4m3, x.shape)).block_rows(ROWS);
+            change(quantize).validate().map_err(|source| Fp8ProblemError::Quantize { tensor, source })
+        };
+        let of_qk = |quantize: QuantizeSpec| QuantizeSpec { signs, ..quantize };
+        let of_v = |quantize: QuantizeSpec| {
+            if v_channels { quantize.channels().transposed() } else { quantize.transposed() }
+        };
+        let quantizations = [
+            quantize(TensorName::Q, attention.q(), &of_qk)?,
+            quantize(TensorName::K, attention.k(), &of_qk)?,
+            quantize(TensorName::V, attention.v(), &of_v)?,
+        ];
+        let mut codes = spec.transposed_v().block_scales(ROWS);
+        for x in [&mut codes.q, &mut codes.k, &mut codes.v] {
+            *x = TensorDesc::contiguous(Dtype::E4m3, x.shape);
+        }
+        let codes = if v_channels { codes.v_channels() } else { codes };
+        Ok(Fp8Problem { attention, quantizations, codes: codes.validate()? })
+    }
+
+    /// The attention, of 16-bit tensors.
+    pub fn attention(&self) -> &Problem {
+        &self.attention
+    }
+
+    /// How Q, K and V go to e4m3. V is transposed.
+    pub fn quantizations(&self) -> &[QuantizeProblem; 3] {
+        &self.quantizations
+    }
+
+    /// The attention of their codes. O is that of [`Fp8Problem::attention`].
+    pub fn codes(&self) -> &Problem {
+        &self.codes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Sequences, Shape};
+
+    const Q: Shape = Shape { batch: 2, seqlen: 200, heads: 4, head_dim: 64 };
+    const KV: Shape = Shape { seqlen: 300, heads: 2, ..Q };
+
+    fn spec() -> Fp8Spec {
+        Fp8Spec::new(ProblemSpec::dense(Dtype::F16, Q, KV).head_dim_v(32))
+    }
+
+    #[test]
+    fn what_one_writes_the_other_reads() {
+        for spec in [spec(), spec().v_channels()] {
+            let problem = spec.validate().unwrap();
+            let [q, k, v] = problem.quantizations();
+            let codes = problem.codes();
+            assert_eq!(
+                [q.codes_bytes(), k.codes_bytes(), v.codes_bytes()],
+                [codes.q().extent_bytes(), codes.k().extent_bytes(), codes.v_bytes()]
+            );
+            let scales = [q, k, v].map(|x| x.scales_shape().map(Vec::from));
+            assert_eq!(scales, codes.descale_shapes().map(Some));
+            assert_eq!(v.mean_shape(), codes.v_mean_shape());
+        }
+    }
+
+    #[test]
+    fn what_has_no_codes_is_refused() {
+        let error = Fp8Spec::new(ProblemSpec::dense(Dtype::F32, Q, KV)).validate().unwrap_err();
+        assert_eq!(error.to_string(), "q: x is f32, expected f16 or bf16");
+        let narrow = ProblemSpec::dense(Dtype::F16, Q, KV).head_dim_v(24);
+        let error = Fp8Spec::new(narrow).validate().unwrap_err();
+        assert!(error.to_string().starts_with("v: codes has head_dim 24, not a multiple of 16"), "{error}");
+        let lengths = || Sequences::packed(&[0, 24]).unwrap();
+        let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, lengths(), lengths());
+        let error = Fp8Spec::new(packed).validate().unwrap_err();
+        assert_eq!(error, ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true }.into());
+        let mut wrong = spec();
+        wrong.attention.softmax_scale = Some(-1.0);
+        assert_eq!(wrong.validate().unwrap_err(), ProblemError::SoftmaxScale { given: -1.0 }.into());
+    }
+}
