@@ -163,7 +163,7 @@ impl Plan {
             Scaling::Channel => Some(ChannelPlan::new(shape)?),
             Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) => None,
         };
-        let maxima = MaximaPlan::of(problem, tile.rows);
+        let maxima = MaximaPlan::of(problem, tile.rows)?;
         Ok(Plan { problem: *problem, tile, tiles, run, ctas, decoder, channels, maxima })
     }
 
@@ -311,7 +311,13 @@ mod tests {
         assert_eq!(maxima(300, |spec| spec.heads(3)), [4, 3, 9]);
         assert_eq!(maxima(300, QuantizeSpec::tensor), [1, 12, 36]);
         assert_eq!(maxima(0, QuantizeSpec::tensor), [1, 0, 0]);
+        assert_eq!(maxima(0, |spec| spec.heads(2)), [6, 2, 0]);
         assert!(plan(300, |spec| spec).maxima().is_none());
+        // Without rows, but with scales for each head.
+        let many = QuantizeSpec::contiguous(Dtype::F16, Shape { batch: 1 << 20, heads: 1 << 20, ..shape(0) });
+        let new = |spec: QuantizeSpec| Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm());
+        assert!(new(many).is_ok() && new(many.tensor()).is_ok());
+        assert!([many.heads(1), many.channels()].into_iter().all(|spec| new(spec).is_err()));
         let text = plan(300, |spec| spec.heads(3)).to_string();
         assert!(text.ends_with("\nscales     4 of 9 tiles each, in a pass before"), "{text}");
     }

@@ -1,7 +1,9 @@
 //! The scales of whole heads or of the tensor, which are computed before codes are: a pass over the tensor finds the
 //! largest magnitude of each tile, and then a CTA for each scale that of its tiles.
 
-use fa3_types::{QuantizeProblem, Scaling};
+use fa3_types::{QuantizeProblem, Scaling, Shape};
+
+use crate::{TileCounts, TooManyTiles};
 
 /// Which tiles share a scale. Their maxima lie in memory by sequence, head and block of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,18 +17,22 @@ pub struct MaximaPlan {
 }
 
 impl MaximaPlan {
-    /// Of a problem whose tiles of so many rows have been counted; `None` if its scales need no other pass.
-    pub(super) fn of(problem: &QuantizeProblem, rows: u32) -> Option<MaximaPlan> {
-        let shape = problem.x().shape;
-        let blocks = (shape.seqlen as u32).div_ceil(rows);
-        let heads = match problem.scaling() {
-            Scaling::Heads { heads } => heads as u32,
+    /// Of a problem in tiles of so many rows; `None` if its scales need no other pass.
+    pub(super) fn of(problem: &QuantizeProblem, rows: u32) -> Result<Option<MaximaPlan>, TooManyTiles> {
+        let Shape { batch, seqlen, heads, .. } = problem.x().shape;
+        let blocks = (seqlen as u32).div_ceil(rows);
+        let of_scale = match problem.scaling() {
+            Scaling::Heads { heads } => heads,
             // Without rows there may be more heads than are ever counted.
             Scaling::Tensor if blocks == 0 => 0,
-            Scaling::Tensor => (shape.batch * shape.heads) as u32,
-            Scaling::Block { .. } | Scaling::Given(_) | Scaling::Channel => return None,
+            Scaling::Tensor => batch * heads,
+            Scaling::Block { .. } | Scaling::Given(_) | Scaling::Channel => return Ok(None),
         };
-        let scales = problem.scales_shape().map_or(0, |shape| shape.iter().product::<usize>() as u32);
-        Some(MaximaPlan { scales, heads, maxima: heads * blocks })
+        let scales = problem.scales_shape().map_or(0, |shape| shape.iter().product());
+        // Heads without rows have scales, too.
+        let counts =
+            TileCounts { m_blocks: 1, heads: scales.try_into().unwrap_or(u32::MAX), batch: 1, splits: 1 };
+        let (scales, heads) = (counts.numbered()?, of_scale as u32);
+        Ok(Some(MaximaPlan { scales, heads, maxima: heads * blocks }))
     }
 }

@@ -89,8 +89,7 @@ pub(super) fn heads(
     &MaximaPlan { scales: count, heads, maxima }: &MaximaPlan,
     scales: BufferId,
 ) -> Scale<Host> {
-    let shape = plan.problem().x().shape;
-    let inverse = scratch(program, "inverse", [1, shape.batch, shape.heads]);
+    let inverse = scratch(program, "inverse", [1, count as usize, heads as usize]);
     let of_tiles = scratch(program, "maxima", [1, 1, plan.num_tiles() as usize]);
     if plan.grid() > 0 {
         let mut args = Fill::default();
