@@ -28,7 +28,6 @@ use computer::Computer;
 use gpu::Gpu;
 use method::Method;
 use report::{DriftHead, Head, Report};
-use sample::Sample;
 use serde::Serialize;
 
 /// What `fa3 accuracy --help` says first.
@@ -117,7 +116,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let computer = if options.gpu { Computer::Gpu(Gpu::open()?) } else { Computer::Cpu };
     threads::start()?;
     if let Some(path) = &options.input {
-        let activations = measure_activations(path, &activations::read(path)?, &computer)?;
+        let activations = measure_activations(path, &computer)?;
         return Ok(write_report(json, &activations).map(|()| true)?);
     }
     let report = measure(if options.quick { QUICK } else { FULL }, &computer)?;
@@ -142,10 +141,11 @@ fn write_report(json: Option<NewFile>, report: &impl Serialize) -> Result<(), Wr
     write::write(&[(file, write::json(report))])
 }
 
-fn measure_activations(path: &Path, sample: &Sample, computer: &Computer) -> Result<Activations, Error> {
+fn measure_activations(path: &Path, computer: &Computer) -> Result<Activations, Error> {
     let seeds = FULL.seeds;
     let progress = progress::bar(seeds.clone().count() * Method::ALL.len());
-    let gpu = computer.gpu();
+    progress.set_message("f64 reference");
+    let (sample, gpu) = (&activations::read(path)?, computer.gpu());
     let head = activations::Head { input: path, sample, seeds: seeds.clone().count(), gpu };
     progress.suspend(|| crate::print(&head));
     let samples: Vec<_> = seeds.map(|seed| (seed, sample)).collect();
