@@ -72,6 +72,24 @@ fn zeros_of_heads() {
     }
 }
 
+/// Of channels, and 0: O is their means, but 0 in rows that see no key.
+#[test]
+fn zeros_of_channels() {
+    for inputs in [INPUTS[4], INPUTS[5]] {
+        let tile = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(inputs);
+        for (tile, mask) in tiles(tile).into_iter().flat_map(|tile| MASKS.map(|mask| (tile, mask))) {
+            let spec = dense(Dtype::E4m3, 1, (120, 100), (2, 1), 64).head_dim_v(48).mask(mask);
+            let (case, _, answer) = run(tile, spec, &[(V, &[0.0])]);
+            let means = Scaled::means(&case.problem).unwrap();
+            let len = case.problem.lengths(0);
+            for ((_, row, _, col), &o) in answer.o.indexed_iter() {
+                let sees_any = (0..len.k).any(|key| mask.allows(row, key, len));
+                assert_eq!(o, if sees_any { means[col] } else { 0.0 }, "{}, row {row}", case.problem);
+            }
+        }
+    }
+}
+
 /// Of blocks of Q and K, with a product that is no number of binary32.
 #[test]
 fn small_scales_of_blocks() {
