@@ -7,7 +7,8 @@
 //! codes = e4m3(y / scale)                               scale = max |y| / 448 of each block of rows of a head
 //! ```
 //!
-//! or, by channels, y = x - mean of its channel, with the scale of its channel.
+//! or of each group of heads, or of the tensor; or, by channels, y = x - mean of its channel, with the scale of its
+//! channel.
 //!
 //! It knows integers and no torch, so one build serves every version of it. The Python sources beside it take the
 //! integers from tensors, and make the outputs.
@@ -165,11 +166,17 @@ mod _fa3 {
         Ok(py.detach(|| gradients::launch(&call, stream, at, workspace))?.missing())
     }
 
-    /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, block_rows, scale, transposed)
+    /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, scale, heads_per_scale, block_rows,
+    /// transposed, workspace)
     ///
-    /// Puts a quantization to e4m3 on a stream of a device. x is (dtype, address, shape, strides) as for forward. codes
-    /// and scales are addresses: codes of a contiguous tensor of x's shape, scales of a contiguous tensor of float32,
-    /// (batch, heads, ceil(seqlen / block_rows)). If scale is given, scales is None and block_rows means nothing.
+    /// Puts a quantization to e4m3 on a stream of a device and returns 0 at once. x is (dtype, address, shape, strides)
+    /// as for forward. codes and scales are addresses: codes of a contiguous tensor of x's shape, scales of a contiguous
+    /// tensor of float32.
+    ///
+    /// Where scales come from is said by the first of these that is not None, whatever the others are: scale is the one
+    /// of all, and scales is None; heads_per_scale successive heads share one, (batch, heads / heads_per_scale);
+    /// block_rows rows of a head share one, (batch, heads, ceil(seqlen / block_rows)). If all are None the tensor has
+    /// one.
     ///
     /// rotation is None or (cos, sin, table_rows, rotary_dim, interleaved, positions, first_position). cos and sin are
     /// addresses of contiguous tensors of float32, (table_rows, rotary_dim / 2). positions is that of a contiguous
@@ -179,6 +186,9 @@ mod _fa3 {
     ///
     /// If transposed, codes is of a contiguous tensor (batch, heads, head_dim, keys), keys being seqlen rounded up to a
     /// multiple of 128, and codes are as products read V.
+    ///
+    /// workspace is None, or (address, bytes) of memory, aligned to 256, which may hold anything. The result is not 0 if
+    /// there must be one and None was given. Then it says how many bytes it needs, and nothing was done.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
@@ -193,28 +203,31 @@ mod _fa3 {
         scales: Option<u64>,
         rotation: Option<Rotation>,
         hadamard_seed: Option<Number<u64>>,
-        block_rows: Number<usize>,
         scale: Option<Number<f64>>,
+        heads_per_scale: Option<Number<usize>>,
+        block_rows: Option<Number<usize>>,
         transposed: bool,
-    ) -> PyResult<()> {
+        workspace: Option<(u64, usize)>,
+    ) -> PyResult<usize> {
         let seed = hadamard_seed.map(|Number(seed)| seed);
-        let scaling = scale.map_or(Scales::Blocks(block_rows.0), |Number(scale)| Scales::given(scale));
+        let scaling = match (scale, heads_per_scale, block_rows) {
+            (Some(Number(scale)), ..) => Scales::given(scale),
+            (None, Some(Number(heads)), _) => Scales::Heads(heads),
+            (None, None, Some(Number(rows))) => Scales::Blocks(rows),
+            (None, None, None) => Scales::Tensor,
+        };
         let (x_desc, layout) = (desc(&x)?, layout(transposed));
         let call = quantization::Call::new(device, x_desc, rotation.as_ref(), seed, scaling, layout);
         let at = quantization::addresses(x.1, codes, scales, None, rotation.as_ref());
-        // Without channels it needs no workspace. Other threads of Python go on meanwhile, as in forward.
-        py.detach(|| quantization::launch(&call, stream, at, Some((0, 0))))?;
-        Ok(())
+        // Other threads of Python go on meanwhile, as in forward.
+        Ok(py.detach(|| quantization::launch(&call, stream, at, workspace))?.missing())
     }
 
     /// quantize_channels(device, stream, x, codes, scales, mean, transposed, workspace)
     ///
-    /// Puts a quantization to e4m3 by channels on a stream of a device and returns 0 at once. x, codes and transposed
-    /// are as for quantize. scales and mean are addresses of contiguous tensors of float32, (batch, heads, head_dim).
-    ///
-    /// workspace is None, or (address, bytes) of memory, aligned to 256, whose first COUNTERS bytes hold zeros where
-    /// the stream is now. The result is not 0 if there must be one and None was given. Then it says how many bytes it
-    /// needs, and nothing was done.
+    /// Puts a quantization to e4m3 by channels on a stream of a device and returns 0 at once. x, codes, transposed,
+    /// workspace and the result are as for quantize. scales and mean are addresses of contiguous tensors of float32,
+    /// (batch, heads, head_dim).
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.

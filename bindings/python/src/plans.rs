@@ -33,7 +33,7 @@ struct Made {
 pub(crate) enum Launched {
     /// It is on the stream.
     Yes,
-    /// Nothing was done: it takes a zeroed workspace of so many bytes, which must be given.
+    /// Nothing was done: it takes a workspace of so many bytes, which must be given.
     WithoutWorkspace(usize),
 }
 

@@ -35,6 +35,10 @@ pub(crate) type Rotation = (u64, u64, usize, usize, bool, Option<u64>, Number<us
 pub(crate) enum Scales {
     /// Of blocks of so many rows of a head.
     Blocks(usize),
+    /// Of so many successive heads of a sequence.
+    Heads(usize),
+    /// Of the tensor.
+    Tensor,
     /// This one. The bits of f32: NaN, which no problem can have, is equal to itself.
     Given(u32),
     /// Of channels, which have means, too.
@@ -50,6 +54,8 @@ impl Scales {
     fn scaling(self) -> Scaling {
         match self {
             Scales::Blocks(rows) => Scaling::Block { rows },
+            Scales::Heads(heads) => Scaling::Heads { heads },
+            Scales::Tensor => Scaling::Tensor,
             Scales::Given(bits) => Scaling::Given(f32::from_bits(bits)),
             Scales::Channels => Scaling::Channel,
         }
@@ -148,10 +154,10 @@ pub(crate) fn launch(
         None => return Ok(Launched::WithoutWorkspace(needed)),
     };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
-    // strides and dtypes on that device, codes, scales, mean and workspace of new ones, the workspace's counters zeroed
-    // on this stream before. They may be freed before the work is done: torch gives their memory to later work of the
-    // same stream, or waits for the streams that a caller recorded, as for its own operators; memory of a capture it
-    // keeps for as long as the graph. A plan that is dropped leaves its device, which stays open.
+    // strides and dtypes on that device, codes, scales, mean and workspace of new ones. The workspace may hold anything.
+    // They may be freed before the work is done: torch gives their memory to later work of the same stream, or waits
+    // for the streams that a caller recorded, as for its own operators; memory of a capture it keeps for as long as the
+    // graph. A plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     unsafe { quantize.launch(&stream, &placement, workspace) }?;
     Ok(Launched::Yes)

@@ -180,22 +180,40 @@ def as_products_read(codes):
 
 
 def quantized(
-    x, cos=None, sin=None, interleaved=False, positions=0, hadamard_seed=None, block_rows=128, scale=None, transposed=False
+    x,
+    cos=None,
+    sin=None,
+    interleaved=False,
+    positions=0,
+    hadamard_seed=None,
+    block_rows=128,
+    scale=None,
+    transposed=False,
+    scales_of="blocks",
+    heads_per_scale=1,
 ):
     """Codes and scales of `fa3.quantize` by their definition."""
     y = x.float() if cos is None else rotated(x, cos, sin, interleaved, positions)
     batch, seqlen, heads, head_dim = y.shape
     if hadamard_seed is not None:
         y = (y.double() @ incoherent(head_dim, hadamard_seed).to(y.device)).float()
+    y = y.where(y.isfinite(), math.nan)
+    # Whole blocks, and one more of zeros: there is a maximum where there are no rows.
+    blocks = -(-seqlen // block_rows)
+    padded = y.new_zeros(batch, (blocks + 1) * block_rows, heads, head_dim)
+    padded[:, :seqlen] = y.abs().nan_to_num(0.0)
     if scale is not None:
         scales = torch.full((1,), scale, dtype=torch.float32, device=y.device)
         by_row = scales
+    elif scales_of == "tensor":
+        scales = scale_of(torch.nn.functional.pad(padded.flatten(), (0, 1)).amax(0, keepdim=True))
+        by_row = scales
+    elif scales_of == "heads":
+        scales = scale_of(padded.unflatten(2, (-1, heads_per_scale)).amax((1, 3, 4)))
+        by_row = scales.repeat_interleave(heads_per_scale, 1)[:, None, :, None]
     else:
-        blocks = -(-seqlen // block_rows)
-        padded = y.new_zeros(batch, blocks * block_rows, heads, head_dim)
-        padded[:, :seqlen] = y.abs().nan_to_num(0.0)
-        amax = padded.view(batch, blocks, block_rows, heads, head_dim).amax((2, 4)).transpose(1, 2)
-        scales = scales_of(amax).contiguous()
+        amax = padded[:, : blocks * block_rows].unflatten(1, (blocks, block_rows)).amax((2, 4)).transpose(1, 2)
+        scales = scale_of(amax).contiguous()
         by_row = scales.transpose(1, 2).repeat_interleave(block_rows, 1)[:, :seqlen, :, None]
     codes = (y / by_row).clamp(-448, 448).to(torch.float8_e4m3fn)
     return as_products_read(codes) if transposed else codes, scales
@@ -209,11 +227,11 @@ def quantized_channels(x, transposed=False):
     centred = y - mean.unsqueeze(1)
     # With a row of zeros, of which there is a maximum where there are no others.
     amax = torch.nn.functional.pad(centred.abs().nan_to_num(0.0), (0, 0, 0, 0, 0, 1)).amax(1)
-    scales = scales_of(amax)
+    scales = scale_of(amax)
     codes = (centred / scales.unsqueeze(1)).clamp(-448, 448).to(torch.float8_e4m3fn)
     return as_products_read(codes) if transposed else codes, scales, mean
 
 
-def scales_of(amax):
-    """The scales of numbers up to amax: 1 for zeros."""
+def scale_of(amax):
+    """The scale of numbers up to amax: 1 for zeros."""
     return (amax / 448).clamp(min=torch.finfo(torch.float32).tiny).masked_fill(amax == 0, 1.0)

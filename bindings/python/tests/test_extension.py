@@ -34,8 +34,9 @@ def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), dlse=None, dq=0x
     extension.backward(NO_SUCH_DEVICE, 0, q, k, v, dout, *at, None, (-1, -1), softcap, 0, None)
 
 
-def quantize(x=tensor(), scales=0x20000, rotation=None, seed=None, block_rows=128, scale=None):
-    extension.quantize(NO_SUCH_DEVICE, 0, x, 0x10000, scales, rotation, seed, block_rows, scale, False)
+def quantize(x=tensor(), scales=0x20000, rotation=None, seed=None, scale=None, heads_per_scale=None, block_rows=None):
+    options = (scale, heads_per_scale, block_rows, False)
+    extension.quantize(NO_SUCH_DEVICE, 0, x, 0x10000, scales, rotation, seed, *options, None)
 
 
 def quantize_channels(x=tensor()):
@@ -150,6 +151,12 @@ def test_bad_gradients_are_value_errors(arguments, sentence):
         (dict(x=tensor((0, 0, 1, 2**60)), seed=0), "x has head_dim 1152921504606846976, more than 2147483647"),
         (dict(x=tensor(strides=(4096, 256, 64, 2))), "x has stride 2 in head_dim, expected 1"),
         (dict(block_rows=32), "scales of blocks of 32 rows, expected 64 or 128"),
+        (dict(x=tensor((2, 16, 3, 64)), heads_per_scale=2), "a scale for each 2 heads, of which the tensor has 3"),
+        (dict(heads_per_scale=0), "a scale for each 0 heads, of which the tensor has 4"),
+        (dict(heads_per_scale=-1), "-1 is too large or too small a number"),
+        # The first one that is given counts.
+        (dict(heads_per_scale=3, block_rows=32), "a scale for each 3 heads, of which the tensor has 4"),
+        (dict(scale=0.0, heads_per_scale=3, scales=None), "the scale 0 is outside 2^-64 to 2^64"),
         (dict(scale=0.0, scales=None), "the scale 0 is outside 2^-64 to 2^64"),
         (dict(scale=1e300, scales=None), "the scale inf is outside 2^-64 to 2^64"),
         (dict(scale=math.nan, scales=None), "the scale NaN is outside 2^-64 to 2^64"),
@@ -193,6 +200,9 @@ def test_a_missing_device_is_a_runtime_error():
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         backward()
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
-        quantize(rotation=rotation(), seed=2**64 - 1)
+        quantize(rotation=rotation(), seed=2**64 - 1, block_rows=128)
+    for heads_per_scale in (1, 2, None):
+        with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
+            quantize(heads_per_scale=heads_per_scale)
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         quantize_channels()

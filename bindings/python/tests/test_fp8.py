@@ -233,6 +233,32 @@ def test_the_chain_by_channels(randn, head_dim):
     assert torch.equal(torch.compile(attend, fullgraph=True)(q, k, v), o)
 
 
+@pytest.mark.parametrize("scales_of", ["heads", "tensor"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_from_16_bits_by_heads(randn, head_dim, scales_of):
+    """Scales of heads and of tensors, as FlashAttention-3's own interface takes them."""
+    tensors = [
+        randn(2, seqlen, heads, head_dim) * torch.arange(1, 2 * heads + 1, device="cuda").view(2, 1, heads, 1) / heads
+        for seqlen, heads in ((700, 6), (900, 2), (900, 2))
+    ]
+    q, k, v = (x.bfloat16() for x in tensors)
+    groups = dict(heads_per_scale=3) if scales_of == "heads" else {}
+    codes, scales = zip(
+        quantize(q, hadamard_seed=7, scales_of=scales_of, **groups),
+        quantize(k, hadamard_seed=7, scales_of=scales_of),
+        quantize(v, scales_of=scales_of),
+    )
+    scales = [x.expand(2, 2) for x in scales]
+    check(codes, scales, causal=True)
+    named = dict(zip(("q_descale", "k_descale", "v_descale"), scales), causal=True)
+    o = flash_attn_func(*codes, **named)
+    expected, _ = reference(q, k, v, (None,) * 3, (-1, 0))
+    # Attention emulated in torch has 0.08 to 0.09.
+    assert (o - expected).norm() < 0.12 * expected.norm()
+    transposed, _ = quantize(v, transposed=True, scales_of=scales_of)
+    assert torch.equal(flash_attn_func(*codes[:2], transposed, v_transposed=True, **named), o)
+
+
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_scales_of_zero(codes, mask):
     """Of Q or K all scores are 0, and a row is the mean of what it sees, hidden keys or not. Of V O is 0, or the means."""

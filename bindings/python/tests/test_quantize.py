@@ -91,7 +91,8 @@ def test_the_stub_has_the_functions_signature(name):
 def test_the_schema_is_what_graphs_are_saved_with():
     expected = (
         "fa3::quantize(Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
-        "int? hadamard_seed, int block_rows, float? scale, bool transposed) -> (Tensor codes, Tensor scales)"
+        "int? hadamard_seed, int block_rows, float? scale, bool transposed, str scales_of=\"blocks\", int heads_per_scale=1) "
+        "-> (Tensor codes, Tensor scales)"
     )
     assert str(torch.ops.fa3.quantize.default._schema) == expected
     expected = "fa3::quantize_channels(Tensor x, bool transposed) -> (Tensor codes, Tensor scales, Tensor mean)"
@@ -120,6 +121,27 @@ def test_the_definition():
     torch.testing.assert_close(codes.float() * scales.transpose(1, 2)[..., None], y, rtol=1 / 16, atol=0.01)
 
 
+def test_the_definition_of_heads_and_the_tensor():
+    # Four heads. The last one has zeros, and two numbers that are not finite.
+    x = torch.zeros(1, 3, 4, 16)
+    x[0, 0, 0, 0], x[0, 1, 1, 0], x[0, 2, 2, 0], x[0, 2, 3, :2] = 448.0, -896.0, 224.0, torch.tensor([math.nan, math.inf])
+    for options, scales in [
+        (dict(scales_of="heads"), [[1.0, 2.0, 0.5, 1.0]]),
+        (dict(scales_of="heads", heads_per_scale=2), [[2.0, 0.5]]),
+        (dict(scales_of="heads", heads_per_scale=4), [[2.0]]),
+        (dict(scales_of="tensor"), [2.0]),
+    ]:
+        codes, given = quantized(x, **options)
+        assert given.tolist() == scales
+        by_head = given.flatten().repeat_interleave(4 // given.numel())
+        assert torch.equal((codes.float() * by_head[:, None])[..., :3, :], x[..., :3, :])
+        assert codes.float()[0, 2, 3, :2].isnan().all()
+    for batch, seqlen in [(2, 0), (0, 5)]:
+        x = torch.empty(batch, seqlen, 4, 16)
+        assert quantized(x, scales_of="heads", heads_per_scale=2)[1].tolist() == [[1.0, 1.0]] * batch
+        assert quantized(x, scales_of="tensor")[1].tolist() == [1.0]
+
+
 def test_the_definition_of_channels():
     # Columns 0 1 2, 3 3 3, and 1 and what is not finite.
     x = torch.tensor([[0.0, 3.0, 1.0], [1.0, 3.0, math.inf], [2.0, 3.0, math.nan]]).view(1, 3, 1, 3)
@@ -137,6 +159,46 @@ REFUSED = {
     "dtype": (TypeError, "x is torch.float32, expected torch.float16 or torch.bfloat16", dict(x=normal(1, 8, 2, 64, dtype=F32))),
     "rank": (ValueError, "x has 3 dimensions, expected 4: (batch, seqlen, heads, head_dim)", dict(x=normal(8, 2, 64))),
     "rows": (ValueError, "block_rows is 32, expected 64 or 128", dict(block_rows=32)),
+    "scales": (
+        ValueError,
+        "scales_of is 'rows', expected 'blocks', 'heads' or 'tensor'",
+        dict(scales_of="rows"),
+    ),
+    "scale and heads": (
+        ValueError,
+        "scale is 0.5 and scales_of 'heads', expected only one of them",
+        dict(scale=0.5, scales_of="heads"),
+    ),
+    "rows of the tensor": (
+        ValueError,
+        "block_rows 64 is of scales of blocks, scales_of is 'tensor'",
+        dict(block_rows=64, scales_of="tensor"),
+    ),
+    "heads of blocks": (
+        ValueError,
+        "heads_per_scale 2 is of scales of heads, scales_of is 'blocks'",
+        dict(heads_per_scale=2),
+    ),
+    "heads of the tensor": (
+        ValueError,
+        "heads_per_scale 0 is of scales of heads, scales_of is 'tensor'",
+        dict(scales_of="tensor", heads_per_scale=0),
+    ),
+    "heads": (
+        ValueError,
+        "a scale for each 2 heads, of which the tensor has 3",
+        dict(x=normal(1, 8, 3, 64), scales_of="heads", heads_per_scale=2),
+    ),
+    "no heads": (
+        ValueError,
+        "a scale for each 0 heads, of which the tensor has 2",
+        dict(scales_of="heads", heads_per_scale=0),
+    ),
+    "fewer heads": (
+        ValueError,
+        "a scale for each -1 heads, of which the tensor has 2",
+        dict(scales_of="heads", heads_per_scale=-1),
+    ),
     "one": (ValueError, "there is one of cos and sin, expected both or none", dict(cos=torch.ones(8, 32))),
     "no rotation": (
         ValueError,
@@ -217,7 +279,14 @@ def test_derivatives_are_refused_where_they_would_be_needed():
 def test_fake_tensors_get_fake_results():
     with FakeTensorMode():
         x = torch.empty(2, 8, 300, 128, dtype=BF16, device="cuda").transpose(1, 2)
-        for options, shape in [(dict(), (2, 8, 3)), (dict(block_rows=64), (2, 8, 5)), (dict(scale=0.5), (1,))]:
+        for options, shape in [
+            (dict(), (2, 8, 3)),
+            (dict(block_rows=64), (2, 8, 5)),
+            (dict(scale=0.5), (1,)),
+            (dict(scales_of="heads"), (2, 8)),
+            (dict(scales_of="heads", heads_per_scale=4), (2, 2)),
+            (dict(scales_of="tensor"), (1,)),
+        ]:
             codes, scales = quantize(x, hadamard_seed=2**64 - 1, **options)
             assert (codes.shape, codes.dtype, codes.is_contiguous()) == ((2, 300, 8, 128), E4M3, True)
             assert (scales.shape, scales.dtype, scales.is_contiguous()) == (shape, F32, True)
@@ -237,11 +306,11 @@ def on_cpu():
     """The operators compute on the CPU, too, and note what they were given."""
     seen = []
 
-    def definition(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale, transposed):
-        seen.append((x, interleaved, first_position, hadamard_seed, block_rows, scale, transposed))
+    def definition(x, cos, sin, positions, interleaved, first_position, hadamard_seed, *options):
+        seen.append((x, interleaved, first_position, hadamard_seed, *options))
         seed = None if hadamard_seed is None else hadamard_seed % 2**64
         positions = first_position if positions is None else positions
-        codes, scales = quantized(x, cos, sin, interleaved, positions, seed, block_rows, scale, transposed)
+        codes, scales = quantized(x, cos, sin, interleaved, positions, seed, *options)
         return codes.contiguous(), scales
 
     def definition_of_channels(x, transposed):
@@ -267,6 +336,9 @@ def test_the_operator_is_what_it_says(on_cpu, seqlen):
         (x, None, None, None, False, 0, None, 64, None, True),
         (x.transpose(1, 2).contiguous().transpose(1, 2), cos, sin, None, True, 5, -1, 64, None, False),
         (x, cos, sin, listed, False, 0, 7, 128, 0.25, False),
+        (x, cos, sin, listed, False, 0, 7, 128, None, True, "heads"),
+        (x, None, None, None, False, 0, None, 128, None, False, "heads", 3),
+        (x, cos, sin, None, True, 5, -1, 128, None, False, "tensor"),
     ]:
         torch.library.opcheck(torch.ops.fa3.quantize.default, arguments)
     for x in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
@@ -288,6 +360,13 @@ def test_compiled_calls_are_those_of_plain_ones(on_cpu):
         assert_equal(layer(x, cos, sin, first), expected)
         assert on_cpu[-1][1:] == (True, first, -3, 64, None, False)
         assert_equal(layer(x, cos, sin, listed), expected)
+        of_heads = torch.compile(
+            lambda x: quantize(x * 2, hadamard_seed=5, scales_of="heads", heads_per_scale=x.shape[2]),
+            backend="aot_eager",
+            fullgraph=True,
+        )
+        assert_equal(of_heads(x), quantized(x * 2, hadamard_seed=5, scales_of="heads", heads_per_scale=3))
+        assert on_cpu[-1][1:] == (False, 0, 5, 128, None, False, "heads", 3)
         by_channels = torch.compile(lambda x: quantize_channels(x * 2, transposed=True), backend="aot_eager", fullgraph=True)
         assert_equal(by_channels(x), quantized_channels(x * 2, transposed=True))
 
@@ -339,6 +418,42 @@ def test_a_given_scale(randn):
     assert (check(x, scale=0.001)[0].float().abs().max() == 448).item()
 
 
+HEADS_AND_TENSOR = [dict(scales_of="heads", heads_per_scale=heads) for heads in (1, 2, 6)] + [dict(scales_of="tensor")]
+
+
+@hopper
+@pytest.mark.usefixtures("nan_in_new_tensors")
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
+@pytest.mark.parametrize("scaling", HEADS_AND_TENSOR, ids=str)
+@pytest.mark.parametrize("seqlen", [0, 1, 128, 129, 1000])
+def test_scales_of_heads_and_of_the_tensor(randn, seqlen, scaling, transposed):
+    """Whatever the workspace holds."""
+    options = dict(transposed=transposed, **scaling)
+    for head_dim in (16, 64, 80, 128, 256):
+        for dtype in (torch.float16, BF16):
+            # Each head of each sequence has another scale.
+            x = (randn(2, seqlen, 6, head_dim) * torch.arange(1, 13, device="cuda").view(2, 1, 6, 1)).to(dtype)
+            check(x, **options)
+        cos, sin = tables(1100, 16, device="cuda")
+        for interleaved in (False, True):
+            check(x, cos, sin, interleaved=interleaved, positions=67, hadamard_seed=3, **options)
+        # The tables end in the middle.
+        positions = torch.arange(1100 - seqlen // 2, 1100 - seqlen // 2 + seqlen, device="cuda").expand(2, -1)
+        check(x, cos, sin, positions=positions, **options)
+    check(randn(0, seqlen, 6, 64), **options)
+
+
+@hopper
+@pytest.mark.parametrize("scaling", HEADS_AND_TENSOR, ids=str)
+def test_scales_of_numbers_that_are_not_finite(randn, scaling):
+    x = randn(1, 300, 6, 64)
+    for row, strange in enumerate((math.nan, math.inf, -math.inf)):
+        x[0, 100 * row, 1, 3 : 5 + row] = strange
+    x[:, :, 0] = math.nan
+    for transposed in (False, True):
+        check(x, transposed=transposed, **scaling)
+
+
 @hopper
 @pytest.mark.parametrize("block_rows", [64, 128])
 @pytest.mark.parametrize("seqlen", [0, 1, 63, 64, 65, 128, 129, 1000])
@@ -355,9 +470,11 @@ def test_transposed_codes(randn, seqlen, block_rows):
 
 
 @hopper
+@pytest.mark.usefixtures("nan_in_new_tensors")
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "transposed"])
 @pytest.mark.parametrize("seqlen", [0, 1, 63, 128, 129, 255, 256, 257, 1000, 5000])
 def test_channels(randn, seqlen, transposed):
+    """Whatever the workspace holds."""
     for head_dim in (16, 64, 80, 128, 256):
         for dtype in (torch.float16, BF16):
             x = (4 * randn(2, 1, 3, head_dim) + randn(2, seqlen, 3, head_dim)).to(dtype)
@@ -381,6 +498,9 @@ def test_zeros_have_scale_1():
     x = torch.zeros(1, 130, 2, 64, dtype=BF16, device="cuda")
     codes, scales = check(x)
     assert (scales == 1).all() and (codes.float() == 0).all()
+    for scales_of in ("heads", "tensor"):
+        codes, scales = check(x, scales_of=scales_of)
+        assert (scales == 1).all() and (codes.float() == 0).all()
     codes, scales, mean = check_channels(x + 3)
     assert (scales == 1).all() and (codes.float() == 0).all() and (mean == 3).all()
 
@@ -398,6 +518,7 @@ def test_strides_are_as_they_are(randn):
     qkv = randn(2, 300, 3, 4, 128)
     for x in qkv.unbind(2):
         check(x, hadamard_seed=5, block_rows=64)
+        check(x, hadamard_seed=5, scales_of="heads", heads_per_scale=2)
 
 
 @hopper
@@ -437,6 +558,7 @@ def test_the_kernel_refuses_what_it_cannot_do(randn):
         ("x has stride 2 in head_dim, expected 1", lambda: quantize_channels(randn(1, 60, 2, 64, 2)[..., 0])),
         ("the scale 0 is outside 2^-64 to 2^64", lambda: quantize(x, scale=0.0)),
         ("the scale inf is outside 2^-64 to 2^64", lambda: quantize(x, scale=1e300)),
+        ("a scale for each 3 heads, of which the tensor has 2", lambda: quantize(x, scales_of="heads", heads_per_scale=3)),
     ]:
         with pytest.raises(ValueError) as error:
             call()
@@ -455,10 +577,11 @@ def test_graphs(randn):
     with torch.cuda.graph(graph):
         listed = quantize(x, cos, sin, positions=positions, hadamard_seed=3)
         given = quantize(x, scale=0.5)
+        of_heads = quantize(x, scales_of="heads", heads_per_scale=4)
         channels = quantize_channels(x)
     for _ in range(3):
         x.copy_(torch.randn_like(x))
-        for codes, *numbers in (listed, given, channels):
+        for codes, *numbers in (listed, given, of_heads, channels):
             codes.view(torch.uint8).fill_(0x7F)
             for y in numbers:
                 y.fill_(math.nan)
@@ -466,19 +589,25 @@ def test_graphs(randn):
         judge(listed, quantized(x, cos, sin, positions=positions, hadamard_seed=3))
         assert_equal(listed, quantize(x, cos, sin, positions=200, hadamard_seed=3))
         assert_equal(judge(given, quantized(x, scale=0.5)), quantize(x, scale=0.5))
+        of_heads_now = quantize(x, scales_of="heads", heads_per_scale=4)
+        assert_equal(judge(of_heads, quantized(x, scales_of="heads", heads_per_scale=4)), of_heads_now)
         assert_equal(judge(channels, quantized_channels(x)), quantize_channels(x))
 
 
 @hopper
 def test_the_current_stream_is_used(randn):
     x, later = randn(4, 2048, 16, 128), randn(4, 2048, 16, 128)
-    expected = (*quantize(later), *quantize_channels(later))
+
+    def results_of(x):
+        return (*quantize(x), *quantize(x, scales_of="tensor"), *quantize_channels(x))
+
+    expected = results_of(later)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         torch.cuda._sleep(20_000_000)
         x.copy_(later)
-        results = [y.clone() for y in (*quantize(x), *quantize_channels(x))]
+        results = [y.clone() for y in results_of(x)]
     stream.synchronize()
     assert_equal(results, expected)
 
@@ -487,7 +616,8 @@ def test_the_current_stream_is_used(randn):
 def test_compiled_functions(randn):
     def layer(x, cos, sin):
         codes, scales = quantize(x.neg() * 2, cos, sin, positions=3, hadamard_seed=2**63)
-        return codes.transpose(1, 2), -scales, *quantize_channels(x.neg() * 2)
+        of_heads = quantize(x, scales_of="heads", heads_per_scale=2)
+        return codes.transpose(1, 2), -scales, *of_heads, *quantize_channels(x.neg() * 2)
 
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for seqlen in (300, 301):
@@ -499,5 +629,9 @@ def test_compiled_functions(randn):
 def test_the_operator_is_the_function(randn):
     x, (cos, sin) = randn(2, 100, 4, 64), tables(100, 64, device="cuda")
     arguments = (x, cos, sin, None, False, 0, -1, 128, None, False)
+    # As graphs call it that were saved before scales were of heads.
     assert_equal(torch.ops.fa3.quantize(*arguments), quantize(x, cos, sin, hadamard_seed=2**64 - 1))
+    for scales_of, heads in [("blocks", 1), ("heads", 2), ("tensor", 1)]:
+        expected = quantize(x, cos, sin, hadamard_seed=2**64 - 1, scales_of=scales_of, heads_per_scale=heads)
+        assert_equal(torch.ops.fa3.quantize(*arguments, scales_of, heads), expected)
     assert_equal(torch.ops.fa3.quantize_channels(x, True), quantize_channels(x, transposed=True))

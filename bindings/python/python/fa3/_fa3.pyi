@@ -48,10 +48,12 @@ def quantize(
     scales: int | None,
     rotation: tuple[int, int, int, int, bool, int | None, int] | None,
     hadamard_seed: int | None,
-    block_rows: int,
     scale: float | None,
+    heads_per_scale: int | None,
+    block_rows: int | None,
     transposed: bool,
-) -> None: ...
+    workspace: tuple[int, int] | None,
+) -> int: ...
 def quantize_channels(
     device: int,
     stream: int,

@@ -22,11 +22,15 @@ def quantize(
     block_rows: int = 128,
     scale: float | None = None,
     transposed: bool = False,
+    scales_of: str = "blocks",
+    heads_per_scale: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """float8_e4m3fn codes of a float16 or bfloat16 tensor on a Hopper GPU, in one kernel on torch's current stream.
+    """float8_e4m3fn codes of a float16 or bfloat16 tensor on a Hopper GPU, on torch's current stream.
 
         y = x, rotated by its position, times M        M = diag(+-1) * Hadamard
-        codes = e4m3(y / scale)                        scale = max |y| / 448 of each block of rows of a head
+        codes = e4m3(y / scale)                        scale = max |y| / 448 of what scales are of
+
+    It is one kernel that reads x once. With scales of heads or of the tensor there are three, and x is read twice.
 
     Arguments:
         x: (batch, seqlen, heads, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is 1 and the
@@ -40,13 +44,17 @@ def quantize(
             their scores are as without M.
         block_rows: how many rows of a head share a scale, 64 or 128.
         scale: one scale for all, instead of the blocks' own. Larger numbers saturate.
+        scales_of: what has a scale: "blocks" of rows of a head, "heads", or the "tensor".
+        heads_per_scale: with scales of heads, how many successive heads of a sequence share one. They divide heads. For
+            `flash_attn_func` it is heads_q / heads_kv where x is q, and 1 where x is k or v.
         transposed: V's codes as products of 8-bit elements read them: (batch, heads, head_dim, keys), keys being seqlen
             rounded up to a multiple of 128. Of each 16 keys the order is 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. Codes at
             keys from seqlen on are 0.
 
     Returns:
-        (codes, scales): codes float8_e4m3fn of x's shape or transposed, contiguous, and scales float32 (batch, heads, ceil(seqlen /
-        block_rows)), or with a given scale one element, which is that. codes * scales is about y.
+        (codes, scales): codes float8_e4m3fn of x's shape or transposed, and scales float32, both contiguous. Scales of blocks
+        are (batch, heads, ceil(seqlen / block_rows)), those of heads (batch, heads / heads_per_scale). That of the tensor is
+        one element, as is a given scale. codes * scales is about y. A scale is 1 where all numbers are 0.
 
     Raises:
         NotImplementedError: a tensor that requires grad.
@@ -56,7 +64,7 @@ def quantize(
     if hadamard_seed is not None and not 0 <= hadamard_seed < _SEEDS:
         raise ValueError(f"hadamard_seed {hadamard_seed} is outside 0 to 2^64 - 1")
     listed, first = (positions, 0) if isinstance(positions, Tensor) else (None, positions)
-    options = (interleaved, first, hadamard_seed, block_rows, scale, transposed)
+    options = (interleaved, first, hadamard_seed, block_rows, scale, transposed, scales_of, heads_per_scale)
     if operator.is_plain(x, *_given(cos, sin, listed)):
         return _launch(x, cos, sin, listed, *options)
     return _traced(x, cos, sin, listed, *options)
@@ -93,7 +101,7 @@ def quantize_channels(x: Tensor, *, transposed: bool = False) -> tuple[Tensor, T
     return torch.ops.fa3.quantize_channels(x, transposed)
 
 
-def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale, transposed):
+def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, *options):
     """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
         if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
@@ -101,8 +109,7 @@ def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, 
     _refuse_derivatives("x, cos or sin", x, *_given(cos, sin))
     if hadamard_seed is not None and hadamard_seed >= _SEEDS // 2:
         hadamard_seed -= _SEEDS
-    options = (interleaved, first_position, hadamard_seed, block_rows, scale, transposed)
-    return torch.ops.fa3.quantize(x, cos, sin, positions, *options)
+    return torch.ops.fa3.quantize(x, cos, sin, positions, interleaved, first_position, hadamard_seed, *options)
 
 
 def _launch(
@@ -116,6 +123,8 @@ def _launch(
     block_rows: int,
     scale: float | None,
     transposed: bool,
+    scales_of: str = "blocks",
+    heads_per_scale: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Codes and scales of tensors on a GPU. An operator's integers have signs: a seed counts modulo 2^64."""
     tensors = (x, *_given(cos, sin, positions))
@@ -124,7 +133,8 @@ def _launch(
     if not all(tensor.is_cuda and tensor.get_device() == device for tensor in tensors):
         places = ", ".join(str(tensor.device) for tensor in tensors)
         raise ValueError(f"tensors are on {places}, expected one CUDA device")
-    _check(x, cos, sin, positions, interleaved, first_position, block_rows)
+    scaling = (block_rows, scale, scales_of, heads_per_scale)
+    _check(x, cos, sin, positions, interleaved, first_position, *scaling)
     rotation = None
     if cos is not None:
         cos, sin = operator.dense(cos.to(torch.float32)), operator.dense(sin.to(torch.float32))
@@ -136,20 +146,20 @@ def _launch(
             listed = positions.data_ptr()
         rows, pairs = cos.shape
         rotation = (cos.data_ptr(), sin.data_ptr(), rows, 2 * pairs, interleaved, listed, first_position)
-    codes, scales = _codes(x, transposed), _scales(x, block_rows) if scale is None else None
-    _fa3.quantize(
-        device,
-        torch._C._cuda_getCurrentRawStream(device),
-        operator.raw(x),
+    codes, scales = _codes(x, transposed), _scales(x, *scaling)
+    _run(
+        _fa3.quantize,
+        x,
         codes.data_ptr(),
-        None if scales is None else scales.data_ptr(),
+        scales.data_ptr() if scale is None else None,
         rotation,
         None if hadamard_seed is None else hadamard_seed % _SEEDS,
-        block_rows,
         scale,
+        heads_per_scale if scales_of == "heads" else None,
+        block_rows if scales_of == "blocks" else None,
         transposed,
     )
-    return codes, x.new_full((1,), scale, dtype=torch.float32) if scales is None else scales
+    return codes, scales if scale is None else scales.fill_(scale)
 
 
 def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,21 +169,19 @@ def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tenso
         raise ValueError(f"x is on {x.device}, expected a CUDA device")
     _check_x(x)
     codes, scales, mean = _codes(x, transposed), _of_channels(x), _of_channels(x)
-    device = x.get_device()
-    arguments = (
-        device,
-        torch._C._cuda_getCurrentRawStream(device),
-        operator.raw(x),
-        codes.data_ptr(),
-        scales.data_ptr(),
-        mean.data_ptr(),
-        transposed,
-    )
-    missing = _fa3.quantize_channels(*arguments, None)
-    if missing:
-        workspace = operator.workspace(x, missing)
-        _fa3.quantize_channels(*arguments, (workspace.data_ptr(), missing))
+    _run(_fa3.quantize_channels, x, codes.data_ptr(), scales.data_ptr(), mean.data_ptr(), transposed)
     return codes, scales, mean
+
+
+def _run(function, x: Tensor, *arguments) -> None:
+    """Calls a function of the extension module for torch's current stream of x's device, with a workspace if it needs one."""
+    device = x.get_device()
+    arguments = (device, torch._C._cuda_getCurrentRawStream(device), operator.raw(x), *arguments)
+    missing = function(*arguments, None)
+    if missing:
+        # Whatever it holds: what is read of it was written before.
+        workspace = x.new_empty(missing, dtype=torch.uint8)
+        function(*arguments, (workspace.data_ptr(), missing))
 
 
 def _refuse_derivatives(names: str, *tensors: Tensor) -> None:
@@ -191,11 +199,28 @@ def _check_x(x: Tensor) -> None:
         raise ValueError(f"x has {x.dim()} dimensions, expected 4: (batch, seqlen, heads, head_dim)")
 
 
-def _check(x, cos, sin, positions, interleaved, first_position, block_rows) -> None:
-    """Refuses what the extension module does not see, since it is given addresses."""
-    _check_x(x)
+def _check_scaling(x: Tensor, block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int) -> None:
+    """Refuses what leaves open what scales are of, or how many there are."""
     if block_rows not in (64, 128):
         raise ValueError(f"block_rows is {block_rows}, expected 64 or 128")
+    if scales_of not in ("blocks", "heads", "tensor"):
+        raise ValueError(f"scales_of is {scales_of!r}, expected 'blocks', 'heads' or 'tensor'")
+    if scales_of != "blocks":
+        if scale is not None:
+            raise ValueError(f"scale is {scale} and scales_of {scales_of!r}, expected only one of them")
+        if block_rows != 128:
+            raise ValueError(f"block_rows {block_rows} is of scales of blocks, scales_of is {scales_of!r}")
+    if scales_of != "heads" and heads_per_scale != 1:
+        raise ValueError(f"heads_per_scale {heads_per_scale} is of scales of heads, scales_of is {scales_of!r}")
+    heads = x.shape[2]
+    if heads_per_scale < 1 or heads % heads_per_scale != 0:
+        raise ValueError(f"a scale for each {heads_per_scale} heads, of which the tensor has {heads}")
+
+
+def _check(x, cos, sin, positions, interleaved, first_position, *scaling) -> None:
+    """Refuses what the extension module does not see, since it is given addresses."""
+    _check_x(x)
+    _check_scaling(x, *scaling)
     if cos is None or sin is None:
         if cos is not sin:
             raise ValueError("there is one of cos and sin, expected both or none")
@@ -227,10 +252,16 @@ def _codes(x: Tensor, transposed: bool) -> Tensor:
     return x.new_empty(shape, dtype=torch.float8_e4m3fn)
 
 
-def _scales(x: Tensor, block_rows: int) -> Tensor:
-    """A new, contiguous tensor for the scales of blocks (batch, heads, blocks)."""
+def _scales(x: Tensor, block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int) -> Tensor:
+    """A new, contiguous tensor for scales: (batch, heads, blocks), (batch, groups of heads) or one element."""
     batch, seqlen, heads, _ = x.shape
-    return x.new_empty(batch, heads, (seqlen + block_rows - 1) // block_rows, dtype=torch.float32)
+    if scale is not None or scales_of == "tensor":
+        shape = (1,)
+    elif scales_of == "heads":
+        shape = (batch, heads // heads_per_scale)
+    else:
+        shape = (batch, heads, (seqlen + block_rows - 1) // block_rows)
+    return x.new_empty(shape, dtype=torch.float32)
 
 
 def _of_channels(x: Tensor) -> Tensor:
@@ -239,9 +270,23 @@ def _of_channels(x: Tensor) -> Tensor:
     return x.new_empty(batch, heads, head_dim, dtype=torch.float32)
 
 
-def _fake(x, cos, sin, positions, interleaved, first_position, hadamard_seed, block_rows, scale, transposed):
-    _check(x, cos, sin, positions, interleaved, first_position, block_rows)
-    return _codes(x, transposed), _scales(x, block_rows) if scale is None else x.new_empty(1, dtype=torch.float32)
+def _fake(
+    x,
+    cos,
+    sin,
+    positions,
+    interleaved,
+    first_position,
+    hadamard_seed,
+    block_rows,
+    scale,
+    transposed,
+    scales_of="blocks",
+    heads_per_scale=1,
+):
+    scaling = (block_rows, scale, scales_of, heads_per_scale)
+    _check(x, cos, sin, positions, interleaved, first_position, *scaling)
+    return _codes(x, transposed), _scales(x, *scaling)
 
 
 def _fake_channels(x, transposed):
@@ -253,7 +298,8 @@ def _fake_channels(x, transposed):
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 operator.library.define(
     "quantize(Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
-    "int? hadamard_seed, int block_rows, float? scale, bool transposed) -> (Tensor codes, Tensor scales)",
+    "int? hadamard_seed, int block_rows, float? scale, bool transposed, str scales_of=\"blocks\", int heads_per_scale=1) "
+    "-> (Tensor codes, Tensor scales)",
     tags=_TAGS,
 )
 operator.library.impl("quantize", _launch, "CUDA")

@@ -11,5 +11,7 @@ def quantize(
     block_rows: int = 128,
     scale: float | None = None,
     transposed: bool = False,
+    scales_of: str = "blocks",
+    heads_per_scale: int = 1,
 ) -> tuple[Tensor, Tensor]: ...
 def quantize_channels(x: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor, Tensor]: ...
