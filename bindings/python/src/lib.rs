@@ -170,8 +170,8 @@ mod _fa3 {
     /// transposed, workspace)
     ///
     /// Puts a quantization to e4m3 on a stream of a device and returns 0 at once. x is (dtype, address, shape, strides)
-    /// as for forward. codes and scales are addresses: codes of a contiguous tensor of x's shape, scales of a contiguous
-    /// tensor of float32.
+    /// as for forward. codes and scales are addresses: codes of a contiguous tensor of x's shape, scales of a
+    /// contiguous tensor of float32.
     ///
     /// Where scales come from is said by the first of these that is not None, whatever the others are: scale is the one
     /// of all, and scales is None; heads_per_scale successive heads share one, (batch, heads / heads_per_scale);
@@ -187,8 +187,8 @@ mod _fa3 {
     /// If transposed, codes is of a contiguous tensor (batch, heads, head_dim, keys), keys being seqlen rounded up to a
     /// multiple of 128, and codes are as products read V.
     ///
-    /// workspace is None, or (address, bytes) of memory, aligned to 256, which may hold anything. The result is not 0 if
-    /// there must be one and None was given. Then it says how many bytes it needs, and nothing was done.
+    /// workspace is None, or (address, bytes) of memory, aligned to 256, which may hold anything. The result is not 0
+    /// if there must be one and None was given. Then it says how many bytes it needs, and nothing was done.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.

@@ -154,10 +154,10 @@ pub(crate) fn launch(
         None => return Ok(Launched::WithoutWorkspace(needed)),
     };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
-    // strides and dtypes on that device, codes, scales, mean and workspace of new ones. The workspace may hold anything.
-    // They may be freed before the work is done: torch gives their memory to later work of the same stream, or waits
-    // for the streams that a caller recorded, as for its own operators; memory of a capture it keeps for as long as the
-    // graph. A plan that is dropped leaves its device, which stays open.
+    // strides and dtypes on that device, codes, scales, mean and workspace of new ones. The workspace may hold
+    // anything. They may be freed before the work is done: torch gives their memory to later work of the same stream,
+    // or waits for the streams that a caller recorded, as for its own operators; memory of a capture it keeps for as
+    // long as the graph. A plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     unsafe { quantize.launch(&stream, &placement, workspace) }?;
     Ok(Launched::Yes)
