@@ -1,12 +1,43 @@
 //! Attention of 16-bit tensors, computed in 8 bits: Q, K and V are quantized first (§3.3).
 
+mod placement;
+
 use crate::{
-    Dtype, Problem, ProblemError, ProblemSpec, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Signs,
-    TensorDesc, TensorName,
+    Dtype, Positions, Problem, ProblemError, ProblemSpec, QuantizeProblem, QuantizeProblemError,
+    QuantizeSpec, RopeStyle, Rotary, Signs, TensorDesc, TensorName,
 };
+
+pub use placement::{Fp8Addresses, Fp8Placement};
 
 /// Rows that share a scale.
 const ROWS: usize = 128;
+
+/// Rotary embedding of Q and K, by the same tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QkRotary {
+    /// Which entries turn together.
+    pub style: RopeStyle,
+    /// Entries of a row that rotate, from the first on.
+    pub rotary_dim: usize,
+    /// Positions that the tables of cosines and sines have.
+    pub table_rows: usize,
+    /// The position of the first row of Q of each sequence.
+    pub q_position: usize,
+    /// The position of the first key of each sequence.
+    pub k_position: usize,
+}
+
+impl QkRotary {
+    fn from(self, first: usize) -> Rotary {
+        let QkRotary { style, rotary_dim, table_rows, .. } = self;
+        Rotary { style, rotary_dim, table_rows, positions: Positions::From(first) }
+    }
+
+    /// Bytes of each table: f32 (table_rows, rotary_dim / 2).
+    fn table_bytes(self) -> u64 {
+        4 * self.table_rows as u64 * (self.rotary_dim as u64 / 2)
+    }
+}
 
 /// What a caller asks for, not yet checked: attention of f16 or bf16 tensors, and how they go to e4m3.
 ///
@@ -14,6 +45,8 @@ const ROWS: usize = 128;
 /// q, k = e4m3(Q M / scales), e4m3(K M / scales)       M = diag(±1) · Hadamard, if there are signs
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
+///
+/// Q and K may be rotated by their positions before.
 ///
 /// ```
 /// use fa3_types::{Dtype, Fp8Spec, ProblemSpec, Shape};
@@ -29,6 +62,8 @@ const ROWS: usize = 128;
 pub struct Fp8Spec {
     /// The attention, of f16 or bf16 tensors in dense batches.
     pub attention: ProblemSpec,
+    /// The rotation of Q and K, if any.
+    pub rotary: Option<QkRotary>,
     /// The signs of incoherent processing of Q and K, if there is any.
     pub signs: Option<Signs>,
     /// Whether each channel of V has a mean and a scale, in place of a scale for each 128 keys.
@@ -38,7 +73,13 @@ pub struct Fp8Spec {
 impl Fp8Spec {
     /// Without incoherent processing, with a scale for each 128 rows.
     pub fn new(attention: ProblemSpec) -> Fp8Spec {
-        Fp8Spec { attention, signs: None, v_channels: false }
+        Fp8Spec { attention, rotary: None, signs: None, v_channels: false }
+    }
+
+    /// Rotates rows of Q and K first.
+    #[must_use]
+    pub fn rotary(self, rotary: QkRotary) -> Fp8Spec {
+        Fp8Spec { rotary: Some(rotary), ..self }
     }
 
     /// Transforms rows of Q and K before they are quantized.
@@ -79,6 +120,7 @@ pub enum Fp8ProblemError {
 #[derive(Clone, Debug)]
 pub struct Fp8Problem {
     attention: Problem,
+    rotary: Option<QkRotary>,
     quantizations: [QuantizeProblem; 3],
     codes: Problem,
 }
@@ -89,20 +131,24 @@ impl Fp8Problem {
     /// # Errors
     /// The first violation found, with its numbers.
     pub fn new(spec: Fp8Spec) -> Result<Fp8Problem, Fp8ProblemError> {
-        let Fp8Spec { attention: spec, signs, v_channels } = spec;
+        let Fp8Spec { attention: spec, rotary, signs, v_channels } = spec;
         let attention = spec.clone().validate()?;
         let quantize = |tensor, x: &TensorDesc, change: &dyn Fn(QuantizeSpec) -> QuantizeSpec| {
             let quantize =
                 QuantizeSpec::new(*x, TensorDesc::contiguous(Dtype::E4m3, x.shape)).block_rows(ROWS);
             change(quantize).validate().map_err(|source| Fp8ProblemError::Quantize { tensor, source })
         };
-        let of_qk = |quantize: QuantizeSpec| QuantizeSpec { signs, ..quantize };
+        let of_qk = |quantize: QuantizeSpec, first: Option<usize>| {
+            let rotary = rotary.zip(first).map(|(rotary, first)| rotary.from(first));
+            QuantizeSpec { signs, rotary, ..quantize }
+        };
+        let (q_position, k_position) = rotary.map(|rotary| (rotary.q_position, rotary.k_position)).unzip();
         let of_v = |quantize: QuantizeSpec| {
             if v_channels { quantize.channels().transposed() } else { quantize.transposed() }
         };
         let quantizations = [
-            quantize(TensorName::Q, attention.q(), &of_qk)?,
-            quantize(TensorName::K, attention.k(), &of_qk)?,
+            quantize(TensorName::Q, attention.q(), &|quantize| of_qk(quantize, q_position))?,
+            quantize(TensorName::K, attention.k(), &|quantize| of_qk(quantize, k_position))?,
             quantize(TensorName::V, attention.v(), &of_v)?,
         ];
         let mut codes = spec.transposed_v().block_scales(ROWS);
@@ -110,12 +156,33 @@ impl Fp8Problem {
             *x = TensorDesc::contiguous(Dtype::E4m3, x.shape);
         }
         let codes = if v_channels { codes.v_channels() } else { codes };
-        Ok(Fp8Problem { attention, quantizations, codes: codes.validate()? })
+        Ok(Fp8Problem { attention, rotary, quantizations, codes: codes.validate()? })
     }
 
     /// The attention, of 16-bit tensors.
     pub fn attention(&self) -> &Problem {
         &self.attention
+    }
+
+    /// The rotation of Q and K, if any.
+    pub fn rotary(&self) -> Option<QkRotary> {
+        self.rotary
+    }
+
+    /// Bytes of each tensor that a call may have: Q, K, V, O, LSE, cosines and sines; 0 of tables without a rotation.
+    pub fn tensor_bytes(&self) -> [(TensorName, u64); 7] {
+        let attention = &self.attention;
+        let lse = 4 * attention.lse_shape().iter().map(|&extent| extent as u64).product::<u64>();
+        let table = self.rotary.map_or(0, QkRotary::table_bytes);
+        [
+            (TensorName::Q, attention.q().extent_bytes().0),
+            (TensorName::K, attention.k().extent_bytes().0),
+            (TensorName::V, attention.v().extent_bytes().0),
+            (TensorName::O, attention.o().extent_bytes().0),
+            (TensorName::Lse, lse),
+            (TensorName::Cos, table),
+            (TensorName::Sin, table),
+        ]
     }
 
     /// How Q, K and V go to e4m3. V is transposed.
@@ -168,6 +235,12 @@ mod tests {
         let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, lengths(), lengths());
         let error = Fp8Spec::new(packed).validate().unwrap_err();
         assert_eq!(error, ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true }.into());
+        let (style, rotary_dim, table_rows) = (RopeStyle::HalfSplit, 32, 350);
+        let rotary = QkRotary { style, rotary_dim, table_rows, q_position: 150, k_position: 50 };
+        assert!(spec().rotary(rotary).validate().is_ok());
+        let error = spec().rotary(QkRotary { k_position: 51, ..rotary }).validate().unwrap_err();
+        let source = QuantizeProblemError::Positions { last: 350, rows: 350 };
+        assert_eq!(error, Fp8ProblemError::Quantize { tensor: TensorName::K, source });
         let mut wrong = spec();
         wrong.attention.softmax_scale = Some(-1.0);
         assert_eq!(wrong.validate().unwrap_err(), ProblemError::SoftmaxScale { given: -1.0 }.into());

@@ -54,7 +54,7 @@ pub use algebra::{Int, Real};
 pub use backward::{BackwardAddresses, BackwardPlacement, BackwardProblem, BackwardSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
-pub use fp8::{Fp8Problem, Fp8ProblemError, Fp8Spec};
+pub use fp8::{Fp8Addresses, Fp8Placement, Fp8Problem, Fp8ProblemError, Fp8Spec, QkRotary};
 pub use granularity::Granularity;
 pub use heads::{HeadGrouping, Heads};
 pub use mask::{Lengths, Mask};

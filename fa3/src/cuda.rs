@@ -118,6 +118,7 @@ pub(crate) fn fp8<T: Scalar>(
     device: &Device,
     problem: &Fp8Problem,
     qkv: [ArrayView4<'_, T>; 3],
+    table: Option<&RopeTable>,
 ) -> Result<Output<T>, ForwardError> {
     let (forward, attention) = (Fp8Forward::new(device, problem)?, problem.attention());
     let stream = device.stream()?;
@@ -127,7 +128,10 @@ pub(crate) fn fp8<T: Scalar>(
     let mut o = device.alloc(attention.o().extent_bytes().0 as usize)?;
     let mut lse = device.alloc(lse_shape.iter().product::<usize>() * size_of::<f32>())?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let tensors = Fp8Tensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse) };
+    let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
+    let tables = tables.map(|[cos, sin]| Ok::<_, HostError>([cos?, sin?])).transpose()?;
+    let tables = tables.as_ref().map(|tables| tables.each_ref());
+    let tensors = Fp8Tensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse), tables };
     forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
     Ok(Output {

@@ -1,7 +1,7 @@
 //! Attention of 16-bit tensors, computed in 8 bits.
 
-use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity, Incoherent};
-use fa3_types::{Fp8Problem, Fp8Spec, Problem, Sequences};
+use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity, Incoherent, RopeTable};
+use fa3_types::{Fp8Problem, Fp8Spec, Problem, QkRotary, Sequences};
 use ndarray::ArrayView4;
 
 #[cfg(feature = "cuda")]
@@ -18,7 +18,8 @@ const ROWS: usize = 128;
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
 ///
-/// or, with [`Fp8::v_channels`], v = e4m3((V - means) / scales) with a mean and a scale for each channel.
+/// with Q and K rotated before if wanted, or, with [`Fp8::v_channels`], v = e4m3((V - means) / scales) with a mean and
+/// a scale for each channel.
 ///
 /// ```
 /// use fa3::half::bf16;
@@ -40,13 +41,27 @@ const ROWS: usize = 128;
 #[must_use = "nothing is computed before `forward`"]
 pub struct Fp8<'a, T> {
     attention: Attention<'a, T>,
+    table: Option<&'a RopeTable>,
+    first_positions: [usize; 2],
     seed: Option<u64>,
     v_channels: bool,
 }
 
 impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     pub(crate) fn new(attention: Attention<'a, T>) -> Fp8<'a, T> {
-        Fp8 { attention, seed: None, v_channels: false }
+        Fp8 { attention, table: None, first_positions: [0; 2], seed: None, v_channels: false }
+    }
+
+    /// Rotates the rows of Q and K by their positions before anything else. Rows of a sequence are at positions 0, 1, …
+    pub fn rotary(mut self, table: &'a RopeTable) -> Fp8<'a, T> {
+        self.table = Some(table);
+        self
+    }
+
+    /// Lets the rows of Q of each sequence be at positions `q`, `q + 1`, … and its keys at `k`, `k + 1`, …
+    pub fn first_positions(mut self, q: usize, k: usize) -> Fp8<'a, T> {
+        self.first_positions = [q, k];
+        self
     }
 
     /// Multiplies Q and K by an orthogonal matrix with random signs before they are quantized (incoherent processing).
@@ -75,7 +90,7 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         match device {
             Device::Cpu => self.on_cpu(problem.codes()),
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::fp8(device, &problem, self.attention.tensors())?),
+            Device::Cuda(device) => Ok(cuda::fp8(device, &problem, self.attention.tensors(), self.table)?),
         }
     }
 
@@ -86,6 +101,17 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     pub fn problem(&self) -> Result<Fp8Problem, Error> {
         let mut spec = Fp8Spec::new(self.attention.spec()?);
         spec.v_channels = self.v_channels;
+        let [q_position, k_position] = self.first_positions;
+        spec.rotary = self.table.map(|table| QkRotary {
+            style: table.style(),
+            rotary_dim: table.rotary_dim(),
+            table_rows: table.positions(),
+            q_position,
+            k_position,
+        });
+        if spec.rotary.is_none() && self.first_positions != [0; 2] {
+            return Err(Error::PositionsWithoutRotary);
+        }
         let problem = spec.clone().validate()?;
         let Some(seed) = self.seed else { return Ok(problem) };
         // Only now is head_dim known to be one that signs may be drawn for.
@@ -95,12 +121,18 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
 
     fn on_cpu(&self, problem: &Problem) -> Result<Output<T>, Error> {
         let [q, k, v] = self.attention.tensors();
-        let transformed = |x: ArrayView4<'a, T>| match self.seed {
-            Some(seed) => Quantize::new(x).hadamard(seed),
-            None => Quantize::new(x),
+        let [q_position, k_position] = self.first_positions;
+        let transformed = |x: ArrayView4<'a, T>, first| {
+            let quantize = Quantize::new(x);
+            let quantize = match self.table {
+                Some(table) => quantize.rotary(table).first_position(first),
+                None => quantize,
+            };
+            self.seed.map_or(quantize.clone(), |seed| quantize.hadamard(seed))
         };
         let v = if self.v_channels { Quantize::new(v).channels() } else { Quantize::new(v) };
-        let [q, k, v] = [transformed(q), transformed(k), v].map(|quantize| quantize.run(&Device::Cpu));
+        let [q, k, v] = [transformed(q, q_position), transformed(k, k_position), v]
+            .map(|quantize| quantize.run(&Device::Cpu));
         Ok(emulated(problem, &[q?, k?, v?]))
     }
 }
@@ -130,6 +162,7 @@ fn emulated<T: Scalar>(problem: &Problem, qkv: &[Quantized; 3]) -> Output<T> {
 
 #[cfg(test)]
 mod tests {
+    use fa3_quant::{Rope, RopeStyle};
     use half::bf16;
     use ndarray::Array4;
 
@@ -174,6 +207,23 @@ mod tests {
         };
         let [blocks, channels] = [error(attention.clone().fp8()), error(attention.fp8().v_channels())];
         assert!(channels < blocks / 2.0, "{channels} {blocks}");
+    }
+
+    /// Scores do not change where all positions are moved, and O changes where those of K alone are.
+    #[test]
+    fn rows_are_rotated_by_their_positions() {
+        let (q, kv) = (wave((1, 100, 2, 64), 3), wave((1, 120, 2, 64), 5));
+        let table = Rope::new(RopeStyle::HalfSplit, 64, 10_000.0).unwrap().table(200);
+        let fp8 = Attention::new(q.view(), kv.view(), kv.view()).fp8();
+        let of = |fp8: Fp8<'_, bf16>| fp8.forward(&Device::Cpu).unwrap().o.mapv(|x| x.to_f32());
+        let norm = |x: &Array4<f32>| x.iter().map(|x| x * x).sum::<f32>().sqrt();
+        let rotated = of(fp8.clone().rotary(&table).first_positions(20, 0));
+        let moved = of(fp8.clone().rotary(&table).first_positions(60, 40));
+        let apart = of(fp8.clone().rotary(&table));
+        let [moved, apart] = [moved, apart].map(|o| norm(&(o - &rotated)) / norm(&rotated));
+        assert!(moved < 0.05 && apart > 3.0 * moved, "{moved} {apart}");
+        let error = fp8.first_positions(1, 0).problem().unwrap_err();
+        assert_eq!(error, Error::PositionsWithoutRotary);
     }
 
     #[test]

@@ -98,8 +98,8 @@ pub use fa3_types::{
     BackwardProblem, BackwardSpec, Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, TensorName,
 };
 pub use fa3_types::{
-    Fp8Problem, Fp8ProblemError, Fp8Spec, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling,
-    Signs, ValueLayout,
+    Fp8Problem, Fp8ProblemError, Fp8Spec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec,
+    Scaling, Signs, ValueLayout,
 };
 pub use {half, ndarray};
 

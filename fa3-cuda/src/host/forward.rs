@@ -185,7 +185,7 @@ impl Forward {
 }
 
 /// The addresses of Q, K, V, O, LSE, scales and means at the starts of memories with these addresses and sizes.
-pub(super) fn placed(
+fn placed(
     problem: &Problem,
     qkvo: [(u64, usize); 4],
     lse: Option<(u64, usize)>,

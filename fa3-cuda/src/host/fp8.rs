@@ -1,9 +1,8 @@
 //! Attention in 8 bits of 16-bit tensors, planned and compiled.
 
 use fa3_sched::fp8::Plan;
-use fa3_types::{Address, Fp8Problem, Placement};
+use fa3_types::{Address, Fp8Addresses, Fp8Placement, Fp8Problem};
 
-use super::forward::placed;
 use super::planned::Planned;
 use super::{Device, DeviceBuffer, ForwardError, Function, HostError, Stream, Workspace};
 use crate::kernels::fp8;
@@ -30,7 +29,7 @@ use crate::kernels::fp8;
 ///     // 1 in bf16
 ///     let x = device.upload(&stream, &[0x3F80_u16; 300 * 2 * 64])?;
 ///     let mut o = device.alloc(x.bytes())?;
-///     let tensors = Fp8Tensors { q: &x, k: &x, v: &x, o: &mut o, lse: None };
+///     let tensors = Fp8Tensors { q: &x, k: &x, v: &x, o: &mut o, lse: None, tables: None };
 ///     forward.run(&stream, tensors, &mut workspace)?;
 ///     Ok(o.download(&stream)?)
 /// };
@@ -59,6 +58,8 @@ pub struct Fp8Tensors<'a> {
     pub o: &'a mut DeviceBuffer,
     /// LSE; without one it is not written.
     pub lse: Option<&'a mut DeviceBuffer>,
+    /// Cosines and sines, f32 (table_rows, rotary_dim / 2), if Q and K are rotated.
+    pub tables: Option<[&'a DeviceBuffer; 2]>,
 }
 
 impl Fp8Forward {
@@ -91,15 +92,18 @@ impl Fp8Forward {
     /// Puts it on `stream`: writes O of the tensors at `at`, and LSE if that has an address. Returns at once.
     ///
     /// # Safety
-    /// Those of [`Forward::launch`](super::Forward::launch), for a placement of [`Fp8Problem::attention`].
+    /// Those of [`Forward::launch`](super::Forward::launch).
     ///
     /// # Errors
     /// What the driver says.
-    pub unsafe fn launch(&self, stream: &Stream, at: &Placement, workspace: u64) -> Result<(), HostError> {
-        let at = at.addresses();
-        let addresses: [Address; fp8::OF_CALLER] = [at.q, at.k, at.v, at.o, at.lse.unwrap_or(Address(0))];
+    pub unsafe fn launch(&self, stream: &Stream, at: &Fp8Placement, workspace: u64) -> Result<(), HostError> {
+        let Fp8Addresses { q, k, v, o, lse, tables } = at.addresses();
+        let [cos, sin] = tables.unwrap_or([Address(0); 2]);
+        let addresses: [Address; fp8::OF_CALLER] = [q, k, v, o, lse.unwrap_or(Address(0)), cos, sin];
+        let count = if tables.is_some() { fp8::OF_CALLER } else { fp8::OF_CALLER - 2 };
+        let addresses = addresses.map(|Address(start)| start);
         // SAFETY: the caller vouches for tensors and workspace.
-        unsafe { self.planned.launch(stream, &addresses.map(|Address(start)| start), workspace) }
+        unsafe { self.planned.launch(stream, &addresses[..count], workspace) }
     }
 
     /// Puts it on `stream`. Returns at once. Launches that share a workspace must run one after the other: on one
@@ -113,23 +117,72 @@ impl Fp8Forward {
         tensors: Fp8Tensors<'_>,
         workspace: &mut Workspace,
     ) -> Result<(), ForwardError> {
-        let Fp8Tensors { q, k, v, o, lse } = tensors;
+        let Fp8Tensors { q, k, v, o, lse, tables } = tensors;
         let lse = lse.as_deref();
+        let [cos, sin] = tables.map_or([None; 2], |tables| tables.map(Some));
+        let buffers = [Some(q), Some(k), Some(v), Some(&*o), lse, cos, sin];
         let own = self.device.context();
-        let mut buffers = [q, k, v, &*o, workspace.buffer()].into_iter().chain(lse);
-        if !stream.context().is(own) || !buffers.all(|buffer| buffer.context().is(own)) {
+        let mut all = buffers.iter().flatten().copied().chain([workspace.buffer()]);
+        if !stream.context().is(own) || !all.all(|buffer| buffer.context().is(own)) {
             return Err(ForwardError::OtherDevice);
         }
         let (given, needed) = (workspace.bytes(), self.workspace_bytes());
         if given < needed {
             return Err(ForwardError::WorkspaceSize { given, needed });
         }
-        let memory = |buffer: &DeviceBuffer| (buffer.address(), buffer.bytes());
-        let qkvo = [q, k, v, &*o].map(memory);
-        let at = placed(self.plan.problem().attention(), qkvo, lse.map(memory), [None; 3], None)?;
+        let at = placed(self.plan.problem(), buffers.map(|x| x.map(|x| (x.address(), x.bytes()))))?;
         // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own
         // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
         // which the caller vouched.
         Ok(unsafe { self.launch(stream, &at, workspace.address()) }?)
+    }
+}
+
+/// The addresses of Q, K, V, O, LSE, cosines and sines at the starts of memories with these addresses and sizes.
+fn placed(problem: &Fp8Problem, memories: [Option<(u64, usize)>; 7]) -> Result<Fp8Placement, ForwardError> {
+    for ((tensor, needed), memory) in problem.tensor_bytes().into_iter().zip(memories) {
+        if let Some((_, given)) = memory
+            && (given as u64) < needed
+        {
+            return Err(ForwardError::BufferSize { tensor, given, needed });
+        }
+    }
+    let [q, k, v, o, lse, cos, sin] = memories.map(|memory| memory.map(|(address, _)| Address(address)));
+    let [q, k, v, o] = [q, k, v, o].map(|address| address.unwrap_or(Address(0)));
+    let tables = cos.zip(sin).map(|(cos, sin)| [cos, sin]);
+    Ok(Fp8Placement::new(problem, Fp8Addresses { q, k, v, o, lse, tables })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_types::{Dtype, Fp8Spec, ProblemSpec, QkRotary, RopeStyle, Shape, TensorName};
+
+    use super::*;
+
+    #[test]
+    fn memories_that_are_too_small_are_named() {
+        let shape = Shape { batch: 1, seqlen: 100, heads: 2, head_dim: 64 };
+        let (style, rotary_dim, table_rows) = (RopeStyle::HalfSplit, 32, 100);
+        let rotary = QkRotary { style, rotary_dim, table_rows, q_position: 0, k_position: 0 };
+        let spec = Fp8Spec::new(ProblemSpec::dense(Dtype::Bf16, shape, shape)).rotary(rotary);
+        let problem = spec.validate().unwrap();
+        // Tensors of 100 · 2 · 64 elements of 2 bytes, LSE of 2 · 100 numbers, tables of 100 · 16.
+        let sizes = [25_600, 25_600, 25_600, 25_600, 800, 6400, 6400];
+        let names = [
+            TensorName::Q,
+            TensorName::K,
+            TensorName::V,
+            TensorName::O,
+            TensorName::Lse,
+            TensorName::Cos,
+            TensorName::Sin,
+        ];
+        let good = [0, 1, 2, 3, 4, 5, 6].map(|i| Some(((i as u64 + 1) << 20, sizes[i])));
+        assert!(placed(&problem, good).is_ok());
+        for (index, tensor) in names.into_iter().enumerate() {
+            let (mut small, given, needed) = (good, sizes[index] - 1, sizes[index] as u64);
+            small[index] = good[index].map(|(address, _)| (address, given));
+            assert_eq!(placed(&problem, small), Err(ForwardError::BufferSize { tensor, given, needed }));
+        }
     }
 }

@@ -24,7 +24,7 @@ struct WorkspaceLayout {
 }
 
 /// No operation has more buffers.
-const MOST_BUFFERS: usize = 16;
+const MOST_BUFFERS: usize = 24;
 
 /// Buffers of a workspace begin at multiples of this, so that atomics of one do not meet those of another.
 const ALIGN: usize = 256;

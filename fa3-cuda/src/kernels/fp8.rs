@@ -7,8 +7,9 @@ use fa3_sched::fp8::Plan;
 use super::fwd::buffers;
 use super::{Spec, fwd, quantize, tensors};
 
-/// How many buffers of the program are the caller's: Q, K, V, O and LSE, which is optional.
-pub const OF_CALLER: usize = 5;
+/// The most buffers of a program that are the caller's: Q, K, V, O and LSE, which is optional; of a rotation cosines
+/// and sines.
+pub const OF_CALLER: usize = 7;
 
 /// The program of a plan, without the steps that have nothing to compute. The caller's buffers come first.
 pub fn program(plan: &Plan) -> Program<Spec> {
@@ -20,13 +21,23 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     let lse = attention.lse_shape().map(|extent| extent as u32);
     let lse = program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
 
+    let tables = plan.problem().rotary().map(|rotary| {
+        let shape = [rotary.table_rows as u32, rotary.rotary_dim as u32 / 2];
+        ["cos", "sin"].map(|name| program.buffer(name, Elem::F32, &shape, BufferRole::Input))
+    });
+    let of_caller = |name: &str| match (name, tables) {
+        ("cos", Some([cos, _])) => Some(cos),
+        ("sin", Some([_, sin])) => Some(sin),
+        _ => None,
+    };
+
     let mut bound = vec![(buffers::O, o), (buffers::LSE, lse)];
     let inputs = [(q, buffers::Q), (k, buffers::K), (v, buffers::V)];
     for (((x, codes), descale), quantization) in
         inputs.into_iter().zip(buffers::DESCALES).zip(plan.quantizations())
     {
         let part = quantize::program(quantization);
-        let of_part = program.append(&part, |name| (name == "x").then_some(x));
+        let of_part = program.append(&part, |name| if name == "x" { Some(x) } else { of_caller(name) });
         for (name, to) in [("codes", codes), ("scales", descale), ("mean", buffers::V_MEAN)] {
             bound.extend(part.find(name).map(|BufferId(at)| (to, of_part[at])));
         }
