@@ -1,20 +1,22 @@
 //! The error law of attention in 8-bit arithmetic, as kernels of e4m3 compute it: P is e4m3, and products keep 13
 //! fraction bits. What the CPU computes of e4m3 tensors is held to the law of bf16.
 
-use fa3_quant::{E4m3, Granularity, Quantized, StandardFp8, rounded_row_sum_loss};
+use fa3_quant::{Channels, E4m3, Granularity, Quantized, StandardFp8, rounded_row_sum_loss};
 use fa3_ref::law::{ForwardLaw, LseTolerance};
 use fa3_ref::{Element, Inputs, Precision};
 use fa3_types::{Problem, Sequences};
-use ndarray::ArrayView4;
+use ndarray::{Array3, ArrayView4};
 
 /// What scores may be off by, relative to the size of LSE or to 1.
 const SCORES: f64 = 5e-3;
 
-/// The law with standard attention in FP8 as the baseline of O. The elements are e4m3 numbers, of scale 1.
+/// The law with standard attention in FP8 as the baseline of O. Q, K and V are e4m3 numbers, of scale 1, and those of V
+/// without the means of its channels if it has some, whose scales are 1 as well.
 pub(crate) fn law<T: Element>(
     law: &ForwardLaw,
     inputs: &Inputs<'_, T>,
     [q, k, v]: [ArrayView4<'_, T>; 3],
+    v_mean: Option<&Array3<f32>>,
 ) -> ForwardLaw {
     let problem = inputs.problem();
     let codes = |x: ArrayView4<'_, T>, sequences: &Sequences| {
@@ -23,8 +25,12 @@ pub(crate) fn law<T: Element>(
     };
     let (seqs_q, seqs_k) = (problem.seqs_q(), problem.seqs_k());
     let baseline = StandardFp8.forward(problem, &codes(q, seqs_q), &codes(k, seqs_k), &codes(v, seqs_k));
-    let baseline = baseline.expect("the codes are the problem's").o;
-    law.with_baseline(inputs, baseline.view(), Precision::of_output(problem.dtype()))
+    let mut baseline = baseline.expect("the codes are the problem's");
+    if let Some(mean) = v_mean {
+        let channels = Channels::new(mean.clone(), Array3::ones(mean.dim())).expect("1 is a scale");
+        channels.restore(problem, &mut baseline).expect("there is a mean for each channel");
+    }
+    law.with_baseline(inputs, baseline.o.view(), Precision::of_output(problem.dtype()))
 }
 
 /// How far LSE may be from the oracle. It is of rounded P, whose sum is not off by a factor of e; what is known of

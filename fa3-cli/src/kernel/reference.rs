@@ -126,9 +126,21 @@ fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<
     };
     let [q, k, o] = [(buffers::Q, problem.q()), (buffers::K, problem.k()), (buffers::O, problem.o())]
         .map(|(buffer, desc)| tensor(buffer, desc.shape));
-    let v = match problem.v_layout() {
+    let codes = match problem.v_layout() {
         ValueLayout::Rows => tensor(buffers::V, problem.v().shape),
         ValueLayout::Transposed => in_rows(problem.v().shape, &array(buffers::V)),
+    };
+    // All scales are 1, means of V's channels are not.
+    let v_mean = problem.v_mean_shape().map(|shape| {
+        let mean =
+            Array3::from_shape_vec(shape, array(buffers::V_MEAN)).expect("there is a mean for each channel");
+        mean.mapv(|x| x as f32)
+    });
+    let v = match &v_mean {
+        None => codes.clone(),
+        Some(mean) => Array4::from_shape_fn(codes.dim(), |at @ (batch, _, head, column)| {
+            codes[at] + f64::from(mean[[batch, head, column]])
+        }),
     };
     let lse = Array3::from_shape_vec(problem.lse_shape(), array(buffers::LSE));
     let lse = lse.expect("lse has its shape").mapv(|x| x as f32);
@@ -136,7 +148,7 @@ fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<
     let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
     let o = o.mapv(|x| x as f32);
     let satisfied = if problem.dtype() == Dtype::E4m3 {
-        let fp8 = fp8::law(&law, &inputs, [q.view(), k.view(), v.view()]);
+        let fp8 = fp8::law(&law, &inputs, [q.view(), k.view(), codes.view()], v_mean.as_ref());
         let tolerance = fp8::lse_tolerance(problem);
         let o = fp8.check_o(o.view(), "")?;
         [o, check_lse_within(tolerance, lse.view(), law.oracle().lse.view(), "")?]

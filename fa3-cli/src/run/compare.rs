@@ -135,7 +135,7 @@ impl Truth {
             lse.slice_axis_mut(Axis(1), own).assign(&law.oracle().lse);
             let allowed = match arithmetic {
                 Arithmetic::OfInputs => law.bound(),
-                Arithmetic::Fp8 => fp8::law(&law, &inputs, [q.view(), k.view(), v.view()]).bound(),
+                Arithmetic::Fp8 => fp8::law(&law, &inputs, [q.view(), k.view(), v.view()], None).bound(),
             };
             bound = bound.max(allowed);
             progress.inc(1);

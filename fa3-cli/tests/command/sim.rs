@@ -24,6 +24,7 @@ fn no_kernel_breaks_a_rule_and_all_results_are_right() {
         "forward",
         "forward --causal --seqlen-q 100 --seqlen-k 300 --heads-kv 1 --scheduler dynamic",
         "forward --dtype e4m3 --head-dim 64 --causal",
+        "forward --dtype e4m3 --head-dim 64 --heads-kv 1 --v-transposed --v-channels",
         "backward --seqlen-q 100 --seqlen-k 150 --heads-kv 1 --head-dim 64 --causal",
         "backward --dtype f16 --heads 1 --seqlen-q 70 --seqlen-k 1100 --head-dim 64",
     ];
