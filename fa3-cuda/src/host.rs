@@ -67,6 +67,7 @@ mod fp8;
 mod planned;
 mod prepared;
 mod quantize;
+mod unfit;
 mod workspace;
 
 pub use backward::{Backward, BackwardError, BackwardTensors};

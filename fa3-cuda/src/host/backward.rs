@@ -6,6 +6,7 @@ use fa3_sched::backward::{Plan, PlanOptions};
 use fa3_types::{Address, BackwardAddresses, BackwardPlacement, BackwardProblem};
 
 use super::planned::Planned;
+use super::unfit::{check_given, check_sizes};
 use super::{Device, DeviceBuffer, Function, HostError, Stream, Workspace};
 use crate::kernels::bwd::{self, buffers};
 
@@ -168,15 +169,7 @@ impl Backward {
         let BackwardTensors { q, k, v, o, lse, dout, dlse, dq, dk, dv } = tensors;
         let [q, k, v, o, lse, dout, dq, dk, dv] = [q, k, v, o, lse, dout, &*dq, &*dk, &*dv].map(Some);
         let given = [q, k, v, o, lse, dout, dlse, dq, dk, dv];
-        let own = self.device.context();
-        let mut buffers = given.into_iter().flatten().chain([workspace.buffer()]);
-        if !stream.context().is(own) || !buffers.all(|buffer| buffer.context().is(own)) {
-            return Err(BackwardError::OtherDevice);
-        }
-        let (has, needed) = (workspace.bytes(), self.workspace_bytes());
-        if has < needed {
-            return Err(BackwardError::WorkspaceSize { given: has, needed });
-        }
+        check_given(self.device.context(), stream, given, workspace, self.workspace_bytes())?;
         let memories = given.map(|buffer| buffer.map(|buffer| (buffer.address(), buffer.bytes())));
         let at = placed(self.plan.problem(), memories)?;
         // SAFETY: every tensor lies within its buffer, and outputs apart from all others. A buffer of our own
@@ -191,13 +184,7 @@ fn placed(
     problem: &BackwardProblem,
     memories: [Option<(u64, usize)>; 10],
 ) -> Result<BackwardPlacement, BackwardError> {
-    for ((tensor, needed), memory) in problem.tensor_bytes().into_iter().zip(memories) {
-        if let Some((_, given)) = memory
-            && (given as u64) < needed
-        {
-            return Err(BackwardError::BufferSize { tensor, given, needed });
-        }
-    }
+    check_sizes(problem.tensor_bytes(), memories)?;
     let [q, k, v, o, lse, dout, dlse, dq, dk, dv] =
         memories.map(|memory| memory.map(|(address, _)| Address(address)));
     // One that must be there and is not is a null address, which is refused.

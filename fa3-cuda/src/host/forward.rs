@@ -7,8 +7,8 @@ mod error;
 use fa3_sched::forward::{Plan, PlanOptions};
 use fa3_types::{Address, Addresses, Placement, Problem, TensorName};
 
-use super::context::Context;
 use super::planned::Planned;
+use super::unfit::{check_given, check_sizes};
 use super::{Device, DeviceBuffer, Function, HostError, Stream, Workspace};
 use crate::kernels::fwd;
 
@@ -163,16 +163,8 @@ impl Forward {
     ) -> Result<(), ForwardError> {
         let ForwardTensors { q, k, v, descales, v_mean, o, lse } = tensors;
         let lse = lse.as_deref();
-        let is_own = |context: &Context| context.is(self.device.context());
-        let given = [lse, v_mean].into_iter().chain(descales).flatten();
-        let mut buffers = [q, k, v, &*o, workspace.buffer()].into_iter().chain(given);
-        if !is_own(stream.context()) || !buffers.all(|buffer| is_own(buffer.context())) {
-            return Err(ForwardError::OtherDevice);
-        }
-        let (given, needed) = (workspace.bytes(), self.workspace_bytes());
-        if given < needed {
-            return Err(ForwardError::WorkspaceSize { given, needed });
-        }
+        let buffers = [Some(q), Some(k), Some(v), Some(&*o), lse, v_mean].into_iter().chain(descales);
+        check_given(self.device.context(), stream, buffers, workspace, self.workspace_bytes())?;
         let memory = |buffer: &DeviceBuffer| (buffer.address(), buffer.bytes());
         let qkvo = [q, k, v, &*o].map(memory);
         let descales = descales.map(|scales| scales.map(memory));
@@ -208,13 +200,7 @@ fn placed(
         (TensorName::VMean, problem.v_mean_shape().map_or(0, |shape| f32_bytes(&shape))),
     ];
     let memories = qkvo.map(Some).into_iter().chain([lse]).chain(descales).chain([v_mean]);
-    for ((tensor, needed), memory) in needed.into_iter().zip(memories) {
-        if let Some((_, given)) = memory
-            && (given as u64) < needed
-        {
-            return Err(ForwardError::BufferSize { tensor, given, needed });
-        }
-    }
+    check_sizes(needed, memories)?;
     let address = |(address, _)| Address(address);
     let [q, k, v, o] = qkvo.map(address);
     let mut at = Addresses::new(q, k, v, o).descales(descales.map(|scales| scales.map(address)));

@@ -4,6 +4,7 @@ use fa3_sched::fp8::Plan;
 use fa3_types::{Address, Fp8Addresses, Fp8Placement, Fp8Problem};
 
 use super::planned::Planned;
+use super::unfit::{check_given, check_sizes};
 use super::{Device, DeviceBuffer, ForwardError, Function, HostError, Stream, Workspace};
 use crate::kernels::fp8;
 
@@ -121,15 +122,7 @@ impl Fp8Forward {
         let lse = lse.as_deref();
         let [cos, sin] = tables.map_or([None; 2], |tables| tables.map(Some));
         let buffers = [Some(q), Some(k), Some(v), Some(&*o), lse, cos, sin];
-        let own = self.device.context();
-        let mut all = buffers.iter().flatten().copied().chain([workspace.buffer()]);
-        if !stream.context().is(own) || !all.all(|buffer| buffer.context().is(own)) {
-            return Err(ForwardError::OtherDevice);
-        }
-        let (given, needed) = (workspace.bytes(), self.workspace_bytes());
-        if given < needed {
-            return Err(ForwardError::WorkspaceSize { given, needed });
-        }
+        check_given(self.device.context(), stream, buffers, workspace, self.workspace_bytes())?;
         let at = placed(self.plan.problem(), buffers.map(|x| x.map(|x| (x.address(), x.bytes()))))?;
         // SAFETY: every tensor lies within its buffer, and O and LSE apart from all others. A buffer of our own
         // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
@@ -140,13 +133,7 @@ impl Fp8Forward {
 
 /// The addresses of Q, K, V, O, LSE, cosines and sines at the starts of memories with these addresses and sizes.
 fn placed(problem: &Fp8Problem, memories: [Option<(u64, usize)>; 7]) -> Result<Fp8Placement, ForwardError> {
-    for ((tensor, needed), memory) in problem.tensor_bytes().into_iter().zip(memories) {
-        if let Some((_, given)) = memory
-            && (given as u64) < needed
-        {
-            return Err(ForwardError::BufferSize { tensor, given, needed });
-        }
-    }
+    check_sizes(problem.tensor_bytes(), memories)?;
     let [q, k, v, o, lse, cos, sin] = memories.map(|memory| memory.map(|(address, _)| Address(address)));
     let [q, k, v, o] = [q, k, v, o].map(|address| address.unwrap_or(Address(0)));
     let tables = cos.zip(sin).map(|(cos, sin)| [cos, sin]);

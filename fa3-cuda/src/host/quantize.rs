@@ -6,6 +6,7 @@ use fa3_sched::quantize::Plan;
 use fa3_types::{Address, QuantizeAddresses, QuantizePlacement, QuantizeProblem};
 
 use super::planned::Planned;
+use super::unfit::{check_given, check_sizes};
 use super::{Device, DeviceBuffer, Function, HostError, Stream, Workspace};
 use crate::kernels::quantize;
 
@@ -154,15 +155,7 @@ impl Quantize {
         let (cos, sin) = (rotary.map(|rotary| rotary.cos), rotary.map(|rotary| rotary.sin));
         let positions = rotary.and_then(|rotary| rotary.positions);
         let buffers = [Some(x), Some(&*codes), scales.as_deref(), mean.as_deref(), cos, sin, positions];
-        let own = self.device.context();
-        let mut all = buffers.iter().flatten().copied().chain([workspace.buffer()]);
-        if !stream.context().is(own) || !all.all(|buffer| buffer.context().is(own)) {
-            return Err(QuantizeError::OtherDevice);
-        }
-        let (given, needed) = (workspace.bytes(), self.workspace_bytes());
-        if given < needed {
-            return Err(QuantizeError::WorkspaceSize { given, needed });
-        }
+        check_given(self.device.context(), stream, buffers, workspace, self.workspace_bytes())?;
         let at = placed(self.plan.problem(), buffers.map(|x| x.map(|x| (x.address(), x.bytes()))))?;
         // SAFETY: every tensor lies within its buffer, and outputs apart from all others. A buffer of our own
         // that is dropped waits for the work under way, as does a kernel; one of the caller's outlives it, for
@@ -176,13 +169,8 @@ fn placed(
     problem: &QuantizeProblem,
     memories: [Option<(u64, usize)>; 7],
 ) -> Result<QuantizePlacement, QuantizeError> {
-    for ((tensor, needed), memory) in problem.tensor_bytes().into_iter().zip(memories) {
-        if let (Some(needed), Some((_, given))) = (needed, memory)
-            && (given as u64) < needed
-        {
-            return Err(QuantizeError::BufferSize { tensor, given, needed });
-        }
-    }
+    let needed = problem.tensor_bytes().map(|(tensor, bytes)| (tensor, bytes.unwrap_or(0)));
+    check_sizes(needed, memories)?;
     let [x, codes, scales, mean, cos, sin, positions] =
         memories.map(|memory| memory.map(|(address, _)| Address(address)));
     let (x, codes) = (x.unwrap_or(Address(0)), codes.unwrap_or(Address(0)));

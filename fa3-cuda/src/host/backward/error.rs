@@ -4,6 +4,7 @@ use fa3_sched::backward::PlanError;
 use fa3_types::{ProblemError, TensorName};
 
 use crate::host::HostError;
+use crate::host::unfit::Unfit;
 
 /// Why a backward pass was not made or not run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -29,4 +30,16 @@ pub enum BackwardError {
     /// Memory or a stream that the kernels cannot use.
     #[error("tensors and stream are not all of the device that the plan was made for")]
     OtherDevice,
+}
+
+impl From<Unfit> for BackwardError {
+    fn from(error: Unfit) -> BackwardError {
+        match error {
+            Unfit::OtherDevice => BackwardError::OtherDevice,
+            Unfit::WorkspaceSize { given, needed } => BackwardError::WorkspaceSize { given, needed },
+            Unfit::BufferSize { tensor, given, needed } => {
+                BackwardError::BufferSize { tensor, given, needed }
+            }
+        }
+    }
 }

@@ -4,6 +4,7 @@ use fa3_sched::forward::PlanError;
 use fa3_types::{Dtype, ProblemError, TensorName};
 
 use crate::host::HostError;
+use crate::host::unfit::Unfit;
 
 /// Why a forward pass was not made or not run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -33,4 +34,14 @@ pub enum ForwardError {
     /// Memory or a stream that the kernel cannot use.
     #[error("tensors and stream are not all of the device that the plan was made for")]
     OtherDevice,
+}
+
+impl From<Unfit> for ForwardError {
+    fn from(error: Unfit) -> ForwardError {
+        match error {
+            Unfit::OtherDevice => ForwardError::OtherDevice,
+            Unfit::WorkspaceSize { given, needed } => ForwardError::WorkspaceSize { given, needed },
+            Unfit::BufferSize { tensor, given, needed } => ForwardError::BufferSize { tensor, given, needed },
+        }
+    }
 }

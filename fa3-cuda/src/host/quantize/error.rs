@@ -4,6 +4,7 @@ use fa3_sched::TooManyTiles;
 use fa3_types::{ProblemError, QuantizeProblemError, TensorName};
 
 use crate::host::HostError;
+use crate::host::unfit::Unfit;
 
 /// Why a quantization was not made or not run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -34,5 +35,17 @@ pub enum QuantizeError {
 impl From<ProblemError> for QuantizeError {
     fn from(error: ProblemError) -> QuantizeError {
         QuantizeError::Problem(error.into())
+    }
+}
+
+impl From<Unfit> for QuantizeError {
+    fn from(error: Unfit) -> QuantizeError {
+        match error {
+            Unfit::OtherDevice => QuantizeError::OtherDevice,
+            Unfit::WorkspaceSize { given, needed } => QuantizeError::WorkspaceSize { given, needed },
+            Unfit::BufferSize { tensor, given, needed } => {
+                QuantizeError::BufferSize { tensor, given, needed }
+            }
+        }
     }
 }
