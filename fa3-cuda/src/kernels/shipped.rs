@@ -95,7 +95,7 @@ fn planned() -> impl Iterator<Item = FwdSpec> {
     rows.flat_map(|(masks, tile)| {
         let masks = masks.iter().flat_map(|&class| sides(class));
         masks.flat_map(move |&mask| {
-            schedulers(mask).into_iter().flat_map(move |scheduler| {
+            schedulers(mask, tile.precision).into_iter().flat_map(move |scheduler| {
                 [false, true].into_iter().flat_map(move |softcap| {
                     elements(tile.precision).map(|(elem, output)| FwdSpec {
                         elem,
@@ -152,9 +152,10 @@ fn sides(class: MaskClass) -> &'static [Mask] {
 }
 
 /// The schedulers of few tiles and of many.
-fn schedulers(mask: Mask) -> [Scheduler; 2] {
+fn schedulers(mask: Mask, precision: Precision) -> [Scheduler; 2] {
+    let few = if precision == Precision::Half { Scheduler::OneTile } else { Scheduler::StaticPersistent };
     let many = if mask == NO_SIDE { Scheduler::StaticPersistent } else { Scheduler::DynamicPersistent };
-    [Scheduler::OneTile, many]
+    [few, many]
 }
 
 /// In bf16, without a soft cap, with the order that plans have for this mask.
@@ -271,8 +272,8 @@ mod tests {
         assert!(names.contains_key("ladder/gemm/f16"));
         assert!(names.contains_key("fwd/bf16/d128/128x128x3/causal/cap/dynamic"));
         assert!(names.contains_key("fwd/bf16/d128/192x80x3/none/static/every-block/no-producer"));
-        assert!(names.contains_key("fwd/e4m3/d128/128x128x2/causal/cap/dynamic/no-turns"));
-        assert!(names.contains_key("fwd/e4m3/d256/128x128x2/none/static/to-f16/no-overlap/no-turns"));
+        assert!(names.contains_key("fwd/e4m3/d128/128x128x2/causal/cap/dynamic"));
+        assert!(names.contains_key("fwd/e4m3/d256/128x128x2/none/static/to-f16/no-overlap"));
     }
 
     /// Whatever plans choose is shipped.

@@ -126,21 +126,16 @@ impl CtaTile {
         let blocks = if self.overlap == Overlap::ThreeStage { 2 } else { 1 };
         let pv = match self.precision {
             Precision::Half => 0,
-            Precision::Fp8(_) => (self.pv_cols_in_flight() + ROW_SUM_COLS) / 2,
+            Precision::Fp8(_) => (self.pv_cols() + ROW_SUM_COLS) / 2,
         };
         // Without overlap it takes the registers that S had.
         let pv = if self.overlap == Overlap::None { pv.saturating_sub(self.tile_n / 2) } else { pv };
         Accumulators { s: blocks * (self.tile_n / 2), p, o: self.head_dim_v / 2, pv }
     }
 
-    /// Columns of O for which PV of e4m3 is computed at a time: all, or a quarter where registers are short.
+    /// Columns of O for which PV of e4m3 is computed at a time: all, or a half where registers are short.
     pub fn pv_cols(&self) -> u32 {
-        if self.head_dim_v > 128 { self.head_dim_v / 4 } else { self.head_dim_v }
-    }
-
-    /// One quarter is added to O under the product of the next.
-    fn pv_cols_in_flight(&self) -> u32 {
-        self.pv_cols().saturating_mul(2).min(self.head_dim_v)
+        if self.head_dim_v > 128 { self.head_dim_v / 2 } else { self.head_dim_v }
     }
 
     /// Registers a thread. At the start the pool is shared evenly, in units of 8.

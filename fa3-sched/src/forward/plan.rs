@@ -179,7 +179,9 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
     Ok((tile, "given, not the table's choice"))
 }
 
-/// [`Scheduler::choose`], and never one that draws tiles where there is no producer to do so.
+/// [`Scheduler::choose`], and never one that draws tiles where there is no producer to do so. Kernels of e4m3 are
+/// persistent however few tiles there are: as fast as kernels of one tile, of which ptxas spills registers of those of
+/// head_dim_v 256 (docs/performance.md).
 fn choose_scheduler(
     problem: &Problem,
     tile: &CtaTile,
@@ -190,6 +192,7 @@ fn choose_scheduler(
     let draws = tile.loads == Loads::Producer;
     let equal_tiles = problem.mask() == Mask::None;
     match options.scheduler {
+        None if tile.precision.is_fp8() && tiles <= sms.get() => Ok(Scheduler::StaticPersistent),
         None => Ok(Scheduler::choose(tiles, equal_tiles || !draws, sms)),
         Some(scheduler @ Scheduler::DynamicPersistent) if !draws => Err(PlanError::NoProducer { scheduler }),
         Some(scheduler) => Ok(scheduler),

@@ -24,13 +24,10 @@ const TWO_STAGE: &[Argued] = &[
         most: 1,
         reason: "the slot of a tile's last V is loaded again after a load that waits for this warpgroup's next tile",
     },
-    Argued {
-        operator: "named barrier: that of the first warpgroup",
-        most: 1,
-        reason: "the turn that is taken back at the end is the first warpgroup's",
-    },
+    Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
 ];
 
+const LAST_TURN: &str = "the turn that is taken back at the end is the first warpgroup's";
 const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
 
 /// Of Algorithm 1 with one slot for K and V, and P in shared memory.
@@ -85,10 +82,11 @@ const TWO_STAGE_FP8: &[Argued] = &[
     Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
     Argued { operator: "empty wait: after the first load", most: 1, reason: TRANSPOSED },
     Argued {
-        operator: "named barrier: that of the first warpgroup",
-        most: 1,
-        reason: "the turn that is taken back at the end is the first warpgroup's",
+        operator: "wgmma.wait_group: after what it protects",
+        most: 2,
+        reason: "a turn orders when warpgroups compute, not what is in memory",
     },
+    Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
 ];
 
 /// Of Algorithm 1 for e4m3 with one slot for K and V.
@@ -96,6 +94,14 @@ const ONE_BY_ONE_FP8: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 1, reason: PV_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 1, reason: PV_FENCE },
     Argued { operator: "empty wait: after the first load", most: 1, reason: TRANSPOSED },
+];
+
+/// Of Algorithm 1 for e4m3 in turns with two slots for K and V.
+const IN_TURNS_FP8: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 2, reason: PV_FENCE },
+    Argued { operator: "wgmma.fence: after the first product", most: 2, reason: PV_FENCE },
+    Argued { operator: "empty wait: after the first load", most: 1, reason: TRANSPOSED },
+    Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
 ];
 
 /// Of Algorithm 2 for e4m3 with two slots for K and V, which is transposed in memory.
@@ -195,6 +201,13 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
                 (3, (80, 20), window(15, 5)),
             ],
             ONE_BY_ONE_FP8,
+        ),
+        prey(
+            "fwd 1, e4m3, turns",
+            CtaTile { tile_m: 128, consumers: 2, overlap: Overlap::None, ping_pong: true, ..TINY_FP8 },
+            Scheduler::DynamicPersistent,
+            &[(5, (20, 140), Mask::Causal), (1, (130, 120), Mask::Causal), (3, (9, 10), Mask::Causal)],
+            IN_TURNS_FP8,
         ),
         prey(
             "fwd 2, e4m3, V transposed, scales of blocks",

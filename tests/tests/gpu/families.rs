@@ -4,6 +4,8 @@ use fa3_cuda::host::Device;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::{Bits, Family, Trial, families, gpu};
 
+use rayon::prelude::*;
+
 use crate::Fallible;
 
 const SEEDS: u64 = 3;
@@ -17,14 +19,12 @@ pub(crate) fn checks() -> impl Iterator<Item = (String, impl Fn(&Device) -> Fall
 }
 
 fn every_trial(device: &Device, family: &Family) -> Fallible<String> {
-    let (mut judged, mut faults) = (0, Vec::new());
-    for seed in 0..SEEDS {
-        for trial in (family.trials)(seed) {
-            judged += 1;
-            faults.extend(conform(device, &trial, seed).err().map(|fault| fault.to_string()));
-        }
-    }
-    if faults.is_empty() { Ok(format!("{judged} trials")) } else { Err(faults.join("\n").into()) }
+    let of_seed = |seed| (family.trials)(seed).into_iter().map(move |trial| (trial, seed));
+    let trials: Vec<(Trial, u64)> = (0..SEEDS).flat_map(of_seed).collect();
+    let judge =
+        |(trial, seed): &(Trial, u64)| conform(device, trial, *seed).err().map(|fault| fault.to_string());
+    let faults: Vec<String> = trials.par_iter().filter_map(judge).collect();
+    if faults.is_empty() { Ok(format!("{} trials", trials.len())) } else { Err(faults.join("\n").into()) }
 }
 
 fn conform(device: &Device, trial: &Trial, seed: u64) -> Fallible<()> {

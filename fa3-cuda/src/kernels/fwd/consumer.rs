@@ -21,8 +21,6 @@ pub(super) struct Attend<'f, 'k> {
     pub(super) v: Kv<'k>,
     pub(super) p: POperand<'k>,
     pub(super) turn: Turn<'k>,
-    /// How many blocks there were before, in all tiles, if their slots are found by it.
-    counted: Option<Var<'k, B32>>,
 }
 
 /// Q of a tile.
@@ -70,19 +68,12 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let b = fwd.builder;
     let me = b.warpgroup();
     let q = fwd.q.consumer();
-    let counted = fwd.spec.counts_blocks().then(|| b.var("blocks", 0));
-    // Algorithm 2 waits for V of a block when the next block has been counted, or is about to be.
-    let v_late = if fwd.spec.tile.overlap == Overlap::None { 0 } else { 1 };
-    let of = |ring: &Ring<'k, 1>, late| match counted {
-        Some(count) => ring.consumer_by(Rounds::of(count).late(late)),
-        None => ring.consumer(),
-    };
-    let k = of(fwd.k.ring(), 0);
-    let v = of(fwd.transposed.as_ref().map_or(fwd.v.ring(), Transposed::ring), v_late);
+    let k = fwd.k.ring().consumer();
+    let v = fwd.transposed.as_ref().map_or(fwd.v.ring(), Transposed::ring).consumer();
     let p = fwd.p.of(b, me);
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
-    let mut attend = Attend { fwd, q, k, v, p, turn, counted };
+    let mut attend = Attend { fwd, q, k, v, p, turn };
     let headroom = match fwd.spec.tile.rescale {
         Rescale::Lazy => attend.p.headroom(),
         Rescale::EveryBlock => -attend.p.offset(),
@@ -117,6 +108,9 @@ impl<'k> Attend<'_, 'k> {
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let tile = &self.fwd.spec.tile;
         match (tile.precision, tile.overlap, tile.rescale) {
+            (Precision::Fp8(_), Overlap::None, _) if tile.ping_pong => {
+                self.algorithm1_in_turns(q, blocks, sum)
+            }
             (Precision::Fp8(_), Overlap::None, _) => self.algorithm1_in_two_levels(q, blocks, sum),
             (Precision::Fp8(_), Overlap::TwoStage | Overlap::ThreeStage, _) => {
                 self.algorithm2_in_two_levels(q, blocks, sum);
@@ -127,13 +121,6 @@ impl<'k> Attend<'_, 'k> {
                 self.algorithm2_every_block(q, blocks, sum);
             }
             (Precision::Half, Overlap::ThreeStage, _) => self.algorithm4(q, blocks, sum),
-        }
-    }
-
-    /// Counts a block, if that finds slots.
-    pub(super) fn count_block(&self) {
-        if let Some(counted) = self.counted {
-            counted.update(|blocks| blocks + 1);
         }
     }
 

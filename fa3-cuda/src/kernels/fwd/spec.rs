@@ -74,36 +74,10 @@ impl FwdSpec {
         self.tile.precision.is_fp8()
     }
 
-    /// Whether a block's number says which slots of K and V are its own. In place of a stage and a parity for each,
-    /// consumers keep one number.
-    ///
-    /// Which kernels of e4m3 gain by it was measured (docs/performance.md): ptxas keeps all registers of a kernel, or
-    /// spills hundreds of bytes, or waits elsewhere.
-    pub(super) fn counts_blocks(&self) -> bool {
-        let cols = self.tile.head_dim_v;
-        self.is_fp8()
-            && self.tile.stages.is_power_of_two()
-            && match (self.v_is_transposed(), self.is_masked()) {
-                (true, true) => cols <= 128 || self.has_block_scales(),
-                (true, false) => true,
-                (false, true) => false,
-                (false, false) => cols > 64,
-            }
-    }
-
     /// Whether what one thread of a warp does is predicated as a whole, by
-    /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Without it, ptxas spills hundreds of bytes of some kernels of
-    /// e4m3, and waits for PV before most exponentials of 16 bits.
+    /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Without it, ptxas waits for PV before most exponentials of 16
+    /// bits with maxima in every block.
     pub(super) fn guards_all(&self) -> bool {
-        let cols = self.tile.head_dim_v;
-        match self.tile.precision {
-            Precision::Half => self.tile.rescale == Rescale::EveryBlock,
-            Precision::Fp8(_) if cols > 128 => self.v_is_transposed() || self.has_block_scales(),
-            Precision::Fp8(_) => cols <= 64 && !self.v_is_transposed() && !self.is_masked(),
-        }
-    }
-
-    fn is_masked(&self) -> bool {
-        self.mask.reach() != (None, None)
+        self.tile.precision == Precision::Half && self.tile.rescale == Rescale::EveryBlock
     }
 }

@@ -9,55 +9,59 @@ use fa3_ir::lang::*;
 use fa3_sched::forward::ROW_SUM_COLS;
 
 use super::consumer::{Attend, Query, Sum};
-use crate::kernels::parts::kv_blocks::KvBlocks;
+use super::descales::BlockScales;
+use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::p_operand::P;
 
 impl<'k> Attend<'_, 'k> {
-    /// Where registers are short: QKᵀ, softmax and PV one after the other, what overlaps are warpgroups. PV takes the
-    /// registers that S had, some columns after the other. A turn lasts from PV of one block to QKᵀ of the next.
+    /// QKᵀ, softmax and PV one after the other: what overlaps are warpgroups, which take no turns.
     pub(super) fn algorithm1_in_two_levels(
         &mut self,
         q: &Query<'_, 'k>,
         blocks: &KvBlocks<'k>,
         sum: &mut Sum<'k>,
     ) {
-        self.turn.take();
         blocks.for_each(0, |block| {
             let scales = q.scales.of(&block);
-            let k = self.k.wait(); // A1:16
-            let s = gemm(q.tile, k.tile().t(), Fresh); // A1:17
-            self.turn.pass();
-            let mut s = s.wait();
-            self.k.release(k);
-            q.slot.release_if(block.last);
-            q.scores.apply(&mut s, q.row, &block, &scales.unit);
-            let shrink = sum.softmax.step_uncounted(&mut s, &scales.unit); // A1:18-19
-            sum.enter(&scales);
-            let p = self.p.round(&s);
-            self.turn.take();
+            let s = self.scores(q, &block, &scales); // A1:16-17
+            let (p, shrink) = self.softmax_in_two_levels(s, &scales, sum); // A1:18-19
             self.add_in_two_levels(&p, shrink, sum); // A1:20-22
-            self.count_block();
         });
+    }
+
+    /// The same with turns. One is PV of a block and QKᵀ of the next, and a round of the loop begins with it: ptxas
+    /// moves a wait in the middle of a round to before the exponentials.
+    pub(super) fn algorithm1_in_turns(
+        &mut self,
+        q: &Query<'_, 'k>,
+        blocks: &KvBlocks<'k>,
+        sum: &mut Sum<'k>,
+    ) {
+        let (mut p, shrink) = self.first_block(q, &blocks.at(0), sum);
+        blocks.for_each(1, |block| {
+            let scales = q.scales.of(&block);
+            self.turn.take();
+            self.add_in_two_levels(&p, shrink.get(), sum); // A1:20-22
+            let s = self.scores(q, &block, &scales); // A1:16-17
+            let (next, by) = self.softmax_in_two_levels(s, &scales, sum); // A1:18-19
+            shrink.set(by);
+            p.set(&next);
+        });
+        self.turn.take();
+        self.add_in_two_levels(&p, shrink.get(), sum); // A1:20-22
         self.turn.pass();
     }
 
-    /// The softmax of a block under PV of the block before. P is rounded before PV is waited for, into registers of its
-    /// own: ptxas then joins the halves of a word in the conversion, and else with an instruction more.
+    /// QKᵀ of a block and PV of the block before in one turn, which ends when both are complete: what overlaps are
+    /// warpgroups. PV is added to O after P has been rounded, into registers of its own: ptxas then joins the halves of
+    /// a word in the conversion, and else with an instruction more.
     pub(super) fn algorithm2_in_two_levels(
         &mut self,
         q: &Query<'_, 'k>,
         blocks: &KvBlocks<'k>,
         sum: &mut Sum<'k>,
     ) {
-        let first = blocks.at(0);
-        let mut s = self.block_scores(q, &first); // A2:3-5
-        self.count_block();
-        let scales = q.scales.of(&first);
-        // By what O is multiplied before the PV in flight is added.
-        let shrink = self.fwd.builder.rows_var("shrink", 0.0);
-        shrink.set(sum.softmax.step_uncounted(&mut s, &scales.unit)); // A2:6
-        sum.enter(&scales);
-        let mut p = self.p.round(&s);
+        let (mut p, shrink) = self.first_block(q, &blocks.at(0), sum); // A2:3-6
         blocks.for_each(1, |block| {
             // A2:7, to T_c - 1
             let scales = q.scales.of(&block);
@@ -66,39 +70,70 @@ impl<'k> Attend<'_, 'k> {
             let s = gemm(q.tile, k.tile().t(), Fresh); // A2:9, in flight
             let v = self.v.wait(); // A2:10
             let pv = gemm(&p, v.tile().t(), Fresh); // A2:11, in flight
-            self.turn.pass();
             let mut s = s.wait(); // A2:12
             self.k.release(k); // A2:15
             q.slot.release_if(block.last);
+            let pv = pv.wait(); // A2:14
+            self.turn.pass();
+            self.v.release(v); // A2:15
             q.scores.apply(&mut s, q.row, &block, &scales.unit);
             let next = sum.softmax.step_uncounted(&mut s, &scales.unit); // A2:13
             let rounded = self.p.round(&s); // A2:16
-            add(sum, 0, shrink.get(), pv.wait()); // A2:14
-            self.v.release(v); // A2:15
+            add(sum, 0, shrink.get(), pv); // A2:14
             shrink.set(next);
             sum.enter(&scales);
             p.set(&rounded); // A2:16
-            self.count_block();
         });
         self.add_in_two_levels(&p, shrink.get(), sum); // A2:18-19
     }
 
-    /// O ← shrink · O + P V with the next block of V, some columns after the other. Where there are several parts, one
-    /// is added under the product of the next.
+    /// P of a tile's first block, and by what O is to be multiplied before its PV is added.
+    fn first_block(
+        &mut self,
+        q: &Query<'_, 'k>,
+        block: &KvBlock<'k>,
+        sum: &mut Sum<'k>,
+    ) -> (P<'k>, RowsVar<'k>) {
+        let s = self.block_scores(q, block);
+        let (p, by) = self.softmax_in_two_levels(s, &q.scales.of(block), sum);
+        let shrink = self.fwd.builder.rows_var("shrink", 0.0);
+        shrink.set(by);
+        (p, shrink)
+    }
+
+    /// The scores of the next block, complete. A turn, if there is one, ends when they have begun.
+    fn scores(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>, scales: &BlockScales<'k>) -> Frag<'k> {
+        let k = self.k.wait();
+        let s = gemm(q.tile, k.tile().t(), Fresh);
+        self.turn.pass();
+        let mut s = s.wait();
+        self.k.release(k);
+        q.slot.release_if(block.last);
+        q.scores.apply(&mut s, q.row, block, &scales.unit);
+        s
+    }
+
+    /// P of a block, and by what O is to be multiplied before its PV is added.
+    fn softmax_in_two_levels(
+        &self,
+        mut s: Frag<'k>,
+        scales: &BlockScales<'k>,
+        sum: &mut Sum<'k>,
+    ) -> (P<'k>, Rows<'k>) {
+        let shrink = sum.softmax.step_uncounted(&mut s, &scales.unit);
+        sum.enter(scales);
+        (self.p.round(&s), shrink)
+    }
+
+    /// O ← shrink · O + P V with the next block of V, some columns after the other.
     fn add_in_two_levels(&mut self, p: &P<'k>, shrink: Rows<'k>, sum: &mut Sum<'k>) {
         let (cols, all) = (self.fwd.spec.tile.pv_cols(), self.fwd.spec.tile.head_dim_v);
         let v = self.v.wait();
-        let mut in_flight = None;
         for first in (0..all).step_by(cols as usize) {
             // The ones are in the last part.
             let ones = if first + cols == all { ROW_SUM_COLS } else { 0 };
-            let next = (first, gemm(p, v.tile().rows(first, cols + ones).t(), Fresh));
-            if let Some((first, pv)) = in_flight.replace(next) {
-                add(sum, first, shrink, pv.wait());
-            }
-        }
-        if let Some((first, pv)) = in_flight {
-            add(sum, first, shrink, pv.wait());
+            let pv = gemm(p, v.tile().rows(first, cols + ones).t(), Fresh).wait();
+            add(sum, first, shrink, pv);
         }
         self.v.release(v);
     }
