@@ -99,18 +99,12 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let stream = device.stream()?;
     let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
     let (q, k, v) = (q?, k?, v?);
-    let lse_shape = problem.lse_shape();
-    let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
-    let mut lse = device.alloc(lse_shape.iter().product::<usize>() * size_of::<f32>())?;
+    let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, problem)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let (lse_to, descales) = (Some(&mut lse), [None; 3]);
     let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales, v_mean: None, o: &mut o, lse: lse_to };
     forward.run(&stream, tensors, &mut workspace)?;
-    let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
-    Ok(Output {
-        o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
-        lse: Array3::from_shape_vec(lse_shape, lse).expect("one element each"),
-    })
+    Ok(OutputBuffers { o, lse }.download(&stream, problem)?)
 }
 
 /// The same in 8 bits.
@@ -124,20 +118,39 @@ pub(crate) fn fp8<T: Scalar>(
     let stream = device.stream()?;
     let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
     let (q, k, v) = (q?, k?, v?);
-    let lse_shape = attention.lse_shape();
-    let mut o = device.alloc(attention.o().extent_bytes().0 as usize)?;
-    let mut lse = device.alloc(lse_shape.iter().product::<usize>() * size_of::<f32>())?;
+    let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, attention)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
     let tables = tables.map(|[cos, sin]| Ok::<_, HostError>([cos?, sin?])).transpose()?;
     let tables = tables.as_ref().map(|tables| tables.each_ref());
     let tensors = Fp8Tensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse), tables };
     forward.run(&stream, tensors, &mut workspace)?;
-    let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
-    Ok(Output {
-        o: Array4::from_shape_vec(attention.o().shape.dims(), o).expect("one element each"),
-        lse: Array3::from_shape_vec(lse_shape, lse).expect("one element each"),
-    })
+    Ok(OutputBuffers { o, lse }.download(&stream, attention)?)
+}
+
+/// Memory of a device for O and LSE.
+struct OutputBuffers {
+    o: DeviceBuffer,
+    lse: DeviceBuffer,
+}
+
+impl OutputBuffers {
+    /// For those of a problem.
+    fn new(device: &Device, problem: &Problem) -> Result<OutputBuffers, HostError> {
+        Ok(OutputBuffers {
+            o: device.alloc(problem.o().extent_bytes().0 as usize)?,
+            lse: device.alloc(problem.lse_shape().iter().product::<usize>() * size_of::<f32>())?,
+        })
+    }
+
+    /// Arrays with what has been written to them.
+    fn download<T: Scalar>(&self, stream: &Stream, problem: &Problem) -> Result<Output<T>, HostError> {
+        let (o, lse) = (self.o.download(stream)?, self.lse.download(stream)?);
+        Ok(Output {
+            o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
+            lse: Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each"),
+        })
+    }
 }
 
 /// The backward pass of a problem with contiguous tensors, and back. All shapes are the problem's: everything comes

@@ -146,9 +146,10 @@ impl<'k> Quantize<'k> {
                 }
                 Scale::Given { .. } | Scale::Heads { .. } => {
                     loads.next(self);
-                    let inverse = known.unwrap_or_else(|| b.value(1.0));
-                    // Times 0 an infinity is NaN.
-                    x.iter_mut().for_each(|x| *x = x.fma(0.0, *x) * inverse);
+                    if let Some(inverse) = known {
+                        // Times 0 an infinity is NaN.
+                        x.iter_mut().for_each(|x| *x = x.fma(0.0, *x) * inverse);
+                    }
                 }
                 Scale::Channels { mean, inverse } => {
                     loads.next(self);
