@@ -180,8 +180,8 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
 }
 
 /// [`Scheduler::choose`], and never one that draws tiles where there is no producer to do so. Kernels of e4m3 are
-/// persistent however few tiles there are: as fast as kernels of one tile, of which ptxas spills registers of those of
-/// head_dim_v 256 (docs/performance.md).
+/// persistent however few tiles there are: of those of one tile a CTA and head_dim_v 256 ptxas spills registers, which
+/// costs up to 25 %, and elsewhere both are as fast (docs/performance.md).
 fn choose_scheduler(
     problem: &Problem,
     tile: &CtaTile,

@@ -121,9 +121,8 @@ fn overlap(
     let both_in_flight = scores.wait.is_none_or(|wait| sums.first < wait);
     let shared_wait = scores.wait >= sums.wait;
     let is_hidden = 100 * under >= UNDER_PV * all;
-    // Under lazy rescaling P V is waited for before the softmax: only Q K^T and P V overlap, and what the other
-    // warpgroups do.
-    // ptxas moves that of e4m3, which is added to O at once, before all of them.
+    // Under lazy rescaling, and of e4m3, P V is waited for before the softmax: only Q K^T and P V overlap, and what the
+    // other warpgroups do.
     let is_half = spec.tile.precision == Precision::Half;
     let hides = spec.tile.rescale == Rescale::EveryBlock && is_half && is_main;
     match spec.tile.overlap {

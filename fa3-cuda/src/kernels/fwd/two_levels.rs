@@ -23,7 +23,7 @@ impl<'k> Attend<'_, 'k> {
     ) {
         blocks.for_each(0, |block| {
             let scales = q.scales.of(&block);
-            let s = self.scores(q, &block, &scales); // A1:16-17
+            let s = self.scores_ending_turn(q, &block, &scales); // A1:16-17
             let (p, shrink) = self.softmax_in_two_levels(s, &scales, sum); // A1:18-19
             self.add_in_two_levels(&p, shrink, sum); // A1:20-22
         });
@@ -42,7 +42,7 @@ impl<'k> Attend<'_, 'k> {
             let scales = q.scales.of(&block);
             self.turn.take();
             self.add_in_two_levels(&p, shrink.get(), sum); // A1:20-22
-            let s = self.scores(q, &block, &scales); // A1:16-17
+            let s = self.scores_ending_turn(q, &block, &scales); // A1:16-17
             let (next, by) = self.softmax_in_two_levels(s, &scales, sum); // A1:18-19
             shrink.set(by);
             p.set(&next);
@@ -101,8 +101,13 @@ impl<'k> Attend<'_, 'k> {
         (p, shrink)
     }
 
-    /// The scores of the next block, complete. A turn, if there is one, ends when they have begun.
-    fn scores(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>, scales: &BlockScales<'k>) -> Frag<'k> {
+    /// The scores of the next block, complete. The turn, if there is one, ends when their product has begun.
+    fn scores_ending_turn(
+        &mut self,
+        q: &Query<'_, 'k>,
+        block: &KvBlock<'k>,
+        scales: &BlockScales<'k>,
+    ) -> Frag<'k> {
         let k = self.k.wait();
         let s = gemm(q.tile, k.tile().t(), Fresh);
         self.turn.pass();

@@ -123,6 +123,19 @@ fn decoding() {
     assert_eq!(plan.cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
 }
 
+/// Persistent kernels of e4m3 are as fast where all tiles run at once, and spill no registers.
+#[test]
+fn few_tiles_of_e4m3_have_persistent_ctas() {
+    let scheduler = |dtype, tokens| {
+        let x = Shape { batch: 1, seqlen: tokens, heads: 8, head_dim: 128 };
+        let problem = ProblemSpec::dense(dtype, x, x).mask(Mask::Causal).validate().unwrap();
+        Plan::new(&problem, &H100).unwrap().schedule.scheduler()
+    };
+    let of = |dtype| [1024, 8192].map(|tokens| scheduler(dtype, tokens));
+    assert_eq!(of(Dtype::E4m3), [Scheduler::StaticPersistent, Scheduler::DynamicPersistent]);
+    assert_eq!(of(Dtype::Bf16), [Scheduler::OneTile, Scheduler::DynamicPersistent]);
+}
+
 #[test]
 fn without_a_producer_nobody_draws() {
     let problem = dense(1, (8192, 8192), (16, 16), Mask::Causal);
