@@ -28,6 +28,14 @@ pub struct QkRotary {
 }
 
 impl QkRotary {
+    fn of_q(self) -> Rotary {
+        self.from(self.q_position)
+    }
+
+    fn of_k(self) -> Rotary {
+        self.from(self.k_position)
+    }
+
     fn from(self, first: usize) -> Rotary {
         let QkRotary { style, rotary_dim, table_rows, .. } = self;
         Rotary { style, rotary_dim, table_rows, positions: Positions::From(first) }
@@ -138,17 +146,14 @@ impl Fp8Problem {
                 QuantizeSpec::new(*x, TensorDesc::contiguous(Dtype::E4m3, x.shape)).block_rows(ROWS);
             change(quantize).validate().map_err(|source| Fp8ProblemError::Quantize { tensor, source })
         };
-        let of_qk = |quantize: QuantizeSpec, first: Option<usize>| {
-            let rotary = rotary.zip(first).map(|(rotary, first)| rotary.from(first));
-            QuantizeSpec { signs, rotary, ..quantize }
-        };
-        let (q_position, k_position) = rotary.map(|rotary| (rotary.q_position, rotary.k_position)).unzip();
+        let [of_q, of_k] = [rotary.map(QkRotary::of_q), rotary.map(QkRotary::of_k)]
+            .map(|rotary| move |quantize: QuantizeSpec| QuantizeSpec { signs, rotary, ..quantize });
         let of_v = |quantize: QuantizeSpec| {
             if v_channels { quantize.channels().transposed() } else { quantize.transposed() }
         };
         let quantizations = [
-            quantize(TensorName::Q, attention.q(), &|quantize| of_qk(quantize, q_position))?,
-            quantize(TensorName::K, attention.k(), &|quantize| of_qk(quantize, k_position))?,
+            quantize(TensorName::Q, attention.q(), &of_q)?,
+            quantize(TensorName::K, attention.k(), &of_k)?,
             quantize(TensorName::V, attention.v(), &of_v)?,
         ];
         let mut codes = spec.transposed_v().block_scales(ROWS);

@@ -128,7 +128,10 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
                 Some(table) => quantize.rotary(table).first_position(first),
                 None => quantize,
             };
-            self.seed.map_or(quantize.clone(), |seed| quantize.hadamard(seed))
+            match self.seed {
+                Some(seed) => quantize.hadamard(seed),
+                None => quantize,
+            }
         };
         let v = if self.v_channels { Quantize::new(v).channels() } else { Quantize::new(v) };
         let [q, k, v] = [transformed(q, q_position), transformed(k, k_position), v]

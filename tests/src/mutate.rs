@@ -25,7 +25,7 @@ use anatomy::Anatomy;
 use edit::{Edit, edited};
 
 pub(crate) use forward::forward_preys;
-pub(crate) use hunt::Argued;
+pub(crate) use hunt::{Argued, LAST_TURN, TURNS};
 pub use hunt::{Fate, Prey, hunt};
 pub use operators::operators;
 pub use score::Score;

@@ -1,6 +1,6 @@
 //! Mutants of backward kernels that do what the kernel does, and why.
 
-use crate::mutate::Argued;
+use crate::mutate::{Argued, LAST_TURN, TURNS};
 
 /// Of the kernel of the statistics.
 pub(super) const STATS: &[Argued] = &[
@@ -157,8 +157,6 @@ const FENCES: &str = "the fence of another product lies between what touched the
 const DV_WITH_DK: &str = "the last product of dV goes with those of dK, and both are waited for together";
 const DV_WITH_DQ: &str = "products of dV that are in no group of their own are in that of dQ, which is waited for \
                           before anything relies on dV";
-const TURNS: &str = "a turn orders when warpgroups compute, not what is in memory";
-const LAST_TURN: &str = "the turn that is taken back at the end is the first warpgroup's";
 const LAST_DS: &str = "nobody waits for the slot of the last dS";
 const DS_OF_THE_FIRST: &str = "the first product reads dS of the first consumer, which is a turn ahead";
 const V_AFTER_K: &str = "V has been read when K's slot, which was waited for before, is given back";

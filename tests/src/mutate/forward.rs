@@ -2,10 +2,10 @@
 
 use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Rescale};
 use fa3_sched::{Order, Scheduler};
+use fa3_sim::Rule;
 use fa3_types::{Mask, ProblemSpec, Shape};
 
-use super::Argued;
-use super::Prey;
+use super::{Argued, LAST_TURN, Prey, TURNS};
 use crate::fwd::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out};
 use crate::fwd::{Launch, device, initial, with_tile};
 use crate::{Dist, Poison, Values};
@@ -27,7 +27,6 @@ const TWO_STAGE: &[Argued] = &[
     Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
 ];
 
-const LAST_TURN: &str = "the turn that is taken back at the end is the first warpgroup's";
 const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
 
 /// Of Algorithm 1 with one slot for K and V, and P in shared memory.
@@ -81,11 +80,7 @@ const TWO_STAGE_FP8: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
     Argued { operator: "empty wait: after the first load", most: 1, reason: TRANSPOSED },
-    Argued {
-        operator: "wgmma.wait_group: after what it protects",
-        most: 2,
-        reason: "a turn orders when warpgroups compute, not what is in memory",
-    },
+    Argued { operator: "wgmma.wait_group: after what it protects", most: 2, reason: TURNS },
     Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
 ];
 
@@ -102,6 +97,13 @@ const IN_TURNS_FP8: &[Argued] = &[
     Argued { operator: "wgmma.fence: after the first product", most: 2, reason: PV_FENCE },
     Argued { operator: "empty wait: after the first load", most: 1, reason: TRANSPOSED },
     Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
+];
+
+/// A turn comes after products, of which nothing is overwritten behind it: another warpgroup waits for it, or for its
+/// end.
+const MISSING_TURNS: &[(&str, &[Rule])] = &[
+    ("barrier after products: deleted", &[Rule::B2, Rule::Deadlock]),
+    ("barrier after products: before their wait", &[Rule::Deadlock]),
 ];
 
 /// Of Algorithm 2 for e4m3 with two slots for K and V, which is transposed in memory.
@@ -208,7 +210,8 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             Scheduler::DynamicPersistent,
             &[(5, (20, 140), Mask::Causal), (1, (130, 120), Mask::Causal), (3, (9, 10), Mask::Causal)],
             IN_TURNS_FP8,
-        ),
+        )
+        .also_noticed(MISSING_TURNS),
         prey(
             "fwd 2, e4m3, V transposed, scales of blocks",
             CtaTile { tile_m: 128, consumers: 2, tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[3]),

@@ -27,6 +27,11 @@ pub struct Prey {
     bounds: bool,
 }
 
+/// Why mutants of the barriers by which warpgroups take turns do so.
+pub(crate) const TURNS: &str = "a turn orders when warpgroups compute, not what is in memory";
+/// Of the last one.
+pub(crate) const LAST_TURN: &str = "the turn that is taken back at the end is the first warpgroup's";
+
 /// Why mutants of an operator do what the kernel does, which needs an argument about this kernel as a whole.
 pub(crate) struct Argued {
     pub(crate) operator: &'static str,

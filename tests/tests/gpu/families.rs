@@ -3,7 +3,6 @@
 use fa3_cuda::host::Device;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::{Bits, Family, Trial, families, gpu};
-
 use rayon::prelude::*;
 
 use crate::Fallible;

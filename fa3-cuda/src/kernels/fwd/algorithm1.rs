@@ -12,12 +12,7 @@ impl<'k> Attend<'_, 'k> {
     pub(super) fn algorithm1(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         self.turn.take();
         blocks.for_each(0, |block| {
-            let k = self.k.wait(); // A1:16
-            let s = gemm(q.tile, k.tile().t(), Fresh); // A1:17
-            self.turn.pass();
-            let mut s = s.wait();
-            self.k.release(k);
-            q.slot.release_if(block.last);
+            let mut s = self.products_ending_turn(q, &block); // A1:16-17
             q.apply(&mut s, &block);
             let p = self.softmax(&mut s, sum); // A1:18-21
             self.turn.take();

@@ -134,6 +134,17 @@ impl<'k> Attend<'_, 'k> {
         s
     }
 
+    /// Products of Q and the next block of K, complete. The turn, if there is one, ends when they have begun.
+    pub(super) fn products_ending_turn(&mut self, q: &Query<'_, 'k>, block: &KvBlock<'k>) -> Frag<'k> {
+        let k = self.k.wait();
+        let s = gemm(q.tile, k.tile().t(), Fresh);
+        self.turn.pass();
+        let s = s.wait();
+        self.k.release(k);
+        q.slot.release_if(block.last);
+        s
+    }
+
     /// O += P V with the next block of V.
     pub(super) fn add_product(&mut self, p: &P<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();

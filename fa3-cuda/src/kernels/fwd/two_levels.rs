@@ -23,7 +23,8 @@ impl<'k> Attend<'_, 'k> {
     ) {
         blocks.for_each(0, |block| {
             let scales = q.scales.of(&block);
-            let s = self.scores_ending_turn(q, &block, &scales); // A1:16-17
+            let mut s = self.products_ending_turn(q, &block); // A1:16-17
+            q.scores.apply(&mut s, q.row, &block, &scales.unit);
             let (p, shrink) = self.softmax_in_two_levels(s, &scales, sum); // A1:18-19
             self.add_in_two_levels(&p, shrink, sum); // A1:20-22
         });
@@ -42,7 +43,8 @@ impl<'k> Attend<'_, 'k> {
             let scales = q.scales.of(&block);
             self.turn.take();
             self.add_in_two_levels(&p, shrink.get(), sum); // A1:20-22
-            let s = self.scores_ending_turn(q, &block, &scales); // A1:16-17
+            let mut s = self.products_ending_turn(q, &block); // A1:16-17
+            q.scores.apply(&mut s, q.row, &block, &scales.unit);
             let (next, by) = self.softmax_in_two_levels(s, &scales, sum); // A1:18-19
             shrink.set(by);
             p.set(&next);
@@ -99,23 +101,6 @@ impl<'k> Attend<'_, 'k> {
         let shrink = self.fwd.builder.rows_var("shrink", 0.0);
         shrink.set(by);
         (p, shrink)
-    }
-
-    /// The scores of the next block, complete. The turn, if there is one, ends when their product has begun.
-    fn scores_ending_turn(
-        &mut self,
-        q: &Query<'_, 'k>,
-        block: &KvBlock<'k>,
-        scales: &BlockScales<'k>,
-    ) -> Frag<'k> {
-        let k = self.k.wait();
-        let s = gemm(q.tile, k.tile().t(), Fresh);
-        self.turn.pass();
-        let mut s = s.wait();
-        self.k.release(k);
-        q.slot.release_if(block.last);
-        q.scores.apply(&mut s, q.row, block, &scales.unit);
-        s
     }
 
     /// P of a block, and by what O is to be multiplied before its PV is added.

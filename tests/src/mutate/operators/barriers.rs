@@ -72,13 +72,13 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "barrier after products: deleted",
-        rules: PRODUCTS,
+        rules: &[Rule::W6],
         sites: |kernel| deleted(syncs(kernel, Purpose::Products)),
         ..NOTHING
     },
     Operator {
         name: "barrier after products: before their wait",
-        rules: PRODUCTS,
+        rules: &[Rule::W6],
         sites: |kernel| {
             let barriers = syncs(kernel, Purpose::Products);
             earlier(kernel, barriers, |line| kernel.before(line, is_product_wait))
@@ -165,10 +165,6 @@ fn purpose(inst: &Inst) -> Option<Purpose> {
         None
     }
 }
-
-/// What a barrier after products is for: their operands are overwritten behind it, or it is a turn, which is passed on
-/// in any case.
-const PRODUCTS: &[Rule] = &[Rule::W6, Rule::B2, Rule::Deadlock];
 
 /// The barriers of a purpose.
 fn syncs(kernel: &Anatomy<'_>, wanted: Purpose) -> Vec<usize> {
