@@ -26,8 +26,9 @@ def bind(functions, q, k, v, causal):
     }
 
 
-def _flash_attention_3(q, k, v, causal):
-    out, *_ = torch.ops.flash_attn_3.fwd(q, k, v, is_causal=causal, softmax_scale=q.shape[-1] ** -0.5)
+def _flash_attention_3(q, k, v, causal, **descales):
+    options = {"is_causal": causal, "softmax_scale": q.shape[-1] ** -0.5, **descales}
+    out, *_ = torch.ops.flash_attn_3.fwd(q, k, v, **options)
     return out
 
 

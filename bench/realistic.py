@@ -53,9 +53,7 @@ def summarise(ratios):
     """Prints the geometric mean and the worst cell of each kind."""
     print()
     for kind, cells in ratios.items():
-        mean = settings.geometric_mean([ratio for ratio, _ in cells])
-        worst, where = min(cells, key=lambda pair: pair[0])
-        print(f"{kind:8}  geometric mean {mean:.3f}  worst {worst:.3f} ({where})")
+        print(f"{kind:8}  {settings.mean_and_worst(cells)}")
 
 
 def main():

@@ -109,6 +109,13 @@ def geometric_mean(ratios):
     return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
+def mean_and_worst(ratios):
+    """What ratios come to, as text. They are of (ratio, where it was measured), at least one."""
+    mean = geometric_mean([ratio for ratio, _ in ratios])
+    worst, where = min(ratios, key=lambda pair: pair[0])
+    return f"geometric mean {mean:.3f}  worst {worst:.3f} ({where})"
+
+
 def machine():
     """Where it is measured."""
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}

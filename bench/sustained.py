@@ -21,6 +21,9 @@ from distributions import draw
 
 CELLS = settings.product([64, 128, 256], [1024, 4096, 16384], [False, True])
 
+# Seconds until the clock has settled.
+WARM_UP = 0.5
+
 
 def parse():
     """What the command line asks for."""
@@ -29,8 +32,8 @@ def parse():
     settings.add_dtypes(parser, ["bf16"])
     text = "how long an implementation runs in a round; default: 2"
     parser.add_argument("--slice", type=float, default=2.0, metavar="SECONDS", help=text)
-    text = "how long it runs before, until the clock has settled; default: 0.5"
-    parser.add_argument("--warm-up", type=float, default=0.5, metavar="SECONDS", help=text)
+    text = f"how long it runs before, until the clock has settled; default: {WARM_UP}"
+    parser.add_argument("--warm-up", type=float, default=WARM_UP, metavar="SECONDS", help=text)
     parser.add_argument("--backward", action="store_true", help="the backward pass")
     return parser.parse_args()
 
@@ -44,13 +47,13 @@ def bound(options, cell, dtype, q, k, v):
     return {name: make(dout, q, k, v, cell.causal, False) for name, make in makers.items()}
 
 
-def measure(functions, options, meter):
+def measure(functions, rounds, warm_up, seconds, meter):
     """The median over the rounds, of each quantity apart, by implementation."""
     names = list(functions)
     slices = {name: [] for name in names}
-    for turn in range(options.rounds):
+    for turn in range(rounds):
         for name in timing.rotated(names, turn):
-            taken = timing.sustain(functions[name], options.warm_up, options.slice, meter)
+            taken = timing.sustain(functions[name], warm_up, seconds, meter)
             slices[name].append(taken)
     return {name: median(taken) for name, taken in slices.items()}
 
@@ -65,12 +68,18 @@ def report(kind, cell, dtype, taken, work):
     """Prints the lines of a cell, whose operations are `work` times those of the forward pass. Returns the ratio of FlashAttention-3's time to ours, if there is one."""
     ratio = taken["fa3"].ms / taken["ours"].ms if "fa3" in taken else None
     print(f"{kind:8}  {cell}  {dtype:4}" + ("" if ratio is None else f"  ratio {ratio:.3f}"))
+    print_taken(cell, taken, work)
+    return ratio
+
+
+def print_taken(cell, taken, work=1.0):
+    """Prints a line for each implementation of a cell, whose operations are `work` times the forward pass's."""
+    width = max(map(len, taken))
     for name, one in taken.items():
         power, clock = number(one.watts), number(one.sm_mhz)
         energy = number(one.millijoules)
         rate = work * cell.tflops(one.ms)
-        print(f"    {name:4}  {rate:4.0f} TFLOP/s  {power} W  {clock} MHz  {energy} mJ", flush=True)
-    return ratio
+        print(f"    {name:{width}}  {rate:4.0f} TFLOP/s  {power} W  {clock} MHz  {energy} mJ", flush=True)
 
 
 def number(value):
@@ -98,14 +107,13 @@ def main():
         for cell in settings.chosen(options, CELLS):
             for dtype in options.dtype:
                 q, k, v = draw(kind, cell.shape, settings.DTYPES[dtype])
-                taken = measure(bound(options, cell, dtype, q, k, v), options, meter)
+                functions = bound(options, cell, dtype, q, k, v)
+                taken = measure(functions, options.rounds, options.warm_up, options.slice, meter)
                 ratios.append((report(kind, cell, dtype, taken, work), f"{kind}  {cell}  {dtype}"))
                 what = {"kind": kind, **dataclasses.asdict(cell), "dtype": dtype}
                 results.append({**what, "sustained": {name: one.numbers() for name, one in taken.items()}})
     if options.fa3 is not None:
-        worst, where = min(ratios)
-        mean = settings.geometric_mean([ratio for ratio, _ in ratios])
-        print(f"\ngeometric mean {mean:.3f}  worst {worst:.3f} ({where})")
+        print(f"\n{settings.mean_and_worst(ratios)}")
     settings.write_json(options.json, results)
 
 

@@ -4,6 +4,7 @@ import argparse
 import math
 import pathlib
 import sys
+import types
 import xml.etree.ElementTree
 
 import pytest
@@ -14,13 +15,16 @@ sys.path.append(str(pathlib.Path(__file__).parents[3] / "bench"))
 
 import backward
 import distributions
+import fp8
 import gradients
+import implementations
 import measure
 import ratios
 import settings
+import sustained
 import timing
 import train_gpt
-from reference import standard
+from reference import as_products_read, quantized, quantized_channels, standard
 
 SHAPE = (1, 2048, 2, 128)
 
@@ -158,6 +162,183 @@ def test_a_summary_is_of_the_cells_that_an_implementation_takes(capsys):
     assert "mean to cudnn: 2.000 (2 cells)" in said and f"worst cell, to the best: 1.000 ({second})" in said
     ratios.summarise([(first, {})])
     assert not capsys.readouterr().out
+
+
+def test_options_of_fp8(capsys):
+    options = fp8.parse([])
+    assert options.forms == [form for form in fp8.FORMS if form != "fa3"] and "chain" in options.forms
+    assert options.kind == ["normal"] and options.sustained is None
+    assert len(settings.chosen(options, settings.PAPER)) == 36
+    assert fp8.parse(["--fa3", "fa3_C.so"]).forms == fp8.FORMS
+    options = fp8.parse("--fa3 fa3_C.so --forms ours fa3 --sustained 0.5".split())
+    assert options.forms == ["ours", "fa3"] and options.sustained == 0.5
+    with pytest.raises(SystemExit):
+        fp8.parse(["--forms", "ours", "fa3"])
+    assert "the form fa3 needs --fa3" in capsys.readouterr().err
+
+
+def test_heads_have_scales_of_their_own():
+    x, _, _ = drawn("normal", (2, 70, 3, 16), torch.bfloat16)
+    x[1, :, 2] *= 100
+    codes, scales = fp8.quantized_by_heads(x)
+    expected_codes, expected_scales = quantized(x, scales_of="heads")
+    assert scales.shape == (2, 3) and torch.equal(scales, expected_scales)
+    assert torch.equal(codes.view(torch.uint8), expected_codes.view(torch.uint8))
+    assert (codes.float().abs().amax((1, 3)) == 448).all() and scales[1, 2] > 50 * scales[1, 1]
+
+
+def spread(scales, seqlen):
+    """Scales of heads or of blocks of 128 rows, as factors of (batch, seqlen, heads, head_dim)."""
+    if scales.dim() == 2:
+        return scales[:, None, :, None]
+    return scales.transpose(1, 2).repeat_interleave(128, 1)[:, :seqlen, :, None]
+
+
+def in_rows(codes, seqlen):
+    """What `as_products_read` made (batch, heads, head_dim, keys), as (batch, seqlen, heads, head_dim)."""
+    order = torch.tensor([0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]).argsort()
+    keys = codes.view(torch.uint8).unflatten(-1, (-1, 16))[..., order].flatten(-2)
+    return keys.permute(0, 3, 1, 2)[:, :seqlen].contiguous().view(codes.dtype)
+
+
+class Package:
+    """The package fa3 by its definition, with what each call of `flash_attn_func` was given."""
+
+    quantize = staticmethod(quantized)
+    quantize_channels = staticmethod(quantized_channels)
+
+    def __init__(self):
+        self.calls = []
+
+    def flash_attn_func(self, q, k, v, causal, **named):
+        self.calls.append((q, k, v, named))
+        if named:
+            seqlen = q.shape[1]
+            v = in_rows(v, seqlen) if named.get("v_transposed") else v
+            q, k = (x.float() * spread(named[f"{name}_descale"], seqlen) for name, x in (("q", q), ("k", k)))
+            if "v_mean" in named:
+                v = v.float() * named["v_descale"][:, None] + named["v_mean"][:, None]
+            else:
+                v = v.float() * spread(named["v_descale"], seqlen)
+        return standard(q, k, v, window=(-1, 0 if causal else -1))[0]
+
+    def flash_attn_fp8_func(self, q, k, v, causal, v_channels=False):
+        named = {}
+        (q, named["q_descale"]), (k, named["k_descale"]) = map(quantized, (q, k))
+        if v_channels:
+            v, named["v_descale"], named["v_mean"] = quantized_channels(v)
+        else:
+            v, named["v_descale"] = quantized(v)
+        return self.flash_attn_func(q, k, v, causal, **named)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_forms_of_fp8_are_of_the_same_inputs(causal, monkeypatch):
+    package = Package()
+    monkeypatch.setitem(sys.modules, "fa3", package)
+    # Heads and blocks of different sizes, and channels with means.
+    q, k, v = drawn("normal", (2, 300, 3, 32), torch.bfloat16)
+    v = v * torch.tensor([0.1, 1.0, 10.0])[:, None].bfloat16() + torch.arange(32).bfloat16() / 2
+    v[:, 128:] *= 2
+    functions = {"ours": package.flash_attn_func, "fa3": package.flash_attn_func}
+    bound = fp8.bind(fp8.FORMS, functions, q, k, v, causal)
+    assert list(bound) == fp8.FORMS and list(fp8.bind(["bf16"], functions, q, k, v, causal)) == ["bf16"]
+    rmse, size = measure.errors(bound, q, k, v, causal)
+    error = measure.Measured({}, rmse, size).relative()
+    assert error["bf16"] < 1e-12 and all(1e-3 < error[form] < 0.1 for form in fp8.FORMS if form != "bf16")
+    assert error["ours"] == error["fa3"] == pytest.approx(error["transposed"], abs=1e-15)
+    by_blocks = [error[form] for form in ("blocks", "blocks-rows", "chain")]
+    assert by_blocks == pytest.approx([by_blocks[0]] * 3, abs=1e-15)
+    assert error["channels"] == pytest.approx(error["chain-channels"], abs=1e-15)
+    assert error["channels"] < error["blocks"]
+    # Each form is what its name says: V in rows or transposed, the same codes, scales of heads or of blocks.
+    of_ours, of_fa3, of_transposed, of_blocks, of_rows, of_channels, of_bf16, _, _ = package.calls
+    assert of_ours[:3] == of_fa3[:3] and "v_transposed" not in of_ours[3]
+    same = as_products_read(of_ours[2]).view(torch.uint8)
+    assert torch.equal(of_transposed[2].view(torch.uint8), same) and of_transposed[3]["v_transposed"]
+    assert all(of_transposed[3][name] is scales for name, scales in of_ours[3].items())
+    assert of_blocks[3]["v_transposed"] and "v_transposed" not in of_rows[3]
+    assert of_blocks[3]["v_descale"].shape == of_channels[3]["k_descale"].shape == (2, 3, 3)
+    assert of_channels[3]["v_descale"].shape == of_channels[3]["v_mean"].shape == (2, 3, 32)
+    assert of_bf16[2] is v and not of_bf16[3]
+
+
+def test_flash_attention_3_takes_the_scales(monkeypatch):
+    given = {}
+
+    def fwd(q, k, v, **named):
+        given.update(named)
+        return q, k
+
+    monkeypatch.setattr(torch, "ops", types.SimpleNamespace(flash_attn_3=types.SimpleNamespace(fwd=fwd)))
+    x = torch.ones(1, 2, 3, 16)
+    assert implementations._flash_attention_3(x, x, x, causal=True, q_descale=1, v_descale=3) is x
+    assert given == {"is_causal": True, "softmax_scale": 0.25, "q_descale": 1, "v_descale": 3}
+
+
+def test_errors_of_fp8_are_held_to_their_bounds(capsys):
+    assert set(fp8.BOUNDS) == set(fp8.FORMS) - {"fa3"}
+    rmse = dict.fromkeys(fp8.FORMS, 0.1) | {"bf16": 0.002, "fa3": 0.7}
+    assert measure.Measured({}, rmse, 1.0).print_wrong(fp8.BOUNDS)
+    # They are relative.
+    assert set(measure.Measured({}, rmse, 0.21).wrong(fp8.BOUNDS)) == set(fp8.BOUNDS) - {"bf16"}
+    rmse |= {"bf16": 0.1, "chain": math.nan, "ours": 0.5}
+    assert not measure.Measured({}, rmse, 1.0).print_wrong(fp8.BOUNDS)
+    wrong = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert wrong == ["ours", "bf16", "chain"]
+
+
+def test_a_summary_of_fp8_has_the_ratios_that_were_measured(capsys):
+    cell = settings.Cell(128, 1024, True)
+    measured = measure.Measured({"ours": 1.0, "transposed": 0.5}, {"ours": 0.1, "transposed": 0.2}, 2.0)
+    fp8.report("hot", cell, measured)
+    rates, errors = capsys.readouterr().out.splitlines()
+    assert str(cell) in rates and f"ours {cell.tflops(1):4.0f}  transposed {cell.tflops(0.5):4.0f}" in rates
+    assert errors.endswith("ours 0.05  transposed 0.1")
+    first = {"ours": 1.0, "fa3": 2.0, "transposed": 0.5, "bf16": 3.0, "chain": 2.0}
+    second = {"ours": 4.0, "fa3": 2.0, "transposed": 0.5, "bf16": 3.0, "chain": 1.5}
+    larger = settings.Cell(256, 1024, True)
+    fp8.summarise([("hot", cell, first), ("hot", larger, second)])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    of_ours = [line for line in lines if line.startswith("fa3 / ours")]
+    assert [line.split(" (")[0] for line in of_ours] == [
+        "fa3 / ours all geometric mean 1.000 worst 0.500",
+        "fa3 / ours d 128 geometric mean 2.000 worst 2.000",
+        "fa3 / ours d 256 geometric mean 0.500 worst 0.500",
+    ]
+    assert "d 256" in of_ours[0].split(" (")[1]
+    assert any(line.startswith("fa3 / transposed all geometric mean 4.000") for line in lines)
+    assert any(line.startswith("bf16 / chain all geometric mean 1.732 worst 1.500") for line in lines)
+    assert len(lines) == 9
+    # Of one head_dim, all are those.
+    fp8.summarise([("hot", cell, first)])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_fp8_runs_in_turns_or_alone(monkeypatch, capsys):
+    monkeypatch.setattr(timing, "in_turns", lambda *given: given)
+    bound = {"ours": None}
+    assert fp8.times(bound, fp8.parse(["--rounds", "2"]), None) == ((bound, 2, 25.0), {})
+
+    def sustain(function, warm_up, seconds, meter):
+        assert (warm_up, seconds, meter) == (sustained.WARM_UP, 1.5, "meter")
+        ran.append(function)
+        return timing.Sustained(function(), 500.0, None)
+
+    monkeypatch.setattr(timing, "sustain", sustain)
+    # The median of three rounds, which the forms begin in turns.
+    ran = []
+    times = {"ours": iter([1.0, 9.0, 2.0]), "transposed": iter([3.0, 4.0, 5.0])}
+    bound = {form: times[form].__next__ for form in times}
+    ms, taken = fp8.times(bound, fp8.parse("--sustained 1.5 --rounds 3".split()), "meter")
+    assert ms == {"ours": 2.0, "transposed": 4.0}
+    ours, transposed = bound.values()
+    assert ran == [ours, transposed, transposed, ours, ours, transposed]
+    cell = settings.Cell(64, 512, False)
+    sustained.print_taken(cell, taken)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"    ours        {cell.tflops(2):4.0f} TFLOP/s  500 W  - MHz  1000 mJ"
+    assert second.startswith("    transposed  ") and second.endswith("2000 mJ")
 
 
 def sdpa(q, k, v, causal):
