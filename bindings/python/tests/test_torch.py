@@ -170,4 +170,6 @@ def test_host_time_of_a_repeated_call(randn):
         function()
         times[name] = microseconds(function)
         print(f"{name:36}{times[name]:8.2f} us")
-    assert times["flash_attn_func"] < 25 and times["flash_attn_func, causal"] < 25
+    # Hosts differ. O is allocated as `torch.empty_like` does it, which is about a quarter of a call.
+    most = 8 * times["torch.empty_like"]
+    assert times["flash_attn_func"] < most and times["flash_attn_func, causal"] < most
