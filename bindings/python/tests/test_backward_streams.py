@@ -3,12 +3,12 @@ that finds another's workspace computes something else, and gradients start as N
 
 import contextlib
 import shutil
-import time
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+from host_time import microseconds
 from reference import judge_gradients
 
 from fa3 import flash_attn_func
@@ -197,18 +197,6 @@ def test_other_gpus(randn):
     with contextlib.nullcontext() if torch.cuda.get_device_capability(1) == (9, 0) else pytest.raises(RuntimeError):
         results = torch.autograd.grad(flash_attn_func(*leaves, causal=True), leaves, dout)
         judge_gradients(results, *leaves, dout, window=(-1, 0))
-
-
-def microseconds(function, blocks=50, calls=50):
-    """Host time of a call: the least over blocks, between which the GPU catches up, since others are at work on the host."""
-    times = []
-    for _ in range(blocks):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-    return min(times)
 
 
 def test_host_time_of_a_repeated_call(randn):

@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
+from host_time import microseconds
+
 from fa3 import flash_attn_func, flash_attn_qkvpacked_func
 
 pytestmark = pytest.mark.hopper
@@ -138,18 +140,6 @@ def test_a_margin_leaves_sms_to_others(randn, tmp_path):
         pytest.skip("skipped: the profiler sees no kernels on this machine")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     assert grids == [sms, sms - 32]
-
-
-def microseconds(function, blocks=50, calls=100):
-    """Host time of a call: the least over blocks, between which the GPU catches up, since others are at work on the host."""
-    times = []
-    for _ in range(blocks):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        times.append((time.perf_counter() - start) / calls * 1e6)
-    return min(times)
 
 
 def test_host_time_of_a_repeated_call(randn):
