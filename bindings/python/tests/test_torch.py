@@ -158,7 +158,7 @@ def test_host_time_of_a_repeated_call(randn):
     }
     for name, function in times.items():
         function()
-        times[name] = microseconds(function)
+        times[name] = microseconds(function, calls=100)
         print(f"{name:36}{times[name]:8.2f} us")
     # Hosts differ. O is allocated as `torch.empty_like` does it, which is about a quarter of a call.
     most = 8 * times["torch.empty_like"]
