@@ -67,9 +67,6 @@ WRONG = 0.3
 
 BOUNDS = {form: WRONG for form in FORMS if form != "fa3"} | {"bf16": measure.WRONG}
 
-# The largest number of e4m3.
-LARGEST = 448.0
-
 
 def parse(words=None):
     """What the command line asks for."""
@@ -89,21 +86,13 @@ def parse(words=None):
     return options
 
 
-def quantized_by_heads(x):
-    """e4m3 codes of x, and the scale of each head of each sequence, (batch, heads) in float32."""
-    x = x.float()
-    scales = x.abs().amax((1, 3)) / LARGEST
-    return (x / scales[:, None, :, None]).to(torch.float8_e4m3fn), scales
-
-
 def bind(forms, functions, q, k, v, causal):
     """These forms of the forward pass, as functions without arguments. Q, K and V have 16 bits."""
     # Here, so that the module can be imported where it is not installed.
     from fa3 import flash_attn_fp8_func, quantize, quantize_channels
 
-    (q_heads, k_heads, v_heads), of_heads = zip(*(quantized_by_heads(x) for x in (q, k, v)))
-    # 16 bits hold an e4m3 number exactly, and so these are the same codes.
-    v_heads_transposed, _ = quantize(v_heads.to(v.dtype), transposed=True, scale=1.0)
+    (q_heads, k_heads, v_heads), of_heads = zip(*(quantize(x, scales_of="heads") for x in (q, k, v)))
+    v_heads_transposed, _ = quantize(v, scales_of="heads", transposed=True)
     (q_blocks, q_scales), (k_blocks, k_scales) = quantize(q), quantize(k)
     v_blocks, v_scales = quantize(v)
     v_blocks_transposed, _ = quantize(v, transposed=True)

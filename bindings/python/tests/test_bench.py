@@ -177,16 +177,6 @@ def test_options_of_fp8(capsys):
     assert "the form fa3 needs --fa3" in capsys.readouterr().err
 
 
-def test_heads_have_scales_of_their_own():
-    x, _, _ = drawn("normal", (2, 70, 3, 16), torch.bfloat16)
-    x[1, :, 2] *= 100
-    codes, scales = fp8.quantized_by_heads(x)
-    expected_codes, expected_scales = quantized(x, scales_of="heads")
-    assert scales.shape == (2, 3) and torch.equal(scales, expected_scales)
-    assert torch.equal(codes.view(torch.uint8), expected_codes.view(torch.uint8))
-    assert (codes.float().abs().amax((1, 3)) == 448).all() and scales[1, 2] > 50 * scales[1, 1]
-
-
 def spread(scales, seqlen):
     """Scales of heads or of blocks of 128 rows, as factors of (batch, seqlen, heads, head_dim)."""
     if scales.dim() == 2:
@@ -230,6 +220,22 @@ class Package:
         else:
             v, named["v_descale"] = quantized(v)
         return self.flash_attn_func(q, k, v, causal, **named)
+
+
+def test_heads_have_scales_of_their_own(monkeypatch):
+    package = Package()
+    monkeypatch.setitem(sys.modules, "fa3", package)
+    x, y, z = drawn("normal", (2, 70, 3, 16), torch.bfloat16)
+    x[1, :, 2] *= 100
+    fp8.bind(["ours"], {"ours": package.flash_attn_func}, x, y, z, False)["ours"]()
+    ((codes, _, _, named),) = package.calls
+    scales = named["q_descale"]
+    expected_codes, expected_scales = quantized(x, scales_of="heads")
+    assert scales.shape == (2, 3) and torch.equal(scales, expected_scales)
+    assert torch.equal(codes.view(torch.uint8), expected_codes.view(torch.uint8))
+    assert (codes.float().abs().amax((1, 3)) == 448).all() and scales[1, 2] > 50 * scales[1, 1]
+    for name, tensor in (("k_descale", y), ("v_descale", z)):
+        assert torch.equal(named[name], quantized(tensor, scales_of="heads")[1])
 
 
 @pytest.mark.parametrize("causal", [False, True])
