@@ -206,9 +206,13 @@ impl Stand {
 impl From<Lane> for Outcome {
     fn from(lane: Lane) -> Outcome {
         let Lane { pass, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, load, .. } = lane;
-        let (tile, schedule) = (pass.forward.plan().tile(), pass.forward.plan().schedule());
-        let plan = format!("{tile}; {}; {}", schedule.order(), schedule.scheduler());
-        Outcome::Checked(Timing { load, ..Timing::new(plan, launches, millis, rows, error) })
+        let plan = pass.forward.plan();
+        let (tile, schedule) = (plan.tile(), plan.schedule());
+        let mut plan_of = format!("{tile}; {}; {}", schedule.order(), schedule.scheduler());
+        if plan.cluster() > 1 {
+            plan_of += &format!("; clusters of {}", plan.cluster());
+        }
+        Outcome::Checked(Timing { load, ..Timing::new(plan_of, launches, millis, rows, error) })
     }
 }
 

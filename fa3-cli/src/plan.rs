@@ -69,7 +69,10 @@ pub(crate) struct Options {
     )]
     cu_seqlens_k: Option<Vec<i32>>,
     /// The backward pass, dQ, dK and dV, in place of the forward pass
-    #[arg(long, conflicts_with_all = ["svg", "algorithm", "ping_pong", "rescale", "loads", "scheduler"])]
+    #[arg(
+        long,
+        conflicts_with_all = ["svg", "algorithm", "ping_pong", "rescale", "loads", "scheduler", "clusters"]
+    )]
     backward: bool,
     /// Gradients that are the same bits in every run, however many keys rows see
     #[arg(long, requires = "backward")]

@@ -38,6 +38,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                         softcap: false,
                         order,
                         scheduler,
+                        cluster: 1,
                     };
                     let (needed, budget) = (fwd::kernel(&spec).smem.bytes(), tile.smem().total());
                     assert!(needed <= budget, "{tile}, {scheduler}: {needed} bytes, not {budget}");

@@ -27,6 +27,9 @@ pub(crate) struct PlanArgs {
     /// How tiles reach CTAs
     #[arg(long, value_name = "HOW")]
     scheduler: Option<How>,
+    /// Whether CTAs load K and V for each other, in pairs, where they can
+    #[arg(long, value_name = "WHETHER")]
+    clusters: Option<Switch>,
     /// Streaming multiprocessors of the GPU
     #[arg(long, value_name = "N", default_value_t = DeviceLimits::h100_sxm().sms, value_parser = sms())]
     sms: NonZeroU32,
@@ -83,7 +86,7 @@ impl PlanArgs {
 
     /// Whether anything is decided.
     pub(crate) fn decides(&self) -> bool {
-        self.decides_tile() || self.scheduler.is_some()
+        self.decides_tile() || self.scheduler.is_some() || self.clusters.is_some()
     }
 
     fn decides_tile(&self) -> bool {
@@ -105,6 +108,7 @@ impl PlanArgs {
             How::Static => Scheduler::StaticPersistent,
             How::Dynamic => Scheduler::DynamicPersistent,
         });
+        options.clusters = self.clusters.map(|switch| switch == Switch::On);
         Ok(options)
     }
 

@@ -72,6 +72,12 @@ const GROUPS: [Group; 2] = [
                 paper: None,
                 talk: None,
             },
+            Form {
+                name: "lazy rescaling, in clusters",
+                options: |plan| PlanOptions::default().tile(plan.tile()).clusters(true),
+                paper: None,
+                talk: None,
+            },
         ],
     },
     Group {
@@ -107,11 +113,11 @@ const GROUPS: [Group; 2] = [
 ];
 
 /// A tile made of that of the full form: the table's with all that the paper has, the softmax under GEMMs of its own
-/// warpgroup and of the others, and rescaling in every block.
+/// warpgroup and of the others, and rescaling in every block; without clusters.
 fn tile(plan: &Plan, change: fn(CtaTile) -> CtaTile) -> PlanOptions {
     let (overlap, rescale, ping_pong) = (Overlap::TwoStage, Rescale::EveryBlock, true);
     let full = CtaTile { overlap, rescale, ping_pong, ..plan.tile() };
-    PlanOptions::default().tile(change(full))
+    PlanOptions::default().tile(change(full)).clusters(false)
 }
 
 fn schedule(order: Order, scheduler: Scheduler) -> PlanOptions {
@@ -253,7 +259,10 @@ mod tests {
             let plans: Vec<_> = options(group)
                 .iter()
                 .map(|options| Plan::with(&problem, &DeviceLimits::h100_sxm(), options).unwrap())
-                .map(|plan| (plan.tile(), plan.schedule().order(), plan.schedule().scheduler()))
+                .map(|plan| {
+                    let (order, scheduler) = (plan.schedule().order(), plan.schedule().scheduler());
+                    (plan.tile(), order, scheduler, plan.cluster())
+                })
                 .collect();
             for (index, plan) in plans.iter().enumerate() {
                 assert!(!plans[..index].contains(plan), "{}: {plan:?}", group.forms[index].name);

@@ -119,6 +119,10 @@ fn every_option_of_the_forward_pass_counts() {
     }
     let many = |sms: &str| program(&format!("forward --seqlen 4k {sms}")).unwrap().steps[0].grid;
     assert_eq!((many("--sms 3"), many("--sms 5")), ([3, 1, 1], [5, 1, 1]));
+    let cluster =
+        |words: &str| program(&format!("forward --sms 4 {words}")).unwrap().steps[0].kernel.launch.cluster;
+    assert_eq!((cluster("--seqlen 4k"), cluster("--seqlen 4k --clusters off")), (2, 1));
+    assert_eq!((cluster("--seqlen 512"), cluster("--seqlen 512 --clusters on")), (1, 2));
 }
 
 #[test]

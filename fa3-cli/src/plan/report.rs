@@ -20,6 +20,7 @@ pub(super) fn json(plan: &Plan, orders: Option<&OrderComparison>) -> Value {
         "order": schedule.order().to_string(),
         "scheduler": schedule.scheduler().to_string(),
         "grid": schedule.grid(),
+        "cluster": plan.cluster(),
         "threads": tile.threads(),
         "tiles": schedule.num_tiles(),
         "kv_blocks": blocks,

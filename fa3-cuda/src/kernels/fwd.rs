@@ -67,7 +67,7 @@ struct Fwd<'k> {
 /// well and pass [`CtaTile::check`](fa3_sched::forward::CtaTile::check).
 pub fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
-    Kernel::build("fwd", Launch::threads(tile.threads()), |b| {
+    Kernel::build("fwd", Launch::threads(tile.threads()).cluster(spec.cluster), |b| {
         if spec.guards_all() {
             b.guard_all();
         }
@@ -80,10 +80,16 @@ pub fn kernel(spec: &FwdSpec) -> Kernel {
 
         let (registers, all) = (tile.registers(), tile.threads() / 32);
         if let Some(registers) = registers.producer {
-            b.role(Role::new("producer", 0..4).registers(registers), || producer::run(&fwd));
+            b.role(Role::new("producer", 0..4).registers(registers), || {
+                producer::run(&fwd);
+                fwd.leave_together();
+            });
         }
         let consumers = all - 4 * tile.consumers..all;
-        b.role(Role::new("consumer", consumers).registers(registers.consumer), || consumer::run(&fwd));
+        b.role(Role::new("consumer", consumers).registers(registers.consumer), || {
+            consumer::run(&fwd);
+            fwd.leave_together();
+        });
     })
 }
 
@@ -106,9 +112,9 @@ impl<'k> Fwd<'k> {
             builder: b,
             spec: *spec,
             q: Feed::declare(b, "q", params.q, 1, warps),
-            k: Feed::declare(b, "k", params.k, tile.stages, warps),
+            k: Feed::declare_shared(b, "k", params.k, tile.stages, warps),
             v: match spec.v_is_transposed() {
-                false => Feed::declare(b, "v", params.v, tile.stages, of_v),
+                false => Feed::declare_shared(b, "v", params.v, tile.stages, of_v),
                 true => Feed::declare_transposed(b, "v", params.v, ROW_SUM_COLS, tile.stages, of_v),
             },
             transposed,
@@ -119,6 +125,14 @@ impl<'k> Fwd<'k> {
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             tiles: Tiles::declare(b, spec.scheduler, params.geometry.tiles, params.ticket, of_tiles),
             params,
+        }
+    }
+
+    /// The other CTA of a cluster may still load into this one's shared memory, or arrive at its mbarriers.
+    #[track_caller]
+    fn leave_together(&self) {
+        if self.spec.cluster > 1 {
+            self.builder.cluster_sync();
         }
     }
 

@@ -87,20 +87,21 @@ fn ladder() -> impl Iterator<Item = Shipped> {
 }
 
 /// What plans choose: a row of the tile table, with all inputs of e4m3 that it takes, with every mask that it serves,
-/// with a soft cap and without, with the schedulers of few tiles and of many.
+/// with a soft cap and without, with the schedulers of few tiles and of many, in clusters and without.
 fn planned() -> impl Iterator<Item = FwdSpec> {
     let rows = TileRow::table()
         .iter()
-        .flat_map(|row| of_all_inputs(row.tile).into_iter().map(|tile| (row.masks, tile)));
-    rows.flat_map(|(masks, tile)| {
-        let masks = masks.iter().flat_map(|&class| sides(class));
+        .flat_map(|row| of_all_inputs(row.tile).into_iter().map(move |tile| (row, tile)));
+    rows.flat_map(|(row, tile)| {
+        let masks = row.masks.iter().flat_map(|&class| sides(class));
         masks.flat_map(move |&mask| {
-            schedulers(mask, tile.precision).into_iter().flat_map(move |scheduler| {
+            ways(row, mask).into_iter().flat_map(move |(scheduler, cluster)| {
                 [false, true].into_iter().flat_map(move |softcap| {
                     elements(tile.precision).map(|(elem, output)| FwdSpec {
                         elem,
                         output,
                         softcap,
+                        cluster,
                         ..spec(tile, mask, scheduler)
                     })
                 })
@@ -151,11 +152,16 @@ fn sides(class: MaskClass) -> &'static [Mask] {
     }
 }
 
-/// The schedulers of few tiles and of many.
-fn schedulers(mask: Mask, precision: Precision) -> [Scheduler; 2] {
-    let few = if precision == Precision::Half { Scheduler::OneTile } else { Scheduler::StaticPersistent };
+/// How tiles reach CTAs, few of them and many, and in clusters of how many CTAs: pairs of CTAs have tiles of the same
+/// head, which a row for a single tile a head has not.
+fn ways(row: &TileRow, mask: Mask) -> Vec<(Scheduler, u32)> {
     let many = if mask == NO_SIDE { Scheduler::StaticPersistent } else { Scheduler::DynamicPersistent };
-    [few, many]
+    let half = row.tile.precision == Precision::Half;
+    let few = if half { Scheduler::OneTile } else { Scheduler::StaticPersistent };
+    let pairs = half && mask == NO_SIDE && row.max_rows.is_none_or(|rows| rows > row.tile.tile_m);
+    let mut ways = vec![(few, 1), (many, 1)];
+    ways.extend(pairs.then_some((many, 2)));
+    ways
 }
 
 /// In bf16, without a soft cap, with the order that plans have for this mask.
@@ -167,11 +173,12 @@ fn spec(tile: CtaTile, mask: Mask, scheduler: Scheduler) -> FwdSpec {
         }
     };
     let [(elem, output), _] = elements(tile.precision);
-    FwdSpec { elem, output, tile, head_dim_v: tile.head_dim_v, mask, softcap: false, order, scheduler }
+    let head_dim_v = tile.head_dim_v;
+    FwdSpec { elem, output, tile, head_dim_v, mask, softcap: false, order, scheduler, cluster: 1 }
 }
 
 /// What the ablation measures, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer keys
-/// where one needs more registers, and other orders of tiles.
+/// where one needs more registers, and other orders of tiles. None is in clusters.
 fn ablated() -> impl Iterator<Item = FwdSpec> {
     let is_measured = |row: &&TileRow| row.tile.head_dim == 128 && row.masks == [MaskClass::Dense];
     let tile = TileRow::table().iter().find(is_measured).expect("the table has the tile").tile;
@@ -193,7 +200,7 @@ fn ablated() -> impl Iterator<Item = FwdSpec> {
 
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
-    let FwdSpec { elem, output, tile, mask, softcap, order, scheduler, .. } = *spec;
+    let FwdSpec { elem, output, tile, mask, softcap, order, scheduler, cluster, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -228,6 +235,7 @@ fn name(spec: &FwdSpec) -> String {
         (tile.consumers > 1 && !tile.ping_pong, "no-turns"),
         (tile.loads == Loads::Consumers, "no-producer"),
         (mask != NO_SIDE && order == Order::Linear, "linear"),
+        (cluster > 1, "clusters"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     words.join("/")
@@ -309,7 +317,8 @@ mod tests {
         };
         let mut found = HashSet::new();
         for (dims, heads, cap, dtype, output, inputs) in half.into_iter().chain(fp8) {
-            for (mask, seqlen) in masks().flat_map(|mask| [50, 100, 1000, 2000, 8192].map(|len| (mask, len)))
+            for (mask, seqlen) in
+                masks().flat_map(|mask| [50, 100, 1024, 1100, 2000, 3000, 8192].map(|len| (mask, len)))
             {
                 for &(head_dim, head_dim_v) in dims {
                     let shape = Shape { batch: 1, seqlen, heads, head_dim };

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use super::CtaTile;
 use crate::{Order, Scheduler};
 
-/// Overrides for [`Plan::with`](super::Plan::with). What is `None`, as everything is by default,
-/// the plan decides itself.
+/// Overrides for [`Plan::with`](super::Plan::with). What is `None`, as everything is by default, the plan
+/// decides itself.
 ///
 /// ```
 /// use fa3_sched::Order;
@@ -28,6 +28,8 @@ pub struct PlanOptions {
     pub scheduler: Option<Scheduler>,
     /// Streaming multiprocessors to use; the others are left to other work. A number above the device's counts as all.
     pub sms: Option<NonZeroU32>,
+    /// Whether CTAs that need the same keys at a time are clusters, see [`Plan::cluster`](super::Plan::cluster).
+    pub clusters: Option<bool>,
 }
 
 impl PlanOptions {
@@ -53,5 +55,11 @@ impl PlanOptions {
     #[must_use]
     pub fn sms(self, sms: NonZeroU32) -> PlanOptions {
         PlanOptions { sms: Some(sms), ..self }
+    }
+
+    /// With clusters of CTAs wherever there can be some, or without.
+    #[must_use]
+    pub fn clusters(self, clusters: bool) -> PlanOptions {
+        PlanOptions { clusters: Some(clusters), ..self }
     }
 }

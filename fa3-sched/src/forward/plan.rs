@@ -57,6 +57,7 @@ pub struct Plan {
     tiling: Tiling<u32>,
     lens: Lens<u32>,
     schedule: Schedule,
+    cluster: u32,
 }
 
 impl Plan {
@@ -92,7 +93,9 @@ impl Plan {
         let schedule = Schedule::new(counts, order, scheduler, sms)?;
         let tiling =
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
-        Ok(Plan { problem: problem.clone(), tile, why, tiling, lens, schedule })
+        let clusters = options.clusters.unwrap_or(lens.k >= MIN_KEYS_OF_CLUSTERS);
+        let cluster = if clusters && go_in_pairs(problem, &tile, counts, &schedule) { 2 } else { 1 };
+        Ok(Plan { problem: problem.clone(), tile, why, tiling, lens, schedule, cluster })
     }
 
     /// What is computed.
@@ -118,6 +121,12 @@ impl Plan {
     /// The numbering of tiles, and how they reach CTAs.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
+    }
+
+    /// CTAs of a cluster: one, or two that compute neighbouring tiles of a head of K and V at a time, each of which loads
+    /// half of K and V for both.
+    pub fn cluster(&self) -> u32 {
+        self.cluster
     }
 
     /// What each tile computes and visits, in the order of tiles.
@@ -199,6 +208,21 @@ fn choose_scheduler(
     }
 }
 
+/// Of fewer keys, clusters are up to 3 % slower in short runs and gain nothing in long ones (docs/performance.md).
+const MIN_KEYS_OF_CLUSTERS: u32 = 1024;
+
+/// Whether CTAs compute neighbouring tiles at a time that need the same keys: equal tiles, dealt in turn, an even number
+/// of them for a head of K and V. In 8 bits, clusters of such CTAs are slower (docs/performance.md).
+fn go_in_pairs(problem: &Problem, tile: &CtaTile, counts: TileCounts, schedule: &Schedule) -> bool {
+    let loads_ahead = tile.precision == Precision::Half && tile.loads == Loads::Producer;
+    let alike = problem.mask() == Mask::None && schedule.order() == Order::Linear;
+    let in_turn = schedule.scheduler() == Scheduler::StaticPersistent;
+    let tiles_a_head = counts.m_blocks as usize * problem.heads().group_size();
+    let even = tiles_a_head.is_multiple_of(2) && schedule.grid().is_multiple_of(2);
+    // Each loads half of a block's keys, and rows are swizzled in groups of eight.
+    loads_ahead && alike && in_turn && even && tile.tile_n.is_multiple_of(16)
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Cost { blocks, masked_blocks, longest } = self.cost();
@@ -210,7 +234,9 @@ impl fmt::Display for Plan {
         writeln!(f, "heads      {} of Q, {} of K and V", heads.q(), heads.kv())?;
         writeln!(f, "order      {}", schedule.order())?;
         let (grid, threads) = (schedule.grid(), tile.threads());
-        writeln!(f, "scheduler  {}, {grid} CTAs of {threads} threads", schedule.scheduler())?;
+        let clusters =
+            if self.cluster > 1 { format!(", in clusters of {}", self.cluster) } else { String::new() };
+        writeln!(f, "scheduler  {}, {grid} CTAs of {threads} threads{clusters}", schedule.scheduler())?;
         writeln!(f, "tiles      {}", schedule.num_tiles())?;
         writeln!(f, "KV blocks  {blocks}, {masked_blocks} of them masked, at most {longest} a tile")?;
         match producer {

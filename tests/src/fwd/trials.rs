@@ -82,10 +82,20 @@ const LEVELS: [usize; 17] = [
     PADDING.len(),
 ];
 
+/// Levels of the same factors for kernels that run in clusters: those have no mask, static persistent CTAs, a producer,
+/// linear order, and an even number of tiles a head, as the last two lengths of few heads give it.
+const PAIRED: [usize; 17] = {
+    let mut levels = LEVELS;
+    [levels[2], levels[6], levels[7], levels[13]] = [1; 4];
+    [levels[11], levels[14]] = [2; 2];
+    levels
+};
+
 /// The covering arrays of features, every tile of the table, and scores of every kind.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
     let mut trials: Vec<Trial> =
-        covering(&LEVELS, FEATURES).iter().map(|row| of_features(row, seed)).collect();
+        covering(&LEVELS, FEATURES).iter().map(|row| of_features(row, 3, seed)).collect();
+    trials.extend(paired(seed));
     let mut tiles: Vec<CtaTile> = Vec::new();
     for shape in TileRow::table().iter().map(|row| row.tile) {
         let inputs = INPUTS.into_iter().filter(|_| shape.precision.is_fp8());
@@ -107,8 +117,24 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
     trials
 }
 
-/// A trial with these levels.
-fn of_features(row: &[usize], seed: u64) -> Trial {
+/// Kernels that run in clusters of two, on two SMs.
+fn paired(seed: u64) -> impl Iterator<Item = Trial> {
+    covering(&PAIRED, 0).into_iter().map(move |mut row| {
+        // Static persistent CTAs; the last two lengths.
+        row[6] = 1;
+        row[14] += 3;
+        in_pairs(of_features(&row, 2, seed))
+    })
+}
+
+/// The trial, whose kernel runs in clusters of two.
+fn in_pairs(trial: Trial) -> Trial {
+    assert_eq!(trial.program.steps[0].kernel.launch.cluster, 2, "{} runs in clusters", trial.name);
+    trial
+}
+
+/// A trial with these levels, on so many SMs.
+fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
     let &[
         form,
         consumers,
@@ -155,9 +181,11 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     spec.softcap = SOFTCAPS[softcap];
     let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
     let scheduler = dealt(&shape, SCHEDULERS[scheduler]);
-    let options = with_tile(shape).order(ORDERS[order]).scheduler(scheduler);
+    let options = with_tile(shape).order(ORDERS[order]).scheduler(scheduler).clusters(true);
     let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
-    trial(Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed }, &options)
+    let case = Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed };
+    let values = case.values();
+    trial_on(sms, case, values, &options)
 }
 
 /// A tile of the table on two tiles of rows and three blocks of keys.
@@ -175,32 +203,47 @@ fn of_scores(scores: Scores, spec: ProblemSpec, seed: u64) -> Trial {
     let problem = spec.validate().expect("the lengths and dimensions are valid");
     let case = Case::normal(&format!("{scores:?}"), problem, seed);
     let values = scores.values(case.values(), &case.problem);
-    trial_on(case, values, &PlanOptions::default())
+    trial_on(3, case, values, &PlanOptions::default())
 }
 
-/// Tiles of every kind with several blocks and tiles of rows.
+/// Tiles of every kind with several blocks and tiles of rows; some of them in clusters, too.
 pub(super) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let small = others().into_iter().enumerate().map(|(index, shape)| {
-        let lengths = (shape.tile_m as usize + 5, 3 * shape.tile_n as usize + 9);
-        let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), shape.head_dim as usize);
-        let spec = spec.head_dim_v(shape.head_dim_v as usize).mask(masks[index % 3]);
-        let problem = spec.validate().expect("a tile's own head dimensions are valid");
-        let options = with_tile(shape).scheduler(dealt(&shape, SCHEDULERS[index / 3 % 3]));
-        trial(Case::normal("small", problem, 4), &options)
+        let scheduler = dealt(&shape, SCHEDULERS[index / 3 % 3]);
+        let rows = shape.tile_m as usize + 5;
+        of_two_heads(&shape, rows, masks[index % 3], 3, &with_tile(shape).scheduler(scheduler))
     });
-    small.chain(fp8::small()).collect()
+    let loads_ahead = |shape: &CtaTile| shape.loads == Loads::Producer;
+    let pairs = others().into_iter().filter(loads_ahead).step_by(5).map(|shape| {
+        let options =
+            with_tile(shape).scheduler(Scheduler::StaticPersistent).order(Order::Linear).clusters(true);
+        // Three tiles a head, of which one of each makes a pair.
+        let rows = 2 * shape.tile_m as usize + 5;
+        in_pairs(of_two_heads(&shape, rows, Mask::None, 2, &options))
+    });
+    small.chain(pairs).chain(fp8::small()).collect()
+}
+
+/// Two heads of Q with so many rows, on one of K and V with several blocks.
+fn of_two_heads(shape: &CtaTile, rows: usize, mask: Mask, sms: u32, options: &PlanOptions) -> Trial {
+    let lengths = (rows, 3 * shape.tile_n as usize + 9);
+    let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), shape.head_dim as usize);
+    let problem = spec.head_dim_v(shape.head_dim_v as usize).mask(mask).validate();
+    let case = Case::normal("small", problem.expect("a tile's own head dimensions are valid"), 4);
+    let values = case.values();
+    trial_on(sms, case, values, options)
 }
 
 /// The case on a device of three SMs.
 pub(super) fn trial(case: Case, options: &PlanOptions) -> Trial {
     let values = case.values();
-    trial_on(case, values, options)
+    trial_on(3, case, values, options)
 }
 
-/// The same with other values than the case's own.
-fn trial_on(case: Case, values: Values, options: &PlanOptions) -> Trial {
-    let launch = Launch::new(&case.problem, &device(3), options);
+/// The case on a device of so many SMs, with these values.
+fn trial_on(sms: u32, case: Case, values: Values, options: &PlanOptions) -> Trial {
+    let launch = Launch::new(&case.problem, &device(sms), options);
     let Launch { plan, program } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));
     Trial {
         name: format!("{plan}, {}", case.name),

@@ -212,6 +212,12 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             IN_TURNS_FP8,
         )
         .also_noticed(MISSING_TURNS),
+        pairs(
+            "fwd 2, turns, clusters",
+            two,
+            &[(3, (140, 70), Mask::None), (2, (256, 10), Mask::None), (1, (130, 100), Mask::None)],
+            TWO_STAGE,
+        ),
         prey(
             "fwd 2, e4m3, V transposed, scales of blocks",
             CtaTile { tile_m: 128, consumers: 2, tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[3]),
@@ -222,6 +228,7 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
     ]
 }
 
+/// On one SM, so that a CTA computes all tiles.
 fn prey(
     name: &str,
     shape: CtaTile,
@@ -229,13 +236,29 @@ fn prey(
     problems: &[Small],
     argued: &'static [Argued],
 ) -> Prey {
-    let options = with_tile(shape).scheduler(scheduler).order(Order::Linear);
+    on_device(name, (1, shape, scheduler), problems, argued)
+}
+
+/// On two SMs, so that a cluster of two computes all tiles.
+fn pairs(name: &str, shape: CtaTile, problems: &[Small], argued: &'static [Argued]) -> Prey {
+    let prey = on_device(name, (2, shape, Scheduler::StaticPersistent), problems, argued);
+    assert_eq!(prey.kernel().launch.cluster, 2, "{name} runs in clusters");
+    prey
+}
+
+fn on_device(
+    name: &str,
+    (sms, shape, scheduler): (u32, CtaTile, Scheduler),
+    problems: &[Small],
+    argued: &'static [Argued],
+) -> Prey {
+    let options = with_tile(shape).scheduler(scheduler).order(Order::Linear).clusters(true);
     let programs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };
         let problem = laid_out(&shape, ProblemSpec::dense(dtype(&shape), q, kv).mask(mask)).validate();
         let problem = problem.expect("the problem of a prey is valid");
-        let launch = Launch::new(&problem, &device(1), &options).expect("there is such a kernel");
+        let launch = Launch::new(&problem, &device(sms), &options).expect("there is such a kernel");
         let program = launch.program;
         let bytes = initial(&problem, &program, &Values::new(&problem, Dist::Normal, Poison::None, 1));
         (program, bytes)

@@ -18,10 +18,11 @@ use crate::host::kernels;
 use crate::{Check, Fallible, ensure};
 
 /// The times of making come first: nothing is compiled yet.
-pub(crate) const CHECKS: [(&str, Check); 12] = [
+pub(crate) const CHECKS: [(&str, Check); 13] = [
     ("plans::making_one", time_of_making),
     ("plans::mean_of_ones", mean_of_ones),
     ("plans::all_schedulers", schedulers),
+    ("plans::clusters", clusters),
     ("plans::graph", graph),
     ("plans::graph_beside_its_stream", graph_beside_its_stream),
     ("plans::strangers_between", strangers_between),
@@ -187,6 +188,24 @@ fn schedulers(device: &Device) -> Fallible<String> {
     ensure(case.forward.plan().schedule().grid() == 7, "there are not 7 CTAs")?;
     ensure(case.once()? == one, "7 SMs give another result")?;
     Ok("equal, also on 7 SMs".to_owned())
+}
+
+/// Results do not depend on who loaded K and V.
+fn clusters(device: &Device) -> Fallible<String> {
+    for head_dim in [64, 128, 256] {
+        let q = Shape { batch: 5, seqlen: 1000, heads: 6, head_dim };
+        let kv = Shape { seqlen: 1111, heads: 2, ..q };
+        let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).validate()?;
+        let alone = Case::new(device, &problem, &PlanOptions::default().clusters(false))?.once()?;
+        let mut pairs = Case::new(device, &problem, &PlanOptions::default())?;
+        ensure(pairs.forward.plan().cluster() == 2, "the plan has no clusters")?;
+        ensure(pairs.once()? == alone, &format!("clusters give another result of head_dim {head_dim}"))?;
+        let graph = pairs.capture(2)?;
+        pairs.poison()?;
+        pairs.replay(&graph, &pairs.stream)?;
+        ensure(pairs.bits()? == alone, &format!("their graph gives another result of head_dim {head_dim}"))?;
+    }
+    Ok("equal to CTAs alone, also from a graph".to_owned())
 }
 
 fn graph(device: &Device) -> Fallible<String> {

@@ -163,6 +163,7 @@ mod tests {
             softcap: false,
             order: Order::Linear,
             scheduler: Scheduler::StaticPersistent,
+            cluster: 1,
         }
     }
 

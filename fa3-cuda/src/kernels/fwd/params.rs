@@ -70,13 +70,15 @@ impl Params<Form> {
         let tile = &spec.tile;
         let tensor =
             |rows, cols| TensorForm { tile: TileShape::new(spec.elem, rows, cols), rank: 4, rows: 2 };
+        // What a CTA loads of a block.
+        let keys = tile.tile_n / spec.cluster;
         let v = match spec.v_is_transposed() {
-            false => tensor(tile.tile_n, tile.head_dim_v),
+            false => tensor(keys, tile.head_dim_v),
             true => TensorForm { rows: 1, ..tensor(tile.head_dim_v, tile.tile_n) },
         };
         Params {
             q: tensor(tile.tile_m, tile.head_dim),
-            k: tensor(tile.tile_n, tile.head_dim),
+            k: tensor(keys, tile.head_dim),
             v,
             o: spec.output,
             lse: Elem::F32,

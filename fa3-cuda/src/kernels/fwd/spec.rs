@@ -28,6 +28,8 @@ pub struct FwdSpec {
     pub order: Order,
     /// How tiles reach CTAs.
     pub scheduler: Scheduler,
+    /// CTAs of a cluster, which load K and V for each other.
+    pub cluster: u32,
 }
 
 impl FwdSpec {
@@ -43,6 +45,7 @@ impl FwdSpec {
             softcap: problem.softcap().is_some(),
             order: form(schedule.order()),
             scheduler: schedule.scheduler(),
+            cluster: plan.cluster(),
         }
     }
 }

@@ -7,6 +7,8 @@ pub(crate) struct Feed<'k> {
     map: TileMap,
     along: Along,
     ring: Ring<'k, 1>,
+    /// Which part of a tile this CTA loads for its cluster; none if it loads all, for itself.
+    part: Option<V<'k, B32>>,
 }
 
 /// The thread that fills the ring.
@@ -14,7 +16,11 @@ pub(crate) struct TmaLoader<'k> {
     map: TileMap,
     along: Along,
     ring: Producer<'k, 1>,
+    part: Option<V<'k, B32>>,
 }
+
+/// The CTAs of a cluster of two.
+const BOTH: u16 = 0b11;
 
 /// What runs along the rows of a tile.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,7 +36,25 @@ impl<'k> Feed<'k> {
     #[track_caller]
     pub(crate) fn declare(b: &'k Builder, name: &str, map: TileMap, stages: u32, consumers: u32) -> Feed<'k> {
         let ring = b.ring(name, stages, consumers, [(name, map.shape())]);
-        Feed { map, along: Along::HeadDim, ring }
+        Feed { map, along: Along::HeadDim, ring, part: None }
+    }
+
+    /// The same of tiles that all CTAs of a cluster take at a time: each loads as many rows as `map` copies, for all.
+    #[track_caller]
+    pub(crate) fn declare_shared(
+        b: &'k Builder,
+        name: &str,
+        map: TileMap,
+        stages: u32,
+        consumers: u32,
+    ) -> Feed<'k> {
+        let cluster = b.launch().cluster;
+        if cluster == 1 {
+            return Feed::declare(b, name, map, stages, consumers);
+        }
+        let shape = TileShape { rows: map.shape().rows * cluster, ..map.shape() };
+        let ring = b.cluster_ring(name, stages, consumers, [(name, shape)]);
+        Feed { map, along: Along::HeadDim, ring, part: Some(b.cluster_cta_rank()) }
     }
 
     /// The same of a transposed tensor. Behind what is loaded of it, a tile has `more` rows, whose contents stay.
@@ -44,7 +68,8 @@ impl<'k> Feed<'k> {
         consumers: u32,
     ) -> Feed<'k> {
         let shape = TileShape { rows: map.shape().rows + more, ..map.shape() };
-        Feed { map, along: Along::Seqlen, ring: b.ring(name, stages, consumers, [(name, shape)]) }
+        let ring = b.ring(name, stages, consumers, [(name, shape)]);
+        Feed { map, along: Along::Seqlen, ring, part: None }
     }
 
     /// What it goes through.
@@ -55,7 +80,7 @@ impl<'k> Feed<'k> {
     /// The end that fills it.
     #[track_caller]
     pub(crate) fn loader(&self) -> TmaLoader<'k> {
-        TmaLoader { map: self.map, along: self.along, ring: self.ring.producer() }
+        TmaLoader { map: self.map, along: self.along, ring: self.ring.producer(), part: self.part }
     }
 
     /// The end that empties it.
@@ -70,9 +95,13 @@ impl<'k> TmaLoader<'k> {
     #[track_caller]
     pub(crate) fn load(&mut self, head: V<'k, B32>, row: V<'k, B32>, batch: V<'k, B32>) {
         let mut slot = self.ring.acquire(); // A1:7
-        match self.along {
-            Along::HeadDim => slot.load(0, &self.map, (0, head, row, batch)), // A1:8
-            Along::Seqlen => slot.load_first_rows(0, &self.map, (row, 0, head, batch)),
+        match (self.along, self.part) {
+            (Along::HeadDim, None) => slot.load(0, &self.map, (0, head, row, batch)), // A1:8
+            (Along::HeadDim, Some(part)) => {
+                let row = part.mad(self.map.shape().rows, row);
+                slot.load_part(0, &self.map, (0, head, row, batch), part, BOTH);
+            }
+            (Along::Seqlen, _) => slot.load_first_rows(0, &self.map, (row, 0, head, batch)),
         }
         slot.commit(); // A1:9
     }

@@ -123,6 +123,44 @@ fn decoding() {
     assert_eq!(plan.cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
 }
 
+/// CTAs of a cluster visit the same keys of the same head at a time.
+fn go_together(plan: &Plan) -> bool {
+    let (together, group) = (plan.cluster() as usize, plan.problem().heads().group_size() as u32);
+    let works: Vec<Work> = plan.works().collect();
+    let keys = |work: &Work| (work.tile.head / group, work.tile.batch, work.kv);
+    let same = |a: &Work, b: &Work| keys(a) == keys(b);
+    (plan.schedule.grid() as usize).is_multiple_of(together)
+        && works.chunks(together).all(|works| works.iter().all(|work| same(work, &works[0])))
+}
+
+#[test]
+fn pairs_of_equal_tiles_are_clusters() {
+    let of = |tokens, mask| dense(4, (tokens, tokens), (8, 8), mask);
+    let cluster = |problem: &Problem, options: &PlanOptions| {
+        let plan = Plan::with(problem, &H100, options).unwrap();
+        assert!(go_together(&plan), "{plan}");
+        plan.cluster()
+    };
+    let free = PlanOptions::default();
+    // 22 and 43 tiles a head; 43 for each of two heads with the same keys.
+    assert_eq!([4096, 8192].map(|tokens| cluster(&of(tokens, Mask::None), &free)), [2, 1]);
+    assert_eq!(cluster(&dense(4, (8192, 8192), (8, 4), Mask::None), &free), 2);
+    // Clusters gain nothing where sequences are short.
+    let short = of(768, Mask::None);
+    assert_eq!([free, free.clusters(true)].map(|options| cluster(&short, &options)), [1, 2]);
+    let even = of(4096, Mask::None);
+    assert_eq!(cluster(&of(4096, Mask::Causal), &free), 1);
+    assert_eq!(cluster(&even, &free.clusters(false)), 1);
+    assert_eq!(cluster(&even, &free.sms(NonZeroU32::new(101).unwrap())), 1);
+    assert_eq!(cluster(&even, &free.scheduler(Scheduler::OneTile)), 1);
+    assert_eq!(cluster(&even, &free.scheduler(Scheduler::DynamicPersistent)), 1);
+    assert_eq!(cluster(&even, &free.order(Order::LongestFirst { section: 1, longest: Longest::First })), 1);
+    let tile = Plan::new(&even, &H100).unwrap().tile;
+    assert_eq!(cluster(&even, &free.tile(CtaTile { loads: Loads::Consumers, ..tile })), 1);
+    let text = Plan::new(&even, &H100).unwrap().to_string();
+    assert!(text.contains("132 CTAs of 512 threads, in clusters of 2"), "{text}");
+}
+
 /// Persistent kernels of e4m3 are as fast where all tiles run at once, and spill no registers.
 #[test]
 fn few_tiles_of_e4m3_have_persistent_ctas() {
@@ -301,8 +339,10 @@ proptest! {
 
     #[test]
     fn any_problem_plans_and_is_covered(problem in problems(), sms in 1u32..150) {
-        let plan = Plan::new(&problem, &H100.sms(NonZeroU32::new(sms).unwrap())).unwrap();
+        let options = PlanOptions::default().clusters(true);
+        let plan = Plan::with(&problem, &H100.sms(NonZeroU32::new(sms).unwrap()), &options).unwrap();
         covers(&plan);
+        prop_assert!(go_together(&plan));
         prop_assert_eq!(plan.to_string().lines().count(), 12);
         let schedule = plan.schedule();
         prop_assert_eq!(plan.simulate().spans().len(), schedule.num_tiles() as usize);
