@@ -123,8 +123,8 @@ impl Plan {
         &self.schedule
     }
 
-    /// CTAs of a cluster: one, or two that compute neighbouring tiles of a head of K and V at a time, each of which loads
-    /// half of K and V for both.
+    /// CTAs of a cluster: one, or two that compute neighbouring tiles of a head of K and V at a time, each of which
+    /// loads half of K and V for both.
     pub fn cluster(&self) -> u32 {
         self.cluster
     }
@@ -211,8 +211,8 @@ fn choose_scheduler(
 /// Of fewer keys, clusters are up to 3 % slower in short runs and gain nothing in long ones (docs/performance.md).
 const MIN_KEYS_OF_CLUSTERS: u32 = 1024;
 
-/// Whether CTAs compute neighbouring tiles at a time that need the same keys: equal tiles, dealt in turn, an even number
-/// of them for a head of K and V. In 8 bits, clusters of such CTAs are slower (docs/performance.md).
+/// Whether CTAs compute neighbouring tiles at a time that need the same keys: equal tiles, dealt in turn, an even
+/// number of them for a head of K and V. In 8 bits, clusters of such CTAs are slower (docs/performance.md).
 fn go_in_pairs(problem: &Problem, tile: &CtaTile, counts: TileCounts, schedule: &Schedule) -> bool {
     let loads_ahead = tile.precision == Precision::Half && tile.loads == Loads::Producer;
     let alike = problem.mask() == Mask::None && schedule.order() == Order::Linear;
