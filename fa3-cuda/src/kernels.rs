@@ -10,5 +10,6 @@ pub mod quantize;
 pub mod shipped;
 mod spec;
 mod tensors;
+pub mod transpose_v;
 
 pub use spec::Spec;

@@ -162,6 +162,8 @@ pub fn initial(problem: &Problem, program: &Program<Kernel>, values: &Values) ->
         arrays.extend(numbers.map(|numbers| numbers.into_iter().flat_map(f32::to_le_bytes).collect()));
     }
     arrays.extend(program.find(buffers::TICKET).map(|BufferId(at)| vec![0; program.buffers[at].bytes()]));
+    let of_steps = program.find(buffers::V_TRANSPOSED);
+    arrays.extend(of_steps.map(|BufferId(at)| vec![UNWRITTEN; program.buffers[at].bytes()]));
     for (array, bytes) in program.buffers.iter().zip(&arrays) {
         assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
     }

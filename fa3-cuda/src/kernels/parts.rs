@@ -3,6 +3,7 @@
 pub(crate) mod block_max;
 pub(crate) mod chains;
 pub(crate) mod geometry;
+pub(crate) mod key_rows;
 pub(crate) mod kv_blocks;
 pub(crate) mod loader;
 pub(crate) mod p_operand;

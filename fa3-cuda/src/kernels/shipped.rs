@@ -17,6 +17,7 @@ use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::{Mask, ValueLayout};
 
 use super::fwd::FwdSpec;
+use super::transpose_v::TransposeSpec;
 use super::{Spec, ladder};
 
 const NO_SIDE: Mask = Mask::None;
@@ -58,6 +59,7 @@ impl Shipped {
         match &self.spec {
             Spec::Forward(spec) => Some(spec),
             Spec::ForwardTiles(_)
+            | Spec::TransposeV(_)
             | Spec::Backward(_)
             | Spec::Quantize(_)
             | Spec::Scales(_)
@@ -75,6 +77,7 @@ pub fn shipped() -> impl Iterator<Item = Shipped> {
         .chain(quantize::quantized())
         .chain(quantize::scales())
         .chain(backward::backward())
+        .chain(transposed_v())
         .chain(specs.map(|spec| Shipped { name: name(&spec), spec: Spec::Forward(spec) }))
 }
 
@@ -83,6 +86,14 @@ fn ladder() -> impl Iterator<Item = Shipped> {
     ladder::Spec::ALL.into_iter().map(|spec| Shipped {
         name: format!("ladder/{}/{}", spec.name(), spec.elem()),
         spec: Spec::Ladder(spec),
+    })
+}
+
+/// What transposes V of e4m3 before, where plans have that done.
+fn transposed_v() -> impl Iterator<Item = Shipped> {
+    [128, 256].into_iter().map(|head_dim| Shipped {
+        name: format!("transpose-v/d{head_dim}"),
+        spec: Spec::TransposeV(TransposeSpec { head_dim }),
     })
 }
 

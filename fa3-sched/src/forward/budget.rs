@@ -173,7 +173,7 @@ impl CtaTile {
 
     /// Whether the tile is for the inputs of `problem` and large enough for its head dimensions.
     pub(super) fn takes(&self, problem: &Problem) -> bool {
-        self.precision == Precision::of(problem)
+        self.precision.takes(Precision::of(problem))
             && problem.head_dim() <= self.head_dim as usize
             && problem.head_dim_v() <= self.head_dim_v as usize
     }

@@ -72,6 +72,12 @@ impl Fp8Inputs {
     /// V in rows, and scales of heads.
     pub const HEADS: Fp8Inputs =
         Fp8Inputs { v_layout: ValueLayout::Rows, block_scales: false, v_channels: false };
+
+    /// The same with V transposed.
+    #[must_use]
+    pub fn transposed(self) -> Fp8Inputs {
+        Fp8Inputs { v_layout: ValueLayout::Transposed, ..self }
+    }
 }
 
 impl Precision {
@@ -85,6 +91,14 @@ impl Precision {
             block_scales: problem.has_block_scales(),
             v_channels: problem.has_v_channels(),
         })
+    }
+
+    /// Whether a kernel of this one computes a problem of the other one: V may be transposed by another kernel before.
+    pub(super) fn takes(self, problem: Precision) -> bool {
+        match (self, problem) {
+            (Precision::Fp8(takes), Precision::Fp8(has)) => takes == has || takes == has.transposed(),
+            (Precision::Half | Precision::Fp8(_), _) => self == problem,
+        }
     }
 
     /// Whether elements are e4m3.

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Mask, Problem};
+use fa3_types::{Dtype, Mask, Problem, Shape, ValueLayout};
 
-use super::{CtaTile, Loads, PlanError, PlanOptions, Precision, Registers, TileRow};
+use super::{CtaTile, Fp8Inputs, Loads, PlanError, PlanOptions, Precision, Registers, TileRow};
 use crate::dense::dense_lens;
 use crate::{
     DeviceLimits, KvRange, Lens, Makespan, Order, Schedule, Scheduler, TILE_COST, Tile, TileCounts, Tiling,
@@ -58,6 +58,7 @@ pub struct Plan {
     lens: Lens<u32>,
     schedule: Schedule,
     cluster: u32,
+    v_tiles: Option<TileCounts>,
 }
 
 impl Plan {
@@ -95,7 +96,11 @@ impl Plan {
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
         let clusters = options.clusters.unwrap_or(lens.k >= MIN_KEYS_OF_CLUSTERS);
         let cluster = if clusters && go_in_pairs(problem, &tile, counts, &schedule) { 2 } else { 1 };
-        Ok(Plan { problem: problem.clone(), tile, why, tiling, lens, schedule, cluster })
+        let v_tiles = v_tiles(problem, &tile);
+        if let Some(tiles) = v_tiles {
+            tiles.numbered()?;
+        }
+        Ok(Plan { problem: problem.clone(), tile, why, tiling, lens, schedule, cluster, v_tiles })
     }
 
     /// What is computed.
@@ -116,6 +121,19 @@ impl Plan {
     /// Rows of Q and of K, the same for every sequence.
     pub fn lens(&self) -> Lens<u32> {
         self.lens
+    }
+
+    /// The tiles of [`V_TILE_KEYS`] keys of V, if a kernel transposes it before, into memory of the workspace. That is
+    /// so where many tiles of Q visit each block of e4m3 V in rows; elsewhere it is transposed at every visit, in shared
+    /// memory.
+    pub fn v_tiles(&self) -> Option<TileCounts> {
+        self.v_tiles
+    }
+
+    /// Bytes that the kernels need besides the tensors: the counter of tiles, and V transposed.
+    pub fn workspace_bytes(&self) -> u64 {
+        let v = self.v_tiles.map_or(0, |_| ValueLayout::transposed_bytes(self.problem.v().shape).0);
+        self.schedule.workspace_bytes() + v
     }
 
     /// The numbering of tiles, and how they reach CTAs.
@@ -173,11 +191,16 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
 /// The tile, and why it is this one.
 fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'static str), PlanError> {
     let Some(tile) = options.tile else {
-        let row = TileRow::find(problem)?;
-        return Ok((row.tile, row.why));
+        let TileRow { tile, why, .. } = TileRow::find(problem)?;
+        return Ok(match tile.precision {
+            Precision::Fp8(inputs) if transposing_pays(problem, &tile, inputs) => {
+                (tile.of_inputs(inputs.transposed()), why)
+            }
+            Precision::Half | Precision::Fp8(_) => (tile, why),
+        });
     };
     let needed = Precision::of(problem);
-    if tile.precision != needed {
+    if !tile.precision.takes(needed) {
         return Err(PlanError::Precision { given: tile.precision, needed });
     }
     if !tile.takes(problem) {
@@ -186,6 +209,45 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
         return Err(PlanError::Narrow { most, most_v, head_dim, head_dim_v });
     }
     Ok((tile, "given, not the table's choice"))
+}
+
+/// The least number of visits of a block of V that pay for transposing it before (docs/performance.md).
+const MIN_VISITS: f64 = 32.0;
+
+/// Whether it is faster to transpose e4m3 V before than at every visit. Up to head_dim 64 and with scales of channels,
+/// both are as fast.
+fn transposing_pays(problem: &Problem, tile: &CtaTile, inputs: Fp8Inputs) -> bool {
+    tile.head_dim_v > 64 && !inputs.v_channels && visits_of_v(problem, tile) >= MIN_VISITS
+}
+
+/// How many tiles visit a block of V on average.
+fn visits_of_v(problem: &Problem, tile: &CtaTile) -> f64 {
+    let (rows, keys) = (problem.q().shape.seqlen as f64, problem.k().shape.seqlen as f64);
+    let of_all = match problem.mask() {
+        Mask::None => 1.0,
+        Mask::Causal => 0.5,
+        Mask::Window { left: Some(left), right: Some(right) } => {
+            (f64::from(left) + f64::from(right)) / keys.max(1.0)
+        }
+        Mask::Window { .. } => 0.5,
+    };
+    rows * problem.heads().group_size() as f64 / f64::from(tile.tile_m) * of_all.min(1.0)
+}
+
+/// Keys of a tile of V that is transposed before.
+pub const V_TILE_KEYS: u32 = 128;
+
+/// Those tiles, if V lies in rows and the kernel takes it transposed.
+fn v_tiles(problem: &Problem, tile: &CtaTile) -> Option<TileCounts> {
+    let Shape { batch, seqlen, heads, .. } = problem.v().shape;
+    let takes_it_transposed = tile.precision.is_fp8() && !tile.precision.transposes_v();
+    let is_asked = problem.v_layout() == ValueLayout::Rows && takes_it_transposed && problem.v_bytes().0 > 0;
+    is_asked.then(|| TileCounts {
+        m_blocks: (seqlen as u32).div_ceil(V_TILE_KEYS),
+        heads: heads as u32,
+        batch: batch as u32,
+        splits: 1,
+    })
 }
 
 /// [`Scheduler::choose`], and never one that draws tiles where there is no producer to do so. Kernels of e4m3 are
@@ -248,7 +310,8 @@ impl fmt::Display for Plan {
         }
         writeln!(f, "           {} of them hold S, P and O", tile.accumulators().total())?;
         writeln!(f, "shared     {}", tile.smem())?;
-        write!(f, "workspace  {} bytes", schedule.workspace_bytes())
+        let of_v = if self.v_tiles.is_some() { ", with V transposed before" } else { "" };
+        write!(f, "workspace  {} bytes{of_v}", self.workspace_bytes())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Overlap};
-use fa3_types::{Dtype, Mask};
+use fa3_types::{Dtype, Mask, ValueLayout};
 
 use super::shapes::{INPUTS, TINY_FP8, laid_out};
 use super::trials::{CONSUMERS, HEADS, LENGTHS, MASKS, ORDERS, SCHEDULERS, SOFTCAPS, trial};
@@ -20,6 +20,8 @@ const STAGES: [u32; 3] = [1, 2, 3];
 const OUTPUTS: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
 /// Columns that the problem has fewer than the tile.
 const PADDING: [u32; 3] = [0, 16, 48];
+/// Whether a kernel transposes V before, where V is transposed in memory; otherwise the caller has done so.
+const BEFORE: [bool; 2] = [false, true];
 const DISTS: [Dist; 9] = [
     Dist::Normal,
     Dist::Outliers,
@@ -36,7 +38,7 @@ const DISTS: [Dist; 9] = [
 const FEATURES: usize = 3;
 
 /// Levels of all factors, those of the kernel's code first.
-const LEVELS: [usize; 16] = [
+const LEVELS: [usize; 17] = [
     CONSUMERS.len(),
     OVERLAPS.len(),
     INPUTS.len(),
@@ -53,6 +55,7 @@ const LEVELS: [usize; 16] = [
     LENGTHS.len(),
     DISTS.len(),
     PADDING.len(),
+    BEFORE.len(),
 ];
 
 /// The covering array of features.
@@ -66,7 +69,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     else {
         unreachable!("a row has a level for each feature");
     };
-    let &[output, heads, layout, order, lengths, dist, padding] = rest else {
+    let &[output, heads, layout, order, lengths, dist, padding, before] = rest else {
         unreachable!("a row has a level for each factor");
     };
     let ((head_dim, head_dim_v), (consumers, ping_pong)) = (COLUMNS[columns], CONSUMERS[consumers]);
@@ -91,7 +94,11 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
     spec.o.dtype = OUTPUTS[output];
     spec.softcap = SOFTCAPS[softcap];
-    let problem = Layout::ALL[layout].of(laid_out(&shape, spec)).validate().expect("all levels are valid");
+    let mut spec = laid_out(&shape, spec);
+    if BEFORE[before] {
+        spec.v_layout = ValueLayout::Rows;
+    }
+    let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
     let options = with_tile(shape).order(ORDERS[order]).scheduler(SCHEDULERS[scheduler]);
     let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
     trial(Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed }, &options)

@@ -212,6 +212,7 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             IN_TURNS_FP8,
         )
         .also_noticed(MISSING_TURNS),
+        transposing(),
         pairs(
             "fwd 2, turns, clusters",
             two,
@@ -226,6 +227,20 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             TWO_STAGE_V_TRANSPOSED,
         ),
     ]
+}
+
+/// The kernel that transposes V before: heads of several tiles, the last of which has keys to spare, and of one.
+fn transposing() -> Prey {
+    let options = with_tile(TINY_FP8.of_inputs(INPUTS[1]));
+    let programs = [(2, 300), (1, 128)].map(|(heads, keys)| {
+        let q = Shape { batch: 1, seqlen: 20, heads, head_dim: 64 };
+        let problem = ProblemSpec::dense(dtype(&TINY_FP8), q, Shape { seqlen: keys, ..q }).validate();
+        let problem = problem.expect("the problem of a prey is valid");
+        let program = Launch::new(&problem, &device(1), &options).expect("there is such a kernel").program;
+        let bytes = initial(&problem, &program, &Values::new(&problem, Dist::Normal, Poison::None, 1));
+        (program, bytes)
+    });
+    Prey::new("fwd, V transposed before", programs, 0, &[])
 }
 
 /// On one SM, so that a CTA computes all tiles.

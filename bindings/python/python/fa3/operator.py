@@ -75,10 +75,10 @@ def launch(
     )
     missing = _fa3.forward(*arguments, None)
     if missing:
-        # The stream is being captured, so this is the graph's own memory, and each replay begins with zeros. As with any tensor,
-        # what torch gives the memory to next comes later on the same stream.
-        workspace = q.new_zeros(missing, dtype=torch.uint8)
-        _fa3.forward(*arguments, (workspace.data_ptr(), missing))
+        # The stream is being captured, so this is the graph's own memory, and each replay begins with zeros; or V is transposed
+        # into it. As with any tensor, what torch gives the memory to next comes later on the same stream.
+        memory = workspace(q, missing)
+        _fa3.forward(*arguments, (memory.data_ptr(), missing))
     return o, lse
 
 

@@ -1,6 +1,6 @@
 //! The parameters of a forward kernel.
 
-use fa3_ir::BufferId;
+use fa3_ir::Program;
 use fa3_ir::lang::*;
 use fa3_sched::Scheduler;
 use fa3_sched::forward::Plan;
@@ -95,7 +95,7 @@ impl Params<Form> {
 
 impl Params<Host> {
     /// The values of a launch.
-    pub(super) fn of(plan: &Plan, ticket: Option<BufferId>) -> Params<Host> {
+    pub(super) fn of<K>(plan: &Plan, program: &Program<K>) -> Params<Host> {
         let problem = plan.problem();
         // Without keys nothing is loaded of K and V, but a tensor map must be of something.
         let view_of = |buffer, tensor: &TensorDesc| {
@@ -105,11 +105,12 @@ impl Params<Host> {
         Params {
             q: view(buffers::Q, problem.q()),
             k: view_of(buffers::K, problem.k()),
-            v: match problem.v_layout() {
-                ValueLayout::Transposed if problem.v_bytes().0 > 0 => {
+            v: match (problem.v_layout(), program.find(buffers::V_TRANSPOSED)) {
+                (_, Some(codes)) => transposed_view(codes, problem.v().shape),
+                (ValueLayout::Transposed, _) if problem.v_bytes().0 > 0 => {
                     transposed_view(buffers::V, problem.v().shape)
                 }
-                ValueLayout::Rows | ValueLayout::Transposed => view_of(buffers::V, problem.v()),
+                (ValueLayout::Rows | ValueLayout::Transposed, _) => view_of(buffers::V, problem.v()),
             },
             o: buffers::O,
             lse: buffers::LSE,
@@ -119,7 +120,7 @@ impl Params<Host> {
             scale_log2,
             into_cap,
             geometry: Geometry::of(plan.schedule(), plan.tiling(), plan.lens()),
-            ticket,
+            ticket: program.find(buffers::TICKET),
         }
     }
 }

@@ -8,7 +8,7 @@ use fa3_types::ValueLayout;
 use super::FwdSpec;
 use super::params::Params;
 use crate::kernels::params::Fill;
-use crate::kernels::{Spec, tensors};
+use crate::kernels::{Spec, tensors, transpose_v};
 
 /// The buffers of a forward program.
 pub mod buffers {
@@ -29,6 +29,8 @@ pub mod buffers {
     pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
     /// Means of V's channels, see [`fa3_types::Problem::v_mean_shape`]; of e4m3 whose channels of V have scales only.
     pub const V_MEAN: BufferId = BufferId(8);
+    /// V transposed, where a kernel does that before.
+    pub const V_TRANSPOSED: &str = "v_transposed";
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";
 
@@ -74,9 +76,15 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     if schedule.scheduler() == Scheduler::DynamicPersistent {
         program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
     }
+    let v_tiles = plan.v_tiles().filter(|_| schedule.grid() > 0);
+    if let Some(tiles) = v_tiles {
+        let dims = tensors::transposed_dims(problem.v().shape);
+        let codes = program.buffer(buffers::V_TRANSPOSED, Elem::E4m3, &dims, BufferRole::Scratch);
+        transpose_v::step(&mut program, (buffers::V, problem.v()), codes, tiles);
+    }
     if schedule.grid() > 0 {
         let mut args = Fill::default();
-        Params::of(plan, program.find(buffers::TICKET)).pass(&mut args);
+        Params::of(plan, &program).pass(&mut args);
         program.step(Spec::Forward(spec), [schedule.grid(), 1, 1], args.0);
     }
     program

@@ -174,6 +174,54 @@ fn few_tiles_of_e4m3_have_persistent_ctas() {
     assert_eq!(of(Dtype::Bf16), [Scheduler::OneTile, Scheduler::DynamicPersistent]);
 }
 
+/// The table's tile has 128 rows: 4096 rows visit a block 32 times.
+#[test]
+fn v_that_is_visited_often_is_transposed_before() {
+    let plan = |change: fn(ProblemSpec) -> ProblemSpec, tokens, heads_kv, head_dim| {
+        let q = Shape { batch: 2, seqlen: tokens, heads: 4, head_dim };
+        let problem = ProblemSpec::dense(Dtype::E4m3, q, Shape { heads: heads_kv, ..q });
+        Plan::new(&change(problem).validate().unwrap(), &H100).unwrap()
+    };
+    let before =
+        |change, tokens, heads_kv, head_dim| plan(change, tokens, heads_kv, head_dim).v_tiles().is_some();
+    let dense = |spec| spec;
+    assert_eq!([4095 - 127, 4096].map(|tokens| before(dense, tokens, 4, 128)), [false, true]);
+    assert_eq!([4096, 8192].map(|tokens| before(ProblemSpec::causal, tokens, 4, 128)), [false, true]);
+    assert_eq!([512, 1024].map(|tokens| before(dense, tokens, 1, 256)), [false, true]);
+    let window = |spec: ProblemSpec| spec.mask(Mask::Window { left: Some(900), right: Some(124) });
+    assert_eq!([4, 1].map(|heads_kv| before(window, 8192, heads_kv, 128)), [false, true]);
+    assert!(!before(dense, 8192, 4, 64));
+    assert!(!before(|spec| spec.v_channels(), 8192, 4, 128));
+    assert!(!before(ProblemSpec::transposed_v, 8192, 4, 128));
+
+    let plan = plan(dense, 4100, 4, 128);
+    assert_eq!(plan.v_tiles().unwrap().m_blocks, 33);
+    assert_eq!(plan.workspace_bytes(), 2 * 4 * 128 * 33 * 128);
+    let text = plan.to_string();
+    assert!(
+        text.contains("V transposed,") && text.ends_with("4325376 bytes, with V transposed before"),
+        "{text}"
+    );
+}
+
+/// The tile says whether V is transposed before.
+#[test]
+fn a_given_tile_may_take_v_transposed() {
+    let q = Shape { batch: 2, seqlen: 100, heads: 4, head_dim: 128 };
+    let spec = ProblemSpec::dense(Dtype::E4m3, q, q);
+    let with = |spec: ProblemSpec, tile| {
+        Plan::with(&spec.validate().unwrap(), &H100, &PlanOptions::default().tile(tile))
+    };
+    let [rows, transposed] = [spec.clone(), spec.clone().transposed_v()]
+        .map(|spec| Plan::new(&spec.validate().unwrap(), &H100).unwrap().tile());
+    assert_eq!(with(spec.clone(), rows).unwrap().v_tiles(), None);
+    assert_eq!(with(spec.clone(), transposed).unwrap().v_tiles().unwrap().m_blocks, 1);
+    let transposed_v = spec.transposed_v();
+    assert_eq!(with(transposed_v.clone(), transposed).unwrap().v_tiles(), None);
+    let error = with(transposed_v, rows).unwrap_err();
+    assert_eq!(error, PlanError::Precision { given: rows.precision, needed: transposed.precision });
+}
+
 #[test]
 fn without_a_producer_nobody_draws() {
     let problem = dense(1, (8192, 8192), (16, 16), Mask::Causal);

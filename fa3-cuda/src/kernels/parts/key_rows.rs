@@ -1,0 +1,80 @@
+//! Codes of e4m3 from rows of columns, as they lie in shared memory, to rows of keys in global memory, as products of
+//! 8-bit elements read V ([`ValueLayout::Transposed`](fa3_types::ValueLayout)).
+//!
+//! A warp takes 64 keys of 16 columns at a time. `ldmatrix.trans` moves pairs of bytes, neighbours along the columns.
+//! Byte permutations part them into even and odd columns, and join those of four keys. The keys that are rows of a
+//! matrix are chosen such that a thread gets 16 codes of either column that are neighbours in memory. So a warp writes
+//! 64 bytes of each of 16 rows of keys.
+
+use std::array::from_fn;
+
+use fa3_ir::lang::*;
+
+use super::store_rows::Global;
+
+/// Keys and columns that a warp transposes at a time.
+const KEYS: u32 = 64;
+const COLS: u32 = 16;
+
+/// Bytes 0 and 2 of two words, and bytes 1 and 3.
+const EVEN_ODD: [u32; 2] = [0x6420, 0x7531];
+
+/// A tile of e4m3 in shared memory, with a row for each key.
+pub(crate) struct KeyRows<'k> {
+    pub(crate) tile: Tile<'k, 'k>,
+    /// The row of the tile in which a key lies.
+    pub(crate) row_of: fn(V<'k, B32>) -> V<'k, B32>,
+    /// Keys: 64 or 128.
+    pub(crate) keys: u32,
+    /// Columns, a multiple of 16.
+    pub(crate) head_dim: u32,
+    /// Threads, all of which write.
+    pub(crate) threads: u32,
+}
+
+impl<'k> KeyRows<'k> {
+    /// Writes rows of keys to `to`, of sequences, heads, columns: those of block `block`, of so many keys, of a head.
+    /// Rows are whole 128 keys: of 64 keys that none of two blocks has, the other one writes the zeros, as there are
+    /// `blocks` of them.
+    #[track_caller]
+    pub(crate) fn store(
+        &self,
+        b: &'k Builder,
+        to: Global<'k, 3>,
+        [batch, head, block]: [V<'k, B32>; 3],
+        blocks: V<'k, B32>,
+    ) {
+        let (warp, lane) = ((b.tid() >> 5).shfl_idx(0), b.lane_id());
+        let halves = self.keys / KEYS;
+        let (key, first_col) = ((warp & (halves - 1)) * KEYS, (warp >> halves.ilog2()) * COLS);
+
+        // Rows 2i and 2i + 1 of matrix m are keys 16i + 2m and the next, so that thread i of a quad gets keys of the
+        // i-th 16. Matrices 0 to 3 have the lower eight of those, 4 to 7 the upper eight.
+        let loaded = key + ((lane & 6) << 3) + ((lane >> 3) << 1) + (lane & 1);
+        let from = self.tile.elements((self.row_of)(loaded), first_col);
+        let [.., stride] = to.strides;
+        let to = to.at([batch, head, first_col + ((lane >> 2) << 1)]);
+        let to = to + block.mad(self.keys, key + ((lane & 3) << 4)).to_u64();
+        let other_is_none = (self.keys == KEYS).then(|| (block | 1).ge(blocks));
+
+        let at_once = COLS * self.threads / (32 * halves);
+        for col in (0..self.head_dim).step_by(at_once as usize) {
+            let transpose = || {
+                let [lower, upper]: [[V<'k, B32>; 4]; 2] =
+                    [0, 8].map(|keys| b.ldmatrix(from.at(keys, col), true));
+                for (next, bytes) in (0..).zip(EVEN_ODD) {
+                    let words: [V<'k, B32>; 4] = from_fn(|word| lower[word].prmt(upper[word], bytes));
+                    let to = to + stride * u64::from(col + next);
+                    b.store_vector(to.at(0), words);
+                    if let Some(other_is_none) = other_is_none {
+                        b.guarded(other_is_none, || b.store_vector(to.at(KEYS as i32), [b.value(0); 4]));
+                    }
+                }
+            };
+            match self.head_dim - col {
+                left if left < at_once => b.if_uniform(first_col.lt(left), transpose),
+                _ => transpose(),
+            }
+        }
+    }
+}
