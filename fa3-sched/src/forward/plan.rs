@@ -124,8 +124,8 @@ impl Plan {
     }
 
     /// The tiles of [`V_TILE_KEYS`] keys of V, if a kernel transposes it before, into memory of the workspace. That is
-    /// so where many tiles of Q visit each block of e4m3 V in rows; elsewhere it is transposed at every visit, in shared
-    /// memory.
+    /// so where many tiles of Q visit each block of e4m3 V in rows; elsewhere it is transposed at every visit, in
+    /// shared memory.
     pub fn v_tiles(&self) -> Option<TileCounts> {
         self.v_tiles
     }
@@ -214,10 +214,10 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
 /// The least number of visits of a block of V that pay for transposing it before (docs/performance.md).
 const MIN_VISITS: f64 = 32.0;
 
-/// Whether it is faster to transpose e4m3 V before than at every visit. Up to head_dim 64 and with scales of channels,
-/// both are as fast.
+/// Whether it is faster to transpose e4m3 V before than at every visit. Up to head_dim 64, and with scales of channels
+/// up to 128, it is not.
 fn transposing_pays(problem: &Problem, tile: &CtaTile, inputs: Fp8Inputs) -> bool {
-    tile.head_dim_v > 64 && !inputs.v_channels && visits_of_v(problem, tile) >= MIN_VISITS
+    tile.head_dim_v > if inputs.v_channels { 128 } else { 64 } && visits_of_v(problem, tile) >= MIN_VISITS
 }
 
 /// How many tiles visit a block of V on average.

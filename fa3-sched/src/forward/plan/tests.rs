@@ -191,7 +191,7 @@ fn v_that_is_visited_often_is_transposed_before() {
     let window = |spec: ProblemSpec| spec.mask(Mask::Window { left: Some(900), right: Some(124) });
     assert_eq!([4, 1].map(|heads_kv| before(window, 8192, heads_kv, 128)), [false, true]);
     assert!(!before(dense, 8192, 4, 64));
-    assert!(!before(|spec| spec.v_channels(), 8192, 4, 128));
+    assert_eq!([128, 256].map(|dim| before(ProblemSpec::v_channels, 8192, 4, dim)), [false, true]);
     assert!(!before(ProblemSpec::transposed_v, 8192, 4, 128));
 
     let plan = plan(dense, 4100, 4, 128);
