@@ -1,5 +1,8 @@
 //! V of e4m3 transposed, before a forward pass that reads each block of it many times: see
 //! [`ValueLayout::Transposed`](fa3_types::ValueLayout). Codes keep their bits. A CTA has 128 keys of a head.
+//!
+//! Keys are rows of the tile in their own order, as the TMA writes them. So reads of shared memory take four times as
+//! long as in the order that the quantizer has, which is still less than the tile's share of the memory's time.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Program};

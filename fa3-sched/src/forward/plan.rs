@@ -214,10 +214,13 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
 /// The least number of visits of a block of V that pay for transposing it before (docs/performance.md).
 const MIN_VISITS: f64 = 32.0;
 
-/// Whether it is faster to transpose e4m3 V before than at every visit. Up to head_dim 64, and with scales of channels
-/// up to 128, it is not.
+/// Whether it is faster to transpose e4m3 V before than at every visit, and takes no more memory than O. Up to head_dim
+/// 64, and with scales of channels up to 128, it is not faster.
 fn transposing_pays(problem: &Problem, tile: &CtaTile, inputs: Fp8Inputs) -> bool {
-    tile.head_dim_v > if inputs.v_channels { 128 } else { 64 } && visits_of_v(problem, tile) >= MIN_VISITS
+    let of_o: u64 = problem.o().shape.dims().map(|extent| extent as u64).iter().product();
+    tile.head_dim_v > if inputs.v_channels { 128 } else { 64 }
+        && visits_of_v(problem, tile) >= MIN_VISITS
+        && ValueLayout::transposed_bytes(problem.v().shape).0 <= of_o * problem.o().dtype.bytes() as u64
 }
 
 /// How many tiles visit a block of V on average.

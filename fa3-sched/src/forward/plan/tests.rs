@@ -194,6 +194,12 @@ fn v_that_is_visited_often_is_transposed_before() {
     assert_eq!([128, 256].map(|dim| before(ProblemSpec::v_channels, 8192, 4, dim)), [false, true]);
     assert!(!before(ProblemSpec::transposed_v, 8192, 4, 128));
 
+    // O takes as much memory as twice as many keys of V.
+    let q = Shape { batch: 2, seqlen: 4096, heads: 4, head_dim: 128 };
+    let of_keys = |keys| ProblemSpec::dense(Dtype::E4m3, q, Shape { seqlen: keys, ..q }).validate().unwrap();
+    let before = |keys| Plan::new(&of_keys(keys), &H100).unwrap().v_tiles().is_some();
+    assert_eq!([8192, 8193].map(before), [true, false]);
+
     let plan = plan(dense, 4100, 4, 128);
     assert_eq!(plan.v_tiles().unwrap().m_blocks, 33);
     assert_eq!(plan.workspace_bytes(), 2 * 4 * 128 * 33 * 128);
