@@ -5,9 +5,6 @@ use crate::{Bytes, Dtype, ProblemError, Shape, TensorDesc, TensorName};
 /// Keys whose order is permuted together.
 const GROUP: usize = 16;
 
-/// A row of V transposed is a multiple of so many keys.
-const ROW_KEYS: usize = 128;
-
 /// How e4m3 V lies in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ValueLayout {
@@ -22,6 +19,9 @@ pub enum ValueLayout {
 }
 
 impl ValueLayout {
+    /// A row of V transposed is a multiple of so many keys.
+    pub const ROW_KEYS: usize = 128;
+
     /// Transposed values are e4m3 in dense batches, with nothing between them.
     pub(crate) fn check(self, v: &TensorDesc, packed: bool) -> Result<(), ProblemError> {
         if self == ValueLayout::Rows {
@@ -44,7 +44,7 @@ impl ValueLayout {
 
     /// Keys of a row of V transposed.
     pub fn keys_of_row(seqlen_k: usize) -> usize {
-        seqlen_k.next_multiple_of(ROW_KEYS)
+        seqlen_k.next_multiple_of(ValueLayout::ROW_KEYS)
     }
 
     /// Where the code of a key is in its row of V transposed.

@@ -56,9 +56,9 @@ mod _fa3 {
     /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
     /// Scales of blocks are (batch, heads, blocks).
     ///
-    /// workspace is None, or (address, bytes) of memory that holds zeros where the stream is now, aligned to 256. The
-    /// result is not 0 if there must be one and None was given, as while the stream is captured into a graph. Then it
-    /// says how many bytes it needs, and nothing was done.
+    /// workspace is None, or (address, bytes) of memory aligned to 256, whose first COUNTERS bytes hold zeros where the
+    /// stream is now. The result is not 0 if there must be one and None was given, as where V is transposed into it, or
+    /// while the stream is captured into a graph. Then it says how many bytes it needs, and nothing was done.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.

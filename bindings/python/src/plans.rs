@@ -77,11 +77,11 @@ pub(crate) fn launch(
         },
     };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
-    // strides and dtypes on that device, o, lse and a given workspace of new ones, the workspace zeroed on this stream
-    // before. They may be freed before the work is done: torch gives their memory to later work of the same stream, or
-    // waits for the streams that a caller recorded, as for its own operators; memory of a capture it keeps for as long
-    // as the graph. A workspace that is kept is this stream's alone and lives as long as the process. A plan that is
-    // dropped leaves its device, which stays open.
+    // strides and dtypes on that device, o, lse and a given workspace of new ones, the counters of the workspace zeroed
+    // on this stream before. They may be freed before the work is done: torch gives their memory to later work of the
+    // same stream, or waits for the streams that a caller recorded, as for its own operators; memory of a capture it
+    // keeps for as long as the graph. A workspace that is kept is this stream's alone and lives as long as the process.
+    // A plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     unsafe { forward.launch(&stream, &placement, workspace) }?;
     Ok(Launched::Yes)

@@ -28,8 +28,8 @@ pub(super) fn json(plan: &Plan, orders: Option<&OrderComparison>) -> Value {
         "most_kv_blocks_of_a_tile": longest,
         "registers": { "entry": entry, "producer": producer, "consumer": consumer },
         "smem_bytes": tile.smem().total(),
-        "transposes_v": plan.v_tiles().is_some(),
-        "workspace_bytes": plan.workspace_bytes(),
+        "workspace_bytes": schedule.workspace_bytes(),
+        "transposed_v_bytes": plan.transposed_v_bytes(),
         "makespan": orders.map(|orders| json!({
             "bound": orders.bound, "in_turn": orders.linear_in_turn, "linear": orders.linear,
             "planned": orders.planned, "longest": orders.longest_first,

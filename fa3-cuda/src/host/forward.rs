@@ -1,4 +1,4 @@
-//! The forward pass, planned and compiled: running it is one launch.
+//! The forward pass, planned and compiled: running it is one launch, or two where V is transposed before.
 
 #[cfg(feature = "cudarc")]
 mod cudarc;
@@ -22,8 +22,8 @@ pub use error::ForwardError;
 /// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 /// ```
 ///
-/// Making it compiles a kernel, unless the device already has one for such problems. Running it allocates no device
-/// memory, waits for nothing, and works while the stream is captured into a graph.
+/// Making it compiles its kernels, unless the device already has them, as of such problems. Running it allocates no
+/// device memory, waits for nothing, and works while the stream is captured into a graph.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Forward, ForwardError, ForwardTensors, Workspace};

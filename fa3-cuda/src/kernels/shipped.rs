@@ -163,8 +163,8 @@ fn sides(class: MaskClass) -> &'static [Mask] {
     }
 }
 
-/// How tiles reach CTAs, few of them and many, and in clusters of how many CTAs: pairs of CTAs have tiles of the same
-/// head, which a row for a single tile a head has not.
+/// How tiles reach CTAs, few of them and many, and in clusters of how many CTAs. There are none of rows that are for a
+/// single tile a head.
 fn ways(row: &TileRow, mask: Mask) -> Vec<(Scheduler, u32)> {
     let many = if mask == NO_SIDE { Scheduler::StaticPersistent } else { Scheduler::DynamicPersistent };
     let half = row.tile.precision == Precision::Half;
@@ -189,7 +189,7 @@ fn spec(tile: CtaTile, mask: Mask, scheduler: Scheduler) -> FwdSpec {
 }
 
 /// What the ablation measures, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer keys
-/// where one needs more registers, and other orders of tiles. None is in clusters.
+/// where one needs more registers, and other orders of tiles.
 fn ablated() -> impl Iterator<Item = FwdSpec> {
     let is_measured = |row: &&TileRow| row.tile.head_dim == 128 && row.masks == [MaskClass::Dense];
     let tile = TileRow::table().iter().find(is_measured).expect("the table has the tile").tile;
@@ -346,6 +346,16 @@ mod tests {
                     found.insert(plain(spec));
                 }
             }
+        }
+        // Few rows, of several query heads for each head of K and V.
+        for (rows, (head_dim, head_dim_v)) in
+            [1, 100].into_iter().flat_map(|rows| dims.map(|dims| (rows, dims)))
+        {
+            let q = Shape { batch: 64, seqlen: rows, heads: 32, head_dim };
+            let problem = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: 4096, heads: 8, ..q });
+            let problem = problem.head_dim_v(head_dim_v).validate().unwrap();
+            let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap();
+            assert!(known.contains(&FwdSpec::of(&plan)), "{plan}");
         }
         let planned: HashSet<FwdSpec> = planned().map(plain).collect();
         let unplanned: Vec<String> = planned.difference(&found).map(name).collect();

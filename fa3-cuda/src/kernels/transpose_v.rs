@@ -34,8 +34,6 @@ struct Params<S: Side> {
     codes: S::Pointer,
     /// Bytes from one sequence, head, row of keys to the next.
     strides: [S::U64; 3],
-    /// Tiles of keys of a sequence.
-    blocks: S::U32,
     decoder: Decoder<S::U32>,
 }
 
@@ -48,7 +46,6 @@ impl<A: Side> Params<A> {
             v: by.tensor("v", self.v),
             codes: by.pointer("v_transposed", self.codes),
             strides: [by.u64("batch_bytes", batch), by.u64("head_bytes", head), by.u64("row_bytes", row)],
-            blocks: by.u32("blocks", self.blocks),
             decoder: self.decoder.map_named(&mut |name: &str, number| by.u32(name, number)),
         }
     }
@@ -68,7 +65,6 @@ pub fn kernel(spec: &TransposeSpec) -> Kernel {
             v: TensorForm { tile: shape, rank: 4, rows: 2 },
             codes: Elem::E4m3,
             strides: [(); 3],
-            blocks: (),
             decoder: Decoder::new(TileCounts::ONE, ORDER).map(|_| ()),
         };
         let params = form.pass(&mut Declare(b));
@@ -86,7 +82,7 @@ pub fn kernel(spec: &TransposeSpec) -> Kernel {
         b.mbarrier_wait(arrived, 0);
         let codes = KeyRows { tile, row_of: |key| key, keys: V_TILE_KEYS, head_dim, threads: THREADS };
         let to = Global { address: params.codes, strides: params.strides };
-        codes.store(b, to, [batch, head, m_block], params.blocks);
+        codes.store(b, to, [batch, head, m_block], None);
     })
 }
 
@@ -102,7 +98,6 @@ pub(super) fn step(
         v: view(v, tensor),
         codes,
         strides: transposed_strides(tensor.shape),
-        blocks: tiles.m_blocks,
         decoder: Decoder::new(tiles, ORDER),
     };
     _ = params.pass(&mut args);

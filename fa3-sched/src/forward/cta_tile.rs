@@ -93,7 +93,7 @@ impl Precision {
         })
     }
 
-    /// Whether a kernel of this one computes a problem of the other one: V may be transposed by another kernel before.
+    /// Whether a kernel for this precision computes a problem of that one, perhaps after another has transposed V.
     pub(super) fn takes(self, problem: Precision) -> bool {
         match (self, problem) {
             (Precision::Fp8(takes), Precision::Fp8(has)) => takes == has || takes == has.transposed(),

@@ -1,15 +1,19 @@
 //! Everything that is decided before a forward kernel is built and launched.
 
+mod v_tiles;
+
 use std::fmt;
 use std::num::NonZeroU32;
 
-use fa3_types::{Dtype, Mask, Problem, Shape, ValueLayout};
+use fa3_types::{Dtype, Mask, Problem, ValueLayout};
 
-use super::{CtaTile, Fp8Inputs, Loads, PlanError, PlanOptions, Precision, Registers, TileRow};
+use super::{CtaTile, Loads, PlanError, PlanOptions, Precision, Registers, TileRow};
 use crate::dense::dense_lens;
 use crate::{
     DeviceLimits, KvRange, Lens, Makespan, Order, Schedule, Scheduler, TILE_COST, Tile, TileCounts, Tiling,
 };
+
+pub use v_tiles::V_TILE_KEYS;
 
 /// One tile, and the KV blocks that it visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +82,15 @@ impl Plan {
         check_dtypes(problem)?;
         let lens = dense_lens(problem)?;
         let (tile, why) = choose_tile(problem, options)?;
+        let tiling =
+            Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
+        let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
+        // The kernel that transposes V takes all SMs.
+        let tile = if options.tile.is_none() && sms == limits.sms {
+            v_tiles::fastest(problem, tile, tiling, lens)
+        } else {
+            tile
+        };
         tile.check(limits)?;
         // Heads and the batch are below 2³¹ in every problem.
         let counts = TileCounts {
@@ -86,17 +99,14 @@ impl Plan {
             batch: problem.batch() as u32,
             splits: 1,
         };
-        let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         let order = options.order.unwrap_or_else(|| {
             Order::choose(problem.mask(), counts, problem.heads().group_size() as u32, sms)
         });
         let scheduler = choose_scheduler(problem, &tile, counts.numbered()?, sms, options)?;
         let schedule = Schedule::new(counts, order, scheduler, sms)?;
-        let tiling =
-            Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
         let clusters = options.clusters.unwrap_or(lens.k >= MIN_KEYS_OF_CLUSTERS);
         let cluster = if clusters && go_in_pairs(problem, &tile, counts, &schedule) { 2 } else { 1 };
-        let v_tiles = v_tiles(problem, &tile);
+        let v_tiles = v_tiles::of(problem, &tile).filter(|_| schedule.grid() > 0);
         if let Some(tiles) = v_tiles {
             tiles.numbered()?;
         }
@@ -123,17 +133,16 @@ impl Plan {
         self.lens
     }
 
-    /// The tiles of [`V_TILE_KEYS`] keys of V, if a kernel transposes it before, into memory of the workspace. That is
-    /// so where many tiles of Q visit each block of e4m3 V in rows; elsewhere it is transposed at every visit, in
-    /// shared memory.
+    /// The tiles of [`V_TILE_KEYS`](super::V_TILE_KEYS) keys of V, if a kernel transposes it before, into memory of the
+    /// workspace. That is so where many tiles of Q visit each block of e4m3 V in rows; elsewhere it is transposed at
+    /// every visit, in shared memory.
     pub fn v_tiles(&self) -> Option<TileCounts> {
         self.v_tiles
     }
 
-    /// Bytes that the kernels need besides the tensors: the counter of tiles, and V transposed.
-    pub fn workspace_bytes(&self) -> u64 {
-        let v = self.v_tiles.map_or(0, |_| ValueLayout::transposed_bytes(self.problem.v().shape).0);
-        self.schedule.workspace_bytes() + v
+    /// Bytes that V takes in the workspace, if it is transposed there; otherwise 0.
+    pub fn transposed_v_bytes(&self) -> u64 {
+        self.v_tiles.map_or(0, |_| ValueLayout::transposed_bytes(self.problem.v().shape).0)
     }
 
     /// The numbering of tiles, and how they reach CTAs.
@@ -191,13 +200,8 @@ fn check_dtypes(problem: &Problem) -> Result<(), PlanError> {
 /// The tile, and why it is this one.
 fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'static str), PlanError> {
     let Some(tile) = options.tile else {
-        let TileRow { tile, why, .. } = TileRow::find(problem)?;
-        return Ok(match tile.precision {
-            Precision::Fp8(inputs) if transposing_pays(problem, &tile, inputs) => {
-                (tile.of_inputs(inputs.transposed()), why)
-            }
-            Precision::Half | Precision::Fp8(_) => (tile, why),
-        });
+        let row = TileRow::find(problem)?;
+        return Ok((row.tile, row.why));
     };
     let needed = Precision::of(problem);
     if !tile.precision.takes(needed) {
@@ -209,48 +213,6 @@ fn choose_tile(problem: &Problem, options: &PlanOptions) -> Result<(CtaTile, &'s
         return Err(PlanError::Narrow { most, most_v, head_dim, head_dim_v });
     }
     Ok((tile, "given, not the table's choice"))
-}
-
-/// The least number of visits of a block of V that pay for transposing it before (docs/performance.md).
-const MIN_VISITS: f64 = 32.0;
-
-/// Whether it is faster to transpose e4m3 V before than at every visit, and takes no more memory than O. Up to head_dim
-/// 64, and with scales of channels up to 128, it is not faster.
-fn transposing_pays(problem: &Problem, tile: &CtaTile, inputs: Fp8Inputs) -> bool {
-    let of_o: u64 = problem.o().shape.dims().map(|extent| extent as u64).iter().product();
-    tile.head_dim_v > if inputs.v_channels { 128 } else { 64 }
-        && visits_of_v(problem, tile) >= MIN_VISITS
-        && ValueLayout::transposed_bytes(problem.v().shape).0 <= of_o * problem.o().dtype.bytes() as u64
-}
-
-/// How many tiles visit a block of V on average.
-fn visits_of_v(problem: &Problem, tile: &CtaTile) -> f64 {
-    let (rows, keys) = (problem.q().shape.seqlen as f64, problem.k().shape.seqlen as f64);
-    let of_all = match problem.mask() {
-        Mask::None => 1.0,
-        Mask::Causal => 0.5,
-        Mask::Window { left: Some(left), right: Some(right) } => {
-            (f64::from(left) + f64::from(right)) / keys.max(1.0)
-        }
-        Mask::Window { .. } => 0.5,
-    };
-    rows * problem.heads().group_size() as f64 / f64::from(tile.tile_m) * of_all.min(1.0)
-}
-
-/// Keys of a tile of V that is transposed before.
-pub const V_TILE_KEYS: u32 = 128;
-
-/// Those tiles, if V lies in rows and the kernel takes it transposed.
-fn v_tiles(problem: &Problem, tile: &CtaTile) -> Option<TileCounts> {
-    let Shape { batch, seqlen, heads, .. } = problem.v().shape;
-    let takes_it_transposed = tile.precision.is_fp8() && !tile.precision.transposes_v();
-    let is_asked = problem.v_layout() == ValueLayout::Rows && takes_it_transposed && problem.v_bytes().0 > 0;
-    is_asked.then(|| TileCounts {
-        m_blocks: (seqlen as u32).div_ceil(V_TILE_KEYS),
-        heads: heads as u32,
-        batch: batch as u32,
-        splits: 1,
-    })
 }
 
 /// [`Scheduler::choose`], and never one that draws tiles where there is no producer to do so. Kernels of e4m3 are
@@ -273,7 +235,7 @@ fn choose_scheduler(
     }
 }
 
-/// Of fewer keys, clusters are up to 3 % slower in short runs and gain nothing in long ones (docs/performance.md).
+/// Of fewer keys, clusters are up to 4 % slower in short runs and gain nothing in long ones (docs/performance.md).
 const MIN_KEYS_OF_CLUSTERS: u32 = 1024;
 
 /// Whether CTAs compute neighbouring tiles at a time that need the same keys: equal tiles, dealt in turn, an even
@@ -282,10 +244,12 @@ fn go_in_pairs(problem: &Problem, tile: &CtaTile, counts: TileCounts, schedule: 
     let loads_ahead = tile.precision == Precision::Half && tile.loads == Loads::Producer;
     let alike = problem.mask() == Mask::None && schedule.order() == Order::Linear;
     let in_turn = schedule.scheduler() == Scheduler::StaticPersistent;
+    // Few rows are bound by the loads of K and V: not measured.
+    let many_rows = counts.m_blocks > 1;
     let tiles_a_head = counts.m_blocks as usize * problem.heads().group_size();
     let even = tiles_a_head.is_multiple_of(2) && schedule.grid().is_multiple_of(2);
     // Each loads half of a block's keys, and rows are swizzled in groups of eight.
-    loads_ahead && alike && in_turn && even && tile.tile_n.is_multiple_of(16)
+    loads_ahead && alike && in_turn && many_rows && even && tile.tile_n.is_multiple_of(16)
 }
 
 impl fmt::Display for Plan {
@@ -313,8 +277,11 @@ impl fmt::Display for Plan {
         }
         writeln!(f, "           {} of them hold S, P and O", tile.accumulators().total())?;
         writeln!(f, "shared     {}", tile.smem())?;
-        let of_v = if self.v_tiles.is_some() { ", with V transposed before" } else { "" };
-        write!(f, "workspace  {} bytes{of_v}", self.workspace_bytes())
+        write!(f, "workspace  {} bytes", schedule.workspace_bytes())?;
+        if self.v_tiles.is_some() {
+            write!(f, ", and {} for V, which is transposed before", self.transposed_v_bytes())?;
+        }
+        Ok(())
     }
 }
 

@@ -61,7 +61,8 @@ def flash_attn_func(
             them. Then v_descale has their scales, of the same shape, and v is its codes times the scale of its channel, plus
             the mean. q_descale and k_descale are of heads or None, or both of blocks.
         v_transposed: v is float8_e4m3fn (batch, heads_kv, head_dim_v, keys) as `quantize(..., transposed=True)` and
-            `quantize_channels(..., transposed=True)` write it, which is faster.
+            `quantize_channels(..., transposed=True)` write it, which is faster. Otherwise long sequences of head_dim 128 and 256
+            take memory of v's size, into which a kernel transposes it.
         out_dtype: that of O. Where q is float8_e4m3fn it is bfloat16 or float16, else q's own.
 
     Returns:

@@ -75,8 +75,8 @@ def launch(
     )
     missing = _fa3.forward(*arguments, None)
     if missing:
-        # The stream is being captured, so this is the graph's own memory, and each replay begins with zeros; or V is transposed
-        # into it. As with any tensor, what torch gives the memory to next comes later on the same stream.
+        # V is transposed into it; or the stream is being captured, so that this is the graph's own memory, and each replay begins
+        # with counters of 0. As with any tensor, what torch gives the memory to next comes later on the same stream.
         memory = workspace(q, missing)
         _fa3.forward(*arguments, (memory.data_ptr(), missing))
     return o, lse

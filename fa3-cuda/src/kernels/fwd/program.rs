@@ -34,7 +34,7 @@ pub mod buffers {
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";
 
-    /// How many of them are tensors of the caller's. The ticket is behind them.
+    /// How many of them are tensors of the caller's. The others are behind them, the ticket first.
     pub fn of_caller(problem: &Problem) -> usize {
         let BufferId(last) = match problem.dtype() {
             Dtype::E4m3 if problem.has_v_channels() => V_MEAN,
@@ -76,8 +76,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     if schedule.scheduler() == Scheduler::DynamicPersistent {
         program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
     }
-    let v_tiles = plan.v_tiles().filter(|_| schedule.grid() > 0);
-    if let Some(tiles) = v_tiles {
+    if let Some(tiles) = plan.v_tiles() {
         let dims = tensors::transposed_dims(problem.v().shape);
         let codes = program.buffer(buffers::V_TRANSPOSED, Elem::E4m3, &dims, BufferRole::Scratch);
         transpose_v::step(&mut program, (buffers::V, problem.v()), codes, tiles);

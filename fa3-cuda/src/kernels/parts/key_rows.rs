@@ -33,16 +33,16 @@ pub(crate) struct KeyRows<'k> {
 }
 
 impl<'k> KeyRows<'k> {
-    /// Writes rows of keys to `to`, of sequences, heads, columns: those of block `block`, of so many keys, of a head.
-    /// Rows are whole 128 keys: of 64 keys that none of two blocks has, the other one writes the zeros, as there are
-    /// `blocks` of them.
+    /// Writes the tile's part of rows of keys to `to`, of sequences, heads, columns; it is block `block` of a head.
+    /// Rows are whole 128 keys. Where blocks have 64 and their number `blocks` is odd, the last one writes the zeros
+    /// behind it as well.
     #[track_caller]
     pub(crate) fn store(
         &self,
         b: &'k Builder,
         to: Global<'k, 3>,
         [batch, head, block]: [V<'k, B32>; 3],
-        blocks: V<'k, B32>,
+        blocks: Option<V<'k, B32>>,
     ) {
         let (warp, lane) = ((b.tid() >> 5).shfl_idx(0), b.lane_id());
         let halves = self.keys / KEYS;
@@ -55,7 +55,7 @@ impl<'k> KeyRows<'k> {
         let [.., stride] = to.strides;
         let to = to.at([batch, head, first_col + ((lane >> 2) << 1)]);
         let to = to + block.mad(self.keys, key + ((lane & 3) << 4)).to_u64();
-        let other_is_none = (self.keys == KEYS).then(|| (block | 1).ge(blocks));
+        let other_is_none = blocks.filter(|_| self.keys == KEYS).map(|blocks| (block | 1).ge(blocks));
 
         let at_once = COLS * self.threads / (32 * halves);
         for col in (0..self.head_dim).step_by(at_once as usize) {

@@ -55,7 +55,7 @@ impl<'k> Quantize<'k> {
             threads: tile.threads(),
         };
         let to = Global { address: params.codes, strides: params.codes_strides };
-        codes.store(b, to, [place.batch, place.head, place.block], params.blocks);
+        codes.store(b, to, [place.batch, place.head, place.block], Some(params.blocks));
     }
 
     /// Writes a thread's codes to shared memory.

@@ -28,7 +28,12 @@ fn tile() -> impl Strategy<Value = Option<CtaTile>> {
 }
 
 fn admits(tile: &CtaTile, problem: &Problem) -> bool {
-    tile.precision == Precision::of(problem)
+    let precision = Precision::of(problem);
+    let may_be_transposed_before = match precision {
+        Precision::Fp8(inputs) => tile.precision == Precision::Fp8(inputs.transposed()),
+        Precision::Half => false,
+    };
+    (tile.precision == precision || may_be_transposed_before)
         && problem.head_dim() <= tile.head_dim as usize
         && problem.head_dim_v() <= tile.head_dim_v as usize
 }
@@ -41,12 +46,13 @@ proptest! {
         case in strategies::case(strategies::dense_problem()),
         tile in tile(),
         (order, scheduler, sms) in (order(), scheduler(), 1u32..6),
+        clusters in any::<bool>(),
         policy in any::<u64>(),
     ) {
         let tile = tile.filter(|tile| admits(tile, &case.problem));
         let scheduler = tile.map_or(scheduler, |tile| shapes::dealt(&tile, scheduler));
         let options = tile.map_or_else(PlanOptions::default, with_tile);
-        let options = options.order(order).scheduler(scheduler);
+        let options = options.order(order).scheduler(scheduler).clusters(clusters);
         let launch = Launch::new(&case.problem, &device(sms), &options).unwrap();
         let values = case.values();
         let answer = launch.simulate(&values, Policy::Random(policy), Mode::Exact);

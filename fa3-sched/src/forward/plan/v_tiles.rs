@@ -1,0 +1,50 @@
+//! V of e4m3 that a kernel transposes before.
+
+use fa3_types::{Problem, Shape, ValueLayout};
+
+use crate::forward::{CtaTile, Fp8Inputs, Precision};
+use crate::{Lens, TileCounts, Tiling};
+
+/// Keys of a tile of V that is transposed before: a row of V transposed has a multiple of them.
+pub const V_TILE_KEYS: u32 = ValueLayout::ROW_KEYS as u32;
+
+/// The least number of visits of a block of V that pay for transposing it before (docs/performance.md).
+const MIN_VISITS: u64 = 32;
+
+/// The tile, for V that is transposed before if that is faster and takes no more memory than O. Up to head_dim 64, and
+/// with scales of channels up to 128, it is not faster.
+pub(super) fn fastest(problem: &Problem, tile: CtaTile, tiling: Tiling<u32>, lens: Lens<u32>) -> CtaTile {
+    let Precision::Fp8(inputs @ Fp8Inputs { v_layout: ValueLayout::Rows, v_channels, .. }) = tile.precision
+    else {
+        return tile;
+    };
+    let of_o: u64 = problem.o().shape.dims().map(|extent| extent as u64).iter().product();
+    let is_small =
+        ValueLayout::transposed_bytes(problem.v().shape).0 <= of_o * problem.o().dtype.bytes() as u64;
+    let is_wide = tile.head_dim_v > if v_channels { 128 } else { 64 };
+    let is_faster = || {
+        let blocks = u64::from(lens.k.div_ceil(tile.tile_n));
+        visits(problem, &tile, tiling, lens) >= MIN_VISITS * blocks
+    };
+    if is_small && is_wide && is_faster() { tile.of_inputs(inputs.transposed()) } else { tile }
+}
+
+/// How many blocks of a head of V the tiles visit together.
+fn visits(problem: &Problem, tile: &CtaTile, tiling: Tiling<u32>, lens: Lens<u32>) -> u64 {
+    let m_blocks = 0..lens.q.div_ceil(tile.tile_m);
+    let of_head: u64 = m_blocks.map(|m_block| u64::from(tiling.kv_range(m_block, lens).blocks())).sum();
+    of_head * problem.heads().group_size() as u64
+}
+
+/// The tiles of V, if it lies in rows and the kernel takes it transposed.
+pub(super) fn of(problem: &Problem, tile: &CtaTile) -> Option<TileCounts> {
+    let Shape { batch, seqlen, heads, .. } = problem.v().shape;
+    let takes_it_transposed = tile.precision.is_fp8() && !tile.precision.transposes_v();
+    let is_asked = problem.v_layout() == ValueLayout::Rows && takes_it_transposed && problem.v_bytes().0 > 0;
+    is_asked.then(|| TileCounts {
+        m_blocks: (seqlen as u32).div_ceil(V_TILE_KEYS),
+        heads: heads as u32,
+        batch: batch as u32,
+        splits: 1,
+    })
+}
