@@ -121,11 +121,15 @@ proptest! {
         }
     }
 
-    /// A power of two is exact, but in f16, whose smallest numbers lose bits.
+    /// A power of two is exact, but in f16, whose smallest numbers lose bits, and of e4m3's subnormal numbers, whose
+    /// exponent stays the same: the tensor core aligns products by exponents, and cuts off what is below.
     #[test]
     fn twice_v_gives_twice_o(problem in strategies::problem(), seed in any::<u64>()) {
         prop_assume!(problem.dtype() != Dtype::F16);
-        let values = Values::new(&problem, Dist::Normal, Poison::BeyondEnd, seed);
+        let mut values = Values::new(&problem, Dist::Normal, Poison::BeyondEnd, seed);
+        if problem.dtype() == Dtype::E4m3 {
+            values.v.mapv_inplace(|x| if x.abs() < 0.25 { 0.0 } else { x });
+        }
         let twice_values = Values { v: values.v.mapv(|x| 2.0 * x), ..values.clone() };
         for engine in engines() {
             let once = run(&*engine, &problem, &values);
