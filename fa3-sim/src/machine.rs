@@ -15,6 +15,7 @@ use crate::exec::wgmma::Deeds;
 use crate::finding::Finding;
 use crate::mbarrier::Mbarrier;
 use crate::memory::{Buffer, Memory};
+use crate::rule::Rule;
 use crate::schedule::Scheduler;
 use crate::shadow::{Access, By, Kind, Shadow};
 use crate::shared::Shared;
@@ -111,6 +112,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) max_steps: u64,
     /// What the grid before this one writes.
     pub(crate) predecessor: &'a [Buffer],
+    /// Rules that end it where they are broken.
+    pub(crate) until: &'a [Rule],
     /// Whether it is traced.
     pub(crate) trace: bool,
 }
@@ -129,23 +132,28 @@ pub(crate) struct Machine<'a> {
     /// Clusters that are not resident yet, next last.
     waiting: Vec<u32>,
     current: usize,
+    /// Warps that a turn can go to, kept for its memory.
+    ready: Vec<At>,
     pub(crate) schedule: Scheduler,
     pub(crate) log: Vec<Event>,
     pub(crate) findings: Vec<Finding>,
-    pub(crate) found: HashSet<(crate::rule::Rule, u16, u32)>,
+    pub(crate) found: HashSet<(Rule, u16, u32)>,
     pub(crate) counters: Counters,
     pub(crate) recorder: Option<Recorder>,
     /// Where the chunks of operands lie.
     pub(crate) operands: HashMap<Part, Rc<[u32]>>,
     /// Counts what can let somebody go on.
     pub(crate) progress: u64,
+    pub(crate) until: &'a [Rule],
+    /// Whether one of them was broken.
+    pub(crate) over: bool,
     steps: u64,
     max_steps: u64,
 }
 
 impl<'a> Machine<'a> {
     pub(crate) fn new(setup: Setup<'a>, memory: &'a mut Memory) -> Machine<'a> {
-        let Setup { program, args, grid, mode, schedule, max_steps, predecessor, trace } = setup;
+        let Setup { program, args, grid, mode, schedule, max_steps, predecessor, until, trace } = setup;
         memory.begin();
         let mut global: Vec<Shadow> = memory
             .allocations
@@ -167,6 +175,7 @@ impl<'a> Machine<'a> {
             clusters: Vec::new(),
             waiting: (0..clusters).rev().collect(),
             current: 0,
+            ready: Vec::new(),
             schedule,
             log: Vec::new(),
             findings: Vec::new(),
@@ -175,15 +184,20 @@ impl<'a> Machine<'a> {
             recorder: trace.then(|| Recorder::new(program)),
             operands: HashMap::new(),
             progress: 0,
+            until,
+            over: false,
             steps: 0,
             max_steps,
         }
     }
 
-    /// Runs the grid until all have finished or nobody can go on.
+    /// Runs the grid until all have finished, nobody can go on, or it is over.
     pub(crate) fn run(&mut self) -> Result<(), SimError> {
         let (mut idle, mut progress) = (0, self.progress);
         while !self.clusters.is_empty() || self.launch_next() {
+            if self.over {
+                return Ok(());
+            }
             if self.steps > self.max_steps {
                 return Err(SimError::Steps { limit: self.max_steps });
             }
@@ -244,7 +258,8 @@ impl<'a> Machine<'a> {
     /// Runs one agent of a cluster: a warp for a while, or one event.
     fn turn(&mut self, cluster: usize) {
         let events = self.clusters[cluster].events.len();
-        let mut ready = Vec::new();
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.clear();
         for (cta, each) in self.clusters[cluster].ctas.iter().enumerate() {
             for (warp, each) in each.warps.iter().enumerate() {
                 if each.state == State::Ready && !each.polling {
@@ -252,7 +267,10 @@ impl<'a> Machine<'a> {
                 }
             }
         }
-        if ready.is_empty() || (events > 0 && self.schedule.event_first(events, ready.len())) {
+        let event = ready.is_empty() || (events > 0 && self.schedule.event_first(events, ready.len()));
+        let at = (!event).then(|| ready[self.schedule.choose(ready.len())]);
+        self.ready = ready;
+        let Some(at) = at else {
             let index = self.schedule.choose(events);
             self.happen(cluster, index);
             self.progress += 1;
@@ -263,11 +281,10 @@ impl<'a> Machine<'a> {
                 .flat_map(|cta| &mut cta.warps)
                 .for_each(|warp| warp.polling = false);
             return;
-        }
-        let at = ready[self.schedule.choose(ready.len())];
+        };
         for _ in 0..self.schedule.steps() {
             self.steps += 1;
-            if !self.step(at) {
+            if !self.step(at) || self.over {
                 break;
             }
         }

@@ -151,6 +151,7 @@ impl Machine<'_> {
             grid: self.grid,
             policy: self.schedule.policy,
         };
+        self.over |= self.until.contains(&rule);
         self.findings.push(Finding { rule, what, here, other, missing, waits: Vec::new(), replay });
     }
 

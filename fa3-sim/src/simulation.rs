@@ -7,6 +7,7 @@ use crate::decoded::Decoded;
 use crate::finding::Finding;
 use crate::machine::{Machine, Setup};
 use crate::memory::{Buffer, Memory};
+use crate::rule::Rule;
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::{Recorder, Trace};
 
@@ -103,6 +104,7 @@ pub struct Simulation<'k> {
     mode: Mode,
     max_steps: u64,
     predecessor: Vec<Buffer>,
+    until: Vec<Rule>,
     trace: bool,
 }
 
@@ -118,6 +120,7 @@ impl<'k> Simulation<'k> {
             mode,
             max_steps: 1 << 28,
             predecessor: Vec::new(),
+            until: Vec::new(),
             trace: false,
         }
     }
@@ -159,13 +162,19 @@ impl<'k> Simulation<'k> {
         Simulation { predecessor: buffers, ..self }
     }
 
+    /// Ends where one of these rules is broken: what comes after is not found, and the results are not whole.
+    #[must_use]
+    pub fn until(self, rules: Vec<Rule>) -> Simulation<'k> {
+        Simulation { until: rules, ..self }
+    }
+
     /// Writes down what the first cluster does, for a [`crate::Timeline`].
     #[must_use]
     pub fn trace(self, trace: bool) -> Simulation<'k> {
         Simulation { trace, ..self }
     }
 
-    /// Runs the kernel to its end, or until no warp can go on.
+    /// Runs the kernel to its end, or until no warp can go on, or as [`Simulation::until`] says.
     ///
     /// # Errors
     /// If the kernel is not sound, if the launch or a buffer does not fit, or if it takes too many steps.
@@ -190,6 +199,7 @@ impl<'k> Simulation<'k> {
             schedule: Scheduler::new(self.policy),
             max_steps: self.max_steps,
             predecessor: &self.predecessor,
+            until: &self.until,
             trace: self.trace,
         };
         let mut machine = Machine::new(setup, memory);

@@ -4,6 +4,7 @@ use fa3_ir::{BufferId, BufferRole, Kernel, Program};
 
 use crate::finding::Finding;
 use crate::memory::{Buffer, Demand, Memory};
+use crate::rule::Rule;
 use crate::schedule::Policy;
 use crate::simulation::{Mode, Outcome, SimError, Simulation};
 
@@ -18,6 +19,7 @@ pub struct ProgramSimulation<'p> {
     program: &'p Program<Kernel>,
     policy: Policy,
     mode: Mode,
+    until: Vec<Rule>,
     trace: bool,
 }
 
@@ -47,7 +49,8 @@ impl ProgramOutcome {
 impl<'p> ProgramSimulation<'p> {
     /// [`Policy::Eager`], [`Mode::Exact`].
     pub fn new(program: &'p Program<Kernel>) -> ProgramSimulation<'p> {
-        ProgramSimulation { program, policy: Policy::Eager, mode: Mode::Exact, trace: false }
+        let (policy, mode) = (Policy::Eager, Mode::Exact);
+        ProgramSimulation { program, policy, mode, until: Vec::new(), trace: false }
     }
 
     /// This schedule.
@@ -60,6 +63,12 @@ impl<'p> ProgramSimulation<'p> {
     #[must_use]
     pub fn mode(self, mode: Mode) -> ProgramSimulation<'p> {
         ProgramSimulation { mode, ..self }
+    }
+
+    /// Ends every step where one of these rules is broken: see [`Simulation::until`].
+    #[must_use]
+    pub fn until(self, rules: Vec<Rule>) -> ProgramSimulation<'p> {
+        ProgramSimulation { until: rules, ..self }
     }
 
     /// Writes down what the first cluster of every step does.
@@ -101,7 +110,8 @@ impl<'p> ProgramSimulation<'p> {
                 .grid(step.grid)
                 .args(step.bind(&step.kernel.params, &addresses)?)
                 .predecessor_writes(if early { buffers.clone() } else { Vec::new() });
-            steps.push(simulation.policy(self.policy).mode(self.mode).trace(self.trace).run(&mut memory)?);
+            let simulation = simulation.policy(self.policy).mode(self.mode).until(self.until.clone());
+            steps.push(simulation.trace(self.trace).run(&mut memory)?);
         }
         let bytes: Vec<Vec<u8>> = buffers.iter().map(|&buffer| memory.read(buffer)).collect();
         let tickets = self.program.buffers.iter().zip(&bytes);

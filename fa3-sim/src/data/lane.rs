@@ -11,7 +11,7 @@ use super::{approx, convert, float};
 /// # Panics
 /// If there are fewer.
 #[expect(clippy::too_many_lines, reason = "one line an operation")]
-pub fn eval(op: LaneOp, src: &[Lanes], dst: &mut [Lanes]) {
+pub fn eval(op: LaneOp, src: &[&Lanes], dst: &mut [Lanes]) {
     let io = (src, dst);
     match op {
         LaneOp::AddU32 => binary(io, u32::wrapping_add),
@@ -136,7 +136,7 @@ pub fn eval(op: LaneOp, src: &[Lanes], dst: &mut [Lanes]) {
         | LaneOp::BitsOfF32
         | LaneOp::F32OfBits
         | LaneOp::U64OfU32
-        | LaneOp::U32OfU16 => io.1[0] = io.0[0],
+        | LaneOp::U32OfU16 => io.1[0] = *io.0[0],
         LaneOp::PackB32 => binary(io, |a: u16, b: u16| u32::from(a) | u32::from(b) << 16),
         LaneOp::PackB64 => binary(io, |a: u32, b: u32| u64::from(a) | u64::from(b) << 32),
         LaneOp::UnpackB32 => split(io, 16),
@@ -204,25 +204,25 @@ bits! {
 }
 
 /// The operands and the results.
-type Io<'a> = (&'a [Lanes], &'a mut [Lanes]);
+type Io<'a> = (&'a [&'a Lanes], &'a mut [Lanes]);
 
 #[inline]
 fn unary<A: Bits, D: Bits>((src, dst): Io<'_>, f: impl Fn(A) -> D) {
-    for (d, &a) in dst[0].iter_mut().zip(&src[0]) {
+    for (d, &a) in dst[0].iter_mut().zip(src[0]) {
         *d = f(A::of(a)).bits();
     }
 }
 
 #[inline]
 fn binary<A: Bits, B: Bits, D: Bits>((src, dst): Io<'_>, f: impl Fn(A, B) -> D) {
-    for ((d, &a), &b) in dst[0].iter_mut().zip(&src[0]).zip(&src[1]) {
+    for ((d, &a), &b) in dst[0].iter_mut().zip(src[0]).zip(src[1]) {
         *d = f(A::of(a), B::of(b)).bits();
     }
 }
 
 #[inline]
 fn ternary<A: Bits, B: Bits, C: Bits, D: Bits>((src, dst): Io<'_>, f: impl Fn(A, B, C) -> D) {
-    for (((d, &a), &b), &c) in dst[0].iter_mut().zip(&src[0]).zip(&src[1]).zip(&src[2]) {
+    for (((d, &a), &b), &c) in dst[0].iter_mut().zip(src[0]).zip(src[1]).zip(src[2]) {
         *d = f(A::of(a), B::of(b), C::of(c)).bits();
     }
 }

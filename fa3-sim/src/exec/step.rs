@@ -10,6 +10,8 @@ use crate::rule::Rule;
 use crate::simulation::Mode;
 use crate::warp::{Frame, State};
 
+const ZEROS: Lanes = [0; 32];
+
 impl<'a> Machine<'a> {
     /// Runs the step that a warp is at; whether it can go on at once.
     pub(crate) fn step(&mut self, at: At) -> bool {
@@ -157,10 +159,7 @@ impl<'a> Machine<'a> {
         let mutable = &self.program.codes[code].mutable;
         let warp = &mut self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
         if !(lane.float && self.mode == Mode::Skeleton) {
-            let operands: [Lanes; 3] = [0, 1, 2].map(|index| match src.get(index) {
-                Some(&slot) => *warp.register(slot),
-                None => [0; 32],
-            });
+            let operands = [0, 1, 2].map(|index| src.get(index).map_or(&ZEROS, |&slot| warp.register(slot)));
             data::lane::eval(lane.op, &operands[..lane.inputs], &mut results[..lane.outputs]);
         }
         for (&slot, lanes) in dst.iter().zip(&results) {

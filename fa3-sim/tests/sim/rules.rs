@@ -148,3 +148,20 @@ pub(crate) fn operands(b: &Builder) -> (V<'_, B64>, V<'_, B64>) {
     b.sync_cta();
     (descriptor(b, tiles[0]), descriptor(b, tiles[1]))
 }
+
+#[test]
+fn a_run_ends_where_a_rule_is_broken_that_it_runs_until() {
+    let kernel = Kernel::build("beyond", Launch::threads(32), |b| {
+        let x = b.param_pointer("x", Elem::U32);
+        let at = own_word(b, x);
+        _ = b.load::<B32>(at.at(128));
+        _ = b.load::<B32>(at.at(256));
+    });
+    let broken = |rules: &[Rule]| {
+        let mut memory = Memory::new();
+        let x = memory.alloc_from("x", &[0; 128]);
+        let simulation = Simulation::new(&kernel).args(vec![ArgValue::Pointer(x.address())]);
+        simulation.until(rules.to_vec()).run(&mut memory).unwrap().findings.len()
+    };
+    assert_eq!([broken(&[]), broken(&[Rule::Race]), broken(&[Rule::Race, Rule::Bounds])], [2, 2, 1]);
+}

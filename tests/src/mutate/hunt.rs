@@ -12,7 +12,7 @@ use crate::family::Trial;
 use crate::ladder::Rung;
 
 /// Random schedules that a mutant runs under, if nothing notices it before.
-const SEEDS: u64 = 12;
+const SEEDS: u64 = 6;
 
 /// A kernel whose mutants are hunted, and the problems that it is run on.
 pub struct Prey {
@@ -178,12 +178,14 @@ impl Prey {
 }
 
 impl Problem {
-    /// Everything that notices that `kernel` is not that of the step: ids of rules, `result`, or what went wrong.
-    fn notices(&self, kernel: &Kernel, policy: Policy, compare: bool) -> BTreeSet<String> {
+    /// What notices that `kernel` is not that of the step: ids of rules, `result`, or what went wrong; nothing else
+    /// once one of the rules `until` has.
+    fn notices(&self, kernel: &Kernel, policy: Policy, compare: bool, until: &[Rule]) -> BTreeSet<String> {
         let mut program = self.program.clone();
         program.steps[0].kernel = kernel.clone();
         let mode = if compare { Mode::Fast } else { Mode::Skeleton };
-        match ProgramSimulation::new(&program).policy(policy).mode(mode).run(&self.initial) {
+        let simulation = ProgramSimulation::new(&program).policy(policy).mode(mode).until(until.to_vec());
+        match simulation.run(&self.initial) {
             Err(error) => BTreeSet::from([error.to_string()]),
             Ok(simulated) => {
                 let findings = simulated.findings();
@@ -242,12 +244,14 @@ fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
         return by.map_or(Fate::Wrong(broken), |&by| Fate::Killed(by.to_owned()));
     }
     let mut others = BTreeSet::new();
+    let rules = prey.rules(operator);
     let random = (0..SEEDS).map(Policy::Random);
-    for policy in [Policy::Eager, Policy::Lazy].into_iter().chain(random) {
+    let policies = [Policy::Eager, Policy::Lazy].into_iter().chain(random);
+    // A result is the same under all schedules, or a rule is broken.
+    for policy in policies.take(if rules.is_empty() { 1 } else { usize::MAX }) {
         for problem in &prey.problems {
-            let noticed = problem.notices(&mutant.kernel, policy, operator.result);
-            let by =
-                prey.rules(operator).into_iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
+            let noticed = problem.notices(&mutant.kernel, policy, operator.result, &rules);
+            let by = rules.iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
             if let Some(by) = by.or((operator.result && noticed.contains("result")).then_some("result")) {
                 return Fate::Killed(by.to_owned());
             }
@@ -261,7 +265,7 @@ fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
 fn watch(prey: &Prey, mutant: &Mutant, reason: &'static str) -> Fate {
     for (policy, compare) in [(Policy::Eager, true), (Policy::Lazy, false), (Policy::Random(0), false)] {
         for problem in &prey.problems {
-            let noticed = problem.notices(&mutant.kernel, policy, compare);
+            let noticed = problem.notices(&mutant.kernel, policy, compare, &[]);
             if !noticed.is_empty() {
                 return Fate::NotEquivalent(noticed);
             }

@@ -10,7 +10,7 @@ const HOPPER: &[u8] = include_bytes!("../hopper/lane.bin");
 fn first(op: LaneOp, src: &[u64]) -> u64 {
     let src: Vec<Lanes> = src.iter().map(|&bits| [bits; 32]).collect();
     let mut dst = vec![[0; 32]; op.outputs().len()];
-    eval(op, &src, &mut dst);
+    eval(op, &src.iter().collect::<Vec<_>>(), &mut dst);
     dst[0][0]
 }
 
@@ -60,7 +60,7 @@ fn every_operation_is_what_an_h100_computes() {
         for start in (0..cases).step_by(32) {
             let lanes: Vec<Lanes> = src.iter().map(|x| std::array::from_fn(|i| x[start + i])).collect();
             let mut dst = vec![[0; 32]; hardware.len()];
-            eval(op, &lanes, &mut dst);
+            eval(op, &lanes.iter().collect::<Vec<_>>(), &mut dst);
             for (lane, (dst, hardware)) in
                 (0..32).flat_map(|lane| dst.iter().zip(&hardware).map(move |result| (lane, result)))
             {
