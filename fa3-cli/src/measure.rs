@@ -208,10 +208,8 @@ impl From<Lane> for Outcome {
         let Lane { pass, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, load, .. } = lane;
         let plan = pass.forward.plan();
         let (tile, schedule) = (plan.tile(), plan.schedule());
-        let mut plan_of = format!("{tile}; {}; {}", schedule.order(), schedule.scheduler());
-        if plan.cluster() > 1 {
-            plan_of += &format!("; clusters of {}", plan.cluster());
-        }
+        let clusters = in_clusters(plan.cluster());
+        let plan_of = format!("{tile}; {}; {}{clusters}", schedule.order(), schedule.scheduler());
         Outcome::Checked(Timing { load, ..Timing::new(plan_of, launches, millis, rows, error) })
     }
 }
@@ -225,6 +223,11 @@ impl From<Refusal> for Outcome {
             }
         }
     }
+}
+
+/// What follows the words of a schedule if its CTAs are in clusters of so many.
+pub(crate) fn in_clusters(cluster: u32) -> String {
+    if cluster > 1 { format!(", in clusters of {cluster}") } else { String::new() }
 }
 
 fn hash(o: &[u16], lse: &[f32]) -> u64 {

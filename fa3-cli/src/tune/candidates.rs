@@ -1,4 +1,4 @@
-//! What could stand in the tile table instead, and how else tiles could be ordered.
+//! What could stand in the tile table instead, how else tiles could be ordered, and clusters or none.
 
 use fa3_sched::forward::{CtaTile, Overlap, PPlace, Plan, PlanError, PlanOptions, Rescale};
 use fa3_sched::{DeviceLimits, Order};
@@ -27,28 +27,39 @@ pub(super) struct Candidate {
     pub(super) options: PlanOptions,
     pub(super) tile: CtaTile,
     pub(super) order: Order,
+    /// CTAs of a cluster.
+    pub(super) cluster: u32,
 }
 
-/// What the table and the plan say, which comes first; other tiles in the same order; other sections of the same tile.
+impl Candidate {
+    /// What these options come to.
+    fn new(problem: &Problem, limits: &DeviceLimits, options: PlanOptions) -> Result<Candidate, PlanError> {
+        let plan = Plan::with(problem, limits, &options)?;
+        Ok(Candidate { options, tile: plan.tile(), order: plan.schedule().order(), cluster: plan.cluster() })
+    }
+}
+
+/// What the table and the plan say, which comes first; other tiles in the same order; the same tile with clusters where
+/// it has none, and the other way round; other sections of the same tile.
 ///
 /// # Errors
 /// If the problem has no plan.
 pub(super) fn candidates(problem: &Problem, limits: &DeviceLimits) -> Result<Vec<Candidate>, PlanError> {
-    let plan = |options: &PlanOptions| Plan::with(problem, limits, options);
-    let table = plan(&PlanOptions::default())?;
-    let (tile, order) = (table.tile(), table.schedule().order());
-    let mut candidates = vec![Candidate { options: PlanOptions::default(), tile, order }];
+    let candidate = |options: PlanOptions| Candidate::new(problem, limits, options);
+    let planned = candidate(PlanOptions::default())?;
+    let Candidate { tile, order, cluster, .. } = planned;
+    let mut candidates = vec![planned];
     for shape in neighbours(tile, limits) {
-        let options = PlanOptions::default().tile(shape);
-        candidates.push(Candidate { options, tile: shape, order: plan(&options)?.schedule().order() });
+        candidates.push(candidate(PlanOptions::default().tile(shape))?);
     }
+    let otherwise = candidate(PlanOptions::default().clusters(cluster == 1))?;
+    candidates.extend((otherwise.cluster != cluster).then_some(otherwise));
     for (times, part) in SECTIONS {
         let Order::LongestFirst { section, longest } = order else { break };
         let section = (section.saturating_mul(times) / part).max(1);
         let order = Order::LongestFirst { section, longest };
         if candidates.iter().all(|known| known.order != order) {
-            let options = PlanOptions::default().order(order);
-            candidates.push(Candidate { options, tile, order });
+            candidates.push(candidate(PlanOptions::default().order(order))?);
         }
     }
     Ok(candidates)
@@ -143,6 +154,19 @@ mod tests {
         assert!(neighbours.iter().any(|shape| shape.overlap == Overlap::ThreeStage));
     }
 
+    /// Where there can be clusters, the table's tile has a time with and without them.
+    #[test]
+    fn clusters_are_compared_with_none() {
+        let clusters = |mask, seqlen| {
+            let candidates = candidates(&problem(128, mask, seqlen), &H100).unwrap();
+            let of_the_table = candidates.iter().filter(|one| one.tile == candidates[0].tile);
+            of_the_table.map(|one| one.cluster).collect::<Vec<u32>>()
+        };
+        assert_eq!(clusters(Mask::None, 4096), [2, 1]);
+        assert_eq!(clusters(Mask::None, 512), [1, 2]);
+        assert!(clusters(Mask::Causal, 4096).iter().all(|&cluster| cluster == 1));
+    }
+
     #[test]
     fn the_tables_own_comes_first_and_sections_last() {
         for (head_dim, mask, seqlen) in
@@ -159,10 +183,6 @@ mod tests {
             let sections: Vec<Order> = candidates.iter().filter_map(|one| one.options.order).collect();
             assert_eq!(sections.is_empty(), mask == Mask::None);
             assert!(!sections.contains(&planned.schedule().order()));
-            for Candidate { options, tile, order } in &candidates {
-                let plan = Plan::with(&problem, &H100, options).unwrap();
-                assert_eq!((plan.tile(), plan.schedule().order()), (*tile, *order));
-            }
         }
     }
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::candidates::Candidate;
 use crate::grid::Setting;
-use crate::measure::Outcome;
+use crate::measure::{Outcome, in_clusters};
 use crate::table::Table;
 
 /// What came of all candidates for a setting.
@@ -25,6 +25,7 @@ struct Row {
     /// Whether it is what the table and the plan say.
     planned: bool,
     tile: String,
+    /// Of tiles, and whether CTAs are in clusters.
     order: String,
     outcome: Outcome,
     tflops: Option<f64>,
@@ -36,12 +37,13 @@ impl Ranking {
     /// Ranks outcomes, of which the first one is of what is planned.
     pub(super) fn new(setting: Setting, flops: f64, outcomes: Vec<(Candidate, Outcome)>) -> Ranking {
         let planned = outcomes.first().and_then(|(_, outcome)| outcome.tflops(flops));
-        let row = |(index, (Candidate { tile, order, .. }, outcome)): (usize, (Candidate, Outcome))| {
-            let tflops = outcome.tflops(flops);
-            let ratio = tflops.zip(planned).map(|(tflops, planned)| tflops / planned);
-            let (tile, order) = (tile.to_string(), order.to_string());
-            Row { planned: index == 0, tile, order, outcome, tflops, ratio }
-        };
+        let row =
+            |(index, (Candidate { tile, order, cluster, .. }, outcome)): (usize, (Candidate, Outcome))| {
+                let tflops = outcome.tflops(flops);
+                let ratio = tflops.zip(planned).map(|(tflops, planned)| tflops / planned);
+                let (tile, order) = (tile.to_string(), order.to_string() + &in_clusters(cluster));
+                Row { planned: index == 0, tile, order, outcome, tflops, ratio }
+            };
         let mut rows: Vec<Row> = outcomes.into_iter().enumerate().map(row).collect();
         // Those without a time last.
         let speed = |row: &Row| row.tflops.unwrap_or(f64::NEG_INFINITY);
