@@ -20,6 +20,9 @@ impl Scaled {
     /// In the order of their scales.
     pub const ALL: [Scaled; 3] = [Scaled::Q, Scaled::K, Scaled::V];
 
+    /// No scale is larger.
+    pub const LARGEST: f32 = 3.75;
+
     /// The scales of a problem's tensor, as they lie in memory: numbers of few digits, so that code times scale is
     /// exact.
     pub fn scales(self, problem: &Problem) -> Vec<f32> {
@@ -99,7 +102,7 @@ impl Scaled {
     }
 }
 
-/// From 1/4 to 15/4, with four digits.
+/// From 1/4 to [`Scaled::LARGEST`], with four digits.
 fn scale(number: usize) -> f32 {
     let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let (digits, exponent) = ((mixed & 7) as f32, (mixed >> 3 & 3) as i32);

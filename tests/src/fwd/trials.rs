@@ -86,10 +86,18 @@ const LEVELS: [usize; 17] = [
 /// linear order, and an even number of tiles a head, as the last two lengths of few heads give it.
 const PAIRED: [usize; 17] = {
     let mut levels = LEVELS;
-    [levels[2], levels[6], levels[7], levels[13]] = [1; 4];
-    [levels[11], levels[14]] = [2; 2];
+    [levels[MASK], levels[SCHEDULER], levels[LOADING], levels[ORDER]] = [1; 4];
+    [levels[HEAD_COUNTS], levels[LENGTH]] = [2; 2];
     levels
 };
+
+/// The places of those factors in [`LEVELS`].
+const MASK: usize = 2;
+const SCHEDULER: usize = 6;
+const LOADING: usize = 7;
+const HEAD_COUNTS: usize = 11;
+const ORDER: usize = 13;
+const LENGTH: usize = 14;
 
 /// The covering arrays of features, every tile of the table, and scores of every kind.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
@@ -121,8 +129,8 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 fn paired(seed: u64) -> impl Iterator<Item = Trial> {
     covering(&PAIRED, 0).into_iter().map(move |mut row| {
         // Static persistent CTAs; the last two lengths.
-        row[6] = 1;
-        row[14] += 3;
+        row[SCHEDULER] = 1;
+        row[LENGTH] += LENGTHS.len() - 2;
         in_pairs(of_features(&row, 2, seed))
     })
 }
@@ -184,8 +192,7 @@ fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
     let options = with_tile(shape).order(ORDERS[order]).scheduler(scheduler).clusters(true);
     let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
     let case = Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed };
-    let values = case.values();
-    trial_on(sms, case, values, &options)
+    trial(case, sms, &options)
 }
 
 /// A tile of the table on two tiles of rows and three blocks of keys.
@@ -195,7 +202,7 @@ fn of_table(shape: CtaTile, seed: u64) -> Trial {
     let spec = laid_out(&shape, spec.head_dim_v(shape.head_dim_v as usize));
     let problem = spec.causal().validate();
     let problem = problem.expect("a tile's own head dimensions are valid");
-    trial(Case::normal("a tile of the table", problem, seed), &with_tile(shape))
+    trial(Case::normal("a tile of the table", problem, seed), 3, &with_tile(shape))
 }
 
 /// Many blocks of keys whose scores are like this, in the table's tile.
@@ -203,7 +210,7 @@ fn of_scores(scores: Scores, spec: ProblemSpec, seed: u64) -> Trial {
     let problem = spec.validate().expect("the lengths and dimensions are valid");
     let case = Case::normal(&format!("{scores:?}"), problem, seed);
     let values = scores.values(case.values(), &case.problem);
-    trial_on(3, case, values, &PlanOptions::default())
+    trial_of(case, values, 3, &PlanOptions::default())
 }
 
 /// Tiles of every kind with several blocks and tiles of rows; some of them in clusters, too.
@@ -231,18 +238,17 @@ fn of_two_heads(shape: &CtaTile, rows: usize, mask: Mask, sms: u32, options: &Pl
     let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), shape.head_dim as usize);
     let problem = spec.head_dim_v(shape.head_dim_v as usize).mask(mask).validate();
     let case = Case::normal("small", problem.expect("a tile's own head dimensions are valid"), 4);
-    let values = case.values();
-    trial_on(sms, case, values, options)
+    trial(case, sms, options)
 }
 
-/// The case on a device of three SMs.
-pub(super) fn trial(case: Case, options: &PlanOptions) -> Trial {
+/// The case on a device of so many SMs.
+pub(super) fn trial(case: Case, sms: u32, options: &PlanOptions) -> Trial {
     let values = case.values();
-    trial_on(3, case, values, options)
+    trial_of(case, values, sms, options)
 }
 
-/// The case on a device of so many SMs, with these values.
-fn trial_on(sms: u32, case: Case, values: Values, options: &PlanOptions) -> Trial {
+/// The case with these values, on a device of so many SMs.
+fn trial_of(case: Case, values: Values, sms: u32, options: &PlanOptions) -> Trial {
     let launch = Launch::new(&case.problem, &device(sms), options);
     let Launch { plan, program } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));
     Trial {

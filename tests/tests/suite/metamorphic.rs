@@ -3,7 +3,7 @@
 use fa3_ref::Forward;
 use fa3_tests::reshape::{alone, dense_like, rows, spec_of};
 use fa3_tests::strategies::{self, config};
-use fa3_tests::{Case, Dist, Engine, Judge, NoAnswer, Poison, Values, engines, testdata};
+use fa3_tests::{Case, Dist, Engine, Judge, NoAnswer, Poison, Scaled, Values, engines, testdata};
 use fa3_types::{Dtype, Mask, Problem};
 use ndarray::{Array4, ArrayView, Axis, Dimension, Zip, concatenate};
 use proptest::prelude::*;
@@ -128,7 +128,8 @@ proptest! {
         prop_assume!(problem.dtype() != Dtype::F16);
         let mut values = Values::new(&problem, Dist::Normal, Poison::BeyondEnd, seed);
         if problem.dtype() == Dtype::E4m3 {
-            values.v.mapv_inplace(|x| if x.abs() < 0.25 { 0.0 } else { x });
+            let subnormal = Scaled::LARGEST * 2.0f32.powi(-6);
+            values.v.mapv_inplace(|x| if x.abs() < subnormal { 0.0 } else { x });
         }
         let twice_values = Values { v: values.v.mapv(|x| 2.0 * x), ..values.clone() };
         for engine in engines() {
