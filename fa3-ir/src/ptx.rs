@@ -1,8 +1,8 @@
 //! PTX: the text that the driver compiles.
 //!
-//! It is for sm_90a and PTX ISA 8.0, which every driver with CUDA 12 or newer takes, and plain ASCII, which the
-//! driver's compiler demands. It is a function of the kernel alone, without source locations, so that it can be the
-//! key of a cache; [`emit_annotated`] adds them for the reader.
+//! It is for sm_90a and PTX ISA 8.0, which every driver with CUDA 12 or newer takes (8.1 and CUDA 12.1 where it has
+//! `st.async`), and plain ASCII, which the driver's compiler demands. It is a function of the kernel alone, without
+//! source locations, so that it can be the key of a cache; [`emit_annotated`] adds them for the reader.
 
 use std::fmt::Write;
 
@@ -52,8 +52,9 @@ fn emit_with(kernel: &Kernel, annotate: bool) -> Result<Ptx, Vec<VerifyError>> {
     let mut emitter =
         Emitter { names: Names::ptx(kernel), text: String::new(), labels: 0, loops: Vec::new(), annotate };
     emitter.kernel(kernel);
+    let version = if emitter.text.contains("st.async") { "8.1" } else { "8.0" };
     Ok(Ptx {
-        text: emitter.text,
+        text: format!(".version {version}\n.target sm_90a\n.address_size 64\n\n{}", emitter.text),
         entry: kernel.name.clone(),
         threads: kernel.launch.threads,
         smem_bytes: kernel.smem.bytes(),
@@ -86,7 +87,6 @@ impl Emitter<'_> {
     }
 
     fn header(&mut self, kernel: &Kernel) {
-        self.text += ".version 8.0\n.target sm_90a\n.address_size 64\n\n";
         if !kernel.smem.regions.is_empty() {
             let _ = writeln!(self.text, ".extern .shared .align {} .b8 smem[];\n", SmemPlan::ALIGN);
         }

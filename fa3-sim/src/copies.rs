@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use crate::clock::Bundle;
+
 /// The bulk groups of one thread. Groups count from 1.
 #[derive(Default)]
 pub(crate) struct BulkThread {
@@ -74,6 +76,8 @@ pub(crate) struct Copy16 {
 pub(crate) enum AsyncEvent {
     /// A load brings its data, then signals its mbarriers.
     Load(LoadCopy),
+    /// A `st.async` brings its number, then signals its mbarrier.
+    Store(RemoteStore),
     /// The cp.async of a lane up to number `upto` arrive at an mbarrier.
     Arrive { cta: usize, warp: usize, lane: usize, upto: u32, offset: u32, event: u32 },
 }
@@ -87,6 +91,15 @@ pub(crate) struct LoadCopy {
     /// The CTAs that get it: rank, where it goes, its mbarrier, and that one's phase when it was issued.
     pub(crate) targets: Vec<Target>,
     pub(crate) landed: bool,
+    pub(crate) event: u32,
+}
+
+/// A number on its way to shared memory of the cluster.
+pub(crate) struct RemoteStore {
+    pub(crate) bits: u32,
+    pub(crate) target: Target,
+    /// What its thread knew of when it began.
+    pub(crate) released: Bundle,
     pub(crate) event: u32,
 }
 

@@ -99,11 +99,13 @@ impl Machine<'_> {
             (By::Load, By::Load) if new.kind != Kind::Read => {
                 (Rule::T4, "a wait for the mbarrier of the first copy between the two")
             }
-            (By::Thread | By::CopyAsync, By::Load | By::Store | By::Product) if ordered => {
+            (By::Thread | By::CopyAsync | By::StoreAsync, By::Load | By::Store | By::Product) if ordered => {
                 let rule = if new.kind == Kind::Read { Rule::W4 } else { Rule::W5 };
                 (rule, "fence.proxy.async between the earlier access and the barrier that orders the two")
             }
-            (By::Load, _) => (Rule::Race, "a wait for the mbarrier of the copy before the access"),
+            (By::Load | By::StoreAsync, _) => {
+                (Rule::Race, "a wait for the mbarrier of the copy before the access")
+            }
             (By::CopyAsync, _) => {
                 (Rule::Race, "cp.async.wait_group, or a wait for the mbarrier that the copy arrives at")
             }
@@ -191,6 +193,7 @@ impl Machine<'_> {
                 AsyncEvent::Load(load) => {
                     load.targets.iter().any(|target| target.cta == cta && target.mbarrier == offset)
                 }
+                AsyncEvent::Store(store) => store.target.cta == cta && store.target.mbarrier == offset,
                 AsyncEvent::Arrive { cta: of, offset: to, .. } => *of == cta && *to == offset,
             })
             .count()
@@ -272,6 +275,7 @@ fn name(op: &Op) -> &'static str {
                 ClusterInst::Arrive { .. } => "barrier.cluster.arrive",
                 ClusterInst::Wait => "barrier.cluster.wait",
                 ClusterInst::MapAddress { .. } => "mapa",
+                ClusterInst::StoreAsync { .. } => "st.async",
             },
             Inst::Misc(inst) => match inst {
                 MiscInst::SetMaxRegisters { .. } => "setmaxnreg",

@@ -33,6 +33,8 @@ pub(crate) enum By {
     Thread,
     /// cp.async.
     CopyAsync,
+    /// st.async.
+    StoreAsync,
     /// A tensor or bulk copy to shared memory.
     Load,
     /// A tensor or bulk copy, or an addition, to global memory.

@@ -49,7 +49,7 @@ impl Count {
             | Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait) => &mut self.barriers,
             Inst::Wgmma(_)
             | Inst::Tma(_)
-            | Inst::Cluster(ClusterInst::MapAddress { .. })
+            | Inst::Cluster(ClusterInst::MapAddress { .. } | ClusterInst::StoreAsync { .. })
             | Inst::Lane(_)
             | Inst::Set { .. }
             | Inst::Special { .. }

@@ -1,7 +1,7 @@
 //! Clusters: their barrier, and the shared memory of their other CTAs.
 
 use crate::inst::Access;
-use crate::lang::{Arg, B32, Builder, V};
+use crate::lang::{Arg, B32, Builder, F32, Reg, V};
 use crate::names::Names;
 use crate::{Inst, Operand, SharedAddr, Ty, Value};
 
@@ -15,6 +15,9 @@ pub enum ClusterInst {
     Wait,
     /// `mapa`: the address of the same place in CTA `cta` of the cluster.
     MapAddress { dst: Value, addr: SharedAddr, cta: Operand },
+    /// `st.async`: a binary32 to a computed address of the cluster, which then completes 4 bytes of a phase
+    /// of the mbarrier at another, in the same CTA.
+    StoreAsync { src: Operand, addr: Value, mbarrier: Value },
 }
 
 impl ClusterInst {
@@ -22,7 +25,7 @@ impl ClusterInst {
     pub(crate) fn is_collective(&self) -> bool {
         match self {
             ClusterInst::Arrive { .. } | ClusterInst::Wait => true,
-            ClusterInst::MapAddress { .. } => false,
+            ClusterInst::MapAddress { .. } | ClusterInst::StoreAsync { .. } => false,
         }
     }
 
@@ -33,6 +36,10 @@ impl ClusterInst {
                 addr.visit(0, 1, see);
                 see(Access::Read(*cta, Ty::B32));
                 see(Access::Write(*dst, Ty::B32));
+            }
+            ClusterInst::StoreAsync { src, addr, mbarrier } => {
+                see(Access::Read(*src, Ty::F32));
+                [addr, mbarrier].into_iter().for_each(|&at| see(Access::Read(Operand::Value(at), Ty::B32)));
             }
         }
     }
@@ -45,6 +52,11 @@ impl ClusterInst {
             ClusterInst::MapAddress { dst, addr, cta } => {
                 let (addr, cta) = (names.shared_plain(*addr), names.operand(*cta));
                 format!("mapa.shared::cluster.u32 {}, {addr}, {cta}", names.value(*dst))
+            }
+            ClusterInst::StoreAsync { src, addr, mbarrier } => {
+                let (src, addr) = (names.operand(*src), names.value(*addr));
+                let (form, mbarrier) = ("mbarrier::complete_tx::bytes", names.value(*mbarrier));
+                format!("st.async.weak.shared::cluster.{form}.f32 [{addr}], {src}, [{mbarrier}]")
             }
         }
     }
@@ -76,5 +88,14 @@ impl Builder {
         let dst = self.define(Ty::B32);
         self.push(Inst::Cluster(ClusterInst::MapAddress { dst, addr: addr.into(), cta: cta.operand() }));
         V::new(self, dst)
+    }
+
+    /// Begins to store `x` to shared memory of a CTA of the cluster. 4 bytes of a phase of the mbarrier, which is in
+    /// the same CTA, are complete when it is there; who waits for that phase sees it. Both addresses are those of
+    /// [`Builder::map_address`].
+    #[track_caller]
+    pub fn store_async(&self, addr: impl Reg<Ty = B32>, x: impl Arg<Ty = F32>, mbarrier: impl Reg<Ty = B32>) {
+        let (src, addr, mbarrier) = (x.operand(), addr.register(), mbarrier.register());
+        self.push(Inst::Cluster(ClusterInst::StoreAsync { src, addr, mbarrier }));
     }
 }

@@ -318,6 +318,10 @@ fn clusters_and_the_rest() {
             (|g| g.b.cluster_wait(), &["barrier.cluster.wait.acquire.aligned;"]),
             (|g| _ = g.b.map_address(g.mbar.at(8), 1), &["mapa.shared::cluster.u32 %r4, smem+8, 1;"]),
             (|g| _ = g.b.map_address(g.r, g.r), &["mapa.shared::cluster.u32 %r4, %r0, %r0;"]),
+            (
+                |g| g.b.store_async(g.r, 1.0, g.r),
+                &["st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%r0], 0f3F800000, [%r0];"],
+            ),
             (|g| g.b.grid_dependency_wait(), &["griddepcontrol.wait;"]),
             (|g| g.b.launch_dependents(), &["griddepcontrol.launch_dependents;"]),
             (|g| g.b.set_max_registers_down(40), &["setmaxnreg.dec.sync.aligned.u32 40;"]),

@@ -1,10 +1,14 @@
 //! Clusters: their barrier, addresses in other CTAs.
 
-use fa3_ir::ClusterInst;
+use fa3_ir::{ClusterInst, Value};
 
 use super::Flow;
+use super::shared::SharedPlace;
+use crate::copies::{AsyncEvent, RemoteStore, Target};
 use crate::machine::{At, Machine};
+use crate::memory::POISON;
 use crate::rule::Rule;
+use crate::shadow::{Access, By, Kind};
 use crate::shared::map;
 use crate::trace::{Action, Gate};
 use crate::warp::{State, each};
@@ -26,8 +30,60 @@ impl Machine<'_> {
                 }
                 self.assign(at, *dst, &mapped, active);
             }
+            ClusterInst::StoreAsync { src, addr, mbarrier } => {
+                let bits = self.operand(at, *src);
+                let [to, signals] =
+                    [*addr, *mbarrier].map(|at_value| self.addresses_in_cluster(at, at_value));
+                for lane in each(active) {
+                    self.store_async(at, bits[lane], to[lane], signals[lane]);
+                }
+            }
         }
         Flow::Next
+    }
+
+    /// The addresses that a register holds.
+    fn addresses_in_cluster(&mut self, at: At, value: Value) -> [u32; 32] {
+        let code = &self.program.codes[self.warp(at).code];
+        self.warp(at).value(code, value).map(|lane| lane as u32)
+    }
+
+    /// A lane begins a store. It is an ordinary access, not one of the async proxy.
+    fn store_async(&mut self, at: At, bits: u32, to: u32, mbarrier: u32) {
+        let Some(place) = self.resolve_in_cluster(at, to, 4, 4, Rule::Bounds) else { return };
+        let Some(signal) = self.resolve_in_cluster(at, mbarrier, 8, 8, Rule::M1) else { return };
+        if signal.cta != place.cta {
+            return self.find(Rule::Bounds, at, "a store signals an mbarrier of another cta".to_owned());
+        }
+        if !self.use_mbarrier(at, signal, true) {
+            return;
+        }
+        let (event, issuer) = (self.event(at), self.warp(at).component);
+        let released = self.warp(at).bundle.clone();
+        let Some(known) = self.clusters[at.cluster].ctas[signal.cta].mbarrier(signal.offset) else { return };
+        let (phase, component) = (known.issue(issuer, 4), known.component);
+        let access = self.load_access(at.cluster, component, phase, event, Kind::Write);
+        self.access_shared(at, place, 4, Access { by: By::StoreAsync, ..access });
+        self.clusters[at.cluster].ctas[place.cta].shared.write(place.offset, &[POISON; 4]);
+        let target = Target { cta: place.cta, offset: place.offset, mbarrier: signal.offset, phase };
+        self.trace_load(at, 4, &[target]);
+        let store = RemoteStore { bits, target, released, event };
+        if self.schedule.loads_at_once() {
+            self.stored(at.cluster, store);
+        } else {
+            self.clusters[at.cluster].events.push(AsyncEvent::Store(store));
+        }
+        self.warp(at).tick();
+    }
+
+    /// The number is there, and its mbarrier is signalled: a release of the store, and of what its thread did before.
+    pub(super) fn stored(&mut self, cluster: usize, store: RemoteStore) {
+        let RemoteStore { bits, target: Target { cta, offset, mbarrier, phase }, released, event } = store;
+        self.clusters[cluster].ctas[cta].shared.write(offset, &bits.to_le_bytes());
+        if let Some(signalled) = self.clusters[cluster].ctas[cta].mbarrier(mbarrier) {
+            signalled.collected.join(&released);
+        }
+        self.signal(cluster, SharedPlace { cta, offset: mbarrier }, 4, phase, event);
     }
 
     fn cluster_arrive(&mut self, at: At, relaxed: bool) {

@@ -111,6 +111,7 @@ impl Machine<'_> {
                 self.clusters[cluster].events.push(AsyncEvent::Load(load));
             }
             AsyncEvent::Load(load) => self.signal_targets(cluster, &load),
+            AsyncEvent::Store(store) => self.stored(cluster, store),
             arrival @ AsyncEvent::Arrive { .. } => self.copied(cluster, &arrival),
         }
     }

@@ -135,7 +135,9 @@ def accumulator_places(n):
 
 
 def wgmma_kernel(ty, n, k, a_in_registers, descriptor, flags, smem_bytes):
-    """One product. A comes as core matrices without swizzle or as 4 registers a thread, B as the bytes of shared memory (whole 2048)."""
+    """One product. A comes as core matrices without swizzle or as 4 registers a thread,
+    B as the bytes of shared memory (whole 2048).
+    """
     d = [f"%f{i}" for i in range(n // 2)]
     regs = "{" + ", ".join(d) + "}"
     a = "{%a0, %a1, %a2, %a3}" if a_in_registers else "%da"

@@ -156,6 +156,35 @@ fn remote_arrivals_publish_no_data() {
     .check();
 }
 
+/// CTAs store numbers for each other, twice to the same place: a phase says that a number is there, and that the other
+/// CTA has read the one before.
+#[test]
+fn remote_stores_are_waited_for() {
+    case(Rule::Race, 32, |b, broken| {
+        let (numbers, full) = (b.region("numbers", 8, 8), b.mbarriers("full", 2, 1));
+        let (rank, first) = (b.cluster_cta_rank(), thread(b, 0));
+        b.init_mbarriers();
+        let [theirs, signals] = [numbers, full].map(|region| b.map_address(region, rank ^ 1));
+        for (half, phase) in [(0, 0), (1, 0), (0, 1)] {
+            b.guarded(first, || {
+                b.store_async(theirs + 4 * half, 1.0, signals + 8 * half);
+                b.mbarrier_arrive_expect(full.at(8 * half), 4);
+            });
+            let read = || _ = b.load::<F32>(numbers.at(4 * half));
+            b.warp_sync();
+            if broken && half == 1 {
+                read();
+            }
+            b.mbarrier_wait(full.at(8 * half), phase);
+            if !broken || half == 0 {
+                read();
+            }
+        }
+    })
+    .cluster(2)
+    .check_either(Rule::I1);
+}
+
 /// An mbarrier ends when its copies are known to be complete.
 #[test]
 fn an_mbarrier_ends_after_its_copies() {

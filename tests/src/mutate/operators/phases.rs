@@ -72,7 +72,10 @@ pub(super) const OPERATORS: &[Operator] = &[
         name: "expect_tx: - 16 bytes",
         rules: &[Rule::M5],
         sites: |kernel| {
-            expecting(kernel, |addr, bytes| MbarrierInst::ArriveExpect { addr, bytes: constant(bytes - 16) })
+            expecting(kernel, |addr, bytes| MbarrierInst::ArriveExpect {
+                addr,
+                bytes: constant(bytes.saturating_sub(16)),
+            })
         },
         ..NOTHING
     },
@@ -81,12 +84,26 @@ pub(super) const OPERATORS: &[Operator] = &[
         sites: |kernel| {
             let reason = "bytes may arrive before they are expected: the phase still misses an arrival";
             let side = |line| {
-                let before = || Some(Site::before(kernel, line, kernel.before(line, is_load)?));
-                let after = || Some(Site::after(kernel, line, kernel.after(line, is_load)?));
+                let before = || Some(Site::before(kernel, line, kernel.before(line, brings_bytes)?));
+                let after = || Some(Site::after(kernel, line, kernel.after(line, brings_bytes)?));
                 Some(before().or_else(after)?.equivalent(reason))
             };
             let loads = |inst: &Inst| expected(inst).is_some_and(|(_, bytes)| bytes > 0);
             kernel.find(loads).into_iter().filter_map(side).collect()
+        },
+        ..NOTHING
+    },
+    Operator {
+        name: "st.async: deleted",
+        rules: &[Rule::Deadlock, Rule::M5],
+        sites: |kernel| deleted(kernel.find(is_remote_store)),
+        ..NOTHING
+    },
+    Operator {
+        name: "st.async: by every lane",
+        rules: &[Rule::M5, Rule::Race],
+        sites: |kernel| {
+            kernel.find(is_remote_store).into_iter().map(|line| unguarded(kernel, line)).collect()
         },
         ..NOTHING
     },
@@ -113,6 +130,15 @@ pub(super) const OPERATORS: &[Operator] = &[
         ..NOTHING
     },
 ];
+
+fn is_remote_store(inst: &Inst) -> bool {
+    matches!(inst, Inst::Cluster(ClusterInst::StoreAsync { .. }))
+}
+
+/// Brings what a phase expects.
+fn brings_bytes(inst: &Inst) -> bool {
+    is_load(inst) || is_remote_store(inst)
+}
 
 fn constant(bits: u32) -> Operand {
     Operand::Imm(Imm::B32(bits))
