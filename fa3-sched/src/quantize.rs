@@ -18,8 +18,12 @@ pub const CHUNK: u32 = 8;
 /// are at neighbouring heads.
 const RUNS: [u32; 3] = [4, 2, 1];
 
-/// Threads of an SM. With twice as many a thread had too few registers to overlap anything.
+/// Threads of an SM, each with 32 elements. With twice as many a thread had too few registers to overlap anything.
 const THREADS: u32 = 512;
+
+/// Threads of an SM for wide rows, each with 64 elements: neighbours exchange fewer of them in the transform, and there
+/// are registers for as many angles.
+const WIDE_THREADS: u32 = 256;
 
 /// Registers of an SM.
 const REGISTERS: u32 = 65536;
@@ -31,12 +35,13 @@ const IN_FLIGHT: u32 = 96 << 10;
 /// to the driver.
 const OTHER_SMEM: u32 = 4 << 10;
 
-/// Rows of one head that share a scale, and the threads of a CTA.
+/// Rows of one head, and the threads of a CTA. The rows share a scale, with those of the cluster's other CTA if there
+/// is one.
 ///
 /// `lanes` neighbouring threads share a row. Lane l has its chunks l, l + lanes, l + 2 · lanes, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tile {
-    /// Rows.
+    /// Rows of a CTA.
     pub rows: u32,
     /// Elements of a row.
     pub head_dim: u32,
@@ -44,24 +49,45 @@ pub struct Tile {
     pub lanes: u32,
     /// Tiles that are loaded ahead.
     pub stages: u32,
+    /// CTAs of a cluster, 1 or 2. Two have equal parts of the rows that share a scale.
+    pub cluster: u32,
+    /// CTAs that share an SM: some compute while others wait for each other.
+    pub ctas_per_sm: u32,
 }
 
 impl Tile {
     fn of(problem: &QuantizeProblem, limits: &DeviceLimits) -> Tile {
+        let head_dim = problem.x().shape.head_dim as u32;
         let rows = match problem.scaling() {
             Scaling::Block { rows } => rows as u32,
             Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) | Scaling::Channel => 128,
         };
-        let head_dim = problem.x().shape.head_dim as u32;
-        let tile = Tile { rows, head_dim, lanes: lanes(problem, [rows, head_dim]), stages: 0 };
+        let (threads, lanes) = if head_dim > 128 && has_work(problem) {
+            (WIDE_THREADS, lanes(problem, head_dim.div_ceil(64)))
+        } else {
+            (THREADS, lanes(problem, head_dim.div_ceil(32).min(THREADS / rows)))
+        };
+        // A CTA that had an SM for itself would wait for its maximum in all of it at once. Codes are transposed 64 rows
+        // at a time.
+        let has_an_sm = rows * lanes > threads / 2;
+        let has_halves = problem.layout() == ValueLayout::Rows || rows == 128;
+        let halves = if has_work(problem) && has_an_sm && has_halves { 2 } else { 1 };
+        let (parts, cluster) = match problem.scaling() {
+            Scaling::Block { .. } => (halves, halves),
+            Scaling::Heads { .. } | Scaling::Tensor => (halves, 1),
+            Scaling::Given(_) | Scaling::Channel => (1, 1),
+        };
+        let rows = (rows / parts).min(threads / lanes);
+        let ctas_per_sm = (threads / (rows * lanes)).clamp(1, 4);
+        let tile = Tile { rows, head_dim, lanes, stages: 0, cluster, ctas_per_sm };
         let stage = 2 * rows * head_dim.next_multiple_of(64);
-        let stages = (IN_FLIGHT / (stage * tile.ctas_per_sm())).clamp(2, 8);
+        let stages = (IN_FLIGHT / (stage * tile.ctas_per_sm)).clamp(2, 8);
         let stages = match problem.layout() {
             ValueLayout::Rows => stages,
             // So many that all CTAs of an SM have place for the tile of codes, too.
             ValueLayout::Transposed => {
                 let others = OTHER_SMEM + rows * tile.codes_cols();
-                let left = (limits.smem_bytes / tile.ctas_per_sm()).saturating_sub(others);
+                let left = (limits.smem_bytes / tile.ctas_per_sm).saturating_sub(others);
                 stages.min(left / stage).max(1)
             }
         };
@@ -73,15 +99,15 @@ impl Tile {
         self.rows * self.lanes
     }
 
-    /// CTAs that share an SM: some compute while others wait for each other.
-    pub fn ctas_per_sm(&self) -> u32 {
-        (THREADS / self.threads()).clamp(1, 4)
+    /// Rows that share a scale, if blocks have scales.
+    pub fn block_rows(&self) -> u32 {
+        self.rows * self.cluster
     }
 
     /// Registers of a thread in which cosines and sines may stay from one head to the next: these and the elements have
     /// half of its registers.
     pub fn registers_for_angles(&self) -> u32 {
-        (REGISTERS / THREADS / 2).saturating_sub(CHUNK * self.chunks())
+        (REGISTERS / (self.threads() * self.ctas_per_sm) / 2).saturating_sub(CHUNK * self.chunks())
     }
 
     /// Columns of the tile in which codes are transposed: whole panels, in which rows are in different banks.
@@ -95,23 +121,28 @@ impl Tile {
     }
 }
 
+/// Whether a thread has more to do with each element than to scale it.
+fn has_work(problem: &QuantizeProblem) -> bool {
+    problem.rotary().is_some() || problem.signs().is_some() || problem.scaling() == Scaling::Channel
+}
+
 /// As many lanes as let each of them begin at every boundary within a row: then the two elements of a rotated pair, and
-/// an element's chunk in the trailing transform, are the same lane's.
-fn lanes(problem: &QuantizeProblem, [rows, head_dim]: [u32; 2]) -> u32 {
+/// an element's chunk in the trailing transform, are the same lane's. At most the power of two that is not below
+/// `most`.
+fn lanes(problem: &QuantizeProblem, most: u32) -> u32 {
+    let head_dim = problem.x().shape.head_dim as u32;
     let trailing = head_dim - (1 << head_dim.ilog2());
     let rotary = problem.rotary().map_or(0, |rotary| match rotary.style {
         RopeStyle::Interleaved => rotary.rotary_dim as u32,
         RopeStyle::HalfSplit => rotary.rotary_dim as u32 / 2,
     });
     let divides = |lanes: &u32| [head_dim, trailing, rotary].iter().all(|n| n.is_multiple_of(CHUNK * lanes));
-    // Then a thread has 32 elements, or more where a CTA would have too many threads.
-    let most = head_dim.div_ceil(32).next_power_of_two().min(THREADS / rows);
-    [8, 4, 2].into_iter().filter(|lanes| *lanes <= most).find(divides).unwrap_or(1)
+    [8, 4, 2].into_iter().filter(|&lanes| lanes <= most.next_power_of_two()).find(divides).unwrap_or(1)
 }
 
 /// How a tensor is quantized on a device.
 ///
-/// Heads are the fastest. They are cut into runs of a few tiles, which CTAs take in turn: CTA c computes
+/// Heads are the fastest. They are cut into runs of a few tiles, which CTAs, or clusters, take in turn: CTA c computes
 /// runs c, c + CTAs, c + 2 · CTAs, … The tiles of a run mostly are heads of the same rows, so that threads
 /// load cosines and sines once.
 ///
@@ -132,7 +163,7 @@ pub struct Plan {
     tile: Tile,
     tiles: u32,
     run: u32,
-    ctas: u32,
+    clusters: u32,
     decoder: Option<Decoder<u32>>,
     channels: Option<ChannelPlan>,
     maxima: Option<MaximaPlan>,
@@ -146,7 +177,7 @@ impl Plan {
     pub fn new(problem: &QuantizeProblem, limits: &DeviceLimits) -> Result<Plan, TooManyTiles> {
         let (tile, shape) = (Tile::of(problem, limits), problem.x().shape);
         let counts = TileCounts {
-            m_blocks: (shape.seqlen as u32).div_ceil(tile.rows),
+            m_blocks: (shape.seqlen as u32).div_ceil(tile.block_rows()),
             heads: shape.heads as u32,
             batch: shape.batch as u32,
             splits: 1,
@@ -154,17 +185,17 @@ impl Plan {
         let tiles = counts.numbered()?;
         // In one section heads are the fastest.
         let order = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
-        let ctas = limits.sms.get() * tile.ctas_per_sm();
+        let clusters = (limits.sms.get() * tile.ctas_per_sm / tile.cluster).max(1);
         let decoder = (tiles > 0).then(|| Decoder::new(counts, order));
         // The longest that costs no turn more than shorter ones.
-        let turns = |run: &u32| tiles.div_ceil(run * ctas) * run;
+        let turns = |run: &u32| tiles.div_ceil(run * clusters) * run;
         let run = RUNS.into_iter().min_by_key(turns).unwrap_or(1);
         let channels = match problem.scaling() {
             Scaling::Channel => Some(ChannelPlan::new(shape)?),
             Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) => None,
         };
         let maxima = MaximaPlan::of(problem, tile.rows)?;
-        Ok(Plan { problem: *problem, tile, tiles, run, ctas, decoder, channels, maxima })
+        Ok(Plan { problem: *problem, tile, tiles, run, clusters, decoder, channels, maxima })
     }
 
     /// What is computed.
@@ -189,7 +220,7 @@ impl Plan {
 
     /// Number of CTAs; 0 if there are no tiles, and then nothing is to be launched.
     pub fn grid(&self) -> u32 {
-        self.tiles.div_ceil(self.run).min(self.ctas)
+        self.tiles.div_ceil(self.run).min(self.clusters) * self.tile.cluster
     }
 
     /// The numbering of tiles; `None` if there are no tiles.
@@ -210,11 +241,14 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tile { rows, head_dim, lanes, stages } = self.tile;
+        let Tile { rows, head_dim, lanes, stages, cluster, .. } = self.tile;
         writeln!(f, "problem    {}", self.problem)?;
         writeln!(f, "tile       {rows} rows of {head_dim}, {lanes} threads a row, {stages} stages")?;
         write!(f, "tiles      {} in runs of {}, ", self.tiles, self.run)?;
         write!(f, "{} CTAs of {} threads", self.grid(), self.tile.threads())?;
+        if cluster > 1 {
+            write!(f, " in clusters of {cluster}")?;
+        }
         if let Some(MaximaPlan { scales, maxima, .. }) = self.maxima {
             write!(f, "\nscales     {scales} of {maxima} tiles each, in a pass before")?;
         }
@@ -265,6 +299,24 @@ mod tests {
         assert_eq!(tile(64, 128, Some((RopeStyle::HalfSplit, 16))).lanes, 1);
     }
 
+    /// A block of rows has a cluster where one CTA would fill an SM, and threads of wide rows have more registers.
+    #[test]
+    fn two_ctas_share_what_would_fill_an_sm() {
+        let tile = |head_dim, rows, rotary| {
+            let Tile { rows, lanes, cluster, ctas_per_sm, .. } = tile(head_dim, rows, rotary);
+            [rows, lanes, cluster, ctas_per_sm]
+        };
+        let rotary = |dim| Some((RopeStyle::HalfSplit, dim));
+        assert_eq!(tile(64, 128, rotary(64)), [128, 2, 1, 2]);
+        assert_eq!(tile(128, 64, rotary(128)), [64, 4, 1, 2]);
+        assert_eq!(tile(128, 128, rotary(128)), [64, 4, 2, 2]);
+        assert_eq!(tile(256, 64, rotary(256)), [32, 4, 2, 2]);
+        assert_eq!(tile(256, 128, rotary(256)), [64, 4, 2, 1]);
+        // Without work, waiting is short.
+        assert_eq!(tile(128, 128, None), [128, 4, 1, 1]);
+        assert_eq!(tile(256, 64, None), [64, 8, 1, 1]);
+    }
+
     /// Transposed codes take a tile more, which all CTAs of an SM have place for. As many tiles as before are loaded
     /// ahead, but where they take nearly all of shared memory.
     #[test]
@@ -276,7 +328,7 @@ mod tests {
             let bytes = tile.stages * 2 * tile.rows * tile.head_dim.next_multiple_of(64)
                 + tile.rows * tile.codes_cols()
                 + OTHER_SMEM;
-            assert!(bytes * tile.ctas_per_sm() <= 227 << 10, "{tile:?}");
+            assert!(bytes * tile.ctas_per_sm <= 227 << 10, "{tile:?}");
             if ![144, 176, 208, 240].contains(&head_dim) {
                 assert_eq!(tile, self::tile(head_dim, rows, None));
             }

@@ -51,6 +51,8 @@ struct Quantize<'k> {
     transposed: Option<Transposed<'k>>,
     /// The thread's number among those of its row, and how many these are.
     lane: (V<'k, B32>, u32),
+    /// The CTA's number in its cluster of two: which half of a block's rows it has.
+    rank: Option<V<'k, B32>>,
 }
 
 /// Which rows of which head a tile is.
@@ -63,7 +65,8 @@ struct Place<'k> {
 /// The kernel of this spec, one that [`Spec::of`] gives.
 pub fn kernel(spec: &Spec) -> Kernel {
     let tile = &spec.tile;
-    Kernel::build("quantize", Launch::threads(tile.threads()).per_sm(tile.ctas_per_sm()), |b| {
+    let launch = Launch::threads(tile.threads()).per_sm(tile.ctas_per_sm).cluster(tile.cluster);
+    Kernel::build("quantize", launch, |b| {
         if spec.scale != ScaleSource::Heads {
             // Otherwise ptxas spills 40 bytes at head_dim 256; with scales of heads it spills 80 bytes if so.
             b.guard_all();
@@ -71,6 +74,7 @@ pub fn kernel(spec: &Spec) -> Kernel {
         let (params, warps) = (Params::<Form>::form(spec).pass(&mut Declare(b)), tile.threads() / 32);
         let x = Feed::declare(b, "x", params.x, tile.stages, warps);
         let maxima = BlockMax::declare(b, warps);
+        let rank = (tile.cluster > 1).then(|| b.cluster_cta_rank());
         let lane = (b.tid() & (tile.lanes - 1), tile.lanes);
         let signs = params.signs.as_ref().map(|words| Signs::declare(b, words, tile.chunks(), lane));
         let transposed = match spec.layout {
@@ -81,7 +85,7 @@ pub fn kernel(spec: &Spec) -> Kernel {
         // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
         b.launch_dependents();
         b.grid_dependency_wait();
-        Quantize { builder: b, spec: *spec, params, x, signs, transposed, lane }.run(maxima);
+        Quantize { builder: b, spec: *spec, params, x, signs, transposed, lane, rank }.run(maxima);
     })
 }
 
@@ -89,20 +93,20 @@ impl<'k> Quantize<'k> {
     /// What all threads run.
     fn run(&self, maxima: BlockMax<'k>) {
         let (b, tile, params) = (self.builder, &self.spec.tile, &self.params);
-        let (lane, row) = (self.lane, self.own_row());
+        let (lane, row, first) = (self.lane, self.own_row(), self.cluster() * self.params.run);
         let rotation = self.spec.rotation.zip(params.rotation.as_ref());
         let angles = rotation.map(|(rotation, tables)| {
             let keeps = rotation.rotary_dim / lane.1 <= tile.registers_for_angles();
             Angles::new(b, rotation, tables, params.seqlen, lane, keeps)
         });
-        let rows = |place: &Place<'k>| place.block.mad(tile.rows, row);
+        let rows = |place: &Place<'k>| self.part(place).mad(tile.rows, row);
         if let Some(angles) = &angles {
-            let first = self.place(b.cta_x() * params.run);
+            let first = self.place(first);
             angles.go_to(first.batch, rows(&first));
         }
         let (mut ring, mut loads) = (self.x.consumer(), Loads::new(self));
         (0..tile.stages).for_each(|_| loads.next(self));
-        let current = b.var("tile", b.cta_x() * params.run);
+        let current = b.var("tile", first);
         b.repeat(|| {
             b.break_if(current.now().ge(params.tiles));
             let index = current.get();
@@ -137,7 +141,9 @@ impl<'k> Quantize<'k> {
                     let number = if measures { amax } else { scale_of(amax) };
                     let at = place.batch.mad(params.heads, place.head).mad(params.blocks, place.block);
                     let at = at.mad_wide(4, to);
-                    b.guarded(b.tid().eq(0), || b.store(at, number));
+                    // Both CTAs of a cluster have the same.
+                    let first = self.rank.map_or(b.tid(), |rank| b.tid() | rank).eq(0);
+                    b.guarded(first, || b.store(at, number));
                     if measures {
                         return;
                     }
@@ -177,12 +183,30 @@ impl<'k> Quantize<'k> {
         }
     }
 
+    /// The number of the CTA's cluster, the CTA's if there are none.
+    #[track_caller]
+    fn cluster(&self) -> V<'k, B32> {
+        self.in_clusters(self.builder.cta_x())
+    }
+
+    /// So many CTAs in clusters.
+    #[track_caller]
+    fn in_clusters(&self, ctas: V<'k, B32>) -> V<'k, B32> {
+        if self.rank.is_some() { ctas >> self.spec.tile.cluster.ilog2() } else { ctas }
+    }
+
+    /// Which of a head's parts the CTA has, each as many rows as its tile.
+    #[track_caller]
+    fn part(&self, place: &Place<'k>) -> V<'k, B32> {
+        self.rank.map_or(place.block, |rank| place.block.mad(self.spec.tile.cluster, rank))
+    }
+
     /// The tile that comes after this one in its CTA.
     #[track_caller]
     fn after(&self, tile: V<'k, B32>) -> V<'k, B32> {
         let run = self.params.run;
         // From the end of a run to the next one's start.
-        let skipped = (self.builder.grid_x() - 1) * run;
+        let skipped = (self.in_clusters(self.builder.grid_x()) - 1) * run;
         let after = tile + 1;
         after + (after & (run - 1)).eq(0).select::<B32>(skipped, 0)
     }

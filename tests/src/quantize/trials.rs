@@ -110,6 +110,13 @@ pub(super) fn small() -> Vec<Trial> {
         ..case
     };
     let given = Case { scaling: Scaling::Given(0.01), rotation: None, spread: Spread::Outliers, ..case };
+    // Blocks of which two CTAs have a half each; the last one has rows in its first half only.
+    let clusters = Case {
+        shape: Shape { batch: 1, seqlen: 300, heads: 3, head_dim: 256 },
+        scaling: Scaling::Block { rows: 128 },
+        rotation: Some((RopeStyle::HalfSplit, 256, Rows::Listed)),
+        ..case
+    };
     let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
     let transposed_given = Case { value_layout: ValueLayout::Transposed, ..given };
     // Parts that are full and one that is not.
@@ -117,8 +124,18 @@ pub(super) fn small() -> Vec<Trial> {
     let transposed_channels = Case { value_layout: ValueLayout::Transposed, ..channels };
     let heads = Case { scaling: Scaling::Heads { heads: 3 }, ..case };
     let of_tensor = Case { scaling: Scaling::Tensor, ..transposed };
-    let cases =
-        [case, narrow, given, transposed, transposed_given, channels, transposed_channels, heads, of_tensor];
+    let cases = [
+        case,
+        narrow,
+        given,
+        clusters,
+        transposed,
+        transposed_given,
+        channels,
+        transposed_channels,
+        heads,
+        of_tensor,
+    ];
     cases.map(|case| case.allowed().trial(2)).into()
 }
 
@@ -133,7 +150,16 @@ const BLOCKS: &[Argued] = &[
 const GIVEN: &[Argued] =
     &[Argued { operator: "fence.mbarrier_init: before the last init", most: 1, reason: EMPTY }];
 
+/// In clusters, threads of both CTAs do, and the maxima have the last mbarriers.
+const CLUSTERS: &[Argued] = &[
+    Argued { operator: "empty wait: after the first load", most: 1, reason: MET },
+    Argued { operator: "empty wait: parity not toggled", most: 1, reason: MET },
+    Argued { operator: "fence.mbarrier_init: before the last init", most: 1, reason: SECOND },
+];
+
 const MET: &str = "the barrier of the maxima lies between the last read of a slot and the next load into it";
+const SECOND: &str =
+    "the last mbarrier is of the second maximum: the first slot was released behind a fence before";
 const EMPTY: &str = "the last mbarrier is that of an empty slot, which no copy signals";
 
 /// Kernels with more tiles than a CTA has stages. Bounds that are off by one are not among their mutants: which rows
@@ -150,6 +176,12 @@ pub(super) fn preys() -> Vec<Prey> {
         spread: Spread::Normal,
         seed: 1,
     };
+    let clusters = Case {
+        shape: Shape { batch: 1, seqlen: 300, heads: 3, head_dim: 128 },
+        scaling: Scaling::Block { rows: 128 },
+        rotation: None,
+        ..case
+    };
     let given = Case { scaling: Scaling::Given(0.01), rotation: None, hadamard: false, ..case };
     let given = Case { shape: Shape { seqlen: 300, ..case.shape }, ..given };
     let transposed = Case { value_layout: ValueLayout::Transposed, rotation: None, hadamard: false, ..case };
@@ -160,6 +192,7 @@ pub(super) fn preys() -> Vec<Prey> {
     let heads = [heads.trial(1)];
     vec![
         Prey::of_trial("quantize", &case.trial(1), BLOCKS),
+        Prey::of_trial("quantize in clusters", &clusters.trial(2), CLUSTERS),
         Prey::of_trial("quantize with a scale", &given.trial(1), GIVEN),
         Prey::of_trial("quantize transposed", &transposed.trial(1), BLOCKS),
         Prey::of_trial("quantize transposed with a scale", &transposed_given.trial(1), GIVEN),

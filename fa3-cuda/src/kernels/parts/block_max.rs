@@ -1,4 +1,4 @@
-//! The maximum of a number over all threads of a role.
+//! The maximum of a number over all threads of a CTA, or of a cluster of two.
 
 use fa3_ir::lang::*;
 
@@ -8,34 +8,103 @@ pub(crate) struct BlockMax<'k> {
     warps: u32,
     /// A number a warp, twice: while some threads still read one maximum, others write the next.
     slots: Region,
-    met: fa3_ir::Barrier,
-    /// Where those of the next maximum begin.
-    turn: Var<'k, B32>,
+    met: Met<'k>,
+}
+
+/// How all threads meet.
+enum Met<'k> {
+    /// Those of a CTA.
+    Here {
+        barrier: fa3_ir::Barrier,
+        /// Where the slots of the next maximum begin.
+        turn: Var<'k, B32>,
+    },
+    /// Those of two CTAs, each of which has the numbers of both.
+    Across {
+        /// Of every other maximum each, complete when the CTA's warps have arrived and the other's numbers are there.
+        told: Region,
+        /// The other CTA's slots and mbarriers.
+        theirs: [V<'k, B32>; 2],
+        /// Of the next maximum.
+        number: Var<'k, B32>,
+    },
 }
 
 impl<'k> BlockMax<'k> {
-    /// Of `warps` warps, an even number.
+    /// Of `warps` warps of each CTA, an even number.
     #[track_caller]
     pub(crate) fn declare(b: &'k Builder, warps: u32) -> BlockMax<'k> {
-        let slots = b.region("maxima", 8 * warps, 16);
-        BlockMax { builder: b, warps, slots, met: b.barrier("maxima", 32 * warps), turn: b.var("turn", 0) }
+        let cluster = b.launch().cluster;
+        let slots = b.region("maxima", 8 * warps * cluster, 16);
+        let met = match cluster {
+            1 => Met::Here { barrier: b.barrier("maxima", 32 * warps), turn: b.var("turn", 0) },
+            _ => {
+                let told = b.mbarriers("maxima told", 2, warps);
+                let other = b.cluster_cta_rank() ^ 1;
+                let theirs = [slots, told].map(|region| b.map_address(region, other));
+                Met::Across { told, theirs, number: b.var("number", 0) }
+            }
+        };
+        BlockMax { builder: b, warps, slots, met }
     }
 
     /// The maximum of `x`, which is not NaN, in all threads.
     #[track_caller]
     pub(crate) fn of(&self, x: V<'k, F32>) -> V<'k, F32> {
-        let b = self.builder;
         let x = [16, 8, 4, 2, 1].into_iter().fold(x, |x, lanes| x.max(x.shfl_bfly(lanes)));
-        let slots = self.turn.now() + b.address(self.slots);
+        match &self.met {
+            Met::Here { barrier, turn } => self.over_cta(x, *barrier, *turn),
+            Met::Across { told, theirs, number } => self.over_both(x, *told, *theirs, *number),
+        }
+    }
+
+    /// Of the numbers of a CTA's warps.
+    #[track_caller]
+    fn over_cta(&self, x: V<'k, F32>, barrier: fa3_ir::Barrier, turn: Var<'k, B32>) -> V<'k, F32> {
+        let b = self.builder;
+        let slots = turn.now() + b.address(self.slots);
         b.once_per_warp(|| b.store((b.tid() >> 5).mad(4, slots), x));
-        b.sync(self.met);
-        let at = |warp: u32| slots.at(4 * warp as i32);
-        let all: Vec<_> = match self.warps % 4 {
-            0 => (0..self.warps).step_by(4).flat_map(|warp| b.load_vector::<F32, 4>(at(warp))).collect(),
-            _ => (0..self.warps).step_by(2).flat_map(|warp| b.load_vector::<F32, 2>(at(warp))).collect(),
-        };
-        self.turn.set(b.value(4 * self.warps) - self.turn.now());
+        b.sync(barrier);
+        let all = self.read(slots, self.warps);
+        turn.set(b.value(4 * self.warps) - turn.now());
         largest(&all)
+    }
+
+    /// Of the numbers of all warps of two CTAs. Who stores a number for the other CTA has waited for the maximum
+    /// before, and so all threads of both have read the one before that: its slots are free.
+    #[track_caller]
+    fn over_both(
+        &self,
+        x: V<'k, F32>,
+        told: Region,
+        [their_slots, their_told]: [V<'k, B32>; 2],
+        number: Var<'k, B32>,
+    ) -> V<'k, F32> {
+        let (b, warp) = (self.builder, self.builder.tid() >> 5);
+        let half = number.now() & 1;
+        let (first, phase) = (half * (8 * self.warps), half * 8);
+        let (slots, told) = (first + b.address(self.slots), phase + b.address(told));
+        let [mine, theirs] = [warp.mad(4, slots), (warp + self.warps).mad(4, first + their_slots)];
+        let their_told = phase + their_told;
+        b.once_per_warp(|| {
+            b.store(mine, x);
+            b.store_async(theirs, x, their_told);
+            b.mbarrier_arrive_expect(told, 4);
+        });
+        b.mbarrier_wait(told, (number.now() >> 1) & 1);
+        let all = self.read(slots, 2 * self.warps);
+        number.set(number.now() + 1);
+        largest(&all)
+    }
+
+    /// So many slots from the first.
+    #[track_caller]
+    fn read(&self, slots: V<'k, B32>, count: u32) -> Vec<V<'k, F32>> {
+        let (b, at) = (self.builder, |slot: u32| slots.at(4 * slot as i32));
+        match count % 4 {
+            0 => (0..count).step_by(4).flat_map(|slot| b.load_vector::<F32, 4>(at(slot))).collect(),
+            _ => (0..count).step_by(2).flat_map(|slot| b.load_vector::<F32, 2>(at(slot))).collect(),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 
-use super::{Place, Quantize};
+use super::Quantize;
 use crate::kernels::parts::loader::TmaLoader;
 
 /// The tiles that are still to be loaded.
@@ -17,7 +17,7 @@ impl<'k> Loads<'k> {
     #[track_caller]
     pub(super) fn new(kernel: &Quantize<'k>) -> Loads<'k> {
         let b = kernel.builder;
-        Loads { loader: kernel.x.loader(), tile: b.var("loaded", b.cta_x() * kernel.params.run) }
+        Loads { loader: kernel.x.loader(), tile: b.var("loaded", kernel.cluster() * kernel.params.run) }
     }
 
     /// Begins to load the next tile, if there is one, as soon as its slot is free.
@@ -27,8 +27,9 @@ impl<'k> Loads<'k> {
         b.once_per_role(|| {
             let tile = self.tile.get();
             b.if_uniform(tile.lt(kernel.params.tiles), || {
-                let Place { batch, head, block } = kernel.place(tile);
-                self.loader.load(head, block * kernel.spec.tile.rows, batch);
+                let place = kernel.place(tile);
+                let row = kernel.part(&place) * kernel.spec.tile.rows;
+                self.loader.load(place.head, row, place.batch);
                 self.tile.set(kernel.after(tile));
             });
         });

@@ -190,7 +190,7 @@ impl Params<Host> {
             }),
             seqlen: shape.seqlen as u32,
             heads: shape.heads as u32,
-            blocks: (shape.seqlen as u32).div_ceil(plan.tile().rows),
+            blocks: (shape.seqlen as u32).div_ceil(plan.tile().block_rows()),
             tiles: plan.num_tiles(),
             run: plan.run(),
             decoder,

@@ -41,7 +41,7 @@ impl<'k> Quantize<'k> {
             // All have read the codes of the tile before. Scales of blocks are behind a barrier in any case.
             b.sync(through.met);
         }
-        let inside = place.block.mad(self.spec.tile.rows, row).lt(self.params.seqlen);
+        let inside = self.part(place).mad(self.spec.tile.rows, row).lt(self.params.seqlen);
         let chunks = chunks(x, has_position).into_iter();
         let words = chunks.map(|words| words.map(|word| inside.select::<B32>(word, 0)));
         self.gather(through.tile, &words.collect::<Vec<_>>(), row);
@@ -55,7 +55,9 @@ impl<'k> Quantize<'k> {
             threads: tile.threads(),
         };
         let to = Global { address: params.codes, strides: params.codes_strides };
-        codes.store(b, to, [place.batch, place.head, place.block], Some(params.blocks));
+        // Both halves of a block have a CTA of a cluster, or they are different blocks.
+        let blocks = self.rank.is_none().then_some(params.blocks);
+        codes.store(b, to, [place.batch, place.head, self.part(place)], blocks);
     }
 
     /// Writes a thread's codes to shared memory.
