@@ -9,6 +9,7 @@ use fa3_ir::{Kernel, Ptx};
 use serde_json::{Map, Value, json};
 
 use crate::args::json::{JsonArgs, NotAlone};
+use crate::progress;
 use crate::ptx::{self, Unsound};
 use crate::table::Table;
 use crate::write::{self, WriteError};
@@ -81,7 +82,9 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let compilers = Compiler::installed(options.gpu)?;
     let mut rows = vec![heads(compilers.len())];
     let (mut notes, mut clean) = (Vec::new(), true);
+    let bar = progress::late_bar(chosen.len() as u64);
     for shipped in chosen {
+        bar.inc(1);
         let kernel = shipped.kernel();
         let ptx = ptx::emit(&kernel, false)?;
         let mut row = facts(&shipped.name, &kernel, &ptx);
@@ -99,6 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
         }
         rows.push(row);
     }
+    bar.finish_and_clear();
     let compilers: Vec<String> = compilers
         .iter()
         .map(|compiler| match compiler {

@@ -172,11 +172,11 @@ impl Options {
             plan => plan?,
         };
         let num_tiles = plan.schedule().num_tiles();
-        if num_tiles > MOST_TILES {
+        if draws && num_tiles > MOST_TILES {
             return Err(Error::Tiles { given: num_tiles, limit: MOST_TILES });
         }
         // What is compared is what the library decides.
-        let compares = !self.plan.decides() && num_tiles > 0;
+        let compares = !self.plan.decides() && (1..=MOST_TILES).contains(&num_tiles);
         let orders = compares.then(|| OrderComparison::new(&problem, &self.plan.limits())).transpose()?;
         let picture = draws.then(|| self.draw(&plan)).transpose()?;
         Ok((text(&plan, orders.as_ref()), report::json(&plan, orders.as_ref()), picture))

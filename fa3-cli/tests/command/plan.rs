@@ -219,11 +219,14 @@ fn bad_problems_are_refused() {
     plan(&format!("{base} --seqlen 4294967296")).refused("q has seqlen 4294967296, more than 2147483647");
     plan(&format!("{base} --cu-seqlens-q 0,5,3")).refused("cu_seqlens falls from 5 to 3");
     plan(&format!("{base} --seqlen 100000000 --batch 100000")).refused("tiles are too many to number");
-    plan(&format!("{base} --seqlen 1000000 --batch 101")).refused("more than the 4194304 that are simulated");
     plan("--heads 8 --head-dim 127 --seqlen 64").refused("not a multiple of 8");
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing/plan.svg");
     plan(&format!("{base} --seqlen 64 --svg {}", missing.display())).refused("there is no folder");
+    let many = format!("{base} --seqlen 1000000 --batch 101");
+    assert!(!plan(&many).succeeded().contains("Makespan"));
+    let picture = folder.path().join("plan.svg");
+    plan(&format!("{many} --svg {}", picture.display())).refused("more than the 4194304 that are simulated");
     for usage in
         ["--seqlen 64 --window 5", "--seqlen 64 --sms 0", "--seqlen x", "--seqlen 4 --dtype int8", ""]
     {

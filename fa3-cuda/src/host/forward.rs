@@ -23,7 +23,8 @@ pub use error::ForwardError;
 /// ```
 ///
 /// Making it compiles its kernels, unless the device already has them, as of such problems. Running it allocates no
-/// device memory, waits for nothing, and works while the stream is captured into a graph.
+/// device memory, waits for nothing, and works while the stream is captured into a graph. Launches of one value from
+/// several threads take turns, and those on other addresses than the last encode tensor maps again: make one for each.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Forward, ForwardError, ForwardTensors, Workspace};
