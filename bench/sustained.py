@@ -65,7 +65,9 @@ def median(slices):
 
 
 def report(kind, cell, dtype, taken, work):
-    """Prints the lines of a cell, whose operations are `work` times those of the forward pass. Returns the ratio of FlashAttention-3's time to ours, if there is one."""
+    """Prints the lines of a cell, whose operations are `work` times those of the forward pass. Returns the ratio of
+    FlashAttention-3's time to ours, if there is one.
+    """
     ratio = taken["fa3"].ms / taken["ours"].ms if "fa3" in taken else None
     print(f"{kind:8}  {cell}  {dtype:4}" + ("" if ratio is None else f"  ratio {ratio:.3f}"))
     print_taken(cell, taken, work)

@@ -6,7 +6,9 @@ import torch
 
 
 def microseconds(function, blocks=50, calls=50):
-    """Host time of a call: the least over blocks, between which the GPU catches up, since others are at work on the host."""
+    """Host time of a call: the least over blocks, between which the GPU catches up,
+    since others are at work on the host.
+    """
     times = []
     for _ in range(blocks):
         torch.cuda.synchronize()

@@ -1,4 +1,6 @@
-"""Attention by its definition, its gradients, the error law that judges results by them, and quantization by its definition."""
+"""Attention by its definition, its gradients, the error law that judges results by them,
+and quantization by its definition.
+"""
 
 import math
 
@@ -6,7 +8,9 @@ import torch
 
 
 def standard(q, k, v, scale=None, window=(-1, -1), softcap=0.0, dtype=torch.float64):
-    """O and LSE, computed and rounded in `dtype` as a framework without a fused kernel does. Autograd can differentiate it."""
+    """O and LSE, computed and rounded in `dtype` as a framework without a fused kernel does.
+    Autograd can differentiate it.
+    """
     q, k, v = heads_first(q, k, v, dtype)
     scores, empty = scores_of(q, k, scale, window, softcap)
     # A row without visible keys: 0, where softmax would say NaN.
@@ -146,7 +150,8 @@ def rotated(x, cos, sin, interleaved=False, positions=0):
 
 
 def incoherent(head_dim, seed):
-    """M of incoherent processing, (head_dim, head_dim): random signs and a Hadamard matrix, twice if they do not fit."""
+    """M of incoherent processing, (head_dim, head_dim): random signs and a Hadamard matrix, twice if they do not fit.
+    """
     width = 1 << (head_dim.bit_length() - 1)
 
     def sign(index):
@@ -170,8 +175,8 @@ def incoherent(head_dim, seed):
 
 
 def as_products_read(codes):
-    """Codes (batch, seqlen, heads, head_dim) as (batch, heads, head_dim, keys): whole 128 keys, zeros at the end, and each
-    16 keys in the order in which products read them."""
+    """Codes (batch, seqlen, heads, head_dim) as (batch, heads, head_dim, keys): whole 128 keys, zeros at the end, and
+    each 16 keys in the order in which products read them."""
     batch, seqlen, heads, head_dim = codes.shape
     keys = torch.zeros(batch, heads, head_dim, -(-seqlen // 128) * 128, dtype=torch.uint8, device=codes.device)
     keys[..., :seqlen] = codes.view(torch.uint8).permute(0, 2, 3, 1)

@@ -1,4 +1,5 @@
-"""Results on a GPU, against the definition by the error law. O and LSE start as NaN, so that what is not written shows."""
+"""Results on a GPU, against the definition by the error law. O and LSE start as NaN, so that what is not written shows.
+"""
 
 import contextlib
 import math

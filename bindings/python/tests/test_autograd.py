@@ -1,6 +1,6 @@
-"""Gradients as torch's own machinery sees them: autograd, checkpoints, compilers, transforms, threads. On the CPU attention's
-definition stands in for the kernels. How good the numbers are is for test_backward.py, streams and graphs for
-test_backward_streams.py."""
+"""Gradients as torch's own machinery sees them: autograd, checkpoints, compilers, transforms, threads. On the CPU
+attention's definition stands in for the kernels. How good the numbers are is for test_backward.py, streams and graphs
+for test_backward_streams.py."""
 
 import functools
 import shutil

@@ -1,4 +1,5 @@
-"""Gradients on a GPU, against float64 autograd by the error law. They start as NaN, so that what is not written shows."""
+"""Gradients on a GPU, against float64 autograd by the error law. They start as NaN, so that what is not written shows.
+"""
 
 import math
 

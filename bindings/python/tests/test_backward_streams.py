@@ -1,5 +1,5 @@
-"""The backward pass beside torch's own work on a GPU: streams, graphs, memory, other GPUs; and how long a call takes. A launch
-that finds another's workspace computes something else, and gradients start as NaN."""
+"""The backward pass beside torch's own work on a GPU: streams, graphs, memory, other GPUs; and how long a call takes. A
+launch that finds another's workspace computes something else, and gradients start as NaN."""
 
 import contextlib
 import shutil

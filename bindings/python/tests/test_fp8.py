@@ -261,7 +261,8 @@ def test_from_16_bits_by_heads(randn, head_dim, scales_of):
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_scales_of_zero(codes, mask):
-    """Of Q or K all scores are 0, and a row is the mean of what it sees, hidden keys or not. Of V O is 0, or the means."""
+    """Of Q or K all scores are 0, and a row is the mean of what it sees, hidden keys or not. Of V O is 0, or the means.
+    """
     tensors, _ = codes(2, (200, 300), (4, 2), 64)
     window = (-1, 0) if mask.get("causal") else mask.get("window_size", (-1, -1))
     for index, name in enumerate(("q_descale", "k_descale", "v_descale")):

@@ -1,5 +1,5 @@
-"""The operator that tracers, compilers and fake tensors see. Needs torch but no GPU: attention's definition stands in for the
-kernel on the CPU."""
+"""The operator that tracers, compilers and fake tensors see. Needs torch but no GPU: attention's definition stands in
+for the kernel on the CPU."""
 
 import pytest
 

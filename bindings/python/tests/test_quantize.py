@@ -1,5 +1,5 @@
-"""`fa3.quantize` and `fa3.quantize_channels` against their definitions. Needs torch. On the CPU the definitions stand in for the
-kernels behind the operators.
+"""`fa3.quantize` and `fa3.quantize_channels` against their definitions. Needs torch. On the CPU the definitions stand
+in for the kernels behind the operators.
 """
 
 import ast
@@ -43,8 +43,8 @@ def steps(codes):
 
 
 def judge(result, expected):
-    """Fails unless scales and means agree but for rounding, and codes but for a step, with the NaN of the definition where it has
-    some.
+    """Fails unless scales and means agree but for rounding, and codes but for a step, with the NaN of the definition
+    where it has some.
     """
     for given, right, dtype in zip(result, expected, (E4M3, F32, F32)):
         assert (given.shape, given.dtype, given.is_contiguous(), given.device) == (right.shape, dtype, True, right.device)

@@ -1,4 +1,6 @@
-"""How the library behaves beside torch's own work on a GPU: streams, graphs, compilers, profiler; and how long a call takes."""
+"""How the library behaves beside torch's own work on a GPU: streams, graphs, compilers, profiler;
+and how long a call takes.
+"""
 
 import json
 import shutil

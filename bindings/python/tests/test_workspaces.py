@@ -1,5 +1,5 @@
-"""Launches that draw tiles from a counter in a workspace, where two could meet: on streams, in graphs, in both. One that finds a counter
-that is not its own computes tiles twice or not at all, and outputs start as NaN."""
+"""Launches that draw tiles from a counter in a workspace, where two could meet: on streams, in graphs, in both. One
+that finds a counter that is not its own computes tiles twice or not at all, and outputs start as NaN."""
 
 import ctypes
 import shutil
@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("nan_in_new_tensors")]
 
 @pytest.fixture
 def problem(randn):
-    """Makes Q, K and V with more tiles than SMs, which differ in length under a causal mask: such tiles are drawn from a counter."""
+    """Makes Q, K and V with more tiles than SMs, which differ in length under a causal mask:
+    such tiles are drawn from a counter.
+    """
 
     def make():
         tensors = [randn(4, 1024, 16, 128) for _ in "qkv"]
@@ -183,7 +185,9 @@ def test_no_memory_of_torch_is_kept(problem):
 
 
 def test_compiled_graphs(problem):
-    """Their first run is no capture, but has the graph's pool of memory, where nothing may be left; the second is captured."""
+    """Their first run is no capture, but has the graph's pool of memory, where nothing may be left;
+    the second is captured.
+    """
     if not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
         pytest.skip("skipped: inductor needs a C compiler")
     tensors, expected = problem()

@@ -34,8 +34,17 @@ const UNSAFE: [(&str, &str); 4] = [
 /// A file can be read in one go.
 const LINES: usize = 500;
 
-/// Comments and Markdown can be read beside other windows.
+/// Comments, docstrings and Markdown can be read beside other windows.
 const COLUMNS: usize = 120;
+
+/// Extensions of the files that have prose.
+const PROSE: [&str; 5] = ["md", "rs", "py", "pyi", "toml"];
+
+/// Hidden files that have comments.
+const HIDDEN: [&str; 2] = [".cargo/config.toml", ".ci/run"];
+
+/// What a docstring begins and ends with.
+const QUOTES: &str = "\"\"\"";
 
 /// Lines of one of the paper's algorithms that the files below a path are about.
 struct Cited {
@@ -315,13 +324,25 @@ fn quotations_are_true() {
     assert!(quotations >= 5, "{quotations} quotations: are they looked for?");
 }
 
-/// The numbers of the lines of prose that are too long: of Markdown, or of the comments of a Rust file. Tables
-/// and fenced code may be longer, and so may a line that has a word, such as a link, for which there is no
-/// room on a line of its own.
-fn long_lines(text: &str, of_rust: bool) -> Vec<usize> {
-    let (mut long, mut fenced) = (Vec::new(), false);
+/// The numbers of the lines of prose that are too long: of Markdown, or of the comments and docstrings of another
+/// file. Tables and fenced code may be longer, and so may a line that has a word, such as a link, for which there
+/// is no room on a line of its own.
+fn long_lines(name: &str, text: &str) -> Vec<usize> {
+    let of_python = name.ends_with(".py") || name.ends_with(".pyi");
+    let marker = match name.rsplit('.').next() {
+        Some("md") => "",
+        Some("rs") => "//",
+        _ => "#",
+    };
+    let (mut long, mut fenced, mut string, mut docstring) = (Vec::new(), false, false, false);
     for (line, number) in text.lines().zip(1..) {
-        let prose = if of_rust { line.trim_start().strip_prefix("//") } else { Some(line) };
+        let trimmed = line.trim_start();
+        if !string {
+            // What begins elsewhere in a line is code.
+            docstring = of_python && trimmed.starts_with(QUOTES);
+        }
+        string ^= trimmed.matches(QUOTES).count() % 2 == 1;
+        let prose = if docstring { Some(trimmed) } else { trimmed.strip_prefix(marker) };
         let Some(prose) = prose.map(|prose| prose.trim_start_matches(['/', '!', ' '])) else {
             fenced = false;
             continue;
@@ -343,22 +364,26 @@ fn long_lines(text: &str, of_rust: bool) -> Vec<usize> {
 fn long_lines_are_found() {
     let words = "word ".repeat(25);
     let fence = format!("```text\n{words}\n```\n{words}\n");
-    assert_eq!(long_lines(&format!("{words}\n\n  - {words}\n| {words} |\n{fence}"), false), [1, 3, 8]);
+    assert_eq!(long_lines("a.md", &format!("{words}\n\n  - {words}\n| {words} |\n{fence}")), [1, 3, 8]);
     let code = format!("    let x = 1; // {words}");
-    assert_eq!(long_lines(&format!("//! {words}\n{code}\n    /// {words}\n    // {words}"), true), [1, 3, 4]);
-    assert_eq!(long_lines(&format!("/// ```\n/// {words}\n/// ```\n/// - {words}"), true), [4]);
-    assert!(long_lines(&format!("See [this]({})", "x".repeat(COLUMNS)), false).is_empty());
-    assert!(long_lines(&"é ".repeat(COLUMNS / 2), false).is_empty());
+    let comments = format!("//! {words}\n{code}\n    /// {words}\n    // {words}");
+    assert_eq!(long_lines("a.rs", &comments), [1, 3, 4]);
+    assert_eq!(long_lines("a.rs", &format!("/// ```\n/// {words}\n/// ```\n/// - {words}")), [4]);
+    assert_eq!(long_lines("a.toml", &format!("# {words}\na = '{words}'")), [1]);
+    assert_eq!(long_lines(".ci/run", &format!("# {words}\necho {words}")), [1]);
+    let docstrings = format!("'''{words}'''\n'''Short.\n\n  {words}\n'''\n{words}").replace("'''", QUOTES);
+    assert_eq!(long_lines("a.pyi", &docstrings), [1, 4]);
+    let string = format!("x = f'''\n{words}\n'''\n{words}\n  # {words}").replace("'''", QUOTES);
+    assert_eq!(long_lines("a.py", &string), [5]);
+    assert!(long_lines("a.md", &format!("See [this]({})", "x".repeat(COLUMNS))).is_empty());
+    assert!(long_lines("a.md", &"é ".repeat(COLUMNS / 2)).is_empty());
 }
 
 #[test]
 fn prose_is_wrapped() {
-    let files = files("md")
-        .into_iter()
-        .map(|file| (file, false))
-        .chain(files("rs").into_iter().map(|file| (file, true)));
-    let long = files.flat_map(|((name, text), of_rust)| {
-        long_lines(&text, of_rust).into_iter().map(move |number| format!("{name}:{number}"))
+    let hidden = HIDDEN.map(|name| (name.to_owned(), read(&root().join(name))));
+    let long = PROSE.into_iter().flat_map(files).chain(hidden).flat_map(|(name, text)| {
+        long_lines(&name, &text).into_iter().map(move |number| format!("{name}:{number}"))
     });
     let long: Vec<String> = long.collect();
     assert!(long.is_empty(), "longer than {COLUMNS} columns:\n{}", long.join("\n"));

@@ -4,9 +4,10 @@
 
 `flash_attn_func` and `flash_attn_qkvpacked_func` take torch tensors on a Hopper GPU, and are differentiable.
 `flash_attn_fp8_func` takes float16 and bfloat16 tensors, and computes in 8 bits, without gradients. `quantize` makes
-float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and a
-random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for each
-channel. The driver compiles a kernel at the first call of a new kind, in a second or less; there is nothing else to build.
+float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and
+a random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for
+each channel. The driver compiles a kernel at the first call of a new kind, in a second or less; there is nothing else
+to build.
 """
 
 from ._fa3 import __version__

@@ -29,22 +29,24 @@ def flash_attn_func(
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their device.
+    """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU,
+    on torch's current stream of their device.
 
-    O and LSE are differentiable in q, k and v of float16 and bfloat16, once and in reverse mode. If one of the three requires
-    grad, q, k, v, O and LSE are kept for the backward pass, which writes contiguous gradients of all three, and takes a
-    workspace of 8 bytes for each row of a head of q, and where the gradient of q is added up, 4 for each of its elements. It reads the gradient of O with its own strides, and copies it only where
-    those are not as q's must be.
+    O and LSE are differentiable in q, k and v of float16 and bfloat16, once and in reverse mode. If one of the three
+    requires grad, q, k, v, O and LSE are kept for the backward pass, which writes contiguous gradients of all three,
+    and takes a workspace of 8 bytes for each row of a head of q, and where the gradient of q is added up, 4 for each of
+    its elements. It reads the gradient of O with its own strides, and copies it only
+    where those are not as q's must be.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8 (of
-            16 for float8_e4m3fn).
+        q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8
+            (of 16 for float8_e4m3fn).
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
         v: (batch, seqlen_k, heads_kv, head_dim_v).
         softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
-            its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
-            Or scales of blocks of 64 or 128 rows of q and 128 rows of k and v, (batch, heads, blocks) as `quantize` gives
+            its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1. Or
+            scales of blocks of 64 or 128 rows of q and 128 rows of k and v, (batch, heads, blocks) as `quantize` gives
             them, all three, positive and normal numbers. With v_mean, v_descale is of channels, and not negative.
         causal: a query sees keys up to its own position. The last query stands at the last key.
         window_size: (left, right), how many keys before and after its position a query sees; -1 is unbounded. The right
@@ -52,28 +54,30 @@ def flash_attn_func(
         softcap: scores s become softcap * tanh(s / softcap); 0 is no cap.
         num_splits: 1, or 0 for the library's choice, which is 1.
         pack_gqa: None or False.
-        deterministic: whether the gradient of q must be the same bits in every run. Otherwise it is added up in any order
-            where that is faster: for head dimensions up to 128, where queries see more than 4096 keys on average, or
-            under a mask more than 1024. All other results always have the same bits.
+        deterministic: whether the gradient of q must be the same bits in every run. Otherwise it is added up in any
+            order where that is faster: for head dimensions up to 128, where queries see more than 4096 keys on average,
+            or under a mask more than 1024. All other results always have the same bits.
         sm_margin: how many SMs of the GPU to leave to others, in the backward pass as well.
         return_attn_probs: whether to return LSE as well.
-        v_mean: the means of float8_e4m3fn v's channels, float32 (batch, heads_kv, head_dim_v) as `quantize_channels` gives
-            them. Then v_descale has their scales, of the same shape, and v is its codes times the scale of its channel, plus
-            the mean. q_descale and k_descale are of heads or None, or both of blocks.
+        v_mean: the means of float8_e4m3fn v's channels, float32 (batch, heads_kv, head_dim_v) as `quantize_channels`
+            gives them. Then v_descale has their scales, of the same shape, and v is its codes times the scale of its
+            channel, plus the mean. q_descale and k_descale are of heads or None, or both of blocks.
         v_transposed: v is float8_e4m3fn (batch, heads_kv, head_dim_v, keys) as `quantize(..., transposed=True)` and
-            `quantize_channels(..., transposed=True)` write it, which is faster. Otherwise long sequences of head_dim 128 and 256
-            take memory of v's size, into which a kernel transposes it.
+            `quantize_channels(..., transposed=True)` write it, which is faster. Otherwise long sequences of head_dim
+            128 and 256 take memory of v's size, into which a kernel transposes it.
         out_dtype: that of O. Where q is float8_e4m3fn it is bfloat16 or float16, else q's own.
 
     Returns:
-        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn, contiguous.
-        With return_attn_probs (O, LSE), LSE float32 (batch, heads_q, seqlen_q): the natural logarithm of the sum of
-        exp(score). A query that sees no key has O = 0, LSE = -inf and a gradient of 0. Of float8_e4m3fn, exp(score) is
-        rounded to e4m3, so that LSE is typically off by less than 0.01, and by up to 0.09 for a thousand keys.
+        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn,
+        contiguous. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q, seqlen_q): the natural logarithm of
+        the sum of exp(score). A query that sees no key has O = 0, LSE = -inf and a gradient of 0. NaN or an infinity in
+        v may reach all queries of a tile that visits its block of keys, whether they see its key or not. Of
+        float8_e4m3fn, exp(score) is rounded to e4m3, so that LSE is typically off by less than 0.01, and by up to 0.09
+        for a thousand keys.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet, a float8_e4m3fn tensor or its scale that requires grad, a
-            tensor with a tangent (forward mode), or a second derivative.
+        NotImplementedError: an argument that is not supported yet, a float8_e4m3fn tensor or its scale that requires
+            grad, a tensor with a tangent (forward mode), or a second derivative.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: what the driver says.
     """
@@ -114,9 +118,11 @@ def flash_attn_qkvpacked_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`flash_attn_func` of Q, K and V in one tensor, of which nothing is copied. Torch puts their gradients into one tensor.
+    """`flash_attn_func` of Q, K and V in one tensor, of which nothing is copied.
+    Torch puts their gradients into one tensor.
 
-    qkv is (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_kv, head_dim) with num_heads_q given.
+    qkv is (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_kv, head_dim)
+    with num_heads_q given.
     """
     q, k, v = _unpack(qkv, num_heads_q)
     return flash_attn_func(
@@ -153,7 +159,9 @@ def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
 
 
 def _traced(q: Tensor, k: Tensor, v: Tensor, *options) -> tuple[Tensor, Tensor]:
-    """The same as the operator that tracers, fake tensors and other subclasses know, or as torch.func's transforms want it."""
+    """The same as the operator that tracers, fake tensors and other subclasses know,
+    or as torch.func's transforms want it.
+    """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")

@@ -27,22 +27,22 @@ def flash_attn_fp8_func(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16 or bfloat16 tensors, computed in float8_e4m3fn on a Hopper GPU.
 
-    By default Q and K are multiplied by a random orthogonal matrix, which spreads outliers over the head dimension (FlashAttention-3's
-    incoherent processing). Then blocks of 128 rows of a head are quantized, each with its own scale. It is four kernels:
-    `quantize` of Q, K and V, and `flash_attn_func` on their codes.
+    By default Q and K are multiplied by a random orthogonal matrix, which spreads outliers over the head dimension
+    (FlashAttention-3's incoherent processing). Then blocks of 128 rows of a head are quantized, each with its own
+    scale. It is four kernels: `quantize` of Q, K and V, and `flash_attn_func` on their codes.
 
     Arguments:
-        q: (batch, seqlen_q, heads_q, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is 1
-            and the others are multiples of 8.
+        q: (batch, seqlen_q, heads_q, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is
+            1 and the others are multiples of 8.
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
         v: (batch, seqlen_k, heads_kv, head_dim_v), head_dim_v a multiple of 16 up to 256.
         softmax_scale, causal, window_size, softcap, return_attn_probs: as of `flash_attn_func`.
         cos, sin, interleaved: rotary embedding of Q and K, as of `quantize`. Without tables nothing is rotated.
         q_positions, k_positions: the positions of rows of Q and of K, as of `quantize`.
         hadamard_seed: what the signs of the random matrix are drawn from, 0 to 2^64 - 1; no matrix if None.
-        v_channels: V is quantized by `quantize_channels`, with a mean and a scale for each channel instead of a scale for
-            each block. The error is smaller where V's rows have something in common. It takes two more kernels, which read V
-            once more.
+        v_channels: V is quantized by `quantize_channels`, with a mean and a scale for each channel instead of a scale
+            for each block. The error is smaller where V's rows have something in common. It takes two more kernels,
+            which read V once more.
 
     Returns:
         O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, contiguous. With return_attn_probs (O, LSE), as

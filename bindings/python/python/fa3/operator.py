@@ -33,8 +33,8 @@ def launch(
     v_mean: Tensor | None = None,
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device. `deterministic` is for the
-    backward pass.
+    """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device. `deterministic` is for
+    the backward pass.
     """
     refuse_tangents("q, k or v", q, k, v)
     device = q.get_device()
@@ -75,8 +75,9 @@ def launch(
     )
     missing = _fa3.forward(*arguments, None)
     if missing:
-        # V is transposed into it; or the stream is being captured, so that this is the graph's own memory, and each replay begins
-        # with counters of 0. As with any tensor, what torch gives the memory to next comes later on the same stream.
+        # V is transposed into it; or the stream is being captured, so that this is the graph's own memory, and each
+        # replay begins with counters of 0. As with any tensor, what torch gives the memory to next comes later on the
+        # same stream.
         memory = workspace(q, missing)
         _fa3.forward(*arguments, (memory.data_ptr(), missing))
     return o, lse
@@ -129,7 +130,9 @@ def raw(tensor: Tensor) -> tuple:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """As kernels read what has no strides for them: contiguous, from a multiple of 16 bytes on. May be the tensor itself."""
+    """As kernels read what has no strides for them: contiguous, from a multiple of 16 bytes on.
+    May be the tensor itself.
+    """
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
@@ -173,8 +176,8 @@ def _check_transposed(k: Tensor, v: Tensor) -> None:
 
 
 def _descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None) -> tuple[list[Tensor | None], int | None]:
-    """The scales of e4m3 Q, K and V and the means of V's channels, as kernels read them; and how many rows of Q share a scale,
-    if heads do not.
+    """The scales of e4m3 Q, K and V and the means of V's channels, as kernels read them; and how many rows of Q share a
+    scale, if heads do not.
     """
     names = ("q_descale", "k_descale", "v_descale", "v_mean")
     if q.dtype != torch.float8_e4m3fn:

@@ -33,13 +33,13 @@ def quantize(
     It is one kernel that reads x once. With scales of heads or of the tensor there are three, and x is read twice.
 
     Arguments:
-        x: (batch, seqlen, heads, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is 1 and the
-            others are multiples of 8.
-        cos, sin: tables of rotary embedding, (positions, rotary_dim / 2), rotary_dim a multiple of 16 up to head_dim. They
-            are float32, or float16 or bfloat16, which become float32. Without them nothing is rotated.
+        x: (batch, seqlen, heads, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is 1
+            and the others are multiples of 8.
+        cos, sin: tables of rotary embedding, (positions, rotary_dim / 2), rotary_dim a multiple of 16 up to head_dim.
+            They are float32, or float16 or bfloat16, which become float32. Without them nothing is rotated.
         interleaved: entries 2i and 2i + 1 are a pair (GPT-J), not i and i + rotary_dim / 2 (GPT-NeoX, Llama).
-        positions: that of the first row of each sequence, or an int32 or int64 tensor (batch, seqlen) with that of each row.
-            The codes of a row whose position is not in the tables are NaN, and it has no part in a scale.
+        positions: that of the first row of each sequence, or an int32 or int64 tensor (batch, seqlen) with that of each
+            row. The codes of a row whose position is not in the tables are NaN, and it has no part in a scale.
         hadamard_seed: what the signs of M are drawn from, 0 to 2^64 - 1; no M if None. Q and K take the same seed: then
             their scores are as without M.
         block_rows: how many rows of a head share a scale, 64 or 128.
@@ -48,13 +48,13 @@ def quantize(
         heads_per_scale: with scales of heads, how many successive heads of a sequence share one. They divide heads. For
             `flash_attn_func` it is heads_q / heads_kv where x is q, and 1 where x is k or v.
         transposed: V's codes as products of 8-bit elements read them: (batch, heads, head_dim, keys), keys being seqlen
-            rounded up to a multiple of 128. Of each 16 keys the order is 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. Codes at
-            keys from seqlen on are 0.
+            rounded up to a multiple of 128. Of each 16 keys the order is 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. Codes
+            at keys from seqlen on are 0.
 
     Returns:
-        (codes, scales): codes float8_e4m3fn of x's shape or transposed, and scales float32, both contiguous. Scales of blocks
-        are (batch, heads, ceil(seqlen / block_rows)), those of heads (batch, heads / heads_per_scale). That of the tensor is
-        one element, as is a given scale. codes * scales is about y. A scale is 1 where all numbers are 0.
+        (codes, scales): codes float8_e4m3fn of x's shape or transposed, and scales float32, both contiguous. Scales of
+        blocks are (batch, heads, ceil(seqlen / block_rows)), those of heads (batch, heads / heads_per_scale). That of
+        the tensor is one element, as is a given scale. codes * scales is about y. A scale is 1 where all numbers are 0.
 
     Raises:
         NotImplementedError: a tensor that requires grad.
@@ -71,22 +71,22 @@ def quantize(
 
 
 def quantize_channels(x: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """float8_e4m3fn codes of V by channels, in three kernels on torch's current stream. A channel is a column of a head of a
-    sequence.
+    """float8_e4m3fn codes of V by channels, in three kernels on torch's current stream. A channel is a column of a head
+    of a sequence.
 
         codes = e4m3((x - mean) / scale)        scale = max |x - mean| / 448 of each channel
 
-    What the rows of V have in common is in its means, and not rounded. O has the same means and scales: `flash_attn_func`
-    takes them as `v_mean` and `v_descale`.
+    What the rows of V have in common is in its means, and not rounded. O has the same means and scales:
+    `flash_attn_func` takes them as `v_mean` and `v_descale`.
 
     Arguments:
         x, transposed: as of `quantize`.
 
     Returns:
-        (codes, scales, mean): codes float8_e4m3fn of x's shape or transposed, and scales and mean float32 (batch, heads,
-        head_dim), all contiguous. codes * scales + mean is about x. NaN and infinities become NaN, count as 0 in a mean, and
-        have no part in a scale. A mean is 0 where a number minus it would not be finite. A scale is 1 where all numbers are the
-        mean.
+        (codes, scales, mean): codes float8_e4m3fn of x's shape or transposed, and scales and mean float32 (batch,
+        heads, head_dim), all contiguous. codes * scales + mean is about x. NaN and infinities become NaN, count as 0 in
+        a mean, and have no part in a scale. A mean is 0 where a number minus it would not be finite. A scale is 1 where
+        all numbers are the mean.
 
     Raises:
         NotImplementedError: a tensor that requires grad.
@@ -174,7 +174,9 @@ def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tenso
 
 
 def _run(function, x: Tensor, *arguments) -> None:
-    """Calls a function of the extension module for torch's current stream of x's device, with a workspace if it needs one."""
+    """Calls a function of the extension module for torch's current stream of x's device,
+    with a workspace if it needs one.
+    """
     device = x.get_device()
     arguments = (device, torch._C._cuda_getCurrentRawStream(device), operator.raw(x), *arguments)
     missing = function(*arguments, None)
