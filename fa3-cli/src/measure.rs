@@ -102,6 +102,18 @@ pub(crate) fn steps(lanes: usize, pace: Pace) -> usize {
     lanes * (1 + pace.rounds as usize)
 }
 
+/// The order in which so many take turns in a round. Each round begins with another one, and each has another one
+/// before it than in the round before: how hot that made the board decides how fast the next one is.
+fn turns(count: usize, round: usize) -> impl Iterator<Item = usize> {
+    // With a common divisor some would have no turn.
+    let steps: Vec<usize> = (1..=count).filter(|&step| gcd(step, count) == 1).collect();
+    (0..count).map(move |turn| (round + turn * steps[round % steps.len()]) % count)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 impl Stand {
     fn new(device: &Device, problem: &Problem, data: Data) -> Result<Stand, Refusal> {
         let stream = device.stream()?;
@@ -129,9 +141,7 @@ impl Stand {
         };
         let mut lanes: Vec<Result<Lane, Refusal>> = forwards.into_iter().map(admit).collect();
         for round in 0..pace.rounds as usize {
-            // Each round begins with another one.
-            for turn in 0..lanes.len() {
-                let index = (round + turn) % lanes.len();
+            for index in turns(lanes.len(), round) {
                 self.advance(&mut lanes[index], Stand::time);
                 progress.inc(1);
             }
@@ -241,6 +251,25 @@ fn hash(o: &[u16], lse: &[f32]) -> u64 {
 mod tests {
     use super::*;
     use fa3_types::{Dtype, ProblemSpec, Shape};
+
+    #[test]
+    fn turns_are_in_another_order_each_round() {
+        for count in [0, 1, 2, 5, 12, 20] {
+            let orders: Vec<Vec<usize>> = (0..3).map(|round| turns(count, round).collect()).collect();
+            for (round, order) in orders.iter().enumerate() {
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert_eq!(sorted, (0..count).collect::<Vec<_>>());
+                assert!(order.first().is_none_or(|&first| first == round % count));
+            }
+            // Who comes after the first one in a round.
+            let after = |order: &Vec<usize>| order[(order.iter().position(|&x| x == 0).unwrap() + 1) % count];
+            if count > 2 {
+                assert_ne!(after(&orders[0]), after(&orders[1]), "{count}");
+                assert_ne!(after(&orders[1]), after(&orders[2]), "{count}");
+            }
+        }
+    }
 
     /// On a machine with a Hopper GPU.
     #[test]

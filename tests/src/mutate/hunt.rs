@@ -12,7 +12,7 @@ use crate::family::Trial;
 use crate::ladder::Rung;
 
 /// Random schedules that a mutant runs under, if nothing notices it before.
-const SEEDS: u64 = 6;
+const SEEDS: u64 = 4;
 
 /// A kernel whose mutants are hunted, and the problems that it is run on.
 pub struct Prey {
