@@ -90,7 +90,7 @@ impl Quantize {
     /// Plans and compiles.
     ///
     /// # Errors
-    /// [`QuantizeError::Tiles`], or what the driver says.
+    /// [`QuantizeError::Tiles`], or what the driver says. Most kernels that rotate or transform need one for CUDA 12.1.
     pub fn new(device: &Device, problem: &QuantizeProblem) -> Result<Quantize, QuantizeError> {
         let plan = Plan::new(problem, &device.limits())?;
         // Drivers before 12.3 cannot capture launches that overlap.
