@@ -6,11 +6,13 @@ mod count;
 use fa3_cuda::host::HostError;
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
 use fa3_ir::{Kernel, Ptx};
+use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
 use crate::args::json::{JsonArgs, NotAlone};
 use crate::progress;
 use crate::ptx::{self, Unsound};
+use crate::ptxas::NoPtxas;
 use crate::table::Table;
 use crate::write::{self, WriteError};
 use compile::{CompileError, Compiler};
@@ -80,15 +82,48 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let [json] = write::open([options.json.file(false)?], &[])?;
     let chosen = chosen(&options.name)?;
     let compilers = Compiler::installed(options.gpu)?;
+    let bar = progress::late_bar(chosen.len() as u64);
+    let listed = list(chosen, &compilers, &bar);
+    bar.finish_and_clear();
+    let Listed { rows, notes, clean } = listed?;
+    let compilers: Vec<String> = compilers
+        .iter()
+        .map(|compiler| match compiler {
+            Ok(compiler) => compiler.describe(),
+            Err(why) => format!("skipped: {why}"),
+        })
+        .collect();
+    let report = self::json(&rows, &compilers, &notes);
+    let lines = compilers.iter().chain(&notes).fold(String::new(), |lines, line| lines + "\n" + line);
+    options.json.print(&format_args!("{}\n{lines}", Table { rows, left: 2 }), &report);
+    write::write(&json.map(|file| (file, write::json(&report))).into_iter().collect::<Vec<_>>())?;
+    Ok(clean)
+}
+
+/// What there is to say of kernels.
+struct Listed {
+    /// Of a table.
+    rows: Vec<Vec<String>>,
+    /// What compilers say besides.
+    notes: Vec<String>,
+    /// Whether they neither spill nor warn.
+    clean: bool,
+}
+
+/// Compiles kernels, if there are compilers.
+fn list(
+    chosen: Vec<Shipped>,
+    compilers: &[Result<Compiler, NoPtxas>],
+    bar: &ProgressBar,
+) -> Result<Listed, Error> {
     let mut rows = vec![heads(compilers.len())];
     let (mut notes, mut clean) = (Vec::new(), true);
-    let bar = progress::late_bar(chosen.len() as u64);
     for shipped in chosen {
         bar.inc(1);
         let kernel = shipped.kernel();
         let ptx = ptx::emit(&kernel, false)?;
         let mut row = facts(&shipped.name, &kernel, &ptx);
-        for compiler in &compilers {
+        for compiler in compilers {
             let Ok(compiler) = compiler else {
                 row.extend(["-"; 4].map(str::to_owned));
                 continue;
@@ -102,19 +137,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
         }
         rows.push(row);
     }
-    bar.finish_and_clear();
-    let compilers: Vec<String> = compilers
-        .iter()
-        .map(|compiler| match compiler {
-            Ok(compiler) => compiler.describe(),
-            Err(why) => format!("skipped: {why}"),
-        })
-        .collect();
-    let report = self::json(&rows, &compilers, &notes);
-    let lines = compilers.iter().chain(&notes).fold(String::new(), |lines, line| lines + "\n" + line);
-    options.json.print(&format_args!("{}\n{lines}", Table { rows, left: 2 }), &report);
-    write::write(&json.map(|file| (file, write::json(&report))).into_iter().collect::<Vec<_>>())?;
-    Ok(clean)
+    Ok(Listed { rows, notes, clean })
 }
 
 /// The table for programs: a kernel's facts, and what each compiler says of it.

@@ -194,7 +194,7 @@ impl Plan {
             Scaling::Channel => Some(ChannelPlan::new(shape)?),
             Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) => None,
         };
-        let maxima = MaximaPlan::of(problem, tile.rows)?;
+        let maxima = MaximaPlan::of(problem, tile.block_rows())?;
         Ok(Plan { problem: *problem, tile, tiles, run, clusters, decoder, channels, maxima })
     }
 

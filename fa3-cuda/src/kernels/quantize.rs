@@ -142,8 +142,8 @@ impl<'k> Quantize<'k> {
                     let at = place.batch.mad(params.heads, place.head).mad(params.blocks, place.block);
                     let at = at.mad_wide(4, to);
                     // Both CTAs of a cluster have the same.
-                    let first = self.rank.map_or(b.tid(), |rank| b.tid() | rank).eq(0);
-                    b.guarded(first, || b.store(at, number));
+                    let writes = self.rank.map_or(b.tid(), |rank| b.tid() | rank).eq(0);
+                    b.guarded(writes, || b.store(at, number));
                     if measures {
                         return;
                     }

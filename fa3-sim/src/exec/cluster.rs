@@ -1,6 +1,6 @@
 //! Clusters: their barrier, addresses in other CTAs.
 
-use fa3_ir::{ClusterInst, Value};
+use fa3_ir::{ClusterInst, Operand};
 
 use super::Flow;
 use super::shared::SharedPlace;
@@ -32,20 +32,13 @@ impl Machine<'_> {
             }
             ClusterInst::StoreAsync { src, addr, mbarrier } => {
                 let bits = self.operand(at, *src);
-                let [to, signals] =
-                    [*addr, *mbarrier].map(|at_value| self.addresses_in_cluster(at, at_value));
+                let [to, signals] = [*addr, *mbarrier].map(|held| self.operand(at, Operand::Value(held)));
                 for lane in each(active) {
                     self.store_async(at, bits[lane], to[lane], signals[lane]);
                 }
             }
         }
         Flow::Next
-    }
-
-    /// The addresses that a register holds.
-    fn addresses_in_cluster(&mut self, at: At, value: Value) -> [u32; 32] {
-        let code = &self.program.codes[self.warp(at).code];
-        self.warp(at).value(code, value).map(|lane| lane as u32)
     }
 
     /// A lane begins a store. It is an ordinary access, not one of the async proxy.

@@ -46,10 +46,9 @@ impl Machine<'_> {
                 });
             }
             MbarrierInst::ArriveRemote { addr } => {
-                let code = &self.program.codes[self.warp(at).code];
-                let addresses = *self.warp(at).value(code, addr);
+                let addresses = self.operand(at, Operand::Value(addr));
                 for lane in each(active) {
-                    if let Some(place) = self.resolve_in_cluster(at, addresses[lane] as u32, 8, 8, Rule::M1) {
+                    if let Some(place) = self.resolve_in_cluster(at, addresses[lane], 8, 8, Rule::M1) {
                         self.arrive(at, place, None);
                     }
                 }
