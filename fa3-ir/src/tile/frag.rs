@@ -395,13 +395,6 @@ impl<'k> AFrag<'k> {
         }
     }
 
-    /// The thread's registers of each of its two rows, the upper row first: packed elements.
-    #[track_caller]
-    pub fn rows(&self) -> [Vec<V<'k, B32>>; 2] {
-        let of = |half: usize| self.steps.iter().flat_map(move |step| [step[half], step[half + 2]]);
-        [0, 1].map(|half| of(half).map(Var::get).collect())
-    }
-
     /// Becomes another of the same shape.
     #[track_caller]
     pub fn set(&mut self, next: &AFrag<'k>) {

@@ -2,7 +2,6 @@
 
 use fa3_ir::lang::*;
 
-use super::chains::Chains;
 use super::unpack::unpacked;
 
 /// Where the warpgroups of a kernel put P.
@@ -85,6 +84,15 @@ impl<'k> POperand<'k> {
         }
     }
 
+    /// Two numbers as products of 16 bits see them.
+    #[track_caller]
+    pub(crate) fn rounded(&self, Rows([upper, lower]): Rows<'k>) -> Rows<'k> {
+        Rows(match self.ty == WgmmaType::F16 {
+            true => unpacked(Elem::F16, lower.f16x2_above(upper)),
+            false => unpacked(Elem::Bf16, lower.bf16x2_above(upper)),
+        })
+    }
+
     /// P of a block, rounded, where products find it.
     #[track_caller]
     pub(crate) fn round(&self, p: &Frag<'k>) -> P<'k> {
@@ -99,19 +107,6 @@ impl<'k> P<'k> {
     #[track_caller]
     pub(crate) fn set(&mut self, next: &P<'k>) {
         self.registers.set(&next.registers);
-    }
-
-    /// What the thread's part of each row adds up to, as products see it.
-    #[track_caller]
-    pub(crate) fn row_sums(&self) -> Rows<'k> {
-        let b = self.registers.builder();
-        let sum = |registers: Vec<V<'k, B32>>| {
-            let mut sum = Chains::default();
-            let numbers = registers.into_iter().flat_map(|word| unpacked(self.registers.elem(), word));
-            numbers.for_each(|x| sum.add(x));
-            sum.total(b)
-        };
-        Rows(self.registers.rows().map(sum))
     }
 }
 

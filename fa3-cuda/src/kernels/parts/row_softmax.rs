@@ -5,9 +5,10 @@
 //! in particular: [`RowSoftmax::step_lazily`] keeps it and looks for a larger one only where it must (lazy rescaling).
 //!
 //! What is lost is that the largest score has P = 1, which rounding leaves as it is. Where one key has most of a row's
-//! weight, the rounding of its P would be an error of the whole row. It cancels if O is divided by what was multiplied,
-//! the sum of the *rounded* P. So there are two sums: LSE comes from ℓ, O is divided by ℓ + what rounding added to it,
-//! which is counted only in blocks where it matters. e4m3 has one sum for both, that of the rounded P.
+//! weight, the rounding of its P would be an error of the whole row. It cancels if O is divided by what was multiplied.
+//! So LSE comes from ℓ, and O is divided by ℓ + what rounding added to P of such keys. Of a block's keys in a thread,
+//! only the one with the largest score is counted. Many keys of about the same weight err in both directions; of
+//! exactly the same, by half a unit in the last place at most. e4m3 has one sum for both, that of the rounded P.
 
 use fa3_ir::lang::*;
 
@@ -27,7 +28,7 @@ pub(crate) struct RowSoftmax<'k> {
     /// it differs from every score of one.
     row_max: RowsVar<'k>,
     row_sum: RowsVar<'k>,
-    /// What rounding P has added to the sum, in blocks whose keys may outweigh all before them.
+    /// What rounding has added to P of keys that may outweigh all before them.
     rounding: RowsVar<'k>,
 }
 
@@ -58,12 +59,11 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     pub(crate) fn first(&self, s: &mut Frag<'k>, place: &POperand<'k>) -> P<'k> {
         self.step(s);
-        let p = place.round(s);
         let is_inexact = self.row_max.get().map(|max| max.abs().gt(INEXACT) & max.ne(f32::MIN));
         self.builder.if_uniform(is_inexact.any().vote_any(), || {
-            self.count_rounding(&p, self.row_sum.get(), is_inexact);
+            self.count_rounding(s.partial_row_max(), place, is_inexact);
         });
-        p
+        place.round(s)
     }
 
     /// Turns the scores of a block into P = exp(S - row_max), with the maximum so far, and gives exp(old row_max -
@@ -80,7 +80,7 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     pub(crate) fn step_uncounted(&self, s: &mut Frag<'k>, unit: &Unit<'k>) -> Rows<'k> {
         let old = self.row_max.get();
-        let row_max = self.maximum(s, unit.scale_log2);
+        let row_max = self.maximum(s.row_max(), unit.scale_log2);
         self.row_max.set(row_max);
         let shrink = shrink(old, row_max);
         let shift = -row_max;
@@ -109,8 +109,10 @@ impl<'k> RowSoftmax<'k> {
         let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max(least).min(most)));
         b.if_uniform(outweighs.any().vote_any(), || {
             let excess = parts.map(|part| part - most);
+            let largest = s.partial_row_max();
             b.if_uniform(excess.gt(0.0).any().vote_any(), || {
-                let maximum = self.maximum(s, self.scale_log2); // A1:18
+                let block = largest.over_quad(|x, y| x.max(y));
+                let maximum = self.maximum(block, self.scale_log2); // A1:18
                 let too_large = excess.over_quad(|x, y| x.max(y)).gt(0.0);
                 let row_max = too_large.select(maximum, old);
                 self.row_max.set(row_max);
@@ -122,7 +124,9 @@ impl<'k> RowSoftmax<'k> {
                 p.set(&again);
                 sum.set(parts);
             });
-            self.count_rounding(&p, sum.get(), outweighs);
+            let row_max = self.row_max.get();
+            let p = largest.zip(row_max, |score, row_max| score.fma(self.scale_log2, -row_max).ex2());
+            self.count_rounding(p, place, outweighs);
         });
         place.publish();
         let sum = sum.get();
@@ -130,17 +134,16 @@ impl<'k> RowSoftmax<'k> {
         p
     }
 
-    /// Notes what rounding has added to the thread's parts of P, `exact` without it, in these rows.
+    /// Notes what rounding adds to P of the largest score that the thread has of each of these rows.
     #[track_caller]
-    fn count_rounding(&self, p: &P<'k>, exact: Rows<'k>, rows: Rows<'k, Pred>) {
+    fn count_rounding(&self, p: Rows<'k>, place: &POperand<'k>, rows: Rows<'k, Pred>) {
         let rounding = self.rounding.get();
-        self.rounding.set(rows.select(rounding + (p.row_sums() - exact), rounding));
+        self.rounding.set(rows.select(rounding + (place.rounded(p) - p), rounding));
     }
 
-    /// The maximum of the row, with all keys up to this block, in base 2, and the headroom.
+    /// The maximum of the row with all keys up to this block, whose own is `block`: in base 2, and the headroom.
     #[track_caller]
-    fn maximum(&self, s: &Frag<'k>, scale_log2: V<'k, F32>) -> Rows<'k> {
-        let block = s.row_max();
+    fn maximum(&self, block: Rows<'k>, scale_log2: V<'k, F32>) -> Rows<'k> {
         let scaled = |score: V<'k, F32>| match self.headroom {
             0.0 => score * scale_log2,
             headroom => score.fma(scale_log2, headroom),

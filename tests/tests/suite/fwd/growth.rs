@@ -1,9 +1,9 @@
 //! Scores that grow from one visited block to the next, so that old maxima do not do.
 
-use fa3_sched::forward::{CtaTile, PPlace};
+use fa3_sched::forward::{CtaTile, PPlace, Rescale};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::shapes::{FORMS, TINY};
-use fa3_tests::fwd::{dense, judged, with_tile};
+use fa3_tests::fwd::{decode, dense, encode, judged, with_tile};
 use fa3_tests::{Case, Values};
 use fa3_types::{Dtype, Mask, Problem};
 use half::f16;
@@ -64,6 +64,34 @@ fn growing_scores_are_as_in_the_oracle() {
             let answer = launch.simulate(&values, Policy::Random(3), Mode::Exact).unwrap();
             let verdict = judged(&case, &values, &answer);
             assert!(verdict.is_ok(), "growth {growth}, {dtype}: {verdict:?}\n{}", launch.plan);
+        }
+    });
+}
+
+/// Keys of one score, then of a higher one: of the keys that outweigh all before them none is the largest. V is around
+/// 1, so that an error of a row's sum is one of O.
+#[test]
+fn plateaus_are_as_in_the_oracle() {
+    let lazy = tiles().into_iter().filter(|tile| tile.rescale == Rescale::Lazy);
+    let cases: Vec<_> = lazy
+        .flat_map(|tile| [8, 16, 40].map(|keys| (tile, keys)))
+        .flat_map(|case| [0.3, 1.1, 2.3, 5.7, 100.3].map(|step| (case, step)))
+        .collect();
+    cases.into_par_iter().for_each(|((tile, keys_of_a_plateau), step)| {
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            let case = Case::normal("plateaus", problem(dtype, 400, Mask::None), 4);
+            let Values { mut q, mut k, v, .. } = case.values().clone();
+            q.fill(0.0);
+            q.index_axis_mut(Axis(3), 0).fill(1.0);
+            for (key, mut row) in k.axis_iter_mut(Axis(1)).enumerate() {
+                row.fill(decode(dtype, encode(dtype, step * ((399 - key) / keys_of_a_plateau) as f32)));
+            }
+            let v = v.mapv(|v| decode(dtype, encode(dtype, 1.0 + v / 4.0)));
+            let values = Values { q, k, v, ..case.values().clone() };
+            let launch = launch(&case.problem, &with_tile(tile)).unwrap();
+            let answer = launch.simulate(&values, Policy::Eager, Mode::Exact).unwrap();
+            let verdict = judged(&case, &values, &answer);
+            assert!(verdict.is_ok(), "steps of {step}, {dtype}: {verdict:?}\n{}", launch.plan);
         }
     });
 }
