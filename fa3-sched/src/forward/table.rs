@@ -153,7 +153,27 @@ pub(super) const TABLE: &[TileRow] = &[
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 192, tile_n: 112, ..DECODE.tile }, ..DECODE },
     TileRow {
         tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 64, ..BASE.tile },
+        masks: &[Dense, Window],
         why: "1 to 5 % ahead of 80 keys, the widest block that fits shared memory; turns gain up to 2 %",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 64, ..BASE.tile },
+        masks: &[Causal],
+        min_seqlen_k: 768,
+        why: "as dense",
+        ..BASE
+    },
+    TileRow {
+        tile: CtaTile {
+            head_dim: 256,
+            head_dim_v: 256,
+            tile_n: 64,
+            rescale: Rescale::EveryBlock,
+            ..BASE.tile
+        },
+        masks: &[Causal],
+        why: "row maxima often change in a tile's first blocks: at 512 keys 2 % ahead of lazy rescaling, at 1024 2 % behind",
         ..BASE
     },
     TileRow { tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 80, ..DECODE.tile }, ..DECODE },

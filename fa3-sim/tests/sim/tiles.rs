@@ -242,3 +242,46 @@ fn slots_of_a_round_and_of_the_one_before() {
         }
     }
 }
+
+/// The maximum of bits is that of the numbers: of either sign, of both, of zeros, and of numbers that are hidden.
+#[test]
+fn maxima_of_bits_are_maxima() {
+    const COLS: u32 = 24;
+    let kernel = Kernel::build("maxima", Launch::threads(128), |b| {
+        let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
+        let tid = b.tid();
+        let mut frag = Frag::zeros(b, COLS);
+        frag.map(|_, at| b.load::<F32>(tid.mad(COLS / 2, at.index() as u32).mad_wide(4, x)));
+        let (numbers, bits) = (frag.partial_row_max(), frag.partial_row_max_of_bits());
+        for (index, max) in [numbers, bits].into_iter().flat_map(|rows| rows.0).enumerate() {
+            b.store(tid.mad(4, index as u32).mad_wide(4, y), max);
+        }
+    });
+    // A warp has rows of each kind in one run, and of one kind in another.
+    for kinds in 1..=6 {
+        let number = |index: usize| {
+            let (thread, place) = (index / 12, index % 12);
+            let size = 0.1 + (index * 7 % 31) as f32;
+            match (thread % kinds, place % 5) {
+                (0, _) => size,
+                (1, _) => -size,
+                (2, 0..3) | (3, 4) | (4, _) => f32::NEG_INFINITY,
+                (5, 0) => 0.0,
+                (5, _) => -0.0,
+                (2, _) => -size,
+                _ => size - 15.0,
+            }
+        };
+        let numbers: Vec<f32> = (0..128 * 12).map(number).collect();
+        let mut memory = Memory::new();
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let x = memory.alloc_from("x", &bytes);
+        let y = memory.alloc("y", 128 * 4 * 4);
+        let args = [x, y].map(|array| ArgValue::Pointer(array.address())).to_vec();
+        assert_clean(&Simulation::new(&kernel).args(args).run(&mut memory).unwrap());
+        for (thread, maxima) in floats(&memory, y).chunks(4).enumerate() {
+            let [upper, lower, of_bits @ ..] = maxima else { unreachable!() };
+            assert_eq!([*upper, *lower], *of_bits, "{kinds} kinds, thread {thread}");
+        }
+    }
+}

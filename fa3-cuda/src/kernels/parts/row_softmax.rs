@@ -109,7 +109,7 @@ impl<'k> RowSoftmax<'k> {
         let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max(least).min(most)));
         b.if_uniform(outweighs.any().vote_any(), || {
             let excess = parts.map(|part| part - most);
-            let largest = s.partial_row_max();
+            let largest = s.partial_row_max_of_bits();
             b.if_uniform(excess.gt(0.0).any().vote_any(), || {
                 let block = largest.over_quad(|x, y| x.max(y));
                 let maximum = self.maximum(block, self.scale_log2); // A1:18
