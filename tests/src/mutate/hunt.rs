@@ -12,7 +12,7 @@ use crate::family::Trial;
 use crate::ladder::Rung;
 
 /// Random schedules that a mutant runs under, if nothing notices it before.
-const SEEDS: u64 = 4;
+const SEEDS: u64 = 6;
 
 /// A kernel whose mutants are hunted, and the problems that it is run on.
 pub struct Prey {
@@ -158,6 +158,17 @@ impl Prey {
         operator.rules.iter().chain(also.flat_map(|(_, rules)| *rules)).copied().collect()
     }
 
+    /// Under which schedules a mutant runs on which problems: the extreme ones on all, random ones in turns. A result
+    /// is the same under all schedules, or a rule is broken: where no rule is to be, one schedule does.
+    fn runs(&self, rules: &[Rule]) -> Vec<(Policy, &Problem)> {
+        let on_all = |policy| self.problems.iter().map(move |problem| (policy, problem));
+        if rules.is_empty() {
+            return on_all(Policy::Eager).collect();
+        }
+        let random = (0..SEEDS).map(Policy::Random).zip(self.problems.iter().cycle());
+        on_all(Policy::Eager).chain(on_all(Policy::Lazy)).chain(random).collect()
+    }
+
     /// An operator's mutants of its kernel.
     pub fn mutants(&self, operator: &Operator) -> Vec<Mutant> {
         let skipped = !self.bounds && operator.name.starts_with("bound");
@@ -245,18 +256,13 @@ fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
     }
     let mut others = BTreeSet::new();
     let rules = prey.rules(operator);
-    let random = (0..SEEDS).map(Policy::Random);
-    let policies = [Policy::Eager, Policy::Lazy].into_iter().chain(random);
-    // A result is the same under all schedules, or a rule is broken.
-    for policy in policies.take(if rules.is_empty() { 1 } else { usize::MAX }) {
-        for problem in &prey.problems {
-            let noticed = problem.notices(&mutant.kernel, policy, operator.result, &rules);
-            let by = rules.iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
-            if let Some(by) = by.or((operator.result && noticed.contains("result")).then_some("result")) {
-                return Fate::Killed(by.to_owned());
-            }
-            others.extend(noticed);
+    for (policy, problem) in prey.runs(&rules) {
+        let noticed = problem.notices(&mutant.kernel, policy, operator.result, &rules);
+        let by = rules.iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
+        if let Some(by) = by.or((operator.result && noticed.contains("result")).then_some("result")) {
+            return Fate::Killed(by.to_owned());
         }
+        others.extend(noticed);
     }
     if others.is_empty() { Fate::Survived } else { Fate::Wrong(others) }
 }
