@@ -260,6 +260,14 @@ pub fn encode(dtype: Dtype, x: f32) -> u16 {
     }
 }
 
+/// The number of a type of up to 16 bits that is nearest to `x`.
+///
+/// # Panics
+/// If the type has more.
+pub fn rounded(dtype: Dtype, x: f32) -> f32 {
+    decode(dtype, encode(dtype, x))
+}
+
 /// The number with these bits in a type of up to 16 bits.
 ///
 /// # Panics

@@ -37,6 +37,9 @@ const BASE: TileRow = TileRow {
 /// Three consumer warpgroups, with full registers.
 const WIDE: CtaTile = CtaTile { tile_m: 192, stages: 3, consumers: 3, ..BASE.tile };
 
+/// Blocks that leave registers for O of 256 columns.
+const DEEP: CtaTile = CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 64, ..BASE.tile };
+
 /// Decoding: at most 64 rows, one consumer warpgroup.
 const DECODE: TileRow = TileRow {
     tile: CtaTile { tile_m: 64, consumers: 1, ping_pong: false, ..BASE.tile },
@@ -152,26 +155,14 @@ pub(super) const TABLE: &[TileRow] = &[
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 128, ..DECODE.tile }, ..DECODE },
     TileRow { tile: CtaTile { head_dim: 192, head_dim_v: 192, tile_n: 112, ..DECODE.tile }, ..DECODE },
     TileRow {
-        tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 64, ..BASE.tile },
+        tile: DEEP,
         masks: &[Dense, Window],
         why: "1 to 5 % ahead of 80 keys, the widest block that fits shared memory; turns gain up to 2 %",
         ..BASE
     },
+    TileRow { tile: DEEP, masks: &[Causal], min_seqlen_k: 768, why: "as dense", ..BASE },
     TileRow {
-        tile: CtaTile { head_dim: 256, head_dim_v: 256, tile_n: 64, ..BASE.tile },
-        masks: &[Causal],
-        min_seqlen_k: 768,
-        why: "as dense",
-        ..BASE
-    },
-    TileRow {
-        tile: CtaTile {
-            head_dim: 256,
-            head_dim_v: 256,
-            tile_n: 64,
-            rescale: Rescale::EveryBlock,
-            ..BASE.tile
-        },
+        tile: CtaTile { rescale: Rescale::EveryBlock, ..DEEP },
         masks: &[Causal],
         why: "row maxima often change in a tile's first blocks: at 512 keys 2 % ahead of lazy rescaling, at 1024 2 % behind",
         ..BASE

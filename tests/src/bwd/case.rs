@@ -11,7 +11,7 @@ use fa3_types::{BackwardProblem, BackwardSpec, Problem, TensorDesc};
 use ndarray::{Array3, Array4};
 
 use crate::family::{Bits, Trial};
-use crate::fwd::{Layout, UNWRITTEN, bytes, decode, encode, numbers};
+use crate::fwd::{Layout, UNWRITTEN, bytes, numbers, rounded};
 use crate::values::Rng;
 use crate::{Case, Values};
 
@@ -85,7 +85,7 @@ impl BwdCase {
         let problem = &self.case.problem;
         let Forward { o, lse } = oracle::forward(&values.inputs(problem));
         let dtype = problem.o().dtype;
-        let o = o.mapv(|x| decode(dtype, encode(dtype, x as f32)));
+        let o = o.mapv(|x| rounded(dtype, x as f32));
         let mut rng = Rng(self.case.seed ^ 0xd15e);
         let gradient = || if self.dlse { rng.normal() as f32 } else { 0.0 };
         Given {

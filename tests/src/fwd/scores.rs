@@ -3,7 +3,7 @@
 use fa3_types::Problem;
 use ndarray::Axis;
 
-use super::{decode, encode};
+use super::rounded;
 use crate::Values;
 
 /// What scores are like, in natural units.
@@ -35,7 +35,7 @@ impl Scores {
     /// The same V; Q and K have such scores. The last column of Q is 1, so that the last one of K is added to them.
     pub(super) fn values(self, values: Values, problem: &Problem) -> Values {
         let Values { mut q, mut k, .. } = values.clone();
-        let exact = |x: f32| decode(problem.dtype(), encode(problem.dtype(), x));
+        let exact = |x: f32| rounded(problem.dtype(), x);
         let (head_dim, keys) = (q.len_of(Axis(3)), k.len_of(Axis(1)));
         if let Scores::Normal(sigma) = self {
             q.mapv_inplace(|x| exact(x * sigma));

@@ -16,7 +16,7 @@ use fa3_types::{
 use ndarray::Array4;
 
 use crate::family::{Bits, Trial};
-use crate::fwd::{Layout, decode, encode};
+use crate::fwd::{Layout, encode, rounded};
 use crate::values::Rng;
 
 /// Bytes that nobody has written.
@@ -379,7 +379,7 @@ impl Case {
             (Spread::NotFinite, 1) => f32::NAN,
             (Spread::NotFinite, _) => normal,
         };
-        decode(self.dtype, encode(self.dtype, x))
+        rounded(self.dtype, x)
     }
 }
 

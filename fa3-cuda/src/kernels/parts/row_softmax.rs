@@ -125,7 +125,7 @@ impl<'k> RowSoftmax<'k> {
                 sum.set(parts);
             });
             let row_max = self.row_max.get();
-            let p = largest.zip(row_max, |score, row_max| score.fma(self.scale_log2, -row_max).ex2());
+            let p = largest.zip(row_max, |score, row_max| self.exponential(score, -row_max));
             self.count_rounding(p, place, outweighs);
         });
         place.publish();
@@ -158,11 +158,17 @@ impl<'k> RowSoftmax<'k> {
         let shift = -row_max;
         let mut sums = [Chains::default(), Chains::default()];
         let p = place.put(s, |s, at| {
-            let p = s.fma(self.scale_log2, shift[at]).ex2(); // A1:19
+            let p = self.exponential(s, shift[at]);
             sums[at.half as usize].add(p);
             p
         });
         (p, Rows(sums.map(|chains| chains.total(self.builder))))
+    }
+
+    /// P of a score, relative to -`shift`.
+    #[track_caller]
+    fn exponential(&self, score: V<'k, F32>, shift: V<'k, F32>) -> V<'k, F32> {
+        score.fma(self.scale_log2, shift).ex2() // A1:19
     }
 
     /// By what O must be multiplied, 1 over the sum of the rounded P, and LSE = row_max + ln row_sum. For a row without

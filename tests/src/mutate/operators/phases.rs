@@ -34,9 +34,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "empty arrive: by every lane",
         rules: &[Rule::M2, Rule::M4],
-        sites: |kernel| {
-            kernel.find(is_plain_arrival).into_iter().map(|line| unguarded(kernel, line)).collect()
-        },
+        sites: |kernel| unguarded(kernel, kernel.find(is_plain_arrival)),
         ..NOTHING
     },
     Operator {
@@ -102,9 +100,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "st.async: by every lane",
         rules: &[Rule::M5, Rule::Race],
-        sites: |kernel| {
-            kernel.find(is_remote_store).into_iter().map(|line| unguarded(kernel, line)).collect()
-        },
+        sites: |kernel| unguarded(kernel, kernel.find(is_remote_store)),
         ..NOTHING
     },
     Operator {
@@ -186,11 +182,14 @@ fn elsewhere(kernel: &Anatomy<'_>, line: usize) -> Option<Site> {
     Some(Site::replaced(line, inst))
 }
 
-/// With every lane arriving, and computing where, not the elected one alone.
-fn unguarded(kernel: &Anatomy<'_>, line: usize) -> Site {
-    let guard = kernel.guard(line);
-    let together = (0..kernel.len()).filter(|&other| guard.is_some() && kernel.guard(other) == guard);
-    Site::new(line, together.map(|line| Edit::Guard(line, None)).collect())
+/// Each of `lines` done by every lane, which computes where, not by the elected one alone.
+fn unguarded(kernel: &Anatomy<'_>, lines: Vec<usize>) -> Vec<Site> {
+    let site = |line| {
+        let guard = kernel.guard(line);
+        let together = (0..kernel.len()).filter(|&other| guard.is_some() && kernel.guard(other) == guard);
+        Site::new(line, together.map(|line| Edit::Guard(line, None)).collect())
+    };
+    lines.into_iter().map(site).collect()
 }
 
 /// The mbarriers of each region, initialised for another number of arrivals.
