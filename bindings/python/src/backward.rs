@@ -77,7 +77,7 @@ pub(crate) fn launch(
         Some((address, _)) => address,
         None => match workspaces::find(call.forward.device(), device, &stream, needed)? {
             Some(address) => address,
-            None => return Ok(Launched::WithoutWorkspace(needed)),
+            None => return Ok(Launched::WithoutWorkspace((needed, backward.counter_bytes()))),
         },
     };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,

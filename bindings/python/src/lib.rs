@@ -27,24 +27,22 @@ mod workspaces;
 /// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
 #[pyo3::pymodule]
 mod _fa3 {
-    use fa3_cuda::host::Workspace;
     use fa3_types::{Address, Addresses, BackwardAddresses, ValueLayout};
     use pyo3::prelude::*;
 
     use crate::backward as gradients;
     use crate::call::{Call, Fp8, Number, Options, Tensor, desc, named};
-    use crate::plans;
+    use crate::plans::{self, Missing};
     use crate::quantize::{self as quantization, Rotation, Scales};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        module.add("COUNTERS", Workspace::COUNTERS)
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
     /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, workspace)
     ///
-    /// Puts the forward pass on a stream of a device and returns 0 at once. A tensor is (dtype, address, shape,
+    /// Puts the forward pass on a stream of a device and returns None at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a
     /// contiguous tensor of q's dtype (of bf16 if that is e4m3), (batch, seqlen_q, heads_q, head_dim_v), lse of a
     /// contiguous tensor of float32, (batch, heads_q, seqlen_q), or None if nobody wants it. descales are four of the
@@ -56,9 +54,10 @@ mod _fa3 {
     /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
     /// Scales of blocks are (batch, heads, blocks).
     ///
-    /// workspace is None, or (address, bytes) of memory aligned to 256, whose first COUNTERS bytes hold zeros where the
-    /// stream is now. The result is not 0 if there must be one and None was given, as where V is transposed into it, or
-    /// while the stream is captured into a graph. Then it says how many bytes it needs, and nothing was done.
+    /// workspace is None, or (address, bytes) of memory aligned to 256. If there must be one and None was given, as where
+    /// V is transposed into it, or while the stream is captured into a graph, nothing was done, and the result is what
+    /// it needs: (bytes, zeros), how many bytes, and how many of them, from the first on, must be 0 where the stream is
+    /// now.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
@@ -80,7 +79,7 @@ mod _fa3 {
         sm_margin: Number<i64>,
         fp8: Option<Fp8<'_>>,
         workspace: Option<(u64, usize)>,
-    ) -> PyResult<usize> {
+    ) -> PyResult<Option<Missing>> {
         let (v_transposed, block_rows, output) = fp8.unwrap_or((false, None, None));
         let options = Options {
             softmax_scale: softmax_scale.map(|Number(scale)| scale),
@@ -106,16 +105,14 @@ mod _fa3 {
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
     /// workspace, deterministic=True)
     ///
-    /// Puts the backward pass on a stream of a device and returns 0 at once. q, k, v and dout are (dtype, address,
+    /// Puts the backward pass on a stream of a device and returns None at once. q, k, v and dout are (dtype, address,
     /// shape, strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as
     /// forward wrote them, dlse of lse's shape or None, and dq, dk and dv of q's, k's and v's shapes and dtype, which
     /// are written.
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
-    /// workspace is None, or (address, bytes) of memory, aligned to 256, whose first COUNTERS bytes hold zeros where
-    /// the stream is now. The result is not 0 if there must be one and None was given. Then it says how many bytes it
-    /// needs, and nothing was done.
+    /// workspace and the result are as for forward.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
@@ -145,7 +142,7 @@ mod _fa3 {
         sm_margin: Number<i64>,
         workspace: Option<(u64, usize)>,
         deterministic: bool,
-    ) -> PyResult<usize> {
+    ) -> PyResult<Option<Missing>> {
         let options = Options {
             softmax_scale: softmax_scale.map(|Number(scale)| scale),
             window: (window.0.0, window.1.0),
@@ -169,7 +166,7 @@ mod _fa3 {
     /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, scale, heads_per_scale, block_rows,
     /// transposed, workspace)
     ///
-    /// Puts a quantization to e4m3 on a stream of a device and returns 0 at once. x is (dtype, address, shape, strides)
+    /// Puts a quantization to e4m3 on a stream of a device and returns None at once. x is (dtype, address, shape, strides)
     /// as for forward. codes and scales are addresses: codes of a contiguous tensor of x's shape, scales of a
     /// contiguous tensor of float32.
     ///
@@ -187,8 +184,7 @@ mod _fa3 {
     /// If transposed, codes is of a contiguous tensor (batch, heads, head_dim, keys), keys being seqlen rounded up to a
     /// multiple of 128, and codes are as products read V.
     ///
-    /// workspace is None, or (address, bytes) of memory, aligned to 256, which may hold anything. The result is not 0
-    /// if there must be one and None was given. Then it says how many bytes it needs, and nothing was done.
+    /// workspace and the result are as for forward; it may hold anything, so zeros is 0.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
@@ -208,7 +204,7 @@ mod _fa3 {
         block_rows: Option<Number<usize>>,
         transposed: bool,
         workspace: Option<(u64, usize)>,
-    ) -> PyResult<usize> {
+    ) -> PyResult<Option<Missing>> {
         let seed = hadamard_seed.map(|Number(seed)| seed);
         let scaling = match (scale, heads_per_scale, block_rows) {
             (Some(Number(scale)), ..) => Scales::given(scale),
@@ -225,7 +221,7 @@ mod _fa3 {
 
     /// quantize_channels(device, stream, x, codes, scales, mean, transposed, workspace)
     ///
-    /// Puts a quantization to e4m3 by channels on a stream of a device and returns 0 at once. x, codes, transposed,
+    /// Puts a quantization to e4m3 by channels on a stream of a device and returns None at once. x, codes, transposed,
     /// workspace and the result are as for quantize. scales and mean are addresses of contiguous tensors of float32,
     /// (batch, heads, head_dim).
     ///
@@ -243,7 +239,7 @@ mod _fa3 {
         mean: u64,
         transposed: bool,
         workspace: Option<(u64, usize)>,
-    ) -> PyResult<usize> {
+    ) -> PyResult<Option<Missing>> {
         let (x_desc, layout) = (desc(&x)?, layout(transposed));
         let call = quantization::Call::new(device, x_desc, None, None, Scales::Channels, layout);
         let at = quantization::addresses(x.1, codes, Some(scales), Some(mean), None);

@@ -33,19 +33,22 @@ struct Made {
 pub(crate) enum Launched {
     /// It is on the stream.
     Yes,
-    /// Nothing was done: it takes a workspace of so many bytes, which must be given.
-    WithoutWorkspace(usize),
+    /// Nothing was done: it takes a workspace, which must be given.
+    WithoutWorkspace(Missing),
 }
 
 impl Launched {
-    /// Bytes of the workspace that must be given; 0 if it is on the stream.
-    pub(crate) fn missing(self) -> usize {
+    /// The workspace that must be given; none if it is on the stream.
+    pub(crate) fn missing(self) -> Option<Missing> {
         match self {
-            Launched::Yes => 0,
-            Launched::WithoutWorkspace(bytes) => bytes,
+            Launched::Yes => None,
+            Launched::WithoutWorkspace(missing) => Some(missing),
         }
     }
 }
+
+/// A workspace: its bytes, and how many of them, from the first on, must be 0.
+pub(crate) type Missing = (usize, usize);
 
 /// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`. It uses `workspace`, (address, bytes),
 /// or if none is given the one kept for the stream.
@@ -73,7 +76,7 @@ pub(crate) fn launch(
         Some((address, _)) => address,
         None => match workspaces::find(call.device(), device, &stream, needed)? {
             Some(address) => address,
-            None => return Ok(Launched::WithoutWorkspace(needed)),
+            None => return Ok(Launched::WithoutWorkspace((needed, forward.counter_bytes()))),
         },
     };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,

@@ -151,7 +151,7 @@ pub(crate) fn launch(
         }
         Some((address, _)) => address,
         None if needed == 0 => 0,
-        None => return Ok(Launched::WithoutWorkspace(needed)),
+        None => return Ok(Launched::WithoutWorkspace((needed, 0))),
     };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
     // strides and dtypes on that device, codes, scales, mean and workspace of new ones. The workspace may hold

@@ -214,7 +214,7 @@ def test_a_given_workspace_is_used_or_refused(problem):
 
     stream = torch.cuda.current_stream()
     memory = torch.zeros(256, dtype=torch.uint8, device="cuda")
-    assert launch((memory.data_ptr(), 256), stream) == 0
+    assert launch((memory.data_ptr(), 256), stream) is None
     assert_equal(results, expected)
     # It is left as it was.
     assert not memory.any()
@@ -226,4 +226,4 @@ def test_a_given_workspace_is_used_or_refused(problem):
     with torch.cuda.graph(graph):
         missing.append(launch(None, torch.cuda.current_stream()))
         memory.zero_()
-    assert missing == [256]
+    assert missing == [(256, 256)]

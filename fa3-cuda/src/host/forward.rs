@@ -126,13 +126,19 @@ impl Forward {
         self.planned.workspace_bytes()
     }
 
+    /// How many of them, from the first on, must be 0 before the first launch: those of counters, at most
+    /// [`Workspace::COUNTERS`].
+    pub fn counter_bytes(&self) -> usize {
+        self.planned.counter_bytes()
+    }
+
     /// Launches it on `stream`: writes O of the tensors at `at`, and LSE if that has an address. Returns at once.
     ///
     /// # Safety
     /// - The stream must be of this device.
     /// - `at` must be where the problem's tensors are, in memory that the device may touch.
     /// - `workspace` must be the address, a multiple of 256, of [`Forward::workspace_bytes`] bytes. The first
-    ///   [`Workspace::COUNTERS`] must be 0, or all have been used as a workspace only by earlier launches on the same
+    ///   [`Forward::counter_bytes`] must be 0, or all have been used as a workspace only by earlier launches on the same
     ///   stream, or in the same branch of a graph.
     /// - All of that memory must live until the work is done. So must this value or a clone of its [`Device`], which
     ///   keeps all that the GPU needs.

@@ -90,6 +90,12 @@ impl Fp8Forward {
         self.planned.workspace_bytes()
     }
 
+    /// How many of them, from the first on, must be 0 before the first launch: those of counters, at most
+    /// [`Workspace::COUNTERS`].
+    pub fn counter_bytes(&self) -> usize {
+        self.planned.counter_bytes()
+    }
+
     /// Puts it on `stream`: writes O of the tensors at `at`, and LSE if that has an address. Returns at once.
     ///
     /// # Safety

@@ -20,6 +20,8 @@ pub(super) struct Planned {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct WorkspaceLayout {
     parts: Vec<(BufferId, u64)>,
+    /// To the end of the last ticket.
+    tickets: usize,
     bytes: usize,
 }
 
@@ -65,6 +67,11 @@ impl Planned {
         self.workspace.bytes
     }
 
+    /// How many of them, from the first on, are tickets, which must be 0 before the first launch.
+    pub(super) fn counter_bytes(&self) -> usize {
+        self.workspace.tickets
+    }
+
     /// The kernels, in the order of the steps.
     pub(super) fn functions(&self) -> impl Iterator<Item = &Function> {
         self.steps.iter().map(Prepared::function)
@@ -74,7 +81,7 @@ impl Planned {
     ///
     /// # Safety
     /// Those of [`Function::launch_dependent`] for every step. `workspace` is the address, a multiple of 256, of
-    /// [`Planned::workspace_bytes`] bytes, of which the first [`Workspace::COUNTERS`] are 0, or that were a workspace
+    /// [`Planned::workspace_bytes`] bytes, of which the first [`Planned::counter_bytes`] are 0, or that were a workspace
     /// of launches that come before on this stream; nobody else may touch them until the work is done.
     ///
     /// # Errors
@@ -99,7 +106,7 @@ impl Planned {
 impl WorkspaceLayout {
     fn of<K>(program: &Program<K>) -> WorkspaceLayout {
         let mut layout = WorkspaceLayout::default();
-        let mut place = |role: BufferRole, first: usize| {
+        let place = |layout: &mut WorkspaceLayout, role: BufferRole, first: usize| {
             let buffers = program.buffers.iter().enumerate().filter(|(_, buffer)| buffer.role == role);
             for (index, buffer) in buffers {
                 let at = layout.bytes.max(first);
@@ -107,8 +114,9 @@ impl WorkspaceLayout {
                 layout.bytes = at + buffer.bytes().next_multiple_of(ALIGN);
             }
         };
-        place(BufferRole::Ticket, 0);
-        place(BufferRole::Scratch, TICKETS);
+        place(&mut layout, BufferRole::Ticket, 0);
+        layout.tickets = layout.bytes;
+        place(&mut layout, BufferRole::Scratch, TICKETS);
         layout
     }
 }
@@ -129,6 +137,6 @@ mod tests {
             ["first", "second"].map(|name| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket));
         let layout = WorkspaceLayout::of(&program);
         let parts = vec![(tickets[0], 0), (tickets[1], 256), (sums, 1024)];
-        assert_eq!(layout, WorkspaceLayout { parts, bytes: 1536 });
+        assert_eq!(layout, WorkspaceLayout { parts, tickets: 512, bytes: 1536 });
     }
 }

@@ -1,5 +1,4 @@
 __version__: str
-COUNTERS: int
 
 # (dtype, address, shape, strides)
 _Tensor = tuple[str, int, tuple[int, int, int, int], tuple[int, int, int, int]]
@@ -19,7 +18,7 @@ def forward(
     sm_margin: int,
     fp8: tuple[bool, int | None, str | None] | None,
     workspace: tuple[int, int] | None,
-) -> int: ...
+) -> tuple[int, int] | None: ...
 def backward(
     device: int,
     stream: int,
@@ -39,7 +38,7 @@ def backward(
     sm_margin: int,
     workspace: tuple[int, int] | None,
     deterministic: bool = True,
-) -> int: ...
+) -> tuple[int, int] | None: ...
 def quantize(
     device: int,
     stream: int,
@@ -53,7 +52,7 @@ def quantize(
     block_rows: int | None,
     transposed: bool,
     workspace: tuple[int, int] | None,
-) -> int: ...
+) -> tuple[int, int] | None: ...
 def quantize_channels(
     device: int,
     stream: int,
@@ -63,4 +62,4 @@ def quantize_channels(
     mean: int,
     transposed: bool,
     workspace: tuple[int, int] | None,
-) -> int: ...
+) -> tuple[int, int] | None: ...

@@ -56,8 +56,8 @@ def launch(
     missing = _fa3.backward(*arguments, None, deterministic)
     if missing:
         # Whatever it holds: the first kernel clears the sums of dQ.
-        workspace = operator.workspace(q, missing)
-        _fa3.backward(*arguments, (workspace.data_ptr(), missing), deterministic)
+        workspace = operator.workspace(q, *missing)
+        _fa3.backward(*arguments, (workspace.data_ptr(), workspace.nbytes), deterministic)
     return dq, dk, dv
 
 

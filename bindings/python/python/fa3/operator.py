@@ -78,8 +78,8 @@ def launch(
         # V is transposed into it; or the stream is being captured, so that this is the graph's own memory, and each
         # replay begins with counters of 0. As with any tensor, what torch gives the memory to next comes later on the
         # same stream.
-        memory = workspace(q, missing)
-        _fa3.forward(*arguments, (memory.data_ptr(), missing))
+        memory = workspace(q, *missing)
+        _fa3.forward(*arguments, (memory.data_ptr(), memory.nbytes))
     return o, lse
 
 
@@ -137,10 +137,11 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
-def workspace(like: Tensor, bytes: int) -> Tensor:
-    """A new workspace on the device of a tensor, its counters zeroed on the current stream."""
+def workspace(like: Tensor, bytes: int, zeros: int) -> Tensor:
+    """A new workspace on the device of a tensor, its first bytes zeroed on the current stream."""
     workspace = like.new_empty(bytes, dtype=torch.uint8)
-    workspace[: _fa3.COUNTERS].zero_()
+    if zeros:
+        workspace[:zeros].zero_()
     return workspace
 
 

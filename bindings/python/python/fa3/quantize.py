@@ -181,9 +181,8 @@ def _run(function, x: Tensor, *arguments) -> None:
     arguments = (device, torch._C._cuda_getCurrentRawStream(device), operator.raw(x), *arguments)
     missing = function(*arguments, None)
     if missing:
-        # Whatever it holds: what is read of it was written before.
-        workspace = x.new_empty(missing, dtype=torch.uint8)
-        function(*arguments, (workspace.data_ptr(), missing))
+        workspace = operator.workspace(x, *missing)
+        function(*arguments, (workspace.data_ptr(), workspace.nbytes))
 
 
 def _refuse_derivatives(names: str, *tensors: Tensor) -> None:
