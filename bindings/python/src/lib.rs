@@ -54,10 +54,10 @@ mod _fa3 {
     /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
     /// Scales of blocks are (batch, heads, blocks).
     ///
-    /// workspace is None, or (address, bytes) of memory aligned to 256. If there must be one and None was given, as where
-    /// V is transposed into it, or while the stream is captured into a graph, nothing was done, and the result is what
-    /// it needs: (bytes, zeros), how many bytes, and how many of them, from the first on, must be 0 where the stream is
-    /// now.
+    /// workspace is None, or (address, bytes) of memory aligned to 256. If there must be one and None was given, as
+    /// where V is transposed into it, or while the stream is captured into a graph, nothing was done, and the result is
+    /// what it needs: (bytes, zeros), how many bytes, and how many of them, from the first on, must be 0 where the
+    /// stream is now.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
@@ -166,8 +166,8 @@ mod _fa3 {
     /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, scale, heads_per_scale, block_rows,
     /// transposed, workspace)
     ///
-    /// Puts a quantization to e4m3 on a stream of a device and returns None at once. x is (dtype, address, shape, strides)
-    /// as for forward. codes and scales are addresses: codes of a contiguous tensor of x's shape, scales of a
+    /// Puts a quantization to e4m3 on a stream of a device and returns None at once. x is (dtype, address, shape,
+    /// strides) as for forward. codes and scales are addresses: codes of a contiguous tensor of x's shape, scales of a
     /// contiguous tensor of float32.
     ///
     /// Where scales come from is said by the first of these that is not None, whatever the others are: scale is the one

@@ -140,8 +140,8 @@ impl Backward {
     /// - The stream must be of this device.
     /// - `at` must be where the problem's tensors are, in memory that the device may touch.
     /// - `workspace` must be the address, a multiple of 256, of [`Backward::workspace_bytes`] bytes. The first
-    ///   [`Backward::counter_bytes`] must be 0, or all have been used as a workspace only by earlier launches on the same
-    ///   stream, or in the same branch of a graph.
+    ///   [`Backward::counter_bytes`] must be 0, or all have been used as a workspace only by earlier launches on the
+    ///   same stream, or in the same branch of a graph.
     /// - All of that memory must live until the work is done. So must this value or a clone of its [`Device`], which
     ///   keeps all that the GPU needs.
     /// - Until the work is done, nothing else may use the outputs or the workspace, or change the inputs. A graph that

@@ -81,8 +81,8 @@ impl Planned {
     ///
     /// # Safety
     /// Those of [`Function::launch_dependent`] for every step. `workspace` is the address, a multiple of 256, of
-    /// [`Planned::workspace_bytes`] bytes, of which the first [`Planned::counter_bytes`] are 0, or that were a workspace
-    /// of launches that come before on this stream; nobody else may touch them until the work is done.
+    /// [`Planned::workspace_bytes`] bytes, of which the first [`Planned::counter_bytes`] are 0, or that were a
+    /// workspace of launches that come before on this stream; nobody else may touch them until the work is done.
     ///
     /// # Errors
     /// What the driver says.
