@@ -414,6 +414,23 @@ impl<'k> AFrag<'k> {
         }
     }
 
+    /// Multiplies each row by its factor. Factors and products are rounded to the elements' type, of 16 bits.
+    #[track_caller]
+    pub fn scale_rows(&mut self, factors: Rows<'k>) {
+        let _one = self.builder.as_one();
+        let (pair, product): (fn(_, _) -> _, fn(_, _) -> _) = match self.ty {
+            WgmmaType::F16 => (V::f16x2_above, V::mul_f16x2),
+            WgmmaType::Bf16 => (V::bf16x2_above, V::mul_bf16x2),
+            WgmmaType::E4m3 => return self.builder.misfit("bits of an A operand's element", 8, 16),
+        };
+        let Rows([upper, lower]) = factors.map(|factor| pair(factor, factor));
+        for [first, second, third, fourth] in &self.steps {
+            for (var, factor) in [(first, upper), (second, lower), (third, upper), (fourth, lower)] {
+                var.set(product(var.get(), factor));
+            }
+        }
+    }
+
     /// Becomes another of the same shape.
     #[track_caller]
     pub fn set(&mut self, next: &AFrag<'k>) {

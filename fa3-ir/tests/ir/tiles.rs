@@ -147,7 +147,7 @@ fn misuse_of_tiles_is_noted() {
         assert!(errors.iter().all(here), "{errors:?}");
         errors.iter().map(|error| error.fault.rule()).collect::<Vec<_>>()
     };
-    let cases: [(&str, &str, Build); 31] = [
+    let cases: [(&str, &str, Build); 32] = [
         ("narrower than its swizzle", "V-27", |b| {
             b.tile("t", TileShape::new(Elem::Bf16, 64, 32).swizzled(Swizzle::B128));
         }),
@@ -187,6 +187,9 @@ fn misuse_of_tiles_is_noted() {
         ("another operand's shape", "V-27", |b| {
             let [mut p, wide] = [32, 64].map(|cols| Frag::zeros(b, cols).to_a(WgmmaType::Bf16));
             p.set(&wide);
+        }),
+        ("rows of an operand of 8 bits", "V-27", |b| {
+            Frag::zeros(b, 64).to_a(WgmmaType::E4m3).scale_rows(Rows([b.copy(2.0); 2]));
         }),
         ("24 columns interleaved by 16", "V-27", |b| _ = Frag::zeros(b, 24).interleaved()),
         ("columns beyond", "V-27", |b| add_columns(b, 16, 24)),

@@ -54,6 +54,41 @@ fn fragments_are_stored_element_by_element() {
     }
 }
 
+/// Each row of an operand gets its own factor.
+#[test]
+fn rows_of_an_operand_are_multiplied() {
+    for (ty, elem) in [(WgmmaType::F16, Elem::F16), (WgmmaType::Bf16, Elem::Bf16)] {
+        let kernel = Kernel::build("scale", Launch::threads(128), |b| {
+            let y = b.param_pointer("y", Elem::F32);
+            let tile = b.tile("tile", TileShape::new(elem, 64, 32));
+            let (row, col) = (b.frag_row(), b.frag_col());
+            let mut frag = Frag::zeros(b, 32);
+            frag.map(|_, at| (col + (at.col + 1)).to_f32());
+            let mut operand = frag.to_a(ty);
+            // 2^-row / 4
+            operand.scale_rows(Rows([row, row + 8].map(|row| ((row & 28).to_f32() * -0.25).ex2())));
+            operand.store(tile);
+            b.sync_cta();
+            let tid = b.tid();
+            b.if_lanes(tid.lt(64), || {
+                b.for_each((0, 32), 1, |col| {
+                    let number = b.load::<B16>(tile.element(tid, col));
+                    let number = if elem == Elem::F16 { number.f16_to_f32() } else { number.bf16_to_f32() };
+                    b.store(tid.mad(32, col).mad_wide(4, y), number);
+                });
+            });
+        });
+        let mut memory = Memory::new();
+        let y = memory.alloc("y", 64 * 32 * 4);
+        let args = vec![ArgValue::Pointer(y.address())];
+        assert_clean(&Simulation::new(&kernel).args(args).run(&mut memory).unwrap());
+        for (index, number) in floats(&memory, y).into_iter().enumerate() {
+            let (row, col) = (index / 32, index % 32);
+            assert_eq!(number, (col + 1) as f32 * 0.5f32.powi(row as i32 / 4 % 8), "{elem}, element {index}");
+        }
+    }
+}
+
 /// Elements at constant distances from a thread's are where the tile says they are.
 #[test]
 fn elements_at_constant_distances() {

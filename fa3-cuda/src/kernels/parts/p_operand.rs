@@ -64,6 +64,12 @@ impl<'k> POperand<'k> {
         if self.ty == WgmmaType::F16 { 65504.0 } else { 2.0f32.powi(30) }
     }
 
+    /// A thread's part of a row of P that was rounded already may add up to so much if P is to be multiplied by a power
+    /// of 2 that makes it small: no element is infinite, and the factor is a normal bf16. f16 has no room for it.
+    pub(crate) fn most_rounded(&self) -> Option<f32> {
+        (self.ty == WgmmaType::Bf16).then_some(2.0f32.powi(100))
+    }
+
     /// How many powers of 2 a reference may be above the largest score, so that larger ones may follow: what is
     /// rounded as a subnormal f16 then, or small beside O, has no weight in its row.
     pub(crate) fn headroom(&self) -> f32 {
@@ -103,6 +109,15 @@ impl<'k> POperand<'k> {
 }
 
 impl<'k> P<'k> {
+    /// Multiplies each row by its factor, a power of 2; no product reads it yet.
+    #[track_caller]
+    pub(crate) fn scale_rows(&mut self, factors: Rows<'k>) {
+        self.registers.scale_rows(factors);
+        if let Some(tile) = self.tile {
+            self.registers.store(tile);
+        }
+    }
+
     /// Becomes that of another block, of the same place; no product reads this one any more.
     #[track_caller]
     pub(crate) fn set(&mut self, next: &P<'k>) {

@@ -32,6 +32,12 @@ pub(crate) struct RowSoftmax<'k> {
     rounding: RowsVar<'k>,
 }
 
+/// P of a block under lazy rescaling, and what the thread's parts of its rows add up to.
+struct Block<'k> {
+    p: P<'k>,
+    parts: RowsVar<'k>,
+}
+
 /// Keys may outweigh all before them where a thread's part of a row's P adds up to more than so many times what the
 /// thread has added up before, and to more than P of the score that the reference is of: parts are small where another
 /// thread has the keys that matter.
@@ -94,44 +100,93 @@ impl<'k> RowSoftmax<'k> {
         self.row_sum.set(self.row_sum.get().fma(shrink, sums)); // A1:19
     }
 
-    /// As [`RowSoftmax::step`], but row_max and the scores stay what they are. Only where that makes P too large for
-    /// its type, maxima are computed, P once more, and `o` is multiplied. A row's results depend on nothing but its own
-    /// scores.
+    /// As [`RowSoftmax::step`], but row_max and the scores stay what they are. Only where that makes P too large, row_max
+    /// rises, and P and `o` follow. A row's results depend on nothing but its own scores.
     #[track_caller]
     pub(crate) fn step_lazily(&self, s: &Frag<'k>, place: &POperand<'k>, o: &mut Frag<'k>) -> P<'k> {
         let b = self.builder;
-        let old = self.row_max.get();
-        let (mut p, parts) = self.exponentials(s, old, place);
-        let sum = b.rows_var("sum", 0.0);
-        sum.set(parts);
-        let row_sum = self.row_sum.get();
+        let (p, parts) = self.exponentials(s, self.row_max.get(), place);
+        let mut block = Block { p, parts: b.rows_var("parts", 0.0) };
+        block.parts.set(parts);
         let (least, most) = ((-self.headroom).exp2(), place.most());
+        let row_sum = self.row_sum.get();
         let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max(least).min(most)));
         b.if_uniform(outweighs.any().vote_any(), || {
-            let excess = parts.map(|part| part - most);
             let largest = s.partial_row_max_of_bits();
-            b.if_uniform(excess.gt(0.0).any().vote_any(), || {
-                let block = largest.over_quad(|x, y| x.max(y));
-                let maximum = self.maximum(block, self.scale_log2); // A1:18
-                let too_large = excess.over_quad(|x, y| x.max(y)).gt(0.0);
-                let row_max = too_large.select(maximum, old);
-                self.row_max.set(row_max);
-                let shrink = shrink(old, row_max);
-                self.row_sum.set(row_sum * shrink);
-                self.rounding.set(self.rounding.get() * shrink);
-                o.scale_rows(shrink); // A1:21
-                let (again, parts) = self.exponentials(s, row_max, place);
-                p.set(&again);
-                sum.set(parts);
+            b.if_uniform(parts.gt(most).any().vote_any(), || {
+                self.make_smaller(&mut block, s, largest, place, o);
             });
-            let row_max = self.row_max.get();
-            let p = largest.zip(row_max, |score, row_max| self.exponential(score, -row_max));
+            let p = largest.zip(self.row_max.get(), |score, row_max| self.exponential(score, -row_max));
             self.count_rounding(p, place, outweighs);
         });
         place.publish();
-        let sum = sum.get();
-        self.row_sum.set(self.row_sum.get() + sum); // A1:19
-        p
+        self.row_sum.set(self.row_sum.get() + block.parts.get()); // A1:19
+        block.p
+    }
+
+    /// Raises row_max where P is too large. `largest` are the largest scores that the thread has. P is multiplied if
+    /// that is possible, which is cheaper, else computed again.
+    #[track_caller]
+    fn make_smaller(
+        &self,
+        block: &mut Block<'k>,
+        s: &Frag<'k>,
+        largest: Rows<'k>,
+        place: &POperand<'k>,
+        o: &mut Frag<'k>,
+    ) {
+        let largest_part = block.parts.get().over_quad(|x, y| x.max(y));
+        let too_large = largest_part.gt(place.most());
+        let Some(most) = place.most_rounded() else {
+            return self.compute_again(block, too_large, s, largest, place, o);
+        };
+        // To between 2^-headroom and twice that.
+        let (headroom, old) = (self.headroom as u32, self.row_max.get());
+        let exponent = largest_part.map(|part| part.as_bits() >> 23);
+        let rise = exponent.map(|exponent| (exponent - (127 - headroom)).to_f32_signed());
+        let factor = exponent.map(|exponent| ((-exponent + (254 - headroom)) << 23).as_f32());
+        let row_max = old + rise;
+        let is_exact = (row_max - old).zip(rise, |risen, rise| risen.eq(rise));
+        let is_possible = is_exact.zip(largest_part, |is_exact, part| is_exact & part.le(most));
+
+        let again = too_large.zip(is_possible, |too_large, possible| too_large & possible.negated());
+        self.builder.if_uniform(again.any().vote_any(), || {
+            self.compute_again(block, again, s, largest, place, o);
+        });
+        let multiplied = too_large.zip(is_possible, |too_large, possible| too_large & possible);
+        let factor = multiplied.zip(factor, |multiplied, factor| multiplied.select(factor, 1.0));
+        self.raise(multiplied.select(row_max, self.row_max.get()), factor, o);
+        block.p.scale_rows(factor);
+        block.parts.set(block.parts.get() * factor);
+    }
+
+    /// P of a block with the maxima of these rows.
+    #[track_caller]
+    fn compute_again(
+        &self,
+        block: &mut Block<'k>,
+        rows: Rows<'k, Pred>,
+        s: &Frag<'k>,
+        largest: Rows<'k>,
+        place: &POperand<'k>,
+        o: &mut Frag<'k>,
+    ) {
+        let old = self.row_max.get();
+        let maximum = self.maximum(largest.over_quad(|x, y| x.max(y)), self.scale_log2); // A1:18
+        let row_max = rows.select(maximum, old);
+        self.raise(row_max, shrink(old, row_max), o);
+        let (p, parts) = self.exponentials(s, row_max, place);
+        block.p.set(&p);
+        block.parts.set(parts);
+    }
+
+    /// What row_max becomes, and what `shrink` multiplies: all that was summed up so far.
+    #[track_caller]
+    fn raise(&self, row_max: Rows<'k>, shrink: Rows<'k>, o: &mut Frag<'k>) {
+        self.row_max.set(row_max);
+        self.row_sum.set(self.row_sum.get() * shrink);
+        self.rounding.set(self.rounding.get() * shrink);
+        o.scale_rows(shrink); // A1:21
     }
 
     /// Notes what rounding adds to P of the largest score that the thread has of each of these rows.
