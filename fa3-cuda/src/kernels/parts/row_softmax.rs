@@ -100,8 +100,8 @@ impl<'k> RowSoftmax<'k> {
         self.row_sum.set(self.row_sum.get().fma(shrink, sums)); // A1:19
     }
 
-    /// As [`RowSoftmax::step`], but row_max and the scores stay what they are. Only where that makes P too large, row_max
-    /// rises, and P and `o` follow. A row's results depend on nothing but its own scores.
+    /// As [`RowSoftmax::step`], but row_max and the scores stay what they are. Only where that makes P too large,
+    /// row_max rises, and P and `o` follow. A row's results depend on nothing but its own scores.
     #[track_caller]
     pub(crate) fn step_lazily(&self, s: &Frag<'k>, place: &POperand<'k>, o: &mut Frag<'k>) -> P<'k> {
         let b = self.builder;
