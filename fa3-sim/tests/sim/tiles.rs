@@ -65,7 +65,7 @@ fn rows_of_an_operand_are_multiplied() {
             let mut frag = Frag::zeros(b, 32);
             frag.map(|_, at| (col + (at.col + 1)).to_f32());
             let mut operand = frag.to_a(ty);
-            // 2^-row / 4
+            // 2 to the power of minus a number of each four rows, 0 to 7.
             operand.scale_rows(Rows([row, row + 8].map(|row| ((row & 28).to_f32() * -0.25).ex2())));
             operand.store(tile);
             b.sync_cta();

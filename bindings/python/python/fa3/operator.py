@@ -138,7 +138,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def workspace(like: Tensor, bytes: int, zeros: int) -> Tensor:
-    """A new workspace on the device of a tensor, its first bytes zeroed on the current stream."""
+    """A new workspace on the device of a tensor, its first `zeros` bytes zeroed on the current stream."""
     workspace = like.new_empty(bytes, dtype=torch.uint8)
     if zeros:
         workspace[:zeros].zero_()

@@ -32,9 +32,13 @@ pub(crate) struct RowSoftmax<'k> {
     rounding: RowsVar<'k>,
 }
 
-/// P of a block under lazy rescaling, and what the thread's parts of its rows add up to.
-struct Block<'k> {
+/// A block under lazy rescaling.
+struct Block<'a, 'k> {
+    s: &'a Frag<'k>,
+    place: &'a POperand<'k>,
+    /// Of the scores, and put in its place.
     p: P<'k>,
+    /// What the thread's parts of P's rows add up to.
     parts: RowsVar<'k>,
 }
 
@@ -106,7 +110,7 @@ impl<'k> RowSoftmax<'k> {
     pub(crate) fn step_lazily(&self, s: &Frag<'k>, place: &POperand<'k>, o: &mut Frag<'k>) -> P<'k> {
         let b = self.builder;
         let (p, parts) = self.exponentials(s, self.row_max.get(), place);
-        let mut block = Block { p, parts: b.rows_var("parts", 0.0) };
+        let mut block = Block { s, place, p, parts: b.rows_var("parts", 0.0) };
         block.parts.set(parts);
         let (least, most) = ((-self.headroom).exp2(), place.most());
         let row_sum = self.row_sum.get();
@@ -114,7 +118,7 @@ impl<'k> RowSoftmax<'k> {
         b.if_uniform(outweighs.any().vote_any(), || {
             let largest = s.partial_row_max_of_bits();
             b.if_uniform(parts.gt(most).any().vote_any(), || {
-                self.make_smaller(&mut block, s, largest, place, o);
+                self.make_smaller(&mut block, largest, o);
             });
             let p = largest.zip(self.row_max.get(), |score, row_max| self.exponential(score, -row_max));
             self.count_rounding(p, place, outweighs);
@@ -127,31 +131,24 @@ impl<'k> RowSoftmax<'k> {
     /// Raises row_max where P is too large. `largest` are the largest scores that the thread has. P is multiplied if
     /// that is possible, which is cheaper, else computed again.
     #[track_caller]
-    fn make_smaller(
-        &self,
-        block: &mut Block<'k>,
-        s: &Frag<'k>,
-        largest: Rows<'k>,
-        place: &POperand<'k>,
-        o: &mut Frag<'k>,
-    ) {
+    fn make_smaller(&self, block: &mut Block<'_, 'k>, largest: Rows<'k>, o: &mut Frag<'k>) {
         let largest_part = block.parts.get().over_quad(|x, y| x.max(y));
-        let too_large = largest_part.gt(place.most());
-        let Some(most) = place.most_rounded() else {
-            return self.compute_again(block, too_large, s, largest, place, o);
+        let too_large = largest_part.gt(block.place.most());
+        let Some(most_rounded) = block.place.most_rounded() else {
+            return self.compute_again(block, too_large, largest, o);
         };
-        // To between 2^-headroom and twice that.
+        // The largest part becomes 2^-headroom to twice that.
         let (headroom, old) = (self.headroom as u32, self.row_max.get());
         let exponent = largest_part.map(|part| part.as_bits() >> 23);
         let rise = exponent.map(|exponent| (exponent - (127 - headroom)).to_f32_signed());
         let factor = exponent.map(|exponent| ((-exponent + (254 - headroom)) << 23).as_f32());
         let row_max = old + rise;
         let is_exact = (row_max - old).zip(rise, |risen, rise| risen.eq(rise));
-        let is_possible = is_exact.zip(largest_part, |is_exact, part| is_exact & part.le(most));
+        let is_possible = is_exact.zip(largest_part, |is_exact, part| is_exact & part.le(most_rounded));
 
         let again = too_large.zip(is_possible, |too_large, possible| too_large & possible.negated());
         self.builder.if_uniform(again.any().vote_any(), || {
-            self.compute_again(block, again, s, largest, place, o);
+            self.compute_again(block, again, largest, o);
         });
         let multiplied = too_large.zip(is_possible, |too_large, possible| too_large & possible);
         let factor = multiplied.zip(factor, |multiplied, factor| multiplied.select(factor, 1.0));
@@ -164,18 +161,16 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     fn compute_again(
         &self,
-        block: &mut Block<'k>,
+        block: &mut Block<'_, 'k>,
         rows: Rows<'k, Pred>,
-        s: &Frag<'k>,
         largest: Rows<'k>,
-        place: &POperand<'k>,
         o: &mut Frag<'k>,
     ) {
         let old = self.row_max.get();
         let maximum = self.maximum(largest.over_quad(|x, y| x.max(y)), self.scale_log2); // A1:18
         let row_max = rows.select(maximum, old);
         self.raise(row_max, shrink(old, row_max), o);
-        let (p, parts) = self.exponentials(s, row_max, place);
+        let (p, parts) = self.exponentials(block.s, row_max, block.place);
         block.p.set(&p);
         block.parts.set(parts);
     }
