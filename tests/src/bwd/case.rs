@@ -32,7 +32,7 @@ pub struct BwdCase {
 struct Given {
     /// O, rounded to its type, and LSE.
     forward: Forward<f32>,
-    /// Zeros if there is none.
+    /// NaN for rows that see no key; zeros if LSE has no gradient.
     dlse: Array3<f32>,
 }
 
@@ -86,12 +86,15 @@ impl BwdCase {
         let Forward { o, lse } = oracle::forward(&values.inputs(problem));
         let dtype = problem.o().dtype;
         let o = o.mapv(|x| rounded(dtype, x as f32));
+        let lse = lse.mapv(|x| x as f32);
         let mut rng = Rng(self.case.seed ^ 0xd15e);
-        let gradient = || if self.dlse { rng.normal() as f32 } else { 0.0 };
-        Given {
-            forward: Forward { o, lse: lse.mapv(|x| x as f32) },
-            dlse: Array3::from_shape_simple_fn(problem.lse_shape(), gradient),
-        }
+        // Merging parts by logaddexp makes NaN of the gradient of -inf.
+        let dlse = lse.mapv(|lse| match (self.dlse, lse == f32::NEG_INFINITY) {
+            (false, _) => 0.0,
+            (true, false) => rng.normal() as f32,
+            (true, true) => f32::NAN,
+        });
+        Given { forward: Forward { o, lse }, dlse }
     }
 
     /// The bytes of every buffer before the program runs.

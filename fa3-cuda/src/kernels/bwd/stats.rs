@@ -2,7 +2,8 @@
 //! of P adds. If dQ is added up in memory, the kernel clears what that begins with.
 //!
 //! They lie in pairs of rows, so that whoever has two neighbouring columns of Sᵀ loads 8 bytes of each. A row that sees
-//! no key, and one that pads the last pair, has -inf in place of -LSE: its P is 0 whatever its scores are.
+//! no key, and one that pads the last pair, has -inf in place of -LSE and 0 in place of -D: its P is 0 whatever its
+//! scores are, and its dS is 0 whatever its O and dLSE are, even NaN.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};
@@ -80,7 +81,8 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
                 let sees_none = lse.eq(f32::NEG_INFINITY);
                 let shift = sees_none.select(f32::NEG_INFINITY, lse * -std::f32::consts::LOG2_E);
                 let shift = there.select(shift, f32::NEG_INFINITY);
-                let minus_delta = there.select(dlse - sum, 0.0);
+                let minus_delta = sees_none.select(0.0, dlse - sum);
+                let minus_delta = there.select(minus_delta, 0.0);
                 let pair = of_head.mul_wide(params.pairs) + (row >> 1).to_u64();
                 let to = params.stats + (pair << 4) + ((row & 1) << 2).to_u64();
                 b.store(to, shift);
