@@ -105,10 +105,7 @@ impl Backward {
         options: &PlanOptions,
     ) -> Result<Backward, BackwardError> {
         let plan = Plan::with(problem, &device.limits(), options)?;
-        // SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3
-        // cannot capture such launches.
-        let all = options.sms.is_none_or(|sms| sms.get() >= device.sm_count());
-        let planned = Planned::new(device, &bwd::program(&plan), all && device.driver_version() >= (12, 3))?;
+        let planned = Planned::new(device, &bwd::program(&plan), device.may_overlap(options.sms))?;
         Ok(Backward { device: device.clone(), plan, planned })
     }
 

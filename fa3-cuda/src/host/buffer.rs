@@ -57,9 +57,7 @@ impl DeviceBuffer {
     /// # Errors
     /// [`HostError::OtherDevice`] if the stream is of another one, or the driver's.
     fn enter(&self, stream: &Stream) -> Result<Current<'_>, HostError> {
-        if !self.context.is(stream.context()) {
-            return Err(HostError::OtherDevice);
-        }
+        stream.check_context(&self.context)?;
         self.context.enter()
     }
 

@@ -80,7 +80,7 @@ impl Context {
     }
 
     /// Remembers a launch until its stream is synchronised.
-    pub(super) fn launched(&self, stream: Handle<CUstream_st>, launch: LaunchInfo) {
+    fn launched(&self, stream: Handle<CUstream_st>, launch: LaunchInfo) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if pending.len() == REMEMBERED {
             pending.pop_front();
@@ -165,6 +165,23 @@ impl Current<'_> {
         self.check_or(call, result, |error| HostError::Kernel { kernel: kernel.to_owned(), call, error })
     }
 
+    /// The result of a call that puts `launches` on a stream. They are remembered unless the driver refused them: under
+    /// CUDA_LAUNCH_BLOCKING=1 the call also finds out what its own kernels did.
+    pub(super) fn check_launch(
+        &self,
+        call: &'static str,
+        result: CUresult,
+        stream: Handle<CUstream_st>,
+        launches: impl IntoIterator<Item = LaunchInfo>,
+        say: impl FnOnce(CudaError) -> HostError,
+    ) -> Result<(), HostError> {
+        let refused = result.result().is_err_and(|error| !CudaError::new(error.0).is_sticky());
+        if !refused {
+            launches.into_iter().for_each(|launch| self.context.launched(stream, launch));
+        }
+        self.check_or(call, result, say)
+    }
+
     /// The same, with what to say of an error that is not sticky.
     pub(super) fn check_or(
         &self,
@@ -185,5 +202,35 @@ impl Drop for Current<'_> {
             // SAFETY: the context that `enter` pushed on this thread; the guard has not left it.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::ManuallyDrop;
+
+    use super::*;
+
+    #[test]
+    fn launches_that_the_driver_refuses_are_no_suspects() {
+        let context = ManuallyDrop::new(Context::unknown(0x10));
+        let current = Current { context: &context, pushed: false, of_this_thread: PhantomData };
+        let stream = Handle(ptr::null_mut());
+        let check = |kernel: &str, result| {
+            let (kernel, grid) = (kernel.into(), [1; 3]);
+            let launch = LaunchInfo { kernel, grid, threads: 32, smem_bytes: 0, cluster: 1 };
+            let call = "cuGraphLaunch";
+            current.check_launch(call, result, stream, [launch], |error| HostError::Driver { call, error })
+        };
+        let suspects = || -> Vec<String> {
+            context.launches_on(stream).iter().map(|launch| launch.kernel.to_string()).collect()
+        };
+        assert!(check("refused", CUresult::CUDA_ERROR_INVALID_VALUE).is_err());
+        assert!(suspects().is_empty());
+        assert_eq!(check("launched", CUresult::CUDA_SUCCESS), Ok(()));
+        assert_eq!(suspects(), ["launched"]);
+        let lost = check("blocking", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        assert!(matches!(lost, Err(HostError::Poisoned { .. })), "{lost:?}");
+        assert_eq!(suspects(), ["launched", "blocking"]);
     }
 }

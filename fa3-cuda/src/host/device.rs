@@ -109,6 +109,13 @@ impl Device {
         DeviceLimits::h100_sxm().sms(sms).smem_bytes(self.smem_bytes())
     }
 
+    /// Whether launches of a plan for `sms` SMs, or for all, may overlap with the work before them (programmatic
+    /// dependent launch). SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3 cannot
+    /// capture such launches.
+    pub(super) fn may_overlap(&self, sms: Option<NonZeroU32>) -> bool {
+        sms.is_none_or(|sms| sms.get() >= self.sm_count()) && self.driver_version() >= (12, 3)
+    }
+
     /// Its memory at this moment.
     ///
     /// # Errors

@@ -32,6 +32,8 @@ pub enum HostError {
     Unsound { kernel: String, faults: Vec<String> },
     #[error("{given} buffers for a program of {expected}")]
     Buffers { given: usize, expected: usize },
+    #[error("a program with {given} bytes of tickets, a workspace has {limit}")]
+    Tickets { given: usize, limit: usize },
     #[error("kernel {kernel} is not compiled: {error}\n{log}")]
     Compile { kernel: String, error: CudaError, log: String },
     #[error("kernel {kernel}: {call}: {error}")]
@@ -96,6 +98,8 @@ impl CudaError {
             CUresult::CUDA_ERROR_INVALID_PC,
             CUresult::CUDA_ERROR_LAUNCH_FAILED,
             CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+            CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+            CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
         ]
         .contains(&self.0)
     }
@@ -145,6 +149,10 @@ mod tests {
     fn errors_of_running_kernels_are_sticky() {
         let sticky = |code| CudaError::new(code).is_sticky();
         assert!(sticky(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS) && sticky(CUresult::CUDA_ERROR_LAUNCH_FAILED));
+        assert!(
+            sticky(CUresult::CUDA_ERROR_EXTERNAL_DEVICE)
+                && sticky(CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED)
+        );
         assert!(!sticky(CUresult::CUDA_ERROR_INVALID_VALUE) && !sticky(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
         assert!(!sticky(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES));
     }

@@ -23,8 +23,8 @@ pub use error::ForwardError;
 /// ```
 ///
 /// Making it compiles its kernels, unless the device already has them, as of such problems. Running it allocates no
-/// device memory, waits for nothing, and works while the stream is captured into a graph. Launches of one value from
-/// several threads take turns, and those on other addresses than the last encode tensor maps again: make one for each.
+/// device memory, waits for nothing, and works while the stream is captured into a graph. Tensor
+/// maps of the last addresses are kept, those of eight calls.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Forward, ForwardError, ForwardTensors, Workspace};
@@ -103,11 +103,7 @@ impl Forward {
     pub fn with(device: &Device, problem: &Problem, options: &PlanOptions) -> Result<Forward, ForwardError> {
         let plan = Plan::with(problem, &device.limits(), options)?;
         let program = fwd::program(&plan);
-        // SMs that are left to other work must not fill with CTAs that wait. Drivers before 12.3
-        // cannot capture such launches.
-        let may_overlap =
-            plan.schedule().sms().get() >= device.sm_count() && device.driver_version() >= (12, 3);
-        let planned = Planned::new(device, &program, may_overlap)?;
+        let planned = Planned::new(device, &program, device.may_overlap(options.sms))?;
         Ok(Forward { device: device.clone(), plan, planned })
     }
 

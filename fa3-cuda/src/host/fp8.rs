@@ -70,8 +70,7 @@ impl Fp8Forward {
     /// [`ForwardError`] if no kernel computes the problem, or what the driver says.
     pub fn new(device: &Device, problem: &Fp8Problem) -> Result<Fp8Forward, ForwardError> {
         let plan = Plan::new(problem, &device.limits())?;
-        // Drivers before 12.3 cannot capture launches that overlap.
-        let planned = Planned::new(device, &fp8::program(&plan), device.driver_version() >= (12, 3))?;
+        let planned = Planned::new(device, &fp8::program(&plan), device.may_overlap(None))?;
         Ok(Fp8Forward { device: device.clone(), plan, planned })
     }
 

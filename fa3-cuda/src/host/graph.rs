@@ -61,12 +61,14 @@ impl Graph {
     /// kernels. Nothing else may use the memory meanwhile.
     ///
     /// # Errors
-    /// The driver's.
+    /// A stream of another device, or the driver's.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), HostError> {
+        stream.check_context(&self.context)?;
         let current = self.context.enter()?;
-        self.launches.iter().for_each(|launch| self.context.launched(stream.raw(), launch.clone()));
         // SAFETY: graph and stream are alive.
-        current.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.raw.0, stream.raw().0) })
+        let result = unsafe { sys::cuGraphLaunch(self.raw.0, stream.raw().0) };
+        let (call, launches) = ("cuGraphLaunch", self.launches.iter().cloned());
+        current.check_launch(call, result, stream.raw(), launches, |error| HostError::Driver { call, error })
     }
 }
 

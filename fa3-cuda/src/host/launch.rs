@@ -12,7 +12,7 @@ use fa3_ir::{ArgError, ArgValue, check_args, check_grid};
 
 use super::context::Current;
 use super::params::{ParamImage, pack};
-use super::{CudaError, Function, HostError, Stream, tensor_map};
+use super::{Function, HostError, Stream, tensor_map};
 
 /// A kernel and how it was launched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,8 @@ impl Function {
     /// its [`Ptx`](fa3_ir::Ptx) lists, as the text of [`fa3_ir::ptx::emit`] does.
     ///
     /// # Errors
-    /// Arguments that are not what the kernel declares, a grid that it cannot have, or what the driver says of it.
+    /// Arguments that are not what the kernel declares, a grid that it cannot have, a stream of another device, or what
+    /// the driver says of it.
     pub unsafe fn launch(&self, stream: &Stream, grid: [u32; 3], args: &[ArgValue]) -> Result<(), HostError> {
         self.launch_after(stream, grid, args, false)
     }
@@ -102,7 +103,7 @@ impl Function {
     /// kernel's parameters.
     ///
     /// # Errors
-    /// What the driver says.
+    /// A stream of another device, or what the driver says.
     pub(super) unsafe fn launch_images(
         &self,
         current: &Current<'_>,
@@ -111,6 +112,7 @@ impl Function {
         images: &mut [ParamImage],
         dependent: bool,
     ) -> Result<(), HostError> {
+        stream.check_context(self.context())?;
         let ptx = self.ptx();
         let mut pointers: Vec<_> = images.iter_mut().map(|image| image.pointer()).collect();
         let mut attributes = attributes(ptx.cluster, dependent);
@@ -139,13 +141,8 @@ impl Function {
             smem_bytes: ptx.smem_bytes,
             cluster: ptx.cluster,
         };
-        let refused = result.result().is_err_and(|error| !CudaError::new(error.0).is_sticky());
-        if !refused {
-            // Also where it fails: under CUDA_LAUNCH_BLOCKING=1 the launch finds out what its own kernel did.
-            self.context().launched(stream.raw(), launch.clone());
-        }
-        let say = |error| HostError::Launch { launch: Box::new(launch), error };
-        current.check_or("cuLaunchKernelEx", result, say)
+        let say = |error| HostError::Launch { launch: Box::new(launch.clone()), error };
+        current.check_launch("cuLaunchKernelEx", result, stream.raw(), [launch.clone()], say)
     }
 }
 

@@ -25,41 +25,29 @@ struct WorkspaceLayout {
     bytes: usize,
 }
 
-/// No operation has more buffers.
-const MOST_BUFFERS: usize = 24;
-
 /// Buffers of a workspace begin at multiples of this, so that atomics of one do not meet those of another.
 const ALIGN: usize = 256;
-
-/// Bytes at the start of a workspace in which only tickets lie, those of four.
-const TICKETS: usize = Workspace::COUNTERS;
-const _: () = assert!(TICKETS == 4 * ALIGN);
 
 impl Planned {
     /// Compiles what is not compiled yet. If `may_overlap`, kernels that execute griddepcontrol.wait themselves are
     /// launched with PDL, before the grid before them has ended.
     ///
     /// # Errors
-    /// A grid or arguments that are not what a kernel declares, or what the driver's compiler says.
+    /// More tickets than [`Workspace::COUNTERS`] hold, a grid or arguments that are not what a kernel declares, or what
+    /// the driver's compiler says.
     pub(super) fn new(
         device: &Device,
         program: &Program<Spec>,
         may_overlap: bool,
     ) -> Result<Planned, HostError> {
+        let workspace = WorkspaceLayout::of(program)?;
         let buffers = program.buffers.len();
-        if buffers > MOST_BUFFERS {
-            return Err(HostError::Buffers { given: buffers, expected: MOST_BUFFERS });
-        }
         let steps = program.steps.iter().map(|step| {
             let function = device.kernel(&step.kernel)?;
             let early = may_overlap && function.ptx().waits_for_grid;
             Prepared::new(function, step, buffers, early)
         });
-        Ok(Planned {
-            steps: steps.collect::<Result<_, _>>()?,
-            workspace: WorkspaceLayout::of(program),
-            buffers,
-        })
+        Ok(Planned { steps: steps.collect::<Result<_, _>>()?, workspace, buffers })
     }
 
     /// Bytes of the workspace.
@@ -92,32 +80,39 @@ impl Planned {
         addresses: &[u64],
         workspace: u64,
     ) -> Result<(), HostError> {
-        let mut all = [0; MOST_BUFFERS];
-        let all = &mut all[..self.buffers];
+        let mut all = vec![0; self.buffers];
         all[..addresses.len()].copy_from_slice(addresses);
         for &(BufferId(buffer), offset) in &self.workspace.parts {
             all[buffer] = workspace + offset;
         }
         // SAFETY: the caller vouches for all addresses.
-        self.steps.iter().try_for_each(|step| unsafe { step.launch(stream, all) })
+        self.steps.iter().try_for_each(|step| unsafe { step.launch(stream, &all) })
     }
 }
 
 impl WorkspaceLayout {
-    fn of<K>(program: &Program<K>) -> WorkspaceLayout {
+    /// Scratch buffers that no memory could hold end at `usize::MAX`.
+    ///
+    /// # Errors
+    /// [`HostError::Tickets`] if tickets do not fit the bytes in which only tickets lie.
+    fn of<K>(program: &Program<K>) -> Result<WorkspaceLayout, HostError> {
         let mut layout = WorkspaceLayout::default();
         let place = |layout: &mut WorkspaceLayout, role: BufferRole, first: usize| {
             let buffers = program.buffers.iter().enumerate().filter(|(_, buffer)| buffer.role == role);
             for (index, buffer) in buffers {
                 let at = layout.bytes.max(first);
                 layout.parts.push((BufferId(index), at as u64));
-                layout.bytes = at + buffer.bytes().next_multiple_of(ALIGN);
+                let bytes = buffer.bytes().checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
+                layout.bytes = at.saturating_add(bytes);
             }
         };
         place(&mut layout, BufferRole::Ticket, 0);
         layout.tickets = layout.bytes;
-        place(&mut layout, BufferRole::Scratch, TICKETS);
-        layout
+        if layout.tickets > Workspace::COUNTERS {
+            return Err(HostError::Tickets { given: layout.tickets, limit: Workspace::COUNTERS });
+        }
+        place(&mut layout, BufferRole::Scratch, Workspace::COUNTERS);
+        Ok(layout)
     }
 }
 
@@ -135,8 +130,29 @@ mod tests {
         program.buffer("y", Elem::F16, &[7], BufferRole::Output);
         let tickets =
             ["first", "second"].map(|name| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket));
-        let layout = WorkspaceLayout::of(&program);
+        let layout = WorkspaceLayout::of(&program).unwrap();
         let parts = vec![(tickets[0], 0), (tickets[1], 256), (sums, 1024)];
         assert_eq!(layout, WorkspaceLayout { parts, tickets: 512, bytes: 1536 });
+    }
+
+    #[test]
+    fn tickets_fit_the_bytes_that_begin_as_zeros() {
+        let mut program = Program::<Spec>::new();
+        for _ in 0..Workspace::COUNTERS / ALIGN {
+            program.buffer("ticket", Elem::U32, &[1], BufferRole::Ticket);
+        }
+        assert_eq!(WorkspaceLayout::of(&program).unwrap().tickets, Workspace::COUNTERS);
+        program.buffer("ticket", Elem::U32, &[1], BufferRole::Ticket);
+        let (given, limit) = (Workspace::COUNTERS + ALIGN, Workspace::COUNTERS);
+        assert_eq!(WorkspaceLayout::of(&program), Err(HostError::Tickets { given, limit }));
+    }
+
+    #[test]
+    fn scratch_that_no_memory_holds_is_no_panic() {
+        let mut program = Program::<Spec>::new();
+        for _ in 0..2 {
+            program.buffer("sums", Elem::F32, &[u32::MAX, u32::MAX], BufferRole::Scratch);
+        }
+        assert_eq!(WorkspaceLayout::of(&program).unwrap().bytes, usize::MAX);
     }
 }

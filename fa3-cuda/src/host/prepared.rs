@@ -1,5 +1,6 @@
 //! A kernel ready to be launched on other addresses again and again.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fa3_ir::{ArgError, ArgValue, BoxShape, BufferId, ParamInfo, ParamKind, Step, TensorView, check_grid};
@@ -13,10 +14,10 @@ pub(super) struct Prepared {
     function: Arc<Function>,
     grid: [u32; 3],
     early: bool,
-    arguments: Mutex<Arguments>,
+    arguments: Arguments,
 }
 
-/// Arguments as the driver reads them. Of those that depend on addresses, they are of the last launch.
+/// Arguments as the driver reads them, with zeros for those that depend on addresses.
 #[derive(Debug)]
 struct Arguments {
     images: Vec<ParamImage>,
@@ -38,9 +39,20 @@ struct Map {
     buffer: BufferId,
     name: String,
     shape: BoxShape,
-    /// At the address for which the image was encoded; 0 if it was not.
+    /// At address 0.
     view: TensorView,
+    recent: Mutex<Recent>,
 }
+
+/// Tensor maps that were encoded last, with their addresses: the layers of a model share a plan, and their tensors
+/// alternate.
+#[derive(Debug, Default)]
+struct Recent {
+    encoded: VecDeque<(u64, ParamImage)>,
+}
+
+/// Tensor maps that are kept of a parameter.
+const KEPT: usize = 8;
 
 impl Prepared {
     /// Launches of `function` as `step` says, in a program of so many buffers. `early` ones are programmatic dependent
@@ -58,7 +70,7 @@ impl Prepared {
         let refuse = |error| HostError::Args { kernel: ptx.entry.clone(), error: Box::new(error) };
         check_grid(step.grid, ptx.cluster).map_err(refuse)?;
         let arguments = Arguments::new(&ptx.params, step, buffers).map_err(refuse)?;
-        Ok(Prepared { function, grid: step.grid, early, arguments: Mutex::new(arguments) })
+        Ok(Prepared { function, grid: step.grid, early, arguments })
     }
 
     pub(super) fn function(&self) -> &Function {
@@ -74,13 +86,12 @@ impl Prepared {
     /// What the driver says.
     pub(super) unsafe fn launch(&self, stream: &Stream, addresses: &[u64]) -> Result<(), HostError> {
         let current = self.function.context().enter()?;
-        let mut arguments = self.arguments.lock().unwrap_or_else(PoisonError::into_inner);
-        arguments.place(addresses, |map| {
-            let kernel = &self.function.ptx().entry;
-            tensor_map::encode(&current, (kernel, &map.name), &map.shape, &map.view)
-        })?;
+        let kernel = &self.function.ptx().entry;
+        let encode =
+            |name: &str, shape: &_, view: &_| tensor_map::encode(&current, (kernel, name), shape, view);
+        let mut images = self.arguments.place(addresses, encode)?;
         // SAFETY: the arguments were checked against the kernel's parameters, and the caller vouches for the addresses.
-        unsafe { self.function.launch_images(&current, stream, self.grid, &mut arguments.images, self.early) }
+        unsafe { self.function.launch_images(&current, stream, self.grid, &mut images, self.early) }
     }
 }
 
@@ -98,7 +109,8 @@ impl Arguments {
             let Some(buffer) = passed.and_then(|(_, passed)| passed.buffer()) else { continue };
             match (info.kind, value) {
                 (ParamKind::TensorMap(shape), ArgValue::Tensor(view)) => {
-                    maps.push(Map { param, buffer, name: info.name.clone(), shape, view });
+                    let (name, recent) = (info.name.clone(), Mutex::default());
+                    maps.push(Map { param, buffer, name, shape, view, recent });
                 }
                 _ => pointers.push(Pointer { param, buffer }),
             }
@@ -106,27 +118,59 @@ impl Arguments {
         Ok(Arguments { images, pointers, maps })
     }
 
-    /// Makes the images those for buffers at `addresses`; `encode` makes those of tensor maps, and only of those whose
-    /// address is another than before.
+    /// The images for buffers at `addresses`. `encode` makes those of tensor maps that are not among the recent ones; a
+    /// buffer at address 0 has no map.
     ///
     /// # Errors
     /// Those of `encode`.
     fn place<E>(
-        &mut self,
+        &self,
         addresses: &[u64],
-        encode: impl Fn(&Map) -> Result<ParamImage, E>,
-    ) -> Result<(), E> {
+        encode: impl Fn(&str, &BoxShape, &TensorView) -> Result<ParamImage, E>,
+    ) -> Result<Vec<ParamImage>, E> {
+        let mut images = self.images.clone();
         for Pointer { param, buffer } in &self.pointers {
-            self.images[*param] = ParamImage::scalar(addresses[buffer.0].to_ne_bytes());
+            images[*param] = ParamImage::scalar(addresses[buffer.0].to_ne_bytes());
         }
-        for map in &mut self.maps {
+        for map in &self.maps {
             let address = addresses[map.buffer.0];
-            if map.view.address != address {
-                map.view.address = address;
-                self.images[map.param] = encode(map).inspect_err(|_| map.view.address = 0)?;
+            if address != 0 {
+                images[map.param] = map.at(address, &encode)?;
             }
         }
-        Ok(())
+        Ok(images)
+    }
+}
+
+impl Map {
+    /// The image for the buffer at `address`. No lock is held while `encode` works.
+    fn at<E>(
+        &self,
+        address: u64,
+        encode: impl Fn(&str, &BoxShape, &TensorView) -> Result<ParamImage, E>,
+    ) -> Result<ParamImage, E> {
+        let recent = || self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(image) = recent().get(address) {
+            return Ok(image);
+        }
+        let view = TensorView { address, ..self.view.clone() };
+        let image = encode(&self.name, &self.shape, &view)?;
+        recent().insert(address, image);
+        Ok(image)
+    }
+}
+
+impl Recent {
+    fn get(&self, address: u64) -> Option<ParamImage> {
+        self.encoded.iter().find(|(of, _)| *of == address).map(|(_, image)| *image)
+    }
+
+    /// Keeps it in place of the oldest.
+    fn insert(&mut self, address: u64, image: ParamImage) {
+        if self.encoded.len() == KEPT {
+            self.encoded.pop_front();
+        }
+        self.encoded.push_back((address, image));
     }
 }
 
@@ -163,45 +207,86 @@ mod tests {
         ParamImage::words([address; 16])
     }
 
-    /// Places the buffers and gives the addresses for which maps were encoded.
-    fn place(arguments: &mut Arguments, addresses: [u64; 3]) -> Vec<u64> {
+    /// Places the buffers and gives the images, and the addresses for which maps were encoded.
+    fn place(arguments: &Arguments, addresses: [u64; 3]) -> (Vec<ParamImage>, Vec<u64>) {
         let asked = RefCell::new(Vec::new());
-        let encode = |map: &Map| {
-            asked.borrow_mut().push(map.view.address);
-            Ok::<_, ()>(encoded(map.view.address))
+        let encode = |_: &str, _: &BoxShape, view: &TensorView| {
+            asked.borrow_mut().push(view.address);
+            Ok::<_, ()>(encoded(view.address))
         };
-        arguments.place(&addresses, encode).unwrap();
-        asked.into_inner()
+        let images = arguments.place(&addresses, encode).unwrap();
+        (images, asked.into_inner())
     }
 
     #[test]
-    fn addresses_are_placed_and_maps_encoded_when_they_change() {
+    fn addresses_are_placed_and_maps_encoded_once() {
         let (params, step) = signature();
-        let mut arguments = Arguments::new(&params, &step, 3).unwrap();
+        let arguments = Arguments::new(&params, &step, 3).unwrap();
         let number = ParamImage::scalar(7_u32.to_ne_bytes());
         for (addresses, asked) in [
             ([0x100, 0x200, 0x300], vec![0x100, 0x200]),
             ([0x100, 0x200, 0x300], vec![]),
             ([0x100, 0x400, 0x500], vec![0x400]),
-            ([0x200, 0x400, 0x300], vec![0x200]),
+            ([0x600, 0x400, 0x300], vec![0x600]),
+            ([0x100, 0x200, 0x300], vec![]),
         ] {
-            assert_eq!(place(&mut arguments, addresses), asked);
             let [q, k, o] = addresses;
             let address = |at: u64| ParamImage::scalar(at.to_ne_bytes());
-            let images = [encoded(q), encoded(k), number, address(k), address(o)];
-            assert_eq!(arguments.images, images);
+            let images = vec![encoded(q), encoded(k), number, address(k), address(o)];
+            assert_eq!(place(&arguments, addresses), (images, asked));
         }
+    }
+
+    #[test]
+    fn the_oldest_map_makes_room() {
+        let (params, step) = signature();
+        let arguments = Arguments::new(&params, &step, 3).unwrap();
+        let asked = |q: u64| place(&arguments, [q << 8, 0x200, 0x300]).1.contains(&(q << 8));
+        let kept = KEPT as u64;
+        assert!((1..=kept).all(asked));
+        assert!(!(1..=kept).any(asked));
+        assert!(asked(kept + 1) && asked(1) && !asked(3));
+    }
+
+    #[test]
+    fn a_buffer_without_memory_has_no_map() {
+        let (params, step) = signature();
+        let arguments = Arguments::new(&params, &step, 3).unwrap();
+        let (images, asked) = place(&arguments, [0, 0x200, 0x300]);
+        assert_eq!((images[0], asked), (ParamImage::scalar([]), vec![0x200]));
     }
 
     #[test]
     fn a_map_that_was_not_encoded_is_encoded_the_next_time() {
         let (params, step) = signature();
-        let mut arguments = Arguments::new(&params, &step, 3).unwrap();
-        place(&mut arguments, [0x100, 0x200, 0x300]);
-        let refused = arguments.place(&[0x100, 0x600, 0x300], |map| Err::<ParamImage, _>(map.name.clone()));
+        let arguments = Arguments::new(&params, &step, 3).unwrap();
+        place(&arguments, [0x100, 0x200, 0x300]);
+        let refused =
+            arguments.place(&[0x100, 0x600, 0x300], |name, _, _| Err::<ParamImage, _>(name.to_owned()));
         assert_eq!(refused, Err("k".to_owned()));
-        assert_eq!(place(&mut arguments, [0x100, 0x600, 0x300]), [0x600]);
-        assert_eq!(arguments.images[1], encoded(0x600));
+        assert_eq!(place(&arguments, [0x100, 0x600, 0x300]).1, [0x600]);
+    }
+
+    /// Two threads encode maps of one plan at the same time: each waits for the other within `encode`.
+    #[test]
+    fn launches_of_several_threads_do_not_wait_for_each_other() {
+        let (params, step) = signature();
+        let arguments = Arguments::new(&params, &step, 3).unwrap();
+        let both = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for q in [0x100, 0x400] {
+                let (arguments, both) = (&arguments, &both);
+                scope.spawn(move || {
+                    let encode = |name: &str, _: &BoxShape, view: &TensorView| {
+                        if name == "q" {
+                            both.wait();
+                        }
+                        Ok::<_, ()>(encoded(view.address))
+                    };
+                    assert_eq!(arguments.place(&[q, 0x200, 0x300], encode).unwrap()[0], encoded(q));
+                });
+            }
+        });
     }
 
     #[test]

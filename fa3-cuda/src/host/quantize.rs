@@ -93,8 +93,7 @@ impl Quantize {
     /// [`QuantizeError::Tiles`], or what the driver says. Most kernels that rotate or transform need one for CUDA 12.1.
     pub fn new(device: &Device, problem: &QuantizeProblem) -> Result<Quantize, QuantizeError> {
         let plan = Plan::new(problem, &device.limits())?;
-        // Drivers before 12.3 cannot capture launches that overlap.
-        let planned = Planned::new(device, &quantize::program(&plan), device.driver_version() >= (12, 3))?;
+        let planned = Planned::new(device, &quantize::program(&plan), device.may_overlap(None))?;
         Ok(Quantize { device: device.clone(), plan, planned })
     }
 

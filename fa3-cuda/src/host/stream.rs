@@ -104,6 +104,14 @@ impl Stream {
         &self.context
     }
 
+    /// Checks that it is a stream of the device with this context.
+    ///
+    /// # Errors
+    /// [`HostError::OtherDevice`].
+    pub(super) fn check_context(&self, own: &Context) -> Result<(), HostError> {
+        if self.context.is(own) { Ok(()) } else { Err(HostError::OtherDevice) }
+    }
+
     pub(super) fn raw(&self) -> Handle<CUstream_st> {
         self.raw
     }
