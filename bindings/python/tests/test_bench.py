@@ -1,6 +1,7 @@
 """What the benchmarks of the folder bench measure, as far as it can be seen without a GPU. Needs torch."""
 
 import argparse
+import dataclasses
 import math
 import pathlib
 import sys
@@ -435,3 +436,17 @@ def test_a_chart_has_the_curves():
     lines = [x.get("points").split() for x in root if x.tag.endswith("polyline")]
     assert [len(points) for points in lines] == [3, 2] * 3
     assert {x.text for x in root} >= {"ours", "sdpa", "f32", "step", "loss"}
+
+
+def test_a_chart_has_every_setting_once():
+    pytest.importorskip("matplotlib", reason="skipped: matplotlib is not installed")
+    import chart
+
+    cells = list(settings.PAPER)
+    ms = {"ours": 1.0, "fa3": 2.0, "fa2": 4.0}
+    panels = chart.panels([{**dataclasses.asdict(cell), "ms": ms} for cell in cells])
+    assert len(panels) == 6
+    for cell in cells:
+        panel = panels[cell.causal, cell.head_dim]
+        assert panel["ours"][cell.seqlen] == cell.tflops(1.0) == 2 * panel["fa3"][cell.seqlen]
+        assert "fa2" not in panel and panel["cudnn"] == {}

@@ -1,0 +1,71 @@
+"""Draws what bench/peers.py measured: TFLOP/s by seqlen, a panel for each head_dim, without a mask and causal.
+
+    python3 bench/peers.py --fa3 path/to/fa3_C.so --json peers.json
+    python3 bench/chart.py peers.json docs/figures/forward.svg
+
+It needs matplotlib.
+"""
+
+import argparse
+import json
+import pathlib
+
+import matplotlib.pyplot as plt
+
+import settings
+
+# What the legend calls each implementation, and its colour. The colours differ for the colour-blind, too.
+STYLES = {
+    "fa3": ("FlashAttention-3 (C++)", "#e69f00"),
+    "cudnn": ("cuDNN", "#999999"),
+    "ours": ("fa3 (this repository)", "#0072b2"),
+}
+
+
+def panels(measured):
+    """TFLOP/s by (causal, head_dim), implementation and seqlen."""
+    panels = {}
+    for entry in measured:
+        cell = settings.Cell(entry["head_dim"], entry["seqlen"], entry["causal"])
+        panel = panels.setdefault((cell.causal, cell.head_dim), {name: {} for name in STYLES})
+        for name, ms in entry["ms"].items():
+            if name in panel:
+                panel[name][cell.seqlen] = cell.tflops(ms)
+    return panels
+
+
+def draw_panel(axes, title, panel):
+    """Draws the bars of a panel, those of a seqlen side by side."""
+    width = 0.8 / len(panel)
+    for index, (name, bars) in enumerate(panel.items()):
+        places = [place + width * (index - (len(panel) - 1) / 2) for place in range(len(bars))]
+        label, color = STYLES[name]
+        axes.bar(places, bars.values(), width, color=color, label=label)
+    seqlens = [f"{seqlen // 1024}k" if seqlen >= 1024 else str(seqlen) for seqlen in panel["ours"]]
+    axes.set_xticks(range(len(seqlens)), seqlens)
+    axes.set_title(title)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def main():
+    """Draws the chart."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("json", type=pathlib.Path, help="what bench/peers.py wrote")
+    parser.add_argument("svg", type=pathlib.Path, help="the chart")
+    options = parser.parse_args()
+    of_settings = panels(json.loads(options.json.read_text())["measured"])
+    head_dims = sorted({head_dim for _, head_dim in of_settings})
+    plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "fa3", "font.size": 9})
+    figure, axes = plt.subplots(2, len(head_dims), figsize=(10, 4.6), sharey=True, squeeze=False)
+    for row, causal in enumerate([False, True]):
+        axes[row][0].set_ylabel("TFLOP/s")
+        for column, head_dim in enumerate(head_dims):
+            title = f"head_dim {head_dim}, {'causal' if causal else 'no mask'}"
+            draw_panel(axes[row][column], title, of_settings[causal, head_dim])
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(STYLES), frameon=False)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    figure.savefig(options.svg, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
