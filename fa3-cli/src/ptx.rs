@@ -1,7 +1,7 @@
 //! `fa3 ptx`: what the driver compiles, and what a launch needs.
 
 use fa3_ir::{
-    Buffer, BufferRole, Kernel, ParamInfo, ParamKind, Passed, Program, Ptx, Step, Swizzle, VerifyError, ptx,
+    Buffer, BufferRole, Kernel, ParamInfo, ParamKind, Passed, Program, Ptx, Step, Swizzle, VerifyErrors, ptx,
 };
 use serde_json::{Value, json};
 
@@ -48,14 +48,10 @@ pub(crate) enum Error {
 
 /// A kernel that breaks rules of the verifier.
 #[derive(Debug, thiserror::Error)]
-#[error("kernel {kernel} is not sound: {}", listed(faults))]
+#[error("kernel {kernel} is not sound:\n{faults}")]
 pub(crate) struct Unsound {
     kernel: String,
-    faults: Vec<VerifyError>,
-}
-
-fn listed(faults: &[VerifyError]) -> String {
-    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    faults: VerifyErrors,
 }
 
 /// Prints. True: there is nothing to check.

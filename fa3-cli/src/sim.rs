@@ -29,6 +29,8 @@ With --trace or --svg a model says how many cycles the first cluster of the firs
 engines of its SM are: a model, not a measurement. Of what takes several launches it shows the one with the most products, \
 or the --step that is asked for.
 
+Of a kernel with probes it prints what they show in the first run.
+
 Inputs are standard normal numbers. A seed gives a run's inputs and, under --policy random, its schedule.";
 
 const EXAMPLES: &str = "\
@@ -195,6 +197,10 @@ impl Options {
             reference.prepare(program, &mut before);
         }
         let mut outcome = simulation.run(&before).map_err(|source| Error::Sim { seed, source })?;
+        // Probes of one run are shown.
+        if seed != self.seed {
+            outcome.steps.iter_mut().for_each(|step| step.probes.clear());
+        }
         // What comes of a broken rule is not looked at. Nobody needs the results of thousands of runs afterwards.
         let after = std::mem::take(&mut outcome.buffers);
         let has_results = outcome.is_clean() && mode != Mode::Skeleton;
@@ -217,6 +223,7 @@ fn name(value: impl ValueEnum) -> String {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use fa3_ir::lang::{Elem, F32, Launch};
 
     use super::*;
 
@@ -249,6 +256,30 @@ mod tests {
         for part in ["\nBOUNDS: ", "vector_add.rs:", again, "\n3 runs in ", " s, findings: 1, in 3 runs"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+    }
+
+    /// What a kernel shows is printed, once however many runs there are, and not more than a reader can take.
+    #[test]
+    fn probes_of_the_first_run_are_printed() {
+        let options = options("vector_add --n 40000 --seed 5 --seeds 2");
+        let mut program = options.kernel.program().unwrap();
+        let kernel = Kernel::build("probed", Launch::threads(256), |b| {
+            let [x, y, z] = ["x", "y", "z"].map(|name| b.param_pointer(name, Elem::F32));
+            let i = b.cta_x().mad(256, b.tid());
+            b.probe("n", b.param_u32("n"));
+            b.if_lanes(i.lt(40000), || {
+                let [x, y, z] = [x, y, z].map(|array| i.mad_wide(4, array));
+                b.store(z, b.load::<F32>(x) + b.load::<F32>(y));
+            });
+        });
+        program.steps[0].kernel = kernel;
+        let (report, _) = options.simulate(&program).unwrap();
+        let text = report.to_string();
+        assert_eq!(text.matches("\nn: ").count(), 100, "{text}");
+        assert!(text.contains(" probe by probed.w") && text.contains("\n  40000\n"), "{text}");
+        let warps = 40000_usize.div_ceil(256) * 8;
+        assert!(text.contains(&format!("\n... and {} more\n\n2 runs in ", warps - 100)), "{text}");
+        assert_eq!(report.json(None)["probes"].as_array().unwrap().len(), warps);
     }
 
     /// The kernel breaks no rule, but it computes something else.

@@ -309,15 +309,27 @@ impl Builder {
 
     /// Runs `body` for the unsigned numbers `first`, `first + step`, ... below `end`, the same in all lanes.
     /// `step` must not be 0, and `end` + `step` must be below 2³². State that the body carries to the next
-    /// round must be in a variable.
+    /// round must be in a variable. The loop of a persistent grid:
+    ///
+    /// ```
+    /// # use fa3_ir::lang::*;
+    /// # let kernel = Kernel::build("persistent", Launch::threads(32), |b| {
+    /// let tiles = b.param_u32("tiles");
+    /// b.for_each((b.cta_x(), tiles), b.grid_x(), |tile| {
+    ///     // ...
+    /// #   _ = tile;
+    /// });
+    /// # });
+    /// # assert_eq!(fa3_ir::verify(&kernel), Ok(()));
+    /// ```
     #[track_caller]
     pub fn for_each<'k>(
         &'k self,
         (first, end): (impl Arg<Ty = B32>, impl Arg<Ty = B32>),
-        step: u32,
+        step: impl Arg<Ty = B32>,
         body: impl FnOnce(V<'k, B32>),
     ) {
-        if step == 0 {
+        if step.operand().constant() == Some(0) {
             self.fault(Fault::Limit {
                 what: "the step of a loop",
                 given: 0,

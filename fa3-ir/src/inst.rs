@@ -6,6 +6,7 @@ pub(crate) mod fence;
 pub(crate) mod mbarrier;
 pub(crate) mod mem;
 pub(crate) mod misc;
+pub(crate) mod observe;
 pub(crate) mod special;
 pub(crate) mod tma;
 pub(crate) mod warp;
@@ -16,8 +17,8 @@ use std::collections::HashSet;
 use crate::lane::LaneInst;
 use crate::names::Names;
 use crate::{
-    Barrier, BarrierInst, ClusterInst, FenceInst, MbarrierInst, MemInst, MiscInst, Operand, Param, Region,
-    SharedAddr, Special, TensorMap, TmaInst, Ty, Value, WarpInst, WgmmaInst,
+    Barrier, BarrierInst, ClusterInst, FenceInst, MbarrierInst, MemInst, MiscInst, ObserveInst, Operand,
+    Param, Region, SharedAddr, Special, TensorMap, TmaInst, Ty, Value, WarpInst, WgmmaInst,
 };
 
 /// An instruction.
@@ -66,6 +67,8 @@ pub enum Inst {
     Cluster(ClusterInst),
     /// Register pool, dependent launches, trap.
     Misc(MiscInst),
+    /// Probes and assertions, which PTX does not have.
+    Observe(ObserveInst),
 }
 
 /// What an instruction does with its operands, as [`Inst::visit`] reports it.
@@ -192,6 +195,7 @@ impl Inst {
             Inst::Fence(_) => {}
             Inst::Cluster(inst) => inst.visit(see),
             Inst::Misc(inst) => inst.visit(see),
+            Inst::Observe(inst) => inst.visit(see),
         }
     }
 
@@ -205,6 +209,23 @@ impl Inst {
             }
         });
         defined && matches!(self, Inst::Lane(_) | Inst::Special { .. } | Inst::RegionAddress { .. })
+    }
+
+    /// Whether it does nothing but define values.
+    pub(crate) fn only_computes(&self) -> bool {
+        matches!(
+            self,
+            Inst::Lane(_)
+                | Inst::Special { .. }
+                | Inst::RegionAddress { .. }
+                | Inst::Mem(MemInst::LoadParam { .. } | MemInst::Load { .. })
+                | Inst::Warp(
+                    WarpInst::Shfl { .. }
+                        | WarpInst::Vote { .. }
+                        | WarpInst::Ballot { .. }
+                        | WarpInst::Elect { .. }
+                )
+        )
     }
 
     /// Whether all lanes of the warp must execute it together (`.aligned`, or a mask of all lanes).
@@ -221,7 +242,8 @@ impl Inst {
             | Inst::Mem(_)
             | Inst::Mbarrier(_)
             | Inst::Tma(_)
-            | Inst::Fence(_) => false,
+            | Inst::Fence(_)
+            | Inst::Observe(_) => false,
         }
     }
 
@@ -251,6 +273,7 @@ impl Inst {
             Inst::Fence(inst) => inst.ptx().to_owned(),
             Inst::Cluster(inst) => inst.text(names),
             Inst::Misc(inst) => inst.text(),
+            Inst::Observe(inst) => inst.text(names),
         }
     }
 }

@@ -23,6 +23,9 @@ pub use crate::lane::{Bits, Number, Select};
 pub use crate::ty::{B16, B32, B64, Class, F32, Pred, Stored, Word};
 pub use crate::value::{Arg, Condition, Reg, V, Var};
 
+// Observations.
+pub use crate::inst::observe::Observed;
+
 // Copies, fences, barriers.
 pub use crate::inst::fence::FenceInst;
 pub use crate::inst::tma::{CachePolicy, Coords, LoadOptions};

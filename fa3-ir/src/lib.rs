@@ -18,6 +18,11 @@
 //!   Everything else is a family of instructions: one enum and one file each.
 //! - All lanes of a warp run together. Where they may diverge, the kernel says so:
 //!   [`Builder::if_lanes`](lang::Builder::if_lanes), [`Builder::guarded`](lang::Builder::guarded).
+//! - [Probes](lang::Builder::probe) and [assertions](lang::Builder::assert) are executed by a simulator only.
+//!
+//! [A kernel of your own](https://github.com/fa3-rs/fa3/blob/main/docs/a-kernel-of-your-own.md) goes from an empty crate
+//! to the simulator and to a GPU, [How to write a kernel](https://github.com/fa3-rs/fa3/blob/main/docs/write-a-kernel.md)
+//! explains the language.
 //!
 //! ```
 //! use fa3_ir::{Elem, Kernel, Launch, ptx};
@@ -70,6 +75,7 @@ mod tile;
 // What becomes of them.
 mod print;
 pub mod ptx;
+mod unobserved;
 pub mod verify;
 
 pub use address::{Address, GlobalAddr, SharedAddr, SharedBase};
@@ -82,6 +88,7 @@ pub use inst::fence::FenceInst;
 pub use inst::mbarrier::MbarrierInst;
 pub use inst::mem::{AtomicOp, Cache, MemInst};
 pub use inst::misc::MiscInst;
+pub use inst::observe::ObserveInst;
 pub use inst::special::Special;
 pub use inst::tma::{CachePolicy, LoadOptions, TmaInst};
 pub use inst::warp::{ShflMode, VoteMode, WarpInst};
@@ -98,7 +105,7 @@ pub use smem::{Region, RegionInfo, RegionKind, SmemPlan};
 pub use tensor::{BoxShape, TensorMapError, TensorView};
 pub use ty::Ty;
 pub use value::{Condition, Imm, Operand, Value, ValueInfo};
-pub use verify::{Fault, VerifyError, verify};
+pub use verify::{Fault, VerifyError, VerifyErrors, verify};
 
 /// The README's Rust code, as a test.
 #[cfg(doctest)]

@@ -3,6 +3,7 @@
 
 use crate::{
     Condition, GlobalAddr, Imm, Kernel, Operand, Param, Region, SharedAddr, SharedBase, TensorMap, Value,
+    ValueInfo,
 };
 
 /// The two ways.
@@ -16,28 +17,39 @@ enum Style {
 pub(crate) struct Names<'k> {
     kernel: &'k Kernel,
     style: Style,
+    /// The number of each value, if it has one.
+    numbers: Vec<Option<u32>>,
 }
 
 impl<'k> Names<'k> {
-    /// `%f9`, `0f3F800000`, `[smem+1024]`.
-    pub(crate) fn ptx(kernel: &'k Kernel) -> Names<'k> {
-        Names { kernel, style: Style::Ptx }
+    /// `%f9`, `0f3F800000`, `[smem+1024]`. Values that are `gone` have no numbers.
+    pub(crate) fn ptx(kernel: &'k Kernel, gone: &[bool]) -> Names<'k> {
+        let mut next = 0..;
+        let numbers = gone.iter().map(|&gone| if gone { None } else { next.next() }).collect();
+        Names { kernel, style: Style::Ptx, numbers }
     }
 
     /// `row_max.9`, `1.0`, `[q+0]`.
     pub(crate) fn ir(kernel: &'k Kernel) -> Names<'k> {
-        Names { kernel, style: Style::Ir }
+        let numbers = (0..kernel.values.len() as u32).map(Some).collect();
+        Names { kernel, style: Style::Ir, numbers }
+    }
+
+    /// The values that have numbers.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &'k ValueInfo> {
+        self.kernel.values.iter().zip(&self.numbers).filter_map(|(info, number)| number.and(Some(info)))
     }
 
     pub(crate) fn value(&self, value: Value) -> String {
-        let info = self.kernel.values.get(value.0 as usize);
-        match (self.style, info) {
-            (Style::Ir, None) => value.to_string(),
-            (Style::Ir, Some(info)) => match &info.name {
-                Some(name) => format!("{name}.{}", value.0),
-                None => format!("{}{}", info.ty.prefix(), value.0),
-            },
-            (Style::Ptx, info) => format!("%{}{}", info.map_or("v", |info| info.ty.prefix()), value.0),
+        let index = value.0 as usize;
+        let (Some(info), Some(&Some(number))) = (self.kernel.values.get(index), self.numbers.get(index))
+        else {
+            return value.to_string();
+        };
+        match (self.style, &info.name) {
+            (Style::Ir, Some(name)) => format!("{name}.{number}"),
+            (Style::Ir, None) => format!("{}{number}", info.ty.prefix()),
+            (Style::Ptx, _) => format!("%{}{number}", info.ty.prefix()),
         }
     }
 

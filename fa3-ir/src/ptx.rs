@@ -2,13 +2,15 @@
 //!
 //! It is for sm_90a and PTX ISA 8.0, which every driver with CUDA 12 or newer takes (8.1 and CUDA 12.1 where it has
 //! `st.async`), and plain ASCII, which the driver's compiler demands. It is a function of the kernel alone, without
-//! source locations, so that it can be the key of a cache; [`emit_annotated`] adds them for the reader.
+//! source locations, so that it can be the key of a cache; [`emit_annotated`] adds them for the reader. It has no
+//! [observations](crate::ObserveInst), and nothing that is computed for them alone.
 
 use std::fmt::Write;
 
 use crate::names::Names;
+use crate::unobserved::Unobserved;
 use crate::{
-    Block, Condition, Kernel, Node, ParamInfo, ParamKind, RoleBody, SmemPlan, Source, Stmt, Ty, VerifyError,
+    Block, Condition, Kernel, Node, ParamInfo, ParamKind, RoleBody, SmemPlan, Source, Stmt, Ty, VerifyErrors,
     verify,
 };
 
@@ -35,7 +37,7 @@ pub struct Ptx {
 ///
 /// # Errors
 /// Whatever [`verify()`] finds.
-pub fn emit(kernel: &Kernel) -> Result<Ptx, Vec<VerifyError>> {
+pub fn emit(kernel: &Kernel) -> Result<Ptx, VerifyErrors> {
     emit_with(kernel, false)
 }
 
@@ -43,14 +45,15 @@ pub fn emit(kernel: &Kernel) -> Result<Ptx, Vec<VerifyError>> {
 ///
 /// # Errors
 /// Whatever [`verify()`] finds.
-pub fn emit_annotated(kernel: &Kernel) -> Result<Ptx, Vec<VerifyError>> {
+pub fn emit_annotated(kernel: &Kernel) -> Result<Ptx, VerifyErrors> {
     emit_with(kernel, true)
 }
 
-fn emit_with(kernel: &Kernel, annotate: bool) -> Result<Ptx, Vec<VerifyError>> {
+fn emit_with(kernel: &Kernel, annotate: bool) -> Result<Ptx, VerifyErrors> {
     verify(kernel)?;
-    let mut emitter =
-        Emitter { names: Names::ptx(kernel), text: String::new(), labels: 0, loops: Vec::new(), annotate };
+    let Unobserved { kernel, gone } = &Unobserved::new(kernel);
+    let names = Names::ptx(kernel, gone);
+    let mut emitter = Emitter { names, text: String::new(), labels: 0, loops: Vec::new(), annotate };
     emitter.kernel(kernel);
     let version = if emitter.text.contains("st.async") { "8.1" } else { "8.0" };
     Ok(Ptx {
@@ -100,11 +103,12 @@ impl Emitter<'_> {
         self.text += "{\n";
     }
 
-    /// Registers keep the numbers they have in the kernel, whatever their class: names are the same in both prints.
+    /// Registers keep the numbers they have in the kernel, whatever their class: names are the same in both prints,
+    /// but for those behind values that only observations read.
     fn registers(&mut self, kernel: &Kernel) {
         for ty in Ty::ALL {
-            if kernel.values.iter().any(|info| info.ty == ty) {
-                self.line(&format!(".reg .{ty} %{}<{}>;", ty.prefix(), kernel.values.len()));
+            if self.names.values().any(|info| info.ty == ty) {
+                self.line(&format!(".reg .{ty} %{}<{}>;", ty.prefix(), self.names.values().count()));
             }
         }
         if kernel.roles.len() > 1 {

@@ -52,9 +52,11 @@
 //! of computed addresses, races, phases, missing waits. The simulator checks those.
 
 mod declarations;
+mod errors;
 mod fault;
 mod walk;
 
+pub use errors::VerifyErrors;
 pub use fault::{Fault, VerifyError};
 
 use crate::Kernel;
@@ -63,9 +65,9 @@ use crate::Kernel;
 ///
 /// # Errors
 /// All violations, in the order of the kernel.
-pub fn verify(kernel: &Kernel) -> Result<(), Vec<VerifyError>> {
+pub fn verify(kernel: &Kernel) -> Result<(), VerifyErrors> {
     let mut errors = declarations::check(kernel);
     errors.append(&mut walk::check(kernel));
     errors.extend(kernel.misuse.iter().cloned());
-    if errors.is_empty() { Ok(()) } else { Err(errors) }
+    if errors.is_empty() { Ok(()) } else { Err(VerifyErrors(errors)) }
 }

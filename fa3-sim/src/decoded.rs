@@ -245,7 +245,8 @@ impl<'k> Decoder<'k> {
             | Inst::Wgmma(_)
             | Inst::Fence(_)
             | Inst::Cluster(_)
-            | Inst::Misc(_) => Op::Inst(inst),
+            | Inst::Misc(_)
+            | Inst::Observe(_) => Op::Inst(inst),
         };
         self.push(op, guard, source);
     }

@@ -10,6 +10,7 @@ mod load;
 mod mbarrier;
 mod mem;
 mod misc;
+mod observe;
 pub(crate) mod operand;
 mod shared;
 mod step;

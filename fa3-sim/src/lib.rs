@@ -40,6 +40,9 @@
 //! # Ok::<(), fa3_sim::SimError>(())
 //! ```
 //!
+//! [A kernel of your own](https://github.com/fa3-rs/fa3/blob/main/docs/a-kernel-of-your-own.md) goes from an empty crate
+//! to a kernel that is right under twenty schedules. What its probes show is in [`Outcome::probes`].
+//!
 //! How it works:
 //! - A warp is 32 lanes in step; registers, shared and global memory know which of their lanes and bytes hold
 //!   something. A kernel is decoded into flat steps first.
@@ -65,6 +68,7 @@
 // The surface.
 mod finding;
 mod memory;
+mod probe;
 mod rule;
 mod schedule;
 mod simulation;
@@ -103,6 +107,7 @@ pub use costs::{Constant, Costs};
 pub use counters::{Count, Counters, Line, Wavefronts};
 pub use finding::{Finding, Replay, Site};
 pub use memory::{Buffer, Memory};
+pub use probe::Probe;
 pub use rule::Rule;
 pub use schedule::Policy;
 pub use simulation::{Mode, Outcome, SimError, Simulation};

@@ -15,6 +15,7 @@ use crate::exec::wgmma::Deeds;
 use crate::finding::Finding;
 use crate::mbarrier::Mbarrier;
 use crate::memory::{Buffer, Memory};
+use crate::probe::Probe;
 use crate::rule::Rule;
 use crate::schedule::Scheduler;
 use crate::shadow::{Access, By, Kind, Shadow};
@@ -137,6 +138,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) schedule: Scheduler,
     pub(crate) log: Vec<Event>,
     pub(crate) findings: Vec<Finding>,
+    pub(crate) probes: Vec<Probe>,
     pub(crate) found: HashSet<(Rule, u16, u32)>,
     pub(crate) counters: Counters,
     pub(crate) recorder: Option<Recorder>,
@@ -179,6 +181,7 @@ impl<'a> Machine<'a> {
             schedule,
             log: Vec::new(),
             findings: Vec::new(),
+            probes: Vec::new(),
             found: HashSet::new(),
             counters: Counters::default(),
             recorder: trace.then(|| Recorder::new(program)),

@@ -203,7 +203,8 @@ impl Machine<'_> {
 /// What a step is called.
 fn name(op: &Op) -> &'static str {
     use fa3_ir::{
-        BarrierInst, ClusterInst, Inst, MbarrierInst, MemInst, MiscInst, TmaInst, WarpInst, WgmmaInst,
+        BarrierInst, ClusterInst, Inst, MbarrierInst, MemInst, MiscInst, ObserveInst, TmaInst, WarpInst,
+        WgmmaInst,
     };
     match op {
         Op::Lane(lane) => lane.op.name(),
@@ -282,6 +283,10 @@ fn name(op: &Op) -> &'static str {
                 MiscInst::GridDependencyWait => "griddepcontrol.wait",
                 MiscInst::LaunchDependents => "griddepcontrol.launch_dependents",
                 MiscInst::Trap => "trap",
+            },
+            Inst::Observe(inst) => match inst {
+                ObserveInst::Probe { .. } => "probe",
+                ObserveInst::Assert { .. } => "assert",
             },
         },
     }

@@ -59,6 +59,7 @@ rules! {
     Bounds = "BOUNDS": "accesses lie in an allocation and are aligned to their size";
     Uniform = "UNIFORM": "lanes agree on what is called uniform";
     Trap = "TRAP": "no trap is executed";
+    Assert = "ASSERT": "what the kernel asserts holds in every lane that gets there";
 }
 
 impl fmt::Display for Rule {

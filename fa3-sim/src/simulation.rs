@@ -1,12 +1,13 @@
 //! A launch of a kernel on the CPU.
 
-use fa3_ir::{ArgError, ArgValue, Kernel, VerifyError, check_args, check_grid, verify};
+use fa3_ir::{ArgError, ArgValue, Kernel, VerifyErrors, check_args, check_grid, verify};
 
 use crate::counters::Counters;
 use crate::decoded::Decoded;
 use crate::finding::Finding;
 use crate::machine::{Machine, Setup};
 use crate::memory::{Buffer, Memory};
+use crate::probe::Probe;
 use crate::rule::Rule;
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::{Recorder, Trace};
@@ -18,7 +19,8 @@ pub enum Mode {
     Exact,
     /// Products in plain binary32, everything else as in [`Mode::Exact`].
     Fast,
-    /// No floating point, and copies move no bytes: only synchronisation and addresses.
+    /// No floating point, and copies move no bytes: only synchronisation and addresses. Probes and assertions, which
+    /// are about values, are left out.
     Skeleton,
 }
 
@@ -32,7 +34,7 @@ pub enum SimError {
         /// Its name.
         kernel: String,
         /// What the verifier found; not empty.
-        errors: Vec<VerifyError>,
+        errors: VerifyErrors,
     },
     /// Arguments or grid do not fit the kernel.
     #[error(transparent)]
@@ -81,6 +83,8 @@ pub enum SimError {
 pub struct Outcome {
     /// The rules that were broken, each once at each place.
     pub findings: Vec<Finding>,
+    /// What probes have shown, in the order in which warps got to them.
+    pub probes: Vec<Probe>,
     /// What was counted.
     pub counters: Counters,
     /// What the first cluster did, if [`Simulation::trace`] asked for it.
@@ -205,6 +209,7 @@ impl<'k> Simulation<'k> {
         let mut machine = Machine::new(setup, memory);
         machine.run()?;
         let trace = machine.recorder.map(Recorder::finish);
-        Ok(Outcome { findings: machine.findings, counters: machine.counters, trace })
+        let Machine { findings, probes, counters, .. } = machine;
+        Ok(Outcome { findings, probes, counters, trace })
     }
 }

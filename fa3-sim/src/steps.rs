@@ -4,6 +4,7 @@ use fa3_ir::{BufferId, BufferRole, Kernel, Program};
 
 use crate::finding::Finding;
 use crate::memory::{Buffer, Demand, Memory};
+use crate::probe::Probe;
 use crate::rule::Rule;
 use crate::schedule::Policy;
 use crate::simulation::{Mode, Outcome, SimError, Simulation};
@@ -38,6 +39,11 @@ impl ProgramOutcome {
     /// The rules that were broken, in all steps.
     pub fn findings(&self) -> impl Iterator<Item = &Finding> {
         self.steps.iter().flat_map(|step| &step.findings)
+    }
+
+    /// What probes have shown, in all steps.
+    pub fn probes(&self) -> impl Iterator<Item = &Probe> {
+        self.steps.iter().flat_map(|step| &step.probes)
     }
 
     /// Whether no rule was broken and every ticket is 0.

@@ -26,6 +26,9 @@ impl Count {
 
     fn block(&mut self, block: &Block) {
         for stmt in block {
+            if matches!(stmt.node, Node::Inst { inst: Inst::Observe(_), .. }) {
+                continue;
+            }
             self.statements += 1;
             match &stmt.node {
                 Node::Inst { inst, .. } => self.inst(inst),
@@ -57,7 +60,8 @@ impl Count {
             | Inst::Mem(_)
             | Inst::Warp(_)
             | Inst::Fence(_)
-            | Inst::Misc(_) => return,
+            | Inst::Misc(_)
+            | Inst::Observe(_) => return,
         };
         *counter += 1;
     }

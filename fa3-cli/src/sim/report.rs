@@ -4,16 +4,20 @@ use std::fmt;
 use std::time::Duration;
 
 use fa3_ir::{Kernel, Program, Step};
-use fa3_sim::{Count, Counters, EngineTrack, Finding, ProgramOutcome, Site, Timeline};
+use fa3_sim::{Count, Counters, EngineTrack, Finding, Probe, ProgramOutcome, Site, Timeline};
 use serde_json::{Value, json};
 
 use crate::kernel::Wrong;
 
-/// What some runs of a program found, each fault once, and what the first of them counted.
+/// Probes that are printed at most.
+const PRINTED_PROBES: usize = 100;
+
+/// What some runs of a program found, each fault once, and what the first of them counted and its probes showed.
 #[derive(Debug)]
 pub(super) struct Report {
     title: String,
     counted: Vec<Counted>,
+    probes: Vec<Probe>,
     faults: Vec<Seen>,
     runs: usize,
     /// Runs with a fault.
@@ -78,6 +82,7 @@ impl Report {
             })
         });
         let counted = counted.collect();
+        let probes = runs.first().into_iter().flat_map(|run| run.outcome.probes().cloned()).collect();
         let errors = runs.iter().filter_map(|run| run.verdict.as_ref()?.as_ref().ok());
         let error = errors.copied().reduce(f64::max);
         let (count, broken) = (runs.len(), runs.iter().filter(|run| !run.is_right()).count());
@@ -95,12 +100,12 @@ impl Report {
                 }
             }
         }
-        Report { title: titles.join("\n"), counted, faults: all, runs: count, broken, error, time }
+        Report { title: titles.join("\n"), counted, probes, faults: all, runs: count, broken, error, time }
     }
 
     /// The same for programs, with what a model says of the time; counts are of one run, step by step.
     pub(super) fn json(&self, timeline: Option<&Timeline>) -> Value {
-        let Report { title: _, counted, faults, runs, broken, error, time } = self;
+        let Report { title: _, counted, probes, faults, runs, broken, error, time } = self;
         let count = |count: Count| json!({ "count": count.count, "bytes": count.bytes });
         let step = |Counted { kernel, seed, counters }: &Counted| {
             json!({
@@ -113,6 +118,12 @@ impl Report {
             })
         };
         let fault = |Seen { fault, again, seeds }: &Seen| json!({ "what": fault.to_string(), "again": again, "seeds": seeds });
+        let probe = |probe: &Probe| {
+            let Site { cta, warp, iteration, .. } = &probe.site;
+            json!({
+                "name": probe.name, "cta": cta, "warp": warp, "iteration": iteration, "text": probe.to_string(),
+            })
+        };
         let engines = |timeline: &Timeline| -> Vec<Value> {
             let engine = |track: &EngineTrack| {
                 let busy = timeline.utilisation(track.cta, track.engine);
@@ -122,6 +133,7 @@ impl Report {
         };
         json!({
             "steps": counted.iter().map(step).collect::<Vec<_>>(),
+            "probes": probes.iter().map(probe).collect::<Vec<_>>(),
             "faults": faults.iter().map(fault).collect::<Vec<_>>(),
             "runs": runs, "broken_runs": broken, "error_of_allowed": error, "seconds": time.as_secs_f64(),
             "model": timeline.map(|timeline| json!({
@@ -179,11 +191,17 @@ fn same(x: &Finding, y: &Finding) -> bool {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { title, counted, faults, runs, broken, error, time } = self;
+        let Report { title, counted, probes, faults, runs, broken, error, time } = self;
         writeln!(f, "{title}\n")?;
         for Counted { kernel, seed, counters } in counted {
             let of = if counted.len() == 1 { String::new() } else { format!(" of {kernel}") };
             writeln!(f, "Counted{of} with seed {seed}:\n{counters}")?;
+        }
+        probes.iter().take(PRINTED_PROBES).try_for_each(|probe| writeln!(f, "{probe}"))?;
+        match probes.len().saturating_sub(PRINTED_PROBES) {
+            0 if probes.is_empty() => {}
+            0 => writeln!(f)?,
+            more => writeln!(f, "... and {more} more\n")?,
         }
         for Seen { fault, again, seeds } in faults {
             writeln!(f, "{fault}  seen:    in {} of {runs} runs, first by {again}\n", seeds.len())?;
@@ -253,7 +271,7 @@ mod tests {
         ];
         let outcomes = outcomes.map(|(seed, findings)| {
             let left_over = if seed > 8 { vec!["ticket"] } else { Vec::new() };
-            let step = Outcome { findings, counters: Counters::default(), trace: None };
+            let step = Outcome { findings, probes: Vec::new(), counters: Counters::default(), trace: None };
             let outcome = ProgramOutcome { buffers: Vec::new(), steps: vec![step], left_over };
             let mismatch = Mismatch { index: 3, given: 2.5, expected: Expected::exactly(2.0) };
             let verdict = (seed == 8).then_some(Err(Wrong::Element { array: "z", mismatch }));

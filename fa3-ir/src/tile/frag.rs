@@ -13,7 +13,7 @@ use crate::{Elem, WgmmaType};
 /// use fa3_ir::lang::{AFrag, Frag, Tile, gemm};
 /// fn read_in_flight(p: &AFrag, v: Tile, o: &mut Frag) {
 ///     let product = gemm(p, v, &mut *o);
-///     o.map(|x, _| x * 2.0);
+///     o.map_in_place(|x, _| x * 2.0);
 ///     product.wait();
 /// }
 /// ```
@@ -109,15 +109,15 @@ impl<'k> Frag<'k> {
         firsts.zip(self.regs.chunks_exact(2)).map(|(at, pair)| (at, [pair[0], pair[1]]))
     }
 
-    /// Replaces every element.
+    /// Replaces every element by what `f` makes of it.
     #[track_caller]
-    pub fn map<A: Arg<Ty = F32>>(&mut self, f: impl FnMut(V<'k, F32>, At) -> A) {
+    pub fn map_in_place<A: Arg<Ty = F32>>(&mut self, f: impl FnMut(V<'k, F32>, At) -> A) {
         self.replace(|_| true, f);
     }
 
-    /// Replaces every element of one of the thread's two rows.
+    /// Replaces every element of one of the thread's two rows by what `f` makes of it.
     #[track_caller]
-    pub fn map_row<A: Arg<Ty = F32>>(&mut self, half: Half, f: impl FnMut(V<'k, F32>, At) -> A) {
+    pub fn map_row_in_place<A: Arg<Ty = F32>>(&mut self, half: Half, f: impl FnMut(V<'k, F32>, At) -> A) {
         self.replace(|at| at.half == half, f);
     }
 
@@ -176,7 +176,7 @@ impl<'k> Frag<'k> {
     #[track_caller]
     pub fn scale_rows(&mut self, rows: Rows<'k>) {
         let _one = self.builder.as_one();
-        self.map(|x, at| x * rows[at]);
+        self.map_in_place(|x, at| x * rows[at]);
     }
 
     /// Columns 0 8 2 10 4 12 6 14 1 9 3 11 5 13 7 15 of each 16 in place of 0 1 2 3 …: a thread has the same ones in

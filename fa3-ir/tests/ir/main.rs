@@ -3,6 +3,7 @@
 mod forms;
 mod kernels;
 mod lane;
+mod observations;
 mod one_product;
 mod operators;
 mod programs;

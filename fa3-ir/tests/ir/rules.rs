@@ -482,12 +482,16 @@ fn v24_tensor_maps() {
     );
 }
 
-/// An error says where, what, and which rule.
+/// An error says where, what, and which rule, in a line for each mistake.
 #[test]
 fn an_error_reads_well() {
-    let kernel = Kernel::build("k", Launch::threads(128), |b| b.wgmma_wait(9));
-    let line = line!() - 1;
-    let errors = verify(&kernel).unwrap_err();
-    let expected = format!("{}:{line}: wgmma groups: 9 is not one of 0 to 7 (V-6)", file!());
-    assert_eq!(errors.iter().map(VerifyError::to_string).collect::<Vec<_>>(), [expected]);
+    let kernel = Kernel::build("k", Launch::threads(128), |b| {
+        b.wgmma_wait(9);
+        b.wgmma_wait(8);
+    });
+    let (file, line) = (file!(), line!() - 3);
+    let fault =
+        |line: u32, given: u32| format!("{file}:{line}: wgmma groups: {given} is not one of 0 to 7 (V-6)");
+    let error: Box<dyn std::error::Error> = verify(&kernel).unwrap_err().into();
+    assert_eq!(error.to_string(), format!("{}\n{}", fault(line, 9), fault(line + 1, 8)));
 }

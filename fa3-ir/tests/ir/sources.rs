@@ -94,7 +94,7 @@ fn floors_serve_their_callers() {
             s.row_max() // 16
                 .max(kept.get()), // 17, 17
         ); // 15
-        s.map(|x, at| {
+        s.map_in_place(|x, at| {
             (x // the element is copied, and set, on line 19
                 - kept.get()[at]) // 21
                 .ex2() // 22

@@ -268,7 +268,7 @@ fn fragments_become_operands() {
             let out = b.tile("o", TileShape::new(Elem::F32, 64, 64));
             let mut s = gemm(q, k.t(), Fresh).wait();
             let max = s.row_max();
-            s.map(|x, at| (x - max[at]).ex2());
+            s.map_in_place(|x, at| (x - max[at]).ex2());
             let p = s.to_a(ty);
             assert_eq!(p.cols(), 128);
             let o = gemm(&p, v.t(), Fresh).wait();

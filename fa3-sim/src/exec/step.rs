@@ -106,6 +106,7 @@ impl<'a> Machine<'a> {
             Inst::Fence(fence) => self.fence(at, *fence),
             Inst::Cluster(inst) => return self.cluster(at, inst, active),
             Inst::Misc(inst) => return self.misc(at, inst, active),
+            Inst::Observe(inst) => self.observe(at, inst, active),
             // Decoded to steps of their own.
             Inst::Lane(_) | Inst::Set { .. } => {}
         }

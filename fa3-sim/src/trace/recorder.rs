@@ -250,8 +250,10 @@ fn instruction(inst: &Inst, active: u32, control: Action) -> Option<Action> {
         | Inst::Tma(TmaInst::Prefetch { .. })
         | Inst::Fence(_)
         | Inst::Misc(MiscInst::GridDependencyWait | MiscInst::LaunchDependents) => Some(control),
+        // Not the machine's.
+        Inst::Observe(_)
         // Gates, and bytes that the machine knows.
-        Inst::Barrier(_)
+        | Inst::Barrier(_)
         | Inst::Mbarrier(_)
         | Inst::Tma(_)
         | Inst::Cluster(_)

@@ -9,6 +9,7 @@ mod mutants;
 mod numbers;
 #[path = "../../../fa3-ir/tests/ir/one_product.rs"]
 mod one_product;
+mod probes;
 mod programs;
 mod rules;
 mod samples;

@@ -21,7 +21,7 @@ fn fragments_are_stored_element_by_element() {
             let tile = b.tile("tile", shape);
             let (row, col) = (b.frag_row(), b.frag_col());
             let mut frag = Frag::zeros(b, 32);
-            frag.map(|_, at| {
+            frag.map_in_place(|_, at| {
                 let (row, col) = (row + at.half.rows(), col + at.col);
                 row.mad(64, col).to_f32()
             });
@@ -63,7 +63,7 @@ fn rows_of_an_operand_are_multiplied() {
             let tile = b.tile("tile", TileShape::new(elem, 64, 32));
             let (row, col) = (b.frag_row(), b.frag_col());
             let mut frag = Frag::zeros(b, 32);
-            frag.map(|_, at| (col + (at.col + 1)).to_f32());
+            frag.map_in_place(|_, at| (col + (at.col + 1)).to_f32());
             let mut operand = frag.to_a(ty);
             // 2 to the power of minus a number of each four rows, 0 to 7.
             operand.scale_rows(Rows([row, row + 8].map(|row| ((row & 28).to_f32() * -0.25).ex2())));
@@ -286,7 +286,7 @@ fn maxima_of_bits_are_maxima() {
         let [x, y] = ["x", "y"].map(|name| b.param_pointer(name, Elem::F32));
         let tid = b.tid();
         let mut frag = Frag::zeros(b, COLS);
-        frag.map(|_, at| b.load::<F32>(tid.mad(COLS / 2, at.index() as u32).mad_wide(4, x)));
+        frag.map_in_place(|_, at| b.load::<F32>(tid.mad(COLS / 2, at.index() as u32).mad_wide(4, x)));
         let (numbers, bits) = (frag.partial_row_max(), frag.partial_row_max_of_bits());
         for (index, max) in [numbers, bits].into_iter().flat_map(|rows| rows.0).enumerate() {
             b.store(tid.mad(4, index as u32).mad_wide(4, y), max);

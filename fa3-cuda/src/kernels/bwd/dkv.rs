@@ -242,7 +242,7 @@ impl<'k> Dkv<'k> {
     fn begin_p(&self, s: &mut Frag<'k>, shifts: &Columns<'k>, hidden: Option<&[Visible<'k>; 2]>) {
         let scores = self.scores();
         if scores.into_cap.is_none() {
-            s.map(|product, at| {
+            s.map_in_place(|product, at| {
                 let [p, _] = scores.p(product, shifts.of(at));
                 hide(hidden, at, p)
             });
@@ -260,7 +260,7 @@ impl<'k> Dkv<'k> {
     ) -> [AFrag<'k>; 2] {
         let (scores, ty) = (self.scores(), self.spec.product_type());
         let Some(into_cap) = scores.into_cap else {
-            dp.map(|dp, at| dp + minus_delta.of(at)); // A3:25
+            dp.map_in_place(|dp, at| dp + minus_delta.of(at)); // A3:25
             // In this order dSᵀ takes the registers of dPᵀ, and Pᵀ those of Sᵀ.
             let ds = self.ds(dp, &registers(s));
             return [s.to_a(ty), ds];
@@ -341,7 +341,7 @@ impl<'k> Columns<'k> {
     #[track_caller]
     fn frag(&self, b: &'k Builder) -> Frag<'k> {
         let mut frag = Frag::zeros(b, 8 * self.loaded.borrow().len() as u32);
-        frag.map(|_, at| self.of(at));
+        frag.map_in_place(|_, at| self.of(at));
         frag
     }
 

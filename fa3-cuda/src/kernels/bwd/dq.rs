@@ -139,7 +139,7 @@ impl<'k> Dq<'k> {
     fn weigh(&self, s: &mut Frag<'k>, shift: Rows<'k>, hidden: Option<&[Visible<'k>; 2]>) {
         let inputs = &self.params.inputs;
         let scores = Scores { scale_log2: inputs.scale_log2, into_cap: inputs.into_cap };
-        s.map(|product, at| {
+        s.map_in_place(|product, at| {
             let [_, weight] = scores.p(product, shift[at]);
             hidden.map_or(weight, |visible| visible[at.half as usize].hide(weight, at.col, 0.0))
         });

@@ -112,7 +112,7 @@ pub(super) fn write<'k>(
     (elem, cols): (Elem, u32),
 ) {
     if let Some(factor) = factor {
-        gradient.map(|x, _| x * factor);
+        gradient.map_in_place(|x, _| x * factor);
     }
     let inside = [row, row + 8].map(|row| row.lt(seqlen));
     let quad = gradient.builder().tid() & 3;

@@ -87,7 +87,7 @@ impl<'k> Block<'k> {
     fn load(&self, frag: &mut Frag<'k>) {
         let b = frag.builder();
         let numbers: Vec<V<'k, F32>> = self.groups().flat_map(|at| b.load_vector::<F32, 4>(at)).collect();
-        frag.map(|_, at| numbers[at.index()]);
+        frag.map_in_place(|_, at| numbers[at.index()]);
     }
 }
 

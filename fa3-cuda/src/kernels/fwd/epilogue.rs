@@ -33,7 +33,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     channels::restore(fwd, &o, work, order);
     // A row that has seen no key is 0, whatever was multiplied by its zeros.
     let empty = inverse.map(|inverse| inverse.eq(0.0));
-    b.if_uniform(empty.any().vote_any(), || o.map(|o, at| empty[at].select(0.0, o)));
+    b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));
 
     let rows = Global { address: params.o, strides: params.o_strides };
     let store = StoreRows { elem: fwd.spec.output, cols: fwd.spec.head_dim_v, order };

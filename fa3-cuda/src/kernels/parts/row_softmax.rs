@@ -94,7 +94,7 @@ impl<'k> RowSoftmax<'k> {
         self.row_max.set(row_max);
         let shrink = shrink(old, row_max);
         let shift = -row_max;
-        s.map(|s, at| s.fma(unit.scale_log2, shift[at]).ex2()); // A1:19
+        s.map_in_place(|s, at| s.fma(unit.scale_log2, shift[at]).ex2()); // A1:19
         shrink
     }
 

@@ -61,7 +61,7 @@ impl<'k> Scores<'k> {
     #[track_caller]
     pub(crate) fn apply(&self, s: &mut Frag<'k>, row: V<'k, B32>, block: &KvBlock<'k>, unit: &Unit<'k>) {
         if let (Some(modify), Some(into)) = (&self.modify, unit.into_cap) {
-            s.map(|product, _| modify(product, into));
+            s.map_in_place(|product, _| modify(product, into));
         }
         if !block.masked {
             return;
@@ -70,7 +70,7 @@ impl<'k> Scores<'k> {
         let first = block.key + s.builder().frag_col();
         for half in Half::BOTH {
             let visible = (self.visible)(row + half.rows()).from(first);
-            s.map_row(half, |score, at| visible.hide(score, at.col, f32::NEG_INFINITY));
+            s.map_row_in_place(half, |score, at| visible.hide(score, at.col, f32::NEG_INFINITY));
         }
     }
 }

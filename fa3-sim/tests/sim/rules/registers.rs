@@ -72,6 +72,21 @@ fn the_pool_suffices() {
 }
 
 #[test]
+fn assertions_hold() {
+    let case = || {
+        case(Rule::Assert, 64, |b, broken| {
+            let lane = b.lane_id();
+            let limit = if broken { 30 } else { 32 };
+            b.if_lanes(lane.ge(1), || b.assert(lane.lt(limit), "the lane is one of these"));
+            b.guarded(lane.eq(7), || b.assert(!lane.ne(7), "there is one such lane"));
+        })
+    };
+    case().check();
+    let text = case().report();
+    assert!(text.contains("ASSERT: \"the lane is one of these\" does not hold in lanes 30, 31\n"), "{text}");
+}
+
+#[test]
 fn traps_are_found() {
     case(Rule::Trap, 32, |b, broken| {
         let which = thread(b, if broken { 7 } else { 99 });

@@ -67,11 +67,11 @@ impl<'k> Draft<'_, 'k> {
     fn write(&self, dq: &Frag<'k>, order: &InOrder<'k>, goal: V<'k, B32>) {
         let (b, Outlet { dkv, me, .. }) = (dq.builder(), self.outlet);
         let (mut whole, numbers) = (Frag::zeros(b, dq.cols()), registers(dq));
-        whole.map(|_, at| numbers[at.index()]);
+        whole.map_in_place(|_, at| numbers[at.index()]);
         b.if_uniform(goal.eq(Goal::AddAndWrite as u32), || {
             let mut places = places_of_registers(b, self.slot.tile());
             let mut sum = None;
-            whole.map(|x, at| {
+            whole.map_in_place(|x, at| {
                 if at.index() % 4 == 0 {
                     sum = places.next().map(|place| b.load_vector::<F32, 4>(place));
                 }
