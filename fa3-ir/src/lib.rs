@@ -20,9 +20,11 @@
 //!   [`Builder::if_lanes`](lang::Builder::if_lanes), [`Builder::guarded`](lang::Builder::guarded).
 //! - [Probes](lang::Builder::probe) and [assertions](lang::Builder::assert) are executed by a simulator only.
 //!
-//! [A kernel of your own](https://github.com/fa3-rs/fa3/blob/main/docs/a-kernel-of-your-own.md) goes from an empty crate
-//! to the simulator and to a GPU, [How to write a kernel](https://github.com/fa3-rs/fa3/blob/main/docs/write-a-kernel.md)
+//! [A kernel of your own][own] goes from an empty crate to the simulator and to a GPU. [How to write a kernel][write]
 //! explains the language.
+//!
+//! [own]: https://github.com/fa3-rs/fa3/blob/main/docs/a-kernel-of-your-own.md
+//! [write]: https://github.com/fa3-rs/fa3/blob/main/docs/write-a-kernel.md
 //!
 //! ```
 //! use fa3_ir::{Elem, Kernel, Launch, ptx};

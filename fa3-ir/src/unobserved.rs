@@ -44,9 +44,12 @@ impl Readers {
             Node::Inst { guard, inst } => {
                 let stays = !self.is_observation(inst);
                 guard.iter().for_each(|guard| self.read(guard.pred, stays));
-                inst.visit(&mut |access| match access {
-                    Access::Write(value, _) => self.gone[value.0 as usize] |= !stays,
-                    _ => access.value().into_iter().for_each(|value| self.read(value, stays)),
+                inst.visit(&mut |access| {
+                    if let Access::Write(value, _) = access {
+                        self.gone[value.0 as usize] |= !stays;
+                    } else if let Some(value) = access.value() {
+                        self.read(value, stays);
+                    }
                 });
                 (stmt.node.clone(), stays)
             }

@@ -40,8 +40,10 @@
 //! # Ok::<(), fa3_sim::SimError>(())
 //! ```
 //!
-//! [A kernel of your own](https://github.com/fa3-rs/fa3/blob/main/docs/a-kernel-of-your-own.md) goes from an empty crate
-//! to a kernel that is right under twenty schedules. What its probes show is in [`Outcome::probes`].
+//! [A kernel of your own][own] goes from an empty crate to a kernel that is right under twenty schedules. What its
+//! probes show is in [`Outcome::probes`].
+//!
+//! [own]: https://github.com/fa3-rs/fa3/blob/main/docs/a-kernel-of-your-own.md
 //!
 //! How it works:
 //! - A warp is 32 lanes in step; registers, shared and global memory know which of their lanes and bytes hold
