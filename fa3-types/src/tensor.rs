@@ -207,7 +207,7 @@ impl TensorDesc {
 
     /// The same tensor with the strides that carry no meaning (of dimensions with fewer than two entries, and
     /// all of them in a tensor without elements) set to what a contiguous tensor would have.
-    pub(crate) fn canonical(mut self) -> TensorDesc {
+    pub fn canonical(mut self) -> TensorDesc {
         let contiguous = self.shape.contiguous_strides();
         if self.has_no_elements() {
             return TensorDesc { strides: contiguous, ..self };

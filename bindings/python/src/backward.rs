@@ -1,6 +1,6 @@
 //! The backward pass: a call as it comes from Python, and what was made of earlier ones.
 
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::LazyLock;
 
 use fa3_cuda::host::{Backward, BackwardError, Device, Stream};
 use fa3_sched::backward::PlanOptions;
@@ -11,14 +11,11 @@ use fa3_types::{
 use crate::call;
 use crate::error::Error;
 use crate::kept::Kept;
-use crate::plans::{Launched, find, open, without};
-use crate::workspaces;
+use crate::plans::{open, without};
+use crate::workspaces::{self, Allocate, Lent};
 
-/// As many plans are kept. A program whose lengths never repeat makes them all the time, but does not grow.
-const KEPT: usize = 4096;
-
-/// What was made of the calls so far. Locked for a moment only, never while a plan is made.
-static MADE: LazyLock<Mutex<Kept<Call, Arc<Made>>>> = LazyLock::new(|| Mutex::new(Kept::new(KEPT)));
+/// What was made of the calls so far.
+static MADE: LazyLock<Kept<Call, Made>> = LazyLock::new(Kept::default);
 
 /// A backward pass and its device.
 struct Made {
@@ -51,18 +48,18 @@ impl Call {
     }
 }
 
-/// Puts the backward pass of `call` on `stream`, over the tensors that lie `at`. It uses `workspace`, (address, bytes),
-/// or if none is given the one kept for the stream.
+/// Puts the backward pass of `call` on `stream`, over the tensors that lie `at`. It uses the workspace that is kept for the stream,
+/// or where there is none one that `allocate` makes, which the caller keeps until then.
 ///
 /// # Errors
-/// What is wrong with the call, a workspace that is too small, or what the driver says.
+/// What is wrong with the call, what the driver says, or what `allocate` raises.
 pub(crate) fn launch(
     call: &Call,
     stream: usize,
     at: BackwardAddresses,
-    workspace: Option<(u64, usize)>,
-) -> Result<Launched, Error> {
-    let made = find(&MADE, call, make)?;
+    allocate: &Allocate,
+) -> Result<Lent, Error> {
+    let made = MADE.find(call, make)?;
     let Made { device, backward } = &*made;
     let placement = BackwardPlacement::new(backward.plan().problem(), at).map_err(BackwardError::from)?;
     // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all
@@ -70,15 +67,9 @@ pub(crate) fn launch(
     #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
     let stream = unsafe { Stream::from_raw(device, stream) };
     let needed = backward.workspace_bytes();
-    let workspace = match workspace {
-        Some((_, given)) if given < needed => {
-            return Err(BackwardError::WorkspaceSize { given, needed }.into());
-        }
-        Some((address, _)) => address,
-        None => match workspaces::find(call.forward.device(), device, &stream, needed)? {
-            Some(address) => address,
-            None => return Ok(Launched::WithoutWorkspace((needed, backward.counter_bytes()))),
-        },
+    let workspace = match workspaces::find(call.forward.device(), device, &stream, needed)? {
+        Some(address) => Lent::at(address),
+        None => Lent::allocated(allocate, needed, backward.counter_bytes())?,
     };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
     // strides and dtypes on that device, dq, dk, dv and a given workspace of new ones, its counters zeroed on this
@@ -87,8 +78,8 @@ pub(crate) fn launch(
     // for as long as the graph. A workspace that is kept is this stream's alone and lives as long as the process. A
     // plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-    unsafe { backward.launch(&stream, &placement, workspace) }?;
-    Ok(Launched::Yes)
+    unsafe { backward.launch(&stream, &placement, workspace.address()) }?;
+    Ok(workspace)
 }
 
 fn make(call: &Call) -> Result<Made, Error> {

@@ -15,7 +15,7 @@ type Four<T> = (T, T, T, T);
 /// (v_transposed, rows of Q that share a scale, dtype of O).
 pub(crate) type Fp8<'py> = (bool, Option<usize>, Option<Bound<'py, PyString>>);
 
-/// What a tensor looks like.
+/// What a tensor looks like, without the strides that mean nothing: calls that differ in those alone share a plan.
 ///
 /// # Errors
 /// A dtype that has no such name.
@@ -24,7 +24,7 @@ pub(crate) fn desc((dtype, _, shape, strides): &Tensor<'_>) -> PyResult<TensorDe
     let &(batch, seqlen, heads, head_dim) = shape;
     let shape = Shape { batch, seqlen, heads, head_dim };
     let &(batch, seqlen, heads, head_dim) = strides;
-    Ok(TensorDesc { dtype, shape, strides: Strides { batch, seqlen, heads, head_dim } })
+    Ok(TensorDesc { dtype, shape, strides: Strides { batch, seqlen, heads, head_dim } }.canonical())
 }
 
 /// A dtype by its name.

@@ -18,6 +18,8 @@ pub(crate) enum Error {
     Dtype { given: String },
     #[error("sm_margin {margin} is outside 0 to {limit}: the device has {sms} sms", limit = sms - 1)]
     SmMargin { margin: i64, sms: u32 },
+    #[error(transparent)]
+    Python(#[from] PyErr),
 }
 
 impl From<ProblemError> for Error {
@@ -32,7 +34,7 @@ impl From<HostError> for Error {
     }
 }
 
-/// What the driver says is a `RuntimeError`, what the caller can mend a `ValueError`.
+/// What the driver says is a `RuntimeError`, what the caller can mend a `ValueError`, and what Python raised stays it.
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
         let sentence = error.to_string();
@@ -40,6 +42,7 @@ impl From<Error> for PyErr {
             Error::Forward(ForwardError::Host(_))
             | Error::Backward(BackwardError::Host(_))
             | Error::Quantize(QuantizeError::Host(_)) => PyRuntimeError::new_err(sentence),
+            Error::Python(error) => error,
             Error::Forward(_)
             | Error::Backward(_)
             | Error::Quantize(_)

@@ -1,74 +1,76 @@
-//! A map that does not grow without end.
+//! What is kept between calls.
 
-use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The values of the last so many keys that were put there. Getting a value does not make it younger, so
-/// that it stays a look-up.
-#[derive(Debug)]
-pub(crate) struct Kept<K, V> {
-    most: usize,
-    values: HashMap<K, V>,
-    /// The keys, oldest first.
-    keys: VecDeque<K>,
+use lru::LruCache;
+
+/// As many values are kept. A program whose lengths never repeat makes them all the time, but does not grow.
+const MOST: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+
+/// The values of the keys that were used last. It is locked for a moment only, never while a value is made.
+pub(crate) struct Kept<K, V>(Mutex<LruCache<K, Arc<V>>>);
+
+impl<K: Eq + Hash, V> Default for Kept<K, V> {
+    fn default() -> Kept<K, V> {
+        Kept(Mutex::new(LruCache::new(MOST)))
+    }
 }
 
 impl<K: Clone + Eq + Hash, V> Kept<K, V> {
-    /// Nothing yet, and never more than `most`.
-    pub(crate) fn new(most: usize) -> Kept<K, V> {
-        Kept { most, values: HashMap::new(), keys: VecDeque::new() }
-    }
-
-    /// The value of `key`, if it is there.
-    pub(crate) fn get(&self, key: &K) -> Option<&V> {
-        self.values.get(key)
-    }
-
-    /// Puts a value there, or replaces that of an equal key, which stays as old as it was. The oldest
-    /// goes if there is no room.
-    pub(crate) fn insert(&mut self, key: K, value: V) {
-        if self.values.insert(key.clone(), value).is_some() {
-            return;
+    /// The value of a key, made before or now. The value that was used longest ago goes if there is no room.
+    ///
+    /// # Errors
+    /// Those of making it.
+    pub(crate) fn find<E>(&self, key: &K, make: impl FnOnce(&K) -> Result<V, E>) -> Result<Arc<V>, E> {
+        if let Some(value) = lock(&self.0).get(key) {
+            return Ok(Arc::clone(value));
         }
-        self.keys.push_back(key);
-        if self.keys.len() > self.most
-            && let Some(oldest) = self.keys.pop_front()
-        {
-            self.values.remove(&oldest);
-        }
+        let value = Arc::new(make(key)?);
+        // If another thread made the same meanwhile, either will do.
+        lock(&self.0).put(key.clone(), Arc::clone(&value));
+        Ok(value)
     }
+}
+
+/// What a mutex protects.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panic left behind is a map of what was put there before.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn keys(kept: &Kept<u32, &str>) -> Vec<u32> {
-        assert_eq!(kept.values.len(), kept.keys.len());
-        (0..10).filter(|key| kept.get(key).is_some()).collect()
+    /// Whether the value of a key had to be made.
+    fn is_made(kept: &Kept<usize, usize>, key: usize) -> bool {
+        let mut made = false;
+        let value = kept.find(&key, |&key| {
+            made = true;
+            Ok::<_, ()>(key + 1)
+        });
+        assert_eq!(value.as_deref(), Ok(&(key + 1)));
+        made
     }
 
     #[test]
-    fn only_the_oldest_makes_room() {
-        let mut kept = Kept::new(3);
-        for key in 0..7 {
-            kept.insert(key, "first");
-            assert_eq!(keys(&kept), (key.saturating_sub(2)..=key).collect::<Vec<_>>());
+    fn what_is_used_stays() {
+        let kept = Kept::default();
+        for key in 0..3 * MOST.get() {
+            assert!(is_made(&kept, key));
+            assert!(!is_made(&kept, 0), "after {key} others");
         }
-        assert_eq!((kept.get(&3), kept.get(&4)), (None, Some(&"first")));
-        // One that went may come again.
-        kept.insert(3, "second");
-        assert_eq!(keys(&kept), [3, 5, 6]);
+        // All others went in the order of their use.
+        assert!(!is_made(&kept, 2 * MOST.get() + 1));
+        assert!(is_made(&kept, 2 * MOST.get()));
     }
 
     #[test]
-    fn an_equal_key_takes_no_room_of_others() {
-        let mut kept = Kept::new(2);
-        for (key, value) in [(1, "first"), (2, "first"), (1, "second"), (1, "third")] {
-            kept.insert(key, value);
-        }
-        assert_eq!((kept.get(&1), kept.get(&2)), (Some(&"third"), Some(&"first")));
-        kept.insert(3, "first");
-        assert_eq!(keys(&kept), [2, 3]);
+    fn what_cannot_be_made_is_not_kept() {
+        let kept = Kept::<usize, usize>::default();
+        assert_eq!(kept.find(&1, |_| Err("no")), Err("no"));
+        assert!(is_made(&kept, 1));
     }
 }

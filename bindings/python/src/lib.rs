@@ -32,15 +32,16 @@ mod _fa3 {
 
     use crate::backward as gradients;
     use crate::call::{Call, Fp8, Number, Options, Tensor, desc, named};
-    use crate::plans::{self, Missing};
+    use crate::plans;
     use crate::quantize::{self as quantization, Rotation, Scales};
+    use crate::workspaces::Allocate;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
-    /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, workspace)
+    /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate)
     ///
     /// Puts the forward pass on a stream of a device and returns None at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a
@@ -54,10 +55,10 @@ mod _fa3 {
     /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
     /// Scales of blocks are (batch, heads, blocks).
     ///
-    /// workspace is None, or (address, bytes) of memory aligned to 256. If there must be one and None was given, as
-    /// where V is transposed into it, or while the stream is captured into a graph, nothing was done, and the result is
-    /// what it needs: (bytes, zeros), how many bytes, and how many of them, from the first on, must be 0 where the
-    /// stream is now.
+    /// allocate(bytes, zeros) makes a workspace where the stream has none that is kept, as where V is transposed into it,
+    /// or while it is captured into a graph. The result is (address, owner): the address of so many bytes, a multiple of
+    /// 256, of which so many, from the first on, are zeroed where the stream is now; and an object that is dropped after
+    /// the launch.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
@@ -78,8 +79,8 @@ mod _fa3 {
         softcap: Option<Number<f64>>,
         sm_margin: Number<i64>,
         fp8: Option<Fp8<'_>>,
-        workspace: Option<(u64, usize)>,
-    ) -> PyResult<Option<Missing>> {
+        allocate: Allocate,
+    ) -> PyResult<()> {
         let (v_transposed, block_rows, output) = fp8.unwrap_or((false, None, None));
         let options = Options {
             softmax_scale: softmax_scale.map(|Number(scale)| scale),
@@ -99,11 +100,11 @@ mod _fa3 {
         (at.descales, at.v_mean) = ([q, k, v], v_mean);
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
-        Ok(py.detach(|| plans::launch(&call, stream, at, workspace))?.missing())
+        Ok(py.detach(|| plans::launch(&call, stream, at, &allocate)).map(drop)?)
     }
 
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
-    /// workspace, deterministic=True)
+    /// allocate, deterministic=True)
     ///
     /// Puts the backward pass on a stream of a device and returns None at once. q, k, v and dout are (dtype, address,
     /// shape, strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as
@@ -112,13 +113,13 @@ mod _fa3 {
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
-    /// workspace and the result are as for forward.
+    /// allocate is as for forward.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
     #[pyfunction]
     #[pyo3(signature = (
-        device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, workspace,
+        device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, allocate,
         deterministic = true
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
@@ -140,9 +141,9 @@ mod _fa3 {
         window: (Number<i64>, Number<i64>),
         softcap: Option<Number<f64>>,
         sm_margin: Number<i64>,
-        workspace: Option<(u64, usize)>,
+        allocate: Allocate,
         deterministic: bool,
-    ) -> PyResult<Option<Missing>> {
+    ) -> PyResult<()> {
         let options = Options {
             softmax_scale: softmax_scale.map(|Number(scale)| scale),
             window: (window.0.0, window.1.0),
@@ -160,11 +161,11 @@ mod _fa3 {
         let dlse = dlse.map(Address);
         let at = BackwardAddresses { q, k, v, o, lse, dout, dlse, dq, dk, dv };
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| gradients::launch(&call, stream, at, workspace))?.missing())
+        Ok(py.detach(|| gradients::launch(&call, stream, at, &allocate)).map(drop)?)
     }
 
     /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, scale, heads_per_scale, block_rows,
-    /// transposed, workspace)
+    /// transposed, allocate)
     ///
     /// Puts a quantization to e4m3 on a stream of a device and returns None at once. x is (dtype, address, shape,
     /// strides) as for forward. codes and scales are addresses: codes of a contiguous tensor of x's shape, scales of a
@@ -184,7 +185,7 @@ mod _fa3 {
     /// If transposed, codes is of a contiguous tensor (batch, heads, head_dim, keys), keys being seqlen rounded up to a
     /// multiple of 128, and codes are as products read V.
     ///
-    /// workspace and the result are as for forward; it may hold anything, so zeros is 0.
+    /// allocate is as for forward; the workspace may hold anything, so zeros is 0.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
@@ -203,8 +204,8 @@ mod _fa3 {
         heads_per_scale: Option<Number<usize>>,
         block_rows: Option<Number<usize>>,
         transposed: bool,
-        workspace: Option<(u64, usize)>,
-    ) -> PyResult<Option<Missing>> {
+        allocate: Allocate,
+    ) -> PyResult<()> {
         let seed = hadamard_seed.map(|Number(seed)| seed);
         let scaling = match (scale, heads_per_scale, block_rows) {
             (Some(Number(scale)), ..) => Scales::given(scale),
@@ -216,13 +217,13 @@ mod _fa3 {
         let call = quantization::Call::new(device, x_desc, rotation.as_ref(), seed, scaling, layout);
         let at = quantization::addresses(x.1, codes, scales, None, rotation.as_ref());
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| quantization::launch(&call, stream, at, workspace))?.missing())
+        Ok(py.detach(|| quantization::launch(&call, stream, at, &allocate)).map(drop)?)
     }
 
-    /// quantize_channels(device, stream, x, codes, scales, mean, transposed, workspace)
+    /// quantize_channels(device, stream, x, codes, scales, mean, transposed, allocate)
     ///
-    /// Puts a quantization to e4m3 by channels on a stream of a device and returns None at once. x, codes, transposed,
-    /// workspace and the result are as for quantize. scales and mean are addresses of contiguous tensors of float32,
+    /// Puts a quantization to e4m3 by channels on a stream of a device and returns None at once. x, codes, transposed and
+    /// allocate are as for quantize. scales and mean are addresses of contiguous tensors of float32,
     /// (batch, heads, head_dim).
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
@@ -238,13 +239,13 @@ mod _fa3 {
         scales: u64,
         mean: u64,
         transposed: bool,
-        workspace: Option<(u64, usize)>,
-    ) -> PyResult<Option<Missing>> {
+        allocate: Allocate,
+    ) -> PyResult<()> {
         let (x_desc, layout) = (desc(&x)?, layout(transposed));
         let call = quantization::Call::new(device, x_desc, None, None, Scales::Channels, layout);
         let at = quantization::addresses(x.1, codes, Some(scales), Some(mean), None);
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| quantization::launch(&call, stream, at, workspace))?.missing())
+        Ok(py.detach(|| quantization::launch(&call, stream, at, &allocate)).map(drop)?)
     }
 
     fn layout(transposed: bool) -> ValueLayout {

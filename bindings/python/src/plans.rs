@@ -1,27 +1,23 @@
 //! Devices and made plans, kept for the next call.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::num::NonZeroU32;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex};
 
-use fa3_cuda::host::{Device, Forward, ForwardError, HostError, Stream};
+use fa3_cuda::host::{Device, Forward, HostError, Stream};
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{Addresses, Placement};
 
 use crate::call::Call;
 use crate::error::Error;
-use crate::kept::Kept;
-use crate::workspaces;
-
-/// As many plans are kept. A program whose lengths never repeat makes them all the time, but does not grow.
-const KEPT: usize = 4096;
+use crate::kept::{Kept, lock};
+use crate::workspaces::{self, Allocate, Lent};
 
 /// Devices by their numbers, open until the process ends, with all kernels that were compiled for them.
 static DEVICES: LazyLock<Mutex<HashMap<u32, Device>>> = LazyLock::new(Mutex::default);
 
-/// What was made of the calls so far. Locked for a moment only, never while a plan is made.
-static PLANS: LazyLock<Mutex<Kept<Call, Arc<Made>>>> = LazyLock::new(|| Mutex::new(Kept::new(KEPT)));
+/// What was made of the calls so far.
+static PLANS: LazyLock<Kept<Call, Made>> = LazyLock::new(Kept::default);
 
 /// A forward pass and its device.
 struct Made {
@@ -29,39 +25,13 @@ struct Made {
     forward: Forward,
 }
 
-/// What became of a call.
-pub(crate) enum Launched {
-    /// It is on the stream.
-    Yes,
-    /// Nothing was done: it takes a workspace, which must be given.
-    WithoutWorkspace(Missing),
-}
-
-impl Launched {
-    /// The workspace that must be given; none if it is on the stream.
-    pub(crate) fn missing(self) -> Option<Missing> {
-        match self {
-            Launched::Yes => None,
-            Launched::WithoutWorkspace(missing) => Some(missing),
-        }
-    }
-}
-
-/// A workspace: its bytes, and how many of them, from the first on, must be 0.
-pub(crate) type Missing = (usize, usize);
-
-/// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`. It uses `workspace`, (address, bytes),
-/// or if none is given the one kept for the stream.
+/// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`. It uses the workspace that is kept for the stream,
+/// or where there is none one that `allocate` makes, which the caller keeps until then.
 ///
 /// # Errors
-/// What is wrong with the call, a workspace that is too small, or what the driver says.
-pub(crate) fn launch(
-    call: &Call,
-    stream: usize,
-    at: Addresses,
-    workspace: Option<(u64, usize)>,
-) -> Result<Launched, Error> {
-    let made = find(&PLANS, call, make)?;
+/// What is wrong with the call, what the driver says, or what `allocate` raises.
+pub(crate) fn launch(call: &Call, stream: usize, at: Addresses, allocate: &Allocate) -> Result<Lent, Error> {
+    let made = PLANS.find(call, make)?;
     let Made { device, forward } = &*made;
     let placement = Placement::new(forward.plan().problem(), at)?;
     // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all
@@ -69,15 +39,9 @@ pub(crate) fn launch(
     #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
     let stream = unsafe { Stream::from_raw(device, stream) };
     let needed = forward.workspace_bytes();
-    let workspace = match workspace {
-        Some((_, given)) if given < needed => {
-            return Err(ForwardError::WorkspaceSize { given, needed }.into());
-        }
-        Some((address, _)) => address,
-        None => match workspaces::find(call.device(), device, &stream, needed)? {
-            Some(address) => address,
-            None => return Ok(Launched::WithoutWorkspace((needed, forward.counter_bytes()))),
-        },
+    let workspace = match workspaces::find(call.device(), device, &stream, needed)? {
+        Some(address) => Lent::at(address),
+        None => Lent::allocated(allocate, needed, forward.counter_bytes())?,
     };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
     // strides and dtypes on that device, o, lse and a given workspace of new ones, the counters of the workspace zeroed
@@ -86,26 +50,8 @@ pub(crate) fn launch(
     // keeps for as long as the graph. A workspace that is kept is this stream's alone and lives as long as the process.
     // A plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-    unsafe { forward.launch(&stream, &placement, workspace) }?;
-    Ok(Launched::Yes)
-}
-
-/// What is kept for `call`, made before or now.
-///
-/// # Errors
-/// Those of making it.
-pub(crate) fn find<C: Clone + Eq + Hash, M>(
-    kept: &Mutex<Kept<C, Arc<M>>>,
-    call: &C,
-    make: fn(&C) -> Result<M, Error>,
-) -> Result<Arc<M>, Error> {
-    if let Some(made) = lock(kept).get(call) {
-        return Ok(Arc::clone(made));
-    }
-    let made = Arc::new(make(call)?);
-    // If another thread made the same meanwhile, either will do.
-    lock(kept).insert(call.clone(), Arc::clone(&made));
-    Ok(made)
+    unsafe { forward.launch(&stream, &placement, workspace.address()) }?;
+    Ok(workspace)
 }
 
 fn make(call: &Call) -> Result<Made, Error> {
@@ -138,10 +84,4 @@ pub(crate) fn without(sms: NonZeroU32, margin: i64) -> Result<NonZeroU32, Error>
     let left =
         u32::try_from(margin).ok().and_then(|margin| sms.get().checked_sub(margin)).and_then(NonZeroU32::new);
     left.ok_or(Error::SmMargin { margin, sms: sms.get() })
-}
-
-/// What a mutex protects.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panic left behind is a map of what was put there before.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,6 @@
 //! Quantization to e4m3: a call as it comes from Python, and what was made of earlier ones.
 
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::LazyLock;
 
 use fa3_cuda::host::{Device, Quantize, QuantizeError, Stream};
 use fa3_quant::Incoherent;
@@ -12,13 +12,11 @@ use fa3_types::{
 use crate::call::Number;
 use crate::error::Error;
 use crate::kept::Kept;
-use crate::plans::{Launched, find, open};
+use crate::plans::open;
+use crate::workspaces::{Allocate, Lent};
 
-/// As many are kept. First positions and lengths that never repeat make new ones all the time.
-const KEPT: usize = 4096;
-
-/// What was made of the calls so far. Locked for a moment only, never while a plan is made.
-static MADE: LazyLock<Mutex<Kept<Call, Arc<Made>>>> = LazyLock::new(|| Mutex::new(Kept::new(KEPT)));
+/// What was made of the calls so far.
+static MADE: LazyLock<Kept<Call, Made>> = LazyLock::new(Kept::default);
 
 /// A quantization and its device.
 struct Made {
@@ -126,32 +124,27 @@ pub(crate) fn addresses(
     }
 }
 
-/// Puts the quantization of `call` on `stream`, over the tensors that lie `at`. It uses `workspace`, (address, bytes),
-/// if it needs one.
+/// Puts the quantization of `call` on `stream`, over the tensors that lie `at`. `allocate` makes its workspace, if it
+/// needs one, which the caller keeps until then.
 ///
 /// # Errors
-/// What is wrong with the call, a workspace that is too small, or what the driver says.
+/// What is wrong with the call, what the driver says, or what `allocate` raises.
 pub(crate) fn launch(
     call: &Call,
     stream: usize,
     at: QuantizeAddresses,
-    workspace: Option<(u64, usize)>,
-) -> Result<Launched, Error> {
-    let made = find(&MADE, call, make)?;
+    allocate: &Allocate,
+) -> Result<Lent, Error> {
+    let made = MADE.find(call, make)?;
     let Made { device, quantize } = &*made;
     let placement = QuantizePlacement::new(quantize.plan().problem(), at)?;
     // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all
     // of torch's, and alive for as long as it is current.
     #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
     let stream = unsafe { Stream::from_raw(device, stream) };
-    let needed = quantize.workspace_bytes();
-    let workspace = match workspace {
-        Some((_, given)) if given < needed => {
-            return Err(QuantizeError::WorkspaceSize { given, needed }.into());
-        }
-        Some((address, _)) => address,
-        None if needed == 0 => 0,
-        None => return Ok(Launched::WithoutWorkspace((needed, 0))),
+    let workspace = match quantize.workspace_bytes() {
+        0 => Lent::at(0),
+        bytes => Lent::allocated(allocate, bytes, 0)?,
     };
     // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
     // strides and dtypes on that device, codes, scales, mean and workspace of new ones. The workspace may hold
@@ -159,8 +152,8 @@ pub(crate) fn launch(
     // or waits for the streams that a caller recorded, as for its own operators; memory of a capture it keeps for as
     // long as the graph. A plan that is dropped leaves its device, which stays open.
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
-    unsafe { quantize.launch(&stream, &placement, workspace) }?;
-    Ok(Launched::Yes)
+    unsafe { quantize.launch(&stream, &placement, workspace.address()) }?;
+    Ok(workspace)
 }
 
 fn make(call: &Call) -> Result<Made, Error> {

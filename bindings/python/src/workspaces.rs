@@ -1,11 +1,13 @@
-//! Workspaces, kept for the next launch of the same stream.
+//! Workspaces: kept for the next launch of the same stream, or allocated by Python for one launch.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
 use fa3_cuda::host::{Device, HostError, Stream, Workspace};
+use pyo3::prelude::*;
 
-use crate::plans::lock;
+use crate::error::Error;
+use crate::kept::lock;
 
 /// A workspace of this size is kept for a stream: what counters need. Plans that need more are
 /// given one for each launch.
@@ -22,6 +24,40 @@ const BYTES: usize = 256;
 /// compiled function's first run (`torch.compile(mode="reduce-overhead")`) must be empty after it, and is used
 /// again for something else.
 static WORKSPACES: LazyLock<Mutex<HashMap<(u32, u64), Workspace>>> = LazyLock::new(Mutex::default);
+
+/// A function of Python, (bytes, zeros) -> (address, owner): it allocates so many bytes, of which it zeroes so many, from
+/// the first on, where the stream is now. They may be used until the owner is dropped, and then by later work of the
+/// stream.
+pub(crate) type Allocate = Py<PyAny>;
+
+/// The workspace of one launch.
+pub(crate) struct Lent {
+    address: u64,
+    _owner: Option<Py<PyAny>>,
+}
+
+impl Lent {
+    /// Where it lies.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Memory that nobody needs to give back; at 0 there is none.
+    pub(crate) fn at(address: u64) -> Lent {
+        Lent { address, _owner: None }
+    }
+
+    /// Memory that Python allocates, outside of which the caller is.
+    ///
+    /// # Errors
+    /// What the function raises.
+    pub(crate) fn allocated(allocate: &Allocate, bytes: usize, zeros: usize) -> Result<Lent, Error> {
+        Python::attach(|py| {
+            let (address, owner) = allocate.call1(py, (bytes, zeros))?.extract(py)?;
+            Ok(Lent { address, _owner: Some(owner) })
+        })
+    }
+}
 
 /// The address of a workspace of `bytes` bytes for the next launch on `stream`, if one is kept. There is none
 ///

@@ -15,8 +15,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import checkpoint
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, gradient, operator
+from fa3 import (
+    flash_attn_fp8_func,
+    flash_attn_func,
+    flash_attn_qkvpacked_func,
+    gradient,
+    operator,
+    quantize,
+    quantize_channels,
+)
 
 BF16 = torch.bfloat16
 ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
@@ -399,30 +408,121 @@ def test_forward_mode_is_refused(device):
             attend(forward_ad.make_dual(q, torch.ones_like(q)), *leaves[1:])
 
 
+E4M3 = torch.float8_e4m3fn
+NO_GRADIENT = "^q is torch.float8_e4m3fn, for which attention has no gradients$"
+
+
+def float8_calls(device):
+    """Calls with a float8 tensor, a scale or a mean that requires grad; and of 16 bits that are computed in 8."""
+    x = torch.empty(2, 128, 4, 64, dtype=E4M3, device=device)
+    descale, blocks = torch.empty(2, 4, device=device), torch.empty(2, 4, 1, device=device)
+    channels = torch.empty(2, 4, 64, device=device)
+    leaf = x.clone().requires_grad_()
+    for position in range(3):
+        yield functools.partial(flash_attn_func, *(leaf if i == position else x for i in range(3)))
+    for name, scale in (("q_descale", descale), ("k_descale", descale), ("v_descale", descale)):
+        yield functools.partial(flash_attn_func, x, x, x, **{name: scale.clone().requires_grad_()})
+    scales = dict(q_descale=blocks, k_descale=blocks, v_descale=channels, v_mean=channels)
+    for name in scales:
+        yield functools.partial(flash_attn_func, x, x, x, **(scales | {name: scales[name].clone().requires_grad_()}))
+    leaf = torch.empty(2, 128, 4, 64, dtype=BF16, device=device).requires_grad_()
+    for v_channels in (False, True):
+        yield functools.partial(flash_attn_fp8_func, leaf, leaf, leaf, v_channels=v_channels)
+
+
 def test_float8_has_no_gradients():
+    """The forward pass runs; its gradients are refused where they are computed, and traced before."""
     with FakeTensorMode():
-        x = torch.empty(2, 64, 8, 128, dtype=torch.float8_e4m3fn, device="cuda")
-        descale = torch.empty(2, 8, device="cuda")
-        leaf, scale = x.clone().requires_grad_(), descale.clone().requires_grad_()
-        for tensors, options in (((x, leaf, x), {}), ((x, x, x), dict(v_descale=scale)), ((x, x, x), dict(v_mean=scale))):
-            with pytest.raises(NotImplementedError, match="^q is torch.float8_e4m3fn, for which attention has no gradients"):
-                flash_attn_func(*tensors, **options)
+        for call in float8_calls("cuda"):
+            out = call()
+            assert out.requires_grad and out.dtype == BF16
             with torch.no_grad():
-                assert not flash_attn_func(*tensors, **options).requires_grad
-        x = torch.empty(2, 64, 8, 128, dtype=BF16, device="cuda").requires_grad_()
-        with pytest.raises(NotImplementedError, match="requires grad, and codes have no gradients"):
-            flash_attn_fp8_func(x, x, x)
+                assert not call().requires_grad
+
+
+def test_codes_have_no_gradients():
+    sentence = "^x, cos or sin requires grad, and codes have no gradients$"
+    library = torch.library.Library("fa3", "IMPL")
+    for name, definition in (("quantize", reference.quantized), ("quantize_channels", reference.quantized_channels)):
+        library.impl(name, lambda x, *_, definition=definition: definition(x), "CPU", allow_override=True)
+    try:
+        x = normal(2, 33, 4, 64).requires_grad_()
+        tables = [torch.ones(40, 32), torch.zeros(40, 32).requires_grad_()]
+        for results in (quantize(x), quantize_channels(x), quantize(x.detach(), *tables)):
+            for result in results:
+                assert result.requires_grad
+                with pytest.raises(NotImplementedError, match=sentence):
+                    result.float().sum().backward(retain_graph=True)
+    finally:
+        library._destroy()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_float8_gradients_are_refused_in_a_sentence(compiled):
+    """The operator gives zeros on the CPU."""
+
+    def forward(q, k, v, *_):
+        return torch.zeros(q.shape, dtype=BF16), torch.zeros(q.shape[0], q.shape[2], q.shape[1])
+
+    library = torch.library.Library("fa3", "IMPL")
+    library.impl("forward", forward, "CPU", allow_override=True)
+    try:
+        x = torch.zeros(2, 16, 4, 64, dtype=E4M3)
+
+        def attend(q, k, v, scale):
+            return torch.ops.fa3.forward(q, k, v, None, -1, -1, 0.0, 0, scale)
+
+        attend = torch.compile(attend, backend="aot_eager", fullgraph=True) if compiled else attend
+        for leaf, scale in ((x.clone().requires_grad_(), None), (x, torch.ones(2, 4, requires_grad=True))):
+            out, lse = attend(leaf, x, x, scale)
+            for result in (out, lse):
+                with pytest.raises(NotImplementedError, match=NO_GRADIENT):
+                    result.float().sum().backward(retain_graph=True)
+    finally:
+        library._destroy()
 
 
 @pytest.mark.hopper
 def test_float8_has_no_gradients_on_a_gpu():
-    x = normal(2, 64, 8, 128, device="cuda").to(torch.float8_e4m3fn)
-    descale = torch.ones(2, 8, device="cuda", requires_grad=True)
-    for tensors, options in (((x, x.clone().requires_grad_(), x), {}), ((x, x, x), dict(k_descale=descale))):
-        with pytest.raises(NotImplementedError, match="^q is torch.float8_e4m3fn, for which attention has no gradients"):
-            flash_attn_func(*tensors, **options)
-        with torch.no_grad():
-            assert flash_attn_func(*tensors, **options).dtype == BF16
+    for call in float8_calls("cuda"):
+        out = call()
+        assert out.requires_grad and out.dtype == BF16
+        with pytest.raises(NotImplementedError, match=NO_GRADIENT):
+            out.float().sum().backward()
+
+
+def flops(function, *arguments):
+    with FlopCounterMode(display=False) as counter:
+        function(*arguments)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("seqlen, heads_kv, head_dim_v", [(96, 4, 64), (40, 4, 32), (40, 2, 64)])
+def test_operations_are_counted_as_torch_counts_its_own(seqlen, heads_kv, head_dim_v):
+    """Those of hidden keys count, and those of each query head."""
+
+    def step(attend, *shapes):
+        leaves = [torch.empty(shape, dtype=BF16).requires_grad_() for shape in shapes]
+        attend(*leaves).sum().backward()
+
+    def ours(q, k, v):
+        return flash_attn_func(q, k, v, causal=True)
+
+    def theirs(q, k, v):
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+    with FakeTensorMode():
+        counted = flops(step, ours, (2, 32, 4, 64), (2, seqlen, heads_kv, 64), (2, seqlen, heads_kv, head_dim_v))
+        shapes = (2, 4, 32, 64), (2, 4, seqlen, 64), (2, 4, seqlen, head_dim_v)
+        if head_dim_v == 64:
+            assert counted == flops(step, theirs, *shapes)
+        assert counted == sdpa_flop_count(*shapes) + sdpa_backward_flop_count((2, 4, 32, head_dim_v), *shapes)
+
+
+def test_operations_in_8_bits_are_counted():
+    with FakeTensorMode():
+        q, k = (torch.empty(2, seqlen, 4, 64, dtype=BF16, device="cuda") for seqlen in (32, 40))
+        assert flops(flash_attn_fp8_func, q, k, k) == flops(flash_attn_func, q, k, k) == 2 * 4 * 32 * 40 * 2 * 128
 
 
 def test_threads(device):

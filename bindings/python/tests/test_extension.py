@@ -12,8 +12,17 @@ import pytest
 
 import fa3
 import fa3._fa3 as extension
+from fa3._without_torch import stand_in
 
 NO_SUCH_DEVICE = 0x7000_0000
+# Modules that need torch, and their public functions.
+FUNCTIONS = [
+    ("attention", "flash_attn_func"),
+    ("attention", "flash_attn_qkvpacked_func"),
+    ("fp8", "flash_attn_fp8_func"),
+    ("quantize", "quantize"),
+    ("quantize", "quantize_channels"),
+]
 
 
 def tensor(shape=(2, 16, 4, 64), dtype="bf16", address=0x1000, strides=None):
@@ -70,6 +79,33 @@ def test_importing_needs_no_torch():
     assert not hasattr(fa3, "flash_attn")
 
 
+def test_what_stands_for_a_function_without_torch_documents_it():
+    package = Path(fa3.__file__).parent
+    for module, name in FUNCTIONS:
+        function = stand_in(module, name)
+        tree = ast.parse((package / f"{module}.py").read_text())
+        [definition] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        assert inspect.getdoc(function) == inspect.cleandoc(ast.get_docstring(definition))
+        arguments = ast.unparse(definition.args)
+        signature = str(inspect.signature(function)).replace("'", "").replace(" = ", "=")
+        assert signature.startswith(f"({arguments.replace(chr(39), '').replace(' = ', '=')}) -> ")
+        assert (function.__name__, function.__module__) == (name, f"fa3.{module}")
+        with pytest.raises(ImportError, match=f"^fa3.{name} needs PyTorch, which is not installed$"):
+            function()
+
+
+@pytest.mark.parametrize(
+    "name", ["flash_attn_combine", "flash_attn_varlen_func", "flash_attn_with_kvcache", "get_scheduler_metadata"]
+)
+def test_what_flash_attention_3_has_besides_is_named(name):
+    """Feature tests, of libraries that look for these names, are told the truth."""
+    assert not hasattr(fa3, name) and name not in dir(fa3)
+    with pytest.raises(AttributeError, match=f"^fa3 has no {name}: .* not supported yet$"):
+        getattr(fa3, name)
+    with pytest.raises(ImportError, match=f"cannot import name '{name}' from 'fa3'"):
+        exec(f"from fa3 import {name}")
+
+
 def test_the_stub_has_the_functions_parameters():
     stub = ast.parse((Path(__file__).parents[1] / "python/fa3/_fa3.pyi").read_text())
     functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
@@ -79,8 +115,8 @@ def test_the_stub_has_the_functions_parameters():
         assert [argument.arg for argument in function.args.args] == names
 
 
-@pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_qkvpacked_func"])
-def test_types_say_how_many_tensors_there_are(name):
+@pytest.mark.parametrize("module, name", [function for function in FUNCTIONS if function[0] != "quantize"])
+def test_types_say_how_many_tensors_there_are(module, name):
     package = Path(__file__).parents[1] / "python/fa3"
 
     def functions(file):
@@ -88,11 +124,12 @@ def test_types_say_how_many_tensors_there_are(name):
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
         return [(ast.unparse(function.args), ast.unparse(function.returns)) for function in functions]
 
-    [(arguments, result)] = functions("attention.py")
+    [(arguments, result)] = functions(f"{module}.py")
     rest, more = arguments.split("return_attn_probs: bool=False")
-    assert functions("attention.pyi") == [
+    star = "" if "*, " in rest else "*, "
+    assert functions(f"{module}.pyi") == [
         (f"{rest}return_attn_probs: Literal[False]=False{more}", "Tensor"),
-        (f"{rest}*, return_attn_probs: Literal[True]{more.removeprefix(', *')}", "tuple[Tensor, Tensor]"),
+        (f"{rest}{star}return_attn_probs: Literal[True]{more.removeprefix(', *')}", "tuple[Tensor, Tensor]"),
         (arguments, result),
     ]
 

@@ -203,27 +203,32 @@ def test_compiled_graphs(problem):
         assert_equal(attend(*tensors), expected)
 
 
-def test_a_given_workspace_is_used_or_refused(problem):
+def test_a_workspace_is_asked_for_where_none_is_kept(problem):
     tensors, expected = problem()
     results = [torch.empty_like(x) for x in expected]
+    asked = []
 
-    def launch(workspace, stream):
+    def allocate(bytes, zeros):
+        memory = torch.zeros(bytes, dtype=torch.uint8, device="cuda")
+        asked.append((bytes, zeros))
+        return memory.data_ptr(), memory
+
+    def launch(stream, allocate):
         raw = [("bf16", x.data_ptr(), x.shape, x.stride()) for x in tensors]
         addresses = [x.data_ptr() for x in results]
-        return _fa3.forward(0, stream.cuda_stream, *raw, *addresses, (None,) * 4, None, (-1, 0), None, 0, None, workspace)
+        options = (None, (-1, 0), None, 0, None)
+        _fa3.forward(0, stream.cuda_stream, *raw, *addresses, (None,) * 4, *options, allocate)
 
-    stream = torch.cuda.current_stream()
-    memory = torch.zeros(256, dtype=torch.uint8, device="cuda")
-    assert launch((memory.data_ptr(), 256), stream) is None
+    launch(torch.cuda.current_stream(), allocate)
     assert_equal(results, expected)
-    # It is left as it was.
-    assert not memory.any()
-    with pytest.raises(ValueError, match="^the workspace has 255 bytes, 256 are needed$"):
-        launch((memory.data_ptr(), 255), stream)
+    assert not asked
     # While the stream is captured none is kept for it.
-    missing = []
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        missing.append(launch(None, torch.cuda.current_stream()))
-        memory.zero_()
-    assert missing == [(256, 256)]
+    graph, _ = capture(lambda: launch(torch.cuda.current_stream(), allocate))
+    assert asked == [(256, 256)]
+
+    def refuse(bytes, zeros):
+        raise MemoryError(f"no {bytes} bytes")
+
+    # What it raises is raised.
+    with pytest.raises(MemoryError, match="^no 256 bytes$"):
+        capture(lambda: launch(torch.cuda.current_stream(), refuse))

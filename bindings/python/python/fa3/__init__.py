@@ -10,6 +10,8 @@ each channel. The driver compiles a kernel at the first call of a new kind, in a
 to build.
 """
 
+from typing import TYPE_CHECKING
+
 from ._fa3 import __version__
 
 __all__ = [
@@ -22,21 +24,33 @@ __all__ = [
 ]
 
 try:
+    from . import flops
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
     from .fp8 import flash_attn_fp8_func
     from .quantize import quantize, quantize_channels
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
+    from ._without_torch import stand_in
 
-    def _needs_torch(name: str):
-        def function(*_arguments, **_options):
-            raise ImportError(f"fa3.{name} needs PyTorch, which is not installed")
+    flash_attn_fp8_func = stand_in("fp8", "flash_attn_fp8_func")
+    flash_attn_func = stand_in("attention", "flash_attn_func")
+    flash_attn_qkvpacked_func = stand_in("attention", "flash_attn_qkvpacked_func")
+    quantize = stand_in("quantize", "quantize")
+    quantize_channels = stand_in("quantize", "quantize_channels")
 
-        return function
+# FlashAttention-3's functions that there are not yet, and what they are for.
+_MISSING = {
+    "flash_attn_combine": "parts of attention over split keys are",
+    "flash_attn_varlen_func": "packed sequences are",
+    "flash_attn_with_kvcache": "a cache of keys and values is",
+    "get_scheduler_metadata": "a cache of keys and values is",
+}
 
-    flash_attn_fp8_func = _needs_torch("flash_attn_fp8_func")
-    flash_attn_func = _needs_torch("flash_attn_func")
-    flash_attn_qkvpacked_func = _needs_torch("flash_attn_qkvpacked_func")
-    quantize = _needs_torch("quantize")
-    quantize_channels = _needs_torch("quantize_channels")
+# Type checkers would take every name for one that exists.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name in _MISSING:
+            raise AttributeError(f"fa3 has no {name}: {_MISSING[name]} not supported yet")
+        raise AttributeError(f"module 'fa3' has no attribute {name!r}")

@@ -1,7 +1,15 @@
+from collections.abc import Callable, Sequence
+
 __version__: str
 
 # (dtype, address, shape, strides)
-_Tensor = tuple[str, int, tuple[int, int, int, int], tuple[int, int, int, int]]
+_Tensor = tuple[str, int, Sequence[int], Sequence[int]]
+
+# The addresses of the scales of q, k and v, and of the means of v's channels.
+Descales = tuple[int | None, int | None, int | None, int | None]
+
+# (bytes, zeros) -> (address, owner)
+_Allocate = Callable[[int, int], tuple[int, object]]
 
 def forward(
     device: int,
@@ -11,14 +19,14 @@ def forward(
     v: _Tensor,
     o: int,
     lse: int | None,
-    descales: tuple[int | None, int | None, int | None, int | None],
+    descales: Descales,
     softmax_scale: float | None,
     window: tuple[int, int],
     softcap: float | None,
     sm_margin: int,
     fp8: tuple[bool, int | None, str | None] | None,
-    workspace: tuple[int, int] | None,
-) -> tuple[int, int] | None: ...
+    allocate: _Allocate,
+) -> None: ...
 def backward(
     device: int,
     stream: int,
@@ -36,9 +44,9 @@ def backward(
     window: tuple[int, int],
     softcap: float | None,
     sm_margin: int,
-    workspace: tuple[int, int] | None,
+    allocate: _Allocate,
     deterministic: bool = True,
-) -> tuple[int, int] | None: ...
+) -> None: ...
 def quantize(
     device: int,
     stream: int,
@@ -51,8 +59,8 @@ def quantize(
     heads_per_scale: int | None,
     block_rows: int | None,
     transposed: bool,
-    workspace: tuple[int, int] | None,
-) -> tuple[int, int] | None: ...
+    allocate: _Allocate,
+) -> None: ...
 def quantize_channels(
     device: int,
     stream: int,
@@ -61,5 +69,5 @@ def quantize_channels(
     scales: int,
     mean: int,
     transposed: bool,
-    workspace: tuple[int, int] | None,
-) -> tuple[int, int] | None: ...
+    allocate: _Allocate,
+) -> None: ...

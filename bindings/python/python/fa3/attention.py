@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from . import gradient, operator
+from . import arguments, gradient, operator
 
 
 def flash_attn_func(
@@ -54,7 +54,8 @@ def flash_attn_func(
         softcap: scores s become softcap * tanh(s / softcap); 0 is no cap.
         num_splits: 1, or 0 for the library's choice, which is 1.
         pack_gqa: None or False.
-        deterministic: whether the gradient of q must be the same bits in every run. Otherwise it is added up in any
+        deterministic: whether the gradient of q must be the same bits in every run. So it is where the backward pass
+            runs while `torch.are_deterministic_algorithms_enabled()`. Otherwise it is added up in any
             order where that is faster: for head dimensions up to 128, where queries see more than 4096 keys on average,
             or under a mask more than 1024. All other results always have the same bits.
         sm_margin: how many SMs of the GPU to leave to others, in the backward pass as well.
@@ -76,30 +77,44 @@ def flash_attn_func(
         for a thousand keys.
 
     Raises:
-        NotImplementedError: an argument that is not supported yet, a float8_e4m3fn tensor or its scale that requires
-            grad, a tensor with a tangent (forward mode), or a second derivative.
+        NotImplementedError: an argument that is not supported yet, a number that is a tensor and requires grad, or a
+            tensor with a tangent (forward mode). The backward pass raises it for float8_e4m3fn tensors and their
+            scales, and for a second derivative.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: what the driver says.
     """
     for name, given in (
         ("qv", qv is not None),
-        ("attention_chunk", attention_chunk != 0),
-        ("num_splits", num_splits not in (0, 1)),
-        ("pack_gqa", pack_gqa),
+        ("attention_chunk", arguments.integer("attention_chunk", attention_chunk) != 0),
+        ("num_splits", arguments.integer("num_splits", num_splits) not in (0, 1)),
+        ("pack_gqa", pack_gqa is not None and arguments.flag("pack_gqa", pack_gqa)),
     ):
         if given:
             raise NotImplementedError(f"{name} is not supported yet")
-    left, right = window_size
-    options = (softmax_scale, left, 0 if causal else right, softcap, sm_margin)
+    left, right = arguments.window(window_size)
+    options = operator.Options(
+        None if softmax_scale is None else arguments.number("softmax_scale", softmax_scale),
+        left,
+        0 if arguments.flag("causal", causal) else right,
+        arguments.number("softcap", softcap),
+        arguments.integer("sm_margin", sm_margin),
+        q_descale,
+        k_descale,
+        v_descale,
+        arguments.flag("v_transposed", v_transposed),
+        None if out_dtype is None else arguments.output("out_dtype", out_dtype),
+        arguments.flag("deterministic", deterministic),
+        v_mean,
+    )
+    return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     descales = [x for x in (q_descale, k_descale, v_descale, v_mean) if x is not None]
-    options += (q_descale, k_descale, v_descale, v_transposed, out_dtype, deterministic, v_mean)
     if operator.is_plain(q, k, v, *descales):
         if operator.needs_grad(q, k, v, *descales):
             out, lse = gradient.Attention.apply(q, k, v, *options)
         else:
             out, lse = operator.launch(q, k, v, *options, return_attn_probs)
     else:
-        out, lse = _traced(q, k, v, *options)
+        out, lse = _traced(q, k, v, options)
     return (out, lse) if return_attn_probs else out
 
 
@@ -145,12 +160,12 @@ def flash_attn_qkvpacked_func(
 
 
 def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
-    if not isinstance(qkv, Tensor):
-        raise TypeError(f"qkv is {type(qkv).__name__}, expected torch.Tensor")
+    arguments.tensor("qkv", qkv)
     if num_heads_q is None:
         if qkv.dim() != 5 or qkv.shape[2] != 3:
             raise ValueError(f"qkv is {tuple(qkv.shape)}, expected (batch, seqlen, 3, heads, head_dim)")
         return qkv.unbind(2)
+    num_heads_q = arguments.integer("num_heads_q", num_heads_q)
     heads_kv = (qkv.shape[2] - num_heads_q) // 2 if qkv.dim() == 4 else 0
     if not (heads_kv > 0 and num_heads_q + 2 * heads_kv == qkv.shape[2]):
         wanted = f"(batch, seqlen, {num_heads_q} + 2 * heads_kv, head_dim)"
@@ -158,13 +173,15 @@ def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
     return qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
 
 
-def _traced(q: Tensor, k: Tensor, v: Tensor, *options) -> tuple[Tensor, Tensor]:
+def _traced(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -> tuple[Tensor, Tensor]:
     """The same as the operator that tracers, fake tensors and other subclasses know,
     or as torch.func's transforms want it.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
+        arguments.tensor(name, tensor)
+    for name in ("q_descale", "k_descale", "v_descale", "v_mean"):
+        if getattr(options, name) is not None:
+            arguments.tensor(name, getattr(options, name))
     operator.refuse_tangents("q, k or v", q, k, v)
     if operator.is_transformed():
         return gradient.TransformedAttention.apply(q, k, v, *options)

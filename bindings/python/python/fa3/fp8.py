@@ -1,8 +1,10 @@
 """Attention in 8 bits of tensors in 16: quantization of Q, K and V, and the forward pass on their codes."""
 
-import torch
+import functools
+
 from torch import Tensor
 
+from . import arguments
 from .attention import flash_attn_func
 from .quantize import quantize, quantize_channels
 
@@ -49,25 +51,29 @@ def flash_attn_fp8_func(
         `flash_attn_func` gives it for float8_e4m3fn.
 
     Raises:
-        NotImplementedError: a tensor that requires grad.
+        NotImplementedError: a number that is a tensor and requires grad, or a tensor with a tangent (forward mode). The
+            backward pass raises it for all tensors.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: what the driver says.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is {type(x).__name__}, expected torch.Tensor")
+        arguments.tensor(name, x)
         if x.dtype != q.dtype or x.dim() != 4:
             given = f"{name} is {x.dtype} with {x.dim()} dimensions, expected {q.dtype} like q"
             raise ValueError(f"{given} and 4: (batch, seqlen, heads, head_dim)")
     if k.shape[:3] != v.shape[:3]:
         raise ValueError(f"k is {tuple(k.shape)} and v {tuple(v.shape)}, expected the same batch, seqlen and heads")
-    rotation = {"cos": cos, "sin": sin, "interleaved": interleaved}
-    q_codes, q_descale = quantize(q, **rotation, positions=q_positions, hadamard_seed=hadamard_seed)
-    k_codes, k_descale = quantize(k, **rotation, positions=k_positions, hadamard_seed=hadamard_seed)
-    if v_channels:
+    for name, positions in (("q_positions", q_positions), ("k_positions", k_positions)):
+        if not isinstance(positions, Tensor):
+            arguments.integer(name, positions)
+    turned = functools.partial(quantize, cos=cos, sin=sin, interleaved=interleaved, hadamard_seed=hadamard_seed)
+    q_codes, q_descale = turned(q, positions=q_positions)
+    k_codes, k_descale = turned(k, positions=k_positions)
+    v_mean: Tensor | None = None
+    if arguments.flag("v_channels", v_channels):
         v_codes, v_descale, v_mean = quantize_channels(v, transposed=True)
     else:
-        (v_codes, v_descale), v_mean = quantize(v, transposed=True), None
+        v_codes, v_descale = quantize(v, transposed=True)
     return flash_attn_func(
         q_codes,
         k_codes,

@@ -1,12 +1,12 @@
 """The gradients of attention: the torch operator `fa3::backward`, and what autograd knows of `fa3::forward`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from . import _fa3, operator
-
-# `fa3::forward` takes so many arguments besides q, k and v, which have no gradients.
-_WITHOUT_GRADIENT = (None,) * 12
+from . import _fa3, operator, refusal
+from .operator import Options
 
 
 def launch(
@@ -24,7 +24,9 @@ def launch(
     sm_margin: int,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device."""
+    """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device. As for torch's own operators, its
+    mode of deterministic algorithms counts as it is now.
+    """
     given = _given(dout, q, k, v, o, lse, dlse)
     operator.refuse_tangents("a tensor of the backward pass", *given)
     device = q.get_device()
@@ -35,9 +37,9 @@ def launch(
     dout, o, lse = _readable(dout), operator.dense(o), operator.dense(lse)
     dlse = None if dlse is None else operator.dense(dlse)
     dq, dk, dv = _gradients(q, k, v)
-    arguments = (
+    _fa3.backward(
         device,
-        torch._C._cuda_getCurrentRawStream(device),
+        operator.current_stream(device),
         operator.raw(q),
         operator.raw(k),
         operator.raw(v),
@@ -52,12 +54,9 @@ def launch(
         (window_left, window_right),
         softcap or None,
         sm_margin,
+        operator.workspace_for(q),
+        deterministic or torch.are_deterministic_algorithms_enabled(),
     )
-    missing = _fa3.backward(*arguments, None, deterministic)
-    if missing:
-        # Whatever it holds: the first kernel clears the sums of dQ.
-        workspace = operator.workspace(q, *missing)
-        _fa3.backward(*arguments, (workspace.data_ptr(), workspace.nbytes), deterministic)
     return dq, dk, dv
 
 
@@ -96,18 +95,21 @@ def _given(*tensors: Tensor | None) -> list[Tensor]:
 def _save(ctx, inputs, output) -> None:
     """What the backward pass needs of the forward pass. A gradient that nobody has is None there."""
     q, k, v, *options = inputs
-    if q.dtype == torch.float8_e4m3fn and any(ctx.needs_input_grad):
-        raise NotImplementedError(f"q is {q.dtype}, for which attention has no gradients: use torch.no_grad()")
     ctx.set_materialize_grads(False)
+    ctx.is_float8 = q.dtype == torch.float8_e4m3fn
+    if ctx.is_float8:
+        return refusal.save(ctx, inputs)
     ctx.save_for_backward(q, k, v, *output)
-    # Of the forward pass's options these: the last but one, `deterministic`, is for the backward pass alone.
-    ctx.options = (*options[:5], options[-2])
+    ctx.options = Options(*options).of_backward()
 
 
 def _backward(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     """The gradients of the forward pass's arguments."""
+    without_gradient = (None,) * len(Options._fields)
     if dout is None and dlse is None:
-        return (None, None, None, *_WITHOUT_GRADIENT)
+        return (None, None, None, *without_gradient)
+    if ctx.is_float8:
+        return refusal.gradients(ctx, f"q is {torch.float8_e4m3fn}, for which attention has no gradients", dout, dlse)
     q, k, v, o, lse = ctx.saved_tensors
     if dout is None:
         # One row of zeros for all.
@@ -119,7 +121,7 @@ def _backward(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | N
         gradients = _TransformedGradient.apply(*tensors, *ctx.options)
     else:
         gradients = torch.ops.fa3.backward(*tensors, *ctx.options)
-    return (*gradients, *_WITHOUT_GRADIENT)
+    return (*gradients, *without_gradient)
 
 
 def _refuse(ctx, *gradients: Tensor | None) -> None:

@@ -1,5 +1,7 @@
 """The torch operator `fa3::forward`, what it computes, and what other operators share with it."""
 
+from typing import Callable, NamedTuple
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -13,6 +15,28 @@ _DTYPES = {
     torch.bfloat16: "bf16",
     torch.float8_e4m3fn: "e4m3",
 }
+
+
+class Options(NamedTuple):
+    """What `fa3::forward` takes besides q, k and v, in this order."""
+
+    softmax_scale: float | None
+    window_left: int
+    window_right: int
+    softcap: float
+    sm_margin: int
+    q_descale: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+    v_transposed: bool
+    out_dtype: torch.dtype | None
+    deterministic: bool
+    v_mean: Tensor | None
+
+    def of_backward(self) -> tuple[float | None, int, int, float, int, bool]:
+        """What `fa3::backward` takes besides tensors, in its order."""
+        window = self.window_left, self.window_right
+        return self.softmax_scale, *window, self.softcap, self.sm_margin, self.deterministic
 
 
 def launch(
@@ -46,21 +70,22 @@ def launch(
     output = None if out_dtype is None else _DTYPES[out_dtype]
     # What nobody wants is not even allocated: that takes as long as the launch.
     o, lse = _output(q, k, v, v_transposed, out_dtype), _lse(q) if with_lse else None
-    if q_descale is None and k_descale is None and v_descale is None and v_mean is None:
-        descales, scales, block_rows = (None, None, None, None), None, None
-    else:
+    descales: _fa3.Descales = (None, None, None, None)
+    block_rows = None
+    if not (q_descale is None and k_descale is None and v_descale is None and v_mean is None):
         # They are kept until the launch. Their memory may be used again after it, in the order of the stream.
         scales, block_rows = _descales(q, k, o.shape[3], q_descale, k_descale, v_descale, v_mean)
-        descales = tuple(None if scale is None else scale.data_ptr() for scale in scales)
+        q_at, k_at, v_at, mean_at = (None if scale is None else scale.data_ptr() for scale in scales)
+        descales = q_at, k_at, v_at, mean_at
     if v_transposed:
         # As it would be in rows.
         batch, heads, head_dim, _ = v.shape
         shape = (batch, k.shape[1], heads, head_dim)
         v_raw = (v_raw[0], v_raw[1], shape, (k.shape[1] * heads * head_dim, heads * head_dim, head_dim, 1))
     fp8 = (v_transposed, block_rows, output) if v_transposed or block_rows or output else None
-    arguments = (
+    _fa3.forward(
         device,
-        torch._C._cuda_getCurrentRawStream(device),
+        current_stream(device),
         q_raw,
         k_raw,
         v_raw,
@@ -72,14 +97,8 @@ def launch(
         softcap or None,
         sm_margin,
         fp8,
+        workspace_for(q),
     )
-    missing = _fa3.forward(*arguments, None)
-    if missing:
-        # V is transposed into it; or the stream is being captured, so that this is the graph's own memory, and each
-        # replay begins with counters of 0. As with any tensor, what torch gives the memory to next comes later on the
-        # same stream.
-        memory = workspace(q, *missing)
-        _fa3.forward(*arguments, (memory.data_ptr(), memory.nbytes))
     return o, lse
 
 
@@ -89,7 +108,9 @@ def is_plain(*tensors: Tensor) -> bool:
     What lies in memory must be what the tensors hold. The dispatcher writes the negation that a negated tensor stands
     for, and the zeros of one that has no memory.
     """
-    if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() != 0:
+    if not _CAN_ASK or torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
+    if torch._C._len_torch_dispatch_stack() != 0 or torch._C._len_torch_function_stack() != 0:
         return False
     if torch._C._are_functorch_transforms_active():
         return False
@@ -101,7 +122,8 @@ def is_plain(*tensors: Tensor) -> bool:
 
 def is_transformed() -> bool:
     """Whether the call is inside of torch.func's transforms. Compilers have their own ways through those."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+    return not torch.compiler.is_compiling() and active()
 
 
 def needs_grad(*tensors: Tensor) -> bool:
@@ -115,7 +137,10 @@ def needs_grad(*tensors: Tensor) -> bool:
 
 def refuse_tangents(names: str, *tensors: Tensor) -> None:
     """A result that silently has no tangent would be a wrong one."""
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    # Without a level there are no tangents. It is torch's own, and saves the time of looking.
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError(f"{names} has a tangent, and there is no derivative in forward mode")
 
 
@@ -137,12 +162,34 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
-def workspace(like: Tensor, bytes: int, zeros: int) -> Tensor:
-    """A new workspace on the device of a tensor, its first `zeros` bytes zeroed on the current stream."""
-    workspace = like.new_empty(bytes, dtype=torch.uint8)
-    if zeros:
-        workspace[:zeros].zero_()
-    return workspace
+def current_stream(device: int) -> int:
+    """The driver's handle of torch's current stream of a device."""
+    # Torch's own way is faster.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw(device) if raw else torch.cuda.current_stream(device).cuda_stream
+
+
+def workspace_for(like: Tensor) -> Callable[[int, int], tuple[int, Tensor]]:
+    """A function that makes a workspace on the device of a tensor, its first `zeros` bytes zeroed on the current stream:
+    its address and itself.
+
+    While the stream is captured it is the graph's own memory, and each replay begins with zeros. As with any tensor, what
+    torch gives the memory to next comes later on the same stream.
+    """
+
+    def allocate(bytes: int, zeros: int) -> tuple[int, Tensor]:
+        workspace = like.new_empty(bytes, dtype=torch.uint8)
+        if zeros:
+            workspace[:zeros].zero_()
+        return workspace.data_ptr(), workspace
+
+    return allocate
+
+
+def _can_ask() -> bool:
+    """Whether this torch has the questions of `is_plain`, some of which are its own."""
+    names = ("_is_tracing", "_len_torch_dispatch_stack", "_len_torch_function_stack", "_are_functorch_transforms_active")
+    return hasattr(Tensor, "_is_zerotensor") and all(hasattr(torch._C, name) for name in names)
 
 
 def _output(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dtype | None) -> Tensor:
@@ -190,7 +237,11 @@ def _descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None) -> t
     batch, heads_kv = q.shape[0], k.shape[2]
     of_rows = given[:3] if v_mean is None else given[:2]
     of_blocks = [x is not None and x.dim() == 3 for x in of_rows]
-    if all(of_blocks):
+    rows: int | None = None
+    of_q: tuple[tuple[int, ...], str]
+    of_k: tuple[tuple[int, ...], str]
+    of_v: tuple[tuple[int, ...], str]
+    if q_descale is not None and all(of_blocks):
         # Where either will do, it is 128.
         rows = 128 if q_descale.shape[2] == -(-q.shape[1] // 128) else 64
         what = "(batch, heads, blocks), with 64 or 128 rows of q and 128 of k and v in a block"
@@ -200,7 +251,6 @@ def _descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None) -> t
         wanted = "all of them or none" if v_mean is None else "both of q and k or none, as v_mean is given"
         raise ValueError(f"some descales are of blocks, (batch, heads, blocks), expected {wanted}")
     else:
-        rows = None
         of_q = of_k = (batch, heads_kv), "(batch, heads_kv)"
     of_channels = (batch, heads_kv, head_dim_v), "(batch, heads_kv, head_dim_v)"
     of_v = of_k if v_mean is None else of_channels
@@ -243,6 +293,9 @@ def _fake(
 ):
     return _output(q, k, v, v_transposed, out_dtype), _lse(q)
 
+
+# Where torch cannot be asked who listens, all calls go through its dispatcher.
+_CAN_ASK = _can_ask()
 
 # Operators live as long as this object.
 library = torch.library.Library("fa3", "DEF")

@@ -2,13 +2,16 @@
 `fa3::quantize_channels`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from . import _fa3, operator
+from . import _fa3, arguments, operator, refusal
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _SEEDS = 1 << 64
+_NO_GRADIENT = "requires grad, and codes have no gradients"
 
 
 def quantize(
@@ -57,15 +60,29 @@ def quantize(
         the tensor is one element, as is a given scale. codes * scales is about y. A scale is 1 where all numbers are 0.
 
     Raises:
-        NotImplementedError: a tensor that requires grad.
+        NotImplementedError: a tensor with a tangent (forward mode). The backward pass raises it for all tensors.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: what the driver says.
     """
-    if hadamard_seed is not None and not 0 <= hadamard_seed < _SEEDS:
-        raise ValueError(f"hadamard_seed {hadamard_seed} is outside 0 to 2^64 - 1")
+    if hadamard_seed is not None:
+        hadamard_seed = arguments.whole("hadamard_seed", hadamard_seed)
+        if not 0 <= hadamard_seed < _SEEDS:
+            raise ValueError(f"hadamard_seed {hadamard_seed} is outside 0 to 2^64 - 1")
+    if not isinstance(scales_of, str):
+        raise TypeError(f"scales_of is {scales_of!r}, expected 'blocks', 'heads' or 'tensor'")
     listed, first = (positions, 0) if isinstance(positions, Tensor) else (None, positions)
-    options = (interleaved, first, hadamard_seed, block_rows, scale, transposed, scales_of, heads_per_scale)
-    if operator.is_plain(x, *_given(cos, sin, listed)):
+    options = (
+        arguments.flag("interleaved", interleaved),
+        arguments.integer("positions", first),
+        hadamard_seed,
+        arguments.integer("block_rows", block_rows),
+        None if scale is None else arguments.number("scale", scale),
+        arguments.flag("transposed", transposed),
+        scales_of,
+        arguments.integer("heads_per_scale", heads_per_scale),
+    )
+    tensors = (x, *_given(cos, sin, listed))
+    if operator.is_plain(*tensors) and not operator.needs_grad(*tensors):
         return _launch(x, cos, sin, listed, *options)
     return _traced(x, cos, sin, listed, *options)
 
@@ -89,14 +106,14 @@ def quantize_channels(x: Tensor, *, transposed: bool = False) -> tuple[Tensor, T
         all numbers are the mean.
 
     Raises:
-        NotImplementedError: a tensor that requires grad.
+        NotImplementedError: a tensor with a tangent (forward mode). The backward pass raises it for all tensors.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: what the driver says.
     """
-    if operator.is_plain(x):
+    transposed = arguments.flag("transposed", transposed)
+    if operator.is_plain(x) and not operator.needs_grad(x):
         return _launch_channels(x, transposed)
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x is {type(x).__name__}, expected torch.Tensor")
+    arguments.tensor("x", x)
     _refuse_derivatives("x", x)
     return torch.ops.fa3.quantize_channels(x, transposed)
 
@@ -104,8 +121,8 @@ def quantize_channels(x: Tensor, *, transposed: bool = False) -> tuple[Tensor, T
 def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, *options):
     """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
-        if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
-            raise TypeError(f"{name} is {type(tensor).__name__}, expected torch.Tensor")
+        if tensor is not None or name == "x":
+            arguments.tensor(name, tensor)
     _refuse_derivatives("x, cos or sin", x, *_given(cos, sin))
     if hadamard_seed is not None and hadamard_seed >= _SEEDS // 2:
         hadamard_seed -= _SEEDS
@@ -128,7 +145,7 @@ def _launch(
 ) -> tuple[Tensor, Tensor]:
     """Codes and scales of tensors on a GPU. An operator's integers have signs: a seed counts modulo 2^64."""
     tensors = (x, *_given(cos, sin, positions))
-    _refuse_derivatives("x, cos or sin", *tensors)
+    operator.refuse_tangents("x, cos or sin", *tensors)
     device = x.get_device()
     if not all(tensor.is_cuda and tensor.get_device() == device for tensor in tensors):
         places = ", ".join(str(tensor.device) for tensor in tensors)
@@ -164,7 +181,7 @@ def _launch(
 
 def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and means of a tensor on a GPU."""
-    _refuse_derivatives("x", x)
+    operator.refuse_tangents("x", x)
     if not x.is_cuda:
         raise ValueError(f"x is on {x.device}, expected a CUDA device")
     _check_x(x)
@@ -174,21 +191,17 @@ def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tenso
 
 
 def _run(function, x: Tensor, *arguments) -> None:
-    """Calls a function of the extension module for torch's current stream of x's device,
-    with a workspace if it needs one.
-    """
+    """Calls a function of the extension module for torch's current stream of x's device."""
     device = x.get_device()
-    arguments = (device, torch._C._cuda_getCurrentRawStream(device), operator.raw(x), *arguments)
-    missing = function(*arguments, None)
-    if missing:
-        workspace = operator.workspace(x, *missing)
-        function(*arguments, (workspace.data_ptr(), workspace.nbytes))
+    function(device, operator.current_stream(device), operator.raw(x), *arguments, operator.workspace_for(x))
 
 
 def _refuse_derivatives(names: str, *tensors: Tensor) -> None:
-    """Codes that silently have no gradient would be wrong ones."""
-    if operator.needs_grad(*tensors):
-        raise NotImplementedError(f"{names} requires grad, and codes have no gradients: use torch.no_grad()")
+    """Codes that silently have no derivative would be wrong ones. Elsewhere than in torch.func's transforms, which always
+    want it, the backward pass refuses.
+    """
+    if operator.is_transformed() and operator.needs_grad(*tensors):
+        raise NotImplementedError(f"{names} {_NO_GRADIENT}")
     operator.refuse_tangents(names, *tensors)
 
 
@@ -295,6 +308,14 @@ def _fake_channels(x, transposed):
     return _codes(x, transposed), _of_channels(x), _of_channels(x)
 
 
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    refusal.save(ctx, inputs)
+
+
+def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    return refusal.gradients(ctx, f"x, cos or sin {_NO_GRADIENT}", *given)
+
+
 # Compilers must leave the last dimension contiguous.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 operator.library.define(
@@ -310,3 +331,5 @@ operator.library.define(
 )
 operator.library.impl("quantize_channels", _launch_channels, "CUDA")
 torch.library.register_fake("fa3::quantize_channels", _fake_channels, lib=operator.library)
+for name in ("quantize", "quantize_channels"):
+    torch.library.register_autograd(f"fa3::{name}", _backward, setup_context=_save, lib=operator.library)

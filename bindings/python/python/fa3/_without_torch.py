@@ -1,0 +1,28 @@
+"""Functions that stand for the package's own where torch is not installed: documentation tools and `from fa3 import` find
+them, and a call says what it needs.
+"""
+
+import __future__
+
+import ast
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def stand_in(module: str, name: str) -> Callable[..., Any]:
+    """A function with the signature and the documentation of one of a module that cannot be imported."""
+    path = Path(__file__).with_name(f"{module}.py")
+    [definition] = [x for x in ast.parse(path.read_text()).body if isinstance(x, ast.FunctionDef) and x.name == name]
+    # Of its body only the documentation. The types in its signature stay text.
+    definition.body = definition.body[:1]
+    namespace: dict[str, Any] = {"__name__": f"fa3.{module}"}
+    flags = __future__.annotations.compiler_flag
+    exec(compile(ast.Module([definition], []), path, "exec", flags), namespace)
+
+    @functools.wraps(namespace[name])
+    def function(*_arguments: Any, **_options: Any) -> Any:
+        raise ImportError(f"fa3.{name} needs PyTorch, which is not installed")
+
+    return function

@@ -1,0 +1,96 @@
+"""Arguments that become numbers, checked before any operator sees them. What makes no sense is refused in a sentence."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import operator
+
+# A number in a trace may be a symbol.
+_INTEGERS = (int, torch.SymInt)
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
+def number(name: str, given: Any) -> float:
+    """A number as kernels take it."""
+    if type(given) is float:
+        return given
+    given = _scalar(name, given)
+    if not isinstance(given, _NUMBERS):
+        raise TypeError(f"{name} is {_words(given)}, expected a number")
+    try:
+        # A symbol stays one.
+        return float(given) if isinstance(given, int) else given  # type: ignore[return-value]
+    except OverflowError:
+        raise ValueError(f"{name} {given} is too large or too small a number") from None
+
+
+def integer(name: str, given: Any) -> int:
+    """An integer that fits into 64 bits, of which one is the sign."""
+    given = whole(name, given)
+    if isinstance(given, int) and not -(2**63) <= given < 2**63:
+        raise ValueError(f"{name} {given} is too large or too small a number")
+    return given
+
+
+def whole(name: str, given: Any) -> int:
+    """An integer of any size."""
+    if type(given) is int:
+        return given
+    given = _scalar(name, given)
+    if not isinstance(given, _INTEGERS):
+        raise TypeError(f"{name} is {_words(given)}, expected an integer")
+    return given  # type: ignore[return-value]
+
+
+def flag(name: str, given: Any) -> bool:
+    """A yes or no."""
+    if type(given) is bool:
+        return given
+    given = _scalar(name, given)
+    if not isinstance(given, int):
+        raise TypeError(f"{name} is {_words(given)}, expected True or False")
+    return bool(given)
+
+
+def window(given: Any) -> tuple[int, int]:
+    """Both sides of a window."""
+    if not isinstance(given, (tuple, list)):
+        raise TypeError(f"window_size is {_words(given)}, expected (left, right)")
+    if len(given) != 2:
+        raise ValueError(f"window_size is {given}, expected (left, right)")
+    return integer("the left side of window_size", given[0]), integer("the right side of window_size", given[1])
+
+
+def output(name: str, given: Any) -> torch.dtype:
+    """A dtype of O."""
+    if given not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"{name} is {given}, expected torch.float16 or torch.bfloat16")
+    return given
+
+
+def tensor(name: str, given: Any) -> None:
+    """Refuses what is no tensor."""
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{name} is {type(given).__name__}, expected torch.Tensor")
+
+
+def _scalar(name: str, given: Any) -> Any:
+    """The number that a tensor or an array without dimensions holds; anything else as it is."""
+    if isinstance(given, Tensor):
+        if operator.needs_grad(given):
+            raise NotImplementedError(f"{name} requires grad, and has no gradient: give a number")
+        operator.refuse_tangents(name, given)
+        if given.dim() != 0:
+            raise TypeError(f"{name} is a tensor of shape {tuple(given.shape)}, expected a number")
+        if given.device.type != "cpu":
+            raise TypeError(f"{name} is a tensor on {given.device}, for which the call would wait: give a number")
+    elif getattr(given, "ndim", None) != 0:
+        return given
+    return given.item()
+
+
+def _words(given: Any) -> str:
+    """A short description."""
+    return repr(given) if isinstance(given, (str, int, float, complex, type(None))) else f"a {type(given).__name__}"

@@ -1,0 +1,31 @@
+"""What `torch.utils.flop_counter.FlopCounterMode` counts for the operators: as for torch's own attention all products of
+matrices, with those of hidden keys. The backward pass computes the scores once more, which counts.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+# It defines the operators, all of them.
+from . import gradient  # noqa: F401
+
+_Shape = tuple[int, ...]
+
+
+@register_flop_formula(torch.ops.fa3.forward)
+def _forward(q: _Shape, k: _Shape, v: _Shape, *_: Any, out_shape: tuple[_Shape, _Shape], **__: Any) -> int:
+    """Q K^T and P V."""
+    return _pairs(q, k) * 2 * (q[3] + out_shape[0][3])
+
+
+@register_flop_formula(torch.ops.fa3.backward)
+def _backward(dout: _Shape, q: _Shape, k: _Shape, *_: Any, **__: Any) -> int:
+    """Q K^T, dQ and dK, which sum over or make head_dim; dP and dV, head_dim_v."""
+    return _pairs(q, k) * 2 * (3 * q[3] + 2 * dout[3])
+
+
+def _pairs(q: _Shape, k: _Shape) -> int:
+    """Scores: pairs of a query and a key, of all query heads."""
+    batch, seqlen, heads, _ = q
+    return batch * heads * seqlen * k[1]

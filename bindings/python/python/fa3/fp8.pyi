@@ -1,0 +1,65 @@
+# What type checkers know: with return_attn_probs there are two tensors.
+
+from typing import Literal, overload
+
+from torch import Tensor
+
+@overload
+def flash_attn_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    v_channels: bool = False,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...
+
+@overload
+def flash_attn_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    v_channels: bool = False,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+@overload
+def flash_attn_fp8_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_positions: int | Tensor = 0,
+    k_positions: int | Tensor = 0,
+    hadamard_seed: int | None = 0,
+    v_channels: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]: ...

@@ -1,0 +1,39 @@
+"""Gradients that there are none of: the torch operator `fa3::refuse_gradient` stands for them, and raises when one is
+computed. So the forward pass runs, and compilers can trace both.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import operator
+
+
+def save(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    """Keeps the inputs of which a gradient may be asked for."""
+    ctx.save_for_backward(*(x for x, needed in zip(inputs, ctx.needs_input_grad) if needed))
+
+
+def gradients(ctx: Any, sentence: str, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs, from those of the outputs: they raise `NotImplementedError` with this sentence."""
+    # A compiler computes in the forward pass what depends on none of them.
+    of_output = next(x for x in given if x is not None)
+    saved = iter(ctx.saved_tensors)
+    refuse = torch.ops.fa3.refuse_gradient
+    return tuple(refuse(next(saved), of_output, sentence) if needed else None for needed in ctx.needs_input_grad)
+
+
+def _refuse(x: Tensor, of_output: Tensor, sentence: str) -> Tensor:
+    raise NotImplementedError(sentence)
+
+
+def _fake(x: Tensor, of_output: Tensor, sentence: str) -> Tensor:
+    return torch.empty_like(x)
+
+
+operator.library.define(
+    "refuse_gradient(Tensor x, Tensor of_output, str sentence) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+operator.library.impl("refuse_gradient", _refuse, "CompositeExplicitAutograd")
+torch.library.register_fake("fa3::refuse_gradient", _fake, lib=operator.library)

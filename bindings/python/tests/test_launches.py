@@ -1,0 +1,164 @@
+"""How calls reach the extension module, and when they take torch's dispatcher instead. Needs torch but no GPU: tensors of
+the CPU say that they are on one, and what the extension module is given is noted.
+"""
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+from torch.overrides import TorchFunctionMode
+
+from fa3 import _fa3, flash_attn_func, gradient, operator, quantize
+
+SHAPE = (2, 16, 4, 64)
+OPTIONS = (None, -1, 0, 0.0, 0)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+    def get_device(self):
+        return 0
+
+
+def on_gpu(*shape, dtype=torch.bfloat16):
+    return torch.zeros(*shape, dtype=dtype).as_subclass(OnGpu)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the extension module was called with."""
+    calls = []
+
+    def note(name):
+        return lambda *arguments: calls.append((name, arguments))
+
+    for name in ("forward", "backward", "quantize"):
+        monkeypatch.setattr(_fa3, name, note(name))
+    monkeypatch.setattr(operator, "current_stream", lambda device: 7)
+    return calls
+
+
+@pytest.fixture
+def modes():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("asked, mode", itertools.product([False, True], [None, "error", "warn"]))
+def test_the_mode_of_deterministic_algorithms_asks_for_the_same_bits(calls, modes, asked, mode):
+    """As it is when the backward pass runs, with warnings in place of errors as well."""
+    x = on_gpu(SHAPE)
+    lse = on_gpu(2, 4, 16, dtype=torch.float32)
+    if mode:
+        torch.use_deterministic_algorithms(True, warn_only=mode == "warn")
+    gradient.launch(x, x, x, x, x, lse, None, *OPTIONS, deterministic=asked)
+    [(name, arguments)] = calls
+    assert name == "backward" and arguments[-1] is (asked or mode is not None)
+
+
+def test_a_call_enters_the_extension_module_once(calls):
+    """It asks for the memory that it needs meanwhile."""
+    x, lse = on_gpu(SHAPE), on_gpu(2, 4, 16, dtype=torch.float32)
+    operator.launch(x, x, x, *OPTIONS)
+    gradient.launch(x, x, x, x, x, lse, None, *OPTIONS)
+    quantize.__globals__["_launch"](x, None, None, None, False, 0, None, 128, None, False, "heads")
+    assert [name for name, _ in calls] == ["forward", "backward", "quantize"]
+    for name, arguments in calls:
+        assert arguments[:2] == (0, 7)
+        address, memory = arguments[-2 if name == "backward" else -1](1024, 256)
+        assert memory.data_ptr() == address and memory.nbytes == 1024 and memory.dtype == torch.uint8
+        assert not memory[:256].any()
+
+
+def test_addresses_and_options_are_in_their_places(calls):
+    q, k, v = on_gpu(SHAPE), on_gpu(2, 24, 2, 64), on_gpu(2, 24, 2, 32)
+    o, lse = operator.launch(q, k, v, 0.5, 9, 0, 20.0, 2)
+    [(_, arguments)] = calls
+    strides = (24 * 2 * 32, 2 * 32, 32, 1)
+    assert arguments[4] == ("bf16", v.data_ptr(), (2, 24, 2, 32), strides)
+    assert arguments[5:-1] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0), 20.0, 2, None)
+    assert o.shape == (2, 16, 4, 32)
+
+
+def test_options_are_those_of_the_operators():
+    """Which argument has no gradient, and which the backward pass takes, follows from their names."""
+    names = [argument.name for argument in torch.ops.fa3.forward.default._schema.arguments]
+    assert tuple(names) == ("q", "k", "v", *operator.Options._fields)
+    options = operator.Options(*operator.Options._fields)
+    names = [argument.name for argument in torch.ops.fa3.backward.default._schema.arguments]
+    assert tuple(names) == ("dout", "q", "k", "v", "o", "lse", "dlse", *options.of_backward())
+
+
+class Seen(TorchFunctionMode):
+    """A user's mode that notes which functions of torch are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.functions = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.functions.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def forward_on_cpu(monkeypatch):
+    """Calls of the operator by the dispatcher; those around it fail."""
+    seen = []
+
+    def forward(q, k, v, *_):
+        seen.append(q)
+        return torch.empty_like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+
+    def launch(*_):
+        raise AssertionError("the dispatcher was left out")
+
+    library = torch.library.Library("fa3", "IMPL")
+    library.impl("forward", forward, "CPU", allow_override=True)
+    monkeypatch.setattr(operator, "launch", launch)
+    yield seen
+    library._destroy()
+
+
+def test_a_mode_of_functions_sees_the_operator(forward_on_cpu):
+    x = torch.zeros(SHAPE, dtype=torch.bfloat16)
+    with Seen() as seen:
+        flash_attn_func(x, x, x)
+    assert len(forward_on_cpu) == 1
+    assert any("fa3.forward" in str(function) or function is torch.ops.fa3.forward for function in seen.functions)
+
+
+@pytest.mark.parametrize("owner, name", [
+    (torch.Tensor, "_is_zerotensor"),
+    (torch._C, "_is_tracing"),
+    (torch._C, "_len_torch_dispatch_stack"),
+    (torch._C, "_len_torch_function_stack"),
+    (torch._C, "_are_functorch_transforms_active"),
+])
+def test_where_torch_cannot_be_asked_the_dispatcher_is(monkeypatch, forward_on_cpu, owner, name):
+    assert operator._can_ask()
+    with monkeypatch.context() as without:
+        if owner is torch._C:
+            without.delattr(owner, name)
+        else:
+            without.setattr(operator, "Tensor", object)
+        can_ask = operator._can_ask()
+    assert not can_ask
+    monkeypatch.setattr(operator, "_CAN_ASK", can_ask)
+    x = torch.zeros(SHAPE, dtype=torch.bfloat16)
+    flash_attn_func(x, x, x)
+    assert len(forward_on_cpu) == 1
+
+
+def test_the_stream_is_known_without_torchs_own_way(monkeypatch):
+    class Stream:
+        cuda_stream = 9
+
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
+    assert operator.current_stream(0) == 9

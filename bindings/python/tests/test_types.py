@@ -1,0 +1,42 @@
+"""What type checkers say of the package. Needs torch and mypy, but no GPU."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch", reason="skipped: torch is not installed")
+pytest.importorskip("mypy", reason="skipped: mypy is not installed")
+
+USE = """
+from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, quantize, quantize_channels
+from torch import Tensor
+
+def use(x: Tensor, qkv: Tensor, both: bool) -> None:
+    plain = flash_attn_func(x, x, x) + flash_attn_qkvpacked_func(qkv) + flash_attn_fp8_func(x, x, x)
+    o, lse = flash_attn_func(x, x, x, return_attn_probs=True)
+    o, lse = flash_attn_qkvpacked_func(qkv, return_attn_probs=True)
+    o, lse = flash_attn_fp8_func(x, x, x, return_attn_probs=True)
+    codes, scales = quantize(x)
+    codes, scales, mean = quantize_channels(x)
+    reveal_type(plain + o + lse + codes + scales + mean)
+    flash_attn_fp8_func(x, x, x, return_attn_probs=both)
+"""
+
+
+def run(*arguments):
+    done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True)
+    return done.stdout + done.stderr, done.returncode
+
+
+def test_calls_have_exact_types(tmp_path):
+    file = tmp_path / "use.py"
+    file.write_text(USE)
+    said, code = run("mypy", "--strict", "--follow-imports=silent", f"--cache-dir={tmp_path}", str(file))
+    assert code == 0, said
+    assert 'Revealed type is "torch._tensor.Tensor"' in said
+
+
+def test_stubs_are_what_the_package_is():
+    said, code = run("mypy.stubtest", "fa3")
+    assert code == 0, said
