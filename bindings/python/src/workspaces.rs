@@ -69,7 +69,8 @@ impl Lent {
 /// Launches of one stream run one after the other and leave it zeroed, so that they share it.
 ///
 /// # Errors
-/// The driver's.
+/// The driver's. The legacy stream has no answer while a stream that blocks it is captured. It cannot be used then, and a
+/// launch that tried would break that capture.
 pub(crate) fn find(
     ordinal: u32,
     device: &Device,

@@ -20,8 +20,7 @@ def number(name: str, given: Any) -> float:
     if not isinstance(given, _NUMBERS):
         raise TypeError(f"{name} is {_words(given)}, expected a number")
     try:
-        # A symbol stays one.
-        return float(given) if isinstance(given, int) else given  # type: ignore[return-value]
+        return torch.sym_float(given)
     except OverflowError:
         raise ValueError(f"{name} {given} is too large or too small a number") from None
 

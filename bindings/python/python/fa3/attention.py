@@ -43,7 +43,8 @@ def flash_attn_func(
             (of 16 for float8_e4m3fn).
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
         v: (batch, seqlen_k, heads_kv, head_dim_v).
-        softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None.
+        softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None. This and other numbers may be tensors without
+            dimensions on the CPU that do not require grad.
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (batch, heads_kv): a number is
             its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1. Or
             scales of blocks of 64 or 128 rows of q and 128 rows of k and v, (batch, heads, blocks) as `quantize` gives
@@ -54,10 +55,10 @@ def flash_attn_func(
         softcap: scores s become softcap * tanh(s / softcap); 0 is no cap.
         num_splits: 1, or 0 for the library's choice, which is 1.
         pack_gqa: None or False.
-        deterministic: whether the gradient of q must be the same bits in every run. So it is where the backward pass
-            runs while `torch.are_deterministic_algorithms_enabled()`. Otherwise it is added up in any
-            order where that is faster: for head dimensions up to 128, where queries see more than 4096 keys on average,
-            or under a mask more than 1024. All other results always have the same bits.
+        deterministic: whether the gradient of q must be the same bits in every run. So it is, too, where the backward
+            pass runs while `torch.are_deterministic_algorithms_enabled()`. Otherwise it is added up in any order where
+            that is faster: for head dimensions up to 128, where queries see more than 4096 keys on average, or under a
+            mask more than 1024. All other results always have the same bits.
         sm_margin: how many SMs of the GPU to leave to others, in the backward pass as well.
         return_attn_probs: whether to return LSE as well.
         v_mean: the means of float8_e4m3fn v's channels, float32 (batch, heads_kv, head_dim_v) as `quantize_channels`
