@@ -28,8 +28,8 @@ try:
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
     from .fp8 import flash_attn_fp8_func
     from .quantize import quantize, quantize_channels
-except ModuleNotFoundError as error:
-    if error.name != "torch":
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":
         raise
     from ._without_torch import stand_in
 

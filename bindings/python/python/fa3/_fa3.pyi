@@ -1,12 +1,20 @@
 from collections.abc import Callable, Sequence
 
+__all__ = [
+    "forward",
+    "backward",
+    "quantize",
+    "quantize_channels",
+    "__version__",
+]
+
 __version__: str
 
 # (dtype, address, shape, strides)
 _Tensor = tuple[str, int, Sequence[int], Sequence[int]]
 
 # The addresses of the scales of q, k and v, and of the means of v's channels.
-Descales = tuple[int | None, int | None, int | None, int | None]
+_Descales = tuple[int | None, int | None, int | None, int | None]
 
 # (bytes, zeros) -> (address, owner)
 _Allocate = Callable[[int, int], tuple[int, object]]
@@ -19,7 +27,7 @@ def forward(
     v: _Tensor,
     o: int,
     lse: int | None,
-    descales: Descales,
+    descales: _Descales,
     softmax_scale: float | None,
     window: tuple[int, int],
     softcap: float | None,

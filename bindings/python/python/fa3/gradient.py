@@ -137,7 +137,9 @@ class Attention(torch.autograd.Function):
         _save(ctx, inputs, output)
         return output
 
-    backward = staticmethod(_backward)
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, dout, dlse)
 
 
 class TransformedAttention(torch.autograd.Function):
@@ -147,8 +149,13 @@ class TransformedAttention(torch.autograd.Function):
     def forward(*inputs):
         return torch.ops.fa3.forward(*inputs)
 
-    setup_context = staticmethod(_save)
-    backward = staticmethod(_backward)
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _save(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, dout, dlse)
 
 
 class _TransformedGradient(torch.autograd.Function):
@@ -162,7 +169,9 @@ class _TransformedGradient(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         pass
 
-    backward = staticmethod(_refuse)
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> None:
+        _refuse(ctx, *gradients)
 
 
 def _fake(

@@ -70,7 +70,7 @@ def launch(
     output = None if out_dtype is None else _DTYPES[out_dtype]
     # What nobody wants is not even allocated: that takes as long as the launch.
     o, lse = _output(q, k, v, v_transposed, out_dtype), _lse(q) if with_lse else None
-    descales: _fa3.Descales = (None, None, None, None)
+    descales: _fa3._Descales = (None, None, None, None)
     block_rows = None
     if not (q_descale is None and k_descale is None and v_descale is None and v_mean is None):
         # They are kept until the launch. Their memory may be used again after it, in the order of the stream.

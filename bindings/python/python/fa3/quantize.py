@@ -331,5 +331,5 @@ operator.library.define(
 )
 operator.library.impl("quantize_channels", _launch_channels, "CUDA")
 torch.library.register_fake("fa3::quantize_channels", _fake_channels, lib=operator.library)
-for name in ("quantize", "quantize_channels"):
-    torch.library.register_autograd(f"fa3::{name}", _backward, setup_context=_save, lib=operator.library)
+torch.library.register_autograd("fa3::quantize", _backward, setup_context=_save, lib=operator.library)
+torch.library.register_autograd("fa3::quantize_channels", _backward, setup_context=_save, lib=operator.library)
