@@ -1,5 +1,5 @@
-"""Functions that stand for the package's own where torch is not installed: documentation tools and `from fa3 import` find
-them, and a call says what it needs.
+"""Functions that stand for the package's own where torch is not installed: documentation tools and `from fa3 import`
+find them, and a call says what it needs.
 """
 
 import __future__

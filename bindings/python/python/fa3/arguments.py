@@ -1,4 +1,5 @@
-"""Arguments that become numbers, checked before any operator sees them. What makes no sense is refused in a sentence."""
+"""Arguments that become numbers, checked before any operator sees them. What makes no sense is refused in
+a sentence."""
 
 from typing import Any
 

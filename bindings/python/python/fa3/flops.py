@@ -1,5 +1,5 @@
-"""What `torch.utils.flop_counter.FlopCounterMode` counts for the operators: as for torch's own attention all products of
-matrices, with those of hidden keys. The backward pass computes the scores once more, which counts.
+"""What `torch.utils.flop_counter.FlopCounterMode` counts for the operators: as for torch's own attention all products
+of matrices, with those of hidden keys. The backward pass computes the scores once more, which counts.
 """
 
 from typing import Any

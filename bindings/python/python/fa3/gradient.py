@@ -24,8 +24,8 @@ def launch(
     sm_margin: int,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device. As for torch's own operators, its
-    mode of deterministic algorithms counts as it is now.
+    """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device. As for torch's own operators,
+    its mode of deterministic algorithms counts as it is now.
     """
     given = _given(dout, q, k, v, o, lse, dlse)
     operator.refuse_tangents("a tensor of the backward pass", *given)

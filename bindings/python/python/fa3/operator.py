@@ -170,11 +170,11 @@ def current_stream(device: int) -> int:
 
 
 def workspace_for(like: Tensor) -> Callable[[int, int], tuple[int, Tensor]]:
-    """A function that makes a workspace on the device of a tensor, its first `zeros` bytes zeroed on the current stream:
-    its address and itself.
+    """A function that makes a workspace on the device of a tensor, its first `zeros` bytes zeroed on the current
+    stream: its address and itself.
 
-    While the stream is captured it is the graph's own memory, and each replay begins with zeros. As with any tensor, what
-    torch gives the memory to next comes later on the same stream.
+    While the stream is captured it is the graph's own memory, and each replay begins with zeros. As with any tensor,
+    what torch gives the memory to next comes later on the same stream.
     """
 
     def allocate(bytes: int, zeros: int) -> tuple[int, Tensor]:
@@ -188,7 +188,8 @@ def workspace_for(like: Tensor) -> Callable[[int, int], tuple[int, Tensor]]:
 
 def _can_ask() -> bool:
     """Whether this torch has the questions of `is_plain`, some of which are its own."""
-    names = ("_is_tracing", "_len_torch_dispatch_stack", "_len_torch_function_stack", "_are_functorch_transforms_active")
+    names = ["_is_tracing", "_len_torch_dispatch_stack", "_len_torch_function_stack"]
+    names.append("_are_functorch_transforms_active")
     return hasattr(Tensor, "_is_zerotensor") and all(hasattr(torch._C, name) for name in names)
 
 
