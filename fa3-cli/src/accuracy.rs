@@ -28,6 +28,7 @@ use computer::Computer;
 use gpu::Gpu;
 use method::Method;
 use report::{DriftHead, Head, Report};
+use run::error::extents;
 use serde::Serialize;
 
 /// What `fa3 accuracy --help` says first.
@@ -88,7 +89,7 @@ pub(crate) enum Error {
     Write(#[from] WriteError),
     #[error(transparent)]
     Input(#[from] run::error::Error),
-    #[error("{tensor} has shape {given:?}, expected (batch, seqlen, heads, head_dim)")]
+    #[error("{tensor} has shape {}, expected (batch, seqlen, heads, head_dim)", extents(given))]
     Rank { tensor: String, given: Vec<usize> },
 }
 

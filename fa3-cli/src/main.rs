@@ -146,11 +146,17 @@ fn fail(error: &impl Display) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// `text` on one line: the names of tensors, and of files, may hold control characters.
+/// `text` on one line, all of it to be seen: the names of tensors, and of files, may hold control characters and those
+/// that are invisible or turn a text around.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
-        if c.is_control() { escaped.extend(c.escape_debug()) } else { escaped.push(c) }
+        // `escape_debug` knows what is printable: a combining character after another one. It escapes quotes as well.
+        let after_another = String::from_iter(['x', c]);
+        match c {
+            '\'' | '"' | '\\' => escaped.push(c),
+            _ => escaped.extend(after_another.escape_debug().skip(1)),
+        }
     }
     escaped
 }

@@ -29,7 +29,7 @@ pub(crate) const ABOUT: &str = "\
 Takes a tensor to e4m3 as FlashAttention-3 takes Q and K there: rotary embedding, a Hadamard transform with random \
 signs, and a scale for each block of rows of a head. Each is optional but the last.
 
-The input is a safetensors file with a tensor x, or a .npy file (f4 or f2, in C order), of shape (batch, seqlen, \
+The input is a safetensors file with a tensor x, or a .npy file (f4 or f2), of shape (batch, seqlen, \
 heads, head_dim) and type F16 or BF16; F32 is rounded to what --dtype says. head_dim is a multiple of 16 up to 256.
 
 The output is a safetensors file with codes (F8_E4M3), of the same shape, and scales (F32) of shape (batch, heads, \

@@ -8,9 +8,9 @@ mod npy;
 pub(crate) mod place;
 mod report;
 pub(crate) mod safetensors;
+mod source;
 pub(crate) mod tensor;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use rayon::ThreadPoolBuilder;
@@ -21,6 +21,7 @@ use call::{Call, Lists, Results, Settings};
 use error::Error;
 use place::Wanted;
 use safetensors::{File, Selection};
+use source::Source;
 use tensor::Tensor;
 
 /// What `fa3 run --help` says first.
@@ -29,7 +30,7 @@ Computes O = softmax(mask(cap(scale · Q Kᵀ))) V and LSE = ln Σ exp(score) fo
 
 The input is a safetensors file with tensors q, k and v, or three .npy files. Shapes are (batch, seqlen, heads, head_dim), \
 or (total, heads, head_dim) for packed sequences; K and V may have fewer heads than Q. The type is F32, F16, BF16 or \
-F8_E4M3 (.npy: f4 or f2, in C order), and O has the same, BF16 for F8_E4M3.
+F8_E4M3 (.npy: f4 or f2), and O has the same, BF16 for F8_E4M3.
 
 In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. For packed sequences \
 Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional.
@@ -40,7 +41,8 @@ far they are from Po and Plse is a second opinion, since those may be of another
 takes many times as long as the computation; --no-check leaves it out. \
 With --q, --k or --v there is none: Po and Plse are of Pq, Pk and Pv.
 
-Files are read and written whole: the name - is neither stdin nor stdout. A file that is replaced is so at once, and keeps \
+Of a file only the tensors of the calls are read, and a pipe as far as it says it goes. Files are written whole: the name - \
+is neither stdin nor stdout. A file that is replaced is so at once, and keeps \
 its permissions. On a GPU the kernel is compiled and warmed up before it is timed.";
 
 /// Options of `fa3 run`.
@@ -126,8 +128,7 @@ pub(crate) fn read_tensor(
             None => read_npy(path),
         };
     }
-    let bytes = fs::read(path).map_err(|source| Error::Read { path: path.into(), source })?;
-    File::new(path, &bytes)?.tensor(name.unwrap_or(default), types)
+    File::open(path)?.tensor(name.unwrap_or(default), types)
 }
 
 fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> Result<bool, Error> {
@@ -135,8 +136,7 @@ fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> R
         return Err(Error::NotForSafetensors);
     }
     options.check_outputs(SAFETENSORS, NPY)?;
-    let bytes = fs::read(input).map_err(|source| Error::Read { path: input.into(), source })?;
-    let file = File::new(input, &bytes)?;
+    let mut file = File::open(input)?;
     let settings = options.settings();
     let (mut holds, mut results) = (true, Vec::new());
     for prefix in file.prefixes(&options.selection)? {
@@ -188,8 +188,9 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
 
 /// The tensor in a file, named as the file is.
 fn read_npy(path: &Path) -> Result<Tensor, Error> {
-    let bytes = fs::read(path).map_err(|source| Error::Read { path: path.into(), source })?;
-    npy::decode(path.display().to_string(), &bytes).map_err(|source| Error::Npy { path: path.into(), source })
+    let mut source = Source::open(path)?;
+    npy::read(path.display().to_string(), &mut source)
+        .map_err(|source| Error::Npy { path: path.into(), source })
 }
 
 pub(crate) fn has_extension(path: &Path, expected: &str) -> bool {

@@ -67,7 +67,7 @@ impl fmt::Display for Head<'_> {
         writeln!(
             f,
             "{}: Q {}, K and V {}",
-            input.display(),
+            crate::escaped(&input.to_string_lossy()),
             sample.problem.q().shape,
             sample.problem.v().shape
         )?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use fa3::{QuantError, QuantizeProblemError};
 
-use crate::run;
+use crate::run::{self, error::extents};
 
 /// Everything that `fa3 quantize` refuses. One sentence each, with the names and the numbers.
 #[derive(Debug, thiserror::Error)]
@@ -17,9 +17,9 @@ pub(crate) enum Error {
     NpyOutput { path: PathBuf },
     #[error("{tensor} is F32, expected F16 or BF16; --dtype bf16 or --dtype f16 rounds it")]
     Single { tensor: String },
-    #[error("{tensor} has shape {given:?}, expected (batch, seqlen, heads, head_dim)")]
+    #[error("{tensor} has shape {}, expected (batch, seqlen, heads, head_dim)", extents(given))]
     Rank { tensor: String, given: Vec<usize> },
-    #[error("{tensor} of shape {given:?} has no elements")]
+    #[error("{tensor} of shape {} has no elements", extents(given))]
     Empty { tensor: String, given: Vec<usize> },
     #[error(transparent)]
     Rope(#[from] QuantError),

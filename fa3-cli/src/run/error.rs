@@ -10,6 +10,7 @@ use fa3_types::ProblemError;
 use safetensors::{Dtype, SafeTensorError};
 
 use super::npy::NpyError;
+use super::safetensors::HeaderError;
 use crate::write::WriteError;
 
 /// Everything that `fa3 run` refuses. One sentence each, with the names and the numbers.
@@ -31,8 +32,12 @@ pub(crate) enum Error {
     Stdin,
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} is not a whole safetensors file: {}", path.display(), cut(&source.to_string(), 300))]
-    NotSafetensors { path: PathBuf, source: SafeTensorError },
+    #[error("cannot read {}: it is neither a file nor a pipe", path.display())]
+    NeitherFileNorPipe { path: PathBuf },
+    #[error("{} is not a whole safetensors file: {source}", path.display())]
+    NotSafetensors { path: PathBuf, source: HeaderError },
+    #[error("{} ends after {given} of the {expected} bytes of {tensor}", path.display())]
+    TensorCut { path: PathBuf, tensor: String, given: usize, expected: usize },
     #[error("{} {source}", path.display())]
     Npy { path: PathBuf, source: NpyError },
 
@@ -48,16 +53,20 @@ pub(crate) enum Error {
     #[error("{tensor} is {given}, expected {expected} like {like}")]
     MixedDtypes { tensor: String, given: Dtype, expected: Dtype, like: String },
     #[error(
-        "{tensor} has shape {given:?}, expected (batch, seqlen, heads, head_dim), or cu_seqlens_q and (total, heads, head_dim)"
+        "{tensor} has shape {}, expected (batch, seqlen, heads, head_dim), or cu_seqlens_q and (total, heads, head_dim)",
+        extents(given)
     )]
     DenseRank { tensor: String, given: Vec<usize> },
-    #[error("{tensor} has shape {given:?}, expected (total, heads, head_dim) because there is cu_seqlens")]
+    #[error(
+        "{tensor} has shape {}, expected (total, heads, head_dim) because there is cu_seqlens",
+        extents(given)
+    )]
     PackedRank { tensor: String, given: Vec<usize> },
-    #[error("{tensor} of shape {given:?} is too large to be addressed")]
+    #[error("{tensor} of shape {} is too large to be addressed", extents(given))]
     TooLarge { tensor: String, given: Vec<usize> },
-    #[error("{tensor} has shape {given:?}, expected {expected:?}")]
+    #[error("{tensor} has shape {}, expected {expected:?}", extents(given))]
     ExpectedShape { tensor: String, given: Vec<usize>, expected: Vec<usize> },
-    #[error("{tensor} has shape {given:?}, expected a list")]
+    #[error("{tensor} has shape {}, expected a list", extents(given))]
     NotAList { tensor: String, given: Vec<usize> },
     #[error("{tensor} has {given} at entry {index}, more than 32 bits hold")]
     ListEntry { tensor: String, index: usize, given: i64 },
@@ -104,8 +113,20 @@ pub(super) fn short(name: &str) -> String {
     cut(name, 60)
 }
 
+/// The extents of a tensor in a file, which may have any number of them.
+pub(crate) fn extents(shape: &[usize]) -> String {
+    const MOST: usize = 8;
+    match shape.get(..MOST) {
+        Some(first) if shape.len() > MOST => {
+            let first = first.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+            format!("[{first}, ... ({} extents)]", shape.len())
+        }
+        _ => format!("{shape:?}"),
+    }
+}
+
 /// No more than `most` characters of a text out of a file.
-fn cut(text: &str, most: usize) -> String {
+pub(super) fn cut(text: &str, most: usize) -> String {
     match text.chars().count() {
         count if count > most => {
             let start: String = text.chars().take(most).collect();
@@ -125,6 +146,13 @@ mod tests {
         assert_eq!(names(0), "nothing");
         assert_eq!(names(2), "0, 1");
         assert_eq!(names(10), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
+    }
+
+    #[test]
+    fn long_shapes_are_cut() {
+        assert_eq!(extents(&[]), "[]");
+        assert_eq!(extents(&[1; 8]), "[1, 1, 1, 1, 1, 1, 1, 1]");
+        assert_eq!(extents(&[1; 100_000]), "[1, 1, 1, 1, 1, 1, 1, 1, ... (100000 extents)]");
     }
 
     #[test]

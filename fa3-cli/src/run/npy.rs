@@ -1,12 +1,15 @@
-//! .npy files: f4 and f2, in C order.
+//! .npy files: f4 and f2, in either order of elements, with the headers of Python 3 and Python 2.
 //!
 //! A magic string, a version, the header's length, the header as a Python dict, the elements: the format is
 //! documented as `numpy.lib.format`.
 
-use std::borrow::Cow;
+use std::io;
 
+use ndarray::{ArrayView, IxDyn, ShapeBuilder};
 use safetensors::Dtype;
 
+use super::error::extents;
+use super::source::Source;
 use super::tensor::{Tensor, Values};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -14,14 +17,21 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// NumPy's own limit.
 const MOST_DIMS: usize = 64;
 
+/// That of an array of one type takes less than 2 KiB.
+const MOST_HEADER_BYTES: u32 = 1 << 24;
+
 /// Why a file's bytes, or a tensor's values, are none that this reads or writes. Said of the file.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum NpyError {
+    #[error("cannot be read: {0}")]
+    Read(io::ErrorKind),
     #[error("is not a .npy file: it does not begin with \\x93NUMPY")]
     Magic,
     #[error("is a .npy file of version {major}.{minor}, expected 1.0, 2.0 or 3.0")]
     Version { major: u8, minor: u8 },
+    #[error("has a header of {given} bytes, more than {MOST_HEADER_BYTES}")]
+    HeaderLength { given: u32 },
     #[error("ends within its header")]
     HeaderCut,
     #[error("is not a .npy file: its header is no dict of descr, fortran_order and shape")]
@@ -30,16 +40,14 @@ pub(crate) enum NpyError {
     Dtype { descr: String },
     #[error("holds '{descr}', expected f4 or f2, as x.astype('f4') gives")]
     Wide { descr: String },
-    #[error("is in Fortran order, expected C order, as numpy.ascontiguousarray gives")]
-    FortranOrder,
     #[error("has more than {MOST_DIMS} dimensions")]
     Rank,
     #[error("has an extent of {digits} digits, more than can be addressed")]
     Extent { digits: usize },
-    #[error("has shape {shape:?}, more elements than can be addressed")]
+    #[error("has shape {}, more elements than can be addressed", extents(shape))]
     TooLarge { shape: Vec<usize> },
-    #[error("holds {given} bytes of data, expected {expected} for {dtype} of shape {shape:?}")]
-    Length { given: usize, expected: usize, dtype: Dtype, shape: Vec<usize> },
+    #[error("holds {given} bytes of data, expected {expected} for {dtype} of shape {}", extents(shape))]
+    Length { given: u64, expected: u64, dtype: Dtype, shape: Vec<usize> },
 }
 
 /// What a file says before its data.
@@ -49,10 +57,16 @@ struct Header<'a> {
     shape: Vec<usize>,
 }
 
-/// The tensor in a file's bytes, under the name `name`.
-pub(super) fn decode(name: String, bytes: &[u8]) -> Result<Tensor, NpyError> {
-    let (header, data) = split(bytes)?;
-    let Header { descr, fortran_order, shape } = Header::parse(header)?;
+impl From<io::Error> for NpyError {
+    fn from(error: io::Error) -> NpyError {
+        NpyError::Read(error.kind())
+    }
+}
+
+/// The tensor in a file, under the name `name`.
+pub(super) fn read(name: String, source: &mut Source) -> Result<Tensor, NpyError> {
+    let (header, start) = header(source)?;
+    let Header { descr, fortran_order, shape } = Header::parse(&header)?;
     let (dtype, big_endian) = match descr {
         "<f4" => (Dtype::F32, false),
         ">f4" => (Dtype::F32, true),
@@ -61,23 +75,35 @@ pub(super) fn decode(name: String, bytes: &[u8]) -> Result<Tensor, NpyError> {
         "<f8" | ">f8" => return Err(NpyError::Wide { descr: descr.to_owned() }),
         other => return Err(NpyError::Dtype { descr: format!("'{}'", cut(other)) }),
     };
-    if fortran_order {
-        return Err(NpyError::FortranOrder);
-    }
     let size = dtype.bitsize() / 8;
     let Some(expected) = len(&shape).and_then(|len| len.checked_mul(size)) else {
         return Err(NpyError::TooLarge { shape });
     };
-    if data.len() != expected {
-        return Err(NpyError::Length { given: data.len(), expected, dtype, shape });
+    let expected = expected as u64;
+    let length = |given| NpyError::Length { given, expected, dtype, shape: shape.clone() };
+    if let Some(given) = source.len().map(|len| len - start).filter(|given| *given != expected) {
+        return Err(length(given));
     }
-    let data: Cow<'_, [u8]> = if big_endian {
-        data.chunks(size).flat_map(|x| x.iter().rev().copied()).collect()
-    } else {
-        data.into()
-    };
+    let mut data = source.bytes(start..start.saturating_add(expected))?;
+    if data.len() as u64 != expected {
+        return Err(length(data.len() as u64));
+    }
+    if big_endian {
+        data.chunks_exact_mut(size).for_each(<[u8]>::reverse);
+    }
+    if fortran_order {
+        data = in_c_order(&data, &shape, size);
+    }
     let values = Values::decode(dtype, &data).expect("F32 and F16 are types of values");
     Ok(Tensor { name, shape, values })
+}
+
+/// Elements of `size` bytes each, of which the first index was the fastest, with the last one the fastest.
+fn in_c_order(data: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
+    let elements: Vec<&[u8]> = data.chunks_exact(size).collect();
+    let elements =
+        ArrayView::from_shape(IxDyn(shape).f(), &elements).expect("the data are as long as the shape says");
+    elements.iter().copied().flatten().copied().collect()
 }
 
 /// The bytes of a file that holds `tensor`.
@@ -100,17 +126,33 @@ pub(super) fn encode(tensor: &Tensor) -> Result<Vec<u8>, NpyError> {
     Ok([MAGIC, &[1, 0], &header_len.to_le_bytes(), header.as_bytes(), &tensor.values.encode()].concat())
 }
 
-/// A file's header, and what follows it.
-fn split(bytes: &[u8]) -> Result<(&[u8], &[u8]), NpyError> {
-    let rest = bytes.strip_prefix(MAGIC).ok_or(NpyError::Magic)?;
-    let (&[major, minor], rest) = rest.split_first_chunk().ok_or(NpyError::HeaderCut)?;
-    let (len, rest) = match (major, minor) {
-        (1, 0) => rest.split_first_chunk().map(|(&len, rest)| (u16::from_le_bytes(len).into(), rest)),
-        (2 | 3, 0) => rest.split_first_chunk().map(|(&len, rest)| (u32::from_le_bytes(len), rest)),
+/// A file's header, and where its data begin.
+fn header(source: &mut Source) -> Result<(Vec<u8>, u64), NpyError> {
+    let version_end = MAGIC.len() as u64 + 2;
+    let first = source.bytes(0..version_end)?;
+    let version = first.strip_prefix(MAGIC).ok_or(NpyError::Magic)?;
+    let &[major, minor] = version else { return Err(NpyError::HeaderCut) };
+    let length_bytes = match (major, minor) {
+        (1, 0) => 2,
+        (2 | 3, 0) => 4,
         _ => return Err(NpyError::Version { major, minor }),
+    };
+    let start = version_end + length_bytes;
+    let mut length = source.bytes(version_end..start)?;
+    if length.len() as u64 != length_bytes {
+        return Err(NpyError::HeaderCut);
     }
-    .ok_or(NpyError::HeaderCut)?;
-    rest.split_at_checked(len as usize).ok_or(NpyError::HeaderCut)
+    length.resize(4, 0);
+    let length = u32::from_le_bytes(length.try_into().expect("4 bytes"));
+    if length > MOST_HEADER_BYTES {
+        return Err(NpyError::HeaderLength { given: length });
+    }
+    let end = start + u64::from(length);
+    let header = source.bytes(start..end)?;
+    if header.len() as u64 != u64::from(length) {
+        return Err(NpyError::HeaderCut);
+    }
+    Ok((header, end))
 }
 
 /// How many elements there are. Other extents are bounded even if one is 0, as ndarray wants it.
@@ -167,7 +209,9 @@ impl<'a> Text<'a> {
         if self.eat(token) { Ok(()) } else { Err(NpyError::Header) }
     }
 
+    /// A string; Python 2 marks those of Unicode.
     fn string(&mut self) -> Result<&'a str, NpyError> {
+        self.eat("u");
         let quote = ['\'', '"'].into_iter().find(|quote| self.eat(quote.encode_utf8(&mut [0])));
         let (string, rest) = quote.and_then(|quote| self.0.split_once(quote)).ok_or(NpyError::Header)?;
         self.0 = rest;
@@ -202,11 +246,12 @@ impl<'a> Text<'a> {
         Ok(extents)
     }
 
+    /// An extent; Python 2 marks long integers.
     fn number(&mut self) -> Result<usize, NpyError> {
         let text = self.0.trim_start();
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, rest) = text.split_at(digits);
-        self.0 = rest;
+        self.0 = rest.strip_prefix('L').unwrap_or(rest);
         match number.parse() {
             Ok(number) => Ok(number),
             Err(_) if digits > 0 => Err(NpyError::Extent { digits }),
@@ -225,8 +270,14 @@ mod tests {
         [MAGIC, &[version, 0], len, header.as_bytes(), data].concat()
     }
 
+    fn decode(bytes: &[u8]) -> Result<Tensor, NpyError> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        read("x".into(), &mut Source::open(file.path()).unwrap())
+    }
+
     fn decoded(header: &str, data: &[u8]) -> Result<Tensor, NpyError> {
-        decode("x".into(), &file(1, header, data))
+        decode(&file(1, header, data))
     }
 
     #[test]
@@ -238,12 +289,39 @@ mod tests {
         let big = [0x3F, 0x80, 0, 0, 0xC0, 0, 0, 0];
         let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }   \n";
         for version in 1..=3 {
-            assert_eq!(decode("x".into(), &file(version, header, &little)), expected(&[2]));
+            assert_eq!(decode(&file(version, header, &little)), expected(&[2]));
         }
         let header = "{\"shape\":(1,2),\"descr\":\">f4\",\"fortran_order\":False}";
         assert_eq!(decoded(header, &big), expected(&[1, 2]));
         let header = "{'descr': '>f2', 'fortran_order': False, 'shape': ()}";
         assert_eq!(decoded(header, &[0x3C, 0]).unwrap().values, Values::F16(vec![half::f16::ONE]));
+    }
+
+    /// As NumPy writes them under Python 2, and reads them under Python 3.
+    #[test]
+    fn headers_of_python_2() {
+        let expected = Tensor { name: "x".into(), shape: vec![1, 2], values: Values::F32(vec![1.0, -2.0]) };
+        let data = [0, 0, 0x80, 0x3F, 0, 0, 0, 0xC0];
+        for header in [
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (1L, 2L), }             \n",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (1L, 2L)}",
+            "{u'descr': u'<f4', u'fortran_order': False, u'shape': (1, 2L,),}",
+            " {'shape' : ( 1L , 2L ) , 'fortran_order' : False , 'descr' : '<f4' , } ",
+        ] {
+            assert_eq!(decoded(header, &data), Ok(expected.clone()), "{header}");
+        }
+    }
+
+    #[test]
+    fn elements_in_fortran_order() {
+        let header = "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3, 2)}";
+        let fortran = |index: usize| [index / 6, index / 2 % 3, index % 2];
+        let at = |[a, b, c]: [usize; 3]| a + 2 * (b + 3 * c);
+        let data: Vec<u8> = (0..12u16).flat_map(|x| f32::from(x).to_le_bytes()).collect();
+        let values = (0..12).map(|index| at(fortran(index)) as f32).collect();
+        assert_eq!(decoded(header, &data).unwrap().values, Values::F32(values));
+        let none = "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 0)}";
+        assert_eq!(decoded(none, &[]).unwrap().shape, [2, 0]);
     }
 
     #[test]
@@ -260,6 +338,8 @@ mod tests {
             "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} more",
             "{'descr': '<f4\", 'fortran_order': False, 'shape': (2,)}",
             "{'descr': '<f4' 'fortran_order': False, 'shape': (2,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (2LL,)}",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (L,)}",
         ] {
             assert_eq!(decoded(header, &[0; 8]), Err(NpyError::Header), "{header}");
         }
@@ -286,7 +366,7 @@ mod tests {
         let tensor = |rank| Tensor { name: "x".into(), shape: vec![1; rank], values: Values::F32(vec![0.5]) };
         for rank in 0..=MOST_DIMS {
             let bytes = encode(&tensor(rank)).unwrap();
-            assert_eq!(decode("x".into(), &bytes), Ok(tensor(rank)));
+            assert_eq!(decode(&bytes), Ok(tensor(rank)));
             assert_eq!(bytes.len() % 64, 4, "the data are aligned");
         }
         let bf16 = Tensor { name: "x".into(), shape: vec![0], values: Values::Bf16(Vec::new()) };

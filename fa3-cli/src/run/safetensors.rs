@@ -1,12 +1,15 @@
 //! Safetensors files: finding the calls in one, writing results as one.
 
 use std::borrow::Cow;
+use std::io;
 use std::path::Path;
 
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::tensor::Metadata;
+use safetensors::{Dtype, View};
 
 use super::call::{Call, Lists};
-use super::error::{Error, Names, short};
+use super::error::{Error, Names, cut, short};
+use super::source::Source;
 use super::tensor::{self, Tensor, Values};
 
 /// Which tensors of a file are Q, K and V.
@@ -26,18 +29,44 @@ pub(super) struct Selection {
     pub(super) v: Option<String>,
 }
 
-/// A file's contents.
+/// The bytes that say how long the header is.
+const LENGTH_BYTES: u64 = 8;
+/// The format's own limit.
+const MOST_HEADER_BYTES: u64 = 100_000_000;
+
+/// A file whose header was read; a tensor is read when it is asked for.
 pub(super) struct File<'a> {
     path: &'a Path,
-    tensors: SafeTensors<'a>,
+    source: Source,
+    metadata: Metadata,
+    /// Where the data begin.
+    start: u64,
+}
+
+/// Why a file is none of safetensors, or not the whole of one.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum HeaderError {
+    #[error("it has {given} bytes, and {LENGTH_BYTES} say how long its header is")]
+    NoLength { given: usize },
+    #[error("its header would have {given} bytes, more than {MOST_HEADER_BYTES}")]
+    Long { given: u64 },
+    #[error("it ends after {given} of the {expected} bytes of its header")]
+    Cut { given: usize, expected: u64 },
+    #[error("its header is no JSON of tensors: {}", cut(&.0.to_string(), 300))]
+    Json(serde_json::Error),
+    #[error("it has {given} bytes, {expected} by its header")]
+    Length { given: u64, expected: u64 },
 }
 
 impl<'a> File<'a> {
-    /// Takes the bytes of the file at `path`.
-    pub(super) fn new(path: &'a Path, bytes: &'a [u8]) -> Result<File<'a>, Error> {
-        let tensors = SafeTensors::deserialize(bytes)
-            .map_err(|source| Error::NotSafetensors { path: path.into(), source })?;
-        Ok(File { path, tensors })
+    /// Reads the header of the file at `path`.
+    pub(super) fn open(path: &'a Path) -> Result<File<'a>, Error> {
+        let mut source = Source::open(path)?;
+        let header = header(&mut source).map_err(|source| Error::Read { path: path.into(), source })?;
+        let (metadata, start) =
+            header.map_err(|source| Error::NotSafetensors { path: path.into(), source })?;
+        Ok(File { path, source, metadata, start })
     }
 
     /// The prefixes of the selected calls, sorted: the one selected, or every P for which there are Pq, Pk and Pv.
@@ -64,53 +93,87 @@ impl<'a> File<'a> {
 
     /// The call with `prefix`, with lists if there are any. Q, K and V may have other names; if they do not, there
     /// may be expected results of theirs.
-    pub(super) fn call(&self, prefix: &str, selection: &Selection) -> Result<Call, Error> {
+    pub(super) fn call(&mut self, prefix: &str, selection: &Selection) -> Result<Call, Error> {
         let full = |name: &str| format!("{prefix}{name}");
-        let named = |given: &Option<String>, name| {
-            self.tensor(&given.clone().unwrap_or_else(|| full(name)), tensor::ATTENDED)
+        let named = |given: &Option<String>, name| given.clone().unwrap_or_else(|| full(name));
+        let [q, k, v] = [(&selection.q, "q"), (&selection.k, "k"), (&selection.v, "v")]
+            .map(|(given, name)| self.tensor(&named(given, name), tensor::ATTENDED));
+        let (q, k, v) = (q?, k?, v?);
+        let mut list = |name| self.find(&full(name), tensor::LIST)?.map(Tensor::list).transpose();
+        let lists = Lists {
+            cu_seqlens_q: list("cu_seqlens_q")?,
+            cu_seqlens_k: list("cu_seqlens_k")?,
+            seqused_q: list("seqused_q")?,
+            seqused_k: list("seqused_k")?,
         };
-        let list = |name| self.find(&full(name), tensor::LIST)?.map(Tensor::list).transpose();
-        let expected = |name| match selection {
+        let mut expected = |name| match selection {
             Selection { q: None, k: None, v: None, .. } => self.find(&full(name), tensor::EXPECTED),
             _ => Ok(None),
         };
-        Ok(Call {
-            prefix: prefix.to_owned(),
-            q: named(&selection.q, "q")?,
-            k: named(&selection.k, "k")?,
-            v: named(&selection.v, "v")?,
-            lists: Lists {
-                cu_seqlens_q: list("cu_seqlens_q")?,
-                cu_seqlens_k: list("cu_seqlens_k")?,
-                seqused_q: list("seqused_q")?,
-                seqused_k: list("seqused_k")?,
-            },
-            expected_o: expected("o")?,
-            expected_lse: expected("lse")?,
-        })
+        let (expected_o, expected_lse) = (expected("o")?, expected("lse")?);
+        Ok(Call { prefix: prefix.to_owned(), q, k, v, lists, expected_o, expected_lse })
     }
 
     fn names(&self) -> Names {
-        let mut names: Vec<String> = self.tensors.names().into_iter().map(str::to_owned).collect();
+        let mut names = self.metadata.offset_keys();
         names.sort_unstable();
         Names(names)
     }
 
     /// The tensor of this name; its type is one of those that any tensor may have, not yet one of those `expected`.
-    pub(super) fn tensor(&self, name: &str, expected: &'static str) -> Result<Tensor, Error> {
-        let missing = || Error::NoTensor { path: self.path.into(), name: short(name), names: self.names() };
-        self.find(name, expected)?.ok_or_else(missing)
+    pub(super) fn tensor(&mut self, name: &str, expected: &'static str) -> Result<Tensor, Error> {
+        match self.find(name, expected)? {
+            Some(tensor) => Ok(tensor),
+            None => Err(Error::NoTensor { path: self.path.into(), name: short(name), names: self.names() }),
+        }
     }
 
     /// The tensor of this name, which is what messages call it; an error if its type is none of those that any tensor
     /// may have.
-    fn find(&self, name: &str, expected: &'static str) -> Result<Option<Tensor>, Error> {
-        let Ok(view) = self.tensors.tensor(name) else { return Ok(None) };
-        let (name, shape) = (short(name), view.shape().to_vec());
-        match Values::decode(view.dtype(), view.data()) {
-            Some(values) => Ok(Some(Tensor { name, shape, values })),
-            None => Err(Error::Dtype { tensor: name, given: view.dtype(), expected }),
+    fn find(&mut self, name: &str, expected: &'static str) -> Result<Option<Tensor>, Error> {
+        let Some(info) = self.metadata.info(name) else { return Ok(None) };
+        let (name, shape, (begin, end)) = (short(name), info.shape.clone(), info.data_offsets);
+        let no_type = |tensor| Error::Dtype { tensor, given: info.dtype, expected };
+        if Values::decode(info.dtype, &[]).is_none() {
+            return Err(no_type(name));
         }
+        let [from, to] = [begin, end].map(|offset| self.start.saturating_add(offset as u64));
+        let bytes = self.source.bytes(from..to);
+        let bytes = bytes.map_err(|source| Error::Read { path: self.path.into(), source })?;
+        if bytes.len() != end - begin {
+            let (path, given) = (self.path.into(), bytes.len());
+            return Err(Error::TensorCut { path, tensor: name, given, expected: end - begin });
+        }
+        match Values::decode(info.dtype, &bytes) {
+            Some(values) => Ok(Some(Tensor { name, shape, values })),
+            None => Err(no_type(name)),
+        }
+    }
+}
+
+/// A file's header, and where its data begin.
+fn header(source: &mut Source) -> io::Result<Result<(Metadata, u64), HeaderError>> {
+    let length = source.bytes(0..LENGTH_BYTES)?;
+    let Ok(length) = <[u8; LENGTH_BYTES as usize]>::try_from(length.as_slice()) else {
+        return Ok(Err(HeaderError::NoLength { given: length.len() }));
+    };
+    let length = u64::from_le_bytes(length);
+    if length > MOST_HEADER_BYTES {
+        return Ok(Err(HeaderError::Long { given: length }));
+    }
+    let start = LENGTH_BYTES + length;
+    let header = source.bytes(LENGTH_BYTES..start)?;
+    if header.len() as u64 != length {
+        return Ok(Err(HeaderError::Cut { given: header.len(), expected: length }));
+    }
+    let metadata: Metadata = match serde_json::from_slice(&header) {
+        Ok(metadata) => metadata,
+        Err(error) => return Ok(Err(HeaderError::Json(error))),
+    };
+    let expected = start.saturating_add(metadata.data_len() as u64);
+    match source.len() {
+        Some(given) if given != expected => Ok(Err(HeaderError::Length { given, expected })),
+        _ => Ok(Ok((metadata, start))),
     }
 }
 
@@ -155,14 +218,17 @@ impl View for Encoded<'_> {
 mod tests {
     use super::*;
 
-    fn bytes(names: &[&str]) -> Vec<u8> {
+    fn file(names: &[&str]) -> tempfile::NamedTempFile {
         let tensor =
             |name: &&str| Tensor { name: (*name).into(), shape: vec![1], values: Values::F32(vec![0.0]) };
-        encode(Path::new("x"), &names.iter().map(tensor).collect::<Vec<_>>()).unwrap()
+        let bytes = encode(Path::new("x"), &names.iter().map(tensor).collect::<Vec<_>>()).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        file
     }
 
     fn prefixes(names: &[&str], selection: &Selection) -> Result<Vec<String>, Error> {
-        File::new(Path::new("x"), &bytes(names)).unwrap().prefixes(selection)
+        File::open(file(names).path()).unwrap().prefixes(selection)
     }
 
     #[test]
@@ -177,9 +243,8 @@ mod tests {
 
     #[test]
     fn a_missing_name_is_told() {
-        let bytes = bytes(&["b.q", "b.k", "b.v"]);
-        let file = File::new(Path::new("x"), &bytes).unwrap();
-        let error = file.call("c.", &Selection::default()).err().unwrap();
-        assert_eq!(error.to_string(), "x has no tensor c.q; it holds b.k, b.q, b.v");
+        let file = file(&["b.q", "b.k", "b.v"]);
+        let error = File::open(file.path()).unwrap().call("c.", &Selection::default()).unwrap_err();
+        assert!(error.to_string().ends_with(" has no tensor c.q; it holds b.k, b.q, b.v"), "{error}");
     }
 }

@@ -5,13 +5,14 @@ mod bench;
 mod kernels;
 mod plan;
 mod quantize;
+mod reading;
 mod refusals;
 mod run;
 mod sass;
 mod sim;
 
 use std::ffi::OsStr;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use fa3_cuda::host::is_driver_present;
 
@@ -31,9 +32,7 @@ pub(crate) fn fa3<S: AsRef<OsStr>>(args: &[S]) -> Ran {
 pub(crate) fn fa3_with<S: AsRef<OsStr>>(args: &[S], variables: &[(&str, &str)]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fa3"));
     command.args(args).envs(variables.iter().copied()).stdin(Stdio::null());
-    let output = command.output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    Ran::of(command.output().unwrap())
 }
 
 /// Each of these commands, to which `--json` is added, needs a GPU: without one it says so and writes nothing.
@@ -55,6 +54,11 @@ pub(crate) fn assert_needs_a_gpu(commands: &[&str]) {
 }
 
 impl Ran {
+    pub(crate) fn of(output: Output) -> Ran {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
     /// The command succeeded and complained about nothing.
     #[track_caller]
     pub(crate) fn succeeded(self) -> String {

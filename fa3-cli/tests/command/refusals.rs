@@ -303,12 +303,15 @@ fn npy_files() {
     write("records.npy", "[('x', '<f4')]", shape, 384);
     write("nested.npy", &"[".repeat(1 << 20), shape, 384);
     write("words.npy", "words", shape, 384);
+    write("python2.npy", "'<f4'", "(96L,)", 384);
+    fs::write(path("header.npy"), [b"\x93NUMPY\x02\x00".as_slice(), &[0xFF; 4]].concat()).unwrap();
     let fortran = "{'descr': '<f4', 'fortran_order': True, 'shape': (1, 6, 2, 8)}";
     fs::write(path("fortran.npy"), npy(fortran, 384)).unwrap();
     fs::write(path("none.npy"), "words").unwrap();
     let good = path("good.npy");
     let run = |k: &str, options: &[&str]| fa3(&[&["run", &good, &path(k), &good], options].concat());
     assert_eq!(run("good.npy", &[]).code, Some(0));
+    assert_eq!(run("fortran.npy", &[]).code, Some(0));
     let files = fs::read_dir(folder.path()).unwrap().count();
     let output = path("out.npy");
     for (k, why) in [
@@ -324,7 +327,8 @@ fn npy_files() {
         ("empty.npy", "has shape [0, 4294967296, 4294967296, 8], more elements than can be addressed"),
         ("records.npy", "records.npy holds records, expected f4 or f2"),
         ("nested.npy", "nested.npy holds records, expected f4 or f2"),
-        ("fortran.npy", "fortran.npy is in Fortran order, expected C order"),
+        ("header.npy", "header.npy has a header of 4294967295 bytes, more than 16777216"),
+        ("python2.npy", "python2.npy has shape [96], expected (batch, "),
     ] {
         run(k, &["-o", &output]).refused(why);
     }
