@@ -6,11 +6,11 @@
 //!
 //! One verb a module; each has `Options` and `run`, which prints to stdout and says whether everything it
 //! checked held. The exit code is 0 if it did, 1 if not, 2 if the verb could not do its work.
-#![forbid(unsafe_code)]
 
 mod accuracy;
 mod args;
 mod bench;
+mod completions;
 mod data;
 mod doctor;
 mod draw;
@@ -21,6 +21,7 @@ mod ir;
 mod kernel;
 mod kernels;
 mod measure;
+mod memory;
 mod nvdisasm;
 mod plan;
 mod progress;
@@ -30,6 +31,7 @@ mod quantize;
 mod run;
 mod sass;
 mod sim;
+mod suggestion;
 mod table;
 mod threads;
 mod tune;
@@ -41,6 +43,9 @@ use std::io::{self, ErrorKind, Write};
 use std::process::{self, ExitCode};
 
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+#[global_allocator]
+static MEMORY: memory::Memory = memory::Memory;
 
 /// FlashAttention-3 on the command line
 #[derive(Debug, Parser)]
@@ -93,11 +98,16 @@ enum Verb {
     /// Says what this machine has, and what runs on it
     #[command(long_about = doctor::ABOUT)]
     Doctor(doctor::Options),
+    /// Prints what a shell needs to complete verbs and options
+    #[command(long_about = completions::ABOUT)]
+    Completions(completions::Options),
 }
 
 fn main() -> ExitCode {
-    let matches = with_negative_numbers(Command::command()).get_matches();
-    let Command { verb } = Command::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let parsed = with_negative_numbers(Command::command()).try_get_matches();
+    let parsed = parsed.and_then(|matches| Command::from_arg_matches(&matches));
+    let Command { verb } =
+        parsed.unwrap_or_else(|error| suggestion::with_verb(error, &Command::command()).exit());
     let result: Result<bool, Box<dyn Error>> = match verb {
         Verb::Run(options) => run::run(&options).map_err(Into::into),
         Verb::Quantize(options) => quantize::run(&options).map_err(Into::into),
@@ -111,6 +121,7 @@ fn main() -> ExitCode {
         Verb::Sass(options) => sass::run(&options).map_err(Into::into),
         Verb::Sim(options) => sim::run(&options).map_err(Into::into),
         Verb::Doctor(options) => doctor::run(&options).map_err(Into::into),
+        Verb::Completions(options) => Ok(completions::run(&options, Command::command())),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use fa3_cuda::sass::{Listing, ListingError};
 
-use crate::ptxas::wheel;
+use crate::ptxas::{not_run, wheel};
 
 /// A disassembler that runs.
 #[derive(Debug)]
@@ -18,8 +18,8 @@ pub(crate) struct Nvdisasm {
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no nvdisasm: cannot run {}: {kind}; $NVDISASM names one, {}",
-    path.display(),
+    "no nvdisasm: {}; $NVDISASM names one, {}",
+    not_run(path, *kind),
     wheel("nvidia-cuda-nvdisasm")
 )]
 pub(crate) struct NoNvdisasm {

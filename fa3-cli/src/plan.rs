@@ -6,8 +6,9 @@ mod report;
 use std::path::PathBuf;
 
 use clap::Arg;
+use fa3_sched::backward::DqBy;
 use fa3_sched::forward::{Loads, OrderComparison, OrderTable, Plan, PlanError};
-use fa3_sched::{Order, Scheduler, backward, certified_bound};
+use fa3_sched::{Order, Scheduler, backward};
 use fa3_types::{BackwardSpec, Problem, ProblemError, ProblemSpec, Sequences};
 use serde_json::{Value, json};
 
@@ -71,13 +72,14 @@ pub(crate) struct Options {
     /// The backward pass, dQ, dK and dV, in place of the forward pass
     #[arg(
         long,
-        conflicts_with_all = ["svg", "algorithm", "ping_pong", "rescale", "loads", "scheduler", "clusters"]
+        conflicts_with_all = ["algorithm", "ping_pong", "rescale", "loads", "scheduler", "clusters"]
     )]
     backward: bool,
     /// Gradients that are the same bits in every run, however many keys rows see
     #[arg(long, requires = "backward")]
     deterministic: bool,
-    /// Draws the plan's schedule, beside that of the linear order
+    /// Draws the plan's schedule, beside that of the linear order; of the backward pass those of the kernels with
+    /// products, without their waits for each other
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
@@ -109,7 +111,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Backward(#[from] backward::PlanError),
     #[error("there is no schedule to draw: {0}")]
-    NoSchedule(PlanError),
+    NoSchedule(Box<dyn std::error::Error>),
     #[error("{given} tiles are more than the {limit} that are simulated")]
     Tiles { given: u32, limit: u32 },
     #[error(transparent)]
@@ -128,14 +130,11 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let json = options.json.file(options.svg.is_some())?;
     let [json, svg] = write::open([json, options.svg.as_deref()], &[])?;
     let mut files = Vec::new();
-    let (text, report) = match options.backward {
-        true => options.backward()?,
-        false => {
-            let (text, report, picture) = options.forward(svg.is_some())?;
-            files.extend(svg.zip(picture).map(|(file, picture)| (file, picture.into_bytes())));
-            (text, report)
-        }
+    let (text, report, picture) = match options.backward {
+        true => options.backward(svg.is_some())?,
+        false => options.forward(svg.is_some())?,
     };
+    files.extend(svg.zip(picture).map(|(file, picture)| (file, picture.into_bytes())));
     options.json.print(&text, &report);
     files.extend(json.map(|file| (file, write::json(&report))));
     if !files.is_empty() {
@@ -152,6 +151,22 @@ fn text(plan: &Plan, orders: Option<&OrderComparison>) -> String {
     }
 }
 
+/// Whether so many tiles are simulated.
+fn check_tiles(given: u32) -> Result<(), Error> {
+    if given > MOST_TILES { Err(Error::Tiles { given, limit: MOST_TILES }) } else { Ok(()) }
+}
+
+/// The schedules of the kernels with products.
+fn draw_backward(plan: &backward::Plan) -> Result<String, Error> {
+    check_tiles(plan.dkv().schedule.num_tiles())?;
+    let mut panels = vec![Panel::of_part("dK, dV", plan.dkv())];
+    if let DqBy::Kernel(dq) = plan.dq() {
+        check_tiles(dq.schedule.num_tiles())?;
+        panels.push(Panel::of_part("dQ", dq));
+    }
+    Ok(gantt::draw(plan.problem(), "blocks", &panels)?)
+}
+
 /// What is said of a problem that no kernel computes.
 fn cpu_only(problem: &Problem, why: &impl ToString) -> (String, Value) {
     let why = why.to_string();
@@ -164,7 +179,7 @@ impl Options {
     fn forward(&self, draws: bool) -> Result<(String, Value, Option<String>), Error> {
         let problem = self.spec()?.validate()?;
         let plan = match self.plan.plan(&problem) {
-            Err(why) if why.is_cpu_only() && draws => return Err(Error::NoSchedule(why)),
+            Err(why) if why.is_cpu_only() && draws => return Err(Error::NoSchedule(why.into())),
             Err(why) if why.is_cpu_only() => {
                 let (text, report) = cpu_only(&problem, &why);
                 return Ok((text, report, None));
@@ -172,8 +187,8 @@ impl Options {
             plan => plan?,
         };
         let num_tiles = plan.schedule().num_tiles();
-        if draws && num_tiles > MOST_TILES {
-            return Err(Error::Tiles { given: num_tiles, limit: MOST_TILES });
+        if draws {
+            check_tiles(num_tiles)?;
         }
         // What is compared is what the library decides.
         let compares = !self.plan.decides() && (1..=MOST_TILES).contains(&num_tiles);
@@ -182,15 +197,21 @@ impl Options {
         Ok((text(&plan, orders.as_ref()), report::json(&plan, orders.as_ref()), picture))
     }
 
-    /// The backward pass's plan as text, and for programs.
-    fn backward(&self) -> Result<(String, Value), Error> {
+    /// The backward pass's plan as text, for programs, and as a picture.
+    fn backward(&self, draws: bool) -> Result<(String, Value, Option<String>), Error> {
         let problem = BackwardSpec::contiguous(self.spec()?).validate()?;
         let options = backward::PlanOptions::default();
         let options = if self.deterministic { options.deterministic() } else { options };
-        match backward::Plan::with(&problem, &self.plan.limits(), &options) {
-            Err(why) if why.is_cpu_only() => Ok(cpu_only(problem.forward(), &why)),
-            plan => plan.map(|plan| (plan.to_string(), report::backward(&plan))).map_err(Error::from),
-        }
+        let plan = match backward::Plan::with(&problem, &self.plan.limits(), &options) {
+            Err(why) if why.is_cpu_only() && draws => return Err(Error::NoSchedule(why.into())),
+            Err(why) if why.is_cpu_only() => {
+                let (text, report) = cpu_only(problem.forward(), &why);
+                return Ok((text, report, None));
+            }
+            plan => plan?,
+        };
+        let picture = draws.then(|| draw_backward(&plan)).transpose()?;
+        Ok((plan.to_string(), report::backward(&plan), picture))
     }
 
     /// The plan's schedule beside that of the linear order, whose tiles are drawn if there is a producer to do so.
@@ -203,8 +224,7 @@ impl Options {
         let linear = self.plan.options(problem)?.order(Order::Linear).scheduler(scheduler);
         let linear = Plan::with(problem, &limits, &linear)?;
         let schedules = [Panel::new("planned", plan), Panel::new("linear", &linear)];
-        let costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
-        Ok(gantt::draw(problem, &schedules, certified_bound(&costs, limits.sms))?)
+        Ok(gantt::draw(problem, "KV blocks", &schedules)?)
     }
 
     fn spec(&self) -> Result<ProblemSpec, ProblemError> {

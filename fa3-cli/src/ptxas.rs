@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ pub(crate) struct Ptxas {
 
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
-#[error("no ptxas: cannot run {}: {kind}; $PTXAS names one, {}", path.display(), wheel("nvidia-cuda-nvcc"))]
+#[error("no ptxas: {}; $PTXAS names one, {}", not_run(path, *kind), wheel("nvidia-cuda-nvcc"))]
 pub(crate) struct NoPtxas {
     path: PathBuf,
     kind: io::ErrorKind,
@@ -90,6 +90,16 @@ impl Ptxas {
     }
 }
 
+/// Why a tool did not run.
+pub(crate) fn not_run(path: &Path, kind: io::ErrorKind) -> String {
+    let name = path.display();
+    match kind {
+        io::ErrorKind::NotFound if path.components().count() == 1 => format!("{name} is not on the path"),
+        io::ErrorKind::NotFound => format!("there is no {name}"),
+        kind => format!("cannot run {name}: {kind}"),
+    }
+}
+
 /// How to get a tool of NVIDIA's without the toolkit.
 pub(crate) fn wheel(package: &str) -> String {
     format!("and the zip archive that `pip download --no-deps {package}` fetches has one")
@@ -112,5 +122,13 @@ mod tests {
                     Cuda compilation tools, release 13.0, V13.0.48\nBuild cuda_13.0.r13.0/compiler.1\n";
         assert_eq!(version(text), "13.0.48");
         assert_eq!(version("something else"), "of unknown version");
+    }
+
+    #[test]
+    fn tools_that_do_not_run() {
+        let said = |path: &str, kind| not_run(Path::new(path), kind);
+        assert_eq!(said("ptxas", io::ErrorKind::NotFound), "ptxas is not on the path");
+        assert_eq!(said("/opt/ptxas", io::ErrorKind::NotFound), "there is no /opt/ptxas");
+        assert_eq!(said("/opt", io::ErrorKind::PermissionDenied), "cannot run /opt: permission denied");
     }
 }

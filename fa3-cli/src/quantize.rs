@@ -5,21 +5,20 @@ mod gpu;
 mod report;
 
 use std::path::PathBuf;
-use std::time::Instant;
 
-use fa3::cuda::QuantizeError;
-use fa3::{Device, Quantize, QuantizeProblem, Quantized, Rope, RopeStyle, RopeTable};
+use fa3::{Device, Quantize, Quantized, Rope, RopeStyle, RopeTable};
 use fa3_quant::Incoherent;
 use fa3_types::Dtype;
 use half::{bf16, f16};
-use ndarray::{Array4, ArrayView4};
+use ndarray::Array4;
 use safetensors::Dtype as InFile;
 
+use crate::args::json::JsonArgs;
 use crate::args::number::{half, multiple_of};
-use crate::progress;
-use crate::run::place::{Place, Times, Wanted};
+use crate::run::place::{Computed, Wanted};
 use crate::run::tensor::{Stored, Tensor, Values};
 use crate::run::{self, safetensors::encode};
+use crate::threads;
 use crate::write::{self, NewFile};
 use error::{Error, NotAStyle};
 use report::{Drift, Report};
@@ -89,6 +88,8 @@ pub(crate) struct Options {
     /// where there is one, else the CPU
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
     device: Wanted,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 /// Rotary embedding.
@@ -119,22 +120,24 @@ const TYPES: &str = "F32, F16 or BF16";
 /// See [`Error`]; no file has been written then.
 pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let inputs = std::slice::from_ref(&options.input);
-    let [output] = write::open([options.output.as_deref()], inputs).map_err(run::error::Error::from)?;
+    let json = options.json.file(options.output.is_some())?;
+    let outputs = write::open([options.output.as_deref(), json], inputs).map_err(run::error::Error::from)?;
     if let Some(path) = options.output.as_ref().filter(|path| run::has_extension(path, run::NPY)) {
         return Err(Error::NpyOutput { path: path.clone() });
     }
+    threads::start()?;
     let tensor = run::read_tensor(&options.input, options.tensor.as_deref(), "x", TYPES)?;
     match (options.dtype, tensor.values.dtype()) {
         (None, InFile::F32) => return Err(Error::Single { tensor: tensor.name }),
-        (Some(Dtype::F16), _) | (None, InFile::F16) => options.quantize::<f16>(tensor, output)?,
+        (Some(Dtype::F16), _) | (None, InFile::F16) => options.quantize::<f16>(tensor, outputs)?,
         // Types that are none of ours are refused there.
-        _ => options.quantize::<bf16>(tensor, output)?,
+        _ => options.quantize::<bf16>(tensor, outputs)?,
     }
     Ok(true)
 }
 
 impl Options {
-    fn quantize<T: Stored>(&self, tensor: Tensor, output: Option<NewFile>) -> Result<(), Error> {
+    fn quantize<T: Stored>(&self, tensor: Tensor, outputs: [Option<NewFile>; 2]) -> Result<(), Error> {
         let (name, x) = (tensor.name.clone(), array::<T>(tensor)?);
         let refused = |error| {
             if let fa3::Error::Quantize(source) = error {
@@ -164,47 +167,30 @@ impl Options {
         let problem = quantize.problem().map_err(refused)?;
 
         let place = self.device.place().map_err(refused)?;
-        let progress = progress::late_bar(1).with_message("computes codes and scales");
-        let auto = self.device == Wanted::Auto;
-        let computed = compute(&quantize, &problem, (x.view(), table.as_ref()), place, auto);
-        progress.finish_and_clear();
-        let (quantized, times, place) = computed.map_err(refused)?;
+        let computed = self.device.compute(
+            place,
+            "codes and scales",
+            |device| Ok(gpu::quantize(device, &problem, x.view(), table.as_ref())?),
+            || quantize.run(&Device::Cpu),
+        );
+        let Computed { result: quantized, times, place } = computed.map_err(refused)?;
 
         let incoherent = self.hadamard.map(|seed| Incoherent::new(head_dim, seed));
         let drift = Drift::of(x.view(), table.as_ref(), first, incoherent.as_ref(), &quantized);
-        crate::print(&Report { problem, place, times, drift, quantized: &quantized });
+        let report = Report { problem, place, times, drift, quantized: &quantized };
+        let value = report.json();
+        self.json.print(&report, &value);
+        let [output, json] = outputs;
+        let mut files: Vec<_> = json.map(|file| (file, write::json(&value))).into_iter().collect();
         if let Some(file) = output {
             let Quantized { codes, scales, mean, .. } = quantized;
             let mut tensors = vec![Tensor::new("codes".into(), codes), Tensor::new("scales".into(), scales)];
             tensors.extend(mean.map(|mean| Tensor::new("mean".into(), mean)));
             let bytes = encode(file.path(), &tensors)?;
-            write::write(&[(file, bytes)]).map_err(run::error::Error::from)?;
+            files.push((file, bytes));
         }
-        Ok(())
+        Ok(write::write(&files).map_err(run::error::Error::from)?)
     }
-}
-
-/// Codes and scales, how long they took, and where; on the CPU if the GPU does not take the tensor and that was left
-/// open.
-fn compute<T: Stored>(
-    quantize: &Quantize<'_, T>,
-    problem: &QuantizeProblem,
-    (x, table): (ArrayView4<'_, T>, Option<&RopeTable>),
-    mut place: Place,
-    auto: bool,
-) -> Result<(Quantized, Times, Place), fa3::Error> {
-    if let Device::Cuda(device) = &place.device {
-        match gpu::quantize(device, problem, x, table) {
-            Ok((quantized, times)) => return Ok((quantized, times, place)),
-            Err(why @ QuantizeError::Tiles(_)) if auto => {
-                place = Place { device: Device::Cpu, why: Some(why.into()) };
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let start = Instant::now();
-    let quantized = quantize.run(&place.device)?;
-    Ok((quantized, Times { compile: None, call: start.elapsed(), launches: 1 }, place))
 }
 
 impl RotaryArgs {

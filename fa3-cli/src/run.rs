@@ -9,17 +9,21 @@ pub(crate) mod place;
 mod report;
 pub(crate) mod safetensors;
 mod source;
+mod summary;
 pub(crate) mod tensor;
 
 use std::path::{Path, PathBuf};
 
 use rayon::ThreadPoolBuilder;
+use serde_json::{Value, json};
 
+use crate::args::json::JsonArgs;
 use crate::args::score::ScoreArgs;
 use crate::write::{self, NewFile};
 use call::{Call, Lists, Results, Settings};
+use compare::Judged;
 use error::Error;
-use place::Wanted;
+use place::{Place, Wanted};
 use safetensors::{File, Selection};
 use source::Source;
 use tensor::Tensor;
@@ -35,15 +39,20 @@ F8_E4M3 (.npy: f4 or f2), and O has the same, BF16 for F8_E4M3.
 In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. For packed sequences \
 Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional.
 
-If there are Po or Plse, results are checked. An oracle in f64 and the error law decide: results may be off by twice the \
-error of standard attention in the same precision: of F8_E4M3 in BF16 on the CPU, on a GPU with P in 8 bits too. How \
-far they are from Po and Plse is a second opinion, since those may be of another mask, scale or soft cap. The check \
-takes many times as long as the computation; --no-check leaves it out. \
-With --q, --k or --v there is none: Po and Plse are of Pq, Pk and Pv.
+If there are Po or Plse, or with --check, results are checked. An oracle in f64 and the error law decide: results may be \
+off by twice the error of standard attention in the same precision: of F8_E4M3 in BF16 on the CPU, on a GPU with P in 8 \
+bits too. Of a problem of more than 20 GFLOP the rows are checked where errors show most. How far results are from Po and \
+Plse is a second opinion, since those may be of another mask, scale or soft cap. The check takes many times as long as the \
+computation; --no-check leaves it out. With --q, --k or --v there is no second opinion: Po and Plse are of Pq, Pk and Pv.
+
+With --backward dQ, dK and dV are computed from the gradients of O, Pdo or Pdout, and of LSE, Pdlse. Without the former dO \
+is 1, so that they are the gradients of the sum of O; without the latter dLSE is 0. With --check the error law decides on \
+them, too: of a problem of more than 2.5 GFLOP on some heads.
 
 Of a file only the tensors of the calls are read, and a pipe as far as it says it goes. Files are written whole: the name - \
 is neither stdin nor stdout. A file that is replaced is so at once, and keeps \
-its permissions. On a GPU the kernel is compiled and warmed up before it is timed.";
+its permissions. On a GPU the kernel is compiled and warmed up before it is timed; on the CPU calls after the first one are \
+timed, unless that takes 2 s.";
 
 /// Options of `fa3 run`.
 #[derive(Debug, clap::Args)]
@@ -52,6 +61,7 @@ Examples:
   fa3 run data/minilm_layer5.safetensors
   fa3 run qkv.safetensors --causal --prefix layer0. -o out.safetensors
   fa3 run packed.safetensors --cu-seqlens-q 0,100,300
+  fa3 run qkv.safetensors --check --backward -o gradients.safetensors --json report.json
   fa3 run q.npy k.npy v.npy --window 256,0 -o o.npy --lse lse.npy
 
 Exit code: 0, or 1 if a result breaks the error law, or 2 if there is no result.")]
@@ -59,7 +69,7 @@ pub(crate) struct Options {
     /// A safetensors file, or Q, K and V as .npy files
     #[arg(required = true, num_args = 1..=3, value_name = "FILE")]
     inputs: Vec<PathBuf>,
-    /// Writes O and LSE as safetensors, named Po and Plse, or O as .npy; not to stdout
+    /// Writes O and LSE as safetensors, named Po and Plse, and gradients Pdq, Pdk and Pdv, or O as .npy; not to stdout
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Writes LSE as .npy
@@ -75,12 +85,29 @@ pub(crate) struct Options {
     /// where there is one whose kernels take the problem, else the CPU
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
     device: Wanted,
-    /// Leaves out the check of results
+    /// Checks results that nothing is expected of as well
     #[arg(long)]
+    check: bool,
+    /// Leaves out the check of results
+    #[arg(long, conflicts_with = "check")]
     no_check: bool,
+    /// Computes dQ, dK and dV as well, from Pdo or Pdout and Pdlse; not from .npy files
+    #[arg(long)]
+    backward: bool,
     /// Threads to compute with, up to 1024; one a core if absent
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+/// What came of all calls.
+struct Done {
+    /// Whether all results satisfy the error law, as far as they were judged.
+    hold: bool,
+    /// Reports for programs.
+    calls: Vec<Value>,
+    files: Vec<(NewFile, Vec<u8>)>,
 }
 
 /// Where O and LSE go.
@@ -97,16 +124,25 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     if options.inputs.iter().any(|input| input == Path::new("-")) {
         return Err(Error::Stdin);
     }
-    let outputs = write::open([options.output.as_deref(), options.lse.as_deref()], &options.inputs)?;
+    let json = options.json.file(options.output.is_some())?;
+    let [output, lse, json] =
+        write::open([options.output.as_deref(), options.lse.as_deref(), json], &options.inputs)?;
+    let outputs = [output, lse];
     let one_a_core = 0;
     let threads = options.threads.map_or(one_a_core, usize::from);
     let pool = ThreadPoolBuilder::new().num_threads(threads).build()?;
-    pool.install(|| match options.inputs.as_slice() {
+    let done = pool.install(|| match options.inputs.as_slice() {
         [input] if has_extension(input, NPY) => Err(Error::OneNpy { path: input.clone() }),
         [input] => run_safetensors(input, options, outputs),
         [q, k, v] => run_npy([q, k, v], options, outputs),
         inputs => Err(Error::FileCount { given: inputs.len() }),
-    })
+    });
+    let Done { hold, calls, mut files } = done?;
+    let report = json!({ "calls": calls });
+    options.json.print_json(&report);
+    files.extend(json.map(|file| (file, write::json(&report))));
+    write::write(&files)?;
+    Ok(hold)
 }
 
 /// The tensor of this name in a file: safetensors, or .npy if the file is named so, which has no names.
@@ -131,35 +167,43 @@ pub(crate) fn read_tensor(
     File::open(path)?.tensor(name.unwrap_or(default), types)
 }
 
-fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> Result<bool, Error> {
+fn run_safetensors(input: &Path, options: &Options, [output, lse]: Outputs) -> Result<Done, Error> {
     if lse.is_some() {
         return Err(Error::NotForSafetensors);
     }
     options.check_outputs(SAFETENSORS, NPY)?;
     let mut file = File::open(input)?;
     let settings = options.settings();
-    let (mut holds, mut results) = (true, Vec::new());
-    for prefix in file.prefixes(&options.selection)? {
-        let Results { report, o, lse } = file.call(&prefix, &options.selection)?.attend(&settings)?;
-        crate::print(&report);
-        holds &= report.check.holds();
+    let prefixes = file.prefixes(&options.selection)?;
+    let mut place = options.place()?;
+    let (mut hold, mut calls, mut results) = (true, Vec::new(), Vec::new());
+    for prefix in prefixes {
+        let call = file.call(&prefix, &options.selection, options.backward)?;
+        let again = place.again();
+        let Results { report, o, lse, gradients } = call.attend(&settings, place)?;
+        place = again;
+        options.json.print_text(&report);
+        hold &= report.holds();
+        calls.push(report.json());
         if output.is_some() {
             results.extend([o, lse]);
+            results.extend(gradients);
         }
     }
+    let mut files = Vec::new();
     if let Some(file) = output {
         let bytes = safetensors::encode(file.path(), &results)?;
-        write::write(&[(file, bytes)])?;
+        files.push((file, bytes));
     }
-    Ok(holds)
+    Ok(Done { hold, calls, files })
 }
 
-fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> Result<bool, Error> {
+fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> Result<Done, Error> {
     let Selection { prefix, q, k, v } = &options.selection;
-    for (option, value) in [("--prefix", prefix), ("--q", q), ("--k", k), ("--v", v)] {
-        if value.is_some() {
-            return Err(Error::NotForNpy { option });
-        }
+    let [prefix, q, k, v] = [prefix, q, k, v].map(Option::is_some);
+    let given = [("--prefix", prefix), ("--q", q), ("--k", k), ("--v", v), ("--backward", options.backward)];
+    if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+        return Err(Error::NotForNpy { option });
     }
     options.check_outputs(NPY, SAFETENSORS)?;
     let [q, k, v] = paths.map(|path| read_npy(path));
@@ -171,9 +215,11 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
         lists: Lists::default(),
         expected_o: None,
         expected_lse: None,
+        dout: None,
+        dlse: None,
     };
-    let results = call.attend(&options.settings())?;
-    crate::print(&results.report);
+    let results = call.attend(&options.settings(), options.place()?)?;
+    options.json.print_text(&results.report);
     let mut files = Vec::new();
     for (file, tensor) in [(output, results.o), (lse, results.lse)] {
         if let Some(file) = file {
@@ -182,8 +228,7 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
             files.push((file, bytes));
         }
     }
-    write::write(&files)?;
-    Ok(results.report.check.holds())
+    Ok(Done { hold: results.report.holds(), calls: vec![results.report.json()], files })
 }
 
 /// The tensor in a file, named as the file is.
@@ -206,10 +251,19 @@ impl Options {
         }
     }
 
+    fn place(&self) -> Result<Place, Error> {
+        self.device.place().map_err(|error| Error::compute("", error))
+    }
+
     fn settings(&self) -> Settings {
         Settings {
             device: self.device,
-            check: !self.no_check,
+            judged: match (self.check, self.no_check) {
+                (true, _) => Judged::All,
+                (_, true) => Judged::None,
+                _ => Judged::Expected,
+            },
+            backward: self.backward,
             mask: self.score.mask(),
             softmax_scale: self.score.softmax_scale,
             softcap: self.score.softcap,

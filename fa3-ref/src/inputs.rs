@@ -73,17 +73,17 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 
     /// Queries, all of them.
-    pub(crate) fn q(&self) -> ArrayView4<'a, T> {
+    pub fn q(&self) -> ArrayView4<'a, T> {
         self.q
     }
 
     /// Keys, all of them.
-    pub(crate) fn k(&self) -> ArrayView4<'a, T> {
+    pub fn k(&self) -> ArrayView4<'a, T> {
         self.k
     }
 
     /// Values, all of them.
-    pub(crate) fn v(&self) -> ArrayView4<'a, T> {
+    pub fn v(&self) -> ArrayView4<'a, T> {
         self.v
     }
 

@@ -41,6 +41,11 @@ pub struct LseTolerance {
 impl LseTolerance {
     /// Of scores that are exact to f32.
     pub const F32: LseTolerance = LseTolerance { relative: 1e-5, absolute: 0.0 };
+
+    /// How far it may be from this one.
+    pub fn at(self, expected: f64) -> f64 {
+        self.relative * expected.abs().max(1.0) + self.absolute
+    }
 }
 
 /// A result that satisfied the law.
@@ -200,6 +205,11 @@ impl BackwardLaw {
         &self.oracle
     }
 
+    /// What max |x − oracle| may be of dQ, dK and dV.
+    pub fn bounds(&self) -> [f64; 3] {
+        self.bounds
+    }
+
     /// Judges dQ, dK and dV, in this order.
     ///
     /// # Errors
@@ -277,8 +287,7 @@ pub fn check_lse_within<D: Dimension>(
     oracle: ArrayView<'_, f64, D>,
     replay: &str,
 ) -> Result<Satisfied, Box<Violation>> {
-    let LseTolerance { relative, absolute } = tolerance;
-    let bound_at = |expected: f64| relative * expected.abs().max(1.0) + absolute;
+    let bound_at = |expected| tolerance.at(expected);
     judge("lse", x, oracle, bound_at(0.0), bound_at, replay)
 }
 

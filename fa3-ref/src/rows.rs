@@ -11,7 +11,7 @@ use fa3_types::{Lengths, Mask, Problem, ProblemSpec, Shape};
 use ndarray::{Array2, ArrayView2, ArrayView3, ArrayView4, Axis};
 use rayon::prelude::*;
 
-use crate::law::ForwardLaw;
+use crate::law::{ForwardLaw, LseTolerance};
 use crate::norms::error;
 use crate::{Element, Inputs, Precision, inputs};
 
@@ -63,6 +63,8 @@ pub struct RowViolation {
 pub struct RowsLaw {
     groups: Vec<Group>,
     bound: f64,
+    /// Of LSE.
+    tolerance: LseTolerance,
 }
 
 /// Rows of a head that see the same keys.
@@ -83,6 +85,19 @@ impl RowsLaw {
     /// # Panics
     /// If the problem has no such row.
     pub fn new<T: Element>(inputs: &Inputs<'_, T>, precision: Precision, rows: &[RowIndex]) -> RowsLaw {
+        RowsLaw::with(inputs, rows, LseTolerance::F32, |inputs| ForwardLaw::new(inputs, precision))
+    }
+
+    /// The same by another law, which is that of the rows' problems, for an arithmetic of such a tolerance.
+    ///
+    /// # Panics
+    /// If the problem has no such row.
+    pub fn with<T: Element>(
+        inputs: &Inputs<'_, T>,
+        rows: &[RowIndex],
+        tolerance: LseTolerance,
+        law: impl Fn(&Inputs<'_, T>) -> ForwardLaw + Sync,
+    ) -> RowsLaw {
         let problem = inputs.problem();
         let mut alike: BTreeMap<(usize, usize, usize, usize), Vec<usize>> = BTreeMap::new();
         for &RowIndex { sequence, head, row } in rows {
@@ -92,11 +107,16 @@ impl RowsLaw {
         let groups: Vec<Group> = alike
             .into_par_iter()
             .map(|((sequence, head, start, end), rows)| {
-                Group::new(inputs, precision, (sequence, head), rows, start..end)
+                Group::new(inputs, &law, (sequence, head), rows, start..end)
             })
             .collect();
         let bound = groups.iter().map(|group| group.bound).fold(0.0, f64::max);
-        RowsLaw { groups, bound }
+        RowsLaw { groups, bound, tolerance }
+    }
+
+    /// What max |o − oracle| may be in the rows.
+    pub fn bound(&self) -> f64 {
+        self.bound
     }
 
     /// Judges O (batch, seqlen_q, heads_q, head_dim_v) and LSE (batch, heads_q, seqlen_q), of which
@@ -117,7 +137,7 @@ impl RowsLaw {
             let (batch, head) = (group.batch, group.head);
             let o = o.index_axis(Axis(0), batch).index_axis_move(Axis(1), head);
             for ((&row, expected_o), &expected) in group.rows.iter().zip(group.o.rows()).zip(&group.lse) {
-                let bound = if expected.is_finite() { 1e-5 * expected.abs().max(1.0) } else { 0.0 };
+                let bound = if expected.is_finite() { self.tolerance.at(expected) } else { 0.0 };
                 // A row without keys is 0, exactly.
                 let bound_o = if expected == f64::NEG_INFINITY { 0.0 } else { self.bound };
                 let at = || vec![batch, head, row];
@@ -156,7 +176,7 @@ impl SatisfiedRows {
 impl Group {
     fn new<T: Element>(
         inputs: &Inputs<'_, T>,
-        precision: Precision,
+        law: impl Fn(&Inputs<'_, T>) -> ForwardLaw,
         (sequence, head): (usize, usize),
         rows: Vec<usize>,
         keys: Range<usize>,
@@ -177,7 +197,7 @@ impl Group {
             inputs::rows(x, problem.seqs_k(), sequence, head_kv).slice_axis_move(Axis(0), keys.clone().into())
         });
         let inputs = Inputs::new(&alone, whole(q.view()), whole(k), whole(v));
-        let law = ForwardLaw::new(&inputs.expect("a part of a problem has the part's shapes"), precision);
+        let law = law(&inputs.expect("a part of a problem has the part's shapes"));
         let o = law.oracle().o.index_axis(Axis(0), 0).index_axis_move(Axis(1), 0).to_owned();
         let lse = law.oracle().lse.iter().copied().collect();
         Group { batch, head, rows: place(rows), o, lse, bound: law.bound() }

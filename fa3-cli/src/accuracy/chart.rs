@@ -8,8 +8,14 @@ use super::report::Report;
 use crate::args::number::size_label;
 use crate::draw::{self, Area, DrawError};
 
+// Those of the simulator's timelines, which colour-blind readers tell apart.
+const ON_CPU: RGBColor = RGBColor(0x00, 0x72, 0xb2);
+const ON_GPU: RGBColor = RGBColor(0x00, 0x9e, 0x73);
+const ONE_LEVEL: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
 const PAPER: RGBColor = RGBColor(120, 120, 120);
-const ON_GPU: RGBColor = RGBColor(0, 140, 60);
+
+/// Pixels in which a legend's marks are.
+const LEGEND_MARKS: u32 = 18;
 
 pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
     draw::svg((1100, 420), |root| {
@@ -46,7 +52,7 @@ fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
         .disable_y_mesh()
         .draw()?;
     let places =
-        [(Place::Cpu, BLUE, "here: median, least to most"), (Place::Gpu, ON_GPU, "the same on the GPU")];
+        [(Place::Cpu, ON_CPU, "here: median, least to most"), (Place::Gpu, ON_GPU, "the same on the GPU")];
     for (place, color, label) in places {
         let rows: Vec<_> = rows.iter().enumerate().filter(|(_, row)| row.place == place).collect();
         if rows.is_empty() {
@@ -73,6 +79,8 @@ fn draw_table(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperRight)
+        .legend_area_size(LEGEND_MARKS)
+        .margin(6)
         .background_style(WHITE)
         .border_style(PAPER)
         .draw()?;
@@ -102,11 +110,11 @@ fn draw_drift(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
         .draw()?;
     let line = |bias: fn(&drift::Row) -> f64| rows.iter().map(move |row| (keys(row), 100.0 * bias(row)));
     let (two_levels, color) = match report.gpu {
-        None => ("two levels", BLUE),
+        None => ("two levels", ON_CPU),
         Some(_) => ("two levels, on the GPU", ON_GPU),
     };
     for (name, color, points) in [
-        ("one level", RED, line(|row| row.one_level.bias)),
+        ("one level", ONE_LEVEL, line(|row| row.one_level.bias)),
         (two_levels, color, line(|row| row.two_level.bias)),
     ] {
         chart.draw_series(LineSeries::new(points.clone(), color.stroke_width(2)))?;
@@ -118,6 +126,8 @@ fn draw_drift(report: &Report, area: &Area<'_>) -> Result<(), DrawError> {
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::LowerLeft)
+        .legend_area_size(LEGEND_MARKS)
+        .margin(6)
         .background_style(WHITE)
         .border_style(PAPER)
         .draw()?;

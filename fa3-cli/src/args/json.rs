@@ -33,7 +33,22 @@ impl JsonArgs {
 
     /// Prints a report: its text, or what it is in JSON.
     pub(crate) fn print(&self, text: &impl Display, json: &Value) {
-        if self.is_printed() { crate::print(&format_args!("{json:#}")) } else { crate::print(text) }
+        self.print_text(text);
+        self.print_json(json);
+    }
+
+    /// Prints text that is part of a report, unless JSON is printed at the end.
+    pub(crate) fn print_text(&self, text: &impl Display) {
+        if !self.is_printed() {
+            crate::print(text);
+        }
+    }
+
+    /// Prints JSON if it is to be printed.
+    pub(crate) fn print_json(&self, json: &Value) {
+        if self.is_printed() {
+            crate::print(&format_args!("{json:#}"));
+        }
     }
 
     fn is_printed(&self) -> bool {

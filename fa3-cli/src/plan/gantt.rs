@@ -1,10 +1,11 @@
-//! Schedules as a picture: one row a CTA, one bar a tile, darker the more KV blocks it visits.
+//! Schedules as a picture: one row a CTA, one bar a tile, darker the more blocks it visits.
 
+use std::fmt::Display;
 use std::ops::Range;
 
+use fa3_sched::backward::Part;
 use fa3_sched::forward::Plan;
-use fa3_sched::{Makespan, Span};
-use fa3_types::Problem;
+use fa3_sched::{Makespan, Span, TILE_COST, certified_bound};
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
@@ -24,12 +25,14 @@ const BOUND: RGBColor = RGBColor(210, 50, 30);
 
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Axis, Axis>>;
 
-/// The schedule of one plan.
+/// The schedule of one kernel.
 pub(super) struct Panel {
     name: &'static str,
     makespan: Makespan,
-    /// KV blocks of each tile.
+    /// Blocks of each tile.
     blocks: Vec<u32>,
+    /// The length that no schedule is below.
+    bound: u64,
 }
 
 /// Where a tile is drawn.
@@ -44,7 +47,19 @@ struct Bar {
 impl Panel {
     pub(super) fn new(name: &'static str, plan: &Plan) -> Panel {
         let blocks = plan.works().map(|work| work.kv.blocks()).collect();
-        Panel { name, makespan: plan.simulate(), blocks }
+        let costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
+        let bound = certified_bound(&costs, plan.schedule().sms());
+        Panel { name, makespan: plan.simulate(), blocks, bound }
+    }
+
+    /// That of a kernel of the backward pass, in the same cost model, which knows no waits of tiles for each other.
+    pub(super) fn of_part<T>(name: &'static str, part: &Part<T>) -> Panel {
+        let Part { tiling, lens, schedule, .. } = part;
+        let blocks: Vec<u32> =
+            schedule.tiles().map(|tile| tiling.kv_range(tile.m_block, *lens).blocks()).collect();
+        let costs: Vec<u64> = blocks.iter().map(|&blocks| u64::from(blocks) + TILE_COST).collect();
+        let bound = certified_bound(&costs, schedule.sms());
+        Panel { name, makespan: schedule.simulate(&costs), blocks, bound }
     }
 
     /// The bars, left to right. A tile that ends in the pixel in which the one before it on its CTA did is left out.
@@ -64,32 +79,32 @@ impl Panel {
         self.makespan.spans().iter().map(|span| span.cta + 1).max().unwrap_or(0)
     }
 
-    fn caption(&self, bound: u64) -> String {
+    fn caption(&self) -> String {
         if self.blocks.is_empty() {
             return format!("{}: no tiles", self.name);
         }
         let length = self.makespan.length();
-        let (ratio, busy) = (length as f64 / bound.max(1) as f64, 100.0 * self.makespan.utilisation());
+        let (ratio, busy) = (length as f64 / self.bound.max(1) as f64, 100.0 * self.makespan.utilisation());
         format!("{}: {}, {ratio:.3} of the bound, CTAs busy {busy:.1} %", self.name, counted(length))
     }
 }
 
-/// An SVG with both schedules side by side on one scale, and the `bound` on their length as a line.
-pub(super) fn draw(problem: &Problem, panels: &[Panel; 2], bound: u64) -> Result<String, DrawError> {
+/// An SVG with the schedules side by side on one scale, and the bounds on their lengths as lines. Tiles visit `unit`.
+pub(super) fn draw(problem: &dyn Display, unit: &str, panels: &[Panel]) -> Result<String, DrawError> {
     draw::svg(SIZE, |root| {
         let (header, body) = root.split_vertically(HEADER);
         let blocks = || panels.iter().flat_map(|panel| &panel.blocks).copied();
         let shades = Shades { least: blocks().min().unwrap_or(0), most: blocks().max().unwrap_or(0) };
-        draw_header(&header, problem, &shades)?;
+        draw_header(&header, problem, unit, &shades)?;
         let longest = panels.iter().map(|panel| panel.makespan.length()).max().unwrap_or(0);
-        for (panel, area) in panels.iter().zip(body.split_evenly((1, 2))) {
-            draw_panel(&area, panel, longest.max(1), bound, &shades)?;
+        for (panel, area) in panels.iter().zip(body.split_evenly((1, panels.len()))) {
+            draw_panel(&area, panel, unit, longest.max(1), &shades)?;
         }
         Ok(())
     })
 }
 
-fn draw_header(area: &Area<'_>, problem: &Problem, shades: &Shades) -> Result<(), DrawError> {
+fn draw_header(area: &Area<'_>, problem: &dyn Display, unit: &str, shades: &Shades) -> Result<(), DrawError> {
     let text = |text: String, at| {
         area.draw(&Text::new(text, at, ("sans-serif", 15).into_font())).map_err(DrawError::from)
     };
@@ -98,11 +113,11 @@ fn draw_header(area: &Area<'_>, problem: &Problem, shades: &Shades) -> Result<()
     if least == most {
         let visits = counted(most.into());
         return text(
-            format!("each tile visits {visits} of keys; the line is the bound on the makespan"),
+            format!("each tile visits {visits}, in {unit}; the line is the bound on the makespan"),
             (14, 32),
         );
     }
-    text("KV blocks a tile".to_owned(), (14, 32))?;
+    text(format!("{unit} a tile"), (14, 32))?;
     text(least.to_string(), (140, 32))?;
     const STEPS: i32 = 32;
     for step in 0..STEPS {
@@ -116,13 +131,13 @@ fn draw_header(area: &Area<'_>, problem: &Problem, shades: &Shades) -> Result<()
 fn draw_panel(
     area: &Area<'_>,
     panel: &Panel,
+    unit: &str,
     longest: u64,
-    bound: u64,
     shades: &Shades,
 ) -> Result<(), DrawError> {
     let (all, ctas) = (panel.makespan.ctas(), panel.used().max(1));
     let mut chart: Chart<'_> = ChartBuilder::on(area)
-        .caption(panel.caption(bound), ("sans-serif", 17))
+        .caption(panel.caption(), ("sans-serif", 17))
         .margin(10)
         .x_label_area_size(38)
         .y_label_area_size(48)
@@ -138,7 +153,7 @@ fn draw_panel(
     chart
         .configure_mesh()
         .disable_mesh()
-        .x_desc("time in KV blocks")
+        .x_desc(format!("time in {unit}"))
         .y_desc(rows)
         .x_label_formatter(&whole)
         .y_label_formatter(&whole)
@@ -151,8 +166,8 @@ fn draw_panel(
         let corners = [(x.0, top + 1), (x.1 - gap, bottom)];
         area.use_screen_coord().draw(&Rectangle::new(corners, shades.of(*blocks).filled()))?;
     }
-    if bound > 0 {
-        let line = [0.0, f64::from(ctas)].map(|y| (bound as f64, y));
+    if panel.bound > 0 {
+        let line = [0.0, f64::from(ctas)].map(|y| (panel.bound as f64, y));
         chart.draw_series([PathElement::new(line, BOUND.stroke_width(1))])?;
     }
     Ok(())
@@ -198,7 +213,7 @@ fn whole(x: &f64) -> String {
     format!("{x:.0}")
 }
 
-/// How many KV blocks.
+/// How many blocks.
 fn counted(blocks: u64) -> String {
     format!("{blocks} block{}", if blocks == 1 { "" } else { "s" })
 }

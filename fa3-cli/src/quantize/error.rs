@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use fa3::{QuantError, QuantizeProblemError};
 
+use crate::args::json::NotAlone;
 use crate::run::{self, error::extents};
+use crate::threads::ThreadsError;
 
 /// Everything that `fa3 quantize` refuses. One sentence each, with the names and the numbers.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +15,10 @@ pub(crate) enum Error {
     /// What every verb that reads and writes files refuses.
     #[error(transparent)]
     File(#[from] run::error::Error),
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
+    #[error(transparent)]
+    Json(#[from] NotAlone),
     #[error("output {} is named .npy, but codes and scales go into one safetensors file", path.display())]
     NpyOutput { path: PathBuf },
     #[error("{tensor} is F32, expected F16 or BF16; --dtype bf16 or --dtype f16 rounds it")]

@@ -44,5 +44,5 @@ pub(super) fn quantize<T: Scalar>(
     let codes = codes.download(&stream)?;
     let [scales, mean] =
         [scales, mean].map(|numbers| numbers.map_or(Ok(Vec::new()), |numbers| numbers.download(&stream)));
-    Ok((Quantized::new(problem, codes, scales?, mean?), Times { compile, call, launches }))
+    Ok((Quantized::new(problem, codes, scales?, mean?), Times { compile, call, launches, warm: true }))
 }

@@ -6,6 +6,7 @@ use fa3::{QuantizeProblem, Quantized, RopeTable, Scalar, Scaling};
 use fa3_quant::Incoherent;
 use ndarray::{ArrayView4, Axis};
 use rayon::prelude::*;
+use serde_json::{Value, json};
 
 use crate::run::place::{Place, Times};
 
@@ -76,13 +77,17 @@ impl Drift {
             not_finite: self.not_finite + other.not_finite,
         }
     }
+
+    /// The root mean square of differences over that of the numbers.
+    fn relative(&self) -> f64 {
+        // Of zeros, codes are exact.
+        (self.differences / self.numbers.max(f64::MIN_POSITIVE)).sqrt()
+    }
 }
 
 impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Of zeros, codes are exact.
-        let relative = (self.differences / self.numbers.max(f64::MIN_POSITIVE)).sqrt();
-        write!(f, "{relative:.2e} relative rms")?;
+        write!(f, "{:.2e} relative rms", self.relative())?;
         match self.not_finite {
             0 => Ok(()),
             count => write!(f, ", {count} not finite left out"),
@@ -96,6 +101,24 @@ fn moved_bytes(problem: &QuantizeProblem) -> f64 {
     let tables = 4 * problem.x().shape.seqlen as u64 * rotary_dim as u64;
     let [x, codes, scales, mean, ..] = problem.tensor_bytes().map(|(_, bytes)| bytes.unwrap_or(0));
     (x + codes + scales + mean + tables) as f64
+}
+
+impl Report<'_> {
+    /// The same for programs.
+    pub(super) fn json(&self) -> Value {
+        let Report { problem, place, times, drift, quantized } = self;
+        let scales = quantized.scales.iter().copied();
+        json!({
+            "problem": problem.to_string(),
+            "device": place.json(),
+            "time": times.json(moved_bytes(problem), "gb_per_second"),
+            "scales": {
+                "shape": quantized.scales.shape(),
+                "smallest": scales.clone().reduce(f32::min), "largest": scales.reduce(f32::max),
+            },
+            "error": { "relative_rms": drift.relative(), "not_finite": drift.not_finite },
+        })
+    }
 }
 
 impl fmt::Display for Report<'_> {

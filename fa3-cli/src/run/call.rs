@@ -1,14 +1,17 @@
 //! One attention call: from tensors to results.
 
-use fa3::{Attention, Device, Output, Scalar};
+use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, Mask};
 use half::{bf16, f16};
+use ndarray::{Array4, ArrayView4, IntoDimension};
 
-use super::compare::{Arithmetic, Check, Expected};
+use super::compare::{Arithmetic, Check, Expected, Judged, check_gradients};
 use super::error::{Error, short};
-use super::place::{Computed, Wanted};
-use super::report::Report;
+use super::gpu;
+use super::place::{Computed, Place, Wanted};
+use super::report::{Backward, Report};
+use super::summary::Summary;
 use super::tensor::{self, Stored, Tensor, Values};
 use crate::args::number::row;
 
@@ -23,6 +26,10 @@ pub(super) struct Call {
     pub(super) lists: Lists,
     pub(super) expected_o: Option<Tensor>,
     pub(super) expected_lse: Option<Tensor>,
+    /// The gradient of O.
+    pub(super) dout: Option<Tensor>,
+    /// The gradient of LSE.
+    pub(super) dlse: Option<Tensor>,
 }
 
 /// Sequence lengths, from the command line or from a file.
@@ -49,8 +56,9 @@ type CuSeqlens<'a> = (&'a [i32], &'a [i32]);
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) device: Wanted,
-    /// Whether results are judged.
-    pub(super) check: bool,
+    pub(super) judged: Judged,
+    /// Whether gradients are computed.
+    pub(super) backward: bool,
     pub(super) mask: Mask,
     pub(super) softmax_scale: Option<f64>,
     pub(super) softcap: Option<f64>,
@@ -63,6 +71,22 @@ pub(super) struct Results {
     pub(super) report: Report,
     pub(super) o: Tensor,
     pub(super) lse: Tensor,
+    /// dQ, dK and dV, if they are wanted.
+    pub(super) gradients: Vec<Tensor>,
+}
+
+/// A call whose forward pass was computed.
+struct Attended<'c, 'a, T: Scalar> {
+    attention: &'c Attention<'a, T>,
+    qkv: [ArrayView4<'a, T>; 3],
+    output: &'c Output<T::Output>,
+    place: Place,
+    /// The gradients of O and of LSE in the file.
+    of: [Option<Tensor>; 2],
+    /// Whether its sequences are packed.
+    packed: bool,
+    /// Q's name, which is that of the types.
+    name_q: &'c str,
 }
 
 impl Lists {
@@ -93,32 +117,40 @@ impl Lists {
 }
 
 impl Call {
-    /// Computes the call in the type of Q and compares.
-    pub(super) fn attend(self, settings: &Settings) -> Result<Results, Error> {
+    /// Computes the call in the type of Q, there, and compares.
+    pub(super) fn attend(self, settings: &Settings, place: Place) -> Result<Results, Error> {
+        let dtype = |given, expected| Error::Dtype { tensor: self.q.name.clone(), given, expected };
         match &self.q.values {
-            Values::F32(_) => self.attend_in::<f32>(settings),
-            Values::F16(_) => self.attend_in::<f16>(settings),
-            Values::Bf16(_) => self.attend_in::<bf16>(settings),
-            Values::E4m3(_) => self.attend_in::<E4m3>(settings),
-            other @ (Values::F64(_) | Values::I64(_) | Values::I32(_)) => Err(Error::Dtype {
-                tensor: self.q.name.clone(),
-                given: other.dtype(),
-                expected: tensor::ATTENDED,
+            Values::F32(_) => self.attend_in::<f32>(settings, place, |attended, settings| {
+                attended.differentiate(settings).map(Some)
             }),
+            Values::F16(_) => self.attend_in::<f16>(settings, place, |attended, settings| {
+                attended.differentiate(settings).map(Some)
+            }),
+            Values::Bf16(_) => self.attend_in::<bf16>(settings, place, |attended, settings| {
+                attended.differentiate(settings).map(Some)
+            }),
+            Values::E4m3(_) if settings.backward => Err(dtype(E4m3::STORED, tensor::DIFFERENTIATED)),
+            Values::E4m3(_) => self.attend_in::<E4m3>(settings, place, |_, _| Ok(None)),
+            other @ (Values::F64(_) | Values::I64(_) | Values::I32(_)) => {
+                Err(dtype(other.dtype(), tensor::ATTENDED))
+            }
         }
     }
 
-    fn attend_in<T: Stored<Output: Stored>>(self, settings: &Settings) -> Result<Results, Error> {
-        let Call { prefix, q, k, v, lists, expected_o, expected_lse } = self;
+    fn attend_in<T: Stored<Output: Stored>>(
+        self,
+        settings: &Settings,
+        place: Place,
+        differentiate: impl Fn(Attended<'_, '_, T>, &Settings) -> Result<Option<(Backward, [Tensor; 3])>, Error>,
+    ) -> Result<Results, Error> {
+        let Call { prefix, q, k, v, lists, expected_o, expected_lse, dout, dlse } = self;
         let tensors = [&q, &k, &v].map(|tensor| tensor.name.as_str()).join(", ");
         let problem_error = |error| {
             if let fa3::Error::Problem(source) = error {
                 return Error::Problem { tensors: tensors.clone(), source };
             }
-            if let fa3::Error::Cuda(error) = error {
-                return Error::Cuda(error);
-            }
-            Error::Sequences { prefix: short(&prefix), source: error }
+            Error::compute(&prefix, error)
         };
         let lists = settings.lists.clone().or(lists);
         let packed = lists.is_packed();
@@ -126,28 +158,81 @@ impl Call {
         let [q, k, v] = [q, k, v].map(|tensor| tensor.array::<T>(packed, &name_q));
         let (q, k, v) = (q?, k?, v?);
         let cu_seqlens = lists.cu_seqlens(q.dim().1, k.dim().1)?;
-        let (q, k, v) = (q.view(), k.view(), v.view());
+        let qkv @ [q, k, v] = [q.view(), k.view(), v.view()];
         let attention = settings.apply(Attention::new(q, k, v), &lists, cu_seqlens);
 
         let problem = attention.problem().map_err(problem_error)?;
         let expected = Expected::new(&problem, expected_o, expected_lse)?;
-        let place = settings.device.place().map_err(problem_error)?;
-        let computed = settings.device.forward(&attention, &problem, [q, k, v], place);
-        let Computed { output, times, place } = computed.map_err(problem_error)?;
+        let computed = settings.device.compute(
+            place,
+            "o and lse",
+            |device| Ok(gpu::forward(device, &problem, qkv)?),
+            || attention.forward(&Device::Cpu),
+        );
+        let Computed { result: output, times, place } = computed.map_err(problem_error)?;
         let arithmetic = match (problem.dtype(), &place.device) {
             (Dtype::E4m3, Device::Cuda(_)) => Arithmetic::Fp8,
             _ => Arithmetic::OfInputs,
         };
-        let check = match settings.check {
-            true => expected.check(&problem, [q, k, v], arithmetic, &output)?,
-            false => Check::Unwanted,
-        };
+        let check = expected.check(settings.judged, &problem, qkv, arithmetic, &output)?;
+        let (place_again, of) = (place.again(), [dout, dlse]);
+        let summary = Summary::new("o", &output.o);
+        let mut report =
+            Report { prefix: short(&prefix), problem, place, times, summary, check, backward: None };
+        let mut gradients = Vec::new();
+        if settings.backward {
+            let (attention, output, name_q) = (&attention, &output, name_q.as_str());
+            let attended = Attended { attention, qkv, output, place: place_again, of, packed, name_q };
+            if let Some((backward, tensors)) = differentiate(attended, settings)? {
+                report.backward = Some(backward);
+                gradients.extend(tensors);
+            }
+        }
 
-        let report = Report { prefix: short(&prefix), problem, place, times, check };
-        let Output { o, lse } = output;
-        let (o, lse) = (Tensor::new(prefix.clone() + "o", o), Tensor::new(prefix + "lse", lse));
-        let (o, lse) = if packed { (o.without_batch(), lse.without_batch()) } else { (o, lse) };
-        Ok(Results { report, o, lse })
+        let Output { o, lse, .. } = output;
+        let (o, lse) = (Tensor::new("o".into(), o), Tensor::new("lse".into(), lse));
+        let named = |tensor: Tensor| {
+            let tensor = if packed { tensor.without_batch() } else { tensor };
+            Tensor { name: prefix.clone() + &tensor.name, ..tensor }
+        };
+        let gradients = gradients.into_iter().map(named).collect();
+        Ok(Results { report, o: named(o), lse: named(lse), gradients })
+    }
+}
+
+impl<T: Stored<Output = T>> Attended<'_, '_, T> {
+    /// Computes the gradients of Q, K and V, and judges them.
+    fn differentiate(self, settings: &Settings) -> Result<(Backward, [Tensor; 3]), Error> {
+        let Attended { attention, qkv, output, place, of: [dout, dlse], packed, name_q } = self;
+        let error = |error| Error::compute("", error);
+        let problem = attention.backward_problem().map_err(error)?;
+        let forward = problem.forward();
+        let from = [&dout, &dlse].map(|tensor| tensor.as_ref().map(|tensor| tensor.name.clone()));
+        let dout = match dout {
+            Some(dout) => dout.array_like::<T>(packed, name_q, output.o.shape())?,
+            None => Array4::from_elem(output.o.dim(), T::from_f32(1.0)),
+        };
+        let dlse = dlse.map(|dlse| dlse.expected(forward.lse_shape().into_dimension())).transpose()?;
+        let dlse = dlse.map(|dlse| dlse.mapv(|x| x as f32));
+        let mut of = OutputGradients::from(dout.view());
+        of.dlse = dlse.as_ref().map(|dlse| dlse.view());
+
+        let computed = settings.device.compute(
+            place,
+            "dq, dk and dv",
+            |device| Ok(gpu::backward(device, &problem, qkv, output, of)?),
+            || attention.backward(&Device::Cpu, output, of),
+        );
+        let Computed { result: gradients, times, place } = computed.map_err(error)?;
+        let check = match settings.judged {
+            Judged::All => check_gradients(forward, qkv, of, &gradients)?,
+            Judged::Expected => Check::NothingExpected,
+            Judged::None => Check::Unwanted,
+        };
+        let Gradients { dq, dk, dv } = gradients;
+        let summaries = [("dq", &dq), ("dk", &dk), ("dv", &dv)].map(|(name, x)| Summary::new(name, x));
+        let tensors = [("dq", dq), ("dk", dk), ("dv", dv)].map(|(name, x)| Tensor::new(name.into(), x));
+        Ok((Backward { from, place, times, summaries, check }, tensors))
     }
 }
 

@@ -1,24 +1,42 @@
 //! Whether a result is right. The oracle decides; what somebody else computed is a second opinion.
 
+mod gradients;
+mod truth;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use fa3::{Output, Scalar};
-use fa3_ref::law::{ForwardLaw, LseTolerance, check_lse_within};
+use fa3_ref::InputError;
+use fa3_ref::law::{LseTolerance, check_lse_within};
 use fa3_ref::norms::{ErrorNorms, Worst};
-use fa3_ref::{InputError, Inputs, Precision};
-use fa3_types::{Problem, ProblemSpec, Shape, TensorDesc};
-use ndarray::{Array3, Array4, ArrayView4, Axis, IntoDimension, Slice};
+use fa3_ref::rows::{RowViolation, SatisfiedRows};
+use fa3_types::Problem;
+use ndarray::{Array3, Array4, ArrayView4, IntoDimension};
+use serde_json::{Value, json};
 
 use super::error::Error;
 use super::tensor::Tensor;
-use crate::{fp8, progress};
+pub(super) use gradients::check as check_gradients;
+pub(super) use truth::Arithmetic;
+use truth::Truth;
 
 /// What somebody else computed.
 pub(super) struct Expected {
     o: Option<Array4<f64>>,
     lse: Option<Array3<f64>>,
+}
+
+/// Which results are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Judged {
+    /// All, for which nothing has to be expected.
+    All,
+    /// Those of which something is expected.
+    Expected,
+    /// None.
+    None,
 }
 
 /// What is known of a result.
@@ -32,15 +50,28 @@ pub(super) enum Check {
     Done { time: Duration, verdicts: Vec<Verdict>, opinions: Vec<Opinion> },
 }
 
-/// O or LSE against the oracle, by the error law.
+/// A result against the oracle, by the error law.
 #[derive(Debug)]
-pub(super) struct Verdict {
-    what: &'static str,
-    norms: ErrorNorms,
-    bound: f64,
-    /// What the bound is multiplied with, or where it holds.
-    unit: &'static str,
-    holds: bool,
+pub(super) enum Verdict {
+    /// All of a tensor, or all of some of its heads.
+    Tensor {
+        what: &'static str,
+        norms: ErrorNorms,
+        bound: f64,
+        /// What the bound is multiplied with, or where it holds.
+        unit: &'static str,
+        holds: bool,
+        heads: Option<Heads>,
+    },
+    /// O and LSE in the rows that tell most, of so many.
+    Rows { of: usize, outcome: Result<SatisfiedRows, RowViolation> },
+}
+
+/// So many heads of K and V were judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Heads {
+    judged: usize,
+    of: usize,
 }
 
 /// O or LSE against what was expected.
@@ -50,24 +81,6 @@ pub(super) struct Opinion {
     norms: ErrorNorms,
     /// What may be wrong with what was expected, if it is further off than the error law allows.
     hint: Option<&'static str>,
-}
-
-/// The right result, and how far O and LSE may be from it.
-struct Truth {
-    o: Array4<f64>,
-    lse: Array3<f64>,
-    bound: f64,
-    /// Of LSE.
-    tolerance: LseTolerance,
-}
-
-/// How a result was computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arithmetic {
-    /// With the inputs as they are.
-    OfInputs,
-    /// In products of e4m3, which P is rounded to.
-    Fp8,
 }
 
 const OTHER_SCORES: &str = "is it of another mask, scale or soft cap? the oracle decides";
@@ -81,98 +94,29 @@ impl Expected {
         Ok(Expected { o: o.transpose()?, lse: lse.transpose()? })
     }
 
-    /// Judges O and LSE, if anything is expected of them.
+    /// Judges O and LSE.
     pub(super) fn check<T: Scalar>(
         self,
+        judged: Judged,
         problem: &Problem,
         inputs: [ArrayView4<'_, T>; 3],
         arithmetic: Arithmetic,
         output: &Output<T::Output>,
     ) -> Result<Check, InputError> {
-        if self.o.is_none() && self.lse.is_none() {
-            return Ok(Check::NothingExpected);
+        match judged {
+            Judged::None => return Ok(Check::Unwanted),
+            Judged::Expected if self.o.is_none() && self.lse.is_none() => return Ok(Check::NothingExpected),
+            Judged::Expected | Judged::All => {}
         }
         let start = Instant::now();
         let truth = Truth::new(problem, inputs, arithmetic)?;
         let o = output.o.mapv(Scalar::to_f32);
-        let verdicts = vec![truth.verdict_o(&o), truth.verdict_lse(&output.lse)];
-        let opinion_o = self.o.map(|expected| opinion_o(&o, &expected, truth.bound));
-        let opinion_lse = self.lse.map(|expected| opinion_lse(&output.lse, expected, truth.tolerance));
+        let verdicts = truth.verdicts(&o, &output.lse);
+        let opinion_o = self.o.map(|expected| opinion_o(&o, &expected, truth.bound()));
+        let opinion_lse = self.lse.map(|expected| opinion_lse(&output.lse, expected, truth.tolerance()));
         let opinions = opinion_o.into_iter().chain(opinion_lse).collect();
         Ok(Check::Done { time: start.elapsed(), verdicts, opinions })
     }
-}
-
-impl Truth {
-    /// Runs the oracle for one key/value head after the other, with the query heads that share it: each is a problem
-    /// of its own. The largest of their bounds is no more than what the error law allows the whole.
-    fn new<T: Scalar>(
-        problem: &Problem,
-        inputs: [ArrayView4<'_, T>; 3],
-        arithmetic: Arithmetic,
-    ) -> Result<Truth, InputError> {
-        let mut o = Array4::zeros(problem.o().shape.dims());
-        let mut lse = Array3::from_elem(problem.lse_shape(), f64::NEG_INFINITY);
-        let mut bound = 0.0f64;
-        let tolerance = match arithmetic {
-            Arithmetic::OfInputs => LseTolerance::F32,
-            Arithmetic::Fp8 => fp8::lse_tolerance(problem),
-        };
-        if o.is_empty() {
-            return Ok(Truth { o, lse, bound, tolerance });
-        }
-        let (part, group) = (one_kv_head(problem), problem.heads().group_size());
-        let progress = progress::late_bar(problem.heads().kv() as u64);
-        progress.set_message("checks against the oracle; --no-check leaves that out");
-        for head in 0..problem.heads().kv() {
-            let (own, shared) = (Slice::from(head * group..(head + 1) * group), Slice::from(head..head + 1));
-            let [q, k, v] = inputs;
-            let [q, k, v] = [(q, own), (k, shared), (v, shared)]
-                .map(|(x, heads)| x.slice_axis(Axis(2), heads).mapv(T::to_f32));
-            let inputs = Inputs::new(&part, q.view(), k.view(), v.view())?;
-            let law = ForwardLaw::new(&inputs, Precision::of_output(problem.dtype()));
-            o.slice_axis_mut(Axis(2), own).assign(&law.oracle().o);
-            lse.slice_axis_mut(Axis(1), own).assign(&law.oracle().lse);
-            let allowed = match arithmetic {
-                Arithmetic::OfInputs => law.bound(),
-                Arithmetic::Fp8 => fp8::law(&law, &inputs, [q.view(), k.view(), v.view()], None).bound(),
-            };
-            bound = bound.max(allowed);
-            progress.inc(1);
-        }
-        progress.finish_and_clear();
-        Ok(Truth { o, lse, bound, tolerance })
-    }
-
-    fn verdict_o(&self, o: &Array4<f32>) -> Verdict {
-        let norms = ErrorNorms::of(o, &self.o);
-        let holds = norms.max <= self.bound;
-        Verdict { what: "o", norms, bound: self.bound, unit: "", holds }
-    }
-
-    fn verdict_lse(&self, lse: &Array3<f32>) -> Verdict {
-        let (norms, bound, holds) = match check_lse_within(self.tolerance, lse.view(), self.lse.view(), "") {
-            Ok(satisfied) => (satisfied.norms, satisfied.bound, true),
-            Err(violation) => (violation.norms, violation.bound, false),
-        };
-        let is_relative = self.tolerance.absolute == 0.0;
-        let unit = if is_relative { " max(1, |lse|)" } else { " where |lse| is up to 1" };
-        Verdict { what: "lse", norms, bound, unit, holds }
-    }
-}
-
-/// One key/value head of a problem.
-fn one_kv_head(problem: &Problem) -> Problem {
-    let of = |x: &TensorDesc, heads| TensorDesc::contiguous(x.dtype, Shape { heads, ..x.shape });
-    let group = problem.heads().group_size();
-    let (q, o) = (of(problem.q(), group), of(problem.o(), group));
-    let mut spec = ProblemSpec::new(q, of(problem.k(), 1), of(problem.v(), 1), o)
-        .seqs_q(problem.seqs_q().clone())
-        .seqs_k(problem.seqs_k().clone())
-        .mask(problem.mask());
-    spec.softmax_scale = Some(problem.softmax_scale().natural());
-    spec.softcap = problem.softcap().map(|cap| cap.bound());
-    spec.validate().expect("some heads of a valid problem are one")
 }
 
 fn opinion_o(o: &Array4<f32>, expected: &Array4<f64>, bound: f64) -> Opinion {
@@ -205,8 +149,19 @@ impl Check {
     pub(super) fn holds(&self) -> bool {
         match self {
             Check::Unwanted | Check::NothingExpected => true,
-            Check::Done { verdicts, .. } => verdicts.iter().all(|verdict| verdict.holds),
+            Check::Done { verdicts, .. } => verdicts.iter().all(Verdict::holds),
         }
+    }
+
+    /// The same for programs; nothing if nothing was judged.
+    pub(super) fn json(&self) -> Value {
+        let Check::Done { time, verdicts, opinions } = self else { return Value::Null };
+        json!({
+            "seconds": time.as_secs_f64(),
+            "holds": self.holds(),
+            "oracle": verdicts.iter().map(Verdict::json).collect::<Vec<_>>(),
+            "file": opinions.iter().map(Opinion::json).collect::<Vec<_>>(),
+        })
     }
 }
 
@@ -216,7 +171,9 @@ impl fmt::Display for Check {
         let (time, verdicts, opinions) = match self {
             Check::Unwanted => return f.write_str("none, because of --no-check"),
             Check::NothingExpected => {
-                return f.write_str("none, there is no expected o or lse of these tensors");
+                return f.write_str(
+                    "none, nothing is expected of these tensors; --check asks the oracle all the same",
+                );
             }
             Check::Done { time, verdicts, opinions } => (time, verdicts, opinions),
         };
@@ -228,11 +185,58 @@ impl fmt::Display for Check {
     }
 }
 
+impl Verdict {
+    fn holds(&self) -> bool {
+        match self {
+            Verdict::Tensor { holds, .. } => *holds,
+            Verdict::Rows { outcome, .. } => outcome.is_ok(),
+        }
+    }
+
+    fn json(&self) -> Value {
+        match self {
+            Verdict::Tensor { what, norms, bound, holds, heads, .. } => json!({
+                "what": what, "max_error": norms.max, "rmse": norms.rmse, "allowed": bound, "holds": holds,
+                "heads_kv": heads.map(|heads| heads.judged),
+            }),
+            Verdict::Rows { of, outcome } => json!({
+                "what": "rows", "rows": outcome.as_ref().ok().map(|satisfied| satisfied.rows), "of": of,
+                "error_of_allowed": outcome.as_ref().ok().map(|satisfied| satisfied.ratio),
+                "holds": outcome.is_ok(), "worst": outcome.as_ref().err().map(ToString::to_string),
+            }),
+        }
+    }
+}
+
+impl Opinion {
+    fn json(&self) -> Value {
+        let Opinion { what, norms, hint } = self;
+        json!({ "what": what, "max_difference": norms.max, "rmse": norms.rmse, "agrees": hint.is_none() })
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Verdict { what, norms, bound, unit, holds } = self;
+        let (what, norms, bound, unit, holds, heads) = match self {
+            Verdict::Tensor { what, norms, bound, unit, holds, heads } => {
+                (what, norms, bound, unit, holds, heads)
+            }
+            Verdict::Rows { of, outcome: Ok(SatisfiedRows { rows, ratio }) } => {
+                let ratio = Number(*ratio);
+                return write!(
+                    f,
+                    "rows    {rows} of {of}, o and lse off by at most {ratio} of what is allowed"
+                );
+            }
+            Verdict::Rows { outcome: Err(violation), .. } => {
+                return write!(f, "rows    BREAK THE ERROR LAW: {violation}");
+            }
+        };
         let [max, rmse, bound] = [norms.max, norms.rmse, *bound].map(Number);
         write!(f, "{what:<8}max error {max}, rmse {rmse}, allowed {bound}{unit}")?;
+        if let Some(Heads { judged, of }) = heads {
+            write!(f, ", in {judged} of {of} heads")?;
+        }
         match &norms.worst {
             Some(Worst { index, given, expected }) if !holds => {
                 write!(f, "\n          BREAKS THE ERROR LAW, ")?;
@@ -260,7 +264,7 @@ impl fmt::Display for Opinion {
 }
 
 /// Three digits, in powers of ten only where zeros would have to be counted.
-struct Number(f64);
+pub(super) struct Number(pub(super) f64);
 
 impl fmt::Display for Number {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -293,18 +297,6 @@ mod tests {
     }
 
     #[test]
-    fn the_oracle_is_that_of_all_heads() {
-        let qkv = qkv();
-        let [q, k, v] = qkv.each_ref().map(|x| x.view());
-        let attention = Attention::new(q, k, v).window(Some(5), Some(1)).softcap(3.0).softmax_scale(0.7);
-        let problem = attention.seqused_k(&[17]).problem().unwrap();
-        let truth = Truth::new(&problem, [q, k, v], Arithmetic::OfInputs).unwrap();
-        let law = ForwardLaw::new(&Inputs::new(&problem, q, k, v).unwrap(), Precision::F32);
-        assert_eq!((truth.o, truth.lse), (law.oracle().o.clone(), law.oracle().lse.clone()));
-        assert!(truth.bound > 0.0 && truth.bound <= law.bound());
-    }
-
-    #[test]
     fn a_wrong_result_breaks_the_law_whatever_the_file_says() {
         let qkv = qkv();
         let [q, k, v] = qkv.each_ref().map(|x| x.view());
@@ -314,7 +306,7 @@ mod tests {
         let check = |output: &Output<f32>| {
             let (o, lse) = (output.o.mapv(f64::from), output.lse.mapv(f64::from));
             Expected { o: Some(o), lse: Some(lse) }
-                .check(&problem, [q, k, v], Arithmetic::OfInputs, output)
+                .check(Judged::Expected, &problem, [q, k, v], Arithmetic::OfInputs, output)
                 .unwrap()
         };
         assert!(check(&output).holds());
@@ -342,7 +334,9 @@ mod tests {
         let mut output = Output { o: fp8.o.mapv(bf16::from_f32), lse: fp8.lse };
         let check = |arithmetic, output: &Output<bf16>| {
             let (o, lse) = (output.o.mapv(f64::from), output.lse.mapv(f64::from));
-            Expected { o: Some(o), lse: Some(lse) }.check(&problem, [q, k, v], arithmetic, output).unwrap()
+            Expected { o: Some(o), lse: Some(lse) }
+                .check(Judged::Expected, &problem, [q, k, v], arithmetic, output)
+                .unwrap()
         };
         assert!(check(Arithmetic::Fp8, &output).holds());
         assert!(!check(Arithmetic::OfInputs, &output).holds());

@@ -4,13 +4,14 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use fa3::cuda::ForwardError;
+use fa3::cuda::{BackwardError, ForwardError};
 use fa3_ref::InputError;
 use fa3_types::ProblemError;
 use safetensors::{Dtype, SafeTensorError};
 
 use super::npy::NpyError;
 use super::safetensors::HeaderError;
+use crate::args::json::NotAlone;
 use crate::write::WriteError;
 
 /// Everything that `fa3 run` refuses. One sentence each, with the names and the numbers.
@@ -83,6 +84,10 @@ pub(crate) enum Error {
     #[error(transparent)]
     Cuda(ForwardError),
     #[error(transparent)]
+    CudaBackward(BackwardError),
+    #[error(transparent)]
+    Json(#[from] NotAlone),
+    #[error(transparent)]
     Input(#[from] InputError),
     #[error("cannot start threads: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
@@ -90,6 +95,18 @@ pub(crate) enum Error {
     Write(#[from] WriteError),
     #[error("cannot write {}: {source}", path.display())]
     Serialize { path: PathBuf, source: SafeTensorError },
+}
+
+impl Error {
+    /// What is wrong with a call, or with the GPU.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "all others name the tensors themselves")]
+    pub(super) fn compute(prefix: &str, error: fa3::Error) -> Error {
+        match error {
+            fa3::Error::Cuda(error) => Error::Cuda(error),
+            fa3::Error::CudaBackward(error) => Error::CudaBackward(error),
+            source => Error::Sequences { prefix: short(prefix), source },
+        }
+    }
 }
 
 /// The names of a file's tensors, the first few of them printed.

@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, HostError, Stream, Workspace};
-use fa3::{Output, Scalar};
-use fa3_types::Problem;
+use fa3::cuda::{
+    Backward, BackwardError, BackwardTensors, Device, DeviceBuffer, Forward, ForwardError, ForwardTensors,
+    HostError, Stream, Workspace,
+};
+use fa3::{BackwardProblem, Gradients, Output, OutputGradients, Scalar};
+use fa3_types::{Problem, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView, ArrayView4, Dimension};
 
 use super::place::Times;
@@ -45,7 +48,48 @@ pub(super) fn forward<T: Scalar>(
         o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
         lse: Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each"),
     };
-    Ok((output, Times { compile, call, launches }))
+    Ok((output, Times { compile, call, launches, warm: true }))
+}
+
+/// Computes the gradients of such a call from its output, and how long a launch of their kernels takes.
+///
+/// # Errors
+/// No kernel computes the problem, or what the driver says.
+pub(super) fn backward<T: Scalar>(
+    device: &Device,
+    problem: &BackwardProblem,
+    qkv: [ArrayView4<'_, T>; 3],
+    output: &Output<T>,
+    of: OutputGradients<'_, T>,
+) -> Result<(Gradients<T>, Times), BackwardError> {
+    let start = Instant::now();
+    let backward = Backward::new(device, problem)?;
+    let compile = Some(start.elapsed());
+
+    let stream = device.stream()?;
+    let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
+    let [o, dout] = [output.o.view(), of.dout].map(|x| upload(device, &stream, x));
+    let (q, k, v, o, dout) = (q?, k?, v?, o?, dout?);
+    let lse = upload(device, &stream, output.lse.view())?;
+    let dlse = of.dlse.map(|dlse| upload(device, &stream, dlse)).transpose()?;
+    let descs = [problem.dq(), problem.dk(), problem.dv()];
+    let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
+    let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
+    let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
+    let (call, launches) = timed(&stream, || {
+        let (q, k, v, o, lse, dout, dlse) = (&q, &k, &v, &o, &lse, &dout, dlse.as_ref());
+        let (dq, dk, dv) = (&mut dq, &mut dk, &mut dv);
+        let tensors = BackwardTensors { q, k, v, o, lse, dout, dlse, dq, dk, dv };
+        backward.run(&stream, tensors, &mut workspace)
+    })?;
+
+    let [dq, dk, dv] = [dq.download(&stream)?, dk.download(&stream)?, dv.download(&stream)?];
+    let array = |x: &TensorDesc, elements| {
+        Array4::from_shape_vec(x.shape.dims(), elements).expect("one element each")
+    };
+    let [q, k, v] = descs;
+    let gradients = Gradients { dq: array(q, dq), dk: array(k, dk), dv: array(v, dv) };
+    Ok((gradients, Times { compile, call, launches, warm: true }))
 }
 
 /// How long a launch takes on the GPU, of how many that were timed back to back.

@@ -4,12 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use fa3::cuda::ForwardError;
-use fa3::{Attention, Device, Error, Output, Scalar};
-use fa3_types::Problem;
-use ndarray::ArrayView4;
+use fa3::cuda::{self, BackwardError, ForwardError, QuantizeError};
+use fa3::{Device, Error};
+use serde_json::{Value, json};
 
-use super::gpu;
 use crate::gpu::Which;
 use crate::progress;
 
@@ -52,37 +50,62 @@ pub(crate) struct Place {
 /// How long it took.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    /// Compiling its kernel, on a GPU.
+    /// Compiling its kernels, on a GPU.
     pub(crate) compile: Option<Duration>,
-    /// The call: on the CPU all of it, on a GPU a launch of its kernel.
+    /// The call: on the CPU all of it, on a GPU a launch of its kernels.
     pub(crate) call: Duration,
     /// How many were timed.
     pub(crate) launches: u32,
+    /// Whether others were there before them.
+    pub(crate) warm: bool,
 }
+
+/// A call on the CPU that takes longer is not repeated: the first one is hardly slower.
+const LONG: Duration = Duration::from_secs(2);
+/// So long others are timed.
+const SLICE: Duration = Duration::from_millis(100);
 
 impl Times {
     /// Two lines of a report, the first only of a GPU. A call does `work`, in thousands of millions a second of `unit`.
     pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>, work: f64, unit: &str) -> fmt::Result {
-        let speed = work / self.call.as_secs_f64() / 1e9;
+        let &Times { compile, call, launches, warm } = self;
+        let speed = self.speed(work);
         let digits = if speed < 1.0 { 3 } else { 1 };
-        let milliseconds = 1e3 * self.call.as_secs_f64();
-        let Some(compile) = self.compile else {
-            return writeln!(f, "  time    {milliseconds:.2} ms, {speed:.digits$} {unit}");
+        let milliseconds = 1e3 * call.as_secs_f64();
+        let Some(compile) = compile else {
+            write!(f, "  time    {milliseconds:.2} ms, {speed:.digits$} {unit}")?;
+            return match launches {
+                _ if !warm => writeln!(f, ", of the first call"),
+                1 => writeln!(f, ", of a call after the first one"),
+                calls => writeln!(f, ", of {calls} calls after the first one"),
+            };
         };
-        let launches = self.launches;
         writeln!(f, "  compile {:.2} ms", 1e3 * compile.as_secs_f64())?;
         writeln!(
             f,
             "  time    {milliseconds:.4} ms, {speed:.digits$} {unit}, of {launches} launches back to back"
         )
     }
+
+    /// The same for programs.
+    pub(crate) fn json(&self, work: f64, unit: &str) -> Value {
+        let Times { compile, call, launches, warm } = self;
+        json!({
+            "compile_seconds": compile.map(|compile| compile.as_secs_f64()),
+            "seconds": call.as_secs_f64(), unit: self.speed(work), "calls": launches, "warm": warm,
+        })
+    }
+
+    fn speed(&self, work: f64) -> f64 {
+        work / self.call.as_secs_f64() / 1e9
+    }
 }
 
-/// A computed call.
-pub(super) struct Computed<T> {
-    pub(super) output: Output<T>,
-    pub(super) times: Times,
-    pub(super) place: Place,
+/// What was computed.
+pub(crate) struct Computed<R> {
+    pub(crate) result: R,
+    pub(crate) times: Times,
+    pub(crate) place: Place,
 }
 
 impl Wanted {
@@ -101,51 +124,81 @@ impl Wanted {
         }
     }
 
-    /// Computes a call there; on the CPU if the GPU's kernels do not take it and that was left open. The arrays are
-    /// the call's, with nothing between their elements.
+    /// Computes there; on the CPU if the GPU's kernels do not take it and that was left open. What is computed is
+    /// shown where it takes long.
     ///
     /// # Errors
     /// What is wrong with the call, or with the GPU.
-    pub(super) fn forward<T: Scalar>(
+    pub(crate) fn compute<R>(
         self,
-        attention: &Attention<'_, T>,
-        problem: &Problem,
-        qkv: [ArrayView4<'_, T>; 3],
-        place: Place,
-    ) -> Result<Computed<T::Output>, Error> {
-        let progress = progress::late_bar(1).with_message("computes o and lse");
-        let computed = self.compute(attention, problem, qkv, place);
-        progress.finish_and_clear();
-        computed
-    }
-
-    fn compute<T: Scalar>(
-        self,
-        attention: &Attention<'_, T>,
-        problem: &Problem,
-        qkv: [ArrayView4<'_, T>; 3],
         mut place: Place,
-    ) -> Result<Computed<T::Output>, Error> {
+        what: &'static str,
+        on_gpu: impl FnOnce(&cuda::Device) -> Result<(R, Times), Error>,
+        on_cpu: impl FnMut() -> Result<R, Error>,
+    ) -> Result<Computed<R>, Error> {
+        let progress = progress::late_bar(1).with_message(format!("computes {what}"));
         if let Device::Cuda(device) = &place.device {
-            match gpu::forward(device, problem, qkv) {
-                Ok((output, times)) => return Ok(Computed { output, times, place }),
-                Err(why @ ForwardError::Plan(_)) if self == Wanted::Auto => {
-                    place = Place { device: Device::Cpu, why: Some(why.into()) };
+            match on_gpu(device) {
+                Err(why) if self == Wanted::Auto && is_left_to_the_cpu(&why) => {
+                    place = Place { device: Device::Cpu, why: Some(why) };
                 }
-                Err(error) => return Err(error.into()),
+                computed => {
+                    progress.finish_and_clear();
+                    return computed.map(|(result, times)| Computed { result, times, place });
+                }
             }
         }
-        let start = Instant::now();
-        let output = attention.forward(&place.device)?;
-        let times = Times { compile: None, call: start.elapsed(), launches: 1 };
-        Ok(Computed { output, times, place })
+        let settled = settled(on_cpu);
+        progress.finish_and_clear();
+        settled.map(|(result, times)| Computed { result, times, place })
     }
+}
+
+/// Whether no kernel computes it, though it makes sense.
+fn is_left_to_the_cpu(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Cuda(ForwardError::Plan(_))
+            | Error::CudaBackward(BackwardError::Plan(_))
+            | Error::CudaQuantize(QuantizeError::Tiles(_))
+    )
+}
+
+/// The result of a call on the CPU, and how long one takes: unless that is long, those after the first one are timed.
+fn settled<R>(mut call: impl FnMut() -> Result<R, Error>) -> Result<(R, Times), Error> {
+    let mut timed = || {
+        let start = Instant::now();
+        call().map(|result| (result, start.elapsed()))
+    };
+    let (mut result, first) = timed()?;
+    let times = |call, launches, warm| Times { compile: None, call, launches, warm };
+    if first >= LONG {
+        return Ok((result, times(first, 1, false)));
+    }
+    let (mut sum, mut calls) = (Duration::ZERO, 0);
+    while sum < SLICE && calls < 100 {
+        drop(result);
+        let time;
+        (result, time) = timed()?;
+        (sum, calls) = (sum + time, calls + 1);
+    }
+    Ok((result, times(sum / calls, calls, true)))
 }
 
 impl Place {
     /// The CPU, as it was wanted.
     pub(super) fn cpu() -> Place {
         Place { device: Device::Cpu, why: None }
+    }
+
+    /// The same for what comes after: why it is not a GPU is said once.
+    pub(super) fn again(&self) -> Place {
+        Place { device: self.device.clone(), why: None }
+    }
+
+    /// For programs.
+    pub(crate) fn json(&self) -> Value {
+        json!({ "name": self.device.to_string(), "not_on_a_gpu": self.why.as_ref().map(ToString::to_string) })
     }
 }
 
@@ -166,5 +219,19 @@ mod tests {
         assert_eq!([wanted("auto"), wanted("cpu")], [Ok(Wanted::Auto), Ok(Wanted::Cpu)]);
         assert_eq!(["gpu", "1"].map(wanted), ["gpu", "1"].map(|gpu| Ok(Wanted::Gpu(gpu.parse().unwrap()))));
         assert!(["", "gpus", "-1", "gpu:1"].iter().all(|text| wanted(text) == Err(NoDeviceName)));
+    }
+
+    /// Of three calls that take 60 ms, the first one more, the last two are timed.
+    #[test]
+    fn the_first_call_is_not_timed() {
+        let mut calls = 0;
+        let call = || {
+            calls += 1;
+            std::thread::sleep(Duration::from_millis(if calls == 1 { 600 } else { 60 }));
+            Ok(calls)
+        };
+        let (last, times) = settled(call).unwrap();
+        assert_eq!((last, times.launches, times.warm), (3, 2, true));
+        assert!(times.call < Duration::from_millis(500), "{times:?}");
     }
 }

@@ -3,9 +3,14 @@
 use std::fmt;
 
 use fa3_types::Problem;
+use serde_json::{Value, json};
 
 use super::compare::Check;
 use super::place::{Place, Times};
+use super::summary::Summary;
+
+/// Operations of the backward pass for one of the forward pass: five products in place of two.
+const BACKWARD: f64 = 2.5;
 
 /// What was computed, where, how fast and how well.
 #[derive(Debug)]
@@ -15,17 +20,81 @@ pub(super) struct Report {
     pub(super) problem: Problem,
     pub(super) place: Place,
     pub(super) times: Times,
+    pub(super) summary: Summary,
     pub(super) check: Check,
+    pub(super) backward: Option<Backward>,
+}
+
+/// The same of gradients.
+#[derive(Debug)]
+pub(super) struct Backward {
+    /// The names of the gradients of O and LSE, if they are of the file.
+    pub(super) from: [Option<String>; 2],
+    pub(super) place: Place,
+    pub(super) times: Times,
+    pub(super) summaries: [Summary; 3],
+    pub(super) check: Check,
+}
+
+impl Report {
+    /// Whether the error law holds, as far as it was asked.
+    pub(super) fn holds(&self) -> bool {
+        self.check.holds() && self.backward.as_ref().is_none_or(|backward| backward.check.holds())
+    }
+
+    /// For programs.
+    pub(super) fn json(&self) -> Value {
+        let Report { prefix, problem, place, times, summary, check, backward } = self;
+        let flops = problem.forward_flops();
+        json!({
+            "prefix": prefix,
+            "problem": problem.to_string(),
+            "device": place.json(),
+            "time": times.json(flops, "gflop_per_second"),
+            "results": [summary.json()],
+            "check": check.json(),
+            "backward": backward.as_ref().map(|backward| backward.json(BACKWARD * flops)),
+        })
+    }
+}
+
+impl Backward {
+    fn json(&self, flops: f64) -> Value {
+        let Backward { from: [dout, dlse], place, times, summaries, check } = self;
+        json!({
+            "dout": dout,
+            "dlse": dlse,
+            "device": place.json(),
+            "time": times.json(flops, "gflop_per_second"),
+            "results": summaries.each_ref().map(Summary::json),
+            "check": check.json(),
+        })
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, flops: f64) -> fmt::Result {
+        let Backward { from: [dout, dlse], place, times, summaries, check } = self;
+        let name = |name: &Option<String>, default: &str| match name {
+            Some(name) => crate::escaped(name),
+            None => default.to_owned(),
+        };
+        writeln!(f, "\n  backward of dO = {}, dLSE = {}", name(dout, "1"), name(dlse, "0"))?;
+        writeln!(f, "  device  {place}")?;
+        times.write(f, flops, "GFLOP/s")?;
+        summaries.iter().try_for_each(|summary| writeln!(f, "  {summary}"))?;
+        write!(f, "  {check}")
+    }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { prefix, problem, place, times, check } = self;
+        let Report { prefix, problem, place, times, summary, check, backward } = self;
         let gap = if prefix.is_empty() { "" } else { "  " };
         writeln!(f, "{}{gap}{problem}", crate::escaped(prefix))?;
         writeln!(f, "  device  {place}")?;
         times.write(f, problem.forward_flops(), "GFLOP/s")?;
-        write!(f, "  {check}")
+        writeln!(f, "  {summary}")?;
+        write!(f, "  {check}")?;
+        backward.as_ref().map_or(Ok(()), |backward| backward.write(f, BACKWARD * problem.forward_flops()))
     }
 }
 
@@ -34,6 +103,7 @@ mod tests {
     use std::time::Duration;
 
     use fa3_types::{Dtype, ProblemSpec, Shape};
+    use ndarray::Array4;
 
     use super::*;
 
@@ -46,11 +116,15 @@ mod tests {
             prefix: String::new(),
             problem: problem.clone(),
             place: Place::cpu(),
-            times: Times { compile, call: Duration::from_millis(1), launches: 20 },
+            times: Times { compile, call: Duration::from_millis(1), launches: 20, warm: true },
+            summary: Summary::new("o", &Array4::<f32>::ones([1; 4])),
             check: Check::Unwanted,
+            backward: None,
         };
         let on_cpu = report(None).to_string();
-        assert!(on_cpu.contains("\n  time    1.00 ms, 512.0 GFLOP/s\n  check   none, because"), "{on_cpu}");
+        let lines =
+            "\n  time    1.00 ms, 512.0 GFLOP/s, of 20 calls after the first one\n  o       rms 1.00, ";
+        assert!(on_cpu.contains(lines), "{on_cpu}");
         let on_gpu = report(Some(Duration::from_millis(300))).to_string();
         let lines =
             "\n  compile 300.00 ms\n  time    1.0000 ms, 512.0 GFLOP/s, of 20 launches back to back\n";

@@ -92,8 +92,13 @@ impl<'a> File<'a> {
     }
 
     /// The call with `prefix`, with lists if there are any. Q, K and V may have other names; if they do not, there
-    /// may be expected results of theirs.
-    pub(super) fn call(&mut self, prefix: &str, selection: &Selection) -> Result<Call, Error> {
+    /// may be expected results of theirs and, for the `backward` pass, gradients of those.
+    pub(super) fn call(
+        &mut self,
+        prefix: &str,
+        selection: &Selection,
+        backward: bool,
+    ) -> Result<Call, Error> {
         let full = |name: &str| format!("{prefix}{name}");
         let named = |given: &Option<String>, name| given.clone().unwrap_or_else(|| full(name));
         let [q, k, v] = [(&selection.q, "q"), (&selection.k, "k"), (&selection.v, "v")]
@@ -106,12 +111,18 @@ impl<'a> File<'a> {
             seqused_q: list("seqused_q")?,
             seqused_k: list("seqused_k")?,
         };
-        let mut expected = |name| match selection {
-            Selection { q: None, k: None, v: None, .. } => self.find(&full(name), tensor::EXPECTED),
+        let mut beside = |name, types, wanted| match selection {
+            Selection { q: None, k: None, v: None, .. } if wanted => self.find(&full(name), types),
             _ => Ok(None),
         };
-        let (expected_o, expected_lse) = (expected("o")?, expected("lse")?);
-        Ok(Call { prefix: prefix.to_owned(), q, k, v, lists, expected_o, expected_lse })
+        let (expected_o, expected_lse) =
+            (beside("o", tensor::EXPECTED, true)?, beside("lse", tensor::EXPECTED, true)?);
+        let dout = match beside("do", tensor::ATTENDED, backward)? {
+            None => beside("dout", tensor::ATTENDED, backward)?,
+            dout => dout,
+        };
+        let dlse = beside("dlse", tensor::EXPECTED, backward)?;
+        Ok(Call { prefix: prefix.to_owned(), q, k, v, lists, expected_o, expected_lse, dout, dlse })
     }
 
     fn names(&self) -> Names {
@@ -244,7 +255,7 @@ mod tests {
     #[test]
     fn a_missing_name_is_told() {
         let file = file(&["b.q", "b.k", "b.v"]);
-        let error = File::open(file.path()).unwrap().call("c.", &Selection::default()).unwrap_err();
+        let error = File::open(file.path()).unwrap().call("c.", &Selection::default(), false).unwrap_err();
         assert!(error.to_string().ends_with(" has no tensor c.q; it holds b.k, b.q, b.v"), "{error}");
     }
 }

@@ -63,8 +63,7 @@ impl Source {
             Kind::File { len } => {
                 let within = range.start..range.end.min(*len).max(range.start);
                 let count = within.end - within.start;
-                let mut bytes = Vec::new();
-                bytes.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX))?;
+                let mut bytes = Vec::with_capacity(usize::try_from(count).unwrap_or(0));
                 self.file.seek(SeekFrom::Start(within.start))?;
                 self.file.by_ref().take(count).read_to_end(&mut bytes)?;
                 Ok(bytes)

@@ -10,6 +10,8 @@ use super::error::Error;
 
 /// The types of Q, K and V.
 pub(super) const ATTENDED: &str = "F32, F16, BF16 or F8_E4M3";
+/// Those that have gradients.
+pub(super) const DIFFERENTIATED: &str = "F32, F16 or BF16 with --backward";
 /// The types of an expected result.
 pub(super) const EXPECTED: &str = "F64, F32, F16 or BF16";
 /// The types of a list.
@@ -58,6 +60,21 @@ impl Tensor {
         match T::take(values) {
             Ok(values) => Array4::from_shape_vec(dims, values).map_err(|_| Error::TooLarge { tensor, given }),
             Err(given) => Err(Error::MixedDtypes { tensor, given, expected: T::STORED, like: q.to_owned() }),
+        }
+    }
+
+    /// The same of a tensor that must have the shape `expected`.
+    pub(super) fn array_like<T: Stored>(
+        self,
+        packed: bool,
+        q: &str,
+        expected: &[usize],
+    ) -> Result<Array4<T>, Error> {
+        let (tensor, given) = (self.name.clone(), self.shape.clone());
+        let array = self.array::<T>(packed, q)?;
+        match array.shape() == expected {
+            true => Ok(array),
+            false => Err(Error::ExpectedShape { tensor, given, expected: expected.to_vec() }),
         }
     }
 

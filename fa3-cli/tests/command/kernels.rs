@@ -121,7 +121,7 @@ fn kernels_that_are_none_are_refused() {
 fn kernels_are_listed_without_a_compiler() {
     let stdout = fa3_with(&["kernels"], &[("PTXAS", "/no/such/ptxas")]).succeeded();
     let (table, rest) = stdout.split_once("\n\n").unwrap();
-    assert!(rest.starts_with("skipped: no ptxas: cannot run /no/such/ptxas: entity not found; "), "{rest}");
+    assert!(rest.starts_with("skipped: no ptxas: there is no /no/such/ptxas; "), "{rest}");
     assert!(
         rest.contains("`pip download --no-deps nvidia-cuda-nvcc`") && rest.lines().count() == 1,
         "{rest}"
@@ -213,8 +213,7 @@ fn no_kernel_spills_or_is_warned_of() {
 fn the_doctor_is_never_at_a_loss() {
     let stdout = fa3_with(&["doctor"], &[("PTXAS", "/no/such/ptxas")]).succeeded();
     let version = env!("CARGO_PKG_VERSION");
-    let start =
-        format!("fa3      {version}\nptxas    no ptxas: cannot run /no/such/ptxas: entity not found; ");
+    let start = format!("fa3      {version}\nptxas    no ptxas: there is no /no/such/ptxas; ");
     assert!(stdout.starts_with(&start), "{stdout}");
     assert!(
         stdout.contains("\nattention  cpu (") && stdout.contains("\nkernels    simulator        yes\n"),

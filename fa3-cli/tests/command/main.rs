@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod bench;
+mod checks;
 mod kernels;
 mod plan;
 mod quantize;

@@ -93,10 +93,27 @@ fn the_backward_pass_has_plans() {
         assert_eq!(stdout, format!("computed on the CPU only, because {why}\n"));
     }
     plan(&format!("{base} --seqlen 64 --dtype e4m3")).refused("there are no gradients of e4m3");
-    for more in ["--svg x.svg", "--algorithm 1", "--scheduler one"] {
+    for more in ["--algorithm 1", "--scheduler one"] {
         assert_eq!(plan(&format!("{base} --seqlen 64 {more}")).code, Some(2), "{more}");
     }
     assert_eq!(plan("--heads 4 --head-dim 64 --seqlen 64 --deterministic").code, Some(2));
+}
+
+/// A panel for each kernel with products, or why there is no schedule.
+#[test]
+fn the_backward_pass_has_a_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let svg = folder.path().join("plan.svg");
+    let base = format!("--seqlen 1000 --heads 4 --causal --backward --svg {}", svg.display());
+    for (more, panels) in [("--head-dim 64", 1), ("--head-dim 256", 2)] {
+        plan(&format!("{base} {more}")).succeeded();
+        let picture = std::fs::read_to_string(&svg).unwrap();
+        assert_eq!(picture.matches(" of the bound, CTAs busy ").count(), panels, "{picture}");
+    }
+    std::fs::remove_file(&svg).unwrap();
+    plan(&format!("{base} --head-dim 64 --dtype f32"))
+        .refused("there is no schedule to draw: the backward kernels");
+    assert!(!svg.exists());
 }
 
 /// To a file beside the text, or alone.

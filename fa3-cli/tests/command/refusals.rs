@@ -201,6 +201,25 @@ fn numbers_below_0_are_values() {
 }
 
 #[test]
+fn a_mistyped_verb_has_a_suggestion() {
+    for (given, verb) in
+        [("rnu", "run"), ("run1", "run"), ("pla", "plan"), ("sism", "sim"), ("quantise", "quantize")]
+    {
+        let ran = fa3(&[given]);
+        assert!(ran.code == Some(2) && ran.stderr.contains(&format!("'{verb}'")), "{ran:?}");
+    }
+    assert!(!fa3(&["attend"]).stderr.contains("similar"));
+}
+
+#[test]
+fn shells_complete_verbs_and_options() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let stdout = fa3(&["completions", shell]).succeeded();
+        assert!(stdout.contains("quantize") && stdout.contains("hadamard"), "{stdout}");
+    }
+}
+
+#[test]
 fn every_verb_has_the_version() {
     let stdout = fa3(&["run", "--version"]).succeeded();
     assert!(stdout.contains(env!("CARGO_PKG_VERSION")), "{stdout}");

@@ -7,7 +7,7 @@ use crate::{Ran, fa3, fa3_with};
 #[test]
 fn tools_that_are_not_there() {
     let variables = [("PTXAS", "/no/such/ptxas"), ("NVDISASM", "/no/such/nvdisasm")];
-    fa3_with(&["sass", "gemm"], &variables).refused("no ptxas: cannot run /no/such/ptxas: entity not found");
+    fa3_with(&["sass", "gemm"], &variables).refused("no ptxas: there is no /no/such/ptxas");
 }
 
 /// A loop in which a barrier stops a product, and a half of the exponentials is under it.
@@ -129,7 +129,7 @@ loop at 0x0010: 7 instructions a round
         let folder = tempfile::tempdir().unwrap();
         let ptxas = script(folder.path(), "ptxas", "exit 1");
         fa3_with(&["sass", "gemm"], &[("PTXAS", &ptxas), ("NVDISASM", "/no/such/nvdisasm")])
-            .refused("no nvdisasm: cannot run /no/such/nvdisasm: entity not found");
+            .refused("no nvdisasm: there is no /no/such/nvdisasm");
     }
 }
 

@@ -163,7 +163,7 @@ fn runs_that_are_none_are_refused() {
 /// Stacks larger than the address space: no thread can be made.
 #[test]
 fn without_threads_there_is_an_error() {
-    for verb in ["sim vector_add", "accuracy --quick", "doctor"] {
+    for verb in ["sim vector_add", "accuracy --quick", "doctor", "quantize x.npy"] {
         let words: Vec<&str> = verb.split_whitespace().collect();
         let ran = fa3_with(&words, &[("RUST_MIN_STACK", "1000000000000000000")]);
         ran.refused("cannot start threads: ");

@@ -1,0 +1,145 @@
+//! Whether gradients are right.
+
+use std::time::Instant;
+
+use fa3::{Gradients, OutputGradients, Scalar};
+use fa3_ref::law::BackwardLaw;
+use fa3_ref::norms::ErrorNorms;
+use fa3_ref::{InputError, Inputs, Precision};
+use fa3_types::Problem;
+use ndarray::{Array4, ArrayView4, Axis, Slice};
+
+use super::truth::{MOST_FLOPS, bar, one_kv_head};
+use super::{Check, Heads, Verdict};
+
+/// The oracle and the baseline of gradients take as long as those of so many forward passes, about.
+const AS_MANY_FORWARD: f64 = 8.0;
+
+/// Judges dQ, dK and dV by the law of each key/value head, with the query heads that share it: of all heads, or of a
+/// large problem, of some.
+pub(in crate::run) fn check<T: Scalar>(
+    problem: &Problem,
+    inputs: [ArrayView4<'_, T>; 3],
+    of: OutputGradients<'_, T>,
+    gradients: &Gradients<T>,
+) -> Result<Check, InputError> {
+    let start = Instant::now();
+    let heads = some_heads(problem);
+    let (part, group) = (one_kv_head(problem), problem.heads().group_size());
+    let own = |head: usize| Slice::from(head * group..(head + 1) * group);
+    let shared = |head: usize| Slice::from(head..head + 1);
+    let part_of = |x: &ArrayView4<'_, T>, heads: Slice| x.slice_axis(Axis(2), heads).mapv(T::to_f32);
+
+    let progress = bar(heads.len());
+    let all_own: Vec<usize> = heads.iter().flat_map(|&head| head * group..(head + 1) * group).collect();
+    let mut tensors = [
+        Judged::new("dq", &gradients.dq, all_own),
+        Judged::new("dk", &gradients.dk, heads.clone()),
+        Judged::new("dv", &gradients.dv, heads.clone()),
+    ];
+    for (index, &head) in heads.iter().enumerate() {
+        let [q, k, v] = &inputs;
+        let [q, k, v] =
+            [(q, own(head)), (k, shared(head)), (v, shared(head))].map(|(x, heads)| part_of(x, heads));
+        let inputs = Inputs::new(&part, q.view(), k.view(), v.view())?;
+        let dout = part_of(&of.dout, own(head));
+        let dlse = of.dlse.as_ref().map(|dlse| dlse.slice_axis(Axis(1), own(head)));
+        let of = fa3_ref::OutputGradients { dout: dout.view(), dlse };
+        let law = BackwardLaw::new(&inputs, of, Precision::of_output(problem.dtype()))?;
+        let (oracle, bounds) = (law.oracle(), law.bounds());
+        let expected = [(&oracle.dq, own(index)), (&oracle.dk, shared(index)), (&oracle.dv, shared(index))];
+        for ((tensor, (expected, heads)), bound) in tensors.iter_mut().zip(expected).zip(bounds) {
+            tensor.expected.slice_axis_mut(Axis(2), heads).assign(expected);
+            tensor.bound = tensor.bound.max(bound);
+        }
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    let of = problem.heads().kv();
+    let heads = (heads.len() < of).then_some(Heads { judged: heads.len(), of });
+    let verdicts = tensors.into_iter().map(|tensor| tensor.verdict(heads)).collect();
+    Ok(Check::Done { time: start.elapsed(), verdicts, opinions: Vec::new() })
+}
+
+/// As many heads of K and V as do not take too long, at least one, as far from each other as they can be.
+fn some_heads(problem: &Problem) -> Vec<usize> {
+    let all = problem.heads().kv();
+    if problem.q().shape.dims().contains(&0) || problem.k().shape.dims().contains(&0) {
+        return Vec::new();
+    }
+    let of_one = problem.forward_flops() / all as f64;
+    let count = ((MOST_FLOPS / AS_MANY_FORWARD / of_one.max(1.0)) as usize).clamp(1, all);
+    (0..count).map(|index| index * all / count).collect()
+}
+
+/// Some heads of a gradient.
+struct Judged {
+    what: &'static str,
+    /// Which.
+    heads: Vec<usize>,
+    given: Array4<f32>,
+    expected: Array4<f64>,
+    bound: f64,
+}
+
+impl Judged {
+    fn new<T: Scalar>(what: &'static str, gradient: &Array4<T>, heads: Vec<usize>) -> Judged {
+        let given = gradient.select(Axis(2), &heads).mapv(T::to_f32);
+        let expected = Array4::zeros(given.dim());
+        Judged { what, heads, given, expected, bound: 0.0 }
+    }
+
+    fn verdict(self, of: Option<Heads>) -> Verdict {
+        let Judged { what, heads, given, expected, bound } = self;
+        let mut norms = ErrorNorms::of(&given, &expected);
+        if let Some(worst) = &mut norms.worst {
+            worst.index[2] = heads[worst.index[2]];
+        }
+        let holds = norms.max <= bound;
+        Verdict::Tensor { what, norms, bound, unit: "", holds, heads: of }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3::{Attention, Device};
+
+    use super::*;
+
+    /// Four query heads on two key/value heads.
+    fn wave(heads: usize, step: f32) -> Array4<f32> {
+        Array4::from_shape_fn((1, 20, heads, 16), |(_, s, h, d)| (step * (s + 7 * h + 3 * d) as f32).sin())
+    }
+
+    /// A wrong element is found, and named by its place in the whole tensor.
+    #[test]
+    fn gradients_are_judged_head_by_head() {
+        let (q, k, v, dout) = (wave(4, 0.3), wave(2, 0.5), wave(2, 0.7), wave(4, 0.9));
+        let attention = Attention::new(q.view(), k.view(), v.view()).window(Some(5), Some(1)).softcap(3.0);
+        let output = attention.forward(&Device::Cpu).unwrap();
+        let mut gradients = attention.backward(&Device::Cpu, &output, dout.view()).unwrap();
+        let problem = attention.problem().unwrap();
+        let qkv = [q.view(), k.view(), v.view()];
+        let check = |gradients: &Gradients<f32>| check(&problem, qkv, dout.view().into(), gradients).unwrap();
+        assert!(check(&gradients).holds(), "{}", check(&gradients));
+        gradients.dq[[0, 3, 2, 1]] += 1.0;
+        let wrong = check(&gradients);
+        assert!(!wrong.holds() && wrong.to_string().contains("worst at [0, 3, 2, 1]"), "{wrong}");
+        gradients.dv[[0, 19, 1, 15]] = f32::NAN;
+        let text = check(&gradients).to_string();
+        assert_eq!(text.matches("BREAKS THE ERROR LAW").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn of_large_problems_some_heads_are_judged() {
+        let heads = |seqlen, heads| {
+            let q = fa3_types::Shape { batch: 1, seqlen, heads, head_dim: 64 };
+            some_heads(&fa3_types::ProblemSpec::dense(fa3_types::Dtype::F32, q, q).validate().unwrap())
+        };
+        assert_eq!(heads(100, 4), [0, 1, 2, 3]);
+        // 2.5 GFLOP, of which a head has 4 · 2000 · 2000 · 64.
+        assert_eq!(heads(2000, 16), [0, 8]);
+        assert_eq!(heads(1 << 20, 16), [0]);
+        assert!(heads(0, 16).is_empty());
+    }
+}

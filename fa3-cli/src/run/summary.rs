@@ -1,0 +1,64 @@
+//! What a result looks like.
+
+use std::fmt;
+
+use fa3::Scalar;
+use ndarray::Array4;
+use serde_json::{Value, json};
+
+use super::compare::Number;
+
+/// The size of a tensor's numbers, and how many are none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Summary {
+    what: &'static str,
+    /// The root mean square of finite numbers.
+    rms: f64,
+    nan: usize,
+    infinite: usize,
+}
+
+impl Summary {
+    pub(super) fn new<T: Scalar>(what: &'static str, x: &Array4<T>) -> Summary {
+        let mut summary = Summary { what, rms: 0.0, nan: 0, infinite: 0 };
+        let (mut squares, mut finite) = (0.0, 0usize);
+        for x in x {
+            match f64::from(x.to_f32()) {
+                x if x.is_nan() => summary.nan += 1,
+                x if x.is_infinite() => summary.infinite += 1,
+                x => (squares, finite) = (squares + x * x, finite + 1),
+            }
+        }
+        summary.rms = (squares / finite.max(1) as f64).sqrt();
+        summary
+    }
+
+    /// The same for programs.
+    pub(super) fn json(&self) -> Value {
+        let Summary { what, rms, nan, infinite } = self;
+        json!({ "what": what, "rms": rms, "nan": nan, "inf": infinite })
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &Summary { what, rms, nan, infinite } = self;
+        write!(f, "{what:<8}rms {}, {nan} NaN, {infinite} inf", Number(rms))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_none_are_counted_and_left_out() {
+        let x = [3.0, f32::NAN, -4.0, f32::INFINITY, f32::NEG_INFINITY, 0.0].to_vec();
+        let x = Array4::from_shape_vec((1, 1, 1, 6), x).unwrap();
+        assert_eq!(Summary::new("o", &x).to_string(), "o       rms 2.89, 1 NaN, 2 inf");
+        assert_eq!(
+            Summary::new("o", &Array4::<f32>::zeros([0; 4])).to_string(),
+            "o       rms 0, 0 NaN, 0 inf"
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! What `fa3 run` says of its results, to readers and to programs, and its gradients.
+
+use std::fs;
+
+use fa3::{Attention, Device, OutputGradients};
+use half::f16;
+use ndarray::{Array3, Array4};
+use safetensors::Dtype;
+use serde_json::Value;
+
+use crate::fa3;
+use crate::run::{Tensor, args, file, qkv, read, wave, write};
+
+fn tensors(x: &[Array4<f16>; 3]) -> Vec<Tensor> {
+    ["q", "k", "v"].into_iter().zip(x).map(|(name, x)| Tensor::f16(name, x)).collect()
+}
+
+/// Whether something is expected of them or not.
+#[test]
+fn all_results_are_judged_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = file(&folder, "in.safetensors");
+    write(&input, &tensors(&qkv(50)));
+    let unasked = fa3(&args(&["run"], &[&input])).succeeded();
+    assert!(
+        unasked.contains("\n  check   none, nothing is expected of these tensors; --check asks"),
+        "{unasked}"
+    );
+    let asked = fa3(&args(&["run", "--causal", "--check"], &[&input])).succeeded();
+    assert!(asked.contains("\n  o       max error ") && asked.contains("\n  lse     max error "), "{asked}");
+    assert!(!asked.contains("  file    "), "{asked}");
+    let both = fa3(&args(&["run", "--check", "--no-check"], &[&input]));
+    assert!(both.stderr.contains("'--check' cannot be used with '--no-check'"), "{both:?}");
+}
+
+/// Numbers that are none are told of, whether they are judged or not.
+#[test]
+fn numbers_that_are_none_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = file(&folder, "in.safetensors");
+    let mut x = qkv::<f16>(50);
+    x[2][[0, 49, 1, 3]] = f16::NAN;
+    x[2][[0, 49, 1, 4]] = f16::INFINITY;
+    write(&input, &tensors(&x));
+    // Two of four query heads have these columns, in each row.
+    let stdout = fa3(&args(&["run", "--check"], &[&input])).succeeded();
+    assert!(stdout.contains(", 100 NaN, 100 inf\n"), "{stdout}");
+}
+
+#[test]
+fn reports_for_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, json) = (file(&folder, "in.safetensors"), file(&folder, "report.json"));
+    let [a, b] = ["a.", "b."].map(|prefix| {
+        let x = qkv(50);
+        ["q", "k", "v"].into_iter().zip(x).map(move |(name, x)| Tensor::f16(&format!("{prefix}{name}"), &x))
+    });
+    write(&input, &a.into_iter().chain(b).collect::<Vec<_>>());
+    let stdout = fa3(&args(&["run", "--check", "--backward", "--json", "-"], &[&input])).succeeded();
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    let calls = report["calls"].as_array().unwrap();
+    assert_eq!([&calls[0]["prefix"], &calls[1]["prefix"]], ["a.", "b."]);
+    for call in calls {
+        assert!(call["time"]["seconds"].as_f64().unwrap() > 0.0, "{call}");
+        assert_eq!(call["results"][0]["nan"], 0);
+        assert!(call["check"]["holds"] == true && call["backward"]["check"]["holds"] == true, "{call}");
+        assert!(call["check"]["oracle"][0]["allowed"].as_f64().unwrap() > 0.0, "{call}");
+    }
+    // Why there is no GPU is said once.
+    assert!(calls[1]["device"]["not_on_a_gpu"].is_null());
+    let text = fa3(&args(&["run", "--json"], &[&json, &input])).succeeded();
+    assert!(text.matches("not on a gpu").count() <= 1 && text.ends_with("report.json\n"), "{text}");
+    let written: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    assert!(written["calls"][1]["check"].is_null());
+    let output = file(&folder, "out.safetensors");
+    fa3(&args(&["run", "--json", "-", "-o"], &[&output, &input]))
+        .refused("--json - prints JSON and nothing else");
+
+    let quantize = ["quantize", "--tensor", "a.q", "--json", "-"];
+    let report: Value = serde_json::from_str(&fa3(&args(&quantize, &[&input])).succeeded()).unwrap();
+    assert_eq!(report["scales"]["shape"], serde_json::json!([1, 4, 1]));
+    assert!(report["error"]["relative_rms"].as_f64().unwrap() < 0.05, "{report}");
+}
+
+/// Those of the library, from the gradients in the file or without them.
+#[test]
+fn gradients() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (file(&folder, "in.safetensors"), file(&folder, "out.safetensors"));
+    let x = qkv::<f16>(50);
+    let attention = Attention::new(x[0].view(), x[1].view(), x[2].view()).causal();
+    let forward = attention.forward(&Device::Cpu).unwrap();
+    let dout = wave::<f16>([1, 50, 4, 16], 0.3);
+    let dlse = Array3::from_shape_fn((1, 4, 50), |(_, h, s)| (h + s) as f32 / 64.0);
+    let check = |others: Vec<Tensor>, of: OutputGradients<'_, f16>, said: &str| {
+        write(&input, &tensors(&x).into_iter().chain(others).collect::<Vec<_>>());
+        let words = ["run", "--device", "cpu", "--causal", "--check", "--backward", "-o"];
+        let stdout = fa3(&args(&words, &[&output, &input])).succeeded();
+        assert!(stdout.contains(said), "{stdout}");
+        assert_eq!(stdout.matches("allowed").count(), 5, "{stdout}");
+        let expected = attention.backward(&Device::Cpu, &forward, of).unwrap();
+        let bytes = |x: &Array4<f16>| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let written = read(&output);
+        assert_eq!(
+            written.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(),
+            ["dk", "dq", "dv", "lse", "o"]
+        );
+        for (index, expected) in [&expected.dk, &expected.dq, &expected.dv].into_iter().enumerate() {
+            assert_eq!(written[index].2, expected.shape());
+            assert_eq!(written[index].3, bytes(expected));
+        }
+    };
+    let ones = Array4::from_elem([1, 50, 4, 16], f16::ONE);
+    check(Vec::new(), ones.view().into(), "\n  backward of dO = 1, dLSE = 0\n");
+    for name in ["do", "dout"] {
+        let said = format!("\n  backward of dO = {name}, dLSE = 0\n");
+        check(vec![Tensor::f16(name, &dout)], dout.view().into(), &said);
+    }
+    let mut both = OutputGradients::from(dout.view());
+    both.dlse = Some(dlse.view());
+    let tensors = vec![Tensor::f16("do", &dout), Tensor::f32("dlse", &[4, 50], dlse.iter().copied())];
+    check(tensors, both, "\n  backward of dO = do, dLSE = dlse\n");
+}
+
+#[test]
+fn gradients_that_cannot_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = file(&folder, "in.safetensors");
+    let refused = |others: Vec<Tensor>, why: &str| {
+        write(&input, &tensors(&qkv(50)).into_iter().chain(others).collect::<Vec<_>>());
+        fa3(&args(&["run", "--backward"], &[&input])).refused(why);
+    };
+    let narrow = wave::<f16>([1, 50, 4, 8], 0.3);
+    refused(vec![Tensor::f16("do", &narrow)], "do has shape [1, 50, 4, 8], expected [1, 50, 4, 16]");
+    refused(vec![Tensor::f32("do", &[1, 50, 4, 16], vec![0.0; 3200])], "do is F32, expected F16 like q");
+    refused(
+        vec![Tensor::f32("dlse", &[1, 50, 4], vec![0.0; 200])],
+        "dlse has shape [1, 50, 4], expected [1, 4, 50]",
+    );
+    let codes = |name| Tensor::new(name, Dtype::F8_E4M3, &[1, 8, 1, 16], vec![0; 128]);
+    write(&input, &[codes("q"), codes("k"), codes("v")]);
+    fa3(&args(&["run", "--backward"], &[&input]))
+        .refused("q is F8_E4M3, expected F32, F16 or BF16 with --backward");
+    let npy = file(&folder, "x.npy");
+    fa3(&args(&["run", "--backward"], &[&npy, &npy, &npy])).refused("--backward is for safetensors input");
+}
