@@ -1,29 +1,41 @@
-//! Attention on the CPU: Algorithm 1 of the paper (arXiv 2407.08608, §3.1) in f32, with matrix products by
-//! `matrixmultiply` (through ndarray) and a base-2 softmax between them. Its backward pass is Algorithm 3.
+//! Attention on the CPU: Algorithm 1 of the paper (arXiv 2407.08608, §3.1) in f32, with a base-2 softmax between two
+//! matrix products. Its backward pass is Algorithm 3.
 //!
-//! A job is one block of query rows of one head; jobs run in parallel. Key blocks that no row sees are skipped and
-//! those that every row sees are not masked, by the same KV ranges that the kernels will use.
+//! A tile is the rows of some query positions, of all query heads that share a key/value head. Tiles that lie one
+//! after the other are a strip: blocks of K and V are converted to f32 and packed once for all tiles of a strip.
+//! Strips run in parallel, and so do the parts of long sequences of keys. A tile multiplies the keys that its rows
+//! see, by the same intervals that the kernels use. What is computed does not depend on the number of threads.
 
 mod backward;
+mod cut;
 mod exp2;
+mod mask;
+mod product;
+mod rows;
+mod strip;
 mod tile;
 mod unit;
 
-use std::ops::Range;
+use std::cmp::Reverse;
 
 use fa3_types::Problem;
-use ndarray::{Array1, Array2, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
+use ndarray::{ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 use rayon::prelude::*;
 
 use crate::Scalar;
-use tile::KeyValue;
+use cut::{pieces, sequences};
+use strip::{Call, Strip};
 
 pub(crate) use backward::backward;
 
-/// Query rows a tile.
-const TILE_M: usize = 128;
-/// Keys a block: with head_dim 128, a block of K and one of V are 256 KB each, in reach of a core's L2 cache.
-const TILE_N: usize = 512;
+/// Rows a tile.
+const TILE_M: usize = 96;
+/// Keys a block.
+const TILE_N: usize = 256;
+/// Elements that one step of a loop takes, so that it becomes vector code.
+const LANES: usize = 16;
+/// Tiles a strip, at most.
+const STRIP: usize = 8;
 
 /// The forward pass into `o` and `lse`. The views have the problem's shapes: both come from one [`crate::Attention`].
 pub(crate) fn forward<T: Scalar>(
@@ -38,66 +50,53 @@ pub(crate) fn forward<T: Scalar>(
     }
     o.fill(T::Output::default());
     lse.fill(f32::NEG_INFINITY);
-    let tiles: Vec<TileOutput<T::Output>> =
-        (0..problem.batch()).into_par_iter().flat_map(|index| sequence(problem, qkv, index)).collect();
-    for TileOutput { batch, head, first_row, o: tile_o, lse: tile_lse } in tiles {
-        let rows = first_row..first_row + tile_lse.len();
-        let mut o = o.index_axis_mut(Axis(0), batch);
-        o.index_axis_mut(Axis(1), head).slice_axis_mut(Axis(0), rows.clone().into()).assign(&tile_o);
-        let mut lse = lse.index_axis_mut(Axis(0), batch);
-        lse.index_axis_mut(Axis(0), head).slice_axis_mut(Axis(0), rows.into()).assign(&tile_lse);
+    let call = Call::new(problem, qkv);
+    let mut strips = strips(&call, o, lse);
+    // The longest first, so that none is left for one thread at the end.
+    strips.sort_by_key(|strip| Reverse(strip.pairs()));
+    strips.into_par_iter().with_max_len(1).for_each(Strip::run);
+}
+
+/// All strips of a call, with the places where their results belong.
+fn strips<'a, T: Scalar>(
+    call: &'a Call<'a, T>,
+    o: ArrayViewMut4<'a, T::Output>,
+    lse: ArrayViewMut3<'a, f32>,
+) -> Vec<Strip<'a, T>> {
+    let (problem, group) = (call.problem, call.problem.heads().group_size());
+    let heads = group.min(TILE_M);
+    let positions = TILE_M / heads * tiles_a_strip(problem, heads);
+    // (batch, rows, heads, 1), cut as O is.
+    let lse = lse.permuted_axes([0, 2, 1]).insert_axis(Axis(3));
+    let mut strips = vec![];
+    let seqs = problem.seqs_q();
+    for (index, (o, lse)) in sequences(seqs, o).into_iter().zip(sequences(seqs, lse)).enumerate() {
+        let groups = pieces(o, Axis(1), group).into_iter().zip(pieces(lse, Axis(1), group));
+        for (head_kv, (o, lse)) in groups.enumerate() {
+            let parts = pieces(o, Axis(1), heads).into_iter().zip(pieces(lse, Axis(1), heads));
+            for (part, (o, lse)) in parts.enumerate() {
+                let first_head = head_kv * group + part * heads;
+                let places = pieces(o, Axis(0), positions).into_iter().zip(pieces(lse, Axis(0), positions));
+                strips.extend(places.enumerate().map(|(strip, (o, lse))| Strip {
+                    call,
+                    index,
+                    head_kv,
+                    first_head,
+                    first: strip * positions,
+                    o,
+                    lse,
+                }));
+            }
+        }
     }
+    strips
 }
 
-/// A tile's result and where it belongs.
-struct TileOutput<T> {
-    batch: usize,
-    head: usize,
-    first_row: usize,
-    o: Array2<T>,
-    lse: Array1<f32>,
-}
-
-/// All tiles of one sequence.
-fn sequence<T: Scalar>(
-    problem: &Problem,
-    [q, k, v]: [ArrayView4<'_, T>; 3],
-    index: usize,
-) -> Vec<TileOutput<T::Output>> {
-    let (heads, len) = (problem.heads(), problem.lengths(index));
-    let (batch, first_q) = problem.seqs_q().start(index);
-    let (batch_k, first_k) = problem.seqs_k().start(index);
-    let keys = first_k..first_k + len.k;
-    let kv: Vec<KeyValue> = (0..heads.kv())
-        .into_par_iter()
-        .map(|head| KeyValue {
-            k: matrix(&k, batch_k, keys.clone(), head),
-            v: matrix(&v, batch_k, keys.clone(), head),
-        })
-        .collect();
-    let tiles = len.q.div_ceil(TILE_M);
-    (0..heads.q() * tiles)
-        .into_par_iter()
-        .map(|job| {
-            let (head, m_block) = (job / tiles, job % tiles);
-            let first_row = first_q + m_block * TILE_M;
-            let rows = first_row..(first_q + len.q).min(first_row + TILE_M);
-            let q = matrix(&q, batch, rows, head);
-            let (o, lse) = tile::attend(problem, len, m_block, q, &kv[heads.kv_head(head)]);
-            TileOutput { batch, head, first_row, o: o.mapv(T::Output::from_f32), lse }
-        })
-        .collect()
-}
-
-/// Rows of one head, contiguous and in f32.
-fn matrix<T: Scalar>(
-    tensor: &ArrayView4<'_, T>,
-    batch: usize,
-    rows: Range<usize>,
-    head: usize,
-) -> Array2<f32> {
-    let tensor = tensor.index_axis(Axis(0), batch);
-    tensor.index_axis(Axis(1), head).slice_axis(Axis(0), rows.into()).mapv(T::to_f32)
+/// As many as leave some strips for each thread: each row's result is the same in any strip.
+fn tiles_a_strip(problem: &Problem, heads: usize) -> usize {
+    let tiles = |index| problem.lengths(index).q.div_ceil(TILE_M / heads);
+    let all = (0..problem.batch()).map(tiles).sum::<usize>() * (problem.heads().q() / heads);
+    (all / (4 * rayon::current_num_threads())).clamp(1, STRIP)
 }
 
 #[cfg(test)]
@@ -108,7 +107,7 @@ mod tests {
     use half::f16;
     use ndarray::{Array4, Axis};
 
-    /// Judges f16 attention of 300 queries over 1700 keys: 3 tiles by 4 blocks.
+    /// Judges f16 attention of 300 queries over 1700 keys: 7 tiles by 7 blocks.
     fn check(with: impl Fn(Attention<'_, f16>) -> Attention<'_, f16>) {
         let mut x = 0.0f32;
         let mut wave = |heads, seqlen, step: f32| {
@@ -131,7 +130,7 @@ mod tests {
         check(|attention| attention);
     }
 
-    /// Blocks 0 and 1 are visible in full, 2 and 3 in part.
+    /// The first blocks are visible in full, others in part.
     #[test]
     fn causal() {
         check(|attention| attention.causal());
@@ -156,19 +155,19 @@ mod tests {
         [nan, rest.into_iter().filter(|&index| row(&clean.o, index).iter().all(|&x| x == 0.0)).collect()]
     }
 
-    /// What [`Attention`] says: every row of a tile that visits the NaN's block, also those that see no key of that
-    /// block, but none that sees no key at all.
+    /// What [`Attention`] says: every row of a tile some row of which sees the NaN's key, but none that sees no key at
+    /// all.
     #[test]
     fn a_nan_in_v_reaches_whole_tiles() {
-        // Row r sees the keys up to r + 1400. Block 3 begins at 1536, which rows from 136 on see: tiles 1 and 2.
+        // Row r sees the keys up to r + 1400: rows from 200 on see the NaN. Their first tile begins at row 192.
         let [nan, zero] = rows_with_a_nan_in_v(300, 1700, 1600);
-        assert_eq!((nan, zero), ((128..300).collect(), vec![]));
-        // Only the last 20 rows see a key. They are in tile 2.
+        assert_eq!((nan, zero), ((192..300).collect(), vec![]));
+        // Only the last 20 rows see a key. They are in tiles 2 and 3.
         let [nan, zero] = rows_with_a_nan_in_v(300, 20, 0);
         assert_eq!((nan, zero), ((280..300).collect(), (0..280).collect()));
     }
 
-    /// Block 0 is skipped, the others are visible in part.
+    /// The first block is skipped by most tiles, others are visible in part.
     #[test]
     fn window_and_cap() {
         check(|attention| attention.window(Some(700), Some(3)).softcap(8.0));

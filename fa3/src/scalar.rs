@@ -20,12 +20,56 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
 }
 
 mod sealed {
+    use half::slice::HalfFloatSliceExt;
+
     /// Numbers that are the bits in a device's memory.
-    pub trait Sealed: bytemuck::Pod {}
-    impl Sealed for f32 {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
-    impl Sealed for fa3_quant::E4m3 {}
+    pub trait Sealed: bytemuck::Pod {
+        /// The values, exactly. Both slices are as long.
+        fn widen(from: &[Self], to: &mut [f32]);
+
+        /// The nearest values, ties to even. Both slices are as long.
+        fn narrow(from: &[f32], to: &mut [Self]);
+    }
+
+    impl Sealed for f32 {
+        fn widen(from: &[f32], to: &mut [f32]) {
+            to.copy_from_slice(from);
+        }
+
+        fn narrow(from: &[f32], to: &mut [f32]) {
+            to.copy_from_slice(from);
+        }
+    }
+
+    impl Sealed for half::f16 {
+        fn widen(from: &[half::f16], to: &mut [f32]) {
+            from.convert_to_f32_slice(to);
+        }
+
+        fn narrow(from: &[f32], to: &mut [half::f16]) {
+            to.convert_from_f32_slice(from);
+        }
+    }
+
+    impl Sealed for half::bf16 {
+        fn widen(from: &[half::bf16], to: &mut [f32]) {
+            from.convert_to_f32_slice(to);
+        }
+
+        fn narrow(from: &[f32], to: &mut [half::bf16]) {
+            to.convert_from_f32_slice(from);
+        }
+    }
+
+    impl Sealed for fa3_quant::E4m3 {
+        fn widen(from: &[fa3_quant::E4m3], to: &mut [f32]) {
+            to.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_f32());
+        }
+
+        fn narrow(from: &[f32], to: &mut [fa3_quant::E4m3]) {
+            to.iter_mut().zip(from).for_each(|(to, &x)| *to = fa3_quant::E4m3::from_f32(x));
+        }
+    }
 }
 
 impl Scalar for f32 {

@@ -4,21 +4,24 @@
 //! query rows that see it. dK and dV are added up over a group's heads in the order of the heads, so that gradients are
 //! the same bits in every run, on any number of threads.
 
-mod query;
+mod head;
+mod tile;
 
-use fa3_types::{Problem, Sequences};
-use ndarray::{Array2, Array4, ArrayView3, ArrayView4, Axis, Slice};
+use std::cmp::Reverse;
+
+use fa3_types::Problem;
+use ndarray::{Array4, ArrayView3, ArrayView4, ArrayViewMut2, ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
-use super::matrix;
-use super::tile::KeyValue;
+use super::cut::{pieces, sequences};
+use super::rows::{Rows, write};
 use crate::{Gradients, Output, OutputGradients, Scalar};
-use query::{HeadGradients, QueryHead};
+use head::{HeadGradients, QueryHead};
 
 /// Query rows a tile.
-const TILE_M: usize = 128;
+const TILE_M: usize = 96;
 /// Keys a block: half of the forward pass's, as there are dK and dV beside K and V.
-const TILE_N: usize = 256;
+const TILE_N: usize = 128;
 
 /// The gradients of Q, K and V. All shapes are the problem's: everything comes from one [`crate::Attention`].
 pub(crate) fn backward<T: Scalar>(
@@ -42,35 +45,39 @@ pub(crate) fn backward<T: Scalar>(
         dout: of.dout.view(),
         dlse: of.dlse.as_ref().map(|dlse| dlse.view()),
     };
-    let heads = problem.heads();
-    let groups: Vec<Group<T>> = (0..problem.batch() * heads.kv())
-        .into_par_iter()
-        .map(|job| call.group(job / heads.kv(), job % heads.kv()))
-        .collect();
-    for (job, group) in groups.into_iter().enumerate() {
-        let (index, head_kv) = (job / heads.kv(), job % heads.kv());
-        let first = head_kv * heads.group_size();
-        for (head, dq) in (first..).zip(&group.dq) {
-            put(&mut gradients.dq, problem.seqs_q(), index, head, dq);
-        }
-        put(&mut gradients.dk, problem.seqs_k(), index, head_kv, &group.dk);
-        put(&mut gradients.dv, problem.seqs_k(), index, head_kv, &group.dv);
-    }
+    let mut groups = groups(problem, &mut gradients);
+    // The longest first, so that none is left for one thread at the end.
+    groups.sort_by_key(|group| Reverse(group.dq.len_of(Axis(0)) * group.dk.len_of(Axis(0))));
+    groups.into_par_iter().with_max_len(1).for_each(|group| call.group(group));
     gradients
 }
 
-/// Writes `rows` where head `head` of sequence `index` lies.
-fn put<T: Scalar>(
-    tensor: &mut Array4<T>,
-    sequences: &Sequences,
+/// Query heads that share K and V, and where their gradients belong.
+struct Group<'a, T> {
+    /// The sequence.
     index: usize,
-    head: usize,
-    rows: &Array2<T>,
-) {
-    let (batch, first) = sequences.start(index);
-    let place = Slice::from(first..first + rows.nrows());
-    let mut tensor = tensor.index_axis_mut(Axis(0), batch);
-    tensor.index_axis_mut(Axis(1), head).slice_axis_mut(Axis(0), place).assign(rows);
+    head_kv: usize,
+    /// (rows, heads, head_dim)
+    dq: ArrayViewMut3<'a, T>,
+    /// (keys, 1, head_dim)
+    dk: ArrayViewMut3<'a, T>,
+    /// (keys, 1, head_dim_v)
+    dv: ArrayViewMut3<'a, T>,
+}
+
+/// All groups of a call.
+fn groups<'a, T>(problem: &Problem, gradients: &'a mut Gradients<T>) -> Vec<Group<'a, T>> {
+    let group_size = problem.heads().group_size();
+    let dq = sequences(problem.seqs_q(), gradients.dq.view_mut());
+    let dk = sequences(problem.seqs_k(), gradients.dk.view_mut());
+    let dv = sequences(problem.seqs_k(), gradients.dv.view_mut());
+    let mut groups = vec![];
+    for (index, ((dq, dk), dv)) in dq.into_iter().zip(dk).zip(dv).enumerate() {
+        let [dk, dv] = [dk, dv].map(|x| pieces(x, Axis(1), 1));
+        let heads = pieces(dq, Axis(1), group_size).into_iter().zip(dk).zip(dv).enumerate();
+        groups.extend(heads.map(|(head_kv, ((dq, dk), dv))| Group { index, head_kv, dq, dk, dv }));
+    }
+    groups
 }
 
 /// Everything that is given.
@@ -83,52 +90,56 @@ struct Call<'a, T> {
     dlse: Option<ArrayView3<'a, f32>>,
 }
 
-/// The gradients of query heads that share K and V, and those of K and V.
-struct Group<T> {
-    dq: Vec<Array2<T>>,
-    dk: Array2<T>,
-    dv: Array2<T>,
-}
-
 impl<T: Scalar> Call<'_, T> {
-    /// The group of key/value head `head_kv` of sequence `index`.
-    fn group(&self, index: usize, head_kv: usize) -> Group<T> {
-        let (problem, len) = (self.problem, self.problem.lengths(index));
+    /// Computes the gradients of a group.
+    fn group(&self, group: Group<'_, T>) {
+        let Group { index, head_kv, mut dq, dk, dv } = group;
+        let problem = self.problem;
         let (batch, first) = problem.seqs_k().start(index);
-        let [_, k, v] = &self.qkv;
-        let [k, v] = [k, v].map(|x| matrix(x, batch, first..first + len.k, head_kv));
-        let kv = KeyValue { k, v };
+        let keys = first..first + problem.lengths(index).k;
+        let [_, k, v] = self.qkv;
+        let [k, v] = [k, v].map(|x| Rows::of(x, batch, keys.clone(), head_kv));
         let group_size = problem.heads().group_size();
         let heads: Vec<HeadGradients> = (head_kv * group_size..(head_kv + 1) * group_size)
             .into_par_iter()
-            .map(|head| self.query(index, head).gradients(&kv))
+            .map(|head| self.query(index, head).gradients(k, v))
             .collect();
-        let mut dk = Array2::zeros(kv.k.dim());
-        let mut dv = Array2::zeros(kv.v.dim());
-        for head in &heads {
-            dk += &head.dk;
-            dv += &head.dv;
-        }
         // The scale of the scores is left to the end: one multiplication an element.
         let scale = problem.softmax_scale().natural() as f32;
-        Group {
-            dq: heads.iter().map(|head| head.dq.mapv(|x| T::from_f32(scale * x))).collect(),
-            dk: dk.mapv(|x| T::from_f32(scale * x)),
-            dv: dv.mapv(T::from_f32),
+        for (dq, head) in dq.axis_iter_mut(Axis(1)).zip(&heads) {
+            put(dq, &head.dq, scale);
+        }
+        let sums = heads.into_iter().reduce(|mut sums, head| {
+            sums.dk.iter_mut().zip(head.dk).for_each(|(sum, dk)| *sum += dk);
+            sums.dv.iter_mut().zip(head.dv).for_each(|(sum, dv)| *sum += dv);
+            sums
+        });
+        if let Some(sums) = sums {
+            put(dk.index_axis_move(Axis(1), 0), &sums.dk, scale);
+            put(dv.index_axis_move(Axis(1), 0), &sums.dv, 1.0);
         }
     }
 
     /// Query head `head` of sequence `index`.
-    fn query(&self, index: usize, head: usize) -> QueryHead<'_> {
+    fn query(&self, index: usize, head: usize) -> QueryHead {
         let (problem, len) = (self.problem, self.problem.lengths(index));
         let (batch, first) = problem.seqs_q().start(index);
         let rows = first..first + len.q;
         let [q, ..] = self.qkv;
-        let matrices = [q, self.o, self.dout].map(|x| matrix(&x, batch, rows.clone(), head));
+        let matrices = [q, self.o, self.dout].map(|x| Rows::of(x, batch, rows.clone(), head));
         let vector = |x: ArrayView3<'_, f32>| {
             let x = x.index_axis(Axis(0), batch);
-            x.index_axis(Axis(0), head).slice_axis(Axis(0), rows.clone().into()).to_owned()
+            x.index_axis(Axis(0), head).slice_axis(Axis(0), rows.clone().into()).to_vec()
         };
-        QueryHead::new(problem, len, matrices, vector(self.lse), self.dlse.map(vector))
+        QueryHead::new(problem, len, matrices, &vector(self.lse), self.dlse.map(vector).as_deref())
+    }
+}
+
+/// Writes `scale` times the rows `from`.
+fn put<T: Scalar>(mut to: ArrayViewMut2<'_, T>, from: &[f32], scale: f32) {
+    let columns = to.ncols();
+    for (to, from) in to.rows_mut().into_iter().zip(from.chunks_exact(columns)) {
+        let row: Vec<f32> = from.iter().map(|x| scale * x).collect();
+        write(to, &row);
     }
 }

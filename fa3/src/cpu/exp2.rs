@@ -2,6 +2,7 @@
 
 /// 2^x to 2 ulp for −126 ≤ x ≤ 0; 0 below, where 2^x would be subnormal; NaN for NaN. Without branches and calls,
 /// so that a loop over it becomes vector code.
+#[inline(always)]
 pub(super) fn exp2(x: f32) -> f32 {
     // Adding 1.5 · 2²³ rounds to an integer n, which stands in the low bits of the sum.
     const SHIFT: f32 = 12_582_912.0;

@@ -1,119 +1,180 @@
-//! One block of query rows of one head.
+//! Rows of queries that are multiplied together.
 
 use std::f64::consts::LN_2;
+use std::ops::Range;
 
-use fa3_sched::{KvRange, Lens, Tiling};
-use fa3_types::{Lengths, Problem};
-use ndarray::linalg::general_mat_mul;
-use ndarray::{Array1, Array2, ArrayViewMut2, Axis, Slice};
+use pulp::{Arch, Simd, WithSimd};
 
 use super::exp2::exp2;
+use super::mask::within;
+use super::product::{Left, Panels, Product};
 use super::unit::ScoreUnit;
-use super::{TILE_M, TILE_N};
+use super::{LANES, TILE_N};
 
-/// K (seqlen_k, head_dim) and V (seqlen_k, head_dim_v) of one head.
-pub(super) struct KeyValue {
-    pub(super) k: Array2<f32>,
-    pub(super) v: Array2<f32>,
+/// A block of keys.
+pub(super) struct Block {
+    pub(super) keys: Range<usize>,
+    /// Kᵀ (head_dim, keys).
+    pub(super) k: Panels,
+    /// V (keys, head_dim_v).
+    pub(super) v: Panels,
 }
 
-/// O (rows, head_dim_v) and LSE (rows) of tile `m_block`, whose rows of Q are `q`.
-pub(super) fn attend(
-    problem: &Problem,
-    len: Lengths,
-    m_block: usize,
-    q: Array2<f32>,
-    kv: &KeyValue,
-) -> (Array2<f32>, Array1<f32>) {
-    let range = kv_range(problem, len, m_block);
-    let mut softmax = Softmax::new(problem, q.nrows());
-    let mut o = Array2::zeros((q.nrows(), kv.v.ncols()));
-    let mut scores = Array2::zeros((q.nrows(), TILE_N));
-    for block in range.first..range.end {
-        let first = block as usize * TILE_N;
-        let keys = Slice::from(first..len.k.min(first + TILE_N));
-        let (k, v) = (kv.k.slice_axis(Axis(0), keys), kv.v.slice_axis(Axis(0), keys));
-        let mut s = scores.slice_axis_mut(Axis(1), Slice::from(..k.nrows()));
-        general_mat_mul(1.0, &q, &k.t(), 0.0, &mut s); // A1:17
-        softmax.unit.cap(&mut s);
-        if !(range.unmasked_first..range.unmasked_end).contains(&block) {
-            for ((row, key), s) in s.indexed_iter_mut() {
-                if !problem.mask().allows(m_block * TILE_M + row, first + key, len) {
-                    *s = f32::NEG_INFINITY;
-                }
-            }
+/// A tile of query rows.
+pub(super) struct Tile {
+    /// The first query position.
+    pub(super) first: usize,
+    /// Q (rows, head_dim).
+    pub(super) q: Vec<f32>,
+    /// The keys from the first that some row sees to the last.
+    pub(super) keys: Range<usize>,
+    /// The keys that each row sees.
+    pub(super) visible: Vec<Range<usize>>,
+}
+
+impl Tile {
+    /// Adds what the rows see of `block` to `seen`.
+    pub(super) fn attend(&self, block: &Block, unit: ScoreUnit, scores: &mut [f32], seen: &mut Seen) {
+        let columns = within(&self.keys, &block.keys);
+        if columns.is_empty() {
+            return;
         }
-        softmax.step(&mut s, &mut o);
-        general_mat_mul(1.0, &s, &v, 1.0, &mut o); // A1:21
+        let columns = block.k.panel_start(columns.start)..columns.end;
+        let rows = self.visible.len();
+        let q = Left::Rows(&self.q, self.q.len() / rows);
+        let product = Product::new(rows, q, &block.k, scores);
+        Product { columns: columns.clone(), stride: TILE_N, ..product }.run(); // A1:17
+        scores.chunks_exact_mut(TILE_N).take(rows).for_each(|row| unit.cap(&mut row[columns.clone()]));
+        let columns_of_scores = columns.clone();
+        Arch::new().dispatch(Softmax { tile: self, block, unit, columns: columns_of_scores, scores, seen });
+        let p = Left::Rows(&scores[columns.start..], TILE_N);
+        Product { depth: columns, add: true, ..Product::new(rows, p, &block.v, &mut seen.o) }.run(); // A1:21
     }
-    let lse = softmax.finish(&mut o);
-    (o, lse)
 }
 
-fn kv_range(problem: &Problem, len: Lengths, m_block: usize) -> KvRange<u32> {
-    let group = problem.heads().group_size() as u32;
-    let tiling = Tiling::new(TILE_M as u32, TILE_N as u32, group, problem.mask());
-    // A validated problem's lengths and head counts are below 2³¹.
-    tiling.kv_range(m_block as u32, Lens { q: len.q as u32, k: len.k as u32 })
+/// What rows have seen of the keys so far.
+pub(super) struct Seen {
+    /// O (rows, head_dim_v), before it is divided by the row sums.
+    o: Vec<f32>,
+    /// Row maxima.
+    m: Vec<f32>,
+    /// Row sums.
+    l: Vec<f32>,
 }
 
-/// Running row maxima and sums, in base 2.
-struct Softmax {
-    unit: ScoreUnit,
-    m: Array1<f32>,
-    l: Array1<f32>,
-}
-
-impl Softmax {
-    fn new(problem: &Problem, rows: usize) -> Softmax {
-        let m = Array1::from_elem(rows, f32::NEG_INFINITY);
-        Softmax { unit: ScoreUnit::of(problem), m, l: Array1::zeros(rows) } // A1:13
+impl Seen {
+    pub(super) fn nothing(rows: usize, head_dim_v: usize) -> Seen {
+        let (m, l) = (vec![f32::NEG_INFINITY; rows], vec![0.0; rows]);
+        Seen { o: vec![0.0; rows * head_dim_v], m, l } // A1:13
     }
 
-    /// Turns scores into P and rescales O to the new maxima.
-    fn step(&mut self, scores: &mut ArrayViewMut2<'_, f32>, o: &mut Array2<f32>) {
-        for (i, mut row) in scores.rows_mut().into_iter().enumerate() {
-            let row = row.as_slice_mut().expect("the score buffer is row-major");
-            let m_old = self.m[i];
-            let m = row.iter().fold(m_old, |max, &s| if s > max { s } else { max }); // A1:18, drops NaN
-            // A row that has seen no key keeps m = -inf; 0 in its place makes every exponential 0.
-            let reference = if m == f32::NEG_INFINITY { 0.0 } else { m };
-            for s in row.iter_mut() {
-                *s = exp2((*s - reference) * self.unit.log2); // A1:19
-            }
-            let rescale = exp2((m_old - reference) * self.unit.log2);
+    /// Adds what the same rows have seen of other keys.
+    pub(super) fn merge(&mut self, other: Seen, unit: ScoreUnit) {
+        let columns = self.o.len() / self.m.len();
+        let os = self.o.chunks_exact_mut(columns).zip(other.o.chunks_exact(columns));
+        for (i, (o, other_o)) in os.enumerate() {
+            let m = if other.m[i] > self.m[i] { other.m[i] } else { self.m[i] };
+            let [ours, others] = [self.m[i], other.m[i]].map(|old| exp2((old - finite(m)) * unit.log2));
             self.m[i] = m;
-            self.l[i] = rescale * self.l[i] + sum(row); // A1:19
-            if rescale != 1.0 {
-                o.row_mut(i).mapv_inplace(|o| o * rescale); // A1:21
-            }
+            self.l[i] = ours * self.l[i] + others * other.l[i];
+            o.iter_mut().zip(other_o).for_each(|(o, other)| *o = ours * *o + others * other);
         }
     }
 
-    /// Divides O by the row sums and gives LSE. A row without keys: O = 0, LSE = -inf.
-    fn finish(&self, o: &mut Array2<f32>) -> Array1<f32> {
-        let mut lse = Array1::from_elem(self.l.len(), f32::NEG_INFINITY);
-        for (i, mut row) in o.rows_mut().into_iter().enumerate() {
-            if self.l[i] == 0.0 {
-                row.fill(0.0);
+    /// O (rows, head_dim_v) and LSE (rows). A row without keys: O = 0, LSE = -inf.
+    pub(super) fn finish(mut self, unit: ScoreUnit) -> (Vec<f32>, Vec<f32>) {
+        let columns = self.o.len() / self.m.len();
+        let rows = self.o.chunks_exact_mut(columns).zip(self.m.iter().zip(&self.l));
+        let lse = rows.map(|(o, (&m, &l))| {
+            if l == 0.0 {
+                o.fill(0.0);
+                return f32::NEG_INFINITY;
+            }
+            o.iter_mut().for_each(|o| *o /= l); // A1:24
+            (f64::from(m) * f64::from(unit.log2) * LN_2 + f64::from(l).ln()) as f32 // A1:24
+        });
+        let lse = lse.collect();
+        (self.o, lse)
+    }
+}
+
+/// A row that has seen no key has m = -inf; 0 in its place makes every exponential 0.
+#[inline(always)]
+fn finite(m: f32) -> f32 {
+    if m == f32::NEG_INFINITY { 0.0 } else { m }
+}
+
+/// Turns scores into P and rescales O to the new maxima.
+struct Softmax<'a> {
+    tile: &'a Tile,
+    block: &'a Block,
+    unit: ScoreUnit,
+    /// The columns that were multiplied.
+    columns: Range<usize>,
+    scores: &'a mut [f32],
+    seen: &'a mut Seen,
+}
+
+impl WithSimd for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) {
+        let Softmax { tile, block, unit, columns, scores, seen } = self;
+        let head_dim_v = seen.o.len() / seen.m.len();
+        let rows = scores.chunks_exact_mut(TILE_N).zip(seen.o.chunks_exact_mut(head_dim_v));
+        for (i, (scores, o)) in rows.enumerate() {
+            let visible = within(&tile.visible[i], &block.keys);
+            if visible.is_empty() {
+                scores[columns.clone()].fill(0.0);
                 continue;
             }
-            row /= self.l[i]; // A1:24
-            let m = f64::from(self.m[i]) * f64::from(self.unit.log2) * LN_2;
-            lse[i] = (m + f64::from(self.l[i]).ln()) as f32; // A1:24
+            let scores = hide(scores, &columns, visible);
+            let m_old = seen.m[i];
+            let m = largest(scores, m_old); // A1:18
+            let rescale = exp2((m_old - finite(m)) * unit.log2);
+            seen.m[i] = m;
+            seen.l[i] = rescale * seen.l[i] + exponentials(scores, finite(m), unit.log2); // A1:19
+            if rescale != 1.0 {
+                o.iter_mut().for_each(|o| *o *= rescale); // A1:21
+            }
         }
-        lse
     }
 }
 
-/// Σ x in 16 partial sums, which the compiler keeps in vector registers.
-fn sum(x: &[f32]) -> f32 {
-    let (chunks, rest) = x.as_chunks::<16>();
-    let mut sums = [0.0f32; 16];
-    for chunk in chunks {
-        for (sum, x) in sums.iter_mut().zip(chunk) {
-            *sum += x;
+/// The scores that are visible, with -inf up to whole steps of a loop. The other `columns` are 0, as P is there.
+#[inline(always)]
+fn hide<'a>(row: &'a mut [f32], columns: &Range<usize>, visible: Range<usize>) -> &'a mut [[f32; LANES]] {
+    let (start, end) = (visible.start / LANES * LANES, visible.end.next_multiple_of(LANES));
+    row[start..visible.start].fill(f32::NEG_INFINITY);
+    row[visible.end..end].fill(f32::NEG_INFINITY);
+    row[columns.start..start.max(columns.start)].fill(0.0);
+    row[end.min(columns.end)..columns.end].fill(0.0);
+    row[start..end].as_chunks_mut().0
+}
+
+/// The largest number, of `first` and all that are not NaN.
+#[inline(always)]
+fn largest(x: &[[f32; LANES]], first: f32) -> f32 {
+    let larger = |max: f32, x: f32| if x > max { x } else { max };
+    let mut max = [first; LANES];
+    for x in x {
+        for (max, &x) in max.iter_mut().zip(x) {
+            *max = larger(*max, x);
         }
     }
-    sums.iter().chain(rest).sum()
+    max.into_iter().fold(first, larger)
+}
+
+/// Replaces each x by 2^((x - reference) · log2), and gives their sum.
+#[inline(always)]
+fn exponentials(x: &mut [[f32; LANES]], reference: f32, log2: f32) -> f32 {
+    let mut sums = [0.0; LANES];
+    for x in x {
+        for (x, sum) in x.iter_mut().zip(&mut sums) {
+            *x = exp2((*x - reference) * log2);
+            *sum += *x;
+        }
+    }
+    sums.iter().sum()
 }

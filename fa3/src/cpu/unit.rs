@@ -3,7 +3,6 @@
 use std::f64::consts::LOG2_E;
 
 use fa3_types::{Problem, softcap};
-use ndarray::ArrayViewMut2;
 
 /// Without a soft cap a score is the plain dot product. With a cap it is tanh(softmax_scale · product / cap).
 #[derive(Clone, Copy)]
@@ -25,13 +24,14 @@ impl ScoreUnit {
     }
 
     /// Turns dot products into scores.
-    pub(super) fn cap(self, scores: &mut ArrayViewMut2<'_, f32>) {
+    pub(super) fn cap(self, scores: &mut [f32]) {
         if let Some(factor) = self.into_cap {
-            scores.mapv_inplace(|product| softcap(product, factor));
+            scores.iter_mut().for_each(|score| *score = softcap(*score, factor));
         }
     }
 
     /// The derivative of the cap where it gave the score `s`: 1 − tanh², and 1 without a cap.
+    #[inline(always)]
     pub(super) fn slope(self, s: f32) -> f32 {
         self.into_cap.map_or(1.0, |_| 1.0 - s * s)
     }

@@ -1,0 +1,154 @@
+//! Rows of queries that are multiplied together, and a block of keys.
+
+use std::ops::Range;
+
+use pulp::{Arch, Simd, WithSimd};
+
+use super::{TILE_M, TILE_N};
+use crate::Scalar;
+use crate::cpu::LANES;
+use crate::cpu::exp2::exp2;
+use crate::cpu::mask::within;
+use crate::cpu::product::{Left, Panels, Product};
+use crate::cpu::rows::Rows;
+use crate::cpu::unit::ScoreUnit;
+
+/// The distance from one row of P to the next: a power of 2 would map a column to a few sets of a cache.
+const STRIDE: usize = TILE_N + LANES;
+
+/// A tile of query rows.
+pub(super) struct Tile {
+    /// The keys from the first that some row sees to the last.
+    pub(super) keys: Range<usize>,
+    /// The keys that each row sees.
+    pub(super) visible: Vec<Range<usize>>,
+    /// LSE, as a score.
+    pub(super) lse: Vec<f32>,
+    /// D = rowsum(dO ∘ O) − dLSE.
+    pub(super) delta: Vec<f32>,
+    /// Q (rows, head_dim).
+    pub(super) q: Vec<f32>,
+    /// dO (rows, head_dim_v).
+    pub(super) dout: Vec<f32>,
+    /// Q as a right factor.
+    pub(super) q_panels: Panels,
+    /// dO as a right factor.
+    pub(super) dout_panels: Panels,
+}
+
+/// A block of keys.
+pub(super) struct Block {
+    keys: Range<usize>,
+    /// K (keys, head_dim).
+    k: Panels,
+    /// Kᵀ (head_dim, keys).
+    k_transposed: Panels,
+    /// Vᵀ (head_dim_v, keys).
+    v_transposed: Panels,
+}
+
+impl Block {
+    pub(super) fn new() -> Block {
+        Block { keys: 0..0, k: Panels::new(), k_transposed: Panels::new(), v_transposed: Panels::new() }
+    }
+
+    /// Takes other keys.
+    pub(super) fn pack<T: Scalar>(&mut self, keys: Range<usize>, k: Rows<'_, T>, v: Rows<'_, T>) {
+        let (start, len) = (keys.start, keys.len());
+        self.keys = keys;
+        self.k.pack([len, k.columns()], |key, row| k.read(start + key, row));
+        self.k_transposed.pack_transposed([len, k.columns()], |key, row| k.read(start + key, row));
+        self.v_transposed.pack_transposed([len, v.columns()], |key, row| v.read(start + key, row));
+    }
+}
+
+/// P and dS of a tile and a block.
+pub(super) struct Buffers {
+    p: Vec<f32>,
+    ds: Vec<f32>,
+}
+
+impl Buffers {
+    pub(super) fn new() -> Buffers {
+        Buffers { p: vec![0.0; TILE_M * STRIDE], ds: vec![0.0; TILE_M * STRIDE] }
+    }
+}
+
+impl Tile {
+    /// Adds what the tile and `block` give to dQ of the tile, and to dK and dV of the block.
+    pub(super) fn add(
+        &self,
+        block: &Block,
+        unit: ScoreUnit,
+        buffers: &mut Buffers,
+        [dq, dk, dv]: [&mut [f32]; 3],
+    ) {
+        let columns = within(&self.keys, &block.keys);
+        if columns.is_empty() {
+            return;
+        }
+        let columns = block.k_transposed.panel_start(columns.start)..columns.end;
+        let rows = self.visible.len();
+        let (head_dim, head_dim_v) = (self.q.len() / rows, self.dout.len() / rows);
+        let Buffers { p, ds } = buffers;
+        let product = Product::new(rows, Left::Rows(&self.q, head_dim), &block.k_transposed, p);
+        Product { columns: columns.clone(), stride: STRIDE, ..product }.run(); // A3:21
+        let product = Product::new(rows, Left::Rows(&self.dout, head_dim_v), &block.v_transposed, ds);
+        Product { columns: columns.clone(), stride: STRIDE, ..product }.run(); // A3:22-23, dP
+        p.chunks_exact_mut(STRIDE).take(rows).for_each(|row| unit.cap(&mut row[columns.clone()]));
+        Arch::new().dispatch(Slopes { tile: self, block, unit, columns: columns.clone(), p, ds });
+
+        let p = Left::Columns(&p[columns.start..], STRIDE);
+        let ds_transposed = Left::Columns(&ds[columns.start..], STRIDE);
+        let dv = &mut dv[columns.start * head_dim_v..];
+        let dk = &mut dk[columns.start * head_dim..];
+        Product { add: true, ..Product::new(columns.len(), p, &self.dout_panels, dv) }.run(); // A3:26
+        Product { add: true, ..Product::new(columns.len(), ds_transposed, &self.q_panels, dk) }.run(); // A3:27
+        let ds = Left::Rows(&ds[columns.start..], STRIDE);
+        Product { depth: columns, add: true, ..Product::new(rows, ds, &block.k, dq) }.run(); // A3:28, A3:32-33
+    }
+}
+
+/// Turns scores into P and dP into dS.
+struct Slopes<'a> {
+    tile: &'a Tile,
+    block: &'a Block,
+    unit: ScoreUnit,
+    /// The columns that were multiplied.
+    columns: Range<usize>,
+    p: &'a mut [f32],
+    ds: &'a mut [f32],
+}
+
+impl WithSimd for Slopes<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) {
+        let Slopes { tile, block, unit, columns, p, ds } = self;
+        let rows = p.chunks_exact_mut(STRIDE).zip(ds.chunks_exact_mut(STRIDE)).zip(&tile.visible);
+        for (i, ((p, ds), visible)) in rows.enumerate() {
+            let visible = within(visible, &block.keys);
+            let (lse, delta) = (tile.lse[i], tile.delta[i]); // A3:20
+            let steps = visible.start / LANES * LANES..visible.end.next_multiple_of(LANES);
+            let (ps, _) = p[steps.clone()].as_chunks_mut::<LANES>();
+            let (dss, _) = ds[steps].as_chunks_mut::<LANES>();
+            for (p, ds) in ps.iter_mut().zip(dss) {
+                for (p, ds) in p.iter_mut().zip(ds) {
+                    let score = *p;
+                    let exponent = (score - lse) * unit.log2;
+                    // P is at most 1, which rounding may exceed.
+                    *p = exp2(if exponent > 0.0 { 0.0 } else { exponent }); // A3:24
+                    *ds = *p * (*ds - delta) * unit.slope(score); // A3:25
+                }
+            }
+            // Pairs that the mask hides have no part in anything, whatever was computed of them.
+            for hidden in
+                [columns.start..visible.start.min(columns.end), visible.end.max(columns.start)..columns.end]
+            {
+                p[hidden.clone()].fill(0.0);
+                ds[hidden].fill(0.0);
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Matrix products in f32, of tiles whose right factor is packed once and used by many left factors.
+//!
+//! An element of the result is one sum over the depth, in the order of the depth, whatever the width of the machine's
+//! vectors: vectors hold columns.
+
+use std::ops::Range;
+
+use pulp::{Arch, Simd, WithSimd, bytemuck};
+
+/// Vectors in a row of a panel.
+const VECTORS: usize = 2;
+
+/// The right factor (depth, columns), as panels of some columns each. A panel lies in memory row by row.
+pub(super) struct Panels {
+    /// Columns a panel.
+    width: usize,
+    depth: usize,
+    columns: usize,
+    data: Vec<f32>,
+    /// The row that is being packed.
+    row: Vec<f32>,
+}
+
+impl Panels {
+    /// Panels without elements, as wide as the machine multiplies best.
+    pub(super) fn new() -> Panels {
+        Panels { width: Arch::new().dispatch(Width), depth: 0, columns: 0, data: vec![], row: vec![] }
+    }
+
+    /// Takes the matrix whose row `i` is what `read(i, row)` leaves in `row`.
+    pub(super) fn pack(&mut self, [depth, columns]: [usize; 2], read: impl Fn(usize, &mut [f32])) {
+        self.resize(depth, columns, columns);
+        for i in 0..depth {
+            read(i, &mut self.row);
+            let panels = self.data.chunks_exact_mut(self.width * depth);
+            for (panel, part) in panels.zip(self.row.chunks(self.width)) {
+                panel[i * self.width..][..part.len()].copy_from_slice(part);
+            }
+        }
+    }
+
+    /// Takes the transpose of the matrix whose row `j` is what `read(j, row)` leaves in `row`.
+    pub(super) fn pack_transposed(&mut self, [columns, depth]: [usize; 2], read: impl Fn(usize, &mut [f32])) {
+        self.resize(depth, columns, depth);
+        let width = self.width;
+        for j in 0..columns {
+            read(j, &mut self.row);
+            let panel = &mut self.data[j / width * width * depth..][..width * depth];
+            for (to, &x) in panel.chunks_exact_mut(width).zip(&self.row) {
+                to[j % width] = x;
+            }
+        }
+    }
+
+    /// Makes room. What was there stays where columns fill up the last panel: no result has these columns.
+    fn resize(&mut self, depth: usize, columns: usize, row: usize) {
+        (self.depth, self.columns) = (depth, columns);
+        self.data.resize(columns.next_multiple_of(self.width) * depth, 0.0);
+        self.row.resize(row, 0.0);
+    }
+
+    /// The first column of the panel that has `column`.
+    pub(super) fn panel_start(&self, column: usize) -> usize {
+        column / self.width * self.width
+    }
+}
+
+/// The number of columns of a panel.
+struct Width;
+
+impl WithSimd for Width {
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) -> usize {
+        VECTORS * S::F32_LANES
+    }
+}
+
+/// The left factor, rows by depth.
+#[derive(Clone, Copy)]
+pub(super) enum Left<'a> {
+    /// Row after row, with the distance from one to the next.
+    Rows(&'a [f32], usize),
+    /// Column after column, with the distance from one to the next: the transpose of what lies in memory.
+    Columns(&'a [f32], usize),
+}
+
+/// A product, added to `to` or written there.
+pub(super) struct Product<'a> {
+    /// Rows of the left factor and of the result.
+    pub(super) rows: usize,
+    pub(super) left: Left<'a>,
+    pub(super) right: &'a Panels,
+    /// The part of the right factor's depth that is multiplied. The left factor has no more.
+    pub(super) depth: Range<usize>,
+    /// The columns of the right factor that are multiplied, from the start of a panel.
+    pub(super) columns: Range<usize>,
+    /// The result: its element (0, 0) is in row 0 and column 0 of the right factor.
+    pub(super) to: &'a mut [f32],
+    /// The distance from one row of the result to the next.
+    pub(super) stride: usize,
+    /// Whether the product is added to what is there.
+    pub(super) add: bool,
+}
+
+impl<'a> Product<'a> {
+    /// The product with all of the right factor.
+    pub(super) fn new(rows: usize, left: Left<'a>, right: &'a Panels, to: &'a mut [f32]) -> Product<'a> {
+        let (depth, columns) = (0..right.depth, 0..right.columns);
+        Product { rows, left, right, depth, columns, to, stride: right.columns, add: false }
+    }
+
+    /// Computes it.
+    pub(super) fn run(self) {
+        if !self.depth.is_empty() {
+            Arch::new().dispatch(self);
+        }
+    }
+
+    /// The rows of the result from `first` on that have `panel`, as many at a time as vectors stay in registers.
+    #[inline(always)]
+    fn rows<S: Simd, const ROWS: usize>(&mut self, simd: S, first: usize, column: usize) -> usize {
+        let mut row = first;
+        while row + ROWS <= self.rows {
+            self.tile::<S, ROWS>(simd, row, column);
+            row += ROWS;
+        }
+        row
+    }
+
+    /// `ROWS` rows of the panel that begins at `column`.
+    #[inline(always)]
+    fn tile<S: Simd, const ROWS: usize>(&mut self, simd: S, row: usize, column: usize) {
+        let width = self.right.width;
+        let panel = &self.right.data[column * self.right.depth..][..width * self.right.depth];
+        let (panel, _) = S::as_simd_f32s(&panel[self.depth.start * width..self.depth.end * width]);
+        let (panel, _) = panel.as_chunks::<VECTORS>();
+        let mut sums = [[simd.splat_f32s(0.0); VECTORS]; ROWS];
+        match self.left {
+            Left::Rows(left, stride) => {
+                let left: [&[f32]; ROWS] =
+                    std::array::from_fn(|i| &left[(row + i) * stride..][..panel.len()]);
+                for (k, right) in panel.iter().enumerate() {
+                    step(simd, &mut sums, left.map(|left| left[k]), right);
+                }
+            }
+            Left::Columns(left, stride) => {
+                for (left, right) in left[row..].chunks(stride).zip(panel) {
+                    let left = left.first_chunk().expect("a column has all rows");
+                    step(simd, &mut sums, *left, right);
+                }
+            }
+        }
+        let columns = width.min(self.columns.end - column);
+        for (i, sums) in sums.iter().enumerate() {
+            let sums: &[f32] = bytemuck::cast_slice(sums);
+            let to = &mut self.to[(row + i) * self.stride + column..][..columns];
+            for (to, sum) in to.iter_mut().zip(sums) {
+                *to = if self.add { *to + sum } else { *sum };
+            }
+        }
+    }
+}
+
+impl WithSimd for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        for column in self.columns.clone().step_by(self.right.width) {
+            let mut row = 0;
+            if S::REGISTER_COUNT >= 32 {
+                row = self.rows::<S, 12>(simd, row, column);
+            }
+            row = self.rows::<S, 6>(simd, row, column);
+            row = self.rows::<S, 2>(simd, row, column);
+            self.rows::<S, 1>(simd, row, column);
+        }
+    }
+}
+
+/// Adds a column of the left factor times a row of a panel.
+#[inline(always)]
+fn step<S: Simd, const ROWS: usize>(
+    simd: S,
+    sums: &mut [[S::f32s; VECTORS]; ROWS],
+    left: [f32; ROWS],
+    right: &[S::f32s; VECTORS],
+) {
+    for (sums, left) in sums.iter_mut().zip(left) {
+        let left = simd.splat_f32s(left);
+        for (sum, right) in sums.iter_mut().zip(right) {
+            *sum = simd.mul_add_e_f32s(left, *right, *sum);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Tiles that lie one after the other, and walk over the blocks of keys together.
+
+use std::ops::Range;
+
+use fa3_types::Problem;
+use ndarray::{ArrayView4, ArrayViewMut3, Axis};
+use rayon::prelude::*;
+
+use super::mask::visible_keys;
+use super::product::Panels;
+use super::rows::{Rows, write};
+use super::tile::{Block, Seen, Tile};
+use super::unit::ScoreUnit;
+use super::{TILE_M, TILE_N};
+use crate::Scalar;
+
+/// Keys a part, where no more than [`PARTS`] are as long.
+const PART: usize = 16 * TILE_N;
+/// Parts that a sequence of keys has, at most: each of them has its own O, for as long as a strip is computed.
+const PARTS: usize = 16;
+
+/// Everything that is given.
+pub(super) struct Call<'a, T> {
+    pub(super) problem: &'a Problem,
+    pub(super) unit: ScoreUnit,
+    qkv: [ArrayView4<'a, T>; 3],
+}
+
+impl<'a, T> Call<'a, T> {
+    pub(super) fn new(problem: &'a Problem, qkv: [ArrayView4<'a, T>; 3]) -> Call<'a, T> {
+        Call { problem, unit: ScoreUnit::of(problem), qkv }
+    }
+}
+
+/// A strip of tiles, and where its results belong.
+pub(super) struct Strip<'a, T: Scalar> {
+    pub(super) call: &'a Call<'a, T>,
+    /// The sequence.
+    pub(super) index: usize,
+    pub(super) head_kv: usize,
+    /// The first query head.
+    pub(super) first_head: usize,
+    /// The first query position, within the sequence.
+    pub(super) first: usize,
+    /// O (positions, heads, head_dim_v).
+    pub(super) o: ArrayViewMut3<'a, T::Output>,
+    /// LSE (positions, heads, 1).
+    pub(super) lse: ArrayViewMut3<'a, f32>,
+}
+
+impl<T: Scalar> Strip<'_, T> {
+    /// About how many pairs of a query and a key are computed.
+    pub(super) fn pairs(&self) -> usize {
+        let (positions, heads, _) = self.o.dim();
+        positions * heads * self.keys(self.first..self.first + positions).len()
+    }
+
+    /// Computes O and LSE.
+    pub(super) fn run(mut self) {
+        let tiles = self.tiles();
+        let keys = tiles.iter().map(|tile| tile.keys.clone()).filter(|keys| !keys.is_empty());
+        let Some(keys) = keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { return };
+        let seen = self.parts(keys).into_par_iter().map(|part| self.walk(&tiles, part));
+        let seen = seen.collect::<Vec<_>>().into_iter().reduce(|mut seen, part| {
+            seen.iter_mut().zip(part).for_each(|(seen, part)| seen.merge(part, self.call.unit));
+            seen
+        });
+        let heads = self.o.len_of(Axis(1));
+        for (tile, seen) in tiles.iter().zip(seen.unwrap_or_default()) {
+            let (o, lse) = seen.finish(self.call.unit);
+            let columns = o.len() / lse.len();
+            for (row, (o, lse)) in o.chunks_exact(columns).zip(lse).enumerate() {
+                let (position, head) = (tile.first - self.first + row / heads, row % heads);
+                write(self.o.index_axis_mut(Axis(0), position).index_axis_move(Axis(0), head), o);
+                self.lse[[position, head, 0]] = lse;
+            }
+        }
+    }
+
+    /// The keys `keys`, from the start of a block, in parts that are computed apart.
+    fn parts(&self, keys: Range<usize>) -> Vec<Range<usize>> {
+        let start = keys.start / TILE_N * TILE_N;
+        let part = PART.max((keys.end - start).div_ceil(PARTS).next_multiple_of(TILE_N));
+        (start..keys.end).step_by(part).map(|start| start..keys.end.min(start + part)).collect()
+    }
+
+    fn tiles(&self) -> Vec<Tile> {
+        let problem = self.call.problem;
+        let (positions, heads, _) = self.o.dim();
+        let (batch, first_row) = problem.seqs_q().start(self.index);
+        let head_rows: Vec<_> = (self.first_head..self.first_head + heads)
+            .map(|head| {
+                let rows = first_row..first_row + problem.lengths(self.index).q;
+                Rows::of(self.call.qkv[0], batch, rows, head)
+            })
+            .collect();
+        let end = self.first + positions;
+        let tile_positions = TILE_M / heads;
+        (self.first..end)
+            .step_by(tile_positions)
+            .map(|first| {
+                let positions = first..end.min(first + tile_positions);
+                let mut q = vec![0.0; positions.len() * heads * problem.head_dim()];
+                let rows =
+                    positions.clone().flat_map(|position| head_rows.iter().map(move |head| (head, position)));
+                for ((head, position), row) in rows.zip(q.chunks_exact_mut(problem.head_dim())) {
+                    head.read(position, row);
+                }
+                let rows = positions.clone().flat_map(|position| {
+                    let keys = self.keys(position..position + 1);
+                    std::iter::repeat_n(keys, heads)
+                });
+                Tile { first, q, keys: self.keys(positions.clone()), visible: rows.collect() }
+            })
+            .collect()
+    }
+
+    /// The keys from the first that some of these positions sees to the last.
+    fn keys(&self, positions: Range<usize>) -> Range<usize> {
+        let problem = self.call.problem;
+        visible_keys(problem, problem.lengths(self.index), positions)
+    }
+
+    /// What all tiles see of `keys`, a whole number of blocks.
+    fn walk(&self, tiles: &[Tile], keys: Range<usize>) -> Vec<Seen> {
+        let problem = self.call.problem;
+        let (batch, first) = problem.seqs_k().start(self.index);
+        let rows = first..first + problem.lengths(self.index).k;
+        let [k, v] =
+            [self.call.qkv[1], self.call.qkv[2]].map(|x| Rows::of(x, batch, rows.clone(), self.head_kv));
+        let mut block = Block { keys: 0..0, k: Panels::new(), v: Panels::new() };
+        let mut scores = vec![0.0; TILE_M * TILE_N];
+        let mut seen: Vec<Seen> =
+            tiles.iter().map(|tile| Seen::nothing(tile.visible.len(), v.columns())).collect();
+        for start in keys.clone().step_by(TILE_N) {
+            block.keys = start..keys.end.min(start + TILE_N);
+            block.k.pack_transposed([block.keys.len(), k.columns()], |key, row| k.read(start + key, row));
+            block.v.pack([block.keys.len(), v.columns()], |key, row| v.read(start + key, row));
+            for (tile, seen) in tiles.iter().zip(&mut seen) {
+                tile.attend(&block, self.call.unit, &mut scores, seen);
+            }
+        }
+        seen
+    }
+}
