@@ -93,10 +93,10 @@ impl Ptxas {
 /// Why a tool did not run.
 pub(crate) fn not_run(path: &Path, kind: io::ErrorKind) -> String {
     let name = path.display();
-    match kind {
-        io::ErrorKind::NotFound if path.components().count() == 1 => format!("{name} is not on the path"),
-        io::ErrorKind::NotFound => format!("there is no {name}"),
-        kind => format!("cannot run {name}: {kind}"),
+    match kind == io::ErrorKind::NotFound {
+        true if path.components().count() == 1 => format!("{name} is not on the path"),
+        true => format!("there is no {name}"),
+        false => format!("cannot run {name}: {kind}"),
     }
 }
 
