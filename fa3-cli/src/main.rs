@@ -65,7 +65,7 @@ enum Verb {
     /// Computes the attention of tensors in a file and compares it with an expected result
     #[command(long_about = run::ABOUT)]
     Run(run::Options),
-    /// Takes a tensor in a file to FP8, with rotary embedding and Hadamard transform on the way
+    /// Takes a tensor in a file to FP8, with rotary embedding and Hadamard transform
     #[command(long_about = quantize::ABOUT)]
     Quantize(quantize::Options),
     /// Measures the error of attention in fp16 and FP8, beside the FlashAttention-3 paper's

@@ -112,10 +112,7 @@ fn draw_header(area: &Area<'_>, problem: &dyn Display, unit: &str, shades: &Shad
     let Shades { least, most } = *shades;
     if least == most {
         let visits = counted(most.into());
-        return text(
-            format!("each tile visits {visits}, in {unit}; the line is the bound on the makespan"),
-            (14, 32),
-        );
+        return text(format!("each tile visits {visits}; the line is the bound on the makespan"), (14, 32));
     }
     text(format!("{unit} a tile"), (14, 32))?;
     text(least.to_string(), (140, 32))?;

@@ -195,7 +195,7 @@ fn one_tile_is_a_picture() {
     let text = std::fs::read_to_string(svg).unwrap();
     let labels: Vec<&str> = text.lines().filter(|line| ["0", "1", "2"].contains(line)).collect();
     assert_eq!(labels.iter().filter(|label| **label == "2").count(), 2, "{labels:?}");
-    for part in ["each tile visits 1 block of keys", "planned: 2 blocks", "CTA, 1 of 132 used"] {
+    for part in ["each tile visits 1 block; the line", "planned: 2 blocks", "CTA, 1 of 132 used"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
 }
@@ -259,7 +259,7 @@ fn help_has_examples() {
     let (_, verbs) = help.split_once("Commands:\n").unwrap();
     let verbs = verbs.lines().take_while(|line| !line.is_empty());
     let verbs: Vec<&str> = verbs.filter_map(|line| line.split_whitespace().next()).collect();
-    let expected = "run quantize accuracy bench tune plan kernels ir ptx sass sim doctor help";
+    let expected = "run quantize accuracy bench tune plan kernels ir ptx sass sim doctor completions help";
     assert_eq!(verbs.join(" "), expected);
     for verb in &verbs[..verbs.len() - 1] {
         let help = fa3(&[verb, &"--help"]).succeeded();
