@@ -5,7 +5,7 @@ use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::{Device, Error, Fp8, Scalar, cpu};
+use crate::{Device, Error, Fp8, Scalar};
 
 /// An attention call: Q, K and V, and the options that are not default. A builder; [`Attention::forward`] computes it
 /// and [`Attention::backward`] its gradients.
@@ -171,7 +171,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             Device::Cpu => {
                 let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
                 let mut lse = Array3::zeros(problem.lse_shape());
-                cpu::forward(&problem, qkv, o.view_mut(), lse.view_mut());
+                T::forward_on_cpu(&problem, qkv, o.view_mut(), lse.view_mut());
                 Ok(Output { o, lse })
             }
             #[cfg(feature = "cuda")]
@@ -194,7 +194,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
         check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
         check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
         match device {
-            Device::Cpu => cpu::forward(&problem, qkv, o, lse),
+            Device::Cpu => T::forward_on_cpu(&problem, qkv, o, lse),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let output: Output<T::Output> = cuda::forward(device, &problem, qkv)?;
@@ -323,6 +323,20 @@ mod tests {
         });
         assert_eq!(padded.lse, expected.lse);
         assert_eq!(padded.o.slice_axis(Axis(3), Slice::from(..8)), expected.o);
+    }
+
+    /// Tiles share blocks by the number of threads, and long sequences of keys are computed in parts.
+    #[test]
+    fn results_do_not_depend_on_the_number_of_threads() {
+        for (seqlen_q, seqlen_k) in [(700, 300), (2, 9000)] {
+            let (q, kv) = (wave((1, seqlen_q, 4, 8), 0.3), wave((1, seqlen_k, 2, 8), 0.5));
+            let attention = Attention::new(q.view(), kv.view(), kv.view()).causal();
+            let [one, three] = [1, 3].map(|threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| attention.forward(&Device::Cpu).unwrap())
+            });
+            assert_eq!(one, three);
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use fa3_types::{BackwardProblem, BackwardSpec, TensorName};
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::{Attention, Device, Error, Gradients, Output, OutputGradients, Scalar, cpu};
+use crate::{Attention, Device, Error, Gradients, Output, OutputGradients, Scalar};
 
 impl<T: Scalar<Output = T>> Attention<'_, T> {
     /// Computes dQ, dK and dV, the gradients of a number φ that was computed from O, and LSE if wanted: Algorithm 3 of
@@ -69,7 +69,7 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
             check(TensorName::DLse, dlse.shape(), &lse)?;
         }
         match device {
-            Device::Cpu => Ok(cpu::backward(problem.forward(), self.tensors(), output, gradients)),
+            Device::Cpu => Ok(T::backward_on_cpu(problem.forward(), self.tensors(), output, gradients)),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let deterministic = self.is_deterministic();
@@ -271,6 +271,8 @@ mod tests {
         let expected = gradients(&given);
         assert!(expected.dq.slice_axis(Axis(1), Slice::from(..2)).iter().all(|&x| x == 0.0));
         given.dlse.slice_axis_mut(Axis(2), Slice::from(..2)).fill(f32::NAN);
+        given.dout.slice_axis_mut(Axis(1), Slice::from(..2)).fill(f32::NAN);
+        given.qkv[0].slice_axis_mut(Axis(1), Slice::from(..2)).fill(f32::NAN);
         assert_eq!(gradients(&given), expected);
     }
 

@@ -105,7 +105,7 @@ mod tests {
     use fa3_ref::law::ForwardLaw;
     use fa3_ref::{Forward, Inputs, Precision};
     use half::f16;
-    use ndarray::{Array4, Axis};
+    use ndarray::{Array4, ArrayView4, Axis};
 
     /// Judges f16 attention of 300 queries over 1700 keys: 7 tiles by 7 blocks.
     fn check(with: impl Fn(Attention<'_, f16>) -> Attention<'_, f16>) {
@@ -118,11 +118,29 @@ mod tests {
         };
         let (q, k, v) = (wave(2, 300, 0.7), wave(1, 1700, 0.9), wave(1, 1700, 1.1));
         let attention = with(Attention::new(q.view(), k.view(), v.view()));
+        judge(&attention, [q.view(), k.view(), v.view()]);
+    }
+
+    /// Holds a call to the error law.
+    fn judge(attention: &Attention<'_, f16>, [q, k, v]: [ArrayView4<'_, f16>; 3]) {
         let output = attention.forward(&Device::Cpu).unwrap();
         let problem = attention.problem().unwrap();
-        let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
+        let inputs = Inputs::new(&problem, q, k, v).unwrap();
         let forward = Forward { o: output.o.mapv(f16::to_f32), lse: output.lse };
         ForwardLaw::new(&inputs, Precision::F16).check(&forward, "cargo test -p fa3 cpu").unwrap();
+    }
+
+    /// One row of 6 heads that share K and V, over keys in 3 parts, the last of which is short.
+    #[test]
+    fn decoding() {
+        let wave = |dims, step: f32| {
+            Array4::from_shape_fn(dims, |(_, s, h, d)| {
+                f16::from_f32((step * (7 * s + 3 * h + 5 * d) as f32).sin())
+            })
+        };
+        let (q, k, v) = (wave((1, 1, 6, 16), 0.3), wave((1, 8300, 1, 16), 0.5), wave((1, 8300, 1, 8), 0.7));
+        let attention = Attention::new(q.view(), k.view(), v.view()).window(Some(8250), None);
+        judge(&attention, [q.view(), k.view(), v.view()]);
     }
 
     #[test]

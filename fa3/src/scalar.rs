@@ -1,8 +1,11 @@
 //! The element types of Q, K, V and O.
 
 use fa3_quant::E4m3;
-use fa3_types::Dtype;
+use fa3_types::{Dtype, Problem};
 use half::{bf16, f16};
+use ndarray::{ArrayView4, ArrayViewMut3, ArrayViewMut4};
+
+use crate::{Gradients, Output, OutputGradients, cpu};
 
 /// An element type of Q, K and V. Sealed: the dtypes of [`Dtype`], no others.
 pub trait Scalar: Default + Send + Sync + sealed::Sealed {
@@ -17,6 +20,50 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
 
     /// The nearest value, ties to even.
     fn from_f32(x: f32) -> Self;
+
+    /// The CPU engine's forward pass. It is no generic function, so that it is compiled with this crate, as this crate
+    /// is optimised, and not with the one that calls it.
+    #[doc(hidden)]
+    fn forward_on_cpu(
+        problem: &Problem,
+        qkv: [ArrayView4<'_, Self>; 3],
+        o: ArrayViewMut4<'_, Self::Output>,
+        lse: ArrayViewMut3<'_, f32>,
+    );
+
+    /// The CPU engine's backward pass, likewise.
+    #[doc(hidden)]
+    fn backward_on_cpu(
+        problem: &Problem,
+        qkv: [ArrayView4<'_, Self>; 3],
+        output: &Output<Self>,
+        of: OutputGradients<'_, Self>,
+    ) -> Gradients<Self>;
+}
+
+/// The CPU engine for one type.
+macro_rules! on_cpu {
+    () => {
+        #[inline(never)]
+        fn forward_on_cpu(
+            problem: &Problem,
+            qkv: [ArrayView4<'_, Self>; 3],
+            o: ArrayViewMut4<'_, Self::Output>,
+            lse: ArrayViewMut3<'_, f32>,
+        ) {
+            cpu::forward(problem, qkv, o, lse);
+        }
+
+        #[inline(never)]
+        fn backward_on_cpu(
+            problem: &Problem,
+            qkv: [ArrayView4<'_, Self>; 3],
+            output: &Output<Self>,
+            of: OutputGradients<'_, Self>,
+        ) -> Gradients<Self> {
+            cpu::backward(problem, qkv, output, of)
+        }
+    };
 }
 
 mod sealed {
@@ -76,6 +123,8 @@ impl Scalar for f32 {
     const DTYPE: Dtype = Dtype::F32;
     type Output = f32;
 
+    on_cpu!();
+
     fn to_f32(self) -> f32 {
         self
     }
@@ -88,6 +137,8 @@ impl Scalar for f32 {
 impl Scalar for f16 {
     const DTYPE: Dtype = Dtype::F16;
     type Output = f16;
+
+    on_cpu!();
 
     fn to_f32(self) -> f32 {
         self.to_f32()
@@ -102,6 +153,8 @@ impl Scalar for bf16 {
     const DTYPE: Dtype = Dtype::Bf16;
     type Output = bf16;
 
+    on_cpu!();
+
     fn to_f32(self) -> f32 {
         self.to_f32()
     }
@@ -114,6 +167,8 @@ impl Scalar for bf16 {
 impl Scalar for E4m3 {
     const DTYPE: Dtype = Dtype::E4m3;
     type Output = bf16;
+
+    on_cpu!();
 
     fn to_f32(self) -> f32 {
         self.to_f32()
