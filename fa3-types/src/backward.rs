@@ -92,6 +92,24 @@ impl BackwardProblem {
         Ok(BackwardProblem { forward, dout, dq, dk, dv })
     }
 
+    /// Checks what kernels need of all tensors, as [`Problem::check_rows`] does of those of the forward pass.
+    ///
+    /// # Errors
+    /// [`ProblemError::HeadDimMultiple`] or [`ProblemError::StrideMultiple`].
+    pub fn check_rows(&self) -> Result<(), ProblemError> {
+        self.forward.check_rows()?;
+        let gradients = [(TensorName::DOut, &self.dout), (TensorName::DQ, &self.dq)];
+        let gradients = gradients.into_iter().chain([(TensorName::DK, &self.dk), (TensorName::DV, &self.dv)]);
+        gradients.into_iter().try_for_each(|(name, x)| x.check_rows(name))
+    }
+
+    /// The same gradients of [`Problem::padded`], with columns of zeros.
+    #[must_use]
+    pub fn padded(&self) -> BackwardProblem {
+        let [dout, dq, dk, dv] = [&self.dout, &self.dq, &self.dk, &self.dv].map(TensorDesc::padded);
+        BackwardProblem { forward: self.forward.padded(), dout, dq, dk, dv }
+    }
+
     /// The forward pass.
     pub fn forward(&self) -> &Problem {
         &self.forward

@@ -30,7 +30,7 @@ impl Dtype {
     }
 
     /// How many elements fill 16 bytes, the unit in which the tensor memory accelerator addresses rows.
-    /// Head dimensions and strides must be multiples of it.
+    /// Kernels take head dimensions and strides that are multiples of it.
     pub const fn row_multiple(self) -> usize {
         16 / self.bytes()
     }

@@ -4,7 +4,7 @@ mod placement;
 
 use crate::{
     Dtype, Positions, Problem, ProblemError, ProblemSpec, QuantizeProblem, QuantizeProblemError,
-    QuantizeSpec, RopeStyle, Rotary, Signs, TensorDesc, TensorName,
+    QuantizeSpec, RopeStyle, Rotary, Scaling, Signs, TensorDesc, TensorName,
 };
 
 pub use placement::{Fp8Addresses, Fp8Placement};
@@ -141,15 +141,17 @@ impl Fp8Problem {
     pub fn new(spec: Fp8Spec) -> Result<Fp8Problem, Fp8ProblemError> {
         let Fp8Spec { attention: spec, rotary, signs, v_channels } = spec;
         let attention = spec.clone().validate()?;
+        let scaling = Scaling::Block { rows: ROWS };
         let quantize = |tensor, x: &TensorDesc, change: &dyn Fn(QuantizeSpec) -> QuantizeSpec| {
             let quantize =
-                QuantizeSpec::new(*x, TensorDesc::contiguous(Dtype::E4m3, x.shape)).block_rows(ROWS);
+                QuantizeSpec::new(*x, TensorDesc::contiguous(Dtype::E4m3, x.shape)).scaling(scaling);
             change(quantize).validate().map_err(|source| Fp8ProblemError::Quantize { tensor, source })
         };
         let [of_q, of_k] = [rotary.map(QkRotary::of_q), rotary.map(QkRotary::of_k)]
             .map(|rotary| move |quantize: QuantizeSpec| QuantizeSpec { signs, rotary, ..quantize });
         let of_v = |quantize: QuantizeSpec| {
-            if v_channels { quantize.channels().transposed() } else { quantize.transposed() }
+            let quantize = quantize.transposed();
+            if v_channels { quantize.scaling(Scaling::Channel) } else { quantize }
         };
         let quantizations = [
             quantize(TensorName::Q, attention.q(), &of_q)?,
@@ -235,7 +237,7 @@ mod tests {
         assert_eq!(error.to_string(), "q: x is f32, expected f16 or bf16");
         let narrow = ProblemSpec::dense(Dtype::F16, Q, KV).head_dim_v(24);
         let error = Fp8Spec::new(narrow).validate().unwrap_err();
-        assert!(error.to_string().starts_with("v: codes has head_dim 24, not a multiple of 16"), "{error}");
+        assert_eq!(error.to_string(), "v: x has head_dim 24, not a multiple of 16 up to 256");
         let lengths = || Sequences::packed(&[0, 24]).unwrap();
         let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, lengths(), lengths());
         let error = Fp8Spec::new(packed).validate().unwrap_err();

@@ -74,6 +74,19 @@ impl Mask {
         }
     }
 
+    /// The mask that lets a query see the keys that both masks let it see.
+    ///
+    /// ```
+    /// use fa3_types::Mask;
+    /// assert_eq!(Mask::Causal.and(Mask::window(Some(3), None)), Mask::window(Some(3), Some(0)));
+    /// ```
+    #[must_use]
+    pub fn and(self, other: Mask) -> Mask {
+        let nearer = |one: Option<u32>, other: Option<u32>| one.into_iter().chain(other).min();
+        let (one, other) = (self.reach(), other.reach());
+        Mask::window(nearer(one.0, other.0), nearer(one.1, other.1))
+    }
+
     /// The same mask seen from the keys: `mask.transposed()` lets key row `k` "see" query row `q` where this one lets
     /// the query see the key.
     #[must_use]
@@ -149,6 +162,22 @@ mod tests {
         let widest = Mask::Window { left: Some(u32::MAX), right: Some(u32::MAX) };
         assert!(widest.allows(0, u32::MAX as usize, len));
         assert!(!widest.allows(0, u32::MAX as usize + 1, len));
+    }
+
+    #[test]
+    fn two_masks_allow_what_both_allow() {
+        let sides = [None, Some(0), Some(1), Some(3)];
+        let all = || sides.into_iter().flat_map(|left| sides.map(|right| Mask::Window { left, right }));
+        for (one, other) in all().flat_map(|one| all().map(move |other| (one, other))) {
+            let both = one.and(other);
+            assert_eq!(both, other.and(one));
+            for len in (0..6).flat_map(|q| (0..6).map(move |k| Lengths { q, k })) {
+                for (q, k) in (0..len.q).flat_map(|q| (0..len.k).map(move |k| (q, k))) {
+                    let allowed = one.allows(q, k, len) && other.allows(q, k, len);
+                    assert_eq!(both.allows(q, k, len), allowed, "{one} {other} {len:?} {q} {k}");
+                }
+            }
+        }
     }
 
     #[test]

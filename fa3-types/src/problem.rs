@@ -13,7 +13,8 @@ const HEAD_DIM_LIMIT: usize = 576;
 const HEAD_DIM_V_LIMIT: usize = 512;
 
 /// An attention problem that can be computed: shapes agree, strides are usable, lengths lie within the
-/// tensors, numbers are finite. Later layers check nothing of this again.
+/// tensors, numbers are finite. Later layers check nothing of this again. What kernels need beyond that, such as
+/// [`Problem::check_rows`], a plan says.
 #[derive(Clone, Debug)]
 pub struct Problem {
     q: TensorDesc,
@@ -69,6 +70,25 @@ impl Problem {
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
         let mask = mask.simplified(Lengths { q: seqs_q.max_len(), k: seqs_k.max_len() });
         Ok(Problem { q, k, v, v_layout, scales, o, seqs_q, seqs_k, heads, mask, softmax_scale, softcap })
+    }
+
+    /// Checks what kernels need of the tensors: rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and
+    /// bf16, 16 of e4m3, that begin at multiples of 16 bytes. Plans check it; other callers need not.
+    ///
+    /// # Errors
+    /// [`ProblemError::HeadDimMultiple`] or [`ProblemError::StrideMultiple`].
+    pub fn check_rows(&self) -> Result<(), ProblemError> {
+        let tensors = [(TensorName::Q, &self.q), (TensorName::K, &self.k), (TensorName::V, &self.v)];
+        tensors.into_iter().chain([(TensorName::O, &self.o)]).try_for_each(|(name, x)| x.check_rows(name))
+    }
+
+    /// The same attention of contiguous tensors whose rows have zeros at their ends, as many as
+    /// [`Problem::check_rows`] asks for. LSE is the same, and so is O but for its columns of zeros.
+    #[must_use]
+    pub fn padded(&self) -> Problem {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(TensorDesc::padded);
+        let o = TensorDesc::contiguous(self.o.dtype, Shape { head_dim: v.shape.head_dim, ..self.o.shape });
+        Problem { q, k, v, o, ..self.clone() }
     }
 
     /// Queries (batch, seqlen_q, heads_q, head_dim).

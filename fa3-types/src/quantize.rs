@@ -15,6 +15,9 @@ use crate::{
 /// The largest head dimension that is quantized.
 const HEAD_DIM_LIMIT: usize = 256;
 
+/// Rows of codes have a multiple of so many bytes.
+const HEAD_DIM_MULTIPLE: usize = Dtype::E4m3.row_multiple();
+
 /// Rotation pairs and codes come in chunks of so many.
 const ROTARY_MULTIPLE: usize = 16;
 
@@ -39,12 +42,13 @@ pub struct Signs {
 /// A constructor gives the tensors, and setters what is not default.
 ///
 /// ```
-/// use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Shape};
+/// use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape};
 ///
 /// let shape = Shape { batch: 2, seqlen: 1000, heads: 8, head_dim: 128 };
 /// let rotary =
 ///     Rotary { style: RopeStyle::HalfSplit, rotary_dim: 128, table_rows: 4096, positions: Positions::From(0) };
-/// let problem = QuantizeSpec::contiguous(Dtype::Bf16, shape).rotary(rotary).block_rows(64).validate()?;
+/// let problem =
+///     QuantizeSpec::contiguous(Dtype::Bf16, shape).rotary(rotary).scaling(Scaling::Block { rows: 64 }).validate()?;
 /// assert_eq!(problem.scales_shape(), Some([2, 8, 16]));
 /// # Ok::<(), fa3_types::QuantizeProblemError>(())
 /// ```
@@ -96,34 +100,10 @@ impl QuantizeSpec {
         QuantizeSpec { signs: Some(signs), ..self }
     }
 
-    /// A scale for each `rows` rows of a head.
+    /// Says where scales come from.
     #[must_use]
-    pub fn block_rows(self, rows: usize) -> QuantizeSpec {
-        QuantizeSpec { scaling: Scaling::Block { rows }, ..self }
-    }
-
-    /// One scale, which is known.
-    #[must_use]
-    pub fn scale(self, scale: f32) -> QuantizeSpec {
-        QuantizeSpec { scaling: Scaling::Given(scale), ..self }
-    }
-
-    /// A scale for each `heads` successive heads of a sequence.
-    #[must_use]
-    pub fn heads(self, heads: usize) -> QuantizeSpec {
-        QuantizeSpec { scaling: Scaling::Heads { heads }, ..self }
-    }
-
-    /// One scale, by the largest magnitude of the tensor.
-    #[must_use]
-    pub fn tensor(self) -> QuantizeSpec {
-        QuantizeSpec { scaling: Scaling::Tensor, ..self }
-    }
-
-    /// A mean, which is subtracted, and a scale for each channel, as of V.
-    #[must_use]
-    pub fn channels(self) -> QuantizeSpec {
-        QuantizeSpec { scaling: Scaling::Channel, ..self }
+    pub fn scaling(self, scaling: Scaling) -> QuantizeSpec {
+        QuantizeSpec { scaling, ..self }
     }
 
     /// [`QuantizeProblem::new`].
@@ -146,6 +126,8 @@ pub enum QuantizeProblemError {
     Input { given: Dtype },
     #[error("codes are {given}, expected e4m3")]
     Codes { given: Dtype },
+    #[error("x has head_dim {given}, not a multiple of {HEAD_DIM_MULTIPLE} up to {HEAD_DIM_LIMIT}")]
+    HeadDim { given: usize },
     #[error("codes have stride {given} in {dim}, expected {expected}: transposed, they are contiguous")]
     CodesStride { dim: Dim, given: i64, expected: i64 },
     #[error("scales of blocks of {given} rows, expected 64 or 128")]
@@ -183,10 +165,10 @@ impl QuantizeProblem {
         x.check(TensorName::X)?;
         codes.check(TensorName::Codes)?;
         let head_dim = x.shape.head_dim;
-        if head_dim > HEAD_DIM_LIMIT {
-            let (tensor, dim, limit) = (TensorName::X, Dim::HeadDim, HEAD_DIM_LIMIT);
-            return Err(ProblemError::DimTooLarge { tensor, dim, given: head_dim, limit }.into());
+        if head_dim > HEAD_DIM_LIMIT || !head_dim.is_multiple_of(HEAD_DIM_MULTIPLE) {
+            return Err(QuantizeProblemError::HeadDim { given: head_dim });
         }
+        x.check_rows(TensorName::X)?;
         let dims = [Dim::Batch, Dim::Seqlen, Dim::Heads, Dim::HeadDim];
         for ((dim, given), expected) in dims.into_iter().zip(codes.shape.dims()).zip(x.shape.dims()) {
             if given != expected {
@@ -194,6 +176,7 @@ impl QuantizeProblem {
                 return Err(ProblemError::DimMismatch { tensor, dim, given, expected }.into());
             }
         }
+        codes.check_rows(TensorName::Codes)?;
         codes.check_distinct(TensorName::Codes)?;
         if layout == ValueLayout::Transposed {
             check_transposed(codes)?;
@@ -372,32 +355,34 @@ mod tests {
     fn blocks_have_scales_and_a_given_scale_has_none() {
         let shape = |spec: QuantizeSpec| spec.validate().unwrap().scales_shape();
         assert_eq!(shape(spec()), Some([2, 3, 1]));
-        assert_eq!(shape(spec().block_rows(64)), Some([2, 3, 2]));
-        assert_eq!(shape(spec().scale(0.5)), None);
+        assert_eq!(shape(spec().scaling(Scaling::Block { rows: 64 })), Some([2, 3, 2]));
+        assert_eq!(shape(spec().scaling(Scaling::Given(0.5))), None);
     }
 
     #[test]
     fn heads_may_share_a_scale() {
         let shape = |spec: QuantizeSpec| spec.validate().unwrap().scales_shape();
-        assert_eq!([1, 3].map(|heads| shape(spec().heads(heads))), [Some([2, 3, 1]), Some([2, 1, 1])]);
-        assert_eq!(shape(spec().tensor()), Some([1, 1, 1]));
+        let of_heads = |heads| spec().scaling(Scaling::Heads { heads });
+        let of_tensor = spec().scaling(Scaling::Tensor);
+        assert_eq!([1, 3].map(|heads| shape(of_heads(heads))), [Some([2, 3, 1]), Some([2, 1, 1])]);
+        assert_eq!(shape(of_tensor), Some([1, 1, 1]));
         for given in [0, 2, 6] {
-            assert_eq!(refused(spec().heads(given)), QuantizeProblemError::ScaleHeads { given, heads: 3 });
+            assert_eq!(refused(of_heads(given)), QuantizeProblemError::ScaleHeads { given, heads: 3 });
         }
-        let texts = [spec().heads(1), spec().heads(3), spec().tensor()]
-            .map(|spec| spec.validate().unwrap().to_string());
+        let texts = [of_heads(1), of_heads(3), of_tensor].map(|spec| spec.validate().unwrap().to_string());
         assert_eq!(texts[0], "f16 (2, 100, 3, 96), a scale for each head");
         assert!(texts[1].ends_with(", a scale for each 3 heads") && texts[2].ends_with(", a scale for all"));
     }
 
     #[test]
     fn channels_have_scales_and_means() {
-        let problem = spec().channels().validate().unwrap();
+        let of_channels = spec().scaling(Scaling::Channel);
+        let problem = of_channels.validate().unwrap();
         assert_eq!((problem.scales_shape(), problem.mean_shape()), (Some([2, 3, 96]), Some([2, 3, 96])));
         assert_eq!(spec().validate().unwrap().mean_shape(), None);
         assert_eq!(problem.to_string(), "f16 (2, 100, 3, 96), a scale and a mean for each channel");
         let signs = Signs { leading: [1; 8], between: [2; 8] };
-        for mixed in [spec().channels().rotary(ROTARY), spec().channels().signs(signs)] {
+        for mixed in [of_channels.rotary(ROTARY), of_channels.signs(signs)] {
             assert_eq!(refused(mixed), QuantizeProblemError::MixedChannels);
         }
     }
@@ -412,19 +397,23 @@ mod tests {
         let (tensor, dim) = (TensorName::Codes, Dim::Heads);
         let mismatch = ProblemError::DimMismatch { tensor, dim, given: 4, expected: 3 };
         assert_eq!(refused(QuantizeSpec { codes: other.codes, ..spec() }), mismatch.into());
-        let wide = QuantizeSpec::contiguous(Dtype::F16, Shape { head_dim: 272, ..SHAPE });
-        let (tensor, dim) = (TensorName::X, Dim::HeadDim);
-        assert_eq!(refused(wide), ProblemError::DimTooLarge { tensor, dim, given: 272, limit: 256 }.into());
-        // Rows of codes are 16 bytes, too.
-        let narrow = QuantizeSpec::contiguous(Dtype::F16, Shape { head_dim: 72, ..SHAPE });
-        let (tensor, dtype) = (TensorName::Codes, Dtype::E4m3);
-        let multiple = ProblemError::HeadDimMultiple { tensor, given: 72, multiple: 16, dtype };
-        assert_eq!(refused(narrow), multiple.into());
-        assert_eq!(refused(spec().block_rows(32)), QuantizeProblemError::BlockRows { given: 32 });
-        for given in [0.0, -1.0, f32::INFINITY, 1e20, 1e-20] {
-            assert_eq!(refused(spec().scale(given)), QuantizeProblemError::Scale { given });
+        for given in [1, 17, 24, 72, 255, 257, 264, 272] {
+            let spec = QuantizeSpec::contiguous(Dtype::F16, Shape { head_dim: given, ..SHAPE });
+            assert_eq!(refused(spec), QuantizeProblemError::HeadDim { given });
         }
-        assert!(matches!(refused(spec().scale(f32::NAN)), QuantizeProblemError::Scale { .. }));
+        let text = QuantizeProblemError::HeadDim { given: 17 }.to_string();
+        assert_eq!(text, "x has head_dim 17, not a multiple of 16 up to 256");
+        let mut odd = spec();
+        odd.codes.strides.batch += 8;
+        let (tensor, dim, given) = (TensorName::Codes, Dim::Batch, odd.codes.strides.batch);
+        assert_eq!(refused(odd), ProblemError::StrideMultiple { tensor, dim, given, multiple: 16 }.into());
+        assert_eq!(refused(spec().scaling(Scaling::Block { rows: 32 })),
+            QuantizeProblemError::BlockRows { given: 32 }
+        );
+        for given in [0.0, -1.0, f32::INFINITY, 1e20, 1e-20] {
+            assert_eq!(refused(spec().scaling(Scaling::Given(given))), QuantizeProblemError::Scale { given });
+        }
+        assert!(matches!(refused(spec().scaling(Scaling::Given(f32::NAN))), QuantizeProblemError::Scale { .. }));
     }
 
     #[test]
@@ -474,7 +463,7 @@ mod tests {
             "f16 (2, 100, 3, 96), interleaved rotary embedding of 32, Hadamard, a scale for each 128 rows"
         );
         assert_eq!(
-            spec().scale(0.5).transposed().validate().unwrap().to_string(),
+            spec().scaling(Scaling::Given(0.5)).transposed().validate().unwrap().to_string(),
             "f16 (2, 100, 3, 96), scale 0.5, transposed"
         );
     }

@@ -4,7 +4,8 @@ use crate::{Dtype, Granularity, Mask, Problem, ProblemError, Sequences, Shape, T
 
 /// What a caller asks for, not yet checked: plain data that [`Problem::new`] takes.
 ///
-/// Constructors take the tensors, setters change what is not default. The fields can be read and changed as well.
+/// Constructors take the tensors, setters change what is not default. No setter takes back what another one said. The
+/// fields can be read and changed as well.
 ///
 /// ```
 /// use fa3_types::{Dtype, ProblemSpec, Sequences, Shape, TensorDesc};
@@ -117,10 +118,12 @@ impl ProblemSpec {
         self
     }
 
-    /// Gives each so many rows of Q a scale of their own, and each 128 rows of K and of V.
+    /// Gives each so many rows of Q a scale of their own, and each 128 rows of K and of V. Channels of V keep theirs.
     #[must_use]
     pub fn block_scales(mut self, q_rows: usize) -> ProblemSpec {
-        self.scales = [q_rows, 128, 128].map(|rows| Granularity::Block { rows });
+        let [q, k, v] = [q_rows, 128, 128].map(|rows| Granularity::Block { rows });
+        let v = if self.scales[2] == Granularity::Channel { Granularity::Channel } else { v };
+        self.scales = [q, k, v];
         self
     }
 
@@ -131,14 +134,14 @@ impl ProblemSpec {
         self
     }
 
-    /// Sets the mask.
+    /// Hides what `mask` hides, beside what is hidden already: masks intersect.
     #[must_use]
     pub fn mask(mut self, mask: Mask) -> ProblemSpec {
-        self.mask = mask;
+        self.mask = self.mask.and(mask);
         self
     }
 
-    /// Sets [`Mask::Causal`].
+    /// Hides what [`Mask::Causal`] hides.
     #[must_use]
     pub fn causal(self) -> ProblemSpec {
         self.mask(Mask::Causal)

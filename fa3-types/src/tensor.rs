@@ -114,7 +114,7 @@ impl TensorDesc {
 
     /// What every tensor must satisfy on its own. Sequence lengths and batches of 0 are legal (nothing to
     /// do); heads and head dimensions of 0 are not. A stride matters only where there are two neighbours, and
-    /// none does in a tensor without elements.
+    /// none does in a tensor without elements. Kernels ask for more: [`TensorDesc::check_rows`].
     pub(crate) fn check(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let Shape { heads, head_dim, .. } = self.shape;
         for (dim, extent) in [(Dim::Heads, heads), (Dim::HeadDim, head_dim)] {
@@ -129,15 +129,6 @@ impl TensorDesc {
                 return Err(ProblemError::DimTooLarge { tensor, dim, given, limit: DIM_LIMIT });
             }
         }
-        let multiple = self.dtype.row_multiple();
-        if !head_dim.is_multiple_of(multiple) {
-            return Err(ProblemError::HeadDimMultiple {
-                tensor,
-                given: head_dim,
-                multiple,
-                dtype: self.dtype,
-            });
-        }
         if self.has_no_elements() {
             return self.check_size(tensor);
         }
@@ -151,17 +142,36 @@ impl TensorDesc {
     }
 
     fn check_stride(&self, tensor: TensorName, dim: Dim, given: i64) -> Result<(), ProblemError> {
-        let multiple = self.dtype.row_multiple();
         let limit = STRIDE_BYTES_LIMIT / self.dtype.bytes() as i64;
         if given < 0 {
             Err(ProblemError::NegativeStride { tensor, dim, given })
-        } else if given % multiple as i64 != 0 {
-            Err(ProblemError::StrideMultiple { tensor, dim, given, multiple })
         } else if given >= limit {
             Err(ProblemError::StrideTooLarge { tensor, dim, given, limit })
         } else {
             Ok(())
         }
+    }
+
+    /// What kernels need of a valid tensor: rows of a multiple of 16 bytes that begin at multiples of 16 bytes.
+    pub(crate) fn check_rows(&self, tensor: TensorName) -> Result<(), ProblemError> {
+        let (dtype, given) = (self.dtype, self.shape.head_dim);
+        let multiple = dtype.row_multiple();
+        if !given.is_multiple_of(multiple) {
+            return Err(ProblemError::HeadDimMultiple { tensor, given, multiple, dtype });
+        }
+        let mut strides = self.outer().into_iter().filter(|&(_, extent, _)| extent > 1);
+        match strides.find(|(_, _, stride)| stride % multiple as i64 != 0) {
+            Some((dim, _, given)) if !self.has_no_elements() => {
+                Err(ProblemError::StrideMultiple { tensor, dim, given, multiple })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A contiguous tensor whose rows have zeros at their ends, up to a multiple of 16 bytes.
+    pub(crate) fn padded(&self) -> TensorDesc {
+        let head_dim = self.shape.head_dim.next_multiple_of(self.dtype.row_multiple());
+        TensorDesc::contiguous(self.dtype, Shape { head_dim, ..self.shape })
     }
 
     /// Extents below 2³¹ and strides below 2⁴⁰ keep every offset below 3 · 2⁷¹; it must stay below 2⁶³.
@@ -176,10 +186,10 @@ impl TensorDesc {
     }
 
     /// The bytes of all elements must stay below 2⁶³. Extents of 0 do not count: arrays multiply the others, however
-    /// empty they are. A row has 16 bytes or more, so that Q's size bounds that of LSE, too. (Four extents below 2³¹
-    /// and at most 4 bytes stay below 2¹²⁶.)
+    /// empty they are. Rows count as [`TensorDesc::padded`]: they have 16 bytes or more, so that Q's size bounds that of
+    /// LSE, too. (Four extents of at most 2³¹ and at most 4 bytes stay below 2¹²⁷.)
     fn check_size(&self, tensor: TensorName) -> Result<(), ProblemError> {
-        let elements: i128 = self.shape.dims().iter().map(|&n| n.max(1) as i128).product();
+        let elements: i128 = self.padded().shape.dims().iter().map(|&n| n.max(1) as i128).product();
         if elements * self.dtype.bytes() as i128 > i128::from(i64::MAX) {
             return Err(ProblemError::TooLarge { tensor, shape: self.shape });
         }
@@ -263,11 +273,30 @@ mod tests {
         assert_eq!(q(Strides { head_dim: 2, ..good }), Err(ProblemError::HeadDimStride { tensor, given: 2 }));
         let negative = ProblemError::NegativeStride { tensor, dim: Dim::Seqlen, given: -32 };
         assert_eq!(q(Strides { seqlen: -32, ..good }), Err(negative));
-        let odd = ProblemError::StrideMultiple { tensor, dim: Dim::Heads, given: 12, multiple: 8 };
-        assert_eq!(q(Strides { heads: 12, ..good }), Err(odd));
         let limit = 1 << 39;
         let huge = ProblemError::StrideTooLarge { tensor, dim: Dim::Batch, given: limit, limit };
         assert_eq!(q(Strides { batch: limit, ..good }), Err(huge));
+    }
+
+    #[test]
+    fn kernels_need_rows_of_16_bytes() {
+        let (dtype, tensor) = (Dtype::F16, TensorName::Q);
+        for head_dim in 1..=33 {
+            let shape = Shape { head_dim, ..SHAPE };
+            let desc = TensorDesc::contiguous(dtype, shape);
+            desc.check(tensor).unwrap();
+            let error = ProblemError::HeadDimMultiple { tensor, given: head_dim, multiple: 8, dtype };
+            assert_eq!(desc.check_rows(tensor), if head_dim % 8 == 0 { Ok(()) } else { Err(error) });
+            desc.padded().check_rows(tensor).unwrap();
+            assert_eq!(desc.padded().shape, Shape { head_dim: head_dim.next_multiple_of(8), ..SHAPE });
+        }
+        let strides = Strides { heads: 12, ..SHAPE.contiguous_strides() };
+        let odd = TensorDesc { dtype, shape: SHAPE, strides };
+        let error = ProblemError::StrideMultiple { tensor, dim: Dim::Heads, given: 12, multiple: 8 };
+        assert_eq!((odd.check(tensor), odd.check_rows(tensor)), (Ok(()), Err(error)));
+        let one = TensorDesc { shape: Shape { heads: 1, ..SHAPE }, ..odd };
+        let none = TensorDesc { shape: Shape { seqlen: 0, ..SHAPE }, ..odd };
+        assert_eq!([one, none].map(|desc| desc.check_rows(tensor)), [Ok(()), Ok(())]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::Strides;
+use crate::{BackwardSpec, Strides};
 
 const Q: Shape = Shape { batch: 2, seqlen: 16, heads: 4, head_dim: 64 };
 const KV: Shape = Shape { batch: 2, seqlen: 24, heads: 2, head_dim: 64 };
@@ -34,8 +34,6 @@ fn dimensions_are_checked() {
     rejects(|s| s.k.shape.head_dim = 0, ProblemError::ZeroDim { tensor: K, dim: HeadDim });
     let (given, limit) = (1 << 31, (1 << 31) - 1);
     rejects(|s| s.v.shape.seqlen = given, ProblemError::DimTooLarge { tensor: V, dim: Seqlen, given, limit });
-    let multiple = ProblemError::HeadDimMultiple { tensor: Q, given: 68, multiple: 8, dtype: Dtype::F16 };
-    rejects(|s| s.q.shape.head_dim = 68, multiple);
     let large = ProblemError::DimTooLarge { tensor: Q, dim: HeadDim, given: 584, limit: 576 };
     rejects(|s| s.q = TensorDesc::contiguous(Dtype::F16, Shape { head_dim: 584, ..s.q.shape }), large);
     let mismatch = |tensor, dim, given, expected| ProblemError::DimMismatch { tensor, dim, given, expected };
@@ -193,4 +191,39 @@ fn stride_order_is_free() {
     spec.q.strides = heads_outside_rows;
     spec.o.strides = heads_outside_rows;
     assert_eq!(spec.validate().unwrap().q().strides, heads_outside_rows);
+}
+
+/// Rows of any length are a problem. Kernels take those of 16 bytes, which padding makes of them.
+#[test]
+fn rows_of_any_length() {
+    for (head_dim, head_dim_v) in [(1, 1), (64, 33), (33, 64), (576, 512), (575, 511)] {
+        for dtype in Dtype::ALL {
+            let [q, kv] = [Q, KV].map(|shape| Shape { head_dim, ..shape });
+            let spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v);
+            let problem = spec.clone().validate().unwrap();
+            let multiple = dtype.row_multiple();
+            // O of e4m3 is of bf16.
+            let whole = head_dim % multiple == 0 && head_dim_v % multiple == 0;
+            assert_eq!(problem.check_rows().is_ok(), whole, "{problem}");
+            let padded = problem.padded();
+            padded.check_rows().unwrap();
+            let dims = [head_dim, head_dim_v].map(|dim| dim.next_multiple_of(multiple));
+            assert_eq!([padded.head_dim(), padded.head_dim_v()], dims);
+            assert_eq!(padded.o().shape.head_dim, padded.head_dim_v());
+            assert_eq!(padded.softmax_scale(), problem.softmax_scale());
+            if dtype != Dtype::E4m3 {
+                let backward = BackwardSpec::contiguous(spec).validate().unwrap();
+                assert_eq!(backward.check_rows().is_ok(), whole, "{problem}");
+                backward.padded().check_rows().unwrap();
+            }
+        }
+    }
+    let mut gradients = BackwardSpec::contiguous(spec());
+    gradients.dv.strides.heads += 4;
+    gradients.dv.strides.seqlen *= 2;
+    gradients.dv.strides.batch *= 2;
+    let gradients = gradients.validate().unwrap();
+    assert_eq!(gradients.forward().check_rows(), Ok(()));
+    let error = gradients.check_rows().unwrap_err();
+    assert!(matches!(error, ProblemError::StrideMultiple { tensor: TensorName::DV, .. }), "{error}");
 }
