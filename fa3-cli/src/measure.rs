@@ -200,7 +200,7 @@ impl Stand {
 
     fn launch(&mut self, pass: &mut Pass) -> Result<(), ForwardError> {
         let Stand { stream, q, k, v, o, lse, .. } = self;
-        let tensors = ForwardTensors { q, k, v, descales: [None; 3], v_mean: None, o, lse: Some(lse) };
+        let tensors = ForwardTensors::new(q, k, v, o).lse(lse);
         pass.forward.run(stream, tensors, &mut pass.workspace)
     }
 

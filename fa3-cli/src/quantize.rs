@@ -6,7 +6,7 @@ mod report;
 
 use std::path::PathBuf;
 
-use fa3::{Device, Quantize, Quantized, Rope, RopeStyle, RopeTable};
+use fa3::{Device, Quantize, Quantized, Rope, RopeStyle, RopeTable, Scaling};
 use fa3_quant::Incoherent;
 use fa3_types::Dtype;
 use half::{bf16, f16};
@@ -145,14 +145,13 @@ impl Options {
             }
             Error::Compute(error)
         };
-        let mut quantize = Quantize::new(x.view());
-        quantize = match (self.scale, self.heads) {
-            (Some(scale), _) => quantize.scale(scale),
-            (_, Some(heads)) => quantize.heads(heads),
-            _ if self.one_scale => quantize.tensor(),
-            _ if self.channels => quantize.channels(),
-            _ => quantize.block_rows(self.block_rows),
-        };
+        let mut quantize = Quantize::new(&x).scaling(match (self.scale, self.heads) {
+            (Some(scale), _) => Scaling::Given(scale),
+            (_, Some(heads)) => Scaling::Heads { heads },
+            _ if self.one_scale => Scaling::Tensor,
+            _ if self.channels => Scaling::Channel,
+            _ => Scaling::Block { rows: self.block_rows },
+        });
         if let Some(seed) = self.hadamard {
             quantize = quantize.hadamard(seed);
         }

@@ -9,7 +9,7 @@
 //!    - A kernel has a tile of rows in a CTA, which walks over the blocks of keys that they see: [`DqTile`]. It
 //!      computes P and dS again: seven products in place of five. With wide heads there are no registers for additions.
 //!
-//! Gradients are the same bits in every run, except dQ that is added up in any order.
+//! Gradients are the same bits in every run, except dQ that is added up in any order: [`MOST_KEYS_IN_ORDER`].
 //!
 //! [`Plan`] decides everything for a [`fa3_types::BackwardProblem`]; [`PlanOptions`] override single decisions.
 
@@ -20,5 +20,5 @@ mod tile;
 
 pub use error::{PlanError, TileError};
 pub use options::PlanOptions;
-pub use plan::{DqBy, Part, Plan, STATS_ROWS};
+pub use plan::{DqBy, MOST_KEYS_IN_ORDER, MOST_KEYS_IN_ORDER_MASKED, Part, Plan, STATS_ROWS};
 pub use tile::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile};

@@ -24,9 +24,8 @@ pub(crate) fn dense_lens(problem: &Problem) -> Result<Lens<u32>, NotDense> {
         (TensorName::K, problem.seqs_k(), problem.k().shape.seqlen),
     ];
     for (tensor, sequences, seqlen) in sides {
-        let used = (0..sequences.count()).map(|sequence| (sequence, sequences.len(sequence)));
-        if let Some((sequence, used)) = used.into_iter().find(|&(_, used)| used != seqlen) {
-            return Err(NotDense::Used { tensor, sequence, used, seqlen });
+        if let Some(sequence) = sequences.first_in_part() {
+            return Err(NotDense::Used { tensor, sequence, used: sequences.len(sequence), seqlen });
         }
     }
     // Lengths are below 2³¹ in every problem.

@@ -185,10 +185,10 @@ impl Plan {
         let tiles = counts.numbered()?;
         // In one section heads are the fastest.
         let order = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
-        let clusters = (limits.sms.get() * tile.ctas_per_sm / tile.cluster).max(1);
+        let clusters = (limits.sms.get().saturating_mul(tile.ctas_per_sm) / tile.cluster).max(1);
         let decoder = (tiles > 0).then(|| Decoder::new(counts, order));
         // The longest that costs no turn more than shorter ones.
-        let turns = |run: &u32| tiles.div_ceil(run * clusters) * run;
+        let turns = |run: &u32| tiles.div_ceil(clusters.saturating_mul(*run)) * run;
         let run = RUNS.into_iter().min_by_key(turns).unwrap_or(1);
         let channels = match problem.scaling() {
             Scaling::Channel => Some(ChannelPlan::new(shape)?),
@@ -264,7 +264,7 @@ mod tests {
 
     fn tile(head_dim: usize, rows: usize, rotary: Option<(RopeStyle, usize)>) -> Tile {
         let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim };
-        let mut spec = QuantizeSpec::contiguous(Dtype::F16, shape).block_rows(rows);
+        let mut spec = QuantizeSpec::contiguous(Dtype::F16, shape).scaling(Scaling::Block { rows });
         spec.rotary = rotary.map(|(style, rotary_dim)| Rotary {
             style,
             rotary_dim,
@@ -323,7 +323,8 @@ mod tests {
     fn tiles_of_transposed_codes_fit() {
         for (head_dim, rows) in (16..=256).step_by(16).flat_map(|dim| [64, 128].map(|rows| (dim, rows))) {
             let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim };
-            let spec = QuantizeSpec::contiguous(Dtype::F16, shape).block_rows(rows).transposed();
+            let spec = QuantizeSpec::contiguous(Dtype::F16, shape).transposed();
+            let spec = spec.scaling(Scaling::Block { rows });
             let tile = Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap().tile();
             let bytes = tile.stages * 2 * tile.rows * tile.head_dim.next_multiple_of(64)
                 + tile.rows * tile.codes_cols()
@@ -351,26 +352,27 @@ mod tests {
     #[test]
     fn tiles_share_scales() {
         let shape = |seqlen| Shape { batch: 2, seqlen, heads: 6, head_dim: 64 };
-        let plan = |seqlen, change: fn(QuantizeSpec) -> QuantizeSpec| {
-            let problem = change(QuantizeSpec::contiguous(Dtype::F16, shape(seqlen))).validate().unwrap();
-            Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap()
+        let plan = |seqlen, scaling| {
+            let spec = QuantizeSpec::contiguous(Dtype::F16, shape(seqlen)).scaling(scaling);
+            Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap()
         };
-        let maxima = |seqlen, change| {
-            let MaximaPlan { scales, heads, maxima } = plan(seqlen, change).maxima().unwrap();
+        let maxima = |seqlen, scaling| {
+            let MaximaPlan { scales, heads, maxima } = plan(seqlen, scaling).maxima().unwrap();
             [scales, heads, maxima]
         };
-        assert_eq!(maxima(300, |spec| spec.heads(1)), [12, 1, 3]);
-        assert_eq!(maxima(300, |spec| spec.heads(3)), [4, 3, 9]);
-        assert_eq!(maxima(300, QuantizeSpec::tensor), [1, 12, 36]);
-        assert_eq!(maxima(0, QuantizeSpec::tensor), [1, 0, 0]);
-        assert_eq!(maxima(0, |spec| spec.heads(2)), [6, 2, 0]);
-        assert!(plan(300, |spec| spec).maxima().is_none());
+        assert_eq!(maxima(300, Scaling::Heads { heads: 1 }), [12, 1, 3]);
+        assert_eq!(maxima(300, Scaling::Heads { heads: 3 }), [4, 3, 9]);
+        assert_eq!(maxima(300, Scaling::Tensor), [1, 12, 36]);
+        assert_eq!(maxima(0, Scaling::Tensor), [1, 0, 0]);
+        assert_eq!(maxima(0, Scaling::Heads { heads: 2 }), [6, 2, 0]);
+        assert!(plan(300, Scaling::Block { rows: 128 }).maxima().is_none());
         // Without rows, but with scales for each head.
         let many = QuantizeSpec::contiguous(Dtype::F16, Shape { batch: 1 << 20, heads: 1 << 20, ..shape(0) });
         let new = |spec: QuantizeSpec| Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm());
-        assert!(new(many).is_ok() && new(many.tensor()).is_ok());
-        assert!([many.heads(1), many.channels()].into_iter().all(|spec| new(spec).is_err()));
-        let text = plan(300, |spec| spec.heads(3)).to_string();
+        assert!(new(many).is_ok() && new(many.scaling(Scaling::Tensor)).is_ok());
+        let too_many = [Scaling::Heads { heads: 1 }, Scaling::Channel];
+        assert!(too_many.into_iter().all(|scaling| new(many.scaling(scaling)).is_err()));
+        let text = plan(300, Scaling::Heads { heads: 3 }).to_string();
         assert!(text.ends_with("\nscales     4 of 9 tiles each, in a pass before"), "{text}");
     }
 
@@ -378,8 +380,8 @@ mod tests {
     fn channels_are_summed_in_parts() {
         let plan = |seqlen, head_dim| {
             let shape = Shape { batch: 2, seqlen, heads: 3, head_dim };
-            let problem = QuantizeSpec::contiguous(Dtype::F16, shape).channels().validate().unwrap();
-            Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap()
+            let spec = QuantizeSpec::contiguous(Dtype::F16, shape).scaling(Scaling::Channel);
+            Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap()
         };
         let channels = |seqlen| plan(seqlen, 64).channels().unwrap();
         assert_eq!([0, 1, 256, 257].map(|seqlen| channels(seqlen).parts_grid()), [0, 6, 6, 12]);

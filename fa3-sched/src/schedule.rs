@@ -81,9 +81,9 @@ impl Schedule {
         }
     }
 
-    /// Device memory that a launch needs in addition to its tensors, in bytes: the tile counter of
-    /// [`Scheduler::DynamicPersistent`], which must be 0 at every launch.
-    pub fn workspace_bytes(&self) -> u64 {
+    /// Bytes of the tile counter of [`Scheduler::DynamicPersistent`], which must be 0 at every launch; 0 for the others.
+    /// It is part of a launch's workspace, in which every counter has 256 bytes.
+    pub fn counter_bytes(&self) -> u64 {
         if self.scheduler == Scheduler::DynamicPersistent { 4 } else { 0 }
     }
 }
@@ -104,7 +104,7 @@ mod tests {
     fn tiles_by_number_and_in_order() {
         let counts = TileCounts { m_blocks: 5, heads: 7, batch: 11, splits: 1 };
         let schedule = schedule(counts, Scheduler::DynamicPersistent);
-        assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.workspace_bytes()), (385, 132, 4));
+        assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.counter_bytes()), (385, 132, 4));
         let by_number: Vec<_> = (0..385).map(|index| schedule.tile(index).unwrap()).collect();
         assert!(schedule.tiles().eq(by_number));
         assert_eq!(schedule.tile(385), None);
@@ -115,7 +115,7 @@ mod tests {
     fn no_tiles() {
         let nothing = TileCounts { m_blocks: 0, heads: 7, batch: 11, splits: 1 };
         let schedule = schedule(nothing, Scheduler::OneTile);
-        assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.workspace_bytes()), (0, 0, 0));
+        assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.counter_bytes()), (0, 0, 0));
         assert_eq!((schedule.tile(0), schedule.decoder(), schedule.tiles().count()), (None, None, 0));
     }
 

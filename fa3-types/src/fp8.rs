@@ -118,6 +118,12 @@ pub enum Fp8ProblemError {
     /// The attention makes no sense, or not in 8 bits.
     #[error(transparent)]
     Attention(#[from] ProblemError),
+    /// Blocks of rows have scales, also where only a part of a sequence is used.
+    #[error(
+        "attention in 8 bits takes sequences in full, not {used} of {rows} rows of {tensor} of sequence {sequence}"
+    )]
+    #[allow(missing_docs, reason = "the message names its fields")]
+    Used { tensor: TensorName, sequence: usize, used: usize, rows: usize },
     /// A tensor cannot be quantized.
     #[error("{tensor}: {source}")]
     #[allow(missing_docs, reason = "the message names its fields")]
@@ -141,6 +147,13 @@ impl Fp8Problem {
     pub fn new(spec: Fp8Spec) -> Result<Fp8Problem, Fp8ProblemError> {
         let Fp8Spec { attention: spec, rotary, signs, v_channels } = spec;
         let attention = spec.clone().validate()?;
+        for (tensor, sequences) in [(TensorName::Q, attention.seqs_q()), (TensorName::K, attention.seqs_k())]
+        {
+            if let Some(sequence) = sequences.first_in_part() {
+                let (used, rows) = (sequences.len(sequence), sequences.capacity(sequence));
+                return Err(Fp8ProblemError::Used { tensor, sequence, used, rows });
+            }
+        }
         let scaling = Scaling::Block { rows: ROWS };
         let quantize = |tensor, x: &TensorDesc, change: &dyn Fn(QuantizeSpec) -> QuantizeSpec| {
             let quantize =
@@ -238,6 +251,10 @@ mod tests {
         let narrow = ProblemSpec::dense(Dtype::F16, Q, KV).head_dim_v(24);
         let error = Fp8Spec::new(narrow).validate().unwrap_err();
         assert_eq!(error.to_string(), "v: x has head_dim 24, not a multiple of 16 up to 256");
+        let used = Sequences::dense(2, 300).with_used(&[300, 299]).unwrap();
+        let error = Fp8Spec::new(ProblemSpec::dense(Dtype::F16, Q, KV).seqs_k(used)).validate().unwrap_err();
+        let text = "attention in 8 bits takes sequences in full, not 299 of 300 rows of k of sequence 1";
+        assert_eq!(error.to_string(), text);
         let lengths = || Sequences::packed(&[0, 24]).unwrap();
         let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, lengths(), lengths());
         let error = Fp8Spec::new(packed).validate().unwrap_err();

@@ -407,13 +407,17 @@ mod tests {
         odd.codes.strides.batch += 8;
         let (tensor, dim, given) = (TensorName::Codes, Dim::Batch, odd.codes.strides.batch);
         assert_eq!(refused(odd), ProblemError::StrideMultiple { tensor, dim, given, multiple: 16 }.into());
-        assert_eq!(refused(spec().scaling(Scaling::Block { rows: 32 })),
+        assert_eq!(
+            refused(spec().scaling(Scaling::Block { rows: 32 })),
             QuantizeProblemError::BlockRows { given: 32 }
         );
         for given in [0.0, -1.0, f32::INFINITY, 1e20, 1e-20] {
             assert_eq!(refused(spec().scaling(Scaling::Given(given))), QuantizeProblemError::Scale { given });
         }
-        assert!(matches!(refused(spec().scaling(Scaling::Given(f32::NAN))), QuantizeProblemError::Scale { .. }));
+        assert!(matches!(
+            refused(spec().scaling(Scaling::Given(f32::NAN))),
+            QuantizeProblemError::Scale { .. }
+        ));
     }
 
     #[test]

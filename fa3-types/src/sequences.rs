@@ -111,6 +111,12 @@ impl Sequences {
         self.used.as_ref().map_or_else(|| self.capacity(index), |used| used[index])
     }
 
+    /// The first sequence of which only a part takes part in attention, if there is one.
+    pub fn first_in_part(&self) -> Option<usize> {
+        let used = self.used.as_ref()?;
+        (0..used.len()).find(|&index| used[index] != self.capacity(index))
+    }
+
     /// Where sequence `index` starts in its tensor: (index in the batch dimension, first row).
     pub fn start(&self, index: usize) -> (usize, usize) {
         match &self.layout {
@@ -153,6 +159,7 @@ mod tests {
         let used = sequences.with_used(&[5, 0, 2]).unwrap();
         assert_eq!([0, 1, 2].map(|i| used.len(i)), [5, 0, 2]);
         assert_eq!((used.capacity(1), used.max_len()), (5, 5));
+        assert_eq!((used.first_in_part(), Sequences::dense(usize::MAX, 5).first_in_part()), (Some(1), None));
         assert_eq!([(0, 5), (usize::MAX, 5)].map(|(n, len)| Sequences::dense(n, len).max_len()), [0, 5]);
     }
 

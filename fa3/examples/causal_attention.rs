@@ -15,13 +15,13 @@ fn main() -> Result<(), Error> {
     if let Some(why) = no_gpu {
         println!("skipped: the gpu: {why}");
     }
-    let output = Attention::new(q.view(), k.view(), v.view()).causal().forward(&device)?;
+    let output = Attention::new(&q, &k, &v).causal().forward(&device)?;
     println!("on {device}: O {:?}, LSE {:?}", output.o.dim(), output.lse.dim());
     println!("O of the first row of head 0 begins with {}", output.o[[0, 0, 0, 0]]);
 
     // What makes no sense is an error with the numbers.
     let three_heads = random((2, 300, 3, 64), 4);
-    let refused = Attention::new(q.view(), three_heads.view(), three_heads.view()).forward(&device);
+    let refused = Attention::new(&q, &three_heads, &three_heads).forward(&device);
     println!("refused: {}", refused.unwrap_err());
     Ok(())
 }

@@ -5,7 +5,7 @@ use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
-use crate::{Device, Error, Fp8, Scalar};
+use crate::{Device, Error, Fp8, Output, Scalar};
 
 /// An attention call: Q, K and V, and the options that are not default. A builder; [`Attention::forward`] computes it
 /// and [`Attention::backward`] its gradients.
@@ -14,10 +14,10 @@ use crate::{Device, Error, Fp8, Scalar};
 /// head_dim_v); heads_q is a multiple of heads_kv, and query head h reads key/value head h / (heads_q / heads_kv). With
 /// [`Attention::packed`], batch is 1 and the sequences lie one after the other.
 ///
-/// Strides are free: views may be transposed, sliced, reversed or broadcast, and need no contiguous copy. A row, of
-/// head_dim or head_dim_v elements, must have a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16,
-/// 16 of e4m3. Columns of zeros fill others up and change no result, if [`Attention::softmax_scale`] keeps
-/// 1/√head_dim of the head_dim without them.
+/// Strides are free: views may be transposed, sliced, reversed or broadcast, and need no contiguous copy. So are head
+/// dimensions, up to 256 on a GPU; on the CPU up to 576 of Q and K and 512 of V. A GPU's kernels take rows of a multiple
+/// of 16 bytes, which is 4 elements of f32, 8 of f16 and bf16, 16 of e4m3: other rows are copied there with zeros at
+/// their ends, which change no result.
 ///
 /// NaN in Q or K reaches O and LSE of the rows that see it and no others. NaN or an infinity in V may also reach O of
 /// rows that do not see its key: tiles of query rows are multiplied with blocks of V as a whole, by 0 where a key is
@@ -41,22 +41,17 @@ pub struct Attention<'a, T> {
     deterministic: bool,
 }
 
-/// The result of attention.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Output<T> {
-    /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or belong to no sequence.
-    pub o: Array4<T>,
-    /// Natural log-sum-exp of the scores (batch, heads_q, seqlen_q). -inf in such rows.
-    pub lse: Array3<f32>,
-}
-
 impl<'a, T: Scalar> Attention<'a, T> {
-    /// Attention over all keys, scaled by 1/√head_dim.
-    pub fn new(q: ArrayView4<'a, T>, k: ArrayView4<'a, T>, v: ArrayView4<'a, T>) -> Attention<'a, T> {
+    /// Attention over all keys, scaled by 1/√head_dim, of arrays or views of them.
+    pub fn new(
+        q: impl Into<ArrayView4<'a, T>>,
+        k: impl Into<ArrayView4<'a, T>>,
+        v: impl Into<ArrayView4<'a, T>>,
+    ) -> Attention<'a, T> {
         Attention {
-            q,
-            k,
-            v,
+            q: q.into(),
+            k: k.into(),
+            v: v.into(),
             cu_seqlens: None,
             seqused_q: None,
             seqused_k: None,
@@ -67,18 +62,27 @@ impl<'a, T: Scalar> Attention<'a, T> {
         }
     }
 
-    /// Sets the mask.
+    /// Hides what `mask` hides, beside what is hidden already. Masks intersect, in any order:
+    ///
+    /// ```
+    /// # use fa3::ndarray::Array4;
+    /// # use fa3::{Attention, Mask};
+    /// # let x = Array4::<f32>::zeros((1, 100, 1, 64));
+    /// let attention = Attention::new(&x, &x, &x).causal().window(Some(3), None);
+    /// assert_eq!(attention.problem()?.mask(), Mask::window(Some(3), Some(0)));
+    /// # Ok::<(), fa3::Error>(())
+    /// ```
     pub fn mask(mut self, mask: Mask) -> Attention<'a, T> {
-        self.mask = mask;
+        self.mask = self.mask.and(mask);
         self
     }
 
-    /// Lets each query see the keys up to its own position, the last query standing at the last key.
+    /// Lets each query see no keys after its own position, the last query standing at the last key.
     pub fn causal(self) -> Attention<'a, T> {
         self.mask(Mask::Causal)
     }
 
-    /// Lets each query see `left` keys before its own position and `right` after it; `None` is unbounded.
+    /// Lets each query see at most `left` keys before its own position and `right` after it; `None` is unbounded.
     pub fn window(self, left: Option<u32>, right: Option<u32>) -> Attention<'a, T> {
         self.mask(Mask::window(left, right))
     }
@@ -95,15 +99,29 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// Makes gradients the same bits in every run. Otherwise a GPU adds up dQ in any order where that is faster, with
-    /// more than 2048 rows, and dQ's last bits differ from run to run. O, LSE, dK and dV are the same bits in every run
-    /// either way, and so is everything on the CPU.
+    /// Makes gradients the same bits in every run. Otherwise a GPU adds up dQ in any order where that is faster, which
+    /// is where rows see many keys ([`MOST_KEYS_IN_ORDER`](fa3_sched::backward::MOST_KEYS_IN_ORDER) is the rule), and
+    /// dQ's last bits differ from run to run. O, LSE, dK and dV are the same bits in every run either way, and so is
+    /// everything on the CPU.
     pub fn deterministic(mut self) -> Attention<'a, T> {
         self.deterministic = true;
         self
     }
 
     /// Takes the tensors as packed: sequence i is rows `cu_seqlens[i] .. cu_seqlens[i + 1]`.
+    ///
+    /// ```
+    /// use fa3::ndarray::Array4;
+    /// use fa3::{Attention, Device};
+    ///
+    /// // Three sequences of 30, 50 and 20 rows, one after the other; batch is 1.
+    /// let x = Array4::from_shape_fn((1, 100, 2, 64), |(_, s, h, d)| ((7 * s + 3 * h + d) as f32).sin());
+    /// let ends = [0, 30, 80, 100];
+    /// let output = Attention::new(&x, &x, &x).packed(&ends, &ends).causal().forward(&Device::Cpu)?;
+    /// assert_eq!(output.o.dim(), (1, 100, 2, 64));
+    /// assert_eq!(output.lse.dim(), (1, 2, 100));
+    /// # Ok::<(), fa3::Error>(())
+    /// ```
     pub fn packed(mut self, cu_seqlens_q: &'a [i32], cu_seqlens_k: &'a [i32]) -> Attention<'a, T> {
         self.cu_seqlens = Some((cu_seqlens_q, cu_seqlens_k));
         self
@@ -121,7 +139,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// The problem, validated, of contiguous tensors: the strides of the views are not part of it.
+    /// The problem, validated, of contiguous tensors: the strides of the views are not part of it. Its head dimensions
+    /// are those of the views; a GPU computes [`Problem::padded`].
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
@@ -172,7 +191,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
                 let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
                 let mut lse = Array3::zeros(problem.lse_shape());
                 T::forward_on_cpu(&problem, qkv, o.view_mut(), lse.view_mut());
-                Ok(Output { o, lse })
+                Ok(Output::of(&problem, o, lse))
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => Ok(cuda::forward(device, &problem, qkv)?),
@@ -309,20 +328,25 @@ mod tests {
         assert_eq!(broadcast.o.len_of(Axis(0)), 2);
     }
 
+    /// Columns of a wider tensor, whose others are NaN.
     #[test]
-    fn columns_of_zeros_change_nothing() {
-        let x = [0.3, 0.5, 0.7].map(|step| wave((1, 5, 2, 8), step));
-        let wider = x.each_ref().map(|x| {
-            let mut wider = Array4::zeros((1, 5, 2, 12));
-            wider.slice_axis_mut(Axis(3), Slice::from(..8)).assign(x);
-            wider
-        });
-        let [expected, padded] = [&x, &wider].map(|[q, k, v]| {
-            let attention = Attention::new(q.view(), k.view(), v.view());
-            attention.softmax_scale(8f64.sqrt().recip()).forward(&Device::Cpu).unwrap()
-        });
-        assert_eq!(padded.lse, expected.lse);
-        assert_eq!(padded.o.slice_axis(Axis(3), Slice::from(..8)), expected.o);
+    fn neighbours_reach_nothing() {
+        for head_dim in [1, 3, 7, 8, 33] {
+            let x = [0.3, 0.5, 0.7].map(|step| wave((2, 5, 3, head_dim), step));
+            let wider = x.each_ref().map(|x| {
+                let mut wider = Array4::from_elem((2, 5, 3, head_dim + 2), f32::NAN);
+                wider.slice_axis_mut(Axis(3), Slice::from(1..1 + head_dim)).assign(x);
+                wider
+            });
+            let columns = wider.each_ref().map(|x| x.slice_axis(Axis(3), Slice::from(1..1 + head_dim)));
+            let [expected, given] = [x.each_ref().map(|x| x.view()), columns].map(|[q, k, v]| {
+                let attention = Attention::new(q, k, v).causal();
+                let output = attention.forward(&Device::Cpu).unwrap();
+                (attention.backward(&Device::Cpu, &output, v).unwrap(), output)
+            });
+            assert_eq!(given, expected);
+            assert!(given.1.o.iter().all(|x| x.is_finite()));
+        }
     }
 
     /// Tiles share blocks by the number of threads, and long sequences of keys are computed in parts.

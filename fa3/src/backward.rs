@@ -8,8 +8,9 @@ use crate::{Attention, Device, Error, Gradients, Output, OutputGradients, Scalar
 
 impl<T: Scalar<Output = T>> Attention<'_, T> {
     /// Computes dQ, dK and dV, the gradients of a number φ that was computed from O, and LSE if wanted: Algorithm 3 of
-    /// the paper (arXiv 2407.08608, Appendix B.1). `output` is what [`Attention::forward`] gave for the same call,
-    /// `gradients` has ∂φ/∂O, and ∂φ/∂LSE if there is one.
+    /// the paper (arXiv 2407.08608, Appendix B.1). `output` is what [`Attention::forward`] gave for the same call, on
+    /// any device, or an [`Output::new`], `gradients` has ∂φ/∂O, and ∂φ/∂LSE if there is one. The output of another call
+    /// is refused; that of the same call of other values of Q, K and V is not noticed.
     ///
     /// ```text
     /// S  = softmax_scale · Q Kᵀ     X = mask(cap(S))     P = exp(X − LSE)     D = rowsum(dO ∘ O)
@@ -34,26 +35,27 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
     ///     Array4::from_shape_fn((1, 20, heads, 8), |(_, s, h, d)| (step * (9 * s + 5 * h + d) as f32).sin())
     /// };
     /// let (q, k, v) = (wave(4, 0.3), wave(2, 0.5), wave(2, 0.7));
-    /// let attention = Attention::new(q.view(), k.view(), v.view()).causal();
+    /// let attention = Attention::new(&q, &k, &v).causal();
     /// let output = attention.forward(&Device::Cpu)?;
     ///
     /// // φ = Σ O
     /// let dout = Array4::ones((1, 20, 4, 8));
-    /// let gradients = attention.backward(&Device::Cpu, &output, dout.view())?;
+    /// let gradients = attention.backward(&Device::Cpu, &output, &dout)?;
     /// assert_eq!(gradients.dk.dim(), (1, 20, 2, 8));
     /// // The last key is seen by the last row of two heads: dV there is the sum of their probabilities of it.
     /// assert!((0.0..2.0).contains(&gradients.dv[[0, 19, 0, 0]]));
     ///
     /// // φ = Σ O + Σ LSE
     /// let dlse = Array3::ones((1, 4, 20));
-    /// let both = OutputGradients { dout: dout.view(), dlse: Some(dlse.view()) };
+    /// let both = OutputGradients::new(&dout).dlse(&dlse);
     /// assert_ne!(attention.backward(&Device::Cpu, &output, both)?.dq, gradients.dq);
     /// # Ok::<(), fa3::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong: what [`Attention::problem`] refuses, [`Error::InputShape`] if O,
-    /// LSE, dO or dLSE has another shape than the call says, and `Error::CudaBackward` from a GPU.
+    /// LSE, dO or dLSE has another shape than the call says, [`Error::OtherCall`] if the output is that of another one,
+    /// and `Error::CudaBackward` from a GPU.
     pub fn backward<'g>(
         &self,
         device: &Device,
@@ -64,6 +66,7 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
         let (o, lse) = (problem.forward().o().shape.dims(), problem.forward().lse_shape());
         check(TensorName::O, output.o.shape(), &o)?;
         check(TensorName::Lse, output.lse.shape(), &lse)?;
+        output.check_call(problem.forward())?;
         check(TensorName::DOut, gradients.dout.shape(), &o)?;
         if let Some(dlse) = &gradients.dlse {
             check(TensorName::DLse, dlse.shape(), &lse)?;
@@ -96,8 +99,8 @@ fn check(tensor: TensorName, given: &[usize], expected: &[usize]) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
-    use fa3_ref::law::BackwardLaw;
-    use fa3_ref::{Inputs, Precision};
+    use fa3_ref::law::{BackwardLaw, ForwardLaw};
+    use fa3_ref::{Forward, Inputs, Precision};
     use half::{bf16, f16};
     use ndarray::{Array3, Array4, Axis, Slice};
 
@@ -136,11 +139,11 @@ mod tests {
         }
 
         fn both(&self) -> OutputGradients<'_, T> {
-            OutputGradients { dout: self.dout.view(), dlse: Some(self.dlse.view()) }
+            OutputGradients::new(&self.dout).dlse(&self.dlse)
         }
     }
 
-    /// Holds gradients of one call to the error law, without and with one of LSE.
+    /// Holds the output of one call and its gradients to the error law, without and with one of LSE.
     fn check<T: Scalar<Output = T>>(given: &Given<T>, with: impl Fn(Attention<'_, T>) -> Attention<'_, T>) {
         let attention = with(given.attention());
         let problem = attention.problem().unwrap();
@@ -148,13 +151,16 @@ mod tests {
         let [q, k, v] = given.qkv.each_ref().map(|x| x.mapv(T::to_f32));
         let dout = given.dout.mapv(T::to_f32);
         let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
+        let (precision, replay) = (Precision::of_output(T::DTYPE), "cargo test -p fa3 backward");
+        let forward = Forward { o: output.o.mapv(T::to_f32), lse: output.lse.clone() };
+        ForwardLaw::new(&inputs, precision).check(&forward, replay).unwrap();
         for dlse in [None, Some(given.dlse.view())] {
-            let gradients = OutputGradients { dout: given.dout.view(), dlse };
+            let gradients = OutputGradients { dlse, ..OutputGradients::new(&given.dout) };
             let Gradients { dq, dk, dv } = attention.backward(&Device::Cpu, &output, gradients).unwrap();
             let [dq, dk, dv] = [dq, dk, dv].map(|x| x.mapv(T::to_f32));
             let of = fa3_ref::OutputGradients { dout: dout.view(), dlse };
-            let law = BackwardLaw::new(&inputs, of, Precision::of_output(T::DTYPE)).unwrap();
-            law.check(&fa3_ref::Gradients { dq, dk, dv }, "cargo test -p fa3 backward").unwrap();
+            let law = BackwardLaw::new(&inputs, of, precision).unwrap();
+            law.check(&fa3_ref::Gradients { dq, dk, dv }, replay).unwrap();
         }
     }
 
@@ -172,6 +178,14 @@ mod tests {
     fn every_type_has_gradients() {
         check(&Given::<f32>::new(2, [40, 30], [8, 16]), |attention| attention.causal());
         check(&Given::<bf16>::new(2, [30, 40], [16, 8]), |attention| attention.causal());
+    }
+
+    #[test]
+    fn every_head_dimension_has_gradients() {
+        for (head_dim, head_dim_v) in [(1, 3), (3, 1), (7, 33), (33, 7), (100, 255), (255, 257), (257, 100)] {
+            check(&Given::<f32>::new(1, [20, 30], [head_dim, head_dim_v]), |attention| attention.causal());
+            check(&Given::<f16>::new(1, [20, 30], [head_dim, head_dim_v]), |attention| attention.causal());
+        }
     }
 
     #[test]
@@ -219,12 +233,12 @@ mod tests {
         let [q, k, v] =
             given.qkv.each_ref().map(|x| x.view().reversed_axes().as_standard_layout().into_owned());
         let [q, k, v] = [&q, &k, &v].map(|x| x.view().reversed_axes());
-        let output = Output { o: output.o.reversed_axes().as_standard_layout().into_owned(), ..output };
-        let output = Output { o: output.o.reversed_axes(), ..output };
+        let o = output.o.reversed_axes().as_standard_layout().into_owned();
+        let output = Output::new(o.reversed_axes(), output.lse);
         let mut backwards =
             given.dout.slice_axis(Axis(1), Slice::new(0, None, -1)).as_standard_layout().into_owned();
         backwards.invert_axis(Axis(1));
-        let gradients = OutputGradients { dout: backwards.view(), ..given.both() };
+        let gradients = OutputGradients::new(&backwards).dlse(&given.dlse);
         let given = Attention::new(q, k, v).backward(&Device::Cpu, &output, gradients).unwrap();
         assert_eq!(given, expected);
     }
@@ -304,13 +318,12 @@ mod tests {
         let error = refused(given.attention(), &output, long.view().into());
         assert_eq!(error, "dout has shape [2, 6, 4, 4], expected [2, 5, 4, 4]");
         let transposed = given.dlse.view().permuted_axes([0, 2, 1]);
-        let error =
-            refused(given.attention(), &output, OutputGradients { dlse: Some(transposed), ..given.both() });
+        let error = refused(given.attention(), &output, given.both().dlse(transposed));
         assert_eq!(error, "dlse has shape [2, 5, 4], expected [2, 4, 5]");
-        let other = Output { o: Array4::zeros((2, 5, 2, 4)), ..output.clone() };
+        let other = Output::new(Array4::zeros((2, 5, 2, 4)), output.lse.clone());
         let error = refused(given.attention(), &other, given.both());
         assert_eq!(error, "o has shape [2, 5, 2, 4], expected [2, 5, 4, 4]");
-        let other = Output { lse: Array3::zeros((1, 4, 5)), ..output.clone() };
+        let other = Output::new(output.o.clone(), Array3::zeros((1, 4, 5)));
         let error = refused(given.attention(), &other, given.both());
         assert_eq!(error, "lse has shape [1, 4, 5], expected [2, 4, 5]");
         let error = refused(given.attention().softcap(0.0), &output, given.both());

@@ -12,7 +12,7 @@
 //! ```
 //! use fa3::cuda::{Device, Forward, ForwardError, ForwardTensors, Workspace};
 //! use fa3::half::bf16;
-//! use fa3::{Dtype, ProblemSpec, Shape};
+//! use fa3::problem::{Dtype, ProblemSpec, Shape};
 //!
 //! let attend = || -> Result<Vec<f32>, ForwardError> {
 //!     // (batch, seqlen, heads, head_dim)
@@ -26,8 +26,7 @@
 //!     let (mut o, mut lse) = (device.alloc(x.bytes())?, device.alloc(4 * 4 * 1000)?);
 //!     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 //!     for _ in 0..10 {
-//!         let (o, lse) = (&mut o, Some(&mut lse));
-//!         let tensors = ForwardTensors { q: &x, k: &x, v: &x, descales: [None; 3], v_mean: None, o, lse };
+//!         let tensors = ForwardTensors::new(&x, &x, &x, &mut o).lse(&mut lse);
 //!         forward.run(&stream, tensors, &mut workspace)?;
 //!     }
 //!     Ok(lse.download(&stream)?)
@@ -56,19 +55,23 @@
 //!     let buffers = memories.map(|(address, bytes)| unsafe { DeviceBuffer::from_raw(device, address, bytes) });
 //!     let [q, k, v, mut o, workspace] = buffers;
 //!     let mut workspace = unsafe { Workspace::from_buffer(workspace) };
-//!     let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], v_mean: None, o: &mut o, lse: None };
-//!     forward.run(&stream, tensors, &mut workspace)
+//!     forward.run(&stream, ForwardTensors::new(&q, &k, &v, &mut o), &mut workspace)
 //! }
 //! ```
+//!
+//! Nothing is padded here: head dimensions are multiples of 8, of 16 for e4m3, up to 256. Rows begin at multiples of 16
+//! bytes, and the last stride is 1.
 //!
 //! If tensors do not begin at the starts of their buffers, use [`Forward::launch`]. With the feature `cudarc`,
 //! `Forward::run_slices` takes slices of that crate.
 //!
-//! [`Backward`] is the same for gradients: made once of a [`crate::BackwardProblem`], which says of dO, dQ, dK and dV
+//! [`Backward`] is the same for gradients: made once of a [`BackwardProblem`], which says of dO, dQ, dK and dV
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
-//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`crate::QuantizeProblem`], run many times.
-//! [`Fp8Forward`] is the same for [`crate::Fp8`], of a [`crate::Fp8Problem`]: codes and scales stay in its workspace.
+//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times.
+//! [`Fp8Forward`] is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace.
+
+mod rows;
 
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
@@ -76,6 +79,7 @@ use fa3_types::{BackwardProblem, Fp8Problem, Problem, QuantizeProblem, TensorDes
 use ndarray::{Array3, Array4, ArrayView, ArrayView1, ArrayView4, Dimension};
 
 use crate::{Gradients, Output, OutputGradients, Quantized, Scalar};
+use rows::{pad, unpad};
 
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::cudarc;
@@ -88,23 +92,24 @@ pub use fa3_cuda::host::{
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 
-/// The forward pass of a problem with contiguous tensors, and back. The views have the problem's shapes, and O is of
-/// type `O`: all come from one [`crate::Attention`].
+/// The forward pass of a problem with contiguous tensors, padded, and back. The views have the problem's shapes, and O
+/// is of type `O`: all come from one [`crate::Attention`].
 pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &Problem,
     qkv: [ArrayView4<'_, T>; 3],
 ) -> Result<Output<O>, ForwardError> {
-    let forward = Forward::new(device, problem)?;
+    let padded = problem.padded();
+    let forward = Forward::new(device, &padded)?;
     let stream = device.stream()?;
-    let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
+    let [q, k, v] = qkv.map(|x| upload(device, &stream, pad(x).view()));
     let (q, k, v) = (q?, k?, v?);
-    let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, problem)?;
+    let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, &padded)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let (lse_to, descales) = (Some(&mut lse), [None; 3]);
-    let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales, v_mean: None, o: &mut o, lse: lse_to };
+    let tensors = ForwardTensors::new(&q, &k, &v, &mut o).lse(&mut lse);
     forward.run(&stream, tensors, &mut workspace)?;
-    Ok(OutputBuffers { o, lse }.download(&stream, problem)?)
+    let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
+    Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }
 
 /// The same in 8 bits.
@@ -123,9 +128,10 @@ pub(crate) fn fp8<T: Scalar>(
     let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
     let tables = tables.map(|[cos, sin]| Ok::<_, HostError>([cos?, sin?])).transpose()?;
     let tables = tables.as_ref().map(|tables| tables.each_ref());
-    let tensors = Fp8Tensors { q: &q, k: &k, v: &v, o: &mut o, lse: Some(&mut lse), tables };
+    let tensors = Fp8Tensors::new(&q, &k, &v, &mut o).lse(&mut lse).tables(tables);
     forward.run(&stream, tensors, &mut workspace)?;
-    Ok(OutputBuffers { o, lse }.download(&stream, attention)?)
+    let (o, lse) = OutputBuffers { o, lse }.download(&stream, attention)?;
+    Ok(Output::of(problem.codes(), o, lse))
 }
 
 /// Memory of a device for O and LSE.
@@ -144,16 +150,18 @@ impl OutputBuffers {
     }
 
     /// Arrays with what has been written to them.
-    fn download<T: Scalar>(&self, stream: &Stream, problem: &Problem) -> Result<Output<T>, HostError> {
+    fn download<T: Scalar>(
+        &self,
+        stream: &Stream,
+        problem: &Problem,
+    ) -> Result<(Array4<T>, Array3<f32>), HostError> {
         let (o, lse) = (self.o.download(stream)?, self.lse.download(stream)?);
-        Ok(Output {
-            o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
-            lse: Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each"),
-        })
+        let o = Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each");
+        Ok((o, Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each")))
     }
 }
 
-/// The backward pass of a problem with contiguous tensors, and back. All shapes are the problem's: everything comes
+/// The backward pass of a problem with contiguous tensors, padded, and back. All shapes are the problem's: everything comes
 /// from one [`crate::Attention`].
 pub(crate) fn backward<T: Scalar>(
     device: &Device,
@@ -165,36 +173,28 @@ pub(crate) fn backward<T: Scalar>(
 ) -> Result<Gradients<T>, BackwardError> {
     let options = BackwardOptions::default();
     let options = if deterministic { options.deterministic() } else { options };
-    let backward = Backward::with(device, problem, &options)?;
+    let padded = problem.padded();
+    let backward = Backward::with(device, &padded, &options)?;
     let stream = device.stream()?;
-    let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
-    let [o, dout] = [output.o.view(), of.dout].map(|x| upload(device, &stream, x));
+    let [q, k, v] = qkv.map(|x| upload(device, &stream, pad(x).view()));
+    let [o, dout] = [output.o.view(), of.dout].map(|x| upload(device, &stream, pad(x).view()));
     let (q, k, v, o, dout) = (q?, k?, v?, o?, dout?);
     let lse = upload(device, &stream, output.lse.view())?;
     let dlse = of.dlse.map(|dlse| upload(device, &stream, dlse)).transpose()?;
-    let descs = [problem.dq(), problem.dk(), problem.dv()];
+    let descs = [padded.dq(), padded.dk(), padded.dv()];
     let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
     let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
-    let tensors = BackwardTensors {
-        q: &q,
-        k: &k,
-        v: &v,
-        o: &o,
-        lse: &lse,
-        dout: &dout,
-        dlse: dlse.as_ref(),
-        dq: &mut dq,
-        dk: &mut dk,
-        dv: &mut dv,
-    };
+    let gradients = [&mut dq, &mut dk, &mut dv];
+    let tensors = BackwardTensors::new([&q, &k, &v], [&o, &lse], &dout, gradients).dlse(dlse.as_ref());
     backward.run(&stream, tensors, &mut workspace)?;
     let [dq, dk, dv] = [dq.download(&stream)?, dk.download(&stream)?, dv.download(&stream)?];
-    let array = |x: &TensorDesc, elements| {
-        Array4::from_shape_vec(x.shape.dims(), elements).expect("one element each")
+    let array = |x: &TensorDesc, elements, head_dim| {
+        unpad(Array4::from_shape_vec(x.shape.dims(), elements).expect("one element each"), head_dim)
     };
-    let [q, k, v] = descs;
-    Ok(Gradients { dq: array(q, dq), dk: array(k, dk), dv: array(v, dv) })
+    let ([q, k, v], forward) = (descs, problem.forward());
+    let (head_dim, head_dim_v) = (forward.head_dim(), forward.head_dim_v());
+    Ok(Gradients::new([array(q, dq, head_dim), array(k, dk, head_dim), array(v, dv, head_dim_v)]))
 }
 
 /// Quantization of a contiguous tensor, and back. The view has the problem's shape, and table and positions are those
@@ -218,9 +218,9 @@ pub(crate) fn quantize<T: Scalar>(
     let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
     let tables = tables.map(|[cos, sin]| Ok::<_, HostError>((cos?, sin?))).transpose()?;
     let positions = positions.map(|each| upload(device, &stream, ArrayView1::from(each))).transpose()?;
-    let rotary = tables.as_ref().map(|(cos, sin)| RotaryTensors { cos, sin, positions: positions.as_ref() });
-    let (scales_to, mean_to) = (scales.as_mut(), mean.as_mut());
-    let tensors = QuantizeTensors { x: &x, codes: &mut codes, scales: scales_to, mean: mean_to, rotary };
+    let rotary = tables.as_ref().map(|(cos, sin)| RotaryTensors::new(cos, sin).positions(positions.as_ref()));
+    let tensors = QuantizeTensors::new(&x, &mut codes).scales(scales.as_mut()).mean(mean.as_mut());
+    let tensors = tensors.rotary(rotary);
     quantize.run(&stream, tensors, &mut workspace)?;
     let [scales, mean] =
         [scales, mean].map(|numbers| numbers.map_or(Ok(Vec::new()), |numbers| numbers.download(&stream)));

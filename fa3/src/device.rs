@@ -40,21 +40,13 @@ impl Device {
         Ok(Device::Cuda(cuda::Device::open(ordinal)?))
     }
 
-    /// The first Hopper GPU.
+    /// The first Hopper GPU that can be used: others may have no memory left, or belong to another process alone.
     ///
     /// # Errors
     /// [`Error::Cuda`]: why there is none.
     pub fn gpu() -> Result<Device, Error> {
-        let (mut ordinal, mut other) = (0, None);
-        loop {
-            match cuda::Device::open(ordinal) {
-                Ok(device) => return Ok(Device::Cuda(device)),
-                Err(not_hopper @ cuda::HostError::NotHopper { .. }) => other = other.or(Some(not_hopper)),
-                // After the last GPU, what the first one is says more.
-                Err(error) => return Err(other.unwrap_or(error).into()),
-            }
-            ordinal += 1;
-        }
+        let count = cuda::Device::count()?;
+        Ok(Device::Cuda(open_first((0..count).map(cuda::Device::open))?))
     }
 
     /// The first Hopper GPU, and `None`. Or the CPU, and the reason why [`Device::gpu`] has no GPU. Look at the reason:
@@ -65,6 +57,21 @@ impl Device {
             Err(why) => (Device::Cpu, Some(why)),
         }
     }
+}
+
+/// The first GPU that was opened. If none was, the reason of the first Hopper among them, or of the first one.
+#[cfg(feature = "cuda")]
+fn open_first<D>(opened: impl Iterator<Item = Result<D, cuda::HostError>>) -> Result<D, cuda::HostError> {
+    let mut reasons = Vec::new();
+    for opened in opened {
+        match opened {
+            Ok(device) => return Ok(device),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    let of_hopper = reasons.iter().position(|reason| !matches!(reason, cuda::HostError::NotHopper { .. }));
+    let reason = reasons.into_iter().nth(of_hopper.unwrap_or(0));
+    Err(reason.unwrap_or(cuda::HostError::NoDevice { ordinal: 0, count: 0 }))
 }
 
 impl fmt::Display for Device {
@@ -83,6 +90,20 @@ impl fmt::Display for Device {
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_that_cannot_be_used_hides_no_other() {
+        use cuda::HostError::{NoDevice, NotHopper, OutOfMemory};
+        let old = || Err(NotHopper { name: "old".to_owned(), major: 7, minor: 5 });
+        let full = |bytes| Err(OutOfMemory { bytes, free: 0, total: bytes });
+        let first = |opened: Vec<Result<u32, cuda::HostError>>| open_first(opened.into_iter());
+        for before in [vec![], vec![old()], vec![full(1)], vec![full(1), old(), full(2)]] {
+            assert_eq!(first(before.into_iter().chain([Ok(1), full(3), Ok(2)]).collect()), Ok(1));
+        }
+        assert_eq!(first(vec![old(), full(1), full(2)]), full(1));
+        assert_eq!(first(vec![old(), old()]), old());
+        assert_eq!(first(vec![]), Err(NoDevice { ordinal: 0, count: 0 }));
+    }
 
     #[test]
     fn where_there_is_no_gpu_there_is_a_reason_and_the_cpu() {

@@ -38,6 +38,14 @@ pub enum Error {
         /// What it must be.
         expected: Vec<usize>,
     },
+    /// The output of another call was given to a backward pass; nothing was computed.
+    #[error("the output is that of a call with {given}, this call has {expected}")]
+    OtherCall {
+        /// A part of the call that the output is of.
+        given: String,
+        /// The same part of this call.
+        expected: String,
+    },
     /// The quantization makes no sense; nothing was computed.
     #[error(transparent)]
     Quantize(#[from] QuantizeProblemError),
@@ -54,6 +62,9 @@ pub enum Error {
         /// Rows of each of them.
         seqlen: usize,
     },
+    /// Rows are at the positions of a list and at successive ones; nothing was computed.
+    #[error("positions were given as a list and by the first of them")]
+    TwoPositions,
     /// Nothing rotates by the positions; nothing was computed.
     #[error("positions were given without a rotation")]
     PositionsWithoutRotary,

@@ -1,7 +1,7 @@
 //! Attention of 16-bit tensors, computed in 8 bits.
 
 use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity, Incoherent, RopeTable};
-use fa3_types::{Fp8Problem, Fp8Spec, Problem, QkRotary, Sequences};
+use fa3_types::{Fp8Problem, Fp8Spec, Problem, QkRotary, Scaling, Sequences};
 use ndarray::ArrayView4;
 
 #[cfg(feature = "cuda")]
@@ -18,7 +18,7 @@ const ROWS: usize = 128;
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
 ///
-/// with Q and K rotated before if wanted, or, with [`Fp8::v_channels`], v = e4m3((V - means) / scales) with a mean and
+/// with head dimensions that are multiples of 16 up to 256, and Q and K rotated before if wanted, or, with [`Fp8::v_channels`], v = e4m3((V - means) / scales) with a mean and
 /// a scale for each channel.
 ///
 /// ```
@@ -30,7 +30,7 @@ const ROWS: usize = 128;
 ///     Array4::from_shape_fn((1, 200, 2, 64), |(_, s, h, d)| bf16::from_f32(((s * step + 5 * h + 3 * d) as f32).sin()))
 /// };
 /// let [q, k, v] = [3, 5, 7].map(wave);
-/// let attention = Attention::new(q.view(), k.view(), v.view()).causal();
+/// let attention = Attention::new(&q, &k, &v).causal();
 /// let exact = attention.forward(&Device::Cpu)?;
 /// let fp8 = attention.fp8().hadamard(1).forward(&Device::Cpu)?;
 /// let error = exact.o.iter().zip(&fp8.o).map(|(x, y)| (x.to_f32() - y.to_f32()).abs()).fold(0.0, f32::max);
@@ -79,12 +79,13 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     }
 
     /// Computes O and LSE. Without [`Fp8::hadamard`] there is no such matrix. The CPU emulates the tensor core's
-    /// arithmetic. On a GPU, arrays are copied there and results back; [`cuda::Fp8Forward`](crate::cuda::Fp8Forward) is
+    /// arithmetic. [`Attention::backward`] refuses the output, which is that of other tensors; an [`Output::new`] of its
+    /// arrays passes. On a GPU, arrays are copied there and results back; [`cuda::Fp8Forward`](crate::cuda::Fp8Forward) is
     /// the same for tensors that are there.
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong: also for other types than f16 and bf16, a head_dim or head_dim_v
-    /// that is no multiple of 16 up to 256, and packed sequences.
+    /// that is no multiple of 16 up to 256, and sequences that are packed or used in part.
     pub fn forward(&self, device: &Device) -> Result<Output<T>, Error> {
         let problem = self.problem()?;
         match device {
@@ -133,7 +134,8 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
                 None => quantize,
             }
         };
-        let v = if self.v_channels { Quantize::new(v).channels() } else { Quantize::new(v) };
+        let v = Quantize::new(v);
+        let v = if self.v_channels { v.scaling(Scaling::Channel) } else { v };
         let [q, k, v] = [transformed(q, q_position), transformed(k, k_position), v]
             .map(|quantize| quantize.run(&Device::Cpu));
         Ok(emulated(problem, &[q?, k?, v?]))
@@ -160,7 +162,7 @@ fn emulated<T: Scalar>(problem: &Problem, qkv: &[Quantized; 3]) -> Output<T> {
         let channels = Channels::new(mean.clone(), v.scales.clone()).expect("they were made so");
         channels.restore(problem, &mut output).expect("they are the channels of V");
     }
-    Output { o: output.o.mapv(T::from_f32), lse: output.lse }
+    Output::of(problem, output.o.mapv(T::from_f32), output.lse)
 }
 
 #[cfg(test)]
@@ -233,11 +235,17 @@ mod tests {
     fn what_has_no_codes_is_refused() {
         let x = wave((1, 8, 1, 24), 3);
         let error = Attention::new(x.view(), x.view(), x.view()).fp8().forward(&Device::Cpu).unwrap_err();
-        assert!(error.to_string().contains("head_dim 24, not a multiple of 16"), "{error}");
+        assert_eq!(error.to_string(), "q: x has head_dim 24, not a multiple of 16 up to 256");
         let x = Array4::<f32>::zeros((1, 8, 1, 32));
         let error = Attention::new(x.view(), x.view(), x.view()).fp8().forward(&Device::Cpu).unwrap_err();
         assert_eq!(error.to_string(), "q: x is f32, expected f16 or bf16");
         let x = wave((1, 8, 1, 32), 3);
+        let attention = Attention::new(&x, &x, &x);
+        for used in [attention.clone().seqused_q(&[5]), attention.clone().seqused_k(&[5])] {
+            let error = used.fp8().forward(&Device::Cpu).unwrap_err();
+            assert!(matches!(error, Error::Fp8(fa3_types::Fp8ProblemError::Used { used: 5, .. })), "{error}");
+        }
+        attention.seqused_k(&[8]).fp8().forward(&Device::Cpu).unwrap();
         let packed = Attention::new(x.view(), x.view(), x.view()).packed(&[0, 8], &[0, 8]);
         let error = packed.fp8().forward(&Device::Cpu).unwrap_err();
         assert!(error.to_string().contains("dense batches, not e4m3 of packed sequences"), "{error}");

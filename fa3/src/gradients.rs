@@ -2,9 +2,10 @@
 
 use ndarray::{Array4, ArrayView3, ArrayView4};
 
-/// What [`Attention::backward`](crate::Attention::backward) starts from: the gradients of O and LSE. An array of the
-/// gradient of O converts to it.
+/// The gradients of O and LSE, from which [`Attention::backward`](crate::Attention::backward) starts. An array of the
+/// gradient of O, or a view of one, converts to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct OutputGradients<'a, T> {
     /// dO (batch, seqlen_q, heads_q, head_dim_v).
     pub dout: ArrayView4<'a, T>,
@@ -12,8 +13,34 @@ pub struct OutputGradients<'a, T> {
     pub dlse: Option<ArrayView3<'a, f32>>,
 }
 
+impl<'a, T> OutputGradients<'a, T> {
+    /// The gradient of O. Nothing was computed from LSE.
+    pub fn new(dout: impl Into<ArrayView4<'a, T>>) -> OutputGradients<'a, T> {
+        OutputGradients { dout: dout.into(), dlse: None }
+    }
+
+    /// Gives the gradient of LSE as well.
+    #[must_use]
+    pub fn dlse(self, dlse: impl Into<ArrayView3<'a, f32>>) -> OutputGradients<'a, T> {
+        OutputGradients { dlse: Some(dlse.into()), ..self }
+    }
+}
+
+impl<'a, T> From<ArrayView4<'a, T>> for OutputGradients<'a, T> {
+    fn from(dout: ArrayView4<'a, T>) -> OutputGradients<'a, T> {
+        OutputGradients::new(dout)
+    }
+}
+
+impl<'a, T> From<&'a Array4<T>> for OutputGradients<'a, T> {
+    fn from(dout: &'a Array4<T>) -> OutputGradients<'a, T> {
+        OutputGradients::new(dout)
+    }
+}
+
 /// The result of the backward pass.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Gradients<T> {
     /// dQ (batch, seqlen_q, heads_q, head_dim). 0 in rows that see no key or belong to no sequence.
     pub dq: Array4<T>,
@@ -24,8 +51,9 @@ pub struct Gradients<T> {
     pub dv: Array4<T>,
 }
 
-impl<'a, T> From<ArrayView4<'a, T>> for OutputGradients<'a, T> {
-    fn from(dout: ArrayView4<'a, T>) -> OutputGradients<'a, T> {
-        OutputGradients { dout, dlse: None }
+impl<T> Gradients<T> {
+    /// dQ, dK and dV.
+    pub fn new([dq, dk, dv]: [Array4<T>; 3]) -> Gradients<T> {
+        Gradients { dq, dk, dv }
     }
 }

@@ -26,7 +26,7 @@
 //! if let Some(why) = no_gpu {
 //!     println!("on {device}: {why}");
 //! }
-//! let output = Attention::new(q.view(), k.view(), v.view()).causal().forward(&device)?;
+//! let output = Attention::new(&q, &k, &v).causal().forward(&device)?;
 //! assert_eq!(output.o.dim(), (1, 100, 2, 64));
 //! assert_eq!(output.lse.dim(), (1, 2, 100));
 //! # Ok::<(), fa3::Error>(())
@@ -41,10 +41,10 @@
 //! # let q = Array4::from_shape_fn((1, 100, 2, 64), |(_, s, h, d)| ((s + h + d) % 7) as f32);
 //! # let kv = Array4::from_shape_fn((1, 120, 1, 64), |(_, s, _, d)| ((s * d) % 5) as f32);
 //! # let device = Device::Cpu;
-//! let attention = Attention::new(q.view(), kv.view(), kv.view()).causal().deterministic();
+//! let attention = Attention::new(&q, &kv, &kv).causal().deterministic();
 //! let output = attention.forward(&device)?;
 //! let dout = Array4::ones((1, 100, 2, 64)); // of the sum of O
-//! let gradients = attention.backward(&device, &output, dout.view())?;
+//! let gradients = attention.backward(&device, &output, &dout)?;
 //! assert_eq!(gradients.dq.dim(), (1, 100, 2, 64));
 //! assert_eq!(gradients.dk.dim(), (1, 120, 1, 64)); // summed over the two query heads
 //! # Ok::<(), fa3::Error>(())
@@ -57,15 +57,15 @@
 //! use fa3::{Attention, Device};
 //!
 //! let (q, k) = (Array4::<f32>::zeros((1, 8, 8, 64)), Array4::<f32>::zeros((1, 8, 3, 64)));
-//! let error = Attention::new(q.view(), k.view(), k.view()).forward(&Device::Cpu).unwrap_err();
+//! let error = Attention::new(&q, &k, &k).forward(&Device::Cpu).unwrap_err();
 //! assert_eq!(error.to_string(), "heads_q 8 is not a multiple of heads_kv 3");
 //! ```
 //!
 //! [`Attention::fp8`] computes in 8 bits what is in 16. [`Quantize`] takes a tensor to e4m3, with rotary embedding and
 //! incoherent processing on the way.
 //!
-//! This crate re-exports what its interface mentions: [`Mask`], [`Problem`] and its parts, [`E4m3`], [`Rope`], and the
-//! crates [`ndarray`] and [`half`]. The layers below are crates of their own: `fa3-types` (what a problem is),
+//! This crate re-exports what its interface mentions: [`Mask`], [`E4m3`], [`Rope`], the crates [`ndarray`] and
+//! [`half`], and in [`problem`] what is computed as plain data. The layers below are crates of their own: `fa3-types` (what a problem is),
 //! `fa3-ref` (the oracle and the error law), `fa3-quant` (FP8), `fa3-sched` (tiles, orders, plans), `fa3-cuda`
 //! (kernels and the driver).
 //!
@@ -82,25 +82,22 @@ mod device;
 mod error;
 mod fp8;
 mod gradients;
+mod output;
+pub mod problem;
 mod quantize;
 mod scalar;
 
-pub use attention::{Attention, Output};
+pub use attention::Attention;
 pub use device::Device;
 pub use error::Error;
 pub use fp8::Fp8;
 pub use gradients::{Gradients, OutputGradients};
+pub use output::Output;
 pub use quantize::{Quantize, Quantized};
 pub use scalar::Scalar;
 
 pub use fa3_quant::{E4m3, QuantError, Rope, RopeStyle, RopeTable};
-pub use fa3_types::{
-    BackwardProblem, BackwardSpec, Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, TensorName,
-};
-pub use fa3_types::{
-    Fp8Problem, Fp8ProblemError, Fp8Spec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec,
-    Scaling, Signs, ValueLayout,
-};
+pub use fa3_types::{Mask, Scaling};
 pub use {half, ndarray};
 
 /// The README's Rust code, as a test.

@@ -18,16 +18,17 @@ use crate::{Device, Error, Scalar};
 /// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 /// ```
 ///
-/// V goes there without rotation and transform. With [`Quantize::channels`] y is x minus the mean of its channel, and
+/// V goes there without rotation and transform. With [`Scaling::Channel`] y is x minus the mean of its channel, and
 /// each channel has a scale.
 ///
 /// X is (batch, seqlen, heads, head_dim) of f16 or bf16, with head_dim a multiple of 16 up to 256. Strides are free.
+/// Nothing is padded: codes lie in rows of 16 bytes, and the transform mixes all columns of a row.
 /// A block or channel whose numbers y are all 0 has scale 1. NaN and infinities become NaN and count in no scale.
 ///
 /// CPU and GPU give the same bits, and refuse the same.
 ///
 /// Codes of V that are transposed, as 8-bit products read them, come from a problem of its own:
-/// [`QuantizeSpec::transposed`], run by `fa3::cuda::Quantize`.
+/// [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed), run by `fa3::cuda::Quantize`.
 ///
 /// ```
 /// use fa3::half::bf16;
@@ -41,7 +42,7 @@ use crate::{Device, Error, Scalar};
 /// q[[0, 5, 0, 9]] = bf16::from_f32(500.0);
 ///
 /// let table = Rope::new(RopeStyle::HalfSplit, 64, 10_000.0)?.table(200);
-/// let quantize = Quantize::new(q.view()).rotary(&table).hadamard(1);
+/// let quantize = Quantize::new(&q).rotary(&table).hadamard(1);
 /// let quantized = quantize.run(&Device::Cpu)?;
 /// assert_eq!(quantized.codes.dim(), (1, 200, 2, 64));
 /// assert_eq!(quantized.scales.dim(), (1, 2, 2)); // a scale for each 128 rows of a head
@@ -54,21 +55,16 @@ use crate::{Device, Error, Scalar};
 pub struct Quantize<'a, T> {
     x: ArrayView4<'a, T>,
     table: Option<&'a RopeTable>,
-    rows: Option<Rows<'a>>,
+    first: Option<usize>,
+    listed: Option<&'a [i32]>,
     seed: Option<u64>,
     scaling: Scaling,
-}
-
-/// Where rows stand.
-#[derive(Clone, Copy, Debug)]
-enum Rows<'a> {
-    From(usize),
-    Listed(&'a [i32]),
 }
 
 /// A tensor of e4m3 with its scales: the original, rotated and transformed, is about codes · scales, and the means of
 /// channels more if there are any.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Quantized {
     /// Codes (batch, seqlen, heads, head_dim).
     pub codes: Array4<E4m3>,
@@ -82,9 +78,10 @@ pub struct Quantized {
 }
 
 impl<'a, T: Scalar> Quantize<'a, T> {
-    /// Quantization alone, with a scale for each 128 rows of a head.
-    pub fn new(x: ArrayView4<'a, T>) -> Quantize<'a, T> {
-        Quantize { x, table: None, rows: None, seed: None, scaling: Scaling::Block { rows: 128 } }
+    /// Quantization alone of an array or a view of one, with a scale for each 128 rows of a head.
+    pub fn new(x: impl Into<ArrayView4<'a, T>>) -> Quantize<'a, T> {
+        let scaling = Scaling::Block { rows: 128 };
+        Quantize { x: x.into(), table: None, first: None, listed: None, seed: None, scaling }
     }
 
     /// Rotates each row by its position first. The rows of a sequence are at positions 0, 1, …
@@ -93,16 +90,16 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         self
     }
 
-    /// Lets the rows of each sequence be at positions `first`, `first + 1`, …
+    /// Lets the rows of each sequence be at positions `first`, `first + 1`, … It excludes [`Quantize::positions`].
     pub fn first_position(mut self, first: usize) -> Quantize<'a, T> {
-        self.rows = Some(Rows::From(first));
+        self.first = Some(first);
         self
     }
 
     /// Lists the position of each row, (batch, seqlen), row by row. A row whose position is not one of the table's
-    /// becomes NaN.
+    /// becomes NaN. It excludes [`Quantize::first_position`].
     pub fn positions(mut self, positions: &'a [i32]) -> Quantize<'a, T> {
-        self.rows = Some(Rows::Listed(positions));
+        self.listed = Some(positions);
         self
     }
 
@@ -113,35 +110,10 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         self
     }
 
-    /// A scale for each `rows` rows of a head, 64 or 128.
-    pub fn block_rows(mut self, rows: usize) -> Quantize<'a, T> {
-        self.scaling = Scaling::Block { rows };
-        self
-    }
-
-    /// One scale, which is known. Larger numbers than 448 · `scale` saturate.
-    pub fn scale(mut self, scale: f32) -> Quantize<'a, T> {
-        self.scaling = Scaling::Given(scale);
-        self
-    }
-
-    /// A scale for each `heads` successive heads of a sequence, by the largest magnitude in them: 1, or the query heads
-    /// of a key head. A GPU goes over the tensor twice for it.
-    pub fn heads(mut self, heads: usize) -> Quantize<'a, T> {
-        self.scaling = Scaling::Heads { heads };
-        self
-    }
-
-    /// One scale, by the largest magnitude of the tensor. A GPU goes over the tensor twice for it.
-    pub fn tensor(mut self) -> Quantize<'a, T> {
-        self.scaling = Scaling::Tensor;
-        self
-    }
-
-    /// A mean, which is subtracted, and a scale for each channel, a column of a head of a sequence. It is for V: what
-    /// its rows have in common takes no digits of e4m3 then, and O gets it back in [`crate::Fp8`].
-    pub fn channels(mut self) -> Quantize<'a, T> {
-        self.scaling = Scaling::Channel;
+    /// Says where scales come from, a scale for each 128 rows of a head if nothing is said. A GPU goes over the tensor
+    /// twice for [`Scaling::Heads`], [`Scaling::Tensor`] and [`Scaling::Channel`]; the last one is for V.
+    pub fn scaling(mut self, scaling: Scaling) -> Quantize<'a, T> {
+        self.scaling = scaling;
         self
     }
 
@@ -168,17 +140,18 @@ impl<'a, T: Scalar> Quantize<'a, T> {
     }
 
     fn rotary_spec(&self) -> Result<Option<Rotary>, Error> {
-        let Some(table) = self.table else {
-            return if self.rows.is_none() { Ok(None) } else { Err(Error::PositionsWithoutRotary) };
-        };
         let (batch, seqlen, ..) = self.x.dim();
-        let positions = match self.rows {
-            None => Positions::From(0),
-            Some(Rows::From(first)) => Positions::From(first),
-            Some(Rows::Listed(each)) if batch.checked_mul(seqlen) != Some(each.len()) => {
+        let positions = match (self.first, self.listed) {
+            (Some(_), Some(_)) => return Err(Error::TwoPositions),
+            (first, None) => Positions::From(first.unwrap_or(0)),
+            (None, Some(each)) if batch.checked_mul(seqlen) != Some(each.len()) => {
                 return Err(Error::PositionCount { given: each.len(), batch, seqlen });
             }
-            Some(Rows::Listed(_)) => Positions::Listed,
+            (None, Some(_)) => Positions::Listed,
+        };
+        let Some(table) = self.table else {
+            let nowhere = self.first.is_none() && self.listed.is_none();
+            return if nowhere { Ok(None) } else { Err(Error::PositionsWithoutRotary) };
         };
         let (style, rotary_dim, table_rows) = (table.style(), table.rotary_dim(), table.positions());
         Ok(Some(Rotary { style, rotary_dim, table_rows, positions }))
@@ -193,13 +166,7 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         match device {
             Device::Cpu => Ok(self.on_cpu(&problem, incoherent.as_ref())),
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => {
-                let listed = match self.rows {
-                    Some(Rows::Listed(each)) => Some(each),
-                    Some(Rows::From(_)) | None => None,
-                };
-                Ok(cuda::quantize(device, &problem, self.x, self.table, listed)?)
-            }
+            Device::Cuda(device) => Ok(cuda::quantize(device, &problem, self.x, self.table, self.listed)?),
         }
     }
 
@@ -251,12 +218,10 @@ impl<'a, T: Scalar> Quantize<'a, T> {
         let whole = problem.x().shape;
         let shape = Shape { batch: batch.len(), heads: heads.len(), ..whole };
         let first;
-        let positions = match self.rows.unwrap_or(Rows::From(0)) {
-            Rows::Listed(each) => {
-                RowPositions::Each(&each[batch.start * whole.seqlen..batch.end * whole.seqlen])
-            }
-            Rows::From(position) => {
-                first = vec![position; shape.batch];
+        let positions = match self.listed {
+            Some(each) => RowPositions::Each(&each[batch.start * whole.seqlen..batch.end * whole.seqlen]),
+            None => {
+                first = vec![self.first.unwrap_or(0); shape.batch];
                 RowPositions::First(&first)
             }
         };

@@ -37,14 +37,16 @@ impl Call {
         Call { forward, dout, deterministic }
     }
 
-    /// The problem, with contiguous O, dQ, dK and dV.
+    /// The problem, with contiguous O, dQ, dK and dV, in rows that kernels take.
     ///
     /// # Errors
     /// What is wrong with it.
     fn problem(&self) -> Result<BackwardProblem, ProblemError> {
         let mut spec = BackwardSpec::contiguous(self.forward.spec()?);
         spec.dout = self.dout;
-        spec.validate()
+        let problem = spec.validate()?;
+        problem.check_rows()?;
+        Ok(problem)
     }
 }
 

@@ -129,12 +129,14 @@ impl Call {
         self.sm_margin
     }
 
-    /// The problem, with a contiguous O.
+    /// The problem, with a contiguous O, in rows that kernels take.
     ///
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn problem(&self) -> Result<Problem, ProblemError> {
-        self.spec()?.validate()
+        let problem = self.spec()?.validate()?;
+        problem.check_rows()?;
+        Ok(problem)
     }
 
     /// The same, of which only the window has been checked.

@@ -95,9 +95,8 @@ impl Gpu {
             bytes.map(|bytes| self.device.alloc(bytes)).transpose()
         };
         let (mut computed, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
-        let (scales, means) = (computed.as_mut(), mean.as_mut());
         let mut workspace = Workspace::new(&self.device, &self.stream, quantize.workspace_bytes())?;
-        let tensors = QuantizeTensors { x: &x, codes: &mut codes, scales, mean: means, rotary: None };
+        let tensors = QuantizeTensors::new(&x, &mut codes).scales(computed.as_mut()).mean(mean.as_mut());
         quantize.run(&self.stream, tensors, &mut workspace)?;
         let Shape { batch, heads, .. } = problem.x().shape;
         let mut scales = computed.expect("none is given");
@@ -121,7 +120,7 @@ impl Gpu {
         let mut workspace = Workspace::new(&self.device, &self.stream, forward.workspace_bytes())?;
         let mut o = self.device.alloc(problem.o().extent_bytes().0 as usize)?;
         o.fill(&self.stream, 0xFF)?;
-        let tensors = ForwardTensors { q, k, v, descales, v_mean, o: &mut o, lse: None };
+        let tensors = ForwardTensors::new(q, k, v, &mut o).descales(descales).v_mean(v_mean);
         forward.run(&self.stream, tensors, &mut workspace)?;
         let o: Vec<f16> = o.download(&self.stream)?;
         let o = Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each");
@@ -146,11 +145,11 @@ enum Tensor<'a> {
 fn quantize_problem(x: &Array4<f16>, recipe: Recipe, tensor: Tensor<'_>) -> Result<QuantizeProblem, Error> {
     let (batch, seqlen, heads, head_dim) = x.dim();
     let spec = QuantizeSpec::contiguous(Dtype::F16, Shape { batch, seqlen, heads, head_dim });
-    let spec = if recipe.blocks { spec.block_rows(BLOCK) } else { spec.tensor() };
+    let spec = spec.scaling(if recipe.blocks { Scaling::Block { rows: BLOCK } } else { Scaling::Tensor });
     let spec = match tensor {
         Tensor::Qk(None) => spec,
         Tensor::Qk(Some(transform)) => spec.signs(transform.signs().expect("head_dim is at most 256")),
-        Tensor::V if recipe.v_channels => spec.channels().transposed(),
+        Tensor::V if recipe.v_channels => spec.scaling(Scaling::Channel).transposed(),
         Tensor::V => spec.transposed(),
     };
     Ok(spec.validate().map_err(fa3::Error::from)?)

@@ -10,8 +10,9 @@ pub(crate) struct MaskArgs {
     /// Each query sees the keys up to its own position; the last query stands at the last key
     #[arg(long)]
     causal: bool,
-    /// Each query sees L keys before its own position and R after it; -1 is unbounded, k is 1024
-    #[arg(long, value_name = "L,R", conflicts_with = "causal", allow_hyphen_values = true, value_parser = window)]
+    /// Each query sees L keys before its own position and R after it; -1 is unbounded, k is 1024. With --causal none
+    /// after it
+    #[arg(long, value_name = "L,R", allow_hyphen_values = true, value_parser = window)]
     window: Option<Mask>,
 }
 
@@ -41,9 +42,10 @@ pub(crate) enum WindowError {
 }
 
 impl MaskArgs {
-    /// The mask that the options describe.
+    /// The mask that the options describe: what both let a query see.
     pub(crate) fn mask(&self) -> Mask {
-        self.window.unwrap_or(if self.causal { Mask::Causal } else { Mask::None })
+        let causal = if self.causal { Mask::Causal } else { Mask::None };
+        causal.and(self.window.unwrap_or_default())
     }
 }
 
@@ -66,6 +68,16 @@ fn window(text: &str) -> Result<Mask, WindowError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Both hide keys, and neither takes back the other.
+    #[test]
+    fn a_causal_window() {
+        let mask = |causal, window| MaskArgs { causal, window }.mask();
+        let window = Mask::from_window(3, 7).ok();
+        assert_eq!([mask(false, None), mask(true, None)], [Mask::None, Mask::Causal]);
+        assert_eq!(mask(false, window), Mask::Window { left: Some(3), right: Some(7) });
+        assert_eq!(mask(true, window), Mask::Window { left: Some(3), right: Some(0) });
+    }
 
     #[test]
     fn windows() {

@@ -28,7 +28,7 @@ pub(super) fn json(plan: &Plan, orders: Option<&OrderComparison>) -> Value {
         "most_kv_blocks_of_a_tile": longest,
         "registers": { "entry": entry, "producer": producer, "consumer": consumer },
         "smem_bytes": tile.smem().total(),
-        "workspace_bytes": schedule.workspace_bytes(),
+        "counter_bytes": schedule.counter_bytes(),
         "transposed_v_bytes": plan.transposed_v_bytes(),
         "makespan": orders.map(|orders| json!({
             "bound": orders.bound, "in_turn": orders.linear_in_turn, "linear": orders.linear,

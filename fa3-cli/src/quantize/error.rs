@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use fa3::{QuantError, QuantizeProblemError};
+use fa3::QuantError;
+use fa3::problem::QuantizeProblemError;
 
 use crate::args::json::NotAlone;
 use crate::run::{self, error::extents};

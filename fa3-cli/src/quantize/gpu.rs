@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use fa3::cuda::{Device, HostError, Quantize, QuantizeError, QuantizeTensors, RotaryTensors, Workspace};
-use fa3::{QuantizeProblem, Quantized, RopeTable, Scalar};
+use fa3::problem::QuantizeProblem;
+use fa3::{Quantized, RopeTable, Scalar};
 use ndarray::ArrayView4;
 
 use crate::run::gpu::{timed, upload};
@@ -27,7 +28,7 @@ pub(super) fn quantize<T: Scalar>(
     let x = upload(device, &stream, x)?;
     let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
     let tables = tables.map(|[cos, sin]| Ok::<_, HostError>((cos?, sin?))).transpose()?;
-    let rotary = tables.as_ref().map(|(cos, sin)| RotaryTensors { cos, sin, positions: None });
+    let rotary = tables.as_ref().map(|(cos, sin)| RotaryTensors::new(cos, sin));
     let mut codes = device.alloc(problem.codes_bytes().0 as usize)?;
     let numbers = |shape: Option<[usize; 3]>| {
         shape.map(|shape| device.alloc(4 * shape.iter().product::<usize>())).transpose()
@@ -36,8 +37,8 @@ pub(super) fn quantize<T: Scalar>(
     let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
 
     let (call, launches) = timed(&stream, || {
-        let (scales, mean) = (scales.as_mut(), mean.as_mut());
-        let tensors = QuantizeTensors { x: &x, codes: &mut codes, scales, mean, rotary };
+        let tensors = QuantizeTensors::new(&x, &mut codes).scales(scales.as_mut()).mean(mean.as_mut());
+        let tensors = tensors.rotary(rotary);
         quantize.run(&stream, tensors, &mut workspace)
     })?;
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use fa3::{QuantizeProblem, Quantized, RopeTable, Scalar, Scaling};
+use fa3::problem::QuantizeProblem;
+use fa3::{Quantized, RopeTable, Scalar, Scaling};
 use fa3_quant::Incoherent;
 use ndarray::{ArrayView4, Axis};
 use rayon::prelude::*;
@@ -163,7 +164,7 @@ mod tests {
     fn numbers_that_are_not_finite_are_left_out_and_counted() {
         let mut x = Array4::from_elem([1, 2, 1, 16], f16::ONE);
         let drift = |x: &Array4<f16>| {
-            let quantized = Quantize::new(x.view()).scale(1.0).run(&Device::Cpu).unwrap();
+            let quantized = Quantize::new(x).scaling(Scaling::Given(1.0)).run(&Device::Cpu).unwrap();
             Drift::of(x.view(), None, 0, None, &quantized).to_string()
         };
         assert_eq!(drift(&x), "0.00e0 relative rms");

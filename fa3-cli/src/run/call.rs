@@ -229,7 +229,7 @@ impl<T: Stored<Output = T>> Attended<'_, '_, T> {
             Judged::Expected => Check::NothingExpected,
             Judged::None => Check::Unwanted,
         };
-        let Gradients { dq, dk, dv } = gradients;
+        let Gradients { dq, dk, dv, .. } = gradients;
         let summaries = [("dq", &dq), ("dk", &dk), ("dv", &dv)].map(|(name, x)| Summary::new(name, x));
         let tensors = [("dq", dq), ("dk", dk), ("dv", dv)].map(|(name, x)| Tensor::new(name.into(), x));
         Ok((Backward { from, place, times, summaries, check }, tensors))

@@ -331,7 +331,7 @@ mod tests {
             .map(|(at, sequences)| codes(&qkv[at], sequences));
         let fp8 = Fp8Attention::new(Accumulation::TwoLevel { keys: 128 }, 128);
         let fp8 = fp8.forward(&problem, &q8, &k8, &v8).unwrap();
-        let mut output = Output { o: fp8.o.mapv(bf16::from_f32), lse: fp8.lse };
+        let mut output = Output::new(fp8.o.mapv(bf16::from_f32), fp8.lse);
         let check = |arithmetic, output: &Output<bf16>| {
             let (o, lse) = (output.o.mapv(f64::from), output.lse.mapv(f64::from));
             Expected { o: Some(o), lse: Some(lse) }

@@ -6,7 +6,8 @@ use fa3::cuda::{
     Backward, BackwardError, BackwardTensors, Device, DeviceBuffer, Forward, ForwardError, ForwardTensors,
     HostError, Stream, Workspace,
 };
-use fa3::{BackwardProblem, Gradients, Output, OutputGradients, Scalar};
+use fa3::problem::BackwardProblem;
+use fa3::{Gradients, Output, OutputGradients, Scalar};
 use fa3_types::{Problem, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView, ArrayView4, Dimension};
 
@@ -38,17 +39,14 @@ pub(super) fn forward<T: Scalar>(
     let mut lse = device.alloc(lse_bytes)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let (call, launches) = timed(&stream, || {
-        let (o, lse) = (&mut o, Some(&mut lse));
-        let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], v_mean: None, o, lse };
+        let tensors = ForwardTensors::new(&q, &k, &v, &mut o).lse(&mut lse);
         forward.run(&stream, tensors, &mut workspace)
     })?;
 
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
-    let output = Output {
-        o: Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each"),
-        lse: Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each"),
-    };
-    Ok((output, Times { compile, call, launches, warm: true }))
+    let o = Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each");
+    let lse = Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each");
+    Ok((Output::new(o, lse), Times { compile, call, launches, warm: true }))
 }
 
 /// Computes the gradients of such a call from its output, and how long a launch of their kernels takes.
@@ -77,9 +75,8 @@ pub(super) fn backward<T: Scalar>(
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
     let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
     let (call, launches) = timed(&stream, || {
-        let (q, k, v, o, lse, dout, dlse) = (&q, &k, &v, &o, &lse, &dout, dlse.as_ref());
-        let (dq, dk, dv) = (&mut dq, &mut dk, &mut dv);
-        let tensors = BackwardTensors { q, k, v, o, lse, dout, dlse, dq, dk, dv };
+        let gradients = [&mut dq, &mut dk, &mut dv];
+        let tensors = BackwardTensors::new([&q, &k, &v], [&o, &lse], &dout, gradients).dlse(dlse.as_ref());
         backward.run(&stream, tensors, &mut workspace)
     })?;
 
@@ -88,7 +85,7 @@ pub(super) fn backward<T: Scalar>(
         Array4::from_shape_vec(x.shape.dims(), elements).expect("one element each")
     };
     let [q, k, v] = descs;
-    let gradients = Gradients { dq: array(q, dq), dk: array(k, dk), dv: array(v, dv) };
+    let gradients = Gradients::new([array(q, dq), array(k, dk), array(v, dv)]);
     Ok((gradients, Times { compile, call, launches, warm: true }))
 }
 

@@ -201,7 +201,7 @@ fn bad_input_is_refused_in_one_line() {
     zeros(Dtype::F16, &[6, 2, 16], "x has shape [6, 2, 16], expected (batch, seqlen, heads, head_dim)");
     zeros(Dtype::F16, &[1, 0, 2, 16], "x of shape [1, 0, 2, 16] has no elements");
     zeros(Dtype::F16, &[1, 4, 2, 24], "x: ");
-    zeros(Dtype::F16, &[1, 4, 1, 272], "x: x has head_dim 272, more than 256");
+    zeros(Dtype::F16, &[1, 4, 1, 272], "x: x has head_dim 272, not a multiple of 16 up to 256");
     zeros(Dtype::I32, &[1, 4, 1, 16], "x is I32, expected F32, F16 or BF16");
     zeros(Dtype::U8, &[1, 4, 1, 16], "x is U8, expected F32, F16 or BF16");
 }

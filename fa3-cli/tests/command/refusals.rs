@@ -104,7 +104,7 @@ fn shapes_that_disagree() {
     qkv(DENSE, (F16, &[1, 6, 2, 16]), DENSE).refused(&[], "k has head_dim 16, expected 8");
     qkv((F16, &[1, 6, 3, 8]), DENSE, DENSE).refused(&[], "heads_q 3 is not a multiple of heads_kv 2");
     qkv((F16, &[1, 6, 0, 8]), DENSE, DENSE).refused(&[], "q has heads 0");
-    qkv((F16, &[1, 6, 2, 12]), DENSE, DENSE).refused(&[], "q has head_dim 12, not a multiple of 8");
+    qkv((F16, &[1, 6, 2, 12]), DENSE, DENSE).refused(&[], "q, k, v: k has head_dim 8, expected 12");
     qkv((F16, &[2, 6, 2, 8]), DENSE, DENSE).refused(&[], "q, k, v: k has batch 1, expected 2");
     let huge: &[usize] = &[0, 1 << 40, 1 << 40, 8];
     qkv((F16, huge), (F16, huge), (F16, huge)).refused(&[], "q of shape [0, 1099511627776, ");

@@ -43,9 +43,8 @@ pub use error::BackwardError;
 ///     let [q, k, v, o, lse, dout, _, dq, dk, dv] = problem.tensor_bytes().map(|(_, bytes)| zeros(bytes));
 ///     let (q, k, v, o, lse, dout, mut dq, mut dk, mut dv) = (q?, k?, v?, o?, lse?, dout?, dq?, dk?, dv?);
 ///     let mut workspace = Workspace::new(&device, &stream, backward.workspace_bytes())?;
-///     let (dq, dk, dv) = (&mut dq, &mut dk, &mut dv);
-///     let [q, k, v, o, lse, dout] = [&q, &k, &v, &o, &lse, &dout];
-///     let tensors = BackwardTensors { q, k, v, o, lse, dout, dlse: None, dq, dk, dv };
+///     let gradients = [&mut dq, &mut dk, &mut dv];
+///     let tensors = BackwardTensors::new([&q, &k, &v], [&o, &lse], &dout, gradients);
 ///     backward.run(&stream, tensors, &mut workspace)?;
 ///     Ok(dv.download(&stream)?)
 /// };
@@ -63,6 +62,7 @@ pub struct Backward {
 
 /// Buffers that hold a problem's tensors from their first bytes on.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct BackwardTensors<'a> {
     /// Q.
     pub q: &'a DeviceBuffer,
@@ -84,6 +84,24 @@ pub struct BackwardTensors<'a> {
     pub dk: &'a mut DeviceBuffer,
     /// The gradient of V.
     pub dv: &'a mut DeviceBuffer,
+}
+
+impl<'a> BackwardTensors<'a> {
+    /// Q, K and V; O and LSE of the forward pass; the gradient of O; and where the gradients of Q, K and V go.
+    pub fn new(
+        [q, k, v]: [&'a DeviceBuffer; 3],
+        [o, lse]: [&'a DeviceBuffer; 2],
+        dout: &'a DeviceBuffer,
+        [dq, dk, dv]: [&'a mut DeviceBuffer; 3],
+    ) -> BackwardTensors<'a> {
+        BackwardTensors { q, k, v, o, lse, dout, dlse: None, dq, dk, dv }
+    }
+
+    /// Gives the gradient of LSE, if there is one.
+    #[must_use]
+    pub fn dlse(self, dlse: impl Into<Option<&'a DeviceBuffer>>) -> BackwardTensors<'a> {
+        BackwardTensors { dlse: dlse.into(), ..self }
+    }
 }
 
 impl Backward {

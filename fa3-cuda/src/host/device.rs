@@ -44,6 +44,22 @@ pub struct Memory {
 }
 
 impl Device {
+    /// How many GPUs the driver has, of any kind.
+    ///
+    /// # Errors
+    /// No driver, one older than CUDA 12.0, or what it says.
+    pub fn count() -> Result<u32, HostError> {
+        match driver::init() {
+            Err(HostError::Driver { error, .. })
+                if error == CudaError::new(CUresult::CUDA_ERROR_NO_DEVICE) =>
+            {
+                Ok(0)
+            }
+            Err(error) => Err(error),
+            Ok(_) => driver_count(),
+        }
+    }
+
     /// The GPU with this number, in the driver's order.
     ///
     /// # Errors
@@ -196,12 +212,18 @@ impl fmt::Display for Device {
     }
 }
 
-fn find(ordinal: u32) -> Result<CUdevice, HostError> {
-    let (mut count, mut device) = (0, 0);
+/// How many GPUs an initialised driver has.
+fn driver_count() -> Result<u32, HostError> {
+    let mut count = 0;
     // SAFETY: `count` is a valid place for the result.
     check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
-    let Some(index) = i32::try_from(ordinal).ok().filter(|index| *index < count) else {
-        return Err(HostError::NoDevice { ordinal, count: count.unsigned_abs() });
+    Ok(count.unsigned_abs())
+}
+
+fn find(ordinal: u32) -> Result<CUdevice, HostError> {
+    let (count, mut device) = (driver_count()?, 0);
+    let Some(index) = i32::try_from(ordinal).ok().filter(|_| ordinal < count) else {
+        return Err(HostError::NoDevice { ordinal, count });
     };
     // SAFETY: `device` is a valid place for the result.
     check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, index) })?;

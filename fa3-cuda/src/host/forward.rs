@@ -49,8 +49,7 @@ pub use error::ForwardError;
 ///     let (q, k, v, mut o, mut lse) = (q?, k?, v?, o?, zeros(4 * 2 * 8 * 512)?);
 ///     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 ///     for _ in 0..3 {
-///         let (o, lse) = (&mut o, Some(&mut lse));
-///         let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], v_mean: None, o, lse };
+///         let tensors = ForwardTensors::new(&q, &k, &v, &mut o).lse(&mut lse);
 ///         forward.run(&stream, tensors, &mut workspace)?;
 ///     }
 ///     Ok(lse.download(&stream)?)
@@ -69,6 +68,7 @@ pub struct Forward {
 
 /// Buffers that hold a problem's tensors from their first bytes on.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct ForwardTensors<'a> {
     /// Q.
     pub q: &'a DeviceBuffer,
@@ -85,6 +85,36 @@ pub struct ForwardTensors<'a> {
     pub o: &'a mut DeviceBuffer,
     /// LSE; without one it is not written.
     pub lse: Option<&'a mut DeviceBuffer>,
+}
+
+impl<'a> ForwardTensors<'a> {
+    /// Q, K, V and O. LSE is not written, and there are no scales.
+    pub fn new(
+        q: &'a DeviceBuffer,
+        k: &'a DeviceBuffer,
+        v: &'a DeviceBuffer,
+        o: &'a mut DeviceBuffer,
+    ) -> ForwardTensors<'a> {
+        ForwardTensors { q, k, v, descales: [None; 3], v_mean: None, o, lse: None }
+    }
+
+    /// Has LSE written here, if anywhere.
+    #[must_use]
+    pub fn lse(self, lse: impl Into<Option<&'a mut DeviceBuffer>>) -> ForwardTensors<'a> {
+        ForwardTensors { lse: lse.into(), ..self }
+    }
+
+    /// Gives the scales of e4m3 Q, K and V.
+    #[must_use]
+    pub fn descales(self, descales: [Option<&'a DeviceBuffer>; 3]) -> ForwardTensors<'a> {
+        ForwardTensors { descales, ..self }
+    }
+
+    /// Gives the means of V's channels, if there are any.
+    #[must_use]
+    pub fn v_mean(self, v_mean: impl Into<Option<&'a DeviceBuffer>>) -> ForwardTensors<'a> {
+        ForwardTensors { v_mean: v_mean.into(), ..self }
+    }
 }
 
 impl Forward {

@@ -30,8 +30,7 @@ use crate::kernels::fp8;
 ///     // 1 in bf16
 ///     let x = device.upload(&stream, &[0x3F80_u16; 300 * 2 * 64])?;
 ///     let mut o = device.alloc(x.bytes())?;
-///     let tensors = Fp8Tensors { q: &x, k: &x, v: &x, o: &mut o, lse: None, tables: None };
-///     forward.run(&stream, tensors, &mut workspace)?;
+///     forward.run(&stream, Fp8Tensors::new(&x, &x, &x, &mut o), &mut workspace)?;
 ///     Ok(o.download(&stream)?)
 /// };
 /// match run() {
@@ -48,6 +47,7 @@ pub struct Fp8Forward {
 
 /// Buffers that hold a problem's tensors from their first bytes on, all of 16 bits but LSE.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Fp8Tensors<'a> {
     /// Q.
     pub q: &'a DeviceBuffer,
@@ -61,6 +61,30 @@ pub struct Fp8Tensors<'a> {
     pub lse: Option<&'a mut DeviceBuffer>,
     /// Cosines and sines, f32 (table_rows, rotary_dim / 2), if Q and K are rotated.
     pub tables: Option<[&'a DeviceBuffer; 2]>,
+}
+
+impl<'a> Fp8Tensors<'a> {
+    /// Q, K, V and O. LSE is not written, and nothing is rotated.
+    pub fn new(
+        q: &'a DeviceBuffer,
+        k: &'a DeviceBuffer,
+        v: &'a DeviceBuffer,
+        o: &'a mut DeviceBuffer,
+    ) -> Fp8Tensors<'a> {
+        Fp8Tensors { q, k, v, o, lse: None, tables: None }
+    }
+
+    /// Has LSE written here, if anywhere.
+    #[must_use]
+    pub fn lse(self, lse: impl Into<Option<&'a mut DeviceBuffer>>) -> Fp8Tensors<'a> {
+        Fp8Tensors { lse: lse.into(), ..self }
+    }
+
+    /// Gives the tables of cosines and sines, if Q and K are rotated.
+    #[must_use]
+    pub fn tables(self, tables: impl Into<Option<[&'a DeviceBuffer; 2]>>) -> Fp8Tensors<'a> {
+        Fp8Tensors { tables: tables.into(), ..self }
+    }
 }
 
 impl Fp8Forward {

@@ -43,8 +43,7 @@ pub use error::QuantizeError;
 ///     x.fill(&stream, 0)?;
 ///     let (mut codes, mut scales) = (device.alloc(1000 * 2 * 64)?, device.alloc(4 * 2 * 8)?);
 ///     let mut workspace = Workspace::new(&device, &stream, quantize.workspace_bytes())?;
-///     let tensors =
-///         QuantizeTensors { x: &x, codes: &mut codes, scales: Some(&mut scales), mean: None, rotary: None };
+///     let tensors = QuantizeTensors::new(&x, &mut codes).scales(&mut scales);
 ///     quantize.run(&stream, tensors, &mut workspace)?;
 ///     Ok(scales.download(&stream)?)
 /// };
@@ -62,6 +61,7 @@ pub struct Quantize {
 
 /// Buffers that hold a problem's tensors from their first bytes on: those that the problem has.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct QuantizeTensors<'a> {
     /// The tensor.
     pub x: &'a DeviceBuffer,
@@ -77,6 +77,7 @@ pub struct QuantizeTensors<'a> {
 
 /// Buffers of rotary embedding.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct RotaryTensors<'a> {
     /// Cosines, f32 (table_rows, rotary_dim / 2).
     pub cos: &'a DeviceBuffer,
@@ -84,6 +85,44 @@ pub struct RotaryTensors<'a> {
     pub sin: &'a DeviceBuffer,
     /// The positions of rows, i32 (batch, seqlen), if they are listed.
     pub positions: Option<&'a DeviceBuffer>,
+}
+
+impl<'a> QuantizeTensors<'a> {
+    /// The tensor and its codes.
+    pub fn new(x: &'a DeviceBuffer, codes: &'a mut DeviceBuffer) -> QuantizeTensors<'a> {
+        QuantizeTensors { x, codes, scales: None, mean: None, rotary: None }
+    }
+
+    /// Has scales written here, if anywhere.
+    #[must_use]
+    pub fn scales(self, scales: impl Into<Option<&'a mut DeviceBuffer>>) -> QuantizeTensors<'a> {
+        QuantizeTensors { scales: scales.into(), ..self }
+    }
+
+    /// Has the means of channels written here, if anywhere.
+    #[must_use]
+    pub fn mean(self, mean: impl Into<Option<&'a mut DeviceBuffer>>) -> QuantizeTensors<'a> {
+        QuantizeTensors { mean: mean.into(), ..self }
+    }
+
+    /// Gives what a rotation needs, if there is one.
+    #[must_use]
+    pub fn rotary(self, rotary: impl Into<Option<RotaryTensors<'a>>>) -> QuantizeTensors<'a> {
+        QuantizeTensors { rotary: rotary.into(), ..self }
+    }
+}
+
+impl<'a> RotaryTensors<'a> {
+    /// Tables of cosines and sines, for rows at successive positions.
+    pub fn new(cos: &'a DeviceBuffer, sin: &'a DeviceBuffer) -> RotaryTensors<'a> {
+        RotaryTensors { cos, sin, positions: None }
+    }
+
+    /// Gives the positions of rows, if they are listed.
+    #[must_use]
+    pub fn positions(self, positions: impl Into<Option<&'a DeviceBuffer>>) -> RotaryTensors<'a> {
+        RotaryTensors { positions: positions.into(), ..self }
+    }
 }
 
 impl Quantize {
@@ -178,7 +217,7 @@ fn placed(
 
 #[cfg(test)]
 mod tests {
-    use fa3_types::{Dtype, ProblemError, QuantizeProblemError, QuantizeSpec, Shape, TensorName};
+    use fa3_types::{Dtype, ProblemError, QuantizeProblemError, QuantizeSpec, Scaling, Shape, TensorName};
 
     use super::*;
 
@@ -203,7 +242,8 @@ mod tests {
         let error = ProblemError::Unwanted { tensor: TensorName::Positions };
         assert_eq!(placed(&problem, unwanted), Err(QuantizeProblemError::from(error).into()));
         // Means of two heads of 64 channels.
-        let channels = QuantizeSpec::contiguous(Dtype::F16, shape).channels().validate().unwrap();
+        let channels =
+            QuantizeSpec::contiguous(Dtype::F16, shape).scaling(Scaling::Channel).validate().unwrap();
         let mut memories = good;
         (memories[2], memories[3]) = (Some((0x3_0000, 512)), Some((0x4_0000, 511)));
         let (tensor, given, needed) = (TensorName::Mean, 511, 512);

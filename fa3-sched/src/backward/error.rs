@@ -1,11 +1,11 @@
 //! Why a problem has no plan.
 
-use fa3_types::Dtype;
+use fa3_types::{Dtype, ProblemError};
 
 use crate::{NotDense, TooManyTiles};
 
 /// What [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum PlanError {
@@ -13,6 +13,8 @@ pub enum PlanError {
         "the backward kernels take f16 and bf16 tensors of one type, not {dtype} with an output of {output}"
     )]
     Dtype { dtype: Dtype, output: Dtype },
+    #[error(transparent)]
+    Rows(#[from] Box<ProblemError>),
     #[error("the backward kernels take {0}")]
     Dense(#[from] NotDense),
     #[error("the backward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}")]
@@ -21,6 +23,10 @@ pub enum PlanError {
         "the given tile takes head_dim up to {most} and head_dim_v up to {most_v}, not {head_dim} and {head_dim_v}"
     )]
     Narrow { most: u32, most_v: u32, head_dim: usize, head_dim_v: usize },
+    #[error(
+        "dQ cannot have a tile of its own, as it is given, and be added to by the given tile of dK and dV"
+    )]
+    DqTwice,
     #[error(transparent)]
     Tile(#[from] TileError),
     #[error(transparent)]
@@ -31,8 +37,11 @@ impl PlanError {
     /// Whether it is about the problem, whose gradients the CPU computes.
     pub fn is_cpu_only(&self) -> bool {
         match self {
-            PlanError::Dtype { .. } | PlanError::Dense(_) | PlanError::HeadDim { .. } => true,
-            PlanError::Narrow { .. } | PlanError::Tile(_) | PlanError::Tiles(_) => false,
+            PlanError::Dtype { .. }
+            | PlanError::Rows(_)
+            | PlanError::Dense(_)
+            | PlanError::HeadDim { .. } => true,
+            PlanError::Narrow { .. } | PlanError::DqTwice | PlanError::Tile(_) | PlanError::Tiles(_) => false,
         }
     }
 }

@@ -10,11 +10,12 @@ use super::{DkvTile, DqTile};
 #[non_exhaustive]
 pub struct PlanOptions {
     /// Whether gradients must be the same bits in every run. Where dQ is added up, tiles then add in the order of keys
-    /// ([`AddOrder::LastKeysFirst`](super::AddOrder::LastKeysFirst)); otherwise they add in any order.
+    /// ([`AddOrder::LastKeysFirst`](super::AddOrder::LastKeysFirst)). Otherwise they do where that is as fast:
+    /// [`MOST_KEYS_IN_ORDER`](super::MOST_KEYS_IN_ORDER) says where it is not.
     pub deterministic: bool,
     /// The tile of the dK/dV kernel.
     pub dkv: Option<DkvTile>,
-    /// The tile of the dQ kernel, if there is to be one.
+    /// The tile of the dQ kernel, if there is to be one. Then the tile of the dK/dV kernel must not add to dQ.
     pub dq: Option<DqTile>,
     /// Streaming multiprocessors to use; the others are left to other work. A number above the device's counts as all.
     pub sms: Option<NonZeroU32>,

@@ -82,6 +82,7 @@ impl Plan {
         if !matches!(dtype, Dtype::F16 | Dtype::Bf16) || output != dtype {
             return Err(PlanError::Dtype { dtype, output });
         }
+        problem.check_rows().map_err(Box::new)?;
         let lens = dense_lens(forward)?;
         let dims = [forward.head_dim(), forward.head_dim_v()];
         let choose = |head_dim, head_dim_v, limits: &DeviceLimits| match adds_dq(forward, options, limits) {
@@ -96,6 +97,9 @@ impl Plan {
         let dkv =
             given(options.dkv.map(ordered), choose, |tile| [tile.head_dim, tile.head_dim_v], dims, limits)?;
         dkv.check(limits)?;
+        if dkv.adds_dq.is_some() && options.dq.is_some() {
+            return Err(PlanError::DqTwice);
+        }
 
         let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         // Heads and the batch are below 2³¹ in every problem.
@@ -192,18 +196,25 @@ const BLOCKS_BEHIND: u32 = 2;
 /// come first, in sections of so many heads that a tile of the same head begins [`BLOCKS_BEHIND`] blocks later.
 fn last_keys_first(counts: TileCounts, blocks: u32, sms: NonZeroU32) -> Result<Schedule, TooManyTiles> {
     let heads = counts.heads.saturating_mul(counts.batch).max(1);
-    let section = ((BLOCKS_BEHIND * sms.get() + blocks / 2) / blocks.max(1)).clamp(1, heads);
+    let section =
+        (BLOCKS_BEHIND.saturating_mul(sms.get()).saturating_add(blocks / 2) / blocks.max(1)).clamp(1, heads);
     let order = Order::LongestFirst { section, longest: Longest::Last };
     Schedule::new(counts, order, Scheduler::DynamicPersistent, sms)
 }
 
-/// If rows see up to so many keys on average, additions in order are the faster ones, since sums are neither cleared
-/// nor rounded by kernels of their own. If they see more, tiles wait for each other for longer than that takes
-/// (docs/performance-backward.md).
-const MOST_KEYS_IN_ORDER: usize = 4096;
+/// dQ is added up in any order, so that its last bits differ from run to run, where all of this is so:
+///
+/// - [`PlanOptions::deterministic`] does not ask for gradients that are the same bits in every run,
+/// - head_dim and head_dim_v are at most 128: with wider heads dQ has a kernel of its own,
+/// - rows see more than so many keys on average, or more than [`MOST_KEYS_IN_ORDER_MASKED`] under a mask.
+///
+/// With fewer keys additions in order are the faster ones, since sums are neither cleared nor rounded by kernels of
+/// their own. With more, tiles wait for each other for longer than that takes (docs/performance-backward.md).
+pub const MOST_KEYS_IN_ORDER: usize = 4096;
 
-/// The same under a mask.
-const MOST_KEYS_IN_ORDER_MASKED: usize = 1024;
+/// As [`MOST_KEYS_IN_ORDER`], under a mask. Rows of a causal mask see half of the keys on average, and those of a window
+/// all keys of the window.
+pub const MOST_KEYS_IN_ORDER_MASKED: usize = 1024;
 
 /// How the dK/dV kernel adds to dQ, if a tile can.
 fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Option<AddOrder> {
@@ -327,6 +338,32 @@ mod tests {
         let problem = BackwardSpec::contiguous(spec(128)).validate().unwrap();
         let refused = Plan::with(&problem, &H100, &narrow).unwrap_err();
         assert_eq!(refused, PlanError::Narrow { most: 64, most_v: 64, head_dim: 128, head_dim_v: 128 });
+        let refused = plan(spec(33)).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "q has head_dim 33, not a multiple of 8 as bf16 needs (16-byte rows)"
+        );
+        assert!(refused.is_cpu_only());
+        let mut odd = BackwardSpec::contiguous(spec(64));
+        odd.dout.strides.heads += 1;
+        let refused = Plan::new(&odd.validate().unwrap(), &H100).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "dout has stride 65 in heads, not a multiple of 8 elements (16 bytes)"
+        );
+    }
+
+    /// Two tiles may be given, in either order, but not two that both compute dQ.
+    #[test]
+    fn a_given_tile_is_taken_or_refused() {
+        let problem = BackwardSpec::contiguous(spec(128)).validate().unwrap();
+        let dq = DqTile::choose(128, 128, &H100).unwrap();
+        let adding = DkvTile::choose_adding([128, 128], AddOrder::Any, &H100).unwrap();
+        let alone = DkvTile::choose(128, 128, &H100).unwrap();
+        let with = |dkv| Plan::with(&problem, &H100, &PlanOptions::default().dkv(dkv).dq(dq));
+        assert_eq!(with(adding).unwrap_err(), PlanError::DqTwice);
+        let plan = with(alone).unwrap();
+        assert_eq!((plan.dkv().tile, self::dq(&plan).tile), (alone, dq));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! Why a problem has no plan.
 
-use fa3_types::Dtype;
+use fa3_types::{Dtype, ProblemError};
 
 use super::Precision;
 use crate::{NotDense, Scheduler, TooManyTiles};
 
 /// What [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum PlanError {
@@ -14,6 +14,8 @@ pub enum PlanError {
     Dtype { dtype: Dtype },
     #[error("the forward kernels write O in the type of Q, {dtype}, not in {output}")]
     Output { dtype: Dtype, output: Dtype },
+    #[error(transparent)]
+    Rows(#[from] Box<ProblemError>),
     #[error("the forward kernels take {0}")]
     Dense(#[from] NotDense),
     #[error("the forward kernels have no tile for head_dim {head_dim} and head_dim_v {head_dim_v}")]
@@ -38,6 +40,7 @@ impl PlanError {
         match self {
             PlanError::Dtype { .. }
             | PlanError::Output { .. }
+            | PlanError::Rows(_)
             | PlanError::Dense(_)
             | PlanError::HeadDim { .. } => true,
             PlanError::Precision { .. }

@@ -80,6 +80,7 @@ impl Plan {
     /// [`PlanError`] if no forward kernel computes the problem, or not on this device or with these options.
     pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
         check_dtypes(problem)?;
+        problem.check_rows().map_err(Box::new)?;
         let lens = dense_lens(problem)?;
         let (tile, why) = choose_tile(problem, options)?;
         let tiling =
@@ -277,7 +278,7 @@ impl fmt::Display for Plan {
         }
         writeln!(f, "           {} of them hold S, P and O", tile.accumulators().total())?;
         writeln!(f, "shared     {}", tile.smem())?;
-        write!(f, "workspace  {} bytes", schedule.workspace_bytes())?;
+        write!(f, "memory     {} bytes for the tile counter", schedule.counter_bytes())?;
         if self.v_tiles.is_some() {
             write!(f, ", and {} for V, which is transposed before", self.transposed_v_bytes())?;
         }

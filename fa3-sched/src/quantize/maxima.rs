@@ -33,6 +33,8 @@ impl MaximaPlan {
         let counts =
             TileCounts { m_blocks: 1, heads: scales.try_into().unwrap_or(u32::MAX), batch: 1, splits: 1 };
         let (scales, heads) = (counts.numbered()?, of_scale as u32);
-        Ok(Some(MaximaPlan { scales, heads, maxima: heads * blocks }))
+        // With a scale there is a sequence, whose tiles have been numbered. Without one heads may have any number.
+        let maxima = if scales == 0 { 0 } else { heads * blocks };
+        Ok(Some(MaximaPlan { scales, heads, maxima }))
     }
 }

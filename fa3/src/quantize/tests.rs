@@ -35,17 +35,20 @@ fn is_as_fa3_quant_s<T: Scalar + Copy>() {
     let quantize = Quantize::new(x.view());
     for (quantize, preparation) in [
         (quantize.clone(), large),
-        (quantize.clone().block_rows(64).hadamard(9), small.incoherent(&mixed)),
+        (quantize.clone().scaling(Scaling::Block { rows: 64 }).hadamard(9), small.incoherent(&mixed)),
         (quantize.clone().rotary(&table), large.rotation(first(&[0, 0]))),
         (quantize.clone().rotary(&table).first_position(20), large.rotation(first(&[20, 20]))),
         (
             quantize.clone().rotary(&table).positions(&listed).hadamard(9),
             large.rotation(each).incoherent(&mixed),
         ),
-        (quantize.clone().scale(0.01), Preparation::with_scale(0.01)),
-        (quantize.clone().tensor().hadamard(9), Preparation::new(Granularity::Tensor).incoherent(&mixed)),
+        (quantize.clone().scaling(Scaling::Given(0.01)), Preparation::with_scale(0.01)),
         (
-            quantize.clone().heads(1).rotary(&table).positions(&listed),
+            quantize.clone().scaling(Scaling::Tensor).hadamard(9),
+            Preparation::new(Granularity::Tensor).incoherent(&mixed),
+        ),
+        (
+            quantize.clone().scaling(Scaling::Heads { heads: 1 }).rotary(&table).positions(&listed),
             Preparation::new(Granularity::Head).rotation(each),
         ),
     ] {
@@ -58,7 +61,7 @@ fn is_as_fa3_quant_s<T: Scalar + Copy>() {
     }
     let values = x.mapv(|x| x.to_f32());
     let channels = Channels::of(values.view());
-    let quantized = Quantize::new(x.view()).channels().run(&Device::Cpu).unwrap();
+    let quantized = Quantize::new(x.view()).scaling(Scaling::Channel).run(&Device::Cpu).unwrap();
     assert_eq!(quantized.codes, channels.quantize(values.view()).unwrap().codes());
     assert_eq!((&quantized.scales, quantized.mean.as_ref()), (channels.scale(), Some(channels.mean())));
 }
@@ -76,15 +79,15 @@ fn heads_share_the_largest_scale() {
         f16::from_f32(((7 * b + 3 * s + d) as f32).sin() * (1 + h) as f32 * if h == 3 { 0.0 } else { 1.0 })
     });
     let quantize = Quantize::new(x.view()).hadamard(1);
-    let single = quantize.clone().heads(1).run(&Device::Cpu).unwrap();
-    let shared = quantize.clone().heads(3).run(&Device::Cpu).unwrap();
+    let single = quantize.clone().scaling(Scaling::Heads { heads: 1 }).run(&Device::Cpu).unwrap();
+    let shared = quantize.clone().scaling(Scaling::Heads { heads: 3 }).run(&Device::Cpu).unwrap();
     assert_eq!((single.scales.dim(), shared.scales.dim()), ((2, 6, 1), (2, 2, 1)));
     for ((batch, group, _), &scale) in shared.scales.indexed_iter() {
         // Zeros alone have the scale 1, but none in what is larger.
         let heads = (3 * group..3 * group + 3).filter(|&head| head != 3);
         let largest = heads.map(|head| single.scales[[batch, head, 0]]).fold(0.0, f32::max);
         assert_eq!(scale, largest);
-        let given = quantize.clone().scale(scale).run(&Device::Cpu).unwrap();
+        let given = quantize.clone().scaling(Scaling::Given(scale)).run(&Device::Cpu).unwrap();
         for ((b, row, head, column), &code) in shared.codes.indexed_iter() {
             if (b, head / 3) == (batch, group) {
                 assert_eq!(code, given.codes[[b, row, head, column]]);
@@ -108,16 +111,16 @@ fn a_gpu_gives_the_same_bits() {
     let empty = Array4::from_elem([2, 0, 3, 48], bf16::ZERO);
     for quantize in [
         quantize.clone(),
-        quantize.scale(0.01),
-        rotated.clone().first_position(20).block_rows(64),
+        quantize.scaling(Scaling::Given(0.01)),
+        rotated.clone().first_position(20).scaling(Scaling::Block { rows: 64 }),
         rotated.clone().positions(&listed),
-        Quantize::new(x.view()).channels(),
-        rotated.clone().heads(1),
-        Quantize::new(x.view()).heads(3),
-        Quantize::new(x.view()).tensor(),
-        Quantize::new(empty.view()).tensor(),
+        Quantize::new(x.view()).scaling(Scaling::Channel),
+        rotated.clone().scaling(Scaling::Heads { heads: 1 }),
+        Quantize::new(x.view()).scaling(Scaling::Heads { heads: 3 }),
+        Quantize::new(x.view()).scaling(Scaling::Tensor),
+        Quantize::new(empty.view()).scaling(Scaling::Tensor),
         Quantize::new(empty.view()),
-        Quantize::new(empty.view()).channels(),
+        Quantize::new(empty.view()).scaling(Scaling::Channel),
     ] {
         assert_eq!(quantize.run(&device).unwrap(), quantize.run(&Device::Cpu).unwrap());
     }
@@ -127,7 +130,11 @@ fn a_gpu_gives_the_same_bits() {
 fn dequantized_numbers_are_near() {
     let x = wave::<f16>(DIMS);
     let quantize = Quantize::new(x.view());
-    for quantize in [quantize.clone().block_rows(64), quantize.clone().scale(0.01), quantize.channels()] {
+    for quantize in [
+        quantize.clone().scaling(Scaling::Block { rows: 64 }),
+        quantize.clone().scaling(Scaling::Given(0.01)),
+        quantize.scaling(Scaling::Channel),
+    ] {
         let quantized = quantize.run(&Device::Cpu).unwrap();
         for ((at, &near), x) in quantized.dequantize().indexed_iter().zip(&x) {
             let (batch, _, head, column) = at;
@@ -159,9 +166,9 @@ fn tensors_without_elements_are_legal() {
         let quantized = Quantize::new(x.view()).hadamard(1).run(&Device::Cpu).unwrap();
         assert_eq!(quantized.codes.shape(), dims);
         assert_eq!(quantized.scales.shape(), [dims[0], dims[2], dims[1].div_ceil(128)]);
-        let given = Quantize::new(x.view()).scale(0.5).run(&Device::Cpu).unwrap();
+        let given = Quantize::new(x.view()).scaling(Scaling::Given(0.5)).run(&Device::Cpu).unwrap();
         assert_eq!(given.scales, Array3::from_elem([1; 3], 0.5));
-        let one = Quantize::new(x.view()).tensor().run(&Device::Cpu).unwrap();
+        let one = Quantize::new(x.view()).scaling(Scaling::Tensor).run(&Device::Cpu).unwrap();
         assert_eq!(one.scales, Array3::ones([1; 3]));
     }
 }
@@ -170,7 +177,7 @@ fn tensors_without_elements_are_legal() {
 fn channels_without_elements_have_mean_0_and_scale_1() {
     for dims in [[0, 4, 2, 16], [2, 0, 2, 16]] {
         let x = Array4::from_elem(dims, f16::ZERO);
-        let quantized = Quantize::new(x.view()).channels().run(&Device::Cpu).unwrap();
+        let quantized = Quantize::new(x.view()).scaling(Scaling::Channel).run(&Device::Cpu).unwrap();
         let shape = [dims[0], dims[2], dims[3]];
         assert_eq!(quantized.mean, Some(Array3::zeros(shape)));
         assert_eq!(quantized.scales, Array3::ones(shape));
@@ -182,9 +189,9 @@ fn bad_requests_are_refused() {
     let (x, table) = (wave::<f16>(DIMS), table(150));
     let quantize = Quantize::new(x.view());
     let refused = |quantize: &Quantize<'_, f16>| quantize.run(&Device::Cpu).unwrap_err();
-    let error = refused(&quantize.clone().block_rows(32));
+    let error = refused(&quantize.clone().scaling(Scaling::Block { rows: 32 }));
     assert_eq!(error, QuantizeProblemError::BlockRows { given: 32 }.into());
-    let error = refused(&quantize.clone().scale(-1.0));
+    let error = refused(&quantize.clone().scaling(Scaling::Given(-1.0)));
     assert_eq!(error.to_string(), "the scale -1 is outside 2^-64 to 2^64");
     let rotated = quantize.clone().rotary(&table);
     let error = refused(&rotated.clone().first_position(1));
@@ -194,9 +201,15 @@ fn bad_requests_are_refused() {
     for quantize in [quantize.clone().first_position(0), quantize.clone().positions(&[0; 300])] {
         assert_eq!(refused(&quantize).to_string(), "positions were given without a rotation");
     }
-    let error = refused(&quantize.clone().heads(2));
+    // In either order, and with a rotation or without.
+    for quantize in [rotated.clone(), quantize.clone()] {
+        let first = quantize.clone().first_position(0).positions(&[0; 300]);
+        let last = quantize.positions(&[0; 300]).first_position(0);
+        assert_eq!([refused(&first), refused(&last)], [Error::TwoPositions, Error::TwoPositions]);
+    }
+    let error = refused(&quantize.clone().scaling(Scaling::Heads { heads: 2 }));
     assert_eq!(error.to_string(), "a scale for each 2 heads, of which the tensor has 3");
-    let error = refused(&quantize.channels().hadamard(1));
+    let error = refused(&quantize.scaling(Scaling::Channel).hadamard(1));
     assert_eq!(error, QuantizeProblemError::MixedChannels.into());
     let wide = Rope::new(RopeStyle::HalfSplit, 64, 10_000.0).unwrap().table(150);
     let error = refused(&Quantize::new(x.view()).rotary(&wide));
@@ -212,5 +225,5 @@ fn a_head_dimension_that_is_too_large_is_refused_at_once() {
     let one = Array4::from_elem([1, 1, 1, 1], f16::ZERO);
     let wide = one.broadcast([1, 1, 1, (1 << 31) - 16]).unwrap();
     let error = Quantize::new(wide).hadamard(1).problem().unwrap_err();
-    assert_eq!(error.to_string(), "x has head_dim 2147483632, more than 256");
+    assert_eq!(error.to_string(), "x has head_dim 2147483632, not a multiple of 16 up to 256");
 }

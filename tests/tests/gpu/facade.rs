@@ -13,7 +13,7 @@ use crate::{Check, Fallible};
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 18] = [
+pub(crate) const CHECKS: [(&str, Check); 22] = [
     ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
@@ -23,6 +23,8 @@ pub(crate) const CHECKS: [(&str, Check); 18] = [
     ("facade::no_keys", |_| law((1, (300, 0), (1, 1), (64, 64)), causal)),
     ("facade::fp8_bf16", |_| fp8::<bf16>((2, (300, 300), (4, 2), (64, 64)))),
     ("facade::fp8_f16", |_| fp8::<f16>((1, (257, 513), (2, 1), (128, 256)))),
+    ("facade::padded_rows", |_| law((2, (130, 200), (2, 1), (33, 100)), causal)),
+    ("facade::padded_rows_of_few_columns", |_| law((1, (70, 90), (2, 2), (1, 255)), windowed)),
     ("facade::transposed_view", |_| transposed()),
     ("facade::refusals", |_| refused()),
     ("facade::backward_bf16", |_| {
@@ -34,6 +36,8 @@ pub(crate) const CHECKS: [(&str, Check); 18] = [
     ("facade::backward_many_keys", |_| {
         backward::law::<f16>((1, (150, 1300), (2, 1), (64, 64)), |attention| attention)
     }),
+    ("facade::backward_padded_rows", |_| backward::law((2, (130, 200), (2, 1), (33, 100)), causal)),
+    ("facade::backward_padded_wide_rows", |_| backward::law((1, (70, 90), (2, 2), (7, 255)), windowed)),
     ("facade::backward_deterministic", backward::deterministic),
     ("facade::backward_refusals", |_| backward::refused()),
 ];
@@ -96,7 +100,7 @@ fn fp8<T: Scalar<Output = T>>(sizes: Sizes) -> Fallible<String> {
     Ok(said.join("; "))
 }
 
-fn in_f32<T: Scalar>(Output { o, lse }: Output<T>) -> Forward<f32> {
+fn in_f32<T: Scalar>(Output { o, lse, .. }: Output<T>) -> Forward<f32> {
     Forward { o: o.mapv(T::to_f32), lse }
 }
 

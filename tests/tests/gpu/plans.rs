@@ -79,11 +79,7 @@ impl Case {
 
     fn run(&mut self) -> Result<(), ForwardError> {
         let Case { forward, stream, q, k, v, o, lse, workspace } = self;
-        forward.run(
-            stream,
-            ForwardTensors { q, k, v, descales: [None; 3], v_mean: None, o, lse: Some(lse) },
-            workspace,
-        )
+        forward.run(stream, ForwardTensors::new(q, k, v, o).lse(&mut *lse), workspace)
     }
 
     fn bits(&self) -> Result<Bits, HostError> {
@@ -232,11 +228,7 @@ fn graph_beside_its_stream(device: &Device) -> Fallible<String> {
         captured.replay(&graph, &second)?;
         let Case { forward, stream, .. } = &captured;
         let Case { q, k, v, o, lse, workspace, .. } = &mut other;
-        forward.run(
-            stream,
-            ForwardTensors { q, k, v, descales: [None; 3], v_mean: None, o, lse: Some(lse) },
-            workspace,
-        )?;
+        forward.run(stream, ForwardTensors::new(q, k, v, o).lse(&mut *lse), workspace)?;
     }
     second.synchronize()?;
     captured.stream.synchronize()?;
@@ -290,8 +282,7 @@ fn two_threads(device: &Device) -> Fallible<String> {
     let launches = |case: &mut Case| -> Result<(), ForwardError> {
         let Case { stream, q, k, v, o, lse, workspace, .. } = case;
         (0..100).try_for_each(|_| {
-            let (o, lse) = (&mut *o, Some(&mut *lse));
-            let tensors = ForwardTensors { q, k, v, descales: [None; 3], v_mean: None, o, lse };
+            let tensors = ForwardTensors::new(q, k, v, o).lse(&mut *lse);
             shared.run(stream, tensors, workspace)
         })
     };

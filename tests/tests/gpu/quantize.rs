@@ -155,9 +155,9 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
         .collect::<Result<Vec<_>, HostError>>()?;
     let ours = time(&stream, sets, |index| {
         let (x, [cos, sin], codes, [scales_to, mean_to]) = &mut buffers[index];
-        let rotary = parts.rotates.then_some(RotaryTensors { cos, sin, positions: None });
+        let rotary = parts.rotates.then_some(RotaryTensors::new(cos, sin));
         let (scales, mean) = ((scales > 0).then_some(scales_to), (mean > 0).then_some(mean_to));
-        let tensors = QuantizeTensors { x, codes, scales, mean, rotary };
+        let tensors = QuantizeTensors::new(x, codes).scales(scales).mean(mean).rotary(rotary);
         quantize.run(&stream, tensors, &mut workspace).map_err(Into::into)
     })?;
     let again = if reads_twice(parts.scales) { 2 * elements } else { 0 };

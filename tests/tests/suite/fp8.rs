@@ -1,6 +1,6 @@
 //! Attention in 8 bits of 16-bit tensors, as one program in the simulator: what its parts give one by one, bit for bit.
 
-use fa3::{Device, Quantize, Quantized};
+use fa3::{Device, Quantize, Quantized, Scaling};
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_cuda::kernels::{Spec, fp8, fwd};
 use fa3_ir::{BufferId, BufferRole, Kernel, Program};
@@ -66,7 +66,7 @@ fn parts(
         if hadamard { quantize.hadamard(SEED) } else { quantize }
     };
     let of_v = Quantize::new(v);
-    let of_v = if problem.codes().has_v_channels() { of_v.channels() } else { of_v };
+    let of_v = if problem.codes().has_v_channels() { of_v.scaling(Scaling::Channel) } else { of_v };
     let [q, k, v] =
         [of_qk(q, Q_POSITION), of_qk(k, 0), of_v].map(|quantize| quantize.run(&Device::Cpu).unwrap());
     let codes = |x: &Quantized| x.codes.iter().map(|code| code.to_bits()).collect();

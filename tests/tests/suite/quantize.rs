@@ -39,7 +39,13 @@ fn without_rows_nothing_is_launched() {
 fn without_rows_scales_are_1() {
     let shape = Shape { batch: 3, seqlen: 0, heads: 2, head_dim: 64 };
     let spec = QuantizeSpec::contiguous(Dtype::F16, shape);
-    for spec in [spec.channels(), spec.channels().transposed(), spec.tensor(), spec.heads(2)] {
+    let channels = spec.scaling(Scaling::Channel);
+    for spec in [
+        channels,
+        channels.transposed(),
+        spec.scaling(Scaling::Tensor),
+        spec.scaling(Scaling::Heads { heads: 2 }),
+    ] {
         let problem = spec.validate().unwrap();
         let plan = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap();
         let program = quantize::program(&plan).map(Spec::kernel);

@@ -94,8 +94,7 @@ impl Forward {
         // at the end of this call.
         let stream = unsafe { Stream::from_raw(&self.device, stream.cu_stream().expose_provenance()) };
         // Elements are of 16 bits, and have no scales.
-        let (o, lse) = (&mut o, Some(&mut lse));
-        let tensors = ForwardTensors { q: &q, k: &k, v: &v, descales: [None; 3], v_mean: None, o, lse };
+        let tensors = ForwardTensors::new(&q, &k, &v, &mut o).lse(&mut lse);
         self.run(&stream, tensors, workspace)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use fa3_types::{ProblemSpec, Sequences, Shape, TensorName};
+use fa3_types::{Dim, ProblemError, ProblemSpec, Sequences, Shape, TensorName};
 use proptest::prelude::*;
 
 use super::*;
@@ -221,7 +221,7 @@ fn v_that_is_visited_often_is_transposed_before() {
     assert_eq!(plan.v_tiles().unwrap().m_blocks, 33);
     assert_eq!(plan.transposed_v_bytes(), 2 * 4 * 128 * 33 * 128);
     let text = plan.to_string();
-    let of_v = "workspace  0 bytes, and 4325376 for V, which is transposed before";
+    let of_v = "memory     0 bytes for the tile counter, and 4325376 for V, which is transposed before";
     assert!(text.contains("V transposed,") && text.ends_with(of_v), "{text}");
 }
 
@@ -249,10 +249,7 @@ fn without_a_producer_nobody_draws() {
     let tile = CtaTile { loads: Loads::Consumers, ..Plan::new(&problem, &H100).unwrap().tile };
     let options = PlanOptions::default().tile(tile);
     let plan = Plan::with(&problem, &H100, &options).unwrap();
-    assert_eq!(
-        (plan.schedule.scheduler(), plan.schedule.workspace_bytes()),
-        (Scheduler::StaticPersistent, 0)
-    );
+    assert_eq!((plan.schedule.scheduler(), plan.schedule.counter_bytes()), (Scheduler::StaticPersistent, 0));
     let text = plan.to_string();
     assert!(text.contains("no producer") && text.contains("132 CTAs of 384 threads"), "{text}");
     assert!(text.contains("registers  168 a thread"), "{text}");
@@ -300,6 +297,15 @@ fn what_no_forward_kernel_computes() {
 
     let (head_dim, head_dim_v) = (64, 512);
     assert_eq!(refused(spec(Dtype::F16).head_dim_v(512)), PlanError::HeadDim { head_dim, head_dim_v });
+
+    let (dtype, tensor, multiple) = (Dtype::F16, TensorName::O, 8);
+    let rows = ProblemError::HeadDimMultiple { tensor: TensorName::V, given: 33, multiple, dtype };
+    assert_eq!(refused(spec(dtype).head_dim_v(33)), Box::new(rows).into());
+    let mut odd = spec(dtype);
+    odd.o.strides.seqlen += 1;
+    odd.o.strides.batch *= 2;
+    let stride = ProblemError::StrideMultiple { tensor, dim: Dim::Seqlen, given: 65, multiple };
+    assert_eq!(refused(odd), Box::new(stride).into());
 
     let packed = Sequences::packed(&[0, 5, 5, 9]).unwrap();
     let packed = ProblemSpec::packed(Dtype::F16, (4, 4), 64, packed.clone(), packed);
@@ -370,7 +376,7 @@ KV blocks  16896, 1024 of them masked, at most 32 a tile
 registers  168 at entry, then 24 a producer and 240 a consumer thread
            160 of them hold S, P and O
 shared     225 KiB: Q 32, K 96, V 96, reserve 1
-workspace  4 bytes";
+memory     4 bytes for the tile counter";
     let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
     assert_eq!(plan.to_string(), text);
 }

@@ -24,16 +24,21 @@ pub(super) fn fastest(problem: &Problem, tile: CtaTile, tiling: Tiling<u32>, len
     let is_wide = tile.head_dim_v > if v_channels { 128 } else { 64 };
     let is_faster = || {
         let blocks = u64::from(lens.k.div_ceil(tile.tile_n));
-        visits(problem, &tile, tiling, lens) >= MIN_VISITS * blocks
+        let of_head = (MIN_VISITS * blocks).div_ceil(problem.heads().group_size() as u64);
+        has_visits(of_head, &tile, tiling, lens)
     };
     if is_small && is_wide && is_faster() { tile.of_inputs(inputs.transposed()) } else { tile }
 }
 
-/// How many blocks of a head of V the tiles visit together.
-fn visits(problem: &Problem, tile: &CtaTile, tiling: Tiling<u32>, lens: Lens<u32>) -> u64 {
-    let m_blocks = 0..lens.q.div_ceil(tile.tile_m);
-    let of_head: u64 = m_blocks.map(|m_block| u64::from(tiling.kv_range(m_block, lens).blocks())).sum();
-    of_head * problem.heads().group_size() as u64
+/// Whether the tiles of a head visit `needed` blocks together. Few tiles tell of long sequences.
+fn has_visits(needed: u64, tile: &CtaTile, tiling: Tiling<u32>, lens: Lens<u32>) -> bool {
+    let mut visits = 0;
+    let mut m_blocks = 0..lens.q.div_ceil(tile.tile_m);
+    needed == 0
+        || m_blocks.any(|m_block| {
+            visits += u64::from(tiling.kv_range(m_block, lens).blocks());
+            visits >= needed
+        })
 }
 
 /// The tiles of V, if it lies in rows and the kernel takes it transposed.

@@ -73,8 +73,7 @@ impl Bench {
         self.o.fill(&self.stream, 0xFF)?;
         self.lse.fill(&self.stream, 0xFF)?;
         let [q, k, v] = &self.inputs;
-        let (o, lse) = (&mut self.o, Some(&mut self.lse));
-        let tensors = ForwardTensors { q, k, v, descales: [None; 3], v_mean: None, o, lse };
+        let tensors = ForwardTensors::new(q, k, v, &mut self.o).lse(&mut self.lse);
         self.forward.run(&self.stream, tensors, &mut self.workspace)?;
         let desc = *self.forward.plan().problem().o();
         let o = Tensor { desc, bits: self.o.download(&self.stream)? };

@@ -70,7 +70,7 @@ impl Tensors {
         workspace: &mut Workspace,
     ) -> Result<(), ForwardError> {
         let [q, k, v, o, lse, ..] = &mut self.0;
-        let tensors = ForwardTensors { q, k, v, descales: [None; 3], v_mean: None, o, lse: Some(lse) };
+        let tensors = ForwardTensors::new(q, k, v, o).lse(lse);
         forward.run(stream, tensors, workspace)
     }
 
@@ -88,7 +88,7 @@ impl Tensors {
         workspace: &mut Workspace,
     ) -> Result<(), BackwardError> {
         let [q, k, v, o, lse, dout, dlse, dq, dk, dv] = &mut self.0;
-        let tensors = BackwardTensors { q, k, v, o, lse, dout, dlse: Some(dlse), dq, dk, dv };
+        let tensors = BackwardTensors::new([q, k, v], [o, lse], dout, [dq, dk, dv]).dlse(&*dlse);
         backward.run(stream, tensors, workspace)
     }
 

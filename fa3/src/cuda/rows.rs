@@ -1,0 +1,92 @@
+//! Rows of 16 bytes, which kernels take, made of rows of any length.
+
+use ndarray::{Array4, ArrayView4, Axis, CowArray, Ix4, Slice};
+
+use crate::Scalar;
+
+/// The tensor with zeros at the ends of its rows, up to a multiple of 16 bytes. No copy is made where there are none.
+pub(super) fn pad<T: Scalar>(x: ArrayView4<'_, T>) -> CowArray<'_, T, Ix4> {
+    let (batch, seqlen, heads, head_dim) = x.dim();
+    let padded = head_dim.next_multiple_of(T::DTYPE.row_multiple());
+    if padded == head_dim {
+        return x.into();
+    }
+    let mut rows = Array4::from_elem((batch, seqlen, heads, padded), T::default());
+    rows.slice_axis_mut(Axis(3), Slice::from(..head_dim)).assign(&x);
+    rows.into()
+}
+
+/// The first `head_dim` columns. No copy is made where there are no others.
+pub(super) fn unpad<T: Scalar>(x: Array4<T>, head_dim: usize) -> Array4<T> {
+    if x.len_of(Axis(3)) == head_dim {
+        return x;
+    }
+    x.slice_axis(Axis(3), Slice::from(..head_dim)).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_quant::E4m3;
+    use half::f16;
+
+    use super::*;
+    use crate::{Attention, Device};
+
+    fn wave<T: Scalar>(dims: [usize; 4], step: f32) -> Array4<T> {
+        Array4::from_shape_fn(dims, |(b, s, h, d)| {
+            T::from_f32((step * (11 * b + 7 * s + 3 * h + 5 * d) as f32).sin())
+        })
+    }
+
+    /// Some columns of a tensor whose others are NaN.
+    fn with_neighbours<T: Scalar>(x: &Array4<T>) -> Array4<T> {
+        let (batch, seqlen, heads, head_dim) = x.dim();
+        let mut wide = Array4::from_elem((batch, seqlen, heads, head_dim + 9), T::from_f32(f32::NAN));
+        wide.slice_axis_mut(Axis(3), Slice::from(4..4 + head_dim)).assign(x);
+        wide
+    }
+
+    fn rows_of<T: Scalar + PartialEq + std::fmt::Debug>() {
+        for head_dim in 1..=33 {
+            let x = wave::<T>([2, 3, 2, head_dim], 0.7);
+            let wide = with_neighbours(&x);
+            let padded = pad(wide.slice_axis(Axis(3), Slice::from(4..4 + head_dim)));
+            assert!((padded.len_of(Axis(3)) * size_of::<T>()).is_multiple_of(16));
+            assert_eq!(padded.is_view(), (head_dim * size_of::<T>()).is_multiple_of(16));
+            assert!(padded.slice_axis(Axis(3), Slice::from(head_dim..)).iter().all(|x| x.to_f32() == 0.0));
+            assert_eq!(unpad(padded.into_owned(), head_dim), x);
+        }
+    }
+
+    #[test]
+    fn rows_are_padded_with_zeros_and_cut() {
+        rows_of::<f32>();
+        rows_of::<f16>();
+        rows_of::<E4m3>();
+    }
+
+    /// Whoever computes it: the padded problem has the results of the problem.
+    #[test]
+    fn a_padded_call_has_the_same_results() {
+        for (head_dim, head_dim_v) in [(1, 1), (7, 3), (33, 64), (64, 33), (100, 255)] {
+            let [q, k] = [0.3, 0.5].map(|step| wave::<f32>([1, 20, 2, head_dim], step));
+            let v = wave::<f32>([1, 20, 2, head_dim_v], 0.7);
+            let call = Attention::new(&q, &k, &v).causal();
+            let rows = [&q, &k, &v].map(|x| pad(x.view()));
+            let scale = call.problem().unwrap().padded().softmax_scale().natural();
+            let padded = Attention::new(rows[0].view(), rows[1].view(), rows[2].view()).causal();
+            let padded = padded.softmax_scale(scale);
+            let [expected, output] = [&call, &padded].map(|call| call.forward(&Device::Cpu).unwrap());
+            let near = |x: &Array4<f32>, y: &Array4<f32>| {
+                assert_eq!(x.dim(), y.dim());
+                assert!(x.iter().zip(y).all(|(x, y)| (x - y).abs() < 1e-5), "{head_dim} {head_dim_v}");
+            };
+            near(&unpad(output.o.clone(), head_dim_v), &expected.o);
+            let gradients = call.backward(&Device::Cpu, &expected, &v).unwrap();
+            let of_padded = padded.backward(&Device::Cpu, &output, rows[2].view()).unwrap();
+            near(&unpad(of_padded.dq, head_dim), &gradients.dq);
+            near(&unpad(of_padded.dk, head_dim), &gradients.dk);
+            near(&unpad(of_padded.dv, head_dim_v), &gradients.dv);
+        }
+    }
+}

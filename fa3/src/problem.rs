@@ -1,0 +1,27 @@
+//! Problems: what is computed, as plain data, without tensors.
+//!
+//! A specification says what a caller asks for, and its `validate` makes a problem of it, which is correct by type, or
+//! an error with the numbers. The builders of this crate make both from arrays: [`Attention::problem`],
+//! [`Attention::backward_problem`], [`Fp8::problem`], [`Quantize::problem`]. Tensors in a GPU's memory start here, see
+//! `fa3::cuda`.
+//!
+//! ```
+//! use fa3::problem::{Dtype, ProblemSpec, Shape};
+//!
+//! // (batch, seqlen, heads, head_dim); four query heads share one key/value head
+//! let q = Shape { batch: 2, seqlen: 4096, heads: 8, head_dim: 128 };
+//! let problem = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: 2, ..q }).causal().validate()?;
+//! assert_eq!(problem.lse_shape(), [2, 8, 4096]);
+//! # Ok::<(), fa3::problem::ProblemError>(())
+//! ```
+//!
+//! [`Attention::problem`]: crate::Attention::problem
+//! [`Attention::backward_problem`]: crate::Attention::backward_problem
+//! [`Fp8::problem`]: crate::Fp8::problem
+//! [`Quantize::problem`]: crate::Quantize::problem
+
+pub use fa3_types::{
+    BackwardProblem, BackwardSpec, Dtype, Fp8Problem, Fp8ProblemError, Fp8Spec, Problem, ProblemError,
+    ProblemSpec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Sequences, Shape, Signs,
+    TensorDesc, TensorName, ValueLayout,
+};
