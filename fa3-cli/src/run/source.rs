@@ -24,7 +24,7 @@ enum Kind {
 }
 
 impl Source {
-    /// Opens the file at `path`. What is written into a pipe may be long in coming: a terminal shows what is waited for.
+    /// Opens the file at `path`. A pipe may have no writer for long: a terminal shows what is waited for.
     ///
     /// # Errors
     /// There is no such file, or it is something else, such as a folder or a device, which may be endless.
