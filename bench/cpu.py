@@ -25,9 +25,11 @@ class Cell:
         shapes = [(heads[0], lens[0]), (heads[1], lens[1]), (heads[1], lens[1])]
         # (batch, heads, rows, head_dim) over memory that is (batch, rows, heads, head_dim), as the engine's.
         self.qkv = [
-            (torch.rand(1, rows, n, head_dim) * 2 - 1).to(DTYPES[dtype]).transpose(1, 2).requires_grad_(direction == "backward")
+            (torch.rand(1, rows, n, head_dim) * 2 - 1).to(DTYPES[dtype]).transpose(1, 2)
             for n, rows in shapes
         ]
+        for x in self.qkv:
+            x.requires_grad_(direction == "backward")
         self.gqa = heads[0] != heads[1]
         self.best = {"fa3": float("inf"), "torch": float("inf")}
 
