@@ -101,7 +101,7 @@ pub(crate) struct Options {
     json: JsonArgs,
 }
 
-/// What came of all calls.
+/// Results of all calls.
 struct Done {
     /// Whether all results satisfy the error law, as far as they were judged.
     hold: bool,

@@ -205,7 +205,7 @@ impl BackwardLaw {
         &self.oracle
     }
 
-    /// What max |x − oracle| may be of dQ, dK and dV.
+    /// The largest allowed |x − oracle| of dQ, dK and dV.
     pub fn bounds(&self) -> [f64; 3] {
         self.bounds
     }

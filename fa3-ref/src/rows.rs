@@ -63,7 +63,7 @@ pub struct RowViolation {
 pub struct RowsLaw {
     groups: Vec<Group>,
     bound: f64,
-    /// Of LSE.
+    /// The tolerance of LSE.
     tolerance: LseTolerance,
 }
 
@@ -114,7 +114,7 @@ impl RowsLaw {
         RowsLaw { groups, bound, tolerance }
     }
 
-    /// What max |o − oracle| may be in the rows.
+    /// The largest allowed |o − oracle| in the rows.
     pub fn bound(&self) -> f64 {
         self.bound
     }

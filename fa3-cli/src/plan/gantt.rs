@@ -52,7 +52,7 @@ impl Panel {
         Panel { name, makespan: plan.simulate(), blocks, bound }
     }
 
-    /// That of a kernel of the backward pass, in the same cost model, which knows no waits of tiles for each other.
+    /// The schedule of a backward kernel, in the same cost model, which knows no waits of tiles for each other.
     pub(super) fn of_part<T>(name: &'static str, part: &Part<T>) -> Panel {
         let Part { tiling, lens, schedule, .. } = part;
         let blocks: Vec<u32> =

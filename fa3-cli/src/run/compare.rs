@@ -33,7 +33,7 @@ pub(super) struct Expected {
 pub(super) enum Judged {
     /// All, for which nothing has to be expected.
     All,
-    /// Those of which something is expected.
+    /// Results of which something is expected.
     Expected,
     /// None.
     None,

@@ -98,7 +98,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// What is wrong with a call, or with the GPU.
+    /// An error of the library: the call's, or the GPU's.
     #[allow(clippy::wildcard_enum_match_arm, reason = "all others name the tensors themselves")]
     pub(super) fn compute(prefix: &str, error: fa3::Error) -> Error {
         match error {

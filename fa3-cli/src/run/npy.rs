@@ -17,7 +17,7 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 /// NumPy's own limit.
 const MOST_DIMS: usize = 64;
 
-/// That of an array of one type takes less than 2 KiB.
+/// A limit: the header of an array of one type takes less than 2 KiB.
 const MOST_HEADER_BYTES: u32 = 1 << 24;
 
 /// Why a file's bytes, or a tensor's values, are none that this reads or writes. Said of the file.

@@ -101,7 +101,7 @@ impl Times {
     }
 }
 
-/// What was computed.
+/// A result, with its time and its place.
 pub(crate) struct Computed<R> {
     pub(crate) result: R,
     pub(crate) times: Times,
@@ -221,7 +221,7 @@ mod tests {
         assert!(["", "gpus", "-1", "gpu:1"].iter().all(|text| wanted(text) == Err(NoDeviceName)));
     }
 
-    /// Of three calls that take 60 ms, the first one more, the last two are timed.
+    /// The first of three calls takes longer, and the last two are timed.
     #[test]
     fn the_first_call_is_not_timed() {
         let mut calls = 0;

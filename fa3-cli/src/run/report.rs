@@ -25,7 +25,7 @@ pub(super) struct Report {
     pub(super) backward: Option<Backward>,
 }
 
-/// The same of gradients.
+/// Gradients, likewise.
 #[derive(Debug)]
 pub(super) struct Backward {
     /// The names of the gradients of O and LSE, if they are of the file.

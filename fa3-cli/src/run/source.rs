@@ -17,9 +17,9 @@ pub(super) struct Source {
 
 #[derive(Debug)]
 enum Kind {
-    /// Of so many bytes.
+    /// A regular file, of so many bytes.
     File { len: u64 },
-    /// What came out of it so far.
+    /// A pipe, with the bytes that came out of it so far.
     Pipe { read: Vec<u8> },
 }
 

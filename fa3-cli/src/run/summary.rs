@@ -1,4 +1,4 @@
-//! What a result looks like.
+//! The size of a result, and its numbers that are none.
 
 use std::fmt;
 

@@ -10,7 +10,7 @@ use super::error::Error;
 
 /// The types of Q, K and V.
 pub(super) const ATTENDED: &str = "F32, F16, BF16 or F8_E4M3";
-/// Those that have gradients.
+/// The types that have gradients.
 pub(super) const DIFFERENTIATED: &str = "F32, F16 or BF16 with --backward";
 /// The types of an expected result.
 pub(super) const EXPECTED: &str = "F64, F32, F16 or BF16";
@@ -63,7 +63,7 @@ impl Tensor {
         }
     }
 
-    /// The same of a tensor that must have the shape `expected`.
+    /// Such an array, which must have the shape `expected`.
     pub(super) fn array_like<T: Stored>(
         self,
         packed: bool,

@@ -1,4 +1,4 @@
-//! What `fa3 run` says of its results, to readers and to programs, and its gradients.
+//! Checks, reports for programs and gradients of `fa3 run`.
 
 use std::fs;
 
@@ -82,7 +82,7 @@ fn reports_for_programs() {
     assert!(report["error"]["relative_rms"].as_f64().unwrap() < 0.05, "{report}");
 }
 
-/// Those of the library, from the gradients in the file or without them.
+/// They are the library's, from the gradients in the file or without them.
 #[test]
 fn gradients() {
     let folder = tempfile::tempdir().unwrap();

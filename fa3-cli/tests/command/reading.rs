@@ -1,4 +1,4 @@
-//! What the verbs read of files, pipes and devices, and how much of it.
+//! Reading: how much of files and pipes, and nothing of devices.
 
 use std::fs;
 use std::io::Write;
@@ -24,7 +24,7 @@ fn qkv(others: u64) -> Vec<u8> {
     header(&format!("{{{}, {other}}}", tensors.join(", ")))
 }
 
-/// Of each of them.
+/// The size of each of them.
 const BYTES: usize = 64 * 2 * 32 * 2;
 
 fn file(folder: &tempfile::TempDir, name: &str) -> PathBuf {
@@ -164,7 +164,7 @@ fn headers_that_lie() {
     );
 }
 
-/// What a file can make long.
+/// A file can make any of its texts long.
 #[test]
 fn long_shapes_are_cut() {
     let folder = tempfile::tempdir().unwrap();

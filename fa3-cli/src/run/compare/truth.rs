@@ -1,4 +1,4 @@
-//! What O and LSE must be.
+//! The right O and LSE, and how far others may be from them.
 
 use fa3::Scalar;
 use fa3_ref::law::{ForwardLaw, LseTolerance, check_lse_within};
@@ -95,7 +95,7 @@ impl Truth {
         Ok(Truth::Rows { law, of: rows * problem.heads().q(), tolerance })
     }
 
-    /// Of O and LSE.
+    /// Judges O and LSE.
     pub(super) fn verdicts(&self, o: &Array4<f32>, lse: &Array3<f32>) -> Vec<Verdict> {
         match self {
             Truth::Whole { o: expected, lse: expected_lse, bound, tolerance } => {
