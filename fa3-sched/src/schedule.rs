@@ -81,8 +81,8 @@ impl Schedule {
         }
     }
 
-    /// Bytes of the tile counter of [`Scheduler::DynamicPersistent`], which must be 0 at every launch; 0 for the others.
-    /// It is part of a launch's workspace, in which every counter has 256 bytes.
+    /// Bytes of the tile counter of [`Scheduler::DynamicPersistent`], which must be 0 at every launch; 0 for the
+    /// others. It is part of a launch's workspace, in which every counter has 256 bytes.
     pub fn counter_bytes(&self) -> u64 {
         if self.scheduler == Scheduler::DynamicPersistent { 4 } else { 0 }
     }

@@ -72,8 +72,8 @@ impl Problem {
         Ok(Problem { q, k, v, v_layout, scales, o, seqs_q, seqs_k, heads, mask, softmax_scale, softcap })
     }
 
-    /// Checks what kernels need of the tensors: rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16 and
-    /// bf16, 16 of e4m3, that begin at multiples of 16 bytes. Plans check it; other callers need not.
+    /// Checks what kernels need of the tensors: rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16
+    /// and bf16, 16 of e4m3, that begin at multiples of 16 bytes. Plans check it; other callers need not.
     ///
     /// # Errors
     /// [`ProblemError::HeadDimMultiple`] or [`ProblemError::StrideMultiple`].

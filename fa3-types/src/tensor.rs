@@ -186,8 +186,8 @@ impl TensorDesc {
     }
 
     /// The bytes of all elements must stay below 2⁶³. Extents of 0 do not count: arrays multiply the others, however
-    /// empty they are. Rows count as [`TensorDesc::padded`]: they have 16 bytes or more, so that Q's size bounds that of
-    /// LSE, too. (Four extents of at most 2³¹ and at most 4 bytes stay below 2¹²⁷.)
+    /// empty they are. Rows count as [`TensorDesc::padded`]: they have 16 bytes or more, so that Q's size bounds that
+    /// of LSE, too. (Four extents of at most 2³¹ and at most 4 bytes stay below 2¹²⁷.)
     fn check_size(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let elements: i128 = self.padded().shape.dims().iter().map(|&n| n.max(1) as i128).product();
         if elements * self.dtype.bytes() as i128 > i128::from(i64::MAX) {

@@ -161,8 +161,8 @@ impl OutputBuffers {
     }
 }
 
-/// The backward pass of a problem with contiguous tensors, padded, and back. All shapes are the problem's: everything comes
-/// from one [`crate::Attention`].
+/// The backward pass of a problem with contiguous tensors, padded, and back. All shapes are the problem's: everything
+/// comes from one [`crate::Attention`].
 pub(crate) fn backward<T: Scalar>(
     device: &Device,
     problem: &BackwardProblem,

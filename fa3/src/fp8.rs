@@ -18,8 +18,8 @@ const ROWS: usize = 128;
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
 ///
-/// with head dimensions that are multiples of 16 up to 256, and Q and K rotated before if wanted, or, with [`Fp8::v_channels`], v = e4m3((V - means) / scales) with a mean and
-/// a scale for each channel.
+/// with head dimensions that are multiples of 16 up to 256, and Q and K rotated before if wanted, or, with
+/// [`Fp8::v_channels`], v = e4m3((V - means) / scales) with a mean and a scale for each channel.
 ///
 /// ```
 /// use fa3::half::bf16;
@@ -79,9 +79,9 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     }
 
     /// Computes O and LSE. Without [`Fp8::hadamard`] there is no such matrix. The CPU emulates the tensor core's
-    /// arithmetic. [`Attention::backward`] refuses the output, which is that of other tensors; an [`Output::new`] of its
-    /// arrays passes. On a GPU, arrays are copied there and results back; [`cuda::Fp8Forward`](crate::cuda::Fp8Forward) is
-    /// the same for tensors that are there.
+    /// arithmetic. [`Attention::backward`] refuses the output, which is that of other tensors; an [`Output::new`] of
+    /// its arrays passes. On a GPU, arrays are copied there and results back;
+    /// [`cuda::Fp8Forward`](crate::cuda::Fp8Forward) is the same for tensors that are there.
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong: also for other types than f16 and bf16, a head_dim or head_dim_v

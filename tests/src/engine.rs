@@ -100,6 +100,8 @@ pub enum Skip {
     PackedAndDense,
     /// The engine takes dense batches of sequences of one length.
     Sequences,
+    /// The engine takes rows of a multiple of 16 bytes.
+    Rows,
     /// The engine takes smaller head dimensions.
     HeadDim {
         /// Of Q and K.
@@ -126,6 +128,7 @@ impl fmt::Display for Skip {
             }
             Skip::PackedAndDense => f.write_str("it takes Q and K packed, or neither"),
             Skip::Sequences => f.write_str("it takes dense batches of sequences of one length, used in full"),
+            Skip::Rows => f.write_str("it takes rows of a multiple of 16 bytes"),
             Skip::HeadDim { head_dim, head_dim_v } => {
                 write!(f, "it does not take head_dim {head_dim} with head_dim_v {head_dim_v}")
             }

@@ -212,8 +212,8 @@ fn last_keys_first(counts: TileCounts, blocks: u32, sms: NonZeroU32) -> Result<S
 /// their own. With more, tiles wait for each other for longer than that takes (docs/performance-backward.md).
 pub const MOST_KEYS_IN_ORDER: usize = 4096;
 
-/// As [`MOST_KEYS_IN_ORDER`], under a mask. Rows of a causal mask see half of the keys on average, and those of a window
-/// all keys of the window.
+/// As [`MOST_KEYS_IN_ORDER`], under a mask. Rows of a causal mask see half of the keys on average, and those of a
+/// window all keys of the window.
 pub const MOST_KEYS_IN_ORDER_MASKED: usize = 1024;
 
 /// How the dK/dV kernel adds to dQ, if a tile can.
