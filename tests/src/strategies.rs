@@ -70,8 +70,8 @@ fn use_part((sequences, fractions): (Sequences, Option<Vec<f64>>)) -> Sequences 
 }
 
 prop_compose! {
-    /// Any valid problem with sequences up to 150 rows and head dimensions up to 96, half of them multiples of 16: tiles
-    /// of 128 are crossed.
+    /// Any valid problem with sequences up to 150 rows and head dimensions up to 96, half of them multiples of 16:
+    /// tiles of 128 are crossed.
     pub fn problem()(
         dtype in dtype(),
         (seqs_q, seqs_k) in sequences(150),
