@@ -152,7 +152,7 @@ impl Setting {
         Setting { dtype, head_dim, head_dim_v, mask, softcap: None, seqlen, seqlen_k, batch, heads, heads_kv }
     }
 
-    /// The problem, whose tensors are contiguous.
+    /// The problem, whose tensors are contiguous, in rows that kernels take.
     pub(crate) fn problem(&self) -> Result<Problem, GridError> {
         let &Setting { dtype, head_dim, head_dim_v, mask, softcap, seqlen, seqlen_k, batch, heads, heads_kv } =
             self;
@@ -163,7 +163,8 @@ impl Setting {
         let kv = Shape { heads: heads_kv, seqlen: seqlen_k, ..q };
         let mut spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v).mask(mask);
         spec.softcap = softcap;
-        spec.validate().map_err(|source| GridError::Problem { setting: Box::new(*self), source })
+        let problem = spec.validate().and_then(|problem| problem.check_rows().map(|()| problem));
+        problem.map_err(|source| GridError::Problem { setting: Box::new(*self), source })
     }
 
     /// Whether only lengths tell them apart.
