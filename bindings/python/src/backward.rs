@@ -1,9 +1,11 @@
 //! The backward pass: a call as it comes from Python, and what was made of earlier ones.
 
+use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use fa3_cuda::host::{Backward, BackwardError, Device, Stream};
-use fa3_sched::backward::PlanOptions;
+use fa3_sched::DeviceLimits;
+use fa3_sched::backward::{Plan, PlanOptions};
 use fa3_types::{
     BackwardAddresses, BackwardPlacement, BackwardProblem, BackwardSpec, ProblemError, TensorDesc,
 };
@@ -37,6 +39,16 @@ impl Call {
         Call { forward, dout, deterministic }
     }
 
+    /// The forward pass.
+    pub(crate) fn forward(&self) -> &call::Call {
+        &self.forward
+    }
+
+    /// The gradient of O.
+    pub(crate) fn dout(&self) -> &TensorDesc {
+        &self.dout
+    }
+
     /// The problem, with contiguous O, dQ, dK and dV, in rows that kernels take.
     ///
     /// # Errors
@@ -48,10 +60,20 @@ impl Call {
         problem.check_rows()?;
         Ok(problem)
     }
+
+    /// What a plan on a device of so many SMs must keep to.
+    ///
+    /// # Errors
+    /// [`Error::SmMargin`].
+    fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
+        let mut options = PlanOptions::default().sms(without(sms, self.forward.sm_margin())?);
+        options.deterministic = self.deterministic;
+        Ok(options)
+    }
 }
 
-/// Puts the backward pass of `call` on `stream`, over the tensors that lie `at`. It uses the workspace that is kept for the stream,
-/// or where there is none one that `allocate` makes, which the caller keeps until then.
+/// Puts the backward pass of `call` on `stream`, over the tensors that lie `at`. It uses the workspace that is kept
+/// for the stream, or where there is none one that `allocate` makes, which the caller keeps until then.
 ///
 /// # Errors
 /// What is wrong with the call, what the driver says, or what `allocate` raises.
@@ -84,12 +106,21 @@ pub(crate) fn launch(
     Ok(workspace)
 }
 
+/// Checks a call as far as that needs no device, with the limits of an H100.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn check(call: &Call) -> Result<(), Error> {
+    let problem = call.problem().map_err(BackwardError::from)?;
+    let limits = DeviceLimits::h100_sxm();
+    let options = call.options(limits.sms)?;
+    Plan::with(&problem, &limits, &options).map_err(BackwardError::from)?;
+    Ok(())
+}
+
 fn make(call: &Call) -> Result<Made, Error> {
     let problem = call.problem().map_err(BackwardError::from)?;
     let device = open(call.forward.device())?;
-    let sms = without(device.limits().sms, call.forward.sm_margin())?;
-    let mut options = PlanOptions::default().sms(sms);
-    options.deterministic = call.deterministic;
-    let backward = Backward::with(&device, &problem, &options)?;
+    let backward = Backward::with(&device, &problem, &call.options(device.limits().sms)?)?;
     Ok(Made { device, backward })
 }

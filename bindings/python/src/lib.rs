@@ -1,4 +1,5 @@
-//! The extension module `fa3._fa3`: attention, and quantization for it, over raw device addresses.
+//! The extension module `fa3._fa3`: attention, and quantization for it, over raw addresses, of a GPU's
+//! memory or of the CPU's.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -10,12 +11,21 @@
 //! or of each group of heads, or of the tensor; or, by channels, y = x - mean of its channel, with the scale of its
 //! channel.
 //!
+//! Where a call is computed is said by its device and its stream. The device is the number of a GPU, or -1 for the CPU,
+//! as torch's `Tensor.get_device` has it. On the CPU a call is over when the function returns. Where the stream is
+//! None, the call is only checked, as far as that needs no device: by the rules of an H100, or by those of the CPU.
+//! Then addresses are not looked at.
+//!
 //! It knows integers and no torch, so one build serves every version of it. The Python sources beside it take the
 //! integers from tensors, and make the outputs.
 
 // A call as it comes from Python, and what it can be refused for.
 mod call;
 mod error;
+mod place;
+
+// The CPU.
+mod cpu;
 
 // What is kept between calls.
 mod backward;
@@ -27,11 +37,14 @@ mod workspaces;
 /// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
 #[pyo3::pymodule]
 mod _fa3 {
-    use fa3_types::{Address, Addresses, BackwardAddresses, ValueLayout};
+    use fa3_types::{Address, Addresses, BackwardAddresses, QuantizeAddresses, ValueLayout};
     use pyo3::prelude::*;
 
     use crate::backward as gradients;
     use crate::call::{Call, Fp8, Number, Options, Tensor, desc, named};
+    use crate::cpu;
+    use crate::error::Error;
+    use crate::place::Place;
     use crate::plans;
     use crate::quantize::{self as quantization, Rotation, Scales};
     use crate::workspaces::Allocate;
@@ -55,10 +68,10 @@ mod _fa3 {
     /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
     /// Scales of blocks are (batch, heads, blocks).
     ///
-    /// allocate(bytes, zeros) makes a workspace where the stream has none that is kept, as where V is transposed into it,
-    /// or while it is captured into a graph. The result is (address, owner): the address of so many bytes, a multiple of
-    /// 256, of which so many, from the first on, are zeroed where the stream is now; and an object that is dropped after
-    /// the launch.
+    /// allocate(bytes, zeros) makes a workspace where the stream has none that is kept, as where V is transposed into
+    /// it, or while it is captured into a graph. The result is (address, owner): the address of so many bytes, a
+    /// multiple of 256, of which so many, from the first on, are zeroed where the stream is now; and an object that is
+    /// dropped after the launch. On the CPU, and where the call is only checked, allocate is not called.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
@@ -66,8 +79,8 @@ mod _fa3 {
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn forward(
         py: Python<'_>,
-        device: u32,
-        stream: usize,
+        device: i32,
+        stream: Option<usize>,
         q: Tensor<'_>,
         k: Tensor<'_>,
         v: Tensor<'_>,
@@ -81,6 +94,7 @@ mod _fa3 {
         fp8: Option<Fp8<'_>>,
         allocate: Allocate,
     ) -> PyResult<()> {
+        let place = Place::new(device, stream);
         let (v_transposed, block_rows, output) = fp8.unwrap_or((false, None, None));
         let options = Options {
             softmax_scale: softmax_scale.map(|Number(scale)| scale),
@@ -92,7 +106,7 @@ mod _fa3 {
             v_channels: descales.3.is_some(),
             output: output.as_ref().map(named).transpose()?,
         };
-        let call = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
+        let call = Call::new(place.device(), [desc(&q)?, desc(&k)?, desc(&v)?], options);
         let [q, k, v, o] = [q.1, k.1, v.1, o].map(Address);
         let mut at = Addresses::new(q, k, v, o);
         at.lse = lse.map(Address);
@@ -100,7 +114,12 @@ mod _fa3 {
         (at.descales, at.v_mean) = ([q, k, v], v_mean);
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
-        Ok(py.detach(|| plans::launch(&call, stream, at, &allocate)).map(drop)?)
+        Ok(py.detach(|| match place {
+            Place::Stream { stream, .. } => plans::launch(&call, stream, at, &allocate).map(drop),
+            Place::Cpu => cpu::run(|| cpu::forward(&call, at)),
+            Place::CheckedForGpu => plans::check(&call),
+            Place::CheckedForCpu => cpu::check(&call).map(drop),
+        })?)
     }
 
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
@@ -125,8 +144,8 @@ mod _fa3 {
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn backward(
         py: Python<'_>,
-        device: u32,
-        stream: usize,
+        device: i32,
+        stream: Option<usize>,
         q: Tensor<'_>,
         k: Tensor<'_>,
         v: Tensor<'_>,
@@ -144,6 +163,7 @@ mod _fa3 {
         allocate: Allocate,
         deterministic: bool,
     ) -> PyResult<()> {
+        let place = Place::new(device, stream);
         let options = Options {
             softmax_scale: softmax_scale.map(|Number(scale)| scale),
             window: (window.0.0, window.1.0),
@@ -154,14 +174,19 @@ mod _fa3 {
             v_channels: false,
             output: None,
         };
-        let forward = Call::new(device, [desc(&q)?, desc(&k)?, desc(&v)?], options);
+        let forward = Call::new(place.device(), [desc(&q)?, desc(&k)?, desc(&v)?], options);
         let call = gradients::Call::new(forward, desc(&dout)?, deterministic);
         let [q, k, v, o, lse, dout] = [q.1, k.1, v.1, o, lse, dout.1].map(Address);
         let [dq, dk, dv] = [dq, dk, dv].map(Address);
         let dlse = dlse.map(Address);
         let at = BackwardAddresses { q, k, v, o, lse, dout, dlse, dq, dk, dv };
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| gradients::launch(&call, stream, at, &allocate)).map(drop)?)
+        Ok(py.detach(|| match place {
+            Place::Stream { stream, .. } => gradients::launch(&call, stream, at, &allocate).map(drop),
+            Place::Cpu => cpu::run(|| cpu::backward(&call, at)),
+            Place::CheckedForGpu => gradients::check(&call),
+            Place::CheckedForCpu => cpu::check_backward(&call).map(drop),
+        })?)
     }
 
     /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, scale, heads_per_scale, block_rows,
@@ -193,8 +218,8 @@ mod _fa3 {
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn quantize(
         py: Python<'_>,
-        device: u32,
-        stream: usize,
+        device: i32,
+        stream: Option<usize>,
         x: Tensor<'_>,
         codes: u64,
         scales: Option<u64>,
@@ -213,17 +238,18 @@ mod _fa3 {
             (None, None, Some(Number(rows))) => Scales::Blocks(rows),
             (None, None, None) => Scales::Tensor,
         };
+        let place = Place::new(device, stream);
         let (x_desc, layout) = (desc(&x)?, layout(transposed));
-        let call = quantization::Call::new(device, x_desc, rotation.as_ref(), seed, scaling, layout);
+        let call = quantization::Call::new(place.device(), x_desc, rotation.as_ref(), seed, scaling, layout);
         let at = quantization::addresses(x.1, codes, scales, None, rotation.as_ref());
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| quantization::launch(&call, stream, at, &allocate)).map(drop)?)
+        Ok(py.detach(|| run(place, &call, at, &allocate))?)
     }
 
     /// quantize_channels(device, stream, x, codes, scales, mean, transposed, allocate)
     ///
-    /// Puts a quantization to e4m3 by channels on a stream of a device and returns None at once. x, codes, transposed and
-    /// allocate are as for quantize. scales and mean are addresses of contiguous tensors of float32,
+    /// Puts a quantization to e4m3 by channels on a stream of a device and returns None at once. x, codes, transposed
+    /// and allocate are as for quantize. scales and mean are addresses of contiguous tensors of float32,
     /// (batch, heads, head_dim).
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
@@ -232,8 +258,8 @@ mod _fa3 {
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn quantize_channels(
         py: Python<'_>,
-        device: u32,
-        stream: usize,
+        device: i32,
+        stream: Option<usize>,
         x: Tensor<'_>,
         codes: u64,
         scales: u64,
@@ -241,11 +267,27 @@ mod _fa3 {
         transposed: bool,
         allocate: Allocate,
     ) -> PyResult<()> {
+        let place = Place::new(device, stream);
         let (x_desc, layout) = (desc(&x)?, layout(transposed));
-        let call = quantization::Call::new(device, x_desc, None, None, Scales::Channels, layout);
+        let call = quantization::Call::new(place.device(), x_desc, None, None, Scales::Channels, layout);
         let at = quantization::addresses(x.1, codes, Some(scales), Some(mean), None);
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| quantization::launch(&call, stream, at, &allocate)).map(drop)?)
+        Ok(py.detach(|| run(place, &call, at, &allocate))?)
+    }
+
+    /// Quantizes.
+    fn run(
+        place: Place,
+        call: &quantization::Call,
+        at: QuantizeAddresses,
+        allocate: &Allocate,
+    ) -> Result<(), Error> {
+        match place {
+            Place::Stream { stream, .. } => quantization::launch(call, stream, at, allocate).map(drop),
+            Place::Cpu => cpu::run(|| cpu::quantize(call, at)),
+            Place::CheckedForGpu => quantization::check(call),
+            Place::CheckedForCpu => cpu::check_quantize(call).map(drop),
+        }
     }
 
     fn layout(transposed: bool) -> ValueLayout {

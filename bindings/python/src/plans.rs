@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::{LazyLock, Mutex};
 
-use fa3_cuda::host::{Device, Forward, HostError, Stream};
-use fa3_sched::forward::PlanOptions;
+use fa3_cuda::host::{Device, Forward, ForwardError, HostError, Stream};
+use fa3_sched::DeviceLimits;
+use fa3_sched::forward::{Plan, PlanOptions};
 use fa3_types::{Addresses, Placement};
 
 use crate::call::Call;
@@ -25,8 +26,8 @@ struct Made {
     forward: Forward,
 }
 
-/// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`. It uses the workspace that is kept for the stream,
-/// or where there is none one that `allocate` makes, which the caller keeps until then.
+/// Puts the forward pass of `call` on `stream`, over the tensors that lie `at`. It uses the workspace that is kept
+/// for the stream, or where there is none one that `allocate` makes, which the caller keeps until then.
 ///
 /// # Errors
 /// What is wrong with the call, what the driver says, or what `allocate` raises.
@@ -52,6 +53,18 @@ pub(crate) fn launch(call: &Call, stream: usize, at: Addresses, allocate: &Alloc
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     unsafe { forward.launch(&stream, &placement, workspace.address()) }?;
     Ok(workspace)
+}
+
+/// Checks a call as far as that needs no device, with the limits of an H100.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn check(call: &Call) -> Result<(), Error> {
+    let problem = call.problem()?;
+    let limits = DeviceLimits::h100_sxm();
+    let options = PlanOptions::default().sms(without(limits.sms, call.sm_margin())?);
+    Plan::with(&problem, &limits, &options).map_err(ForwardError::from)?;
+    Ok(())
 }
 
 fn make(call: &Call) -> Result<Made, Error> {

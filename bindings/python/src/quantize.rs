@@ -4,6 +4,8 @@ use std::sync::LazyLock;
 
 use fa3_cuda::host::{Device, Quantize, QuantizeError, Stream};
 use fa3_quant::Incoherent;
+use fa3_sched::DeviceLimits;
+use fa3_sched::quantize::Plan;
 use fa3_types::{
     Address, Dtype, Positions, QuantizeAddresses, QuantizePlacement, QuantizeProblem, QuantizeProblemError,
     QuantizeSpec, RopeStyle, Rotary, Scaling, TensorDesc, ValueLayout,
@@ -90,11 +92,31 @@ impl Call {
         Call { device, x, rotary, hadamard_seed, scales, layout }
     }
 
+    /// The same call of a contiguous tensor.
+    pub(crate) fn contiguous(&self) -> Call {
+        Call { x: TensorDesc::contiguous(self.x.dtype, self.x.shape), ..self.clone() }
+    }
+
+    /// The tensor.
+    pub(crate) fn x(&self) -> &TensorDesc {
+        &self.x
+    }
+
+    /// The rotation, if any.
+    pub(crate) fn rotary(&self) -> Option<Rotary> {
+        self.rotary
+    }
+
+    /// The number that the signs of the Hadamard transform are drawn from, if there is one.
+    pub(crate) fn hadamard_seed(&self) -> Option<u64> {
+        self.hadamard_seed
+    }
+
     /// The problem, with contiguous codes.
     ///
     /// # Errors
     /// What is wrong with it.
-    fn problem(&self) -> Result<QuantizeProblem, QuantizeProblemError> {
+    pub(crate) fn problem(&self) -> Result<QuantizeProblem, QuantizeProblemError> {
         let mut spec = QuantizeSpec::new(self.x, TensorDesc::contiguous(Dtype::E4m3, self.x.shape));
         (spec.layout, spec.rotary, spec.scaling) = (self.layout, self.rotary, self.scales.scaling());
         let problem = spec.validate()?;
@@ -154,6 +176,16 @@ pub(crate) fn launch(
     #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
     unsafe { quantize.launch(&stream, &placement, workspace.address()) }?;
     Ok(workspace)
+}
+
+/// Checks a call as far as that needs no device, with the limits of an H100.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn check(call: &Call) -> Result<(), Error> {
+    let problem = call.problem().map_err(QuantizeError::from)?;
+    Plan::new(&problem, &DeviceLimits::h100_sxm()).map_err(QuantizeError::from)?;
+    Ok(())
 }
 
 fn make(call: &Call) -> Result<Made, Error> {

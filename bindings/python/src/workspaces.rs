@@ -25,9 +25,9 @@ const BYTES: usize = 256;
 /// again for something else.
 static WORKSPACES: LazyLock<Mutex<HashMap<(u32, u64), Workspace>>> = LazyLock::new(Mutex::default);
 
-/// A function of Python, (bytes, zeros) -> (address, owner): it allocates so many bytes, of which it zeroes so many, from
-/// the first on, where the stream is now. They may be used until the owner is dropped, and then by later work of the
-/// stream.
+/// A function of Python, (bytes, zeros) -> (address, owner): it allocates so many bytes, of which it zeroes so many,
+/// from the first on, where the stream is now. They may be used until the owner is dropped, and then by later work of
+/// the stream.
 pub(crate) type Allocate = Py<PyAny>;
 
 /// The workspace of one launch.
@@ -69,8 +69,8 @@ impl Lent {
 /// Launches of one stream run one after the other and leave it zeroed, so that they share it.
 ///
 /// # Errors
-/// The driver's. The legacy stream has no answer while a stream that blocks it is captured. It cannot be used then, and a
-/// launch that tried would break that capture.
+/// The driver's. The legacy stream has no answer while a stream that blocks it is captured. It cannot be used then, and
+/// a launch that tried would break that capture.
 pub(crate) fn find(
     ordinal: u32,
     device: &Device,

@@ -1,5 +1,7 @@
 """What the tests need of the machine, and what they say where it is missing."""
 
+import inspect
+
 import pytest
 
 try:
@@ -27,6 +29,30 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if reason and item.get_closest_marker("hopper"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the extension module is asked to compute from now on: names of functions, and their arguments by name."""
+    from fa3 import _fa3
+
+    calls = []
+
+    def spied(name, function):
+        signature = inspect.signature(function)
+
+        def spy(*arguments):
+            given = signature.bind(*arguments).arguments
+            # Without a stream a call is only checked.
+            if given["stream"] is not None:
+                calls.append((name, given))
+            return function(*arguments)
+
+        return spy
+
+    for name in ("forward", "backward", "quantize", "quantize_channels"):
+        monkeypatch.setattr(_fa3, name, spied(name, getattr(_fa3, name)))
+    return calls
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""Arguments that become numbers: what is taken, and what is refused in one sentence, whatever runs the call. Needs torch
-but no GPU.
+"""Arguments that become numbers: what is taken, and what is refused in one sentence, whatever runs the call. Needs
+torch but no GPU.
 """
 
 import functools

@@ -137,7 +137,8 @@ def test_types_say_how_many_tensors_there_are(module, name):
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (dict(q=tensor((2, 16, 4, 60))), "q has head_dim 60, not a multiple of 8 as bf16 needs (16-byte rows)"),
+        (dict(v=tensor((2, 16, 4, 60))), "v has head_dim 60, not a multiple of 8 as bf16 needs (16-byte rows)"),
+        (dict(q=tensor((2, 16, 4, 60))), "k has head_dim 64, expected 60"),
         (dict(k=tensor((2, 16, 3, 64)), v=tensor((2, 16, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
         (dict(k=tensor((2, 16, 4, 32))), "k has head_dim 32, expected 64"),
         (dict(v=tensor((2, 15, 4, 64))), "v has seqlen 15, expected 16"),
@@ -243,3 +244,28 @@ def test_a_missing_device_is_a_runtime_error():
             quantize(heads_per_scale=heads_per_scale)
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         quantize_channels()
+
+
+@pytest.mark.parametrize(
+    "q, sentence",
+    [
+        (tensor(address=0), "q has a null address"),
+        (tensor(address=0x1001), "q lies at 0x1001, not a multiple of 2 bytes"),
+        (tensor(strides=(4096, -256, 64, 1)), "q has stride -256 in seqlen"),
+    ],
+)
+def test_memory_that_the_cpu_cannot_read_is_refused(q, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        extension.forward(-1, 0, q, tensor(), tensor(), 0x10000, None, (None,) * 4, None, (-1, -1), None, 0, None, None)
+
+
+@pytest.mark.parametrize("device", [-1, 0, NO_SUCH_DEVICE])
+def test_without_a_stream_a_call_is_only_checked(device):
+    """There is nothing at these addresses."""
+    q, numbers = tensor(address=0), (None, (-1, -1), None, 0)
+    assert extension.forward(device, None, q, q, q, 0, None, (None,) * 4, *numbers, None, None) is None
+    assert extension.backward(device, None, q, q, q, q, 0, 0, None, 0, 0, 0, *numbers, None) is None
+    assert extension.quantize(device, None, q, 0, 0, None, None, None, None, 128, False, None) is None
+    assert extension.quantize_channels(device, None, q, 0, 0, 0, True, None) is None
+    with pytest.raises(ValueError, match="^soft cap -1 is outside"):
+        extension.forward(device, None, q, q, q, 0, None, (None,) * 4, None, (-1, -1), -1.0, 0, None, None)

@@ -54,9 +54,9 @@ def test_what_is_not_supported_is_named(name, given):
 
 
 def test_what_makes_no_difference_is_accepted():
-    x = zeros(1, 8, 2, 64)
-    with pytest.raises(ValueError, match="expected one CUDA device"):
-        flash_attn_func(x, x, x, num_splits=0, pack_gqa=False, deterministic=True)
+    x = torch.ones(1, 8, 2, 64)
+    out = flash_attn_func(x, x, x, num_splits=0, pack_gqa=False, deterministic=True)
+    assert torch.equal(out, flash_attn_func(x, x, x))
 
 
 def test_tensors_of_the_wrong_kind_are_refused():
@@ -65,8 +65,9 @@ def test_tensors_of_the_wrong_kind_are_refused():
         flash_attn_func(x, None, x)
     with pytest.raises(TypeError, match="^qkv is list, expected torch.Tensor$"):
         flash_attn_qkvpacked_func([x, x, x])
-    with pytest.raises(ValueError, match="^q is on cpu, k on cpu and v on cpu, expected one CUDA device$"):
-        flash_attn_func(x, x, x)
+    meta = x.to("meta")
+    with pytest.raises(ValueError, match="^q is on cpu, k on meta and v on cpu, expected one CUDA device or the CPU$"):
+        flash_attn_func(x, meta, x)
 
 
 @pytest.mark.parametrize(
@@ -83,39 +84,20 @@ def test_packed_tensors_of_the_wrong_shape_are_refused(shape, num_heads_q, expec
         flash_attn_qkvpacked_func(zeros(*shape), num_heads_q=num_heads_q)
 
 
-@pytest.fixture
-def on_the_cpu():
-    """What the operator is given, instead of a kernel's results."""
-    given = []
-    library = torch.library.Library("fa3", "IMPL")
-
-    def forward(q, k, v, *_):
-        given.append((q, k, v))
-        return torch.empty_like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
-
-    library.impl("forward", forward, "CPU")
-    yield given
-    library._destroy()
-
-
 @pytest.mark.parametrize("position", [0, 1, 2])
-@pytest.mark.parametrize("lazy, value", [("negated", -1.0), ("conjugated", -1.0), ("zero", 0.0)])
-def test_tensors_are_read_as_what_they_stand_for(on_the_cpu, lazy, value, position):
-    """Tensors whose memory is not what they hold: -1, kept as 1; a conjugate's imaginary part; zeros without memory."""
-    x = torch.ones(1, 8, 2, 64)
-    lazy = {
-        "negated": lambda: torch._neg_view(x),
-        "conjugated": lambda: torch.complex(x, x).conj().imag,
-        "zero": lambda: torch._efficientzerotensor(x.shape, dtype=x.dtype),
+@pytest.mark.parametrize("lazy", ["negated", "conjugated", "zero"])
+def test_tensors_are_read_as_what_they_stand_for(lazy, position):
+    """Tensors whose memory is not what they hold: -x, kept as x; a conjugate's imaginary part; zeros without memory."""
+    x = torch.randn(1, 8, 2, 64, generator=torch.Generator().manual_seed(0))
+    lazy, value = {
+        "negated": lambda: (torch._neg_view(x), -x),
+        "conjugated": lambda: (torch.complex(x, x).conj().imag, -x),
+        "zero": lambda: (torch._efficientzerotensor(x.shape, dtype=x.dtype), torch.zeros_like(x)),
     }[lazy]()
     assert lazy.is_neg() or lazy._is_zerotensor()
-    tensors = [x, x, x]
-    tensors[position] = lazy
-    flash_attn_func(*tensors)
-    [given] = on_the_cpu
-    assert not given[position].is_neg() and not given[position]._is_zerotensor()
-    values = [set(tensor.flatten().tolist()) for tensor in given]
-    assert values == [{value if index == position else 1.0} for index in range(3)]
+    given, expected = [x, x, x], [x, x, x]
+    given[position], expected[position] = lazy, value
+    assert torch.equal(flash_attn_func(*given), flash_attn_func(*expected))
 
 
 def test_fake_tensors_get_fake_results():

@@ -1,5 +1,5 @@
-"""How calls reach the extension module, and when they take torch's dispatcher instead. Needs torch but no GPU: tensors of
-the CPU say that they are on one, and what the extension module is given is noted.
+"""How calls reach the extension module, and when they take torch's dispatcher instead. Needs torch but no GPU: tensors
+of the CPU say that they are on one, and what the extension module is given is noted.
 """
 
 import itertools

@@ -16,12 +16,12 @@ _Tensor = tuple[str, int, Sequence[int], Sequence[int]]
 # The addresses of the scales of q, k and v, and of the means of v's channels.
 _Descales = tuple[int | None, int | None, int | None, int | None]
 
-# (bytes, zeros) -> (address, owner)
+# (bytes, zeros) -> (address, owner). The CPU and a call that is only checked need none.
 _Allocate = Callable[[int, int], tuple[int, object]]
 
 def forward(
     device: int,
-    stream: int,
+    stream: int | None,
     q: _Tensor,
     k: _Tensor,
     v: _Tensor,
@@ -33,11 +33,11 @@ def forward(
     softcap: float | None,
     sm_margin: int,
     fp8: tuple[bool, int | None, str | None] | None,
-    allocate: _Allocate,
+    allocate: _Allocate | None,
 ) -> None: ...
 def backward(
     device: int,
-    stream: int,
+    stream: int | None,
     q: _Tensor,
     k: _Tensor,
     v: _Tensor,
@@ -52,12 +52,12 @@ def backward(
     window: tuple[int, int],
     softcap: float | None,
     sm_margin: int,
-    allocate: _Allocate,
+    allocate: _Allocate | None,
     deterministic: bool = True,
 ) -> None: ...
 def quantize(
     device: int,
-    stream: int,
+    stream: int | None,
     x: _Tensor,
     codes: int,
     scales: int | None,
@@ -67,15 +67,15 @@ def quantize(
     heads_per_scale: int | None,
     block_rows: int | None,
     transposed: bool,
-    allocate: _Allocate,
+    allocate: _Allocate | None,
 ) -> None: ...
 def quantize_channels(
     device: int,
-    stream: int,
+    stream: int | None,
     x: _Tensor,
     codes: int,
     scales: int,
     mean: int,
     transposed: bool,
-    allocate: _Allocate,
+    allocate: _Allocate | None,
 ) -> None: ...

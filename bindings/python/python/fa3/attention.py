@@ -29,8 +29,8 @@ def flash_attn_func(
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU,
-    on torch's current stream of their device.
+    """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
+    device; or of such and float32 tensors on the CPU.
 
     O and LSE are differentiable in q, k and v of float16 and bfloat16, once and in reverse mode. If one of the three
     requires grad, q, k, v, O and LSE are kept for the backward pass, which writes contiguous gradients of all three,
@@ -40,7 +40,7 @@ def flash_attn_func(
 
     Arguments:
         q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8
-            (of 16 for float8_e4m3fn).
+            (of 16 for float8_e4m3fn). On the CPU all are free.
         k: (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv.
         v: (batch, seqlen_k, heads_kv, head_dim_v).
         softmax_scale: the factor on Q K^T; 1 / sqrt(head_dim) if None. This and other numbers may be tensors without

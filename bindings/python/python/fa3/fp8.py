@@ -27,7 +27,7 @@ def flash_attn_fp8_func(
     v_channels: bool = False,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of float16 or bfloat16 tensors, computed in float8_e4m3fn on a Hopper GPU.
+    """Attention of float16 or bfloat16 tensors, computed in float8_e4m3fn on a Hopper GPU, or emulated on the CPU.
 
     By default Q and K are multiplied by a random orthogonal matrix, which spreads outliers over the head dimension
     (FlashAttention-3's incoherent processing). Then blocks of 128 rows of a head are quantized, each with its own

@@ -24,19 +24,21 @@ def launch(
     sm_margin: int,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device. As for torch's own operators,
-    its mode of deterministic algorithms counts as it is now.
+    """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device; or of tensors on the CPU. As
+    for torch's own operators, its mode of deterministic algorithms counts as it is now.
     """
     given = _given(dout, q, k, v, o, lse, dlse)
     operator.refuse_tangents("a tensor of the backward pass", *given)
     device = q.get_device()
-    if not all(x.is_cuda and x.get_device() == device for x in given):
-        raise ValueError(f"tensors are on {', '.join(str(x.device) for x in given)}, expected one CUDA device")
-    _check(dout, q, k, v, o, lse, dlse)
+    if not all(x.is_cuda and x.get_device() == device for x in given) and not all(x.is_cpu for x in given):
+        places = ", ".join(str(x.device) for x in given)
+        raise ValueError(f"tensors are on {places}, expected one CUDA device or the CPU")
+    check(dout, q, k, v, o, lse, dlse)
+    q, k, v = operator.aligned(q), operator.aligned(k), operator.aligned(v)
     # Copies are kept until the launch. Their memory may be used again after it, in the order of the stream.
     dout, o, lse = _readable(dout), operator.dense(o), operator.dense(lse)
     dlse = None if dlse is None else operator.dense(dlse)
-    dq, dk, dv = _gradients(q, k, v)
+    dq, dk, dv = gradients_like(q, k, v)
     _fa3.backward(
         device,
         operator.current_stream(device),
@@ -60,14 +62,14 @@ def launch(
     return dq, dk, dv
 
 
-def _check(dout, q, k, v, o, lse, dlse) -> None:
+def check(dout, q, k, v, o, lse, dlse) -> None:
     """Refuses what the extension module does not see, since it is given addresses."""
     operator.check_ranks(q, k, v)
     batch, seqlen, heads, _ = q.shape
     of_o = (q.dtype, (batch, seqlen, heads, v.shape[3]), "(batch, seqlen_q, heads_q, head_dim_v)")
     of_lse = (torch.float32, (batch, heads, seqlen), "(batch, heads_q, seqlen_q)")
     for name, x, (dtype, shape, what) in (("dout", dout, of_o), ("o", o, of_o), ("lse", lse, of_lse), ("dlse", dlse, of_lse)):
-        if x is not None and (x.dtype != dtype or x.shape != shape):
+        if x is not None and (x.dtype != dtype or operator.known(x.shape) != operator.known(shape)):
             raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {dtype} {shape}: {what}")
 
 
@@ -82,7 +84,7 @@ def _readable(dout: Tensor) -> Tensor:
     return dout
 
 
-def _gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def gradients_like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """New, contiguous tensors for dQ, dK and dV."""
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     return dq, dk, dv
@@ -174,12 +176,6 @@ class _TransformedGradient(torch.autograd.Function):
         _refuse(ctx, *gradients)
 
 
-def _fake(
-    dout, q, k, v, o, lse, dlse, softmax_scale, window_left, window_right, softcap, sm_margin, deterministic=False
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _gradients(q, k, v)
-
-
 operator.library.define(
     "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float? softmax_scale, "
     "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic=False) "
@@ -187,7 +183,7 @@ operator.library.define(
     # Compilers must leave the last dimension contiguous.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
-operator.library.impl("backward", launch, "CUDA")
-torch.library.register_fake("fa3::backward", _fake, lib=operator.library)
+for _key in ("CUDA", "CPU"):
+    operator.library.impl("backward", launch, _key)
 torch.library.register_autograd("fa3::forward", _backward, setup_context=_save, lib=operator.library)
 torch.library.register_autograd("fa3::backward", _refuse, lib=operator.library)

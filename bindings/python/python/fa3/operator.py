@@ -57,32 +57,30 @@ def launch(
     v_mean: Tensor | None = None,
     with_lse: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device. `deterministic` is for
-    the backward pass.
+    """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device; or of tensors on the
+    CPU. `deterministic` is for the backward pass.
     """
     refuse_tangents("q, k or v", q, k, v)
     device = q.get_device()
     if not (q.is_cuda and k.is_cuda and v.is_cuda and k.get_device() == device and v.get_device() == device):
-        raise ValueError(f"q is on {q.device}, k on {k.device} and v on {v.device}, expected one CUDA device")
+        refuse_gpu_and_cpu(q, k, v)
+        q, k, v = aligned(q), aligned(k), aligned(v)
     q_raw, k_raw, v_raw = raw(q), raw(k), raw(v)
-    if out_dtype is not None and out_dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"out_dtype is {out_dtype}, expected torch.float16 or torch.bfloat16")
-    output = None if out_dtype is None else _DTYPES[out_dtype]
+    name = name_of_output(out_dtype)
     # What nobody wants is not even allocated: that takes as long as the launch.
-    o, lse = _output(q, k, v, v_transposed, out_dtype), _lse(q) if with_lse else None
+    o, lse = output(q, k, v, v_transposed, out_dtype), lse_like(q) if with_lse else None
     descales: _fa3._Descales = (None, None, None, None)
     block_rows = None
     if not (q_descale is None and k_descale is None and v_descale is None and v_mean is None):
         # They are kept until the launch. Their memory may be used again after it, in the order of the stream.
-        scales, block_rows = _descales(q, k, o.shape[3], q_descale, k_descale, v_descale, v_mean)
+        given = (q_descale, k_descale, v_descale, v_mean)
+        block_rows = check_descales(q, k, o.shape[3], *given)
+        scales = [None if x is None else dense(x) for x in given]
         q_at, k_at, v_at, mean_at = (None if scale is None else scale.data_ptr() for scale in scales)
         descales = q_at, k_at, v_at, mean_at
     if v_transposed:
-        # As it would be in rows.
-        batch, heads, head_dim, _ = v.shape
-        shape = (batch, k.shape[1], heads, head_dim)
-        v_raw = (v_raw[0], v_raw[1], shape, (k.shape[1] * heads * head_dim, heads * head_dim, head_dim, 1))
-    fp8 = (v_transposed, block_rows, output) if v_transposed or block_rows or output else None
+        v_raw = in_rows(v_raw, k.shape[1])
+    fp8 = (v_transposed, block_rows, name) if v_transposed or block_rows or name else None
     _fa3.forward(
         device,
         current_stream(device),
@@ -106,7 +104,7 @@ def is_plain(*tensors: Tensor) -> bool:
     """Whether nobody but the kernel wants to see the call: then torch's dispatcher, which takes as long, is left out.
 
     What lies in memory must be what the tensors hold. The dispatcher writes the negation that a negated tensor stands
-    for, and the zeros of one that has no memory.
+    for, and the zeros of one that has no memory. It knows what meta tensors become.
     """
     if not _CAN_ASK or torch.compiler.is_compiling() or torch._C._is_tracing():
         return False
@@ -115,7 +113,7 @@ def is_plain(*tensors: Tensor) -> bool:
     if torch._C._are_functorch_transforms_active():
         return False
     for tensor in tensors:
-        if type(tensor) is not Tensor or tensor.is_neg() or tensor._is_zerotensor():
+        if type(tensor) is not Tensor or tensor.is_neg() or tensor._is_zerotensor() or tensor.is_meta:
             return False
     return True
 
@@ -144,14 +142,64 @@ def refuse_tangents(names: str, *tensors: Tensor) -> None:
         raise NotImplementedError(f"{names} has a tangent, and there is no derivative in forward mode")
 
 
+def refuse_gpu_and_cpu(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuses tensors that are not all on the CPU, having found that they are not all on one GPU."""
+    if not (q.is_cpu and k.is_cpu and v.is_cpu):
+        places = f"q is on {q.device}, k on {k.device} and v on {v.device}"
+        raise ValueError(f"{places}, expected one CUDA device or the CPU")
+
+
+def name_of_output(dtype: torch.dtype | None) -> str | None:
+    """The extension module's name of a dtype that O may be asked for in."""
+    if dtype is not None and dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"out_dtype is {dtype}, expected torch.float16 or torch.bfloat16")
+    return None if dtype is None else _DTYPES[dtype]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The extension module's name of a dtype."""
+    try:
+        return _DTYPES[dtype]
+    except KeyError:
+        expected = "torch.float16, torch.bfloat16, torch.float8_e4m3fn or, on the CPU, torch.float32"
+        raise TypeError(f"a tensor is {dtype}, expected {expected}") from None
+
+
 def raw(tensor: Tensor) -> tuple:
     """What the extension module sees of a tensor: (dtype, address, shape, strides)."""
-    try:
-        return _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.shape, tensor.stride()
-    except KeyError as error:
-        raise TypeError(
-            f"a tensor is {error}, expected torch.float16, torch.bfloat16 or torch.float8_e4m3fn"
-        ) from None
+    # A function less to call, where microseconds count.
+    name = _DTYPES.get(tensor.dtype) or name_of(tensor.dtype)
+    return name, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def in_rows(transposed: tuple, seqlen: int) -> tuple:
+    """What the extension module sees of transposed V: its shape and strides as if its rows were those of keys."""
+    dtype, address, (batch, heads, head_dim, _), _ = transposed
+    return dtype, address, (batch, seqlen, heads, head_dim), (seqlen * heads * head_dim, heads * head_dim, head_dim, 1)
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where the CPU cannot read its elements, which begin inside of others."""
+    return tensor if tensor.data_ptr() % tensor.itemsize == 0 or not tensor.is_cpu else tensor.clone()
+
+
+class Unknown(Exception):
+    """A number that only the data will tell."""
+
+
+def known(numbers) -> tuple:
+    """Numbers as they are in this call. Symbols of a compiler are what they stand for now, which is no promise to it.
+
+    Raises:
+        Unknown: nobody knows one of them yet, such as how many elements are not 0.
+    """
+    return tuple(_known(number) if isinstance(number, (torch.SymInt, torch.SymFloat)) else number for number in numbers)
+
+
+def _known(symbol: torch.SymInt | torch.SymFloat) -> float:
+    if symbol.node.hint is None:
+        raise Unknown
+    return symbol.node.hint
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -163,7 +211,9 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def current_stream(device: int) -> int:
-    """The driver's handle of torch's current stream of a device."""
+    """The driver's handle of torch's current stream of a GPU; 0 for the CPU, which has none."""
+    if device < 0:
+        return 0
     # Torch's own way is faster.
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return raw(device) if raw else torch.cuda.current_stream(device).cuda_stream
@@ -193,19 +243,28 @@ def _can_ask() -> bool:
     return hasattr(Tensor, "_is_zerotensor") and all(hasattr(torch._C, name) for name in names)
 
 
-def _output(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dtype | None) -> Tensor:
-    """A new, contiguous tensor for O (batch, seqlen_q, heads_q, head_dim_v), of bfloat16 if Q is of float8."""
-    check_ranks(q, k, v)
-    if dtype is None:
-        dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
-    if v_transposed:
-        _check_transposed(k, v)
+def output(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dtype | None) -> Tensor:
+    """A new, contiguous tensor for O (batch, seqlen_q, heads_q, head_dim_v)."""
+    check_shapes(q, k, v, v_transposed)
+    dtype = dtype or dtype_of_output(q)
     head_dim_v = v.shape[2 if v_transposed else 3]
     if q.shape[3] == head_dim_v and q.is_contiguous():
         return torch.empty_like(q, dtype=dtype)
     batch, seqlen, heads, _ = q.shape
     # Torch reads extents faster one by one than from a tuple.
     return q.new_empty(batch, seqlen, heads, head_dim_v, dtype=dtype)
+
+
+def dtype_of_output(q: Tensor) -> torch.dtype:
+    """The dtype of O where none is asked for: that of Q, but bfloat16 for float8."""
+    return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool) -> None:
+    """Checks what the extension module does not see."""
+    check_ranks(q, k, v)
+    if v_transposed:
+        _check_transposed(k, v)
 
 
 def check_ranks(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -219,14 +278,14 @@ def _check_transposed(k: Tensor, v: Tensor) -> None:
     """V transposed has the keys of K, in whole blocks, and no gaps."""
     batch, seqlen, heads, _ = k.shape
     expected = (batch, heads, v.shape[2], (seqlen + 127) // 128 * 128)
-    if tuple(v.shape) != expected or not v.is_contiguous():
+    if known(v.shape) != known(expected) or not v.is_contiguous():
         what = "(batch, heads_kv, head_dim_v, seqlen_k rounded up to 128)"
         raise ValueError(f"transposed v is {tuple(v.shape)}, expected a contiguous {expected}: {what}")
 
 
-def _descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None) -> tuple[list[Tensor | None], int | None]:
-    """The scales of e4m3 Q, K and V and the means of V's channels, as kernels read them; and how many rows of Q share a
-    scale, if heads do not.
+def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None) -> int | None:
+    """Checks the scales of e4m3 Q, K and V and the means of V's channels. Returns how many rows of Q share a scale, if
+    heads do not.
     """
     names = ("q_descale", "k_descale", "v_descale", "v_mean")
     if q.dtype != torch.float8_e4m3fn:
@@ -244,7 +303,8 @@ def _descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None) -> t
     of_v: tuple[tuple[int, ...], str]
     if q_descale is not None and all(of_blocks):
         # Where either will do, it is 128.
-        rows = 128 if q_descale.shape[2] == -(-q.shape[1] // 128) else 64
+        blocks = -(-q.shape[1] // 128)
+        rows = 128 if known(q_descale.shape[2:]) == known([blocks]) else 64
         what = "(batch, heads, blocks), with 64 or 128 rows of q and 128 of k and v in a block"
         of_q = (batch, q.shape[2], -(-q.shape[1] // rows)), what
         of_k = (batch, heads_kv, -(-k.shape[1] // 128)), what
@@ -255,44 +315,19 @@ def _descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None) -> t
         of_q = of_k = (batch, heads_kv), "(batch, heads_kv)"
     of_channels = (batch, heads_kv, head_dim_v), "(batch, heads_kv, head_dim_v)"
     of_v = of_k if v_mean is None else of_channels
-    readable = []
-    for name, x, expected in zip(names, given, (of_q, of_k, of_v, of_channels), strict=True):
+    for name, x, (shape, what) in zip(names, given, (of_q, of_k, of_v, of_channels), strict=True):
         if x is not None:
-            shape, what = expected
-            if x.dtype != torch.float32 or tuple(x.shape) != shape or x.device != q.device:
+            if x.dtype != torch.float32 or known(x.shape) != known(shape) or x.device != q.device:
                 found = f"{x.dtype} {tuple(x.shape)} on {x.device}"
                 raise ValueError(f"{name} is {found}, expected torch.float32 {shape} on {q.device}: {what}")
             refuse_tangents(name, x)
-            # Kernels read four channels at a time, and other scales one by one.
-            x = dense(x) if expected is of_channels else x.contiguous()
-        readable.append(x)
-    return readable, rows
+    return rows
 
 
-def _lse(q: Tensor) -> Tensor:
+def lse_like(q: Tensor) -> Tensor:
     """A new, contiguous tensor for LSE (batch, heads_q, seqlen_q)."""
     batch, seqlen, heads, _ = q.shape
     return q.new_empty(batch, heads, seqlen, dtype=torch.float32)
-
-
-def _fake(
-    q,
-    k,
-    v,
-    softmax_scale,
-    window_left,
-    window_right,
-    softcap,
-    sm_margin,
-    q_descale=None,
-    k_descale=None,
-    v_descale=None,
-    v_transposed=False,
-    out_dtype=None,
-    deterministic=False,
-    v_mean=None,
-):
-    return _output(q, k, v, v_transposed, out_dtype), _lse(q)
 
 
 # Where torch cannot be asked who listens, all calls go through its dispatcher.
@@ -307,5 +342,5 @@ library.define(
     # Compilers must leave the last dimension contiguous.
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
-library.impl("forward", launch, "CUDA")
-torch.library.register_fake("fa3::forward", _fake, lib=library)
+for _key in ("CUDA", "CPU"):
+    library.impl("forward", launch, _key)

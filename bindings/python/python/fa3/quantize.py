@@ -28,7 +28,7 @@ def quantize(
     scales_of: str = "blocks",
     heads_per_scale: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """float8_e4m3fn codes of a float16 or bfloat16 tensor on a Hopper GPU, on torch's current stream.
+    """float8_e4m3fn codes of a float16 or bfloat16 tensor on a Hopper GPU, on torch's current stream, or on the CPU.
 
         y = x, rotated by its position, times M        M = diag(+-1) * Hadamard
         codes = e4m3(y / scale)                        scale = max |y| / 448 of what scales are of
@@ -37,7 +37,7 @@ def quantize(
 
     Arguments:
         x: (batch, seqlen, heads, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is 1
-            and the others are multiples of 8.
+            and the others are multiples of 8; on the CPU all are free.
         cos, sin: tables of rotary embedding, (positions, rotary_dim / 2), rotary_dim a multiple of 16 up to head_dim.
             They are float32, or float16 or bfloat16, which become float32. Without them nothing is rotated.
         interleaved: entries 2i and 2i + 1 are a pair (GPT-J), not i and i + rotary_dim / 2 (GPT-NeoX, Llama).
@@ -143,15 +143,18 @@ def _launch(
     scales_of: str = "blocks",
     heads_per_scale: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scales of tensors on a GPU. An operator's integers have signs: a seed counts modulo 2^64."""
+    """Codes and scales of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
+    2^64.
+    """
     tensors = (x, *_given(cos, sin, positions))
     operator.refuse_tangents("x, cos or sin", *tensors)
     device = x.get_device()
     if not all(tensor.is_cuda and tensor.get_device() == device for tensor in tensors):
-        places = ", ".join(str(tensor.device) for tensor in tensors)
-        raise ValueError(f"tensors are on {places}, expected one CUDA device")
+        if not all(tensor.is_cpu for tensor in tensors):
+            places = ", ".join(str(tensor.device) for tensor in tensors)
+            raise ValueError(f"tensors are on {places}, expected one CUDA device or the CPU")
     scaling = (block_rows, scale, scales_of, heads_per_scale)
-    _check(x, cos, sin, positions, interleaved, first_position, *scaling)
+    check(x, cos, sin, positions, interleaved, first_position, *scaling)
     rotation = None
     if cos is not None:
         cos, sin = operator.dense(cos.to(torch.float32)), operator.dense(sin.to(torch.float32))
@@ -163,49 +166,40 @@ def _launch(
             listed = positions.data_ptr()
         rows, pairs = cos.shape
         rotation = (cos.data_ptr(), sin.data_ptr(), rows, 2 * pairs, interleaved, listed, first_position)
-    codes, scales = _codes(x, transposed), _scales(x, *scaling)
-    _run(
-        _fa3.quantize,
-        x,
-        codes.data_ptr(),
-        scales.data_ptr() if scale is None else None,
-        rotation,
-        None if hadamard_seed is None else hadamard_seed % _SEEDS,
-        scale,
-        heads_per_scale if scales_of == "heads" else None,
-        block_rows if scales_of == "blocks" else None,
-        transposed,
-    )
+    codes, scales = codes_like(x, transposed), scales_like(x, *scaling)
+    address = scales.data_ptr() if scale is None else None
+    _run(_fa3.quantize, x, codes.data_ptr(), address, rotation, seed(hadamard_seed), *sharing(*scaling), transposed)
     return codes, scales if scale is None else scales.fill_(scale)
 
 
 def _launch_channels(x: Tensor, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales and means of a tensor on a GPU."""
+    """Codes, scales and means of a tensor on a GPU or on the CPU."""
     operator.refuse_tangents("x", x)
-    if not x.is_cuda:
-        raise ValueError(f"x is on {x.device}, expected a CUDA device")
-    _check_x(x)
-    codes, scales, mean = _codes(x, transposed), _of_channels(x), _of_channels(x)
+    if not (x.is_cuda or x.is_cpu):
+        raise ValueError(f"x is on {x.device}, expected a CUDA device or the CPU")
+    check_x(x)
+    codes, scales, mean = codes_like(x, transposed), channels_like(x), channels_like(x)
     _run(_fa3.quantize_channels, x, codes.data_ptr(), scales.data_ptr(), mean.data_ptr(), transposed)
     return codes, scales, mean
 
 
 def _run(function, x: Tensor, *arguments) -> None:
     """Calls a function of the extension module for torch's current stream of x's device."""
-    device = x.get_device()
+    # A copy is kept until the call is over.
+    device, x = x.get_device(), operator.aligned(x)
     function(device, operator.current_stream(device), operator.raw(x), *arguments, operator.workspace_for(x))
 
 
 def _refuse_derivatives(names: str, *tensors: Tensor) -> None:
-    """Codes that silently have no derivative would be wrong ones. Elsewhere than in torch.func's transforms, which always
-    want it, the backward pass refuses.
+    """Codes that silently have no derivative would be wrong ones. Elsewhere than in torch.func's transforms, which
+    always want it, the backward pass refuses.
     """
     if operator.is_transformed() and operator.needs_grad(*tensors):
         raise NotImplementedError(f"{names} {_NO_GRADIENT}")
     operator.refuse_tangents(names, *tensors)
 
 
-def _check_x(x: Tensor) -> None:
+def check_x(x: Tensor) -> None:
     """It is a tensor of 16 bits with four dimensions."""
     if x.dtype not in _DTYPES:
         raise TypeError(f"x is {x.dtype}, expected torch.float16 or torch.bfloat16")
@@ -226,31 +220,31 @@ def _check_scaling(x: Tensor, block_rows: int, scale: float | None, scales_of: s
             raise ValueError(f"block_rows {block_rows} is of scales of blocks, scales_of is {scales_of!r}")
     if scales_of != "heads" and heads_per_scale != 1:
         raise ValueError(f"heads_per_scale {heads_per_scale} is of scales of heads, scales_of is {scales_of!r}")
-    heads = x.shape[2]
+    [heads] = operator.known(x.shape[2:3])
     if heads_per_scale < 1 or heads % heads_per_scale != 0:
         raise ValueError(f"a scale for each {heads_per_scale} heads, of which the tensor has {heads}")
 
 
-def _check(x, cos, sin, positions, interleaved, first_position, *scaling) -> None:
+def check(x, cos, sin, positions, interleaved, first_position, *scaling) -> None:
     """Refuses what the extension module does not see, since it is given addresses."""
-    _check_x(x)
+    check_x(x)
     _check_scaling(x, *scaling)
     if cos is None or sin is None:
         if cos is not sin:
             raise ValueError("there is one of cos and sin, expected both or none")
-        if interleaved or positions is not None or first_position != 0:
+        if interleaved or positions is not None or operator.known([first_position]) != (0,):
             raise ValueError("interleaved and positions are of a rotation, which needs cos and sin")
         return
     for name, table in (("cos", cos), ("sin", sin)):
         if table.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise TypeError(f"{name} is {table.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
-    if cos.dim() != 2 or cos.shape != sin.shape:
+    if cos.dim() != 2 or operator.known(cos.shape) != operator.known(sin.shape):
         shapes = f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}"
         raise ValueError(f"{shapes}, expected both (positions, rotary_dim / 2)")
     if positions is not None:
         if positions.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"positions are {positions.dtype}, expected torch.int32 or torch.int64")
-        if positions.shape != x.shape[:2]:
+        if operator.known(positions.shape) != operator.known(x.shape[:2]):
             given, wanted = tuple(positions.shape), tuple(x.shape[:2])
             raise ValueError(f"positions are {given}, expected (batch, seqlen), here {wanted}")
 
@@ -259,14 +253,14 @@ def _given(*tensors: Tensor | None) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-def _codes(x: Tensor, transposed: bool) -> Tensor:
+def codes_like(x: Tensor, transposed: bool) -> Tensor:
     """A new, contiguous tensor for codes: of x's shape, or (batch, heads, head_dim, keys)."""
     batch, seqlen, heads, head_dim = x.shape
     shape = (batch, heads, head_dim, (seqlen + 127) // 128 * 128) if transposed else x.shape
     return x.new_empty(shape, dtype=torch.float8_e4m3fn)
 
 
-def _scales(x: Tensor, block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int) -> Tensor:
+def scales_like(x: Tensor, block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int) -> Tensor:
     """A new, contiguous tensor for scales: (batch, heads, blocks), (batch, groups of heads) or one element."""
     batch, seqlen, heads, _ = x.shape
     if scale is not None or scales_of == "tensor":
@@ -278,34 +272,20 @@ def _scales(x: Tensor, block_rows: int, scale: float | None, scales_of: str, hea
     return x.new_empty(shape, dtype=torch.float32)
 
 
-def _of_channels(x: Tensor) -> Tensor:
+def channels_like(x: Tensor) -> Tensor:
     """A new, contiguous tensor for the scales or means of channels (batch, heads, head_dim)."""
     batch, _, heads, head_dim = x.shape
     return x.new_empty(batch, heads, head_dim, dtype=torch.float32)
 
 
-def _fake(
-    x,
-    cos,
-    sin,
-    positions,
-    interleaved,
-    first_position,
-    hadamard_seed,
-    block_rows,
-    scale,
-    transposed,
-    scales_of="blocks",
-    heads_per_scale=1,
-):
-    scaling = (block_rows, scale, scales_of, heads_per_scale)
-    _check(x, cos, sin, positions, interleaved, first_position, *scaling)
-    return _codes(x, transposed), _scales(x, *scaling)
+def seed(hadamard_seed: int | None) -> int | None:
+    """A seed without its sign."""
+    return None if hadamard_seed is None else hadamard_seed % _SEEDS
 
 
-def _fake_channels(x, transposed):
-    _check_x(x)
-    return _codes(x, transposed), _of_channels(x), _of_channels(x)
+def sharing(block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int) -> tuple:
+    """Where scales come from, as the extension module takes it: (scale, heads_per_scale, block_rows)."""
+    return scale, heads_per_scale if scales_of == "heads" else None, block_rows if scales_of == "blocks" else None
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -324,12 +304,11 @@ operator.library.define(
     "-> (Tensor codes, Tensor scales)",
     tags=_TAGS,
 )
-operator.library.impl("quantize", _launch, "CUDA")
-torch.library.register_fake("fa3::quantize", _fake, lib=operator.library)
 operator.library.define(
     "quantize_channels(Tensor x, bool transposed) -> (Tensor codes, Tensor scales, Tensor mean)", tags=_TAGS
 )
-operator.library.impl("quantize_channels", _launch_channels, "CUDA")
-torch.library.register_fake("fa3::quantize_channels", _fake_channels, lib=operator.library)
+for _key in ("CUDA", "CPU"):
+    operator.library.impl("quantize", _launch, _key)
+    operator.library.impl("quantize_channels", _launch_channels, _key)
 torch.library.register_autograd("fa3::quantize", _backward, setup_context=_save, lib=operator.library)
 torch.library.register_autograd("fa3::quantize_channels", _backward, setup_context=_save, lib=operator.library)

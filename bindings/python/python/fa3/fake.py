@@ -1,0 +1,142 @@
+"""What fake and meta tensors become: results without memory, and the refusals that tensors with memory meet.
+
+The extension module checks a call without a device, by the rules of an H100 or of the CPU. Meta tensors have those of
+the CPU, which takes all that a GPU takes. Extents that only the data will tell are not checked.
+"""
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+from . import _fa3, gradient, operator, quantize
+
+
+def _forward(
+    q,
+    k,
+    v,
+    softmax_scale,
+    window_left,
+    window_right,
+    softcap,
+    sm_margin,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    v_transposed=False,
+    out_dtype=None,
+    deterministic=False,
+    v_mean=None,
+):
+    _check_places("q is on {}, k on {} and v on {}", q, k, v)
+    for x in (q, k, v):
+        operator.name_of(x.dtype)
+    name = operator.name_of_output(out_dtype)
+    operator.check_ranks(q, k, v)
+    head_dim_v = v.shape[2 if v_transposed else 3]
+    with contextlib.suppress(operator.Unknown):
+        operator.check_shapes(q, k, v, v_transposed)
+        descales = (q_descale, k_descale, v_descale, v_mean)
+        given = any(x is not None for x in descales)
+        block_rows = operator.check_descales(q, k, head_dim_v, *descales) if given else None
+        q_seen, k_seen, v_seen = _seen(q), _seen(k), _seen(v)
+        _run(
+            _fa3.forward,
+            q,
+            q_seen,
+            k_seen,
+            operator.in_rows(v_seen, k_seen[2][1]) if v_transposed else v_seen,
+            0,
+            None,
+            tuple(None if x is None else 0 for x in descales),
+            *_numbers(softmax_scale, window_left, window_right, softcap, sm_margin),
+            (v_transposed, block_rows, name),
+            None,
+        )
+    batch, seqlen, heads, _ = q.shape
+    o = q.new_empty(batch, seqlen, heads, head_dim_v, dtype=out_dtype or operator.dtype_of_output(q))
+    return o, operator.lse_like(q)
+
+
+def _backward(
+    dout, q, k, v, o, lse, dlse, softmax_scale, window_left, window_right, softcap, sm_margin, deterministic=False
+):
+    given = [x for x in (dout, q, k, v, o, lse, dlse) if x is not None]
+    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    operator.check_ranks(q, k, v)
+    with contextlib.suppress(operator.Unknown):
+        gradient.check(dout, q, k, v, o, lse, dlse)
+        # One whose strides kernels cannot read is copied.
+        seen = _seen(q), _seen(k), _seen(v), _seen(torch.empty_like(dout, memory_format=torch.contiguous_format))
+        numbers = _numbers(softmax_scale, window_left, window_right, softcap, sm_margin)
+        _run(_fa3.backward, q, *seen, 0, 0, None, 0, 0, 0, *numbers, None, deterministic)
+    return gradient.gradients_like(q, k, v)
+
+
+def _quantize(
+    x,
+    cos,
+    sin,
+    positions,
+    interleaved,
+    first_position,
+    hadamard_seed,
+    block_rows,
+    scale,
+    transposed,
+    scales_of="blocks",
+    heads_per_scale=1,
+):
+    given = [tensor for tensor in (x, cos, sin, positions) if tensor is not None]
+    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    quantize.check_x(x)
+    scaling = (block_rows, scale, scales_of, heads_per_scale)
+    with contextlib.suppress(operator.Unknown):
+        quantize.check(x, cos, sin, positions, interleaved, first_position, *scaling)
+        rotation = None
+        if cos is not None:
+            rows, pairs, first = operator.known([*cos.shape, first_position])
+            rotation = (0, 0, rows, 2 * pairs, interleaved, None if positions is None else 0, first)
+        seed = quantize.seed(hadamard_seed)
+        _run(_fa3.quantize, x, _seen(x), 0, 0, rotation, seed, *quantize.sharing(*scaling), transposed, None)
+    return quantize.codes_like(x, transposed), quantize.scales_like(x, *scaling)
+
+
+def _quantize_channels(x, transposed):
+    quantize.check_x(x)
+    with contextlib.suppress(operator.Unknown):
+        _run(_fa3.quantize_channels, x, _seen(x), 0, 0, 0, transposed, None)
+    return quantize.codes_like(x, transposed), quantize.channels_like(x), quantize.channels_like(x)
+
+
+def _check_places(sentence: str, *tensors: Tensor) -> None:
+    """Refuses tensors of several devices."""
+    places = [str(x.device) for x in tensors]
+    if len(set(places)) > 1:
+        raise ValueError(f"{sentence.format(*places)}, expected one CUDA device or the CPU")
+
+
+def _seen(tensor: Tensor) -> tuple:
+    """What the extension module sees of a tensor, which has no address."""
+    return operator.name_of(tensor.dtype), 0, operator.known(tensor.shape), operator.known(tensor.stride())
+
+
+def _numbers(softmax_scale, window_left, window_right, softcap, sm_margin) -> tuple:
+    """The numbers of attention as the extension module takes them."""
+    scale, left, right, softcap, margin = operator.known([softmax_scale, window_left, window_right, softcap, sm_margin])
+    return scale, (left, right), softcap or None, margin
+
+
+def _run(function, like: Tensor, *arguments) -> None:
+    """Lets a function of the extension module check a call, for the kind of device that a tensor is on."""
+    function(0 if like.is_cuda else -1, None, *arguments)
+
+
+for _name, _function in (
+    ("forward", _forward),
+    ("backward", _backward),
+    ("quantize", _quantize),
+    ("quantize_channels", _quantize_channels),
+):
+    torch.library.register_fake(f"fa3::{_name}", _function, lib=operator.library)

@@ -1,0 +1,34 @@
+//! Where a call is computed.
+
+/// A place, as Python names it: by a device, -1 being the CPU, and by a stream or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On a stream of a GPU.
+    Stream { device: u32, stream: usize },
+    /// On the CPU.
+    Cpu,
+    /// Nowhere: the call is only checked, by the rules of a GPU.
+    CheckedForGpu,
+    /// Nowhere: the call is only checked, by the rules of the CPU.
+    CheckedForCpu,
+}
+
+impl Place {
+    /// The place of a device and a stream.
+    pub(crate) fn new(device: i32, stream: Option<usize>) -> Place {
+        match (u32::try_from(device), stream) {
+            (Ok(device), Some(stream)) => Place::Stream { device, stream },
+            (Ok(_), None) => Place::CheckedForGpu,
+            (Err(_), Some(_)) => Place::Cpu,
+            (Err(_), None) => Place::CheckedForCpu,
+        }
+    }
+
+    /// The number of the GPU; 0 where there is none.
+    pub(crate) fn device(self) -> u32 {
+        match self {
+            Place::Stream { device, .. } => device,
+            Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => 0,
+        }
+    }
+}

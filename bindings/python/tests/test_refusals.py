@@ -1,0 +1,222 @@
+"""Bad calls are refused in the same sentence whether tensors have memory, are fake or meta, or are traced for an
+export: what can be traced can be run. Needs torch but no GPU.
+"""
+
+import math
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fa3 import flash_attn_func, quantize, quantize_channels
+
+BF16, F32, F64, E4M3 = torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn
+
+
+def shape(*extents, dtype=BF16, strides=None):
+    """A tensor to be, on whatever device."""
+    return extents, strides, dtype
+
+
+X = shape(2, 16, 4, 64)
+ONES = shape(2, 4, dtype=F32)
+
+# Of every device: a sentence, and what is other than in a good call.
+ATTENTION = [
+    ("q has 3, k 4 and v 4 dimensions, expected 4: (batch, seqlen, heads, head_dim)", dict(q=shape(16, 4, 64))),
+    ("heads_q 8 is not a multiple of heads_kv 3", dict(q=shape(2, 16, 8, 64), k=shape(2, 16, 3, 64), v=shape(2, 16, 3, 64))),
+    ("k has head_dim 32, expected 64", dict(k=shape(2, 16, 4, 32))),
+    ("k has batch 3, expected 2", dict(k=shape(3, 16, 4, 64), v=shape(3, 16, 4, 64))),
+    ("v has seqlen 15, expected 16", dict(v=shape(2, 15, 4, 64))),
+    ("v has heads 2, expected 4", dict(v=shape(2, 16, 2, 64))),
+    ("k is f16, expected bf16 like q", dict(k=shape(2, 16, 4, 64, dtype=torch.float16))),
+    ("a tensor is torch.float64, expected", dict(q=shape(2, 16, 4, 64, dtype=F64))),
+    ("q has head_dim 584, more than 576", dict(q=shape(2, 16, 4, 584), k=shape(2, 16, 4, 584))),
+    ("v has head_dim 520, more than 512", dict(v=shape(2, 16, 4, 520))),
+    ("softmax scale NaN is outside", dict(softmax_scale=math.nan)),
+    ("softmax scale 0 is outside", dict(softmax_scale=0.0)),
+    ("soft cap -1 is outside", dict(softcap=-1.0)),
+    ("window size -2 is outside", dict(window_size=(-2, 0))),
+    ("window size 4294967296 is outside", dict(window_size=(2**32, 0))),
+    ("out_dtype is torch.float64, expected torch.float16 or torch.bfloat16", dict(out_dtype=F64)),
+    ("o cannot be f16 when q is bf16", dict(out_dtype=torch.float16)),
+    ("q_descale is for torch.float8_e4m3fn, q is torch.bfloat16", dict(q_descale=ONES)),
+    ("transposed v is (2, 16, 4, 64), expected a contiguous (2, 4, 4, 128)", dict(v_transposed=True)),
+]
+CODES = {name: shape(2, 16, 4, 64, dtype=E4M3) for name in "qkv"}
+ATTENTION += [
+    (sentence, CODES | change)
+    for sentence, change in [
+        ("q_descale is torch.float32 (2, 3) on ", dict(q_descale=shape(2, 3, dtype=F32))),
+        ("k_descale is torch.bfloat16 (2, 4) on ", dict(k_descale=shape(2, 4))),
+        ("some descales are of blocks", dict(q_descale=shape(2, 4, 1, dtype=F32), k_descale=ONES, v_descale=ONES)),
+        ("there is v_mean without v_descale", dict(v_mean=shape(2, 4, 64, dtype=F32))),
+        ("v_mean is torch.float32 (2, 4) on ", dict(v_mean=ONES, v_descale=shape(2, 4, 64, dtype=F32))),
+        ("v is bf16, expected e4m3 like q", dict(v=X)),
+    ]
+]
+# By the rules of a GPU, and by those of the CPU and of meta tensors: None is no refusal.
+PLACES = [
+    ("the forward kernels take f16, bf16 and e4m3, not f32", None, {name: shape(2, 16, 4, 64, dtype=F32) for name in "qkv"}),
+    ("have no tile for head_dim 264", None, {name: shape(2, 16, 4, 264) for name in "qkv"}),
+    ("q has head_dim 60, not a multiple of 8 as bf16 needs", None, {name: shape(2, 16, 4, 60) for name in "qkv"}),
+    ("v has head_dim 60, not a multiple of 8 as bf16 needs", None, dict(v=shape(2, 16, 4, 60))),
+    ("q has stride 2 in head_dim, expected 1", None, dict(q=shape(2, 16, 4, 64, strides=(8192, 512, 128, 2)))),
+    ("v has stride 257 in seqlen, not a multiple of 8 elements", None, dict(v=shape(2, 16, 4, 64, strides=(8192, 257, 64, 1)))),
+    ("sm_margin -1 is outside 0 to 131: the device has 132 sms", "sm_margin -1 is negative", dict(sm_margin=-1)),
+    ("sm_margin 132 is outside 0 to 131: the device has 132 sms", None, dict(sm_margin=132)),
+]
+CASES = [(sentence, sentence, change) for sentence, change in ATTENTION] + PLACES
+
+QUANTIZATION = [
+    ("x is torch.float32, expected torch.float16 or torch.bfloat16", dict(x=shape(2, 16, 4, 64, dtype=F32))),
+    ("x has 3 dimensions, expected 4", dict(x=shape(16, 4, 64))),
+    ("has head_dim 72, not a multiple of 16", dict(x=shape(2, 16, 4, 72))),
+    ("x has head_dim 272", dict(x=shape(2, 16, 4, 272))),
+    ("block_rows is 32, expected 64 or 128", dict(block_rows=32)),
+    ("a scale for each 3 heads, of which the tensor has 4", dict(scales_of="heads", heads_per_scale=3)),
+    ("the scale 0 is outside 2^-64 to 2^64", dict(scale=0.0)),
+    ("the scale NaN is outside 2^-64 to 2^64", dict(scale=math.nan)),
+    ("there is one of cos and sin", dict(cos=shape(16, 32, dtype=F32))),
+    ("rotary_dim 80 is not a positive multiple of 16", dict(cos=shape(16, 40, dtype=F32), sin=shape(16, 40, dtype=F32))),
+    ("the last row is at position 16, the tables", dict(cos=shape(16, 32, dtype=F32), sin=shape(16, 32, dtype=F32), positions=1)),
+]
+
+
+def made(change, device):
+    """A call's arguments with tensors on a device."""
+
+    def tensor(extents, strides, dtype):
+        if strides is None:
+            return torch.zeros(extents, dtype=dtype, device=device)
+        return torch.empty_strided(extents, strides, dtype=dtype, device=device)
+
+    return {name: tensor(*x) if isinstance(x, tuple) and len(x) == 3 else x for name, x in change.items()}
+
+
+def of_attention(change):
+    return {"q": X, "k": X, "v": X} | change
+
+
+class Module(torch.nn.Module):
+    """A function, for an export. Tensors come in a dictionary."""
+
+    def __init__(self, function, options):
+        super().__init__()
+        self.function, self.options = function, options
+
+    def forward(self, tensors):
+        return self.function(**tensors, **self.options)
+
+
+def export(function, arguments, dynamic=False):
+    tensors = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+    options = {name: x for name, x in arguments.items() if name not in tensors}
+    shapes = {name: {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO} for name in tensors} if dynamic else None
+    return torch.export.export(Module(function, options), (tensors,), dynamic_shapes=shapes and (shapes,))
+
+
+def sentence_of(function, arguments):
+    """What a call is refused with, or None."""
+    try:
+        function(**arguments)
+    except (ValueError, TypeError) as error:
+        return str(error)
+
+
+def check(function, change, of_gpu, of_cpu):
+    """Compares what a call is refused with everywhere, but for the names of devices."""
+
+    def agrees(given, expected):
+        assert (given is None) == (expected is None) and (expected or "") in (given or ""), given
+        return given and re.sub(" on [a-z0-9:]+", "", given)
+
+    with torch.no_grad():
+        sentence = agrees(sentence_of(function, made(change, "cpu")), of_cpu)
+        assert agrees(sentence_of(function, made(change, "meta")), of_cpu) == sentence
+        with FakeTensorMode():
+            assert agrees(sentence_of(function, made(change, "cpu")), of_cpu) == sentence
+            same = agrees(sentence_of(function, made(change, "cuda")), of_gpu) == sentence
+            assert same == (of_gpu == of_cpu)
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+            agrees(sentence_of(function, made(change, "cuda")), of_gpu)
+
+
+@pytest.mark.parametrize("of_gpu, of_cpu, change", CASES, ids=lambda x: x[:30] if isinstance(x, str) else "")
+def test_attention_is_refused_everywhere(of_gpu, of_cpu, change):
+    check(flash_attn_func, of_attention(change), of_gpu, of_cpu)
+
+
+@pytest.mark.parametrize("sentence, change", QUANTIZATION, ids=lambda x: x[:30] if isinstance(x, str) else "")
+def test_quantization_is_refused_everywhere(sentence, change):
+    change = {"x": X} | change
+    check(quantize, change, sentence, sentence)
+    if change.keys() == {"x"}:
+        check(quantize_channels, change, sentence, sentence)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("of_gpu, of_cpu, change", CASES[1:12] + PLACES, ids=lambda x: x[:30] if isinstance(x, str) else "")
+def test_what_cannot_run_cannot_be_exported(of_gpu, of_cpu, change, dynamic):
+    arguments = made(of_attention(change), "cpu")
+    if of_cpu is None:
+        export(flash_attn_func, arguments, dynamic)
+    else:
+        with pytest.raises(Exception, match=re.escape(of_cpu)):
+            export(flash_attn_func, arguments, dynamic)
+
+
+def test_what_is_exported_takes_other_lengths():
+    """Checks leave no guards behind: batch and lengths stay free."""
+    program = export(flash_attn_func, made({"q": X, "k": X, "v": X, "causal": True}, "cpu"), dynamic=True)
+    q, k, v = torch.randn(3, 20, 4, 64).to(BF16), *(torch.randn(3, 30, 4, 64).to(BF16) for _ in "kv")
+    out = program.module()({"q": q, "k": k, "v": v})
+    assert torch.equal(out, flash_attn_func(q, k, v, causal=True))
+
+
+def test_bad_gradients_are_refused_everywhere():
+    """Those of the operator, which autograd calls with none of them."""
+    x, lse = X, shape(2, 4, 16, dtype=F32)
+    names = ("dout", "q", "k", "v", "o", "lse", "dlse")
+    good = dict(zip(names, (x, x, x, x, x, lse, lse)))
+    options = (None, -1, -1, 0.0, 0)
+
+    def backward(**tensors):
+        return torch.ops.fa3.backward(*(tensors[name] for name in names), *options)
+
+    for sentence, change in [
+        ("dout is torch.bfloat16 (2, 15, 4, 64), expected torch.bfloat16 (2, 16, 4, 64)", dict(dout=shape(2, 15, 4, 64))),
+        ("lse is torch.float32 (2, 16, 4), expected torch.float32 (2, 4, 16)", dict(lse=shape(2, 16, 4, dtype=F32))),
+        ("heads_q 4 is not a multiple of heads_kv 3", dict(k=shape(2, 16, 3, 64), v=shape(2, 16, 3, 64))),
+        ("q has 3, k 4 and v 4 dimensions", dict(q=shape(16, 4, 64))),
+    ]:
+        check(backward, good | change, sentence, sentence)
+    check(backward, good, None, None)
+
+
+def test_meta_tensors_have_shapes():
+    q, k, v = (torch.empty(2, rows, heads, 64, dtype=BF16, device="meta") for rows, heads in ((16, 4), (20, 2), (20, 2)))
+    q.requires_grad_()
+    out, lse = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    assert (out.shape, lse.shape, out.device.type) == ((2, 16, 4, 64), (2, 4, 16), "meta")
+    [dq] = torch.autograd.grad(out, q, torch.empty_like(out))
+    assert dq.shape == q.shape and dq.is_meta
+    codes, scales = quantize(q.detach(), transposed=True)
+    assert (codes.shape, scales.shape) == ((2, 4, 64, 128), (2, 4, 1))
+
+
+def test_lengths_that_only_the_data_will_tell():
+    """A trace may not know how many rows there are. Then they are not checked."""
+
+    class Masked(torch.nn.Module):
+        def forward(self, x, mask):
+            rows = x[mask].unsqueeze(0)
+            return flash_attn_func(rows, rows, rows)
+
+    x, mask = torch.randn(30, 2, 16), torch.arange(30) % 2 == 0
+    program = torch.export.export(Masked(), (x, mask))
+    mask = torch.arange(30) % 3 == 0
+    assert torch.equal(program.module()(x, mask), Masked()(x, mask))
