@@ -1,3 +1,5 @@
+from typing import Any
+
 from torch import Tensor
 
 def quantize(
@@ -15,3 +17,24 @@ def quantize(
     heads_per_scale: int = 1,
 ) -> tuple[Tensor, Tensor]: ...
 def quantize_channels(x: Tensor, *, transposed: bool = False) -> tuple[Tensor, Tensor, Tensor]: ...
+
+# For fake tensors.
+def check_x(x: Tensor) -> None: ...
+def check(
+    x: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    positions: Tensor | None,
+    interleaved: bool,
+    first_position: int,
+    *scaling: Any,
+) -> None: ...
+def codes_like(x: Tensor, transposed: bool) -> Tensor: ...
+def scales_like(
+    x: Tensor, block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int
+) -> Tensor: ...
+def channels_like(x: Tensor) -> Tensor: ...
+def seed(hadamard_seed: int | None) -> int | None: ...
+def sharing(
+    block_rows: int, scale: float | None, scales_of: str, heads_per_scale: int
+) -> tuple[float | None, int | None, int | None]: ...
