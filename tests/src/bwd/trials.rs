@@ -124,7 +124,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let problem = layout.of(spec).validate().expect("all levels are valid");
     let name = format!("{:?}", DISTS[dist]);
     let case = Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed };
-    let options = PlanOptions::default().dkv(dkv).dq(dq);
+    let options = tiles(dkv, dq);
     BwdCase { case, layout, dlse: DLSE[dlse], slack: 1.0 }.trial(&device(SMS[sms]), &options)
 }
 
@@ -176,8 +176,11 @@ pub(super) fn tiny(
     let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
     let spec = dense(Dtype::Bf16, 1, lengths, heads, 64).mask(mask);
     let case = Case::normal("small", spec.validate().expect("the lengths are valid"), 4);
-    (
-        BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 },
-        PlanOptions::default().dkv(dkv).dq(dq),
-    )
+    (BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }, tiles(dkv, dq))
+}
+
+/// Plans with these tiles. One that adds to dQ leaves no other kernel of dQ.
+fn tiles(dkv: DkvTile, dq: DqTile) -> PlanOptions {
+    let options = PlanOptions::default().dkv(dkv);
+    if dkv.adds_dq.is_some() { options } else { options.dq(dq) }
 }

@@ -9,6 +9,11 @@ from . import _fa3, operator, refusal
 from .operator import Options
 
 
+def asks_for_same_bits() -> bool:
+    """Whether torch's mode asks for algorithms that give the same bits in every run."""
+    return torch.are_deterministic_algorithms_enabled()
+
+
 def launch(
     dout: Tensor,
     q: Tensor,
@@ -57,7 +62,7 @@ def launch(
         softcap or None,
         sm_margin,
         operator.workspace_for(q),
-        deterministic or torch.are_deterministic_algorithms_enabled(),
+        deterministic or asks_for_same_bits(),
     )
     return dq, dk, dv
 
