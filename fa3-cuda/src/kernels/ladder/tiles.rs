@@ -87,10 +87,14 @@ impl<'k> TileOrder<V<'k, B32>> {
         let (cta, ctas) = (b.cta_x(), b.grid_x());
         let shift = cluster.trailing_zeros();
         let (first, step) = (cta >> shift, ctas >> shift);
-        b.for_each((first, self.tiles), step, |index| {
+        let next = b.var("tile", first);
+        b.repeat(|| {
+            b.break_if(next.now().ge(self.tiles));
+            let index = next.get();
             let (row, col) = self.decode(index);
             let row = if cluster == 1 { row } else { row.mad(cluster, b.cluster_cta_rank()) };
             body(row, col);
+            next.set(index + step);
         });
     }
 }
