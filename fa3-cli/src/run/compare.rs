@@ -288,7 +288,7 @@ mod tests {
     use half::bf16;
 
     /// Four query heads on two key/value heads.
-    fn qkv() -> [Array4<f32>; 3] {
+    pub(super) fn qkv() -> [Array4<f32>; 3] {
         [(4, 0.3), (2, 0.5), (2, 0.7)].map(|(heads, step)| {
             Array4::from_shape_fn((1, 20, heads, 16), |(_, s, h, d)| {
                 (step * (s + 7 * h + 3 * d) as f32).sin()

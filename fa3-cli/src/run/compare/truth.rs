@@ -181,16 +181,8 @@ mod tests {
     use fa3_quant::E4m3;
     use half::bf16;
 
+    use super::super::tests::qkv;
     use super::*;
-
-    /// Four query heads on two key/value heads.
-    fn qkv() -> [Array4<f32>; 3] {
-        [(4, 0.3), (2, 0.5), (2, 0.7)].map(|(heads, step)| {
-            Array4::from_shape_fn((1, 20, heads, 16), |(_, s, h, d)| {
-                (step * (s + 7 * h + 3 * d) as f32).sin()
-            })
-        })
-    }
 
     #[test]
     fn the_oracle_is_that_of_all_heads() {
