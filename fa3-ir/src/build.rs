@@ -290,7 +290,9 @@ impl Builder {
 
     #[track_caller]
     fn branch(&self, condition: Condition, uniform: bool, then: impl FnOnce(), otherwise: impl FnOnce()) {
+        self.watch().begin_branch();
         let (then, otherwise) = (self.block(then), self.block(otherwise));
+        self.watch().end_branch();
         self.append(Node::If { condition, uniform, then, otherwise });
     }
 

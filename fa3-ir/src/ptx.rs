@@ -238,8 +238,7 @@ fn declaration(ParamInfo { name, kind }: &ParamInfo) -> String {
     }
 }
 
-/// `file.rs:12`, the file without its folders, in ASCII.
+/// A place that an editor opens, `src/file.rs:12`, in ASCII.
 pub(crate) fn location(source: Source) -> String {
-    let file = source.file().rsplit(['/', '\\']).next().unwrap_or_default();
-    format!("{}:{}", file.escape_default(), source.line())
+    format!("{}:{}", source.file().escape_default(), source.line())
 }

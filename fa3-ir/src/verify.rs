@@ -47,6 +47,8 @@
 //! - V-26: products in flight are waited for.
 //! - V-27: the shapes of a product, of a tile and its tensor map, of a fragment and its tile fit.
 //! - V-28: roles are declared in the prologue.
+//! - V-29: as many warps release a ring's slots as it was declared for. Where they do so in a branch, which only some
+//!   warps of a role may take, or stage by stage, the simulator must tell.
 //!
 //! It does not check what depends on data or on time: whether a condition that is declared uniform is uniform, bounds
 //! of computed addresses, races, phases, missing waits. The simulator checks those.

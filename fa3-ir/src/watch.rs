@@ -1,5 +1,8 @@
 //! What a builder keeps an eye on while a kernel grows: slots that must be given back, products in flight.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
+
 use crate::{Fault, Source, VerifyError};
 
 /// A block under construction. Blocks are numbered as they are begun.
@@ -41,11 +44,31 @@ struct Open {
     certain: bool,
 }
 
+/// A ring, and the warps that release its slots.
+#[derive(Debug)]
+struct Emptied {
+    ring: String,
+    /// How many warps it was declared for.
+    declared: u32,
+    warps: BTreeSet<u32>,
+    /// Where one of them does.
+    source: Option<Source>,
+    /// Whether only some warps of those that run a release may execute it.
+    partly: bool,
+}
+
+/// The number of an [`Emptied`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingId(usize);
+
 /// The state; see the module.
 #[derive(Debug)]
 pub(crate) struct Watch {
     duties: Vec<Duty>,
     groups: Vec<Group>,
+    rings: Vec<Emptied>,
+    /// The branches around what is being built.
+    branches: u32,
     /// Oldest first.
     open: Vec<Open>,
     block: BlockId,
@@ -64,6 +87,8 @@ impl Watch {
         Watch {
             duties: Vec::new(),
             groups: Vec::new(),
+            rings: Vec::new(),
+            branches: 0,
             open: Vec::new(),
             block: BlockId(0),
             blocks: 1,
@@ -84,7 +109,50 @@ impl Watch {
         for Group { source, .. } in self.groups.into_iter().filter(|group| !group.waited) {
             self.misuse.push(VerifyError { fault: Fault::NeverWaited, source: Some(source) });
         }
+        for Emptied { ring, declared, warps, source, partly } in self.rings {
+            let given = warps.len() as u32;
+            if !partly && source.is_some() && given != declared {
+                self.misuse.push(VerifyError { fault: Fault::RingWarps { ring, declared, given }, source });
+            }
+        }
         self.misuse
+    }
+}
+
+/// Rings.
+impl Watch {
+    /// A ring is declared whose slots so many warps release.
+    pub(crate) fn ring(&mut self, ring: String, declared: u32) -> RingId {
+        let warps = BTreeSet::new();
+        self.rings.push(Emptied { ring, declared, warps, source: None, partly: false });
+        RingId(self.rings.len() - 1)
+    }
+
+    /// These warps release a slot of it.
+    pub(crate) fn release(&mut self, RingId(ring): RingId, warps: Range<u32>, source: Source) {
+        let in_branch = self.branches > 0;
+        // Another kernel's ring is not among these.
+        let Some(ring) = self.rings.get_mut(ring) else { return };
+        ring.warps.extend(warps);
+        ring.source.get_or_insert(source);
+        ring.partly |= in_branch;
+    }
+
+    /// Each of its stages is some warps' own.
+    pub(crate) fn divide(&mut self, RingId(ring): RingId) {
+        if let Some(ring) = self.rings.get_mut(ring) {
+            ring.partly = true;
+        }
+    }
+
+    /// A branch begins.
+    pub(crate) fn begin_branch(&mut self) {
+        self.branches += 1;
+    }
+
+    /// It ends.
+    pub(crate) fn end_branch(&mut self) {
+        self.branches -= 1;
     }
 }
 

@@ -43,6 +43,13 @@ impl Clock {
         self.own[index] = self.own[index].max(value);
     }
 
+    /// Knows no more of a component than `value`.
+    pub(crate) fn lower(&mut self, component: u16, value: u32) {
+        if let Some(known) = self.own.get_mut(usize::from(component)) {
+            *known = value.min(*known);
+        }
+    }
+
     /// Whether what happened at `epoch` comes before what this clock belongs to, in `cluster`.
     pub(crate) fn knows(&self, cluster: u32, epoch: Epoch) -> bool {
         if epoch.cluster == cluster {
@@ -153,6 +160,13 @@ impl Bundle {
         let known = vec![(Epoch::PREDECESSOR.cluster, vec![Epoch::PREDECESSOR.value])];
         for clock in [&mut self.generic, &mut self.shared, &mut self.global] {
             clock.import(0, &known);
+        }
+    }
+
+    /// Knows no more of a component than `value`, by any proxy.
+    pub(crate) fn lower(&mut self, component: u16, value: u32) {
+        for clock in [&mut self.generic, &mut self.shared, &mut self.global] {
+            clock.lower(component, value);
         }
     }
 

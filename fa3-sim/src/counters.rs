@@ -94,11 +94,10 @@ impl fmt::Display for Counters {
         writeln!(f, "mbarriers          {}", self.mbarriers)?;
         for (line, wavefronts) in &self.shared {
             let Wavefronts { accesses, ideal, actual } = wavefronts;
-            let file = line.file.rsplit('/').next().unwrap_or_default();
             writeln!(
                 f,
-                "shared {file}:{:<6} {accesses} accesses, {actual} wavefronts, {ideal} without conflicts",
-                line.line
+                "shared {}:{:<6} {accesses} accesses, {actual} wavefronts, {ideal} without conflicts",
+                line.file, line.line
             )?;
         }
         Ok(())

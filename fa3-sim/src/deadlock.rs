@@ -1,23 +1,74 @@
 //! Nobody can go on: who waits for whom.
 
+use std::fmt;
+
+use fa3_ir::Source;
+
 use crate::machine::{At, Machine};
 use crate::rule::Rule;
 use crate::warp::State;
 
+/// Warps that wait for the same thing, each in its own CTA.
+struct Wait {
+    /// The statement that they are at, and their role.
+    place: (Source, String),
+    what: String,
+    /// Who has arrived last where the first of them waits.
+    last: String,
+    /// The numbers of their CTAs, and in each their own.
+    who: Vec<(u32, Vec<usize>)>,
+}
+
+impl Wait {
+    fn add(&mut self, cta: u32, warp: usize) {
+        match self.who.iter_mut().find(|(known, _)| *known == cta) {
+            Some((_, warps)) => warps.push(warp),
+            None => self.who.push((cta, vec![warp])),
+        }
+    }
+}
+
+/// Such as `consumer.w0 to w3 of cta 0, and of 5 other ctas, at gemm.rs:12: waiting for ...`.
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Wait { place: (source, role), what, last, who } = self;
+        let Some((cta, warps)) = who.first() else { return Ok(()) };
+        write!(f, "{role}.{} of cta {cta}", span(warps))?;
+        match who.len() - 1 {
+            0 => {}
+            1 => write!(f, ", and of cta {}", who[1].0)?,
+            others => write!(f, ", and of {others} other ctas")?,
+        }
+        write!(f, ", at {}:{}: {what}{last}", source.file(), source.line())
+    }
+}
+
+/// `w0 to w3` where numbers follow each other, `w0 w2` where they do not.
+fn span(warps: &[usize]) -> String {
+    match warps {
+        [first, .., last] if last - first == warps.len() - 1 => format!("w{first} to w{last}"),
+        _ => warps.iter().map(|warp| format!("w{warp}")).collect::<Vec<_>>().join(" "),
+    }
+}
+
 impl Machine<'_> {
     /// Reports that nobody can go on. Where a single rule explains it, that rule; and what everybody waits for.
     pub(crate) fn deadlock(&mut self) {
-        let mut waits = Vec::new();
+        let mut waits: Vec<Wait> = Vec::new();
         let (mut cause, mut first) = (Rule::Deadlock, None);
         for cluster in 0..self.clusters.len() {
             for cta in 0..self.clusters[cluster].ctas.len() {
                 for warp in 0..self.clusters[cluster].ctas[cta].warps.len() {
                     let at = At { cluster, cta, warp };
-                    let Some((rule, line)) = self.waits_for(at) else { continue };
+                    let Some((rule, what, last)) = self.waits_for(at) else { continue };
                     if first.is_none() || (cause == Rule::Deadlock && rule != Rule::Deadlock) {
                         (cause, first) = (rule, Some(at));
                     }
-                    waits.push(line);
+                    let (place, number) = (self.place(at), self.cta(at).number);
+                    match waits.iter_mut().find(|wait| wait.place == place && wait.what == what) {
+                        Some(wait) => wait.add(number, warp),
+                        None => waits.push(Wait { place, what, last, who: vec![(number, vec![warp])] }),
+                    }
                 }
             }
         }
@@ -28,49 +79,43 @@ impl Machine<'_> {
         } else {
             "nobody can go on"
         };
-        waits.truncate(64);
         let Some(at) = first else { return self.find_nowhere(Rule::Deadlock, what.to_owned()) };
         let before = self.findings.len();
         self.find(cause, at, what.to_owned());
         if self.findings.len() > before {
-            self.explain(waits);
+            self.explain(waits.iter().map(ToString::to_string).collect());
         }
     }
 
-    /// What a warp waits for, and the rule that this breaks.
-    fn waits_for(&mut self, at: At) -> Option<(Rule, String)> {
-        let state = self.warp(at).state;
-        let who = self.who(at);
-        let line = match state {
-            State::Exited => return None,
-            State::Ready => (Rule::Deadlock, format!("{who} polls")),
-            State::Barrier(id) => (Rule::Deadlock, format!("{who} waits at {}", self.barrier_state(at, id))),
+    /// What a warp waits for, the rule that this breaks, and who has arrived there last.
+    fn waits_for(&mut self, at: At) -> Option<(Rule, String, String)> {
+        let nobody = |what: String| Some((Rule::Deadlock, what, String::new()));
+        match self.warp(at).state {
+            State::Exited => None,
+            State::Ready => nobody("polling".to_owned()),
+            State::Barrier(id) => nobody(format!("waiting at {}", self.barrier_state(at, id))),
             State::Mbarrier { offset, parity } => {
-                let (rule, text) = self.mbarrier_state(at, offset, parity);
-                (rule, format!("{who} waits for {text}"))
+                let (rule, text, last) = self.mbarrier_state(at, offset, parity);
+                Some((rule, format!("waiting for {text}"), last))
             }
             State::Cluster => {
-                let barrier = &self.clusters[at.cluster].barrier;
-                (
-                    Rule::Deadlock,
-                    format!("{who} waits at the cluster's barrier, {} warps have arrived", barrier.arrived),
-                )
+                let arrived = self.clusters[at.cluster].barrier.arrived;
+                nobody(format!("waiting at the cluster's barrier, {arrived} warps have arrived"))
             }
             State::Registers(more) => {
                 let pool = self.cta(at).pool;
-                (Rule::R1, format!("{who} waits for {} registers, the pool has {pool}", 32 * more))
+                let what = format!("waiting for {} registers, the pool has {pool}", 32 * more);
+                Some((Rule::R1, what, String::new()))
             }
-        };
-        Some(line)
+        }
     }
 
-    fn who(&mut self, at: At) -> String {
+    /// The role and the line of the statement that a warp is at.
+    fn place(&mut self, at: At) -> (Source, String) {
         let warp = self.warp(at);
         let (code, pc) = (warp.code, warp.pc);
         let code = &self.program.codes[code];
-        let (source, number) = (code.steps[pc].source, self.cta(at).number);
-        let file = source.file().rsplit(['/', '\\']).next().unwrap_or_default();
-        format!("cta {number} {}.w{} ({file}:{})", code.role, at.warp, source.line())
+        (code.steps[pc].source, code.role.to_owned())
     }
 
     fn barrier_state(&mut self, at: At, id: usize) -> String {
@@ -94,11 +139,11 @@ impl Machine<'_> {
         format!("{name}: {arrived} of {needed} threads have arrived, not {}", missing.join(" "))
     }
 
-    fn mbarrier_state(&mut self, at: At, offset: u32, parity: u32) -> (Rule, String) {
+    fn mbarrier_state(&mut self, at: At, offset: u32, parity: u32) -> (Rule, String, String) {
         let region = self.region_at(offset);
         let copies = self.loads_for(at.cluster, at.cta, offset);
         let Some(mbarrier) = self.cta(at).mbarrier(offset) else {
-            return (Rule::Deadlock, format!("{region}, which is no mbarrier"));
+            return (Rule::Deadlock, format!("{region}, which is no mbarrier"), String::new());
         };
         let (phase, missing, bytes) = (mbarrier.phase, mbarrier.pending, mbarrier.bytes);
         // Who else could bring bytes has brought its own: it is what was expected that is wrong.
@@ -108,13 +153,13 @@ impl Machine<'_> {
         let last: Vec<String> =
             last.iter().filter_map(|&event| self.site(event, None)).map(|site| site.to_string()).collect();
         let last = if last.is_empty() {
-            "nobody has arrived".to_owned()
+            "; nobody has arrived".to_owned()
         } else {
-            format!("last arrivals: {}", last.join("; "))
+            format!("; last arrivals: {}", last.join("; "))
         };
         let text = format!(
-            "{region} parity {parity}: phase {phase} misses {missing} of {expected} arrivals and {bytes} bytes; {last}"
+            "{region} parity {parity}: phase {phase} misses {missing} of {expected} arrivals and {bytes} bytes"
         );
-        (rule, text)
+        (rule, text, last)
     }
 }

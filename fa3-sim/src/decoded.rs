@@ -14,6 +14,8 @@ pub(crate) struct Decoded<'k> {
     pub(crate) kernel: &'k Kernel,
     /// One for each role; a kernel without roles has one.
     pub(crate) codes: Vec<Code<'k>>,
+    /// Of each byte of shared memory, whether it is some region's.
+    in_a_region: Vec<bool>,
 }
 
 /// What the warps of a role run: the prologue, then the role.
@@ -109,7 +111,16 @@ impl Decoded<'_> {
         } else {
             kernel.roles.iter().map(|role| Code::new(kernel, &role.name, &role.block)).collect()
         };
-        Decoded { kernel, codes }
+        let mut in_a_region = vec![false; kernel.smem.bytes() as usize];
+        for region in &kernel.smem.regions {
+            in_a_region[region.offset as usize..region.end() as usize].fill(true);
+        }
+        Decoded { kernel, codes, in_a_region }
+    }
+
+    /// Whether a byte of shared memory is some region's.
+    pub(crate) fn is_in_a_region(&self, offset: u32) -> bool {
+        self.in_a_region.get(offset as usize).is_some_and(|&known| known)
     }
 
     /// The code of a warp.

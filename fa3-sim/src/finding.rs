@@ -58,12 +58,11 @@ pub struct Replay {
 
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let file = self.source.file().rsplit(['/', '\\']).next().unwrap_or_default();
         let [x, y, z] = self.cta;
         write!(
             f,
             "{}:{} {} by {}.w{} of cta ({x}, {y}, {z})",
-            file,
+            self.source.file(),
             self.source.line(),
             self.instruction,
             self.role,

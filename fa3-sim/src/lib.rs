@@ -54,6 +54,11 @@
 //! - Races are found by happens-before, not by luck. Every warp and every asynchronous agent has a component of a
 //!   vector clock, separately for the generic and the asynchronous proxy, and every 16 bytes remember who accessed
 //!   them. Where synchronisation does not depend on data, one schedule decides for all.
+//! - Lanes of a warp are agents, too ([`Rule::Lanes`]): byte by byte, an access is checked against those of other
+//!   lanes. `bar.warp.sync` and wider barriers order lanes, and so does an mbarrier at which some arrive and for which
+//!   others wait. Shuffles, votes and warpgroup instructions do not. One lane's arrival releases what that lane has
+//!   done, and of the others what a barrier has ordered before. Lanes of one store may write equal values to the same
+//!   bytes.
 //! - Rules that are not about the order of accesses (registers of products, phases of mbarriers, bulk groups, named
 //!   barriers) have their own checks. [`Rule`] lists all rules.
 //! - Arithmetic is in [`data`]: pure functions, the tensor core as it was measured.
@@ -64,7 +69,10 @@
 //!   so no kernel can break this);
 //! - divergence within a warp beyond structured branches;
 //! - the scope of a remote arrival at an mbarrier: it releases in the scope of the cluster;
-//! - races between the lanes of a warp, which are ordered with each other.
+//! - what a lane learns alone: if one lane waits for a copy or acquires a flag, its warp counts as having waited, and
+//!   all its lanes know of an mbarrier that one of them has initialised;
+//! - which tile of a region an address was meant for: an element outside its tile's rows or columns is found only where
+//!   it lies in no region, holds nothing, or races.
 #![forbid(unsafe_code)]
 
 // The surface.
@@ -86,6 +94,7 @@ mod decoded;
 
 // The order of accesses.
 mod clock;
+mod lanes;
 mod shadow;
 
 // The parts of the machine.

@@ -6,19 +6,20 @@ use std::rc::Rc;
 use fa3_ir::ArgValue;
 
 use crate::barrier::{ClusterBarrier, NamedBarrier};
-use crate::clock::{Bundle, Clock, Epoch, Exported};
+use crate::clock::{Bundle, Epoch, Exported, Space};
 use crate::copies::AsyncEvent;
 use crate::counters::Counters;
 use crate::decoded::Decoded;
 use crate::exec::operand::Part;
 use crate::exec::wgmma::Deeds;
 use crate::finding::Finding;
+use crate::lanes::Lane;
 use crate::mbarrier::Mbarrier;
 use crate::memory::{Buffer, Memory};
 use crate::probe::Probe;
 use crate::rule::Rule;
 use crate::schedule::Scheduler;
-use crate::shadow::{Access, By, Kind, Shadow};
+use crate::shadow::{Access, After, By, Kind, Shadow};
 use crate::shared::Shared;
 use crate::simulation::{Mode, SimError};
 use crate::trace::Recorder;
@@ -162,8 +163,14 @@ impl<'a> Machine<'a> {
             .iter()
             .map(|allocation| Shadow::new(allocation.bytes.len(), GLOBAL_READERS))
             .collect();
-        let before =
-            Access { epoch: Epoch::PREDECESSOR, event: u32::MAX, kind: Kind::Write, by: By::Predecessor };
+        let before = Access {
+            epoch: Epoch::PREDECESSOR,
+            event: u32::MAX,
+            kind: Kind::Write,
+            by: By::Predecessor,
+            warp: 0,
+            lane: Lane::SEVERAL,
+        };
         predecessor.iter().for_each(|buffer| global[buffer.index].fill(before));
         let clusters = grid.iter().product::<u32>() / program.kernel.launch.cluster.max(1);
         Machine {
@@ -370,9 +377,58 @@ impl<'a> Machine<'a> {
         &mut self.clusters[at.cluster].ctas[at.cta]
     }
 
-    /// The clock that an access is checked against.
-    pub(crate) fn clock(bundle: &Bundle, by: By, space: crate::clock::Space) -> &Clock {
-        if by.asynchronous() { bundle.async_clock(space) } else { &bundle.generic }
+    /// What an access by a warp happens after.
+    pub(crate) fn after(cluster: u32, warp: &Warp, by: By, space: Space) -> After<'_> {
+        let clock = if by.asynchronous() { warp.bundle.async_clock(space) } else { &warp.bundle.generic };
+        After { cluster, clock, lanes: &warp.order }
+    }
+
+    /// What the lanes that execute the warp's instruction release. A lane alone releases what it has done itself, and
+    /// what a barrier has ordered before.
+    pub(crate) fn released(&mut self, at: At) -> Bundle {
+        let Some(lane) = self.warp(at).single() else { return self.warp(at).bundle.clone() };
+        let claim = self.component(at, |warp| &mut warp.claim);
+        let warp = self.warp(at);
+        let mut bundle = warp.bundle.clone();
+        let others = warp.alone.iter().filter(|(other, _)| *other != lane).map(|&(_, component)| component);
+        others.chain([warp.component]).for_each(|component| bundle.lower(component, warp.synced));
+        bundle.complete(claim, warp.now());
+        bundle
+    }
+
+    /// A barrier orders the lanes of a warp, now.
+    pub(crate) fn sync_lanes(&mut self, at: At) {
+        let now = self.moment(at);
+        self.warp(at).sync(now);
+        self.warp(at).tick();
+    }
+
+    /// Where the accesses of a warp end so far: an index into the log, and its clock.
+    pub(crate) fn moment(&mut self, at: At) -> (u32, u32) {
+        (self.log.len() as u32, self.warp(at).now())
+    }
+
+    /// The epoch of an access by the lanes that execute the warp's instruction.
+    pub(crate) fn epoch(&mut self, at: At) -> Epoch {
+        let cluster = self.clusters[at.cluster].id;
+        let component = match self.warp(at).single() {
+            None => self.warp(at).component,
+            Some(lane) => self.component_of_lane(at, lane),
+        };
+        Epoch { cluster, component, value: self.warp(at).now() }
+    }
+
+    /// The component of what a lane does alone.
+    fn component_of_lane(&mut self, at: At, lane: usize) -> u16 {
+        if let Some(&(_, known)) = self.warp(at).alone.iter().find(|(other, _)| *other == lane) {
+            return known;
+        }
+        let component = self.clusters[at.cluster].component();
+        let warp = self.warp(at);
+        let now = warp.now();
+        warp.bundle.generic.raise(component, now);
+        warp.alone.push((lane, component));
+        component
     }
 
     /// A component of the warp's cluster that is made when it is needed.

@@ -1,5 +1,7 @@
 //! Turns what the machine notices into findings.
 
+use fa3_ir::Source;
+
 use crate::clock::Space;
 use crate::copies::AsyncEvent;
 use crate::decoded::Op;
@@ -7,7 +9,7 @@ use crate::finding::{Finding, Replay, Site};
 use crate::machine::{At, Machine};
 use crate::memory::{Demand, state};
 use crate::rule::Rule;
-use crate::shadow::{Access, By, Kind};
+use crate::shadow::{Access, By, Conflict, Kind};
 
 /// An access, for the reader.
 fn describe(access: Access, space: Space, bytes: Option<&str>) -> String {
@@ -58,8 +60,9 @@ impl Machine<'_> {
     }
 
     /// Two accesses of `bytes` conflict.
-    pub(crate) fn conflict(&mut self, at: At, old: Access, new: Access, space: Space, bytes: String) {
-        let (rule, missing) = self.classify(at, old, new);
+    pub(crate) fn conflict(&mut self, at: At, conflict: Conflict, new: Access, space: Space, bytes: String) {
+        let old = conflict.old;
+        let (rule, missing) = self.classify(at, conflict, new, space);
         let Some(&past) = self.log.get(new.event as usize) else { return };
         if !self.found.insert((rule, past.code, past.pc)) {
             return;
@@ -71,14 +74,25 @@ impl Machine<'_> {
             (_, Kind::Read | Kind::StrongRead) => "read after write",
             _ => "write after write",
         };
-        self.push(rule, format!("{hazard}, unordered"), here, other, Some(missing));
+        let who = match (conflict.of_lanes, old.lane.number(), new.lane.number()) {
+            (false, ..) => String::new(),
+            (true, Some(old), Some(new)) => format!(" by lanes {old} and {new} of one warp"),
+            (true, ..) => " by different lanes of one warp".to_owned(),
+        };
+        let wait = self.wait_for(at, old).map_or_else(String::new, |(what, _)| what);
+        self.push(rule, format!("{hazard}{who}, unordered{wait}"), here, other, Some(missing));
     }
 
     /// Which rule orders two accesses, and what would.
-    fn classify(&mut self, at: At, old: Access, new: Access) -> (Rule, &'static str) {
-        let id = self.clusters[at.cluster].id;
+    fn classify(&mut self, at: At, conflict: Conflict, new: Access, space: Space) -> (Rule, &'static str) {
+        let (id, old) = (self.clusters[at.cluster].id, conflict.old);
         let ordered = self.warp(at).bundle.generic.knows(id, old.epoch);
         match (old.by, new.by) {
+            _ if conflict.of_lanes => (Rule::Lanes, "bar.warp.sync, or a wider barrier, between the two"),
+            (By::Thread, _) if !ordered && self.is_claimed(at, old, new.by, space) => (
+                Rule::Lanes,
+                "bar.warp.sync between the earlier access and the release by one lane of its warp",
+            ),
             (By::Predecessor, _) => (Rule::G1, "griddepcontrol.wait before the access"),
             (By::Product, _) if self.is_uncommitted(at, old) => {
                 (Rule::W3, "wgmma.commit_group after the product, before its wait")
@@ -104,13 +118,63 @@ impl Machine<'_> {
                 (rule, "fence.proxy.async between the earlier access and the barrier that orders the two")
             }
             (By::Load | By::StoreAsync, _) => {
-                (Rule::Race, "a wait for the mbarrier of the copy before the access")
+                let wrong = self.wait_for(at, old).map(|(_, missing)| missing);
+                (Rule::Race, wrong.unwrap_or("a wait for the mbarrier of the copy before the access"))
             }
             (By::CopyAsync, _) => {
                 (Rule::Race, "cp.async.wait_group, or a wait for the mbarrier that the copy arrives at")
             }
-            (By::Thread, _) => (Rule::Race, "a barrier between the two"),
+            (By::Thread, _) => (Rule::Race, self.between(at, old)),
         }
+    }
+
+    /// A wait of this warp for the mbarrier of a copy that does not order it with the copy, and what is missing.
+    fn wait_for(&self, at: At, copy: Access) -> Option<(String, &'static str)> {
+        let cluster = &self.clusters[at.cluster];
+        if !matches!(copy.by, By::Load | By::StoreAsync) || copy.epoch.cluster != cluster.id {
+            return None;
+        }
+        let passes = &cluster.ctas[at.cta].warps[at.warp].passes;
+        let pass = passes.iter().find(|pass| pass.component == copy.epoch.component)?;
+        let source = self.source(pass.event)?;
+        let (file, line, parity) = (source.file(), source.line(), pass.parity);
+        Some(if pass.complete < copy.epoch.value {
+            let what = format!(
+                ": its wait at {file}:{line} for parity {parity} passed by an earlier phase than the copy's"
+            );
+            (what, "a wait with the parity of the copy's phase before the access")
+        } else {
+            let what = format!(
+                ": the phase that its wait at {file}:{line} was for completed without the copy's bytes"
+            );
+            (what, "an arrival that expects the bytes of the copy (expect_tx) in its phase")
+        })
+    }
+
+    /// What can order an access by a thread with the next one, which is another thread's.
+    fn between(&self, at: At, old: Access) -> &'static str {
+        let (cluster, cta) = (&self.clusters[at.cluster], &self.clusters[at.cluster].ctas[at.cta]);
+        let earlier = self.log.get(old.event as usize).map(|event| event.cta);
+        if earlier == Some(cta.number) {
+            "a barrier between the two; or atomics, if both update one value"
+        } else if old.epoch.cluster == cluster.id {
+            "a barrier of the cluster between the two; or atomics, if both update one value"
+        } else {
+            "atomics, if both update one value; or a flag that one releases and the other acquires: no barrier is for \
+             both ctas"
+        }
+    }
+
+    /// Whether a lane of the warp that made an access has released something since, and the next access by this warp
+    /// happens after that: it would be ordered if that lane had released what its whole warp did.
+    fn is_claimed(&self, at: At, access: Access, by: By, space: Space) -> bool {
+        let cluster = &self.clusters[at.cluster];
+        let after = Machine::after(cluster.id, &cluster.ctas[at.cta].warps[at.warp], by, space);
+        let mut warps = cluster.ctas.iter().flat_map(|cta| &cta.warps);
+        let maker = warps.find(|warp| warp.component == access.warp);
+        let claim = maker.and_then(|warp| warp.claim);
+        access.epoch.cluster == cluster.id
+            && claim.is_some_and(|claim| after.clock.get(claim) >= access.epoch.value)
     }
 
     /// Whether an access is one of a product that its warp never committed.
@@ -122,6 +186,12 @@ impl Machine<'_> {
                 warp.flight.component == Some(access.epoch.component)
                     && warp.flight.uncommitted(access.epoch.value)
             })
+    }
+
+    /// The line that built an executed instruction.
+    fn source(&self, event: u32) -> Option<Source> {
+        let event = self.log.get(event as usize)?;
+        Some(self.program.codes[usize::from(event.code)].steps[event.pc as usize].source)
     }
 
     pub(crate) fn site(&self, event: u32, access: Option<String>) -> Option<Site> {

@@ -55,6 +55,7 @@ rules! {
     I1 = "I1": "nothing uninitialised is read, and every output byte is written exactly once";
     G1 = "G1": "griddepcontrol.wait comes before any access to what the grid before writes";
     Race = "RACE": "conflicting accesses of two agents are ordered by synchronisation";
+    Lanes = "LANES": "lanes of a warp are ordered by bar.warp.sync or a wider barrier, also before one of them releases what the others did";
     Deadlock = "DEADLOCK": "somebody can go on until all have finished";
     Bounds = "BOUNDS": "accesses lie in an allocation and are aligned to their size";
     Uniform = "UNIFORM": "lanes agree on what is called uniform";

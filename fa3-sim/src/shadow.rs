@@ -1,6 +1,7 @@
 //! Who touched each 16 bytes of memory last, and whether the next access is ordered after it.
 
 use crate::clock::{Clock, Epoch};
+use crate::lanes::{Lane, LaneOrder};
 
 /// Bytes of a cell.
 pub(crate) const CELL: usize = 16;
@@ -50,6 +51,16 @@ impl By {
     pub(crate) fn asynchronous(self) -> bool {
         matches!(self, By::Load | By::Store | By::Product)
     }
+
+    /// Whether one lane makes it: products are the whole warp's.
+    fn is_of_a_lane(self) -> bool {
+        !matches!(self, By::Product | By::Predecessor)
+    }
+
+    /// Whether others must be ordered with the lane that made it, not with a completion.
+    pub(crate) fn ends_with_its_lane(self) -> bool {
+        matches!(self, By::Thread | By::CopyAsync)
+    }
 }
 
 /// One access, as cells remember it.
@@ -60,6 +71,33 @@ pub(crate) struct Access {
     pub(crate) event: u32,
     pub(crate) kind: Kind,
     pub(crate) by: By,
+    /// The component of the warp that makes it or issued it, and the lane.
+    pub(crate) warp: u16,
+    pub(crate) lane: Lane,
+}
+
+impl Access {
+    /// The same by this lane.
+    pub(crate) fn of(self, lane: usize) -> Access {
+        Access { lane: Lane::of(lane), ..self }
+    }
+}
+
+/// What an access happens after.
+pub(crate) struct After<'a> {
+    /// The cluster, and what is known there of other agents.
+    pub(crate) cluster: u32,
+    pub(crate) clock: &'a Clock,
+    /// What is known of the other lanes of the same warp.
+    pub(crate) lanes: &'a LaneOrder,
+}
+
+/// An earlier access that the next one is not ordered after.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Conflict {
+    pub(crate) old: Access,
+    /// Whether it is only the lanes of one warp that are not ordered.
+    pub(crate) of_lanes: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +105,8 @@ struct Record {
     access: Access,
     /// Which of the 16 bytes, as bits.
     bytes: u16,
+    /// Who accessed each two of them: no lane accesses less.
+    lanes: [Lane; CELL / 2],
 }
 
 /// The accesses that the next one to the same 16 bytes must be ordered after. Reads are apart: they are many, and the
@@ -93,20 +133,18 @@ impl Shadow {
     /// Marks everything as accessed.
     pub(crate) fn fill(&mut self, access: Access) {
         for cell in &mut self.cells {
-            cell.changes = vec![Record { access, bytes: u16::MAX }];
+            cell.changes = vec![Record { access, bytes: u16::MAX, lanes: [access.lane; CELL / 2] }];
         }
     }
 
-    /// Records an access to `bytes` bytes from `start`, by an agent of `cluster` whose `clock` says what it happens
-    /// after. Gives the first earlier access that it is not ordered after, and forgets that, so that it is found once.
+    /// Records an access to `bytes` bytes from `start`. Gives the first earlier access that it is not ordered after.
     pub(crate) fn access(
         &mut self,
         start: usize,
         bytes: usize,
         access: Access,
-        clock: &Clock,
-        cluster: u32,
-    ) -> Option<Access> {
+        after: &After<'_>,
+    ) -> Option<Conflict> {
         let mut found = None;
         let end = start + bytes;
         let mut at = start;
@@ -115,7 +153,8 @@ impl Shadow {
             let upto = end.min((cell + 1) * CELL);
             let mask = ((1u32 << (upto - at)) - 1) << (at % CELL);
             if let Some(cell) = self.cells.get_mut(cell) {
-                let conflict = cell.access(Record { access, bytes: mask as u16 }, clock, cluster, self.limit);
+                let new = Record { access, bytes: mask as u16, lanes: access.lane.by_pairs() };
+                let conflict = cell.access(new, after, self.limit);
                 found = found.or(conflict);
             }
             at = upto;
@@ -125,19 +164,12 @@ impl Shadow {
 }
 
 impl Cell {
-    fn access(&mut self, new: Record, clock: &Clock, cluster: u32, limit: usize) -> Option<Access> {
-        let conflicts = |old: &&Record| {
-            old.bytes & new.bytes != 0
-                && old.access.kind.conflicts(new.access.kind)
-                && old.access.event != new.access.event
-                && !clock.knows(cluster, old.access.epoch)
-        };
-        let mut found = self.changes.iter().find(conflicts).map(|old| old.access);
+    fn access(&mut self, new: Record, after: &After<'_>, limit: usize) -> Option<Conflict> {
+        let found = self.conflict(&new, after);
         if new.access.kind == Kind::Read {
-            remember(&mut self.reads, new, limit);
+            remember(&mut self.reads, new, after.lanes, limit);
             return found;
         }
-        found = found.or(self.reads.iter().find(conflicts).map(|old| old.access));
         if new.access.kind == Kind::Write {
             // Who is ordered after the write is ordered after what the write was.
             for records in [&mut self.changes, &mut self.reads] {
@@ -145,20 +177,62 @@ impl Cell {
                 records.retain(|old| old.bytes != 0);
             }
         }
-        remember(&mut self.changes, new, limit);
+        remember(&mut self.changes, new, after.lanes, limit);
         found
+    }
+
+    /// The first access that the new one is not ordered after: another agent's, or else another lane's.
+    fn conflict(&self, new: &Record, after: &After<'_>) -> Option<Conflict> {
+        let reads: &[Record] = if new.access.kind == Kind::Read { &[] } else { &self.reads };
+        let mut of_lanes = None;
+        for old in self.changes.iter().chain(reads) {
+            let apart = old.bytes & new.bytes == 0 || old.access.event == new.access.event;
+            if apart || !old.access.kind.conflicts(new.access.kind) {
+                continue;
+            }
+            if !after.clock.knows(after.cluster, old.access.epoch) {
+                return Some(Conflict { old: old.access, of_lanes: false });
+            }
+            of_lanes = of_lanes.or_else(|| unordered_lane(old, new, after));
+        }
+        of_lanes.map(|old| Conflict { old, of_lanes: true })
     }
 }
 
+/// The part of an access that another lane of the same warp made, if nothing orders it before the new one.
+fn unordered_lane(old: &Record, new: &Record, after: &After<'_>) -> Option<Access> {
+    let (made, now) = (old.access, new.access);
+    let same_warp = (made.epoch.cluster, made.warp) == (after.cluster, now.warp);
+    if !same_warp
+        || !made.by.ends_with_its_lane()
+        || !now.by.is_of_a_lane()
+        || after.lanes.is_past(made.event)
+    {
+        return None;
+    }
+    let both = old.bytes & new.bytes;
+    let mut bytes = (0..CELL).filter(|byte| both >> byte & 1 == 1);
+    let unordered =
+        bytes.find(|byte| !after.lanes.orders(old.lanes[byte / 2], made.event, new.lanes[byte / 2]));
+    unordered.map(|byte| Access { lane: old.lanes[byte / 2], ..made })
+}
+
 /// Adds an access to those of its kind: to its own instruction's, in place of what it supersedes, or behind the others.
-fn remember(records: &mut Vec<Record>, new: Record, limit: usize) {
+fn remember(records: &mut Vec<Record>, new: Record, order: &LaneOrder, limit: usize) {
     for old in records.iter_mut() {
         if old.access.event == new.access.event && old.access.kind == new.access.kind {
+            old.add_lanes(&new);
             old.bytes |= new.bytes;
             return;
         }
         if supersedes(new, *old) {
-            *old = new;
+            let Record { access, bytes, .. } = new;
+            if order.is_past(old.access.event) {
+                *old = new;
+            } else {
+                old.add_lanes(&new);
+                (old.access, old.bytes) = (access, bytes);
+            }
             return;
         }
     }
@@ -166,6 +240,22 @@ fn remember(records: &mut Vec<Record>, new: Record, limit: usize) {
         records.remove(0);
     }
     records.push(new);
+}
+
+impl Record {
+    /// Notes who else accesses its bytes, where that matters.
+    fn add_lanes(&mut self, new: &Record) {
+        if !self.access.by.ends_with_its_lane() {
+            return;
+        }
+        let mut left = new.bytes;
+        while left != 0 {
+            let byte = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let (had, old, new) = (self.bytes >> byte & 1 == 1, self.lanes[byte / 2], new.lanes[byte / 2]);
+            self.lanes[byte / 2] = if had && old != new { Lane::SEVERAL } else { new };
+        }
+    }
 }
 
 /// Whether who is ordered after `new` is ordered after `old`, of the same bytes.
@@ -183,31 +273,65 @@ mod tests {
 
     fn access(component: u16, event: u32, kind: Kind) -> Access {
         let epoch = Epoch { cluster: 0, component, value: 1 };
-        Access { epoch, event, kind, by: By::Thread }
+        Access { epoch, event, kind, by: By::Thread, warp: component, lane: Lane::of(0) }
+    }
+
+    fn after<'a>(clock: &'a Clock, lanes: &'a LaneOrder) -> After<'a> {
+        After { cluster: 0, clock, lanes }
     }
 
     #[test]
     fn only_overlapping_unordered_conflicts_are_found() {
         let mut shadow = Shadow::new(64, 8);
-        let nothing = Clock::default();
-        assert!(shadow.access(4, 8, access(0, 0, Kind::Write), &nothing, 0).is_none());
-        assert!(shadow.access(12, 8, access(1, 1, Kind::Write), &nothing, 0).is_none(), "other bytes");
-        assert_eq!(shadow.access(8, 4, access(2, 2, Kind::Read), &nothing, 0).unwrap().event, 0);
+        let (nothing, lanes) = (Clock::default(), LaneOrder::default());
+        let nothing = after(&nothing, &lanes);
+        assert!(shadow.access(4, 8, access(0, 0, Kind::Write), &nothing).is_none());
+        assert!(shadow.access(12, 8, access(1, 1, Kind::Write), &nothing).is_none(), "other bytes");
+        assert_eq!(shadow.access(8, 4, access(2, 2, Kind::Read), &nothing).unwrap().old.event, 0);
         let mut knows = Clock::default();
         knows.raise(0, 1);
-        assert!(shadow.access(4, 8, access(2, 3, Kind::Read), &knows, 0).is_none(), "ordered");
-        assert_eq!(shadow.access(16, 1, access(3, 4, Kind::Write), &knows, 0).unwrap().event, 1);
+        assert!(shadow.access(4, 8, access(2, 3, Kind::Read), &after(&knows, &lanes)).is_none(), "ordered");
+        let early = shadow.access(16, 1, access(3, 4, Kind::Write), &after(&knows, &lanes));
+        assert_eq!(early.unwrap().old.event, 1);
         knows.raise(1, 1);
-        let late = shadow.access(0, 16, access(4, 5, Kind::Write), &knows, 0);
-        assert_eq!(late.unwrap().kind, Kind::Read, "a read must be over before its bytes are overwritten");
+        let late = shadow.access(0, 16, access(4, 5, Kind::Write), &after(&knows, &lanes));
+        assert_eq!(
+            late.unwrap().old.kind,
+            Kind::Read,
+            "a read must be over before its bytes are overwritten"
+        );
     }
 
     #[test]
     fn atomics_do_not_race_with_each_other() {
         let mut shadow = Shadow::new(16, 8);
-        let nothing = Clock::default();
-        assert!(shadow.access(0, 4, access(0, 0, Kind::Strong), &nothing, 0).is_none());
-        assert!(shadow.access(0, 4, access(1, 1, Kind::Strong), &nothing, 0).is_none());
-        assert!(shadow.access(0, 4, access(2, 2, Kind::Read), &nothing, 0).is_some());
+        let (nothing, lanes) = (Clock::default(), LaneOrder::default());
+        let nothing = after(&nothing, &lanes);
+        assert!(shadow.access(0, 4, access(0, 0, Kind::Strong), &nothing).is_none());
+        assert!(shadow.access(0, 4, access(1, 1, Kind::Strong), &nothing).is_none());
+        assert!(shadow.access(0, 4, access(2, 2, Kind::Read), &nothing).is_some());
+    }
+
+    /// A lane is told from its neighbours byte by byte, even where one instruction of several lanes is one record.
+    #[test]
+    fn lanes_of_a_warp_are_told_apart_by_bytes() {
+        let mut shadow = Shadow::new(16, 8);
+        let (mut clock, mut lanes) = (Clock::default(), LaneOrder::default());
+        clock.raise(0, 1);
+        let by = |lane, event, kind| Access { lane: Lane::of(lane), ..access(0, event, kind) };
+        let mut found = |start, access, lanes: &LaneOrder| {
+            let conflict = shadow.access(start, 2, access, &after(&clock, lanes));
+            conflict.map(|conflict| (conflict.old.lane.number(), conflict.of_lanes))
+        };
+        assert_eq!(found(0, by(0, 0, Kind::Write), &lanes), None);
+        assert_eq!(found(2, by(1, 0, Kind::Write), &lanes), None, "the neighbour's bytes");
+        assert_eq!(found(0, by(0, 1, Kind::Write), &lanes), None, "its own");
+        assert_eq!(found(2, by(0, 2, Kind::Read), &lanes), Some((Some(1), true)));
+        assert_eq!(found(0, by(0, 3, Kind::Read), &lanes), None);
+        assert_eq!(found(0, by(1, 4, Kind::Read), &lanes), Some((Some(0), true)));
+        lanes.sync(5);
+        assert_eq!(found(2, by(0, 5, Kind::Read), &lanes), None);
+        assert_eq!(found(2, by(3, 6, Kind::Read), &lanes), None, "reads do not conflict");
+        assert_eq!(found(2, by(3, 7, Kind::Write), &lanes), Some((None, true)), "several have read");
     }
 }

@@ -24,12 +24,17 @@ pub enum Mode {
     Skeleton,
 }
 
+/// So many rules.
+fn rules(count: usize) -> String {
+    format!("{count} rule{}", if count == 1 { "" } else { "s" })
+}
+
 /// Why a kernel was not run to its end.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimError {
     /// The kernel is not sound.
-    #[error("kernel {kernel} breaks {} rules, the first: {}", errors.len(), errors[0])]
+    #[error("kernel {kernel} breaks {}, the first: {}", rules(errors.len()), errors[0])]
     Verify {
         /// Its name.
         kernel: String,

@@ -7,6 +7,7 @@ use crate::copies::{BulkThread, CopyAsync};
 use crate::data::Lanes;
 use crate::decoded::{Code, Guard, bits_of};
 use crate::flight::Flight;
+use crate::lanes::LaneOrder;
 
 /// All lanes.
 pub(crate) const ALL: u32 = u32::MAX;
@@ -37,10 +38,24 @@ pub(crate) enum Frame {
     Loop { all: u32, iteration: u32 },
 }
 
+/// A wait for an mbarrier that has passed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pass {
+    /// The component that counts the mbarrier's phases.
+    pub(crate) component: u16,
+    pub(crate) parity: u32,
+    /// The phases that were complete.
+    pub(crate) complete: u32,
+    /// The instruction's execution.
+    pub(crate) event: u32,
+}
+
 pub(crate) struct Warp {
     pub(crate) code: usize,
     pub(crate) pc: usize,
     pub(crate) mask: u32,
+    /// The lanes that execute the current instruction.
+    pub(crate) active: u32,
     pub(crate) frames: Vec<Frame>,
     registers: Vec<Lanes>,
     /// For each slot, the lanes where it holds something.
@@ -50,6 +65,17 @@ pub(crate) struct Warp {
     pub(crate) polling: bool,
     pub(crate) component: u16,
     pub(crate) bundle: Bundle,
+    /// What orders its lanes with each other, and its clock when a barrier last did.
+    pub(crate) order: LaneOrder,
+    pub(crate) synced: u32,
+    /// Lanes that have accessed memory alone, each with a component for that.
+    pub(crate) alone: Vec<(usize, u16)>,
+    /// The component of what a lane's release would say of the others, if a barrier had come before.
+    pub(crate) claim: Option<u16>,
+    /// Where the accesses end that its arrival at the cluster's barrier, and the last wide fence of all lanes, release:
+    /// an index into the log, and its clock.
+    pub(crate) cluster_release: Option<(u32, u32)>,
+    pub(crate) fence_release: Option<(u32, u32)>,
     /// What relaxed atomics release: what was before the last fence of any scope, and of a wider one than the CTA.
     pub(crate) fenced: Option<Bundle>,
     pub(crate) fenced_on_gpu: Option<Bundle>,
@@ -69,6 +95,8 @@ pub(crate) struct Warp {
     pub(crate) limits: Vec<u32>,
     /// The lane that elect chooses.
     pub(crate) leader: u32,
+    /// Its last wait for each mbarrier that passed.
+    pub(crate) passes: Vec<Pass>,
     /// The generation of the cluster's barrier that it has arrived at.
     pub(crate) cluster_arrival: Option<u32>,
 }
@@ -87,6 +115,7 @@ impl Warp {
             code: index,
             pc: 0,
             mask: ALL,
+            active: ALL,
             frames: Vec::new(),
             registers,
             valid,
@@ -94,6 +123,12 @@ impl Warp {
             polling: false,
             component,
             bundle,
+            order: LaneOrder::default(),
+            synced: 0,
+            alone: Vec::new(),
+            claim: None,
+            cluster_release: None,
+            fence_release: None,
             fenced: None,
             fenced_on_gpu: None,
             seen: Bundle::default(),
@@ -106,6 +141,7 @@ impl Warp {
             limit,
             limits: Vec::new(),
             leader,
+            passes: Vec::new(),
             cluster_arrival: None,
         }
     }
@@ -172,7 +208,27 @@ impl Warp {
     /// What happens from now on is not what it has released.
     pub(crate) fn tick(&mut self) {
         let now = self.now();
-        self.bundle.generic.raise(self.component, now + 1);
+        let own = self.alone.iter().map(|&(_, component)| component).chain([self.component]);
+        own.for_each(|component| self.bundle.generic.raise(component, now + 1));
+    }
+
+    /// A barrier has ordered what all lanes did before an execution, when its clock was `now`.
+    pub(crate) fn sync(&mut self, (event, now): (u32, u32)) {
+        self.order.sync(event);
+        self.synced = self.synced.max(now);
+    }
+
+    /// Remembers a wait for an mbarrier.
+    pub(crate) fn passed(&mut self, pass: Pass) {
+        match self.passes.iter_mut().find(|known| known.component == pass.component) {
+            Some(known) => *known = pass,
+            None => self.passes.push(pass),
+        }
+    }
+
+    /// The lane that executes the current instruction, if it is a single one.
+    pub(crate) fn single(&self) -> Option<usize> {
+        self.active.is_power_of_two().then_some(self.active.trailing_zeros() as usize)
     }
 
     /// Its own clock.

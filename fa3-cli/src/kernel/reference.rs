@@ -68,6 +68,18 @@ impl Reference {
         }
     }
 
+    /// Names the error that a result may have.
+    pub(crate) fn allowed(&self) -> &'static str {
+        match self {
+            Reference::Attention(_) | Reference::Gradients(_) => "the error law's bound",
+            Reference::Sum
+            | Reference::Softmax
+            | Reference::Copy
+            | Reference::Transpose
+            | Reference::Product => "what computing in f32 and one rounding of the result may cost",
+        }
+    }
+
     /// Judges the bytes of a program's buffers after a run by those before it: the largest error, as a part of what is
     /// allowed where it lies.
     ///

@@ -24,6 +24,8 @@ pub(super) struct Report {
     broken: usize,
     /// The largest error of a result that is right, as a part of what is allowed. `None` if no run has results.
     error: Option<f64>,
+    /// What is allowed.
+    allowed: &'static str,
     time: Duration,
 }
 
@@ -66,10 +68,11 @@ struct Seen {
 }
 
 impl Report {
-    /// Of runs that took some `time`; `again` is the command that repeats the one with a seed.
+    /// Report of runs that took some `time`, with what results are allowed to be off by; `again` is the command that
+    /// repeats the one with a seed.
     pub(super) fn new(
         program: &Program<Kernel>,
-        runs: Vec<Run>,
+        (runs, allowed): (Vec<Run>, &'static str),
         time: Duration,
         again: impl Fn(u64) -> String,
     ) -> Report {
@@ -100,12 +103,22 @@ impl Report {
                 }
             }
         }
-        Report { title: titles.join("\n"), counted, probes, faults: all, runs: count, broken, error, time }
+        Report {
+            title: titles.join("\n"),
+            counted,
+            probes,
+            faults: all,
+            runs: count,
+            broken,
+            error,
+            allowed,
+            time,
+        }
     }
 
     /// The same for programs, with what a model says of the time; counts are of one run, step by step.
     pub(super) fn json(&self, timeline: Option<&Timeline>) -> Value {
-        let Report { title: _, counted, probes, faults, runs, broken, error, time } = self;
+        let Report { title: _, counted, probes, faults, runs, broken, error, allowed: _, time } = self;
         let count = |count: Count| json!({ "count": count.count, "bytes": count.bytes });
         let step = |Counted { kernel, seed, counters }: &Counted| {
             json!({
@@ -191,7 +204,7 @@ fn same(x: &Finding, y: &Finding) -> bool {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { title, counted, probes, faults, runs, broken, error, time } = self;
+        let Report { title, counted, probes, faults, runs, broken, error, allowed, time } = self;
         writeln!(f, "{title}\n")?;
         for Counted { kernel, seed, counters } in counted {
             let of = if counted.len() == 1 { String::new() } else { format!(" of {kernel}") };
@@ -213,7 +226,7 @@ impl fmt::Display for Report {
                 let percent = error.map(|error| 100.0 * error);
                 let results = percent.map_or_else(
                     || "results not computed".to_owned(),
-                    |percent| format!("results right (off by at most {percent:.0} % of what is allowed)"),
+                    |percent| format!("results right (off by at most {percent:.0} % of {allowed})"),
                 );
                 write!(f, "no rule broken, {results}")
             }
@@ -279,7 +292,9 @@ mod tests {
         });
         let program = vector_add::program(1000).map(Spec::kernel);
         let report =
-            Report::new(&program, outcomes.into(), Duration::from_millis(1234), |seed| format!("run {seed}"));
+            Report::new(&program, (outcomes.into(), "one rounding"), Duration::from_millis(1234), |seed| {
+                format!("run {seed}")
+            });
         let what = |fault: &Fault| match fault {
             Fault::Rule(finding) => finding.what.clone(),
             Fault::Ticket(name) => (*name).to_owned(),

@@ -13,7 +13,7 @@ mod stage;
 use std::panic::Location;
 
 use crate::lang::{Arg, B16, B32, B64, Builder, Coords, Pred, Tile, TileMap, TileShape, V};
-use crate::watch::DutyId;
+use crate::watch::{DutyId, RingId};
 use crate::{Fault, FenceInst, LoadOptions, Region, SharedAddr, Source};
 
 use cursor::Cursor;
@@ -32,6 +32,7 @@ pub struct Ring<'k, const N: usize> {
     tiles: [(Region, TileShape); N],
     /// CTAs that fill each other's slots.
     cluster: u32,
+    watched: RingId,
 }
 
 impl Builder {
@@ -95,7 +96,8 @@ impl Builder {
         let empty = self.mbarriers(&format!("{name} empty"), stages, consumers.saturating_mul(cluster));
         let _one = self.as_one();
         let tiles = tiles.map(|(tile, shape)| (self.tiles(tile, stages, shape), shape));
-        Ring { builder: self, name: name.to_owned(), stages, full, empty, tiles, cluster }
+        let watched = self.watch().ring(name.to_owned(), consumers);
+        Ring { builder: self, name: name.to_owned(), stages, full, empty, tiles, cluster, watched }
     }
 }
 
@@ -403,6 +405,7 @@ impl<'k, const N: usize> FullSlot<'k, N> {
     pub fn release(self) {
         let b = self.ring.builder;
         b.watch().done(self.due, Location::caller());
+        self.by_these_warps(Location::caller());
         let _one = b.as_one();
         b.once_per_warp(|| self.arrive());
     }
@@ -414,6 +417,7 @@ impl<'k, const N: usize> FullSlot<'k, N> {
     #[track_caller]
     pub fn release_if(&self, condition: impl Arg<Ty = Pred>) {
         let b = self.ring.builder;
+        self.by_these_warps(Location::caller());
         let _one = b.as_one();
         b.guarded(b.elect() & condition, || self.arrive());
     }
@@ -448,6 +452,13 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         let _one = b.as_one();
         b.fence(FenceInst::ProxyAsyncShared);
         b.warp_sync();
+    }
+
+    /// The warps that run this release the slot.
+    fn by_these_warps(&self, source: Source) {
+        let (b, ring) = (self.ring.builder, self.ring.watched);
+        let warps = b.warps();
+        b.watch().release(ring, warps, source);
     }
 
     /// One thread's arrival at the slot's empty mbarriers.

@@ -105,10 +105,12 @@ pub enum Fault {
     Identifier { what: &'static str, name: String },
     #[error("tensor map {param}: {error}")]
     TensorMap { param: String, error: TensorMapError },
-    #[error("{what}: it never is")]
+    #[error("{}", what.replacen(" is ", " is never ", 1))]
     NotDone { what: String },
-    #[error("{what}: but in another block than where it became due")]
+    #[error("{what}, but in another block than where it became due")]
     DoneElsewhere { what: String },
+    #[error("ring {ring} is declared for {declared} warps that release its slots, but {given} do")]
+    RingWarps { ring: String, declared: u32, given: u32 },
     #[error("a product is never waited for")]
     NeverWaited,
     #[error("{what}: {first} does not fit {second}")]
@@ -155,6 +157,7 @@ impl Fault {
             Fault::NeverWaited => "V-26",
             Fault::Shapes { .. } => "V-27",
             Fault::RoleInside { .. } => "V-28",
+            Fault::RingWarps { .. } => "V-29",
         }
     }
 }

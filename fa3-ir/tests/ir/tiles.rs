@@ -55,6 +55,51 @@ fn v25_slots() {
     assert_eq!(unsent, [Fault::NotDone { what: due("a draft of outbox out is sent") }]);
 }
 
+/// Both sentences of V-25 read as such.
+#[test]
+fn v25_says_what_is_never_done() {
+    let what = "a slot of ring kv is committed".to_owned();
+    let never = Fault::NotDone { what: what.clone() }.to_string();
+    assert_eq!(never, "a slot of ring kv is never committed");
+    let elsewhere = Fault::DoneElsewhere { what }.to_string();
+    assert_eq!(elsewhere, "a slot of ring kv is committed, but in another block than where it became due");
+}
+
+/// V-29: whoever releases a ring's slots is counted, over all roles.
+#[test]
+fn v29_rings_are_released_by_the_warps_they_are_declared_for() {
+    let build = |declared: u32, consumers: u32, branch: bool| {
+        let launch = Launch::threads(32 * (1 + consumers));
+        let kernel = Kernel::build("ring", launch, |b| {
+            let map = b.tile_map("k", shape(64));
+            let ring = b.ring("kv", 2, declared, [("k", shape(64))]);
+            b.init_mbarriers();
+            b.role(Role::new("producer", 0..1), || {
+                b.once_per_role(|| {
+                    let mut producer = ring.producer();
+                    let mut slot = producer.acquire();
+                    slot.load(0, &map, (0, 0));
+                    slot.commit();
+                });
+            });
+            for warp in 1..=consumers {
+                b.role(Role::new(&format!("consumer{warp}"), warp..warp + 1), || {
+                    let mut consumer = ring.consumer();
+                    let mut read = || consumer.wait().release();
+                    if branch { b.if_uniform(b.tid().ge(64), read) } else { read() }
+                });
+            }
+        });
+        verify(&kernel)
+            .map_or_else(|errors| errors.into_iter().map(|error| error.fault).collect(), |()| Vec::new())
+    };
+    let wrong = |declared, given| [Fault::RingWarps { ring: "kv".to_owned(), declared, given }];
+    assert_eq!(build(3, 3, false), []);
+    assert_eq!(build(3, 4, false), wrong(3, 4));
+    assert_eq!(build(4, 3, false), wrong(4, 3));
+    assert_eq!(build(1, 2, true), [], "only the simulator can tell which warps take a branch");
+}
+
 #[test]
 fn v26_products_are_waited_for() {
     let build = |wait: bool| {

@@ -80,6 +80,7 @@ impl Machine<'_> {
         }
         let (waiting, bundle) = self.cta(at).barriers[id].complete();
         for warp in waiting {
+            self.sync_lanes(At { warp, ..at });
             let warp = self.warp(At { warp, ..at });
             warp.bundle.join(&bundle);
             warp.state = State::Ready;

@@ -7,6 +7,7 @@ use crate::clock::Epoch;
 use crate::copies::{BulkCopy, BulkThread, Piece};
 use crate::data::convert;
 use crate::data::float::canonical;
+use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Kind};
@@ -44,14 +45,15 @@ impl Machine<'_> {
         let count = if add.is_some() { &mut self.counters.reductions } else { &mut self.counters.stores };
         count.add(bytes);
         self.trace(at, Action::Store { bytes });
-        let cluster = self.clusters[at.cluster].id;
+        let (cluster, warp) = (self.clusters[at.cluster].id, self.warp(at).component);
         let thread = self.bulk_thread(at, lane);
         let group = thread.committed + 1;
         thread.open += 1;
         let epoch = |component| Epoch { cluster, component, value: group };
         let (read, write) = (epoch(thread.read), epoch(thread.write));
+        let access = |epoch, kind| Access { epoch, event, kind, by: By::Store, warp, lane: Lane::of(lane) };
         self.need_shared(at, place, bytes);
-        self.access_shared(at, place, bytes, Access { epoch: read, event, kind: Kind::Read, by: By::Store });
+        self.access_shared(at, place, bytes, access(read, Kind::Read));
         let kind = if add.is_some() { Kind::Reduction } else { Kind::Write };
         for piece in &pieces {
             let Some(address) = piece.global else { continue };
@@ -59,12 +61,7 @@ impl Machine<'_> {
                 if add.is_some() {
                     self.need_global(at, place, piece.bytes);
                 }
-                self.access_global(
-                    at,
-                    place,
-                    piece.bytes,
-                    Access { epoch: write, event, kind, by: By::Store },
-                );
+                self.access_global(at, place, piece.bytes, access(write, kind));
             }
         }
         let copy = BulkCopy { group, source: place.offset, swizzle, pieces, add, data: None };

@@ -5,6 +5,7 @@ use fa3_ir::{ClusterInst, Operand};
 use super::Flow;
 use super::shared::SharedPlace;
 use crate::copies::{AsyncEvent, RemoteStore, Target};
+use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::memory::POISON;
 use crate::rule::Rule;
@@ -34,7 +35,7 @@ impl Machine<'_> {
                 let bits = self.operand(at, *src);
                 let [to, signals] = [*addr, *mbarrier].map(|held| self.operand(at, Operand::Value(held)));
                 for lane in each(active) {
-                    self.store_async(at, bits[lane], to[lane], signals[lane]);
+                    self.store_async(at, lane, bits[lane], to[lane], signals[lane]);
                 }
             }
         }
@@ -42,7 +43,7 @@ impl Machine<'_> {
     }
 
     /// A lane begins a store. It is an ordinary access, not one of the async proxy.
-    fn store_async(&mut self, at: At, bits: u32, to: u32, mbarrier: u32) {
+    fn store_async(&mut self, at: At, lane: usize, bits: u32, to: u32, mbarrier: u32) {
         let Some(place) = self.resolve_in_cluster(at, to, 4, 4, Rule::Bounds) else { return };
         let Some(signal) = self.resolve_in_cluster(at, mbarrier, 8, 8, Rule::M1) else { return };
         if signal.cta != place.cta {
@@ -51,11 +52,11 @@ impl Machine<'_> {
         if !self.use_mbarrier(at, signal, true) {
             return;
         }
-        let (event, issuer) = (self.event(at), self.warp(at).component);
-        let released = self.warp(at).bundle.clone();
+        let (event, issuer) = (self.event(at), (self.warp(at).component, Lane::of(lane)));
+        let released = self.released(at);
         let Some(known) = self.clusters[at.cluster].ctas[signal.cta].mbarrier(signal.offset) else { return };
-        let (phase, component) = (known.issue(issuer, 4), known.component);
-        let access = self.load_access(at.cluster, component, phase, event, Kind::Write);
+        let (phase, component) = (known.issue(issuer.0, 4), known.component);
+        let access = self.load_access(at.cluster, (component, phase), event, Kind::Write, issuer);
         self.access_shared(at, place, 4, Access { by: By::StoreAsync, ..access });
         self.clusters[at.cluster].ctas[place.cta].shared.write(place.offset, &[POISON; 4]);
         let target = Target { cta: place.cta, offset: place.offset, mbarrier: signal.offset, phase };
@@ -92,7 +93,9 @@ impl Machine<'_> {
             return;
         }
         self.trace(at, Action::Signal { gate: Gate::Cluster { generation }, count: 1 });
+        let now = self.moment(at);
         let warp = self.warp(at);
+        warp.cluster_release = if relaxed { warp.fence_release } else { Some(now) };
         let bundle = if relaxed {
             // What fences before it released: all of it, or the initialisations of mbarriers.
             let mut bundle = warp.fenced_on_gpu.clone().unwrap_or_default();
@@ -144,7 +147,11 @@ impl Machine<'_> {
         }
         self.trace(at, Action::Await(Gate::Cluster { generation: arrival }));
         let complete = self.clusters[at.cluster].barrier.complete.clone();
-        self.warp(at).bundle.join(&complete);
+        let warp = self.warp(at);
+        warp.bundle.join(&complete);
+        if let Some(release) = warp.cluster_release.take() {
+            warp.sync(release);
+        }
         Flow::Next
     }
 }

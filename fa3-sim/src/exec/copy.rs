@@ -4,6 +4,7 @@ use fa3_ir::{GlobalAddr, Operand, SharedAddr};
 
 use crate::clock::Epoch;
 use crate::copies::Copy16;
+use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::memory::POISON;
 use crate::rule::Rule;
@@ -21,13 +22,14 @@ impl Machine<'_> {
     ) {
         let (targets, sources) = (self.shared_addresses(at, dst), self.global_addresses(at, src));
         let valid = self.operand(at, valid);
-        let (cluster, event) = (self.clusters[at.cluster].id, self.event(at));
+        let (cluster, warp, event) = (self.clusters[at.cluster].id, self.warp(at).component, self.event(at));
         self.warp(at).copies.issued += 1;
         let number = self.warp(at).copies.issued;
         self.same_target(at, &targets, &sources, &valid, active);
         for lane in each(active) {
             let component = self.component(at, |warp| &mut warp.copies.lanes[lane].component);
             let epoch = Epoch { cluster, component, value: number };
+            let access = |kind| Access { epoch, event, kind, by: By::CopyAsync, warp, lane: Lane::of(lane) };
             let Some(to) = self.resolve(at, targets[lane], 16, 16, Rule::Bounds) else { continue };
             let valid = valid[lane].min(16);
             if valid > 0 {
@@ -41,14 +43,9 @@ impl Machine<'_> {
                     continue;
                 }
                 self.need_global(at, from, valid);
-                self.access_global(
-                    at,
-                    from,
-                    valid,
-                    Access { epoch, event, kind: Kind::Read, by: By::CopyAsync },
-                );
+                self.access_global(at, from, valid, access(Kind::Read));
             }
-            self.access_shared(at, to, 16, Access { epoch, event, kind: Kind::Write, by: By::CopyAsync });
+            self.access_shared(at, to, 16, access(Kind::Write));
             self.cta(at).shared.write(to.offset, &[POISON; 16]);
             let copy = Copy16 { number, target: to.offset, source: sources[lane], valid };
             self.warp(at).copies.lanes[lane].pending.push_back(copy);
@@ -67,7 +64,7 @@ impl Machine<'_> {
             lanes.windows(2).find(|pair| to[pair[0]] == to[pair[1]] && what(pair[0]) != what(pair[1]));
         if let Some(&[first, second]) = clash {
             let what = format!("lanes {first} and {second} of one cp.async write the same bytes");
-            self.find(Rule::Race, at, what);
+            self.find(Rule::Lanes, at, what);
         }
     }
 

@@ -4,6 +4,7 @@ use fa3_ir::FenceInst;
 
 use crate::clock::Space;
 use crate::machine::{At, Machine};
+use crate::warp::ALL;
 
 impl Machine<'_> {
     pub(super) fn fence(&mut self, at: At, fence: FenceInst) {
@@ -26,14 +27,18 @@ impl Machine<'_> {
                 let warp = self.warp(at);
                 let seen = std::mem::take(&mut warp.seen_in_cluster);
                 warp.bundle.join(&seen);
-                warp.fenced = Some(warp.bundle.clone());
+                let released = self.released(at);
+                self.warp(at).fenced = Some(released);
             }
             FenceInst::AcqRelCluster | FenceInst::AcqRelGpu | FenceInst::AcqRelSystem => {
                 let warp = self.warp(at);
                 for seen in [std::mem::take(&mut warp.seen_in_cluster), std::mem::take(&mut warp.seen)] {
                     warp.bundle.join(&seen);
                 }
-                warp.fenced = Some(warp.bundle.clone());
+                let (released, now) = (self.released(at), self.moment(at));
+                let warp = self.warp(at);
+                warp.fence_release = (warp.active == ALL).then_some(now);
+                warp.fenced = Some(released);
                 warp.fenced_on_gpu.clone_from(&warp.fenced);
             }
         }

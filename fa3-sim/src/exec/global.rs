@@ -2,7 +2,7 @@
 
 use fa3_ir::GlobalAddr;
 
-use crate::clock::{Clock, Space};
+use crate::clock::Space;
 use crate::machine::{At, Machine};
 use crate::memory::{Demand, Place, state};
 use crate::rule::Rule;
@@ -45,10 +45,10 @@ impl Machine<'_> {
     /// Records an access, and finds what it is not ordered after.
     pub(crate) fn access_global(&mut self, at: At, place: Place, bytes: u32, access: Access) {
         let id = self.clusters[at.cluster].id;
-        let bundle = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp].bundle;
-        let clock: &Clock = Machine::clock(bundle, access.by, Space::Global);
+        let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
+        let after = Machine::after(id, warp, access.by, Space::Global);
         let shadow = &mut self.global[place.allocation];
-        let conflict = shadow.access(place.offset, bytes as usize, access, clock, id);
+        let conflict = shadow.access(place.offset, bytes as usize, access, &after);
         let again = match access.kind {
             Kind::Read | Kind::StrongRead => false,
             Kind::Write => {
@@ -60,9 +60,9 @@ impl Machine<'_> {
         };
         let allocation = &self.memory.allocations[place.allocation];
         let (name, start, end) = (&allocation.name, place.offset, place.offset + bytes as usize);
-        if let Some(old) = conflict {
+        if let Some(conflict) = conflict {
             let bytes = format!("{start}..{end} of {name}");
-            self.conflict(at, old, access, Space::Global, bytes);
+            self.conflict(at, conflict, access, Space::Global, bytes);
         } else if again && allocation.demand != Demand::None {
             let what = format!("bytes {start} to {end} of {name} are written twice");
             self.find(Rule::I1, at, what);

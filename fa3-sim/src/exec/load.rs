@@ -4,6 +4,7 @@ use fa3_ir::{LoadOptions, SharedAddr, Swizzle};
 
 use super::shared::SharedPlace;
 use crate::copies::{AsyncEvent, LoadCopy, Piece, Target};
+use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::memory::POISON;
 use crate::rule::Rule;
@@ -33,13 +34,13 @@ impl Machine<'_> {
                 None => (dst, mbarrier),
                 Some(rank) => (map(dst, rank), map(mbarrier, rank)),
             };
-            if let Some(target) = self.target(at, dst, mbarrier, bytes, align, event) {
+            if let Some(target) = self.target(at, (dst, mbarrier), (bytes, align), event, lane) {
                 targets.push(target);
             }
         }
         let Some(first) = targets.first().copied() else { return };
         self.trace_load(at, bytes, &targets);
-        self.read_source(at, &pieces, first, event);
+        self.read_source(at, &pieces, first, event, lane);
         let mut load = LoadCopy { pieces, bytes, swizzle, targets, landed: false, event };
         if self.schedule.loads_at_once() {
             self.land(at.cluster, &mut load);
@@ -64,11 +65,10 @@ impl Machine<'_> {
     fn target(
         &mut self,
         at: At,
-        dst: u32,
-        mbarrier: u32,
-        bytes: u32,
-        align: u32,
+        (dst, mbarrier): (u32, u32),
+        (bytes, align): (u32, u32),
         event: u32,
+        lane: usize,
     ) -> Option<Target> {
         let place = self.resolve_in_cluster(at, dst, bytes, align, Rule::T1)?;
         let signal = self.resolve_in_cluster(at, mbarrier, 8, 8, Rule::M1)?;
@@ -78,7 +78,8 @@ impl Machine<'_> {
         let issuer = self.warp(at).component;
         let mbarrier = self.clusters[at.cluster].ctas[signal.cta].mbarrier(signal.offset)?;
         let (phase, component) = (mbarrier.issue(issuer, bytes), mbarrier.component);
-        let access = self.load_access(at.cluster, component, phase, event, Kind::Write);
+        let by = (issuer, Lane::of(lane));
+        let access = self.load_access(at.cluster, (component, phase), event, Kind::Write, by);
         self.access_shared(at, place, bytes, access);
         let shared = &mut self.clusters[at.cluster].ctas[place.cta].shared;
         if self.mode != Mode::Skeleton {
@@ -90,10 +91,11 @@ impl Machine<'_> {
     }
 
     /// The copy reads global memory until it completes.
-    fn read_source(&mut self, at: At, pieces: &[Piece], target: Target, event: u32) {
+    fn read_source(&mut self, at: At, pieces: &[Piece], target: Target, event: u32, lane: usize) {
         let mbarrier = self.clusters[at.cluster].ctas[target.cta].mbarrier(target.mbarrier);
         let Some(component) = mbarrier.map(|mbarrier| mbarrier.component) else { return };
-        let access = self.load_access(at.cluster, component, target.phase, event, Kind::Read);
+        let by = (self.warp(at).component, Lane::of(lane));
+        let access = self.load_access(at.cluster, (component, target.phase), event, Kind::Read, by);
         for piece in pieces {
             let Some(address) = piece.global else { continue };
             if let Some(place) = self.locate(at, address, piece.bytes, 1) {

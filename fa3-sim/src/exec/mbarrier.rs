@@ -6,29 +6,34 @@ use super::Flow;
 use super::shared::SharedPlace;
 use crate::clock::{Bundle, Epoch};
 use crate::copies::AsyncEvent;
+use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::mbarrier::{Change, Excess, Mbarrier};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Kind};
-use crate::warp::{State, each};
+use crate::warp::{Pass, State, each};
 
 impl Machine<'_> {
     pub(super) fn mbarrier(&mut self, at: At, inst: &MbarrierInst, active: u32) -> Flow {
         match *inst {
             MbarrierInst::Init { addr, arrivals } => {
-                self.each_mbarrier(at, addr, active, |machine, place, _| machine.init(at, place, arrivals));
+                self.each_mbarrier(at, addr, active, |machine, place, lane| {
+                    machine.init(at, place, lane, arrivals)
+                });
             }
             MbarrierInst::Invalidate { addr } => {
                 self.each_mbarrier(at, addr, active, |machine, place, _| machine.invalidate(at, place));
             }
             MbarrierInst::Arrive { addr } => {
-                self.each_mbarrier(at, addr, active, |machine, place, _| machine.arrive(at, place, None));
+                self.each_mbarrier(at, addr, active, |machine, place, lane| {
+                    machine.arrive(at, place, lane, None)
+                });
                 self.warp(at).tick();
             }
             MbarrierInst::ArriveExpect { addr, bytes } => {
                 let bytes = self.operand(at, bytes);
                 self.each_mbarrier(at, addr, active, |machine, place, lane| {
-                    machine.arrive(at, place, Some(bytes[lane]));
+                    machine.arrive(at, place, lane, Some(bytes[lane]));
                 });
                 self.warp(at).tick();
             }
@@ -49,7 +54,7 @@ impl Machine<'_> {
                 let addresses = self.operand(at, Operand::Value(addr));
                 for lane in each(active) {
                     if let Some(place) = self.resolve_in_cluster(at, addresses[lane], 8, 8, Rule::M1) {
-                        self.arrive(at, place, None);
+                        self.arrive(at, place, lane, None);
                     }
                 }
                 self.warp(at).tick();
@@ -87,8 +92,8 @@ impl Machine<'_> {
         }
     }
 
-    fn init(&mut self, at: At, place: SharedPlace, arrivals: u32) {
-        let access = self.generic(at, Kind::Write);
+    fn init(&mut self, at: At, place: SharedPlace, lane: usize, arrivals: u32) {
+        let access = self.generic(at, Kind::Write).of(lane);
         let alive = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset).is_some();
         if alive {
             let what = format!("the mbarrier at {} is initialised again", self.region_at(place.offset));
@@ -98,7 +103,7 @@ impl Machine<'_> {
         let cluster = &mut self.clusters[at.cluster];
         let component = cluster.component();
         let initialised = Epoch { cluster: cluster.id, component: cluster.component(), value: 1 };
-        let by = (access.epoch.component, access.event);
+        let by = (access.warp, access.event);
         let mbarrier = Mbarrier::new(place.offset, arrivals, component, initialised, by);
         let cta = &mut self.clusters[at.cluster].ctas[place.cta];
         cta.mbarriers.push(mbarrier);
@@ -156,14 +161,14 @@ impl Machine<'_> {
     }
 
     /// Arrives, after expecting bytes if there are some.
-    fn arrive(&mut self, at: At, place: SharedPlace, bytes: Option<u32>) {
+    fn arrive(&mut self, at: At, place: SharedPlace, lane: usize, bytes: Option<u32>) {
         if !self.use_mbarrier(at, place, false) {
             return;
         }
         self.check_observed(at, place);
         self.trace_arrival(at, place);
-        let event = self.event(at);
-        let bundle = self.warp(at).bundle.clone();
+        let (event, bundle) = (self.event(at), self.released(at));
+        self.arrive_for_lanes(at, place, lane);
         let Some(mbarrier) = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset) else { return };
         let expected = bytes.map_or(Ok(()), |bytes| mbarrier.expect(bytes));
         if place.cta == at.cta {
@@ -175,6 +180,16 @@ impl Machine<'_> {
         mbarrier.remember(event);
         let change = expected.and_then(|()| mbarrier.arrive(1));
         self.changed(at.cluster, place, change, event);
+    }
+
+    /// What a lane has done comes before what lanes of its warp will do that wait for this phase.
+    fn arrive_for_lanes(&mut self, at: At, place: SharedPlace, lane: usize) {
+        let event = self.log.len() as u32;
+        let mbarrier = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset);
+        let Some((component, phase)) = mbarrier.map(|mbarrier| (mbarrier.component, mbarrier.phase)) else {
+            return;
+        };
+        self.warp(at).order.arrive(lane, component, phase, event);
     }
 
     /// Rule M4.
@@ -236,7 +251,8 @@ impl Machine<'_> {
                 continue;
             }
             let Some(place) = self.resolve(at, addresses[lane], 8, 8, Rule::M1) else { continue };
-            if !self.passes(at, place, parities[lane]) {
+            let lanes = each(active).filter(|&other| same(other)).fold(0, |lanes, lane| lanes | 1 << lane);
+            if !self.passes(at, place, parities[lane], lanes) {
                 self.warp(at).state = State::Mbarrier { offset: place.offset, parity: parities[lane] };
                 return Flow::Stay;
             }
@@ -259,7 +275,7 @@ impl Machine<'_> {
         let (mut passed, mut all) = ([0; 32], true);
         for lane in each(active) {
             let Some(place) = self.resolve(at, addresses[lane], 8, 8, Rule::M1) else { continue };
-            let passes = !fails && self.passes(at, place, parities[lane]);
+            let passes = !fails && self.passes(at, place, parities[lane], 1 << lane);
             passed[lane] = passes.into();
             all &= passes;
         }
@@ -267,8 +283,8 @@ impl Machine<'_> {
         if all { Flow::Next } else { Flow::Poll }
     }
 
-    /// Whether a wait passes; if so the warp learns what the phase's arrivals released.
-    fn passes(&mut self, at: At, place: SharedPlace, parity: u32) -> bool {
+    /// Whether a wait of some lanes passes; if so the warp learns what the phase's arrivals released.
+    fn passes(&mut self, at: At, place: SharedPlace, parity: u32, lanes: u32) -> bool {
         let parity = parity & 1;
         if !self.use_mbarrier(at, place, false) {
             return true;
@@ -285,6 +301,9 @@ impl Machine<'_> {
         let warp = self.warp(at);
         let intended = Mbarrier::intended(warp.bundle.generic.get(component), parity);
         warp.bundle.join(&complete);
+        warp.order.wait(lanes, component, phase as u32);
+        let event = self.event(at);
+        self.warp(at).passed(Pass { component, parity, complete: phase as u32, event });
         self.trace_pass(at, place);
         if phase - 1 != intended {
             let region = self.region_at(place.offset);
@@ -306,6 +325,7 @@ impl Machine<'_> {
                 continue;
             }
             self.check_observed(at, place);
+            self.arrive_for_lanes(at, place, lane);
             self.trace_copied(at, place);
             let (upto, event) = (self.warp(at).copies.issued, self.event(at));
             let (cta, warp, offset) = (at.cta, at.warp, place.offset);
@@ -344,16 +364,16 @@ impl Machine<'_> {
         self.changed(cluster, place, change, event);
     }
 
-    /// An access by a copy that will signal an mbarrier.
+    /// An access by a copy that a lane of a warp begins, and that will signal an mbarrier in a phase.
     pub(super) fn load_access(
         &self,
         cluster: usize,
-        component: u16,
-        phase: u32,
+        (component, phase): (u16, u32),
         event: u32,
         kind: Kind,
+        (warp, lane): (u16, Lane),
     ) -> Access {
         let epoch = Epoch { cluster: self.clusters[cluster].id, component, value: phase + 1 };
-        Access { epoch, event, kind, by: By::Load }
+        Access { epoch, event, kind, by: By::Load, warp, lane }
     }
 }

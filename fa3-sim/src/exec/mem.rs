@@ -144,12 +144,12 @@ impl<'a> Machine<'a> {
             let Some(place) = places[lane] else { continue };
             self.need_bytes(at, place, bytes);
             match place {
-                Where::Shared(place) => self.access_shared(at, place, bytes, access),
+                Where::Shared(place) => self.access_shared(at, place, bytes, access.of(lane)),
                 Where::Global(place, _) => {
                     if cache == Cache::ReadOnly {
                         self.need_unwritten(at, place, bytes);
                     }
-                    self.access_global(at, place, bytes, access);
+                    self.access_global(at, place, bytes, access.of(lane));
                 }
             }
             let data = self.peek(at, place, bytes);
@@ -189,15 +189,22 @@ impl<'a> Machine<'a> {
         for lane in each(active) {
             let Some(place) = places[lane] else { continue };
             match place {
-                Where::Shared(place) => self.access_shared(at, place, bytes, access),
-                Where::Global(place, _) => self.access_global(at, place, bytes, access),
+                Where::Shared(place) => self.access_shared(at, place, bytes, access.of(lane)),
+                Where::Global(place, _) => self.access_global(at, place, bytes, access.of(lane)),
             }
             self.poke(at, place, &data[lane][..bytes as usize]);
         }
     }
 
-    /// Finds lanes that store different things at the same place.
-    fn same_place(&mut self, at: At, places: &[Option<Where>; 32], data: &[[u8; 16]; 32], bytes: usize) {
+    /// Finds lanes of one store that write different values to the same bytes: any of them may stay. Equal values leave
+    /// nothing to chance. Places of one instruction are aligned to its size, so that two overlap only if they are one.
+    pub(super) fn same_place(
+        &mut self,
+        at: At,
+        places: &[Option<Where>; 32],
+        data: &[[u8; 16]; 32],
+        bytes: usize,
+    ) {
         let key = |place: Where| match place {
             Where::Shared(place) => (place.cta, u64::from(place.offset)),
             Where::Global(_, address) => (usize::MAX, address),
@@ -212,7 +219,7 @@ impl<'a> Machine<'a> {
             let (first, second) = (pair[0].1, pair[1].1);
             let what =
                 format!("lanes {first} and {second} of one store write different values to the same bytes");
-            self.find(Rule::Race, at, what);
+            self.find(Rule::Lanes, at, what);
         }
     }
 
@@ -223,7 +230,7 @@ impl<'a> Machine<'a> {
         for lane in each(active) {
             let Some(Where::Global(place, address)) = places[lane] else { continue };
             self.need_global(at, place, 4);
-            self.access_global(at, place, 4, access);
+            self.access_global(at, place, 4, access.of(lane));
             lanes[lane] = self.word(at, Where::Global(place, address)).into();
             let id = self.clusters[at.cluster].id;
             if let Some(flag) = self.flags.get(&(None, 0, address)) {
@@ -244,7 +251,7 @@ impl<'a> Machine<'a> {
         let access = self.generic(at, Kind::Strong);
         for lane in each(active) {
             let Some(Where::Global(place, address)) = places[lane] else { continue };
-            self.access_global(at, place, 4, access);
+            self.access_global(at, place, 4, access.of(lane));
             self.poke(at, Where::Global(place, address), &(lanes[lane] as u32).to_le_bytes());
             self.flags.remove(&(None, 0, address));
         }
@@ -256,7 +263,7 @@ impl<'a> Machine<'a> {
     /// What the warp did so far is visible to who acquires the flags.
     fn release(&mut self, at: At, addr: GlobalAddr, active: u32) {
         let id = self.clusters[at.cluster].id;
-        let bundle = self.warp(at).bundle.clone();
+        let bundle = self.released(at);
         let addresses = self.global_addresses(at, addr);
         for lane in each(active) {
             self.flags.entry((None, 0, addresses[lane])).or_default().add(id, &bundle);
@@ -286,11 +293,11 @@ impl<'a> Machine<'a> {
             self.need_bytes(at, place, 4);
             let key = match place {
                 Where::Shared(place) => {
-                    self.access_shared(at, place, 4, access);
+                    self.access_shared(at, place, 4, access.of(lane));
                     (Some(id), place.cta, place.offset.into())
                 }
                 Where::Global(place, address) => {
-                    self.access_global(at, place, 4, access);
+                    self.access_global(at, place, 4, access.of(lane));
                     (None, 0, address)
                 }
             };

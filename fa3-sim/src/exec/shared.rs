@@ -4,6 +4,7 @@ use fa3_ir::{SharedAddr, SharedBase};
 
 use crate::clock::{Epoch, Space};
 use crate::data::bank;
+use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Kind};
@@ -77,6 +78,15 @@ impl Machine<'_> {
             self.find(Rule::Bounds, at, what);
             return None;
         };
+        let end = offset.saturating_add(bytes.max(1) - 1);
+        if !self.program.is_in_a_region(offset) || !self.program.is_in_a_region(end) {
+            self.find(
+                Rule::Bounds,
+                at,
+                format!("shared bytes {offset} to {} lie in no region", offset + bytes),
+            );
+            return None;
+        }
         if !offset.is_multiple_of(align) {
             self.find(rule, at, format!("shared offset {offset} is not aligned to {align}"));
             return None;
@@ -98,13 +108,18 @@ impl Machine<'_> {
             );
         }
         let mut shadow = std::mem::take(&mut self.clusters[at.cluster].ctas[cta].shared.shadow);
-        let bundle = &self.warp(at).bundle;
-        let clock = Machine::clock(bundle, access.by, Space::Shared);
-        let conflict = shadow.access(offset as usize, bytes as usize, access, clock, id);
+        let after = Machine::after(id, self.warp(at), access.by, Space::Shared);
+        let conflict = shadow.access(offset as usize, bytes as usize, access, &after);
         self.clusters[at.cluster].ctas[cta].shared.shadow = shadow;
-        if let Some(old) = conflict {
+        if let Some(conflict) = conflict {
             let region = self.region_at(offset);
-            self.conflict(at, old, access, Space::Shared, format!("{offset}..{} ({region})", offset + bytes));
+            self.conflict(
+                at,
+                conflict,
+                access,
+                Space::Shared,
+                format!("{offset}..{} ({region})", offset + bytes),
+            );
         }
         if cta != at.cta {
             self.visit(at, cta, access, access.epoch);
@@ -132,12 +147,10 @@ impl Machine<'_> {
         names.join(", ")
     }
 
-    /// A generic access by the warp, now.
+    /// A generic access by the lanes that execute the warp's instruction, now; of each, if its number is filled in.
     pub(crate) fn generic(&mut self, at: At, kind: Kind) -> Access {
-        let (cluster, event) = (self.clusters[at.cluster].id, self.event(at));
-        let warp = self.warp(at);
-        let epoch = Epoch { cluster, component: warp.component, value: warp.now() };
-        Access { epoch, event, kind, by: By::Thread }
+        let (epoch, event) = (self.epoch(at), self.event(at));
+        Access { epoch, event, kind, by: By::Thread, warp: self.warp(at).component, lane: Lane::SEVERAL }
     }
 
     /// Finds shared bytes that hold nothing.
@@ -145,6 +158,10 @@ impl Machine<'_> {
         let shared = &self.clusters[at.cluster].ctas[cta].shared;
         if !shared.is_valid(offset, bytes) {
             let region = self.region_at(offset);
+            if region.is_empty() {
+                let what = format!("shared bytes {offset} to {} lie in no region", offset + bytes);
+                return self.find(Rule::Bounds, at, what);
+            }
             self.find(
                 Rule::I1,
                 at,

@@ -24,6 +24,7 @@ impl<'a> Machine<'a> {
             self.need(at, guard.slot, self.clusters[at.cluster].ctas[at.cta].warps[at.warp].mask);
         }
         let active = self.clusters[at.cluster].ctas[at.cta].warps[at.warp].active(step.guard);
+        self.warp(at).active = active;
         self.trace_step(at, active);
         let flow = match &step.op {
             Op::Lane(lane) => {

@@ -2,11 +2,13 @@
 
 use fa3_ir::{ShflMode, VoteMode, WarpInst};
 
+use super::mem::Where;
 use super::shared::SharedPlace;
 use crate::data::matrix::matrix_source;
+use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::rule::Rule;
-use crate::shadow::Kind;
+use crate::shadow::{Access, Kind};
 use crate::warp::ALL;
 
 impl Machine<'_> {
@@ -37,9 +39,9 @@ impl Machine<'_> {
                 let elected = std::array::from_fn(|lane| (lane == leader).into());
                 self.assign(at, *dst, &elected, ALL);
             }
-            WarpInst::Sync => {}
+            WarpInst::Sync => self.sync_lanes(at),
             WarpInst::Ldmatrix { dst, addr, trans } => {
-                let rows = self.rows(at, *addr, dst.len(), Kind::Read);
+                let rows = self.rows(at, *addr, (dst.len(), *trans), Kind::Read);
                 for (register, &dst) in dst.iter().enumerate() {
                     let mut lanes = [0; 32];
                     for (lane, bits) in lanes.iter_mut().enumerate() {
@@ -57,19 +59,23 @@ impl Machine<'_> {
                 }
             }
             WarpInst::Stmatrix { src, addr, trans } => {
-                let rows = self.rows(at, *addr, src.len(), Kind::Write);
+                let rows = self.rows(at, *addr, (src.len(), *trans), Kind::Write);
+                let mut data = [[0; 16]; 32];
                 for (register, &src) in src.iter().enumerate() {
                     let lanes = *self.warp(at).value(code, src);
                     for (lane, bits) in lanes.iter().enumerate() {
                         for (half, (row, element)) in
                             matrix_source(lane as u32, register as u32, *trans).into_iter().enumerate()
                         {
-                            let Some(place) = rows[row as usize] else { continue };
                             let bytes = ((bits >> (16 * half)) as u16).to_le_bytes();
-                            self.clusters[at.cluster].ctas[place.cta]
-                                .shared
-                                .write(place.offset + 2 * element, &bytes);
+                            data[row as usize][2 * element as usize..][..2].copy_from_slice(&bytes);
                         }
+                    }
+                }
+                self.same_place(at, &rows.map(|row| row.map(Where::Shared)), &data, 16);
+                for (place, bytes) in rows.iter().zip(&data) {
+                    if let Some(SharedPlace { cta, offset }) = *place {
+                        self.clusters[at.cluster].ctas[cta].shared.write(offset, bytes);
                     }
                 }
                 self.progress += 1;
@@ -82,7 +88,7 @@ impl Machine<'_> {
         &mut self,
         at: At,
         addr: fa3_ir::SharedAddr,
-        matrices: usize,
+        (matrices, trans): (usize, bool),
         kind: Kind,
     ) -> [Option<SharedPlace>; 32] {
         let addresses = self.shared_addresses(at, addr);
@@ -96,7 +102,7 @@ impl Machine<'_> {
             if kind == Kind::Read {
                 self.need_shared(at, place, 16);
             }
-            self.access_shared(at, place, 16, access);
+            self.access_shared(at, place, 16, Access { lane: Lane::of_row(lane, trans), ..access });
             rows[lane] = Some(place);
         }
         rows

@@ -11,6 +11,7 @@ use crate::data::matrix::{a_position, d_position};
 use crate::data::tensor_core::{Arithmetic, Product, multiply};
 use crate::decoded::Op;
 use crate::flight::{Accumulator, Pending, Use};
+use crate::lanes::Lane;
 use crate::machine::{At, Machine};
 use crate::rule::Rule;
 use crate::shadow::{Access, By, Kind};
@@ -217,7 +218,8 @@ impl<'a> Machine<'a> {
         let component = self.component(at, |warp| &mut warp.flight.component);
         let (cluster, event) = (self.clusters[at.cluster].id, self.event(at));
         let epoch = Epoch { cluster, component, value: self.warp(at).flight.group() };
-        let access = Access { epoch, event, kind: Kind::Read, by: By::Product };
+        let (warp, lane) = (self.warp(at).component, Lane::SEVERAL);
+        let access = Access { epoch, event, kind: Kind::Read, by: By::Product, warp, lane };
         if let Some(part) = part_of_a(at, mma, a) {
             self.read_operand(at, &part, access);
         }

@@ -98,6 +98,7 @@ fn tiles_from_a_counter() {
                 let value = b.load::<F32>(from);
                 // Generic reads come before the next load.
                 b.fence(FenceInst::ProxyAsyncShared);
+                b.warp_sync();
                 b.guarded(elected, || b.mbarrier_arrive(empty));
                 let doubled = value * 2.0;
                 // The last store has read what is overwritten now.
@@ -161,6 +162,7 @@ fn multicast_rings() {
                     sum.set(sum + b.load::<F32>((((lane << 2) ^ swizzle) + start).at(offset)));
                 }
                 b.fence(FenceInst::ProxyAsync);
+                b.warp_sync();
                 b.guarded(elected, || remote.iter().for_each(|&at| b.mbarrier_arrive_remote(at)));
             });
             b.store(lane.mad_wide(4, rank.mad_wide(128, y)), sum);

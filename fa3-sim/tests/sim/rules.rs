@@ -9,6 +9,7 @@ use crate::samples::{assert_clean, policies};
 
 mod barriers;
 mod copies;
+mod lanes;
 mod mbarriers;
 mod memory;
 mod registers;

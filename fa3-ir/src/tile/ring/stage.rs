@@ -10,6 +10,7 @@ impl<'k, const N: usize> Ring<'k, N> {
     /// not checked.
     #[track_caller]
     pub fn lender_of_stage(&self, stage: V<'k, B32>) -> StageLender<'k, N> {
+        self.builder.watch().divide(self.watched);
         StageLender { ring: self.clone(), stage, parity: self.builder.var("parity", 0) }
     }
 
@@ -22,6 +23,7 @@ impl<'k, const N: usize> Ring<'k, N> {
         rounds: Rounds<'k>,
         once_in: u32,
     ) -> StageBorrower<'k, N> {
+        self.builder.watch().divide(self.watched);
         StageBorrower { ring: self.clone(), stage, rounds, once_in }
     }
 }

@@ -100,14 +100,27 @@ fn stuck(b: &Builder, broken: bool) {
 fn a_deadlock_says_who_waits_for_whom() {
     case(Rule::Deadlock, 96, stuck).check();
     let report = case(Rule::Deadlock, 96, stuck).report();
-    assert!(report.contains("producer.w0 (barriers.rs:"), "{report}");
-    assert!(report.contains("waits at barrier pair: 32 of 96 threads have arrived, not w1 w2"), "{report}");
-    assert!(report.contains("consumer.w2 (barriers.rs:"), "{report}");
+    assert!(report.contains("producer.w0 of cta 0, at fa3-sim/tests/sim/rules/barriers.rs:"), "{report}");
+    assert!(report.contains("waiting at barrier pair: 32 of 96 threads have arrived, not w1 w2"), "{report}");
     assert!(
-        report.contains("waits for full+8 parity 0: phase 0 misses 1 of 1 arrivals and 0 bytes"),
+        report.contains("consumer.w1 to w2 of cta 0, at fa3-sim/tests/sim/rules/barriers.rs:"),
+        "{report}"
+    );
+    assert!(
+        report.contains("waiting for full+8 parity 0: phase 0 misses 1 of 1 arrivals and 0 bytes"),
         "{report}"
     );
     assert!(report.contains("replay:  kernel case, grid [1, 1, 1], policy eager"), "{report}");
+}
+
+/// Those that wait for the same thing have one line.
+#[test]
+fn a_deadlock_groups_who_waits() {
+    let report = case(Rule::Deadlock, 96, stuck).grid(6).report();
+    let lines: Vec<&str> = report.lines().filter(|line| line.starts_with("  waits:")).collect();
+    assert_eq!(lines.len(), 2, "{report}");
+    assert!(lines[0].contains("producer.w0 of cta 0, and of 5 other ctas, at "), "{report}");
+    assert!(lines[1].contains("consumer.w1 to w2 of cta 0, and of 5 other ctas, at "), "{report}");
 }
 
 /// Warps that ask again and again do not go on either.

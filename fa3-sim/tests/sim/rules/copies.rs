@@ -136,6 +136,7 @@ fn ring(b: &Builder, fence: bool, wait: bool) {
             if fence {
                 b.fence(FenceInst::ProxyAsyncShared);
             }
+            b.warp_sync();
             let elected = b.elect();
             if full == first {
                 b.guarded(elected, || b.mbarrier_arrive(empty));

@@ -1,7 +1,7 @@
 //! mbarriers.
 
 use fa3_ir::lang::*;
-use fa3_sim::Rule;
+use fa3_sim::{Policy, Rule};
 
 use super::{case, init, own_word, thread, warp};
 
@@ -198,6 +198,7 @@ fn initialisation_is_ordered_before_copies() {
             b.mbarrier_arrive_expect(full, 16);
             b.bulk_load(tile, x, 16, full, LoadOptions::default());
         });
+        b.warp_sync();
         b.mbarrier_wait(full, 0);
     })
     .check();
@@ -252,4 +253,34 @@ fn completion_orders_nothing_but_the_copy() {
         b.guarded(reader, || b.store(word, one));
     })
     .check();
+}
+
+/// A copy, awaited by `parity`; it expects its bytes or not.
+fn awaited(b: &Builder, parity: u32, expected: bool) {
+    let (full, tile) = (b.mbarriers("full", 1, 1), b.region("tile", 256, 16));
+    let x = b.param_pointer("x", Elem::F32);
+    init(b, full, 1);
+    b.if_lanes(thread(b, 0), || {
+        b.bulk_load(tile, x, 256, full, LoadOptions::default());
+        if expected { b.mbarrier_arrive_expect(full, 256) } else { b.mbarrier_arrive(full) }
+    });
+    b.warp_sync();
+    b.mbarrier_wait(full, parity);
+    _ = b.load::<F32>(tile);
+}
+
+/// There is a wait, but for another phase, or nobody expected the copy's bytes.
+#[test]
+fn a_wait_that_does_not_order_is_named() {
+    // Copies that are late: if they were early, nobody could go on.
+    let report = |case: super::Case| -> String {
+        let findings = case.run(&case.kernel(true), Policy::Lazy).findings;
+        findings.iter().map(ToString::to_string).collect()
+    };
+    let parity = report(case(Rule::Race, 32, |b, _| awaited(b, 1, true)));
+    assert!(parity.contains("for parity 1 passed by an earlier phase than the copy's"), "{parity}");
+    assert!(parity.contains("missing: a wait with the parity of the copy's phase"), "{parity}");
+    let bytes = report(case(Rule::Race, 32, |b, _| awaited(b, 0, false)));
+    assert!(bytes.contains("was for completed without the copy's bytes"), "{bytes}");
+    assert!(bytes.contains("missing: an arrival that expects the bytes of the copy (expect_tx)"), "{bytes}");
 }

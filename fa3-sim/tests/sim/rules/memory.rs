@@ -37,14 +37,32 @@ fn threads_share_cells() {
     .check();
 }
 
+/// Between regions there is nothing.
 #[test]
-fn lanes_do_not_store_different_values_at_one_place() {
-    case(Rule::Race, 32, |b, broken| {
-        let cell = b.region("cell", 4, 4);
+fn addresses_lie_in_a_region() {
+    case(Rule::Bounds, 32, |b, broken| {
+        let (words, _apart) = (b.region("words", 100, 16), b.region("apart", 128, 128));
         let lane = b.lane_id();
-        b.store(cell, if broken { lane } else { b.copy(7) });
+        let start = b.address(words);
+        let word = if broken { lane } else { lane & 15 };
+        b.store(word.mad(4, start), 1);
     })
     .check();
+}
+
+/// No barrier spans CTAs.
+#[test]
+fn what_only_atomics_order_is_not_said_to_miss_a_barrier() {
+    let add = |threads| {
+        case(Rule::Race, threads, |b, _| {
+            let x = (b.tid() & 31).mad_wide(4, b.param_pointer("x", Elem::U32));
+            b.store(x, b.load::<B32>(x) + 1);
+        })
+    };
+    let ctas = add(32).grid(2).report();
+    assert!(ctas.contains("missing: atomics, if both update one value; or a flag"), "{ctas}");
+    let warps = add(64).report();
+    assert!(warps.contains("missing: a barrier between the two; or atomics, if"), "{warps}");
 }
 
 #[test]

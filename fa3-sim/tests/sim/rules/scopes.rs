@@ -70,7 +70,7 @@ fn copies_are_committed_by_their_own_lane() {
 
 #[test]
 fn lanes_do_not_copy_to_one_place() {
-    case(Rule::Race, 32, |b, broken| {
+    case(Rule::Lanes, 32, |b, broken| {
         let (x, tile) = (b.param_pointer("x", Elem::F32), b.region("tile", 512, 16));
         let (lane, start) = (b.lane_id(), b.address(tile));
         let to = if broken { lane & 15 } else { lane };
@@ -166,12 +166,12 @@ fn remote_stores_are_waited_for() {
         b.init_mbarriers();
         let [theirs, signals] = [numbers, full].map(|region| b.map_address(region, rank ^ 1));
         for (half, phase) in [(0, 0), (1, 0), (0, 1)] {
+            b.warp_sync();
             b.guarded(first, || {
                 b.store_async(theirs + 4 * half, 1.0, signals + 8 * half);
                 b.mbarrier_arrive_expect(full.at(8 * half), 4);
             });
             let read = || _ = b.load::<F32>(numbers.at(4 * half));
-            b.warp_sync();
             if broken && half == 1 {
                 read();
             }

@@ -1,0 +1,160 @@
+//! What orders the lanes of a warp with each other.
+//!
+//! A warp's lanes are not in step: since Volta each may run ahead of the others. `bar.warp.sync` orders the accesses
+//! of all lanes before it with those behind it, and so does any wider barrier. An mbarrier orders what lanes did
+//! before they arrived with what lanes do that have waited for that phase. Shuffles and votes exchange registers and
+//! order no memory, and neither do warpgroup instructions.
+
+/// The lanes of a warp.
+const LANES: usize = 32;
+
+/// For each lane, which accesses of the others come before its next one.
+#[derive(Debug, Default)]
+pub(crate) struct LaneOrder {
+    /// Those of executions before this one, an index into the log, for all lanes.
+    all: u32,
+    /// More than that, for each lane that waited for others' arrivals, by the other.
+    pairs: Option<Box<[[u32; LANES]; LANES]>>,
+    arrivals: Vec<Arrival>,
+}
+
+/// Some lanes arrived at an mbarrier.
+#[derive(Debug)]
+struct Arrival {
+    /// The component that counts the mbarrier's phases, and the phase.
+    component: u16,
+    phase: u32,
+    lanes: u32,
+    /// The first execution that is not before it.
+    event: u32,
+}
+
+impl LaneOrder {
+    /// What all lanes did before execution `event` comes before what any does now.
+    pub(crate) fn sync(&mut self, event: u32) {
+        if event > self.all {
+            self.all = event;
+            self.pairs = None;
+            self.arrivals.retain(|arrival| arrival.event > event);
+        }
+    }
+
+    /// A lane arrives at a phase, after everything that it did before execution `event`.
+    pub(crate) fn arrive(&mut self, lane: usize, component: u16, phase: u32, event: u32) {
+        let lanes = 1 << lane;
+        let same = |arrival: &&mut Arrival| {
+            (arrival.component, arrival.phase, arrival.event) == (component, phase, event)
+        };
+        if let Some(known) = self.arrivals.iter_mut().find(same) {
+            known.lanes |= lanes;
+            return;
+        }
+        // Who waits now waits for this phase or the one before.
+        self.arrivals.retain(|arrival| arrival.component != component || arrival.phase + 1 >= phase);
+        self.arrivals.push(Arrival { component, phase, lanes, event });
+    }
+
+    /// Lanes have seen that so many phases are complete.
+    pub(crate) fn wait(&mut self, lanes: u32, component: u16, complete: u32) {
+        let all = self.all;
+        for arrival in &self.arrivals {
+            if arrival.component != component || arrival.phase >= complete {
+                continue;
+            }
+            let pairs = self.pairs.get_or_insert_with(|| Box::new([[all; LANES]; LANES]));
+            for lane in bits(lanes) {
+                for other in bits(arrival.lanes) {
+                    pairs[lane][other] = pairs[lane][other].max(arrival.event);
+                }
+            }
+        }
+    }
+
+    /// Whether what all lanes did in execution `event` comes before what any does now.
+    pub(crate) fn is_past(&self, event: u32) -> bool {
+        event < self.all
+    }
+
+    /// Whether what lane `other` did in execution `event` comes before what `lane` does now; of several lanes that are
+    /// not known, whether all did.
+    pub(crate) fn orders(&self, other: Lane, event: u32, lane: Lane) -> bool {
+        match (self.is_past(event), &self.pairs, other.number(), lane.number()) {
+            (true, ..) => true,
+            (false, _, Some(other), Some(lane)) if other == lane => true,
+            (false, Some(pairs), Some(other), Some(lane)) => event < pairs[lane][other],
+            (false, ..) => false,
+        }
+    }
+}
+
+fn bits(lanes: u32) -> impl Iterator<Item = usize> {
+    (0..LANES).filter(move |lane| lanes >> lane & 1 == 1)
+}
+
+/// The lane that made an access, or that there were several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lane(u8);
+
+impl Lane {
+    /// Several lanes.
+    pub(crate) const SEVERAL: Lane = Lane(u8::MAX);
+
+    /// Lane `number`.
+    pub(crate) fn of(number: usize) -> Lane {
+        Lane(number as u8)
+    }
+
+    /// The lanes that have 16 bytes in a transfer of matrices: row `row` of one, of the transposed one if `trans`.
+    pub(crate) fn of_row(row: usize, trans: bool) -> Lane {
+        Lane(32 + (row % 8) as u8 + if trans { 8 } else { 0 })
+    }
+
+    /// Who has each two of 16 bytes.
+    #[inline]
+    pub(crate) fn by_pairs(self) -> [Lane; 8] {
+        match self.0 {
+            row @ 32..40 => std::array::from_fn(|pair| Lane::of(4 * usize::from(row - 32) + pair / 2)),
+            row @ 40..48 => std::array::from_fn(|pair| Lane::of(4 * pair + usize::from(row - 40) / 2)),
+            _ => [self; 8],
+        }
+    }
+
+    /// Its number, if it is one.
+    pub(crate) fn number(self) -> Option<usize> {
+        (self.0 < 32).then_some(usize::from(self.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lanes of a row are those whose registers have its elements.
+    #[test]
+    fn rows_of_matrices_have_the_lanes_of_their_elements() {
+        for (lane, trans) in (0..32u32).flat_map(|lane| [(lane, false), (lane, true)]) {
+            for (row, element) in crate::data::matrix::matrix_source(lane, 0, trans) {
+                let lanes = Lane::of_row(row as usize, trans).by_pairs();
+                assert_eq!(lanes[element as usize], Lane::of(lane as usize), "{row}, {element}, {trans}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_barrier_orders_all_lanes_and_an_mbarrier_those_that_use_it() {
+        let mut order = LaneOrder::default();
+        let [a, b, c] = [0, 1, 2].map(Lane::of);
+        assert!(order.orders(a, 5, a) && !order.orders(a, 5, b) && !order.orders(Lane::SEVERAL, 5, a));
+        order.arrive(0, 7, 0, 6);
+        order.wait(1 << 1, 7, 0);
+        assert!(!order.orders(a, 5, b), "the phase was not complete");
+        order.wait(1 << 1, 7, 1);
+        assert!(order.orders(a, 5, b) && !order.orders(a, 6, b), "what came before the arrival");
+        assert!(
+            !order.orders(a, 5, c) && !order.orders(b, 5, a),
+            "the others have not waited or not arrived"
+        );
+        order.sync(8);
+        assert!(order.orders(a, 7, c) && order.orders(Lane::SEVERAL, 7, b) && !order.orders(a, 8, c));
+    }
+}
