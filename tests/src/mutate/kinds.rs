@@ -52,6 +52,11 @@ pub(super) fn is_sync(inst: &Inst) -> bool {
     matches!(inst, Inst::Barrier(BarrierInst::SyncCta | BarrierInst::Sync(_)))
 }
 
+/// Waits for the lanes of a warp.
+pub(super) fn is_warp_sync(inst: &Inst) -> bool {
+    *inst == Inst::Warp(WarpInst::Sync)
+}
+
 /// A tensor copy into shared memory.
 pub(super) fn is_load(inst: &Inst) -> bool {
     matches!(inst, Inst::Tma(TmaInst::Load { .. }))

@@ -4,6 +4,7 @@ mod barriers;
 mod copies;
 mod fences;
 mod flags;
+mod lanes;
 mod layouts;
 mod numbers;
 mod phases;
@@ -21,6 +22,7 @@ pub fn operators() -> impl Iterator<Item = &'static Operator> {
         waits::OPERATORS,
         phases::OPERATORS,
         barriers::OPERATORS,
+        lanes::OPERATORS,
         copies::OPERATORS,
         layouts::OPERATORS,
         numbers::OPERATORS,
