@@ -137,7 +137,8 @@ impl Shadow {
         }
     }
 
-    /// Records an access to `bytes` bytes from `start`. Gives the first earlier access that it is not ordered after.
+    /// Records an access to `bytes` bytes from `start`. Gives the first earlier access that it is not ordered after:
+    /// another agent's, or else another lane's.
     pub(crate) fn access(
         &mut self,
         start: usize,
@@ -155,7 +156,11 @@ impl Shadow {
             if let Some(cell) = self.cells.get_mut(cell) {
                 let new = Record { access, bytes: mask as u16, lanes: access.lane.by_pairs() };
                 let conflict = cell.access(new, after, self.limit);
-                found = found.or(conflict);
+                found = match (found, conflict) {
+                    (Some(Conflict { of_lanes: true, .. }), Some(agent)) if !agent.of_lanes => conflict,
+                    (None, _) => conflict,
+                    (Some(_), _) => found,
+                };
             }
             at = upto;
         }

@@ -52,6 +52,8 @@ pub(super) const DIVIDED: &[Argued] = &[
     },
     Argued { operator: "wgmma.fence: deleted", most: 1, reason: FENCES },
     Argued { operator: "wgmma.fence: after the first product", most: 1, reason: FENCES },
+    Argued { operator: "bar.warp.sync: deleted", most: 2, reason: NEXT_NUMBER },
+    Argued { operator: "bar.warp.sync: after the arrival", most: 2, reason: NEXT_NUMBER },
 ];
 
 /// Of consumers that share out the keys, beside a dQ kernel.
@@ -65,6 +67,11 @@ pub(super) const KEYS: &[Argued] = &[
         reason: "the slot of a tile's last rows is loaded again after K's only one, which is given back after that wait",
     },
     Argued { operator: "empty wait: after the first load", most: 1, reason: V_AFTER_K },
+    Argued {
+        operator: "bar.warp.sync: after the arrival",
+        most: 1,
+        reason: "the slot of rows is loaded again after K's only one, which is given back behind that barrier",
+    },
 ];
 
 /// Of consumers that multiply dQ of every other block.
@@ -153,10 +160,18 @@ pub(super) const IN_ORDER: &[Argued] = &[Argued {
     reason: "only copies write sums and read them, and to the simulator a copy's completion is a fence between proxies",
 }];
 
+/// Of the only slot of tiles' numbers, in one role.
+pub(super) const NUMBERS: &[Argued] = &[
+    Argued { operator: "bar.warp.sync: deleted", most: 1, reason: NEXT_NUMBER },
+    Argued { operator: "bar.warp.sync: after the arrival", most: 1, reason: NEXT_NUMBER },
+];
+
 const FENCES: &str = "the fence of another product lies between what touched the registers and this product";
 const DV_WITH_DK: &str = "the last product of dV goes with those of dK, and both are waited for together";
 const DV_WITH_DQ: &str = "products of dV that are in no group of their own are in that of dQ, which is waited for \
                           before anything relies on dV";
 const LAST_DS: &str = "nobody waits for the slot of the last dS";
 const DS_OF_THE_FIRST: &str = "the first product reads dS of the first consumer, which is a turn ahead";
+const NEXT_NUMBER: &str = "the next tile's number is stored after waits for slots that the warps gave back behind later \
+                           barriers";
 const V_AFTER_K: &str = "V has been read when K's slot, which was waited for before, is given back";

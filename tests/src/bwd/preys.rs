@@ -6,7 +6,7 @@ use fa3_sim::Rule;
 use fa3_types::{Dtype, Mask};
 
 use super::argued::{
-    ADDING, BUSY_HALVES, CLEARED, DIVIDED, DQ, HALVES, IDLE_HALVES, IN_ORDER, KEYS, ROUND, STATS,
+    ADDING, BUSY_HALVES, CLEARED, DIVIDED, DQ, HALVES, IDLE_HALVES, IN_ORDER, KEYS, NUMBERS, ROUND, STATS,
 };
 use super::trials::{Divided, tiny};
 use crate::Case;
@@ -61,7 +61,7 @@ fn adding_in_order() -> Prey {
     // The last one has two CTAs, and tiles that add to some rows and write dQ of others.
     let problems = [((70, 100), 98, 1, 1), ((250, 140), 138, 1, 1), ((188, 300), 50, 2, 2)];
     let prey = Prey::of_step("bwd dkv, adding in order", &problems.map(trial), 1, ADDING);
-    prey.also_argued(IN_ORDER).also_noticed(EMPTY_SLOTS).also_noticed(READY)
+    prey.also_argued(IN_ORDER).also_argued(NUMBERS).also_noticed(EMPTY_SLOTS).also_noticed(READY)
 }
 
 fn halves() -> Prey {
@@ -69,7 +69,7 @@ fn halves() -> Prey {
     let problems = [(100, 600), (128, 512), (400, 200)];
     let trials = problems.map(|lengths| trial(division, Mask::None, lengths, (1, 1), 1));
     let prey = Prey::of_step("bwd dkv, halves", &trials, 1, HALVES);
-    prey.also_argued(BUSY_HALVES).also_noticed(EMPTY_SLOTS)
+    prey.also_argued(BUSY_HALVES).also_argued(NUMBERS).also_noticed(EMPTY_SLOTS)
 }
 
 fn halves_in_order() -> Prey {

@@ -92,6 +92,13 @@ pub(super) fn touches_global(inst: &Inst) -> bool {
     )
 }
 
+/// Reads or writes memory by the generic proxy.
+pub(super) fn is_access(inst: &Inst) -> bool {
+    let is_parameter = matches!(inst, Inst::Mem(MemInst::LoadParam { .. }));
+    let matrices = matches!(inst, Inst::Warp(WarpInst::Ldmatrix { .. } | WarpInst::Stmatrix { .. }));
+    matrices || matches!(inst, Inst::Mem(_)) && !is_parameter
+}
+
 /// Writes shared memory by the generic proxy.
 pub(super) fn writes_shared(inst: &Inst) -> bool {
     matches!(

@@ -143,6 +143,8 @@ pub(super) fn small() -> Vec<Trial> {
 const BLOCKS: &[Argued] = &[
     Argued { operator: "empty wait: after the first load", most: 1, reason: MET },
     Argued { operator: "empty wait: parity not toggled", most: 1, reason: MET },
+    Argued { operator: "bar.warp.sync: deleted", most: 1, reason: MET },
+    Argued { operator: "bar.warp.sync: after the arrival", most: 1, reason: MET },
     Argued { operator: "fence.mbarrier_init: before the last init", most: 1, reason: EMPTY },
 ];
 
@@ -154,6 +156,7 @@ const GIVEN: &[Argued] =
 const CLUSTERS: &[Argued] = &[
     Argued { operator: "empty wait: after the first load", most: 1, reason: MET },
     Argued { operator: "empty wait: parity not toggled", most: 1, reason: MET },
+    Argued { operator: "bar.warp.sync: after the arrival", most: 1, reason: MET },
     Argued { operator: "fence.mbarrier_init: before the last init", most: 1, reason: SECOND },
 ];
 

@@ -1,9 +1,10 @@
 //! What orders the lanes of a warp.
 
+use fa3_ir::Inst;
 use fa3_sim::Rule;
 
 use super::{NOTHING, later};
-use crate::mutate::kinds::{is_plain_arrival, is_warp_sync};
+use crate::mutate::kinds::{is_access, is_plain_arrival, is_sync, is_warp_sync};
 use crate::mutate::{Anatomy, Operator, Site};
 
 pub(super) const OPERATORS: &[Operator] = &[
@@ -11,7 +12,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         name: "bar.warp.sync: deleted",
         rules: &[Rule::Lanes],
         sites: |kernel| {
-            let site = |line| Site::deleted(line).equivalent(brings_together(kernel, line));
+            let site = |line| Site::deleted(line).equivalent(orders_nothing(kernel, line));
             kernel.find(is_warp_sync).into_iter().map(site).collect()
         },
         ..NOTHING
@@ -21,15 +22,29 @@ pub(super) const OPERATORS: &[Operator] = &[
         rules: &[Rule::Lanes],
         sites: |kernel| {
             let syncs = kernel.find(is_warp_sync).into_iter();
-            let ordering = syncs.filter(|&line| brings_together(kernel, line).is_none()).collect();
+            let ordering = syncs.filter(|&line| orders_nothing(kernel, line).is_none()).collect();
             later(kernel, ordering, |line| kernel.after(line, is_plain_arrival))
         },
         ..NOTHING
     },
 ];
 
-/// Behind what one lane has loaded, lanes need no order: copies are waited for.
-fn brings_together(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
-    let releases = kernel.after(line, is_plain_arrival).is_some();
-    (!releases).then_some("one lane has begun copies, which others wait for: no memory is ordered")
+/// Why the lanes of a warp need no order there: between the barrier before and this one they have accessed nothing, or
+/// none of them releases anything between this one and the next.
+fn orders_nothing(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
+    let is_barrier = |inst: &Inst| is_warp_sync(inst) || is_sync(inst);
+    let barriers = kernel.find(is_barrier);
+    let before = barriers.iter().rev().find(|&&other| other < line).map_or(0, |&other| other);
+    let next = barriers.iter().find(|&&other| other > line).map_or(kernel.len(), |&other| other);
+    let by_all = |&other: &usize| !kernel.in_lanes(other) && kernel.guard(other).is_none();
+    let accessed =
+        kernel.find(is_access).into_iter().filter(by_all).any(|other| (before..line).contains(&other));
+    let arrival = kernel.after(line, is_plain_arrival).is_some_and(|arrival| {
+        kernel.find(is_plain_arrival).into_iter().any(|other| (arrival..next).contains(&other))
+    });
+    match (accessed, arrival) {
+        (false, _) => Some("the lanes have accessed nothing since the barrier before"),
+        (true, false) => Some("none of the lanes releases anything before the next barrier"),
+        (true, true) => None,
+    }
 }

@@ -22,7 +22,7 @@ const ANDS: &[(LaneOp, LaneOp)] = &[(LaneOp::AndPred, LaneOp::MovPred)];
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "bound: one more",
-        rules: &[Rule::Bounds, Rule::I1, Rule::Race, Rule::Deadlock, Rule::T5],
+        rules: &[Rule::Bounds, Rule::I1, Rule::Race, Rule::Lanes, Rule::Deadlock, Rule::T5],
         result: true,
         sites: |kernel| comparisons(kernel).into_iter().filter_map(|line| one_more(kernel, line)).collect(),
         ..NOTHING
