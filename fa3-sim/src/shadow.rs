@@ -1,5 +1,7 @@
 //! Who touched each 16 bytes of memory last, and whether the next access is ordered after it.
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::clock::{Clock, Epoch};
 use crate::lanes::{Lane, LaneOrder};
 
@@ -113,8 +115,8 @@ struct Record {
 /// next read need not look at them.
 #[derive(Clone, Debug, Default)]
 struct Cell {
-    changes: Vec<Record>,
-    reads: Vec<Record>,
+    changes: SmallVec<[Record; 1]>,
+    reads: SmallVec<[Record; 1]>,
 }
 
 /// The cells of one memory.
@@ -133,7 +135,7 @@ impl Shadow {
     /// Marks everything as accessed.
     pub(crate) fn fill(&mut self, access: Access) {
         for cell in &mut self.cells {
-            cell.changes = vec![Record { access, bytes: u16::MAX, lanes: [access.lane; CELL / 2] }];
+            cell.changes = smallvec![Record { access, bytes: u16::MAX, lanes: [access.lane; CELL / 2] }];
         }
     }
 
@@ -223,7 +225,7 @@ fn unordered_lane(old: &Record, new: &Record, after: &After<'_>) -> Option<Acces
 }
 
 /// Adds an access to those of its kind: to its own instruction's, in place of what it supersedes, or behind the others.
-fn remember(records: &mut Vec<Record>, new: Record, order: &LaneOrder, limit: usize) {
+fn remember(records: &mut SmallVec<[Record; 1]>, new: Record, order: &LaneOrder, limit: usize) {
     for old in records.iter_mut() {
         if old.access.event == new.access.event && old.access.kind == new.access.kind {
             old.add_lanes(&new);

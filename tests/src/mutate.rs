@@ -10,6 +10,7 @@
 //! clean.
 
 mod anatomy;
+mod choice;
 mod edges;
 mod edit;
 mod forward;
@@ -18,12 +19,13 @@ mod kinds;
 mod operators;
 mod score;
 
-use fa3_ir::{Inst, Kernel};
+use fa3_ir::{Inst, Kernel, Source};
 use fa3_sim::Rule;
 
 use anatomy::Anatomy;
 use edit::{Edit, edited};
 
+pub use choice::{Chosen, all, covering};
 pub(crate) use forward::forward_preys;
 pub(crate) use hunt::{Argued, LAST_TURN, TURNS};
 pub use hunt::{Fate, Prey, hunt};
@@ -53,11 +55,12 @@ struct Site {
     equivalent: Option<&'static str>,
 }
 
-/// A kernel with one thing broken.
+/// One thing broken in a kernel.
 pub struct Mutant {
-    /// The kernel.
-    pub kernel: Kernel,
-    /// The line of the kernel's source that built the broken statement, and the statement's number.
+    edits: Vec<Edit>,
+    /// The place in the kernel's source that built the broken statement.
+    source: Source,
+    /// The same, and the statement's number.
     pub site: String,
     /// Why it does what the kernel does, if it does.
     pub equivalent: Option<&'static str>,
@@ -67,7 +70,7 @@ impl Operator {
     /// Its mutants of a kernel.
     pub fn mutants(&self, kernel: &Kernel) -> Vec<Mutant> {
         let anatomy = Anatomy::new(kernel);
-        (self.sites)(&anatomy).iter().map(|site| site.mutant(&anatomy)).collect()
+        (self.sites)(&anatomy).into_iter().map(|site| site.mutant(&anatomy)).collect()
     }
 }
 
@@ -101,13 +104,20 @@ impl Site {
         Site { equivalent: reason.into(), ..self }
     }
 
-    fn mutant(&self, anatomy: &Anatomy<'_>) -> Mutant {
+    fn mutant(self, anatomy: &Anatomy<'_>) -> Mutant {
         let source = anatomy.stmt(self.line).source;
-        let file = source.file().rsplit('/').next().unwrap_or_default();
         Mutant {
-            kernel: edited(anatomy.kernel, &self.edits),
-            site: format!("{file}:{} (statement {})", source.line(), self.line),
+            edits: self.edits,
+            source,
+            site: format!("{}:{} (statement {})", source.file(), source.line(), self.line),
             equivalent: self.equivalent,
         }
+    }
+}
+
+impl Mutant {
+    /// The kernel, broken.
+    fn of(&self, kernel: &Kernel) -> Kernel {
+        edited(kernel, &self.edits)
     }
 }

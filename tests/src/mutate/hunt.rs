@@ -239,17 +239,18 @@ fn alone(
 
 /// Hunts a mutant of a kernel.
 pub fn hunt(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
-    if mutant.kernel == *prey.kernel() {
+    let kernel = mutant.of(prey.kernel());
+    if kernel == *prey.kernel() {
         return Fate::Unbroken;
     }
     match mutant.equivalent {
-        Some(reason) => watch(prey, mutant, reason),
-        None => kill(prey, operator, mutant),
+        Some(reason) => watch(prey, &kernel, reason),
+        None => kill(prey, operator, &kernel),
     }
 }
 
-fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
-    if let Err(errors) = verify(&mutant.kernel) {
+fn kill(prey: &Prey, operator: &Operator, kernel: &Kernel) -> Fate {
+    if let Err(errors) = verify(kernel) {
         let broken: BTreeSet<String> = errors.iter().map(|error| error.fault.rule().to_owned()).collect();
         let by = operator.verifier.iter().find(|&&rule| broken.contains(rule));
         return by.map_or(Fate::Wrong(broken), |&by| Fate::Killed(by.to_owned()));
@@ -257,7 +258,7 @@ fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
     let mut others = BTreeSet::new();
     let rules = prey.rules(operator);
     for (policy, problem) in prey.runs(&rules) {
-        let noticed = problem.notices(&mutant.kernel, policy, operator.result, &rules);
+        let noticed = problem.notices(kernel, policy, operator.result, &rules);
         let by = rules.iter().map(|rule| rule.id()).find(|&rule| noticed.contains(rule));
         if let Some(by) = by.or((operator.result && noticed.contains("result")).then_some("result")) {
             return Fate::Killed(by.to_owned());
@@ -268,10 +269,10 @@ fn kill(prey: &Prey, operator: &Operator, mutant: &Mutant) -> Fate {
 }
 
 /// Runs a mutant that should do what the kernel does.
-fn watch(prey: &Prey, mutant: &Mutant, reason: &'static str) -> Fate {
+fn watch(prey: &Prey, kernel: &Kernel, reason: &'static str) -> Fate {
     for (policy, compare) in [(Policy::Eager, true), (Policy::Lazy, false), (Policy::Random(0), false)] {
         for problem in &prey.problems {
-            let noticed = problem.notices(&mutant.kernel, policy, compare, &[]);
+            let noticed = problem.notices(kernel, policy, compare, &[]);
             if !noticed.is_empty() {
                 return Fate::NotEquivalent(noticed);
             }

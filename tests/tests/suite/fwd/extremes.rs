@@ -67,14 +67,15 @@ fn scales_and_caps() {
 }
 
 /// All scores are equal, so that the maximum of the first block stays: what a rounding a block would add up to, the law
-/// does not allow after thousands.
+/// does not allow after thousands. Scales take turns.
 #[test]
 fn long_rows_do_not_drift() {
     let scales = [0.1, 0.13, 0.17, 0.2];
     let forms = FORMS.into_iter().filter(|&(overlap, _)| overlap != Overlap::ThreeStage);
     let tiles = forms.map(|(overlap, rescale)| CtaTile { tile_n: 16, overlap, rescale, ..TINY });
     let tiles = tiles.chain([TINY_FP8, CtaTile { overlap: Overlap::None, ..TINY_FP8 }]);
-    let pairs = tiles.flat_map(|tile| scales.map(|scale| (scale, tile)));
+    let pairs =
+        tiles.enumerate().flat_map(|(index, tile)| [0, 1].map(|next| (scales[(index + next) % 4], tile)));
     pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, tile)| {
         let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { Dtype::F16 };
         let mut spec = dense(dtype, 1, (1, 64_000), (1, 1), 32);
