@@ -187,13 +187,20 @@ class Unknown(Exception):
     """A number that only the data will tell."""
 
 
+# A compiler's numbers.
+_SYMBOLS = frozenset((torch.SymInt, torch.SymFloat))
+
+
 def known(numbers) -> tuple:
     """Numbers as they are in this call. Symbols of a compiler are what they stand for now, which is no promise to it.
 
     Raises:
         Unknown: nobody knows one of them yet, such as how many elements are not 0.
     """
-    return tuple(_known(number) if isinstance(number, (torch.SymInt, torch.SymFloat)) else number for number in numbers)
+    numbers = tuple(numbers)
+    if _SYMBOLS.isdisjoint(map(type, numbers)):
+        return numbers
+    return tuple(_known(number) if type(number) in _SYMBOLS else number for number in numbers)
 
 
 def _known(symbol: torch.SymInt | torch.SymFloat) -> float:
