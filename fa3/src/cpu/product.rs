@@ -180,8 +180,8 @@ impl WithSimd for Product<'_> {
     }
 }
 
-/// Adds a column of the left factor, whose elements `left` gives, times a row of a panel. Arrays are not mapped here: the
-/// compiler does not inline `map` in a development build, and what it calls has no vector instructions.
+/// Adds a column of the left factor, whose elements `left` gives, times a row of a panel. Arrays are not mapped here:
+/// the compiler does not inline `map` in a development build, and what it calls has no vector instructions.
 #[inline(always)]
 fn step<S: Simd, const ROWS: usize>(
     simd: S,
