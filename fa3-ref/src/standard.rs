@@ -6,7 +6,7 @@
 //! This is the baseline of the [error law](crate::law), so it is deliberately no better than it must be.
 
 use fa3_types::Problem;
-use ndarray::{Array1, Array2, ArrayView2, Axis, Slice};
+use ndarray::{Array1, Array2, ArrayView2, Axis, Slice, Zip};
 use rayon::prelude::*;
 
 use crate::inputs::Head32;
@@ -68,9 +68,14 @@ pub fn backward<'a, T: Element + 'a>(
         for head_q in head_kv * group_size..(head_kv + 1) * group_size {
             let head = inputs.head(index, head_q).to_f32();
             let (dout, dlse) = output.head(problem, index, head_q);
-            let (dout, dlse) = (dout.mapv(|x| x as f32), dlse.mapv(|x| x as f32));
-            let Softmax { p, slope, .. } =
+            let Softmax { p, slope, lse } =
                 Softmax::of_rows(problem, index, &head, head.q.view(), 0, precision);
+            // LSE of a row that sees no key depends on nothing, whatever its gradient is.
+            let depends = lse.mapv(|lse| lse != f32::NEG_INFINITY);
+            let dlse = Zip::from(&dlse)
+                .and(&depends)
+                .map_collect(|&x, &depends| if depends { x as f32 } else { 0.0 });
+            let dout = dout.mapv(|x| x as f32);
             let dp = round(dout.dot(&head.v.t()));
             let o = round(p.dot(&head.v));
             let delta = ((&dout * &o).sum_axis(Axis(1)) - dlse).insert_axis(Axis(1));
@@ -153,6 +158,25 @@ mod tests {
             x += step;
             f16::from_f32(2.0 * f32::sin(x))
         })
+    }
+
+    /// Merging parts by logaddexp makes NaN of the gradient of -inf. If gradients of the baseline were NaN then, the law
+    /// would allow no more than atol.
+    #[test]
+    fn the_gradient_of_lse_does_not_matter_where_a_row_sees_no_key() {
+        let q = Shape { batch: 1, seqlen: 9, heads: 1, head_dim: 8 };
+        let kv = Shape { seqlen: 5, ..q };
+        let problem = ProblemSpec::dense(Dtype::F16, q, kv).causal().validate().unwrap();
+        let (q, k, v) = (wave(q, 0.7), wave(kv, 0.9), wave(kv, 1.1));
+        let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
+        let empty = oracle::forward(&inputs).lse.mapv(|lse| lse == f64::NEG_INFINITY);
+        assert_eq!(empty.iter().filter(|&&empty| empty).count(), 4);
+        let [zeros, nans] = [0.0, f32::NAN].map(|there| {
+            let dlse = empty.mapv(|empty| if empty { there } else { 1.0 });
+            let output = OutputGradients { dout: q.view(), dlse: Some(dlse.view()) };
+            backward(&inputs, output, Precision::F16).unwrap()
+        });
+        assert_eq!([&zeros.dq, &zeros.dk, &zeros.dv], [&nans.dq, &nans.dk, &nans.dv]);
     }
 
     #[test]
