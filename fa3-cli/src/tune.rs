@@ -25,7 +25,7 @@ use ranking::Ranking;
 pub(crate) const ABOUT: &str = "\
 Looks for faster forward passes than the tile table's on a Hopper GPU: for each setting it tries tiles next to the \
 table's that fit an SM (wider and narrower blocks, more and fewer rows with their warpgroups, stages, ping-pong, the forms of \
-Algorithms 1, 2 and 4, P in registers or in shared memory), clusters or none and, under a mask, sections of other sizes.
+Algorithms 1, 2 and 4), clusters or none and, under a mask, sections of other sizes.
 
 All of them take turns, so that whatever slows the GPU down hits all alike, and each one's result is checked as by fa3 bench. \
 What comes out is the table's evidence on this GPU: a ranking for each setting, with the ratio to what is planned.

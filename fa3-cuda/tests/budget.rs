@@ -2,51 +2,43 @@
 
 use fa3_cuda::kernels::fwd::{self, FwdSpec};
 use fa3_ir::Elem;
-use fa3_sched::forward::{Loads, PPlace, Precision, SMEM_RESERVE, TileRow};
+use fa3_sched::forward::{Loads, Precision, SMEM_RESERVE, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::Mask;
 
-/// The budget's shared memory is enough for every row under every scheduler, with P in either place and with either
-/// role loading. What it keeps beside the tiles is more than the kernels use, by at most its reserve.
+/// The budget's shared memory is enough for every row under every scheduler, with either role loading. What it keeps beside the tiles is more than the kernels use, by at most its reserve.
 #[test]
 fn shared_memory_is_what_the_kernels_declare() {
     let schedulers = [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
     for TileRow { tile, .. } in TileRow::table() {
         for scheduler in schedulers {
-            for p_place in [PPlace::Registers, PPlace::Smem] {
-                for loads in [Loads::Producer, Loads::Consumers] {
-                    if loads == Loads::Consumers && scheduler == Scheduler::DynamicPersistent {
-                        continue;
-                    }
-                    let mut tile = *tile;
-                    (tile.p_place, tile.loads) = (p_place, loads);
-                    let elem = match tile.precision {
-                        Precision::Half => Elem::Bf16,
-                        // Its tiles have one form.
-                        Precision::Fp8(_) if (p_place, loads) != (PPlace::Registers, Loads::Producer) => {
-                            continue;
-                        }
-                        Precision::Fp8(_) => Elem::E4m3,
-                    };
-                    let order = Order::LongestFirst { section: 1, longest: Longest::Last };
-                    let spec = FwdSpec {
-                        elem,
-                        output: Elem::Bf16,
-                        tile,
-                        head_dim_v: tile.head_dim_v,
-                        mask: Mask::Causal,
-                        softcap: false,
-                        order,
-                        scheduler,
-                        cluster: 1,
-                    };
-                    let (needed, budget) = (fwd::kernel(&spec).smem.bytes(), tile.smem().total());
-                    assert!(needed <= budget, "{tile}, {scheduler}: {needed} bytes, not {budget}");
-                    assert!(
-                        budget - needed <= SMEM_RESERVE,
-                        "{tile}, {scheduler}: {needed} bytes of {budget}"
-                    );
+            for loads in [Loads::Producer, Loads::Consumers] {
+                if loads == Loads::Consumers && scheduler == Scheduler::DynamicPersistent {
+                    continue;
                 }
+                let mut tile = *tile;
+                tile.loads = loads;
+                let elem = match tile.precision {
+                    Precision::Half => Elem::Bf16,
+                    // Its tiles have one form.
+                    Precision::Fp8(_) if loads == Loads::Consumers => continue,
+                    Precision::Fp8(_) => Elem::E4m3,
+                };
+                let order = Order::LongestFirst { section: 1, longest: Longest::Last };
+                let spec = FwdSpec {
+                    elem,
+                    output: Elem::Bf16,
+                    tile,
+                    head_dim_v: tile.head_dim_v,
+                    mask: Mask::Causal,
+                    softcap: false,
+                    order,
+                    scheduler,
+                    cluster: 1,
+                };
+                let (needed, budget) = (fwd::kernel(&spec).smem.bytes(), tile.smem().total());
+                assert!(needed <= budget, "{tile}, {scheduler}: {needed} bytes, not {budget}");
+                assert!(budget - needed <= SMEM_RESERVE, "{tile}, {scheduler}: {needed} bytes of {budget}");
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What could stand in the tile table instead, how else tiles could be ordered, and clusters or none.
 
-use fa3_sched::forward::{CtaTile, Overlap, PPlace, Plan, PlanError, PlanOptions, Rescale};
+use fa3_sched::forward::{CtaTile, Overlap, Plan, PlanError, PlanOptions, Rescale};
 use fa3_sched::{DeviceLimits, Order};
 use fa3_types::Problem;
 
@@ -13,7 +13,6 @@ const FORMS: [(Overlap, Rescale); 5] = [
     (Overlap::TwoStage, Rescale::Lazy),
     (Overlap::ThreeStage, Rescale::EveryBlock),
 ];
-const P_PLACES: [PPlace; 2] = [PPlace::Registers, PPlace::Smem];
 /// How much wider or narrower a block may be, in steps.
 const STEPS: [i64; 4] = [-2, -1, 1, 2];
 /// Keys a step: the depth of PV's instruction.
@@ -81,8 +80,7 @@ fn neighbours(tile: CtaTile, limits: &DeviceLimits) -> Vec<CtaTile> {
     });
     let stages = (1..=tile.stages + 1).map(|stages| CtaTile { stages, ..tile });
     let overlaps = FORMS.map(|(overlap, rescale)| CtaTile { overlap, rescale, ..tile });
-    let p_places = P_PLACES.map(|p_place| CtaTile { p_place, ..tile });
-    let others = turns(tile).into_iter().chain(rows).chain(stages).chain(overlaps).chain(p_places);
+    let others = turns(tile).into_iter().chain(rows).chain(stages).chain(overlaps);
     let others = others.filter_map(|other| widest(other, limits));
 
     let mut neighbours = Vec::new();
@@ -150,7 +148,6 @@ mod tests {
         assert!(has(CtaTile { tile_m: 64, consumers: 1, ping_pong: false, ..tile }));
         let three = |shape: &&CtaTile| (shape.consumers, shape.overlap) == (3, Overlap::TwoStage);
         assert!(neighbours.iter().find(three).is_some_and(|shape| shape.tile_n < 176));
-        assert!(neighbours.iter().any(|shape| shape.p_place == PPlace::Smem));
         assert!(neighbours.iter().any(|shape| shape.overlap == Overlap::ThreeStage));
     }
 

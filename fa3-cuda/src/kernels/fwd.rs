@@ -15,12 +15,15 @@ mod spec;
 mod tiles;
 
 // The roles.
+mod chains;
 mod channels;
 mod consumer;
 mod descales;
 mod epilogue;
 mod ones;
+mod p_type;
 mod producer;
+mod row_softmax;
 mod transpose;
 
 // The consumer's main loops.
@@ -36,15 +39,15 @@ pub use tiles::tiles;
 pub(crate) use tiles::tiles_kernel;
 
 use fa3_ir::lang::*;
-use fa3_sched::forward::{PPlace, ROW_SUM_COLS};
+use fa3_sched::forward::ROW_SUM_COLS;
 use fa3_types::softcap;
 
 use super::params::{Declare, Form, InKernel};
 use super::parts::loader::Feed;
-use super::parts::p_operand::POperands;
 use super::parts::ping_pong::PingPong;
 use super::parts::scores::{Scores, Visible};
 use super::parts::tiles::Tiles;
+use p_type::PType;
 use params::Params;
 use transpose::Transposed;
 
@@ -59,7 +62,7 @@ struct Fwd<'k> {
     v: Feed<'k>,
     /// V of e4m3, if it is to be transposed.
     transposed: Option<Transposed<'k>>,
-    p: POperands<'k>,
+    p: PType,
     ping_pong: Option<PingPong<'k>>,
 }
 
@@ -118,10 +121,7 @@ impl<'k> Fwd<'k> {
                 true => Feed::declare_transposed(b, "v", params.v, ROW_SUM_COLS, tile.stages, of_v),
             },
             transposed,
-            p: match tile.p_place {
-                PPlace::Registers => POperands::registers(ty),
-                PPlace::Smem => POperands::shared(b, ty, TileShape::new(spec.elem, tile.tile_m, tile.tile_n)),
-            },
+            p: PType(ty),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
             tiles: Tiles::declare(b, spec.scheduler, params.geometry.tiles, params.ticket, of_tiles),
             params,

@@ -1,14 +1,11 @@
 //! Parts of kernels of several operations. Each takes the two or three values that it uses, and knows no operation.
 
 pub(crate) mod block_max;
-pub(crate) mod chains;
 pub(crate) mod geometry;
 pub(crate) mod key_rows;
 pub(crate) mod kv_blocks;
 pub(crate) mod loader;
-pub(crate) mod p_operand;
 pub(crate) mod ping_pong;
-pub(crate) mod row_softmax;
 pub(crate) mod scores;
 pub(crate) mod store_rows;
 pub(crate) mod strided;

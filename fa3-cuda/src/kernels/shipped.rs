@@ -10,9 +10,7 @@ mod quantize;
 use std::collections::HashSet;
 
 use fa3_ir::{Elem, Kernel};
-use fa3_sched::forward::{
-    CtaTile, Fp8Inputs, Loads, MaskClass, Overlap, PPlace, Precision, Rescale, TileRow,
-};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, MaskClass, Overlap, Precision, Rescale, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::{Mask, ValueLayout};
 
@@ -242,7 +240,6 @@ fn name(spec: &FwdSpec) -> String {
     }
     let differs = [
         (tile.rescale == Rescale::EveryBlock && tile.precision == Precision::Half, "every-block"),
-        (tile.p_place != PPlace::Registers, "p-in-smem"),
         (tile.consumers > 1 && !tile.ping_pong, "no-turns"),
         (tile.loads == Loads::Consumers, "no-producer"),
         (mask != NO_SIDE && order == Order::Linear, "linear"),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use fa3_types::Problem;
 
-use super::{CtaTile, Loads, Overlap, PPlace, Precision, Rescale, TileError};
+use super::{CtaTile, Loads, Overlap, Precision, Rescale, TileError};
 use crate::DeviceLimits;
 
 /// Registers of one consumer thread that hold tiles, 32 bits each. Each thread of a warpgroup holds
@@ -49,8 +49,6 @@ pub struct Smem {
     pub k: u32,
     /// All stages of V; of e4m3 transposed, and as it is loaded if that is not so.
     pub v: u32,
-    /// P, where it passes through shared memory.
-    pub p: u32,
 }
 
 /// Barriers, and the bytes lost to aligning tiles to 1024, the period of the 128-byte swizzle. No kernel of the table's
@@ -95,18 +93,15 @@ pub const REGISTER_POOL: u32 = 65536;
 impl Smem {
     /// All of it, with [`SMEM_RESERVE`].
     pub fn total(self) -> u32 {
-        [self.q, self.k, self.v, self.p].into_iter().fold(SMEM_RESERVE, u32::saturating_add)
+        [self.q, self.k, self.v].into_iter().fold(SMEM_RESERVE, u32::saturating_add)
     }
 }
 
 impl fmt::Display for Smem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} KiB:", self.total() >> 10)?;
-        let parts = [("Q", self.q), ("K", self.k), ("V", self.v), ("P", self.p)];
-        for (name, bytes) in parts.into_iter().filter(|&(_, bytes)| bytes > 0) {
-            write!(f, " {name} {},", bytes >> 10)?;
-        }
-        write!(f, " reserve {}", SMEM_RESERVE >> 10)
+        let [q, k, v, reserve] = [self.q, self.k, self.v, SMEM_RESERVE].map(|bytes| bytes >> 10);
+        write!(f, " Q {q}, K {k}, V {v}, reserve {reserve}")
     }
 }
 
@@ -119,10 +114,7 @@ impl CtaTile {
 
     /// Registers that hold tiles. Each consumer warpgroup computes 64 rows of S, P and O.
     pub fn accumulators(&self) -> Accumulators {
-        let p = match self.p_place {
-            PPlace::Registers => self.tile_n / (8 / self.precision.bytes()),
-            PPlace::Smem => 0,
-        };
+        let p = self.tile_n / (8 / self.precision.bytes());
         let blocks = if self.overlap == Overlap::ThreeStage { 2 } else { 1 };
         let pv = match self.precision {
             Precision::Half => 0,
@@ -157,10 +149,6 @@ impl CtaTile {
         let tile =
             |rows: u32, columns: u32| rows.saturating_mul(columns).saturating_mul(self.precision.bytes());
         let keys = self.stages.saturating_mul(self.tile_n);
-        let p = match self.p_place {
-            PPlace::Registers => 0,
-            PPlace::Smem => tile(self.tile_m, self.tile_n),
-        };
         let (loaded, transposed) =
             (tile(keys, self.head_dim_v), tile(keys, self.head_dim_v.saturating_add(ROW_SUM_COLS)));
         let v = match self.precision {
@@ -168,7 +156,7 @@ impl CtaTile {
             Precision::Fp8(_) if self.precision.transposes_v() => loaded.saturating_add(transposed),
             Precision::Fp8(_) => transposed,
         };
-        Smem { q: tile(self.tile_m, self.head_dim), k: tile(keys, self.head_dim), v, p }
+        Smem { q: tile(self.tile_m, self.head_dim), k: tile(keys, self.head_dim), v }
     }
 
     /// Whether the tile is for the inputs of `problem` and large enough for its head dimensions.
@@ -236,12 +224,12 @@ impl CtaTile {
         }
         let as_printed = self.rescale == Rescale::EveryBlock
             && (self.overlap == Overlap::None || self.overlap == Overlap::TwoStage && self.head_dim_v <= 128);
-        let in_place = (self.loads, self.p_place) == (Loads::Producer, PPlace::Registers);
+        let has_producer = self.loads == Loads::Producer;
         let whole = self.tile_n.is_multiple_of(self.precision.key_multiple())
             && self.tile_n <= 128
             && self.head_dim_v >= 32
             && self.head_dim_v.is_power_of_two();
-        if self.precision.is_fp8() && !(as_printed && in_place && whole) {
+        if self.precision.is_fp8() && !(as_printed && has_producer && whole) {
             let CtaTile { tile_n, head_dim_v, .. } = *self;
             return Err(TileError::Fp8 { tile_n, head_dim_v });
         }

@@ -27,15 +27,6 @@ pub enum Loads {
     Consumers,
 }
 
-/// Where PV finds its left operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PPlace {
-    /// In the registers that the softmax wrote.
-    Registers,
-    /// In shared memory, where registers are short.
-    Smem,
-}
-
 /// When the softmax computes a new row max and rescales O to it. Exponentials are relative to the row max.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rescale {
@@ -153,8 +144,6 @@ pub struct CtaTile {
     pub overlap: Overlap,
     /// When O is rescaled.
     pub rescale: Rescale,
-    /// Where P lies.
-    pub p_place: PPlace,
     /// Ping-pong: warpgroups take turns on the tensor cores (§3.1 of the paper), so that the softmax of each runs under
     /// the GEMMs of the others.
     pub ping_pong: bool,
@@ -190,18 +179,9 @@ impl fmt::Display for Precision {
     }
 }
 
-impl fmt::Display for PPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            PPlace::Registers => "P in registers",
-            PPlace::Smem => "P in shared memory",
-        })
-    }
-}
-
 impl fmt::Display for CtaTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} x {}, {} stages, {}", self.tile_m, self.tile_n, self.stages, self.p_place)?;
+        write!(f, "{} x {}, {} stages", self.tile_m, self.tile_n, self.stages)?;
         match self.overlap {
             Overlap::None => {}
             Overlap::TwoStage => write!(f, ", softmax under GEMM")?,

@@ -6,13 +6,13 @@
 
 use super::MaskClass::{Causal, Dense, Window};
 
-use super::{CtaTile, Fp8Inputs, Loads, MaskClass, Overlap, PPlace, Precision, Rescale, TileRow};
+use super::{CtaTile, Fp8Inputs, Loads, MaskClass, Overlap, Precision, Rescale, TileRow};
 
 const ANY_MASK: &[MaskClass] = &[Dense, Causal, Window];
 const NOT_WINDOW: &[MaskClass] = &[Dense, Causal];
 
-/// What most rows have in common: 128 rows, two consumer warpgroups that take turns, P in registers under two-stage
-/// overlap, lazy rescaling.
+/// What most rows have in common: 128 rows, two consumer warpgroups that take turns, two-stage overlap, lazy
+/// rescaling.
 const BASE: TileRow = TileRow {
     tile: CtaTile {
         head_dim: 128,
@@ -25,7 +25,6 @@ const BASE: TileRow = TileRow {
         loads: Loads::Producer,
         overlap: Overlap::TwoStage,
         rescale: Rescale::Lazy,
-        p_place: PPlace::Registers,
         ping_pong: true,
     },
     masks: ANY_MASK,

@@ -1,6 +1,6 @@
 //! Tiles for forward kernels.
 
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Overlap, PPlace, Precision, Rescale, TileRow};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Overlap, Precision, Rescale, TileRow};
 use fa3_sched::{DeviceLimits, Scheduler};
 use fa3_types::{Dtype, ProblemSpec, ValueLayout};
 
@@ -25,7 +25,6 @@ pub const TINY: CtaTile = CtaTile {
     loads: Loads::Producer,
     overlap: Overlap::TwoStage,
     rescale: Rescale::Lazy,
-    p_place: PPlace::Registers,
     ping_pong: false,
 };
 
@@ -76,7 +75,7 @@ fn widest(shape: CtaTile) -> Option<CtaTile> {
     narrower.into_iter().find(|shape| shape.check(&DeviceLimits::h100_sxm()).is_ok())
 }
 
-/// Tiles that the table does not have: one stage and four, narrow blocks, P in shared memory, head dimensions
+/// Tiles that the table does not have: one stage and four, narrow blocks, head dimensions
 /// of their own, no producer.
 ///
 /// # Panics
@@ -87,7 +86,7 @@ pub fn others() -> Vec<CtaTile> {
     let shapes = FORMS.into_iter().flat_map(|(overlap, rescale)| {
         [
             CtaTile { overlap, rescale, stages: 1, ..TINY },
-            CtaTile { overlap, rescale, stages: 3, tile_n: 48, p_place: PPlace::Smem, ..TINY },
+            CtaTile { overlap, rescale, stages: 3, tile_n: 48, ..TINY },
             CtaTile {
                 overlap,
                 rescale,
@@ -98,28 +97,12 @@ pub fn others() -> Vec<CtaTile> {
                 ping_pong: true,
                 ..two
             },
-            CtaTile {
-                overlap,
-                rescale,
-                stages: 1,
-                tile_n: 64,
-                p_place: PPlace::Smem,
-                ping_pong: true,
-                ..two
-            },
-            CtaTile { overlap, rescale, tile_n: 80, p_place: PPlace::Smem, ping_pong: true, ..three },
+            CtaTile { overlap, rescale, stages: 1, tile_n: 64, ping_pong: true, ..two },
+            CtaTile { overlap, rescale, tile_n: 80, ping_pong: true, ..three },
             CtaTile { overlap, rescale, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
             CtaTile { overlap, rescale, loads: Loads::Consumers, stages: 1, ..TINY },
             CtaTile { overlap, rescale, loads: Loads::Consumers, tile_n: 48, ping_pong: true, ..two },
-            CtaTile {
-                overlap,
-                rescale,
-                loads: Loads::Consumers,
-                stages: 3,
-                p_place: PPlace::Smem,
-                ping_pong: true,
-                ..three
-            },
+            CtaTile { overlap, rescale, loads: Loads::Consumers, stages: 3, ping_pong: true, ..three },
         ]
     });
     let shapes: Vec<CtaTile> = shapes.collect();

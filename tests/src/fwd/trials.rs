@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use fa3_sched::forward::{CtaTile, Loads, PPlace, PlanOptions, Precision, TileRow};
+use fa3_sched::forward::{CtaTile, Loads, PlanOptions, Precision, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec};
 
@@ -16,7 +16,6 @@ use crate::{Case, Dist, Poison, Values, covering};
 /// (consumer warpgroups, whether they take turns).
 pub(super) const CONSUMERS: [(u32, bool); 5] = [(1, false), (2, false), (2, true), (3, false), (3, true)];
 const LOADS: [Loads; 2] = [Loads::Producer, Loads::Consumers];
-const PLACES: [PPlace; 2] = [PPlace::Registers, PPlace::Smem];
 /// Slots for K and V: each in turn, two in flight, more than are in flight.
 const STAGES: [u32; 3] = [1, 2, 3];
 /// Keys of a block: those of one step of PV, and of two and of three.
@@ -59,10 +58,10 @@ pub(super) const LENGTHS: [Lengths; 5] = [
 ];
 
 /// How many factors are features of a kernel's code. Three levels of them meet, of the others two.
-const FEATURES: usize = 11;
+const FEATURES: usize = 10;
 
 /// Levels of all factors, those of the kernel's code first.
-const LEVELS: [usize; 17] = [
+const LEVELS: [usize; 16] = [
     FORMS.len(),
     CONSUMERS.len(),
     MASKS.len(),
@@ -71,7 +70,6 @@ const LEVELS: [usize; 17] = [
     KEYS.len(),
     SCHEDULERS.len(),
     LOADS.len(),
-    PLACES.len(),
     SOFTCAPS.len(),
     DTYPES.len(),
     HEADS.len(),
@@ -84,7 +82,7 @@ const LEVELS: [usize; 17] = [
 
 /// Levels of the same factors for kernels that run in clusters: those have no mask, static persistent CTAs, a producer,
 /// linear order, and an even number of tiles a head, as the last two lengths of few heads give it.
-const PAIRED: [usize; 17] = {
+const PAIRED: [usize; 16] = {
     let mut levels = LEVELS;
     [levels[MASK], levels[SCHEDULER], levels[LOADING], levels[ORDER]] = [1; 4];
     [levels[HEAD_COUNTS], levels[LENGTH]] = [2; 2];
@@ -95,9 +93,9 @@ const PAIRED: [usize; 17] = {
 const MASK: usize = 2;
 const SCHEDULER: usize = 6;
 const LOADING: usize = 7;
-const HEAD_COUNTS: usize = 11;
-const ORDER: usize = 13;
-const LENGTH: usize = 14;
+const HEAD_COUNTS: usize = 10;
+const ORDER: usize = 12;
+const LENGTH: usize = 13;
 
 /// The covering arrays of features, every tile of the table, and scores of every kind.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
@@ -143,20 +141,8 @@ fn in_pairs(trial: Trial) -> Trial {
 
 /// A trial with these levels, on so many SMs.
 fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
-    let &[
-        form,
-        consumers,
-        mask,
-        columns,
-        stages,
-        keys,
-        scheduler,
-        loads,
-        place,
-        softcap,
-        dtype,
-        ref rest @ ..,
-    ] = row
+    let &[form, consumers, mask, columns, stages, keys, scheduler, loads, softcap, dtype, ref rest @ ..] =
+        row
     else {
         unreachable!("a row has a level for each feature");
     };
@@ -175,7 +161,6 @@ fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
         loads: LOADS[loads],
         overlap,
         rescale,
-        p_place: PLACES[place],
         ping_pong,
         precision: Precision::Half,
     };

@@ -1,6 +1,6 @@
 //! Forward kernels to hunt.
 
-use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, Rescale};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, Rescale};
 use fa3_sched::{Order, Scheduler};
 use fa3_sim::Rule;
 use fa3_types::{Mask, ProblemSpec, Shape};
@@ -29,7 +29,7 @@ const TWO_STAGE: &[Argued] = &[
 
 const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
 
-/// Of Algorithm 1 with one slot for K and V, and P in shared memory.
+/// Of Algorithm 1 with one slot for K and V.
 const ONE_BY_ONE: &[Argued] = &[
     Argued { operator: "barrier before a copy: deleted", most: 3, reason: OWN_ROWS },
     Argued { operator: "barrier before a copy: before the last write", most: 3, reason: OWN_ROWS },
@@ -128,9 +128,8 @@ type Small = (usize, (usize, usize), Mask);
 pub(crate) fn forward_preys() -> Vec<Prey> {
     let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
     let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
-    // Problems run without numbers, so that O is never rescaled: P is written once, as it is in every block.
     let rescale = Rescale::EveryBlock;
-    let one = CtaTile { overlap: Overlap::None, rescale, p_place: PPlace::Smem, stages: 1, ..TINY };
+    let one = CtaTile { overlap: Overlap::None, rescale, stages: 1, ..TINY };
     let three = CtaTile { overlap: Overlap::ThreeStage, rescale: Rescale::EveryBlock, stages: 1, ..TINY };
     vec![
         prey(
@@ -148,7 +147,7 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
             TWO_STAGE,
         ),
         prey(
-            "fwd 1, P in smem",
+            "fwd 1",
             one,
             Scheduler::StaticPersistent,
             &[

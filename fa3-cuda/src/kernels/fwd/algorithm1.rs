@@ -5,7 +5,6 @@ use fa3_sched::forward::Rescale;
 
 use super::consumer::{Attend, Query, Sum};
 use crate::kernels::parts::kv_blocks::KvBlocks;
-use crate::kernels::parts::p_operand::P;
 
 impl<'k> Attend<'_, 'k> {
     /// A turn lasts from PV of one block to QKᵀ of the next.
@@ -22,9 +21,9 @@ impl<'k> Attend<'_, 'k> {
     }
 
     /// P of a block, to which O is rescaled.
-    fn softmax(&self, s: &mut Frag<'k>, sum: &mut Sum<'k>) -> P<'k> {
+    fn softmax(&self, s: &mut Frag<'k>, sum: &mut Sum<'k>) -> AFrag<'k> {
         match self.fwd.spec.tile.rescale {
-            Rescale::Lazy => sum.softmax.step_lazily(s, &self.p, &mut sum.o),
+            Rescale::Lazy => sum.softmax.step_lazily(s, self.p, &mut sum.o),
             Rescale::EveryBlock => {
                 let shrink = sum.softmax.step(s);
                 sum.o.scale_rows(shrink);

@@ -10,7 +10,7 @@ impl<'k> Attend<'_, 'k> {
     /// it; what overlaps are warpgroups.
     pub(super) fn algorithm2(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let mut s = self.block_scores(q, &blocks.at(0)); // A2:3-5
-        let mut p = sum.softmax.first(&mut s, &self.p); // A2:6, O is still 0
+        let mut p = sum.softmax.first(&mut s, self.p); // A2:6, O is still 0
         blocks.for_each(1, |block| {
             // A2:7, to T_c - 1
             let k = self.k.wait(); // A2:8
@@ -25,7 +25,7 @@ impl<'k> Attend<'_, 'k> {
             q.apply(&mut s, &block);
             let o = pv.wait(); // A2:14
             self.v.release(v); // A2:15
-            p.set(&sum.softmax.step_lazily(&s, &self.p, o)); // A2:13-14, A2:16
+            p.set(&sum.softmax.step_lazily(&s, self.p, o)); // A2:13-14, A2:16
         });
         self.add_last_product(&p, &mut sum.o); // A2:18-19
     }

@@ -4,13 +4,13 @@ use fa3_ir::lang::*;
 use fa3_sched::forward::{Overlap, Precision, Rescale};
 
 use super::descales::{BlockScales, TileScales, VScale};
+use super::p_type::PType;
+use super::row_softmax::RowSoftmax;
 use super::self_loading::{Kv, SelfLoading};
 use super::transpose::Transposed;
 use super::{Fwd, epilogue};
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
-use crate::kernels::parts::p_operand::{P, POperand};
 use crate::kernels::parts::ping_pong::Turn;
-use crate::kernels::parts::row_softmax::RowSoftmax;
 use crate::kernels::parts::scores::Scores;
 
 /// What one consumer warpgroup has, tile after tile.
@@ -19,7 +19,7 @@ pub(super) struct Attend<'f, 'k> {
     pub(super) q: Consumer<'k, 1>,
     pub(super) k: Kv<'k>,
     pub(super) v: Kv<'k>,
-    pub(super) p: POperand<'k>,
+    pub(super) p: PType,
     pub(super) turn: Turn<'k>,
 }
 
@@ -70,10 +70,9 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let q = fwd.q.consumer();
     let k = fwd.k.ring().consumer();
     let v = fwd.transposed.as_ref().map_or(fwd.v.ring(), Transposed::ring).consumer();
-    let p = fwd.p.of(b, me);
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
-    let mut attend = Attend { fwd, q, k, v, p, turn };
+    let mut attend = Attend { fwd, q, k, v, p: fwd.p, turn };
     let headroom = match fwd.spec.tile.rescale {
         Rescale::Lazy => attend.p.headroom(),
         Rescale::EveryBlock => -attend.p.offset(),
@@ -146,14 +145,14 @@ impl<'k> Attend<'_, 'k> {
     }
 
     /// O += P V with the next block of V.
-    pub(super) fn add_product(&mut self, p: &P<'k>, o: &mut Frag<'k>) {
+    pub(super) fn add_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
         gemm(p, v.tile(), o).wait();
         self.v.release(v);
     }
 
     /// The same with a tile's last block: there is no other to load.
-    pub(super) fn add_last_product(&mut self, p: &P<'k>, o: &mut Frag<'k>) {
+    pub(super) fn add_last_product(&mut self, p: &AFrag<'k>, o: &mut Frag<'k>) {
         let v = self.v.wait();
         gemm(p, v.tile(), o).wait();
         v.release();

@@ -13,11 +13,11 @@
 use fa3_ir::lang::*;
 
 use super::chains::Chains;
-use super::p_operand::{P, POperand};
-use super::scores::Unit;
+use super::p_type::PType;
+use crate::kernels::parts::scores::Unit;
 
 /// The running row_max and row_sum of each row. A thread has its own part of the sum until the end.
-pub(crate) struct RowSoftmax<'k> {
+pub(super) struct RowSoftmax<'k> {
     builder: &'k Builder,
     /// softmax_scale · log₂e: what a unit of a score is worth in the exponent of 2.
     scale_log2: V<'k, F32>,
@@ -35,9 +35,9 @@ pub(crate) struct RowSoftmax<'k> {
 /// A block under lazy rescaling.
 struct Block<'a, 'k> {
     s: &'a Frag<'k>,
-    place: &'a POperand<'k>,
-    /// Of the scores, and put in its place.
-    p: P<'k>,
+    /// P of these scores, rounded.
+    p: AFrag<'k>,
+    ty: PType,
     /// What the thread's parts of P's rows add up to.
     parts: RowsVar<'k>,
 }
@@ -53,7 +53,7 @@ const INEXACT: f32 = 4096.0;
 impl<'k> RowSoftmax<'k> {
     /// Nothing seen, a sum of 0. The paper's softmax has no `headroom` in 16 bits.
     #[track_caller]
-    pub(crate) fn new(builder: &'k Builder, scale_log2: V<'k, F32>, headroom: f32) -> RowSoftmax<'k> {
+    pub(super) fn new(builder: &'k Builder, scale_log2: V<'k, F32>, headroom: f32) -> RowSoftmax<'k> {
         let zeros = |name| builder.rows_var(name, 0.0);
         RowSoftmax {
             builder,
@@ -67,19 +67,19 @@ impl<'k> RowSoftmax<'k> {
 
     /// P of the first block, with its maximum.
     #[track_caller]
-    pub(crate) fn first(&self, s: &mut Frag<'k>, place: &POperand<'k>) -> P<'k> {
+    pub(super) fn first(&self, s: &mut Frag<'k>, ty: PType) -> AFrag<'k> {
         self.step(s);
         let is_inexact = self.row_max.get().map(|max| max.abs().gt(INEXACT) & max.ne(f32::MIN));
         self.builder.if_uniform(is_inexact.any().vote_any(), || {
-            self.count_rounding(s.partial_row_max(), place, is_inexact);
+            self.count_rounding(s.partial_row_max(), ty, is_inexact);
         });
-        place.round(s)
+        ty.round(s)
     }
 
     /// Turns the scores of a block into P = exp(S - row_max), with the maximum so far, and gives exp(old row_max -
     /// row_max), by which what was summed up so far must be multiplied.
     #[track_caller]
-    pub(crate) fn step(&self, s: &mut Frag<'k>) -> Rows<'k> {
+    pub(super) fn step(&self, s: &mut Frag<'k>) -> Rows<'k> {
         let unit = Unit { scale_log2: self.scale_log2, into_cap: None };
         let shrink = self.step_uncounted(s, &unit);
         self.count(shrink, s.partial_row_sum());
@@ -88,7 +88,7 @@ impl<'k> RowSoftmax<'k> {
 
     /// The same, but what P adds up to is still to be counted, and this is what a unit of the scores is worth.
     #[track_caller]
-    pub(crate) fn step_uncounted(&self, s: &mut Frag<'k>, unit: &Unit<'k>) -> Rows<'k> {
+    pub(super) fn step_uncounted(&self, s: &mut Frag<'k>, unit: &Unit<'k>) -> Rows<'k> {
         let old = self.row_max.get();
         let row_max = self.maximum(s.row_max(), unit.scale_log2);
         self.row_max.set(row_max);
@@ -100,19 +100,19 @@ impl<'k> RowSoftmax<'k> {
 
     /// Adds the thread's parts of the sums of P to the sums so far, which `shrink` multiplies.
     #[track_caller]
-    pub(crate) fn count(&self, shrink: Rows<'k>, sums: Rows<'k>) {
+    pub(super) fn count(&self, shrink: Rows<'k>, sums: Rows<'k>) {
         self.row_sum.set(self.row_sum.get().fma(shrink, sums)); // A1:19
     }
 
     /// As [`RowSoftmax::step`], but row_max and the scores stay what they are. Only where that makes P too large,
     /// row_max rises, and P and `o` follow. A row's results depend on nothing but its own scores.
     #[track_caller]
-    pub(crate) fn step_lazily(&self, s: &Frag<'k>, place: &POperand<'k>, o: &mut Frag<'k>) -> P<'k> {
+    pub(super) fn step_lazily(&self, s: &Frag<'k>, ty: PType, o: &mut Frag<'k>) -> AFrag<'k> {
         let b = self.builder;
-        let (p, parts) = self.exponentials(s, self.row_max.get(), place);
-        let mut block = Block { s, place, p, parts: b.rows_var("parts", 0.0) };
+        let (p, parts) = self.exponentials(s, self.row_max.get(), ty);
+        let mut block = Block { s, p, ty, parts: b.rows_var("parts", 0.0) };
         block.parts.set(parts);
-        let (least, most) = ((-self.headroom).exp2(), place.most());
+        let (least, most) = ((-self.headroom).exp2(), ty.most());
         let row_sum = self.row_sum.get();
         let outweighs = parts.zip(row_sum, |part, sum| part.gt((sum * GROWTH).max(least).min(most)));
         b.if_uniform(outweighs.any().vote_any(), || {
@@ -121,9 +121,8 @@ impl<'k> RowSoftmax<'k> {
                 self.make_smaller(&mut block, largest, o);
             });
             let p = largest.zip(self.row_max.get(), |score, row_max| self.exponential(score, -row_max));
-            self.count_rounding(p, place, outweighs);
+            self.count_rounding(p, ty, outweighs);
         });
-        place.publish();
         self.row_sum.set(self.row_sum.get() + block.parts.get()); // A1:19
         block.p
     }
@@ -133,8 +132,8 @@ impl<'k> RowSoftmax<'k> {
     #[track_caller]
     fn make_smaller(&self, block: &mut Block<'_, 'k>, largest: Rows<'k>, o: &mut Frag<'k>) {
         let largest_part = block.parts.get().over_quad(|x, y| x.max(y));
-        let too_large = largest_part.gt(block.place.most());
-        let Some(most_rounded) = block.place.most_rounded() else {
+        let too_large = largest_part.gt(block.ty.most());
+        let Some(most_rounded) = block.ty.most_rounded() else {
             return self.compute_again(block, too_large, largest, o);
         };
         // The largest part becomes 2^-headroom to twice that.
@@ -170,7 +169,7 @@ impl<'k> RowSoftmax<'k> {
         let maximum = self.maximum(largest.over_quad(|x, y| x.max(y)), self.scale_log2); // A1:18
         let row_max = rows.select(maximum, old);
         self.raise(row_max, shrink(old, row_max), o);
-        let (p, parts) = self.exponentials(block.s, row_max, block.place);
+        let (p, parts) = self.exponentials(block.s, row_max, block.ty);
         block.p.set(&p);
         block.parts.set(parts);
     }
@@ -186,9 +185,9 @@ impl<'k> RowSoftmax<'k> {
 
     /// Notes what rounding adds to P of the largest score that the thread has of each of these rows.
     #[track_caller]
-    fn count_rounding(&self, p: Rows<'k>, place: &POperand<'k>, rows: Rows<'k, Pred>) {
+    fn count_rounding(&self, p: Rows<'k>, ty: PType, rows: Rows<'k, Pred>) {
         let rounding = self.rounding.get();
-        self.rounding.set(rows.select(rounding + (place.rounded(p) - p), rounding));
+        self.rounding.set(rows.select(rounding + (ty.rounded(p) - p), rounding));
     }
 
     /// The maximum of the row with all keys up to this block, whose own is `block`: in base 2, and the headroom.
@@ -204,10 +203,10 @@ impl<'k> RowSoftmax<'k> {
     /// P relative to this row_max, and what the thread's part of each row adds up to. Each exponential is added and
     /// rounded as soon as it is there: there are not enough registers for a whole block.
     #[track_caller]
-    fn exponentials(&self, s: &Frag<'k>, row_max: Rows<'k>, place: &POperand<'k>) -> (P<'k>, Rows<'k>) {
+    fn exponentials(&self, s: &Frag<'k>, row_max: Rows<'k>, ty: PType) -> (AFrag<'k>, Rows<'k>) {
         let shift = -row_max;
         let mut sums = [Chains::default(), Chains::default()];
-        let p = place.put(s, |s, at| {
+        let p = s.map_to_a(ty.0, |s, at| {
             let p = self.exponential(s, shift[at]);
             sums[at.half as usize].add(p);
             p
@@ -224,7 +223,7 @@ impl<'k> RowSoftmax<'k> {
     /// By what O must be multiplied, 1 over the sum of the rounded P, and LSE = row_max + ln row_sum. For a row without
     /// keys: 0 and -inf.
     #[track_caller]
-    pub(crate) fn finish(self) -> (Rows<'k>, Rows<'k>) {
+    pub(super) fn finish(self) -> (Rows<'k>, Rows<'k>) {
         let parts = self.row_sum.get();
         let [row_sum, rounded] =
             [parts, parts + self.rounding.get()].map(|parts| parts.over_quad(|x, y| x + y));

@@ -11,7 +11,6 @@ use fa3_sched::forward::ROW_SUM_COLS;
 use super::consumer::{Attend, Query, Sum};
 use super::descales::BlockScales;
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
-use crate::kernels::parts::p_operand::P;
 
 impl<'k> Attend<'_, 'k> {
     /// QKᵀ, softmax and PV one after the other: what overlaps are warpgroups, which take no turns.
@@ -95,7 +94,7 @@ impl<'k> Attend<'_, 'k> {
         q: &Query<'_, 'k>,
         block: &KvBlock<'k>,
         sum: &mut Sum<'k>,
-    ) -> (P<'k>, RowsVar<'k>) {
+    ) -> (AFrag<'k>, RowsVar<'k>) {
         let s = self.block_scores(q, block);
         let (p, by) = self.softmax_in_two_levels(s, &q.scales.of(block), sum);
         let shrink = self.fwd.builder.rows_var("shrink", 0.0);
@@ -109,14 +108,14 @@ impl<'k> Attend<'_, 'k> {
         mut s: Frag<'k>,
         scales: &BlockScales<'k>,
         sum: &mut Sum<'k>,
-    ) -> (P<'k>, Rows<'k>) {
+    ) -> (AFrag<'k>, Rows<'k>) {
         let shrink = sum.softmax.step_uncounted(&mut s, &scales.unit);
         sum.enter(scales);
         (self.p.round(&s), shrink)
     }
 
     /// O ← shrink · O + P V with the next block of V, some columns after the other.
-    fn add_in_two_levels(&mut self, p: &P<'k>, shrink: Rows<'k>, sum: &mut Sum<'k>) {
+    fn add_in_two_levels(&mut self, p: &AFrag<'k>, shrink: Rows<'k>, sum: &mut Sum<'k>) {
         let (cols, all) = (self.fwd.spec.tile.pv_cols(), self.fwd.spec.tile.head_dim_v);
         let v = self.v.wait();
         for first in (0..all).step_by(cols as usize) {

@@ -7,7 +7,7 @@ fn shapes() -> impl Iterator<Item = CtaTile> {
     TileRow::table().iter().map(|row| row.tile)
 }
 
-/// 128 x 176, two stages, head_dim 128, f16, P in registers.
+/// 128 x 176, two stages, head_dim 128, f16.
 fn dense128() -> CtaTile {
     let is_it = |tile: &CtaTile| (tile.head_dim, tile.tile_m) == (128, 128);
     CtaTile { tile_n: 176, stages: 2, ..shapes().find(is_it).unwrap() }
@@ -50,10 +50,10 @@ fn a_row_too_large_is_refused() {
     assert_eq!(CtaTile { tile_n: 208, ..row }.check(&limits), Err(registers));
     let smem = TileError::SharedMemory { needed: ((32 + 3 * 88) << 10) + 1024, available: 232_448 };
     assert_eq!(CtaTile { stages: 3, ..row }.check(&limits), Err(smem));
-    // Three warpgroups of 64 rows by 192 keys keep P in shared memory or not at all.
+    // Three warpgroups have no registers for P of 192 keys.
     let wide = CtaTile { tile_m: 192, consumers: 3, head_dim: 64, head_dim_v: 64, tile_n: 192, ..row };
     assert_eq!(wide.check(&limits), Err(TileError::Registers { needed: 176 + 32, available: 160 }));
-    assert_eq!(CtaTile { p_place: PPlace::Smem, ..wide }.check(&limits), Ok(()));
+    assert_eq!(CtaTile { tile_n: 128, ..wide }.check(&limits), Ok(()));
 }
 
 #[test]
@@ -81,28 +81,25 @@ fn what_no_warpgroup_computes_is_refused() {
     assert_eq!(CtaTile { rescale: Rescale::EveryBlock, ..lazy }.check(&limits), Ok(()));
 }
 
-/// KiB of Q, K, V and P, and registers of S, P and O, of FlashAttention-3's own tiles, worked
-/// out by hand from the tile sizes in its source.
+/// KiB of Q, K and V, and registers of S, P and O, of FlashAttention-3's own tiles, worked out by hand from the tile
+/// sizes in its source. Two of its tiles have P in shared memory, and no kernel here.
 #[test]
 #[rustfmt::skip]
 fn published_tiles_need_what_they_need() {
-    use PPlace::*;
     let cases = [
-        ( 64,  64, 192, 192, 3, Smem,      [24, 48,  48, 72], [96,   0,  32]),
-        ( 64,  64, 192, 128, 3, Registers, [24, 32,  32,  0], [64,  32,  32]),
-        ( 96,  96, 192, 144, 3, Smem,      [36, 54,  54, 54], [72,   0,  48]),
-        (128, 128, 128, 176, 2, Registers, [32, 88,  88,  0], [88,  44,  64]),
-        (128, 128, 128, 128, 2, Registers, [32, 64,  64,  0], [64,  32,  64]),
-        (192, 192, 128, 112, 2, Registers, [48, 84,  84,  0], [56,  28,  96]),
-        (192, 128, 128, 128, 2, Registers, [48, 96,  64,  0], [64,  32,  64]),
-        (256, 256, 128,  80, 2, Registers, [64, 80,  80,  0], [40,  20, 128]),
-        ( 64, 256, 128,  96, 2, Registers, [16, 24,  96,  0], [48,  24, 128]),
+        ( 64,  64, 192, 128, 3, [24, 32,  32], [64,  32,  32]),
+        (128, 128, 128, 176, 2, [32, 88,  88], [88,  44,  64]),
+        (128, 128, 128, 128, 2, [32, 64,  64], [64,  32,  64]),
+        (192, 192, 128, 112, 2, [48, 84,  84], [56,  28,  96]),
+        (192, 128, 128, 128, 2, [48, 96,  64], [64,  32,  64]),
+        (256, 256, 128,  80, 2, [64, 80,  80], [40,  20, 128]),
+        ( 64, 256, 128,  96, 2, [16, 24,  96], [48,  24, 128]),
     ];
     let base = CtaTile { ping_pong: false, ..dense128() };
-    for (head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, kib, registers) in cases {
-        let row = CtaTile { head_dim, head_dim_v, tile_m, tile_n, consumers, p_place, ..base };
-        let super::Smem { q, k, v, p } = row.smem();
-        assert_eq!([q, k, v, p], kib.map(|kib| kib << 10), "{row}");
+    for (head_dim, head_dim_v, tile_m, tile_n, consumers, kib, registers) in cases {
+        let row = CtaTile { head_dim, head_dim_v, tile_m, tile_n, consumers, ..base };
+        let Smem { q, k, v } = row.smem();
+        assert_eq!([q, k, v], kib.map(|kib| kib << 10), "{row}");
         let Accumulators { s, p, o, .. } = row.accumulators();
         assert_eq!([s, p, o], registers, "{row}");
         row.check(&DeviceLimits::h100_sxm()).unwrap();
@@ -137,7 +134,7 @@ fn fp8_tiles_need_what_they_need() {
             head_dim, head_dim_v, tile_m, tile_n, consumers, overlap, ping_pong, ..fp8()
         };
         let smem = tile.smem();
-        assert_eq!([smem.q, smem.k, smem.v, smem.p], [kib[0], kib[1], kib[2], 0].map(|kib| kib << 10), "{tile}");
+        assert_eq!([smem.q, smem.k, smem.v], kib.map(|kib| kib << 10), "{tile}");
         let Accumulators { s, p, o, pv } = tile.accumulators();
         assert_eq!([s, p, o, pv], registers, "{tile}");
         assert!(s + p + o + pv + FP8_REGISTER_RESERVE <= available, "{tile}");
@@ -158,7 +155,6 @@ fn what_fp8_does_not_compute_is_refused() {
     let form = TileError::Fp8 { tile_n: 64, head_dim_v: 128 };
     assert_eq!(fp8.check(&limits), Ok(()));
     refused(CtaTile { loads: Loads::Consumers, ..fp8 }, form.clone());
-    refused(CtaTile { p_place: PPlace::Smem, ..fp8 }, form.clone());
     refused(CtaTile { rescale: Rescale::Lazy, ..fp8 }, form.clone());
     refused(CtaTile { overlap: Overlap::ThreeStage, ..fp8 }, form);
     // There are no registers for all of PV, and under overlap it is in flight whole.
@@ -198,7 +194,7 @@ proptest! {
     #[test]
     fn any_tile_is_checked(
         numbers in proptest::array::uniform6(prop_oneof![0u32..600, any::<u32>()]), ping_pong: bool,
-        three_stage: bool, p_in_smem: bool, no_producer: bool, is_fp8: bool,
+        three_stage: bool, no_producer: bool, is_fp8: bool,
         transposed: bool, block_scales: bool, v_channels: bool,
     ) {
         let v_layout = if transposed { ValueLayout::Transposed } else { ValueLayout::Rows };
@@ -207,7 +203,6 @@ proptest! {
         let tile = CtaTile {
             ping_pong,
             overlap: if three_stage { Overlap::ThreeStage } else { Overlap::TwoStage },
-            p_place: if p_in_smem { PPlace::Smem } else { PPlace::Registers },
             loads: if no_producer { Loads::Consumers } else { Loads::Producer },
             precision: if is_fp8 { Precision::Fp8(inputs) } else { Precision::Half },
             ..dense128()

@@ -1,7 +1,7 @@
 //! The ends of what a problem may say.
 
 use fa3_cuda::kernels::fwd::buffers;
-use fa3_sched::forward::{CtaTile, Overlap, PPlace, PlanOptions, Precision};
+use fa3_sched::forward::{CtaTile, Overlap, PlanOptions, Precision};
 use fa3_sim::{Buffer, Memory, Mode, Policy, ProgramSimulation, Simulation};
 use fa3_tests::fwd::{dense, initial, judged, with_tile};
 use fa3_tests::{Case, Dist};
@@ -20,8 +20,7 @@ fn check(case: &Case, options: &PlanOptions) -> Result<(), String> {
 }
 
 fn tiles() -> Vec<CtaTile> {
-    let two =
-        CtaTile { tile_m: 128, consumers: 2, tile_n: 48, p_place: PPlace::Smem, ping_pong: true, ..TINY };
+    let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
     FORMS
         .into_iter()
         .flat_map(|(overlap, rescale)| {

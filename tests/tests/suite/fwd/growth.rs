@@ -1,6 +1,6 @@
 //! Scores that grow from one visited block to the next, so that old maxima do not do.
 
-use fa3_sched::forward::{CtaTile, PPlace, Rescale};
+use fa3_sched::forward::{CtaTile, Rescale};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::shapes::{FORMS, TINY};
 use fa3_tests::fwd::{dense, judged, rounded, with_tile};
@@ -14,13 +14,13 @@ use super::launch;
 
 const KEYS: usize = 100;
 
-/// All forms, P in either place: seven blocks of 16 keys, or three of 48.
+/// All forms: seven blocks of 16 keys, or three of 48.
 pub(super) fn tiles() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
     FORMS
         .into_iter()
         .flat_map(|(overlap, rescale)| {
-            [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, p_place: PPlace::Smem, ..two }]
+            [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, ..two }]
         })
         .collect()
 }

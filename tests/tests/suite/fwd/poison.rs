@@ -1,7 +1,7 @@
 //! NaN and infinities reach the rows that see them, and no others.
 
 use fa3_ref::Forward;
-use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace};
+use fa3_sched::forward::{CtaTile, Loads, Overlap};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, dense, judged, with_tile};
 use fa3_tests::{Case, Poison, Values};
@@ -19,7 +19,7 @@ const MASKS: [Mask; 4] = [
     Mask::Window { left: Some(30), right: None },
 ];
 
-/// 70 rows see up to 100 keys in blocks of 16 to 64: all forms, P in either place, turns or not, a producer or none,
+/// 70 rows see up to 100 keys in blocks of 16 to 64: all forms, turns or not, a producer or none,
 /// and e4m3.
 fn tiles() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
@@ -40,7 +40,7 @@ fn tiles() -> Vec<CtaTile> {
         .flat_map(|(overlap, rescale)| {
             [
                 CtaTile { overlap, rescale, ..TINY },
-                CtaTile { overlap, rescale, p_place: PPlace::Smem, ..two },
+                CtaTile { overlap, rescale, ..two },
                 CtaTile { overlap, rescale, loads: Loads::Consumers, ..two },
             ]
         })

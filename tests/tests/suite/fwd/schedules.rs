@@ -4,7 +4,7 @@
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferRole;
 use fa3_ref::Forward;
-use fa3_sched::forward::{CtaTile, Loads, Overlap, PPlace, PlanError, Rescale};
+use fa3_sched::forward::{CtaTile, Loads, Overlap, PlanError, Rescale};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_sim::{Memory, Mode, Policy, Simulation};
 use fa3_tests::Case;
@@ -36,7 +36,7 @@ fn kinds() -> [CtaTile; 4] {
     [
         TINY,
         two,
-        CtaTile { overlap: Overlap::None, p_place: PPlace::Smem, ..two },
+        CtaTile { overlap: Overlap::None, ..two },
         CtaTile { overlap: Overlap::ThreeStage, rescale: Rescale::EveryBlock, ping_pong: false, ..two },
     ]
 }
