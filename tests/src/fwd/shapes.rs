@@ -98,7 +98,7 @@ pub fn others() -> Vec<CtaTile> {
                 ..two
             },
             CtaTile { overlap, rescale, stages: 1, tile_n: 64, ping_pong: true, ..two },
-            CtaTile { overlap, rescale, tile_n: 80, ping_pong: true, ..three },
+            CtaTile { overlap, rescale, tile_n: 64, ping_pong: true, ..three },
             CtaTile { overlap, rescale, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
             CtaTile { overlap, rescale, loads: Loads::Consumers, stages: 1, ..TINY },
             CtaTile { overlap, rescale, loads: Loads::Consumers, tile_n: 48, ping_pong: true, ..two },
