@@ -6,7 +6,8 @@ use fa3_sched::forward::{Loads, Precision, SMEM_RESERVE, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::Mask;
 
-/// The budget's shared memory is enough for every row under every scheduler, with either role loading. What it keeps beside the tiles is more than the kernels use, by at most its reserve.
+/// The budget's shared memory is enough for every row under every scheduler, with either role loading. What it keeps
+/// beside the tiles is more than the kernels use, by at most its reserve.
 #[test]
 fn shared_memory_is_what_the_kernels_declare() {
     let schedulers = [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];

@@ -31,8 +31,6 @@ const QK_FENCE: &str = "of the two products in flight together, the first one's 
 
 /// Of Algorithm 1 with one slot for K and V.
 const ONE_BY_ONE: &[Argued] = &[
-    Argued { operator: "barrier before a copy: deleted", most: 3, reason: OWN_ROWS },
-    Argued { operator: "barrier before a copy: before the last write", most: 3, reason: OWN_ROWS },
     Argued { operator: "wgmma.commit_group: deleted", most: 1, reason: NEXT_QK },
     Argued { operator: "wgmma.commit_group: before the last product", most: 1, reason: NEXT_QK },
     Argued { operator: "wgmma.commit_group: after the wait", most: 1, reason: NEXT_QK },
@@ -48,7 +46,6 @@ const ONE_BY_ONE: &[Argued] = &[
     },
 ];
 
-const OWN_ROWS: &str = "a warp's part of the product reads the rows of P that the warp itself wrote";
 const NEXT_QK: &str =
     "before V's slot is loaded again or O is read, the wait for the next block's product retires this one";
 const PV_FENCE: &str = "PV's fence lies between the softmax and the next product that overwrites the scores";
