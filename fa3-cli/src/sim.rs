@@ -176,10 +176,8 @@ impl Options {
         let timeline = asked.max_by_key(|(_, flops)| *flops).map(|(trace, _)| {
             Timeline::new(trace, &Costs::HOPPER).name_factors(|factors| reference.name_factors(factors))
         });
-        Ok((
-            Report::new(program, (runs, reference.allowed()), start.elapsed(), |seed| self.again(seed)),
-            timeline,
-        ))
+        let allowed = reference.allowed();
+        Ok((Report::new(program, runs, allowed, start.elapsed(), |seed| self.again(seed)), timeline))
     }
 
     fn run(&self, program: &Program<Kernel>, reference: &Reference, seed: u64) -> Result<Run, Error> {

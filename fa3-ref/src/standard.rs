@@ -71,10 +71,9 @@ pub fn backward<'a, T: Element + 'a>(
             let Softmax { p, slope, lse } =
                 Softmax::of_rows(problem, index, &head, head.q.view(), 0, precision);
             // LSE of a row that sees no key depends on nothing, whatever its gradient is.
-            let depends = lse.mapv(|lse| lse != f32::NEG_INFINITY);
             let dlse = Zip::from(&dlse)
-                .and(&depends)
-                .map_collect(|&x, &depends| if depends { x as f32 } else { 0.0 });
+                .and(&lse)
+                .map_collect(|&x, &lse| if lse == f32::NEG_INFINITY { 0.0 } else { x as f32 });
             let dout = dout.mapv(|x| x as f32);
             let dp = round(dout.dot(&head.v.t()));
             let o = round(p.dot(&head.v));

@@ -72,7 +72,8 @@ impl Report {
     /// repeats the one with a seed.
     pub(super) fn new(
         program: &Program<Kernel>,
-        (runs, allowed): (Vec<Run>, &'static str),
+        runs: Vec<Run>,
+        allowed: &'static str,
         time: Duration,
         again: impl Fn(u64) -> String,
     ) -> Report {
@@ -292,7 +293,7 @@ mod tests {
         });
         let program = vector_add::program(1000).map(Spec::kernel);
         let report =
-            Report::new(&program, (outcomes.into(), "one rounding"), Duration::from_millis(1234), |seed| {
+            Report::new(&program, outcomes.into(), "one rounding", Duration::from_millis(1234), |seed| {
                 format!("run {seed}")
             });
         let what = |fault: &Fault| match fault {

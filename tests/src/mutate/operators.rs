@@ -39,6 +39,15 @@ fn deleted(lines: Vec<usize>) -> Vec<Site> {
     lines.into_iter().map(Site::deleted).collect()
 }
 
+/// Each of `lines` deleted. `reason` says why that changes nothing, if it does not.
+fn deleted_unless(
+    kernel: &Anatomy<'_>,
+    lines: Vec<usize>,
+    reason: fn(&Anatomy<'_>, usize) -> Option<&'static str>,
+) -> Vec<Site> {
+    lines.into_iter().map(|line| Site::deleted(line).equivalent(reason(kernel, line))).collect()
+}
+
 /// Each of `lines` moved to after the statement that `to` gives, where it gives one.
 fn later(kernel: &Anatomy<'_>, lines: Vec<usize>, to: impl Fn(usize) -> Option<usize>) -> Vec<Site> {
     lines.into_iter().filter_map(|line| Some(Site::after(kernel, line, to(line)?))).collect()

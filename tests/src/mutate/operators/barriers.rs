@@ -3,7 +3,7 @@
 use fa3_ir::{BarrierInst, BarrierRef, ClusterInst, Imm, Inst, Operand};
 use fa3_sim::Rule;
 
-use super::{NOTHING, deleted, earlier, later};
+use super::{NOTHING, deleted, deleted_unless, earlier, later};
 use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{
     is_bulk_wait, is_copy_out, is_init, is_init_fence, is_product_wait, is_proxy_fence, is_sync,
@@ -15,10 +15,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "barrier after mbarrier.init: deleted",
         rules: &[Rule::M6],
-        sites: |kernel| {
-            let site = |line| Site::deleted(line).equivalent(one_thread(kernel));
-            syncs(kernel, Purpose::Init).into_iter().map(site).collect()
-        },
+        sites: |kernel| deleted_unless(kernel, syncs(kernel, Purpose::Init), |kernel, _| one_thread(kernel)),
         ..NOTHING
     },
     Operator {
@@ -54,10 +51,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "barrier after a copy's wait: deleted",
         rules: &[Rule::T2],
-        sites: |kernel| {
-            let site = |line| Site::deleted(line).equivalent(first_use(kernel, line));
-            syncs(kernel, Purpose::Reuse).into_iter().map(site).collect()
-        },
+        sites: |kernel| deleted_unless(kernel, syncs(kernel, Purpose::Reuse), first_use),
         ..NOTHING
     },
     Operator {

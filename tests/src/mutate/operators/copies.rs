@@ -4,7 +4,7 @@ use fa3_ir::{Imm, Inst, LaneInst, LaneOp, Node, Operand, TmaInst};
 use fa3_sim::Rule;
 
 use super::barriers::first_use;
-use super::{NOTHING, deleted, later};
+use super::{NOTHING, deleted, deleted_unless, later};
 use crate::mutate::kinds::{is_bulk_commit, is_bulk_wait, is_load};
 use crate::mutate::{Anatomy, Operator, Site};
 
@@ -33,10 +33,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "bulk wait_group: deleted",
         rules: &[Rule::T2, Rule::T4, Rule::T5],
-        sites: |kernel| {
-            let site = |line| Site::deleted(line).equivalent(first_use(kernel, line));
-            kernel.find(is_bulk_wait).into_iter().map(site).collect()
-        },
+        sites: |kernel| deleted_unless(kernel, kernel.find(is_bulk_wait), first_use),
         ..NOTHING
     },
     Operator {

@@ -3,18 +3,15 @@
 use fa3_ir::Inst;
 use fa3_sim::Rule;
 
-use super::{NOTHING, later};
+use super::{NOTHING, deleted_unless, later};
 use crate::mutate::kinds::{is_access, is_plain_arrival, is_sync, is_warp_sync};
-use crate::mutate::{Anatomy, Operator, Site};
+use crate::mutate::{Anatomy, Operator};
 
 pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "bar.warp.sync: deleted",
         rules: &[Rule::Lanes],
-        sites: |kernel| {
-            let site = |line| Site::deleted(line).equivalent(orders_nothing(kernel, line));
-            kernel.find(is_warp_sync).into_iter().map(site).collect()
-        },
+        sites: |kernel| deleted_unless(kernel, kernel.find(is_warp_sync), orders_nothing),
         ..NOTHING
     },
     Operator {

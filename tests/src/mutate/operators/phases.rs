@@ -4,7 +4,7 @@ use fa3_ir::{ClusterInst, Imm, Inst, MbarrierInst, Operand, SharedAddr};
 use fa3_sim::Rule;
 
 use super::waits::first_round;
-use super::{NOTHING, deleted, later};
+use super::{NOTHING, deleted, deleted_unless, later};
 use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_init, is_load, is_plain_arrival, is_wait};
 use crate::mutate::{Anatomy, Operator, Site};
@@ -13,10 +13,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "empty arrive: deleted",
         rules: &[Rule::Deadlock],
-        sites: |kernel| {
-            let site = |line| Site::deleted(line).equivalent(last_round(kernel, line));
-            kernel.find(is_plain_arrival).into_iter().map(site).collect()
-        },
+        sites: |kernel| deleted_unless(kernel, kernel.find(is_plain_arrival), last_round),
         ..NOTHING
     },
     Operator {

@@ -4,7 +4,7 @@ use fa3_ir::{Imm, Inst, Mma, Operand, ScaleD, WgmmaA, WgmmaInst};
 use fa3_sim::Rule;
 
 use super::phases::last_round;
-use super::{NOTHING, deleted, earlier, later};
+use super::{NOTHING, deleted, deleted_unless, earlier, later};
 use crate::mutate::anatomy::touches;
 use crate::mutate::kinds::{is_mma, is_plain_arrival, is_product_wait, mma};
 use crate::mutate::{Anatomy, Operator, Site};
@@ -16,10 +16,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "wgmma.fence: deleted",
         rules: &[Rule::W1],
-        sites: |kernel| {
-            let site = |line| Site::deleted(line).equivalent(redundant_fence(kernel, line));
-            kernel.find(is_fence).into_iter().map(site).collect()
-        },
+        sites: |kernel| deleted_unless(kernel, kernel.find(is_fence), redundant_fence),
         ..NOTHING
     },
     Operator {
@@ -105,8 +102,7 @@ pub(super) const OPERATORS: &[Operator] = &[
         sites: |kernel| {
             let zero = Operand::Imm(Imm::F32(0));
             let zeroed = kernel.find(|inst| matches!(inst, Inst::Set { src, .. } if *src == zero));
-            let site = |line| Site::deleted(line).equivalent(set_again(kernel, line));
-            zeroed.into_iter().map(site).collect()
+            deleted_unless(kernel, zeroed, set_again)
         },
         ..NOTHING
     },

@@ -3,7 +3,7 @@
 use fa3_ir::{Imm, Inst, LaneOp, MbarrierInst, Node, Operand, Region, SharedAddr, Stmt, Value};
 use fa3_sim::Rule;
 
-use super::{NOTHING, deleted};
+use super::{NOTHING, deleted, deleted_unless};
 use crate::mutate::edit::Edit;
 use crate::mutate::kinds::{is_load, is_wait, reads_tile};
 use crate::mutate::{Anatomy, Operator, Site};
@@ -24,10 +24,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     Operator {
         name: "empty wait: deleted",
         rules: &[Rule::W6, Rule::T4, Rule::Race, Rule::M3, Rule::M4],
-        sites: |kernel| {
-            let site = |line| Site::deleted(line).equivalent(first_round(kernel, line));
-            kernel.waits(false).into_iter().map(site).collect()
-        },
+        sites: |kernel| deleted_unless(kernel, kernel.waits(false), first_round),
         ..NOTHING
     },
     Operator {
@@ -146,8 +143,7 @@ fn flipped(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
 
 /// Waits whose parity stays as it is in one place.
 fn stuck(kernel: &Anatomy<'_>, full: bool) -> Vec<Site> {
-    let site = |line| Site::deleted(line).equivalent(no_wrap(kernel, line));
-    assignments(kernel, full, false).into_iter().map(site).collect()
+    deleted_unless(kernel, assignments(kernel, full, false), no_wrap)
 }
 
 /// A round in no loop that comes before that of the last slot does not toggle.
