@@ -46,7 +46,7 @@ Examples:
   fa3 plan --batch 4 --seqlen 4096 --heads 8 --head-dim 128 --causal --svg plan.svg
   fa3 plan --seqlen 1 --seqlen-k 32768 --heads 32 --heads-kv 4 --head-dim 128
   fa3 plan --batch 2 --seqlen 1100 --heads 16 --head-dim 64 --window 256,0
-  fa3 plan --seqlen 8k --heads 16 --head-dim 128 --algorithm 1 --ping-pong off
+  fa3 plan --seqlen 8k --heads 16 --head-dim 128 --pipeline serial --ping-pong off
   fa3 plan --seqlen 8k --heads 16 --head-dim 128 --causal --backward --deterministic")]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -72,7 +72,7 @@ pub(crate) struct Options {
     /// The backward pass, dQ, dK and dV, in place of the forward pass
     #[arg(
         long,
-        conflicts_with_all = ["algorithm", "ping_pong", "rescale", "loads", "scheduler", "clusters"]
+        conflicts_with_all = ["pipeline", "ping_pong", "loads", "scheduler", "clusters"]
     )]
     backward: bool,
     /// Gradients that are the same bits in every run, however many keys rows see

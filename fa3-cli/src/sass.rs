@@ -26,7 +26,7 @@ const EXAMPLES: &str = "\
 Examples:
   fa3 sass forward
   fa3 sass forward --causal --head-dim 64
-  fa3 sass forward --algorithm 1 --json
+  fa3 sass forward --pipeline serial --json
 
 Exit code: 0, or 1 if the compiler spills or warns (C7510: products are serialised), or 2 if there is no compiler or it rejects the kernel.";
 

@@ -12,4 +12,4 @@ mod spec;
 mod tensors;
 pub mod transpose_v;
 
-pub use spec::Spec;
+pub use spec::{KernelSpec, Spec};

@@ -1,6 +1,7 @@
 //! What the tile table says a kernel takes, against the kernels.
 
-use fa3_cuda::kernels::fwd::{self, FwdSpec};
+use fa3_cuda::kernels::KernelSpec;
+use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_ir::Elem;
 use fa3_sched::forward::{Loads, Precision, SMEM_RESERVE, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
@@ -37,7 +38,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     scheduler,
                     cluster: 1,
                 };
-                let (needed, budget) = (fwd::kernel(&spec).smem.bytes(), tile.smem().total());
+                let (needed, budget) = (spec.kernel().smem.bytes(), tile.smem().total());
                 assert!(needed <= budget, "{tile}, {scheduler}: {needed} bytes, not {budget}");
                 assert!(budget - needed <= SMEM_RESERVE, "{tile}, {scheduler}: {needed} bytes of {budget}");
             }

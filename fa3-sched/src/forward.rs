@@ -20,7 +20,7 @@ pub use budget::{
     Registers, SMEM_RESERVE, Smem,
 };
 pub use compare::{OrderComparison, OrderTable};
-pub use cta_tile::{CtaTile, Fp8Inputs, Loads, Overlap, Precision, Rescale};
+pub use cta_tile::{CtaTile, Fp8Inputs, Loads, Pipeline, Precision};
 pub use error::{PlanError, TileError};
 pub use options::PlanOptions;
 pub use plan::{Cost, Plan, V_TILE_KEYS, Work};

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use clap::ValueEnum;
-use fa3_sched::forward::{CtaTile, Loads, Overlap, Plan, PlanError, PlanOptions, Rescale, TileError};
+use fa3_sched::forward::{CtaTile, Loads, Pipeline, Plan, PlanError, PlanOptions, TileError};
 use fa3_sched::{DeviceLimits, Scheduler};
 use fa3_types::Problem;
 
@@ -12,15 +12,12 @@ use super::number::sms;
 /// How it is computed. What is not given is decided as for a user of the library.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlanArgs {
-    /// The consumers' pipeline: Algorithm 1, 2 or 4 of the paper
-    #[arg(long, value_name = "N")]
-    algorithm: Option<Algorithm>,
+    /// The order of products and softmax in a consumer
+    #[arg(long, value_name = "HOW")]
+    pipeline: Option<Stages>,
     /// Whether consumers take turns on the tensor cores
     #[arg(long, value_name = "WHETHER")]
     ping_pong: Option<Switch>,
-    /// When O is rescaled to new row maxima: where it must be, or in every block
-    #[arg(long, value_name = "WHEN")]
-    rescale: Option<When>,
     /// Who loads Q, K and V
     #[arg(long, value_name = "WHO")]
     loads: Option<Who>,
@@ -36,28 +33,21 @@ pub(crate) struct PlanArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Algorithm {
-    /// The softmax after its products
-    #[value(name = "1")]
-    One,
-    /// The softmax of one block under the PV of the block before
-    #[value(name = "2")]
-    Two,
-    /// The same under the next block's QKᵀ, too, which takes a rescaling in every block
-    #[value(name = "4")]
-    Four,
+enum Stages {
+    /// One after the other, Algorithm 1 of the paper
+    Serial,
+    /// QK of a block and PV of the block before together, then the softmax
+    Paired,
+    /// The softmax under PV of the block before, Algorithm 2
+    TwoStage,
+    /// The softmax under QK of the next block as well, Algorithm 4
+    ThreeStage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Switch {
     Off,
     On,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum When {
-    Lazy,
-    Every,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -90,7 +80,7 @@ impl PlanArgs {
     }
 
     fn decides_tile(&self) -> bool {
-        self.algorithm.is_some() || self.ping_pong.is_some() || self.rescale.is_some() || self.loads.is_some()
+        self.pipeline.is_some() || self.ping_pong.is_some() || self.loads.is_some()
     }
 
     /// What is decided of a problem's plan.
@@ -122,21 +112,15 @@ impl PlanArgs {
 
     /// The tile with another pipeline, and with as many keys as registers and shared memory are left for then.
     fn tile(&self, mut tile: CtaTile) -> CtaTile {
-        match self.algorithm {
-            Some(Algorithm::One) => tile.overlap = Overlap::None,
-            Some(Algorithm::Two) => tile.overlap = Overlap::TwoStage,
-            Some(Algorithm::Four) => {
-                (tile.overlap, tile.rescale) = (Overlap::ThreeStage, Rescale::EveryBlock);
-            }
+        match self.pipeline {
+            Some(Stages::Serial) => tile.pipeline = Pipeline::Serial,
+            Some(Stages::Paired) => tile.pipeline = Pipeline::Paired,
+            Some(Stages::TwoStage) => tile.pipeline = Pipeline::TwoStage,
+            Some(Stages::ThreeStage) => tile.pipeline = Pipeline::ThreeStage,
             None => {}
         }
         if let Some(switch) = self.ping_pong {
             tile.ping_pong = switch == Switch::On;
-        }
-        match self.rescale {
-            Some(When::Lazy) => tile.rescale = Rescale::Lazy,
-            Some(When::Every) => tile.rescale = Rescale::EveryBlock,
-            None => {}
         }
         match self.loads {
             Some(Who::Producer) => tile.loads = Loads::Producer,

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use fa3::cuda::Device;
-use fa3_sched::forward::{CtaTile, Loads, Overlap, Plan, PlanOptions, Rescale};
+use fa3_sched::forward::{CtaTile, Loads, Pipeline, Plan, PlanOptions};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::{Dtype, Mask};
 use serde::Serialize;
@@ -42,7 +42,7 @@ const GROUPS: [Group; 2] = [
             Form { name: "full", options: |plan| tile(plan, |full| full), paper: Some(661), talk: Some(670) },
             Form {
                 name: "no GEMM-softmax pipelining",
-                options: |plan| tile(plan, |full| CtaTile { overlap: Overlap::None, ..full }),
+                options: |plan| tile(plan, |full| CtaTile { pipeline: Pipeline::Serial, ..full }),
                 paper: Some(582),
                 talk: Some(640),
             },
@@ -61,14 +61,14 @@ const GROUPS: [Group; 2] = [
             Form {
                 name: "no pipelining and no ping-pong",
                 options: |plan| {
-                    tile(plan, |full| CtaTile { overlap: Overlap::None, ping_pong: false, ..full })
+                    tile(plan, |full| CtaTile { pipeline: Pipeline::Serial, ping_pong: false, ..full })
                 },
                 paper: None,
                 talk: Some(580),
             },
             Form {
                 name: "lazy rescaling",
-                options: |plan| tile(plan, |full| CtaTile { rescale: Rescale::Lazy, ..full }),
+                options: |plan| tile(plan, |full| CtaTile { pipeline: Pipeline::Paired, ..full }),
                 paper: None,
                 talk: None,
             },
@@ -115,8 +115,7 @@ const GROUPS: [Group; 2] = [
 /// A tile made of that of the full form: the table's with all that the paper has, the softmax under GEMMs of its own
 /// warpgroup and of the others, and rescaling in every block; without clusters.
 fn tile(plan: &Plan, change: fn(CtaTile) -> CtaTile) -> PlanOptions {
-    let (overlap, rescale, ping_pong) = (Overlap::TwoStage, Rescale::EveryBlock, true);
-    let full = CtaTile { overlap, rescale, ping_pong, ..plan.tile() };
+    let full = CtaTile { pipeline: Pipeline::TwoStage, ping_pong: true, ..plan.tile() };
     PlanOptions::default().tile(change(full)).clusters(false)
 }
 
@@ -274,7 +273,7 @@ mod tests {
     fn the_full_form_overlaps_in_both_ways_and_the_planned_order_is_the_longest_first() {
         let [dense, causal] = &GROUPS;
         let full = options(dense)[0].tile.unwrap();
-        assert!(full.ping_pong && full.overlap == Overlap::TwoStage);
+        assert!(full.ping_pong && full.pipeline == Pipeline::TwoStage);
         assert!(matches!(options(causal)[0].order, Some(Order::LongestFirst { .. })));
     }
 

@@ -1,4 +1,5 @@
 use clap::{CommandFactory, Parser};
+use fa3_cuda::kernels::KernelSpec;
 use fa3_cuda::kernels::ladder;
 
 use super::*;
@@ -99,9 +100,8 @@ fn every_option_of_the_forward_pass_counts() {
         "--window 100,20",
         "--softcap 30",
         "--softmax-scale 0.5",
-        "--algorithm 1",
+        "--pipeline serial",
         "--ping-pong off",
-        "--rescale every",
         "--loads consumers",
         "--scheduler dynamic",
     ];
@@ -178,7 +178,6 @@ fn problems_that_are_none() {
     assert!(said("backward --seqlen 0").starts_with("nothing is to be computed: bf16 batch 1"));
     assert!(said("backward --dtype e4m3").starts_with("there are no gradients of e4m3"));
     assert!(said("backward --dtype f32").starts_with("the backward kernels take f16 and bf16"));
-    assert!(said("forward --algorithm 4 --rescale lazy").starts_with("under three-stage overlap"));
 }
 
 #[test]

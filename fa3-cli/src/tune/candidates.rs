@@ -1,18 +1,13 @@
 //! What could stand in the tile table instead, how else tiles could be ordered, and clusters or none.
 
-use fa3_sched::forward::{CtaTile, Overlap, Plan, PlanError, PlanOptions, Rescale};
+use fa3_sched::forward::{CtaTile, Pipeline, Plan, PlanError, PlanOptions};
 use fa3_sched::{DeviceLimits, Order};
 use fa3_types::Problem;
 
 /// Rows of a tile and the warpgroups that compute them, 64 each.
 const ROWS: [(u32, u32); 3] = [(64, 1), (128, 2), (192, 3)];
-const FORMS: [(Overlap, Rescale); 5] = [
-    (Overlap::None, Rescale::EveryBlock),
-    (Overlap::None, Rescale::Lazy),
-    (Overlap::TwoStage, Rescale::EveryBlock),
-    (Overlap::TwoStage, Rescale::Lazy),
-    (Overlap::ThreeStage, Rescale::EveryBlock),
-];
+const PIPELINES: [Pipeline; 4] =
+    [Pipeline::Serial, Pipeline::Paired, Pipeline::TwoStage, Pipeline::ThreeStage];
 /// How much wider or narrower a block may be, in steps.
 const STEPS: [i64; 4] = [-2, -1, 1, 2];
 /// Keys a step: the depth of PV's instruction.
@@ -79,8 +74,8 @@ fn neighbours(tile: CtaTile, limits: &DeviceLimits) -> Vec<CtaTile> {
         ..tile
     });
     let stages = (1..=tile.stages + 1).map(|stages| CtaTile { stages, ..tile });
-    let overlaps = FORMS.map(|(overlap, rescale)| CtaTile { overlap, rescale, ..tile });
-    let others = turns(tile).into_iter().chain(rows).chain(stages).chain(overlaps);
+    let pipelines = PIPELINES.map(|pipeline| CtaTile { pipeline, ..tile });
+    let others = turns(tile).into_iter().chain(rows).chain(stages).chain(pipelines);
     let others = others.filter_map(|other| widest(other, limits));
 
     let mut neighbours = Vec::new();
@@ -141,14 +136,16 @@ mod tests {
         }
         // 208 keys take more registers than there are.
         assert!(neighbours.iter().all(|shape| shape.tile_n <= 192));
-        assert!(has(CtaTile { ping_pong: false, ..tile }) && has(CtaTile { overlap: Overlap::None, ..tile }));
+        assert!(
+            has(CtaTile { ping_pong: false, ..tile }) && has(CtaTile { pipeline: Pipeline::Serial, ..tile })
+        );
         assert!(has(CtaTile { stages: 1, ..tile }));
         // 227 KiB hold 32 of Q and three stages of 64 for 128 keys, but not of 72 for 144.
         assert!(has(CtaTile { stages: 3, tile_n: 128, ..tile }));
         assert!(has(CtaTile { tile_m: 64, consumers: 1, ping_pong: false, ..tile }));
-        let three = |shape: &&CtaTile| (shape.consumers, shape.overlap) == (3, Overlap::TwoStage);
+        let three = |shape: &&CtaTile| (shape.consumers, shape.pipeline) == (3, Pipeline::Paired);
         assert!(neighbours.iter().find(three).is_some_and(|shape| shape.tile_n < 176));
-        assert!(neighbours.iter().any(|shape| shape.overlap == Overlap::ThreeStage));
+        assert!(neighbours.iter().any(|shape| shape.pipeline == Pipeline::ThreeStage));
     }
 
     /// Where there can be clusters, the table's tile has a time with and without them.

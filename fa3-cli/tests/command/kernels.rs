@@ -1,6 +1,7 @@
 //! `fa3 kernels`, `ir`, `ptx` and `doctor` as commands.
 
 use fa3_cuda::host::is_driver_present;
+use fa3_cuda::kernels::KernelSpec;
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
 use fa3_cuda::kernels::{fwd, ladder};
 use fa3_ir::{Elem, ptx};
@@ -104,7 +105,10 @@ fn kernels_that_are_none_are_refused() {
             "tile_copy --swizzle 16",
             "'16' for '--swizzle <BYTES>'\n  [possible values: 128, 64, 32, none]",
         );
-        refused("forward --algorithm 3", "'3' for '--algorithm <N>'\n  [possible values: 1, 2, 4]");
+        refused(
+            "forward --pipeline two",
+            "'two' for '--pipeline <HOW>'\n  [possible values: serial, paired, two-stage, three-stage]",
+        );
         refused("forward --window 5", "expected two whole numbers L,R from -1 to 2^32 - 1, as in 256,0");
         refused("forward --dtype int8", "'int8' for '--dtype <TYPE>': expected f32, f16, bf16 or e4m3");
         words(&format!("{verb} forward --heads-kv 3")).refused("heads_q 2 is not a multiple of heads_kv 3");

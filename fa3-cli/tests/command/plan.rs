@@ -57,16 +57,16 @@ fn the_examples_run() {
 #[test]
 fn plans_can_be_changed() {
     let stdout = |more: &str| plan(&format!("--seqlen 8k --heads 16 --head-dim 128 {more}")).succeeded();
-    assert!(stdout("").contains("softmax under GEMM") && stdout("").contains("Makespan by order"));
-    let changed = stdout("--algorithm 1 --ping-pong off");
-    assert!(!changed.contains("softmax under GEMM") && !changed.contains("ping-pong"), "{changed}");
+    assert!(stdout("").contains("QK and PV issued together") && stdout("").contains("Makespan by order"));
+    let changed = stdout("--pipeline serial --ping-pong off");
+    assert!(!changed.contains("QK and PV issued together") && !changed.contains("ping-pong"), "{changed}");
     assert!(!changed.contains("Makespan by order"), "{changed}");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.svg");
     stdout(&format!("--loads consumers --svg {}", path.display()));
     assert!(path.exists());
-    plan("--seqlen 64 --heads 1 --head-dim 128 --algorithm 4 --rescale lazy")
-        .refused("under three-stage overlap");
+    plan("--seqlen 64 --heads 1 --head-dim 128 --dtype e4m3 --pipeline three-stage")
+        .refused("products are serial or paired");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn the_backward_pass_has_plans() {
         assert_eq!(stdout, format!("computed on the CPU only, because {why}\n"));
     }
     plan(&format!("{base} --seqlen 64 --dtype e4m3")).refused("there are no gradients of e4m3");
-    for more in ["--algorithm 1", "--scheduler one"] {
+    for more in ["--pipeline serial", "--scheduler one"] {
         assert_eq!(plan(&format!("{base} --seqlen 64 {more}")).code, Some(2), "{more}");
     }
     assert_eq!(plan("--heads 4 --head-dim 64 --seqlen 64 --deterministic").code, Some(2));

@@ -31,7 +31,7 @@ impl Device {
         // Not under the lock: other threads may compile other kernels meanwhile. If one compiles this
         // one, too, the first stays.
         let function = Arc::new(self.compile_kernel(&spec.kernel())?);
-        Ok(Arc::clone(self.cache().functions().entry(*spec).or_insert(function)))
+        Ok(Arc::clone(self.cache().functions().entry(spec.clone()).or_insert(function)))
     }
 
     /// Writes a kernel's PTX and compiles it.

@@ -30,12 +30,16 @@ pub use spec::{BwdSpec, Cleared, PartSpec, RoundSpec, StatsSpec};
 
 use fa3_ir::lang::Kernel;
 
-/// The kernel of this spec, one that a plan gives.
-pub fn kernel(spec: &BwdSpec) -> Kernel {
-    match spec {
-        BwdSpec::Stats(spec) => stats::kernel(spec),
-        BwdSpec::Dkv(spec) => dkv::kernel(spec),
-        BwdSpec::Dq(spec) => dq::kernel(spec),
-        BwdSpec::Round(spec) => sums::kernel(spec),
+use super::KernelSpec;
+
+impl KernelSpec for BwdSpec {
+    /// Builds the kernel. The spec must be that of a plan.
+    fn kernel(&self) -> Kernel {
+        match self {
+            BwdSpec::Stats(spec) => stats::kernel(spec),
+            BwdSpec::Dkv(spec) => dkv::kernel(spec),
+            BwdSpec::Dq(spec) => dq::kernel(spec),
+            BwdSpec::Round(spec) => sums::kernel(spec),
+        }
     }
 }

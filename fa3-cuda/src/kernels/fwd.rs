@@ -4,7 +4,7 @@
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 //! ```
 //!
-//! [`FwdSpec`] is what a kernel's code depends on, [`kernel`] the kernel, [`program`] what a plan lowers to.
+//! [`FwdSpec`] builds the kernel, and [`program`] lowers a plan to its launches.
 //! The roles are in `producer.rs` and `consumer.rs`, which cite the lines of the paper's Algorithms 1, 2 and 4 (arXiv
 //! 2407.08608) that they are.
 
@@ -12,7 +12,6 @@
 mod params;
 mod program;
 mod spec;
-mod tiles;
 
 // The roles.
 mod chains;
@@ -35,13 +34,12 @@ mod two_levels;
 
 pub use program::{buffers, program};
 pub use spec::FwdSpec;
-pub use tiles::tiles;
-pub(crate) use tiles::tiles_kernel;
 
 use fa3_ir::lang::*;
 use fa3_sched::forward::ROW_SUM_COLS;
 use fa3_types::softcap;
 
+use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
 use super::parts::loader::Feed;
 use super::parts::ping_pong::PingPong;
@@ -66,9 +64,15 @@ struct Fwd<'k> {
     ping_pong: Option<PingPong<'k>>,
 }
 
-/// The kernel of this spec, one that [`FwdSpec::of`] gives or that differs from such in tiles that have a producer as
-/// well and pass [`CtaTile::check`](fa3_sched::forward::CtaTile::check).
-pub fn kernel(spec: &FwdSpec) -> Kernel {
+impl KernelSpec for FwdSpec {
+    /// Builds the kernel. The spec must come from [`FwdSpec::of`], or differ from such a one only in a tile that passes
+    /// [`CtaTile::check`](fa3_sched::forward::CtaTile::check) and has a producer.
+    fn kernel(&self) -> Kernel {
+        kernel(self)
+    }
+}
+
+fn kernel(spec: &FwdSpec) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("fwd", Launch::threads(tile.threads()).cluster(spec.cluster), |b| {
         if spec.guards_all() {

@@ -15,6 +15,8 @@
 
 use fa3_ir::{Elem, Kernel, Passed, Program, Swizzle};
 
+use super::KernelSpec;
+
 pub mod gemm;
 pub mod gemm_cluster;
 pub mod gemm_fp8;
@@ -112,10 +114,11 @@ impl Spec {
             Spec::GemmFp8 => Elem::E4m3,
         }
     }
+}
 
-    /// Builds the kernel.
-    pub fn kernel(self) -> Kernel {
-        match self {
+impl KernelSpec for Spec {
+    fn kernel(&self) -> Kernel {
+        match *self {
             Spec::VectorAdd => vector_add::kernel(),
             Spec::RowSoftmax => row_softmax::kernel(),
             Spec::TileCopy(swizzle) => tile_copy::kernel(swizzle),
@@ -138,7 +141,7 @@ fn launch<const N: usize>(
     args: [(&str, Passed); N],
 ) -> Program<super::Spec> {
     let args = args.into_iter().map(|(name, passed)| (name.to_owned(), passed)).collect();
-    program.step(super::Spec::Ladder(spec), grid, args);
+    program.step(spec.into(), grid, args);
     program
 }
 
@@ -160,7 +163,7 @@ mod tests {
                 gemm_split_k::program(Elem::Bf16, size, 0),
             ];
             for program in products {
-                assert!(program.map(super::super::Spec::kernel).check().is_err(), "{size:?}");
+                assert!(program.map(|spec| spec.kernel()).check().is_err(), "{size:?}");
             }
         }
     }

@@ -6,9 +6,9 @@
 //! codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 //! ```
 //!
-//! Codes and scales are those of `fa3_quant::Preparation`, bit for bit. [`Spec`] is what a kernel's code depends on,
-//! [`kernel`] the kernel, [`program`] what a plan lowers to. Where heads, channels or the tensor have scales, kernels
-//! of [`scales`] run first.
+//! Codes and scales are those of `fa3_quant::Preparation`, bit for bit. [`Spec`] builds the kernel, and
+//! [`program`] lowers a plan to its launches. Where heads, channels or the tensor have scales, kernels of [`scales`] run
+//! first.
 
 mod angles;
 mod centre;
@@ -36,6 +36,7 @@ use self::params::{Params, Scale};
 use self::row::Row;
 use self::signs::Signs;
 use self::transposed::Transposed;
+use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
 use super::parts::block_max::BlockMax;
 use super::parts::loader::Feed;
@@ -62,8 +63,14 @@ struct Place<'k> {
     block: V<'k, B32>,
 }
 
-/// The kernel of this spec, one that [`Spec::of`] gives.
-pub fn kernel(spec: &Spec) -> Kernel {
+impl KernelSpec for Spec {
+    /// Builds the kernel. The spec must be one that [`Spec::of`] gives.
+    fn kernel(&self) -> Kernel {
+        kernel(self)
+    }
+}
+
+fn kernel(spec: &Spec) -> Kernel {
     let tile = &spec.tile;
     let launch = Launch::threads(tile.threads()).per_sm(tile.ctas_per_sm).cluster(tile.cluster);
     Kernel::build("quantize", launch, |b| {

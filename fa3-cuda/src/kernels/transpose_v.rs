@@ -10,11 +10,11 @@ use fa3_sched::forward::V_TILE_KEYS;
 use fa3_sched::{Decoder, Longest, Order, TileCounts};
 use fa3_types::TensorDesc;
 
-use super::Spec;
 use super::params::{Declare, Fill, Form, Host, Pass, Side, TensorForm};
 use super::parts::key_rows::KeyRows;
 use super::parts::store_rows::Global;
 use super::tensors::{transposed_strides, view};
+use super::{KernelSpec, Spec};
 
 const THREADS: u32 = 256;
 
@@ -51,8 +51,13 @@ impl<A: Side> Params<A> {
     }
 }
 
-/// The kernel.
-pub fn kernel(spec: &TransposeSpec) -> Kernel {
+impl KernelSpec for TransposeSpec {
+    fn kernel(&self) -> Kernel {
+        kernel(self)
+    }
+}
+
+fn kernel(spec: &TransposeSpec) -> Kernel {
     let head_dim = spec.head_dim;
     // Whole panels; what a row has fewer is zeros.
     let shape = TileShape::new(
@@ -102,5 +107,5 @@ pub(super) fn step(
     };
     _ = params.pass(&mut args);
     let spec = TransposeSpec { head_dim: tensor.shape.head_dim as u32 };
-    program.step(Spec::TransposeV(spec), [tiles.m_blocks * tiles.heads * tiles.batch, 1, 1], args.0);
+    program.step(spec.into(), [tiles.m_blocks * tiles.heads * tiles.batch, 1, 1], args.0);
 }

@@ -4,14 +4,14 @@ use std::fmt;
 
 use fa3_types::Problem;
 
-use super::{CtaTile, Loads, Overlap, Precision, Rescale, TileError};
+use super::{CtaTile, Loads, Pipeline, Precision, TileError};
 use crate::DeviceLimits;
 
 /// Registers of one consumer thread that hold tiles, 32 bits each. Each thread of a warpgroup holds
 /// rows · columns / 128 elements of its warpgroup's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accumulators {
-    /// S in fp32, of two blocks under three-stage overlap.
+    /// S in fp32, of two blocks in a three-stage pipeline.
     pub s: u32,
     /// P in the input type, as the left operand of PV; 0 if it is read from shared memory.
     pub p: u32,
@@ -115,13 +115,13 @@ impl CtaTile {
     /// Registers that hold tiles. Each consumer warpgroup computes 64 rows of S, P and O.
     pub fn accumulators(&self) -> Accumulators {
         let p = self.tile_n / (8 / self.precision.bytes());
-        let blocks = if self.overlap == Overlap::ThreeStage { 2 } else { 1 };
+        let blocks = if self.pipeline == Pipeline::ThreeStage { 2 } else { 1 };
         let pv = match self.precision {
             Precision::Half => 0,
             Precision::Fp8(_) => (self.pv_cols() + ROW_SUM_COLS) / 2,
         };
-        // Without overlap it takes the registers that S had.
-        let pv = if self.overlap == Overlap::None { pv.saturating_sub(self.tile_n / 2) } else { pv };
+        // In turn with S it takes the registers that S had.
+        let pv = if self.pipeline == Pipeline::Serial { pv.saturating_sub(self.tile_n / 2) } else { pv };
         Accumulators { s: blocks * (self.tile_n / 2), p, o: self.head_dim_v / 2, pv }
     }
 
@@ -175,9 +175,7 @@ impl CtaTile {
     ///   multiple of the depth of PV's;
     /// - [`TileError::HeadDim`] unless head_dim is a multiple of the depth and head_dim_v a width.
     ///
-    /// What warpgroups cannot do:
-    /// - [`TileError::PingPong`] unless there are several to take turns;
-    /// - [`TileError::Rescale`] where lazy rescaling would meet O in flight.
+    /// [`TileError::PingPong`] unless there are several warpgroups to take turns.
     ///
     /// [`TileError::Registers`] and [`TileError::SharedMemory`] where the tile needs more than there is.
     pub fn check(&self, limits: &DeviceLimits) -> Result<(), TileError> {
@@ -219,17 +217,17 @@ impl CtaTile {
         if self.ping_pong && self.consumers == 1 {
             return Err(TileError::PingPong { consumers: self.consumers });
         }
-        if (self.overlap, self.rescale) == (Overlap::ThreeStage, Rescale::Lazy) {
-            return Err(TileError::Rescale);
-        }
-        let as_printed = self.rescale == Rescale::EveryBlock
-            && (self.overlap == Overlap::None || self.overlap == Overlap::TwoStage && self.head_dim_v <= 128);
+        let has_loop = match self.pipeline {
+            Pipeline::Serial => true,
+            Pipeline::Paired => self.head_dim_v <= 128,
+            Pipeline::TwoStage | Pipeline::ThreeStage => false,
+        };
         let has_producer = self.loads == Loads::Producer;
         let whole = self.tile_n.is_multiple_of(self.precision.key_multiple())
             && self.tile_n <= 128
             && self.head_dim_v >= 32
             && self.head_dim_v.is_power_of_two();
-        if self.precision.is_fp8() && !(as_printed && has_producer && whole) {
+        if self.precision.is_fp8() && !(has_loop && has_producer && whole) {
             let CtaTile { tile_n, head_dim_v, .. } = *self;
             return Err(TileError::Fp8 { tile_n, head_dim_v });
         }

@@ -4,15 +4,18 @@ use std::fmt;
 
 use fa3_types::{Dtype, Problem, ValueLayout};
 
-/// Whether a warpgroup's softmax runs under its own GEMMs.
+/// The order of products and softmax in a consumer warpgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Overlap {
+pub enum Pipeline {
     /// QKᵀ, softmax and PV one after the other (Algorithm 1).
-    None,
-    /// The softmax of one block under the PV of the block before (Algorithm 2): S and P live together.
+    Serial,
+    /// QKᵀ of one block and PV of the block before are issued together, and the softmax waits for both: Algorithm 2
+    /// with line 14 before line 13. It runs under the products of other warpgroups. In 16 bits, rescaling is lazy.
+    Paired,
+    /// The softmax of one block runs under PV of the block before (Algorithm 2): S and P live together.
     TwoStage,
-    /// The softmax of one block under the QKᵀ of the next and the PV of the block before (Algorithm 4): two S and P
-    /// live together.
+    /// The softmax of one block runs under QKᵀ of the next and PV of the block before (Algorithm 4): two S and P live
+    /// together.
     ThreeStage,
 }
 
@@ -25,16 +28,6 @@ pub enum Loads {
     /// One thread of the consumers, in addition to computing. It loads a block as soon as all consumers have read the
     /// previous one in its slot.
     Consumers,
-}
-
-/// When the softmax computes a new row max and rescales O to it. Exponentials are relative to the row max.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Rescale {
-    /// For every block of keys, as in the paper: O is multiplied in every block.
-    EveryBlock,
-    /// Lazy rescaling: for the first block, and where exponentials relative to an older row max have become large. All
-    /// other blocks save the comparisons and the multiplication of O. At most, P is rounded under another power of 2.
-    Lazy,
 }
 
 /// The elements of Q, K, V and P.
@@ -140,16 +133,21 @@ pub struct CtaTile {
     pub consumers: u32,
     /// Which threads issue the loads.
     pub loads: Loads,
-    /// Softmax under GEMM within a warpgroup.
-    pub overlap: Overlap,
-    /// When O is rescaled.
-    pub rescale: Rescale,
+    /// The order of products and softmax.
+    pub pipeline: Pipeline,
     /// Ping-pong: warpgroups take turns on the tensor cores (§3.1 of the paper), so that the softmax of each runs under
     /// the GEMMs of the others.
     pub ping_pong: bool,
 }
 
 impl CtaTile {
+    /// Whether the softmax computes a new row_max only for the first block and where exponentials relative to an older
+    /// row_max have become large (lazy rescaling). Other blocks save the comparisons and the multiplication of O. At
+    /// most, P is rounded under another power of 2. Otherwise every block has a new row_max, as in the paper.
+    pub fn rescales_lazily(&self) -> bool {
+        self.pipeline == Pipeline::Paired && self.precision == Precision::Half
+    }
+
     /// The same tile for other inputs of e4m3. Where blocks of keys have scales, a block of the tile has one, and keys
     /// may be fewer.
     #[must_use]
@@ -182,15 +180,16 @@ impl fmt::Display for Precision {
 impl fmt::Display for CtaTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} x {}, {} stages", self.tile_m, self.tile_n, self.stages)?;
-        match self.overlap {
-            Overlap::None => {}
-            Overlap::TwoStage => write!(f, ", softmax under GEMM")?,
-            Overlap::ThreeStage => write!(f, ", softmax under two GEMMs")?,
+        match self.pipeline {
+            Pipeline::Serial => {}
+            Pipeline::Paired => write!(f, ", QK and PV issued together")?,
+            Pipeline::TwoStage => write!(f, ", softmax under PV")?,
+            Pipeline::ThreeStage => write!(f, ", softmax under QK and PV")?,
         }
         if self.precision.is_fp8() {
             write!(f, ", {}", self.precision)?;
         }
-        if self.rescale == Rescale::Lazy {
+        if self.rescales_lazily() {
             write!(f, ", lazy rescaling")?;
         }
         if self.loads == Loads::Consumers {

@@ -67,13 +67,9 @@ pub enum TileError {
     #[error("{consumers} warpgroup cannot take turns")]
     PingPong { consumers: u32 },
     #[error(
-        "under three-stage overlap O is in flight during the softmax, so that it cannot be rescaled lazily"
-    )]
-    Rescale,
-    #[error(
         "no tile of e4m3 has {tile_n} keys and head_dim_v {head_dim_v} in this form: keys are a multiple of 32 up to 128 (64 \
-         or 128 where blocks have scales), head_dim_v is a power of two from 32 on, a producer loads, P is in registers, \
-         maxima are of every block, and overlap takes a head_dim_v of at most 128"
+         or 128 where blocks have scales), head_dim_v is a power of two from 32 on, a producer loads, products are serial or \
+         paired, and paired ones take a head_dim_v of at most 128"
     )]
     Fp8 { tile_n: u32, head_dim_v: u32 },
     #[error("the tile needs {needed} bytes of shared memory, the device has {available}")]

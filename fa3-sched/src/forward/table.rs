@@ -6,13 +6,12 @@
 
 use super::MaskClass::{Causal, Dense, Window};
 
-use super::{CtaTile, Fp8Inputs, Loads, MaskClass, Overlap, Precision, Rescale, TileRow};
+use super::{CtaTile, Fp8Inputs, Loads, MaskClass, Pipeline, Precision, TileRow};
 
 const ANY_MASK: &[MaskClass] = &[Dense, Causal, Window];
 const NOT_WINDOW: &[MaskClass] = &[Dense, Causal];
 
-/// What most rows have in common: 128 rows, two consumer warpgroups that take turns, two-stage overlap, lazy
-/// rescaling.
+/// What most rows have in common: 128 rows, two consumer warpgroups that take turns, paired products.
 const BASE: TileRow = TileRow {
     tile: CtaTile {
         head_dim: 128,
@@ -23,8 +22,7 @@ const BASE: TileRow = TileRow {
         stages: 2,
         consumers: 2,
         loads: Loads::Producer,
-        overlap: Overlap::TwoStage,
-        rescale: Rescale::Lazy,
+        pipeline: Pipeline::Paired,
         ping_pong: true,
     },
     masks: ANY_MASK,
@@ -52,12 +50,11 @@ const FEW: TileRow =
     TileRow { max_rows: Some(128), why: "128 rows occupy two warpgroups, as long as K and V may be", ..BASE };
 
 /// e4m3: blocks of 128 keys, sums of products whose bias stays under 0.1 %.
-const FP8: CtaTile =
-    CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), rescale: Rescale::EveryBlock, ..BASE.tile };
+const FP8: CtaTile = CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), ..BASE.tile };
 
 /// Three consumer warpgroups, which overlap each other only.
 const FP8_WIDE: CtaTile =
-    CtaTile { tile_m: 192, consumers: 3, overlap: Overlap::None, ping_pong: false, ..FP8 };
+    CtaTile { tile_m: 192, consumers: 3, pipeline: Pipeline::Serial, ping_pong: false, ..FP8 };
 
 pub(super) const TABLE: &[TileRow] = &[
     TileRow {
@@ -161,7 +158,7 @@ pub(super) const TABLE: &[TileRow] = &[
     },
     TileRow { tile: DEEP, masks: &[Causal], min_seqlen_k: 768, why: "as dense", ..BASE },
     TileRow {
-        tile: CtaTile { rescale: Rescale::EveryBlock, ..DEEP },
+        tile: CtaTile { pipeline: Pipeline::TwoStage, ..DEEP },
         masks: &[Causal],
         why: "row maxima often change in a tile's first blocks: at 512 keys 2 % ahead of lazy rescaling, at 1024 2 % behind",
         ..BASE
@@ -199,7 +196,7 @@ pub(super) const TABLE: &[TileRow] = &[
         ..BASE
     },
     TileRow {
-        tile: CtaTile { head_dim: 256, head_dim_v: 256, overlap: Overlap::None, ..FP8 },
+        tile: CtaTile { head_dim: 256, head_dim_v: 256, pipeline: Pipeline::Serial, ..FP8 },
         why: "all that fits; turns and PV in halves: -3 to +4 %, and no spilled registers",
         ..BASE
     },

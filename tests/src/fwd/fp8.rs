@@ -1,7 +1,7 @@
 //! Problems for the forward kernels of e4m3: the features of which their code is made, each with each.
 
 use fa3_sched::DeviceLimits;
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Overlap};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Pipeline};
 use fa3_types::{Dtype, Mask, ValueLayout};
 
 use super::shapes::{INPUTS, TINY_FP8, laid_out};
@@ -10,7 +10,7 @@ use super::{Layout, dense, with_tile};
 use crate::family::Trial;
 use crate::{Case, Dist, Poison, covering};
 
-const OVERLAPS: [Overlap; 2] = [Overlap::TwoStage, Overlap::None];
+const PIPELINES: [Pipeline; 2] = [Pipeline::Paired, Pipeline::Serial];
 /// Columns of Q and K, and of V and O: those of one step of transposing for each warp or fewer, of several, of PV in
 /// two parts.
 const COLUMNS: [(u32, u32); 5] = [(64, 64), (128, 128), (64, 128), (256, 256), (64, 32)];
@@ -40,7 +40,7 @@ const FEATURES: usize = 3;
 /// Levels of all factors, those of the kernel's code first.
 const LEVELS: [usize; 17] = [
     CONSUMERS.len(),
-    OVERLAPS.len(),
+    PIPELINES.len(),
     INPUTS.len(),
     KEYS.len(),
     COLUMNS.len(),
@@ -65,7 +65,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 
 /// A trial with these levels, or with those next to them of which a tile can be.
 fn of_features(row: &[usize], seed: u64) -> Trial {
-    let &[consumers, overlap, inputs, keys, columns, stages, mask, scheduler, softcap, ref rest @ ..] = row
+    let &[consumers, pipeline, inputs, keys, columns, stages, mask, scheduler, softcap, ref rest @ ..] = row
     else {
         unreachable!("a row has a level for each feature");
     };
@@ -80,7 +80,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
         tile_n: KEYS[keys],
         stages: STAGES[stages],
         consumers,
-        overlap: OVERLAPS[overlap],
+        pipeline: PIPELINES[pipeline],
         ping_pong,
         ..TINY_FP8
     };
@@ -112,29 +112,29 @@ fn of_inputs(shape: CtaTile, inputs: Fp8Inputs) -> CtaTile {
 }
 
 /// The tile, or where it needs more than there is, one that differs as little as possible: with fewer keys, of two
-/// warpgroups, without overlap.
+/// warpgroups, without pipeline.
 fn nearest(shape: CtaTile) -> CtaTile {
     let two = CtaTile { tile_m: 128, consumers: 2, ..shape };
-    let forms = [shape, two, CtaTile { overlap: Overlap::None, ..two }].into_iter();
+    let forms = [shape, two, CtaTile { pipeline: Pipeline::Serial, ..two }].into_iter();
     let narrower = forms.flat_map(|form| {
         let keys = KEYS.into_iter().rev().filter(move |&keys| keys <= form.tile_n);
         keys.map(move |tile_n| CtaTile { tile_n, ..form })
     });
     let mut fitting = narrower.filter(|shape| shape.check(&DeviceLimits::h100_sxm()).is_ok());
-    fitting.next().expect("32 keys fit two warpgroups without overlap")
+    fitting.next().expect("32 keys fit two warpgroups without pipeline")
 }
 
-/// Turns with overlap and without; neither; slots for one block.
+/// Turns with pipeline and without; neither; slots for one block.
 pub(super) fn small() -> Vec<Trial> {
     let two = CtaTile { tile_m: 128, consumers: 2, ..TINY_FP8 };
     let shapes = [
         (CtaTile { ping_pong: true, ..two }, Mask::Causal),
-        (CtaTile { overlap: Overlap::None, ..two }, Mask::Window { left: Some(40), right: Some(3) }),
+        (CtaTile { pipeline: Pipeline::Serial, ..two }, Mask::Window { left: Some(40), right: Some(3) }),
         (CtaTile { stages: 1, tile_n: 64, head_dim_v: 128, ..TINY_FP8 }, Mask::None),
         (CtaTile { ping_pong: true, ..two }.of_inputs(INPUTS[1]), Mask::Causal),
         (CtaTile { stages: 1, tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]), Mask::Causal),
-        (CtaTile { tile_n: 128, overlap: Overlap::None, ..TINY_FP8 }.of_inputs(INPUTS[3]), Mask::None),
-        (CtaTile { overlap: Overlap::None, ping_pong: true, ..two }, Mask::Causal),
+        (CtaTile { tile_n: 128, pipeline: Pipeline::Serial, ..TINY_FP8 }.of_inputs(INPUTS[3]), Mask::None),
+        (CtaTile { pipeline: Pipeline::Serial, ping_pong: true, ..two }, Mask::Causal),
         (CtaTile { stages: 1, ..TINY_FP8 }.of_inputs(INPUTS[4]), Mask::Causal),
     ];
     let small =

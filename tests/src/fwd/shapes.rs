@@ -1,17 +1,12 @@
 //! Tiles for forward kernels.
 
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Overlap, Precision, Rescale, TileRow};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Precision, TileRow};
 use fa3_sched::{DeviceLimits, Scheduler};
 use fa3_types::{Dtype, ProblemSpec, ValueLayout};
 
-/// The consumer's three pipelines, with rescaling in every block and, where that is possible, lazily.
-pub const FORMS: [(Overlap, Rescale); 5] = [
-    (Overlap::None, Rescale::EveryBlock),
-    (Overlap::None, Rescale::Lazy),
-    (Overlap::TwoStage, Rescale::EveryBlock),
-    (Overlap::TwoStage, Rescale::Lazy),
-    (Overlap::ThreeStage, Rescale::EveryBlock),
-];
+/// Every pipeline of 16 bits.
+pub const PIPELINES: [Pipeline; 4] =
+    [Pipeline::Serial, Pipeline::Paired, Pipeline::TwoStage, Pipeline::ThreeStage];
 
 /// A tile of 64 x 16 for one warpgroup: several blocks of few keys.
 pub const TINY: CtaTile = CtaTile {
@@ -23,14 +18,12 @@ pub const TINY: CtaTile = CtaTile {
     stages: 2,
     consumers: 1,
     loads: Loads::Producer,
-    overlap: Overlap::TwoStage,
-    rescale: Rescale::Lazy,
+    pipeline: Pipeline::Paired,
     ping_pong: false,
 };
 
 /// The same for e4m3, with keys of one step of transposing.
-pub const TINY_FP8: CtaTile =
-    CtaTile { precision: Precision::Fp8(INPUTS[0]), rescale: Rescale::EveryBlock, tile_n: 32, ..TINY };
+pub const TINY_FP8: CtaTile = CtaTile { precision: Precision::Fp8(INPUTS[0]), tile_n: 32, ..TINY };
 
 /// Inputs of e4m3 of every kind.
 pub const INPUTS: [Fp8Inputs; 6] = [
@@ -53,17 +46,17 @@ const HEADS: Fp8Inputs = Fp8Inputs::HEADS;
 pub fn all() -> Vec<CtaTile> {
     let mut shapes: Vec<CtaTile> = Vec::new();
     for TileRow { tile: shape, .. } in TileRow::table().iter().copied() {
-        for ((overlap, rescale), ping_pong) in
-            FORMS.into_iter().flat_map(|form| [(form, false), (form, true)])
+        for (pipeline, ping_pong) in
+            PIPELINES.into_iter().flat_map(|pipeline| [(pipeline, false), (pipeline, true)])
         {
-            let shape = widest(CtaTile { overlap, rescale, ping_pong, ..shape });
+            let shape = widest(CtaTile { pipeline, ping_pong, ..shape });
             shapes.extend(shape.filter(|shape| !shapes.contains(shape)));
         }
     }
     let is_measured = |row: &&TileRow| row.tile.head_dim == 128;
     let measured = TileRow::table().iter().find(is_measured).expect("the table has head dimension 128");
     let measured = CtaTile { loads: Loads::Consumers, ..measured.tile };
-    let measured = FORMS.map(|(overlap, rescale)| widest(CtaTile { overlap, rescale, ..measured }));
+    let measured = PIPELINES.map(|pipeline| widest(CtaTile { pipeline, ..measured }));
     shapes.extend(measured.into_iter().flatten());
     shapes.extend(others());
     shapes
@@ -83,13 +76,12 @@ fn widest(shape: CtaTile) -> Option<CtaTile> {
 pub fn others() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, ..TINY };
     let three = CtaTile { tile_m: 192, consumers: 3, ..TINY };
-    let shapes = FORMS.into_iter().flat_map(|(overlap, rescale)| {
+    let shapes = PIPELINES.into_iter().flat_map(|pipeline| {
         [
-            CtaTile { overlap, rescale, stages: 1, ..TINY },
-            CtaTile { overlap, rescale, stages: 3, tile_n: 48, ..TINY },
+            CtaTile { pipeline, stages: 1, ..TINY },
+            CtaTile { pipeline, stages: 3, tile_n: 48, ..TINY },
             CtaTile {
-                overlap,
-                rescale,
+                pipeline,
                 stages: 4,
                 tile_n: 32,
                 head_dim: 128,
@@ -97,12 +89,12 @@ pub fn others() -> Vec<CtaTile> {
                 ping_pong: true,
                 ..two
             },
-            CtaTile { overlap, rescale, stages: 1, tile_n: 64, ping_pong: true, ..two },
-            CtaTile { overlap, rescale, tile_n: 64, ping_pong: true, ..three },
-            CtaTile { overlap, rescale, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
-            CtaTile { overlap, rescale, loads: Loads::Consumers, stages: 1, ..TINY },
-            CtaTile { overlap, rescale, loads: Loads::Consumers, tile_n: 48, ping_pong: true, ..two },
-            CtaTile { overlap, rescale, loads: Loads::Consumers, stages: 3, ping_pong: true, ..three },
+            CtaTile { pipeline, stages: 1, tile_n: 64, ping_pong: true, ..two },
+            CtaTile { pipeline, tile_n: 64, ping_pong: true, ..three },
+            CtaTile { pipeline, stages: 3, head_dim: 128, head_dim_v: 64, tile_n: 16, ..three },
+            CtaTile { pipeline, loads: Loads::Consumers, stages: 1, ..TINY },
+            CtaTile { pipeline, loads: Loads::Consumers, tile_n: 48, ping_pong: true, ..two },
+            CtaTile { pipeline, loads: Loads::Consumers, stages: 3, ping_pong: true, ..three },
         ]
     });
     let shapes: Vec<CtaTile> = shapes.collect();

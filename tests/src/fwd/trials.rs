@@ -8,7 +8,7 @@ use fa3_types::{Dtype, Mask, ProblemSpec};
 
 use super::fp8;
 use super::scores::Scores;
-use super::shapes::{FORMS, INPUTS, dealt, dtype, laid_out, others};
+use super::shapes::{INPUTS, PIPELINES, dealt, dtype, laid_out, others};
 use super::{Launch, Layout, dense, device, initial, judged, results, with_tile};
 use crate::family::{Bits, Trial};
 use crate::{Case, Dist, Poison, Values, covering};
@@ -62,7 +62,7 @@ const FEATURES: usize = 10;
 
 /// Levels of all factors, those of the kernel's code first.
 const LEVELS: [usize; 16] = [
-    FORMS.len(),
+    PIPELINES.len(),
     CONSUMERS.len(),
     MASKS.len(),
     COLUMNS.len(),
@@ -141,7 +141,7 @@ fn in_pairs(trial: Trial) -> Trial {
 
 /// A trial with these levels, on so many SMs.
 fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
-    let &[form, consumers, mask, columns, stages, keys, scheduler, loads, softcap, dtype, ref rest @ ..] =
+    let &[pipeline, consumers, mask, columns, stages, keys, scheduler, loads, softcap, dtype, ref rest @ ..] =
         row
     else {
         unreachable!("a row has a level for each feature");
@@ -149,7 +149,7 @@ fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
     let &[heads, layout, order, lengths, dist, padding] = rest else {
         unreachable!("a row has a level for each factor");
     };
-    let ((overlap, rescale), (consumers, ping_pong)) = (FORMS[form], CONSUMERS[consumers]);
+    let (pipeline, (consumers, ping_pong)) = (PIPELINES[pipeline], CONSUMERS[consumers]);
     let (head_dim, head_dim_v) = COLUMNS[columns];
     let shape = CtaTile {
         head_dim,
@@ -159,8 +159,7 @@ fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
         stages: STAGES[stages],
         consumers,
         loads: LOADS[loads],
-        overlap,
-        rescale,
+        pipeline,
         ping_pong,
         precision: Precision::Half,
     };

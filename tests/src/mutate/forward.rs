@@ -1,6 +1,6 @@
 //! Forward kernels to hunt.
 
-use fa3_sched::forward::{CtaTile, Loads, Overlap, Rescale};
+use fa3_sched::forward::{CtaTile, Loads, Pipeline};
 use fa3_sched::{Order, Scheduler};
 use fa3_sim::Rule;
 use fa3_types::{Mask, ProblemSpec, Shape};
@@ -125,9 +125,8 @@ type Small = (usize, (usize, usize), Mask);
 pub(crate) fn forward_preys() -> Vec<Prey> {
     let window = |left, right| Mask::Window { left: Some(left), right: Some(right) };
     let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY };
-    let rescale = Rescale::EveryBlock;
-    let one = CtaTile { overlap: Overlap::None, rescale, stages: 1, ..TINY };
-    let three = CtaTile { overlap: Overlap::ThreeStage, rescale: Rescale::EveryBlock, stages: 1, ..TINY };
+    let one = CtaTile { pipeline: Pipeline::Serial, stages: 1, ..TINY };
+    let three = CtaTile { pipeline: Pipeline::ThreeStage, stages: 1, ..TINY };
     vec![
         prey(
             "fwd 2, turns, dynamic",
@@ -138,7 +137,7 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
         ),
         prey(
             "fwd 2, rescaling in every block",
-            CtaTile { rescale, ..two },
+            CtaTile { pipeline: Pipeline::TwoStage, ..two },
             Scheduler::StaticPersistent,
             &[(5, (20, 70), Mask::Causal), (1, (130, 60), Mask::Causal), (3, (9, 10), Mask::Causal)],
             TWO_STAGE,
@@ -189,7 +188,7 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
         ),
         prey(
             "fwd 1, e4m3",
-            CtaTile { overlap: Overlap::None, stages: 1, ..TINY_FP8 },
+            CtaTile { pipeline: Pipeline::Serial, stages: 1, ..TINY_FP8 },
             Scheduler::StaticPersistent,
             &[
                 (3, (20, 150), window(90, 10)),
@@ -202,7 +201,7 @@ pub(crate) fn forward_preys() -> Vec<Prey> {
         ),
         prey(
             "fwd 1, e4m3, turns",
-            CtaTile { tile_m: 128, consumers: 2, overlap: Overlap::None, ping_pong: true, ..TINY_FP8 },
+            CtaTile { tile_m: 128, consumers: 2, pipeline: Pipeline::Serial, ping_pong: true, ..TINY_FP8 },
             Scheduler::DynamicPersistent,
             &[(5, (20, 140), Mask::Causal), (1, (130, 120), Mask::Causal), (3, (9, 10), Mask::Causal)],
             IN_TURNS_FP8,

@@ -173,12 +173,12 @@ fn dependent_launches(device: &Device) -> Fallible<String> {
 }
 
 fn cache(device: &Device) -> Fallible<String> {
-    let spec = Spec::Ladder(ladder::Spec::Gemm(Elem::Bf16));
+    let spec = Spec::from(ladder::Spec::Gemm(Elem::Bf16));
     let start = Instant::now();
     let (first, second) = (device.kernel(&spec)?, device.clone().kernel(&spec)?);
     let found = start.elapsed();
     ensure(Arc::ptr_eq(&first, &second), "compiled twice")?;
-    let other = device.kernel(&Spec::Ladder(ladder::Spec::Gemm(Elem::F16)))?;
+    let other = device.kernel(&ladder::Spec::Gemm(Elem::F16).into())?;
     ensure(!Arc::ptr_eq(&first, &other), "two kernels are one")?;
     // Opened anew, the device knows no kernels; the driver may.
     let again = Device::open(0)?.kernel(&spec)?;

@@ -3,7 +3,7 @@
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Overlap, Precision, ROW_SUM_COLS, Rescale};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Pipeline, Precision, ROW_SUM_COLS};
 
 /// Percent of the exponentials that must be between the start of P V and the wait for it, in the loop without a
 /// mask, where the softmax is to run under P V. Far from all: nothing in PTX ties them to the wait, and ptxas 13.5
@@ -121,21 +121,20 @@ fn overlap(
     let both_in_flight = scores.wait.is_none_or(|wait| sums.first < wait);
     let shared_wait = scores.wait >= sums.wait;
     let is_hidden = 100 * under >= UNDER_PV * all;
-    // Under lazy rescaling, and of e4m3, P V is waited for before the softmax: only Q K^T and P V overlap, and what the
-    // other warpgroups do.
-    let is_half = spec.tile.precision == Precision::Half;
-    let hides = spec.tile.rescale == Rescale::EveryBlock && is_half && is_main;
-    match spec.tile.overlap {
-        Overlap::None if both_in_flight => Some(Fault::TwoInFlight),
-        Overlap::None => {
+    match spec.tile.pipeline {
+        Pipeline::Serial if both_in_flight => Some(Fault::TwoInFlight),
+        Pipeline::Serial => {
             let between = round.instructions[scores.wait.unwrap_or(0)..sums.first].iter();
             let between = between.filter(|instruction| instruction.class() == Class::Exp).count();
             (between < all).then_some(Fault::Astray { count: all - between })
         }
-        Overlap::TwoStage | Overlap::ThreeStage if !both_in_flight => Some(Fault::OneInFlight),
-        Overlap::TwoStage | Overlap::ThreeStage if shared_wait => Some(Fault::OneWait),
-        Overlap::TwoStage | Overlap::ThreeStage => {
-            (hides && !is_hidden).then_some(Fault::Exposed { under, all })
+        Pipeline::Paired | Pipeline::TwoStage | Pipeline::ThreeStage if !both_in_flight => {
+            Some(Fault::OneInFlight)
+        }
+        Pipeline::Paired | Pipeline::TwoStage | Pipeline::ThreeStage if shared_wait => Some(Fault::OneWait),
+        Pipeline::Paired => None,
+        Pipeline::TwoStage | Pipeline::ThreeStage => {
+            (is_main && !is_hidden).then_some(Fault::Exposed { under, all })
         }
     }
 }
@@ -150,10 +149,9 @@ mod tests {
     use super::*;
 
     /// A tile of 32 keys and 32 columns: two instructions a product.
-    fn spec(overlap: Overlap) -> FwdSpec {
+    fn spec(pipeline: Pipeline) -> FwdSpec {
         let row = TileRow::table()[0].tile;
-        let rescale = Rescale::EveryBlock;
-        let tile = CtaTile { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, overlap, rescale, ..row };
+        let tile = CtaTile { head_dim: 32, head_dim_v: 32, tile_m: 128, tile_n: 32, pipeline, ..row };
         FwdSpec {
             elem: Elem::Bf16,
             output: Elem::Bf16,
@@ -197,8 +195,8 @@ mod tests {
     }
 
     /// What is wrong with it.
-    fn found(overlap: Overlap, instructions: &[&str]) -> Vec<Fault> {
-        let faults = faults(&spec(overlap), &listing(instructions));
+    fn found(pipeline: Pipeline, instructions: &[&str]) -> Vec<Fault> {
+        let faults = faults(&spec(pipeline), &listing(instructions));
         faults.into_iter().map(|(_, fault)| fault).collect()
     }
 
@@ -214,25 +212,24 @@ mod tests {
 
     #[test]
     fn good_loops() {
-        assert_eq!(found(Overlap::TwoStage, &TWO_STAGE), []);
-        assert_eq!(found(Overlap::ThreeStage, &TWO_STAGE), []);
-        assert_eq!(found(Overlap::None, &ONE_AFTER_THE_OTHER), []);
+        assert_eq!(found(Pipeline::TwoStage, &TWO_STAGE), []);
+        assert_eq!(found(Pipeline::ThreeStage, &TWO_STAGE), []);
+        assert_eq!(found(Pipeline::Serial, &ONE_AFTER_THE_OTHER), []);
     }
 
     #[test]
     fn a_wait_before_the_softmax() {
-        for overlap in [Overlap::TwoStage, Overlap::ThreeStage] {
+        for pipeline in [Pipeline::TwoStage, Pipeline::ThreeStage] {
             let early = moved(TWO_STAGE, 8, 5);
-            assert_eq!(found(overlap, &early), [Fault::Exposed { under: 0, all: 2 }]);
+            assert_eq!(found(pipeline, &early), [Fault::Exposed { under: 0, all: 2 }]);
             let half = moved(TWO_STAGE, 8, 7);
-            assert_eq!(found(overlap, &half), []);
+            assert_eq!(found(pipeline, &half), []);
         }
     }
 
     #[test]
     fn a_wait_before_the_softmax_that_is_meant() {
-        let mut spec = spec(Overlap::TwoStage);
-        spec.tile.rescale = Rescale::Lazy;
+        let spec = spec(Pipeline::Paired);
         assert_eq!(faults(&spec, &listing(&moved(TWO_STAGE, 8, 5))), []);
         let mut both = TWO_STAGE;
         both[4] = ALL;
@@ -242,13 +239,13 @@ mod tests {
 
     #[test]
     fn products_one_after_the_other() {
-        assert_eq!(found(Overlap::TwoStage, &ONE_AFTER_THE_OTHER), [Fault::OneInFlight]);
-        assert_eq!(found(Overlap::None, &TWO_STAGE), [Fault::TwoInFlight]);
+        assert_eq!(found(Pipeline::TwoStage, &ONE_AFTER_THE_OTHER), [Fault::OneInFlight]);
+        assert_eq!(found(Pipeline::Serial, &TWO_STAGE), [Fault::TwoInFlight]);
         let mut both = TWO_STAGE;
         both[4] = ALL;
-        assert_eq!(found(Overlap::TwoStage, &both), [Fault::OneWait]);
+        assert_eq!(found(Pipeline::TwoStage, &both), [Fault::OneWait]);
         let late = moved(ONE_AFTER_THE_OTHER, 4, 7);
-        assert_eq!(found(Overlap::None, &late), [Fault::Astray { count: 1 }]);
+        assert_eq!(found(Pipeline::Serial, &late), [Fault::Astray { count: 1 }]);
     }
 
     /// As C7510 has it: a wait after every instruction.
@@ -258,22 +255,22 @@ mod tests {
             .map(|part| if part.ends_with("gsb0") { part.to_owned() } else { format!("{part}, gsb0") });
         let serial: Vec<&str> =
             parts.iter().flat_map(|part| [part.as_str(), ALL]).chain([EXP, EXP]).collect();
-        assert_eq!(found(Overlap::TwoStage, &serial), [Fault::Products { found: 4 }]);
+        assert_eq!(found(Pipeline::TwoStage, &serial), [Fault::Products { found: 4 }]);
     }
 
     #[test]
     fn what_stops_a_product() {
         let mut barrier = TWO_STAGE.to_vec();
         barrier.insert(3, "BAR.SYNC.DEFER_BLOCKING R2, 0x100");
-        assert_eq!(found(Overlap::TwoStage, &barrier), [Fault::Interrupted { name: "P V", count: 1 }]);
+        assert_eq!(found(Pipeline::TwoStage, &barrier), [Fault::Interrupted { name: "P V", count: 1 }]);
         let mut wait = TWO_STAGE.to_vec();
         wait.insert(6, ONE);
-        assert_eq!(found(Overlap::TwoStage, &wait), [Fault::Waits { count: 3 }]);
+        assert_eq!(found(Pipeline::TwoStage, &wait), [Fault::Waits { count: 3 }]);
         let mut spill = TWO_STAGE.to_vec();
         spill.insert(6, "LDL R7, [R1+0x4]");
-        assert_eq!(found(Overlap::TwoStage, &spill), [Fault::Spills { count: 1 }]);
+        assert_eq!(found(Pipeline::TwoStage, &spill), [Fault::Spills { count: 1 }]);
         let uniform = TWO_STAGE.into_iter().chain(["R2UR UR4, R3"; TO_UNIFORM + 1]).collect::<Vec<_>>();
-        assert_eq!(found(Overlap::TwoStage, &uniform), [Fault::ToUniform { count: 5 }]);
+        assert_eq!(found(Pipeline::TwoStage, &uniform), [Fault::ToUniform { count: 5 }]);
     }
 
     #[test]
@@ -282,7 +279,7 @@ mod tests {
         less.remove(2);
         let shape =
             Fault::Shape { name: "P V", parts: 1, columns: 32, expected_parts: 2, expected_columns: 32 };
-        assert_eq!(found(Overlap::TwoStage, &less), [shape]);
-        assert_eq!(found(Overlap::TwoStage, &["NOP"]), [Fault::NoLoop]);
+        assert_eq!(found(Pipeline::TwoStage, &less), [shape]);
+        assert_eq!(found(Pipeline::TwoStage, &["NOP"]), [Fault::NoLoop]);
     }
 }

@@ -15,7 +15,7 @@ use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
 use fa3_ir::ptx;
 use fa3_sched::Scheduler;
-use fa3_sched::forward::{Loads, Precision, Rescale};
+use fa3_sched::forward::{Loads, Pipeline, Precision};
 use fa3_tests::lock::{Assembled, Code, Diff, Lock, NoTool, Nvdisasm, Ptxas, Usage};
 use loops::Fault;
 use rayon::prelude::*;
@@ -106,7 +106,7 @@ fn overlaps(spec: &FwdSpec) -> bool {
     let tile = &spec.tile;
     match tile.precision {
         Precision::Half => {
-            let is_free = tile.rescale == Rescale::EveryBlock && !tile.ping_pong;
+            let is_free = tile.pipeline != Pipeline::Paired && !tile.ping_pong;
             tile.loads == Loads::Producer && !is_free
         }
         Precision::Fp8(_) => tile.pv_cols() == tile.head_dim_v,

@@ -1,7 +1,6 @@
 //! What is special about the forward kernels, in the simulator: numbers at the ends of what there is, and NaN nowhere
 //! where it may not be. What holds of every family's kernels, `families` tests.
 
-mod decoded;
 mod extremes;
 mod growth;
 mod poison;

@@ -76,13 +76,13 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     if plan.stats().grid() > 0 {
         let mut args = Fill::default();
         _ = StatsParams::of(plan, stats, sums).pass(&mut args);
-        program.step(Spec::Backward(BwdSpec::stats(plan)), [plan.stats().grid(), 1, 1], args.0);
+        program.step(BwdSpec::stats(plan).into(), [plan.stats().grid(), 1, 1], args.0);
     }
     if plan.dkv().schedule.grid() > 0 {
         let mut args = Fill::default();
         let ticket = ticket(&mut program, "dkv_ticket", &plan.dkv().schedule);
         _ = DkvParams::of(plan, program.tensor(stats), sums, ticket).pass(&mut args);
-        program.step(Spec::Backward(BwdSpec::dkv(plan)), [plan.dkv().schedule.grid(), 1, 1], args.0);
+        program.step(BwdSpec::dkv(plan).into(), [plan.dkv().schedule.grid(), 1, 1], args.0);
     }
     let Some(dq_spec) = BwdSpec::dq(plan) else { return program };
     let mut args = Fill::default();
@@ -98,7 +98,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         }
         (DqBy::Kernel(_) | DqBy::Additions(_) | DqBy::AdditionsInOrder, _) => return program,
     };
-    program.step(Spec::Backward(dq_spec), [grid, 1, 1], args.0);
+    program.step(dq_spec.into(), [grid, 1, 1], args.0);
     program
 }
 

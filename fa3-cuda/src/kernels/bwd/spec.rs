@@ -83,6 +83,16 @@ impl BwdSpec {
         [BwdSpec::stats(plan), BwdSpec::dkv(plan)].into_iter().chain(BwdSpec::dq(plan)).collect()
     }
 
+    /// The elements of its tensors: f16 or bf16.
+    pub fn elem(&self) -> Elem {
+        match self {
+            BwdSpec::Stats(spec) => spec.elem,
+            BwdSpec::Dkv(spec) => spec.elem,
+            BwdSpec::Dq(spec) => spec.elem,
+            BwdSpec::Round(spec) => spec.elem,
+        }
+    }
+
     /// That of row statistics.
     pub(super) fn stats(plan: &Plan) -> BwdSpec {
         let forward = plan.problem().forward();

@@ -1,8 +1,5 @@
 //! Algorithm 1: products and softmax one after the other.
 
-use fa3_ir::lang::*;
-use fa3_sched::forward::Rescale;
-
 use super::consumer::{Attend, Query, Sum};
 use crate::kernels::parts::kv_blocks::KvBlocks;
 
@@ -13,22 +10,12 @@ impl<'k> Attend<'_, 'k> {
         blocks.for_each(0, |block| {
             let mut s = self.products_ending_turn(q, &block); // A1:16-17
             q.apply(&mut s, &block);
-            let p = self.softmax(&mut s, sum); // A1:18-21
+            let shrink = sum.softmax.step(&mut s); // A1:18-19
+            sum.o.scale_rows(shrink); // A1:21
+            let p = self.p.round(&s); // A1:20
             self.turn.take();
-            self.add_product(&p, &mut sum.o); // A1:20-22
+            self.add_product(&p, &mut sum.o); // A1:20, A1:22
         });
         self.turn.pass();
-    }
-
-    /// P of a block, to which O is rescaled.
-    fn softmax(&self, s: &mut Frag<'k>, sum: &mut Sum<'k>) -> AFrag<'k> {
-        match self.fwd.spec.tile.rescale {
-            Rescale::Lazy => sum.softmax.step_lazily(s, self.p, &mut sum.o),
-            Rescale::EveryBlock => {
-                let shrink = sum.softmax.step(s);
-                sum.o.scale_rows(shrink);
-                self.p.round(s)
-            }
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! The consumer: a warpgroup computes 64 rows of O, a block of keys after the other.
 
 use fa3_ir::lang::*;
-use fa3_sched::forward::{Overlap, Precision, Rescale};
+use fa3_sched::forward::{Pipeline, Precision};
 
 use super::descales::{BlockScales, TileScales, VScale};
 use super::p_type::PType;
@@ -73,10 +73,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let turn = fwd.ping_pong.as_ref().map_or_else(Turn::none, |ping_pong| ping_pong.of(b, me));
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
     let mut attend = Attend { fwd, q, k, v, p: fwd.p, turn };
-    let headroom = match fwd.spec.tile.rescale {
-        Rescale::Lazy => attend.p.headroom(),
-        Rescale::EveryBlock => -attend.p.offset(),
-    };
+    let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
     fwd.tiles.consume(|tile| {
         let work = fwd.params.geometry.work(tile);
         // Computed again for each tile: it would take a register to keep.
@@ -106,20 +103,15 @@ impl<'k> Attend<'_, 'k> {
     /// All blocks of a tile.
     fn tile(&mut self, q: &Query<'_, 'k>, blocks: &KvBlocks<'k>, sum: &mut Sum<'k>) {
         let tile = &self.fwd.spec.tile;
-        match (tile.precision, tile.overlap, tile.rescale) {
-            (Precision::Fp8(_), Overlap::None, _) if tile.ping_pong => {
+        match (tile.precision, tile.pipeline) {
+            (Precision::Half, Pipeline::Serial) => self.algorithm1(q, blocks, sum),
+            (Precision::Half, Pipeline::Paired | Pipeline::TwoStage) => self.algorithm2(q, blocks, sum),
+            (Precision::Half, Pipeline::ThreeStage) => self.algorithm4(q, blocks, sum),
+            (Precision::Fp8(_), Pipeline::Serial) if tile.ping_pong => {
                 self.algorithm1_in_turns(q, blocks, sum)
             }
-            (Precision::Fp8(_), Overlap::None, _) => self.algorithm1_in_two_levels(q, blocks, sum),
-            (Precision::Fp8(_), Overlap::TwoStage | Overlap::ThreeStage, _) => {
-                self.algorithm2_in_two_levels(q, blocks, sum);
-            }
-            (Precision::Half, Overlap::None, _) => self.algorithm1(q, blocks, sum),
-            (Precision::Half, Overlap::TwoStage, Rescale::Lazy) => self.algorithm2(q, blocks, sum),
-            (Precision::Half, Overlap::TwoStage, Rescale::EveryBlock) => {
-                self.algorithm2_every_block(q, blocks, sum);
-            }
-            (Precision::Half, Overlap::ThreeStage, _) => self.algorithm4(q, blocks, sum),
+            (Precision::Fp8(_), Pipeline::Serial) => self.algorithm1_in_two_levels(q, blocks, sum),
+            (Precision::Fp8(_), _) => self.algorithm2_in_two_levels(q, blocks, sum),
         }
     }
 

@@ -84,7 +84,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     if schedule.grid() > 0 {
         let mut args = Fill::default();
         Params::of(plan, &program).pass(&mut args);
-        program.step(Spec::Forward(spec), [schedule.grid(), 1, 1], args.0);
+        program.step(spec.into(), [schedule.grid(), 1, 1], args.0);
     }
     program
 }

@@ -1,7 +1,7 @@
 //! What makes one forward kernel differ from another.
 
 use fa3_ir::Elem;
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision, Rescale};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision};
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
@@ -81,6 +81,6 @@ impl FwdSpec {
     /// [`guard_all`](fa3_ir::lang::Builder::guard_all). Without it, ptxas waits for PV before most exponentials of 16
     /// bits with maxima in every block.
     pub(super) fn guards_all(&self) -> bool {
-        self.tile.precision == Precision::Half && self.tile.rescale == Rescale::EveryBlock
+        !self.is_fp8() && !self.tile.rescales_lazily()
     }
 }

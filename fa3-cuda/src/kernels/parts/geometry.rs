@@ -118,3 +118,65 @@ pub(crate) fn form(order: Order) -> Order {
         Order::LongestFirst { section: _, longest } => Order::LongestFirst { section: 1, longest },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fa3_ir::{BufferRole, Passed, Program};
+    use fa3_sched::{DeviceLimits, Longest, Scheduler};
+    use fa3_sim::{Mode, ProgramSimulation};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernels::params::{Declare, Fill, Filled, Host};
+
+    /// The numbers of each tile, as a kernel computes them.
+    fn in_a_kernel(geometry: Geometry<u32>, form: Geometry<()>) -> Vec<[u32; 8]> {
+        let kernel = Kernel::build("tiles", Launch::threads(32), |b| {
+            let numbers = b.param_pointer("numbers", Elem::U32);
+            let Work { batch, head, kv_head, row, kv } = form.pass(&mut Declare(b)).work(b.cta_x());
+            let at = b.cta_x().mad_wide(32, numbers);
+            b.once_per_warp(|| {
+                b.store_vector(at.at(0), [batch, head, kv_head, row]);
+                b.store_vector(at.at(16), [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]);
+            });
+        });
+        let mut program = Program::new();
+        let numbers = program.buffer("numbers", Elem::U32, &[geometry.tiles, 8], BufferRole::Output);
+        let mut args = Fill(vec![("numbers".to_owned(), Passed::Pointer(numbers))]);
+        _ = geometry.pass::<Host, Filled>(&mut args);
+        program.step(kernel, [geometry.tiles, 1, 1], args.0);
+        let outcome = ProgramSimulation::new(&program).mode(Mode::Fast).run(&[vec![]]).unwrap();
+        let numbers = outcome.buffers[0].as_chunks::<4>().0.iter().copied().map(u32::from_le_bytes);
+        numbers.collect::<Vec<_>>().as_chunks::<8>().0.to_vec()
+    }
+
+    /// The same, on the host.
+    fn on_the_host(geometry: Geometry<u32>) -> Vec<[u32; 8]> {
+        let numbers = (0..geometry.tiles).map(|index| {
+            let Work { batch, head, kv_head, row, kv } = geometry.decode(index);
+            [batch, head, kv_head, row, kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]
+        });
+        numbers.collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn kernels_decode_tiles_as_the_host_does(
+            (q, k) in (1_u32..200, 1_u32..200),
+            (left, right) in (proptest::option::of(0_u32..130), proptest::option::of(0_u32..130)),
+            (batch, kv_heads, group) in (1_u32..4, 1_u32..4, 1_u32..4),
+            (sections, longest_first) in (proptest::option::of(1_u32..20), any::<bool>()),
+        ) {
+            let longest = if longest_first { Longest::First } else { Longest::Last };
+            let order = sections.map_or(Order::Linear, |section| Order::LongestFirst { section, longest });
+            let counts = TileCounts { m_blocks: q.div_ceil(64), heads: kv_heads * group, batch, splits: 1 };
+            let sms = DeviceLimits::h100_sxm().sms;
+            let schedule = Schedule::new(counts, order, Scheduler::StaticPersistent, sms).unwrap();
+            let mask = Mask::window(left, right);
+            let geometry = Geometry::of(&schedule, Tiling::new(64, 32, group, mask), Lens { q, k });
+            let tiles = in_a_kernel(geometry, Geometry::form(order, mask));
+            prop_assert_eq!(tiles, on_the_host(geometry));
+        }
+    }
+}

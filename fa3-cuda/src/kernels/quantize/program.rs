@@ -49,7 +49,7 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     if plan.grid() > 0 {
         let mut args = Fill::default();
         _ = Params::of(plan, &program, scale).pass(&mut args);
-        program.step(kernels::Spec::Quantize(Spec::of(plan)), [plan.grid(), 1, 1], args.0);
+        program.step(Spec::of(plan).into(), [plan.grid(), 1, 1], args.0);
     }
     program
 }

@@ -19,9 +19,9 @@ use fa3_types::{Shape, ValueLayout};
 use self::params::{HeadsParams, PartsParams, WholeParams};
 use super::params::{Params, Scale};
 use super::{ScaleSource, Spec};
-use crate::kernels;
 use crate::kernels::params::{Fill, Host};
 use crate::kernels::tensors::elem;
+use crate::kernels::{self, KernelSpec};
 
 /// Everything that the code of a kernel of scales depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,12 +42,13 @@ pub enum ScaleSpec {
     Heads,
 }
 
-/// The kernel of this spec.
-pub fn kernel(spec: &ScaleSpec) -> Kernel {
-    match *spec {
-        ScaleSpec::ChannelParts { elem, head_dim } => parts::kernel(elem, head_dim),
-        ScaleSpec::Channels { head_dim } => whole::kernel(head_dim),
-        ScaleSpec::Heads => heads::kernel(),
+impl KernelSpec for ScaleSpec {
+    fn kernel(&self) -> Kernel {
+        match *self {
+            ScaleSpec::ChannelParts { elem, head_dim } => parts::kernel(elem, head_dim),
+            ScaleSpec::Channels { head_dim } => whole::kernel(head_dim),
+            ScaleSpec::Heads => heads::kernel(),
+        }
     }
 }
 
@@ -68,7 +69,7 @@ pub(super) fn channels(
         let mut args = Fill::default();
         _ = PartsParams::of(plan, channels, [x, spans], decoder).pass(&mut args);
         let spec = ScaleSpec::ChannelParts { elem: elem(x_desc.dtype), head_dim };
-        program.step(kernels::Spec::Scales(spec), [channels.parts_grid(), 1, 1], args.0);
+        program.step(spec.into(), [channels.parts_grid(), 1, 1], args.0);
     }
     if channels.heads_grid() > 0 {
         let rows = x_desc.shape.seqlen as f32;
@@ -76,8 +77,8 @@ pub(super) fn channels(
             WholeParams { spans, scales, mean, inverse, parts: channels.parts(), rows };
         let mut args = Fill::default();
         _ = params.pass(&mut args);
-        let spec = kernels::Spec::Scales(ScaleSpec::Channels { head_dim });
-        program.step(spec, [channels.heads_grid(), 1, 1], args.0);
+        let spec = ScaleSpec::Channels { head_dim };
+        program.step(spec.into(), [channels.heads_grid(), 1, 1], args.0);
     }
     Scale::Channels { mean, inverse }
 }
@@ -95,14 +96,14 @@ pub(super) fn heads(
         let mut args = Fill::default();
         _ = Params::of(plan, program, Scale::Measured(of_tiles)).pass(&mut args);
         let spec = Spec { scale: ScaleSource::Measured, layout: ValueLayout::Rows, ..Spec::of(plan) };
-        program.step(kernels::Spec::Quantize(spec), [plan.grid(), 1, 1], args.0);
+        program.step(spec.into(), [plan.grid(), 1, 1], args.0);
     }
     if count > 0 {
         let params: HeadsParams<Host> =
             HeadsParams { maxima: of_tiles, scales, inverse, count: maxima, heads };
         let mut args = Fill::default();
         _ = params.pass(&mut args);
-        program.step(kernels::Spec::Scales(ScaleSpec::Heads), [count, 1, 1], args.0);
+        program.step(ScaleSpec::Heads.into(), [count, 1, 1], args.0);
     }
     Scale::Heads { inverse }
 }

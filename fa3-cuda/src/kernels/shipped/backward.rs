@@ -2,28 +2,25 @@
 //! x rows of a block x stages: of the dK/dV kernel those of blocks and of K and V, of the dQ kernel those of K and of
 //! V.
 
-use fa3_ir::Elem;
 use fa3_sched::DeviceLimits;
-use fa3_sched::Scheduler;
 use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions};
 use fa3_types::{BackwardSpec, Dtype, Mask, ProblemSpec, Shape};
 
 use super::Shipped;
-use crate::kernels::Spec;
 use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec};
 
-/// The kernels of plans for the usual head dimensions, in all forms: with every side of a mask, with a soft cap and
-/// without, for many tiles; for few tiles, without a cap; in f16, with a cap and both sides of the mask.
+/// The kernels of plans for the usual head dimensions, in all forms: in bf16 with many tiles with every side of a mask,
+/// with a soft cap and without; in f16 with few tiles without a cap, and with a cap and both sides of the mask.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
     const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };
     let dims = [(64, 64), (128, 128), (192, 128), (256, 256)];
     let settings = [
         (Dtype::Bf16, NONE, None, 400),
-        (Dtype::Bf16, NONE, None, 1),
+        (Dtype::F16, NONE, None, 1),
         (Dtype::Bf16, NONE, Some(30.0), 400),
         (Dtype::Bf16, Mask::Causal, None, 400),
-        (Dtype::Bf16, Mask::Causal, None, 1),
+        (Dtype::F16, Mask::Causal, None, 1),
         (Dtype::Bf16, Mask::Causal, Some(30.0), 400),
         (Dtype::Bf16, BOTH, Some(30.0), 400),
         (Dtype::F16, BOTH, Some(30.0), 400),
@@ -31,9 +28,7 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let specs =
         dims.into_iter().flat_map(move |dims| settings.into_iter().flat_map(move |of| specs(dims, of)));
     let mut seen = std::collections::HashSet::new();
-    specs
-        .filter(move |spec| seen.insert(*spec))
-        .map(|spec| Shipped { name: name(&spec), spec: Spec::Backward(spec) })
+    specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec))
 }
 
 /// The kernels of one problem with so many heads.
@@ -55,19 +50,6 @@ fn specs(
     let apart = DqTile::choose(dims[0], dims[1], &limits).map(|tile| PlanOptions::default().dq(tile));
     let ways = apart.into_iter().chain(adding);
     ways.flat_map(|options| BwdSpec::of(&plan(options))).collect()
-}
-
-/// Whether it stands for others in slow tests: see [`Shipped::stands_for_others`].
-pub(super) fn stands_for_others(spec: &BwdSpec) -> bool {
-    match spec {
-        BwdSpec::Stats(_) | BwdSpec::Round(_) => true,
-        BwdSpec::Dkv(spec) => stands(spec),
-        BwdSpec::Dq(spec) => stands(spec),
-    }
-}
-
-fn stands<T>(spec: &PartSpec<T>) -> bool {
-    spec.elem == Elem::Bf16 && spec.scheduler != Scheduler::OneTile
 }
 
 fn name(spec: &BwdSpec) -> String {

@@ -6,7 +6,6 @@ use fa3_sched::quantize::Plan;
 use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shape, Signs, ValueLayout};
 
 use super::Shipped;
-use crate::kernels::Spec;
 use crate::kernels::quantize::{self, ScaleSource, scales::ScaleSpec};
 
 /// What a kernel is for.
@@ -62,11 +61,11 @@ pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
     let of_heads = [64, 128, 256].into_iter().flat_map(move |head_dim| {
         let heads = Scaling::Heads { heads: 1 };
         let row = row(Elem::Bf16, head_dim, heads, Some((RopeStyle::HalfSplit, POSITIONS)), true);
-        let measuring = Shipped { name: format!("{}/measured", row.name()), spec: row.measuring() };
-        [Shipped { name: row.name(), spec: row.spec() }, measuring]
+        let measuring = Shipped::new(format!("{}/measured", row.name()), row.measuring());
+        [Shipped::new(row.name(), row.spec()), measuring]
     });
     let rows = plain.chain(others).chain(v);
-    rows.map(|row| Shipped { name: row.name(), spec: row.spec() }).chain(of_heads)
+    rows.map(|row| Shipped::new(row.name(), row.spec())).chain(of_heads)
 }
 
 /// What computes scales that take another pass.
@@ -79,20 +78,16 @@ pub(super) fn scales() -> impl Iterator<Item = Shipped> {
         ]
     });
     let all = channels.chain([("heads".to_owned(), ScaleSpec::Heads)]);
-    all.map(|(name, spec)| Shipped { name: format!("scales/{name}"), spec: Spec::Scales(spec) })
+    all.map(|(name, spec)| Shipped::new(format!("scales/{name}"), spec))
 }
 
 impl Row {
-    fn spec(&self) -> Spec {
-        Spec::Quantize(self.quantize())
+    /// The kernel that measures tiles for the kernel of this row.
+    fn measuring(&self) -> quantize::Spec {
+        quantize::Spec { scale: ScaleSource::Measured, ..self.spec() }
     }
 
-    /// What measures tiles before.
-    fn measuring(&self) -> Spec {
-        Spec::Quantize(quantize::Spec { scale: ScaleSource::Measured, ..self.quantize() })
-    }
-
-    fn quantize(&self) -> quantize::Spec {
+    fn spec(&self) -> quantize::Spec {
         let Row { elem, head_dim, scaling, rotary, hadamard, layout } = *self;
         let dtype = if elem == Elem::F16 { Dtype::F16 } else { Dtype::Bf16 };
         let shape = Shape { batch: 1, seqlen: 1, heads: 1, head_dim };

@@ -76,9 +76,6 @@ fn what_no_warpgroup_computes_is_refused() {
     assert_eq!(one.check(&limits), Ok(()));
     let turns = CtaTile { ping_pong: true, ..one };
     assert_eq!(turns.check(&limits), Err(TileError::PingPong { consumers: 1 }));
-    let lazy = CtaTile { overlap: Overlap::ThreeStage, rescale: Rescale::Lazy, ..one };
-    assert_eq!(lazy.check(&limits), Err(TileError::Rescale));
-    assert_eq!(CtaTile { rescale: Rescale::EveryBlock, ..lazy }.check(&limits), Ok(()));
 }
 
 /// KiB of Q, K and V, and registers of S, P and O, of FlashAttention-3's own tiles, worked out by hand from the tile
@@ -106,32 +103,32 @@ fn published_tiles_need_what_they_need() {
     }
 }
 
-/// 128 x 128 of e4m3 at head_dim 128, two stages, softmax under GEMM.
+/// 128 x 128 of e4m3 at head_dim 128, two stages, paired products.
 fn fp8() -> CtaTile {
     let is_it = |tile: &CtaTile| tile.precision.is_fp8() && (tile.head_dim, tile.tile_n) == (128, 128);
     shapes().find(is_it).unwrap()
 }
 
 /// KiB of Q, K and V, and registers of S, P, O and PV, of tiles of e4m3, by hand: V lies there twice, as it is
-/// loaded, and transposed with 8 columns more. PV has registers of its own under overlap, and else those that S
-/// leaves it too few.
+/// loaded, and transposed with 8 columns more. PV has registers of its own if products are paired, and else
+/// those that S leaves it too few.
 #[test]
 #[rustfmt::skip]
 fn fp8_tiles_need_what_they_need() {
-    use Overlap::{None, TwoStage};
+    use Pipeline::{Paired, Serial};
     let cases = [
-        ( 64,  64, 192, 128, 3, None,     [12, 16,  34], [64, 16,  32,  0], 160),
-        ( 64,  64, 192,  64, 3, TwoStage, [12,  8,  17], [32,  8,  32, 36], 160),
-        (128, 128, 128, 128, 2, TwoStage, [16, 32,  66], [64, 16,  64, 68], 232),
-        (128, 128, 128,  64, 2, None,     [16, 16,  33], [32,  8,  64, 36], 232),
-        ( 64, 128,  64,  64, 1, TwoStage, [ 4,  8,  33], [32,  8,  64, 68], 255),
-        (256, 256, 128, 128, 2, None,     [32, 64, 130], [64, 16, 128,  4], 232),
-        (256, 256, 128,  64, 2, None,     [32, 32,  65], [32,  8, 128, 36], 232),
+        ( 64,  64, 192, 128, 3, Serial, [12, 16,  34], [64, 16,  32,  0], 160),
+        ( 64,  64, 192,  64, 3, Paired, [12,  8,  17], [32,  8,  32, 36], 160),
+        (128, 128, 128, 128, 2, Paired, [16, 32,  66], [64, 16,  64, 68], 232),
+        (128, 128, 128,  64, 2, Serial, [16, 16,  33], [32,  8,  64, 36], 232),
+        ( 64, 128,  64,  64, 1, Paired, [ 4,  8,  33], [32,  8,  64, 68], 255),
+        (256, 256, 128, 128, 2, Serial, [32, 64, 130], [64, 16, 128,  4], 232),
+        (256, 256, 128,  64, 2, Serial, [32, 32,  65], [32,  8, 128, 36], 232),
     ];
-    for (head_dim, head_dim_v, tile_m, tile_n, consumers, overlap, kib, registers, available) in cases {
+    for (head_dim, head_dim_v, tile_m, tile_n, consumers, pipeline, kib, registers, available) in cases {
         let ping_pong = consumers > 1;
         let tile = CtaTile {
-            head_dim, head_dim_v, tile_m, tile_n, consumers, overlap, ping_pong, ..fp8()
+            head_dim, head_dim_v, tile_m, tile_n, consumers, pipeline, ping_pong, ..fp8()
         };
         let smem = tile.smem();
         assert_eq!([smem.q, smem.k, smem.v], kib.map(|kib| kib << 10), "{tile}");
@@ -155,9 +152,9 @@ fn what_fp8_does_not_compute_is_refused() {
     let form = TileError::Fp8 { tile_n: 64, head_dim_v: 128 };
     assert_eq!(fp8.check(&limits), Ok(()));
     refused(CtaTile { loads: Loads::Consumers, ..fp8 }, form.clone());
-    refused(CtaTile { rescale: Rescale::Lazy, ..fp8 }, form.clone());
-    refused(CtaTile { overlap: Overlap::ThreeStage, ..fp8 }, form);
-    // There are no registers for all of PV, and under overlap it is in flight whole.
+    refused(CtaTile { pipeline: Pipeline::TwoStage, ..fp8 }, form.clone());
+    refused(CtaTile { pipeline: Pipeline::ThreeStage, ..fp8 }, form);
+    // There are no registers for all of PV, and paired with QK it is in flight whole.
     refused(CtaTile { head_dim_v: 256, ..fp8 }, TileError::Fp8 { tile_n: 64, head_dim_v: 256 });
     // A warp transposes 32 keys at a time and a thread writes O 16 bytes at a time; the columns are a power of two.
     for tile_n in [16, 48, 80] {
@@ -169,7 +166,7 @@ fn what_fp8_does_not_compute_is_refused() {
     for head_dim_v in [32, 64, 128] {
         assert_eq!(CtaTile { head_dim_v, ..fp8 }.check(&limits), Ok(()));
     }
-    assert_eq!(CtaTile { head_dim_v: 256, overlap: Overlap::None, ..fp8 }.check(&limits), Ok(()));
+    assert_eq!(CtaTile { head_dim_v: 256, pipeline: Pipeline::Serial, ..fp8 }.check(&limits), Ok(()));
 }
 
 /// Three warpgroups have too few registers at head_dim 128, three stages at head_dim 256 too much memory, and 160 keys
@@ -177,13 +174,13 @@ fn what_fp8_does_not_compute_is_refused() {
 #[test]
 fn fp8_tiles_too_large_are_refused() {
     let limits = DeviceLimits::h100_sxm();
-    let three = CtaTile { tile_m: 192, consumers: 3, overlap: Overlap::None, ..fp8() };
+    let three = CtaTile { tile_m: 192, consumers: 3, pipeline: Pipeline::Serial, ..fp8() };
     let registers = TileError::Registers { needed: 64 + 16 + 64 + 4 + 20, available: 160 };
     assert_eq!(three.check(&limits), Err(registers));
     assert_eq!(CtaTile { tile_n: 64, head_dim_v: 64, ..three }.check(&limits), Ok(()));
     let long = TileError::Fp8 { tile_n: 160, head_dim_v: 64 };
     assert_eq!(CtaTile { tile_n: 160, head_dim_v: 64, ..fp8() }.check(&limits), Err(long));
-    let deep = CtaTile { head_dim: 256, head_dim_v: 256, overlap: Overlap::None, stages: 3, ..fp8() };
+    let deep = CtaTile { head_dim: 256, head_dim_v: 256, pipeline: Pipeline::Serial, stages: 3, ..fp8() };
     let needed = ((32 + 3 * 96) << 10) + 3 * 8 * 128 + 1024;
     let smem = TileError::SharedMemory { needed, available: 232_448 };
     assert_eq!(deep.check(&limits), Err(smem));
@@ -202,7 +199,7 @@ proptest! {
         let [tile_m, tile_n, stages, consumers, head_dim, head_dim_v] = numbers;
         let tile = CtaTile {
             ping_pong,
-            overlap: if three_stage { Overlap::ThreeStage } else { Overlap::TwoStage },
+            pipeline: if three_stage { Pipeline::ThreeStage } else { Pipeline::Paired },
             loads: if no_producer { Loads::Consumers } else { Loads::Producer },
             precision: if is_fp8 { Precision::Fp8(inputs) } else { Precision::Half },
             ..dense128()

@@ -366,7 +366,7 @@ fn the_largest_lengths_plan() {
 fn a_plan_prints() {
     let text = "\
 problem    bf16 batch 4 seqlen 4096 x 4096 heads 8/8 head_dim 128 mask causal scale 0.088388
-tile       128 x 128, 3 stages, softmax under GEMM, lazy rescaling, ping-pong
+tile       128 x 128, 3 stages, QK and PV issued together, lazy rescaling, ping-pong
            fewer rows and square tiles waste less where sequences are short; without turns -2 to -9 %
 heads      8 of Q, 8 of K and V
 order      longest first, heads in sections of 3

@@ -1,7 +1,7 @@
 //! The ends of what a problem may say.
 
 use fa3_cuda::kernels::fwd::buffers;
-use fa3_sched::forward::{CtaTile, Overlap, PlanOptions, Precision};
+use fa3_sched::forward::{CtaTile, Pipeline, PlanOptions, Precision};
 use fa3_sim::{Buffer, Memory, Mode, Policy, ProgramSimulation, Simulation};
 use fa3_tests::fwd::{dense, initial, judged, with_tile};
 use fa3_tests::{Case, Dist};
@@ -9,7 +9,7 @@ use fa3_types::{Dtype, Mask, Problem};
 use rayon::prelude::*;
 
 use super::launch;
-use fa3_tests::fwd::shapes::{FORMS, TINY, TINY_FP8, dtype};
+use fa3_tests::fwd::shapes::{PIPELINES, TINY, TINY_FP8, dtype};
 
 fn check(case: &Case, options: &PlanOptions) -> Result<(), String> {
     let launch = launch(&case.problem, options).map_err(|fault| fault.to_string())?;
@@ -21,12 +21,10 @@ fn check(case: &Case, options: &PlanOptions) -> Result<(), String> {
 
 fn tiles() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
-    FORMS
+    PIPELINES
         .into_iter()
-        .flat_map(|(overlap, rescale)| {
-            [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, ..two }]
-        })
-        .chain([TINY_FP8, CtaTile { overlap: Overlap::None, ..TINY_FP8 }])
+        .flat_map(|pipeline| [CtaTile { pipeline, ..TINY }, CtaTile { pipeline, ..two }])
+        .chain([TINY_FP8, CtaTile { pipeline: Pipeline::Serial, ..TINY_FP8 }])
         .collect()
 }
 
@@ -70,9 +68,9 @@ fn scales_and_caps() {
 #[test]
 fn long_rows_do_not_drift() {
     let scales = [0.1, 0.13, 0.17, 0.2];
-    let forms = FORMS.into_iter().filter(|&(overlap, _)| overlap != Overlap::ThreeStage);
-    let tiles = forms.map(|(overlap, rescale)| CtaTile { tile_n: 16, overlap, rescale, ..TINY });
-    let tiles = tiles.chain([TINY_FP8, CtaTile { overlap: Overlap::None, ..TINY_FP8 }]);
+    let pipelines = PIPELINES.into_iter().filter(|&pipeline| pipeline != Pipeline::ThreeStage);
+    let tiles = pipelines.map(|pipeline| CtaTile { tile_n: 16, pipeline, ..TINY });
+    let tiles = tiles.chain([TINY_FP8, CtaTile { pipeline: Pipeline::Serial, ..TINY_FP8 }]);
     let pairs =
         tiles.enumerate().flat_map(|(index, tile)| [0, 1].map(|next| (scales[(index + next) % 4], tile)));
     pairs.collect::<Vec<_>>().into_par_iter().for_each(|(scale, tile)| {

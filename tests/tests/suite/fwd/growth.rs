@@ -1,8 +1,8 @@
 //! Scores that grow from one visited block to the next, so that old maxima do not do.
 
-use fa3_sched::forward::{CtaTile, Rescale};
+use fa3_sched::forward::CtaTile;
 use fa3_sim::{Mode, Policy};
-use fa3_tests::fwd::shapes::{FORMS, TINY};
+use fa3_tests::fwd::shapes::{PIPELINES, TINY};
 use fa3_tests::fwd::{dense, judged, rounded, with_tile};
 use fa3_tests::{Case, Values};
 use fa3_types::{Dtype, Mask, Problem};
@@ -17,11 +17,9 @@ const KEYS: usize = 100;
 /// All forms: seven blocks of 16 keys, or three of 48.
 pub(super) fn tiles() -> Vec<CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, tile_n: 48, ping_pong: true, ..TINY };
-    FORMS
+    PIPELINES
         .into_iter()
-        .flat_map(|(overlap, rescale)| {
-            [CtaTile { overlap, rescale, ..TINY }, CtaTile { overlap, rescale, ..two }]
-        })
+        .flat_map(|pipeline| [CtaTile { pipeline, ..TINY }, CtaTile { pipeline, ..two }])
         .collect()
 }
 
@@ -72,7 +70,7 @@ fn growing_scores_are_as_in_the_oracle() {
 /// 1, so that an error of a row's sum is one of O.
 #[test]
 fn plateaus_are_as_in_the_oracle() {
-    let lazy = tiles().into_iter().filter(|tile| tile.rescale == Rescale::Lazy);
+    let lazy = tiles().into_iter().filter(|tile| tile.rescales_lazily());
     let cases: Vec<_> = lazy
         .flat_map(|tile| [8, 16, 40].map(|keys| (tile, keys)))
         .flat_map(|case| [0.3, 1.1, 2.3, 5.7, 100.3].map(|step| (case, step)))

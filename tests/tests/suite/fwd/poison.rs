@@ -1,7 +1,7 @@
 //! NaN and infinities reach the rows that see them, and no others.
 
 use fa3_ref::Forward;
-use fa3_sched::forward::{CtaTile, Loads, Overlap};
+use fa3_sched::forward::{CtaTile, Loads, Pipeline};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, dense, judged, with_tile};
 use fa3_tests::{Case, Poison, Values};
@@ -10,7 +10,7 @@ use ndarray::{Array4, Axis};
 use rayon::prelude::*;
 
 use super::launch;
-use fa3_tests::fwd::shapes::{FORMS, INPUTS, TINY, TINY_FP8, dealt, dtype, laid_out};
+use fa3_tests::fwd::shapes::{INPUTS, PIPELINES, TINY, TINY_FP8, dealt, dtype, laid_out};
 
 const MASKS: [Mask; 4] = [
     Mask::None,
@@ -30,18 +30,18 @@ fn tiles() -> Vec<CtaTile> {
             consumers: 2,
             tile_n: 64,
             ping_pong: true,
-            overlap: Overlap::None,
+            pipeline: Pipeline::Serial,
             ..TINY_FP8
         },
         CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[3]),
     ];
-    FORMS
+    PIPELINES
         .into_iter()
-        .flat_map(|(overlap, rescale)| {
+        .flat_map(|pipeline| {
             [
-                CtaTile { overlap, rescale, ..TINY },
-                CtaTile { overlap, rescale, ..two },
-                CtaTile { overlap, rescale, loads: Loads::Consumers, ..two },
+                CtaTile { pipeline, ..TINY },
+                CtaTile { pipeline, ..two },
+                CtaTile { pipeline, loads: Loads::Consumers, ..two },
             ]
         })
         .chain(fp8)

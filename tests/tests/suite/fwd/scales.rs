@@ -4,7 +4,7 @@
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferId;
 use fa3_ref::Forward;
-use fa3_sched::forward::{CtaTile, Overlap};
+use fa3_sched::forward::{CtaTile, Pipeline};
 use fa3_sim::{Mode, ProgramSimulation};
 use fa3_tests::fwd::shapes::{INPUTS, TINY_FP8, laid_out};
 use fa3_tests::fwd::{dense, initial, results, with_tile};
@@ -21,7 +21,7 @@ const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(20
 
 /// Tiles with and without overlap.
 fn tiles(tile: CtaTile) -> [CtaTile; 2] {
-    [tile, CtaTile { overlap: Overlap::None, ..tile }]
+    [tile, CtaTile { pipeline: Pipeline::Serial, ..tile }]
 }
 
 /// The problem in this tile, with these scales in place of a tensor's.

@@ -4,7 +4,7 @@
 use fa3_cuda::kernels::fwd::buffers;
 use fa3_ir::BufferRole;
 use fa3_ref::Forward;
-use fa3_sched::forward::{CtaTile, Loads, Overlap, PlanError, Rescale};
+use fa3_sched::forward::{CtaTile, Loads, Pipeline, PlanError};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_sim::{Memory, Mode, Policy, Simulation};
 use fa3_tests::Case;
@@ -36,15 +36,15 @@ fn kinds() -> [CtaTile; 4] {
     [
         TINY,
         two,
-        CtaTile { overlap: Overlap::None, ..two },
-        CtaTile { overlap: Overlap::ThreeStage, rescale: Rescale::EveryBlock, ping_pong: false, ..two },
+        CtaTile { pipeline: Pipeline::Serial, ..two },
+        CtaTile { pipeline: Pipeline::ThreeStage, ping_pong: false, ..two },
     ]
 }
 
 /// The same, and tiles of e4m3.
 fn kinds_and_fp8() -> impl Iterator<Item = CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY_FP8 };
-    kinds().into_iter().chain([two, CtaTile { overlap: Overlap::None, stages: 1, ..TINY_FP8 }])
+    kinds().into_iter().chain([two, CtaTile { pipeline: Pipeline::Serial, stages: 1, ..TINY_FP8 }])
 }
 
 #[test]

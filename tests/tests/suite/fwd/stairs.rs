@@ -1,6 +1,5 @@
 //! Scores in stairs: one key has each row to itself, and is far above all that was visited before.
 
-use fa3_sched::forward::Rescale;
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{dense, rounded, with_tile};
 use fa3_tests::{Case, Values};
@@ -41,7 +40,7 @@ fn stairs(values: Values, dtype: Dtype, step: f32, alternates: bool) -> Values {
 /// and softmax_scale is rounded, so that its P is not 1.
 #[test]
 fn a_key_that_has_a_row_to_itself_gives_its_v() {
-    let lazy = tiles().into_iter().filter(|tile| tile.rescale == Rescale::Lazy);
+    let lazy = tiles().into_iter().filter(|tile| tile.rescales_lazily());
     let cases: Vec<_> = lazy
         .flat_map(|tile| [1, 16, 17, 60, 130].map(|keys| (tile, keys)))
         .flat_map(|case| [100.0, 200.0, 400.0].map(|step| (case, step)))

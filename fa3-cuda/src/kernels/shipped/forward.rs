@@ -1,0 +1,164 @@
+//! The forward kernels that are shipped: `fwd/bf16/d128/128x128x3/causal/cap/dynamic` is named after its elements, head
+//! dimension, tile (rows x keys x stages), the bounded sides of its mask, soft cap and scheduler. Words follow for what
+//! differs from the tile table.
+
+use std::collections::HashSet;
+
+use fa3_ir::Elem;
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Plan, PlanOptions, Precision};
+use fa3_sched::{DeviceLimits, Order, Scheduler};
+use fa3_types::{Dtype, Mask, ProblemSpec, Shape, ValueLayout};
+
+use super::{Shipped, scheduler_word, sides_word};
+use crate::kernels::fwd::FwdSpec;
+
+/// Tiles of so many heads are more than a GPU has SMs.
+const MANY_HEADS: usize = 400;
+
+const SOFTCAP: f64 = 30.0;
+
+/// Each bounded side of a mask alone, both and none.
+const MASKS: [Mask; 5] = [
+    Mask::None,
+    Mask::Causal,
+    Mask::Window { left: Some(256), right: Some(256) },
+    Mask::Window { left: Some(256), right: None },
+    Mask::Window { left: None, right: Some(256) },
+];
+
+/// The kernels of plans for problems of every head dimension that has a tile, and of the ablation.
+pub(super) fn forward() -> impl Iterator<Item = Shipped> {
+    let mut seen = HashSet::new();
+    let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
+    specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec))
+}
+
+/// Problems in bf16 with many tiles and in f16 with few, with a soft cap and without, of lengths that have all tiles.
+fn half() -> impl Iterator<Item = ProblemSpec> {
+    let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+    let lengths = [(64, 4096), (128, 4096), (512, 512), (4096, 4096), (8192, 8192)];
+    let settings = [(Dtype::Bf16, MANY_HEADS), (Dtype::F16, 1)];
+    let settings = settings.into_iter().flat_map(|setting| [(setting, None), (setting, Some(SOFTCAP))]);
+    let problems = settings.flat_map(move |setting| dims.map(|dims| (setting, dims)));
+    problems.flat_map(move |(((dtype, heads), softcap), (head_dim, head_dim_v))| {
+        let lengths = lengths.into_iter().flat_map(|lengths| MASKS.map(|mask| (lengths, mask)));
+        lengths.map(move |(lengths, mask)| {
+            let mut spec = problem(dtype, lengths, heads, head_dim).head_dim_v(head_dim_v).mask(mask);
+            spec.softcap = softcap;
+            spec
+        })
+    })
+}
+
+/// Problems in e4m3. Of each tile and mask there are eight, in which every two of six features meet in all four ways:
+/// a feature is the parity of some bits of the problem's number.
+fn fp8() -> impl Iterator<Item = ProblemSpec> {
+    let cells = [64, 128, 256].into_iter().flat_map(|head_dim| MASKS.map(|mask| (head_dim, mask)));
+    let cells = cells.flat_map(|cell| [(512, 512), (512, 8192)].map(|lengths| (cell, lengths)));
+    cells.flat_map(|((head_dim, mask), lengths)| {
+        (0..8_u32).map(move |number| {
+            let has = |bits: u32| (number & bits).count_ones() % 2 == 1;
+            let heads = if has(1) { MANY_HEADS } else { 1 };
+            let mut spec = problem(Dtype::E4m3, lengths, heads, head_dim).mask(mask);
+            spec.softcap = has(2).then_some(SOFTCAP);
+            spec.o.dtype = if has(4) { Dtype::F16 } else { Dtype::Bf16 };
+            if has(3) {
+                spec = spec.transposed_v();
+            }
+            if has(5) {
+                spec = spec.block_scales(64);
+            }
+            if has(6) { spec.v_channels() } else { spec }
+        })
+    })
+}
+
+/// What the ablation measures, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer keys
+/// where one needs more registers, and other orders of tiles.
+fn ablation() -> impl Iterator<Item = FwdSpec> {
+    let dense = || problem(Dtype::Bf16, (4096, 4096), MANY_HEADS, 128);
+    let options = || PlanOptions::default().clusters(false).scheduler(Scheduler::StaticPersistent);
+    let tile = planned(dense(), options()).tile;
+    let two_stage = CtaTile { pipeline: Pipeline::TwoStage, ..tile };
+    let tiles = [
+        CtaTile { pipeline: Pipeline::Serial, ..tile },
+        two_stage,
+        CtaTile { pipeline: Pipeline::ThreeStage, tile_n: 48, ..tile },
+        CtaTile { pipeline: Pipeline::Serial, ping_pong: false, ..tile },
+        CtaTile { ping_pong: false, ..two_stage },
+        CtaTile { loads: Loads::Consumers, ..two_stage },
+    ];
+    let pipelines = tiles.map(|tile| planned(dense(), options().tile(tile)));
+    let drawn = options().scheduler(Scheduler::DynamicPersistent);
+    let orders = [options(), options().order(Order::Linear), drawn.order(Order::Linear)];
+    let orders = orders.map(|options| planned(dense().causal(), options.tile(tile)));
+    pipelines.into_iter().chain(orders)
+}
+
+fn problem(dtype: Dtype, (rows, keys): (usize, usize), heads: usize, head_dim: usize) -> ProblemSpec {
+    let q = Shape { batch: 1, seqlen: rows, heads, head_dim };
+    ProblemSpec::dense(dtype, q, Shape { seqlen: keys, ..q })
+}
+
+/// The kernel of the plan for a problem.
+fn planned(spec: ProblemSpec, options: PlanOptions) -> FwdSpec {
+    let problem = spec.validate().expect("shapes agree");
+    let plan =
+        Plan::with(&problem, &DeviceLimits::h100_sxm(), &options).expect("the head dimension has a tile");
+    FwdSpec::of(&plan)
+}
+
+/// The name of a forward kernel.
+fn name(spec: &FwdSpec) -> String {
+    let FwdSpec { elem, output, tile, mask, softcap, order, scheduler, cluster, .. } = *spec;
+    let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
+    let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
+    let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
+    let mut word = |word: &str| words.push(word.to_owned());
+    word(sides_word(mask));
+    if softcap {
+        word("cap");
+    }
+    word(scheduler_word(scheduler));
+    if elem == Elem::E4m3 && output == Elem::F16 {
+        word("to-f16");
+    }
+    if let Precision::Fp8(Fp8Inputs { v_layout, block_scales, v_channels }) = tile.precision {
+        if v_layout == ValueLayout::Transposed {
+            word("v-transposed");
+        }
+        if block_scales {
+            word("block-scales");
+        }
+        if v_channels {
+            word("v-channels");
+        }
+    }
+    let differs = [
+        (tile.pipeline == Pipeline::Serial, "serial"),
+        (tile.pipeline == Pipeline::TwoStage, "two-stage"),
+        (tile.pipeline == Pipeline::ThreeStage, "three-stage"),
+        (tile.consumers > 1 && !tile.ping_pong, "no-turns"),
+        (tile.loads == Loads::Consumers, "no-producer"),
+        (mask != Mask::None && order == Order::Linear, "linear"),
+        (cluster > 1, "clusters"),
+    ];
+    differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
+    words.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_sched::forward::TileRow;
+
+    use super::*;
+
+    #[test]
+    fn every_row_of_the_tile_table_is_shipped() {
+        let shipped: HashSet<CtaTile> =
+            forward().map(|shipped| shipped.forward().expect("a forward kernel").tile).collect();
+        for row in TileRow::table() {
+            assert!(shipped.contains(&row.tile), "{}", row.tile);
+        }
+    }
+}
