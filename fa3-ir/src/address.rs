@@ -4,7 +4,7 @@ use crate::inst::Access;
 use crate::lang::{B32, B64, Reg, V, Var};
 use crate::{Operand, Region, Ty, Value};
 
-/// What a [`SharedAddr`] counts from.
+/// The base of a [`SharedAddr`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SharedBase {
     /// The start of a region: the address is a constant, and checked.
@@ -16,7 +16,7 @@ pub enum SharedBase {
 /// An address in the CTA's shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SharedAddr {
-    /// What it counts from.
+    /// The base of the address.
     pub base: SharedBase,
     /// Bytes beyond it.
     pub offset: i32,
@@ -25,7 +25,7 @@ pub struct SharedAddr {
 /// An address in global memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GlobalAddr {
-    /// What it counts from.
+    /// The base of the address, 64 bits.
     pub base: Value,
     /// Bytes beyond it.
     pub offset: i32,

@@ -1,4 +1,4 @@
-//! What a launch gives a kernel, as plain data: one [`ArgValue`] a parameter, and a grid.
+//! Launch arguments as plain data: one [`ArgValue`] a parameter, and a grid.
 
 use crate::{BoxShape, ParamInfo, ParamKind, TensorMapError, TensorView};
 
@@ -18,7 +18,7 @@ pub enum ArgValue {
 }
 
 impl ArgValue {
-    /// What kind of parameter it is for.
+    /// Name of the kind of parameter that takes this value.
     pub fn kind(&self) -> &'static str {
         match self {
             ArgValue::U32(_) => "u32",

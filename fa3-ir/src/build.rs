@@ -41,7 +41,7 @@ struct State {
     warps: Range<u32>,
     /// The source line that statements are attributed to, while a method builds several statements for its caller.
     source: Option<Source>,
-    /// What must still be done, and what is in flight.
+    /// Pending duties and products in flight.
     watch: Watch,
     /// Whether a guard is on instructions without effect, too.
     guards_all: bool,
@@ -101,7 +101,7 @@ impl Builder {
         self.state.borrow_mut()
     }
 
-    /// What must still be done, and what is in flight.
+    /// Pending duties and products in flight.
     pub(crate) fn watch(&self) -> RefMut<'_, Watch> {
         RefMut::map(self.state(), |state| &mut state.watch)
     }
@@ -354,7 +354,7 @@ impl Builder {
         });
     }
 
-    /// What the warps of `role` run after the prologue, with its registers.
+    /// Builds the body of `role`, which its warps run after the prologue, with the role's registers.
     #[track_caller]
     pub fn role(&self, role: Role, body: impl FnOnce()) {
         let source = Location::caller();
@@ -400,7 +400,7 @@ impl Builder {
         self.state().warps.clone()
     }
 
-    /// What `build` appends, as a block of its own.
+    /// Builds a block of its own from the statements that `build` appends.
     fn block(&self, build: impl FnOnce()) -> Block {
         let (outer, at_top, watched) = {
             let state = &mut *self.state();
@@ -415,7 +415,7 @@ impl Builder {
     }
 }
 
-/// What the methods of the families are made of.
+/// Primitives of the instruction families' methods.
 impl Builder {
     fn register(&self, info: ValueInfo) -> Value {
         let values = &mut self.state().kernel.values;

@@ -96,7 +96,7 @@ impl Layout {
         field(self.leading) << 16 | field(self.stride) << 32 | self.swizzle.code() << 62
     }
 
-    /// What one product's depth (32 bytes of a K-major row, 16 rows of an MN-major tile) adds to a descriptor,
+    /// Distance between two steps along K (32 bytes of a K-major row, 16 rows of an MN-major tile) in a descriptor,
     /// within a row or a tile.
     pub const fn k_step(self, major: Major) -> u64 {
         let bytes = match (major, self.swizzle) {

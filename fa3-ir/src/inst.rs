@@ -32,7 +32,7 @@ pub enum Inst {
         var: Value,
         /// Its class.
         ty: Ty,
-        /// What it becomes.
+        /// The new value.
         src: Operand,
     },
     /// Reads a special register.
@@ -71,7 +71,7 @@ pub enum Inst {
     Observe(ObserveInst),
 }
 
-/// What an instruction does with its operands, as [`Inst::visit`] reports it.
+/// An effect of an instruction on one of its operands, as [`Inst::visit`] reports it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Access {
     /// Reads an operand of this class.
@@ -86,14 +86,14 @@ pub enum Access {
         addr: SharedAddr,
         /// How much; 1 if only the instruction's run time knows, 0 if it takes the address only.
         bytes: u32,
-        /// What the address must be a multiple of.
+        /// Alignment of the address.
         align: u32,
     },
     /// Touches the box of a tensor map in shared memory.
     SharedBox {
         /// Where.
         addr: SharedAddr,
-        /// Whose.
+        /// The map that defines the box.
         map: TensorMap,
     },
     /// Uses an mbarrier.
@@ -116,7 +116,7 @@ pub enum Access {
     Barrier(Barrier),
     /// Has a constant that PTX restricts.
     Limit {
-        /// What it is.
+        /// Name of the constant.
         what: &'static str,
         /// The constant.
         given: u32,
@@ -124,12 +124,12 @@ pub enum Access {
         min: u32,
         /// The largest that PTX allows.
         max: u32,
-        /// What it must be a multiple of.
+        /// Number that divides the constant.
         multiple: u32,
     },
     /// Has as many registers as its shape says.
     Count {
-        /// What they are.
+        /// Name of the registers.
         what: &'static str,
         /// How many it has.
         given: usize,

@@ -23,11 +23,11 @@ pub struct Kernel {
     pub smem: SmemPlan,
     /// Its named barriers; a [`crate::Barrier`] is an index.
     pub barriers: Vec<BarrierInfo>,
-    /// What every warp runs first.
+    /// Code that every warp runs first.
     pub prologue: Block,
-    /// What the warps run then, each its own role. Without roles the prologue is everything.
+    /// Code that the warps of each role run then. Without roles the prologue is everything.
     pub roles: Vec<RoleBody>,
-    /// What its builder found wrong while it grew: rules V-25 to V-28.
+    /// Mistakes that the builder found while the kernel grew: rules V-25 to V-28.
     pub misuse: Vec<VerifyError>,
 }
 
@@ -81,11 +81,11 @@ pub struct Param(pub u32);
 pub struct ParamInfo {
     /// Its name, a PTX identifier.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: ParamKind,
 }
 
-/// What a parameter is.
+/// Kind of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParamKind {
     /// 32 bits.
@@ -164,14 +164,14 @@ impl Role {
     }
 }
 
-/// What some of the warps run after the prologue.
+/// Code that some of the warps run after the prologue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RoleBody {
     /// Its name, a PTX identifier.
     pub name: String,
     /// The warps that have it.
     pub warps: Range<u32>,
-    /// What they run.
+    /// The statements that they run.
     pub block: Block,
     /// Where it was declared.
     pub source: Source,
@@ -183,13 +183,13 @@ pub type Block = Vec<Stmt>;
 /// A statement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stmt {
-    /// What it does.
+    /// Its effect.
     pub node: Node,
     /// Where it was built.
     pub source: Source,
 }
 
-/// What a statement does.
+/// Effect of a statement.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Node {
     /// An instruction.
@@ -226,7 +226,7 @@ pub enum Node {
 mod tests {
     use super::*;
 
-    /// What ptxas 13.5 takes as the registers at entry: the largest setmaxnreg.dec that it assembles.
+    /// The largest setmaxnreg.dec that ptxas 13.5 assembles shows how many registers it takes to be there at entry.
     #[test]
     fn registers_at_entry_are_those_of_ptxas() {
         let entry = |threads| Launch::threads(threads).entry_registers();

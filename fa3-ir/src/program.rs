@@ -44,20 +44,20 @@ pub struct Buffer {
     pub elem: Elem,
     /// Elements in each dimension.
     pub shape: Vec<u64>,
-    /// What the program does with it.
+    /// Its role in the program.
     pub role: BufferRole,
 }
 
-/// What a program does with a buffer.
+/// Role of a buffer in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BufferRole {
     /// Reads it.
     Input,
-    /// The same, or nothing if its address is 0.
+    /// An input that may be absent: then its address is 0.
     OptionalInput,
     /// Writes every element once.
     Output,
-    /// The same, or nothing if its address is 0.
+    /// An output that may be absent: then its address is 0.
     OptionalOutput,
     /// Changes it in place, adds to it, or writes parts of it.
     InOut,
@@ -77,7 +77,7 @@ impl BufferRole {
 /// One launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step<K> {
-    /// What is launched.
+    /// The kernel to launch.
     pub kernel: K,
     /// CTAs.
     pub grid: [u32; 3],

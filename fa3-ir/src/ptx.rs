@@ -41,7 +41,7 @@ pub fn emit(kernel: &Kernel) -> Result<Ptx, VerifyErrors> {
     emit_with(kernel, false)
 }
 
-/// The same, with the source location of each statement as a comment.
+/// Emits PTX like [`emit`], with the source location of each statement as a comment.
 ///
 /// # Errors
 /// Whatever [`verify()`] finds.

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region(pub u32);
 
-/// What a region holds.
+/// Contents of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegionKind {
     /// Plain bytes.
@@ -25,9 +25,9 @@ pub struct RegionInfo {
     pub offset: u32,
     /// How long it is.
     pub bytes: u32,
-    /// What `offset` is a multiple of.
+    /// Alignment of `offset`.
     pub align: u32,
-    /// What it holds.
+    /// Its contents.
     pub kind: RegionKind,
     /// Regions that it may share bytes with, because they are never in use at the same time.
     pub overlays: Vec<Region>,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{Elem, Swizzle};
 
-/// What a kernel fixes of a tensor map: elements, the box that one copy moves, how it lies in shared memory.
+/// Part of a tensor map that a kernel fixes: elements, the box that one copy moves, its layout in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BoxShape {
     /// The element type of tensor and box.
@@ -47,7 +47,8 @@ impl BoxShape {
         }
     }
 
-    /// What `cuTensorMapEncodeTiled` demands of the box alone, and that a swizzled row is as long as its swizzle's.
+    /// Checks the demands of `cuTensorMapEncodeTiled` on the box alone, and that a swizzled row is as long as its
+    /// swizzle's.
     ///
     /// # Errors
     /// The first demand that does not hold.
@@ -78,7 +79,7 @@ impl fmt::Display for BoxShape {
     }
 }
 
-/// What a launch says of a tensor in global memory. Elements outside of it are read as zero and not written.
+/// A tensor in global memory, as a launch describes it. Elements outside of it are read as zero and not written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TensorView {
     /// The address of its first element.
@@ -101,7 +102,7 @@ impl TensorView {
         TensorView { address, dims: dims.to_vec(), strides: strides.collect() }
     }
 
-    /// What `cuTensorMapEncodeTiled` demands of a tensor for boxes of this shape.
+    /// Checks the demands of `cuTensorMapEncodeTiled` on a tensor for boxes of this shape.
     ///
     /// # Errors
     /// The first demand that does not hold.

@@ -72,7 +72,7 @@ impl TileShape {
         self.panels().saturating_mul(self.panel_bytes())
     }
 
-    /// What its address must be a multiple of, for tensor copies and descriptors alike.
+    /// Alignment of its address, for tensor copies and descriptors alike.
     pub fn align(&self) -> u32 {
         self.swizzle.pattern_bytes().max(128)
     }

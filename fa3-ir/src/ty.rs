@@ -32,7 +32,7 @@ impl Ty {
         }
     }
 
-    /// What the names of its registers begin with.
+    /// Prefix of its registers' names.
     pub(crate) const fn prefix(self) -> &'static str {
         match self {
             Ty::Pred => "p",

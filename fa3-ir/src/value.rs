@@ -17,7 +17,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// What a kernel knows about a [`Value`].
+/// Everything that a kernel knows about a [`Value`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueInfo {
     /// Its class.
@@ -56,7 +56,7 @@ impl Imm {
     }
 }
 
-/// What an instruction reads.
+/// An operand that an instruction reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operand {
     /// A value, or what a variable holds when the instruction runs.
@@ -162,13 +162,13 @@ impl<'k, T: Class> Var<'k, T> {
         Var { builder, register, class: PhantomData }
     }
 
-    /// What it holds now, as a value that does not change any more.
+    /// The variable's present content, as a value that does not change any more.
     #[track_caller]
     pub fn get(self) -> V<'k, T> {
         self.builder.copy(self)
     }
 
-    /// What it holds when an instruction reads this, for an operand that is used at once.
+    /// The variable itself as an operand that is used at once: an instruction reads whatever it holds at that time.
     pub fn now(self) -> V<'k, T> {
         V::new(self.builder, self.register)
     }
@@ -198,8 +198,8 @@ impl<T> fmt::Debug for Var<'_, T> {
     }
 }
 
-/// What can be an operand of class [`Arg::Ty`]: a [`V`], a [`Var`], or a Rust number (`u32` and `i32` for
-/// [`B32`], `u64` for [`B64`], `u16` for [`B16`], `f32` for [`F32`], `bool` for [`Pred`]).
+/// An operand of class [`Arg::Ty`]: a [`V`], a [`Var`], or a Rust number (`u32` and `i32` for [`B32`], `u64` for
+/// [`B64`], `u16` for [`B16`], `f32` for [`F32`], `bool` for [`Pred`]).
 pub trait Arg: Copy {
     /// The class.
     type Ty: Class;

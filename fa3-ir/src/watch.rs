@@ -1,4 +1,4 @@
-//! What a builder keeps an eye on while a kernel grows: slots that must be given back, products in flight.
+//! A builder's watch over a kernel while it grows: slots that must be given back, products in flight.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -76,7 +76,7 @@ pub(crate) struct Watch {
     misuse: Vec<VerifyError>,
 }
 
-/// What [`Watch::enter`] hands to [`Watch::leave`].
+/// State of the enclosing block, which [`Watch::enter`] hands to [`Watch::leave`].
 pub(crate) struct Outer {
     block: BlockId,
     open: Vec<Open>,
@@ -150,7 +150,7 @@ impl Watch {
         self.branches += 1;
     }
 
-    /// It ends.
+    /// Ends a branch.
     pub(crate) fn end_branch(&mut self) {
         self.branches -= 1;
     }
@@ -166,7 +166,8 @@ impl Watch {
         outer
     }
 
-    /// It ends. It may not have run: what it waited for may still be open, what it left open may not exist.
+    /// Ends a branch's or a loop's block and goes back to `outer`. The block may not have run: groups that it waited
+    /// for may still be open, groups that it left open may not exist.
     pub(crate) fn leave(&mut self, outer: Outer) {
         let inside = std::mem::replace(&mut self.open, outer.open);
         let known: Vec<GroupId> = self.open.iter().flat_map(|open| open.groups.clone()).collect();
@@ -187,7 +188,7 @@ impl Watch {
         DutyId(self.duties.len() - 1)
     }
 
-    /// It is done here.
+    /// Marks a duty as done in the current block.
     pub(crate) fn done(&mut self, DutyId(duty): DutyId, source: Source) {
         let block = self.block;
         // Another kernel's duty is not among these.
@@ -296,7 +297,7 @@ mod tests {
         assert_eq!(watch.finish(), []);
     }
 
-    /// What a branch commits may not be there: it must not be counted on.
+    /// A branch may not run, so groups that it commits must not be counted on.
     #[test]
     fn groups_of_a_branch_do_not_count() {
         let mut watch = Watch::new();

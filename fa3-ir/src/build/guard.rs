@@ -14,9 +14,9 @@ impl Builder {
         self.predicated(condition.into(), |_, _| true, body);
     }
 
-    /// The same, but all lanes compute what has no effect, as are addresses, unless there is [`Builder::guard_all`].
-    /// Otherwise an assembler keeps what a predicated instruction leaves in the other lanes, in a register from one
-    /// round of a loop to the next.
+    /// Like [`Builder::guarded`], but instructions without effect, and addresses, are computed by all lanes, unless
+    /// there is [`Builder::guard_all`]. Otherwise an assembler keeps what a predicated instruction leaves in the other
+    /// lanes, in a register from one round of a loop to the next.
     #[track_caller]
     pub(crate) fn guarded_effects(&self, condition: impl Into<Condition>, body: impl FnOnce()) {
         let all = self.state().guards_all;

@@ -14,7 +14,7 @@ pub enum Cache {
     ReadOnly,
 }
 
-/// What an atomic does with memory m and its operand a. All are relaxed, in the scope of the GPU.
+/// Operation of an atomic on memory m and its operand a. All are relaxed, in the scope of the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicOp {
     /// m + a, integers of 32 bits.

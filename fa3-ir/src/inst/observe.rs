@@ -10,7 +10,7 @@ use crate::{Condition, Inst, Operand, Ty};
 pub enum ObserveInst {
     /// Records what registers hold in the lanes that execute it.
     Probe {
-        /// What it is called in the report.
+        /// Name of the probe in the report.
         name: String,
         /// The registers.
         registers: Vec<Operand>,
@@ -23,7 +23,7 @@ pub enum ObserveInst {
     Assert {
         /// The condition.
         condition: Condition,
-        /// What it means.
+        /// The claim in words, for the report.
         claim: String,
     },
 }

@@ -27,7 +27,7 @@ impl CachePolicy {
     }
 }
 
-/// What a load to shared memory may add.
+/// Options of a load to shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
     /// The CTAs of the cluster that get the box, each at the same place, as a mask of 16 bits.
@@ -182,7 +182,7 @@ impl LoadOptions {
         self.policy.iter().for_each(|&policy| see(Access::Read(policy, Ty::B64)));
     }
 
-    /// What they add to the mnemonic and to the operands.
+    /// Suffixes of the mnemonic, and operands, that the options add.
     fn text(&self, names: &Names) -> (String, String) {
         let (mut suffix, mut operands) = (String::new(), String::new());
         for (option, name) in [(self.multicast, ".multicast::cluster"), (self.policy, ".L2::cache_hint")] {

@@ -37,7 +37,7 @@ impl ShflMode {
     }
 }
 
-/// What a vote asks.
+/// Question of a vote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VoteMode {
     /// Is it true in all lanes?
@@ -151,25 +151,25 @@ impl<'k, T: Word> V<'k, T> {
         V::new(b, dst)
     }
 
-    /// What it is in `lane`.
+    /// The value in `lane`.
     #[track_caller]
     pub fn shfl_idx(self, lane: impl Arg<Ty = B32>) -> V<'k, T> {
         self.shfl(ShflMode::Idx, lane)
     }
 
-    /// What it is in the lane whose number is this one's ⊕ `mask`.
+    /// The value in the lane whose number is this one's ⊕ `mask`.
     #[track_caller]
     pub fn shfl_bfly(self, mask: impl Arg<Ty = B32>) -> V<'k, T> {
         self.shfl(ShflMode::Bfly, mask)
     }
 
-    /// What it is `delta` lanes below; itself if there is no such lane.
+    /// The value `delta` lanes below; this lane's own if there is no such lane.
     #[track_caller]
     pub fn shfl_up(self, delta: impl Arg<Ty = B32>) -> V<'k, T> {
         self.shfl(ShflMode::Up, delta)
     }
 
-    /// What it is `delta` lanes above; itself if there is no such lane.
+    /// The value `delta` lanes above; this lane's own if there is no such lane.
     #[track_caller]
     pub fn shfl_down(self, delta: impl Arg<Ty = B32>) -> V<'k, T> {
         self.shfl(ShflMode::Down, delta)
@@ -216,7 +216,7 @@ impl<'k> V<'k, Pred> {
     }
 }
 
-/// What a warp does together. All 32 lanes must take part.
+/// Operations of a whole warp. All 32 lanes must take part.
 impl Builder {
     /// True in one lane, always the same one of a warp.
     #[track_caller]

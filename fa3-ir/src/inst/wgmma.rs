@@ -59,7 +59,7 @@ pub enum WgmmaA {
     Registers([Value; 4]),
 }
 
-/// What becomes of D.
+/// Use of D's old value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleD {
     /// D = A · B; what D was is not read.
@@ -86,7 +86,7 @@ pub struct Mma {
     pub b: Operand,
     /// Which dimension of B is contiguous.
     pub b_major: Major,
-    /// What becomes of D.
+    /// Use of D's old value.
     pub scale_d: ScaleD,
     /// Whether A is negated.
     pub negate_a: bool,
@@ -206,8 +206,8 @@ impl Mma {
         }
     }
 
-    /// The same with A in registers: of 16-bit elements thread t's half h of register i is row
-    /// 16 (t / 32) + (t mod 32) / 4 + 8 (i mod 2), column 2 (t mod 4) + h + 8 (i / 2); of 8-bit elements byte b is
+    /// Like [`Mma::new`], with A in registers. Of 16-bit elements, thread t's half h of register i is
+    /// row 16 (t / 32) + (t mod 32) / 4 + 8 (i mod 2), column 2 (t mod 4) + h + 8 (i / 2). Of 8-bit elements, byte b is
     /// column 4 (t mod 4) + b + 16 (i / 2).
     pub fn with_registers(
         ty: WgmmaType,

@@ -58,8 +58,8 @@ impl Builder {
         self.tile_map_of(name, shape, 2, 1)
     }
 
-    /// The same of a tensor of `rank` dimensions, innermost first, of which dimension `rows` are the tile's rows and
-    /// all others but the innermost are fixed for a tile.
+    /// Like [`Builder::tile_map`], for a tensor of `rank` dimensions, innermost first. Dimension `rows` has the tile's
+    /// rows; all others but the innermost are fixed for a tile.
     #[track_caller]
     pub fn tile_map_of(&self, name: &str, shape: TileShape, rank: usize, rows: usize) -> TileMap {
         self.whole(shape);

@@ -62,7 +62,7 @@ impl At {
         (4 * (self.col / 8) + 2 * self.half as u32 + self.col % 2) as usize
     }
 
-    /// That of a thread's register number `index`.
+    /// Place of a thread's register number `index`.
     fn of(index: u32) -> At {
         At { half: Half::BOTH[index as usize / 2 % 2], col: 8 * (index / 4) + index % 2 }
     }
@@ -228,9 +228,9 @@ impl<'k> Frag<'k> {
         self.over_rows(|x, y| x.max(y))
     }
 
-    /// The same, unless the thread has a NaN in the row: of the bits as integers, three of which an instruction of
-    /// sm_90 compares. This takes half as many instructions if all threads of the warp have a positive number in both
-    /// rows, else as many.
+    /// Like [`Frag::partial_row_max`], unless the thread has a NaN in the row. It compares the bits as integers, of
+    /// which an instruction of sm_90 compares three. This takes half as many instructions if all threads of the warp
+    /// have a positive number in both rows, else as many.
     #[track_caller]
     pub fn partial_row_max_of_bits(&self) -> Rows<'k> {
         let b = self.builder;
@@ -282,7 +282,8 @@ impl<'k> Frag<'k> {
         self.map_to_a(ty, |x, _| x)
     }
 
-    /// What `f` makes of the elements, rounded, as the A operand of a product: see [`Frag::to_a`]. The fragment stays.
+    /// Applies `f` to each element and rounds the results to the A operand of a product: see [`Frag::to_a`]. The
+    /// fragment stays as it is.
     #[track_caller]
     pub fn map_to_a(&self, ty: WgmmaType, mut f: impl FnMut(V<'k, F32>, At) -> V<'k, F32>) -> AFrag<'k> {
         let _one = self.builder.as_one();
@@ -302,8 +303,8 @@ impl<'k> Frag<'k> {
         self.numbers_to_a(ty, |reg, at| f(reg.get(), at))
     }
 
-    /// Of the two numbers that `f` makes of an element the first one, rounded, goes into the A operand of a product:
-    /// see [`Frag::to_a`]. The second one replaces the element.
+    /// Splits each element into two numbers by `f`. The first one, rounded, goes into the A operand of a product (see
+    /// [`Frag::to_a`]); the second one replaces the element.
     #[track_caller]
     pub fn split_to_a(
         &mut self,
@@ -319,7 +320,7 @@ impl<'k> Frag<'k> {
         a
     }
 
-    /// What `numbers` gives for each of the thread's registers, rounded, as A operands.
+    /// Rounds the results of `numbers`, called for each of the thread's registers, to A operands.
     #[track_caller]
     fn numbers_to_a<const N: usize>(
         &self,
@@ -455,7 +456,7 @@ impl Builder {
         warp.mad(16, row)
     }
 
-    /// What to add to [`At::col`] for this thread.
+    /// This thread's offset to [`At::col`].
     #[track_caller]
     pub fn frag_col(&self) -> V<'_, B32> {
         let _one = self.as_one();

@@ -58,7 +58,7 @@ impl<T> InFlight<'_, T> {
 
 /// Where a product goes: a new fragment ([`Fresh`]), or an existing one that it adds to (`&mut` [`Frag`]).
 pub trait Destination<'k> {
-    /// What the wait gives.
+    /// Result of the wait.
     type Result;
     /// The registers for `cols` columns, and whether the product adds to them.
     fn registers(&self, b: &'k Builder, cols: u32) -> (Vec<Var<'k, F32>>, ScaleD);
@@ -245,7 +245,7 @@ fn issue(a: Left<'_, '_>, right: Matrix<'_, '_>, d: &[Var<'_, F32>], scale: Scal
     b.watch().commit(source)
 }
 
-/// What a step along K has as its A operand.
+/// The A operand of each step along K, by the step's number.
 type Steps<'a> = dyn Fn(u32) -> WgmmaA + 'a;
 
 #[track_caller]

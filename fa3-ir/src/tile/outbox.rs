@@ -47,7 +47,7 @@ impl Builder {
 }
 
 impl<'k> Outboxes<'k> {
-    /// That of warpgroup `index`; an index that is computed is not checked.
+    /// The outbox of warpgroup `index`; an index that is computed is not checked.
     #[track_caller]
     pub fn of(&self, index: impl Arg<Ty = B32>) -> Outbox<'k> {
         let b = self.builder;

@@ -48,7 +48,7 @@ impl Builder {
         self.ring_across(name, stages, [1, consumers], tiles, 1)
     }
 
-    /// The same, but `producers` warps fill the slots, by ordinary stores.
+    /// Declares a ring whose slots `producers` warps fill by ordinary stores.
     #[track_caller]
     pub fn stored_ring<const N: usize>(
         &self,
@@ -60,7 +60,7 @@ impl Builder {
         self.ring_across(name, stages, [producers, consumers], tiles, 1)
     }
 
-    /// The same in a cluster whose CTAs multicast into each other's slots: a slot is free when the consumers of
+    /// Declares a ring in a cluster whose CTAs multicast into each other's slots: a slot is free when the consumers of
     /// all of them have released it.
     #[track_caller]
     pub fn cluster_ring<const N: usize>(
@@ -109,7 +109,7 @@ impl<'k, const N: usize> Ring<'k, N> {
         Producer { cursor: Cursor::new(self, 1) }
     }
 
-    /// The same of a producer that fills a slot in each of these rounds.
+    /// Like [`Ring::producer`], for a producer that fills a slot in each of these rounds.
     #[track_caller]
     pub fn producer_by(&self, rounds: Rounds<'k>) -> Producer<'k, N> {
         Producer { cursor: Cursor::by(self, rounds, 1) }
@@ -139,7 +139,7 @@ impl<'k, const N: usize> Ring<'k, N> {
         Consumer { cursor: Cursor::new(self, 0) }
     }
 
-    /// The same of a consumer that empties a slot in each of these rounds.
+    /// Like [`Ring::consumer`], for a consumer that empties a slot in each of these rounds.
     #[track_caller]
     pub fn consumer_by(&self, rounds: Rounds<'k>) -> Consumer<'k, N> {
         Consumer { cursor: Cursor::by(self, rounds, 0) }
@@ -221,7 +221,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         self.load_with(index, map, coords, LoadOptions::default());
     }
 
-    /// The same with options.
+    /// Loads a tile like [`EmptySlot::load`], with options.
     #[track_caller]
     pub fn load_with(&mut self, index: usize, map: &TileMap, coords: impl Coords, options: LoadOptions) {
         let Some(tile) = self.counted(index, None) else { return };
@@ -291,7 +291,7 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         self.commit_unfenced();
     }
 
-    /// The same without the fence: consumers read the slot by ordinary loads, or a fence of this warp's lies between.
+    /// Commits without the fence: consumers read the slot by ordinary loads, or a fence of this warp's lies between.
     #[track_caller]
     pub fn commit_unfenced(self) {
         let b = self.builder;
@@ -428,15 +428,15 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         self.ring.builder.watch().done(self.due, Location::caller());
     }
 
-    /// The same after ordinary loads from it (`ldmatrix`, `ld.shared`), which copies do not wait for unless a fence
-    /// says so.
+    /// Releases the slot after ordinary loads from it (`ldmatrix`, `ld.shared`), which copies do not wait for unless a
+    /// fence says so.
     #[track_caller]
     pub fn release_loaded(self) {
         self.fence_loads();
         self.release();
     }
 
-    /// The same without the fence: ordinary stores fill the slot, or another warp's fence lies between.
+    /// Releases without the fence: ordinary stores fill the slot, or another warp's fence lies between.
     #[track_caller]
     pub fn release_unfenced(self) {
         let b = self.ring.builder;

@@ -138,14 +138,14 @@ impl<'k> Neg for Rows<'k> {
 }
 
 impl<'k> RowsVar<'k> {
-    /// What they are now.
+    /// The rows as they are now.
     #[track_caller]
     pub fn get(self) -> Rows<'k> {
         let _one = self.0[0].now().builder().as_one();
         Rows(self.0.map(Var::get))
     }
 
-    /// What they become.
+    /// Assigns the rows.
     #[track_caller]
     pub fn set(self, rows: Rows<'k>) {
         let _one = rows.0[0].builder().as_one();

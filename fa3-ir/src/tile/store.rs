@@ -145,15 +145,15 @@ impl Stored<'_> {
 
 /// The addresses of a thread's row of a tile, at constant distances along it.
 pub(crate) struct RowAddresses<'k> {
-    /// Of each 32 bytes of a panel's row.
+    /// One address for each 32 bytes of a panel's row.
     chunks: Vec<V<'k, B32>>,
     panel_stride: u32,
     span: u32,
 }
 
 impl<'k> RowAddresses<'k> {
-    /// Those at which `stmatrix` writes a warp's 16 rows, 16 columns of 16 bits at a time: lane l gives the address of
-    /// row l mod 16, column 8 (l / 16), rows 0-7 and 8-15 of two 8-column matrices.
+    /// Addresses at which `stmatrix` writes a warp's 16 rows, 16 columns of 16 bits at a time: lane l gives the address
+    /// of row l mod 16, column 8 (l / 16), rows 0-7 and 8-15 of two 8-column matrices.
     #[track_caller]
     fn of_matrices(tile: Tile<'_, 'k>) -> RowAddresses<'k> {
         let tid = tile.builder().tid();
@@ -163,7 +163,7 @@ impl<'k> RowAddresses<'k> {
         RowAddresses::new(tile, row, byte)
     }
 
-    /// Of byte `byte`, below 32, of each 32 bytes of `row`.
+    /// Addresses of byte `byte`, below 32, of each 32 bytes of `row`.
     #[track_caller]
     pub(crate) fn new(tile: Tile<'_, 'k>, row: V<'k, B32>, byte: V<'k, B32>) -> RowAddresses<'k> {
         let span = tile.shape().swizzle.row_bytes();

@@ -31,7 +31,7 @@ impl Builder {
 }
 
 impl<'k> WarpgroupBarriers<'k> {
-    /// That of warpgroup `index`; an index that is computed is not checked.
+    /// The barrier of warpgroup `index`; an index that is computed is not checked.
     #[track_caller]
     pub fn of(&self, index: impl Arg<Ty = B32>) -> WarpgroupBarrier<'k> {
         let last = index.operand().constant().unwrap_or(0);
@@ -42,7 +42,7 @@ impl<'k> WarpgroupBarriers<'k> {
         self.number(index)
     }
 
-    /// The same, of an index that was checked.
+    /// The barrier of warpgroup `index`, an index that was checked.
     #[track_caller]
     pub(crate) fn number(&self, index: impl Arg<Ty = B32>) -> WarpgroupBarrier<'k> {
         WarpgroupBarrier { id: self.builder.value(index) + self.first, threads: self.threads }

@@ -111,7 +111,7 @@ fn boxes(kernel: &Kernel, faults: &mut Vec<Fault>) {
     }
 }
 
-/// What a kernel cannot be called: shared memory has one of these names, PTX has a constant of the other.
+/// Names that no kernel may have: shared memory has one of them, a constant of PTX the other.
 const TAKEN: [&str; 2] = ["smem", "WARP_SZ"];
 
 fn is_identifier(name: &str) -> bool {
@@ -167,7 +167,7 @@ fn register_changes(block: &Block, found: &mut Vec<(bool, u32, Source)>) {
     }
 }
 
-/// Those of the blocks within.
+/// The register changes in blocks within this one.
 fn nested_changes(block: &Block) -> Vec<Source> {
     let within = |inner: &Block| {
         let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! What the verifier finds.
+//! Violations that the verifier reports.
 
 use std::fmt;
 

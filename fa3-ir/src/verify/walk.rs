@@ -35,7 +35,7 @@ pub(super) fn check(kernel: &Kernel) -> Vec<VerifyError> {
 struct LoopState {
     /// The branches around it that lanes may take differently.
     divergence: u32,
-    /// What is known at each of its breaks.
+    /// The values and variables that are known at each of its breaks.
     exits: Vec<Vec<bool>>,
 }
 

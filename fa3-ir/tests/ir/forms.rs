@@ -5,7 +5,7 @@ use fa3_ir::*;
 
 use crate::ptxas::{assemble, body};
 
-/// What the forms may use: values 0 to 3, and things declared.
+/// Operands of the forms: values 0 to 3, and declarations.
 struct Given<'k> {
     b: &'k Builder,
     r: V<'k, B32>,
@@ -33,7 +33,7 @@ fn kernel(cluster: u32, build: impl FnOnce(&Given)) -> Kernel {
     })
 }
 
-/// What builds a form, and its lines.
+/// A function that builds a form, and the lines of the form.
 type Form<'a> = (fn(&Given), &'a [&'a str]);
 
 /// Compares each form with its lines, and assembles all of them in one kernel.
@@ -403,7 +403,7 @@ fn product(g: &Given, mma: Mma) {
     g.b.wgmma_wait(0);
 }
 
-/// What [`product`] puts around it.
+/// The lines that [`product`] puts around a product.
 const REST: [&str; 3] =
     ["wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"];
 

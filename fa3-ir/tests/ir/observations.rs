@@ -56,7 +56,7 @@ fn ptx_is_the_same_without_observations() {
     assemble(&kernel(true));
 }
 
-/// What the kernel needs as well stays, and so does what nobody reads: only observations take values with them.
+/// Values stay if the kernel needs them as well or if nothing reads them: only observations take values with them.
 #[test]
 fn what_others_read_stays() {
     let text = |observed: bool| {

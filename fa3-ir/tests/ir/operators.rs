@@ -14,7 +14,7 @@ struct Given<'k> {
     p: [V<'k, Pred>; 2],
 }
 
-/// What writes a row's result, with as many operands of each class as it takes, in the order of the row.
+/// A function that writes a row's result, with as many operands of each class as the row takes, in its order.
 type Expression = fn(&Given);
 
 const EXPRESSIONS: &[(LaneOp, Expression)] = &[
@@ -246,7 +246,7 @@ fn operators_take_variables_and_constants() {
     }
 }
 
-/// What a thread does with the numbers of its two rows is twice the same operation, the upper row's first.
+/// An operation on a thread's two rows is twice the same operation on numbers, the upper row's first.
 #[test]
 fn rows_are_computed_in_pairs() {
     type Build = fn(Rows, Rows, Rows);

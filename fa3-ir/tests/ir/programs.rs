@@ -27,7 +27,8 @@ fn reads(stmt: &Stmt) -> Vec<Value> {
 }
 
 proptest! {
-    /// What handles build is sound; without one statement, the verifier reports each read of its result and no more.
+    /// A kernel built by handles is sound; without one statement, the verifier reports each read of its result and no
+    /// more.
     #[test]
     fn a_missing_definition_is_found(
         operands in proptest::collection::vec((0usize..64, 0usize..64), 1..64),

@@ -9,7 +9,7 @@ use fa3_ir::{Kernel, ptx};
 /// Tests run at the same time: each file has its number.
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
-/// What ptxas said about an assembled kernel.
+/// The log of ptxas about an assembled kernel.
 pub(crate) struct Report(String);
 
 impl Report {

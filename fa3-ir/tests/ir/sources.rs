@@ -68,8 +68,8 @@ fn expressions_have_the_lines_of_their_operations() {
     assert_eq!(lines(&operators), [0, 1, 0, 4].map(|line| first + line), "{operators}");
 }
 
-/// What the floor above builds, also by operators of its own, has the line that called it; what a closure of the kernel
-/// builds for it has its own.
+/// Instructions that the language's upper layer builds, also by operators of its own, have the line that called it;
+/// instructions that a closure of the kernel builds for it have their own lines.
 #[test]
 fn floors_serve_their_callers() {
     let shape = TileShape::new(Elem::Bf16, 64, 64);

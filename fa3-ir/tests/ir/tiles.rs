@@ -353,7 +353,7 @@ fn rows_are_scaled_and_added_to() {
     assert_eq!(sets.collect::<Vec<_>>(), (4..12).collect::<Vec<_>>());
 }
 
-/// Of which column each column is then, thread by thread, and that no instruction moves it.
+/// Interleaving renames the columns of a fragment: it moves no register and adds no instruction.
 #[test]
 fn interleaved_columns() {
     let kernel = |interleave: bool| {

@@ -11,12 +11,12 @@ pub(super) struct Cursor<'k, const N: usize> {
     next: Next<'k>,
 }
 
-/// Which one that is.
+/// The way to the next stage.
 #[derive(Debug)]
 enum Next<'k> {
     /// The stage, if there are several, and the parity of its phase.
     Kept { stage: Option<Var<'k, B32>>, parity: Var<'k, B32> },
-    /// That of a round, of `initial` parity in the first ones.
+    /// Derived from the number of a round; the parity of the first rounds is `initial`.
     OfRound { rounds: Rounds<'k>, initial: u32 },
 }
 
