@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The same of one row, in f64.
+/// Normalizes one row in f64, as the reference.
 fn normalized(row: &[f32]) -> Vec<f64> {
     let norm = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     row.iter().map(|&x| f64::from(x) / norm).collect()

@@ -9,15 +9,15 @@ pub(crate) struct NamedBarrier {
     pub(crate) threads: u32,
     /// The warps that have arrived in it.
     pub(crate) arrived: Vec<usize>,
-    /// Those of them that wait.
+    /// The arrived warps that wait.
     pub(crate) waiting: Vec<usize>,
-    /// What they have released.
+    /// Everything that they have released.
     pub(crate) bundle: Bundle,
     /// Generations completed so far.
     pub(crate) generation: u32,
 }
 
-/// What is wrong with an arrival.
+/// Violation by an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Misuse {
     /// Rule B1.
@@ -73,8 +73,8 @@ pub(crate) struct ClusterBarrier {
     pub(crate) generation: u32,
     /// Warps that have arrived in the current one.
     pub(crate) arrived: u32,
-    /// What they have released.
+    /// Everything that they have released.
     pub(crate) collected: Bundle,
-    /// The same, of the generation before.
+    /// Everything that warps released in the generation before.
     pub(crate) complete: Bundle,
 }

@@ -15,12 +15,12 @@ pub(crate) struct Epoch {
 }
 
 impl Epoch {
-    /// What the grid before this one did: known after `griddepcontrol.wait`.
+    /// The work of the grid before this one: known after `griddepcontrol.wait`.
     pub(crate) const PREDECESSOR: Epoch = Epoch { cluster: u32::MAX, component: 0, value: 1 };
 }
 
-/// What is known of each agent. Those of other clusters, learned by acquiring what they released, are shared and
-/// few.
+/// Knowledge of each agent's progress. Entries of other clusters, learned by acquiring what they released, are shared
+/// and few.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
     own: Vec<u32>,
@@ -120,7 +120,7 @@ pub(crate) enum Space {
     Global,
 }
 
-/// What a warp happens after, by proxy.
+/// The events that a warp's next accesses come after, by proxy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bundle {
     /// Its generic accesses.

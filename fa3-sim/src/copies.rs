@@ -17,7 +17,7 @@ pub(crate) struct BulkThread {
     /// Groups that the thread has waited for, in each way.
     pub(crate) waited_read: u32,
     pub(crate) waited_write: u32,
-    /// Those not yet performed, in order.
+    /// Copies not yet performed, in order.
     pub(crate) copies: VecDeque<BulkCopy>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct BulkCopy {
     pub(crate) pieces: Vec<Piece>,
     /// How it adds, if it does.
     pub(crate) add: Option<fa3_ir::Elem>,
-    /// What it has read, once it has.
+    /// The data that it has read, once it has.
     pub(crate) data: Option<Vec<u8>>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct LaneCopies {
     pub(crate) component: Option<u16>,
     /// `issued` at each commit that no wait has retired.
     pub(crate) groups: VecDeque<u32>,
-    /// Those not yet performed, in order.
+    /// Copies not yet performed, in order.
     pub(crate) pending: VecDeque<Copy16>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Copy16 {
     pub(crate) valid: u32,
 }
 
-/// What happens by itself, at a time that the schedule chooses.
+/// An event that no warp executes: it happens at a time that the schedule chooses.
 pub(crate) enum AsyncEvent {
     /// A load brings its data, then signals its mbarriers.
     Load(LoadCopy),
@@ -98,7 +98,7 @@ pub(crate) struct LoadCopy {
 pub(crate) struct RemoteStore {
     pub(crate) bits: u32,
     pub(crate) target: Target,
-    /// What its thread knew of when it began.
+    /// The thread's knowledge when the store began.
     pub(crate) released: Bundle,
     pub(crate) event: u32,
 }

@@ -14,7 +14,7 @@ macro_rules! costs {
             /// An H100 SXM5: 132 SMs at 1.83 GHz.
             pub const HOPPER: Costs = Costs { $($name: $value,)+ };
 
-            /// What [`Costs::HOPPER`] consists of.
+            /// The constants of [`Costs::HOPPER`], one by one.
             pub const TABLE: &'static [Constant] = &[$(Constant {
                 name: stringify!($name),
                 value: $value,
@@ -33,9 +33,9 @@ pub struct Constant {
     pub name: &'static str,
     /// Its value.
     pub value: u64,
-    /// What it counts.
+    /// Its unit.
     pub unit: &'static str,
-    /// What it is.
+    /// Its meaning.
     pub what: &'static str,
     /// Where the value comes from.
     pub source: &'static str,

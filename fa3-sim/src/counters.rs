@@ -1,11 +1,11 @@
-//! What a run counted.
+//! Counters of a run.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use fa3_ir::Source;
 
-/// What a run counted, over all CTAs.
+/// Counts of a run, over all CTAs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Instructions of warps, control flow not counted.

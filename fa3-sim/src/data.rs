@@ -1,4 +1,4 @@
-//! What instructions compute: pure functions of bits, without threads, memory or time.
+//! Results of instructions: pure functions of bits, without threads, memory or time.
 //!
 //! The meaning of every operation is the PTX ISA's, restricted to what sm_90a does. Where the ISA leaves bits open
 //! (sums of the tensor core, approximations), the function says which bits it gives and why.

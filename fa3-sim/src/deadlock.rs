@@ -87,7 +87,7 @@ impl Machine<'_> {
         }
     }
 
-    /// What a warp waits for, the rule that this breaks, and who has arrived there last.
+    /// Says what a warp waits for, the rule that this breaks, and who has arrived there last.
     fn waits_for(&mut self, at: At) -> Option<(Rule, String, String)> {
         let nobody = |what: String| Some((Rule::Deadlock, what, String::new()));
         match self.warp(at).state {

@@ -14,11 +14,11 @@ pub(crate) struct Decoded<'k> {
     pub(crate) kernel: &'k Kernel,
     /// One for each role; a kernel without roles has one.
     pub(crate) codes: Vec<Code<'k>>,
-    /// Of each byte of shared memory, whether it is some region's.
+    /// For each byte of shared memory, whether it belongs to a region.
     in_a_region: Vec<bool>,
 }
 
-/// What the warps of a role run: the prologue, then the role.
+/// Code that the warps of a role run: the prologue, then the role.
 #[derive(Debug)]
 pub(crate) struct Code<'k> {
     /// The role's name.
@@ -30,9 +30,9 @@ pub(crate) struct Code<'k> {
     pub(crate) registers: usize,
     /// Slots that hold constants, and what they hold.
     pub(crate) constants: Vec<(u32, u64)>,
-    /// Of each slot: whether it is a variable, which keeps what lanes do not assign.
+    /// For each slot, whether it is a variable, which keeps its content in lanes that do not assign it.
     pub(crate) mutable: Vec<bool>,
-    /// Of each slot: whether products use it.
+    /// For each slot, whether products use it.
     pub(crate) watched: Vec<bool>,
 }
 

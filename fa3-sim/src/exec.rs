@@ -1,4 +1,4 @@
-//! What each instruction does to the machine.
+//! Effect of each instruction on the machine.
 
 mod barrier;
 mod bulk;

@@ -1,4 +1,4 @@
-//! What a run finds: a broken rule, which instruction broke it, what is missing, and how to see it again.
+//! A finding of a run: a broken rule, which instruction broke it, what is missing, and how to see it again.
 
 use std::fmt;
 
@@ -12,15 +12,15 @@ use crate::schedule::Policy;
 pub struct Finding {
     /// The rule.
     pub rule: Rule,
-    /// What happened, with the numbers.
+    /// The event, with its numbers.
     pub what: String,
     /// Who did it.
     pub here: Option<Site>,
     /// The earlier access that it conflicts with.
     pub other: Option<Site>,
-    /// What would order the two.
+    /// An instruction or a barrier that would order the two.
     pub missing: Option<&'static str>,
-    /// What each warp waits for.
+    /// One line for each thing that warps wait for.
     pub waits: Vec<String>,
     /// How to see it again.
     pub replay: Replay,
@@ -39,7 +39,7 @@ pub struct Site {
     pub source: Source,
     /// How often the outermost and the innermost loop around it had begun.
     pub iteration: [u32; 2],
-    /// What it is.
+    /// Its mnemonic.
     pub instruction: &'static str,
     /// Which bytes of which memory it accesses, and by which proxy, if it does.
     pub access: Option<String>,

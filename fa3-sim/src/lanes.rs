@@ -1,4 +1,4 @@
-//! What orders the lanes of a warp with each other.
+//! Order between the lanes of a warp.
 //!
 //! A warp's lanes are not in step: since Volta each may run ahead of the others. `bar.warp.sync` orders the accesses
 //! of all lanes before it with those behind it, and so does any wider barrier. An mbarrier orders what lanes did
@@ -11,7 +11,7 @@ const LANES: usize = 32;
 /// For each lane, which accesses of the others come before its next one.
 #[derive(Debug, Default)]
 pub(crate) struct LaneOrder {
-    /// Those of executions before this one, an index into the log, for all lanes.
+    /// Accesses of executions before this one, an index into the log, are ordered for all lanes.
     all: u32,
     /// More than that, for each lane that waited for others' arrivals, by the other.
     pairs: Option<Box<[[u32; LANES]; LANES]>>,
@@ -30,7 +30,7 @@ struct Arrival {
 }
 
 impl LaneOrder {
-    /// What all lanes did before execution `event` comes before what any does now.
+    /// Orders everything that all lanes did before execution `event` before anything that a lane does now.
     pub(crate) fn sync(&mut self, event: u32) {
         if event > self.all {
             self.all = event;

@@ -49,7 +49,7 @@ pub(crate) struct Cluster {
     pub(crate) barrier: ClusterBarrier,
     /// Components given so far; those beyond [`COMPONENTS`] are one.
     pub(crate) components: u32,
-    /// What will happen by itself.
+    /// Events to come that no warp executes.
     pub(crate) events: Vec<AsyncEvent>,
 }
 
@@ -72,9 +72,9 @@ pub(crate) struct Cta {
     pub(crate) warps: Vec<Warp>,
     /// Registers that nobody has.
     pub(crate) pool: u32,
-    /// What the first warp of each warpgroup to come did, for the others to do alike.
+    /// The instructions that the first warp of each warpgroup has executed, for the others to execute alike.
     pub(crate) warpgroups: Vec<Deeds>,
-    /// What its warps knew when they exited.
+    /// The joint knowledge of its warps when they exited.
     pub(crate) last_words: Bundle,
     /// Accesses to its shared memory by other CTAs, each with what else tells that it is over.
     pub(crate) visits: Vec<(Access, Epoch)>,
@@ -112,7 +112,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) mode: Mode,
     pub(crate) schedule: Scheduler,
     pub(crate) max_steps: u64,
-    /// What the grid before this one writes.
+    /// Buffers that the grid before this one writes.
     pub(crate) predecessor: &'a [Buffer],
     /// Rules that end it where they are broken.
     pub(crate) until: &'a [Rule],
@@ -128,7 +128,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) memory: &'a mut Memory,
     /// One for each allocation.
     pub(crate) global: Vec<Shadow>,
-    /// What flags in memory release, by cluster (none for global memory), CTA and address.
+    /// Releases of flags in memory, by cluster (none for global memory), CTA and address.
     pub(crate) flags: HashMap<(Option<u32>, usize, u64), Exported>,
     pub(crate) clusters: Vec<Cluster>,
     /// Clusters that are not resident yet, next last.
@@ -377,14 +377,14 @@ impl<'a> Machine<'a> {
         &mut self.clusters[at.cluster].ctas[at.cta]
     }
 
-    /// What an access by a warp happens after.
+    /// The events that an access by a warp comes after.
     pub(crate) fn after(cluster: u32, warp: &Warp, by: By, space: Space) -> After<'_> {
         let clock = if by.asynchronous() { warp.bundle.async_clock(space) } else { &warp.bundle.generic };
         After { cluster, clock, lanes: &warp.order }
     }
 
-    /// What the lanes that execute the warp's instruction release. A lane alone releases what it has done itself, and
-    /// what a barrier has ordered before.
+    /// The events that the lanes which execute the warp's instruction release. A lane alone releases what it has done
+    /// itself, and what a barrier has ordered before.
     pub(crate) fn released(&mut self, at: At) -> Bundle {
         let Some(lane) = self.warp(at).single() else { return self.warp(at).bundle.clone() };
         let claim = self.component(at, |warp| &mut warp.claim);

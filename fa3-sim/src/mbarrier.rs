@@ -23,9 +23,9 @@ pub(crate) struct Mbarrier {
     pub(crate) observed: bool,
     /// The cluster's component that counts its phases.
     pub(crate) component: u16,
-    /// What its arrivals have released so far.
+    /// Everything that its arrivals have released so far.
     pub(crate) collected: Bundle,
-    /// The same, when the phase before completed.
+    /// Everything that arrivals had released when the phase before completed.
     pub(crate) complete: Bundle,
     /// Copies that will signal it: the phase that was current when they were issued, and their bytes.
     pub(crate) copies: Vec<(u32, u32)>,
@@ -43,7 +43,7 @@ pub(crate) struct Mbarrier {
     pub(crate) fenced: bool,
 }
 
-/// What an arrival or a completion does.
+/// Effect of an arrival or a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Nothing,

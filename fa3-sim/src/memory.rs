@@ -26,7 +26,7 @@ impl Buffer {
     }
 }
 
-/// What unwritten memory holds: NaN in every floating-point type.
+/// Byte of unwritten memory: NaN in every floating-point type.
 pub(crate) const POISON: u8 = 0xFF;
 
 /// The first address.
@@ -34,7 +34,7 @@ const START: u64 = 1 << 20;
 /// Unmapped bytes between allocations, at least.
 const REDZONE: u64 = 4096;
 
-/// What is known of a byte.
+/// State of a byte, as flags.
 pub(crate) mod state {
     /// It holds a value.
     pub(crate) const VALID: u8 = 1;
@@ -107,7 +107,7 @@ impl Memory {
         buffer
     }
 
-    /// What an allocation holds. Bytes that nobody wrote are 0xFF.
+    /// The bytes of an allocation. Bytes that nobody wrote are 0xFF.
     ///
     /// # Panics
     /// If `buffer` is of another memory.
@@ -133,7 +133,7 @@ impl Memory {
         self.allocations[buffer.index].demand = Demand::Once;
     }
 
-    /// What the next kernel must do with a buffer.
+    /// Sets the demand on the next kernel's writes to a buffer.
     pub(crate) fn demand(&mut self, buffer: Buffer, demand: Demand) {
         self.allocations[buffer.index].demand = demand;
     }

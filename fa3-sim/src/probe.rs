@@ -1,4 +1,4 @@
-//! What a probe shows: the registers of a warp at one point of a run.
+//! A probe: the registers of a warp at one point of a run.
 
 use std::fmt;
 
@@ -6,11 +6,11 @@ use fa3_ir::Ty;
 
 use crate::finding::Site;
 
-/// What registers held when a warp got to a probe.
+/// The contents of registers when a warp got to a probe.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Probe {
-    /// What the kernel calls it.
+    /// Its name in the kernel.
     pub name: String,
     /// Which CTA, warp, line of the kernel, and how often the loops around it had begun.
     pub site: Site,

@@ -34,7 +34,7 @@ impl Machine<'_> {
         self.find_after(rule, at, None, what);
     }
 
-    /// The same, because of an execution in the past.
+    /// Reports a violation whose cause is an execution in the past.
     pub(crate) fn find_after(&mut self, rule: Rule, at: At, cause: Option<u32>, what: String) {
         let warp = &self.clusters[at.cluster].ctas[at.cta].warps[at.warp];
         if self.found.insert((rule, warp.code as u16, warp.pc as u32)) {
@@ -151,7 +151,7 @@ impl Machine<'_> {
         })
     }
 
-    /// What can order an access by a thread with the next one, which is another thread's.
+    /// Names the means to order an access by a thread with the next one, which is another thread's.
     fn between(&self, at: At, old: Access) -> &'static str {
         let (cluster, cta) = (&self.clusters[at.cluster], &self.clusters[at.cluster].ctas[at.cta]);
         let earlier = self.log.get(old.event as usize).map(|event| event.cta);
@@ -270,7 +270,7 @@ impl Machine<'_> {
     }
 }
 
-/// What a step is called.
+/// Name of a step's instruction.
 fn name(op: &Op) -> &'static str {
     use fa3_ir::{
         BarrierInst, ClusterInst, Inst, MbarrierInst, MemInst, MiscInst, ObserveInst, TmaInst, WarpInst,

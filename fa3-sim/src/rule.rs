@@ -20,7 +20,7 @@ macro_rules! rules {
                 match self { $(Rule::$rule => $id,)+ }
             }
 
-            /// What must hold.
+            /// The rule as a sentence.
             pub const fn sentence(self) -> &'static str {
                 match self { $(Rule::$rule => $sentence,)+ }
             }

@@ -8,7 +8,7 @@ use crate::lanes::{Lane, LaneOrder};
 /// Bytes of a cell.
 pub(crate) const CELL: usize = 16;
 
-/// What an access does.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
@@ -79,18 +79,18 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// The same by this lane.
+    /// The same access by this lane.
     pub(crate) fn of(self, lane: usize) -> Access {
         Access { lane: Lane::of(lane), ..self }
     }
 }
 
-/// What an access happens after.
+/// The events that an access comes after.
 pub(crate) struct After<'a> {
     /// The cluster, and what is known there of other agents.
     pub(crate) cluster: u32,
     pub(crate) clock: &'a Clock,
-    /// What is known of the other lanes of the same warp.
+    /// Knowledge of the other lanes of the same warp.
     pub(crate) lanes: &'a LaneOrder,
 }
 

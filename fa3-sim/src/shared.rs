@@ -12,10 +12,10 @@ const RANK: u32 = 24;
 
 pub(crate) struct Shared {
     pub(crate) bytes: Vec<u8>,
-    /// Of each 16 bytes, those that hold something, as bits.
+    /// For each 16 bytes, a bit for each that holds something.
     valid: Vec<u16>,
     pub(crate) shadow: Shadow,
-    /// Of each 8 bytes, whether an mbarrier lives there.
+    /// For each 8 bytes, whether an mbarrier lives there.
     pub(crate) mbarriers: Vec<bool>,
 }
 

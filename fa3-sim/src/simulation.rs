@@ -38,7 +38,7 @@ pub enum SimError {
     Verify {
         /// Its name.
         kernel: String,
-        /// What the verifier found; not empty.
+        /// The verifier's errors; not empty.
         errors: VerifyErrors,
     },
     /// Arguments or grid do not fit the kernel.
@@ -58,14 +58,14 @@ pub enum SimError {
         /// Its size.
         bytes: usize,
     },
-    /// What a buffer of a program begins as is not as long as it.
+    /// The initial bytes of a program's buffer have another length than the buffer.
     #[error("{buffer}: {given} were given to begin with, not {expected}")]
     Initial {
         /// The buffer, or all of them.
         buffer: &'static str,
         /// Bytes, or buffers.
         given: usize,
-        /// Those of the program.
+        /// The number that the program needs.
         expected: usize,
     },
     /// A cluster has more agents than its clocks tell apart: warps, mbarriers as often as they are initialised, threads
@@ -83,16 +83,16 @@ pub enum SimError {
     },
 }
 
-/// What came out of a run. The results are in the [`Memory`].
+/// Outcome of a run. The results are in the [`Memory`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// The rules that were broken, each once at each place.
     pub findings: Vec<Finding>,
-    /// What probes have shown, in the order in which warps got to them.
+    /// Probes, in the order in which warps got to them.
     pub probes: Vec<Probe>,
-    /// What was counted.
+    /// Counts of the run.
     pub counters: Counters,
-    /// What the first cluster did, if [`Simulation::trace`] asked for it.
+    /// Trace of the first cluster, if [`Simulation::trace`] asked for it.
     pub trace: Option<Trace>,
 }
 

@@ -24,12 +24,12 @@ pub struct ProgramSimulation<'p> {
     trace: bool,
 }
 
-/// What came out of a run of a program.
+/// Outcome of a program's run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgramOutcome {
-    /// What every buffer holds.
+    /// Contents of every buffer.
     pub buffers: Vec<Vec<u8>>,
-    /// What was found and counted, step by step.
+    /// Findings and counts, step by step.
     pub steps: Vec<Outcome>,
     /// Names of tickets that are not 0 again.
     pub left_over: Vec<&'static str>,
@@ -41,7 +41,7 @@ impl ProgramOutcome {
         self.steps.iter().flat_map(|step| &step.findings)
     }
 
-    /// What probes have shown, in all steps.
+    /// Probes of all steps.
     pub fn probes(&self) -> impl Iterator<Item = &Probe> {
         self.steps.iter().flat_map(|step| &step.probes)
     }
@@ -132,7 +132,7 @@ impl<'p> ProgramSimulation<'p> {
 }
 
 impl ProgramSimulation<'_> {
-    /// What a step must do with a buffer.
+    /// The demand on a step's writes to a buffer.
     fn demand(&self, step: usize, buffer: BufferId) -> Demand {
         match self.program.last_step_of_output(buffer) {
             Some(last) if step < last => Demand::Part,

@@ -43,11 +43,11 @@ pub struct Timeline {
     pub roles: Vec<RoleTrack>,
     /// The engines of the CTAs' SMs.
     pub engines: Vec<EngineTrack>,
-    /// What the products of a line multiply; `None` if not always the same.
+    /// The factors of each line's products; `None` if not always the same.
     pub products: BTreeMap<Line, Option<Factors>>,
 }
 
-/// What a warp did: spans that follow each other without gaps.
+/// Track of a warp: spans that follow each other without gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoleTrack {
     /// The rank of its CTA in the cluster.
@@ -73,7 +73,7 @@ pub struct EngineTrack {
     pub spans: Vec<Span>,
 }
 
-/// What an SM has one of, or one for each of its four partitions.
+/// A unit that an SM has one of, or one in each of its four partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Engine {
     /// Matrix products. All four partitions work on each.
@@ -84,16 +84,16 @@ pub enum Engine {
     Issue,
     /// The port of shared memory, as loads, stores and shuffles use it.
     Shared,
-    /// What comes from L2.
+    /// Transfers from L2.
     Loads,
-    /// What goes to L2.
+    /// Transfers to L2.
     Stores,
 }
 
 /// Some cycles in which the same was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// What was done.
+    /// The activity.
     pub activity: Activity,
     /// The line of the kernel's source that says so.
     pub line: Line,
@@ -105,7 +105,7 @@ pub struct Span {
     pub end: u64,
 }
 
-/// What can be done.
+/// Activity of a warp or an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activity {
     /// A matrix product of 64 x n x k; on a role's track, beginning it.
@@ -128,7 +128,7 @@ pub enum Activity {
     Wait(Cause),
 }
 
-/// What is waited for.
+/// Reason to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
     /// Products.
@@ -157,7 +157,7 @@ impl Timeline {
         self
     }
 
-    /// What is said of a span: the factors of a product, if they are known, and what is done.
+    /// Describes a span: the factors of a product, if they are known, and the activity.
     fn describe(&self, span: &Span) -> String {
         match self.factors(span) {
             Some(factors) => format!("{factors}, {}", span.activity),
@@ -289,7 +289,7 @@ impl fmt::Display for Activity {
     }
 }
 
-/// What it says of itself, and how busy the engines are.
+/// Prints the summary: the length, and how busy the engines are.
 impl fmt::Display for Timeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {} cycles (model, not measurement)", self.kernel, self.length())?;

@@ -1,4 +1,4 @@
-//! What the warps of a cluster did, each in its own order, and what they waited for: the material of a
+//! Trace of a cluster: the actions of its warps, each in its own order, and their waits. It is the material of a
 //! [`crate::Timeline`].
 //!
 //! A trace knows no time. Where warps of different roles meet, both name the same [`Gate`]: one signals it, the other
@@ -15,14 +15,14 @@ use crate::Line;
 
 pub(crate) use recorder::Recorder;
 
-/// What the first cluster of a grid did.
+/// Trace of a grid's first cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     /// The kernel's name.
     pub kernel: String,
     /// Its warps, those of the first CTA first.
     pub warps: Vec<WarpTrace>,
-    /// What the products of a line multiply; `None` if not always the same.
+    /// The factors of each line's products; `None` if not always the same.
     pub products: BTreeMap<Line, Option<Factors>>,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Factors {
     }
 }
 
-/// What a warp did.
+/// Trace of a warp.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WarpTrace {
     /// The rank of its CTA in the cluster.
@@ -58,13 +58,13 @@ pub struct WarpTrace {
 /// One thing that a warp did, or several alike in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What.
+    /// The action.
     pub action: Action,
     /// The line of the kernel's source that says so.
     pub line: Line,
 }
 
-/// What a warp does.
+/// An action of a warp.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Executes `count` instructions, one after the other.
@@ -111,7 +111,7 @@ pub enum Action {
     Load {
         /// How much.
         bytes: u32,
-        /// What it signals when the data are there.
+        /// Gates that it signals when the data are there.
         signals: Vec<Gate>,
     },
     /// Begins a copy from shared to global memory, or an addition.
@@ -179,7 +179,7 @@ impl Action {
     }
 }
 
-/// What warps wait for; each is used once.
+/// An event that warps wait for; each is used once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gate {
     /// A phase of the mbarrier at an offset of a CTA's shared memory.

@@ -12,7 +12,7 @@ use crate::lanes::LaneOrder;
 /// All lanes.
 pub(crate) const ALL: u32 = u32::MAX;
 
-/// What a warp does at the moment.
+/// Present state of a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Ready,
@@ -65,7 +65,7 @@ pub(crate) struct Warp {
     pub(crate) polling: bool,
     pub(crate) component: u16,
     pub(crate) bundle: Bundle,
-    /// What orders its lanes with each other, and its clock when a barrier last did.
+    /// The order between its lanes, and its clock when a barrier last ordered them.
     pub(crate) order: LaneOrder,
     pub(crate) synced: u32,
     /// Lanes that have accessed memory alone, each with a component for that.
@@ -76,12 +76,13 @@ pub(crate) struct Warp {
     /// an index into the log, and its clock.
     pub(crate) cluster_release: Option<(u32, u32)>,
     pub(crate) fence_release: Option<(u32, u32)>,
-    /// What relaxed atomics release: what was before the last fence of any scope, and of a wider one than the CTA.
+    /// Everything that relaxed atomics release: all before the last fence of any scope, and of a wider one than the
+    /// CTA.
     pub(crate) fenced: Option<Bundle>,
     pub(crate) fenced_on_gpu: Option<Bundle>,
-    /// What relaxed atomics have seen, for the next fence to acquire.
+    /// Everything that relaxed atomics have seen, for the next fence to acquire.
     pub(crate) seen: Bundle,
-    /// The same in shared memory, for a fence of any scope.
+    /// Everything that they have seen in shared memory, for a fence of any scope.
     pub(crate) seen_in_cluster: Bundle,
     pub(crate) flight: Flight,
     pub(crate) bulk: Vec<BulkThread>,
@@ -205,7 +206,7 @@ impl Warp {
         [outer, loops.next_back().unwrap_or(outer)]
     }
 
-    /// What happens from now on is not what it has released.
+    /// Advances the warp's clock: nothing that happens from now on is in what it has released.
     pub(crate) fn tick(&mut self) {
         let now = self.now();
         let own = self.alone.iter().map(|&(_, component)| component).chain([self.component]);

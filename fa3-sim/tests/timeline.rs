@@ -41,7 +41,7 @@ fn wait(line: u32, pending: u32) -> Record {
     record(line, Action::Wait { pending })
 }
 
-/// What softmax does with 64 x 128 scores, 64 of them a thread: an exponential each, and some 300 other operations.
+/// Softmax of 64 x 128 scores, 64 of them a thread: an exponential each, and some 300 other operations.
 fn softmax() -> Vec<Record> {
     vec![issue(2, Pipe::Float, 300), issue(3, Pipe::Special, 64)]
 }

@@ -1,4 +1,4 @@
-//! What the machine writes down of kernels: every action of every warp, the same under every schedule.
+//! Traces of kernels: every action of every warp, the same under every schedule.
 
 use fa3_ir::lang::{B32, Frag, TileShape, gemm};
 use fa3_ir::{ArgValue, Elem, FenceInst, Kernel, Launch, LoadOptions, Role, TensorView, WgmmaType};
@@ -27,7 +27,7 @@ fn run(kernel: &Kernel, grid: u32, args: &dyn Fn(&mut Memory) -> Vec<ArgValue>) 
 /// The barrier of the whole CTA.
 const ALL: Gate = Gate::Barrier { cta: 0, id: 0, generation: 0 };
 
-/// What a warp does after it has met all others, without plain instructions.
+/// The actions of a warp after it has met all others, without plain instructions.
 fn actions(trace: &Trace, warp: usize) -> Vec<&Action> {
     let all = trace.warps[warp].records.iter().map(|record| &record.action);
     let begins = all.clone().position(|action| *action == Action::Await(ALL)).map_or(0, |index| index + 1);

@@ -1,4 +1,4 @@
-//! What an access to shared memory costs: 32 banks, each of which serves one word of 4 bytes at a time.
+//! Cost of an access to shared memory: 32 banks, each of which serves one word of 4 bytes at a time.
 
 const BANKS: u32 = 32;
 

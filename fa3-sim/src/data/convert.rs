@@ -23,7 +23,7 @@ impl Format {
         23 - self.mantissa
     }
 
-    /// What the exponent fields of one and the same number differ by.
+    /// Difference between the exponent fields of a number in binary32 and in this format.
     const fn rebias(&self) -> u32 {
         (126 + self.smallest).cast_unsigned()
     }

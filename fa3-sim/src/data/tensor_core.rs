@@ -30,7 +30,7 @@ pub enum Arithmetic {
     Fast,
 }
 
-/// What a wgmma computes, of the rows of one warp or any others.
+/// A wgmma over the rows of one warp or any others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// The element type of A and B.
@@ -138,7 +138,7 @@ fn rows<T>(blocks: &[Columns<f32>], k: usize, f: impl Fn(f32) -> T) -> Vec<T> {
     rows
 }
 
-/// What is kept of a type's addends and of its sums.
+/// Precision of a type's addends and of its sums.
 #[derive(Clone, Copy)]
 struct Rounding {
     /// The exponent of the type's subnormal numbers.

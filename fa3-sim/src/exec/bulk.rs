@@ -134,7 +134,7 @@ impl Machine<'_> {
         }
     }
 
-    /// What is left when the warp's cluster is done.
+    /// Performs the copies that are left when the warp's cluster is done.
     pub(crate) fn finish_copies(&mut self, at: At) {
         for index in 0..self.warp(at).bulk.len() {
             let lane = self.warp(at).bulk[index].lane;

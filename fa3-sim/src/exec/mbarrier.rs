@@ -182,7 +182,7 @@ impl Machine<'_> {
         self.changed(at.cluster, place, change, event);
     }
 
-    /// What a lane has done comes before what lanes of its warp will do that wait for this phase.
+    /// Orders all that a lane has done before anything that lanes of its warp do once they have waited for this phase.
     fn arrive_for_lanes(&mut self, at: At, place: SharedPlace, lane: usize) {
         let event = self.log.len() as u32;
         let mbarrier = self.clusters[at.cluster].ctas[place.cta].mbarrier(place.offset);
@@ -206,7 +206,7 @@ impl Machine<'_> {
         }
     }
 
-    /// What follows from an arrival or a completion.
+    /// Applies the consequences of an arrival or a completion.
     pub(super) fn changed(
         &mut self,
         cluster: usize,

@@ -260,7 +260,7 @@ impl<'a> Machine<'a> {
         self.progress += 1;
     }
 
-    /// What the warp did so far is visible to who acquires the flags.
+    /// Releases everything that the warp did so far, to whoever acquires the flags.
     fn release(&mut self, at: At, addr: GlobalAddr, active: u32) {
         let id = self.clusters[at.cluster].id;
         let bundle = self.released(at);
@@ -330,7 +330,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// What an atomic leaves in memory. In global memory, additions `flush` subnormals to zero.
+/// Result of an atomic in memory. In global memory, additions `flush` subnormals to zero.
 fn apply(op: AtomicOp, flush: bool, old: u32, src: u32) -> u32 {
     let float = |bits| if flush { flushed(f32::from_bits(bits)) } else { f32::from_bits(bits) };
     match op {

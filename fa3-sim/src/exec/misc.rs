@@ -93,7 +93,7 @@ impl Machine<'_> {
         self.after_exit(at);
     }
 
-    /// What a warp must have done before it exits.
+    /// Checks that a warp has done all that it must before it exits.
     pub(super) fn check_exit(&mut self, at: At) {
         let warp = self.warp(at);
         if warp.flight.open > 0 {
@@ -114,7 +114,7 @@ impl Machine<'_> {
         }
     }
 
-    /// What a warp's exit means for others. To the cluster's barrier it is an arrival.
+    /// Tells others that a warp has exited. To the cluster's barrier it is an arrival.
     pub(super) fn after_exit(&mut self, at: At) {
         let bundle = self.warp(at).bundle.clone();
         self.clusters[at.cluster].barrier.collected.join(&bundle);

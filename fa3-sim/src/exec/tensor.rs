@@ -110,7 +110,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// What a box consists of: for each of its rows the elements before, in and after the tensor.
+/// Splits a box into pieces: for each of its rows the elements before, in and after the tensor.
 fn pieces(shape: &BoxShape, view: &TensorView, coords: &[i64]) -> Vec<Piece> {
     let elem = shape.elem.bytes();
     let row = shape.dims()[0];

@@ -19,10 +19,10 @@ use crate::simulation::Mode;
 use crate::trace::Factors;
 use crate::warp::ALL;
 
-/// What the warps of a warpgroup did that some of them have still to do alike.
+/// Instructions that some warps of a warpgroup have executed and the others must still execute alike.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Deeds {
-    /// Those that all four have done.
+    /// Number of instructions that all four have executed.
     forgotten: usize,
     deeds: VecDeque<Deed>,
 }

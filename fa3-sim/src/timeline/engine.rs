@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::{Activity, Engine, EngineTrack, Span, append, engine_track};
 use crate::{Costs, Line, trace::Pipe};
 
-/// What a span is, without its time.
+/// Everything about a span but its time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct What {
     pub(super) activity: Activity,
@@ -121,7 +121,7 @@ impl Sm {
         self.stores.serve(now, u64::from(bytes).div_ceil(costs.store_bytes.max(1)), what)
     }
 
-    /// What its engines did.
+    /// The tracks of its engines.
     pub(super) fn tracks(self, cta: u32) -> Vec<EngineTrack> {
         let Sm { partitions, tensor_core, shared, loads, stores } = self;
         let (mut issue, mut special) = (Vec::new(), Vec::new());

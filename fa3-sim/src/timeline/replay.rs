@@ -11,7 +11,7 @@ use super::{Activity, Cause, EngineTrack, Timeline};
 use crate::Costs;
 use crate::trace::{Action, Gate, Pipe, Trace};
 
-/// What warps wait for: a gate, or the product with this number of a warpgroup.
+/// The object of a wait: a gate, or the product with this number of a warpgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     Gate(Gate),
@@ -90,7 +90,7 @@ impl<'a> Replay<'a> {
         self.execute(index, action, now, what)
     }
 
-    /// What an instruction that is issued now does; returns as [`Replay::step`].
+    /// Executes the instruction that is issued now; returns as [`Replay::step`].
     fn execute(&mut self, index: usize, action: &Action, now: u64, what: What) -> Option<u64> {
         let (costs, next) = (self.costs, now + 1);
         let walker = &mut self.walkers[index];
@@ -270,7 +270,7 @@ fn product_cycles(costs: &Costs, ty: WgmmaType, n: u32, a_in_registers: bool) ->
     flops.div_ceil(rate.max(1)).max((32 * u64::from(rows)).div_ceil(costs.product_bytes.max(1)))
 }
 
-/// What a warp does that executes an action.
+/// The activity of a warp that executes an action.
 fn activity(action: &Action) -> Activity {
     match action {
         Action::Issue { pipe: Pipe::Special, .. } => Activity::Special,

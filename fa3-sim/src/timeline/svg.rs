@@ -24,7 +24,7 @@ const LEVELS: u64 = 8;
 /// Colours of products, one for those of the same factors, and then from the start (after Okabe and Ito).
 const PRODUCTS: [&str; 5] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#882255"];
 
-/// What a cell of a row shows: columns that look the same.
+/// A cell of a row: columns that look the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell {
     columns: (u32, u32),
@@ -162,7 +162,7 @@ impl<'a> Drawing<'a> {
         self.text(LEFT - 32, y + 16, "end", "cycles");
     }
 
-    /// What the colours mean; returns where it ends.
+    /// Draws the meaning of the colours; returns where it ends.
     fn legend(&mut self, y: u32) -> u32 {
         let of_product = |(index, product): (usize, &Product)| {
             (PRODUCTS[index % PRODUCTS.len()], format!("{}, {}", product.name, product.activity))
@@ -212,7 +212,7 @@ impl<'a> Drawing<'a> {
     }
 }
 
-/// What a product is called: its factors, or the line that begins it.
+/// Name of a product: its factors, or the line that begins it.
 fn name(timeline: &Timeline, span: &Span) -> String {
     timeline.factors(span).map_or_else(|| span.line.to_string(), Factors::to_string)
 }
@@ -242,7 +242,7 @@ fn column(cycle: u64, cycles: &Range<u64>) -> u32 {
     (u128::from(cycle - cycles.start) * u128::from(COLUMNS) / u128::from(length)) as u32
 }
 
-/// What the columns show: in each what was done for most of the time.
+/// Merges spans into cells: each column shows the activity that took most of its time.
 fn cells(spans: &[Span], cycles: Range<u64>) -> Vec<Cell> {
     // For each column, what was done in it and for how many parts of a cycle; a cycle has COLUMNS parts.
     let length = u128::from((cycles.end - cycles.start).max(1));

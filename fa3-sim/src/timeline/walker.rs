@@ -21,7 +21,7 @@ pub(super) struct Walker<'a> {
     pub(super) groups: Vec<u32>,
     pub(super) stores: Copies,
     pub(super) copies: Copies,
-    /// What it did, without gaps.
+    /// Its spans so far, without gaps.
     spans: Vec<Span>,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Walker<'a> {
         self.trace.warp / 4
     }
 
-    /// What it does at a record.
+    /// The description of its span at a record.
     pub(super) fn what(&self, record: usize, activity: Activity) -> What {
         What { activity, line: self.trace.records[record].line, warpgroup: self.warpgroup() }
     }

@@ -211,7 +211,7 @@ fn is_late(inst: &Inst) -> bool {
     )
 }
 
-/// What a step is, if that is known before it is executed and costs anything.
+/// The action of a step, if that is known before it is executed and costs anything.
 fn action(op: &Op<'_>, active: u32) -> Option<Action> {
     const CONTROL: Action = Action::Issue { pipe: Pipe::Control, count: 1 };
     match op {

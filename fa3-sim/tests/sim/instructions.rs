@@ -1,4 +1,4 @@
-//! What instructions move and compute, against their definitions.
+//! Moves and results of instructions, against their definitions.
 
 use fa3_ir::lang::*;
 use fa3_ir::*;
@@ -16,7 +16,7 @@ fn run(kernel: &Kernel, args: Vec<ArgValue>, policy: Policy, memory: &mut Memory
     Simulation::new(kernel).args(args).policy(policy).run(memory).unwrap()
 }
 
-/// What each lane of one warp stores, if `build` makes it of the lane's number.
+/// The number that each lane of one warp stores, if `build` computes it from the lane's number.
 fn of_lanes(build: for<'k> fn(&'k Builder, V<'k, B32>) -> V<'k, B32>) -> Vec<u32> {
     let kernel = Kernel::build("lanes", Launch::threads(32), |b| {
         let y = b.param_pointer("y", Elem::U32);

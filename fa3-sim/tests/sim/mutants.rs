@@ -6,7 +6,7 @@ use fa3_sim::{Mode, Policy};
 
 use crate::attention::{Head, attention};
 
-/// What can be wrong about one statement.
+/// A change that makes one statement wrong.
 #[derive(Clone, Copy, Debug)]
 enum Mutation {
     Removed,

@@ -138,7 +138,7 @@ fn one_function_runs_everywhere() {
     assert!((100..400).contains(&kept) && small > 10, "{kept} {small}");
 }
 
-/// What the function records: an instruction an operation, in the order in which it is written.
+/// The function records an instruction an operation, in the order in which it is written.
 #[test]
 fn a_function_over_numbers_is_printed() {
     let text = ptx::emit(&kernel(32)).unwrap().text;

@@ -75,7 +75,7 @@ impl Case {
         simulation.predecessor_writes(vec![z]).run(&mut memory).unwrap()
     }
 
-    /// What the broken version's findings say, under the eager schedule.
+    /// The text of the broken version's findings, under the eager schedule.
     pub(crate) fn report(&self) -> String {
         let outcome = self.run(&self.kernel(true), Policy::Eager);
         outcome.findings.iter().map(ToString::to_string).collect()

@@ -8,7 +8,7 @@ struct Exact {
     unit: i32,
     /// Bits of a significand, the leading one included.
     bits: u32,
-    /// What the last bit of the smallest subnormal number is worth: 2^-`last`.
+    /// The last bit of the smallest subnormal number is worth 2^-`last`.
     last: i32,
     /// The smallest power of two beyond the format's numbers.
     beyond: f64,

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What an H100 computes: see `hopper/record.py`.
+/// Results of an H100: see `hopper/record.py`.
 const HOPPER: &[u8] = include_bytes!("../hopper/lane.bin");
 
 /// The first result in lane 0.

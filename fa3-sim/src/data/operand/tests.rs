@@ -141,8 +141,8 @@ fn what_cannot_be_meant_is_refused() {
     );
 }
 
-/// What wgmma reads on an H100 (`hopper/record.py`): for every layout the number of the element
-/// that is B(n, k), n < 64.
+/// Compares with what wgmma read on an H100 (`hopper/record.py`): for every layout the number of the element that is
+/// B(n, k), n < 64.
 #[test]
 fn operands_lie_where_an_h100_finds_them() {
     let mut rest: &[u8] = include_bytes!("../hopper/operand.bin");

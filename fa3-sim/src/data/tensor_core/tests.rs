@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What an H100 computes: of f16 and bf16 by `hopper/record.py`, of e4m3 by fa3-quant's.
+/// Results of an H100: of f16 and bf16 by `hopper/record.py`, of e4m3 by fa3-quant's.
 const HOPPER: &[u8] = include_bytes!("../hopper/mma.bin");
 const HOPPER_E4M3: &[u8] = include_bytes!("../hopper/mma_e4m3.bin");
 

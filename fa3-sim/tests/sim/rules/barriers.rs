@@ -113,7 +113,7 @@ fn a_deadlock_says_who_waits_for_whom() {
     assert!(report.contains("replay:  kernel case, grid [1, 1, 1], policy eager"), "{report}");
 }
 
-/// Those that wait for the same thing have one line.
+/// Warps that wait for the same thing share one line.
 #[test]
 fn a_deadlock_groups_who_waits() {
     let report = case(Rule::Deadlock, 96, stuck).grid(6).report();

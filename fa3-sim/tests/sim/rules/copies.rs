@@ -39,7 +39,7 @@ fn boxes_lie_at_whole_patterns() {
     .check();
 }
 
-/// What an H100 answers with an illegal instruction, in loads as in stores.
+/// An H100 answers other starts with an illegal instruction, in loads as in stores.
 #[test]
 fn rows_of_boxes_begin_at_multiples_of_16_bytes() {
     case(Rule::T1, 32, |b, broken| {
@@ -401,7 +401,7 @@ fn every_target_of_a_multicast_expects_its_bytes() {
     .check();
 }
 
-/// What the kernel writes to global memory, and then loads with the tensor memory accelerator, is fenced.
+/// Writes to global memory that the tensor memory accelerator loads later are fenced.
 #[test]
 fn generic_writes_of_global_memory_are_fenced() {
     case(Rule::W4, 64, |b, broken| {

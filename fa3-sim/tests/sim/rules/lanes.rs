@@ -82,7 +82,7 @@ fn barriers_order_lanes() {
     .check_either(Rule::B2);
 }
 
-/// What a lane does between its arrival at the cluster's barrier and its wait is not ordered.
+/// A lane's accesses between its arrival at the cluster's barrier and its wait are not ordered.
 #[test]
 fn arrivals_at_the_cluster_barrier_order_what_was_before() {
     case(Rule::Lanes, 32, |b, broken| {

@@ -1,4 +1,4 @@
-//! Whose accesses a fence, an arrival or a wait is about: one lane's, one CTA's, those before it.
+//! Scope of a fence, an arrival or a wait: the accesses of one lane, of one CTA, of those before it.
 
 use fa3_ir::lang::*;
 use fa3_sim::{Memory, Rule, SimError, Simulation};
