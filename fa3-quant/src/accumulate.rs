@@ -57,8 +57,8 @@ impl Accumulation {
     }
 }
 
-/// What the logarithm of a row sum over `keys` keys may be off by, if it is of P as products have it: e4m3 numbers, 2⁸
-/// for the largest score, added by the tensor core 128 keys at a time at most.
+/// Error bound for the logarithm of a row sum over `keys` keys, if the sum is of P as products read it: e4m3 numbers,
+/// 2⁸ for the largest score, added by the tensor core 128 keys at a time at most.
 ///
 /// A number of P is off by 2⁻⁴ of itself, or by half a subnormal step, 2⁻¹⁰, where the sum is 2⁸ at least. Each of the
 /// 33 numbers that the tensor core adds at once may lose 2⁻¹³ of their largest, and so may their sum.

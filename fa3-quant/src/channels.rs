@@ -32,9 +32,10 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Those of a tensor (batch, seqlen, heads, head_dim): the mean of each channel, and the scale by which what is
-    /// left takes all codes. [`CHANNEL_ROWS`] says in which order numbers are summed. Numbers that are not finite count
-    /// as 0 in the mean, and not in the scale. Where a number minus the mean would not be finite, the mean is 0.
+    /// Computes means and scales of a tensor (batch, seqlen, heads, head_dim): the mean of each channel, and the scale
+    /// that maps the largest remainder to the largest code. [`CHANNEL_ROWS`] says in which order numbers are summed.
+    /// Numbers that are not finite count as 0 in the mean, and not in the scale. Where a number minus the mean would
+    /// not be finite, the mean is 0.
     pub fn of(x: ArrayView4<'_, f32>) -> Channels {
         let (batch, seqlen, heads, head_dim) = x.dim();
         let mut channels = Channels {
@@ -157,7 +158,7 @@ impl Span {
         Span::of_all(parts.map(|part| Span::of_all(part.iter().copied().map(Span::of))))
     }
 
-    /// Of a channel of so many rows.
+    /// Mean and scale of a channel of `rows` rows.
     fn mean_and_scale(self, rows: usize) -> (f32, f32) {
         let around = |mean: f32| (self.max - mean).max(mean - self.min).max(0.0);
         let mean = self.sum / rows as f32;
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!((empty.mean()[[0, 0, 0]], empty.scale()[[0, 0, 0]]), (0.0, 1.0));
     }
 
-    /// What V's columns have in common is not rounded: the error of O is that of what differs.
+    /// The common part of V's columns is not rounded: the error of O comes from the differences only.
     #[test]
     fn o_of_columns_far_from_0_has_a_smaller_error() {
         let q = Shape { batch: 2, seqlen: 60, heads: 4, head_dim: 48 };

@@ -205,7 +205,7 @@ impl QueryRow {
     }
 }
 
-/// What turns a sum of code products into a score times log2 e.
+/// Conversion of a sum of code products into a score times log2 e.
 fn log2_score(problem: &Problem, scale_q: f32, scale_k: f32) -> impl Fn(f32) -> f32 {
     let scales = f64::from(scale_q) * f64::from(scale_k);
     let natural = (scales * problem.softmax_scale().natural()) as f32;

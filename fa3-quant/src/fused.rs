@@ -6,7 +6,7 @@ use ndarray::ArrayView4;
 use crate::head::head;
 use crate::{Granularity, Incoherent, QuantError, Quantized, RopeTable, RowIndex};
 
-/// What happens to a tensor on its way to e4m3: rotation, then transform, then quantization.
+/// Preparation of a tensor for e4m3: rotation, then transform, then quantization.
 ///
 /// Every row is read once. The rows that share a scale stay in a scratch buffer between the search for the largest
 /// magnitude and the encoding. With [`Granularity::Block`] that is a few thousand numbers, which is why the paper can
@@ -18,7 +18,7 @@ pub struct Preparation<'a> {
     pub rotation: Option<Rotation<'a>>,
     /// Random orthogonal transform of each row; give Q and K the same one.
     pub incoherent: Option<&'a Incoherent>,
-    /// What shares a scale.
+    /// The elements that share a scale.
     pub granularity: Granularity,
     /// The scale, if it is known: then larger numbers saturate.
     pub scale: Option<f32>,
@@ -38,7 +38,7 @@ pub struct Rotation<'a> {
 pub enum RowPositions<'a> {
     /// The position of each sequence's first row. The others follow.
     First(&'a [usize]),
-    /// Of every row of a tensor (batch, seqlen), row by row. Negative ones are no positions.
+    /// A position for every row of a tensor (batch, seqlen), row by row. Negative ones are no positions.
     Each(&'a [i32]),
 }
 

@@ -54,7 +54,7 @@ impl Scales {
         Ok(Scales { granularity, heads, starts, values })
     }
 
-    /// What shares a scale.
+    /// The elements that share a scale.
     pub fn granularity(&self) -> Granularity {
         self.granularity
     }

@@ -121,7 +121,7 @@ mod tests {
         Preparation::new(granularity).quantize(x.view(), sequences).unwrap()
     }
 
-    /// What is rounded: S to 11 bits, P to 11 and to 4 bits (subnormal: by 2^-10 / 448), O to 11 bits.
+    /// Roundings: S to 11 bits, P to 11 and to 4 bits (subnormal: by 2^-10 / 448), O to 11 bits.
     #[test]
     fn it_is_attention_up_to_its_own_rounding() {
         let used = Sequences::dense(1, 150).with_used(&[131]).unwrap();

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::head::{head, head_mut};
 use crate::{QuantError, Quantized, Row};
 
-/// What FP8 attention gives.
+/// Results of FP8 attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
     /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows that
@@ -39,7 +39,7 @@ impl QueryTile {
     }
 }
 
-/// What a tile gives: O and LSE of each row.
+/// Results of a tile: O and LSE of each row.
 pub(crate) struct TileOutput {
     pub(crate) o: Vec<Vec<f32>>,
     pub(crate) lse: Vec<f32>,

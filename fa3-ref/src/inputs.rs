@@ -87,7 +87,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         self.v
     }
 
-    /// What query head `head_q` of sequence `index` works on, each matrix contiguous.
+    /// Q, K and V of query head `head_q` of sequence `index`, each matrix contiguous.
     pub(crate) fn head(&self, index: usize, head_q: usize) -> Head {
         let head_kv = self.problem.heads().kv_head(head_q);
         Head {
@@ -99,7 +99,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 }
 
-/// What the backward pass starts from: the gradients of O and of LSE. An array of the gradient of O converts to it.
+/// Inputs of the backward pass: the gradients of O and of LSE. An array of the gradient of O converts to it.
 #[derive(Clone, Copy)]
 pub struct OutputGradients<'a, T> {
     /// dO (batch, seqlen_q, heads_q, head_dim_v).

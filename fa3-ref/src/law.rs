@@ -39,7 +39,7 @@ pub struct LseTolerance {
 }
 
 impl LseTolerance {
-    /// Of scores that are exact to f32.
+    /// Tolerance of LSE where scores are exact to f32.
     pub const F32: LseTolerance = LseTolerance { relative: 1e-5, absolute: 0.0 };
 
     /// How far it may be from this one.
@@ -53,7 +53,7 @@ impl LseTolerance {
 pub struct Satisfied {
     /// Its errors against the oracle.
     pub norms: ErrorNorms,
-    /// What the law allowed; of LSE where |oracle| is at most 1.
+    /// The largest error that the law allowed; of LSE where |oracle| is at most 1.
     pub bound: f64,
     /// The largest error, as a part of what is allowed where it lies.
     pub ratio: f64,
@@ -62,11 +62,11 @@ pub struct Satisfied {
 /// A result that broke the law.
 #[derive(Clone, Debug, thiserror::Error)]
 pub struct Violation {
-    /// What was judged: o, lse, dq, dk or dv.
+    /// Name of the judged tensor: o, lse, dq, dk or dv.
     pub what: &'static str,
     /// Its errors against the oracle.
     pub norms: ErrorNorms,
-    /// What the law allowed; of LSE where |oracle| is at most 1.
+    /// The largest error that the law allowed; of LSE where |oracle| is at most 1.
     pub bound: f64,
     /// The first element, in index order, past the bound.
     pub first: Worst,
@@ -130,7 +130,7 @@ impl ForwardLaw {
         &self.oracle
     }
 
-    /// What max |o − oracle| may be.
+    /// Upper bound of max |o − oracle|.
     pub fn bound(&self) -> f64 {
         self.bound
     }

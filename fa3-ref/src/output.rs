@@ -4,7 +4,7 @@ use fa3_types::{Problem, Sequences};
 use ndarray::{Array1, Array2, Array3, Array4, Axis};
 use rayon::prelude::*;
 
-/// What the forward pass gives.
+/// Results of the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forward<F> {
     /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows that
@@ -14,7 +14,7 @@ pub struct Forward<F> {
     pub lse: Array3<F>,
 }
 
-/// What the backward pass gives, each of the shape of the tensor it is the gradient of.
+/// Results of the backward pass, each of the shape of the tensor it is the gradient of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients<F> {
     /// dQ (batch, seqlen_q, heads_q, head_dim).

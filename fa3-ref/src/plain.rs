@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-/// What an element must be, and how far from it may lie.
+/// The exact value of an element, and how far from it a result may lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
     /// The exact value.
@@ -21,9 +21,9 @@ pub struct Expected {
 pub struct Mismatch {
     /// Which element.
     pub index: usize,
-    /// What it is.
+    /// Its value.
     pub given: f64,
-    /// What it should be.
+    /// The value that it should have.
     pub expected: Expected,
 }
 
@@ -32,7 +32,7 @@ pub struct Mismatch {
 pub struct TensorCore {
     /// Products that are added at once.
     pub depth: usize,
-    /// What truncation may lose of an addend, as a part of the largest one.
+    /// Largest truncation error of an addend, as a part of the largest addend.
     pub unit: f64,
 }
 

@@ -44,7 +44,7 @@ pub struct SatisfiedRows {
     "{what} at {at:?} is {given:e}, expected {expected:e}, off by {error:.2e} where {bound:.2e} is allowed"
 )]
 pub struct RowViolation {
-    /// What was judged: o or lse.
+    /// Name of the judged tensor: o or lse.
     pub what: &'static str,
     /// Its index in O or in LSE.
     pub at: Vec<usize>,

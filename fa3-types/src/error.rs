@@ -37,7 +37,7 @@ pub enum TensorName {
     VDescale,
     /// The means of the channels of e4m3 values.
     VMean,
-    /// What is quantized.
+    /// The tensor to quantize.
     X,
     /// Its e4m3 codes.
     Codes,

@@ -1,10 +1,10 @@
-//! What shares a scale.
+//! Granularity of the scales of e4m3 tensors.
 
 use std::fmt;
 
 use crate::{Dtype, ProblemError, Shape, TensorName};
 
-/// What shares a scale of an e4m3 tensor.
+/// The elements of an e4m3 tensor that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granularity {
     /// The whole tensor.

@@ -1,4 +1,4 @@
-//! What an attention problem is.
+//! Attention problems: their specification, their validation, and the arithmetic that every implementation shares.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)

@@ -185,7 +185,8 @@ impl Problem {
         [batch, heads, seqlen]
     }
 
-    /// What shares a scale of e4m3 Q, K and V: all are heads, or all are blocks, but for V, where channels may be.
+    /// Granularities of the scales of e4m3 Q, K and V: all are heads, or all are blocks, but for V, where channels may
+    /// be.
     pub fn scales(&self) -> [Granularity; 3] {
         self.scales
     }

@@ -1,4 +1,4 @@
-//! What happens to a score between Q·K and the softmax: scale, then soft cap.
+//! Scale and soft cap: the steps from Q·K to the softmax.
 
 use std::f64::consts::LOG2_E;
 use std::fmt;

@@ -1,8 +1,8 @@
-//! What a caller asks for.
+//! Specification of an attention problem.
 
 use crate::{Dtype, Granularity, Mask, Problem, ProblemError, Sequences, Shape, TensorDesc, ValueLayout};
 
-/// What a caller asks for, not yet checked: plain data that [`Problem::new`] takes.
+/// A caller's request, not yet checked: plain data that [`Problem::new`] takes.
 ///
 /// Constructors take the tensors, setters change what is not default. No setter takes back what another one said. The
 /// fields can be read and changed as well.
@@ -31,8 +31,8 @@ pub struct ProblemSpec {
     pub v: TensorDesc,
     /// How they lie in memory. Where they are transposed, the strides of `v` are those of a contiguous tensor.
     pub v_layout: ValueLayout,
-    /// What shares a scale of e4m3 Q, K and V: all heads, or all blocks, of 64 or 128 rows of Q and of
-    /// 128 rows of K and V. Either way, V's may be of channels.
+    /// Granularities of the scales of e4m3 Q, K and V: all heads, or all blocks, of 64 or 128 rows of Q and of 128 rows
+    /// of K and V. Either way, V's may be of channels.
     pub scales: [Granularity; 3],
     /// Output (batch, seqlen_q, heads_q, head_dim_v).
     pub o: TensorDesc,

@@ -36,7 +36,7 @@ pub struct Strides {
     pub head_dim: i64,
 }
 
-/// What one tensor looks like in memory, but not where it lies.
+/// Layout of one tensor in memory, without its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorDesc {
     /// Element type.
@@ -112,9 +112,9 @@ impl TensorDesc {
         ]
     }
 
-    /// What every tensor must satisfy on its own. Sequence lengths and batches of 0 are legal (nothing to
-    /// do); heads and head dimensions of 0 are not. A stride matters only where there are two neighbours, and
-    /// none does in a tensor without elements. Kernels ask for more: [`TensorDesc::check_rows`].
+    /// Checks the demands on every tensor on its own. Sequence lengths and batches of 0 are legal (nothing to do);
+    /// heads and head dimensions of 0 are not. A stride matters only where there are two neighbours, and none does in a
+    /// tensor without elements. Kernels ask for more: [`TensorDesc::check_rows`].
     pub(crate) fn check(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let Shape { heads, head_dim, .. } = self.shape;
         for (dim, extent) in [(Dim::Heads, heads), (Dim::HeadDim, head_dim)] {
@@ -152,7 +152,8 @@ impl TensorDesc {
         }
     }
 
-    /// What kernels need of a valid tensor: rows of a multiple of 16 bytes that begin at multiples of 16 bytes.
+    /// Checks the kernels' demands on a valid tensor: rows of a multiple of 16 bytes that begin at multiples of 16
+    /// bytes.
     pub(crate) fn check_rows(&self, tensor: TensorName) -> Result<(), ProblemError> {
         let (dtype, given) = (self.dtype, self.shape.head_dim);
         let multiple = dtype.row_multiple();
@@ -196,9 +197,9 @@ impl TensorDesc {
         Ok(())
     }
 
-    /// What an output must satisfy in addition: no element at two indices. Each dimension, taken by growing stride,
-    /// must step over everything that the dimensions before it span. (This is sufficient, and every transposed or
-    /// sliced tensor satisfies it. Interleavings that happen to miss each other are refused.)
+    /// Checks that an output has no element at two indices. Each dimension, taken by growing stride, must step over
+    /// everything that the dimensions before it span. (This is sufficient, and every transposed or sliced tensor
+    /// satisfies it. Interleavings that happen to miss each other are refused.)
     pub(crate) fn check_distinct(&self, tensor: TensorName) -> Result<(), ProblemError> {
         if self.has_no_elements() {
             return Ok(());

@@ -173,8 +173,8 @@ mod tests {
         [nan, rest.into_iter().filter(|&index| row(&clean.o, index).iter().all(|&x| x == 0.0)).collect()]
     }
 
-    /// What [`Attention`] says: every row of a tile some row of which sees the NaN's key, but none that sees no key at
-    /// all.
+    /// A NaN in V reaches every row of a tile some row of which sees the NaN's key, but no row that sees no key at all,
+    /// as the documentation of [`Attention`] says.
     #[test]
     fn a_nan_in_v_reaches_whole_tiles() {
         // Row r sees the keys up to r + 1400: rows from 200 on see the NaN. Their first tile begins at row 192.

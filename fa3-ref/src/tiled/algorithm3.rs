@@ -49,7 +49,7 @@ pub fn backward<'a, T: Element + 'a>(
     }))
 }
 
-/// What Algorithm 3 reads of one query head.
+/// Inputs of Algorithm 3 for one query head.
 struct QueryHead {
     head: Head32,
     dout: Array2<f32>,

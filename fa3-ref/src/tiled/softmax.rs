@@ -7,7 +7,7 @@ use ndarray::{Array1, Array2, Axis};
 
 use crate::output::HeadForward;
 
-/// What one unit of a score is worth in the exponent of 2, so that P = exp2(s · log2 − m · log2).
+/// The unit of scores. One unit is `log2` in the exponent of 2, so that P = exp2(s · log2 − m · log2).
 ///
 /// Without a soft cap the unit is the plain dot product. With a cap c it is tanh(scale · Q·K / c), and the factor c
 /// moves into `log2`.
@@ -49,7 +49,7 @@ pub(super) struct OnlineSoftmax {
     l: Array1<f32>,
 }
 
-/// What one block of scores gives.
+/// Results of the online softmax for one block of scores.
 pub(super) struct Step {
     /// P, not yet rounded.
     pub(super) p: Array2<f32>,

@@ -1,4 +1,4 @@
-//! What one CTA sees: a block Q_i of query rows, and K and V in blocks.
+//! The work of one CTA: a block Q_i of query rows, and K and V in blocks.
 
 use fa3_types::{Lengths, Problem};
 use ndarray::{Array2, ArrayView2, Axis, Slice};

@@ -121,7 +121,7 @@ impl<T: Scalar> Strip<'_, T> {
         visible_keys(problem, problem.lengths(self.index), positions)
     }
 
-    /// What all tiles see of `keys`, a whole number of blocks.
+    /// Computes the part of every tile that comes from `keys`, a whole number of blocks.
     fn walk(&self, tiles: &[Tile], keys: Range<usize>) -> Vec<Seen> {
         let problem = self.call.problem;
         let (batch, first) = problem.seqs_k().start(self.index);

@@ -52,7 +52,7 @@ impl Tile {
     }
 }
 
-/// What rows have seen of the keys so far.
+/// Running results of a tile's rows over the keys so far.
 pub(super) struct Seen {
     /// O (rows, head_dim_v), before it is divided by the row sums.
     o: Vec<f32>,

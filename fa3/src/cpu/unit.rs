@@ -7,7 +7,7 @@ use fa3_types::{Problem, softcap};
 /// Without a soft cap a score is the plain dot product. With a cap it is tanh(softmax_scale · product / cap).
 #[derive(Clone, Copy)]
 pub(super) struct ScoreUnit {
-    /// What 1 in a score is worth in the exponent of 2.
+    /// Weight of 1 in a score, in the exponent of 2.
     pub(super) log2: f32,
     /// softmax_scale / cap, if there is a cap.
     into_cap: Option<f32>,

@@ -13,7 +13,7 @@ use crate::cpu::product::Panels;
 use crate::cpu::rows::Rows;
 use crate::cpu::unit::ScoreUnit;
 
-/// What is read of a query head, beside K and V.
+/// Inputs of a query head, beside K and V.
 pub(super) struct QueryHead {
     len: Lengths,
     head_dim: usize,
