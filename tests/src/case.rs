@@ -12,11 +12,11 @@ pub struct Case {
     pub name: String,
     /// The problem.
     pub problem: Problem,
-    /// What the numbers are like.
+    /// The distribution of the numbers.
     pub dist: Dist,
-    /// What is NaN or infinite.
+    /// The rows that are NaN or infinite.
     pub poison: Poison,
-    /// What the numbers are made from.
+    /// The seed of the numbers.
     pub seed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What computes attention.
+//! Engines: the implementations of attention.
 
 mod cpu;
 mod fp8;
@@ -26,7 +26,7 @@ pub trait Engine: Sync {
     /// How reports call it.
     fn name(&self) -> String;
 
-    /// What its results for a case can be held to.
+    /// The arithmetic by which its results for a case are judged.
     fn arithmetic(&self, _case: &Case) -> Arithmetic {
         Arithmetic::OfInputs
     }
@@ -64,7 +64,7 @@ impl From<Skip> for NoAnswer {
     }
 }
 
-/// What an engine rounds, and so which baseline it is judged against.
+/// The roundings of an engine, and so the baseline that it is judged against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
     /// Products exact to f32; P and results rounded no more than to the output's dtype.
@@ -73,12 +73,13 @@ pub enum Arithmetic {
     RoundedScores,
     /// The tensor core's 8-bit arithmetic: short sums, P in e4m3.
     Fp8,
-    /// The same, and row sums are of the rounded P, so that LSE is off by what rounding adds up to.
+    /// The arithmetic of [`Arithmetic::Fp8`], with row sums of the rounded P, so that LSE is off by what rounding adds
+    /// up to.
     Fp8RoundedSums,
 }
 
 impl Arithmetic {
-    /// That of the forward kernels.
+    /// The arithmetic of the forward kernels.
     pub fn of_kernels(dtype: Dtype) -> Arithmetic {
         match dtype {
             Dtype::E4m3 => Arithmetic::Fp8RoundedSums,
@@ -104,9 +105,9 @@ pub enum Skip {
     Rows,
     /// The engine takes smaller head dimensions.
     HeadDim {
-        /// Of Q and K.
+        /// Head dimension of Q and K.
         head_dim: usize,
-        /// Of V and O.
+        /// Head dimension of V and O.
         head_dim_v: usize,
     },
     /// The engine is too slow for it.

@@ -34,7 +34,7 @@ pub struct Trial {
     pub program: Program<Kernel>,
     /// The bytes of every buffer before.
     pub before: Vec<Vec<u8>>,
-    /// What the results' bits depend on.
+    /// Everything that the bits of the results depend on.
     pub bits: Bits,
     /// Judges the bytes of every buffer after: what is wrong with them.
     pub judge: Judgement,
@@ -43,7 +43,7 @@ pub struct Trial {
 /// Judges buffers, given what they were before and are after.
 pub type Judgement = Box<dyn Fn(&[Vec<u8>], &[Vec<u8>]) -> Result<(), String> + Send + Sync>;
 
-/// What the bits of results depend on.
+/// Everything that the bits of results depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bits {
     /// On the inputs alone: a GPU gives those that the simulator gives.

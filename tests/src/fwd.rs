@@ -44,7 +44,7 @@ pub struct Launch {
     pub program: Program<Kernel>,
 }
 
-/// What went wrong.
+/// Failure of a launch.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub enum Fault {
@@ -170,7 +170,7 @@ pub fn initial(problem: &Problem, program: &Program<Kernel>, values: &Values) ->
     arrays
 }
 
-/// What lies in memory for Q, K and V: of e4m3 the codes, as numbers.
+/// The contents of Q, K and V in memory: of e4m3 the codes, as numbers.
 fn codes(problem: &Problem, values: &Values) -> [Array4<f32>; 3] {
     let tensors = [(Scaled::Q, &values.q), (Scaled::K, &values.k), (Scaled::V, &values.v)];
     match problem.dtype() {

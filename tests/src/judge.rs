@@ -26,7 +26,7 @@ use crate::engine::fp8_codes;
 use crate::reshape::alone;
 use crate::{Arithmetic, Case, Scaled, Values};
 
-/// What a result turned out to be.
+/// The judgement of a result.
 pub type Verdict<const N: usize> = Result<[Satisfied; N], Box<Violation>>;
 
 /// Judges results of one case.
@@ -41,7 +41,7 @@ pub struct Judge<'a> {
 struct Fp8Law {
     /// With the baseline of FP8.
     law: ForwardLaw,
-    /// What the root mean square of O's error may be.
+    /// The largest root mean square of O's error.
     rmse: f64,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Judge<'a> {
         Judge { case, values, law, fp8 }
     }
 
-    /// What the oracle says.
+    /// The oracle's result.
     pub fn oracle(&self) -> &Forward<f64> {
         self.law.oracle()
     }

@@ -31,7 +31,7 @@ pub struct Rung {
     pub name: String,
     /// The kernel, its arrays and arguments.
     pub program: Program<Kernel>,
-    /// What the results' bits depend on.
+    /// Everything that the bits of the results depend on.
     pub bits: Bits,
     /// The outputs for the numbers of the inputs, array by array.
     expected: Reference,

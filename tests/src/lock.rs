@@ -37,20 +37,20 @@ pub struct Lock {
 pub struct Code {
     /// FNV-1a of its canonical PTX.
     pub ptx: u64,
-    /// What ptxas says of it, if it was assembled.
+    /// Registers and spills by ptxas, if the kernel was assembled.
     pub assembled: Option<Usage>,
     /// Bytes of dynamic shared memory.
     pub smem: u32,
     /// Instructions in the PTX.
     pub instructions: usize,
-    /// Those of them that are matrix products.
+    /// Matrix products among the instructions.
     pub wgmma: usize,
 }
 
-/// What a kernel takes of registers.
+/// Registers of a kernel, and its spills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Of a thread at entry.
+    /// Registers of a thread at entry.
     pub registers: u32,
     /// Bytes stored and loaded for want of them.
     pub spills: u32,
@@ -65,7 +65,7 @@ pub struct Malformed {
 }
 
 impl Code {
-    /// That of a kernel, not assembled.
+    /// The code of a kernel that is not assembled.
     pub fn of(ptx: &Ptx) -> Code {
         let text = canonical(&ptx.text);
         let body = text.split_once("\n{\n").map_or("", |(_, body)| body);

@@ -45,7 +45,7 @@ pub struct Micro {
     pub name: String,
     /// The kernel, its arrays and arguments.
     pub program: Program<Kernel>,
-    /// What each array holds before.
+    /// The contents of each array before.
     pub contents: Vec<Vec<u8>>,
     /// How results are kept and compared.
     pub rule: Rule,
@@ -56,7 +56,7 @@ pub struct Micro {
 pub enum Rule {
     /// All bits are kept, and equal.
     Bits,
-    /// Of every so many bytes a digest is kept, equal.
+    /// A digest of each group of this many bytes is kept, equal.
     Digests(usize),
     /// All bits of binary32 numbers are kept; those of the model are at most this far away.
     Near {
@@ -88,7 +88,7 @@ impl Micro {
         self.contents.iter().fold(digest(&[]), |all, array| all.rotate_left(1) ^ digest(array))
     }
 
-    /// What it wrote, of what its arrays hold afterwards.
+    /// The bytes that it wrote, given all of its arrays afterwards.
     pub fn written(&self, arrays: &[Vec<u8>]) -> Vec<u8> {
         let all = self.program.buffers.iter().zip(arrays);
         all.filter(|(buffer, _)| buffer.role != BufferRole::Input)
@@ -96,7 +96,7 @@ impl Micro {
             .collect()
     }
 
-    /// What is kept of what it wrote.
+    /// The part of its results that is kept.
     pub fn keep(&self, written: &[u8]) -> Vec<u8> {
         match self.rule {
             Rule::Bits | Rule::Near { .. } => written.to_vec(),

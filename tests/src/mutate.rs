@@ -34,7 +34,7 @@ pub use score::Score;
 
 /// A way to break kernels.
 pub struct Operator {
-    /// What it does, as `wgmma.fence: deleted`.
+    /// Its name, as `wgmma.fence: deleted`.
     pub name: &'static str,
     /// The simulator's rules that may catch its mutants.
     pub rules: &'static [Rule],

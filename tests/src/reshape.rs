@@ -100,7 +100,7 @@ fn reverse(sequences: &Sequences) -> Sequences {
     reversed.with_used(&used).expect("each sequence keeps its capacity")
 }
 
-/// What `problem` was made from.
+/// The specification of `problem`.
 pub fn spec_of(problem: &Problem) -> ProblemSpec {
     let mut spec = ProblemSpec::new(*problem.q(), *problem.k(), *problem.v(), *problem.o())
         .seqs_q(problem.seqs_q().clone())

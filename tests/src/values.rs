@@ -22,7 +22,7 @@ pub struct Values {
     pub dout: Array4<f32>,
 }
 
-/// What the numbers are like. V and dO are standard normal unless said otherwise.
+/// Distribution of the numbers. V and dO are standard normal unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dist {
@@ -64,7 +64,7 @@ impl Dist {
     ];
 }
 
-/// What must not, or must only so far, reach the result.
+/// Numbers that must not reach the result, or must reach only some of its rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Poison {

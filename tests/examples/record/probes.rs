@@ -14,7 +14,7 @@ use fa3_ir::lang::{Arg, B32, B64, Builder, V};
 use fa3_ir::{BufferRole, Elem, Kernel, Launch, Passed, Program};
 use fa3_tests::gpu;
 
-/// What a probe says, or why it cannot.
+/// The result of a probe, or the reason why there is none.
 type Said = Result<String, Box<dyn Error>>;
 
 /// A name, and what measures.

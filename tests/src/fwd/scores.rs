@@ -6,7 +6,7 @@ use ndarray::Axis;
 use super::rounded;
 use crate::Values;
 
-/// What scores are like, in natural units.
+/// Distribution of the scores, in natural units.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scores {
     /// N(0, σ²).

@@ -17,7 +17,7 @@ fn code(line: &str) -> &str {
     line.split_once("//").map_or(line, |(code, _)| code).trim()
 }
 
-/// What the names of a kernel stand for, and their numbers so far.
+/// Meanings of the names in a kernel, and their numbers so far.
 struct Names {
     /// Registers by name, and by prefix those that are declared as `%r<100>`.
     classes: HashMap<String, String>,
@@ -203,7 +203,7 @@ fma.rn.f32 %f32_0, %f32_0, 0f3F800000, %f32_0;
         }
     }
 
-    /// Of two instructions.
+    /// Two instructions in another order are another kernel.
     #[test]
     fn order_counts() {
         let lines: Vec<&str> = KERNEL.lines().collect();

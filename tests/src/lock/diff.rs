@@ -1,4 +1,4 @@
-//! What differs between two locks.
+//! The difference between two locks.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -40,7 +40,7 @@ impl Diff {
     }
 }
 
-/// What of a kernel's code is not as it was.
+/// The properties of a kernel's code that have changed.
 fn changes(old: &Code, new: &Code, same_ptxas: bool) -> Vec<String> {
     let usage = |number: fn(Usage) -> u32| {
         [old, new]

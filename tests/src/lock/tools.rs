@@ -28,10 +28,10 @@ pub struct Nvdisasm {
 #[error("no {0}")]
 pub struct NoTool(&'static str);
 
-/// What ptxas made of a kernel.
+/// Output of ptxas for a kernel.
 #[derive(Clone, Debug)]
 pub struct Assembled {
-    /// What it says of the kernel.
+    /// Its report on the kernel.
     pub report: JitReport,
     /// The machine code.
     pub cubin: Vec<u8>,
@@ -102,7 +102,7 @@ fn run(path: &OsStr, args: &[&OsStr]) -> io::Result<Output> {
     Command::new(path).args(args).stdin(Stdio::null()).output()
 }
 
-/// What a tool said that did what it should.
+/// The output of a tool that succeeded.
 fn succeeded(name: &str, output: io::Result<Output>) -> Output {
     let output = output.unwrap_or_else(|error| panic!("{name}: {error}"));
     assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));

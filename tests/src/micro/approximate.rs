@@ -13,7 +13,7 @@ pub(super) const APPROXIMATIONS: [LaneOp; 6] =
 /// Samples of each.
 const CASES: u64 = 4096;
 
-/// Of each function where it is used most, and how far the model is from the hardware.
+/// Each function in the range where it is used most, with the largest distance of the model from the hardware.
 pub(super) fn tests() -> Vec<Micro> {
     let small = f32::MIN_POSITIVE;
     [

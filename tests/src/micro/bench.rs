@@ -1,4 +1,4 @@
-//! What micro-kernels are built with: a builder, and the buffers that its parameters are bound to.
+//! Means to build micro-kernels: a builder, and the buffers that its parameters are bound to.
 
 use fa3_ir::lang::{B32, B64, Builder, Pred, V};
 use fa3_ir::{
@@ -8,7 +8,7 @@ use fa3_ir::{
 
 use super::{Micro, Rule};
 
-/// What arrays of results hold before.
+/// Byte of arrays of results before a kernel writes them.
 const UNTOUCHED: u8 = 0xA5;
 
 /// A micro-kernel under construction.
@@ -19,7 +19,7 @@ pub(super) struct Bench<'k> {
     bound: &'k mut Bound,
 }
 
-/// What its parameters are bound to, and how many CTAs run it.
+/// Arrays and arguments that its parameters are bound to, and the number of CTAs.
 struct Bound {
     grid: u32,
     program: Program<Kernel>,

@@ -6,16 +6,16 @@ use std::path::PathBuf;
 
 use super::{Micro, Suite};
 
-/// What begins a file.
+/// The first bytes of a file.
 const MAGIC: &[u8] = b"fa3 golden 1\n";
 
 /// The results of a [`Suite`]: `fa3 golden 1` and a newline, the device's name and a newline, then of each kernel its
 /// name, a newline, the digest of its inputs, the number of bytes, the bytes. Numbers are 8 bytes, little-endian.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Golden {
-    /// What computed them.
+    /// Name of the device that computed them.
     pub device: String,
-    /// Of each kernel its name, the digest of its inputs and what is kept of its results.
+    /// For each kernel its name, the digest of its inputs and the kept part of its results.
     pub results: Vec<(String, u64, Vec<u8>)>,
 }
 
@@ -45,7 +45,7 @@ impl Golden {
         Golden::decode(&bytes).ok_or(GoldenError::Format { path: name })
     }
 
-    /// What is kept of the results of `micro`.
+    /// The kept part of the results of `micro`.
     ///
     /// # Errors
     /// If it was not recorded, or with other inputs.

@@ -33,7 +33,7 @@ fn test(op: LaneOp) -> Micro {
     kernel(op, &operands.collect::<Vec<_>>(), Rule::Bits)
 }
 
-/// What the bits of an operand mean: what the mnemonic's last type says.
+/// The type of an operand's bits, which is the last type of the mnemonic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Domain {
     Integer,
@@ -155,7 +155,7 @@ pub(super) fn kernel(op: LaneOp, operands: &[Vec<u64>], rule: Rule) -> Micro {
     micro
 }
 
-/// What a class has in memory.
+/// The class that stands for a class in memory.
 fn stored(ty: Ty) -> Ty {
     if ty == Ty::Pred { Ty::B32 } else { ty }
 }
@@ -176,7 +176,7 @@ struct Place {
 }
 
 impl Place {
-    /// That of element `by` of an array.
+    /// The place of element `by` of an array.
     fn new<'k>(array: V<'k, B64>, ty: Ty, by: V<'k, B32>) -> Place {
         Place { at: by.mad_wide(stored(ty).bytes(), array).register(), ty }
     }

@@ -53,7 +53,7 @@ fn red<'k>(
     x
 }
 
-/// What memory holds and what is added, each thread its own: special values, and any.
+/// Contents of memory and addends, each thread its own: special values, and any.
 fn operands(name: &str, special: &[u64]) -> [Vec<u8>; 2] {
     ["memory", "operand"].map(|which| {
         let stream = Stream::new(&format!("{name} {which}"));

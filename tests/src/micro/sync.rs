@@ -134,7 +134,7 @@ fn registers() -> Micro {
     })
 }
 
-/// What a thread knows of its place.
+/// A kernel that stores the special registers of each thread.
 fn specials() -> Micro {
     micro("specials", Launch::threads(64), Rule::Bits, |bench| {
         bench.grid(3);

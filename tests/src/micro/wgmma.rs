@@ -30,7 +30,7 @@ struct Case {
     negate_b: bool,
 }
 
-/// What becomes of D; the predicate is known when the kernel runs.
+/// Use of D's old value; the predicate is known when the kernel runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scale {
     Overwrite,

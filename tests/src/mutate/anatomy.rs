@@ -1,4 +1,4 @@
-//! What is where in a kernel: its statements in the order of the text, numbered, and who defines what.
+//! Anatomy of a kernel: its statements in the order of the text, numbered, and the definition of each value.
 
 use fa3_ir::{
     Access, Block, ClusterInst, Condition, Inst, Kernel, MbarrierInst, Node, Operand, Region, RegionKind,

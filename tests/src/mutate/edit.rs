@@ -87,7 +87,7 @@ fn block(stmts: &Block, next: &mut usize, edits: &[Edit]) -> Block {
     changed
 }
 
-/// What becomes of a statement whose inside is changed already.
+/// Applies edits to a statement whose inside is changed already.
 fn statement(number: usize, mut stmt: Stmt, edits: &[Edit]) -> Block {
     let (mut before, mut after, mut stays) = (Block::new(), Block::new(), true);
     for edit in edits {

@@ -10,7 +10,7 @@ use crate::fwd::shapes::{INPUTS, TINY, TINY_FP8, dtype, laid_out};
 use crate::fwd::{Launch, device, initial, with_tile};
 use crate::{Dist, Poison, Values};
 
-/// Of Algorithm 2 with two slots for K and V.
+/// Arguments for Algorithm 2 with two slots for K and V.
 const TWO_STAGE: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
@@ -29,7 +29,7 @@ const TWO_STAGE: &[Argued] = &[
 
 const QK_FENCE: &str = "of the two products in flight together, the first one's fence is for both";
 
-/// Of Algorithm 1 with one slot for K and V.
+/// Arguments for Algorithm 1 with one slot for K and V.
 const ONE_BY_ONE: &[Argued] = &[
     Argued { operator: "wgmma.commit_group: deleted", most: 1, reason: NEXT_QK },
     Argued { operator: "wgmma.commit_group: before the last product", most: 1, reason: NEXT_QK },
@@ -50,7 +50,7 @@ const NEXT_QK: &str =
     "before V's slot is loaded again or O is read, the wait for the next block's product retires this one";
 const PV_FENCE: &str = "PV's fence lies between the softmax and the next product that overwrites the scores";
 
-/// Of Algorithm 4 with one slot for K and V.
+/// Arguments for Algorithm 4 with one slot for K and V.
 const THREE_STAGE: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 1, reason: PV_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 1, reason: PV_FENCE },
@@ -61,7 +61,7 @@ const THREE_STAGE: &[Argued] = &[
     },
 ];
 
-/// Of Algorithm 2 with two slots for K and V, where consumers load for themselves.
+/// Arguments for Algorithm 2 with two slots for K and V, where consumers load for themselves.
 const ALONE: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
@@ -72,7 +72,7 @@ const ALONE: &[Argued] = &[
     },
 ];
 
-/// Of Algorithm 2 for e4m3 with two slots for K and V.
+/// Arguments for Algorithm 2 for e4m3 with two slots for K and V.
 const TWO_STAGE_FP8: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },
@@ -81,14 +81,14 @@ const TWO_STAGE_FP8: &[Argued] = &[
     Argued { operator: "named barrier: that of the first warpgroup", most: 1, reason: LAST_TURN },
 ];
 
-/// Of Algorithm 1 for e4m3 with one slot for K and V.
+/// Arguments for Algorithm 1 for e4m3 with one slot for K and V.
 const ONE_BY_ONE_FP8: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 1, reason: PV_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 1, reason: PV_FENCE },
     Argued { operator: "empty wait: after the first load", most: 1, reason: TRANSPOSED },
 ];
 
-/// Of Algorithm 1 for e4m3 in turns with two slots for K and V.
+/// Arguments for Algorithm 1 for e4m3 in turns with two slots for K and V.
 const IN_TURNS_FP8: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 2, reason: PV_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 2, reason: PV_FENCE },
@@ -103,7 +103,7 @@ const MISSING_TURNS: &[(&str, &[Rule])] = &[
     ("barrier after products: before their wait", &[Rule::Deadlock]),
 ];
 
-/// Of Algorithm 2 for e4m3 with two slots for K and V, which is transposed in memory.
+/// Arguments for Algorithm 2 for e4m3 with two slots for K and V, which is transposed in memory.
 const TWO_STAGE_V_TRANSPOSED: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 2, reason: QK_FENCE },
     Argued { operator: "wgmma.fence: after the first product", most: 2, reason: QK_FENCE },

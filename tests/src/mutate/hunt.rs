@@ -21,15 +21,15 @@ pub struct Prey {
     problems: Vec<Problem>,
     /// Operators some of whose mutants nothing can notice.
     argued: Vec<&'static Argued>,
-    /// What else than an operator's own rules may notice its mutants of this kernel.
+    /// Rules, beside an operator's own, that may notice its mutants of this kernel.
     also: Vec<&'static (&'static str, &'static [Rule])>,
     /// Whether operators on bounds are tried.
     bounds: bool,
 }
 
-/// Why mutants of the barriers by which warpgroups take turns do so.
+/// Reason why mutants of the barriers by which warpgroups take turns do what the kernel does.
 pub(crate) const TURNS: &str = "a turn orders when warpgroups compute, not what is in memory";
-/// Of the last one.
+/// Reason why mutants of the last of these barriers do so.
 pub(crate) const LAST_TURN: &str = "the turn that is taken back at the end is the first warpgroup's";
 
 /// Why mutants of an operator do what the kernel does, which needs an argument about this kernel as a whole.
@@ -41,7 +41,7 @@ pub(crate) struct Argued {
 }
 
 struct Problem {
-    /// Of one step.
+    /// A program of one step.
     program: Program<Kernel>,
     /// The bytes of its arrays before.
     initial: Vec<Vec<u8>>,
@@ -49,7 +49,7 @@ struct Problem {
     results: Vec<Vec<u8>>,
 }
 
-/// What became of a mutant.
+/// Fate of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Something that its operator names noticed it: the id of a rule, or `result`.
@@ -152,7 +152,7 @@ impl Prey {
         Prey { bounds: true, ..self }
     }
 
-    /// What may notice an operator's mutants.
+    /// The rules that may notice an operator's mutants.
     fn rules(&self, operator: &Operator) -> Vec<Rule> {
         let also = self.also.iter().filter(|(name, _)| *name == operator.name);
         operator.rules.iter().chain(also.flat_map(|(_, rules)| *rules)).copied().collect()
@@ -189,8 +189,8 @@ impl Prey {
 }
 
 impl Problem {
-    /// What notices that `kernel` is not that of the step: ids of rules, `result`, or what went wrong; nothing else
-    /// once one of the rules `until` has.
+    /// Runs the step with `kernel` in place of its own and lists all that notices the change: ids of rules, `result`,
+    /// or an error; nothing else once one of the rules `until` has.
     fn notices(&self, kernel: &Kernel, policy: Policy, compare: bool, until: &[Rule]) -> BTreeSet<String> {
         let mut program = self.program.clone();
         program.steps[0].kernel = kernel.clone();

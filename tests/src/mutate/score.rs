@@ -28,7 +28,7 @@ struct Cell {
     killed: usize,
     total: usize,
     equivalent: usize,
-    /// Those of the equivalent that the prey argues.
+    /// Equivalent mutants that the prey argues.
     argued: usize,
 }
 

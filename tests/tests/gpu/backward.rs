@@ -14,7 +14,7 @@ use fa3_types::{BackwardProblem, BackwardSpec, ProblemSpec};
 
 use crate::Check;
 
-/// Those that take long; the others are those of [`plans`].
+/// The checks that take long; the others are those of [`plans`].
 pub(crate) const CHECKS: [(&str, Check); 4] = [
     ("backward::random_problems", random::problems),
     ("backward::large_rows", large::rows),

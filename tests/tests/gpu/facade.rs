@@ -123,7 +123,7 @@ fn transposed() -> Fallible<String> {
     if given == copied { Ok("the same bits".to_owned()) } else { Err("another result".into()) }
 }
 
-/// What the kernels do not take is an error, and is not computed on the CPU instead.
+/// A problem that the kernels do not take is an error, and is not computed on the CPU instead.
 fn refused() -> Fallible<String> {
     let device = &Device::gpu()?;
     let (x, y) = (Array4::<f32>::zeros((1, 8, 1, 64)), Array4::<bf16>::zeros((1, 8, 1, 64)));

@@ -211,7 +211,7 @@ fn events(device: &Device) -> Fallible<String> {
     ))
 }
 
-/// What the host spends, with pointers alone and with two tensor maps to encode.
+/// The host's time for a launch, with pointers alone and with two tensor maps to encode.
 fn cost_of_a_launch(device: &Device) -> Fallible<String> {
     let (stream, buffer) = (device.stream()?, device.alloc(1 << 16)?);
     let view = ArgValue::Tensor(TensorView::contiguous(buffer.address(), &[64, 64], Elem::Bf16));

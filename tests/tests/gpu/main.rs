@@ -1,5 +1,5 @@
-//! What needs a GPU, with the names, filters and options of other tests:
-//! `cargo test --release -p fa3-tests --test gpu`.
+//! Tests that need a GPU, with the names, filters and options of other tests: `cargo test --release -p fa3-tests --test
+//! gpu`.
 //!
 //! Says `skipped` and why where there is no Hopper GPU. What takes minutes runs with `--ignored` alone, or with all
 //! others by `--include-ignored`. `cargo test --release -p fa3-tests --test gpu --no-run` builds one executable that
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use fa3_cuda::host::{Device, HostError};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// What a check makes, or why it does not hold.
+/// The report of a check, or the reason why it does not hold.
 type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// A check of a device: what it says if it holds.
@@ -73,7 +73,7 @@ fn test(
     })
 }
 
-/// What a check says that found these faults in so many problems.
+/// The result of a check that found these faults in so many problems.
 fn no_faults(problems: u64, faults: &[String]) -> Fallible<String> {
     let said = format!("{problems} problems, {} faults", faults.len());
     if faults.is_empty() {

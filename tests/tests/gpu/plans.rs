@@ -86,7 +86,7 @@ impl Case {
         Ok((self.o.download(&self.stream)?, self.lse.download(&self.stream)?))
     }
 
-    /// What one launch gives.
+    /// The results of one launch.
     fn once(&mut self) -> Result<Bits, ForwardError> {
         self.poison()?;
         self.run()?;
@@ -274,7 +274,7 @@ fn two_streams(device: &Device) -> Fallible<String> {
     Ok("100 launches on each, equal".to_owned())
 }
 
-/// Of one plan, from two threads at once.
+/// One plan is launched from two threads at once.
 fn two_threads(device: &Device) -> Fallible<String> {
     let (mut first, mut second) = (dynamic(device)?, dynamic(device)?);
     let expected = first.once()?;

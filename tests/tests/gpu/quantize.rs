@@ -36,7 +36,7 @@ fn random_problems(device: &Device) -> Fallible<String> {
     no_faults(PROBLEMS, &faults)
 }
 
-/// What a kernel does besides rounding.
+/// The steps of a quantization besides rounding.
 #[derive(Clone, Copy)]
 struct Parts {
     rotates: bool,
@@ -112,7 +112,7 @@ fn speed(device: &Device) -> Fallible<String> {
 /// Microseconds.
 struct Race {
     ours: f64,
-    /// Of copies that read and write as many bytes as the tensor and its codes have, and as all buffers have.
+    /// Times of copies that read and write as many bytes as the tensor and its codes have, and as all buffers have.
     copies: [f64; 2],
 }
 

@@ -1,5 +1,5 @@
-//! What the loops of a forward kernel must be like in machine code: the order that makes the paper's overlap (§3.2),
-//! which a compiler or a change could lose without any result being wrong.
+//! Demands on the loops of a forward kernel in machine code: the order that makes the paper's overlap (§3.2), which a
+//! compiler or a change could lose without any result being wrong.
 
 use fa3_cuda::kernels::fwd::FwdSpec;
 use fa3_cuda::sass::{Class, Listing, Product, Round, product_loops};
@@ -17,7 +17,7 @@ const TO_UNIFORM: usize = 4;
 /// Besides, where blocks have scales: where two of them are loaded from, and the numbers.
 const SCALES_TO_UNIFORM: usize = 5;
 
-/// What is wrong with a loop.
+/// A fault of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     #[error("no loop has products")]
@@ -48,7 +48,7 @@ pub(crate) enum Fault {
     Exposed { under: usize, all: usize },
 }
 
-/// What is wrong with a forward kernel's loops, each fault with the address at which its loop begins.
+/// The faults of a forward kernel's loops, each with the address at which its loop begins.
 pub(crate) fn faults(spec: &FwdSpec, listing: &Listing) -> Vec<(u32, Fault)> {
     let rounds = product_loops(listing);
     // The loop without a mask has the least to do. The others run a few times in a tile.
@@ -110,7 +110,7 @@ fn of_product(name: &'static str, product: &Product, (depth, step): (u32, u32), 
     faults
 }
 
-/// What lies between the start of the products and the waits for them.
+/// Checks the instructions between the start of the products and the waits for them.
 fn overlap(
     spec: &FwdSpec,
     round: &Round<'_>,
@@ -194,7 +194,7 @@ mod tests {
         Listing::parse(&text).unwrap()
     }
 
-    /// What is wrong with it.
+    /// The faults of a loop of these instructions.
     fn found(pipeline: Pipeline, instructions: &[&str]) -> Vec<Fault> {
         let faults = faults(&spec(pipeline), &listing(instructions));
         faults.into_iter().map(|(_, fault)| fault).collect()

@@ -1,5 +1,5 @@
-//! What is special about the forward kernels, in the simulator: numbers at the ends of what there is, and NaN nowhere
-//! where it may not be. What holds of every family's kernels, `families` tests.
+//! Properties of the forward kernels alone, in the simulator: numbers at the ends of what there is, and NaN nowhere
+//! where it may not be. `families` tests the properties that every family's kernels have.
 
 mod extremes;
 mod growth;

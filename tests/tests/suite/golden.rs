@@ -1,4 +1,4 @@
-//! What an H100 made of the micro-kernels, replayed: the simulator must give the same bits.
+//! Replay of the results that an H100 gave for the micro-kernels: the simulator must give the same bits.
 
 use fa3_sim::Policy;
 use fa3_tests::micro::{Golden, Micro, Rule, suites};

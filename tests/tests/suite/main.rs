@@ -1,5 +1,5 @@
-//! What concerns several crates: one binary, so that its tests share the machine's cores. A module's name chooses its
-//! tests: `cargo test -p fa3-tests --test suite fwd::`.
+//! Tests that concern several crates, in one binary, so that they share the machine's cores. A module's name chooses
+//! its tests: `cargo test -p fa3-tests --test suite fwd::`.
 #![forbid(unsafe_code)]
 
 // Attention by every engine.

@@ -1,4 +1,4 @@
-//! What must hold between two calls, whatever the right answer is. "The same" is bit for bit.
+//! Relations between two calls that must hold whatever the right answer is. "The same" is bit for bit.
 
 use fa3_ref::Forward;
 use fa3_tests::reshape::{alone, dense_like, rows, spec_of};

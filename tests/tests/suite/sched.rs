@@ -18,7 +18,7 @@ enum Seen {
     Whole,
 }
 
-/// What each query row sees of each key block, by [`fa3_types::Mask::allows`] alone.
+/// Visibility of each key block to each query row, by [`fa3_types::Mask::allows`] alone.
 fn seen(problem: &Problem, len: Lengths, tile_n: usize) -> Vec<Vec<Seen>> {
     let block = |row: usize, block: usize| {
         let keys = block * tile_n..(block + 1) * tile_n;

@@ -1,5 +1,8 @@
 //! The architecture's invariants, as far as a text can be checked for them.
 
+mod contents;
+mod openings;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::RangeInclusive;
@@ -44,7 +47,7 @@ const PROSE: [&str; 5] = ["md", "rs", "py", "pyi", "toml"];
 /// Hidden files that have comments.
 const HIDDEN: [&str; 2] = [".cargo/config.toml", ".ci/run"];
 
-/// What a docstring begins and ends with.
+/// Beginning and end of a docstring.
 const QUOTES: &str = "\"\"\"";
 
 /// Lines of one of the paper's algorithms that the files below a path are about.
@@ -52,7 +55,7 @@ struct Cited {
     files: &'static str,
     algorithm: usize,
     lines: RangeInclusive<usize>,
-    /// Those among them that no code stands for, and what they do.
+    /// Lines among them that no code stands for, and what they do.
     unused: &'static [(usize, &'static str)],
 }
 
@@ -263,7 +266,7 @@ fn unsafe_code_stays_where_the_gpu_is() {
     }
 }
 
-/// What a package has besides its code, and that it includes nothing from outside.
+/// A package has all that registries want besides its code, and includes nothing from outside.
 #[test]
 fn crates_can_be_published() {
     for member in members() {

@@ -10,14 +10,14 @@ use fa3_sim::{Costs, Engine, Mode, Policy, ProgramSimulation, Timeline, Trace};
 use fa3_tests::ladder::small_rungs;
 use fa3_types::{BackwardSpec, Dtype, ProblemSpec, Shape};
 
-/// What the first cluster of a program's step does, on buffers of zeros.
+/// Trace of the first cluster of a program's step, on buffers of zeros.
 fn trace_of(program: &Program<Kernel>, step: usize, policy: Policy) -> Trace {
     let zeros: Vec<Vec<u8>> = program.buffers.iter().map(|buffer| vec![0; buffer.bytes()]).collect();
     let simulation = ProgramSimulation::new(program).policy(policy).mode(Mode::Skeleton).trace(true);
     simulation.run(&zeros).unwrap().steps.remove(step).trace.unwrap()
 }
 
-/// The same of a program's only one.
+/// Trace of a program's only step.
 fn trace(program: &Program<Kernel>, policy: Policy) -> Trace {
     trace_of(program, 0, policy)
 }
@@ -61,7 +61,7 @@ fn traces_do_not_depend_on_the_schedule() {
     }
 }
 
-/// What the dK/dV kernel does that adds dQ in any order: the first tile of keys, with so many rows.
+/// Trace of the dK/dV kernel that adds dQ in any order, on the first tile of keys, with so many rows.
 fn adding(head_dim: usize, seqlen: usize) -> Trace {
     let limits = DeviceLimits::h100_sxm();
     let q = Shape { batch: 1, seqlen, heads: 1, head_dim };

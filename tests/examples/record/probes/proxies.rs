@@ -1,4 +1,4 @@
-//! What is seen without the fence, or the wait, that the memory model asks for.
+//! Measurements without the fence, or the wait, that the memory model asks for.
 
 use fa3_cuda::host::Device;
 use fa3_ir::lang::F32;
@@ -51,7 +51,7 @@ pub(super) fn fence_of_the_reader(device: &Device) -> Said {
 /// and releases a flag; the other acquires the flag and looks.
 pub(super) fn sums_not_waited_for(device: &Device) -> Said {
     const PAIRS: u32 = 66;
-    /// Of each pair: numbers, flag, answer, count of stale numbers, cycles of the waits.
+    /// Bytes for each pair: numbers, flag, answer, count of stale numbers, cycles of the waits.
     const SLOT: u32 = 1024;
     let mut said = Vec::new();
     for (name, read, fence) in

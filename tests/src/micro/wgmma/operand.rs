@@ -22,7 +22,7 @@ impl Stored {
         format!("{major:?} {swizzle:?} {step}")
     }
 
-    /// What its descriptor says beside the address.
+    /// The layout that its descriptor states beside the address.
     pub(super) fn layout(&self) -> Layout {
         match (self.major, self.swizzle) {
             // 8 x 8 matrices of 128 bytes: all of K's, then the next 8 rows.

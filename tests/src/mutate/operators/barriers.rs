@@ -133,7 +133,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
 ];
 
-/// What a barrier comes after.
+/// Purpose of a barrier: the work that must be done before it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     /// The initialisation of mbarriers.

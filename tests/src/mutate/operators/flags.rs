@@ -104,7 +104,7 @@ fn releases(kernel: &Anatomy<'_>) -> Vec<usize> {
     kernel.find(is_release)
 }
 
-/// What a store with release writes, and where.
+/// The operand and the address of a store with release.
 fn release(kernel: &Anatomy<'_>, line: usize) -> Option<(Operand, GlobalAddr)> {
     let Some(Inst::Mem(MemInst::StoreRelease { src, addr })) = kernel.inst(line) else { return None };
     Some((*src, *addr))

@@ -1,4 +1,4 @@
-//! What orders the lanes of a warp.
+//! Operators on the order between the lanes of a warp.
 
 use fa3_ir::Inst;
 use fa3_sim::Rule;

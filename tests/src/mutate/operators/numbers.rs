@@ -12,11 +12,11 @@ use crate::mutate::{Anatomy, Operator, Site};
 /// Who finds, besides wrong results, that too much is read or written, or not all.
 const CHOICES: &[Rule] = &[Rule::Bounds, Rule::I1, Rule::Race];
 
-/// What chooses between two numbers or addresses, with what copies one.
+/// Operations that choose between two numbers or addresses, each with the one that copies a number.
 const SELECTS: &[(LaneOp, LaneOp)] =
     &[(LaneOp::SelectF32, LaneOp::MovF32), (LaneOp::SelectB64, LaneOp::MovB64)];
 
-/// What joins two conditions, with what copies one.
+/// Operations that join two conditions, each with the one that copies a condition.
 const ANDS: &[(LaneOp, LaneOp)] = &[(LaneOp::AndPred, LaneOp::MovPred)];
 
 pub(super) const OPERATORS: &[Operator] = &[

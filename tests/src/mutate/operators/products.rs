@@ -1,4 +1,4 @@
-//! What orders wgmma: fences, commits, waits; and whether a product adds.
+//! Operators on the order of wgmma: fences, commits, waits; and on whether a product adds.
 
 use fa3_ir::{Imm, Inst, Mma, Operand, ScaleD, WgmmaA, WgmmaInst};
 use fa3_sim::Rule;
@@ -116,7 +116,8 @@ fn is_commit(inst: &Inst) -> bool {
     *inst == Inst::Wgmma(WgmmaInst::Commit)
 }
 
-/// What a wait for products comes before: giving a slot back, or meeting who will load into it.
+/// Whether an instruction must come after a wait for products: it gives a slot back, or meets a thread that will load
+/// into one.
 fn relies_on_wait(inst: &Inst) -> bool {
     is_plain_arrival(inst) || matches!(inst, Inst::Barrier(_))
 }

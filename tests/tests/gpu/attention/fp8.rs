@@ -76,8 +76,8 @@ impl Part<'_> {
         Ok(Some(parts.iter().map(|part| part.ratio).fold(0.0, f64::max)))
     }
 
-    /// What these rows see, as a mask of a problem of their own, and how many keys that has: masks are aligned to the
-    /// last row and the last key.
+    /// The mask of these rows as a problem of their own, and the number of its keys: masks are aligned to the last row
+    /// and the last key.
     fn mask(&self) -> Option<(Mask, usize)> {
         let keys = self.problem.k().shape.seqlen;
         let below = self.problem.q().shape.seqlen - self.first - self.count;

@@ -1,4 +1,4 @@
-//! What must be the same bit by bit.
+//! Calls that must give the same bits.
 
 use fa3_cuda::host::Device;
 use std::num::NonZeroU32;

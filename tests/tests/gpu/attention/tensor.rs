@@ -12,7 +12,7 @@ pub(super) const UNWRITTEN: u16 = 0xFFFF;
 #[derive(Clone)]
 pub(super) struct Tensor {
     pub(super) desc: TensorDesc,
-    /// Of each number; an e4m3 has the lower 8.
+    /// The bits of each number; an e4m3 has the lower 8.
     pub(super) bits: Vec<u16>,
 }
 

@@ -99,5 +99,5 @@ pub(super) fn run(device: &Device, trial: &Trial, inputs: &Inputs) -> Fallible<O
     Bench::new(device, trial, inputs)?.run()
 }
 
-/// What the forward kernels take.
+/// The 16-bit dtypes of the forward kernels.
 pub(super) const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];

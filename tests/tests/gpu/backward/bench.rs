@@ -39,7 +39,7 @@ impl Bench {
         self.tensors.run(&self.backward, &self.stream, &mut self.workspace)
     }
 
-    /// What so many runs give, one right after the other.
+    /// The results of so many runs, one right after the other.
     pub(super) fn runs(&mut self, runs: usize) -> Result<Bits, BackwardError> {
         self.tensors.poison(&self.stream)?;
         (0..runs).try_for_each(|_| self.run())?;

@@ -8,7 +8,7 @@ use fa3_types::BackwardProblem;
 use super::tensors::Bits;
 use crate::{Fallible, ensure};
 
-/// What makes a plan have this form, if one can.
+/// Options that make a plan have this form, if one can.
 pub(super) fn options(form: Form, device: &Device, problem: &BackwardProblem) -> Option<PlanOptions> {
     let forward = problem.forward();
     form.options([forward.head_dim() as u32, forward.head_dim_v() as u32], &device.limits())

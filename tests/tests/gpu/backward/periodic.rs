@@ -22,7 +22,7 @@ use crate::Fallible;
 const DTYPE: Dtype = Dtype::Bf16;
 const HEAD_DIM: usize = 128;
 
-/// What dO is multiplied by. Of small gradients the law allows any: it allows the rounding of numbers near 0.3.
+/// Factor of dO. Of small gradients the law allows any: it allows the rounding of numbers near 0.3.
 const DOUT: f32 = 1024.0;
 
 const REPLAY: &str = "cargo test --release -p fa3-tests --test gpu -- --include-ignored backward::large";
@@ -32,7 +32,7 @@ pub(super) type Sizes = (usize, (usize, usize), (usize, usize));
 
 pub(super) struct Periodic {
     sizes: Sizes,
-    /// Of the rows, and of the keys.
+    /// Copies of the rows, and of the keys.
     copies: [usize; 2],
     /// The small problem's.
     values: Values,
@@ -115,7 +115,7 @@ impl Periodic {
         Ok(ratio)
     }
 
-    /// The same of one copy of each gradient.
+    /// The ratio of one copy of each gradient.
     fn ratio(&self, [dq, dk, dv]: &Bits) -> Fallible<f64> {
         let [rows, keys] = self.copies.map(|copies| copies as f32);
         let array = |bits: &[u16], factor: f32, like: &Array4<f64>| {

@@ -119,7 +119,7 @@ fn used_workspace(device: &Device) -> Fallible<String> {
     Ok(format!("after each of {} others and the forward pass, equal", strangers.len()))
 }
 
-/// What a sequence gets does not depend on the others in the batch.
+/// A sequence's results do not depend on the others in the batch.
 fn sequences_alone(device: &Device) -> Fallible<String> {
     for (problem, form) in cases(&Form::ALL) {
         let mut all = Bench::new(device, &problem, form)?;

@@ -1,4 +1,4 @@
-//! What is refused, with the numbers that are wrong.
+//! Refused calls, and the numbers in their errors.
 
 use std::mem::replace;
 
@@ -62,7 +62,7 @@ pub(super) fn memories(device: &Device) -> Fallible<String> {
     Ok(said.join("; "))
 }
 
-/// What no plan computes.
+/// Problems that no plan computes.
 pub(super) fn problems(device: &Device) -> Fallible<String> {
     let spec = |dtype, head_dim| dense(dtype, 2, (300, 200), (4, 2), head_dim);
     let new = |spec: ProblemSpec, options: &PlanOptions| Backward::with(device, &valid(spec), options).err();
@@ -96,7 +96,7 @@ pub(super) fn problems(device: &Device) -> Fallible<String> {
     Ok(said.join("; "))
 }
 
-/// What a run says if this memory is in the place of a tensor.
+/// The error of a run with this memory in the place of a tensor.
 fn run_with(bench: &mut Bench, index: usize, memory: DeviceBuffer) -> Option<BackwardError> {
     let own = replace(&mut bench.tensors.0[index], memory);
     let error = bench.run().err();

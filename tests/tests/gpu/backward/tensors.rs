@@ -13,11 +13,11 @@ use crate::Fallible;
 /// In the order of [`BackwardProblem::tensor_bytes`]: inputs, then dQ, dK and dV.
 pub(super) struct Tensors(pub(super) [DeviceBuffer; 10]);
 
-/// Of dQ, dK and dV.
+/// The bits of dQ, dK and dV.
 pub(super) type Bits = [Vec<u16>; 3];
 
 impl Tensors {
-    /// Of any numbers.
+    /// Tensors whose contents are not set.
     pub(super) fn new(device: &Device, problem: &BackwardProblem) -> Result<Tensors, HostError> {
         Tensors::each(problem.tensor_bytes().map(|(_, bytes)| device.alloc(bytes as usize)))
     }
@@ -27,7 +27,7 @@ impl Tensors {
         Ok(Tensors(buffers.try_into().expect("as many as before")))
     }
 
-    /// Of numbers between -2 and 2, the same for equal problems, with O and LSE of the forward kernel.
+    /// Tensors of numbers between -2 and 2, the same for equal problems, with O and LSE of the forward kernel.
     pub(super) fn random(device: &Device, stream: &Stream, problem: &BackwardProblem) -> Fallible<Tensors> {
         let mut tensors = Tensors::new(device, problem)?;
         let [q, k, v, _, _, dout, dlse, ..] = &mut tensors.0;
@@ -48,7 +48,7 @@ impl Tensors {
         Ok(tensors)
     }
 
-    /// Those of one of `count` sequences.
+    /// The tensors of one of `count` sequences.
     pub(super) fn of_sequence(
         &self,
         device: &Device,

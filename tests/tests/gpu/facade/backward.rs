@@ -73,7 +73,7 @@ pub(super) fn deterministic(gpu: &cuda::Device) -> Fallible<String> {
     Ok("the same bits five times, and others in any order".to_owned())
 }
 
-/// What the kernels do not take is an error, and is not computed on the CPU instead.
+/// A problem that the kernels do not take is an error, and is not computed on the CPU instead.
 pub(super) fn refused() -> Fallible<String> {
     let device = &Device::gpu()?;
     let (x, y) = (Array4::<f32>::zeros((1, 8, 1, 64)), Array4::<bf16>::zeros((1, 8, 1, 64)));

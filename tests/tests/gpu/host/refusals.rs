@@ -1,4 +1,4 @@
-//! What must be refused, and a kernel that breaks the context.
+//! Launches that must be refused, and a kernel that breaks the context.
 
 use fa3_cuda::host::{Device, HostError};
 use fa3_cuda::kernels::ladder::vector_add;
@@ -39,7 +39,7 @@ pub(crate) fn arguments(device: &Device) -> Fallible<String> {
     Ok(said.join("; "))
 }
 
-/// What only the driver can refuse: the kernel's data is public, so it can be anything.
+/// Kernels that only the driver can refuse: a kernel's data is public, so it can be anything.
 pub(crate) fn compilations(device: &Device) -> Fallible<String> {
     let (stream, good) = (device.stream()?, ptx_of(&vector_add::kernel())?);
     let mut said = Vec::new();

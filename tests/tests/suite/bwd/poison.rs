@@ -11,11 +11,11 @@ use fa3_types::{Dtype, Mask, Problem};
 use rayon::prelude::*;
 
 const LENGTHS: (usize, usize) = (100, 140);
-/// Of Q, and of K and V.
+/// Heads of Q, and of K and V.
 const HEADS: (usize, usize) = (4, 2);
 const MASKS: [Mask; 2] = [Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
 
-/// What is NaN: a row of Q's head 1, or of head 0 of K and V.
+/// The place of the NaN: a row of Q's head 1, or of head 0 of K and V.
 const HEAD: usize = 1;
 const ROW: usize = 70;
 const KEY: usize = 90;
@@ -105,7 +105,7 @@ fn simulate(trial: &Trial) -> Vec<Vec<u8>> {
     trial.simulate(Policy::Random(7), Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"))
 }
 
-/// What may become of a row of a gradient.
+/// The permitted effect of a NaN on a row of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Same,

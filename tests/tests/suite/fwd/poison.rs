@@ -75,7 +75,7 @@ fn values(launch: &Launch, poison: Poison) -> Values {
     Case { poison, ..Case::normal("poison", launch.plan.problem().clone(), 8) }.values()
 }
 
-/// What became of a row.
+/// The effect of a NaN on a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Row {
     Same,
@@ -83,7 +83,7 @@ enum Row {
     Other,
 }
 
-/// What became of each row of O, by (sequence, row, head).
+/// The effect on each row of O, by (sequence, row, head).
 fn compare_o(clean: &Forward<f32>, dirty: &Forward<f32>) -> Vec<([usize; 3], Row)> {
     let rows = ndarray::indices((clean.o.dim().0, clean.o.dim().1, clean.o.dim().2));
     let row = |x: &Array4<f32>, [batch, row, head]: [usize; 3]| -> Vec<u32> {

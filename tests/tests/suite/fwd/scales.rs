@@ -55,7 +55,7 @@ fn check_means(problem: &Problem, answer: &Forward<f32>, v: impl Fn(usize, usize
     }
 }
 
-/// Of heads, and 0: hidden keys, whose scores are -inf, stay hidden. A small softmax_scale does not matter.
+/// Scales of heads that are 0: hidden keys, whose scores are -inf, stay hidden. A small softmax_scale does not matter.
 #[test]
 fn zeros_of_heads() {
     let settings = [(None, None), (Some(5.0), None), (None, Some(1e-15))];
@@ -72,7 +72,7 @@ fn zeros_of_heads() {
     }
 }
 
-/// Of channels, and 0: O is their means, but 0 in rows that see no key.
+/// Scales of channels that are 0: O is their means, but 0 in rows that see no key.
 #[test]
 fn zeros_of_channels() {
     for inputs in [INPUTS[4], INPUTS[5]] {
@@ -90,7 +90,7 @@ fn zeros_of_channels() {
     }
 }
 
-/// Of blocks of Q and K, with a product that is no number of binary32.
+/// Scales of blocks of Q and K whose product underflows in binary32.
 #[test]
 fn small_scales_of_blocks() {
     let tile = CtaTile { tile_n: 64, ..TINY_FP8 }.of_inputs(INPUTS[2]);
@@ -101,7 +101,7 @@ fn small_scales_of_blocks() {
     }
 }
 
-/// Of a block of V, far below that of the block before: its numbers are nothing beside the others.
+/// A scale of a block of V far below that of the block before: its numbers are nothing beside the others.
 #[test]
 fn scales_of_v_far_apart() {
     let tile = CtaTile { tile_n: 128, ..TINY_FP8 }.of_inputs(INPUTS[3]);

@@ -1,4 +1,4 @@
-//! What must not matter: the scheduler of tiles, their order, the number of CTAs, other sequences, an
+//! Choices that must not change a result: the scheduler of tiles, their order, the number of CTAs, other sequences, an
 //! earlier launch, who loads.
 
 use fa3_cuda::kernels::fwd::buffers;
