@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use fa3_quant::QuantError;
 use fa3_types::ProblemError;
 
+use crate::console;
 use crate::draw::DrawError;
 use crate::threads::{self, ThreadsError};
 use crate::write::{self, NewFile, WriteError};
@@ -121,7 +122,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
         return Ok(write_report(json, &activations).map(|()| true)?);
     }
     let report = measure(if options.quick { QUICK } else { FULL }, &computer)?;
-    crate::print(&report);
+    console::print(&report);
     let mut files = Vec::new();
     if let Some(file) = json {
         files.push((file, write::json(&report)));
@@ -130,7 +131,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
         files.push((file, chart::draw(&report)?.into_bytes()));
     }
     if !files.is_empty() {
-        crate::print(&"");
+        console::print(&"");
     }
     write::write(&files)?;
     Ok(report.is_as_expected())
@@ -138,7 +139,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
 
 fn write_report(json: Option<NewFile>, report: &impl Serialize) -> Result<(), WriteError> {
     let Some(file) = json else { return Ok(()) };
-    crate::print(&"");
+    console::print(&"");
     write::write(&[(file, write::json(report))])
 }
 
@@ -148,9 +149,9 @@ fn measure_activations(path: &Path, computer: &Computer) -> Result<Activations, 
     progress.set_message("f64 reference");
     let (sample, gpu) = (&activations::read(path)?, computer.gpu());
     let head = activations::Head { input: path, sample, seeds: seeds.clone().count(), gpu };
-    progress.suspend(|| crate::print(&head));
+    progress.suspend(|| console::print(&head));
     let samples: Vec<_> = seeds.map(|seed| (seed, sample)).collect();
-    let print = |row: &table::Row| progress.suspend(|| crate::print(row));
+    let print = |row: &table::Row| progress.suspend(|| console::print(row));
     let rows = table::rows(&samples, |_| None, computer, &progress, &print)?;
     progress.finish_and_clear();
     Ok(Activations::new(path, gpu, sample, rows))
@@ -160,7 +161,7 @@ fn measure(settings: Settings, computer: &Computer) -> Result<Report, Error> {
     let jobs = settings.seeds.clone().count() * (Method::ALL.len() + 1) + settings.drift_keys.len();
     let progress = progress::bar(jobs);
     let (seqlen, head_dim, gpu) = (settings.seqlen, table::HEAD_DIM, computer.gpu());
-    let print = |text: &dyn Display| progress.suspend(|| crate::print(&text));
+    let print = |text: &dyn Display| progress.suspend(|| console::print(&text));
     print(&Head { seqlen, head_dim, seeds: settings.seeds.clone().count(), gpu });
     let table = table::measure(seqlen, settings.seeds, computer, &progress, &print)?;
     print(&DriftHead { two_level: computer.place() });

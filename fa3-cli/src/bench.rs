@@ -15,6 +15,7 @@ use fa3_types::{Dtype, Problem};
 use indicatif::ProgressBar;
 
 use crate::args::number::half;
+use crate::console;
 use crate::data::Data;
 use crate::draw::DrawError;
 use crate::gpu::GpuArgs;
@@ -122,7 +123,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let mut files = Vec::new();
     let is_whole = if options.ablation {
         let report = ablation::measure(&device, dtype, options.pace)?;
-        crate::print(&report);
+        console::print(&report);
         files.extend(json.map(|file| (file, write::json(&report))));
         report.is_whole()
     } else {
@@ -132,7 +133,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
             None => in_rounds(&device, jobs, options.pace),
             Some(seconds) => sustained(&device, jobs, seconds),
         };
-        crate::print(&report);
+        console::print(&report);
         files.extend(json.map(|file| (file, write::json(&report))));
         if let Some(file) = svg {
             files.push((file, chart::draw(&report)?.into_bytes()));
@@ -140,7 +141,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
         report.is_whole()
     };
     if !files.is_empty() {
-        crate::print(&"");
+        console::print(&"");
     }
     write::write(&files)?;
     Ok(is_whole)

@@ -2,6 +2,8 @@
 
 use clap_complete::Shell;
 
+use crate::console;
+
 /// What `fa3 completions --help` says first.
 pub(crate) const ABOUT: &str = "\
 Prints what a shell needs to complete verbs and options. bash reads it from ~/.local/share/bash-completion/completions/fa3, \
@@ -23,6 +25,6 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options, mut command: clap::Command) -> bool {
     let mut script = Vec::new();
     clap_complete::generate(options.shell, &mut command, "fa3", &mut script);
-    crate::print(&String::from_utf8_lossy(&script).trim_end());
+    console::print(&String::from_utf8_lossy(&script).trim_end());
     true
 }

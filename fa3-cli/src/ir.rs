@@ -1,5 +1,6 @@
 //! `fa3 ir`: a kernel for the reader.
 
+use crate::console;
 use crate::kernel::{self, KernelArgs, OperationError};
 
 /// What `fa3 ir --help` says first.
@@ -27,7 +28,7 @@ pub(crate) struct Options {
 /// Options that make no sense together.
 pub(crate) fn run(options: &Options) -> Result<bool, OperationError> {
     for kernel in kernel::distinct(options.kernel.program()?) {
-        crate::print(&kernel.to_string().trim_end());
+        console::print(&kernel.to_string().trim_end());
     }
     Ok(true)
 }

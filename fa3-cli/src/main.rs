@@ -11,6 +11,7 @@ mod accuracy;
 mod args;
 mod bench;
 mod completions;
+mod console;
 mod data;
 mod doctor;
 mod draw;
@@ -38,9 +39,7 @@ mod tune;
 mod write;
 
 use std::error::Error;
-use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -126,7 +125,10 @@ fn main() -> ExitCode {
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
-        Err(error) => fail(&error),
+        Err(error) => {
+            console::print_error(&error);
+            ExitCode::from(2)
+        }
     }
 }
 
@@ -136,40 +138,6 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
     let command =
         command.mut_args(|arg| if with_value(&arg) { arg.allow_negative_numbers(true) } else { arg });
     command.mut_subcommands(with_negative_numbers)
-}
-
-/// Prints to stdout. A reader who has seen enough (`| head`) does not stop the work; any other failure ends
-/// the program, since the text is what it was called for.
-fn print(text: &impl Display) {
-    let mut stdout = io::stdout().lock();
-    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            fail(&format_args!("cannot write to stdout: {error}"));
-            process::exit(2)
-        }
-        _ => {}
-    }
-}
-
-fn fail(error: &impl Display) -> ExitCode {
-    // If stderr is gone, there is nobody to tell.
-    let _ = writeln!(io::stderr(), "error: {}", escaped(&error.to_string()));
-    ExitCode::from(2)
-}
-
-/// `text` on one line, all of it to be seen: the names of tensors, and of files, may hold control characters and those
-/// that are invisible or turn a text around.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::new();
-    for c in text.chars() {
-        // `escape_debug` knows what is printable: a combining character after another one. It escapes quotes as well.
-        let after_another = String::from_iter(['x', c]);
-        match c {
-            '\'' | '"' | '\\' => escaped.push(c),
-            _ => escaped.extend(after_another.escape_debug().skip(1)),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::args::json::{JsonArgs, NotAlone};
 use crate::args::plan::PlanArgs;
 use crate::args::problem::ProblemArgs;
+use crate::console;
 use crate::draw::DrawError;
 use crate::write::{self, WriteError};
 use gantt::Panel;
@@ -138,7 +139,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     options.json.print(&text, &report);
     files.extend(json.map(|file| (file, write::json(&report))));
     if !files.is_empty() {
-        crate::print(&"");
+        console::print(&"");
     }
     write::write(&files)?;
     Ok(true)

@@ -5,6 +5,7 @@ use fa3_ir::{
 };
 use serde_json::{Value, json};
 
+use crate::console;
 use crate::kernel::{self, KernelArgs, OperationError};
 
 /// What `fa3 ptx --help` says first.
@@ -62,11 +63,11 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let program = options.kernel.program()?;
     if options.json {
         for step in &program.steps {
-            crate::print(&describe(&program, step, &emit(&step.kernel, options.annotate)?));
+            console::print(&describe(&program, step, &emit(&step.kernel, options.annotate)?));
         }
     } else {
         for kernel in kernel::distinct(program) {
-            crate::print(&emit(&kernel, options.annotate)?.text.trim_end());
+            console::print(&emit(&kernel, options.annotate)?.text.trim_end());
         }
     }
     Ok(true)

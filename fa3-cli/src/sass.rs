@@ -8,6 +8,7 @@ use fa3_cuda::sass::{Class, Product, Round, product_loops};
 use fa3_ir::Ptx;
 use serde_json::{Value, json};
 
+use crate::console;
 use crate::kernel::{self, KernelArgs, OperationError};
 use crate::nvdisasm::{NoNvdisasm, Nvdisasm, NvdisasmError};
 use crate::ptx::{self, Unsound};
@@ -93,7 +94,7 @@ impl Tools {
         let tools = [("ptxas", ptxas.describe()), ("nvdisasm", nvdisasm.describe())];
         if options.json {
             let loops: Vec<Value> = rounds.iter().map(describe).collect();
-            crate::print(&json!({
+            console::print(&json!({
                 "kernel": ptx.entry,
                 "tools": BTreeMap::from(tools),
                 "registers": report.registers,
@@ -102,12 +103,12 @@ impl Tools {
                 "loops": loops,
             }));
         } else {
-            crate::print(&format_args!("{}: {report}", ptx.entry));
-            tools.iter().for_each(|(tool, which)| crate::print(&format_args!("{tool} {which}")));
+            console::print(&format_args!("{}: {report}", ptx.entry));
+            tools.iter().for_each(|(tool, which)| console::print(&format_args!("{tool} {which}")));
             if rounds.is_empty() {
-                crate::print(&"\nno loop has tensor-core products");
+                console::print(&"\nno loop has tensor-core products");
             }
-            rounds.iter().for_each(|round| crate::print(&Text(round)));
+            rounds.iter().for_each(|round| console::print(&Text(round)));
         }
         Ok(is_good(&report, &rounds))
     }

@@ -12,6 +12,7 @@ use fa3_sim::{Costs, Mode, Policy, ProgramSimulation, SimError, Timeline};
 use rayon::prelude::*;
 
 use crate::args::json::{JsonArgs, NotAlone};
+use crate::console;
 use crate::kernel::{KernelArgs, OperationError, Reference};
 use crate::progress;
 use crate::threads::{self, ThreadsError};
@@ -134,7 +135,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     options.json.print(&report, &value);
     let mut files = Vec::new();
     if let Some(timeline) = timeline {
-        crate::print(&format_args!("\n{timeline}"));
+        console::print(&format_args!("\n{timeline}"));
         files.extend(trace.map(|file| (file, timeline.to_chrome_trace().into_bytes())));
         files.extend(svg.map(|file| (file, timeline.to_svg().into_bytes())));
     }

@@ -11,6 +11,7 @@ use fa3_types::{Dtype, Problem};
 use serde::Serialize;
 
 use crate::args::number::half;
+use crate::console;
 use crate::data::Data;
 use crate::gpu::GpuArgs;
 use crate::grid::{GridArgs, GridError, Setting};
@@ -90,11 +91,11 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let device = options.gpu.open()?;
     threads::start()?;
     let machine = Machine::of(&device);
-    crate::print(&format_args!("{machine}\nTFLOP/s, {}, all in turns\n", options.pace));
+    console::print(&format_args!("{machine}\nTFLOP/s, {}, all in turns\n", options.pace));
     let report = Report { machine, pace: options.pace, settings: measure(&device, settings, options.pace)? };
-    crate::print(&ranking::winners(&report.settings));
+    console::print(&ranking::winners(&report.settings));
     if let Some(file) = json {
-        crate::print(&"");
+        console::print(&"");
         write::write(&[(file, write::json(&report))])?;
     }
     Ok(report.settings.iter().all(Ranking::is_whole))
@@ -115,7 +116,7 @@ fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Re
         let outcomes = measure::race(device, &problem, Data::Normal, &options, pace, &progress);
         let outcomes = candidates.into_iter().zip(outcomes).collect();
         let ranking = Ranking::new(setting, problem.forward_flops(), outcomes);
-        progress.suspend(|| crate::print(&format_args!("{ranking}\n")));
+        progress.suspend(|| console::print(&format_args!("{ranking}\n")));
         ranking
     });
     let rankings = rankings.collect();

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use tempfile::NamedTempFile;
 
+use crate::console;
+
 /// Why a file was not written. Whatever was there before is still there.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -90,7 +92,7 @@ pub(crate) fn write(files: &[(NewFile, Vec<u8>)]) -> Result<(), WriteError> {
         temporary.persist(&file.target).map_err(|error| file.error(&error.error))?;
     }
     for (file, _) in files {
-        crate::print(&format_args!("wrote {}", crate::escaped(&file.path.to_string_lossy())));
+        console::print(&format_args!("wrote {}", console::escaped(&file.path.to_string_lossy())));
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::Error;
 use super::sample::Sample;
 use super::table::Row;
+use crate::console;
 use crate::run;
 
 /// The types of the tensors.
@@ -67,7 +68,7 @@ impl fmt::Display for Head<'_> {
         writeln!(
             f,
             "{}: Q {}, K and V {}",
-            crate::escaped(&input.to_string_lossy()),
+            console::escaped(&input.to_string_lossy()),
             sample.problem.q().shape,
             sample.problem.v().shape
         )?;

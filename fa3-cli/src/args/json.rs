@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::console;
+
 /// Where a report goes as JSON.
 #[derive(Debug, clap::Args)]
 pub(crate) struct JsonArgs {
@@ -40,14 +42,14 @@ impl JsonArgs {
     /// Prints text that is part of a report, unless JSON is printed at the end.
     pub(crate) fn print_text(&self, text: &impl Display) {
         if !self.is_printed() {
-            crate::print(text);
+            console::print(text);
         }
     }
 
     /// Prints JSON if it is to be printed.
     pub(crate) fn print_json(&self, json: &Value) {
         if self.is_printed() {
-            crate::print(&format_args!("{json:#}"));
+            console::print(&format_args!("{json:#}"));
         }
     }
 

@@ -9,6 +9,8 @@ use super::compare::Check;
 use super::place::{Place, Times};
 use super::summary::Summary;
 
+use crate::console;
+
 /// Operations of the backward pass for one of the forward pass: five products in place of two.
 const BACKWARD: f64 = 2.5;
 
@@ -74,7 +76,7 @@ impl Backward {
     fn write(&self, f: &mut fmt::Formatter<'_>, flops: f64) -> fmt::Result {
         let Backward { from: [dout, dlse], place, times, summaries, check } = self;
         let name = |name: &Option<String>, default: &str| match name {
-            Some(name) => crate::escaped(name),
+            Some(name) => console::escaped(name),
             None => default.to_owned(),
         };
         writeln!(f, "\n  backward of dO = {}, dLSE = {}", name(dout, "1"), name(dlse, "0"))?;
@@ -89,7 +91,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { prefix, problem, place, times, summary, check, backward } = self;
         let gap = if prefix.is_empty() { "" } else { "  " };
-        writeln!(f, "{}{gap}{problem}", crate::escaped(prefix))?;
+        writeln!(f, "{}{gap}{problem}", console::escaped(prefix))?;
         writeln!(f, "  device  {place}")?;
         times.write(f, problem.forward_flops(), "GFLOP/s")?;
         writeln!(f, "  {summary}")?;

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::error::Error;
+use crate::console;
 use crate::progress;
 
 /// A file, of which only the parts that are asked for are read, or a pipe, which is read as far as they reach.
@@ -38,7 +39,7 @@ impl Source {
             false => return Err(Error::NeitherFileNorPipe { path: path.into() }),
         };
         let waits = matches!(kind, Kind::Pipe { .. }).then(|| {
-            let name = crate::escaped(&path.to_string_lossy());
+            let name = console::escaped(&path.to_string_lossy());
             progress::late_bar(1).with_message(format!("waits for somebody to write into {name}"))
         });
         let file = fs::File::open(path).map_err(error);
