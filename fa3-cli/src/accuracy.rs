@@ -4,6 +4,7 @@ mod activations;
 mod chart;
 mod computer;
 mod cpu;
+mod distributions;
 mod drift;
 mod gpu;
 mod method;

@@ -5,26 +5,22 @@ mod chart;
 mod paper;
 mod report;
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use fa3::cuda::Device;
 use fa3_sched::forward::{PlanError, PlanOptions};
 use fa3_types::{Dtype, Problem};
-use indicatif::ProgressBar;
 
 use crate::args::number::half;
 use crate::console;
-use crate::data::Data;
 use crate::draw::DrawError;
 use crate::gpu::GpuArgs;
 use crate::grid::{self, GridArgs, GridError, Setting};
-use crate::measure::{self, Machine, Meter, Outcome, Pace};
+use crate::measure::{self, Machine, Pace};
 use crate::progress;
 use crate::threads::{self, ThreadsError};
 use crate::write::{self, WriteError};
-use report::{Cell, Method, Report};
+use report::{Cell, Report};
 
 /// What `fa3 bench --help` says first.
 pub(crate) const ABOUT: &str = "\
@@ -33,14 +29,11 @@ Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttenti
 whose numbers stand beside where they apply (fp16, on an H100 80GB SXM5), or any others.
 
 Each setting is timed by CUDA events around launches back to back, some milliseconds a round; the median of the rounds counts. \
-Inputs are random, from N(0, 1) or what --data says: the time of the forward pass depends on them. Nothing is reported that was not checked: O and LSE are computed into memory full of NaN, of which \
+Inputs are from N(0, 1), as in the paper. Nothing is reported that was not checked: O and LSE are computed into memory full of NaN, of which \
 none may remain; rows of all kinds are held to the error law against arithmetic in f64; and a launch after the timed ones \
 must give the same bits.
 
-Boards throttle: numbers of different runs do not compare to a few percent. With --ablation, all forms of a kernel take turns. \
-With --sustained, each setting runs alone for some seconds after one of warm-up, until the clock is what the board can keep, and \
-the board's power, the SMs' clock and the energy of a launch stand beside. They come from the energy counter and the clock that \
-NVML reads.";
+Boards throttle: numbers of different runs do not compare to a few percent. With --ablation, all forms of a kernel take turns.";
 
 /// Options of `fa3 bench`.
 #[derive(Debug, clap::Args)]
@@ -48,8 +41,6 @@ NVML reads.";
 Examples:
   fa3 bench --json bench.json --svg bench.svg
   fa3 bench --head-dim 128 --causal --window 1024,0 --seqlen 8k,64k --tokens 64k --heads 32 --heads-kv 8
-  fa3 bench --data normal,hot,shrink,spike,recency,outlier --head-dim 128 --seqlen 4k
-  fa3 bench --sustained 5 --causal
   fa3 bench --ablation
 
 Exit code: 0, or 1 if a result is wrong or there is none, or 2 without a Hopper GPU.")]
@@ -63,25 +54,8 @@ pub(crate) struct Options {
     /// Elements of Q, K and V, bf16 or f16; bf16 if absent, f16 with --ablation
     #[arg(long, value_name = "TYPE", value_parser = half)]
     dtype: Option<Dtype>,
-    /// Distributions of Q, K and V, each measured in every setting
-    #[arg(
-        long,
-        value_name = "KIND,..",
-        value_delimiter = ',',
-        default_value = "normal",
-        conflicts_with = "ablation"
-    )]
-    data: Vec<Data>,
     #[command(flatten)]
     pace: Pace,
-    /// Runs each setting alone for so long instead, and measures the board's power and clock too
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        value_parser = clap::value_parser!(u32).range(1..=3600),
-        conflicts_with_all = ["ablation", "rounds", "slice_ms"]
-    )]
-    sustained: Option<u32>,
     #[command(flatten)]
     gpu: GpuArgs,
     /// Writes everything measured, each round apart
@@ -127,12 +101,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
         files.extend(json.map(|file| (file, write::json(&report))));
         report.is_whole()
     } else {
-        let data: BTreeSet<Data> = options.data.iter().copied().collect();
-        let jobs = data.into_iter().flat_map(|data| settings.iter().map(move |job| (data, job))).collect();
-        let report = match options.sustained {
-            None => in_rounds(&device, jobs, options.pace),
-            Some(seconds) => sustained(&device, jobs, seconds),
-        };
+        let report = measure(&device, settings, options.pace);
         console::print(&report);
         files.extend(json.map(|file| (file, write::json(&report))));
         if let Some(file) = svg {
@@ -147,40 +116,16 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     Ok(is_whole)
 }
 
-/// A setting with its problem, and on which data to measure it.
-type Job<'a> = (Data, &'a (Setting, Problem));
-
-fn in_rounds(device: &Device, jobs: Vec<Job<'_>>, pace: Pace) -> Report {
-    let cells = measure(jobs, measure::steps(1, pace), |problem, data, progress| {
-        let outcome = measure::race(device, problem, data, &[PlanOptions::default()], pace, progress);
-        outcome.into_iter().next().expect("one way to compute has one outcome")
-    });
-    Report { machine: Machine::of(device), method: Method::Rounds(pace), cells }
-}
-
-fn sustained(device: &Device, jobs: Vec<Job<'_>>, seconds: u32) -> Report {
-    let meter = Meter::open(device);
-    let time = Duration::from_secs(seconds.into());
-    let cells = measure(jobs, 1, |problem, data, progress| {
-        measure::sustain(device, problem, data, time, meter.as_ref().ok(), progress)
-    });
-    let no_power = meter.err().map(|error| error.to_string());
-    let method = Method::Sustained { sustained_seconds: seconds, no_power };
-    Report { machine: Machine::of(device), method, cells }
-}
-
-/// Measures each job in `steps` steps of a bar.
-fn measure(
-    jobs: Vec<Job<'_>>,
-    steps: usize,
-    outcome: impl Fn(&Problem, Data, &ProgressBar) -> Outcome,
-) -> Vec<Cell> {
-    let progress = progress::bar(jobs.len() * steps);
-    let cells = jobs.into_iter().map(|(data, (setting, problem))| {
-        progress.set_message(format!("{setting}{}", data.suffix()));
-        Cell::new(data, *setting, problem.forward_flops(), outcome(problem, data, &progress))
+/// Measures the planned way to compute each setting.
+fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Report {
+    let progress = progress::bar(settings.len() * measure::steps(1, pace));
+    let cells = settings.into_iter().map(|(setting, problem)| {
+        progress.set_message(setting.to_string());
+        let outcome = measure::race(device, &problem, &[PlanOptions::default()], pace, &progress);
+        let outcome = outcome.into_iter().next().expect("one way to compute has one outcome");
+        Cell::new(setting, problem.forward_flops(), outcome)
     });
     let cells = cells.collect();
     progress.finish_and_clear();
-    cells
+    Report { machine: Machine::of(device), pace, cells }
 }

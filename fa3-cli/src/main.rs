@@ -12,7 +12,6 @@ mod args;
 mod bench;
 mod completions;
 mod console;
-mod data;
 mod doctor;
 mod draw;
 mod fp8;

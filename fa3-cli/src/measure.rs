@@ -1,8 +1,6 @@
 //! Times of the forward pass on a GPU, of results that were checked.
 
-mod meter;
 mod outcome;
-mod sustained;
 mod truth;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,16 +10,12 @@ use fa3_ref::rows::SatisfiedRows;
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{Problem, TensorDesc};
 use indicatif::ProgressBar;
-use nvml_wrapper::error::NvmlError;
 use rayon::prelude::*;
 
-use crate::data::Data;
 use outcome::Timing;
 use truth::{NoTruth, Truth, Wrong};
 
-pub(crate) use meter::Meter;
 pub(crate) use outcome::{Machine, Outcome, Pace};
-pub(crate) use sustained::{Load, WARM_UP, sustain};
 
 /// Launches that find out how long one takes, and the fewest that a round times.
 const FEW: u32 = 3;
@@ -46,7 +40,6 @@ struct Lane {
     result: u64,
     launches: u32,
     millis: Vec<f64>,
-    load: Option<Load>,
 }
 
 /// A forward pass with the memory that it needs besides its tensors.
@@ -63,8 +56,6 @@ enum Refusal {
     Unmeasured(#[from] NoTruth),
     #[error(transparent)]
     Failed(#[from] ForwardError),
-    #[error("nvml: {0}")]
-    Meter(#[from] NvmlError),
 }
 
 impl From<HostError> for Refusal {
@@ -73,18 +64,17 @@ impl From<HostError> for Refusal {
     }
 }
 
-/// Measures the ways that `options` leave to compute `problem` on `data`, in turns, so that whatever slows the GPU down
+/// Measures the ways that `options` leave to compute `problem` on numbers from N(0, 1), in turns, so that whatever slows the GPU down
 /// hits all alike. `progress` steps [`steps`] times.
 pub(crate) fn race(
     device: &Device,
     problem: &Problem,
-    data: Data,
     options: &[PlanOptions],
     pace: Pace,
     progress: &ProgressBar,
 ) -> Vec<Outcome> {
     let end = progress.position() + steps(options.len(), pace) as u64;
-    let outcomes = match Stand::new(device, problem, data) {
+    let outcomes = match Stand::new(device, problem) {
         Ok(mut stand) => {
             // All at once: the driver takes half a second for each.
             let forwards: Vec<Result<Forward, ForwardError>> =
@@ -115,14 +105,14 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 impl Stand {
-    fn new(device: &Device, problem: &Problem, data: Data) -> Result<Stand, Refusal> {
+    fn new(device: &Device, problem: &Problem) -> Result<Stand, Refusal> {
         let stream = device.stream()?;
         // The GPU says first what is too large, before as much is drawn here.
         let alloc = |x: &TensorDesc| device.alloc(x.extent_bytes().0 as usize);
         let (mut q, mut k, mut v) = (alloc(problem.q())?, alloc(problem.k())?, alloc(problem.v())?);
         let o = alloc(problem.o())?;
         let lse = device.alloc(size_of::<f32>() * problem.lse_shape().iter().product::<usize>())?;
-        let mut truth = Truth::new(problem, data, 1)?;
+        let mut truth = Truth::new(problem)?;
         for (buffer, bits) in [&mut q, &mut k, &mut v].into_iter().zip(std::mem::take(&mut truth.qkv)) {
             buffer.upload(&stream, &bits)?;
         }
@@ -173,7 +163,7 @@ impl Stand {
         let launches = (slice_ms / self.slice(&mut pass, FEW)?.max(1e-3)) as u32;
         let launches = launches.max(FEW);
         self.slice(&mut pass, launches)?;
-        Ok(Lane { pass, satisfied, result: hash(&o, &lse), launches, millis: Vec::new(), load: None })
+        Ok(Lane { pass, satisfied, result: hash(&o, &lse), launches, millis: Vec::new() })
     }
 
     fn time(&mut self, lane: &mut Lane) -> Result<(), Refusal> {
@@ -215,12 +205,12 @@ impl Stand {
 
 impl From<Lane> for Outcome {
     fn from(lane: Lane) -> Outcome {
-        let Lane { pass, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, load, .. } = lane;
+        let Lane { pass, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, .. } = lane;
         let plan = pass.forward.plan();
         let (tile, schedule) = (plan.tile(), plan.schedule());
         let clusters = in_clusters(plan.cluster());
         let plan_of = format!("{tile}; {}; {}{clusters}", schedule.order(), schedule.scheduler());
-        Outcome::Checked(Timing { load, ..Timing::new(plan_of, launches, millis, rows, error) })
+        Outcome::Checked(Timing::new(plan_of, launches, millis, rows, error))
     }
 }
 
@@ -228,9 +218,7 @@ impl From<Refusal> for Outcome {
     fn from(refusal: Refusal) -> Outcome {
         match refusal {
             Refusal::Wrong(why) => Outcome::Wrong(why.to_string()),
-            refusal @ (Refusal::Unmeasured(_) | Refusal::Failed(_) | Refusal::Meter(_)) => {
-                Outcome::Failed(refusal.to_string())
-            }
+            refusal @ (Refusal::Unmeasured(_) | Refusal::Failed(_)) => Outcome::Failed(refusal.to_string()),
         }
     }
 }
@@ -283,7 +271,7 @@ mod tests {
         let (pace, bar) = (Pace { rounds: 3, slice_ms: 1.0 }, ProgressBar::hidden());
         let tile = fa3_sched::forward::TileRow::table()[0].tile;
         let wide = PlanOptions::default().tile(fa3_sched::forward::CtaTile { tile_n: 4096, ..tile });
-        let outcomes = race(&device, &problem, Data::Normal, &[PlanOptions::default(), wide], pace, &bar);
+        let outcomes = race(&device, &problem, &[PlanOptions::default(), wide], pace, &bar);
         let [Outcome::Checked(timing), Outcome::Failed(_)] = outcomes.as_slice() else {
             panic!("{outcomes:?}")
         };

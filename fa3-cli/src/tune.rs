@@ -12,7 +12,6 @@ use serde::Serialize;
 
 use crate::args::number::half;
 use crate::console;
-use crate::data::Data;
 use crate::gpu::GpuArgs;
 use crate::grid::{GridArgs, GridError, Setting};
 use crate::measure::{self, Machine, Pace};
@@ -113,7 +112,7 @@ fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Re
     let rankings = jobs.into_iter().map(|(setting, problem, candidates)| {
         progress.set_message(format!("{setting}, {} candidates", candidates.len()));
         let options: Vec<_> = candidates.iter().map(|candidate| candidate.options).collect();
-        let outcomes = measure::race(device, &problem, Data::Normal, &options, pace, &progress);
+        let outcomes = measure::race(device, &problem, &options, pace, &progress);
         let outcomes = candidates.into_iter().zip(outcomes).collect();
         let ranking = Ranking::new(setting, problem.forward_flops(), outcomes);
         progress.suspend(|| console::print(&format_args!("{ranking}\n")));

@@ -17,9 +17,9 @@ use rand_distr::Distribution;
 use serde::Serialize;
 
 use super::computer::{Computer, Place};
-use super::sample::Sample;
+use super::distributions::normal;
+use super::sample::{Sample, Tensor};
 use super::{Error, cpu};
-use crate::data::{Tensor, normal};
 
 const QUERIES: usize = 64;
 const HEAD_DIM: usize = 64;

@@ -8,7 +8,13 @@ use ndarray::Array4;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use crate::data::Tensor;
+/// Names one of a sample's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tensor {
+    Q,
+    K,
+    V,
+}
 
 /// Q, K and V in f64, and attention of just these numbers in f64.
 pub(super) struct Sample {

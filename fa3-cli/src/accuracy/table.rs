@@ -12,9 +12,9 @@ use serde::Serialize;
 
 use super::Error;
 use super::computer::{Computer, Place};
+use super::distributions::outlier;
 use super::method::Method;
 use super::sample::Sample;
-use crate::data;
 
 pub(super) const PAPER_SEQLEN: usize = 8448;
 pub(super) const HEAD_DIM: usize = 128;
@@ -64,7 +64,7 @@ pub(super) fn measure(
 ) -> Result<Vec<Row>, Error> {
     let draw = |seed| {
         progress.set_message(format!("seed {seed}: f64 reference, {seqlen} x {seqlen}"));
-        let sample = Sample::draw(seed, (seqlen, seqlen, HEAD_DIM), |rng, _| data::outlier(rng))?;
+        let sample = Sample::draw(seed, (seqlen, seqlen, HEAD_DIM), |rng, _| outlier(rng))?;
         progress.inc(1);
         Ok((seed, sample))
     };

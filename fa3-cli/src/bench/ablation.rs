@@ -10,7 +10,6 @@ use fa3_types::{Dtype, Mask};
 use serde::Serialize;
 
 use super::Error;
-use crate::data::Data;
 use crate::grid::Setting;
 use crate::measure::{self, Machine, Outcome, Pace};
 use crate::progress;
@@ -161,7 +160,7 @@ pub(super) fn measure(device: &Device, dtype: Dtype, pace: Pace) -> Result<Repor
         let problem = setting.problem()?;
         progress.set_message(format!("{}: {setting}", group.name));
         let options = group.options(&Plan::new(&problem, &device.limits())?);
-        let outcomes = measure::race(device, &problem, Data::Normal, &options, pace, &progress);
+        let outcomes = measure::race(device, &problem, &options, pace, &progress);
         Ok(group.measured(setting, problem.forward_flops(), outcomes))
     });
     let groups = groups.collect::<Result<_, Error>>()?;

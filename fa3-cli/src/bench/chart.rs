@@ -28,7 +28,7 @@ const SERIES: [Series; 4] = [
 
 pub(super) fn draw(report: &Report) -> Result<String, DrawError> {
     let panels = report.panels();
-    let of = |panel: &Panel<'_>| (panel.data, panel.setting.head_dims());
+    let of = |panel: &Panel<'_>| panel.setting.head_dims();
     let first = panels.first().map(of);
     // As many beside each other as there are masks.
     let columns = panels.iter().filter(|panel| Some(of(panel)) == first).count().max(1);
@@ -55,11 +55,7 @@ fn draw_panel(panel: &Panel<'_>, area: &Area<'_>) -> Result<(), DrawError> {
     let cap = panel.setting.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
     let mut chart = ChartBuilder::on(area)
         .caption(
-            format!(
-                "Attention forward, {mask}{cap}, head_dim {}{}",
-                panel.setting.head_dims(),
-                panel.data.suffix()
-            ),
+            format!("Attention forward, {mask}{cap}, head_dim {}", panel.setting.head_dims()),
             ("sans-serif", 16),
         )
         .margin(10)

@@ -6,15 +6,13 @@ use serde::Serialize;
 
 use super::paper::Figure5;
 use crate::args::number::size_label;
-use crate::data::Data;
 use crate::grid::Setting;
-use crate::measure::{Load, Machine, Outcome, Pace, WARM_UP};
+use crate::measure::{Machine, Outcome, Pace};
 use crate::table::Table;
 
 /// A setting and what came of it.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Cell {
-    pub(super) data: Data,
     #[serde(flatten)]
     pub(super) setting: Setting,
     /// Floating-point operations as the paper counts them.
@@ -24,40 +22,26 @@ pub(super) struct Cell {
     pub(super) paper: Option<Figure5>,
 }
 
-/// How they were measured.
-#[derive(Clone, Debug, Serialize)]
-#[serde(untagged)]
-pub(super) enum Method {
-    Rounds(Pace),
-    /// Each one alone for so long, and why nothing was heard of power and clock.
-    Sustained {
-        sustained_seconds: u32,
-        no_power: Option<String>,
-    },
-}
-
-/// All of them.
+/// All cells.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     pub(super) machine: Machine,
     #[serde(flatten)]
-    pub(super) method: Method,
+    pub(super) pace: Pace,
     pub(super) cells: Vec<Cell>,
 }
 
 /// Cells that differ in their sequence lengths only.
 pub(super) struct Panel<'a> {
-    pub(super) data: Data,
     /// The first one's setting.
     pub(super) setting: Setting,
     pub(super) cells: Vec<&'a Cell>,
 }
 
 impl Cell {
-    pub(super) fn new(data: Data, setting: Setting, flops: f64, outcome: Outcome) -> Cell {
+    pub(super) fn new(setting: Setting, flops: f64, outcome: Outcome) -> Cell {
         let tflops = outcome.tflops(flops);
-        let paper = if data == Data::Normal { Figure5::of(&setting) } else { None };
-        Cell { data, setting, flops, outcome, tflops, paper }
+        Cell { setting, flops, tflops, outcome, paper: Figure5::of(&setting) }
     }
 }
 
@@ -67,97 +51,53 @@ impl Report {
         self.cells.iter().all(|cell| cell.tflops.is_some())
     }
 
-    /// The cells by data, head dimensions, mask and soft cap, in the order in which they were measured.
+    /// The cells by head dimensions, mask and soft cap, in the order in which they were measured.
     pub(super) fn panels(&self) -> Vec<Panel<'_>> {
         let mut panels: Vec<Panel<'_>> = Vec::new();
         for cell in &self.cells {
-            let is_beside =
-                |panel: &Panel<'_>| panel.data == cell.data && panel.setting.is_beside(&cell.setting);
-            match panels.iter_mut().find(|panel| is_beside(panel)) {
+            match panels.iter_mut().find(|panel| panel.setting.is_beside(&cell.setting)) {
                 Some(panel) => panel.cells.push(cell),
-                None => panels.push(Panel { data: cell.data, setting: cell.setting, cells: vec![cell] }),
+                None => panels.push(Panel { setting: cell.setting, cells: vec![cell] }),
             }
         }
         panels
     }
 
+    /// A column for each sequence length, a line for each panel, and the paper's numbers below it.
     fn table(&self) -> Table {
-        match self.method {
-            Method::Rounds(_) => self.table_of_rates(),
-            Method::Sustained { .. } => self.table_of_loads(),
-        }
-    }
-
-    /// A column for each sequence length, a line for each panel, and what the paper has below it.
-    fn table_of_rates(&self) -> Table {
         let panels = self.panels();
         let lengths: Vec<String> =
             panels.first().iter().flat_map(|panel| &panel.cells).map(|cell| cell.setting.lengths()).collect();
-        let heads = ["data", "head_dim", "mask", "seqlen"].map(str::to_owned).into_iter();
+        let heads = ["head_dim", "mask", "seqlen"].map(str::to_owned).into_iter();
         let mut rows = vec![heads.chain(lengths).collect()];
         for panel in panels {
-            let mut row = |names: [String; 4], cell: &dyn Fn(&Cell) -> String| {
+            let mut row = |names: [String; 3], cell: &dyn Fn(&Cell) -> String| {
                 rows.push(names.into_iter().chain(panel.cells.iter().map(|&x| cell(x))).collect());
             };
             let (head_dims, scores) = (panel.setting.head_dims(), panel.setting.scores());
-            let names = [panel.data.to_string(), head_dims, scores, "here".to_owned()];
-            row(names, &|cell| cell.outcome.cell(cell.flops));
+            row([head_dims, scores, "here".to_owned()], &|cell| cell.outcome.cell(cell.flops));
             if panel.cells.iter().any(|cell| cell.paper.is_some()) {
                 let papers = |number: fn(&Figure5) -> u32| {
                     move |cell: &Cell| {
                         cell.paper.as_ref().map_or("-".to_owned(), |paper| number(paper).to_string())
                     }
                 };
-                let names =
-                    |what: &str| [String::new(), String::new(), String::new(), format!("paper: {what}")];
+                let names = |what: &str| [String::new(), String::new(), format!("paper: {what}")];
                 row(names("FlashAttention-3"), &papers(|paper| paper.flash_attention_3));
                 row(names("best other"), &papers(Figure5::best_other));
             }
         }
-        Table { rows, left: 4 }
-    }
-
-    /// A line for each cell.
-    fn table_of_loads(&self) -> Table {
-        let heads = ["data", "head_dim", "mask", "seqlen", "TFLOP/s", "W", "MHz", "mJ"].map(str::to_owned);
-        let rows = self.cells.iter().map(|cell| {
-            let Cell { data, setting, outcome, flops, .. } = cell;
-            let names = [data.to_string(), setting.head_dims(), setting.scores(), setting.lengths()];
-            let load = outcome.timing().and_then(|timing| timing.load);
-            let number =
-                |number: fn(Load) -> f64| load.map_or("-".to_owned(), |load| format!("{:.0}", number(load)));
-            let numbers =
-                [number(|load| load.watts), number(|load| load.sm_mhz), number(|load| load.millijoules)];
-            names.into_iter().chain([outcome.cell(*flops)]).chain(numbers).collect()
-        });
-        Table { rows: std::iter::once(heads.to_vec()).chain(rows).collect(), left: 4 }
-    }
-}
-
-impl fmt::Display for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Method::Rounds(pace) => write!(f, "{pace}"),
-            Method::Sustained { sustained_seconds, no_power } => {
-                let warm_up = WARM_UP.as_secs();
-                write!(
-                    f,
-                    "each alone for {sustained_seconds} s after {warm_up} s of warm-up, mJ of a launch"
-                )?;
-                no_power.iter().try_for_each(|why| write!(f, "; no power and no clock: nvml: {why}"))
-            }
-        }
+        Table { rows, left: 3 }
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { machine, method, cells } = self;
+        let Report { machine, pace, cells } = self;
         writeln!(f, "{machine}")?;
         let Some(Cell { setting: Setting { dtype, .. }, .. }) = cells.first() else { return Ok(()) };
-        write!(f, "Forward pass, {dtype}, {}; TFLOP/s, {method}", Extent(cells))?;
-        let has_paper = cells.iter().any(|cell| cell.paper.is_some());
-        if matches!(method, Method::Rounds(_)) && has_paper {
+        write!(f, "Forward pass, {dtype}, {}; TFLOP/s, {pace}", Extent(cells))?;
+        if cells.iter().any(|cell| cell.paper.is_some()) {
             write!(f, "; the paper's numbers are for fp16 on an H100 80GB SXM5")?;
         }
         writeln!(f, "\n\n{}\n", self.table())?;
@@ -174,7 +114,7 @@ impl fmt::Display for Report {
         cells
             .iter()
             .filter_map(|cell| Some((cell, cell.outcome.fault()?)))
-            .try_for_each(|(cell, fault)| write!(f, "\n{}{}: {fault}", cell.setting, cell.data.suffix()))
+            .try_for_each(|(cell, fault)| write!(f, "\n{}: {fault}", cell.setting))
     }
 }
 
@@ -219,11 +159,11 @@ impl Report {
                 (128, Mask::Causal, 512) => Outcome::Wrong("o is off".to_owned()),
                 _ => Outcome::checked(&[flops / 600e9, flops / 500e9, flops / 800e9]),
             };
-            Cell::new(Data::Normal, setting, flops, outcome)
+            Cell::new(setting, flops, outcome)
         });
         Report {
             machine: Machine::example(),
-            method: Method::Rounds(Pace { rounds: 3, slice_ms: 25.0 }),
+            pace: Pace { rounds: 3, slice_ms: 25.0 },
             cells: cells.collect(),
         }
     }
@@ -241,19 +181,19 @@ mod tests {
 NVIDIA H100 80GB HBM3, 132 SMs, driver for CUDA 13.0, fa3 0.1.0
 Forward pass, bf16, tokens 16k, hidden size 2k; TFLOP/s, medians of 3 rounds of 25 ms; the paper's numbers are for fp16 on an H100 80GB SXM5
 
-data    head_dim  mask    seqlen                     512   1k
-normal  64        none    here                       600  600
-                          paper: FlashAttention-3    333  392
-                          paper: best other          340  382
-normal  64        causal  here                       600  600
-                          paper: FlashAttention-3    197  265
-                          paper: best other          225  291
-normal  128       none    here                       600  600
-                          paper: FlashAttention-3    467  565
-                          paper: best other          497  574
-normal  128       causal  here                     WRONG  600
-                          paper: FlashAttention-3    292  423
-                          paper: best other          315  410
+head_dim  mask    seqlen                     512   1k
+64        none    here                       600  600
+                  paper: FlashAttention-3    333  392
+                  paper: best other          340  382
+64        causal  here                       600  600
+                  paper: FlashAttention-3    197  265
+                  paper: best other          225  291
+128       none    here                       600  600
+                  paper: FlashAttention-3    467  565
+                  paper: best other          497  574
+128       causal  here                     WRONG  600
+                  paper: FlashAttention-3    292  423
+                  paper: best other          315  410
 
 7 of 8 results are right: 420 rows of O and LSE judged, error / bound up to 0.50
 head_dim 128, mask causal, seqlen 512: WRONG: o is off";
@@ -265,73 +205,14 @@ head_dim 128, mask causal, seqlen 512: WRONG: o is off";
 
     #[test]
     fn other_settings_stand_alone() {
-        let Report { machine, method, cells } = Report::example(512);
+        let Report { machine, pace, cells } = Report::example(512);
         let mut setting = cells[0].setting;
         (setting.batch, setting.heads_kv) = (1, 8);
-        let cell = Cell::new(Data::Normal, setting, 1e9, Outcome::Failed("out of memory".to_owned()));
-        let text = Report { machine, method, cells: vec![cell] }.to_string();
+        let cell = Cell::new(setting, 1e9, Outcome::Failed("out of memory".to_owned()));
+        let text = Report { machine, pace, cells: vec![cell] }.to_string();
         assert!(!text.contains("paper"), "{text}");
         assert!(text.contains("tokens 512, batch 1, hidden size 2k, heads 32, heads_kv 8;"), "{text}");
         assert!(text.ends_with("\nhead_dim 64, mask none, seqlen 512: failed: out of memory"), "{text}");
-    }
-
-    /// The paper has nothing for them.
-    #[test]
-    fn other_data_are_other_panels() {
-        let Report { machine, method, cells } = Report::example(512);
-        let outcome = || Outcome::Wrong("o is off".to_owned());
-        let other = |cell: &Cell| Cell::new(Data::Hot, cell.setting, cell.flops, outcome());
-        let cells = cells.iter().cloned().chain(cells.iter().map(other)).collect();
-        let text = Report { machine, method, cells }.to_string();
-        assert!(text.contains("\nhot     64        none    here                     WRONG\n"), "{text}");
-        assert_eq!(text.matches("paper: best other").count(), 4, "{text}");
-        assert!(
-            text.ends_with("\nhead_dim 128, mask causal, seqlen 512, data hot: WRONG: o is off"),
-            "{text}"
-        );
-    }
-
-    /// Each setting for 5 seconds, with and without NVML.
-    fn sustained(no_power: Option<&str>) -> Report {
-        let load = Load { watts: 641.2, sm_mhz: 1407.5, millijoules: 73.5 };
-        let mut report = Report::example(512);
-        let no_power = no_power.map(str::to_owned);
-        for cell in &mut report.cells {
-            if let Outcome::Checked(timing) = &mut cell.outcome {
-                timing.load = no_power.is_none().then_some(load);
-            }
-        }
-        Report { method: Method::Sustained { sustained_seconds: 5, no_power }, ..report }
-    }
-
-    #[test]
-    fn power_and_clock_stand_beside_what_was_sustained() {
-        let expected = "\
-NVIDIA H100 80GB HBM3, 132 SMs, driver for CUDA 13.0, fa3 0.1.0
-Forward pass, bf16, tokens 16k, batch 32, hidden size 2k; TFLOP/s, each alone for 5 s after 1 s of warm-up, mJ of a launch
-
-data    head_dim  mask    seqlen  TFLOP/s    W   MHz  mJ
-normal  64        none    512         600  641  1408  74
-normal  64        causal  512         600  641  1408  74
-normal  128       none    512         600  641  1408  74
-normal  128       causal  512       WRONG    -     -   -
-
-";
-        let text = sustained(None).to_string();
-        assert!(text.starts_with(expected), "{text}");
-        let text = sustained(Some("there is no library")).to_string();
-        assert!(text.contains("of a launch; no power and no clock: nvml: there is no library\n"), "{text}");
-        assert!(text.contains("\nnormal  64        none    512         600  -    -   -\n"), "{text}");
-    }
-
-    #[test]
-    fn power_and_clock_are_in_the_json() {
-        let json = |report| serde_json::from_slice::<Value>(&write::json(&report)).unwrap();
-        let report = json(sustained(None));
-        assert_eq!((&report["sustained_seconds"], &report["no_power"]), (&json!(5), &Value::Null));
-        let load = json!({ "watts": 641.2, "sm_mhz": 1407.5, "millijoules": 73.5 });
-        assert_eq!(report["cells"][0]["outcome"]["checked"]["load"], load);
-        assert_eq!(json(sustained(Some("none")))["no_power"], "none");
     }
 
     #[test]
@@ -345,7 +226,6 @@ normal  128       causal  512       WRONG    -     -   -
         // 4 · 512² · 64 · 32 · 32
         let flops = 68_719_476_736.0;
         let expected = json!({
-            "data": "normal",
             "dtype": "bf16", "head_dim": 64, "head_dim_v": 64, "mask": "none", "softcap": null,
             "seqlen": 512, "seqlen_k": 512, "batch": 32, "heads": 32, "heads_kv": 32,
             "flops": flops,

@@ -5,8 +5,6 @@ use std::fmt;
 use fa3::cuda::Device;
 use serde::Serialize;
 
-use super::Load;
-
 /// How long to measure.
 #[derive(Clone, Copy, Debug, Serialize, clap::Args)]
 pub(crate) struct Pace {
@@ -86,15 +84,12 @@ pub(crate) struct Timing {
     pub(crate) rows: usize,
     /// Their largest error, as a part of what is allowed.
     pub(crate) error: f64,
-    /// What the board took, where that was measured.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) load: Option<Load>,
 }
 
 impl Timing {
     pub(super) fn new(plan: String, launches: u32, millis: Vec<f64>, rows: usize, error: f64) -> Timing {
         let median = median(&millis);
-        Timing { plan, launches, millis, median, rows, error, load: None }
+        Timing { plan, launches, millis, median, rows, error }
     }
 }
 

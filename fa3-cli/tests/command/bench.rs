@@ -4,13 +4,7 @@ use crate::{assert_needs_a_gpu, fa3};
 
 #[test]
 fn without_a_gpu_it_says_so_and_writes_nothing() {
-    assert_needs_a_gpu(&[
-        "bench",
-        "bench --device 1",
-        "bench --ablation --dtype bf16",
-        "bench --sustained 2",
-        "tune --head-dim 64",
-    ]);
+    assert_needs_a_gpu(&["bench", "bench --device 1", "bench --ablation --dtype bf16", "tune --head-dim 64"]);
 }
 
 /// Before any GPU is looked for.
@@ -29,11 +23,6 @@ fn settings_that_are_none_are_refused() {
         ("--window 5", "expected two whole numbers L,R"),
         ("--dtype e4m3", "'e4m3' for '--dtype <TYPE>': expected bf16 or f16"),
         ("--ablation --causal", "cannot be used with"),
-        ("--ablation --data hot", "cannot be used with"),
-        ("--sustained 2 --ablation", "cannot be used with"),
-        ("--sustained 2 --rounds 3", "cannot be used with"),
-        ("--sustained 0", "0 is not in 1..=3600"),
-        ("--data cold", "possible values: normal, hot, shrink, spike, recency, outlier"),
         ("--ablation --softcap 30", "cannot be used with"),
         ("--rounds 0", "0 is not in 1..=10000"),
         ("--slice-ms -3", "expected milliseconds from 0"),
