@@ -20,6 +20,7 @@ mod grid;
 mod ir;
 mod kernel;
 mod kernels;
+mod launches;
 mod measure;
 mod memory;
 mod nvdisasm;

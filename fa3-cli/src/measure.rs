@@ -12,13 +12,11 @@ use fa3_types::{Problem, TensorDesc};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 
+use crate::launches;
 use outcome::Timing;
 use truth::{NoTruth, Truth, Wrong};
 
 pub(crate) use outcome::{Machine, Outcome, Pace};
-
-/// Launches that find out how long one takes, and the fewest that a round times.
-const FEW: u32 = 3;
 
 /// A problem on a GPU, with what its result must be.
 struct Stand {
@@ -159,16 +157,15 @@ impl Stand {
         let mut pass = Pass { forward, workspace };
         let (o, lse) = self.compute(&mut pass)?;
         let satisfied = (self.truth.check)(&o, &lse)?;
-        self.slice(&mut pass, FEW)?;
-        let launches = (slice_ms / self.slice(&mut pass, FEW)?.max(1e-3)) as u32;
-        let launches = launches.max(FEW);
-        self.slice(&mut pass, launches)?;
+        let (stream, mut launch) = self.launch(&mut pass);
+        let launches = launches::fill(stream, slice_ms, &mut launch)?;
+        launches::time(stream, launches, launch)?;
         Ok(Lane { pass, satisfied, result: hash(&o, &lse), launches, millis: Vec::new() })
     }
 
     fn time(&mut self, lane: &mut Lane) -> Result<(), Refusal> {
-        let millis = self.slice(&mut lane.pass, lane.launches)?;
-        lane.millis.push(millis);
+        let (stream, launch) = self.launch(&mut lane.pass);
+        lane.millis.push(launches::time(stream, lane.launches, launch)?);
         Ok(())
     }
 
@@ -178,27 +175,21 @@ impl Stand {
         if hash(&o, &lse) == lane.result { Ok(()) } else { Err(Wrong::Changed.into()) }
     }
 
-    /// Milliseconds of a launch, of `launches` back to back.
-    fn slice(&mut self, pass: &mut Pass, launches: u32) -> Result<f64, ForwardError> {
-        let start = self.stream.record()?;
-        for _ in 0..launches {
-            self.launch(pass)?;
-        }
-        let end = self.stream.record()?;
-        Ok(f64::from(end.millis_since(&start)?) / f64::from(launches))
-    }
-
-    fn launch(&mut self, pass: &mut Pass) -> Result<(), ForwardError> {
+    /// The stream, and a function that launches `pass` there.
+    fn launch(&mut self, pass: &mut Pass) -> (&Stream, impl FnMut() -> Result<(), ForwardError>) {
         let Stand { stream, q, k, v, o, lse, .. } = self;
-        let tensors = ForwardTensors::new(q, k, v, o).lse(lse);
-        pass.forward.run(stream, tensors, &mut pass.workspace)
+        let stream = &*stream;
+        (stream, move || {
+            let tensors = ForwardTensors::new(q, k, v, &mut *o).lse(&mut *lse);
+            pass.forward.run(stream, tensors, &mut pass.workspace)
+        })
     }
 
     /// The bits of O, and LSE, computed into memory that holds NaN.
     fn compute(&mut self, pass: &mut Pass) -> Result<(Vec<u16>, Vec<f32>), ForwardError> {
         self.o.fill(&self.stream, 0xFF)?;
         self.lse.fill(&self.stream, 0xFF)?;
-        self.launch(pass)?;
+        self.launch(pass).1()?;
         Ok((self.o.download(&self.stream)?, self.lse.download(&self.stream)?))
     }
 }

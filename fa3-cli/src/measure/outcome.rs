@@ -5,6 +5,8 @@ use std::fmt;
 use fa3::cuda::Device;
 use serde::Serialize;
 
+use crate::launches::SLICE_MS;
+
 /// How long to measure.
 #[derive(Clone, Copy, Debug, Serialize, clap::Args)]
 pub(crate) struct Pace {
@@ -12,7 +14,7 @@ pub(crate) struct Pace {
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) rounds: u32,
     /// Milliseconds of launches back to back that a round times
-    #[arg(long, value_name = "MS", default_value_t = 25.0, value_parser = slice_ms)]
+    #[arg(long, value_name = "MS", default_value_t = SLICE_MS, value_parser = slice_ms)]
     pub(crate) slice_ms: f64,
 }
 

@@ -22,7 +22,7 @@ pub(super) fn quantize<T: Scalar>(
 ) -> Result<(Quantized, Times), QuantizeError> {
     let start = Instant::now();
     let quantize = Quantize::new(device, problem)?;
-    let compile = Some(start.elapsed());
+    let compile = start.elapsed();
 
     let stream = device.stream()?;
     let x = upload(device, &stream, x)?;
@@ -36,7 +36,7 @@ pub(super) fn quantize<T: Scalar>(
     let (mut scales, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
     let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
 
-    let (call, launches) = timed(&stream, || {
+    let times = timed(&stream, compile, || {
         let tensors = QuantizeTensors::new(&x, &mut codes).scales(scales.as_mut()).mean(mean.as_mut());
         let tensors = tensors.rotary(rotary);
         quantize.run(&stream, tensors, &mut workspace)
@@ -45,5 +45,5 @@ pub(super) fn quantize<T: Scalar>(
     let codes = codes.download(&stream)?;
     let [scales, mean] =
         [scales, mean].map(|numbers| numbers.map_or(Ok(Vec::new()), |numbers| numbers.download(&stream)));
-    Ok((Quantized::new(problem, codes, scales?, mean?), Times { compile, call, launches, warm: true }))
+    Ok((Quantized::new(problem, codes, scales?, mean?), times))
 }

@@ -12,11 +12,7 @@ use fa3_types::{Problem, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView, ArrayView4, Dimension};
 
 use super::place::Times;
-
-/// Launches that warm up, and that find out how long one takes.
-const FEW: u32 = 3;
-/// Milliseconds of launches back to back that are timed: as many as `fa3 bench` times at once.
-const SLICE_MS: f64 = 25.0;
+use crate::launches::{self, SLICE_MS};
 
 /// Computes a call of contiguous tensors, and how long a launch of its kernel takes.
 ///
@@ -29,7 +25,7 @@ pub(super) fn forward<T: Scalar>(
 ) -> Result<(Output<T::Output>, Times), ForwardError> {
     let start = Instant::now();
     let forward = Forward::new(device, problem)?;
-    let compile = Some(start.elapsed());
+    let compile = start.elapsed();
 
     let stream = device.stream()?;
     let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
@@ -38,7 +34,7 @@ pub(super) fn forward<T: Scalar>(
     let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
     let mut lse = device.alloc(lse_bytes)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let (call, launches) = timed(&stream, || {
+    let times = timed(&stream, compile, || {
         let tensors = ForwardTensors::new(&q, &k, &v, &mut o).lse(&mut lse);
         forward.run(&stream, tensors, &mut workspace)
     })?;
@@ -46,7 +42,7 @@ pub(super) fn forward<T: Scalar>(
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
     let o = Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each");
     let lse = Array3::from_shape_vec(problem.lse_shape(), lse).expect("one element each");
-    Ok((Output::new(o, lse), Times { compile, call, launches, warm: true }))
+    Ok((Output::new(o, lse), times))
 }
 
 /// Computes the gradients of such a call from its output, and how long a launch of their kernels takes.
@@ -62,7 +58,7 @@ pub(super) fn backward<T: Scalar>(
 ) -> Result<(Gradients<T>, Times), BackwardError> {
     let start = Instant::now();
     let backward = Backward::new(device, problem)?;
-    let compile = Some(start.elapsed());
+    let compile = start.elapsed();
 
     let stream = device.stream()?;
     let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
@@ -74,7 +70,7 @@ pub(super) fn backward<T: Scalar>(
     let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
     let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
-    let (call, launches) = timed(&stream, || {
+    let times = timed(&stream, compile, || {
         let gradients = [&mut dq, &mut dk, &mut dv];
         let tensors = BackwardTensors::new([&q, &k, &v], [&o, &lse], &dout, gradients).dlse(dlse.as_ref());
         backward.run(&stream, tensors, &mut workspace)
@@ -86,27 +82,21 @@ pub(super) fn backward<T: Scalar>(
     };
     let [q, k, v] = descs;
     let gradients = Gradients::new([array(q, dq), array(k, dk), array(v, dv)]);
-    Ok((gradients, Times { compile, call, launches, warm: true }))
+    Ok((gradients, times))
 }
 
-/// How long a launch takes on the GPU, of how many that were timed back to back.
+/// The times of a compiled call whose launches are timed back to back.
 ///
 /// # Errors
-/// Those of `launch`, or what the driver says.
+/// The errors of `launch`, and the driver's.
 pub(crate) fn timed<E: From<HostError>>(
     stream: &Stream,
+    compile: Duration,
     mut launch: impl FnMut() -> Result<(), E>,
-) -> Result<(Duration, u32), E> {
-    let mut slice = |launches: u32| -> Result<Duration, E> {
-        let start = stream.record()?;
-        (0..launches).try_for_each(|_| launch())?;
-        let end = stream.record()?;
-        Ok(Duration::from_secs_f64(f64::from(end.millis_since(&start)?) / 1e3))
-    };
-    slice(FEW)?;
-    let one_ms = slice(FEW)?.as_secs_f64() * 1e3 / f64::from(FEW);
-    let launches = ((SLICE_MS / one_ms.max(1e-3)) as u32).max(FEW);
-    Ok((slice(launches)? / launches, launches))
+) -> Result<Times, E> {
+    let launches = launches::fill(stream, SLICE_MS, &mut launch)?;
+    let call = Duration::from_secs_f64(launches::time(stream, launches, launch)? / 1e3);
+    Ok(Times { compile: Some(compile), call, launches, warm: true })
 }
 
 /// An array with nothing between its elements.
