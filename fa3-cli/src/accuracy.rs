@@ -13,24 +13,20 @@ mod report;
 mod sample;
 mod table;
 
+use std::error::Error;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use fa3_quant::QuantError;
-use fa3_types::ProblemError;
-
 use crate::console;
-use crate::draw::DrawError;
-use crate::threads::{self, ThreadsError};
+use crate::progress;
+use crate::threads;
 use crate::write::{self, NewFile, WriteError};
-use crate::{progress, run};
 use activations::Activations;
 use computer::Computer;
 use gpu::Gpu;
 use method::Method;
 use report::{DriftHead, Head, Report};
-use run::error::extents;
 use serde::Serialize;
 
 /// What `fa3 accuracy --help` says first.
@@ -73,28 +69,6 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
-/// Why there are no tables.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
-pub(crate) enum Error {
-    #[error(transparent)]
-    Problem(#[from] ProblemError),
-    #[error(transparent)]
-    Quant(#[from] QuantError),
-    #[error(transparent)]
-    Gpu(#[from] fa3::Error),
-    #[error(transparent)]
-    Draw(#[from] DrawError),
-    #[error(transparent)]
-    Threads(#[from] ThreadsError),
-    #[error(transparent)]
-    Write(#[from] WriteError),
-    #[error(transparent)]
-    Input(#[from] run::error::Error),
-    #[error("{tensor} has shape {}, expected (batch, seqlen, heads, head_dim)", extents(given))]
-    Rank { tensor: String, given: Vec<usize> },
-}
-
 /// What is measured.
 struct Settings {
     /// Keys and queries of Table 3.
@@ -112,8 +86,8 @@ const QUICK: Settings = Settings { seqlen: 1024, seeds: 1..=3, drift_keys: &[1 <
 /// expected.
 ///
 /// # Errors
-/// See [`Error`].
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// No GPU, an input that cannot be read, or a file that cannot be written.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let inputs = options.input.as_slice();
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], inputs)?;
     let computer = if options.gpu { Computer::Gpu(Gpu::open()?) } else { Computer::Cpu };
@@ -144,7 +118,7 @@ fn write_report(json: Option<NewFile>, report: &impl Serialize) -> Result<(), Wr
     write::write(&[(file, write::json(report))])
 }
 
-fn measure_activations(path: &Path, computer: &Computer) -> Result<Activations, Error> {
+fn measure_activations(path: &Path, computer: &Computer) -> Result<Activations, Box<dyn Error>> {
     let seeds = FULL.seeds;
     let progress = progress::bar(seeds.clone().count() * Method::ALL.len());
     progress.set_message("f64 reference");
@@ -158,7 +132,7 @@ fn measure_activations(path: &Path, computer: &Computer) -> Result<Activations, 
     Ok(Activations::new(path, gpu, sample, rows))
 }
 
-fn measure(settings: Settings, computer: &Computer) -> Result<Report, Error> {
+fn measure(settings: Settings, computer: &Computer) -> Result<Report, Box<dyn Error>> {
     let jobs = settings.seeds.clone().count() * (Method::ALL.len() + 1) + settings.drift_keys.len();
     let progress = progress::bar(jobs);
     let (seqlen, head_dim, gpu) = (settings.seqlen, table::HEAD_DIM, computer.gpu());

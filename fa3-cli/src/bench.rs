@@ -5,21 +5,21 @@ mod chart;
 mod paper;
 mod report;
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use fa3::cuda::Device;
-use fa3_sched::forward::{PlanError, PlanOptions};
+use fa3_sched::forward::PlanOptions;
 use fa3_types::{Dtype, Problem};
 
 use crate::args::number::half;
 use crate::console;
-use crate::draw::DrawError;
 use crate::gpu::GpuArgs;
-use crate::grid::{self, GridArgs, GridError, Setting};
+use crate::grid::{self, GridArgs, Setting};
 use crate::measure::{self, Machine, Pace};
 use crate::progress;
-use crate::threads::{self, ThreadsError};
-use crate::write::{self, WriteError};
+use crate::threads;
+use crate::write;
 use report::{Cell, Report};
 
 /// What `fa3 bench --help` says first.
@@ -66,29 +66,11 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
-/// Why nothing is measured.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages are the sources'")]
-pub(crate) enum Error {
-    #[error(transparent)]
-    Grid(#[from] GridError),
-    #[error(transparent)]
-    Gpu(#[from] fa3::Error),
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    #[error(transparent)]
-    Draw(#[from] DrawError),
-    #[error(transparent)]
-    Threads(#[from] ThreadsError),
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
 /// Measures, prints and writes. False if a result is wrong or missing.
 ///
 /// # Errors
-/// See [`Error`].
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// Options that describe no setting, no GPU, or a file that cannot be written.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let dtype = options.dtype.unwrap_or(if options.ablation { Dtype::F16 } else { Dtype::Bf16 });
     let settings = options.grid.settings(dtype)?;
     let [json, svg] = write::open([options.json.as_deref(), options.svg.as_deref()], &[])?;

@@ -2,17 +2,17 @@
 
 mod attempt;
 
+use std::error::Error;
 use std::fmt;
 
 use fa3_cuda::host::{Device, HostError};
 use serde_json::{Map, Value, json};
 
-use crate::args::json::{JsonArgs, NotAlone};
+use crate::args::json::JsonArgs;
 use crate::gpu;
-use crate::nvdisasm::Nvdisasm;
-use crate::ptxas::Ptxas;
-use crate::threads::{self, ThreadsError};
-use crate::write::{self, WriteError};
+use crate::threads;
+use crate::tools::{Nvdisasm, Ptxas};
+use crate::write;
 use attempt::Trouble;
 
 /// What `fa3 doctor --help` says first.
@@ -33,18 +33,6 @@ pub(crate) struct Options {
     json: JsonArgs,
 }
 
-/// Why nothing was said.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages are the sources'")]
-pub(crate) enum Error {
-    #[error(transparent)]
-    Json(#[from] NotAlone),
-    #[error(transparent)]
-    Threads(#[from] ThreadsError),
-    #[error(transparent)]
-    Write(#[from] WriteError),
-}
-
 /// What was found.
 #[derive(Debug, Default)]
 struct Report {
@@ -63,8 +51,8 @@ enum Verdict {
 /// Looks, tries and prints. False if something is there and broken.
 ///
 /// # Errors
-/// See [`Error`]: without threads nothing can be tried.
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// Without threads nothing can be tried; a file may not be written.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let [json] = write::open([options.json.file(false)?], &[])?;
     threads::start()?;
     let mut report = Report::default();

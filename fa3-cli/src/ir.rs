@@ -1,7 +1,9 @@
 //! `fa3 ir`: a kernel for the reader.
 
+use std::error::Error;
+
 use crate::console;
-use crate::kernel::{self, KernelArgs, OperationError};
+use crate::kernel::{self, KernelArgs};
 
 /// What `fa3 ir --help` says first.
 pub(crate) const ABOUT: &str = "\
@@ -26,7 +28,7 @@ pub(crate) struct Options {
 ///
 /// # Errors
 /// Options that make no sense together.
-pub(crate) fn run(options: &Options) -> Result<bool, OperationError> {
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     for kernel in kernel::distinct(options.kernel.program()?) {
         console::print(&kernel.to_string().trim_end());
     }

@@ -3,19 +3,20 @@
 mod compile;
 mod count;
 
-use fa3_cuda::host::HostError;
+use std::error::Error;
+
 use fa3_cuda::kernels::shipped::{Shipped, shipped};
 use fa3_ir::{Kernel, Ptx};
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
-use crate::args::json::{JsonArgs, NotAlone};
+use crate::args::json::JsonArgs;
 use crate::progress;
-use crate::ptx::{self, Unsound};
-use crate::ptxas::NoPtxas;
+use crate::ptx;
 use crate::table::Table;
-use crate::write::{self, WriteError};
-use compile::{CompileError, Compiler};
+use crate::tools::NoTool;
+use crate::write;
+use compile::Compiler;
 use count::Count;
 
 /// What `fa3 kernels --help` says first.
@@ -56,29 +57,20 @@ const FACTS: [&str; 9] =
 /// The columns of what a compiler says.
 const VERDICT: [&str; 4] = ["regs", "spills", "warns", "ms"];
 
-/// Why there is no table.
+/// No kernel has such a name.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
-pub(crate) enum Error {
-    #[error("the name of no kernel contains {given}: they are such as {first} and {last}")]
-    Name { given: String, first: String, last: String },
-    #[error(transparent)]
-    Unsound(#[from] Unsound),
-    #[error(transparent)]
-    Compile(#[from] CompileError),
-    #[error(transparent)]
-    Driver(#[from] HostError),
-    #[error(transparent)]
-    Json(#[from] NotAlone),
-    #[error(transparent)]
-    Write(#[from] WriteError),
+#[error("the name of no kernel contains {given}: they are such as {first} and {last}")]
+pub(crate) struct UnknownName {
+    given: String,
+    first: String,
+    last: String,
 }
 
 /// Lists. False if a compiler spills or warns.
 ///
 /// # Errors
-/// See [`Error`].
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// [`UnknownName`], a compiler that rejects a kernel, or a file that cannot be written.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let [json] = write::open([options.json.file(false)?], &[])?;
     let chosen = chosen(&options.name)?;
     let compilers = Compiler::installed(options.gpu)?;
@@ -113,9 +105,9 @@ struct Listed {
 /// Compiles kernels, if there are compilers.
 fn list(
     chosen: Vec<Shipped>,
-    compilers: &[Result<Compiler, NoPtxas>],
+    compilers: &[Result<Compiler, NoTool>],
     bar: &ProgressBar,
-) -> Result<Listed, Error> {
+) -> Result<Listed, Box<dyn Error>> {
     let mut rows = vec![heads(compilers.len())];
     let (mut notes, mut clean) = (Vec::new(), true);
     for shipped in chosen {
@@ -161,12 +153,12 @@ fn json(rows: &[Vec<String>], compilers: &[String], notes: &[String]) -> Value {
 }
 
 /// The shipped kernels whose names contain `part`.
-fn chosen(part: &str) -> Result<Vec<Shipped>, Error> {
+fn chosen(part: &str) -> Result<Vec<Shipped>, UnknownName> {
     let mut all: Vec<Shipped> = shipped().collect();
     if all.iter().all(|shipped| !shipped.name.contains(part)) {
         let name =
             |shipped: Option<&Shipped>| shipped.map(|shipped| shipped.name.clone()).unwrap_or_default();
-        return Err(Error::Name { given: part.to_owned(), first: name(all.first()), last: name(all.last()) });
+        return Err(UnknownName { given: part.to_owned(), first: name(all.first()), last: name(all.last()) });
     }
     all.retain(|shipped| shipped.name.contains(part));
     Ok(all)

@@ -23,11 +23,9 @@ mod kernels;
 mod launches;
 mod measure;
 mod memory;
-mod nvdisasm;
 mod plan;
 mod progress;
 mod ptx;
-mod ptxas;
 mod quantize;
 mod run;
 mod sass;
@@ -35,6 +33,7 @@ mod sim;
 mod suggestion;
 mod table;
 mod threads;
+mod tools;
 mod tune;
 mod write;
 
@@ -108,18 +107,18 @@ fn main() -> ExitCode {
     let Command { verb } =
         parsed.unwrap_or_else(|error| suggestion::with_verb(error, &Command::command()).exit());
     let result: Result<bool, Box<dyn Error>> = match verb {
-        Verb::Run(options) => run::run(&options).map_err(Into::into),
-        Verb::Quantize(options) => quantize::run(&options).map_err(Into::into),
-        Verb::Accuracy(options) => accuracy::run(&options).map_err(Into::into),
-        Verb::Bench(options) => bench::run(&options).map_err(Into::into),
-        Verb::Tune(options) => tune::run(&options).map_err(Into::into),
-        Verb::Plan(options) => plan::run(&options).map_err(Into::into),
-        Verb::Kernels(options) => kernels::run(&options).map_err(Into::into),
-        Verb::Ir(options) => ir::run(&options).map_err(Into::into),
-        Verb::Ptx(options) => ptx::run(&options).map_err(Into::into),
-        Verb::Sass(options) => sass::run(&options).map_err(Into::into),
-        Verb::Sim(options) => sim::run(&options).map_err(Into::into),
-        Verb::Doctor(options) => doctor::run(&options).map_err(Into::into),
+        Verb::Run(options) => run::run(&options),
+        Verb::Quantize(options) => quantize::run(&options),
+        Verb::Accuracy(options) => accuracy::run(&options),
+        Verb::Bench(options) => bench::run(&options),
+        Verb::Tune(options) => tune::run(&options),
+        Verb::Plan(options) => plan::run(&options),
+        Verb::Kernels(options) => kernels::run(&options),
+        Verb::Ir(options) => ir::run(&options),
+        Verb::Ptx(options) => ptx::run(&options),
+        Verb::Sass(options) => sass::run(&options),
+        Verb::Sim(options) => sim::run(&options),
+        Verb::Doctor(options) => doctor::run(&options),
         Verb::Completions(options) => Ok(completions::run(&options, Command::command())),
     };
     match result {

@@ -3,21 +3,21 @@
 mod gantt;
 mod report;
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use clap::Arg;
 use fa3_sched::backward::DqBy;
-use fa3_sched::forward::{Loads, OrderComparison, OrderTable, Plan, PlanError};
+use fa3_sched::forward::{Loads, OrderComparison, OrderTable, Plan};
 use fa3_sched::{Order, Scheduler, backward};
 use fa3_types::{BackwardSpec, Problem, ProblemError, ProblemSpec, Sequences};
 use serde_json::{Value, json};
 
-use crate::args::json::{JsonArgs, NotAlone};
+use crate::args::json::JsonArgs;
 use crate::args::plan::PlanArgs;
 use crate::args::problem::ProblemArgs;
 use crate::console;
-use crate::draw::DrawError;
-use crate::write::{self, WriteError};
+use crate::write;
 use gantt::Panel;
 
 /// More tiles than this are not simulated: a schedule takes 24 bytes a tile, and there are four of them.
@@ -101,33 +101,21 @@ fn demand(arg: Arg) -> Arg {
     }
 }
 
-/// Why there is no plan.
+/// Why there is no picture.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
-pub(crate) enum Error {
-    #[error(transparent)]
-    Problem(#[from] ProblemError),
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    #[error(transparent)]
-    Backward(#[from] backward::PlanError),
+pub(crate) enum NoPicture {
     #[error("there is no schedule to draw: {0}")]
-    NoSchedule(Box<dyn std::error::Error>),
+    NoSchedule(Box<dyn Error>),
     #[error("{given} tiles are more than the {limit} that are simulated")]
     Tiles { given: u32, limit: u32 },
-    #[error(transparent)]
-    Json(#[from] NotAlone),
-    #[error(transparent)]
-    Draw(#[from] DrawError),
-    #[error(transparent)]
-    Write(#[from] WriteError),
 }
 
 /// Plans, prints and draws. True: there is nothing to check.
 ///
 /// # Errors
-/// See [`Error`].
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// A problem without a plan, a plan without a picture, or a file that cannot be written.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let json = options.json.file(options.svg.is_some())?;
     let [json, svg] = write::open([json, options.svg.as_deref()], &[])?;
     let mut files = Vec::new();
@@ -153,12 +141,12 @@ fn text(plan: &Plan, orders: Option<&OrderComparison>) -> String {
 }
 
 /// Whether so many tiles are simulated.
-fn check_tiles(given: u32) -> Result<(), Error> {
-    if given > MOST_TILES { Err(Error::Tiles { given, limit: MOST_TILES }) } else { Ok(()) }
+fn check_tiles(given: u32) -> Result<(), NoPicture> {
+    if given > MOST_TILES { Err(NoPicture::Tiles { given, limit: MOST_TILES }) } else { Ok(()) }
 }
 
 /// The schedules of the kernels with products.
-fn draw_backward(plan: &backward::Plan) -> Result<String, Error> {
+fn draw_backward(plan: &backward::Plan) -> Result<String, Box<dyn Error>> {
     check_tiles(plan.dkv().schedule.num_tiles())?;
     let mut panels = vec![Panel::of_part("dK, dV", plan.dkv())];
     if let DqBy::Kernel(dq) = plan.dq() {
@@ -177,10 +165,10 @@ fn cpu_only(problem: &Problem, why: &impl ToString) -> (String, Value) {
 
 impl Options {
     /// The forward pass's plan as text, for programs, and as a picture.
-    fn forward(&self, draws: bool) -> Result<(String, Value, Option<String>), Error> {
+    fn forward(&self, draws: bool) -> Result<(String, Value, Option<String>), Box<dyn Error>> {
         let problem = self.spec()?.validate()?;
         let plan = match self.plan.plan(&problem) {
-            Err(why) if why.is_cpu_only() && draws => return Err(Error::NoSchedule(why.into())),
+            Err(why) if why.is_cpu_only() && draws => return Err(NoPicture::NoSchedule(why.into()).into()),
             Err(why) if why.is_cpu_only() => {
                 let (text, report) = cpu_only(&problem, &why);
                 return Ok((text, report, None));
@@ -199,12 +187,12 @@ impl Options {
     }
 
     /// The backward pass's plan as text, for programs, and as a picture.
-    fn backward(&self, draws: bool) -> Result<(String, Value, Option<String>), Error> {
+    fn backward(&self, draws: bool) -> Result<(String, Value, Option<String>), Box<dyn Error>> {
         let problem = BackwardSpec::contiguous(self.spec()?).validate()?;
         let options = backward::PlanOptions::default();
         let options = if self.deterministic { options.deterministic() } else { options };
         let plan = match backward::Plan::with(&problem, &self.plan.limits(), &options) {
-            Err(why) if why.is_cpu_only() && draws => return Err(Error::NoSchedule(why.into())),
+            Err(why) if why.is_cpu_only() && draws => return Err(NoPicture::NoSchedule(why.into()).into()),
             Err(why) if why.is_cpu_only() => {
                 let (text, report) = cpu_only(problem.forward(), &why);
                 return Ok((text, report, None));
@@ -216,7 +204,7 @@ impl Options {
     }
 
     /// The plan's schedule beside that of the linear order, whose tiles are drawn if there is a producer to do so.
-    fn draw(&self, plan: &Plan) -> Result<String, Error> {
+    fn draw(&self, plan: &Plan) -> Result<String, Box<dyn Error>> {
         let (problem, limits) = (plan.problem(), self.plan.limits());
         let scheduler = match plan.tile().loads {
             Loads::Producer => Scheduler::DynamicPersistent,

@@ -1,12 +1,14 @@
 //! `fa3 ptx`: what the driver compiles, and what a launch needs.
 
+use std::error::Error;
+
 use fa3_ir::{
     Buffer, BufferRole, Kernel, ParamInfo, ParamKind, Passed, Program, Ptx, Step, Swizzle, VerifyErrors, ptx,
 };
 use serde_json::{Value, json};
 
 use crate::console;
-use crate::kernel::{self, KernelArgs, OperationError};
+use crate::kernel::{self, KernelArgs};
 
 /// What `fa3 ptx --help` says first.
 pub(crate) const ABOUT: &str = "\
@@ -37,16 +39,6 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Why there is no PTX.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
-pub(crate) enum Error {
-    #[error(transparent)]
-    Operation(#[from] OperationError),
-    #[error(transparent)]
-    Unsound(#[from] Unsound),
-}
-
 /// A kernel that breaks rules of the verifier.
 #[derive(Debug, thiserror::Error)]
 #[error("kernel {kernel} is not sound:\n{faults}")]
@@ -58,8 +50,8 @@ pub(crate) struct Unsound {
 /// Prints. True: there is nothing to check.
 ///
 /// # Errors
-/// See [`Error`].
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// Options that make no sense together, or [`Unsound`].
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let program = options.kernel.program()?;
     if options.json {
         for step in &program.steps {

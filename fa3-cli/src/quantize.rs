@@ -4,9 +4,10 @@ mod error;
 mod gpu;
 mod report;
 
+use std::error::Error;
 use std::path::PathBuf;
 
-use fa3::{Device, Quantize, Quantized, Rope, RopeStyle, RopeTable, Scaling};
+use fa3::{Device, QuantError, Quantize, Quantized, Rope, RopeStyle, RopeTable, Scaling};
 use fa3_quant::Incoherent;
 use fa3_types::Dtype;
 use half::{bf16, f16};
@@ -20,7 +21,7 @@ use crate::run::tensor::{Stored, Tensor, Values};
 use crate::run::{self, safetensors::encode};
 use crate::threads;
 use crate::write::{self, NewFile};
-use error::{Error, NotAStyle};
+use error::{NotAStyle, QuantizeRefusal};
 use report::{Drift, Report};
 
 /// What `fa3 quantize --help` says first.
@@ -117,18 +118,18 @@ const TYPES: &str = "F32, F16 or BF16";
 /// Computes, prints and writes.
 ///
 /// # Errors
-/// See [`Error`]; no file has been written then.
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// A tensor or option that is refused, or the device's error; no file has been written then.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let inputs = std::slice::from_ref(&options.input);
     let json = options.json.file(options.output.is_some())?;
-    let outputs = write::open([options.output.as_deref(), json], inputs).map_err(run::error::Error::from)?;
+    let outputs = write::open([options.output.as_deref(), json], inputs)?;
     if let Some(path) = options.output.as_ref().filter(|path| run::has_extension(path, run::NPY)) {
-        return Err(Error::NpyOutput { path: path.clone() });
+        return Err(QuantizeRefusal::NpyOutput { path: path.clone() }.into());
     }
     threads::start()?;
     let tensor = run::read_tensor(&options.input, options.tensor.as_deref(), "x", TYPES)?;
     match (options.dtype, tensor.values.dtype()) {
-        (None, InFile::F32) => return Err(Error::Single { tensor: tensor.name }),
+        (None, InFile::F32) => return Err(QuantizeRefusal::Single { tensor: tensor.name }.into()),
         (Some(Dtype::F16), _) | (None, InFile::F16) => options.quantize::<f16>(tensor, outputs)?,
         // Types that are none of ours are refused there.
         _ => options.quantize::<bf16>(tensor, outputs)?,
@@ -137,13 +138,17 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
 }
 
 impl Options {
-    fn quantize<T: Stored>(&self, tensor: Tensor, outputs: [Option<NewFile>; 2]) -> Result<(), Error> {
+    fn quantize<T: Stored>(
+        &self,
+        tensor: Tensor,
+        outputs: [Option<NewFile>; 2],
+    ) -> Result<(), Box<dyn Error>> {
         let (name, x) = (tensor.name.clone(), array::<T>(tensor)?);
-        let refused = |error| {
+        let refused = |error| -> Box<dyn Error> {
             if let fa3::Error::Quantize(source) = error {
-                return Error::Problem { tensor: name.clone(), source };
+                return QuantizeRefusal::Problem { tensor: name.clone(), source }.into();
             }
-            Error::Compute(error)
+            error.into()
         };
         let mut quantize = Quantize::new(&x).scaling(match (self.scale, self.heads) {
             (Some(scale), _) => Scaling::Given(scale),
@@ -188,13 +193,13 @@ impl Options {
             let bytes = encode(file.path(), &tensors)?;
             files.push((file, bytes));
         }
-        Ok(write::write(&files).map_err(run::error::Error::from)?)
+        Ok(write::write(&files)?)
     }
 }
 
 impl RotaryArgs {
     /// The cosines and sines of so many positions, if rows rotate.
-    fn table(&self, positions: usize, head_dim: usize) -> Result<Option<RopeTable>, Error> {
+    fn table(&self, positions: usize, head_dim: usize) -> Result<Option<RopeTable>, QuantError> {
         let Some(style) = self.rope else { return Ok(None) };
         let rotary_dim = self.rotary_dim.map_or(head_dim, |rotary_dim| rotary_dim as usize);
         Ok(Some(Rope::new(style, rotary_dim, self.rope_base)?.table(positions)))
@@ -202,13 +207,11 @@ impl RotaryArgs {
 }
 
 /// The tensor as (batch, seqlen, heads, head_dim), rounded if it is of another type.
-fn array<T: Stored>(tensor: Tensor) -> Result<Array4<T>, Error> {
+fn array<T: Stored>(tensor: Tensor) -> Result<Array4<T>, Box<dyn Error>> {
+    let dims = tensor.dims()?;
     let Tensor { name: tensor, shape: given, values } = tensor;
-    let Ok(dims) = <[usize; 4]>::try_from(given.as_slice()) else {
-        return Err(Error::Rank { tensor, given });
-    };
     if dims.contains(&0) {
-        return Err(Error::Empty { tensor, given });
+        return Err(QuantizeRefusal::Empty { tensor, given }.into());
     }
     let values: Vec<T> = match values {
         Values::F32(values) => values.into_iter().map(T::from_f32).collect(),

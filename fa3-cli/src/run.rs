@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::args::json::JsonArgs;
 use crate::args::score::ScoreArgs;
+use crate::threads::ThreadsError;
 use crate::write::{self, NewFile};
 use call::{Call, Lists, Results, Settings};
 use compare::Judged;
@@ -119,10 +120,10 @@ const SAFETENSORS: &str = "safetensors";
 /// Computes, prints, compares and writes. True if every result satisfies the error law.
 ///
 /// # Errors
-/// See [`Error`]; no file has been written then.
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// [`Error`], threads that cannot be started, or a file that cannot be written; no file has been written then.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn std::error::Error>> {
     if options.inputs.iter().any(|input| input == Path::new("-")) {
-        return Err(Error::Stdin);
+        return Err(Error::Stdin.into());
     }
     let json = options.json.file(options.output.is_some())?;
     let [output, lse, json] =
@@ -130,7 +131,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
     let outputs = [output, lse];
     let one_a_core = 0;
     let threads = options.threads.map_or(one_a_core, usize::from);
-    let pool = ThreadPoolBuilder::new().num_threads(threads).build()?;
+    let pool = ThreadPoolBuilder::new().num_threads(threads).build().map_err(ThreadsError::from)?;
     let done = pool.install(|| match options.inputs.as_slice() {
         [input] if has_extension(input, NPY) => Err(Error::OneNpy { path: input.clone() }),
         [input] => run_safetensors(input, options, outputs),

@@ -1,6 +1,7 @@
 //! `fa3 sass`: what ptxas made of a kernel's main loops.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fmt;
 
 use fa3_cuda::JitReport;
@@ -9,10 +10,9 @@ use fa3_ir::Ptx;
 use serde_json::{Value, json};
 
 use crate::console;
-use crate::kernel::{self, KernelArgs, OperationError};
-use crate::nvdisasm::{NoNvdisasm, Nvdisasm, NvdisasmError};
-use crate::ptx::{self, Unsound};
-use crate::ptxas::{NoPtxas, Ptxas, PtxasError};
+use crate::kernel::{self, KernelArgs};
+use crate::ptx;
+use crate::tools::{Nvdisasm, Ptxas, ToolError};
 
 /// What `fa3 sass --help` says first.
 pub(crate) const ABOUT: &str = "\
@@ -45,29 +45,11 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Why there is no analysis.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages are the sources'")]
-pub(crate) enum Error {
-    #[error(transparent)]
-    Operation(#[from] OperationError),
-    #[error(transparent)]
-    Unsound(#[from] Unsound),
-    #[error(transparent)]
-    NoPtxas(#[from] NoPtxas),
-    #[error(transparent)]
-    NoNvdisasm(#[from] NoNvdisasm),
-    #[error(transparent)]
-    Ptxas(#[from] PtxasError),
-    #[error(transparent)]
-    Nvdisasm(#[from] NvdisasmError),
-}
-
 /// Prints. False if ptxas spills or warns.
 ///
 /// # Errors
-/// See [`Error`].
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// Options that make no sense together, a kernel that is not sound, or a tool that is missing or rejects it.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let kernels = kernel::distinct(options.kernel.program()?);
     let all: Vec<Ptx> = kernels.iter().map(|kernel| ptx::emit(kernel, false)).collect::<Result<_, _>>()?;
     let tools = Tools { ptxas: Ptxas::find()?, nvdisasm: Nvdisasm::find()? };
@@ -86,7 +68,7 @@ struct Tools {
 
 impl Tools {
     /// Prints what became of a kernel, and whether that is good.
-    fn show(&self, options: &Options, ptx: &Ptx) -> Result<bool, Error> {
+    fn show(&self, options: &Options, ptx: &Ptx) -> Result<bool, ToolError> {
         let Tools { ptxas, nvdisasm } = self;
         let assembled = ptxas.assemble(ptx)?;
         let listing = nvdisasm.disassemble(&ptx.entry, &assembled.cubin)?;

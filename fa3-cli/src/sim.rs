@@ -3,6 +3,7 @@
 pub(crate) mod buffers;
 mod report;
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -11,12 +12,12 @@ use fa3_ir::{Kernel, Program};
 use fa3_sim::{Costs, Mode, Policy, ProgramSimulation, SimError, Timeline};
 use rayon::prelude::*;
 
-use crate::args::json::{JsonArgs, NotAlone};
+use crate::args::json::JsonArgs;
 use crate::console;
-use crate::kernel::{KernelArgs, OperationError, Reference};
+use crate::kernel::{KernelArgs, Reference};
 use crate::progress;
-use crate::threads::{self, ThreadsError};
-use crate::write::{self, WriteError};
+use crate::threads;
+use crate::write;
 use buffers::BufferError;
 use report::{Report, Run};
 
@@ -100,17 +101,9 @@ enum Depth {
 /// Why there was no run.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
-pub(crate) enum Error {
-    #[error(transparent)]
-    Operation(#[from] OperationError),
+pub(crate) enum NoRun {
     #[error(transparent)]
     Buffers(#[from] BufferError),
-    #[error(transparent)]
-    Threads(#[from] ThreadsError),
-    #[error(transparent)]
-    Json(#[from] NotAlone),
-    #[error(transparent)]
-    Write(#[from] WriteError),
     #[error("--step {step} says what is drawn: it takes --svg or --trace")]
     NotDrawn { step: String },
     #[error("there is no step {step}: the kernels are {kernels}")]
@@ -122,8 +115,8 @@ pub(crate) enum Error {
 /// Runs and prints. False if a rule is broken or a result is wrong.
 ///
 /// # Errors
-/// See [`Error`].
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// Options that make no sense together, a run that cannot be, or a file that cannot be written.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let program = options.kernel.program()?;
     let (trace, svg) = (options.trace.as_deref(), options.svg.as_deref());
     options.check_step(&program)?;
@@ -146,19 +139,19 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
 
 impl Options {
     /// Whether there is what is to be drawn.
-    fn check_step(&self, program: &Program<Kernel>) -> Result<(), Error> {
+    fn check_step(&self, program: &Program<Kernel>) -> Result<(), NoRun> {
         let Some(step) = self.step.clone() else { return Ok(()) };
         if self.trace.is_none() && self.svg.is_none() {
-            return Err(Error::NotDrawn { step });
+            return Err(NoRun::NotDrawn { step });
         }
         let kernels: Vec<&str> = program.steps.iter().map(|step| step.kernel.name.as_str()).collect();
         let kernels = (!kernels.contains(&step.as_str())).then(|| kernels.join(", "));
-        kernels.map_or(Ok(()), |kernels| Err(Error::Step { step, kernels }))
+        kernels.map_or(Ok(()), |kernels| Err(NoRun::Step { step, kernels }))
     }
 
     /// Runs all seeds. The timeline is of the first one's step that is asked for, or else that with the most products,
     /// if files are to be written of it.
-    fn simulate(&self, program: &Program<Kernel>) -> Result<(Report, Option<Timeline>), Error> {
+    fn simulate(&self, program: &Program<Kernel>) -> Result<(Report, Option<Timeline>), Box<dyn Error>> {
         let start = Instant::now();
         let reference = self.kernel.reference()?;
         let progress = progress::late_bar(self.seeds).with_message(self.kernel.to_string());
@@ -168,7 +161,7 @@ impl Options {
             progress.inc(1);
             run
         });
-        let runs: Result<Vec<Run>, Error> = runs.collect();
+        let runs: Result<Vec<Run>, NoRun> = runs.collect();
         progress.finish_and_clear();
         let runs = runs?;
         let steps = runs.first().into_iter().flat_map(|run| &run.outcome.steps);
@@ -181,7 +174,7 @@ impl Options {
         Ok((Report::new(program, runs, allowed, start.elapsed(), |seed| self.again(seed)), timeline))
     }
 
-    fn run(&self, program: &Program<Kernel>, reference: &Reference, seed: u64) -> Result<Run, Error> {
+    fn run(&self, program: &Program<Kernel>, reference: &Reference, seed: u64) -> Result<Run, NoRun> {
         let policy = match self.policy {
             Schedule::Eager => Policy::Eager,
             Schedule::Lazy => Policy::Lazy,
@@ -198,7 +191,7 @@ impl Options {
         if mode != Mode::Skeleton {
             reference.prepare(program, &mut before);
         }
-        let mut outcome = simulation.run(&before).map_err(|source| Error::Sim { seed, source })?;
+        let mut outcome = simulation.run(&before).map_err(|source| NoRun::Sim { seed, source })?;
         // Probes of one run are shown.
         if seed != self.seed {
             outcome.steps.iter_mut().for_each(|step| step.probes.clear());

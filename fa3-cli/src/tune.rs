@@ -3,6 +3,7 @@
 mod candidates;
 mod ranking;
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use fa3::cuda::Device;
@@ -13,11 +14,11 @@ use serde::Serialize;
 use crate::args::number::half;
 use crate::console;
 use crate::gpu::GpuArgs;
-use crate::grid::{GridArgs, GridError, Setting};
+use crate::grid::{GridArgs, Setting};
 use crate::measure::{self, Machine, Pace};
 use crate::progress;
-use crate::threads::{self, ThreadsError};
-use crate::write::{self, WriteError};
+use crate::threads;
+use crate::write;
 use candidates::{Candidate, candidates};
 use ranking::Ranking;
 
@@ -55,20 +56,12 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
 }
 
-/// Why nothing is measured.
+/// A setting that kernels do not compute.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages are the sources'")]
-pub(crate) enum Error {
-    #[error(transparent)]
-    Grid(#[from] GridError),
-    #[error(transparent)]
-    Gpu(#[from] fa3::Error),
-    #[error("{setting}: {source}")]
-    Plan { setting: Box<Setting>, source: PlanError },
-    #[error(transparent)]
-    Threads(#[from] ThreadsError),
-    #[error(transparent)]
-    Write(#[from] WriteError),
+#[error("{setting}: {source}")]
+struct NoPlan {
+    setting: Box<Setting>,
+    source: PlanError,
 }
 
 /// Everything measured.
@@ -83,8 +76,8 @@ struct Report {
 /// Measures, prints and writes. False if a result is wrong or missing.
 ///
 /// # Errors
-/// See [`Error`].
-pub(crate) fn run(options: &Options) -> Result<bool, Error> {
+/// Options that describe no setting, no GPU or no plan, or a file that cannot be written.
+pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     let settings = options.grid.settings(options.dtype)?;
     let [json] = write::open([options.json.as_deref()], &[])?;
     let device = options.gpu.open()?;
@@ -101,11 +94,11 @@ pub(crate) fn run(options: &Options) -> Result<bool, Error> {
 }
 
 /// Measures all settings and prints each one's ranking when it is there.
-fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Result<Vec<Ranking>, Error> {
+fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Result<Vec<Ranking>, NoPlan> {
     let limits = device.limits();
     let jobs = settings.into_iter().map(|(setting, problem)| match candidates(&problem, &limits) {
         Ok(candidates) => Ok((setting, problem, candidates)),
-        Err(source) => Err(Error::Plan { setting: Box::new(setting), source }),
+        Err(source) => Err(NoPlan { setting: Box::new(setting), source }),
     });
     let jobs: Vec<(Setting, Problem, Vec<Candidate>)> = jobs.collect::<Result<_, _>>()?;
     let progress = progress::bar(jobs.iter().map(|(.., these)| measure::steps(these.len(), pace)).sum());

@@ -1,5 +1,6 @@
 //! The methods of Table 3 on Q, K and V of a file, such as the activations of a model.
 
+use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,6 @@ use fa3_ref::norms::ErrorNorms;
 use ndarray::Array4;
 use serde::Serialize;
 
-use super::Error;
 use super::sample::Sample;
 use super::table::Row;
 use crate::console;
@@ -30,13 +30,10 @@ pub(super) struct Activations {
 ///
 /// # Errors
 /// There are no such tensors, or no attention of them.
-pub(super) fn read(path: &Path) -> Result<Sample, Error> {
-    let tensor = |name| -> Result<Array4<f64>, Error> {
+pub(super) fn read(path: &Path) -> Result<Sample, Box<dyn Error>> {
+    let tensor = |name| -> Result<Array4<f64>, Box<dyn Error>> {
         let tensor = run::read_tensor(path, Some(name), name, TYPES)?;
-        let given = tensor.shape.clone();
-        let Ok(dims) = <[usize; 4]>::try_from(given.as_slice()) else {
-            return Err(Error::Rank { tensor: tensor.name, given });
-        };
+        let dims = tensor.dims()?;
         Ok(tensor.expected(ndarray::Dim(dims))?)
     };
     Ok(Sample::new(tensor("q")?, tensor("k")?, tensor("v")?)?)

@@ -1,10 +1,11 @@
 //! What computes O: the CPU, or a GPU as far as its kernels go.
 
+use std::error::Error;
+
 use fa3_quant::Accumulation;
 use ndarray::Array4;
 use serde::Serialize;
 
-use super::Error;
 use super::cpu;
 use super::gpu::Gpu;
 use super::method::{Kernel, Method};
@@ -50,7 +51,12 @@ impl Computer {
     }
 
     /// O of a method; `seed` is that of its random signs.
-    pub(super) fn output(&self, method: Method, sample: &Sample, seed: u64) -> Result<Array4<f32>, Error> {
+    pub(super) fn output(
+        &self,
+        method: Method,
+        sample: &Sample,
+        seed: u64,
+    ) -> Result<Array4<f32>, Box<dyn Error>> {
         match (self, method.kernel()) {
             (Computer::Gpu(gpu), Some(Kernel::Fp16)) => Ok(gpu.fp16(sample)?),
             (Computer::Gpu(gpu), Some(Kernel::Fp8(recipe))) => gpu.fp8(sample, recipe, seed),
@@ -59,7 +65,7 @@ impl Computer {
     }
 
     /// O of numbers that are e4m3 already, summed in two levels.
-    pub(super) fn two_levels(&self, sample: &Sample) -> Result<Array4<f32>, Error> {
+    pub(super) fn two_levels(&self, sample: &Sample) -> Result<Array4<f32>, Box<dyn Error>> {
         match self {
             Computer::Cpu => Ok(cpu::e4m3(sample, Accumulation::TwoLevel { keys: BLOCK })?),
             Computer::Gpu(gpu) => gpu.e4m3(sample),

@@ -7,6 +7,7 @@
 //! Q, K and V are rounded to e4m3 before anything is computed. Rounding V alone moves its mean by -0.05 to -0.07 %, as
 //! much as what is left of the bias in two levels.
 
+use std::error::Error;
 use std::fmt::Display;
 
 use fa3_quant::{Accumulation, E4m3};
@@ -17,9 +18,9 @@ use rand_distr::Distribution;
 use serde::Serialize;
 
 use super::computer::{Computer, Place};
+use super::cpu;
 use super::distributions::normal;
 use super::sample::{Sample, Tensor};
-use super::{Error, cpu};
 
 const QUERIES: usize = 64;
 const HEAD_DIM: usize = 64;
@@ -49,7 +50,7 @@ pub(super) fn measure(
     computer: &Computer,
     progress: &ProgressBar,
     print: &dyn Fn(&dyn Display),
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<Row>, Box<dyn Error>> {
     let rows = keys.iter().map(|&keys| {
         progress.set_message(format!("{keys} keys in one level and in two"));
         let (around_0, around_1) = (normal(0.0, 1.0), normal(1.0, 0.5));

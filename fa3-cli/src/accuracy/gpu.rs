@@ -1,5 +1,7 @@
 //! O on a GPU, by this library's kernels.
 
+use std::error::Error;
+
 use fa3::Scalar;
 use fa3::cuda::{
     Device, DeviceBuffer, Forward, ForwardTensors, HostError, Quantize, QuantizeTensors, Stream, Workspace,
@@ -9,7 +11,6 @@ use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, QuantizeProblem, Quan
 use half::f16;
 use ndarray::Array4;
 
-use super::Error;
 use super::recipe::{BLOCK, Recipe};
 use super::sample::Sample;
 use crate::gpu::Which;
@@ -59,11 +60,16 @@ impl Gpu {
     ///
     /// # Errors
     /// What the driver says.
-    pub(super) fn fp8(&self, sample: &Sample, recipe: Recipe, seed: u64) -> Result<Array4<f32>, Error> {
+    pub(super) fn fp8(
+        &self,
+        sample: &Sample,
+        recipe: Recipe,
+        seed: u64,
+    ) -> Result<Array4<f32>, Box<dyn Error>> {
         let transform = recipe.transform(sample.problem.head_dim(), seed);
         let quantize = |x: &Array4<f16>, tensor| {
             let problem = quantize_problem(x, recipe, tensor)?;
-            Ok::<_, Error>(self.quantize(x, &problem)?)
+            Ok::<_, Box<dyn Error>>(self.quantize(x, &problem)?)
         };
         let [q, k, v] = sample.fp16();
         let q = quantize(&q, Tensor::Qk(transform.as_ref()))?;
@@ -78,7 +84,7 @@ impl Gpu {
     ///
     /// # Errors
     /// What the driver says.
-    pub(super) fn e4m3(&self, sample: &Sample) -> Result<Array4<f32>, Error> {
+    pub(super) fn e4m3(&self, sample: &Sample) -> Result<Array4<f32>, Box<dyn Error>> {
         let [q, k, v] = sample.codes()?;
         let upload = |x: &Quantized| self.upload(x.codes()).map_err(fa3::Error::from);
         let (q, k, v) = (upload(&q)?, upload(&k)?, upload(&v)?);
@@ -142,7 +148,11 @@ enum Tensor<'a> {
 }
 
 /// The way of a tensor to FP8.
-fn quantize_problem(x: &Array4<f16>, recipe: Recipe, tensor: Tensor<'_>) -> Result<QuantizeProblem, Error> {
+fn quantize_problem(
+    x: &Array4<f16>,
+    recipe: Recipe,
+    tensor: Tensor<'_>,
+) -> Result<QuantizeProblem, Box<dyn Error>> {
     let (batch, seqlen, heads, head_dim) = x.dim();
     let spec = QuantizeSpec::contiguous(Dtype::F16, Shape { batch, seqlen, heads, head_dim });
     let spec = spec.scaling(if recipe.blocks { Scaling::Block { rows: BLOCK } } else { Scaling::Tensor });

@@ -3,6 +3,7 @@
 //! One head, head_dim 128, no mask, inputs with outliers. The f64 reference takes the inputs before any rounding, so
 //! that rounding them counts as error. The paper does not state a sequence length; 8448 is that of its Table 2.
 
+use std::error::Error;
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -10,7 +11,6 @@ use fa3_ref::norms::ErrorNorms;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use super::Error;
 use super::computer::{Computer, Place};
 use super::distributions::outlier;
 use super::method::Method;
@@ -61,14 +61,14 @@ pub(super) fn measure(
     computer: &Computer,
     progress: &ProgressBar,
     print: &dyn Fn(&dyn fmt::Display),
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<Row>, Box<dyn Error>> {
     let draw = |seed| {
         progress.set_message(format!("seed {seed}: f64 reference, {seqlen} x {seqlen}"));
         let sample = Sample::draw(seed, (seqlen, seqlen, HEAD_DIM), |rng, _| outlier(rng))?;
         progress.inc(1);
         Ok((seed, sample))
     };
-    let samples: Vec<(u64, Sample)> = seeds.map(draw).collect::<Result<_, Error>>()?;
+    let samples: Vec<(u64, Sample)> = seeds.map(draw).collect::<Result<_, Box<dyn Error>>>()?;
     let samples: Vec<(u64, &Sample)> = samples.iter().map(|(seed, sample)| (*seed, sample)).collect();
     rows(&samples, Method::paper, computer, progress, &|row| print(row))
 }
@@ -81,7 +81,7 @@ pub(super) fn rows(
     computer: &Computer,
     progress: &ProgressBar,
     print: &dyn Fn(&Row),
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<Row>, Box<dyn Error>> {
     let rows = Method::ALL.into_iter().map(|method| {
         let error = |&(seed, sample): &(u64, &Sample)| {
             progress.set_message(format!("{}, seed {seed}", method.name()));
@@ -89,7 +89,7 @@ pub(super) fn rows(
             progress.inc(1);
             Ok(rmse)
         };
-        let rmse = samples.iter().map(error).collect::<Result<_, Error>>()?;
+        let rmse = samples.iter().map(error).collect::<Result<_, Box<dyn Error>>>()?;
         let row = Row { paper: paper(method), ..Row::new(method, computer.place_of(method), rmse) };
         print(&row);
         Ok(row)

@@ -1,6 +1,7 @@
 //! What each of the kernel's techniques is worth: forms of it with something left out, in turns, beside the paper's
 //! Table 2 and the steps that its authors named in a talk.
 
+use std::error::Error;
 use std::fmt;
 
 use fa3::cuda::Device;
@@ -9,7 +10,6 @@ use fa3_sched::{Order, Scheduler};
 use fa3_types::{Dtype, Mask};
 use serde::Serialize;
 
-use super::Error;
 use crate::grid::Setting;
 use crate::measure::{self, Machine, Outcome, Pace};
 use crate::progress;
@@ -152,7 +152,7 @@ struct Row {
 
 /// # Errors
 /// If the GPU has no plan for the setting.
-pub(super) fn measure(device: &Device, dtype: Dtype, pace: Pace) -> Result<Report, Error> {
+pub(super) fn measure(device: &Device, dtype: Dtype, pace: Pace) -> Result<Report, Box<dyn Error>> {
     let forms = GROUPS.iter().map(|group| group.forms.len()).sum();
     let progress = progress::bar(measure::steps(forms, pace));
     let groups = GROUPS.iter().map(|group| {
@@ -163,7 +163,7 @@ pub(super) fn measure(device: &Device, dtype: Dtype, pace: Pace) -> Result<Repor
         let outcomes = measure::race(device, &problem, &options, pace, &progress);
         Ok(group.measured(setting, problem.forward_flops(), outcomes))
     });
-    let groups = groups.collect::<Result<_, Error>>()?;
+    let groups = groups.collect::<Result<_, Box<dyn Error>>>()?;
     progress.finish_and_clear();
     Ok(Report { machine: Machine::of(device), pace, groups })
 }

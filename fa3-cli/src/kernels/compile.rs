@@ -1,5 +1,6 @@
 //! What compilers say of a kernel.
 
+use std::error::Error;
 use std::iter;
 use std::time::Duration;
 
@@ -7,23 +8,13 @@ use fa3_cuda::JitReport;
 use fa3_cuda::host::{Device, HostError};
 use fa3_ir::Ptx;
 
-use crate::ptxas::{Assembled, NoPtxas, Ptxas, PtxasError};
+use crate::tools::{Assembled, NoTool, Ptxas};
 
 /// A compiler from PTX.
 #[derive(Debug)]
 pub(super) enum Compiler {
     Ptxas(Ptxas),
     Driver(Device),
-}
-
-/// Why a kernel was not compiled.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages are the sources'")]
-pub(crate) enum CompileError {
-    #[error(transparent)]
-    Ptxas(#[from] PtxasError),
-    #[error(transparent)]
-    Driver(#[from] HostError),
 }
 
 /// A compiled kernel.
@@ -41,14 +32,14 @@ impl Compiler {
     ///
     /// # Errors
     /// There is no such GPU.
-    pub(super) fn installed(gpu: bool) -> Result<Vec<Result<Compiler, NoPtxas>>, HostError> {
+    pub(super) fn installed(gpu: bool) -> Result<Vec<Result<Compiler, NoTool>>, HostError> {
         let driver = gpu.then(|| Device::open(0)).transpose()?;
         let ptxas = Ptxas::find().map(Compiler::Ptxas);
         Ok(iter::once(ptxas).chain(driver.map(Compiler::Driver).map(Ok)).collect())
     }
 
     /// Compiles a kernel.
-    pub(super) fn compile(&self, ptx: &Ptx) -> Result<Compiled, CompileError> {
+    pub(super) fn compile(&self, ptx: &Ptx) -> Result<Compiled, Box<dyn Error>> {
         match self {
             Compiler::Ptxas(ptxas) => {
                 let Assembled { report, time, cubin: _ } = ptxas.assemble(ptx)?;

@@ -11,8 +11,6 @@ use safetensors::{Dtype, SafeTensorError};
 
 use super::npy::NpyError;
 use super::safetensors::HeaderError;
-use crate::args::json::NotAlone;
-use crate::write::WriteError;
 
 /// Everything that `fa3 run` refuses. One sentence each, with the names and the numbers.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +51,8 @@ pub(crate) enum Error {
     Dtype { tensor: String, given: Dtype, expected: &'static str },
     #[error("{tensor} is {given}, expected {expected} like {like}")]
     MixedDtypes { tensor: String, given: Dtype, expected: Dtype, like: String },
+    #[error("{tensor} has shape {}, expected (batch, seqlen, heads, head_dim)", extents(given))]
+    Rank { tensor: String, given: Vec<usize> },
     #[error(
         "{tensor} has shape {}, expected (batch, seqlen, heads, head_dim), or cu_seqlens_q and (total, heads, head_dim)",
         extents(given)
@@ -86,13 +86,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     CudaBackward(BackwardError),
     #[error(transparent)]
-    Json(#[from] NotAlone),
-    #[error(transparent)]
     Input(#[from] InputError),
-    #[error("cannot start threads: {0}")]
-    Threads(#[from] rayon::ThreadPoolBuildError),
-    #[error(transparent)]
-    Write(#[from] WriteError),
     #[error("cannot write {}: {source}", path.display())]
     Serialize { path: PathBuf, source: SafeTensorError },
 }

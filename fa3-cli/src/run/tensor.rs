@@ -47,6 +47,15 @@ impl Tensor {
         Tensor { name, shape, values: T::wrap(array.into_iter().collect()) }
     }
 
+    /// Batch, seqlen, heads and head_dim.
+    ///
+    /// # Errors
+    /// [`Error::Rank`].
+    pub(crate) fn dims(&self) -> Result<[usize; 4], Error> {
+        <[usize; 4]>::try_from(self.shape.as_slice())
+            .map_err(|_| Error::Rank { tensor: self.name.clone(), given: self.shape.clone() })
+    }
+
     /// The tensor as (batch, seqlen, heads, head_dim), from (total, heads, head_dim) if it is packed. `q` is the
     /// name of the tensor that decided on the type.
     pub(super) fn array<T: Stored>(self, packed: bool, q: &str) -> Result<Array4<T>, Error> {
