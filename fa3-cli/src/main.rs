@@ -30,7 +30,6 @@ mod quantize;
 mod run;
 mod sass;
 mod sim;
-mod suggestion;
 mod table;
 mod threads;
 mod tools;
@@ -104,8 +103,7 @@ enum Verb {
 fn main() -> ExitCode {
     let parsed = with_negative_numbers(Command::command()).try_get_matches();
     let parsed = parsed.and_then(|matches| Command::from_arg_matches(&matches));
-    let Command { verb } =
-        parsed.unwrap_or_else(|error| suggestion::with_verb(error, &Command::command()).exit());
+    let Command { verb } = parsed.unwrap_or_else(|error| error.exit());
     let result: Result<bool, Box<dyn Error>> = match verb {
         Verb::Run(options) => run::run(&options),
         Verb::Quantize(options) => quantize::run(&options),
@@ -157,7 +155,7 @@ mod tests {
             for example in examples {
                 let words = example.split_whitespace().take_while(|word| *word != ">");
                 let parsed = Command::try_parse_from(std::iter::once("fa3").chain(words));
-                assert!(parsed.is_ok(), "fa3 {example}: {}", parsed.unwrap_err());
+                parsed.unwrap_or_else(|error| panic!("fa3 {example}: {error}"));
             }
         }
     }

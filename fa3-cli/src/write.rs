@@ -84,7 +84,7 @@ pub(crate) fn open<const N: usize>(
 /// Writes all `files` beside their places, then moves them there and says so.
 ///
 /// # Errors
-/// [`WriteError::Io`]. Nothing is moved before everything is written.
+/// [`WriteError::NoFolder`] or [`WriteError::Io`]. Nothing is moved before everything is written.
 pub(crate) fn write(files: &[(NewFile, Vec<u8>)]) -> Result<(), WriteError> {
     let written: Vec<NamedTempFile> =
         files.iter().map(|(file, bytes)| file.write_beside(bytes)).collect::<Result<_, _>>()?;
@@ -178,7 +178,11 @@ impl NewFile {
     }
 
     fn error(&self, error: &io::Error) -> WriteError {
-        WriteError::Io { path: self.path.clone(), kind: error.kind() }
+        let (path, folder) = (self.path.clone(), folder(&self.target));
+        if error.kind() == ErrorKind::NotFound && !folder.exists() {
+            return WriteError::NoFolder { path, folder: folder.into() };
+        }
+        WriteError::Io { path, kind: error.kind() }
     }
 }
 
@@ -233,7 +237,8 @@ mod tests {
         let gone = file(&folder.path().join("gone/bad"));
         fs::remove_dir(folder.path().join("gone")).unwrap();
         let error = write(&[file(&good), gone]).unwrap_err();
-        assert!(error.to_string().ends_with("gone/bad: entity not found"), "{error}");
+        let folder_is_gone = format!("there is no folder {}", folder.path().join("gone").display());
+        assert!(error.to_string().ends_with(&folder_is_gone), "{error}");
         assert_eq!(fs::read_to_string(&good).unwrap(), "old");
         write(&[file(&good)]).unwrap();
         assert_eq!(fs::read_to_string(&good).unwrap(), "new");
@@ -245,7 +250,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert!(matches!(open_one(folder.path()), Err(WriteError::NotAFile { .. })));
         assert!(matches!(open_one(&folder.path().join("a/b")), Err(WriteError::NoFolder { .. })));
-        assert!(open_one(&folder.path().join("a")).is_ok());
+        open_one(&folder.path().join("a")).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing waits there");
     }
 
