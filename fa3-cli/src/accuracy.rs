@@ -29,7 +29,7 @@ use method::Method;
 use report::{DriftHead, Head, Report};
 use serde::Serialize;
 
-/// What `fa3 accuracy --help` says first.
+/// The first text of `fa3 accuracy --help`.
 pub(crate) const ABOUT: &str = "\
 Measures how far attention is from f64 arithmetic, in fp16 and in FP8, and prints it beside the numbers of Table 3 of \
 the FlashAttention-3 paper. Then shows how the result of FP8 attention shrinks as keys are added, on the tensor core's \
@@ -69,7 +69,7 @@ pub(crate) struct Options {
     svg: Option<PathBuf>,
 }
 
-/// What is measured.
+/// The extent of the measurements.
 struct Settings {
     /// Keys and queries of Table 3.
     seqlen: usize,

@@ -22,7 +22,7 @@ use crate::threads;
 use crate::write;
 use report::{Cell, Report};
 
-/// What `fa3 bench --help` says first.
+/// The first text of `fa3 bench --help`.
 pub(crate) const ABOUT: &str = "\
 Measures the forward pass on a Hopper GPU and prints TFLOP/s as the FlashAttention-3 paper counts them: \
 4 · seqlen² · head_dim · heads · batch, halved under a causal mask. The settings are those of the paper's Figure 5, \

@@ -15,7 +15,7 @@ use crate::tools::{Nvdisasm, Ptxas};
 use crate::write;
 use attempt::Trouble;
 
-/// What `fa3 doctor --help` says first.
+/// The first text of `fa3 doctor --help`.
 pub(crate) const ABOUT: &str = "\
 Says what there is on this machine (driver, GPUs, ptxas, nvdisasm), what runs where, and why not. What it says runs has run: a small attention on \
 the CPU and on every GPU, a small kernel in the simulator.
@@ -33,7 +33,7 @@ pub(crate) struct Options {
     json: JsonArgs,
 }
 
-/// What was found.
+/// The findings.
 #[derive(Debug, Default)]
 struct Report {
     machine: Vec<(String, String)>,
@@ -109,7 +109,7 @@ impl Report {
     }
 }
 
-/// What the first GPU says of the driver.
+/// The driver, by the first GPU.
 fn driver(first: &Result<Result<Device, HostError>, HostError>) -> String {
     match first {
         Ok(Ok(device)) => {

@@ -1,4 +1,4 @@
-//! What pictures have in common.
+//! Pictures as SVG.
 
 use std::io;
 
@@ -16,7 +16,7 @@ pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// An SVG of `size` pixels: what `draw` draws on white.
 ///
 /// # Errors
-/// What the backend refuses to draw, such as a chart without room for its labels.
+/// A picture that the backend refuses, such as a chart without room for its labels.
 pub(crate) fn svg(
     size: (u32, u32),
     draw: impl FnOnce(&Area<'_>) -> Result<(), DrawError>,

@@ -7,7 +7,7 @@ use fa3_ref::{Element, Inputs, Precision};
 use fa3_types::{Problem, Sequences};
 use ndarray::{Array3, ArrayView4};
 
-/// What scores may be off by, relative to the size of LSE or to 1.
+/// The allowed error of scores, relative to the size of LSE or to 1.
 const SCORES: f64 = 5e-3;
 
 /// The law with standard attention in FP8 as the baseline of O. Q, K and V are e4m3 numbers, of scale 1, and those of V

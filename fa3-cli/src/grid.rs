@@ -192,12 +192,12 @@ impl Setting {
     }
 }
 
-/// What is given, or what there is already.
+/// The given numbers, or `same` if there are none.
 fn or_same(given: &[usize], same: usize) -> impl Iterator<Item = usize> {
     given.iter().copied().chain(given.is_empty().then_some(same))
 }
 
-/// What tells it from others in a table: the rest is the same in all.
+/// The part that differs in a table.
 impl std::fmt::Display for Setting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "head_dim {}, mask {}, seqlen {}", self.head_dims(), self.scores(), self.lengths())
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(self::settings("--tokens 10 --seqlen 12").unwrap()[0].batch, 1);
     }
 
-    /// Of K and V, and of scores.
+    /// Lists of K and V, and of scores.
     #[test]
     fn every_other_list_counts() {
         let options = "--head-dim 192 --head-dim-v 128,192 --causal --softcap 30,50 --seqlen 512 \

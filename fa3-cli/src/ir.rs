@@ -5,7 +5,7 @@ use std::error::Error;
 use crate::console;
 use crate::kernel::{self, KernelArgs};
 
-/// What `fa3 ir --help` says first.
+/// The first text of `fa3 ir --help`.
 pub(crate) const ABOUT: &str = "\
 Prints a kernel: parameters, shared memory, barriers, then every statement with the line of Rust that built it. What takes \
 several launches prints each of their kernels once.";

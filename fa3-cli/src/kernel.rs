@@ -34,7 +34,7 @@ impl KernelArgs {
         Ok(self.operation.program()?.map(Spec::kernel))
     }
 
-    /// What the program's results must be.
+    /// The reference for the program's results.
     ///
     /// # Errors
     /// Options that describe no problem.

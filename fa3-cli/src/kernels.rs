@@ -19,7 +19,7 @@ use crate::write;
 use compile::Compiler;
 use count::Count;
 
-/// What `fa3 kernels --help` says first.
+/// The first text of `fa3 kernels --help`.
 pub(crate) const ABOUT: &str = "\
 Lists shipped kernels, those of the ladder or those whose names contain NAME: registers that roles take by setmaxnreg, threads \
 of a CTA, bytes of shared memory, \
@@ -40,8 +40,7 @@ Examples:
 
 Exit code: 0, or 1 if a compiler spills or warns, or 2 if it rejects a kernel, or without a GPU for --gpu.")]
 pub(crate) struct Options {
-    /// What the names of the kernels contain, such as fwd/bf16/d128 or causal/cap; there are
-    /// hundreds that begin with fwd
+    /// Part of the kernels' names, such as fwd/bf16/d128 or causal/cap; there are hundreds that begin with fwd
     #[arg(default_value = "ladder/")]
     name: String,
     /// Compiles them with the driver of GPU 0, too
@@ -51,10 +50,10 @@ pub(crate) struct Options {
     json: JsonArgs,
 }
 
-/// The columns of what is known without a compiler.
+/// The columns that take no compiler.
 const FACTS: [&str; 9] =
     ["kernel", "setmaxnreg", "threads", "smem", "stmts", "wgmma", "tma", "barrier", "ptx"];
-/// The columns of what a compiler says.
+/// The columns of one compiler.
 const VERDICT: [&str; 4] = ["regs", "spills", "warns", "ms"];
 
 /// No kernel has such a name.
@@ -92,11 +91,11 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(clean)
 }
 
-/// What there is to say of kernels.
+/// A table of kernels, with remarks.
 struct Listed {
-    /// Of a table.
+    /// The table's rows, the heads first.
     rows: Vec<Vec<String>>,
-    /// What compilers say besides.
+    /// The compilers' warnings.
     notes: Vec<String>,
     /// Whether they neither spill nor warn.
     clean: bool,
@@ -171,7 +170,7 @@ fn heads(compilers: usize) -> Vec<String> {
     heads.map(str::to_owned).collect()
 }
 
-/// What is known of a kernel without a compiler.
+/// The facts of a kernel that take no compiler.
 fn facts(name: &str, kernel: &Kernel, ptx: &Ptx) -> Vec<String> {
     let Count { statements, products, copies, barriers } = Count::of(kernel);
     let names = [name.to_owned(), count::registers(kernel).unwrap_or_else(|| "-".to_owned())];

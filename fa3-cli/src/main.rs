@@ -141,7 +141,7 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 mod tests {
     use super::*;
 
-    /// What comes before the verb, and where the output goes, is the shell's.
+    /// The words before the verb, and where the output goes, are the shell's.
     #[test]
     fn every_example_is_understood() {
         let command = Command::command();

@@ -62,8 +62,8 @@ impl From<HostError> for Refusal {
     }
 }
 
-/// Measures the ways that `options` leave to compute `problem` on numbers from N(0, 1), in turns, so that whatever slows the GPU down
-/// hits all alike. `progress` steps [`steps`] times.
+/// Measures the ways that `options` leave to compute `problem` on numbers from N(0, 1), in turns, so that whatever
+/// slows the GPU down hits all alike. `progress` steps [`steps`] times.
 pub(crate) fn race(
     device: &Device,
     problem: &Problem,
@@ -214,7 +214,7 @@ impl From<Refusal> for Outcome {
     }
 }
 
-/// What follows the words of a schedule if its CTAs are in clusters of so many.
+/// The end of a schedule's description, if its CTAs are in clusters of `cluster`.
 pub(crate) fn in_clusters(cluster: u32) -> String {
     if cluster > 1 { format!(", in clusters of {cluster}") } else { String::new() }
 }

@@ -23,14 +23,14 @@ use gantt::Panel;
 /// More tiles than this are not simulated: a schedule takes 24 bytes a tile, and there are four of them.
 const MOST_TILES: u32 = 1 << 22;
 
-/// What the columns of the order table are.
+/// An explanation of the order table's columns.
 const COLUMNS: &str = "
 Makespan by order of tiles, as a multiple of the bound that none can beat. A tile costs its KV blocks plus one.
 in turn: tiles as numbered, dealt to the CTAs in turn; linear: the same, each drawn by the next free CTA;
 planned: the plan above; longest: all tiles sorted by cost, the longest drawn first.
 ";
 
-/// What `fa3 plan --help` says first.
+/// The first text of `fa3 plan --help`.
 pub(crate) const ABOUT: &str = "\
 Shows how a problem would be computed on a GPU: the kernel's tile with its registers and shared memory, the order of \
 tiles, how they reach CTAs, and, of plans of the forward pass that nobody changed, what other orders would cost. With \
@@ -156,7 +156,7 @@ fn draw_backward(plan: &backward::Plan) -> Result<String, Box<dyn Error>> {
     Ok(gantt::draw(plan.problem(), "blocks", &panels)?)
 }
 
-/// What is said of a problem that no kernel computes.
+/// The text and the report of a problem that no kernel computes.
 fn cpu_only(problem: &Problem, why: &impl ToString) -> (String, Value) {
     let why = why.to_string();
     let report = json!({ "problem": problem.to_string(), "cpu_only": why });
@@ -179,7 +179,7 @@ impl Options {
         if draws {
             check_tiles(num_tiles)?;
         }
-        // What is compared is what the library decides.
+        // Only the library's own decisions are compared.
         let compares = !self.plan.decides() && (1..=MOST_TILES).contains(&num_tiles);
         let orders = compares.then(|| OrderComparison::new(&problem, &self.plan.limits())).transpose()?;
         let picture = draws.then(|| self.draw(&plan)).transpose()?;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::console;
 use crate::kernel::{self, KernelArgs};
 
-/// What `fa3 ptx --help` says first.
+/// The first text of `fa3 ptx --help`.
 pub(crate) const ABOUT: &str = "\
 Prints a kernel as PTX for sm_90a, as the driver or ptxas take it.
 

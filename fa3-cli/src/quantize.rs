@@ -24,7 +24,7 @@ use crate::write::{self, NewFile};
 use error::{NotAStyle, QuantizeRefusal};
 use report::{Drift, Report};
 
-/// What `fa3 quantize --help` says first.
+/// The first text of `fa3 quantize --help`.
 pub(crate) const ABOUT: &str = "\
 Takes a tensor to e4m3 as FlashAttention-3 takes Q and K there: rotary embedding, a Hadamard transform with random \
 signs, and a scale for each block of rows of a head. Each is optional but the last.

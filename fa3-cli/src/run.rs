@@ -29,7 +29,7 @@ use safetensors::{File, Selection};
 use source::Source;
 use tensor::Tensor;
 
-/// What `fa3 run --help` says first.
+/// The first text of `fa3 run --help`.
 pub(crate) const ABOUT: &str = "\
 Computes O = softmax(mask(cap(scale · Q Kᵀ))) V and LSE = ln Σ exp(score) for tensors in files.
 

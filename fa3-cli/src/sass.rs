@@ -14,7 +14,7 @@ use crate::kernel::{self, KernelArgs};
 use crate::ptx;
 use crate::tools::{Nvdisasm, Ptxas, ToolError};
 
-/// What `fa3 sass --help` says first.
+/// The first text of `fa3 sass --help`.
 pub(crate) const ABOUT: &str = "\
 Assembles a kernel with ptxas, disassembles it with nvdisasm ($PTXAS and $NVDISASM, or those of the path), and prints of every innermost \
 loop with tensor-core products how many instructions of which kind a round has, in which order they come, and what runs while each product \
@@ -60,7 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
     Ok(good)
 }
 
-/// What takes a kernel apart.
+/// The tools that take a kernel apart.
 struct Tools {
     ptxas: Ptxas,
     nvdisasm: Nvdisasm,

@@ -21,7 +21,7 @@ use crate::write;
 use buffers::BufferError;
 use report::{Report, Run};
 
-/// What `fa3 sim --help` says first.
+/// The first text of `fa3 sim --help`.
 pub(crate) const ABOUT: &str = "\
 Runs a kernel on the CPU and checks the rules of the machine: races between warps and between proxies, missing fences and \
 waits, phases of mbarriers, uninitialised data, deadlocks. Prints what breaks them, and what was counted. Of runs that break \
@@ -196,7 +196,7 @@ impl Options {
         if seed != self.seed {
             outcome.steps.iter_mut().for_each(|step| step.probes.clear());
         }
-        // What comes of a broken rule is not looked at. Nobody needs the results of thousands of runs afterwards.
+        // Results after a broken rule are not judged. Nobody needs the results of thousands of runs afterwards.
         let after = std::mem::take(&mut outcome.buffers);
         let has_results = outcome.is_clean() && mode != Mode::Skeleton;
         let verdict = has_results.then(|| reference.judge(program, &before, &after));
@@ -210,7 +210,7 @@ impl Options {
     }
 }
 
-/// What is typed for it.
+/// The word that the user types for a value.
 fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    /// What a kernel shows is printed, once however many runs there are, and not more than a reader can take.
+    /// Probes are printed once however many runs there are, and not more of them than a reader can take.
     #[test]
     fn probes_of_the_first_run_are_printed() {
         let options = options("vector_add --n 40000 --seed 5 --seeds 2");

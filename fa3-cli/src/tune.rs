@@ -22,7 +22,7 @@ use crate::write;
 use candidates::{Candidate, candidates};
 use ranking::Ranking;
 
-/// What `fa3 tune --help` says first.
+/// The first text of `fa3 tune --help`.
 pub(crate) const ABOUT: &str = "\
 Looks for faster forward passes than the tile table's on a Hopper GPU: for each setting it tries tiles next to the \
 table's that fit an SM (wider and narrower blocks, more and fewer rows with their warpgroups, stages, ping-pong, the forms of \

@@ -37,7 +37,7 @@ pub(crate) enum WriteError {
     IsInput { path: PathBuf },
     #[error("outputs {} and {} are the same file", first.display(), second.display())]
     SameFile { first: PathBuf, second: PathBuf },
-    // Of an error the kind alone: the rest names the temporary file.
+    // The error's kind alone: the rest names the temporary file.
     #[error("cannot write {}: no file can be created in {}: {kind}", path.display(), folder.display())]
     NoNewFile { path: PathBuf, folder: PathBuf, kind: ErrorKind },
     #[error("cannot write {}: {kind}", path.display())]
@@ -170,7 +170,7 @@ impl NewFile {
         builder.prefix(&prefix);
         #[cfg(unix)]
         if self.replaces.is_none() {
-            // What a new file usually gets, less the umask; a temporary file would be its owner's alone.
+            // The usual mode of a new file, less the umask; a temporary file would be its owner's alone.
             use std::os::unix::fs::PermissionsExt;
             builder.permissions(Permissions::from_mode(0o666));
         }

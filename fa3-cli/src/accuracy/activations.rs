@@ -16,12 +16,12 @@ use crate::run;
 /// The types of the tensors.
 const TYPES: &str = "F64, F32, F16 or BF16";
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug, Serialize)]
 pub(super) struct Activations {
     input: PathBuf,
     gpu: Option<String>,
-    /// Of O in f64.
+    /// The root mean square of O in f64.
     rms: f64,
     table: Vec<Row>,
 }
@@ -50,7 +50,7 @@ fn rms(sample: &Sample) -> f64 {
     ErrorNorms::of(&Array4::<f64>::zeros(sample.exact.o.dim()), &sample.exact.o).rmse
 }
 
-/// What stands above the table.
+/// The lines above the table.
 pub(super) struct Head<'a> {
     pub(super) input: &'a Path,
     pub(super) sample: &'a Sample,

@@ -8,7 +8,7 @@ use super::report::Report;
 use crate::args::number::size_label;
 use crate::draw::{self, Area, DrawError};
 
-// Those of the simulator's timelines, which colour-blind readers tell apart.
+// The colours of the simulator's timelines, which colour-blind readers tell apart.
 const ON_CPU: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 const ON_GPU: RGBColor = RGBColor(0x00, 0x9e, 0x73);
 const ONE_LEVEL: RGBColor = RGBColor(0xd5, 0x5e, 0x00);

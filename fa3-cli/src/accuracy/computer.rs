@@ -1,4 +1,4 @@
-//! What computes O: the CPU, or a GPU as far as its kernels go.
+//! The device that computes O: the CPU, or a GPU as far as its kernels go.
 
 use std::error::Error;
 
@@ -12,7 +12,7 @@ use super::method::{Kernel, Method};
 use super::recipe::BLOCK;
 use super::sample::Sample;
 
-/// What computes O.
+/// The device that computes O.
 pub(super) enum Computer {
     /// The CPU.
     Cpu,
@@ -37,7 +37,7 @@ impl Computer {
         }
     }
 
-    /// Where it computes what a kernel computes.
+    /// Where it computes the methods that have a kernel.
     pub(super) fn place(&self) -> Place {
         match self {
             Computer::Cpu => Place::Cpu,

@@ -25,9 +25,9 @@ pub(super) struct Gpu {
 /// A tensor in FP8 on the GPU.
 struct Fp8 {
     codes: DeviceBuffer,
-    /// Of blocks, of heads or of channels.
+    /// One for each block, head or channel.
     scales: DeviceBuffer,
-    /// Of channels.
+    /// One for each channel.
     mean: Option<DeviceBuffer>,
 }
 
@@ -49,7 +49,7 @@ impl Gpu {
     /// Attention of numbers that are rounded to fp16.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's.
     pub(super) fn fp16(&self, sample: &Sample) -> Result<Array4<f32>, fa3::Error> {
         let [q, k, v] = sample.fp16();
         let (q, k, v) = (self.upload(&q)?, self.upload(&k)?, self.upload(&v)?);
@@ -59,7 +59,7 @@ impl Gpu {
     /// Attention of numbers that are rounded to fp16, and then quantized by kernels, V transposed.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's.
     pub(super) fn fp8(
         &self,
         sample: &Sample,
@@ -83,7 +83,7 @@ impl Gpu {
     /// Attention of numbers that are e4m3 already.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's.
     pub(super) fn e4m3(&self, sample: &Sample) -> Result<Array4<f32>, Box<dyn Error>> {
         let [q, k, v] = sample.codes()?;
         let upload = |x: &Quantized| self.upload(x.codes()).map_err(fa3::Error::from);
@@ -209,7 +209,7 @@ mod tests {
             for problem in [&qk, &v] {
                 quantize::Plan::new(problem, &limits).unwrap();
             }
-            // What one writes is what the other reads.
+            // Attention reads the sizes that quantization writes.
             assert_eq!(v.codes_bytes(), problem.v_bytes());
             assert_eq!(qk.codes_bytes(), problem.q().extent_bytes());
             let scales = |problem: &QuantizeProblem| match problem.scales_shape() {

@@ -107,7 +107,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What stands above Table 3.
+/// The lines above Table 3.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head<'a> {
     pub(super) seqlen: usize,
@@ -147,7 +147,7 @@ impl fmt::Display for table::Row {
     }
 }
 
-/// What stands above the table of drift.
+/// The lines above the table of drift.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DriftHead {
     /// Where the sums in two levels are computed.
@@ -175,7 +175,7 @@ impl fmt::Display for drift::Row {
     }
 }
 
-/// What must hold of the tables, which stand above.
+/// The expectations of the tables, which stand above.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.expectations()

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use clap::builder::TypedValueParser;
 use fa3_types::Dtype;
 
-/// What is no such number, or no such type.
+/// A text that is no such number, or no such type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum NotThat {

@@ -1,4 +1,4 @@
-//! What may be decided otherwise than by the tile table.
+//! Options that replace decisions of the plan.
 
 use std::num::NonZeroU32;
 
@@ -9,7 +9,7 @@ use fa3_types::Problem;
 
 use super::number::sms;
 
-/// How it is computed. What is not given is decided as for a user of the library.
+/// A plan. Decisions that are not given are the library's.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlanArgs {
     /// The order of products and softmax in a consumer
@@ -83,7 +83,7 @@ impl PlanArgs {
         self.pipeline.is_some() || self.ping_pong.is_some() || self.loads.is_some()
     }
 
-    /// What is decided of a problem's plan.
+    /// The decisions of a problem's plan.
     ///
     /// # Errors
     /// If no kernel computes the problem.

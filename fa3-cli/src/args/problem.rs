@@ -5,7 +5,7 @@ use fa3_types::{Dtype, ProblemSpec, Sequences, Shape};
 use super::number::size;
 use super::score::ScoreArgs;
 
-/// What is computed. What is not given is small, so that the simulator computes it in a moment.
+/// A problem. Sizes that are not given are small, so that the simulator computes them in a moment.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProblemArgs {
     /// Sequences

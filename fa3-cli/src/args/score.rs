@@ -1,4 +1,4 @@
-//! What scores are made of.
+//! Options of scores.
 
 use fa3_types::{Mask, ProblemSpec};
 

@@ -1,4 +1,4 @@
-//! What each of the kernel's techniques is worth: forms of it with something left out, in turns, beside the paper's
+//! The worth of each of the kernel's techniques: forms of it with something left out, in turns, beside the paper's
 //! Table 2 and the steps that its authors named in a talk.
 
 use std::error::Error;
@@ -131,7 +131,7 @@ pub(super) struct Report {
     groups: Vec<Measured>,
 }
 
-/// A group and what came of its forms.
+/// A group and the outcomes of its forms.
 #[derive(Debug, Serialize)]
 struct Measured {
     name: &'static str,

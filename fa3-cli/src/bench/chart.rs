@@ -1,4 +1,4 @@
-//! What was measured as bars in the form of the paper's Figure 5: a panel for each head dimension and mask.
+//! Measurements as bars in the form of the paper's Figure 5: a panel for each head dimension and mask.
 
 use fa3_types::Mask;
 use plotters::prelude::*;

@@ -1,4 +1,4 @@
-//! What was measured, as text.
+//! The measurements of Figure 5, as text.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::grid::Setting;
 use crate::measure::{Machine, Outcome, Pace};
 use crate::table::Table;
 
-/// A setting and what came of it.
+/// A setting and its outcome.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Cell {
     #[serde(flatten)]
@@ -118,7 +118,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// How large the settings are, besides what the table's lines and columns say.
+/// The sizes that all settings share, which the table's lines and columns do not say.
 struct Extent<'a>(&'a [Cell]);
 
 impl fmt::Display for Extent<'_> {

@@ -10,7 +10,7 @@ use fa3_sim::{ProgramSimulation, SimError};
 
 use crate::sim::buffers::{self, BufferError};
 
-/// What did not work.
+/// A failed attempt.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(super) enum Trouble {

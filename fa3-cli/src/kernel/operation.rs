@@ -1,4 +1,4 @@
-//! What there is to run, by name.
+//! Operations by name.
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{
@@ -84,7 +84,7 @@ pub(crate) enum OperationError {
 }
 
 impl Operation {
-    /// What it computes.
+    /// The computation that its results are judged by.
     ///
     /// # Errors
     /// Options that describe no problem.

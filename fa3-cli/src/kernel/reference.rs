@@ -1,4 +1,4 @@
-//! What the results of a program must be: attention by the oracle and the error law, all else by plain computations.
+//! References for a program's results: attention by the oracle and the error law, all else by plain computations.
 
 mod gradients;
 
@@ -15,7 +15,7 @@ use ndarray::{Array3, Array4};
 use crate::fp8;
 use crate::sim::buffers::numbers;
 
-/// What is computed.
+/// The computation that a program does.
 #[derive(Debug)]
 pub(crate) enum Reference {
     /// O and LSE of a problem with contiguous tensors.
@@ -118,7 +118,7 @@ impl Reference {
     }
 }
 
-/// What rounding a number to an element may cost, as a part of it.
+/// The largest relative error of rounding a number to an element.
 fn rounding(elem: Elem) -> f64 {
     f64::powi(
         2.0,

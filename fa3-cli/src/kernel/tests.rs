@@ -6,7 +6,7 @@ use super::*;
 
 #[derive(Parser)]
 struct Verb {
-    /// What a verb takes besides
+    /// An option of the verb
     #[arg(long, global = true, default_value_t = 0)]
     seed: u32,
     #[command(subcommand)]

@@ -1,4 +1,4 @@
-//! What compilers say of a kernel.
+//! Compilers and their remarks on a kernel.
 
 use std::error::Error;
 use std::iter;
@@ -20,7 +20,7 @@ pub(super) enum Compiler {
 /// A compiled kernel.
 #[derive(Debug)]
 pub(super) struct Compiled {
-    /// Of a thread at entry.
+    /// Registers of a thread at entry.
     registers: u32,
     /// `None` if the driver had the kernel in its cache, and says nothing of it.
     pub(super) report: Option<JitReport>,

@@ -1,4 +1,4 @@
-//! What a kernel consists of.
+//! The parts of a kernel, counted.
 
 use fa3_ir::{Block, ClusterInst, Inst, Kernel, MbarrierInst, MiscInst, Node, RoleBody, TmaInst, WgmmaInst};
 

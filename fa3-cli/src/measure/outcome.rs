@@ -1,4 +1,4 @@
-//! What is measured, where and for how long.
+//! Measurements: where, for how long, and their outcomes.
 
 use std::fmt;
 
@@ -59,7 +59,7 @@ fn slice_ms(text: &str) -> Result<f64, &'static str> {
     text.parse().ok().filter(|ms| (0.0..=1e5).contains(ms)).ok_or("expected milliseconds from 0 to 100000")
 }
 
-/// What came of a way to compute a problem.
+/// The outcome of a way to compute a problem.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {

@@ -5,7 +5,7 @@ use fa3_sched::backward::{self, DqBy};
 use fa3_sched::forward::{Cost, OrderComparison, Plan, Registers};
 use serde_json::{Value, json};
 
-/// What the text says, as numbers; makespans are in KV blocks.
+/// The numbers of the text; makespans are in KV blocks.
 pub(super) fn json(plan: &Plan, orders: Option<&OrderComparison>) -> Value {
     let (tile, schedule, Cost { blocks, masked_blocks, longest }) =
         (plan.tile(), plan.schedule(), plan.cost());
@@ -37,7 +37,7 @@ pub(super) fn json(plan: &Plan, orders: Option<&OrderComparison>) -> Value {
     })
 }
 
-/// The same of a backward plan.
+/// The numbers of a backward plan.
 pub(super) fn backward(plan: &backward::Plan) -> Value {
     let dkv = plan.dkv();
     json!({

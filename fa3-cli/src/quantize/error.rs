@@ -6,7 +6,7 @@ use fa3::problem::QuantizeProblemError;
 
 use crate::run::error::extents;
 
-/// What `fa3 quantize` alone refuses. One sentence each, with the names and the numbers.
+/// Refusals of `fa3 quantize` alone. One sentence each, with the names and the numbers.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
 pub(crate) enum QuantizeRefusal {

@@ -13,7 +13,7 @@ use crate::run::place::Times;
 /// Quantizes a contiguous tensor, and how long a launch of the kernel takes.
 ///
 /// # Errors
-/// The tensor is too large, or what the driver says.
+/// The tensor is too large, or the driver's error.
 pub(super) fn quantize<T: Scalar>(
     device: &Device,
     problem: &QuantizeProblem,

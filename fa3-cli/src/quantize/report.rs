@@ -1,4 +1,4 @@
-//! What `fa3 quantize` prints.
+//! The report of `fa3 quantize`.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::run::place::{Place, Times};
 
-/// What was computed, where, how fast and how well.
+/// A quantized tensor: on which device, how fast and how well.
 #[derive(Debug)]
 pub(super) struct Report<'a> {
     pub(super) problem: QuantizeProblem,

@@ -15,10 +15,10 @@ use super::summary::Summary;
 use super::tensor::{self, Stored, Tensor, Values};
 use crate::args::number::row;
 
-/// What a file says about one call.
+/// One call's part of a file.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// What the names of its tensors begin with.
+    /// The start of its tensors' names.
     pub(super) prefix: String,
     pub(super) q: Tensor,
     pub(super) k: Tensor,
@@ -52,7 +52,7 @@ pub(super) struct Lists {
 /// cu_seqlens of Q, and of K and V.
 type CuSeqlens<'a> = (&'a [i32], &'a [i32]);
 
-/// What the command line says about every call.
+/// The command line's options for every call.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) device: Wanted,
@@ -65,7 +65,7 @@ pub(super) struct Settings {
     pub(super) lists: Lists,
 }
 
-/// What a call gives.
+/// The results of a call.
 #[derive(Debug)]
 pub(super) struct Results {
     pub(super) report: Report,

@@ -22,7 +22,7 @@ pub(super) use gradients::check as check_gradients;
 pub(super) use truth::Arithmetic;
 use truth::Truth;
 
-/// What somebody else computed.
+/// Results that somebody else computed.
 pub(super) struct Expected {
     o: Option<Array4<f64>>,
     lse: Option<Array3<f64>>,
@@ -39,7 +39,7 @@ pub(super) enum Judged {
     None,
 }
 
-/// What is known of a result.
+/// The judgement of a result.
 #[derive(Debug)]
 pub(super) enum Check {
     /// Nothing, since nobody wants to know.
@@ -58,7 +58,7 @@ pub(super) enum Verdict {
         what: &'static str,
         norms: ErrorNorms,
         bound: f64,
-        /// What the bound is multiplied with, or where it holds.
+        /// The factor of the bound, or where it holds.
         unit: &'static str,
         holds: bool,
         heads: Option<Heads>,
@@ -79,7 +79,7 @@ pub(super) struct Heads {
 pub(super) struct Opinion {
     what: &'static str,
     norms: ErrorNorms,
-    /// What may be wrong with what was expected, if it is further off than the error law allows.
+    /// A likely fault of the expected result, if it is further off than the error law allows.
     hint: Option<&'static str>,
 }
 
@@ -318,7 +318,7 @@ mod tests {
         assert!(both.matches("BREAKS THE ERROR LAW").count() == 2 && !both.contains("DIFFERS"), "{both}");
     }
 
-    /// What 8-bit products give is right by their own law, and not by that of bf16.
+    /// Results of 8-bit products are right by their own law, and not by that of bf16.
     #[test]
     fn eight_bit_products_have_a_law_of_their_own() {
         let qkv = qkv().map(|x| x.mapv(|x| E4m3::from_f32(2.0 * x)));

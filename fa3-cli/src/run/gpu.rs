@@ -17,7 +17,7 @@ use crate::launches::{self, SLICE_MS};
 /// Computes a call of contiguous tensors, and how long a launch of its kernel takes.
 ///
 /// # Errors
-/// No kernel computes the problem, or what the driver says.
+/// No kernel computes the problem, or the driver's.
 pub(super) fn forward<T: Scalar>(
     device: &Device,
     problem: &Problem,
@@ -48,7 +48,7 @@ pub(super) fn forward<T: Scalar>(
 /// Computes the gradients of such a call from its output, and how long a launch of their kernels takes.
 ///
 /// # Errors
-/// No kernel computes the problem, or what the driver says.
+/// No kernel computes the problem, or the driver's.
 pub(super) fn backward<T: Scalar>(
     device: &Device,
     problem: &BackwardProblem,
@@ -102,7 +102,7 @@ pub(crate) fn timed<E: From<HostError>>(
 /// An array with nothing between its elements.
 ///
 /// # Errors
-/// What the driver says.
+/// The driver's.
 pub(crate) fn upload<T: Scalar, D: Dimension>(
     device: &Device,
     stream: &Stream,

@@ -50,7 +50,7 @@ pub(crate) enum NpyError {
     Length { given: u64, expected: u64, dtype: Dtype, shape: Vec<usize> },
 }
 
-/// What a file says before its data.
+/// The description before a file's data.
 struct Header<'a> {
     descr: &'a str,
     fortran_order: bool,
@@ -194,7 +194,7 @@ impl Header<'_> {
     }
 }
 
-/// What is left of a header.
+/// The rest of a header.
 struct Text<'a>(&'a str);
 
 impl<'a> Text<'a> {

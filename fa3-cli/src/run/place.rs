@@ -1,4 +1,4 @@
-//! Where a call is computed.
+//! Where a call is computed, and how long that takes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::gpu::Which;
 use crate::progress;
 
-/// What the command line says about it.
+/// The device that the command line asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// The GPU, where there is a Hopper GPU whose kernels take the problem; the CPU otherwise.
@@ -128,7 +128,7 @@ impl Wanted {
     /// shown where it takes long.
     ///
     /// # Errors
-    /// What is wrong with the call, or with the GPU.
+    /// The call's, or the GPU's.
     pub(crate) fn compute<R>(
         self,
         mut place: Place,

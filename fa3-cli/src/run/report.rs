@@ -1,4 +1,4 @@
-//! What `fa3 run` prints about a call.
+//! The report of a call by `fa3 run`.
 
 use std::fmt;
 
@@ -14,10 +14,10 @@ use crate::console;
 /// Operations of the backward pass for one of the forward pass: five products in place of two.
 const BACKWARD: f64 = 2.5;
 
-/// What was computed, where, how fast and how well.
+/// A computed call: on which device, how fast and how well.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// What the names of the call's tensors begin with.
+    /// The start of the names of the call's tensors.
     pub(super) prefix: String,
     pub(super) problem: Problem,
     pub(super) place: Place,

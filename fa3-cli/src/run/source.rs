@@ -58,7 +58,7 @@ impl Source {
     /// The bytes in `range`; fewer where it ends.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's.
     pub(super) fn bytes(&mut self, range: Range<u64>) -> io::Result<Vec<u8>> {
         match &mut self.kind {
             Kind::File { len } => {

@@ -1,4 +1,4 @@
-//! What `fa3 sim` prints.
+//! The report of `fa3 sim`.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::kernel::Wrong;
 /// Probes that are printed at most.
 const PRINTED_PROBES: usize = 100;
 
-/// What some runs of a program found, each fault once, and what the first of them counted and its probes showed.
+/// Faults in some runs of a program, each once; counters and probes of the first run.
 #[derive(Debug)]
 pub(super) struct Report {
     title: String,
@@ -24,12 +24,12 @@ pub(super) struct Report {
     broken: usize,
     /// The largest error of a result that is right, as a part of what is allowed. `None` if no run has results.
     error: Option<f64>,
-    /// What is allowed.
+    /// The name of the allowed error.
     allowed: &'static str,
     time: Duration,
 }
 
-/// What came of a run.
+/// A run and its outcome.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) seed: u64,
@@ -38,7 +38,7 @@ pub(super) struct Run {
     pub(super) verdict: Option<Result<f64, Wrong>>,
 }
 
-/// What a step of the run with this seed counted.
+/// Counters of a step, in the run with this seed.
 #[derive(Debug)]
 struct Counted {
     kernel: String,
@@ -46,7 +46,7 @@ struct Counted {
     counters: Counters,
 }
 
-/// What is wrong with a run.
+/// A fault of a run.
 #[derive(Debug)]
 enum Fault {
     /// A rule is broken.

@@ -1,4 +1,4 @@
-//! What could stand in the tile table instead, how else tiles could be ordered, and clusters or none.
+//! Candidates: other tiles than the tile table's, other orders of tiles, and clusters or none.
 
 use fa3_sched::forward::{CtaTile, Pipeline, Plan, PlanError, PlanOptions};
 use fa3_sched::{DeviceLimits, Order};
@@ -26,15 +26,15 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// What these options come to.
+    /// The plan that these options lead to.
     fn new(problem: &Problem, limits: &DeviceLimits, options: PlanOptions) -> Result<Candidate, PlanError> {
         let plan = Plan::with(problem, limits, &options)?;
         Ok(Candidate { options, tile: plan.tile(), order: plan.schedule().order(), cluster: plan.cluster() })
     }
 }
 
-/// What the table and the plan say, which comes first; other tiles in the same order; the same tile with clusters where
-/// it has none, and the other way round; other sections of the same tile.
+/// The choice of the table and the plan, which comes first; other tiles in the same order; the same tile with clusters
+/// where it has none, and the other way round; other sections of the same tile.
 ///
 /// # Errors
 /// If the problem has no plan.

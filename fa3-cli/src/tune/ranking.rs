@@ -9,7 +9,7 @@ use crate::grid::Setting;
 use crate::measure::{Outcome, in_clusters};
 use crate::table::Table;
 
-/// What came of all candidates for a setting.
+/// The outcomes of all candidates for a setting.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Ranking {
     #[serde(flatten)]
@@ -22,19 +22,19 @@ pub(super) struct Ranking {
 /// A candidate.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
-    /// Whether it is what the table and the plan say.
+    /// Whether the table and the plan choose it.
     planned: bool,
     tile: String,
-    /// Of tiles, and whether CTAs are in clusters.
+    /// The order of tiles, and whether CTAs are in clusters.
     order: String,
     outcome: Outcome,
     tflops: Option<f64>,
-    /// Its speed, as a multiple of that of what is planned.
+    /// Its speed, as a multiple of the planned candidate's.
     ratio: Option<f64>,
 }
 
 impl Ranking {
-    /// Ranks outcomes, of which the first one is of what is planned.
+    /// Ranks outcomes, the planned candidate's first.
     pub(super) fn new(setting: Setting, flops: f64, outcomes: Vec<(Candidate, Outcome)>) -> Ranking {
         let planned = outcomes.first().and_then(|(_, outcome)| outcome.tflops(flops));
         let row =

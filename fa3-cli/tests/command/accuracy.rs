@@ -88,7 +88,7 @@ fn a_place_that_cannot_be_written_is_refused_at_once() {
     fa3(&["accuracy", "--json", "x", "--svg", "./x"]).refused("outputs x and ./x are the same file");
 }
 
-/// What kernels compute is theirs, and is what the emulator says, but for the bias that only the emulator has.
+/// Results of kernels are marked, and agree with the emulator's, but for the bias that only the emulator has.
 #[test]
 fn kernels_compute_their_rows() {
     let name = match Device::open(0) {

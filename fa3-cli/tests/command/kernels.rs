@@ -168,7 +168,7 @@ fn a_driver_that_is_not_there_compiles_nothing() {
     words("kernels --gpu").refused("no nvidia driver: libcuda cannot be loaded");
 }
 
-/// What a compiler says decides about the exit code. This one says always the same.
+/// The compiler's remarks decide about the exit code. This one always makes the same ones.
 #[cfg(unix)]
 #[test]
 fn verdicts_of_a_compiler() {

@@ -17,7 +17,7 @@ use std::process::{Command, Output, Stdio};
 
 use fa3_cuda::host::is_driver_present;
 
-/// What the command did.
+/// The exit code and output of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,

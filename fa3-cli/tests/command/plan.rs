@@ -53,7 +53,7 @@ fn the_examples_run() {
     }
 }
 
-/// What is decided otherwise stands in the plan; what other orders cost, the library says of its own plans alone.
+/// Options show in the plan; other orders are compared for the library's own plans alone.
 #[test]
 fn plans_can_be_changed() {
     let stdout = |more: &str| plan(&format!("--seqlen 8k --heads 16 --head-dim 128 {more}")).succeeded();

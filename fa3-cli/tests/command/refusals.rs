@@ -186,7 +186,7 @@ fn numbers_that_make_no_sense() {
         .refused(&["--cu-seqlens-q", "0,2k", "--cu-seqlens-k", "0,9"], "cu_seqlens ends at 2048, past the 6");
 }
 
-/// What an option's value cannot be, the option's parser says.
+/// The option's parser refuses them, and says why.
 #[test]
 fn numbers_below_0_are_values() {
     for (words, why) in [

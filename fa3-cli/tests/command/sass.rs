@@ -104,7 +104,6 @@ loop at 0x0010: 7 instructions a round
         assert_eq!(found, expected);
     }
 
-    /// What the exit code says.
     #[test]
     fn verdicts() {
         let warned = format!("ptxas info    : (C7510) Potential loss\n{USED}");

@@ -17,7 +17,7 @@ fn timeless(stdout: &str) -> String {
     format!("{before}\n{runs}, {verdict}")
 }
 
-/// Of attention by the error law, of the ladder's kernels by plain arithmetic.
+/// Attention is judged by the error law, the ladder's kernels by plain arithmetic.
 #[test]
 fn no_kernel_breaks_a_rule_and_all_results_are_right() {
     let attention = [
@@ -94,13 +94,13 @@ fn timelines_are_models() {
     sim(&format!("{plain} --svg {}/none/picture.svg", folder.path().display())).refused("there is no folder");
 }
 
-/// What a picture's legend says of products.
+/// The products in a picture's legend.
 fn products(svg: &str) -> Vec<&str> {
     let texts = svg.split('>').filter_map(|text| text.strip_suffix("</text"));
     texts.filter(|text| text.contains(", product 64 x ")).collect()
 }
 
-/// Of three launches the one with the most products is drawn, or the one that is asked for.
+/// The launch with the most products is drawn, or the one that is asked for.
 #[test]
 fn each_step_of_the_backward_pass_can_be_drawn() {
     let folder = tempfile::tempdir().unwrap();
