@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What the compiler said of a kernel, as `ptxas -v` and the driver's verbose log print it.
+/// The compiler's report on a kernel, as `ptxas -v` and the driver's verbose log print it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JitReport {
@@ -14,7 +14,7 @@ pub struct JitReport {
     pub spill_store_bytes: u32,
     /// Bytes that it loads from there.
     pub spill_load_bytes: u32,
-    /// What the compiler warns of, in order.
+    /// The compiler's warnings, in order.
     pub warnings: Vec<JitWarning>,
 }
 
@@ -30,7 +30,7 @@ pub struct JitWarning {
 impl JitReport {
     /// Reads the log of one kernel's compilation. `None` if it does not tell of a compiled kernel.
     ///
-    /// Of a log with several functions, numbers are the largest and warnings all.
+    /// Reads a log. If it has several functions, numbers are the largest and warnings all.
     pub fn parse(log: &str) -> Option<JitReport> {
         let registers = log.lines().filter_map(|line| number_before(line, " registers")).max()?;
         let largest = |what| log.lines().filter_map(|line| number_before(line, what)).max().unwrap_or(0);

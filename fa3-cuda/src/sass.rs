@@ -1,4 +1,4 @@
-//! What a compiler made of a kernel's main loop, read from its machine code: the analysis of Appendix B.2 of the
+//! A kernel's main loop as a compiler made it, read from its machine code: the analysis of Appendix B.2 of the
 //! paper (arXiv 2407.08608).
 //!
 //! ```text

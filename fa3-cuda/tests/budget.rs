@@ -1,4 +1,4 @@
-//! What the tile table says a kernel takes, against the kernels.
+//! The shared memory that tiles are budgeted, against the kernels.
 
 use fa3_cuda::kernels::KernelSpec;
 use fa3_cuda::kernels::fwd::FwdSpec;

@@ -23,8 +23,6 @@ pub struct Tile<T> {
     pub head: T,
     /// The sequence.
     pub batch: T,
-    /// Which part of the KV range.
-    pub split: T,
 }
 
 /// How many tiles there are in each direction: `batch` sequences of equal length.
@@ -36,15 +34,12 @@ pub struct TileCounts {
     pub heads: u32,
     /// Sequences.
     pub batch: u32,
-    /// Parts of each KV range.
-    pub splits: u32,
 }
 
 /// Decodes tile numbers in an [`Order`]. All its divisors are known to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoder<T> {
     heads: FastDiv<T>,
-    splits: FastDiv<T>,
     path: Path<T>,
 }
 
@@ -71,11 +66,11 @@ enum Path<T> {
 
 impl TileCounts {
     /// One tile: what a [`Decoder`] is made of where only its form matters.
-    pub const ONE: TileCounts = TileCounts { m_blocks: 1, heads: 1, batch: 1, splits: 1 };
+    pub const ONE: TileCounts = TileCounts { m_blocks: 1, heads: 1, batch: 1 };
 
-    /// All tiles. Four factors below 2³² need 128 bits.
+    /// All tiles. Three factors below 2³² need 96 bits.
     pub fn tiles(self) -> u128 {
-        [self.m_blocks, self.heads, self.batch, self.splits].into_iter().map(u128::from).product()
+        [self.m_blocks, self.heads, self.batch].into_iter().map(u128::from).product()
     }
 
     /// How many tiles there are, if they can be numbered.
@@ -94,7 +89,7 @@ impl Decoder<u32> {
     /// If there are no tiles, or 2³¹ or more: neither can be numbered.
     pub fn new(counts: TileCounts, order: Order) -> Decoder<u32> {
         assert!((1..=u128::from(TILE_LIMIT)).contains(&counts.tiles()), "{} tiles", counts.tiles());
-        let TileCounts { m_blocks, heads, batch, splits } = counts;
+        let TileCounts { m_blocks, heads, batch } = counts;
         let path = match order {
             Order::Linear => Path::Linear { m_blocks: FastDiv::new(m_blocks) },
             Order::LongestFirst { section, longest } => {
@@ -104,14 +99,14 @@ impl Decoder<u32> {
                 Path::Sections {
                     last_m_block: (longest == Longest::Last).then_some(m_blocks - 1),
                     section,
-                    section_tiles: FastDiv::new(section * m_blocks * splits),
+                    section_tiles: FastDiv::new(section * m_blocks),
                     last,
-                    section_row: FastDiv::new(section * splits),
-                    last_row: FastDiv::new(last_heads * splits),
+                    section_row: FastDiv::new(section),
+                    last_row: FastDiv::new(last_heads),
                 }
             }
         };
-        Decoder { heads: FastDiv::new(heads), splits: FastDiv::new(splits), path }
+        Decoder { heads: FastDiv::new(heads), path }
     }
 }
 
@@ -124,7 +119,6 @@ impl<T> Decoder<T> {
     /// The same, with the numbers' names.
     pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Decoder<U> {
         let heads = self.heads.map_named("tile_heads", f);
-        let splits = self.splits.map_named("splits", f);
         let path = match self.path {
             Path::Linear { m_blocks } => Path::Linear { m_blocks: m_blocks.map_named("m_blocks", f) },
             Path::Sections { last_m_block, section, section_tiles, last, section_row, last_row } => {
@@ -138,30 +132,29 @@ impl<T> Decoder<T> {
                 }
             }
         };
-        Decoder { heads, splits, path }
+        Decoder { heads, path }
     }
 }
 
 impl<T: Int> Decoder<T> {
-    /// What tile number `index` computes.
+    /// The tile with this number.
     pub fn decode(&self, index: T) -> Tile<T> {
-        let (m_block, head_split, first_head) = match self.path {
+        let (m_block, head, first_head) = match self.path {
             Path::Linear { m_blocks } => {
-                let (head_split, m_block) = m_blocks.div_rem(index);
-                (m_block, head_split, index.lit(0))
+                let (head, m_block) = m_blocks.div_rem(index);
+                (m_block, head, index.lit(0))
             }
             Path::Sections { last_m_block, section, section_tiles, last, section_row, last_row } => {
                 let number = section_tiles.quotient(index).at_most(last);
                 let within = index.sub_sat(number * section_tiles.divisor());
                 let row = FastDiv::select(number.lt(last), section_row, last_row);
-                let (turn, head_split) = row.div_rem(within);
-                let m_block = last_m_block.map_or(turn, |last| last.sub_sat(turn));
-                (m_block, head_split, number * section)
+                let (step, head) = row.div_rem(within);
+                let m_block = last_m_block.map_or(step, |last| last.sub_sat(step));
+                (m_block, head, number * section)
             }
         };
-        let (head, split) = self.splits.div_rem(head_split);
         let (batch, head) = self.heads.div_rem(first_head + head);
-        Tile { m_block, head, batch, split }
+        Tile { m_block, head, batch }
     }
 }
 
@@ -181,23 +174,20 @@ mod tests {
     /// Every tile once, none outside, and the checked integers agree.
     fn is_a_permutation(counts: TileCounts, order: Order) {
         let tiles = decode_all(counts, order);
-        let TileCounts { m_blocks, heads, batch, splits } = counts;
+        let TileCounts { m_blocks, heads, batch } = counts;
         let mut seen = vec![false; tiles.len()];
         let checked = Decoder::new(counts, order).map(Checked::from);
         for (index, tile) in tiles.into_iter().enumerate() {
-            let Tile { m_block, head, batch: b, split } = tile;
-            assert!(
-                m_block < m_blocks && head < heads && b < batch && split < splits,
-                "{counts:?} {order:?}"
-            );
-            let flat = ((b * heads + head) * splits + split) * m_blocks + m_block;
+            let Tile { m_block, head, batch: b } = tile;
+            assert!(m_block < m_blocks && head < heads && b < batch, "{counts:?} {order:?}");
+            let flat = (b * heads + head) * m_blocks + m_block;
             assert!(
                 !std::mem::replace(&mut seen[flat as usize], true),
                 "{tile:?} twice: {counts:?} {order:?}"
             );
             let other = checked.decode(Checked(index as u64));
-            let other = [other.m_block, other.head, other.batch, other.split].map(|number| number.0);
-            assert_eq!(other, [m_block, head, b, split].map(u64::from));
+            let other = [other.m_block, other.head, other.batch].map(|number| number.0);
+            assert_eq!(other, [m_block, head, b].map(u64::from));
         }
     }
 
@@ -212,10 +202,8 @@ mod tests {
     fn every_small_order_visits_every_tile_once() {
         let sides = || 1u32..=4;
         for m_blocks in 1..=5 {
-            for (heads, batch, splits) in
-                sides().flat_map(|h| sides().flat_map(move |b| (1..=3).map(move |s| (h, b, s))))
-            {
-                let counts = TileCounts { m_blocks, heads, batch, splits };
+            for (heads, batch) in sides().flat_map(|heads| sides().map(move |batch| (heads, batch))) {
+                let counts = TileCounts { m_blocks, heads, batch };
                 orders(heads * batch).for_each(|order| is_a_permutation(counts, order));
             }
         }
@@ -223,7 +211,7 @@ mod tests {
 
     #[test]
     fn linear_keeps_to_one_head() {
-        let counts = TileCounts { m_blocks: 3, heads: 2, batch: 2, splits: 1 };
+        let counts = TileCounts { m_blocks: 3, heads: 2, batch: 2 };
         let order: Vec<_> =
             decode_all(counts, Order::Linear).iter().map(|t| (t.batch, t.head, t.m_block)).collect();
         assert_eq!(order[..7], [(0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 1, 2), (1, 0, 0)]);
@@ -231,7 +219,7 @@ mod tests {
 
     #[test]
     fn sections_run_through_their_heads_from_the_longest_tile() {
-        let counts = TileCounts { m_blocks: 2, heads: 4, batch: 1, splits: 1 };
+        let counts = TileCounts { m_blocks: 2, heads: 4, batch: 1 };
         let order = Order::LongestFirst { section: 1, longest: LAST };
         let order: Vec<_> = decode_all(counts, order).iter().map(|t| (t.m_block, t.head)).collect();
         assert_eq!(order, [(1, 0), (0, 0), (1, 1), (0, 1), (1, 2), (1, 3), (0, 2), (0, 3)]);
@@ -239,7 +227,7 @@ mod tests {
 
     #[test]
     fn the_largest_grid_does_not_overflow() {
-        let counts = TileCounts { m_blocks: (1 << 20) - 1, heads: 64, batch: 32, splits: 1 };
+        let counts = TileCounts { m_blocks: (1 << 20) - 1, heads: 64, batch: 32 };
         for order in [Order::Linear, Order::LongestFirst { section: 24, longest: LAST }] {
             let (decoder, last) = (Decoder::new(counts, order), counts.tiles() as u32 - 1);
             let tile = decoder.map(Checked::from).decode(last.into());
@@ -251,9 +239,9 @@ mod tests {
     proptest! {
         #[test]
         fn any_order_visits_every_tile_once(
-            m_blocks in 1u32..40, heads in 1u32..20, batch in 1u32..6, splits in 1u32..5, section in 0u32..200,
+            m_blocks in 1u32..40, heads in 1u32..20, batch in 1u32..6, section in 0u32..200,
         ) {
-            let counts = TileCounts { m_blocks, heads, batch, splits };
+            let counts = TileCounts { m_blocks, heads, batch };
             is_a_permutation(counts, Order::Linear);
             for longest in [Longest::First, LAST] {
                 is_a_permutation(counts, Order::LongestFirst { section, longest });

@@ -31,7 +31,7 @@ impl Plan {
         })
     }
 
-    /// What is computed.
+    /// The problem.
     pub fn problem(&self) -> &Fp8Problem {
         &self.problem
     }

@@ -1,4 +1,4 @@
-//! What a device offers.
+//! The resources of a device.
 
 use std::num::NonZeroU32;
 

@@ -10,7 +10,7 @@ use crate::TileCounts;
 /// In which order tiles are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// m_block fastest, then split, head, batch: tiles that run at the same time read the same K and V,
+    /// m_block fastest, then head, batch: tiles that run at the same time read the same K and V,
     /// which come from memory once and from L2 afterwards. (With the head fastest, 256 heads of 1024 rows ran
     /// at three quarters of the speed on an H100.)
     Linear,

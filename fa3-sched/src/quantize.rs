@@ -180,7 +180,6 @@ impl Plan {
             m_blocks: (shape.seqlen as u32).div_ceil(tile.block_rows()),
             heads: shape.heads as u32,
             batch: shape.batch as u32,
-            splits: 1,
         };
         let tiles = counts.numbered()?;
         // In one section heads are the fastest.

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use crate::{Decoder, Makespan, Order, Scheduler, Tile, TileCounts, TooManyTiles};
 
-/// What the plans of all operations have in common: the tiles, their order, and the tile scheduler. What a tile
+/// The part that plans of all operations have in common: the tiles, their order, and the tile scheduler. What a tile
 /// computes, and what that costs, is the operation's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn tiles_by_number_and_in_order() {
-        let counts = TileCounts { m_blocks: 5, heads: 7, batch: 11, splits: 1 };
+        let counts = TileCounts { m_blocks: 5, heads: 7, batch: 11 };
         let schedule = schedule(counts, Scheduler::DynamicPersistent);
         assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.counter_bytes()), (385, 132, 4));
         let by_number: Vec<_> = (0..385).map(|index| schedule.tile(index).unwrap()).collect();
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn no_tiles() {
-        let nothing = TileCounts { m_blocks: 0, heads: 7, batch: 11, splits: 1 };
+        let nothing = TileCounts { m_blocks: 0, heads: 7, batch: 11 };
         let schedule = schedule(nothing, Scheduler::OneTile);
         assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.counter_bytes()), (0, 0, 0));
         assert_eq!((schedule.tile(0), schedule.decoder(), schedule.tiles().count()), (None, None, 0));
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn tiles_that_cannot_be_numbered() {
-        let counts = TileCounts { m_blocks: 1 << 16, heads: 1 << 8, batch: 1 << 7, splits: 1 };
+        let counts = TileCounts { m_blocks: 1 << 16, heads: 1 << 8, batch: 1 << 7 };
         let error = Schedule::new(counts, Order::Linear, Scheduler::OneTile, SMS).unwrap_err();
         assert_eq!(error, TooManyTiles { tiles: 1 << 31, limit: (1 << 31) - 1 });
         assert_eq!(error.to_string(), "2147483648 tiles are too many to number, the limit is 2147483647");

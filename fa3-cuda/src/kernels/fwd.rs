@@ -49,7 +49,7 @@ use p_type::PType;
 use params::Params;
 use transpose::Transposed;
 
-/// What the roles of a kernel share.
+/// State that the roles of a kernel share.
 struct Fwd<'k> {
     builder: &'k Builder,
     spec: FwdSpec,
@@ -153,7 +153,7 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// What scores go through: the soft cap, in units of which they are then, and the mask.
+    /// The functions of scores: the soft cap, in whose units they are then, and the mask.
     fn scores(&self) -> Scores<'k> {
         let (geometry, (left, _)) = (self.params.geometry, self.spec.mask.reach());
         Scores {

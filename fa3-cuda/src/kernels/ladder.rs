@@ -40,7 +40,7 @@ pub struct GemmSize {
     pub k: u32,
 }
 
-/// What a kernel of the ladder is made from.
+/// A kernel of the ladder, with its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Spec {
     /// [`vector_add`].
@@ -149,7 +149,7 @@ fn launch<const N: usize>(
 mod tests {
     use super::*;
 
-    /// What cannot be launched is refused by the program's check.
+    /// The program's check refuses sizes that cannot be launched.
     #[test]
     fn products_of_any_size_are_programs() {
         for (m, n, k) in [(0, 0, 0), (0, 8, 8), (8, 0, 8), (8, 8, 0), (u32::MAX, u32::MAX, u32::MAX)] {

@@ -21,7 +21,7 @@ pub(crate) trait Side {
     type Tensor: Clone;
 }
 
-/// What a kernel is built from.
+/// The side of a kernel's declaration: types and shapes, no values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form;
 
@@ -33,7 +33,7 @@ impl Side for Form {
     type Tensor = TensorForm;
 }
 
-/// Of a tensor: the shape of its tiles, its dimensions, and which of them is a tile's rows.
+/// A tensor's form: the shape of its tiles, the number of its dimensions, and which of them is a tile's rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorForm {
     pub(crate) tile: TileShape,

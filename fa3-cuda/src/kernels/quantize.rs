@@ -221,7 +221,7 @@ impl<'k> Quantize<'k> {
     /// Tile number `index`.
     #[track_caller]
     fn place(&self, index: V<'k, B32>) -> Place<'k> {
-        let fa3_sched::Tile { m_block, head, batch, split: _ } = self.params.decoder.decode(index);
+        let fa3_sched::Tile { m_block, head, batch } = self.params.decoder.decode(index);
         Place { batch: batch.in_register(), head: head.in_register(), block: m_block.in_register() }
     }
 

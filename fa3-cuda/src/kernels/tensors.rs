@@ -18,7 +18,7 @@ pub(super) fn input<K>(program: &mut Program<K>, name: &'static str, tensor: &Te
     declare(program, name, tensor, BufferRole::Input)
 }
 
-/// The same of a tensor that is written.
+/// Declares the buffer of a tensor that is written.
 pub(super) fn output<K>(program: &mut Program<K>, name: &'static str, tensor: &TensorDesc) -> BufferId {
     // With gaps, not every element is written.
     let role = if is_contiguous(tensor) { BufferRole::Output } else { BufferRole::InOut };

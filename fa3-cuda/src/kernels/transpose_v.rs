@@ -78,7 +78,7 @@ fn kernel(spec: &TransposeSpec) -> Kernel {
         // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
         b.launch_dependents();
         b.grid_dependency_wait();
-        let fa3_sched::Tile { m_block, head, batch, split: _ } = params.decoder.decode(b.cta_x());
+        let fa3_sched::Tile { m_block, head, batch } = params.decoder.decode(b.cta_x());
         b.once_per_role(|| {
             b.mbarrier_arrive_expect(arrived, shape.bytes());
             let row = m_block * V_TILE_KEYS;

@@ -1,4 +1,4 @@
-//! What kinds of instructions there are, as far as a main loop's speed depends on them.
+//! Kinds of instructions, as far as a main loop's speed depends on them.
 
 use std::borrow::Cow;
 use std::fmt;

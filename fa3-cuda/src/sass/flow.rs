@@ -9,7 +9,7 @@ use super::{Class, Listing, Round};
 struct Flow {
     /// Where each block begins, and behind the last one the number of instructions.
     starts: Vec<usize>,
-    /// What may follow each block: what it branches to first, then its neighbour.
+    /// The blocks that may follow each block: its branch's target first, then its neighbour.
     next: Vec<Vec<usize>>,
 }
 
@@ -129,7 +129,7 @@ impl Flow {
     }
 }
 
-/// What can be reached from a block, itself included, along `edges` and not through `barred`.
+/// The blocks that can be reached from a block, itself included, along `edges` and not through `barred`.
 fn reach(edges: &[Vec<usize>], from: usize, barred: Option<usize>) -> BTreeSet<usize> {
     let (mut found, mut open) = (BTreeSet::from([from]), vec![from]);
     while let Some(block) = open.pop() {

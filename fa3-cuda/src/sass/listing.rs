@@ -7,7 +7,7 @@ use std::collections::HashMap;
 pub struct Instruction {
     /// Bytes from the function's start.
     pub address: u32,
-    /// What it does, such as `HGMMA.64x176x16.F32.BF16`.
+    /// The operation, such as `HGMMA.64x176x16.F32.BF16`.
     pub opcode: String,
     /// Everything behind that, as printed.
     pub operands: String,

@@ -11,7 +11,7 @@ const SETTLED: usize = 12;
 /// summed up as mixtures of kinds with their numbers. Integer instructions, moves and branches are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// What follows what.
+    /// The successors of each block.
     pub steps: Vec<Step>,
 }
 

@@ -15,7 +15,7 @@ pub struct Product {
     pub interruptions: usize,
     /// The instruction of the round that is its first HGMMA.
     pub first: usize,
-    /// That of its last one.
+    /// The index of its last instruction.
     pub last: usize,
     /// The first wait that leaves it complete; counted on behind the round's instructions, if a later round
     /// waits. `None` if none does.

@@ -107,7 +107,6 @@ impl Plan {
             m_blocks: rows.div_ceil(tile),
             heads: heads as u32,
             batch: forward.batch() as u32,
-            splits: 1,
         };
         let heads = forward.heads();
         // In one section heads are the fastest, which are neighbours in memory.

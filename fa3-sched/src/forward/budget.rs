@@ -1,4 +1,4 @@
-//! What a tile takes of an SM: registers and shared memory.
+//! The registers and shared memory that a tile takes of an SM.
 
 use std::fmt;
 
@@ -13,17 +13,17 @@ use crate::DeviceLimits;
 pub struct Accumulators {
     /// S in fp32, of two blocks in a three-stage pipeline.
     pub s: u32,
-    /// P in the input type, as the left operand of PV; 0 if it is read from shared memory.
+    /// P in the input type, as the left operand of PV.
     pub p: u32,
     /// O in fp32.
     pub o: u32,
-    /// Of e4m3, what is in flight of a block's PV, with the row sums' columns, in fp32. Without overlap, what that
-    /// takes in addition to the registers that S had.
+    /// The PV of a block in flight, with the row sums' columns, in fp32; of e4m3 only. In a serial pipeline, the part
+    /// of it that the registers of S do not hold.
     pub pv: u32,
 }
 
 impl Accumulators {
-    /// All of them: under overlap they live at the same time, without it nearly so.
+    /// All of them: they live at the same time, in a serial pipeline nearly so.
     pub fn total(self) -> u32 {
         [self.p, self.o, self.pv].into_iter().fold(self.s, u32::saturating_add)
     }
@@ -32,11 +32,11 @@ impl Accumulators {
 /// Registers a thread (PTX `setmaxnreg`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// Of every thread when the kernel starts.
+    /// Every thread's when the kernel starts.
     pub entry: u32,
-    /// Of the producer warpgroup's threads, if there is one, after it released what it does not need.
+    /// The producer's after it released those that it does not need, if there is a producer.
     pub producer: Option<u32>,
-    /// Of the consumers' threads, after they took it; without a producer, what they have at the start.
+    /// The consumers' after they took more; without a producer, those they have at the start.
     pub consumer: u32,
 }
 
@@ -169,8 +169,8 @@ impl CtaTile {
     /// Whether the tensor cores can compute the tile and an SM of the device can hold it.
     ///
     /// # Errors
-    /// What the instructions cannot do (PTX ISA, `wgmma.mma_async`: 64 rows, a depth of 16 elements, a width of up to
-    /// 256 in multiples of 8):
+    /// Refused for what the instructions cannot do (PTX ISA, `wgmma.mma_async`: 64 rows, a depth of 16 elements, a
+    /// width of up to 256 in multiples of 8):
     /// - [`TileError::Shape`] unless each of one to three warpgroups has 64 rows, and N is a width of QKᵀ's and a
     ///   multiple of the depth of PV's;
     /// - [`TileError::HeadDim`] unless head_dim is a multiple of the depth and head_dim_v a width.

@@ -41,7 +41,7 @@ pub enum Precision {
     Fp8(Fp8Inputs),
 }
 
-/// What the code for e4m3 depends on besides.
+/// The inputs of e4m3 on which the code depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fp8Inputs {
     /// How V lies in memory.
@@ -65,7 +65,7 @@ impl Fp8Inputs {
 }
 
 impl Precision {
-    /// That of a problem's tensors.
+    /// The precision of a problem's tensors.
     pub fn of(problem: &Problem) -> Precision {
         if problem.dtype() != Dtype::E4m3 {
             return Precision::Half;
@@ -95,8 +95,8 @@ impl Precision {
         matches!(self, Precision::Fp8(Fp8Inputs { v_layout: ValueLayout::Rows, .. }))
     }
 
-    /// What the keys of a block are a multiple of: the depth of a product. Of scales of blocks 64, so that they divide
-    /// 128, of which there is one.
+    /// The number of which a block's keys are a multiple: the depth of a product. With scales of blocks it is 64, so
+    /// that a block's keys divide the 128 that share a scale.
     pub(super) fn key_multiple(self) -> u32 {
         match self {
             Precision::Half => 16,

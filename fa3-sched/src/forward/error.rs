@@ -5,7 +5,7 @@ use fa3_types::{Dtype, ProblemError};
 use super::Precision;
 use crate::{NotDense, Scheduler, TooManyTiles};
 
-/// What [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
+/// The reasons for which [`Plan::new`](super::Plan::new) refuses a problem. One sentence each, with the numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -52,7 +52,7 @@ impl PlanError {
     }
 }
 
-/// What [`CtaTile::check`](super::CtaTile::check) refuses. One sentence each, with the numbers.
+/// The reasons for which [`CtaTile::check`](super::CtaTile::check) refuses a tile. One sentence each, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]

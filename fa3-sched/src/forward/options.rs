@@ -1,4 +1,4 @@
-//! What a caller decides of a plan.
+//! A caller's decisions on a plan.
 
 use std::num::NonZeroU32;
 

@@ -18,13 +18,13 @@ pub use v_tiles::V_TILE_KEYS;
 /// One tile, and the KV blocks that it visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// What it computes.
+    /// The part of the output that it computes.
     pub tile: Tile<u32>,
-    /// What it visits.
+    /// The KV blocks that it visits.
     pub kv: KvRange<u32>,
 }
 
-/// What all tiles visit together.
+/// The KV blocks that all tiles visit together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// KV blocks.
@@ -98,7 +98,6 @@ impl Plan {
             m_blocks: lens.q.div_ceil(tile.tile_m),
             heads: problem.heads().q() as u32,
             batch: problem.batch() as u32,
-            splits: 1,
         };
         let order = options.order.unwrap_or_else(|| {
             Order::choose(problem.mask(), counts, problem.heads().group_size() as u32, sms)
@@ -114,7 +113,7 @@ impl Plan {
         Ok(Plan { problem: problem.clone(), tile, why, tiling, lens, schedule, cluster, v_tiles })
     }
 
-    /// What is computed.
+    /// The problem.
     pub fn problem(&self) -> &Problem {
         &self.problem
     }
@@ -157,7 +156,7 @@ impl Plan {
         self.cluster
     }
 
-    /// What each tile computes and visits, in the order of tiles.
+    /// The work of each tile, in the order of tiles.
     pub fn works(&self) -> impl Iterator<Item = Work> {
         self.schedule.tiles().map(|tile| Work { tile, kv: self.tiling.kv_range(tile.m_block, self.lens) })
     }
@@ -167,7 +166,7 @@ impl Plan {
         self.schedule.simulate(&self.works().map(|work| work.cost()).collect::<Vec<_>>())
     }
 
-    /// What all tiles visit together.
+    /// The KV blocks that all tiles visit together.
     pub fn cost(&self) -> Cost {
         self.works().fold(Cost::default(), |cost, Work { kv, .. }| Cost {
             blocks: cost.blocks + u64::from(kv.blocks()),
@@ -236,7 +235,8 @@ fn choose_scheduler(
     }
 }
 
-/// Of fewer keys, clusters are up to 4 % slower in short runs and gain nothing in long ones (docs/performance.md).
+/// The fewest keys for which CTAs form clusters. With fewer, clusters are up to 4 % slower in short runs and gain
+/// nothing in long ones (docs/performance.md).
 const MIN_KEYS_OF_CLUSTERS: u32 = 1024;
 
 /// Whether CTAs compute neighbouring tiles at a time that need the same keys: equal tiles, dealt in turn, an even

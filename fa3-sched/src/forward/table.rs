@@ -11,7 +11,7 @@ use super::{CtaTile, Fp8Inputs, Loads, MaskClass, Pipeline, Precision, TileRow};
 const ANY_MASK: &[MaskClass] = &[Dense, Causal, Window];
 const NOT_WINDOW: &[MaskClass] = &[Dense, Causal];
 
-/// What most rows have in common: 128 rows, two consumer warpgroups that take turns, paired products.
+/// The base of most rows: 128 rows, two consumer warpgroups that take turns, paired products.
 const BASE: TileRow = TileRow {
     tile: CtaTile {
         head_dim: 128,

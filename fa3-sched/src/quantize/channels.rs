@@ -25,7 +25,6 @@ impl ChannelPlan {
             m_blocks: (shape.seqlen as u32).div_ceil(PART_ROWS),
             heads: shape.heads as u32,
             batch: shape.batch as u32,
-            splits: 1,
         };
         // Heads without rows have channels, too.
         TileCounts { m_blocks: counts.m_blocks.max(1), ..counts }.numbered()?;

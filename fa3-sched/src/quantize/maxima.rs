@@ -30,8 +30,7 @@ impl MaximaPlan {
         };
         let scales = problem.scales_shape().map_or(0, |shape| shape.iter().product());
         // Heads without rows have scales, too.
-        let counts =
-            TileCounts { m_blocks: 1, heads: scales.try_into().unwrap_or(u32::MAX), batch: 1, splits: 1 };
+        let counts = TileCounts { m_blocks: 1, heads: scales.try_into().unwrap_or(u32::MAX), batch: 1 };
         let (scales, heads) = (counts.numbered()?, of_scale as u32);
         // With a scale there is a sequence, whose tiles have been numbered. Without one heads may have any number.
         let maxima = if scales == 0 { 0 } else { heads * blocks };

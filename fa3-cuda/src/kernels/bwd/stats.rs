@@ -31,7 +31,7 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
         b.launch_dependents();
         b.grid_dependency_wait();
 
-        let Tile { m_block, head, batch, split: _ } = params.decoder.decode(b.cta_x());
+        let Tile { m_block, head, batch } = params.decoder.decode(b.cta_x());
         let (tid, seqlen) = (b.tid(), params.seqlen);
         let lane = tid & (LANES - 1);
         let first = m_block.mad(STATS_ROWS, tid >> LANES.ilog2());

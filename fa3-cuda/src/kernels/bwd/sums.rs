@@ -98,7 +98,7 @@ pub(super) fn kernel(spec: &RoundSpec) -> Kernel {
         let params = RoundParams::<Form>::form(spec, order).pass(&mut Declare(b));
         b.launch_dependents();
         b.grid_dependency_wait();
-        let fa3_sched::Tile { m_block, head, batch, split: _ } = params.decoder.decode(b.cta_x());
+        let fa3_sched::Tile { m_block, head, batch } = params.decoder.decode(b.cta_x());
         let number = params.sums.number([batch, head, m_block]);
         let mut dq = Frag::zeros(b, spec.cols);
         params.sums.block(b, number, spec.cols).load(&mut dq);

@@ -13,7 +13,7 @@ use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::ping_pong::Turn;
 use crate::kernels::parts::scores::Scores;
 
-/// What one consumer warpgroup has, tile after tile.
+/// A consumer warpgroup's state from tile to tile.
 pub(super) struct Attend<'f, 'k> {
     pub(super) fwd: &'f Fwd<'k>,
     pub(super) q: Consumer<'k, 1>,
@@ -31,17 +31,17 @@ pub(super) struct Query<'s, 'k> {
     pub(super) tile: Tile<'s, 'k>,
     /// The thread's first row.
     pub(super) row: V<'k, B32>,
-    /// What its products with K are worth.
+    /// The scales of its products with K.
     pub(super) scales: &'s TileScales<'s, 'k>,
-    /// What they go through.
+    /// The soft cap and the mask.
     pub(super) scores: Scores<'k>,
 }
 
-/// What a tile adds up to.
+/// The sums of a tile: O and the softmax's.
 pub(super) struct Sum<'k> {
     pub(super) o: Frag<'k>,
     pub(super) softmax: RowSoftmax<'k>,
-    /// In units of which O is, where blocks of V have scales.
+    /// The scale in whose units O is kept, if V has a scale per block.
     pub(super) v_scale: Option<VScale<'k>>,
 }
 
@@ -63,7 +63,7 @@ impl<'k> Sum<'k> {
     }
 }
 
-/// What consumers run.
+/// Runs a consumer warpgroup.
 pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let b = fwd.builder;
     let me = b.warpgroup();

@@ -25,11 +25,11 @@ const LEAST_RATIO: f32 = 1.0 / (1u64 << 63) as f32;
 /// Where scales are. At address 0, all of a tensor are 1, if its heads have scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descales<S: Side> {
-    /// Of Q, K and V.
+    /// The addresses of the scales of Q, K and V.
     pub(super) pointers: [S::Pointer; 3],
     /// Heads of K and V.
     pub(super) heads_kv: S::U32,
-    /// What blocks of Q, K and V have scales; none of a tensor whose heads or channels have.
+    /// The blocks of Q, K and V that have scales; `None` of a tensor whose heads or channels have them.
     pub(super) blocks: [Option<Blocks<S>>; 3],
     /// Where means of V's channels are, if these have scales.
     pub(super) mean: Option<S::Pointer>,
@@ -67,7 +67,7 @@ impl<A: Side> Descales<A> {
 }
 
 impl Descales<Form> {
-    /// Those of a kernel.
+    /// The scales' form in a kernel.
     pub(super) fn form(spec: &FwdSpec) -> Descales<Form> {
         let [of_qk, of_v] = [spec.has_block_scales(), spec.has_v_blocks()]
             .map(|has| has.then_some(Blocks { count: (), shift: () }));
@@ -78,7 +78,7 @@ impl Descales<Form> {
 }
 
 impl Descales<Host> {
-    /// Those of a problem.
+    /// The scales of a problem.
     pub(super) fn of(problem: &Problem) -> Descales<Host> {
         let [q, k, v] = problem.scales();
         let tensors = [(problem.q(), q), (problem.k(), k), (problem.v(), v)];
@@ -100,22 +100,22 @@ impl Descales<Host> {
 /// The scales of a tile.
 pub(super) struct TileScales<'f, 'k> {
     fwd: &'f Fwd<'k>,
-    /// What a product of Q and K is worth, but for the scale of K's block.
+    /// The unit of a product of Q and K, without the scale of K's block.
     unit: Unit<'k>,
     /// Its head of K and V, counted over all sequences, where blocks have scales.
     head: Option<V<'k, B32>>,
 }
 
-/// What is loaded for a block of keys.
+/// The scales of a block of keys.
 pub(super) struct BlockScales<'k> {
-    /// What products of Q and K are worth.
+    /// The unit of products of Q and K.
     pub(super) unit: Unit<'k>,
     /// The scale of V, where blocks have some.
     v: Option<V<'k, F32>>,
 }
 
 impl<'f, 'k> TileScales<'f, 'k> {
-    /// Those of a tile, of which this warpgroup has the 64 rows from `row` on.
+    /// Loads the scales of a tile. This warpgroup has the 64 rows from `row` on.
     #[track_caller]
     pub(super) fn new(
         fwd: &'f Fwd<'k>,
@@ -137,7 +137,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
         TileScales { fwd, unit: unit.times(scale).not_zero(), head }
     }
 
-    /// Those of a block of keys. Call it early: they come from memory.
+    /// Loads the scales of a block of keys. Call it early: they come from memory.
     #[track_caller]
     pub(super) fn of(&self, block: &KvBlock<'k>) -> BlockScales<'k> {
         let Some(head) = self.head else { return BlockScales { unit: self.unit, v: None } };
@@ -187,7 +187,7 @@ fn of_block<'k>(fwd: &Fwd<'k>, tensor: usize, head: V<'k, B32>, row: V<'k, B32>)
 /// The scale of V in units of which O is kept: that of the last block that was added.
 pub(super) struct VScale<'k> {
     last: Var<'k, F32>,
-    /// Of the scale before it, and it.
+    /// Previous scale / `last`.
     ratio: Var<'k, F32>,
 }
 

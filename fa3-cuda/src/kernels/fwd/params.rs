@@ -14,7 +14,7 @@ use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::scores::units;
 use crate::kernels::tensors::{strides, transposed_view, view};
 
-/// What a launch passes to a forward kernel.
+/// The arguments of a forward kernel.
 #[derive(Debug)]
 pub(super) struct Params<S: Side> {
     pub(super) q: S::Tensor,
@@ -65,7 +65,7 @@ impl<A: Side> Params<A> {
 }
 
 impl Params<Form> {
-    /// Those of a kernel.
+    /// The arguments' form in a kernel of this spec.
     pub(super) fn form(spec: &FwdSpec) -> Params<Form> {
         let tile = &spec.tile;
         let tensor =

@@ -3,7 +3,7 @@
 use super::Fwd;
 use crate::kernels::parts::geometry::Work;
 
-/// What the producer's warps run: the first one loads, the others transpose, if there is something to transpose.
+/// Runs the producer's warps: the first one loads, the others transpose V, if it is to be transposed.
 pub(super) fn run(fwd: &Fwd<'_>) {
     let b = fwd.builder;
     match &fwd.transposed {

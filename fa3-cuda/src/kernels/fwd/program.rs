@@ -1,4 +1,4 @@
-//! What a plan of the forward pass lowers to.
+//! The program of a plan of the forward pass.
 
 use fa3_ir::{BufferRole, Elem, Program};
 use fa3_sched::Scheduler;

@@ -4,7 +4,7 @@
 //! paper's is the largest score so far, the row_max. Any other serves that lets no exponential overflow, an older one
 //! in particular: [`RowSoftmax::step_lazily`] keeps it and looks for a larger one only where it must (lazy rescaling).
 //!
-//! What is lost is that the largest score has P = 1, which rounding leaves as it is. Where one key has most of a row's
+//! With an older reference, the largest score no longer has P = 1, which rounding leaves as it is. Where one key has most of a row's
 //! weight, the rounding of its P would be an error of the whole row. It cancels if O is divided by what was multiplied.
 //! So LSE comes from ℓ, and O is divided by ℓ + what rounding added to P of such keys. Of a block's keys in a thread,
 //! only the one with the largest score is counted. Many keys of about the same weight err in both directions; of
@@ -21,14 +21,14 @@ pub(super) struct RowSoftmax<'k> {
     builder: &'k Builder,
     /// softmax_scale · log₂e: what a unit of a score is worth in the exponent of 2.
     scale_log2: V<'k, F32>,
-    /// What references are above the largest score, in base 2: a whole number, so that its P is still a power of 2. It
-    /// is negative where P is larger than 1.
+    /// The distance of references above the largest score, in base 2: a whole number, so that its P is still a power of
+    /// 2. It is negative where P is larger than 1.
     headroom: f32,
     /// In base 2, and perhaps of some blocks ago; the smallest number there is for a row that has seen no key, so that
     /// it differs from every score of one.
     row_max: RowsVar<'k>,
     row_sum: RowsVar<'k>,
-    /// What rounding has added to P of keys that may outweigh all before them.
+    /// The sum of what rounding added to P of keys that may outweigh all before them.
     rounding: RowsVar<'k>,
 }
 
@@ -38,7 +38,7 @@ struct Block<'a, 'k> {
     /// P of these scores, rounded.
     p: AFrag<'k>,
     ty: PType,
-    /// What the thread's parts of P's rows add up to.
+    /// The sums of the thread's parts of P's rows.
     parts: RowsVar<'k>,
 }
 
@@ -174,7 +174,7 @@ impl<'k> RowSoftmax<'k> {
         block.parts.set(parts);
     }
 
-    /// What row_max becomes, and what `shrink` multiplies: all that was summed up so far.
+    /// Sets row_max, and multiplies all that was summed up so far by `shrink`.
     #[track_caller]
     fn raise(&self, row_max: Rows<'k>, shrink: Rows<'k>, o: &mut Frag<'k>) {
         self.row_max.set(row_max);

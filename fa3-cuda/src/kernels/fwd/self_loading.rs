@@ -10,7 +10,7 @@ use super::Fwd;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::loader::{Feed, TmaLoader};
 
-/// What such a kernel loads at the begin of a tile.
+/// The loads that such a kernel begins with a tile.
 pub(super) struct SelfLoading<'k> {
     loader: Loader<'k>,
     q: TmaLoader<'k>,
@@ -40,12 +40,12 @@ struct Stream<'k> {
     keys: u32,
     /// From this block on all have been loaded, as the thread that loads knows.
     loaded: Var<'k, B32>,
-    /// Of this tile, once one has begun.
+    /// The tile being loaded, once one has begun.
     work: Option<Work<V<'k, B32>>>,
 }
 
 impl<'k> SelfLoading<'k> {
-    /// What consumers load: nothing, if there is a producer.
+    /// The loads of consumers: none, if there is a producer.
     #[track_caller]
     pub(super) fn of(
         fwd: &Fwd<'k>,

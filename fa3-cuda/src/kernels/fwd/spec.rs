@@ -1,4 +1,4 @@
-//! What makes one forward kernel differ from another.
+//! The key of a forward kernel.
 
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision};
@@ -50,7 +50,6 @@ impl FwdSpec {
     }
 }
 
-/// What follows from it.
 impl FwdSpec {
     /// Whether V of e4m3 is transposed in memory.
     pub(super) fn v_is_transposed(&self) -> bool {

@@ -43,12 +43,12 @@ impl<'k> Transposed<'k> {
         Transposed { ring }
     }
 
-    /// What products read.
+    /// The ring that products read.
     pub(super) fn ring(&self) -> &Ring<'k, 1> {
         &self.ring
     }
 
-    /// What the warps that transpose run.
+    /// Runs the warps that transpose.
     #[track_caller]
     pub(super) fn run(&self, fwd: &Fwd<'k>) {
         let b = fwd.builder;

@@ -17,7 +17,7 @@ const OUT_COLS: u32 = 128;
 pub(super) const A: usize = 0;
 pub(super) const B: usize = 1;
 
-/// What makes one kernel of this kind differ from another.
+/// The differences between kernels of this kind.
 #[derive(Clone, Copy)]
 pub(super) struct Config {
     /// Elements of A and B, and of C.
@@ -30,7 +30,7 @@ pub(super) struct Config {
     pub(super) cluster: u32,
 }
 
-/// What the roles of a kernel share.
+/// State that the roles of a kernel share.
 pub(super) struct Gemm<'k> {
     pub(super) builder: &'k Builder,
     pub(super) config: Config,

@@ -14,7 +14,7 @@ const STAGES: u32 = 4;
 const A: usize = 0;
 const B: usize = 1;
 
-/// What a tile's product needs.
+/// The operands of a tile's product.
 pub(super) struct Loads<'k> {
     builder: &'k Builder,
     maps: [TileMap; 2],

@@ -1,4 +1,4 @@
-//! What tile i of a launch is: the same integers for the host and in a kernel.
+//! Rows and keys of tile i of a launch: the same integers for the host and in a kernel.
 
 use fa3_ir::lang::*;
 use fa3_sched::{Decoder, Int, KvRange, Lens, Order, Schedule, Tile, TileCounts, Tiling, VisibleKeys};
@@ -33,7 +33,7 @@ pub(crate) struct Work<T> {
 }
 
 impl Geometry<u32> {
-    /// Of tiles numbered so, of matrices of this size that are cut so.
+    /// The geometry of a launch: the numbering of its tiles, how matrices are cut, and their size.
     pub(crate) fn of(schedule: &Schedule, tiling: Tiling<u32>, lens: Lens<u32>) -> Geometry<u32> {
         let decoder = schedule.decoder().unwrap_or_else(|| Decoder::new(TileCounts::ONE, schedule.order()));
         Geometry { tiles: schedule.num_tiles(), lens, decoder, tiling }
@@ -41,7 +41,7 @@ impl Geometry<u32> {
 }
 
 impl Geometry<()> {
-    /// That of all launches with this order and this mask.
+    /// The form of all launches with this order and this mask.
     pub(crate) fn form(order: Order, mask: Mask) -> Geometry<()> {
         let (decoder, tiling) = (Decoder::new(TileCounts::ONE, order), Tiling::new(1, 1, 1, mask));
         Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
@@ -69,7 +69,7 @@ impl<T> Geometry<T> {
 impl<T: Int> Geometry<T> {
     /// Tile number `index`.
     fn decode(&self, index: T) -> Work<T> {
-        let Tile { m_block, head, batch, split: _ } = self.decoder.decode(index);
+        let Tile { m_block, head, batch } = self.decoder.decode(index);
         Work {
             batch,
             head,
@@ -170,7 +170,7 @@ mod tests {
         ) {
             let longest = if longest_first { Longest::First } else { Longest::Last };
             let order = sections.map_or(Order::Linear, |section| Order::LongestFirst { section, longest });
-            let counts = TileCounts { m_blocks: q.div_ceil(64), heads: kv_heads * group, batch, splits: 1 };
+            let counts = TileCounts { m_blocks: q.div_ceil(64), heads: kv_heads * group, batch };
             let sms = DeviceLimits::h100_sxm().sms;
             let schedule = Schedule::new(counts, order, Scheduler::StaticPersistent, sms).unwrap();
             let mask = Mask::window(left, right);

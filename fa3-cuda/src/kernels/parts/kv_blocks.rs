@@ -29,7 +29,7 @@ pub(crate) struct KvBlock<'k> {
 }
 
 impl<'k> KvBlocks<'k> {
-    /// Those of `keys` keys of a tile with this range, under a mask with these sides.
+    /// The blocks of `keys` keys of a tile with this range, under a mask with these sides.
     #[track_caller]
     pub(crate) fn of(b: &'k Builder, kv: KvRange<V<'k, B32>>, keys: u32, mask: Mask) -> KvBlocks<'k> {
         let (left, right) = mask.reach();

@@ -22,7 +22,7 @@ pub(crate) struct TmaLoader<'k> {
 /// The CTAs of a cluster of two.
 const BOTH: u16 = 0b11;
 
-/// What runs along the rows of a tile.
+/// The dimension of the tensor that a tile's rows run along.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Along {
     /// The columns of a head: dimensions head_dim, heads, rows, sequences.
@@ -39,7 +39,7 @@ impl<'k> Feed<'k> {
         Feed { map, along: Along::HeadDim, ring, part: None }
     }
 
-    /// The same of tiles that all CTAs of a cluster take at a time: each loads as many rows as `map` copies, for all.
+    /// Like `declare`, for tiles shared by a cluster: each CTA loads as many rows as `map` copies, and multicasts them.
     #[track_caller]
     pub(crate) fn declare_shared(
         b: &'k Builder,
@@ -57,7 +57,7 @@ impl<'k> Feed<'k> {
         Feed { map, along: Along::HeadDim, ring, part: Some(b.cluster_cta_rank()) }
     }
 
-    /// The same of a transposed tensor. Behind what is loaded of it, a tile has `more` rows, whose contents stay.
+    /// Like `declare`, for a transposed tensor. Each slot has `more` extra rows at its end that loads never write.
     #[track_caller]
     pub(crate) fn declare_transposed(
         b: &'k Builder,
@@ -72,7 +72,7 @@ impl<'k> Feed<'k> {
         Feed { map, along: Along::Seqlen, ring, part: None }
     }
 
-    /// What it goes through.
+    /// The ring that it fills.
     pub(crate) fn ring(&self) -> &Ring<'k, 1> {
         &self.ring
     }

@@ -34,7 +34,7 @@ impl<'k> PingPong<'k> {
 }
 
 impl<'k> Turn<'k> {
-    /// Of a kernel without turns.
+    /// The turn of a kernel without turns: taking and passing it do nothing.
     pub(crate) fn none() -> Turn<'k> {
         Turn(None)
     }

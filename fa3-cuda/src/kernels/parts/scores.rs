@@ -1,4 +1,4 @@
-//! What happens to scores between QKᵀ and the softmax: functions that the kernel is built with.
+//! Functions of scores between QKᵀ and the softmax, with which the kernel is built.
 
 use fa3_ir::lang::*;
 use fa3_types::Problem;
@@ -8,7 +8,7 @@ use super::kv_blocks::KvBlock;
 /// Makes a score of a product, and of what a product is worth.
 type Modify<'k> = Box<dyn Fn(V<'k, F32>, V<'k, F32>) -> V<'k, F32> + 'k>;
 
-/// What a product of Q and K is worth.
+/// The worth of a product of Q and K.
 #[derive(Clone, Copy)]
 pub(crate) struct Unit<'k> {
     /// In the exponent of 2: itself, or what it becomes by the soft cap.
@@ -18,7 +18,7 @@ pub(crate) struct Unit<'k> {
 }
 
 impl<'k> Unit<'k> {
-    /// That of products which are to be multiplied by this.
+    /// The unit of products that are to be multiplied by `factor`.
     #[track_caller]
     pub(crate) fn times(self, factor: V<'k, F32>) -> Unit<'k> {
         match self.into_cap {
@@ -91,7 +91,7 @@ impl<'k> Visible<'k> {
     }
 }
 
-/// What a unit of a score is worth in the exponent of 2; and the factor that makes a product such a unit, if scores are
+/// The worth of a score's unit in the exponent of 2; and the factor that makes a product such a unit, if scores are
 /// capped: s = c · tanh(Q·K · scale / c).
 pub(crate) fn units(problem: &Problem) -> (f32, Option<f32>) {
     let scale = problem.softmax_scale();

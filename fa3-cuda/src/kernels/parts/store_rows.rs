@@ -36,7 +36,7 @@ pub(crate) struct StoreRows {
 pub(crate) enum Order {
     /// As they are.
     Natural,
-    /// Of each 16, first the even ones, then the odd ones.
+    /// In each 16 columns, first the even ones, then the odd ones.
     EvensFirst,
 }
 

@@ -40,7 +40,7 @@ impl<'k, S: Side<Pointer = V<'k, B64>, U64 = V<'k, B64>>> Strided<S> {
 }
 
 impl Strided<Form> {
-    /// That of a kernel.
+    /// The form in a kernel.
     pub(crate) fn form(name: &'static str, elem: Elem) -> Strided<Form> {
         Strided { name, address: elem, strides: [(); 3] }
     }

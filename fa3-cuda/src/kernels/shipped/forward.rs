@@ -73,8 +73,8 @@ fn fp8() -> impl Iterator<Item = ProblemSpec> {
     })
 }
 
-/// What the ablation measures, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer keys
-/// where one needs more registers, and other orders of tiles.
+/// The kernels of the ablation, at head_dim 128 with the tile of the longest sequences: other pipelines, with fewer
+/// keys where one needs more registers, and other orders of tiles.
 fn ablation() -> impl Iterator<Item = FwdSpec> {
     let dense = || problem(Dtype::Bf16, (4096, 4096), MANY_HEADS, 128);
     let options = || PlanOptions::default().clusters(false).scheduler(Scheduler::StaticPersistent);

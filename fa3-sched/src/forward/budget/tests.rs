@@ -140,7 +140,7 @@ fn fp8_tiles_need_what_they_need() {
     }
 }
 
-/// What a tile of e4m3 cannot be, and that it could be so with 16-bit elements.
+/// A tile of e4m3 is refused in forms that a tile of 16-bit elements may have.
 #[test]
 fn what_fp8_does_not_compute_is_refused() {
     let limits = DeviceLimits::h100_sxm();

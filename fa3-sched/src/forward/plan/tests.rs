@@ -19,16 +19,16 @@ fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mas
     ProblemSpec::dense(Dtype::Bf16, q, kv).mask(mask).validate().unwrap()
 }
 
-/// What a kernel would compute for tile `index`: the generic functions over checked integers.
+/// The work of tile `index` as a kernel would compute it: the generic functions over checked integers.
 fn as_a_kernel(plan: &Plan, index: u32) -> Work {
     let (decoder, tiling) =
         (plan.schedule.decoder().unwrap().map(Checked::from), plan.tiling.map(Checked::from));
     let tile = decoder.decode(index.into());
     let kv = tiling.kv_range(tile.m_block, Lens { q: plan.lens.q.into(), k: plan.lens.k.into() });
-    let [m_block, head, batch, split] = [tile.m_block, tile.head, tile.batch, tile.split].map(|n| n.0 as u32);
+    let [m_block, head, batch] = [tile.m_block, tile.head, tile.batch].map(|n| n.0 as u32);
     let [first, unmasked_first, unmasked_end, end] =
         [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(|n| n.0 as u32);
-    let tile = Tile { m_block, head, batch, split };
+    let tile = Tile { m_block, head, batch };
     Work { tile, kv: KvRange { first, unmasked_first, unmasked_end, end } }
 }
 
@@ -40,9 +40,9 @@ fn covers(plan: &Plan) {
     for (index, work) in plan.works().enumerate() {
         assert_eq!(plan.schedule.tile(index as u32), Some(work.tile));
         assert_eq!(as_a_kernel(plan, index as u32), work);
-        let Tile { m_block, head, batch, split } = work.tile;
+        let Tile { m_block, head, batch } = work.tile;
         let twice = visits.insert((batch as usize, head as usize, m_block as usize), work.kv);
-        assert_eq!((twice, split), (None, 0));
+        assert_eq!(twice, None);
     }
     assert_eq!(plan.schedule.tile(plan.schedule.num_tiles()), None);
     for (batch, head) in (0..problem.batch()).flat_map(|b| (0..problem.heads().q()).map(move |h| (b, h))) {
@@ -282,7 +282,7 @@ fn nothing_to_do_is_an_empty_plan() {
     assert_eq!((plan.schedule.num_tiles(), plan.cost().blocks), (16, 0));
 }
 
-/// What only the CPU computes, with the numbers.
+/// The refusals of problems that only the CPU computes, with the numbers.
 #[test]
 fn what_no_forward_kernel_computes() {
     let refused = |spec: ProblemSpec| {

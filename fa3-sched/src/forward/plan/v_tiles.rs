@@ -50,6 +50,5 @@ pub(super) fn of(problem: &Problem, tile: &CtaTile) -> Option<TileCounts> {
         m_blocks: (seqlen as u32).div_ceil(V_TILE_KEYS),
         heads: heads as u32,
         batch: batch as u32,
-        splits: 1,
     })
 }

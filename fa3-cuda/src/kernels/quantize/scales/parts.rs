@@ -24,7 +24,7 @@ pub(super) fn kernel(elem: Elem, head_dim: u32) -> Kernel {
         b.launch_dependents();
         b.grid_dependency_wait();
 
-        let Tile { m_block: part, head, batch, split: _ } = params.decoder.decode(b.cta_x());
+        let Tile { m_block: part, head, batch } = params.decoder.decode(b.cta_x());
         let x = params.x.global();
         // All loads before the first sum.
         let loaded: Vec<_> = (0..PART_ROWS / GROUPS)
