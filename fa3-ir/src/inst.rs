@@ -109,8 +109,8 @@ pub enum Access {
     TensorMap {
         /// Which.
         map: TensorMap,
-        /// How many coordinates it is given, if any.
-        coords: Option<usize>,
+        /// How many coordinates it is given.
+        coords: usize,
     },
     /// Uses a declared named barrier.
     Barrier(Barrier),

@@ -296,9 +296,7 @@ fn name(op: &Op) -> &'static str {
                 MemInst::LoadAcquire { .. } => "ld.acquire",
                 MemInst::StoreRelease { .. } => "st.release",
                 MemInst::Atomic { .. } => "atom",
-                MemInst::CompareExchange { .. } => "atom.cas",
                 MemInst::ReduceAdd { .. } => "red",
-                MemInst::ReduceAddRelease { .. } => "red.release",
                 MemInst::CopyAsync { .. } => "cp.async",
                 MemInst::CopyAsyncCommit => "cp.async.commit_group",
                 MemInst::CopyAsyncWait { .. } => "cp.async.wait_group",
@@ -333,7 +331,6 @@ fn name(op: &Op) -> &'static str {
                 TmaInst::Commit => "cp.async.bulk.commit_group",
                 TmaInst::Wait { read: false, .. } => "cp.async.bulk.wait_group",
                 TmaInst::Wait { read: true, .. } => "cp.async.bulk.wait_group.read",
-                TmaInst::Prefetch { .. } => "prefetch.tensormap",
             },
             Inst::Wgmma(inst) => match inst {
                 WgmmaInst::Fence => "wgmma.fence",

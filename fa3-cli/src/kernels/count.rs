@@ -68,7 +68,7 @@ impl Count {
 }
 
 fn is_copy(inst: &TmaInst) -> bool {
-    !matches!(inst, TmaInst::Commit | TmaInst::Wait { .. } | TmaInst::Prefetch { .. })
+    !matches!(inst, TmaInst::Commit | TmaInst::Wait { .. })
 }
 
 fn is_init(inst: &MbarrierInst) -> bool {

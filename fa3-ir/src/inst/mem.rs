@@ -65,12 +65,8 @@ pub enum MemInst {
     StoreRelease { src: Operand, addr: GlobalAddr },
     /// `atom`: gives what was in memory before.
     Atomic { op: AtomicOp, dst: Value, addr: Address, src: Operand },
-    /// `atom.cas.b32`: writes `new` where memory holds `expected`, gives what was there before.
-    CompareExchange { dst: Value, addr: Address, expected: Operand, new: Operand },
     /// `red.add`: an addition that gives nothing.
     ReduceAdd { ty: Ty, addr: Address, src: Operand },
-    /// `red.release.gpu.global.add.u32`: what this thread did before is visible to who acquires the sum.
-    ReduceAddRelease { addr: GlobalAddr, src: Operand },
     /// `cp.async.cg`: 16 bytes, of which the first `src_bytes` are read and the others zero.
     CopyAsync { dst: SharedAddr, src: GlobalAddr, src_bytes: Operand },
     /// `cp.async.commit_group`.
@@ -102,7 +98,7 @@ impl MemInst {
                 addr.visit(see);
                 see(Access::Write(*dst, Ty::B32));
             }
-            MemInst::StoreRelease { src, addr } | MemInst::ReduceAddRelease { addr, src } => {
+            MemInst::StoreRelease { src, addr } => {
                 addr.visit(see);
                 see(Access::Read(*src, Ty::B32));
             }
@@ -110,12 +106,6 @@ impl MemInst {
                 addr.visit(4, 4, see);
                 see(Access::Read(*src, op.ty()));
                 see(Access::Write(*dst, op.ty()));
-            }
-            MemInst::CompareExchange { dst, addr, expected, new } => {
-                addr.visit(4, 4, see);
-                see(Access::Read(*expected, Ty::B32));
-                see(Access::Read(*new, Ty::B32));
-                see(Access::Write(*dst, Ty::B32));
             }
             MemInst::ReduceAdd { ty, addr, src } => {
                 addr.visit(4, 4, see);
@@ -162,18 +152,10 @@ impl MemInst {
                 let (dst, src) = (names.value(*dst), names.operand(*src));
                 format!("atom.relaxed.gpu.{}.{} {dst}, {}, {src}", addr.space(), op.ptx(), address(addr))
             }
-            MemInst::CompareExchange { dst, addr, expected, new } => {
-                let (dst, addr, space) = (names.value(*dst), address(addr), addr.space());
-                let (expected, new) = (names.operand(*expected), names.operand(*new));
-                format!("atom.relaxed.gpu.{space}.cas.b32 {dst}, {addr}, {expected}, {new}")
-            }
             MemInst::ReduceAdd { ty, addr, src } => {
                 let ty = if *ty == Ty::F32 { "f32" } else { "u32" };
                 let src = names.operand(*src);
                 format!("red.relaxed.gpu.{}.add.{ty} {}, {src}", addr.space(), address(addr))
-            }
-            MemInst::ReduceAddRelease { addr, src } => {
-                format!("red.release.gpu.global.add.u32 {}, {}", names.global(*addr), names.operand(*src))
             }
             MemInst::CopyAsync { dst, src, src_bytes } => {
                 let (dst, src) = (names.shared(*dst), names.global(*src));
@@ -286,20 +268,6 @@ impl Builder {
         self.atomic(AtomicOp::ExchangeB32, addr, src)
     }
 
-    /// Writes `new` where memory holds `expected`, gives what was there before.
-    #[track_caller]
-    pub fn compare_exchange(
-        &self,
-        addr: impl Into<Address>,
-        expected: impl Arg<Ty = B32>,
-        new: impl Arg<Ty = B32>,
-    ) -> V<'_, B32> {
-        let dst = self.define(Ty::B32);
-        let (addr, expected, new) = (addr.into(), expected.operand(), new.operand());
-        self.push(Inst::Mem(MemInst::CompareExchange { dst, addr, expected, new }));
-        V::new(self, dst)
-    }
-
     /// Adds integers in memory.
     #[track_caller]
     pub fn reduce_add_u32(&self, addr: impl Into<Address>, src: impl Arg<Ty = B32>) {
@@ -310,12 +278,6 @@ impl Builder {
     #[track_caller]
     pub fn reduce_add_f32(&self, addr: impl Into<Address>, src: impl Arg<Ty = F32>) {
         self.push(Inst::Mem(MemInst::ReduceAdd { ty: Ty::F32, addr: addr.into(), src: src.operand() }));
-    }
-
-    /// Adds integers in global memory; what this thread did before is visible to who acquires the sum.
-    #[track_caller]
-    pub fn reduce_add_release(&self, addr: impl Into<GlobalAddr>, src: impl Arg<Ty = B32>) {
-        self.push(Inst::Mem(MemInst::ReduceAddRelease { addr: addr.into(), src: src.operand() }));
     }
 
     /// Begins to copy 16 bytes to shared memory, through the generic proxy. The first `src_bytes` are read,

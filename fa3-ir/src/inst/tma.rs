@@ -70,8 +70,6 @@ pub enum TmaInst {
     Commit,
     /// `cp.async.bulk.wait_group`: until at most `pending` groups are unfinished, or unread if `read`.
     Wait { pending: u32, read: bool },
-    /// `prefetch.tensormap`.
-    Prefetch { map: TensorMap },
 }
 
 impl TmaInst {
@@ -98,9 +96,6 @@ impl TmaInst {
                 dst.visit(see);
             }
             TmaInst::Commit | TmaInst::Wait { .. } => {}
-            TmaInst::Prefetch { map } => {
-                see(Access::TensorMap { map: *map, coords: None });
-            }
         }
     }
 
@@ -143,7 +138,6 @@ impl TmaInst {
             TmaInst::Wait { pending, read } => {
                 format!("cp.async.bulk.wait_group{} {pending}", if *read { ".read" } else { "" })
             }
-            TmaInst::Prefetch { map } => format!("prefetch.tensormap [{}]", names.tensor_map(*map)),
         }
     }
 }
@@ -196,7 +190,7 @@ impl LoadOptions {
 }
 
 fn visit_tensor(map: TensorMap, coords: &[Operand], see: &mut dyn FnMut(Access)) {
-    see(Access::TensorMap { map, coords: Some(coords.len()) });
+    see(Access::TensorMap { map, coords: coords.len() });
     coords.iter().for_each(|&coord| see(Access::Read(coord, Ty::B32)));
 }
 
@@ -300,11 +294,5 @@ impl Builder {
     #[track_caller]
     pub fn bulk_wait_read(&self, pending: u32) {
         self.push(Inst::Tma(TmaInst::Wait { pending, read: true }));
-    }
-
-    /// Fetches a tensor map into its cache.
-    #[track_caller]
-    pub fn prefetch_tensor_map(&self, map: TensorMap) {
-        self.push(Inst::Tma(TmaInst::Prefetch { map }));
     }
 }

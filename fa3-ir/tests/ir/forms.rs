@@ -84,13 +84,8 @@ fn atomics() {
             (|g| _ = g.b.atomic_max_u32(g.d, g.r), &["atom.relaxed.gpu.global.max.u32 %r4, [%d1], %r0;"]),
             (|g| _ = g.b.atomic_inc_u32(g.d, 131), &["atom.relaxed.gpu.global.inc.u32 %r4, [%d1], 131;"]),
             (|g| _ = g.b.atomic_exchange(g.d, 0), &["atom.relaxed.gpu.global.exch.b32 %r4, [%d1], 0;"]),
-            (
-                |g| _ = g.b.compare_exchange(g.d, 0, g.r),
-                &["atom.relaxed.gpu.global.cas.b32 %r4, [%d1], 0, %r0;"],
-            ),
             (|g| g.b.reduce_add_u32(g.d, 1), &["red.relaxed.gpu.global.add.u32 [%d1], 1;"]),
             (|g| g.b.reduce_add_f32(g.r, g.f), &["red.relaxed.gpu.shared.add.f32 [%r0], %f2;"]),
-            (|g| g.b.reduce_add_release(g.d, 1), &["red.release.gpu.global.add.u32 [%d1], 1;"]),
         ],
     );
 }
@@ -268,7 +263,6 @@ fn tensor_copies() {
                     "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%map_t2, {0, %r0}], [%r0];",
                 ],
             ),
-            (|g| g.b.prefetch_tensor_map(g.map[0]), &["prefetch.tensormap [%map_t2];"]),
         ],
     );
 }

@@ -130,7 +130,8 @@ fn v5_handles_exist() {
     assert_eq!(faults(|b| b.sync(Barrier(2))), unknown("barrier", 2, 0));
     assert_eq!(faults(|b| b.once_in_warp(4, || {})), unknown("warp of a role", 4, 4));
     assert_eq!(faults(|b| b.once_in_warp(3, || {})), []);
-    assert_eq!(faults(|b| b.prefetch_tensor_map(TensorMap(Param(1)))), unknown("parameter", 1, 0));
+    let store = |b: &Builder| b.tma_store(TensorMap(Param(1)), (0, 0), b.value(0));
+    assert_eq!(faults(store)[0], unknown("parameter", 1, 0)[0]);
 }
 
 #[test]

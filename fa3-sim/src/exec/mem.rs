@@ -33,27 +33,13 @@ impl<'a> Machine<'a> {
             MemInst::StoreRelease { src, addr } => self.store_release(at, *src, *addr, active),
             MemInst::Atomic { op, dst, addr, src } => {
                 let flush = matches!(addr, Address::Global(_));
-                self.atomic(at, Some(*dst), *addr, active, *src, None, &|old, src| {
-                    apply(*op, flush, old, src)
-                });
-                return Flow::Poll;
-            }
-            MemInst::CompareExchange { dst, addr, expected, new } => {
-                let code = &self.program.codes[self.warp(at).code];
-                let expected = self.warp(at).operand(code, *expected);
-                self.atomic(at, Some(*dst), *addr, active, *new, Some(expected), &|_, new| new);
+                self.atomic(at, Some(*dst), *addr, active, *src, &|old, src| apply(*op, flush, old, src));
                 return Flow::Poll;
             }
             MemInst::ReduceAdd { ty, addr, src } => {
                 let op = if *ty == Ty::F32 { AtomicOp::AddF32 } else { AtomicOp::AddU32 };
                 let flush = matches!(addr, Address::Global(_));
-                self.atomic(at, None, *addr, active, *src, None, &|old, src| apply(op, flush, old, src));
-            }
-            MemInst::ReduceAddRelease { addr, src } => {
-                self.release(at, *addr, active);
-                let add = |old, src| apply(AtomicOp::AddU32, true, old, src);
-                self.atomic(at, None, Address::Global(*addr), active, *src, None, &add);
-                self.warp(at).tick();
+                self.atomic(at, None, *addr, active, *src, &|old, src| apply(op, flush, old, src));
             }
             MemInst::CopyAsync { dst, src, src_bytes } => self.copy_async(at, *dst, *src, *src_bytes, active),
             MemInst::CopyAsyncCommit => self.copy_async_commit(at, active),
@@ -270,8 +256,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Replaces what is in memory by `change` of it, lane after lane; only where it is as expected, if something is.
-    #[expect(clippy::too_many_arguments, reason = "what the instruction has")]
+    /// Replaces each lane's number in memory by `change` of it and of the lane's operand, lane after lane.
     fn atomic(
         &mut self,
         at: At,
@@ -279,7 +264,6 @@ impl<'a> Machine<'a> {
         addr: Address,
         active: u32,
         src: Operand,
-        expected: Option<Lanes>,
         change: &dyn Fn(u32, u32) -> u32,
     ) {
         let code = &self.program.codes[self.warp(at).code];
@@ -303,9 +287,7 @@ impl<'a> Machine<'a> {
             };
             let old = self.word(at, place);
             before[lane] = old.into();
-            if expected.is_none_or(|expected| expected[lane] as u32 == old) {
-                self.poke(at, place, &change(old, src[lane] as u32).to_le_bytes());
-            }
+            self.poke(at, place, &change(old, src[lane] as u32).to_le_bytes());
             self.exchange_knowledge(at, key);
         }
         if let Some(dst) = dst {

@@ -64,7 +64,6 @@ impl<'a> Machine<'a> {
             }
             TmaInst::Commit => self.bulk_commit(at, active),
             TmaInst::Wait { pending, read } => self.bulk_wait(at, active, *pending, *read),
-            TmaInst::Prefetch { .. } => {}
         }
     }
 

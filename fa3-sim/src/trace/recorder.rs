@@ -202,12 +202,8 @@ fn reads(code: &Code<'_>, op: &Op<'_>, is: &mut dyn FnMut(u32) -> bool) -> bool 
 fn is_late(inst: &Inst) -> bool {
     matches!(
         inst,
-        Inst::Mem(
-            MemInst::Load { .. }
-                | MemInst::LoadAcquire { .. }
-                | MemInst::Atomic { .. }
-                | MemInst::CompareExchange { .. }
-        ) | Inst::Warp(WarpInst::Shfl { .. } | WarpInst::Ldmatrix { .. })
+        Inst::Mem(MemInst::Load { .. } | MemInst::LoadAcquire { .. } | MemInst::Atomic { .. })
+            | Inst::Warp(WarpInst::Shfl { .. } | WarpInst::Ldmatrix { .. })
     )
 }
 
@@ -247,7 +243,6 @@ fn instruction(inst: &Inst, active: u32, control: Action) -> Option<Action> {
         Inst::Tma(TmaInst::Commit) => Some(Action::StoreCommit),
         Inst::Tma(TmaInst::Wait { pending, read }) => Some(Action::StoreWait { pending: *pending, read: *read }),
         Inst::Wgmma(WgmmaInst::Fence)
-        | Inst::Tma(TmaInst::Prefetch { .. })
         | Inst::Fence(_)
         | Inst::Misc(MiscInst::GridDependencyWait | MiscInst::LaunchDependents) => Some(control),
         // Not the machine's.
@@ -273,9 +268,8 @@ fn memory(inst: &MemInst, active: u32) -> Option<Action> {
         }
         MemInst::Store { src, ty, addr: Address::Global(_) } => global(ty.bytes() * src.len() as u32, false),
         MemInst::LoadAcquire { .. } => global(4, true),
-        MemInst::Atomic { addr: Address::Global(_), .. }
-        | MemInst::CompareExchange { addr: Address::Global(_), .. } => global(4, true),
-        MemInst::StoreRelease { .. } | MemInst::ReduceAddRelease { .. } => global(4, false),
+        MemInst::Atomic { addr: Address::Global(_), .. } => global(4, true),
+        MemInst::StoreRelease { .. } => global(4, false),
         MemInst::ReduceAdd { addr: Address::Global(_), .. } => global(4, false),
         MemInst::CopyAsync { .. } => Some(Action::CopyAsync { bytes: 16 * active.count_ones() }),
         MemInst::CopyAsyncCommit => Some(Action::CopyAsyncCommit),
@@ -283,10 +277,8 @@ fn memory(inst: &MemInst, active: u32) -> Option<Action> {
         // Operands of instructions.
         MemInst::LoadParam { .. } => None,
         // Their wavefronts are counted when they are executed.
-        MemInst::Load { .. }
-        | MemInst::Store { .. }
-        | MemInst::Atomic { .. }
-        | MemInst::CompareExchange { .. }
-        | MemInst::ReduceAdd { .. } => None,
+        MemInst::Load { .. } | MemInst::Store { .. } | MemInst::Atomic { .. } | MemInst::ReduceAdd { .. } => {
+            None
+        }
     }
 }

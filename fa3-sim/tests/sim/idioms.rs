@@ -280,7 +280,7 @@ fn additions_in_the_order_of_a_flag() {
             b.bulk_commit();
             b.bulk_wait(0);
             b.fence(FenceInst::ProxyAsyncGlobal);
-            b.reduce_add_release(flag, 1);
+            b.store_release(flag, cta + 1);
         });
     });
     let sums = results(&kernel, 5, 128, 512);

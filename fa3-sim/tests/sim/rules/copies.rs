@@ -211,7 +211,7 @@ fn a_flag_after_the_source_is_read_orders_nothing() {
                     } else {
                         b.bulk_wait(0);
                     }
-                    b.reduce_add_release(flag, 1);
+                    b.store_release(flag, 1);
                 },
                 || {
                     b.repeat(|| b.break_if(b.load_acquire(flag).eq(1)));

@@ -94,7 +94,7 @@ fn flags_order_ctas() {
                     if broken {
                         b.reduce_add_u32(flag, 1);
                     } else {
-                        b.reduce_add_release(flag, 1);
+                        b.store_release(flag, 1);
                     }
                 });
             },
