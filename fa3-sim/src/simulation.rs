@@ -24,7 +24,7 @@ pub enum Mode {
     Skeleton,
 }
 
-/// So many rules.
+/// A number of rules, as text.
 fn rules(count: usize) -> String {
     format!("{count} rule{}", if count == 1 { "" } else { "s" })
 }

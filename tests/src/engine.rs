@@ -23,7 +23,7 @@ pub(crate) use fp8::codes as fp8_codes;
 /// An engine computes a case or says why not; it never computes something else than it was asked for. Whatever it
 /// needs beyond the case (a device, a simulator's limits) it looks for itself, and skips if it is not there.
 pub trait Engine: Sync {
-    /// How reports call it.
+    /// Name in reports.
     fn name(&self) -> String;
 
     /// The arithmetic by which its results for a case are judged.

@@ -9,13 +9,13 @@ use crate::{bwd, fwd, ladder, quantize};
 
 /// The kernels of an operation.
 pub struct Family {
-    /// How reports call it.
+    /// Name in reports.
     pub name: &'static str,
     /// Every kind of kernel with problems of every shape class; the seed is for the inputs.
     pub trials: fn(seed: u64) -> Vec<Trial>,
     /// Small problems, of several tiles a CTA and more blocks than a ring has slots, to run under many schedules.
     pub small: fn() -> Vec<Trial>,
-    /// So many random schedules each of `small` runs under.
+    /// Number of random schedules for each of `small`.
     pub schedules: u64,
     /// Kernels to mutate.
     pub preys: fn() -> Vec<Prey>,

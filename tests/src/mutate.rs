@@ -60,7 +60,7 @@ pub struct Mutant {
     edits: Vec<Edit>,
     /// The place in the kernel's source that built the broken statement.
     source: Source,
-    /// The same, and the statement's number.
+    /// The place as text, with the statement's number.
     pub site: String,
     /// Why it does what the kernel does, if it does.
     pub equivalent: Option<&'static str>,

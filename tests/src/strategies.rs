@@ -12,8 +12,8 @@ use crate::fwd::shapes::INPUTS;
 use crate::testdata::extent;
 use crate::{Case, Dist, Poison};
 
-/// So many random cases, always the same ones unless another seed is asked for (see CONTRIBUTING.md): a suite that
-/// fails by chance is one that nobody believes.
+/// Configuration of so many random cases, always the same ones unless another seed is asked for (see CONTRIBUTING.md):
+/// a suite that fails by chance is one that nobody believes.
 pub fn config(cases: u32) -> ProptestConfig {
     ProptestConfig::with_cases(cases)
 }

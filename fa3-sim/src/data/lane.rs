@@ -240,7 +240,8 @@ fn bit_field(a: u32, pos: u32, len: u32) -> u32 {
     (u64::from(a) >> pos & ones) as u32
 }
 
-/// The same with copies of the field's uppermost bit above; of the sign where the field reaches beyond `a`.
+/// The `len` bits of `a` from `pos` on, with copies of the field's uppermost bit above; of the sign where the field
+/// reaches beyond `a`.
 fn signed_bit_field(a: i32, pos: u32, len: u32) -> i32 {
     let [pos, len] = [pos, len].map(|x| (x & 0xFF).min(32));
     let unused = 64 - len;

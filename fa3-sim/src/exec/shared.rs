@@ -52,7 +52,7 @@ impl Machine<'_> {
         Some(place)
     }
 
-    /// The same in the whole cluster.
+    /// The place of a shared address anywhere in the cluster; a finding if there is none.
     pub(crate) fn resolve_in_cluster(
         &mut self,
         at: At,

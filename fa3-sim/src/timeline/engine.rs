@@ -37,7 +37,7 @@ impl Unit {
         self.free
     }
 
-    /// The same where what is done comes out `latency` later, which is when it is seen.
+    /// Like [`Unit::serve`], with results `latency` later, which is when the span is drawn.
     fn serve_late(&mut self, ready: u64, cycles: u64, latency: u64, what: What) -> u64 {
         let start = self.free.max(ready);
         self.free = start + cycles;

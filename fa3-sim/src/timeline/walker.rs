@@ -79,13 +79,13 @@ impl<'a> Walker<'a> {
         What { activity, line: self.trace.records[record].line, warpgroup: self.warpgroup() }
     }
 
-    /// It did this until then.
+    /// Notes an activity until then.
     pub(super) fn tell(&mut self, what: What, until: u64) {
         let start = self.spans.last().map_or(0, |span| span.end);
         append(&mut self.spans, what.span(start, until.max(start)));
     }
 
-    /// It waited until then, for what the record before the next one says.
+    /// Notes a wait until then, for the record before the next one.
     pub(super) fn waited(&mut self, cause: Cause, until: u64) {
         let what = self.what(self.next.saturating_sub(1), Activity::Wait(cause));
         self.tell(what, until);

@@ -16,7 +16,7 @@ enum Mutation {
     OtherParity,
 }
 
-/// The same statement, wrong; none if this mutation is not one of it.
+/// The statement after a mutation: `Some(None)` if it is removed, `None` if the mutation does not apply to it.
 fn mutate(inst: &Inst, mutation: Mutation) -> Option<Option<Inst>> {
     use Mutation::*;
     let constant = |operand: &Operand, by: i32| match operand {

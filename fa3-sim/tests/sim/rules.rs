@@ -38,7 +38,7 @@ impl Case {
         Case { grid, ..self }
     }
 
-    /// In clusters, one of them.
+    /// Runs as one cluster of `size` CTAs.
     pub(crate) fn cluster(self, size: u32) -> Case {
         Case { launch: self.launch.cluster(size), grid: size, ..self }
     }
@@ -87,7 +87,7 @@ impl Case {
         self.check_either(rule);
     }
 
-    /// The same, where the schedule decides which of two rules is broken.
+    /// Like [`Case::check`], where the schedule decides which of two rules is broken.
     pub(crate) fn check_either(self, other: Rule) {
         let (right, wrong) = (self.kernel(false), self.kernel(true));
         for policy in policies() {

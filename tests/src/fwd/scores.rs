@@ -32,7 +32,8 @@ impl Scores {
         Scores::Walk(0.5),
     ];
 
-    /// The same V; Q and K have such scores. The last column of Q is 1, so that the last one of K is added to them.
+    /// Values with V unchanged, and Q and K that have such scores. The last column of Q is 1, so that the last one of K
+    /// is added to them.
     pub(super) fn values(self, values: Values, problem: &Problem) -> Values {
         let Values { mut q, mut k, .. } = values.clone();
         let exact = |x: f32| rounded(problem.dtype(), x);

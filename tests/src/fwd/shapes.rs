@@ -22,7 +22,7 @@ pub const TINY: CtaTile = CtaTile {
     ping_pong: false,
 };
 
-/// The same for e4m3, with keys of one step of transposing.
+/// Like [`TINY`], for e4m3, with keys of one step of transposing.
 pub const TINY_FP8: CtaTile = CtaTile { precision: Precision::Fp8(INPUTS[0]), tile_n: 32, ..TINY };
 
 /// Inputs of e4m3 of every kind.

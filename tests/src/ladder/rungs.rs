@@ -1,4 +1,4 @@
-//! Which problems.
+//! The problems of every rung.
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::ladder::{

@@ -157,7 +157,7 @@ fma.rn.f32 %f32_0, %f32_0, 0f3F800000, %f32_0;
         assert_eq!(canonical(KERNEL), expected);
     }
 
-    /// The same with something replaced everywhere.
+    /// The canonical kernel after replacements everywhere.
     fn edited(edits: &[(&str, &str)]) -> String {
         let edited = edits.iter().fold(KERNEL.to_owned(), |text, (from, to)| {
             assert!(text.contains(from), "no {from}");

@@ -16,7 +16,7 @@ const SEEDS: u64 = 6;
 
 /// A kernel whose mutants are hunted, and the problems that it is run on.
 pub struct Prey {
-    /// How the table calls it.
+    /// Name in the table.
     pub name: String,
     problems: Vec<Problem>,
     /// Operators some of whose mutants nothing can notice.
@@ -45,7 +45,7 @@ struct Problem {
     program: Program<Kernel>,
     /// The bytes of its arrays before.
     initial: Vec<Vec<u8>>,
-    /// The same after the kernel, with fast arithmetic. That they are right is not to be shown here.
+    /// The bytes of its arrays after the kernel, with fast arithmetic. That they are right is not to be shown here.
     results: Vec<Vec<u8>>,
 }
 
@@ -135,19 +135,19 @@ impl Prey {
         Prey { name: name.to_owned(), problems, argued, also: Vec::new(), bounds: false }
     }
 
-    /// The same kernel, of which these rules may notice mutants of these operators as well.
+    /// Adds rules that may notice mutants of these operators as well.
     pub(crate) fn also_noticed(mut self, also: &'static [(&'static str, &'static [Rule])]) -> Prey {
         self.also.extend(also);
         self
     }
 
-    /// The same kernel, of which nothing can notice these mutants either.
+    /// Adds arguments for mutants that nothing can notice.
     pub(crate) fn also_argued(mut self, argued: &'static [Argued]) -> Prey {
         self.argued.extend(argued);
         self
     }
 
-    /// The same kernel, of which bounds and choices are broken, too.
+    /// Lets bounds and choices be broken, too.
     pub(crate) fn with_bounds(self) -> Prey {
         Prey { bounds: true, ..self }
     }

@@ -200,7 +200,7 @@ mod tests {
         faults.into_iter().map(|(_, fault)| fault).collect()
     }
 
-    /// The same with one instruction put elsewhere.
+    /// The instructions with one of them elsewhere.
     fn moved<const N: usize>(mut instructions: [&str; N], from: usize, to: usize) -> [&str; N] {
         if from < to {
             instructions[from..=to].rotate_left(1);

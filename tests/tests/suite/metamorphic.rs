@@ -161,7 +161,7 @@ proptest! {
         }
     }
 
-    /// In f32, as partial results are kept.
+    /// Results for two parts of the keys, kept in f32, merge to the result for all.
     #[test]
     fn parts_of_the_keys_merge_to_the_whole(
         case in strategies::case(strategies::problem()),

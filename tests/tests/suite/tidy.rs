@@ -59,7 +59,7 @@ struct Cited {
     unused: &'static [(usize, &'static str)],
 }
 
-/// Whatever computes an algorithm of the paper.
+/// All code that computes an algorithm of the paper.
 const CITED: [Cited; 13] = [
     Cited {
         files: "fa3-ref/src/tiled",
@@ -207,7 +207,7 @@ fn sources() -> BTreeMap<String, String> {
     files("rs").into_iter().filter(|(name, _)| ours(name)).collect()
 }
 
-/// Also that an edge which is allowed is there: a list of what might be needed says nothing.
+/// Every allowed edge must be there as well: a list of what might be needed says nothing.
 #[test]
 fn crates_depend_on_each_other_as_allowed() {
     let ours: BTreeMap<&str, &[&str]> = EDGES.into();

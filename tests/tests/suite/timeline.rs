@@ -22,7 +22,7 @@ fn trace(program: &Program<Kernel>, policy: Policy) -> Trace {
     trace_of(program, 0, policy)
 }
 
-/// How busy the tensor core is.
+/// The share of time in which the tensor core is busy.
 fn busy(program: &Program<Spec>) -> f64 {
     busy_in(&trace(&program.map(Spec::kernel), Policy::Eager))
 }
@@ -72,7 +72,7 @@ fn adding(head_dim: usize, seqlen: usize) -> Trace {
     trace_of(&bwd::program(&plan).map(Spec::kernel), 1, Policy::Eager)
 }
 
-/// The same without turns: named barriers are for nothing else.
+/// A trace without turns: named barriers are for nothing else.
 fn without_turns(mut trace: Trace) -> Trace {
     for warp in &mut trace.warps {
         warp.records.retain(|record| {

@@ -87,7 +87,7 @@ pub(super) fn neighbours(device: &Device) -> Fallible<String> {
     Ok(format!("{} problems", problems.len()))
 }
 
-/// The same plan again and again, on the same and on other streams at the same time.
+/// Runs one plan again and again, on one stream and on others at the same time.
 pub(super) fn repetitions(device: &Device) -> Fallible<String> {
     let problems = problems();
     problems.par_iter().try_for_each(|problem| -> Fallible<()> {

@@ -164,7 +164,8 @@ fn nothing(device: &Device) -> Fallible<String> {
     Ok("no rows, no keys, neither, no sequences".to_owned())
 }
 
-/// As far as the driver says what is free. Capturing shows it, too: an allocation would end it.
+/// Checks that launches allocate nothing, as far as the driver's free memory shows it. Capturing shows it, too: an
+/// allocation would end it.
 fn no_allocations(device: &Device) -> Fallible<String> {
     for (problem, form) in cases(&Form::ALL) {
         let mut bench = Bench::new(device, &problem, form)?;

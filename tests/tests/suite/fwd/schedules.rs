@@ -41,7 +41,7 @@ fn kinds() -> [CtaTile; 4] {
     ]
 }
 
-/// The same, and tiles of e4m3.
+/// Tiles of [`kinds`], and tiles of e4m3.
 fn kinds_and_fp8() -> impl Iterator<Item = CtaTile> {
     let two = CtaTile { tile_m: 128, consumers: 2, ping_pong: true, ..TINY_FP8 };
     kinds().into_iter().chain([two, CtaTile { pipeline: Pipeline::Serial, stages: 1, ..TINY_FP8 }])
