@@ -2,7 +2,9 @@
 
 use std::str::FromStr;
 
-use fa3_cuda::host::{Device, HostError};
+use fa3::Scalar;
+use fa3_cuda::host::{Device, DeviceBuffer, HostError, Stream};
+use ndarray::{ArrayView, Dimension};
 
 /// Which GPU to use.
 #[derive(Debug, clap::Args)]
@@ -74,6 +76,18 @@ pub(crate) fn open(ordinal: u32) -> Result<Result<Device, HostError>, HostError>
         ) => Ok(Err(absent)),
         Err(error) => Err(error),
     }
+}
+
+/// An array with nothing between its elements.
+///
+/// # Errors
+/// The driver's.
+pub(crate) fn upload<T: Scalar, D: Dimension>(
+    device: &Device,
+    stream: &Stream,
+    x: ArrayView<'_, T, D>,
+) -> Result<DeviceBuffer, HostError> {
+    device.upload(stream, x.as_slice().expect("a file's tensors and tables have no gaps"))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod args;
 mod bench;
 mod completions;
 mod console;
+mod device;
 mod doctor;
 mod draw;
 mod fp8;

@@ -16,7 +16,7 @@ use safetensors::Dtype as InFile;
 
 use crate::args::json::JsonArgs;
 use crate::args::number::{half, multiple_of};
-use crate::run::place::{Computed, Wanted};
+use crate::device::{Computed, DeviceChoice};
 use crate::run::tensor::{Stored, Tensor, Values};
 use crate::run::{self, safetensors::encode};
 use crate::threads;
@@ -88,7 +88,7 @@ pub(crate) struct Options {
     /// Where to compute: cpu, gpu, which is the first Hopper GPU, or the number of another one; auto is a Hopper GPU
     /// where there is one, else the CPU
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
-    device: Wanted,
+    device: DeviceChoice,
     #[command(flatten)]
     json: JsonArgs,
 }
@@ -170,7 +170,7 @@ impl Options {
         }
         let problem = quantize.problem().map_err(refused)?;
 
-        let place = self.device.place().map_err(refused)?;
+        let place = self.device.open().map_err(refused)?;
         let computed = self.device.compute(
             place,
             "codes and scales",

@@ -3,14 +3,14 @@
 mod call;
 mod compare;
 pub(crate) mod error;
-pub(crate) mod gpu;
+mod gpu;
 mod npy;
-pub(crate) mod place;
 mod report;
 pub(crate) mod safetensors;
 mod source;
 mod summary;
 pub(crate) mod tensor;
+pub(crate) mod text;
 
 use std::path::{Path, PathBuf};
 
@@ -19,12 +19,12 @@ use serde_json::{Value, json};
 
 use crate::args::json::JsonArgs;
 use crate::args::score::ScoreArgs;
+use crate::device::{ChosenDevice, DeviceChoice};
 use crate::threads::ThreadsError;
 use crate::write::{self, NewFile};
 use call::{Call, Lists, Results, Settings};
 use compare::Judged;
 use error::Error;
-use place::{Place, Wanted};
 use safetensors::{File, Selection};
 use source::Source;
 use tensor::Tensor;
@@ -85,7 +85,7 @@ pub(crate) struct Options {
     /// Where to compute: cpu, gpu, which is the first Hopper GPU, or the number of another one; auto is a Hopper GPU
     /// where there is one whose kernels take the problem, else the CPU
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
-    device: Wanted,
+    device: DeviceChoice,
     /// Checks results that nothing is expected of as well
     #[arg(long)]
     check: bool,
@@ -252,8 +252,8 @@ impl Options {
         }
     }
 
-    fn place(&self) -> Result<Place, Error> {
-        self.device.place().map_err(|error| Error::compute("", error))
+    fn place(&self) -> Result<ChosenDevice, Error> {
+        self.device.open().map_err(|error| Error::compute("", error))
     }
 
     fn settings(&self) -> Settings {

@@ -13,8 +13,7 @@ use ndarray::Array4;
 
 use super::recipe::{BLOCK, Recipe};
 use super::sample::Sample;
-use crate::gpu::Which;
-use crate::run::gpu::upload;
+use crate::gpu::{Which, upload};
 
 /// A GPU, and the order of its work.
 pub(super) struct Gpu {

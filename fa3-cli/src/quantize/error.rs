@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use fa3::problem::QuantizeProblemError;
 
-use crate::run::error::extents;
+use crate::run::text::extents;
 
 /// Refusals of `fa3 quantize` alone. One sentence each, with the names and the numbers.
 #[derive(Debug, thiserror::Error)]

@@ -7,8 +7,8 @@ use fa3::problem::QuantizeProblem;
 use fa3::{Quantized, RopeTable, Scalar};
 use ndarray::ArrayView4;
 
-use crate::run::gpu::{timed, upload};
-use crate::run::place::Times;
+use crate::device::Times;
+use crate::gpu::upload;
 
 /// Quantizes a contiguous tensor, and how long a launch of the kernel takes.
 ///
@@ -36,7 +36,7 @@ pub(super) fn quantize<T: Scalar>(
     let (mut scales, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
     let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
 
-    let times = timed(&stream, compile, || {
+    let times = Times::of_launches(&stream, compile, || {
         let tensors = QuantizeTensors::new(&x, &mut codes).scales(scales.as_mut()).mean(mean.as_mut());
         let tensors = tensors.rotary(rotary);
         quantize.run(&stream, tensors, &mut workspace)

@@ -9,13 +9,13 @@ use ndarray::{ArrayView4, Axis};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use crate::run::place::{Place, Times};
+use crate::device::{ChosenDevice, Times};
 
 /// A quantized tensor: on which device, how fast and how well.
 #[derive(Debug)]
 pub(super) struct Report<'a> {
     pub(super) problem: QuantizeProblem,
-    pub(super) place: Place,
+    pub(super) place: ChosenDevice,
     pub(super) times: Times,
     pub(super) drift: Drift,
     pub(super) quantized: &'a Quantized,

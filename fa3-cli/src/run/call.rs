@@ -7,13 +7,14 @@ use half::{bf16, f16};
 use ndarray::{Array4, ArrayView4, IntoDimension};
 
 use super::compare::{Arithmetic, Check, Expected, Judged, check_gradients};
-use super::error::{Error, short};
+use super::error::Error;
 use super::gpu;
-use super::place::{Computed, Place, Wanted};
 use super::report::{Backward, Report};
 use super::summary::Summary;
 use super::tensor::{self, Stored, Tensor, Values};
+use super::text::short;
 use crate::args::number::row;
+use crate::device::{ChosenDevice, Computed, DeviceChoice};
 
 /// One call's part of a file.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ type CuSeqlens<'a> = (&'a [i32], &'a [i32]);
 /// The command line's options for every call.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
-    pub(super) device: Wanted,
+    pub(super) device: DeviceChoice,
     pub(super) judged: Judged,
     /// Whether gradients are computed.
     pub(super) backward: bool,
@@ -80,7 +81,7 @@ struct Attended<'c, 'a, T: Scalar> {
     attention: &'c Attention<'a, T>,
     qkv: [ArrayView4<'a, T>; 3],
     output: &'c Output<T::Output>,
-    place: Place,
+    place: ChosenDevice,
     /// The gradients of O and of LSE in the file.
     of: [Option<Tensor>; 2],
     /// Whether its sequences are packed.
@@ -118,7 +119,7 @@ impl Lists {
 
 impl Call {
     /// Computes the call in the type of Q, there, and compares.
-    pub(super) fn attend(self, settings: &Settings, place: Place) -> Result<Results, Error> {
+    pub(super) fn attend(self, settings: &Settings, place: ChosenDevice) -> Result<Results, Error> {
         let dtype = |given, expected| Error::Dtype { tensor: self.q.name.clone(), given, expected };
         match &self.q.values {
             Values::F32(_) => self.attend_in::<f32>(settings, place, |attended, settings| {
@@ -141,7 +142,7 @@ impl Call {
     fn attend_in<T: Stored<Output: Stored>>(
         self,
         settings: &Settings,
-        place: Place,
+        place: ChosenDevice,
         differentiate: impl Fn(Attended<'_, '_, T>, &Settings) -> Result<Option<(Backward, [Tensor; 3])>, Error>,
     ) -> Result<Results, Error> {
         let Call { prefix, q, k, v, lists, expected_o, expected_lse, dout, dlse } = self;

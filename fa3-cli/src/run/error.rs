@@ -1,6 +1,5 @@
 //! Why there is no result.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -9,8 +8,7 @@ use fa3_ref::InputError;
 use fa3_types::ProblemError;
 use safetensors::{Dtype, SafeTensorError};
 
-use super::npy::NpyError;
-use super::safetensors::HeaderError;
+use super::text::{Names, cut, extents, short};
 
 /// Everything that `fa3 run` refuses. One sentence each, with the names and the numbers.
 #[derive(Debug, thiserror::Error)]
@@ -103,74 +101,54 @@ impl Error {
     }
 }
 
-/// The names of a file's tensors, the first few of them printed.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Names(pub(crate) Vec<String>);
+/// Why a file's bytes, or a tensor's values, are none that this reads or writes. Said of the file.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum NpyError {
+    #[error("cannot be read: {0}")]
+    Read(io::ErrorKind),
+    #[error("is not a .npy file: it does not begin with \\x93NUMPY")]
+    Magic,
+    #[error("is a .npy file of version {major}.{minor}, expected 1.0, 2.0 or 3.0")]
+    Version { major: u8, minor: u8 },
+    #[error("has a header of {given} bytes, more than {most}")]
+    HeaderLength { given: u32, most: u32 },
+    #[error("ends within its header")]
+    HeaderCut,
+    #[error("is not a .npy file: its header is no dict of descr, fortran_order and shape")]
+    Header,
+    #[error("holds {descr}, expected f4 or f2")]
+    Dtype { descr: String },
+    #[error("holds '{descr}', expected f4 or f2, as x.astype('f4') gives")]
+    Wide { descr: String },
+    #[error("has more than {most} dimensions")]
+    Rank { most: usize },
+    #[error("has an extent of {digits} digits, more than can be addressed")]
+    Extent { digits: usize },
+    #[error("has shape {}, more elements than can be addressed", extents(shape))]
+    TooLarge { shape: Vec<usize> },
+    #[error("holds {given} bytes of data, expected {expected} for {dtype} of shape {}", extents(shape))]
+    Length { given: u64, expected: u64, dtype: Dtype, shape: Vec<usize> },
+}
 
-impl fmt::Display for Names {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MOST: usize = 8;
-        let join = |names: &[String]| names.iter().map(|name| short(name)).collect::<Vec<_>>().join(", ");
-        match self.0.as_slice() {
-            [] => f.write_str("nothing"),
-            names if names.len() <= MOST => f.write_str(&join(names)),
-            names => write!(f, "{} and {} more", join(&names[..MOST]), names.len() - MOST),
-        }
+impl From<io::Error> for NpyError {
+    fn from(error: io::Error) -> NpyError {
+        NpyError::Read(error.kind())
     }
 }
 
-/// A name out of a file, as long as names are.
-pub(super) fn short(name: &str) -> String {
-    cut(name, 60)
-}
-
-/// The extents of a tensor in a file, which may have any number of them.
-pub(crate) fn extents(shape: &[usize]) -> String {
-    const MOST: usize = 8;
-    match shape.get(..MOST) {
-        Some(first) if shape.len() > MOST => {
-            let first = first.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-            format!("[{first}, ... ({} extents)]", shape.len())
-        }
-        _ => format!("{shape:?}"),
-    }
-}
-
-/// No more than `most` characters of a text out of a file.
-pub(super) fn cut(text: &str, most: usize) -> String {
-    match text.chars().count() {
-        count if count > most => {
-            let start: String = text.chars().take(most).collect();
-            format!("{start}... ({count} characters)")
-        }
-        _ => text.to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_lists_of_names_are_cut() {
-        let names = |count: usize| Names((0..count).map(|i| i.to_string()).collect()).to_string();
-        assert_eq!(names(0), "nothing");
-        assert_eq!(names(2), "0, 1");
-        assert_eq!(names(10), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
-    }
-
-    #[test]
-    fn long_shapes_are_cut() {
-        assert_eq!(extents(&[]), "[]");
-        assert_eq!(extents(&[1; 8]), "[1, 1, 1, 1, 1, 1, 1, 1]");
-        assert_eq!(extents(&[1; 100_000]), "[1, 1, 1, 1, 1, 1, 1, 1, ... (100000 extents)]");
-    }
-
-    #[test]
-    fn long_names_are_cut() {
-        assert_eq!(short(&"ä".repeat(60)), "ä".repeat(60));
-        let cut = "ä".repeat(60) + "... (100000 characters)";
-        assert_eq!(short(&"ä".repeat(100_000)), cut);
-        assert_eq!(Names(vec!["ä".repeat(100_000)]).to_string(), cut);
-    }
+/// Why a file is none of safetensors, or not the whole of one.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
+pub(crate) enum HeaderError {
+    #[error("it has {given} bytes, and {expected} say how long its header is")]
+    NoLength { given: usize, expected: u64 },
+    #[error("its header would have {given} bytes, more than {most}")]
+    Long { given: u64, most: u64 },
+    #[error("it ends after {given} of the {expected} bytes of its header")]
+    Cut { given: usize, expected: u64 },
+    #[error("its header is no JSON of tensors: {}", cut(&.0.to_string(), 300))]
+    Json(serde_json::Error),
+    #[error("it has {given} bytes, {expected} by its header")]
+    Length { given: u64, expected: u64 },
 }

@@ -1,18 +1,17 @@
 //! A call on a GPU: compiled, computed, then timed.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fa3::cuda::{
-    Backward, BackwardError, BackwardTensors, Device, DeviceBuffer, Forward, ForwardError, ForwardTensors,
-    HostError, Stream, Workspace,
+    Backward, BackwardError, BackwardTensors, Device, Forward, ForwardError, ForwardTensors, Workspace,
 };
 use fa3::problem::BackwardProblem;
 use fa3::{Gradients, Output, OutputGradients, Scalar};
 use fa3_types::{Problem, TensorDesc};
-use ndarray::{Array3, Array4, ArrayView, ArrayView4, Dimension};
+use ndarray::{Array3, Array4, ArrayView4};
 
-use super::place::Times;
-use crate::launches::{self, SLICE_MS};
+use crate::device::Times;
+use crate::gpu::upload;
 
 /// Computes a call of contiguous tensors, and how long a launch of its kernel takes.
 ///
@@ -34,7 +33,7 @@ pub(super) fn forward<T: Scalar>(
     let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
     let mut lse = device.alloc(lse_bytes)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let times = timed(&stream, compile, || {
+    let times = Times::of_launches(&stream, compile, || {
         let tensors = ForwardTensors::new(&q, &k, &v, &mut o).lse(&mut lse);
         forward.run(&stream, tensors, &mut workspace)
     })?;
@@ -70,7 +69,7 @@ pub(super) fn backward<T: Scalar>(
     let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
     let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
-    let times = timed(&stream, compile, || {
+    let times = Times::of_launches(&stream, compile, || {
         let gradients = [&mut dq, &mut dk, &mut dv];
         let tensors = BackwardTensors::new([&q, &k, &v], [&o, &lse], &dout, gradients).dlse(dlse.as_ref());
         backward.run(&stream, tensors, &mut workspace)
@@ -83,30 +82,4 @@ pub(super) fn backward<T: Scalar>(
     let [q, k, v] = descs;
     let gradients = Gradients::new([array(q, dq), array(k, dk), array(v, dv)]);
     Ok((gradients, times))
-}
-
-/// The times of a compiled call whose launches are timed back to back.
-///
-/// # Errors
-/// The errors of `launch`, and the driver's.
-pub(crate) fn timed<E: From<HostError>>(
-    stream: &Stream,
-    compile: Duration,
-    mut launch: impl FnMut() -> Result<(), E>,
-) -> Result<Times, E> {
-    let launches = launches::fill(stream, SLICE_MS, &mut launch)?;
-    let call = Duration::from_secs_f64(launches::time(stream, launches, launch)? / 1e3);
-    Ok(Times { compile: Some(compile), call, launches, warm: true })
-}
-
-/// An array with nothing between its elements.
-///
-/// # Errors
-/// The driver's.
-pub(crate) fn upload<T: Scalar, D: Dimension>(
-    device: &Device,
-    stream: &Stream,
-    x: ArrayView<'_, T, D>,
-) -> Result<DeviceBuffer, HostError> {
-    device.upload(stream, x.as_slice().expect("a file's tensors and tables have no gaps"))
 }

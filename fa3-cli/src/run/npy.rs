@@ -3,12 +3,10 @@
 //! A magic string, a version, the header's length, the header as a Python dict, the elements: the format is
 //! documented as `numpy.lib.format`.
 
-use std::io;
-
 use ndarray::{ArrayView, IxDyn, ShapeBuilder};
 use safetensors::Dtype;
 
-use super::error::extents;
+use super::error::NpyError;
 use super::source::Source;
 use super::tensor::{Tensor, Values};
 
@@ -20,47 +18,11 @@ const MOST_DIMS: usize = 64;
 /// A limit: the header of an array of one type takes less than 2 KiB.
 const MOST_HEADER_BYTES: u32 = 1 << 24;
 
-/// Why a file's bytes, or a tensor's values, are none that this reads or writes. Said of the file.
-#[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
-pub(crate) enum NpyError {
-    #[error("cannot be read: {0}")]
-    Read(io::ErrorKind),
-    #[error("is not a .npy file: it does not begin with \\x93NUMPY")]
-    Magic,
-    #[error("is a .npy file of version {major}.{minor}, expected 1.0, 2.0 or 3.0")]
-    Version { major: u8, minor: u8 },
-    #[error("has a header of {given} bytes, more than {MOST_HEADER_BYTES}")]
-    HeaderLength { given: u32 },
-    #[error("ends within its header")]
-    HeaderCut,
-    #[error("is not a .npy file: its header is no dict of descr, fortran_order and shape")]
-    Header,
-    #[error("holds {descr}, expected f4 or f2")]
-    Dtype { descr: String },
-    #[error("holds '{descr}', expected f4 or f2, as x.astype('f4') gives")]
-    Wide { descr: String },
-    #[error("has more than {MOST_DIMS} dimensions")]
-    Rank,
-    #[error("has an extent of {digits} digits, more than can be addressed")]
-    Extent { digits: usize },
-    #[error("has shape {}, more elements than can be addressed", extents(shape))]
-    TooLarge { shape: Vec<usize> },
-    #[error("holds {given} bytes of data, expected {expected} for {dtype} of shape {}", extents(shape))]
-    Length { given: u64, expected: u64, dtype: Dtype, shape: Vec<usize> },
-}
-
 /// The description before a file's data.
 struct Header<'a> {
     descr: &'a str,
     fortran_order: bool,
     shape: Vec<usize>,
-}
-
-impl From<io::Error> for NpyError {
-    fn from(error: io::Error) -> NpyError {
-        NpyError::Read(error.kind())
-    }
 }
 
 /// The tensor in a file, under the name `name`.
@@ -145,7 +107,7 @@ fn header(source: &mut Source) -> Result<(Vec<u8>, u64), NpyError> {
     length.resize(4, 0);
     let length = u32::from_le_bytes(length.try_into().expect("4 bytes"));
     if length > MOST_HEADER_BYTES {
-        return Err(NpyError::HeaderLength { given: length });
+        return Err(NpyError::HeaderLength { given: length, most: MOST_HEADER_BYTES });
     }
     let end = start + u64::from(length);
     let header = source.bytes(start..end)?;
@@ -235,7 +197,7 @@ impl<'a> Text<'a> {
         self.expect("(")?;
         while !self.eat(")") {
             if extents.len() == MOST_DIMS {
-                return Err(NpyError::Rank);
+                return Err(NpyError::Rank { most: MOST_DIMS });
             }
             extents.push(self.number()?);
             if !self.eat(",") {
@@ -358,7 +320,7 @@ mod tests {
         assert_eq!(shape("(0, 4294967296, 4294967296, 8)"), too_large(&[0, large, large, 8]));
         assert_eq!(shape("(9223372036854775808,)"), too_large(&[1 << 63]));
         assert_eq!(shape("(18446744073709551616,)"), Some(NpyError::Extent { digits: 20 }));
-        assert_eq!(shape(&format!("({})", "1,".repeat(65))), Some(NpyError::Rank));
+        assert_eq!(shape(&format!("({})", "1,".repeat(65))), Some(NpyError::Rank { most: MOST_DIMS }));
     }
 
     #[test]

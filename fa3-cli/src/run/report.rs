@@ -6,8 +6,8 @@ use fa3_types::Problem;
 use serde_json::{Value, json};
 
 use super::compare::Check;
-use super::place::{Place, Times};
 use super::summary::Summary;
+use crate::device::{ChosenDevice, Times};
 
 use crate::console;
 
@@ -20,7 +20,7 @@ pub(super) struct Report {
     /// The start of the names of the call's tensors.
     pub(super) prefix: String,
     pub(super) problem: Problem,
-    pub(super) place: Place,
+    pub(super) place: ChosenDevice,
     pub(super) times: Times,
     pub(super) summary: Summary,
     pub(super) check: Check,
@@ -32,7 +32,7 @@ pub(super) struct Report {
 pub(super) struct Backward {
     /// The names of the gradients of O and LSE, if they are of the file.
     pub(super) from: [Option<String>; 2],
-    pub(super) place: Place,
+    pub(super) place: ChosenDevice,
     pub(super) times: Times,
     pub(super) summaries: [Summary; 3],
     pub(super) check: Check,
@@ -117,7 +117,7 @@ mod tests {
         let report = |compile| Report {
             prefix: String::new(),
             problem: problem.clone(),
-            place: Place::cpu(),
+            place: ChosenDevice::cpu(),
             times: Times { compile, call: Duration::from_millis(1), launches: 20, warm: true },
             summary: Summary::new("o", &Array4::<f32>::ones([1; 4])),
             check: Check::Unwanted,

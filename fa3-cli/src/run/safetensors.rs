@@ -8,9 +8,10 @@ use safetensors::tensor::Metadata;
 use safetensors::{Dtype, View};
 
 use super::call::{Call, Lists};
-use super::error::{Error, Names, cut, short};
+use super::error::{Error, HeaderError};
 use super::source::Source;
 use super::tensor::{self, Tensor, Values};
+use super::text::{Names, short};
 
 /// Which tensors of a file are Q, K and V.
 #[derive(Debug, Default, clap::Args)]
@@ -41,22 +42,6 @@ pub(super) struct File<'a> {
     metadata: Metadata,
     /// Where the data begin.
     start: u64,
-}
-
-/// Why a file is none of safetensors, or not the whole of one.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
-pub(crate) enum HeaderError {
-    #[error("it has {given} bytes, and {LENGTH_BYTES} say how long its header is")]
-    NoLength { given: usize },
-    #[error("its header would have {given} bytes, more than {MOST_HEADER_BYTES}")]
-    Long { given: u64 },
-    #[error("it ends after {given} of the {expected} bytes of its header")]
-    Cut { given: usize, expected: u64 },
-    #[error("its header is no JSON of tensors: {}", cut(&.0.to_string(), 300))]
-    Json(serde_json::Error),
-    #[error("it has {given} bytes, {expected} by its header")]
-    Length { given: u64, expected: u64 },
 }
 
 impl<'a> File<'a> {
@@ -166,11 +151,11 @@ impl<'a> File<'a> {
 fn header(source: &mut Source) -> io::Result<Result<(Metadata, u64), HeaderError>> {
     let length = source.bytes(0..LENGTH_BYTES)?;
     let Ok(length) = <[u8; LENGTH_BYTES as usize]>::try_from(length.as_slice()) else {
-        return Ok(Err(HeaderError::NoLength { given: length.len() }));
+        return Ok(Err(HeaderError::NoLength { given: length.len(), expected: LENGTH_BYTES }));
     };
     let length = u64::from_le_bytes(length);
     if length > MOST_HEADER_BYTES {
-        return Ok(Err(HeaderError::Long { given: length }));
+        return Ok(Err(HeaderError::Long { given: length, most: MOST_HEADER_BYTES }));
     }
     let start = LENGTH_BYTES + length;
     let header = source.bytes(LENGTH_BYTES..start)?;

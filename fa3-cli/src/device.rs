@@ -4,16 +4,17 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use fa3::cuda::{self, BackwardError, ForwardError, QuantizeError};
+use fa3::cuda::{self, BackwardError, ForwardError, HostError, QuantizeError, Stream};
 use fa3::{Device, Error};
 use serde_json::{Value, json};
 
 use crate::gpu::Which;
+use crate::launches::{self, SLICE_MS};
 use crate::progress;
 
 /// The device that the command line asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum DeviceChoice {
     /// The GPU, where there is a Hopper GPU whose kernels take the problem; the CPU otherwise.
     Auto,
     /// The CPU.
@@ -27,21 +28,21 @@ pub(crate) enum Wanted {
 #[error("expected auto, cpu, gpu or the number of a gpu")]
 pub(crate) struct NoDeviceName;
 
-impl FromStr for Wanted {
+impl FromStr for DeviceChoice {
     type Err = NoDeviceName;
 
-    fn from_str(text: &str) -> Result<Wanted, NoDeviceName> {
+    fn from_str(text: &str) -> Result<DeviceChoice, NoDeviceName> {
         match text {
-            "auto" => Ok(Wanted::Auto),
-            "cpu" => Ok(Wanted::Cpu),
-            gpu => gpu.parse().map(Wanted::Gpu).map_err(|_| NoDeviceName),
+            "auto" => Ok(DeviceChoice::Auto),
+            "cpu" => Ok(DeviceChoice::Cpu),
+            gpu => gpu.parse().map(DeviceChoice::Gpu).map_err(|_| NoDeviceName),
         }
     }
 }
 
-/// Where it was computed.
+/// The device that computes a call, and why not another one.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ChosenDevice {
     pub(crate) device: Device,
     /// Why not on a GPU, if that was left open.
     pub(crate) why: Option<Error>,
@@ -66,6 +67,20 @@ const LONG: Duration = Duration::from_secs(2);
 const SLICE: Duration = Duration::from_millis(100);
 
 impl Times {
+    /// Times the launches of a compiled call, back to back.
+    ///
+    /// # Errors
+    /// The errors of `launch`, and the driver's.
+    pub(crate) fn of_launches<E: From<HostError>>(
+        stream: &Stream,
+        compile: Duration,
+        mut launch: impl FnMut() -> Result<(), E>,
+    ) -> Result<Times, E> {
+        let launches = launches::fill(stream, SLICE_MS, &mut launch)?;
+        let call = Duration::from_secs_f64(launches::time(stream, launches, launch)? / 1e3);
+        Ok(Times { compile: Some(compile), call, launches, warm: true })
+    }
+
     /// Two lines of a report, the first only of a GPU. A call does `work`, in thousands of millions a second of `unit`.
     pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>, work: f64, unit: &str) -> fmt::Result {
         let &Times { compile, call, launches, warm } = self;
@@ -105,21 +120,21 @@ impl Times {
 pub(crate) struct Computed<R> {
     pub(crate) result: R,
     pub(crate) times: Times,
-    pub(crate) place: Place,
+    pub(crate) place: ChosenDevice,
 }
 
-impl Wanted {
+impl DeviceChoice {
     /// The first device that may compute a call, and why none before it does.
     ///
     /// # Errors
     /// There is no GPU, and nothing else is wanted.
-    pub(crate) fn place(self) -> Result<Place, Error> {
+    pub(crate) fn open(self) -> Result<ChosenDevice, Error> {
         match self {
-            Wanted::Cpu => Ok(Place::cpu()),
-            Wanted::Gpu(which) => Ok(Place { device: Device::Cuda(which.open()?), why: None }),
-            Wanted::Auto => {
+            DeviceChoice::Cpu => Ok(ChosenDevice::cpu()),
+            DeviceChoice::Gpu(which) => Ok(ChosenDevice { device: Device::Cuda(which.open()?), why: None }),
+            DeviceChoice::Auto => {
                 let (device, why) = Device::best();
-                Ok(Place { device, why })
+                Ok(ChosenDevice { device, why })
             }
         }
     }
@@ -131,7 +146,7 @@ impl Wanted {
     /// The call's, or the GPU's.
     pub(crate) fn compute<R>(
         self,
-        mut place: Place,
+        mut place: ChosenDevice,
         what: &'static str,
         on_gpu: impl FnOnce(&cuda::Device) -> Result<(R, Times), Error>,
         on_cpu: impl FnMut() -> Result<R, Error>,
@@ -139,8 +154,8 @@ impl Wanted {
         let progress = progress::late_bar(1).with_message(format!("computes {what}"));
         if let Device::Cuda(device) = &place.device {
             match on_gpu(device) {
-                Err(why) if self == Wanted::Auto && is_left_to_the_cpu(&why) => {
-                    place = Place { device: Device::Cpu, why: Some(why) };
+                Err(why) if self == DeviceChoice::Auto && is_left_to_the_cpu(&why) => {
+                    place = ChosenDevice { device: Device::Cpu, why: Some(why) };
                 }
                 computed => {
                     progress.finish_and_clear();
@@ -185,15 +200,15 @@ fn settled<R>(mut call: impl FnMut() -> Result<R, Error>) -> Result<(R, Times), 
     Ok((result, times(sum / calls, calls, true)))
 }
 
-impl Place {
+impl ChosenDevice {
     /// The CPU, as it was wanted.
-    pub(super) fn cpu() -> Place {
-        Place { device: Device::Cpu, why: None }
+    pub(crate) fn cpu() -> ChosenDevice {
+        ChosenDevice { device: Device::Cpu, why: None }
     }
 
     /// The same for what comes after: why it is not a GPU is said once.
-    pub(super) fn again(&self) -> Place {
-        Place { device: self.device.clone(), why: None }
+    pub(crate) fn again(&self) -> ChosenDevice {
+        ChosenDevice { device: self.device.clone(), why: None }
     }
 
     /// For programs.
@@ -202,7 +217,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ChosenDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.device.fmt(f)?;
         self.why.as_ref().map_or(Ok(()), |why| write!(f, ", not on a gpu: {why}"))
@@ -215,9 +230,12 @@ mod tests {
 
     #[test]
     fn names_of_devices() {
-        let wanted = |text: &str| text.parse::<Wanted>();
-        assert_eq!([wanted("auto"), wanted("cpu")], [Ok(Wanted::Auto), Ok(Wanted::Cpu)]);
-        assert_eq!(["gpu", "1"].map(wanted), ["gpu", "1"].map(|gpu| Ok(Wanted::Gpu(gpu.parse().unwrap()))));
+        let wanted = |text: &str| text.parse::<DeviceChoice>();
+        assert_eq!([wanted("auto"), wanted("cpu")], [Ok(DeviceChoice::Auto), Ok(DeviceChoice::Cpu)]);
+        assert_eq!(
+            ["gpu", "1"].map(wanted),
+            ["gpu", "1"].map(|gpu| Ok(DeviceChoice::Gpu(gpu.parse().unwrap())))
+        );
         assert!(["", "gpus", "-1", "gpu:1"].iter().all(|text| wanted(text) == Err(NoDeviceName)));
     }
 
