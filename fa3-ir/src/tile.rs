@@ -8,13 +8,11 @@ pub(crate) mod frag;
 pub(crate) mod gemm;
 mod mbarriers;
 pub(crate) mod outbox;
-pub(crate) mod previous;
 pub(crate) mod quad;
 pub(crate) mod ring;
 pub(crate) mod rows;
 pub(crate) mod store;
 pub(crate) mod threads;
-pub(crate) mod trailing;
 pub(crate) mod warpgroup_barriers;
 
 use std::fmt;

@@ -19,7 +19,7 @@ use crate::{Fault, FenceInst, LoadOptions, Region, SharedAddr, Source};
 use cursor::Cursor;
 pub use held::HeldSlot;
 pub use rounds::Rounds;
-pub use stage::{StageBorrower, StageLender};
+pub use stage::Lender;
 
 /// A ring whose slots hold `N` tiles.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub struct Ring<'k, const N: usize> {
     builder: &'k Builder,
     name: String,
     stages: u32,
+    /// The number of its first stage, if it is one stage of another ring.
+    first: Option<V<'k, B32>>,
     full: Region,
     empty: Region,
     tiles: [(Region, TileShape); N],
@@ -97,7 +99,17 @@ impl Builder {
         let _one = self.as_one();
         let tiles = tiles.map(|(tile, shape)| (self.tiles(tile, stages, shape), shape));
         let watched = self.watch().ring(name.to_owned(), consumers);
-        Ring { builder: self, name: name.to_owned(), stages, full, empty, tiles, cluster, watched }
+        Ring {
+            builder: self,
+            name: name.to_owned(),
+            stages,
+            first: None,
+            full,
+            empty,
+            tiles,
+            cluster,
+            watched,
+        }
     }
 }
 
@@ -124,13 +136,13 @@ impl<'k, const N: usize> Ring<'k, N> {
             let count = self.stages as usize;
             self.builder.fault(Fault::Unknown { what: "slot of a ring", index, count });
         }
-        self.tiles(Stage::Known(index.min(self.stages.saturating_sub(1))))
+        let known = Stage::Known(index.min(self.stages.saturating_sub(1)));
+        self.tiles(self.first.map_or(known, Stage::Number))
     }
 
-    /// The tiles of this stage, of the only one if there is no number.
-    #[track_caller]
-    pub(super) fn tiles_of_stage(&self, stage: Option<V<'k, B32>>) -> [Tile<'k, 'k>; N] {
-        self.tiles(stage.map_or(Stage::Known(0), Stage::Number))
+    /// The stage of a ring that has no other.
+    fn only_stage(&self) -> Stage<'k> {
+        self.first.map_or(Stage::Known(0), Stage::Number)
     }
 
     /// A consumer warp's place in the ring.
@@ -316,20 +328,6 @@ pub struct Consumer<'k, const N: usize> {
 }
 
 impl<'k, const N: usize> Consumer<'k, N> {
-    pub(super) fn builder(&self) -> &'k Builder {
-        self.cursor.ring.builder
-    }
-
-    /// Whether its ring has several stages.
-    pub(super) fn has_stages(&self) -> bool {
-        self.cursor.ring.stages > 1
-    }
-
-    /// The same ring, for slots that it gives back elsewhere.
-    pub(super) fn ring(&self) -> Ring<'k, N> {
-        self.cursor.ring.clone()
-    }
-
     /// Waits until the next slot is full.
     #[track_caller]
     pub fn wait(&mut self) -> FullSlot<'k, N> {
@@ -366,38 +364,9 @@ impl<'k, const N: usize> FullSlot<'k, N> {
         FullSlot { ring, stage, tiles, due }
     }
 
-    /// The slot of this stage, the only one if there is no number.
-    #[track_caller]
-    pub(super) fn of_stage(ring: Ring<'k, N>, stage: Option<V<'k, B32>>, source: Source) -> FullSlot<'k, N> {
-        FullSlot::new(ring, stage.map_or(Stage::Known(0), Stage::Number), source)
-    }
-
-    /// Somebody else gives it back. Its stage, if its ring has several.
-    pub(super) fn kept(self, source: Source) -> Option<V<'k, B32>> {
-        self.ring.builder.watch().done(self.due, source);
-        self.stage()
-    }
-
-    /// Its stage, if its ring has several.
-    pub(super) fn stage(&self) -> Option<V<'k, B32>> {
-        match self.stage {
-            Stage::Known(_) => None,
-            Stage::Number(stage) => Some(stage),
-        }
-    }
-
     /// Its tiles.
     pub fn tiles(&self) -> [Tile<'_, 'k>; N] {
         self.tiles
-    }
-
-    /// Keeps the slot for a later round of the loop.
-    #[track_caller]
-    pub fn hold(self) -> HeldSlot<'k, N> {
-        let (ring, source) = (self.ring.clone(), Location::caller());
-        let stage = self.kept(source).map(|stage| ring.builder.var("held", stage));
-        let due = ring.builder.watch().due(format!("the held slot of ring {} is taken", ring.name), source);
-        HeldSlot { ring, stage, due }
     }
 
     /// Gives the slot back. This warp has read it: products are complete.

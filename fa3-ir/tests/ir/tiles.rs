@@ -47,7 +47,7 @@ fn v25_slots() {
         let slot = ring.consumer().wait();
         let _held = slot.hold();
     });
-    assert_eq!(held, [Fault::NotDone { what: due("the held slot of ring kv is taken") }]);
+    assert_eq!(held, [Fault::NotDone { what: due("the held slot of ring kv is released") }]);
     let unsent = faults(|b| {
         let outbox = b.outboxes("out", shape(64), 1).of(0);
         let _draft = outbox.acquire();
@@ -264,8 +264,8 @@ fn misuse_of_tiles_is_noted() {
         let slot = k.wait();
         let mut held = slot.hold();
         let slot = v.wait();
-        held.replace(slot).release();
-        held.take().release();
+        held.replace(slot);
+        held.release();
     });
     assert!(matches!(rings[..], [Fault::Shapes { what: "a held slot", .. }]), "{rings:?}");
 }

@@ -174,7 +174,7 @@ fn stages_that_are_lent() {
         b.role(Role::new("lends", 0..4), || {
             let warp = (b.tid() >> 5).shfl_idx(0);
             b.if_uniform(warp.lt(2), || {
-                let mut place = ring.lender_of_stage(warp);
+                let mut place = ring.stage(warp).lender();
                 b.for_each((0, ROUNDS), 1, |round| {
                     let at = (round.mad(2, warp)) * shape.bytes();
                     b.once_per_warp(|| {
@@ -193,14 +193,17 @@ fn stages_that_are_lent() {
         });
         b.role(Role::new("doubles", 4..12), || {
             let (me, thread) = (b.warpgroup(), b.tid() & 127);
-            let count = b.var("round", 1);
-            let mut lent = ring.borrower_of_stage(me, Rounds::of(count).late(1), 1);
+            // One round late, and once in two.
+            let round = Rounds::begin(b);
+            let mut lent = ring.stage(me).consumer_by(round.late(1).every(2));
+            round.next();
             b.for_each((0, ROUNDS), 1, |_| {
                 let slot = lent.wait();
                 let at = slot.tile().element(thread >> 2, thread & 3);
                 b.store(at, b.load::<F32>(at) * 2.0);
                 slot.release_loaded();
-                count.update(|count| count + 1);
+                round.next();
+                round.next();
             });
         });
     });
@@ -230,8 +233,8 @@ fn slots_of_a_round_and_of_the_one_before() {
         b.init_mbarriers();
         b.role(Role::new("fills", 0..1), || {
             let lane = b.tid();
-            let count = b.var("round", 0);
-            let (mut many, mut few) = (many.producer_by(Rounds::of(count)), few.producer());
+            let rounds = Rounds::begin(b);
+            let (mut many, mut few) = (many.producer_by(rounds), few.producer());
             let fill = |slot: EmptySlot<'_, 1>, number: V<'_, B32>| {
                 b.store(slot.tiles()[0].element(lane >> 2, lane & 3), number.to_f32());
                 slot.commit_stored();
@@ -239,14 +242,14 @@ fn slots_of_a_round_and_of_the_one_before() {
             b.for_each((0, ROUNDS), 1, |round| {
                 b.if_uniform((round & 1).eq(0), || fill(few.acquire(), round * 100));
                 fill(many.acquire(), round);
-                count.update(|count| count + 1);
+                rounds.next();
             });
         });
         b.role(Role::new("empties", 1..5), || {
             let thread = b.tid() - 32;
-            let count = b.var("round", 0);
-            let (mut many, mut few) = (many.consumer_by(Rounds::of(count)), few.consumer());
-            let mut before = few.previous();
+            let rounds = Rounds::begin(b);
+            let (mut many, mut few) = (many.consumer_by(rounds), few.consumer());
+            let mut before = few.held_beside();
             b.for_each((0, ROUNDS / 2), 1, |pair| {
                 let of_pair = few.wait();
                 b.if_uniform(pair.eq(0), || before.begin(&of_pair));
@@ -258,7 +261,7 @@ fn slots_of_a_round_and_of_the_one_before() {
                     of_pair.fence_loads();
                     before.advance(&of_pair);
                     slot.release();
-                    count.update(|count| count + 1);
+                    rounds.next();
                 });
                 before.keep(of_pair);
             });

@@ -90,7 +90,7 @@ impl<'k> Dq<'k> {
             b.if_uniform(visits, || {
                 let (q_slot, dout_slot) = (q.wait(), dout.wait());
                 let [q, dout] = [&q_slot, &dout_slot].map(|slot| slot.tile().row_block(me, 64));
-                let mut read = k.trailing();
+                let mut read = k.held();
                 blocks.for_each(0, |block| {
                     // Begun under dQ of the block before.
                     let k = k.wait();

@@ -102,10 +102,10 @@ pub(super) fn pipelined<'k>(gemm: &Gemm<'k>, ring: &mut Consumer<'k, 2>, me: V<'
         let slot = ring.wait();
         multiply(&mut products, &slot, me); // in flight
         products.wait_older();
-        held.replace(slot).release(); // what the product before has read
+        held.replace(slot); // what the product before has read
     });
     let acc = products.wait();
-    held.take().release();
+    held.release();
     acc
 }
 

@@ -73,11 +73,11 @@ impl<'k> Loads<'k> {
             let [a_tile, b_tile] = slot.tiles();
             products.gemm(a_tile, b_tile.t()); // in flight
             products.wait_older();
-            held.replace(slot).release();
+            held.replace(slot);
             self.fill(&mut producer, corner, k + (STAGES - 2) * self.block_k, end);
         });
         let acc = products.wait();
-        held.take().release();
+        held.release();
         acc
     }
 

@@ -46,16 +46,17 @@ impl<'k, const N: usize> Cursor<'k, N> {
             Next::OfRound { rounds, initial } => {
                 let stages = self.ring.stages;
                 let stage = match stages {
-                    1 => Stage::Known(0),
-                    _ => Stage::Number(rounds.now() & (stages - 1)),
+                    1 => self.ring.only_stage(),
+                    _ => Stage::Number(rounds.stage(stages)),
                 };
                 b.mbarrier_wait(self.ring.barrier(of, stage), rounds.parity(stages, initial));
                 return stage;
             }
             Next::Kept { stage: None, parity } => {
-                b.mbarrier_wait(of, parity);
+                let stage = self.ring.only_stage();
+                b.mbarrier_wait(self.ring.barrier(of, stage), parity);
                 parity.update(|parity| parity ^ 1);
-                return Stage::Known(0);
+                return stage;
             }
             Next::Kept { stage: Some(stage), parity } => (stage, parity),
         };

@@ -73,8 +73,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
 struct Additions<'a, 'k> {
     builder: &'k Builder,
     me: V<'k, B32>,
-    /// Blocks.
-    count: Var<'k, B32>,
+    blocks: Rounds<'k>,
     given: Producer<'k, 1>,
     taken: Consumer<'k, 1>,
     outlet: Outlet<'a, 'k>,
@@ -86,11 +85,10 @@ impl<'a, 'k> Additions<'a, 'k> {
     #[track_caller]
     fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: V<'k, B32>) -> Additions<'a, 'k> {
         let b = dkv.builder;
-        let count = b.var("block", 0);
-        let (given_in, taken_in) = (Rounds::of(count), Rounds::of(count).late(1));
-        let (given, taken) = (adding.ds.producer_by(given_in), adding.ds.consumer_by(taken_in));
-        let outlet = Outlet::of(dkv, adding, me, (taken_in, 2));
-        Additions { builder: b, me, count, given, taken, outlet, is_mine: b.var("is_mine", false) }
+        let blocks = Rounds::begin(b);
+        let (given, taken) = (adding.ds.producer_by(blocks), adding.ds.consumer_by(blocks.late(1)));
+        let outlet = Outlet::of(dkv, adding, me, blocks.late(1).every(2));
+        Additions { builder: b, me, blocks, given, taken, outlet, is_mine: b.var("is_mine", false) }
     }
 
     /// Gives dSᵀ of a block.
@@ -105,8 +103,8 @@ impl<'a, 'k> Additions<'a, 'k> {
     /// Goes on to the next block.
     #[track_caller]
     fn go_on(&mut self) {
-        self.is_mine.set((self.count.get() & 1).eq(self.me));
-        self.count.update(|count| count + 1);
+        self.is_mine.set((self.blocks.number() & 1).eq(self.me));
+        self.blocks.next();
     }
 
     /// Computes dQ of the block given before, if that is this consumer's.

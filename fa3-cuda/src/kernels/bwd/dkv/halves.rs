@@ -14,19 +14,18 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (tile_m, ty) = (spec.tile.tile_m, spec.product_type());
     let me = b.warpgroup();
     // Blocks of dS. Before the first one there is one of zeros, whose dQ the writer does not add.
-    let count = b.var("block", 0);
-    let (given_in, taken_in) = (Rounds::of(count), Rounds::of(count).late(1));
+    let blocks = Rounds::begin(b);
     // Blocks of rows. After an idle tile, there are zeros before the first one again.
-    let read = dkv.has_idle_tiles().then(|| b.var("read", 0));
+    let read = dkv.has_idle_tiles().then(|| Rounds::begin(b));
     let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
-    let mut rows = dkv.rows.consumer_by(read.map_or(taken_in, Rounds::of));
-    let (mut given, mut taken) = (adding.ds.producer_by(given_in), adding.ds.consumer_by(taken_in));
-    let mut outlet = Outlet::of(dkv, adding, me, (taken_in, 1));
+    let mut rows = dkv.rows.consumer_by(read.unwrap_or(blocks.late(1)));
+    let (mut given, mut taken) = (adding.ds.producer_by(blocks), adding.ds.consumer_by(blocks.late(1)));
+    let mut outlet = Outlet::of(dkv, adding, me, blocks.late(1));
     let turn = adding.ping_pong.of(b, me);
-    let mut k_before = k.previous();
+    let mut k_before = k.held_beside();
     // Whether dQ of a block is still to be multiplied.
     let is_late = b.var("is_late", false);
-    let catch_up = |taken: &mut Consumer<'k, 1>, outlet: &mut Outlet<'_, 'k>, k_before: &Previous<'k, 1>| {
+    let catch_up = |taken: &mut Consumer<'k, 1>, outlet: &mut Outlet<'_, 'k>, k_before: &HeldSlot<'k, 1>| {
         let ds_before = taken.wait(); // A3:32
         let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
         let dq = gemm(my_ds.t(), k_before.tile(), Fresh).wait(); // A3:28
@@ -47,7 +46,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 let slot = given.acquire();
                 Frag::zeros(b, tile_m).to_a(ty).store(slot.tiles()[0].row_block(me, 64));
                 slot.commit_stored();
-                count.update(|count| count + 1);
+                blocks.next();
                 is_late.set(true);
             });
             dkv.for_each_block(&work, |_, block| {
@@ -82,9 +81,9 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 more_dk.wait();
                 more_dv.wait();
                 slot.release();
-                count.update(|count| count + 1);
+                blocks.next();
                 if let Some(read) = read {
-                    read.update(|read| read + 1);
+                    read.next();
                 }
             });
             k_before.keep(k_slot);
@@ -96,7 +95,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             b.if_uniform(!visits, || {
                 b.if_uniform(is_late, || {
                     catch_up(&mut taken, &mut outlet, &k_before);
-                    k_before.end();
+                    k_before.release();
                     is_late.set(false);
                 });
             });

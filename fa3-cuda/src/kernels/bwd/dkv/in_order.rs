@@ -79,7 +79,7 @@ impl<'k> InOrder<'k> {
 pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, me: V<'k, B32>) {
     let b = dkv.builder;
     let blocks = Blocks::of(dkv, adding, me);
-    let place = adding.dq.lender_of_stage(me);
+    let place = adding.dq.stage(me).lender();
     let (ready, untold) = (order.ready.consumer(), b.var("untold", NONE));
     let mut writer = Writer { dkv, adding, order, me, place, ready, untold };
     dkv.tiles.consume(|index| {
@@ -112,7 +112,7 @@ struct Writer<'a, 'k> {
     adding: &'a Adding<'k>,
     order: &'a InOrder<'k>,
     me: V<'k, B32>,
-    place: StageLender<'k, 1>,
+    place: Lender<'k, 1>,
     ready: Consumer<'k, 0>,
     /// The number of the block to which it has added, as long as it has not said so.
     untold: Var<'k, B32>,

@@ -10,7 +10,7 @@ use crate::kernels::bwd::gradients::{places_of_registers, registers, store_regis
 pub(super) struct Outlet<'a, 'k> {
     dkv: &'a Dkv<'k>,
     me: V<'k, B32>,
-    lent: StageBorrower<'k, 1>,
+    lent: Consumer<'k, 1>,
     in_order: Option<&'a InOrder<'k>>,
 }
 
@@ -23,15 +23,15 @@ pub(super) struct Draft<'a, 'k> {
 }
 
 impl<'a, 'k> Outlet<'a, 'k> {
-    /// Those of consumer `me`, which leaves dQ once in so many of these rounds.
+    /// Those of consumer `me`, which leaves dQ in these rounds.
     #[track_caller]
     pub(super) fn of(
         dkv: &'a Dkv<'k>,
         adding: &'a Adding<'k>,
         me: V<'k, B32>,
-        (rounds, once_in): (Rounds<'k>, u32),
+        rounds: Rounds<'k>,
     ) -> Outlet<'a, 'k> {
-        let lent = adding.dq.borrower_of_stage(me, rounds, once_in);
+        let lent = adding.dq.stage(me).consumer_by(rounds);
         Outlet { dkv, me, lent, in_order: adding.in_order.as_ref() }
     }
 

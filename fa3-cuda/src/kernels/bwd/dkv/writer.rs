@@ -29,7 +29,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
 /// What the writer of consumer `me` runs, if tiles add in any order.
 fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, me: V<'k, B32>) {
     let (b, head_dim) = (dkv.builder, dkv.spec.tile.head_dim);
-    let mut place = adding.dq.lender_of_stage(me);
+    let mut place = adding.dq.stage(me).lender();
     let blocks = Blocks::of(dkv, adding, me);
     dkv.tiles.consume(|index| {
         let work = &dkv.params.inputs.geometry.work(index);
