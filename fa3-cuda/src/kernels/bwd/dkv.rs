@@ -1,18 +1,18 @@
 //! dK and dV: a CTA has a tile of keys and walks over the blocks of rows that see them, of one query head after the
 //! other that shares its head of K and V.
 
+mod columns;
 mod consumer;
 mod divided;
 mod halves;
 mod in_order;
-mod outlet;
+mod share;
 mod writer;
-
-use std::cell::RefCell;
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, Division, DkvTile};
 
+use self::columns::{Columns, Stat};
 use self::in_order::InOrder;
 use super::PartSpec;
 use super::gradients::{Scores, registers, registers_tile, visible, write};
@@ -48,22 +48,6 @@ struct Adding<'k> {
     /// Keeps the exponentials of one consumer under the products of the other.
     ping_pong: PingPong<'k>,
     sums: SumsParams<InKernel<'k>>,
-}
-
-/// The two numbers that rows of Q have.
-#[derive(Clone, Copy)]
-enum Stat {
-    /// -LSE in base 2.
-    Shift = 0,
-    /// -D.
-    MinusDelta = 2,
-}
-
-/// Of each of the thread's columns, by 8: loaded at once, or where it is asked for.
-struct Columns<'k> {
-    builder: &'k Builder,
-    first: V<'k, B32>,
-    loaded: RefCell<Vec<Option<[V<'k, F32>; 2]>>>,
 }
 
 /// The kernel.
@@ -316,45 +300,4 @@ impl<'k> Dkv<'k> {
 #[track_caller]
 fn hide<'k>(hidden: Option<&[Visible<'k>; 2]>, at: At, x: V<'k, F32>) -> V<'k, F32> {
     hidden.map_or(x, |visible| visible[at.half as usize].hide(x, at.col, 0.0))
-}
-
-impl<'k> Columns<'k> {
-    /// One of the numbers of a block's rows, whose statistics are in `stats`.
-    #[track_caller]
-    fn load(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> Columns<'k> {
-        let columns = Columns::on_demand(b, stats, which);
-        let groups = columns.loaded.borrow().len();
-        (0..groups).for_each(|group| _ = columns.pair(group));
-        columns
-    }
-
-    /// The same, each where it is asked for first.
-    #[track_caller]
-    fn on_demand(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> Columns<'k> {
-        let first = stats.element(b.tid() & 3, which as u32);
-        // Four pairs of rows, 64 bytes, are eight columns.
-        let groups = stats.shape().rows as usize / 4;
-        Columns { builder: b, first, loaded: RefCell::new(vec![None; groups]) }
-    }
-
-    /// A fragment that has it in every row: a product is added to it.
-    #[track_caller]
-    fn frag(&self, b: &'k Builder) -> Frag<'k> {
-        let mut frag = Frag::zeros(b, 8 * self.loaded.borrow().len() as u32);
-        frag.map_in_place(|_, at| self.of(at));
-        frag
-    }
-
-    /// That of an element's column.
-    #[track_caller]
-    fn of(&self, at: At) -> V<'k, F32> {
-        self.pair(at.col as usize / 8)[at.col as usize % 2]
-    }
-
-    /// Those of a group of eight columns.
-    #[track_caller]
-    fn pair(&self, group: usize) -> [V<'k, F32>; 2] {
-        let load = || self.builder.load_vector::<F32, 2>(self.first.at(64 * group as i32));
-        *self.loaded.borrow_mut()[group].get_or_insert_with(load)
-    }
 }

@@ -2,12 +2,13 @@
 
 use fa3_ir::lang::*;
 
-use super::outlet::Outlet;
-use super::{Adding, Columns, Dkv, Stat};
+use super::columns::{Columns, Stat};
+use super::share::Share;
+use super::{Adding, Dkv};
 use crate::kernels::bwd::gradients::registers;
 use crate::kernels::parts::ping_pong::Turn;
 
-/// What it runs.
+/// Runs one.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let me = b.warpgroup();
@@ -68,53 +69,44 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
     turn.end(b);
 }
 
-/// One consumer's part in dQ. It gives dSᵀ of every block to the consumer whose turn it is. Of a block of its own it
-/// computes dQ = dS K of all keys of the tile a block later: by then the others have given theirs.
+/// The adding of dQ: each block's by the consumer whose turn it is, of all keys of the tile.
 struct Additions<'a, 'k> {
-    builder: &'k Builder,
-    me: V<'k, B32>,
-    blocks: Rounds<'k>,
-    given: Producer<'k, 1>,
-    taken: Consumer<'k, 1>,
-    outlet: Outlet<'a, 'k>,
-    /// Whether the block given before is this consumer's.
+    share: Share<'a, 'k>,
+    /// Whether dQ of the block before is this consumer's.
     is_mine: Var<'k, Pred>,
 }
 
 impl<'a, 'k> Additions<'a, 'k> {
     #[track_caller]
     fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: V<'k, B32>) -> Additions<'a, 'k> {
-        let b = dkv.builder;
-        let blocks = Rounds::begin(b);
-        let (given, taken) = (adding.ds.producer_by(blocks), adding.ds.consumer_by(blocks.late(1)));
-        let outlet = Outlet::of(dkv, adding, me, blocks.late(1).every(2));
-        Additions { builder: b, me, blocks, given, taken, outlet, is_mine: b.var("is_mine", false) }
+        let share = Share::of(dkv, adding, me, (Rounds::begin(dkv.builder), 2));
+        Additions { share, is_mine: dkv.builder.var("is_mine", false) }
     }
 
     /// Gives dSᵀ of a block.
     #[track_caller]
     fn give(&mut self, ds: &AFrag<'k>) {
-        let slot = self.given.acquire();
-        let [tile] = slot.tiles();
-        ds.store(tile.row_block(self.me, 64));
+        let slot = self.share.given.acquire();
+        self.share.store(ds, &slot);
         slot.commit_stored();
     }
 
     /// Goes on to the next block.
     #[track_caller]
     fn go_on(&mut self) {
-        self.is_mine.set((self.blocks.number() & 1).eq(self.me));
-        self.blocks.next();
+        let Share { blocks, me, .. } = &self.share;
+        self.is_mine.set((blocks.number() & 1).eq(*me));
+        blocks.next();
     }
 
-    /// Computes dQ of the block given before, if that is this consumer's.
+    /// Computes dQ of the block before, if that is this consumer's.
     #[track_caller]
     fn add(&mut self, k: Tile<'_, 'k>) {
-        self.builder.if_uniform(self.is_mine, || {
-            let ds = self.taken.wait(); // A3:32
+        self.share.dkv.builder.if_uniform(self.is_mine, || {
+            let ds = self.share.taken.wait(); // A3:32
             let dq = gemm(ds.tile().t(), k, Fresh).wait(); // A3:28
             ds.release();
-            self.outlet.next().give(&dq);
+            self.share.place().give(&dq);
         });
     }
 }

@@ -5,7 +5,8 @@
 use fa3_ir::lang::*;
 use fa3_sched::backward::DkvTile;
 
-use super::{Columns, Dkv, Stat};
+use super::Dkv;
+use super::columns::{Columns, Stat};
 use crate::kernels::bwd::gradients::{places_of_registers, registers_tile, store_registers};
 
 /// Where numbers pass from one consumer to the other.

@@ -1,37 +1,37 @@
-//! A consumer that has 64 keys of its own, computes their dK and their dV, and adds dQ of 64 of the 128 rows of every
-//! block. dQ needs dSᵀ of all keys, and is computed a block later: by then both consumers have given theirs, so that
-//! they need not keep step.
+//! A consumer that owns 64 keys, for dK and dV, and 64 of the 128 rows of every block, for dQ. dQ of block i is computed
+//! in the round of block i + 1, when both consumers have stored their half of dSᵀ(i): so the two need no barrier.
+//!
+//! The time of block i in both consumers, W0 and W1; what has an arrow is stored in shared memory:
+//!
+//! ```text
+//!             turn of W0                  turn of W1                  turn of W0
+//! W0 products | S(i)  dP(i)               |    dV(i) dQ(i-1) dK(i)    | S(i+1)  dP(i+1)
+//!    the rest |        P(i)               | dS(i)↓        dQ(i-1)↓    |          P(i+1)
+//! W1 products |  dV(i-1) dQ(i-2) dK(i-1)  | S(i)  dP(i)               |    dV(i) dQ(i-1) dK(i)
+//!    the rest | dS(i-1)↓      dQ(i-2)↓    |        P(i)               | dS(i)↓        dQ(i-1)↓
+//! ```
+//!
+//! A turn is from before S until dP is there: the exponentials of one run under the other's dV, dQ and dK.
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 
-use super::outlet::Outlet;
-use super::{Adding, Columns, Dkv, Stat};
+use super::columns::{Columns, Stat};
+use super::share::Share;
+use super::{Adding, Dkv};
 
-/// What it runs.
+/// Runs one.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
-    let (tile_m, ty) = (spec.tile.tile_m, spec.product_type());
     let me = b.warpgroup();
-    // Blocks of dS. Before the first one there is one of zeros, whose dQ the writer does not add.
     let blocks = Rounds::begin(b);
-    // Blocks of rows. After an idle tile, there are zeros before the first one again.
+    // Blocks of rows: without those of zeros, of which there is one before the first and one after each idle tile.
     let read = dkv.has_idle_tiles().then(|| Rounds::begin(b));
     let (mut k, mut v) = (dkv.k.consumer(), dkv.v.consumer());
     let mut rows = dkv.rows.consumer_by(read.unwrap_or(blocks.late(1)));
-    let (mut given, mut taken) = (adding.ds.producer_by(blocks), adding.ds.consumer_by(blocks.late(1)));
-    let mut outlet = Outlet::of(dkv, adding, me, blocks.late(1));
+    let share = Share::of(dkv, adding, me, (blocks, 1));
     let turn = adding.ping_pong.of(b, me);
-    let mut k_before = k.held_beside();
-    // Whether dQ of a block is still to be multiplied.
-    let is_late = b.var("is_late", false);
-    let catch_up = |taken: &mut Consumer<'k, 1>, outlet: &mut Outlet<'_, 'k>, k_before: &HeldSlot<'k, 1>| {
-        let ds_before = taken.wait(); // A3:32
-        let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
-        let dq = gemm(my_ds.t(), k_before.tile(), Fresh).wait(); // A3:28
-        ds_before.release();
-        outlet.next().give(&dq);
-    };
+    let mut late = Late { share, k: k.held_beside(), is_due: b.var("is_due", false) };
     dkv.tiles.consume(|tile| {
         let work = dkv.params.inputs.geometry.work(tile);
         let key = work.row + me.mad(64, b.frag_row());
@@ -41,14 +41,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
         b.if_uniform(visits, || {
             let (k_slot, v_slot) = (k.wait(), v.wait()); // A3:17
             let [k, v] = [&k_slot, &v_slot].map(|slot| slot.tile().row_block(me, 64));
-            b.if_uniform(!is_late, || {
-                k_before.begin(&k_slot);
-                let slot = given.acquire();
-                Frag::zeros(b, tile_m).to_a(ty).store(slot.tiles()[0].row_block(me, 64));
-                slot.commit_stored();
-                blocks.next();
-                is_late.set(true);
-            });
+            late.begin(&k_slot);
             dkv.for_each_block(&work, |_, block| {
                 // A3:18
                 let slot = rows.wait(); // A3:19
@@ -64,20 +57,12 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 turn.pass();
                 let minus_delta = Columns::on_demand(b, stats, Stat::MinusDelta);
                 let [p, ds] = dkv.end_p(&s, &mut dp, [&shifts, &minus_delta], hidden.as_ref()); // A3:24-25
-                let to_give = given.acquire();
-                ds.store(to_give.tiles()[0].row_block(me, 64));
+                let given = late.share.given.acquire();
+                late.share.store(&ds, &given);
                 let more_dv = gemm(&p, dout, &mut dv); // A3:26
-                let ds_before = taken.wait(); // A3:32
-                let my_ds = ds_before.tile().nth_col_block(me, ADDED_ROWS);
-                let dq = gemm(my_ds.t(), k_before.tile(), Fresh); // A3:28
-                let more_dk = gemm(&ds, q, &mut dk); // A3:27
-                let draft = outlet.next();
-                let dq = dq.wait();
-                ds_before.release();
-                k_before.advance(&k_slot);
-                // Its fence is for dS, too, and for the loads of statistics.
-                draft.give(&dq);
-                to_give.commit_unfenced();
+                let more_dk = late.multiply(&k_slot, || gemm(&ds, q, &mut dk)); // A3:27-28
+                // The fence of dQ is for dSᵀ, too, and for the loads of statistics.
+                given.commit_unfenced();
                 more_dk.wait();
                 more_dv.wait();
                 slot.release();
@@ -86,23 +71,76 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                     read.next();
                 }
             });
-            k_before.keep(k_slot);
+            late.k.keep(k_slot);
             v_slot.release();
         });
         if dkv.has_idle_tiles() {
             // Nobody knows when the next block comes: the tile after this one has no number before the writer has
             // taken this one's, and until then it waits for dQ.
-            b.if_uniform(!visits, || {
-                b.if_uniform(is_late, || {
-                    catch_up(&mut taken, &mut outlet, &k_before);
-                    k_before.release();
-                    is_late.set(false);
-                });
-            });
+            b.if_uniform(!visits, || b.if_uniform(late.is_due, || late.end_for_now()));
         }
         dkv.write_dv(dv, &work, key);
         dkv.write_dk(dk, &work, key);
     });
-    b.if_uniform(is_late, || catch_up(&mut taken, &mut outlet, &k_before));
+    b.if_uniform(late.is_due, || late.end());
     turn.end(b);
+}
+
+/// dQ of the block before, which may be that of another tile.
+struct Late<'a, 'k> {
+    share: Share<'a, 'k>,
+    /// K of that block.
+    k: HeldSlot<'k, 1>,
+    /// Whether there is such a block.
+    is_due: Var<'k, Pred>,
+}
+
+impl<'k> Late<'_, 'k> {
+    /// Begins a tile. If no block is before its first one, gives one of zeros, whose dQ the writer does not add.
+    #[track_caller]
+    fn begin(&mut self, k: &FullSlot<'k, 1>) {
+        let Dkv { builder: b, spec, .. } = self.share.dkv;
+        b.if_uniform(!self.is_due, || {
+            self.k.begin(k);
+            let slot = self.share.given.acquire();
+            let zeros = Frag::zeros(b, spec.tile.tile_m).to_a(spec.product_type());
+            self.share.store(&zeros, &slot);
+            slot.commit_stored();
+            self.share.blocks.next();
+            self.is_due.set(true);
+        });
+    }
+
+    /// Multiplies dQ, and beside it what `beside` begins. This block, whose K is `k`, is then the one before.
+    #[track_caller]
+    fn multiply<T>(&mut self, k: &FullSlot<'k, 1>, beside: impl FnOnce() -> T) -> T {
+        let ds = self.share.taken.wait(); // A3:32
+        let my_ds = ds.tile().nth_col_block(self.share.me, ADDED_ROWS);
+        let dq = gemm(my_ds.t(), self.k.tile(), Fresh); // A3:28
+        let begun = beside();
+        let place = self.share.place();
+        let dq = dq.wait();
+        ds.release();
+        self.k.advance(k);
+        place.give(&dq);
+        begun
+    }
+
+    /// Multiplies dQ with no block to come.
+    #[track_caller]
+    fn end(&mut self) {
+        let ds = self.share.taken.wait(); // A3:32
+        let my_ds = ds.tile().nth_col_block(self.share.me, ADDED_ROWS);
+        let dq = gemm(my_ds.t(), self.k.tile(), Fresh).wait(); // A3:28
+        ds.release();
+        self.share.place().give(&dq);
+    }
+
+    /// Multiplies dQ with no block to come before the next tile, if there is one.
+    #[track_caller]
+    fn end_for_now(&mut self) {
+        self.end();
+        self.k.release();
+        self.is_due.set(false);
+    }
 }

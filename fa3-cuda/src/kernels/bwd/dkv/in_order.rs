@@ -2,7 +2,7 @@
 //!
 //! A writer adds a block when the tile with the next keys has added to it, and then says so. The first tile stores its
 //! part. The last one does not add to memory: its writer brings the sum so far, and the consumer adds, rounds and
-//! writes dQ ([`super::outlet`]).
+//! writes dQ ([`super::share`]).
 //!
 //! One more warp, the watch, waits until this tile may add to block after block. It runs ahead of the writers, so that
 //! the time of a poll does not add to that of an addition.

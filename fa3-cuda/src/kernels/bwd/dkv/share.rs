@@ -1,4 +1,5 @@
-//! Where a consumer leaves its dQ: a place in shared memory that its writer lends it.
+//! A consumer's share of dQ: it gives dSᵀ of its keys of every block, and takes that of all keys a block later. By then
+//! the other consumer has given its own. dQ of what it takes goes to a place in shared memory, which its writer lends.
 
 use fa3_ir::lang::*;
 
@@ -6,52 +7,68 @@ use super::in_order::{Goal, InOrder};
 use super::{Adding, Dkv};
 use crate::kernels::bwd::gradients::{places_of_registers, registers, store_registers, write};
 
-/// The places of one consumer, one after the other.
-pub(super) struct Outlet<'a, 'k> {
-    dkv: &'a Dkv<'k>,
-    me: V<'k, B32>,
+/// One consumer's share.
+pub(super) struct Share<'a, 'k> {
+    pub(super) dkv: &'a Dkv<'k>,
+    /// The consumer's number.
+    pub(super) me: V<'k, B32>,
+    /// Blocks that it has given.
+    pub(super) blocks: Rounds<'k>,
+    /// dSᵀ of a block.
+    pub(super) given: Producer<'k, 1>,
+    /// dSᵀ of the block before.
+    pub(super) taken: Consumer<'k, 1>,
     lent: Consumer<'k, 1>,
     in_order: Option<&'a InOrder<'k>>,
 }
 
 /// A place for dQ of a block.
-pub(super) struct Draft<'a, 'k> {
-    outlet: &'a Outlet<'a, 'k>,
+pub(super) struct Place<'a, 'k> {
+    share: &'a Share<'a, 'k>,
     slot: FullSlot<'k, 1>,
     /// If tiles add in order: what becomes of dQ.
     goal: Option<V<'k, B32>>,
 }
 
-impl<'a, 'k> Outlet<'a, 'k> {
-    /// Those of consumer `me`, which leaves dQ in these rounds.
+impl<'a, 'k> Share<'a, 'k> {
+    /// The share of consumer `me`, which multiplies dQ of one block in `every`.
     #[track_caller]
     pub(super) fn of(
         dkv: &'a Dkv<'k>,
         adding: &'a Adding<'k>,
         me: V<'k, B32>,
-        rounds: Rounds<'k>,
-    ) -> Outlet<'a, 'k> {
-        let lent = adding.dq.stage(me).consumer_by(rounds);
-        Outlet { dkv, me, lent, in_order: adding.in_order.as_ref() }
+        (blocks, every): (Rounds<'k>, u32),
+    ) -> Share<'a, 'k> {
+        let before = blocks.late(1);
+        let (given, taken) = (adding.ds.producer_by(blocks), adding.ds.consumer_by(before));
+        let lent = adding.dq.stage(me).consumer_by(before.every(every));
+        Share { dkv, me, blocks, given, taken, lent, in_order: adding.in_order.as_ref() }
     }
 
-    /// Waits for the next one: until the writer is done with the dQ before.
+    /// Stores dSᵀ of its keys in a block's slot.
     #[track_caller]
-    pub(super) fn next(&mut self) -> Draft<'_, 'k> {
+    pub(super) fn store(&self, ds: &AFrag<'k>, slot: &EmptySlot<'k, 1>) {
+        let [tile] = slot.tiles();
+        ds.store(tile.row_block(self.me, 64));
+    }
+
+    /// Waits for a place: until the writer is done with the dQ before.
+    #[track_caller]
+    pub(super) fn place(&mut self) -> Place<'_, 'k> {
         let slot = self.lent.wait();
         let b = self.dkv.builder;
         let goal = self.in_order.map(|order| b.load::<B32>(order.goal(b, self.me)));
-        Draft { outlet: self, slot, goal }
+        Place { share: self, slot, goal }
     }
 }
 
-impl<'k> Draft<'_, 'k> {
+impl<'k> Place<'_, 'k> {
     /// Leaves dQ to the writer, or writes it if nobody will add to it any more. The fence is for all that this thread
     /// has done in shared memory.
     #[track_caller]
     pub(super) fn give(self, dq: &Frag<'k>) {
         let (b, tile) = (dq.builder(), self.slot.tile());
-        match self.outlet.in_order.zip(self.goal) {
+        match self.share.in_order.zip(self.goal) {
             None => store_registers(dq, tile),
             Some((order, goal)) => b.if_else_uniform(
                 goal.eq(Goal::Leave as u32),
@@ -65,7 +82,7 @@ impl<'k> Draft<'_, 'k> {
     /// Adds the sum so far, if there is one, and writes rows of dQ.
     #[track_caller]
     fn write(&self, dq: &Frag<'k>, order: &InOrder<'k>, goal: V<'k, B32>) {
-        let (b, Outlet { dkv, me, .. }) = (dq.builder(), self.outlet);
+        let (b, Share { dkv, me, .. }) = (dq.builder(), self.share);
         let (mut whole, numbers) = (Frag::zeros(b, dq.cols()), registers(dq));
         whole.map_in_place(|_, at| numbers[at.index()]);
         b.if_uniform(goal.eq(Goal::AddAndWrite as u32), || {

@@ -1,0 +1,62 @@
+//! Statistics of a block's rows, which are columns of Sᵀ, in a thread's registers.
+
+use std::cell::RefCell;
+
+use fa3_ir::lang::*;
+
+/// One of the two statistics of a row.
+#[derive(Clone, Copy)]
+pub(super) enum Stat {
+    /// -LSE in base 2.
+    Shift = 0,
+    /// -D.
+    MinusDelta = 2,
+}
+
+/// A statistic of the thread's columns, two of each group of eight: loaded at once, or each pair where it is asked for.
+pub(super) struct Columns<'k> {
+    builder: &'k Builder,
+    first: V<'k, B32>,
+    loaded: RefCell<Vec<Option<[V<'k, F32>; 2]>>>,
+}
+
+impl<'k> Columns<'k> {
+    /// Loads a statistic of all columns from a block's tile of statistics.
+    #[track_caller]
+    pub(super) fn load(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> Columns<'k> {
+        let columns = Columns::on_demand(b, stats, which);
+        let groups = columns.loaded.borrow().len();
+        (0..groups).for_each(|group| _ = columns.pair(group));
+        columns
+    }
+
+    /// Loads it where it is asked for first.
+    #[track_caller]
+    pub(super) fn on_demand(b: &'k Builder, stats: Tile<'_, 'k>, which: Stat) -> Columns<'k> {
+        let first = stats.element(b.tid() & 3, which as u32);
+        // Four pairs of rows, 64 bytes, are eight columns.
+        let groups = stats.shape().rows as usize / 4;
+        Columns { builder: b, first, loaded: RefCell::new(vec![None; groups]) }
+    }
+
+    /// A fragment that has it in every row, for a product to be added to.
+    #[track_caller]
+    pub(super) fn frag(&self, b: &'k Builder) -> Frag<'k> {
+        let mut frag = Frag::zeros(b, 8 * self.loaded.borrow().len() as u32);
+        frag.map_in_place(|_, at| self.of(at));
+        frag
+    }
+
+    /// The statistic of an element's column.
+    #[track_caller]
+    pub(super) fn of(&self, at: At) -> V<'k, F32> {
+        self.pair(at.col as usize / 8)[at.col as usize % 2]
+    }
+
+    /// The statistics of the thread's pair in a group of eight columns.
+    #[track_caller]
+    fn pair(&self, group: usize) -> [V<'k, F32>; 2] {
+        let load = || self.builder.load_vector::<F32, 2>(self.first.at(64 * group as i32));
+        *self.loaded.borrow_mut()[group].get_or_insert_with(load)
+    }
+}
