@@ -140,7 +140,9 @@ fn serialised_loops_are_found() {
         println!("skipped: no ptxas, or no nvdisasm");
         return;
     };
-    let is_it = |spec: &FwdSpec| spec.tile.head_dim == 128 && spec.scheduler == Scheduler::StaticPersistent;
+    let is_it = |spec: &FwdSpec| {
+        (spec.tile.head_dim, spec.tile.consumers) == (128, 3) && spec.scheduler == Scheduler::StaticPersistent
+    };
     let is_it = |shipped: &Shipped| shipped.forward().is_some_and(is_it);
     let shipped = shipped().find(is_it).expect("there is one for head dimension 128");
     let spec = shipped.forward().expect("it is a forward kernel");
