@@ -36,10 +36,9 @@ KINDS = [kind for kind in distributions.KINDS if kind != "spike"]
 
 
 def parse(words=None):
-    """What the command line asks for."""
-    parser = settings.common_options(__doc__, rounds=7)
+    """The options of the command line."""
+    parser = settings.common_options(__doc__, rounds=7, slice_ms=25.0)
     settings.add_dtypes(parser, ["bf16"])
-    parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help="default: 25")
     text = "default: cudnn, and none with --deterministic"
     parser.add_argument("--peers", choices=list(implementations.TORCH), nargs="*", help=text)
     parser.add_argument("--data", choices=KINDS, default="normal", help="distribution; default: normal")

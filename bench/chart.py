@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 
 import settings
 
-# What the legend calls each implementation, and its colour. The colours differ for the colour-blind, too.
+# Each implementation's name in the legend, and its colour. The colours differ for the colour-blind, too.
 STYLES = {
     "fa3": ("FlashAttention-3 (C++)", "#e69f00"),
     "cudnn": ("cuDNN", "#999999"),

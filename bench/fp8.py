@@ -69,11 +69,9 @@ BOUNDS = {form: WRONG for form in FORMS if form != "fa3"} | {"bf16": measure.WRO
 
 
 def parse(words=None):
-    """What the command line asks for."""
-    parser = settings.common_options(__doc__, rounds=7)
+    """The options of the command line."""
+    parser = settings.common_options(__doc__, rounds=7, slice_ms=25.0)
     settings.add_kinds(parser, ["normal"])
-    text = "how long a form runs in a round, in turns; default: 25"
-    parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help=text)
     text = "default: all, but fa3 only with --fa3"
     parser.add_argument("--forms", choices=FORMS, nargs="+", help=text)
     text = "each form runs alone, for so long in a round; default: in turns"

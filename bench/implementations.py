@@ -38,7 +38,7 @@ def _sdpa(backend, q, k, v, causal):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
 
-# What comes with PyTorch: cuDNN and FlashAttention-2.
+# PyTorch's own: cuDNN and FlashAttention-2.
 TORCH = {
     "cudnn": functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
     "fa2": functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),

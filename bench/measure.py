@@ -17,7 +17,7 @@ WRONG = 1e-2
 
 @dataclasses.dataclass
 class Measured:
-    """What was measured of a cell, by the name of the implementation."""
+    """The measurements of a cell, by the name of the implementation."""
 
     # Milliseconds of a call.
     ms: dict[str, float]

@@ -8,7 +8,7 @@ CLOCK_SM = 1
 
 
 class NvmlError(Exception):
-    """What NVML says, or why it says nothing."""
+    """NVML's error, or why NVML cannot be asked."""
 
 
 class Meter:
@@ -30,7 +30,7 @@ class Meter:
         self._call("nvmlDeviceGetHandleByUUID", ctypes.c_char_p(uuid), ctypes.byref(self._gpu))
 
     def joules(self):
-        """What the board took since the driver was loaded. The counter stands still between its updates."""
+        """The energy that the board took since the driver was loaded. The counter stands still between its updates."""
         millijoules = ctypes.c_ulonglong()
         self._call("nvmlDeviceGetTotalEnergyConsumption", self._gpu, ctypes.byref(millijoules))
         return millijoules.value / 1000

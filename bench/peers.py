@@ -22,10 +22,9 @@ from measure import measure
 
 
 def parse():
-    """What the command line asks for."""
-    parser = settings.common_options(__doc__, rounds=7)
+    """The options of the command line."""
+    parser = settings.common_options(__doc__, rounds=7, slice_ms=25.0)
     settings.add_dtypes(parser, ["bf16"])
-    parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help="default: 25")
     peers = list(implementations.TORCH)
     parser.add_argument("--peers", choices=peers, nargs="*", default=peers, help="default: both")
     return parser.parse_args()

@@ -27,11 +27,10 @@ CELLS = [
 
 
 def parse():
-    """What the command line asks for."""
-    parser = settings.common_options(__doc__, rounds=5)
+    """The options of the command line."""
+    parser = settings.common_options(__doc__, rounds=5, slice_ms=15.0)
     settings.add_kinds(parser, list(distributions.KINDS))
     settings.add_dtypes(parser, ["bf16", "f16"])
-    parser.add_argument("--slice-ms", type=float, default=15.0, metavar="MS", help="default: 15")
     return parser.parse_args()
 
 

@@ -1,6 +1,4 @@
-"""What the benchmarks measure: cells of the paper's benchmark, the options that choose them, and results
-as JSON.
-"""
+"""Cells of the paper's benchmark, the options that choose them, and results as JSON."""
 
 import argparse
 import dataclasses
@@ -52,8 +50,8 @@ def product(head_dims, seqlens, causal):
 PAPER = product([64, 128, 256], [512, 1024, 2048, 4096, 8192, 16384], [False, True])
 
 
-def common_options(description, rounds):
-    """A parser of the options that all benchmarks have."""
+def common_options(description, rounds, slice_ms=None):
+    """A parser of the options that all benchmarks have. Those that take turns have a slice, too."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,6 +62,9 @@ def common_options(description, rounds):
         "--causal", type=int, choices=[0, 1], nargs="+", help="0: without a mask; 1: causal; 0 1: both"
     )
     parser.add_argument("--rounds", type=count, default=rounds, metavar="N", help=f"default: {rounds}")
+    if slice_ms is not None:
+        text = f"how long an implementation runs in a round; default: {slice_ms:g}"
+        parser.add_argument("--slice-ms", type=float, default=slice_ms, metavar="MS", help=text)
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
     return parser
 
@@ -105,12 +106,12 @@ def count(text):
 
 
 def geometric_mean(ratios):
-    """Of at least one number above 0."""
+    """The geometric mean of at least one number above 0."""
     return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
 def mean_and_worst(ratios):
-    """What ratios come to, as text. They are of (ratio, where it was measured), at least one."""
+    """The mean and the worst of (ratio, where it was measured), at least one, as text."""
     mean = geometric_mean([ratio for ratio, _ in ratios])
     worst, where = min(ratios, key=lambda pair: pair[0])
     return f"geometric mean {mean:.3f}  worst {worst:.3f} ({where})"

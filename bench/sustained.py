@@ -26,7 +26,7 @@ WARM_UP = 0.5
 
 
 def parse():
-    """What the command line asks for."""
+    """The options of the command line."""
     parser = settings.common_options(__doc__, rounds=3)
     settings.add_kinds(parser, ["normal"])
     settings.add_dtypes(parser, ["bf16"])

@@ -39,14 +39,14 @@ class Sustained:
 
     # Milliseconds of a call.
     ms: float
-    # What the board took, on average. None without NVML, or if its energy counter moved less than twice.
+    # The board's power, on average. None without NVML, or if its energy counter moved less than twice.
     watts: float | None
     # The SMs' clock, on average. None without NVML.
     sm_mhz: float | None
 
     @property
     def millijoules(self):
-        """What a call took."""
+        """The energy of a call."""
         return None if self.watts is None else self.watts * self.ms
 
     def numbers(self):

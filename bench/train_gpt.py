@@ -155,7 +155,7 @@ def smoothed(losses):
 
 
 def largest_difference(one, other):
-    """Of two curves, at any step. NaN if there is one."""
+    """The largest difference of two curves at any step; NaN if there is one."""
     return max((abs(x - y) for x, y in zip(one, other)), key=lambda x: (math.isnan(x), x))
 
 
@@ -205,7 +205,7 @@ def svg(curves, width=720, height=400, margin=50):
 
 
 def parse(words=None):
-    """What the command line asks for."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What the benchmarks of the folder bench measure, as far as it can be seen without a GPU. Needs torch."""
+"""The benchmarks of the folder bench, as far as they run without a GPU. Needs torch."""
 
 import argparse
 import dataclasses
@@ -186,7 +186,7 @@ def spread(scales, seqlen):
 
 
 def in_rows(codes, seqlen):
-    """What `as_products_read` made (batch, heads, head_dim, keys), as (batch, seqlen, heads, head_dim)."""
+    """V as `as_products_read` orders it (batch, heads, head_dim, keys), as (batch, seqlen, heads, head_dim)."""
     order = torch.tensor([0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]).argsort()
     keys = codes.view(torch.uint8).unflatten(-1, (-1, 16))[..., order].flatten(-2)
     return keys.permute(0, 3, 1, 2)[:, :seqlen].contiguous().view(codes.dtype)
@@ -317,7 +317,7 @@ def test_a_summary_of_fp8_has_the_ratios_that_were_measured(capsys):
     assert any(line.startswith("fa3 / transposed all geometric mean 4.000") for line in lines)
     assert any(line.startswith("bf16 / chain all geometric mean 1.732 worst 1.500") for line in lines)
     assert len(lines) == 9
-    # Of one head_dim, all are those.
+    # Cells of one head_dim have no lines of their own.
     fp8.summarise([("hot", cell, first)])
     assert len(capsys.readouterr().out.splitlines()) == 3
 
