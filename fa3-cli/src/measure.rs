@@ -16,7 +16,7 @@ use crate::launches;
 use outcome::Timing;
 use truth::{NoTruth, Truth, Wrong};
 
-pub(crate) use outcome::{Machine, Outcome, Pace};
+pub(crate) use outcome::{Machine, Outcome, Pace, median};
 
 /// A problem on a GPU, with what its result must be.
 struct Stand {

@@ -15,6 +15,7 @@ use super::computer::{Computer, Place};
 use super::distributions::outlier;
 use super::method::Method;
 use super::sample::Sample;
+use crate::measure::median;
 
 pub(super) const PAPER_SEQLEN: usize = 8448;
 pub(super) const HEAD_DIM: usize = 128;
@@ -41,16 +42,6 @@ impl Row {
 
     pub(super) fn most(&self) -> f64 {
         self.rmse.iter().copied().fold(0.0, f64::max)
-    }
-}
-
-fn median(x: &[f64]) -> f64 {
-    let mut sorted = x.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() % 2 {
-        1 => sorted[middle],
-        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
     }
 }
 
@@ -95,15 +86,4 @@ pub(super) fn rows(
         Ok(row)
     });
     rows.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_median_of_an_even_number_lies_between() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-    }
 }

@@ -128,8 +128,8 @@ impl Outcome {
     }
 }
 
-/// The middle one, or the mean of the two in the middle; 0 of none.
-fn median(numbers: &[f64]) -> f64 {
+/// The middle number, or the mean of the two in the middle; 0 if there are none.
+pub(crate) fn median(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
