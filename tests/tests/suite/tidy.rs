@@ -16,7 +16,7 @@ const EDGES: [(&str, &[&str]); 10] = [
     ("fa3-sched", &["fa3-types"]),
     ("fa3-ir", &["fa3-types"]),
     ("fa3-sim", &["fa3-ir", "fa3-types"]),
-    ("fa3-cuda", &["fa3-ir", "fa3-sched", "fa3-types"]),
+    ("fa3-cuda", &["fa3-ir", "fa3-sched", "fa3-sim", "fa3-types"]),
     ("fa3", &["fa3-types", "fa3-ref", "fa3-quant", "fa3-sched", "fa3-cuda"]),
     ("fa3-cli", &OPEN),
     ("fa3-tests", &OPEN),
