@@ -142,3 +142,54 @@ impl Side for Filled {
     type Pointer = ();
     type Tensor = ();
 }
+
+/// Defines structs of parameters, generic over the [`Side`] that holds them, each with `pass`, which goes over its
+/// fields in their order. A field says its kind: a method of [`Pass`], with the parameter's name if that is not the
+/// field's, a `decoder` or a `geometry`, or `all` of another struct; `maybe` comes before what only some kernels take.
+macro_rules! params {
+    ($($(#[$meta:meta])* struct $name:ident {
+        $($(#[$doc:meta])* $field:ident: $($kind:ident)+ $(= $as:literal)?,)+
+    })+) => {$(
+        $(#[$meta])*
+        pub(super) struct $name<S: Side> {
+            $($(#[$doc])* pub(super) $field: param!(@type S $($kind)+),)+
+        }
+
+        impl<A: Side> $name<A> {
+            /// Goes over them in the order in which they are passed.
+            #[track_caller]
+            pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> $name<B> {
+                $name {
+                    $($field: param!(
+                        @pass by (param!(@name $field $($as)?)) (self.$field) $($kind)+
+                    ),)+
+                }
+            }
+        }
+    )+};
+}
+
+/// One field of [`params`]: its type, its name, how it is passed.
+macro_rules! param {
+    (@type $side:ident maybe $($kind:ident)+) => { Option<param!(@type $side $($kind)+)> };
+    (@type $side:ident all $params:ident) => { $params<$side> };
+    (@type $side:ident geometry) => { Geometry<$side::U32> };
+    (@type $side:ident decoder) => { Decoder<$side::U32> };
+    (@type $side:ident u32) => { $side::U32 };
+    (@type $side:ident f32) => { $side::F32 };
+    (@type $side:ident pointer) => { $side::Pointer };
+    (@type $side:ident tensor) => { $side::Tensor };
+    (@name $field:ident) => { stringify!($field) };
+    (@name $field:ident $as:literal) => { $as };
+    (@pass $by:ident ($name:expr) ($x:expr) maybe $($kind:ident)+) => {
+        $x.map(|x| param!(@pass $by ($name) (x) $($kind)+))
+    };
+    (@pass $by:ident ($name:expr) ($x:expr) all $params:ident) => { $x.pass($by) };
+    (@pass $by:ident ($name:expr) ($x:expr) geometry) => { $x.pass($by) };
+    (@pass $by:ident ($name:expr) ($x:expr) decoder) => {
+        $x.map_named(&mut |name: &str, number| $by.u32(name, number))
+    };
+    (@pass $by:ident ($name:expr) ($x:expr) $kind:ident) => { $by.$kind($name, $x) };
+}
+
+pub(crate) use {param, params};

@@ -12,7 +12,7 @@ mod writer;
 use fa3_ir::lang::*;
 use fa3_sched::backward::{ADDED_ROWS, Division, DkvTile};
 
-use self::columns::{Columns, Stat};
+use self::columns::Columns;
 use self::in_order::InOrder;
 use super::PartSpec;
 use super::gradients::{Scores, registers, registers_tile, visible, write};
@@ -25,7 +25,7 @@ use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Visible;
 use crate::kernels::parts::tiles::Tiles;
 
-/// What the roles share.
+/// The state that the roles share.
 struct Dkv<'k> {
     builder: &'k Builder,
     spec: PartSpec<DkvTile>,
@@ -43,7 +43,7 @@ struct Adding<'k> {
     ds: Ring<'k, 1>,
     /// Places for dQ of a block, or of half of one. Each consumer has a stage, which a writer of its own lends it.
     dq: Ring<'k, 1>,
-    /// What there is besides if tiles add in order.
+    /// The order, if there is one.
     in_order: Option<InOrder<'k>>,
     /// Keeps the exponentials of one consumer under the products of the other.
     ping_pong: PingPong<'k>,
@@ -205,8 +205,8 @@ impl<'k> Dkv<'k> {
         Scores { scale_log2: inputs.scale_log2, into_cap: inputs.into_cap }
     }
 
-    /// What the thread's keys are seen by of a block, where that is not everything. If dQ is added, a key beyond the
-    /// end is seen by nothing: its dS is multiplied by a row of K, zeros, and would have to be finite.
+    /// Rows of the block that see the thread's two keys; `None` if all do. If dQ is added, no row sees a key beyond the
+    /// end: its dS is multiplied by a row of K, zeros, and would have to be finite.
     #[track_caller]
     fn hidden(&self, key: V<'k, B32>, block: &KvBlock<'k>) -> Option<[Visible<'k>; 2]> {
         let (geometry, mask) = (&self.params.inputs.geometry, self.spec.mask);

@@ -3,199 +3,108 @@
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed};
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, DkvTile, DqTile, Part, Plan};
-use fa3_sched::{Decoder, Order, Schedule, Scheduler, TileCounts};
+use fa3_sched::{Decoder, Longest, Order, Schedule, Scheduler, TileCounts};
 use fa3_types::TensorDesc;
 
 use super::program::{buffers, pairs};
 use super::{Cleared, PartSpec, RoundSpec, StatsSpec};
-use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
+use crate::kernels::params::{Form, Host, Pass, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::scores::units;
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::view;
 
-/// What both kernels with products take.
-pub(super) struct Inputs<S: Side> {
-    pub(super) q: S::Tensor,
-    pub(super) k: S::Tensor,
-    pub(super) v: S::Tensor,
-    pub(super) dout: S::Tensor,
-    /// softmax_scale · log₂e, or of capped scores cap · log₂e: what a unit of a score is worth in the exponent of 2.
-    pub(super) scale_log2: S::F32,
-    /// softmax_scale / cap, if scores are capped.
-    pub(super) into_cap: Option<S::F32>,
-    /// What dQ and dK are multiplied by.
-    pub(super) softmax_scale: S::F32,
-    pub(super) geometry: Geometry<S::U32>,
-    /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`].
-    pub(super) ticket: Option<S::Pointer>,
-}
+params! {
+    /// The parameters of both kernels with products.
+    struct Inputs {
+        q: tensor,
+        k: tensor,
+        v: tensor,
+        dout: tensor,
+        /// softmax_scale · log₂e, or of capped scores cap · log₂e: the worth of a unit of a score in the exponent of 2.
+        scale_log2: f32,
+        /// softmax_scale / cap, if scores are capped.
+        into_cap: maybe f32,
+        /// The factor of dQ and dK.
+        softmax_scale: f32,
+        geometry: geometry,
+        /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`].
+        ticket: maybe pointer,
+    }
 
-/// The sums of dQ.
-pub(super) struct SumsParams<S: Side> {
-    pub(super) address: S::Pointer,
-    /// Query heads.
-    pub(super) heads: S::U32,
-    /// Blocks of rows of a head.
-    pub(super) blocks: S::U32,
-    /// If parts are added in order.
-    pub(super) in_order: Option<InOrderParams<S>>,
-}
+    /// The sums of dQ.
+    struct SumsParams {
+        address: pointer = "sums",
+        /// Query heads.
+        heads: u32 = "sums_heads",
+        /// Blocks of rows of a head.
+        blocks: u32 = "sums_blocks",
+        in_order: maybe all InOrderParams,
+    }
 
-/// What there is besides if parts of dQ are added in order.
-pub(super) struct InOrderParams<S: Side> {
-    /// For each block the first key of the tile that has added last.
-    pub(super) last_added: S::Pointer,
-    /// Where the sums go, rounded.
-    pub(super) dq: Strided<S>,
-}
+    /// The parameters besides, if parts of dQ are added in order.
+    struct InOrderParams {
+        /// For each block the first key of the tile that has added last.
+        last_added: pointer,
+        /// Where the sums go, rounded.
+        dq: all Strided,
+    }
 
-/// What the dK/dV kernel takes.
-pub(super) struct DkvParams<S: Side> {
-    pub(super) inputs: Inputs<S>,
-    pub(super) stats: S::Tensor,
-    /// Query heads that share a head of K and V.
-    pub(super) group: S::U32,
-    pub(super) dk: Strided<S>,
-    pub(super) dv: Strided<S>,
-    pub(super) sums: Option<SumsParams<S>>,
-}
+    /// The parameters of the dK/dV kernel.
+    struct DkvParams {
+        inputs: all Inputs,
+        stats: tensor,
+        /// Query heads that share a head of K and V.
+        group: u32,
+        dk: all Strided,
+        dv: all Strided,
+        sums: maybe all SumsParams,
+    }
 
-/// What the dQ kernel takes.
-pub(super) struct DqParams<S: Side> {
-    pub(super) inputs: Inputs<S>,
-    pub(super) stats: S::Pointer,
-    /// Pairs of rows of a head.
-    pub(super) pairs: S::U32,
-    /// Query heads.
-    pub(super) heads: S::U32,
-    pub(super) dq: Strided<S>,
-}
+    /// The parameters of the dQ kernel.
+    struct DqParams {
+        inputs: all Inputs,
+        stats: pointer,
+        /// Pairs of rows of a head.
+        pairs: u32,
+        /// Query heads.
+        heads: u32,
+        dq: all Strided,
+    }
 
-/// What the kernel of row statistics takes.
-pub(super) struct StatsParams<S: Side> {
-    pub(super) o: Strided<S>,
-    pub(super) dout: Strided<S>,
-    pub(super) lse: S::Pointer,
-    /// At address 0 the gradient of LSE is 0.
-    pub(super) dlse: S::Pointer,
-    pub(super) stats: S::Pointer,
-    pub(super) seqlen: S::U32,
-    pub(super) pairs: S::U32,
-    pub(super) heads: S::U32,
-    pub(super) decoder: Decoder<S::U32>,
-    /// What is cleared.
-    pub(super) sums: Option<SumsParams<S>>,
-    /// If parts of dQ are added in order, how many rows of a sequence no tile visits. They are the first ones.
-    pub(super) unvisited: Option<S::U32>,
-}
+    /// The parameters of the kernel of row statistics.
+    struct StatsParams {
+        o: all Strided,
+        dout: all Strided,
+        lse: pointer,
+        /// At address 0 the gradient of LSE is 0.
+        dlse: pointer,
+        stats: pointer,
+        seqlen: u32,
+        pairs: u32,
+        heads: u32,
+        decoder: decoder,
+        /// The sums, or who has added to them, to be cleared.
+        sums: maybe all SumsParams,
+        /// If parts of dQ are added in order, how many rows of a sequence no tile visits. They are the first ones.
+        unvisited: maybe u32 = "unvisited_rows",
+    }
 
-/// What the kernel that rounds sums takes.
-pub(super) struct RoundParams<S: Side> {
-    pub(super) sums: SumsParams<S>,
-    pub(super) dq: Strided<S>,
-    pub(super) softmax_scale: S::F32,
-    pub(super) seqlen: S::U32,
-    pub(super) decoder: Decoder<S::U32>,
-}
-
-impl<A: Side> Inputs<A> {
-    #[track_caller]
-    fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Inputs<B> {
-        Inputs {
-            q: by.tensor("q", self.q),
-            k: by.tensor("k", self.k),
-            v: by.tensor("v", self.v),
-            dout: by.tensor("dout", self.dout),
-            scale_log2: by.f32("scale_log2", self.scale_log2),
-            into_cap: self.into_cap.map(|factor| by.f32("into_cap", factor)),
-            softmax_scale: by.f32("softmax_scale", self.softmax_scale),
-            geometry: self.geometry.pass(by),
-            ticket: self.ticket.map(|buffer| by.pointer("ticket", buffer)),
-        }
+    /// The parameters of the kernel that rounds sums.
+    struct RoundParams {
+        sums: all SumsParams,
+        dq: all Strided,
+        softmax_scale: f32,
+        seqlen: u32,
+        decoder: decoder,
     }
 }
 
-impl<A: Side> DkvParams<A> {
-    /// Goes over them in the order in which they are passed.
-    #[track_caller]
-    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> DkvParams<B> {
-        DkvParams {
-            inputs: self.inputs.pass(by),
-            stats: by.tensor("stats", self.stats),
-            group: by.u32("group", self.group),
-            dk: self.dk.pass(by),
-            dv: self.dv.pass(by),
-            sums: self.sums.map(|sums| sums.pass(by)),
-        }
-    }
-}
-
-impl<A: Side> DqParams<A> {
-    /// Goes over them in the order in which they are passed.
-    #[track_caller]
-    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> DqParams<B> {
-        DqParams {
-            inputs: self.inputs.pass(by),
-            stats: by.pointer("stats", self.stats),
-            pairs: by.u32("pairs", self.pairs),
-            heads: by.u32("heads", self.heads),
-            dq: self.dq.pass(by),
-        }
-    }
-}
-
-impl<A: Side> StatsParams<A> {
-    /// Goes over them in the order in which they are passed.
-    #[track_caller]
-    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> StatsParams<B> {
-        StatsParams {
-            o: self.o.pass(by),
-            dout: self.dout.pass(by),
-            lse: by.pointer("lse", self.lse),
-            dlse: by.pointer("dlse", self.dlse),
-            stats: by.pointer("stats", self.stats),
-            seqlen: by.u32("seqlen", self.seqlen),
-            pairs: by.u32("pairs", self.pairs),
-            heads: by.u32("heads", self.heads),
-            decoder: self.decoder.map_named(&mut |name: &str, number| by.u32(name, number)),
-            sums: self.sums.map(|sums| sums.pass(by)),
-            unvisited: self.unvisited.map(|rows| by.u32("unvisited_rows", rows)),
-        }
-    }
-}
-
-impl<A: Side> SumsParams<A> {
-    #[track_caller]
-    fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> SumsParams<B> {
-        SumsParams {
-            address: by.pointer("sums", self.address),
-            heads: by.u32("sums_heads", self.heads),
-            blocks: by.u32("sums_blocks", self.blocks),
-            in_order: self.in_order.map(|order| InOrderParams {
-                last_added: by.pointer("last_added", order.last_added),
-                dq: order.dq.pass(by),
-            }),
-        }
-    }
-}
-
-impl<A: Side> RoundParams<A> {
-    /// Goes over them in the order in which they are passed.
-    #[track_caller]
-    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> RoundParams<B> {
-        RoundParams {
-            sums: self.sums.pass(by),
-            dq: self.dq.pass(by),
-            softmax_scale: by.f32("softmax_scale", self.softmax_scale),
-            seqlen: by.u32("seqlen", self.seqlen),
-            decoder: self.decoder.map_named(&mut |name: &str, number| by.u32(name, number)),
-        }
-    }
-}
+/// The order of blocks of rows in the kernels that have a CTA for each; the size of its sections does not matter here.
+const BLOCKS: Order = Order::LongestFirst { section: 1, longest: Longest::First };
 
 impl SumsParams<Form> {
-    /// Those of tiles that add to dQ of these elements.
+    /// The parameters of tiles that add to dQ of these elements.
     fn form(order: AddOrder, dq: Elem) -> SumsParams<Form> {
         let in_order = match order {
             AddOrder::Any => None,
@@ -208,20 +117,20 @@ impl SumsParams<Form> {
 }
 
 impl RoundParams<Form> {
-    /// Those of a kernel.
-    pub(super) fn form(spec: &RoundSpec, order: Order) -> RoundParams<Form> {
+    /// The parameters of a kernel.
+    pub(super) fn form(spec: &RoundSpec) -> RoundParams<Form> {
         RoundParams {
             sums: SumsParams::form(AddOrder::Any, spec.elem),
             dq: Strided::form("dq", spec.elem),
             softmax_scale: (),
             seqlen: (),
-            decoder: Decoder::new(TileCounts::ONE, order).map(|_| ()),
+            decoder: Decoder::new(TileCounts::ONE, BLOCKS).map(|_| ()),
         }
     }
 }
 
 impl Inputs<Form> {
-    /// Of a kernel with tiles of `rows` of Q and dO, and of `keys`.
+    /// The parameters of a kernel with tiles of `rows` of Q and dO, and of `keys`.
     fn form<T: Copy>(spec: &PartSpec<T>, [rows, keys]: [u32; 2], [dim, dim_v]: [u32; 2]) -> Inputs<Form> {
         let tensor =
             |rows, cols| TensorForm { tile: TileShape::new(spec.elem, rows, cols), rank: 4, rows: 2 };
@@ -240,7 +149,7 @@ impl Inputs<Form> {
 }
 
 impl DkvParams<Form> {
-    /// Those of a kernel.
+    /// The parameters of a kernel.
     pub(super) fn form(spec: &PartSpec<DkvTile>) -> DkvParams<Form> {
         let DkvTile { head_dim, head_dim_v, tile_n, tile_m, .. } = spec.tile;
         DkvParams {
@@ -260,7 +169,7 @@ pub(super) fn stats_tile(rows: u32) -> TileShape {
 }
 
 impl DqParams<Form> {
-    /// Those of a kernel.
+    /// The parameters of a kernel.
     pub(super) fn form(spec: &PartSpec<DqTile>) -> DqParams<Form> {
         let DqTile { head_dim, head_dim_v, tile_m, tile_n, .. } = spec.tile;
         DqParams {
@@ -274,8 +183,8 @@ impl DqParams<Form> {
 }
 
 impl StatsParams<Form> {
-    /// Those of a kernel.
-    pub(super) fn form(spec: &StatsSpec, order: Order) -> StatsParams<Form> {
+    /// The parameters of a kernel.
+    pub(super) fn form(spec: &StatsSpec) -> StatsParams<Form> {
         StatsParams {
             o: Strided::form("o", spec.elem),
             dout: Strided::form("dout", spec.elem),
@@ -285,7 +194,7 @@ impl StatsParams<Form> {
             seqlen: (),
             pairs: (),
             heads: (),
-            decoder: Decoder::new(TileCounts::ONE, order).map(|_| ()),
+            decoder: Decoder::new(TileCounts::ONE, BLOCKS).map(|_| ()),
             sums: match spec.cleared {
                 Cleared::Nothing => None,
                 Cleared::Sums(_) => Some(SumsParams::form(AddOrder::Any, spec.elem)),

@@ -6,8 +6,8 @@
 //! scores are, and its dS is 0 whatever its O and dLSE are, even NaN.
 
 use fa3_ir::lang::*;
+use fa3_sched::Tile;
 use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};
-use fa3_sched::{Longest, Order, Tile};
 
 use super::params::StatsParams;
 use super::{Cleared, StatsSpec};
@@ -26,8 +26,7 @@ const ROWS: u32 = THREADS / LANES;
 /// The kernel.
 pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
     Kernel::build("bwd_stats", Launch::threads(THREADS), |b| {
-        let order = Order::LongestFirst { section: 1, longest: Longest::First };
-        let params = StatsParams::<Form>::form(spec, order).pass(&mut Declare(b));
+        let params = StatsParams::<Form>::form(spec).pass(&mut Declare(b));
         b.launch_dependents();
         b.grid_dependency_wait();
 

@@ -3,7 +3,6 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
-use fa3_sched::{Longest, Order};
 
 use super::RoundSpec;
 use super::gradients::{WARPGROUP, write};
@@ -94,8 +93,7 @@ impl<'k> Block<'k> {
 /// The kernel that rounds them.
 pub(super) fn kernel(spec: &RoundSpec) -> Kernel {
     Kernel::build("bwd_round", Launch::threads(WARPGROUP), |b| {
-        let order = Order::LongestFirst { section: 1, longest: Longest::First };
-        let params = RoundParams::<Form>::form(spec, order).pass(&mut Declare(b));
+        let params = RoundParams::<Form>::form(spec).pass(&mut Declare(b));
         b.launch_dependents();
         b.grid_dependency_wait();
         let fa3_sched::Tile { m_block, head, batch } = params.decoder.decode(b.cta_x());
