@@ -4,7 +4,7 @@ use fa3_types::{Dtype, ProblemError};
 
 use crate::{NotDense, TooManyTiles};
 
-/// What [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
+/// Problems and options that [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -46,8 +46,8 @@ impl PlanError {
     }
 }
 
-/// What [`DkvTile::check`](super::DkvTile::check) and [`DqTile::check`](super::DqTile::check) refuse. One sentence
-/// each, with the numbers.
+/// Tiles that [`DkvTile::check`](super::DkvTile::check) and [`DqTile::check`](super::DqTile::check) refuse. One
+/// sentence each, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]

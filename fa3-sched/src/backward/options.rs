@@ -1,4 +1,4 @@
-//! What a caller decides of a plan.
+//! Options: the choices of a plan that a caller makes.
 
 use std::num::NonZeroU32;
 

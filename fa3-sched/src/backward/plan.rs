@@ -152,7 +152,7 @@ impl Plan {
         Ok(Plan { problem: problem.clone(), stats, dkv, dq })
     }
 
-    /// What is computed.
+    /// The problem.
     pub fn problem(&self) -> &BackwardProblem {
         &self.problem
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use super::TileError;
 use crate::DeviceLimits;
 
-/// What the warpgroups of a dK/dV kernel share out.
+/// The work that the warpgroups of a dK/dV kernel share out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Division {
     /// The keys: each warpgroup has 64 of them, and computes their dK and their dV.
@@ -31,7 +31,7 @@ pub struct DkvTile {
     pub stages: u32,
     /// Tiles of K and V in flight: with 2 the next ones are loaded while this one is computed.
     pub kv_stages: u32,
-    /// What warpgroups share out.
+    /// The work that warpgroups share out.
     pub division: Division,
     /// Whether the kernel adds its part of dQ to sums in memory as well, and how. Then two warpgroups share out the
     /// keys, and the rows of dQ: of blocks of 128 each has half, blocks of 64 go to the one and the other.
@@ -99,7 +99,7 @@ impl DkvTile {
         tiles.find(|tile| tile.check(limits).is_ok())
     }
 
-    /// The same of a kernel that adds to dQ in this order. There is none where a warpgroup cannot hold dK and dV.
+    /// Chooses the tile of a kernel that adds to dQ in this order. None where a warpgroup cannot hold dK and dV.
     pub fn choose_adding(
         [head_dim, head_dim_v]: [u32; 2],
         order: AddOrder,

@@ -2,7 +2,7 @@
 
 use crate::mutate::{Argued, LAST_TURN, TURNS};
 
-/// Of the kernel of the statistics.
+/// Mutants of the kernel of the statistics.
 pub(super) const STATS: &[Argued] = &[
     Argued {
         operator: "bound: and gives the second",
@@ -12,19 +12,19 @@ pub(super) const STATS: &[Argued] = &[
     Argued { operator: "bound: one less", most: 1, reason: ONE_SECTION },
 ];
 
-/// Of this one if it clears rows of dQ.
+/// Mutants of this one if it clears rows of dQ.
 pub(super) const CLEARED: &[Argued] = &[Argued {
     operator: "bound: one more",
     most: 1,
     reason: "in the block after the rows that no tile visits, each row is compared with their number again",
 }];
 
-/// Of the kernel that rounds sums.
+/// Mutants of the kernel that rounds sums.
 pub(super) const ROUND: &[Argued] = &[Argued { operator: "bound: one less", most: 1, reason: ONE_SECTION }];
 
 const ONE_SECTION: &str = "heads are in one section: there is none before the last";
 
-/// Of the dQ kernel.
+/// Mutants of the dQ kernel.
 pub(super) const DQ: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 3, reason: DQ_FENCES },
     Argued { operator: "wgmma.fence: after the first product", most: 3, reason: DQ_FENCES },
@@ -43,7 +43,7 @@ pub(super) const DQ: &[Argued] = &[
 const DQ_FENCES: &str =
     "S and dP are in flight together: the fence of the first, or of dQ before it, is for both";
 
-/// Of consumers that share out the gradients.
+/// Mutants of consumers that share out the gradients.
 pub(super) const DIVIDED: &[Argued] = &[
     Argued {
         operator: "wgmma.wait_group: after what it protects",
@@ -56,7 +56,7 @@ pub(super) const DIVIDED: &[Argued] = &[
     Argued { operator: "bar.warp.sync: after the arrival", most: 2, reason: NEXT_NUMBER },
 ];
 
-/// Of consumers that share out the keys, beside a dQ kernel.
+/// Mutants of consumers that share out the keys, beside a dQ kernel.
 pub(super) const KEYS: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 2, reason: FENCES },
     Argued { operator: "wgmma.fence: after the first product", most: 2, reason: FENCES },
@@ -74,7 +74,7 @@ pub(super) const KEYS: &[Argued] = &[
     },
 ];
 
-/// Of consumers that multiply dQ of every other block.
+/// Mutants of consumers that multiply dQ of every other block.
 pub(super) const ADDING: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 5, reason: FENCES },
     Argued { operator: "wgmma.fence: after the first product", most: 5, reason: FENCES },
@@ -91,7 +91,7 @@ pub(super) const ADDING: &[Argued] = &[
     Argued { operator: "empty wait: after the first load", most: 1, reason: V_AFTER_K },
 ];
 
-/// Of consumers that multiply dQ of half of every block.
+/// Mutants of consumers that multiply dQ of half of every block.
 pub(super) const HALVES: &[Argued] = &[
     Argued { operator: "wgmma.commit_group: deleted", most: 2, reason: DV_WITH_DQ },
     Argued { operator: "wgmma.commit_group: before the last product", most: 2, reason: DV_WITH_DQ },
@@ -112,7 +112,7 @@ pub(super) const HALVES: &[Argued] = &[
     },
 ];
 
-/// Of these if every tile sees some rows.
+/// Mutants of these if every tile sees some rows.
 pub(super) const BUSY_HALVES: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 7, reason: FENCES },
     Argued { operator: "wgmma.fence: after the first product", most: 7, reason: FENCES },
@@ -139,7 +139,7 @@ pub(super) const BUSY_HALVES: &[Argued] = &[
     },
 ];
 
-/// Of these if some tiles see none.
+/// Mutants of these if some tiles see none.
 pub(super) const IDLE_HALVES: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 8, reason: FENCES },
     Argued { operator: "wgmma.fence: after the first product", most: 8, reason: FENCES },
@@ -153,14 +153,14 @@ pub(super) const IDLE_HALVES: &[Argued] = &[
     Argued { operator: "mbarrier: full for empty, or empty for full", most: 1, reason: LAST_DS },
 ];
 
-/// Of additions in order.
+/// Mutants of additions in order.
 pub(super) const IN_ORDER: &[Argued] = &[Argued {
     operator: "fence.proxy.async: deleted",
     most: 2,
     reason: "only copies write sums and read them, and to the simulator a copy's completion is a fence between proxies",
 }];
 
-/// Of the only slot of tiles' numbers, in one role.
+/// Mutants of the only slot of tiles' numbers, in one role.
 pub(super) const NUMBERS: &[Argued] = &[
     Argued { operator: "bar.warp.sync: deleted", most: 1, reason: NEXT_NUMBER },
     Argued { operator: "bar.warp.sync: after the arrival", most: 1, reason: NEXT_NUMBER },

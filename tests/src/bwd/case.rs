@@ -20,7 +20,7 @@ use crate::{Case, Values};
 pub struct BwdCase {
     /// The forward pass, with its inputs and the gradient of O.
     pub case: Case,
-    /// Of dO, dQ, dK and dV.
+    /// Layouts of dO, dQ, dK and dV.
     pub layout: Layout,
     /// Whether LSE has a gradient.
     pub dlse: bool,
@@ -28,7 +28,7 @@ pub struct BwdCase {
     pub slack: f64,
 }
 
-/// What a backward pass reads besides Q, K, V and dO.
+/// Inputs of a backward pass besides Q, K, V and dO.
 struct Given {
     /// O, rounded to its type, and LSE.
     forward: Forward<f32>,

@@ -17,10 +17,10 @@ pub enum Form {
 impl Form {
     /// All of them.
     pub const ALL: [Form; 3] = [Form::AnyOrder, Form::OrderOfKeys, Form::DqKernel];
-    /// Those with the same bits in every run.
+    /// Forms with the same bits in every run.
     pub const DETERMINISTIC: [Form; 2] = [Form::OrderOfKeys, Form::DqKernel];
 
-    /// That of a plan.
+    /// The form of a plan.
     pub fn of(dq: &DqBy) -> Form {
         match dq {
             DqBy::Additions(_) => Form::AnyOrder,
@@ -29,8 +29,8 @@ impl Form {
         }
     }
 
-    /// What makes a plan of these head dimensions have this form. None for wide heads, which leave no registers for
-    /// additions.
+    /// The options with which a plan of these head dimensions has this form. None for wide heads, which leave no
+    /// registers for additions.
     pub fn options(self, [head_dim, head_dim_v]: [u32; 2], limits: &DeviceLimits) -> Option<PlanOptions> {
         let options = PlanOptions::default();
         let adding = |order| {

@@ -46,7 +46,7 @@ const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// (sequences, query heads, key/value heads).
 const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 4, 2), (1, 3, 3)];
 const DLSE: [bool; 2] = [false, true];
-/// What scores are like.
+/// The kind of scores.
 pub const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::Low];
 /// Fewer SMs than there are tiles, and more.
 const SMS: [u32; 2] = [2, 100];

@@ -13,7 +13,7 @@ use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::scores::Visible;
 use crate::kernels::parts::tiles::Tiles;
 
-/// What the roles share.
+/// The state that the roles share.
 struct Dq<'k> {
     builder: &'k Builder,
     spec: PartSpec<DqTile>,

@@ -1,4 +1,4 @@
-//! What both kernels with products share: P and dS, element by element, and how gradients are written.
+//! Parts of both kernels with products: P and dS, element by element, and how gradients are written.
 
 use fa3_ir::lang::*;
 use fa3_types::{Mask, softcap};
@@ -12,9 +12,9 @@ use crate::kernels::parts::strided::Strided;
 /// Makes P of products of Q and K.
 #[derive(Clone, Copy)]
 pub(super) struct Scores<'k> {
-    /// What a unit of a score is worth in the exponent of 2.
+    /// Worth of a unit of a score in the exponent of 2.
     pub(super) scale_log2: V<'k, F32>,
-    /// What makes a product such a unit, if scores are capped.
+    /// Factor that makes a product such a unit, if scores are capped.
     pub(super) into_cap: Option<V<'k, F32>>,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
     }
 }
 
-/// What the thread's rows, `row` and 8 below, see of the columns from `first` on; of a row beyond the end, any.
+/// Visible columns, counted from `first`, of the thread's two rows, `row` and 8 below. Any of a row beyond the end.
 #[track_caller]
 pub(super) fn visible<'k>(
     b: &'k Builder,

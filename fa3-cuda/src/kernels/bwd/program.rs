@@ -1,4 +1,4 @@
-//! What a plan of the backward pass lowers to.
+//! The program that a plan of the backward pass lowers to.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::backward::{ADDED_ROWS, DqBy, Plan};

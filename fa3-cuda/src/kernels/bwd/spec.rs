@@ -1,4 +1,4 @@
-//! What makes one backward kernel differ from another.
+//! Specs: all that makes one backward kernel differ from another.
 
 use fa3_ir::{Elem, WgmmaType};
 use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan};
@@ -21,18 +21,18 @@ pub enum BwdSpec {
     Round(RoundSpec),
 }
 
-/// Of the kernel of row statistics.
+/// The spec of the kernel of row statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StatsSpec {
     /// The elements of O and dO: f16 or bf16.
     pub elem: Elem,
     /// Their columns.
     pub head_dim_v: u32,
-    /// What it clears.
+    /// The memory that it clears.
     pub cleared: Cleared,
 }
 
-/// What must hold zeros before parts of dQ are added up.
+/// Memory that must hold zeros before parts of dQ are added up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cleared {
     /// Nothing: dQ is not added up.
@@ -44,19 +44,19 @@ pub enum Cleared {
     InOrder(u32),
 }
 
-/// Of the kernel that rounds sums of dQ.
+/// The spec of the kernel that rounds sums of dQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RoundSpec {
     /// The elements of dQ: f16 or bf16.
     pub elem: Elem,
     /// Its columns.
     pub head_dim: u32,
-    /// Those of the sums, at least as many.
+    /// Columns of the sums, at least as many.
     pub cols: u32,
 }
 
-/// Of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the reach of
-/// a window are arguments.
+/// The spec of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the
+/// reach of a window are arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PartSpec<T> {
     /// The elements of all tensors: f16 or bf16.
@@ -93,7 +93,7 @@ impl BwdSpec {
         }
     }
 
-    /// That of row statistics.
+    /// The spec of row statistics.
     pub(super) fn stats(plan: &Plan) -> BwdSpec {
         let forward = plan.problem().forward();
         let cleared = match plan.dkv().tile.adds_dq {
@@ -105,12 +105,12 @@ impl BwdSpec {
         BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared })
     }
 
-    /// That of dK and dV.
+    /// The spec of dK and dV.
     pub(super) fn dkv(plan: &Plan) -> BwdSpec {
         BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), plan.problem().forward().mask().transposed()))
     }
 
-    /// That of dQ, if it has a kernel of its own.
+    /// The spec of dQ, if it has a kernel of its own.
     pub(super) fn dq(plan: &Plan) -> Option<BwdSpec> {
         let forward = plan.problem().forward();
         let (elem, head_dim) = (elem(forward.dtype()), forward.head_dim() as u32);

@@ -40,7 +40,7 @@ impl<'k, S: Side<Pointer = V<'k, B64>, U64 = V<'k, B64>>> Strided<S> {
 }
 
 impl Strided<Form> {
-    /// The form in a kernel.
+    /// The form of a kernel's tensor.
     pub(crate) fn form(name: &'static str, elem: Elem) -> Strided<Form> {
         Strided { name, address: elem, strides: [(); 3] }
     }

@@ -166,7 +166,7 @@ impl<'k, const N: usize> HeldSlot<'k, N> {
         _ = slot.kept(Location::caller());
     }
 
-    /// What it holds, with a duty to give it back.
+    /// The slot, with a duty to give it back.
     #[track_caller]
     fn slot(&self) -> FullSlot<'k, N> {
         FullSlot::new(self.ring.clone(), self.stage(), Location::caller())

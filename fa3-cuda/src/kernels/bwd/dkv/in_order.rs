@@ -27,16 +27,16 @@ const NONE: u32 = u32::MAX;
 /// Bytes of a [`Goal`].
 const GOAL: u32 = 16;
 
-/// What the warps share besides if tiles add in order.
+/// The state that the warps share besides if tiles add in order.
 pub(super) struct InOrder<'k> {
     /// Blocks whose sums are ready for this tile's part.
     ready: Ring<'k, 0>,
-    /// What becomes of the next dQ of each consumer: a [`Goal`], then batch, head and first row of the block.
+    /// Fate of the next dQ of each consumer: a [`Goal`], then batch, head and first row of the block.
     goals: Region,
     params: InOrderParams<InKernel<'k>>,
 }
 
-/// What becomes of a consumer's dQ.
+/// The fate of a consumer's dQ.
 #[derive(Clone, Copy)]
 pub(super) enum Goal {
     /// The writer adds it to memory.
@@ -75,7 +75,7 @@ impl<'k> InOrder<'k> {
     }
 }
 
-/// What the writer of consumer `me` runs.
+/// Runs the writer of consumer `me`.
 pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, me: V<'k, B32>) {
     let b = dkv.builder;
     let blocks = Blocks::of(dkv, adding, me);
@@ -191,7 +191,7 @@ impl<'k> Writer<'_, 'k> {
     }
 }
 
-/// What the watch runs.
+/// Runs the watch.
 pub(super) fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>) {
     let (b, tile) = (dkv.builder, &dkv.spec.tile);
     let mut ready = order.ready.producer();

@@ -13,7 +13,7 @@ pub(super) fn warps(tile: &DkvTile) -> u32 {
     writers + u32::from(tile.adds_in_order())
 }
 
-/// What these warps run.
+/// Runs these warps.
 pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let (b, consumers) = (dkv.builder, dkv.spec.tile.consumers());
     let warp = (b.tid() >> 5).shfl_idx(0);
@@ -26,7 +26,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     }
 }
 
-/// What the writer of consumer `me` runs, if tiles add in any order.
+/// Runs the writer of consumer `me`, if tiles add in any order.
 fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, me: V<'k, B32>) {
     let (b, head_dim) = (dkv.builder, dkv.spec.tile.head_dim);
     let mut place = adding.dq.stage(me).lender();
@@ -60,7 +60,7 @@ pub(super) struct Blocks<'a, 'k> {
     dkv: &'a Dkv<'k>,
     adding: &'a Adding<'k>,
     me: V<'k, B32>,
-    /// Whose block is next, where they go to the one and the other.
+    /// Index of the writer that adds the next block, if the writers alternate.
     next: Var<'k, B32>,
     begun: Var<'k, Pred>,
 }
@@ -79,7 +79,7 @@ pub(super) struct Block<'k> {
 }
 
 impl<'a, 'k> Blocks<'a, 'k> {
-    /// Those of the writer of consumer `me`.
+    /// The blocks of the writer of consumer `me`.
     #[track_caller]
     pub(super) fn of(dkv: &'a Dkv<'k>, adding: &'a Adding<'k>, me: V<'k, B32>) -> Blocks<'a, 'k> {
         let b = dkv.builder;
