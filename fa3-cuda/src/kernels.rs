@@ -10,6 +10,5 @@ pub mod quantize;
 pub mod shipped;
 mod spec;
 mod tensors;
-pub mod transpose_v;
 
 pub use spec::{KernelSpec, Spec};

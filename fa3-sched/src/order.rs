@@ -37,6 +37,9 @@ pub enum Longest {
 }
 
 impl Order {
+    /// The head fastest, then m_block from the start: the rows that neighbouring tiles read are near in memory.
+    pub const HEADS_FASTEST: Order = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
+
     /// Linear where all tiles are equal. Otherwise in sections of whole KV heads, each with its `group` of query heads:
     ///
     /// ```text

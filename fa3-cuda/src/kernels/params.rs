@@ -1,11 +1,12 @@
 //! Arguments of kernels, each written once: a struct of them is generic over who holds it.
 //!
 //! An operation has one struct of its parameters, generic over a [`Side`], and one function that walks over its fields
-//! with a [`Pass`]. That function says the names and the order. [`Declare`] turns what the kernel is built from into
-//! what it computes with, [`Fill`] turns the values of a launch into a list of arguments.
+//! with a [`Pass`]. That function says the names and the order. [`params!`] declares both. [`Declare`] turns what the
+//! kernel is built from into what it computes with, [`Fill`] turns the values of a launch into a list of arguments.
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed};
+use fa3_sched::{Decoder, Order, TileCounts};
 
 /// Who holds a parameter.
 pub(crate) trait Side {
@@ -31,6 +32,13 @@ impl Side for Form {
     type F32 = ();
     type Pointer = Elem;
     type Tensor = TensorForm;
+}
+
+impl Form {
+    /// The form of a decoder of this order.
+    pub(crate) fn decoder(order: Order) -> Decoder<()> {
+        Decoder::new(TileCounts::ONE, order).map(|_| ())
+    }
 }
 
 /// A tensor's form: the shape of its tiles, the number of its dimensions, and which of them is a tile's rows.
@@ -108,6 +116,15 @@ impl<'k> Pass<Form, InKernel<'k>> for Declare<'k> {
 /// Lists the arguments of a launch by name.
 #[derive(Debug, Default)]
 pub(crate) struct Fill(pub(crate) Vec<(String, Passed)>);
+
+impl Fill {
+    /// The arguments over which `pass` goes.
+    pub(crate) fn args(pass: impl FnOnce(&mut Fill)) -> Vec<(String, Passed)> {
+        let mut fill = Fill::default();
+        pass(&mut fill);
+        fill.0
+    }
+}
 
 impl Pass<Host, Filled> for Fill {
     fn u32(&mut self, name: &str, x: u32) {

@@ -1,8 +1,6 @@
 //! Parts of kernels of several operations. Each takes the two or three values that it uses, and knows no operation.
 
-pub(crate) mod block_max;
 pub(crate) mod geometry;
-pub(crate) mod key_rows;
 pub(crate) mod kv_blocks;
 pub(crate) mod loader;
 pub(crate) mod ping_pong;

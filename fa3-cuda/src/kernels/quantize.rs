@@ -10,17 +10,19 @@
 //! [`program`] lowers a plan to its launches. Where heads, channels or the tensor have scales, kernels of [`scales`] run
 //! first.
 
-mod angles;
-mod centre;
+mod block_max;
 mod encode;
-mod loads;
+mod key_rows;
 mod params;
 mod program;
+mod rotation;
 mod row;
 pub mod scales;
-mod signs;
 mod spec;
 mod store;
+mod tiles;
+mod transform;
+pub mod transpose_v;
 mod transposed;
 
 pub use program::program;
@@ -29,38 +31,31 @@ pub use spec::{Rotation, ScaleSource, Spec};
 use fa3_ir::lang::*;
 use fa3_types::ValueLayout;
 
-use self::angles::Angles;
+use self::block_max::BlockMax;
 use self::encode::{amax, scale_of};
-use self::loads::Loads;
 use self::params::{Params, Scale};
+use self::rotation::Angles;
 use self::row::Row;
-use self::signs::Signs;
+use self::tiles::{Loads, Place};
+use self::transform::Signs;
 use self::transposed::Transposed;
 use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
-use super::parts::block_max::BlockMax;
 use super::parts::loader::Feed;
 
-/// What a kernel consists of.
+/// The state of a kernel that all its parts read.
 struct Quantize<'k> {
     builder: &'k Builder,
     spec: Spec,
     params: Params<InKernel<'k>>,
     x: Feed<'k>,
     signs: Option<Signs<'k>>,
-    /// What codes go through on their way to rows of keys.
+    /// The way of codes to rows of keys.
     transposed: Option<Transposed<'k>>,
     /// The thread's number among those of its row, and how many these are.
     lane: (V<'k, B32>, u32),
     /// The CTA's number in its cluster of two: which half of a block's rows it has.
     rank: Option<V<'k, B32>>,
-}
-
-/// Which rows of which head a tile is.
-struct Place<'k> {
-    batch: V<'k, B32>,
-    head: V<'k, B32>,
-    block: V<'k, B32>,
 }
 
 impl KernelSpec for Spec {
@@ -83,7 +78,7 @@ fn kernel(spec: &Spec) -> Kernel {
         let maxima = BlockMax::declare(b, warps);
         let rank = (tile.cluster > 1).then(|| b.cluster_cta_rank());
         let lane = (b.tid() & (tile.lanes - 1), tile.lanes);
-        let signs = params.signs.as_ref().map(|words| Signs::declare(b, words, tile.chunks(), lane));
+        let signs = params.signs.as_ref().map(|words| Signs::declare(b, &words.0, tile.chunks(), lane));
         let transposed = match spec.layout {
             ValueLayout::Rows => None,
             ValueLayout::Transposed => Some(Transposed::declare(b, tile)),
@@ -97,7 +92,7 @@ fn kernel(spec: &Spec) -> Kernel {
 }
 
 impl<'k> Quantize<'k> {
-    /// What all threads run.
+    /// Runs the tiles of the CTA, in all threads.
     fn run(&self, maxima: BlockMax<'k>) {
         let (b, tile, params) = (self.builder, &self.spec.tile, &self.params);
         let (lane, row, first) = (self.lane, self.own_row(), self.cluster() * self.params.run);
@@ -120,10 +115,10 @@ impl<'k> Quantize<'k> {
             let next = self.after(index);
             current.set(next);
             let place = self.place(index);
-            let turns = self.spec.rotation.zip(angles.as_ref().map(Angles::get));
+            let rotation = self.spec.rotation.zip(angles.as_ref().map(Angles::get));
             let known = self.known_inverse(&place);
             let slot = ring.wait();
-            let mut part = Row::load(b, slot.tile(), row, lane, tile.chunks(), turns);
+            let mut part = Row::load(b, slot.tile(), row, lane, tile.chunks(), rotation);
             slot.release_loaded();
             let has_position = angles.as_ref().and_then(Angles::has_position);
             if let Some(signs) = &self.signs {
@@ -188,41 +183,6 @@ impl<'k> Quantize<'k> {
             }
             Scale::Blocks(_) | Scale::Measured(_) | Scale::Channels { .. } => None,
         }
-    }
-
-    /// The number of the CTA's cluster, the CTA's if there are none.
-    #[track_caller]
-    fn cluster(&self) -> V<'k, B32> {
-        self.in_clusters(self.builder.cta_x())
-    }
-
-    /// So many CTAs in clusters.
-    #[track_caller]
-    fn in_clusters(&self, ctas: V<'k, B32>) -> V<'k, B32> {
-        if self.rank.is_some() { ctas >> self.spec.tile.cluster.ilog2() } else { ctas }
-    }
-
-    /// Which of a head's parts the CTA has, each as many rows as its tile.
-    #[track_caller]
-    fn part(&self, place: &Place<'k>) -> V<'k, B32> {
-        self.rank.map_or(place.block, |rank| place.block.mad(self.spec.tile.cluster, rank))
-    }
-
-    /// The tile that comes after this one in its CTA.
-    #[track_caller]
-    fn after(&self, tile: V<'k, B32>) -> V<'k, B32> {
-        let run = self.params.run;
-        // From the end of a run to the next one's start.
-        let skipped = (self.in_clusters(self.builder.grid_x()) - 1) * run;
-        let after = tile + 1;
-        after + (after & (run - 1)).eq(0).select::<B32>(skipped, 0)
-    }
-
-    /// Tile number `index`.
-    #[track_caller]
-    fn place(&self, index: V<'k, B32>) -> Place<'k> {
-        let fa3_sched::Tile { m_block, head, batch } = self.params.decoder.decode(index);
-        Place { batch: batch.in_register(), head: head.in_register(), block: m_block.in_register() }
     }
 
     /// The row of a tile that this thread has a part of. Eight threads that read shared memory at once have rows whose

@@ -13,7 +13,7 @@ use fa3_types::Mask;
 
 use super::bwd::BwdSpec;
 use super::fwd::FwdSpec;
-use super::transpose_v::TransposeSpec;
+use super::quantize::transpose_v::TransposeSpec;
 use super::{KernelSpec, Spec, ladder};
 
 /// A kernel that is shipped.

@@ -22,7 +22,7 @@ use crate::values::Rng;
 /// Bytes that nobody has written.
 const UNWRITTEN: u8 = 0xFF;
 
-/// What numbers are like.
+/// The distribution of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
     /// Standard normal.
@@ -65,21 +65,21 @@ pub struct Case {
     pub rotation: Option<(RopeStyle, usize, Rows)>,
     /// Whether rows are transformed.
     pub hadamard: bool,
-    /// What numbers are like.
+    /// The distribution of numbers.
     pub spread: Spread,
-    /// Of the numbers, the positions, the signs.
+    /// The seed of numbers, positions and signs.
     pub seed: u64,
 }
 
-/// What must come out.
+/// The results that a case must have.
 struct Expected {
     codes: Array4<E4m3>,
     scales: Vec<f32>,
-    /// Of channels.
+    /// The means of channels.
     mean: Vec<f32>,
 }
 
-/// What a case's inputs are.
+/// The inputs of a case.
 struct Inputs {
     x: Array4<f32>,
     table: Option<RopeTable>,
@@ -270,7 +270,7 @@ impl Case {
         Ok(())
     }
 
-    /// What fa3-quant makes of it.
+    /// The results of fa3-quant.
     fn expected(&self) -> Expected {
         let inputs = self.inputs();
         let Shape { batch, heads, .. } = self.shape;

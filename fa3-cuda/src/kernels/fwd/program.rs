@@ -8,7 +8,8 @@ use fa3_types::ValueLayout;
 use super::FwdSpec;
 use super::params::Params;
 use crate::kernels::params::Fill;
-use crate::kernels::{Spec, tensors, transpose_v};
+use crate::kernels::quantize::transpose_v;
+use crate::kernels::{Spec, tensors};
 
 /// The buffers of a forward program.
 pub mod buffers {

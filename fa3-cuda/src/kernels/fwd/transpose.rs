@@ -12,6 +12,7 @@ use fa3_ir::lang::*;
 use fa3_sched::forward::{CtaTile, ROW_SUM_COLS};
 
 use super::{Fwd, ones};
+use crate::kernels::parts::unpack::EVEN_ODD;
 
 /// Warps that transpose, those of the producer but the first.
 pub(super) const WARPS: u32 = 3;
@@ -19,10 +20,6 @@ pub(super) const WARPS: u32 = 3;
 /// Keys and columns that a warp transposes at a time.
 const KEYS: u32 = 32;
 const COLS: u32 = 16;
-
-/// Bytes 0 and 2 of two words, and bytes 1 and 3.
-const EVEN: u32 = 0x6420;
-const ODD: u32 = 0x7531;
 
 /// Slots of transposed blocks of V.
 pub(super) struct Transposed<'k> {
@@ -99,7 +96,7 @@ fn transpose<'k>(b: &'k Builder, warp: V<'k, B32>, at_a_time: usize, from: Tile<
                 let loaded: Vec<[V<'k, B32>; 4]> = some.iter().map(load).collect();
                 for ([first, second, third, fourth], &(key, col)) in loaded.into_iter().zip(some) {
                     let words = [(first, second), (third, fourth)]
-                        .map(|(upper, lower)| [EVEN, ODD].map(|bytes| upper.prmt(lower, bytes)));
+                        .map(|(upper, lower)| EVEN_ODD.map(|bytes| upper.prmt(lower, bytes)));
                     let [[even, odd], [even_below, odd_below]] = words;
                     b.stmatrix(to.at(col, key), [even, odd, even_below, odd_below], false);
                 }

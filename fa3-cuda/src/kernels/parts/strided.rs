@@ -2,11 +2,11 @@
 
 use fa3_ir::BufferId;
 use fa3_ir::lang::*;
-use fa3_types::TensorDesc;
+use fa3_types::{Shape, TensorDesc};
 
 use super::store_rows::Global;
 use crate::kernels::params::{Form, Host, Pass, Side};
-use crate::kernels::tensors::strides;
+use crate::kernels::tensors::{strides, transposed_strides};
 
 /// A tensor in global memory: an address, and bytes from one sequence, head, row to the next.
 pub(crate) struct Strided<S: Side> {
@@ -50,5 +50,10 @@ impl Strided<Host> {
     /// A tensor of a launch.
     pub(crate) fn of(name: &'static str, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
         Strided { name, address: buffer, strides: strides(tensor) }
+    }
+
+    /// V of this shape transposed, of a launch: rows are of keys.
+    pub(crate) fn transposed(name: &'static str, buffer: BufferId, shape: Shape) -> Strided<Host> {
+        Strided { name, address: buffer, strides: transposed_strides(shape) }
     }
 }

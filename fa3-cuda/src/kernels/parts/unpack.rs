@@ -1,6 +1,10 @@
-//! Numbers of 16 bits out of registers that have two of them.
+//! Numbers out of registers that have several of them.
 
 use fa3_ir::lang::*;
+
+/// Selectors of [`V::prmt`]: the even bytes of two words, and the odd ones. `ldmatrix.trans` moves pairs of bytes,
+/// neighbours along the columns: these part codes of even columns from those of odd ones.
+pub(crate) const EVEN_ODD: [u32; 2] = [0x6420, 0x7531];
 
 /// The two numbers of a register, f16 or bf16.
 #[track_caller]

@@ -1,10 +1,11 @@
-//! Scales and codes.
+//! Scales, and numbers in units of them as codes.
 
 use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
 use fa3_types::Real;
 
-use crate::kernels::parts::block_max::largest;
+use super::block_max::largest;
+use super::{Place, Quantize};
 
 /// The codes of a chunk.
 pub(super) type Codes<'k> = [V<'k, B32>; 2];
@@ -27,7 +28,7 @@ pub(super) fn amax<'k>(b: &'k Builder, x: &mut [V<'k, F32>]) -> V<'k, F32> {
         amax.set(magnitude(&numbers.iter().map(|x| x.now()).collect::<Vec<_>>()));
     });
     x.iter_mut().zip(numbers).for_each(|(x, number)| *x = number.get());
-    // Of NaN alone, the largest is NaN.
+    // The largest of NaN alone is NaN.
     amax.now().max(0.0)
 }
 
@@ -66,6 +67,29 @@ pub(super) fn chunks<'k>(x: &[V<'k, F32>], has_position: Option<V<'k, Pred>>) ->
 fn codes<'k>(x: &[V<'k, F32>]) -> Codes<'k> {
     let pair = |at: usize| x[at + 1].e4m3x2_above(x[at]);
     [pair(0).below(pair(2)), pair(4).below(pair(6))]
+}
+
+impl<'k> Quantize<'k> {
+    /// Subtracts from a thread's part of a row the means of its columns, and multiplies by the inverses of their
+    /// scales. What is not finite becomes NaN.
+    #[track_caller]
+    pub(super) fn centre(&self, x: &mut [V<'k, F32>], place: &Place<'k>, [mean, inverse]: [V<'k, B64>; 2]) {
+        let (b, (lane, lanes), head_dim) = (self.builder, self.lane, self.spec.tile.head_dim);
+        let head = place.batch.mad(self.params.heads, place.head);
+        let first = head.mad(head_dim, lane * CHUNK);
+        let [mean, inverse] = [mean, inverse].map(|pointer| first.mad_wide(4, pointer));
+        for (chunk, x) in (0..).zip(x.chunks_exact_mut(CHUNK as usize)) {
+            for (quad, x) in (0..).zip(x.chunks_exact_mut(4)) {
+                let at = (4 * CHUNK * lanes * chunk + 16 * quad) as i32;
+                let mean: [_; 4] = b.load_vector(mean.at(at));
+                let inverse: [_; 4] = b.load_vector(inverse.at(at));
+                for (x, (mean, inverse)) in x.iter_mut().zip(mean.into_iter().zip(inverse)) {
+                    // Times 0 an infinity is NaN.
+                    *x = (x.fma(0.0, *x) - mean) * inverse;
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a plan of quantization lowers to.
+//! The program of a plan of quantization.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::quantize::Plan;
@@ -47,9 +47,8 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
         }
     };
     if plan.grid() > 0 {
-        let mut args = Fill::default();
-        _ = Params::of(plan, &program, scale).pass(&mut args);
-        program.step(Spec::of(plan).into(), [plan.grid(), 1, 1], args.0);
+        let params = Params::of(plan, &program, scale);
+        program.step(Spec::of(plan).into(), [plan.grid(), 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
     program
 }

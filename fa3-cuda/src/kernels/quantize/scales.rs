@@ -1,25 +1,22 @@
 //! Scales that take a pass over the tensor before codes are written.
 //!
-//! - Of channels, columns of a head, with their means: one kernel sums parts of the rows, another one sums parts. The
-//!   order is that of [`CHANNEL_ROWS`](fa3_types::CHANNEL_ROWS), so that means are those of `fa3_quant::Channels`, bit
-//!   for bit.
-//! - Of heads or of the tensor: the quantization kernel finds the largest magnitude of each tile
-//!   ([`ScaleSource::Measured`]), and another one that of the tiles that share a scale.
+//! - [`channels`] reduces columns, for scales of channels with their means: of parts of the rows first, then of all.
+//! - [`maxima`] reduces the largest magnitudes of tiles, for scales of heads or of the tensor. The quantization kernel
+//!   finds them ([`ScaleSource::Measured`]).
 
-mod heads;
-mod params;
-mod parts;
-mod span;
-mod whole;
+mod channels;
+mod maxima;
 
 use fa3_ir::{BufferId, BufferRole, Elem, Kernel, Program};
 use fa3_sched::quantize::{ChannelPlan, MaximaPlan, Plan};
 use fa3_types::{Shape, ValueLayout};
 
-use self::params::{HeadsParams, PartsParams, WholeParams};
+use self::channels::{HeadsParams, KINDS, PartsParams};
+use self::maxima::MaximaParams;
 use super::params::{Params, Scale};
 use super::{ScaleSource, Spec};
 use crate::kernels::params::{Fill, Host};
+use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::elem;
 use crate::kernels::{self, KernelSpec};
 
@@ -45,9 +42,9 @@ pub enum ScaleSpec {
 impl KernelSpec for ScaleSpec {
     fn kernel(&self) -> Kernel {
         match *self {
-            ScaleSpec::ChannelParts { elem, head_dim } => parts::kernel(elem, head_dim),
-            ScaleSpec::Channels { head_dim } => whole::kernel(head_dim),
-            ScaleSpec::Heads => heads::kernel(),
+            ScaleSpec::ChannelParts { elem, head_dim } => channels::parts(elem, head_dim),
+            ScaleSpec::Channels { head_dim } => channels::heads(head_dim),
+            ScaleSpec::Heads => maxima::kernel(),
         }
     }
 }
@@ -63,27 +60,30 @@ pub(super) fn channels(
     let x_desc = plan.problem().x();
     let Shape { batch, heads, head_dim, .. } = x_desc.shape;
     let inverse = scratch(program, "inverse", [batch, heads, head_dim]);
-    let spans = scratch(program, "spans", [batch * heads, 3 * channels.parts() as usize, head_dim]);
+    let spans = scratch(program, "spans", [batch * heads, (KINDS * channels.parts()) as usize, head_dim]);
     let head_dim = plan.tile().head_dim;
     if let Some(decoder) = channels.decoder() {
-        let mut args = Fill::default();
-        _ = PartsParams::of(plan, channels, [x, spans], decoder).pass(&mut args);
+        let params = PartsParams::<Host> {
+            x: Strided::of("x", x, x_desc),
+            spans,
+            seqlen: x_desc.shape.seqlen as u32,
+            heads: x_desc.shape.heads as u32,
+            parts: channels.parts(),
+            decoder,
+        };
         let spec = ScaleSpec::ChannelParts { elem: elem(x_desc.dtype), head_dim };
-        program.step(spec.into(), [channels.parts_grid(), 1, 1], args.0);
+        program.step(spec.into(), [channels.parts_grid(), 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
     if channels.heads_grid() > 0 {
         let rows = x_desc.shape.seqlen as f32;
-        let params: WholeParams<Host> =
-            WholeParams { spans, scales, mean, inverse, parts: channels.parts(), rows };
-        let mut args = Fill::default();
-        _ = params.pass(&mut args);
+        let params = HeadsParams::<Host> { spans, scales, mean, inverse, parts: channels.parts(), rows };
         let spec = ScaleSpec::Channels { head_dim };
-        program.step(spec.into(), [channels.heads_grid(), 1, 1], args.0);
+        program.step(spec.into(), [channels.heads_grid(), 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
     Scale::Channels { mean, inverse }
 }
 
-/// The same of scales of heads or of the tensor.
+/// Adds the steps that compute scales of heads or of the tensor, as [`channels`] does.
 pub(super) fn heads(
     program: &mut Program<kernels::Spec>,
     plan: &Plan,
@@ -93,17 +93,13 @@ pub(super) fn heads(
     let inverse = scratch(program, "inverse", [1, count as usize, heads as usize]);
     let of_tiles = scratch(program, "maxima", [1, 1, plan.num_tiles() as usize]);
     if plan.grid() > 0 {
-        let mut args = Fill::default();
-        _ = Params::of(plan, program, Scale::Measured(of_tiles)).pass(&mut args);
+        let params = Params::of(plan, program, Scale::Measured(of_tiles));
         let spec = Spec { scale: ScaleSource::Measured, layout: ValueLayout::Rows, ..Spec::of(plan) };
-        program.step(spec.into(), [plan.grid(), 1, 1], args.0);
+        program.step(spec.into(), [plan.grid(), 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
     if count > 0 {
-        let params: HeadsParams<Host> =
-            HeadsParams { maxima: of_tiles, scales, inverse, count: maxima, heads };
-        let mut args = Fill::default();
-        _ = params.pass(&mut args);
-        program.step(ScaleSpec::Heads.into(), [count, 1, 1], args.0);
+        let params = MaximaParams::<Host> { maxima: of_tiles, scales, inverse, count: maxima, heads };
+        program.step(ScaleSpec::Heads.into(), [count, 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
     Scale::Heads { inverse }
 }

@@ -5,7 +5,7 @@ use fa3_sched::quantize::CHUNK;
 
 use super::encode::chunks;
 use super::{Place, Quantize};
-use crate::kernels::parts::store_rows::{Global, neighbours};
+use crate::kernels::parts::store_rows::neighbours;
 
 impl<'k> Quantize<'k> {
     /// Writes the codes of a thread's part of a row, if there is that row.
@@ -19,8 +19,7 @@ impl<'k> Quantize<'k> {
     ) {
         let (b, (lane, lanes)) = (self.builder, self.lane);
         let inside = row.lt(self.params.seqlen);
-        let rows = Global { address: self.params.codes, strides: self.params.codes_strides };
-        let row = rows.at([place.batch, place.head, row]);
+        let row = self.params.codes.global().at([place.batch, place.head, row]);
         let chunks = chunks(x, has_position);
         if lanes == 2 && chunks.len().is_multiple_of(2) {
             let at = lane.mad_wide(2 * CHUNK, row);

@@ -6,11 +6,10 @@ use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
 
 use super::encode::chunks;
+use super::key_rows::KeyRows;
 use super::{Place, Quantize, ScaleSource};
-use crate::kernels::parts::key_rows::KeyRows;
-use crate::kernels::parts::store_rows::Global;
 
-/// What codes go through.
+/// The tile that codes go through.
 pub(super) struct Transposed<'k> {
     /// A row for each key: see [`slot_of`].
     tile: Tile<'k, 'k>,
@@ -54,10 +53,9 @@ impl<'k> Quantize<'k> {
             head_dim: tile.head_dim,
             threads: tile.threads(),
         };
-        let to = Global { address: params.codes, strides: params.codes_strides };
         // Both halves of a block have a CTA of a cluster, or they are different blocks.
         let blocks = self.rank.is_none().then_some(params.blocks);
-        codes.store(b, to, [place.batch, place.head, self.part(place)], blocks);
+        codes.store(b, params.codes.global(), [place.batch, place.head, self.part(place)], blocks);
     }
 
     /// Writes a thread's codes to shared memory.

@@ -1,4 +1,4 @@
-//! Codes of e4m3 from rows of columns, as they lie in shared memory, to rows of keys in global memory, as products of
+//! The transposition of e4m3 codes from rows of columns, as they lie in shared memory, to rows of keys in global memory, as products of
 //! 8-bit elements read V ([`ValueLayout::Transposed`](fa3_types::ValueLayout)).
 //!
 //! A warp takes 64 keys of 16 columns at a time. `ldmatrix.trans` moves pairs of bytes, neighbours along the columns.
@@ -10,26 +10,24 @@ use std::array::from_fn;
 
 use fa3_ir::lang::*;
 
-use super::store_rows::Global;
+use crate::kernels::parts::store_rows::Global;
+use crate::kernels::parts::unpack::EVEN_ODD;
 
 /// Keys and columns that a warp transposes at a time.
 const KEYS: u32 = 64;
 const COLS: u32 = 16;
 
-/// Bytes 0 and 2 of two words, and bytes 1 and 3.
-const EVEN_ODD: [u32; 2] = [0x6420, 0x7531];
-
 /// A tile of e4m3 in shared memory, with a row for each key.
-pub(crate) struct KeyRows<'k> {
-    pub(crate) tile: Tile<'k, 'k>,
+pub(super) struct KeyRows<'k> {
+    pub(super) tile: Tile<'k, 'k>,
     /// The row of the tile in which a key lies.
-    pub(crate) row_of: fn(V<'k, B32>) -> V<'k, B32>,
+    pub(super) row_of: fn(V<'k, B32>) -> V<'k, B32>,
     /// Keys: 64 or 128.
-    pub(crate) keys: u32,
+    pub(super) keys: u32,
     /// Columns, a multiple of 16.
-    pub(crate) head_dim: u32,
+    pub(super) head_dim: u32,
     /// Threads, all of which write.
-    pub(crate) threads: u32,
+    pub(super) threads: u32,
 }
 
 impl<'k> KeyRows<'k> {
@@ -37,7 +35,7 @@ impl<'k> KeyRows<'k> {
     /// Rows are whole 128 keys. Where blocks have 64 and their number `blocks` is odd, the last one writes the zeros
     /// behind it as well.
     #[track_caller]
-    pub(crate) fn store(
+    pub(super) fn store(
         &self,
         b: &'k Builder,
         to: Global<'k, 3>,

@@ -1,13 +1,14 @@
 //! The cosines and sines of a thread's row, kept from one head of the row to the next.
 
 use fa3_ir::lang::*;
+use fa3_sched::quantize::CHUNK;
+use fa3_types::RopeStyle;
 
 use super::params::{Rotation as Tables, RowPositions};
-use super::row::angles;
 use super::spec::Rotation;
 use crate::kernels::params::InKernel;
 
-/// What a rotation takes.
+/// The angles of the thread's row.
 pub(super) struct Angles<'f, 'k> {
     builder: &'k Builder,
     rotation: Rotation,
@@ -21,7 +22,7 @@ pub(super) struct Angles<'f, 'k> {
 }
 
 impl<'f, 'k> Angles<'f, 'k> {
-    /// Nothing yet. `keeps` says whether there are registers to keep them.
+    /// At no row yet. `keeps` says whether there are registers to keep them.
     #[track_caller]
     pub(super) fn new(
         builder: &'k Builder,
@@ -55,7 +56,7 @@ impl<'f, 'k> Angles<'f, 'k> {
         }
     }
 
-    /// Of the row.
+    /// The cosines and sines of the row.
     #[track_caller]
     pub(super) fn get(&self) -> Vec<[V<'k, F32>; 2]> {
         match &self.kept {
@@ -76,4 +77,27 @@ impl<'f, 'k> Angles<'f, 'k> {
     pub(super) fn has_position(&self) -> Option<V<'k, Pred>> {
         self.rotation.listed.then(|| self.position.now().lt(self.tables.table_rows))
     }
+}
+
+/// The cosines and sines of a thread's pairs, from the rows of two tables.
+#[track_caller]
+fn angles<'k>(
+    b: &'k Builder,
+    rotation: &Rotation,
+    (lane, lanes): (V<'k, B32>, u32),
+    tables: [V<'k, B64>; 2],
+) -> Vec<[V<'k, F32>; 2]> {
+    let pairs = rotation.rotary_dim / (2 * lanes);
+    // A chunk has four pairs, or the first elements of eight.
+    let together = match rotation.style {
+        RopeStyle::Interleaved => CHUNK / 2,
+        RopeStyle::HalfSplit => CHUNK,
+    };
+    let tables = tables.map(|table| lane.mad_wide(4 * together, table));
+    let quad = |pair: u32| {
+        let bytes = 4 * (pair / together * together * lanes + pair % together);
+        let [cos, sin]: [[V<'k, F32>; 4]; 2] = tables.map(|table| b.load_read_only(table.at(bytes as i32)));
+        cos.into_iter().zip(sin).map(|(cos, sin)| [cos, sin])
+    };
+    (0..pairs).step_by(4).flat_map(quad).collect()
 }

@@ -1,4 +1,4 @@
-//! V of e4m3 transposed, before a forward pass that reads each block of it many times: see
+//! The transposition of e4m3 V before a forward pass that reads each block of it many times: see
 //! [`ValueLayout::Transposed`](fa3_types::ValueLayout). Codes keep their bits. A CTA has 128 keys of a head.
 //!
 //! Keys are rows of the tile in their own order, as the TMA writes them. So reads of shared memory take four times as
@@ -7,47 +7,30 @@
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Program};
 use fa3_sched::forward::V_TILE_KEYS;
-use fa3_sched::{Decoder, Longest, Order, TileCounts};
+use fa3_sched::{Decoder, Order, TileCounts};
 use fa3_types::TensorDesc;
 
-use super::params::{Declare, Fill, Form, Host, Pass, Side, TensorForm};
-use super::parts::key_rows::KeyRows;
-use super::parts::store_rows::Global;
-use super::tensors::{transposed_strides, view};
-use super::{KernelSpec, Spec};
+use super::key_rows::KeyRows;
+use crate::kernels::params::{Declare, Fill, Form, Host, Pass, Side, TensorForm, param, params};
+use crate::kernels::parts::strided::Strided;
+use crate::kernels::tensors::view;
+use crate::kernels::{KernelSpec, Spec};
 
 const THREADS: u32 = 256;
 
-/// Heads are the fastest: neighbouring CTAs read memory that is near.
-const ORDER: Order = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
-
-/// What the kernel's code depends on.
+/// Everything that the kernel's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TransposeSpec {
     /// Columns of V, a multiple of 16.
     pub head_dim: u32,
 }
 
-/// What a launch passes to the kernel.
-struct Params<S: Side> {
-    v: S::Tensor,
-    codes: S::Pointer,
-    /// Bytes from one sequence, head, row of keys to the next.
-    strides: [S::U64; 3],
-    decoder: Decoder<S::U32>,
-}
-
-impl<A: Side> Params<A> {
-    /// Goes over them in the order in which they are passed.
-    #[track_caller]
-    fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Params<B> {
-        let [batch, head, row] = self.strides;
-        Params {
-            v: by.tensor("v", self.v),
-            codes: by.pointer("v_transposed", self.codes),
-            strides: [by.u64("batch_bytes", batch), by.u64("head_bytes", head), by.u64("row_bytes", row)],
-            decoder: self.decoder.map_named(&mut |name: &str, number| by.u32(name, number)),
-        }
+params! {
+    /// The parameters of the kernel.
+    struct Params {
+        v: tensor,
+        codes: all Strided,
+        decoder: decoder,
     }
 }
 
@@ -68,9 +51,8 @@ fn kernel(spec: &TransposeSpec) -> Kernel {
     Kernel::build("transpose_v", Launch::threads(THREADS), |b| {
         let form = Params::<Form> {
             v: TensorForm { tile: shape, rank: 4, rows: 2 },
-            codes: Elem::E4m3,
-            strides: [(); 3],
-            decoder: Decoder::new(TileCounts::ONE, ORDER).map(|_| ()),
+            codes: Strided::form("v_transposed", Elem::E4m3),
+            decoder: Form::decoder(Order::HEADS_FASTEST),
         };
         let params = form.pass(&mut Declare(b));
         let (tile, arrived) = (b.tile("v", shape), b.mbarriers("arrived", 1, 1));
@@ -86,26 +68,23 @@ fn kernel(spec: &TransposeSpec) -> Kernel {
         });
         b.mbarrier_wait(arrived, 0);
         let codes = KeyRows { tile, row_of: |key| key, keys: V_TILE_KEYS, head_dim, threads: THREADS };
-        let to = Global { address: params.codes, strides: params.strides };
-        codes.store(b, to, [batch, head, m_block], None);
+        codes.store(b, params.codes.global(), [batch, head, m_block], None);
     })
 }
 
-/// The step that transposes a tensor of so many tiles into `codes`.
-pub(super) fn step(
+/// Adds the step that transposes a tensor of so many tiles into `codes`.
+pub(crate) fn step(
     program: &mut Program<Spec>,
     (v, tensor): (BufferId, &TensorDesc),
     codes: BufferId,
     tiles: TileCounts,
 ) {
-    let mut args = Fill::default();
     let params = Params::<Host> {
         v: view(v, tensor),
-        codes,
-        strides: transposed_strides(tensor.shape),
-        decoder: Decoder::new(tiles, ORDER),
+        codes: Strided::transposed("v_transposed", codes, tensor.shape),
+        decoder: Decoder::new(tiles, Order::HEADS_FASTEST),
     };
-    _ = params.pass(&mut args);
     let spec = TransposeSpec { head_dim: tensor.shape.head_dim as u32 };
-    program.step(spec.into(), [tiles.m_blocks * tiles.heads * tiles.batch, 1, 1], args.0);
+    let grid = [tiles.m_blocks * tiles.heads * tiles.batch, 1, 1];
+    program.step(spec.into(), grid, Fill::args(|by| _ = params.pass(by)));
 }

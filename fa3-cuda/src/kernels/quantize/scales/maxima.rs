@@ -1,18 +1,32 @@
-//! The scales of heads or of the tensor, out of the largest magnitudes of tiles.
+//! The scales of heads or of the tensor: a reduction of the largest magnitudes of tiles.
 
 use fa3_ir::lang::*;
 
-use super::params::HeadsParams;
-use crate::kernels::params::{Declare, Form};
-use crate::kernels::parts::block_max::BlockMax;
+use crate::kernels::params::{Declare, Form, Pass, Side, param, params};
+use crate::kernels::quantize::block_max::BlockMax;
 use crate::kernels::quantize::encode::scale_of;
 
 const THREADS: u32 = 1024;
 
-/// The kernel: a CTA for each scale.
+params! {
+    /// The parameters of the kernel.
+    struct MaximaParams {
+        maxima: pointer,
+        scales: pointer,
+        inverse: pointer,
+        /// Maxima of a scale.
+        count: u32,
+        /// Heads of a scale.
+        heads: u32,
+    }
+}
+
+/// Builds the kernel: a CTA for each scale.
 pub(super) fn kernel() -> Kernel {
     Kernel::build("head_scales", Launch::threads(THREADS), |b| {
-        let params = HeadsParams::<Form>::form().pass(&mut Declare(b));
+        let [maxima, scales, inverse] = [Elem::F32; 3];
+        let form = MaximaParams::<Form> { maxima, scales, inverse, count: (), heads: () };
+        let params = form.pass(&mut Declare(b));
         let maxima = BlockMax::declare(b, THREADS / 32);
         b.launch_dependents();
         b.grid_dependency_wait();

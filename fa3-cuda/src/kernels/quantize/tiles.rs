@@ -1,0 +1,82 @@
+//! The tiles of a CTA, in runs of neighbours, and their loads, all begun by the same thread.
+
+use fa3_ir::lang::*;
+
+use super::Quantize;
+use crate::kernels::parts::loader::TmaLoader;
+
+/// A block of rows of a head.
+pub(super) struct Place<'k> {
+    pub(super) batch: V<'k, B32>,
+    pub(super) head: V<'k, B32>,
+    pub(super) block: V<'k, B32>,
+}
+
+impl<'k> Quantize<'k> {
+    /// The number of the CTA's cluster, the CTA's if there are none.
+    #[track_caller]
+    pub(super) fn cluster(&self) -> V<'k, B32> {
+        self.in_clusters(self.builder.cta_x())
+    }
+
+    /// How many clusters so many CTAs are.
+    #[track_caller]
+    fn in_clusters(&self, ctas: V<'k, B32>) -> V<'k, B32> {
+        if self.rank.is_some() { ctas >> self.spec.tile.cluster.ilog2() } else { ctas }
+    }
+
+    /// The number of the CTA's part of a head, each as many rows as its tile.
+    #[track_caller]
+    pub(super) fn part(&self, place: &Place<'k>) -> V<'k, B32> {
+        self.rank.map_or(place.block, |rank| place.block.mad(self.spec.tile.cluster, rank))
+    }
+
+    /// The tile that comes after this one in its CTA.
+    #[track_caller]
+    pub(super) fn after(&self, tile: V<'k, B32>) -> V<'k, B32> {
+        let run = self.params.run;
+        // From the end of a run to the next one's start.
+        let skipped = (self.in_clusters(self.builder.grid_x()) - 1) * run;
+        let after = tile + 1;
+        after + (after & (run - 1)).eq(0).select::<B32>(skipped, 0)
+    }
+
+    /// Tile number `index`.
+    #[track_caller]
+    pub(super) fn place(&self, index: V<'k, B32>) -> Place<'k> {
+        let fa3_sched::Tile { m_block, head, batch } = self.params.decoder.decode(index);
+        Place { batch: batch.in_register(), head: head.in_register(), block: m_block.in_register() }
+    }
+}
+
+/// The tiles that are still to be loaded.
+pub(super) struct Loads<'k> {
+    loader: TmaLoader<'k>,
+    /// The next tile.
+    tile: Var<'k, B32>,
+}
+
+impl<'k> Loads<'k> {
+    /// All tiles of the CTA.
+    #[track_caller]
+    pub(super) fn new(kernel: &Quantize<'k>) -> Loads<'k> {
+        let b = kernel.builder;
+        Loads { loader: kernel.x.loader(), tile: b.var("loaded", kernel.cluster() * kernel.params.run) }
+    }
+
+    /// Begins to load the next tile, if there is one, as soon as its slot is free.
+    #[track_caller]
+    pub(super) fn next(&mut self, kernel: &Quantize<'k>) {
+        let b = kernel.builder;
+        b.once_per_role(|| {
+            let tile = self.tile.get();
+            b.if_uniform(tile.lt(kernel.params.tiles), || {
+                let place = kernel.place(tile);
+                let row = kernel.part(&place) * kernel.spec.tile.rows;
+                self.loader.load(place.head, row, place.batch);
+                self.tile.set(kernel.after(tile));
+            });
+        });
+        b.warp_sync();
+    }
+}

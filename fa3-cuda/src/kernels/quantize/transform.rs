@@ -1,0 +1,141 @@
+//! Incoherent processing: the product of a row and M, a random orthogonal matrix. Its random signs are bits of
+//! parameters, spread out in shared memory as numbers.
+
+use std::ops::Range;
+
+use fa3_ir::lang::*;
+use fa3_sched::quantize::CHUNK;
+
+use super::row::{Row, WIDTH};
+
+/// The transforms of a row, each of which has signs before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Transform {
+    /// The leading entries' transform.
+    Leading,
+    /// The trailing entries' transform.
+    Trailing,
+}
+
+/// Signs of rows, 1 or −1, of which a thread takes those of its chunks.
+pub(super) struct Signs<'k> {
+    builder: &'k Builder,
+    chunks: u32,
+    lane: (V<'k, B32>, u32),
+    /// Signs of all entries, before the transform of the leading ones and before that of the trailing ones.
+    tables: [Region; 2],
+}
+
+impl<'k> Signs<'k> {
+    /// The signs that are bits of these words, written by the first threads of the CTA. They must meet before one reads them.
+    #[track_caller]
+    pub(super) fn declare(
+        b: &'k Builder,
+        words: &[Vec<V<'k, B32>>; 2],
+        chunks: u32,
+        lane: (V<'k, B32>, u32),
+    ) -> Signs<'k> {
+        let bytes = 4 * CHUNK * chunks * lane.1;
+        let tables = ["leading signs", "signs between"].map(|name| b.region(name, bytes, 16));
+        let signs = Signs { builder: b, chunks, lane, tables };
+        b.if_lanes(b.tid().lt(lane.1), || {
+            // There are none between the transforms of a power of two.
+            for (&table, words) in signs.tables.iter().zip(words).filter(|(_, words)| !words.is_empty()) {
+                signs.write(table, words);
+            }
+        });
+        signs
+    }
+
+    /// Writes the signs of a thread's own chunks.
+    #[track_caller]
+    fn write(&self, table: Region, words: &[V<'k, B32>]) {
+        let (lane, lanes) = self.lane;
+        // A word has the bits of four chunks.
+        for chunk in 0..self.chunks {
+            let first = lanes * chunk;
+            let word = |number: u32| words[number as usize / 4];
+            let word = match lanes {
+                8 => (lane & 4).eq(0).select::<B32>(word(first), word(first + 4)),
+                _ => word(first),
+            };
+            let bits = word >> (((lane + first) & 3) * CHUNK);
+            let sign = |bit: u32| (((bits << (31 - bit)) & (1 << 31)) | 1.0f32.to_bits()).as_f32();
+            let at = self.at(table, chunk);
+            for quad in [0, 4] {
+                self.builder.store_vector(at.at(4 * quad as i32), [0, 1, 2, 3].map(|bit| sign(quad + bit)));
+            }
+        }
+    }
+
+    /// Where the signs of a chunk begin.
+    #[track_caller]
+    fn at(&self, table: Region, chunk: u32) -> V<'k, B32> {
+        let (lane, lanes) = self.lane;
+        lane.mad(4 * CHUNK, self.builder.address(table)) + 4 * CHUNK * lanes * chunk
+    }
+
+    /// Two signs, of elements `index` and the next, before one of the transforms.
+    #[track_caller]
+    pub(super) fn pair(&self, transform: Transform, index: usize) -> [V<'k, F32>; 2] {
+        let (chunk, within) = (index as u32 / CHUNK, index as u32 % CHUNK);
+        self.builder.load_vector(self.at(self.tables[transform as usize], chunk).at(4 * within as i32))
+    }
+}
+
+impl<'k> Row<'k> {
+    /// Multiplies by M, the random orthogonal matrix of incoherent processing.
+    #[track_caller]
+    pub(super) fn transform(&mut self, signs: &Signs<'k>) {
+        let elements = self.x.len();
+        // This thread's part of the largest power of two that is not above head_dim.
+        let part = 1 << elements.ilog2();
+        self.walsh_hadamard(0..part, |index| signs.pair(Transform::Leading, index));
+        if part < elements {
+            self.walsh_hadamard(elements - part..elements, |index| signs.pair(Transform::Trailing, index));
+        }
+    }
+
+    /// Multiplies by signs; then takes sums and differences of this thread's elements `within` and those of its
+    /// neighbours, in rounds of growing distance, divided by the root of the transform's width.
+    #[track_caller]
+    fn walsh_hadamard(&mut self, within: Range<usize>, signs: impl Fn(usize) -> [V<'k, F32>; 2]) {
+        for (index, pair) in self.x.chunks_exact_mut(2).enumerate() {
+            let [first, second] = signs(2 * index);
+            let b = pair[1] * second;
+            // The first round multiplies by the signs on the way.
+            [pair[0], pair[1]] = match within.contains(&(2 * index)) {
+                true => [pair[0].fma(first, b), pair[0].fma(first, -b)],
+                false => [pair[0] * first, b],
+            };
+        }
+        let x = &mut self.x[within];
+        for half in [2, 4] {
+            butterflies(x, half);
+        }
+        for mask in [1, 2, 4].into_iter().filter(|&mask| mask < self.lanes) {
+            let sign = (self.lane & mask).eq(0).select(1.0, -1.0);
+            for x in x.iter_mut() {
+                *x = x.fma(sign, x.shfl_bfly(mask));
+            }
+        }
+        let mut half = WIDTH;
+        while half < x.len() {
+            butterflies(x, half);
+            half *= 2;
+        }
+        let factor = ((x.len() as u32 * self.lanes) as f32).sqrt().recip();
+        x.iter_mut().for_each(|x| *x = *x * factor);
+    }
+}
+
+/// (x, y) → (x + y, x − y) for elements that are `half` apart.
+#[track_caller]
+fn butterflies(x: &mut [V<'_, F32>], half: usize) {
+    for pair in x.chunks_exact_mut(2 * half) {
+        let (low, high) = pair.split_at_mut(half);
+        for (a, b) in low.iter_mut().zip(high) {
+            (*a, *b) = (*a + *b, *a - *b);
+        }
+    }
+}
