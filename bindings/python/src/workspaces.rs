@@ -9,9 +9,9 @@ use pyo3::prelude::*;
 use crate::error::Error;
 use crate::kept::lock;
 
-/// A workspace of this size is kept for a stream: what counters need. Plans that need more are
-/// given one for each launch.
-const BYTES: usize = 256;
+/// A workspace of this size is kept for a stream: the room of counters. Plans that need more are given one for each
+/// launch.
+const BYTES: usize = Workspace::COUNTERS;
 
 /// Workspaces by the numbers of their devices and streams, until the process ends.
 ///

@@ -131,8 +131,8 @@ mod tests {
         let tickets =
             ["first", "second"].map(|name| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket));
         let layout = WorkspaceLayout::of(&program).unwrap();
-        let parts = vec![(tickets[0], 0), (tickets[1], 256), (sums, 1024)];
-        assert_eq!(layout, WorkspaceLayout { parts, tickets: 512, bytes: 1536 });
+        let parts = vec![(tickets[0], 0), (tickets[1], 256), (sums, 4096)];
+        assert_eq!(layout, WorkspaceLayout { parts, tickets: 512, bytes: 4608 });
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub struct Workspace(DeviceBuffer);
 impl Workspace {
     /// Bytes at the start of a workspace, or all of a shorter one, that hold zeros before its first launch: counters.
     /// What the others hold does not matter.
-    pub const COUNTERS: usize = 1024;
+    pub const COUNTERS: usize = 4096;
 
     /// `bytes` bytes, zeroed on `stream`. The operation says how many it needs, as
     /// [`Forward::workspace_bytes`](super::Forward::workspace_bytes) does; more is allowed.
