@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use fa3::cuda::{self, BackwardError, ForwardError, HostError, QuantizeError, Stream};
+use fa3::cuda::{self, HostError, Stream};
 use fa3::{Device, Error};
 use serde_json::{Value, json};
 
@@ -171,12 +171,7 @@ impl DeviceChoice {
 
 /// Whether no kernel computes it, though it makes sense.
 fn is_left_to_the_cpu(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Cuda(ForwardError::Plan(_))
-            | Error::CudaBackward(BackwardError::Plan(_))
-            | Error::CudaQuantize(QuantizeError::Tiles(_))
-    )
+    matches!(error, Error::Cuda(error) if error.is_of_plan())
 }
 
 /// The result of a call on the CPU, and how long one takes: unless that is long, those after the first one are timed.

@@ -5,7 +5,7 @@ mod truth;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, HostError, Stream, Workspace};
+use fa3::cuda::{Device, DeviceBuffer, Forward, HostError, OperationError, Stream, Tensors, Workspace};
 use fa3_ref::rows::SatisfiedRows;
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{Problem, TensorDesc};
@@ -53,7 +53,7 @@ enum Refusal {
     #[error(transparent)]
     Unmeasured(#[from] NoTruth),
     #[error(transparent)]
-    Failed(#[from] ForwardError),
+    Failed(#[from] OperationError),
 }
 
 impl From<HostError> for Refusal {
@@ -75,7 +75,7 @@ pub(crate) fn race(
     let outcomes = match Stand::new(device, problem) {
         Ok(mut stand) => {
             // All at once: the driver takes half a second for each.
-            let forwards: Vec<Result<Forward, ForwardError>> =
+            let forwards: Vec<Result<Forward, OperationError>> =
                 options.par_iter().map(|options| Forward::with(device, problem, options)).collect();
             stand.race(forwards, pace, progress)
         }
@@ -119,11 +119,11 @@ impl Stand {
 
     fn race(
         &mut self,
-        forwards: Vec<Result<Forward, ForwardError>>,
+        forwards: Vec<Result<Forward, OperationError>>,
         pace: Pace,
         progress: &ProgressBar,
     ) -> Vec<Outcome> {
-        let admit = |forward: Result<Forward, ForwardError>| {
+        let admit = |forward: Result<Forward, OperationError>| {
             progress.inc(1);
             self.admit(forward?, pace.slice_ms)
         };
@@ -176,17 +176,18 @@ impl Stand {
     }
 
     /// The stream, and a function that launches `pass` there.
-    fn launch(&mut self, pass: &mut Pass) -> (&Stream, impl FnMut() -> Result<(), ForwardError>) {
+    fn launch(&mut self, pass: &mut Pass) -> (&Stream, impl FnMut() -> Result<(), OperationError>) {
         let Stand { stream, q, k, v, o, lse, .. } = self;
         let stream = &*stream;
         (stream, move || {
-            let tensors = ForwardTensors::new(q, k, v, &mut *o).lse(&mut *lse);
+            let tensors =
+                Tensors::new([("q", &*q), ("k", &*k), ("v", &*v)], [("o", &mut *o), ("lse", &mut *lse)]);
             pass.forward.run(stream, tensors, &mut pass.workspace)
         })
     }
 
     /// The bits of O, and LSE, computed into memory that holds NaN.
-    fn compute(&mut self, pass: &mut Pass) -> Result<(Vec<u16>, Vec<f32>), ForwardError> {
+    fn compute(&mut self, pass: &mut Pass) -> Result<(Vec<u16>, Vec<f32>), OperationError> {
         self.o.fill(&self.stream, 0xFF)?;
         self.lse.fill(&self.stream, 0xFF)?;
         self.launch(pass).1()?;

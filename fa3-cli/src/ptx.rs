@@ -91,7 +91,7 @@ fn describe(program: &Program<Kernel>, step: &Step<Kernel>, ptx: &Ptx) -> Value 
     })
 }
 
-fn array(Buffer { name, elem, shape, role }: &Buffer) -> Value {
+fn array(Buffer { name, elem, shape, role, .. }: &Buffer) -> Value {
     let used = match role {
         BufferRole::Input | BufferRole::OptionalInput => "input",
         BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch => "output",

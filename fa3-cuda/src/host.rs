@@ -60,28 +60,31 @@ mod run;
 mod stream;
 
 // Operations: programs, compiled.
-mod backward;
 mod cache;
-mod forward;
-mod fp8;
+mod compiled;
+mod operation_error;
+mod operations;
+mod placement;
 mod planned;
 mod prepared;
-mod quantize;
-mod unfit;
+#[cfg(feature = "cudarc")]
+mod slices;
+mod tensors;
 mod workspace;
 
-pub use backward::{Backward, BackwardError, BackwardTensors};
 pub use buffer::DeviceBuffer;
+pub use compiled::{Compiled, Operation};
 pub use device::{Device, Memory};
 pub use driver::is_driver_present;
 pub use error::{CudaError, HostError, Poison};
-#[cfg(feature = "cudarc")]
-pub use forward::Element;
-pub use forward::{Forward, ForwardError, ForwardTensors};
-pub use fp8::{Fp8Forward, Fp8Tensors};
 pub use function::Function;
 pub use graph::Graph;
 pub use launch::LaunchInfo;
-pub use quantize::{Quantize, QuantizeError, QuantizeTensors, RotaryTensors};
+pub use operation_error::OperationError;
+pub use operations::{Backward, Forward, Fp8Forward, Quantize};
+pub use placement::PlacementError;
+#[cfg(feature = "cudarc")]
+pub use slices::Element;
 pub use stream::{Event, Stream};
+pub use tensors::Tensors;
 pub use workspace::Workspace;

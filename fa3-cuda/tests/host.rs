@@ -2,7 +2,8 @@
 #![cfg(feature = "driver")]
 
 use fa3_cuda::host::{
-    Device, DeviceBuffer, Event, Forward, ForwardError, Function, Graph, HostError, Stream, is_driver_present,
+    Device, DeviceBuffer, Event, Forward, Function, Graph, HostError, OperationError, Stream,
+    is_driver_present,
 };
 
 /// No panic, whatever is missing.
@@ -33,5 +34,5 @@ fn a_device_that_is_not_there_is_an_error() {
 fn handles_are_send_and_sync() {
     fn any_thread<T: Send + Sync>() {}
     any_thread::<(Device, Function, Stream, Event, DeviceBuffer, HostError)>();
-    any_thread::<(Forward, Graph, ForwardError)>();
+    any_thread::<(Forward, Graph, OperationError)>();
 }

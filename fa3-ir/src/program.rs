@@ -46,6 +46,8 @@ pub struct Buffer {
     pub shape: Vec<u64>,
     /// Its role in the program.
     pub role: BufferRole,
+    /// The address is a multiple of so many bytes.
+    pub align: u32,
 }
 
 /// Role of a buffer in a program.
@@ -71,6 +73,16 @@ impl BufferRole {
     /// Whether the caller provides it as part of the workspace.
     pub const fn is_workspace(self) -> bool {
         matches!(self, BufferRole::Scratch | BufferRole::Ticket)
+    }
+
+    /// Whether the program works without it.
+    pub const fn is_optional(self) -> bool {
+        matches!(self, BufferRole::OptionalInput | BufferRole::OptionalOutput)
+    }
+
+    /// Whether it is written: the caller has memory for it that nothing else uses meanwhile.
+    pub const fn is_written(self) -> bool {
+        !matches!(self, BufferRole::Input | BufferRole::OptionalInput)
     }
 }
 
@@ -108,6 +120,9 @@ pub enum Passed {
 }
 
 impl Buffer {
+    /// Tensor maps and vector loads need addresses at multiples of so many bytes.
+    pub const ALIGN: u32 = 16;
+
     /// Elements; `usize::MAX` if they are more.
     pub fn len(&self) -> usize {
         self.shape.iter().fold(1, |len: usize, &dim| len.saturating_mul(dim as usize))
@@ -138,7 +153,15 @@ impl<K> Program<K> {
 
     /// Adds a buffer.
     pub fn buffer(&mut self, name: &'static str, elem: Elem, shape: &[u32], role: BufferRole) -> BufferId {
-        self.add(Buffer { name, elem, shape: shape.iter().map(|&dim| dim.into()).collect(), role })
+        let shape = shape.iter().map(|&dim| dim.into()).collect();
+        self.add(Buffer { name, elem, shape, role, align: Buffer::ALIGN })
+    }
+
+    /// Lets a buffer lie at multiples of `bytes`, because its elements are read and written one by one.
+    pub fn align(&mut self, BufferId(buffer): BufferId, bytes: u32) {
+        if let Some(buffer) = self.buffers.get_mut(buffer) {
+            buffer.align = bytes;
+        }
     }
 
     /// Adds a buffer, however large.

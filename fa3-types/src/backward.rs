@@ -1,14 +1,10 @@
 //! The backward pass of an attention problem: what its gradients look like.
 
-mod placement;
-
 use std::fmt;
 
 use crate::{Dim, Dtype, Problem, ProblemError, ProblemSpec, Shape, TensorDesc, TensorName};
 
-pub use placement::{BackwardAddresses, BackwardPlacement};
-
-/// What a caller asks for, not yet checked: the forward problem, and the tensors of its gradients.
+/// A caller's request, not yet checked: the forward problem, and the tensors of its gradients.
 ///
 /// ```
 /// use fa3_types::{BackwardSpec, Dtype, ProblemSpec, Shape};
@@ -134,26 +130,6 @@ impl BackwardProblem {
     pub fn dv(&self) -> &TensorDesc {
         &self.dv
     }
-
-    /// Bytes of each tensor of a call, in the order of [`BackwardAddresses::all`]. LSE and dLSE are f32 of
-    /// [`Problem::lse_shape`], contiguous.
-    pub fn tensor_bytes(&self) -> [(TensorName, u64); 10] {
-        let forward = &self.forward;
-        let bytes = |x: &TensorDesc| x.extent_bytes().0;
-        let lse = 4 * forward.lse_shape().iter().map(|&extent| extent as u64).product::<u64>();
-        [
-            (TensorName::Q, bytes(forward.q())),
-            (TensorName::K, bytes(forward.k())),
-            (TensorName::V, bytes(forward.v())),
-            (TensorName::O, bytes(forward.o())),
-            (TensorName::Lse, lse),
-            (TensorName::DOut, bytes(&self.dout)),
-            (TensorName::DLse, lse),
-            (TensorName::DQ, bytes(&self.dq)),
-            (TensorName::DK, bytes(&self.dk)),
-            (TensorName::DV, bytes(&self.dv)),
-        ]
-    }
 }
 
 /// A gradient has the type and the shape of what it is the gradient of.
@@ -195,8 +171,6 @@ mod tests {
         assert_eq!(problem.dout().shape, Shape { head_dim: 32, ..Q });
         assert_eq!((problem.dq().shape, problem.dk().shape), (Q, KV));
         assert_eq!(problem.dv().shape, Shape { head_dim: 32, ..KV });
-        let bytes = problem.tensor_bytes().map(|(_, bytes)| bytes);
-        assert_eq!(bytes, [16384, 12288, 6144, 8192, 512, 8192, 512, 16384, 12288, 6144]);
     }
 
     #[test]

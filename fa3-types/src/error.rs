@@ -29,28 +29,12 @@ pub enum TensorName {
     DK,
     /// The gradient of the values.
     DV,
-    /// The scales of e4m3 queries.
-    QDescale,
-    /// The scales of e4m3 keys.
-    KDescale,
-    /// The scales of e4m3 values.
-    VDescale,
-    /// The means of the channels of e4m3 values.
-    VMean,
     /// The tensor to quantize.
     X,
     /// Its e4m3 codes.
     Codes,
-    /// Its scales.
-    Scales,
-    /// The means of its channels.
-    Mean,
     /// Cosines of rotary embedding.
     Cos,
-    /// Sines of rotary embedding.
-    Sin,
-    /// Positions of rows.
-    Positions,
 }
 
 /// A dimension of a tensor, as errors name it.
@@ -79,17 +63,9 @@ impl fmt::Display for TensorName {
             TensorName::DQ => "dq",
             TensorName::DK => "dk",
             TensorName::DV => "dv",
-            TensorName::QDescale => "q_descale",
-            TensorName::KDescale => "k_descale",
-            TensorName::VDescale => "v_descale",
-            TensorName::VMean => "v_mean",
             TensorName::X => "x",
             TensorName::Codes => "codes",
-            TensorName::Scales => "scales",
-            TensorName::Mean => "mean",
             TensorName::Cos => "cos",
-            TensorName::Sin => "sin",
-            TensorName::Positions => "positions",
         })
     }
 }
@@ -105,8 +81,8 @@ impl fmt::Display for Dim {
     }
 }
 
-/// Everything [`crate::Problem::new`], [`crate::Placement::new`] and the constructors of their parts
-/// reject. One sentence each, with the offending numbers.
+/// Everything that [`crate::Problem::new`] and the constructors of its parts reject. One sentence each, with the
+/// offending numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message above each variant documents it and names its fields")]
@@ -123,8 +99,6 @@ pub enum ProblemError {
     OutputDtype { given: Dtype, input: Dtype },
     #[error("there are no gradients of {given}, which the quantizer rounds to")]
     GradientDtype { given: Dtype },
-    #[error("{tensor} is for e4m3, not for {dtype}")]
-    Descale { tensor: TensorName, dtype: Dtype },
     #[error("transposed v is e4m3 in dense batches, not {dtype}{}", if *packed { " of packed sequences" } else { "" })]
     TransposedV { dtype: Dtype, packed: bool },
     #[error(
@@ -179,23 +153,4 @@ pub enum ProblemError {
     SoftmaxScale { given: f64 },
     #[error("soft cap {} is outside 1e-18 to 1e18", Number(*given))]
     SoftCap { given: f64 },
-    #[error("{tensor} has a null address")]
-    NullAddress { tensor: TensorName },
-    #[error("there is an address of {tensor}, which the problem has not")]
-    Unwanted { tensor: TensorName },
-    #[error("{tensor} lies at {address:#x}, not a multiple of {alignment} bytes")]
-    Misaligned { tensor: TensorName, address: u64, alignment: u64 },
-    #[error("{tensor} at {address:#x} with {bytes} bytes runs past the end of the address space")]
-    AddressOverflow { tensor: TensorName, address: u64, bytes: u64 },
-    #[error(
-        "output {output} [{output_start:#x}, {output_end:#x}) overlaps {other} [{other_start:#x}, {other_end:#x})"
-    )]
-    Overlap {
-        output: TensorName,
-        output_start: u64,
-        output_end: u64,
-        other: TensorName,
-        other_start: u64,
-        other_end: u64,
-    },
 }

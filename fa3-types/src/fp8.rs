@@ -1,13 +1,9 @@
 //! Attention of 16-bit tensors, computed in 8 bits: Q, K and V are quantized first (§3.3).
 
-mod placement;
-
 use crate::{
     Dtype, Positions, Problem, ProblemError, ProblemSpec, QuantizeProblem, QuantizeProblemError,
     QuantizeSpec, RopeStyle, Rotary, Scaling, Signs, TensorDesc, TensorName,
 };
-
-pub use placement::{Fp8Addresses, Fp8Placement};
 
 /// Rows that share a scale.
 const ROWS: usize = 128;
@@ -40,14 +36,9 @@ impl QkRotary {
         let QkRotary { style, rotary_dim, table_rows, .. } = self;
         Rotary { style, rotary_dim, table_rows, positions: Positions::From(first) }
     }
-
-    /// Bytes of each table: f32 (table_rows, rotary_dim / 2).
-    fn table_bytes(self) -> u64 {
-        4 * self.table_rows as u64 * (self.rotary_dim as u64 / 2)
-    }
 }
 
-/// What a caller asks for, not yet checked: attention of f16 or bf16 tensors, and how they go to e4m3.
+/// A caller's request, not yet checked: attention of f16 or bf16 tensors, and how they go to e4m3.
 ///
 /// ```text
 /// q, k = e4m3(Q M / scales), e4m3(K M / scales)       M = diag(±1) · Hadamard, if there are signs
@@ -187,22 +178,6 @@ impl Fp8Problem {
     /// The rotation of Q and K, if any.
     pub fn rotary(&self) -> Option<QkRotary> {
         self.rotary
-    }
-
-    /// Bytes of each tensor that a call may have: Q, K, V, O, LSE, cosines and sines; 0 of tables without a rotation.
-    pub fn tensor_bytes(&self) -> [(TensorName, u64); 7] {
-        let attention = &self.attention;
-        let lse = 4 * attention.lse_shape().iter().map(|&extent| extent as u64).product::<u64>();
-        let table = self.rotary.map_or(0, QkRotary::table_bytes);
-        [
-            (TensorName::Q, attention.q().extent_bytes().0),
-            (TensorName::K, attention.k().extent_bytes().0),
-            (TensorName::V, attention.v().extent_bytes().0),
-            (TensorName::O, attention.o().extent_bytes().0),
-            (TensorName::Lse, lse),
-            (TensorName::Cos, table),
-            (TensorName::Sin, table),
-        ]
     }
 
     /// How Q, K and V go to e4m3. V is transposed.

@@ -6,8 +6,8 @@
 //!
 //! Every other crate of the workspace starts from a [`Problem`]: tensor shapes and strides, sequence lengths, head
 //! groups, mask, softmax scale and soft cap. A problem is validated once and correct by type afterwards.
-//! [`Problem::new`] is the only place that says "bad shape", [`Placement::new`] the only place that says "bad address".
-//! Nothing here computes attention, and nothing here knows a device.
+//! [`Problem::new`] is the only place that says "bad shape". Nothing here computes attention, and nothing here knows a
+//! device or an address.
 //!
 //! ```
 //! use fa3_types::{Dtype, ProblemSpec, Shape};
@@ -45,25 +45,21 @@ mod backward;
 mod error;
 mod flops;
 mod fp8;
-mod placement;
 mod problem;
 mod quantize;
 mod spec;
 
 pub use algebra::{Int, Real};
-pub use backward::{BackwardAddresses, BackwardPlacement, BackwardProblem, BackwardSpec};
+pub use backward::{BackwardProblem, BackwardSpec};
 pub use dtype::{Dtype, UnknownDtype};
 pub use error::{Dim, ProblemError, TensorName};
-pub use fp8::{Fp8Addresses, Fp8Placement, Fp8Problem, Fp8ProblemError, Fp8Spec, QkRotary};
+pub use fp8::{Fp8Problem, Fp8ProblemError, Fp8Spec, QkRotary};
 pub use granularity::Granularity;
 pub use heads::{HeadGrouping, Heads};
 pub use mask::{Lengths, Mask};
-pub(crate) use placement::Interval;
-pub use placement::{Address, Addresses, Placement};
 pub use problem::Problem;
 pub use quantize::{
-    CHANNEL_GROUPS, CHANNEL_ROWS, QuantizeAddresses, QuantizePlacement, QuantizeProblem,
-    QuantizeProblemError, QuantizeSpec, Scaling, Signs,
+    CHANNEL_GROUPS, CHANNEL_ROWS, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, Signs,
 };
 pub use rotary::{Positions, RopeStyle, Rotary, turn};
 pub use score::{SoftCap, SoftmaxScale, softcap};

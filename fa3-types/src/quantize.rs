@@ -1,11 +1,9 @@
 //! A tensor on its way to e4m3: what is done to it, validated.
 
-mod placement;
 mod scaling;
 
 use std::fmt;
 
-pub use placement::{QuantizeAddresses, QuantizePlacement};
 pub use scaling::{CHANNEL_GROUPS, CHANNEL_ROWS, Scaling};
 
 use crate::{
@@ -30,7 +28,7 @@ pub struct Signs {
     pub between: [u32; HEAD_DIM_LIMIT / 32],
 }
 
-/// What a caller asks for, not yet checked: plain data that [`QuantizeProblem::new`] takes.
+/// A caller's request, not yet checked: plain data that [`QuantizeProblem::new`] takes.
 ///
 /// ```text
 /// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
@@ -76,7 +74,7 @@ impl QuantizeSpec {
         QuantizeSpec { x, codes, layout, scaling, rotary: None, signs: None }
     }
 
-    /// The same of contiguous tensors.
+    /// A quantization of contiguous tensors.
     pub fn contiguous(dtype: Dtype, shape: Shape) -> QuantizeSpec {
         let [x, codes] = [dtype, Dtype::E4m3].map(|dtype| TensorDesc::contiguous(dtype, shape));
         QuantizeSpec::new(x, codes)
@@ -247,24 +245,6 @@ impl QuantizeProblem {
     pub fn mean_shape(&self) -> Option<[usize; 3]> {
         self.scales_shape().filter(|_| self.scaling() == Scaling::Channel)
     }
-
-    /// Bytes of each tensor that a call has, in the order of [`QuantizeAddresses`]; `None` for those that it has not.
-    pub fn tensor_bytes(&self) -> [(TensorName, Option<u64>); 7] {
-        let Shape { batch, seqlen, .. } = self.x().shape;
-        let f32_bytes = |dims: [usize; 3]| 4 * dims.iter().map(|&dim| dim as u64).product::<u64>();
-        let rotary = self.rotary();
-        let table = rotary.map(|rotary| 4 * (rotary.table_rows as u64) * (rotary.rotary_dim as u64 / 2));
-        let listed = rotary.filter(|rotary| rotary.positions == Positions::Listed);
-        [
-            (TensorName::X, Some(self.x().extent_bytes().0)),
-            (TensorName::Codes, Some(self.codes_bytes().0)),
-            (TensorName::Scales, self.scales_shape().map(f32_bytes)),
-            (TensorName::Mean, self.mean_shape().map(f32_bytes)),
-            (TensorName::Cos, table),
-            (TensorName::Sin, table),
-            (TensorName::Positions, listed.map(|_| 4 * batch as u64 * seqlen as u64)),
-        ]
-    }
 }
 
 /// Codes of this tensor can be transposed.
@@ -422,9 +402,9 @@ mod tests {
 
     #[test]
     fn transposed_codes_are_contiguous_and_whole_rows_of_keys() {
-        let bytes = |spec: QuantizeSpec| spec.validate().unwrap().tensor_bytes()[1];
-        assert_eq!(bytes(spec()), (TensorName::Codes, Some(2 * 100 * 3 * 96)));
-        assert_eq!(bytes(spec().transposed()), (TensorName::Codes, Some(2 * 3 * 96 * 128)));
+        let bytes = |spec: QuantizeSpec| spec.validate().unwrap().codes_bytes().0;
+        assert_eq!(bytes(spec()), 2 * 100 * 3 * 96);
+        assert_eq!(bytes(spec().transposed()), 2 * 3 * 96 * 128);
         let mut gaps = spec();
         gaps.codes.strides.heads = 112;
         gaps.codes.strides.seqlen = 3 * 112;

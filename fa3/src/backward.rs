@@ -55,7 +55,7 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
     /// # Errors
     /// [`Error`] with the first thing that is wrong: what [`Attention::problem`] refuses, [`Error::InputShape`] if O,
     /// LSE, dO or dLSE has another shape than the call says, [`Error::OtherCall`] if the output is that of another one,
-    /// and `Error::CudaBackward` from a GPU.
+    /// and `Error::Cuda` from a GPU.
     pub fn backward<'g>(
         &self,
         device: &Device,

@@ -10,11 +10,11 @@
 //! With memory of this library:
 //!
 //! ```
-//! use fa3::cuda::{Device, Forward, ForwardError, ForwardTensors, Workspace};
+//! use fa3::cuda::{Device, Forward, OperationError, Tensors, Workspace};
 //! use fa3::half::bf16;
 //! use fa3::problem::{Dtype, ProblemSpec, Shape};
 //!
-//! let attend = || -> Result<Vec<f32>, ForwardError> {
+//! let attend = || -> Result<Vec<f32>, OperationError> {
 //!     // (batch, seqlen, heads, head_dim)
 //!     let shape = Shape { batch: 1, seqlen: 1000, heads: 4, head_dim: 128 };
 //!     let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
@@ -26,7 +26,7 @@
 //!     let (mut o, mut lse) = (device.alloc(x.bytes())?, device.alloc(4 * 4 * 1000)?);
 //!     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
 //!     for _ in 0..10 {
-//!         let tensors = ForwardTensors::new(&x, &x, &x, &mut o).lse(&mut lse);
+//!         let tensors = Tensors::new([("q", &x), ("k", &x), ("v", &x)], [("o", &mut o), ("lse", &mut lse)]);
 //!         forward.run(&stream, tensors, &mut workspace)?;
 //!     }
 //!     Ok(lse.download(&stream)?)
@@ -41,7 +41,7 @@
 //! With memory and a stream of another library, given as plain numbers:
 //!
 //! ```
-//! use fa3::cuda::{Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, Stream, Workspace};
+//! use fa3::cuda::{Device, DeviceBuffer, Forward, OperationError, Stream, Tensors, Workspace};
 //!
 //! /// Q, K, V and O, each an address and a number of bytes, and a workspace that was zeroed once.
 //! unsafe fn attend(
@@ -49,13 +49,14 @@
 //!     forward: &Forward,
 //!     stream: usize,
 //!     memories: [(u64, usize); 5],
-//! ) -> Result<(), ForwardError> {
+//! ) -> Result<(), OperationError> {
 //!     // SAFETY: the caller vouches for the stream and the memories.
 //!     let stream = unsafe { Stream::from_raw(device, stream) };
 //!     let buffers = memories.map(|(address, bytes)| unsafe { DeviceBuffer::from_raw(device, address, bytes) });
 //!     let [q, k, v, mut o, workspace] = buffers;
 //!     let mut workspace = unsafe { Workspace::from_buffer(workspace) };
-//!     forward.run(&stream, ForwardTensors::new(&q, &k, &v, &mut o), &mut workspace)
+//!     let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o)]);
+//!     forward.run(&stream, tensors, &mut workspace)
 //! }
 //! ```
 //!
@@ -68,8 +69,9 @@
 //! [`Backward`] is the same for gradients: made once of a [`BackwardProblem`], which says of dO, dQ, dK and dV
 //! how they lie in memory. [`BackwardOptions`] make it deterministic.
 //!
-//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times.
-//! [`Fp8Forward`] is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace.
+//! [`Quantize`] is the same for [`crate::Quantize`]: made once of a [`QuantizeProblem`], run many times. [`Fp8Forward`]
+//! is the same for [`crate::Fp8`], of an [`Fp8Problem`]: codes and scales stay in its workspace. All four are a
+//! [`Compiled`], which takes [`Tensors`] by their names.
 
 mod rows;
 
@@ -86,9 +88,8 @@ pub use fa3_cuda::cudarc;
 #[cfg(feature = "cudarc")]
 pub use fa3_cuda::host::Element;
 pub use fa3_cuda::host::{
-    Backward, BackwardError, BackwardTensors, Device, DeviceBuffer, Event, Forward, ForwardError,
-    ForwardTensors, Fp8Forward, Fp8Tensors, Function, Graph, HostError, Memory, Quantize, QuantizeError,
-    QuantizeTensors, RotaryTensors, Stream, Workspace,
+    Backward, Compiled, Device, DeviceBuffer, Event, Forward, Fp8Forward, Function, Graph, HostError, Memory,
+    Operation, OperationError, PlacementError, Quantize, Stream, Tensors, Workspace,
 };
 pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 
@@ -98,7 +99,7 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &Problem,
     qkv: [ArrayView4<'_, T>; 3],
-) -> Result<Output<O>, ForwardError> {
+) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
     let forward = Forward::new(device, &padded)?;
     let stream = device.stream()?;
@@ -106,7 +107,7 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let (q, k, v) = (q?, k?, v?);
     let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, &padded)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let tensors = ForwardTensors::new(&q, &k, &v, &mut o).lse(&mut lse);
+    let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
     forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
@@ -118,17 +119,16 @@ pub(crate) fn fp8<T: Scalar>(
     problem: &Fp8Problem,
     qkv: [ArrayView4<'_, T>; 3],
     table: Option<&RopeTable>,
-) -> Result<Output<T>, ForwardError> {
+) -> Result<Output<T>, OperationError> {
     let (forward, attention) = (Fp8Forward::new(device, problem)?, problem.attention());
     let stream = device.stream()?;
     let [q, k, v] = qkv.map(|x| upload(device, &stream, x));
     let (q, k, v) = (q?, k?, v?);
     let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, attention)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
-    let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
-    let tables = tables.map(|[cos, sin]| Ok::<_, HostError>([cos?, sin?])).transpose()?;
-    let tables = tables.as_ref().map(|tables| tables.each_ref());
-    let tensors = Fp8Tensors::new(&q, &k, &v, &mut o).lse(&mut lse).tables(tables);
+    let (cos, sin) = tables(device, &stream, table)?;
+    let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
+    let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref());
     forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, attention)?;
     Ok(Output::of(problem.codes(), o, lse))
@@ -170,7 +170,7 @@ pub(crate) fn backward<T: Scalar>(
     output: &Output<T>,
     of: OutputGradients<'_, T>,
     deterministic: bool,
-) -> Result<Gradients<T>, BackwardError> {
+) -> Result<Gradients<T>, OperationError> {
     let options = BackwardOptions::default();
     let options = if deterministic { options.deterministic() } else { options };
     let padded = problem.padded();
@@ -185,8 +185,11 @@ pub(crate) fn backward<T: Scalar>(
     let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
     let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
-    let gradients = [&mut dq, &mut dk, &mut dv];
-    let tensors = BackwardTensors::new([&q, &k, &v], [&o, &lse], &dout, gradients).dlse(dlse.as_ref());
+    let tensors = Tensors::new(
+        [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("dout", &dout)],
+        [("dq", &mut dq), ("dk", &mut dk), ("dv", &mut dv)],
+    )
+    .input("dlse", dlse.as_ref());
     backward.run(&stream, tensors, &mut workspace)?;
     let [dq, dk, dv] = [dq.download(&stream)?, dk.download(&stream)?, dv.download(&stream)?];
     let array = |x: &TensorDesc, elements, head_dim| {
@@ -205,7 +208,7 @@ pub(crate) fn quantize<T: Scalar>(
     x: ArrayView4<'_, T>,
     table: Option<&RopeTable>,
     positions: Option<&[i32]>,
-) -> Result<Quantized, QuantizeError> {
+) -> Result<Quantized, OperationError> {
     let quantize = Quantize::new(device, problem)?;
     let stream = device.stream()?;
     let x = upload(device, &stream, x)?;
@@ -215,16 +218,27 @@ pub(crate) fn quantize<T: Scalar>(
     };
     let (mut scales, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
     let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
-    let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
-    let tables = tables.map(|[cos, sin]| Ok::<_, HostError>((cos?, sin?))).transpose()?;
+    let (cos, sin) = tables(device, &stream, table)?;
     let positions = positions.map(|each| upload(device, &stream, ArrayView1::from(each))).transpose()?;
-    let rotary = tables.as_ref().map(|(cos, sin)| RotaryTensors::new(cos, sin).positions(positions.as_ref()));
-    let tensors = QuantizeTensors::new(&x, &mut codes).scales(scales.as_mut()).mean(mean.as_mut());
-    let tensors = tensors.rotary(rotary);
+    let tensors = Tensors::new([("x", &x)], [("codes", &mut codes)]);
+    let tensors = tensors.output("scales", scales.as_mut()).output("mean", mean.as_mut());
+    let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref());
+    let tensors = tensors.input("positions", positions.as_ref());
     quantize.run(&stream, tensors, &mut workspace)?;
     let [scales, mean] =
         [scales, mean].map(|numbers| numbers.map_or(Ok(Vec::new()), |numbers| numbers.download(&stream)));
     Ok(Quantized::new(problem, codes.download(&stream)?, scales?, mean?))
+}
+
+/// Cosines and sines, if there is a table of them.
+fn tables(
+    device: &Device,
+    stream: &Stream,
+    table: Option<&RopeTable>,
+) -> Result<(Option<DeviceBuffer>, Option<DeviceBuffer>), HostError> {
+    let Some(table) = table else { return Ok((None, None)) };
+    let [cos, sin] = [table.cos(), table.sin()].map(|x| upload(device, stream, x.view()));
+    Ok((Some(cos?), Some(sin?)))
 }
 
 /// The elements in order, with nothing between them.

@@ -1,9 +1,9 @@
-//! What can go wrong.
+//! Errors of the facade.
 
 use fa3_types::{Fp8ProblemError, ProblemError, QuantizeProblemError, TensorName};
 
 #[cfg(feature = "cuda")]
-use crate::cuda::{BackwardError, ForwardError, HostError, QuantizeError};
+use crate::cuda::{HostError, OperationError};
 
 /// Why attention or a quantization was not computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -71,15 +71,7 @@ pub enum Error {
     /// There is no GPU, its kernels do not take the problem, or the driver says no.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
-    Cuda(#[from] ForwardError),
-    /// The GPU's kernels do not take the problem's backward pass, or the driver says no.
-    #[cfg(feature = "cuda")]
-    #[error(transparent)]
-    CudaBackward(#[from] BackwardError),
-    /// The GPU does not quantize the tensor, or the driver says no.
-    #[cfg(feature = "cuda")]
-    #[error(transparent)]
-    CudaQuantize(#[from] QuantizeError),
+    Cuda(#[from] OperationError),
 }
 
 #[cfg(feature = "cuda")]

@@ -73,7 +73,7 @@ pub struct Quantized {
     pub scales: Array3<f32>,
     /// The means of channels (batch, heads, head_dim), if these have scales.
     pub mean: Option<Array3<f32>>,
-    /// What shares a scale.
+    /// The numbers that share a scale.
     pub scaling: Scaling,
 }
 
@@ -253,8 +253,8 @@ fn of_codes(problem: &QuantizeProblem, quantized: fa3_quant::Quantized) -> Quant
 }
 
 impl Quantized {
-    /// What was computed of a problem elsewhere, in the order of its tensors. Of scales that were given, and means that
-    /// there are not, nothing is looked at.
+    /// Results of a problem that was computed elsewhere, in the order of its tensors. Of scales that were given, and
+    /// means that there are not, nothing is looked at.
     ///
     /// # Panics
     /// Unless there are as many codes, scales and means as the problem has.

@@ -1,165 +1,92 @@
-//! A call as it comes from Python.
+//! A call of an operation: planned once, and launched over torch's addresses.
 
-use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape, Strides, TensorDesc};
-use pyo3::exceptions::{PyOverflowError, PyValueError};
-use pyo3::prelude::*;
-use pyo3::types::PyString;
+use std::hash::Hash;
+use std::num::NonZeroU32;
 
+use fa3_cuda::host::{Compiled, Operation, OperationError, Stream};
+use fa3_sched::DeviceLimits;
+
+use crate::cpu;
+use crate::devices;
 use crate::error::Error;
+use crate::kept::Kept;
+use crate::place::Place;
+use crate::workspaces::{Allocate, Lent};
 
-/// (dtype, address, shape, strides) of a tensor with four dimensions.
-pub(crate) type Tensor<'py> = (Bound<'py, PyString>, u64, Four<usize>, Four<i64>);
+/// The addresses of a call's tensors, by their names; none of those that are left out.
+pub(crate) type At = [(&'static str, Option<u64>)];
 
-type Four<T> = (T, T, T, T);
+/// All that a plan depends on but the device. Calls that are equal share one.
+pub(crate) trait Call: Clone + Eq + Hash + Send + Sync + 'static {
+    /// The operation's plan.
+    type Plan: Operation + 'static;
 
-/// (v_transposed, rows of Q that share a scale, dtype of O).
-pub(crate) type Fp8<'py> = (bool, Option<usize>, Option<Bound<'py, PyString>>);
+    /// The plans of recent calls, by the numbers of their devices.
+    fn kept() -> &'static Kept<(u32, Self), Compiled<Self::Plan>>;
 
-/// What a tensor looks like, without the strides that mean nothing: calls that differ in those alone share a plan.
-///
-/// # Errors
-/// A dtype that has no such name.
-pub(crate) fn desc((dtype, _, shape, strides): &Tensor<'_>) -> PyResult<TensorDesc> {
-    let dtype = named(dtype)?;
-    let &(batch, seqlen, heads, head_dim) = shape;
-    let shape = Shape { batch, seqlen, heads, head_dim };
-    let &(batch, seqlen, heads, head_dim) = strides;
-    Ok(TensorDesc { dtype, shape, strides: Strides { batch, seqlen, heads, head_dim } }.canonical())
-}
-
-/// A dtype by its name.
-///
-/// # Errors
-/// There is none of that name.
-pub(crate) fn named(name: &Bound<'_, PyString>) -> PyResult<Dtype> {
-    let name = name.to_str()?;
-    Ok(name.parse().map_err(|_| Error::Dtype { given: name.to_owned() })?)
-}
-
-/// A number of Python's, which has no bounds: one that is none of T's is as wrong as any other that makes no sense.
-pub(crate) struct Number<T>(pub(crate) T);
-
-impl<'a, 'py, T: FromPyObject<'a, 'py>> FromPyObject<'a, 'py> for Number<T> {
-    type Error = PyErr;
-
-    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Number<T>> {
-        given.extract().map(Number).map_err(|error: T::Error| {
-            let error: PyErr = error.into();
-            if error.is_instance_of::<PyOverflowError>(given.py()) {
-                PyValueError::new_err(format!("{} is too large or too small a number", &*given))
-            } else {
-                error
-            }
-        })
-    }
-}
-
-/// What a call says besides its tensors.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Options {
-    /// 1/√head_dim if `None`.
-    pub(crate) softmax_scale: Option<f64>,
-    /// Keys that a query sees to the left and to the right of its position; -1 is unbounded.
-    pub(crate) window: (i64, i64),
-    /// No cap if `None`.
-    pub(crate) softcap: Option<f64>,
-    /// How many SMs to leave to others.
-    pub(crate) sm_margin: i64,
-    /// Whether V, which is e4m3, lies transposed.
-    pub(crate) v_transposed: bool,
-    /// Rows of Q that share a scale, as 128 of K and V do; heads do if `None`.
-    pub(crate) block_rows: Option<usize>,
-    /// Whether channels of V have scales and means, whatever rows of Q and K share.
-    pub(crate) v_channels: bool,
-    /// The dtype of O, by its name; Q's own or the usual one for e4m3 if `None`.
-    pub(crate) output: Option<Dtype>,
-}
-
-/// Everything that a plan depends on. Calls that are equal share one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Call {
-    device: u32,
-    tensors: [TensorDesc; 3],
-    window: (i64, i64),
-    /// The bits of f64: NaN, which no problem can have, is equal to itself.
-    softmax_scale: Option<u64>,
-    softcap: Option<u64>,
-    sm_margin: i64,
-    v_transposed: bool,
-    block_rows: Option<usize>,
-    v_channels: bool,
-    output: Option<Dtype>,
-}
-
-impl Call {
-    /// Of Q, K and V on a device.
-    pub(crate) fn new(device: u32, tensors: [TensorDesc; 3], options: Options) -> Call {
-        let Options {
-            softmax_scale,
-            window,
-            softcap,
-            sm_margin,
-            v_transposed,
-            block_rows,
-            v_channels,
-            output,
-        } = options;
-        let bits = |number: Option<f64>| number.map(f64::to_bits);
-        Call {
-            device,
-            tensors,
-            window,
-            softmax_scale: bits(softmax_scale),
-            softcap: bits(softcap),
-            sm_margin,
-            v_transposed,
-            block_rows,
-            v_channels,
-            output,
-        }
-    }
-
-    /// The number of its device.
-    pub(crate) fn device(&self) -> u32 {
-        self.device
-    }
-
-    /// How many SMs to leave to others.
-    pub(crate) fn sm_margin(&self) -> i64 {
-        self.sm_margin
-    }
-
-    /// The problem, with a contiguous O, in rows that kernels take.
+    /// The problem, in rows that kernels take.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub(crate) fn problem(&self) -> Result<Problem, ProblemError> {
-        let problem = self.spec()?.validate()?;
-        problem.check_rows()?;
-        Ok(problem)
-    }
+    /// The call makes no sense.
+    fn problem(&self) -> Result<<Self::Plan as Operation>::Problem, Error>;
 
-    /// The same, of which only the window has been checked.
+    /// The options of its plan on a device of so many SMs.
     ///
     /// # Errors
-    /// [`ProblemError::WindowSize`].
-    pub(crate) fn spec(&self) -> Result<ProblemSpec, ProblemError> {
-        let [q, k, v] = self.tensors;
-        let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
-        let (left, right) = self.window;
-        let o = TensorDesc::contiguous(self.output.unwrap_or(q.dtype.default_output()), o);
-        let mut spec = ProblemSpec::new(q, k, v, o).mask(Mask::from_window(left, right)?);
-        spec.softmax_scale = self.softmax_scale.map(f64::from_bits);
-        spec.softcap = self.softcap.map(f64::from_bits);
-        if self.v_transposed {
-            spec = spec.transposed_v();
+    /// [`Error::SmMargin`].
+    fn options(&self, sms: NonZeroU32) -> Result<<Self::Plan as Operation>::Options, Error>;
+
+    /// Checks it by the rules of the CPU, where any strides will do.
+    ///
+    /// # Errors
+    /// The call makes no sense.
+    fn check_for_cpu(&self) -> Result<(), Error>;
+
+    /// Computes it on the CPU, over the tensors that lie `at`.
+    ///
+    /// # Errors
+    /// The call makes no sense, or an address does not.
+    fn compute(&self, at: &At) -> Result<(), Error>;
+}
+
+/// Computes a call in its place, or checks it as far as that needs no device. It uses the workspace that is kept for
+/// the stream, or where there is none one that `allocate` makes.
+///
+/// # Errors
+/// The call makes no sense, the driver says no, or `allocate` raises.
+pub(crate) fn run<C: Call>(place: Place, call: C, at: &At, allocate: &Allocate) -> Result<(), Error> {
+    match place {
+        Place::Stream { device, stream } => launch(&(device, call), stream, at, allocate),
+        Place::Cpu => cpu::run(|| call.compute(at)),
+        Place::CheckedForGpu => {
+            // By the limits of an H100.
+            let limits = DeviceLimits::h100_sxm();
+            C::Plan::plan(&call.problem()?, &limits, &call.options(limits.sms)?)?;
+            Ok(())
         }
-        if let Some(rows) = self.block_rows {
-            spec = spec.block_scales(rows);
-        }
-        if self.v_channels {
-            spec = spec.v_channels();
-        }
-        Ok(spec)
+        Place::CheckedForCpu => call.check_for_cpu(),
     }
+}
+
+fn launch<C: Call>(key: &(u32, C), stream: usize, at: &At, allocate: &Allocate) -> Result<(), Error> {
+    let compiled = C::kept().find(key, |(ordinal, call)| {
+        let problem = call.problem()?;
+        let device = devices::open(*ordinal).map_err(OperationError::from)?;
+        let options = call.options(device.limits().sms)?;
+        Ok::<_, Error>(Compiled::with(&device, &problem, &options)?)
+    })?;
+    // SAFETY: the Python sources take it from torch. It is the current one of the device, in the primary context as all
+    // of torch's, and alive for as long as it is current.
+    #[allow(unsafe_code, reason = "torch's streams are plain numbers")]
+    let stream = unsafe { Stream::from_raw(compiled.device(), stream) };
+    let workspace = Lent::of(&compiled, key.0, &stream, allocate)?;
+    // SAFETY: the Python sources take the addresses from torch. They are those of tensors of the problem's shapes,
+    // strides and dtypes on that device, the outputs and a given workspace of new ones or of those that the caller gave
+    // to be written, the counters of the workspace zeroed on this stream before. They may be freed before the work is
+    // done: torch gives their memory to later work of the same stream, or waits for the streams that a caller recorded,
+    // as for its own operators; memory of a capture it keeps for as long as the graph. A workspace that is kept is this
+    // stream's alone and lives as long as the process. A plan that is dropped leaves its device, which stays open.
+    #[allow(unsafe_code, reason = "a kernel gets plain addresses")]
+    unsafe { compiled.launch(&stream, at, workspace.address()) }?;
+    Ok(())
 }

@@ -1,8 +1,8 @@
 //! Why a call is refused, and which exception says so.
 
-use fa3_cuda::host::{BackwardError, ForwardError, HostError, QuantizeError};
+use fa3_cuda::host::{OperationError, PlacementError};
 use fa3_quant::QuantError;
-use fa3_types::ProblemError;
+use fa3_types::{Dim, ProblemError};
 use pyo3::PyErr;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use rayon::ThreadPoolBuildError;
@@ -11,13 +11,11 @@ use rayon::ThreadPoolBuildError;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
-    Forward(#[from] ForwardError),
-    #[error(transparent)]
-    Backward(#[from] BackwardError),
-    #[error(transparent)]
-    Quantize(#[from] QuantizeError),
+    Operation(#[from] OperationError),
     #[error("a tensor is {given}, expected one of f32, f16, bf16 and e4m3")]
     Dtype { given: String },
+    #[error("{tensor} has stride {given} in {dim}, which is negative")]
+    NegativeStride { tensor: &'static str, dim: Dim, given: i64 },
     #[error(transparent)]
     Cpu(#[from] fa3::Error),
     #[error(transparent)]
@@ -34,31 +32,29 @@ pub(crate) enum Error {
 
 impl From<ProblemError> for Error {
     fn from(error: ProblemError) -> Error {
-        Error::Forward(error.into())
+        Error::Operation(error.into())
     }
 }
 
-impl From<HostError> for Error {
-    fn from(error: HostError) -> Error {
-        Error::Forward(error.into())
+impl From<PlacementError> for Error {
+    fn from(error: PlacementError) -> Error {
+        Error::Operation(error.into())
     }
 }
 
-/// What the driver or the system says is a `RuntimeError`, what the caller can mend a `ValueError`, and what Python
-/// raised stays it.
+/// A refusal of the driver or the system is a `RuntimeError`, one that the caller can mend a `ValueError`, and an
+/// exception of Python stays itself.
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
         let sentence = error.to_string();
         match error {
-            Error::Threads(_)
-            | Error::Forward(ForwardError::Host(_))
-            | Error::Backward(BackwardError::Host(_))
-            | Error::Quantize(QuantizeError::Host(_)) => PyRuntimeError::new_err(sentence),
+            Error::Threads(_) | Error::Operation(OperationError::Host(_)) => {
+                PyRuntimeError::new_err(sentence)
+            }
             Error::Python(error) => error,
-            Error::Forward(_)
-            | Error::Backward(_)
-            | Error::Quantize(_)
+            Error::Operation(_)
             | Error::Dtype { .. }
+            | Error::NegativeStride { .. }
             | Error::Cpu(_)
             | Error::Codes(_)
             | Error::NegativeMargin { .. }

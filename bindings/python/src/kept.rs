@@ -1,4 +1,4 @@
-//! What is kept between calls.
+//! Values that are kept between calls.
 
 use std::hash::Hash;
 use std::num::NonZeroUsize;
@@ -22,7 +22,7 @@ impl<K: Clone + Eq + Hash, V> Kept<K, V> {
     /// The value of a key, made before or now. The value that was used longest ago goes if there is no room.
     ///
     /// # Errors
-    /// Those of making it.
+    /// The errors of making it.
     pub(crate) fn find<E>(&self, key: &K, make: impl FnOnce(&K) -> Result<V, E>) -> Result<Arc<V>, E> {
         if let Some(value) = lock(&self.0).get(key) {
             return Ok(Arc::clone(value));
@@ -34,7 +34,7 @@ impl<K: Clone + Eq + Hash, V> Kept<K, V> {
     }
 }
 
-/// What a mutex protects.
+/// The value that a mutex protects.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What a panic left behind is a map of what was put there before.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -19,34 +19,37 @@
 //! It knows integers and no torch, so one build serves every version of it. The Python sources beside it take the
 //! integers from tensors, and make the outputs.
 
-// A call as it comes from Python, and what it can be refused for.
-mod call;
+// A call as it comes from Python, and why it can be refused.
+mod arguments;
 mod error;
 mod place;
+
+// The operations.
+mod attention;
+mod call;
+mod gradients;
+mod quantize;
 
 // The CPU.
 mod cpu;
 
-// What is kept between calls.
-mod backward;
+// Between calls.
+mod devices;
 mod kept;
-mod plans;
-mod quantize;
 mod workspaces;
 
 /// Attention, and quantization for it, over raw device addresses: what `fa3` is made of, not for use on its own.
 #[pyo3::pymodule]
 mod _fa3 {
-    use fa3_types::{Address, Addresses, BackwardAddresses, QuantizeAddresses, ValueLayout};
+    use fa3_types::{Shape, TensorDesc, ValueLayout};
     use pyo3::prelude::*;
 
-    use crate::backward as gradients;
-    use crate::call::{Call, Fp8, Number, Options, Tensor, desc, named};
-    use crate::cpu;
-    use crate::error::Error;
+    use crate::arguments::{Four, Fp8, Number, Rotation, Tensor, desc, named, output};
+    use crate::attention::Attention;
+    use crate::call;
+    use crate::gradients::Gradients;
     use crate::place::Place;
-    use crate::plans;
-    use crate::quantize::{self as quantization, Rotation, Scales};
+    use crate::quantize::{Quantization, Scales, rotary};
     use crate::workspaces::Allocate;
 
     #[pymodule_init]
@@ -54,12 +57,14 @@ mod _fa3 {
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 
-    /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate)
+    /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
+    /// o_strides=None)
     ///
     /// Puts the forward pass on a stream of a device and returns None at once. A tensor is (dtype, address, shape,
-    /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a
-    /// contiguous tensor of q's dtype (of bf16 if that is e4m3), (batch, seqlen_q, heads_q, head_dim_v), lse of a
-    /// contiguous tensor of float32, (batch, heads_q, seqlen_q), or None if nobody wants it. descales are four of the
+    /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a tensor
+    /// of q's dtype (of bf16 if that is e4m3), (batch, seqlen_q, heads_q, head_dim_v), contiguous unless it has
+    /// o_strides; lse of a contiguous tensor of float32, (batch, heads_q, seqlen_q), or None if nobody wants it.
+    /// descales are four of the
     /// latter: (batch, heads_kv), the scales of e4m3 q, k and v, or None where they are 1, and None, or the means of
     /// v's channels. With these the scales of v are of channels, too, and both are (batch, heads_kv, head_dim_v), from
     /// a multiple of 16 bytes on.
@@ -76,6 +81,10 @@ mod _fa3 {
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
     #[pyfunction]
+    #[pyo3(signature = (
+        device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
+        o_strides = None
+    ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn forward(
         py: Python<'_>,
@@ -93,42 +102,53 @@ mod _fa3 {
         sm_margin: Number<i64>,
         fp8: Option<Fp8<'_>>,
         allocate: Allocate,
+        o_strides: Option<Four<i64>>,
     ) -> PyResult<()> {
-        let place = Place::new(device, stream);
-        let (v_transposed, block_rows, output) = fp8.unwrap_or((false, None, None));
-        let options = Options {
-            softmax_scale: softmax_scale.map(|Number(scale)| scale),
+        let (v_transposed, block_rows, o_dtype) = fp8.unwrap_or((false, None, None));
+        let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
+        let o_dtype = match &o_dtype {
+            Some(dtype) => named(dtype)?,
+            None => inputs[0].dtype.default_output(),
+        };
+        let call = Attention {
+            inputs,
+            o: output(o_dtype, shape_of_o(&inputs), o_strides),
+            softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
             window: (window.0.0, window.1.0),
-            softcap: softcap.map(|Number(cap)| cap),
+            softcap: softcap.map(|Number(cap)| cap.into()),
             sm_margin: sm_margin.0,
             v_transposed,
             block_rows,
             v_channels: descales.3.is_some(),
-            output: output.as_ref().map(named).transpose()?,
         };
-        let call = Call::new(place.device(), [desc(&q)?, desc(&k)?, desc(&v)?], options);
-        let [q, k, v, o] = [q.1, k.1, v.1, o].map(Address);
-        let mut at = Addresses::new(q, k, v, o);
-        at.lse = lse.map(Address);
-        let [q, k, v, v_mean] = <[Option<u64>; 4]>::from(descales).map(|descale| descale.map(Address));
-        (at.descales, at.v_mean) = ([q, k, v], v_mean);
+        let (q_descale, k_descale, v_descale, v_mean) = descales;
+        let at = [
+            ("q", Some(q.1)),
+            ("k", Some(k.1)),
+            ("v", Some(v.1)),
+            ("o", Some(o)),
+            ("lse", lse),
+            ("q_descale", q_descale),
+            ("k_descale", k_descale),
+            ("v_descale", v_descale),
+            ("v_mean", v_mean),
+        ];
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
-        Ok(py.detach(|| match place {
-            Place::Stream { stream, .. } => plans::launch(&call, stream, at, &allocate).map(drop),
-            Place::Cpu => cpu::run(|| cpu::forward(&call, at)),
-            Place::CheckedForGpu => plans::check(&call),
-            Place::CheckedForCpu => cpu::check(&call).map(drop),
-        })?)
+        Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
+    }
+
+    fn shape_of_o(&[q, _, v]: &[TensorDesc; 3]) -> Shape {
+        Shape { head_dim: v.shape.head_dim, ..q.shape }
     }
 
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
-    /// allocate, deterministic=True)
+    /// allocate, deterministic=True, gradient_strides=None)
     ///
     /// Puts the backward pass on a stream of a device and returns None at once. q, k, v and dout are (dtype, address,
     /// shape, strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as
     /// forward wrote them, dlse of lse's shape or None, and dq, dk and dv of q's, k's and v's shapes and dtype, which
-    /// are written.
+    /// are written. These three are contiguous unless they have strides.
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
@@ -139,7 +159,7 @@ mod _fa3 {
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, allocate,
-        deterministic = true
+        deterministic = true, gradient_strides = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn backward(
@@ -162,31 +182,40 @@ mod _fa3 {
         sm_margin: Number<i64>,
         allocate: Allocate,
         deterministic: bool,
+        gradient_strides: Option<[Option<Four<i64>>; 3]>,
     ) -> PyResult<()> {
-        let place = Place::new(device, stream);
-        let options = Options {
-            softmax_scale: softmax_scale.map(|Number(scale)| scale),
-            window: (window.0.0, window.1.0),
-            softcap: softcap.map(|Number(cap)| cap),
-            sm_margin: sm_margin.0,
-            v_transposed: false,
-            block_rows: None,
-            v_channels: false,
-            output: None,
+        let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
+        let mut strides = gradient_strides.unwrap_or_default().into_iter();
+        let call = Gradients {
+            forward: Attention {
+                inputs,
+                o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), None),
+                softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
+                window: (window.0.0, window.1.0),
+                softcap: softcap.map(|Number(cap)| cap.into()),
+                sm_margin: sm_margin.0,
+                v_transposed: false,
+                block_rows: None,
+                v_channels: false,
+            },
+            dout: desc(&dout)?,
+            outputs: inputs.map(|x| output(x.dtype, x.shape, strides.next().flatten())),
+            deterministic,
         };
-        let forward = Call::new(place.device(), [desc(&q)?, desc(&k)?, desc(&v)?], options);
-        let call = gradients::Call::new(forward, desc(&dout)?, deterministic);
-        let [q, k, v, o, lse, dout] = [q.1, k.1, v.1, o, lse, dout.1].map(Address);
-        let [dq, dk, dv] = [dq, dk, dv].map(Address);
-        let dlse = dlse.map(Address);
-        let at = BackwardAddresses { q, k, v, o, lse, dout, dlse, dq, dk, dv };
+        let at = [
+            ("q", Some(q.1)),
+            ("k", Some(k.1)),
+            ("v", Some(v.1)),
+            ("o", Some(o)),
+            ("lse", Some(lse)),
+            ("dout", Some(dout.1)),
+            ("dlse", dlse),
+            ("dq", Some(dq)),
+            ("dk", Some(dk)),
+            ("dv", Some(dv)),
+        ];
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| match place {
-            Place::Stream { stream, .. } => gradients::launch(&call, stream, at, &allocate).map(drop),
-            Place::Cpu => cpu::run(|| cpu::backward(&call, at)),
-            Place::CheckedForGpu => gradients::check(&call),
-            Place::CheckedForCpu => cpu::check_backward(&call).map(drop),
-        })?)
+        Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
     }
 
     /// quantize(device, stream, x, codes, scales, rotation, hadamard_seed, scale, heads_per_scale, block_rows,
@@ -231,19 +260,29 @@ mod _fa3 {
         transposed: bool,
         allocate: Allocate,
     ) -> PyResult<()> {
-        let seed = hadamard_seed.map(|Number(seed)| seed);
         let scaling = match (scale, heads_per_scale, block_rows) {
             (Some(Number(scale)), ..) => Scales::given(scale),
             (None, Some(Number(heads)), _) => Scales::Heads(heads),
             (None, None, Some(Number(rows))) => Scales::Blocks(rows),
             (None, None, None) => Scales::Tensor,
         };
-        let place = Place::new(device, stream);
-        let (x_desc, layout) = (desc(&x)?, layout(transposed));
-        let call = quantization::Call::new(place.device(), x_desc, rotation.as_ref(), seed, scaling, layout);
-        let at = quantization::addresses(x.1, codes, scales, None, rotation.as_ref());
+        let call = Quantization {
+            x: desc(&x)?,
+            rotary: rotation.as_ref().map(rotary),
+            hadamard_seed: hadamard_seed.map(|Number(seed)| seed),
+            scales: scaling,
+            layout: layout(transposed),
+        };
+        let at = [
+            ("x", Some(x.1)),
+            ("codes", Some(codes)),
+            ("scales", scales),
+            ("cos", rotation.as_ref().map(|rotation| rotation.0)),
+            ("sin", rotation.as_ref().map(|rotation| rotation.1)),
+            ("positions", rotation.as_ref().and_then(|rotation| rotation.5)),
+        ];
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| run(place, &call, at, &allocate))?)
+        Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
     }
 
     /// quantize_channels(device, stream, x, codes, scales, mean, transposed, allocate)
@@ -267,27 +306,11 @@ mod _fa3 {
         transposed: bool,
         allocate: Allocate,
     ) -> PyResult<()> {
-        let place = Place::new(device, stream);
-        let (x_desc, layout) = (desc(&x)?, layout(transposed));
-        let call = quantization::Call::new(place.device(), x_desc, None, None, Scales::Channels, layout);
-        let at = quantization::addresses(x.1, codes, Some(scales), Some(mean), None);
+        let (scaling, layout) = (Scales::Channels, layout(transposed));
+        let call = Quantization { x: desc(&x)?, rotary: None, hadamard_seed: None, scales: scaling, layout };
+        let at = [("x", Some(x.1)), ("codes", Some(codes)), ("scales", Some(scales)), ("mean", Some(mean))];
         // Other threads of Python go on meanwhile, as in forward.
-        Ok(py.detach(|| run(place, &call, at, &allocate))?)
-    }
-
-    /// Quantizes.
-    fn run(
-        place: Place,
-        call: &quantization::Call,
-        at: QuantizeAddresses,
-        allocate: &Allocate,
-    ) -> Result<(), Error> {
-        match place {
-            Place::Stream { stream, .. } => quantization::launch(call, stream, at, allocate).map(drop),
-            Place::Cpu => cpu::run(|| cpu::quantize(call, at)),
-            Place::CheckedForGpu => quantization::check(call),
-            Place::CheckedForCpu => cpu::check_quantize(call).map(drop),
-        }
+        Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
     }
 
     fn layout(transposed: bool) -> ValueLayout {

@@ -23,12 +23,4 @@ impl Place {
             (Err(_), None) => Place::CheckedForCpu,
         }
     }
-
-    /// The number of the GPU; 0 where there is none.
-    pub(crate) fn device(self) -> u32 {
-        match self {
-            Place::Stream { device, .. } => device,
-            Place::Cpu | Place::CheckedForGpu | Place::CheckedForCpu => 0,
-        }
-    }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
 
-use fa3_cuda::host::{Device, HostError, Stream, Workspace};
+use fa3_cuda::host::{Compiled, Device, HostError, Operation, OperationError, Stream, Workspace};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -42,18 +42,24 @@ impl Lent {
         self.address
     }
 
-    /// Memory that nobody needs to give back; at 0 there is none.
-    pub(crate) fn at(address: u64) -> Lent {
-        Lent { address, _owner: None }
-    }
-
-    /// Memory that Python allocates, outside of which the caller is.
+    /// The workspace for the next launch of an operation on `stream`, of the device with this number: the one that is
+    /// kept for the stream, or else one that `allocate` makes. The caller is outside of Python.
     ///
     /// # Errors
-    /// What the function raises.
-    pub(crate) fn allocated(allocate: &Allocate, bytes: usize, zeros: usize) -> Result<Lent, Error> {
+    /// The driver's, or the exception that `allocate` raises.
+    pub(crate) fn of<P: Operation>(
+        compiled: &Compiled<P>,
+        ordinal: u32,
+        stream: &Stream,
+        allocate: &Allocate,
+    ) -> Result<Lent, Error> {
+        let bytes = compiled.workspace_bytes();
+        let kept = find(ordinal, compiled.device(), stream, bytes).map_err(OperationError::from)?;
+        if let Some(address) = kept {
+            return Ok(Lent { address, _owner: None });
+        }
         Python::attach(|py| {
-            let (address, owner) = allocate.call1(py, (bytes, zeros))?.extract(py)?;
+            let (address, owner) = allocate.call1(py, (bytes, compiled.counter_bytes()))?.extract(py)?;
             Ok(Lent { address, _owner: Some(owner) })
         })
     }
@@ -71,12 +77,7 @@ impl Lent {
 /// # Errors
 /// The driver's. The legacy stream has no answer while a stream that blocks it is captured. It cannot be used then, and
 /// a launch that tried would break that capture.
-pub(crate) fn find(
-    ordinal: u32,
-    device: &Device,
-    stream: &Stream,
-    bytes: usize,
-) -> Result<Option<u64>, HostError> {
+fn find(ordinal: u32, device: &Device, stream: &Stream, bytes: usize) -> Result<Option<u64>, HostError> {
     if bytes == 0 {
         return Ok(Some(0));
     }

@@ -3,9 +3,7 @@
 use std::error::Error;
 
 use fa3::Scalar;
-use fa3::cuda::{
-    Device, DeviceBuffer, Forward, ForwardTensors, HostError, Quantize, QuantizeTensors, Stream, Workspace,
-};
+use fa3::cuda::{Device, DeviceBuffer, Forward, HostError, Quantize, Stream, Tensors, Workspace};
 use fa3_quant::{Incoherent, Quantized};
 use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, QuantizeProblem, QuantizeSpec, Scaling, Shape};
 use half::f16;
@@ -101,7 +99,8 @@ impl Gpu {
         };
         let (mut computed, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
         let mut workspace = Workspace::new(&self.device, &self.stream, quantize.workspace_bytes())?;
-        let tensors = QuantizeTensors::new(&x, &mut codes).scales(computed.as_mut()).mean(mean.as_mut());
+        let tensors = Tensors::new([("x", &x)], [("codes", &mut codes)]);
+        let tensors = tensors.output("scales", computed.as_mut()).output("mean", mean.as_mut());
         quantize.run(&self.stream, tensors, &mut workspace)?;
         let Shape { batch, heads, .. } = problem.x().shape;
         let mut scales = computed.expect("none is given");
@@ -125,7 +124,10 @@ impl Gpu {
         let mut workspace = Workspace::new(&self.device, &self.stream, forward.workspace_bytes())?;
         let mut o = self.device.alloc(problem.o().extent_bytes().0 as usize)?;
         o.fill(&self.stream, 0xFF)?;
-        let tensors = ForwardTensors::new(q, k, v, &mut o).descales(descales).v_mean(v_mean);
+        let [q_descale, k_descale, v_descale] = descales;
+        let tensors = Tensors::new([("q", q), ("k", k), ("v", v)], [("o", &mut o)]);
+        let tensors = tensors.input("q_descale", q_descale).input("k_descale", k_descale);
+        let tensors = tensors.input("v_descale", v_descale).input("v_mean", v_mean);
         forward.run(&self.stream, tensors, &mut workspace)?;
         let o: Vec<f16> = o.download(&self.stream)?;
         let o = Array4::from_shape_vec(problem.o().shape.dims(), o).expect("one element each");

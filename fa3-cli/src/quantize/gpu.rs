@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use fa3::cuda::{Device, HostError, Quantize, QuantizeError, QuantizeTensors, RotaryTensors, Workspace};
+use fa3::cuda::{Device, HostError, OperationError, Quantize, Tensors, Workspace};
 use fa3::problem::QuantizeProblem;
 use fa3::{Quantized, RopeTable, Scalar};
 use ndarray::ArrayView4;
@@ -19,7 +19,7 @@ pub(super) fn quantize<T: Scalar>(
     problem: &QuantizeProblem,
     x: ArrayView4<'_, T>,
     table: Option<&RopeTable>,
-) -> Result<(Quantized, Times), QuantizeError> {
+) -> Result<(Quantized, Times), OperationError> {
     let start = Instant::now();
     let quantize = Quantize::new(device, problem)?;
     let compile = start.elapsed();
@@ -28,7 +28,7 @@ pub(super) fn quantize<T: Scalar>(
     let x = upload(device, &stream, x)?;
     let tables = table.map(|table| [table.cos(), table.sin()].map(|x| upload(device, &stream, x.view())));
     let tables = tables.map(|[cos, sin]| Ok::<_, HostError>((cos?, sin?))).transpose()?;
-    let rotary = tables.as_ref().map(|(cos, sin)| RotaryTensors::new(cos, sin));
+    let (cos, sin) = tables.as_ref().map(|(cos, sin)| (cos, sin)).unzip();
     let mut codes = device.alloc(problem.codes_bytes().0 as usize)?;
     let numbers = |shape: Option<[usize; 3]>| {
         shape.map(|shape| device.alloc(4 * shape.iter().product::<usize>())).transpose()
@@ -37,8 +37,8 @@ pub(super) fn quantize<T: Scalar>(
     let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
 
     let times = Times::of_launches(&stream, compile, || {
-        let tensors = QuantizeTensors::new(&x, &mut codes).scales(scales.as_mut()).mean(mean.as_mut());
-        let tensors = tensors.rotary(rotary);
+        let tensors = Tensors::new([("x", &x)], [("codes", &mut codes)]).input("cos", cos).input("sin", sin);
+        let tensors = tensors.output("scales", scales.as_mut()).output("mean", mean.as_mut());
         quantize.run(&stream, tensors, &mut workspace)
     })?;
 

@@ -100,8 +100,10 @@ impl fmt::Display for Drift {
 fn moved_bytes(problem: &QuantizeProblem) -> f64 {
     let rotary_dim = problem.rotary().map_or(0, |rotary| rotary.rotary_dim);
     let tables = 4 * problem.x().shape.seqlen as u64 * rotary_dim as u64;
-    let [x, codes, scales, mean, ..] = problem.tensor_bytes().map(|(_, bytes)| bytes.unwrap_or(0));
-    (x + codes + scales + mean + tables) as f64
+    let numbers = [problem.scales_shape(), problem.mean_shape()].into_iter().flatten();
+    let numbers: usize = numbers.map(|shape| shape.iter().product::<usize>()).sum();
+    let (x, codes) = (problem.x().extent_bytes().0, problem.codes_bytes().0);
+    (x + codes + 4 * numbers as u64 + tables) as f64
 }
 
 impl Report<'_> {

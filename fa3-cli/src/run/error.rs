@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use fa3::cuda::{BackwardError, ForwardError};
+use fa3::cuda::OperationError;
 use fa3_ref::InputError;
 use fa3_types::ProblemError;
 use safetensors::{Dtype, SafeTensorError};
@@ -80,9 +80,7 @@ pub(crate) enum Error {
     #[error("{prefix}{source}")]
     Sequences { prefix: String, source: fa3::Error },
     #[error(transparent)]
-    Cuda(ForwardError),
-    #[error(transparent)]
-    CudaBackward(BackwardError),
+    Cuda(OperationError),
     #[error(transparent)]
     Input(#[from] InputError),
     #[error("cannot write {}: {source}", path.display())]
@@ -95,7 +93,6 @@ impl Error {
     pub(super) fn compute(prefix: &str, error: fa3::Error) -> Error {
         match error {
             fa3::Error::Cuda(error) => Error::Cuda(error),
-            fa3::Error::CudaBackward(error) => Error::CudaBackward(error),
             source => Error::Sequences { prefix: short(prefix), source },
         }
     }

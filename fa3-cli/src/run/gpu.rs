@@ -2,9 +2,7 @@
 
 use std::time::Instant;
 
-use fa3::cuda::{
-    Backward, BackwardError, BackwardTensors, Device, Forward, ForwardError, ForwardTensors, Workspace,
-};
+use fa3::cuda::{Backward, Device, Forward, OperationError, Tensors, Workspace};
 use fa3::problem::BackwardProblem;
 use fa3::{Gradients, Output, OutputGradients, Scalar};
 use fa3_types::{Problem, TensorDesc};
@@ -21,7 +19,7 @@ pub(super) fn forward<T: Scalar>(
     device: &Device,
     problem: &Problem,
     qkv: [ArrayView4<'_, T>; 3],
-) -> Result<(Output<T::Output>, Times), ForwardError> {
+) -> Result<(Output<T::Output>, Times), OperationError> {
     let start = Instant::now();
     let forward = Forward::new(device, problem)?;
     let compile = start.elapsed();
@@ -34,7 +32,7 @@ pub(super) fn forward<T: Scalar>(
     let mut lse = device.alloc(lse_bytes)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let times = Times::of_launches(&stream, compile, || {
-        let tensors = ForwardTensors::new(&q, &k, &v, &mut o).lse(&mut lse);
+        let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
         forward.run(&stream, tensors, &mut workspace)
     })?;
 
@@ -54,7 +52,7 @@ pub(super) fn backward<T: Scalar>(
     qkv: [ArrayView4<'_, T>; 3],
     output: &Output<T>,
     of: OutputGradients<'_, T>,
-) -> Result<(Gradients<T>, Times), BackwardError> {
+) -> Result<(Gradients<T>, Times), OperationError> {
     let start = Instant::now();
     let backward = Backward::new(device, problem)?;
     let compile = start.elapsed();
@@ -70,8 +68,11 @@ pub(super) fn backward<T: Scalar>(
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
     let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
     let times = Times::of_launches(&stream, compile, || {
-        let gradients = [&mut dq, &mut dk, &mut dv];
-        let tensors = BackwardTensors::new([&q, &k, &v], [&o, &lse], &dout, gradients).dlse(dlse.as_ref());
+        let tensors = Tensors::new(
+            [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("dout", &dout)],
+            [("dq", &mut dq), ("dk", &mut dk), ("dv", &mut dv)],
+        )
+        .input("dlse", dlse.as_ref());
         backward.run(&stream, tensors, &mut workspace)
     })?;
 

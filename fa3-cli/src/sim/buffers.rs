@@ -32,9 +32,9 @@ pub(crate) fn initial<K>(program: &Program<K>, seed: u64) -> Result<Vec<Vec<u8>>
     }
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let bytes = |buffer: &Buffer| match buffer.role {
-        BufferRole::Input => random(buffer, &mut rng),
-        // Scales.
-        BufferRole::OptionalInput => Ok(1f32.to_le_bytes().repeat(buffer.len())),
+        // Scales are positive.
+        BufferRole::Input if !buffer.name.ends_with("descale") => random(buffer, &mut rng),
+        BufferRole::Input | BufferRole::OptionalInput => Ok(1f32.to_le_bytes().repeat(buffer.len())),
         BufferRole::InOut => Ok(vec![0; buffer.bytes()]),
         BufferRole::Output | BufferRole::OptionalOutput | BufferRole::Scratch | BufferRole::Ticket => {
             Ok(Vec::new())

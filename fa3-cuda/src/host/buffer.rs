@@ -43,6 +43,12 @@ impl DeviceBuffer {
         DeviceBuffer { context: Arc::clone(device.context()), address, bytes, owned: false }
     }
 
+    /// For tests: memory that is nobody's.
+    #[cfg(test)]
+    pub(super) fn unowned(context: Arc<Context>, address: u64, bytes: usize) -> DeviceBuffer {
+        DeviceBuffer { context, address, bytes, owned: false }
+    }
+
     /// Its address, for [`fa3_ir::ArgValue::Pointer`] and [`fa3_ir::TensorView`].
     pub fn address(&self) -> u64 {
         self.address

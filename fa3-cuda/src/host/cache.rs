@@ -23,7 +23,7 @@ impl Device {
     /// The kernel of `spec`, compiled now or before.
     ///
     /// # Errors
-    /// What the driver's compiler says.
+    /// The refusals of the driver's compiler.
     pub fn kernel(&self, spec: &Spec) -> Result<Arc<Function>, HostError> {
         if let Some(function) = self.cache().functions().get(spec) {
             return Ok(Arc::clone(function));

@@ -65,7 +65,7 @@ impl Context {
     /// Makes the context current on this thread for as long as the guard lives; the way to every call in it.
     ///
     /// # Errors
-    /// Those of [`Context::usable`].
+    /// As for [`Context::usable`].
     pub(super) fn enter(&self) -> Result<Current<'_>, HostError> {
         self.usable()?;
         let mut before = ptr::null_mut();

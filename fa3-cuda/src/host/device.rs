@@ -147,7 +147,7 @@ impl Device {
     /// Compiles a kernel. [`Device::kernel`] does it once for each kernel of this library.
     ///
     /// # Errors
-    /// What the driver's compiler says, or that the kernel takes more shared memory than there is.
+    /// The refusals of the driver's compiler, or that the kernel takes more shared memory than there is.
     pub fn compile(&self, ptx: &Ptx) -> Result<Function, HostError> {
         self.context.usable()?;
         Function::compile(self, ptx)
@@ -187,7 +187,7 @@ impl Device {
     /// Waits for all work on the device, including that of other libraries.
     ///
     /// # Errors
-    /// What the kernels in flight did wrong.
+    /// Whatever the kernels in flight did wrong.
     pub fn synchronize(&self) -> Result<(), HostError> {
         let current = self.context.enter()?;
         // SAFETY: it has no arguments.

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the host layer.
 
 use std::fmt;
 
@@ -53,9 +53,9 @@ pub enum HostError {
 /// A tensor map that the driver would not encode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedMap {
-    /// What the kernel fixes of it.
+    /// Its part that the kernel fixes.
     pub shape: BoxShape,
-    /// What the launch said.
+    /// Its part that the launch gives.
     pub view: TensorView,
 }
 
@@ -111,7 +111,7 @@ impl fmt::Display for CudaError {
     }
 }
 
-/// What broke a device.
+/// The error that broke a device, and its suspects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Poison {

@@ -76,7 +76,7 @@ impl Function {
         Ok(value.unsigned_abs())
     }
 
-    /// What it was compiled from.
+    /// The PTX that it was compiled from.
     pub fn ptx(&self) -> &Ptx {
         &self.ptx
     }

@@ -62,11 +62,11 @@ impl Function {
     /// stream has ended. Otherwise the same as [`Function::launch`].
     ///
     /// # Safety
-    /// That of [`Function::launch`]; and the kernel must wait (`griddepcontrol.wait`) before it touches what the
+    /// As for [`Function::launch`]; and the kernel must wait (`griddepcontrol.wait`) before it touches what the
     /// preceding kernel writes.
     ///
     /// # Errors
-    /// Those of [`Function::launch`].
+    /// As for [`Function::launch`].
     pub unsafe fn launch_dependent(
         &self,
         stream: &Stream,
@@ -99,7 +99,7 @@ impl Function {
     /// The same with arguments that have been encoded.
     ///
     /// # Safety
-    /// That of [`Function::launch`] or [`Function::launch_dependent`]; and the images must be of arguments that fit the
+    /// As for [`Function::launch`] or [`Function::launch_dependent`]; and the images must be of arguments that fit the
     /// kernel's parameters.
     ///
     /// # Errors

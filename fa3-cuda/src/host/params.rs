@@ -37,7 +37,7 @@ impl ParamImage {
 /// The images of `args`, which have passed [`fa3_ir::check_args`]; `encode` makes those of tensor maps.
 ///
 /// # Errors
-/// Those of `encode`.
+/// The errors of `encode`.
 pub(super) fn pack<E>(
     params: &[ParamInfo],
     args: &[ArgValue],

@@ -1,7 +1,8 @@
-//! A program, compiled: what every operation on a GPU is, once it is planned.
+//! A program, compiled.
 
 use fa3_ir::{BufferId, BufferRole, Program};
 
+use super::placement::Interface;
 use super::prepared::Prepared;
 use super::{Device, Function, HostError, Stream, Workspace};
 use crate::kernels::Spec;
@@ -11,12 +12,12 @@ use crate::kernels::Spec;
 pub(super) struct Planned {
     steps: Vec<Prepared>,
     workspace: WorkspaceLayout,
-    buffers: usize,
+    interface: Interface,
 }
 
-/// Where the buffers that are neither inputs nor outputs lie in the workspace. What one operation leaves there the next
-/// one may find: tickets, which are 0 before and after, come first, and nothing else lies where another operation may
-/// have a ticket.
+/// Places in the workspace of the buffers that are not the caller's tensors. Operations share a workspace: the first
+/// [`Workspace::COUNTERS`] bytes are for tickets only, which are 0 before and after every launch, so that nothing else
+/// ever lies where another operation has a ticket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct WorkspaceLayout {
     parts: Vec<(BufferId, u64)>,
@@ -41,13 +42,13 @@ impl Planned {
         may_overlap: bool,
     ) -> Result<Planned, HostError> {
         let workspace = WorkspaceLayout::of(program)?;
-        let buffers = program.buffers.len();
+        let (interface, buffers) = (Interface::of(program), program.buffers.len());
         let steps = program.steps.iter().map(|step| {
             let function = device.kernel(&step.kernel)?;
             let early = may_overlap && function.ptx().waits_for_grid;
             Prepared::new(function, step, buffers, early)
         });
-        Ok(Planned { steps: steps.collect::<Result<_, _>>()?, workspace, buffers })
+        Ok(Planned { steps: steps.collect::<Result<_, _>>()?, workspace, interface })
     }
 
     /// Bytes of the workspace.
@@ -55,7 +56,7 @@ impl Planned {
         self.workspace.bytes
     }
 
-    /// How many of them, from the first on, are tickets, which must be 0 before the first launch.
+    /// Bytes of the workspace, from the first on, that are tickets, which must be 0 before the first launch.
     pub(super) fn counter_bytes(&self) -> usize {
         self.workspace.tickets
     }
@@ -65,28 +66,32 @@ impl Planned {
         self.steps.iter().map(Prepared::function)
     }
 
-    /// Puts every step on `stream`, with the caller's buffer i at `addresses[i]` and the others in the workspace.
+    /// The caller's tensors.
+    pub(super) fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
+    /// Puts every step on `stream`, with the caller's tensors at `addresses`, which [`Interface::place`] gave, and the
+    /// other buffers in the workspace.
     ///
     /// # Safety
-    /// Those of [`Function::launch_dependent`] for every step. `workspace` is the address, a multiple of 256, of
+    /// As for [`Function::launch_dependent`], for every step. `workspace` is the address, a multiple of 256, of
     /// [`Planned::workspace_bytes`] bytes, of which the first [`Planned::counter_bytes`] are 0, or that were a
     /// workspace of launches that come before on this stream; nobody else may touch them until the work is done.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's.
     pub(super) unsafe fn launch(
         &self,
         stream: &Stream,
-        addresses: &[u64],
+        mut addresses: Vec<u64>,
         workspace: u64,
     ) -> Result<(), HostError> {
-        let mut all = vec![0; self.buffers];
-        all[..addresses.len()].copy_from_slice(addresses);
         for &(BufferId(buffer), offset) in &self.workspace.parts {
-            all[buffer] = workspace + offset;
+            addresses[buffer] = workspace + offset;
         }
         // SAFETY: the caller vouches for all addresses.
-        self.steps.iter().try_for_each(|step| unsafe { step.launch(stream, &all) })
+        self.steps.iter().try_for_each(|step| unsafe { step.launch(stream, &addresses) })
     }
 }
 

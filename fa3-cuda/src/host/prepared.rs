@@ -80,10 +80,10 @@ impl Prepared {
     /// Puts the kernel on `stream`, with buffer i at `addresses[i]`.
     ///
     /// # Safety
-    /// That of [`Function::launch_dependent`].
+    /// As for [`Function::launch_dependent`].
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's.
     pub(super) unsafe fn launch(&self, stream: &Stream, addresses: &[u64]) -> Result<(), HostError> {
         let current = self.function.context().enter()?;
         let kernel = &self.function.ptx().entry;
@@ -122,7 +122,7 @@ impl Arguments {
     /// buffer at address 0 has no map.
     ///
     /// # Errors
-    /// Those of `encode`.
+    /// The errors of `encode`.
     fn place<E>(
         &self,
         addresses: &[u64],

@@ -26,7 +26,7 @@ impl Device {
         unsafe { self.run_functions(&functions, initial) }
     }
 
-    /// The same of kernels that are compiled.
+    /// [`Device::run`] for kernels that are compiled.
     ///
     /// # Safety
     /// See [`Device::run`].

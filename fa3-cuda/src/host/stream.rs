@@ -56,7 +56,7 @@ impl Stream {
     /// Waits for all work put on it so far.
     ///
     /// # Errors
-    /// What that work did wrong.
+    /// Whatever that work did wrong.
     pub fn synchronize(&self) -> Result<(), HostError> {
         let current = self.context.enter()?;
         // SAFETY: the stream is alive.
@@ -139,7 +139,7 @@ impl Event {
     /// Waits for the work before it.
     ///
     /// # Errors
-    /// What that work did wrong.
+    /// Whatever that work did wrong.
     pub fn synchronize(&self) -> Result<(), HostError> {
         let current = self.context.enter()?;
         // SAFETY: the event is alive.
@@ -149,7 +149,7 @@ impl Event {
     /// Milliseconds from `start` to this event, to about half a microsecond. Waits for both.
     ///
     /// # Errors
-    /// What the work before them did wrong.
+    /// Whatever the work before them did wrong.
     pub fn millis_since(&self, start: &Event) -> Result<f32, HostError> {
         start.synchronize()?;
         self.synchronize()?;

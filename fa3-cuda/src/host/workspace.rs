@@ -10,11 +10,11 @@ pub struct Workspace(DeviceBuffer);
 
 impl Workspace {
     /// Bytes at the start of a workspace, or all of a shorter one, that hold zeros before its first launch: counters.
-    /// What the others hold does not matter.
+    /// The others may hold anything.
     pub const COUNTERS: usize = 4096;
 
     /// `bytes` bytes, zeroed on `stream`. The operation says how many it needs, as
-    /// [`Forward::workspace_bytes`](super::Forward::workspace_bytes) does; more is allowed.
+    /// [`Compiled::workspace_bytes`](super::Compiled::workspace_bytes) does; more is allowed.
     ///
     /// # Errors
     /// [`HostError::OutOfMemory`], or what the driver says.

@@ -35,7 +35,7 @@ fn declare<K>(
     if is_contiguous(tensor) {
         program.buffer(name, elem, &tensor.shape.dims().map(|extent| extent as u32), role)
     } else {
-        program.add(Buffer { name, elem, shape: vec![tensor.extent().0], role })
+        program.add(Buffer { name, elem, shape: vec![tensor.extent().0], role, align: Buffer::ALIGN })
     }
 }
 

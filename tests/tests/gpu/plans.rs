@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use fa3_cuda::cudarc::driver::CudaContext;
 use fa3_cuda::host::{
-    Device, DeviceBuffer, Forward, ForwardError, ForwardTensors, Graph, HostError, Stream, Workspace,
+    Device, DeviceBuffer, Forward, Graph, HostError, OperationError, PlacementError, Stream, Tensors,
+    Workspace,
 };
 use fa3_sched::Scheduler;
 use fa3_sched::forward::PlanOptions;
-use fa3_types::{Address, Addresses, Dtype, Placement, Problem, ProblemSpec, Shape};
+use fa3_types::{Dtype, Problem, ProblemSpec, Shape};
 use half::bf16;
 
 use crate::host::kernels;
@@ -51,7 +52,7 @@ type Bits = (Vec<u16>, Vec<u32>);
 
 impl Case {
     /// With a stream of its own and numbers between -1 and 1, the same for equal problems.
-    fn new(device: &Device, problem: &Problem, options: &PlanOptions) -> Result<Case, ForwardError> {
+    fn new(device: &Device, problem: &Problem, options: &PlanOptions) -> Result<Case, OperationError> {
         let stream = device.stream()?;
         let mut state = 1_u32;
         let mut noise = |bytes: u64| -> Result<DeviceBuffer, HostError> {
@@ -77,9 +78,10 @@ impl Case {
         self.lse.fill(&self.stream, 0xff)
     }
 
-    fn run(&mut self) -> Result<(), ForwardError> {
+    fn run(&mut self) -> Result<(), OperationError> {
         let Case { forward, stream, q, k, v, o, lse, workspace } = self;
-        forward.run(stream, ForwardTensors::new(q, k, v, o).lse(&mut *lse), workspace)
+        let tensors = Tensors::new([("q", &*q), ("k", &*k), ("v", &*v)], [("o", o), ("lse", lse)]);
+        forward.run(stream, tensors, workspace)
     }
 
     fn bits(&self) -> Result<Bits, HostError> {
@@ -87,14 +89,14 @@ impl Case {
     }
 
     /// The results of one launch.
-    fn once(&mut self) -> Result<Bits, ForwardError> {
+    fn once(&mut self) -> Result<Bits, OperationError> {
         self.poison()?;
         self.run()?;
         Ok(self.bits()?)
     }
 
     /// A graph of `launches` launches.
-    fn capture(&mut self, launches: usize) -> Result<Graph, ForwardError> {
+    fn capture(&mut self, launches: usize) -> Result<Graph, OperationError> {
         self.stream.begin_capture()?;
         let launched = (0..launches).try_for_each(|_| self.run());
         let graph = self.stream.end_capture();
@@ -103,7 +105,7 @@ impl Case {
     }
 
     #[allow(unsafe_code, reason = "a launch over addresses is unsafe")]
-    fn launch(&self, at: &Placement) -> Result<(), HostError> {
+    fn launch(&self, at: &[(&'static str, Option<u64>)]) -> Result<(), OperationError> {
         // SAFETY: the callers place this case's tensors, and the case lives until its stream is synchronised.
         unsafe { self.forward.launch(&self.stream, at, self.workspace.address()) }
     }
@@ -117,7 +119,7 @@ impl Case {
 }
 
 /// A causal problem of 144 uneven tiles, six query heads on two key/value heads.
-fn problem() -> Result<Problem, ForwardError> {
+fn problem() -> Result<Problem, OperationError> {
     let q = Shape { batch: 3, seqlen: 1000, heads: 6, head_dim: 128 };
     let kv = Shape { seqlen: 1111, heads: 2, ..q };
     Ok(ProblemSpec::dense(Dtype::Bf16, q, kv).causal().validate()?)
@@ -128,12 +130,12 @@ fn scheduled(scheduler: Scheduler) -> PlanOptions {
 }
 
 /// Launches that need a ticket.
-fn dynamic(device: &Device) -> Result<Case, ForwardError> {
+fn dynamic(device: &Device) -> Result<Case, OperationError> {
     Case::new(device, &problem()?, &scheduled(Scheduler::DynamicPersistent))
 }
 
 fn time_of_making(device: &Device) -> Fallible<String> {
-    let timed = |problem: &Problem| -> Result<(Duration, bool), ForwardError> {
+    let timed = |problem: &Problem| -> Result<(Duration, bool), OperationError> {
         let start = Instant::now();
         let forward = Forward::new(device, problem)?;
         let compiled = forward.functions().any(|function| function.report().is_some());
@@ -228,7 +230,8 @@ fn graph_beside_its_stream(device: &Device) -> Fallible<String> {
         captured.replay(&graph, &second)?;
         let Case { forward, stream, .. } = &captured;
         let Case { q, k, v, o, lse, workspace, .. } = &mut other;
-        forward.run(stream, ForwardTensors::new(q, k, v, o).lse(&mut *lse), workspace)?;
+        let tensors = Tensors::new([("q", &*q), ("k", &*k), ("v", &*v)], [("o", o), ("lse", lse)]);
+        forward.run(stream, tensors, workspace)?;
     }
     second.synchronize()?;
     captured.stream.synchronize()?;
@@ -279,10 +282,11 @@ fn two_threads(device: &Device) -> Fallible<String> {
     let (mut first, mut second) = (dynamic(device)?, dynamic(device)?);
     let expected = first.once()?;
     let shared = Forward::with(device, &problem()?, &scheduled(Scheduler::DynamicPersistent))?;
-    let launches = |case: &mut Case| -> Result<(), ForwardError> {
+    let launches = |case: &mut Case| -> Result<(), OperationError> {
         let Case { stream, q, k, v, o, lse, workspace, .. } = case;
         (0..100).try_for_each(|_| {
-            let tensors = ForwardTensors::new(q, k, v, o).lse(&mut *lse);
+            let tensors =
+                Tensors::new([("q", &*q), ("k", &*k), ("v", &*v)], [("o", &mut *o), ("lse", &mut *lse)]);
             shared.run(stream, tensors, workspace)
         })
     };
@@ -339,10 +343,13 @@ fn refusals(device: &Device) -> Fallible<String> {
     let mut case = dynamic(device)?;
     case.o = device.alloc(16)?;
     let small = case.run().err();
-    ensure(matches!(small, Some(ForwardError::BufferSize { .. })), &format!("a small buffer: {small:?}"))?;
+    ensure(
+        matches!(small, Some(OperationError::Placement(PlacementError::BufferSize { .. }))),
+        &format!("a small buffer: {small:?}"),
+    )?;
     let shape = Shape { batch: 1, seqlen: 64, heads: 1, head_dim: 64 };
     let f32 = Forward::new(device, &ProblemSpec::dense(Dtype::F32, shape, shape).validate()?).err();
-    ensure(matches!(f32, Some(ForwardError::Plan(_))), &format!("f32: {f32:?}"))?;
+    ensure(matches!(f32, Some(OperationError::Forward(_))), &format!("f32: {f32:?}"))?;
     // The default stream cannot be captured, and a stream can be used after a capture that failed.
     ensure(device.default_stream().begin_capture().is_err(), "the default stream is captured")?;
     ensure(case.stream.end_capture().is_err(), "a capture ends that did not begin")?;
@@ -365,12 +372,12 @@ fn time_of_launching(device: &Device) -> Fallible<String> {
         let run = micros(&mut case, |case, _| case.run())?;
         // Three tensor maps are encoded for each launch.
         let at = |q: u64, k: u64, v: u64| {
-            let [q, k, v, o, lse] = [q, k, v, case.o.address(), case.lse.address()].map(Address);
-            Placement::new(&problem, Addresses::new(q, k, v, o).lse(lse))
+            let [q, k, v, o, lse] = [q, k, v, case.o.address(), case.lse.address()].map(Some);
+            [("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse)]
         };
         let [q, k, v] = [&case.q, &case.k, &case.v].map(DeviceBuffer::address);
-        let places = [at(q, k, v)?, at(k, v, q)?];
-        let moved = micros(&mut case, |case, turn| Ok(case.launch(&places[turn % 2])?))?;
+        let places = [at(q, k, v), at(k, v, q)];
+        let moved = micros(&mut case, |case, turn| case.launch(&places[turn % 2]))?;
         said.push(format!("{scheduler} {run:.2} us, with tensors elsewhere {moved:.2} us"));
         ensure(run < 10.0 && moved < 10.0, &format!("more than 10 us: {}", said.join("; ")))?;
     }
@@ -380,8 +387,8 @@ fn time_of_launching(device: &Device) -> Fallible<String> {
 /// The median of 1000 calls, in microseconds.
 fn micros(
     case: &mut Case,
-    mut put: impl FnMut(&mut Case, usize) -> Result<(), ForwardError>,
-) -> Result<f64, ForwardError> {
+    mut put: impl FnMut(&mut Case, usize) -> Result<(), OperationError>,
+) -> Result<f64, OperationError> {
     let mut times = Vec::new();
     for turn in 0..1000 {
         let start = Instant::now();

@@ -1,9 +1,7 @@
 //! Quantization on a GPU: bits of thousands of problems, and its speed beside a copy's.
 
 use fa3_cuda::cudarc::driver::{CudaContext, result};
-use fa3_cuda::host::{
-    Device, DeviceBuffer, HostError, Quantize, QuantizeTensors, RotaryTensors, Stream, Workspace,
-};
+use fa3_cuda::host::{Device, DeviceBuffer, HostError, Quantize, Stream, Tensors, Workspace};
 use fa3_quant::Incoherent;
 use fa3_tests::gpu;
 use fa3_tests::quantize::Case;
@@ -155,9 +153,10 @@ fn race(device: &Device, shape: Shape, parts: Parts) -> Fallible<Race> {
         .collect::<Result<Vec<_>, HostError>>()?;
     let ours = time(&stream, sets, |index| {
         let (x, [cos, sin], codes, [scales_to, mean_to]) = &mut buffers[index];
-        let rotary = parts.rotates.then_some(RotaryTensors::new(cos, sin));
+        let (cos, sin) = (parts.rotates.then_some(&*cos), parts.rotates.then_some(&*sin));
         let (scales, mean) = ((scales > 0).then_some(scales_to), (mean > 0).then_some(mean_to));
-        let tensors = QuantizeTensors::new(x, codes).scales(scales).mean(mean).rotary(rotary);
+        let tensors = Tensors::new([("x", &*x)], [("codes", codes)]).input("cos", cos).input("sin", sin);
+        let tensors = tensors.output("scales", scales).output("mean", mean);
         quantize.run(&stream, tensors, &mut workspace).map_err(Into::into)
     })?;
     let again = if reads_twice(parts.scales) { 2 * elements } else { 0 };

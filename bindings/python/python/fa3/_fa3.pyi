@@ -34,6 +34,7 @@ def forward(
     sm_margin: int,
     fp8: tuple[bool, int | None, str | None] | None,
     allocate: _Allocate | None,
+    o_strides: Sequence[int] | None = None,
 ) -> None: ...
 def backward(
     device: int,
@@ -54,6 +55,7 @@ def backward(
     sm_margin: int,
     allocate: _Allocate | None,
     deterministic: bool = True,
+    gradient_strides: Sequence[Sequence[int] | None] | None = None,
 ) -> None: ...
 def quantize(
     device: int,

@@ -4,35 +4,35 @@ use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array3, Array4, ArrayView4, Axis};
 use fa3::{E4m3, Scalar};
 use fa3_quant::{Channels, Fp8Attention, Output, Quantized};
-use fa3_types::{Address, Addresses, Dtype, Granularity, Problem, ProblemSpec, TensorName, ValueLayout};
+use fa3_types::{Dtype, Granularity, Problem, ProblemSpec, ValueLayout};
 
-use super::memory::{slice, view};
-use super::{lse, o};
+use super::lse;
+use super::memory::Memory;
 use crate::error::Error;
 
-/// What a call has beside Q, K and V, where it was given: their scales, and the means of V's channels.
+/// The scales of Q, K and V and the means of V's channels, where they were given.
 struct Scales<'a> {
     of: [Option<&'a [f32]>; 3],
     v_mean: Option<&'a [f32]>,
 }
 
-/// Computes O and LSE of the codes that lie `at`.
+/// Computes O and LSE of codes.
 ///
 /// # Errors
 /// A scale that is negative or not normal.
-pub(super) fn forward(spec: &ProblemSpec, problem: &Problem, at: Addresses) -> Result<(), Error> {
+pub(super) fn forward(spec: &ProblemSpec, problem: &Problem, memory: &Memory<'_>) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
     // they hold until the call is over. That nobody writes to them meanwhile is up to the caller, as with torch's own
     // operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (qk, v, scales) = unsafe {
-        let qk = [view::<E4m3>(TensorName::Q, &spec.q, at.q)?, view(TensorName::K, &spec.k, at.k)?];
-        (qk, values(spec, at.v)?, scales(problem, at)?)
+        let qk = [memory.view::<E4m3>("q", &spec.q)?, memory.view("k", &spec.k)?];
+        (qk, values(spec, memory)?, scales(problem, memory)?)
     };
     let output = emulate(problem, [qk[0].to_owned(), qk[1].to_owned(), v], &scales)?;
     match problem.o().dtype {
-        Dtype::F16 => write::<f16>(problem, &output, at),
-        Dtype::Bf16 => write::<bf16>(problem, &output, at),
+        Dtype::F16 => write::<f16>(problem, &output, memory),
+        Dtype::Bf16 => write::<bf16>(problem, &output, memory),
         Dtype::F32 | Dtype::E4m3 => unreachable!("o of e4m3 has 16 bits in a valid problem"),
     }
 }
@@ -43,17 +43,17 @@ pub(super) fn forward(spec: &ProblemSpec, problem: &Problem, at: Addresses) -> R
 /// V of `spec` lies there. It lives, and nobody writes to it, for as long as this takes.
 ///
 /// # Errors
-/// Those of an address.
+/// An address that makes no sense.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-unsafe fn values(spec: &ProblemSpec, at: Address) -> Result<Array4<E4m3>, Error> {
+unsafe fn values(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Array4<E4m3>, Error> {
     if spec.v_layout == ValueLayout::Rows {
         // SAFETY: the caller vouches for it.
-        return Ok(unsafe { view(TensorName::V, &spec.v, at) }?.to_owned());
+        return Ok(unsafe { memory.view("v", &spec.v) }?.to_owned());
     }
     let [batch, seqlen, heads, head_dim] = spec.v.shape.dims();
     let dims = [batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)];
     // SAFETY: the caller vouches for it.
-    let codes = unsafe { slice(TensorName::V, dims.iter().product(), at) }?;
+    let codes = unsafe { memory.slice("v", dims.iter().product()) }?;
     let codes = ArrayView4::from_shape(dims, codes).expect("they are so many");
     Ok(Array4::from_shape_fn([batch, seqlen, heads, head_dim], |(batch, key, head, element)| {
         codes[[batch, head, element, ValueLayout::place_of_key(key)]]
@@ -63,25 +63,19 @@ unsafe fn values(spec: &ProblemSpec, at: Address) -> Result<Array4<E4m3>, Error>
 /// The scales and means of a call.
 ///
 /// # Safety
-/// Those of the problem lie there. They live, and nobody writes to them, for as long as the result.
+/// The problem's scales and means lie there. They live, and nobody writes to them, for as long as the result.
 ///
 /// # Errors
-/// Those of an address.
+/// An address that makes no sense.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-unsafe fn scales<'a>(problem: &Problem, at: Addresses) -> Result<Scales<'a>, Error> {
-    let given = |tensor, shape: &[usize], address: Option<Address>| {
+unsafe fn scales<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Scales<'a>, Error> {
+    let given = |tensor, shape: &[usize]| {
         // SAFETY: the caller vouches for it.
-        address.map(|address| unsafe { slice(tensor, shape.iter().product(), address) }).transpose()
+        memory.has(tensor).then(|| unsafe { memory.slice(tensor, shape.iter().product()) }).transpose()
     };
-    let names = [TensorName::QDescale, TensorName::KDescale, TensorName::VDescale];
     let [q, k, v] = problem.descale_shapes();
-    let of = [
-        given(names[0], &q, at.descales[0])?,
-        given(names[1], &k, at.descales[1])?,
-        given(names[2], &v, at.descales[2])?,
-    ];
-    let v_mean = problem.v_mean_shape().unwrap_or_default();
-    Ok(Scales { of, v_mean: given(TensorName::VMean, &v_mean, at.v_mean)? })
+    let of = [given("q_descale", &q)?, given("k_descale", &k)?, given("v_descale", &v)?];
+    Ok(Scales { of, v_mean: given("v_mean", &problem.v_mean_shape().unwrap_or_default())? })
 }
 
 fn emulate(problem: &Problem, codes: [Array4<E4m3>; 3], scales: &Scales<'_>) -> Result<Output, Error> {
@@ -154,11 +148,11 @@ fn unscale<'a>(codes: impl Iterator<Item = &'a mut E4m3>, scale: &mut f32) {
     }
 }
 
-fn write<T: Scalar>(problem: &Problem, output: &Output, at: Addresses) -> Result<(), Error> {
-    // SAFETY: the Python sources take the addresses from new tensors of the problem's shapes and dtypes, which nobody
-    // else knows, and hold them until the call is over.
+fn write<T: Scalar>(problem: &Problem, output: &Output, memory: &Memory<'_>) -> Result<(), Error> {
+    // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
+    // they hold until the call is over: new ones, or those that the caller gave to be written.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (mut o, lse) = unsafe { (o::<T>(problem, at)?, lse(problem, at)?) };
+    let (mut o, lse) = unsafe { (memory.view_mut::<T>("o", problem.o())?, lse(problem, memory)?) };
     o.zip_mut_with(&output.o, |to, &from| *to = T::from_f32(from));
     if let Some(mut lse) = lse {
         lse.assign(&output.lse);

@@ -1,94 +1,189 @@
 //! Torch's memory as arrays. All that is unsafe on the CPU is here, and where these functions are called.
 
+use std::cell::RefCell;
+use std::ops::Range;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::slice;
 
 use bytemuck::Pod;
-use fa3::ndarray::{ArrayView4, ShapeBuilder};
-use fa3_types::{Address, Dim, ProblemError, TensorDesc, TensorName};
+use fa3::ndarray::{ArrayView4, ArrayViewMut4, Ix4, ShapeBuilder, StrideShape};
+use fa3_cuda::host::PlacementError;
+use fa3_types::{Dim, TensorDesc};
 
-/// The elements of a tensor with its own strides.
-///
-/// # Safety
-/// A tensor of that shape, those strides and that type lies there, unless it has no elements. It lives, and nobody
-/// writes to it, for as long as the view.
+use crate::call::At;
+use crate::error::Error;
+
+/// The memory of a call's tensors, which are lent one after the other.
+pub(super) struct Memory<'a> {
+    at: &'a At,
+    lent: RefCell<Vec<Lent>>,
+}
+
+/// A tensor that was lent.
+struct Lent {
+    tensor: &'static str,
+    bytes: Range<u64>,
+    is_written: bool,
+}
+
+impl Memory<'_> {
+    pub(super) fn new(at: &At) -> Memory<'_> {
+        Memory { at, lent: RefCell::default() }
+    }
+
+    /// Whether the call has a tensor.
+    pub(super) fn has(&self, tensor: &str) -> bool {
+        self.address(tensor).is_some()
+    }
+
+    fn address(&self, tensor: &str) -> Option<u64> {
+        self.at.iter().find(|(name, _)| *name == tensor).and_then(|(_, address)| *address)
+    }
+
+    /// The elements of a tensor with its own strides.
+    ///
+    /// # Safety
+    /// A tensor of that shape, those strides and that type lies there, unless it has no elements. It lives, and nobody
+    /// writes to it, for as long as the view.
+    ///
+    /// # Errors
+    /// A stride that is negative, or an address that makes no sense.
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    pub(super) unsafe fn view<'a, T: Pod>(
+        &self,
+        tensor: &'static str,
+        desc: &TensorDesc,
+    ) -> Result<ArrayView4<'a, T>, Error> {
+        let Some((shape, elements)) = shape(tensor, desc)? else {
+            return Ok(ArrayView4::from_shape(desc.shape.dims(), &[]).expect("there are no elements"));
+        };
+        let start = self.lend::<T>(tensor, elements, false)?;
+        // SAFETY: the address is not null and aligned, and the strides are not negative. The caller vouches for the
+        // rest: a tensor's elements lie in one allocation, and any bits are an element of plain old data.
+        Ok(unsafe { ArrayView4::from_shape_ptr(shape, with_exposed_provenance(start)) })
+    }
+
+    /// The elements of a tensor with its own strides, to be written.
+    ///
+    /// # Safety
+    /// A tensor of that shape, those strides and that type lies there, no two of its elements in one place. It lives,
+    /// and nobody else reads or writes it, for as long as the view.
+    ///
+    /// # Errors
+    /// A stride that is negative, an address that makes no sense, or a tensor that was lent before and lies there.
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    pub(super) unsafe fn view_mut<'a, T: Pod>(
+        &self,
+        tensor: &'static str,
+        desc: &TensorDesc,
+    ) -> Result<ArrayViewMut4<'a, T>, Error> {
+        let Some((shape, elements)) = shape(tensor, desc)? else {
+            return Ok(ArrayViewMut4::from_shape(desc.shape.dims(), &mut []).expect("there are no elements"));
+        };
+        let start = self.lend::<T>(tensor, elements, true)?;
+        // SAFETY: as of [`Memory::view`], and no other tensor of the call lies there.
+        Ok(unsafe { ArrayViewMut4::from_shape_ptr(shape, with_exposed_provenance_mut(start)) })
+    }
+
+    /// The elements of a contiguous tensor.
+    ///
+    /// # Safety
+    /// So many elements of that type lie there. They live, and nobody writes to them, for as long as the slice.
+    ///
+    /// # Errors
+    /// An address that makes no sense.
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    pub(super) unsafe fn slice<'a, T: Pod>(
+        &self,
+        tensor: &'static str,
+        count: usize,
+    ) -> Result<&'a [T], Error> {
+        if count == 0 {
+            return Ok(&[]);
+        }
+        let start = self.lend::<T>(tensor, count as u64, false)?;
+        // SAFETY: the address is not null and aligned. The caller vouches for the rest, and any bits are an element.
+        Ok(unsafe { slice::from_raw_parts(with_exposed_provenance(start), count) })
+    }
+
+    /// The elements of a contiguous tensor, to be written.
+    ///
+    /// # Safety
+    /// So many elements of that type lie there. They live, and nobody else reads or writes them, for as long as the
+    /// slice.
+    ///
+    /// # Errors
+    /// An address that makes no sense, or a tensor that was lent before and lies there.
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    pub(super) unsafe fn slice_mut<'a, T: Pod>(
+        &self,
+        tensor: &'static str,
+        count: usize,
+    ) -> Result<&'a mut [T], Error> {
+        if count == 0 {
+            return Ok(&mut []);
+        }
+        let start = self.lend::<T>(tensor, count as u64, true)?;
+        // SAFETY: as of [`Memory::slice`], and no other tensor of the call lies there.
+        Ok(unsafe { slice::from_raw_parts_mut(with_exposed_provenance_mut(start), count) })
+    }
+
+    /// The address of so many elements.
+    ///
+    /// # Errors
+    /// A null address, one that is not aligned or too high; memory of another tensor, if either is written.
+    fn lend<T>(
+        &self,
+        tensor: &'static str,
+        elements: u64,
+        is_written: bool,
+    ) -> Result<usize, PlacementError> {
+        let (alignment, address) = (align_of::<T>() as u64, self.address(tensor).unwrap_or(0));
+        if address == 0 {
+            return Err(PlacementError::Null { tensor });
+        }
+        if !address.is_multiple_of(alignment) {
+            return Err(PlacementError::Misaligned { tensor, address, alignment });
+        }
+        let bytes = elements.saturating_mul(size_of::<T>() as u64);
+        let end = address.checked_add(bytes).ok_or(PlacementError::Overflow { tensor, address, bytes })?;
+        let new = Lent { tensor, bytes: address..end, is_written };
+        let mut lent = self.lent.borrow_mut();
+        for old in lent.iter().filter(|old| old.is_written || is_written) {
+            if old.bytes.start < end && address < old.bytes.end {
+                let (output, other) = if is_written { (&new, old) } else { (old, &new) };
+                let (at, other_at) = (output.bytes.clone(), other.bytes.clone());
+                return Err(PlacementError::Overlap {
+                    output: output.tensor,
+                    at,
+                    other: other.tensor,
+                    other_at,
+                });
+            }
+        }
+        lent.push(new);
+        Ok(address as usize)
+    }
+}
+
+/// Extents and strides of an array, and how many elements it spans; nothing if it has no elements.
 ///
 /// # Errors
-/// [`ProblemError::NegativeStride`], or those of an address.
-#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-pub(super) unsafe fn view<'a, T: Pod>(
-    tensor: TensorName,
-    desc: &TensorDesc,
-    at: Address,
-) -> Result<ArrayView4<'a, T>, ProblemError> {
-    let dims = desc.shape.dims();
+/// [`Error::NegativeStride`].
+fn shape(tensor: &'static str, desc: &TensorDesc) -> Result<Option<(StrideShape<Ix4>, u64)>, Error> {
+    let (dims, given) = (desc.shape.dims(), desc.strides);
     if dims.contains(&0) {
-        return Ok(ArrayView4::from_shape(dims, &[]).expect("there are no elements"));
+        return Ok(None);
     }
-    let given = desc.strides;
-    let stride = |dim, given: i64| {
-        usize::try_from(given).map_err(|_| ProblemError::NegativeStride { tensor, dim, given })
-    };
+    let stride =
+        |dim, given: i64| usize::try_from(given).map_err(|_| Error::NegativeStride { tensor, dim, given });
     let strides = [
         stride(Dim::Batch, given.batch)?,
         stride(Dim::Seqlen, given.seqlen)?,
         stride(Dim::Heads, given.heads)?,
         stride(Dim::HeadDim, given.head_dim)?,
     ];
-    check::<T>(tensor, at)?;
-    let start = with_exposed_provenance(at.0 as usize);
-    // SAFETY: the address is not null and aligned, and the strides are not negative. The caller vouches for the rest: a
-    // tensor's elements lie in one allocation, and any bits are an element of plain old data.
-    Ok(unsafe { ArrayView4::from_shape_ptr(dims.strides(strides), start) })
-}
-
-/// The elements of a contiguous tensor.
-///
-/// # Safety
-/// So many elements of that type lie there. They live, and nobody writes to them, for as long as the slice.
-///
-/// # Errors
-/// Those of an address.
-#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-pub(super) unsafe fn slice<'a, T: Pod>(
-    tensor: TensorName,
-    count: usize,
-    at: Address,
-) -> Result<&'a [T], ProblemError> {
-    if count == 0 {
-        return Ok(&[]);
-    }
-    check::<T>(tensor, at)?;
-    // SAFETY: the address is not null and aligned. The caller vouches for the rest, and any bits are an element.
-    Ok(unsafe { slice::from_raw_parts(with_exposed_provenance(at.0 as usize), count) })
-}
-
-/// The elements of a contiguous tensor, to be written.
-///
-/// # Safety
-/// So many elements of that type lie there. They live, and nobody else reads or writes them, for as long as the slice.
-///
-/// # Errors
-/// Those of an address.
-#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-pub(super) unsafe fn slice_mut<'a, T: Pod>(
-    tensor: TensorName,
-    count: usize,
-    at: Address,
-) -> Result<&'a mut [T], ProblemError> {
-    if count == 0 {
-        return Ok(&mut []);
-    }
-    check::<T>(tensor, at)?;
-    // SAFETY: the address is not null and aligned. The caller vouches for the rest, and any bits are an element.
-    Ok(unsafe { slice::from_raw_parts_mut(with_exposed_provenance_mut(at.0 as usize), count) })
-}
-
-fn check<T>(tensor: TensorName, Address(address): Address) -> Result<(), ProblemError> {
-    let alignment = align_of::<T>() as u64;
-    match address {
-        0 => Err(ProblemError::NullAddress { tensor }),
-        _ if address.is_multiple_of(alignment) => Ok(()),
-        _ => Err(ProblemError::Misaligned { tensor, address, alignment }),
-    }
+    let span = |(extent, stride): (usize, usize)| (extent as u64 - 1).saturating_mul(stride as u64);
+    let last = dims.into_iter().zip(strides).map(span).fold(0, u64::saturating_add);
+    Ok(Some((dims.strides(strides), last.saturating_add(1))))
 }

@@ -3,37 +3,31 @@
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array2, ArrayViewMut4};
 use fa3::{Device, E4m3, Quantize, Quantized, RopeTable, Scalar};
-use fa3_types::{Dtype, Positions, QuantizeAddresses, QuantizeProblem, Rotary, TensorName, ValueLayout};
+use fa3_types::{Dtype, Positions, QuantizeProblem, Rotary, ValueLayout};
 
-use super::memory::{slice, slice_mut, view};
+use super::memory::Memory;
+use crate::call::{At, Call};
 use crate::error::Error;
-use crate::quantize::Call;
-
-/// The problem of a call, of a contiguous tensor: any strides will do.
-///
-/// # Errors
-/// What is wrong with it.
-pub(crate) fn check(call: &Call) -> Result<QuantizeProblem, Error> {
-    Ok(call.contiguous().problem().map_err(fa3_cuda::host::QuantizeError::from)?)
-}
+use crate::quantize::Quantization;
 
 /// Computes codes, scales and means of the tensor that lies `at`.
 ///
 /// # Errors
-/// What is wrong with the call.
-pub(crate) fn quantize(call: &Call, at: QuantizeAddresses) -> Result<(), Error> {
-    let problem = check(call)?;
+/// The call makes no sense, or an address does not.
+pub(crate) fn quantize(call: &Quantization, at: &At) -> Result<(), Error> {
+    // Any strides will do.
+    let (problem, memory) = (call.contiguous().problem()?, Memory::new(at));
     match problem.x().dtype {
-        Dtype::F16 => quantize_of::<f16>(call, &problem, at),
-        Dtype::Bf16 => quantize_of::<bf16>(call, &problem, at),
+        Dtype::F16 => quantize_of::<f16>(call, &problem, &memory),
+        Dtype::Bf16 => quantize_of::<bf16>(call, &problem, &memory),
         Dtype::F32 | Dtype::E4m3 => unreachable!("x has 16 bits in a valid problem"),
     }
 }
 
 fn quantize_of<T: Scalar>(
-    call: &Call,
+    call: &Quantization,
     problem: &QuantizeProblem,
-    at: QuantizeAddresses,
+    memory: &Memory<'_>,
 ) -> Result<(), Error> {
     let shape = problem.x().shape;
     let listed = |rotary: Rotary| rotary.positions == Positions::Listed;
@@ -42,32 +36,32 @@ fn quantize_of<T: Scalar>(
     // operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (x, tables, positions) = unsafe {
-        let x = view::<T>(TensorName::X, call.x(), at.x)?;
-        let tables = match (call.rotary(), at.cos, at.sin) {
-            (Some(rotary), Some(cos), Some(sin)) => {
+        let x = memory.view::<T>("x", &call.x)?;
+        let tables = match call.rotary {
+            Some(rotary) if memory.has("cos") && memory.has("sin") => {
                 let count = rotary.table_rows * (rotary.rotary_dim / 2);
-                Some((rotary, slice(TensorName::Cos, count, cos)?, slice(TensorName::Sin, count, sin)?))
+                Some((rotary, memory.slice("cos", count)?, memory.slice("sin", count)?))
             }
-            _ => None,
+            Some(_) | None => None,
         };
-        let positions = at.positions.filter(|_| call.rotary().is_some_and(listed));
         let rows = shape.batch * shape.seqlen;
-        (x, tables, positions.map(|at| slice::<i32>(TensorName::Positions, rows, at)).transpose()?)
+        let is_listed = memory.has("positions") && call.rotary.is_some_and(listed);
+        (x, tables, is_listed.then(|| memory.slice::<i32>("positions", rows)).transpose()?)
     };
     let table = tables.map(|(rotary, cos, sin)| table(rotary, cos, sin)).transpose()?;
     let mut quantize = Quantize::new(x).scaling(problem.scaling());
     if let Some(table) = &table {
         quantize = quantize.rotary(table);
     }
-    match (call.rotary().map(|rotary| rotary.positions), positions) {
+    match (call.rotary.map(|rotary| rotary.positions), positions) {
         (Some(Positions::From(first)), _) => quantize = quantize.first_position(first),
         (Some(Positions::Listed), Some(positions)) => quantize = quantize.positions(positions),
         (Some(Positions::Listed), None) | (None, _) => {}
     }
-    if let Some(seed) = call.hadamard_seed() {
+    if let Some(seed) = call.hadamard_seed {
         quantize = quantize.hadamard(seed);
     }
-    write(problem, &quantize.run(&Device::Cpu)?, at)
+    write(problem, &quantize.run(&Device::Cpu)?, memory)
 }
 
 fn table(rotary: Rotary, cos: &[f32], sin: &[f32]) -> Result<RopeTable, Error> {
@@ -76,7 +70,7 @@ fn table(rotary: Rotary, cos: &[f32], sin: &[f32]) -> Result<RopeTable, Error> {
     Ok(RopeTable::new(rotary.style, array(cos), array(sin))?)
 }
 
-fn write(problem: &QuantizeProblem, quantized: &Quantized, at: QuantizeAddresses) -> Result<(), Error> {
+fn write(problem: &QuantizeProblem, quantized: &Quantized, memory: &Memory<'_>) -> Result<(), Error> {
     let [batch, seqlen, heads, head_dim] = problem.codes().shape.dims();
     let (dims, transposed) = match problem.layout() {
         ValueLayout::Rows => ([batch, seqlen, heads, head_dim], false),
@@ -86,11 +80,11 @@ fn write(problem: &QuantizeProblem, quantized: &Quantized, at: QuantizeAddresses
     // else knows, and hold them until the call is over.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (codes, scales, mean) = unsafe {
-        let codes = slice_mut::<E4m3>(TensorName::Codes, dims.iter().product(), at.codes)?;
-        let numbers = |tensor, count, at| slice_mut::<f32>(tensor, count, at);
-        let scales = at.scales.map(|at| numbers(TensorName::Scales, quantized.scales.len(), at));
+        let codes = memory.slice_mut::<E4m3>("codes", dims.iter().product())?;
+        let numbers =
+            |tensor, count| memory.has(tensor).then(|| memory.slice_mut::<f32>(tensor, count)).transpose();
         let count = quantized.mean.as_ref().map_or(0, |mean| mean.len());
-        (codes, scales.transpose()?, at.mean.map(|at| numbers(TensorName::Mean, count, at)).transpose()?)
+        (codes, numbers("scales", quantized.scales.len())?, numbers("mean", count)?)
     };
     let mut codes = ArrayViewMut4::from_shape(dims, codes).expect("they are so many");
     if transposed {

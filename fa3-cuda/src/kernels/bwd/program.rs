@@ -10,7 +10,7 @@ use super::params::{DkvParams, DqParams, RoundParams, StatsParams, sum_blocks};
 use crate::kernels::params::Fill;
 use crate::kernels::{Spec, tensors};
 
-/// The buffers of a backward program: those of [`fa3_types::BackwardAddresses::all`], then its workspace.
+/// The buffers of a backward program: the caller's tensors, then its workspace.
 pub mod buffers {
     use fa3_ir::BufferId;
 
@@ -52,9 +52,10 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     tensors::input(&mut program, "v", forward.v());
     tensors::input(&mut program, "o", forward.o());
     let lse = forward.lse_shape().map(|extent| extent as u32);
-    program.buffer("lse", Elem::F32, &lse, BufferRole::Input);
+    let of_lse = program.buffer("lse", Elem::F32, &lse, BufferRole::Input);
     tensors::input(&mut program, "dout", problem.dout());
-    program.buffer("dlse", Elem::F32, &lse, BufferRole::OptionalInput);
+    let of_dlse = program.buffer("dlse", Elem::F32, &lse, BufferRole::OptionalInput);
+    [of_lse, of_dlse].into_iter().for_each(|buffer| program.align(buffer, 4));
     tensors::output(&mut program, "dq", problem.dq());
     tensors::output(&mut program, "dk", problem.dk());
     tensors::output(&mut program, "dv", problem.dv());

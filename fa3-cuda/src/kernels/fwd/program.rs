@@ -3,7 +3,7 @@
 use fa3_ir::{BufferRole, Elem, Program};
 use fa3_sched::Scheduler;
 use fa3_sched::forward::Plan;
-use fa3_types::ValueLayout;
+use fa3_types::{Granularity, ValueLayout};
 
 use super::FwdSpec;
 use super::params::Params;
@@ -65,9 +65,16 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
     if spec.is_fp8() {
         let names = ["q_descale", "k_descale", "v_descale"];
-        for (name, shape) in names.into_iter().zip(problem.descale_shapes()) {
+        let of_tensors = names.into_iter().zip(problem.scales()).zip(problem.descale_shapes());
+        for ((name, scales), shape) in of_tensors {
             let shape: Vec<u32> = shape.into_iter().map(|extent| extent as u32).collect();
-            program.buffer(name, Elem::F32, &shape, BufferRole::OptionalInput);
+            let is_optional = scales == Granularity::Head;
+            let role = if is_optional { BufferRole::OptionalInput } else { BufferRole::Input };
+            let descale = program.buffer(name, Elem::F32, &shape, role);
+            // Scales of channels are read four at a time, others one by one.
+            if scales != Granularity::Channel {
+                program.align(descale, 4);
+            }
         }
     }
     if let Some(shape) = problem.v_mean_shape() {

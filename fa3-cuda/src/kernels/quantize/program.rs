@@ -10,8 +10,8 @@ use super::scales;
 use crate::kernels::params::Fill;
 use crate::kernels::{self, tensors};
 
-/// The program of a plan, without the steps that have nothing to compute. Its buffers are those of
-/// [`fa3_types::QuantizeAddresses`] that the problem has, in that order, then its workspace.
+/// The program of a plan, without the steps that have nothing to compute. Its buffers are `x` and `codes`; `scales`,
+/// `mean`, `cos`, `sin` and `positions` if the problem has them; then its workspace.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let (problem, mut program) = (plan.problem(), Program::new());
     let dims = |dims: &[usize]| dims.iter().map(|&dim| dim as u32).collect::<Vec<_>>();

@@ -1,6 +1,6 @@
 //! One problem on the GPU.
 
-use fa3_cuda::host::{Device, DeviceBuffer, Forward, ForwardTensors, Stream, Workspace};
+use fa3_cuda::host::{Device, DeviceBuffer, Forward, Stream, Tensors, Workspace};
 use fa3_sched::forward::PlanOptions;
 use fa3_types::{Dtype, Problem};
 
@@ -73,7 +73,8 @@ impl Bench {
         self.o.fill(&self.stream, 0xFF)?;
         self.lse.fill(&self.stream, 0xFF)?;
         let [q, k, v] = &self.inputs;
-        let tensors = ForwardTensors::new(q, k, v, &mut self.o).lse(&mut self.lse);
+        let outputs = [("o", &mut self.o), ("lse", &mut self.lse)];
+        let tensors = Tensors::new([("q", q), ("k", k), ("v", v)], outputs);
         self.forward.run(&self.stream, tensors, &mut self.workspace)?;
         let desc = *self.forward.plan().problem().o();
         let o = Tensor { desc, bits: self.o.download(&self.stream)? };

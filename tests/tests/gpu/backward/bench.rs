@@ -1,6 +1,6 @@
 //! A plan with a stream and memory of its own.
 
-use fa3_cuda::host::{Backward, BackwardError, Device, Graph, HostError, Stream, Workspace};
+use fa3_cuda::host::{Backward, Device, Graph, HostError, OperationError, Stream, Workspace};
 use fa3_tests::bwd::Form;
 use fa3_types::BackwardProblem;
 
@@ -35,19 +35,19 @@ impl Bench {
     }
 
     /// On its stream.
-    pub(super) fn run(&mut self) -> Result<(), BackwardError> {
+    pub(super) fn run(&mut self) -> Result<(), OperationError> {
         self.tensors.run(&self.backward, &self.stream, &mut self.workspace)
     }
 
     /// The results of so many runs, one right after the other.
-    pub(super) fn runs(&mut self, runs: usize) -> Result<Bits, BackwardError> {
+    pub(super) fn runs(&mut self, runs: usize) -> Result<Bits, OperationError> {
         self.tensors.poison(&self.stream)?;
         (0..runs).try_for_each(|_| self.run())?;
         Ok(self.tensors.bits(&self.stream)?)
     }
 
     /// A graph of so many runs.
-    pub(super) fn capture(&mut self, runs: usize) -> Result<Graph, BackwardError> {
+    pub(super) fn capture(&mut self, runs: usize) -> Result<Graph, OperationError> {
         self.stream.begin_capture()?;
         let captured = (0..runs).try_for_each(|_| self.run());
         let graph = self.stream.end_capture();

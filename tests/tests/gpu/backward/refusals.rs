@@ -2,15 +2,15 @@
 
 use std::mem::replace;
 
-use fa3_cuda::host::{Backward, BackwardError, Device, DeviceBuffer, Workspace};
+use fa3_cuda::host::{Backward, Device, DeviceBuffer, OperationError, PlacementError, Workspace};
 use fa3_sched::NotDense;
 use fa3_sched::backward::{DqTile, PlanError, PlanOptions, TileError};
 use fa3_tests::bwd::Form;
 use fa3_tests::fwd::dense;
-use fa3_types::{Dtype, ProblemError, ProblemSpec, Sequences, TensorName};
+use fa3_types::{Dtype, ProblemSpec, Sequences};
 
 use super::bench::Bench;
-use super::tensors::part;
+use super::tensors::{part, sizes};
 use super::valid;
 use crate::{Fallible, ensure};
 
@@ -25,37 +25,31 @@ pub(super) fn memories(device: &Device) -> Fallible<String> {
     for form in Form::DETERMINISTIC {
         let mut bench = Bench::new(device, &problem, form)?;
         let expected = bench.runs(1)?;
-        for (index, (tensor, needed)) in problem.tensor_bytes().into_iter().enumerate() {
+        for (index, (tensor, needed)) in sizes(&problem).into_iter().enumerate() {
             let given = needed as usize - 1;
             let error = run_with(&mut bench, index, device.alloc(given)?);
-            let wrong = BackwardError::BufferSize { tensor, given, needed };
-            said.push(refused(error, &wrong, &[given as u64, needed])?);
+            let given = given as u64;
+            let wrong = PlacementError::BufferSize { tensor, given, needed };
+            said.push(refused(error, &wrong.into(), &[given, needed])?);
         }
         let needed = bench.backward.workspace_bytes();
         let given = needed - 1;
         let whole = replace(&mut bench.workspace, Workspace::new(device, &bench.stream, given)?);
         let error = bench.run().err();
         bench.workspace = whole;
-        let wrong = BackwardError::WorkspaceSize { given, needed };
-        said.push(refused(error, &wrong, &[given as u64, needed as u64])?);
+        let wrong = PlacementError::WorkspaceSize { given, needed };
+        said.push(refused(error, &wrong.into(), &[given as u64, needed as u64])?);
 
         let (start, bytes) = (bench.tensors.0[K].address(), bench.tensors.0[K].bytes());
         let over = part(device, &bench.tensors.0[K], 0, bytes);
         let error = run_with(&mut bench, DK, over);
-        let end = start + bytes as u64;
-        let wrong = ProblemError::Overlap {
-            output: TensorName::DK,
-            output_start: start,
-            output_end: end,
-            other: TensorName::K,
-            other_start: start,
-            other_end: end,
-        };
+        let at = start..start + bytes as u64;
+        let wrong = PlacementError::Overlap { output: "dk", at: at.clone(), other: "k", other_at: at };
         said.push(refused(error, &wrong.into(), &[])?);
         let longer = device.alloc(bytes + 8)?;
         let error = run_with(&mut bench, K, part(device, &longer, 8, bytes));
         let address = longer.address() + 8;
-        let wrong = ProblemError::Misaligned { tensor: TensorName::K, address, alignment: 16 };
+        let wrong = PlacementError::Misaligned { tensor: "k", address, alignment: 16 };
         said.push(refused(error, &wrong.into(), &[16])?);
         ensure(bench.runs(1)? == expected, &format!("{form:?} differs after what was refused"))?;
     }
@@ -97,7 +91,7 @@ pub(super) fn problems(device: &Device) -> Fallible<String> {
 }
 
 /// The error of a run with this memory in the place of a tensor.
-fn run_with(bench: &mut Bench, index: usize, memory: DeviceBuffer) -> Option<BackwardError> {
+fn run_with(bench: &mut Bench, index: usize, memory: DeviceBuffer) -> Option<OperationError> {
     let own = replace(&mut bench.tensors.0[index], memory);
     let error = bench.run().err();
     bench.tensors.0[index] = own;
@@ -106,8 +100,8 @@ fn run_with(bench: &mut Bench, index: usize, memory: DeviceBuffer) -> Option<Bac
 
 /// The sentence of the error, if it is the expected one and has these numbers.
 fn refused(
-    error: Option<BackwardError>,
-    expected: &BackwardError,
+    error: Option<OperationError>,
+    expected: &OperationError,
     numbers: &[u64],
 ) -> Result<String, String> {
     let error = error.ok_or_else(|| format!("not refused: {expected}"))?;

@@ -1,16 +1,15 @@
 //! Device memory for the tensors of a backward pass.
 
 use fa3_cuda::host::{
-    Backward, BackwardError, BackwardTensors, Device, DeviceBuffer, Forward, ForwardError, ForwardTensors,
-    HostError, Stream, Workspace,
+    self, Backward, Device, DeviceBuffer, Forward, HostError, OperationError, Stream, Workspace,
 };
 use fa3_tests::fwd::encode;
-use fa3_types::BackwardProblem;
+use fa3_types::{BackwardProblem, TensorDesc};
 
 use super::bench::workspace_of_nan;
 use crate::Fallible;
 
-/// In the order of [`BackwardProblem::tensor_bytes`]: inputs, then dQ, dK and dV.
+/// The caller's buffers of a program, in their order: inputs, then dQ, dK and dV.
 pub(super) struct Tensors(pub(super) [DeviceBuffer; 10]);
 
 /// The bits of dQ, dK and dV.
@@ -19,7 +18,7 @@ pub(super) type Bits = [Vec<u16>; 3];
 impl Tensors {
     /// Tensors whose contents are not set.
     pub(super) fn new(device: &Device, problem: &BackwardProblem) -> Result<Tensors, HostError> {
-        Tensors::each(problem.tensor_bytes().map(|(_, bytes)| device.alloc(bytes as usize)))
+        Tensors::each(sizes(problem).map(|(_, bytes)| device.alloc(bytes as usize)))
     }
 
     fn each(buffers: [Result<DeviceBuffer, HostError>; 10]) -> Result<Tensors, HostError> {
@@ -68,9 +67,9 @@ impl Tensors {
         forward: &Forward,
         stream: &Stream,
         workspace: &mut Workspace,
-    ) -> Result<(), ForwardError> {
+    ) -> Result<(), OperationError> {
         let [q, k, v, o, lse, ..] = &mut self.0;
-        let tensors = ForwardTensors::new(q, k, v, o).lse(lse);
+        let tensors = host::Tensors::new([("q", &*q), ("k", &*k), ("v", &*v)], [("o", o), ("lse", lse)]);
         forward.run(stream, tensors, workspace)
     }
 
@@ -86,9 +85,11 @@ impl Tensors {
         backward: &Backward,
         stream: &Stream,
         workspace: &mut Workspace,
-    ) -> Result<(), BackwardError> {
+    ) -> Result<(), OperationError> {
         let [q, k, v, o, lse, dout, dlse, dq, dk, dv] = &mut self.0;
-        let tensors = BackwardTensors::new([q, k, v], [o, lse], dout, [dq, dk, dv]).dlse(&*dlse);
+        let inputs: [(_, &DeviceBuffer); 7] =
+            [("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout), ("dlse", dlse)];
+        let tensors = host::Tensors::new(inputs, [("dq", dq), ("dk", dk), ("dv", dv)]);
         backward.run(stream, tensors, workspace)
     }
 
@@ -97,6 +98,25 @@ impl Tensors {
         let [.., dq, dk, dv] = &self.0;
         Ok([dq.download(stream)?, dk.download(stream)?, dv.download(stream)?])
     }
+}
+
+/// The tensors of a call and their bytes.
+pub(super) fn sizes(problem: &BackwardProblem) -> [(&'static str, u64); 10] {
+    let forward = problem.forward();
+    let bytes = |x: &TensorDesc| x.extent_bytes().0;
+    let lse = 4 * forward.lse_shape().iter().product::<usize>() as u64;
+    [
+        ("q", bytes(forward.q())),
+        ("k", bytes(forward.k())),
+        ("v", bytes(forward.v())),
+        ("o", bytes(forward.o())),
+        ("lse", lse),
+        ("dout", bytes(problem.dout())),
+        ("dlse", lse),
+        ("dq", bytes(problem.dq())),
+        ("dk", bytes(problem.dk())),
+        ("dv", bytes(problem.dv())),
+    ]
 }
 
 /// A part of a buffer, as memory of its own.

@@ -82,9 +82,7 @@ pub(super) fn refused() -> Fallible<String> {
     let packed = Attention::new(y.view(), y.view(), y.view()).packed(&[0, 3, 8], &[0, 4, 8]);
     let packed = packed.backward(device, &packed.forward(&Device::Cpu)?, y.view());
     match (single.err(), packed.err()) {
-        (Some(Error::CudaBackward(single)), Some(Error::CudaBackward(packed))) => {
-            Ok(format!("{single}; {packed}"))
-        }
+        (Some(Error::Cuda(single)), Some(Error::Cuda(packed))) => Ok(format!("{single}; {packed}")),
         other => Err(format!("f32 and packed sequences: {other:?}").into()),
     }
 }

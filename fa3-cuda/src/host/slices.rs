@@ -4,9 +4,7 @@ use ::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 use fa3_types::Dtype;
 use half::{bf16, f16};
 
-use super::ForwardTensors;
-use super::{Forward, ForwardError};
-use crate::host::{DeviceBuffer, Stream, Workspace};
+use super::{DeviceBuffer, Forward, OperationError, PlacementError, Stream, Tensors, Workspace};
 
 /// Element types of Q, K, V and O on the GPU.
 pub trait Element: sealed::Sealed {
@@ -66,15 +64,18 @@ impl Forward {
         o: &mut impl DevicePtrMut<T>,
         lse: &mut impl DevicePtrMut<f32>,
         workspace: &mut Workspace,
-    ) -> Result<(), ForwardError> {
-        let expected = self.plan.problem().dtype();
+    ) -> Result<(), OperationError> {
+        let expected = self.plan().problem().dtype();
         if T::DTYPE != expected {
-            return Err(ForwardError::Element { given: T::DTYPE, expected });
+            return Err(PlacementError::Element { given: T::DTYPE, expected }.into());
         }
         let raw = |stream: &CudaStream| stream.context().cu_ctx();
         let contexts = [stream, q.stream(), k.stream(), v.stream(), o.stream(), lse.stream()].map(raw);
-        if !contexts.into_iter().all(|context| self.device.context().is_raw(context)) {
-            return Err(ForwardError::OtherDevice);
+        let names = ["the stream", "q", "k", "v", "o", "lse"];
+        for (given, context) in names.into_iter().zip(contexts) {
+            if !self.device().context().is_raw(context) {
+                return Err(PlacementError::OtherDevice { given }.into());
+            }
         }
         let bytes = [q.num_bytes(), k.num_bytes(), v.num_bytes(), o.num_bytes(), lse.num_bytes()];
         let (q, _q) = q.device_ptr(stream);
@@ -85,16 +86,16 @@ impl Forward {
         let memory = |address, bytes| {
             // SAFETY: a slice of this device's context. Its events, which are recorded at the end of this call, keep it
             // alive and to this work until that is done; the value made here is gone by then.
-            unsafe { DeviceBuffer::from_raw(&self.device, address, bytes) }
+            unsafe { DeviceBuffer::from_raw(self.device(), address, bytes) }
         };
         let [q_bytes, k_bytes, v_bytes, o_bytes, lse_bytes] = bytes;
         let (q, k, v) = (memory(q, q_bytes), memory(k, k_bytes), memory(v, v_bytes));
         let (mut o, mut lse) = (memory(o, o_bytes), memory(lse, lse_bytes));
         // SAFETY: the stream is of this device's context, and outlives the value, which is gone
         // at the end of this call.
-        let stream = unsafe { Stream::from_raw(&self.device, stream.cu_stream().expose_provenance()) };
+        let stream = unsafe { Stream::from_raw(self.device(), stream.cu_stream().expose_provenance()) };
         // Elements are of 16 bits, and have no scales.
-        let tensors = ForwardTensors::new(&q, &k, &v, &mut o).lse(&mut lse);
+        let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
         self.run(&stream, tensors, workspace)
     }
 }

@@ -1,0 +1,70 @@
+//! Arguments as they come from Python.
+
+use fa3_types::{Dtype, Shape, Strides, TensorDesc};
+use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::error::Error;
+
+/// (dtype, address, shape, strides) of a tensor with four dimensions.
+pub(crate) type Tensor<'py> = (Bound<'py, PyString>, u64, Four<usize>, Four<i64>);
+
+/// Numbers of four dimensions.
+pub(crate) type Four<T> = (T, T, T, T);
+
+/// (v_transposed, rows of Q that share a scale, dtype of O).
+pub(crate) type Fp8<'py> = (bool, Option<usize>, Option<Bound<'py, PyString>>);
+
+/// (cos, sin, table_rows, rotary_dim, interleaved, positions, first_position). cos, sin and positions are addresses.
+/// The first position counts if there are no positions.
+pub(crate) type Rotation = (u64, u64, usize, usize, bool, Option<u64>, Number<usize>);
+
+/// A tensor's description, without the strides that mean nothing: calls that differ in those alone share a plan.
+///
+/// # Errors
+/// A dtype that has no such name.
+pub(crate) fn desc((dtype, _, shape, strides): &Tensor<'_>) -> PyResult<TensorDesc> {
+    let dtype = named(dtype)?;
+    let &(batch, seqlen, heads, head_dim) = shape;
+    let shape = Shape { batch, seqlen, heads, head_dim };
+    Ok(TensorDesc { dtype, shape, strides: in_order(*strides) }.canonical())
+}
+
+/// An output of this dtype and shape: contiguous, unless it has strides.
+pub(crate) fn output(dtype: Dtype, shape: Shape, strides: Option<Four<i64>>) -> TensorDesc {
+    let contiguous = TensorDesc::contiguous(dtype, shape);
+    let strides = strides.map_or(contiguous.strides, in_order);
+    TensorDesc { strides, ..contiguous }.canonical()
+}
+
+fn in_order((batch, seqlen, heads, head_dim): Four<i64>) -> Strides {
+    Strides { batch, seqlen, heads, head_dim }
+}
+
+/// A dtype by its name.
+///
+/// # Errors
+/// There is none of that name.
+pub(crate) fn named(name: &Bound<'_, PyString>) -> PyResult<Dtype> {
+    let name = name.to_str()?;
+    Ok(name.parse().map_err(|_| Error::Dtype { given: name.to_owned() })?)
+}
+
+/// A number of Python's, which has no bounds: one that is none of T's is as wrong as any other that makes no sense.
+pub(crate) struct Number<T>(pub(crate) T);
+
+impl<'a, 'py, T: FromPyObject<'a, 'py>> FromPyObject<'a, 'py> for Number<T> {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Number<T>> {
+        given.extract().map(Number).map_err(|error: T::Error| {
+            let error: PyErr = error.into();
+            if error.is_instance_of::<PyOverflowError>(given.py()) {
+                PyValueError::new_err(format!("{} is too large or too small a number", &*given))
+            } else {
+                error
+            }
+        })
+    }
+}

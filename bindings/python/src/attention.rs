@@ -1,0 +1,94 @@
+//! A call of the forward pass.
+
+use std::num::NonZeroU32;
+use std::sync::LazyLock;
+
+use fa3_cuda::host::Compiled;
+use fa3_sched::forward::{Plan, PlanOptions};
+use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, TensorDesc};
+
+use crate::call::{At, Call};
+use crate::error::Error;
+use crate::kept::Kept;
+use crate::{cpu, devices};
+
+/// A forward pass.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Attention {
+    /// Q, K and V; V of such a shape and such strides as if it were not transposed.
+    pub(crate) inputs: [TensorDesc; 3],
+    /// O.
+    pub(crate) o: TensorDesc,
+    /// 1/√head_dim if `None`.
+    pub(crate) softmax_scale: Option<Bits>,
+    /// Keys that a query sees to the left and to the right of its position; -1 is unbounded.
+    pub(crate) window: (i64, i64),
+    /// No cap if `None`.
+    pub(crate) softcap: Option<Bits>,
+    /// How many SMs to leave to others.
+    pub(crate) sm_margin: i64,
+    /// Whether V, which is e4m3, lies transposed.
+    pub(crate) v_transposed: bool,
+    /// Rows of Q that share a scale, as 128 of K and V do; heads do if `None`.
+    pub(crate) block_rows: Option<usize>,
+    /// Whether channels of V have scales and means, whatever rows of Q and K share.
+    pub(crate) v_channels: bool,
+}
+
+/// The bits of a number: NaN, which no problem can have, is equal to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Bits(u64);
+
+impl From<f64> for Bits {
+    fn from(number: f64) -> Bits {
+        Bits(number.to_bits())
+    }
+}
+
+impl Attention {
+    /// The problem, of which only the window has been checked.
+    ///
+    /// # Errors
+    /// [`ProblemError::WindowSize`].
+    pub(crate) fn spec(&self) -> Result<ProblemSpec, ProblemError> {
+        let [q, k, v] = self.inputs;
+        let (left, right) = self.window;
+        let mut spec = ProblemSpec::new(q, k, v, self.o).mask(Mask::from_window(left, right)?);
+        let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
+        (spec.softmax_scale, spec.softcap) = (number(self.softmax_scale), number(self.softcap));
+        if self.v_transposed {
+            spec = spec.transposed_v();
+        }
+        if let Some(rows) = self.block_rows {
+            spec = spec.block_scales(rows);
+        }
+        Ok(if self.v_channels { spec.v_channels() } else { spec })
+    }
+}
+
+impl Call for Attention {
+    type Plan = Plan;
+
+    fn kept() -> &'static Kept<(u32, Attention), Compiled<Plan>> {
+        static KEPT: LazyLock<Kept<(u32, Attention), Compiled<Plan>>> = LazyLock::new(Kept::default);
+        &KEPT
+    }
+
+    fn problem(&self) -> Result<Problem, Error> {
+        let problem = self.spec()?.validate()?;
+        problem.check_rows()?;
+        Ok(problem)
+    }
+
+    fn options(&self, sms: NonZeroU32) -> Result<PlanOptions, Error> {
+        Ok(PlanOptions::default().sms(devices::without(sms, self.sm_margin)?))
+    }
+
+    fn check_for_cpu(&self) -> Result<(), Error> {
+        cpu::problem(self).map(drop)
+    }
+
+    fn compute(&self, at: &At) -> Result<(), Error> {
+        cpu::forward(self, at)
+    }
+}

@@ -1,0 +1,43 @@
+//! Why an operation was not made or not run.
+
+use fa3_sched::{TooManyTiles, backward, forward};
+use fa3_types::{Fp8ProblemError, ProblemError, QuantizeProblemError};
+
+use super::{HostError, PlacementError};
+
+/// Why an operation was not made or not run.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OperationError {
+    /// Attention that makes no sense.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// Quantization that makes no sense.
+    #[error(transparent)]
+    Quantize(#[from] QuantizeProblemError),
+    /// Attention that makes no sense in 8 bits.
+    #[error(transparent)]
+    Fp8(#[from] Fp8ProblemError),
+    /// No kernel computes the forward pass.
+    #[error(transparent)]
+    Forward(#[from] forward::PlanError),
+    /// No kernels compute the backward pass.
+    #[error(transparent)]
+    Backward(#[from] backward::PlanError),
+    /// The tensor is too large to be quantized.
+    #[error(transparent)]
+    Tiles(#[from] TooManyTiles),
+    /// Tensors lie where they cannot.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// The driver says no.
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
+impl OperationError {
+    /// Whether no kernel computes the problem, though it makes sense.
+    pub fn is_of_plan(&self) -> bool {
+        matches!(self, OperationError::Forward(_) | OperationError::Backward(_) | OperationError::Tiles(_))
+    }
+}

@@ -1,0 +1,254 @@
+//! The operations of this library.
+
+use std::num::NonZeroU32;
+
+use fa3_ir::Program;
+use fa3_sched::{DeviceLimits, backward, forward, fp8, quantize};
+use fa3_types::{BackwardProblem, Fp8Problem, Problem, QuantizeProblem};
+
+use super::{Compiled, Operation, OperationError};
+use crate::kernels::{self, Spec};
+
+/// The forward pass of attention, one launch, or two where V is transposed before.
+///
+/// ```text
+/// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
+/// ```
+///
+/// Its tensors are `q`, `k`, `v` and `o`; `lse`, f32 of [`Problem::lse_shape`], which is written if it is given; and
+/// for e4m3 `q_descale`, `k_descale` and `v_descale`, f32 of [`Problem::descale_shapes`], where x = descale · code.
+/// Scales of heads are not negative, and 1 if they are not given. Scales of blocks are positive, normal and given,
+/// those of channels not negative and given, as are the means `v_mean`, f32 of [`Problem::v_mean_shape`]: V = mean +
+/// descale · code. All but Q, K, V and O are contiguous.
+///
+/// ```
+/// use fa3_cuda::host::{Device, Forward, OperationError, Tensors, Workspace};
+/// use fa3_types::{Dtype, ProblemSpec, Shape};
+///
+/// let run = || -> Result<Vec<f32>, OperationError> {
+///     // (batch, seqlen, heads, head_dim); four query heads share a key/value head
+///     let q = Shape { batch: 2, seqlen: 512, heads: 8, head_dim: 128 };
+///     let kv = Shape { heads: 2, ..q };
+///     let problem = ProblemSpec::dense(Dtype::Bf16, q, kv).causal().validate()?;
+///
+///     let device = Device::open(0)?;
+///     let forward = Forward::new(&device, &problem)?;
+///
+///     let stream = device.stream()?;
+///     let zeros = |bytes: u64| -> Result<_, OperationError> {
+///         let mut buffer = device.alloc(bytes as usize)?;
+///         buffer.fill(&stream, 0)?;
+///         Ok(buffer)
+///     };
+///     let [q, k, v, o] = [problem.q(), problem.k(), problem.v(), problem.o()].map(|x| zeros(x.extent_bytes().0));
+///     let (q, k, v, mut o, mut lse) = (q?, k?, v?, o?, zeros(4 * 2 * 8 * 512)?);
+///     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
+///     for _ in 0..3 {
+///         let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
+///         forward.run(&stream, tensors, &mut workspace)?;
+///     }
+///     Ok(lse.download(&stream)?)
+/// };
+/// match run() {
+///     Ok(lse) => assert!((lse[511] - 512_f32.ln()).abs() < 1e-4), // the last row sees 512 keys with score 0
+///     Err(error) => println!("skipped: {error}"),
+/// }
+/// ```
+pub type Forward = Compiled<forward::Plan>;
+
+impl Operation for forward::Plan {
+    type Problem = Problem;
+    type Options = forward::PlanOptions;
+
+    fn plan(
+        problem: &Problem,
+        limits: &DeviceLimits,
+        options: &forward::PlanOptions,
+    ) -> Result<Self, OperationError> {
+        Ok(forward::Plan::with(problem, limits, options)?)
+    }
+
+    fn program(&self) -> Program<Spec> {
+        kernels::fwd::program(self)
+    }
+
+    fn sms(options: &forward::PlanOptions) -> Option<NonZeroU32> {
+        options.sms
+    }
+}
+
+/// The backward pass of attention, two or three launches.
+///
+/// ```text
+/// P = exp(S - LSE)    dP = dO Vᵀ    dS = P ∘ (dP - D + dLSE)    dV = Pᵀ dO    dQ = scale · dS K    dK = scale · dSᵀ Q
+/// ```
+///
+/// dK and dV are the same bits in every run, and so is dQ where the plan is
+/// [deterministic](fa3_sched::backward::PlanOptions::deterministic) or has no additions. What a sequence gets does not
+/// depend on the others in the batch.
+///
+/// Its tensors are `q`, `k` and `v`; `o` and `lse` as the forward pass wrote them; `dout`, the gradient of O; `dlse`,
+/// that of LSE, which is 0 if it is not given; and `dq`, `dk` and `dv`, which are written. `lse` and `dlse` are f32 and
+/// contiguous.
+///
+/// Its workspace has counters, 8 bytes for each row of a head of Q, and where dQ is added up 4 for each element of its
+/// sums, whose rows and columns are whole blocks of the plan's tile.
+///
+/// ```
+/// use fa3_cuda::host::{Backward, Device, OperationError, Tensors, Workspace};
+/// use fa3_types::{BackwardSpec, Dtype, ProblemSpec, Shape};
+///
+/// let run = || -> Result<Vec<half::bf16>, OperationError> {
+///     let shape = Shape { batch: 2, seqlen: 512, heads: 8, head_dim: 128 };
+///     let forward = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal();
+///     let problem = BackwardSpec::contiguous(forward).validate()?;
+///
+///     let device = Device::open(0)?;
+///     let backward = Backward::new(&device, &problem)?;
+///     let stream = device.stream()?;
+///     let mut workspace = Workspace::new(&device, &stream, backward.workspace_bytes())?;
+///     let mut memory = Vec::new();
+///     for (name, bytes) in backward.tensors() {
+///         let mut buffer = device.alloc(bytes as usize)?;
+///         buffer.fill(&stream, 0)?;
+///         memory.push((name, buffer));
+///     }
+///     let is_gradient = |name: &str| ["dq", "dk", "dv"].contains(&name);
+///     let tensors = memory.iter_mut().fold(Tensors::default(), |tensors, (name, buffer)| match is_gradient(name) {
+///         true => tensors.output(name, buffer),
+///         false => tensors.input(name, &*buffer),
+///     });
+///     backward.run(&stream, tensors, &mut workspace)?;
+///     let (_, dv) = memory.pop().expect("dV is the last one");
+///     Ok(dv.download(&stream)?)
+/// };
+/// match run() {
+///     Ok(dv) => assert!(dv.iter().all(|x| x.to_f32() == 0.0)), // the gradient of O was 0
+///     Err(error) => println!("skipped: {error}"),
+/// }
+/// ```
+pub type Backward = Compiled<backward::Plan>;
+
+impl Operation for backward::Plan {
+    type Problem = BackwardProblem;
+    type Options = backward::PlanOptions;
+
+    fn plan(
+        problem: &BackwardProblem,
+        limits: &DeviceLimits,
+        options: &backward::PlanOptions,
+    ) -> Result<Self, OperationError> {
+        Ok(backward::Plan::with(problem, limits, options)?)
+    }
+
+    fn program(&self) -> Program<Spec> {
+        kernels::bwd::program(self)
+    }
+
+    fn sms(options: &backward::PlanOptions) -> Option<NonZeroU32> {
+        options.sms
+    }
+}
+
+/// Attention of f16 or bf16 tensors in 8 bits: kernels quantize Q, K and V, which a Hadamard matrix mixes before if
+/// there are signs, and the forward pass takes their codes, which lie in the workspace.
+///
+/// Its tensors are `q`, `k`, `v` and `o`; `lse` as for [`Forward`]; and `cos` and `sin`, f32 (table_rows, rotary_dim /
+/// 2) and contiguous, if Q and K are rotated.
+///
+/// ```
+/// use fa3_cuda::host::{Device, Fp8Forward, OperationError, Tensors, Workspace};
+/// use fa3_types::{Dtype, Fp8Spec, ProblemSpec, Shape};
+///
+/// let run = || -> Result<Vec<u16>, OperationError> {
+///     let shape = Shape { batch: 1, seqlen: 300, heads: 2, head_dim: 64 };
+///     let attention = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal();
+///     let problem = Fp8Spec::new(attention).validate().expect("bf16 has codes");
+///
+///     let device = Device::open(0)?;
+///     let forward = Fp8Forward::new(&device, &problem)?;
+///     let stream = device.stream()?;
+///     let mut workspace = Workspace::new(&device, &stream, forward.workspace_bytes())?;
+///     // 1 in bf16
+///     let x = device.upload(&stream, &[0x3F80_u16; 300 * 2 * 64])?;
+///     let mut o = device.alloc(x.bytes())?;
+///     let tensors = Tensors::new([("q", &x), ("k", &x), ("v", &x)], [("o", &mut o)]);
+///     forward.run(&stream, tensors, &mut workspace)?;
+///     Ok(o.download(&stream)?)
+/// };
+/// match run() {
+///     Ok(o) => assert_eq!(o, [0x3F80; 300 * 2 * 64]), // the mean of ones
+///     Err(error) => println!("skipped: {error}"),
+/// }
+/// ```
+pub type Fp8Forward = Compiled<fp8::Plan>;
+
+impl Operation for fp8::Plan {
+    type Problem = Fp8Problem;
+    type Options = ();
+
+    fn plan(problem: &Fp8Problem, limits: &DeviceLimits, _options: &()) -> Result<Self, OperationError> {
+        Ok(fp8::Plan::new(problem, limits)?)
+    }
+
+    fn program(&self) -> Program<Spec> {
+        kernels::fp8::program(self)
+    }
+}
+
+/// Quantization to e4m3, with rotary embedding and incoherent processing before it: one launch, or three where scales
+/// take another pass, and with it a workspace, which may hold anything.
+///
+/// ```text
+/// y = x, rotated by its position, times M       M = diag(±1) · Hadamard
+/// codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
+/// ```
+///
+/// With [`QuantizeSpec::transposed`](fa3_types::QuantizeSpec::transposed) codes are as products read V.
+/// [`Scaling`](fa3_types::Scaling) says what else may have a scale: heads, the tensor, or channels, whose means are
+/// subtracted first. These take another pass over the tensor.
+///
+/// Its tensors are `x`, `codes` in the problem's layout, and those that the problem has: `scales`, f32 of
+/// [`QuantizeProblem::scales_shape`]; `mean`, f32 (batch, heads, head_dim), the means of channels; `cos` and `sin`, f32
+/// (table_rows, rotary_dim / 2); `positions`, i32 (batch, seqlen). All but `x` and `codes` are contiguous.
+///
+/// ```
+/// use fa3_cuda::host::{Device, OperationError, Quantize, Tensors, Workspace};
+/// use fa3_types::{Dtype, QuantizeSpec, Shape};
+///
+/// let run = || -> Result<Vec<f32>, OperationError> {
+///     // (batch, seqlen, heads, head_dim), with a scale for each 128 rows of a head
+///     let shape = Shape { batch: 1, seqlen: 1000, heads: 2, head_dim: 64 };
+///     let problem = QuantizeSpec::contiguous(Dtype::Bf16, shape).validate()?;
+///
+///     let device = Device::open(0)?;
+///     let quantize = Quantize::new(&device, &problem)?;
+///
+///     let stream = device.stream()?;
+///     let mut x = device.alloc(problem.x().extent_bytes().0 as usize)?;
+///     x.fill(&stream, 0)?;
+///     let (mut codes, mut scales) = (device.alloc(1000 * 2 * 64)?, device.alloc(4 * 2 * 8)?);
+///     let mut workspace = Workspace::new(&device, &stream, quantize.workspace_bytes())?;
+///     let tensors = Tensors::new([("x", &x)], [("codes", &mut codes), ("scales", &mut scales)]);
+///     quantize.run(&stream, tensors, &mut workspace)?;
+///     Ok(scales.download(&stream)?)
+/// };
+/// match run() {
+///     Ok(scales) => assert_eq!(scales, [1.0; 16]), // the scale of zeros
+///     Err(error) => println!("skipped: {error}"),
+/// }
+/// ```
+pub type Quantize = Compiled<quantize::Plan>;
+
+impl Operation for quantize::Plan {
+    type Problem = QuantizeProblem;
+    type Options = ();
+
+    fn plan(problem: &QuantizeProblem, limits: &DeviceLimits, _options: &()) -> Result<Self, OperationError> {
+        Ok(quantize::Plan::new(problem, limits)?)
+    }
+
+    fn program(&self) -> Program<Spec> {
+        kernels::quantize::program(self)
+    }
+}

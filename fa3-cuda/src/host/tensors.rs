@@ -1,0 +1,125 @@
+//! Memory for a call's tensors.
+
+use super::DeviceBuffer;
+use super::context::Context;
+use super::placement::{Interface, PlacementError};
+
+/// Buffers that hold the tensors of a call from their first bytes on, by the tensors' names. Each operation says which
+/// it has; a tensor that it can do without is left out, or given as `None`.
+///
+/// ```no_run
+/// use fa3_cuda::host::{DeviceBuffer, Forward, OperationError, Stream, Tensors, Workspace};
+///
+/// fn attend(
+///     forward: &Forward,
+///     stream: &Stream,
+///     [q, k, v]: [&DeviceBuffer; 3],
+///     (o, lse): (&mut DeviceBuffer, Option<&mut DeviceBuffer>),
+///     workspace: &mut Workspace,
+/// ) -> Result<(), OperationError> {
+///     let tensors = Tensors::new([("q", q), ("k", k), ("v", v)], [("o", o)]).output("lse", lse);
+///     forward.run(stream, tensors, workspace)
+/// }
+/// ```
+#[derive(Debug, Default)]
+pub struct Tensors<'a>(Vec<Given<'a>>);
+
+#[derive(Debug)]
+struct Given<'a> {
+    tensor: &'static str,
+    buffer: &'a DeviceBuffer,
+    is_writable: bool,
+}
+
+impl<'a> Tensors<'a> {
+    /// Tensors that are read and tensors that are written.
+    pub fn new<const INPUTS: usize, const OUTPUTS: usize>(
+        inputs: [(&'static str, &'a DeviceBuffer); INPUTS],
+        outputs: [(&'static str, &'a mut DeviceBuffer); OUTPUTS],
+    ) -> Tensors<'a> {
+        let tensors = inputs.into_iter().fold(Tensors::default(), |all, (name, x)| all.input(name, x));
+        outputs.into_iter().fold(tensors, |all, (name, x)| all.output(name, x))
+    }
+
+    /// Adds a tensor that is read.
+    #[must_use]
+    pub fn input(mut self, tensor: &'static str, buffer: impl Into<Option<&'a DeviceBuffer>>) -> Tensors<'a> {
+        self.0.extend(buffer.into().map(|buffer| Given { tensor, buffer, is_writable: false }));
+        self
+    }
+
+    /// Adds a tensor that is written.
+    #[must_use]
+    pub fn output(
+        mut self,
+        tensor: &'static str,
+        buffer: impl Into<Option<&'a mut DeviceBuffer>>,
+    ) -> Tensors<'a> {
+        self.0.extend(buffer.into().map(|buffer| Given { tensor, buffer, is_writable: true }));
+        self
+    }
+
+    /// The tensors' addresses.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = (&'static str, Option<u64>)> {
+        self.0.iter().map(|given| (given.tensor, Some(given.buffer.address())))
+    }
+
+    /// Checks each buffer: that it is of the device with the context `own`, as large as its tensor, and writable if
+    /// that is written.
+    ///
+    /// # Errors
+    /// The first that is not, or that is not wanted.
+    pub(super) fn check(&self, own: &Context, interface: &Interface) -> Result<(), PlacementError> {
+        for &Given { tensor, buffer, is_writable } in &self.0 {
+            let (_, place) = interface.find(tensor)?;
+            let (given, needed) = (buffer.bytes() as u64, place.bytes);
+            if !buffer.context().is(own) {
+                return Err(PlacementError::OtherDevice { given: tensor });
+            }
+            if given < needed {
+                return Err(PlacementError::BufferSize { tensor, given, needed });
+            }
+            if place.role.is_written() && !is_writable {
+                return Err(PlacementError::ReadOnly { tensor });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{ManuallyDrop, forget};
+    use std::sync::Arc;
+
+    use fa3_ir::{BufferRole, Elem, Program};
+
+    use super::*;
+    use crate::kernels::Spec;
+
+    /// Buffers of contexts that no driver knows, which must not be dropped.
+    #[test]
+    fn buffers_are_of_the_device_large_enough_and_writable() {
+        let mut program = Program::<Spec>::new();
+        program.buffer("q", Elem::F16, &[8], BufferRole::Input);
+        program.buffer("o", Elem::F16, &[8], BufferRole::Output);
+        let interface = Interface::of(&program);
+        let [here, there] = [0x10, 0x20].map(|raw| Arc::new(Context::unknown(raw)));
+        [&here, &there].into_iter().for_each(|context| forget(Arc::clone(context)));
+        let buffer = |context: &Arc<Context>, bytes| {
+            ManuallyDrop::new(DeviceBuffer::unowned(Arc::clone(context), 0x1000, bytes))
+        };
+        let (q, mut o, mut small, elsewhere) =
+            (buffer(&here, 16), buffer(&here, 17), buffer(&here, 15), buffer(&there, 16));
+        let check = |tensors: Tensors<'_>| tensors.check(&here, &interface);
+        assert_eq!(check(Tensors::new([("q", &*q)], [("o", &mut *o)])), Ok(()));
+        let refused = check(Tensors::new([("q", &*elsewhere)], []));
+        assert_eq!(refused, Err(PlacementError::OtherDevice { given: "q" }));
+        let refused = check(Tensors::new([], [("o", &mut *small)]));
+        assert_eq!(refused, Err(PlacementError::BufferSize { tensor: "o", given: 15, needed: 16 }));
+        let refused = check(Tensors::new([("o", &*o)], []));
+        assert_eq!(refused, Err(PlacementError::ReadOnly { tensor: "o" }));
+        let refused = check(Tensors::new([("lse", &*q)], []));
+        assert_eq!(refused, Err(PlacementError::Unwanted { tensor: "lse" }));
+    }
+}
