@@ -28,15 +28,16 @@ def flash_attn_func(
     v_mean: Tensor | None = None,
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
     device; or of such and float32 tensors on the CPU.
 
     O and LSE are differentiable in q, k and v of float16 and bfloat16, once and in reverse mode. If one of the three
-    requires grad, q, k, v, O and LSE are kept for the backward pass, which writes contiguous gradients of all three,
-    and takes a workspace of 8 bytes for each row of a head of q, and where the gradient of q is added up, 4 for each of
-    its elements. It reads the gradient of O with its own strides, and copies it only
-    where those are not as q's must be.
+    requires grad, q, k, v, O and LSE are kept for the backward pass, which writes gradients of all three, with heads
+    outside rows where the tensor lies so and else contiguous, and takes a workspace of 8 bytes for each row of a head
+    of q, and where the gradient of q is added up, 4 for each of its elements. It reads the gradient of O with its own
+    strides, and copies it only where those are not as q's must be.
 
     Arguments:
         q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8
@@ -68,21 +69,22 @@ def flash_attn_func(
             `quantize_channels(..., transposed=True)` write it, which is faster. Otherwise long sequences of head_dim
             128 and 256 take memory of v's size, into which a kernel transposes it.
         out_dtype: that of O. Where q is float8_e4m3fn it is bfloat16 or float16, else q's own.
+        out: a tensor for O, of its shape, dtype and device, over none of the other tensors. Strides are free, but the
+            last is 1, and the others are multiples of 8 that keep rows apart. Nothing may require grad.
 
-    Returns:
-        O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn,
-        contiguous. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q, seqlen_q): the natural logarithm of
-        the sum of exp(score). A query that sees no key has O = 0, LSE = -inf and a gradient of 0. NaN or an infinity in
-        v may reach all queries of a tile that visits its block of keys, whether they see its key or not. Of
-        float8_e4m3fn, exp(score) is rounded to e4m3, so that LSE is typically off by less than 0.01, and by up to 0.09
-        for a thousand keys.
+    Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is
+        float8_e4m3fn: out, or a new contiguous tensor. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,
+        seqlen_q): the natural logarithm of the sum of exp(score). A query that sees no key has O = 0, LSE = -inf and a
+        gradient of 0. NaN or an infinity in v may reach all queries of a tile that visits its block of keys, whether
+        they see its key or not. Of float8_e4m3fn, exp(score) is rounded to e4m3, so that LSE is typically off by less
+        than 0.01, and by up to 0.09 for a thousand keys.
 
     Raises:
         NotImplementedError: an argument that is not supported yet, a number that is a tensor and requires grad, or a
             tensor with a tangent (forward mode). The backward pass raises it for float8_e4m3fn tensors and their
             scales, and for a second derivative.
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
-        RuntimeError: what the driver says.
+        RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
     for name, given in (
         ("qv", qv is not None),
@@ -109,7 +111,14 @@ def flash_attn_func(
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     descales = [x for x in (q_descale, k_descale, v_descale, v_mean) if x is not None]
-    if operator.is_plain(q, k, v, *descales):
+    if out is not None:
+        arguments.tensor("out", out)
+        operator.refuse_grad(out, *(x for x in (q, k, v, *descales) if isinstance(x, Tensor)))
+        if operator.is_plain(out, q, k, v, *descales):
+            _, lse = operator.launch(q, k, v, *options, return_attn_probs, out)
+        else:
+            lse = _traced_into(q, k, v, options, out)
+    elif operator.is_plain(q, k, v, *descales):
         if operator.needs_grad(q, k, v, *descales):
             out, lse = gradient.Attention.apply(q, k, v, *options)
         else:
@@ -174,16 +183,29 @@ def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
     return qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
 
 
+def _traced_into(q: Tensor, k: Tensor, v: Tensor, options: operator.Options, out: Tensor) -> Tensor:
+    """LSE, by the operator that writes O to a tensor."""
+    _check_tensors(q, k, v, options)
+    if operator.is_transformed():
+        raise NotImplementedError("out is not supported inside of torch.func's transforms")
+    return torch.ops.fa3.forward_out(q, k, v, *options, out=out)
+
+
 def _traced(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -> tuple[Tensor, Tensor]:
     """The same as the operator that tracers, fake tensors and other subclasses know,
     or as torch.func's transforms want it.
     """
+    _check_tensors(q, k, v, options)
+    if operator.is_transformed():
+        return gradient.TransformedAttention.apply(q, k, v, *options)
+    return torch.ops.fa3.forward(q, k, v, *options)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -> None:
+    """Refuses arguments that are no tensors, and tensors with tangents."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         arguments.tensor(name, tensor)
     for name in ("q_descale", "k_descale", "v_descale", "v_mean"):
         if getattr(options, name) is not None:
             arguments.tensor(name, getattr(options, name))
     operator.refuse_tangents("q, k or v", q, k, v)
-    if operator.is_transformed():
-        return gradient.TransformedAttention.apply(q, k, v, *options)
-    return torch.ops.fa3.forward(q, k, v, *options)

@@ -28,6 +28,7 @@ def flash_attn_func(
     v_mean: Tensor | None = None,
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -53,6 +54,7 @@ def flash_attn_func(
     v_mean: Tensor | None = None,
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 @overload
@@ -78,6 +80,7 @@ def flash_attn_func(
     v_mean: Tensor | None = None,
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 @overload

@@ -1,4 +1,4 @@
-"""What fake and meta tensors become: results without memory, and the refusals that tensors with memory meet.
+"""Calls of fake and meta tensors: results without memory, and the refusals that tensors with memory meet.
 
 The extension module checks a call without a device, by the rules of an H100 or of the CPU. Meta tensors have those of
 the CPU, which takes all that a GPU takes. Extents that only the data will tell are not checked.
@@ -28,6 +28,7 @@ def _forward(
     out_dtype=None,
     deterministic=False,
     v_mean=None,
+    out=None,
 ):
     _check_places("q is on {}, k on {} and v on {}", q, k, v)
     for x in (q, k, v):
@@ -37,6 +38,8 @@ def _forward(
     head_dim_v = v.shape[2 if v_transposed else 3]
     with contextlib.suppress(operator.Unknown):
         operator.check_shapes(q, k, v, v_transposed)
+        if out is not None:
+            operator.check_out(out, q, k, v, v_transposed, out_dtype)
         descales = (q_descale, k_descale, v_descale, v_mean)
         given = any(x is not None for x in descales)
         block_rows = operator.check_descales(q, k, head_dim_v, *descales) if given else None
@@ -53,25 +56,53 @@ def _forward(
             *_numbers(softmax_scale, window_left, window_right, softcap, sm_margin),
             (v_transposed, block_rows, name),
             None,
+            None if out is None else operator.known(out.stride()),
         )
+    if out is not None:
+        return out, operator.lse_like(q)
     batch, seqlen, heads, _ = q.shape
     o = q.new_empty(batch, seqlen, heads, head_dim_v, dtype=out_dtype or operator.dtype_of_output(q))
     return o, operator.lse_like(q)
 
 
+def _forward_out(*inputs, out):
+    operator.refuse_grad(out, *(x for x in inputs if isinstance(x, Tensor)))
+    _, lse = _forward(*inputs, out=out)
+    return lse
+
+
+def _backward_out(*inputs, dq, dk, dv):
+    _backward(*inputs, outputs=(dq, dk, dv))
+
+
 def _backward(
-    dout, q, k, v, o, lse, dlse, softmax_scale, window_left, window_right, softcap, sm_margin, deterministic=False
+    dout,
+    q,
+    k,
+    v,
+    o,
+    lse,
+    dlse,
+    softmax_scale,
+    window_left,
+    window_right,
+    softcap,
+    sm_margin,
+    deterministic=False,
+    outputs=None,
 ):
-    given = [x for x in (dout, q, k, v, o, lse, dlse) if x is not None]
+    given = [x for x in (dout, q, k, v, o, lse, dlse, *(outputs or ())) if x is not None]
     _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
     operator.check_ranks(q, k, v)
+    gradients = outputs or gradient.gradients_like(q, k, v)
     with contextlib.suppress(operator.Unknown):
-        gradient.check(dout, q, k, v, o, lse, dlse)
+        gradient.check(dout, q, k, v, o, lse, dlse, outputs)
         # One whose strides kernels cannot read is copied.
         seen = _seen(q), _seen(k), _seen(v), _seen(torch.empty_like(dout, memory_format=torch.contiguous_format))
         numbers = _numbers(softmax_scale, window_left, window_right, softcap, sm_margin)
-        _run(_fa3.backward, q, *seen, 0, 0, None, 0, 0, 0, *numbers, None, deterministic)
-    return gradient.gradients_like(q, k, v)
+        strides = gradient.strides_of(*gradients)
+        _run(_fa3.backward, q, *seen, 0, 0, None, 0, 0, 0, *numbers, None, deterministic, strides)
+    return gradients
 
 
 def _quantize(
@@ -118,7 +149,7 @@ def _check_places(sentence: str, *tensors: Tensor) -> None:
 
 
 def _seen(tensor: Tensor) -> tuple:
-    """What the extension module sees of a tensor, which has no address."""
+    """A tensor without an address, as the extension module takes it."""
     return operator.name_of(tensor.dtype), 0, operator.known(tensor.shape), operator.known(tensor.stride())
 
 
@@ -135,7 +166,9 @@ def _run(function, like: Tensor, *arguments) -> None:
 
 for _name, _function in (
     ("forward", _forward),
+    ("forward_out", _forward_out),
     ("backward", _backward),
+    ("backward_out", _backward_out),
     ("quantize", _quantize),
     ("quantize_channels", _quantize_channels),
 ):

@@ -1,4 +1,4 @@
-"""What `torch.utils.flop_counter.FlopCounterMode` counts for the operators: as for torch's own attention all products
+"""Formulas of `torch.utils.flop_counter.FlopCounterMode` for the operators: as for torch's own attention all products
 of matrices, with those of hidden keys. The backward pass computes the scores once more, which counts.
 """
 
@@ -19,7 +19,13 @@ def _forward(q: _Shape, k: _Shape, v: _Shape, *_: Any, out_shape: tuple[_Shape, 
     return _pairs(q, k) * 2 * (q[3] + out_shape[0][3])
 
 
-@register_flop_formula(torch.ops.fa3.backward)
+@register_flop_formula(torch.ops.fa3.forward_out)
+def _forward_out(q: _Shape, k: _Shape, v: _Shape, *_: Any, out: _Shape, **__: Any) -> int:
+    """Q K^T and P V."""
+    return _pairs(q, k) * 2 * (q[3] + out[3])
+
+
+@register_flop_formula([torch.ops.fa3.backward, torch.ops.fa3.backward_out])
 def _backward(dout: _Shape, q: _Shape, k: _Shape, *_: Any, **__: Any) -> int:
     """Q K^T, dQ and dK, which sum over or make head_dim; dP and dV, head_dim_v."""
     return _pairs(q, k) * 2 * (3 * q[3] + 2 * dout[3])

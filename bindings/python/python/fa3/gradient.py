@@ -1,4 +1,6 @@
-"""The gradients of attention: the torch operator `fa3::backward`, and what autograd knows of `fa3::forward`."""
+"""The gradients of attention: the torch operators `fa3::backward` and `fa3::backward_out`, and autograd's part of
+`fa3::forward`.
+"""
 
 from typing import Any
 
@@ -28,22 +30,24 @@ def launch(
     softcap: float,
     sm_margin: int,
     deterministic: bool = False,
+    outputs: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device; or of tensors on the CPU. As
-    for torch's own operators, its mode of deterministic algorithms counts as it is now.
+    """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device; or of tensors on the CPU. They
+    are written to `outputs`, if these are given. As for torch's own operators, its mode of deterministic algorithms
+    counts as it is now.
     """
-    given = _given(dout, q, k, v, o, lse, dlse)
+    given = _given(dout, q, k, v, o, lse, dlse, *(outputs or ()))
     operator.refuse_tangents("a tensor of the backward pass", *given)
     device = q.get_device()
     if not all(x.is_cuda and x.get_device() == device for x in given) and not all(x.is_cpu for x in given):
         places = ", ".join(str(x.device) for x in given)
         raise ValueError(f"tensors are on {places}, expected one CUDA device or the CPU")
-    check(dout, q, k, v, o, lse, dlse)
+    check(dout, q, k, v, o, lse, dlse, outputs)
     q, k, v = operator.aligned(q), operator.aligned(k), operator.aligned(v)
     # Copies are kept until the launch. Their memory may be used again after it, in the order of the stream.
     dout, o, lse = _readable(dout), operator.dense(o), operator.dense(lse)
     dlse = None if dlse is None else operator.dense(dlse)
-    dq, dk, dv = gradients_like(q, k, v)
+    dq, dk, dv = outputs or gradients_like(q, k, v)
     _fa3.backward(
         device,
         operator.current_stream(device),
@@ -63,11 +67,22 @@ def launch(
         sm_margin,
         operator.workspace_for(q),
         deterministic or asks_for_same_bits(),
+        strides_of(dq, dk, dv),
     )
     return dq, dk, dv
 
 
-def check(dout, q, k, v, o, lse, dlse) -> None:
+def launch_into(*inputs: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+    """Writes dQ, dK and dV to given tensors."""
+    launch(*inputs, outputs=(dq, dk, dv))
+
+
+def strides_of(*tensors: Tensor) -> list[tuple[int, ...] | None]:
+    """The strides of each tensor that is not contiguous, as the extension module takes them."""
+    return [None if x.is_contiguous() else operator.known(x.stride()) for x in tensors]
+
+
+def check(dout, q, k, v, o, lse, dlse, outputs=None) -> None:
     """Refuses what the extension module does not see, since it is given addresses."""
     operator.check_ranks(q, k, v)
     batch, seqlen, heads, _ = q.shape
@@ -76,6 +91,9 @@ def check(dout, q, k, v, o, lse, dlse) -> None:
     for name, x, (dtype, shape, what) in (("dout", dout, of_o), ("o", o, of_o), ("lse", lse, of_lse), ("dlse", dlse, of_lse)):
         if x is not None and (x.dtype != dtype or operator.known(x.shape) != operator.known(shape)):
             raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {dtype} {shape}: {what}")
+    for name, x, like in zip(("dq", "dk", "dv"), outputs or (), (q, k, v)):
+        if x.dtype != like.dtype or operator.known(x.shape) != operator.known(like.shape):
+            raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {like.dtype} {tuple(like.shape)}")
 
 
 def _readable(dout: Tensor) -> Tensor:
@@ -90,9 +108,16 @@ def _readable(dout: Tensor) -> Tensor:
 
 
 def gradients_like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """New, contiguous tensors for dQ, dK and dV."""
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    return dq, dk, dv
+    """New tensors for dQ, dK and dV: with heads outside rows where the tensor lies so, else contiguous."""
+    return _gradient_like(q), _gradient_like(k), _gradient_like(v)
+
+
+def _gradient_like(x: Tensor) -> Tensor:
+    if not x.is_contiguous():
+        heads_first = x.transpose(1, 2)
+        if heads_first.is_contiguous():
+            return torch.empty_like(heads_first, memory_format=torch.contiguous_format).transpose(1, 2)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _given(*tensors: Tensor | None) -> list[Tensor]:
@@ -100,7 +125,7 @@ def _given(*tensors: Tensor | None) -> list[Tensor]:
 
 
 def _save(ctx, inputs, output) -> None:
-    """What the backward pass needs of the forward pass. A gradient that nobody has is None there."""
+    """Keeps the parts of the forward pass that the backward pass needs. A gradient that nobody has is None there."""
     q, k, v, *options = inputs
     ctx.set_materialize_grads(False)
     ctx.is_float8 = q.dtype == torch.float8_e4m3fn
@@ -181,14 +206,16 @@ class _TransformedGradient(torch.autograd.Function):
         _refuse(ctx, *gradients)
 
 
+_ARGUMENTS = (
+    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float? softmax_scale, "
+    "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic=False"
+)
+operator.library.define(f"backward({_ARGUMENTS}) -> (Tensor dq, Tensor dk, Tensor dv)", tags=operator.TAGS)
 operator.library.define(
-    "backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float? softmax_scale, "
-    "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic=False) "
-    "-> (Tensor dq, Tensor dk, Tensor dv)",
-    # Compilers must leave the last dimension contiguous.
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+    f"backward_out({_ARGUMENTS}, *, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv) -> ()", tags=operator.TAGS
 )
 for _key in ("CUDA", "CPU"):
     operator.library.impl("backward", launch, _key)
+    operator.library.impl("backward_out", launch_into, _key)
 torch.library.register_autograd("fa3::forward", _backward, setup_context=_save, lib=operator.library)
 torch.library.register_autograd("fa3::backward", _refuse, lib=operator.library)

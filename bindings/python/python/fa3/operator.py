@@ -1,6 +1,6 @@
-"""The torch operator `fa3::forward`, what it computes, and what other operators share with it."""
+"""The torch operators `fa3::forward` and `fa3::forward_out`, and what other operators share with them."""
 
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ _DTYPES = {
 
 
 class Options(NamedTuple):
-    """What `fa3::forward` takes besides q, k and v, in this order."""
+    """The arguments of `fa3::forward` besides q, k and v, in this order."""
 
     softmax_scale: float | None
     window_left: int
@@ -34,7 +34,7 @@ class Options(NamedTuple):
     v_mean: Tensor | None
 
     def of_backward(self) -> tuple[float | None, int, int, float, int, bool]:
-        """What `fa3::backward` takes besides tensors, in its order."""
+        """The arguments of `fa3::backward` besides tensors, in its order."""
         window = self.window_left, self.window_right
         return self.softmax_scale, *window, self.softcap, self.sm_margin, self.deterministic
 
@@ -56,9 +56,10 @@ def launch(
     deterministic: bool = False,
     v_mean: Tensor | None = None,
     with_lse: bool = True,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device; or of tensors on the
-    CPU. `deterministic` is for the backward pass.
+    CPU. O is written to `out`, if that is given. `deterministic` is for the backward pass.
     """
     refuse_tangents("q, k or v", q, k, v)
     device = q.get_device()
@@ -67,8 +68,13 @@ def launch(
         q, k, v = aligned(q), aligned(k), aligned(v)
     q_raw, k_raw, v_raw = raw(q), raw(k), raw(v)
     name = name_of_output(out_dtype)
-    # What nobody wants is not even allocated: that takes as long as the launch.
-    o, lse = output(q, k, v, v_transposed, out_dtype), lse_like(q) if with_lse else None
+    if out is None:
+        o, strides = output(q, k, v, v_transposed, out_dtype), None
+    else:
+        check_out(out, q, k, v, v_transposed, out_dtype)
+        o, strides = out, out.stride()
+    # An LSE that nobody wants is not even allocated: that takes as long as the launch.
+    lse = lse_like(q) if with_lse else None
     descales: _fa3._Descales = (None, None, None, None)
     block_rows = None
     if not (q_descale is None and k_descale is None and v_descale is None and v_mean is None):
@@ -96,8 +102,17 @@ def launch(
         sm_margin,
         fp8,
         workspace_for(q),
+        strides,
     )
     return o, lse
+
+
+def launch_into(*inputs: Any, out: Tensor) -> Tensor:
+    """LSE; O is written to `out`."""
+    refuse_grad(out, *(x for x in inputs if isinstance(x, Tensor)))
+    _, lse = launch(*inputs, out=out)
+    assert lse is not None
+    return lse
 
 
 def is_plain(*tensors: Tensor) -> bool:
@@ -133,6 +148,13 @@ def needs_grad(*tensors: Tensor) -> bool:
     return False
 
 
+def refuse_grad(*tensors: Tensor) -> None:
+    """Refuses a result in given memory of which autograd wants to know, as torch's own functions do."""
+    if needs_grad(*tensors):
+        sentence = "out=... does not support automatic differentiation, but one of the arguments requires grad"
+        raise RuntimeError(f"flash_attn_func: {sentence}")
+
+
 def refuse_tangents(names: str, *tensors: Tensor) -> None:
     """A result that silently has no tangent would be a wrong one."""
     # Without a level there are no tangents. It is torch's own, and saves the time of looking.
@@ -166,14 +188,14 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def raw(tensor: Tensor) -> tuple:
-    """What the extension module sees of a tensor: (dtype, address, shape, strides)."""
+    """A tensor as the extension module takes it: (dtype, address, shape, strides)."""
     # A function less to call, where microseconds count.
     name = _DTYPES.get(tensor.dtype) or name_of(tensor.dtype)
     return name, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def in_rows(transposed: tuple, seqlen: int) -> tuple:
-    """What the extension module sees of transposed V: its shape and strides as if its rows were those of keys."""
+    """Transposed V as the extension module takes it: its shape and strides as if its rows were those of keys."""
     dtype, address, (batch, heads, head_dim, _), _ = transposed
     return dtype, address, (batch, seqlen, heads, head_dim), (seqlen * heads * head_dim, heads * head_dim, head_dim, 1)
 
@@ -262,6 +284,20 @@ def output(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dty
     return q.new_empty(batch, seqlen, heads, head_dim_v, dtype=dtype)
 
 
+def check_out(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, v_transposed: bool, dtype: torch.dtype | None
+) -> None:
+    """Checks the tensor that O is written to. Its strides and its address the extension module checks."""
+    check_shapes(q, k, v, v_transposed)
+    dtype = dtype or dtype_of_output(q)
+    expected = *q.shape[:3], v.shape[2 if v_transposed else 3]
+    if out.dtype != dtype or known(out.shape) != known(expected) or out.device != q.device:
+        found = f"{out.dtype} {tuple(out.shape)} on {out.device}"
+        what = "(batch, seqlen_q, heads_q, head_dim_v)"
+        raise ValueError(f"out is {found}, expected {dtype} {tuple(expected)} on {q.device}: {what}")
+    refuse_tangents("out", out)
+
+
 def dtype_of_output(q: Tensor) -> torch.dtype:
     """The dtype of O where none is asked for: that of Q, but bfloat16 for float8."""
     return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
@@ -342,12 +378,15 @@ _CAN_ASK = _can_ask()
 
 # Operators live as long as this object.
 library = torch.library.Library("fa3", "DEF")
-library.define(
-    "forward(Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, "
+# Compilers must leave the last dimension contiguous.
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, "
     "SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, bool v_transposed=False, "
-    "ScalarType? out_dtype=None, bool deterministic=False, Tensor? v_mean=None) -> (Tensor o, Tensor lse)",
-    # Compilers must leave the last dimension contiguous.
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+    "ScalarType? out_dtype=None, bool deterministic=False, Tensor? v_mean=None"
 )
+library.define(f"forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=TAGS)
+library.define(f"forward_out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor lse", tags=TAGS)
 for _key in ("CUDA", "CPU"):
     library.impl("forward", launch, _key)
+    library.impl("forward_out", launch_into, _key)

@@ -296,16 +296,14 @@ def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
     return refusal.gradients(ctx, f"x, cos or sin {_NO_GRADIENT}", *given)
 
 
-# Compilers must leave the last dimension contiguous.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 operator.library.define(
     "quantize(Tensor x, Tensor? cos, Tensor? sin, Tensor? positions, bool interleaved, SymInt first_position, "
     "int? hadamard_seed, int block_rows, float? scale, bool transposed, str scales_of=\"blocks\", int heads_per_scale=1) "
     "-> (Tensor codes, Tensor scales)",
-    tags=_TAGS,
+    tags=operator.TAGS,
 )
 operator.library.define(
-    "quantize_channels(Tensor x, bool transposed) -> (Tensor codes, Tensor scales, Tensor mean)", tags=_TAGS
+    "quantize_channels(Tensor x, bool transposed) -> (Tensor codes, Tensor scales, Tensor mean)", tags=operator.TAGS
 )
 for _key in ("CUDA", "CPU"):
     operator.library.impl("quantize", _launch, _key)
