@@ -6,10 +6,10 @@ mod maxima;
 use std::fmt;
 
 pub use channels::{ChannelPlan, GROUPS, PART_ROWS};
-use fa3_types::{QuantizeProblem, RopeStyle, Scaling, ValueLayout};
+use fa3_types::{QuantizeProblem, RopeStyle, Scaling, Shape, ValueLayout};
 pub use maxima::MaximaPlan;
 
-use crate::{Decoder, DeviceLimits, Longest, Order, TileCounts, TooManyTiles};
+use crate::{Decoder, DeviceLimits, Order, TileCounts, TooManyTiles};
 
 /// Elements that a thread loads at once: 16 bytes.
 pub const CHUNK: u32 = 8;
@@ -140,9 +140,36 @@ fn lanes(problem: &QuantizeProblem, most: u32) -> u32 {
     [8, 4, 2].into_iter().filter(|&lanes| lanes <= most.next_power_of_two()).find(divides).unwrap_or(1)
 }
 
+/// How scales are found.
+#[derive(Clone, Copy, Debug)]
+pub enum Scales {
+    /// Each block of rows has one, which its tile finds.
+    Blocks,
+    /// One for all is given.
+    Given(f32),
+    /// Heads or the tensor have some: a pass before finds the largest magnitude of each tile.
+    Maxima(MaximaPlan),
+    /// Channels have some, and means: a pass before sums their columns.
+    Channels(ChannelPlan),
+}
+
+impl Scales {
+    /// Decides for a problem in tiles of so many rows.
+    fn of(problem: &QuantizeProblem, rows: u32) -> Result<Scales, TooManyTiles> {
+        let Shape { batch, heads, .. } = problem.x().shape;
+        Ok(match problem.scaling() {
+            Scaling::Block { .. } => Scales::Blocks,
+            Scaling::Given(scale) => Scales::Given(scale),
+            Scaling::Heads { heads } => Scales::Maxima(MaximaPlan::new(problem, heads, rows)?),
+            Scaling::Tensor => Scales::Maxima(MaximaPlan::new(problem, batch * heads, rows)?),
+            Scaling::Channel => Scales::Channels(ChannelPlan::new(problem.x().shape)?),
+        })
+    }
+}
+
 /// How a tensor is quantized on a device.
 ///
-/// Heads are the fastest. They are cut into runs of a few tiles, which CTAs, or clusters, take in turn: CTA c computes
+/// Heads are the fastest. They are cut into runs of a few tiles, which CTAs, or clusters, take one after the other: CTA c computes
 /// runs c, c + CTAs, c + 2 · CTAs, … The tiles of a run mostly are heads of the same rows, so that threads
 /// load cosines and sines once.
 ///
@@ -165,8 +192,7 @@ pub struct Plan {
     run: u32,
     clusters: u32,
     decoder: Option<Decoder<u32>>,
-    channels: Option<ChannelPlan>,
-    maxima: Option<MaximaPlan>,
+    scales: Scales,
 }
 
 impl Plan {
@@ -182,22 +208,16 @@ impl Plan {
             batch: shape.batch as u32,
         };
         let tiles = counts.numbered()?;
-        // In one section heads are the fastest.
-        let order = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
         let clusters = (limits.sms.get().saturating_mul(tile.ctas_per_sm) / tile.cluster).max(1);
-        let decoder = (tiles > 0).then(|| Decoder::new(counts, order));
-        // The longest that costs no turn more than shorter ones.
-        let turns = |run: &u32| tiles.div_ceil(clusters.saturating_mul(*run)) * run;
-        let run = RUNS.into_iter().min_by_key(turns).unwrap_or(1);
-        let channels = match problem.scaling() {
-            Scaling::Channel => Some(ChannelPlan::new(shape)?),
-            Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Given(_) => None,
-        };
-        let maxima = MaximaPlan::of(problem, tile.block_rows())?;
-        Ok(Plan { problem: *problem, tile, tiles, run, clusters, decoder, channels, maxima })
+        let decoder = (tiles > 0).then(|| Decoder::new(counts, Order::HEADS_FASTEST));
+        // The longest with which no cluster has more tiles than with shorter ones.
+        let most_tiles = |run: &u32| tiles.div_ceil(clusters.saturating_mul(*run)) * run;
+        let run = RUNS.into_iter().min_by_key(most_tiles).unwrap_or(1);
+        let scales = Scales::of(problem, tile.block_rows())?;
+        Ok(Plan { problem: *problem, tile, tiles, run, clusters, decoder, scales })
     }
 
-    /// What is computed.
+    /// The problem.
     pub fn problem(&self) -> &QuantizeProblem {
         &self.problem
     }
@@ -227,14 +247,9 @@ impl Plan {
         self.decoder
     }
 
-    /// How the means and scales of channels are computed before, if channels have scales.
-    pub fn channels(&self) -> Option<ChannelPlan> {
-        self.channels
-    }
-
-    /// Which tiles share a scale, if the largest magnitudes of whole heads are found before.
-    pub fn maxima(&self) -> Option<MaximaPlan> {
-        self.maxima
+    /// How scales are found.
+    pub fn scales(&self) -> Scales {
+        self.scales
     }
 }
 
@@ -248,16 +263,19 @@ impl fmt::Display for Plan {
         if cluster > 1 {
             write!(f, " in clusters of {cluster}")?;
         }
-        if let Some(MaximaPlan { scales, maxima, .. }) = self.maxima {
-            write!(f, "\nscales     {scales} of {maxima} tiles each, in a pass before")?;
+        match self.scales {
+            Scales::Blocks | Scales::Given(_) => Ok(()),
+            Scales::Maxima(MaximaPlan { scales, maxima, .. }) => {
+                write!(f, "\nscales     {scales} of {maxima} tiles each, in a pass before")
+            }
+            Scales::Channels(channels) => write!(f, "\n{channels}"),
         }
-        self.channels.map_or(Ok(()), |channels| write!(f, "\n{channels}"))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use fa3_types::{Dtype, Positions, QuantizeSpec, Rotary, Shape};
+    use fa3_types::{Dtype, Positions, QuantizeSpec, Rotary};
 
     use super::*;
 
@@ -356,7 +374,9 @@ mod tests {
             Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap()
         };
         let maxima = |seqlen, scaling| {
-            let MaximaPlan { scales, heads, maxima } = plan(seqlen, scaling).maxima().unwrap();
+            let Scales::Maxima(MaximaPlan { scales, heads, maxima }) = plan(seqlen, scaling).scales() else {
+                panic!("{scaling:?} has maxima");
+            };
             [scales, heads, maxima]
         };
         assert_eq!(maxima(300, Scaling::Heads { heads: 1 }), [12, 1, 3]);
@@ -364,7 +384,7 @@ mod tests {
         assert_eq!(maxima(300, Scaling::Tensor), [1, 12, 36]);
         assert_eq!(maxima(0, Scaling::Tensor), [1, 0, 0]);
         assert_eq!(maxima(0, Scaling::Heads { heads: 2 }), [6, 2, 0]);
-        assert!(plan(300, Scaling::Block { rows: 128 }).maxima().is_none());
+        assert!(matches!(plan(300, Scaling::Block { rows: 128 }).scales(), Scales::Blocks));
         // Without rows, but with scales for each head.
         let many = QuantizeSpec::contiguous(Dtype::F16, Shape { batch: 1 << 20, heads: 1 << 20, ..shape(0) });
         let new = |spec: QuantizeSpec| Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm());
@@ -382,7 +402,12 @@ mod tests {
             let spec = QuantizeSpec::contiguous(Dtype::F16, shape).scaling(Scaling::Channel);
             Plan::new(&spec.validate().unwrap(), &DeviceLimits::h100_sxm()).unwrap()
         };
-        let channels = |seqlen| plan(seqlen, 64).channels().unwrap();
+        let channels = |seqlen| {
+            let Scales::Channels(channels) = plan(seqlen, 64).scales() else {
+                panic!("channels have scales")
+            };
+            channels
+        };
         assert_eq!([0, 1, 256, 257].map(|seqlen| channels(seqlen).parts_grid()), [0, 6, 6, 12]);
         assert_eq!(channels(0).heads_grid(), 6);
         assert!(channels(0).decoder().is_none());

@@ -133,19 +133,12 @@ impl<'k> Quantize<'k> {
             let mut x = part.x;
             match params.scale {
                 Scale::Blocks(to) | Scale::Measured(to) => {
-                    let amax = amax(b, &mut x);
-                    // Rows at no position are NaN.
-                    let amax = has_position.map_or(amax, |has_position| has_position.select(amax, 0.0));
-                    let amax = maxima.of(amax);
+                    let amax = maxima.of(amax(b, &mut x, has_position));
                     // All threads have read the tile now: its slot is free.
                     loads.next(self);
                     let measures = self.spec.scale == ScaleSource::Measured;
                     let number = if measures { amax } else { scale_of(amax) };
-                    let at = place.batch.mad(params.heads, place.head).mad(params.blocks, place.block);
-                    let at = at.mad_wide(4, to);
-                    // Both CTAs of a cluster have the same.
-                    let writes = self.rank.map_or(b.tid(), |rank| b.tid() | rank).eq(0);
-                    b.guarded(writes, || b.store(at, number));
+                    self.store_of_block(number, to, &place);
                     if measures {
                         return;
                     }
@@ -169,6 +162,17 @@ impl<'k> Quantize<'k> {
                 Some(through) => self.store_transposed(through, &x, &place, row, has_position),
             }
         });
+    }
+
+    /// Writes a block's scale or largest magnitude.
+    #[track_caller]
+    fn store_of_block(&self, number: V<'k, F32>, to: V<'k, B64>, place: &Place<'k>) {
+        let (b, params) = (self.builder, &self.params);
+        let at = place.batch.mad(params.heads, place.head).mad(params.blocks, place.block);
+        let at = at.mad_wide(4, to);
+        // Both CTAs of a cluster have the same.
+        let writes = self.rank.map_or(b.tid(), |rank| b.tid() | rank).eq(0);
+        b.guarded(writes, || b.store(at, number));
     }
 
     /// 1 / scale of a tile, if that is known.

@@ -3,7 +3,7 @@
 use fa3_types::{CHANNEL_GROUPS, CHANNEL_ROWS, Shape};
 
 use super::CHUNK;
-use crate::{Decoder, Longest, Order, TileCounts, TooManyTiles};
+use crate::{Decoder, Order, TileCounts, TooManyTiles};
 
 /// Rows of a part.
 pub const PART_ROWS: u32 = CHANNEL_ROWS as u32;
@@ -48,8 +48,7 @@ impl ChannelPlan {
 
     /// The numbering of parts; `None` if there are none.
     pub fn decoder(&self) -> Option<Decoder<u32>> {
-        let order = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
-        (self.parts_grid() > 0).then(|| Decoder::new(self.counts, order))
+        (self.parts_grid() > 0).then(|| Decoder::new(self.counts, Order::HEADS_FASTEST))
     }
 
     /// Threads of a CTA that sums rows of so many elements, each of which loads `columns` of them at once.

@@ -1,7 +1,7 @@
 //! The scales of whole heads or of the tensor, which are computed before codes are: a pass over the tensor finds the
 //! largest magnitude of each tile, and then a CTA for each scale that of its tiles.
 
-use fa3_types::{QuantizeProblem, Scaling, Shape};
+use fa3_types::{QuantizeProblem, Scaling};
 
 use crate::{TileCounts, TooManyTiles};
 
@@ -17,23 +17,21 @@ pub struct MaximaPlan {
 }
 
 impl MaximaPlan {
-    /// Of a problem in tiles of so many rows; `None` if its scales need no other pass.
-    pub(super) fn of(problem: &QuantizeProblem, rows: u32) -> Result<Option<MaximaPlan>, TooManyTiles> {
-        let Shape { batch, seqlen, heads, .. } = problem.x().shape;
-        let blocks = (seqlen as u32).div_ceil(rows);
-        let of_scale = match problem.scaling() {
-            Scaling::Heads { heads } => heads,
-            // Without rows there may be more heads than are ever counted.
-            Scaling::Tensor if blocks == 0 => 0,
-            Scaling::Tensor => batch * heads,
-            Scaling::Block { .. } | Scaling::Given(_) | Scaling::Channel => return Ok(None),
-        };
+    /// The plan of a problem in tiles of so many rows, of which so many heads share a scale.
+    pub(super) fn new(
+        problem: &QuantizeProblem,
+        heads: usize,
+        rows: u32,
+    ) -> Result<MaximaPlan, TooManyTiles> {
+        let blocks = (problem.x().shape.seqlen as u32).div_ceil(rows);
         let scales = problem.scales_shape().map_or(0, |shape| shape.iter().product());
         // Heads without rows have scales, too.
         let counts = TileCounts { m_blocks: 1, heads: scales.try_into().unwrap_or(u32::MAX), batch: 1 };
-        let (scales, heads) = (counts.numbered()?, of_scale as u32);
+        // Without rows there may be more heads in a tensor than are ever counted.
+        let is_empty = blocks == 0 && problem.scaling() == Scaling::Tensor;
+        let (scales, heads) = (counts.numbered()?, if is_empty { 0 } else { heads as u32 });
         // With a scale there is a sequence, whose tiles have been numbered. Without one heads may have any number.
         let maxima = if scales == 0 { 0 } else { heads * blocks };
-        Ok(Some(MaximaPlan { scales, heads, maxima }))
+        Ok(MaximaPlan { scales, heads, maxima })
     }
 }

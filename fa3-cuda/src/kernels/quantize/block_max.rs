@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 
 /// Shared memory and a barrier for maxima, one after the other.
-pub(crate) struct BlockMax<'k> {
+pub(super) struct BlockMax<'k> {
     builder: &'k Builder,
     warps: u32,
     /// A number a warp, twice: while some threads still read one maximum, others write the next.
@@ -13,31 +13,32 @@ pub(crate) struct BlockMax<'k> {
 
 /// How all threads meet.
 enum Met<'k> {
-    /// Those of a CTA.
+    /// The threads of a CTA.
     Here {
         barrier: fa3_ir::Barrier,
         /// Where the slots of the next maximum begin.
-        turn: Var<'k, B32>,
+        offset: Var<'k, B32>,
     },
-    /// Those of two CTAs, each of which has the numbers of both.
+    /// The threads of two CTAs, each of which has the numbers of both.
     Across {
-        /// Of every other maximum each, complete when the CTA's warps have arrived and the other's numbers are there.
+        /// Two mbarriers, for every other maximum each: complete when the CTA's warps have arrived and the other CTA's
+        /// numbers are there.
         told: Region,
         /// The other CTA's slots and mbarriers.
         theirs: [V<'k, B32>; 2],
-        /// Of the next maximum.
+        /// The number of the next maximum.
         number: Var<'k, B32>,
     },
 }
 
 impl<'k> BlockMax<'k> {
-    /// Of `warps` warps of each CTA, an even number.
+    /// Declares what maxima over `warps` warps of each CTA take, an even number.
     #[track_caller]
-    pub(crate) fn declare(b: &'k Builder, warps: u32) -> BlockMax<'k> {
+    pub(super) fn declare(b: &'k Builder, warps: u32) -> BlockMax<'k> {
         let cluster = b.launch().cluster;
         let slots = b.region("maxima", 8 * warps * cluster, 16);
         let met = match cluster {
-            1 => Met::Here { barrier: b.barrier("maxima", 32 * warps), turn: b.var("turn", 0) },
+            1 => Met::Here { barrier: b.barrier("maxima", 32 * warps), offset: b.var("offset", 0) },
             _ => {
                 let told = b.mbarriers("maxima told", 2, warps);
                 let other = b.cluster_cta_rank() ^ 1;
@@ -50,27 +51,27 @@ impl<'k> BlockMax<'k> {
 
     /// The maximum of `x`, which is not NaN, in all threads.
     #[track_caller]
-    pub(crate) fn of(&self, x: V<'k, F32>) -> V<'k, F32> {
+    pub(super) fn of(&self, x: V<'k, F32>) -> V<'k, F32> {
         let x = [16, 8, 4, 2, 1].into_iter().fold(x, |x, lanes| x.max(x.shfl_bfly(lanes)));
         match &self.met {
-            Met::Here { barrier, turn } => self.over_cta(x, *barrier, *turn),
+            Met::Here { barrier, offset } => self.over_cta(x, *barrier, *offset),
             Met::Across { told, theirs, number } => self.over_both(x, *told, *theirs, *number),
         }
     }
 
-    /// Of the numbers of a CTA's warps.
+    /// The maximum of the numbers of a CTA's warps.
     #[track_caller]
-    fn over_cta(&self, x: V<'k, F32>, barrier: fa3_ir::Barrier, turn: Var<'k, B32>) -> V<'k, F32> {
+    fn over_cta(&self, x: V<'k, F32>, barrier: fa3_ir::Barrier, offset: Var<'k, B32>) -> V<'k, F32> {
         let b = self.builder;
-        let slots = turn.now() + b.address(self.slots);
+        let slots = offset.now() + b.address(self.slots);
         b.once_per_warp(|| b.store((b.tid() >> 5).mad(4, slots), x));
         b.sync(barrier);
         let all = self.read(slots, self.warps);
-        turn.set(b.value(4 * self.warps) - turn.now());
+        offset.set(b.value(4 * self.warps) - offset.now());
         largest(&all)
     }
 
-    /// Of the numbers of all warps of two CTAs. Who stores a number for the other CTA has waited for the maximum
+    /// The maximum of the numbers of all warps of two CTAs. Who stores a number for the other CTA has waited for the maximum
     /// before, and so all threads of both have read the one before that: its slots are free.
     #[track_caller]
     fn over_both(
@@ -111,7 +112,7 @@ impl<'k> BlockMax<'k> {
 /// The largest of some numbers; of a number and NaN, that is the number. Four chains of maxima hide each other's
 /// latency and take few registers.
 #[track_caller]
-pub(crate) fn largest<'k>(x: &[V<'k, F32>]) -> V<'k, F32> {
+pub(super) fn largest<'k>(x: &[V<'k, F32>]) -> V<'k, F32> {
     let mut chains = x[..4.min(x.len())].to_vec();
     for (index, &x) in x.iter().enumerate().skip(4) {
         chains[index % 4] = chains[index % 4].max(x);

@@ -16,10 +16,14 @@ const NAN: u32 = u32::from_ne_bytes([0x7F; 4]);
 /// The largest e4m3.
 const LARGEST: f32 = 448.0;
 
-/// The largest magnitude among the finite numbers of `x`; 0 if there is none. Infinities, which e4m3 has not, become
-/// NaN.
+/// The largest magnitude among the finite numbers of `x`; 0 if there is none, or if the row has no position. Infinities,
+/// which e4m3 has not, become NaN.
 #[track_caller]
-pub(super) fn amax<'k>(b: &'k Builder, x: &mut [V<'k, F32>]) -> V<'k, F32> {
+pub(super) fn amax<'k>(
+    b: &'k Builder,
+    x: &mut [V<'k, F32>],
+    has_position: Option<V<'k, Pred>>,
+) -> V<'k, F32> {
     let numbers: Vec<_> = x.iter().map(|&x| b.var("x", x)).collect();
     let amax = b.var("amax", magnitude(x));
     b.if_lanes(amax.now().eq(f32::INFINITY), || {
@@ -29,7 +33,9 @@ pub(super) fn amax<'k>(b: &'k Builder, x: &mut [V<'k, F32>]) -> V<'k, F32> {
     });
     x.iter_mut().zip(numbers).for_each(|(x, number)| *x = number.get());
     // The largest of NaN alone is NaN.
-    amax.now().max(0.0)
+    let amax = amax.now().max(0.0);
+    // Rows at no position are NaN.
+    has_position.map_or(amax, |has_position| has_position.select(amax, 0.0))
 }
 
 /// The largest magnitude.

@@ -1,8 +1,8 @@
 //! The program of a plan of quantization.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
-use fa3_sched::quantize::Plan;
-use fa3_types::{Positions, Scaling, ValueLayout};
+use fa3_sched::quantize::{Plan, Scales};
+use fa3_types::{Positions, ValueLayout};
 
 use super::Spec;
 use super::params::{Params, Scale};
@@ -38,13 +38,11 @@ pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     }
     // Problems have the scales and means that their scaling asks for.
     let [scales, mean] = [scales, mean].map(|buffer| buffer.unwrap_or(BufferId(usize::MAX)));
-    let scale = match (problem.scaling(), plan.channels(), plan.maxima()) {
-        (_, Some(channels), _) => scales::channels(&mut program, plan, &channels, [x, scales, mean]),
-        (_, _, Some(maxima)) => scales::heads(&mut program, plan, &maxima, scales),
-        (Scaling::Given(scale), ..) => Scale::Given { inverse: 1.0 / scale },
-        (Scaling::Block { .. } | Scaling::Heads { .. } | Scaling::Tensor | Scaling::Channel, ..) => {
-            Scale::Blocks(scales)
-        }
+    let scale = match plan.scales() {
+        Scales::Blocks => Scale::Blocks(scales),
+        Scales::Given(scale) => Scale::Given { inverse: 1.0 / scale },
+        Scales::Maxima(maxima) => scales::heads(&mut program, plan, &maxima, scales),
+        Scales::Channels(channels) => scales::channels(&mut program, plan, &channels, [x, scales, mean]),
     };
     if plan.grid() > 0 {
         let params = Params::of(plan, &program, scale);

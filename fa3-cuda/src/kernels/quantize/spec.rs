@@ -1,8 +1,8 @@
-//! What makes one quantization kernel differ from another.
+//! The specification of a quantization kernel.
 
 use fa3_ir::Elem;
-use fa3_sched::quantize::{Plan, Tile};
-use fa3_types::{Positions, RopeStyle, Rotary, Scaling, ValueLayout};
+use fa3_sched::quantize::{Plan, Scales, Tile};
+use fa3_types::{Positions, RopeStyle, Rotary, ValueLayout};
 
 use crate::kernels::tensors::elem;
 
@@ -38,7 +38,7 @@ pub enum ScaleSource {
     Measured,
 }
 
-/// What a rotation's code depends on.
+/// Everything that a rotation's code depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rotation {
     /// Which entries are a pair.
@@ -64,11 +64,11 @@ impl Spec {
             layout: problem.layout(),
             rotation: problem.rotary().map(rotation),
             hadamard: problem.signs().is_some(),
-            scale: match problem.scaling() {
-                Scaling::Block { .. } => ScaleSource::Blocks,
-                Scaling::Given(_) => ScaleSource::Given,
-                Scaling::Heads { .. } | Scaling::Tensor => ScaleSource::Heads,
-                Scaling::Channel => ScaleSource::Channels,
+            scale: match plan.scales() {
+                Scales::Blocks => ScaleSource::Blocks,
+                Scales::Given(_) => ScaleSource::Given,
+                Scales::Maxima(_) => ScaleSource::Heads,
+                Scales::Channels(_) => ScaleSource::Channels,
             },
         }
     }

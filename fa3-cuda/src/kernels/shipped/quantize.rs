@@ -8,7 +8,7 @@ use fa3_types::{Dtype, Positions, QuantizeSpec, RopeStyle, Rotary, Scaling, Shap
 use super::Shipped;
 use crate::kernels::quantize::{self, ScaleSource, scales::ScaleSpec};
 
-/// What a kernel is for.
+/// The problem that a kernel is for.
 struct Row {
     elem: Elem,
     head_dim: usize,
@@ -68,7 +68,7 @@ pub(super) fn quantized() -> impl Iterator<Item = Shipped> {
     rows.map(|row| Shipped::new(row.name(), row.spec())).chain(of_heads)
 }
 
-/// What computes scales that take another pass.
+/// The kernels of scales that take another pass.
 pub(super) fn scales() -> impl Iterator<Item = Shipped> {
     let channels = [64, 128, 256].into_iter().flat_map(|head_dim| {
         let elem = Elem::Bf16;
