@@ -23,7 +23,6 @@ mod store;
 mod tiles;
 mod transform;
 pub mod transpose_v;
-mod transposed;
 
 pub use program::program;
 pub use spec::{Rotation, ScaleSource, Spec};
@@ -36,9 +35,9 @@ use self::encode::{amax, scale_of};
 use self::params::{Params, Scale};
 use self::rotation::Angles;
 use self::row::Row;
+use self::store::Transposed;
 use self::tiles::{Loads, Place};
 use self::transform::Signs;
-use self::transposed::Transposed;
 use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
 use super::parts::loader::Feed;

@@ -79,7 +79,7 @@ fn codes_are_transposed_without_bank_conflicts() {
         let trial = case.trial(1);
         let outcome = ProgramSimulation::new(&trial.program).run(&trial.before).unwrap();
         let lines = outcome.steps.iter().flat_map(|step| &step.counters.shared);
-        let is_of_codes = |file: &str| file.ends_with("transposed.rs") || file.ends_with("key_rows.rs");
+        let is_of_codes = |file: &str| file.ends_with("store.rs") || file.ends_with("key_rows.rs");
         let of_codes: Vec<_> = lines.filter(|(line, _)| is_of_codes(line.file)).collect();
         // Stores and loads.
         assert_eq!(of_codes.len(), 2, "{of_codes:?}");
