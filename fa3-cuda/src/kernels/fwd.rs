@@ -36,6 +36,7 @@ pub use program::{buffers, program};
 pub use spec::FwdSpec;
 
 use fa3_ir::lang::*;
+use fa3_sched::Lens;
 use fa3_sched::forward::ROW_SUM_COLS;
 use fa3_types::softcap;
 
@@ -154,12 +155,12 @@ impl<'k> Fwd<'k> {
     }
 
     /// The functions of scores: the soft cap, in whose units they are then, and the mask.
-    fn scores(&self) -> Scores<'k> {
+    fn scores(&self, lens: Lens<V<'k, B32>>) -> Scores<'k> {
         let (geometry, (left, _)) = (self.params.geometry, self.spec.mask.reach());
         Scores {
             modify: self.spec.softcap.then(|| Box::new(softcap) as _),
             visible: Box::new(move |row| {
-                let keys = geometry.keys(row);
+                let keys = geometry.keys(row, lens);
                 Visible { start: left.map(|_| keys.start), end: keys.end }
             }),
         }

@@ -165,7 +165,7 @@ impl<'k> Dkv<'k> {
         let mut kv = work.kv;
         if tile.adds_dq.is_some() {
             // All blocks of a tile that reaches beyond the keys are masked.
-            let whole = (work.row + tile.tile_n).le(self.params.inputs.geometry.lens.q);
+            let whole = (work.row + tile.tile_n).le(work.lens.q);
             kv.unmasked_first = whole.select(kv.unmasked_first, kv.first);
             kv.unmasked_end = whole.select(kv.unmasked_end, kv.first);
         }
@@ -208,15 +208,20 @@ impl<'k> Dkv<'k> {
     /// Rows of the block that see the thread's two keys; `None` if all do. If dQ is added, no row sees a key beyond the
     /// end: its dS is multiplied by a row of K, zeros, and would have to be finite.
     #[track_caller]
-    fn hidden(&self, key: V<'k, B32>, block: &KvBlock<'k>) -> Option<[Visible<'k>; 2]> {
-        let (geometry, mask) = (&self.params.inputs.geometry, self.spec.mask);
-        let seen = block.masked.then(|| visible(self.builder, geometry, mask, key, block.key))?;
+    fn hidden(
+        &self,
+        work: &Work<V<'k, B32>>,
+        key: V<'k, B32>,
+        block: &KvBlock<'k>,
+    ) -> Option<[Visible<'k>; 2]> {
+        let (inputs, mask) = (&self.params.inputs, self.spec.mask);
+        let seen = block.masked.then(|| visible(self.builder, inputs, work, mask, [key, block.key]))?;
         if self.spec.tile.adds_dq.is_none() {
             return Some(seen);
         }
         let [upper, lower] = seen;
         Some([(upper, Half::Upper), (lower, Half::Lower)].map(|(seen, half)| {
-            let inside = (key + half.rows()).lt(geometry.lens.q);
+            let inside = (key + half.rows()).lt(work.lens.q);
             Visible { end: inside.select(seen.end, 0), ..seen }
         }))
     }
@@ -284,15 +289,14 @@ impl<'k> Dkv<'k> {
         let (inputs, spec) = (&self.params.inputs, &self.spec);
         let to = [work.batch, work.head, key];
         let scale = Some(inputs.softmax_scale);
-        write(dk, scale, &self.params.dk, to, inputs.geometry.lens.q, (spec.elem, spec.head_dim));
+        write(dk, scale, &self.params.dk, to, work.lens.q, (spec.elem, spec.head_dim));
     }
 
     /// Writes a tile's dV.
     #[track_caller]
     fn write_dv(&self, dv: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
-        let (inputs, spec) = (&self.params.inputs, &self.spec);
-        let to = [work.batch, work.head, key];
-        write(dv, None, &self.params.dv, to, inputs.geometry.lens.q, (spec.elem, spec.head_dim_v));
+        let (spec, to) = (&self.spec, [work.batch, work.head, key]);
+        write(dv, None, &self.params.dv, to, work.lens.q, (spec.elem, spec.head_dim_v));
     }
 }
 

@@ -59,7 +59,7 @@ impl<'k> Dq<'k> {
             let (mut k, mut v) = (self.k.loader(), self.v.loader());
             let keys = self.spec.tile.tile_n;
             self.tiles.produce(|tile, fetch_next| {
-                let Work { batch, head, kv_head, row, kv } = self.params.inputs.geometry.work(tile);
+                let Work { batch, head, kv_head, row, kv, .. } = self.params.inputs.geometry.work(tile);
                 b.if_uniform(kv.first.lt(kv.end), || {
                     q.load(head, row, batch);
                     dout.load(head, row, batch);
@@ -99,8 +99,7 @@ impl<'k> Dq<'k> {
                     let dp = gemm(dout, v.tile().t(), Fresh);
                     let mut s = s.wait();
                     read.release();
-                    let hidden =
-                        block.masked.then(|| visible(b, &inputs.geometry, spec.mask, row, block.key));
+                    let hidden = block.masked.then(|| visible(b, inputs, &work, spec.mask, [row, block.key]));
                     self.weigh(&mut s, shift, hidden.as_ref());
                     let dp = dp.wait();
                     v.release();
@@ -116,7 +115,7 @@ impl<'k> Dq<'k> {
                 dout_slot.release();
             });
             let (scale, to) = (inputs.softmax_scale, [work.batch, work.head, row]);
-            write(dq.wait(), Some(scale), &params.dq, to, inputs.geometry.lens.q, (spec.elem, spec.head_dim));
+            write(dq.wait(), Some(scale), &params.dq, to, work.lens.q, (spec.elem, spec.head_dim));
         });
     }
 
@@ -124,7 +123,7 @@ impl<'k> Dq<'k> {
     #[track_caller]
     fn stats(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> (Rows<'k>, Rows<'k>) {
         let (b, params) = (self.builder, &self.params);
-        let last = params.inputs.geometry.lens.q - 1;
+        let last = work.lens.q - 1;
         let of_head = work.batch.mad(params.heads, work.head).mul_wide(params.pairs);
         let [upper, lower] = Half::BOTH.map(|half| {
             let row = (row + half.rows()).min(last);

@@ -3,8 +3,9 @@
 use fa3_ir::lang::*;
 use fa3_types::{Mask, softcap};
 
+use super::params::Inputs;
 use crate::kernels::params::InKernel;
-use crate::kernels::parts::geometry::Geometry;
+use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::scores::Visible;
 use crate::kernels::parts::store_rows::{Order, StoreRows};
 use crate::kernels::parts::strided::Strided;
@@ -88,15 +89,15 @@ pub(super) fn store_registers<'k>(frag: &Frag<'k>, tile: Tile<'_, 'k>) {
 #[track_caller]
 pub(super) fn visible<'k>(
     b: &'k Builder,
-    geometry: &Geometry<V<'k, B32>>,
+    inputs: &Inputs<InKernel<'k>>,
+    work: &Work<V<'k, B32>>,
     mask: Mask,
-    row: V<'k, B32>,
-    first: V<'k, B32>,
+    [row, first]: [V<'k, B32>; 2],
 ) -> [Visible<'k>; 2] {
     let (left, _) = mask.reach();
     let first = first + b.frag_col();
     Half::BOTH.map(|half| {
-        let keys = geometry.keys(row + half.rows());
+        let keys = inputs.geometry.keys(row + half.rows(), work.lens);
         Visible { start: left.map(|_| keys.start), end: keys.end }.from(first)
     })
 }
@@ -115,9 +116,6 @@ pub(super) fn write<'k>(
         gradient.map_in_place(|x, _| x * factor);
     }
     let inside = [row, row + 8].map(|row| row.lt(seqlen));
-    let quad = gradient.builder().tid() & 3;
-    let rows = to.global();
-    let at = quad.mad_wide(16, rows.at([batch, head, row]));
-    let [_, _, stride] = rows.strides;
-    StoreRows { elem, cols, order: Order::Natural }.store(gradient, quad, [at, at + (stride << 3)], inside);
+    let store = StoreRows { elem, cols, order: Order::Natural };
+    store.store(gradient, to.global(), [batch, head, row], inside);
 }

@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed};
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, DkvTile, DqTile, Part, Plan};
-use fa3_sched::{Decoder, Longest, Order, Schedule, Scheduler, TileCounts};
+use fa3_sched::{Decoder, Longest, Order, Schedule, Scheduler};
 use fa3_types::TensorDesc;
 
 use super::program::{buffers, pairs};
@@ -124,7 +124,7 @@ impl RoundParams<Form> {
             dq: Strided::form("dq", spec.elem),
             softmax_scale: (),
             seqlen: (),
-            decoder: Decoder::new(TileCounts::ONE, BLOCKS).map(|_| ()),
+            decoder: Form::decoder(BLOCKS),
         }
     }
 }
@@ -194,7 +194,7 @@ impl StatsParams<Form> {
             seqlen: (),
             pairs: (),
             heads: (),
-            decoder: Decoder::new(TileCounts::ONE, BLOCKS).map(|_| ()),
+            decoder: Form::decoder(BLOCKS),
             sums: match spec.cleared {
                 Cleared::Nothing => None,
                 Cleared::Sums(_) => Some(SumsParams::form(AddOrder::Any, spec.elem)),

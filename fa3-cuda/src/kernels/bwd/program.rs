@@ -75,31 +75,30 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         (sums, tile.adds_in_order().then(last_added))
     });
     if plan.stats().grid() > 0 {
-        let mut args = Fill::default();
-        _ = StatsParams::of(plan, stats, sums).pass(&mut args);
-        program.step(BwdSpec::stats(plan).into(), [plan.stats().grid(), 1, 1], args.0);
+        let params = StatsParams::of(plan, stats, sums);
+        let args = Fill::args(|by| _ = params.pass(by));
+        program.step(BwdSpec::stats(plan).into(), [plan.stats().grid(), 1, 1], args);
     }
     if plan.dkv().schedule.grid() > 0 {
-        let mut args = Fill::default();
         let ticket = ticket(&mut program, "dkv_ticket", &plan.dkv().schedule);
-        _ = DkvParams::of(plan, program.tensor(stats), sums, ticket).pass(&mut args);
-        program.step(BwdSpec::dkv(plan).into(), [plan.dkv().schedule.grid(), 1, 1], args.0);
+        let params = DkvParams::of(plan, program.tensor(stats), sums, ticket);
+        let args = Fill::args(|by| _ = params.pass(by));
+        program.step(BwdSpec::dkv(plan).into(), [plan.dkv().schedule.grid(), 1, 1], args);
     }
     let Some(dq_spec) = BwdSpec::dq(plan) else { return program };
-    let mut args = Fill::default();
-    let grid = match (plan.dq(), sums) {
+    let (grid, args) = match (plan.dq(), sums) {
         (DqBy::Kernel(part), _) if part.schedule.grid() > 0 => {
             let ticket = ticket(&mut program, "dq_ticket", &part.schedule);
-            _ = DqParams::of(plan, part, stats, ticket).pass(&mut args);
-            part.schedule.grid()
+            let params = DqParams::of(plan, part, stats, ticket);
+            (part.schedule.grid(), Fill::args(|by| _ = params.pass(by)))
         }
         (DqBy::Additions(blocks), Some(sums)) if blocks.grid() > 0 => {
-            _ = RoundParams::of(plan, blocks, sums).pass(&mut args);
-            blocks.grid()
+            let params = RoundParams::of(plan, blocks, sums);
+            (blocks.grid(), Fill::args(|by| _ = params.pass(by)))
         }
         (DqBy::Kernel(_) | DqBy::Additions(_) | DqBy::AdditionsInOrder, _) => return program,
     };
-    program.step(dq_spec.into(), [grid, 1, 1], args.0);
+    program.step(dq_spec.into(), [grid, 1, 1], args);
     program
 }
 

@@ -89,7 +89,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
             }
             let slot = attend.q.wait(); // A1:14
-            let (tile, scores) = (slot.tile().row_block(me, 64), fwd.scores());
+            let (tile, scores) = (slot.tile().row_block(me, 64), fwd.scores(work.lens));
             let q = Query { slot: &slot, tile, row, scales: &scales, scores };
             attend.tile(&q, &blocks, &mut sum);
             slot.released();

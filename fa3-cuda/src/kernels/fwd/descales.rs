@@ -130,7 +130,7 @@ impl<'f, 'k> TileScales<'f, 'k> {
             Some(_) => {
                 let q_head = work.batch.mad(params.heads, work.head);
                 // Beyond the last row there is no block.
-                let row = row().min(params.geometry.lens.q - 1);
+                let row = row().min(work.lens.q - 1);
                 (of_block(fwd, Q, q_head, row), Some(work.batch.mad(descales.heads_kv, work.kv_head)))
             }
         };

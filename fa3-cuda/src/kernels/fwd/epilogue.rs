@@ -5,13 +5,13 @@ use fa3_ir::lang::*;
 use super::consumer::Sum;
 use super::{Fwd, channels, descales};
 use crate::kernels::parts::geometry::Work;
-use crate::kernels::parts::store_rows::{Global, Order, StoreRows};
+use crate::kernels::parts::store_rows::{Order, StoreRows};
 
 /// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
 #[track_caller]
 pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
     let (b, params) = (fwd.builder, &fwd.params);
-    let seqlen = params.geometry.lens.q;
+    let seqlen = work.lens.q;
     let Sum { mut o, softmax, v_scale } = sum;
     let (inverse, lse) = softmax.finish(); // A1:24
     let inside = [row, row + 8].map(|row| row.lt(seqlen));
@@ -35,10 +35,6 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     let empty = inverse.map(|inverse| inverse.eq(0.0));
     b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));
 
-    let rows = Global { address: params.o, strides: params.o_strides };
     let store = StoreRows { elem: fwd.spec.output, cols: fwd.spec.head_dim_v, order };
-    let at = store.chunk(quad).mad_wide(16, rows.at([work.batch, work.head, row]));
-    let [_, _, stride] = params.o_strides;
-    let below = at + (stride << 3);
-    store.store(o, quad, [at, below], inside); // A1:25
+    store.store(o, params.o.global(), [work.batch, work.head, row], inside); // A1:25
 }

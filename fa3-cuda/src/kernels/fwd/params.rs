@@ -9,58 +9,32 @@ use fa3_types::{TensorDesc, ValueLayout};
 use super::FwdSpec;
 use super::descales::Descales;
 use super::program::buffers;
-use crate::kernels::params::{Form, Host, Pass, Side, TensorForm};
+use crate::kernels::params::{Form, Host, Pass, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::scores::units;
-use crate::kernels::tensors::{strides, transposed_view, view};
+use crate::kernels::parts::strided::Strided;
+use crate::kernels::tensors::{transposed_view, view};
 
-/// The arguments of a forward kernel.
-#[derive(Debug)]
-pub(super) struct Params<S: Side> {
-    pub(super) q: S::Tensor,
-    pub(super) k: S::Tensor,
-    pub(super) v: S::Tensor,
-    pub(super) o: S::Pointer,
-    /// At address 0, LSE is not written.
-    pub(super) lse: S::Pointer,
-    /// Bytes from one sequence, head, row of O to the next.
-    pub(super) o_strides: [S::U64; 3],
-    /// Where scales of e4m3 Q, K and V are.
-    pub(super) descales: Option<Descales<S>>,
-    /// Query heads.
-    pub(super) heads: S::U32,
-    /// softmax_scale · log₂e, or of capped scores cap · log₂e: what a unit of a score is worth in the exponent of 2.
-    pub(super) scale_log2: S::F32,
-    /// softmax_scale / cap, if scores are capped.
-    pub(super) into_cap: Option<S::F32>,
-    pub(super) geometry: Geometry<S::U32>,
-    /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`].
-    pub(super) ticket: Option<S::Pointer>,
-}
-
-impl<A: Side> Params<A> {
-    /// Goes over them in the order in which they are passed.
-    #[track_caller]
-    pub(super) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Params<B> {
-        let [batch, head, row] = self.o_strides;
-        Params {
-            q: by.tensor("q", self.q),
-            k: by.tensor("k", self.k),
-            v: by.tensor("v", self.v),
-            o: by.pointer("o", self.o),
-            lse: by.pointer("lse", self.lse),
-            o_strides: [
-                by.u64("o_batch_bytes", batch),
-                by.u64("o_head_bytes", head),
-                by.u64("o_row_bytes", row),
-            ],
-            descales: self.descales.map(|descales| descales.pass(by)),
-            heads: by.u32("heads", self.heads),
-            scale_log2: by.f32("scale_log2", self.scale_log2),
-            into_cap: self.into_cap.map(|factor| by.f32("into_cap", factor)),
-            geometry: self.geometry.pass(by),
-            ticket: self.ticket.map(|buffer| by.pointer("ticket", buffer)),
-        }
+params! {
+    /// The parameters of a forward kernel.
+    struct Params {
+        q: tensor,
+        k: tensor,
+        v: tensor,
+        o: all Strided,
+        /// At address 0, LSE is not written.
+        lse: pointer,
+        /// Where scales of e4m3 Q, K and V are.
+        descales: maybe all Descales,
+        /// Query heads.
+        heads: u32,
+        /// softmax_scale · log₂e, or of capped scores cap · log₂e: the worth of a score's unit in the exponent of 2.
+        scale_log2: f32,
+        /// softmax_scale / cap, if scores are capped.
+        into_cap: maybe f32,
+        geometry: geometry,
+        /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`].
+        ticket: maybe pointer,
     }
 }
 
@@ -80,9 +54,8 @@ impl Params<Form> {
             q: tensor(tile.tile_m, tile.head_dim),
             k: tensor(keys, tile.head_dim),
             v,
-            o: spec.output,
+            o: Strided::form("o", spec.output),
             lse: Elem::F32,
-            o_strides: [(); 3],
             descales: spec.is_fp8().then(|| Descales::form(spec)),
             heads: (),
             scale_log2: (),
@@ -112,9 +85,8 @@ impl Params<Host> {
                 }
                 (ValueLayout::Rows | ValueLayout::Transposed, _) => view_of(buffers::V, problem.v()),
             },
-            o: buffers::O,
+            o: Strided::of("o", buffers::O, problem.o()),
             lse: buffers::LSE,
-            o_strides: strides(problem.o()),
             descales: FwdSpec::of(plan).is_fp8().then(|| Descales::of(problem)),
             heads: problem.heads().q() as u32,
             scale_log2,

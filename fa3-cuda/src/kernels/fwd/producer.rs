@@ -23,7 +23,7 @@ fn load(fwd: &Fwd<'_>) {
         let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
         let keys = fwd.spec.tile.tile_n;
         fwd.tiles.produce(|tile, fetch_next| {
-            let Work { batch, head, kv_head, row, kv } = fwd.params.geometry.work(tile);
+            let Work { batch, head, kv_head, row, kv, .. } = fwd.params.geometry.work(tile);
             let visits = kv.first.lt(kv.end);
             let first = kv.first * keys;
             b.if_uniform(visits, || {

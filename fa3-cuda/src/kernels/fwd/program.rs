@@ -90,9 +90,8 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         transpose_v::step(&mut program, (buffers::V, problem.v()), codes, tiles);
     }
     if schedule.grid() > 0 {
-        let mut args = Fill::default();
-        Params::of(plan, &program).pass(&mut args);
-        program.step(spec.into(), [schedule.grid(), 1, 1], args.0);
+        let params = Params::of(plan, &program);
+        program.step(spec.into(), [schedule.grid(), 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
     program
 }

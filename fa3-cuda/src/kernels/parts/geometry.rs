@@ -12,7 +12,7 @@ pub(crate) struct Geometry<T> {
     /// How many tiles there are.
     pub(crate) tiles: T,
     /// Rows of Q and of K, the same for every sequence.
-    pub(crate) lens: Lens<T>,
+    equal: Lens<T>,
     decoder: Decoder<T>,
     tiling: Tiling<T>,
 }
@@ -26,6 +26,8 @@ pub(crate) struct Work<T> {
     pub(crate) head: T,
     /// Its head of K and V.
     pub(crate) kv_head: T,
+    /// Rows of its sequence.
+    pub(crate) lens: Lens<T>,
     /// Its first query row.
     pub(crate) row: T,
     /// The blocks of keys that it visits.
@@ -36,7 +38,7 @@ impl Geometry<u32> {
     /// The geometry of a launch: the numbering of its tiles, how matrices are cut, and their size.
     pub(crate) fn of(schedule: &Schedule, tiling: Tiling<u32>, lens: Lens<u32>) -> Geometry<u32> {
         let decoder = schedule.decoder().unwrap_or_else(|| Decoder::new(TileCounts::ONE, schedule.order()));
-        Geometry { tiles: schedule.num_tiles(), lens, decoder, tiling }
+        Geometry { tiles: schedule.num_tiles(), equal: lens, decoder, tiling }
     }
 }
 
@@ -44,7 +46,7 @@ impl Geometry<()> {
     /// The form of all launches with this order and this mask.
     pub(crate) fn form(order: Order, mask: Mask) -> Geometry<()> {
         let (decoder, tiling) = (Decoder::new(TileCounts::ONE, order), Tiling::new(1, 1, 1, mask));
-        Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
+        Geometry { tiles: 1, equal: Lens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
     }
 }
 
@@ -59,7 +61,7 @@ impl<T> Geometry<T> {
     fn map_named<U>(self, mut f: impl FnMut(&str, T) -> U) -> Geometry<U> {
         Geometry {
             tiles: f("tiles", self.tiles),
-            lens: Lens { q: f("seqlen_q", self.lens.q), k: f("seqlen_k", self.lens.k) },
+            equal: Lens { q: f("seqlen_q", self.equal.q), k: f("seqlen_k", self.equal.k) },
             decoder: self.decoder.map_named(&mut f),
             tiling: self.tiling.map_named(&mut f),
         }
@@ -67,15 +69,22 @@ impl<T> Geometry<T> {
 }
 
 impl<T: Int> Geometry<T> {
+    /// The rows of a sequence. All have the same so far; whatever depends on a sequence's length takes it from here.
+    pub(crate) fn lens(&self, _batch: T) -> Lens<T> {
+        self.equal
+    }
+
     /// Tile number `index`.
     fn decode(&self, index: T) -> Work<T> {
         let Tile { m_block, head, batch } = self.decoder.decode(index);
+        let lens = self.lens(batch);
         Work {
             batch,
             head,
             kv_head: self.tiling.kv_head(head),
+            lens,
             row: m_block * self.tiling.tile_m(),
-            kv: self.tiling.kv_range(m_block, self.lens),
+            kv: self.tiling.kv_range(m_block, lens),
         }
     }
 }
@@ -84,23 +93,24 @@ impl<'k> Geometry<V<'k, B32>> {
     /// Tile number `index`.
     #[track_caller]
     pub(crate) fn work(&self, index: V<'k, B32>) -> Work<V<'k, B32>> {
-        let Work { batch, head, kv_head, row, kv } = self.decode(index);
+        let Work { batch, head, kv_head, lens, row, kv } = self.decode(index);
         let [batch, head, kv_head, row] = [batch, head, kv_head, row].map(V::in_register);
         let [first, unmasked_first, unmasked_end, end] =
             [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(V::in_register);
-        Work { batch, head, kv_head, row, kv: KvRange { first, unmasked_first, unmasked_end, end } }
+        Work { batch, head, kv_head, lens, row, kv: KvRange { first, unmasked_first, unmasked_end, end } }
     }
 
-    /// The blocks of keys that tile `m_block` of a head visits; none if there is no such tile.
+    /// The blocks of keys that tile `m_block` of a head visits in a sequence of these lengths; none if there is no such
+    /// tile.
     #[track_caller]
-    pub(crate) fn kv_range(&self, m_block: V<'k, B32>) -> KvRange<V<'k, B32>> {
-        self.tiling.kv_range(m_block, self.lens)
+    pub(crate) fn kv_range(&self, m_block: V<'k, B32>, lens: Lens<V<'k, B32>>) -> KvRange<V<'k, B32>> {
+        self.tiling.kv_range(m_block, lens)
     }
 
-    /// The keys that query row `row` may see; of a row beyond the sequence's end, any.
+    /// The keys that query row `row` may see in a sequence of these lengths; any keys for a row beyond its end.
     #[track_caller]
-    pub(crate) fn keys(&self, row: V<'k, B32>) -> VisibleKeys<V<'k, B32>> {
-        let VisibleKeys { start, end } = self.tiling.keys(row, self.lens);
+    pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {
+        let VisibleKeys { start, end } = self.tiling.keys(row, lens);
         VisibleKeys { start: start.in_register(), end: end.in_register() }
     }
 }
@@ -133,7 +143,7 @@ mod tests {
     fn in_a_kernel(geometry: Geometry<u32>, form: Geometry<()>) -> Vec<[u32; 8]> {
         let kernel = Kernel::build("tiles", Launch::threads(32), |b| {
             let numbers = b.param_pointer("numbers", Elem::U32);
-            let Work { batch, head, kv_head, row, kv } = form.pass(&mut Declare(b)).work(b.cta_x());
+            let Work { batch, head, kv_head, row, kv, .. } = form.pass(&mut Declare(b)).work(b.cta_x());
             let at = b.cta_x().mad_wide(32, numbers);
             b.once_per_warp(|| {
                 b.store_vector(at.at(0), [batch, head, kv_head, row]);
@@ -153,7 +163,7 @@ mod tests {
     /// The same, on the host.
     fn on_the_host(geometry: Geometry<u32>) -> Vec<[u32; 8]> {
         let numbers = (0..geometry.tiles).map(|index| {
-            let Work { batch, head, kv_head, row, kv } = geometry.decode(index);
+            let Work { batch, head, kv_head, row, kv, .. } = geometry.decode(index);
             [batch, head, kv_head, row, kv.first, kv.unmasked_first, kv.unmasked_end, kv.end]
         });
         numbers.collect()

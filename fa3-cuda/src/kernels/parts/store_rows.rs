@@ -43,25 +43,30 @@ pub(crate) enum Order {
 impl StoreRows {
     /// Which 8 of 32 columns thread `quad` of a quad writes.
     #[track_caller]
-    pub(crate) fn chunk<'k>(&self, quad: V<'k, B32>) -> V<'k, B32> {
+    fn chunk<'k>(&self, quad: V<'k, B32>) -> V<'k, B32> {
         match self.order {
             Order::Natural => quad,
             Order::EvensFirst => ((quad & 1) << 1) | (quad >> 1),
         }
     }
 
-    /// Writes the thread's two rows to `rows`, where they are `inside`, each group of 32 columns at once: threads of a
-    /// quad exchange what they have, so that each has 8 neighbours, 16 bytes. `quad` is the thread's number in its
-    /// quad; its bytes begin at 16 times its [`StoreRows::chunk`], which `rows` count.
+    /// Writes the thread's two rows, the one with these indices (of its sequence, head and row) and 8 below, where they
+    /// are `inside`, each group of 32 columns at once: threads of a quad exchange words, so that each has 8 neighbouring
+    /// columns, 16 bytes.
     #[track_caller]
     pub(crate) fn store<'k>(
         &self,
         o: Frag<'k>,
-        quad: V<'k, B32>,
-        rows: [V<'k, B64>; 2],
+        to: Global<'k, 3>,
+        indices: [V<'k, B32>; 3],
         inside: [V<'k, Pred>; 2],
     ) {
-        let (b, chunk) = (o.builder(), self.chunk(quad));
+        let b = o.builder();
+        let quad = b.tid() & 3;
+        let chunk = self.chunk(quad);
+        let upper = chunk.mad_wide(16, to.at(indices));
+        let [_, _, stride] = to.strides;
+        let rows = [upper, upper + (stride << 3)];
         let packed = match self.order {
             Order::Natural => o.packed(self.elem),
             Order::EvensFirst => o.interleaved().packed(self.elem),

@@ -49,7 +49,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
                 turn.take();
                 let s = gemm(k, q.t(), Fresh); // A3:21
                 let dp = gemm(v, dout.t(), Fresh); // A3:22-23
-                let hidden = dkv.hidden(key, &block);
+                let hidden = dkv.hidden(&work, key, &block);
                 let mut s = s.wait();
                 let shifts = Columns::on_demand(b, stats, Stat::Shift);
                 dkv.begin_p(&mut s, &shifts, hidden.as_ref()); // A3:24

@@ -237,5 +237,5 @@ fn rows_after<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
 #[track_caller]
 fn blocks_of<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>, distance: i32) -> KvRange<V<'k, B32>> {
     let tile_n = dkv.spec.tile.tile_n;
-    dkv.params.inputs.geometry.kv_range((work.row >> tile_n.ilog2()) + distance)
+    dkv.params.inputs.geometry.kv_range((work.row >> tile_n.ilog2()) + distance, work.lens)
 }
