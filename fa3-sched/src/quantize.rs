@@ -169,8 +169,8 @@ impl Scales {
 
 /// How a tensor is quantized on a device.
 ///
-/// Heads are the fastest. They are cut into runs of a few tiles, which CTAs, or clusters, take one after the other: CTA c computes
-/// runs c, c + CTAs, c + 2 · CTAs, … The tiles of a run mostly are heads of the same rows, so that threads
+/// Heads are the fastest. They are cut into runs of a few tiles, which CTAs, or clusters, take one after the other: CTA
+/// c computes runs c, c + CTAs, c + 2 · CTAs, … The tiles of a run mostly are heads of the same rows, so that threads
 /// load cosines and sines once.
 ///
 /// ```

@@ -71,8 +71,8 @@ impl<'k> BlockMax<'k> {
         largest(&all)
     }
 
-    /// The maximum of the numbers of all warps of two CTAs. Who stores a number for the other CTA has waited for the maximum
-    /// before, and so all threads of both have read the one before that: its slots are free.
+    /// The maximum of the numbers of all warps of two CTAs. Who stores a number for the other CTA has waited for the
+    /// maximum before, and so all threads of both have read the one before that: its slots are free.
     #[track_caller]
     fn over_both(
         &self,

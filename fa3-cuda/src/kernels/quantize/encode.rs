@@ -16,8 +16,8 @@ const NAN: u32 = u32::from_ne_bytes([0x7F; 4]);
 /// The largest e4m3.
 const LARGEST: f32 = 448.0;
 
-/// The largest magnitude among the finite numbers of `x`; 0 if there is none, or if the row has no position. Infinities,
-/// which e4m3 has not, become NaN.
+/// The largest magnitude among the finite numbers of `x`; 0 if there is none, or if the row has no position.
+/// Infinities, which e4m3 has not, become NaN.
 #[track_caller]
 pub(super) fn amax<'k>(
     b: &'k Builder,

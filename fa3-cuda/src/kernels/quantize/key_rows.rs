@@ -1,5 +1,5 @@
-//! The transposition of e4m3 codes from rows of columns, as they lie in shared memory, to rows of keys in global memory, as products of
-//! 8-bit elements read V ([`ValueLayout::Transposed`](fa3_types::ValueLayout)).
+//! The transposition of e4m3 codes from rows of columns, as they lie in shared memory, to rows of keys in global
+//! memory, as products of 8-bit elements read V ([`ValueLayout::Transposed`](fa3_types::ValueLayout)).
 //!
 //! A warp takes 64 keys of 16 columns at a time. `ldmatrix.trans` moves pairs of bytes, neighbours along the columns.
 //! Byte permutations part them into even and odd columns, and join those of four keys. The keys that are rows of a

@@ -1,7 +1,7 @@
 //! Scales that take a pass over the tensor before codes are written.
 //!
-//! - [`channels`] reduces columns, for scales of channels with their means: of parts of the rows first, then of all.
-//! - [`maxima`] reduces the largest magnitudes of tiles, for scales of heads or of the tensor. The quantization kernel
+//! - `channels.rs` reduces columns, for scales of channels with their means: of parts of the rows first, then of all.
+//! - `maxima.rs` reduces the largest magnitudes of tiles, for scales of heads or of the tensor. The quantization kernel
 //!   finds them ([`ScaleSource::Measured`]).
 
 mod channels;
@@ -83,7 +83,8 @@ pub(super) fn channels(
     Scale::Channels { mean, inverse }
 }
 
-/// Adds the steps that compute scales of heads or of the tensor, as [`channels`] does.
+/// Adds the steps that compute scales of heads or of the tensor. The kernel that writes codes takes
+/// what is returned.
 pub(super) fn heads(
     program: &mut Program<kernels::Spec>,
     plan: &Plan,

@@ -27,7 +27,8 @@ pub(super) struct Signs<'k> {
 }
 
 impl<'k> Signs<'k> {
-    /// The signs that are bits of these words, written by the first threads of the CTA. They must meet before one reads them.
+    /// The signs that are bits of these words, written by the first threads of the CTA. They must meet before one reads
+    /// them.
     #[track_caller]
     pub(super) fn declare(
         b: &'k Builder,

@@ -1,5 +1,5 @@
-//! The means and scales of channels: a reduction over a head's rows in two steps. A CTA for each part of the rows writes
-//! the [`Span`] of each of its columns, then a CTA for each head puts together those of its parts.
+//! The means and scales of channels: a reduction over a head's rows in two steps. A CTA for each part of the rows
+//! writes the [`Span`] of each of its columns, then a CTA for each head puts together those of its parts.
 //!
 //! The order of all sums is that of [`CHANNEL_ROWS`](fa3_types::CHANNEL_ROWS), so that means are those of
 //! `fa3_quant::Channels`, bit for bit.
