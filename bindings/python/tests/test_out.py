@@ -103,7 +103,7 @@ def test_a_result_in_given_memory_has_no_gradient(device, leaf):
     sentence = "out=... does not support automatic differentiation, but one of the arguments requires grad"
     for call in (
         lambda: flash_attn_func(q, k, v, out=out),
-        lambda: torch.ops.fa3.forward_out(q, k, v, *OPTIONS, out=out),
+        lambda: torch.ops.fa3.forward_out(q, k, v, *OPTIONS, o=out),
     ):
         with pytest.raises(RuntimeError, match=re.escape(sentence)):
             call()
@@ -153,7 +153,7 @@ def test_the_operators_are_what_they_say(device):
     """Schema, fake results beside real ones, and what becomes of them under torch.compile: torch's own checks."""
     q, k, v = problem(device)
     for _, out in places((2, 33, 4, 32), device):
-        torch.library.opcheck(torch.ops.fa3.forward_out.default, (q, k, v, *OPTIONS), dict(out=out))
+        torch.library.opcheck(torch.ops.fa3.forward_out.default, (q, k, v, *OPTIONS), dict(o=out))
     o, lse = torch.ops.fa3.forward(q, k, v, *OPTIONS)
     like = dict(dq=heads_outside(q), dk=torch.empty_like(k), dv=torch.empty_like(v))
     torch.library.opcheck(torch.ops.fa3.backward_out.default, (o, q, k, v, o, lse, None, *OPTIONS), like)

@@ -188,7 +188,7 @@ def _traced_into(q: Tensor, k: Tensor, v: Tensor, options: operator.Options, out
     _check_tensors(q, k, v, options)
     if operator.is_transformed():
         raise NotImplementedError("out is not supported inside of torch.func's transforms")
-    return torch.ops.fa3.forward_out(q, k, v, *options, out=out)
+    return torch.ops.fa3.forward_out(q, k, v, *options, o=out)
 
 
 def _traced(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -> tuple[Tensor, Tensor]:

@@ -65,9 +65,9 @@ def _forward(
     return o, operator.lse_like(q)
 
 
-def _forward_out(*inputs, out):
-    operator.refuse_grad(out, *(x for x in inputs if isinstance(x, Tensor)))
-    _, lse = _forward(*inputs, out=out)
+def _forward_out(*inputs, o):
+    operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)))
+    _, lse = _forward(*inputs, out=o)
     return lse
 
 

@@ -20,9 +20,9 @@ def _forward(q: _Shape, k: _Shape, v: _Shape, *_: Any, out_shape: tuple[_Shape, 
 
 
 @register_flop_formula(torch.ops.fa3.forward_out)
-def _forward_out(q: _Shape, k: _Shape, v: _Shape, *_: Any, out: _Shape, **__: Any) -> int:
+def _forward_out(q: _Shape, k: _Shape, v: _Shape, *_: Any, o: _Shape, **__: Any) -> int:
     """Q K^T and P V."""
-    return _pairs(q, k) * 2 * (q[3] + out[3])
+    return _pairs(q, k) * 2 * (q[3] + o[3])
 
 
 @register_flop_formula([torch.ops.fa3.backward, torch.ops.fa3.backward_out])

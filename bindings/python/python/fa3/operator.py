@@ -107,10 +107,10 @@ def launch(
     return o, lse
 
 
-def launch_into(*inputs: Any, out: Tensor) -> Tensor:
-    """LSE; O is written to `out`."""
-    refuse_grad(out, *(x for x in inputs if isinstance(x, Tensor)))
-    _, lse = launch(*inputs, out=out)
+def launch_into(*inputs: Any, o: Tensor) -> Tensor:
+    """LSE; O is written to `o`."""
+    refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)))
+    _, lse = launch(*inputs, out=o)
     assert lse is not None
     return lse
 
@@ -386,7 +386,8 @@ _ARGUMENTS = (
     "ScalarType? out_dtype=None, bool deterministic=False, Tensor? v_mean=None"
 )
 library.define(f"forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=TAGS)
-library.define(f"forward_out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor lse", tags=TAGS)
+# Not `out`: that argument torch.compile takes for contiguous only.
+library.define(f"forward_out({_ARGUMENTS}, *, Tensor(a!) o) -> Tensor lse", tags=TAGS)
 for _key in ("CUDA", "CPU"):
     library.impl("forward", launch, _key)
     library.impl("forward_out", launch_into, _key)
