@@ -1,5 +1,6 @@
-//! A consumer that owns 64 keys, for dK and dV, and 64 of the 128 rows of every block, for dQ. dQ of block i is computed
-//! in the round of block i + 1, when both consumers have stored their half of dSᵀ(i): so the two need no barrier.
+//! A consumer that owns 64 keys, for dK and dV, and 64 of the 128 rows of every block, for dQ. dQ of block i is
+//! computed in the round of block i + 1, when both consumers have stored their half of dSᵀ(i): so the two need no
+//! barrier.
 //!
 //! The time of block i in both consumers, W0 and W1; what has an arrow is stored in shared memory:
 //!
