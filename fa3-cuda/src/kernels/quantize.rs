@@ -6,9 +6,8 @@
 //! codes = e4m3(y / scale)                       scale = max |y| / 448 of each block of rows of a head
 //! ```
 //!
-//! Codes and scales are those of `fa3_quant::Preparation`, bit for bit. [`Spec`] builds the kernel, and
-//! [`program`] lowers a plan to its launches. Where heads, channels or the tensor have scales, kernels of [`scales`] run
-//! first.
+//! Codes and scales are those of `fa3_quant::Preparation`, bit for bit. [`Spec`] builds the kernel, and [`program`]
+//! lowers a plan to its launches. Where heads, channels or the tensor have scales, kernels of [`scales`] run first.
 
 mod block_max;
 mod encode;

@@ -51,8 +51,8 @@ impl StoreRows {
     }
 
     /// Writes the thread's two rows, the one with these indices (of its sequence, head and row) and 8 below, where they
-    /// are `inside`, each group of 32 columns at once: threads of a quad exchange words, so that each has 8 neighbouring
-    /// columns, 16 bytes.
+    /// are `inside`, each group of 32 columns at once: threads of a quad exchange words, so that each has 8
+    /// neighbouring columns, 16 bytes.
     #[track_caller]
     pub(crate) fn store<'k>(
         &self,
