@@ -123,7 +123,9 @@ def judge_gradients(results, q, k, v, dout=None, dlse=None, **options):
     for name, x, like, oracle, baseline, magnitude in zip(
         ("dq", "dk", "dv"), results, (q, k, v), oracles, baselines, magnitudes, strict=True
     ):
-        assert (x.dtype, x.shape, x.is_contiguous()) == (like.dtype, like.shape, True), name
+        assert (x.dtype, x.shape) == (like.dtype, like.shape), name
+        # Heads lie outside rows where they do so in the input.
+        assert x.is_contiguous() or (x.stride(1) < x.stride(2) and like.stride(1) < like.stride(2)), name
         if x.numel() == 0:
             continue
         bound = law_of(oracle, baseline, lse.detach(), magnitude, q.dtype)

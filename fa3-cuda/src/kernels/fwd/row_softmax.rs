@@ -6,8 +6,8 @@
 //!
 //! With an older reference, the largest score no longer has P = 1, which rounding leaves as it is. Where one key has
 //! most of a row's weight, the rounding of its P would be an error of the whole row. It cancels if O is divided by what
-//! was multiplied. So LSE comes from ℓ, and O is divided by ℓ + what rounding added to P of such keys. Of a block's keys
-//! in a thread, only the one with the largest score is counted. Many keys of about the same weight err in both
+//! was multiplied. So LSE comes from ℓ, and O is divided by ℓ + what rounding added to P of such keys. Of a block's
+//! keys in a thread, only the one with the largest score is counted. Many keys of about the same weight err in both
 //! directions; of exactly the same, by half a unit in the last place at most. e4m3 has one sum for both, that of the
 //! rounded P.
 
