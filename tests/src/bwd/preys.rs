@@ -78,12 +78,17 @@ fn halves_in_order() -> Prey {
     };
     let problems = [
         ((130, 100), 98, 1, 1),
-        // No row sees the last tile. A CTA may have it right after the first, which adds.
+        // No row sees the last tile. A CTA may have it right after the first, which adds: which one has it, is left to
+        // the schedule.
         ((100, 384), 40, 1, 2),
+        ((100, 384), 40, 2, 2),
+        ((100, 384), 40, 3, 2),
         // After such a tile come those of two more heads.
         ((130, 384), 126, 3, 1),
-        // Tiles add to some rows and write dQ of others.
+        // Tiles add to some rows and write dQ of others; CTAs wait for each other.
         ((400, 300), 50, 1, 2),
+        ((400, 300), 50, 2, 3),
+        ((188, 300), 50, 2, 2),
     ];
     let prey = Prey::of_step("bwd dkv, halves in order", &problems.map(trial), 1, HALVES);
     prey.also_argued(IDLE_HALVES).also_argued(IN_ORDER).also_noticed(EMPTY_SLOTS).also_noticed(READY)
