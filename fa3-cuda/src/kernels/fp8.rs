@@ -7,11 +7,8 @@ use fa3_sched::fp8::Plan;
 use super::fwd::buffers;
 use super::{Spec, fwd, quantize, tensors};
 
-/// The most buffers of a program that are the caller's: Q, K, V, O and LSE, which is optional; of a rotation cosines
-/// and sines.
-pub const OF_CALLER: usize = 7;
-
-/// The program of a plan, without the steps that have nothing to compute. The caller's buffers come first.
+/// The program of a plan, without the steps that have nothing to compute. The caller's buffers come first: Q, K, V, O
+/// and LSE, which is optional, and of a rotation cosines and sines.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (attention, mut program) = (plan.problem().attention(), Program::new());
     let q = tensors::input(&mut program, "q", attention.q());

@@ -12,7 +12,7 @@ pub(crate) struct Geometry<T> {
     /// How many tiles there are.
     pub(crate) tiles: T,
     /// Rows of Q and of K, the same for every sequence.
-    equal: Lens<T>,
+    pub(crate) lens: Lens<T>,
     decoder: Decoder<T>,
     tiling: Tiling<T>,
 }
@@ -38,7 +38,7 @@ impl Geometry<u32> {
     /// The geometry of a launch: the numbering of its tiles, how matrices are cut, and their size.
     pub(crate) fn of(schedule: &Schedule, tiling: Tiling<u32>, lens: Lens<u32>) -> Geometry<u32> {
         let decoder = schedule.decoder().unwrap_or_else(|| Decoder::new(TileCounts::ONE, schedule.order()));
-        Geometry { tiles: schedule.num_tiles(), equal: lens, decoder, tiling }
+        Geometry { tiles: schedule.num_tiles(), lens, decoder, tiling }
     }
 }
 
@@ -46,7 +46,7 @@ impl Geometry<()> {
     /// The form of all launches with this order and this mask.
     pub(crate) fn form(order: Order, mask: Mask) -> Geometry<()> {
         let (decoder, tiling) = (Decoder::new(TileCounts::ONE, order), Tiling::new(1, 1, 1, mask));
-        Geometry { tiles: 1, equal: Lens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
+        Geometry { tiles: 1, lens: Lens { q: 1, k: 1 }, decoder, tiling }.map_named(|_, _| ())
     }
 }
 
@@ -61,7 +61,7 @@ impl<T> Geometry<T> {
     fn map_named<U>(self, mut f: impl FnMut(&str, T) -> U) -> Geometry<U> {
         Geometry {
             tiles: f("tiles", self.tiles),
-            equal: Lens { q: f("seqlen_q", self.equal.q), k: f("seqlen_k", self.equal.k) },
+            lens: Lens { q: f("seqlen_q", self.lens.q), k: f("seqlen_k", self.lens.k) },
             decoder: self.decoder.map_named(&mut f),
             tiling: self.tiling.map_named(&mut f),
         }
@@ -69,22 +69,16 @@ impl<T> Geometry<T> {
 }
 
 impl<T: Int> Geometry<T> {
-    /// The rows of a sequence. All have the same so far; whatever depends on a sequence's length takes it from here.
-    pub(crate) fn lens(&self, _batch: T) -> Lens<T> {
-        self.equal
-    }
-
     /// Tile number `index`.
     fn decode(&self, index: T) -> Work<T> {
         let Tile { m_block, head, batch } = self.decoder.decode(index);
-        let lens = self.lens(batch);
         Work {
             batch,
             head,
             kv_head: self.tiling.kv_head(head),
-            lens,
+            lens: self.lens,
             row: m_block * self.tiling.tile_m(),
-            kv: self.tiling.kv_range(m_block, lens),
+            kv: self.tiling.kv_range(m_block, self.lens),
         }
     }
 }
