@@ -38,9 +38,7 @@ impl TileOrder<u32> {
 
     /// Its numbers as arguments by name.
     pub(super) fn args(self) -> Vec<(String, Passed)> {
-        let mut args = Fill::default();
-        _ = self.pass::<Host, Filled>(&mut args);
-        args.0
+        Fill::args(|by| _ = self.pass::<Host, Filled>(by))
     }
 }
 
