@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use fa3::cuda::Device;
 use fa3_sched::forward::PlanOptions;
-use fa3_types::{Dtype, Problem};
+use fa3_types::{Dtype, KnownProblem};
 
 use crate::args::number::half;
 use crate::console;
@@ -99,7 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
 }
 
 /// Measures the planned way to compute each setting.
-fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Report {
+fn measure(device: &Device, settings: Vec<(Setting, KnownProblem)>, pace: Pace) -> Report {
     let progress = progress::bar(settings.len() * measure::steps(1, pace));
     let cells = settings.into_iter().map(|(setting, problem)| {
         progress.set_message(setting.to_string());

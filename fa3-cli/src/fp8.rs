@@ -4,7 +4,7 @@
 use fa3_quant::{Channels, E4m3, Granularity, Quantized, StandardFp8, rounded_row_sum_loss};
 use fa3_ref::law::{ForwardLaw, LseTolerance};
 use fa3_ref::{Element, Inputs, Precision};
-use fa3_types::{Problem, Sequences};
+use fa3_types::{KnownProblem, SequenceRows};
 use ndarray::{Array3, ArrayView4};
 
 /// The allowed error of scores, relative to the size of LSE or to 1.
@@ -19,11 +19,11 @@ pub(crate) fn law<T: Element>(
     v_mean: Option<&Array3<f32>>,
 ) -> ForwardLaw {
     let problem = inputs.problem();
-    let codes = |x: ArrayView4<'_, T>, sequences: &Sequences| {
+    let codes = |x: ArrayView4<'_, T>, sequences: &SequenceRows| {
         let codes = x.mapv(|x| E4m3::from_f32(x.into() as f32));
         Quantized::new(codes, sequences, Granularity::Tensor, vec![1.0]).expect("one scale is right for all")
     };
-    let (seqs_q, seqs_k) = (problem.seqs_q(), problem.seqs_k());
+    let (seqs_q, seqs_k) = (problem.rows_q(), problem.rows_k());
     let baseline = StandardFp8.forward(problem, &codes(q, seqs_q), &codes(k, seqs_k), &codes(v, seqs_k));
     let mut baseline = baseline.expect("the codes are the problem's");
     if let Some(mean) = v_mean {
@@ -35,7 +35,7 @@ pub(crate) fn law<T: Element>(
 
 /// How far LSE may be from the oracle. It is of rounded P, whose sum is not off by a factor of e; what is known of
 /// rounding would allow that from 130k keys on.
-pub(crate) fn lse_tolerance(problem: &Problem) -> LseTolerance {
-    let absolute = rounded_row_sum_loss(problem.seqs_k().max_len()).min(1.0);
+pub(crate) fn lse_tolerance(problem: &KnownProblem) -> LseTolerance {
+    let absolute = rounded_row_sum_loss(problem.rows_k().max_len()).min(1.0);
     LseTolerance { relative: SCORES, absolute }
 }

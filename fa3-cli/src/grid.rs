@@ -1,6 +1,6 @@
 //! Settings that are measured: every combination of some options.
 
-use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Shape};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemError, ProblemSpec, Shape};
 use serde::{Serialize, Serializer};
 
 use crate::args::mask::MaskList;
@@ -113,7 +113,7 @@ impl GridArgs {
     }
 
     /// Every combination with its problem: sequence lengths fastest, then masks.
-    pub(crate) fn settings(&self, dtype: Dtype) -> Result<Vec<(Setting, Problem)>, GridError> {
+    pub(crate) fn settings(&self, dtype: Dtype) -> Result<Vec<(Setting, KnownProblem)>, GridError> {
         let (scores, mut settings) = (self.scores(), Vec::new());
         for &head_dim in &self.head_dim {
             let heads = match self.heads {
@@ -153,7 +153,7 @@ impl Setting {
     }
 
     /// The problem, whose tensors are contiguous, in rows that kernels take.
-    pub(crate) fn problem(&self) -> Result<Problem, GridError> {
+    pub(crate) fn problem(&self) -> Result<KnownProblem, GridError> {
         let &Setting { dtype, head_dim, head_dim_v, mask, softcap, seqlen, seqlen_k, batch, heads, heads_kv } =
             self;
         if [batch, seqlen, seqlen_k, heads, head_dim, head_dim_v].contains(&0) {
@@ -163,7 +163,7 @@ impl Setting {
         let kv = Shape { heads: heads_kv, seqlen: seqlen_k, ..q };
         let mut spec = ProblemSpec::dense(dtype, q, kv).head_dim_v(head_dim_v).mask(mask);
         spec.softcap = softcap;
-        let problem = spec.validate().and_then(|problem| problem.check_rows().map(|()| problem));
+        let problem = spec.known().and_then(|problem| problem.check_rows().map(|()| problem));
         problem.map_err(|source| GridError::Problem { setting: Box::new(*self), source })
     }
 

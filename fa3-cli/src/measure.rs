@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use fa3::cuda::{Device, DeviceBuffer, Forward, HostError, OperationError, Stream, Tensors, Workspace};
 use fa3_ref::rows::SatisfiedRows;
 use fa3_sched::forward::PlanOptions;
-use fa3_types::{Problem, TensorDesc};
+use fa3_types::{KnownProblem, TensorDesc};
 use indicatif::ProgressBar;
 use rayon::prelude::*;
 
@@ -66,7 +66,7 @@ impl From<HostError> for Refusal {
 /// slows the GPU down hits all alike. `progress` steps [`steps`] times.
 pub(crate) fn race(
     device: &Device,
-    problem: &Problem,
+    problem: &KnownProblem,
     options: &[PlanOptions],
     pace: Pace,
     progress: &ProgressBar,
@@ -103,7 +103,7 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 impl Stand {
-    fn new(device: &Device, problem: &Problem) -> Result<Stand, Refusal> {
+    fn new(device: &Device, problem: &KnownProblem) -> Result<Stand, Refusal> {
         let stream = device.stream()?;
         // The GPU says first what is too large, before as much is drawn here.
         let alloc = |x: &TensorDesc| device.alloc(x.extent_bytes().0 as usize);
@@ -259,7 +259,7 @@ mod tests {
             return;
         };
         let shape = Shape { batch: 2, seqlen: 500, heads: 3, head_dim: 64 };
-        let problem = ProblemSpec::dense(Dtype::F16, shape, shape).causal().validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::F16, shape, shape).causal().known().unwrap();
         let (pace, bar) = (Pace { rounds: 3, slice_ms: 1.0 }, ProgressBar::hidden());
         let tile = fa3_sched::forward::TileRow::table()[0].tile;
         let wide = PlanOptions::default().tile(fa3_sched::forward::CtaTile { tile_n: 4096, ..tile });

@@ -10,7 +10,7 @@ use clap::Arg;
 use fa3_sched::backward::DqBy;
 use fa3_sched::forward::{Loads, OrderComparison, OrderTable, Plan};
 use fa3_sched::{Order, Scheduler, backward};
-use fa3_types::{BackwardSpec, Problem, ProblemError, ProblemSpec, Sequences};
+use fa3_types::{BackwardSpec, Problem, ProblemError, ProblemSpec, SequenceRows};
 use serde_json::{Value, json};
 
 use crate::args::json::JsonArgs;
@@ -218,8 +218,8 @@ impl Options {
 
     fn spec(&self) -> Result<ProblemSpec, ProblemError> {
         let Some(cu_seqlens_q) = &self.cu_seqlens_q else { return Ok(self.problem.dense()) };
-        let seqs_q = Sequences::packed(cu_seqlens_q)?;
-        let seqs_k = Sequences::packed(self.cu_seqlens_k.as_ref().unwrap_or(cu_seqlens_q))?;
-        Ok(self.problem.packed(seqs_q, seqs_k))
+        let rows_q = SequenceRows::packed(cu_seqlens_q)?;
+        let rows_k = SequenceRows::packed(self.cu_seqlens_k.as_ref().unwrap_or(cu_seqlens_q))?;
+        Ok(self.problem.packed(&rows_q, &rows_k))
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use fa3::cuda::Device;
 use fa3_sched::forward::PlanError;
-use fa3_types::{Dtype, Problem};
+use fa3_types::{Dtype, KnownProblem};
 use serde::Serialize;
 
 use crate::args::number::half;
@@ -94,13 +94,17 @@ pub(crate) fn run(options: &Options) -> Result<bool, Box<dyn Error>> {
 }
 
 /// Measures all settings and prints each one's ranking when it is there.
-fn measure(device: &Device, settings: Vec<(Setting, Problem)>, pace: Pace) -> Result<Vec<Ranking>, NoPlan> {
+fn measure(
+    device: &Device,
+    settings: Vec<(Setting, KnownProblem)>,
+    pace: Pace,
+) -> Result<Vec<Ranking>, NoPlan> {
     let limits = device.limits();
     let jobs = settings.into_iter().map(|(setting, problem)| match candidates(&problem, &limits) {
         Ok(candidates) => Ok((setting, problem, candidates)),
         Err(source) => Err(NoPlan { setting: Box::new(setting), source }),
     });
-    let jobs: Vec<(Setting, Problem, Vec<Candidate>)> = jobs.collect::<Result<_, _>>()?;
+    let jobs: Vec<(Setting, KnownProblem, Vec<Candidate>)> = jobs.collect::<Result<_, _>>()?;
     let progress = progress::bar(jobs.iter().map(|(.., these)| measure::steps(these.len(), pace)).sum());
     let rankings = jobs.into_iter().map(|(setting, problem, candidates)| {
         progress.set_message(format!("{setting}, {} candidates", candidates.len()));

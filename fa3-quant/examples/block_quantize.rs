@@ -9,7 +9,7 @@ use fa3_types::{Dtype, ProblemSpec, Shape};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let shape = Shape { batch: 1, seqlen: 1024, heads: 1, head_dim: 64 };
-    let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).validate()?;
+    let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).known()?;
     let [q, k, v] = [(10.0, 1), (10.0, 2), (1.0, 3)].map(|(size, seed)| random(shape, size, seed));
     let exact = attention(&q, &k, &v);
 
@@ -21,8 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("and incoherent processing", blocks.incoherent(&transform)),
     ] {
         // Q and K get the same transform, which cancels in Q Kᵀ.
-        let (q8, k8) = (qk.quantize(q.view(), problem.seqs_q())?, qk.quantize(k.view(), problem.seqs_k())?);
-        let v8 = blocks.quantize(v.view(), problem.seqs_k())?;
+        let (q8, k8) = (qk.quantize(q.view(), problem.rows_q())?, qk.quantize(k.view(), problem.rows_k())?);
+        let v8 = blocks.quantize(v.view(), problem.rows_k())?;
         let o = Fp8Attention::default().forward(&problem, &q8, &k8, &v8)?.o;
         let error = (&head(&o) - &exact).mapv(|x| x * x).mean().unwrap_or(0.0).sqrt();
         println!("{name:26} {} scales of Q, O errs by {error:.5}", q8.scales().values().len());

@@ -1,6 +1,6 @@
 //! V by channels: each column of a head has a mean and a scale.
 
-use fa3_types::{CHANNEL_GROUPS, CHANNEL_ROWS, Granularity, Problem, Sequences};
+use fa3_types::{CHANNEL_GROUPS, CHANNEL_ROWS, Granularity, KnownProblem, SequenceRows};
 use ndarray::{Array3, Array4, ArrayView1, ArrayView4, Axis, Zip};
 
 use crate::{Output, QuantError, Quantized, scale};
@@ -89,7 +89,7 @@ impl Channels {
             let centred = if x[at].is_finite() { x[at] - self.mean[channel] } else { f32::NAN };
             scale::encode(centred, 1.0 / self.scale[channel])
         });
-        Quantized::new(codes, &Sequences::dense(batch, seqlen), Granularity::Tensor, vec![1.0])
+        Quantized::new(codes, &SequenceRows::dense(batch, seqlen), Granularity::Tensor, vec![1.0])
     }
 
     /// mean + scale · code of such codes.
@@ -108,10 +108,10 @@ impl Channels {
     ///
     /// # Errors
     /// [`QuantError::ChannelShape`] unless V of the problem has these channels.
-    pub fn restore(&self, problem: &Problem, output: &mut Output) -> Result<(), QuantError> {
+    pub fn restore(&self, problem: &KnownProblem, output: &mut Output) -> Result<(), QuantError> {
         let v = problem.v().shape;
         let expected = (v.batch, v.heads, v.head_dim);
-        if self.mean.dim() != expected || problem.seqs_q().is_packed() {
+        if self.mean.dim() != expected || problem.rows_q().is_packed() {
             return Err(QuantError::ChannelShape { mean: self.mean.dim(), scale: expected });
         }
         for ((batch, row, head, column), o) in output.o.indexed_iter_mut() {
@@ -264,11 +264,11 @@ mod tests {
     #[test]
     fn o_of_columns_far_from_0_has_a_smaller_error() {
         let q = Shape { batch: 2, seqlen: 60, heads: 4, head_dim: 48 };
-        let problem = ProblemSpec::dense(Dtype::E4m3, q, SHAPE).causal().validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::E4m3, q, SHAPE).causal().known().unwrap();
         let (q, k) = (tensor(q, 1), tensor(SHAPE, 2));
         let v = tensor(SHAPE, 3).mapv(|x| 8.0 + x);
         let blocks = Preparation::new(Granularity::Block { rows: 128 });
-        let [q, k, rounded] = [(&q, problem.seqs_q()), (&k, problem.seqs_k()), (&v, problem.seqs_k())]
+        let [q, k, rounded] = [(&q, problem.rows_q()), (&k, problem.rows_k()), (&v, problem.rows_k())]
             .map(|(x, sequences)| blocks.quantize(x.view(), sequences).unwrap());
         let exact = crate::testing::reference(&problem, &q.dequantize(), &k.dequantize(), &v);
         let rmse = |o: &Array4<f32>| {
@@ -288,12 +288,12 @@ mod tests {
     #[test]
     fn rows_that_see_no_key_stay_0() {
         let q = Shape { batch: 2, seqlen: 702, heads: 2, head_dim: 48 };
-        let problem = ProblemSpec::dense(Dtype::E4m3, q, SHAPE).causal().validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::E4m3, q, SHAPE).causal().known().unwrap();
         let v = values();
         let channels = Channels::of(v.view());
         let head = Preparation::new(Granularity::Head);
-        let q = head.quantize(tensor(q, 1).view(), problem.seqs_q()).unwrap();
-        let k = head.quantize(tensor(SHAPE, 2).view(), problem.seqs_k()).unwrap();
+        let q = head.quantize(tensor(q, 1).view(), problem.rows_q()).unwrap();
+        let k = head.quantize(tensor(SHAPE, 2).view(), problem.rows_k()).unwrap();
         let codes = channels.quantize(v.view()).unwrap();
         let mut output = Fp8Attention::default().forward(&problem, &q, &k, &codes).unwrap();
         channels.restore(&problem, &mut output).unwrap();

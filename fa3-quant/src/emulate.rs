@@ -2,7 +2,7 @@
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-use fa3_types::{Problem, TensorName};
+use fa3_types::{KnownProblem, Problem, TensorName};
 
 use crate::key_block::{self, KeyBlock};
 use crate::tiles::{self, QueryTile, TileOutput};
@@ -76,7 +76,7 @@ impl Fp8Attention {
     /// [`QuantError`].
     pub fn forward(
         &self,
-        problem: &Problem,
+        problem: &KnownProblem,
         q: &Quantized,
         k: &Quantized,
         v: &Quantized,
@@ -111,7 +111,13 @@ impl Fp8Attention {
         }
     }
 
-    fn tile(&self, problem: &Problem, q: &Quantized, blocks: &[KeyBlock], tile: &QueryTile) -> TileOutput {
+    fn tile(
+        &self,
+        problem: &KnownProblem,
+        q: &Quantized,
+        blocks: &[KeyBlock],
+        tile: &QueryTile,
+    ) -> TileOutput {
         let unit = self.first_unit(blocks);
         let mut rows: Vec<QueryRow> = tile
             .rows

@@ -1,6 +1,6 @@
 //! Rotary embedding, incoherent processing and quantization in one pass over memory (§3.3).
 
-use fa3_types::{Sequences, Shape};
+use fa3_types::{SequenceRows, Shape};
 use ndarray::ArrayView4;
 
 use crate::head::head;
@@ -70,7 +70,11 @@ impl<'a> Preparation<'a> {
     /// # Errors
     /// If the sequences do not lie within the tensor, the rotation or the transform does not fit its head
     /// dimension, or a block has no rows: see [`QuantError`].
-    pub fn quantize(&self, x: ArrayView4<'_, f32>, sequences: &Sequences) -> Result<Quantized, QuantError> {
+    pub fn quantize(
+        &self,
+        x: ArrayView4<'_, f32>,
+        sequences: &SequenceRows,
+    ) -> Result<Quantized, QuantError> {
         let (batch, seqlen, heads, head_dim) = x.dim();
         self.quantize_rows(Shape { batch, seqlen, heads, head_dim }, sequences, |at, row| {
             let (batch, first) = sequences.start(at.sequence);
@@ -86,7 +90,7 @@ impl<'a> Preparation<'a> {
     pub fn quantize_rows(
         &self,
         shape: Shape,
-        sequences: &Sequences,
+        sequences: &SequenceRows,
         read: impl Fn(RowIndex, &mut [f32]) + Sync,
     ) -> Result<Quantized, QuantError> {
         self.check(shape, sequences)?;
@@ -101,7 +105,7 @@ impl<'a> Preparation<'a> {
         })
     }
 
-    fn check(&self, shape: Shape, sequences: &Sequences) -> Result<(), QuantError> {
+    fn check(&self, shape: Shape, sequences: &SequenceRows) -> Result<(), QuantError> {
         let head_dim = shape.head_dim;
         if let Some(Rotation { table, positions }) = self.rotation {
             let rows = shape.batch * shape.seqlen;
@@ -128,7 +132,7 @@ impl<'a> Preparation<'a> {
 }
 
 /// The position of a row; one that no table has if it is negative.
-fn position(positions: RowPositions<'_>, shape: Shape, sequences: &Sequences, at: RowIndex) -> usize {
+fn position(positions: RowPositions<'_>, shape: Shape, sequences: &SequenceRows, at: RowIndex) -> usize {
     match positions {
         RowPositions::First(first) => first[at.sequence] + at.row,
         RowPositions::Each(each) => {
@@ -151,8 +155,8 @@ mod tests {
     const GRANULARITIES: [Granularity; 3] =
         [Granularity::Tensor, Granularity::Head, Granularity::Block { rows: 16 }];
 
-    fn sequences() -> Sequences {
-        Sequences::packed(&[0, 40, 40, 85]).unwrap().with_used(&[33, 0, 45]).unwrap()
+    fn sequences() -> SequenceRows {
+        SequenceRows::packed(&[0, 40, 40, 85]).unwrap().with_used(&[33, 0, 45]).unwrap()
     }
 
     #[test]
@@ -192,7 +196,7 @@ mod tests {
     #[test]
     fn rows_at_no_position_are_nan_and_leave_their_neighbours_alone() {
         let shape = Shape { seqlen: 4, ..SHAPE };
-        let (x, sequences) = (tensor(shape, 1), Sequences::dense(1, 4));
+        let (x, sequences) = (tensor(shape, 1), SequenceRows::dense(1, 4));
         let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(10);
         let rotation = Rotation { table: &table, positions: RowPositions::Each(&[3, -1, 10, 4]) };
         let quantized = Preparation::new(Granularity::Head).rotation(rotation).quantize(x.view(), &sequences);
@@ -205,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_given_scale_is_kept_and_larger_numbers_saturate() {
-        let (mut x, sequences) = (tensor(SHAPE, 1), Sequences::dense(1, 90));
+        let (mut x, sequences) = (tensor(SHAPE, 1), SequenceRows::dense(1, 90));
         (x[[0, 3, 1, 4]], x[[0, 5, 1, 4]]) = (-1e30, f32::INFINITY);
         let quantized = Preparation::with_scale(0.25).quantize(x.view(), &sequences).unwrap();
         assert_eq!(quantized.scales().values(), [0.25]);

@@ -1,6 +1,6 @@
 //! Blocks of keys and values, ready for the tensor core.
 
-use fa3_types::Problem;
+use fa3_types::KnownProblem;
 
 use crate::head::head as head_of;
 use crate::{Operand, Quantized};
@@ -22,7 +22,7 @@ pub(crate) struct KeyBlock {
 
 /// The blocks of `rows` keys of one head of a sequence. No scale may change within a block.
 pub(crate) fn key_blocks(
-    problem: &Problem,
+    problem: &KnownProblem,
     sequence: usize,
     head: usize,
     k: &Quantized,
@@ -30,7 +30,7 @@ pub(crate) fn key_blocks(
     rows: usize,
 ) -> Vec<KeyBlock> {
     let len = problem.lengths(sequence).k;
-    let (batch, start) = problem.seqs_k().start(sequence);
+    let (batch, start) = problem.rows_k().start(sequence);
     let (k_rows, v_rows) = (head_of(k.codes().view(), batch, head), head_of(v.codes().view(), batch, head));
     let block = |first: usize| {
         let keys = (len - first).min(rows);

@@ -24,7 +24,7 @@
 //! use fa3_types::{Dtype, ProblemSpec, Shape};
 //!
 //! let shape = Shape { batch: 1, seqlen: 64, heads: 2, head_dim: 32 };
-//! let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).causal().validate()?;
+//! let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).causal().known()?;
 //! let wave = |phase: usize| {
 //!     Array4::from_shape_fn(shape.dims(), |(_, s, h, d)| ((s * 7 + h * 5 + d * 3 + phase) as f32).sin())
 //! };
@@ -32,9 +32,9 @@
 //! let mixed = Incoherent::new(32, 1);
 //! let blocks = Granularity::Block { rows: 128 };
 //! let qk = Preparation::new(blocks).incoherent(&mixed);
-//! let q = qk.quantize(wave(0).view(), problem.seqs_q())?;
-//! let k = qk.quantize(wave(1).view(), problem.seqs_k())?;
-//! let v = Preparation::new(blocks).quantize(wave(2).view(), problem.seqs_k())?;
+//! let q = qk.quantize(wave(0).view(), problem.rows_q())?;
+//! let k = qk.quantize(wave(1).view(), problem.rows_k())?;
+//! let v = Preparation::new(blocks).quantize(wave(2).view(), problem.rows_k())?;
 //!
 //! let output = Fp8Attention::default().forward(&problem, &q, &k, &v)?;
 //! // The first row of a causal problem sees the first key only, so O is V up to the error of 8 bits.

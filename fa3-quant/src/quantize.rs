@@ -1,6 +1,6 @@
 //! Quantized tensors.
 
-use fa3_types::{Dim, Sequences, Shape, ValueLayout};
+use fa3_types::{Dim, SequenceRows, Shape, ValueLayout};
 use ndarray::Array4;
 use rayon::prelude::*;
 
@@ -20,7 +20,7 @@ use crate::{E4m3, Granularity, QuantError, Scales};
 pub struct Quantized {
     codes: Array4<E4m3>,
     scales: Scales,
-    sequences: Sequences,
+    sequences: SequenceRows,
 }
 
 /// Names a row of a tensor.
@@ -43,7 +43,7 @@ impl Quantized {
     /// that is not positive, finite and normal.
     pub fn new(
         codes: Array4<E4m3>,
-        sequences: &Sequences,
+        sequences: &SequenceRows,
         granularity: Granularity,
         scales: Vec<f32>,
     ) -> Result<Quantized, QuantError> {
@@ -58,7 +58,7 @@ impl Quantized {
     /// given is taken in its place.
     pub(crate) fn from_rows(
         shape: Shape,
-        sequences: &Sequences,
+        sequences: &SequenceRows,
         granularity: Granularity,
         scale: Option<f32>,
         read: impl Fn(RowIndex, &mut [f32]) + Sync,
@@ -108,7 +108,7 @@ impl Quantized {
     }
 
     /// The sequences that the scales follow.
-    pub fn sequences(&self) -> &Sequences {
+    pub fn sequences(&self) -> &SequenceRows {
         &self.sequences
     }
 
@@ -161,7 +161,7 @@ fn encode_group(
 }
 
 /// Rows must have entries, and the sequences must lie within the tensor.
-fn check_shape(shape: Shape, sequences: &Sequences) -> Result<(), QuantError> {
+fn check_shape(shape: Shape, sequences: &SequenceRows) -> Result<(), QuantError> {
     for (dim, extent) in [(Dim::Heads, shape.heads), (Dim::HeadDim, shape.head_dim)] {
         if extent == 0 {
             return Err(QuantError::ZeroDim { dim });
@@ -192,9 +192,9 @@ mod tests {
     const GRANULARITIES: [Granularity; 3] =
         [Granularity::Tensor, Granularity::Head, Granularity::Block { rows: 8 }];
 
-    /// Sequences of 0 to 20 (17 in use), 20 to 20, 20 to 50 rows; 50 to 60 belong to none.
-    fn sequences() -> Sequences {
-        Sequences::packed(&[0, 20, 20, 50]).unwrap().with_used(&[17, 0, 30]).unwrap()
+    /// SequenceRows of 0 to 20 (17 in use), 20 to 20, 20 to 50 rows; 50 to 60 belong to none.
+    fn sequences() -> SequenceRows {
+        SequenceRows::packed(&[0, 20, 20, 50]).unwrap().with_used(&[17, 0, 30]).unwrap()
     }
 
     fn quantize(x: &Array4<f32>, granularity: Granularity) -> Quantized {
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn transposed_codes_are_in_the_order_of_products() {
         let shape = Shape { batch: 2, seqlen: 130, heads: 3, head_dim: 16 };
-        let sequences = Sequences::dense(2, 130);
+        let sequences = SequenceRows::dense(2, 130);
         let quantized =
             Preparation::new(Granularity::Head).quantize(tensor(shape, 5).view(), &sequences).unwrap();
         let transposed = quantized.transposed();
@@ -314,14 +314,14 @@ mod tests {
 
     #[test]
     fn tensors_that_do_not_hold_the_sequences_are_rejected() {
-        let reject = |dims: [usize; 4], sequences: &Sequences| {
+        let reject = |dims: [usize; 4], sequences: &SequenceRows| {
             Preparation::new(Granularity::Tensor).quantize(Array4::zeros(dims).view(), sequences).unwrap_err()
         };
         let batch = QuantError::Batch { given: 2, expected: 1 };
         assert_eq!(reject([2, 60, 2, 16], &sequences()), batch);
         let end = QuantError::SequenceEnd { sequence: 2, end: 50, rows: 49 };
         assert_eq!(reject([1, 49, 2, 16], &sequences()), end);
-        let dense = Sequences::dense(3, 8);
+        let dense = SequenceRows::dense(3, 8);
         assert_eq!(reject([2, 8, 2, 16], &dense), QuantError::Batch { given: 2, expected: 3 });
         assert_eq!(reject([3, 8, 0, 16], &dense), QuantError::ZeroDim { dim: Dim::Heads });
         assert_eq!(reject([3, 8, 2, 0], &dense), QuantError::ZeroDim { dim: Dim::HeadDim });

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fa3_types::{Granularity, Sequences};
+use fa3_types::{Granularity, SequenceRows};
 
 use crate::{E4m3, QuantError};
 
@@ -31,7 +31,7 @@ impl Scales {
     /// Scales known from elsewhere: see [`crate::Quantized::new`].
     pub(crate) fn new(
         granularity: Granularity,
-        sequences: &Sequences,
+        sequences: &SequenceRows,
         heads: usize,
         values: Vec<f32>,
     ) -> Result<Scales, QuantError> {
@@ -101,7 +101,7 @@ pub(crate) fn check_values(values: &[f32]) -> Result<(), QuantError> {
 }
 
 /// The rows that share each scale, in the order of [`Scales::values`].
-pub(crate) fn groups(granularity: Granularity, sequences: &Sequences, heads: usize) -> Vec<Vec<Panel>> {
+pub(crate) fn groups(granularity: Granularity, sequences: &SequenceRows, heads: usize) -> Vec<Vec<Panel>> {
     let panels = (0..sequences.count()).flat_map(|sequence| {
         (0..heads).map(move |head| Panel { sequence, head, rows: 0..sequences.len(sequence) })
     });

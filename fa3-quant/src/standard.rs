@@ -1,6 +1,6 @@
 //! Standard attention in FP8: the baseline of the paper's Table 3.
 
-use fa3_types::{Problem, TensorName};
+use fa3_types::{KnownProblem, Problem, TensorName};
 use half::f16;
 
 use crate::key_block::{self, KeyBlock};
@@ -29,7 +29,7 @@ impl StandardFp8 {
     /// [`QuantError`].
     pub fn forward(
         &self,
-        problem: &Problem,
+        problem: &KnownProblem,
         q: &Quantized,
         k: &Quantized,
         v: &Quantized,
@@ -107,7 +107,7 @@ fn to_half(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape};
+    use fa3_types::{Dtype, Mask, ProblemSpec, SequenceRows, Shape};
     use ndarray::Array4;
 
     use super::*;
@@ -117,26 +117,26 @@ mod tests {
     const Q: Shape = Shape { batch: 1, seqlen: 40, heads: 2, head_dim: 64 };
     const KV: Shape = Shape { batch: 1, seqlen: 150, heads: 1, head_dim: 64 };
 
-    fn quantize(x: &Array4<f32>, sequences: &Sequences, granularity: Granularity) -> Quantized {
+    fn quantize(x: &Array4<f32>, sequences: &SequenceRows, granularity: Granularity) -> Quantized {
         Preparation::new(granularity).quantize(x.view(), sequences).unwrap()
     }
 
     /// Roundings: S to 11 bits, P to 11 and to 4 bits (subnormal: by 2^-10 / 448), O to 11 bits.
     #[test]
     fn it_is_attention_up_to_its_own_rounding() {
-        let used = Sequences::dense(1, 150).with_used(&[131]).unwrap();
+        let used = SequenceRows::dense(1, 150).with_used(&[131]).unwrap();
         let dense = || ProblemSpec::dense(Dtype::E4m3, Q, KV);
-        for spec in [
+        let in_full = [
             dense(),
             dense().causal(),
             dense().softcap(3.0),
             dense().mask(Mask::Window { left: Some(9), right: Some(0) }),
-            dense().seqs_k(used),
-        ] {
-            let problem = spec.validate().unwrap();
-            let q = quantize(&tensor(Q, 1), problem.seqs_q(), Granularity::Tensor);
+        ];
+        let in_part = dense().with_rows(SequenceRows::dense(Q.batch, Q.seqlen), used).unwrap();
+        for problem in in_full.into_iter().map(|spec| spec.known().unwrap()).chain([in_part]) {
+            let q = quantize(&tensor(Q, 1), problem.rows_q(), Granularity::Tensor);
             let [k, v] =
-                [2, 3].map(|seed| quantize(&tensor(KV, seed), problem.seqs_k(), Granularity::Tensor));
+                [2, 3].map(|seed| quantize(&tensor(KV, seed), problem.rows_k(), Granularity::Tensor));
             let Output { o, lse } = StandardFp8.forward(&problem, &q, &k, &v).unwrap();
             let [q, k, v] = [&q, &k, &v].map(Quantized::dequantize);
             let exact = testing::reference(&problem, &q, &k, &v);
@@ -158,10 +158,10 @@ mod tests {
     fn equal_scores_average_v_exactly() {
         // P = 1/128 and 448 P = 3.5 are e4m3 numbers, and so are the small integers of V: nothing is rounded.
         let shape = Shape { seqlen: 128, ..KV };
-        let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).known().unwrap();
         let code = |key: usize, d: usize| E4m3::from_f32((key * 5 + d * 3) as f32 % 7.0 - 3.0);
         let of =
-            |codes, scale| Quantized::new(codes, problem.seqs_q(), Granularity::Tensor, vec![scale]).unwrap();
+            |codes, scale| Quantized::new(codes, problem.rows_q(), Granularity::Tensor, vec![scale]).unwrap();
         let codes = Array4::from_shape_fn(shape.dims(), |(_, key, _, d)| code(key, d));
         let zeros = of(Array4::from_elem(shape.dims(), E4m3::ZERO), 1.0);
         let o = StandardFp8.forward(&problem, &zeros, &of(codes.clone(), 1.0), &of(codes, 4.0)).unwrap().o;
@@ -173,11 +173,11 @@ mod tests {
     fn two_keys(softmax_scale: f64) -> Output {
         let shape = Shape { batch: 1, seqlen: 2, heads: 1, head_dim: 32 };
         let problem =
-            ProblemSpec::dense(Dtype::E4m3, shape, shape).softmax_scale(softmax_scale).validate().unwrap();
+            ProblemSpec::dense(Dtype::E4m3, shape, shape).softmax_scale(softmax_scale).known().unwrap();
         let ones = |which: fn(usize, usize) -> bool| {
             let code = |(_, row, _, d)| E4m3::from_f32(f32::from(u8::from(which(row, d))));
             let codes = Array4::from_shape_fn(shape.dims(), code);
-            Quantized::new(codes, problem.seqs_q(), Granularity::Tensor, vec![1.0]).unwrap()
+            Quantized::new(codes, problem.rows_q(), Granularity::Tensor, vec![1.0]).unwrap()
         };
         let (q, k, v) = (ones(|_, d| d == 0), ones(|key, d| key == 0 && d == 0), ones(|key, _| key == 0));
         StandardFp8.forward(&problem, &q, &k, &v).unwrap()
@@ -201,9 +201,9 @@ mod tests {
     #[test]
     fn rows_without_a_key_are_zero() {
         let problem =
-            ProblemSpec::dense(Dtype::E4m3, KV, Shape { seqlen: 40, ..KV }).causal().validate().unwrap();
-        let q = quantize(&tensor(KV, 1), problem.seqs_q(), Granularity::Tensor);
-        let kv = quantize(&tensor(problem.k().shape, 2), problem.seqs_k(), Granularity::Tensor);
+            ProblemSpec::dense(Dtype::E4m3, KV, Shape { seqlen: 40, ..KV }).causal().known().unwrap();
+        let q = quantize(&tensor(KV, 1), problem.rows_q(), Granularity::Tensor);
+        let kv = quantize(&tensor(problem.k().shape, 2), problem.rows_k(), Granularity::Tensor);
         let Output { o, lse } = StandardFp8.forward(&problem, &q, &kv, &kv).unwrap();
         assert!(lse.indexed_iter().all(|((_, _, row), lse)| (*lse == f32::NEG_INFINITY) == (row < 110)));
         assert!(o.indexed_iter().all(|((_, row, ..), &o)| row >= 110 || o == 0.0));
@@ -211,8 +211,8 @@ mod tests {
 
     #[test]
     fn only_one_scale_a_tensor_is_taken() {
-        let problem = ProblemSpec::dense(Dtype::E4m3, KV, KV).validate().unwrap();
-        let of = |granularity| quantize(&tensor(KV, 1), problem.seqs_k(), granularity);
+        let problem = ProblemSpec::dense(Dtype::E4m3, KV, KV).known().unwrap();
+        let of = |granularity| quantize(&tensor(KV, 1), problem.rows_k(), granularity);
         let (one, many) = (of(Granularity::Tensor), of(Granularity::Head));
         let error = StandardFp8.forward(&problem, &one, &many, &one).unwrap_err();
         assert_eq!(error, QuantError::NotPerTensor { tensor: TensorName::K });
@@ -236,7 +236,7 @@ mod tests {
     fn incoherent_processing_lessens_the_error() {
         let q_shape = Shape { batch: 1, seqlen: 512, heads: 1, head_dim: 128 };
         let k_shape = Shape { seqlen: 1024, ..q_shape };
-        let problem = ProblemSpec::dense(Dtype::E4m3, q_shape, k_shape).validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::E4m3, q_shape, k_shape).known().unwrap();
         let incoherent = Incoherent::new(128, 1);
         let seeds = 6;
         let mut squares = [0.0; 3];
@@ -246,9 +246,9 @@ mod tests {
             let exact = testing::reference(&problem, &q, &k, &v).o;
             let prepared = |incoherent, granularity| {
                 let mixed = Preparation { incoherent, ..Preparation::new(granularity) };
-                let q = mixed.quantize(q.view(), problem.seqs_q()).unwrap();
-                let k = mixed.quantize(k.view(), problem.seqs_k()).unwrap();
-                (q, k, quantize(&v, problem.seqs_k(), granularity))
+                let q = mixed.quantize(q.view(), problem.rows_q()).unwrap();
+                let k = mixed.quantize(k.view(), problem.rows_k()).unwrap();
+                (q, k, quantize(&v, problem.rows_k(), granularity))
             };
             let fa3 = |incoherent| {
                 let (q, k, v) = prepared(incoherent, Granularity::Block { rows: 128 });

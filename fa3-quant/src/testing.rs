@@ -1,6 +1,6 @@
 //! Inputs and references of this crate's tests.
 
-use fa3_types::{Problem, Sequences, Shape};
+use fa3_types::{KnownProblem, SequenceRows, Shape};
 use ndarray::{Array3, Array4};
 
 use crate::head::head;
@@ -36,16 +36,21 @@ pub(crate) struct Reference {
     pub(crate) size: Array4<f64>,
 }
 
-pub(crate) fn reference(problem: &Problem, q: &Array4<f32>, k: &Array4<f32>, v: &Array4<f32>) -> Reference {
+pub(crate) fn reference(
+    problem: &KnownProblem,
+    q: &Array4<f32>,
+    k: &Array4<f32>,
+    v: &Array4<f32>,
+) -> Reference {
     let mut o = Array4::zeros(problem.o().shape.dims());
     let mut size = o.clone();
     let mut lse = Array3::from_elem(problem.lse_shape(), f64::NEG_INFINITY);
     for (sequence, head) in (0..problem.batch()).flat_map(|i| (0..problem.heads().q()).map(move |h| (i, h))) {
         let (len, head_kv) = (problem.lengths(sequence), problem.heads().kv_head(head));
-        let q_rows = rows(q, problem.seqs_q(), sequence, head);
-        let k_rows = rows(k, problem.seqs_k(), sequence, head_kv);
-        let v_rows = rows(v, problem.seqs_k(), sequence, head_kv);
-        let (batch, first) = problem.seqs_q().start(sequence);
+        let q_rows = rows(q, problem.rows_q(), sequence, head);
+        let k_rows = rows(k, problem.rows_k(), sequence, head_kv);
+        let v_rows = rows(v, problem.rows_k(), sequence, head_kv);
+        let (batch, first) = problem.rows_q().start(sequence);
         for (row, q) in q_rows.iter().enumerate() {
             let score = |key: usize| {
                 let product: f64 = q.iter().zip(&k_rows[key]).map(|(q, k)| q * k).sum();
@@ -79,7 +84,7 @@ pub(crate) fn reference(problem: &Problem, q: &Array4<f32>, k: &Array4<f32>, v: 
 }
 
 /// The rows in use of one head of a sequence.
-fn rows(x: &Array4<f32>, sequences: &Sequences, sequence: usize, head_index: usize) -> Vec<Vec<f64>> {
+fn rows(x: &Array4<f32>, sequences: &SequenceRows, sequence: usize, head_index: usize) -> Vec<Vec<f64>> {
     let (batch, first) = sequences.start(sequence);
     let head = head(x.view(), batch, head_index);
     (0..sequences.len(sequence))

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fa3_types::{Dim, Lengths, Problem, Sequences, TensorDesc, TensorName};
+use fa3_types::{Dim, KnownProblem, Lengths, SequenceRows, TensorDesc, TensorName};
 use ndarray::{Array3, Array4};
 use rayon::prelude::*;
 
@@ -48,7 +48,7 @@ pub(crate) struct TileOutput {
 /// Prepares the keys and values of every key/value head, runs `tile` for all query rows that read them and
 /// puts the results in place.
 pub(crate) fn forward_tiles<G: Sync>(
-    problem: &Problem,
+    problem: &KnownProblem,
     prepare: impl Fn(usize, usize) -> G,
     tile: impl Fn(&G, &QueryTile) -> TileOutput + Sync,
 ) -> Output {
@@ -59,7 +59,7 @@ pub(crate) fn forward_tiles<G: Sync>(
         let prepared = prepare(sequence, head_kv);
         let tiles = tiles(problem, sequence, head_kv);
         let outputs: Vec<TileOutput> = tiles.par_iter().map(|t| tile(&prepared, t)).collect();
-        let (batch, first) = problem.seqs_q().start(sequence);
+        let (batch, first) = problem.rows_q().start(sequence);
         for (tile, output) in tiles.iter().zip(outputs) {
             let mut target = head_mut(o.view_mut(), batch, tile.head);
             for ((row, o), row_lse) in tile.rows.clone().zip(output.o).zip(output.lse) {
@@ -72,7 +72,7 @@ pub(crate) fn forward_tiles<G: Sync>(
 }
 
 /// All query rows that read key/value head `head_kv` of a sequence.
-fn tiles(problem: &Problem, sequence: usize, head_kv: usize) -> Vec<QueryTile> {
+fn tiles(problem: &KnownProblem, sequence: usize, head_kv: usize) -> Vec<QueryTile> {
     let len = problem.lengths(sequence);
     let group = problem.heads().group_size();
     let heads = head_kv * group..(head_kv + 1) * group;
@@ -88,12 +88,12 @@ fn tiles(problem: &Problem, sequence: usize, head_kv: usize) -> Vec<QueryTile> {
 
 /// Whether Q, K and V are the tensors of the problem. Its dtypes and strides say nothing about them.
 pub(crate) fn check(
-    problem: &Problem,
+    problem: &KnownProblem,
     q: &Quantized,
     k: &Quantized,
     v: &Quantized,
 ) -> Result<(), QuantError> {
-    let expect = |tensor: TensorName, given: &Quantized, desc: &TensorDesc, seqs: &Sequences| {
+    let expect = |tensor: TensorName, given: &Quantized, desc: &TensorDesc, seqs: &SequenceRows| {
         let (batch, seqlen, heads, head_dim) = given.codes().dim();
         let extents = [batch, seqlen, heads, head_dim].into_iter().zip(desc.shape.dims());
         for (dim, (given, expected)) in
@@ -103,12 +103,12 @@ pub(crate) fn check(
                 return Err(QuantError::DimMismatch { tensor, dim, given, expected });
             }
         }
-        let rows = |seqs: &Sequences, index| (seqs.start(index), seqs.len(index));
+        let rows = |seqs: &SequenceRows, index| (seqs.start(index), seqs.len(index));
         let same = |index| rows(given.sequences(), index) == rows(seqs, index);
         let agree = given.sequences().count() == seqs.count() && (0..seqs.count()).all(same);
         if agree { Ok(()) } else { Err(QuantError::Sequences { tensor }) }
     };
-    expect(TensorName::Q, q, problem.q(), problem.seqs_q())?;
-    expect(TensorName::K, k, problem.k(), problem.seqs_k())?;
-    expect(TensorName::V, v, problem.v(), problem.seqs_k())
+    expect(TensorName::Q, q, problem.q(), problem.rows_q())?;
+    expect(TensorName::K, k, problem.k(), problem.rows_k())?;
+    expect(TensorName::V, v, problem.v(), problem.rows_k())
 }

@@ -11,7 +11,7 @@ use fa3_types::{Dtype, ProblemSpec, Shape};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let shape = Shape { batch: 1, seqlen: 200, heads: 2, head_dim: 64 };
-    let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate()?;
+    let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().known()?;
     let wave = |step: f32| {
         Array4::from_shape_fn(shape.dims(), |(_, s, h, d)| {
             bf16::from_f32((step * (s * 7 + h * 5 + d * 3) as f32).sin())

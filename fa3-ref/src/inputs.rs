@@ -1,6 +1,6 @@
 //! Q, K and V of a problem, as array views that agree with it.
 
-use fa3_types::{Lengths, Problem, Sequences, TensorDesc, TensorName};
+use fa3_types::{KnownProblem, Lengths, Problem, SequenceRows, TensorDesc, TensorName};
 use ndarray::{Array1, Array2, ArrayView2, ArrayView3, ArrayView4, Axis};
 
 /// An element type that converts exactly to f64: f32, f16, bf16, e4m3 and f64 itself.
@@ -46,7 +46,7 @@ pub enum InputError {
 /// The views' own strides are used; the strides of the problem describe device memory and are not.
 #[derive(Clone, Copy)]
 pub struct Inputs<'a, T> {
-    problem: &'a Problem,
+    problem: &'a KnownProblem,
     q: ArrayView4<'a, T>,
     k: ArrayView4<'a, T>,
     v: ArrayView4<'a, T>,
@@ -56,7 +56,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     /// # Errors
     /// [`InputError::Shape`] where a view's shape is not the problem's.
     pub fn new(
-        problem: &'a Problem,
+        problem: &'a KnownProblem,
         q: ArrayView4<'a, T>,
         k: ArrayView4<'a, T>,
         v: ArrayView4<'a, T>,
@@ -68,7 +68,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 
     /// The problem these are inputs of.
-    pub fn problem(&self) -> &'a Problem {
+    pub fn problem(&self) -> &'a KnownProblem {
         self.problem
     }
 
@@ -92,9 +92,9 @@ impl<'a, T: Element> Inputs<'a, T> {
         let head_kv = self.problem.heads().kv_head(head_q);
         Head {
             len: self.problem.lengths(index),
-            q: gather(&self.q, self.problem.seqs_q(), index, head_q),
-            k: gather(&self.k, self.problem.seqs_k(), index, head_kv),
-            v: gather(&self.v, self.problem.seqs_k(), index, head_kv),
+            q: gather(&self.q, self.problem.rows_q(), index, head_q),
+            k: gather(&self.k, self.problem.rows_k(), index, head_kv),
+            v: gather(&self.v, self.problem.rows_k(), index, head_kv),
         }
     }
 }
@@ -125,8 +125,13 @@ impl<T: Element> OutputGradients<'_, T> {
     }
 
     /// dO and dLSE of one head.
-    pub(crate) fn head(&self, problem: &Problem, index: usize, head_q: usize) -> (Array2<f64>, Array1<f64>) {
-        let sequences = problem.seqs_q();
+    pub(crate) fn head(
+        &self,
+        problem: &KnownProblem,
+        index: usize,
+        head_q: usize,
+    ) -> (Array2<f64>, Array1<f64>) {
+        let sequences = problem.rows_q();
         let ((batch, first), rows) = (sequences.start(index), sequences.len(index));
         let dlse = match &self.dlse {
             Some(dlse) => (first..first + rows).map(|row| dlse[[batch, head_q, row]].into()).collect(),
@@ -178,7 +183,7 @@ pub(crate) fn check_lse_shape(lse: &ArrayView3<'_, f32>, problem: &Problem) -> R
 /// The used rows of one head of one sequence.
 pub(crate) fn rows<'v, T>(
     tensor: &'v ArrayView4<'_, T>,
-    sequences: &Sequences,
+    sequences: &SequenceRows,
     index: usize,
     head: usize,
 ) -> ArrayView2<'v, T> {
@@ -190,7 +195,7 @@ pub(crate) fn rows<'v, T>(
 /// [`rows`], copied and converted.
 pub(crate) fn gather<T: Element>(
     tensor: &ArrayView4<'_, T>,
-    sequences: &Sequences,
+    sequences: &SequenceRows,
     index: usize,
     head: usize,
 ) -> Array2<f64> {
@@ -209,7 +214,7 @@ mod tests {
     #[test]
     fn arrays_of_another_shape_are_rejected() {
         let shape = Shape { batch: 1, seqlen: 4, heads: 2, head_dim: 4 };
-        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).known().unwrap();
         let (good, bad) = (Array4::<f32>::zeros((1, 4, 2, 4)), Array4::<f32>::zeros((1, 5, 2, 4)));
         assert!(Inputs::new(&problem, good.view(), good.view(), good.view()).is_ok());
         let error = Inputs::new(&problem, good.view(), good.view(), bad.view()).err().unwrap();
@@ -220,7 +225,7 @@ mod tests {
     #[test]
     fn heads_are_contiguous_whatever_the_views_are() {
         let shape = Shape { batch: 1, seqlen: 6, heads: 1, head_dim: 8 };
-        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).known().unwrap();
         let transposed = Array4::from_shape_fn((1, 8, 1, 6), |(_, d, _, s)| (10 * s + d) as f32);
         let x = transposed.view().permuted_axes([0, 3, 2, 1]);
         let inputs = Inputs::new(&problem, x, x, x).unwrap();
@@ -231,8 +236,9 @@ mod tests {
 
     #[test]
     fn a_packed_head_is_its_sequences_rows() {
-        let seqs = Sequences::packed(&[0, 2, 5]).unwrap().with_used(&[2, 2]).unwrap();
-        let problem = ProblemSpec::packed(Dtype::F32, (2, 1), 4, seqs.clone(), seqs).validate().unwrap();
+        let seqs = SequenceRows::packed(&[0, 2, 5]).unwrap().with_used(&[2, 2]).unwrap();
+        let problem =
+            ProblemSpec::packed(Dtype::F32, (2, 1), 4, &seqs, &seqs).with_rows(seqs.clone(), seqs).unwrap();
         let q = Array4::from_shape_fn((1, 5, 2, 4), |(_, s, h, _)| (10 * s + h) as f32);
         let kv = Array4::from_shape_fn((1, 5, 1, 4), |(_, s, _, _)| s as f32);
         let inputs = Inputs::new(&problem, q.view(), kv.view(), kv.view()).unwrap();

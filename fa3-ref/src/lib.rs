@@ -6,7 +6,7 @@
 //! dQ = softmax_scale · dS K     dK = softmax_scale · dSᵀ Q
 //! ```
 //!
-//! * [`oracle`]: these equations in f64, row by row, for everything a [`fa3_types::Problem`] can say. It shares
+//! * [`oracle`]: these equations in f64, row by row, for everything a [`fa3_types::KnownProblem`] can say. It shares
 //!   no algorithm with what it judges: no tiles, no online softmax, no schedule, no quantizer.
 //! * [`standard`]: plain attention with scores and probabilities rounded to the input's precision, as a
 //!   framework computes it without a fused kernel: the baseline of the error law.
@@ -24,7 +24,7 @@
 //! use fa3_types::{Dtype, ProblemSpec, Shape};
 //!
 //! let shape = Shape { batch: 1, seqlen: 48, heads: 2, head_dim: 16 };
-//! let problem = ProblemSpec::dense(Dtype::F32, shape, shape).causal().validate()?;
+//! let problem = ProblemSpec::dense(Dtype::F32, shape, shape).causal().known()?;
 //! let x = Array4::from_shape_fn(shape.dims(), |(_, s, h, d)| ((s * 7 + h * 5 + d * 3) % 11) as f32 - 5.0);
 //! let inputs = Inputs::new(&problem, x.view(), x.view(), x.view())?;
 //!

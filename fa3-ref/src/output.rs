@@ -1,6 +1,6 @@
 //! Results, and how the heads' results are put together.
 
-use fa3_types::{Problem, Sequences};
+use fa3_types::{KnownProblem, SequenceRows};
 use ndarray::{Array1, Array2, Array3, Array4, Axis};
 use rayon::prelude::*;
 
@@ -40,7 +40,7 @@ pub(crate) struct GroupGradients<F> {
 
 /// Runs `head(sequence, head_q)` for every head of every sequence in parallel and puts the results in place.
 pub(crate) fn forward_heads<F>(
-    problem: &Problem,
+    problem: &KnownProblem,
     head: impl Fn(usize, usize) -> HeadForward<F> + Sync,
 ) -> Forward<F>
 where
@@ -53,9 +53,9 @@ where
     let mut lse = Array3::from_elem(problem.lse_shape(), F::from(f32::NEG_INFINITY));
     for (i, result) in results.into_iter().enumerate() {
         let (index, head) = (i / heads, i % heads);
-        put(&mut o, problem.seqs_q(), index, head, &result.o);
-        let (batch, first) = problem.seqs_q().start(index);
-        let rows = first..first + problem.seqs_q().len(index);
+        put(&mut o, problem.rows_q(), index, head, &result.o);
+        let (batch, first) = problem.rows_q().start(index);
+        let rows = first..first + problem.rows_q().len(index);
         let mut lse_head = lse.index_axis_mut(Axis(0), batch);
         lse_head.index_axis_mut(Axis(0), head).slice_axis_mut(Axis(0), rows.into()).assign(&result.lse);
     }
@@ -65,7 +65,7 @@ where
 /// Runs `group(sequence, head_kv)` for every key/value head of every sequence in parallel and puts the
 /// results in place.
 pub(crate) fn backward_groups<F>(
-    problem: &Problem,
+    problem: &KnownProblem,
     group: impl Fn(usize, usize) -> GroupGradients<F> + Sync,
 ) -> Gradients<F>
 where
@@ -84,16 +84,22 @@ where
         let (index, head_kv) = (i / heads.kv(), i % heads.kv());
         for (j, dq_head) in result.dq.iter().enumerate() {
             let head_q = head_kv * heads.group_size() + j;
-            put(&mut dq, problem.seqs_q(), index, head_q, dq_head);
+            put(&mut dq, problem.rows_q(), index, head_q, dq_head);
         }
-        put(&mut dk, problem.seqs_k(), index, head_kv, &result.dk);
-        put(&mut dv, problem.seqs_k(), index, head_kv, &result.dv);
+        put(&mut dk, problem.rows_k(), index, head_kv, &result.dk);
+        put(&mut dv, problem.rows_k(), index, head_kv, &result.dv);
     }
     Gradients { dq, dk, dv }
 }
 
 /// Writes `rows` where head `head` of sequence `index` lies in `tensor`.
-fn put<F: Copy>(tensor: &mut Array4<F>, sequences: &Sequences, index: usize, head: usize, rows: &Array2<F>) {
+fn put<F: Copy>(
+    tensor: &mut Array4<F>,
+    sequences: &SequenceRows,
+    index: usize,
+    head: usize,
+    rows: &Array2<F>,
+) {
     let (batch, first) = sequences.start(index);
     let place = (first..first + sequences.len(index)).into();
     let mut tensor = tensor.index_axis_mut(Axis(0), batch);

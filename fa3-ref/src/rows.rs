@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use fa3_types::{Lengths, Mask, Problem, ProblemSpec, Shape};
+use fa3_types::{KnownProblem, Lengths, Mask, ProblemSpec, Shape};
 use ndarray::{Array2, ArrayView2, ArrayView3, ArrayView4, Axis};
 use rayon::prelude::*;
 
@@ -182,7 +182,7 @@ impl Group {
         keys: Range<usize>,
     ) -> Group {
         let problem = inputs.problem();
-        let (batch, first) = problem.seqs_q().start(sequence);
+        let (batch, first) = problem.rows_q().start(sequence);
         let place = |rows: Vec<usize>| rows.into_iter().map(|row| first + row).collect();
         if keys.is_empty() {
             let (o, lse) =
@@ -192,9 +192,9 @@ impl Group {
         let alone = alone(problem, rows.len(), keys.len());
         let head_kv = problem.heads().kv_head(head);
         let (q, k, v) = (inputs.q(), inputs.k(), inputs.v());
-        let q = inputs::rows(&q, problem.seqs_q(), sequence, head).select(Axis(0), &rows);
+        let q = inputs::rows(&q, problem.rows_q(), sequence, head).select(Axis(0), &rows);
         let [k, v] = [&k, &v].map(|x| {
-            inputs::rows(x, problem.seqs_k(), sequence, head_kv).slice_axis_move(Axis(0), keys.clone().into())
+            inputs::rows(x, problem.rows_k(), sequence, head_kv).slice_axis_move(Axis(0), keys.clone().into())
         });
         let inputs = Inputs::new(&alone, whole(q.view()), whole(k), whole(v));
         let law = law(&inputs.expect("a part of a problem has the part's shapes"));
@@ -210,13 +210,13 @@ fn whole<T>(matrix: ArrayView2<'_, T>) -> ArrayView4<'_, T> {
 }
 
 /// Some rows of one head of `problem` with the keys that they see.
-fn alone(problem: &Problem, rows: usize, keys: usize) -> Problem {
+fn alone(problem: &KnownProblem, rows: usize, keys: usize) -> KnownProblem {
     let q = Shape { batch: 1, seqlen: rows, heads: 1, head_dim: problem.head_dim() };
     let mut spec =
         ProblemSpec::dense(problem.dtype(), q, Shape { seqlen: keys, ..q }).head_dim_v(problem.head_dim_v());
     spec.softmax_scale = Some(problem.softmax_scale().natural());
     spec.softcap = problem.softcap().map(|cap| cap.bound());
-    spec.validate().expect("a part of a valid problem is one")
+    spec.known().expect("a part of a valid problem is one")
 }
 
 /// The keys that a row sees.
@@ -235,7 +235,7 @@ fn visible(mask: Mask, row: usize, len: Lengths) -> Range<usize> {
 ///
 /// # Panics
 /// If a tile has no rows.
-pub fn telling_rows(problem: &Problem, tile_rows: &[usize]) -> Vec<RowIndex> {
+pub fn telling_rows(problem: &KnownProblem, tile_rows: &[usize]) -> Vec<RowIndex> {
     let (sequences, heads) = (problem.batch(), problem.heads().q());
     let seqlen = |sequence| problem.lengths(sequence).q;
     let every_head = (0..sequences).flat_map(|sequence| (0..heads).map(move |head| (sequence, head)));
@@ -278,7 +278,7 @@ fn mix(z: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fa3_types::{Dtype, Sequences};
+    use fa3_types::{Dtype, SequenceRows};
     use half::f16;
     use ndarray::{Array3, Array4};
 
@@ -300,7 +300,7 @@ mod tests {
 
     /// The problem with its tensors, and Algorithm 2's result.
     struct Case {
-        problem: Problem,
+        problem: KnownProblem,
         qkv: [Array4<f16>; 3],
         o: Array4<f16>,
         lse: Array3<f32>,
@@ -308,7 +308,10 @@ mod tests {
 
     impl Case {
         fn new(spec: ProblemSpec) -> Case {
-            let problem = spec.validate().unwrap();
+            Case::of(spec.known().unwrap())
+        }
+
+        fn of(problem: KnownProblem) -> Case {
             let qkv =
                 [(problem.q(), 1), (problem.k(), 2), (problem.v(), 3)].map(|(x, seed)| tensor(x.shape, seed));
             let [q, k, v] = &qkv;
@@ -389,10 +392,9 @@ mod tests {
 
     #[test]
     fn packed_rows_lie_behind_one_another() {
-        let sequences = |starts: &[i32]| Sequences::packed(starts).unwrap();
-        let spec =
-            ProblemSpec::packed(Dtype::F16, (2, 1), 16, sequences(&[0, 3, 30]), sequences(&[0, 20, 47]));
-        let mut case = Case::new(spec.causal());
+        let [rows_q, rows_k] = [[0, 3, 30], [0, 20, 47]].map(|starts| SequenceRows::packed(&starts).unwrap());
+        let spec = ProblemSpec::packed(Dtype::F16, (2, 1), 16, &rows_q, &rows_k).causal();
+        let mut case = Case::of(spec.with_rows(rows_q, rows_k).unwrap());
         let rows = telling_rows(&case.problem, &[16]);
         assert_eq!(case.judge(&rows).unwrap().rows, 2 * 30);
         case.lse[[0, 1, 3]] += 1.0;
@@ -419,7 +421,7 @@ mod tests {
     #[test]
     fn rows_that_tell_most() {
         let shape = Shape { batch: 3, seqlen: 1000, heads: 5, head_dim: 8 };
-        let problem = ProblemSpec::dense(Dtype::F16, shape, shape).validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::F16, shape, shape).known().unwrap();
         let rows = telling_rows(&problem, &[128, 192]);
         assert!(rows.iter().all(|at| at.sequence < 3 && at.head < 5 && at.row < 1000));
         // 1000 rows are 7 tiles of 128 and 104 rows, 5 of 192 and 40 rows.
@@ -429,7 +431,7 @@ mod tests {
             }
         }
         assert!(rows.len() < 120, "{}", rows.len());
-        let few = ProblemSpec::dense(Dtype::F16, Shape { seqlen: 40, ..shape }, shape).validate().unwrap();
+        let few = ProblemSpec::dense(Dtype::F16, Shape { seqlen: 40, ..shape }, shape).known().unwrap();
         assert_eq!(telling_rows(&few, &[128]).len(), 600);
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! This is the baseline of the [error law](crate::law), so it is deliberately no better than it must be.
 
-use fa3_types::Problem;
+use fa3_types::KnownProblem;
 use ndarray::{Array1, Array2, ArrayView2, Axis, Slice, Zip};
 use rayon::prelude::*;
 
@@ -63,8 +63,8 @@ pub fn backward<'a, T: Element + 'a>(
         let group_size = problem.heads().group_size();
         let scale = problem.softmax_scale().natural() as f32;
         let mut dq = Vec::new();
-        let mut dk = Array2::zeros((problem.seqs_k().len(index), problem.head_dim()));
-        let mut dv = Array2::zeros((problem.seqs_k().len(index), problem.head_dim_v()));
+        let mut dk = Array2::zeros((problem.rows_k().len(index), problem.head_dim()));
+        let mut dv = Array2::zeros((problem.rows_k().len(index), problem.head_dim_v()));
         for head_q in head_kv * group_size..(head_kv + 1) * group_size {
             let head = inputs.head(index, head_q).to_f32();
             let (dout, dlse) = output.head(problem, index, head_q);
@@ -99,14 +99,20 @@ struct Softmax {
 
 impl Softmax {
     /// Up to [`ROWS`] rows from `first` on.
-    fn of(problem: &Problem, index: usize, head: &Head32, first: usize, precision: Precision) -> Softmax {
+    fn of(
+        problem: &KnownProblem,
+        index: usize,
+        head: &Head32,
+        first: usize,
+        precision: Precision,
+    ) -> Softmax {
         let end = head.q.nrows().min(first + ROWS);
         let q = head.q.slice_axis(Axis(0), Slice::from(first..end));
         Softmax::of_rows(problem, index, head, q, first, precision)
     }
 
     fn of_rows(
-        problem: &Problem,
+        problem: &KnownProblem,
         index: usize,
         head: &Head32,
         q: ArrayView2<'_, f32>,
@@ -165,7 +171,7 @@ mod tests {
     fn the_gradient_of_lse_does_not_matter_where_a_row_sees_no_key() {
         let q = Shape { batch: 1, seqlen: 9, heads: 1, head_dim: 8 };
         let kv = Shape { seqlen: 5, ..q };
-        let problem = ProblemSpec::dense(Dtype::F16, q, kv).causal().validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::F16, q, kv).causal().known().unwrap();
         let (q, k, v) = (wave(q, 0.7), wave(kv, 0.9), wave(kv, 1.1));
         let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
         let empty = oracle::forward(&inputs).lse.mapv(|lse| lse == f64::NEG_INFINITY);
@@ -182,7 +188,7 @@ mod tests {
     fn more_rounding_is_further_from_the_oracle_but_not_far() {
         let q = Shape { batch: 1, seqlen: 300, heads: 2, head_dim: 32 };
         let kv = Shape { heads: 1, seqlen: 200, ..q };
-        let problem = ProblemSpec::dense(Dtype::F16, q, kv).causal().softcap(5.0).validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::F16, q, kv).causal().softcap(5.0).known().unwrap();
         let (q, k, v) = (wave(q, 0.7), wave(kv, 0.9), wave(kv, 1.1));
         let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
         let exact = oracle::forward(&inputs);

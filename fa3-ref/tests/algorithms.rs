@@ -3,7 +3,7 @@
 use fa3_ref::law::{BackwardLaw, ForwardLaw};
 use fa3_ref::tiled::{self, Algorithm, Tiles};
 use fa3_ref::{Inputs, Precision};
-use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, Shape};
 use ndarray::Array4;
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ const REPLAY: &str = "cargo test -p fa3-ref --test algorithms";
 /// The inputs of one comparison; `seed` makes the numbers.
 #[derive(Clone, Debug)]
 struct Case {
-    problem: Problem,
+    problem: KnownProblem,
     tiles: Tiles,
     precision: Precision,
     seed: u64,
@@ -43,7 +43,7 @@ prop_compose! {
         let kv = Shape { seqlen: seqlen_k, heads: heads_kv, ..q };
         let mut spec = ProblemSpec::dense(Dtype::F32, q, kv).mask(mask).head_dim_v(8 * head_dim_v);
         (spec.softcap, spec.softmax_scale) = (softcap, scale);
-        let problem = spec.validate().expect("the strategy makes valid problems");
+        let problem = spec.known().expect("the strategy makes valid problems");
         Case { problem, tiles: Tiles::new(rows, keys).unwrap(), precision, seed }
     }
 }

@@ -10,22 +10,19 @@ use crate::Lens;
 pub enum NotDense {
     #[error("dense batches, not {sequences} packed sequences")]
     Packed { sequences: usize },
-    #[error("sequences in full, not {used} of {seqlen} rows of {tensor} of sequence {sequence}")]
-    Used { tensor: TensorName, sequence: usize, used: usize, seqlen: usize },
+    #[error("sequences in full, and {tensor} has sequences that are used in part")]
+    Used { tensor: TensorName },
 }
 
 /// Rows of Q and of K, the same for every sequence.
 pub(crate) fn dense_lens(problem: &Problem) -> Result<Lens<u32>, NotDense> {
-    if problem.seqs_q().is_packed() || problem.seqs_k().is_packed() {
-        return Err(NotDense::Packed { sequences: problem.batch() });
-    }
-    let sides = [
-        (TensorName::Q, problem.seqs_q(), problem.q().shape.seqlen),
-        (TensorName::K, problem.seqs_k(), problem.k().shape.seqlen),
-    ];
-    for (tensor, sequences, seqlen) in sides {
-        if let Some(sequence) = sequences.first_in_part() {
-            return Err(NotDense::Used { tensor, sequence, used: sequences.len(sequence), seqlen });
+    let sides = [(TensorName::Q, problem.seqs_q()), (TensorName::K, problem.seqs_k())];
+    for (tensor, sequences) in sides {
+        if sequences.is_packed() {
+            return Err(NotDense::Packed { sequences: sequences.count() });
+        }
+        if sequences.has_used() {
+            return Err(NotDense::Used { tensor });
         }
     }
     // Lengths are below 2³¹ in every problem.

@@ -135,6 +135,10 @@ pub enum ProblemError {
     TooLarge { tensor: TensorName, shape: Shape },
     #[error("the number of sequences is {q} in q and {k} in k")]
     SequenceCount { q: usize, k: usize },
+    #[error("the rows are of other sequences than those of {tensor}")]
+    OtherSequences { tensor: TensorName },
+    #[error("the lengths of {tensor}'s sequences are data, in cu_seqlens or seqused")]
+    UnknownLengths { tensor: TensorName },
     #[error("cu_seqlens is empty; it needs batch + 1 entries")]
     CuSeqlensEmpty,
     #[error("cu_seqlens starts at {given}, not at 0")]

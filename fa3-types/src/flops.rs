@@ -1,8 +1,8 @@
 //! How much work a problem is.
 
-use crate::{Elems, Lengths, Mask, Problem};
+use crate::{Elems, KnownProblem, Lengths, Mask};
 
-impl Problem {
+impl KnownProblem {
     /// Floating-point operations of the forward pass as the FlashAttention papers count them (§4.1):
     /// 2 · (head_dim + head_dim_v) for each pair of a query and a key, half the pairs under a causal mask.
     /// For a window the visible pairs are counted exactly.
@@ -45,17 +45,17 @@ mod tests {
     fn flops_are_the_papers() {
         let spec = ProblemSpec::dense(Dtype::F16, SHAPE, SHAPE);
         let dense = 4.0 * 1024.0 * 1024.0 * 128.0 * 16.0;
-        assert_eq!(spec.clone().validate().unwrap().forward_flops(), dense);
-        assert_eq!(spec.clone().causal().validate().unwrap().forward_flops(), dense / 2.0);
+        assert_eq!(spec.clone().known().unwrap().forward_flops(), dense);
+        assert_eq!(spec.clone().causal().known().unwrap().forward_flops(), dense / 2.0);
         let window = Mask::Window { left: Some(0), right: Some(0) };
-        assert_eq!(spec.mask(window).validate().unwrap().forward_flops(), dense / 1024.0);
+        assert_eq!(spec.mask(window).known().unwrap().forward_flops(), dense / 1024.0);
     }
 
     #[test]
     fn no_work_is_zero() {
         let problem =
             ProblemSpec::dense(Dtype::F16, Shape { batch: 0, ..SHAPE }, Shape { batch: 0, ..SHAPE });
-        assert_eq!(problem.validate().unwrap().forward_flops().to_bits(), 0, "not -0");
+        assert_eq!(problem.known().unwrap().forward_flops().to_bits(), 0, "not -0");
     }
 
     proptest::proptest! {
@@ -67,7 +67,7 @@ mod tests {
         ) {
             let (q_shape, kv) = (Shape { seqlen: q, ..SHAPE }, Shape { seqlen: k, ..SHAPE });
             let mask = Mask::Window { left, right };
-            let problem = ProblemSpec::dense(Dtype::F16, q_shape, kv).mask(mask).validate().unwrap();
+            let problem = ProblemSpec::dense(Dtype::F16, q_shape, kv).mask(mask).known().unwrap();
             // Causal masks count half by convention.
             proptest::prop_assume!(problem.mask() != Mask::Causal);
             let len = Lengths { q, k };

@@ -110,11 +110,9 @@ pub enum Fp8ProblemError {
     #[error(transparent)]
     Attention(#[from] ProblemError),
     /// Blocks of rows have scales, also where only a part of a sequence is used.
-    #[error(
-        "attention in 8 bits takes sequences in full, not {used} of {rows} rows of {tensor} of sequence {sequence}"
-    )]
+    #[error("attention in 8 bits takes sequences in full, and {tensor} has sequences that are used in part")]
     #[allow(missing_docs, reason = "the message names its fields")]
-    Used { tensor: TensorName, sequence: usize, used: usize, rows: usize },
+    Used { tensor: TensorName },
     /// A tensor cannot be quantized.
     #[error("{tensor}: {source}")]
     #[allow(missing_docs, reason = "the message names its fields")]
@@ -140,9 +138,8 @@ impl Fp8Problem {
         let attention = spec.clone().validate()?;
         for (tensor, sequences) in [(TensorName::Q, attention.seqs_q()), (TensorName::K, attention.seqs_k())]
         {
-            if let Some(sequence) = sequences.first_in_part() {
-                let (used, rows) = (sequences.len(sequence), sequences.capacity(sequence));
-                return Err(Fp8ProblemError::Used { tensor, sequence, used, rows });
+            if sequences.has_used() {
+                return Err(Fp8ProblemError::Used { tensor });
             }
         }
         let scaling = Scaling::Block { rows: ROWS };
@@ -194,7 +191,7 @@ impl Fp8Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Sequences, Shape};
+    use crate::{SequenceRows, Sequences, Shape};
 
     const Q: Shape = Shape { batch: 2, seqlen: 200, heads: 4, head_dim: 64 };
     const KV: Shape = Shape { seqlen: 300, heads: 2, ..Q };
@@ -226,12 +223,12 @@ mod tests {
         let narrow = ProblemSpec::dense(Dtype::F16, Q, KV).head_dim_v(24);
         let error = Fp8Spec::new(narrow).validate().unwrap_err();
         assert_eq!(error.to_string(), "v: x has head_dim 24, not a multiple of 16 up to 256");
-        let used = Sequences::dense(2, 300).with_used(&[300, 299]).unwrap();
+        let used = Sequences::dense(2, 300).used();
         let error = Fp8Spec::new(ProblemSpec::dense(Dtype::F16, Q, KV).seqs_k(used)).validate().unwrap_err();
-        let text = "attention in 8 bits takes sequences in full, not 299 of 300 rows of k of sequence 1";
+        let text = "attention in 8 bits takes sequences in full, and k has sequences that are used in part";
         assert_eq!(error.to_string(), text);
-        let lengths = || Sequences::packed(&[0, 24]).unwrap();
-        let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, lengths(), lengths());
+        let rows = SequenceRows::packed(&[0, 24]).unwrap();
+        let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, &rows, &rows);
         let error = Fp8Spec::new(packed).validate().unwrap_err();
         assert_eq!(error, ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true }.into());
         let (style, rotary_dim, table_rows) = (RopeStyle::HalfSplit, 32, 350);

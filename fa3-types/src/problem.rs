@@ -12,9 +12,11 @@ const HEAD_DIM_LIMIT: usize = 576;
 /// The largest head dimension of V and O.
 const HEAD_DIM_V_LIMIT: usize = 512;
 
-/// An attention problem that can be computed: shapes agree, strides are usable, lengths lie within the
-/// tensors, numbers are finite. Later layers check nothing of this again. What kernels need beyond that, such as
-/// [`Problem::check_rows`], a plan says.
+/// An attention problem that can be computed: shapes agree, strides are usable, numbers are finite. Later layers check
+/// nothing of this again. What kernels need beyond that, such as [`Problem::check_rows`], a plan says.
+///
+/// The lengths of packed sequences, and of those in use in part, are no part of it. They are data, as Q, K and V are,
+/// and [`KnownProblem`](crate::KnownProblem) has them beside the problem.
 #[derive(Clone, Debug)]
 pub struct Problem {
     q: TensorDesc,
@@ -53,9 +55,9 @@ impl Problem {
         check_dtypes(q.dtype, k.dtype, v.dtype, o.dtype)?;
         check_shapes(q.shape, k.shape, v.shape, o.shape)?;
         let heads = Heads::new(q.shape.heads, k.shape.heads)?;
-        check_sequences(TensorName::Q, &q, &seqs_q)?;
-        check_sequences(TensorName::K, &k, &seqs_k)?;
-        check_counts(&seqs_q, &seqs_k)?;
+        check_sequences(TensorName::Q, &q, seqs_q)?;
+        check_sequences(TensorName::K, &k, seqs_k)?;
+        check_counts(seqs_q, seqs_k)?;
         v_layout.check(&v, seqs_k.is_packed())?;
         Granularity::check(scales, q.dtype, seqs_q.is_packed() || seqs_k.is_packed())?;
         for ((tensor, x), scales) in [(TensorName::Q, &q), (TensorName::K, &k)].into_iter().zip(scales) {
@@ -68,7 +70,8 @@ impl Problem {
         };
         let softcap = softcap.map(SoftCap::new).transpose()?;
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
-        let mask = mask.simplified(Lengths { q: seqs_q.max_len(), k: seqs_k.max_len() });
+        // No sequence is longer than its tensor.
+        let mask = mask.simplified(Lengths { q: q.shape.seqlen, k: k.shape.seqlen });
         Ok(Problem { q, k, v, v_layout, scales, o, seqs_q, seqs_k, heads, mask, softmax_scale, softcap })
     }
 
@@ -160,13 +163,13 @@ impl Problem {
     }
 
     /// The sequences of Q and O.
-    pub fn seqs_q(&self) -> &Sequences {
-        &self.seqs_q
+    pub fn seqs_q(&self) -> Sequences {
+        self.seqs_q
     }
 
     /// The sequences of K and V.
-    pub fn seqs_k(&self) -> &Sequences {
-        &self.seqs_k
+    pub fn seqs_k(&self) -> Sequences {
+        self.seqs_k
     }
 
     /// Number of sequences; packed ones count each.
@@ -174,9 +177,12 @@ impl Problem {
         self.seqs_q.count()
     }
 
-    /// Query and key lengths of sequence `index`.
-    pub fn lengths(&self, index: usize) -> Lengths {
-        self.seqs_q.lengths(&self.seqs_k, index)
+    /// About the longest sequences: exact for dense ones, by a hint or the mean for packed ones.
+    pub fn longest(&self) -> Lengths {
+        Lengths {
+            q: self.seqs_q.longest_of(self.q.shape.seqlen),
+            k: self.seqs_k.longest_of(self.k.shape.seqlen),
+        }
     }
 
     /// Shape of the log-sum-exp tensor: (batch, heads_q, seqlen_q), batch 1 and seqlen_q total if packed.
@@ -251,24 +257,22 @@ fn check_shapes(q: Shape, k: Shape, v: Shape, o: Shape) -> Result<(), ProblemErr
     Ok(())
 }
 
-fn check_sequences(tensor: TensorName, desc: &TensorDesc, seqs: &Sequences) -> Result<(), ProblemError> {
+fn check_sequences(tensor: TensorName, desc: &TensorDesc, seqs: Sequences) -> Result<(), ProblemError> {
     let Shape { batch, seqlen, .. } = desc.shape;
     let expected = if seqs.is_packed() { 1 } else { seqs.count() };
     if batch != expected {
         return Err(ProblemError::DimMismatch { tensor, dim: Dim::Batch, given: batch, expected });
     }
-    let needed = seqs.rows_needed();
-    if seqs.is_packed() && needed > seqlen {
-        return Err(ProblemError::CuSeqlensEnd { tensor, given: needed, rows: seqlen });
+    match seqs.seqlen() {
+        Some(expected) if expected != seqlen => {
+            Err(ProblemError::DimMismatch { tensor, dim: Dim::Seqlen, given: seqlen, expected })
+        }
+        _ => Ok(()),
     }
-    if !seqs.is_packed() && needed != seqlen {
-        return Err(ProblemError::DimMismatch { tensor, dim: Dim::Seqlen, given: seqlen, expected: needed });
-    }
-    Ok(())
 }
 
 /// Q has as many sequences as K. Of two dense batches that is a matter of shapes.
-fn check_counts(q: &Sequences, k: &Sequences) -> Result<(), ProblemError> {
+fn check_counts(q: Sequences, k: Sequences) -> Result<(), ProblemError> {
     match (q.count(), k.count()) {
         (q, k) if q == k => Ok(()),
         (expected, given) if !q.is_packed() && !k.is_packed() => {
@@ -280,17 +284,18 @@ fn check_counts(q: &Sequences, k: &Sequences) -> Result<(), ProblemError> {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lengths = |seqs: &Sequences| match seqs.is_packed() {
-            true => format!("up to {}", seqs.max_len()),
-            false => seqs.max_len().to_string(),
+        let lengths = |seqs: Sequences, longest: usize| match seqs.is_packed() {
+            true => format!("about {longest}"),
+            false => longest.to_string(),
         };
+        let Lengths { q, k } = self.longest();
         write!(
             f,
             "{} batch {} seqlen {} x {} heads {}/{} head_dim {}",
             self.dtype(),
             self.batch(),
-            lengths(&self.seqs_q),
-            lengths(&self.seqs_k),
+            lengths(self.seqs_q, q),
+            lengths(self.seqs_k, k),
             self.heads.q(),
             self.heads.kv(),
             self.head_dim(),

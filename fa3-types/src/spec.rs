@@ -1,6 +1,9 @@
 //! Specification of an attention problem.
 
-use crate::{Dtype, Granularity, Mask, Problem, ProblemError, Sequences, Shape, TensorDesc, ValueLayout};
+use crate::{
+    Dtype, Granularity, KnownProblem, Mask, Problem, ProblemError, SequenceRows, Sequences, Shape,
+    TensorDesc, ValueLayout,
+};
 
 /// A caller's request, not yet checked: plain data that [`Problem::new`] takes.
 ///
@@ -8,16 +11,16 @@ use crate::{Dtype, Granularity, Mask, Problem, ProblemError, Sequences, Shape, T
 /// fields can be read and changed as well.
 ///
 /// ```
-/// use fa3_types::{Dtype, ProblemSpec, Sequences, Shape, TensorDesc};
+/// use fa3_types::{Dtype, ProblemSpec, SequenceRows, Shape, TensorDesc};
 ///
 /// // Q in the middle of a tensor of 3 x 8 heads, of 100 rows the first 60 in use.
 /// let shape = Shape { batch: 1, seqlen: 100, heads: 8, head_dim: 64 };
 /// let contiguous = TensorDesc::contiguous(Dtype::Bf16, shape);
 /// let mut q = contiguous;
 /// q.strides.seqlen *= 3;
-/// let used = Sequences::dense(1, 100).with_used(&[60])?;
-/// let spec = ProblemSpec::new(q, contiguous, contiguous, contiguous).seqs_q(used).causal();
-/// assert_eq!(spec.validate()?.lengths(0).q, 60);
+/// let rows = SequenceRows::dense(1, 100);
+/// let spec = ProblemSpec::new(q, contiguous, contiguous, contiguous).causal();
+/// assert_eq!(spec.with_rows(rows.clone().with_used(&[60])?, rows)?.lengths(0).q, 60);
 /// # Ok::<(), fa3_types::ProblemError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -76,27 +79,27 @@ impl ProblemSpec {
         ProblemSpec::new(q, k, k, o)
     }
 
-    /// Contiguous packed tensors (total, heads, head_dim) with V of K's shape.
+    /// Contiguous packed tensors (total, heads, head_dim) with V of K's shape, which hold just these rows.
     pub fn packed(
         dtype: Dtype,
         heads: (usize, usize),
         head_dim: usize,
-        seqs_q: Sequences,
-        seqs_k: Sequences,
+        rows_q: &SequenceRows,
+        rows_k: &SequenceRows,
     ) -> ProblemSpec {
-        let q = Shape { batch: 1, seqlen: seqs_q.rows_needed(), heads: heads.0, head_dim };
-        let kv = Shape { batch: 1, seqlen: seqs_k.rows_needed(), heads: heads.1, head_dim };
-        ProblemSpec::dense(dtype, q, kv).seqs_q(seqs_q).seqs_k(seqs_k)
+        let q = Shape { batch: 1, seqlen: rows_q.end(), heads: heads.0, head_dim };
+        let kv = Shape { batch: 1, seqlen: rows_k.end(), heads: heads.1, head_dim };
+        ProblemSpec::dense(dtype, q, kv).seqs_q(rows_q.sequences()).seqs_k(rows_k.sequences())
     }
 
-    /// Sets where the sequences of Q and O lie, and how long they are.
+    /// Sets how the sequences of Q and O lie in their tensors.
     #[must_use]
     pub fn seqs_q(mut self, sequences: Sequences) -> ProblemSpec {
         self.seqs_q = sequences;
         self
     }
 
-    /// Sets where the sequences of K and V lie, and how long they are.
+    /// Sets how the sequences of K and V lie in their tensors.
     #[must_use]
     pub fn seqs_k(mut self, sequences: Sequences) -> ProblemSpec {
         self.seqs_k = sequences;
@@ -167,5 +170,26 @@ impl ProblemSpec {
     /// See [`ProblemError`].
     pub fn validate(self) -> Result<Problem, ProblemError> {
         Problem::new(self)
+    }
+
+    /// [`Problem::new`], then [`Problem::known`].
+    ///
+    /// # Errors
+    /// See [`ProblemError`].
+    pub fn known(self) -> Result<KnownProblem, ProblemError> {
+        Problem::new(self)?.known()
+    }
+
+    /// The problem of sequences that have these rows, whatever was said of its sequences before.
+    ///
+    /// # Errors
+    /// See [`ProblemError`].
+    pub fn with_rows(
+        mut self,
+        rows_q: SequenceRows,
+        rows_k: SequenceRows,
+    ) -> Result<KnownProblem, ProblemError> {
+        (self.seqs_q, self.seqs_k) = (rows_q.sequences(), rows_k.sequences());
+        KnownProblem::new(Problem::new(self)?, rows_q, rows_k)
     }
 }

@@ -1,6 +1,6 @@
 //! One attention call, as a builder.
 
-use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc, TensorName};
+use fa3_types::{KnownProblem, Mask, ProblemError, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName};
 use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 #[cfg(feature = "cuda")]
@@ -140,20 +140,27 @@ impl<'a, T: Scalar> Attention<'a, T> {
     }
 
     /// The problem, validated, of contiguous tensors: the strides of the views are not part of it. Its head dimensions
-    /// are those of the views; a GPU computes [`Problem::padded`].
+    /// are those of the views; a GPU computes [`KnownProblem::padded`].
     ///
     /// # Errors
     /// [`Error`] with the first thing that is wrong.
-    pub fn problem(&self) -> Result<Problem, Error> {
-        Ok(self.spec()?.validate()?)
+    pub fn problem(&self) -> Result<KnownProblem, Error> {
+        let [rows_q, rows_k] = self.rows()?;
+        Ok(self.spec()?.with_rows(rows_q, rows_k)?)
+    }
+
+    /// Where the sequences of Q and of K lie, and how long they are.
+    fn rows(&self) -> Result<[SequenceRows; 2], Error> {
+        let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
+        let rows_q = rows(self.q.dim(), cu_seqlens_q, self.seqused_q).map_err(Error::SequencesOfQ)?;
+        let rows_k = rows(self.k.dim(), cu_seqlens_k, self.seqused_k).map_err(Error::SequencesOfK)?;
+        Ok([rows_q, rows_k])
     }
 
     pub(crate) fn spec(&self) -> Result<ProblemSpec, Error> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(contiguous);
         let o = Shape { head_dim: v.shape.head_dim, ..q.shape };
-        let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
-        let seqs_q = sequences(q.shape, cu_seqlens_q, self.seqused_q).map_err(Error::SequencesOfQ)?;
-        let seqs_k = sequences(k.shape, cu_seqlens_k, self.seqused_k).map_err(Error::SequencesOfK)?;
+        let [seqs_q, seqs_k] = self.rows()?.map(|rows| rows.sequences());
         let o = TensorDesc::contiguous(T::Output::DTYPE, o);
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask);
         (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
@@ -238,18 +245,18 @@ fn contiguous<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
     TensorDesc::contiguous(T::DTYPE, Shape { batch, seqlen, heads, head_dim })
 }
 
-fn sequences(
-    shape: Shape,
+fn rows(
+    (batch, seqlen, ..): (usize, usize, usize, usize),
     cu_seqlens: Option<&[i32]>,
     seqused: Option<&[i32]>,
-) -> Result<Sequences, ProblemError> {
-    let sequences = match cu_seqlens {
-        Some(cu_seqlens) => Sequences::packed(cu_seqlens)?,
-        None => Sequences::dense(shape.batch, shape.seqlen),
+) -> Result<SequenceRows, ProblemError> {
+    let rows = match cu_seqlens {
+        Some(cu_seqlens) => SequenceRows::packed(cu_seqlens)?,
+        None => SequenceRows::dense(batch, seqlen),
     };
     match seqused {
-        Some(seqused) => sequences.with_used(seqused),
-        None => Ok(sequences),
+        Some(seqused) => rows.with_used(seqused),
+        None => Ok(rows),
     }
 }
 

@@ -66,13 +66,14 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
         let (o, lse) = (problem.forward().o().shape.dims(), problem.forward().lse_shape());
         check(TensorName::O, output.o.shape(), &o)?;
         check(TensorName::Lse, output.lse.shape(), &lse)?;
-        output.check_call(problem.forward())?;
+        let known = self.problem()?;
+        output.check_call(&known)?;
         check(TensorName::DOut, gradients.dout.shape(), &o)?;
         if let Some(dlse) = &gradients.dlse {
             check(TensorName::DLse, dlse.shape(), &lse)?;
         }
         match device {
-            Device::Cpu => Ok(T::backward_on_cpu(problem.forward(), self.tensors(), output, gradients)),
+            Device::Cpu => Ok(T::backward_on_cpu(&known, self.tensors(), output, gradients)),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let deterministic = self.is_deterministic();

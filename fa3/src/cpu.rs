@@ -18,7 +18,7 @@ mod unit;
 
 use std::cmp::Reverse;
 
-use fa3_types::Problem;
+use fa3_types::KnownProblem;
 use ndarray::{ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 use rayon::prelude::*;
 
@@ -39,7 +39,7 @@ const STRIP: usize = 8;
 
 /// The forward pass into `o` and `lse`. The views have the problem's shapes: both come from one [`crate::Attention`].
 pub(crate) fn forward<T: Scalar>(
-    problem: &Problem,
+    problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
     mut o: ArrayViewMut4<'_, T::Output>,
     mut lse: ArrayViewMut3<'_, f32>,
@@ -69,7 +69,7 @@ fn strips<'a, T: Scalar>(
     // (batch, rows, heads, 1), cut as O is.
     let lse = lse.permuted_axes([0, 2, 1]).insert_axis(Axis(3));
     let mut strips = vec![];
-    let seqs = problem.seqs_q();
+    let seqs = problem.rows_q();
     for (index, (o, lse)) in sequences(seqs, o).into_iter().zip(sequences(seqs, lse)).enumerate() {
         let groups = pieces(o, Axis(1), group).into_iter().zip(pieces(lse, Axis(1), group));
         for (head_kv, (o, lse)) in groups.enumerate() {
@@ -93,7 +93,7 @@ fn strips<'a, T: Scalar>(
 }
 
 /// As many as leave some strips for each thread: each row's result is the same in any strip.
-fn tiles_a_strip(problem: &Problem, heads: usize) -> usize {
+fn tiles_a_strip(problem: &KnownProblem, heads: usize) -> usize {
     let tiles = |index| problem.lengths(index).q.div_ceil(TILE_M / heads);
     let all = (0..problem.batch()).map(tiles).sum::<usize>() * (problem.heads().q() / heads);
     (all / (4 * rayon::current_num_threads())).clamp(1, STRIP)

@@ -77,7 +77,7 @@ mod rows;
 
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
-use fa3_types::{BackwardProblem, Fp8Problem, Problem, QuantizeProblem, TensorDesc};
+use fa3_types::{BackwardProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView, ArrayView1, ArrayView4, Dimension};
 
 use crate::{Gradients, Output, OutputGradients, Quantized, Scalar};
@@ -97,7 +97,7 @@ pub use fa3_sched::backward::PlanOptions as BackwardOptions;
 /// is of type `O`: all come from one [`crate::Attention`].
 pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
-    problem: &Problem,
+    problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
 ) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
@@ -131,7 +131,8 @@ pub(crate) fn fp8<T: Scalar>(
     let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref());
     forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, attention)?;
-    Ok(Output::of(problem.codes(), o, lse))
+    let codes = problem.codes().known().expect("sequences are dense and in full");
+    Ok(Output::of(&codes, o, lse))
 }
 
 /// Memory of a device for O and LSE.

@@ -1,7 +1,7 @@
 //! Attention of 16-bit tensors, computed in 8 bits.
 
 use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity, Incoherent, RopeTable};
-use fa3_types::{Fp8Problem, Fp8Spec, Problem, QkRotary, Scaling, Sequences};
+use fa3_types::{Fp8Problem, Fp8Spec, KnownProblem, QkRotary, Scaling, SequenceRows};
 use ndarray::ArrayView4;
 
 #[cfg(feature = "cuda")]
@@ -89,7 +89,7 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     pub fn forward(&self, device: &Device) -> Result<Output<T>, Error> {
         let problem = self.problem()?;
         match device {
-            Device::Cpu => self.on_cpu(problem.codes()),
+            Device::Cpu => self.on_cpu(&problem.codes().known()?),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => Ok(cuda::fp8(device, &problem, self.attention.tensors(), self.table)?),
         }
@@ -120,7 +120,7 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         Ok(spec.validate()?)
     }
 
-    fn on_cpu(&self, problem: &Problem) -> Result<Output<T>, Error> {
+    fn on_cpu(&self, problem: &KnownProblem) -> Result<Output<T>, Error> {
         let [q, k, v] = self.attention.tensors();
         let [q_position, k_position] = self.first_positions;
         let transformed = |x: ArrayView4<'a, T>, first| {
@@ -143,16 +143,16 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
 }
 
 /// The emulator's results.
-fn emulated<T: Scalar>(problem: &Problem, qkv: &[Quantized; 3]) -> Output<T> {
+fn emulated<T: Scalar>(problem: &KnownProblem, qkv: &[Quantized; 3]) -> Output<T> {
     let [q, k, v] = qkv.each_ref().map(|x| {
         let (batch, seqlen, _, _) = x.codes.dim();
-        let sequences = Sequences::dense(batch, seqlen);
+        let rows = SequenceRows::dense(batch, seqlen);
         let (granularity, scales) = match x.mean {
             None => (Granularity::Block { rows: ROWS }, x.scales.iter().copied().collect()),
             // Scales of channels are O's.
             Some(_) => (Granularity::Tensor, vec![1.0]),
         };
-        let quantized = fa3_quant::Quantized::new(x.codes.clone(), &sequences, granularity, scales);
+        let quantized = fa3_quant::Quantized::new(x.codes.clone(), &rows, granularity, scales);
         quantized.expect("it was quantized so")
     });
     let attention = Fp8Attention::new(Accumulation::TwoLevel { keys: ROWS }, ROWS);
@@ -243,7 +243,7 @@ mod tests {
         let attention = Attention::new(&x, &x, &x);
         for used in [attention.clone().seqused_q(&[5]), attention.clone().seqused_k(&[5])] {
             let error = used.fp8().forward(&Device::Cpu).unwrap_err();
-            assert!(matches!(error, Error::Fp8(fa3_types::Fp8ProblemError::Used { used: 5, .. })), "{error}");
+            assert!(matches!(error, Error::Fp8(fa3_types::Fp8ProblemError::Used { .. })), "{error}");
         }
         attention.seqused_k(&[8]).fp8().forward(&Device::Cpu).unwrap();
         let packed = Attention::new(x.view(), x.view(), x.view()).packed(&[0, 8], &[0, 8]);

@@ -1,6 +1,6 @@
 //! Results of the forward pass, which know their call.
 
-use fa3_types::{Problem, Sequences, TensorName};
+use fa3_types::{KnownProblem, Problem, SequenceRows, TensorName};
 use ndarray::{Array3, Array4};
 
 use crate::Error;
@@ -14,7 +14,7 @@ pub struct Output<T> {
     /// Natural log-sum-exp of the scores (batch, heads_q, seqlen_q). -inf in such rows.
     pub lse: Array3<f32>,
     /// The problem that it was computed from, if that is known.
-    call: Option<Problem>,
+    call: Option<KnownProblem>,
 }
 
 /// Outputs are equal if O and LSE are.
@@ -34,7 +34,7 @@ impl<T> Output<T> {
     }
 
     /// O and LSE of this problem.
-    pub(crate) fn of(call: &Problem, o: Array4<T>, lse: Array3<f32>) -> Output<T> {
+    pub(crate) fn of(call: &KnownProblem, o: Array4<T>, lse: Array3<f32>) -> Output<T> {
         Output { o, lse, call: Some(call.clone()) }
     }
 
@@ -42,14 +42,14 @@ impl<T> Output<T> {
     ///
     /// # Errors
     /// [`Error::OtherCall`] with the first difference.
-    pub(crate) fn check_call(&self, call: &Problem) -> Result<(), Error> {
+    pub(crate) fn check_call(&self, call: &KnownProblem) -> Result<(), Error> {
         let difference = self.call.as_ref().and_then(|of| difference(of, call));
         difference.map_or(Ok(()), |[given, expected]| Err(Error::OtherCall { given, expected }))
     }
 }
 
 /// The first thing that two problems do not have in common: what the one has, and the other.
-fn difference(one: &Problem, other: &Problem) -> Option<[String; 2]> {
+fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
     let facts: [fn(&Problem) -> String; 7] = [
         |problem| format!("elements of {}", problem.dtype()),
         |problem| format!("q of shape {}", problem.q().shape),
@@ -66,19 +66,19 @@ fn difference(one: &Problem, other: &Problem) -> Option<[String; 2]> {
         .into_iter()
         .map(both)
         .find(|[one, other]| one != other)
-        .or_else(|| other_rows(TensorName::Q, one.seqs_q(), other.seqs_q()))
-        .or_else(|| other_rows(TensorName::K, one.seqs_k(), other.seqs_k()))
+        .or_else(|| other_rows(TensorName::Q, one.rows_q(), other.rows_q()))
+        .or_else(|| other_rows(TensorName::K, one.rows_k(), other.rows_k()))
 }
 
 /// The first sequence of a tensor that two lists do not have in common.
-fn other_rows(tensor: TensorName, one: &Sequences, other: &Sequences) -> Option<[String; 2]> {
+fn other_rows(tensor: TensorName, one: &SequenceRows, other: &SequenceRows) -> Option<[String; 2]> {
     if one == other {
         return None;
     }
     if one.count() != other.count() {
         return Some([one, other].map(|sequences| format!("{} sequences", sequences.count())));
     }
-    let rows = |sequences: &Sequences, index| {
+    let rows = |sequences: &SequenceRows, index| {
         let (_, first) = sequences.start(index);
         first..first + sequences.len(index)
     };

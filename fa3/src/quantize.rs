@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use fa3_quant::{Channels, E4m3, Granularity, Incoherent, Preparation, RopeTable, Rotation, RowPositions};
-use fa3_types::{Positions, QuantizeProblem, QuantizeSpec, Rotary, Scaling, Sequences, Shape};
+use fa3_types::{Positions, QuantizeProblem, QuantizeSpec, Rotary, Scaling, SequenceRows, Shape};
 use ndarray::{Array3, Array4, ArrayView4, Axis};
 
 #[cfg(feature = "cuda")]
@@ -226,7 +226,7 @@ impl<'a, T: Scalar> Quantize<'a, T> {
             }
         };
         preparation.rotation = self.table.map(|table| Rotation { table, positions });
-        let sequences = Sequences::dense(shape.batch, shape.seqlen);
+        let sequences = SequenceRows::dense(shape.batch, shape.seqlen);
         let quantized = preparation.quantize_rows(shape, &sequences, |at, row| {
             let rows = self.x.index_axis_move(Axis(0), batch.start + at.sequence);
             let source =

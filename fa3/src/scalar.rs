@@ -1,7 +1,7 @@
 //! The element types of Q, K, V and O.
 
 use fa3_quant::E4m3;
-use fa3_types::{Dtype, Problem};
+use fa3_types::{Dtype, KnownProblem};
 use half::{bf16, f16};
 use ndarray::{ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
@@ -25,7 +25,7 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     /// is optimised, and not with the one that calls it.
     #[doc(hidden)]
     fn forward_on_cpu(
-        problem: &Problem,
+        problem: &KnownProblem,
         qkv: [ArrayView4<'_, Self>; 3],
         o: ArrayViewMut4<'_, Self::Output>,
         lse: ArrayViewMut3<'_, f32>,
@@ -34,7 +34,7 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     /// The CPU engine's backward pass, likewise.
     #[doc(hidden)]
     fn backward_on_cpu(
-        problem: &Problem,
+        problem: &KnownProblem,
         qkv: [ArrayView4<'_, Self>; 3],
         output: &Output<Self>,
         of: OutputGradients<'_, Self>,
@@ -46,7 +46,7 @@ macro_rules! on_cpu {
     () => {
         #[inline(never)]
         fn forward_on_cpu(
-            problem: &Problem,
+            problem: &KnownProblem,
             qkv: [ArrayView4<'_, Self>; 3],
             o: ArrayViewMut4<'_, Self::Output>,
             lse: ArrayViewMut3<'_, f32>,
@@ -56,7 +56,7 @@ macro_rules! on_cpu {
 
         #[inline(never)]
         fn backward_on_cpu(
-            problem: &Problem,
+            problem: &KnownProblem,
             qkv: [ArrayView4<'_, Self>; 3],
             output: &Output<Self>,
             of: OutputGradients<'_, Self>,

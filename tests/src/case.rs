@@ -1,7 +1,7 @@
 //! A problem and what its inputs are like.
 
 use fa3_ref::Inputs;
-use fa3_types::{Lengths, Problem};
+use fa3_types::{KnownProblem, Lengths};
 
 use crate::{Dist, Poison, Values};
 
@@ -11,7 +11,7 @@ pub struct Case {
     /// Unique among the chosen cases.
     pub name: String,
     /// The problem.
-    pub problem: Problem,
+    pub problem: KnownProblem,
     /// The distribution of the numbers.
     pub dist: Dist,
     /// The rows that are NaN or infinite.
@@ -22,7 +22,7 @@ pub struct Case {
 
 impl Case {
     /// A problem with standard normal numbers.
-    pub fn normal(name: &str, problem: Problem, seed: u64) -> Case {
+    pub fn normal(name: &str, problem: KnownProblem, seed: u64) -> Case {
         Case { name: name.to_owned(), problem, dist: Dist::Normal, poison: Poison::None, seed }
     }
 
@@ -51,7 +51,7 @@ impl Values {
     ///
     /// # Panics
     /// If they have another problem's shape.
-    pub fn inputs<'a>(&'a self, problem: &'a Problem) -> Inputs<'a, f32> {
+    pub fn inputs<'a>(&'a self, problem: &'a KnownProblem) -> Inputs<'a, f32> {
         Inputs::new(problem, self.q.view(), self.k.view(), self.v.view())
             .expect("values have the shape of the problem they were made for")
     }

@@ -108,7 +108,7 @@ impl<'a> Judge<'a> {
             }
             Arithmetic::Fp8 | Arithmetic::Fp8RoundedSums => {
                 let is_of_rounded = arithmetic == Arithmetic::Fp8RoundedSums;
-                let keys = self.case.problem.seqs_k().max_len();
+                let keys = self.case.problem.rows_k().max_len();
                 let of_sums = if is_of_rounded { rounded_row_sum_loss(keys) } else { 0.0 };
                 let fp8 = self.fp8.as_ref().expect("8-bit arithmetic takes 8-bit cases");
                 let [o, lse] = self.with_moved_scores(&fp8.law, x, tensor_core_loss, of_sums, replay)?;
@@ -165,7 +165,7 @@ impl<'a> Judge<'a> {
             (0..problem.batch()).flat_map(|index| (0..heads).map(move |head| (index, head)))
         {
             let (alone, values) = alone(problem, self.values, index, head_q);
-            let (len, (batch, first)) = (alone.lengths(0), problem.seqs_q().start(index));
+            let (len, (batch, first)) = (alone.lengths(0), problem.rows_q().start(index));
             let matrix = |x: Array4<f32>| x.index_axis_move(Axis(0), 0).index_axis_move(Axis(1), 0);
             let (q, k) = (matrix(values.q), matrix(values.k));
             for (row, q) in q.rows().into_iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Cuts and rearranges problems, for properties that relate two calls with each other.
 
-use fa3_types::{Problem, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{KnownProblem, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView4, Axis};
 
 use crate::Values;
@@ -8,7 +8,7 @@ use crate::Values;
 /// A problem whose sequences and heads are those of another in reverse order.
 pub struct Reversed {
     /// The reversed problem.
-    pub problem: Problem,
+    pub problem: KnownProblem,
     order_q: Order,
     order_k: Order,
 }
@@ -24,12 +24,12 @@ impl Reversed {
     ///
     /// # Panics
     /// Never: the order of sequences and heads does not make a problem valid.
-    pub fn new(problem: &Problem) -> Reversed {
-        let spec = spec_of(problem).seqs_q(reverse(problem.seqs_q())).seqs_k(reverse(problem.seqs_k()));
+    pub fn new(problem: &KnownProblem) -> Reversed {
+        let reversed = spec_of(problem).with_rows(reverse(problem.rows_q()), reverse(problem.rows_k()));
         Reversed {
-            order_q: Order::reversed(problem.seqs_q(), problem.q().shape.seqlen),
-            order_k: Order::reversed(problem.seqs_k(), problem.k().shape.seqlen),
-            problem: spec.validate().expect("the order of sequences does not matter"),
+            order_q: Order::reversed(problem.rows_q(), problem.q().shape.seqlen),
+            order_k: Order::reversed(problem.rows_k(), problem.k().shape.seqlen),
+            problem: reversed.expect("the order of sequences does not matter"),
         }
     }
 
@@ -61,7 +61,7 @@ impl Reversed {
 }
 
 impl Order {
-    fn reversed(sequences: &Sequences, rows: usize) -> Order {
+    fn reversed(sequences: &SequenceRows, rows: usize) -> Order {
         let count = sequences.count();
         if !sequences.is_packed() {
             return Order { axis: Axis(0), from: (0..count).rev().collect() };
@@ -89,11 +89,11 @@ impl Order {
     }
 }
 
-fn reverse(sequences: &Sequences) -> Sequences {
+fn reverse(sequences: &SequenceRows) -> SequenceRows {
     let order = || (0..sequences.count()).rev();
     let used: Vec<i32> = order().map(|index| sequences.len(index) as i32).collect();
     let reversed = if sequences.is_packed() {
-        Sequences::packed_lengths(&order().map(|index| sequences.capacity(index)).collect::<Vec<_>>())
+        SequenceRows::packed_lengths(&order().map(|index| sequences.capacity(index)).collect::<Vec<_>>())
     } else {
         sequences.clone()
     };
@@ -103,8 +103,8 @@ fn reverse(sequences: &Sequences) -> Sequences {
 /// The specification of `problem`.
 pub fn spec_of(problem: &Problem) -> ProblemSpec {
     let mut spec = ProblemSpec::new(*problem.q(), *problem.k(), *problem.v(), *problem.o())
-        .seqs_q(problem.seqs_q().clone())
-        .seqs_k(problem.seqs_k().clone())
+        .seqs_q(problem.seqs_q())
+        .seqs_k(problem.seqs_k())
         .mask(problem.mask())
         .softmax_scale(problem.softmax_scale().natural());
     spec.softcap = problem.softcap().map(|cap| cap.bound());
@@ -112,20 +112,20 @@ pub fn spec_of(problem: &Problem) -> ProblemSpec {
 }
 
 /// One query head of one sequence as a problem of its own: dense, one sequence, one head, rows in use only.
-pub fn alone(problem: &Problem, values: &Values, index: usize, head_q: usize) -> (Problem, Values) {
-    let (seqs_q, seqs_k) = (problem.seqs_q(), problem.seqs_k());
+pub fn alone(problem: &KnownProblem, values: &Values, index: usize, head_q: usize) -> (KnownProblem, Values) {
+    let (rows_q, rows_k) = (problem.rows_q(), problem.rows_k());
     let head_kv = problem.heads().kv_head(head_q);
     let values = Values {
-        q: rows(values.q.view(), seqs_q, index, head_q),
-        k: rows(values.k.view(), seqs_k, index, head_kv),
-        v: rows(values.v.view(), seqs_k, index, head_kv),
-        dout: rows(values.dout.view(), seqs_q, index, head_q),
+        q: rows(values.q.view(), rows_q, index, head_q),
+        k: rows(values.k.view(), rows_k, index, head_kv),
+        v: rows(values.v.view(), rows_k, index, head_kv),
+        dout: rows(values.dout.view(), rows_q, index, head_q),
     };
     (dense_like(problem, &values), values)
 }
 
 /// The rows in use of one head of one sequence.
-pub fn rows<F: Copy>(x: ArrayView4<'_, F>, sequences: &Sequences, index: usize, head: usize) -> Array4<F> {
+pub fn rows<F: Copy>(x: ArrayView4<'_, F>, sequences: &SequenceRows, index: usize, head: usize) -> Array4<F> {
     let (batch, first) = sequences.start(index);
     let ranges = [batch..batch + 1, first..first + sequences.len(index), head..head + 1];
     let part = ranges
@@ -139,16 +139,17 @@ pub fn rows<F: Copy>(x: ArrayView4<'_, F>, sequences: &Sequences, index: usize, 
 ///
 /// # Panics
 /// If the values do not fit together: they must be parts of values of `problem`.
-pub fn dense_like(problem: &Problem, values: &Values) -> Problem {
+pub fn dense_like(problem: &KnownProblem, values: &Values) -> KnownProblem {
     let tensor = |x: &Array4<f32>, like: &TensorDesc| {
         let (batch, seqlen, heads, head_dim) = x.dim();
         TensorDesc::contiguous(like.dtype, Shape { batch, seqlen, heads, head_dim })
     };
-    let sequences = |x: &Array4<f32>| Sequences::dense(x.dim().0, x.dim().1);
-    let mut spec = spec_of(problem).seqs_q(sequences(&values.q)).seqs_k(sequences(&values.k));
+    let sequences = |x: &Array4<f32>| SequenceRows::dense(x.dim().0, x.dim().1);
+    let mut spec = spec_of(problem);
     spec.q = tensor(&values.q, problem.q());
     spec.k = tensor(&values.k, problem.k());
     spec.v = tensor(&values.v, problem.v());
     spec.o = tensor(&values.dout, problem.o());
-    spec.validate().expect("parts of a valid problem are valid")
+    let known = spec.with_rows(sequences(&values.q), sequences(&values.k));
+    known.expect("parts of a valid problem are valid")
 }

@@ -2,7 +2,7 @@
 
 use fa3::Scalar;
 use fa3_quant::{Channels, E4m3, Quantized};
-use fa3_types::{Granularity, Problem};
+use fa3_types::{Granularity, KnownProblem, Problem};
 use ndarray::{Array3, Array4};
 
 /// A tensor of a problem that has scales.
@@ -88,8 +88,8 @@ impl Scaled {
     ///
     /// # Panics
     /// If the array is not the tensor's.
-    pub(crate) fn quantized(self, problem: &Problem, x: &Array4<f32>) -> Quantized {
-        let sequences = if self == Scaled::Q { problem.seqs_q() } else { problem.seqs_k() };
+    pub(crate) fn quantized(self, problem: &KnownProblem, x: &Array4<f32>) -> Quantized {
+        let sequences = if self == Scaled::Q { problem.rows_q() } else { problem.rows_k() };
         let codes = self.codes(problem, x).mapv(<E4m3 as Scalar>::from_f32);
         let (granularity, scales) = match problem.scales()[self as usize] {
             Granularity::Head | Granularity::Tensor | Granularity::Channel => {

@@ -1,7 +1,7 @@
 //! Random cases for proptest.
 
 use fa3_sched::forward::Fp8Inputs;
-use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape, TensorDesc};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -48,18 +48,18 @@ fn head_dim() -> impl Strategy<Value = usize> {
     prop_oneof![(1usize..=6).prop_map(|units| 16 * units), 1usize..=96]
 }
 
-/// Sequences of Q and of K: dense or packed each, some empty, some used in part; up to `longest` rows each.
-fn sequences(longest: usize) -> impl Strategy<Value = (Sequences, Sequences)> {
+/// SequenceRows of Q and of K: dense or packed each, some empty, some used in part; up to `longest` rows each.
+fn sequences(longest: usize) -> impl Strategy<Value = (SequenceRows, SequenceRows)> {
     let one_side = move |batch: usize| {
-        let packed = vec(0..=longest, batch).prop_map(|lens| Sequences::packed_lengths(&lens));
-        let dense = (0..=longest).prop_map(move |seqlen| Sequences::dense(batch, seqlen));
+        let packed = vec(0..=longest, batch).prop_map(|lens| SequenceRows::packed_lengths(&lens));
+        let dense = (0..=longest).prop_map(move |seqlen| SequenceRows::dense(batch, seqlen));
         (prop_oneof![packed, dense], option::of(vec(0.0..=1.0f64, batch))).prop_map(use_part)
     };
     (1usize..4).prop_flat_map(move |batch| (one_side(batch), one_side(batch)))
 }
 
 /// Uses a fraction of each sequence.
-fn use_part((sequences, fractions): (Sequences, Option<Vec<f64>>)) -> Sequences {
+fn use_part((sequences, fractions): (SequenceRows, Option<Vec<f64>>)) -> SequenceRows {
     let Some(fractions) = fractions else { return sequences };
     let used: Vec<i32> = fractions
         .iter()
@@ -74,28 +74,28 @@ prop_compose! {
     /// tiles of 128 are crossed.
     pub fn problem()(
         dtype in dtype(),
-        (seqs_q, seqs_k) in sequences(150),
+        (rows_q, rows_k) in sequences(150),
         (heads_q, heads_kv) in heads(),
         (head_dim, head_dim_v) in (head_dim(), head_dim()),
         mask in mask(200),
         softmax_scale in option::of(0.01..2.0f64),
         softcap in option::weighted(0.3, 0.5..20.0f64),
         spare_rows in 0usize..3,
-    ) -> Problem {
-        let tensor = |dtype, sequences: &Sequences, heads, head_dim| {
+    ) -> KnownProblem {
+        let tensor = |dtype, sequences: &SequenceRows, heads, head_dim| {
             let (batch, rows) = extent(sequences);
             let seqlen = rows + if sequences.is_packed() { spare_rows } else { 0 };
             TensorDesc::contiguous(dtype, Shape { batch, seqlen, heads, head_dim })
         };
         let mut spec = ProblemSpec::new(
-            tensor(dtype, &seqs_q, heads_q, head_dim),
-            tensor(dtype, &seqs_k, heads_kv, head_dim),
-            tensor(dtype, &seqs_k, heads_kv, head_dim_v),
-            tensor(dtype.default_output(), &seqs_q, heads_q, head_dim_v),
+            tensor(dtype, &rows_q, heads_q, head_dim),
+            tensor(dtype, &rows_k, heads_kv, head_dim),
+            tensor(dtype, &rows_k, heads_kv, head_dim_v),
+            tensor(dtype.default_output(), &rows_q, heads_q, head_dim_v),
         );
-        spec = spec.seqs_q(seqs_q).seqs_k(seqs_k).mask(mask);
+        spec = spec.mask(mask);
         (spec.softmax_scale, spec.softcap) = (softmax_scale, softcap);
-        spec.validate().expect("the strategy makes valid problems")
+        spec.with_rows(rows_q, rows_k).expect("the strategy makes valid problems")
     }
 }
 
@@ -109,12 +109,12 @@ prop_compose! {
         head_dim in select(vec![64usize, 128]),
         mask in mask(250),
         softcap in option::weighted(0.2, 1.0..20.0f64),
-    ) -> Problem {
+    ) -> KnownProblem {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads: group, head_dim };
         let kv = Shape { seqlen: seqlen_k, heads: 1, ..q };
         let mut spec = ProblemSpec::dense(dtype, q, kv).mask(mask);
         spec.softcap = softcap;
-        spec.validate().expect("the strategy makes valid problems")
+        spec.known().expect("the strategy makes valid problems")
     }
 }
 
@@ -132,7 +132,7 @@ prop_compose! {
         softcap in option::weighted(0.3, 0.5..20.0f64),
         layout in select(Layout::ALL.to_vec()),
         inputs in select(INPUTS.to_vec()),
-    ) -> Problem {
+    ) -> KnownProblem {
         let [head_dim, head_dim_v] =
             [head_dim, head_dim_v].map(|dim: usize| (8 * dim).next_multiple_of(dtype.row_multiple()));
         let q = Shape { batch, seqlen: seqlen_q, heads: heads_q, head_dim };
@@ -145,12 +145,12 @@ prop_compose! {
             spec = if block_scales { spec.block_scales(64) } else { spec };
             spec = if v_channels { spec.v_channels() } else { spec };
         }
-        layout.of(spec).validate().expect("the strategy makes valid problems")
+        layout.of(spec).known().expect("the strategy makes valid problems")
     }
 }
 
 /// A case of any problem of `problems` with any values. What lies beyond the sequences' ends is always poisoned.
-pub fn case(problems: impl Strategy<Value = Problem>) -> impl Strategy<Value = Case> {
+pub fn case(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Value = Case> {
     (problems, dist(), any::<u64>()).prop_map(|(problem, dist, seed)| Case {
         name: "random".to_owned(),
         problem,

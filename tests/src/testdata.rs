@@ -1,6 +1,6 @@
 //! The chosen cases: `testdata/*.toml`.
 
-use fa3_types::{Dtype, Mask, Problem, ProblemError, ProblemSpec, Sequences, Shape, TensorDesc};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemError, ProblemSpec, SequenceRows, Shape, TensorDesc};
 use serde::Deserialize;
 
 use crate::{Case, Dist, Poison};
@@ -99,26 +99,26 @@ fn parse(text: &str) -> Result<Vec<Case>, toml::de::Error> {
 }
 
 impl Entry {
-    fn problem(&self) -> Result<Problem, ProblemError> {
-        let seqs_q = self.sequences(self.seqlen_q, &self.cu_seqlens_q, &self.seqused_q)?;
-        let seqs_k = self.sequences(self.seqlen_k.or(self.seqlen_q), &self.cu_seqlens_k, &self.seqused_k)?;
+    fn problem(&self) -> Result<KnownProblem, ProblemError> {
+        let rows_q = self.sequences(self.seqlen_q, &self.cu_seqlens_q, &self.seqused_q)?;
+        let rows_k = self.sequences(self.seqlen_k.or(self.seqlen_q), &self.cu_seqlens_k, &self.seqused_k)?;
         let heads_kv = self.heads_kv.unwrap_or(self.heads);
         let head_dim_v = self.head_dim_v.unwrap_or(self.head_dim);
         let dtype = self.dtype();
-        let tensor = |dtype, sequences: &Sequences, heads, head_dim| {
+        let tensor = |dtype, sequences: &SequenceRows, heads, head_dim| {
             let (batch, rows) = extent(sequences);
             let seqlen = rows + if sequences.is_packed() { self.spare_rows } else { 0 };
             TensorDesc::contiguous(dtype, Shape { batch, seqlen, heads, head_dim })
         };
         let mut spec = ProblemSpec::new(
-            tensor(dtype, &seqs_q, self.heads, self.head_dim),
-            tensor(dtype, &seqs_k, heads_kv, self.head_dim),
-            tensor(dtype, &seqs_k, heads_kv, head_dim_v),
-            tensor(dtype.default_output(), &seqs_q, self.heads, head_dim_v),
+            tensor(dtype, &rows_q, self.heads, self.head_dim),
+            tensor(dtype, &rows_k, heads_kv, self.head_dim),
+            tensor(dtype, &rows_k, heads_kv, head_dim_v),
+            tensor(dtype.default_output(), &rows_q, self.heads, head_dim_v),
         );
-        spec = spec.seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask()?);
+        spec = spec.mask(self.mask()?);
         (spec.softmax_scale, spec.softcap) = (self.scale, self.softcap);
-        spec.validate()
+        spec.with_rows(rows_q, rows_k)
     }
 
     fn sequences(
@@ -126,10 +126,10 @@ impl Entry {
         seqlen: Option<usize>,
         cu_seqlens: &Option<Vec<i32>>,
         used: &Option<Vec<i32>>,
-    ) -> Result<Sequences, ProblemError> {
+    ) -> Result<SequenceRows, ProblemError> {
         let sequences = match (cu_seqlens, seqlen) {
-            (Some(cu_seqlens), _) => Sequences::packed(cu_seqlens)?,
-            (None, Some(seqlen)) => Sequences::dense(self.batch, seqlen),
+            (Some(cu_seqlens), _) => SequenceRows::packed(cu_seqlens)?,
+            (None, Some(seqlen)) => SequenceRows::dense(self.batch, seqlen),
             (None, None) => panic!("case {} has neither seqlen nor cu_seqlens", self.name),
         };
         used.as_ref().map_or(Ok(sequences.clone()), |used| sequences.with_used(used))
@@ -152,7 +152,7 @@ impl Entry {
 }
 
 /// Batch and rows of a tensor that holds exactly these sequences.
-pub(crate) fn extent(sequences: &Sequences) -> (usize, usize) {
+pub(crate) fn extent(sequences: &SequenceRows) -> (usize, usize) {
     if !sequences.is_packed() {
         // The same for every index, even if there is no sequence.
         return (sequences.count(), sequences.capacity(0));

@@ -2,7 +2,7 @@
 
 use fa3::Scalar;
 use fa3_quant::E4m3;
-use fa3_types::{Dtype, Problem, Sequences, Shape};
+use fa3_types::{Dtype, KnownProblem, SequenceRows, Shape};
 use half::{bf16, f16};
 use ndarray::{Array4, ArrayViewMut2, Axis};
 use serde::Deserialize;
@@ -83,7 +83,7 @@ pub enum Poison {
 
 impl Values {
     /// The values of `problem`. The same arguments always give the same numbers.
-    pub fn new(problem: &Problem, dist: Dist, poison: Poison, seed: u64) -> Values {
+    pub fn new(problem: &KnownProblem, dist: Dist, poison: Poison, seed: u64) -> Values {
         let mut rng = Rng(seed);
         let scale = problem.softmax_scale().natural();
         let shapes = [problem.q(), problem.k(), problem.v(), problem.o()].map(|tensor| tensor.shape);
@@ -119,12 +119,12 @@ impl Values {
         match poison {
             Poison::None => {}
             Poison::BeyondEnd => {
-                [&mut q, &mut dout].into_iter().for_each(|x| poison_unused(x, problem.seqs_q()));
-                [&mut k, &mut v].into_iter().for_each(|x| poison_unused(x, problem.seqs_k()));
+                [&mut q, &mut dout].into_iter().for_each(|x| poison_unused(x, problem.rows_q()));
+                [&mut k, &mut v].into_iter().for_each(|x| poison_unused(x, problem.rows_k()));
             }
-            Poison::QueryRow(row) => poison_row(&mut q, problem.seqs_q(), row),
-            Poison::KeyRow(row) => poison_row(&mut k, problem.seqs_k(), row),
-            Poison::ValueRow(row) => poison_row(&mut v, problem.seqs_k(), row),
+            Poison::QueryRow(row) => poison_row(&mut q, problem.rows_q(), row),
+            Poison::KeyRow(row) => poison_row(&mut k, problem.rows_k(), row),
+            Poison::ValueRow(row) => poison_row(&mut v, problem.rows_k(), row),
         }
         let [q, k, v, dout] = [q, k, v, dout].map(|x| x.mapv(|x| round(problem.dtype(), x)));
         if problem.dtype() != Dtype::E4m3 {
@@ -195,7 +195,7 @@ fn rows(shape: Shape, rng: &mut Rng, dist: Dist, scale: f64, side: Side) -> Arra
 }
 
 /// NaN in one row, and ±inf in the next, of everything that belongs to no sequence or lies past its used length.
-fn poison_unused(x: &mut Array4<f64>, sequences: &Sequences) {
+fn poison_unused(x: &mut Array4<f64>, sequences: &SequenceRows) {
     let poison = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
     let (batch, seqlen, _, _) = x.dim();
     let mut used = vec![false; batch * seqlen];
@@ -209,7 +209,7 @@ fn poison_unused(x: &mut Array4<f64>, sequences: &Sequences) {
 }
 
 /// NaN in one row of every sequence that is long enough.
-fn poison_row(x: &mut Array4<f64>, sequences: &Sequences, row: usize) {
+fn poison_row(x: &mut Array4<f64>, sequences: &SequenceRows, row: usize) {
     for index in (0..sequences.count()).filter(|&index| row < sequences.len(index)) {
         let (batch, first) = sequences.start(index);
         row_mut(x, batch, first + row).fill(f64::NAN);
@@ -263,11 +263,11 @@ mod tests {
     use super::*;
     use fa3_types::ProblemSpec;
 
-    fn problem(dtype: Dtype) -> Problem {
+    fn problem(dtype: Dtype) -> KnownProblem {
         let shape = Shape { batch: 2, seqlen: 100, heads: 2, head_dim: 64 };
-        let mut spec = ProblemSpec::dense(dtype, shape, shape);
-        spec.seqs_k = spec.seqs_k.with_used(&[97, 0]).unwrap();
-        spec.validate().unwrap()
+        let rows = SequenceRows::dense(2, 100);
+        let used = rows.clone().with_used(&[97, 0]).unwrap();
+        ProblemSpec::dense(dtype, shape, shape).with_rows(rows, used).unwrap()
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub(crate) fn forward(call: &Call, at: &At) -> Result<(), Error> {
         Dtype::F32 => forward_of::<f32>(&spec, &problem, &memory),
         Dtype::F16 => forward_of::<f16>(&spec, &problem, &memory),
         Dtype::Bf16 => forward_of::<bf16>(&spec, &problem, &memory),
-        Dtype::E4m3 => fp8::forward(&spec, &problem, &memory),
+        Dtype::E4m3 => fp8::forward(&spec, &problem.known()?, &memory),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use fa3_quant::{Channels, Preparation, QuantError, Quantized};
 use fa3_ref::{Forward, Inputs, oracle};
-use fa3_types::{Dtype, Problem, ProblemError, ProblemSpec, Shape, TensorDesc};
+use fa3_types::{Dtype, KnownProblem, ProblemError, ProblemSpec, Shape, TensorDesc};
 use half::f16;
 use ndarray::Array4;
 use rand::SeedableRng;
@@ -18,7 +18,7 @@ pub(super) enum Tensor {
 
 /// Q, K and V in f64, and attention of just these numbers in f64.
 pub(super) struct Sample {
-    pub(super) problem: Problem,
+    pub(super) problem: KnownProblem,
     pub(super) q: Array4<f64>,
     pub(super) k: Array4<f64>,
     pub(super) v: Array4<f64>,
@@ -55,7 +55,7 @@ impl Sample {
         let mut spec = ProblemSpec::dense(Dtype::F16, desc(&q).shape, desc(&k).shape);
         (spec.v, spec.o.shape.head_dim) = (desc(&v), desc(&v).shape.head_dim);
         spec.o = TensorDesc::contiguous(Dtype::F16, spec.o.shape);
-        let problem = spec.validate()?;
+        let problem = spec.known()?;
         let inputs =
             Inputs::new(&problem, q.view(), k.view(), v.view()).expect("the arrays have these shapes");
         let exact = oracle::forward(&inputs);
@@ -87,7 +87,7 @@ impl Sample {
         qk: &Preparation<'_>,
         v: &Preparation<'_>,
     ) -> Result<[Quantized; 3], QuantError> {
-        let [seqs_q, seqs_k] = [self.problem.seqs_q(), self.problem.seqs_k()];
+        let [seqs_q, seqs_k] = [self.problem.rows_q(), self.problem.rows_k()];
         let quantize = |by: &Preparation<'_>, x: &Array4<f64>, sequences| {
             by.quantize(x.mapv(|x| x as f32).view(), sequences)
         };

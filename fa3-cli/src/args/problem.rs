@@ -1,6 +1,6 @@
 //! An attention problem.
 
-use fa3_types::{Dtype, ProblemSpec, Sequences, Shape};
+use fa3_types::{Dtype, ProblemSpec, SequenceRows, Shape};
 
 use super::number::size;
 use super::score::ScoreArgs;
@@ -8,7 +8,7 @@ use super::score::ScoreArgs;
 /// A problem. Sizes that are not given are small, so that the simulator computes them in a moment.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProblemArgs {
-    /// Sequences
+    /// SequenceRows
     #[arg(long, value_name = "N", default_value_t = 1)]
     batch: usize,
     /// Rows of Q, and keys, of a sequence; k is 1024
@@ -58,9 +58,9 @@ impl ProblemArgs {
     }
 
     /// These sequences, packed.
-    pub(crate) fn packed(&self, seqs_q: Sequences, seqs_k: Sequences) -> ProblemSpec {
+    pub(crate) fn packed(&self, rows_q: &SequenceRows, rows_k: &SequenceRows) -> ProblemSpec {
         let heads = (self.heads, self.heads_kv());
-        self.with(ProblemSpec::packed(self.dtype, heads, self.head_dim, seqs_q, seqs_k))
+        self.with(ProblemSpec::packed(self.dtype, heads, self.head_dim, rows_q, rows_k))
     }
 
     fn heads_kv(&self) -> usize {

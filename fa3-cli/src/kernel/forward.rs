@@ -3,7 +3,7 @@
 use clap::Arg;
 use fa3_cuda::kernels::{Spec, fwd};
 use fa3_ir::Program;
-use fa3_types::{Problem, ProblemError};
+use fa3_types::{KnownProblem, ProblemError};
 
 use super::OperationError;
 use crate::args::plan::PlanArgs;
@@ -25,15 +25,15 @@ fn with_kernels(arg: Arg) -> Arg {
 }
 
 impl ForwardArgs {
-    pub(super) fn problem(&self) -> Result<Problem, ProblemError> {
-        self.problem.dense().validate()
+    pub(super) fn problem(&self) -> Result<KnownProblem, ProblemError> {
+        self.problem.dense().known()
     }
 
     pub(super) fn program(&self) -> Result<Program<Spec>, OperationError> {
         let problem = self.problem()?;
         let program = fwd::program(&self.plan.plan(&problem)?);
         if program.steps.is_empty() {
-            return Err(OperationError::Empty { problem: Box::new(problem) });
+            return Err(OperationError::Empty { problem: Box::new((*problem).clone()) });
         }
         Ok(program)
     }

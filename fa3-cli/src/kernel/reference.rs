@@ -9,7 +9,7 @@ use fa3_ref::norms::Worst;
 use fa3_ref::plain::{self, Expected, Mismatch, TensorCore};
 use fa3_ref::{Forward, Inputs, Precision};
 use fa3_sim::trace::Factors;
-use fa3_types::{BackwardProblem, Dtype, Problem, ValueLayout};
+use fa3_types::{BackwardProblem, Dtype, KnownProblem, ValueLayout};
 use ndarray::{Array3, Array4};
 
 use crate::fp8;
@@ -19,7 +19,7 @@ use crate::sim::buffers::numbers;
 #[derive(Debug)]
 pub(crate) enum Reference {
     /// O and LSE of a problem with contiguous tensors.
-    Attention(Box<Problem>),
+    Attention(Box<KnownProblem>),
     /// dQ, dK and dV of a problem with contiguous tensors.
     Gradients(Box<BackwardProblem>),
     /// x + y.
@@ -132,7 +132,7 @@ fn rounding(elem: Elem) -> f64 {
 }
 
 /// The error law of O and of LSE.
-fn attention(problem: &Problem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<f64, Wrong> {
+fn attention(problem: &KnownProblem, array: impl Fn(BufferId) -> Vec<f64>) -> Result<f64, Wrong> {
     let tensor = |buffer, shape: fa3_types::Shape| {
         Array4::from_shape_vec(shape.dims(), array(buffer)).expect("contiguous tensors have their elements")
     };

@@ -2,7 +2,7 @@
 
 use fa3_ref::rows::{RowViolation, RowsLaw, SatisfiedRows, telling_rows};
 use fa3_ref::{Element, Inputs, Precision};
-use fa3_types::{Dtype, Problem, TensorDesc};
+use fa3_types::{Dtype, KnownProblem, TensorDesc};
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
 use ndarray::{ArrayView3, ArrayView4};
@@ -48,7 +48,7 @@ pub(crate) enum Wrong {
 impl Truth {
     /// # Errors
     /// If the problem is not of 16-bit elements.
-    pub(super) fn new(problem: &Problem) -> Result<Truth, NoTruth> {
+    pub(super) fn new(problem: &KnownProblem) -> Result<Truth, NoTruth> {
         match problem.dtype() {
             Dtype::F16 => {
                 let encode = |x| f16::from_f32(x).to_bits();
@@ -63,7 +63,7 @@ impl Truth {
     }
 
     fn of<T: Element + 'static>(
-        problem: &Problem,
+        problem: &KnownProblem,
         encode: fn(f32) -> u16,
         numbers: fn(&[u16]) -> &[T],
     ) -> Truth {
@@ -114,12 +114,12 @@ mod tests {
 
     const SHAPE: Shape = Shape { batch: 2, seqlen: 200, heads: 3, head_dim: 64 };
 
-    fn problem(dtype: Dtype) -> Problem {
-        ProblemSpec::dense(dtype, SHAPE, Shape { heads: 1, ..SHAPE }).causal().validate().unwrap()
+    fn problem(dtype: Dtype) -> KnownProblem {
+        ProblemSpec::dense(dtype, SHAPE, Shape { heads: 1, ..SHAPE }).causal().known().unwrap()
     }
 
     /// The bits of O, and LSE, as the CPU computes them.
-    fn on_the_cpu(problem: &Problem, qkv: &[Vec<u16>; 3]) -> (Vec<u16>, Vec<f32>) {
+    fn on_the_cpu(problem: &KnownProblem, qkv: &[Vec<u16>; 3]) -> (Vec<u16>, Vec<f32>) {
         let [q, k, v] =
             [(problem.q(), &qkv[0]), (problem.k(), &qkv[1]), (problem.v(), &qkv[2])].map(|(x, bits)| {
                 Array4::from_shape_vec(x.shape.dims(), bits.reinterpret_cast::<bf16>().to_vec()).unwrap()

@@ -207,7 +207,7 @@ impl<T: Stored<Output = T>> Attended<'_, '_, T> {
         let Attended { attention, qkv, output, place, of: [dout, dlse], packed, name_q } = self;
         let error = |error| Error::compute("", error);
         let problem = attention.backward_problem().map_err(error)?;
-        let forward = problem.forward();
+        let forward = attention.problem().map_err(error)?;
         let from = [&dout, &dlse].map(|tensor| tensor.as_ref().map(|tensor| tensor.name.clone()));
         let dout = match dout {
             Some(dout) => dout.array_like::<T>(packed, name_q, output.o.shape())?,
@@ -226,7 +226,7 @@ impl<T: Stored<Output = T>> Attended<'_, '_, T> {
         );
         let Computed { result: gradients, times, place } = computed.map_err(error)?;
         let check = match settings.judged {
-            Judged::All => check_gradients(forward, qkv, of, &gradients)?,
+            Judged::All => check_gradients(&forward, qkv, of, &gradients)?,
             Judged::Expected => Check::NothingExpected,
             Judged::None => Check::Unwanted,
         };

@@ -12,7 +12,7 @@ use fa3_ref::InputError;
 use fa3_ref::law::{LseTolerance, check_lse_within};
 use fa3_ref::norms::{ErrorNorms, Worst};
 use fa3_ref::rows::{RowViolation, SatisfiedRows};
-use fa3_types::Problem;
+use fa3_types::KnownProblem;
 use ndarray::{Array3, Array4, ArrayView4, IntoDimension};
 use serde_json::{Value, json};
 
@@ -88,7 +88,11 @@ const OTHER_ORDER: &str = "read as (batch, seqlen, heads), the file's lse would 
 
 impl Expected {
     /// Takes the tensors, whose shapes must be those of the problem's results.
-    pub(super) fn new(problem: &Problem, o: Option<Tensor>, lse: Option<Tensor>) -> Result<Expected, Error> {
+    pub(super) fn new(
+        problem: &KnownProblem,
+        o: Option<Tensor>,
+        lse: Option<Tensor>,
+    ) -> Result<Expected, Error> {
         let o = o.map(|o| o.expected(problem.o().shape.dims().into_dimension()));
         let lse = lse.map(|lse| lse.expected(problem.lse_shape().into_dimension()));
         Ok(Expected { o: o.transpose()?, lse: lse.transpose()? })
@@ -98,7 +102,7 @@ impl Expected {
     pub(super) fn check<T: Scalar>(
         self,
         judged: Judged,
-        problem: &Problem,
+        problem: &KnownProblem,
         inputs: [ArrayView4<'_, T>; 3],
         arithmetic: Arithmetic,
         output: &Output<T::Output>,
@@ -327,7 +331,7 @@ mod tests {
         let codes = |x: &Array4<E4m3>, sequences| {
             Quantized::new(x.clone(), sequences, Granularity::Tensor, vec![1.0]).unwrap()
         };
-        let [q8, k8, v8] = [(0, problem.seqs_q()), (1, problem.seqs_k()), (2, problem.seqs_k())]
+        let [q8, k8, v8] = [(0, problem.rows_q()), (1, problem.rows_k()), (2, problem.rows_k())]
             .map(|(at, sequences)| codes(&qkv[at], sequences));
         let fp8 = Fp8Attention::new(Accumulation::TwoLevel { keys: 128 }, 128);
         let fp8 = fp8.forward(&problem, &q8, &k8, &v8).unwrap();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fa3_types::Problem;
+use fa3_types::KnownProblem;
 use serde_json::{Value, json};
 
 use super::compare::Check;
@@ -19,7 +19,7 @@ const BACKWARD: f64 = 2.5;
 pub(super) struct Report {
     /// The start of the names of the call's tensors.
     pub(super) prefix: String,
-    pub(super) problem: Problem,
+    pub(super) problem: KnownProblem,
     pub(super) place: ChosenDevice,
     pub(super) times: Times,
     pub(super) summary: Summary,
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn compiling_is_no_part_of_a_calls_time() {
         let shape = Shape { batch: 1, seqlen: 1000, heads: 2, head_dim: 64 };
-        let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).known().unwrap();
         let report = |compile| Report {
             prefix: String::new(),
             problem: problem.clone(),

@@ -8,7 +8,7 @@ use fa3_quant::{
     Channels, Granularity, Incoherent, Preparation, Quantized, Rope, RopeStyle, Rotation, RowPositions,
     ndarray,
 };
-use fa3_types::Sequences;
+use fa3_types::SequenceRows;
 use half::{bf16, f16};
 use ndarray::Array4;
 use safetensors::tensor::TensorView;
@@ -82,7 +82,7 @@ fn check(output: &Path, expected: &Quantized, scales_shape: [usize; 3]) {
 
 #[test]
 fn results_are_those_of_fa3_quant() {
-    let (x, sequences) = (wave(), Sequences::dense(2, 150));
+    let (x, sequences) = (wave(), SequenceRows::dense(2, 150));
     let rounded = x.mapv(|x| bf16::from_f32(x).to_f32());
     let mixed = Incoherent::new(48, 9);
     let table = Rope::new(RopeStyle::HalfSplit, 32, 500.0).unwrap().table(170);
@@ -110,7 +110,7 @@ fn results_are_those_of_fa3_quant() {
 /// The whole row rotates, from position 0, and the scale is known.
 #[test]
 fn defaults_and_a_given_scale() {
-    let (x, sequences) = (wave().mapv(f16::from_f32), Sequences::dense(2, 150));
+    let (x, sequences) = (wave().mapv(f16::from_f32), SequenceRows::dense(2, 150));
     let exact = x.mapv(f16::to_f32);
     let table = Rope::new(RopeStyle::Interleaved, 48, 10_000.0).unwrap().table(150);
     let rotation = Rotation { table: &table, positions: RowPositions::First(&[0, 0]) };
@@ -129,7 +129,7 @@ fn defaults_and_a_given_scale() {
 /// Scales of heads, of the tensor and of channels, the last with means.
 #[test]
 fn scales_in_a_pass_before() {
-    let (x, sequences) = (wave().mapv(f16::from_f32), Sequences::dense(2, 150));
+    let (x, sequences) = (wave().mapv(f16::from_f32), SequenceRows::dense(2, 150));
     let exact = x.mapv(f16::to_f32);
     let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
     let case = Case::new("v", Dtype::F16, &DIMS, &bytes);
@@ -171,7 +171,7 @@ fn npy_files() {
     let (input, output) = (input.to_str().unwrap(), case.output());
     fa3(&["quantize", input, "-o", output.to_str().unwrap()]).succeeded();
     let expected = Preparation::new(Granularity::Block { rows: 128 });
-    let expected = expected.quantize(x.mapv(f16::to_f32).view(), &Sequences::dense(2, 150)).unwrap();
+    let expected = expected.quantize(x.mapv(f16::to_f32).view(), &SequenceRows::dense(2, 150)).unwrap();
     check(&output, &expected, [2, 3, 2]);
     fa3(&["quantize", input, "--tensor", "x"])
         .refused("--tensor is for safetensors input, not for .npy files");

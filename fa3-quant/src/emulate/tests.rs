@@ -1,4 +1,4 @@
-use fa3_types::{Dim, Dtype, Mask, ProblemSpec, Sequences, Shape};
+use fa3_types::{Dim, Dtype, Mask, ProblemSpec, SequenceRows, Shape};
 use ndarray::{Array4, ArrayView1, Axis};
 
 use super::*;
@@ -15,7 +15,7 @@ const Q: Shape = Shape { batch: 2, seqlen: 50, heads: 4, head_dim: 48 };
 const KV: Shape = Shape { batch: 2, seqlen: 170, heads: 2, head_dim: 48 };
 
 struct Case {
-    problem: Problem,
+    problem: KnownProblem,
     q: Quantized,
     k: Quantized,
     v: Quantized,
@@ -23,8 +23,7 @@ struct Case {
 
 impl Case {
     /// Normal Q, K and V, but V's blocks of 64 rows 1, 2^`spread` and 2^-`spread` times as large in turn.
-    fn new(spec: ProblemSpec, granularity: Granularity, spread: i32) -> Case {
-        let problem = spec.validate().unwrap();
+    fn new(problem: KnownProblem, granularity: Granularity, spread: i32) -> Case {
         let mut v = tensor(problem.v().shape, 3);
         for (row, mut values) in v.axis_iter_mut(Axis(1)).enumerate() {
             let factor = 2f32.powi(spread * [0, 1, -1][row / 64 % 3]);
@@ -34,12 +33,12 @@ impl Case {
         Case::of(problem, granularity, [&q, &k, &v])
     }
 
-    fn of(problem: Problem, granularity: Granularity, [q, k, v]: [&Array4<f32>; 3]) -> Case {
-        let quantize = |x: &Array4<f32>, sequences: &Sequences| {
+    fn of(problem: KnownProblem, granularity: Granularity, [q, k, v]: [&Array4<f32>; 3]) -> Case {
+        let quantize = |x: &Array4<f32>, sequences: &SequenceRows| {
             Preparation::new(granularity).quantize(x.view(), sequences).unwrap()
         };
-        let (q, k) = (quantize(q, problem.seqs_q()), quantize(k, problem.seqs_k()));
-        let v = quantize(v, problem.seqs_k());
+        let (q, k) = (quantize(q, problem.rows_q()), quantize(k, problem.rows_k()));
+        let v = quantize(v, problem.rows_k());
         Case { problem, q, k, v }
     }
 
@@ -53,10 +52,11 @@ fn dense() -> ProblemSpec {
     ProblemSpec::dense(Dtype::E4m3, Q, KV)
 }
 
-fn packed() -> ProblemSpec {
-    let seqs_q = Sequences::packed(&[0, 30, 30, 67]).unwrap();
-    let seqs_k = Sequences::packed(&[0, 130, 200, 233]).unwrap().with_used(&[129, 3, 0]).unwrap();
-    ProblemSpec::packed(Dtype::Bf16, (4, 2), 48, seqs_q, seqs_k)
+fn packed(mask: Mask) -> KnownProblem {
+    let rows_q = SequenceRows::packed(&[0, 30, 30, 67]).unwrap();
+    let rows_k = SequenceRows::packed(&[0, 130, 200, 233]).unwrap().with_used(&[129, 3, 0]).unwrap();
+    let spec = ProblemSpec::packed(Dtype::Bf16, (4, 2), 48, &rows_q, &rows_k).mask(mask);
+    spec.with_rows(rows_q, rows_k).unwrap()
 }
 
 /// The largest head dimensions, those of latent attention.
@@ -66,18 +66,18 @@ fn latent() -> ProblemSpec {
     ProblemSpec::dense(Dtype::E4m3, q, kv).head_dim_v(512)
 }
 
-fn specs() -> Vec<ProblemSpec> {
-    let used = Sequences::dense(2, 170).with_used(&[97, 20]).unwrap();
-    vec![
+fn problems() -> Vec<KnownProblem> {
+    let in_full = [
         dense(),
         dense().causal().head_dim_v(32),
         dense().mask(Mask::Window { left: Some(20), right: Some(3) }).softmax_scale(0.5),
         dense().softcap(2.0),
-        dense().causal().seqs_k(used),
-        packed(),
-        packed().causal(),
         latent(),
-    ]
+    ];
+    let used = SequenceRows::dense(2, 170).with_used(&[97, 20]).unwrap();
+    let in_part = dense().causal().with_rows(SequenceRows::dense(Q.batch, Q.seqlen), used).unwrap();
+    let others = [in_part, packed(Mask::None), packed(Mask::Causal)];
+    in_full.into_iter().map(|spec| spec.known().unwrap()).chain(others).collect()
 }
 
 /// With float sums, all that is left between O and the definition of attention on the same codes is the
@@ -86,8 +86,8 @@ fn specs() -> Vec<ProblemSpec> {
 fn with_float_sums_only_the_rounding_of_p_is_left() {
     let blocks = Granularity::Block { rows: 64 };
     for (granularity, spread) in [(Granularity::Tensor, 0), (Granularity::Head, 2), (blocks, 9)] {
-        for spec in specs() {
-            let case = Case::new(spec, granularity, spread);
+        for problem in problems() {
+            let case = Case::new(problem, granularity, spread);
             let [q, k, v] = [&case.q, &case.k, &case.v].map(Quantized::dequantize);
             let exact = testing::reference(&case.problem, &q, &k, &v);
             let Output { o, lse } = case.forward(Accumulation::Fp32);
@@ -112,8 +112,8 @@ fn with_float_sums_only_the_rounding_of_p_is_left() {
 /// and that is at most the sum of all products' sizes. So far a score may move, and with it LSE.
 #[test]
 fn the_tensor_core_moves_lse_by_what_it_truncates() {
-    for spec in specs() {
-        let case = Case::new(spec, Granularity::Head, 0);
+    for problem in problems() {
+        let case = Case::new(problem, Granularity::Head, 0);
         let [q, k, v] = [&case.q, &case.k, &case.v].map(Quantized::dequantize);
         let exact = testing::reference(&case.problem, &q, &k, &v);
         let instructions = case.problem.head_dim().div_ceil(32) as f64;
@@ -138,15 +138,15 @@ fn the_tensor_core_moves_lse_by_what_it_truncates() {
 fn equal_scores_average_v_exactly() {
     // Small integers times powers of two: no sum needs more than 13 bits, nothing is rounded.
     let shape = Shape { batch: 1, seqlen: 128, heads: 1, head_dim: 32 };
-    let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).validate().unwrap();
+    let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).known().unwrap();
     let code = |key: usize, d: usize| E4m3::from_f32((key * 5 + d * 3) as f32 % 7.0 - 3.0);
     let codes = Array4::from_shape_fn(shape.dims(), |(_, key, _, d)| code(key, d));
     let zeros = Array4::from_elem(shape.dims(), E4m3::ZERO);
-    let one = |codes| Quantized::new(codes, problem.seqs_q(), Granularity::Tensor, vec![1.0]).unwrap();
+    let one = |codes| Quantized::new(codes, problem.rows_q(), Granularity::Tensor, vec![1.0]).unwrap();
     let (q, k) = (one(zeros), one(codes.clone()));
     let blocks = Granularity::Block { rows: 64 };
     for scales in [[1.0, 2.0], [4.0, 0.5], [0.25, 0.25]] {
-        let v = Quantized::new(codes.clone(), problem.seqs_k(), blocks, scales.to_vec()).unwrap();
+        let v = Quantized::new(codes.clone(), problem.rows_k(), blocks, scales.to_vec()).unwrap();
         let mean =
             |d: usize| (0..128).map(|key| code(key, d).to_f32() * scales[key / 64]).sum::<f32>() / 128.0;
         for accumulation in ACCUMULATIONS {
@@ -160,7 +160,8 @@ fn equal_scores_average_v_exactly() {
 
 #[test]
 fn one_visible_key_gives_its_value() {
-    let case = Case::new(dense().mask(Mask::Window { left: Some(0), right: Some(0) }), Granularity::Head, 0);
+    let diagonal = dense().mask(Mask::Window { left: Some(0), right: Some(0) }).known().unwrap();
+    let case = Case::new(diagonal, Granularity::Head, 0);
     let v = case.v.dequantize();
     // P is 2^8 and rounded to it, but its sum carries the rounding of max - 8, which stays below 16.
     let limit = 2f32.powi(-20);
@@ -175,15 +176,16 @@ fn one_visible_key_gives_its_value() {
 #[test]
 fn shared_heads_are_repeated_heads_and_packed_sequences_are_dense_ones() {
     let blocks = Granularity::Block { rows: 64 };
-    let case = Case::new(dense().causal(), blocks, 1);
+    let case = Case::new(dense().causal().known().unwrap(), blocks, 1);
     let [q, k, v] = [tensor(Q, 1), tensor(KV, 2), tensor(KV, 3)];
     let shared = Case::of(case.problem.clone(), blocks, [&q, &k, &v]);
     let repeat = |x: &Array4<f32>| x.select(Axis(2), &[0, 0, 1, 1]);
-    let all_heads = ProblemSpec::dense(Dtype::E4m3, Q, Shape { heads: 4, ..KV }).causal().validate().unwrap();
+    let all_heads = ProblemSpec::dense(Dtype::E4m3, Q, Shape { heads: 4, ..KV }).causal().known().unwrap();
     let repeated = Case::of(all_heads, blocks, [&q, &repeat(&k), &repeat(&v)]);
-    let (seqs_q, seqs_k) =
-        (Sequences::packed(&[0, 50, 100]).unwrap(), Sequences::packed(&[0, 170, 340]).unwrap());
-    let one_batch = ProblemSpec::packed(Dtype::E4m3, (4, 2), 48, seqs_q, seqs_k).causal().validate().unwrap();
+    let (rows_q, rows_k) =
+        (SequenceRows::packed(&[0, 50, 100]).unwrap(), SequenceRows::packed(&[0, 170, 340]).unwrap());
+    let one_batch = ProblemSpec::packed(Dtype::E4m3, (4, 2), 48, &rows_q, &rows_k).causal();
+    let one_batch = one_batch.with_rows(rows_q, rows_k).unwrap();
     let pack = |x: &Array4<f32>| {
         let (b, s, h, d) = x.dim();
         x.clone().into_shape_with_order((1, b * s, h, d)).unwrap()
@@ -203,7 +205,8 @@ fn shared_heads_are_repeated_heads_and_packed_sequences_are_dense_ones() {
 #[test]
 fn rows_without_a_key_are_zero() {
     let (tall, short) = (Shape { seqlen: 9, ..KV }, Shape { seqlen: 4, ..KV });
-    let case = Case::new(ProblemSpec::dense(Dtype::E4m3, tall, short).causal(), Granularity::Tensor, 0);
+    let problem = ProblemSpec::dense(Dtype::E4m3, tall, short).causal().known().unwrap();
+    let case = Case::new(problem, Granularity::Tensor, 0);
     for accumulation in ACCUMULATIONS {
         let Output { o, lse } = case.forward(accumulation);
         for ((_, _, row), lse) in lse.indexed_iter() {
@@ -216,7 +219,7 @@ fn rows_without_a_key_are_zero() {
 #[test]
 fn nan_reaches_the_rows_that_see_it_and_no_other() {
     let clean = [tensor(Q, 1), tensor(KV, 2), tensor(KV, 3)];
-    let problem = dense().causal().validate().unwrap();
+    let problem = dense().causal().known().unwrap();
     // Query row 7 of head 1; key 150, which rows from 30 on see, of heads 2 and 3.
     for (tensor, place) in [(0, [0, 7, 1, 5]), (1, [1, 150, 1, 5]), (2, [1, 150, 1, 5])] {
         let mut dirty = clean.clone();
@@ -241,8 +244,7 @@ fn nan_reaches_the_rows_that_see_it_and_no_other() {
 
 #[test]
 fn what_lies_past_the_end_changes_nothing() {
-    let spec = packed().causal();
-    let case = Case::new(spec, Granularity::Block { rows: 64 }, 0);
+    let case = Case::new(packed(Mask::Causal), Granularity::Block { rows: 64 }, 0);
     let poison = |x: &Quantized| {
         let mut codes = x.codes().clone();
         for row in (129..130).chain(133..233) {
@@ -262,7 +264,7 @@ fn what_lies_past_the_end_changes_nothing() {
 #[test]
 fn two_levels_take_scales_of_any_range() {
     let shape = Shape { batch: 1, seqlen: 128, heads: 1, head_dim: 32 };
-    let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).validate().unwrap();
+    let problem = ProblemSpec::dense(Dtype::E4m3, shape, shape).known().unwrap();
     let v = Array4::from_shape_fn(shape.dims(), |(_, key, ..)| if key < 64 { 3e38 } else { 1e-30 });
     let zeros = Array4::zeros(shape.dims());
     let case = Case::of(problem, Granularity::Block { rows: 64 }, [&zeros, &zeros, &v]);
@@ -278,7 +280,7 @@ fn one_level_drifts_and_two_levels_do_not() {
     for (keys, drift) in [(1024, -0.015), (4096, -0.071)] {
         let q_shape = Shape { batch: 1, seqlen: 8, heads: 1, head_dim: 64 };
         let kv_shape = Shape { seqlen: keys, ..q_shape };
-        let problem = ProblemSpec::dense(Dtype::E4m3, q_shape, kv_shape).validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::E4m3, q_shape, kv_shape).known().unwrap();
         let v = tensor(kv_shape, 3).mapv(|x| 1.0 + 0.5 * x);
         let case = Case::of(problem, Granularity::Tensor, [&tensor(q_shape, 1), &tensor(kv_shape, 2), &v]);
         let [q, k, v] = [&case.q, &case.k, &case.v].map(Quantized::dequantize);
@@ -299,7 +301,7 @@ fn one_level_drifts_and_two_levels_do_not() {
 
 #[test]
 fn bad_requests_are_rejected() {
-    let case = Case::new(dense(), Granularity::Block { rows: 96 }, 0);
+    let case = Case::new(dense().known().unwrap(), Granularity::Block { rows: 96 }, 0);
     let reject = |accumulation, key_block, k: &Quantized| {
         let attention = Fp8Attention { accumulation, key_block };
         attention.forward(&case.problem, &case.q, k, &case.v).unwrap_err()
@@ -314,7 +316,7 @@ fn bad_requests_are_rejected() {
     let mismatch =
         QuantError::DimMismatch { tensor: TensorName::K, dim: Dim::Seqlen, given: 50, expected: 170 };
     assert_eq!(reject(one, 96, &case.q), mismatch);
-    let used = Sequences::dense(2, 170).with_used(&[170, 1]).unwrap();
+    let used = SequenceRows::dense(2, 170).with_used(&[170, 1]).unwrap();
     let other = Preparation::new(Granularity::Head).quantize(tensor(KV, 2).view(), &used).unwrap();
     assert_eq!(reject(one, 96, &other), QuantError::Sequences { tensor: TensorName::K });
 }

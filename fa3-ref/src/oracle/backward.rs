@@ -152,7 +152,7 @@ fn rows_mut(matrix: &mut Array2<f64>) -> impl IndexedParallelIterator<Item = &mu
 mod tests {
     use super::*;
     use crate::oracle::forward;
-    use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape};
+    use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, Shape};
     use ndarray::{Array3, Array4};
 
     /// Fixed numbers around 0 that repeat nowhere.
@@ -165,14 +165,14 @@ mod tests {
     }
 
     /// φ = Σ dO ∘ O + Σ dLSE ∘ LSE: its gradient is what `backward` computes.
-    fn phi(problem: &Problem, x: &[Array4<f64>; 3], dout: &Array4<f64>, dlse: &Array3<f32>) -> f64 {
+    fn phi(problem: &KnownProblem, x: &[Array4<f64>; 3], dout: &Array4<f64>, dlse: &Array3<f32>) -> f64 {
         let inputs = Inputs::new(problem, x[0].view(), x[1].view(), x[2].view()).unwrap();
         let forward = forward(&inputs);
         (&forward.o * dout).sum() + (&forward.lse * &dlse.mapv(f64::from)).sum()
     }
 
     fn check_against_differences(spec: ProblemSpec) {
-        let problem = spec.validate().unwrap();
+        let problem = spec.known().unwrap();
         let mut x =
             [values(problem.q().shape, 0.1), values(problem.k().shape, 0.2), values(problem.v().shape, 0.3)];
         let dout = values(problem.o().shape, 0.4);
@@ -214,7 +214,7 @@ mod tests {
     fn magnitudes_bound_the_gradients_and_do_not_cancel() {
         let q = Shape { batch: 1, seqlen: 3, heads: 2, head_dim: 4 };
         let kv = Shape { seqlen: 1, heads: 1, ..q };
-        let problem = ProblemSpec::dense(Dtype::F32, q, kv).validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::F32, q, kv).known().unwrap();
         let [x, k, v] = [values(q, 0.5), values(kv, 0.6), values(kv, 0.7)];
         let inputs = Inputs::new(&problem, x.view(), k.view(), v.view()).unwrap();
         let (gradient, magnitude) =
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn rows_whose_scores_are_all_minus_infinity_have_no_gradient() {
         let shape = Shape { batch: 1, seqlen: 2, heads: 1, head_dim: 4 };
-        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).known().unwrap();
         let (q, k) =
             (Array4::from_elem(shape.dims(), 1.0), Array4::from_elem(shape.dims(), f64::NEG_INFINITY));
         let gradients =
@@ -239,7 +239,7 @@ mod tests {
     fn rows_without_keys_have_no_gradient() {
         let q = Shape { batch: 1, seqlen: 3, heads: 1, head_dim: 4 };
         let kv = Shape { seqlen: 1, ..q };
-        let problem = ProblemSpec::dense(Dtype::F32, q, kv).causal().validate().unwrap();
+        let problem = ProblemSpec::dense(Dtype::F32, q, kv).causal().known().unwrap();
         let [x, k] = [values(q, 0.5), values(kv, 0.6)];
         let inputs = Inputs::new(&problem, x.view(), k.view(), k.view()).unwrap();
         let gradients = backward(&inputs, x.view()).unwrap();

@@ -52,7 +52,7 @@ mod tests {
     }
 
     fn run(spec: ProblemSpec, q: &Array4<f32>, k: &Array4<f32>, v: &Array4<f32>) -> Forward<f64> {
-        let problem = spec.validate().unwrap();
+        let problem = spec.known().unwrap();
         forward(&Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap())
     }
 

@@ -2,7 +2,7 @@
 //! the dQ writer adds each CTA's part of dQ_i. Here the parts are added in the order of the key blocks, which
 //! is what the deterministic mode of a kernel does.
 
-use fa3_types::{Problem, TensorName};
+use fa3_types::{KnownProblem, TensorName};
 use ndarray::{Array1, Array2, ArrayView2, ArrayView3, ArrayView4, Axis, Slice};
 
 use super::Tiles;
@@ -34,9 +34,9 @@ pub fn backward<'a, T: Element + 'a>(
         let heads = (head_kv * group_size..(head_kv + 1) * group_size).map(|head_q| {
             let (dout, dlse) = output.head(problem, index, head_q);
             let (dout, dlse) = (dout.mapv(|x| x as f32), dlse.mapv(|x| x as f32));
-            let o = gather(&o, problem.seqs_q(), index, head_q).mapv(|x| x as f32);
-            let (batch, first) = problem.seqs_q().start(index);
-            let rows = Slice::from(first..first + problem.seqs_q().len(index));
+            let o = gather(&o, problem.rows_q(), index, head_q).mapv(|x| x as f32);
+            let (batch, first) = problem.rows_q().start(index);
+            let rows = Slice::from(first..first + problem.rows_q().len(index));
             let lse = lse.index_axis(Axis(0), batch).index_axis_move(Axis(0), head_q);
             QueryHead {
                 head: inputs.head(index, head_q).to_f32(),
@@ -60,7 +60,7 @@ struct QueryHead {
 
 /// The query heads that share one K and V.
 struct Group<'a> {
-    problem: &'a Problem,
+    problem: &'a KnownProblem,
     index: usize,
     tiles: Tiles,
     precision: Precision,

@@ -46,7 +46,7 @@ impl OrderComparison {
         let planned = plan.schedule().simulate(&costs).length();
         costs.sort_unstable_by(|a, b| b.cmp(a));
         Ok(OrderComparison {
-            seqlen: problem.seqs_q().max_len(),
+            seqlen: problem.longest().q,
             heads: problem.heads().q(),
             batch: problem.batch(),
             tiles: costs.len(),

@@ -1,6 +1,6 @@
 //! How a problem finds its tile. `table.rs` has the rows.
 
-use fa3_types::{Mask, Problem};
+use fa3_types::{Lengths, Mask, Problem};
 
 use super::table::TABLE;
 use super::{CtaTile, PlanError, Precision};
@@ -77,7 +77,7 @@ impl TileRow {
     }
 
     fn serves(&self, problem: &Problem) -> bool {
-        let (rows, keys) = (problem.seqs_q().max_len(), problem.seqs_k().max_len());
+        let Lengths { q: rows, k: keys } = problem.longest();
         self.tile.takes(problem)
             && self.max_rows.is_none_or(|most| rows <= most as usize)
             && keys >= self.min_seqlen_k as usize

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{BackwardSpec, Strides};
+use crate::{BackwardSpec, KnownProblem, SequenceRows, Strides};
 
 const Q: Shape = Shape { batch: 2, seqlen: 16, heads: 4, head_dim: 64 };
 const KV: Shape = Shape { batch: 2, seqlen: 24, heads: 2, head_dim: 64 };
@@ -17,7 +17,7 @@ fn rejects(change: impl FnOnce(&mut ProblemSpec), expected: ProblemError) {
 #[test]
 fn a_good_problem() {
     let problem = spec().causal().softcap(30.0).head_dim_v(32).validate().unwrap();
-    assert_eq!(problem.lengths(1), Lengths { q: 16, k: 24 });
+    assert_eq!(problem.known().unwrap().lengths(1), Lengths { q: 16, k: 24 });
     assert_eq!((problem.head_dim(), problem.head_dim_v()), (64, 32));
     assert_eq!(problem.softmax_scale().natural(), 0.125);
     assert_eq!(problem.lse_shape(), [2, 4, 16]);
@@ -82,30 +82,35 @@ fn sequences_are_checked() {
         given,
         expected,
     };
-    rejects(|s| s.seqs_k = Sequences::packed(&[0, 24]).unwrap(), batch(2, 1));
+    rejects(|s| s.seqs_k = Sequences::packed(1), batch(2, 1));
     let seqlen =
         ProblemError::DimMismatch { tensor: TensorName::Q, dim: Dim::Seqlen, given: 16, expected: 15 };
     rejects(|s| s.seqs_q = Sequences::dense(2, 15), seqlen);
 
-    let packed = |q: &[i32], k: &[i32]| {
-        ProblemSpec::packed(
-            Dtype::F16,
-            (4, 2),
-            64,
-            Sequences::packed(q).unwrap(),
-            Sequences::packed(k).unwrap(),
-        )
-    };
-    let problem = packed(&[0, 3, 10], &[0, 0, 7]).validate().unwrap();
+    let rows = |starts: &[i32]| SequenceRows::packed(starts).unwrap();
+    let packed = |q, k| ProblemSpec::packed(Dtype::F16, (4, 2), 64, q, k);
+    let [q, k] = [rows(&[0, 3, 10]), rows(&[0, 0, 7])];
+    let spec = packed(&q, &k);
+    let problem = spec.clone().with_rows(q.clone(), k.clone()).unwrap();
     assert_eq!(problem.lengths(0), Lengths { q: 3, k: 0 });
     assert_eq!(problem.lse_shape(), [1, 4, 10]);
-    let count = packed(&[0, 3, 10], &[0, 7]).validate().unwrap_err();
+    assert_eq!(problem.longest(), Lengths { q: 7, k: 7 });
+    let count = packed(&q, &rows(&[0, 7])).validate().unwrap_err();
     assert_eq!(count, ProblemError::SequenceCount { q: 2, k: 1 });
-    let mut short = packed(&[0, 3, 10], &[0, 0, 7]);
+
+    // The lengths are those of the problem's sequences, and lie within its tensors.
+    let unknown = ProblemError::UnknownLengths { tensor: TensorName::Q };
+    assert_eq!(spec.clone().known().unwrap_err(), unknown);
+    let problem = spec.clone().validate().unwrap();
+    for other in [rows(&[0, 7]), SequenceRows::dense(2, 7), k.clone().with_used(&[0, 6]).unwrap()] {
+        let error = KnownProblem::new(problem.clone(), q.clone(), other).unwrap_err();
+        assert_eq!(error, ProblemError::OtherSequences { tensor: TensorName::K });
+    }
+    let mut short = spec;
     short.k.shape.seqlen = 6;
     short.v.shape.seqlen = 6;
     let end = ProblemError::CuSeqlensEnd { tensor: TensorName::K, given: 7, rows: 6 };
-    assert_eq!(short.validate().unwrap_err(), end);
+    assert_eq!(short.with_rows(q, k).unwrap_err(), end);
 }
 
 #[test]
@@ -122,8 +127,8 @@ fn transposed_values_are_contiguous_e4m3() {
     other.v.strides = Strides { heads: 24 * 64, seqlen: 64, ..other.v.strides };
     let error = ProblemError::TransposedStride { dim: Dim::Seqlen, given: 64, expected: 128 };
     assert_eq!(other.validate().unwrap_err(), error);
-    let lengths = || Sequences::packed(&[0, 24]).unwrap();
-    let packed = ProblemSpec::packed(Dtype::E4m3, (4, 2), 64, lengths(), lengths()).transposed_v();
+    let rows = SequenceRows::packed(&[0, 24]).unwrap();
+    let packed = ProblemSpec::packed(Dtype::E4m3, (4, 2), 64, &rows, &rows).transposed_v();
     let error = ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true };
     assert_eq!(packed.validate().unwrap_err(), error);
 }

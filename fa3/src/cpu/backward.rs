@@ -9,7 +9,7 @@ mod tile;
 
 use std::cmp::Reverse;
 
-use fa3_types::Problem;
+use fa3_types::KnownProblem;
 use ndarray::{Array4, ArrayView3, ArrayView4, ArrayViewMut2, ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
@@ -25,7 +25,7 @@ const TILE_N: usize = 128;
 
 /// The gradients of Q, K and V. All shapes are the problem's: everything comes from one [`crate::Attention`].
 pub(crate) fn backward<T: Scalar>(
-    problem: &Problem,
+    problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
     output: &Output<T>,
     of: OutputGradients<'_, T>,
@@ -66,11 +66,11 @@ struct Group<'a, T> {
 }
 
 /// All groups of a call.
-fn groups<'a, T>(problem: &Problem, gradients: &'a mut Gradients<T>) -> Vec<Group<'a, T>> {
+fn groups<'a, T>(problem: &KnownProblem, gradients: &'a mut Gradients<T>) -> Vec<Group<'a, T>> {
     let group_size = problem.heads().group_size();
-    let dq = sequences(problem.seqs_q(), gradients.dq.view_mut());
-    let dk = sequences(problem.seqs_k(), gradients.dk.view_mut());
-    let dv = sequences(problem.seqs_k(), gradients.dv.view_mut());
+    let dq = sequences(problem.rows_q(), gradients.dq.view_mut());
+    let dk = sequences(problem.rows_k(), gradients.dk.view_mut());
+    let dv = sequences(problem.rows_k(), gradients.dv.view_mut());
     let mut groups = vec![];
     for (index, ((dq, dk), dv)) in dq.into_iter().zip(dk).zip(dv).enumerate() {
         let [dk, dv] = [dk, dv].map(|x| pieces(x, Axis(1), 1));
@@ -82,7 +82,7 @@ fn groups<'a, T>(problem: &Problem, gradients: &'a mut Gradients<T>) -> Vec<Grou
 
 /// Everything that is given.
 struct Call<'a, T> {
-    problem: &'a Problem,
+    problem: &'a KnownProblem,
     qkv: [ArrayView4<'a, T>; 3],
     o: ArrayView4<'a, T>,
     lse: ArrayView3<'a, f32>,
@@ -95,7 +95,7 @@ impl<T: Scalar> Call<'_, T> {
     fn group(&self, group: Group<'_, T>) {
         let Group { index, head_kv, mut dq, dk, dv } = group;
         let problem = self.problem;
-        let (batch, first) = problem.seqs_k().start(index);
+        let (batch, first) = problem.rows_k().start(index);
         let keys = first..first + problem.lengths(index).k;
         let [_, k, v] = self.qkv;
         let [k, v] = [k, v].map(|x| Rows::of(x, batch, keys.clone(), head_kv));
@@ -123,7 +123,7 @@ impl<T: Scalar> Call<'_, T> {
     /// Query head `head` of sequence `index`.
     fn query(&self, index: usize, head: usize) -> QueryHead {
         let (problem, len) = (self.problem, self.problem.lengths(index));
-        let (batch, first) = problem.seqs_q().start(index);
+        let (batch, first) = problem.rows_q().start(index);
         let rows = first..first + len.q;
         let [q, ..] = self.qkv;
         let matrices = [q, self.o, self.dout].map(|x| Rows::of(x, batch, rows.clone(), head));

@@ -1,11 +1,11 @@
 //! Tensors cut into disjoint parts, which threads write at the same time.
 
-use fa3_types::Sequences;
+use fa3_types::SequenceRows;
 use ndarray::{ArrayViewMut3, ArrayViewMut4, Axis, Slice};
 
 /// The rows of each sequence that are used, (rows, heads, columns), of a tensor (batch, rows, heads, columns).
 pub(super) fn sequences<'a, T>(
-    sequences: &Sequences,
+    sequences: &SequenceRows,
     tensor: ArrayViewMut4<'a, T>,
 ) -> Vec<ArrayViewMut3<'a, T>> {
     let used = |index| Slice::from(..sequences.len(index));
@@ -16,7 +16,7 @@ pub(super) fn sequences<'a, T>(
     let mut rest = tensor.index_axis_move(Axis(0), 0);
     let mut cut = vec![];
     for index in 0..sequences.count() {
-        // Sequences lie one after the other: this one's rows are the first of the rest.
+        // SequenceRows lie one after the other: this one's rows are the first of the rest.
         let (rows, after) = rest.split_at(Axis(0), sequences.capacity(index));
         cut.push(rows.slice_axis_move(Axis(0), used(index)));
         rest = after;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use fa3_types::Problem;
+use fa3_types::KnownProblem;
 use ndarray::{ArrayView4, ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
@@ -21,13 +21,13 @@ const PARTS: usize = 16;
 
 /// Everything that is given.
 pub(super) struct Call<'a, T> {
-    pub(super) problem: &'a Problem,
+    pub(super) problem: &'a KnownProblem,
     pub(super) unit: ScoreUnit,
     qkv: [ArrayView4<'a, T>; 3],
 }
 
 impl<'a, T> Call<'a, T> {
-    pub(super) fn new(problem: &'a Problem, qkv: [ArrayView4<'a, T>; 3]) -> Call<'a, T> {
+    pub(super) fn new(problem: &'a KnownProblem, qkv: [ArrayView4<'a, T>; 3]) -> Call<'a, T> {
         Call { problem, unit: ScoreUnit::of(problem), qkv }
     }
 }
@@ -87,7 +87,7 @@ impl<T: Scalar> Strip<'_, T> {
     fn tiles(&self) -> Vec<Tile> {
         let problem = self.call.problem;
         let (positions, heads, _) = self.o.dim();
-        let (batch, first_row) = problem.seqs_q().start(self.index);
+        let (batch, first_row) = problem.rows_q().start(self.index);
         let head_rows: Vec<_> = (self.first_head..self.first_head + heads)
             .map(|head| {
                 let rows = first_row..first_row + problem.lengths(self.index).q;
@@ -124,7 +124,7 @@ impl<T: Scalar> Strip<'_, T> {
     /// Computes the part of every tile that comes from `keys`, a whole number of blocks.
     fn walk(&self, tiles: &[Tile], keys: Range<usize>) -> Vec<Seen> {
         let problem = self.call.problem;
-        let (batch, first) = problem.seqs_k().start(self.index);
+        let (batch, first) = problem.rows_k().start(self.index);
         let rows = first..first + problem.lengths(self.index).k;
         let [k, v] =
             [self.call.qkv[1], self.call.qkv[2]].map(|x| Rows::of(x, batch, rows.clone(), self.head_kv));

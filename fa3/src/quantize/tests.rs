@@ -22,7 +22,7 @@ fn table(positions: usize) -> RopeTable {
 fn expected<T: Scalar>(x: &Array4<T>, preparation: &Preparation<'_>) -> (Array4<E4m3>, Vec<f32>) {
     let (batch, seqlen, ..) = x.dim();
     let x = x.mapv(|x| x.to_f32());
-    let quantized = preparation.quantize(x.view(), &Sequences::dense(batch, seqlen)).unwrap();
+    let quantized = preparation.quantize(x.view(), &SequenceRows::dense(batch, seqlen)).unwrap();
     (quantized.codes().clone(), quantized.scales().values().to_vec())
 }
 

@@ -7,7 +7,7 @@ use fa3_ref::law::BackwardLaw;
 use fa3_ref::{Forward, Gradients, OutputGradients, Precision, oracle};
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Plan, PlanOptions};
-use fa3_types::{BackwardProblem, BackwardSpec, Problem, TensorDesc};
+use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem, TensorDesc};
 use ndarray::{Array3, Array4};
 
 use crate::family::{Bits, Trial};
@@ -157,7 +157,7 @@ impl BwdCase {
 }
 
 /// Rows that see no key, and keys that no row sees, have gradients of 0, exactly.
-fn check_independent(problem: &Problem, gradients: &Gradients<f32>) -> Result<(), String> {
+fn check_independent(problem: &KnownProblem, gradients: &Gradients<f32>) -> Result<(), String> {
     let len = problem.lengths(0);
     let sees = |row: usize, key: usize| problem.mask().allows(row, key, len);
     let idle_rows = (0..len.q).filter(|&row| (0..len.k).all(|key| !sees(row, key))).collect::<Vec<_>>();

@@ -49,7 +49,7 @@ impl BwdCase {
         let mut spec = spec.head_dim_v(head_dim_v).mask(mask);
         spec.softcap = softcap;
         let [layout, of_gradients] = [0, 0].map(|_| Layout::ALL[rng.below(4)]);
-        let problem = layout.of(spec).validate().expect("all of it is valid");
+        let problem = layout.of(spec).known().expect("all of it is valid");
         let dist = Dist::ALL[rng.below(Dist::ALL.len() as u64)];
         let case =
             Case { name: format!("random {seed}, {dist:?}"), problem, dist, poison: Poison::None, seed };

@@ -121,7 +121,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
     spec.softcap = SOFTCAPS[softcap];
     let layout = Layout::ALL[layout];
-    let problem = layout.of(spec).validate().expect("all levels are valid");
+    let problem = layout.of(spec).known().expect("all levels are valid");
     let name = format!("{:?}", DISTS[dist]);
     let case = Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed };
     let options = tiles(dkv, dq);
@@ -131,7 +131,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
 /// The tiles that plans choose for these head dimensions, on several of them.
 fn of_choice((head_dim, head_dim_v): (usize, usize), options: &PlanOptions, seed: u64) -> Trial {
     let spec = dense(Dtype::Bf16, 1, (150, 140), (2, 1), head_dim).head_dim_v(head_dim_v).causal();
-    let problem = spec.validate().expect("the head dimensions are valid");
+    let problem = spec.known().expect("the head dimensions are valid");
     let case = Case::normal("chosen tiles", problem, seed);
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), options)
 }
@@ -175,7 +175,7 @@ pub(super) fn tiny(
     let dkv = DkvTile { head_dim, head_dim_v, tile_n, tile_m, stages, kv_stages, division, adds_dq };
     let dq = DqTile { head_dim, head_dim_v, tile_m: 64, tile_n: 16, k_stages, v_stages };
     let spec = dense(Dtype::Bf16, 1, lengths, heads, 64).mask(mask);
-    let case = Case::normal("small", spec.validate().expect("the lengths are valid"), 4);
+    let case = Case::normal("small", spec.known().expect("the lengths are valid"), 4);
     (BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }, tiles(dkv, dq))
 }
 

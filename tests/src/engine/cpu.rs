@@ -3,7 +3,7 @@
 use fa3::{Attention, Device, Scalar};
 use fa3_quant::E4m3;
 use fa3_ref::{Forward, Gradients};
-use fa3_types::{Dtype, Problem, Sequences};
+use fa3_types::{Dtype, KnownProblem, SequenceRows};
 use half::{bf16, f16};
 
 use super::{Answer, Engine, NoAnswer, Skip};
@@ -44,20 +44,23 @@ fn check(case: &Case) -> Result<(), Skip> {
     if case.hides_a_poisoned_value() {
         return Err(Skip::PoisonedValue);
     }
-    if case.problem.seqs_q().is_packed() != case.problem.seqs_k().is_packed() {
+    if case.problem.rows_q().is_packed() != case.problem.rows_k().is_packed() {
         return Err(Skip::PackedAndDense);
     }
     Ok(())
 }
 
-fn forward<T: Scalar>(problem: &Problem, values: &Values) -> Result<Forward<f32>, fa3::Error> {
+fn forward<T: Scalar>(problem: &KnownProblem, values: &Values) -> Result<Forward<f32>, fa3::Error> {
     call(problem, values, |attention: Attention<'_, T>| {
         let output = attention.forward(&Device::Cpu)?;
         Ok(Forward { o: output.o.mapv(Scalar::to_f32), lse: output.lse })
     })
 }
 
-fn backward<T: Scalar<Output = T>>(problem: &Problem, values: &Values) -> Result<Gradients<f32>, fa3::Error> {
+fn backward<T: Scalar<Output = T>>(
+    problem: &KnownProblem,
+    values: &Values,
+) -> Result<Gradients<f32>, fa3::Error> {
     let dout = values.dout.mapv(T::from_f32);
     call(problem, values, |attention: Attention<'_, T>| {
         let output = attention.forward(&Device::Cpu)?;
@@ -69,13 +72,13 @@ fn backward<T: Scalar<Output = T>>(problem: &Problem, values: &Values) -> Result
 
 /// The case in the words of the public interface.
 fn call<T: Scalar, R>(
-    problem: &Problem,
+    problem: &KnownProblem,
     values: &Values,
     compute: impl FnOnce(Attention<'_, T>) -> Result<R, fa3::Error>,
 ) -> Result<R, fa3::Error> {
     let [q, k, v] = [&values.q, &values.k, &values.v].map(|x| x.mapv(T::from_f32));
-    let (cu_seqlens_q, cu_seqlens_k) = (cu_seqlens(problem.seqs_q()), cu_seqlens(problem.seqs_k()));
-    let (used_q, used_k) = (seqused(problem.seqs_q()), seqused(problem.seqs_k()));
+    let (cu_seqlens_q, cu_seqlens_k) = (cu_seqlens(problem.rows_q()), cu_seqlens(problem.rows_k()));
+    let (used_q, used_k) = (seqused(problem.rows_q()), seqused(problem.rows_k()));
     let mut attention = Attention::new(q.view(), k.view(), v.view())
         .mask(problem.mask())
         .softmax_scale(problem.softmax_scale().natural())
@@ -84,17 +87,17 @@ fn call<T: Scalar, R>(
     if let Some(cap) = problem.softcap() {
         attention = attention.softcap(cap.bound());
     }
-    if problem.seqs_q().is_packed() {
+    if problem.rows_q().is_packed() {
         attention = attention.packed(&cu_seqlens_q, &cu_seqlens_k);
     }
     compute(attention)
 }
 
-fn cu_seqlens(sequences: &Sequences) -> Vec<i32> {
+fn cu_seqlens(sequences: &SequenceRows) -> Vec<i32> {
     let starts = (0..sequences.count()).map(|index| sequences.start(index).1);
     starts.chain([extent(sequences).1]).map(|row| row as i32).collect()
 }
 
-fn seqused(sequences: &Sequences) -> Vec<i32> {
+fn seqused(sequences: &SequenceRows) -> Vec<i32> {
     (0..sequences.count()).map(|index| sequences.len(index) as i32).collect()
 }

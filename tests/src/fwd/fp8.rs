@@ -98,7 +98,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     if BEFORE[before] {
         spec.v_layout = ValueLayout::Rows;
     }
-    let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
+    let problem = Layout::ALL[layout].of(spec).known().expect("all levels are valid");
     let options = with_tile(shape).order(ORDERS[order]).scheduler(SCHEDULERS[scheduler]);
     let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
     trial(Case { name, problem, dist: DISTS[dist], poison: Poison::None, seed }, 3, &options)
@@ -142,7 +142,7 @@ pub(super) fn small() -> Vec<Trial> {
             let lengths = (shape.tile_m as usize + 5, 3 * shape.tile_n as usize + 9);
             let spec = dense(Dtype::E4m3, 1, lengths, (2, 1), shape.head_dim as usize);
             let spec = spec.head_dim_v(shape.head_dim_v as usize).mask(mask);
-            let problem = laid_out(&shape, spec).validate().expect("a tile's own head dimensions are valid");
+            let problem = laid_out(&shape, spec).known().expect("a tile's own head dimensions are valid");
             trial(Case::normal("small", problem, 4), 3, &with_tile(shape).scheduler(scheduler))
         });
     small.collect()

@@ -171,7 +171,7 @@ fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
     let spec = dense(DTYPES[dtype], batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
     spec.softcap = SOFTCAPS[softcap];
-    let problem = Layout::ALL[layout].of(spec).validate().expect("all levels are valid");
+    let problem = Layout::ALL[layout].of(spec).known().expect("all levels are valid");
     let scheduler = dealt(&shape, SCHEDULERS[scheduler]);
     let options = with_tile(shape).order(ORDERS[order]).scheduler(scheduler).clusters(true);
     let name = format!("{:?}, {:?}", Layout::ALL[layout], DISTS[dist]);
@@ -184,14 +184,14 @@ fn of_table(shape: CtaTile, seed: u64) -> Trial {
     let lengths = (shape.tile_m as usize + 9, 2 * shape.tile_n as usize + 5);
     let spec = dense(dtype(&shape), 1, lengths, (1, 1), shape.head_dim as usize);
     let spec = laid_out(&shape, spec.head_dim_v(shape.head_dim_v as usize));
-    let problem = spec.causal().validate();
+    let problem = spec.causal().known();
     let problem = problem.expect("a tile's own head dimensions are valid");
     trial(Case::normal("a tile of the table", problem, seed), 3, &with_tile(shape))
 }
 
 /// Many blocks of keys whose scores are like this, in the table's tile.
 fn of_scores(scores: Scores, spec: ProblemSpec, seed: u64) -> Trial {
-    let problem = spec.validate().expect("the lengths and dimensions are valid");
+    let problem = spec.known().expect("the lengths and dimensions are valid");
     let case = Case::normal(&format!("{scores:?}"), problem, seed);
     let values = scores.values(case.values(), &case.problem);
     trial_of(case, values, 3, &PlanOptions::default())
@@ -220,7 +220,7 @@ pub(super) fn small() -> Vec<Trial> {
 fn of_two_heads(shape: &CtaTile, rows: usize, mask: Mask, sms: u32, options: &PlanOptions) -> Trial {
     let lengths = (rows, 3 * shape.tile_n as usize + 9);
     let spec = dense(Dtype::Bf16, 1, lengths, (2, 1), shape.head_dim as usize);
-    let problem = spec.head_dim_v(shape.head_dim_v as usize).mask(mask).validate();
+    let problem = spec.head_dim_v(shape.head_dim_v as usize).mask(mask).known();
     let case = Case::normal("small", problem.expect("a tile's own head dimensions are valid"), 4);
     trial(case, sms, options)
 }

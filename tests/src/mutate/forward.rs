@@ -229,7 +229,7 @@ fn transposing() -> Prey {
     let options = with_tile(TINY_FP8.of_inputs(INPUTS[1]));
     let programs = [(2, 300), (1, 128)].map(|(heads, keys)| {
         let q = Shape { batch: 1, seqlen: 20, heads, head_dim: 64 };
-        let problem = ProblemSpec::dense(dtype(&TINY_FP8), q, Shape { seqlen: keys, ..q }).validate();
+        let problem = ProblemSpec::dense(dtype(&TINY_FP8), q, Shape { seqlen: keys, ..q }).known();
         let problem = problem.expect("the problem of a prey is valid");
         let program = Launch::new(&problem, &device(1), &options).expect("there is such a kernel").program;
         let bytes = initial(&problem, &program, &Values::new(&problem, Dist::Normal, Poison::None, 1));
@@ -266,7 +266,7 @@ fn on_device(
     let programs = problems.iter().map(|&(heads, (seqlen_q, seqlen_k), mask)| {
         let q = Shape { batch: 1, seqlen: seqlen_q, heads, head_dim: 64 };
         let kv = Shape { seqlen: seqlen_k, ..q };
-        let problem = laid_out(&shape, ProblemSpec::dense(dtype(&shape), q, kv).mask(mask)).validate();
+        let problem = laid_out(&shape, ProblemSpec::dense(dtype(&shape), q, kv).mask(mask)).known();
         let problem = problem.expect("the problem of a prey is valid");
         let launch = Launch::new(&problem, &device(sms), &options).expect("there is such a kernel");
         let program = launch.program;

@@ -10,7 +10,7 @@ use fa3_quant::{
 use fa3_sched::DeviceLimits;
 use fa3_sched::quantize::Plan;
 use fa3_types::{
-    Dtype, Positions, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, Sequences, Shape,
+    Dtype, Positions, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, SequenceRows, Shape,
     TensorDesc, ValueLayout,
 };
 use ndarray::Array4;
@@ -96,7 +96,7 @@ impl Expected {
     /// The codes as products read V.
     fn transposed(&self) -> Array4<E4m3> {
         let (batch, seqlen, ..) = self.codes.dim();
-        let sequences = Sequences::dense(batch, seqlen);
+        let sequences = SequenceRows::dense(batch, seqlen);
         let quantized = Quantized::new(self.codes.clone(), &sequences, Granularity::Tensor, vec![1.0]);
         quantized.expect("1 is a scale").transposed()
     }
@@ -329,7 +329,7 @@ impl Case {
         let x = Array4::from_shape_fn(dims, |(sequence, row, head, column)| {
             inputs.x[[batch.start + sequence, row, heads.start + head, column]]
         });
-        let quantized = preparation.quantize(x.view(), &Sequences::dense(count, seqlen));
+        let quantized = preparation.quantize(x.view(), &SequenceRows::dense(count, seqlen));
         quantized.unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 

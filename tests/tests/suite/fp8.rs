@@ -8,7 +8,7 @@ use fa3_quant::{Granularity, Incoherent, Rope, RopeStyle, RopeTable};
 use fa3_sched::fp8::Plan;
 use fa3_sim::{Mode, ProgramSimulation};
 use fa3_tests::fwd::device;
-use fa3_types::{Dtype, Fp8Problem, Fp8Spec, ProblemSpec, QkRotary, Sequences, Shape};
+use fa3_types::{Dtype, Fp8Problem, Fp8Spec, ProblemSpec, QkRotary, SequenceRows, Shape};
 use half::bf16;
 use ndarray::{Array4, ArrayView4};
 
@@ -71,7 +71,7 @@ fn parts(
         [of_qk(q, Q_POSITION), of_qk(k, 0), of_v].map(|quantize| quantize.run(&Device::Cpu).unwrap());
     let codes = |x: &Quantized| x.codes.iter().map(|code| code.to_bits()).collect();
     let (batch, seqlen, ..) = v.codes.dim();
-    let sequences = Sequences::dense(batch, seqlen);
+    let sequences = SequenceRows::dense(batch, seqlen);
     let rows =
         fa3_quant::Quantized::new(v.codes.clone(), &sequences, Granularity::Tensor, vec![1.0]).unwrap();
     let transposed = rows.transposed().iter().map(|code| code.to_bits()).collect();

@@ -4,14 +4,14 @@ use fa3_ref::Forward;
 use fa3_tests::reshape::{alone, dense_like, rows, spec_of};
 use fa3_tests::strategies::{self, config};
 use fa3_tests::{Case, Dist, Engine, Judge, NoAnswer, Poison, Scaled, Values, engines, testdata};
-use fa3_types::{Dtype, Mask, Problem};
+use fa3_types::{Dtype, KnownProblem, Mask};
 use ndarray::{Array4, ArrayView, Axis, Dimension, Zip, concatenate};
 use proptest::prelude::*;
 
 const REPLAY: &str = "cargo test -p fa3-tests --test suite metamorphic::";
 
 /// The engine's answer on `values` as inputs of `problem`; `None` if it skips them.
-fn run(engine: &dyn Engine, problem: &Problem, values: &Values) -> Option<Forward<f32>> {
+fn run(engine: &dyn Engine, problem: &KnownProblem, values: &Values) -> Option<Forward<f32>> {
     match engine.forward(&Case::normal("random", problem.clone(), 0), values) {
         Ok(answer) => Some(answer),
         Err(NoAnswer::Skipped(_)) => None,
@@ -37,13 +37,13 @@ fn lse_as_rows(x: &Forward<f32>) -> Array4<f32> {
 }
 
 /// K and V of every query head, repeated from its group's.
-fn repeat_heads(problem: &Problem, x: &Array4<f32>) -> Array4<f32> {
+fn repeat_heads(problem: &KnownProblem, x: &Array4<f32>) -> Array4<f32> {
     let kv_heads: Vec<usize> = (0..problem.heads().q()).map(|head| problem.heads().kv_head(head)).collect();
     x.select(Axis(2), &kv_heads)
 }
 
 /// Each query head of each sequence, where the problem has any.
-fn heads(problem: &Problem) -> impl Iterator<Item = (usize, usize)> {
+fn heads(problem: &KnownProblem) -> impl Iterator<Item = (usize, usize)> {
     let heads = problem.heads().q();
     (0..problem.batch()).flat_map(move |index| (0..heads).map(move |head| (index, head)))
 }
@@ -84,7 +84,7 @@ proptest! {
                 let (part, part_values) = alone(problem, &values, index, head);
                 let Some(part) = run(&*engine, &part, &part_values) else { continue };
                 let what = format!("{}: head {head} of sequence {index}", engine.name());
-                let rows = |x: &Array4<f32>| rows(x.view(), problem.seqs_q(), index, head);
+                let rows = |x: &Array4<f32>| rows(x.view(), problem.rows_q(), index, head);
                 assert_same(rows(&whole.o).view(), part.o.view(), &what);
                 assert_same(rows(&lse).view(), lse_as_rows(&part).view(), &what);
             }
@@ -98,7 +98,7 @@ proptest! {
         let mut spec = spec_of(problem);
         (spec.k.shape.heads, spec.v.shape.heads) = (spec.q.shape.heads, spec.q.shape.heads);
         (spec.k.strides, spec.v.strides) = (spec.k.shape.contiguous_strides(), spec.v.shape.contiguous_strides());
-        let (repeated, repeated_values) = (spec.validate().unwrap(), Values { k, v, ..values.clone() });
+        let (repeated, repeated_values) = (spec.known().unwrap(), Values { k, v, ..values.clone() });
         for engine in engines() {
             let grouped = run(&*engine, problem, &values);
             let Some((grouped, repeated)) = grouped.zip(run(&*engine, &repeated, &repeated_values)) else { continue };
@@ -112,7 +112,7 @@ proptest! {
         let [none, window] = [Mask::None, Mask::Window { left: Some(150), right: Some(150) }].map(|mask| {
             let mut spec = spec_of(&case.problem);
             spec.mask = mask;
-            spec.validate().unwrap()
+            spec.known().unwrap()
         });
         for engine in engines() {
             let open = run(&*engine, &none, &values);
@@ -144,7 +144,7 @@ proptest! {
     fn the_order_of_keys_does_not_matter(case in strategies::case(strategies::problem())) {
         let mut spec = spec_of(&case.problem);
         spec.mask = Mask::None;
-        let problem = spec.validate().unwrap();
+        let problem = spec.known().unwrap();
         let (index, head) = (problem.batch() - 1, problem.heads().q() - 1);
         let (problem, values) = alone(&problem, &case.values(), index, head);
         let mut backwards = values.clone();
@@ -170,7 +170,7 @@ proptest! {
         prop_assume!(case.problem.dtype() == Dtype::F32);
         let mut spec = spec_of(&case.problem);
         spec.mask = Mask::None;
-        let problem = spec.validate().unwrap();
+        let problem = spec.known().unwrap();
         let (problem, values) = alone(&problem, &case.values(), 0, 0);
         let keys = problem.lengths(0).k;
         prop_assume!(keys >= 2);
@@ -237,7 +237,7 @@ fn a_nan_in_v_reaches_every_row_that_sees_it() {
 fn strides_do_not_matter_on_the_cpu() {
     use fa3::{Attention, Device};
     let shape = fa3_types::Shape { batch: 2, seqlen: 140, heads: 2, head_dim: 32 };
-    let problem = fa3_types::ProblemSpec::dense(Dtype::F32, shape, shape).causal().validate().unwrap();
+    let problem = fa3_types::ProblemSpec::dense(Dtype::F32, shape, shape).causal().known().unwrap();
     let Values { q, k, v, .. } = Values::new(&problem, Dist::Normal, Poison::None, 5);
     let [q_t, k_t, v_t] =
         [&q, &k, &v].map(|x| x.view().permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned());

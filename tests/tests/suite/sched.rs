@@ -41,7 +41,8 @@ fn rows_of(plan: &Plan, work: &Work, len: Lengths) -> Range<usize> {
 fn check(plan: &Plan) {
     let problem = plan.problem();
     let tile_n = plan.tile().tile_n as usize;
-    let lengths: Vec<Lengths> = (0..problem.batch()).map(|index| problem.lengths(index)).collect();
+    let known = problem.known().unwrap();
+    let lengths: Vec<Lengths> = (0..problem.batch()).map(|index| known.lengths(index)).collect();
     let seen: Vec<_> = lengths.iter().map(|&len| seen(problem, len, tile_n)).collect();
     // visits[sequence][head][row][block]
     let heads = problem.heads().q();

@@ -4,7 +4,7 @@ use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array3, Array4, ArrayView4, Axis};
 use fa3::{E4m3, Scalar};
 use fa3_quant::{Channels, Fp8Attention, Output, Quantized};
-use fa3_types::{Dtype, Granularity, Problem, ProblemSpec, ValueLayout};
+use fa3_types::{Dtype, Granularity, KnownProblem, ProblemSpec, ValueLayout};
 
 use super::lse;
 use super::memory::Memory;
@@ -20,7 +20,7 @@ struct Scales<'a> {
 ///
 /// # Errors
 /// A scale that is negative or not normal.
-pub(super) fn forward(spec: &ProblemSpec, problem: &Problem, memory: &Memory<'_>) -> Result<(), Error> {
+pub(super) fn forward(spec: &ProblemSpec, problem: &KnownProblem, memory: &Memory<'_>) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
     // they hold until the call is over. That nobody writes to them meanwhile is up to the caller, as with torch's own
     // operators.
@@ -68,7 +68,7 @@ unsafe fn values(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Array4<E4m3>
 /// # Errors
 /// An address that makes no sense.
 #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-unsafe fn scales<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Scales<'a>, Error> {
+unsafe fn scales<'a>(problem: &KnownProblem, memory: &Memory<'_>) -> Result<Scales<'a>, Error> {
     let given = |tensor, shape: &[usize]| {
         // SAFETY: the caller vouches for it.
         memory.has(tensor).then(|| unsafe { memory.slice(tensor, shape.iter().product()) }).transpose()
@@ -78,7 +78,7 @@ unsafe fn scales<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Scales<'a
     Ok(Scales { of, v_mean: given("v_mean", &problem.v_mean_shape().unwrap_or_default())? })
 }
 
-fn emulate(problem: &Problem, codes: [Array4<E4m3>; 3], scales: &Scales<'_>) -> Result<Output, Error> {
+fn emulate(problem: &KnownProblem, codes: [Array4<E4m3>; 3], scales: &Scales<'_>) -> Result<Output, Error> {
     let [q, k, mut v] = codes;
     let [of_q, of_k, of_v] = problem.scales();
     let q = scaled(problem, q, of_q, scales.of[0])?;
@@ -98,13 +98,13 @@ fn emulate(problem: &Problem, codes: [Array4<E4m3>; 3], scales: &Scales<'_>) -> 
 
 /// Codes with their scales. A head of Q has the scale of its head of K.
 fn scaled(
-    problem: &Problem,
+    problem: &KnownProblem,
     mut codes: Array4<E4m3>,
     granularity: Granularity,
     scales: Option<&[f32]>,
 ) -> Result<Quantized, Error> {
     let (batch, seqlen, heads, _) = codes.dim();
-    let sequences = fa3_types::Sequences::dense(batch, seqlen);
+    let sequences = fa3_types::SequenceRows::dense(batch, seqlen);
     let (granularity, scales) = match (granularity, scales) {
         (Granularity::Block { .. }, scales) => (granularity, scales.unwrap_or_default().to_vec()),
         (_, None) => (Granularity::Tensor, vec![1.0]),
@@ -124,7 +124,7 @@ fn scaled(
 
 /// The means and scales of V's channels.
 fn channels(
-    problem: &Problem,
+    problem: &KnownProblem,
     codes: &mut Array4<E4m3>,
     mean: &[f32],
     scale: &[f32],
@@ -148,7 +148,7 @@ fn unscale<'a>(codes: impl Iterator<Item = &'a mut E4m3>, scale: &mut f32) {
     }
 }
 
-fn write<T: Scalar>(problem: &Problem, output: &Output, memory: &Memory<'_>) -> Result<(), Error> {
+fn write<T: Scalar>(problem: &KnownProblem, output: &Output, memory: &Memory<'_>) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
     // they hold until the call is over: new ones, or those that the caller gave to be written.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]

@@ -17,7 +17,8 @@ pub(super) fn prepare(problem: &BackwardProblem, program: &Program<Kernel>, befo
     let forward = problem.forward();
     let [q, k, v] = [(buffers::Q, forward.q()), (buffers::K, forward.k()), (buffers::V, forward.v())]
         .map(|(buffer, desc)| tensor(program, before, buffer, desc.shape));
-    let inputs = Inputs::new(forward, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
+    let known = forward.known().expect("the command line's batches are dense");
+    let inputs = Inputs::new(&known, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
     let results = oracle::forward(&inputs);
     let (BufferId(o), BufferId(lse)) = (buffers::O, buffers::LSE);
     before[o] = results.o.iter().flat_map(|&x| half(program.buffers[o].elem, x).to_le_bytes()).collect();
@@ -47,7 +48,8 @@ pub(super) fn judge(
     let BufferId(dlse) = buffers::DLSE;
     let dlse = numbers(Elem::F32, &before[dlse]).into_iter().map(|x| x as f32).collect();
     let dlse = Array3::from_shape_vec(forward.lse_shape(), dlse).expect("dlse has its shape");
-    let inputs = Inputs::new(forward, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
+    let known = forward.known().expect("the command line's batches are dense");
+    let inputs = Inputs::new(&known, q.view(), k.view(), v.view()).expect("the arrays have their shapes");
     let output = OutputGradients { dout: dout.view(), dlse: Some(dlse.view()) };
     let law = BackwardLaw::new(&inputs, output, Precision::of_output(forward.dtype()));
     let [dq, dk, dv] =

@@ -6,7 +6,7 @@ use fa3::{Gradients, OutputGradients, Scalar};
 use fa3_ref::law::BackwardLaw;
 use fa3_ref::norms::ErrorNorms;
 use fa3_ref::{InputError, Inputs, Precision};
-use fa3_types::Problem;
+use fa3_types::KnownProblem;
 use ndarray::{Array4, ArrayView4, Axis, Slice};
 
 use super::truth::{MOST_FLOPS, bar, one_kv_head};
@@ -18,7 +18,7 @@ const AS_MANY_FORWARD: f64 = 8.0;
 /// Judges dQ, dK and dV by the law of each key/value head, with the query heads that share it: of all heads, or of a
 /// large problem, of some.
 pub(in crate::run) fn check<T: Scalar>(
-    problem: &Problem,
+    problem: &KnownProblem,
     inputs: [ArrayView4<'_, T>; 3],
     of: OutputGradients<'_, T>,
     gradients: &Gradients<T>,
@@ -62,7 +62,7 @@ pub(in crate::run) fn check<T: Scalar>(
 }
 
 /// As many heads of K and V as do not take too long, at least one, as far from each other as they can be.
-fn some_heads(problem: &Problem) -> Vec<usize> {
+fn some_heads(problem: &KnownProblem) -> Vec<usize> {
     let all = problem.heads().kv();
     if problem.q().shape.dims().contains(&0) || problem.k().shape.dims().contains(&0) {
         return Vec::new();
@@ -134,7 +134,7 @@ mod tests {
     fn of_large_problems_some_heads_are_judged() {
         let heads = |seqlen, heads| {
             let q = fa3_types::Shape { batch: 1, seqlen, heads, head_dim: 64 };
-            some_heads(&fa3_types::ProblemSpec::dense(fa3_types::Dtype::F32, q, q).validate().unwrap())
+            some_heads(&fa3_types::ProblemSpec::dense(fa3_types::Dtype::F32, q, q).known().unwrap())
         };
         assert_eq!(heads(100, 4), [0, 1, 2, 3]);
         // 2.5 GFLOP, of which a head has 4 · 2000 · 2000 · 64.

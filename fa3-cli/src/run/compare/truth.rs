@@ -5,7 +5,7 @@ use fa3_ref::law::{ForwardLaw, LseTolerance, check_lse_within};
 use fa3_ref::norms::ErrorNorms;
 use fa3_ref::rows::{RowsLaw, telling_rows};
 use fa3_ref::{InputError, Inputs, Precision};
-use fa3_types::{Problem, ProblemSpec, Shape, TensorDesc};
+use fa3_types::{KnownProblem, ProblemSpec, SequenceRows, Shape, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView4, Axis, Slice};
 
 use super::Verdict;
@@ -37,7 +37,7 @@ pub(super) enum Truth {
 
 impl Truth {
     pub(super) fn new<T: Scalar>(
-        problem: &Problem,
+        problem: &KnownProblem,
         inputs: [ArrayView4<'_, T>; 3],
         arithmetic: Arithmetic,
     ) -> Result<Truth, InputError> {
@@ -50,7 +50,7 @@ impl Truth {
     /// Runs the oracle for one key/value head after the other, with the query heads that share it: each is a problem
     /// of its own. The largest of their bounds is no more than what the error law allows the whole.
     fn whole<T: Scalar>(
-        problem: &Problem,
+        problem: &KnownProblem,
         inputs: [ArrayView4<'_, T>; 3],
         arithmetic: Arithmetic,
     ) -> Result<Truth, InputError> {
@@ -81,7 +81,7 @@ impl Truth {
 
     /// Runs the oracle for the rows where errors are most likely to show.
     fn rows<T: Scalar>(
-        problem: &Problem,
+        problem: &KnownProblem,
         inputs: [ArrayView4<'_, T>; 3],
         arithmetic: Arithmetic,
     ) -> Result<Truth, InputError> {
@@ -140,7 +140,7 @@ fn verdict_of_lse(lse: &Array3<f32>, expected: &Array3<f64>, tolerance: LseToler
 }
 
 impl Arithmetic {
-    fn tolerance(self, problem: &Problem) -> LseTolerance {
+    fn tolerance(self, problem: &KnownProblem) -> LseTolerance {
         match self {
             Arithmetic::OfInputs => LseTolerance::F32,
             Arithmetic::Fp8 => fp8::lse_tolerance(problem),
@@ -162,17 +162,16 @@ pub(super) fn bar(steps: usize) -> indicatif::ProgressBar {
 }
 
 /// One key/value head of a problem.
-pub(super) fn one_kv_head(problem: &Problem) -> Problem {
+pub(super) fn one_kv_head(problem: &KnownProblem) -> KnownProblem {
     let of = |x: &TensorDesc, heads| TensorDesc::contiguous(x.dtype, Shape { heads, ..x.shape });
     let group = problem.heads().group_size();
     let (q, o) = (of(problem.q(), group), of(problem.o(), group));
-    let mut spec = ProblemSpec::new(q, of(problem.k(), 1), of(problem.v(), 1), o)
-        .seqs_q(problem.seqs_q().clone())
-        .seqs_k(problem.seqs_k().clone())
-        .mask(problem.mask());
+    let mut spec = ProblemSpec::new(q, of(problem.k(), 1), of(problem.v(), 1), o).mask(problem.mask());
     spec.softmax_scale = Some(problem.softmax_scale().natural());
     spec.softcap = problem.softcap().map(|cap| cap.bound());
-    spec.validate().expect("some heads of a valid problem are one")
+    let rows = [problem.rows_q(), problem.rows_k()].map(SequenceRows::clone);
+    let [rows_q, rows_k] = rows;
+    spec.with_rows(rows_q, rows_k).expect("some heads of a valid problem are one")
 }
 
 #[cfg(test)]

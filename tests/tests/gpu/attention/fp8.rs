@@ -52,7 +52,7 @@ impl Part<'_> {
         spec.o.dtype = problem.o().dtype;
         spec.softmax_scale = Some(problem.softmax_scale().natural());
         spec.softcap = problem.softcap().map(|cap| cap.bound());
-        let part = spec.validate().map_err(|error| error.to_string())?;
+        let part = spec.known().map_err(|error| error.to_string())?;
         let kv_head = head / problem.heads().group_size();
         let of = |x: &Tensor, first: usize, rows: usize, head: usize| {
             Array4::from_shape_fn((1, rows, 1, x.desc.shape.head_dim), |(_, row, _, element)| {

@@ -41,6 +41,7 @@ fn rows<T: Element>(
     numbers: fn(&[u16]) -> &[T],
 ) -> Result<SatisfiedRows, String> {
     let view = |x| view(x, numbers);
+    let problem = &problem.known().map_err(|error| error.to_string())?;
     let arrays = Arrays::new(problem, view(&inputs.q), view(&inputs.k), view(&inputs.v));
     let arrays = arrays.map_err(|error| error.to_string())?;
     let law = RowsLaw::new(&arrays, Precision::of_output(problem.dtype()), &telling_rows(problem, &[tile_m]));

@@ -11,7 +11,7 @@ use fa3_ref::law::BackwardLaw;
 use fa3_ref::{Gradients, OutputGradients, Precision, oracle};
 use fa3_tests::fwd::{decode, dense, encode};
 use fa3_tests::{Dist, Poison, Values};
-use fa3_types::{BackwardProblem, Dtype, Problem};
+use fa3_types::{BackwardProblem, Dtype};
 use ndarray::{Array3, Array4};
 
 use super::tensors::{Bits, Tensors, part};
@@ -46,7 +46,7 @@ pub(super) struct Periodic {
 impl Periodic {
     pub(super) fn new(sizes: Sizes, copies: [usize; 2]) -> Fallible<Periodic> {
         let small = problem(sizes, [1, 1]);
-        let small: &Problem = small.forward();
+        let small = &small.forward().known()?;
         let mut values = Values::new(small, Dist::Normal, Poison::None, 1);
         values.dout *= DOUT;
         let output = oracle::forward(&values.inputs(small));

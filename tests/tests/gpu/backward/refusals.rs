@@ -7,7 +7,7 @@ use fa3_sched::NotDense;
 use fa3_sched::backward::{DqTile, PlanError, PlanOptions, TileError};
 use fa3_tests::bwd::Form;
 use fa3_tests::fwd::dense;
-use fa3_types::{Dtype, ProblemSpec, Sequences};
+use fa3_types::{Dtype, ProblemSpec, SequenceRows};
 
 use super::bench::Bench;
 use super::tensors::{part, sizes};
@@ -71,8 +71,8 @@ pub(super) fn problems(device: &Device) -> Fallible<String> {
     let wrong = PlanError::HeadDim { head_dim: 264, head_dim_v: 264 };
     said.push(refused(error, &wrong.into(), &[264])?);
 
-    let starts = |starts: &[i32]| Sequences::packed(starts);
-    let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, starts(&[0, 3, 30])?, starts(&[0, 20, 47])?);
+    let (rows_q, rows_k) = (SequenceRows::packed(&[0, 3, 30])?, SequenceRows::packed(&[0, 20, 47])?);
+    let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, &rows_q, &rows_k);
     let wrong = PlanError::Dense(NotDense::Packed { sequences: 2 });
     said.push(refused(new(packed, default), &wrong.into(), &[2])?);
 

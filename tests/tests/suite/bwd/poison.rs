@@ -7,7 +7,7 @@ use fa3_sim::{Mode, Policy};
 use fa3_tests::bwd::{BwdCase, Form};
 use fa3_tests::fwd::{Layout, dense, device};
 use fa3_tests::{Case, Trial};
-use fa3_types::{Dtype, Mask, Problem};
+use fa3_types::{Dtype, KnownProblem, Mask};
 use rayon::prelude::*;
 
 const LENGTHS: (usize, usize) = (100, 140);
@@ -42,7 +42,7 @@ impl Run {
         let options =
             form.options([head_dim; 2], &device(2)).expect("these head dimensions have these forms");
         let spec = dense(Dtype::Bf16, 1, LENGTHS, HEADS, head_dim as usize).mask(mask);
-        let case = Case::normal("poison", spec.validate().unwrap(), 3);
+        let case = Case::normal("poison", spec.known().unwrap(), 3);
         let case = BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 };
         let trial = case.clone().trial(&device(2), &options);
         let clean = simulate(&trial);
@@ -50,7 +50,7 @@ impl Run {
         Run { case, options, trial, clean }
     }
 
-    fn forward(&self) -> &Problem {
+    fn forward(&self) -> &KnownProblem {
         &self.case.case.problem
     }
 

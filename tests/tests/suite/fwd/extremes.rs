@@ -5,7 +5,7 @@ use fa3_sched::forward::{CtaTile, Pipeline, PlanOptions, Precision};
 use fa3_sim::{Buffer, Memory, Mode, Policy, ProgramSimulation, Simulation};
 use fa3_tests::fwd::{dense, initial, judged, with_tile};
 use fa3_tests::{Case, Dist};
-use fa3_types::{Dtype, Mask, Problem};
+use fa3_types::{Dtype, KnownProblem, Mask};
 use rayon::prelude::*;
 
 use super::launch;
@@ -29,7 +29,7 @@ fn tiles() -> Vec<CtaTile> {
 }
 
 /// The tiles for a problem.
-fn tiles_for(problem: &Problem) -> impl Iterator<Item = CtaTile> + use<> {
+fn tiles_for(problem: &KnownProblem) -> impl Iterator<Item = CtaTile> + use<> {
     let precision = Precision::of(problem);
     tiles().into_iter().filter(move |tile| tile.precision == precision)
 }
@@ -50,7 +50,7 @@ fn scaled(scales: &[f64], caps: &[Option<f64>]) -> Vec<Case> {
     let case = |(dtype, (scale, cap))| {
         let mut spec = dense(dtype, 1, (20, 70), (1, 1), 64).causal();
         (spec.softmax_scale, spec.softcap) = (Some(scale), cap);
-        Case::normal("scales", spec.validate().unwrap(), 2)
+        Case::normal("scales", spec.known().unwrap(), 2)
     };
     all.map(case).collect()
 }
@@ -77,7 +77,7 @@ fn long_rows_do_not_drift() {
         let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { Dtype::F16 };
         let mut spec = dense(dtype, 1, (1, 64_000), (1, 1), 32);
         spec.softmax_scale = Some(scale);
-        let case = Case::normal("long", spec.validate().unwrap(), 2);
+        let case = Case::normal("long", spec.known().unwrap(), 2);
         let mut values = case.values();
         values.q.fill(1.0);
         values.k.fill(1.0);
@@ -94,7 +94,7 @@ fn numbers() {
     let dtypes = [Dtype::F16, Dtype::Bf16, Dtype::E4m3];
     let cases = Dist::ALL.into_iter().flat_map(|dist| dtypes.map(|dtype| (dist, dtype)));
     let cases = cases.map(|(dist, dtype)| {
-        let problem = dense(dtype, 1, (65, 130), (1, 1), 64).validate().unwrap();
+        let problem = dense(dtype, 1, (65, 130), (1, 1), 64).known().unwrap();
         Case { dist, ..Case::normal("numbers", problem, 2) }
     });
     check_all(cases.collect());
@@ -104,7 +104,7 @@ fn numbers() {
 #[test]
 fn without_lse() {
     for tile in tiles() {
-        let problem = dense(dtype(&tile), 1, (70, 50), (2, 1), 64).causal().validate().unwrap();
+        let problem = dense(dtype(&tile), 1, (70, 50), (2, 1), 64).causal().known().unwrap();
         let case = Case::normal("without", problem, 3);
         let program = launch(&case.problem, &with_tile(tile)).unwrap().program;
         let before = initial(&case.problem, &program, &case.values());
@@ -134,7 +134,7 @@ fn broadcast_inputs() {
     {
         let mut spec = dense(dtype, 3, (40, 50), (4, 2), 64).mask(mask);
         (spec.k.strides.batch, spec.v.strides.batch, spec.q.strides.heads) = (0, 0, 0);
-        cases.push(spec.validate().unwrap());
+        cases.push(spec.known().unwrap());
     }
     let faults: Vec<String> = cases
         .into_iter()
@@ -144,7 +144,7 @@ fn broadcast_inputs() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-fn broadcast(problem: Problem, tile: CtaTile) -> Result<(), String> {
+fn broadcast(problem: KnownProblem, tile: CtaTile) -> Result<(), String> {
     let case = Case::normal("broadcast", problem, 2);
     let mut values = case.values();
     for x in [&mut values.k, &mut values.v] {
@@ -168,7 +168,7 @@ fn least_dimensions() {
     let pairs = pairs.filter(|((_, dtype), (_, other))| dtype == other);
     let cases = pairs.map(|((dim, dtype), (dim_v, _))| {
         let spec = dense(dtype, 1, (1 + dim_v / 8, 33), (2, 2), dim).head_dim_v(dim_v);
-        Case::normal("dimensions", spec.validate().unwrap(), 2)
+        Case::normal("dimensions", spec.known().unwrap(), 2)
     });
     check_all(cases.collect());
 }

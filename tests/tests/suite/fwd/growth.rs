@@ -5,7 +5,7 @@ use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::shapes::{PIPELINES, TINY};
 use fa3_tests::fwd::{dense, judged, rounded, with_tile};
 use fa3_tests::{Case, Values};
-use fa3_types::{Dtype, Mask, Problem};
+use fa3_types::{Dtype, KnownProblem, Mask};
 use half::f16;
 use ndarray::Axis;
 use rayon::prelude::*;
@@ -23,10 +23,10 @@ pub(super) fn tiles() -> Vec<CtaTile> {
         .collect()
 }
 
-fn problem(dtype: Dtype, keys: usize, mask: Mask) -> Problem {
+fn problem(dtype: Dtype, keys: usize, mask: Mask) -> KnownProblem {
     let mut spec = dense(dtype, 1, (70, keys), (2, 1), 64).mask(mask);
     spec.softmax_scale = Some(1.0);
-    spec.validate().unwrap()
+    spec.known().unwrap()
 }
 
 /// Random values whose scores are, but for a little, `growth` · (first element of the query) for each key nearer to the

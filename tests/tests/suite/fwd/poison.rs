@@ -5,7 +5,7 @@ use fa3_sched::forward::{CtaTile, Loads, Pipeline};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, Layout, dense, judged, with_tile};
 use fa3_tests::{Case, Poison, Values};
-use fa3_types::{Dtype, Mask, Problem};
+use fa3_types::{Dtype, KnownProblem, Mask};
 use ndarray::{Array4, Axis};
 use rayon::prelude::*;
 
@@ -48,10 +48,10 @@ fn tiles() -> Vec<CtaTile> {
         .collect()
 }
 
-fn problem(tile: &CtaTile, mask: Mask, layout: Layout, softcap: Option<f64>) -> Problem {
+fn problem(tile: &CtaTile, mask: Mask, layout: Layout, softcap: Option<f64>) -> KnownProblem {
     let mut spec = dense(dtype(tile), 1, (70, 100), (2, 1), 64).mask(mask);
     spec.softcap = softcap;
-    layout.of(laid_out(tile, spec)).validate().unwrap()
+    layout.of(laid_out(tile, spec)).known().unwrap()
 }
 
 /// Every tile with every mask.
@@ -72,7 +72,7 @@ fn run(launch: &Launch, values: &Values) -> Forward<f32> {
 }
 
 fn values(launch: &Launch, poison: Poison) -> Values {
-    Case { poison, ..Case::normal("poison", launch.plan.problem().clone(), 8) }.values()
+    Case { poison, ..Case::normal("poison", launch.plan.problem().known().unwrap(), 8) }.values()
 }
 
 /// The effect of a NaN on a row.
@@ -139,7 +139,7 @@ fn a_nan_in_q_reaches_its_row() {
         let clean = run(launch, &values(launch, Poison::None));
         for row in [0, 33, 69] {
             let nan = run(launch, &values(launch, Poison::QueryRow(row)));
-            let len = launch.plan.problem().lengths(0);
+            let len = launch.plan.problem().known().unwrap().lengths(0);
             let sees = |row| (0..len.k).any(|key| launch.plan.problem().mask().allows(row, key, len));
             assert_nan_exactly(launch, &clean, &nan, |[_, at, _]| at == row && sees(row));
         }
@@ -149,7 +149,7 @@ fn a_nan_in_q_reaches_its_row() {
 #[test]
 fn a_nan_in_k_reaches_the_rows_that_see_it() {
     each(|launch| {
-        let (problem, len) = (launch.plan.problem(), launch.plan.problem().lengths(0));
+        let (problem, len) = (launch.plan.problem(), launch.plan.problem().known().unwrap().lengths(0));
         let clean = run(launch, &values(launch, Poison::None));
         for key in [0, 31, 32, 64, 99] {
             let nan = run(launch, &values(launch, Poison::KeyRow(key)));
@@ -163,7 +163,8 @@ fn a_nan_in_k_reaches_the_rows_that_see_it() {
 #[test]
 fn a_nan_in_v_stays_in_tiles_that_visit_its_block() {
     each(|launch| {
-        let (plan, problem, len) = (&launch.plan, launch.plan.problem(), launch.plan.problem().lengths(0));
+        let (plan, problem, len) =
+            (&launch.plan, launch.plan.problem(), launch.plan.problem().known().unwrap().lengths(0));
         let (tile_m, tile_n) = (plan.tile().tile_m as usize, plan.tile().tile_n as usize);
         let clean = run(launch, &values(launch, Poison::None));
         for key in [0, 17, 99] {
@@ -193,7 +194,7 @@ fn neighbours_are_not_read() {
     pairs.into_par_iter().for_each(|(tile, layout)| {
         let (head_dim, head_dim_v) = if tile.precision.is_fp8() { (48, 32) } else { (56, 40) };
         let spec = dense(dtype(&tile), 2, (67, 83), (4, 2), head_dim).head_dim_v(head_dim_v).causal();
-        let launch = launch(&layout.of(laid_out(&tile, spec)).validate().unwrap(), &with_tile(tile)).unwrap();
+        let launch = launch(&layout.of(laid_out(&tile, spec)).known().unwrap(), &with_tile(tile)).unwrap();
         let own = values(&launch, Poison::None);
         let clean = run(&launch, &own);
         for (batch, head_kv) in [(0, 0), (0, 1), (1, 0)] {
@@ -223,7 +224,7 @@ fn infinite_scores_are_as_in_the_oracle() {
         if problem.dtype() == Dtype::E4m3 {
             return;
         }
-        let case = Case::normal("infinite", problem.clone(), 8);
+        let case = Case::normal("infinite", problem.known().unwrap(), 8);
         for (q, k) in
             [(f32::INFINITY, 1.0), (f32::NEG_INFINITY, 1.0), (1.0, f32::NEG_INFINITY), (1.0, f32::INFINITY)]
         {
@@ -252,7 +253,7 @@ fn rows_without_keys_are_empty() {
             [((150, 0), Layout::Gaps), ((150, 20), Layout::HeadsFirst), ((300, 1), Layout::Contiguous)]
         {
             let spec = dense(dtype(&tile), 2, lengths, (3, 1), 64).causal();
-            let problem = layout.of(laid_out(&tile, spec)).validate().unwrap();
+            let problem = layout.of(laid_out(&tile, spec)).known().unwrap();
             let options = with_tile(tile).scheduler(dealt(&tile, scheduler));
             let launch = launch(&problem, &options).unwrap();
             let poison = if lengths.1 > 0 { Poison::ValueRow(0) } else { Poison::None };

@@ -5,7 +5,7 @@ use fa3_sched::{Longest, Order, Scheduler};
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{Launch, device, judged, shapes, with_tile};
 use fa3_tests::strategies;
-use fa3_types::{Mask, Problem};
+use fa3_types::{KnownProblem, Mask};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::strategy::ValueTree;
@@ -27,7 +27,7 @@ fn tile() -> impl Strategy<Value = Option<CtaTile>> {
     proptest::option::of(select(shapes::all()))
 }
 
-fn admits(tile: &CtaTile, problem: &Problem) -> bool {
+fn admits(tile: &CtaTile, problem: &KnownProblem) -> bool {
     let precision = Precision::of(problem);
     let may_be_transposed_before = match precision {
         Precision::Fp8(inputs) => tile.precision == Precision::Fp8(inputs.transposed()),
@@ -66,9 +66,10 @@ proptest! {
 #[test]
 fn problems_differ() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
-    let problems: Vec<Problem> =
+    let problems: Vec<KnownProblem> =
         (0..100).map(|_| strategies::dense_problem().new_tree(&mut runner).unwrap().current()).collect();
-    let some = |what: fn(&Problem) -> bool| problems.iter().filter(|problem| what(problem)).count() >= 10;
+    let some =
+        |what: fn(&KnownProblem) -> bool| problems.iter().filter(|problem| what(problem)).count() >= 10;
     assert!(some(|problem| problem.mask() == Mask::None) && some(|problem| problem.mask() != Mask::None));
     assert!(some(|problem| problem.heads().group_size() == 3));
     assert!(some(|problem| problem.o().strides != problem.o().shape.contiguous_strides()));

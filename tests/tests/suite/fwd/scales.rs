@@ -9,7 +9,7 @@ use fa3_sim::{Mode, ProgramSimulation};
 use fa3_tests::fwd::shapes::{INPUTS, TINY_FP8, laid_out};
 use fa3_tests::fwd::{dense, initial, results, with_tile};
 use fa3_tests::{Case, Scaled, Values};
-use fa3_types::{Dtype, Mask, Problem, ProblemSpec};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec};
 
 use super::launch;
 
@@ -26,7 +26,7 @@ fn tiles(tile: CtaTile) -> [CtaTile; 2] {
 
 /// The problem in this tile, with these scales in place of a tensor's.
 fn run(tile: CtaTile, spec: ProblemSpec, scales: &[(usize, &[f32])]) -> (Case, Values, Forward<f32>) {
-    let case = Case::normal("scales", laid_out(&tile, spec).validate().unwrap(), 5);
+    let case = Case::normal("scales", laid_out(&tile, spec).known().unwrap(), 5);
     let values = case.values();
     let program = launch(&case.problem, &with_tile(tile)).unwrap().program;
     let mut before = initial(&case.problem, &program, &values);
@@ -41,7 +41,7 @@ fn run(tile: CtaTile, spec: ProblemSpec, scales: &[(usize, &[f32])]) -> (Case, V
 }
 
 /// That O is the mean of `v(key, column)` over the keys that a row sees, and LSE the logarithm of their number.
-fn check_means(problem: &Problem, answer: &Forward<f32>, v: impl Fn(usize, usize) -> f32) {
+fn check_means(problem: &KnownProblem, answer: &Forward<f32>, v: impl Fn(usize, usize) -> f32) {
     let len = problem.lengths(0);
     for row in 0..len.q {
         let seen: Vec<usize> = (0..len.k).filter(|&key| problem.mask().allows(row, key, len)).collect();

@@ -10,7 +10,7 @@ use fa3_sim::{Memory, Mode, Policy, Simulation};
 use fa3_tests::Case;
 use fa3_tests::fwd::{Fault, Launch, Layout, dense, device, initial, results, with_tile};
 use fa3_tests::reshape::alone;
-use fa3_types::{Dtype, Mask, Problem};
+use fa3_types::{Dtype, KnownProblem, Mask};
 use ndarray::Axis;
 use rayon::prelude::*;
 
@@ -25,7 +25,7 @@ fn same(x: &Forward<f32>, y: &Forward<f32>) -> bool {
     x.o.mapv(bits) == y.o.mapv(bits) && x.lse.mapv(bits) == y.lse.mapv(bits)
 }
 
-fn run(launch: &Launch, problem: &Problem, policy: Policy, mode: Mode) -> Forward<f32> {
+fn run(launch: &Launch, problem: &KnownProblem, policy: Policy, mode: Mode) -> Forward<f32> {
     let answer = launch.simulate(&Case::normal("schedules", problem.clone(), 4).values(), policy, mode);
     answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan))
 }
@@ -55,7 +55,7 @@ fn who_computes_a_tile_does_not_matter() {
         Order::LongestFirst { section: 4, longest: Longest::First },
     ];
     kinds_and_fp8().collect::<Vec<_>>().into_par_iter().for_each(|tile| {
-        let problem = dense(dtype(&tile), 2, (150, 140), (3, 1), 64).causal().validate().unwrap();
+        let problem = dense(dtype(&tile), 2, (150, 140), (3, 1), 64).causal().known().unwrap();
         let mut first = None;
         for (scheduler, order) in SCHEDULERS.into_iter().flat_map(|s| orders.map(|order| (s, order))) {
             for (sms, policy) in [(1, Policy::Eager), (5, Policy::Random(4))] {
@@ -81,7 +81,7 @@ fn who_loads_does_not_matter() {
         // One block; many; tiles without keys.
         for lengths in [(70, 9), (150, 140), (200, 33)] {
             let spec = dense(Dtype::F16, 1, lengths, (3, 1), 64).mask(masks[(index + index / 3) % 3]);
-            let problem = spec.validate().unwrap();
+            let problem = spec.known().unwrap();
             let launch = |loads| {
                 let options = with_tile(CtaTile { loads, ..tile }).scheduler(Scheduler::StaticPersistent);
                 Launch::new(&problem, &device(2), &options).unwrap()
@@ -100,7 +100,7 @@ fn who_loads_does_not_matter() {
 /// Nobody draws numbers then: plans do not ask for it, and who asks for it is told.
 #[test]
 fn without_a_producer_tiles_are_dealt_out() {
-    let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().validate().unwrap();
+    let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().known().unwrap();
     let open = with_tile(CtaTile { loads: Loads::Consumers, ..TINY });
     let plan = launch(&problem, &open).unwrap().plan;
     assert_eq!(plan.schedule().scheduler(), Scheduler::StaticPersistent);
@@ -115,7 +115,7 @@ fn other_sequences_do_not_matter() {
     let pairs = kinds_and_fp8().flat_map(|tile| Layout::ALL.map(|layout| (tile, layout)));
     pairs.collect::<Vec<_>>().into_par_iter().for_each(|(tile, layout)| {
         let spec = dense(dtype(&tile), 2, (90, 70), (4, 2), 64).mask(Mask::window(Some(60), Some(11)));
-        let problem = layout.of(spec).validate().unwrap();
+        let problem = layout.of(spec).known().unwrap();
         let values = Case::normal("together", problem.clone(), 4).values();
         let options = with_tile(tile).scheduler(Scheduler::DynamicPersistent);
         let together = launch(&problem, &options).unwrap();
@@ -141,7 +141,7 @@ fn launches_follow_each_other() {
     for (sms, tile) in [1, 3, 8, 18].into_iter().flat_map(|sms| kinds_and_fp8().map(move |tile| (sms, tile)))
     {
         let spec = dense(dtype(&tile), 2, (150, 140), (3, 3), 64).causal();
-        let problem = Layout::Gaps.of(spec).validate().unwrap();
+        let problem = Layout::Gaps.of(spec).known().unwrap();
         let values = Case::normal("again", problem.clone(), 4).values();
         let options = with_tile(tile).scheduler(Scheduler::DynamicPersistent);
         let launch = Launch::new(&problem, &device(sms), &options).unwrap();

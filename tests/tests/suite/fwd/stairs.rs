@@ -3,7 +3,7 @@
 use fa3_sim::{Mode, Policy};
 use fa3_tests::fwd::{dense, rounded, with_tile};
 use fa3_tests::{Case, Values};
-use fa3_types::{Dtype, Problem};
+use fa3_types::{Dtype, KnownProblem};
 use ndarray::Axis;
 use rayon::prelude::*;
 
@@ -12,10 +12,10 @@ use super::launch;
 
 const ROWS: usize = 20;
 
-fn problem(dtype: Dtype, keys: usize, scale: f64) -> Problem {
+fn problem(dtype: Dtype, keys: usize, scale: f64) -> KnownProblem {
     let mut spec = dense(dtype, 1, (ROWS, keys), (1, 1), 64);
     spec.softmax_scale = Some(scale);
-    spec.validate().unwrap()
+    spec.known().unwrap()
 }
 
 /// Values of which the first key has all of the weight. It is visited last: scores grow by `step` from key to key

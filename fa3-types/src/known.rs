@@ -1,0 +1,102 @@
+//! A problem whose lengths the host knows.
+
+use std::fmt;
+use std::ops::Deref;
+
+use crate::{Lengths, Problem, ProblemError, SequenceRows, Sequences, TensorName};
+
+/// A problem and the rows of its sequences: all that is needed to compute attention on the host. It dereferences to
+/// the [`Problem`], which is all that planning needs.
+///
+/// ```
+/// use fa3_types::{Dtype, ProblemSpec, SequenceRows};
+///
+/// let rows = SequenceRows::packed(&[0, 3, 10])?;
+/// let problem = ProblemSpec::packed(Dtype::F16, (4, 2), 64, &rows, &rows).causal().with_rows(rows.clone(), rows)?;
+/// assert_eq!((problem.lengths(1).q, problem.q().shape.seqlen), (7, 10));
+/// # Ok::<(), fa3_types::ProblemError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct KnownProblem {
+    problem: Problem,
+    rows_q: SequenceRows,
+    rows_k: SequenceRows,
+}
+
+impl KnownProblem {
+    /// Adds to a problem the rows of its sequences.
+    ///
+    /// # Errors
+    /// [`ProblemError::OtherSequences`] if they are those of another problem, [`ProblemError::CuSeqlensEnd`] if they
+    /// do not lie within the tensors.
+    pub fn new(
+        problem: Problem,
+        rows_q: SequenceRows,
+        rows_k: SequenceRows,
+    ) -> Result<KnownProblem, ProblemError> {
+        let sides = [
+            (TensorName::Q, problem.seqs_q(), problem.q().shape.seqlen, &rows_q),
+            (TensorName::K, problem.seqs_k(), problem.k().shape.seqlen, &rows_k),
+        ];
+        for (tensor, sequences, seqlen, rows) in sides {
+            let facts = |of: Sequences| (of.count(), of.seqlen(), of.has_used());
+            if facts(sequences) != facts(rows.sequences()) {
+                return Err(ProblemError::OtherSequences { tensor });
+            }
+            if rows.end() > seqlen {
+                return Err(ProblemError::CuSeqlensEnd { tensor, given: rows.end(), rows: seqlen });
+            }
+        }
+        Ok(KnownProblem { problem, rows_q, rows_k })
+    }
+
+    /// The rows of the sequences of Q and O.
+    pub fn rows_q(&self) -> &SequenceRows {
+        &self.rows_q
+    }
+
+    /// The rows of the sequences of K and V.
+    pub fn rows_k(&self) -> &SequenceRows {
+        &self.rows_k
+    }
+
+    /// Query and key lengths of sequence `index`.
+    pub fn lengths(&self, index: usize) -> Lengths {
+        Lengths { q: self.rows_q.len(index), k: self.rows_k.len(index) }
+    }
+
+    /// [`Problem::padded`], with the same rows.
+    #[must_use]
+    pub fn padded(&self) -> KnownProblem {
+        KnownProblem { problem: self.problem.padded(), ..self.clone() }
+    }
+}
+
+impl Deref for KnownProblem {
+    type Target = Problem;
+
+    fn deref(&self) -> &Problem {
+        &self.problem
+    }
+}
+
+impl fmt::Display for KnownProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problem.fmt(f)
+    }
+}
+
+impl Problem {
+    /// The problem with its lengths, which the shapes of dense sequences say.
+    ///
+    /// # Errors
+    /// [`ProblemError::UnknownLengths`] if sequences are packed or in use in part.
+    pub fn known(&self) -> Result<KnownProblem, ProblemError> {
+        let rows = |tensor, sequences: Sequences| match sequences.seqlen() {
+            Some(seqlen) if !sequences.has_used() => Ok(SequenceRows::dense(sequences.count(), seqlen)),
+            _ => Err(ProblemError::UnknownLengths { tensor }),
+        };
+        let (rows_q, rows_k) = (rows(TensorName::Q, self.seqs_q())?, rows(TensorName::K, self.seqs_k())?);
+        Ok(KnownProblem { problem: self.clone(), rows_q, rows_k })
+    }
+}
