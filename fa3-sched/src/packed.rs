@@ -12,9 +12,11 @@
 //! by its number with two loads that depend on each other, whatever the number of sequences.
 
 mod locate;
+mod memory_rows;
 mod record;
 
 pub use locate::{Located, Sections, locate};
+pub use memory_rows::{MemoryRows, NotInRows};
 pub use record::Record;
 
 /// Words before the first record. The first one is the number of row blocks.

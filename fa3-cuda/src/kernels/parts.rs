@@ -4,6 +4,7 @@ pub(crate) mod geometry;
 pub(crate) mod kv_blocks;
 pub(crate) mod loader;
 pub(crate) mod ping_pong;
+pub(crate) mod rows_view;
 pub(crate) mod scores;
 pub(crate) mod store_rows;
 pub(crate) mod strided;
