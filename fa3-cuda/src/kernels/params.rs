@@ -193,6 +193,7 @@ macro_rules! param {
     (@type $side:ident geometry) => { Geometry<$side::U32> };
     (@type $side:ident decoder) => { Decoder<$side::U32> };
     (@type $side:ident u32) => { $side::U32 };
+    (@type $side:ident u64) => { $side::U64 };
     (@type $side:ident f32) => { $side::F32 };
     (@type $side:ident pointer) => { $side::Pointer };
     (@type $side:ident tensor) => { $side::Tensor };
