@@ -45,7 +45,7 @@ use super::params::{Declare, Form, InKernel};
 use super::parts::geometry::Work;
 use super::parts::loader::{Feed, Sequence};
 use super::parts::ping_pong::PingPong;
-use super::parts::rows_view::SequenceRows;
+use super::parts::rows_view::RowSpan;
 use super::parts::scores::{Scores, Visible};
 use super::parts::works::Works;
 use p_type::PType;
@@ -163,7 +163,7 @@ impl<'k> Fwd<'k> {
             return [work.batch.into(); 3];
         };
         let rows = |apart: V<'k, B32>, row: V<'k, B32>, count: V<'k, B32>| {
-            Sequence::Rows(SequenceRows::new(work.batch.mad(apart, row), count))
+            Sequence::Rows(RowSpan::new(work.batch.mad(apart, row), count))
         };
         let Lens { q, k } = work.lens;
         [rows(apart.q, listed.q_row, q), rows(apart.k, listed.k_row, k), rows(apart.v, listed.k_row, k)]

@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 
-use super::rows_view::SequenceRows;
+use super::rows_view::RowSpan;
 
 /// A tensor whose tiles go through a ring.
 pub(crate) struct Feed<'k> {
@@ -39,7 +39,7 @@ pub(crate) enum Sequence<'k> {
     /// This one of a tensor that has a dimension of sequences.
     Number(V<'k, B32>),
     /// These rows of memory, of a [`rows_view`](super::rows_view).
-    Rows(SequenceRows<'k>),
+    Rows(RowSpan<'k>),
 }
 
 impl<'k> From<V<'k, B32>> for Sequence<'k> {

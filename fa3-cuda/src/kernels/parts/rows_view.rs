@@ -37,18 +37,18 @@ pub(crate) fn form(tile: TileShape) -> TensorForm {
 
 /// A sequence's rows of memory.
 #[derive(Clone, Copy)]
-pub(crate) struct SequenceRows<'k> {
+pub(crate) struct RowSpan<'k> {
     /// Dimension 1's coordinate for its first row.
     first: V<'k, B32>,
     /// One past the last row.
     end: V<'k, B32>,
 }
 
-impl<'k> SequenceRows<'k> {
+impl<'k> RowSpan<'k> {
     /// `count` rows from row `first` of memory on.
     #[track_caller]
-    pub(crate) fn new(first: V<'k, B32>, count: V<'k, B32>) -> SequenceRows<'k> {
-        SequenceRows { first: first.constant(MOST) - count, end: first + count }
+    pub(crate) fn new(first: V<'k, B32>, count: V<'k, B32>) -> RowSpan<'k> {
+        RowSpan { first: first.constant(MOST) - count, end: first + count }
     }
 
     /// The coordinates of the tile of `head` that begins with row `row` of the sequence.
@@ -86,7 +86,7 @@ mod tests {
             let (mut producer, mut consumer) = (ring.producer(), ring.consumer());
             b.once_per_role(|| {
                 let mut slot = producer.acquire();
-                slot.load(0, &x, SequenceRows::new(first, count).coords(head, row));
+                slot.load(0, &x, RowSpan::new(first, count).coords(head, row));
                 slot.commit();
             });
             let slot = consumer.wait();
