@@ -1,5 +1,8 @@
 //! A sequence, as the table has it.
 
+use super::SequenceRows;
+use crate::Int;
+
 /// Rows and keys of a sequence, and its row blocks. All numbers are below 2³¹ and lie within the tensors, whatever
 /// `cu_seqlens` and `seqused` say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +23,29 @@ pub struct Record<T> {
     pub blocks: T,
     /// The number of the sequence in its batch.
     pub sequence: T,
+}
+
+impl<T: Int> Record<T> {
+    /// The record of a sequence of these rows, which are `blocks` row blocks. No others come before them.
+    pub fn new(q: SequenceRows<T>, k: SequenceRows<T>, blocks: T, sequence: T) -> Record<T> {
+        Record {
+            q_row: q.row,
+            q_rows: q.rows,
+            q_len: q.len,
+            k_row: k.row,
+            k_len: k.len,
+            first_block: blocks.lit(0),
+            blocks,
+            sequence,
+        }
+    }
+
+    /// The same behind `first_block` others, cut off where all of them would be more than `capacity`.
+    #[must_use]
+    pub fn placed(self, first_block: T, capacity: T) -> Record<T> {
+        let blocks = self.blocks.at_most(capacity.sub_sat(first_block));
+        Record { first_block, blocks, ..self }
+    }
 }
 
 impl<T: Copy> Record<T> {
