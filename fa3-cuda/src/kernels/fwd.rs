@@ -32,6 +32,9 @@ mod algorithm4;
 mod self_loading;
 mod two_levels;
 
+#[cfg(test)]
+mod listed_tests;
+
 pub use program::{buffers, program};
 pub use spec::{FwdSpec, Sequences};
 

@@ -122,7 +122,6 @@ impl Params<Host> {
     ///
     /// # Errors
     /// A tensor whose rows a copy cannot count.
-    #[cfg_attr(not(test), expect(dead_code, reason = "plans are of equal sequences"))]
     pub(super) fn listed(
         problem: &Problem,
         table: Table<Host>,
