@@ -4,6 +4,7 @@ pub mod bwd;
 pub mod fp8;
 pub mod fwd;
 pub mod ladder;
+pub mod packed;
 mod params;
 mod parts;
 pub mod quantize;

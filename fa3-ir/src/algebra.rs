@@ -34,6 +34,12 @@ impl<'k> Int for V<'k, B32> {
     }
 
     #[track_caller]
+    fn div(self, divisor: Self) -> Self {
+        // Correctly rounded, a quotient reaches the next integer only if both numbers take more than 24 bits.
+        (self.to_f32() / divisor.to_f32()).to_u32()
+    }
+
+    #[track_caller]
     fn shr(self, bits: Self) -> Self {
         self >> bits
     }

@@ -67,6 +67,9 @@ impl Int for Checked {
     fn mul_hi(self, other: Checked) -> Checked {
         Checked((self.0 * other.0) >> 32)
     }
+    fn div(self, divisor: Checked) -> Checked {
+        Checked(self.0 / divisor.0)
+    }
     fn shr(self, bits: Checked) -> Checked {
         assert!(bits.0 < 32, "shift by {}", bits.0);
         Checked(self.0 >> bits.0)

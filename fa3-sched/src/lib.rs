@@ -58,6 +58,7 @@ mod scheduler;
 pub mod backward;
 pub mod forward;
 pub mod fp8;
+pub mod packed;
 pub mod quantize;
 
 pub use decoder::{Decoder, Tile, TileCounts, TooManyTiles};

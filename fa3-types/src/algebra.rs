@@ -21,8 +21,8 @@ use std::ops::{Add, BitAnd, BitOr, Mul, Neg, Sub};
 
 /// An unsigned 32-bit integer, on the host or in a kernel under construction.
 ///
-/// Functions over it compute no difference below zero ([`Int::sub_sat`]), divide by shifts and multiplications only,
-/// and leave nothing outside of 0 ≤ x < 2³² for lengths below 2³¹.
+/// Functions over it compute no difference below zero ([`Int::sub_sat`]), divide by what the host knows with shifts and
+/// multiplications, and leave nothing outside of 0 ≤ x < 2³² for lengths below 2³¹.
 pub trait Int: Copy + Add<Output = Self> + Mul<Output = Self> {
     /// The truth of a comparison.
     type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool>;
@@ -41,6 +41,10 @@ pub trait Int: Copy + Add<Output = Self> + Mul<Output = Self> {
 
     /// The upper 32 bits of the 64-bit product.
     fn mul_hi(self, other: Self) -> Self;
+
+    /// ⌊self / divisor⌋ for a divisor above 0 that the host does not know, and self below 2²⁴. A kernel takes about 15
+    /// instructions for it.
+    fn div(self, divisor: Self) -> Self;
 
     /// self / 2^bits, rounded down, for `bits` below 32.
     fn shr(self, bits: Self) -> Self;
@@ -79,6 +83,10 @@ impl Int for u32 {
 
     fn mul_hi(self, other: u32) -> u32 {
         ((u64::from(self) * u64::from(other)) >> 32) as u32
+    }
+
+    fn div(self, divisor: u32) -> u32 {
+        self / divisor
     }
 
     fn shr(self, bits: u32) -> u32 {

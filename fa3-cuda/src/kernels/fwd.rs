@@ -32,8 +32,11 @@ mod algorithm4;
 mod self_loading;
 mod two_levels;
 
+#[cfg(test)]
+mod listed_tests;
+
 pub use program::{buffers, program};
-pub use spec::FwdSpec;
+pub use spec::{FwdSpec, Sequences};
 
 use fa3_ir::lang::*;
 use fa3_sched::Lens;
@@ -42,10 +45,12 @@ use fa3_types::softcap;
 
 use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
-use super::parts::loader::Feed;
+use super::parts::geometry::Work;
+use super::parts::loader::{Feed, Sequence};
 use super::parts::ping_pong::PingPong;
+use super::parts::rows_view::RowSpan;
 use super::parts::scores::{Scores, Visible};
-use super::parts::tiles::Tiles;
+use super::parts::works::Works;
 use p_type::PType;
 use params::Params;
 use transpose::Transposed;
@@ -55,7 +60,7 @@ struct Fwd<'k> {
     builder: &'k Builder,
     spec: FwdSpec,
     params: Params<InKernel<'k>>,
-    tiles: Tiles<'k>,
+    works: Works<'k>,
     q: Feed<'k>,
     k: Feed<'k>,
     v: Feed<'k>,
@@ -107,7 +112,7 @@ impl<'k> Fwd<'k> {
         let params = Params::<Form>::form(spec).pass(&mut Declare(b));
         let warps = 4 * tile.consumers;
         let transposed = tile.precision.transposes_v().then(|| Transposed::declare(b, tile));
-        let (of_v, of_tiles) = match transposed {
+        let (of_v, of_works) = match transposed {
             None => (warps, warps),
             Some(_) => (transpose::WARPS, warps + transpose::WARPS),
         };
@@ -128,7 +133,7 @@ impl<'k> Fwd<'k> {
             transposed,
             p: PType(ty),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
-            tiles: Tiles::declare(b, spec.scheduler, params.geometry.tiles, params.ticket, of_tiles),
+            works: Works::declare(b, spec.scheduler, &params.lookup, params.ticket, of_works),
             params,
         }
     }
@@ -154,13 +159,26 @@ impl<'k> Fwd<'k> {
         }
     }
 
+    /// The sequence of a work, as loads of Q, K and V find it.
+    #[track_caller]
+    fn sequences(&self, work: &Work<V<'k, B32>>) -> [Sequence<'k>; 3] {
+        let (Some(listed), Some(apart)) = (work.listed, &self.params.apart) else {
+            return [work.batch.into(); 3];
+        };
+        let rows = |apart: V<'k, B32>, row: V<'k, B32>, count: V<'k, B32>| {
+            Sequence::Rows(RowSpan::new(work.batch.mad(apart, row), count))
+        };
+        let Lens { q, k } = work.lens;
+        [rows(apart.q, listed.q_row, q), rows(apart.k, listed.k_row, k), rows(apart.v, listed.k_row, k)]
+    }
+
     /// The functions of scores: the soft cap, in whose units they are then, and the mask.
     fn scores(&self, lens: Lens<V<'k, B32>>) -> Scores<'k> {
-        let (geometry, (left, _)) = (self.params.geometry, self.spec.mask.reach());
+        let (lookup, (left, _)) = (self.params.lookup, self.spec.mask.reach());
         Scores {
             modify: self.spec.softcap.then(|| Box::new(softcap) as _),
             visible: Box::new(move |row| {
-                let keys = geometry.keys(row, lens);
+                let keys = lookup.keys(row, lens);
                 Visible { start: left.map(|_| keys.start), end: keys.end }
             }),
         }

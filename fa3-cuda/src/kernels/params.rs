@@ -162,7 +162,7 @@ impl Side for Filled {
 
 /// Defines structs of parameters, generic over the [`Side`] that holds them, each with `pass`, which goes over its
 /// fields in their order. A field says its kind: a method of [`Pass`], with the parameter's name if that is not the
-/// field's, a `decoder` or a `geometry`, or `all` of another struct; `maybe` comes before what only some kernels take.
+/// field's, a `cut`, a `decoder` or a `geometry`, or `all` of another struct; `maybe` comes before what only some kernels take.
 macro_rules! params {
     ($($(#[$meta:meta])* struct $name:ident {
         $($(#[$doc:meta])* $field:ident: $($kind:ident)+ $(= $as:literal)?,)+
@@ -191,8 +191,10 @@ macro_rules! param {
     (@type $side:ident maybe $($kind:ident)+) => { Option<param!(@type $side $($kind)+)> };
     (@type $side:ident all $params:ident) => { $params<$side> };
     (@type $side:ident geometry) => { Geometry<$side::U32> };
+    (@type $side:ident cut) => { Cut<$side::U32> };
     (@type $side:ident decoder) => { Decoder<$side::U32> };
     (@type $side:ident u32) => { $side::U32 };
+    (@type $side:ident u64) => { $side::U64 };
     (@type $side:ident f32) => { $side::F32 };
     (@type $side:ident pointer) => { $side::Pointer };
     (@type $side:ident tensor) => { $side::Tensor };
@@ -203,6 +205,9 @@ macro_rules! param {
     };
     (@pass $by:ident ($name:expr) ($x:expr) all $params:ident) => { $x.pass($by) };
     (@pass $by:ident ($name:expr) ($x:expr) geometry) => { $x.pass($by) };
+    (@pass $by:ident ($name:expr) ($x:expr) cut) => {
+        $x.map_named(&mut |name: &str, number| $by.u32(name, number))
+    };
     (@pass $by:ident ($name:expr) ($x:expr) decoder) => {
         $x.map_named(&mut |name: &str, number| $by.u32(name, number))
     };

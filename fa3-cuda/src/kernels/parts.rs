@@ -3,9 +3,13 @@
 pub(crate) mod geometry;
 pub(crate) mod kv_blocks;
 pub(crate) mod loader;
+pub(crate) mod lookup;
 pub(crate) mod ping_pong;
+pub(crate) mod rows_view;
 pub(crate) mod scores;
 pub(crate) mod store_rows;
 pub(crate) mod strided;
+pub(crate) mod table;
 pub(crate) mod tiles;
 pub(crate) mod unpack;
+pub(crate) mod works;

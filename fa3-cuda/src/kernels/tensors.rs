@@ -1,7 +1,10 @@
 //! A problem's tensors as buffers of a program, and as arguments.
 
 use fa3_ir::{Buffer, BufferId, BufferRole, Elem, Passed, Program};
+use fa3_sched::packed::MemoryRows;
 use fa3_types::{Dtype, Shape, TensorDesc, ValueLayout};
+
+use super::parts::rows_view::{BEYOND, MOST, STEP};
 
 /// Elements of this type in a kernel.
 pub(super) fn elem(dtype: Dtype) -> Elem {
@@ -50,6 +53,16 @@ pub(super) fn view(buffer: BufferId, tensor: &TensorDesc) -> Passed {
         buffer,
         dims: [shape.head_dim, shape.heads, shape.seqlen, shape.batch].map(|extent| extent as u64).to_vec(),
         strides: [strides.heads, strides.seqlen, strides.batch].map(|stride| bytes(tensor, stride)).to_vec(),
+    }
+}
+
+/// A tensor whose tiles end where a sequence does, as [`rows_view`](super::parts::rows_view) says.
+pub(super) fn rows_view(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> Passed {
+    let (shape, row) = (tensor.shape, rows.stride * tensor.dtype.bytes() as u64);
+    Passed::Tensor {
+        buffer,
+        dims: vec![shape.head_dim as u64, MOST.into(), shape.heads as u64, BEYOND, u64::from(rows.count) + 1],
+        strides: vec![row, bytes(tensor, tensor.strides.heads), STEP - row, row],
     }
 }
 

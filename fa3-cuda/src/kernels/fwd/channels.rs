@@ -3,7 +3,7 @@
 use fa3_ir::lang::*;
 
 use super::Fwd;
-use super::descales::{Descales, V_};
+use super::descales::{Descales, V_, sequence_of_scales};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::Order;
 
@@ -15,7 +15,8 @@ const GROUP: u32 = 16;
 pub(super) fn restore<'k>(fwd: &Fwd<'k>, o: &Frag<'k>, work: &Work<V<'k, B32>>, order: Order) {
     let Some(Descales { pointers, mean: Some(mean), heads_kv, .. }) = fwd.params.descales else { return };
     let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
-    let (first, quad) = (work.batch.mad(heads_kv, work.kv_head) * cols, b.tid() & 3);
+    let head = sequence_of_scales(work).mad(heads_kv, work.kv_head);
+    let (first, quad) = (head * cols, b.tid() & 3);
     for group in (0..cols).step_by(GROUP as usize) {
         let [scale, mean] = [pointers[V_], mean].map(|pointer| four(b, pointer, first + group, order, quad));
         for (at, x) in o.elements().filter(|(at, _)| (group..group + GROUP).contains(&at.col)) {

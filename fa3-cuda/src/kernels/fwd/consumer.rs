@@ -74,8 +74,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
     let mut attend = Attend { fwd, q, k, v, p: fwd.p, turn };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
-    fwd.tiles.consume(|tile| {
-        let work = fwd.params.geometry.work(tile);
+    fwd.works.consume(|work| {
         // Computed again for each tile: it would take a register to keep.
         let row = work.row + me.mad(64, b.frag_row());
         let scales = TileScales::new(fwd, &work, || work.row + me * 64);

@@ -165,10 +165,17 @@ pub(super) fn of_v<'k>(
 fn of_head<'k>(fwd: &Fwd<'k>, tensor: usize, work: &Work<V<'k, B32>>) -> V<'k, F32> {
     let (b, scale) = (fwd.builder, fwd.builder.var("descale", 1.0));
     if let Some(Descales { pointers, heads_kv, .. }) = fwd.params.descales {
-        let at = work.batch.mad(heads_kv, work.kv_head).mad_wide(4, pointers[tensor]);
+        let at = sequence_of_scales(work).mad(heads_kv, work.kv_head).mad_wide(4, pointers[tensor]);
         b.guarded(pointers[tensor].ne(0u64), || scale.set(b.load::<F32>(at)));
     }
     scale.get()
+}
+
+/// The sequence of which a tile reads scales. The rows behind all sequences of a table are of none. They see no key,
+/// and neither do those of a sequence without keys: their results do not depend on scales.
+#[track_caller]
+pub(super) fn sequence_of_scales<'k>(work: &Work<V<'k, B32>>) -> V<'k, B32> {
+    work.listed.map_or(work.batch, |_| work.lens.k.eq(0).select(0, work.batch))
 }
 
 /// The scale of the block of a tensor that has this row.

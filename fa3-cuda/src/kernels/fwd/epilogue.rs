@@ -3,6 +3,7 @@
 use fa3_ir::lang::*;
 
 use super::consumer::Sum;
+use super::params::Apart;
 use super::{Fwd, channels, descales};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{Order, StoreRows};
@@ -11,16 +12,20 @@ use crate::kernels::parts::store_rows::{Order, StoreRows};
 #[track_caller]
 pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
     let (b, params) = (fwd.builder, &fwd.params);
-    let seqlen = work.lens.q;
+    let rows = work.rows_of_o();
     let Sum { mut o, softmax, v_scale } = sum;
-    let (inverse, lse) = softmax.finish(); // A1:24
-    let inside = [row, row + 8].map(|row| row.lt(seqlen));
+    let (inverse, lse) = unless_unused(work, row, softmax.finish()); // A1:24
+    let inside = [row, row + 8].map(|row| row.lt(rows));
     let quad = b.tid() & 3;
+    let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
 
     // All threads of a quad have the same LSE. A null pointer means: do not write.
     let writes = quad.eq(0) & params.lse.ne(0u64);
-    let rows = work.batch.mad(params.heads, work.head).mul_wide(seqlen);
-    let at = params.lse + ((rows + row.to_u64()) << 2);
+    let before = match &params.apart {
+        None => work.batch.mad(params.heads, work.head).mul_wide(rows),
+        Some(Apart { lse, lse_head, .. }) => work.batch.to_u64() * *lse + work.head.to_u64() * *lse_head,
+    };
+    let at = params.lse + ((before + in_memory.to_u64()) << 2);
     for half in Half::BOTH {
         let (inside, offset) = (inside[half as usize], 4 * half.rows() as i32);
         b.guarded(inside & writes, || b.store(at.at(offset), lse[half]));
@@ -36,5 +41,22 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));
 
     let store = StoreRows { elem: fwd.spec.output, cols: fwd.spec.head_dim_v, order };
-    store.store(o, params.o.global(), [work.batch, work.head, row], inside); // A1:25
+    store.store(o, params.o.global(), [work.batch, work.head, in_memory], inside); // A1:25
+}
+
+/// By what O is multiplied, and LSE: of a row that takes no part in attention, those of a row without keys.
+#[track_caller]
+fn unless_unused<'k>(
+    work: &Work<V<'k, B32>>,
+    row: V<'k, B32>,
+    (Rows(inverse), Rows(lse)): (Rows<'k>, Rows<'k>),
+) -> (Rows<'k>, Rows<'k>) {
+    if work.listed.is_none() {
+        return (Rows(inverse), Rows(lse));
+    }
+    let [upper, lower] = [row, row + 8].map(|row| row.lt(work.lens.q));
+    let used = |[first, second]: [V<'k, F32>; 2], unused: f32| {
+        Rows([upper.select(first, unused), lower.select(second, unused)])
+    };
+    (used(inverse, 0.0), used(lse, f32::NEG_INFINITY))
 }

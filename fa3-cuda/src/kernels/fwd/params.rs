@@ -1,19 +1,22 @@
 //! The parameters of a forward kernel.
 
-use fa3_ir::Program;
 use fa3_ir::lang::*;
-use fa3_sched::Scheduler;
+use fa3_ir::{BufferId, Passed, Program};
 use fa3_sched::forward::Plan;
-use fa3_types::{TensorDesc, ValueLayout};
+use fa3_sched::packed::{MemoryRows, NotInRows};
+use fa3_types::{Dtype, Problem, TensorDesc, ValueLayout};
 
-use super::FwdSpec;
 use super::descales::Descales;
 use super::program::buffers;
+use super::{FwdSpec, Sequences};
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::Geometry;
+use crate::kernels::parts::lookup::Lookup;
+use crate::kernels::parts::rows_view;
 use crate::kernels::parts::scores::units;
 use crate::kernels::parts::strided::Strided;
-use crate::kernels::tensors::{transposed_view, view};
+use crate::kernels::parts::table::Table;
+use crate::kernels::tensors::{rows_view, transposed_view, view};
 
 params! {
     /// The parameters of a forward kernel.
@@ -32,9 +35,22 @@ params! {
         scale_log2: f32,
         /// softmax_scale / cap, if scores are capped.
         into_cap: maybe f32,
-        geometry: geometry,
-        /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`].
+        lookup: all Lookup,
+        /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`], if sequences are equal.
         ticket: maybe pointer,
+        /// How far sequences lie apart, if they are listed.
+        apart: maybe all Apart,
+    }
+
+    /// Distances between sequences of a batch; 0 where they are packed.
+    struct Apart {
+        /// In rows of Q, K, V.
+        q: u32 = "q_rows_apart",
+        k: u32 = "k_rows_apart",
+        v: u32 = "v_rows_apart",
+        /// In numbers of LSE; and those from a head to the next.
+        lse: u64 = "lse_batch",
+        lse_head: u64,
     }
 }
 
@@ -42,8 +58,13 @@ impl Params<Form> {
     /// The arguments' form in a kernel of this spec.
     pub(super) fn form(spec: &FwdSpec) -> Params<Form> {
         let tile = &spec.tile;
-        let tensor =
-            |rows, cols| TensorForm { tile: TileShape::new(spec.elem, rows, cols), rank: 4, rows: 2 };
+        let tensor = |rows, cols| {
+            let tile = TileShape::new(spec.elem, rows, cols);
+            match spec.sequences {
+                Sequences::Equal => TensorForm { tile, rank: 4, rows: 2 },
+                Sequences::Listed => rows_view::form(tile),
+            }
+        };
         // What a CTA loads of a block.
         let keys = tile.tile_n / spec.cluster;
         let v = match spec.v_is_transposed() {
@@ -60,39 +81,92 @@ impl Params<Form> {
             heads: (),
             scale_log2: (),
             into_cap: spec.softcap.then_some(()),
-            geometry: Geometry::form(spec.order, spec.mask),
-            ticket: (spec.scheduler == Scheduler::DynamicPersistent).then_some(Elem::U32),
+            lookup: match spec.sequences {
+                Sequences::Equal => Lookup::Equal(Geometry::form(spec.order, spec.mask)),
+                Sequences::Listed => {
+                    Lookup::Listed { table: Table::form(spec.longest(), spec.mask), ticket: Elem::U32 }
+                }
+            },
+            ticket: spec.draws_numbers().then_some(Elem::U32),
+            apart: spec.is_listed().then_some(Apart { q: (), k: (), v: (), lse: (), lse_head: () }),
         }
     }
 }
 
 impl Params<Host> {
-    /// The values of a launch.
+    /// The values of a plan's launch.
     pub(super) fn of<K>(plan: &Plan, program: &Program<K>) -> Params<Host> {
         let problem = plan.problem();
         // Without keys nothing is loaded of K and V, but a tensor map must be of something.
         let view_of = |buffer, tensor: &TensorDesc| {
             if tensor.extent().0 == 0 { view(buffers::Q, problem.q()) } else { view(buffer, tensor) }
         };
+        let v = match (problem.v_layout(), program.find(buffers::V_TRANSPOSED)) {
+            (_, Some(codes)) => transposed_view(codes, problem.v().shape),
+            (ValueLayout::Transposed, _) if problem.v_bytes().0 > 0 => {
+                transposed_view(buffers::V, problem.v().shape)
+            }
+            (ValueLayout::Rows | ValueLayout::Transposed, _) => view_of(buffers::V, problem.v()),
+        };
+        Params {
+            ticket: program.find(buffers::TICKET),
+            ..Params::with(
+                problem,
+                [view(buffers::Q, problem.q()), view_of(buffers::K, problem.k()), v],
+                Lookup::Equal(Geometry::of(plan.schedule(), plan.tiling(), plan.lens())),
+            )
+        }
+    }
+
+    /// The values of a launch over the sequences of a table.
+    ///
+    /// # Errors
+    /// A tensor whose rows a copy cannot count.
+    pub(super) fn listed(
+        problem: &Problem,
+        table: Table<Host>,
+        ticket: BufferId,
+    ) -> Result<Params<Host>, NotInRows> {
+        let [q, k, v] = [problem.q(), problem.k(), problem.v()];
+        let rows_of = |buffer, tensor: &TensorDesc| -> Result<_, NotInRows> {
+            // Without keys, as above.
+            let (buffer, tensor) =
+                if tensor.extent().0 == 0 { (buffers::Q, problem.q()) } else { (buffer, tensor) };
+            let rows = MemoryRows::of(tensor)?;
+            Ok((rows_view(buffer, tensor, rows), rows.batch))
+        };
+        let (q_view, q_apart) = rows_of(buffers::Q, q)?;
+        let (k_view, k_apart) = rows_of(buffers::K, k)?;
+        let (v_view, v_apart) = rows_of(buffers::V, v)?;
+        let [batch, heads, rows] = problem.lse_shape().map(|extent| extent as u64);
+        let lse = if batch > 1 { heads * rows } else { 0 };
+        // Packed sequences are one entry of the batch, whatever their numbers.
+        let mut o = *problem.o();
+        if batch <= 1 {
+            o.strides.batch = 0;
+        }
+        Ok(Params {
+            o: Strided::of("o", buffers::O, &o),
+            apart: Some(Apart { q: q_apart, k: k_apart, v: v_apart, lse, lse_head: rows }),
+            ..Params::with(problem, [q_view, k_view, v_view], Lookup::Listed { table, ticket })
+        })
+    }
+
+    fn with(problem: &Problem, [q, k, v]: [Passed; 3], lookup: Lookup<Host>) -> Params<Host> {
         let (scale_log2, into_cap) = units(problem);
         Params {
-            q: view(buffers::Q, problem.q()),
-            k: view_of(buffers::K, problem.k()),
-            v: match (problem.v_layout(), program.find(buffers::V_TRANSPOSED)) {
-                (_, Some(codes)) => transposed_view(codes, problem.v().shape),
-                (ValueLayout::Transposed, _) if problem.v_bytes().0 > 0 => {
-                    transposed_view(buffers::V, problem.v().shape)
-                }
-                (ValueLayout::Rows | ValueLayout::Transposed, _) => view_of(buffers::V, problem.v()),
-            },
+            q,
+            k,
+            v,
             o: Strided::of("o", buffers::O, problem.o()),
             lse: buffers::LSE,
-            descales: FwdSpec::of(plan).is_fp8().then(|| Descales::of(problem)),
+            descales: (problem.dtype() == Dtype::E4m3).then(|| Descales::of(problem)),
             heads: problem.heads().q() as u32,
             scale_log2,
             into_cap,
-            geometry: Geometry::of(plan.schedule(), plan.tiling(), plan.lens()),
-            ticket: program.find(buffers::TICKET),
+            lookup,
+            ticket: None,
+            apart: None,
         }
     }
 }

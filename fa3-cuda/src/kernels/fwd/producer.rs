@@ -22,24 +22,25 @@ fn load(fwd: &Fwd<'_>) {
     b.once_per_role(|| {
         let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
         let keys = fwd.spec.tile.tile_n;
-        fwd.tiles.produce(|tile, fetch_next| {
-            let Work { batch, head, kv_head, row, kv, .. } = fwd.params.geometry.work(tile);
+        fwd.works.produce(|work, fetch_next| {
+            let Work { head, kv_head, row, kv, .. } = work;
+            let [of_q, of_k, of_v] = fwd.sequences(&work);
             let visits = kv.first.lt(kv.end);
             let first = kv.first * keys;
             b.if_uniform(visits, || {
                 let last = kv.end * keys - keys;
-                k.load(kv_head, last, batch);
-                q.load(head, row, batch); // A1:4-5
+                k.load(kv_head, last, of_k);
+                q.load(head, row, of_q); // A1:4-5
                 b.for_each((0, last - first), keys, |loaded| {
                     // A1:6
-                    let of_v = last - loaded;
-                    k.load(kv_head, of_v - keys, batch);
-                    v.load(kv_head, of_v, batch);
+                    let key = last - loaded;
+                    k.load(kv_head, key - keys, of_k);
+                    v.load(kv_head, key, of_v);
                 });
             });
             // While the last load waits for its slot, the number of the next tile arrives.
             fetch_next();
-            b.if_uniform(visits, || v.load(kv_head, first, batch));
+            b.if_uniform(visits, || v.load(kv_head, first, of_v));
         });
     });
 }

@@ -1,13 +1,16 @@
 //! The program of a plan of the forward pass.
 
 use fa3_ir::{BufferRole, Elem, Program};
-use fa3_sched::Scheduler;
 use fa3_sched::forward::Plan;
-use fa3_types::{Granularity, ValueLayout};
+use fa3_sched::packed::{self, NotInRows, Sections};
+use fa3_sched::{Scheduler, Tiling};
+use fa3_types::{Dtype, Granularity, Problem, ValueLayout};
 
 use super::FwdSpec;
 use super::params::Params;
+use crate::kernels::packed as table;
 use crate::kernels::params::Fill;
+use crate::kernels::parts::table::Table;
 use crate::kernels::quantize::transpose_v;
 use crate::kernels::{Spec, tensors};
 
@@ -50,6 +53,24 @@ pub mod buffers {
 /// gaps included.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (spec, problem, schedule) = (FwdSpec::of(plan), plan.problem(), plan.schedule());
+    let mut program = of_caller(problem, problem.descale_shapes());
+    if schedule.scheduler() == Scheduler::DynamicPersistent {
+        program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
+    }
+    if let Some(tiles) = plan.v_tiles() {
+        let dims = tensors::transposed_dims(problem.v().shape);
+        let codes = program.buffer(buffers::V_TRANSPOSED, Elem::E4m3, &dims, BufferRole::Scratch);
+        transpose_v::step(&mut program, (buffers::V, problem.v()), codes, tiles);
+    }
+    if schedule.grid() > 0 {
+        let params = Params::of(plan, &program);
+        program.step(spec.into(), [schedule.grid(), 1, 1], Fill::args(|by| _ = params.pass(by)));
+    }
+    program
+}
+
+/// A program with the caller's tensors, and no steps.
+fn of_caller(problem: &Problem, descale_shapes: [Vec<usize>; 3]) -> Program<Spec> {
     let mut program = Program::new();
     tensors::input(&mut program, "q", problem.q());
     tensors::input(&mut program, "k", problem.k());
@@ -63,9 +84,9 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     tensors::output(&mut program, "o", problem.o());
     let lse = problem.lse_shape().map(|extent| extent as u32);
     program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
-    if spec.is_fp8() {
+    if problem.dtype() == Dtype::E4m3 {
         let names = ["q_descale", "k_descale", "v_descale"];
-        let of_tensors = names.into_iter().zip(problem.scales()).zip(problem.descale_shapes());
+        let of_tensors = names.into_iter().zip(problem.scales()).zip(descale_shapes);
         for ((name, scales), shape) in of_tensors {
             let shape: Vec<u32> = shape.into_iter().map(|extent| extent as u32).collect();
             let is_optional = scales == Granularity::Head;
@@ -81,19 +102,36 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         let shape = shape.map(|extent| extent as u32);
         program.buffer("v_mean", Elem::F32, &shape, BufferRole::Input);
     }
-    if schedule.scheduler() == Scheduler::DynamicPersistent {
-        program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
-    }
-    if let Some(tiles) = plan.v_tiles() {
-        let dims = tensors::transposed_dims(problem.v().shape);
-        let codes = program.buffer(buffers::V_TRANSPOSED, Elem::E4m3, &dims, BufferRole::Scratch);
-        transpose_v::step(&mut program, (buffers::V, problem.v()), codes, tiles);
-    }
-    if schedule.grid() > 0 {
-        let params = Params::of(plan, &program);
-        program.step(spec.into(), [schedule.grid(), 1, 1], Fill::args(|by| _ = params.pass(by)));
-    }
     program
+}
+
+/// The program of a forward pass over sequences whose lengths are in arrays on the device: a step writes their table,
+/// another computes their tiles, in sections of so many query heads. `problem` says the tensors, whatever its own
+/// sequences are. Heads of each sequence have scales. The arrays of lengths are buffers of their names.
+///
+/// # Errors
+/// A tensor whose rows a copy cannot count.
+#[cfg_attr(not(test), expect(dead_code, reason = "plans are of equal sequences"))]
+pub(super) fn listed(
+    problem: &Problem,
+    spec: FwdSpec,
+    sequences: &packed::Plan,
+    section: u32,
+    grid: u32,
+) -> Result<Program<Spec>, NotInRows> {
+    let (tile, heads) = (&spec.tile, problem.heads());
+    let mut program = of_caller(problem, [(); 3].map(|()| vec![sequences.count() as usize, heads.kv()]));
+    let ticket = program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
+    let table = Table {
+        address: table::schedule(&mut program, sequences, BufferRole::Scratch),
+        sequences: sequences.count(),
+        sections: Sections::new(heads.q() as u32, section),
+        tiling: Tiling::new(tile.tile_m, tile.tile_n, heads.group_size() as u32, sequences.mask()),
+        longest: spec.longest(),
+    };
+    let params = Params::listed(problem, table, ticket)?;
+    program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
+    Ok(program)
 }
 
 #[cfg(test)]

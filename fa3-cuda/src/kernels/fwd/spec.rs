@@ -2,7 +2,7 @@
 
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision};
-use fa3_sched::{Order, Scheduler};
+use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::Mask;
 
 use crate::kernels::parts::geometry::{form, sides};
@@ -30,6 +30,19 @@ pub struct FwdSpec {
     pub scheduler: Scheduler,
     /// CTAs of a cluster, which load K and V for each other.
     pub cluster: u32,
+    /// What is known of the sequences when a launch is planned.
+    pub sequences: Sequences,
+}
+
+/// What is known of the sequences of a batch when a launch is planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sequences {
+    /// All are of one length, which is an argument.
+    Equal,
+    /// Where each begins and how long it is, is in a table in the device's memory ([`fa3_sched::packed`]): packed
+    /// sequences, or such of which only a part is in use. The scheduler is [`Scheduler::DynamicPersistent`], the
+    /// producer loads, V of e4m3 is transposed in the kernel, and there are no clusters.
+    Listed,
 }
 
 impl FwdSpec {
@@ -46,11 +59,31 @@ impl FwdSpec {
             order: form(schedule.order()),
             scheduler: schedule.scheduler(),
             cluster: plan.cluster(),
+            sequences: Sequences::Equal,
         }
     }
 }
 
 impl FwdSpec {
+    /// Whether sequences are listed in a table.
+    pub(super) fn is_listed(&self) -> bool {
+        self.sequences == Sequences::Listed
+    }
+
+    /// Whether CTAs draw numbers of tiles, which say all of them.
+    pub(super) fn draws_numbers(&self) -> bool {
+        self.scheduler == Scheduler::DynamicPersistent && !self.is_listed()
+    }
+
+    /// Where the longest tiles of a sequence are.
+    pub(super) fn longest(&self) -> Longest {
+        match self.order {
+            // All are as long.
+            Order::Linear => Longest::First,
+            Order::LongestFirst { section: _, longest } => longest,
+        }
+    }
+
     /// Whether V of e4m3 is transposed in memory.
     pub(super) fn v_is_transposed(&self) -> bool {
         self.is_fp8() && !self.tile.precision.transposes_v()

@@ -12,6 +12,7 @@ use fa3_ir::lang::*;
 use fa3_sched::forward::{CtaTile, ROW_SUM_COLS};
 
 use super::{Fwd, ones};
+use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::unpack::EVEN_ODD;
 
 /// Warps that transpose, those of the producer but the first.
@@ -57,8 +58,7 @@ impl<'k> Transposed<'k> {
         // Registers of three consumers leave too few for two.
         let at_a_time = if fwd.spec.tile.consumers < 3 { 2 } else { 1 };
         let (mut from, mut to) = (fwd.v.consumer(), self.ring.producer());
-        fwd.tiles.consume(|tile| {
-            let kv = fwd.params.geometry.work(tile).kv;
+        fwd.works.consume(|Work { kv, .. }| {
             b.for_each((0, kv.end - kv.first), 1, |_| {
                 let loaded = from.wait();
                 let free = to.acquire();

@@ -32,6 +32,26 @@ pub(crate) struct Work<T> {
     pub(crate) row: T,
     /// The blocks of keys that it visits.
     pub(crate) kv: KvRange<T>,
+    /// Where its sequence lies in memory, if that comes from a table.
+    pub(crate) listed: Option<Listed<T>>,
+}
+
+/// A sequence of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listed<T> {
+    /// Its first row of Q and O: in a packed tensor, or 0 in a dense one.
+    pub(crate) q_row: T,
+    /// Rows of O, which are all written. The first ones, as many as its length says, take part in attention.
+    pub(crate) q_rows: T,
+    /// Its first row of K and V: in a packed tensor, or 0 in a dense one.
+    pub(crate) k_row: T,
+}
+
+impl<T: Copy> Work<T> {
+    /// Rows of its sequence's O, which are all written.
+    pub(crate) fn rows_of_o(&self) -> T {
+        self.listed.map_or(self.lens.q, |listed| listed.q_rows)
+    }
 }
 
 impl Geometry<u32> {
@@ -79,6 +99,7 @@ impl<T: Int> Geometry<T> {
             lens: self.lens,
             row: m_block * self.tiling.tile_m(),
             kv: self.tiling.kv_range(m_block, self.lens),
+            listed: None,
         }
     }
 }
@@ -87,11 +108,9 @@ impl<'k> Geometry<V<'k, B32>> {
     /// Tile number `index`.
     #[track_caller]
     pub(crate) fn work(&self, index: V<'k, B32>) -> Work<V<'k, B32>> {
-        let Work { batch, head, kv_head, lens, row, kv } = self.decode(index);
+        let Work { batch, head, kv_head, lens, row, kv, listed } = self.decode(index);
         let [batch, head, kv_head, row] = [batch, head, kv_head, row].map(V::in_register);
-        let [first, unmasked_first, unmasked_end, end] =
-            [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(V::in_register);
-        Work { batch, head, kv_head, lens, row, kv: KvRange { first, unmasked_first, unmasked_end, end } }
+        Work { batch, head, kv_head, lens, row, kv: in_registers(kv), listed }
     }
 
     /// The blocks of keys that tile `m_block` of a head visits in a sequence of these lengths; none if there is no such
@@ -104,9 +123,27 @@ impl<'k> Geometry<V<'k, B32>> {
     /// The keys that query row `row` may see in a sequence of these lengths; any keys for a row beyond its end.
     #[track_caller]
     pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {
-        let VisibleKeys { start, end } = self.tiling.keys(row, lens);
-        VisibleKeys { start: start.in_register(), end: end.in_register() }
+        keys(&self.tiling, row, lens)
     }
+}
+
+/// The keys that query row `row` may see in a sequence of these lengths.
+#[track_caller]
+pub(super) fn keys<'k>(
+    tiling: &Tiling<V<'k, B32>>,
+    row: V<'k, B32>,
+    lens: Lens<V<'k, B32>>,
+) -> VisibleKeys<V<'k, B32>> {
+    let VisibleKeys { start, end } = tiling.keys(row, lens);
+    VisibleKeys { start: start.in_register(), end: end.in_register() }
+}
+
+/// The same range, none of its numbers a constant.
+#[track_caller]
+pub(super) fn in_registers<'k>(kv: KvRange<V<'k, B32>>) -> KvRange<V<'k, B32>> {
+    let [first, unmasked_first, unmasked_end, end] =
+        [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(V::in_register);
+    KvRange { first, unmasked_first, unmasked_end, end }
 }
 
 /// The mask with every bounded side at 0: what of it a kernel's code depends on.

@@ -2,6 +2,8 @@
 
 use fa3_ir::lang::*;
 
+use super::rows_view::RowSpan;
+
 /// A tensor whose tiles go through a ring.
 pub(crate) struct Feed<'k> {
     map: TileMap,
@@ -29,6 +31,21 @@ enum Along {
     HeadDim,
     /// The rows of a sequence: dimensions rows, head_dim, heads, sequences.
     Seqlen,
+}
+
+/// The sequence whose rows are loaded.
+#[derive(Clone, Copy)]
+pub(crate) enum Sequence<'k> {
+    /// This one of a tensor that has a dimension of sequences.
+    Number(V<'k, B32>),
+    /// These rows of memory, of a [`rows_view`](super::rows_view).
+    Rows(RowSpan<'k>),
+}
+
+impl<'k> From<V<'k, B32>> for Sequence<'k> {
+    fn from(number: V<'k, B32>) -> Sequence<'k> {
+        Sequence::Number(number)
+    }
 }
 
 impl<'k> Feed<'k> {
@@ -93,15 +110,19 @@ impl<'k> Feed<'k> {
 impl<'k> TmaLoader<'k> {
     /// Loads the tile of `head` that begins with `row`.
     #[track_caller]
-    pub(crate) fn load(&mut self, head: V<'k, B32>, row: V<'k, B32>, batch: V<'k, B32>) {
+    pub(crate) fn load(&mut self, head: V<'k, B32>, row: V<'k, B32>, of: impl Into<Sequence<'k>>) {
         let mut slot = self.ring.acquire(); // A1:7
-        match (self.along, self.part) {
-            (Along::HeadDim, None) => slot.load(0, &self.map, (0, head, row, batch)), // A1:8
-            (Along::HeadDim, Some(part)) => {
+        match (of.into(), self.along, self.part) {
+            (Sequence::Rows(rows), ..) => slot.load(0, &self.map, rows.coords(head, row)),
+            // A1:8
+            (Sequence::Number(batch), Along::HeadDim, None) => slot.load(0, &self.map, (0, head, row, batch)),
+            (Sequence::Number(batch), Along::HeadDim, Some(part)) => {
                 let row = part.mad(self.map.shape().rows, row);
                 slot.load_part(0, &self.map, (0, head, row, batch), part, BOTH);
             }
-            (Along::Seqlen, _) => slot.load_first_rows(0, &self.map, (row, 0, head, batch)),
+            (Sequence::Number(batch), Along::Seqlen, _) => {
+                slot.load_first_rows(0, &self.map, (row, 0, head, batch));
+            }
         }
         slot.commit(); // A1:9
     }

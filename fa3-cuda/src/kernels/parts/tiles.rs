@@ -28,7 +28,7 @@ struct Broadcast<'k> {
 }
 
 /// The next ticket, once it has been fetched.
-struct Ticket<'k> {
+pub(super) struct Ticket<'k> {
     counter: V<'k, B64>,
     /// The last ticket of a launch: fetching it puts the counter back to 0.
     last: V<'k, B32>,
@@ -36,7 +36,14 @@ struct Ticket<'k> {
 }
 
 impl<'k> Ticket<'k> {
-    fn fetch(&mut self, b: &'k Builder) -> V<'k, B32> {
+    /// A ticket of this counter, to be fetched.
+    pub(super) fn new(counter: V<'k, B64>, last: V<'k, B32>) -> Ticket<'k> {
+        Ticket { counter, last, fetched: None }
+    }
+
+    /// Fetches it, once.
+    #[track_caller]
+    pub(super) fn fetch(&mut self, b: &'k Builder) -> V<'k, B32> {
         *self.fetched.get_or_insert_with(|| b.atomic_inc_u32(self.counter, self.last))
     }
 }
@@ -88,7 +95,7 @@ impl<'k> Tiles<'k> {
         // Each CTA draws a ticket for which there is no tile, and one more if it draws the first one.
         let (last, before) =
             if *in_order { (self.count + ctas - 1, b.copy(0)) } else { (self.count - 1, ctas) };
-        let draw = || Ticket { counter: *ticket, last, fetched: None };
+        let draw = || Ticket::new(*ticket, last);
         let mut send = |tile: V<'k, B32>| {
             let slot = ring.acquire();
             b.store(*word, tile);

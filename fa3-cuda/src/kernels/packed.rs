@@ -1,0 +1,188 @@
+//! The table of packed sequences: one CTA writes it, and attention kernels find their tiles through it
+//! ([`fa3_sched::packed`]). The host never reads lengths, so that a captured graph runs with any.
+//!
+//! ```text
+//! lengths of a sequence ──► cost ──► rank among all ──► first row block ──► record
+//!                           of its     by counting         by a prefix      row block ──► record
+//!                      longest tile    larger keys         sum of blocks    by a search in first blocks
+//! ```
+//!
+//! A thread has one sequence. More sequences than threads come in chunks, one after the other.
+
+mod params;
+mod prefix;
+mod program;
+mod rank;
+mod sides;
+mod spec;
+
+use fa3_ir::lang::*;
+use fa3_sched::packed::{HEADER, Record, SequenceRows, sort_key};
+
+use self::params::Params;
+use self::prefix::Prefix;
+use self::rank::Rank;
+use self::sides::SideRows;
+use super::KernelSpec;
+use super::params::{Declare, InKernel};
+
+pub use program::program;
+pub(crate) use program::schedule;
+pub use spec::Spec;
+
+/// Bytes of a record.
+const RECORD: u32 = 4 * Record::<u32>::WORDS;
+
+impl KernelSpec for Spec {
+    fn kernel(&self) -> Kernel {
+        Kernel::build("schedule", Launch::threads(self.threads), |b| {
+            let writer = Writer {
+                builder: b,
+                threads: self.threads,
+                params: self.form().pass(&mut Declare(b)),
+                rank: Rank::declare(b, self.threads),
+                prefix: Prefix::declare(b, self.threads),
+            };
+            b.launch_dependents();
+            b.grid_dependency_wait();
+            writer.write();
+        })
+    }
+}
+
+/// A CTA that writes the table.
+struct Writer<'k> {
+    builder: &'k Builder,
+    threads: u32,
+    params: Params<InKernel<'k>>,
+    rank: Rank<'k>,
+    prefix: Prefix<'k>,
+}
+
+impl<'k> Writer<'k> {
+    /// Writes all of it.
+    #[track_caller]
+    fn write(&self) {
+        let (b, count) = (self.builder, self.params.count);
+        // Loaded before the sequences, because it is waited for after them.
+        let behind = SideRows::q(&self.params).behind(b, count);
+        let blocks = b.var("blocks", 0);
+        b.for_each((0, count), self.threads, |first| blocks.set(self.chunk(first, blocks.get())));
+
+        let of_sequences = blocks.get();
+        let nothing = SequenceRows::dense(b.value(0));
+        let behind = Record::new(behind, nothing, self.params.cut.blocks(behind.rows), count)
+            .placed(of_sequences, self.params.capacity);
+        let all = of_sequences + behind.blocks;
+        b.guarded(b.tid().eq(0), || {
+            self.store_record(count, &behind);
+            let zero = b.value(0);
+            b.store_vector(self.params.table.at(0), [all, zero, zero, zero]);
+        });
+        self.fill(of_sequences, all, |_| count);
+    }
+
+    /// Writes records and row blocks of the sequences from number `first` on, one a thread, whose row blocks follow
+    /// `begin` others. Gives the number of all of these.
+    #[track_caller]
+    fn chunk(&self, first: V<'k, B32>, begin: V<'k, B32>) -> V<'k, B32> {
+        let (b, params) = (self.builder, &self.params);
+        let sequence = first + b.tid();
+        let is_there = sequence.lt(params.count);
+        // Threads without a sequence read another's and have no rows. Their keys are the smallest.
+        let read = sequence.min(params.count - 1);
+        let q = SideRows::q(params).of_sequence(b, read, is_there);
+        let k = SideRows::k(params).of_sequence(b, read, is_there);
+        let record = Record::new(q, k, params.cut.blocks(q.rows), sequence);
+        let cost = params.cut.cost(fa3_sched::Lens { q: q.len, k: k.len });
+        let rank = self.rank.of(sort_key(cost, b.tid()));
+        let placed = self.prefix.of(rank, record.blocks, begin, params.capacity);
+        b.guarded(is_there, || {
+            self.store_record(first + rank, &record.placed(placed.first, params.capacity));
+        });
+        self.fill(begin, placed.end, |block| first + self.prefix.search(block));
+        placed.end
+    }
+
+    #[track_caller]
+    fn store_record(&self, number: V<'k, B32>, record: &Record<V<'k, B32>>) {
+        let at = number.mad_wide(RECORD, self.params.table);
+        let header = 4 * HEADER as i32;
+        let words = record.words();
+        for (half, words) in words.as_chunks::<4>().0.iter().enumerate() {
+            self.builder.store_vector(at.at(header + 16 * half as i32), *words);
+        }
+    }
+
+    /// Writes the record of each row block from `begin` to `end`.
+    #[track_caller]
+    fn fill(&self, begin: V<'k, B32>, end: V<'k, B32>, record_of: impl FnOnce(V<'k, B32>) -> V<'k, B32>) {
+        let b = self.builder;
+        let array = self.params.count.mad_wide(RECORD, self.params.table);
+        b.for_each((begin, end), self.threads, |first| {
+            let block = first + b.tid();
+            let record = record_of(block);
+            let at = block.mad_wide(4, array);
+            b.guarded(block.lt(end), || b.store(at.at((4 * HEADER + RECORD) as i32), record));
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_sched::packed::{Plan, Side, Values};
+    use fa3_sim::{Mode, ProgramSimulation};
+    use fa3_types::Mask;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernels;
+
+    /// The table as the kernel writes it, as far as the host's goes; `words` are what the arrays hold.
+    fn in_a_kernel(plan: &Plan, arrays: &[&[i32]], words: usize) -> Vec<u32> {
+        let program = program(plan).map(kernels::Spec::kernel);
+        let bytes = |array: &&[i32]| array.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let mut before: Vec<Vec<u8>> = arrays.iter().map(bytes).collect();
+        before.push(vec![0xFF; 4 * plan.words() as usize]);
+        let outcome = ProgramSimulation::new(&program).mode(Mode::Fast).run(&before).unwrap();
+        let table = outcome.buffers.last().unwrap().as_chunks().0.iter().copied().map(u32::from_le_bytes);
+        table.take(words).collect()
+    }
+
+    fn side(is_packed: bool, is_used: bool, rows: usize) -> Side {
+        let side = if is_packed { Side::packed(rows) } else { Side::dense(rows) };
+        if is_used { side.with_used() } else { side }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+        /// Any lengths, many of which are nearly sensible.
+        #[test]
+        fn kernels_write_the_table_of_the_host(
+            entries in vec([(); 4].map(|()| prop_oneof![9 => 0..900, 1 => any::<i32>()]), 0..70),
+            kinds in any::<[bool; 4]>(), rows in [0_usize..900, 0_usize..900],
+            (left, right) in (proptest::option::of(0_u32..130), proptest::option::of(0_u32..130)),
+        ) {
+            let [q_packed, q_used, k_packed, k_used] = kinds;
+            let sides = [side(q_packed, q_used, rows[0]), side(k_packed, k_used, rows[1])];
+            let plan = Plan::new(entries.len(), sides, [64, 32], Mask::window(left, right)).unwrap();
+            let column = |is_there: bool, index: usize| -> Vec<i32> {
+                if is_there { entries.iter().map(|row| row[index]).collect() } else { Vec::new() }
+            };
+            // In order, but for those that make no sense.
+            let ends = |is_there: bool, index: usize| -> Vec<i32> {
+                let mut ends = column(is_there, index);
+                ends.extend(is_there.then_some(rows[index / 2] as i32));
+                ends.sort_by_key(|&end| if (0..900).contains(&end) { end } else { 400 });
+                ends
+            };
+            let (cu_seqlens_q, cu_seqlens_k) = (&ends(q_packed, 0)[..], &ends(k_packed, 2)[..]);
+            let (seqused_q, seqused_k) = (&column(q_used, 1)[..], &column(k_used, 3)[..]);
+            let table = plan.table(&Values { cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k }).unwrap();
+            let arrays = [(q_packed, cu_seqlens_q), (k_packed, cu_seqlens_k), (q_used, seqused_q), (k_used, seqused_k)];
+            let arrays: Vec<&[i32]> = arrays.into_iter().filter(|(is_there, _)| *is_there).map(|(_, x)| x).collect();
+            prop_assert_eq!(in_a_kernel(&plan, &arrays, table.len()), table);
+        }
+    }
+}

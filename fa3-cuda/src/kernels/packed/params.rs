@@ -1,0 +1,66 @@
+//! The parameters of the kernel that writes the table of packed sequences.
+
+use fa3_ir::lang::Elem;
+use fa3_ir::{BufferId, Program};
+use fa3_sched::packed::{Cut, Plan};
+
+use super::Spec;
+use crate::kernels;
+use crate::kernels::params::{Form, Host, Pass, Side, param, params};
+
+params! {
+    /// The parameters. A side has the arrays that its spec says.
+    struct Params {
+        cu_seqlens_q: maybe pointer,
+        cu_seqlens_k: maybe pointer,
+        seqused_q: maybe pointer,
+        seqused_k: maybe pointer,
+        table: pointer,
+        /// Sequences.
+        count: u32,
+        /// Rows of Q: of the packed tensor, or of each sequence of a dense one.
+        rows_q: u32,
+        /// The same of K and V.
+        rows_k: u32,
+        /// The most row blocks.
+        capacity: u32,
+        cut: cut,
+    }
+}
+
+impl Spec {
+    /// What the kernel declares.
+    pub(super) fn form(&self) -> Params<Form> {
+        let array = |is_there: bool| is_there.then_some(Elem::U32);
+        Params {
+            cu_seqlens_q: array(self.q.cu_seqlens),
+            cu_seqlens_k: array(self.k.cu_seqlens),
+            seqused_q: array(self.q.seqused),
+            seqused_k: array(self.k.seqused),
+            table: Elem::U32,
+            count: (),
+            rows_q: (),
+            rows_k: (),
+            capacity: (),
+            cut: Cut::new(1, 1, self.mask).map_named(&mut |_, _| ()),
+        }
+    }
+}
+
+impl Params<Host> {
+    /// The arguments of a launch. The program has the arrays that the plan says.
+    pub(super) fn of(plan: &Plan, program: &Program<kernels::Spec>, table: BufferId) -> Params<Host> {
+        Params {
+            cu_seqlens_q: program.find("cu_seqlens_q"),
+            cu_seqlens_k: program.find("cu_seqlens_k"),
+            seqused_q: program.find("seqused_q"),
+            seqused_k: program.find("seqused_k"),
+            table,
+            count: plan.count(),
+            rows_q: plan.q().rows as u32,
+            rows_k: plan.k().rows as u32,
+            capacity: plan.capacity(),
+            cut: plan.cut(),
+        }
+    }
+}

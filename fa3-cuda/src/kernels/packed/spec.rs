@@ -1,0 +1,26 @@
+//! The specification of the kernel that writes the table of packed sequences.
+
+use fa3_sched::packed::{Arrays, Plan};
+use fa3_types::Mask;
+
+use crate::kernels::parts::geometry::sides;
+
+/// Everything that the kernel's code depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spec {
+    /// Arrays of lengths of Q.
+    pub q: Arrays,
+    /// Those of K and V.
+    pub k: Arrays,
+    /// The mask with every bounded side at 0.
+    pub mask: Mask,
+    /// Threads, one a sequence: a power of two from 32 to 1024.
+    pub threads: u32,
+}
+
+impl Spec {
+    /// The spec of a plan's kernel.
+    pub fn of(plan: &Plan) -> Spec {
+        Spec { q: plan.q().arrays, k: plan.k().arrays, mask: sides(plan.mask()), threads: plan.threads() }
+    }
+}

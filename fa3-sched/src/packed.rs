@@ -1,0 +1,38 @@
+//! Tiles of sequences whose lengths only the device knows, found through a table in its memory.
+//!
+//! One kernel writes the table, and other kernels of the same and of later calls read it. It has 32-bit words:
+//!
+//! ```text
+//! header     [HEADER]                      row blocks, then zeros
+//! records    [count + 1][Record::WORDS]    sequences, those with the longest tile first; the last one has no keys
+//! record_of  [capacity]                    the record that has row block i
+//! ```
+//!
+//! A row block is `tile_m` rows of a sequence, of all heads. A tile is a row block of one head. [`locate`] finds a tile
+//! by its number with two loads that depend on each other, whatever the number of sequences.
+//!
+//! A [`Plan`] is made without lengths. What host and kernel make of them is one function for both: [`SequenceRows`] are
+//! the rows of a sequence, a [`Cut`] says its row blocks and its cost, [`sort_key`] the order. [`Plan::table`] is the
+//! table as plain code, which judges the kernel's.
+
+mod cut;
+mod locate;
+mod memory_rows;
+mod plan;
+mod record;
+mod sequence_rows;
+mod table;
+
+pub use cut::{Cut, sort_key};
+pub use locate::{Located, Sections, locate};
+pub use memory_rows::{MemoryRows, NotInRows};
+pub use plan::{Arrays, Plan, PlanError, Side};
+pub use record::Record;
+pub use sequence_rows::SequenceRows;
+pub use table::{Values, ValuesError};
+
+/// Words before the first record. The first one is the number of row blocks.
+pub const HEADER: u32 = 4;
+
+/// Sequences that are sorted at once, in the order in which they are given. They are more than a batch mostly has.
+pub const CHUNK: u32 = 1024;

@@ -1,0 +1,116 @@
+//! The cut of sequences into row blocks, and what a sequence costs.
+
+use fa3_types::Mask;
+
+use super::CHUNK;
+use crate::{FastDiv, Int, Lens, Longest, Tiling};
+
+/// A cost above this counts as this: a cost and the place of a sequence are one key of 32 bits.
+const MOST: u32 = u32::MAX / CHUNK;
+
+/// How sequences are cut into row blocks, and their keys into blocks of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut<T> {
+    tiling: Tiling<T>,
+    rows: FastDiv<T>,
+    longest: Longest,
+}
+
+impl Cut<u32> {
+    /// Tiles of `tile_m` rows, blocks of `tile_n` keys.
+    ///
+    /// # Panics
+    /// If either is 0.
+    pub fn new(tile_m: u32, tile_n: u32, mask: Mask) -> Cut<u32> {
+        // Heads cost the same.
+        let tiling = Tiling::new(tile_m, tile_n, 1, mask);
+        Cut { tiling, rows: FastDiv::new(tile_m), longest: Longest::from(mask) }
+    }
+}
+
+impl<T> Cut<T> {
+    /// The same with `f` applied to each of its numbers, by name, in a fixed order.
+    pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Cut<U> {
+        Cut {
+            tiling: self.tiling.map_named(f),
+            rows: self.rows.map_named("block_rows", f),
+            longest: self.longest,
+        }
+    }
+}
+
+impl<T: Int> Cut<T> {
+    /// Row blocks of so many rows.
+    pub fn blocks(&self, rows: T) -> T {
+        self.rows.div_ceil(rows)
+    }
+
+    /// KV blocks that the longest tile of a sequence visits: that at the end of the sequence where tiles are longest.
+    /// A window that is bounded on both sides has longer ones between its ends, by a block or two.
+    pub fn cost(&self, len: Lens<T>) -> T {
+        let m_block = match self.longest {
+            Longest::First => len.q.lit(0),
+            Longest::Last => self.rows.quotient(len.q.sub_sat(len.q.lit(1))),
+        };
+        self.tiling.kv_range(m_block, len).blocks().at_most(len.q.lit(MOST))
+    }
+}
+
+/// A key for each sequence of a chunk, given its place there. No two are equal. The larger key comes first: that of the
+/// larger cost, or of the first of equal ones.
+pub fn sort_key<T: Int>(cost: T, place: T) -> T {
+    cost * place.lit(CHUNK) + place.lit(CHUNK - 1).sub_sat(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checked::Checked;
+    use proptest::prelude::*;
+
+    /// Masks under which no tile between the ends is longer.
+    fn mask() -> impl Strategy<Value = Mask> {
+        let left = (0_u32..150).prop_map(|left| Mask::window(Some(left), None));
+        let right = (0_u32..150).prop_map(|right| Mask::window(None, Some(right)));
+        prop_oneof![Just(Mask::None), Just(Mask::Causal), left, right]
+    }
+
+    proptest! {
+        #[test]
+        fn no_tile_visits_more_than_the_cost(
+            (q, k) in (0_u32..200, 0_u32..200), (tile_m, tile_n) in (1_u32..40, 1_u32..40), mask in mask(),
+        ) {
+            let (cut, tiling) = (Cut::new(tile_m, tile_n, mask), Tiling::new(tile_m, tile_n, 1, mask));
+            let len = Lens { q, k };
+            let blocks = cut.blocks(q);
+            prop_assert_eq!(blocks, q.div_ceil(tile_m));
+            let longest = (0..blocks).map(|m_block| tiling.kv_range(m_block, len).blocks()).max();
+            prop_assert_eq!(cut.cost(len), longest.unwrap_or(0));
+        }
+
+        #[test]
+        fn keys_are_ordered_by_cost_then_by_place(one in (0..MOST + 1, 0..CHUNK), other in (0..5_u32, 0..CHUNK)) {
+            let key = |(cost, place): (u32, u32)| sort_key(Checked::from(cost), place.into()).0;
+            let near = (one.0.saturating_sub(other.0), other.1);
+            let is_before = one.0 > near.0 || one.0 == near.0 && one.1 < near.1;
+            prop_assert_eq!(key(one) > key(near), is_before);
+            prop_assert_eq!(key(one) == key(near), one == near);
+        }
+    }
+
+    /// Lengths and windows at the end of their range.
+    #[test]
+    fn the_largest_numbers_do_not_overflow() {
+        let top = i32::MAX as u32;
+        for mask in
+            [Mask::None, Mask::Causal, Mask::window(Some(top), None), Mask::window(Some(7), Some(top))]
+        {
+            let cut = Cut::new(64, 16, mask).map_named(&mut |_, number| Checked::from(number));
+            for (q, k) in [(top, top), (1, top), (top, 1), (top, 0), (0, top)] {
+                let cost = cut.cost(Lens { q: q.into(), k: k.into() });
+                assert!(cost.0 <= u64::from(MOST));
+                assert_eq!(cut.blocks(q.into()).0, u64::from(q.div_ceil(64)));
+            }
+        }
+    }
+}

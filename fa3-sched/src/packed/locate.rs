@@ -1,0 +1,113 @@
+//! From a tile's number to its row block and head, given the record of its sequence.
+
+use super::Record;
+use crate::{FastDiv, Int, Longest};
+
+/// How the heads of a sequence are numbered: in sections of equal size, one section's tiles after another's.
+///
+/// K and V of a section's heads stay in the L2 cache while its tiles run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sections<T> {
+    heads: FastDiv<T>,
+    section: FastDiv<T>,
+}
+
+/// A tile within its sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Located<T> {
+    /// Which block of tile_m rows of the sequence.
+    pub m_block: T,
+    /// The query head.
+    pub head: T,
+}
+
+impl Sections<u32> {
+    /// Sections of `section` query heads, which must divide `heads`.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn new(heads: u32, section: u32) -> Sections<u32> {
+        assert!(section > 0 && heads % section == 0, "sections of {section} of {heads} heads");
+        Sections { heads: FastDiv::new(heads), section: FastDiv::new(section) }
+    }
+}
+
+impl<T> Sections<T> {
+    /// The same with `f` applied to each of its numbers, by name, in a fixed order.
+    pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Sections<U> {
+        Sections {
+            heads: self.heads.map_named("table_heads", f),
+            section: self.section.map_named("table_section", f),
+        }
+    }
+}
+
+impl<T: Int> Sections<T> {
+    /// The row block, of all sequences, for which tile `number` looks up its record. The tile itself may be of another
+    /// row block of the same sequence.
+    pub fn block(&self, number: T) -> T {
+        self.heads.quotient(number)
+    }
+
+    /// The number of tiles of so many row blocks.
+    pub fn tiles(&self, blocks: T) -> T {
+        blocks * self.heads.divisor()
+    }
+}
+
+/// The tile with this number, of the sequence whose record it is. Tiles of a section of heads go from one end of the
+/// sequence to the other, all heads of a row block after each other; `longest` says from which end.
+pub fn locate<T: Int>(number: T, record: &Record<T>, sections: &Sections<T>, longest: Longest) -> Located<T> {
+    let within = number.sub_sat(sections.tiles(record.first_block));
+    let of_section = record.blocks.at_least(number.lit(1)) * sections.section.divisor();
+    let section = within.div(of_section);
+    let (block, head) = sections.section.div_rem(within.sub_sat(section * of_section));
+    let m_block = match longest {
+        Longest::First => block,
+        Longest::Last => record.blocks.sub_sat(block + number.lit(1)),
+    };
+    Located { m_block, head: section * sections.section.divisor() + head }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn record(first_block: u32, blocks: u32) -> Record<u32> {
+        Record { q_row: 0, q_rows: 0, q_len: 0, k_row: 0, k_len: 0, first_block, blocks, sequence: 0 }
+    }
+
+    proptest! {
+        /// Each row block of each head is one tile, and its number leads to the record of its sequence.
+        #[test]
+        fn tiles_are_all_row_blocks_of_all_heads(
+            blocks in proptest::collection::vec(0_u32..9, 1..6), section in 1_u32..5, sections in 1_u32..4,
+            longest in prop_oneof![Just(Longest::First), Just(Longest::Last)],
+        ) {
+            let heads = section * sections;
+            let by = Sections::new(heads, section);
+            let mut first = 0;
+            let records: Vec<_> = blocks.iter().map(|&blocks| {
+                first += blocks;
+                record(first - blocks, blocks)
+            }).collect();
+            let mut found = Vec::new();
+            for number in 0..by.tiles(first) {
+                let block = by.block(number);
+                let at = records.iter().position(|r| (r.first_block..r.first_block + r.blocks).contains(&block));
+                let at = at.unwrap();
+                let Located { m_block, head } = locate(number, &records[at], &by, longest);
+                found.push((at, m_block, head));
+            }
+            let mut all: Vec<_> = blocks.iter().enumerate().flat_map(|(at, &blocks)| {
+                (0..blocks).flat_map(move |m_block| (0..heads).map(move |head| (at, m_block, head)))
+            }).collect();
+            // Heads of one section come before those of the next one.
+            prop_assert!(found.windows(2).all(|two| (two[0].0, two[0].2 / section) <= (two[1].0, two[1].2 / section)));
+            found.sort_unstable();
+            all.sort_unstable();
+            prop_assert_eq!(found, all);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The rows of a sequence, from lengths that may be anything.
+
+use crate::Int;
+
+/// Rows of a sequence of Q, or of K and V. They lie in the tensor, whatever the lengths say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceRows<T> {
+    /// The first one: in a packed tensor, or 0 in a dense one.
+    pub row: T,
+    /// All of them.
+    pub rows: T,
+    /// The first of them, which take part in attention.
+    pub len: T,
+}
+
+impl<T: Int> SequenceRows<T> {
+    /// Rows `begin .. end` of a packed tensor of `total` < 2³¹ rows. Both are entries of `cu_seqlens`, signed.
+    pub fn packed([begin, end]: [T; 2], total: T) -> SequenceRows<T> {
+        let row = not_negative(begin).at_most(total);
+        let rows = not_negative(end).at_most(total).sub_sat(row);
+        SequenceRows { row, rows, len: rows }
+    }
+
+    /// All rows of a sequence of a dense tensor.
+    pub fn dense(seqlen: T) -> SequenceRows<T> {
+        SequenceRows { row: seqlen.lit(0), rows: seqlen, len: seqlen }
+    }
+
+    /// The rows of a packed tensor from the last entry of `cu_seqlens` on. They are no sequence's.
+    pub fn behind(end: T, total: T) -> SequenceRows<T> {
+        SequenceRows { len: total.lit(0), ..SequenceRows::packed([end, total], total) }
+    }
+
+    /// The same rows, of which only the first `used` take part. That is an entry of `seqused`, signed.
+    #[must_use]
+    pub fn used(self, used: T) -> SequenceRows<T> {
+        SequenceRows { len: not_negative(used).at_most(self.rows), ..self }
+    }
+}
+
+/// The larger of 0 and a signed number.
+fn not_negative<T: Int>(x: T) -> T {
+    T::select(x.lt(x.lit(1 << 31)), x, x.lit(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checked::Checked;
+    use proptest::prelude::*;
+
+    /// Few numbers, many of which are near an edge; and any.
+    fn entry() -> impl Strategy<Value = i32> {
+        prop_oneof![-2..12, any::<i32>(), Just(i32::MIN), Just(i32::MAX)]
+    }
+
+    fn numbers<T>(rows: SequenceRows<T>) -> [T; 3] {
+        [rows.row, rows.rows, rows.len]
+    }
+
+    proptest! {
+        /// The definition, in 64 bits and signed. Nothing overflows 32 bits.
+        #[test]
+        fn rows_are_clamped(
+            (begin, end, used) in (entry(), entry(), entry()), total in prop_oneof![0..10, Just(i32::MAX)],
+        ) {
+            let word = |x: i32| Checked::from(x.cast_unsigned());
+            let clamp = |x: i32, low: i64, high: i64| i64::from(x).max(low).min(high);
+            let expect = |rows: SequenceRows<Checked>, expected: [i64; 3]| {
+                prop_assert_eq!(numbers(rows).map(|x| x.0 as i64), expected);
+                Ok(())
+            };
+            let all = i64::from(total);
+            let row = clamp(begin, 0, all);
+            let rows = clamp(end, row, all) - row;
+            let packed = SequenceRows::packed([word(begin), word(end)], word(total));
+            expect(packed, [row, rows, rows])?;
+            expect(packed.used(word(used)), [row, rows, clamp(used, 0, rows)])?;
+            let dense = SequenceRows::dense(word(total));
+            expect(dense, [0, all, all])?;
+            expect(dense.used(word(used)), [0, all, clamp(used, 0, all)])?;
+            let last = clamp(end, 0, all);
+            expect(SequenceRows::behind(word(end), word(total)), [last, all - last, 0])?;
+        }
+    }
+}
