@@ -199,9 +199,8 @@ impl From<Lane> for Outcome {
     fn from(lane: Lane) -> Outcome {
         let Lane { pass, satisfied: SatisfiedRows { rows, ratio: error }, launches, millis, .. } = lane;
         let plan = pass.forward.plan();
-        let (tile, schedule) = (plan.tile(), plan.schedule());
         let clusters = in_clusters(plan.cluster());
-        let plan_of = format!("{tile}; {}; {}{clusters}", schedule.order(), schedule.scheduler());
+        let plan_of = format!("{}; {}; {}{clusters}", plan.tile(), plan.order(), plan.scheduler());
         Outcome::Checked(Timing::new(plan_of, launches, millis, rows, error))
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::Arg;
 use fa3_sched::backward::DqBy;
-use fa3_sched::forward::{Loads, OrderComparison, OrderTable, Plan};
+use fa3_sched::forward::{Loads, Numbered, OrderComparison, OrderTable, Plan, Way};
 use fa3_sched::{Order, Scheduler, backward};
 use fa3_types::{BackwardSpec, Problem, ProblemError, ProblemSpec, SequenceRows};
 use serde_json::{Value, json};
@@ -52,7 +52,7 @@ Examples:
 pub(crate) struct Options {
     #[command(flatten)]
     problem: ProblemArgs,
-    /// Packed sequences, which the CPU computes: the rows of Q where they begin, from 0, and where the last one ends
+    /// Packed sequences: the rows of Q where they begin, from 0, and where the last one ends
     #[arg(
         long,
         value_name = "N,N,..",
@@ -107,6 +107,8 @@ fn demand(arg: Arg) -> Arg {
 pub(crate) enum NoPicture {
     #[error("there is no schedule to draw: {0}")]
     NoSchedule(Box<dyn Error>),
+    #[error("there is no schedule to draw: a kernel lists packed sequences on the device")]
+    Listed,
     #[error("{given} tiles are more than the {limit} that are simulated")]
     Tiles { given: u32, limit: u32 },
 }
@@ -175,15 +177,20 @@ impl Options {
             }
             plan => plan?,
         };
-        let num_tiles = plan.schedule().num_tiles();
+        let tiles = match plan.way() {
+            Way::Numbered(tiles) => tiles,
+            Way::Listed(_) if draws => return Err(NoPicture::Listed.into()),
+            Way::Listed(listed) => return Ok((plan.to_string(), report::listed(&plan, listed), None)),
+        };
+        let num_tiles = tiles.schedule().num_tiles();
         if draws {
             check_tiles(num_tiles)?;
         }
         // Only the library's own decisions are compared.
         let compares = !self.plan.decides() && (1..=MOST_TILES).contains(&num_tiles);
         let orders = compares.then(|| OrderComparison::new(&problem, &self.plan.limits())).transpose()?;
-        let picture = draws.then(|| self.draw(&plan)).transpose()?;
-        Ok((text(&plan, orders.as_ref()), report::json(&plan, orders.as_ref()), picture))
+        let picture = draws.then(|| self.draw(&plan, tiles)).transpose()?;
+        Ok((text(&plan, orders.as_ref()), report::json(&plan, tiles, orders.as_ref()), picture))
     }
 
     /// The backward pass's plan as text, for programs, and as a picture.
@@ -204,7 +211,7 @@ impl Options {
     }
 
     /// The plan's schedule beside that of the linear order, whose tiles are drawn if there is a producer to do so.
-    fn draw(&self, plan: &Plan) -> Result<String, Box<dyn Error>> {
+    fn draw(&self, plan: &Plan, tiles: &Numbered) -> Result<String, Box<dyn Error>> {
         let (problem, limits) = (plan.problem(), self.plan.limits());
         let scheduler = match plan.tile().loads {
             Loads::Producer => Scheduler::DynamicPersistent,
@@ -212,7 +219,8 @@ impl Options {
         };
         let linear = self.plan.options(problem)?.order(Order::Linear).scheduler(scheduler);
         let linear = Plan::with(problem, &limits, &linear)?;
-        let schedules = [Panel::new("planned", plan), Panel::new("linear", &linear)];
+        let linear = linear.numbered().ok_or(NoPicture::Listed)?;
+        let schedules = [Panel::new("planned", tiles), Panel::new("linear", linear)];
         Ok(gantt::draw(problem, "KV blocks", &schedules)?)
     }
 

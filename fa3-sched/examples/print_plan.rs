@@ -14,13 +14,14 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
     println!("{plan}\n");
-    for Work { tile, kv } in plan.works().take(5) {
+    let tiles = plan.numbered().ok_or("the batch is dense")?;
+    for Work { tile, kv } in tiles.works().take(5) {
         let (first, end) = (kv.first, kv.end);
         println!("row block {:2} of head {:2}: key blocks {first} to {end}", tile.m_block, tile.head);
     }
 
     // The same tiles in a model of the SMs.
-    let schedule = plan.simulate();
+    let schedule = tiles.simulate();
     println!("...\n{} SMs are busy for {:.1} % of the time", schedule.ctas(), 100.0 * schedule.utilisation());
     Ok(())
 }

@@ -29,10 +29,11 @@
 //! let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
 //! let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).validate()?;
 //! let plan = Plan::new(&problem, &DeviceLimits::h100_sxm())?;
-//! assert_eq!((plan.schedule().num_tiles(), plan.schedule().grid()), (704, 132));
+//! let tiles = plan.numbered().ok_or("the batch is dense")?;
+//! assert_eq!((tiles.schedule().num_tiles(), tiles.schedule().grid()), (704, 132));
 //!
 //! // Each CTA computes 5 or 6 of them.
-//! let schedule = plan.simulate();
+//! let schedule = tiles.simulate();
 //! let tiles_of = |cta| schedule.spans().iter().filter(|span| span.cta == cta).count();
 //! assert!((0..132).all(|cta| [5, 6].contains(&tiles_of(cta))));
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -65,7 +65,7 @@ proptest! {
         if let Ok(problem) = spec.clone().validate()
             && let Ok(plan) = forward::Plan::new(&problem, &limits)
         {
-            prop_assert!(plan.schedule().grid() <= plan.schedule().num_tiles());
+            prop_assert!(plan.numbered().unwrap().schedule().grid() <= plan.numbered().unwrap().schedule().num_tiles());
         }
         let options = backward::PlanOptions::default();
         let options = if deterministic { options.deterministic() } else { options };

@@ -212,8 +212,8 @@ impl Problem {
         self.has_v_channels().then(|| [self.v.shape.batch, self.heads.kv(), self.head_dim_v()])
     }
 
-    /// Shapes of the scales of e4m3 Q, K and V. Of heads they are (batch, heads_kv): a head of Q has the scale of its
-    /// head of K. Of blocks they are (batch, heads, blocks), Q with its own heads. Of channels of V they are (batch,
+    /// Shapes of the scales of e4m3 Q, K and V. Of heads they are (sequences, heads_kv): a head of Q has the scale of
+    /// its head of K. Of blocks they are (batch, heads, blocks), Q with its own heads. Of channels of V they are (batch,
     /// heads_kv, head_dim_v).
     pub fn descale_shapes(&self) -> [Vec<usize>; 3] {
         let kv = self.heads.kv();
@@ -222,7 +222,7 @@ impl Problem {
         tensors.map(|(x, heads)| match granularities.next() {
             Some(Granularity::Block { rows }) => vec![x.shape.batch, heads, x.shape.seqlen.div_ceil(rows)],
             Some(Granularity::Channel) => vec![x.shape.batch, kv, x.shape.head_dim],
-            Some(Granularity::Head | Granularity::Tensor) | None => vec![x.shape.batch, kv],
+            Some(Granularity::Head | Granularity::Tensor) | None => vec![self.batch(), kv],
         })
     }
 }

@@ -102,6 +102,20 @@ impl SequenceRows {
         if self.used.is_some() { sequences.used() } else { sequences }
     }
 
+    /// The values of `cu_seqlens`, of packed sequences; those of dense sequences that lie one after the other.
+    pub fn cu_seqlens(&self) -> Vec<i32> {
+        let ends = (0..self.count()).scan(0, |end, index| {
+            *end += self.capacity(index);
+            Some(*end)
+        });
+        std::iter::once(0).chain(ends).map(|row| row as i32).collect()
+    }
+
+    /// The values of `seqused`: all rows, where nothing else was said.
+    pub fn seqused(&self) -> Vec<i32> {
+        (0..self.count()).map(|index| self.len(index) as i32).collect()
+    }
+
     /// Number of sequences.
     pub fn count(&self) -> usize {
         match &self.layout {
@@ -174,6 +188,7 @@ mod tests {
         let used = rows.clone().with_used(&[5, 0, 2]).unwrap();
         assert_eq!([0, 1, 2].map(|i| used.len(i)), [5, 0, 2]);
         assert_eq!((used.capacity(1), used.max_len()), (5, 5));
+        assert_eq!((used.seqused(), used.cu_seqlens()), (vec![5, 0, 2], vec![0, 5, 10, 15]));
         assert_eq!(used.sequences(), Sequences::dense(3, 5).used());
         assert_eq!(rows.clone().with_used(&[5; 3]).unwrap(), rows);
         assert_eq!([(0, 5), (usize::MAX, 5)].map(|(n, len)| SequenceRows::dense(n, len).max_len()), [0, 5]);
@@ -185,6 +200,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|i| rows.len(i)), [3, 0, 4]);
         assert_eq!([0, 1, 2].map(|i| rows.start(i)), [(0, 0), (0, 3), (0, 3)]);
         assert_eq!((rows.count(), rows.max_len(), rows.end()), (3, 4, 7));
+        assert_eq!((rows.cu_seqlens(), rows.seqused()), (vec![0, 3, 3, 7], vec![3, 0, 4]));
         assert_eq!(rows.sequences(), Sequences::packed(3).longest(4));
         assert_eq!(SequenceRows::packed(&[0]).unwrap().max_len(), 0);
     }

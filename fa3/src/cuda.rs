@@ -107,8 +107,9 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let (q, k, v) = (q?, k?, v?);
     let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, &padded)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
+    let lengths = Lengths::upload(device, &stream, problem)?;
     let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-    forward.run(&stream, tensors, &mut workspace)?;
+    forward.run(&stream, lengths.of(tensors), &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }
@@ -133,6 +134,30 @@ pub(crate) fn fp8<T: Scalar>(
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, attention)?;
     let codes = problem.codes().known().expect("sequences are dense and in full");
     Ok(Output::of(&codes, o, lse))
+}
+
+/// The arrays of lengths that a problem's programs take, on the device: `cu_seqlens` and `seqused` of Q and of K.
+struct Lengths([Option<DeviceBuffer>; 4]);
+
+impl Lengths {
+    fn upload(device: &Device, stream: &Stream, problem: &KnownProblem) -> Result<Lengths, HostError> {
+        let array = |is_there: bool, values: Vec<i32>| {
+            is_there.then(|| upload(device, stream, ArrayView1::from(&values))).transpose()
+        };
+        let (q, k) = (problem.seqs_q(), problem.seqs_k());
+        Ok(Lengths([
+            array(q.is_packed(), problem.rows_q().cu_seqlens())?,
+            array(k.is_packed(), problem.rows_k().cu_seqlens())?,
+            array(q.has_used(), problem.rows_q().seqused())?,
+            array(k.has_used(), problem.rows_k().seqused())?,
+        ]))
+    }
+
+    /// The tensors, and these arrays.
+    fn of<'a>(&'a self, tensors: Tensors<'a>) -> Tensors<'a> {
+        let names = ["cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"];
+        names.into_iter().zip(&self.0).fold(tensors, |all, (name, array)| all.input(name, array.as_ref()))
+    }
 }
 
 /// Memory of a device for O and LSE.

@@ -6,19 +6,20 @@
 
 mod fp8;
 mod layout;
+mod listed;
 mod scores;
 pub mod shapes;
 mod trials;
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::fwd::{self, buffers};
-use fa3_ir::{BufferId, Kernel, Program};
+use fa3_ir::{Buffer, BufferId, BufferRole, Kernel, Program};
 use fa3_quant::E4m3;
 use fa3_ref::Forward;
 use fa3_sched::DeviceLimits;
 use fa3_sched::forward::{CtaTile, Plan, PlanError, PlanOptions};
 use fa3_sim::{Mode, Policy, ProgramSimulation, SimError};
-use fa3_types::{Dtype, Problem, ProblemSpec, Shape, TensorDesc, ValueLayout};
+use fa3_types::{Dtype, KnownProblem, Problem, ProblemSpec, Shape, TensorDesc, ValueLayout};
 use half::{bf16, f16};
 use ndarray::{Array3, Array4, ArrayView1};
 use std::num::NonZeroU32;
@@ -38,6 +39,8 @@ pub(crate) const FAMILY: Family =
 
 /// A forward kernel with a problem.
 pub struct Launch {
+    /// The problem.
+    pub problem: KnownProblem,
     /// How the problem is computed.
     pub plan: Plan,
     /// The kernel with its arguments; no steps if there is nothing to compute.
@@ -102,17 +105,31 @@ impl Launch {
     ///
     /// # Errors
     /// If there is no such plan.
-    pub fn new(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Launch, Fault> {
+    pub fn new(
+        problem: &KnownProblem,
+        limits: &DeviceLimits,
+        options: &PlanOptions,
+    ) -> Result<Launch, Fault> {
         let plan = Plan::with(problem, limits, options)?;
         let program = fwd::program(&plan).map(Spec::kernel);
-        Ok(Launch { plan, program })
+        Ok(Launch { problem: problem.clone(), plan, program })
     }
 
-    /// Multiplications and additions of the products, padding included.
+    /// Multiplications and additions of the products, padding included. Of listed sequences at most so many.
     pub fn macs(&self) -> u64 {
         let shape = &self.plan.tile();
         let block = u64::from(shape.tile_m * shape.tile_n) * u64::from(shape.head_dim + shape.head_dim_v);
-        self.plan.cost().blocks * block
+        let blocks = match self.plan.numbered() {
+            Some(tiles) => tiles.cost().blocks,
+            None => {
+                let lengths = (0..self.problem.batch()).map(|index| self.problem.lengths(index));
+                let blocks = lengths.map(|len| {
+                    len.q.div_ceil(shape.tile_m as usize) * len.k.div_ceil(shape.tile_n as usize)
+                });
+                (blocks.sum::<usize>() * self.problem.heads().q()) as u64
+            }
+        };
+        blocks * block
     }
 
     /// Runs the kernel in the simulator.
@@ -120,17 +137,16 @@ impl Launch {
     /// # Errors
     /// What the simulator found; a byte outside O, or a counter, that is not as it was.
     pub fn simulate(&self, values: &Values, policy: Policy, mode: Mode) -> Result<Forward<f32>, Fault> {
-        let problem = self.plan.problem();
         if self.program.steps.is_empty() {
-            return Ok(nothing(problem));
+            return Ok(nothing(&self.problem));
         }
-        let initial = initial(problem, &self.program, values);
+        let initial = initial(&self.problem, &self.program, values);
         let outcome = ProgramSimulation::new(&self.program).policy(policy).mode(mode).run(&initial)?;
         if let Some(first) = outcome.findings().next() {
             let (count, first) = (outcome.findings().count(), first.to_string());
             return Err(Fault::Findings { count, policy, first });
         }
-        results(problem, &outcome.buffers)
+        results(&self.problem, &self.program, &outcome.buffers)
     }
 }
 
@@ -143,31 +159,39 @@ fn nothing(problem: &Problem) -> Forward<f32> {
 /// The bytes of every buffer of a forward program before it runs.
 ///
 /// # Panics
-/// If an array is not as large as its tensor.
-pub fn initial(problem: &Problem, program: &Program<Kernel>, values: &Values) -> Vec<Vec<u8>> {
+/// If an array is not as large as its buffer, or nobody knows what is in it.
+pub fn initial(problem: &KnownProblem, program: &Program<Kernel>, values: &Values) -> Vec<Vec<u8>> {
     let [q, k, v] = codes(problem, values);
-    let mut arrays = vec![
-        bytes(problem.q(), &q),
-        bytes(problem.k(), &k),
-        match problem.v_layout() {
-            ValueLayout::Rows => bytes(problem.v(), &v),
-            ValueLayout::Transposed => transposed_bytes(problem, &v),
-        },
-        vec![UNWRITTEN; problem.o().extent_bytes().0 as usize],
-        vec![UNWRITTEN; 4 * problem.lse_shape().iter().product::<usize>()],
-    ];
-    if problem.dtype() == Dtype::E4m3 {
-        let scales = Scaled::ALL.map(|of| of.scales(problem));
-        let numbers = scales.into_iter().chain(Scaled::means(problem));
-        arrays.extend(numbers.map(|numbers| numbers.into_iter().flat_map(f32::to_le_bytes).collect()));
-    }
-    arrays.extend(program.find(buffers::TICKET).map(|BufferId(at)| vec![0; program.buffers[at].bytes()]));
-    let of_steps = program.find(buffers::V_TRANSPOSED);
-    arrays.extend(of_steps.map(|BufferId(at)| vec![UNWRITTEN; program.buffers[at].bytes()]));
+    let scales = |of: Scaled| of_numbers(of.scales(problem), f32::to_le_bytes);
+    let of_buffer = |buffer: &Buffer| match (buffer.name, buffer.role) {
+        ("q", _) => bytes(problem.q(), &q),
+        ("k", _) => bytes(problem.k(), &k),
+        ("v", _) if problem.v_layout() == ValueLayout::Transposed => transposed_bytes(problem, &v),
+        ("v", _) => bytes(problem.v(), &v),
+        ("q_descale", _) => scales(Scaled::Q),
+        ("k_descale", _) => scales(Scaled::K),
+        ("v_descale", _) => scales(Scaled::V),
+        ("v_mean", _) => of_numbers(Scaled::means(problem).expect("channels have means"), f32::to_le_bytes),
+        ("cu_seqlens_q", _) => of_numbers(problem.rows_q().cu_seqlens(), i32::to_le_bytes),
+        ("cu_seqlens_k", _) => of_numbers(problem.rows_k().cu_seqlens(), i32::to_le_bytes),
+        ("seqused_q", _) => of_numbers(problem.rows_q().seqused(), i32::to_le_bytes),
+        ("seqused_k", _) => of_numbers(problem.rows_k().seqused(), i32::to_le_bytes),
+        (_, BufferRole::Ticket) => vec![0; buffer.bytes()],
+        (_, BufferRole::Output | BufferRole::OptionalOutput | BufferRole::InOut | BufferRole::Scratch) => {
+            vec![UNWRITTEN; buffer.bytes()]
+        }
+        (name, role) => panic!("nobody knows what is in {name}, which is {role:?}"),
+    };
+    let arrays: Vec<Vec<u8>> = program.buffers.iter().map(of_buffer).collect();
     for (array, bytes) in program.buffers.iter().zip(&arrays) {
         assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
     }
     arrays
+}
+
+/// Numbers in memory.
+fn of_numbers<T>(numbers: Vec<T>, bytes: fn(T) -> [u8; 4]) -> Vec<u8> {
+    numbers.into_iter().flat_map(bytes).collect()
 }
 
 /// The contents of Q, K and V in memory: of e4m3 the codes, as numbers.
@@ -186,14 +210,18 @@ fn codes(problem: &Problem, values: &Values) -> [Array4<f32>; 3] {
 ///
 /// # Panics
 /// If the bytes are not those of the problem's arrays.
-pub fn results(problem: &Problem, arrays: &[Vec<u8>]) -> Result<Forward<f32>, Fault> {
+pub fn results(
+    problem: &Problem,
+    program: &Program<Kernel>,
+    arrays: &[Vec<u8>],
+) -> Result<Forward<f32>, Fault> {
     let bytes = &arrays[buffers::O.0];
     let (o, in_gap) = numbers(problem.o(), bytes);
     if let Some(at) = (0..bytes.len()).find(|&at| in_gap[at] && bytes[at] != UNWRITTEN) {
         return Err(Fault::Gap { at });
     }
-    let ticket = buffers::of_caller(problem);
-    if let Some(&[a, b, c, d]) = arrays.get(ticket).map(Vec::as_slice)
+    let ticket = program.find(buffers::TICKET).map(|BufferId(at)| arrays[at].as_slice());
+    if let Some(&[a, b, c, d]) = ticket
         && let counter @ 1.. = u32::from_le_bytes([a, b, c, d])
     {
         return Err(Fault::Counter { counter });

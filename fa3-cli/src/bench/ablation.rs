@@ -85,13 +85,13 @@ const GROUPS: [Group; 2] = [
         forms: &[
             Form {
                 name: "longest first, as CTAs get free",
-                options: |plan| schedule(plan.schedule().order(), Scheduler::DynamicPersistent),
+                options: |plan| schedule(plan.order(), Scheduler::DynamicPersistent),
                 paper: None,
                 talk: Some(710),
             },
             Form {
                 name: "longest first, dealt in turn",
-                options: |plan| schedule(plan.schedule().order(), Scheduler::StaticPersistent),
+                options: |plan| schedule(plan.order(), Scheduler::StaticPersistent),
                 paper: None,
                 talk: None,
             },
@@ -258,7 +258,7 @@ mod tests {
                 .iter()
                 .map(|options| Plan::with(&problem, &DeviceLimits::h100_sxm(), options).unwrap())
                 .map(|plan| {
-                    let (order, scheduler) = (plan.schedule().order(), plan.schedule().scheduler());
+                    let (order, scheduler) = (plan.order(), plan.scheduler());
                     (plan.tile(), order, scheduler, plan.cluster())
                 })
                 .collect();

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::ops::Range;
 
 use fa3_sched::backward::Part;
-use fa3_sched::forward::Plan;
+use fa3_sched::forward::Numbered;
 use fa3_sched::{Makespan, Span, TILE_COST, certified_bound};
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
@@ -45,11 +45,11 @@ struct Bar {
 }
 
 impl Panel {
-    pub(super) fn new(name: &'static str, plan: &Plan) -> Panel {
-        let blocks = plan.works().map(|work| work.kv.blocks()).collect();
-        let costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
-        let bound = certified_bound(&costs, plan.schedule().sms());
-        Panel { name, makespan: plan.simulate(), blocks, bound }
+    pub(super) fn new(name: &'static str, tiles: &Numbered) -> Panel {
+        let blocks = tiles.works().map(|work| work.kv.blocks()).collect();
+        let costs: Vec<u64> = tiles.works().map(|work| work.cost()).collect();
+        let bound = certified_bound(&costs, tiles.schedule().sms());
+        Panel { name, makespan: tiles.simulate(), blocks, bound }
     }
 
     /// The schedule of a backward kernel, in the same cost model, which knows no waits of tiles for each other.

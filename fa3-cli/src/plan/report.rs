@@ -2,21 +2,17 @@
 
 use fa3_sched::Schedule;
 use fa3_sched::backward::{self, DqBy};
-use fa3_sched::forward::{Cost, OrderComparison, Plan, Registers};
+use fa3_sched::forward::{Cost, CtaTile, Listed, Numbered, OrderComparison, Plan, Registers};
 use serde_json::{Value, json};
 
 /// The numbers of the text; makespans are in KV blocks.
-pub(super) fn json(plan: &Plan, orders: Option<&OrderComparison>) -> Value {
+pub(super) fn json(plan: &Plan, tiles: &Numbered, orders: Option<&OrderComparison>) -> Value {
     let (tile, schedule, Cost { blocks, masked_blocks, longest }) =
-        (plan.tile(), plan.schedule(), plan.cost());
+        (plan.tile(), tiles.schedule(), tiles.cost());
     let Registers { entry, producer, consumer } = tile.registers();
     json!({
         "problem": plan.problem().to_string(),
-        "tile": {
-            "name": tile.to_string(), "m": tile.tile_m, "n": tile.tile_n, "stages": tile.stages,
-            "consumers": tile.consumers,
-            "head_dim": tile.head_dim, "head_dim_v": tile.head_dim_v, "ping_pong": tile.ping_pong,
-        },
+        "tile": json_tile(&tile),
         "order": schedule.order().to_string(),
         "scheduler": schedule.scheduler().to_string(),
         "grid": schedule.grid(),
@@ -29,11 +25,38 @@ pub(super) fn json(plan: &Plan, orders: Option<&OrderComparison>) -> Value {
         "registers": { "entry": entry, "producer": producer, "consumer": consumer },
         "smem_bytes": tile.smem().total(),
         "counter_bytes": schedule.counter_bytes(),
-        "transposed_v_bytes": plan.transposed_v_bytes(),
+        "transposed_v_bytes": tiles.transposed_v_bytes(),
         "makespan": orders.map(|orders| json!({
             "bound": orders.bound, "in_turn": orders.linear_in_turn, "linear": orders.linear,
             "planned": orders.planned, "longest": orders.longest_first,
         })),
+    })
+}
+
+/// The numbers of a plan whose sequences a kernel lists.
+pub(super) fn listed(plan: &Plan, listed: &Listed) -> Value {
+    let (tile, table) = (plan.tile(), listed.table());
+    let Registers { entry, producer, consumer } = tile.registers();
+    json!({
+        "problem": plan.problem().to_string(),
+        "tile": json_tile(&tile),
+        "order": plan.order().to_string(),
+        "scheduler": plan.scheduler().to_string(),
+        "grid": listed.grid(),
+        "threads": tile.threads(),
+        "sequences": table.count(),
+        "most_row_blocks": table.capacity(),
+        "table_bytes": 4 * table.words(),
+        "registers": { "entry": entry, "producer": producer, "consumer": consumer },
+        "smem_bytes": tile.smem().total(),
+    })
+}
+
+fn json_tile(tile: &CtaTile) -> Value {
+    json!({
+        "name": tile.to_string(), "m": tile.tile_m, "n": tile.tile_n, "stages": tile.stages,
+        "consumers": tile.consumers,
+        "head_dim": tile.head_dim, "head_dim_v": tile.head_dim_v, "ping_pong": tile.ping_pong,
     })
 }
 

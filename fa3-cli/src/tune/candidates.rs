@@ -29,7 +29,7 @@ impl Candidate {
     /// The plan that these options lead to.
     fn new(problem: &Problem, limits: &DeviceLimits, options: PlanOptions) -> Result<Candidate, PlanError> {
         let plan = Plan::with(problem, limits, &options)?;
-        Ok(Candidate { options, tile: plan.tile(), order: plan.schedule().order(), cluster: plan.cluster() })
+        Ok(Candidate { options, tile: plan.tile(), order: plan.order(), cluster: plan.cluster() })
     }
 }
 
@@ -170,13 +170,10 @@ mod tests {
             let candidates = candidates(&problem, &H100).unwrap();
             let planned = Plan::new(&problem, &H100).unwrap();
             assert_eq!(candidates[0].options, PlanOptions::default());
-            assert_eq!(
-                (candidates[0].tile, candidates[0].order),
-                (planned.tile(), planned.schedule().order())
-            );
+            assert_eq!((candidates[0].tile, candidates[0].order), (planned.tile(), planned.order()));
             let sections: Vec<Order> = candidates.iter().filter_map(|one| one.options.order).collect();
             assert_eq!(sections.is_empty(), mask == Mask::None);
-            assert!(!sections.contains(&planned.schedule().order()));
+            assert!(!sections.contains(&planned.order()));
         }
     }
 }

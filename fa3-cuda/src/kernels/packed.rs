@@ -27,7 +27,7 @@ use super::KernelSpec;
 use super::params::{Declare, InKernel};
 
 pub use program::program;
-pub(crate) use program::schedule;
+pub(crate) use program::{step, table};
 pub use spec::Spec;
 
 /// Bytes of a record.

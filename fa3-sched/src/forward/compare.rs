@@ -4,7 +4,8 @@ use std::fmt;
 
 use fa3_types::Problem;
 
-use super::{Plan, PlanError, PlanOptions};
+use super::{Plan, PlanError, PlanOptions, Way};
+use crate::dense::dense_lens;
 use crate::{DeviceLimits, Makespan, Order, Scheduler, certified_bound};
 
 /// Makespans of one problem, in units of one KV block: see [`crate::TILE_COST`]. A model of load balance and
@@ -35,13 +36,18 @@ impl OrderComparison {
     /// Plans `problem` under each order and simulates it.
     ///
     /// # Errors
-    /// See [`PlanError`].
+    /// See [`PlanError`]; [`PlanError::Dense`] if lengths are data.
     pub fn new(problem: &Problem, limits: &DeviceLimits) -> Result<OrderComparison, PlanError> {
+        dense_lens(problem)?;
+        let numbered = |options: &PlanOptions| match Plan::with(problem, limits, options)?.way() {
+            Way::Numbered(numbered) => Ok::<_, PlanError>(numbered.clone()),
+            Way::Listed(_) => unreachable!("lengths of a dense batch are known"),
+        };
         let linear = |scheduler| {
             let options = PlanOptions::default().order(Order::Linear).scheduler(scheduler);
-            Ok::<_, PlanError>(Plan::with(problem, limits, &options)?.simulate().length())
+            Ok::<_, PlanError>(numbered(&options)?.simulate().length())
         };
-        let plan = Plan::new(problem, limits)?;
+        let plan = numbered(&PlanOptions::default())?;
         let mut costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
         let planned = plan.schedule().simulate(&costs).length();
         costs.sort_unstable_by(|a, b| b.cmp(a));

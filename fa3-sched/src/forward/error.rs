@@ -1,9 +1,10 @@
 //! Why a problem has no plan.
 
-use fa3_types::{Dtype, ProblemError};
+use fa3_types::{Dtype, Granularity, ProblemError, TensorName};
 
 use super::Precision;
-use crate::{NotDense, Scheduler, TooManyTiles};
+use crate::packed::{self, NotInRows};
+use crate::{NotDense, Order, Scheduler, TooManyTiles};
 
 /// The reasons for which [`Plan::new`](super::Plan::new) refuses a problem. One sentence each, with the numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -28,6 +29,25 @@ pub enum PlanError {
     Precision { given: Precision, needed: Precision },
     #[error("the {scheduler} scheduler takes a tile with a producer, which draws the tiles")]
     NoProducer { scheduler: Scheduler },
+    #[error(
+        "packed sequences, and such in part, are computed by the dynamic persistent scheduler, not {scheduler}"
+    )]
+    ListedScheduler { scheduler: Scheduler },
+    #[error("packed sequences, and such in part, are not computed in clusters")]
+    ListedClusters,
+    #[error(
+        "tiles of packed sequences, and of such in part, are in sections that divide {heads} heads, from the end with \
+         the longer tiles on, not {order}"
+    )]
+    ListedOrder { order: Order, heads: u32 },
+    #[error("packed sequences, and such in part, take scales of heads, not of a {scales}")]
+    ListedScales { scales: Granularity },
+    #[error("packed sequences, and such in part, take V in rows, which is transposed in the kernel")]
+    ListedTransposedV,
+    #[error("the forward kernels take {tensor} of sequences in part with {source}")]
+    ListedRows { tensor: TensorName, source: NotInRows },
+    #[error(transparent)]
+    Table(#[from] packed::PlanError),
     #[error(transparent)]
     Tile(#[from] TileError),
     #[error(transparent)]
@@ -42,10 +62,17 @@ impl PlanError {
             | PlanError::Output { .. }
             | PlanError::Rows(_)
             | PlanError::Dense(_)
+            | PlanError::ListedScales { .. }
+            | PlanError::ListedRows { .. }
             | PlanError::HeadDim { .. } => true,
             PlanError::Precision { .. }
             | PlanError::Narrow { .. }
             | PlanError::NoProducer { .. }
+            | PlanError::ListedScheduler { .. }
+            | PlanError::ListedClusters
+            | PlanError::ListedOrder { .. }
+            | PlanError::ListedTransposedV
+            | PlanError::Table(_)
             | PlanError::Tile(_)
             | PlanError::Tiles(_) => false,
         }

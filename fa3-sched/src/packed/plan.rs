@@ -1,6 +1,6 @@
 //! The plan of a table: all that the host decides without lengths.
 
-use fa3_types::Mask;
+use fa3_types::{Mask, Sequences};
 
 use super::{CHUNK, Cut, HEADER, Record};
 
@@ -39,6 +39,12 @@ impl Side {
     /// Sequences of `seqlen` rows each.
     pub fn dense(seqlen: usize) -> Side {
         Side { rows: seqlen, arrays: Arrays::default() }
+    }
+
+    /// Sequences of a tensor with so many rows in a batch's entry.
+    pub fn of(sequences: Sequences, rows: usize) -> Side {
+        let arrays = Arrays { cu_seqlens: sequences.is_packed(), seqused: sequences.has_used() };
+        Side { rows, arrays }
     }
 
     /// The same, with an array that says how many rows of each sequence take part.

@@ -3,11 +3,10 @@
 use fa3::{Attention, Device, Scalar};
 use fa3_quant::E4m3;
 use fa3_ref::{Forward, Gradients};
-use fa3_types::{Dtype, KnownProblem, SequenceRows};
+use fa3_types::{Dtype, KnownProblem};
 use half::{bf16, f16};
 
 use super::{Answer, Engine, NoAnswer, Skip};
-use crate::testdata::extent;
 use crate::{Case, Values};
 
 pub(super) struct Cpu;
@@ -77,8 +76,8 @@ fn call<T: Scalar, R>(
     compute: impl FnOnce(Attention<'_, T>) -> Result<R, fa3::Error>,
 ) -> Result<R, fa3::Error> {
     let [q, k, v] = [&values.q, &values.k, &values.v].map(|x| x.mapv(T::from_f32));
-    let (cu_seqlens_q, cu_seqlens_k) = (cu_seqlens(problem.rows_q()), cu_seqlens(problem.rows_k()));
-    let (used_q, used_k) = (seqused(problem.rows_q()), seqused(problem.rows_k()));
+    let (cu_seqlens_q, cu_seqlens_k) = (problem.rows_q().cu_seqlens(), problem.rows_k().cu_seqlens());
+    let (used_q, used_k) = (problem.rows_q().seqused(), problem.rows_k().seqused());
     let mut attention = Attention::new(q.view(), k.view(), v.view())
         .mask(problem.mask())
         .softmax_scale(problem.softmax_scale().natural())
@@ -91,13 +90,4 @@ fn call<T: Scalar, R>(
         attention = attention.packed(&cu_seqlens_q, &cu_seqlens_k);
     }
     compute(attention)
-}
-
-fn cu_seqlens(sequences: &SequenceRows) -> Vec<i32> {
-    let starts = (0..sequences.count()).map(|index| sequences.start(index).1);
-    starts.chain([extent(sequences).1]).map(|row| row as i32).collect()
-}
-
-fn seqused(sequences: &SequenceRows) -> Vec<i32> {
-    (0..sequences.count()).map(|index| sequences.len(index) as i32).collect()
 }

@@ -6,7 +6,7 @@ use fa3_sched::forward::{CtaTile, Loads, PlanOptions, Precision, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec};
 
-use super::fp8;
+use super::{fp8, listed};
 use super::scores::Scores;
 use super::shapes::{INPUTS, PIPELINES, dealt, dtype, laid_out, others};
 use super::{Launch, Layout, dense, device, initial, judged, results, with_tile};
@@ -112,6 +112,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
     tiles.retain(|shape| known.insert(*shape));
     trials.extend(tiles.into_iter().map(|shape| of_table(shape, seed)));
     trials.extend(fp8::trials(seed));
+    trials.extend(listed::trials(seed));
     for (index, scores) in Scores::ALL.into_iter().enumerate() {
         let dtypes = [Dtype::F16, Dtype::Bf16, Dtype::E4m3];
         let settings = [64, 128, 256].into_iter().flat_map(|head_dim| dtypes.map(|dtype| (head_dim, dtype)));
@@ -213,7 +214,7 @@ pub(super) fn small() -> Vec<Trial> {
         let rows = 2 * shape.tile_m as usize + 5;
         in_pairs(of_two_heads(&shape, rows, Mask::None, 2, &options))
     });
-    small.chain(pairs).chain(fp8::small()).collect()
+    small.chain(pairs).chain(fp8::small()).chain(listed::small()).collect()
 }
 
 /// Two heads of Q with so many rows, on one of K and V with several blocks.
@@ -234,14 +235,14 @@ pub(super) fn trial(case: Case, sms: u32, options: &PlanOptions) -> Trial {
 /// The case with these values, on a device of so many SMs.
 fn trial_of(case: Case, values: Values, sms: u32, options: &PlanOptions) -> Trial {
     let launch = Launch::new(&case.problem, &device(sms), options);
-    let Launch { plan, program } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));
+    let Launch { plan, program, .. } = launch.unwrap_or_else(|fault| panic!("{}: {fault}", case.problem));
     Trial {
         name: format!("{plan}, {}", case.name),
         before: initial(&case.problem, &program, &values),
-        program,
+        program: program.clone(),
         bits: Bits::Approximations,
         judge: Box::new(move |_, after| {
-            let answer = results(&case.problem, after).map_err(|fault| fault.to_string())?;
+            let answer = results(&case.problem, &program, after).map_err(|fault| fault.to_string())?;
             judged(&case, &values, &answer).map(|_| ())
         }),
     }

@@ -171,7 +171,10 @@ fn mean_of_ones(device: &Device) -> Fallible<String> {
     });
     let worst = worst.fold(0.0, |worst: f64, error| if error <= worst { worst } else { error });
     ensure(worst < 5e-5, &format!("LSE is off by {worst}"))?;
-    Ok(format!("{} tiles, LSE within {worst:.1e}", case.forward.plan().schedule().num_tiles()))
+    Ok(format!(
+        "{} tiles, LSE within {worst:.1e}",
+        case.forward.plan().numbered().unwrap().schedule().num_tiles()
+    ))
 }
 
 fn schedulers(device: &Device) -> Fallible<String> {
@@ -183,7 +186,7 @@ fn schedulers(device: &Device) -> Fallible<String> {
     let fewer = scheduled(Scheduler::DynamicPersistent).sms(NonZeroU32::new(7).ok_or("no sms")?);
     let mut case = dynamic(device)?;
     case.forward = Forward::with(device, &problem()?, &fewer)?;
-    ensure(case.forward.plan().schedule().grid() == 7, "there are not 7 CTAs")?;
+    ensure(case.forward.plan().numbered().unwrap().schedule().grid() == 7, "there are not 7 CTAs")?;
     ensure(case.once()? == one, "7 SMs give another result")?;
     Ok("equal, also on 7 SMs".to_owned())
 }

@@ -49,9 +49,9 @@ fn check(plan: &Plan) {
     let mut visits: Vec<Vec<Vec<Vec<u32>>>> =
         seen.iter().map(|rows| vec![rows.iter().map(|row| vec![0; row.len()]).collect(); heads]).collect();
     let mut tiles = HashSet::new();
-    for (index, work) in plan.works().enumerate() {
+    for (index, work) in plan.numbered().unwrap().works().enumerate() {
         assert_eq!(
-            plan.schedule().tile(index as u32),
+            plan.numbered().unwrap().schedule().tile(index as u32),
             Some(work.tile),
             "tile {index} by number and in order"
         );
@@ -76,7 +76,7 @@ fn check(plan: &Plan) {
             assert!(useful, "no row sees block {block} of {work:?}");
         }
     }
-    assert_eq!(tiles.len(), plan.schedule().num_tiles() as usize);
+    assert_eq!(tiles.len(), plan.numbered().unwrap().schedule().num_tiles() as usize);
     for (sequence, heads) in visits.iter().enumerate() {
         for (row, seen) in seen[sequence].iter().enumerate() {
             for (head, visits) in heads.iter().enumerate() {

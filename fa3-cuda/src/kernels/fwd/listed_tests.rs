@@ -3,15 +3,12 @@
 
 use fa3_ir::{BufferRole, Kernel, Program};
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Plan, PlanOptions, Precision};
-use fa3_sched::packed::{self, Side};
 use fa3_sched::{DeviceLimits, Longest, Order, Scheduler};
 use fa3_sim::{Mode, Policy, ProgramSimulation};
 use fa3_types::{Dtype, Mask, Problem, ProblemSpec, Shape, Strides, TensorDesc};
 use proptest::prelude::*;
 
-use super::program::listed;
 use super::*;
-use crate::kernels::parts::geometry::sides;
 
 /// NaN in every type.
 const POISON: u8 = 0xFF;
@@ -53,7 +50,6 @@ struct Batch {
     kv: TensorDesc,
     /// Rows of Q and of K of each sequence.
     sequences: Vec<[Rows; 2]>,
-    plan: packed::Plan,
     /// cu_seqlens and seqused of Q, then of K.
     lengths: [Vec<i32>; 4],
 }
@@ -90,8 +86,7 @@ impl Batch {
         };
         let total = [at[0] + behind.0, at[1] + behind.1];
         let lengths = [starts(0), vec![], starts(1), vec![]];
-        let sides = total.map(Side::packed);
-        Batch::new(tile, mask, heads, (1, total), sequences, sides, lengths)
+        Batch::new(tile, mask, heads, (1, total), sequences, lengths)
     }
 
     /// Sequences of equal lengths, of which these rows are in use.
@@ -111,8 +106,7 @@ impl Batch {
             vec![],
             used.iter().map(|used| used.1 as i32).collect(),
         ];
-        let sides = [seqlen_q, seqlen_k].map(|seqlen| Side::dense(seqlen).with_used());
-        Batch::new(tile, mask, heads, (used.len(), [seqlen_q, seqlen_k]), sequences.collect(), sides, lengths)
+        Batch::new(tile, mask, heads, (used.len(), [seqlen_q, seqlen_k]), sequences.collect(), lengths)
     }
 
     fn new(
@@ -121,7 +115,6 @@ impl Batch {
         heads: (usize, usize),
         (batch, [seqlen_q, seqlen_k]): (usize, [usize; 2]),
         sequences: Vec<[Rows; 2]>,
-        sides: [Side; 2],
         lengths: [Vec<i32>; 4],
     ) -> Batch {
         let with_gap = |seqlen: usize, heads: usize| {
@@ -135,36 +128,33 @@ impl Batch {
             };
             TensorDesc { dtype: dtype(&tile), shape, strides }
         };
-        let plan = packed::Plan::new(sequences.len(), sides, [tile.tile_m, tile.tile_n], mask).unwrap();
         let (q, kv) = (with_gap(seqlen_q, heads.0), with_gap(seqlen_k, heads.1));
-        Batch { tile, mask, heads, q, kv, sequences, plan, lengths }
+        Batch { tile, mask, heads, q, kv, sequences, lengths }
     }
 
     /// The tensors as a problem.
     fn problem(&self) -> Problem {
         let mut spec = ProblemSpec::dense(self.q.dtype, self.q.shape, self.kv.shape).mask(self.mask);
         (spec.q, spec.k, spec.v) = (self.q, self.kv, self.kv);
-        spec.validate().unwrap()
+        let count = self.sequences.len();
+        let sequences = |cu_seqlens: &[i32], seqlen| match cu_seqlens {
+            [] => fa3_types::Sequences::dense(count, seqlen).used(),
+            _ => fa3_types::Sequences::packed(count),
+        };
+        let (seqs_q, seqs_k) = (
+            sequences(&self.lengths[0], self.q.shape.seqlen),
+            sequences(&self.lengths[2], self.kv.shape.seqlen),
+        );
+        spec.seqs_q(seqs_q).seqs_k(seqs_k).validate().unwrap()
     }
 
     /// The program over the table of the sequences.
     fn program(&self) -> Program<Kernel> {
-        let problem = self.problem();
-        let options = PlanOptions::default().tile(self.tile);
-        let plan = Plan::with(&problem, &DeviceLimits::h100_sxm(), &options.clusters(false)).unwrap();
-        let order = match self.mask {
-            Mask::None => Order::Linear,
-            Mask::Causal | Mask::Window { .. } => Order::LongestFirst { section: 1, longest: Longest::Last },
-        };
-        let spec = FwdSpec {
-            mask: sides(self.mask),
-            order,
-            scheduler: Scheduler::DynamicPersistent,
-            sequences: Sequences::Listed,
-            ..FwdSpec::of(&plan)
-        };
         let section = (self.heads.0 / self.heads.1) as u32;
-        listed(&problem, spec, &self.plan, section, CTAS).unwrap().map(|spec| spec.kernel())
+        let order = Order::LongestFirst { section, longest: Longest::from(self.mask) };
+        let options = PlanOptions::default().tile(self.tile).order(order).sms(CTAS.try_into().unwrap());
+        let plan = Plan::with(&self.problem(), &DeviceLimits::h100_sxm(), &options).unwrap();
+        program(&plan).map(|spec| spec.kernel())
     }
 
     /// Q, K and V: random numbers in rows of sequences for which `is_there`, in use, and NaN everywhere else.

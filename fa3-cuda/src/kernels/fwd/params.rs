@@ -2,8 +2,7 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed, Program};
-use fa3_sched::forward::Plan;
-use fa3_sched::packed::{MemoryRows, NotInRows};
+use fa3_sched::forward::{Listed, Numbered, Plan};
 use fa3_types::{Dtype, Problem, TensorDesc, ValueLayout};
 
 use super::descales::Descales;
@@ -94,12 +93,12 @@ impl Params<Form> {
 }
 
 impl Params<Host> {
-    /// The values of a plan's launch.
-    pub(super) fn of<K>(plan: &Plan, program: &Program<K>) -> Params<Host> {
+    /// The values of a launch over sequences of one length.
+    pub(super) fn numbered<K>(plan: &Plan, tiles: &Numbered, program: &Program<K>) -> Params<Host> {
         let problem = plan.problem();
-        // Without keys nothing is loaded of K and V, but a tensor map must be of something.
         let view_of = |buffer, tensor: &TensorDesc| {
-            if tensor.extent().0 == 0 { view(buffers::Q, problem.q()) } else { view(buffer, tensor) }
+            let (buffer, tensor) = something(problem, buffer, tensor);
+            view(buffer, tensor)
         };
         let v = match (problem.v_layout(), program.find(buffers::V_TRANSPOSED)) {
             (_, Some(codes)) => transposed_view(codes, problem.v().shape),
@@ -108,36 +107,32 @@ impl Params<Host> {
             }
             (ValueLayout::Rows | ValueLayout::Transposed, _) => view_of(buffers::V, problem.v()),
         };
+        let geometry = Geometry::of(tiles.schedule(), plan.tiling(), tiles.lens());
+        let views = [view(buffers::Q, problem.q()), view_of(buffers::K, problem.k()), v];
         Params {
             ticket: program.find(buffers::TICKET),
-            ..Params::with(
-                problem,
-                [view(buffers::Q, problem.q()), view_of(buffers::K, problem.k()), v],
-                Lookup::Equal(Geometry::of(plan.schedule(), plan.tiling(), plan.lens())),
-            )
+            ..Params::with(problem, views, Lookup::Equal(geometry))
         }
     }
 
-    /// The values of a launch over the sequences of a table.
-    ///
-    /// # Errors
-    /// A tensor whose rows a copy cannot count.
-    pub(super) fn listed(
+    /// The values of a launch over the sequences of a table. The program has a counter of tiles.
+    pub(super) fn listed<K>(
         problem: &Problem,
+        tiles: &Listed,
         table: Table<Host>,
-        ticket: BufferId,
-    ) -> Result<Params<Host>, NotInRows> {
-        let [q, k, v] = [problem.q(), problem.k(), problem.v()];
-        let rows_of = |buffer, tensor: &TensorDesc| -> Result<_, NotInRows> {
-            // Without keys, as above.
-            let (buffer, tensor) =
-                if tensor.extent().0 == 0 { (buffers::Q, problem.q()) } else { (buffer, tensor) };
-            let rows = MemoryRows::of(tensor)?;
-            Ok((rows_view(buffer, tensor, rows), rows.batch))
+        program: &Program<K>,
+    ) -> Params<Host> {
+        let [of_q, of_k, of_v] = tiles.rows();
+        let view_of = |buffer, tensor: &TensorDesc, rows| {
+            let is_empty = tensor.extent().0 == 0;
+            let (buffer, tensor) = something(problem, buffer, tensor);
+            rows_view(buffer, tensor, if is_empty { of_q } else { rows })
         };
-        let (q_view, q_apart) = rows_of(buffers::Q, q)?;
-        let (k_view, k_apart) = rows_of(buffers::K, k)?;
-        let (v_view, v_apart) = rows_of(buffers::V, v)?;
+        let views = [
+            rows_view(buffers::Q, problem.q(), of_q),
+            view_of(buffers::K, problem.k(), of_k),
+            view_of(buffers::V, problem.v(), of_v),
+        ];
         let [batch, heads, rows] = problem.lse_shape().map(|extent| extent as u64);
         let lse = if batch > 1 { heads * rows } else { 0 };
         // Packed sequences are one entry of the batch, whatever their numbers.
@@ -145,11 +140,12 @@ impl Params<Host> {
         if batch <= 1 {
             o.strides.batch = 0;
         }
-        Ok(Params {
+        let ticket = program.find(buffers::TICKET).expect("tiles of a table are drawn from a counter");
+        Params {
             o: Strided::of("o", buffers::O, &o),
-            apart: Some(Apart { q: q_apart, k: k_apart, v: v_apart, lse, lse_head: rows }),
-            ..Params::with(problem, [q_view, k_view, v_view], Lookup::Listed { table, ticket })
-        })
+            apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, lse, lse_head: rows }),
+            ..Params::with(problem, views, Lookup::Listed { table, ticket })
+        }
     }
 
     fn with(problem: &Problem, [q, k, v]: [Passed; 3], lookup: Lookup<Host>) -> Params<Host> {
@@ -169,4 +165,13 @@ impl Params<Host> {
             apart: None,
         }
     }
+}
+
+/// The tensor, or Q in place of one without elements: nothing is loaded of it, but a tensor map must be of something.
+fn something<'a>(
+    problem: &'a Problem,
+    buffer: BufferId,
+    tensor: &'a TensorDesc,
+) -> (BufferId, &'a TensorDesc) {
+    if tensor.extent().0 == 0 { (buffers::Q, problem.q()) } else { (buffer, tensor) }
 }

@@ -1,15 +1,14 @@
 //! The program of a plan of the forward pass.
 
 use fa3_ir::{BufferRole, Elem, Program};
-use fa3_sched::forward::Plan;
-use fa3_sched::packed::{self, NotInRows, Sections};
-use fa3_sched::{Scheduler, Tiling};
+use fa3_sched::Scheduler;
+use fa3_sched::forward::{Listed, Numbered, Plan, Way};
 use fa3_types::{Dtype, Granularity, Problem, ValueLayout};
 
 use super::FwdSpec;
 use super::params::Params;
-use crate::kernels::packed as table;
-use crate::kernels::params::Fill;
+use crate::kernels::packed;
+use crate::kernels::params::{Fill, Host};
 use crate::kernels::parts::table::Table;
 use crate::kernels::quantize::transpose_v;
 use crate::kernels::{Spec, tensors};
@@ -52,25 +51,50 @@ pub mod buffers {
 /// The program of a plan; without steps if there are no rows to compute. Buffers are as large as their tensors reach,
 /// gaps included.
 pub fn program(plan: &Plan) -> Program<Spec> {
-    let (spec, problem, schedule) = (FwdSpec::of(plan), plan.problem(), plan.schedule());
-    let mut program = of_caller(problem, problem.descale_shapes());
-    if schedule.scheduler() == Scheduler::DynamicPersistent {
+    let mut program = of_caller(plan.problem());
+    if plan.scheduler() == Scheduler::DynamicPersistent {
         program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
     }
-    if let Some(tiles) = plan.v_tiles() {
-        let dims = tensors::transposed_dims(problem.v().shape);
-        let codes = program.buffer(buffers::V_TRANSPOSED, Elem::E4m3, &dims, BufferRole::Scratch);
-        transpose_v::step(&mut program, (buffers::V, problem.v()), codes, tiles);
-    }
-    if schedule.grid() > 0 {
-        let params = Params::of(plan, &program);
-        program.step(spec.into(), [schedule.grid(), 1, 1], Fill::args(|by| _ = params.pass(by)));
+    let (grid, params) = match plan.way() {
+        Way::Numbered(tiles) => numbered(&mut program, plan, tiles),
+        Way::Listed(tiles) => listed(&mut program, plan, tiles),
+    };
+    if grid > 0 {
+        program.step(FwdSpec::of(plan).into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
     program
 }
 
+/// Sequences of one length: adds the step that transposes V, if there is one. Gives the attention's CTAs and arguments.
+fn numbered(program: &mut Program<Spec>, plan: &Plan, tiles: &Numbered) -> (u32, Params<Host>) {
+    let problem = plan.problem();
+    if let Some(tiles) = tiles.v_tiles() {
+        let dims = tensors::transposed_dims(problem.v().shape);
+        let codes = program.buffer(buffers::V_TRANSPOSED, Elem::E4m3, &dims, BufferRole::Scratch);
+        transpose_v::step(program, (buffers::V, problem.v()), codes, tiles);
+    }
+    (tiles.schedule().grid(), Params::numbered(plan, tiles, program))
+}
+
+/// Sequences whose lengths are data: adds the arrays of lengths by their names, and the step that writes the table.
+/// Gives the attention's CTAs and arguments.
+fn listed(program: &mut Program<Spec>, plan: &Plan, tiles: &Listed) -> (u32, Params<Host>) {
+    let address = packed::table(program, tiles.table(), BufferRole::Scratch);
+    if tiles.grid() > 0 {
+        packed::step(program, tiles.table(), address);
+    }
+    let table = Table {
+        address,
+        sequences: tiles.table().count(),
+        sections: tiles.sections(),
+        tiling: plan.tiling(),
+        longest: FwdSpec::of(plan).longest(),
+    };
+    (tiles.grid(), Params::listed(plan.problem(), tiles, table, program))
+}
+
 /// A program with the caller's tensors, and no steps.
-fn of_caller(problem: &Problem, descale_shapes: [Vec<usize>; 3]) -> Program<Spec> {
+fn of_caller(problem: &Problem) -> Program<Spec> {
     let mut program = Program::new();
     tensors::input(&mut program, "q", problem.q());
     tensors::input(&mut program, "k", problem.k());
@@ -86,7 +110,7 @@ fn of_caller(problem: &Problem, descale_shapes: [Vec<usize>; 3]) -> Program<Spec
     program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
     if problem.dtype() == Dtype::E4m3 {
         let names = ["q_descale", "k_descale", "v_descale"];
-        let of_tensors = names.into_iter().zip(problem.scales()).zip(descale_shapes);
+        let of_tensors = names.into_iter().zip(problem.scales()).zip(problem.descale_shapes());
         for ((name, scales), shape) in of_tensors {
             let shape: Vec<u32> = shape.into_iter().map(|extent| extent as u32).collect();
             let is_optional = scales == Granularity::Head;
@@ -103,35 +127,6 @@ fn of_caller(problem: &Problem, descale_shapes: [Vec<usize>; 3]) -> Program<Spec
         program.buffer("v_mean", Elem::F32, &shape, BufferRole::Input);
     }
     program
-}
-
-/// The program of a forward pass over sequences whose lengths are in arrays on the device: a step writes their table,
-/// another computes their tiles, in sections of so many query heads. `problem` says the tensors, whatever its own
-/// sequences are. Heads of each sequence have scales. The arrays of lengths are buffers of their names.
-///
-/// # Errors
-/// A tensor whose rows a copy cannot count.
-#[cfg_attr(not(test), expect(dead_code, reason = "plans are of equal sequences"))]
-pub(super) fn listed(
-    problem: &Problem,
-    spec: FwdSpec,
-    sequences: &packed::Plan,
-    section: u32,
-    grid: u32,
-) -> Result<Program<Spec>, NotInRows> {
-    let (tile, heads) = (&spec.tile, problem.heads());
-    let mut program = of_caller(problem, [(); 3].map(|()| vec![sequences.count() as usize, heads.kv()]));
-    let ticket = program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
-    let table = Table {
-        address: table::schedule(&mut program, sequences, BufferRole::Scratch),
-        sequences: sequences.count(),
-        sections: Sections::new(heads.q() as u32, section),
-        tiling: Tiling::new(tile.tile_m, tile.tile_n, heads.group_size() as u32, sequences.mask()),
-        longest: spec.longest(),
-    };
-    let params = Params::listed(problem, table, ticket)?;
-    program.step(spec.into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
-    Ok(program)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The key of a forward kernel.
 
 use fa3_ir::Elem;
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision, Way};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::Mask;
 
@@ -48,7 +48,7 @@ pub enum Sequences {
 impl FwdSpec {
     /// The spec of a plan's kernel.
     pub fn of(plan: &Plan) -> FwdSpec {
-        let (problem, schedule) = (plan.problem(), plan.schedule());
+        let problem = plan.problem();
         FwdSpec {
             elem: elem(problem.dtype()),
             output: elem(problem.o().dtype),
@@ -56,10 +56,13 @@ impl FwdSpec {
             head_dim_v: problem.head_dim_v() as u32,
             mask: sides(problem.mask()),
             softcap: problem.softcap().is_some(),
-            order: form(schedule.order()),
-            scheduler: schedule.scheduler(),
+            order: form(plan.order()),
+            scheduler: plan.scheduler(),
             cluster: plan.cluster(),
-            sequences: Sequences::Equal,
+            sequences: match plan.way() {
+                Way::Numbered(_) => Sequences::Equal,
+                Way::Listed(_) => Sequences::Listed,
+            },
         }
     }
 }

@@ -12,12 +12,13 @@ use crate::kernels::params::Fill;
 /// `seqused_q` and `seqused_k` that the plan has, and `table`, of which it writes the part that is in use.
 pub fn program(plan: &Plan) -> Program<kernels::Spec> {
     let mut program = Program::new();
-    schedule(&mut program, plan, BufferRole::InOut);
+    let table = table(&mut program, plan, BufferRole::InOut);
+    step(&mut program, plan, table);
     program
 }
 
-/// Adds the arrays of lengths, the table, and the step that writes it. Gives the table.
-pub(crate) fn schedule(program: &mut Program<kernels::Spec>, plan: &Plan, role: BufferRole) -> BufferId {
+/// Adds the arrays of lengths, and the table, which it gives.
+pub(crate) fn table(program: &mut Program<kernels::Spec>, plan: &Plan, role: BufferRole) -> BufferId {
     let (count, [q, k]) = (plan.count(), [plan.q().arrays, plan.k().arrays]);
     let arrays = [
         ("cu_seqlens_q", q.cu_seqlens, count + 1),
@@ -29,8 +30,11 @@ pub(crate) fn schedule(program: &mut Program<kernels::Spec>, plan: &Plan, role: 
         let array = program.buffer(name, Elem::U32, &[entries], BufferRole::Input);
         program.align(array, 4);
     }
-    let table = program.buffer("table", Elem::U32, &[plan.words()], role);
+    program.buffer("table", Elem::U32, &[plan.words()], role)
+}
+
+/// Adds the step that writes the table.
+pub(crate) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, table: BufferId) {
     let params = Params::of(plan, program, table);
     program.step(Spec::of(plan).into(), [1, 1, 1], Fill::args(|by| _ = params.pass(by)));
-    table
 }

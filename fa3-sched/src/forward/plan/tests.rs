@@ -2,14 +2,19 @@
 
 use std::collections::HashMap;
 
-use fa3_types::{Dim, Lengths, ProblemError, ProblemSpec, SequenceRows, Sequences, Shape, TensorName};
+use fa3_types::{
+    Dim, Granularity, Lengths, Mask, ProblemError, ProblemSpec, Sequences, Shape, Strides, TensorName,
+    ValueLayout,
+};
 use proptest::prelude::*;
 
 use super::*;
 use crate::certified_bound;
 use crate::checked::Checked;
+use crate::forward::Loads;
 use crate::forward::TileError;
-use crate::{Longest, NotDense};
+use crate::packed::NotInRows;
+use crate::{KvRange, Lens, Longest, Tile, TileCounts, TooManyTiles};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
@@ -21,10 +26,15 @@ fn dense(batch: usize, seqlens: (usize, usize), heads: (usize, usize), mask: Mas
 
 /// The work of tile `index` as a kernel would compute it: the generic functions over checked integers.
 fn as_a_kernel(plan: &Plan, index: u32) -> Work {
-    let (decoder, tiling) =
-        (plan.schedule.decoder().unwrap().map(Checked::from), plan.tiling.map(Checked::from));
+    let (decoder, tiling) = (
+        plan.numbered().unwrap().schedule().decoder().unwrap().map(Checked::from),
+        plan.tiling.map(Checked::from),
+    );
     let tile = decoder.decode(index.into());
-    let kv = tiling.kv_range(tile.m_block, Lens { q: plan.lens.q.into(), k: plan.lens.k.into() });
+    let kv = tiling.kv_range(
+        tile.m_block,
+        Lens { q: plan.numbered().unwrap().lens().q.into(), k: plan.numbered().unwrap().lens().k.into() },
+    );
     let [m_block, head, batch] = [tile.m_block, tile.head, tile.batch].map(|n| n.0 as u32);
     let [first, unmasked_first, unmasked_end, end] =
         [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].map(|n| n.0 as u32);
@@ -37,14 +47,17 @@ fn covers(plan: &Plan) {
     let problem = plan.problem();
     let (tile_m, tile_n) = (plan.tile.tile_m as usize, plan.tile.tile_n as usize);
     let mut visits: HashMap<(usize, usize, usize), KvRange<u32>> = HashMap::new();
-    for (index, work) in plan.works().enumerate() {
-        assert_eq!(plan.schedule.tile(index as u32), Some(work.tile));
+    for (index, work) in plan.numbered().unwrap().works().enumerate() {
+        assert_eq!(plan.numbered().unwrap().schedule().tile(index as u32), Some(work.tile));
         assert_eq!(as_a_kernel(plan, index as u32), work);
         let Tile { m_block, head, batch } = work.tile;
         let twice = visits.insert((batch as usize, head as usize, m_block as usize), work.kv);
         assert_eq!(twice, None);
     }
-    assert_eq!(plan.schedule.tile(plan.schedule.num_tiles()), None);
+    assert_eq!(
+        plan.numbered().unwrap().schedule().tile(plan.numbered().unwrap().schedule().num_tiles()),
+        None
+    );
     for (batch, head) in (0..problem.batch()).flat_map(|b| (0..problem.heads().q()).map(move |h| (b, h))) {
         let len = Lengths { q: problem.q().shape.seqlen, k: problem.k().shape.seqlen };
         for m_block in 0..len.q.div_ceil(tile_m) {
@@ -65,13 +78,16 @@ fn the_talks_example() {
     let row = TileRow::table().iter().find(|row| (row.tile.head_dim, row.tile.tile_m) == (128, 128)).unwrap();
     let options = PlanOptions::default().tile(row.tile);
     let plan = Plan::with(&dense(4, (4096, 4096), (8, 8), Mask::None), &H100, &options).unwrap();
-    assert_eq!((plan.schedule.num_tiles(), plan.schedule.grid()), (1024, 132));
     assert_eq!(
-        (plan.schedule.order(), plan.schedule.scheduler()),
+        (plan.numbered().unwrap().schedule().num_tiles(), plan.numbered().unwrap().schedule().grid()),
+        (1024, 132)
+    );
+    assert_eq!(
+        (plan.numbered().unwrap().schedule().order(), plan.numbered().unwrap().schedule().scheduler()),
         (Order::Linear, Scheduler::StaticPersistent)
     );
     let mut tiles = [0; 132];
-    plan.simulate().spans().iter().for_each(|span| tiles[span.cta as usize] += 1);
+    plan.numbered().unwrap().simulate().spans().iter().for_each(|span| tiles[span.cta as usize] += 1);
     assert!(tiles.iter().all(|n| [7, 8].contains(n)));
 }
 
@@ -79,39 +95,51 @@ fn the_talks_example() {
 fn causal_tiles_of_a_section_never_get_longer() {
     let plan = Plan::new(&dense(4, (4096, 4096), (8, 8), Mask::Causal), &H100).unwrap();
     // A head has 32 tiles: 3 heads have one for every other SM.
-    assert_eq!(plan.schedule.order(), Order::LongestFirst { section: 3, longest: Longest::Last });
-    let costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
+    assert_eq!(
+        plan.numbered().unwrap().schedule().order(),
+        Order::LongestFirst { section: 3, longest: Longest::Last }
+    );
+    let costs: Vec<u64> = plan.numbered().unwrap().works().map(|work| work.cost()).collect();
     // Eight of 3 heads, and a last one of 8.
     let (sections, last) = costs.split_at(8 * 3 * 32);
     assert!(sections.chunks(3 * 32).chain([last]).all(|section| section.is_sorted_by(|a, b| a >= b)));
-    assert!(plan.simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
+    assert!(plan.numbered().unwrap().simulate().length() * 100 <= 105 * certified_bound(&costs, H100.sms));
 
     let options = PlanOptions::default().order(Order::LongestFirst { section: 32, longest: Longest::Last });
     let plan = Plan::with(plan.problem(), &H100, &options).unwrap();
-    let costs: Vec<u64> = plan.works().map(|work| work.cost()).collect();
+    let costs: Vec<u64> = plan.numbered().unwrap().works().map(|work| work.cost()).collect();
     assert!(costs.is_sorted_by(|a, b| a >= b));
-    assert!(plan.simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
+    assert!(plan.numbered().unwrap().simulate().length() * 100 <= 101 * certified_bound(&costs, H100.sms));
     // By hand: 32 heads of 1 + 2 + … + 32 blocks, of which one a tile lies on the diagonal.
-    assert_eq!(plan.cost(), Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 });
+    assert_eq!(
+        plan.numbered().unwrap().cost(),
+        Cost { blocks: 32 * 32 * 33 / 2, masked_blocks: 1024, longest: 32 }
+    );
 }
 
 #[test]
 fn sections_have_a_tile_for_every_other_sm_and_keep_groups_together() {
     // A KV head has 4 query heads of 16 tiles: 2 of the 72 have one for every other SM, with their query heads.
     let plan = Plan::new(&dense(9, (2048, 2048), (32, 8), Mask::Causal), &H100).unwrap();
-    assert_eq!(plan.schedule.order(), Order::LongestFirst { section: 8, longest: Longest::Last });
+    assert_eq!(
+        plan.numbered().unwrap().schedule().order(),
+        Order::LongestFirst { section: 8, longest: Longest::Last }
+    );
     // Fewer heads than that are one section.
     let plan = Plan::new(&dense(1, (2048, 2048), (4, 4), Mask::Causal), &H100).unwrap();
-    assert_eq!(plan.schedule.order(), Order::LongestFirst { section: 4, longest: Longest::Last });
+    assert_eq!(
+        plan.numbered().unwrap().schedule().order(),
+        Order::LongestFirst { section: 4, longest: Longest::Last }
+    );
 }
 
 #[test]
 fn a_window_open_to_the_right_starts_at_the_first_tile() {
     let mask = Mask::Window { left: Some(100), right: None };
     let plan = Plan::new(&dense(1, (8192, 8192), (16, 16), mask), &H100).unwrap();
-    let blocks: Vec<u32> = plan.works().map(|work| work.kv.blocks()).collect();
+    let blocks: Vec<u32> = plan.numbered().unwrap().works().map(|work| work.kv.blocks()).collect();
     assert!(blocks[..2 * 64].is_sorted_by(|a, b| a >= b), "a section of 2 heads");
-    assert_eq!(plan.works().next().unwrap().tile.m_block, 0);
+    assert_eq!(plan.numbered().unwrap().works().next().unwrap().tile.m_block, 0);
 }
 
 /// One row against many keys: a tile for each head, each of which visits all keys.
@@ -119,17 +147,20 @@ fn a_window_open_to_the_right_starts_at_the_first_tile() {
 fn decoding() {
     let plan = Plan::new(&dense(1, (1, 65536), (64, 8), Mask::Causal), &H100).unwrap();
     assert_eq!((plan.tile.tile_m, plan.tile.threads()), (64, 256));
-    assert_eq!((plan.schedule.num_tiles(), plan.schedule.scheduler()), (64, Scheduler::OneTile));
-    assert_eq!(plan.cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
+    assert_eq!(
+        (plan.numbered().unwrap().schedule().num_tiles(), plan.numbered().unwrap().schedule().scheduler()),
+        (64, Scheduler::OneTile)
+    );
+    assert_eq!(plan.numbered().unwrap().cost(), Cost { blocks: 64 * 512, masked_blocks: 0, longest: 512 });
 }
 
 /// CTAs of a cluster visit the same keys of the same head at a time.
 fn go_together(plan: &Plan) -> bool {
     let (together, group) = (plan.cluster() as usize, plan.problem().heads().group_size() as u32);
-    let works: Vec<Work> = plan.works().collect();
+    let works: Vec<Work> = plan.numbered().unwrap().works().collect();
     let keys = |work: &Work| (work.tile.head / group, work.tile.batch, work.kv);
     let same = |a: &Work, b: &Work| keys(a) == keys(b);
-    (plan.schedule.grid() as usize).is_multiple_of(together)
+    (plan.numbered().unwrap().schedule().grid() as usize).is_multiple_of(together)
         && works.chunks(together).all(|works| works.iter().all(|work| same(work, &works[0])))
 }
 
@@ -200,7 +231,7 @@ fn v_that_is_visited_often_is_transposed_before() {
     let causal = |rows, keys, heads_kv| {
         let q = Shape { batch: 2, seqlen: rows, heads: 8, head_dim: 128 };
         let spec = ProblemSpec::dense(Dtype::E4m3, q, Shape { seqlen: keys, heads: heads_kv, ..q }).causal();
-        Plan::new(&spec.validate().unwrap(), &H100).unwrap().v_tiles().is_some()
+        Plan::new(&spec.validate().unwrap(), &H100).unwrap().numbered().unwrap().v_tiles().is_some()
     };
     assert!(!causal(8192, 1024, 8) && causal(768, 8192, 1));
     // The kernel that transposes takes all SMs.
@@ -208,18 +239,18 @@ fn v_that_is_visited_often_is_transposed_before() {
         let q = Shape { batch: 2, seqlen: 8192, heads: 4, head_dim: 128 };
         let problem = ProblemSpec::dense(Dtype::E4m3, q, q).validate().unwrap();
         let options = PlanOptions::default().sms(NonZeroU32::new(sms).unwrap());
-        Plan::with(&problem, &H100, &options).unwrap().v_tiles().is_some()
+        Plan::with(&problem, &H100, &options).unwrap().numbered().unwrap().v_tiles().is_some()
     };
     assert_eq!([131, 132].map(margin), [false, true]);
     // O takes as much memory as twice as many keys of V.
     let q = Shape { batch: 2, seqlen: 4096, heads: 4, head_dim: 128 };
     let of_keys = |keys| ProblemSpec::dense(Dtype::E4m3, q, Shape { seqlen: keys, ..q }).validate().unwrap();
-    let before = |keys| Plan::new(&of_keys(keys), &H100).unwrap().v_tiles().is_some();
+    let before = |keys| Plan::new(&of_keys(keys), &H100).unwrap().numbered().unwrap().v_tiles().is_some();
     assert_eq!([8192, 8193].map(before), [true, false]);
 
     let plan = plan(dense, 4100, 4, 128);
-    assert_eq!(plan.v_tiles().unwrap().m_blocks, 33);
-    assert_eq!(plan.transposed_v_bytes(), 2 * 4 * 128 * 33 * 128);
+    assert_eq!(plan.numbered().unwrap().v_tiles().unwrap().m_blocks, 33);
+    assert_eq!(plan.numbered().unwrap().transposed_v_bytes(), 2 * 4 * 128 * 33 * 128);
     let text = plan.to_string();
     let of_v = "memory     0 bytes for the tile counter, and 4325376 for V, which is transposed before";
     assert!(text.contains("V transposed,") && text.ends_with(of_v), "{text}");
@@ -235,10 +266,10 @@ fn a_given_tile_may_take_v_transposed() {
     };
     let [rows, transposed] = [spec.clone(), spec.clone().transposed_v()]
         .map(|spec| Plan::new(&spec.validate().unwrap(), &H100).unwrap().tile());
-    assert_eq!(with(spec.clone(), rows).unwrap().v_tiles(), None);
-    assert_eq!(with(spec.clone(), transposed).unwrap().v_tiles().unwrap().m_blocks, 1);
+    assert_eq!(with(spec.clone(), rows).unwrap().numbered().unwrap().v_tiles(), None);
+    assert_eq!(with(spec.clone(), transposed).unwrap().numbered().unwrap().v_tiles().unwrap().m_blocks, 1);
     let transposed_v = spec.transposed_v();
-    assert_eq!(with(transposed_v.clone(), transposed).unwrap().v_tiles(), None);
+    assert_eq!(with(transposed_v.clone(), transposed).unwrap().numbered().unwrap().v_tiles(), None);
     let error = with(transposed_v, rows).unwrap_err();
     assert_eq!(error, PlanError::Precision { given: rows.precision, needed: transposed.precision });
 }
@@ -249,7 +280,13 @@ fn without_a_producer_nobody_draws() {
     let tile = CtaTile { loads: Loads::Consumers, ..Plan::new(&problem, &H100).unwrap().tile };
     let options = PlanOptions::default().tile(tile);
     let plan = Plan::with(&problem, &H100, &options).unwrap();
-    assert_eq!((plan.schedule.scheduler(), plan.schedule.counter_bytes()), (Scheduler::StaticPersistent, 0));
+    assert_eq!(
+        (
+            plan.numbered().unwrap().schedule().scheduler(),
+            plan.numbered().unwrap().schedule().counter_bytes()
+        ),
+        (Scheduler::StaticPersistent, 0)
+    );
     let text = plan.to_string();
     assert!(text.contains("no producer") && text.contains("132 CTAs of 384 threads"), "{text}");
     assert!(text.contains("registers  168 a thread"), "{text}");
@@ -263,23 +300,42 @@ fn some_sms_are_left_to_other_work() {
     let problem = dense(4, (4096, 4096), (8, 8), Mask::Causal);
     let some = |sms| PlanOptions::default().sms(NonZeroU32::new(sms).unwrap());
     let plan = Plan::with(&problem, &H100, &some(100)).unwrap();
-    assert_eq!((plan.schedule.sms().get(), plan.schedule.grid()), (100, 100));
-    assert_eq!(plan.schedule.order(), Order::LongestFirst { section: 2, longest: Longest::Last });
+    assert_eq!(
+        (plan.numbered().unwrap().schedule().sms().get(), plan.numbered().unwrap().schedule().grid()),
+        (100, 100)
+    );
+    assert_eq!(
+        plan.numbered().unwrap().schedule().order(),
+        Order::LongestFirst { section: 2, longest: Longest::Last }
+    );
     let plan = Plan::with(&problem, &H100, &some(1000)).unwrap();
-    assert_eq!((plan.schedule.sms(), plan.schedule.grid()), (H100.sms, 132));
+    assert_eq!(
+        (plan.numbered().unwrap().schedule().sms(), plan.numbered().unwrap().schedule().grid()),
+        (H100.sms, 132)
+    );
 }
 
 #[test]
 fn nothing_to_do_is_an_empty_plan() {
     for problem in [dense(0, (128, 128), (4, 4), Mask::Causal), dense(3, (0, 128), (4, 2), Mask::None)] {
         let plan = Plan::new(&problem, &H100).unwrap();
-        let schedule = plan.schedule();
+        let schedule = plan.numbered().unwrap().schedule();
         assert_eq!((schedule.num_tiles(), schedule.grid(), schedule.tile(0)), (0, 0, None));
-        assert_eq!((plan.works().count(), plan.cost(), plan.simulate().length()), (0, Cost::default(), 0));
+        assert_eq!(
+            (
+                plan.numbered().unwrap().works().count(),
+                plan.numbered().unwrap().cost(),
+                plan.numbered().unwrap().simulate().length()
+            ),
+            (0, Cost::default(), 0)
+        );
     }
     // Queries without keys have tiles all the same: O is 0 there, and someone must write it.
     let plan = Plan::new(&dense(2, (200, 0), (4, 4), Mask::Causal), &H100).unwrap();
-    assert_eq!((plan.schedule.num_tiles(), plan.cost().blocks), (16, 0));
+    assert_eq!(
+        (plan.numbered().unwrap().schedule().num_tiles(), plan.numbered().unwrap().cost().blocks),
+        (16, 0)
+    );
 }
 
 /// The refusals of problems that only the CPU computes, with the numbers.
@@ -306,15 +362,72 @@ fn what_no_forward_kernel_computes() {
     odd.o.strides.batch *= 2;
     let stride = ProblemError::StrideMultiple { tensor, dim: Dim::Seqlen, given: 65, multiple };
     assert_eq!(refused(odd), Box::new(stride).into());
+}
 
-    let rows = SequenceRows::packed(&[0, 5, 5, 9]).unwrap();
-    let packed = ProblemSpec::packed(Dtype::F16, (4, 4), 64, &rows, &rows);
-    assert_eq!(refused(packed), NotDense::Packed { sequences: 3 }.into());
+/// Packed sequences, Q of `total` rows.
+fn packed(count: usize, total: usize, longest: usize, heads: (usize, usize), mask: Mask) -> ProblemSpec {
+    let q = Shape { batch: 1, seqlen: total, heads: heads.0, head_dim: 128 };
+    let sequences = Sequences::packed(count).longest(longest);
+    let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: heads.1, ..q }).mask(mask);
+    spec.seqs_q(sequences).seqs_k(sequences)
+}
 
-    let error = refused(spec(Dtype::Bf16).seqs_k(Sequences::dense(2, 64).used()));
-    assert_eq!(error, NotDense::Used { tensor: TensorName::K }.into());
-    let text = "the forward kernels take sequences in full, and k has sequences that are used in part";
-    assert_eq!(error.to_string(), text);
+#[test]
+fn sequences_whose_lengths_are_data_are_listed() {
+    let listed = |spec: ProblemSpec| {
+        let plan = Plan::new(&spec.validate().unwrap(), &H100).unwrap();
+        let Way::Listed(listed) = plan.way() else { panic!("{plan}") };
+        assert!(plan.numbered().is_none());
+        (plan.tile(), listed.clone())
+    };
+    let (tile, plan) = listed(packed(12, 16_384, 4096, (32, 8), Mask::Causal));
+    assert_eq!((plan.grid(), plan.table().count()), (132, 12));
+    assert_eq!(plan.table().capacity(), 16_384 / tile.tile_m + 12 + 1);
+    // 22 or 32 tiles a head: one group of heads has more than enough. Short sequences take several.
+    let section = |longest| listed(packed(12, 16_384, longest, (32, 8), Mask::Causal)).1.order();
+    let order = |section| Order::LongestFirst { section, longest: Longest::Last };
+    assert_eq!([4096, 512, 64].map(section), [order(4), order(16), order(32)]);
+    // A section divides all heads.
+    let (_, odd) = listed(packed(12, 16_384, 512, (28, 7), Mask::Causal));
+    assert_eq!(odd.order(), order(28));
+    // The tile is that of the longest sequence, as far as it is known.
+    let short = listed(packed(300, 16_384, 60, (32, 8), Mask::Causal)).0;
+    assert_eq!((short.tile_m, listed(packed(300, 16_384, 4000, (32, 8), Mask::Causal)).0), (64, tile));
+
+    let dense = ProblemSpec::dense(Dtype::F16, Shape { batch: 3, ..SHAPE }, Shape { batch: 3, ..SHAPE });
+    let (_, used) = listed(dense.clone().seqs_k(Sequences::dense(3, SHAPE.seqlen).used()));
+    assert_eq!(used.rows().map(|rows| rows.batch), [SHAPE.seqlen as u32; 3]);
+    let (_, one) = listed(packed(1, 0, 0, (2, 1), Mask::None));
+    assert_eq!(one.grid(), 0);
+}
+
+#[test]
+fn what_no_table_serves_is_refused() {
+    let with = |spec: ProblemSpec, options: PlanOptions| {
+        Plan::with(&spec.validate().unwrap(), &H100, &options).unwrap_err()
+    };
+    let spec = || packed(3, 1000, 500, (32, 8), Mask::Causal);
+    let options = PlanOptions::default;
+    let scheduler = Scheduler::OneTile;
+    assert_eq!(with(spec(), options().scheduler(scheduler)), PlanError::ListedScheduler { scheduler });
+    assert_eq!(with(spec(), options().clusters(true)), PlanError::ListedClusters);
+    for (section, longest) in [(3, Longest::Last), (4, Longest::First)] {
+        let order = Order::LongestFirst { section, longest };
+        assert_eq!(with(spec(), options().order(order)), PlanError::ListedOrder { order, heads: 32 });
+    }
+    let shape = Shape { batch: 2, seqlen: 300, heads: 2, head_dim: 64 };
+    let used = |spec: ProblemSpec| spec.seqs_k(Sequences::dense(2, 300).used());
+    let e4m3 = || used(ProblemSpec::dense(Dtype::E4m3, shape, shape));
+    let scales = Granularity::Channel;
+    assert_eq!(with(e4m3().v_channels(), options()), PlanError::ListedScales { scales });
+    assert_eq!(with(e4m3().transposed_v(), options()), PlanError::ListedTransposedV);
+    assert_eq!(e4m3().validate().unwrap().v_layout(), ValueLayout::Rows);
+    let mut apart = used(ProblemSpec::dense(Dtype::F16, shape, shape));
+    apart.k.strides = Strides { batch: 300 * 128 + 8, ..apart.k.strides };
+    let source = NotInRows::Stride { batch: 300 * 128 + 8, row: 128 };
+    assert_eq!(with(apart, options()), PlanError::ListedRows { tensor: TensorName::K, source });
+    let tiles = with(packed(1 << 20, 1 << 20, 1, (32, 8), Mask::None), options());
+    assert!(matches!(tiles, PlanError::Tiles(TooManyTiles { .. })), "{tiles}");
 }
 
 #[test]
@@ -343,12 +456,12 @@ fn what_cannot_be_planned() {
 fn the_largest_lengths_plan() {
     let longest = i32::MAX as usize;
     let plan = Plan::new(&dense(1, (longest, longest), (1, 1), Mask::Causal), &H100).unwrap();
-    let last = plan.works().next().unwrap();
+    let last = plan.numbered().unwrap().works().next().unwrap();
     assert_eq!(last, as_a_kernel(&plan, 0));
     assert_eq!(last.tile.m_block as usize, longest.div_ceil(192) - 1);
     assert_eq!(last.kv.end as usize, longest.div_ceil(80));
     let plan = Plan::new(&dense(1, (longest, 1 << 18), (100, 100), Mask::None), &H100).unwrap();
-    assert_eq!(plan.schedule.num_tiles(), 100 * longest.div_ceil(192) as u32);
+    assert_eq!(plan.numbered().unwrap().schedule().num_tiles(), 100 * longest.div_ceil(192) as u32);
 }
 
 #[test]
@@ -398,7 +511,7 @@ proptest! {
     fn causal_tiles_of_one_section_never_get_longer(q in 1usize..3000, k in 0usize..3000, heads in 1usize..4) {
         let options = PlanOptions::default().order(Order::LongestFirst { section: u32::MAX, longest: Longest::Last });
         let plan = Plan::with(&dense(2, (q, k), (heads, heads), Mask::Causal), &H100, &options).unwrap();
-        prop_assert!(plan.works().map(|work| work.cost()).is_sorted_by(|a, b| a >= b));
+        prop_assert!(plan.numbered().unwrap().works().map(|work| work.cost()).is_sorted_by(|a, b| a >= b));
     }
 
     #[test]
@@ -408,8 +521,8 @@ proptest! {
         covers(&plan);
         prop_assert!(go_together(&plan));
         prop_assert_eq!(plan.to_string().lines().count(), 12);
-        let schedule = plan.schedule();
-        prop_assert_eq!(plan.simulate().spans().len(), schedule.num_tiles() as usize);
+        let schedule = plan.numbered().unwrap().schedule();
+        prop_assert_eq!(plan.numbered().unwrap().simulate().spans().len(), schedule.num_tiles() as usize);
         prop_assert!(schedule.grid() <= schedule.num_tiles() && (schedule.grid() > 0 || schedule.num_tiles() == 0));
     }
 
@@ -418,7 +531,7 @@ proptest! {
         let longest = Longest::from(problem.mask());
         let order = if linear { Order::Linear } else { Order::LongestFirst { section, longest } };
         let plan = Plan::with(&problem, &H100, &PlanOptions::default().order(order)).unwrap();
-        prop_assert_eq!(plan.schedule().order(), order);
+        prop_assert_eq!(plan.numbered().unwrap().schedule().order(), order);
         covers(&plan);
     }
 }

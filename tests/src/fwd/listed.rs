@@ -1,0 +1,161 @@
+//! Problems whose lengths are data: packed sequences, and dense ones that are used in part.
+
+use fa3_sched::forward::{CtaTile, Loads, PlanOptions};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
+
+use super::shapes::{TINY, TINY_FP8, dtype, others};
+use super::trials::{MASKS, SOFTCAPS, trial};
+use super::{Layout, with_tile};
+use crate::family::Trial;
+use crate::{Case, Dist, Poison, covering};
+
+/// Lengths of sequences of Q and of K, in terms of a tile of m x n.
+type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
+
+/// One sequence and none; lengths around those of tiles, and 0; many short ones beside a long one; more rows than keys.
+const LENGTHS: [Lengths; 5] = [
+    |m, n| vec![(m + 9, 3 * n + 7)],
+    |_, _| vec![],
+    |m, n| vec![(m - 1, n), (0, 5), (m, n - 1), (m + 1, n + 1), (3, 0), (0, 0), (1, 1)],
+    |m, n| (0..33).map(|i| if i == 17 { (2 * m + 3, 4 * n + 1) } else { (1 + i % 3, 2 + i % 5) }).collect(),
+    |m, n| vec![(m + 30, 29), (5, 2 * n), (m + 30, n / 2)],
+];
+
+/// How lengths are given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Given {
+    /// `cu_seqlens` of Q and of K.
+    Packed,
+    /// The same, with rows behind the last sequence.
+    Behind,
+    /// `cu_seqlens` and `seqused` of both.
+    PackedInPart,
+    /// `seqused` of dense Q and of K.
+    InPart,
+    /// `seqused` of dense K alone.
+    KeysInPart,
+    /// `cu_seqlens` of Q and `seqused` of dense K: a chunk of rows over a cache.
+    PackedOverDense,
+}
+
+const GIVEN: [Given; 6] = [
+    Given::Packed,
+    Given::Behind,
+    Given::PackedInPart,
+    Given::InPart,
+    Given::KeysInPart,
+    Given::PackedOverDense,
+];
+
+/// (query heads, key/value heads).
+const HEADS: [(usize, usize); 4] = [(1, 1), (3, 1), (4, 2), (3, 3)];
+/// Layouts whose rows can be numbered.
+const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Interleaved];
+const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
+const DISTS: [Dist; 2] = [Dist::Normal, Dist::Increasing];
+
+/// Tiles with a producer, of which kernels of tables are made.
+fn tiles() -> Vec<CtaTile> {
+    let wide = CtaTile { head_dim: 128, head_dim_v: 64, ..TINY };
+    let of_16_bits = others().into_iter().filter(|tile| tile.loads == Loads::Producer);
+    of_16_bits.step_by(3).chain([wide, TINY_FP8]).collect()
+}
+
+/// The covering array of all of these: any two of them meet.
+pub(super) fn trials(seed: u64) -> Vec<Trial> {
+    let tiles = tiles();
+    let levels = [
+        tiles.len(),
+        MASKS.len(),
+        GIVEN.len(),
+        LENGTHS.len(),
+        HEADS.len(),
+        LAYOUTS.len(),
+        SOFTCAPS.len(),
+        DTYPES.len(),
+        DISTS.len(),
+    ];
+    let of_levels = |row: Vec<usize>| {
+        let &[tile, mask, given, lengths, heads, layout, softcap, of_16_bits, dist] = &row[..] else {
+            unreachable!("a row has a level for each factor");
+        };
+        let tile = tiles[tile];
+        let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { DTYPES[of_16_bits] };
+        let lengths = LENGTHS[lengths](tile.tile_m as usize, tile.tile_n as usize);
+        let (given, layout) = (GIVEN[given], LAYOUTS[layout]);
+        let change = |spec: ProblemSpec| {
+            let mut spec = layout.of(spec.head_dim_v(tile.head_dim_v as usize)).mask(MASKS[mask]);
+            spec.softcap = SOFTCAPS[softcap];
+            spec
+        };
+        let problem = problem(given, dtype, HEADS[heads], tile.head_dim as usize, &lengths, change);
+        let name = format!("{given:?}, {layout:?}, {:?}", DISTS[dist]);
+        let case = Case { name, problem, dist: DISTS[dist], poison: Poison::BeyondEnd, seed };
+        trial(case, 3, &with_tile(tile))
+    };
+    covering(&levels, 0).into_iter().map(of_levels).collect()
+}
+
+/// Several tiles a CTA, to run under many schedules.
+pub(super) fn small() -> Vec<Trial> {
+    let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
+    let cases = tiles().into_iter().enumerate().map(|(index, tile)| {
+        let lengths = LENGTHS[2 + index % 3](tile.tile_m as usize, tile.tile_n as usize);
+        let lengths = &lengths[..lengths.len().min(8)];
+        let mask = masks[index % 3];
+        let change = |spec: ProblemSpec| spec.head_dim_v(tile.head_dim_v as usize).mask(mask);
+        let given = GIVEN[index % GIVEN.len()];
+        let problem = problem(given, dtype(&tile), (2, 1), tile.head_dim as usize, lengths, change);
+        let case =
+            Case { name: format!("small, {given:?}"), problem, dist: Dist::Normal, poison: Poison::BeyondEnd, seed: 4 };
+        trial(case, 3, &with_tile(tile))
+    });
+    cases.collect()
+}
+
+/// The problem of sequences of these lengths.
+fn problem(
+    given: Given,
+    dtype: Dtype,
+    heads: (usize, usize),
+    head_dim: usize,
+    lengths: &[(usize, usize)],
+    change: impl Fn(ProblemSpec) -> ProblemSpec,
+) -> KnownProblem {
+    let (of_q, of_k): (Vec<usize>, Vec<usize>) = lengths.iter().copied().unzip();
+    let rows_q = match given {
+        Given::Packed | Given::Behind | Given::PackedOverDense => SequenceRows::packed_lengths(&of_q),
+        Given::PackedInPart => in_part(SequenceRows::packed_lengths(&more(&of_q)), &of_q),
+        Given::InPart => in_part(SequenceRows::dense(of_q.len(), longest(&of_q) + 3), &of_q),
+        Given::KeysInPart => SequenceRows::dense(of_q.len(), longest(&of_q)),
+    };
+    let rows_k = match given {
+        Given::Packed | Given::Behind => SequenceRows::packed_lengths(&of_k),
+        Given::PackedInPart => in_part(SequenceRows::packed_lengths(&more(&of_k)), &of_k),
+        Given::InPart | Given::KeysInPart | Given::PackedOverDense => {
+            in_part(SequenceRows::dense(of_k.len(), longest(&of_k) + 5), &of_k)
+        }
+    };
+    let behind = if given == Given::Behind { (70, 9) } else { (0, 0) };
+    let shape = |rows: &SequenceRows, behind, heads| {
+        let batch = if rows.is_packed() { 1 } else { rows.count() };
+        Shape { batch, seqlen: rows.end() + behind, heads, head_dim }
+    };
+    let spec =
+        ProblemSpec::dense(dtype, shape(&rows_q, behind.0, heads.0), shape(&rows_k, behind.1, heads.1));
+    change(spec).with_rows(rows_q, rows_k).expect("all levels are valid")
+}
+
+/// Each sequence with some rows more than are used.
+fn more(lengths: &[usize]) -> Vec<usize> {
+    lengths.iter().enumerate().map(|(index, len)| len + index % 4).collect()
+}
+
+fn in_part(rows: SequenceRows, used: &[usize]) -> SequenceRows {
+    let used: Vec<i32> = used.iter().map(|&len| len as i32).collect();
+    rows.with_used(&used).expect("no sequence uses more rows than it has")
+}
+
+fn longest(lengths: &[usize]) -> usize {
+    lengths.iter().copied().max().unwrap_or(0)
+}
