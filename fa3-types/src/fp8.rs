@@ -47,7 +47,7 @@ impl QkRotary {
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
 ///
-/// Q and K may be rotated by their positions before.
+/// Q and K may be rotated by their positions before, successive ones or listed ones.
 ///
 /// ```
 /// use fa3_types::{Dtype, Fp8Spec, ProblemSpec, Shape};

@@ -228,6 +228,14 @@ def test_derivatives_are_refused_where_they_would_be_needed():
         torch.func.grad(lambda x: flash_attn_fp8_func(x, x, x).sum())(x)
 
 
+@pytest.mark.filterwarnings("ignore:.*performance drop")
+def test_vmap_is_a_loop():
+    q, k, v = (normal(3, 2, 20, heads, 32, seed=heads) for heads in (4, 2, 1))
+    v = v.expand_as(k)
+    expected = [flash_attn_fp8_func(*tensors) for tensors in zip(q, k, v)]
+    assert torch.equal(torch.func.vmap(flash_attn_fp8_func)(q, k, v), torch.stack(expected))
+
+
 def test_other_devices_are_refused():
     x, (cos, sin) = normal(1, 8, 2, 64), tables("cpu")
     with pytest.raises(ValueError, match="^tensors are on cpu, meta, cpu, expected one CUDA device or the CPU$"):
