@@ -17,24 +17,26 @@ pub struct QkRotary {
     pub rotary_dim: usize,
     /// Positions that the tables of cosines and sines have.
     pub table_rows: usize,
-    /// The position of the first row of Q of each sequence.
-    pub q_position: usize,
-    /// The position of the first key of each sequence.
-    pub k_position: usize,
+    /// The positions of the rows of Q.
+    pub q_positions: Positions,
+    /// The positions of keys.
+    pub k_positions: Positions,
 }
 
 impl QkRotary {
-    fn of_q(self) -> Rotary {
-        self.from(self.q_position)
+    /// The rotation of Q.
+    pub fn of_q(self) -> Rotary {
+        self.at(self.q_positions)
     }
 
-    fn of_k(self) -> Rotary {
-        self.from(self.k_position)
+    /// The rotation of K.
+    pub fn of_k(self) -> Rotary {
+        self.at(self.k_positions)
     }
 
-    fn from(self, first: usize) -> Rotary {
+    fn at(self, positions: Positions) -> Rotary {
         let QkRotary { style, rotary_dim, table_rows, .. } = self;
-        Rotary { style, rotary_dim, table_rows, positions: Positions::From(first) }
+        Rotary { style, rotary_dim, table_rows, positions }
     }
 }
 
@@ -45,7 +47,7 @@ impl QkRotary {
 /// v    = e4m3(V / scales)                             a scale for each 128 rows of a head
 /// ```
 ///
-/// Q and K may be rotated by their positions before.
+/// Q and K may be rotated by their positions before, successive ones or listed ones.
 ///
 /// ```
 /// use fa3_types::{Dtype, Fp8Spec, ProblemSpec, Shape};
@@ -232,11 +234,15 @@ mod tests {
         let error = Fp8Spec::new(packed).validate().unwrap_err();
         assert_eq!(error, ProblemError::TransposedV { dtype: Dtype::E4m3, packed: true }.into());
         let (style, rotary_dim, table_rows) = (RopeStyle::HalfSplit, 32, 350);
-        let rotary = QkRotary { style, rotary_dim, table_rows, q_position: 150, k_position: 50 };
+        let (q_positions, k_positions) = (Positions::From(150), Positions::From(50));
+        let rotary = QkRotary { style, rotary_dim, table_rows, q_positions, k_positions };
         assert!(spec().rotary(rotary).validate().is_ok());
-        let error = spec().rotary(QkRotary { k_position: 51, ..rotary }).validate().unwrap_err();
+        let of_k = |k_positions| spec().rotary(QkRotary { k_positions, ..rotary }).validate();
         let source = QuantizeProblemError::Positions { last: 350, rows: 350 };
-        assert_eq!(error, Fp8ProblemError::Quantize { tensor: TensorName::K, source });
+        let error = Fp8ProblemError::Quantize { tensor: TensorName::K, source };
+        assert_eq!(of_k(Positions::From(51)).unwrap_err(), error);
+        // A list is data, which no problem knows.
+        assert!(of_k(Positions::Listed).is_ok());
         let mut wrong = spec();
         wrong.attention.softmax_scale = Some(-1.0);
         assert_eq!(wrong.validate().unwrap_err(), ProblemError::SoftmaxScale { given: -1.0 }.into());

@@ -114,12 +114,13 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }
 
-/// The same in 8 bits.
+/// The same in 8 bits. Table and positions, of Q and of K, are those that the problem was made with.
 pub(crate) fn fp8<T: Scalar>(
     device: &Device,
     problem: &Fp8Problem,
     qkv: [ArrayView4<'_, T>; 3],
     table: Option<&RopeTable>,
+    listed: [Option<&[i32]>; 2],
 ) -> Result<Output<T>, OperationError> {
     let (forward, attention) = (Fp8Forward::new(device, problem)?, problem.attention());
     let stream = device.stream()?;
@@ -128,8 +129,11 @@ pub(crate) fn fp8<T: Scalar>(
     let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, attention)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let (cos, sin) = tables(device, &stream, table)?;
+    let [of_q, of_k] = listed.map(|each| positions(device, &stream, each));
+    let (of_q, of_k) = (of_q?, of_k?);
     let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
     let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref());
+    let tensors = tensors.input("q_positions", of_q.as_ref()).input("k_positions", of_k.as_ref());
     forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, attention)?;
     let codes = problem.codes().known().expect("sequences are dense and in full");
@@ -233,7 +237,7 @@ pub(crate) fn quantize<T: Scalar>(
     problem: &QuantizeProblem,
     x: ArrayView4<'_, T>,
     table: Option<&RopeTable>,
-    positions: Option<&[i32]>,
+    listed: Option<&[i32]>,
 ) -> Result<Quantized, OperationError> {
     let quantize = Quantize::new(device, problem)?;
     let stream = device.stream()?;
@@ -245,7 +249,7 @@ pub(crate) fn quantize<T: Scalar>(
     let (mut scales, mut mean) = (numbers(problem.scales_shape())?, numbers(problem.mean_shape())?);
     let mut workspace = Workspace::new(device, &stream, quantize.workspace_bytes())?;
     let (cos, sin) = tables(device, &stream, table)?;
-    let positions = positions.map(|each| upload(device, &stream, ArrayView1::from(each))).transpose()?;
+    let positions = positions(device, &stream, listed)?;
     let tensors = Tensors::new([("x", &x)], [("codes", &mut codes)]);
     let tensors = tensors.output("scales", scales.as_mut()).output("mean", mean.as_mut());
     let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref());
@@ -265,6 +269,15 @@ fn tables(
     let Some(table) = table else { return Ok((None, None)) };
     let [cos, sin] = [table.cos(), table.sin()].map(|x| upload(device, stream, x.view()));
     Ok((Some(cos?), Some(sin?)))
+}
+
+/// A list of positions, if there is one.
+fn positions(
+    device: &Device,
+    stream: &Stream,
+    listed: Option<&[i32]>,
+) -> Result<Option<DeviceBuffer>, HostError> {
+    listed.map(|each| upload(device, stream, ArrayView1::from(each))).transpose()
 }
 
 /// The elements in order, with nothing between them.

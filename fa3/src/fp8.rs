@@ -1,7 +1,7 @@
 //! Attention of 16-bit tensors, computed in 8 bits.
 
 use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity, Incoherent, RopeTable};
-use fa3_types::{Fp8Problem, Fp8Spec, KnownProblem, QkRotary, Scaling, SequenceRows};
+use fa3_types::{Fp8Problem, Fp8Spec, KnownProblem, Positions, QkRotary, Scaling, SequenceRows};
 use ndarray::ArrayView4;
 
 #[cfg(feature = "cuda")]
@@ -43,13 +43,21 @@ pub struct Fp8<'a, T> {
     attention: Attention<'a, T>,
     table: Option<&'a RopeTable>,
     first_positions: [usize; 2],
+    listed: [Option<&'a [i32]>; 2],
     seed: Option<u64>,
     v_channels: bool,
 }
 
 impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     pub(crate) fn new(attention: Attention<'a, T>) -> Fp8<'a, T> {
-        Fp8 { attention, table: None, first_positions: [0; 2], seed: None, v_channels: false }
+        Fp8 {
+            attention,
+            table: None,
+            first_positions: [0; 2],
+            listed: [None; 2],
+            seed: None,
+            v_channels: false,
+        }
     }
 
     /// Rotates the rows of Q and K by their positions before anything else. Rows of a sequence are at positions 0, 1, …
@@ -61,6 +69,20 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     /// Lets the rows of Q of each sequence be at positions `q`, `q + 1`, … and its keys at `k`, `k + 1`, …
     pub fn first_positions(mut self, q: usize, k: usize) -> Fp8<'a, T> {
         self.first_positions = [q, k];
+        self
+    }
+
+    /// Lists the position of each row of Q, (batch, seqlen_q), row by row. A row whose position is not one of the
+    /// table's is NaN. It excludes a first position of Q but 0.
+    pub fn q_positions(mut self, positions: &'a [i32]) -> Fp8<'a, T> {
+        self.listed[0] = Some(positions);
+        self
+    }
+
+    /// Lists the position of each key, (batch, seqlen_k), as [`Fp8::q_positions`] does for Q. It excludes a first
+    /// position of K but 0.
+    pub fn k_positions(mut self, positions: &'a [i32]) -> Fp8<'a, T> {
+        self.listed[1] = Some(positions);
         self
     }
 
@@ -91,7 +113,9 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         match device {
             Device::Cpu => self.on_cpu(&problem.codes().known()?),
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::fp8(device, &problem, self.attention.tensors(), self.table)?),
+            Device::Cuda(device) => {
+                Ok(cuda::fp8(device, &problem, self.attention.tensors(), self.table, self.listed)?)
+            }
         }
     }
 
@@ -102,17 +126,7 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
     pub fn problem(&self) -> Result<Fp8Problem, Error> {
         let mut spec = Fp8Spec::new(self.attention.spec()?);
         spec.v_channels = self.v_channels;
-        let [q_position, k_position] = self.first_positions;
-        spec.rotary = self.table.map(|table| QkRotary {
-            style: table.style(),
-            rotary_dim: table.rotary_dim(),
-            table_rows: table.positions(),
-            q_position,
-            k_position,
-        });
-        if spec.rotary.is_none() && self.first_positions != [0; 2] {
-            return Err(Error::PositionsWithoutRotary);
-        }
+        spec.rotary = self.rotary_spec()?;
         let problem = spec.clone().validate()?;
         let Some(seed) = self.seed else { return Ok(problem) };
         // Only now is head_dim known to be one that signs may be drawn for.
@@ -120,14 +134,35 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         Ok(spec.validate()?)
     }
 
+    /// The rotation, if there is a table.
+    fn rotary_spec(&self) -> Result<Option<QkRotary>, Error> {
+        let [q, k, _] = self.attention.tensors();
+        let positions = |x: ArrayView4<'a, T>, index: usize| {
+            let (batch, seqlen, ..) = x.dim();
+            match (self.listed[index], self.first_positions[index]) {
+                (None, first) => Ok(Positions::From(first)),
+                (Some(each), 0) if batch.checked_mul(seqlen) == Some(each.len()) => Ok(Positions::Listed),
+                (Some(each), 0) => Err(Error::PositionCount { given: each.len(), batch, seqlen }),
+                (Some(_), _) => Err(Error::TwoPositions),
+            }
+        };
+        let (q_positions, k_positions) = (positions(q, 0)?, positions(k, 1)?);
+        let Some(table) = self.table else {
+            let nowhere = self.first_positions == [0; 2] && self.listed == [None; 2];
+            return if nowhere { Ok(None) } else { Err(Error::PositionsWithoutRotary) };
+        };
+        let (style, rotary_dim, table_rows) = (table.style(), table.rotary_dim(), table.positions());
+        Ok(Some(QkRotary { style, rotary_dim, table_rows, q_positions, k_positions }))
+    }
+
     fn on_cpu(&self, problem: &KnownProblem) -> Result<Output<T>, Error> {
         let [q, k, v] = self.attention.tensors();
-        let [q_position, k_position] = self.first_positions;
-        let transformed = |x: ArrayView4<'a, T>, first| {
+        let transformed = |x: ArrayView4<'a, T>, index: usize| {
             let quantize = Quantize::new(x);
-            let quantize = match self.table {
-                Some(table) => quantize.rotary(table).first_position(first),
-                None => quantize,
+            let quantize = match (self.table, self.listed[index]) {
+                (Some(table), Some(each)) => quantize.rotary(table).positions(each),
+                (Some(table), None) => quantize.rotary(table).first_position(self.first_positions[index]),
+                (None, _) => quantize,
             };
             match self.seed {
                 Some(seed) => quantize.hadamard(seed),
@@ -136,8 +171,7 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         };
         let v = Quantize::new(v);
         let v = if self.v_channels { v.scaling(Scaling::Channel) } else { v };
-        let [q, k, v] = [transformed(q, q_position), transformed(k, k_position), v]
-            .map(|quantize| quantize.run(&Device::Cpu));
+        let [q, k, v] = [transformed(q, 0), transformed(k, 1), v].map(|quantize| quantize.run(&Device::Cpu));
         Ok(emulated(problem, &[q?, k?, v?]))
     }
 }
@@ -229,6 +263,49 @@ mod tests {
         assert!(moved < 0.05 && apart > 3.0 * moved, "{moved} {apart}");
         let error = fp8.first_positions(1, 0).problem().unwrap_err();
         assert_eq!(error, Error::PositionsWithoutRotary);
+    }
+
+    /// Lists say what first positions say. A row whose position no table has is NaN, and no other.
+    #[test]
+    fn rows_are_rotated_by_listed_positions() {
+        let (q, kv) = (wave((2, 30, 2, 64), 3), wave((2, 40, 1, 64), 5));
+        let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(64);
+        let fp8 = || Attention::new(q.view(), kv.view(), kv.view()).fp8().rotary(&table).hadamard(1);
+        let list = |rows, first: i32| (0..2 * rows).map(|row| first + row % rows).collect::<Vec<i32>>();
+        let (of_q, of_k) = (list(30, 7), list(40, 3));
+        let of = |fp8: Fp8<'_, bf16>| fp8.forward(&Device::Cpu).unwrap();
+        let expected = of(fp8().first_positions(7, 3));
+        assert_eq!(of(fp8().q_positions(&of_q).k_positions(&of_k)), expected);
+        assert_eq!(of(fp8().first_positions(0, 3).q_positions(&of_q)), expected);
+        assert_eq!(of(fp8().first_positions(7, 0).k_positions(&of_k)), expected);
+        let mut some_nowhere = of_q.clone();
+        (some_nowhere[4], some_nowhere[30]) = (-1, 64);
+        let o = of(fp8().q_positions(&some_nowhere).first_positions(0, 3)).o;
+        for ((batch, row, ..), o) in o.indexed_iter() {
+            assert_eq!(o.is_nan(), [(0, 4), (1, 0)].contains(&(batch, row)));
+        }
+    }
+
+    #[test]
+    fn positions_that_make_no_sense_are_refused() {
+        let (q, kv) = (wave((2, 3, 1, 32), 3), wave((2, 4, 1, 32), 5));
+        let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(64);
+        let fp8 = || Attention::new(q.view(), kv.view(), kv.view()).fp8();
+        let refused = |fp8: Fp8<'_, bf16>| fp8.forward(&Device::Cpu).unwrap_err();
+        let count = |given, seqlen| Error::PositionCount { given, batch: 2, seqlen };
+        assert_eq!(refused(fp8().rotary(&table).q_positions(&[0; 8])), count(8, 3));
+        assert_eq!(refused(fp8().rotary(&table).k_positions(&[0; 6])), count(6, 4));
+        assert_eq!(
+            refused(fp8().rotary(&table).q_positions(&[0; 6]).first_positions(1, 0)),
+            Error::TwoPositions
+        );
+        assert_eq!(
+            refused(fp8().rotary(&table).k_positions(&[0; 8]).first_positions(0, 1)),
+            Error::TwoPositions
+        );
+        for nothing_rotates in [fp8().q_positions(&[0; 6]), fp8().k_positions(&[0; 8])] {
+            assert_eq!(refused(nothing_rotates), Error::PositionsWithoutRotary);
+        }
     }
 
     #[test]

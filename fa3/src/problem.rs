@@ -21,7 +21,7 @@
 //! [`Quantize::problem`]: crate::Quantize::problem
 
 pub use fa3_types::{
-    BackwardProblem, BackwardSpec, Dtype, Fp8Problem, Fp8ProblemError, Fp8Spec, KnownProblem, Problem,
-    ProblemError, ProblemSpec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec, SequenceRows,
-    Sequences, Shape, Signs, TensorDesc, TensorName, ValueLayout,
+    BackwardProblem, BackwardSpec, Dtype, Fp8Problem, Fp8ProblemError, Fp8Spec, KnownProblem, Positions,
+    Problem, ProblemError, ProblemSpec, QkRotary, QuantizeProblem, QuantizeProblemError, QuantizeSpec,
+    Rotary, SequenceRows, Sequences, Shape, Signs, TensorDesc, TensorName, ValueLayout,
 };

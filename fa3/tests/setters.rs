@@ -5,10 +5,11 @@ use std::num::NonZeroU32;
 
 use fa3::half::bf16;
 use fa3::ndarray::Array4;
-use fa3::problem::{Dtype, Fp8Spec, ProblemSpec, QkRotary, QuantizeSpec, Sequences, Shape, Signs};
+use fa3::problem::{
+    Dtype, Fp8Spec, Positions, ProblemSpec, QkRotary, QuantizeSpec, Rotary, Sequences, Shape, Signs,
+};
 use fa3::{Attention, Mask, Quantize, Rope, RopeStyle, Scaling};
 use fa3_sched::{DeviceLimits, Order, Scheduler, backward, forward};
-use fa3_types::{Positions, Rotary};
 
 const SHAPE: Shape = Shape { batch: 1, seqlen: 4, heads: 1, head_dim: 16 };
 
@@ -52,9 +53,14 @@ fn builders() {
     );
     nothing_is_lost(
         &attention.fp8(),
-        &[&|fp8| fp8.rotary(&table), &|fp8| fp8.first_positions(1, 2), &|fp8| fp8.hadamard(3), &|fp8| {
-            fp8.v_channels()
-        }],
+        &[
+            &|fp8| fp8.rotary(&table),
+            &|fp8| fp8.first_positions(1, 2),
+            &|fp8| fp8.q_positions(&[4, 3, 2, 1]),
+            &|fp8| fp8.k_positions(&[8, 7, 6, 5]),
+            &|fp8| fp8.hadamard(3),
+            &|fp8| fp8.v_channels(),
+        ],
     );
     nothing_is_lost(
         &Quantize::new(&x),
@@ -94,7 +100,8 @@ fn specifications() {
             spec.scaling(Scaling::Tensor)
         }],
     );
-    let rotary = QkRotary { style, rotary_dim, table_rows, q_position: 0, k_position: 1 };
+    let (q_positions, k_positions) = (Positions::From(0), Positions::Listed);
+    let rotary = QkRotary { style, rotary_dim, table_rows, q_positions, k_positions };
     nothing_is_lost(
         &Fp8Spec::new(ProblemSpec::dense(Dtype::F16, SHAPE, SHAPE)),
         &[&|spec| spec.rotary(rotary), &|spec| spec.signs(signs), &|spec| spec.v_channels()],

@@ -123,9 +123,8 @@ impl Launch {
             Some(tiles) => tiles.cost().blocks,
             None => {
                 let lengths = (0..self.problem.batch()).map(|index| self.problem.lengths(index));
-                let blocks = lengths.map(|len| {
-                    len.q.div_ceil(shape.tile_m as usize) * len.k.div_ceil(shape.tile_n as usize)
-                });
+                let blocks = lengths
+                    .map(|len| len.q.div_ceil(shape.tile_m as usize) * len.k.div_ceil(shape.tile_n as usize));
                 (blocks.sum::<usize>() * self.problem.heads().q()) as u64
             }
         };

@@ -1,6 +1,6 @@
 //! Arguments as they come from Python.
 
-use fa3_types::{Dtype, Shape, Strides, TensorDesc};
+use fa3_types::{Dtype, Positions, QkRotary, RopeStyle, Rotary, Shape, Strides, TensorDesc};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -19,6 +19,12 @@ pub(crate) type Fp8<'py> = (bool, Option<usize>, Option<Bound<'py, PyString>>);
 /// (cos, sin, table_rows, rotary_dim, interleaved, positions, first_position). cos, sin and positions are addresses.
 /// The first position counts if there are no positions.
 pub(crate) type Rotation = (u64, u64, usize, usize, bool, Option<u64>, Number<usize>);
+
+/// (cos, sin, table_rows, rotary_dim, interleaved, q_positions, k_positions), the last two (positions, first_position).
+pub(crate) type QkRotation = (u64, u64, usize, usize, bool, RowPositions, RowPositions);
+
+/// (positions, first_position), as of [`Rotation`].
+pub(crate) type RowPositions = (Option<u64>, Number<usize>);
 
 /// A tensor's description, without the strides that mean nothing: calls that differ in those alone share a plan.
 ///
@@ -49,6 +55,33 @@ fn in_order((batch, seqlen, heads, head_dim): Four<i64>) -> Strides {
 pub(crate) fn named(name: &Bound<'_, PyString>) -> PyResult<Dtype> {
     let name = name.to_str()?;
     Ok(name.parse().map_err(|_| Error::Dtype { given: name.to_owned() })?)
+}
+
+/// The rotation of a tensor.
+pub(crate) fn rotary(rotation: &Rotation) -> Rotary {
+    let &(_, _, table_rows, rotary_dim, interleaved, listed, Number(first)) = rotation;
+    let positions = positions(&(listed, Number(first)));
+    Rotary { style: style(interleaved), rotary_dim, table_rows, positions }
+}
+
+/// The rotation of Q and K.
+pub(crate) fn qk_rotary(rotation: &QkRotation) -> QkRotary {
+    let (_, _, table_rows, rotary_dim, interleaved, of_q, of_k) = rotation;
+    QkRotary {
+        style: style(*interleaved),
+        rotary_dim: *rotary_dim,
+        table_rows: *table_rows,
+        q_positions: positions(of_q),
+        k_positions: positions(of_k),
+    }
+}
+
+fn style(interleaved: bool) -> RopeStyle {
+    if interleaved { RopeStyle::Interleaved } else { RopeStyle::HalfSplit }
+}
+
+fn positions((listed, Number(first)): &RowPositions) -> Positions {
+    listed.map_or(Positions::From(*first), |_| Positions::Listed)
 }
 
 /// A number of Python's, which has no bounds: one that is none of T's is as wrong as any other that makes no sense.

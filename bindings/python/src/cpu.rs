@@ -1,8 +1,10 @@
 //! Calls on the CPU, which the crate `fa3` computes over torch's memory. Other threads of Python go on meanwhile.
 
+mod e4m3;
 mod fp8;
 mod memory;
 mod quantize;
+mod rotary;
 mod threads;
 
 use fa3::half::{bf16, f16};
@@ -16,6 +18,7 @@ use crate::error::Error;
 use crate::gradients::Gradients;
 use memory::Memory;
 
+pub(crate) use fp8::{forward as fp8_forward, problem as fp8_problem};
 pub(crate) use quantize::quantize;
 pub(crate) use threads::run;
 
@@ -60,7 +63,7 @@ pub(crate) fn forward(call: &Call, at: &At) -> Result<(), Error> {
         Dtype::F32 => forward_of::<f32>(&spec, &problem, &memory),
         Dtype::F16 => forward_of::<f16>(&spec, &problem, &memory),
         Dtype::Bf16 => forward_of::<bf16>(&spec, &problem, &memory),
-        Dtype::E4m3 => fp8::forward(&spec, &problem.known()?, &memory),
+        Dtype::E4m3 => e4m3::forward(&spec, &problem.known()?, &memory),
     }
 }
 

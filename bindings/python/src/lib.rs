@@ -1,5 +1,5 @@
-//! The extension module `fa3._fa3`: attention, and quantization for it, over raw addresses, of a GPU's
-//! memory or of the CPU's.
+//! The extension module `fa3._fa3`: attention, quantization for it, and both in one call, over raw addresses, of a
+//! GPU's memory or of the CPU's.
 //!
 //! ```text
 //! O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
@@ -27,6 +27,7 @@ mod place;
 // The operations.
 mod attention;
 mod call;
+mod fp8;
 mod gradients;
 mod quantize;
 
@@ -44,12 +45,15 @@ mod _fa3 {
     use fa3_types::{Shape, TensorDesc, ValueLayout};
     use pyo3::prelude::*;
 
-    use crate::arguments::{Four, Fp8, Number, Rotation, Tensor, desc, named, output};
+    use crate::arguments::{
+        Four, Fp8, Number, QkRotation, Rotation, Tensor, desc, named, output, qk_rotary, rotary,
+    };
     use crate::attention::Attention;
     use crate::call;
+    use crate::fp8::Fp8Attention;
     use crate::gradients::Gradients;
     use crate::place::Place;
-    use crate::quantize::{Quantization, Scales, rotary};
+    use crate::quantize::{Quantization, Scales};
     use crate::workspaces::Allocate;
 
     #[pymodule_init]
@@ -140,6 +144,73 @@ mod _fa3 {
 
     fn shape_of_o(&[q, _, v]: &[TensorDesc; 3]) -> Shape {
         Shape { head_dim: v.shape.head_dim, ..q.shape }
+    }
+
+    /// fp8_forward(device, stream, q, k, v, o, lse, rotation, hadamard_seed, v_channels, softmax_scale, window,
+    /// softcap, allocate)
+    ///
+    /// Puts attention in 8 bits of float16 or bfloat16 q, k and v on a stream of a device and returns None at once:
+    /// their quantizations, and the forward pass of the codes. q, k, v, o, lse, softmax_scale, window, softcap and
+    /// allocate are as for forward; o is of q's dtype and contiguous. Codes and scales lie in the workspace.
+    ///
+    /// rotation is None or (cos, sin, table_rows, rotary_dim, interleaved, q_positions, k_positions). cos and sin are
+    /// as for quantize. q_positions and k_positions are (positions, first_position) as there, of the rows of q and of
+    /// k.
+    ///
+    /// hadamard_seed is None, or what the random signs before the Hadamard transform of q and k are drawn from. If
+    /// v_channels, channels of v have means and scales, in place of blocks of its rows.
+    ///
+    /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
+    /// else until the work is done.
+    #[pyfunction]
+    #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
+    fn fp8_forward(
+        py: Python<'_>,
+        device: i32,
+        stream: Option<usize>,
+        q: Tensor<'_>,
+        k: Tensor<'_>,
+        v: Tensor<'_>,
+        o: u64,
+        lse: Option<u64>,
+        rotation: Option<QkRotation>,
+        hadamard_seed: Option<Number<u64>>,
+        v_channels: bool,
+        softmax_scale: Option<Number<f64>>,
+        window: (Number<i64>, Number<i64>),
+        softcap: Option<Number<f64>>,
+        allocate: Allocate,
+    ) -> PyResult<()> {
+        let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
+        let call = Fp8Attention {
+            attention: Attention {
+                inputs,
+                o: output(inputs[0].dtype, shape_of_o(&inputs), None),
+                softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
+                window: (window.0.0, window.1.0),
+                softcap: softcap.map(|Number(cap)| cap.into()),
+                sm_margin: 0,
+                v_transposed: false,
+                block_rows: None,
+                v_channels: false,
+            },
+            rotary: rotation.as_ref().map(qk_rotary),
+            hadamard_seed: hadamard_seed.map(|Number(seed)| seed),
+            v_channels,
+        };
+        let at = [
+            ("q", Some(q.1)),
+            ("k", Some(k.1)),
+            ("v", Some(v.1)),
+            ("o", Some(o)),
+            ("lse", lse),
+            ("cos", rotation.as_ref().map(|rotation| rotation.0)),
+            ("sin", rotation.as_ref().map(|rotation| rotation.1)),
+            ("q_positions", rotation.as_ref().and_then(|rotation| rotation.5.0)),
+            ("k_positions", rotation.as_ref().and_then(|rotation| rotation.6.0)),
+        ];
+        // Other threads of Python go on meanwhile, as in forward.
+        Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)
     }
 
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,

@@ -6,11 +6,8 @@ use std::sync::LazyLock;
 use fa3_cuda::host::{Compiled, OperationError};
 use fa3_quant::Incoherent;
 use fa3_sched::quantize::Plan;
-use fa3_types::{
-    Dtype, Positions, QuantizeProblem, QuantizeSpec, RopeStyle, Rotary, Scaling, TensorDesc, ValueLayout,
-};
+use fa3_types::{Dtype, QuantizeProblem, QuantizeSpec, Rotary, Scaling, TensorDesc, ValueLayout};
 
-use crate::arguments::{Number, Rotation};
 use crate::call::{At, Call};
 use crate::cpu;
 use crate::error::Error;
@@ -61,14 +58,6 @@ pub(crate) struct Quantization {
     pub(crate) scales: Scales,
     /// The codes' layout.
     pub(crate) layout: ValueLayout,
-}
-
-/// The rotation that Python asks for.
-pub(crate) fn rotary(rotation: &Rotation) -> Rotary {
-    let &(_, _, table_rows, rotary_dim, interleaved, positions, Number(first)) = rotation;
-    let style = if interleaved { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };
-    let positions = positions.map_or(Positions::From(first), |_| Positions::Listed);
-    Rotary { style, rotary_dim, table_rows, positions }
 }
 
 impl Quantization {

@@ -142,7 +142,8 @@ def test_descales_are_tensors():
     for name in ("q_descale", "k_descale", "v_descale", "v_mean"):
         refused(flash_attn_func, TypeError, f"{name} is float, expected torch.Tensor", **{name: 1.0})
     for name in ("cos", "sin"):
-        refused(quantize, TypeError, f"{name} is float, expected torch.Tensor", **{name: 1.0})
+        for function in (quantize, flash_attn_fp8_func):
+            refused(function, TypeError, f"{name} is float, expected torch.Tensor", **{name: 1.0})
     refused(flash_attn_func, ValueError, "out_dtype is bf16, expected torch.float16 or torch.bfloat16", out_dtype="bf16")
     refused(quantize, TypeError, "scales_of is 3, expected 'blocks', 'heads' or 'tensor'", scales_of=3)
 

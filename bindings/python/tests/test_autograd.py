@@ -385,7 +385,8 @@ def test_forward_mode_is_refused(device):
 
 
 E4M3 = torch.float8_e4m3fn
-NO_GRADIENT = "^q is torch.float8_e4m3fn, for which attention has no gradients$"
+OF_CODES = "^q is torch.float8_e4m3fn, for which attention has no gradients$"
+FROM_16_BITS = "^q, k, v, cos or sin requires grad, and attention in 8 bits has no gradients$"
 
 
 def float8_calls(device):
@@ -401,9 +402,15 @@ def float8_calls(device):
     scales = dict(q_descale=blocks, k_descale=blocks, v_descale=channels, v_mean=channels)
     for name in scales:
         yield functools.partial(flash_attn_func, x, x, x, **(scales | {name: scales[name].clone().requires_grad_()}))
-    leaf = torch.ones(2, 16, 4, 64, dtype=BF16, device=device).requires_grad_()
-    for v_channels in (False, True):
-        yield functools.partial(flash_attn_fp8_func, leaf, leaf, leaf, v_channels=v_channels)
+    x = torch.ones(2, 16, 4, 64, dtype=BF16, device=device)
+    leaf = x.clone().requires_grad_()
+    for position in range(3):
+        tensors = (leaf if i == position else x for i in range(3))
+        yield functools.partial(flash_attn_fp8_func, *tensors, v_channels=position == 1)
+    table = torch.ones(16, 32, device=device)
+    for name in ("cos", "sin"):
+        tables = dict(cos=table, sin=table) | {name: table.clone().requires_grad_()}
+        yield functools.partial(flash_attn_fp8_func, x, x, x, **tables)
 
 
 def test_float8_has_no_gradients():
@@ -428,15 +435,17 @@ def test_codes_have_no_gradients(device):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_float8_gradients_are_refused_in_a_sentence(device, compiled):
-    for call in float8_calls(device):
+    for given in float8_calls(device):
+        call = given
         if compiled:
             # Torch would give up after eight calls of one function.
             torch.compiler.reset()
-            call = torch.compile(call, backend="aot_eager", fullgraph=True)
+            call = torch.compile(given, backend="aot_eager", fullgraph=True)
+        sentence = FROM_16_BITS if given.func is flash_attn_fp8_func else OF_CODES
         results = call(return_attn_probs=True)
         for result in results:
             assert result.requires_grad
-            with pytest.raises(NotImplementedError, match=NO_GRADIENT):
+            with pytest.raises(NotImplementedError, match=sentence):
                 result.float().sum().backward(retain_graph=True)
 
 

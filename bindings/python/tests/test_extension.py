@@ -38,6 +38,11 @@ def forward(
     extension.forward(NO_SUCH_DEVICE, 0, q, k, v, 0x10000, 0x20000, (None, None, None, v_mean), *options, None)
 
 
+def fp8_forward(q=tensor(), k=tensor(), v=tensor(), rotation=None, seed=None, v_channels=False, scale=None, window=(-1, -1)):
+    options = (rotation, seed, v_channels, scale, window, None)
+    extension.fp8_forward(NO_SUCH_DEVICE, 0, q, k, v, 0x10000, 0x20000, *options, None)
+
+
 def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), dlse=None, dq=0x200000, softcap=None):
     at = (0x100000, 0x180000, dlse, dq, 0x300000, 0x400000)
     extension.backward(NO_SUCH_DEVICE, 0, q, k, v, dout, *at, None, (-1, -1), softcap, 0, None)
@@ -54,6 +59,10 @@ def quantize_channels(x=tensor()):
 
 def rotation(rows=16, rotary_dim=64, first=0):
     return (0x30000, 0x40000, rows, rotary_dim, False, None, first)
+
+
+def qk_rotation(rows=16, rotary_dim=64, of_q=(None, 0), of_k=(None, 0)):
+    return (0x30000, 0x40000, rows, rotary_dim, False, of_q, of_k)
 
 
 def test_the_version_is_the_packages():
@@ -109,7 +118,7 @@ def test_what_flash_attention_3_has_besides_is_named(name):
 def test_the_stub_has_the_functions_parameters():
     stub = ast.parse((Path(__file__).parents[1] / "python/fa3/_fa3.pyi").read_text())
     functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
-    assert {function.name for function in functions} == {"forward", "backward", "quantize", "quantize_channels"}
+    assert {function.name for function in functions} == set(extension.__all__) - {"__version__"}
     for function in functions:
         names = list(inspect.signature(getattr(extension, function.name)).parameters)
         assert [argument.arg for argument in function.args.args] == names
@@ -218,6 +227,35 @@ def test_bad_quantizations_are_value_errors(arguments, sentence):
         assert str(error.value) == sentence
 
 
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (dict(q=tensor(dtype="f32"), k=tensor(dtype="f32"), v=tensor(dtype="f32")), "q: x is f32, expected f16 or bf16"),
+        (dict(k=tensor(dtype="f16")), "k is f16, expected bf16 like q"),
+        (dict(q=tensor((2, 16, 4, 72)), k=tensor((2, 16, 4, 72))), "q: x has head_dim 72, not a multiple of 16 up to 256"),
+        (dict(v=tensor((2, 16, 4, 24))), "v: x has head_dim 24, not a multiple of 16 up to 256"),
+        # The signs of such a row would not fit into memory.
+        (dict(q=tensor((0, 0, 1, 2**60)), k=tensor((0, 0, 1, 2**60)), seed=0), "q has head_dim 1152921504606846976, more than"),
+        (dict(v=tensor((2, 15, 4, 64))), "v has seqlen 15, expected 16"),
+        (dict(k=tensor((2, 16, 3, 64)), v=tensor((2, 16, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
+        (dict(q=tensor(strides=(4096, 256, 64, 2))), "q has stride 2 in head_dim, expected 1"),
+        (dict(v=tensor(strides=(4096, 257, 64, 1))), "v: x has stride 257 in seqlen, not a multiple of 8 elements"),
+        (dict(scale=math.nan), "softmax scale NaN is outside 1e-18 to 1e18"),
+        (dict(window=(-2, 0)), "window size -2 is outside -1 to 2^32 - 1"),
+        (dict(seed=2**64), "18446744073709551616 is too large or too small a number"),
+        (dict(rotation=qk_rotation(rotary_dim=80)), "q: rotary_dim 80 is not a positive multiple of 16 up to head_dim 64"),
+        (dict(rotation=qk_rotation(of_q=(None, 1))), "q: the last row is at position 16, the tables of cosines"),
+        (dict(rotation=qk_rotation(of_k=(None, 1))), "k: the last row is at position 16, the tables of cosines"),
+        # A list has no last row.
+        (dict(rotation=qk_rotation(rows=0, of_q=(0x50000, 0))), "q: the last row is at position 0, the tables of cosines"),
+        (dict(rotation=qk_rotation(of_k=(None, -1))), "-1 is too large or too small a number"),
+    ],
+)
+def test_bad_attention_in_8_bits_is_a_value_error(arguments, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        fp8_forward(**arguments)
+
+
 def test_other_ranks_are_value_errors():
     with pytest.raises(ValueError, match="length 4"):
         forward(q=("bf16", 0x1000, (16, 4, 64), (256, 64, 1)))
@@ -244,6 +282,9 @@ def test_a_missing_device_is_a_runtime_error():
             quantize(heads_per_scale=heads_per_scale)
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         quantize_channels()
+    for v_channels in (False, True):
+        with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
+            fp8_forward(rotation=qk_rotation(of_q=(0x50000, 0)), seed=2**64 - 1, v_channels=v_channels)
 
 
 @pytest.mark.parametrize(
@@ -257,6 +298,8 @@ def test_a_missing_device_is_a_runtime_error():
 def test_memory_that_the_cpu_cannot_read_is_refused(q, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         extension.forward(-1, 0, q, tensor(), tensor(), 0x10000, None, (None,) * 4, None, (-1, -1), None, 0, None, None)
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        extension.fp8_forward(-1, 0, q, tensor(), tensor(), 0x10000, None, None, None, False, None, (-1, -1), None, None)
 
 
 @pytest.mark.parametrize("device", [-1, 0, NO_SUCH_DEVICE])
@@ -267,5 +310,7 @@ def test_without_a_stream_a_call_is_only_checked(device):
     assert extension.backward(device, None, q, q, q, q, 0, 0, None, 0, 0, 0, *numbers, None) is None
     assert extension.quantize(device, None, q, 0, 0, None, None, None, None, 128, False, None) is None
     assert extension.quantize_channels(device, None, q, 0, 0, 0, True, None) is None
+    rotation = (0, 0, 16, 64, False, (0, 0), (None, 0))
+    assert extension.fp8_forward(device, None, q, q, q, 0, None, rotation, 7, True, None, (-1, -1), None, None) is None
     with pytest.raises(ValueError, match="^soft cap -1 is outside"):
         extension.forward(device, None, q, q, q, 0, None, (None,) * 4, None, (-1, -1), -1.0, 0, None, None)

@@ -332,11 +332,11 @@ def test_bad_inputs_of_fp8(codes):
 def test_bad_inputs_of_the_chain(randn):
     """Codes of V are in whole 128 keys: that there are as many as of K is seen before."""
     q, k, v = randn(1, 50, 2, 64), randn(1, 120, 2, 64), randn(1, 100, 2, 64)
-    with pytest.raises(ValueError, match=r"k is \(1, 120, 2, 64\) and v \(1, 100, 2, 64\), expected the same"):
+    with pytest.raises(ValueError, match="^v has seqlen 100, expected 120$"):
         flash_attn_fp8_func(q, k, v)
-    with pytest.raises(ValueError, match="v is torch.float16 with 4 dimensions, expected torch.bfloat16 like q"):
+    with pytest.raises(ValueError, match="^v is f16, expected bf16 like q$"):
         flash_attn_fp8_func(q, k, k.half())
-    with pytest.raises(TypeError, match="k is NoneType"):
+    with pytest.raises(TypeError, match="^k is NoneType"):
         flash_attn_fp8_func(q, None, v)
 
 

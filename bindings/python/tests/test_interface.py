@@ -123,18 +123,34 @@ def test_tracers_see_the_operator():
     assert list(node.args[3:]) == [None, 5, 0, 30.0, 0]
 
 
-def test_tracers_see_the_channels_of_v():
-    def attend(q, k, v):
-        return flash_attn_fp8_func(q, k, v, v_channels=True)
+def test_tracers_see_attention_in_8_bits_as_one_operator():
+    def attend(q, k, v, cos, positions):
+        rotation = dict(cos=cos, sin=cos, interleaved=True, q_positions=positions, k_positions=7)
+        scores = dict(softmax_scale=0.5, causal=True, window_size=(5, 3), softcap=30.0)
+        return flash_attn_fp8_func(q, k, v, hadamard_seed=2**64 - 1, v_channels=True, **rotation, **scores)
 
     with FakeTensorMode():
         q, k, v = (torch.empty(2, 300, heads, 64, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
-        graph = make_fx(attend)(q, k, v).graph
-    [channels] = [node for node in graph.nodes if node.target is torch.ops.fa3.quantize_channels.default]
-    [forward] = [node for node in graph.nodes if node.target is torch.ops.fa3.forward.default]
-    names = [argument.name for argument in forward.target._schema.arguments]
-    codes, scales, mean = (forward.args[names.index(name)] for name in ("v", "v_descale", "v_mean"))
-    assert [node.args for node in (codes, scales, mean)] == [(channels, 0), (channels, 1), (channels, 2)]
+        cos, positions = torch.empty(400, 16, device="cuda"), torch.empty(2, 300, dtype=torch.int64, device="cuda")
+        graph = make_fx(attend)(q, k, v, cos, positions).graph
+    [node] = [node for node in graph.nodes if "fa3" in str(node.target)]
+    assert node.target is torch.ops.fa3.fp8_forward.default
+    given = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=True))
+    tensors = [node for node in graph.nodes if node.op == "placeholder"]
+    names = ("q", "k", "v", "cos", "q_positions")
+    assert [given.pop(name) for name in names] == tensors and given.pop("sin") is tensors[3]
+    assert given == dict(
+        k_positions=None,
+        interleaved=True,
+        q_first=0,
+        k_first=7,
+        hadamard_seed=-1,
+        v_channels=True,
+        softmax_scale=0.5,
+        window_left=5,
+        window_right=0,
+        softcap=30.0,
+    )
 
 
 def test_compilers_see_one_graph_whatever_the_lengths():

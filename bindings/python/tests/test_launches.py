@@ -38,7 +38,7 @@ def calls(monkeypatch):
     def note(name):
         return lambda *arguments: calls.append((name, arguments))
 
-    for name in ("forward", "backward", "quantize"):
+    for name in ("forward", "fp8_forward", "backward", "quantize"):
         monkeypatch.setattr(_fa3, name, note(name))
     monkeypatch.setattr(operator, "current_stream", lambda device: 7)
     return calls
@@ -68,10 +68,11 @@ def test_a_call_enters_the_extension_module_once(calls):
     operator.launch(x, x, x, *OPTIONS)
     gradient.launch(x, x, x, x, x, lse, None, *OPTIONS)
     sys.modules["fa3.quantize"]._launch(x, None, None, None, False, 0, None, 128, None, False, "heads")
-    assert [name for name, _ in calls] == ["forward", "backward", "quantize"]
+    sys.modules["fa3.fp8"]._launch(x, x, x, None, None, None, None, False, 0, 0, None, True, None, -1, 0, 0.0)
+    assert [name for name, _ in calls] == ["forward", "backward", "quantize", "fp8_forward"]
     for name, arguments in calls:
         assert arguments[:2] == (0, 7)
-        address, memory = arguments[{"forward": -2, "backward": -3, "quantize": -1}[name]](1024, 256)
+        address, memory = arguments[{"forward": -2, "backward": -3}.get(name, -1)](1024, 256)
         assert memory.data_ptr() == address and memory.nbytes == 1024 and memory.dtype == torch.uint8
         assert not memory[:256].any()
 
@@ -85,6 +86,20 @@ def test_addresses_and_options_are_in_their_places(calls):
     assert arguments[5:-2] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0), 20.0, 2, None)
     assert arguments[-1] is None
     assert o.shape == (2, 16, 4, 32)
+
+
+def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls):
+    q, k, v = on_gpu(SHAPE), on_gpu(2, 24, 2, 64), on_gpu(2, 24, 2, 32)
+    cos, sin = on_gpu(40, 16, dtype=torch.float32), on_gpu(40, 16, dtype=torch.float32)
+    listed = on_gpu(2, 24, dtype=torch.int32)
+    launch = sys.modules["fa3.fp8"]._launch
+    o, lse = launch(q, k, v, cos, sin, None, listed, True, 7, 0, -1, True, 0.5, 9, 0, 20.0)
+    [(_, arguments)] = calls
+    assert [x[1] for x in arguments[2:5]] == [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+    assert arguments[5:7] == (o.data_ptr(), lse.data_ptr())
+    rotation = (cos.data_ptr(), sin.data_ptr(), 40, 32, True, (None, 7), (listed.data_ptr(), 0))
+    assert arguments[7:-1] == (rotation, 2**64 - 1, True, 0.5, (9, 0), 20.0)
+    assert (o.shape, o.dtype) == ((2, 16, 4, 32), torch.bfloat16)
 
 
 def test_options_are_those_of_the_operators():

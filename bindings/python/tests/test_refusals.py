@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fa3 import flash_attn_func, quantize, quantize_channels
+from fa3 import flash_attn_fp8_func, flash_attn_func, quantize, quantize_channels
 
 BF16, F32, F64, E4M3 = torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn
 
@@ -83,6 +83,41 @@ QUANTIZATION = [
     ("there is one of cos and sin", dict(cos=shape(16, 32, dtype=F32))),
     ("rotary_dim 80 is not a positive multiple of 16", dict(cos=shape(16, 40, dtype=F32), sin=shape(16, 40, dtype=F32))),
     ("the last row is at position 16, the tables", dict(cos=shape(16, 32, dtype=F32), sin=shape(16, 32, dtype=F32), positions=1)),
+]
+TABLES = dict(cos=shape(16, 32, dtype=F32), sin=shape(16, 32, dtype=F32))
+LISTED = shape(2, 16, dtype=torch.int32)
+FROM_16_BITS = [
+    ("k is torch.float32, expected torch.float16 or torch.bfloat16", dict(k=shape(2, 16, 4, 64, dtype=F32))),
+    ("q is torch.float8_e4m3fn, expected torch.float16", {name: shape(2, 16, 4, 64, dtype=E4M3) for name in "qkv"}),
+    ("k is f16, expected bf16 like q", dict(k=shape(2, 16, 4, 64, dtype=torch.float16))),
+    ("q has 3, k 4 and v 4 dimensions, expected 4", dict(q=shape(16, 4, 64))),
+    ("k has batch 3, expected 2", dict(k=shape(3, 16, 4, 64), v=shape(3, 16, 4, 64))),
+    ("v has seqlen 15, expected 16", dict(v=shape(2, 15, 4, 64))),
+    ("heads_q 4 is not a multiple of heads_kv 3", dict(k=shape(2, 16, 3, 64), v=shape(2, 16, 3, 64))),
+    ("k has head_dim 32, expected 64", dict(k=shape(2, 16, 4, 32))),
+    ("q: x has head_dim 72, not a multiple of 16", dict(q=shape(2, 16, 4, 72), k=shape(2, 16, 4, 72))),
+    ("v: x has head_dim 72, not a multiple of 16", dict(v=shape(2, 16, 4, 72))),
+    ("q: x has head_dim 272", dict(q=shape(2, 16, 4, 272), k=shape(2, 16, 4, 272))),
+    ("softmax scale NaN is outside", dict(softmax_scale=math.nan)),
+    ("soft cap -1 is outside", dict(softcap=-1.0)),
+    ("window size -2 is outside", dict(window_size=(-2, 0))),
+    ("there is one of cos and sin", dict(cos=shape(16, 32, dtype=F32))),
+    ("interleaved and positions are of a rotation", dict(interleaved=True)),
+    ("interleaved and positions are of a rotation", dict(k_positions=1)),
+    ("interleaved and positions are of a rotation", dict(q_positions=LISTED)),
+    ("cos is torch.float64, expected torch.float32", TABLES | dict(cos=shape(16, 32, dtype=F64))),
+    ("cos is (16, 32) and sin (15, 32), expected both", TABLES | dict(sin=shape(15, 32, dtype=F32))),
+    ("q: rotary_dim 80 is not a positive multiple of 16", {name: shape(16, 40, dtype=F32) for name in ("cos", "sin")}),
+    ("q: the last row is at position 16, the tables", TABLES | dict(q_positions=1)),
+    ("k: the last row is at position 16, the tables", TABLES | dict(q_positions=LISTED, k_positions=1)),
+    ("q_positions are torch.float32, expected torch.int32", TABLES | dict(q_positions=shape(2, 16, dtype=F32))),
+    ("k_positions are (2, 15), expected (batch, seqlen), here (2, 16)", TABLES | dict(k_positions=shape(2, 15, dtype=torch.int32))),
+]
+# By the rules of a GPU alone.
+STRIDES_FROM_16_BITS = [
+    ("q has stride 2 in head_dim, expected 1", dict(q=shape(2, 16, 4, 64, strides=(8192, 512, 128, 2)))),
+    ("v: x has stride 257 in seqlen, not a multiple of 8 elements", dict(v=shape(2, 16, 4, 64, strides=(8192, 257, 64, 1)))),
+    (None, TABLES | dict(q_positions=LISTED, k_positions=LISTED, v_channels=True)),
 ]
 
 
@@ -156,6 +191,16 @@ def test_quantization_is_refused_everywhere(sentence, change):
     check(quantize, change, sentence, sentence)
     if change.keys() == {"x"}:
         check(quantize_channels, change, sentence, sentence)
+
+
+@pytest.mark.parametrize("sentence, change", FROM_16_BITS, ids=lambda x: x[:30] if isinstance(x, str) else "")
+def test_attention_in_8_bits_is_refused_everywhere(sentence, change):
+    check(flash_attn_fp8_func, of_attention(change), sentence, sentence)
+
+
+@pytest.mark.parametrize("of_gpu, change", STRIDES_FROM_16_BITS, ids=lambda x: x[:30] if isinstance(x, str) else "")
+def test_attention_in_8_bits_takes_any_strides_on_the_cpu(of_gpu, change):
+    check(flash_attn_fp8_func, of_attention(change), of_gpu, None)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -153,8 +153,9 @@ impl Operation for backward::Plan {
 /// Attention of f16 or bf16 tensors in 8 bits: kernels quantize Q, K and V, which a Hadamard matrix mixes before if
 /// there are signs, and the forward pass takes their codes, which lie in the workspace.
 ///
-/// Its tensors are `q`, `k`, `v` and `o`; `lse` as for [`Forward`]; and `cos` and `sin`, f32 (table_rows, rotary_dim /
-/// 2) and contiguous, if Q and K are rotated.
+/// Its tensors are `q`, `k`, `v` and `o`; `lse` as for [`Forward`]; and if Q and K are rotated, `cos` and `sin`, f32
+/// (table_rows, rotary_dim / 2), and those of `q_positions` and `k_positions`, i32 (batch, seqlen), that are listed.
+/// All of these are contiguous.
 ///
 /// ```
 /// use fa3_cuda::host::{Device, Fp8Forward, OperationError, Tensors, Workspace};

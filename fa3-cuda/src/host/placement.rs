@@ -277,8 +277,17 @@ mod tests {
         let plain = "q 102400 16, k 3584 16, v 3584 16, o 102400 16 w, lse? 3200 16 w";
         assert_eq!(program(spec.clone()), plain);
         let (style, rotary_dim, table_rows) = (RopeStyle::Interleaved, 32, 100);
-        let rotary = QkRotary { style, rotary_dim, table_rows, q_position: 0, k_position: 0 };
-        assert_eq!(program(spec.rotary(rotary)), format!("{plain}, cos 6400 16, sin 6400 16"));
+        let first = Positions::From(0);
+        let of = |q_positions, k_positions| {
+            let rotary = QkRotary { style, rotary_dim, table_rows, q_positions, k_positions };
+            program(spec.clone().rotary(rotary))
+        };
+        let rotated = format!("{plain}, cos 6400 16, sin 6400 16");
+        assert_eq!(of(first, first), rotated);
+        assert_eq!(of(Positions::Listed, first), format!("{rotated}, q_positions 800 16"));
+        assert_eq!(of(first, Positions::Listed), format!("{rotated}, k_positions 56 16"));
+        let both = format!("{rotated}, q_positions 800 16, k_positions 56 16");
+        assert_eq!(of(Positions::Listed, Positions::Listed), both);
     }
 
     #[test]

@@ -3,12 +3,13 @@
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
 use fa3_sched::fp8::Plan;
+use fa3_types::{Positions, Rotary, TensorDesc};
 
 use super::fwd::buffers;
 use super::{Spec, fwd, quantize, tensors};
 
 /// The program of a plan, without the steps that have nothing to compute. The caller's buffers come first: Q, K, V, O
-/// and LSE, which is optional, and of a rotation cosines and sines.
+/// and LSE, which is optional; of a rotation cosines and sines, and the positions of Q and of K that are listed.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (attention, mut program) = (plan.problem().attention(), Program::new());
     let q = tensors::input(&mut program, "q", attention.q());
@@ -22,19 +23,28 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         let shape = [rotary.table_rows as u32, rotary.rotary_dim as u32 / 2];
         ["cos", "sin"].map(|name| program.buffer(name, Elem::F32, &shape, BufferRole::Input))
     });
-    let of_caller = |name: &str| match (name, tables) {
-        ("cos", Some([cos, _])) => Some(cos),
-        ("sin", Some([_, sin])) => Some(sin),
-        _ => None,
+    let mut listed = |name, x: &TensorDesc, rotary: Rotary| {
+        let shape = [x.shape.batch as u32, x.shape.seqlen as u32];
+        let is_listed = rotary.positions == Positions::Listed;
+        is_listed.then(|| program.buffer(name, Elem::U32, &shape, BufferRole::Input))
     };
+    let rotary = plan.problem().rotary();
+    let q_positions = rotary.and_then(|rotary| listed("q_positions", attention.q(), rotary.of_q()));
+    let k_positions = rotary.and_then(|rotary| listed("k_positions", attention.k(), rotary.of_k()));
 
     let mut bound = vec![(buffers::O, o), (buffers::LSE, lse)];
-    let inputs = [(q, buffers::Q), (k, buffers::K), (v, buffers::V)];
-    for (((x, codes), descale), quantization) in
+    let inputs = [(q, q_positions, buffers::Q), (k, k_positions, buffers::K), (v, None, buffers::V)];
+    for (((x, positions, codes), descale), quantization) in
         inputs.into_iter().zip(buffers::DESCALES).zip(plan.quantizations())
     {
         let part = quantize::program(quantization);
-        let of_part = program.append(&part, |name| if name == "x" { Some(x) } else { of_caller(name) });
+        let of_part = program.append(&part, |name| match name {
+            "x" => Some(x),
+            "cos" => tables.map(|[cos, _]| cos),
+            "sin" => tables.map(|[_, sin]| sin),
+            "positions" => positions,
+            _ => None,
+        });
         for (name, to) in [("codes", codes), ("scales", descale), ("mean", buffers::V_MEAN)] {
             bound.extend(part.find(name).map(|BufferId(at)| (to, of_part[at])));
         }

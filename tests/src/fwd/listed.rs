@@ -1,6 +1,6 @@
 //! Problems whose lengths are data: packed sequences, and dense ones that are used in part.
 
-use fa3_sched::forward::{CtaTile, Loads, PlanOptions};
+use fa3_sched::forward::{CtaTile, Loads};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
 
 use super::shapes::{TINY, TINY_FP8, dtype, others};
@@ -106,8 +106,13 @@ pub(super) fn small() -> Vec<Trial> {
         let change = |spec: ProblemSpec| spec.head_dim_v(tile.head_dim_v as usize).mask(mask);
         let given = GIVEN[index % GIVEN.len()];
         let problem = problem(given, dtype(&tile), (2, 1), tile.head_dim as usize, lengths, change);
-        let case =
-            Case { name: format!("small, {given:?}"), problem, dist: Dist::Normal, poison: Poison::BeyondEnd, seed: 4 };
+        let case = Case {
+            name: format!("small, {given:?}"),
+            problem,
+            dist: Dist::Normal,
+            poison: Poison::BeyondEnd,
+            seed: 4,
+        };
         trial(case, 3, &with_tile(tile))
     });
     cases.collect()

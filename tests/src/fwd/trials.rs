@@ -6,10 +6,10 @@ use fa3_sched::forward::{CtaTile, Loads, PlanOptions, Precision, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec};
 
-use super::{fp8, listed};
 use super::scores::Scores;
 use super::shapes::{INPUTS, PIPELINES, dealt, dtype, laid_out, others};
 use super::{Launch, Layout, dense, device, initial, judged, results, with_tile};
+use super::{fp8, listed};
 use crate::family::{Bits, Trial};
 use crate::{Case, Dist, Poison, Values, covering};
 

@@ -4,7 +4,7 @@ mod backward;
 
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array4, ArrayView4};
-use fa3::{Attention, Device, Error, Output, Scalar};
+use fa3::{Attention, Device, Error, Output, Rope, RopeStyle, Scalar};
 use fa3_ref::law::ForwardLaw;
 use fa3_ref::{Forward, Inputs, Precision};
 
@@ -13,7 +13,7 @@ use crate::{Check, Fallible};
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 22] = [
+pub(crate) const CHECKS: [(&str, Check); 23] = [
     ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
@@ -23,6 +23,7 @@ pub(crate) const CHECKS: [(&str, Check); 22] = [
     ("facade::no_keys", |_| law((1, (300, 0), (1, 1), (64, 64)), causal)),
     ("facade::fp8_bf16", |_| fp8::<bf16>((2, (300, 300), (4, 2), (64, 64)))),
     ("facade::fp8_f16", |_| fp8::<f16>((1, (257, 513), (2, 1), (128, 256)))),
+    ("facade::fp8_positions", |_| fp8_positions()),
     ("facade::padded_rows", |_| law((2, (130, 200), (2, 1), (33, 100)), causal)),
     ("facade::padded_rows_of_few_columns", |_| law((1, (70, 90), (2, 2), (1, 255)), windowed)),
     ("facade::transposed_view", |_| transposed()),
@@ -98,6 +99,24 @@ fn fp8<T: Scalar<Output = T>>(sizes: Sizes) -> Fallible<String> {
         }
     }
     Ok(said.join("; "))
+}
+
+/// Rows whose positions are listed have the bits of rows at the same positions from a first one on.
+fn fp8_positions() -> Fallible<String> {
+    let device = &Device::gpu()?;
+    let [q, k, v] = inputs::<bf16>((2, (200, 300), (4, 2), (64, 64)));
+    let table = Rope::new(RopeStyle::HalfSplit, 64, 10_000.0)?.table(400);
+    let list = |rows, first| (0..2 * rows).map(|row| first + row % rows).collect::<Vec<i32>>();
+    let (of_q, of_k) = (list(200, 120), list(300, 20));
+    let fp8 = Attention::new(&q, &k, &v).causal().fp8().rotary(&table).hadamard(5);
+    let expected = fp8.clone().first_positions(120, 20).forward(device)?;
+    let listed = fp8.q_positions(&of_q);
+    let [both, one] = [listed.clone().k_positions(&of_k), listed.first_positions(0, 20)];
+    if both.forward(device)? == expected && one.forward(device)? == expected {
+        Ok("the same bits".to_owned())
+    } else {
+        Err("other bits".into())
+    }
 }
 
 fn in_f32<T: Scalar>(Output { o, lse, .. }: Output<T>) -> Forward<f32> {

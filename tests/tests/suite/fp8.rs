@@ -8,7 +8,7 @@ use fa3_quant::{Granularity, Incoherent, Rope, RopeStyle, RopeTable};
 use fa3_sched::fp8::Plan;
 use fa3_sim::{Mode, ProgramSimulation};
 use fa3_tests::fwd::device;
-use fa3_types::{Dtype, Fp8Problem, Fp8Spec, ProblemSpec, QkRotary, SequenceRows, Shape};
+use fa3_types::{Dtype, Fp8Problem, Fp8Spec, Positions, ProblemSpec, QkRotary, SequenceRows, Shape};
 use half::bf16;
 use ndarray::{Array4, ArrayView4};
 
@@ -50,17 +50,49 @@ fn run(program: &Program<Kernel>, first: &[Vec<u8>], [o, lse]: [BufferId; 2]) ->
     [o, lse].map(|BufferId(at)| outcome.buffers[at].clone())
 }
 
+/// A rotation of Q and K: its table, and the positions that are listed.
+#[derive(Clone, Copy)]
+struct Rotated<'a> {
+    table: &'a RopeTable,
+    listed: [Option<&'a [i32]>; 2],
+}
+
+impl Rotated<'_> {
+    fn of_problem(&self) -> QkRotary {
+        let [q_positions, k_positions] = [(0, Q_POSITION), (1, 0)]
+            .map(|(index, first)| self.listed[index].map_or(Positions::From(first), |_| Positions::Listed));
+        QkRotary {
+            style: self.table.style(),
+            rotary_dim: self.table.rotary_dim(),
+            table_rows: self.table.positions(),
+            q_positions,
+            k_positions,
+        }
+    }
+
+    /// The program's inputs.
+    fn bytes(&self) -> Vec<Vec<u8>> {
+        let mut all: Vec<Vec<u8>> = [self.table.cos(), self.table.sin()].map(f32_bytes).into();
+        let of_list = |list: &[i32]| list.iter().flat_map(|position| position.to_le_bytes()).collect();
+        all.extend(self.listed.into_iter().flatten().map(of_list));
+        all
+    }
+}
+
 /// Codes, scales and means as the forward pass alone takes them, from the CPU.
 fn parts(
     problem: &Fp8Problem,
     [q, k, v]: [ArrayView4<'_, bf16>; 3],
     hadamard: bool,
-    table: Option<&RopeTable>,
+    rotated: Option<Rotated<'_>>,
 ) -> Vec<Vec<u8>> {
-    let of_qk = |x, first| {
+    let of_qk = |x, index: usize, first| {
         let quantize = Quantize::new(x);
-        let quantize = match table {
-            Some(table) => quantize.rotary(table).first_position(first),
+        let quantize = match rotated {
+            Some(Rotated { table, listed }) => match listed[index] {
+                Some(list) => quantize.rotary(table).positions(list),
+                None => quantize.rotary(table).first_position(first),
+            },
             None => quantize,
         };
         if hadamard { quantize.hadamard(SEED) } else { quantize }
@@ -68,7 +100,7 @@ fn parts(
     let of_v = Quantize::new(v);
     let of_v = if problem.codes().has_v_channels() { of_v.scaling(Scaling::Channel) } else { of_v };
     let [q, k, v] =
-        [of_qk(q, Q_POSITION), of_qk(k, 0), of_v].map(|quantize| quantize.run(&Device::Cpu).unwrap());
+        [of_qk(q, 0, Q_POSITION), of_qk(k, 1, 0), of_v].map(|quantize| quantize.run(&Device::Cpu).unwrap());
     let codes = |x: &Quantized| x.codes.iter().map(|code| code.to_bits()).collect();
     let (batch, seqlen, ..) = v.codes.dim();
     let sequences = SequenceRows::dense(batch, seqlen);
@@ -88,21 +120,25 @@ fn the_chain_is_what_its_parts_are() {
     let q = Shape { batch: 2, seqlen: 150, heads: 4, head_dim: 64 };
     let dense = ProblemSpec::dense(Dtype::Bf16, q, Shape { seqlen: 300, heads: 2, ..q }).head_dim_v(32);
     let table = Rope::new(RopeStyle::HalfSplit, 32, 10_000.0).unwrap().table(300);
-    for (spec, hadamard, v_channels, table) in [
+    // Some of Q's, and one of K's, are in no table.
+    let of_q: Vec<i32> = (0..2 * 150).map(|row| 7 * row % 305 - 3).collect();
+    let of_k: Vec<i32> = (0..2 * 300).map(|row| if row == 299 { 300 } else { 11 * row % 300 }).collect();
+    let rotated = |q: bool, k: bool| {
+        let listed = [q.then_some(&of_q[..]), k.then_some(&of_k[..])];
+        Some(Rotated { table: &table, listed })
+    };
+    for (spec, hadamard, v_channels, rotated) in [
         (dense.clone(), false, false, None),
-        (dense.clone().causal(), true, true, Some(&table)),
-        (dense.softcap(5.0), false, true, None),
+        (dense.clone().causal(), true, true, rotated(false, false)),
+        (dense.clone().softcap(5.0), false, true, None),
+        (dense.clone(), true, false, rotated(true, false)),
+        (dense.clone().causal(), false, false, rotated(false, true)),
+        (dense, true, true, rotated(true, true)),
     ] {
         let mut fp8 = Fp8Spec::new(spec);
         fp8.v_channels = v_channels;
         fp8.signs = Incoherent::new(64, SEED).signs().filter(|_| hadamard);
-        fp8.rotary = table.map(|table| QkRotary {
-            style: table.style(),
-            rotary_dim: table.rotary_dim(),
-            table_rows: table.positions(),
-            q_position: Q_POSITION,
-            k_position: 0,
-        });
+        fp8.rotary = rotated.as_ref().map(Rotated::of_problem);
         let problem = fp8.validate().unwrap();
         let plan = Plan::new(&problem, &device(3)).unwrap();
         let attention = problem.attention();
@@ -115,11 +151,11 @@ fn the_chain_is_what_its_parts_are() {
         assert_eq!(["o", "lse"].map(|name| chain.find(name)), [Some(o), Some(lse)]);
         let mut first: Vec<Vec<u8>> = [&q, &k, &v].map(bytes_of).into();
         first.extend([o, lse].map(|BufferId(at)| vec![UNWRITTEN; chain.buffers[at].bytes()]));
-        first.extend(table.into_iter().flat_map(|table| [table.cos(), table.sin()].map(f32_bytes)));
+        first.extend(rotated.iter().flat_map(Rotated::bytes));
         let of_chain = run(&chain, &first, [o, lse]);
 
         let alone = fwd::program(plan.forward()).map(Spec::kernel);
-        let parts = parts(&problem, [q.view(), k.view(), v.view()], hadamard, table);
+        let parts = parts(&problem, [q.view(), k.view(), v.view()], hadamard, rotated);
         let of_parts = run(&alone, &parts, [buffers::O, buffers::LSE]);
         assert!(of_chain == of_parts, "{attention}, by channels: {v_channels}");
     }

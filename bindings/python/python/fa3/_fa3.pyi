@@ -2,6 +2,7 @@ from collections.abc import Callable, Sequence
 
 __all__ = [
     "forward",
+    "fp8_forward",
     "backward",
     "quantize",
     "quantize_channels",
@@ -15,6 +16,9 @@ _Tensor = tuple[str, int, Sequence[int], Sequence[int]]
 
 # The addresses of the scales of q, k and v, and of the means of v's channels.
 _Descales = tuple[int | None, int | None, int | None, int | None]
+
+# (positions, first_position)
+_Positions = tuple[int | None, int]
 
 # (bytes, zeros) -> (address, owner). The CPU and a call that is only checked need none.
 _Allocate = Callable[[int, int], tuple[int, object]]
@@ -35,6 +39,22 @@ def forward(
     fp8: tuple[bool, int | None, str | None] | None,
     allocate: _Allocate | None,
     o_strides: Sequence[int] | None = None,
+) -> None: ...
+def fp8_forward(
+    device: int,
+    stream: int | None,
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    o: int,
+    lse: int | None,
+    rotation: tuple[int, int, int, int, bool, _Positions, _Positions] | None,
+    hadamard_seed: int | None,
+    v_channels: bool,
+    softmax_scale: float | None,
+    window: tuple[int, int],
+    softcap: float | None,
+    allocate: _Allocate | None,
 ) -> None: ...
 def backward(
     device: int,

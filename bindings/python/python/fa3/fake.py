@@ -9,7 +9,7 @@ import contextlib
 import torch
 from torch import Tensor
 
-from . import _fa3, gradient, operator, quantize
+from . import _fa3, fp8, gradient, operator, quantize
 
 
 def _forward(
@@ -91,7 +91,7 @@ def _backward(
     deterministic=False,
     outputs=None,
 ):
-    given = [x for x in (dout, q, k, v, o, lse, dlse, *(outputs or ())) if x is not None]
+    given = operator.given(dout, q, k, v, o, lse, dlse, *(outputs or ()))
     _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
     operator.check_ranks(q, k, v)
     gradients = outputs or gradient.gradients_like(q, k, v)
@@ -103,6 +103,37 @@ def _backward(
         strides = gradient.strides_of(*gradients)
         _run(_fa3.backward, q, *seen, 0, 0, None, 0, 0, 0, *numbers, None, deterministic, strides)
     return gradients
+
+
+def _fp8_forward(
+    q,
+    k,
+    v,
+    cos,
+    sin,
+    q_positions,
+    k_positions,
+    interleaved,
+    q_first,
+    k_first,
+    hadamard_seed,
+    v_channels,
+    softmax_scale,
+    window_left,
+    window_right,
+    softcap,
+):
+    given = operator.given(q, k, v, cos, sin, q_positions, k_positions)
+    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    fp8.check_tensors(q, k, v)
+    with contextlib.suppress(operator.Unknown):
+        of_q, of_k = (q_positions, q_first), (k_positions, k_first)
+        fp8.check(q, k, v, cos, sin, interleaved, of_q, of_k)
+        rotation = None if cos is None else (*_tables(cos, interleaved), _positions(*of_q), _positions(*of_k))
+        seed, seen = quantize.seed(hadamard_seed), (_seen(q), _seen(k), _seen(v))
+        *numbers, _ = _numbers(softmax_scale, window_left, window_right, softcap, 0)
+        _run(_fa3.fp8_forward, q, *seen, 0, None, rotation, seed, v_channels, *numbers, None)
+    return q.new_empty(*q.shape[:3], v.shape[3]), operator.lse_like(q)
 
 
 def _quantize(
@@ -119,16 +150,13 @@ def _quantize(
     scales_of="blocks",
     heads_per_scale=1,
 ):
-    given = [tensor for tensor in (x, cos, sin, positions) if tensor is not None]
+    given = operator.given(x, cos, sin, positions)
     _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
     quantize.check_x(x)
     scaling = (block_rows, scale, scales_of, heads_per_scale)
     with contextlib.suppress(operator.Unknown):
         quantize.check(x, cos, sin, positions, interleaved, first_position, *scaling)
-        rotation = None
-        if cos is not None:
-            rows, pairs, first = operator.known([*cos.shape, first_position])
-            rotation = (0, 0, rows, 2 * pairs, interleaved, None if positions is None else 0, first)
+        rotation = None if cos is None else (*_tables(cos, interleaved), *_positions(positions, first_position))
         seed = quantize.seed(hadamard_seed)
         _run(_fa3.quantize, x, _seen(x), 0, 0, rotation, seed, *quantize.sharing(*scaling), transposed, None)
     return quantize.codes_like(x, transposed), quantize.scales_like(x, *scaling)
@@ -153,6 +181,18 @@ def _seen(tensor: Tensor) -> tuple:
     return operator.name_of(tensor.dtype), 0, operator.known(tensor.shape), operator.known(tensor.stride())
 
 
+def _tables(cos: Tensor, interleaved: bool) -> tuple[int, int, int, int, bool]:
+    """Tables without addresses, as the extension module takes them."""
+    rows, pairs = operator.known(cos.shape)
+    return 0, 0, rows, 2 * pairs, interleaved
+
+
+def _positions(listed: Tensor | None, first: int) -> tuple[int | None, int]:
+    """Positions without an address, as the extension module takes them."""
+    [first] = operator.known([first])
+    return None if listed is None else 0, first
+
+
 def _numbers(softmax_scale, window_left, window_right, softcap, sm_margin) -> tuple:
     """The numbers of attention as the extension module takes them."""
     scale, left, right, softcap, margin = operator.known([softmax_scale, window_left, window_right, softcap, sm_margin])
@@ -169,6 +209,7 @@ for _name, _function in (
     ("forward_out", _forward_out),
     ("backward", _backward),
     ("backward_out", _backward_out),
+    ("fp8_forward", _fp8_forward),
     ("quantize", _quantize),
     ("quantize_channels", _quantize_channels),
 ):

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-# It defines the operators, all of them.
-from . import gradient  # noqa: F401
+# They define the operators, all of them.
+from . import fp8, gradient  # noqa: F401
 
 _Shape = tuple[int, ...]
 
 
-@register_flop_formula(torch.ops.fa3.forward)
+@register_flop_formula([torch.ops.fa3.forward, torch.ops.fa3.fp8_forward])
 def _forward(q: _Shape, k: _Shape, v: _Shape, *_: Any, out_shape: tuple[_Shape, _Shape], **__: Any) -> int:
     """Q K^T and P V."""
     return _pairs(q, k) * 2 * (q[3] + out_shape[0][3])

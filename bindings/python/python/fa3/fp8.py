@@ -1,12 +1,14 @@
-"""Attention in 8 bits of tensors in 16: quantization of Q, K and V, and the forward pass on their codes."""
+"""Attention in 8 bits of tensors in 16, and its torch operator `fa3::fp8_forward`."""
 
-import functools
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from . import arguments
-from .attention import flash_attn_func
-from .quantize import quantize, quantize_channels
+from . import _fa3, arguments, operator, quantize, refusal, rotary
+
+_NO_GRADIENT = "requires grad, and attention in 8 bits has no gradients"
+_NAMES = "q, k, v, cos or sin"
 
 
 def flash_attn_fp8_func(
@@ -31,7 +33,8 @@ def flash_attn_fp8_func(
 
     By default Q and K are multiplied by a random orthogonal matrix, which spreads outliers over the head dimension
     (FlashAttention-3's incoherent processing). Then blocks of 128 rows of a head are quantized, each with its own
-    scale. It is four kernels: `quantize` of Q, K and V, and `flash_attn_func` on their codes.
+    scale. It is four kernels, those of `quantize` of Q, K and V and of `flash_attn_func` on their codes, which lie in a
+    workspace.
 
     Arguments:
         q: (batch, seqlen_q, heads_q, head_dim), head_dim a multiple of 16 up to 256. Strides are free, but the last is
@@ -56,37 +59,134 @@ def flash_attn_fp8_func(
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: what the driver says.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        arguments.tensor(name, x)
-        if x.dtype != q.dtype or x.dim() != 4:
-            given = f"{name} is {x.dtype} with {x.dim()} dimensions, expected {q.dtype} like q"
-            raise ValueError(f"{given} and 4: (batch, seqlen, heads, head_dim)")
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"k is {tuple(k.shape)} and v {tuple(v.shape)}, expected the same batch, seqlen and heads")
-    for name, positions in (("q_positions", q_positions), ("k_positions", k_positions)):
-        if not isinstance(positions, Tensor):
-            arguments.integer(name, positions)
-    turned = functools.partial(quantize, cos=cos, sin=sin, interleaved=interleaved, hadamard_seed=hadamard_seed)
-    q_codes, q_descale = turned(q, positions=q_positions)
-    k_codes, k_descale = turned(k, positions=k_positions)
-    v_mean: Tensor | None = None
-    if arguments.flag("v_channels", v_channels):
-        v_codes, v_descale, v_mean = quantize_channels(v, transposed=True)
-    else:
-        v_codes, v_descale = quantize(v, transposed=True)
-    return flash_attn_func(
-        q_codes,
-        k_codes,
-        v_codes,
-        softmax_scale,
-        causal,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        window_size=window_size,
-        softcap=softcap,
-        return_attn_probs=return_attn_probs,
-        v_mean=v_mean,
-        v_transposed=True,
-        out_dtype=q.dtype,
+    q_listed, q_first = rotary.positions("q_positions", q_positions)
+    k_listed, k_first = rotary.positions("k_positions", k_positions)
+    left, right = arguments.window(window_size)
+    options = (
+        arguments.flag("interleaved", interleaved),
+        q_first,
+        k_first,
+        quantize.given_seed(hadamard_seed),
+        arguments.flag("v_channels", v_channels),
+        None if softmax_scale is None else arguments.number("softmax_scale", softmax_scale),
+        left,
+        0 if arguments.flag("causal", causal) else right,
+        arguments.number("softcap", softcap),
     )
+    return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
+    tensors = (q, k, v, *operator.given(cos, sin, q_listed, k_listed))
+    if operator.is_plain(*tensors) and not operator.needs_grad(*tensors):
+        out, lse = _launch(q, k, v, cos, sin, q_listed, k_listed, *options, return_attn_probs)
+    else:
+        out, lse = _traced(q, k, v, cos, sin, q_listed, k_listed, *options)
+    return (out, lse) if return_attn_probs else out
+
+
+def _traced(q, k, v, cos, sin, q_positions, k_positions, interleaved, q_first, k_first, hadamard_seed, *options):
+    """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        arguments.tensor(name, tensor)
+    rotary.check_types(cos, sin)
+    refusal.derivatives(_NAMES, _NO_GRADIENT, q, k, v, *operator.given(cos, sin))
+    hadamard_seed = quantize.signed(hadamard_seed)
+    options = (interleaved, q_first, k_first, hadamard_seed, *options)
+    return torch.ops.fa3.fp8_forward(q, k, v, cos, sin, q_positions, k_positions, *options)
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    q_positions: Tensor | None,
+    k_positions: Tensor | None,
+    interleaved: bool,
+    q_first: int,
+    k_first: int,
+    hadamard_seed: int | None,
+    v_channels: bool,
+    softmax_scale: float | None,
+    window_left: int,
+    window_right: int,
+    softcap: float,
+    with_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """O and, if wanted, LSE of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
+    2^64.
+    """
+    tensors = (q, k, v, *operator.given(cos, sin, q_positions, k_positions))
+    operator.refuse_tangents(_NAMES, *tensors)
+    operator.check_places(*tensors)
+    check(q, k, v, cos, sin, interleaved, (q_positions, q_first), (k_positions, k_first))
+    rotation = None
+    if cos is not None:
+        cos, sin = rotary.dense_table(cos), rotary.dense_table(sin)
+        q_positions, k_positions = rotary.dense_positions(q_positions), rotary.dense_positions(k_positions)
+        of_q, of_k = (rotary.address(q_positions), q_first), (rotary.address(k_positions), k_first)
+        rotation = (*rotary.raw(cos, sin, interleaved), of_q, of_k)
+    # Copies are kept until the call is over.
+    device, q, k, v = q.get_device(), operator.aligned(q), operator.aligned(k), operator.aligned(v)
+    o = operator.output(q, k, v, False, None)
+    lse = operator.lse_like(q) if with_lse else None
+    _fa3.fp8_forward(
+        device,
+        operator.current_stream(device),
+        operator.raw(q),
+        operator.raw(k),
+        operator.raw(v),
+        o.data_ptr(),
+        None if lse is None else lse.data_ptr(),
+        rotation,
+        quantize.seed(hadamard_seed),
+        v_channels,
+        softmax_scale,
+        (window_left, window_right),
+        softcap or None,
+        operator.workspace_for(q),
+    )
+    return o, lse
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    q_positions: tuple[Tensor | None, int],
+    k_positions: tuple[Tensor | None, int],
+) -> None:
+    """Refuses what the extension module does not see, or says of other dtypes. Positions are a list or none, and the
+    first one.
+    """
+    check_tensors(q, k, v)
+    rotary.check(cos, sin, interleaved, ("q_positions", *q_positions, q), ("k_positions", *k_positions, k))
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """They are tensors of 16 bits with four dimensions."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dtype not in (torch.float16, torch.bfloat16):
+            raise TypeError(f"{name} is {x.dtype}, expected torch.float16 or torch.bfloat16")
+    operator.check_ranks(q, k, v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    refusal.save(ctx, inputs)
+
+
+def _backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+    return refusal.gradients(ctx, f"{_NAMES} {_NO_GRADIENT}", *given)
+
+
+operator.library.define(
+    "fp8_forward(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor? q_positions, Tensor? k_positions, "
+    "bool interleaved, SymInt q_first, SymInt k_first, int? hadamard_seed, bool v_channels, float? softmax_scale, "
+    "SymInt window_left, SymInt window_right, float softcap) -> (Tensor o, Tensor lse)",
+    tags=operator.TAGS,
+)
+for _key in ("CUDA", "CPU"):
+    operator.library.impl("fp8_forward", _launch, _key)
+torch.library.register_autograd("fa3::fp8_forward", _backward, setup_context=_save, lib=operator.library)

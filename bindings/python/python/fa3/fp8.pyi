@@ -63,3 +63,16 @@ def flash_attn_fp8_func(
     v_channels: bool = False,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+
+# For fake tensors.
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    q_positions: tuple[Tensor | None, int],
+    k_positions: tuple[Tensor | None, int],
+) -> None: ...
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None: ...

@@ -164,6 +164,20 @@ def refuse_tangents(names: str, *tensors: Tensor) -> None:
         raise NotImplementedError(f"{names} has a tangent, and there is no derivative in forward mode")
 
 
+def given(*tensors: Tensor | None) -> list[Tensor]:
+    """The tensors that there are."""
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def check_places(*tensors: Tensor) -> None:
+    """They are on one GPU, or on the CPU."""
+    device = tensors[0].get_device()
+    if not all(tensor.is_cuda and tensor.get_device() == device for tensor in tensors):
+        if not all(tensor.is_cpu for tensor in tensors):
+            places = ", ".join(str(tensor.device) for tensor in tensors)
+            raise ValueError(f"tensors are on {places}, expected one CUDA device or the CPU")
+
+
 def refuse_gpu_and_cpu(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Refuses tensors that are not all on the CPU, having found that they are not all on one GPU."""
     if not (q.is_cpu and k.is_cpu and v.is_cpu):

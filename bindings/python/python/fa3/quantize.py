@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _fa3, arguments, operator, refusal
+from . import _fa3, arguments, operator, refusal, rotary
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _SEEDS = 1 << 64
@@ -64,24 +64,20 @@ def quantize(
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: what the driver says.
     """
-    if hadamard_seed is not None:
-        hadamard_seed = arguments.whole("hadamard_seed", hadamard_seed)
-        if not 0 <= hadamard_seed < _SEEDS:
-            raise ValueError(f"hadamard_seed {hadamard_seed} is outside 0 to 2^64 - 1")
     if not isinstance(scales_of, str):
         raise TypeError(f"scales_of is {scales_of!r}, expected 'blocks', 'heads' or 'tensor'")
-    listed, first = (positions, 0) if isinstance(positions, Tensor) else (None, positions)
+    listed, first = rotary.positions("positions", positions)
     options = (
         arguments.flag("interleaved", interleaved),
-        arguments.integer("positions", first),
-        hadamard_seed,
+        first,
+        given_seed(hadamard_seed),
         arguments.integer("block_rows", block_rows),
         None if scale is None else arguments.number("scale", scale),
         arguments.flag("transposed", transposed),
         scales_of,
         arguments.integer("heads_per_scale", heads_per_scale),
     )
-    tensors = (x, *_given(cos, sin, listed))
+    tensors = (x, *operator.given(cos, sin, listed))
     if operator.is_plain(*tensors) and not operator.needs_grad(*tensors):
         return _launch(x, cos, sin, listed, *options)
     return _traced(x, cos, sin, listed, *options)
@@ -114,18 +110,26 @@ def quantize_channels(x: Tensor, *, transposed: bool = False) -> tuple[Tensor, T
     if operator.is_plain(x) and not operator.needs_grad(x):
         return _launch_channels(x, transposed)
     arguments.tensor("x", x)
-    _refuse_derivatives("x", x)
+    refusal.derivatives("x", _NO_GRADIENT, x)
     return torch.ops.fa3.quantize_channels(x, transposed)
+
+
+def given_seed(hadamard_seed: Any) -> int | None:
+    """A seed as callers give it."""
+    if hadamard_seed is None:
+        return None
+    hadamard_seed = arguments.whole("hadamard_seed", hadamard_seed)
+    if not 0 <= hadamard_seed < _SEEDS:
+        raise ValueError(f"hadamard_seed {hadamard_seed} is outside 0 to 2^64 - 1")
+    return hadamard_seed
 
 
 def _traced(x, cos, sin, positions, interleaved, first_position, hadamard_seed, *options):
     """`_launch` as the operator that tracers, fake tensors and other subclasses know."""
-    for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
-        if tensor is not None or name == "x":
-            arguments.tensor(name, tensor)
-    _refuse_derivatives("x, cos or sin", x, *_given(cos, sin))
-    if hadamard_seed is not None and hadamard_seed >= _SEEDS // 2:
-        hadamard_seed -= _SEEDS
+    arguments.tensor("x", x)
+    rotary.check_types(cos, sin)
+    refusal.derivatives("x, cos or sin", _NO_GRADIENT, x, *operator.given(cos, sin))
+    hadamard_seed = signed(hadamard_seed)
     return torch.ops.fa3.quantize(x, cos, sin, positions, interleaved, first_position, hadamard_seed, *options)
 
 
@@ -146,29 +150,18 @@ def _launch(
     """Codes and scales of tensors on a GPU or on the CPU. An operator's integers have signs: a seed counts modulo
     2^64.
     """
-    tensors = (x, *_given(cos, sin, positions))
+    tensors = (x, *operator.given(cos, sin, positions))
     operator.refuse_tangents("x, cos or sin", *tensors)
-    device = x.get_device()
-    if not all(tensor.is_cuda and tensor.get_device() == device for tensor in tensors):
-        if not all(tensor.is_cpu for tensor in tensors):
-            places = ", ".join(str(tensor.device) for tensor in tensors)
-            raise ValueError(f"tensors are on {places}, expected one CUDA device or the CPU")
+    operator.check_places(*tensors)
     scaling = (block_rows, scale, scales_of, heads_per_scale)
     check(x, cos, sin, positions, interleaved, first_position, *scaling)
     rotation = None
     if cos is not None:
-        cos, sin = operator.dense(cos.to(torch.float32)), operator.dense(sin.to(torch.float32))
-        listed = None
-        if positions is not None:
-            # One that int32 cannot hold is in no table, and neither are these.
-            wide = positions.dtype == torch.int64
-            positions = operator.dense(positions.clamp(-1, 2**31 - 1).to(torch.int32) if wide else positions)
-            listed = positions.data_ptr()
-        rows, pairs = cos.shape
-        rotation = (cos.data_ptr(), sin.data_ptr(), rows, 2 * pairs, interleaved, listed, first_position)
+        cos, sin, positions = rotary.dense_table(cos), rotary.dense_table(sin), rotary.dense_positions(positions)
+        rotation = (*rotary.raw(cos, sin, interleaved), rotary.address(positions), first_position)
     codes, scales = codes_like(x, transposed), scales_like(x, *scaling)
-    address = scales.data_ptr() if scale is None else None
-    _run(_fa3.quantize, x, codes.data_ptr(), address, rotation, seed(hadamard_seed), *sharing(*scaling), transposed)
+    to = scales.data_ptr() if scale is None else None
+    _run(_fa3.quantize, x, codes.data_ptr(), to, rotation, seed(hadamard_seed), *sharing(*scaling), transposed)
     return codes, scales if scale is None else scales.fill_(scale)
 
 
@@ -188,15 +181,6 @@ def _run(function, x: Tensor, *arguments) -> None:
     # A copy is kept until the call is over.
     device, x = x.get_device(), operator.aligned(x)
     function(device, operator.current_stream(device), operator.raw(x), *arguments, operator.workspace_for(x))
-
-
-def _refuse_derivatives(names: str, *tensors: Tensor) -> None:
-    """Codes that silently have no derivative would be wrong ones. Elsewhere than in torch.func's transforms, which
-    always want it, the backward pass refuses.
-    """
-    if operator.is_transformed() and operator.needs_grad(*tensors):
-        raise NotImplementedError(f"{names} {_NO_GRADIENT}")
-    operator.refuse_tangents(names, *tensors)
 
 
 def check_x(x: Tensor) -> None:
@@ -229,28 +213,7 @@ def check(x, cos, sin, positions, interleaved, first_position, *scaling) -> None
     """Refuses what the extension module does not see, since it is given addresses."""
     check_x(x)
     _check_scaling(x, *scaling)
-    if cos is None or sin is None:
-        if cos is not sin:
-            raise ValueError("there is one of cos and sin, expected both or none")
-        if interleaved or positions is not None or operator.known([first_position]) != (0,):
-            raise ValueError("interleaved and positions are of a rotation, which needs cos and sin")
-        return
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise TypeError(f"{name} is {table.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
-    if cos.dim() != 2 or operator.known(cos.shape) != operator.known(sin.shape):
-        shapes = f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}"
-        raise ValueError(f"{shapes}, expected both (positions, rotary_dim / 2)")
-    if positions is not None:
-        if positions.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"positions are {positions.dtype}, expected torch.int32 or torch.int64")
-        if operator.known(positions.shape) != operator.known(x.shape[:2]):
-            given, wanted = tuple(positions.shape), tuple(x.shape[:2])
-            raise ValueError(f"positions are {given}, expected (batch, seqlen), here {wanted}")
-
-
-def _given(*tensors: Tensor | None) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
+    rotary.check(cos, sin, interleaved, ("positions", positions, first_position, x))
 
 
 def codes_like(x: Tensor, transposed: bool) -> Tensor:
@@ -276,6 +239,13 @@ def channels_like(x: Tensor) -> Tensor:
     """A new, contiguous tensor for the scales or means of channels (batch, heads, head_dim)."""
     batch, _, heads, head_dim = x.shape
     return x.new_empty(batch, heads, head_dim, dtype=torch.float32)
+
+
+def signed(hadamard_seed: int | None) -> int | None:
+    """A seed as operators take it: with a sign, and the same 64 bits."""
+    if hadamard_seed is None or hadamard_seed < _SEEDS // 2:
+        return hadamard_seed
+    return hadamard_seed - _SEEDS
 
 
 def seed(hadamard_seed: int | None) -> int | None:

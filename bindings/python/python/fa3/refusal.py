@@ -24,6 +24,15 @@ def gradients(ctx: Any, sentence: str, *given: Tensor | None) -> tuple[Tensor | 
     return tuple(refuse(next(saved), of_output, sentence) if needed else None for needed in ctx.needs_input_grad)
 
 
+def derivatives(names: str, why: str, *tensors: Tensor) -> None:
+    """Refuses tensors of which a derivative is wanted now. Elsewhere than in torch.func's transforms, which always want
+    it, the backward pass refuses. Results that silently have no derivative would be wrong ones.
+    """
+    if operator.is_transformed() and operator.needs_grad(*tensors):
+        raise NotImplementedError(f"{names} {why}")
+    operator.refuse_tangents(names, *tensors)
+
+
 def _refuse(x: Tensor, of_output: Tensor, sentence: str) -> Tensor:
     raise NotImplementedError(sentence)
 

@@ -1,11 +1,12 @@
 //! Quantization to e4m3.
 
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array2, ArrayViewMut4};
-use fa3::{Device, E4m3, Quantize, Quantized, RopeTable, Scalar};
-use fa3_types::{Dtype, Positions, QuantizeProblem, Rotary, ValueLayout};
+use fa3::ndarray::ArrayViewMut4;
+use fa3::{Device, E4m3, Quantize, Quantized, Scalar};
+use fa3_types::{Dtype, QuantizeProblem, ValueLayout};
 
 use super::memory::Memory;
+use super::rotary::{self, RowPositions};
 use crate::call::{At, Call};
 use crate::error::Error;
 use crate::quantize::Quantization;
@@ -29,45 +30,29 @@ fn quantize_of<T: Scalar>(
     problem: &QuantizeProblem,
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
-    let shape = problem.x().shape;
-    let listed = |rotary: Rotary| rotary.positions == Positions::Listed;
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
     // they hold until the call is over. That nobody writes to them meanwhile is up to the caller, as with torch's own
     // operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (x, tables, positions) = unsafe {
-        let x = memory.view::<T>("x", &call.x)?;
-        let tables = match call.rotary {
-            Some(rotary) if memory.has("cos") && memory.has("sin") => {
-                let count = rotary.table_rows * (rotary.rotary_dim / 2);
-                Some((rotary, memory.slice("cos", count)?, memory.slice("sin", count)?))
-            }
-            Some(_) | None => None,
-        };
-        let rows = shape.batch * shape.seqlen;
-        let is_listed = memory.has("positions") && call.rotary.is_some_and(listed);
-        (x, tables, is_listed.then(|| memory.slice::<i32>("positions", rows)).transpose()?)
+    let (x, rotation) = unsafe {
+        let rotation = call.rotary.map(|of| {
+            let positions = rotary::positions("positions", of, call.x.shape, memory)?;
+            Ok::<_, Error>((rotary::table(of, memory)?, positions))
+        });
+        (memory.view::<T>("x", &call.x)?, rotation.transpose()?)
     };
-    let table = tables.map(|(rotary, cos, sin)| table(rotary, cos, sin)).transpose()?;
     let mut quantize = Quantize::new(x).scaling(problem.scaling());
-    if let Some(table) = &table {
+    if let Some((table, positions)) = &rotation {
         quantize = quantize.rotary(table);
-    }
-    match (call.rotary.map(|rotary| rotary.positions), positions) {
-        (Some(Positions::From(first)), _) => quantize = quantize.first_position(first),
-        (Some(Positions::Listed), Some(positions)) => quantize = quantize.positions(positions),
-        (Some(Positions::Listed), None) | (None, _) => {}
+        quantize = match positions {
+            RowPositions::From(first) => quantize.first_position(*first),
+            RowPositions::Listed(list) => quantize.positions(list),
+        };
     }
     if let Some(seed) = call.hadamard_seed {
         quantize = quantize.hadamard(seed);
     }
     write(problem, &quantize.run(&Device::Cpu)?, memory)
-}
-
-fn table(rotary: Rotary, cos: &[f32], sin: &[f32]) -> Result<RopeTable, Error> {
-    let dims = [rotary.table_rows, rotary.rotary_dim / 2];
-    let array = |numbers: &[f32]| Array2::from_shape_vec(dims, numbers.to_vec()).expect("they are so many");
-    Ok(RopeTable::new(rotary.style, array(cos), array(sin))?)
 }
 
 fn write(problem: &QuantizeProblem, quantized: &Quantized, memory: &Memory<'_>) -> Result<(), Error> {

@@ -1,0 +1,73 @@
+"""Rotary embedding as callers give it: tables of cosines and sines, and positions of rows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import arguments, operator
+
+# (name, list or None, first position if there is no list, the tensor whose rows they are of)
+Positions = tuple[str, Tensor | None, int, Tensor]
+
+
+def positions(name: str, given: Any) -> tuple[Tensor | None, int]:
+    """A list of positions or none, and the first one, which counts if there is no list."""
+    return (given, 0) if isinstance(given, Tensor) else (None, arguments.integer(name, given))
+
+
+def check_types(cos: Any, sin: Any) -> None:
+    """Tables that are given are tensors."""
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table is not None:
+            arguments.tensor(name, table)
+
+
+def check(cos: Tensor | None, sin: Tensor | None, interleaved: bool, *positions: Positions) -> None:
+    """Refuses what the extension module does not see, since it is given addresses."""
+    if cos is None or sin is None:
+        if cos is not sin:
+            raise ValueError("there is one of cos and sin, expected both or none")
+        said = any(listed is not None or operator.known([first]) != (0,) for _, listed, first, _ in positions)
+        if interleaved or said:
+            raise ValueError("interleaved and positions are of a rotation, which needs cos and sin")
+        return
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise TypeError(f"{name} is {table.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
+    if cos.dim() != 2 or operator.known(cos.shape) != operator.known(sin.shape):
+        shapes = f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}"
+        raise ValueError(f"{shapes}, expected both (positions, rotary_dim / 2)")
+    for name, listed, _, x in positions:
+        if listed is None:
+            continue
+        if listed.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"{name} are {listed.dtype}, expected torch.int32 or torch.int64")
+        if operator.known(listed.shape) != operator.known(x.shape[:2]):
+            found, wanted = tuple(listed.shape), tuple(x.shape[:2])
+            raise ValueError(f"{name} are {found}, expected (batch, seqlen), here {wanted}")
+
+
+def dense_table(table: Tensor) -> Tensor:
+    """Cosines or sines as kernels read them."""
+    return operator.dense(table.to(torch.float32))
+
+
+def dense_positions(listed: Tensor | None) -> Tensor | None:
+    """A list of positions as kernels read it, if there is one."""
+    if listed is None:
+        return None
+    # One that int32 cannot hold is in no table, and neither are these.
+    wide = listed.dtype == torch.int64
+    return operator.dense(listed.clamp(-1, 2**31 - 1).to(torch.int32) if wide else listed)
+
+
+def raw(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[int, int, int, int, bool]:
+    """Tables as the extension module takes them: (cos, sin, table_rows, rotary_dim, interleaved)."""
+    rows, pairs = cos.shape
+    return cos.data_ptr(), sin.data_ptr(), rows, 2 * pairs, interleaved
+
+
+def address(listed: Tensor | None) -> int | None:
+    """Where a list of positions lies, if there is one."""
+    return None if listed is None else listed.data_ptr()

@@ -1,0 +1,161 @@
+//! Attention of e4m3 tensors, emulated bit by bit.
+
+use fa3::half::{bf16, f16};
+use fa3::ndarray::{Array3, Array4, ArrayView4, Axis};
+use fa3::{E4m3, Scalar};
+use fa3_quant::{Channels, Fp8Attention, Output, Quantized};
+use fa3_types::{Dtype, Granularity, KnownProblem, ProblemSpec, ValueLayout};
+
+use super::lse;
+use super::memory::Memory;
+use crate::error::Error;
+
+/// The scales of Q, K and V and the means of V's channels, where they were given.
+struct Scales<'a> {
+    of: [Option<&'a [f32]>; 3],
+    v_mean: Option<&'a [f32]>,
+}
+
+/// Computes O and LSE of codes.
+///
+/// # Errors
+/// A scale that is negative or not normal.
+pub(super) fn forward(spec: &ProblemSpec, problem: &KnownProblem, memory: &Memory<'_>) -> Result<(), Error> {
+    // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
+    // they hold until the call is over. That nobody writes to them meanwhile is up to the caller, as with torch's own
+    // operators.
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    let (qk, v, scales) = unsafe {
+        let qk = [memory.view::<E4m3>("q", &spec.q)?, memory.view("k", &spec.k)?];
+        (qk, values(spec, memory)?, scales(problem, memory)?)
+    };
+    let output = emulate(problem, [qk[0].to_owned(), qk[1].to_owned(), v], &scales)?;
+    match problem.o().dtype {
+        Dtype::F16 => write::<f16>(problem, &output, memory),
+        Dtype::Bf16 => write::<bf16>(problem, &output, memory),
+        Dtype::F32 | Dtype::E4m3 => unreachable!("o of e4m3 has 16 bits in a valid problem"),
+    }
+}
+
+/// V in rows, however it lies.
+///
+/// # Safety
+/// V of `spec` lies there. It lives, and nobody writes to it, for as long as this takes.
+///
+/// # Errors
+/// An address that makes no sense.
+#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+unsafe fn values(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Array4<E4m3>, Error> {
+    if spec.v_layout == ValueLayout::Rows {
+        // SAFETY: the caller vouches for it.
+        return Ok(unsafe { memory.view("v", &spec.v) }?.to_owned());
+    }
+    let [batch, seqlen, heads, head_dim] = spec.v.shape.dims();
+    let dims = [batch, heads, head_dim, ValueLayout::keys_of_row(seqlen)];
+    // SAFETY: the caller vouches for it.
+    let codes = unsafe { memory.slice("v", dims.iter().product()) }?;
+    let codes = ArrayView4::from_shape(dims, codes).expect("they are so many");
+    Ok(Array4::from_shape_fn([batch, seqlen, heads, head_dim], |(batch, key, head, element)| {
+        codes[[batch, head, element, ValueLayout::place_of_key(key)]]
+    }))
+}
+
+/// The scales and means of a call.
+///
+/// # Safety
+/// The problem's scales and means lie there. They live, and nobody writes to them, for as long as the result.
+///
+/// # Errors
+/// An address that makes no sense.
+#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+unsafe fn scales<'a>(problem: &KnownProblem, memory: &Memory<'_>) -> Result<Scales<'a>, Error> {
+    let given = |tensor, shape: &[usize]| {
+        // SAFETY: the caller vouches for it.
+        memory.has(tensor).then(|| unsafe { memory.slice(tensor, shape.iter().product()) }).transpose()
+    };
+    let [q, k, v] = problem.descale_shapes();
+    let of = [given("q_descale", &q)?, given("k_descale", &k)?, given("v_descale", &v)?];
+    Ok(Scales { of, v_mean: given("v_mean", &problem.v_mean_shape().unwrap_or_default())? })
+}
+
+fn emulate(problem: &KnownProblem, codes: [Array4<E4m3>; 3], scales: &Scales<'_>) -> Result<Output, Error> {
+    let [q, k, mut v] = codes;
+    let [of_q, of_k, of_v] = problem.scales();
+    let q = scaled(problem, q, of_q, scales.of[0])?;
+    let k = scaled(problem, k, of_k, scales.of[1])?;
+    let (channels, of_v, scale) = match (scales.v_mean, scales.of[2]) {
+        // Scales of channels are O's.
+        (Some(mean), Some(scale)) => (Some(channels(problem, &mut v, mean, scale)?), Granularity::Head, None),
+        (_, scale) => (None, of_v, scale),
+    };
+    let v = scaled(problem, v, of_v, scale)?;
+    let mut output = Fp8Attention::default().forward(problem, &q, &k, &v)?;
+    if let Some(channels) = channels {
+        channels.restore(problem, &mut output)?;
+    }
+    Ok(output)
+}
+
+/// Codes with their scales. A head of Q has the scale of its head of K.
+fn scaled(
+    problem: &KnownProblem,
+    mut codes: Array4<E4m3>,
+    granularity: Granularity,
+    scales: Option<&[f32]>,
+) -> Result<Quantized, Error> {
+    let (batch, seqlen, heads, _) = codes.dim();
+    let sequences = fa3_types::SequenceRows::dense(batch, seqlen);
+    let (granularity, scales) = match (granularity, scales) {
+        (Granularity::Block { .. }, scales) => (granularity, scales.unwrap_or_default().to_vec()),
+        (_, None) => (Granularity::Tensor, vec![1.0]),
+        (_, Some(scales)) => {
+            let (heads_kv, group) = (problem.heads().kv(), heads / problem.heads().kv());
+            let of_head = |index: usize| scales[index / heads * heads_kv + index % heads / group];
+            let mut scales: Vec<f32> = (0..batch * heads).map(of_head).collect();
+            for (index, scale) in scales.iter_mut().enumerate() {
+                let mut head = codes.index_axis_mut(Axis(0), index / heads);
+                unscale(head.index_axis_mut(Axis(1), index % heads).iter_mut(), scale);
+            }
+            (Granularity::Head, scales)
+        }
+    };
+    Ok(Quantized::new(codes, &sequences, granularity, scales)?)
+}
+
+/// The means and scales of V's channels.
+fn channels(
+    problem: &KnownProblem,
+    codes: &mut Array4<E4m3>,
+    mean: &[f32],
+    scale: &[f32],
+) -> Result<Channels, Error> {
+    let dims = problem.v_mean_shape().expect("channels have means");
+    let array = |numbers: &[f32]| Array3::from_shape_vec(dims, numbers.to_vec()).expect("they are so many");
+    let mut scale = array(scale);
+    for ((batch, head, column), scale) in scale.indexed_iter_mut() {
+        let mut channel = codes.index_axis_mut(Axis(0), batch);
+        let mut channel = channel.index_axis_mut(Axis(1), head);
+        unscale(channel.column_mut(column).iter_mut(), scale);
+    }
+    Ok(Channels::new(array(mean), scale)?)
+}
+
+/// Codes whose scale is 0 stand for zeros, but for NaN: as such they have the scale 1.
+fn unscale<'a>(codes: impl Iterator<Item = &'a mut E4m3>, scale: &mut f32) {
+    if *scale == 0.0 {
+        codes.filter(|code| !code.is_nan()).for_each(|code| *code = E4m3::ZERO);
+        *scale = 1.0;
+    }
+}
+
+fn write<T: Scalar>(problem: &KnownProblem, output: &Output, memory: &Memory<'_>) -> Result<(), Error> {
+    // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
+    // they hold until the call is over: new ones, or those that the caller gave to be written.
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    let (mut o, lse) = unsafe { (memory.view_mut::<T>("o", problem.o())?, lse(problem, memory)?) };
+    o.zip_mut_with(&output.o, |to, &from| *to = T::from_f32(from));
+    if let Some(mut lse) = lse {
+        lse.assign(&output.lse);
+    }
+    Ok(())
+}

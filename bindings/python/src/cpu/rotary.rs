@@ -1,0 +1,64 @@
+//! Tables of rotary embedding, and positions.
+
+use fa3::RopeTable;
+use fa3::ndarray::Array2;
+use fa3_types::{Positions, Rotary, Shape};
+
+use super::memory::Memory;
+use crate::error::Error;
+
+/// The cosines and sines of a rotation.
+///
+/// # Safety
+/// Its tables lie there, `cos` and `sin`. They live, and nobody writes to them, for as long as this takes.
+///
+/// # Errors
+/// An address that makes no sense, or tables that do not.
+#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+pub(super) unsafe fn table(rotary: Rotary, memory: &Memory<'_>) -> Result<RopeTable, Error> {
+    let dims = [rotary.table_rows, rotary.rotary_dim / 2];
+    let array = |name| {
+        // SAFETY: the caller vouches for it.
+        let numbers = unsafe { memory.slice::<f32>(name, dims.iter().product()) }?.to_vec();
+        Ok::<_, Error>(Array2::from_shape_vec(dims, numbers).expect("they are so many"))
+    };
+    Ok(RopeTable::new(rotary.style, array("cos")?, array("sin")?)?)
+}
+
+/// The positions of a tensor's rows, as `fa3` has them.
+#[derive(Clone, Copy)]
+pub(super) enum RowPositions<'a> {
+    From(usize),
+    Listed(&'a [i32]),
+}
+
+impl RowPositions<'_> {
+    /// The position of the first row of each sequence; 0, which says nothing, if they are listed.
+    pub(super) fn first(self) -> usize {
+        match self {
+            RowPositions::From(first) => first,
+            RowPositions::Listed(_) => 0,
+        }
+    }
+}
+
+/// The positions of the rows of a tensor of `shape`.
+///
+/// # Safety
+/// If they are listed, the list lies there. It lives, and nobody writes to it, for as long as the result.
+///
+/// # Errors
+/// An address that makes no sense.
+#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+pub(super) unsafe fn positions<'a>(
+    name: &'static str,
+    rotary: Rotary,
+    shape: Shape,
+    memory: &Memory<'_>,
+) -> Result<RowPositions<'a>, Error> {
+    Ok(match rotary.positions {
+        Positions::From(first) => RowPositions::From(first),
+        // SAFETY: the caller vouches for it.
+        Positions::Listed => RowPositions::Listed(unsafe { memory.slice(name, shape.batch * shape.seqlen) }?),
+    })
+}

@@ -1,0 +1,69 @@
+//! A call of attention in 8 bits of 16-bit tensors.
+
+use std::num::NonZeroU32;
+use std::sync::LazyLock;
+
+use fa3_cuda::host::{Compiled, OperationError};
+use fa3_quant::Incoherent;
+use fa3_sched::fp8::Plan;
+use fa3_types::{Fp8Problem, Fp8Spec, ProblemSpec, QkRotary};
+
+use crate::attention::Attention;
+use crate::call::{At, Call};
+use crate::cpu;
+use crate::error::Error;
+use crate::kept::Kept;
+
+/// Attention in 8 bits.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Fp8Attention {
+    /// The attention, of 16-bit tensors.
+    pub(crate) attention: Attention,
+    /// The rotation of Q and K, if any.
+    pub(crate) rotary: Option<QkRotary>,
+    /// The number that the signs of the Hadamard transform are drawn from, if there is one.
+    pub(crate) hadamard_seed: Option<u64>,
+    /// Whether channels of V have scales and means, in place of blocks of keys.
+    pub(crate) v_channels: bool,
+}
+
+impl Fp8Attention {
+    /// The problem, of an attention that is the call's but for its strides.
+    ///
+    /// # Errors
+    /// The call makes no sense.
+    pub(crate) fn problem_of(&self, attention: ProblemSpec) -> Result<Fp8Problem, Error> {
+        let mut spec = Fp8Spec::new(attention);
+        (spec.rotary, spec.v_channels) = (self.rotary, self.v_channels);
+        let problem = spec.clone().validate().map_err(OperationError::from)?;
+        let Some(seed) = self.hadamard_seed else { return Ok(problem) };
+        // There are signs for every head_dim that is not refused.
+        spec.signs = Incoherent::new(problem.attention().head_dim(), seed).signs();
+        Ok(spec.validate().map_err(OperationError::from)?)
+    }
+}
+
+impl Call for Fp8Attention {
+    type Plan = Plan;
+
+    fn kept() -> &'static Kept<(u32, Fp8Attention), Compiled<Plan>> {
+        static KEPT: LazyLock<Kept<(u32, Fp8Attention), Compiled<Plan>>> = LazyLock::new(Kept::default);
+        &KEPT
+    }
+
+    fn problem(&self) -> Result<Fp8Problem, Error> {
+        self.problem_of(self.attention.spec()?)
+    }
+
+    fn options(&self, _sms: NonZeroU32) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn check_for_cpu(&self) -> Result<(), Error> {
+        cpu::fp8_problem(self).map(drop)
+    }
+
+    fn compute(&self, at: &At) -> Result<(), Error> {
+        cpu::fp8_forward(self, at)
+    }
+}
