@@ -149,6 +149,21 @@ fn reports_for_programs() {
         .refused("--json - prints JSON and nothing else");
 }
 
+/// Tiles of packed sequences are listed on the device: what is printed is what is known before.
+#[test]
+fn packed_sequences() {
+    let args = "--heads 4 --head-dim 64 --causal --cu-seqlens-q 0,100,1100 --cu-seqlens-k 0,7,900";
+    let (rows_q, rows_k) = ([0, 100, 1100], [0, 7, 900]);
+    let [rows_q, rows_k] = [rows_q, rows_k].map(|starts| SequenceRows::packed(&starts).unwrap());
+    let problem = ProblemSpec::packed(Dtype::Bf16, (4, 4), 64, &rows_q, &rows_k).causal().validate().unwrap();
+    let expected = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap().to_string();
+    assert!(expected.contains("by a table of 2 sequences"), "{expected}");
+    assert_eq!(plan(args).succeeded(), format!("{expected}\n"));
+    let json: Value = serde_json::from_str(&plan(&format!("{args} --json -")).succeeded()).unwrap();
+    assert_eq!(json.pointer("/sequences"), Some(&Value::from(2)));
+    plan(&format!("{args} --svg x.svg")).refused("a kernel lists packed sequences on the device");
+}
+
 /// No plan is printed that no kernel runs.
 #[test]
 fn what_only_the_cpu_computes_is_said_so() {
@@ -160,11 +175,6 @@ fn what_only_the_cpu_computes_is_said_so() {
         (
             "--seqlen 64 --head-dim-v 512",
             "the forward kernels have no tile for head_dim 64 and head_dim_v 512",
-        ),
-        ("--cu-seqlens-q 0,100,1100", "the forward kernels take dense batches, not 2 packed sequences"),
-        (
-            "--cu-seqlens-q 0,100,1100 --cu-seqlens-k 0,7,900",
-            "the forward kernels take dense batches, not 2 packed sequences",
         ),
     ] {
         let stdout = plan(&format!("{base} {options}")).succeeded();
@@ -215,7 +225,8 @@ fn the_picture() {
     // Its panels are of the plan that is printed and of the linear order.
     let shape = Shape { batch: 4, seqlen: 4096, heads: 8, head_dim: 128 };
     let problem = ProblemSpec::dense(Dtype::Bf16, shape, shape).causal().validate().unwrap();
-    let planned = Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap().simulate().length();
+    let planned =
+        Plan::new(&problem, &DeviceLimits::h100_sxm()).unwrap().numbered().unwrap().simulate().length();
     assert!((136..157).contains(&planned), "{planned}");
     for text in ["batch 4 seqlen 4096", &format!("planned: {planned} blocks"), "linear: 157 blocks"] {
         assert!(svg.contains(text), "{text}");

@@ -11,9 +11,9 @@ mod stairs;
 
 use fa3_sched::forward::PlanOptions;
 use fa3_tests::fwd::{Fault, Launch, device};
-use fa3_types::Problem;
+use fa3_types::KnownProblem;
 
 /// The problem with these choices on a device of three SMs.
-fn launch(problem: &Problem, choices: &PlanOptions) -> Result<Launch, Fault> {
+fn launch(problem: &KnownProblem, choices: &PlanOptions) -> Result<Launch, Fault> {
     Launch::new(problem, &device(3), choices)
 }

@@ -14,7 +14,7 @@ use crate::checked::Checked;
 use crate::forward::Loads;
 use crate::forward::TileError;
 use crate::packed::NotInRows;
-use crate::{KvRange, Lens, Longest, Tile, TileCounts, TooManyTiles};
+use crate::{KvRange, Lens, Longest, Tile, TooManyTiles};
 
 const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
@@ -200,7 +200,7 @@ fn few_tiles_of_e4m3_have_persistent_ctas() {
     let scheduler = |dtype, tokens| {
         let x = Shape { batch: 1, seqlen: tokens, heads: 8, head_dim: 128 };
         let problem = ProblemSpec::dense(dtype, x, x).mask(Mask::Causal).validate().unwrap();
-        Plan::new(&problem, &H100).unwrap().schedule.scheduler()
+        Plan::new(&problem, &H100).unwrap().scheduler()
     };
     let of = |dtype| [1024, 8192].map(|tokens| scheduler(dtype, tokens));
     assert_eq!(of(Dtype::E4m3), [Scheduler::StaticPersistent, Scheduler::DynamicPersistent]);
@@ -215,8 +215,9 @@ fn v_that_is_visited_often_is_transposed_before() {
         let problem = ProblemSpec::dense(Dtype::E4m3, q, Shape { heads: heads_kv, ..q });
         Plan::new(&change(problem).validate().unwrap(), &H100).unwrap()
     };
-    let before =
-        |change, tokens, heads_kv, head_dim| plan(change, tokens, heads_kv, head_dim).v_tiles().is_some();
+    let before = |change, tokens, heads_kv, head_dim| {
+        plan(change, tokens, heads_kv, head_dim).numbered().unwrap().v_tiles().is_some()
+    };
     let dense = |spec| spec;
     assert_eq!([3968, 3969].map(|tokens| before(dense, tokens, 4, 128)), [false, true]);
     assert_eq!([4096, 8192].map(|tokens| before(ProblemSpec::causal, tokens, 4, 128)), [false, true]);
@@ -394,7 +395,8 @@ fn sequences_whose_lengths_are_data_are_listed() {
     let short = listed(packed(300, 16_384, 60, (32, 8), Mask::Causal)).0;
     assert_eq!((short.tile_m, listed(packed(300, 16_384, 4000, (32, 8), Mask::Causal)).0), (64, tile));
 
-    let dense = ProblemSpec::dense(Dtype::F16, Shape { batch: 3, ..SHAPE }, Shape { batch: 3, ..SHAPE });
+    const SHAPE: Shape = Shape { batch: 3, seqlen: 64, heads: 4, head_dim: 64 };
+    let dense = ProblemSpec::dense(Dtype::F16, SHAPE, SHAPE);
     let (_, used) = listed(dense.clone().seqs_k(Sequences::dense(3, SHAPE.seqlen).used()));
     assert_eq!(used.rows().map(|rows| rows.batch), [SHAPE.seqlen as u32; 3]);
     let (_, one) = listed(packed(1, 0, 0, (2, 1), Mask::None));

@@ -29,7 +29,8 @@ pub(super) fn compare(device: &Device) -> Fallible<String> {
         .map(|problem| {
             let inputs = Inputs::random(problem, 4);
             let gpu = run(device, &Trial::from(problem.clone()), &inputs)?;
-            let launch = Launch::new(problem, &with_sms(132), &PlanOptions::default())
+            let known = problem.known()?;
+            let launch = Launch::new(&known, &with_sms(132), &PlanOptions::default())
                 .map_err(|fault| fault.to_string())?;
             let values = Values {
                 q: inputs.q.numbers(),

@@ -103,7 +103,7 @@ fn without_a_producer_tiles_are_dealt_out() {
     let problem = dense(Dtype::F16, 2, (150, 140), (3, 1), 64).causal().known().unwrap();
     let open = with_tile(CtaTile { loads: Loads::Consumers, ..TINY });
     let plan = launch(&problem, &open).unwrap().plan;
-    assert_eq!(plan.schedule().scheduler(), Scheduler::StaticPersistent);
+    assert_eq!(plan.scheduler(), Scheduler::StaticPersistent);
     let scheduler = Scheduler::DynamicPersistent;
     let refused = launch(&problem, &open.scheduler(scheduler)).err().unwrap();
     assert!(matches!(refused, Fault::Plan(PlanError::NoProducer { scheduler: s }) if s == scheduler));
@@ -166,8 +166,8 @@ fn launches_follow_each_other() {
             let outcome = simulation.policy(policy).mode(Mode::Fast).run(&mut memory).unwrap();
             assert!(outcome.is_clean(), "{}", outcome.findings[0]);
             let arrays: Vec<Vec<u8>> = memories.iter().map(|&buffer| memory.read(buffer)).collect();
-            let answer =
-                results(&problem, &arrays).unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan));
+            let answer = results(&problem, program, &arrays);
+            let answer = answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan));
             let first = first.get_or_insert_with(|| answer.clone());
             assert!(same(first, &answer), "{policy:?} {}", launch.plan);
         }
