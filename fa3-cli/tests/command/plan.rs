@@ -3,7 +3,7 @@
 use crate::{Ran, fa3};
 use fa3_sched::forward::{OrderComparison, OrderTable, Plan};
 use fa3_sched::{DeviceLimits, backward};
-use fa3_types::{BackwardSpec, Dtype, Mask, Problem, ProblemSpec, Shape};
+use fa3_types::{BackwardSpec, Dtype, Mask, Problem, ProblemSpec, SequenceRows, Shape};
 use serde_json::Value;
 
 fn plan(args: &str) -> Ran {
