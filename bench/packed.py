@@ -1,0 +1,200 @@
+"""Packed sequences beside other implementations, and beside our own dense batches: one GPU, one process, in turns.
+
+    python3 bench/packed.py --fa3 path/to/fa3_C.so
+    python3 bench/packed.py --fa3 path/to/fa3_C.so --mix zipf odd --heads 32 8 --causal 1
+    python3 bench/packed.py --lengths lengths.txt
+
+Ours is the installed Python package fa3; FlashAttention-3's C++ is measured where --fa3 gives its compiled extension.
+A mix is a list of the sequences' lengths, about 16k tokens. --lengths reads others, numbers between blanks, from a
+file. A dense batch of the same sequences is measured where all are equally long.
+
+TFLOP/s are of the scores that a mask leaves visible. Ratios are what counts: another implementation's time divided by
+ours. Each O is held to float64 on one head of the longest sequence and of the shortest that is not empty, and the exit
+code is 1 if one is wrong.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+
+import torch
+
+import distributions
+import settings
+import timing
+
+# A relative error of O that rounding to 16 bits never makes.
+WRONG = 2e-2
+
+MIXES = {
+    "8x2048": [2048] * 8,
+    "32x512": [512] * 32,
+    "128x128": [128] * 128,
+    "8192+64x128": [8192] + [128] * 64,
+    "zipf": [8192 // number for number in range(1, 13)] + [64] * 20,
+    "odd": [1537, 3, 911, 4099, 77, 2600, 1, 5003, 640, 1229],
+    "1x16384": [16384],
+}
+
+# (head_dim, query heads, key/value heads) of the table in docs/performance-packed.md.
+SHAPES = [(128, 16, 16), (128, 32, 8), (64, 32, 32), (256, 8, 8)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One setting."""
+
+    head_dim: int
+    heads: int
+    heads_kv: int
+    mix: str
+    lengths: tuple
+    causal: bool
+
+    def tflops(self, milliseconds):
+        """TFLOP/s of the visible scores, half of them under a causal mask."""
+        scores = sum(length**2 for length in self.lengths) / (2 if self.causal else 1)
+        return 4 * self.heads * self.head_dim * scores / milliseconds / 1e9
+
+    def __str__(self):
+        heads = f"{self.heads}/{self.heads_kv}"
+        mask = "causal" if self.causal else "dense "
+        return f"d {self.head_dim:<3}  heads {heads:5}  {self.mix:12}  {mask}"
+
+
+def parse(words=None):
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--fa3", metavar="FA3_C.SO", help="FlashAttention-3's compiled extension")
+    parser.add_argument("--mix", choices=list(MIXES), nargs="+", help="default: all")
+    parser.add_argument("--lengths", type=pathlib.Path, metavar="FILE", help="lengths in place of the mixes")
+    parser.add_argument("--head-dim", type=settings.count, metavar="N", help="with --heads: one shape")
+    parser.add_argument("--heads", type=settings.count, nargs=2, metavar="N", help="of Q, and of K and V")
+    parser.add_argument("--causal", type=int, choices=[0, 1], nargs="+", default=[0, 1])
+    parser.add_argument("--data", choices=list(distributions.KINDS), default="normal")
+    settings.add_dtypes(parser, ["bf16"])
+    parser.add_argument("--rounds", type=settings.count, default=7, metavar="N", help="default: 7")
+    parser.add_argument("--slice-ms", type=float, default=25.0, metavar="MS", help="default: 25")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="writes everything measured")
+    options = parser.parse_args(words)
+    if (options.heads is None) != (options.head_dim is None):
+        parser.error("--heads and --head-dim are one shape: give both")
+    if options.mix and options.lengths:
+        parser.error("--lengths takes the place of --mix")
+    return options
+
+
+def cells(options):
+    """The settings that the options choose."""
+    if options.lengths:
+        mixes = {options.lengths.name: [int(length) for length in options.lengths.read_text().split()]}
+    else:
+        mixes = {mix: MIXES[mix] for mix in options.mix or MIXES}
+    shapes = [(options.head_dim, *options.heads)] if options.heads else SHAPES
+    return [
+        Cell(*shape, mix, tuple(lengths), bool(causal))
+        for shape in shapes
+        for mix, lengths in mixes.items()
+        for causal in options.causal
+    ]
+
+
+def functions(options, cell, q, k, v):
+    """Implementations, bound to tensors: each gives O (total, heads, head_dim)."""
+    from fa3 import flash_attn_func, flash_attn_varlen_func
+
+    longest = max(cell.lengths)
+    starts = torch.tensor([0, *cell.lengths], device=q.device).cumsum(0).to(torch.int32)
+
+    def ours():
+        return flash_attn_varlen_func(q, k, v, starts, starts, longest, longest, causal=cell.causal)
+
+    bound = {"ours": ours}
+    if len(set(cell.lengths)) == 1:
+        batches = [x.view(len(cell.lengths), longest, *x.shape[1:]) for x in (q, k, v)]
+        bound["dense"] = lambda: flash_attn_func(*batches, causal=cell.causal).flatten(0, 1)
+    if options.fa3:
+        torch.ops.load_library(options.fa3)
+
+        def fa3():
+            out, *_ = torch.ops.flash_attn_3.fwd(
+                q,
+                k,
+                v,
+                cu_seqlens_q=starts,
+                cu_seqlens_k=starts,
+                max_seqlen_q=longest,
+                max_seqlen_k=longest,
+                softmax_scale=cell.head_dim**-0.5,
+                is_causal=cell.causal,
+            )
+            return out
+
+        bound["fa3"] = fa3
+    return bound
+
+
+def exact(q, k, v, causal):
+    """One head of one sequence in float64."""
+    q, k, v = (x.double() for x in (q, k, v))
+    scores = q @ k.T * q.shape[-1] ** -0.5
+    if causal:
+        scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def errors(cell, bound, q, k, v):
+    """Relative errors of O by implementation: the last head of the longest and of the shortest sequence."""
+    order = sorted((length, number) for number, length in enumerate(cell.lengths) if length)
+    found = {name: function() for name, function in bound.items()}
+    worst = dict.fromkeys(bound, 0.0)
+    for length, number in (order[0], order[-1]):
+        begin = sum(cell.lengths[:number])
+        rows = slice(begin, begin + length)
+        right = exact(q[rows, -1], k[rows, -1], v[rows, -1], cell.causal)
+        for name, o in found.items():
+            error = ((o[rows, -1].double() - right).norm() / right.norm()).item()
+            worst[name] = error if not error <= worst[name] else worst[name]
+    return worst
+
+
+def main():
+    """Measures all cells. Returns the exit code."""
+    options = parse()
+    settings.print_machine()
+    results, ratios, right = [], {}, True
+    for cell in cells(options):
+        for dtype in options.dtype:
+            total = sum(cell.lengths)
+            draw = [
+                distributions.draw(
+                    options.data, (1, total, heads, cell.head_dim), settings.DTYPES[dtype], seed=seed
+                )
+                for seed, heads in enumerate((cell.heads, cell.heads_kv), 1)
+            ]
+            q, k, v = (x[0].contiguous() for x in (draw[0][0], draw[1][1], draw[1][2]))
+            bound = functions(options, cell, q, k, v)
+            wrong = errors(cell, bound, q, k, v)
+            ms = timing.in_turns(bound, options.rounds, options.slice_ms)
+            rates = "  ".join(f"{name} {cell.tflops(taken):5.0f}" for name, taken in ms.items())
+            others = {name: taken / ms["ours"] for name, taken in ms.items() if name != "ours"}
+            text = "  ".join(f"{ratio:.3f} ({name})" for name, ratio in others.items())
+            print(f"{cell}  {dtype:4}  TFLOP/s: {rates}  ratio {text}", flush=True)
+            for name, error in wrong.items():
+                if not error < WRONG:
+                    print(f"WRONG: {name} has a relative error of {error:.3g}", flush=True)
+                    right = False
+            for name, ratio in others.items():
+                ratios.setdefault(name, []).append((ratio, str(cell)))
+            results.append({**dataclasses.asdict(cell), "dtype": dtype, "ms": ms, "errors": wrong})
+    for name, of_name in ratios.items():
+        print(f"to {name}: {settings.mean_and_worst(of_name)}, {len(of_name)} cells")
+    settings.write_json(options.json, results)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
