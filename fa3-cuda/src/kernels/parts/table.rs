@@ -5,11 +5,11 @@ use fa3_sched::packed::{HEADER, Located, Record, Sections, locate};
 use fa3_sched::{KvRange, Lens, Longest, Tiling};
 use fa3_types::Mask;
 
-use super::geometry::{Listed, Work, in_registers};
+use super::geometry::{Listed, Work};
 use crate::kernels::params::{Form, InKernel, Pass, Side};
 
-/// A work in words, as it is sent from one warp to others.
-pub(crate) type Words<'k> = [[V<'k, B32>; 4]; 3];
+/// Words of a work, as it is sent from one warp to others.
+pub(crate) const WORDS: i32 = 12;
 
 /// Bytes of a word.
 const WORD: u32 = 4;
@@ -63,9 +63,10 @@ impl<'k> Table<InKernel<'k>> {
         self.sections.tiles(b.load(self.address))
     }
 
-    /// Looks up tile `number`, which must be one of the table's.
+    /// Looks up tile `number`, which must be one of the table's. Gives the words of its work to `write`, each with its
+    /// number, as soon as they are known.
     #[track_caller]
-    pub(crate) fn look_up(&self, b: &'k Builder, number: V<'k, B32>) -> Words<'k> {
+    pub(crate) fn look_up(&self, b: &'k Builder, number: V<'k, B32>, write: impl Fn(i32, V<'k, B32>)) {
         let (records, bytes) = ((HEADER * WORD) as i32, Record::<u32>::WORDS * WORD);
         // Behind all records are the numbers of those that row blocks have.
         let numbers = (self.sequences + 1).mad_wide(bytes, self.address);
@@ -74,21 +75,23 @@ impl<'k> Table<InKernel<'k>> {
         let [[q_row, q_rows, q_len, k_row], [k_len, first_block, blocks, sequence]] =
             [0, 16].map(|half| b.load_vector(at.at(records + half)));
         let record = Record { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence };
+        for (word, number) in [sequence, q_row, k_row, q_len, k_len, q_rows].into_iter().zip(0..) {
+            write(number, word);
+        }
         let Located { m_block, head } = locate(number, &record, &self.sections, self.longest);
-        let row = m_block * self.tiling.tile_m();
-        let kv = in_registers(self.tiling.kv_range(m_block, Lens { q: q_len, k: k_len }));
-        [
-            [sequence, head, row, q_row],
-            [q_rows, q_len, k_row, k_len],
-            [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end],
-        ]
+        write(6, head);
+        write(7, m_block * self.tiling.tile_m());
+        let kv = self.tiling.kv_range(m_block, Lens { q: q_len, k: k_len });
+        for (word, number) in [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].into_iter().zip(8..) {
+            write(number, word);
+        }
     }
 
-    /// The work that has these words.
+    /// The work of which `read` gives each word, by its number.
     #[track_caller]
-    pub(crate) fn work(&self, words: Words<'k>) -> Work<V<'k, B32>> {
-        let [[batch, head, row, q_row], [q_rows, q_len, k_row, k_len], kv] = words;
-        let [first, unmasked_first, unmasked_end, end] = kv;
+    pub(crate) fn work(&self, read: impl Fn(i32) -> V<'k, B32>) -> Work<V<'k, B32>> {
+        let [batch, q_row, k_row, q_len, k_len, q_rows, head, row, first, unmasked_first, unmasked_end, end] =
+            std::array::from_fn::<_, { WORDS as usize }, _>(|number| read(number as i32));
         Work {
             batch,
             head,
