@@ -22,6 +22,7 @@ const VECTOR: i32 = 16;
 const SLOTS: u32 = 2;
 
 /// The works of a launch, and how they reach CTAs.
+#[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 pub(crate) enum Works<'k> {
     /// By their tiles' numbers.
     Computed { tiles: Tiles<'k>, geometry: Geometry<V<'k, B32>> },
