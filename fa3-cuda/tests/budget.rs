@@ -39,9 +39,16 @@ fn shared_memory_is_what_the_kernels_declare() {
                     cluster: 1,
                     sequences: Sequences::Equal,
                 };
-                let (needed, budget) = (spec.kernel().smem.bytes(), tile.smem().total());
-                assert!(needed <= budget, "{tile}, {scheduler}: {needed} bytes, not {budget}");
-                assert!(budget - needed <= SMEM_RESERVE, "{tile}, {scheduler}: {needed} bytes of {budget}");
+                let takes_listed = loads == Loads::Producer && scheduler == Scheduler::DynamicPersistent;
+                let listed = takes_listed.then_some(FwdSpec { sequences: Sequences::Listed, ..spec });
+                for spec in [spec].into_iter().chain(listed) {
+                    let (needed, budget) = (spec.kernel().smem.bytes(), tile.smem().total());
+                    assert!(needed <= budget, "{tile}, {scheduler}: {needed} bytes, not {budget}");
+                    assert!(
+                        budget - needed <= SMEM_RESERVE,
+                        "{tile}, {scheduler}: {needed} bytes of {budget}"
+                    );
+                }
             }
         }
     }

@@ -39,6 +39,7 @@ mod ledger;
 pub mod lock;
 pub mod micro;
 pub mod mutate;
+pub mod packed;
 pub mod quantize;
 pub mod reshape;
 mod scales;

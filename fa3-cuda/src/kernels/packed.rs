@@ -74,11 +74,10 @@ impl<'k> Writer<'k> {
         let behind = Record::new(behind, nothing, self.params.cut.blocks(behind.rows), count)
             .placed(of_sequences, self.params.capacity);
         let all = of_sequences + behind.blocks;
-        b.guarded(b.tid().eq(0), || {
-            self.store_record(count, &behind);
-            let zero = b.value(0);
-            b.store_vector(self.params.table.at(0), [all, zero, zero, zero]);
-        });
+        let is_first = b.tid().eq(0);
+        self.store_record(is_first, count, &behind);
+        let zero = b.value(0);
+        b.guarded(is_first, || b.store_vector(self.params.table.at(0), [all, zero, zero, zero]));
         self.fill(of_sequences, all, |_| count);
     }
 
@@ -97,21 +96,21 @@ impl<'k> Writer<'k> {
         let cost = params.cut.cost(fa3_sched::Lens { q: q.len, k: k.len });
         let rank = self.rank.of(sort_key(cost, b.tid()));
         let placed = self.prefix.of(rank, record.blocks, begin, params.capacity);
-        b.guarded(is_there, || {
-            self.store_record(first + rank, &record.placed(placed.first, params.capacity));
-        });
+        self.store_record(is_there, first + rank, &record.placed(placed.first, params.capacity));
         self.fill(begin, placed.end, |block| first + self.prefix.search(block));
         placed.end
     }
 
+    /// Stores a record where `is_there` holds.
     #[track_caller]
-    fn store_record(&self, number: V<'k, B32>, record: &Record<V<'k, B32>>) {
+    fn store_record(&self, is_there: V<'k, Pred>, number: V<'k, B32>, record: &Record<V<'k, B32>>) {
         let at = number.mad_wide(RECORD, self.params.table);
-        let header = 4 * HEADER as i32;
         let words = record.words();
-        for (half, words) in words.as_chunks::<4>().0.iter().enumerate() {
-            self.builder.store_vector(at.at(header + 16 * half as i32), *words);
-        }
+        self.builder.guarded(is_there, || {
+            for (half, words) in (0..).zip(words.as_chunks::<4>().0) {
+                self.builder.store_vector(at.at(4 * HEADER as i32 + 16 * half), *words);
+            }
+        });
     }
 
     /// Writes the record of each row block from `begin` to `end`.

@@ -5,6 +5,7 @@
 
 mod backward;
 mod forward;
+mod packed;
 mod quantize;
 
 use fa3_ir::{Elem, Kernel};
@@ -56,6 +57,7 @@ pub fn shipped() -> impl Iterator<Item = Shipped> {
         .chain(quantize::scales())
         .chain(backward::backward())
         .chain(transposed_v())
+        .chain(packed::packed())
         .chain(forward::forward())
 }
 
@@ -105,6 +107,7 @@ mod tests {
         let has = |name: &str| assert!(names.contains_key(name), "{name} is not among {:?}", names.keys());
         has("ladder/gemm/f16");
         has("bwd/dkv/bf16/d128/128x64x2x1/left/cap/dynamic/adds-dq");
+        has("packed/packed/dense-used/window/128");
         has("fwd/bf16/d128/128x128x3/causal/cap/dynamic");
         has("fwd/bf16/d128/192x80x3/none/static/two-stage/no-producer");
         has("fwd/e4m3/d128/128x128x2/causal/static");

@@ -5,8 +5,8 @@ use fa3_types::Mask;
 use super::CHUNK;
 use crate::{FastDiv, Int, Lens, Longest, Tiling};
 
-/// A cost above this counts as this: a cost and the place of a sequence are one key of 32 bits.
-const MOST: u32 = u32::MAX / CHUNK;
+/// A cost above this counts as this: a cost and the place of a sequence are one key of 31 bits.
+const MOST: u32 = (1 << 31) / CHUNK - 1;
 
 /// How sequences are cut into row blocks, and their keys into blocks of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +56,8 @@ impl<T: Int> Cut<T> {
     }
 }
 
-/// A key for each sequence of a chunk, given its place there. No two are equal. The larger key comes first: that of the
-/// larger cost, or of the first of equal ones.
+/// A key below 2³¹ for each sequence of a chunk, given its place there. No two are equal. The larger key comes first:
+/// that of the larger cost, or of the first of equal ones.
 pub fn sort_key<T: Int>(cost: T, place: T) -> T {
     cost * place.lit(CHUNK) + place.lit(CHUNK - 1).sub_sat(place)
 }

@@ -74,7 +74,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let (mut loads, k, v) = SelfLoading::of(fwd, k, v);
     let mut attend = Attend { fwd, q, k, v, p: fwd.p, turn };
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
-    fwd.works.consume(|work| {
+    fwd.works.consume(|work, again| {
         // Computed again for each tile: it would take a register to keep.
         let row = work.row + me.mad(64, b.frag_row());
         let scales = TileScales::new(fwd, &work, || work.row + me * 64);
@@ -93,7 +93,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
             attend.tile(&q, &blocks, &mut sum);
             slot.released();
         });
-        epilogue::write(fwd, sum, &work, row); // A1:24-25
+        epilogue::write(fwd, sum, &again(), row); // A1:24-25
     });
     attend.turn.end(b);
 }

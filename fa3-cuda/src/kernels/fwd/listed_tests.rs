@@ -266,7 +266,11 @@ impl Batch {
         let initial = program.buffers.iter().map(|buffer| match buffer.role {
             BufferRole::Input => inputs.next().unwrap(),
             BufferRole::OptionalInput => scales.clone(),
-            _ => vec![],
+            BufferRole::Output
+            | BufferRole::OptionalOutput
+            | BufferRole::InOut
+            | BufferRole::Scratch
+            | BufferRole::Ticket => vec![],
         });
         let (mut o, mut lse) = (vec![], vec![]);
         if !program.steps.is_empty() {

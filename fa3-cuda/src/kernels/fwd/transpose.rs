@@ -58,7 +58,7 @@ impl<'k> Transposed<'k> {
         // Registers of three consumers leave too few for two.
         let at_a_time = if fwd.spec.tile.consumers < 3 { 2 } else { 1 };
         let (mut from, mut to) = (fwd.v.consumer(), self.ring.producer());
-        fwd.works.consume(|Work { kv, .. }| {
+        fwd.works.consume(|Work { kv, .. }, _| {
             b.for_each((0, kv.end - kv.first), 1, |_| {
                 let loaded = from.wait();
                 let free = to.acquire();

@@ -45,7 +45,8 @@ impl<'k> Prefix<'k> {
         let (thread, lane, warp) = (b.tid(), b.lane_id(), b.tid() >> 5);
         let own = self.load(self.blocks, thread);
         let sum = self.scan(own, 32);
-        b.guarded(lane.eq(31), || b.store(warp.mad(4, b.address(self.sums)), sum));
+        let of_warp = warp.mad(4, b.address(self.sums));
+        b.guarded(lane.eq(31), || b.store(of_warp, sum));
         b.sync_cta();
         let of_warp = self.load(self.sums, lane.min(warps - 1));
         let of_warps = self.scan(of_warp, warps);

@@ -65,14 +65,14 @@ impl<'k> Rank<'k> {
         let b = self.builder;
         let at = start.mad(4, b.address(self.keys[0]));
         // Two sums do not wait for each other.
-        let sums = [(); 2].map(|()| b.var("larger", 0));
+        let mut sums = [b.value(0); 2];
         for first in (0..run).step_by(4) {
             let others = b.load_vector::<B32, 4>(at.at(4 * first as i32));
-            for (other, sum) in others.into_iter().zip(sums.iter().cycle()) {
-                b.guarded(other.gt(key), || sum.set(sum.now() + 1));
-            }
+            // The sign of a difference of two keys below 2³¹.
+            let larger = others.map(|other| (key - other) >> 31);
+            (0..4).for_each(|index| sums[index % 2] = sums[index % 2] + larger[index]);
         }
-        sums[0].now() + sums[1].now()
+        sums[0] + sums[1]
     }
 
     /// How many of `run` sorted keys from place `start` on, the largest first, are larger.

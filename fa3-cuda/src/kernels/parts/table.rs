@@ -5,11 +5,11 @@ use fa3_sched::packed::{HEADER, Located, Record, Sections, locate};
 use fa3_sched::{KvRange, Lens, Longest, Tiling};
 use fa3_types::Mask;
 
-use super::geometry::{Listed, Work, in_registers};
+use super::geometry::{Listed, Work};
 use crate::kernels::params::{Form, InKernel, Pass, Side};
 
-/// A work in words, as it is sent from one warp to others.
-pub(crate) type Words<'k> = [[V<'k, B32>; 4]; 3];
+/// Words of a work, as it is sent from one warp to others.
+pub(crate) const WORDS: i32 = 12;
 
 /// Bytes of a word.
 const WORD: u32 = 4;
@@ -63,9 +63,10 @@ impl<'k> Table<InKernel<'k>> {
         self.sections.tiles(b.load(self.address))
     }
 
-    /// Looks up tile `number`, which must be one of the table's.
+    /// Looks up tile `number`, which must be one of the table's. Gives the words of its work to `write`, each with its
+    /// number, as soon as they are known.
     #[track_caller]
-    pub(crate) fn look_up(&self, b: &'k Builder, number: V<'k, B32>) -> Words<'k> {
+    pub(crate) fn look_up(&self, b: &'k Builder, number: V<'k, B32>, write: impl Fn(i32, V<'k, B32>)) {
         let (records, bytes) = ((HEADER * WORD) as i32, Record::<u32>::WORDS * WORD);
         // Behind all records are the numbers of those that row blocks have.
         let numbers = (self.sequences + 1).mad_wide(bytes, self.address);
@@ -74,21 +75,23 @@ impl<'k> Table<InKernel<'k>> {
         let [[q_row, q_rows, q_len, k_row], [k_len, first_block, blocks, sequence]] =
             [0, 16].map(|half| b.load_vector(at.at(records + half)));
         let record = Record { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence };
+        for (word, number) in [sequence, q_row, k_row, q_len, k_len, q_rows].into_iter().zip(0..) {
+            write(number, word);
+        }
         let Located { m_block, head } = locate(number, &record, &self.sections, self.longest);
-        let row = m_block * self.tiling.tile_m();
-        let kv = in_registers(self.tiling.kv_range(m_block, Lens { q: q_len, k: k_len }));
-        [
-            [sequence, head, row, q_row],
-            [q_rows, q_len, k_row, k_len],
-            [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end],
-        ]
+        write(6, head);
+        write(7, m_block * self.tiling.tile_m());
+        let kv = self.tiling.kv_range(m_block, Lens { q: q_len, k: k_len });
+        for (word, number) in [kv.first, kv.unmasked_first, kv.unmasked_end, kv.end].into_iter().zip(8..) {
+            write(number, word);
+        }
     }
 
-    /// The work that has these words.
+    /// The work of which `read` gives each word, by its number.
     #[track_caller]
-    pub(crate) fn work(&self, words: Words<'k>) -> Work<V<'k, B32>> {
-        let [[batch, head, row, q_row], [q_rows, q_len, k_row, k_len], kv] = words;
-        let [first, unmasked_first, unmasked_end, end] = kv;
+    pub(crate) fn work(&self, read: impl Fn(i32) -> V<'k, B32>) -> Work<V<'k, B32>> {
+        let [batch, q_row, k_row, q_len, k_len, q_rows, head, row, first, unmasked_first, unmasked_end, end] =
+            std::array::from_fn::<_, { WORDS as usize }, _>(|number| read(number as i32));
         Work {
             batch,
             head,
@@ -97,6 +100,132 @@ impl<'k> Table<InKernel<'k>> {
             row,
             kv: KvRange { first, unmasked_first, unmasked_end, end },
             listed: Some(Listed { q_row, q_rows, k_row }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fa3_ir::{BufferRole, Passed, Program};
+    use fa3_sched::packed::{Plan, Side, Values};
+    use fa3_sim::{Mode, ProgramSimulation};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kernels::params::{Declare, Fill, Filled, Host};
+
+    const TILE: [u32; 2] = [64, 32];
+
+    /// The words of each tile's work, as a kernel looks them up.
+    fn in_a_kernel(table: &[u32], numbers: Table<Host>, mask: Mask, tiles: u32) -> Vec<[u32; 12]> {
+        let longest = numbers.longest;
+        let kernel = Kernel::build("works", Launch::threads(32), |b| {
+            let works = b.param_pointer("works", Elem::U32);
+            let table = Table::form(longest, mask).pass(&mut Declare(b));
+            let at = b.cta_x().mad_wide(WORD * WORDS as u32, works);
+            let is_tile = b.cta_x().lt(table.tiles(b));
+            b.if_uniform(is_tile, || {
+                b.once_per_warp(|| {
+                    table.look_up(b, b.cta_x(), |number, word| b.store(at.at(WORD as i32 * number), word));
+                });
+            });
+        });
+        let mut program = Program::new();
+        let works = program.buffer("works", Elem::U32, &[tiles, WORDS as u32], BufferRole::Output);
+        let words = program.buffer("table", Elem::U32, &[table.len() as u32], BufferRole::Input);
+        assert_eq!(words, numbers.address);
+        let mut args = Fill(vec![("works".to_owned(), Passed::Pointer(works))]);
+        _ = numbers.pass::<Filled>(&mut args);
+        program.step(kernel, [tiles + 2, 1, 1], args.0);
+        let bytes = table.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let outcome = ProgramSimulation::new(&program).mode(Mode::Fast).run(&[vec![], bytes]).unwrap();
+        assert!(outcome.is_clean(), "{:?}", outcome.findings().collect::<Vec<_>>());
+        let words = outcome.buffers[0].as_chunks::<4>().0.iter().copied().map(u32::from_le_bytes);
+        words.collect::<Vec<_>>().as_chunks::<12>().0.to_vec()
+    }
+
+    /// The same, on the host.
+    fn on_the_host(table: &[u32], numbers: &Table<Host>, tiles: u32) -> Vec<[u32; 12]> {
+        let (records, record_of) = table[HEADER as usize..].split_at(8 * (numbers.sequences as usize + 1));
+        let words = (0..tiles).map(|number| {
+            let at = record_of[numbers.sections.block(number) as usize] as usize;
+            let record = Record::from_words(records.as_chunks::<8>().0[at]);
+            let Located { m_block, head } = locate(number, &record, &numbers.sections, numbers.longest);
+            let Record { q_row, q_rows, q_len, k_row, k_len, sequence, .. } = record;
+            let kv = numbers.tiling.kv_range(m_block, Lens { q: q_len, k: k_len });
+            let row = m_block * TILE[0];
+            [
+                sequence,
+                q_row,
+                k_row,
+                q_len,
+                k_len,
+                q_rows,
+                head,
+                row,
+                kv.first,
+                kv.unmasked_first,
+                kv.unmasked_end,
+                kv.end,
+            ]
+        });
+        words.collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+        #[test]
+        fn kernels_look_tiles_up_as_the_host_does(
+            lengths in proptest::collection::vec((0_i32..300, 0_i32..300), 0..6), (behind_q, behind_k) in (0_usize..80, 0_usize..80),
+            (left, right) in (proptest::option::of(0_u32..130), proptest::option::of(0_u32..130)),
+            (section, sections, group) in (1_u32..4, 1_u32..4, 1_u32..4), longest_first in any::<bool>(),
+        ) {
+            let ends = |of: fn(&(i32, i32)) -> i32| {
+                let ends = lengths.iter().scan(0, move |end, lengths| { *end += of(lengths); Some(*end) });
+                std::iter::once(0).chain(ends).collect::<Vec<i32>>()
+            };
+            let [cu_seqlens_q, cu_seqlens_k] = [ends(|lengths| lengths.0), ends(|lengths| lengths.1)];
+            let total = |cu_seqlens: &[i32], behind| Side::packed(*cu_seqlens.last().unwrap() as usize + behind);
+            let sides = [total(&cu_seqlens_q, behind_q), total(&cu_seqlens_k, behind_k)];
+            let mask = Mask::window(left, right);
+            let plan = Plan::new(lengths.len(), sides, TILE, mask).unwrap();
+            let values = Values { cu_seqlens_q: &cu_seqlens_q, cu_seqlens_k: &cu_seqlens_k, ..Values::default() };
+            let table = plan.table(&values).unwrap();
+            let numbers = Table {
+                address: fa3_ir::BufferId(1),
+                sequences: plan.count(),
+                sections: Sections::new(section * sections, section),
+                tiling: Tiling::new(TILE[0], TILE[1], group, mask),
+                longest: if longest_first { Longest::First } else { Longest::Last },
+            };
+            let tiles = numbers.sections.tiles(table[0]);
+            let words = in_a_kernel(&table, numbers, mask, tiles);
+            prop_assert_eq!(words, on_the_host(&table, &numbers, tiles));
+        }
+
+        /// Quotients next to whole numbers, and any, of numbers below 2²⁴ by numbers that the host does not know.
+        #[test]
+        fn kernels_divide_as_the_host_does(
+            pairs in proptest::collection::vec((0_u32..1 << 24, 0_u32..24, 1_u32..1 << 24, -1_i32..2), 32),
+        ) {
+            let pairs: Vec<[u32; 2]> = pairs.into_iter().map(|(x, bits, y, aside)| {
+                let y = (y >> bits).max(1);
+                [(x / y * y).saturating_add_signed(aside).min((1 << 24) - 1), y]
+            }).collect();
+            let kernel = Kernel::build("divide", Launch::threads(32), |b| {
+                let at = b.tid().mad_wide(2 * WORD, b.param_pointer("pairs", Elem::U32));
+                let [x, y]: [V<'_, B32>; 2] = b.load_vector(at.at(0));
+                b.store(at.at(0), fa3_sched::Int::div(x, y));
+            });
+            let mut program = Program::new();
+            let buffer = program.buffer("pairs", Elem::U32, &[32, 2], BufferRole::InOut);
+            program.step(kernel, [1, 1, 1], vec![("pairs".to_owned(), Passed::Pointer(buffer))]);
+            let bytes = pairs.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
+            let outcome = ProgramSimulation::new(&program).run(&[bytes]).unwrap();
+            for ([x, y], found) in pairs.into_iter().zip(outcome.buffers[0].as_chunks::<8>().0) {
+                let quotient = u32::from_le_bytes([found[0], found[1], found[2], found[3]]);
+                prop_assert_eq!(quotient, x / y, "{} / {}", x, y);
+            }
         }
     }
 }

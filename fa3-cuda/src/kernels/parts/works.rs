@@ -2,21 +2,27 @@
 //!
 //! Where all sequences are of one length, what reaches a role is a tile's number, and each role computes its work from
 //! it ([`Tiles`]). Where they are in a table, the producer looks the work up, which takes two loads that depend on each
-//! other, and sends all of it to the consumers.
+//! other, and sends all of it to the consumers. These read it twice, so that what they need at a tile's end takes no
+//! registers until then.
 
 use fa3_ir::lang::*;
 use fa3_sched::{Scheduler, next_dynamic};
 
 use super::geometry::{Geometry, Work};
 use super::lookup::Lookup;
-use super::table::{Table, Words};
+use super::table::{Table, WORDS};
 use super::tiles::{Ticket, Tiles};
 use crate::kernels::params::InKernel;
 
-/// Bytes that are loaded at a time.
+/// Bytes of a word, and of what is loaded at a time.
+const WORD: i32 = 4;
 const VECTOR: i32 = 16;
 
+/// Works that may be sent before consumers have given the first one back: that of their tile, and the next one.
+const SLOTS: u32 = 2;
+
 /// The works of a launch, and how they reach CTAs.
+#[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
 pub(crate) enum Works<'k> {
     /// By their tiles' numbers.
     Computed { tiles: Tiles<'k>, geometry: Geometry<V<'k, B32>> },
@@ -24,13 +30,12 @@ pub(crate) enum Works<'k> {
     Sent(Sent<'k>),
 }
 
-/// Works that are drawn from a counter and sent in words that are a slot of the ring.
+/// Works that are drawn from a counter and sent through a ring.
 pub(crate) struct Sent<'k> {
     builder: &'k Builder,
     table: Table<InKernel<'k>>,
     ticket: V<'k, B64>,
-    ring: Ring<'k, 0>,
-    words: Region,
+    ring: Ring<'k, 1>,
 }
 
 impl<'k> Works<'k> {
@@ -53,8 +58,8 @@ impl<'k> Works<'k> {
                 builder: b,
                 table,
                 ticket,
-                ring: b.ring("mail", 1, consumers, []),
-                words: b.region("next work", 3 * VECTOR as u32, VECTOR as u32),
+                // Of which a work takes a part.
+                ring: b.ring("mail", SLOTS, consumers, [("work", TileShape::new(Elem::U32, 8, 4))]),
             }),
         }
     }
@@ -70,11 +75,15 @@ impl<'k> Works<'k> {
         }
     }
 
-    /// Runs `body` with every work, in a consumer's warps.
+    /// Runs `body` with every work, in a consumer's warps. What `body` needs of it at its end, it may get again by its
+    /// second argument.
     #[track_caller]
-    pub(crate) fn consume(&self, body: impl FnOnce(Work<V<'k, B32>>)) {
+    pub(crate) fn consume(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>)) {
         match self {
-            Works::Computed { tiles, geometry } => tiles.consume(|tile| body(geometry.work(tile))),
+            Works::Computed { tiles, geometry } => tiles.consume(|tile| {
+                let work = geometry.work(tile);
+                body(work, &|| work);
+            }),
             Works::Sent(sent) => sent.consume(body),
         }
     }
@@ -83,44 +92,57 @@ impl<'k> Works<'k> {
 impl<'k> Sent<'k> {
     /// A CTA's first tile is that of its own number; it draws the others. Each of them draws one ticket for which there
     /// is no tile, so that all of them draw as many as there are tiles. A CTA without a first tile draws none.
+    ///
+    /// A producer has few registers. So words go to the slot as soon as they are known, and it reads them there.
     #[track_caller]
     fn produce(&self, body: impl FnOnce(Work<V<'k, B32>>, &mut dyn FnMut())) {
         let b = self.builder;
-        let mut ring = self.ring.producer();
-        let mut send = |words: Words<'k>| {
-            let slot = ring.acquire();
-            for (words, at) in words.into_iter().zip(0..) {
-                b.store_vector(self.words.at(VECTOR * at), words);
-            }
-            slot.commit();
-        };
-        let (count, ctas) = (self.table.tiles(b), b.grid_x());
+        let rounds = Rounds::begin(b);
+        let mut ring = self.ring.producer_by(rounds);
+        let count = self.table.tiles(b);
         let next = b.var("tile", b.cta_x());
         b.repeat(|| {
-            b.break_if(next.now().ge(count));
-            let words = self.table.look_up(b, next.get());
-            send(words);
+            let slot = ring.acquire();
+            let [at] = slot.tiles().map(|tile| tile.element(0, 0));
+            let tile = next.get();
+            let is_tile = tile.lt(count);
+            b.if_else_uniform(
+                is_tile,
+                || self.table.look_up(b, tile, |number, word| b.store(at.at(WORD * number), word)),
+                // A work without rows ends them.
+                || (0..WORDS).for_each(|number| b.store(at.at(WORD * number), 0)),
+            );
+            slot.commit();
+            rounds.next();
+            b.break_if(!is_tile);
+            let work = self.table.work(|number| b.load(at.at(WORD * number)));
             let mut ticket = Ticket::new(self.ticket, count - 1);
-            body(self.table.work(words), &mut || _ = ticket.fetch(b));
-            next.set(next_dynamic(ticket.fetch(b), ctas));
+            body(work, &mut || _ = ticket.fetch(b));
+            next.set(next_dynamic(ticket.fetch(b), b.grid_x()));
         });
-        // Without rows, it is none.
-        send([[b.value(0); 4]; 3]);
     }
 
     #[track_caller]
-    fn consume(&self, body: impl FnOnce(Work<V<'k, B32>>)) {
+    fn consume(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>)) {
         let b = self.builder;
-        let mut ring = self.ring.consumer();
+        let rounds = Rounds::begin(b);
+        let mut ring = self.ring.consumer_by(rounds);
         b.repeat(|| {
             let slot = ring.wait();
-            // All lanes have read them. The compiler cannot know that they agree; from one lane, it does.
-            let words: Words<'k> = [0, 1, 2]
-                .map(|at| b.load_vector(self.words.at(VECTOR * at)).map(|word: V<'k, B32>| word.shfl_idx(0)));
-            slot.release_unfenced();
-            let work = self.table.work(words);
+            let at = slot.tile().element(0, 0);
+            let read = || {
+                // All lanes read them. The compiler cannot know that they agree; from one lane, it does.
+                let words = [0, 1, 2].map(|vector| {
+                    let words: [V<'k, B32>; 4] = b.load_vector(at.at(VECTOR * vector));
+                    words.map(|word| word.shfl_idx(0))
+                });
+                self.table.work(|number| words[number as usize / 4][number as usize % 4])
+            };
+            let work = read();
             b.break_if(work.rows_of_o().eq(0));
-            body(work);
+            body(work, &read);
+            slot.release_unfenced();
+            rounds.next();
         });
     }
 }

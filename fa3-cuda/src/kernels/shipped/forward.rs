@@ -10,7 +10,7 @@ use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec, Shape, ValueLayout};
 
 use super::{Shipped, scheduler_word, sides_word};
-use crate::kernels::fwd::FwdSpec;
+use crate::kernels::fwd::{FwdSpec, Sequences};
 
 /// Tiles of so many heads are more than a GPU has SMs.
 const MANY_HEADS: usize = 400;
@@ -30,6 +30,7 @@ const MASKS: [Mask; 5] = [
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
+    let specs = specs.chain(listed());
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec))
 }
 
@@ -95,6 +96,19 @@ fn ablation() -> impl Iterator<Item = FwdSpec> {
     pipelines.into_iter().chain(orders)
 }
 
+/// The kernels for sequences of a table: with the tiles of the problems above, in bf16, and in e4m3 with V in rows and
+/// scales of heads. Those for head_dim 128 have a soft cap, too.
+fn listed() -> impl Iterator<Item = FwdSpec> {
+    let options = || PlanOptions::default().clusters(false).scheduler(Scheduler::DynamicPersistent);
+    let specs = half().chain(fp8()).map(move |spec| planned(spec, options()));
+    let specs = specs.filter(|spec| match spec.tile.precision {
+        Precision::Half => spec.elem == Elem::Bf16,
+        Precision::Fp8(inputs) => inputs == Fp8Inputs::HEADS,
+    });
+    let specs = specs.filter(|spec| !spec.softcap || spec.tile.head_dim == 128);
+    specs.map(|spec| FwdSpec { sequences: Sequences::Listed, ..spec })
+}
+
 fn problem(dtype: Dtype, (rows, keys): (usize, usize), heads: usize, head_dim: usize) -> ProblemSpec {
     let q = Shape { batch: 1, seqlen: rows, heads, head_dim };
     ProblemSpec::dense(dtype, q, Shape { seqlen: keys, ..q })
@@ -110,7 +124,7 @@ fn planned(spec: ProblemSpec, options: PlanOptions) -> FwdSpec {
 
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
-    let FwdSpec { elem, output, tile, mask, softcap, order, scheduler, cluster, .. } = *spec;
+    let FwdSpec { elem, output, tile, mask, softcap, order, scheduler, cluster, sequences, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -142,6 +156,7 @@ fn name(spec: &FwdSpec) -> String {
         (tile.loads == Loads::Consumers, "no-producer"),
         (mask != Mask::None && order == Order::Linear, "linear"),
         (cluster > 1, "clusters"),
+        (sequences == Sequences::Listed, "listed"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     words.join("/")

@@ -80,6 +80,12 @@ pub(super) const OPERATORS: &[Operator] = &[
         ..NOTHING
     },
     Operator {
+        name: "barrier after a store to shared memory: deleted",
+        rules: &[Rule::Race],
+        sites: |kernel| deleted(syncs_of_stores(kernel)),
+        ..NOTHING
+    },
+    Operator {
         name: "named barrier: + 32 threads",
         rules: &[Rule::B1, Rule::Deadlock],
         sites: |kernel| computed(kernel, |id, threads| (id, threads + 32)),
@@ -168,6 +174,17 @@ fn syncs(kernel: &Anatomy<'_>, wanted: Purpose) -> Vec<usize> {
         before.is_some_and(|before| kernel.has(before, |inst| purpose(inst) == Some(wanted)))
     });
     of_purpose.collect()
+}
+
+/// The barriers before which threads store to shared memory, and do nothing afterwards that has a barrier of its own.
+fn syncs_of_stores(kernel: &Anatomy<'_>) -> Vec<usize> {
+    let barriers = kernel.find(is_sync).into_iter();
+    let of_stores = barriers.filter(|&line| {
+        let before =
+            kernel.before(line, |inst| writes_shared(inst) || purpose(inst).is_some() || is_sync(inst));
+        before.is_some_and(|before| kernel.has(before, writes_shared))
+    });
+    of_stores.collect()
 }
 
 /// Where the elected lane of the first warp does everything with mbarriers, nobody else waits for their initialisation.

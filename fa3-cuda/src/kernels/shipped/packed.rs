@@ -1,0 +1,41 @@
+//! The kernels that are shipped of those that write the table of packed sequences: `packed/packed/dense-used/window/128`
+//! has Q packed, K and V dense with a number of rows in use, and 128 threads.
+
+use fa3_sched::packed::{Arrays, Plan, Side};
+use fa3_types::Mask;
+
+use super::{Shipped, sides_word};
+use crate::kernels::packed::Spec;
+
+/// Every way in which lengths are said, every side of a mask, and CTAs of one warp, of two runs of keys, of runs that
+/// are merged at once and twice, and of as many threads as there are.
+pub(super) fn packed() -> impl Iterator<Item = Shipped> {
+    const BOTH: Mask = Mask::Window { left: Some(1), right: Some(1) };
+    const LEFT: Mask = Mask::Window { left: Some(1), right: None };
+    let (packed, dense) = (Side::packed(1), Side::dense(1));
+    let rows = [
+        (32, [packed, packed], Mask::None),
+        (128, [packed, dense.with_used()], BOTH),
+        (256, [packed, packed], Mask::Causal),
+        (512, [dense.with_used(), dense], LEFT),
+        (1024, [packed.with_used(); 2], Mask::Causal),
+    ];
+    rows.into_iter().map(|(count, sides, mask)| {
+        let plan = Plan::new(count, sides, [1, 1], mask).expect("there are few rows");
+        let spec = Spec::of(&plan);
+        Shipped::new(name(&spec), spec)
+    })
+}
+
+fn name(Spec { q, k, mask, threads }: &Spec) -> String {
+    format!("packed/{}/{}/{}/{threads}", rows_word(*q), rows_word(*k), sides_word(*mask))
+}
+
+fn rows_word(arrays: Arrays) -> &'static str {
+    match arrays {
+        Arrays { cu_seqlens: true, seqused: false } => "packed",
+        Arrays { cu_seqlens: true, seqused: true } => "packed-used",
+        Arrays { cu_seqlens: false, seqused: false } => "dense",
+        Arrays { cu_seqlens: false, seqused: true } => "dense-used",
+    }
+}

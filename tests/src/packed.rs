@@ -1,0 +1,22 @@
+//! The kernel that writes the table of packed sequences: batches of every kind, and the table of fa3-sched, which must
+//! come out word for word.
+//!
+//! ```text
+//! (case, seed) → lengths → simulator or GPU → words = those of fa3_sched::packed::Plan::table
+//! ```
+
+mod case;
+mod trials;
+
+use crate::family::Family;
+
+pub use case::{Case, Lengths};
+
+/// The kernel that writes the table.
+pub(crate) const FAMILY: Family = Family {
+    name: "packed",
+    trials: trials::trials,
+    small: trials::small,
+    schedules: 20,
+    preys: trials::preys,
+};

@@ -1,0 +1,148 @@
+//! A batch of sequences with its lengths, and the table that must come out.
+
+use fa3_cuda::kernels::{Spec, packed};
+use fa3_sched::packed::{Arrays, Plan, Side, Values};
+use fa3_types::Mask;
+
+use crate::family::{Bits, Trial};
+use crate::values::Rng;
+
+/// A byte that nobody has written.
+const UNWRITTEN: u8 = 0xFF;
+
+/// Rows of Q and K behind all sequences, if there are some: more than a tile.
+const BEHIND: i32 = 200;
+
+/// The lengths of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lengths {
+    /// None, one, and those around a tile's.
+    Edges,
+    /// The same for all.
+    Equal,
+    /// One that is long, and short ones.
+    OneLong,
+    /// Anything up to some tiles.
+    Any,
+    /// Numbers that are no lengths: negative ones, falling ones, some outside of the tensor.
+    Garbage,
+}
+
+/// A batch, its seed among it.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Sequences.
+    pub count: usize,
+    /// Arrays of Q, and of K and V.
+    pub arrays: [Arrays; 2],
+    /// The lengths.
+    pub lengths: Lengths,
+    /// Whether packed tensors have rows behind all sequences.
+    pub behind: bool,
+    /// Rows of a tile, and of a block of keys.
+    pub tile: [u32; 2],
+    /// The mask.
+    pub mask: Mask,
+    /// The seed of lengths.
+    pub seed: u64,
+}
+
+/// One side of a batch: what the host knows, and what arrays hold.
+struct Batch {
+    side: Side,
+    cu_seqlens: Vec<i32>,
+    seqused: Vec<i32>,
+}
+
+impl Case {
+    /// As a trial.
+    ///
+    /// # Panics
+    /// If it cannot be planned.
+    pub fn trial(self) -> Trial {
+        let [q, k] = [0, 1].map(|side| self.batch(side));
+        let plan = Plan::new(self.count, [q.side, k.side], self.tile, self.mask);
+        let plan = plan.unwrap_or_else(|error| panic!("{self:?}: {error}"));
+        let values = Values {
+            cu_seqlens_q: &q.cu_seqlens,
+            cu_seqlens_k: &k.cu_seqlens,
+            seqused_q: &q.seqused,
+            seqused_k: &k.seqused,
+        };
+        let table = plan.table(&values).unwrap_or_else(|error| panic!("{self:?}: {error}"));
+        let program = packed::program(&plan).map(Spec::kernel);
+        let bytes = |array: &[i32]| array.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let before = program.buffers.iter().map(|buffer| match buffer.name {
+            "cu_seqlens_q" => bytes(&q.cu_seqlens),
+            "cu_seqlens_k" => bytes(&k.cu_seqlens),
+            "seqused_q" => bytes(&q.seqused),
+            "seqused_k" => bytes(&k.seqused),
+            _ => vec![UNWRITTEN; buffer.bytes()],
+        });
+        let before = before.collect();
+        let judge = move |_: &[Vec<u8>], after: &[Vec<u8>]| judge(&table, after.last().map_or(&[], |x| x));
+        Trial { name: format!("{self:?}"), program, before, bits: Bits::Inputs, judge: Box::new(judge) }
+    }
+
+    /// The lengths of Q (0) or of K and V (1).
+    fn batch(&self, side: usize) -> Batch {
+        let mut rng = Rng(self.seed * 2 + side as u64);
+        let (arrays, tile) = (self.arrays[side], self.tile[side] as usize);
+        let rows: Vec<i32> = (0..self.count).map(|sequence| self.rows(sequence, tile, &mut rng)).collect();
+        let mut end = 0;
+        let mut cu_seqlens: Vec<i32> = [0]
+            .into_iter()
+            .chain(rows.iter().map(|&rows| {
+                end += rows;
+                end
+            }))
+            .collect();
+        let all = end + if self.behind { BEHIND } else { 0 };
+        let longest = rows.iter().copied().max().unwrap_or(0);
+        let capacity = |rows: i32| if arrays.cu_seqlens { rows } else { longest };
+        let mut seqused: Vec<i32> =
+            rows.iter().map(|&rows| rng.below(capacity(rows) as u64 + 1) as i32).collect();
+        if self.lengths == Lengths::Garbage {
+            cu_seqlens.iter_mut().chain(&mut seqused).for_each(|entry| *entry = garbage(*entry, &mut rng));
+        }
+        let rows = if arrays.cu_seqlens { all } else { longest } as usize;
+        Batch {
+            side: Side { rows, arrays },
+            cu_seqlens: if arrays.cu_seqlens { cu_seqlens } else { Vec::new() },
+            seqused: if arrays.seqused { seqused } else { Vec::new() },
+        }
+    }
+
+    /// The rows of a sequence.
+    fn rows(&self, sequence: usize, tile: usize, rng: &mut Rng) -> i32 {
+        let rows = match self.lengths {
+            Lengths::Edges => [0, 1, tile - 1, tile, tile + 1][rng.below(5)],
+            Lengths::Equal => 2 * tile + 1,
+            Lengths::OneLong if sequence == self.count / 2 => 40 * tile,
+            Lengths::OneLong => rng.below(tile as u64),
+            Lengths::Any | Lengths::Garbage => rng.below(4 * tile as u64),
+        };
+        rows as i32
+    }
+}
+
+/// Another number in place of one of three.
+fn garbage(entry: i32, rng: &mut Rng) -> i32 {
+    match rng.below(9) {
+        0 => -entry,
+        1 => rng.below(1 << 32) as u32 as i32,
+        2 => [i32::MIN, -1, i32::MAX][rng.below(3)],
+        _ => entry,
+    }
+}
+
+/// Compares the device's words with the table, and what follows with what was there.
+fn judge(table: &[u32], words: &[u8]) -> Result<(), String> {
+    let unwritten = u32::from_le_bytes([UNWRITTEN; 4]);
+    let words = words.as_chunks().0.iter().copied().map(u32::from_le_bytes);
+    let expected = table.iter().copied().chain(std::iter::repeat(unwritten));
+    match words.zip(expected).enumerate().find(|(_, (given, expected))| given != expected) {
+        Some((at, (given, expected))) => Err(format!("word {at} of the table is {given}, not {expected}")),
+        None => Ok(()),
+    }
+}
