@@ -17,6 +17,7 @@ mod sides;
 mod spec;
 
 use fa3_ir::lang::*;
+use fa3_sched::Lens;
 use fa3_sched::packed::{CHUNK, HEADER, Record, SequenceRows, sort_key};
 
 use self::params::Params;
@@ -93,7 +94,7 @@ impl<'k> Writer<'k> {
         let q = SideRows::q(params).of_sequence(b, read, is_there);
         let k = SideRows::k(params).of_sequence(b, read, is_there);
         let record = Record::new(q, k, params.cut.blocks(q.rows), sequence);
-        let cost = params.cut.cost(fa3_sched::Lens { q: q.len, k: k.len });
+        let cost = params.cut.cost(Lens { q: q.len, k: k.len });
         let rank = self.rank.of(sort_key(cost, b.tid()));
         let placed = self.prefix.of(rank, record.blocks, begin, params.capacity);
         self.store_record(is_there, first + rank, &record.placed(placed.first, params.capacity));

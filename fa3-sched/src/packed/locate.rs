@@ -27,7 +27,7 @@ impl Sections<u32> {
     /// # Panics
     /// If it does not.
     pub fn new(heads: u32, section: u32) -> Sections<u32> {
-        assert!(section > 0 && heads % section == 0, "sections of {section} of {heads} heads");
+        assert!(section > 0 && heads.is_multiple_of(section), "sections of {section} of {heads} heads");
         Sections { heads: FastDiv::new(heads), section: FastDiv::new(section) }
     }
 }

@@ -15,10 +15,12 @@ pub(super) struct SideRows<'k> {
 }
 
 impl<'k> SideRows<'k> {
+    /// Where the rows of Q are said.
     pub(super) fn q(params: &Params<InKernel<'k>>) -> SideRows<'k> {
         SideRows { cu_seqlens: params.cu_seqlens_q, seqused: params.seqused_q, rows: params.rows_q }
     }
 
+    /// Where the rows of K and V are said.
     pub(super) fn k(params: &Params<InKernel<'k>>) -> SideRows<'k> {
         SideRows { cu_seqlens: params.cu_seqlens_k, seqused: params.seqused_k, rows: params.rows_k }
     }
