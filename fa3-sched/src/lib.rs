@@ -16,6 +16,7 @@
 //! - [`Order`] and its [`Decoder`], which number tiles; [`Scheduler`], the tile scheduler, which assigns them to CTAs;
 //!   [`Schedule`], all of these for one launch on a device with [`DeviceLimits`].
 //! - [`Makespan`], which says how well the tiles fill a device, and [`certified_bound`], how well they could.
+//! - [`packed`], the table through which tiles of packed sequences are found, whose lengths only the device knows.
 //!
 //! Each operation has a module: [`forward`] plans the forward pass, [`backward`] its gradients, [`quantize`] the way of
 //! a tensor to e4m3, [`fp8`] both for attention in 8 bits of tensors in 16.

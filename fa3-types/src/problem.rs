@@ -213,8 +213,8 @@ impl Problem {
     }
 
     /// Shapes of the scales of e4m3 Q, K and V. Of heads they are (sequences, heads_kv): a head of Q has the scale of
-    /// its head of K. Of blocks they are (batch, heads, blocks), Q with its own heads. Of channels of V they are (batch,
-    /// heads_kv, head_dim_v).
+    /// its head of K. Of blocks they are (batch, heads, blocks), Q with its own heads. Of channels of V they are
+    /// (batch, heads_kv, head_dim_v).
     pub fn descale_shapes(&self) -> [Vec<usize>; 3] {
         let kv = self.heads.kv();
         let tensors = [(&self.q, self.heads.q()), (&self.k, kv), (&self.v, kv)];

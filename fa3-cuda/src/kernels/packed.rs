@@ -17,7 +17,8 @@ mod sides;
 mod spec;
 
 use fa3_ir::lang::*;
-use fa3_sched::packed::{HEADER, Record, SequenceRows, sort_key};
+use fa3_sched::Lens;
+use fa3_sched::packed::{CHUNK, HEADER, Record, SequenceRows, sort_key};
 
 use self::params::Params;
 use self::prefix::Prefix;
@@ -65,12 +66,13 @@ impl<'k> Writer<'k> {
     fn write(&self) {
         let (b, count) = (self.builder, self.params.count);
         // Loaded before the sequences, because it is waited for after them.
-        let behind = SideRows::q(&self.params).behind(b, count);
+        let end = SideRows::q(&self.params).end(b, count);
         let blocks = b.var("blocks", 0);
         b.for_each((0, count), self.threads, |first| blocks.set(self.chunk(first, blocks.get())));
 
         let of_sequences = blocks.get();
         let nothing = SequenceRows::dense(b.value(0));
+        let behind = end.map_or(nothing, |end| SequenceRows::behind(end, self.params.rows_q));
         let behind = Record::new(behind, nothing, self.params.cut.blocks(behind.rows), count)
             .placed(of_sequences, self.params.capacity);
         let all = of_sequences + behind.blocks;
@@ -93,7 +95,7 @@ impl<'k> Writer<'k> {
         let q = SideRows::q(params).of_sequence(b, read, is_there);
         let k = SideRows::k(params).of_sequence(b, read, is_there);
         let record = Record::new(q, k, params.cut.blocks(q.rows), sequence);
-        let cost = params.cut.cost(fa3_sched::Lens { q: q.len, k: k.len });
+        let cost = params.cut.cost(Lens { q: q.len, k: k.len });
         let rank = self.rank.of(sort_key(cost, b.tid()));
         let placed = self.prefix.of(rank, record.blocks, begin, params.capacity);
         self.store_record(is_there, first + rank, &record.placed(placed.first, params.capacity));
@@ -115,14 +117,18 @@ impl<'k> Writer<'k> {
 
     /// Writes the record of each row block from `begin` to `end`.
     #[track_caller]
-    fn fill(&self, begin: V<'k, B32>, end: V<'k, B32>, record_of: impl FnOnce(V<'k, B32>) -> V<'k, B32>) {
+    fn fill(&self, begin: V<'k, B32>, end: V<'k, B32>, record_of: impl Fn(V<'k, B32>) -> V<'k, B32>) {
         let b = self.builder;
         let array = self.params.count.mad_wide(RECORD, self.params.table);
-        b.for_each((begin, end), self.threads, |first| {
-            let block = first + b.tid();
-            let record = record_of(block);
-            let at = block.mad_wide(4, array);
-            b.guarded(block.lt(end), || b.store(at.at((4 * HEADER + RECORD) as i32), record));
+        // A thread's searches do not wait for each other. A large CTA has enough of them.
+        let at_once = (CHUNK / self.threads).clamp(1, 4);
+        b.for_each((begin, end), at_once * self.threads, |first| {
+            let blocks = (0..at_once).map(|part| first + b.tid() + part * self.threads);
+            let records: Vec<_> = blocks.map(|block| (block, record_of(block))).collect();
+            for (block, record) in records {
+                let at = block.mad_wide(4, array);
+                b.guarded(block.lt(end), || b.store(at.at((4 * HEADER + RECORD) as i32), record));
+            }
         });
     }
 }

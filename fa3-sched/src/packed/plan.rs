@@ -21,12 +21,12 @@ pub struct Arrays {
     pub seqused: bool,
 }
 
-/// What the host knows of the rows of Q, or of K and V.
+/// The rows of Q, or of K and V, as far as the host knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Side {
     /// Rows of the packed tensor, or of each sequence of a dense one.
     pub rows: usize,
-    /// What only the device knows.
+    /// The arrays that only the device reads.
     pub arrays: Arrays,
 }
 

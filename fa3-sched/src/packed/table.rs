@@ -8,11 +8,11 @@ use crate::Lens;
 pub struct Values<'a> {
     /// Where sequences of Q begin, and where the last one ends.
     pub cu_seqlens_q: &'a [i32],
-    /// The same of K and V.
+    /// Where sequences of K and V begin, and where the last one ends.
     pub cu_seqlens_k: &'a [i32],
     /// Rows of Q that take part, of each sequence.
     pub seqused_q: &'a [i32],
-    /// The same of K and V.
+    /// Rows of K and V that take part, of each sequence.
     pub seqused_k: &'a [i32],
 }
 
@@ -72,7 +72,7 @@ impl Plan {
         Record::new(q, k, self.cut().blocks(q.rows), sequence)
     }
 
-    /// That of the rows of Q behind all sequences, not yet at its place.
+    /// The record of the rows of Q behind all sequences, not yet at its place.
     fn behind(&self, values: &Values<'_>) -> Record<u32> {
         let q = match values.cu_seqlens_q.last() {
             Some(end) => SequenceRows::behind(end.cast_unsigned(), self.q().rows as u32),

@@ -8,8 +8,9 @@ use crate::covering;
 use crate::family::Trial;
 use crate::mutate::Prey;
 
-/// None; one; warps and CTAs that are full, one short of it and one beyond; more than are sorted at once.
-const COUNTS: [usize; 12] = [0, 1, 2, 31, 32, 33, 65, 127, 129, 300, 1024, 1025];
+/// None; one; warps and CTAs that are full, one short of it and one beyond; more than are sorted at once, and more than
+/// twice as many.
+const COUNTS: [usize; 13] = [0, 1, 2, 31, 32, 33, 65, 127, 129, 300, 1024, 1025, 2100];
 const LENGTHS: [Lengths; 5] =
     [Lengths::Edges, Lengths::Equal, Lengths::OneLong, Lengths::Any, Lengths::Garbage];
 const ARRAYS: [Arrays; 4] = [

@@ -4,7 +4,7 @@ use fa3_ref::Forward;
 use fa3_tests::reshape::{alone, dense_like, rows, spec_of};
 use fa3_tests::strategies::{self, config};
 use fa3_tests::{Case, Dist, Engine, Judge, NoAnswer, Poison, Scaled, Values, engines, testdata};
-use fa3_types::{Dtype, KnownProblem, Mask};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec};
 use ndarray::{Array4, ArrayView, Axis, Dimension, Zip, concatenate};
 use proptest::prelude::*;
 
@@ -34,6 +34,11 @@ fn assert_same_forward(x: &Forward<f32>, y: &Forward<f32>, engine: &dyn Engine) 
 /// (batch, heads, seqlen) as (batch, seqlen, heads, 1).
 fn lse_as_rows(x: &Forward<f32>) -> Array4<f32> {
     x.lse.view().permuted_axes([0, 2, 1]).insert_axis(Axis(3)).to_owned()
+}
+
+/// The problem of the same sequences.
+fn like(problem: &KnownProblem, spec: ProblemSpec) -> KnownProblem {
+    spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()).unwrap()
 }
 
 /// K and V of every query head, repeated from its group's.
@@ -98,7 +103,7 @@ proptest! {
         let mut spec = spec_of(problem);
         (spec.k.shape.heads, spec.v.shape.heads) = (spec.q.shape.heads, spec.q.shape.heads);
         (spec.k.strides, spec.v.strides) = (spec.k.shape.contiguous_strides(), spec.v.shape.contiguous_strides());
-        let (repeated, repeated_values) = (spec.known().unwrap(), Values { k, v, ..values.clone() });
+        let (repeated, repeated_values) = (like(problem, spec), Values { k, v, ..values.clone() });
         for engine in engines() {
             let grouped = run(&*engine, problem, &values);
             let Some((grouped, repeated)) = grouped.zip(run(&*engine, &repeated, &repeated_values)) else { continue };
@@ -112,7 +117,7 @@ proptest! {
         let [none, window] = [Mask::None, Mask::Window { left: Some(150), right: Some(150) }].map(|mask| {
             let mut spec = spec_of(&case.problem);
             spec.mask = mask;
-            spec.known().unwrap()
+            like(&case.problem, spec)
         });
         for engine in engines() {
             let open = run(&*engine, &none, &values);
@@ -144,7 +149,7 @@ proptest! {
     fn the_order_of_keys_does_not_matter(case in strategies::case(strategies::problem())) {
         let mut spec = spec_of(&case.problem);
         spec.mask = Mask::None;
-        let problem = spec.known().unwrap();
+        let problem = like(&case.problem, spec);
         let (index, head) = (problem.batch() - 1, problem.heads().q() - 1);
         let (problem, values) = alone(&problem, &case.values(), index, head);
         let mut backwards = values.clone();
@@ -170,7 +175,7 @@ proptest! {
         prop_assume!(case.problem.dtype() == Dtype::F32);
         let mut spec = spec_of(&case.problem);
         spec.mask = Mask::None;
-        let problem = spec.known().unwrap();
+        let problem = like(&case.problem, spec);
         let (problem, values) = alone(&problem, &case.values(), 0, 0);
         let keys = problem.lengths(0).k;
         prop_assume!(keys >= 2);

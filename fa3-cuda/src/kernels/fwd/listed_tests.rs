@@ -36,7 +36,7 @@ const FP8: CtaTile = CtaTile { precision: Precision::Fp8(Fp8Inputs::HEADS), tile
 struct Rows {
     batch: usize,
     first: usize,
-    /// Those of memory, and the first of them that take part.
+    /// All of them, and the first of them that take part.
     count: usize,
     used: usize,
 }

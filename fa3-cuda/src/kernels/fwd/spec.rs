@@ -30,11 +30,11 @@ pub struct FwdSpec {
     pub scheduler: Scheduler,
     /// CTAs of a cluster, which load K and V for each other.
     pub cluster: u32,
-    /// What is known of the sequences when a launch is planned.
+    /// The place where lengths of sequences are known.
     pub sequences: Sequences,
 }
 
-/// What is known of the sequences of a batch when a launch is planned.
+/// The place where lengths of sequences are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sequences {
     /// All are of one length, which is an argument.

@@ -20,7 +20,7 @@ params! {
         count: u32,
         /// Rows of Q: of the packed tensor, or of each sequence of a dense one.
         rows_q: u32,
-        /// The same of K and V.
+        /// Rows of K and V, likewise.
         rows_k: u32,
         /// The most row blocks.
         capacity: u32,
@@ -29,7 +29,7 @@ params! {
 }
 
 impl Spec {
-    /// What the kernel declares.
+    /// The form that the kernel declares.
     pub(super) fn form(&self) -> Params<Form> {
         let array = |is_there: bool| is_there.then_some(Elem::U32);
         Params {

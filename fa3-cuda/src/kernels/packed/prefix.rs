@@ -2,6 +2,8 @@
 
 use fa3_ir::lang::*;
 
+use super::rank::halves;
+
 /// Shared memory for sums over a CTA's threads.
 pub(super) struct Prefix<'k> {
     builder: &'k Builder,
@@ -61,9 +63,8 @@ impl<'k> Prefix<'k> {
     pub(super) fn search(&self, block: V<'k, B32>) -> V<'k, B32> {
         let b = self.builder;
         let first = b.address(self.firsts);
-        let halves = std::iter::successors(Some(self.threads / 2), |half| Some(half / 2));
         // The last one whose first block is not above. Sequences without blocks come before those that begin with them.
-        let at = halves.take_while(|&half| half > 0).fold(first, |at, step| {
+        let at = halves(self.threads).fold(first, |at, step| {
             let begins = b.load::<B32>(at.at(4 * step as i32));
             begins.le(block).select(at + 4 * step, at)
         });

@@ -15,10 +15,12 @@ pub(super) struct SideRows<'k> {
 }
 
 impl<'k> SideRows<'k> {
+    /// Where the rows of Q are said.
     pub(super) fn q(params: &Params<InKernel<'k>>) -> SideRows<'k> {
         SideRows { cu_seqlens: params.cu_seqlens_q, seqused: params.seqused_q, rows: params.rows_q }
     }
 
+    /// Where the rows of K and V are said.
     pub(super) fn k(params: &Params<InKernel<'k>>) -> SideRows<'k> {
         SideRows { cu_seqlens: params.cu_seqlens_k, seqused: params.seqused_k, rows: params.rows_k }
     }
@@ -45,12 +47,9 @@ impl<'k> SideRows<'k> {
         }
     }
 
-    /// The rows behind all of `count` sequences.
+    /// The last entry of `cu_seqlens`, if there is that array, given the number of sequences.
     #[track_caller]
-    pub(super) fn behind(&self, b: &'k Builder, count: V<'k, B32>) -> SequenceRows<V<'k, B32>> {
-        match self.cu_seqlens {
-            Some(array) => SequenceRows::behind(b.load(count.mad_wide(4, array)), self.rows),
-            None => SequenceRows::dense(b.value(0)),
-        }
+    pub(super) fn end(&self, b: &'k Builder, count: V<'k, B32>) -> Option<V<'k, B32>> {
+        self.cu_seqlens.map(|array| b.load(count.mad_wide(4, array)))
     }
 }

@@ -10,7 +10,7 @@ use crate::kernels::parts::geometry::sides;
 pub struct Spec {
     /// Arrays of lengths of Q.
     pub q: Arrays,
-    /// Those of K and V.
+    /// Arrays of lengths of K and V.
     pub k: Arrays,
     /// The mask with every bounded side at 0.
     pub mask: Mask,

@@ -1,5 +1,5 @@
-//! The kernels that are shipped of those that write the table of packed sequences: `packed/packed/dense-used/window/128`
-//! has Q packed, K and V dense with a number of rows in use, and 128 threads.
+//! The kernels that write the table of packed sequences and are shipped: `packed/packed/dense-used/window/128` has Q
+//! packed, K and V dense with a number of rows in use, and 128 threads.
 
 use fa3_sched::packed::{Arrays, Plan, Side};
 use fa3_types::Mask;
@@ -7,8 +7,8 @@ use fa3_types::Mask;
 use super::{Shipped, sides_word};
 use crate::kernels::packed::Spec;
 
-/// Every way in which lengths are said, every side of a mask, and CTAs of one warp, of two runs of keys, of runs that
-/// are merged at once and twice, and of as many threads as there are.
+/// Every way in which lengths are said, every side of a mask, and CTAs from one warp to as many threads as there are, in
+/// which runs of keys are merged never, once, twice and four times.
 pub(super) fn packed() -> impl Iterator<Item = Shipped> {
     const BOTH: Mask = Mask::Window { left: Some(1), right: Some(1) };
     const LEFT: Mask = Mask::Window { left: Some(1), right: None };
