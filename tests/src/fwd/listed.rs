@@ -49,7 +49,6 @@ const GIVEN: [Given; 6] = [
 
 /// (query heads, key/value heads).
 const HEADS: [(usize, usize); 4] = [(1, 1), (3, 1), (4, 2), (3, 3)];
-/// Layouts whose rows can be numbered.
 const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Interleaved];
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 const DISTS: [Dist; 2] = [Dist::Normal, Dist::Increasing];
@@ -83,6 +82,9 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { DTYPES[of_16_bits] };
         let lengths = LENGTHS[lengths](tile.tile_m as usize, tile.tile_n as usize);
         let (given, layout) = (GIVEN[given], LAYOUTS[layout]);
+        // Rows of several interleaved sequences cannot be numbered.
+        let is_dense = matches!(given, Given::InPart | Given::KeysInPart | Given::PackedOverDense);
+        let layout = if is_dense && layout == Layout::Interleaved { Layout::Contiguous } else { layout };
         let change = |spec: ProblemSpec| {
             let mut spec = layout.of(spec.head_dim_v(tile.head_dim_v as usize)).mask(MASKS[mask]);
             spec.softcap = SOFTCAPS[softcap];
