@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::error::Error;
+use crate::hint;
 
 /// (dtype, address, shape, strides) of a tensor with four dimensions.
 pub(crate) type Tensor<'py> = (Bound<'py, PyString>, u64, Four<usize>, Four<i64>);
@@ -55,10 +56,7 @@ fn in_order((batch, seqlen, heads, head_dim): Four<i64>) -> Strides {
     Strides { batch, seqlen, heads, head_dim }
 }
 
-/// The sequences of Q, and of K and V.
-///
-/// Of hints only the leading bits count, so that calls whose longest sequences are about as long share a plan. Tiles are
-/// for up to so many rows of Q, or from so many keys on: the one is rounded up, the other one down.
+/// The sequences of Q, and of K and V, with hints as plans need them.
 pub(crate) fn sequences((count, _, used, longest): &Packed) -> [Sequences; 2] {
     let of = |used: Option<u64>, longest: Option<usize>| {
         let mut sequences = Sequences::packed(*count);
@@ -67,25 +65,11 @@ pub(crate) fn sequences((count, _, used, longest): &Packed) -> [Sequences; 2] {
         }
         if used.is_some() { sequences.used() } else { sequences }
     };
-    [of(used.0, rows(&longest.0).map(rounded_up)), of(used.1, rows(&longest.1).map(rounded_down))]
+    [of(used.0, rows(&longest.0).map(hint::rounded_up)), of(used.1, rows(&longest.1).map(hint::rounded_down))]
 }
 
 fn rows(hint: &Hint) -> Option<usize> {
     hint.as_ref().and_then(|Number(rows)| usize::try_from(*rows).ok())
-}
-
-/// The next number whose leading three bits alone are not 0.
-fn rounded_up(rows: usize) -> usize {
-    rows.next_multiple_of(step(rows))
-}
-
-/// The last number whose leading three bits alone are not 0.
-fn rounded_down(rows: usize) -> usize {
-    rows - rows % step(rows)
-}
-
-fn step(rows: usize) -> usize {
-    1 << rows.checked_ilog2().unwrap_or(0).saturating_sub(2)
 }
 
 /// A dtype by its name.

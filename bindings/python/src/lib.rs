@@ -22,6 +22,7 @@
 // A call as it comes from Python, and why it can be refused.
 mod arguments;
 mod error;
+mod hint;
 mod place;
 
 // The operations.

@@ -156,8 +156,7 @@ def test_hints_change_no_result(device):
             assert_equal(results, expected)
 
 
-def test_calls_of_about_as_long_sequences_share_a_plan(calls):
-    """What they are given is that which plans are kept by, but for the addresses."""
+def test_hints_are_numbers_of_any_kind(calls):
     numpy = pytest.importorskip("numpy", reason="skipped: numpy is not installed")
     packed = Packed("cpu", lengths=[(9, 9)])
     for hint in (5, torch.tensor(5), torch.tensor(5, dtype=torch.int16), numpy.int64(5)):

@@ -64,6 +64,6 @@ def _pairs_of_packed(
     """As many as if all sequences had the longest one's keys, or the mean where nobody says what that is: lengths are
     data, which are not read.
     """
-    total, heads, _ = q
+    total, heads = q[:2]
     mean = k[0] // max(cu_seqlens_k[0] - 1, 1)
     return heads * total * (mean if max_seqlen_k is None else min(max(max_seqlen_k, 0), k[0]))
