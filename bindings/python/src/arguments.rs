@@ -1,11 +1,12 @@
 //! Arguments as they come from Python.
 
-use fa3_types::{Dtype, Positions, QkRotary, RopeStyle, Rotary, Shape, Strides, TensorDesc};
+use fa3_types::{Dtype, Positions, QkRotary, RopeStyle, Rotary, Sequences, Shape, Strides, TensorDesc};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::error::Error;
+use crate::hint;
 
 /// (dtype, address, shape, strides) of a tensor with four dimensions.
 pub(crate) type Tensor<'py> = (Bound<'py, PyString>, u64, Four<usize>, Four<i64>);
@@ -15,6 +16,13 @@ pub(crate) type Four<T> = (T, T, T, T);
 
 /// (v_transposed, rows of Q that share a scale, dtype of O).
 pub(crate) type Fp8<'py> = (bool, Option<usize>, Option<Bound<'py, PyString>>);
+
+/// (sequences, cu_seqlens, seqused, longest): how many sequences there are, and of Q and of K and V the address of
+/// cu_seqlens, that of seqused if there is one, and a hint of the longest sequence's rows if there is one.
+pub(crate) type Packed = (usize, (u64, u64), (Option<u64>, Option<u64>), (Hint, Hint));
+
+/// A number that decides how a call is computed. One that makes no sense is as good as none.
+pub(crate) type Hint = Option<Number<i64>>;
 
 /// (cos, sin, table_rows, rotary_dim, interleaved, positions, first_position). cos, sin and positions are addresses.
 /// The first position counts if there are no positions.
@@ -46,6 +54,22 @@ pub(crate) fn output(dtype: Dtype, shape: Shape, strides: Option<Four<i64>>) -> 
 
 fn in_order((batch, seqlen, heads, head_dim): Four<i64>) -> Strides {
     Strides { batch, seqlen, heads, head_dim }
+}
+
+/// The sequences of Q, and of K and V, with hints as plans need them.
+pub(crate) fn sequences((count, _, used, longest): &Packed) -> [Sequences; 2] {
+    let of = |used: Option<u64>, longest: Option<usize>| {
+        let mut sequences = Sequences::packed(*count);
+        if let Some(rows) = longest {
+            sequences = sequences.longest(rows);
+        }
+        if used.is_some() { sequences.used() } else { sequences }
+    };
+    [of(used.0, rows(&longest.0).map(hint::rounded_up)), of(used.1, rows(&longest.1).map(hint::rounded_down))]
+}
+
+fn rows(hint: &Hint) -> Option<usize> {
+    hint.as_ref().and_then(|Number(rows)| usize::try_from(*rows).ok())
 }
 
 /// A dtype by its name.

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use fa3_cuda::host::Compiled;
 use fa3_sched::forward::{Plan, PlanOptions};
-use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, TensorDesc};
+use fa3_types::{Mask, Problem, ProblemError, ProblemSpec, Sequences, TensorDesc};
 
 use crate::call::{At, Call};
 use crate::error::Error;
@@ -19,6 +19,8 @@ pub(crate) struct Attention {
     pub(crate) inputs: [TensorDesc; 3],
     /// O.
     pub(crate) o: TensorDesc,
+    /// The sequences of Q, and of K and V, if they are packed. Their lengths are data.
+    pub(crate) packed: Option<[Sequences; 2]>,
     /// 1/√head_dim if `None`.
     pub(crate) softmax_scale: Option<Bits>,
     /// Keys that a query sees to the left and to the right of its position; -1 is unbounded.
@@ -56,6 +58,9 @@ impl Attention {
         let mut spec = ProblemSpec::new(q, k, v, self.o).mask(Mask::from_window(left, right)?);
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(self.softmax_scale), number(self.softcap));
+        if let Some([of_q, of_k]) = self.packed {
+            spec = spec.seqs_q(of_q).seqs_k(of_k);
+        }
         if self.v_transposed {
             spec = spec.transposed_v();
         }

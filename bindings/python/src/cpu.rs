@@ -2,6 +2,7 @@
 
 mod e4m3;
 mod fp8;
+mod lists;
 mod memory;
 mod quantize;
 mod rotary;
@@ -16,6 +17,7 @@ use crate::attention::Attention as Call;
 use crate::call::At;
 use crate::error::Error;
 use crate::gradients::Gradients;
+use lists::Lists;
 use memory::Memory;
 
 pub(crate) use fp8::{forward as fp8_forward, problem as fp8_problem};
@@ -59,17 +61,25 @@ fn contiguous(mut spec: ProblemSpec) -> ProblemSpec {
 /// The call makes no sense, or an address does not.
 pub(crate) fn forward(call: &Call, at: &At) -> Result<(), Error> {
     let (problem, spec, memory) = (problem(call)?, call.spec()?, Memory::new(at));
+    // SAFETY: the Python sources take the addresses from tensors of the call's dtypes and lengths, which they hold until
+    // the call is over. That nobody writes to them meanwhile is up to the caller, as with torch's own operators.
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    let lists = unsafe { Lists::of(&spec, &memory) }?;
     match problem.dtype() {
-        Dtype::F32 => forward_of::<f32>(&spec, &problem, &memory),
-        Dtype::F16 => forward_of::<f16>(&spec, &problem, &memory),
-        Dtype::Bf16 => forward_of::<bf16>(&spec, &problem, &memory),
-        Dtype::E4m3 => e4m3::forward(&spec, &problem.known()?, &memory),
+        Dtype::F32 => forward_of::<f32>(&spec, &problem, lists, &memory),
+        Dtype::F16 => forward_of::<f16>(&spec, &problem, lists, &memory),
+        Dtype::Bf16 => forward_of::<bf16>(&spec, &problem, lists, &memory),
+        Dtype::E4m3 => {
+            let [rows_q, rows_k] = lists.rows(&spec)?;
+            e4m3::forward(&spec, &contiguous(spec.clone()).with_rows(rows_q, rows_k)?, &memory)
+        }
     }
 }
 
 fn forward_of<T: Scalar<Output = T>>(
     spec: &ProblemSpec,
     problem: &Problem,
+    lists: Lists<'_>,
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
     // SAFETY: the Python sources take the addresses from tensors of the problem's shapes, strides and dtypes, which
@@ -79,11 +89,12 @@ fn forward_of<T: Scalar<Output = T>>(
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let (qkv, o, lse) =
         unsafe { (qkv::<T>(spec, memory)?, memory.view_mut("o", problem.o())?, lse(problem, memory)?) };
+    let attention = lists.given(attention(spec, qkv));
     match lse {
-        Some(lse) => attention(spec, qkv).forward_into(&Device::Cpu, o, lse)?,
+        Some(lse) => attention.forward_into(&Device::Cpu, o, lse)?,
         None => {
             let mut unwanted = Array3::zeros(problem.lse_shape());
-            attention(spec, qkv).forward_into(&Device::Cpu, o, unwanted.view_mut())?;
+            attention.forward_into(&Device::Cpu, o, unwanted.view_mut())?;
         }
     }
     Ok(())

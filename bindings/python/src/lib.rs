@@ -22,6 +22,7 @@
 // A call as it comes from Python, and why it can be refused.
 mod arguments;
 mod error;
+mod hint;
 mod place;
 
 // The operations.
@@ -46,7 +47,8 @@ mod _fa3 {
     use pyo3::prelude::*;
 
     use crate::arguments::{
-        Four, Fp8, Number, QkRotation, Rotation, Tensor, desc, named, output, qk_rotary, rotary,
+        Four, Fp8, Number, Packed, QkRotation, Rotation, Tensor, desc, named, output, qk_rotary, rotary,
+        sequences,
     };
     use crate::attention::Attention;
     use crate::call;
@@ -62,7 +64,7 @@ mod _fa3 {
     }
 
     /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-    /// o_strides=None)
+    /// o_strides=None, packed=None)
     ///
     /// Puts the forward pass on a stream of a device and returns None at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a tensor
@@ -77,6 +79,13 @@ mod _fa3 {
     /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
     /// Scales of blocks are (batch, heads, blocks).
     ///
+    /// packed is None, or (sequences, cu_seqlens, seqused, longest): tensors have a batch of 1, in which so many sequences
+    /// lie one after the other. The others are pairs, of q and of k and v. cu_seqlens are addresses of contiguous tensors
+    /// of int32, (sequences + 1,): sequence i is rows cu_seqlens[i] .. cu_seqlens[i + 1]. seqused are addresses of such
+    /// tensors, (sequences,), that say how many of its rows are in use, or None where all are. longest are the rows of
+    /// the longest sequences, or None: they decide how the call is computed, and change no result beyond its rounding.
+    /// The lists are read where the call is computed, and only there.
+    ///
     /// allocate(bytes, zeros) makes a workspace where the stream has none that is kept, as where V is transposed into
     /// it, or while it is captured into a graph. The result is (address, owner): the address of so many bytes, a
     /// multiple of 256, of which so many, from the first on, are zeroed where the stream is now; and an object that is
@@ -87,7 +96,7 @@ mod _fa3 {
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-        o_strides = None
+        o_strides = None, packed = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn forward(
@@ -107,6 +116,7 @@ mod _fa3 {
         fp8: Option<Fp8<'_>>,
         allocate: Allocate,
         o_strides: Option<Four<i64>>,
+        packed: Option<Packed>,
     ) -> PyResult<()> {
         let (v_transposed, block_rows, o_dtype) = fp8.unwrap_or((false, None, None));
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
@@ -117,6 +127,7 @@ mod _fa3 {
         let call = Attention {
             inputs,
             o: output(o_dtype, shape_of_o(&inputs), o_strides),
+            packed: packed.as_ref().map(sequences),
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
             window: (window.0.0, window.1.0),
             softcap: softcap.map(|Number(cap)| cap.into()),
@@ -126,6 +137,10 @@ mod _fa3 {
             v_channels: descales.3.is_some(),
         };
         let (q_descale, k_descale, v_descale, v_mean) = descales;
+        let ((cu_seqlens_q, cu_seqlens_k), (seqused_q, seqused_k)) = match packed {
+            Some((_, cu_seqlens, seqused, _)) => ((Some(cu_seqlens.0), Some(cu_seqlens.1)), seqused),
+            None => Default::default(),
+        };
         let at = [
             ("q", Some(q.1)),
             ("k", Some(k.1)),
@@ -136,6 +151,10 @@ mod _fa3 {
             ("k_descale", k_descale),
             ("v_descale", v_descale),
             ("v_mean", v_mean),
+            ("cu_seqlens_q", cu_seqlens_q),
+            ("cu_seqlens_k", cu_seqlens_k),
+            ("seqused_q", seqused_q),
+            ("seqused_k", seqused_k),
         ];
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
@@ -186,6 +205,7 @@ mod _fa3 {
             attention: Attention {
                 inputs,
                 o: output(inputs[0].dtype, shape_of_o(&inputs), None),
+                packed: None,
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: (window.0.0, window.1.0),
                 softcap: softcap.map(|Number(cap)| cap.into()),
@@ -261,6 +281,7 @@ mod _fa3 {
             forward: Attention {
                 inputs,
                 o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), None),
+                packed: None,
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: (window.0.0, window.1.0),
                 softcap: softcap.map(|Number(cap)| cap.into()),

@@ -11,7 +11,15 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fa3 import arguments, flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, quantize, quantize_channels
+from fa3 import (
+    arguments,
+    flash_attn_fp8_func,
+    flash_attn_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    quantize,
+    quantize_channels,
+)
 
 SHAPE = (1, 8, 2, 64)
 GRAD = "requires grad, and has no gradient: give a number"
@@ -20,18 +28,21 @@ NUMBERS = {
     flash_attn_func: ["softmax_scale", "softcap"],
     flash_attn_qkvpacked_func: ["softmax_scale", "softcap"],
     flash_attn_fp8_func: ["softmax_scale", "softcap"],
+    flash_attn_varlen_func: ["softmax_scale", "softcap"],
     quantize: ["scale"],
 }
 INTEGERS = {
     flash_attn_func: ["attention_chunk", "num_splits", "sm_margin"],
     flash_attn_qkvpacked_func: ["attention_chunk", "sm_margin", "num_heads_q"],
     flash_attn_fp8_func: ["q_positions", "k_positions", "hadamard_seed"],
+    flash_attn_varlen_func: ["attention_chunk", "num_splits", "sm_margin"],
     quantize: ["positions", "hadamard_seed", "block_rows", "heads_per_scale"],
 }
 FLAGS = {
     flash_attn_func: ["causal", "pack_gqa", "deterministic", "return_attn_probs", "v_transposed"],
     flash_attn_qkvpacked_func: ["causal", "deterministic", "return_attn_probs"],
     flash_attn_fp8_func: ["causal", "interleaved", "v_channels", "return_attn_probs"],
+    flash_attn_varlen_func: ["causal", "pack_gqa", "deterministic", "return_attn_probs"],
     quantize: ["interleaved", "transposed"],
     quantize_channels: ["transposed"],
 }
@@ -45,6 +56,9 @@ def tensors(function):
     x = torch.zeros(SHAPE, dtype=torch.bfloat16, device="cuda")
     if function is flash_attn_qkvpacked_func:
         return (torch.stack([x, x, x], 2),)
+    if function is flash_attn_varlen_func:
+        ends = torch.empty(2, dtype=torch.int32, device="cuda")
+        return (x[0], x[0], x[0], ends, ends, None, None)
     return (x,) if function in (quantize, quantize_channels) else (x, x, x)
 
 
@@ -72,13 +86,33 @@ def test_integers(function, name):
             refused(function, ValueError, f"{name} {given} is too large or too small a number", **{name: given})
 
 
+def test_hints():
+    """Of what the call would wait for they are none; of what is wrong, they are refused."""
+    for given in (None, torch.tensor(5, device="meta"), torch.nn.Parameter(torch.tensor(5), requires_grad=False)):
+        assert arguments.hint("max_seqlen_q", given) is None
+    for given in (5, torch.tensor(5), torch.tensor(5, dtype=torch.uint8)):
+        assert arguments.hint("max_seqlen_q", given) == 5
+    with FakeTensorMode():
+        assert arguments.hint("max_seqlen_q", torch.tensor(5)) is None
+    packed = [torch.zeros(1)] * 5
+    for given, error, sentence in (
+        ("5", TypeError, "max_seqlen_k is '5', expected an integer"),
+        (5.0, TypeError, "max_seqlen_k is 5.0, expected an integer"),
+        (torch.tensor(5.0), TypeError, "max_seqlen_k is 5.0, expected an integer"),
+        (torch.tensor([5]), TypeError, "max_seqlen_k is a tensor of shape (1,), expected a number"),
+        (2**63, ValueError, f"max_seqlen_k {2**63} is too large or too small a number"),
+    ):
+        with pytest.raises(error, match=f"^{re.escape(sentence)}$"):
+            flash_attn_varlen_func(*packed, None, given)
+
+
 @pytest.mark.parametrize("function, name", cases(FLAGS))
 def test_flags(function, name):
     for given, words in (("no", "'no'"), (0.5, "0.5"), ([], "a list")):
         refused(function, TypeError, f"{name} is {words}, expected True or False", **{name: given})
 
 
-@pytest.mark.parametrize("function", [flash_attn_func, flash_attn_qkvpacked_func, flash_attn_fp8_func], ids=lambda x: x.__name__)
+@pytest.mark.parametrize("function", NUMBERS.keys() - {quantize}, ids=lambda x: x.__name__)
 def test_windows(function):
     for given, error, sentence in (
         (5, TypeError, "window_size is 5, expected (left, right)"),

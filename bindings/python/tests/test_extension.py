@@ -20,6 +20,7 @@ FUNCTIONS = [
     ("attention", "flash_attn_func"),
     ("attention", "flash_attn_qkvpacked_func"),
     ("fp8", "flash_attn_fp8_func"),
+    ("varlen", "flash_attn_varlen_func"),
     ("quantize", "quantize"),
     ("quantize", "quantize_channels"),
 ]
@@ -36,6 +37,20 @@ def forward(
 ):
     options = (scale, window, softcap, sm_margin, None)
     extension.forward(NO_SUCH_DEVICE, 0, q, k, v, 0x10000, 0x20000, (None, None, None, v_mean), *options, None)
+
+
+def packed_forward(
+    q=tensor((1, 16, 4, 64)),
+    k=tensor((1, 20, 2, 64)),
+    count=3,
+    lists=((0x50000, 0x60000), (None, 0x70000)),
+    hints=(9, None),
+    device=NO_SUCH_DEVICE,
+    stream=0,
+    v_mean=None,
+):
+    options = ((None, None, None, v_mean), None, (-1, -1), None, 0, None, None, None)
+    extension.forward(device, stream, q, k, k, 0x10000, 0x20000, *options, (count, *lists, hints))
 
 
 def fp8_forward(q=tensor(), k=tensor(), v=tensor(), rotation=None, seed=None, v_channels=False, scale=None, window=(-1, -1)):
@@ -103,9 +118,7 @@ def test_what_stands_for_a_function_without_torch_documents_it():
             function()
 
 
-@pytest.mark.parametrize(
-    "name", ["flash_attn_combine", "flash_attn_varlen_func", "flash_attn_with_kvcache", "get_scheduler_metadata"]
-)
+@pytest.mark.parametrize("name", ["flash_attn_combine", "flash_attn_with_kvcache", "get_scheduler_metadata"])
 def test_what_flash_attention_3_has_besides_is_named(name):
     """Feature tests, of libraries that look for these names, are told the truth."""
     assert not hasattr(fa3, name) and name not in dir(fa3)
@@ -170,6 +183,28 @@ def test_bad_problems_are_value_errors(arguments, sentence):
     with pytest.raises(ValueError) as error:
         forward(**arguments)
     assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (dict(q=tensor((2, 16, 4, 64))), "q has batch 2, expected 1"),
+        (dict(k=tensor((2, 20, 2, 64))), "k has batch 2, expected 1"),
+        (dict(k=tensor((1, 20, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
+        (dict(q=tensor((1, 1 << 30, 4, 64)), k=tensor((1, 1 << 30, 2, 64))), "sequences may have"),
+        (dict(hints=(2**63, None)), "9223372036854775808 is too large or too small a number"),
+        (dict(v_mean=0x30000), "scales of blocks and channels are of e4m3 in dense batches, not of bf16, packed"),
+    ],
+)
+def test_bad_packed_problems_are_value_errors(arguments, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        packed_forward(**arguments, device=0, stream=None)
+
+
+@pytest.mark.parametrize("hint", [0, 1, 16, 10**9, -1, -(2**63)])
+def test_hints_of_packed_sequences_may_be_any(hint):
+    for device in (-1, 0):
+        assert packed_forward(hints=(hint, hint), device=device, stream=None) is None
 
 
 @pytest.mark.parametrize(
@@ -274,6 +309,8 @@ def test_a_missing_device_is_a_runtime_error():
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         forward()
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
+        packed_forward()
+    with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         backward()
     with pytest.raises(RuntimeError, match="libcuda cannot be loaded|no device 1879048192: the driver has|CUDA_ERROR"):
         quantize(rotation=rotation(), seed=2**64 - 1, block_rows=128)
@@ -300,6 +337,21 @@ def test_memory_that_the_cpu_cannot_read_is_refused(q, sentence):
         extension.forward(-1, 0, q, tensor(), tensor(), 0x10000, None, (None,) * 4, None, (-1, -1), None, 0, None, None)
     with pytest.raises(ValueError, match=f"^{sentence}"):
         extension.fp8_forward(-1, 0, q, tensor(), tensor(), 0x10000, None, None, None, False, None, (-1, -1), None, None)
+
+
+@pytest.mark.parametrize(
+    "lists, sentence",
+    [
+        (((0, 0x60000), (None, None)), "cu_seqlens_q has a null address"),
+        (((0x50001, 0x60000), (None, None)), "cu_seqlens_q lies at 0x50001, not a multiple of 4 bytes"),
+        (((0x50000, 2**64 - 8), (None, None)), "cu_seqlens_k at 0xfffffffffffffff8 with 16 bytes runs past the end"),
+        (((0x50000, 0x60000), (0, None)), "seqused_q has a null address"),
+        (((0x50000, 0x60000), (None, 0x70002)), "seqused_k lies at 0x70002, not a multiple of 4 bytes"),
+    ],
+)
+def test_lists_that_the_cpu_cannot_read_are_refused(lists, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        packed_forward(lists=lists, device=-1)
 
 
 @pytest.mark.parametrize("device", [-1, 0, NO_SUCH_DEVICE])

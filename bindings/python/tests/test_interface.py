@@ -9,7 +9,11 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func
+from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
+
+
+# Where two sequences end.
+ENDS = torch.tensor([0, 3, 8], dtype=torch.int32)
 
 
 def zeros(*shape, dtype=torch.bfloat16):
@@ -33,6 +37,14 @@ def test_the_signatures_are_flash_attention_3s():
     expected = dict(qkv=none, softmax_scale=None, causal=False, **descales, **tail)
     expected |= dict(deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False)
     assert signature(flash_attn_qkvpacked_func) == list(expected.items())
+    lists = {f"{name}_{of}": none for name in ("cu_seqlens", "max_seqlen") for of in "qk"}
+    expected = dict(q=none, k=none, v=none, **lists, seqused_q=None, seqused_k=None, softmax_scale=None, causal=False)
+    expected |= dict(qv=None, **descales, **tail, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0)
+    expected |= dict(return_attn_probs=False)
+    more = dict(out_dtype=None, out=None)
+    assert signature(flash_attn_varlen_func) == list((expected | more).items())
+    of_more = [inspect.signature(flash_attn_varlen_func).parameters[name] for name in more]
+    assert all(parameter.kind == inspect.Parameter.KEYWORD_ONLY for parameter in of_more)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +60,8 @@ def test_what_is_not_supported_is_named(name, given):
     x = zeros(1, 8, 2, 64)
     with pytest.raises(NotImplementedError, match=f"^{name} is not supported yet$"):
         flash_attn_func(x, x, x, **{name: given})
+    with pytest.raises(NotImplementedError, match=f"^{name} is not supported yet$"):
+        flash_attn_varlen_func(x[0], x[0], x[0], ENDS, ENDS, None, None, **{name: given})
     if name in inspect.signature(flash_attn_qkvpacked_func).parameters:
         with pytest.raises(NotImplementedError, match=f"^{name} is not supported yet$"):
             flash_attn_qkvpacked_func(zeros(1, 8, 3, 2, 64), **{name: given})
@@ -57,12 +71,23 @@ def test_what_makes_no_difference_is_accepted():
     x = torch.ones(1, 8, 2, 64)
     out = flash_attn_func(x, x, x, num_splits=0, pack_gqa=False, deterministic=True)
     assert torch.equal(out, flash_attn_func(x, x, x))
+    packed = x[0], x[0], x[0], ENDS, ENDS, None, None
+    out = flash_attn_varlen_func(*packed, num_splits=0, pack_gqa=False, deterministic=True)
+    assert torch.equal(out, flash_attn_varlen_func(*packed))
 
 
 def test_tensors_of_the_wrong_kind_are_refused():
     x = zeros(1, 8, 2, 64)
     with pytest.raises(TypeError, match="^k is NoneType, expected torch.Tensor$"):
         flash_attn_func(x, None, x)
+    for position, name in enumerate(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")):
+        packed = [x[0], x[0], x[0], ENDS, ENDS]
+        packed[position] = None
+        with pytest.raises(TypeError, match=f"^{name} is NoneType, expected torch.Tensor$"):
+            flash_attn_varlen_func(*packed, None, None)
+    for name in ("seqused_q", "seqused_k", "q_descale", "out"):
+        with pytest.raises(TypeError, match=f"^{name} is list, expected torch.Tensor$"):
+            flash_attn_varlen_func(x[0], x[0], x[0], ENDS, ENDS, None, None, **{name: [1, 2]})
     with pytest.raises(TypeError, match="^qkv is list, expected torch.Tensor$"):
         flash_attn_qkvpacked_func([x, x, x])
     meta = x.to("meta")

@@ -88,6 +88,20 @@ def test_addresses_and_options_are_in_their_places(calls):
     assert o.shape == (2, 16, 4, 32)
 
 
+def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
+    q, k, v = on_gpu(16, 4, 64), on_gpu(24, 2, 64), on_gpu(24, 2, 32)
+    lists = [on_gpu(n, dtype=torch.int32) for n in (4, 4, 3, 3)]
+    launch = sys.modules["fa3.varlen"].launch
+    o, lse = launch(q, k, v, *lists, 7, None, 0.5, 9, 0, 20.0, 2)
+    [(name, arguments)] = calls
+    assert name == "forward" and arguments[:2] == (0, 7)
+    assert arguments[4] == ("bf16", v.data_ptr(), (1, 24, 2, 32), (0, 2 * 32, 32, 1))
+    assert arguments[5:-3] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0), 20.0, 2, None)
+    of_q, of_k, used_q, used_k = (x.data_ptr() for x in lists)
+    assert arguments[-2:] == (None, (3, (of_q, of_k), (used_q, used_k), (7, None)))
+    assert (o.shape, lse.shape) == ((16, 4, 32), (4, 16))
+
+
 def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls):
     q, k, v = on_gpu(SHAPE), on_gpu(2, 24, 2, 64), on_gpu(2, 24, 2, 32)
     cos, sin = on_gpu(40, 16, dtype=torch.float32), on_gpu(40, 16, dtype=torch.float32)

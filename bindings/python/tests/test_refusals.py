@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fa3 import flash_attn_fp8_func, flash_attn_func, quantize, quantize_channels
+from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_varlen_func, quantize, quantize_channels
 
 BF16, F32, F64, E4M3 = torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn
 
@@ -121,6 +121,48 @@ STRIDES_FROM_16_BITS = [
 ]
 
 
+ROWS, ENDS, COUNT = shape(16, 4, 64), shape(4, dtype=torch.int32), shape(3, dtype=torch.int32)
+PACKED = [
+    ("q has 4, k 3 and v 3 dimensions, expected 3: (total, heads, head_dim)", dict(q=X)),
+    ("k is f16, expected bf16 like q", dict(k=shape(16, 4, 64, dtype=torch.float16))),
+    ("a tensor is torch.float64, expected", dict(q=shape(16, 4, 64, dtype=F64))),
+    ("v has seqlen 15, expected 16", dict(v=shape(15, 4, 64))),
+    ("heads_q 4 is not a multiple of heads_kv 3", dict(k=shape(16, 3, 64), v=shape(16, 3, 64))),
+    ("cu_seqlens_q is torch.int64 (4,), expected torch.int32 (sequences + 1,)", dict(cu_seqlens_q=shape(4, dtype=torch.int64))),
+    ("cu_seqlens_k is torch.int32 (1, 4), expected torch.int32", dict(cu_seqlens_k=shape(1, 4, dtype=torch.int32))),
+    ("cu_seqlens_q is torch.int32 (0,), expected torch.int32", dict(cu_seqlens_q=shape(0, dtype=torch.int32))),
+    ("cu_seqlens_q has 3 sequences and cu_seqlens_k 2, expected as many", dict(cu_seqlens_k=COUNT)),
+    ("cu_seqlens_k has stride 2, expected 1", dict(cu_seqlens_k=shape(4, dtype=torch.int32, strides=(2,)))),
+    ("seqused_q is torch.int32 (4,), expected torch.int32 (3,): (sequences,)", dict(seqused_q=ENDS)),
+    ("seqused_k is torch.float32 (3,), expected torch.int32", dict(seqused_k=shape(3, dtype=F32))),
+    ("seqused_k has stride 0, expected 1", dict(seqused_k=shape(3, dtype=torch.int32, strides=(0,)))),
+    ("softmax scale NaN is outside", dict(softmax_scale=math.nan)),
+    ("soft cap -1 is outside", dict(softcap=-1.0)),
+    ("window size -2 is outside", dict(window_size=(-2, 0))),
+    ("k_descale is for torch.float8_e4m3fn, q is torch.bfloat16", dict(k_descale=shape(3, 4, dtype=F32))),
+    ("out is torch.bfloat16 (15, 4, 64) on ", dict(out=shape(15, 4, 64))),
+    ("output o has stride 0 in seqlen", dict(out=shape(16, 4, 64, strides=(0, 64, 1)))),
+    ("o cannot be f16 when q is bf16", dict(out_dtype=torch.float16)),
+]
+PACKED += [
+    (sentence, {name: shape(16, 4, 64, dtype=E4M3) for name in "qkv"} | change)
+    for sentence, change in [
+        ("q_descale is torch.float32 (2, 4) on ", dict(q_descale=ONES)),
+        ("v_descale is torch.float32 (3, 4, 1) on ", dict(v_descale=shape(3, 4, 1, dtype=F32))),
+        ("out_dtype is torch.float64, expected torch.float16 or torch.bfloat16", dict(out_dtype=F64)),
+    ]
+]
+# By the rules of a GPU, which only the CPU has other ones than.
+PLACES_OF_PACKED = [
+    ("the forward kernels take f16, bf16 and e4m3, not f32", {name: shape(16, 4, 64, dtype=F32) for name in "qkv"}),
+    ("have no tile for head_dim 264", {name: shape(16, 4, 264) for name in "qkv"}),
+    ("q has head_dim 60, not a multiple of 8 as bf16 needs", {name: shape(16, 4, 60) for name in "qkv"}),
+    ("v has stride 257 in seqlen, not a multiple of 8 elements", dict(v=shape(16, 4, 64, strides=(257, 64, 1)))),
+    ("o has stride 257 in seqlen, not a multiple of 8 elements", dict(out=shape(16, 4, 64, strides=(257, 64, 1)))),
+    (None, dict(seqused_q=COUNT, seqused_k=COUNT, causal=True, max_seqlen_q=10**6, out=shape(16, 4, 64, strides=(64, 1024, 1)))),
+]
+
+
 def made(change, device):
     """A call's arguments with tensors on a device."""
 
@@ -201,6 +243,21 @@ def test_attention_in_8_bits_is_refused_everywhere(sentence, change):
 @pytest.mark.parametrize("of_gpu, change", STRIDES_FROM_16_BITS, ids=lambda x: x[:30] if isinstance(x, str) else "")
 def test_attention_in_8_bits_takes_any_strides_on_the_cpu(of_gpu, change):
     check(flash_attn_fp8_func, of_attention(change), of_gpu, None)
+
+
+def of_packed(change):
+    packed = dict(q=ROWS, k=ROWS, v=ROWS, cu_seqlens_q=ENDS, cu_seqlens_k=ENDS, max_seqlen_q=None, max_seqlen_k=9)
+    return packed | change
+
+
+@pytest.mark.parametrize("sentence, change", PACKED, ids=lambda x: x[:30] if isinstance(x, str) else "")
+def test_packed_sequences_are_refused_everywhere(sentence, change):
+    check(flash_attn_varlen_func, of_packed(change), sentence, sentence)
+
+
+@pytest.mark.parametrize("of_gpu, change", PLACES_OF_PACKED, ids=lambda x: x[:30] if isinstance(x, str) else "")
+def test_the_cpu_takes_more_packed_tensors(of_gpu, change):
+    check(flash_attn_varlen_func, of_packed(change), of_gpu, None)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -9,7 +9,8 @@ pytest.importorskip("torch", reason="skipped: torch is not installed")
 pytest.importorskip("mypy", reason="skipped: mypy is not installed")
 
 USE = """
-from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, quantize, quantize_channels
+from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
+from fa3 import quantize, quantize_channels
 from torch import Tensor
 
 def use(x: Tensor, qkv: Tensor, both: bool) -> None:
@@ -17,6 +18,8 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse = flash_attn_func(x, x, x, return_attn_probs=True)
     o, lse = flash_attn_qkvpacked_func(qkv, return_attn_probs=True)
     o, lse = flash_attn_fp8_func(x, x, x, return_attn_probs=True)
+    plain += flash_attn_varlen_func(x, x, x, x, x, 5, None)
+    o, lse = flash_attn_varlen_func(x, x, x, x, x, x, 5, return_attn_probs=True)
     codes, scales = quantize(x)
     codes, scales, mean = quantize_channels(x)
     reveal_type(plain + o + lse + codes + scales + mean)

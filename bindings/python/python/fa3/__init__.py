@@ -3,7 +3,7 @@
     O = softmax(mask(cap(softmax_scale * Q K^T))) V        LSE = ln sum_k exp(score)
 
 `flash_attn_func` and `flash_attn_qkvpacked_func` take torch tensors on a Hopper GPU or on the CPU, and are
-differentiable.
+differentiable. `flash_attn_varlen_func` takes sequences of many lengths, packed into one tensor; it has no gradients yet.
 `flash_attn_fp8_func` takes float16 and bfloat16 tensors, and computes in 8 bits, without gradients. `quantize` makes
 float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and
 a random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for
@@ -20,6 +20,7 @@ __all__ = [
     "flash_attn_fp8_func",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
     "quantize",
     "quantize_channels",
 ]
@@ -29,6 +30,7 @@ try:
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
     from .fp8 import flash_attn_fp8_func
     from .quantize import quantize, quantize_channels
+    from .varlen import flash_attn_varlen_func
 except ModuleNotFoundError as _error:
     if _error.name != "torch":
         raise
@@ -37,13 +39,13 @@ except ModuleNotFoundError as _error:
     flash_attn_fp8_func = stand_in("fp8", "flash_attn_fp8_func")
     flash_attn_func = stand_in("attention", "flash_attn_func")
     flash_attn_qkvpacked_func = stand_in("attention", "flash_attn_qkvpacked_func")
+    flash_attn_varlen_func = stand_in("varlen", "flash_attn_varlen_func")
     quantize = stand_in("quantize", "quantize")
     quantize_channels = stand_in("quantize", "quantize_channels")
 
 # FlashAttention-3's functions that there are not yet, and what they are for.
 _MISSING = {
     "flash_attn_combine": "parts of attention over split keys are",
-    "flash_attn_varlen_func": "packed sequences are",
     "flash_attn_with_kvcache": "a cache of keys and values is",
     "get_scheduler_metadata": "a cache of keys and values is",
 }

@@ -14,6 +14,9 @@ __version__: str
 # (dtype, address, shape, strides)
 _Tensor = tuple[str, int, Sequence[int], Sequence[int]]
 
+# (sequences, cu_seqlens, seqused, longest)
+_Packed = tuple[int, tuple[int, int], tuple[int | None, int | None], tuple[int | None, int | None]]
+
 # The addresses of the scales of q, k and v, and of the means of v's channels.
 _Descales = tuple[int | None, int | None, int | None, int | None]
 
@@ -39,6 +42,7 @@ def forward(
     fp8: tuple[bool, int | None, str | None] | None,
     allocate: _Allocate | None,
     o_strides: Sequence[int] | None = None,
+    packed: _Packed | None = None,
 ) -> None: ...
 def fp8_forward(
     device: int,

@@ -44,6 +44,13 @@ def whole(name: str, given: Any) -> int:
     return given  # type: ignore[return-value]
 
 
+def hint(name: str, given: Any) -> int | None:
+    """An integer that changes no result, as far as it is known without waiting for a GPU or a trace."""
+    if isinstance(given, Tensor) and given.dim() == 0 and not (given.is_cpu and operator.is_plain(given)):
+        return None
+    return None if given is None else integer(name, given)
+
+
 def flag(name: str, given: Any) -> bool:
     """A yes or no."""
     if type(given) is bool:
@@ -68,6 +75,18 @@ def output(name: str, given: Any) -> torch.dtype:
     if given not in (torch.float16, torch.bfloat16):
         raise ValueError(f"{name} is {given}, expected torch.float16 or torch.bfloat16")
     return given
+
+
+def refuse_unsupported(qv: Any, attention_chunk: Any, num_splits: Any, pack_gqa: Any) -> None:
+    """Refuses what FlashAttention-3 has and this library has not."""
+    for name, given in (
+        ("qv", qv is not None),
+        ("attention_chunk", integer("attention_chunk", attention_chunk) != 0),
+        ("num_splits", integer("num_splits", num_splits) not in (0, 1)),
+        ("pack_gqa", pack_gqa is not None and flag("pack_gqa", pack_gqa)),
+    ):
+        if given:
+            raise NotImplementedError(f"{name} is not supported yet")
 
 
 def tensor(name: str, given: Any) -> None:

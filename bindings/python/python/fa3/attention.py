@@ -86,14 +86,7 @@ def flash_attn_func(
         TypeError, ValueError: arguments that make no sense, or that no kernel takes.
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
-    for name, given in (
-        ("qv", qv is not None),
-        ("attention_chunk", arguments.integer("attention_chunk", attention_chunk) != 0),
-        ("num_splits", arguments.integer("num_splits", num_splits) not in (0, 1)),
-        ("pack_gqa", pack_gqa is not None and arguments.flag("pack_gqa", pack_gqa)),
-    ):
-        if given:
-            raise NotImplementedError(f"{name} is not supported yet")
+    arguments.refuse_unsupported(qv, attention_chunk, num_splits, pack_gqa)
     left, right = arguments.window(window_size)
     options = operator.Options(
         None if softmax_scale is None else arguments.number("softmax_scale", softmax_scale),

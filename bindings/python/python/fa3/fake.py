@@ -9,7 +9,7 @@ import contextlib
 import torch
 from torch import Tensor
 
-from . import _fa3, fp8, gradient, operator, quantize
+from . import _fa3, fp8, gradient, operator, quantize, varlen
 
 
 def _forward(
@@ -68,6 +68,59 @@ def _forward(
 def _forward_out(*inputs, o):
     operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)))
     _, lse = _forward(*inputs, out=o)
+    return lse
+
+
+def _varlen_forward(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    seqused_q,
+    seqused_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    softmax_scale,
+    window_left,
+    window_right,
+    softcap,
+    sm_margin,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    out_dtype=None,
+    out=None,
+):
+    lists, descales = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), (q_descale, k_descale, v_descale)
+    given = operator.given(q, k, v, *lists)
+    _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
+    name = operator.name_of_output(out_dtype)
+    with contextlib.suppress(operator.Unknown):
+        varlen.check(q, k, v, *lists, *descales)
+        if out is not None:
+            varlen.check_out(out, q, v, out_dtype)
+        [count] = operator.known([cu_seqlens_q.shape[0] - 1])
+        used = (None if seqused_q is None else 0, None if seqused_k is None else 0)
+        _run(
+            _fa3.forward,
+            q,
+            *(_seen_packed(x) for x in (q, k, v)),
+            0,
+            None,
+            tuple(None if x is None else 0 for x in (*descales, None)),
+            *_numbers(softmax_scale, window_left, window_right, softcap, sm_margin),
+            (False, None, name),
+            None,
+            None if out is None else (0, *operator.known(out.stride())),
+            (count, (0, 0), used, operator.known([max_seqlen_q, max_seqlen_k])),
+        )
+    return varlen.o_like(q, v, out_dtype) if out is None else out, varlen.lse_like(q)
+
+
+def _varlen_forward_out(*inputs, o):
+    operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_varlen_func")
+    _, lse = _varlen_forward(*inputs, out=o)
     return lse
 
 
@@ -181,6 +234,12 @@ def _seen(tensor: Tensor) -> tuple:
     return operator.name_of(tensor.dtype), 0, operator.known(tensor.shape), operator.known(tensor.stride())
 
 
+def _seen_packed(tensor: Tensor) -> tuple:
+    """A packed tensor without an address, as the extension module takes it."""
+    dtype, address, shape, strides = _seen(tensor)
+    return dtype, address, (1, *shape), (0, *strides)
+
+
 def _tables(cos: Tensor, interleaved: bool) -> tuple[int, int, int, int, bool]:
     """Tables without addresses, as the extension module takes them."""
     rows, pairs = operator.known(cos.shape)
@@ -210,6 +269,8 @@ for _name, _function in (
     ("backward", _backward),
     ("backward_out", _backward_out),
     ("fp8_forward", _fp8_forward),
+    ("varlen_forward", _varlen_forward),
+    ("varlen_forward_out", _varlen_forward_out),
     ("quantize", _quantize),
     ("quantize_channels", _quantize_channels),
 ):

@@ -1,5 +1,6 @@
 """Formulas of `torch.utils.flop_counter.FlopCounterMode` for the operators: as for torch's own attention all products
-of matrices, with those of hidden keys. The backward pass computes the scores once more, which counts.
+of matrices, with those of hidden keys. Those of packed sequences are an estimate, which is right where all sequences
+have as many keys. The backward pass computes the scores once more, which counts.
 """
 
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 # They define the operators, all of them.
-from . import fp8, gradient  # noqa: F401
+from . import fp8, gradient, varlen  # noqa: F401
 
 _Shape = tuple[int, ...]
 
@@ -25,6 +26,18 @@ def _forward_out(q: _Shape, k: _Shape, v: _Shape, *_: Any, o: _Shape, **__: Any)
     return _pairs(q, k) * 2 * (q[3] + o[3])
 
 
+@register_flop_formula(torch.ops.fa3.varlen_forward)
+def _varlen_forward(q: _Shape, k: _Shape, v: _Shape, *lists: Any, out_shape: tuple[_Shape, _Shape], **__: Any) -> int:
+    """Q K^T and P V."""
+    return _pairs_of_packed(q, k, *lists) * 2 * (q[2] + out_shape[0][2])
+
+
+@register_flop_formula(torch.ops.fa3.varlen_forward_out)
+def _varlen_forward_out(q: _Shape, k: _Shape, v: _Shape, *lists: Any, o: _Shape, **__: Any) -> int:
+    """Q K^T and P V."""
+    return _pairs_of_packed(q, k, *lists) * 2 * (q[2] + o[2])
+
+
 @register_flop_formula([torch.ops.fa3.backward, torch.ops.fa3.backward_out])
 def _backward(dout: _Shape, q: _Shape, k: _Shape, *_: Any, **__: Any) -> int:
     """Q K^T, dQ and dK, which sum over or make head_dim; dP and dV, head_dim_v."""
@@ -35,3 +48,22 @@ def _pairs(q: _Shape, k: _Shape) -> int:
     """Scores: pairs of a query and a key, of all query heads."""
     batch, seqlen, heads, _ = q
     return batch * heads * seqlen * k[1]
+
+
+def _pairs_of_packed(
+    q: _Shape,
+    k: _Shape,
+    cu_seqlens_q: _Shape,
+    cu_seqlens_k: _Shape,
+    seqused_q: _Shape | None = None,
+    seqused_k: _Shape | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *_: Any,
+) -> int:
+    """As many as if all sequences had the longest one's keys, or the mean where nobody says what that is: lengths are
+    data, which are not read.
+    """
+    total, heads = q[:2]
+    mean = k[0] // max(cu_seqlens_k[0] - 1, 1)
+    return heads * total * (mean if max_seqlen_k is None else min(max(max_seqlen_k, 0), k[0]))

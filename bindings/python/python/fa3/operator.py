@@ -148,11 +148,11 @@ def needs_grad(*tensors: Tensor) -> bool:
     return False
 
 
-def refuse_grad(*tensors: Tensor) -> None:
+def refuse_grad(*tensors: Tensor, function: str = "flash_attn_func") -> None:
     """Refuses a result in given memory of which autograd wants to know, as torch's own functions do."""
     if needs_grad(*tensors):
         sentence = "out=... does not support automatic differentiation, but one of the arguments requires grad"
-        raise RuntimeError(f"flash_attn_func: {sentence}")
+        raise RuntimeError(f"{function}: {sentence}")
 
 
 def refuse_tangents(names: str, *tensors: Tensor) -> None:

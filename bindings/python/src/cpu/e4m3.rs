@@ -1,10 +1,10 @@
 //! Attention of e4m3 tensors, emulated bit by bit.
 
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array3, Array4, ArrayView4, Axis};
+use fa3::ndarray::{Array3, Array4, ArrayView4, Axis, Slice};
 use fa3::{E4m3, Scalar};
 use fa3_quant::{Channels, Fp8Attention, Output, Quantized};
-use fa3_types::{Dtype, Granularity, KnownProblem, ProblemSpec, ValueLayout};
+use fa3_types::{Dtype, Granularity, KnownProblem, ProblemSpec, SequenceRows, ValueLayout};
 
 use super::lse;
 use super::memory::Memory;
@@ -81,14 +81,15 @@ unsafe fn scales<'a>(problem: &KnownProblem, memory: &Memory<'_>) -> Result<Scal
 fn emulate(problem: &KnownProblem, codes: [Array4<E4m3>; 3], scales: &Scales<'_>) -> Result<Output, Error> {
     let [q, k, mut v] = codes;
     let [of_q, of_k, of_v] = problem.scales();
-    let q = scaled(problem, q, of_q, scales.of[0])?;
-    let k = scaled(problem, k, of_k, scales.of[1])?;
+    let (rows_q, rows_k) = (problem.rows_q(), problem.rows_k());
+    let q = scaled(problem, rows_q, q, of_q, scales.of[0])?;
+    let k = scaled(problem, rows_k, k, of_k, scales.of[1])?;
     let (channels, of_v, scale) = match (scales.v_mean, scales.of[2]) {
         // Scales of channels are O's.
         (Some(mean), Some(scale)) => (Some(channels(problem, &mut v, mean, scale)?), Granularity::Head, None),
         (_, scale) => (None, of_v, scale),
     };
-    let v = scaled(problem, v, of_v, scale)?;
+    let v = scaled(problem, rows_k, v, of_v, scale)?;
     let mut output = Fp8Attention::default().forward(problem, &q, &k, &v)?;
     if let Some(channels) = channels {
         channels.restore(problem, &mut output)?;
@@ -99,27 +100,30 @@ fn emulate(problem: &KnownProblem, codes: [Array4<E4m3>; 3], scales: &Scales<'_>
 /// Codes with their scales. A head of Q has the scale of its head of K.
 fn scaled(
     problem: &KnownProblem,
+    sequences: &SequenceRows,
     mut codes: Array4<E4m3>,
     granularity: Granularity,
     scales: Option<&[f32]>,
 ) -> Result<Quantized, Error> {
-    let (batch, seqlen, heads, _) = codes.dim();
-    let sequences = fa3_types::SequenceRows::dense(batch, seqlen);
+    let heads = codes.len_of(Axis(2));
     let (granularity, scales) = match (granularity, scales) {
         (Granularity::Block { .. }, scales) => (granularity, scales.unwrap_or_default().to_vec()),
         (_, None) => (Granularity::Tensor, vec![1.0]),
         (_, Some(scales)) => {
             let (heads_kv, group) = (problem.heads().kv(), heads / problem.heads().kv());
             let of_head = |index: usize| scales[index / heads * heads_kv + index % heads / group];
-            let mut scales: Vec<f32> = (0..batch * heads).map(of_head).collect();
+            let mut scales: Vec<f32> = (0..sequences.count() * heads).map(of_head).collect();
             for (index, scale) in scales.iter_mut().enumerate() {
-                let mut head = codes.index_axis_mut(Axis(0), index / heads);
-                unscale(head.index_axis_mut(Axis(1), index % heads).iter_mut(), scale);
+                let (batch, first) = sequences.start(index / heads);
+                let rows = Slice::from(first..first + sequences.len(index / heads));
+                let mut head = codes.index_axis_mut(Axis(0), batch);
+                let mut head = head.index_axis_mut(Axis(1), index % heads);
+                unscale(head.slice_axis_mut(Axis(0), rows).iter_mut(), scale);
             }
             (Granularity::Head, scales)
         }
     };
-    Ok(Quantized::new(codes, &sequences, granularity, scales)?)
+    Ok(Quantized::new(codes, sequences, granularity, scales)?)
 }
 
 /// The means and scales of V's channels.

@@ -1,0 +1,81 @@
+//! Lists that say where packed sequences lie, and how many of their rows are in use.
+
+use fa3::{Attention, Error as CpuError, Scalar};
+use fa3_types::{ProblemError, ProblemSpec, SequenceRows, Sequences};
+
+use super::memory::Memory;
+use crate::error::Error;
+
+/// The values of `cu_seqlens` and `seqused`, of Q and of K and V, where the call has such a list.
+#[derive(Clone, Copy)]
+pub(super) struct Lists<'a> {
+    cu_seqlens: Option<[&'a [i32]; 2]>,
+    seqused: [Option<&'a [i32]>; 2],
+}
+
+impl<'a> Lists<'a> {
+    /// The lists of a call's sequences.
+    ///
+    /// # Safety
+    /// Lists of as many numbers as the sequences of `spec` have lie there. They live, and nobody writes to them, for as
+    /// long as the result.
+    ///
+    /// # Errors
+    /// An address that makes no sense.
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    pub(super) unsafe fn of(spec: &ProblemSpec, memory: &Memory<'_>) -> Result<Lists<'a>, Error> {
+        let (of_q, of_k) = (spec.seqs_q, spec.seqs_k);
+        let used = |list, of: Sequences| {
+            // SAFETY: the caller vouches for it.
+            of.has_used().then(|| unsafe { memory.slice(list, of.count()) }).transpose()
+        };
+        let seqused = [used("seqused_q", of_q)?, used("seqused_k", of_k)?];
+        if !of_q.is_packed() || !of_k.is_packed() {
+            return Ok(Lists { cu_seqlens: None, seqused });
+        }
+        // SAFETY: as above.
+        let ends = |list, of: Sequences| unsafe { memory.slice(list, of.count() + 1) };
+        Ok(Lists { cu_seqlens: Some([ends("cu_seqlens_q", of_q)?, ends("cu_seqlens_k", of_k)?]), seqused })
+    }
+
+    /// The attention, of sequences that lie so.
+    pub(super) fn given<T: Scalar>(self, mut attention: Attention<'a, T>) -> Attention<'a, T> {
+        if let Some([of_q, of_k]) = self.cu_seqlens {
+            attention = attention.packed(of_q, of_k);
+        }
+        if let Some(seqused) = self.seqused[0] {
+            attention = attention.seqused_q(seqused);
+        }
+        match self.seqused[1] {
+            Some(seqused) => attention.seqused_k(seqused),
+            None => attention,
+        }
+    }
+
+    /// The rows of the sequences of Q, and of K and V.
+    ///
+    /// # Errors
+    /// Lists that make no sense.
+    pub(super) fn rows(self, spec: &ProblemSpec) -> Result<[SequenceRows; 2], Error> {
+        let (of_q, of_k) = self.cu_seqlens.map(|[of_q, of_k]| (of_q, of_k)).unzip();
+        let rows_q = rows(spec.q.shape.batch, spec.q.shape.seqlen, of_q, self.seqused[0]);
+        let rows_k = rows(spec.k.shape.batch, spec.k.shape.seqlen, of_k, self.seqused[1]);
+        Ok([rows_q.map_err(CpuError::SequencesOfQ)?, rows_k.map_err(CpuError::SequencesOfK)?])
+    }
+}
+
+fn rows(
+    batch: usize,
+    seqlen: usize,
+    cu_seqlens: Option<&[i32]>,
+    seqused: Option<&[i32]>,
+) -> Result<SequenceRows, ProblemError> {
+    let rows = match cu_seqlens {
+        Some(cu_seqlens) => SequenceRows::packed(cu_seqlens)?,
+        None => SequenceRows::dense(batch, seqlen),
+    };
+    match seqused {
+        Some(seqused) => rows.with_used(seqused),
+        None => Ok(rows),
+    }
+}

@@ -1,0 +1,58 @@
+//! Hints of how many rows there are.
+//!
+//! A plan depends on a hint only roughly, so that only its leading bits are told: calls whose longest sequences are about
+//! as long share a plan. Tiles are for up to so many rows of Q, or from so many keys on. So the one is rounded up and the
+//! other one down, and neither passes such a limit that has leading bits alone.
+
+/// Bits that are told.
+const BITS: u32 = 3;
+
+/// The next number whose leading bits alone are not 0.
+pub(crate) fn rounded_up(rows: usize) -> usize {
+    let step = step(rows);
+    rows.checked_next_multiple_of(step).unwrap_or(rows)
+}
+
+/// The last number whose leading bits alone are not 0.
+pub(crate) fn rounded_down(rows: usize) -> usize {
+    rows - rows % step(rows)
+}
+
+fn step(rows: usize) -> usize {
+    1 << (rows.checked_ilog2().unwrap_or(0) + 1).saturating_sub(BITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leading_bits_are_told() {
+        for rows in 0..=8 {
+            assert_eq!((rounded_down(rows), rounded_up(rows)), (rows, rows));
+        }
+        for (rows, down, up) in [
+            (9, 8, 10),
+            (65, 64, 80),
+            (1000, 896, 1024),
+            (1024, 1024, 1024),
+            (1025, 1024, 1280),
+            (1535, 1280, 1536),
+            (1 << 40, 1 << 40, 1 << 40),
+            (usize::MAX, 7 << 61, usize::MAX),
+        ] {
+            assert_eq!((rounded_down(rows), rounded_up(rows)), (down, up), "{rows}");
+        }
+    }
+
+    /// Tiles are chosen by such limits.
+    #[test]
+    fn limits_stay_limits() {
+        for limit in [64, 128, 512, 1536, 2048] {
+            for rows in 0..4096 {
+                assert_eq!(rounded_up(rows) <= limit, rows <= limit, "up to {limit} of {rows}");
+                assert_eq!(rounded_down(rows) >= limit, rows >= limit, "from {limit} on of {rows}");
+            }
+        }
+    }
+}
