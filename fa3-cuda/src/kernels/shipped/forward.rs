@@ -7,10 +7,10 @@ use std::collections::HashSet;
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Loads, Pipeline, Plan, PlanOptions, Precision};
 use fa3_sched::{DeviceLimits, Order, Scheduler};
-use fa3_types::{Dtype, Mask, ProblemSpec, Shape, ValueLayout};
+use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, ValueLayout};
 
 use super::{Shipped, scheduler_word, sides_word};
-use crate::kernels::fwd::{FwdSpec, Sequences};
+use crate::kernels::fwd::{FwdSpec, Sequences as Known};
 
 /// Tiles of so many heads are more than a GPU has SMs.
 const MANY_HEADS: usize = 400;
@@ -30,7 +30,7 @@ const MASKS: [Mask; 5] = [
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
-    let specs = specs.chain(listed());
+    let specs = specs.chain(packed().map(|spec| planned(spec, PlanOptions::default())));
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec))
 }
 
@@ -96,17 +96,26 @@ fn ablation() -> impl Iterator<Item = FwdSpec> {
     pipelines.into_iter().chain(orders)
 }
 
-/// The kernels for sequences of a table: with the tiles of the problems above, in bf16, and in e4m3 with V in rows and
-/// scales of heads. Those for head_dim 128 have a soft cap, too.
-fn listed() -> impl Iterator<Item = FwdSpec> {
-    let options = || PlanOptions::default().clusters(false).scheduler(Scheduler::DynamicPersistent);
-    let specs = half().chain(fp8()).map(move |spec| planned(spec, options()));
-    let specs = specs.filter(|spec| match spec.tile.precision {
-        Precision::Half => spec.elem == Elem::Bf16,
-        Precision::Fp8(inputs) => inputs == Fp8Inputs::HEADS,
-    });
-    let specs = specs.filter(|spec| !spec.softcap || spec.tile.head_dim == 128);
-    specs.map(|spec| FwdSpec { sequences: Sequences::Listed, ..spec })
+/// Problems of packed sequences: every head dimension with the tiles of short and of long ones. Masks, types and soft
+/// caps go round, so that each of them meets many tiles. Those of e4m3 have scales of heads.
+fn packed() -> impl Iterator<Item = ProblemSpec> {
+    let dims = [(64, 64), (64, 256), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+    let half = dims.into_iter().flat_map(|dims| [64, 128, 512, 8192].map(|longest| (None, dims, longest)));
+    let fp8 = [64, 128, 256]
+        .into_iter()
+        .flat_map(|dim| [512, 8192].map(|keys| (Some(Dtype::E4m3), (dim, dim), keys)));
+    half.chain(fp8).enumerate().flat_map(|(number, (dtype, (head_dim, head_dim_v), longest))| {
+        let dtype = dtype.unwrap_or([Dtype::Bf16, Dtype::F16][number / 2 % 2]);
+        let masks = [MASKS[number % 2], MASKS[2 + number % 3]];
+        masks.into_iter().map(move |mask| {
+            let sequences = Sequences::packed(2).longest(longest);
+            let spec =
+                problem(dtype, (2 * longest, 2 * longest), MANY_HEADS, head_dim).head_dim_v(head_dim_v);
+            let mut spec = spec.mask(mask).seqs_q(sequences).seqs_k(sequences);
+            spec.softcap = number.is_multiple_of(4).then_some(SOFTCAP);
+            spec
+        })
+    })
 }
 
 fn problem(dtype: Dtype, (rows, keys): (usize, usize), heads: usize, head_dim: usize) -> ProblemSpec {
@@ -156,7 +165,7 @@ fn name(spec: &FwdSpec) -> String {
         (tile.loads == Loads::Consumers, "no-producer"),
         (mask != Mask::None && order == Order::Linear, "linear"),
         (cluster > 1, "clusters"),
-        (sequences == Sequences::Listed, "listed"),
+        (sequences == Known::Listed, "listed"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     words.join("/")
