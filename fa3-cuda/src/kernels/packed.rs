@@ -2,17 +2,17 @@
 //! ([`fa3_sched::packed`]). The host never reads lengths, so that a captured graph runs with any.
 //!
 //! ```text
-//! lengths of a sequence ──► cost ──► rank among all ──► first row block ──► record
-//!                           of its     by counting         by a prefix      row block ──► record
-//!                      longest tile    larger keys         sum of blocks    by a search in first blocks
+//! lengths of a sequence ──► cost of its ──► place among all: ──► record
+//!                           longest tile    rank and first
+//!                                           row block       ──► row block to record, by a search
 //! ```
 //!
 //! A thread has one sequence. More sequences than threads come in chunks, one after the other.
 
+mod firsts;
 mod params;
-mod prefix;
+mod places;
 mod program;
-mod rank;
 mod sides;
 mod spec;
 
@@ -20,9 +20,9 @@ use fa3_ir::lang::*;
 use fa3_sched::Lens;
 use fa3_sched::packed::{CHUNK, HEADER, Record, SequenceRows, sort_key};
 
+use self::firsts::Firsts;
 use self::params::Params;
-use self::prefix::Prefix;
-use self::rank::Rank;
+use self::places::Places;
 use self::sides::SideRows;
 use super::KernelSpec;
 use super::params::{Declare, InKernel};
@@ -41,8 +41,8 @@ impl KernelSpec for Spec {
                 builder: b,
                 threads: self.threads,
                 params: self.form().pass(&mut Declare(b)),
-                rank: Rank::declare(b, self.threads),
-                prefix: Prefix::declare(b, self.threads),
+                places: Places::declare(b, self.threads),
+                firsts: Firsts::declare(b, self.threads),
             };
             b.launch_dependents();
             b.grid_dependency_wait();
@@ -56,8 +56,8 @@ struct Writer<'k> {
     builder: &'k Builder,
     threads: u32,
     params: Params<InKernel<'k>>,
-    rank: Rank<'k>,
-    prefix: Prefix<'k>,
+    places: Places<'k>,
+    firsts: Firsts<'k>,
 }
 
 impl<'k> Writer<'k> {
@@ -96,11 +96,13 @@ impl<'k> Writer<'k> {
         let k = SideRows::k(params).of_sequence(b, read, is_there);
         let record = Record::new(q, k, params.cut.blocks(q.rows), sequence);
         let cost = params.cut.cost(Lens { q: q.len, k: k.len });
-        let rank = self.rank.of(sort_key(cost, b.tid()));
-        let placed = self.prefix.of(rank, record.blocks, begin, params.capacity);
-        self.store_record(is_there, first + rank, &record.placed(placed.first, params.capacity));
-        self.fill(begin, placed.end, |block| first + self.prefix.search(block));
-        placed.end
+        let place = self.places.of(sort_key(cost, b.tid()), record.blocks.min(params.capacity));
+        let first_block = (begin + place.before).min(params.capacity);
+        let record = record.placed(first_block, params.capacity);
+        let end = self.firsts.store(place.rank, [first_block, first_block + record.blocks]);
+        self.store_record(is_there, first + place.rank, &record);
+        self.fill(begin, end, |block| first + self.firsts.search(block));
+        end
     }
 
     /// Stores a record where `is_there` holds.

@@ -7,8 +7,8 @@ use fa3_types::Mask;
 use super::{Shipped, sides_word};
 use crate::kernels::packed::Spec;
 
-/// Every way in which lengths are said, every side of a mask, and CTAs from one warp to as many threads as there are,
-/// in which runs of keys are merged never, once, twice and four times.
+/// Every way in which lengths are said, every side of a mask, and CTAs from one warp to as many threads as there are.
+/// These merge runs of keys never, once, twice and four times.
 pub(super) fn packed() -> impl Iterator<Item = Shipped> {
     const BOTH: Mask = Mask::Window { left: Some(1), right: Some(1) };
     const LEFT: Mask = Mask::Window { left: Some(1), right: None };

@@ -1,0 +1,43 @@
+//! The first row blocks of sequences, in which the sequence of a row block is found.
+
+use fa3_ir::lang::*;
+
+use super::places::halves;
+
+/// Shared memory for the first row block of the sequence of each rank, and one past the last block of all.
+pub(super) struct Firsts<'k> {
+    builder: &'k Builder,
+    threads: u32,
+    firsts: Region,
+}
+
+impl<'k> Firsts<'k> {
+    /// Declares what the sequences of `threads` threads take, a power of two.
+    #[track_caller]
+    pub(super) fn declare(b: &'k Builder, threads: u32) -> Firsts<'k> {
+        Firsts { builder: b, threads, firsts: b.region("first blocks", 4 * (threads + 1), 16) }
+    }
+
+    /// Stores that the row blocks of this thread's sequence are `first .. end`. Gives one past the last of all.
+    #[track_caller]
+    pub(super) fn store(&self, rank: V<'k, B32>, [first, end]: [V<'k, B32>; 2]) -> V<'k, B32> {
+        let (b, last) = (self.builder, self.firsts.at(4 * self.threads as i32));
+        b.store(rank.mad(4, b.address(self.firsts)), first);
+        b.guarded(rank.eq(self.threads - 1), || b.store(last, end));
+        b.sync_cta();
+        b.load(last)
+    }
+
+    /// The rank of the sequence that has row block `block`.
+    #[track_caller]
+    pub(super) fn search(&self, block: V<'k, B32>) -> V<'k, B32> {
+        let b = self.builder;
+        let first = b.address(self.firsts);
+        // The last one that does not begin behind it. Sequences without blocks come before the one that begins with them.
+        let at = halves(self.threads).fold(first, |at, step| {
+            let begins = b.load::<B32>(at.at(4 * step as i32));
+            begins.le(block).select(at + 4 * step, at)
+        });
+        (at - first) >> 2
+    }
+}

@@ -1,0 +1,139 @@
+//! The place of each thread's sequence among those of all threads.
+
+use fa3_ir::lang::*;
+use fa3_sched::FastDiv;
+
+/// Keys that are ranked by comparing each with each, which needs no barrier.
+const fn first_run(threads: u32) -> u32 {
+    if threads > 64 { 32 } else { threads }
+}
+
+/// Runs that are merged at once. With more of them there are fewer barriers and more loads, of which a large CTA has
+/// enough.
+const fn fan_in(threads: u32) -> u32 {
+    if threads > 256 { 4 } else { 8 }
+}
+
+/// The word in which the key at a place of sorted runs lies. One of 33 words stays free, so that the keys with which a
+/// binary search compares, a power of two apart, are in different banks. The words of two places are as far apart as
+/// those of 0 and their distance, if one place is a multiple of 32, or no multiple of 32 is between them.
+const fn padded(place: u32) -> u32 {
+    place + place / 32
+}
+
+/// Half of a power of two, half of that, down to 1.
+pub(super) fn halves(whole: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(Some(whole / 2), |half| Some(half / 2)).take_while(|&half| half > 0)
+}
+
+/// Shared memory for keys and row blocks, twice: while some threads still read one order, others write the next.
+pub(super) struct Places<'k> {
+    builder: &'k Builder,
+    threads: u32,
+    orders: [Order; 2],
+}
+
+/// Keys, and the sums of row blocks up to each.
+#[derive(Clone, Copy)]
+struct Order {
+    keys: Region,
+    sums: Region,
+}
+
+/// The place of a key among others.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'k> {
+    /// How many are larger.
+    pub(super) rank: V<'k, B32>,
+    /// The row blocks of these.
+    pub(super) before: V<'k, B32>,
+}
+
+impl<'k> Place<'k> {
+    #[track_caller]
+    fn and(self, other: Place<'k>) -> Place<'k> {
+        Place { rank: self.rank + other.rank, before: self.before + other.before }
+    }
+}
+
+impl<'k> Places<'k> {
+    /// Declares what places of `threads` keys take, a power of two.
+    #[track_caller]
+    pub(super) fn declare(b: &'k Builder, threads: u32) -> Places<'k> {
+        let order = |keys: &str, sums: &str| Order {
+            keys: b.region(keys, 4 * padded(threads), 16),
+            sums: b.region(sums, 4 * threads, 16),
+        };
+        Places { builder: b, threads, orders: [order("keys", "sums"), order("next keys", "next sums")] }
+    }
+
+    /// The place of this thread's key among those of all threads, each with a number of row blocks. No two keys are
+    /// equal.
+    ///
+    /// Runs of keys are sorted, then merged: to its place in its own run a key adds its place in each of the others.
+    #[track_caller]
+    pub(super) fn of(&self, key: V<'k, B32>, blocks: V<'k, B32>) -> Place<'k> {
+        let b = self.builder;
+        let mut run = first_run(self.threads);
+        let mut start = b.tid() & !(run - 1);
+        let mut place = self.in_first_run(key, blocks, start, run);
+        let mut orders = self.orders.into_iter().cycle().skip(1);
+        while run < self.threads {
+            let order = orders.next().expect("orders take turns");
+            let runs = fan_in(self.threads).min(self.threads / run);
+            let at = start + place.rank;
+            b.store((at + (at >> 5)).mad(4, b.address(order.keys)), key);
+            b.store(at.mad(4, b.address(order.sums)), place.before + blocks);
+            b.sync_cta();
+            // The others of those that become one with the own run.
+            let others = (1..runs).map(|other| self.in_sorted(order, key, start ^ (other * run), run));
+            place = others.fold(place, Place::and);
+            run *= runs;
+            start = start & !(run - 1);
+        }
+        place
+    }
+
+    /// The place among the `run` threads from `start` on.
+    #[track_caller]
+    fn in_first_run(&self, key: V<'k, B32>, blocks: V<'k, B32>, start: V<'k, B32>, run: u32) -> Place<'k> {
+        let b = self.builder;
+        let Order { keys, sums } = self.orders[0];
+        b.store(b.tid().mad(4, b.address(keys)), key);
+        b.store(b.tid().mad(4, b.address(sums)), blocks);
+        b.sync_cta();
+        let [keys, blocks] = [keys, sums].map(|region| start.mad(4, b.address(region)));
+        let mut place = Place { rank: b.value(0), before: b.value(0) };
+        for first in (0..run).step_by(4) {
+            let [keys, blocks] =
+                [keys, blocks].map(|array| b.load_vector::<B32, 4>(array.at(4 * first as i32)));
+            for (other, blocks) in keys.into_iter().zip(blocks) {
+                let is_larger = other.gt(key);
+                let with = place.and(Place { rank: b.value(1), before: blocks });
+                place.rank = is_larger.select(with.rank, place.rank);
+                place.before = is_larger.select(with.before, place.before);
+            }
+        }
+        place
+    }
+
+    /// The place in a run of `run` sorted keys, the largest first, that begins at place `start`.
+    #[track_caller]
+    fn in_sorted(&self, order: Order, key: V<'k, B32>, start: V<'k, B32>, run: u32) -> Place<'k> {
+        let b = self.builder;
+        let first = (start + (start >> 5)).mad(4, b.address(order.keys));
+        let is_larger = |at: SharedAddr| b.load::<B32>(at).gt(key);
+        // Those before `at` are larger, by as many as are in question.
+        let at = halves(run).fold(first, |at, step| {
+            let last = at.at(4 * padded(step - 1) as i32);
+            is_larger(last).select(at + 4 * padded(step), at)
+        });
+        let of_33 = FastDiv::new(33).map(|number| b.value(number));
+        let words = (at - first) >> 2;
+        let rank = words - of_33.quotient(words) + is_larger(at.at(0)).select::<B32>(1, 0);
+        // The sum up to the last of them, if there is one.
+        let last = (start + rank.max(1)).mad(4, b.address(order.sums));
+        let sum = b.load::<B32>(last.at(-4));
+        Place { rank, before: rank.gt(0).select::<B32>(sum, 0) }
+    }
+}
