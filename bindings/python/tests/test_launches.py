@@ -91,7 +91,7 @@ def test_addresses_and_options_are_in_their_places(calls):
 def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     q, k, v = on_gpu(16, 4, 64), on_gpu(24, 2, 64), on_gpu(24, 2, 32)
     lists = [on_gpu(n, dtype=torch.int32) for n in (4, 4, 3, 3)]
-    launch = sys.modules["fa3.varlen"].launch
+    launch = sys.modules["fa3.varlen"]._launch
     o, lse = launch(q, k, v, *lists, 7, None, 0.5, 9, 0, 20.0, 2)
     [(name, arguments)] = calls
     assert name == "forward" and arguments[:2] == (0, 7)

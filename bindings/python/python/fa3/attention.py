@@ -108,7 +108,7 @@ def flash_attn_func(
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in (q, k, v, *descales) if isinstance(x, Tensor)))
         if operator.is_plain(out, q, k, v, *descales):
-            _, lse = operator.launch(q, k, v, *options, return_attn_probs, out)
+            _, lse = operator.launch(q, k, v, *options, return_attn_probs, out=out)
         else:
             lse = _traced_into(q, k, v, options, out)
     elif operator.is_plain(q, k, v, *descales):

@@ -105,7 +105,7 @@ def _varlen_forward(
         _run(
             _fa3.forward,
             q,
-            *(_seen_packed(x) for x in (q, k, v)),
+            *(varlen.with_batch(_seen(x)) for x in (q, k, v)),
             0,
             None,
             tuple(None if x is None else 0 for x in (*descales, None)),
@@ -232,12 +232,6 @@ def _check_places(sentence: str, *tensors: Tensor) -> None:
 def _seen(tensor: Tensor) -> tuple:
     """A tensor without an address, as the extension module takes it."""
     return operator.name_of(tensor.dtype), 0, operator.known(tensor.shape), operator.known(tensor.stride())
-
-
-def _seen_packed(tensor: Tensor) -> tuple:
-    """A packed tensor without an address, as the extension module takes it."""
-    dtype, address, shape, strides = _seen(tensor)
-    return dtype, address, (1, *shape), (0, *strides)
 
 
 def _tables(cos: Tensor, interleaved: bool) -> tuple[int, int, int, int, bool]:

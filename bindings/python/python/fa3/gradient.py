@@ -30,6 +30,7 @@ def launch(
     softcap: float,
     sm_margin: int,
     deterministic: bool = False,
+    *,
     outputs: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device; or of tensors on the CPU. They

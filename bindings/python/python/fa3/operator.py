@@ -56,6 +56,7 @@ def launch(
     deterministic: bool = False,
     v_mean: Tensor | None = None,
     with_lse: bool = True,
+    *,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device; or of tensors on the

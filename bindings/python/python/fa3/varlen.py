@@ -104,14 +104,14 @@ def flash_attn_varlen_func(
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in given if isinstance(x, Tensor)), function="flash_attn_varlen_func")
         if operator.is_plain(out, *given):
-            _, lse = launch(*tensors, *options, return_attn_probs, out)
+            _, lse = _launch(*tensors, *options, return_attn_probs, out=out)
         else:
             _check_types(tensors, q_descale, k_descale, v_descale)
             if operator.is_transformed():
                 raise NotImplementedError("out is not supported inside of torch.func's transforms")
             lse = torch.ops.fa3.varlen_forward_out(*tensors, *options, o=out)
     elif operator.is_plain(*given) and not operator.needs_grad(*given):
-        out, lse = launch(*tensors, *options, return_attn_probs)
+        out, lse = _launch(*tensors, *options, return_attn_probs)
     else:
         _check_types(tensors, q_descale, k_descale, v_descale)
         refusal.derivatives(_NAMES, _NO_GRADIENT, *given)
@@ -129,7 +129,7 @@ def _check_types(tensors: tuple[Any, ...], *descales: Any) -> None:
             arguments.tensor(name, tensor)
 
 
-def launch(
+def _launch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -149,6 +149,7 @@ def launch(
     v_descale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     with_lse: bool = True,
+    *,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """O and, if wanted, LSE of tensors on a GPU, put on torch's current stream of their device; or of tensors on the
@@ -174,9 +175,9 @@ def launch(
     _fa3.forward(
         device,
         operator.current_stream(device),
-        raw(q),
-        raw(k),
-        raw(v),
+        with_batch(operator.raw(q)),
+        with_batch(operator.raw(k)),
+        with_batch(operator.raw(v)),
         o.data_ptr(),
         None if lse is None else lse.data_ptr(),
         (of_q, of_k, of_v, None),
@@ -192,17 +193,17 @@ def launch(
     return o, lse
 
 
-def launch_into(*inputs: Any, o: Tensor) -> Tensor:
+def _launch_into(*inputs: Any, o: Tensor) -> Tensor:
     """LSE; O is written to `o`."""
     operator.refuse_grad(o, *(x for x in inputs if isinstance(x, Tensor)), function="flash_attn_varlen_func")
-    _, lse = launch(*inputs, out=o)
+    _, lse = _launch(*inputs, out=o)
     assert lse is not None
     return lse
 
 
-def raw(tensor: Tensor) -> tuple:
-    """A packed tensor as the extension module takes it: one with a batch of 1."""
-    dtype, address, shape, strides = operator.raw(tensor)
+def with_batch(packed: tuple) -> tuple:
+    """A packed tensor as the extension module takes it: with a batch of 1."""
+    dtype, address, shape, strides = packed
     return dtype, address, (1, *shape), (0, *strides)
 
 
@@ -293,6 +294,6 @@ operator.library.define(f"varlen_forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)
 # Not `out`: that argument torch.compile takes for contiguous only.
 operator.library.define(f"varlen_forward_out({_ARGUMENTS}, *, Tensor(a!) o) -> Tensor lse", tags=operator.TAGS)
 for _key in ("CUDA", "CPU"):
-    operator.library.impl("varlen_forward", launch, _key)
-    operator.library.impl("varlen_forward_out", launch_into, _key)
+    operator.library.impl("varlen_forward", _launch, _key)
+    operator.library.impl("varlen_forward_out", _launch_into, _key)
 torch.library.register_autograd("fa3::varlen_forward", _backward, setup_context=_save, lib=operator.library)

@@ -96,6 +96,7 @@ def flash_attn_varlen_func(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 # For fake tensors.
+def with_batch(packed: tuple) -> tuple: ...
 def check(
     q: Tensor,
     k: Tensor,
