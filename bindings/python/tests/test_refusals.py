@@ -280,7 +280,7 @@ def test_what_is_exported_takes_other_lengths():
 
 
 def test_bad_gradients_are_refused_everywhere():
-    """Those of the operator, which autograd calls with none of them."""
+    """The operator is called by autograd with none of them."""
     x, lse = X, shape(2, 4, 16, dtype=F32)
     names = ("dout", "q", "k", "v", "o", "lse", "dlse")
     good = dict(zip(names, (x, x, x, x, x, lse, lse)))

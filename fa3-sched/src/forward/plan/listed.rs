@@ -131,3 +131,82 @@ fn section(problem: &Problem, tile_m: u32, sms: u32) -> u32 {
         .find(|&section| section >= wanted && heads % section == 0)
         .unwrap_or(heads)
 }
+
+#[cfg(test)]
+mod tests {
+    use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, Strides, ValueLayout};
+
+    use super::*;
+    use crate::DeviceLimits;
+    use crate::forward::{Plan, PlanOptions, Way};
+    use crate::packed::NotInRows;
+
+    const H100: DeviceLimits = DeviceLimits::h100_sxm();
+
+    /// Packed sequences, Q of `total` rows.
+    fn packed(count: usize, total: usize, longest: usize, heads: (usize, usize), mask: Mask) -> ProblemSpec {
+        let q = Shape { batch: 1, seqlen: total, heads: heads.0, head_dim: 128 };
+        let sequences = Sequences::packed(count).longest(longest);
+        let spec = ProblemSpec::dense(Dtype::Bf16, q, Shape { heads: heads.1, ..q }).mask(mask);
+        spec.seqs_q(sequences).seqs_k(sequences)
+    }
+
+    #[test]
+    fn sequences_whose_lengths_are_data_are_listed() {
+        let listed = |spec: ProblemSpec| {
+            let plan = Plan::new(&spec.validate().unwrap(), &H100).unwrap();
+            let Way::Listed(listed) = plan.way() else { panic!("{plan}") };
+            assert!(plan.numbered().is_none());
+            (plan.tile(), listed.clone())
+        };
+        let (tile, plan) = listed(packed(12, 16_384, 4096, (32, 8), Mask::Causal));
+        assert_eq!((plan.grid(), plan.table().count()), (132, 12));
+        assert_eq!(plan.table().capacity(), 16_384 / tile.tile_m + 12 + 1);
+        // 22 or 32 tiles a head: one group of heads has more than enough. Short sequences take several.
+        let section = |longest| listed(packed(12, 16_384, longest, (32, 8), Mask::Causal)).1.order();
+        let order = |section| Order::LongestFirst { section, longest: Longest::Last };
+        assert_eq!([4096, 512, 64].map(section), [order(4), order(16), order(32)]);
+        // A section divides all heads.
+        let (_, odd) = listed(packed(12, 16_384, 512, (28, 7), Mask::Causal));
+        assert_eq!(odd.order(), order(28));
+        // The tile is that of the longest sequence, as far as it is known.
+        let short = listed(packed(300, 16_384, 60, (32, 8), Mask::Causal)).0;
+        assert_eq!((short.tile_m, listed(packed(300, 16_384, 4000, (32, 8), Mask::Causal)).0), (64, tile));
+
+        const SHAPE: Shape = Shape { batch: 3, seqlen: 64, heads: 4, head_dim: 64 };
+        let dense = ProblemSpec::dense(Dtype::F16, SHAPE, SHAPE);
+        let (_, used) = listed(dense.clone().seqs_k(Sequences::dense(3, SHAPE.seqlen).used()));
+        assert_eq!(used.rows().map(|rows| rows.batch), [SHAPE.seqlen as u32; 3]);
+        let (_, one) = listed(packed(1, 0, 0, (2, 1), Mask::None));
+        assert_eq!(one.grid(), 0);
+    }
+
+    #[test]
+    fn what_no_table_serves_is_refused() {
+        let with = |spec: ProblemSpec, options: PlanOptions| {
+            Plan::with(&spec.validate().unwrap(), &H100, &options).unwrap_err()
+        };
+        let spec = || packed(3, 1000, 500, (32, 8), Mask::Causal);
+        let options = PlanOptions::default;
+        let scheduler = Scheduler::OneTile;
+        assert_eq!(with(spec(), options().scheduler(scheduler)), PlanError::ListedScheduler { scheduler });
+        assert_eq!(with(spec(), options().clusters(true)), PlanError::ListedClusters);
+        for (section, longest) in [(3, Longest::Last), (4, Longest::First)] {
+            let order = Order::LongestFirst { section, longest };
+            assert_eq!(with(spec(), options().order(order)), PlanError::ListedOrder { order, heads: 32 });
+        }
+        let shape = Shape { batch: 2, seqlen: 300, heads: 2, head_dim: 64 };
+        let used = |spec: ProblemSpec| spec.seqs_k(Sequences::dense(2, 300).used());
+        let e4m3 = || used(ProblemSpec::dense(Dtype::E4m3, shape, shape));
+        let scales = Granularity::Channel;
+        assert_eq!(with(e4m3().v_channels(), options()), PlanError::ListedScales { scales });
+        assert_eq!(with(e4m3().transposed_v(), options()), PlanError::ListedTransposedV);
+        assert_eq!(e4m3().validate().unwrap().v_layout(), ValueLayout::Rows);
+        let mut apart = used(ProblemSpec::dense(Dtype::F16, shape, shape));
+        apart.k.strides = Strides { batch: 300 * 128 + 8, ..apart.k.strides };
+        let source = NotInRows::Stride { batch: 300 * 128 + 8, row: 128 };
+        assert_eq!(with(apart, options()), PlanError::ListedRows { tensor: TensorName::K, source });
+        let tiles = with(packed(1 << 20, 1 << 20, 1, (32, 8), Mask::None), options());
+        assert!(matches!(tiles, PlanError::Tiles(TooManyTiles { .. })), "{tiles}");
+    }
+}
