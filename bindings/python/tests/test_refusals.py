@@ -280,7 +280,7 @@ def test_what_is_exported_takes_other_lengths():
 
 
 def test_bad_gradients_are_refused_everywhere():
-    """The operator is called by autograd with none of them."""
+    """Bad gradients are those of the operator: autograd calls it with none of them."""
     x, lse = X, shape(2, 4, 16, dtype=F32)
     names = ("dout", "q", "k", "v", "o", "lse", "dlse")
     good = dict(zip(names, (x, x, x, x, x, lse, lse)))

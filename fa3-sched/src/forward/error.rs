@@ -42,6 +42,8 @@ pub enum PlanError {
     ListedOrder { order: Order, heads: u32 },
     #[error("packed sequences, and such in part, take scales of heads, not of a {scales}")]
     ListedScales { scales: Granularity },
+    #[error("{rows} rows of e4m3 belong to no sequence, and there is none")]
+    ListedNothing { rows: usize },
     #[error("packed sequences, and such in part, take V in rows, which is transposed in the kernel")]
     ListedTransposedV,
     #[error("the forward kernels take {tensor} of sequences in part with {source}")]
@@ -71,6 +73,7 @@ impl PlanError {
             | PlanError::ListedScheduler { .. }
             | PlanError::ListedClusters
             | PlanError::ListedOrder { .. }
+            | PlanError::ListedNothing { .. }
             | PlanError::ListedTransposedV
             | PlanError::Table(_)
             | PlanError::Tile(_)

@@ -48,6 +48,10 @@ impl Listed {
         if tile.precision.is_fp8() && !tile.precision.transposes_v() {
             return Err(PlanError::ListedTransposedV);
         }
+        if tile.precision.is_fp8() && problem.batch() == 0 && problem.q().extent().0 > 0 {
+            // Rows of O would be written in scales of a sequence that is not there.
+            return Err(PlanError::ListedNothing { rows: problem.q().shape.seqlen });
+        }
         let sides = [(problem.seqs_q(), problem.q()), (problem.seqs_k(), problem.k())];
         let sides = sides.map(|(sequences, tensor)| Side::of(sequences, tensor.shape.seqlen));
         let table = packed::Plan::new(problem.batch(), sides, [tile.tile_m, tile.tile_n], problem.mask())?;
@@ -202,6 +206,10 @@ mod tests {
         assert_eq!(with(e4m3().v_channels(), options()), PlanError::ListedScales { scales });
         assert_eq!(with(e4m3().transposed_v(), options()), PlanError::ListedTransposedV);
         assert_eq!(e4m3().validate().unwrap().v_layout(), ValueLayout::Rows);
+        let nothing = Sequences::packed(0);
+        let one = Shape { batch: 1, ..shape };
+        let nothing = ProblemSpec::dense(Dtype::E4m3, one, one).seqs_q(nothing).seqs_k(nothing);
+        assert_eq!(with(nothing, options()), PlanError::ListedNothing { rows: 300 });
         let mut apart = used(ProblemSpec::dense(Dtype::F16, shape, shape));
         apart.k.strides = Strides { batch: 300 * 128 + 8, ..apart.k.strides };
         let source = NotInRows::Stride { batch: 300 * 128 + 8, row: 128 };
