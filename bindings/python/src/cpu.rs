@@ -61,8 +61,8 @@ fn contiguous(mut spec: ProblemSpec) -> ProblemSpec {
 /// The call makes no sense, or an address does not.
 pub(crate) fn forward(call: &Call, at: &At) -> Result<(), Error> {
     let (problem, spec, memory) = (problem(call)?, call.spec()?, Memory::new(at));
-    // SAFETY: the Python sources take the addresses from tensors of the call's dtypes and lengths, which they hold until
-    // the call is over. That nobody writes to them meanwhile is up to the caller, as with torch's own operators.
+    // SAFETY: the Python sources take the addresses from lists of as many numbers as the call says, which they hold
+    // until it is over. That nobody writes to them meanwhile is up to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
     let lists = unsafe { Lists::of(&spec, &memory) }?;
     match problem.dtype() {

@@ -1,8 +1,8 @@
 //! Hints of how many rows there are.
 //!
-//! A plan depends on a hint only roughly, so that only its leading bits are told: calls whose longest sequences are about
-//! as long share a plan. Tiles are for up to so many rows of Q, or from so many keys on. So the one is rounded up and the
-//! other one down, and neither passes such a limit that has leading bits alone.
+//! A plan is told only the leading bits of a hint, so that calls whose longest sequences are about as long share one.
+//! Tiles are for up to so many rows of Q, or from so many keys on. So rows of Q are rounded up and keys down, and
+//! neither passes such a limit, if that has leading bits alone.
 
 /// Bits that are told.
 const BITS: u32 = 3;

@@ -79,12 +79,12 @@ mod _fa3 {
     /// lies transposed; None, or how many rows of q share a scale, as 128 of k and v do; None, or the dtype of o.
     /// Scales of blocks are (batch, heads, blocks).
     ///
-    /// packed is None, or (sequences, cu_seqlens, seqused, longest): tensors have a batch of 1, in which so many sequences
-    /// lie one after the other. The others are pairs, of q and of k and v. cu_seqlens are addresses of contiguous tensors
-    /// of int32, (sequences + 1,): sequence i is rows cu_seqlens[i] .. cu_seqlens[i + 1]. seqused are addresses of such
-    /// tensors, (sequences,), that say how many of its rows are in use, or None where all are. longest are the rows of
-    /// the longest sequences, or None: they decide how the call is computed, and change no result beyond its rounding.
-    /// The lists are read where the call is computed, and only there.
+    /// packed is None, or (sequences, cu_seqlens, seqused, longest): tensors have a batch of 1, in which so many
+    /// sequences lie one after the other. The others are pairs, of q and of k and v. cu_seqlens are addresses of
+    /// contiguous tensors of int32, (sequences + 1,): sequence i is rows cu_seqlens[i] .. cu_seqlens[i + 1]. seqused
+    /// are addresses of such tensors, (sequences,), that say how many of its rows are in use, or None where all are.
+    /// longest are the rows of the longest sequences, or None: they decide how the call is computed, and change no
+    /// result beyond its rounding. The lists are read where the call is computed, and only there.
     ///
     /// allocate(bytes, zeros) makes a workspace where the stream has none that is kept, as where V is transposed into
     /// it, or while it is captured into a graph. The result is (address, owner): the address of so many bytes, a

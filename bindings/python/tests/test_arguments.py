@@ -87,7 +87,7 @@ def test_integers(function, name):
 
 
 def test_hints():
-    """Of what the call would wait for they are none; of what is wrong, they are refused."""
+    """There is none where the call would wait for it. Wrong ones are refused."""
     for given in (None, torch.tensor(5, device="meta"), torch.nn.Parameter(torch.tensor(5), requires_grad=False)):
         assert arguments.hint("max_seqlen_q", given) is None
     for given in (5, torch.tensor(5), torch.tensor(5, dtype=torch.uint8)):

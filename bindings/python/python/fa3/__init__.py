@@ -3,7 +3,8 @@
     O = softmax(mask(cap(softmax_scale * Q K^T))) V        LSE = ln sum_k exp(score)
 
 `flash_attn_func` and `flash_attn_qkvpacked_func` take torch tensors on a Hopper GPU or on the CPU, and are
-differentiable. `flash_attn_varlen_func` takes sequences of many lengths, packed into one tensor; it has no gradients yet.
+differentiable. `flash_attn_varlen_func` takes sequences of many lengths, packed into one tensor, and has no gradients
+yet.
 `flash_attn_fp8_func` takes float16 and bfloat16 tensors, and computes in 8 bits, without gradients. `quantize` makes
 float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and
 a random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for
