@@ -96,10 +96,11 @@ impl<'k> Writer<'k> {
         let k = SideRows::k(params).of_sequence(b, read, is_there);
         let record = Record::new(q, k, params.cut.blocks(q.rows), sequence);
         let cost = params.cut.cost(Lens { q: q.len, k: k.len });
-        let place = self.places.of(sort_key(cost, b.tid()), record.blocks.min(params.capacity));
-        let first_block = (begin + place.before).min(params.capacity);
+        // So many that their sum fits 32 bits.
+        let blocks = record.blocks.min(params.capacity);
+        let place = self.places.of(sort_key(cost, b.tid()), blocks);
+        let [first_block, end] = self.firsts.number(place, blocks, [begin, params.capacity]);
         let record = record.placed(first_block, params.capacity);
-        let end = self.firsts.store(place.rank, [first_block, first_block + record.blocks]);
         self.store_record(is_there, first + place.rank, &record);
         self.fill(begin, end, |block| first + self.firsts.search(block));
         end

@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 
-use super::places::halves;
+use super::places::{Place, halves};
 
 /// Shared memory for the first row block of the sequence of each rank, and one past the last block of all.
 pub(super) struct Firsts<'k> {
@@ -18,14 +18,23 @@ impl<'k> Firsts<'k> {
         Firsts { builder: b, threads, firsts: b.region("first blocks", 4 * (threads + 1), 16) }
     }
 
-    /// Stores that the row blocks of this thread's sequence are `first .. end`. Gives one past the last of all.
+    /// Puts the row blocks of all threads' sequences one behind the other by their places, the first at number `begin`,
+    /// none at `capacity` or behind it. Gives the first one of this thread's, and one past the last of all.
     #[track_caller]
-    pub(super) fn store(&self, rank: V<'k, B32>, [first, end]: [V<'k, B32>; 2]) -> V<'k, B32> {
-        let (b, last) = (self.builder, self.firsts.at(4 * self.threads as i32));
-        b.store(rank.mad(4, b.address(self.firsts)), first);
-        b.guarded(rank.eq(self.threads - 1), || b.store(last, end));
+    pub(super) fn number(
+        &self,
+        Place { rank, before }: Place<'k>,
+        blocks: V<'k, B32>,
+        [begin, capacity]: [V<'k, B32>; 2],
+    ) -> [V<'k, B32>; 2] {
+        let (b, end) = (self.builder, self.firsts.at(4 * self.threads as i32));
+        let first = begin + before;
+        let own = first.min(capacity);
+        b.store(rank.mad(4, b.address(self.firsts)), own);
+        let after = first + blocks;
+        b.guarded(rank.eq(self.threads - 1), || b.store(end, after));
         b.sync_cta();
-        b.load(last)
+        [own, b.load::<B32>(end).min(capacity)]
     }
 
     /// The rank of the sequence that has row block `block`.
@@ -33,7 +42,7 @@ impl<'k> Firsts<'k> {
     pub(super) fn search(&self, block: V<'k, B32>) -> V<'k, B32> {
         let b = self.builder;
         let first = b.address(self.firsts);
-        // The last one that does not begin behind it. Sequences without blocks come before the one that begins with them.
+        // The last one that does not begin behind it. Those without blocks come before the one that begins with them.
         let at = halves(self.threads).fold(first, |at, step| {
             let begins = b.load::<B32>(at.at(4 * step as i32));
             begins.le(block).select(at + 4 * step, at)

@@ -86,8 +86,8 @@ impl<'k> Places<'k> {
             b.store(at.mad(4, b.address(order.sums)), place.before + blocks);
             b.sync_cta();
             // The others of those that become one with the own run.
-            let others = (1..runs).map(|other| self.in_sorted(order, key, start ^ (other * run), run));
-            place = others.fold(place, Place::and);
+            let others: Vec<_> = (1..runs).map(|other| start ^ (other * run)).collect();
+            place = self.in_sorted(order, key, &others, run).into_iter().fold(place, Place::and);
             run *= runs;
             start = start & !(run - 1);
         }
@@ -117,23 +117,34 @@ impl<'k> Places<'k> {
         place
     }
 
-    /// The place in a run of `run` sorted keys, the largest first, that begins at place `start`.
+    /// The places in runs of `run` sorted keys, the largest first, that begin at places `starts`.
     #[track_caller]
-    fn in_sorted(&self, order: Order, key: V<'k, B32>, start: V<'k, B32>, run: u32) -> Place<'k> {
+    fn in_sorted(&self, order: Order, key: V<'k, B32>, starts: &[V<'k, B32>], run: u32) -> Vec<Place<'k>> {
         let b = self.builder;
-        let first = (start + (start >> 5)).mad(4, b.address(order.keys));
         let is_larger = |at: SharedAddr| b.load::<B32>(at).gt(key);
-        // Those before `at` are larger, by as many as are in question.
-        let at = halves(run).fold(first, |at, step| {
-            let last = at.at(4 * padded(step - 1) as i32);
-            is_larger(last).select(at + 4 * padded(step), at)
+        let address = |&start: &V<'k, B32>| (start + (start >> 5)).mad(4, b.address(order.keys));
+        let firsts: Vec<_> = starts.iter().map(address).collect();
+        // Keys before these addresses are larger, by as many as are in question. No search waits for another.
+        let mut ends = firsts.clone();
+        for step in halves(run) {
+            let last = |end: &V<'k, B32>| is_larger(end.at(4 * padded(step - 1) as i32));
+            let are_larger: Vec<_> = ends.iter().map(last).collect();
+            for (end, are_larger) in ends.iter_mut().zip(are_larger) {
+                *end = are_larger.select(*end + 4 * padded(step), *end);
+            }
+        }
+        let ranks = firsts.into_iter().zip(ends).map(|(first, end)| {
+            let of_33 = FastDiv::new(33).map(|number| b.value(number));
+            let words = (end - first) >> 2;
+            words - of_33.quotient(words) + is_larger(end.at(0)).select::<B32>(1, 0)
         });
-        let of_33 = FastDiv::new(33).map(|number| b.value(number));
-        let words = (at - first) >> 2;
-        let rank = words - of_33.quotient(words) + is_larger(at.at(0)).select::<B32>(1, 0);
-        // The sum up to the last of them, if there is one.
-        let last = (start + rank.max(1)).mad(4, b.address(order.sums));
-        let sum = b.load::<B32>(last.at(-4));
-        Place { rank, before: rank.gt(0).select::<B32>(sum, 0) }
+        let ranks: Vec<_> = ranks.collect();
+        let places = starts.iter().zip(ranks).map(|(&start, rank)| {
+            // The sum up to the last of them, if there is one.
+            let last = (start + rank.max(1)).mad(4, b.address(order.sums));
+            let sum = b.load::<B32>(last.at(-4));
+            Place { rank, before: rank.gt(0).select::<B32>(sum, 0) }
+        });
+        places.collect()
     }
 }

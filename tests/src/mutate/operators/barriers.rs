@@ -81,7 +81,7 @@ pub(super) const OPERATORS: &[Operator] = &[
     },
     Operator {
         name: "barrier after a store to shared memory: deleted",
-        rules: &[Rule::Race],
+        rules: &[Rule::Race, Rule::Lanes],
         sites: |kernel| deleted(syncs_of_stores(kernel)),
         ..NOTHING
     },
