@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from host_time import microseconds
 
-from fa3 import flash_attn_func, flash_attn_qkvpacked_func
+from fa3 import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
 
 pytestmark = pytest.mark.hopper
 
@@ -147,6 +147,7 @@ def test_a_margin_leaves_sms_to_others(randn, tmp_path):
 def test_host_time_of_a_repeated_call(randn):
     q, k, v = (randn(1, 128, 4, 128) for _ in "qkv")
     long = [randn(2, 640, 8, 128) for _ in "qkv"]
+    packed, ends = [x[0] for x in (q, k, v)], torch.tensor([0, 40, 128], dtype=torch.int32, device="cuda")
     first = time.perf_counter()
     flash_attn_func(q, k, v, causal=True)
     print(f"\nfirst call of this process with these shapes: {(time.perf_counter() - first) * 1e3:.1f} ms")
@@ -156,6 +157,7 @@ def test_host_time_of_a_repeated_call(randn):
         "flash_attn_func, causal": lambda: flash_attn_func(q, k, v, causal=True),
         "flash_attn_func, causal, dynamic": lambda: flash_attn_func(*long, causal=True),
         "flash_attn_func, with LSE": lambda: flash_attn_func(q, k, v, return_attn_probs=True),
+        "flash_attn_varlen_func": lambda: flash_attn_varlen_func(*packed, ends, ends, 88, 88),
         "torch.ops.fa3.forward": lambda: torch.ops.fa3.forward(q, k, v, None, -1, 0, 0.0, 0),
     }
     for name, function in times.items():
