@@ -20,6 +20,7 @@ import fp8
 import gradients
 import implementations
 import measure
+import packed
 import ratios
 import settings
 import sustained
@@ -450,3 +451,40 @@ def test_a_chart_has_every_setting_once():
         panel = panels[cell.causal, cell.head_dim]
         assert panel["ours"][cell.seqlen] == cell.tflops(1.0) == 2 * panel["fa3"][cell.seqlen]
         assert "fa2" not in panel and panel["cudnn"] == {}
+
+
+def test_cells_of_packed_sequences_are_the_ones_that_options_name(tmp_path, capsys):
+    every = packed.cells(packed.parse([]))
+    assert len(every) == 4 * 7 * 2 and {cell.causal for cell in every} == {False, True}
+    assert all(15_000 < sum(cell.lengths) < 30_000 for cell in every)
+    lengths = tmp_path / "mine.txt"
+    lengths.write_text("3 5\n4\n")
+    words = ["--lengths", str(lengths), "--head-dim", "64", "--heads", "4", "2", "--causal", "1"]
+    (cell,) = packed.cells(packed.parse(words))
+    assert (cell.lengths, cell.heads, cell.heads_kv, cell.mix) == ((3, 5, 4), 4, 2, "mine.txt")
+    # Two products of 2 · 64 operations for each visible score of four heads, in a millisecond.
+    assert cell.tflops(1.0) == pytest.approx(4 * 64 * 4 * (9 + 25 + 16) / 2 / 1e9)
+    for words in (["--heads", "4", "2"], ["--lengths", str(lengths), "--mix", "odd"]):
+        with pytest.raises(SystemExit):
+            packed.parse(words)
+    assert "give both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_errors_of_packed_sequences_are_those_of_the_longest_and_the_shortest(causal):
+    cell = packed.Cell(16, 4, 2, "mine", (30, 0, 7, 50), causal)
+    q, k, v = (torch.randn(87, heads, 16) for heads in (4, 2, 2))
+    right = torch.zeros(87, 4, 16)
+    begin = 0
+    for length in cell.lengths:
+        rows = slice(begin, begin + length)
+        for head in range(4 if length else 0):
+            right[rows, head] = packed.exact(q[rows, head], k[rows, head // 2], v[rows, head // 2], causal)
+        begin += length
+    wrong = right.clone()
+    wrong[30:37, 3] *= 2
+    nan = right.clone()
+    nan[30, 3, 0] = float("nan")
+    functions = {"right": lambda: right, "wrong": lambda: wrong, "nan": lambda: nan}
+    found = packed.errors(cell, functions, q, k, v)
+    assert found["right"] < 1e-6 and found["wrong"] == pytest.approx(1) and not found["nan"] < packed.WRONG

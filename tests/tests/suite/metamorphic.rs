@@ -242,7 +242,7 @@ fn a_nan_in_v_reaches_every_row_that_sees_it() {
 fn strides_do_not_matter_on_the_cpu() {
     use fa3::{Attention, Device};
     let shape = fa3_types::Shape { batch: 2, seqlen: 140, heads: 2, head_dim: 32 };
-    let problem = fa3_types::ProblemSpec::dense(Dtype::F32, shape, shape).causal().known().unwrap();
+    let problem = ProblemSpec::dense(Dtype::F32, shape, shape).causal().known().unwrap();
     let Values { q, k, v, .. } = Values::new(&problem, Dist::Normal, Poison::None, 5);
     let [q_t, k_t, v_t] =
         [&q, &k, &v].map(|x| x.view().permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned());
