@@ -66,7 +66,7 @@ impl Listed {
             // Within a sequence, tiles of a group of heads come one after the other.
             Some(Order::Linear) => problem.heads().group_size() as u32,
             Some(Order::LongestFirst { section, longest: given })
-                if given == longest && heads % section == 0 =>
+                if given == longest && heads.is_multiple_of(section) =>
             {
                 section
             }
@@ -132,7 +132,7 @@ fn section(problem: &Problem, tile_m: u32, sms: u32) -> u32 {
     let wanted = sms.div_ceil(2).div_ceil(head_tiles);
     (1..=heads / group)
         .map(|kv| kv * group)
-        .find(|&section| section >= wanted && heads % section == 0)
+        .find(|&section| section >= wanted && heads.is_multiple_of(section))
         .unwrap_or(heads)
 }
 
@@ -166,10 +166,10 @@ mod tests {
         let (tile, plan) = listed(packed(12, 16_384, 4096, (32, 8), Mask::Causal));
         assert_eq!((plan.grid(), plan.table().count()), (132, 12));
         assert_eq!(plan.table().capacity(), 16_384 / tile.tile_m + 12 + 1);
-        // 22 or 32 tiles a head: one group of heads has more than enough. Short sequences take several.
+        // 32, 8 and 1 tiles a head, for half of 132 SMs: groups of four heads are added until there are enough.
         let section = |longest| listed(packed(12, 16_384, longest, (32, 8), Mask::Causal)).1.order();
         let order = |section| Order::LongestFirst { section, longest: Longest::Last };
-        assert_eq!([4096, 512, 64].map(section), [order(4), order(16), order(32)]);
+        assert_eq!([4096, 1024, 64].map(section), [order(4), order(16), order(32)]);
         // A section divides all heads.
         let (_, odd) = listed(packed(12, 16_384, 512, (28, 7), Mask::Causal));
         assert_eq!(odd.order(), order(28));
