@@ -20,9 +20,9 @@ use crate::{Order, Scheduler};
 #[non_exhaustive]
 pub struct PlanOptions {
     /// The tile. It must be large enough for the problem's head dimensions. One for V that is transposed has a kernel
-    /// transpose V in rows before ([`Numbered::v_tiles`](super::Numbered::v_tiles)), one for V in rows has not. The tile
-    /// decides the order of sums: with a given tile, a row's result does not depend on the lengths of the batch's other
-    /// rows.
+    /// transpose V in rows before ([`Numbered::v_tiles`](super::Numbered::v_tiles)), one for V in rows has not. The
+    /// tile decides the order of sums: with a given tile, a row's result does not depend on the lengths of the batch's
+    /// other rows.
     pub tile: Option<CtaTile>,
     /// The order of tiles.
     pub order: Option<Order>,
