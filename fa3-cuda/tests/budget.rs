@@ -1,7 +1,7 @@
 //! The shared memory that tiles are budgeted, against the kernels.
 
 use fa3_cuda::kernels::KernelSpec;
-use fa3_cuda::kernels::fwd::{FwdSpec, Sequences};
+use fa3_cuda::kernels::fwd::{FwdSpec, SequenceForm};
 use fa3_ir::Elem;
 use fa3_sched::forward::{Loads, Precision, SMEM_RESERVE, TileRow};
 use fa3_sched::{Longest, Order, Scheduler};
@@ -37,10 +37,10 @@ fn shared_memory_is_what_the_kernels_declare() {
                     order,
                     scheduler,
                     cluster: 1,
-                    sequences: Sequences::Equal,
+                    sequences: SequenceForm::Equal,
                 };
                 let takes_listed = loads == Loads::Producer && scheduler == Scheduler::DynamicPersistent;
-                let listed = takes_listed.then_some(FwdSpec { sequences: Sequences::Listed, ..spec });
+                let listed = takes_listed.then_some(FwdSpec { sequences: SequenceForm::Listed, ..spec });
                 for spec in [spec].into_iter().chain(listed) {
                     let (needed, budget) = (spec.kernel().smem.bytes(), tile.smem().total());
                     assert!(needed <= budget, "{tile}, {scheduler}: {needed} bytes, not {budget}");

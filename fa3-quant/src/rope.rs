@@ -1,6 +1,6 @@
 //! Rotary position embedding (Su et al., arXiv 2104.09864).
 
-use fa3_types::{RopeStyle, turn};
+use fa3_types::{RopeStyle, rotate};
 use ndarray::Array2;
 
 use crate::QuantError;
@@ -132,7 +132,7 @@ fn turn_pair(style: RopeStyle, row: &mut [f32], (pair, pairs): (usize, usize), c
         RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),
         RopeStyle::HalfSplit => (pair, pair + pairs),
     };
-    [row[first], row[second]] = turn([row[first], row[second]], cos, sin);
+    [row[first], row[second]] = rotate([row[first], row[second]], cos, sin);
 }
 
 #[cfg(test)]

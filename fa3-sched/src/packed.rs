@@ -11,24 +11,24 @@
 //! A row block is `tile_m` rows of a sequence, of all heads. A tile is a row block of one head. [`locate`] finds a tile
 //! by its number with two loads that depend on each other, whatever the number of sequences.
 //!
-//! A [`Plan`] is made without lengths. What host and kernel make of them is one function for both: [`SequenceRows`] are
+//! A [`Plan`] is made without lengths. What host and kernel make of them is one function for both: [`ClampedRows`] are
 //! the rows of a sequence, a [`Cut`] says its row blocks and its cost, [`sort_key`] the order. [`Plan::table`] is the
 //! table as plain code, which judges the kernel's.
 
+mod clamped_rows;
 mod cut;
 mod locate;
 mod memory_rows;
 mod plan;
 mod record;
-mod sequence_rows;
 mod table;
 
+pub use clamped_rows::ClampedRows;
 pub use cut::{Cut, sort_key};
 pub use locate::{Located, Sections, locate};
 pub use memory_rows::{MemoryRows, NotInRows};
 pub use plan::{Arrays, Plan, PlanError, Side};
 pub use record::Record;
-pub use sequence_rows::SequenceRows;
 pub use table::{Values, ValuesError};
 
 /// Words before the first record. The first one is the number of row blocks.

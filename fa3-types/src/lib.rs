@@ -64,7 +64,7 @@ pub use problem::Problem;
 pub use quantize::{
     CHANNEL_GROUPS, CHANNEL_ROWS, QuantizeProblem, QuantizeProblemError, QuantizeSpec, Scaling, Signs,
 };
-pub use rotary::{Positions, RopeStyle, Rotary, turn};
+pub use rotary::{Positions, RopeStyle, Rotary, rotate};
 pub use score::{SoftCap, SoftmaxScale, softcap};
 pub use sequence_rows::SequenceRows;
 pub use sequences::Sequences;

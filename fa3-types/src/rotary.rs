@@ -2,12 +2,12 @@
 
 use crate::Real;
 
-/// A pair turned by an angle: a product, rounded, and its sum with the other, rounded once.
+/// Rotates a pair by an angle: a product, rounded, and its sum with the other, rounded once.
 ///
 /// ```text
 /// (x, y) → (x cos − y sin, x sin + y cos)
 /// ```
-pub fn turn<T: Real>([x, y]: [T; 2], cos: T, sin: T) -> [T; 2] {
+pub fn rotate<T: Real>([x, y]: [T; 2], cos: T, sin: T) -> [T; 2] {
     [x.fma(cos, -(y * sin)), x.fma(sin, y * cos)]
 }
 

@@ -36,7 +36,7 @@ mod two_levels;
 mod listed_tests;
 
 pub use program::{buffers, program};
-pub use spec::{FwdSpec, Sequences};
+pub use spec::{FwdSpec, SequenceForm};
 
 use fa3_ir::lang::*;
 use fa3_sched::Lens;

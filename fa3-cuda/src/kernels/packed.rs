@@ -18,7 +18,7 @@ mod spec;
 
 use fa3_ir::lang::*;
 use fa3_sched::Lens;
-use fa3_sched::packed::{CHUNK, HEADER, Record, SequenceRows, sort_key};
+use fa3_sched::packed::{CHUNK, ClampedRows, HEADER, Record, sort_key};
 
 use self::firsts::Firsts;
 use self::params::Params;
@@ -71,8 +71,8 @@ impl<'k> Writer<'k> {
         b.for_each((0, count), self.threads, |first| blocks.set(self.chunk(first, blocks.get())));
 
         let of_sequences = blocks.get();
-        let nothing = SequenceRows::dense(b.value(0));
-        let behind = end.map_or(nothing, |end| SequenceRows::behind(end, self.params.rows_q));
+        let nothing = ClampedRows::dense(b.value(0));
+        let behind = end.map_or(nothing, |end| ClampedRows::behind(end, self.params.rows_q));
         let behind = Record::new(behind, nothing, self.params.cut.blocks(behind.rows), count)
             .placed(of_sequences, self.params.capacity);
         let all = of_sequences + behind.blocks;

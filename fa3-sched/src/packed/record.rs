@@ -1,6 +1,6 @@
 //! A sequence, as the table has it.
 
-use super::SequenceRows;
+use super::ClampedRows;
 use crate::Int;
 
 /// Rows and keys of a sequence, and its row blocks. All numbers are below 2³¹ and lie within the tensors, whatever
@@ -27,7 +27,7 @@ pub struct Record<T> {
 
 impl<T: Int> Record<T> {
     /// The record of a sequence of these rows, which are `blocks` row blocks. No others come before them.
-    pub fn new(q: SequenceRows<T>, k: SequenceRows<T>, blocks: T, sequence: T) -> Record<T> {
+    pub fn new(q: ClampedRows<T>, k: ClampedRows<T>, blocks: T, sequence: T) -> Record<T> {
         Record {
             q_row: q.row,
             q_rows: q.rows,

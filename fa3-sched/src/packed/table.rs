@@ -1,6 +1,6 @@
 //! The table as plain code: what the kernel that writes it must write.
 
-use super::{Arrays, CHUNK, HEADER, Plan, Record, SequenceRows, Side};
+use super::{Arrays, CHUNK, ClampedRows, HEADER, Plan, Record, Side};
 use crate::Lens;
 
 /// The contents of the arrays of lengths. Those that a plan does not have are empty.
@@ -75,10 +75,10 @@ impl Plan {
     /// The record of the rows of Q behind all sequences, not yet at its place.
     fn behind(&self, values: &Values<'_>) -> Record<u32> {
         let q = match values.cu_seqlens_q.last() {
-            Some(end) => SequenceRows::behind(end.cast_unsigned(), self.q().rows as u32),
-            None => SequenceRows::dense(0),
+            Some(end) => ClampedRows::behind(end.cast_unsigned(), self.q().rows as u32),
+            None => ClampedRows::dense(0),
         };
-        Record::new(q, SequenceRows::dense(0), self.cut().blocks(q.rows), self.count())
+        Record::new(q, ClampedRows::dense(0), self.cut().blocks(q.rows), self.count())
     }
 
     fn check(&self, values: &Values<'_>) -> Result<(), ValuesError> {
@@ -100,12 +100,12 @@ impl Plan {
 }
 
 /// The rows of sequence `i`.
-fn rows_of(side: Side, cu_seqlens: &[i32], seqused: &[i32], i: usize) -> SequenceRows<u32> {
+fn rows_of(side: Side, cu_seqlens: &[i32], seqused: &[i32], i: usize) -> ClampedRows<u32> {
     let total = side.rows as u32;
     let rows = if side.arrays.cu_seqlens {
-        SequenceRows::packed([cu_seqlens[i], cu_seqlens[i + 1]].map(i32::cast_unsigned), total)
+        ClampedRows::packed([cu_seqlens[i], cu_seqlens[i + 1]].map(i32::cast_unsigned), total)
     } else {
-        SequenceRows::dense(total)
+        ClampedRows::dense(total)
     };
     if side.arrays.seqused { rows.used(seqused[i].cast_unsigned()) } else { rows }
 }

@@ -141,7 +141,7 @@ fn overlap(
 
 #[cfg(test)]
 mod tests {
-    use fa3_cuda::kernels::fwd::Sequences;
+    use fa3_cuda::kernels::fwd::SequenceForm;
     use fa3_ir::Elem;
     use fa3_sched::forward::TileRow;
     use fa3_sched::{Order, Scheduler};
@@ -163,7 +163,7 @@ mod tests {
             order: Order::Linear,
             scheduler: Scheduler::StaticPersistent,
             cluster: 1,
-            sequences: Sequences::Equal,
+            sequences: SequenceForm::Equal,
         }
     }
 

@@ -7,7 +7,7 @@ use fa3_types::{Dtype, Problem, TensorDesc, ValueLayout};
 
 use super::descales::Descales;
 use super::program::buffers;
-use super::{FwdSpec, Sequences};
+use super::{FwdSpec, SequenceForm};
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::lookup::Lookup;
@@ -60,8 +60,8 @@ impl Params<Form> {
         let tensor = |rows, cols| {
             let tile = TileShape::new(spec.elem, rows, cols);
             match spec.sequences {
-                Sequences::Equal => TensorForm { tile, rank: 4, rows: 2 },
-                Sequences::Listed => rows_view::form(tile),
+                SequenceForm::Equal => TensorForm { tile, rank: 4, rows: 2 },
+                SequenceForm::Listed => rows_view::form(tile),
             }
         };
         // What a CTA loads of a block.
@@ -81,8 +81,8 @@ impl Params<Form> {
             scale_log2: (),
             into_cap: spec.softcap.then_some(()),
             lookup: match spec.sequences {
-                Sequences::Equal => Lookup::Equal(Geometry::form(spec.order, spec.mask)),
-                Sequences::Listed => {
+                SequenceForm::Equal => Lookup::Equal(Geometry::form(spec.order, spec.mask)),
+                SequenceForm::Listed => {
                     Lookup::Listed { table: Table::form(spec.longest(), spec.mask), ticket: Elem::U32 }
                 }
             },

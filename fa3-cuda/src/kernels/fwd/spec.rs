@@ -31,12 +31,12 @@ pub struct FwdSpec {
     /// CTAs of a cluster, which load K and V for each other.
     pub cluster: u32,
     /// The place where lengths of sequences are known.
-    pub sequences: Sequences,
+    pub sequences: SequenceForm,
 }
 
 /// The place where lengths of sequences are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Sequences {
+pub enum SequenceForm {
     /// All are of one length, which is an argument.
     Equal,
     /// Where each begins and how long it is, is in a table in the device's memory ([`fa3_sched::packed`]): packed
@@ -60,8 +60,8 @@ impl FwdSpec {
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),
             sequences: match plan.way() {
-                Way::Numbered(_) => Sequences::Equal,
-                Way::Listed(_) => Sequences::Listed,
+                Way::Numbered(_) => SequenceForm::Equal,
+                Way::Listed(_) => SequenceForm::Listed,
             },
         }
     }
@@ -70,7 +70,7 @@ impl FwdSpec {
 impl FwdSpec {
     /// Whether sequences are listed in a table.
     pub(super) fn is_listed(&self) -> bool {
-        self.sequences == Sequences::Listed
+        self.sequences == SequenceForm::Listed
     }
 
     /// Whether CTAs draw numbers of tiles, which say all of them.

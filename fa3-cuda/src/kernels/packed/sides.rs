@@ -1,7 +1,7 @@
 //! The rows of sequences on one side, Q or K and V, from the arrays of lengths.
 
 use fa3_ir::lang::*;
-use fa3_sched::packed::SequenceRows;
+use fa3_sched::packed::ClampedRows;
 
 use super::params::Params;
 use crate::kernels::params::InKernel;
@@ -32,14 +32,14 @@ impl<'k> SideRows<'k> {
         b: &'k Builder,
         sequence: V<'k, B32>,
         counts: V<'k, Pred>,
-    ) -> SequenceRows<V<'k, B32>> {
+    ) -> ClampedRows<V<'k, B32>> {
         let all = counts.select::<B32>(self.rows, 0);
         let rows = match self.cu_seqlens {
             Some(array) => {
                 let at = sequence.mad_wide(4, array);
-                SequenceRows::packed([b.load(at), b.load(at.at(4))], all)
+                ClampedRows::packed([b.load(at), b.load(at.at(4))], all)
             }
-            None => SequenceRows::dense(all),
+            None => ClampedRows::dense(all),
         };
         match self.seqused {
             Some(array) => rows.used(b.load(sequence.mad_wide(4, array))),

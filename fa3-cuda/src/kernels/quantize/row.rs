@@ -2,7 +2,7 @@
 
 use fa3_ir::lang::*;
 use fa3_sched::quantize::CHUNK;
-use fa3_types::{RopeStyle, turn};
+use fa3_types::{RopeStyle, rotate};
 
 use super::spec::Rotation;
 use crate::kernels::parts::unpack::unpacked;
@@ -48,7 +48,7 @@ impl<'k> Row<'k> {
                     for (index, angles) in angles.chunks_exact(WIDTH / 2).enumerate() {
                         x[index] = chunk(index);
                         for (pair, &[cos, sin]) in x[index].chunks_exact_mut(2).zip(angles) {
-                            [pair[0], pair[1]] = turn([pair[0], pair[1]], cos, sin);
+                            [pair[0], pair[1]] = rotate([pair[0], pair[1]], cos, sin);
                         }
                     }
                 }
@@ -57,7 +57,7 @@ impl<'k> Row<'k> {
                     for (index, angles) in angles.chunks_exact(WIDTH).enumerate() {
                         let (mut low, mut high) = (chunk(index), chunk(index + half));
                         for ((low, high), &[cos, sin]) in low.iter_mut().zip(&mut high).zip(angles) {
-                            [*low, *high] = turn([*low, *high], cos, sin);
+                            [*low, *high] = rotate([*low, *high], cos, sin);
                         }
                         (x[index], x[index + half]) = (low, high);
                     }

@@ -10,7 +10,7 @@ use fa3_sched::{DeviceLimits, Order, Scheduler};
 use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, ValueLayout};
 
 use super::{Shipped, scheduler_word, sides_word};
-use crate::kernels::fwd::{FwdSpec, Sequences as Known};
+use crate::kernels::fwd::{FwdSpec, SequenceForm};
 
 /// Tiles of so many heads are more than a GPU has SMs.
 const MANY_HEADS: usize = 400;
@@ -165,7 +165,7 @@ fn name(spec: &FwdSpec) -> String {
         (tile.loads == Loads::Consumers, "no-producer"),
         (mask != Mask::None && order == Order::Linear, "linear"),
         (cluster > 1, "clusters"),
-        (sequences == Known::Listed, "listed"),
+        (sequences == SequenceForm::Listed, "listed"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     words.join("/")

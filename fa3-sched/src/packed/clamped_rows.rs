@@ -4,7 +4,7 @@ use crate::Int;
 
 /// Rows of a sequence of Q, or of K and V. They lie in the tensor, whatever the lengths say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SequenceRows<T> {
+pub struct ClampedRows<T> {
     /// The first one: in a packed tensor, or 0 in a dense one.
     pub row: T,
     /// All of them.
@@ -13,28 +13,28 @@ pub struct SequenceRows<T> {
     pub len: T,
 }
 
-impl<T: Int> SequenceRows<T> {
+impl<T: Int> ClampedRows<T> {
     /// Rows `begin .. end` of a packed tensor of `total` < 2³¹ rows. Both are entries of `cu_seqlens`, signed.
-    pub fn packed([begin, end]: [T; 2], total: T) -> SequenceRows<T> {
+    pub fn packed([begin, end]: [T; 2], total: T) -> ClampedRows<T> {
         let row = not_negative(begin).at_most(total);
         let rows = not_negative(end).at_most(total).sub_sat(row);
-        SequenceRows { row, rows, len: rows }
+        ClampedRows { row, rows, len: rows }
     }
 
     /// All rows of a sequence of a dense tensor.
-    pub fn dense(seqlen: T) -> SequenceRows<T> {
-        SequenceRows { row: seqlen.lit(0), rows: seqlen, len: seqlen }
+    pub fn dense(seqlen: T) -> ClampedRows<T> {
+        ClampedRows { row: seqlen.lit(0), rows: seqlen, len: seqlen }
     }
 
     /// The rows of a packed tensor from the last entry of `cu_seqlens` on. They are no sequence's.
-    pub fn behind(end: T, total: T) -> SequenceRows<T> {
-        SequenceRows { len: total.lit(0), ..SequenceRows::packed([end, total], total) }
+    pub fn behind(end: T, total: T) -> ClampedRows<T> {
+        ClampedRows { len: total.lit(0), ..ClampedRows::packed([end, total], total) }
     }
 
     /// The same rows, of which only the first `used` take part. That is an entry of `seqused`, signed.
     #[must_use]
-    pub fn used(self, used: T) -> SequenceRows<T> {
-        SequenceRows { len: not_negative(used).at_most(self.rows), ..self }
+    pub fn used(self, used: T) -> ClampedRows<T> {
+        ClampedRows { len: not_negative(used).at_most(self.rows), ..self }
     }
 }
 
@@ -54,7 +54,7 @@ mod tests {
         prop_oneof![-2..12, any::<i32>(), Just(i32::MIN), Just(i32::MAX)]
     }
 
-    fn numbers<T>(rows: SequenceRows<T>) -> [T; 3] {
+    fn numbers<T>(rows: ClampedRows<T>) -> [T; 3] {
         [rows.row, rows.rows, rows.len]
     }
 
@@ -66,21 +66,21 @@ mod tests {
         ) {
             let word = |x: i32| Checked::from(x.cast_unsigned());
             let clamp = |x: i32, low: i64, high: i64| i64::from(x).max(low).min(high);
-            let expect = |rows: SequenceRows<Checked>, expected: [i64; 3]| {
+            let expect = |rows: ClampedRows<Checked>, expected: [i64; 3]| {
                 prop_assert_eq!(numbers(rows).map(|x| x.0 as i64), expected);
                 Ok(())
             };
             let all = i64::from(total);
             let row = clamp(begin, 0, all);
             let rows = clamp(end, row, all) - row;
-            let packed = SequenceRows::packed([word(begin), word(end)], word(total));
+            let packed = ClampedRows::packed([word(begin), word(end)], word(total));
             expect(packed, [row, rows, rows])?;
             expect(packed.used(word(used)), [row, rows, clamp(used, 0, rows)])?;
-            let dense = SequenceRows::dense(word(total));
+            let dense = ClampedRows::dense(word(total));
             expect(dense, [0, all, all])?;
             expect(dense.used(word(used)), [0, all, clamp(used, 0, all)])?;
             let last = clamp(end, 0, all);
-            expect(SequenceRows::behind(word(end), word(total)), [last, all - last, 0])?;
+            expect(ClampedRows::behind(word(end), word(total)), [last, all - last, 0])?;
         }
     }
 }
