@@ -1,6 +1,6 @@
 //! Tiles of sequences whose lengths only the device knows, found through a table in its memory.
 //!
-//! One kernel writes the table, and other kernels of the same and of later calls read it. It has 32-bit words:
+//! One kernel writes the table, and the attention kernel behind it reads it. It has 32-bit words:
 //!
 //! ```text
 //! header     [HEADER]                      row blocks, then zeros
