@@ -109,7 +109,7 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let lengths = Lengths::upload(device, &stream, problem)?;
     let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-    forward.run(&stream, lengths.of(tensors), &mut workspace)?;
+    forward.run(&stream, lengths.beside(tensors), &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }
@@ -140,11 +140,17 @@ pub(crate) fn fp8<T: Scalar>(
     Ok(Output::of(&codes, o, lse))
 }
 
-/// The arrays of lengths that a problem's programs take, on the device: `cu_seqlens` and `seqused` of Q and of K.
-struct Lengths([Option<DeviceBuffer>; 4]);
+/// The arrays of lengths that a problem's programs take, on the device: `cu_seqlens` and `seqused` of Q and of K, where
+/// sequences are packed or in use in part.
+#[derive(Debug)]
+pub struct Lengths([Option<DeviceBuffer>; 4]);
 
 impl Lengths {
-    fn upload(device: &Device, stream: &Stream, problem: &KnownProblem) -> Result<Lengths, HostError> {
+    /// Copies the lengths of a problem to the device, into memory of their own.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn upload(device: &Device, stream: &Stream, problem: &KnownProblem) -> Result<Lengths, HostError> {
         let array = |is_there: bool, values: Vec<i32>| {
             is_there.then(|| upload(device, stream, ArrayView1::from(&values))).transpose()
         };
@@ -157,8 +163,9 @@ impl Lengths {
         ]))
     }
 
-    /// The tensors, and these arrays.
-    fn of<'a>(&'a self, tensors: Tensors<'a>) -> Tensors<'a> {
+    /// Adds these arrays to the tensors of a call.
+    #[must_use]
+    pub fn beside<'a>(&'a self, tensors: Tensors<'a>) -> Tensors<'a> {
         let names = ["cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"];
         names.into_iter().zip(&self.0).fold(tensors, |all, (name, array)| all.input(name, array.as_ref()))
     }

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use fa3::cuda::{Backward, Device, Forward, OperationError, Tensors, Workspace};
+use fa3::cuda::{Backward, Device, Forward, Lengths, OperationError, Tensors, Workspace};
 use fa3::problem::BackwardProblem;
 use fa3::{Gradients, Output, OutputGradients, Scalar};
-use fa3_types::{Problem, TensorDesc};
+use fa3_types::{KnownProblem, TensorDesc};
 use ndarray::{Array3, Array4, ArrayView4};
 
 use crate::device::Times;
@@ -17,7 +17,7 @@ use crate::gpu::upload;
 /// No kernel computes the problem, or the driver's.
 pub(super) fn forward<T: Scalar>(
     device: &Device,
-    problem: &Problem,
+    problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
 ) -> Result<(Output<T::Output>, Times), OperationError> {
     let start = Instant::now();
@@ -31,9 +31,10 @@ pub(super) fn forward<T: Scalar>(
     let mut o = device.alloc(problem.o().extent_bytes().0 as usize)?;
     let mut lse = device.alloc(lse_bytes)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
+    let lengths = Lengths::upload(device, &stream, problem)?;
     let times = Times::of_launches(&stream, compile, || {
         let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-        forward.run(&stream, tensors, &mut workspace)
+        forward.run(&stream, lengths.beside(tensors), &mut workspace)
     })?;
 
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
