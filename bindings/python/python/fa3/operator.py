@@ -304,11 +304,17 @@ def check_out(
 ) -> None:
     """Checks the tensor that O is written to. Its strides and its address the extension module checks."""
     check_shapes(q, k, v, v_transposed)
-    dtype = dtype or dtype_of_output(q)
     expected = *q.shape[:3], v.shape[2 if v_transposed else 3]
+    check_out_is(out, q, expected, "(batch, seqlen_q, heads_q, head_dim_v)", dtype)
+
+
+def check_out_is(out: Tensor, q: Tensor, expected: tuple[int, ...], what: str, dtype: torch.dtype | None) -> None:
+    """Checks that O fits a tensor: its dtype, or that of O by default, O's shape, whose dimensions are `what`, and the
+    device of q.
+    """
+    dtype = dtype or dtype_of_output(q)
     if out.dtype != dtype or known(out.shape) != known(expected) or out.device != q.device:
         found = f"{out.dtype} {tuple(out.shape)} on {out.device}"
-        what = "(batch, seqlen_q, heads_q, head_dim_v)"
         raise ValueError(f"out is {found}, expected {dtype} {tuple(expected)} on {q.device}: {what}")
     refuse_tangents("out", out)
 

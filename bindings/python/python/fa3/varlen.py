@@ -267,13 +267,8 @@ def _check_contiguous(name: str, x: Tensor) -> None:
 
 def check_out(out: Tensor, q: Tensor, v: Tensor, dtype: torch.dtype | None) -> None:
     """Checks the tensor that O is written to. Its strides and its address the extension module checks."""
-    dtype = dtype or operator.dtype_of_output(q)
     expected = *q.shape[:2], v.shape[2]
-    if out.dtype != dtype or operator.known(out.shape) != operator.known(expected) or out.device != q.device:
-        found = f"{out.dtype} {tuple(out.shape)} on {out.device}"
-        what = "(total_q, heads_q, head_dim_v)"
-        raise ValueError(f"out is {found}, expected {dtype} {tuple(expected)} on {q.device}: {what}")
-    operator.refuse_tangents("out", out)
+    operator.check_out_is(out, q, expected, "(total_q, heads_q, head_dim_v)", dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -16,7 +16,6 @@ use crate::kernels::{Spec, tensors};
 /// The buffers of a forward program.
 pub mod buffers {
     use fa3_ir::BufferId;
-    use fa3_types::{Dtype, Problem};
 
     /// (batch, seqlen_q, heads, head_dim), with strides.
     pub const Q: BufferId = BufferId(0);
@@ -36,16 +35,6 @@ pub mod buffers {
     pub const V_TRANSPOSED: &str = "v_transposed";
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";
-
-    /// How many of them are tensors of the caller's. The others are behind them, the ticket first.
-    pub fn of_caller(problem: &Problem) -> usize {
-        let BufferId(last) = match problem.dtype() {
-            Dtype::E4m3 if problem.has_v_channels() => V_MEAN,
-            Dtype::E4m3 => DESCALES[2],
-            Dtype::F16 | Dtype::Bf16 | Dtype::F32 => LSE,
-        };
-        last + 1
-    }
 }
 
 /// The program of a plan; without steps if there are no rows to compute. Buffers are as large as their tensors reach,
