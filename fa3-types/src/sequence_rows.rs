@@ -73,6 +73,27 @@ impl SequenceRows {
         SequenceRows { layout: Layout::Packed { cu_seqlens }, used: None }
     }
 
+    /// The sequences of a tensor of `batch` x `seqlen` rows, as a call's lists say: packed where there is `cu_seqlens`,
+    /// else of `seqlen` rows each; of which only the first ones are in use, where there is `seqused`.
+    ///
+    /// # Errors
+    /// Those of [`SequenceRows::packed`] and [`SequenceRows::with_used`].
+    pub fn listed(
+        batch: usize,
+        seqlen: usize,
+        cu_seqlens: Option<&[i32]>,
+        seqused: Option<&[i32]>,
+    ) -> Result<SequenceRows, ProblemError> {
+        let rows = match cu_seqlens {
+            Some(cu_seqlens) => SequenceRows::packed(cu_seqlens)?,
+            None => SequenceRows::dense(batch, seqlen),
+        };
+        match seqused {
+            Some(seqused) => rows.with_used(seqused),
+            None => Ok(rows),
+        }
+    }
+
     /// Uses only the first `used[i]` rows of sequence i. Where that is all rows of all sequences, nothing changes.
     ///
     /// # Errors

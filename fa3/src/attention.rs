@@ -1,6 +1,6 @@
 //! One attention call, as a builder.
 
-use fa3_types::{KnownProblem, Mask, ProblemError, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName};
+use fa3_types::{KnownProblem, Mask, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName};
 use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 #[cfg(feature = "cuda")]
@@ -152,9 +152,10 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Where the sequences of Q and of K lie, and how long they are.
     fn rows(&self) -> Result<[SequenceRows; 2], Error> {
         let (cu_seqlens_q, cu_seqlens_k) = self.cu_seqlens.unzip();
-        let rows_q = rows(self.q.dim(), cu_seqlens_q, self.seqused_q).map_err(Error::SequencesOfQ)?;
-        let rows_k = rows(self.k.dim(), cu_seqlens_k, self.seqused_k).map_err(Error::SequencesOfK)?;
-        Ok([rows_q, rows_k])
+        let ((batch_q, seqlen_q, ..), (batch_k, seqlen_k, ..)) = (self.q.dim(), self.k.dim());
+        let rows_q = SequenceRows::listed(batch_q, seqlen_q, cu_seqlens_q, self.seqused_q);
+        let rows_k = SequenceRows::listed(batch_k, seqlen_k, cu_seqlens_k, self.seqused_k);
+        Ok([rows_q.map_err(Error::SequencesOfQ)?, rows_k.map_err(Error::SequencesOfK)?])
     }
 
     pub(crate) fn spec(&self) -> Result<ProblemSpec, Error> {
@@ -243,21 +244,6 @@ fn check_output(tensor: TensorName, given: &[usize], expected: &[usize]) -> Resu
 fn contiguous<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
     let (batch, seqlen, heads, head_dim) = view.dim();
     TensorDesc::contiguous(T::DTYPE, Shape { batch, seqlen, heads, head_dim })
-}
-
-fn rows(
-    (batch, seqlen, ..): (usize, usize, usize, usize),
-    cu_seqlens: Option<&[i32]>,
-    seqused: Option<&[i32]>,
-) -> Result<SequenceRows, ProblemError> {
-    let rows = match cu_seqlens {
-        Some(cu_seqlens) => SequenceRows::packed(cu_seqlens)?,
-        None => SequenceRows::dense(batch, seqlen),
-    };
-    match seqused {
-        Some(seqused) => rows.with_used(seqused),
-        None => Ok(rows),
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Lists that say where packed sequences lie, and how many of their rows are in use.
 
 use fa3::{Attention, Error as CpuError, Scalar};
-use fa3_types::{ProblemError, ProblemSpec, SequenceRows, Sequences};
+use fa3_types::{ProblemSpec, SequenceRows, Sequences};
 
 use super::memory::Memory;
 use crate::error::Error;
@@ -58,24 +58,8 @@ impl<'a> Lists<'a> {
     /// Lists that make no sense.
     pub(super) fn rows(self, spec: &ProblemSpec) -> Result<[SequenceRows; 2], Error> {
         let (of_q, of_k) = self.cu_seqlens.map(|[of_q, of_k]| (of_q, of_k)).unzip();
-        let rows_q = rows(spec.q.shape.batch, spec.q.shape.seqlen, of_q, self.seqused[0]);
-        let rows_k = rows(spec.k.shape.batch, spec.k.shape.seqlen, of_k, self.seqused[1]);
+        let rows_q = SequenceRows::listed(spec.q.shape.batch, spec.q.shape.seqlen, of_q, self.seqused[0]);
+        let rows_k = SequenceRows::listed(spec.k.shape.batch, spec.k.shape.seqlen, of_k, self.seqused[1]);
         Ok([rows_q.map_err(CpuError::SequencesOfQ)?, rows_k.map_err(CpuError::SequencesOfK)?])
-    }
-}
-
-fn rows(
-    batch: usize,
-    seqlen: usize,
-    cu_seqlens: Option<&[i32]>,
-    seqused: Option<&[i32]>,
-) -> Result<SequenceRows, ProblemError> {
-    let rows = match cu_seqlens {
-        Some(cu_seqlens) => SequenceRows::packed(cu_seqlens)?,
-        None => SequenceRows::dense(batch, seqlen),
-    };
-    match seqused {
-        Some(seqused) => rows.with_used(seqused),
-        None => Ok(rows),
     }
 }
