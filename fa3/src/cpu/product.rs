@@ -205,16 +205,17 @@ mod tests {
 
     /// The least time of several calls.
     fn least(mut call: impl FnMut()) -> Duration {
-        let times = (0..5).map(|_| {
+        let times = (0..20).map(|_| {
             let start = Instant::now();
             call();
             start.elapsed()
         });
-        times.min().expect("there are five calls")
+        times.min().expect("there are twenty calls")
     }
 
     /// Vectors are multiplied in registers, also in a development build: one function of the inner loop that is not
-    /// inlined costs a factor of five. With AVX2 a product takes a twentieth of what scalars take one by one.
+    /// inlined costs a factor of five. With AVX2 a product takes a twentieth of what scalars take one by one; on a busy
+    /// machine, a twelfth. The bound lies between those and what such a function leaves, a fourth.
     #[test]
     fn vectors_are_multiplied_in_registers() {
         const SIZE: usize = 192;
@@ -235,6 +236,6 @@ mod tests {
             }
         });
         assert_eq!(vectors, scalars, "sums of small integers are exact");
-        assert!(by_vectors * 12 < by_scalars, "{by_vectors:?} by vectors, {by_scalars:?} by scalars");
+        assert!(by_vectors * 7 < by_scalars, "{by_vectors:?} by vectors, {by_scalars:?} by scalars");
     }
 }
