@@ -25,6 +25,8 @@ mod spec;
 mod stats;
 mod sums;
 
+pub use super::parts::lookup::SequenceForm;
+pub use super::parts::row_blocks::RowsForm;
 pub use program::{buffers, program};
 pub use spec::{BwdSpec, Cleared, PartSpec, RoundSpec, StatsSpec};
 

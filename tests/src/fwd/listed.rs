@@ -10,10 +10,10 @@ use crate::family::Trial;
 use crate::{Case, Dist, Poison, covering};
 
 /// Lengths of sequences of Q and of K, in terms of a tile of m x n.
-type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
+pub(crate) type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
 
 /// One sequence and none; lengths around those of tiles, and 0; many short ones beside a long one; more rows than keys.
-const LENGTHS: [Lengths; 5] = [
+pub(crate) const LENGTHS: [Lengths; 5] = [
     |m, n| vec![(m + 9, 3 * n + 7)],
     |_, _| vec![],
     |m, n| vec![(m - 1, n), (0, 5), (m, n - 1), (m + 1, n + 1), (3, 0), (0, 0), (1, 1)],
@@ -23,7 +23,7 @@ const LENGTHS: [Lengths; 5] = [
 
 /// How lengths are given.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Given {
+pub(crate) enum Given {
     /// `cu_seqlens` of Q and of K.
     Packed,
     /// The same, with rows behind the last sequence.
@@ -38,7 +38,15 @@ enum Given {
     PackedOverDense,
 }
 
-const GIVEN: [Given; 6] = [
+impl Given {
+    /// The layout, or one whose rows can be numbered: those of several interleaved sequences cannot.
+    pub(crate) fn layout(self, layout: Layout) -> Layout {
+        let is_dense = matches!(self, Given::InPart | Given::KeysInPart | Given::PackedOverDense);
+        if is_dense && layout == Layout::Interleaved { Layout::Contiguous } else { layout }
+    }
+}
+
+pub(crate) const GIVEN: [Given; 6] = [
     Given::Packed,
     Given::Behind,
     Given::PackedInPart,
@@ -49,7 +57,7 @@ const GIVEN: [Given; 6] = [
 
 /// (query heads, key/value heads).
 const HEADS: [(usize, usize); 4] = [(1, 1), (3, 1), (4, 2), (3, 3)];
-const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Interleaved];
+pub(crate) const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Interleaved];
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 const DISTS: [Dist; 2] = [Dist::Normal, Dist::Increasing];
 
@@ -82,9 +90,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { DTYPES[of_16_bits] };
         let lengths = LENGTHS[lengths](tile.tile_m as usize, tile.tile_n as usize);
         let (given, layout) = (GIVEN[given], LAYOUTS[layout]);
-        // Rows of several interleaved sequences cannot be numbered.
-        let is_dense = matches!(given, Given::InPart | Given::KeysInPart | Given::PackedOverDense);
-        let layout = if is_dense && layout == Layout::Interleaved { Layout::Contiguous } else { layout };
+        let layout = given.layout(layout);
         let change = |spec: ProblemSpec| {
             let mut spec = layout.of(spec.head_dim_v(tile.head_dim_v as usize)).mask(MASKS[mask]);
             spec.softcap = SOFTCAPS[softcap];
@@ -121,7 +127,7 @@ pub(super) fn small() -> Vec<Trial> {
 }
 
 /// The problem of sequences of these lengths.
-fn problem(
+pub(crate) fn problem(
     given: Given,
     dtype: Dtype,
     heads: (usize, usize),

@@ -1,11 +1,14 @@
 //! Specs: all that makes one backward kernel differ from another.
 
 use fa3_ir::{Elem, WgmmaType};
-use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan};
-use fa3_sched::{Order, Scheduler};
+use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, STATS_ROWS, Way};
+use fa3_sched::packed::Tiles;
+use fa3_sched::{Order, Schedule, Scheduler};
 use fa3_types::Mask;
 
 use crate::kernels::parts::geometry::{form, sides};
+use crate::kernels::parts::lookup::SequenceForm;
+use crate::kernels::parts::row_blocks::RowsForm;
 use crate::kernels::tensors::elem;
 
 /// Everything that a backward kernel's code depends on.
@@ -30,6 +33,8 @@ pub struct StatsSpec {
     pub head_dim_v: u32,
     /// The memory that it clears.
     pub cleared: Cleared,
+    /// The form of its blocks of rows.
+    pub rows: RowsForm,
 }
 
 /// Memory that must hold zeros before parts of dQ are added up.
@@ -53,6 +58,8 @@ pub struct RoundSpec {
     pub head_dim: u32,
     /// Columns of the sums, at least as many.
     pub cols: u32,
+    /// The form of its blocks of rows.
+    pub rows: RowsForm,
 }
 
 /// The spec of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the
@@ -75,6 +82,8 @@ pub struct PartSpec<T> {
     pub order: Order,
     /// How tiles reach CTAs.
     pub scheduler: Scheduler,
+    /// The place where lengths of sequences are known.
+    pub sequences: SequenceForm,
 }
 
 impl BwdSpec {
@@ -93,6 +102,15 @@ impl BwdSpec {
         }
     }
 
+    /// Whether CTAs draw tiles from a counter.
+    pub(super) fn draws_tiles(&self) -> bool {
+        match self {
+            BwdSpec::Stats(_) | BwdSpec::Round(_) => false,
+            BwdSpec::Dkv(spec) => spec.scheduler == Scheduler::DynamicPersistent,
+            BwdSpec::Dq(spec) => spec.scheduler == Scheduler::DynamicPersistent,
+        }
+    }
+
     /// The spec of row statistics.
     pub(super) fn stats(plan: &Plan) -> BwdSpec {
         let forward = plan.problem().forward();
@@ -101,13 +119,19 @@ impl BwdSpec {
             Some(AddOrder::Any) => Cleared::Sums(plan.dkv().tile.head_dim),
             Some(AddOrder::LastKeysFirst) => Cleared::InOrder(forward.head_dim() as u32),
         };
+        let mask = sides(cleared_mask(plan));
         let (elem, head_dim_v) = (elem(forward.dtype()), forward.head_dim_v() as u32);
-        BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared })
+        BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared, rows: rows_form(plan, mask) })
     }
 
     /// The spec of dK and dV.
     pub(super) fn dkv(plan: &Plan) -> BwdSpec {
-        BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), plan.problem().forward().mask().transposed()))
+        let mask = plan.problem().forward().mask().transposed();
+        let order = match plan.way() {
+            Way::Numbered(tiles) => Found::numbered(tiles.dkv()),
+            Way::Listed(tiles) => Found::listed(tiles.dkv()),
+        };
+        BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), mask, order))
     }
 
     /// The spec of dQ, if it has a kernel of its own.
@@ -115,17 +139,51 @@ impl BwdSpec {
         let forward = plan.problem().forward();
         let (elem, head_dim) = (elem(forward.dtype()), forward.head_dim() as u32);
         match plan.dq() {
-            DqBy::Kernel(part) => Some(BwdSpec::Dq(PartSpec::of(plan, part, forward.mask()))),
-            DqBy::Additions(_) => {
-                Some(BwdSpec::Round(RoundSpec { elem, head_dim, cols: plan.dkv().tile.head_dim }))
+            DqBy::Kernel(part) => {
+                let order = match plan.way() {
+                    Way::Numbered(tiles) => tiles.dq().map(Found::numbered),
+                    Way::Listed(tiles) => tiles.dq().map(Found::listed),
+                };
+                Some(BwdSpec::Dq(PartSpec::of(plan, part, forward.mask(), order?)))
+            }
+            DqBy::Additions => {
+                let (cols, rows) = (plan.dkv().tile.head_dim, rows_form(plan, Mask::None));
+                Some(BwdSpec::Round(RoundSpec { elem, head_dim, cols, rows }))
             }
             DqBy::AdditionsInOrder => None,
         }
     }
 }
 
+/// The mask that the kernel of statistics knows: if it clears rows of dQ that see no key.
+pub(super) fn cleared_mask(plan: &Plan) -> Mask {
+    if plan.dkv().tile.adds_in_order() { plan.problem().forward().mask() } else { Mask::None }
+}
+
+/// The form of blocks of [`STATS_ROWS`] rows, of which a kernel asks which see keys under this mask.
+fn rows_form(plan: &Plan, mask: Mask) -> RowsForm {
+    match plan.way() {
+        Way::Numbered(_) => RowsForm::Equal,
+        Way::Listed(tiles) => RowsForm::Listed { parts: tiles.block_rows() / STATS_ROWS, mask },
+    }
+}
+
+/// How a kernel with products finds its tiles.
+struct Found(Order, Scheduler, SequenceForm);
+
+impl Found {
+    fn numbered(schedule: &Schedule) -> Found {
+        Found(form(schedule.order()), schedule.scheduler(), SequenceForm::Equal)
+    }
+
+    fn listed(tiles: &Tiles) -> Found {
+        Found(form(tiles.order()), Scheduler::DynamicPersistent, SequenceForm::Listed)
+    }
+}
+
 impl<T: Copy> PartSpec<T> {
-    fn of(plan: &Plan, part: &Part<T>, mask: Mask) -> PartSpec<T> {
+    fn of(plan: &Plan, part: &Part<T>, mask: Mask, found: Found) -> PartSpec<T> {
+        let Found(order, scheduler, sequences) = found;
         let forward = plan.problem().forward();
         PartSpec {
             elem: elem(forward.dtype()),
@@ -134,9 +192,15 @@ impl<T: Copy> PartSpec<T> {
             head_dim_v: forward.head_dim_v() as u32,
             mask: sides(mask),
             softcap: forward.softcap().is_some(),
-            order: form(part.schedule.order()),
-            scheduler: part.schedule.scheduler(),
+            order,
+            scheduler,
+            sequences,
         }
+    }
+
+    /// Whether CTAs draw numbers of tiles, which say all of them.
+    pub(super) fn draws_numbers(&self) -> bool {
+        self.scheduler == Scheduler::DynamicPersistent && self.sequences == SequenceForm::Equal
     }
 
     /// The type of its products.
