@@ -77,7 +77,8 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let deterministic = self.is_deterministic();
-                Ok(cuda::backward(device, &problem, self.tensors(), output, gradients, deterministic)?)
+                let problem = (&problem, &known);
+                Ok(cuda::backward(device, problem, self.tensors(), output, gradients, deterministic)?)
             }
         }
     }

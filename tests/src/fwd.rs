@@ -29,6 +29,7 @@ use crate::mutate::forward_preys;
 use crate::{Arithmetic, Case, Judge, Scaled, Values};
 
 pub use layout::Layout;
+pub use listed::random_packed;
 
 /// Bytes that nobody has written: NaN in every type.
 pub(crate) const UNWRITTEN: u8 = 0xFF;

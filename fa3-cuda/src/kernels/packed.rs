@@ -160,7 +160,7 @@ mod tests {
 
     /// The table as the kernel writes it, as far as the host's goes; `words` are what the arrays hold.
     fn in_a_kernel(plan: &Plan, arrays: &[&[i32]], words: usize) -> Vec<u32> {
-        let program = program(plan).map(kernels::Spec::kernel);
+        let program = program(plan, false).map(kernels::Spec::kernel);
         let bytes = |array: &&[i32]| array.iter().flat_map(|x| x.to_le_bytes()).collect();
         let mut before: Vec<Vec<u8>> = arrays.iter().map(bytes).collect();
         before.push(vec![0xFF; 4 * plan.words() as usize]);

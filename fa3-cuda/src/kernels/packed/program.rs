@@ -23,13 +23,16 @@ pub(crate) enum TilesOf {
     Keys,
 }
 
-/// The program that writes a plan's table and nothing else. Its buffers are those of `cu_seqlens_q`, `cu_seqlens_k`,
-/// `seqused_q` and `seqused_k` that the plan has, and `table`, of which it writes the part that is in use.
-pub fn program(plan: &Plan) -> Program<kernels::Spec> {
+/// The program that writes a plan's table, and `with_firsts` first places. Its buffers are those of `cu_seqlens_q`,
+/// `cu_seqlens_k`, `seqused_q` and `seqused_k` that the plan has; `table`, of which it writes the part that is in use; and
+/// `first_places`.
+pub fn program(plan: &Plan, with_firsts: bool) -> Program<kernels::Spec> {
     let mut program = Program::new();
     arrays(&mut program, plan);
     let table = program.buffer("table", Elem::U32, &[plan.words()], BufferRole::InOut);
-    step(&mut program, plan, TilesOf::Rows, (table, None));
+    let firsts = with_firsts
+        .then(|| program.buffer("first_places", Elem::U32, &[plan.count() + 1], BufferRole::Output));
+    step(&mut program, plan, TilesOf::Rows, (table, firsts));
     program
 }
 
