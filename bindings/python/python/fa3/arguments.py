@@ -70,6 +70,13 @@ def window(given: Any) -> tuple[int, int]:
     return integer("the left side of window_size", given[0]), integer("the right side of window_size", given[1])
 
 
+def scores(softmax_scale: Any, causal: Any, window_size: Any, softcap: Any) -> tuple[float | None, int, int, float]:
+    """What becomes of Q K^T, as operators take it: the scale, both sides of the window, the cap."""
+    left, right = window(window_size)
+    scale = None if softmax_scale is None else number("softmax_scale", softmax_scale)
+    return scale, left, 0 if flag("causal", causal) else right, number("softcap", softcap)
+
+
 def output(name: str, given: Any) -> torch.dtype:
     """A dtype of O."""
     if given not in (torch.float16, torch.bfloat16):

@@ -87,12 +87,8 @@ def flash_attn_func(
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
     arguments.refuse_unsupported(qv, attention_chunk, num_splits, pack_gqa)
-    left, right = arguments.window(window_size)
     options = operator.Options(
-        None if softmax_scale is None else arguments.number("softmax_scale", softmax_scale),
-        left,
-        0 if arguments.flag("causal", causal) else right,
-        arguments.number("softcap", softcap),
+        *arguments.scores(softmax_scale, causal, window_size, softcap),
         arguments.integer("sm_margin", sm_margin),
         q_descale,
         k_descale,
@@ -113,11 +109,12 @@ def flash_attn_func(
             lse = _traced_into(q, k, v, options, out)
     elif operator.is_plain(q, k, v, *descales):
         if operator.needs_grad(q, k, v, *descales):
-            out, lse = gradient.Attention.apply(q, k, v, *options)
+            out, lse = gradient.ATTENTION.plain(q, k, v, *options)
         else:
             out, lse = operator.launch(q, k, v, *options, return_attn_probs)
     else:
-        out, lse = _traced(q, k, v, options)
+        _check_tensors(q, k, v, options)
+        out, lse = gradient.ATTENTION.traced(q, k, v, *options)
     return (out, lse) if return_attn_probs else out
 
 
@@ -182,16 +179,6 @@ def _traced_into(q: Tensor, k: Tensor, v: Tensor, options: operator.Options, out
     if operator.is_transformed():
         raise NotImplementedError("out is not supported inside of torch.func's transforms")
     return torch.ops.fa3.forward_out(q, k, v, *options, o=out)
-
-
-def _traced(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -> tuple[Tensor, Tensor]:
-    """The same as the operator that tracers, fake tensors and other subclasses know,
-    or as torch.func's transforms want it.
-    """
-    _check_tensors(q, k, v, options)
-    if operator.is_transformed():
-        return gradient.TransformedAttention.apply(q, k, v, *options)
-    return torch.ops.fa3.forward(q, k, v, *options)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -> None:

@@ -94,19 +94,3 @@ def flash_attn_varlen_func(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-
-# For fake tensors.
-def with_batch(packed: tuple) -> tuple: ...
-def check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    seqused_q: Tensor | None,
-    seqused_k: Tensor | None,
-    *descales: Tensor | None,
-) -> None: ...
-def check_out(out: Tensor, q: Tensor, v: Tensor, dtype: torch.dtype | None) -> None: ...
-def o_like(q: Tensor, v: Tensor, dtype: torch.dtype | None) -> Tensor: ...
-def lse_like(q: Tensor) -> Tensor: ...
