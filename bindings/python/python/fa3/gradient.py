@@ -2,7 +2,8 @@
 an attention operator.
 """
 
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,15 +152,13 @@ class Differentiable:
         launch_backward: Callable[..., Any],
         lists: int = 0,
     ) -> None:
-        self._name, self._backward_name, self._options, self._launch_backward = name, backward_name, options, launch_backward
-        self._tensors = 3 + lists
-        self._plain = _plain(self, launch)
-        self._transformed, self._transformed_gradient = _transformed(self), _transformed_gradient(self)
+        self.launch, self._launch_backward = launch, launch_backward
+        self._name, self._backward_name, self._options, self._tensors = name, backward_name, options, 3 + lists
         torch.library.register_autograd(f"fa3::{name}", self.gradients, setup_context=self.save, lib=operator.library)
         torch.library.register_autograd(f"fa3::{backward_name}", _refuse, lib=operator.library)
 
     @property
-    def operator(self) -> Callable[..., tuple[Tensor, Tensor]]:
+    def forward_operator(self) -> Callable[..., tuple[Tensor, Tensor]]:
         """The operator, as torch knows it."""
         return getattr(torch.ops.fa3, self._name)
 
@@ -170,18 +169,21 @@ class Differentiable:
 
     def plain(self, *inputs: Any) -> tuple[Tensor, Tensor]:
         """O and LSE of tensors that only autograd and the kernel want to see."""
-        return self._plain.apply(*inputs)
+        return Attention.apply(*inputs, self)
 
     def traced(self, *inputs: Any) -> tuple[Tensor, Tensor]:
         """The same by the operator that tracers, fake tensors and other subclasses know, or as torch.func's transforms
         want it.
         """
-        return self._transformed.apply(*inputs) if operator.is_transformed() else self.operator(*inputs)
+        if operator.is_transformed():
+            return TransformedAttention.apply(*inputs, self)
+        return self.forward_operator(*inputs)
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def save(self, ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
         """Keeps the parts of the forward pass that the backward pass needs. A gradient that nobody has is None there.
         """
         ctx.set_materialize_grads(False)
+        ctx.of = self
         ctx.is_float8 = inputs[0].dtype == torch.float8_e4m3fn
         if ctx.is_float8:
             return refusal.save(ctx, inputs)
@@ -204,65 +206,60 @@ class Differentiable:
         if operator.is_plain(*given) and not operator.needs_grad(*given):
             gradients = self._launch_backward(*tensors, *ctx.options)
         elif operator.is_transformed():
-            gradients = self._transformed_gradient.apply(*tensors, *ctx.options)
+            gradients = _TransformedGradient.apply(*tensors, *ctx.options, self)
         else:
             gradients = self.backward_operator(*tensors, *ctx.options)
         return (*gradients, *without_gradient)
 
 
-def _plain(of: Differentiable, launch: Callable[..., Any]) -> type[torch.autograd.Function]:
-    class Attention(torch.autograd.Function):
-        """A launch with gradients."""
+class Attention(torch.autograd.Function):
+    """A launch with gradients. The last argument is what is launched."""
 
-        @staticmethod
-        def forward(ctx, *inputs):
-            output = launch(*inputs)
-            of.save(ctx, inputs, output)
-            return output
+    @staticmethod
+    def forward(ctx, *inputs):
+        *inputs, of = inputs
+        output = of.launch(*inputs)
+        of.save(ctx, inputs, output)
+        return output
 
-        @staticmethod
-        def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-            return of.gradients(ctx, dout, dlse)
-
-    return Attention
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        return ctx.of.gradients(ctx, dout, dlse)
 
 
-def _transformed(of: Differentiable) -> type[torch.autograd.Function]:
-    class TransformedAttention(torch.autograd.Function):
-        """The same inside of torch.func's transforms, which want it in two steps. That takes longer."""
+class TransformedAttention(torch.autograd.Function):
+    """The same inside of torch.func's transforms, which want it in two steps. That takes longer."""
 
-        @staticmethod
-        def forward(*inputs):
-            return of.operator(*inputs)
+    @staticmethod
+    def forward(*inputs):
+        *inputs, of = inputs
+        return of.forward_operator(*inputs)
 
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            of.save(ctx, inputs, output)
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *inputs, of = inputs
+        of.save(ctx, inputs, output)
 
-        @staticmethod
-        def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-            return of.gradients(ctx, dout, dlse)
-
-    return TransformedAttention
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        return ctx.of.gradients(ctx, dout, dlse)
 
 
-def _transformed_gradient(of: Differentiable) -> type[torch.autograd.Function]:
-    class TransformedGradient(torch.autograd.Function):
-        """The backward pass inside of torch.func's transforms."""
+class _TransformedGradient(torch.autograd.Function):
+    """The backward pass inside of torch.func's transforms. The last argument is whose."""
 
-        @staticmethod
-        def forward(*inputs):
-            return of.backward_operator(*inputs)
+    @staticmethod
+    def forward(*inputs):
+        *inputs, of = inputs
+        return of.backward_operator(*inputs)
 
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor | None) -> None:
-            _refuse(ctx, *gradients)
-
-    return TransformedGradient
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> None:
+        _refuse(ctx, *gradients)
 
 
 def _refuse(ctx, *gradients: Tensor | None) -> None:
