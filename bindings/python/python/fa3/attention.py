@@ -139,7 +139,7 @@ def flash_attn_qkvpacked_func(
     qkv is (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_kv, head_dim)
     with num_heads_q given.
     """
-    q, k, v = _unpack(qkv, num_heads_q)
+    q, k, v = arguments.unpacked(qkv, num_heads_q, "batch, seqlen")
     return flash_attn_func(
         q,
         k,
@@ -157,20 +157,6 @@ def flash_attn_qkvpacked_func(
         sm_margin=sm_margin,
         return_attn_probs=return_attn_probs,
     )
-
-
-def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
-    arguments.tensor("qkv", qkv)
-    if num_heads_q is None:
-        if qkv.dim() != 5 or qkv.shape[2] != 3:
-            raise ValueError(f"qkv is {tuple(qkv.shape)}, expected (batch, seqlen, 3, heads, head_dim)")
-        return qkv.unbind(2)
-    num_heads_q = arguments.integer("num_heads_q", num_heads_q)
-    heads_kv = (qkv.shape[2] - num_heads_q) // 2 if qkv.dim() == 4 else 0
-    if not (heads_kv > 0 and num_heads_q + 2 * heads_kv == qkv.shape[2]):
-        wanted = f"(batch, seqlen, {num_heads_q} + 2 * heads_kv, head_dim)"
-        raise ValueError(f"qkv is {tuple(qkv.shape)}, expected {wanted} with num_heads_q {num_heads_q}")
-    return qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
 
 
 def _traced_into(q: Tensor, k: Tensor, v: Tensor, options: operator.Options, out: Tensor) -> Tensor:

@@ -124,10 +124,11 @@ def _readable(dout: Tensor) -> Tensor:
 
 def gradients_like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """New tensors for dQ, dK and dV: with heads outside rows where the tensor lies so, else contiguous."""
-    return _gradient_like(q), _gradient_like(k), _gradient_like(v)
+    return gradient_like(q), gradient_like(k), gradient_like(v)
 
 
-def _gradient_like(x: Tensor) -> Tensor:
+def gradient_like(x: Tensor) -> Tensor:
+    """A new tensor for the gradient of one."""
     if not x.is_contiguous():
         heads_first = x.transpose(-3, -2)
         if heads_first.is_contiguous():

@@ -115,6 +115,64 @@ def flash_attn_varlen_func(
     return (out, lse) if return_attn_probs else out
 
 
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int = 0,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`flash_attn_varlen_func` of Q, K and V in one tensor, of which nothing is copied.
+    Torch puts their gradients into one tensor.
+
+    qkv is (total, 3, heads, head_dim), or (total, heads_q + 2 * heads_kv, head_dim) with num_heads_q given. Sequence i
+    is its rows cu_seqlens[i] up to cu_seqlens[i + 1].
+
+    Arguments before the star, and their order, are those of flash-attn 2, since FlashAttention-3 has no such function;
+    those after it are of FlashAttention-3's flash_attn_qkvpacked_func. dropout_p is 0 and alibi_slopes None.
+    """
+    arguments.refuse(
+        dropout_p=arguments.number("dropout_p", dropout_p) != 0, alibi_slopes=alibi_slopes is not None
+    )
+    q, k, v = arguments.unpacked(qkv, num_heads_q, "total")
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        None,
+        None,
+        softmax_scale,
+        causal,
+        None,
+        q_descale,
+        k_descale,
+        v_descale,
+        window_size,
+        attention_chunk,
+        softcap,
+        deterministic=deterministic,
+        sm_margin=sm_margin,
+        return_attn_probs=return_attn_probs,
+    )
+
+
 def _check_tensors(tensors: tuple[Any, ...], *descales: Any) -> None:
     """Refuses arguments that are no tensors, and tensors with tangents."""
     for name, tensor in zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), tensors):

@@ -94,3 +94,69 @@ def flash_attn_varlen_func(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int = 0,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+) -> Tensor: ...
+
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    *,
+    return_attn_probs: Literal[True],
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int = 0,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+) -> tuple[Tensor, Tensor]: ...
+
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int = 0,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+) -> Tensor | tuple[Tensor, Tensor]: ...
