@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from fa3 import flash_attn_func, flash_attn_varlen_func
+from fa3 import flash_attn_func, flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
 
 F32, F16, BF16, I32 = torch.float32, torch.float16, torch.bfloat16, torch.int32
 ON_GPU = pytest.param("cuda", marks=pytest.mark.hopper)
@@ -576,6 +576,57 @@ def test_other_devices_are_refused():
     places = "^tensors are on cpu, cpu, cpu, cpu, cpu, cpu, cpu, meta, expected one CUDA device or the CPU$"
     with pytest.raises(ValueError, match=places):
         torch.ops.fa3.varlen_backward(dout, packed.q, packed.k, packed.v, dout, dlse, None, *lists, *NUMBERS)
+
+
+@pytest.mark.parametrize("num_heads_q", [None, 4])
+def test_gradients_of_one_tensor(device, num_heads_q):
+    """Q, K and V are views of it, and so are their gradients."""
+    lengths = [7, 0, 64, 129]
+    shape = (sum(lengths) + 5, 3, 4, 64) if num_heads_q is None else (sum(lengths) + 5, 8, 64)
+    qkv, lists = normal(*shape, device=device).requires_grad_(), ends(lengths, device)
+    options = dict(softmax_scale=0.5, causal=True, window_size=(70, 5), softcap=20.0, deterministic=True)
+    out, lse = flash_attn_varlen_qkvpacked_func(qkv, lists, 129, return_attn_probs=True, num_heads_q=num_heads_q, **options)
+    parts = qkv.detach().unbind(1) if num_heads_q is None else qkv.detach().split([4, 2, 2], 1)
+    leaves = [x.requires_grad_() for x in parts]
+    expected = flash_attn_varlen_func(*leaves, lists, lists, 129, 129, return_attn_probs=True, **options)
+    assert_equal((out, lse), expected)
+    given = normal(*out.shape, device=device, seed=3), normal(*lse.shape, device=device, dtype=F32, seed=4)
+    [result] = torch.autograd.grad((out, lse), qkv, given)
+    gradients = torch.autograd.grad(expected, leaves, given)
+    assert_equal(result.unbind(1) if num_heads_q is None else result.split([4, 2, 2], 1), gradients)
+
+
+def test_one_tensor_is_not_copied(device, calls):
+    qkv, lists = normal(8, 3, 2, 64, device=device), ends([3, 5], device)
+    # As flash-attn 2 is called, dropout_p in its place.
+    flash_attn_varlen_qkvpacked_func(qkv, lists, 5, 0.0, 0.5, True, (4, 3), 20.0, None, True, False)
+    [(_, given)] = calls
+    assert [given[name][1] for name in "qkv"] == [qkv[:, i].data_ptr() for i in range(3)]
+    assert given["packed"][1] == (lists.data_ptr(),) * 2 and given["packed"][3] == (5, 5)
+    assert (given["softmax_scale"], given["window"], given["softcap"]) == (0.5, (4, 0), 20.0)
+
+
+@pytest.mark.parametrize(
+    "error, sentence, change",
+    [
+        (NotImplementedError, "dropout_p is not supported yet", dict(dropout_p=0.1)),
+        (NotImplementedError, "alibi_slopes is not supported yet", dict(alibi_slopes=torch.ones(2))),
+        (NotImplementedError, "attention_chunk is not supported yet", dict(attention_chunk=4)),
+        (TypeError, "qkv is list, expected torch.Tensor", dict(qkv=[1])),
+        (TypeError, "cu_seqlens_q is NoneType, expected torch.Tensor", dict(cu_seqlens=None)),
+        (ValueError, "qkv is (1, 8, 3, 2, 64), expected (total, 3, heads, head_dim)", dict(qkv=normal(1, 8, 3, 2, 64))),
+        (ValueError, "qkv is (8, 2, 2, 64), expected (total, 3, heads, head_dim)", dict(qkv=normal(8, 2, 2, 64))),
+        (
+            ValueError,
+            "qkv is (8, 7, 64), expected (total, 4 + 2 * heads_kv, head_dim) with num_heads_q 4",
+            dict(qkv=normal(8, 7, 64), num_heads_q=4),
+        ),
+    ],
+)
+def test_one_tensor_of_the_wrong_kind_is_refused(error, sentence, change):
+    given = dict(qkv=normal(8, 3, 2, 64), cu_seqlens=ends([3, 5], "cpu"), max_seqlen=5) | change
+    with pytest.raises(error, match=f"^{re.escape(sentence)}$"):
+        flash_attn_varlen_qkvpacked_func(**given)
 
 
 # Training.
