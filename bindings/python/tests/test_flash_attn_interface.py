@@ -223,7 +223,6 @@ def test_bad_arguments():
 
 
 def test_codes(device):
-    """Of float8_e4m3fn, with scales."""
     x = normal(2, 33, 4, 64, device=device).to(E4M3)
     scales = {f"{name}_descale": torch.rand(2, 4, device=device) for name in "qkv"}
     out, lse, *_ = _flash_attn_forward(x, x, x, **scales, causal=True)

@@ -4,8 +4,8 @@
 
 `flash_attn_func` and `flash_attn_qkvpacked_func` take torch tensors on a Hopper GPU or on the CPU, and are
 differentiable. `flash_attn_varlen_func` and `flash_attn_varlen_qkvpacked_func` take sequences of many lengths, packed
-into one tensor. `_flash_attn_forward` and `_flash_attn_backward` are what context parallelism calls, and are also in
-`fa3.flash_attn_interface`.
+into one tensor. `_flash_attn_forward` and `_flash_attn_backward` are the pair that context parallelism calls; they are
+also in `fa3.flash_attn_interface`.
 `flash_attn_fp8_func` takes float16 and bfloat16 tensors, and computes in 8 bits, without gradients. `quantize` makes
 float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and
 a random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for

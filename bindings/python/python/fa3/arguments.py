@@ -71,7 +71,7 @@ def window(given: Any) -> tuple[int, int]:
 
 
 def scores(softmax_scale: Any, causal: Any, window_size: Any, softcap: Any) -> tuple[float | None, int, int, float]:
-    """What becomes of Q K^T, as operators take it: the scale, both sides of the window, the cap."""
+    """The scale of Q K^T, both sides of the window and the cap, as operators take them."""
     left, right = window(window_size)
     scale = None if softmax_scale is None else number("softmax_scale", softmax_scale)
     return scale, left, 0 if flag("causal", causal) else right, number("softcap", softcap)

@@ -63,7 +63,8 @@ def flash_attn_varlen_func(
         q_descale, k_descale, v_descale: the scales of float8_e4m3fn q, k and v, float32 (sequences, heads_kv): a number
             is its code times its scale, which is not negative. A head of q has the scale of its head of k. None is 1.
         softmax_scale, causal, window_size, softcap, num_splits, pack_gqa, deterministic, sm_margin, return_attn_probs,
-            out_dtype: as of `flash_attn_func`. The last row in use of a sequence of q stands at the last key in use of its own.
+            out_dtype: as of `flash_attn_func`. The last row in use of a sequence of q stands at the last key in use of
+            its own.
         out: a tensor for O, as of `flash_attn_func`.
 
     Returns: O (total_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn: out,
