@@ -48,6 +48,8 @@ class Sequences(NamedTuple):
 
     def aligned(self) -> "Sequences":
         """The same with lists that the CPU can read. Those that are copies live as long as the result."""
+        if not self.cu_seqlens_q.is_cpu:
+            return self
         ends_q, ends_k, *used = self.lists
         used_q, used_k = (None if x is None else operator.aligned(x) for x in used)
         longest = self.max_seqlen_q, self.max_seqlen_k
