@@ -507,7 +507,7 @@ def test_tracers_see_the_backward_pass():
     assert_equal(graph(*given), direct(packed, dout, dlse))
 
 
-@pytest.mark.parametrize("place", ["cpu", "meta"])
+@pytest.mark.parametrize("place", ["cpu", "meta", ON_GPU])
 def test_fake_tensors_have_fake_gradients(place):
     with FakeTensorMode():
         q = torch.empty(8, 300, 128, dtype=BF16, device=place).transpose(0, 1)

@@ -46,7 +46,8 @@ def flash_attn_varlen_func(
     than the tensors; on the CPU they are refused.
 
     O and LSE are differentiable in q, k and v of float16 and bfloat16, as those of `flash_attn_func`. Gradients of rows
-    that are not in use, or lie behind the last sequence, are 0.
+    that are not in use, or lie behind the last sequence, are 0. The lists are kept for the backward pass, too, and must
+    not be changed before it.
 
     Arguments:
         q: (total_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8 (of 16
