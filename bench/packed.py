@@ -2,6 +2,7 @@
 
     python3 bench/packed.py --fa3 path/to/fa3_C.so
     python3 bench/packed.py --fa3 path/to/fa3_C.so --mix zipf odd --heads 32 8 --causal 1
+    python3 bench/packed.py --fa3 path/to/fa3_C.so --backward
     python3 bench/packed.py --lengths lengths.txt
 
 Ours is the installed Python package fa3; FlashAttention-3's C++ is measured where --fa3 gives its compiled extension.
@@ -9,8 +10,8 @@ A mix is a list of the sequences' lengths, about 16k tokens. --lengths reads oth
 file. A dense batch of the same sequences is measured where all are equally long.
 
 TFLOP/s are of the scores that a mask leaves visible. Ratios are what counts: another implementation's time divided by
-ours. Each O is held to float64 on one head of the longest sequence and of the shortest that is not empty, and the exit
-code is 1 if one is wrong.
+ours. Each O, or each gradient, is held to float64 on one head of K of the longest sequence up to 8192 rows and of the
+shortest of more than one, and the exit code is 1 if one is wrong.
 """
 
 import argparse
@@ -21,11 +22,15 @@ import sys
 import torch
 
 import distributions
+import gradients
 import settings
 import timing
 
-# A relative error of O that rounding to 16 bits never makes.
+# A relative error that rounding to 16 bits never makes.
 WRONG = 2e-2
+
+# Sequences of so many rows are held to float64. Gradients of one row under a causal mask are 0.
+CHECKED = range(2, 8192 + 1)
 
 MIXES = {
     "8x2048": [2048] * 8,
@@ -52,10 +57,10 @@ class Cell:
     lengths: tuple
     causal: bool
 
-    def tflops(self, milliseconds):
-        """TFLOP/s of the visible scores, half of them under a causal mask."""
+    def tflops(self, milliseconds, work):
+        """TFLOP/s of the visible scores, half of them under a causal mask, of so many forward passes' work."""
         scores = sum(length**2 for length in self.lengths) / (2 if self.causal else 1)
-        return 4 * self.heads * self.head_dim * scores / milliseconds / 1e9
+        return work * 4 * self.heads * self.head_dim * scores / milliseconds / 1e9
 
     def __str__(self):
         heads = f"{self.heads}/{self.heads_kv}"
@@ -73,6 +78,8 @@ def parse(words=None):
     parser.add_argument("--lengths", type=pathlib.Path, metavar="FILE", help="lengths in place of the mixes")
     parser.add_argument("--head-dim", type=settings.count, metavar="N", help="with --heads: one shape")
     parser.add_argument("--heads", type=settings.count, nargs=2, metavar="N", help="of Q, and of K and V")
+    parser.add_argument("--backward", action="store_true", help="the backward pass in place of the forward pass")
+    parser.add_argument("--deterministic", action="store_true", help="its deterministic forms")
     parser.add_argument("--causal", type=int, choices=[0, 1], nargs="+", default=[0, 1])
     parser.add_argument("--data", choices=list(distributions.KINDS), default="normal")
     settings.add_dtypes(parser, ["bf16"])
@@ -102,43 +109,74 @@ def cells(options):
     ]
 
 
-def functions(options, cell, q, k, v):
-    """Implementations, bound to tensors: each gives O (total, heads, head_dim)."""
+def forward(options, cell, q, k, v):
+    """Implementations, bound to tensors: each gives O and LSE, (total, heads, head_dim) and (heads, total)."""
     from fa3 import flash_attn_func, flash_attn_varlen_func
 
-    longest = max(cell.lengths)
-    starts = torch.tensor([0, *cell.lengths], device=q.device).cumsum(0).to(torch.int32)
+    longest, starts = max(cell.lengths), starts_of(cell, q.device)
+    mask = {"causal": cell.causal, "return_attn_probs": True}
 
     def ours():
-        return flash_attn_varlen_func(q, k, v, starts, starts, longest, longest, causal=cell.causal)
+        return flash_attn_varlen_func(q, k, v, starts, starts, longest, longest, **mask)
 
     bound = {"ours": ours}
     if len(set(cell.lengths)) == 1:
-        batches = [x.view(len(cell.lengths), longest, *x.shape[1:]) for x in (q, k, v)]
-        bound["dense"] = lambda: flash_attn_func(*batches, causal=cell.causal).flatten(0, 1)
+        batches = [batch_of(cell, x) for x in (q, k, v)]
+        bound["dense"] = lambda: flash_attn_func(*batches, **mask)
     if options.fa3:
         torch.ops.load_library(options.fa3)
+        bound["fa3"] = lambda: torch.ops.flash_attn_3.fwd(q, k, v, **flash_attention_3(cell, starts))[:2]
+    return bound
+
+
+def backward(options, cell, dout, q, k, v):
+    """The same of the backward pass: each gives dQ, dK and dV."""
+    longest, starts = max(cell.lengths), starts_of(cell, q.device)
+    of_dense = (cell.head_dim**-0.5, -1, 0 if cell.causal else -1, 0.0, 0, options.deterministic)
+    lists = (starts, starts, None, None, longest, longest)
+    results = {name: function() for name, function in forward(options, cell, q, k, v).items()}
+    o, lse = results["ours"]
+    bound = {"ours": lambda: torch.ops.fa3.varlen_backward(dout, q, k, v, o, lse, None, *lists, *of_dense)}
+    if "dense" in results:
+        batches = [batch_of(cell, x) for x in (dout, q, k, v)]
+        bound["dense"] = lambda: torch.ops.fa3.backward(*batches, *results["dense"], None, *of_dense)
+    if "fa3" in results:
+        outputs = [torch.empty_like(x) for x in (q, k, v)]
+        given = {**flash_attention_3(cell, starts), "deterministic": options.deterministic}
 
         def fa3():
-            out, *_ = torch.ops.flash_attn_3.fwd(
-                q,
-                k,
-                v,
-                cu_seqlens_q=starts,
-                cu_seqlens_k=starts,
-                max_seqlen_q=longest,
-                max_seqlen_k=longest,
-                softmax_scale=cell.head_dim**-0.5,
-                is_causal=cell.causal,
-            )
-            return out
+            torch.ops.flash_attn_3.bwd(dout, q, k, v, *results["fa3"], *outputs, **given)
+            return outputs
 
         bound["fa3"] = fa3
     return bound
 
 
+def flash_attention_3(cell, starts):
+    """The arguments of both of FlashAttention-3's passes besides tensors."""
+    longest = max(cell.lengths)
+    return {
+        "cu_seqlens_q": starts,
+        "cu_seqlens_k": starts,
+        "max_seqlen_q": longest,
+        "max_seqlen_k": longest,
+        "softmax_scale": cell.head_dim**-0.5,
+        "is_causal": cell.causal,
+    }
+
+
+def starts_of(cell, device):
+    """Where sequences begin and end."""
+    return torch.tensor([0, *cell.lengths], device=device).cumsum(0).to(torch.int32)
+
+
+def batch_of(cell, x):
+    """Sequences of one length as a dense batch."""
+    return x.view(len(cell.lengths), max(cell.lengths), *x.shape[1:])
+
+
 def exact(q, k, v, causal):
-    """One head of one sequence in float64."""
+    """O of one head of one sequence in float64."""
     q, k, v = (x.double() for x in (q, k, v))
     scores = q @ k.T * q.shape[-1] ** -0.5
     if causal:
@@ -146,17 +184,31 @@ def exact(q, k, v, causal):
     return scores.softmax(-1) @ v
 
 
-def errors(cell, bound, q, k, v):
-    """Relative errors of O by implementation: the last head of the longest and of the shortest sequence."""
-    order = sorted((length, number) for number, length in enumerate(cell.lengths) if length)
+def exact_gradients(dout, q, k, v, causal):
+    """dQ of the last head of one sequence in float64, and dK and dV of the last head of K, which is that of so many
+    heads of Q: (rows, heads, head_dim) of dO and Q, (rows, head_dim) of K and V."""
+    of_heads = [gradients.exact(dout[:, head], q[:, head], k, v, causal) for head in range(q.shape[1])]
+    return of_heads[-1][0], sum(dk for _, dk, _ in of_heads), sum(dv for _, _, dv in of_heads)
+
+
+def errors(options, cell, bound, dout, q, k, v):
+    """The largest relative errors by implementation: of the longest sequence that is checked, and of the shortest."""
+    order = sorted((length, number) for number, length in enumerate(cell.lengths) if length in CHECKED)
     found = {name: function() for name, function in bound.items()}
-    all_errors = {name: [] for name in bound}
-    for length, number in (order[0], order[-1]):
+    all_errors = {name: [0.0] for name in bound}
+    for length, number in {order[0], order[-1]} if order else ():
         begin = sum(cell.lengths[:number])
         rows = slice(begin, begin + length)
-        right = exact(q[rows, -1], k[rows, -1], v[rows, -1], cell.causal)
-        for name, o in found.items():
-            all_errors[name].append(((o[rows, -1].double() - right).norm() / right.norm()).item())
+        if options.backward:
+            group = slice(-(cell.heads // cell.heads_kv), None)
+            given = dout[rows, group], q[rows, group], k[rows, -1], v[rows, -1]
+            right = exact_gradients(*given, cell.causal)
+        else:
+            right = [exact(q[rows, -1], k[rows, -1], v[rows, -1], cell.causal)]
+        for name, results in found.items():
+            for result, expected in zip(results, right):
+                packed = result.reshape(-1, *result.shape[-2:])[rows, -1].double()
+                all_errors[name].append(((packed - expected).norm() / expected.norm()).item())
     # NaN is the worst of all.
     return {name: max(of_name, key=lambda error: (error != error, error)) for name, of_name in all_errors.items()}
 
@@ -166,6 +218,7 @@ def main():
     options = parse()
     settings.print_machine()
     results, ratios, right = [], {}, True
+    work = gradients.BACKWARD if options.backward else 1
     for cell in cells(options):
         for dtype in options.dtype:
             total = sum(cell.lengths)
@@ -176,10 +229,14 @@ def main():
                 for seed, heads in enumerate((cell.heads, cell.heads_kv), 1)
             ]
             q, k, v = (x[0].contiguous() for x in (draw[0][0], draw[1][1], draw[1][2]))
-            bound = functions(options, cell, q, k, v)
-            wrong = errors(cell, bound, q, k, v)
+            dout = torch.randn_like(q)
+            if options.backward:
+                bound = backward(options, cell, dout, q, k, v)
+            else:
+                bound = forward(options, cell, q, k, v)
+            wrong = errors(options, cell, bound, dout, q, k, v)
             ms = timing.in_turns(bound, options.rounds, options.slice_ms)
-            rates = "  ".join(f"{name} {cell.tflops(taken):5.0f}" for name, taken in ms.items())
+            rates = "  ".join(f"{name} {cell.tflops(taken, work):5.0f}" for name, taken in ms.items())
             others = {name: taken / ms["ours"] for name, taken in ms.items() if name != "ours"}
             text = "  ".join(f"{ratio:.3f} ({name})" for name, ratio in others.items())
             print(f"{cell}  {dtype:4}  TFLOP/s: {rates}  ratio {text}", flush=True)
