@@ -74,6 +74,17 @@ pub(super) const KEYS: &[Argued] = &[
     },
 ];
 
+/// More mutants of these if sequences are listed.
+pub(super) const LISTED: &[Argued] = &[
+    Argued { operator: "wgmma.fence: deleted", most: 3, reason: FENCES },
+    Argued { operator: "wgmma.fence: after the first product", most: 3, reason: FENCES },
+    Argued {
+        operator: "empty wait: after the first load",
+        most: 2,
+        reason: "a work is looked up when all consumers have given back that of two tiles before, whose K was in this slot",
+    },
+];
+
 /// Mutants of consumers that multiply dQ of every other block.
 pub(super) const ADDING: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 5, reason: FENCES },

@@ -6,7 +6,7 @@ use fa3_types::{Mask, ProblemSpec};
 use super::BwdCase;
 use super::trials::{DISTS, DIVISIONS, DTYPES, Divided, HEADS, MASKS, PADDING, SOFTCAPS, tiles};
 use crate::family::Trial;
-use crate::fwd::listed::{GIVEN, LAYOUTS, LENGTHS, problem};
+use crate::fwd::listed::{GIVEN, Given, LAYOUTS, LENGTHS, problem};
 use crate::fwd::{Layout, device};
 use crate::{Case, Poison, covering};
 
@@ -85,6 +85,14 @@ pub(super) fn small() -> Vec<Trial> {
         case.trial(&device(2), &options)
     };
     DIVISIONS.into_iter().enumerate().map(trial).collect()
+}
+
+/// Packed sequences of these lengths with the smallest tiles, on one SM.
+pub(super) fn tiny(division: Divided, mask: Mask, lengths: &[(usize, usize)], sms: u32) -> Trial {
+    let options = options(division, STAGES[1], DQ_TILES[0], 16, [64, 64]);
+    let problem = problem(Given::PackedInPart, DTYPES[1], (2, 1), 64, lengths, |spec| spec.mask(mask));
+    let case = Case { name: "small".to_owned(), problem, dist: DISTS[0], poison: Poison::BeyondEnd, seed: 4 };
+    BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(sms), &options)
 }
 
 /// Plans with these tiles.

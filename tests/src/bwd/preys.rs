@@ -6,8 +6,10 @@ use fa3_sim::Rule;
 use fa3_types::{Dtype, Mask};
 
 use super::argued::{
-    ADDING, BUSY_HALVES, CLEARED, DIVIDED, DQ, HALVES, IDLE_HALVES, IN_ORDER, KEYS, NUMBERS, ROUND, STATS,
+    ADDING, BUSY_HALVES, CLEARED, DIVIDED, DQ, HALVES, IDLE_HALVES, IN_ORDER, KEYS, LISTED, NUMBERS, ROUND,
+    STATS,
 };
+use super::listed;
 use super::trials::{Divided, tiny};
 use crate::Case;
 use crate::family::Trial;
@@ -33,7 +35,18 @@ pub(super) fn preys() -> Vec<Prey> {
         adding_in_order(),
         halves(),
         halves_in_order(),
+        Prey::of_step("bwd stats, listed", &listed(), 2, STATS),
+        Prey::of_step("bwd dkv, listed", &listed(), 3, KEYS).also_argued(LISTED),
     ]
+}
+
+/// Packed sequences, some of which have no rows or no keys, with a kernel of dQ. Bounds that are off by one are not among
+/// their mutants: the trials compare gradients of rows that are in use, not in use, and nobody's.
+fn listed() -> Vec<Trial> {
+    let division = (128, Division::Keys, None);
+    let lengths: [&[(usize, usize)]; 2] =
+        [&[(44, 300), (0, 40), (10, 520)], &[(33, 20), (20, 0), (81, 150), (1, 1)]];
+    lengths.map(|lengths| listed::tiny(division, Mask::None, lengths, 1)).into()
 }
 
 fn keys() -> Prey {
