@@ -17,7 +17,7 @@ pub struct Lens<T> {
 }
 
 impl<T> Lens<T> {
-    /// Those of the transposed attention matrix, whose rows are keys.
+    /// The numbers of the transposed attention matrix, whose rows are keys.
     #[must_use]
     pub fn transposed(self) -> Lens<T> {
         Lens { q: self.k, k: self.q }

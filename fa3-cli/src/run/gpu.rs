@@ -43,7 +43,8 @@ pub(super) fn forward<T: Scalar>(
     Ok((Output::new(o, lse), times))
 }
 
-/// Computes the gradients of such a call, whose lengths are `known`, from its output, and how long a launch of their kernels takes.
+/// Computes the gradients of such a call, whose lengths are `known`, from its output, and how long a launch of their
+/// kernels takes.
 ///
 /// # Errors
 /// No kernel computes the problem, or the driver's.

@@ -16,6 +16,7 @@
 //! The dkv kernel computes Sᵀ and dPᵀ: as an operand of the next product Pᵀ then stays in the registers in which it was
 //! computed. To it keys are rows and queries columns, and the mask is transposed.
 
+mod arguments;
 mod dkv;
 mod dq;
 mod gradients;

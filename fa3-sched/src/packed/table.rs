@@ -44,8 +44,8 @@ impl Plan {
         Ok(table)
     }
 
-    /// Where each sequence begins in arrays that pad sequences to whole row blocks, in rows; the rows behind all of them
-    /// last.
+    /// First places of sequences in arrays that pad them to whole row blocks, in rows; that of the rows behind all of
+    /// them last.
     ///
     /// # Errors
     /// [`ValuesError`].

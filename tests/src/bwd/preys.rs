@@ -40,8 +40,8 @@ pub(super) fn preys() -> Vec<Prey> {
     ]
 }
 
-/// Packed sequences, some of which have no rows or no keys, with a kernel of dQ. Bounds that are off by one are not among
-/// their mutants: the trials compare gradients of rows that are in use, not in use, and nobody's.
+/// Packed sequences, some of which have no rows or no keys, with a kernel of dQ. Bounds that are off by one are not
+/// among their mutants: the trials compare gradients of rows that are in use, not in use, and nobody's.
 fn listed() -> Vec<Trial> {
     let division = (128, Division::Keys, None);
     let lengths: [&[(usize, usize)]; 2] =

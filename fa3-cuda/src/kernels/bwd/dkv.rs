@@ -210,8 +210,8 @@ impl<'k> Dkv<'k> {
         self.builder.for_each((head, head + self.params.group), 1, body);
     }
 
-    /// Whether tiles that see none may come after others: those of keys before what the first row sees, or of a sequence
-    /// without rows.
+    /// Whether tiles that see none may come after others: those of keys before what the first row sees, or of a
+    /// sequence without rows.
     fn has_idle_tiles(&self) -> bool {
         let (_, last) = self.spec.mask.reach();
         last.is_some() || self.spec.sequences == SequenceForm::Listed

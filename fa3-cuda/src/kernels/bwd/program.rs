@@ -7,7 +7,8 @@ use fa3_sched::packed::Tiles;
 use fa3_types::BackwardProblem;
 
 use super::BwdSpec;
-use super::params::{DkvParams, DqParams, RoundParams, Scratch, StatsParams, Tables};
+use super::arguments::{Scratch, Tables};
+use super::params::{DkvParams, DqParams, RoundParams, StatsParams};
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::Fill;
 use crate::kernels::{Spec, tensors};
@@ -48,8 +49,8 @@ pub(super) fn pairs(plan: &Plan) -> u32 {
     }
 }
 
-/// Blocks of [`ADDED_ROWS`] rows of a head that have sums of dQ: of all blocks of the dK/dV kernel, whose last may reach
-/// further than the rows.
+/// Blocks of [`ADDED_ROWS`] rows of a head that have sums of dQ: of all blocks of the dK/dV kernel, whose last may
+/// reach further than the rows.
 pub(super) fn sum_blocks(plan: &Plan) -> u32 {
     match plan.way() {
         Way::Numbered(tiles) => tiles.lens().q.next_multiple_of(plan.dkv().tile.tile_m) / ADDED_ROWS,

@@ -17,7 +17,8 @@ params! {
         seqused_q: maybe pointer,
         seqused_k: maybe pointer,
         table: pointer,
-        /// Where each sequence begins in arrays that pad sequences to whole row blocks; the rows behind all of them last.
+        /// Where each sequence begins in arrays that pad sequences to whole row blocks; the rows behind all of them
+        /// last.
         firsts: maybe pointer = "first_places",
         /// Sequences.
         count: u32,

@@ -11,7 +11,7 @@ use crate::kernels::params::Fill;
 /// The arrays of lengths of Q: where its sequences begin, and how many of their rows are in use.
 pub(super) const ARRAYS_OF_Q: [&str; 2] = ["cu_seqlens_q", "seqused_q"];
 
-/// Those of K and V.
+/// The arrays of lengths of K and V.
 pub(super) const ARRAYS_OF_K: [&str; 2] = ["cu_seqlens_k", "seqused_k"];
 
 /// The side of the attention matrix that a table's tiles cut.
@@ -24,8 +24,8 @@ pub(crate) enum TilesOf {
 }
 
 /// The program that writes a plan's table, and `with_firsts` first places. Its buffers are those of `cu_seqlens_q`,
-/// `cu_seqlens_k`, `seqused_q` and `seqused_k` that the plan has; `table`, of which it writes the part that is in use; and
-/// `first_places`.
+/// `cu_seqlens_k`, `seqused_q` and `seqused_k` that the plan has; `table`, of which it writes the part that is in use;
+/// and `first_places`.
 pub fn program(plan: &Plan, with_firsts: bool) -> Program<kernels::Spec> {
     let mut program = Program::new();
     arrays(&mut program, plan);

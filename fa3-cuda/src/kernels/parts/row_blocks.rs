@@ -10,14 +10,14 @@ use crate::kernels::params::{Form, InKernel, Pass, Side};
 /// The numbers of a launch that give the rows of each CTA.
 #[derive(Clone, Copy)]
 pub(crate) enum RowBlocks<S: Side> {
-    /// Of sequences of one length.
+    /// Blocks of sequences of one length.
     Equal {
         /// Rows of Q.
         seqlen: S::U32,
         /// The numbering of blocks.
         decoder: Decoder<S::U32>,
     },
-    /// Of sequences of a table. Each of its blocks has so many CTAs.
+    /// Blocks of sequences of a table. Each has so many CTAs.
     Listed {
         /// The table, with places.
         table: Table<S>,

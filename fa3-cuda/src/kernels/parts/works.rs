@@ -75,8 +75,8 @@ impl<'k> Works<'k> {
         }
     }
 
-    /// Runs `body` with every work, in the one thread that fetches tickets: see [`Tiles::produce`]. What `body` needs of
-    /// it in a loop, it may get again by its second argument, so that it takes no registers.
+    /// Runs `body` with every work, in the one thread that fetches tickets: see [`Tiles::produce`]. What `body` needs
+    /// of it in a loop, it may get again by its second argument, so that it takes no registers.
     #[track_caller]
     pub(crate) fn produce(
         &self,
@@ -119,8 +119,8 @@ impl<'k> Works<'k> {
 
 impl<'k> Sent<'k> {
     /// A CTA's first tile is that of its own number; it draws the others. Each of them draws one ticket for which there
-    /// is no tile, so that all of them draw as many as there are tiles. A CTA without a first tile draws none. In order,
-    /// a CTA draws its first tile, too, and all of them one ticket more each.
+    /// is no tile, so that all of them draw as many as there are tiles. A CTA without a first tile draws none. In
+    /// order, a CTA draws its first tile, too, and all of them one ticket more each.
     ///
     /// A producer has few registers. So words go to the slot as soon as they are known, and it reads them there.
     #[track_caller]

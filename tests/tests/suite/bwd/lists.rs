@@ -103,8 +103,8 @@ fn packed_sequences_have_the_bits_that_they_have_alone() {
     });
 }
 
-/// Lists that make no sense: rows of several sequences are the same, others are nobody's. Gradients are wrong, then, and
-/// may be written twice or never, but nothing is read or written elsewhere, and nobody waits for ever.
+/// Lists that make no sense: rows of several sequences are the same, others are nobody's. Gradients are wrong, then,
+/// and may be written twice or never, but nothing is read or written elsewhere, and nobody waits for ever.
 #[test]
 fn lists_that_make_no_sense_do_no_harm() {
     let lists: [[i32; 6]; 8] = [

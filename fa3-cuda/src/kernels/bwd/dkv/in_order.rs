@@ -43,7 +43,7 @@ pub(super) struct InOrder<'k> {
 
 /// The end of the rows of the sequence of each consumer's next dQ, in memory.
 enum Ends<'k> {
-    /// The same of all sequences.
+    /// One for all sequences.
     Equal(V<'k, B32>),
     /// A word of each consumer's, which its writer writes.
     Said(Region),

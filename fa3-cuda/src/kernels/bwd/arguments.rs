@@ -1,0 +1,238 @@
+//! The arguments of a plan's launches.
+
+use fa3_ir::{BufferId, Passed};
+use fa3_sched::backward::{DqBy, Numbered, Plan, STATS_ROWS, Way};
+use fa3_sched::packed::MemoryRows;
+use fa3_sched::{Schedule, Tiling};
+use fa3_types::{Mask, TensorDesc};
+
+use super::params::{
+    Apart, DkvParams, DqParams, InOrderParams, Inputs, LseApart, RoundParams, StatsParams, SumsParams,
+};
+use super::program::{buffers, pairs, sum_blocks};
+use super::spec::cleared_mask;
+use crate::kernels::params::Host;
+use crate::kernels::parts::geometry::Geometry;
+use crate::kernels::parts::lookup::Lookup;
+use crate::kernels::parts::row_blocks::RowBlocks;
+use crate::kernels::parts::scores::units;
+use crate::kernels::parts::strided::Strided;
+use crate::kernels::parts::table::{Places, Table};
+use crate::kernels::tensors::{rows_view, view};
+
+/// The buffers that kernels of a backward program hand each other.
+#[derive(Clone, Copy)]
+pub(super) struct Scratch {
+    /// Statistics of rows.
+    pub(super) stats: BufferId,
+    /// Sums of dQ, if it is added up.
+    pub(super) sums: Option<BufferId>,
+    /// Who has been the last to add to sums, if parts are added in order.
+    pub(super) last_added: Option<BufferId>,
+    /// The tables, if sequences are listed.
+    pub(super) tables: Option<Tables>,
+}
+
+/// The tables of sequences.
+#[derive(Clone, Copy)]
+pub(super) struct Tables {
+    /// The table of blocks of rows.
+    pub(super) rows: BufferId,
+    /// The table of tiles of keys.
+    pub(super) keys: BufferId,
+    /// The first place of each sequence.
+    pub(super) firsts: BufferId,
+}
+
+/// A tensor whose rows a kernel finds. Packed sequences are one entry of the batch, whatever their numbers.
+fn strided(plan: &Plan, name: &'static str, buffer: BufferId, tensor: &TensorDesc) -> Strided<Host> {
+    let mut tensor = *tensor;
+    if plan.numbered().is_none() && tensor.shape.batch <= 1 {
+        tensor.strides.batch = 0;
+    }
+    Strided::of(name, buffer, &tensor)
+}
+
+impl SumsParams<Host> {
+    fn of(plan: &Plan, scratch: &Scratch) -> Option<SumsParams<Host>> {
+        let problem = plan.problem();
+        Some(SumsParams {
+            address: scratch.sums?,
+            heads: problem.forward().heads().q() as u32,
+            blocks: sum_blocks(plan),
+            in_order: scratch.last_added.map(|last_added| InOrderParams {
+                last_added,
+                dq: strided(plan, "dq", buffers::DQ, problem.dq()),
+            }),
+        })
+    }
+}
+
+/// The rows of CTAs that have `blocks` of sequences of one length, or those of a table, which see keys under this mask.
+fn row_blocks(plan: &Plan, blocks: Option<&Schedule>, mask: Mask, scratch: &Scratch) -> RowBlocks<Host> {
+    let forward = plan.problem().forward();
+    match plan.way() {
+        Way::Numbered(_) => RowBlocks::Equal {
+            seqlen: forward.q().shape.seqlen as u32,
+            decoder: blocks.and_then(Schedule::decoder).expect("there is a block"),
+        },
+        Way::Listed(tiles) => {
+            let table = scratch.tables.expect("sequences are listed").rows;
+            let tiling = Tiling::new(tiles.block_rows(), 1, 1, mask);
+            RowBlocks::Listed {
+                table: Table::of(tiles.stats(), table, tiling, Some(Places::OfBlocks)),
+                parts: tiles.block_rows() / STATS_ROWS,
+            }
+        }
+    }
+}
+
+impl RoundParams<Host> {
+    /// The values of a launch with at least one block.
+    pub(super) fn of(plan: &Plan, scratch: &Scratch) -> Option<RoundParams<Host>> {
+        let (problem, forward) = (plan.problem(), plan.problem().forward());
+        Some(RoundParams {
+            sums: SumsParams::of(plan, scratch)?,
+            dq: strided(plan, "dq", buffers::DQ, problem.dq()),
+            softmax_scale: forward.softmax_scale().natural() as f32,
+            blocks: row_blocks(plan, plan.numbered().and_then(Numbered::dq), Mask::None, scratch),
+        })
+    }
+}
+
+impl Inputs<Host> {
+    fn of(plan: &Plan, lookup: Lookup<Host>, ticket: Option<BufferId>) -> Inputs<Host> {
+        let forward = plan.problem().forward();
+        let (scale_log2, into_cap) = units(forward);
+        let [q, k, v, dout] = views(plan);
+        Inputs {
+            q,
+            k,
+            v,
+            dout,
+            scale_log2,
+            into_cap,
+            softmax_scale: forward.softmax_scale().natural() as f32,
+            lookup,
+            ticket,
+            apart: match plan.way() {
+                Way::Numbered(_) => None,
+                Way::Listed(tiles) => {
+                    let [q, k, v, dout] = tiles.rows().map(|rows| rows.batch);
+                    Some(Apart { q, k, v, dout })
+                }
+            },
+        }
+    }
+}
+
+/// Q, K, V and dO as kernels load them. Of an empty tensor nothing is loaded, but a tensor map must be of something: of
+/// one of the other side.
+fn views(plan: &Plan) -> [Passed; 4] {
+    let (problem, forward) = (plan.problem(), plan.problem().forward());
+    let rows = match plan.way() {
+        Way::Numbered(_) => [None; 4],
+        Way::Listed(tiles) => tiles.rows().map(Some),
+    };
+    let tensors = [
+        (buffers::Q, forward.q(), rows[0]),
+        (buffers::K, forward.k(), rows[1]),
+        (buffers::V, forward.v(), rows[2]),
+        (buffers::DOUT, problem.dout(), rows[3]),
+    ];
+    let [q, k, ..] = tensors;
+    let view_of = |given: (BufferId, &TensorDesc, Option<MemoryRows>), other| {
+        let (buffer, tensor, rows) = if given.1.extent().0 == 0 { other } else { given };
+        match rows {
+            None => view(buffer, tensor),
+            Some(rows) => rows_view(buffer, tensor, rows),
+        }
+    };
+    [view_of(q, k), view_of(k, q), view_of(tensors[2], q), view_of(tensors[3], k)]
+}
+
+impl DkvParams<Host> {
+    /// The values of a launch.
+    pub(super) fn of(
+        plan: &Plan,
+        stats: Passed,
+        scratch: &Scratch,
+        ticket: Option<BufferId>,
+    ) -> DkvParams<Host> {
+        let problem = plan.problem();
+        let tiling = plan.dkv().tiling;
+        let (lookup, ticket) = match plan.way() {
+            Way::Numbered(tiles) => {
+                (Lookup::Equal(Geometry::of(tiles.dkv(), tiling, tiles.lens().transposed())), ticket)
+            }
+            Way::Listed(tiles) => {
+                let tables = scratch.tables.expect("sequences are listed");
+                let places = Places::Listed { firsts: tables.firsts, most: tiles.places() };
+                listed(Table::of(tiles.dkv(), tables.keys, tiling, Some(places)), ticket)
+            }
+        };
+        DkvParams {
+            inputs: Inputs::of(plan, lookup, ticket),
+            stats,
+            group: problem.forward().heads().group_size() as u32,
+            dk: strided(plan, "dk", buffers::DK, problem.dk()),
+            dv: strided(plan, "dv", buffers::DV, problem.dv()),
+            sums: SumsParams::of(plan, scratch),
+        }
+    }
+}
+
+/// The lookup of a table, which has the counter of tiles.
+fn listed(table: Table<Host>, ticket: Option<BufferId>) -> (Lookup<Host>, Option<BufferId>) {
+    let ticket = ticket.expect("tiles of a table are drawn from a counter");
+    (Lookup::Listed { table, ticket }, None)
+}
+
+impl DqParams<Host> {
+    /// The values of a launch of the kernel of dQ, if there is one.
+    pub(super) fn of(plan: &Plan, scratch: &Scratch, ticket: Option<BufferId>) -> Option<DqParams<Host>> {
+        let DqBy::Kernel(part) = plan.dq() else { return None };
+        let problem = plan.problem();
+        let (lookup, ticket) = match plan.way() {
+            Way::Numbered(tiles) => {
+                (Lookup::Equal(Geometry::of(tiles.dq()?, part.tiling, tiles.lens())), ticket)
+            }
+            Way::Listed(tiles) => {
+                let table = scratch.tables.expect("sequences are listed").rows;
+                listed(Table::of(tiles.dq()?, table, part.tiling, Some(Places::OfBlocks)), ticket)
+            }
+        };
+        Some(DqParams {
+            inputs: Inputs::of(plan, lookup, ticket),
+            stats: scratch.stats,
+            pairs: pairs(plan),
+            heads: problem.forward().heads().q() as u32,
+            dq: strided(plan, "dq", buffers::DQ, problem.dq()),
+        })
+    }
+}
+
+impl StatsParams<Host> {
+    /// The values of a launch with at least one tile.
+    pub(super) fn of(plan: &Plan, scratch: &Scratch) -> StatsParams<Host> {
+        let (problem, forward) = (plan.problem(), plan.problem().forward());
+        let numbered = plan.numbered();
+        let [batch, heads, rows] = forward.lse_shape().map(|extent| extent as u64);
+        StatsParams {
+            o: strided(plan, "o", buffers::O, forward.o()),
+            dout: strided(plan, "dout", buffers::DOUT, problem.dout()),
+            lse: buffers::LSE,
+            dlse: buffers::DLSE,
+            stats: scratch.stats,
+            pairs: pairs(plan),
+            heads: forward.heads().q() as u32,
+            blocks: row_blocks(plan, numbered.map(Numbered::stats), cleared_mask(plan), scratch),
+            lse_apart: match numbered {
+                Some(_) => None,
+                None => Some(LseApart { batch: if batch > 1 { heads * rows } else { 0 }, head: rows }),
+            },
+            unvisited: numbered.filter(|_| plan.dkv().tile.adds_in_order()).map(Numbered::unvisited_rows),
+            sums: SumsParams::of(plan, scratch),
+        }
+    }
+}
