@@ -171,6 +171,10 @@ pub fn initial(problem: &KnownProblem, program: &Program<Kernel>, values: &Value
         ("k_descale", _) => scales(Scaled::K),
         ("v_descale", _) => scales(Scaled::V),
         ("v_mean", _) => of_numbers(Scaled::means(problem).expect("channels have means"), f32::to_le_bytes),
+        ("sink", _) => {
+            let sink = values.sink.as_ref().expect("values have the problem's sinks");
+            of_numbers(sink.to_vec(), f32::to_le_bytes)
+        }
         ("cu_seqlens_q", _) => of_numbers(problem.rows_q().cu_seqlens(), i32::to_le_bytes),
         ("cu_seqlens_k", _) => of_numbers(problem.rows_k().cu_seqlens(), i32::to_le_bytes),
         ("seqused_q", _) => of_numbers(problem.rows_q().seqused(), i32::to_le_bytes),

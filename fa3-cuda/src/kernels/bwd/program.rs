@@ -5,8 +5,8 @@ use fa3_sched::backward::{ADDED_ROWS, DqBy, Plan};
 use fa3_sched::{Schedule, Scheduler};
 use fa3_types::BackwardProblem;
 
-use super::BwdSpec;
 use super::params::{DkvParams, DqParams, RoundParams, StatsParams, sum_blocks};
+use super::{BwdSpec, sink};
 use crate::kernels::params::Fill;
 use crate::kernels::{Spec, tensors};
 
@@ -43,8 +43,15 @@ pub(super) fn pairs(problem: &BackwardProblem) -> u32 {
     (problem.forward().q().shape.seqlen as u32).div_ceil(2).max(1)
 }
 
-/// The program of a plan; without the steps that have nothing to compute.
+/// The program of a plan; without the steps that have nothing to compute. Behind the buffers without which there is no
+/// program come `sink` and `dsink` (heads) of a problem with sinks.
 pub fn program(plan: &Plan) -> Program<Spec> {
+    let mut program = without_sinks(plan);
+    sink::step(&mut program, plan);
+    program
+}
+
+fn without_sinks(plan: &Plan) -> Program<Spec> {
     let (problem, forward) = (plan.problem(), plan.problem().forward());
     let mut program = Program::new();
     tensors::input(&mut program, "q", forward.q());

@@ -19,6 +19,8 @@ pub enum BwdSpec {
     Dq(PartSpec<DqTile>),
     /// dQ from sums.
     Round(RoundSpec),
+    /// The gradient of sinks.
+    Sink,
 }
 
 /// The spec of the kernel of row statistics.
@@ -80,16 +82,19 @@ pub struct PartSpec<T> {
 impl BwdSpec {
     /// The specs of a plan's kernels, in the order in which they run.
     pub fn of(plan: &Plan) -> Vec<BwdSpec> {
-        [BwdSpec::stats(plan), BwdSpec::dkv(plan)].into_iter().chain(BwdSpec::dq(plan)).collect()
+        let sink = plan.problem().forward().has_sink().then_some(BwdSpec::Sink);
+        let first = [BwdSpec::stats(plan), BwdSpec::dkv(plan)].into_iter();
+        first.chain(BwdSpec::dq(plan)).chain(sink).collect()
     }
 
-    /// The elements of its tensors: f16 or bf16.
-    pub fn elem(&self) -> Elem {
+    /// The elements of Q, K and V: f16 or bf16. `None` if it reads numbers in f32 alone.
+    pub fn elem(&self) -> Option<Elem> {
         match self {
-            BwdSpec::Stats(spec) => spec.elem,
-            BwdSpec::Dkv(spec) => spec.elem,
-            BwdSpec::Dq(spec) => spec.elem,
-            BwdSpec::Round(spec) => spec.elem,
+            BwdSpec::Stats(spec) => Some(spec.elem),
+            BwdSpec::Dkv(spec) => Some(spec.elem),
+            BwdSpec::Dq(spec) => Some(spec.elem),
+            BwdSpec::Round(spec) => Some(spec.elem),
+            BwdSpec::Sink => None,
         }
     }
 

@@ -10,7 +10,8 @@ use super::Shipped;
 use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec};
 
 /// The kernels of plans for the usual head dimensions, in all forms: in bf16 with many tiles with every side of a mask,
-/// with a soft cap and without; in f16 with few tiles without a cap, and with a cap and both sides of the mask.
+/// with a soft cap and without; in f16 with few tiles without a cap, and with a cap and both sides of the mask. A
+/// kernel with products is the same with sinks.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
     const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };
@@ -28,7 +29,10 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     let specs =
         dims.into_iter().flat_map(move |dims| settings.into_iter().flat_map(move |of| specs(dims, of)));
     let mut seen = std::collections::HashSet::new();
-    specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec))
+    specs
+        .chain([BwdSpec::Sink])
+        .filter(move |spec| seen.insert(*spec))
+        .map(|spec| Shipped::new(name(&spec), spec))
 }
 
 /// The kernels of one problem with so many heads.
@@ -68,6 +72,7 @@ fn name(spec: &BwdSpec) -> String {
             };
             format!("bwd/stats/{}/d{dims}{clears}", spec.elem)
         }
+        BwdSpec::Sink => "bwd/sink".to_owned(),
         BwdSpec::Round(spec) => format!("bwd/round/{}/d{}", spec.elem, spec.head_dim),
         BwdSpec::Dkv(spec) => {
             let DkvTile { tile_n, kv_stages, tile_m, stages, division, adds_dq, .. } = spec.tile;
