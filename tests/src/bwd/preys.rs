@@ -6,15 +6,17 @@ use fa3_sim::Rule;
 use fa3_types::{Dtype, Mask};
 
 use super::argued::{
-    ADDING, BUSY_HALVES, CLEARED, DIVIDED, DQ, HALVES, IDLE_HALVES, IN_ORDER, KEYS, NUMBERS, ROUND, STATS,
+    ADDING, BUSY_HALVES, CLEARED, DIVIDED, DQ, HALVES, IDLE_HALVES, IN_ORDER, KEYS, NUMBERS, ROUND, SINK,
+    STATS,
 };
-use super::trials::{Divided, tiny};
+use super::trials::{Divided, tiny, with_sinks};
 use crate::Case;
 use crate::family::Trial;
 use crate::fwd::{dense, device};
 use crate::mutate::Prey;
 
-/// The kernel of the statistics, with what it clears, the one that rounds sums, the dQ kernel, and the dK/dV kernel.
+/// The kernel of the statistics, with what it clears, the one that rounds sums, the dQ kernel, that of dsink, and the
+/// dK/dV kernel.
 ///
 /// # Panics
 /// If one cannot be built.
@@ -27,6 +29,7 @@ pub(super) fn preys() -> Vec<Prey> {
         Prey::of_step("bwd stats, sums", &sums, 0, STATS).with_bounds(),
         Prey::of_step("bwd round", &sums, 2, ROUND).with_bounds(),
         Prey::of_step("bwd dq", &dq, 2, DQ),
+        Prey::of_step("bwd sink", &[(34, (3, 5)), (1, (70, 5))].map(with_sinks), 2, SINK).with_bounds(),
         keys(),
         divided(),
         adding(),

@@ -160,7 +160,17 @@ pub(super) fn small() -> Vec<Trial> {
         case.trial(&device(1), &options)
     };
     let adding = DIVISIONS.iter().filter(|(.., added)| added.is_some());
-    DIVISIONS.into_iter().enumerate().map(trial).chain(adding.map(idle)).collect()
+    let sinks = [(34, (3, 5)), (1, (70, 5))].map(with_sinks);
+    DIVISIONS.into_iter().enumerate().map(trial).chain(adding.map(idle)).chain(sinks).collect()
+}
+
+/// Two heads with sinks in so many sequences. The step of dsink is the third one.
+pub(super) fn with_sinks((batch, lengths): (usize, (usize, usize))) -> Trial {
+    let division = (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst)));
+    let (mut tiny, options) = tiny(division, [2, 2, 1], Mask::Causal, lengths, (2, 1));
+    let problem = dense(Dtype::Bf16, batch, lengths, (2, 1), 64).causal().sink().known();
+    tiny.case = Case::normal("sinks", problem.expect("the lengths are valid"), 4);
+    tiny.trial(&device(2), &options)
 }
 
 /// A case with head dimension 64, and the smallest tiles.
