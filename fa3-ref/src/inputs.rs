@@ -81,8 +81,8 @@ impl<'a, T: Element> Inputs<'a, T> {
     /// Inputs of a problem whose query heads have these sinks, if there are some.
     ///
     /// # Errors
-    /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if there are as many sinks
-    /// as it has not.
+    /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if there are more or
+    /// fewer sinks than it has.
     pub fn with_sink(
         problem: &'a KnownProblem,
         [q, k, v]: [ArrayView4<'a, T>; 3],

@@ -173,7 +173,7 @@ impl ForwardLaw {
 pub struct BackwardLaw {
     oracle: Gradients<f64>,
     bounds: [f64; 3],
-    /// Of dsink; 0 if there is none.
+    /// The bound of dsink; 0 if there is none.
     sink_bound: f64,
 }
 

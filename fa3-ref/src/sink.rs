@@ -8,7 +8,7 @@ use ndarray::{Array1, ArrayView1, Axis};
 
 use crate::{Element, Forward, InputError, Inputs, OutputGradients};
 
-/// What a row of a query head gives.
+/// A row of a query head, as the gradient of the sink takes it.
 pub(crate) struct Row {
     /// The sink's P, exp(sink - LSE).
     pub(crate) p: f64,
@@ -19,7 +19,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// What it adds to dsink.
+    /// Its part of dsink.
     pub(crate) fn gradient(&self) -> f64 {
         self.p * (self.dlse - self.products.iter().sum::<f64>())
     }

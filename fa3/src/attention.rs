@@ -101,8 +101,8 @@ impl<'a, T: Scalar> Attention<'a, T> {
         self
     }
 
-    /// Gives each query head a sink (heads_q), as GPT-OSS has them: the logit of one more key that every row sees, whose
-    /// value is 0. It is neither scaled nor capped. It adds to the softmax's denominator, and to LSE:
+    /// Gives each query head a sink (heads_q), as GPT-OSS has them: the logit of one more key that every row sees,
+    /// whose value is 0. It is neither scaled nor capped. It adds to the softmax's denominator, and to LSE:
     ///
     /// ```text
     /// P = exp(S) / (exp(sink) + Σ exp(S))        LSE = ln (exp(sink) + Σ exp(S))

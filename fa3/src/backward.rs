@@ -8,10 +8,11 @@ use crate::cuda;
 use crate::{Attention, Device, Error, Gradients, Output, OutputGradients, Scalar};
 
 impl<T: Scalar<Output = T>> Attention<'_, T> {
-    /// Computes dQ, dK and dV, and dsink if there are sinks, the gradients of a number φ that was computed from O, and LSE if wanted: Algorithm 3 of
-    /// the paper (arXiv 2407.08608, Appendix B.1). `output` is what [`Attention::forward`] gave for the same call, on
-    /// any device, or an [`Output::new`], `gradients` has ∂φ/∂O, and ∂φ/∂LSE if there is one. The output of another
-    /// call is refused; that of the same call of other values of Q, K and V is not noticed.
+    /// Computes dQ, dK and dV, and dsink if there are sinks, the gradients of a number φ that was computed from O, and
+    /// LSE if wanted: Algorithm 3 of the paper (arXiv 2407.08608, Appendix B.1). `output` is what
+    /// [`Attention::forward`] gave for the same call, on any device, or an [`Output::new`], `gradients` has ∂φ/∂O, and
+    /// ∂φ/∂LSE if there is one. The output of another call is refused; that of the same call of other values of Q, K
+    /// and V is not noticed.
     ///
     /// ```text
     /// S  = softmax_scale · Q Kᵀ     X = mask(cap(S))     P = exp(X − LSE)     D = rowsum(dO ∘ O)

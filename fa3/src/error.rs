@@ -28,7 +28,8 @@ pub enum Error {
         /// The result's shape.
         expected: Vec<usize>,
     },
-    /// O, LSE, the gradient of one of them or the sinks have another shape than the attention call says; nothing was computed.
+    /// O, LSE, the gradient of one of them or the sinks have another shape than the attention call says; nothing was
+    /// computed.
     #[error("{tensor} has shape {given:?}, expected {expected:?}")]
     InputShape {
         /// O, LSE, dO, dLSE or the sinks.

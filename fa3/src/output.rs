@@ -11,8 +11,8 @@ use crate::Error;
 pub struct Output<T> {
     /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or belong to no sequence.
     pub o: Array4<T>,
-    /// Natural log-sum-exp of the scores, and the sink if there is one (batch, heads_q, seqlen_q). -inf in such rows, but
-    /// the sink in rows of a sequence.
+    /// Natural log-sum-exp of the scores, and the sink if there is one (batch, heads_q, seqlen_q). -inf in such rows,
+    /// but the sink in rows of a sequence.
     pub lse: Array3<f32>,
     /// The problem that it was computed from, if that is known.
     call: Option<KnownProblem>,

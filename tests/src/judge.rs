@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! max |o − oracle| ≤ 2 · max |baseline − oracle| + atol + noise
-//! rms (o − oracle) ≤ 2 · rms (baseline − oracle) + 2⁻⁹ · max |oracle|    FP8 only, and 2⁻²⁵ more in f16
+//! rms (o − oracle) ≤ 2 · rms (baseline − oracle) + 2⁻⁹ · max |oracle|    FP8 only, and 2⁻²⁵ more in f16, 2⁻¹¹⁰ in bf16
 //! |lse − oracle|ᵢ  ≤ maxⱼ δᵢⱼ + 1e-5 · max(1, |oracle|ᵢ)        j over the keys that row i sees
 //! ```
 //!
@@ -75,8 +75,8 @@ impl<'a> Judge<'a> {
             let largest =
                 law.oracle().o.iter().filter(|o| o.is_finite()).fold(0.0, |max: f64, o| max.max(o.abs()));
             // Results are rounded to bf16, those of the baseline to f16.
-            // Far below, numbers of f16 are multiples of 2^-24.
-            let least = if precision == Precision::F16 { f64::powi(2.0, -25) } else { 0.0 };
+            // Numbers of f16 are multiples of 2^-24. Others so small are 0 if a factor of theirs is subnormal in f32.
+            let least = f64::powi(2.0, if precision == Precision::F16 { -25 } else { -110 });
             let rmse = 2.0 * norms.rmse + f64::powi(2.0, -9) * largest + least;
             let law = law.with_baseline(&inputs, baseline.view(), precision);
             Fp8Law { law, rmse }

@@ -15,8 +15,9 @@ use crate::kernels::{self, Spec};
 /// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 /// ```
 ///
-/// Its tensors are `q`, `k`, `v` and `o`; `lse`, f32 of [`Problem::lse_shape`], which is written if it is given; `sink`,
-/// f32 (heads_q), of a problem that [has sinks](Problem::has_sink); and for e4m3 `q_descale`, `k_descale` and `v_descale`, f32 of [`Problem::descale_shapes`], where x = descale · code.
+/// Its tensors are `q`, `k`, `v` and `o`; `lse`, f32 of [`Problem::lse_shape`], which is written if it is given; of a
+/// problem that [has sinks](Problem::has_sink) `sink`, f32 (heads_q); and for e4m3 `q_descale`, `k_descale` and
+/// `v_descale`, f32 of [`Problem::descale_shapes`], where x = descale · code.
 /// Scales of heads are not negative, and 1 if they are not given. Scales of blocks are positive, normal and given,
 /// those of channels not negative and given, as are the means `v_mean`, f32 of [`Problem::v_mean_shape`]: V = mean +
 /// descale · code. All but Q, K, V and O are contiguous.

@@ -9,7 +9,8 @@ use super::fwd::buffers;
 use super::{Spec, fwd, quantize, tensors};
 
 /// The program of a plan, without the steps that have nothing to compute. The caller's buffers come first: Q, K, V, O
-/// and LSE, which is optional; sinks, if there are some; of a rotation cosines and sines, and the positions of Q and of K that are listed.
+/// and LSE, which is optional; sinks, if there are some; of a rotation cosines and sines, and the positions of Q and of
+/// K that are listed.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (attention, mut program) = (plan.problem().attention(), Program::new());
     let q = tensors::input(&mut program, "q", attention.q());

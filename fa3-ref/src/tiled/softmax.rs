@@ -80,8 +80,8 @@ impl OnlineSoftmax {
         Step { p: s, rescale }
     }
 
-    /// O = diag(ℓ)⁻¹ O and L = m + log ℓ, in the natural logarithm. ℓ = 0: O = 0, L = -inf. A sink is added to ℓ before,
-    /// relative to the larger of m and itself.
+    /// O = diag(ℓ)⁻¹ O and L = m + log ℓ, in the natural logarithm. ℓ = 0: O = 0, L = -inf. A sink is added to ℓ
+    /// before, relative to the larger of m and itself.
     pub(super) fn finish(&self, mut o: Array2<f32>, sink: f32) -> HeadForward<f32> {
         let sink = f64::from(sink);
         let mut lse = Array1::from_elem(o.nrows(), f32::NEG_INFINITY);

@@ -33,7 +33,7 @@ pub(super) struct RowSoftmax<'k> {
     rounding: RowsVar<'k>,
 }
 
-/// What the end of a tile takes of its softmax.
+/// The results of a tile's softmax.
 pub(super) struct Finished<'k> {
     /// By what O must be multiplied.
     pub(super) inverse: Rows<'k>,

@@ -17,7 +17,7 @@ pub(super) fn gradient<T: Scalar>(call: &Call<'_, T>, sink: ArrayView1<'_, f32>)
     (0..sink.len()).into_par_iter().map(of_head).collect::<Vec<f32>>().into()
 }
 
-/// What the rows of one sequence give.
+/// The part of the rows of one sequence.
 fn of_rows<T: Scalar>(call: &Call<'_, T>, index: usize, head: usize, sink: f32) -> f64 {
     let (batch, first) = call.problem.rows_q().start(index);
     let rows = first..first + call.problem.lengths(index).q;
