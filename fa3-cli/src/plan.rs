@@ -149,11 +149,13 @@ fn check_tiles(given: u32) -> Result<(), NoPicture> {
 
 /// The schedules of the kernels with products.
 fn draw_backward(plan: &backward::Plan) -> Result<String, Box<dyn Error>> {
-    check_tiles(plan.dkv().schedule.num_tiles())?;
-    let mut panels = vec![Panel::of_part("dK, dV", plan.dkv())];
-    if let DqBy::Kernel(dq) = plan.dq() {
-        check_tiles(dq.schedule.num_tiles())?;
-        panels.push(Panel::of_part("dQ", dq));
+    let tiles = plan.numbered().ok_or(NoPicture::Listed)?;
+    check_tiles(tiles.dkv().num_tiles())?;
+    let (dkv, lens) = (plan.dkv(), tiles.lens());
+    let mut panels = vec![Panel::of_part("dK, dV", tiles.dkv(), dkv.tiling, lens.transposed())];
+    if let (DqBy::Kernel(dq), Some(schedule)) = (plan.dq(), tiles.dq()) {
+        check_tiles(schedule.num_tiles())?;
+        panels.push(Panel::of_part("dQ", schedule, dq.tiling, lens));
     }
     Ok(gantt::draw(plan.problem(), "blocks", &panels)?)
 }

@@ -22,6 +22,7 @@ mod memory_rows;
 mod plan;
 mod record;
 mod table;
+mod tiles;
 
 pub use clamped_rows::ClampedRows;
 pub use cut::{Cut, sort_key};
@@ -30,6 +31,7 @@ pub use memory_rows::{MemoryRows, NotInRows};
 pub use plan::{Arrays, Plan, PlanError, Side};
 pub use record::Record;
 pub use table::{Values, ValuesError};
+pub use tiles::{Tiles, section};
 
 /// Words before the first record. The first one is the number of row blocks.
 pub const HEADER: u32 = 4;

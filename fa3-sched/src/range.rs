@@ -16,6 +16,14 @@ pub struct Lens<T> {
     pub k: T,
 }
 
+impl<T> Lens<T> {
+    /// Those of the transposed attention matrix, whose rows are keys.
+    #[must_use]
+    pub fn transposed(self) -> Lens<T> {
+        Lens { q: self.k, k: self.q }
+    }
+}
+
 /// The keys `start .. end` that a query row sees; none if `end` is not above `start`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VisibleKeys<T> {
@@ -124,6 +132,16 @@ impl<T: Int> Tiling<T> {
             Some(right) => (len.k + right + position.lit(1)).sub_sat(to_end).at_most(len.k),
         };
         VisibleKeys { start, end }
+    }
+
+    /// How many rows see no key: they are the first ones.
+    pub fn rows_without_keys(&self, len: Lens<T>) -> T {
+        let unseen = match self.right {
+            None => len.q.lit(0),
+            // Row i sees keys up to i + len.k - len.q + right.
+            Some(right) => len.q.sub_sat(len.k + right),
+        };
+        T::select(len.k.lt(len.k.lit(1)), len.q, unseen)
     }
 
     /// The KV blocks of tile `m_block`; empty if the tile lies past the sequence's end.

@@ -72,7 +72,7 @@ proptest! {
         if let Ok(problem) = BackwardSpec::contiguous(spec.clone()).validate()
             && let Ok(plan) = backward::Plan::with(&problem, &limits, &options)
         {
-            prop_assert!(plan.unvisited_rows() as usize <= problem.dq().shape.seqlen);
+            prop_assert!(plan.numbered().unwrap().unvisited_rows() as usize <= problem.dq().shape.seqlen);
         }
         if let Ok(problem) = Fp8Spec::new(spec).validate() {
             let _ = fp8::Plan::new(&problem, &limits);

@@ -79,8 +79,8 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let deterministic = self.is_deterministic();
-                let (qkv, sinks) = (self.tensors(), self.sinks());
-                Ok(cuda::backward(device, &problem, qkv, sinks, output, gradients, deterministic)?)
+                let (problem, qkv, sinks) = ((&problem, &known), self.tensors(), self.sinks());
+                Ok(cuda::backward(device, problem, qkv, sinks, output, gradients, deterministic)?)
             }
         }
     }

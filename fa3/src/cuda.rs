@@ -203,10 +203,10 @@ impl OutputBuffers {
 }
 
 /// The backward pass of a problem with contiguous tensors, padded, and back. All shapes are the problem's: everything
-/// comes from one [`crate::Attention`].
+/// comes from one [`crate::Attention`], whose lengths are `known`.
 pub(crate) fn backward<T: Scalar>(
     device: &Device,
-    problem: &BackwardProblem,
+    (problem, known): (&BackwardProblem, &KnownProblem),
     qkv: [ArrayView4<'_, T>; 3],
     sink: Option<ArrayView1<'_, f32>>,
     output: &Output<T>,
@@ -229,6 +229,7 @@ pub(crate) fn backward<T: Scalar>(
     let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
     let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
+    let lengths = Lengths::upload(device, &stream, known)?;
     let tensors = Tensors::new(
         [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("dout", &dout)],
         [("dq", &mut dq), ("dk", &mut dk), ("dv", &mut dv)],
@@ -236,7 +237,7 @@ pub(crate) fn backward<T: Scalar>(
     .input("dlse", dlse.as_ref())
     .input("sink", sink.as_ref())
     .output("dsink", dsink.as_mut());
-    backward.run(&stream, tensors, &mut workspace)?;
+    backward.run(&stream, lengths.beside(tensors), &mut workspace)?;
     let [dq, dk, dv] = [dq.download(&stream)?, dk.download(&stream)?, dv.download(&stream)?];
     let array = |x: &TensorDesc, elements, head_dim| {
         unpad(Array4::from_shape_vec(x.shape.dims(), elements).expect("one element each"), head_dim)

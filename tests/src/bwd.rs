@@ -7,6 +7,7 @@
 mod argued;
 mod case;
 mod form;
+mod listed;
 mod preys;
 mod random;
 mod trials;

@@ -6,7 +6,7 @@
 
 mod fp8;
 mod layout;
-mod listed;
+pub(crate) mod listed;
 mod scores;
 pub mod shapes;
 mod trials;
@@ -29,6 +29,7 @@ use crate::mutate::forward_preys;
 use crate::{Arithmetic, Case, Judge, Scaled, Values};
 
 pub use layout::Layout;
+pub use listed::random_packed;
 
 /// Bytes that nobody has written: NaN in every type.
 pub(crate) const UNWRITTEN: u8 = 0xFF;
@@ -175,10 +176,7 @@ pub fn initial(problem: &KnownProblem, program: &Program<Kernel>, values: &Value
             let sink = values.sink.as_ref().expect("values have the problem's sinks");
             of_numbers(sink.to_vec(), f32::to_le_bytes)
         }
-        ("cu_seqlens_q", _) => of_numbers(problem.rows_q().cu_seqlens(), i32::to_le_bytes),
-        ("cu_seqlens_k", _) => of_numbers(problem.rows_k().cu_seqlens(), i32::to_le_bytes),
-        ("seqused_q", _) => of_numbers(problem.rows_q().seqused(), i32::to_le_bytes),
-        ("seqused_k", _) => of_numbers(problem.rows_k().seqused(), i32::to_le_bytes),
+        ("cu_seqlens_q" | "cu_seqlens_k" | "seqused_q" | "seqused_k", _) => list(problem, buffer.name),
         (_, BufferRole::Ticket) => vec![0; buffer.bytes()],
         (_, BufferRole::Output | BufferRole::OptionalOutput | BufferRole::InOut | BufferRole::Scratch) => {
             vec![UNWRITTEN; buffer.bytes()]
@@ -190,6 +188,21 @@ pub fn initial(problem: &KnownProblem, program: &Program<Kernel>, values: &Value
         assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
     }
     arrays
+}
+
+/// The bytes of the list of lengths that has this name.
+///
+/// # Panics
+/// If there is none.
+pub(crate) fn list(problem: &KnownProblem, name: &str) -> Vec<u8> {
+    let numbers = match name {
+        "cu_seqlens_q" => problem.rows_q().cu_seqlens(),
+        "cu_seqlens_k" => problem.rows_k().cu_seqlens(),
+        "seqused_q" => problem.rows_q().seqused(),
+        "seqused_k" => problem.rows_k().seqused(),
+        _ => panic!("{name} is no list of lengths"),
+    };
+    of_numbers(numbers, i32::to_le_bytes)
 }
 
 /// Numbers in memory.

@@ -3,9 +3,8 @@
 use std::fmt::Display;
 use std::ops::Range;
 
-use fa3_sched::backward::Part;
 use fa3_sched::forward::Numbered;
-use fa3_sched::{Makespan, Span, TILE_COST, certified_bound};
+use fa3_sched::{Lens, Makespan, Schedule, Span, TILE_COST, Tiling, certified_bound};
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
@@ -53,10 +52,14 @@ impl Panel {
     }
 
     /// The schedule of a backward kernel, in the same cost model, which knows no waits of tiles for each other.
-    pub(super) fn of_part<T>(name: &'static str, part: &Part<T>) -> Panel {
-        let Part { tiling, lens, schedule, .. } = part;
+    pub(super) fn of_part(
+        name: &'static str,
+        schedule: &Schedule,
+        tiling: Tiling<u32>,
+        lens: Lens<u32>,
+    ) -> Panel {
         let blocks: Vec<u32> =
-            schedule.tiles().map(|tile| tiling.kv_range(tile.m_block, *lens).blocks()).collect();
+            schedule.tiles().map(|tile| tiling.kv_range(tile.m_block, lens).blocks()).collect();
         let costs: Vec<u64> = blocks.iter().map(|&blocks| u64::from(blocks) + TILE_COST).collect();
         let bound = certified_bound(&costs, schedule.sms());
         Panel { name, makespan: schedule.simulate(&costs), blocks, bound }

@@ -1,8 +1,9 @@
 //! A plan for programs.
 
-use fa3_sched::Schedule;
 use fa3_sched::backward::{self, DqBy};
 use fa3_sched::forward::{Cost, CtaTile, Listed, Numbered, OrderComparison, Plan, Registers};
+use fa3_sched::packed::Tiles;
+use fa3_sched::{Schedule, Scheduler};
 use serde_json::{Value, json};
 
 /// The numbers of the text; makespans are in KV blocks.
@@ -35,14 +36,14 @@ pub(super) fn json(plan: &Plan, tiles: &Numbered, orders: Option<&OrderCompariso
 
 /// The numbers of a plan whose sequences a kernel lists.
 pub(super) fn listed(plan: &Plan, listed: &Listed) -> Value {
-    let (tile, table) = (plan.tile(), listed.table());
+    let (tile, table) = (plan.tile(), listed.tiles().table());
     let Registers { entry, producer, consumer } = tile.registers();
     json!({
         "problem": plan.problem().to_string(),
         "tile": json_tile(&tile),
         "order": plan.order().to_string(),
         "scheduler": plan.scheduler().to_string(),
-        "grid": listed.grid(),
+        "grid": listed.tiles().grid(),
         "threads": tile.threads(),
         "sequences": table.count(),
         "most_row_blocks": table.capacity(),
@@ -63,27 +64,57 @@ fn json_tile(tile: &CtaTile) -> Value {
 /// The numbers of a backward plan.
 pub(super) fn backward(plan: &backward::Plan) -> Value {
     let dkv = plan.dkv();
+    let (stats, of_dkv, of_dq) = match plan.way() {
+        backward::Way::Numbered(tiles) => {
+            (tiles.stats().grid(), numbered_tiles(tiles.dkv()), tiles.dq().map(numbered_tiles))
+        }
+        backward::Way::Listed(tiles) => {
+            (tiles.stats_grid(), listed_tiles(tiles.dkv()), tiles.dq().map(listed_tiles))
+        }
+    };
     json!({
         "problem": plan.problem().to_string(),
-        "statistics": { "grid": plan.stats().grid() },
-        "dkv": part(&dkv.tile, dkv.tile.threads(), dkv.tile.smem_bytes(), &dkv.schedule),
+        "statistics": { "grid": stats },
+        "dkv": part(of_dkv, &dkv.tile, dkv.tile.threads(), dkv.tile.smem_bytes()),
         "dq": match plan.dq() {
-            DqBy::Kernel(dq) => part(&dq.tile, dq.tile.threads(), dq.tile.smem_bytes(), &dq.schedule),
-            DqBy::Additions(rounded) => json!({ "added": "in any order", "grid": rounded.grid() }),
-            DqBy::AdditionsInOrder => json!({ "added": "in order" }),
+            DqBy::Kernel(dq) => {
+                of_dq.map(|of_dq| part(of_dq, &dq.tile, dq.tile.threads(), dq.tile.smem_bytes()))
+            }
+            DqBy::Additions => {
+                let grid = plan.numbered().and_then(|tiles| tiles.dq()).map_or(stats, Schedule::grid);
+                Some(json!({ "added": "in any order", "grid": grid }))
+            }
+            DqBy::AdditionsInOrder => Some(json!({ "added": "in order" })),
         },
     })
 }
 
-/// A kernel with products.
-fn part(tile: &impl ToString, threads: u32, smem_bytes: u32, schedule: &Schedule) -> Value {
+/// The tiles of a kernel with products, by their numbers.
+fn numbered_tiles(schedule: &Schedule) -> Value {
     json!({
-        "tile": tile.to_string(),
         "order": schedule.order().to_string(),
         "scheduler": schedule.scheduler().to_string(),
         "grid": schedule.grid(),
-        "threads": threads,
         "tiles": schedule.num_tiles(),
-        "smem_bytes": smem_bytes,
     })
+}
+
+/// The tiles of a kernel with products, by a table.
+fn listed_tiles(tiles: &Tiles) -> Value {
+    json!({
+        "order": tiles.order().to_string(),
+        "scheduler": Scheduler::DynamicPersistent.to_string(),
+        "grid": tiles.grid(),
+        "most_tiles": tiles.most(),
+        "sequences": tiles.table().count(),
+        "table_bytes": 4 * tiles.table().words(),
+    })
+}
+
+/// A kernel with products, which has these tiles.
+fn part(mut tiles: Value, tile: &impl ToString, threads: u32, smem_bytes: u32) -> Value {
+    tiles["tile"] = tile.to_string().into();
+    tiles["threads"] = threads.into();
+    tiles["smem_bytes"] = smem_bytes.into();
+    tiles
 }

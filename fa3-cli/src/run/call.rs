@@ -221,7 +221,7 @@ impl<T: Stored<Output = T>> Attended<'_, '_, T> {
         let computed = settings.device.compute(
             place,
             "dq, dk and dv",
-            |device| Ok(gpu::backward(device, &problem, qkv, output, of)?),
+            |device| Ok(gpu::backward(device, (&problem, &forward), qkv, output, of)?),
             || attention.backward(&Device::Cpu, output, of),
         );
         let Computed { result: gradients, times, place } = computed.map_err(error)?;

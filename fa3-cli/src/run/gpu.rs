@@ -43,13 +43,13 @@ pub(super) fn forward<T: Scalar>(
     Ok((Output::new(o, lse), times))
 }
 
-/// Computes the gradients of such a call from its output, and how long a launch of their kernels takes.
+/// Computes the gradients of such a call, whose lengths are `known`, from its output, and how long a launch of their kernels takes.
 ///
 /// # Errors
 /// No kernel computes the problem, or the driver's.
 pub(super) fn backward<T: Scalar>(
     device: &Device,
-    problem: &BackwardProblem,
+    (problem, known): (&BackwardProblem, &KnownProblem),
     qkv: [ArrayView4<'_, T>; 3],
     output: &Output<T>,
     of: OutputGradients<'_, T>,
@@ -68,13 +68,14 @@ pub(super) fn backward<T: Scalar>(
     let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
     let mut workspace = Workspace::new(device, &stream, backward.workspace_bytes())?;
+    let lengths = Lengths::upload(device, &stream, known)?;
     let times = Times::of_launches(&stream, compile, || {
         let tensors = Tensors::new(
             [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("dout", &dout)],
             [("dq", &mut dq), ("dk", &mut dk), ("dv", &mut dv)],
         )
         .input("dlse", dlse.as_ref());
-        backward.run(&stream, tensors, &mut workspace)
+        backward.run(&stream, lengths.beside(tensors), &mut workspace)
     })?;
 
     let [dq, dk, dv] = [dq.download(&stream)?, dk.download(&stream)?, dv.download(&stream)?];

@@ -29,6 +29,8 @@ mod spec;
 mod stats;
 mod sums;
 
+pub use super::parts::lookup::SequenceForm;
+pub use super::parts::row_blocks::RowsForm;
 pub use program::{buffers, program};
 pub use spec::{BwdSpec, Cleared, PartSpec, RoundSpec, StatsSpec};
 
@@ -44,7 +46,7 @@ impl KernelSpec for BwdSpec {
             BwdSpec::Dkv(spec) => dkv::kernel(spec),
             BwdSpec::Dq(spec) => dq::kernel(spec),
             BwdSpec::Round(spec) => sums::kernel(spec),
-            BwdSpec::Sink => sink::kernel(),
+            BwdSpec::Sink(sequences) => sink::kernel(*sequences),
         }
     }
 }

@@ -35,8 +35,9 @@ mod two_levels;
 #[cfg(test)]
 mod listed_tests;
 
+pub use super::parts::lookup::SequenceForm;
 pub use program::{buffers, program};
-pub use spec::{FwdSpec, SequenceForm};
+pub use spec::FwdSpec;
 
 use fa3_ir::lang::*;
 use fa3_sched::Lens;

@@ -28,7 +28,7 @@ use super::KernelSpec;
 use super::params::{Declare, InKernel};
 
 pub use program::program;
-pub(crate) use program::{step, table};
+pub(crate) use program::{TilesOf, arrays, step};
 pub use spec::Spec;
 
 /// Bytes of a record.
@@ -78,6 +78,7 @@ impl<'k> Writer<'k> {
         let all = of_sequences + behind.blocks;
         let is_first = b.tid().eq(0);
         self.store_record(is_first, count, &behind);
+        self.store_first(is_first, &behind);
         let zero = b.value(0);
         b.guarded(is_first, || b.store_vector(self.params.table.at(0), [all, zero, zero, zero]));
         self.fill(of_sequences, all, |_| count);
@@ -102,6 +103,7 @@ impl<'k> Writer<'k> {
         let [first_block, end] = self.firsts.number(place, blocks, [begin, params.capacity]);
         let record = record.placed(first_block, params.capacity);
         self.store_record(is_there, first + place.rank, &record);
+        self.store_first(is_there, &record);
         self.fill(begin, end, |block| first + self.firsts.search(block));
         end
     }
@@ -116,6 +118,15 @@ impl<'k> Writer<'k> {
                 self.builder.store_vector(at.at(4 * HEADER as i32 + 16 * half), *words);
             }
         });
+    }
+
+    /// Stores where a record's sequence begins in padded arrays, if it is asked for and `is_there` holds.
+    #[track_caller]
+    fn store_first(&self, is_there: V<'k, Pred>, record: &Record<V<'k, B32>>) {
+        if let Some(firsts) = self.params.firsts {
+            let place = self.params.cut.rows(record.first_block);
+            self.builder.guarded(is_there, || self.builder.store(record.sequence.mad_wide(4, firsts), place));
+        }
     }
 
     /// Writes the record of each row block from `begin` to `end`.
@@ -149,7 +160,7 @@ mod tests {
 
     /// The table as the kernel writes it, as far as the host's goes; `words` are what the arrays hold.
     fn in_a_kernel(plan: &Plan, arrays: &[&[i32]], words: usize) -> Vec<u32> {
-        let program = program(plan).map(kernels::Spec::kernel);
+        let program = program(plan, false).map(kernels::Spec::kernel);
         let bytes = |array: &&[i32]| array.iter().flat_map(|x| x.to_le_bytes()).collect();
         let mut before: Vec<Vec<u8>> = arrays.iter().map(bytes).collect();
         before.push(vec![0xFF; 4 * plan.words() as usize]);

@@ -5,6 +5,7 @@ pub(crate) mod kv_blocks;
 pub(crate) mod loader;
 pub(crate) mod lookup;
 pub(crate) mod ping_pong;
+pub(crate) mod row_blocks;
 pub(crate) mod rows_view;
 pub(crate) mod scores;
 pub(crate) mod store_rows;

@@ -1,8 +1,9 @@
 //! Why a problem has no plan.
 
-use fa3_types::{Dtype, ProblemError};
+use fa3_types::{Dtype, ProblemError, TensorName};
 
-use crate::{NotDense, TooManyTiles};
+use crate::packed::NotInRows;
+use crate::{NotDense, TooManyTiles, packed};
 
 /// Problems and options that [`Plan::new`](super::Plan::new) refuses. One sentence each, with the numbers.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -27,6 +28,15 @@ pub enum PlanError {
         "dQ cannot have a tile of its own, as it is given, and be added to by the given tile of dK and dV"
     )]
     DqTwice,
+    #[error(
+        "blocks of {rows} rows of the dQ tile, which sequences whose lengths are data have, must be whole blocks of \
+         {block} rows of the dK/dV tile"
+    )]
+    ListedTiles { rows: u32, block: u32 },
+    #[error("of sequences whose lengths are data the backward kernels take {tensor} with {source}")]
+    ListedRows { tensor: TensorName, source: NotInRows },
+    #[error(transparent)]
+    Table(#[from] packed::PlanError),
     #[error(transparent)]
     Tile(#[from] TileError),
     #[error(transparent)]
@@ -40,8 +50,14 @@ impl PlanError {
             PlanError::Dtype { .. }
             | PlanError::Rows(_)
             | PlanError::Dense(_)
+            | PlanError::ListedRows { .. }
             | PlanError::HeadDim { .. } => true,
-            PlanError::Narrow { .. } | PlanError::DqTwice | PlanError::Tile(_) | PlanError::Tiles(_) => false,
+            PlanError::Narrow { .. }
+            | PlanError::DqTwice
+            | PlanError::ListedTiles { .. }
+            | PlanError::Table(_)
+            | PlanError::Tile(_)
+            | PlanError::Tiles(_) => false,
         }
     }
 }

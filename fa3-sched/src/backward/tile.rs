@@ -92,10 +92,19 @@ impl DkvTile {
     /// The tile for these head dimensions on this device, if there is one: the largest block of rows that fits, with as
     /// many in flight as fit.
     pub fn choose(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
+        DkvTile::choose_among([head_dim, head_dim_v], &[96, 80, 64], limits)
+    }
+
+    /// Chooses the tile for sequences whose lengths are data: its blocks divide the tiles of the dQ kernel.
+    pub fn choose_listed(head_dim: u32, head_dim_v: u32, limits: &DeviceLimits) -> Option<DkvTile> {
+        DkvTile::choose_among([head_dim, head_dim_v], &[64], limits)
+    }
+
+    fn choose_among(dims: [u32; 2], rows: &[u32], limits: &DeviceLimits) -> Option<DkvTile> {
         let divisions = [(Division::Keys, 128), (Division::Gradients, 64)];
-        let mut tiles = divisions.into_iter().flat_map(|division| {
-            [96, 80, 64].into_iter().flat_map(move |tile_m| tiles([head_dim, head_dim_v], division, tile_m))
-        });
+        let mut tiles = divisions
+            .into_iter()
+            .flat_map(|division| rows.iter().flat_map(move |&tile_m| tiles(dims, division, tile_m)));
         tiles.find(|tile| tile.check(limits).is_ok())
     }
 
@@ -337,6 +346,7 @@ mod tests {
                 (DkvTile::choose(head_dim, head_dim_v, &H100), DqTile::choose(head_dim, head_dim_v, &H100));
             let (dkv, dq) = (dkv.unwrap(), dq.unwrap());
             assert!(dkv.head_dim >= head_dim && dkv.head_dim_v >= head_dim_v, "{dkv:?}");
+            assert_eq!(DkvTile::choose_listed(head_dim, head_dim_v, &H100).map(|tile| tile.tile_m), Some(64));
             assert!(dq.head_dim >= head_dim && dq.head_dim_v >= head_dim_v, "{dq:?}");
         }
         assert_eq!(DkvTile::choose(264, 64, &H100), None);

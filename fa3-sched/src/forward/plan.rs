@@ -116,7 +116,7 @@ impl Plan {
     pub fn order(&self) -> Order {
         match &self.way {
             Way::Numbered(numbered) => numbered.schedule().order(),
-            Way::Listed(listed) => listed.order(),
+            Way::Listed(listed) => listed.tiles().order(),
         }
     }
 

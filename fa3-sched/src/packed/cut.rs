@@ -45,6 +45,11 @@ impl<T: Int> Cut<T> {
         self.rows.div_ceil(rows)
     }
 
+    /// Rows of so many whole row blocks.
+    pub fn rows(&self, blocks: T) -> T {
+        blocks * self.rows.divisor()
+    }
+
     /// KV blocks that the longest tile of a sequence visits: that at the end of the sequence where tiles are longest.
     /// A window that is bounded on both sides has longer ones between its ends, by a block or two.
     pub fn cost(&self, len: Lens<T>) -> T {

@@ -132,6 +132,11 @@ impl Plan {
         self.k
     }
 
+    /// Whether there may be rows of Q.
+    pub fn has_rows(&self) -> bool {
+        self.q.rows > 0 && (self.q.arrays.cu_seqlens || self.count > 0)
+    }
+
     /// The mask.
     pub fn mask(&self) -> Mask {
         self.mask

@@ -44,6 +44,18 @@ impl Plan {
         Ok(table)
     }
 
+    /// Where each sequence begins in arrays that pad sequences to whole row blocks, in rows; the rows behind all of them
+    /// last.
+    ///
+    /// # Errors
+    /// [`ValuesError`].
+    pub fn first_places(&self, values: &Values<'_>) -> Result<Vec<u32>, ValuesError> {
+        self.check(values)?;
+        let mut records = self.records(values);
+        records.sort_by_key(|record| record.sequence);
+        Ok(records.iter().map(|record| self.cut().rows(record.first_block)).collect())
+    }
+
     /// The records in the order of the table, that of the rows behind all sequences among them.
     fn records(&self, values: &Values<'_>) -> Vec<Record<u32>> {
         let numbers: Vec<u32> = (0..self.count()).collect();

@@ -2,18 +2,18 @@
 
 use fa3_cuda::kernels::Spec;
 use fa3_cuda::kernels::bwd::{self, buffers};
-use fa3_ir::{BufferId, Kernel, Program};
+use fa3_ir::{BufferId, BufferRole, Kernel, Program};
 use fa3_ref::law::BackwardLaw;
 use fa3_ref::{Forward, Gradients, OutputGradients, Precision, oracle};
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Plan, PlanOptions};
-use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem, TensorDesc};
-use ndarray::{Array1, Array3, Array4};
+use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem, SequenceRows, Shape, TensorDesc};
+use ndarray::{Array1, Array2, Array3, Array4, s};
 
 use crate::family::{Bits, Trial};
-use crate::fwd::{Layout, UNWRITTEN, bytes, numbers, rounded};
+use crate::fwd::{Layout, UNWRITTEN, bytes, list, numbers, rounded};
 use crate::values::Rng;
-use crate::{Case, Values};
+use crate::{Case, Poison, Values};
 
 /// A case, and how its gradients lie in memory.
 #[derive(Clone, Debug)]
@@ -36,6 +36,28 @@ struct Given {
     dlse: Array3<f32>,
 }
 
+impl Given {
+    /// Makes NaN of the rows that take no part in attention.
+    fn poison_unused(&mut self, problem: &KnownProblem) {
+        let used = used_rows(problem.rows_q(), problem.q().shape);
+        let Given { forward: Forward { o, lse }, dlse } = self;
+        for ((batch, row), _) in used.indexed_iter().filter(|(_, used)| !**used) {
+            o.slice_mut(s![batch, row, .., ..]).fill(f32::NAN);
+            [&mut *lse, &mut *dlse].into_iter().for_each(|x| x.slice_mut(s![batch, .., row]).fill(f32::NAN));
+        }
+    }
+}
+
+/// The rows of a tensor of this shape that take part in attention, (batch, seqlen).
+fn used_rows(rows: &SequenceRows, shape: Shape) -> Array2<bool> {
+    let mut used = Array2::from_elem((shape.batch, shape.seqlen), false);
+    for index in 0..rows.count() {
+        let (batch, first) = rows.start(index);
+        used.slice_mut(s![batch, first..first + rows.len(index)]).fill(true);
+    }
+    used
+}
+
 impl BwdCase {
     /// The problem.
     ///
@@ -53,7 +75,8 @@ impl BwdCase {
     fn forward_spec(&self) -> fa3_types::ProblemSpec {
         let problem = &self.case.problem;
         let [q, k, v, o] = [problem.q(), problem.k(), problem.v(), problem.o()].map(|x| *x);
-        let mut spec = fa3_types::ProblemSpec::new(q, k, v, o).mask(problem.mask());
+        let spec = fa3_types::ProblemSpec::new(q, k, v, o).mask(problem.mask());
+        let mut spec = spec.seqs_q(problem.seqs_q()).seqs_k(problem.seqs_k());
         spec.softmax_scale = Some(problem.softmax_scale().natural());
         spec.softcap = problem.softcap().map(|cap| cap.bound());
         spec.sink = problem.has_sink();
@@ -96,7 +119,11 @@ impl BwdCase {
             (true, false) => rng.normal() as f32,
             (true, true) => f32::NAN,
         });
-        Given { forward: Forward { o, lse }, dlse }
+        let mut given = Given { forward: Forward { o, lse }, dlse };
+        if self.case.poison == Poison::BeyondEnd {
+            given.poison_unused(problem);
+        }
+        given
     }
 
     /// The bytes of every buffer before the program runs.
@@ -122,13 +149,14 @@ impl BwdCase {
             unwritten(problem.dk()),
             unwritten(problem.dv()),
         ];
-        for buffer in &program.buffers[buffers::OF_CALLER..] {
-            arrays.push(match (buffer.name, &values.sink) {
-                ("sink", Some(sink)) => sink.iter().flat_map(|x| x.to_le_bytes()).collect(),
-                (name, _) if name.ends_with("ticket") => vec![0; buffer.bytes()],
-                _ => vec![UNWRITTEN; buffer.bytes()],
-            });
-        }
+        let rest = program.buffers[buffers::OF_CALLER..].iter();
+        let rest = rest.map(|buffer| match (buffer.name, buffer.role, &values.sink) {
+            ("sink", _, Some(sink)) => sink.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            (name, BufferRole::Input, _) => list(&self.case.problem, name),
+            (_, BufferRole::Ticket, _) => vec![0; buffer.bytes()],
+            _ => vec![UNWRITTEN; buffer.bytes()],
+        });
+        arrays.extend(rest);
         for (array, bytes) in program.buffers.iter().zip(&arrays) {
             assert_eq!(array.bytes(), bytes.len(), "{} of {problem}", array.name);
         }
@@ -174,19 +202,24 @@ fn floats(bytes: &[u8]) -> Array1<f32> {
     words.iter().copied().map(f32::from_le_bytes).collect()
 }
 
-/// Rows that see no key, and keys that no row sees, have gradients of 0, exactly.
+/// Rows that see no key, keys that no row sees, and rows that take no part have gradients of 0, exactly.
 fn check_independent(problem: &KnownProblem, gradients: &Gradients<f32>) -> Result<(), String> {
-    let len = problem.lengths(0);
-    let sees = |row: usize, key: usize| problem.mask().allows(row, key, len);
-    let idle_rows = (0..len.q).filter(|&row| (0..len.k).all(|key| !sees(row, key))).collect::<Vec<_>>();
-    let idle_keys = (0..len.k).filter(|&key| (0..len.q).all(|row| !sees(row, key))).collect::<Vec<_>>();
-    let parts = [
-        ("dq", &gradients.dq, &idle_rows),
-        ("dk", &gradients.dk, &idle_keys),
-        ("dv", &gradients.dv, &idle_keys),
-    ];
-    for (name, gradient, idle) in parts {
-        let wrong = gradient.indexed_iter().find(|((_, row, _, _), x)| **x != 0.0 && idle.contains(row));
+    let [mut rows, mut keys] = [problem.q(), problem.k()]
+        .map(|tensor| Array2::from_elem((tensor.shape.batch, tensor.shape.seqlen), false));
+    for index in 0..problem.batch() {
+        let len = problem.lengths(index);
+        let [of_q, of_k] = [problem.rows_q(), problem.rows_k()].map(|rows| rows.start(index));
+        for (row, key) in (0..len.q).flat_map(|row| (0..len.k).map(move |key| (row, key))) {
+            if problem.mask().allows(row, key, len) {
+                rows[(of_q.0, of_q.1 + row)] = true;
+                keys[(of_k.0, of_k.1 + key)] = true;
+            }
+        }
+    }
+    let parts = [("dq", &gradients.dq, &rows), ("dk", &gradients.dk, &keys), ("dv", &gradients.dv, &keys)];
+    for (name, gradient, depends) in parts {
+        let wrong =
+            gradient.indexed_iter().find(|((batch, row, _, _), x)| **x != 0.0 && !depends[(*batch, *row)]);
         if let Some((at, x)) = wrong {
             return Err(format!("{name} at {at:?} is {x}, and nothing depends on it"));
         }

@@ -23,7 +23,7 @@ impl Form {
     /// The form of a plan.
     pub fn of(dq: &DqBy) -> Form {
         match dq {
-            DqBy::Additions(_) => Form::AnyOrder,
+            DqBy::Additions => Form::AnyOrder,
             DqBy::AdditionsInOrder => Form::OrderOfKeys,
             DqBy::Kernel(_) => Form::DqKernel,
         }

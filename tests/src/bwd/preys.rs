@@ -9,6 +9,7 @@ use super::argued::{
     ADDING, BUSY_HALVES, CLEARED, DIVIDED, DQ, HALVES, IDLE_HALVES, IN_ORDER, KEYS, NUMBERS, ROUND, SINK,
     STATS,
 };
+use super::listed;
 use super::trials::{Divided, tiny, with_sinks};
 use crate::Case;
 use crate::family::Trial;
@@ -29,7 +30,8 @@ pub(super) fn preys() -> Vec<Prey> {
         Prey::of_step("bwd stats, sums", &sums, 0, STATS).with_bounds(),
         Prey::of_step("bwd round", &sums, 2, ROUND).with_bounds(),
         Prey::of_step("bwd dq", &dq, 2, DQ),
-        Prey::of_step("bwd sink", &[(34, (3, 5)), (1, (70, 5))].map(with_sinks), 2, SINK).with_bounds(),
+        Prey::of_step("bwd sink", &SINKS.map(with_sinks), 2, SINK).with_bounds(),
+        Prey::of_step("bwd sink, listed", &SINKS.map(listed::with_sinks), 4, SINK).with_bounds(),
         keys(),
         divided(),
         adding(),
@@ -38,6 +40,9 @@ pub(super) fn preys() -> Vec<Prey> {
         halves_in_order(),
     ]
 }
+
+/// Sequences, and rows and keys of each: more blocks than a CTA has warps; a block that is not full after one that is.
+const SINKS: [(usize, (usize, usize)); 2] = [(34, (3, 5)), (1, (70, 5))];
 
 fn keys() -> Prey {
     let division = (128, Division::Keys, None);

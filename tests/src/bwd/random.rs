@@ -2,10 +2,11 @@
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::PlanOptions;
-use fa3_types::{Dtype, Mask};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec};
 
 use super::{BwdCase, Form};
 use crate::family::Trial;
+use crate::fwd::listed::{GIVEN, LAYOUTS, problem, random_lengths};
 use crate::fwd::{Layout, dense, device};
 use crate::values::Rng;
 use crate::{Case, Dist, Poison};
@@ -18,15 +19,18 @@ const ROWS: (usize, u64) = (32, 700);
 /// round well: its dQ may be off by 0.290 and is off by 0.297.
 const SLACK: f64 = 1.125;
 
-impl BwdCase {
-    /// A random problem, with tiles that plans choose. Seeds that are equal modulo `kernels` have the same kernels, so
-    /// that many problems take few.
-    ///
-    /// # Panics
-    /// If it cannot be planned.
-    pub fn random(seed: u64, kernels: u64) -> Trial {
-        let mut of_kernel = Rng(seed % kernels);
-        let mut rng = Rng(seed ^ 0xbac << 32);
+/// The part of a random problem on which kernels depend.
+struct OfKernels {
+    dims: (usize, usize),
+    mask: Mask,
+    dtype: Dtype,
+    softcap: Option<f64>,
+    options: PlanOptions,
+    sms: u32,
+}
+
+impl OfKernels {
+    fn random(of_kernel: &mut Rng, rng: &mut Rng) -> OfKernels {
         let dims = [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (40, 72), (128, 32)];
         let (head_dim, head_dim_v) = dims[of_kernel.below(7)];
         let [near, far] = [0, 0].map(|_| rng.below(200) as u32);
@@ -36,26 +40,74 @@ impl BwdCase {
             Mask::Window { left: Some(near), right: Some(far) },
             Mask::Window { left: Some(near), right: None },
         ];
-        let mask = masks[of_kernel.below(4)];
-        let dtype = [Dtype::F16, Dtype::Bf16][of_kernel.below(2)];
-        let softcap = (of_kernel.below(3) == 0).then(|| 2.0 + rng.below(50) as f64);
-        let options = options([head_dim as u32, head_dim_v as u32], of_kernel.below(4));
-        let sms = [2, 132][of_kernel.below(2)];
+        OfKernels {
+            dims: (head_dim, head_dim_v),
+            mask: masks[of_kernel.below(4)],
+            dtype: [Dtype::F16, Dtype::Bf16][of_kernel.below(2)],
+            softcap: (of_kernel.below(3) == 0).then(|| 2.0 + rng.below(50) as f64),
+            options: options([head_dim as u32, head_dim_v as u32], of_kernel.below(4)),
+            sms: [2, 132][of_kernel.below(2)],
+        }
+    }
 
+    /// This problem with what kernels depend on.
+    fn of(&self, spec: ProblemSpec, layout: Layout) -> ProblemSpec {
+        let mut spec = layout.of(spec.head_dim_v(self.dims.1)).mask(self.mask);
+        spec.softcap = self.softcap;
+        spec
+    }
+}
+
+impl BwdCase {
+    /// A random problem, with tiles that plans choose. Seeds that are equal modulo `kernels` have the same kernels, so
+    /// that many problems take few.
+    ///
+    /// # Panics
+    /// If it cannot be planned.
+    pub fn random(seed: u64, kernels: u64) -> Trial {
+        let (mut of_kernel, mut rng) = (Rng(seed % kernels), Rng(seed ^ 0xbac << 32));
+        let of_kernels = OfKernels::random(&mut of_kernel, &mut rng);
         let [seqlen_q, seqlen_k] = [0, 0].map(|_| length(&mut rng));
         let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
         let heads = (heads_kv * group, heads_kv);
-        let spec = dense(dtype, 1 + rng.below(2), (seqlen_q, seqlen_k), heads, head_dim);
-        let mut spec = spec.head_dim_v(head_dim_v).mask(mask);
-        spec.softcap = softcap;
+        let batch = 1 + rng.below(2);
+        let spec = dense(of_kernels.dtype, batch, (seqlen_q, seqlen_k), heads, of_kernels.dims.0);
         let [layout, of_gradients] = [0, 0].map(|_| Layout::ALL[rng.below(4)]);
-        let problem = layout.of(spec).known().expect("all of it is valid");
-        let dist = Dist::ALL[rng.below(Dist::ALL.len() as u64)];
-        let case =
-            Case { name: format!("random {seed}, {dist:?}"), problem, dist, poison: Poison::None, seed };
-        let dlse = rng.below(2) == 0;
-        BwdCase { case, layout: of_gradients, dlse, slack: SLACK }.trial(&device(sms), &options)
+        let problem = of_kernels.of(spec, layout).known().expect("all of it is valid");
+        random_case(seed, &mut rng, problem, of_gradients, Poison::None, &of_kernels)
     }
+
+    /// A random problem of packed sequences, or of dense ones that are in use in part, likewise.
+    ///
+    /// # Panics
+    /// If it cannot be planned.
+    pub fn random_packed(seed: u64, kernels: u64) -> Trial {
+        let (mut of_kernel, mut rng) = (Rng(seed % kernels ^ 0x9ac), Rng(seed ^ 0x9ac << 32));
+        let of_kernels = OfKernels::random(&mut of_kernel, &mut rng);
+        let given = GIVEN[of_kernel.below(GIVEN.len() as u64)];
+        let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
+        let lengths = random_lengths(&mut rng, length);
+        let [layout, of_gradients] = [0, 0].map(|_| given.layout(LAYOUTS[rng.below(3)]));
+        let change = |spec| of_kernels.of(spec, layout);
+        let heads = (heads_kv * group, heads_kv);
+        let problem = problem(given, of_kernels.dtype, heads, of_kernels.dims.0, &lengths, change);
+        random_case(seed, &mut rng, problem, of_gradients, Poison::BeyondEnd, &of_kernels)
+    }
+}
+
+/// A random case of this problem.
+fn random_case(
+    seed: u64,
+    rng: &mut Rng,
+    problem: KnownProblem,
+    layout: Layout,
+    poison: Poison,
+    of_kernels: &OfKernels,
+) -> Trial {
+    let dist = Dist::ALL[rng.below(Dist::ALL.len() as u64)];
+    let case = Case { name: format!("random {seed}, {dist:?}"), problem, dist, poison, seed };
+    let dlse = rng.below(2) == 0;
+    BwdCase { case, layout, dlse, slack: SLACK }.trial(&device(of_kernels.sms), &of_kernels.options)
 }
 
 /// Short lengths as often as long ones.

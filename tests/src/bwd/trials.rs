@@ -4,7 +4,7 @@ use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile, PlanOptions};
 use fa3_types::{Dtype, Mask};
 
-use super::BwdCase;
+use super::{BwdCase, listed};
 use crate::family::Trial;
 use crate::fwd::{Layout, dense, device};
 use crate::{Case, Dist, Poison, covering};
@@ -13,7 +13,7 @@ use crate::{Case, Dist, Poison, covering};
 /// dQ.
 pub(super) type Divided = (u32, Division, Option<(u32, AddOrder)>);
 
-const DIVISIONS: [Divided; 7] = [
+pub(super) const DIVISIONS: [Divided; 7] = [
     (64, Division::Keys, None),
     (128, Division::Keys, None),
     (64, Division::Gradients, None),
@@ -32,7 +32,7 @@ const DQ_TILES: [(u32, u32); 4] = [(64, 16), (64, 48), (128, 32), (128, 16)];
 /// Columns of Q and K, and of V and dO.
 const COLUMNS: [(u32, u32); 4] = [(64, 64), (96, 32), (64, 128), (192, 64)];
 /// Columns that the problem has fewer than the tile.
-const PADDING: [u32; 3] = [0, 8, 24];
+pub(super) const PADDING: [u32; 3] = [0, 8, 24];
 /// Every side of a mask, near and far.
 pub const MASKS: [Mask; 5] = [
     Mask::None,
@@ -41,13 +41,13 @@ pub const MASKS: [Mask; 5] = [
     Mask::Window { left: Some(50), right: None },
     Mask::Window { left: None, right: Some(13) },
 ];
-const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
-const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
+pub(super) const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
+pub(super) const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// (sequences, query heads, key/value heads).
-const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 4, 2), (1, 3, 3)];
+pub(super) const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 4, 2), (1, 3, 3)];
 const DLSE: [bool; 2] = [false, true];
 /// Whether query heads have sinks.
-const SINKS: [bool; 2] = [false, true];
+pub(super) const SINKS: [bool; 2] = [false, true];
 /// The kind of scores.
 pub const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::Low];
 /// Fewer SMs than there are tiles, and more.
@@ -91,7 +91,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         let ways = [Some(PlanOptions::default())].into_iter().chain(adding);
         ways.flatten().map(move |options| of_choice(dims, &options, seed))
     });
-    features.chain(chosen).collect()
+    features.chain(chosen).chain(listed::trials(seed)).collect()
 }
 
 /// A trial with these levels.
@@ -160,8 +160,9 @@ pub(super) fn small() -> Vec<Trial> {
         case.trial(&device(1), &options)
     };
     let adding = DIVISIONS.iter().filter(|(.., added)| added.is_some());
+    let equal = DIVISIONS.into_iter().enumerate().map(trial).chain(adding.map(idle));
     let sinks = [(34, (3, 5)), (1, (70, 5))].map(with_sinks);
-    DIVISIONS.into_iter().enumerate().map(trial).chain(adding.map(idle)).chain(sinks).collect()
+    equal.chain(sinks).chain(listed::small()).collect()
 }
 
 /// Two heads with sinks in so many sequences. The step of dsink is the third one.
@@ -193,7 +194,7 @@ pub(super) fn tiny(
 }
 
 /// Plans with these tiles. One that adds to dQ leaves no other kernel of dQ.
-fn tiles(dkv: DkvTile, dq: DqTile) -> PlanOptions {
+pub(super) fn tiles(dkv: DkvTile, dq: DqTile) -> PlanOptions {
     let options = PlanOptions::default().dkv(dkv);
     if dkv.adds_dq.is_some() { options } else { options.dq(dq) }
 }

@@ -1,19 +1,20 @@
 //! Problems whose lengths are data: packed sequences, and dense ones that are used in part.
 
-use fa3_sched::forward::{CtaTile, Loads};
+use fa3_sched::forward::{CtaTile, Loads, PlanOptions};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
 
 use super::shapes::{TINY, TINY_FP8, dtype, others};
 use super::trials::{MASKS, SINKS, SOFTCAPS, trial};
 use super::{Layout, with_tile};
 use crate::family::Trial;
+use crate::values::Rng;
 use crate::{Case, Dist, Poison, covering};
 
 /// Lengths of sequences of Q and of K, in terms of a tile of m x n.
-type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
+pub(crate) type Lengths = fn(usize, usize) -> Vec<(usize, usize)>;
 
 /// One sequence and none; lengths around those of tiles, and 0; many short ones beside a long one; more rows than keys.
-const LENGTHS: [Lengths; 5] = [
+pub(crate) const LENGTHS: [Lengths; 5] = [
     |m, n| vec![(m + 9, 3 * n + 7)],
     |_, _| vec![],
     |m, n| vec![(m - 1, n), (0, 5), (m, n - 1), (m + 1, n + 1), (3, 0), (0, 0), (1, 1)],
@@ -23,7 +24,7 @@ const LENGTHS: [Lengths; 5] = [
 
 /// How lengths are given.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Given {
+pub(crate) enum Given {
     /// `cu_seqlens` of Q and of K.
     Packed,
     /// The same, with rows behind the last sequence.
@@ -38,7 +39,15 @@ enum Given {
     PackedOverDense,
 }
 
-const GIVEN: [Given; 6] = [
+impl Given {
+    /// The layout, or one whose rows can be numbered: those of several interleaved sequences cannot.
+    pub(crate) fn layout(self, layout: Layout) -> Layout {
+        let is_dense = matches!(self, Given::InPart | Given::KeysInPart | Given::PackedOverDense);
+        if is_dense && layout == Layout::Interleaved { Layout::Contiguous } else { layout }
+    }
+}
+
+pub(crate) const GIVEN: [Given; 6] = [
     Given::Packed,
     Given::Behind,
     Given::PackedInPart,
@@ -49,7 +58,7 @@ const GIVEN: [Given; 6] = [
 
 /// (query heads, key/value heads).
 const HEADS: [(usize, usize); 4] = [(1, 1), (3, 1), (4, 2), (3, 3)];
-const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Interleaved];
+pub(crate) const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::HeadsFirst, Layout::Interleaved];
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 const DISTS: [Dist; 2] = [Dist::Normal, Dist::Increasing];
 
@@ -83,9 +92,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         let dtype = if tile.precision.is_fp8() { Dtype::E4m3 } else { DTYPES[of_16_bits] };
         let lengths = LENGTHS[lengths](tile.tile_m as usize, tile.tile_n as usize);
         let (given, layout) = (GIVEN[given], LAYOUTS[layout]);
-        // Rows of several interleaved sequences cannot be numbered.
-        let is_dense = matches!(given, Given::InPart | Given::KeysInPart | Given::PackedOverDense);
-        let layout = if is_dense && layout == Layout::Interleaved { Layout::Contiguous } else { layout };
+        let layout = given.layout(layout);
         let change = |spec: ProblemSpec| {
             let mut spec = layout.of(spec.head_dim_v(tile.head_dim_v as usize)).mask(MASKS[mask]);
             (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
@@ -97,6 +104,53 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         trial(case, 3, &with_tile(tile))
     };
     covering(&levels, 0).into_iter().map(of_levels).collect()
+}
+
+/// A random problem, with tiles that plans choose. Seeds that are equal modulo `kernels` have the same kernels, so that
+/// many problems take few.
+///
+/// # Panics
+/// If it cannot be planned.
+pub fn random_packed(seed: u64, kernels: u64) -> Trial {
+    let (mut of_kernel, mut rng) = (Rng(seed % kernels ^ 0xf3d), Rng(seed ^ 0xf3d << 32));
+    let dims: [(usize, usize); 7] =
+        [(64, 64), (128, 128), (256, 256), (192, 128), (96, 96), (40, 72), (128, 64)];
+    let (mut head_dim, mut head_dim_v) = dims[of_kernel.below(7)];
+    let dtype = [Dtype::F16, Dtype::Bf16, Dtype::E4m3][of_kernel.below(3)];
+    if dtype == Dtype::E4m3 {
+        (head_dim, head_dim_v) = (head_dim.next_multiple_of(16), head_dim_v.next_multiple_of(16));
+    }
+    let (mask, given) = (MASKS[of_kernel.below(MASKS.len() as u64)], GIVEN[of_kernel.below(6)]);
+    let softcap = SOFTCAPS[of_kernel.below(SOFTCAPS.len() as u64)];
+    let (heads_kv, group) = (1 + rng.below(3), 1 + rng.below(3));
+    let any = |rng: &mut Rng| 1 + rng.below(700);
+    let lengths = random_lengths(&mut rng, any);
+    let layout = given.layout(LAYOUTS[rng.below(3)]);
+    let change = |spec: ProblemSpec| {
+        let mut spec = layout.of(spec.head_dim_v(head_dim_v)).mask(mask);
+        spec.softcap = softcap;
+        spec
+    };
+    let problem = problem(given, dtype, (heads_kv * group, heads_kv), head_dim, &lengths, change);
+    let dist = DISTS[rng.below(2)];
+    let case =
+        Case { name: format!("random {seed}, {dist:?}"), problem, dist, poison: Poison::BeyondEnd, seed };
+    trial(case, 132, &PlanOptions::default())
+}
+
+/// Rows of Q and of K of up to nine sequences, some of which are short or empty, and of another one anywhere among
+/// them, which is as long as `one` says.
+pub(crate) fn random_lengths(rng: &mut Rng, one: impl Fn(&mut Rng) -> usize) -> Vec<(usize, usize)> {
+    const MOST: u64 = 400;
+    let any = |rng: &mut Rng| {
+        let most = 1 + rng.below(MOST);
+        rng.below(most as u64)
+    };
+    let mut lengths = vec![(one(rng), one(rng))];
+    lengths.extend((0..rng.below(9)).map(|_| (any(rng), any(rng))));
+    let at = rng.below(lengths.len() as u64);
+    lengths.swap(0, at);
+    lengths
 }
 
 /// Several tiles a CTA, to run under many schedules.
@@ -122,7 +176,7 @@ pub(super) fn small() -> Vec<Trial> {
 }
 
 /// The problem of sequences of these lengths.
-fn problem(
+pub(crate) fn problem(
     given: Given,
     dtype: Dtype,
     heads: (usize, usize),

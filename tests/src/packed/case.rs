@@ -1,6 +1,7 @@
 //! A batch of sequences with its lengths, and the table that must come out.
 
 use fa3_cuda::kernels::{Spec, packed};
+use fa3_ir::BufferId;
 use fa3_sched::packed::{Arrays, Plan, Side, Values};
 use fa3_types::Mask;
 
@@ -43,6 +44,8 @@ pub struct Case {
     pub tile: [u32; 2],
     /// The mask.
     pub mask: Mask,
+    /// Whether first places are written, too.
+    pub firsts: bool,
     /// The seed of lengths.
     pub seed: u64,
 }
@@ -70,7 +73,8 @@ impl Case {
             seqused_k: &k.seqused,
         };
         let table = plan.table(&values).unwrap_or_else(|error| panic!("{self:?}: {error}"));
-        let program = packed::program(&plan).map(Spec::kernel);
+        let firsts = plan.first_places(&values).unwrap_or_else(|error| panic!("{self:?}: {error}"));
+        let program = packed::program(&plan, self.firsts).map(Spec::kernel);
         let bytes = |array: &[i32]| array.iter().flat_map(|x| x.to_le_bytes()).collect();
         let before = program.buffers.iter().map(|buffer| match buffer.name {
             "cu_seqlens_q" => bytes(&q.cu_seqlens),
@@ -80,7 +84,11 @@ impl Case {
             _ => vec![UNWRITTEN; buffer.bytes()],
         });
         let before = before.collect();
-        let judge = move |_: &[Vec<u8>], after: &[Vec<u8>]| judge(&table, after.last().map_or(&[], |x| x));
+        let expected = [("table", table), ("first_places", firsts)];
+        let written = expected.map(|(name, words)| program.find(name).map(|BufferId(at)| (at, words)));
+        let judge = move |_: &[Vec<u8>], after: &[Vec<u8>]| {
+            written.iter().flatten().try_for_each(|(at, words)| judge(words, &after[*at]))
+        };
         Trial { name: format!("{self:?}"), program, before, bits: Bits::Inputs, judge: Box::new(judge) }
     }
 
@@ -136,13 +144,13 @@ fn garbage(entry: i32, rng: &mut Rng) -> i32 {
     }
 }
 
-/// Compares the device's words with the table, and what follows with what was there.
-fn judge(table: &[u32], words: &[u8]) -> Result<(), String> {
+/// Compares the device's words with those of the host, and what follows with what was there.
+fn judge(expected: &[u32], words: &[u8]) -> Result<(), String> {
     let unwritten = u32::from_le_bytes([UNWRITTEN; 4]);
     let words = words.as_chunks().0.iter().copied().map(u32::from_le_bytes);
-    let expected = table.iter().copied().chain(std::iter::repeat(unwritten));
+    let expected = expected.iter().copied().chain(std::iter::repeat(unwritten));
     match words.zip(expected).enumerate().find(|(_, (given, expected))| given != expected) {
-        Some((at, (given, expected))) => Err(format!("word {at} of the table is {given}, not {expected}")),
+        Some((at, (given, expected))) => Err(format!("word {at} of an array is {given}, not {expected}")),
         None => Ok(()),
     }
 }

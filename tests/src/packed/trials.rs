@@ -28,10 +28,19 @@ const MASKS: [Mask; 5] = [
 ];
 const TILES: [[u32; 2]; 3] = [[128, 128], [192, 80], [64, 176]];
 const BEHIND: [bool; 2] = [true, false];
+const FIRSTS: [bool; 2] = [false, true];
 
 /// Any two levels of two factors meet.
-const LEVELS: [usize; 7] =
-    [COUNTS.len(), LENGTHS.len(), ARRAYS.len(), ARRAYS.len(), MASKS.len(), TILES.len(), BEHIND.len()];
+const LEVELS: [usize; 8] = [
+    COUNTS.len(),
+    LENGTHS.len(),
+    ARRAYS.len(),
+    ARRAYS.len(),
+    MASKS.len(),
+    TILES.len(),
+    BEHIND.len(),
+    FIRSTS.len(),
+];
 
 /// The covering array.
 pub(super) fn trials(seed: u64) -> Vec<Trial> {
@@ -43,7 +52,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
 }
 
 fn of_levels(row: &[usize], seed: u64) -> Case {
-    let &[count, lengths, q, k, mask, tile, behind] = row else {
+    let &[count, lengths, q, k, mask, tile, behind, firsts] = row else {
         unreachable!("a row has a level for each factor");
     };
     Case {
@@ -51,6 +60,7 @@ fn of_levels(row: &[usize], seed: u64) -> Case {
         arrays: [ARRAYS[q], ARRAYS[k]],
         lengths: LENGTHS[lengths],
         behind: BEHIND[behind],
+        firsts: FIRSTS[firsts],
         tile: TILES[tile],
         mask: MASKS[mask],
         seed,
@@ -62,6 +72,7 @@ const SMALL: Case = Case {
     arrays: [ARRAYS[1]; 2],
     lengths: Lengths::Any,
     behind: true,
+    firsts: true,
     tile: [128, 128],
     mask: Mask::Causal,
     seed: 1,

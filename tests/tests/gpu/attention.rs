@@ -11,17 +11,18 @@ mod trial;
 
 use fa3_cuda::host::Device;
 use fa3_ref::rows::SatisfiedRows;
+use fa3_tests::fwd;
 use fa3_types::Dtype;
 use rayon::prelude::*;
 
-use crate::{Check, Fallible};
+use crate::{Check, Fallible, random};
 use judge::judge;
 use trial::{Bench, Inputs, Trial};
 
 /// Failures of a group that are printed.
 const PRINTED: usize = 10;
 
-pub(crate) const CHECKS: [(&str, Check); 15] = [
+pub(crate) const CHECKS: [(&str, Check); 16] = [
     ("attention::two_head_dims", |device| group(device, &groups::wide())),
     ("attention::softcap", |device| group(device, &groups::capped())),
     ("attention::scales", |device| group(device, &groups::scaled())),
@@ -31,6 +32,7 @@ pub(crate) const CHECKS: [(&str, Check); 15] = [
     ("attention::all_sizes_bf16", |device| group(device, &groups::sizes(Dtype::Bf16))),
     ("attention::all_sizes_f16", |device| group(device, &groups::sizes(Dtype::F16))),
     ("attention::fp8", |device| group(device, &groups::fp8())),
+    ("attention::random_packed_problems", |device| random::problems(device, fwd::random_packed)),
     ("attention::bits_whoever_computes", repeat::schedulers),
     ("attention::bits_beside_nan", repeat::neighbours),
     ("attention::bits_1000_times", repeat::repetitions),

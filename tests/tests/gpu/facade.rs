@@ -14,7 +14,7 @@ use crate::{Check, Fallible};
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 31] = [
+pub(crate) const CHECKS: [(&str, Check); 36] = [
     ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
@@ -57,6 +57,23 @@ pub(crate) const CHECKS: [(&str, Check); 31] = [
     ("facade::backward_padded_wide_rows", |_| backward::law((1, (70, 90), (2, 2), (7, 255)), windowed)),
     ("facade::backward_sink", |_| {
         backward::law::<bf16>((2, (300, 250), (4, 2), (64, 64)), |attention| sinks(attention).causal())
+    }),
+    ("facade::backward_packed_sink", |_| {
+        backward::law::<bf16>((1, (700, 900), (4, 2), (64, 64)), |x| packed(sinks(x)))
+    }),
+    ("facade::backward_packed", |_| backward::law::<bf16>((1, (700, 900), (4, 2), (128, 128)), packed)),
+    ("facade::backward_packed_padded_rows", |_| {
+        backward::law::<f16>((1, (700, 900), (2, 1), (33, 100)), packed)
+    }),
+    ("facade::backward_packed_in_part", |_| {
+        backward::law::<f16>((1, (700, 900), (3, 1), (64, 96)), |x| {
+            windowed(packed(x)).seqused_k(&[5, 100, 0, 0, 333])
+        })
+    }),
+    ("facade::backward_used_in_part", |_| {
+        backward::law::<bf16>((3, (130, 200), (2, 1), (256, 256)), |x| {
+            x.seqused_q(&[130, 0, 77]).seqused_k(&[9, 4, 200])
+        })
     }),
     ("facade::backward_deterministic", backward::deterministic),
     ("facade::backward_refusals", |_| backward::refused()),

@@ -12,6 +12,7 @@ mod families;
 mod host;
 mod plans;
 mod quantize;
+mod random;
 
 use std::error::Error;
 use std::process::ExitCode;

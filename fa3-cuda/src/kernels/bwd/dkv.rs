@@ -10,20 +10,23 @@ mod share;
 mod writer;
 
 use fa3_ir::lang::*;
-use fa3_sched::backward::{ADDED_ROWS, Division, DkvTile};
+use fa3_sched::backward::{Division, DkvTile};
 
 use self::columns::Columns;
 use self::in_order::InOrder;
 use super::PartSpec;
-use super::gradients::{Scores, registers, registers_tile, visible, write};
+use super::gradients::{Scores, clear_unused, registers, registers_tile, visible, write};
 use super::params::{DkvParams, SumsParams, stats_tile};
+use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::kv_blocks::{KvBlock, KvBlocks};
 use crate::kernels::parts::loader::Feed;
+use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Visible;
-use crate::kernels::parts::tiles::Tiles;
+use crate::kernels::parts::strided::Strided;
+use crate::kernels::parts::works::Works;
 
 /// The state that the roles share.
 struct Dkv<'k> {
@@ -34,7 +37,7 @@ struct Dkv<'k> {
     v: Feed<'k>,
     /// Blocks of Q, of two numbers a row, and of dO.
     rows: Ring<'k, 3>,
-    tiles: Tiles<'k>,
+    works: Works<'k>,
 }
 
 /// Where dQ goes, if it is added up.
@@ -55,7 +58,8 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
     let tile = &spec.tile;
     Kernel::build("bwd_dkv", Launch::threads(tile.threads()), |b| {
         let mut params = DkvParams::<Form>::form(spec).pass(&mut Declare(b));
-        let adding = params.sums.take().map(|sums| Adding::declare(b, spec, sums));
+        let lookup = params.inputs.lookup;
+        let adding = params.sums.take().map(|sums| Adding::declare(b, spec, &lookup, sums));
         let (warps, inputs) = (4 * tile.consumers(), &params.inputs);
         let of_one = match tile.division {
             Division::Keys => warps,
@@ -63,13 +67,8 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
         };
         let [q, dout] = [inputs.q.shape(), inputs.dout.shape()];
         let rows = [("q", q), ("stats", stats_tile(tile.tile_m)), ("dout", dout)];
-        let tiles = Tiles::declare(
-            b,
-            spec.scheduler,
-            inputs.geometry.tiles,
-            inputs.ticket,
-            warps + writer::warps(tile),
-        );
+        let walkers = warps + writer::warps(tile);
+        let works = Works::declare(b, spec.scheduler, &inputs.lookup, inputs.ticket, walkers);
         let dkv = Dkv {
             builder: b,
             spec: *spec,
@@ -77,7 +76,7 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
             k: Feed::declare(b, "k", inputs.k, tile.kv_stages, of_one),
             v: Feed::declare(b, "v", inputs.v, tile.kv_stages, of_one),
             rows: b.ring("rows", tile.stages, warps, rows),
-            tiles: if tile.adds_in_order() { tiles.in_order() } else { tiles },
+            works: if tile.adds_in_order() { works.in_order() } else { works },
             params,
         };
         let hand_over = match tile.division {
@@ -108,7 +107,12 @@ pub(super) fn kernel(spec: &PartSpec<DkvTile>) -> Kernel {
 
 impl<'k> Adding<'k> {
     #[track_caller]
-    fn declare(b: &'k Builder, spec: &PartSpec<DkvTile>, mut sums: SumsParams<InKernel<'k>>) -> Adding<'k> {
+    fn declare(
+        b: &'k Builder,
+        spec: &PartSpec<DkvTile>,
+        lookup: &Lookup<InKernel<'k>>,
+        mut sums: SumsParams<InKernel<'k>>,
+    ) -> Adding<'k> {
         let tile = &spec.tile;
         let warps = 4 * tile.consumers();
         let shape = TileShape::new(spec.elem, tile.tile_n, tile.tile_m);
@@ -116,16 +120,16 @@ impl<'k> Adding<'k> {
         Adding {
             ds: b.stored_ring("ds", 2, [warps, readers], [("ds", shape)]),
             dq: b.stored_ring("dq", tile.consumers(), [1, 4], [("dq", registers_tile(tile.head_dim))]),
-            in_order: sums.in_order.take().map(|order| InOrder::declare(b, tile, order)),
+            in_order: sums.in_order.take().map(|order| InOrder::declare(b, tile, lookup, order)),
             ping_pong: PingPong::declare(b, tile.consumers()),
             sums,
         }
     }
 
-    /// The number of the block of sums that begins with `row`.
+    /// The number of the block of sums that begins at this place.
     #[track_caller]
-    fn number(&self, [batch, head, row]: [V<'k, B32>; 3]) -> V<'k, B32> {
-        self.sums.number([batch, head, row >> ADDED_ROWS.ilog2()])
+    fn number(&self, place: [V<'k, B32>; 3]) -> V<'k, B32> {
+        self.sums.number(place)
     }
 }
 
@@ -137,24 +141,40 @@ impl<'k> Dkv<'k> {
         b.once_per_role(|| {
             let (mut k, mut v) = (self.k.loader(), self.v.loader());
             let mut slots = self.rows.producer();
-            self.tiles.produce(|tile, fetch_next| {
-                let work = params.inputs.geometry.work(tile);
-                let Work { batch, head: kv_head, row: key, .. } = work;
+            self.works.produce(|work, fetch_next| {
+                let Work { head: kv_head, row: key, .. } = work;
+                let [of_q, of_k, of_v, of_dout] = params.inputs.sequences(&work, TilesOf::Keys);
                 b.if_uniform(self.visits(&work), || {
-                    k.load(kv_head, key, batch); // A3:7-8
-                    v.load(kv_head, key, batch); // A3:7-8
+                    k.load(kv_head, key, of_k); // A3:7-8
+                    v.load(kv_head, key, of_v); // A3:7-8
                     self.for_each_row(&work, |head, row| {
                         // A3:9
                         let mut slot = slots.acquire(); // A3:10
-                        slot.load(0, &params.inputs.q, (0, head, row, batch)); // A3:11
-                        slot.load(1, &params.stats, (0, row >> 1, head, batch)); // A3:20
-                        slot.load(2, &params.inputs.dout, (0, head, row, batch)); // A3:11
+                        of_q.load(&mut slot, 0, &params.inputs.q, [head, row]); // A3:11
+                        let [batch, head, place] = self.place(&work, head, row);
+                        slot.load(1, &params.stats, (0, place >> 1, head, batch)); // A3:20
+                        of_dout.load(&mut slot, 2, &params.inputs.dout, [head, row]); // A3:11
                         slot.commit(); // A3:12
                     });
                 });
                 fetch_next();
             });
         });
+    }
+
+    /// The sequence, head and row of arrays with places for rows of Q: of a table they are all of one sequence.
+    #[track_caller]
+    fn place(&self, work: &Work<V<'k, B32>>, head: V<'k, B32>, row: V<'k, B32>) -> [V<'k, B32>; 3] {
+        match work.listed.and_then(|listed| listed.place) {
+            None => [work.batch, head, row],
+            Some(place) => [self.builder.value(0), head, place + row],
+        }
+    }
+
+    /// The number of a row of Q in memory: in a packed tensor, or in the sequence of a dense one.
+    #[track_caller]
+    fn row_in_memory(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> V<'k, B32> {
+        work.listed.map_or(row, |listed| listed.k_row + row)
     }
 
     /// Runs `body` for every head of Q that shares a tile's keys, and every block of its rows that sees some.
@@ -188,10 +208,11 @@ impl<'k> Dkv<'k> {
         self.builder.for_each((head, head + self.params.group), 1, body);
     }
 
-    /// Whether tiles that see none may come after others: those of keys before what the first row sees.
+    /// Whether tiles that see none may come after others: those of keys before what the first row sees, or of a sequence
+    /// without rows.
     fn has_idle_tiles(&self) -> bool {
         let (_, last) = self.spec.mask.reach();
-        last.is_some()
+        last.is_some() || self.spec.sequences == SequenceForm::Listed
     }
 
     /// Whether a tile sees any.
@@ -286,17 +307,32 @@ impl<'k> Dkv<'k> {
     /// Writes a tile's dK.
     #[track_caller]
     fn write_dk(&self, dk: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
-        let (inputs, spec) = (&self.params.inputs, &self.spec);
-        let to = [work.batch, work.head, key];
-        let scale = Some(inputs.softmax_scale);
-        write(dk, scale, &self.params.dk, to, work.lens.q, (spec.elem, spec.head_dim));
+        let (params, columns) = (&self.params, self.spec.head_dim);
+        self.write(dk, Some(params.inputs.softmax_scale), (&params.dk, columns), work, key);
     }
 
     /// Writes a tile's dV.
     #[track_caller]
     fn write_dv(&self, dv: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
-        let (spec, to) = (&self.spec, [work.batch, work.head, key]);
-        write(dv, None, &self.params.dv, to, work.lens.q, (spec.elem, spec.head_dim_v));
+        self.write(dv, None, (&self.params.dv, self.spec.head_dim_v), work, key);
+    }
+
+    /// Writes a tile's gradient, times `factor`; zeros of keys that are not in use.
+    #[track_caller]
+    fn write(
+        &self,
+        mut gradient: Frag<'k>,
+        factor: Option<V<'k, F32>>,
+        (to, columns): (&Strided<InKernel<'k>>, u32),
+        work: &Work<V<'k, B32>>,
+        key: V<'k, B32>,
+    ) {
+        let (mut row, mut end) = (key, work.lens.q);
+        if let Some(listed) = work.listed {
+            clear_unused(&mut gradient, key, work.lens.q);
+            (row, end) = (listed.q_row + key, listed.q_row + listed.q_rows);
+        }
+        write(gradient, factor, to, [work.batch, work.head, row], end, (self.spec.elem, columns));
     }
 }
 

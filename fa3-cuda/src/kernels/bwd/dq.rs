@@ -4,14 +4,15 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::DqTile;
 
 use super::PartSpec;
-use super::gradients::{Scores, registers, visible, write};
+use super::gradients::{Scores, clear_unused, registers, visible, write};
 use super::params::DqParams;
+use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::kv_blocks::KvBlocks;
 use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::scores::Visible;
-use crate::kernels::parts::tiles::Tiles;
+use crate::kernels::parts::works::Works;
 
 /// The state that the roles share.
 struct Dq<'k> {
@@ -22,7 +23,7 @@ struct Dq<'k> {
     dout: Feed<'k>,
     k: Feed<'k>,
     v: Feed<'k>,
-    tiles: Tiles<'k>,
+    works: Works<'k>,
 }
 
 /// The kernel.
@@ -38,7 +39,7 @@ pub(super) fn kernel(spec: &PartSpec<DqTile>) -> Kernel {
             dout: Feed::declare(b, "dout", inputs.dout, 1, warps),
             k: Feed::declare(b, "k", inputs.k, tile.k_stages, warps),
             v: Feed::declare(b, "v", inputs.v, tile.v_stages, warps),
-            tiles: Tiles::declare(b, spec.scheduler, inputs.geometry.tiles, inputs.ticket, warps),
+            works: Works::declare(b, spec.scheduler, &inputs.lookup, inputs.ticket, warps),
             params,
         };
         b.init_mbarriers();
@@ -58,15 +59,16 @@ impl<'k> Dq<'k> {
             let (mut q, mut dout) = (self.q.loader(), self.dout.loader());
             let (mut k, mut v) = (self.k.loader(), self.v.loader());
             let keys = self.spec.tile.tile_n;
-            self.tiles.produce(|tile, fetch_next| {
-                let Work { batch, head, kv_head, row, kv, .. } = self.params.inputs.geometry.work(tile);
+            self.works.produce(|work, fetch_next| {
+                let Work { head, kv_head, row, kv, .. } = work;
+                let [of_q, of_k, of_v, of_dout] = self.params.inputs.sequences(&work, TilesOf::Rows);
                 b.if_uniform(kv.first.lt(kv.end), || {
-                    q.load(head, row, batch);
-                    dout.load(head, row, batch);
+                    q.load(head, row, of_q);
+                    dout.load(head, row, of_dout);
                     let (first, last) = (kv.first * keys, kv.end * keys - keys);
                     b.for_each((0, last - first + 1), keys, |loaded| {
-                        k.load(kv_head, last - loaded, batch);
-                        v.load(kv_head, last - loaded, batch);
+                        k.load(kv_head, last - loaded, of_k);
+                        v.load(kv_head, last - loaded, of_v);
                     });
                 });
                 fetch_next();
@@ -80,8 +82,7 @@ impl<'k> Dq<'k> {
         let (inputs, me) = (&params.inputs, b.warpgroup());
         let (mut q, mut dout) = (self.q.consumer(), self.dout.consumer());
         let (mut k, mut v) = (self.k.consumer(), self.v.consumer());
-        self.tiles.consume(|tile| {
-            let work = inputs.geometry.work(tile);
+        self.works.consume(|work, again| {
             let row = work.row + me.mad(64, b.frag_row());
             let (shift, minus_delta) = self.stats(&work, row);
             let mut dq = Chain::onto(Frag::zeros(b, spec.tile.head_dim));
@@ -114,8 +115,14 @@ impl<'k> Dq<'k> {
                 q_slot.release();
                 dout_slot.release();
             });
-            let (scale, to) = (inputs.softmax_scale, [work.batch, work.head, row]);
-            write(dq.wait(), Some(scale), &params.dq, to, work.lens.q, (spec.elem, spec.head_dim));
+            let (work, mut gradient) = (again(), dq.wait());
+            let (mut to, mut end) = (row, work.lens.q);
+            if let Some(listed) = work.listed {
+                clear_unused(&mut gradient, row, work.lens.q);
+                (to, end) = (listed.q_row + row, listed.q_row + listed.q_rows);
+            }
+            let (to, format) = ([work.batch, work.head, to], (spec.elem, spec.head_dim));
+            write(gradient, Some(inputs.softmax_scale), &params.dq, to, end, format);
         });
     }
 
@@ -124,9 +131,18 @@ impl<'k> Dq<'k> {
     fn stats(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> (Rows<'k>, Rows<'k>) {
         let (b, params) = (self.builder, &self.params);
         let last = work.lens.q - 1;
-        let of_head = work.batch.mad(params.heads, work.head).mul_wide(params.pairs);
+        // Of listed sequences every row of a tile has a place, and those that are not in use have statistics.
+        let place = work.listed.and_then(|listed| listed.place);
+        let of_head = match place {
+            None => work.batch.mad(params.heads, work.head),
+            Some(_) => work.head,
+        };
+        let of_head = of_head.mul_wide(params.pairs);
         let [upper, lower] = Half::BOTH.map(|half| {
-            let row = (row + half.rows()).min(last);
+            let row = match place {
+                None => (row + half.rows()).min(last),
+                Some(place) => place + row + half.rows(),
+            };
             let at = params.stats + ((of_head + (row >> 1).to_u64()) << 4) + ((row & 1) << 2).to_u64();
             [b.load::<F32>(at), b.load::<F32>(at.at(8))]
         });

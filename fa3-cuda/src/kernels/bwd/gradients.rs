@@ -97,25 +97,32 @@ pub(super) fn visible<'k>(
     let (left, _) = mask.reach();
     let first = first + b.frag_col();
     Half::BOTH.map(|half| {
-        let keys = inputs.geometry.keys(row + half.rows(), work.lens);
+        let keys = inputs.lookup.keys(row + half.rows(), work.lens);
         Visible { start: left.map(|_| keys.start), end: keys.end }.from(first)
     })
 }
 
-/// Writes rows of a gradient, times `factor`, where they are `inside`: the thread's `row` of a head, and 8 below.
+/// Makes zeros of the thread's rows of a gradient, `row` and 8 below, where they are not `used`.
+#[track_caller]
+pub(super) fn clear_unused<'k>(gradient: &mut Frag<'k>, row: V<'k, B32>, used: V<'k, B32>) {
+    let is_used = [row, row + 8].map(|row| row.lt(used));
+    gradient.map_in_place(|x, at| is_used[at.half as usize].select(x, 0.0));
+}
+
+/// Writes rows of a gradient, times `factor`, where they are before `end`: the thread's `row` of a head, and 8 below.
 #[track_caller]
 pub(super) fn write<'k>(
     mut gradient: Frag<'k>,
     factor: Option<V<'k, F32>>,
     to: &Strided<InKernel<'k>>,
     [batch, head, row]: [V<'k, B32>; 3],
-    seqlen: V<'k, B32>,
+    end: V<'k, B32>,
     (elem, cols): (Elem, u32),
 ) {
     if let Some(factor) = factor {
         gradient.map_in_place(|x, _| x * factor);
     }
-    let inside = [row, row + 8].map(|row| row.lt(seqlen));
+    let inside = [row, row + 8].map(|row| row.lt(end));
     let store = StoreRows { elem, cols, order: Order::Natural };
     store.store(gradient, to.global(), [batch, head, row], inside);
 }

@@ -1,12 +1,14 @@
 //! The program that a plan of the backward pass lowers to.
 
 use fa3_ir::{BufferId, BufferRole, Elem, Program};
-use fa3_sched::backward::{ADDED_ROWS, DqBy, Plan};
-use fa3_sched::{Schedule, Scheduler};
+use fa3_sched::Schedule;
+use fa3_sched::backward::{ADDED_ROWS, DqBy, Listed, Plan, Way};
+use fa3_sched::packed::Tiles;
 use fa3_types::BackwardProblem;
 
-use super::params::{DkvParams, DqParams, RoundParams, StatsParams, sum_blocks};
+use super::params::{DkvParams, DqParams, RoundParams, Scratch, StatsParams, Tables};
 use super::{BwdSpec, sink};
+use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::Fill;
 use crate::kernels::{Spec, tensors};
 
@@ -38,21 +40,70 @@ pub mod buffers {
     pub const OF_CALLER: usize = 10;
 }
 
-/// Pairs of rows of Q of a head, at least one, so that there is something to make a tensor map of.
-pub(super) fn pairs(problem: &BackwardProblem) -> u32 {
-    (problem.forward().q().shape.seqlen as u32).div_ceil(2).max(1)
+/// Pairs of rows of Q of a head that have statistics, at least one, so that there is something to make a tensor map of.
+pub(super) fn pairs(plan: &Plan) -> u32 {
+    match plan.way() {
+        Way::Numbered(tiles) => tiles.lens().q.div_ceil(2).max(1),
+        Way::Listed(tiles) => tiles.places() / 2,
+    }
+}
+
+/// Blocks of [`ADDED_ROWS`] rows of a head that have sums of dQ: of all blocks of the dK/dV kernel, whose last may reach
+/// further than the rows.
+pub(super) fn sum_blocks(plan: &Plan) -> u32 {
+    match plan.way() {
+        Way::Numbered(tiles) => tiles.lens().q.next_multiple_of(plan.dkv().tile.tile_m) / ADDED_ROWS,
+        Way::Listed(tiles) => tiles.places() / ADDED_ROWS,
+    }
 }
 
 /// The program of a plan; without the steps that have nothing to compute. Behind the buffers without which there is no
 /// program come `sink` and `dsink` (heads) of a problem with sinks.
 pub fn program(plan: &Plan) -> Program<Spec> {
-    let mut program = without_sinks(plan);
-    sink::step(&mut program, plan);
+    let mut program = of_caller(plan.problem());
+    let scratch = scratch(&mut program, plan);
+    gradients(&mut program, plan, &scratch);
+    sink::step(&mut program, plan, &scratch);
     program
 }
 
-fn without_sinks(plan: &Plan) -> Program<Spec> {
-    let (problem, forward) = (plan.problem(), plan.problem().forward());
+/// Adds the steps of dQ, dK and dV.
+fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
+    if let (Way::Listed(tiles), Some(tables)) = (plan.way(), scratch.tables) {
+        write_tables(program, tiles, &tables);
+    }
+    let [stats, dkv, dq] = match plan.way() {
+        Way::Numbered(tiles) => {
+            [tiles.stats().grid(), tiles.dkv().grid(), tiles.dq().map_or(0, Schedule::grid)]
+        }
+        Way::Listed(tiles) => {
+            let dq = tiles.dq().map_or(tiles.stats_grid(), Tiles::grid);
+            [tiles.stats_grid(), tiles.dkv().grid(), dq]
+        }
+    };
+    if stats > 0 {
+        let params = StatsParams::of(plan, scratch);
+        program.step(BwdSpec::stats(plan).into(), [stats, 1, 1], Fill::args(|by| _ = params.pass(by)));
+    }
+    if dkv > 0 {
+        let spec = BwdSpec::dkv(plan);
+        let ticket = ticket(program, "dkv_ticket", &spec);
+        let params = DkvParams::of(plan, program.tensor(scratch.stats), scratch, ticket);
+        program.step(spec.into(), [dkv, 1, 1], Fill::args(|by| _ = params.pass(by)));
+    }
+    let Some(spec) = BwdSpec::dq(plan).filter(|_| dq > 0) else { return };
+    let ticket = ticket(program, "dq_ticket", &spec);
+    let args = Fill::args(|by| match plan.dq() {
+        DqBy::Kernel(_) => _ = DqParams::of(plan, scratch, ticket).map(|params| params.pass(by)),
+        DqBy::Additions => _ = RoundParams::of(plan, scratch).map(|params| params.pass(by)),
+        DqBy::AdditionsInOrder => {}
+    });
+    program.step(spec.into(), [dq, 1, 1], args);
+}
+
+/// A program with the caller's tensors, but for sinks, and no steps.
+fn of_caller(problem: &BackwardProblem) -> Program<Spec> {
+    let forward = problem.forward();
     let mut program = Program::new();
     tensors::input(&mut program, "q", forward.q());
     tensors::input(&mut program, "k", forward.k());
@@ -66,53 +117,57 @@ fn without_sinks(plan: &Plan) -> Program<Spec> {
     tensors::output(&mut program, "dq", problem.dq());
     tensors::output(&mut program, "dk", problem.dk());
     tensors::output(&mut program, "dv", problem.dv());
-
-    // Of rows 2i and 2i + 1: -LSE · log₂e of both, then -D of both.
-    let [batch, heads, _] = lse;
-    let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(problem), 4], BufferRole::Scratch);
-    let tile = plan.dkv().tile;
-    let sums = tile.adds_dq.map(|_| {
-        let blocks = [batch, heads, sum_blocks(plan)];
-        // The only tile of keys is the first and the last to add: it writes dQ, and there is no sum.
-        let is_alone = tile.adds_in_order() && plan.dkv().lens.q <= tile.tile_n;
-        let rows = if is_alone { 0 } else { ADDED_ROWS };
-        let numbers = [blocks.as_slice(), &[rows, tile.head_dim]].concat();
-        let sums = program.buffer("sums", Elem::F32, &numbers, BufferRole::Scratch);
-        let last_added = || program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch);
-        (sums, tile.adds_in_order().then(last_added))
-    });
-    if plan.stats().grid() > 0 {
-        let params = StatsParams::of(plan, stats, sums);
-        let args = Fill::args(|by| _ = params.pass(by));
-        program.step(BwdSpec::stats(plan).into(), [plan.stats().grid(), 1, 1], args);
-    }
-    if plan.dkv().schedule.grid() > 0 {
-        let ticket = ticket(&mut program, "dkv_ticket", &plan.dkv().schedule);
-        let params = DkvParams::of(plan, program.tensor(stats), sums, ticket);
-        let args = Fill::args(|by| _ = params.pass(by));
-        program.step(BwdSpec::dkv(plan).into(), [plan.dkv().schedule.grid(), 1, 1], args);
-    }
-    let Some(dq_spec) = BwdSpec::dq(plan) else { return program };
-    let (grid, args) = match (plan.dq(), sums) {
-        (DqBy::Kernel(part), _) if part.schedule.grid() > 0 => {
-            let ticket = ticket(&mut program, "dq_ticket", &part.schedule);
-            let params = DqParams::of(plan, part, stats, ticket);
-            (part.schedule.grid(), Fill::args(|by| _ = params.pass(by)))
-        }
-        (DqBy::Additions(blocks), Some(sums)) if blocks.grid() > 0 => {
-            let params = RoundParams::of(plan, blocks, sums);
-            (blocks.grid(), Fill::args(|by| _ = params.pass(by)))
-        }
-        (DqBy::Kernel(_) | DqBy::Additions(_) | DqBy::AdditionsInOrder, _) => return program,
-    };
-    program.step(dq_spec.into(), [grid, 1, 1], args);
     program
 }
 
+/// Adds what kernels hand each other; of listed sequences the arrays of lengths before it.
+fn scratch(program: &mut Program<Spec>, plan: &Plan) -> Scratch {
+    let [batch, heads, _] = plan.problem().forward().lse_shape().map(|extent| extent as u32);
+    // Places are numbered through all sequences of a table.
+    let batch = if plan.numbered().is_some() { batch } else { 1 };
+    if let Way::Listed(tiles) = plan.way() {
+        packed::arrays(program, tiles.stats().table());
+    }
+    // Of rows 2i and 2i + 1: -LSE · log₂e of both, then -D of both.
+    let stats = program.buffer("stats", Elem::F32, &[batch, heads, pairs(plan), 4], BufferRole::Scratch);
+    let tile = plan.dkv().tile;
+    let blocks = [batch, heads, sum_blocks(plan)];
+    let sums = tile.adds_dq.map(|_| {
+        // The only tile of keys is the first and the last to add: it writes dQ, and there is no sum.
+        let is_alone =
+            tile.adds_in_order() && plan.numbered().is_some_and(|tiles| tiles.lens().k <= tile.tile_n);
+        let rows = if is_alone { 0 } else { ADDED_ROWS };
+        let numbers = [blocks.as_slice(), &[rows, tile.head_dim]].concat();
+        program.buffer("sums", Elem::F32, &numbers, BufferRole::Scratch)
+    });
+    let last_added =
+        tile.adds_in_order().then(|| program.buffer("last_added", Elem::U32, &blocks, BufferRole::Scratch));
+    let tables = match plan.way() {
+        Way::Numbered(_) => None,
+        Way::Listed(tiles) => {
+            let [rows, keys] = [tiles.stats(), tiles.dkv()].map(|tiles| tiles.table());
+            let mut words = |name, words| program.buffer(name, Elem::U32, &[words], BufferRole::Scratch);
+            Some(Tables {
+                rows: words("row_table", rows.words()),
+                keys: words("key_table", keys.words()),
+                firsts: words("first_places", rows.count() + 1),
+            })
+        }
+    };
+    Scratch { stats, sums, last_added, tables }
+}
+
+/// Adds the steps that write the tables.
+fn write_tables(program: &mut Program<Spec>, tiles: &Listed, tables: &Tables) {
+    packed::step(program, tiles.stats().table(), TilesOf::Rows, (tables.rows, Some(tables.firsts)));
+    if tiles.dkv().grid() > 0 {
+        packed::step(program, tiles.dkv().table(), TilesOf::Keys, (tables.keys, None));
+    }
+}
+
 /// A counter from which CTAs fetch their tiles, if that is how they get them.
-fn ticket(program: &mut Program<Spec>, name: &'static str, schedule: &Schedule) -> Option<BufferId> {
-    let draws = schedule.scheduler() == Scheduler::DynamicPersistent;
-    draws.then(|| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket))
+fn ticket(program: &mut Program<Spec>, name: &'static str, spec: &BwdSpec) -> Option<BufferId> {
+    spec.draws_tiles().then(|| program.buffer(name, Elem::U32, &[1], BufferRole::Ticket))
 }
 
 #[cfg(test)]

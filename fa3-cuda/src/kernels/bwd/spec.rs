@@ -1,11 +1,14 @@
 //! Specs: all that makes one backward kernel differ from another.
 
 use fa3_ir::{Elem, WgmmaType};
-use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan};
-use fa3_sched::{Order, Scheduler};
+use fa3_sched::backward::{AddOrder, DkvTile, DqBy, DqTile, Part, Plan, STATS_ROWS, Way};
+use fa3_sched::packed::Tiles;
+use fa3_sched::{Order, Schedule, Scheduler};
 use fa3_types::Mask;
 
 use crate::kernels::parts::geometry::{form, sides};
+use crate::kernels::parts::lookup::SequenceForm;
+use crate::kernels::parts::row_blocks::RowsForm;
 use crate::kernels::tensors::elem;
 
 /// Everything that a backward kernel's code depends on.
@@ -19,8 +22,8 @@ pub enum BwdSpec {
     Dq(PartSpec<DqTile>),
     /// dQ from sums.
     Round(RoundSpec),
-    /// The gradient of sinks.
-    Sink,
+    /// The gradient of sinks, given where lengths of sequences are known.
+    Sink(SequenceForm),
 }
 
 /// The spec of the kernel of row statistics.
@@ -32,6 +35,8 @@ pub struct StatsSpec {
     pub head_dim_v: u32,
     /// The memory that it clears.
     pub cleared: Cleared,
+    /// The form of its blocks of rows.
+    pub rows: RowsForm,
 }
 
 /// Memory that must hold zeros before parts of dQ are added up.
@@ -55,6 +60,8 @@ pub struct RoundSpec {
     pub head_dim: u32,
     /// Columns of the sums, at least as many.
     pub cols: u32,
+    /// The form of its blocks of rows.
+    pub rows: RowsForm,
 }
 
 /// The spec of a kernel with products. Problems of equal specs share a kernel: lengths, heads, strides, scales and the
@@ -77,12 +84,14 @@ pub struct PartSpec<T> {
     pub order: Order,
     /// How tiles reach CTAs.
     pub scheduler: Scheduler,
+    /// The place where lengths of sequences are known.
+    pub sequences: SequenceForm,
 }
 
 impl BwdSpec {
     /// The specs of a plan's kernels, in the order in which they run.
     pub fn of(plan: &Plan) -> Vec<BwdSpec> {
-        let sink = plan.problem().forward().has_sink().then_some(BwdSpec::Sink);
+        let sink = plan.problem().forward().has_sink().then(|| BwdSpec::sink(plan));
         let first = [BwdSpec::stats(plan), BwdSpec::dkv(plan)].into_iter();
         first.chain(BwdSpec::dq(plan)).chain(sink).collect()
     }
@@ -94,8 +103,25 @@ impl BwdSpec {
             BwdSpec::Dkv(spec) => Some(spec.elem),
             BwdSpec::Dq(spec) => Some(spec.elem),
             BwdSpec::Round(spec) => Some(spec.elem),
-            BwdSpec::Sink => None,
+            BwdSpec::Sink(_) => None,
         }
+    }
+
+    /// Whether CTAs draw tiles from a counter.
+    pub(super) fn draws_tiles(&self) -> bool {
+        match self {
+            BwdSpec::Stats(_) | BwdSpec::Round(_) | BwdSpec::Sink(_) => false,
+            BwdSpec::Dkv(spec) => spec.scheduler == Scheduler::DynamicPersistent,
+            BwdSpec::Dq(spec) => spec.scheduler == Scheduler::DynamicPersistent,
+        }
+    }
+
+    /// The spec of the gradient of sinks.
+    pub(super) fn sink(plan: &Plan) -> BwdSpec {
+        BwdSpec::Sink(match plan.way() {
+            Way::Numbered(_) => SequenceForm::Equal,
+            Way::Listed(_) => SequenceForm::Listed,
+        })
     }
 
     /// The spec of row statistics.
@@ -106,13 +132,19 @@ impl BwdSpec {
             Some(AddOrder::Any) => Cleared::Sums(plan.dkv().tile.head_dim),
             Some(AddOrder::LastKeysFirst) => Cleared::InOrder(forward.head_dim() as u32),
         };
+        let mask = sides(cleared_mask(plan));
         let (elem, head_dim_v) = (elem(forward.dtype()), forward.head_dim_v() as u32);
-        BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared })
+        BwdSpec::Stats(StatsSpec { elem, head_dim_v, cleared, rows: rows_form(plan, mask) })
     }
 
     /// The spec of dK and dV.
     pub(super) fn dkv(plan: &Plan) -> BwdSpec {
-        BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), plan.problem().forward().mask().transposed()))
+        let mask = plan.problem().forward().mask().transposed();
+        let order = match plan.way() {
+            Way::Numbered(tiles) => Found::numbered(tiles.dkv()),
+            Way::Listed(tiles) => Found::listed(tiles.dkv()),
+        };
+        BwdSpec::Dkv(PartSpec::of(plan, plan.dkv(), mask, order))
     }
 
     /// The spec of dQ, if it has a kernel of its own.
@@ -120,17 +152,51 @@ impl BwdSpec {
         let forward = plan.problem().forward();
         let (elem, head_dim) = (elem(forward.dtype()), forward.head_dim() as u32);
         match plan.dq() {
-            DqBy::Kernel(part) => Some(BwdSpec::Dq(PartSpec::of(plan, part, forward.mask()))),
-            DqBy::Additions(_) => {
-                Some(BwdSpec::Round(RoundSpec { elem, head_dim, cols: plan.dkv().tile.head_dim }))
+            DqBy::Kernel(part) => {
+                let order = match plan.way() {
+                    Way::Numbered(tiles) => tiles.dq().map(Found::numbered),
+                    Way::Listed(tiles) => tiles.dq().map(Found::listed),
+                };
+                Some(BwdSpec::Dq(PartSpec::of(plan, part, forward.mask(), order?)))
+            }
+            DqBy::Additions => {
+                let (cols, rows) = (plan.dkv().tile.head_dim, rows_form(plan, Mask::None));
+                Some(BwdSpec::Round(RoundSpec { elem, head_dim, cols, rows }))
             }
             DqBy::AdditionsInOrder => None,
         }
     }
 }
 
+/// The mask that the kernel of statistics knows: if it clears rows of dQ that see no key.
+pub(super) fn cleared_mask(plan: &Plan) -> Mask {
+    if plan.dkv().tile.adds_in_order() { plan.problem().forward().mask() } else { Mask::None }
+}
+
+/// The form of blocks of [`STATS_ROWS`] rows, of which a kernel asks which see keys under this mask.
+fn rows_form(plan: &Plan, mask: Mask) -> RowsForm {
+    match plan.way() {
+        Way::Numbered(_) => RowsForm::Equal,
+        Way::Listed(tiles) => RowsForm::Listed { parts: tiles.block_rows() / STATS_ROWS, mask },
+    }
+}
+
+/// How a kernel with products finds its tiles.
+struct Found(Order, Scheduler, SequenceForm);
+
+impl Found {
+    fn numbered(schedule: &Schedule) -> Found {
+        Found(form(schedule.order()), schedule.scheduler(), SequenceForm::Equal)
+    }
+
+    fn listed(tiles: &Tiles) -> Found {
+        Found(form(tiles.order()), Scheduler::DynamicPersistent, SequenceForm::Listed)
+    }
+}
+
 impl<T: Copy> PartSpec<T> {
-    fn of(plan: &Plan, part: &Part<T>, mask: Mask) -> PartSpec<T> {
+    fn of(plan: &Plan, part: &Part<T>, mask: Mask, found: Found) -> PartSpec<T> {
+        let Found(order, scheduler, sequences) = found;
         let forward = plan.problem().forward();
         PartSpec {
             elem: elem(forward.dtype()),
@@ -139,9 +205,15 @@ impl<T: Copy> PartSpec<T> {
             head_dim_v: forward.head_dim_v() as u32,
             mask: sides(mask),
             softcap: forward.softcap().is_some(),
-            order: form(part.schedule.order()),
-            scheduler: part.schedule.scheduler(),
+            order,
+            scheduler,
+            sequences,
         }
+    }
+
+    /// Whether CTAs draw numbers of tiles, which say all of them.
+    pub(super) fn draws_numbers(&self) -> bool {
+        self.scheduler == Scheduler::DynamicPersistent && self.sequences == SequenceForm::Equal
     }
 
     /// The type of its products.

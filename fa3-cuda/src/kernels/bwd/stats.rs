@@ -6,12 +6,12 @@
 //! scores are, and its dS is 0 whatever its O and dLSE are, even NaN.
 
 use fa3_ir::lang::*;
-use fa3_sched::Tile;
 use fa3_sched::backward::{ADDED_ROWS, STATS_ROWS};
 
-use super::params::StatsParams;
+use super::params::{StatsParams, SumsParams};
 use super::{Cleared, StatsSpec};
-use crate::kernels::params::{Declare, Form};
+use crate::kernels::params::{Declare, Form, InKernel};
+use crate::kernels::parts::row_blocks::{ListedBlock, RowBlock, RowsForm};
 use crate::kernels::parts::unpack::unpacked;
 
 const THREADS: u32 = 128;
@@ -30,65 +30,131 @@ pub(super) fn kernel(spec: &StatsSpec) -> Kernel {
         b.launch_dependents();
         b.grid_dependency_wait();
 
-        let Tile { m_block, head, batch } = params.decoder.decode(b.cta_x());
-        let (tid, seqlen) = (b.tid(), params.seqlen);
-        let lane = tid & (LANES - 1);
-        let first = m_block.mad(STATS_ROWS, tid >> LANES.ilog2());
-        let rows: Vec<V<'_, B32>> = (0..STATS_ROWS / ROWS).map(|turn| first + turn * ROWS).collect();
+        params.blocks.run(b, STATS_ROWS, |block| Stats { builder: b, spec, params: &params, block }.write());
+    })
+}
 
-        // Blocks of rows are those of the sums.
+/// The statistics of a CTA's rows.
+struct Stats<'a, 'k> {
+    builder: &'k Builder,
+    spec: &'a StatsSpec,
+    params: &'a StatsParams<InKernel<'k>>,
+    block: RowBlock<'k>,
+}
+
+impl<'k> Stats<'_, 'k> {
+    /// Computes them, and clears what additions to dQ begin with.
+    #[track_caller]
+    fn write(&self) {
+        let Stats { builder: b, spec, params, block } = self;
+        let (batch, head) = (block.batch, block.head);
+        let lane = b.tid() & (LANES - 1);
+        let first = block.row + (b.tid() >> LANES.ilog2());
+        let rows: Vec<V<'_, B32>> = (0..STATS_ROWS / ROWS).map(|turn| first + turn * ROWS).collect();
         if let Some(sums) = &params.sums {
-            let number = sums.number([batch, head, m_block]);
-            if let Cleared::Sums(cols) = spec.cleared {
-                sums.block(b, number, cols).clear(b);
-            }
-            if let Some((order, unvisited)) = sums.in_order.as_ref().zip(params.unvisited) {
-                order.last(number).clear(b);
-                let dq = order.dq.global();
-                b.if_uniform((m_block * STATS_ROWS).lt(unvisited), || {
-                    for &row in &rows {
-                        clear_row(b, spec, row.lt(unvisited), dq.at([batch, head, row]), lane);
-                    }
-                });
-            }
+            self.clear(sums, &rows, lane);
         }
         // All loads before the first sum.
+        let last = block.rows - 1;
         let loaded: Vec<Chunks<'_>> = rows
             .iter()
             .map(|&row| {
-                let inside = row.min(seqlen - 1);
+                let inside = block.in_memory(row.min(last));
                 let [o, dout] = [&params.o, &params.dout].map(|x| x.global().at([batch, head, inside]));
                 Chunks::load(b, spec, [o, dout], lane)
             })
             .collect();
-        let of_head = batch.mad(params.heads, head);
         for (&row, chunks) in rows.iter().zip(&loaded) {
             let mut sum = chunks.dot(b, spec.elem); // A3:1
             for mask in [1, 2, 4] {
                 sum = sum + sum.shfl_bfly(mask);
             }
-            // The last pair may have a row more than there are.
-            let writes = lane.eq(0) & row.lt(params.pairs << 1);
-            b.if_lanes(writes, || {
-                let there = row.lt(seqlen);
-                let at = of_head.mul_wide(seqlen) + row.min(seqlen - 1).to_u64();
-                let lse = b.load::<F32>(params.lse + (at << 2));
-                let has_dlse = params.dlse.ne(0_u64);
-                let from = has_dlse.select(params.dlse, params.lse);
-                let dlse = has_dlse.select(b.load::<F32>(from + (at << 2)), 0.0);
-                // NaN is not equal to it, and stays.
-                let sees_none = lse.eq(f32::NEG_INFINITY);
-                let shift = sees_none.select(f32::NEG_INFINITY, lse * -std::f32::consts::LOG2_E);
-                let shift = there.select(shift, f32::NEG_INFINITY);
-                let minus_delta = sees_none.select(0.0, dlse - sum);
-                let minus_delta = there.select(minus_delta, 0.0);
-                let pair = of_head.mul_wide(params.pairs) + (row >> 1).to_u64();
-                let to = params.stats + (pair << 4) + ((row & 1) << 2).to_u64();
-                b.store(to, shift);
-                b.store(to.at(8), minus_delta);
-            });
+            // The last pair may have a row more than there are. Blocks of a table have a place for each row.
+            let is_first = lane.eq(0);
+            let writes = match block.listed {
+                None => is_first & row.lt(params.pairs << 1),
+                Some(_) => is_first,
+            };
+            b.if_lanes(writes, || self.store(row, sum));
         }
-    })
+    }
+
+    /// Stores the statistics of a row whose dO ∘ O has this sum.
+    #[track_caller]
+    fn store(&self, row: V<'k, B32>, sum: V<'k, F32>) {
+        let Stats { builder: b, params, block, .. } = self;
+        let at = self.lse_at(row.min(block.rows - 1)) << 2;
+        let there = row.lt(block.used);
+        let lse = b.load::<F32>(params.lse + at);
+        let has_dlse = params.dlse.ne(0_u64);
+        let from = has_dlse.select(params.dlse, params.lse);
+        let dlse = has_dlse.select(b.load::<F32>(from + at), 0.0);
+        // NaN is not equal to it, and stays.
+        let sees_none = lse.eq(f32::NEG_INFINITY);
+        let shift = sees_none.select(f32::NEG_INFINITY, lse * -std::f32::consts::LOG2_E);
+        let shift = there.select(shift, f32::NEG_INFINITY);
+        let minus_delta = sees_none.select(0.0, dlse - sum);
+        let minus_delta = there.select(minus_delta, 0.0);
+        let [batch, head, place] = block.place(row);
+        let pair = batch.mad(params.heads, head).mul_wide(params.pairs) + (place >> 1).to_u64();
+        let to = params.stats + (pair << 4) + ((place & 1) << 2).to_u64();
+        b.store(to, shift);
+        b.store(to.at(8), minus_delta);
+    }
+
+    /// The number of a row's LSE.
+    #[track_caller]
+    fn lse_at(&self, row: V<'k, B32>) -> V<'k, B64> {
+        let Stats { params, block, .. } = self;
+        match &params.lse_apart {
+            None => block.batch.mad(params.heads, block.head).mul_wide(block.rows) + row.to_u64(),
+            Some(apart) => {
+                let before = block.batch.to_u64() * apart.batch + block.head.to_u64() * apart.head;
+                before + block.in_memory(row).to_u64()
+            }
+        }
+    }
+
+    /// Clears what additions of these rows begin with. Blocks of rows are those of the sums.
+    #[track_caller]
+    fn clear(&self, sums: &SumsParams<InKernel<'k>>, rows: &[V<'k, B32>], lane: V<'k, B32>) {
+        let Stats { builder: b, spec, block, .. } = self;
+        let number = sums.number(block.place(block.row));
+        if let Cleared::Sums(cols) = spec.cleared {
+            sums.block(b, number, cols).clear(b);
+        }
+        let Some(order) = &sums.in_order else { return };
+        order.last(number).clear(b);
+        let dq = order.dq.global();
+        let (unvisited, used) = (self.unvisited_rows(), block.used);
+        let is_cleared = |row: V<'k, B32>| match block.listed {
+            None => row.lt(unvisited),
+            Some(_) => (row.lt(unvisited) | row.ge(used)) & row.lt(block.rows),
+        };
+        let some = match block.listed {
+            None => block.row.lt(unvisited),
+            Some(_) => block.row.lt(unvisited) | (block.row + STATS_ROWS).gt(used),
+        };
+        b.if_uniform(some, || {
+            for &row in rows {
+                let to = dq.at([block.batch, block.head, block.in_memory(row)]);
+                clear_row(b, spec, is_cleared(row), to, lane);
+            }
+        });
+    }
+
+    /// How many rows of the sequence no tile of keys visits: the first ones.
+    #[track_caller]
+    fn unvisited_rows(&self) -> V<'k, B32> {
+        let Stats { builder: b, spec, params, block } = self;
+        match (block.listed, spec.rows) {
+            (Some(ListedBlock { without_keys, .. }), RowsForm::Listed { parts, .. }) => {
+                let blocks = without_keys & !(parts * STATS_ROWS - 1);
+                without_keys.lt(block.used).select(blocks, block.used)
+            }
+            _ => params.unvisited.unwrap_or_else(|| b.copy(0)),
+        }
+    }
 }
 
 /// Clears a row of dQ, if it is `unvisited`: chunk l, l + 8, … by lane l.

@@ -5,7 +5,7 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::ADDED_ROWS;
 
 use super::RoundSpec;
-use super::gradients::{WARPGROUP, write};
+use super::gradients::{WARPGROUP, clear_unused, write};
 use super::params::{InOrderParams, RoundParams, SumsParams};
 use crate::kernels::params::{Declare, Form, InKernel};
 
@@ -16,9 +16,11 @@ pub(super) struct Block<'k> {
 }
 
 impl<'k> SumsParams<InKernel<'k>> {
-    /// The number of a block of a head among all of them, which the plan has counted.
+    /// The number of the block of a head that begins with `row`, or at its place, among all of them, which the plan has
+    /// counted.
     #[track_caller]
-    pub(super) fn number(&self, [batch, head, block]: [V<'k, B32>; 3]) -> V<'k, B32> {
+    pub(super) fn number(&self, [batch, head, row]: [V<'k, B32>; 3]) -> V<'k, B32> {
+        let block = row >> ADDED_ROWS.ilog2();
         batch.mad(self.heads, head).mad(self.blocks, block)
     }
 
@@ -96,11 +98,16 @@ pub(super) fn kernel(spec: &RoundSpec) -> Kernel {
         let params = RoundParams::<Form>::form(spec).pass(&mut Declare(b));
         b.launch_dependents();
         b.grid_dependency_wait();
-        let fa3_sched::Tile { m_block, head, batch } = params.decoder.decode(b.cta_x());
-        let number = params.sums.number([batch, head, m_block]);
-        let mut dq = Frag::zeros(b, spec.cols);
-        params.sums.block(b, number, spec.cols).load(&mut dq);
-        let to = [batch, head, m_block.mad(ADDED_ROWS, b.frag_row())];
-        write(dq, Some(params.softmax_scale), &params.dq, to, params.seqlen, (spec.elem, spec.head_dim));
+        params.blocks.run(b, ADDED_ROWS, |block| {
+            let number = params.sums.number(block.place(block.row));
+            let mut dq = Frag::zeros(b, spec.cols);
+            params.sums.block(b, number, spec.cols).load(&mut dq);
+            let row = block.row + b.frag_row();
+            if block.listed.is_some() {
+                clear_unused(&mut dq, row, block.used);
+            }
+            let (to, end) = ([block.batch, block.head, block.in_memory(row)], block.in_memory(block.rows));
+            write(dq, Some(params.softmax_scale), &params.dq, to, end, (spec.elem, spec.head_dim));
+        });
     })
 }

@@ -5,12 +5,12 @@ use fa3_ir::{BufferId, Passed, Program};
 use fa3_sched::forward::{Listed, Numbered, Plan};
 use fa3_types::{Dtype, Problem, TensorDesc, ValueLayout};
 
+use super::FwdSpec;
 use super::descales::Descales;
 use super::program::buffers;
-use super::{FwdSpec, SequenceForm};
 use crate::kernels::params::{Form, Host, Pass, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::Geometry;
-use crate::kernels::parts::lookup::Lookup;
+use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::rows_view;
 use crate::kernels::parts::scores::units;
 use crate::kernels::parts::strided::Strided;
@@ -86,7 +86,7 @@ impl Params<Form> {
             lookup: match spec.sequences {
                 SequenceForm::Equal => Lookup::Equal(Geometry::form(spec.order, spec.mask)),
                 SequenceForm::Listed => {
-                    Lookup::Listed { table: Table::form(spec.longest(), spec.mask), ticket: Elem::U32 }
+                    Lookup::Listed { table: Table::form(spec.order, spec.mask, None), ticket: Elem::U32 }
                 }
             },
             ticket: spec.draws_numbers().then_some(Elem::U32),

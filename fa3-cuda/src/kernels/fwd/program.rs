@@ -7,7 +7,7 @@ use fa3_types::{Dtype, Granularity, Problem, ValueLayout};
 
 use super::FwdSpec;
 use super::params::Params;
-use crate::kernels::packed;
+use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::{Fill, Host};
 use crate::kernels::parts::table::Table;
 use crate::kernels::quantize::transpose_v;
@@ -69,19 +69,15 @@ fn numbered(program: &mut Program<Spec>, plan: &Plan, tiles: &Numbered) -> (u32,
 
 /// Sequences whose lengths are data: adds the arrays of lengths by their names, and the step that writes the table.
 /// Gives the attention's CTAs and arguments.
-fn listed(program: &mut Program<Spec>, plan: &Plan, tiles: &Listed) -> (u32, Params<Host>) {
-    let address = packed::table(program, tiles.table(), BufferRole::Scratch);
+fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &Listed) -> (u32, Params<Host>) {
+    let tiles = listed.tiles();
+    packed::arrays(program, tiles.table());
+    let address = program.buffer("table", Elem::U32, &[tiles.table().words()], BufferRole::Scratch);
     if tiles.grid() > 0 {
-        packed::step(program, tiles.table(), address);
+        packed::step(program, tiles.table(), TilesOf::Rows, (address, None));
     }
-    let table = Table {
-        address,
-        sequences: tiles.table().count(),
-        sections: tiles.sections(),
-        tiling: plan.tiling(),
-        longest: FwdSpec::of(plan).longest(),
-    };
-    (tiles.grid(), Params::listed(plan.problem(), tiles, table, program))
+    let table = Table::of(tiles, address, plan.tiling(), None);
+    (tiles.grid(), Params::listed(plan.problem(), listed, table, program))
 }
 
 /// A program with the caller's tensors, and no steps.

@@ -2,10 +2,11 @@
 
 use fa3_ir::Elem;
 use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision, Way};
-use fa3_sched::{Longest, Order, Scheduler};
+use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
 use crate::kernels::parts::geometry::{form, sides};
+use crate::kernels::parts::lookup::SequenceForm;
 use crate::kernels::tensors::elem;
 
 /// Everything that a forward kernel's code depends on. Problems of equal specs share a kernel: lengths, heads, strides,
@@ -34,17 +35,6 @@ pub struct FwdSpec {
     pub cluster: u32,
     /// The place where lengths of sequences are known.
     pub sequences: SequenceForm,
-}
-
-/// The place where lengths of sequences are known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SequenceForm {
-    /// All are of one length, which is an argument.
-    Equal,
-    /// Where each begins and how long it is, is in a table in the device's memory ([`fa3_sched::packed`]): packed
-    /// sequences, or such of which only a part is in use. The scheduler is [`Scheduler::DynamicPersistent`], the
-    /// producer loads, V of e4m3 is transposed in the kernel, and there are no clusters.
-    Listed,
 }
 
 impl FwdSpec {
@@ -79,15 +69,6 @@ impl FwdSpec {
     /// Whether CTAs draw numbers of tiles, which say all of them.
     pub(super) fn draws_numbers(&self) -> bool {
         self.scheduler == Scheduler::DynamicPersistent && !self.is_listed()
-    }
-
-    /// Where the longest tiles of a sequence are.
-    pub(super) fn longest(&self) -> Longest {
-        match self.order {
-            // All are as long.
-            Order::Linear => Longest::First,
-            Order::LongestFirst { section: _, longest } => longest,
-        }
     }
 
     /// Whether V of e4m3 is transposed in memory.

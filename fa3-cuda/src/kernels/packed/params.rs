@@ -5,6 +5,7 @@ use fa3_ir::{BufferId, Program};
 use fa3_sched::packed::{Cut, Plan};
 
 use super::Spec;
+use super::program::{ARRAYS_OF_K, ARRAYS_OF_Q, TilesOf};
 use crate::kernels;
 use crate::kernels::params::{Form, Host, Pass, Side, param, params};
 
@@ -16,6 +17,8 @@ params! {
         seqused_q: maybe pointer,
         seqused_k: maybe pointer,
         table: pointer,
+        /// Where each sequence begins in arrays that pad sequences to whole row blocks; the rows behind all of them last.
+        firsts: maybe pointer = "first_places",
         /// Sequences.
         count: u32,
         /// Rows of Q: of the packed tensor, or of each sequence of a dense one.
@@ -38,6 +41,7 @@ impl Spec {
             seqused_q: array(self.q.seqused),
             seqused_k: array(self.k.seqused),
             table: Elem::U32,
+            firsts: array(self.firsts),
             count: (),
             rows_q: (),
             rows_k: (),
@@ -48,14 +52,24 @@ impl Spec {
 }
 
 impl Params<Host> {
-    /// The arguments of a launch. The program has the arrays that the plan says.
-    pub(super) fn of(plan: &Plan, program: &Program<kernels::Spec>, table: BufferId) -> Params<Host> {
+    /// The arguments of a launch that writes a table of these tiles. The program has the arrays that the plan says.
+    pub(super) fn of(
+        plan: &Plan,
+        program: &Program<kernels::Spec>,
+        of: TilesOf,
+        (table, firsts): (BufferId, Option<BufferId>),
+    ) -> Params<Host> {
+        let [q, k] = match of {
+            TilesOf::Rows => [ARRAYS_OF_Q, ARRAYS_OF_K],
+            TilesOf::Keys => [ARRAYS_OF_K, ARRAYS_OF_Q],
+        };
         Params {
-            cu_seqlens_q: program.find("cu_seqlens_q"),
-            cu_seqlens_k: program.find("cu_seqlens_k"),
-            seqused_q: program.find("seqused_q"),
-            seqused_k: program.find("seqused_k"),
+            cu_seqlens_q: program.find(q[0]),
+            cu_seqlens_k: program.find(k[0]),
+            seqused_q: program.find(q[1]),
+            seqused_k: program.find(k[1]),
             table,
+            firsts,
             count: plan.count(),
             rows_q: plan.q().rows as u32,
             rows_k: plan.k().rows as u32,

@@ -8,33 +8,58 @@ use super::params::Params;
 use crate::kernels;
 use crate::kernels::params::Fill;
 
-/// The program that writes a plan's table and nothing else. Its buffers are those of `cu_seqlens_q`, `cu_seqlens_k`,
-/// `seqused_q` and `seqused_k` that the plan has, and `table`, of which it writes the part that is in use.
-pub fn program(plan: &Plan) -> Program<kernels::Spec> {
+/// The arrays of lengths of Q: where its sequences begin, and how many of their rows are in use.
+pub(super) const ARRAYS_OF_Q: [&str; 2] = ["cu_seqlens_q", "seqused_q"];
+
+/// Those of K and V.
+pub(super) const ARRAYS_OF_K: [&str; 2] = ["cu_seqlens_k", "seqused_k"];
+
+/// The side of the attention matrix that a table's tiles cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TilesOf {
+    /// Rows of Q.
+    Rows,
+    /// Keys. The table's plan is of the transposed matrix.
+    Keys,
+}
+
+/// The program that writes a plan's table, and `with_firsts` first places. Its buffers are those of `cu_seqlens_q`,
+/// `cu_seqlens_k`, `seqused_q` and `seqused_k` that the plan has; `table`, of which it writes the part that is in use; and
+/// `first_places`.
+pub fn program(plan: &Plan, with_firsts: bool) -> Program<kernels::Spec> {
     let mut program = Program::new();
-    let table = table(&mut program, plan, BufferRole::InOut);
-    step(&mut program, plan, table);
+    arrays(&mut program, plan);
+    let table = program.buffer("table", Elem::U32, &[plan.words()], BufferRole::InOut);
+    let firsts = with_firsts
+        .then(|| program.buffer("first_places", Elem::U32, &[plan.count() + 1], BufferRole::Output));
+    step(&mut program, plan, TilesOf::Rows, (table, firsts));
     program
 }
 
-/// Adds the arrays of lengths, and the table, which it gives.
-pub(crate) fn table(program: &mut Program<kernels::Spec>, plan: &Plan, role: BufferRole) -> BufferId {
+/// Adds the arrays of lengths that a plan of tiles of rows has.
+pub(crate) fn arrays(program: &mut Program<kernels::Spec>, plan: &Plan) {
     let (count, [q, k]) = (plan.count(), [plan.q().arrays, plan.k().arrays]);
     let arrays = [
-        ("cu_seqlens_q", q.cu_seqlens, count + 1),
-        ("cu_seqlens_k", k.cu_seqlens, count + 1),
-        ("seqused_q", q.seqused, count),
-        ("seqused_k", k.seqused, count),
+        (ARRAYS_OF_Q[0], q.cu_seqlens, count + 1),
+        (ARRAYS_OF_K[0], k.cu_seqlens, count + 1),
+        (ARRAYS_OF_Q[1], q.seqused, count),
+        (ARRAYS_OF_K[1], k.seqused, count),
     ];
     for (name, _, entries) in arrays.into_iter().filter(|&(_, is_there, _)| is_there) {
         let array = program.buffer(name, Elem::U32, &[entries], BufferRole::Input);
         program.align(array, 4);
     }
-    program.buffer("table", Elem::U32, &[plan.words()], role)
 }
 
-/// Adds the step that writes the table.
-pub(crate) fn step(program: &mut Program<kernels::Spec>, plan: &Plan, table: BufferId) {
-    let params = Params::of(plan, program, table);
-    program.step(Spec::of(plan).into(), [1, 1, 1], Fill::args(|by| _ = params.pass(by)));
+/// Adds the step that writes the table, and first places if there is an array for them.
+pub(crate) fn step(
+    program: &mut Program<kernels::Spec>,
+    plan: &Plan,
+    of: TilesOf,
+    (table, firsts): (BufferId, Option<BufferId>),
+) {
+    let spec = Spec::of(plan);
+    let spec = if firsts.is_some() { spec.with_firsts() } else { spec };
+    let params = Params::of(plan, program, of, (table, firsts));
+    program.step(spec.into(), [1, 1, 1], Fill::args(|by| _ = params.pass(by)));
 }

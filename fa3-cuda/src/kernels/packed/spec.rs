@@ -16,11 +16,25 @@ pub struct Spec {
     pub mask: Mask,
     /// Threads, one a sequence: a power of two from 32 to 1024.
     pub threads: u32,
+    /// Whether it writes where each sequence begins in arrays that pad sequences to whole row blocks.
+    pub firsts: bool,
 }
 
 impl Spec {
     /// The spec of a plan's kernel.
     pub fn of(plan: &Plan) -> Spec {
-        Spec { q: plan.q().arrays, k: plan.k().arrays, mask: sides(plan.mask()), threads: plan.threads() }
+        Spec {
+            q: plan.q().arrays,
+            k: plan.k().arrays,
+            mask: sides(plan.mask()),
+            threads: plan.threads(),
+            firsts: false,
+        }
+    }
+
+    /// The same, which writes first places, too.
+    #[must_use]
+    pub fn with_firsts(self) -> Spec {
+        Spec { firsts: true, ..self }
     }
 }

@@ -45,6 +45,8 @@ pub(crate) struct Listed<T> {
     pub(crate) q_rows: T,
     /// Its first row of K and V: in a packed tensor, or 0 in a dense one.
     pub(crate) k_row: T,
+    /// The place of its first row of Q in arrays that pad each sequence to whole blocks, if there are such arrays.
+    pub(crate) place: Option<T>,
 }
 
 impl<T: Copy> Work<T> {

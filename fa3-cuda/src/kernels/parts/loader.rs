@@ -48,6 +48,23 @@ impl<'k> From<V<'k, B32>> for Sequence<'k> {
     }
 }
 
+impl<'k> Sequence<'k> {
+    /// Loads the tile of a head that begins with a row of it into a slot.
+    #[track_caller]
+    pub(crate) fn load<const N: usize>(
+        &self,
+        slot: &mut EmptySlot<'k, N>,
+        index: usize,
+        map: &TileMap,
+        [head, row]: [V<'k, B32>; 2],
+    ) {
+        match self {
+            Sequence::Number(batch) => slot.load(index, map, (0, head, row, *batch)),
+            Sequence::Rows(rows) => slot.load(index, map, rows.coords(head, row)),
+        }
+    }
+}
+
 impl<'k> Feed<'k> {
     /// Declares a ring of `stages` tiles of this shape, which `consumers` warps empty.
     #[track_caller]

@@ -1,11 +1,23 @@
 //! Where the work of a tile comes from: its number, or a table of sequences.
 
 use fa3_ir::lang::*;
-use fa3_sched::{Lens, VisibleKeys};
+use fa3_sched::{KvRange, Lens, VisibleKeys};
 
 use super::geometry::{Geometry, keys};
 use super::table::Table;
 use crate::kernels::params::{InKernel, Pass, Side};
+
+/// The place where lengths of sequences are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SequenceForm {
+    /// All are of one length, which is an argument.
+    Equal,
+    /// Where each begins and how long it is, is in a table in the device's memory ([`fa3_sched::packed`]): packed
+    /// sequences, or such of which only a part is in use. The scheduler is
+    /// [`Scheduler::DynamicPersistent`](fa3_sched::Scheduler::DynamicPersistent), the producer loads, V of e4m3 is
+    /// transposed in the kernel, and there are no clusters.
+    Listed,
+}
 
 /// The numbers of a launch that give a tile's work.
 #[derive(Clone, Copy)]
@@ -41,6 +53,16 @@ impl<'k> Lookup<InKernel<'k>> {
         match self {
             Lookup::Equal(geometry) => geometry.keys(row, lens),
             Lookup::Listed { table, .. } => keys(&table.tiling, row, lens),
+        }
+    }
+
+    /// The blocks of keys that tile `m_block` of a head visits in a sequence of these lengths; none if there is no such
+    /// tile.
+    #[track_caller]
+    pub(crate) fn kv_range(&self, m_block: V<'k, B32>, lens: Lens<V<'k, B32>>) -> KvRange<V<'k, B32>> {
+        match self {
+            Lookup::Equal(geometry) => geometry.kv_range(m_block, lens),
+            Lookup::Listed { table, .. } => table.tiling.kv_range(m_block, lens),
         }
     }
 }

@@ -1,15 +1,16 @@
 //! The table of a launch's sequences: from a tile's number to its work, by two loads that depend on each other.
 
+use fa3_ir::BufferId;
 use fa3_ir::lang::*;
-use fa3_sched::packed::{HEADER, Located, Record, Sections, locate};
-use fa3_sched::{KvRange, Lens, Longest, Tiling};
+use fa3_sched::packed::{HEADER, Located, Record, Sections, Tiles, locate};
+use fa3_sched::{KvRange, Lens, Longest, Order, Tiling};
 use fa3_types::Mask;
 
 use super::geometry::{Listed, Work};
-use crate::kernels::params::{Form, InKernel, Pass, Side};
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
 
-/// Words of a work, as it is sent from one warp to others.
-pub(crate) const WORDS: i32 = 12;
+/// Words of a work, as it is sent from one warp to others; one more if it has a place.
+const WORDS: usize = 12;
 
 /// Bytes of a word.
 const WORD: u32 = 4;
@@ -27,18 +28,53 @@ pub(crate) struct Table<S: Side> {
     pub(crate) tiling: Tiling<S::U32>,
     /// Where the longest tiles of a sequence are.
     pub(crate) longest: Longest,
+    /// Where rows of Q have their places in arrays that pad each sequence to whole blocks, if there are such arrays.
+    pub(crate) places: Option<Places<S>>,
+}
+
+/// Where rows of Q have their places in padded arrays. Those of different sequences are never the same.
+#[derive(Clone, Copy)]
+pub(crate) enum Places<S: Side> {
+    /// Rows are those of the table's blocks: they lie in their order.
+    OfBlocks,
+    /// The table's blocks are of keys. An array has each sequence's first place.
+    Listed {
+        /// The array, in the order of sequences.
+        firsts: S::Pointer,
+        /// How many places there are. Rows without one are left out.
+        most: S::U32,
+    },
 }
 
 impl Table<Form> {
-    /// The form of all launches with this mask.
-    pub(crate) fn form(longest: Longest, mask: Mask) -> Table<Form> {
+    /// The form of all launches with this order and this mask.
+    pub(crate) fn form(order: Order, mask: Mask, places: Option<Places<Form>>) -> Table<Form> {
+        let longest = match order {
+            // All are as long.
+            Order::Linear => Longest::First,
+            Order::LongestFirst { section: _, longest } => longest,
+        };
         Table {
             address: Elem::U32,
             sequences: (),
             sections: Sections::new(1, 1).map_named(&mut |_, _| ()),
             tiling: Tiling::new(1, 1, 1, mask).map(|_| ()),
             longest,
+            places,
         }
+    }
+}
+
+impl Table<Host> {
+    /// The table of a launch.
+    pub(crate) fn of(
+        tiles: &Tiles,
+        address: BufferId,
+        tiling: Tiling<u32>,
+        places: Option<Places<Host>>,
+    ) -> Table<Host> {
+        let (sequences, sections, longest) = (tiles.table().count(), tiles.sections(), tiles.longest());
+        Table { address, sequences, sections, tiling, longest, places }
     }
 }
 
@@ -52,7 +88,19 @@ impl<A: Side> Table<A> {
             sections: self.sections.map_named(&mut |name: &str, number| by.u32(name, number)),
             tiling: self.tiling.map_named(&mut |name: &str, number| by.u32(name, number)),
             longest: self.longest,
+            places: self.places.map(|places| match places {
+                Places::OfBlocks => Places::OfBlocks,
+                Places::Listed { firsts, most } => Places::Listed {
+                    firsts: by.pointer("first_places", firsts),
+                    most: by.u32("places", most),
+                },
+            }),
         }
+    }
+
+    /// How many words a work has.
+    pub(crate) fn words(&self) -> i32 {
+        WORDS as i32 + i32::from(self.places.is_some())
     }
 }
 
@@ -63,10 +111,13 @@ impl<'k> Table<InKernel<'k>> {
         self.sections.tiles(b.load(self.address))
     }
 
-    /// Looks up tile `number`, which must be one of the table's. Gives the words of its work to `write`, each with its
-    /// number, as soon as they are known.
+    /// Loads the record that has tile `number`, which must be one of the table's, and its place.
     #[track_caller]
-    pub(crate) fn look_up(&self, b: &'k Builder, number: V<'k, B32>, write: impl Fn(i32, V<'k, B32>)) {
+    pub(crate) fn record(
+        &self,
+        b: &'k Builder,
+        number: V<'k, B32>,
+    ) -> (Record<V<'k, B32>>, Option<V<'k, B32>>) {
         let (records, bytes) = ((HEADER * WORD) as i32, Record::<u32>::WORDS * WORD);
         // Behind all records are the numbers of those that row blocks have.
         let numbers = (self.sequences + 1).mad_wide(bytes, self.address);
@@ -75,10 +126,35 @@ impl<'k> Table<InKernel<'k>> {
         let [[q_row, q_rows, q_len, k_row], [k_len, first_block, blocks, sequence]] =
             [0, 16].map(|half| b.load_vector(at.at(records + half)));
         let record = Record { q_row, q_rows, q_len, k_row, k_len, first_block, blocks, sequence };
+        match self.places {
+            None => (record, None),
+            Some(Places::OfBlocks) => (record, Some(first_block * self.tiling.tile_m())),
+            Some(Places::Listed { firsts, most }) => {
+                let place = b.load(sequence.mad_wide(WORD, firsts));
+                (Record { k_len: k_len.min(most - place), ..record }, Some(place))
+            }
+        }
+    }
+
+    /// The block and the head of tile `number`, which is one of this record's.
+    #[track_caller]
+    pub(crate) fn locate(&self, number: V<'k, B32>, record: &Record<V<'k, B32>>) -> Located<V<'k, B32>> {
+        locate(number, record, &self.sections, self.longest)
+    }
+
+    /// Looks up tile `number`, which must be one of the table's. Gives the words of its work to `write`, each with its
+    /// number, as soon as they are known.
+    #[track_caller]
+    pub(crate) fn look_up(&self, b: &'k Builder, number: V<'k, B32>, write: impl Fn(i32, V<'k, B32>)) {
+        let (record, place) = self.record(b, number);
+        let Record { q_row, q_rows, q_len, k_row, k_len, sequence, .. } = record;
         for (word, number) in [sequence, q_row, k_row, q_len, k_len, q_rows].into_iter().zip(0..) {
             write(number, word);
         }
-        let Located { m_block, head } = locate(number, &record, &self.sections, self.longest);
+        if let Some(place) = place {
+            write(WORDS as i32, place);
+        }
+        let Located { m_block, head } = self.locate(number, &record);
         write(6, head);
         write(7, m_block * self.tiling.tile_m());
         let kv = self.tiling.kv_range(m_block, Lens { q: q_len, k: k_len });
@@ -91,7 +167,7 @@ impl<'k> Table<InKernel<'k>> {
     #[track_caller]
     pub(crate) fn work(&self, read: impl Fn(i32) -> V<'k, B32>) -> Work<V<'k, B32>> {
         let [batch, q_row, k_row, q_len, k_len, q_rows, head, row, first, unmasked_first, unmasked_end, end] =
-            std::array::from_fn::<_, { WORDS as usize }, _>(|number| read(number as i32));
+            std::array::from_fn::<_, WORDS, _>(|number| read(number as i32));
         Work {
             batch,
             head,
@@ -99,7 +175,7 @@ impl<'k> Table<InKernel<'k>> {
             lens: Lens { q: q_len, k: k_len },
             row,
             kv: KvRange { first, unmasked_first, unmasked_end, end },
-            listed: Some(Listed { q_row, q_rows, k_row }),
+            listed: Some(Listed { q_row, q_rows, k_row, place: self.places.map(|_| read(WORDS as i32)) }),
         }
     }
 }
@@ -112,7 +188,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::kernels::params::{Declare, Fill, Filled, Host};
+    use crate::kernels::params::{Declare, Fill, Filled};
 
     const TILE: [u32; 2] = [64, 32];
 
@@ -121,7 +197,8 @@ mod tests {
         let longest = numbers.longest;
         let kernel = Kernel::build("works", Launch::threads(32), |b| {
             let works = b.param_pointer("works", Elem::U32);
-            let table = Table::form(longest, mask).pass(&mut Declare(b));
+            let order = Order::LongestFirst { section: 1, longest };
+            let table = Table::form(order, mask, None).pass(&mut Declare(b));
             let at = b.cta_x().mad_wide(WORD * WORDS as u32, works);
             let is_tile = b.cta_x().lt(table.tiles(b));
             b.if_uniform(is_tile, || {
@@ -192,11 +269,12 @@ mod tests {
             let values = Values { cu_seqlens_q: &cu_seqlens_q, cu_seqlens_k: &cu_seqlens_k, ..Values::default() };
             let table = plan.table(&values).unwrap();
             let numbers = Table {
-                address: fa3_ir::BufferId(1),
+                address: BufferId(1),
                 sequences: plan.count(),
                 sections: Sections::new(section * sections, section),
                 tiling: Tiling::new(TILE[0], TILE[1], group, mask),
                 longest: if longest_first { Longest::First } else { Longest::Last },
+                places: None,
             };
             let tiles = numbers.sections.tiles(table[0]);
             let words = in_a_kernel(&table, numbers, mask, tiles);

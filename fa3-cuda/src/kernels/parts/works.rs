@@ -10,7 +10,7 @@ use fa3_sched::{Scheduler, next_dynamic};
 
 use super::geometry::{Geometry, Work};
 use super::lookup::Lookup;
-use super::table::{Table, WORDS};
+use super::table::Table;
 use super::tiles::{Ticket, Tiles};
 use crate::kernels::params::InKernel;
 
@@ -36,6 +36,8 @@ pub(crate) struct Sent<'k> {
     table: Table<InKernel<'k>>,
     ticket: V<'k, B64>,
     ring: Ring<'k, 1>,
+    /// Whether a CTA draws its first tile, too: see [`Tiles::in_order`].
+    in_order: bool,
 }
 
 impl<'k> Works<'k> {
@@ -60,7 +62,16 @@ impl<'k> Works<'k> {
                 ticket,
                 // Of which a work takes a part.
                 ring: b.ring("mail", SLOTS, consumers, [("work", TileShape::new(Elem::U32, 8, 4))]),
+                in_order: false,
             }),
+        }
+    }
+
+    /// The same works, begun in the order of their tiles' numbers: see [`Tiles::in_order`].
+    pub(crate) fn in_order(self) -> Works<'k> {
+        match self {
+            Works::Computed { tiles, geometry } => Works::Computed { tiles: tiles.in_order(), geometry },
+            Works::Sent(sent) => Works::Sent(Sent { in_order: true, ..sent }),
         }
     }
 
@@ -91,7 +102,8 @@ impl<'k> Works<'k> {
 
 impl<'k> Sent<'k> {
     /// A CTA's first tile is that of its own number; it draws the others. Each of them draws one ticket for which there
-    /// is no tile, so that all of them draw as many as there are tiles. A CTA without a first tile draws none.
+    /// is no tile, so that all of them draw as many as there are tiles. A CTA without a first tile draws none. In order,
+    /// a CTA draws its first tile, too, and all of them one ticket more each.
     ///
     /// A producer has few registers. So words go to the slot as soon as they are known, and it reads them there.
     #[track_caller]
@@ -100,7 +112,10 @@ impl<'k> Sent<'k> {
         let rounds = Rounds::begin(b);
         let mut ring = self.ring.producer_by(rounds);
         let count = self.table.tiles(b);
-        let next = b.var("tile", b.cta_x());
+        let draw =
+            || Ticket::new(self.ticket, if self.in_order { count + b.grid_x() - 1 } else { count - 1 });
+        let first = if self.in_order { draw().fetch(b) } else { b.cta_x() };
+        let next = b.var("tile", first);
         b.repeat(|| {
             let slot = ring.acquire();
             let [at] = slot.tiles().map(|tile| tile.element(0, 0));
@@ -110,15 +125,16 @@ impl<'k> Sent<'k> {
                 is_tile,
                 || self.table.look_up(b, tile, |number, word| b.store(at.at(WORD * number), word)),
                 // A work without rows ends them.
-                || (0..WORDS).for_each(|number| b.store(at.at(WORD * number), 0)),
+                || (0..self.table.words()).for_each(|number| b.store(at.at(WORD * number), 0)),
             );
             slot.commit();
             rounds.next();
             b.break_if(!is_tile);
             let work = self.table.work(|number| b.load(at.at(WORD * number)));
-            let mut ticket = Ticket::new(self.ticket, count - 1);
+            let mut ticket = draw();
             body(work, &mut || _ = ticket.fetch(b));
-            next.set(next_dynamic(ticket.fetch(b), b.grid_x()));
+            let before = if self.in_order { b.copy(0) } else { b.grid_x() };
+            next.set(next_dynamic(ticket.fetch(b), before));
         });
     }
 
@@ -132,11 +148,14 @@ impl<'k> Sent<'k> {
             let at = slot.tile().element(0, 0);
             let read = || {
                 // All lanes read them. The compiler cannot know that they agree; from one lane, it does.
-                let words = [0, 1, 2].map(|vector| {
+                let vectors = [0, 1, 2].map(|vector| {
                     let words: [V<'k, B32>; 4] = b.load_vector(at.at(VECTOR * vector));
                     words.map(|word| word.shfl_idx(0))
                 });
-                self.table.work(|number| words[number as usize / 4][number as usize % 4])
+                self.table.work(|number| match vectors.get(number as usize / 4) {
+                    Some(words) => words[number as usize % 4],
+                    None => b.load::<B32>(at.at(WORD * number)).shfl_idx(0),
+                })
             };
             let work = read();
             b.break_if(work.rows_of_o().eq(0));

@@ -4,18 +4,25 @@
 
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Division, DkvTile, DqTile, Plan, PlanOptions};
-use fa3_types::{BackwardSpec, Dtype, Mask, ProblemSpec, Shape};
+use fa3_types::{BackwardSpec, Dtype, Mask, ProblemSpec, Sequences, Shape};
 
 use super::Shipped;
-use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec};
+use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, RowsForm, SequenceForm};
 
 /// The kernels of plans for the usual head dimensions, in all forms: in bf16 with many tiles with every side of a mask,
-/// with a soft cap and without; in f16 with few tiles without a cap, and with a cap and both sides of the mask. A
-/// kernel with products is the same with sinks.
+/// with a soft cap and without; in f16 with few tiles without a cap, and with a cap and both sides of the mask. Some of
+/// sequences that a table lists. A kernel with products is the same with sinks.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
     const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };
     let dims = [(64, 64), (128, 128), (192, 128), (256, 256)];
+    let listed = [(Dtype::Bf16, Mask::Causal, None), (Dtype::F16, BOTH, Some(30.0))];
+    let listed = listed.into_iter().flat_map(move |of| {
+        [dims[0], dims[1], dims[3]].into_iter().map(move |dims| {
+            let sequences = Sequences::packed(3);
+            spec(dims, of, 1).seqs_q(sequences).seqs_k(sequences)
+        })
+    });
     let settings = [
         (Dtype::Bf16, NONE, None, 400),
         (Dtype::F16, NONE, None, 1),
@@ -26,27 +33,36 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
         (Dtype::Bf16, BOTH, Some(30.0), 400),
         (Dtype::F16, BOTH, Some(30.0), 400),
     ];
-    let specs =
-        dims.into_iter().flat_map(move |dims| settings.into_iter().flat_map(move |of| specs(dims, of)));
+    let equal = dims.into_iter().flat_map(move |dims| {
+        let of_one = move |(dtype, mask, softcap, heads)| spec(dims, (dtype, mask, softcap), heads);
+        settings.into_iter().map(of_one)
+    });
+    let specs = equal.chain(listed).flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
     specs
-        .chain([BwdSpec::Sink])
+        .chain([SequenceForm::Equal, SequenceForm::Listed].map(BwdSpec::Sink))
         .filter(move |spec| seen.insert(*spec))
         .map(|spec| Shipped::new(name(&spec), spec))
 }
 
-/// The kernels of one problem with so many heads.
-fn specs(
+/// A problem with so many heads.
+fn spec(
     (head_dim, head_dim_v): (usize, usize),
-    (dtype, mask, softcap, heads): (Dtype, Mask, Option<f64>, usize),
-) -> Vec<BwdSpec> {
+    (dtype, mask, softcap): (Dtype, Mask, Option<f64>),
+    heads: usize,
+) -> ProblemSpec {
     let shape = Shape { batch: 1, seqlen: 100, heads, head_dim };
     let mut forward = ProblemSpec::dense(dtype, shape, shape).head_dim_v(head_dim_v).mask(mask);
     forward.softcap = softcap;
+    forward
+}
+
+/// The kernels of a problem, in all forms.
+fn kernels(forward: ProblemSpec) -> Vec<BwdSpec> {
     let problem = BackwardSpec::contiguous(forward).validate().expect("shapes agree");
+    let dims = [problem.forward().head_dim(), problem.forward().head_dim_v()].map(|dim| dim as u32);
     let limits = DeviceLimits::h100_sxm();
     let plan = |options| Plan::with(&problem, &limits, &options).expect("the head dimensions have tiles");
-    let dims = [head_dim as u32, head_dim_v as u32];
     let adding = [AddOrder::Any, AddOrder::LastKeysFirst]
         .into_iter()
         .filter_map(|order| DkvTile::choose_adding(dims, order, &limits))
@@ -70,10 +86,13 @@ fn name(spec: &BwdSpec) -> String {
                 }
                 Cleared::Nothing | Cleared::Sums(_) | Cleared::InOrder(_) => spec.head_dim_v.to_string(),
             };
-            format!("bwd/stats/{}/d{dims}{clears}", spec.elem)
+            format!("bwd/stats/{}/d{dims}{clears}{}", spec.elem, rows_word(spec.rows))
         }
-        BwdSpec::Sink => "bwd/sink".to_owned(),
-        BwdSpec::Round(spec) => format!("bwd/round/{}/d{}", spec.elem, spec.head_dim),
+        BwdSpec::Round(spec) => {
+            format!("bwd/round/{}/d{}{}", spec.elem, spec.head_dim, rows_word(spec.rows))
+        }
+        BwdSpec::Sink(SequenceForm::Equal) => "bwd/sink".to_owned(),
+        BwdSpec::Sink(SequenceForm::Listed) => "bwd/sink/listed".to_owned(),
         BwdSpec::Dkv(spec) => {
             let DkvTile { tile_n, kv_stages, tile_m, stages, division, adds_dq, .. } = spec.tile;
             let divided = if division == Division::Gradients { "/divided" } else { "" };
@@ -94,12 +113,21 @@ fn name(spec: &BwdSpec) -> String {
     }
 }
 
+fn rows_word(rows: RowsForm) -> String {
+    match rows {
+        RowsForm::Equal => String::new(),
+        RowsForm::Listed { parts, mask: Mask::None } => format!("/listed{parts}"),
+        RowsForm::Listed { parts, mask } => format!("/listed{parts}/{}", super::sides_word(mask)),
+    }
+}
+
 fn named<T>(kernel: &str, spec: &PartSpec<T>, tile: &str) -> String {
-    let PartSpec { elem, head_dim, head_dim_v, mask, softcap, scheduler, .. } = *spec;
+    let PartSpec { elem, head_dim, head_dim_v, mask, softcap, scheduler, sequences, .. } = *spec;
+    let listed = if sequences == SequenceForm::Listed { "/listed" } else { "" };
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let cap = if softcap { "/cap" } else { "" };
     format!(
-        "bwd/{kernel}/{elem}/d{dims}/{tile}/{}{cap}/{}",
+        "bwd/{kernel}/{elem}/d{dims}/{tile}/{}{cap}/{}{listed}",
         super::sides_word(mask),
         super::scheduler_word(scheduler)
     )

@@ -20,15 +20,18 @@ pub(super) fn packed() -> impl Iterator<Item = Shipped> {
         (512, [dense.with_used(), dense], LEFT),
         (1024, [packed.with_used(); 2], Mask::Causal),
     ];
-    rows.into_iter().map(|(count, sides, mask)| {
+    let specs = rows.into_iter().map(|(count, sides, mask)| {
         let plan = Plan::new(count, sides, [1, 1], mask).expect("there are few rows");
         let spec = Spec::of(&plan);
-        Shipped::new(name(&spec), spec)
-    })
+        // Backward passes have first places.
+        if count == 256 { spec.with_firsts() } else { spec }
+    });
+    specs.map(|spec| Shipped::new(name(&spec), spec))
 }
 
-fn name(Spec { q, k, mask, threads }: &Spec) -> String {
-    format!("packed/{}/{}/{}/{threads}", rows_word(*q), rows_word(*k), sides_word(*mask))
+fn name(Spec { q, k, mask, threads, firsts }: &Spec) -> String {
+    let firsts = if *firsts { "/firsts" } else { "" };
+    format!("packed/{}/{}/{}/{threads}{firsts}", rows_word(*q), rows_word(*k), sides_word(*mask))
 }
 
 fn rows_word(arrays: Arrays) -> &'static str {

@@ -6,20 +6,13 @@ use fa3_types::{Granularity, Problem, TensorDesc, TensorName};
 
 use super::Asked;
 use crate::forward::{Loads, PlanError};
-use crate::packed::{self, MemoryRows, Sections, Side};
-use crate::{Longest, Order, Scheduler, TooManyTiles};
-
-/// Tiles are found by a division that is exact for numbers below this.
-const TILE_LIMIT: u32 = 1 << 24;
+use crate::packed::{self, MemoryRows, Side, Tiles};
+use crate::{Longest, Order, Scheduler};
 
 /// The tiles of sequences that a table lists.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    table: packed::Plan,
-    order: Order,
-    heads: u32,
-    section: u32,
-    grid: u32,
+    tiles: Tiles,
     rows: [MemoryRows; 3],
 }
 
@@ -56,10 +49,6 @@ impl Listed {
         let sides = sides.map(|(sequences, tensor)| Side::of(sequences, tensor.shape.seqlen));
         let table = packed::Plan::new(problem.batch(), sides, [tile.tile_m, tile.tile_n], problem.mask())?;
         let heads = problem.heads().q() as u32;
-        let tiles = u128::from(table.capacity()) * u128::from(heads);
-        if tiles > u128::from(TILE_LIMIT) {
-            return Err(TooManyTiles { tiles, limit: TILE_LIMIT }.into());
-        }
         let longest = Longest::from(problem.mask());
         let section = match options.order {
             None => section(problem, tile.tile_m, sms.get()),
@@ -80,28 +69,12 @@ impl Listed {
             rows(TensorName::K, problem.k())?,
             rows(TensorName::V, problem.v())?,
         ];
-        let grid = if problem.q().extent().0 == 0 { 0 } else { sms.get().min(tiles as u32) };
-        Ok(Listed { table, order: Order::LongestFirst { section, longest }, heads, section, grid, rows })
+        Ok(Listed { tiles: Tiles::new(table, [heads, section], longest, sms)?, rows })
     }
 
-    /// The table.
-    pub fn table(&self) -> &packed::Plan {
-        &self.table
-    }
-
-    /// How the heads of a sequence are numbered.
-    pub fn sections(&self) -> Sections<u32> {
-        Sections::new(self.heads, self.section)
-    }
-
-    /// The order of a sequence's tiles. Sequences come by the longest of their tiles.
-    pub fn order(&self) -> Order {
-        self.order
-    }
-
-    /// Number of CTAs; 0 if Q has no elements, and then nothing is to be launched.
-    pub fn grid(&self) -> u32 {
-        self.grid
+    /// Its tiles.
+    pub fn tiles(&self) -> &Tiles {
+        &self.tiles
     }
 
     /// The rows of Q, K and V in memory.
@@ -111,15 +84,19 @@ impl Listed {
 
     /// Writes how many tiles there are, and how they reach CTAs of so many threads.
     pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
-        let (scheduler, grid) = (Scheduler::DynamicPersistent, self.grid);
+        let (scheduler, grid) = (Scheduler::DynamicPersistent, self.tiles.grid());
         writeln!(f, "scheduler  {scheduler}, {grid} CTAs of {threads} threads")?;
-        let (count, most) = (self.table.count(), self.table.capacity() * self.heads);
+        let (count, most) = (self.tiles.table().count(), self.tiles.most());
         writeln!(f, "tiles      at most {most}, by a table of {count} sequences that a kernel writes before")
     }
 
     /// Writes what they take of the device's memory.
     pub(super) fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "memory     4 bytes for the tile counter, and {} for the table", 4 * self.table.words())
+        write!(
+            f,
+            "memory     4 bytes for the tile counter, and {} for the table",
+            4 * self.tiles.table().words()
+        )
     }
 }
 
@@ -130,10 +107,7 @@ fn section(problem: &Problem, tile_m: u32, sms: u32) -> u32 {
     // Below 2³¹ in every problem.
     let head_tiles = (problem.longest().q as u32).div_ceil(tile_m).max(1);
     let wanted = sms.div_ceil(2).div_ceil(head_tiles);
-    (1..=heads / group)
-        .map(|kv| kv * group)
-        .find(|&section| section >= wanted && heads.is_multiple_of(section))
-        .unwrap_or(heads)
+    packed::section(wanted, heads, group)
 }
 
 #[cfg(test)]
@@ -141,9 +115,9 @@ mod tests {
     use fa3_types::{Dtype, Mask, ProblemSpec, Sequences, Shape, Strides, ValueLayout};
 
     use super::*;
-    use crate::DeviceLimits;
     use crate::forward::{Plan, PlanOptions, Way};
     use crate::packed::NotInRows;
+    use crate::{DeviceLimits, TooManyTiles};
 
     const H100: DeviceLimits = DeviceLimits::h100_sxm();
 
@@ -161,7 +135,7 @@ mod tests {
             let plan = Plan::new(&spec.validate().unwrap(), &H100).unwrap();
             let Way::Listed(listed) = plan.way() else { panic!("{plan}") };
             assert!(plan.numbered().is_none());
-            (plan.tile(), listed.clone())
+            (plan.tile(), *listed.tiles())
         };
         let (tile, plan) = listed(packed(12, 16_384, 4096, (32, 8), Mask::Causal));
         assert_eq!((plan.grid(), plan.table().count()), (132, 12));
@@ -179,7 +153,9 @@ mod tests {
 
         const SHAPE: Shape = Shape { batch: 3, seqlen: 64, heads: 4, head_dim: 64 };
         let dense = ProblemSpec::dense(Dtype::F16, SHAPE, SHAPE);
-        let (_, used) = listed(dense.clone().seqs_k(Sequences::dense(3, SHAPE.seqlen).used()));
+        let used = dense.clone().seqs_k(Sequences::dense(3, SHAPE.seqlen).used()).validate().unwrap();
+        let used = Plan::new(&used, &H100).unwrap();
+        let Way::Listed(used) = used.way() else { panic!("{used}") };
         assert_eq!(used.rows().map(|rows| rows.batch), [SHAPE.seqlen as u32; 3]);
         let (_, one) = listed(packed(1, 0, 0, (2, 1), Mask::None));
         assert_eq!(one.grid(), 0);

@@ -3,11 +3,10 @@
 use std::mem::replace;
 
 use fa3_cuda::host::{Backward, Device, DeviceBuffer, OperationError, PlacementError, Workspace};
-use fa3_sched::NotDense;
 use fa3_sched::backward::{DqTile, PlanError, PlanOptions, TileError};
 use fa3_tests::bwd::Form;
 use fa3_tests::fwd::dense;
-use fa3_types::{Dtype, ProblemSpec, SequenceRows};
+use fa3_types::{Dtype, ProblemSpec};
 
 use super::bench::Bench;
 use super::tensors::{part, sizes};
@@ -70,11 +69,6 @@ pub(super) fn problems(device: &Device) -> Fallible<String> {
     let error = new(spec(Dtype::F16, 264), default);
     let wrong = PlanError::HeadDim { head_dim: 264, head_dim_v: 264 };
     said.push(refused(error, &wrong.into(), &[264])?);
-
-    let (rows_q, rows_k) = (SequenceRows::packed(&[0, 3, 30])?, SequenceRows::packed(&[0, 20, 47])?);
-    let packed = ProblemSpec::packed(Dtype::Bf16, (4, 2), 64, &rows_q, &rows_k);
-    let wrong = PlanError::Dense(NotDense::Packed { sequences: 2 });
-    said.push(refused(new(packed, default), &wrong.into(), &[2])?);
 
     let limits = device.limits();
     let tile = DqTile::choose(64, 64, &limits).ok_or("there is no tile")?;

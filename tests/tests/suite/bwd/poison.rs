@@ -85,7 +85,7 @@ impl Run {
             DqBy::Kernel(part) if gradient == buffers::DQ => {
                 (part.tile.tile_m as usize, part.tile.tile_n as usize)
             }
-            DqBy::Kernel(_) | DqBy::Additions(_) | DqBy::AdditionsInOrder => of_dkv,
+            DqBy::Kernel(_) | DqBy::Additions | DqBy::AdditionsInOrder => of_dkv,
         }
     }
 

@@ -16,8 +16,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
     let mut rows = dkv.rows.consumer();
     let mut additions = adding.map(|adding| Additions::of(dkv, adding, me));
     let turn = adding.map_or_else(Turn::none, |adding| adding.ping_pong.of(b, me));
-    dkv.tiles.consume(|tile| {
-        let work = dkv.params.inputs.geometry.work(tile);
+    dkv.works.consume(|work, again| {
         let key = work.row + me.mad(64, b.frag_row());
         let mut dk = Frag::zeros(b, spec.tile.head_dim); // A3:16
         let mut dv = Frag::zeros(b, spec.tile.head_dim_v); // A3:16
@@ -63,6 +62,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: Option<&Adding<'k>>) {
             k_slot.release();
             v_slot.release();
         });
+        let work = again();
         dkv.write_dv(dv, &work, key);
         dkv.write_dk(dk, &work, key);
     });

@@ -25,8 +25,7 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let (mut k, mut weights) = (dkv.k.consumer(), hand_over.0.producer());
     let mut rows = dkv.rows.consumer();
-    dkv.tiles.consume(|tile| {
-        let work = dkv.params.inputs.geometry.work(tile);
+    dkv.works.consume(|work, again| {
         let key = work.row + b.frag_row();
         let mut dv = Frag::zeros(b, spec.tile.head_dim_v);
         b.if_uniform(dkv.visits(&work), || {
@@ -49,7 +48,7 @@ pub(super) fn run_dv<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
             });
             k.release();
         });
-        dkv.write_dv(dv, &work, key);
+        dkv.write_dv(dv, &again(), key);
     });
 }
 
@@ -58,8 +57,7 @@ pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
     let (b, spec) = (dkv.builder, &dkv.spec);
     let (mut v, mut weights) = (dkv.v.consumer(), hand_over.0.consumer());
     let mut rows = dkv.rows.consumer();
-    dkv.tiles.consume(|tile| {
-        let work = dkv.params.inputs.geometry.work(tile);
+    dkv.works.consume(|work, again| {
         let key = work.row + b.frag_row();
         let mut dk = Frag::zeros(b, spec.tile.head_dim);
         b.if_uniform(dkv.visits(&work), || {
@@ -79,6 +77,6 @@ pub(super) fn run_dk<'k>(dkv: &Dkv<'k>, hand_over: &HandOver<'k>) {
             });
             v.release();
         });
-        dkv.write_dk(dk, &work, key);
+        dkv.write_dk(dk, &again(), key);
     });
 }

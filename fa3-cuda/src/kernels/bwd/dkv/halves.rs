@@ -33,8 +33,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
     let share = Share::of(dkv, adding, me, (blocks, 1));
     let turn = adding.ping_pong.of(b, me);
     let mut late = Late { share, k: k.held_beside(), is_due: b.var("is_due", false) };
-    dkv.tiles.consume(|tile| {
-        let work = dkv.params.inputs.geometry.work(tile);
+    dkv.works.consume(|work, again| {
         let key = work.row + me.mad(64, b.frag_row());
         let mut dk = Frag::zeros(b, spec.tile.head_dim); // A3:16
         let mut dv = Frag::zeros(b, spec.tile.head_dim_v); // A3:16
@@ -80,6 +79,7 @@ pub(super) fn run<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>) {
             // taken this one's, and until then it waits for dQ.
             b.if_uniform(!visits, || b.if_uniform(late.is_due, || late.end_for_now()));
         }
+        let work = again();
         dkv.write_dv(dv, &work, key);
         dkv.write_dk(dk, &work, key);
     });

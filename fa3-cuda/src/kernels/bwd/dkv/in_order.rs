@@ -16,6 +16,7 @@ use super::{Adding, Dkv};
 use crate::kernels::bwd::params::InOrderParams;
 use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
+use crate::kernels::parts::lookup::Lookup;
 use crate::kernels::parts::strided::Strided;
 
 /// Blocks by which the watch runs ahead.
@@ -27,13 +28,25 @@ const NONE: u32 = u32::MAX;
 /// Bytes of a [`Goal`].
 const GOAL: u32 = 16;
 
+/// Bytes of the end of rows.
+const END: u32 = 4;
+
 /// The state that the warps share besides if tiles add in order.
 pub(super) struct InOrder<'k> {
     /// Blocks whose sums are ready for this tile's part.
     ready: Ring<'k, 0>,
-    /// Fate of the next dQ of each consumer: a [`Goal`], then batch, head and first row of the block.
+    /// Fate of the next dQ of each consumer: a [`Goal`], then batch, head and first row of the block in memory.
     goals: Region,
+    ends: Ends<'k>,
     params: InOrderParams<InKernel<'k>>,
+}
+
+/// The end of the rows of the sequence of each consumer's next dQ, in memory.
+enum Ends<'k> {
+    /// The same of all sequences.
+    Equal(V<'k, B32>),
+    /// A word of each consumer's, which its writer writes.
+    Said(Region),
 }
 
 /// The fate of a consumer's dQ.
@@ -53,12 +66,17 @@ impl<'k> InOrder<'k> {
     pub(super) fn declare(
         b: &'k Builder,
         tile: &DkvTile,
+        lookup: &Lookup<InKernel<'k>>,
         params: InOrderParams<InKernel<'k>>,
     ) -> InOrder<'k> {
         let consumers = tile.consumers();
         InOrder {
             ready: b.stored_ring("ready", AHEAD, [1, consumers], []),
             goals: b.region("goals", GOAL * consumers, GOAL),
+            ends: match lookup {
+                Lookup::Equal(geometry) => Ends::Equal(geometry.lens.k),
+                Lookup::Listed { .. } => Ends::Said(b.region("ends of rows", END * consumers, END)),
+            },
             params,
         }
     }
@@ -66,6 +84,15 @@ impl<'k> InOrder<'k> {
     /// Where dQ goes.
     pub(super) fn dq(&self) -> &Strided<InKernel<'k>> {
         &self.params.dq
+    }
+
+    /// The end of the rows of which the dQ of consumer `me` is.
+    #[track_caller]
+    pub(super) fn end(&self, b: &'k Builder, me: V<'k, B32>) -> V<'k, B32> {
+        match self.ends {
+            Ends::Equal(end) => end,
+            Ends::Said(ends) => b.load(me.mad(END, b.address(ends))),
+        }
     }
 
     /// The address of what is said to consumer `me`.
@@ -82,8 +109,7 @@ pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, m
     let place = adding.dq.stage(me).lender();
     let (ready, untold) = (order.ready.consumer(), b.var("untold", NONE));
     let mut writer = Writer { dkv, adding, order, me, place, ready, untold };
-    dkv.tiles.consume(|index| {
-        let work = &dkv.params.inputs.geometry.work(index);
+    dkv.works.consume(|ref work, _| {
         // Before the branch: after it, ptxas has too few registers for both.
         let (begin, end) = (rows_before(dkv, work), rows_after(dkv, work));
         let visits = dkv.visits(work);
@@ -145,7 +171,12 @@ impl<'k> Writer<'_, 'k> {
         self.await_turn();
         b.once_per_warp(|| {
             let goal = is_first.select::<B32>(Goal::Write as u32, Goal::AddAndWrite as u32);
-            b.store_vector(self.order.goal(b, self.me), [goal, work.batch, block.head, block.row]);
+            let (said, row) = (self.order.goal(b, self.me), self.dkv.row_in_memory(work, block.row));
+            b.store_vector(said, [goal, work.batch, block.head, row]);
+            if let Ends::Said(ends) = self.order.ends {
+                let end = self.dkv.row_in_memory(work, work.lens.k);
+                b.store(self.me.mad(END, b.address(ends)), end);
+            }
             b.if_uniform(is_first, || self.place.lend().commit());
             b.if_uniform(!is_first, || {
                 b.fence(FenceInst::ProxyAsyncGlobal);
@@ -195,13 +226,12 @@ impl<'k> Writer<'_, 'k> {
 pub(super) fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>) {
     let (b, tile) = (dkv.builder, &dkv.spec.tile);
     let mut ready = order.ready.producer();
-    dkv.tiles.consume(|index| {
-        let work = &dkv.params.inputs.geometry.work(index);
+    dkv.works.consume(|ref work, _| {
         b.if_uniform(dkv.visits(work), || {
             let begin = rows_before(dkv, work);
             dkv.for_each_row(work, |head, row| {
                 let slot = ready.acquire();
-                let first = adding.number([work.batch, head, row]);
+                let first = adding.number(dkv.place(work, head, row));
                 b.if_uniform(row.ge(begin), || {
                     b.once_per_warp(|| {
                         for half in 0..tile.tile_m / ADDED_ROWS {
@@ -237,5 +267,5 @@ fn rows_after<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>) -> V<'k, B32> {
 #[track_caller]
 fn blocks_of<'k>(dkv: &Dkv<'k>, work: &Work<V<'k, B32>>, distance: i32) -> KvRange<V<'k, B32>> {
     let tile_n = dkv.spec.tile.tile_n;
-    dkv.params.inputs.geometry.kv_range((work.row >> tile_n.ilog2()) + distance, work.lens)
+    dkv.params.inputs.lookup.kv_range((work.row >> tile_n.ilog2()) + distance, work.lens)
 }

@@ -98,6 +98,6 @@ impl<'k> Place<'_, 'k> {
         let [_, batch, head, row] = b.load_vector::<B32, 4>(order.goal(b, *me));
         let (inputs, spec, to) = (&dkv.params.inputs, &dkv.spec, [batch, head, row + b.frag_row()]);
         let format = (spec.elem, spec.head_dim);
-        write(whole, Some(inputs.softmax_scale), order.dq(), to, inputs.geometry.lens.k, format);
+        write(whole, Some(inputs.softmax_scale), order.dq(), to, order.end(b, *me), format);
     }
 }

@@ -31,8 +31,7 @@ fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, me: V<'k, B32>) {
     let (b, head_dim) = (dkv.builder, dkv.spec.tile.head_dim);
     let mut place = adding.dq.stage(me).lender();
     let blocks = Blocks::of(dkv, adding, me);
-    dkv.tiles.consume(|index| {
-        let work = &dkv.params.inputs.geometry.work(index);
+    dkv.works.consume(|ref work, _| {
         let visits = dkv.visits(work);
         blocks.begin_tile(visits);
         b.if_uniform(visits, || {
@@ -109,7 +108,7 @@ impl<'a, 'k> Blocks<'a, 'k> {
     pub(super) fn for_each(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(Block<'k>)) {
         let Blocks { dkv, adding, me, next, .. } = self;
         dkv.for_each_row(work, |head, row| {
-            let number = adding.number([work.batch, head, row]);
+            let number = adding.number(dkv.place(work, head, row));
             if dkv.spec.tile.adds_halves() {
                 body(Block { is_mine: None, number: number + *me, head, row: me.mad(ADDED_ROWS, row) });
             } else {

@@ -1,0 +1,136 @@
+//! Tiles that are found through tables in the device's memory: sequences whose lengths are data.
+//!
+//! There are two tables. One has blocks of rows of Q: of the statistics, of the sums of dQ, and of the kernel of dQ if
+//! there is one. The other has tiles of keys. Statistics and sums have a place of their own for every block of rows of
+//! the first table, so that blocks of different sequences never share one, whatever the lengths say.
+
+use std::fmt;
+
+use fa3_types::{Problem, TensorDesc, TensorName};
+
+use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
+use crate::backward::AddOrder;
+use crate::packed::{self, MemoryRows, Side, Tiles, section};
+use crate::{Longest, Scheduler};
+
+/// The tiles of each kernel.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    block_rows: u32,
+    stats: Tiles,
+    dkv: Tiles,
+    dq: Option<Tiles>,
+    rows: [MemoryRows; 4],
+}
+
+impl Listed {
+    /// Whether lengths of the problem are data.
+    pub(super) fn serves(problem: &Problem) -> bool {
+        [problem.seqs_q(), problem.seqs_k()].into_iter().any(|x| x.is_packed() || x.has_used())
+    }
+
+    /// Decides everything about them.
+    pub(super) fn new(asked: &Asked<'_>) -> Result<Listed, PlanError> {
+        let &Asked { problem, dkv, dq, sms } = asked;
+        let (forward, tile) = (problem.forward(), dkv.tile);
+        let (mask, heads) = (forward.mask(), forward.heads());
+        // Numbers of heads are below 2³¹ in every problem.
+        let [heads_q, heads_kv, group] = [heads.q(), heads.kv(), heads.group_size()].map(|x| x as u32);
+        let [q, k] = [(forward.seqs_q(), forward.q()), (forward.seqs_k(), forward.k())]
+            .map(|(sequences, tensor)| Side::of(sequences, tensor.shape.seqlen));
+        let (block_rows, block_keys) = match dq {
+            DqBy::Kernel(part) => (part.tile.tile_m, part.tile.tile_n),
+            DqBy::Additions | DqBy::AdditionsInOrder => (tile.tile_m, tile.tile_n),
+        };
+        if !block_rows.is_multiple_of(tile.tile_m) {
+            return Err(PlanError::ListedTiles { rows: block_rows, block: tile.tile_m });
+        }
+        let table = |sides, tile, mask| packed::Plan::new(forward.batch(), sides, tile, mask);
+        let blocks = table([q, k], [block_rows, block_keys], mask)?;
+        let tiles_of_keys = table([k, q], [tile.tile_n, tile.tile_m], mask.transposed())?;
+        // As for sequences of one length that are as long as the longest is said to be: below 2³¹ in every problem.
+        let [rows, keys] = [forward.longest().q, forward.longest().k].map(|x| x as u32);
+        let half_of_sms = |tiles: u32| sms.get().div_ceil(2).div_ceil(tiles.max(1));
+        let (wanted, longest) = match tile.adds_dq {
+            Some(AddOrder::LastKeysFirst) => {
+                let blocks = rows.div_ceil(tile.tile_m).saturating_mul(group);
+                (heads_between(blocks, sms), Longest::Last)
+            }
+            Some(AddOrder::Any) | None => {
+                (half_of_sms(keys.div_ceil(tile.tile_n)), Longest::from(mask.transposed()))
+            }
+        };
+        let of_dq = match dq {
+            DqBy::Kernel(part) => {
+                let wanted = half_of_sms(rows.div_ceil(part.tile.tile_m));
+                let heads = [heads_q, section(wanted, heads_q, group)];
+                Some(Tiles::new(blocks, heads, Longest::from(mask), sms)?)
+            }
+            DqBy::Additions | DqBy::AdditionsInOrder => None,
+        };
+        let rows = |name, tensor: &TensorDesc| {
+            MemoryRows::of(tensor).map_err(|source| PlanError::ListedRows { tensor: name, source })
+        };
+        Ok(Listed {
+            block_rows,
+            // Heads are the fastest, which are neighbours in memory.
+            stats: Tiles::new(blocks, [heads_q, heads_q], Longest::First, sms)?,
+            dkv: Tiles::new(tiles_of_keys, [heads_kv, section(wanted, heads_kv, 1)], longest, sms)?,
+            dq: of_dq,
+            rows: [
+                rows(TensorName::Q, forward.q())?,
+                rows(TensorName::K, forward.k())?,
+                rows(TensorName::V, forward.v())?,
+                rows(TensorName::DOut, problem.dout())?,
+            ],
+        })
+    }
+
+    /// Rows of the first table's blocks.
+    pub fn block_rows(&self) -> u32 {
+        self.block_rows
+    }
+
+    /// The rows that blocks have in all, for each of which there is a place for statistics and sums.
+    pub fn places(&self) -> u32 {
+        self.stats.table().capacity() * self.block_rows
+    }
+
+    /// The blocks of rows, of all heads. Each has one or more CTAs of [`STATS_ROWS`] rows.
+    pub fn stats(&self) -> &Tiles {
+        &self.stats
+    }
+
+    /// How many CTAs of [`STATS_ROWS`] rows there may be; 0 if Q has no rows.
+    pub fn stats_grid(&self) -> u32 {
+        if self.stats.grid() == 0 { 0 } else { self.stats.most() * (self.block_rows / STATS_ROWS) }
+    }
+
+    /// The tiles of the kernel of dK and dV. Their table has keys in place of rows, and rows in place of keys.
+    pub fn dkv(&self) -> &Tiles {
+        &self.dkv
+    }
+
+    /// The tiles of the kernel of dQ, if there is one. Their table is that of [`Listed::stats`].
+    pub fn dq(&self) -> Option<&Tiles> {
+        self.dq.as_ref()
+    }
+
+    /// The rows of Q, K, V and dO in memory.
+    pub fn rows(&self) -> [MemoryRows; 4] {
+        self.rows
+    }
+
+    /// Writes what the tables take.
+    pub(super) fn write_tables(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [blocks, keys] = [&self.stats, &self.dkv].map(|tiles| 4 * tiles.table().words());
+        let count = self.stats.table().count();
+        write!(f, "\ntables     {blocks} and {keys} bytes for {count} sequences, which kernels write before")
+    }
+}
+
+/// The tiles of a kernel with products.
+pub(super) fn text(tiles: &Tiles) -> String {
+    let (most, order, grid) = (tiles.most(), tiles.order(), tiles.grid());
+    format!("at most {most} tiles, {order}, {}, {grid} CTAs", Scheduler::DynamicPersistent)
+}

@@ -1,0 +1,104 @@
+//! Tiles that are found by their numbers: sequences of one length, which the host knows.
+
+use fa3_types::Mask;
+
+use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
+use crate::backward::{ADDED_ROWS, AddOrder};
+use crate::dense::dense_lens;
+use crate::{Lens, Longest, Order, Schedule, Scheduler, TileCounts, Tiling};
+
+/// The tiles of each kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbered {
+    lens: Lens<u32>,
+    stats: Schedule,
+    dkv: Schedule,
+    dq: Option<Schedule>,
+    unvisited_rows: u32,
+}
+
+impl Numbered {
+    /// Decides everything about them.
+    pub(super) fn new(asked: &Asked<'_>) -> Result<Numbered, PlanError> {
+        let &Asked { problem, dkv, dq, sms } = asked;
+        let forward = problem.forward();
+        let lens = dense_lens(forward)?;
+        let (heads, tile, mask) = (forward.heads(), dkv.tile, forward.mask());
+        // Heads and the batch are below 2³¹ in every problem.
+        let counts = |rows: u32, tile: u32, heads: usize| TileCounts {
+            m_blocks: rows.div_ceil(tile),
+            heads: heads as u32,
+            batch: forward.batch() as u32,
+        };
+        // In one section heads are the fastest, which are neighbours in memory.
+        let neighbours = Order::LongestFirst { section: u32::MAX, longest: Longest::First };
+        let one_tile = |counts| Schedule::new(counts, neighbours, Scheduler::OneTile, sms);
+        // Sections, and a counter, even if all tiles are equal: CTAs then work on several heads at a time.
+        let in_sections = |counts: TileCounts, mask: Mask, group: usize| {
+            let order = Order::in_sections(mask, counts, group as u32, sms);
+            Schedule::new(counts, order, Scheduler::choose(counts.numbered()?, false, sms), sms)
+        };
+        // The first kernel clears sums of dQ: of all blocks of the second, whose last may reach beyond the rows.
+        let rows = if tile.adds_dq.is_some() { lens.q.next_multiple_of(tile.tile_m) } else { lens.q };
+        let of_keys = counts(lens.k, tile.tile_n, heads.kv());
+        Ok(Numbered {
+            lens,
+            stats: one_tile(counts(rows, STATS_ROWS, heads.q()))?,
+            dq: match dq {
+                DqBy::AdditionsInOrder => None,
+                DqBy::Additions => Some(one_tile(counts(lens.q, ADDED_ROWS, heads.q()))?),
+                DqBy::Kernel(part) => {
+                    let counts = counts(lens.q, part.tile.tile_m, heads.q());
+                    Some(in_sections(counts, mask, heads.group_size())?)
+                }
+            },
+            dkv: match tile.adds_dq {
+                Some(AddOrder::LastKeysFirst) => {
+                    // The last keys come first.
+                    let blocks = lens.q.div_ceil(tile.tile_m).saturating_mul(heads.group_size() as u32);
+                    let most = of_keys.heads.saturating_mul(of_keys.batch).max(1);
+                    let section = heads_between(blocks, sms).min(most);
+                    let order = Order::LongestFirst { section, longest: Longest::Last };
+                    Schedule::new(of_keys, order, Scheduler::DynamicPersistent, sms)?
+                }
+                Some(AddOrder::Any) | None => in_sections(of_keys, mask.transposed(), 1)?,
+            },
+            unvisited_rows: {
+                let unseen = Tiling::new(1, 1, 1, mask).rows_without_keys(lens);
+                if unseen < lens.q { unseen / tile.tile_m * tile.tile_m } else { lens.q }
+            },
+        })
+    }
+
+    /// Rows of Q and of K, the same for every sequence.
+    pub fn lens(&self) -> Lens<u32> {
+        self.lens
+    }
+
+    /// The blocks of [`STATS_ROWS`] rows for which the first kernel computes D and LSE in base 2.
+    pub fn stats(&self) -> &Schedule {
+        &self.stats
+    }
+
+    /// The tiles of the kernel of dK and dV.
+    pub fn dkv(&self) -> &Schedule {
+        &self.dkv
+    }
+
+    /// The tiles of the kernel of dQ, or the blocks of [`ADDED_ROWS`] rows that one rounds; none if there is no such
+    /// kernel.
+    pub fn dq(&self) -> Option<&Schedule> {
+        self.dq.as_ref()
+    }
+
+    /// The rows of each sequence that no tile of keys visits: so many, the first ones. They see no key.
+    pub fn unvisited_rows(&self) -> u32 {
+        self.unvisited_rows
+    }
+}
+
+/// The tiles of a kernel with products.
+pub(super) fn text(schedule: &Schedule) -> String {
+    let (tiles, grid) = (schedule.num_tiles(), schedule.grid());
+    format!("{tiles} tiles, {}, {}, {grid} CTAs", schedule.order(), schedule.scheduler())
+}

@@ -1,0 +1,82 @@
+//! The tiles of a table, and the CTAs that draw them.
+
+use std::num::NonZeroU32;
+
+use super::{Plan, Sections};
+use crate::{Longest, Order, TooManyTiles};
+
+/// Tiles are found by a division that is exact for numbers below this.
+const TILE_LIMIT: u32 = 1 << 24;
+
+/// The tiles of a kernel that finds them through a table.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiles {
+    table: Plan,
+    heads: u32,
+    section: u32,
+    longest: Longest,
+    grid: u32,
+}
+
+impl Tiles {
+    /// The tiles of the table's row blocks, each of so many heads, which come in sections of `section`. CTAs go through
+    /// a sequence from the end that `longest` says.
+    ///
+    /// # Errors
+    /// [`TooManyTiles`].
+    ///
+    /// # Panics
+    /// If `section` does not divide `heads`.
+    pub fn new(
+        table: Plan,
+        [heads, section]: [u32; 2],
+        longest: Longest,
+        sms: NonZeroU32,
+    ) -> Result<Tiles, TooManyTiles> {
+        assert!(section > 0 && heads.is_multiple_of(section), "sections of {section} of {heads} heads");
+        let tiles = u128::from(table.capacity()) * u128::from(heads);
+        if tiles > u128::from(TILE_LIMIT) {
+            return Err(TooManyTiles { tiles, limit: TILE_LIMIT });
+        }
+        let grid = if table.has_rows() { sms.get().min(tiles as u32) } else { 0 };
+        Ok(Tiles { table, heads, section, longest, grid })
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Plan {
+        &self.table
+    }
+
+    /// The most tiles that there may be.
+    pub fn most(&self) -> u32 {
+        self.table.capacity() * self.heads
+    }
+
+    /// How the heads of a sequence are numbered.
+    pub fn sections(&self) -> Sections<u32> {
+        Sections::new(self.heads, self.section)
+    }
+
+    /// Where the longest tiles of a sequence are, which come first.
+    pub fn longest(&self) -> Longest {
+        self.longest
+    }
+
+    /// The order of a sequence's tiles. Sequences come by the longest of their tiles.
+    pub fn order(&self) -> Order {
+        Order::LongestFirst { section: self.section, longest: self.longest }
+    }
+
+    /// Number of CTAs; 0 if the tensor whose rows are cut has none, and then nothing is to be launched.
+    pub fn grid(&self) -> u32 {
+        self.grid
+    }
+}
+
+/// The smallest section of at least `wanted` heads that has whole groups and divides all heads, or all of them.
+pub fn section(wanted: u32, heads: u32, group: u32) -> u32 {
+    (1..=heads / group)
+        .map(|groups| groups * group)
+        .find(|&section| section >= wanted && heads.is_multiple_of(section))
+        .unwrap_or(heads)
+}

@@ -1,0 +1,135 @@
+//! Packed sequences: each has the bits that it has alone, and lists that make no sense do no harm.
+
+use std::ops::Range;
+
+use fa3_cuda::kernels::bwd::buffers;
+use fa3_ir::BufferId;
+use fa3_sim::{Mode, Policy, ProgramSimulation, Rule};
+use fa3_tests::bwd::{BwdCase, Form};
+use fa3_tests::fwd::{Layout, dense, device};
+use fa3_tests::{Case, Trial};
+use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
+use rayon::prelude::*;
+
+/// Rows of Q and of K of each sequence: tiles and blocks in part and in full, nothing of either.
+const LENGTHS: [(usize, usize); 5] = [(100, 140), (0, 30), (33, 0), (130, 260), (1, 1)];
+/// Heads of Q, and of K and V.
+const HEADS: (usize, usize) = (2, 1);
+/// Head dimension and form: additions in blocks of 64 and of 128 rows, and a kernel of dQ.
+const FORMS: [(u32, Form); 4] =
+    [(128, Form::OrderOfKeys), (64, Form::OrderOfKeys), (64, Form::DqKernel), (64, Form::AnyOrder)];
+const MASKS: [Mask; 3] = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(9) }];
+
+/// Tensors with rows of Q, and those with rows of K.
+const OF_Q: [BufferId; 4] = [buffers::Q, buffers::O, buffers::DOUT, buffers::DQ];
+const OF_K: [BufferId; 4] = [buffers::K, buffers::V, buffers::DK, buffers::DV];
+
+/// All sequences in one tensor.
+fn packed(form: (u32, Form), mask: Mask) -> Trial {
+    let (of_q, of_k): (Vec<usize>, Vec<usize>) = LENGTHS.into_iter().unzip();
+    let [of_q, of_k] = [of_q, of_k].map(|lengths| SequenceRows::packed_lengths(&lengths));
+    let spec = ProblemSpec::packed(Dtype::Bf16, HEADS, form.0 as usize, &of_q, &of_k).mask(mask);
+    trial(form, spec.with_rows(of_q, of_k).unwrap())
+}
+
+fn trial((head_dim, form): (u32, Form), problem: KnownProblem) -> Trial {
+    let device = device(2);
+    let options = form.options([head_dim; 2], &device).expect("these head dimensions have these forms");
+    let case = Case::normal("lists", problem, 3);
+    BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device, &options)
+}
+
+/// The bytes of a sequence's rows in each tensor of the caller's, given its first rows and those of all tensors.
+fn rows(
+    before: &[Vec<u8>],
+    first: (usize, usize),
+    count: (usize, usize),
+    all: (usize, usize),
+) -> Vec<(BufferId, Vec<Range<usize>>)> {
+    let of = |buffer: BufferId, first: usize, count: usize, all: usize| {
+        let row = before[buffer.0].len() / all.max(1);
+        (buffer, vec![first * row..(first + count) * row])
+    };
+    let of_q = OF_Q.map(|buffer| of(buffer, first.0, count.0, all.0));
+    let of_k = OF_K.map(|buffer| of(buffer, first.1, count.1, all.1));
+    let numbers = [buffers::LSE, buffers::DLSE].map(|buffer| {
+        let of_head = |head: usize| 4 * (head * all.0 + first.0)..4 * (head * all.0 + first.0 + count.0);
+        (buffer, (0..HEADS.0).map(of_head).collect())
+    });
+    of_q.into_iter().chain(of_k).chain(numbers).collect()
+}
+
+fn of_ranges(bytes: &[u8], ranges: &[Range<usize>]) -> Vec<u8> {
+    ranges.iter().flat_map(|range| bytes[range.clone()].iter().copied()).collect()
+}
+
+fn simulate(trial: &Trial) -> Vec<Vec<u8>> {
+    trial.simulate(Policy::Random(7), Mode::Exact).unwrap_or_else(|fault| panic!("{fault}"))
+}
+
+/// Each sequence's gradients, in a pack and with NaN all around it, are those of a dense problem of it alone. dQ that
+/// tiles add up in any order is not.
+#[test]
+fn packed_sequences_have_the_bits_that_they_have_alone() {
+    let all: (usize, usize) = LENGTHS.iter().fold((0, 0), |sum, rows| (sum.0 + rows.0, sum.1 + rows.1));
+    let cases = FORMS.into_iter().flat_map(|form| MASKS.map(|mask| (form, mask)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(form, mask)| {
+        let pack = packed(form, mask);
+        let after = simulate(&pack);
+        let mut first = (0, 0);
+        for count in LENGTHS {
+            let inputs = rows(&pack.before, first, count, all);
+            let spec = dense(Dtype::Bf16, 1, count, HEADS, form.0 as usize).mask(mask);
+            let mut alone = trial(form, spec.known().unwrap());
+            let mut among_nan = packed(form, mask);
+            for (BufferId(at), ranges) in &inputs {
+                alone.before[*at] = of_ranges(&pack.before[*at], ranges);
+                among_nan.before[*at].fill(0xFF);
+                for range in ranges {
+                    among_nan.before[*at][range.clone()].copy_from_slice(&pack.before[*at][range.clone()]);
+                }
+            }
+            let (alone, among_nan) = (simulate(&alone), simulate(&among_nan));
+            let gradients = [buffers::DQ, buffers::DK, buffers::DV];
+            let gradients = &gradients[usize::from(form.1 == Form::AnyOrder)..];
+            for (buffer, ranges) in inputs.iter().filter(|(buffer, _)| gradients.contains(buffer)) {
+                for after in [&after, &among_nan] {
+                    let same = of_ranges(&after[buffer.0], ranges) == alone[buffer.0];
+                    assert!(same, "buffer {buffer:?} of {count:?} from {first:?} on, {form:?}, {mask:?}");
+                }
+            }
+            first = (first.0 + count.0, first.1 + count.1);
+        }
+    });
+}
+
+/// Lists that make no sense: rows of several sequences are the same, others are nobody's. Gradients are wrong, then, and
+/// may be written twice or never, but nothing is read or written elsewhere, and nobody waits for ever.
+#[test]
+fn lists_that_make_no_sense_do_no_harm() {
+    let lists: [[i32; 6]; 8] = [
+        [0, 100, 0, 100, 0, 100],
+        [200, 10, 190, 20, 180, 30],
+        [-5, 1 << 30, -7, i32::MAX, i32::MIN, 3],
+        [i32::MAX; 6],
+        [i32::MIN; 6],
+        [0, 264, 0, 264, 0, 264],
+        [0, 431, 1, 430, 2, 429],
+        [100, 100, 50, 264, 0, 431],
+    ];
+    let cases = FORMS.into_iter().flat_map(|form| (0..lists.len()).map(move |index| (form, index)));
+    cases.collect::<Vec<_>>().into_par_iter().for_each(|(form, index)| {
+        let mut trial = packed(form, MASKS[index % 3]);
+        for (name, list) in [("cu_seqlens_q", lists[index]), ("cu_seqlens_k", lists[(3 * index + 1) % 8])] {
+            let BufferId(at) = trial.program.find(name).expect("the problem is packed");
+            trial.before[at] = list.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+        }
+        let outcome =
+            ProgramSimulation::new(&trial.program).policy(Policy::Random(7)).run(&trial.before).unwrap();
+        assert!(outcome.left_over.is_empty(), "{:?}", outcome.left_over);
+        let harm = |rule| !matches!(rule, Rule::Race | Rule::I1);
+        if let Some(finding) = outcome.findings().find(|finding| harm(finding.rule)) {
+            panic!("{form:?}, {:?}: {finding}", lists[index]);
+        }
+    });
+}
