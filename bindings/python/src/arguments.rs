@@ -68,6 +68,13 @@ pub(crate) fn sequences((count, _, used, longest): &Packed) -> [Sequences; 2] {
     [of(used.0, rows(&longest.0).map(hint::rounded_up)), of(used.1, rows(&longest.1).map(hint::rounded_down))]
 }
 
+/// The addresses of the lists, by the names of the tensors that they are.
+pub(crate) fn lists(packed: Option<&Packed>) -> [(&'static str, Option<u64>); 4] {
+    let (ends, used) = packed.map(|&(_, ends, used, _)| (ends, used)).unzip();
+    let ((ends_q, ends_k), (used_q, used_k)) = (ends.unzip(), used.unwrap_or_default());
+    [("cu_seqlens_q", ends_q), ("cu_seqlens_k", ends_k), ("seqused_q", used_q), ("seqused_k", used_k)]
+}
+
 fn rows(hint: &Hint) -> Option<usize> {
     hint.as_ref().and_then(|Number(rows)| usize::try_from(*rows).ok())
 }

@@ -105,19 +105,22 @@ fn forward_of<T: Scalar<Output = T>>(
 /// # Errors
 /// The call makes no sense, or an address does not.
 pub(crate) fn backward(call: &Gradients, at: &At) -> Result<(), Error> {
-    let (problem, spec, memory) = (backward_problem(call)?, call.forward.spec()?, Memory::new(at));
+    let (problem, spec, memory) = (backward_problem(call)?, call.spec()?, Memory::new(at));
+    // SAFETY: as in [`forward`].
+    #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+    let lists = unsafe { Lists::of(&spec.forward, &memory) }?;
     match problem.forward().dtype() {
-        Dtype::F32 => backward_of::<f32>(&spec, &call.dout, &problem, &memory),
-        Dtype::F16 => backward_of::<f16>(&spec, &call.dout, &problem, &memory),
-        Dtype::Bf16 => backward_of::<bf16>(&spec, &call.dout, &problem, &memory),
+        Dtype::F32 => backward_of::<f32>(&spec, &problem, lists, &memory),
+        Dtype::F16 => backward_of::<f16>(&spec, &problem, lists, &memory),
+        Dtype::Bf16 => backward_of::<bf16>(&spec, &problem, lists, &memory),
         Dtype::E4m3 => unreachable!("no gradients of e4m3 are a valid problem"),
     }
 }
 
 fn backward_of<T: Scalar<Output = T>>(
-    spec: &ProblemSpec,
-    dout: &TensorDesc,
+    spec: &BackwardSpec,
     problem: &BackwardProblem,
+    lists: Lists<'_>,
     memory: &Memory<'_>,
 ) -> Result<(), Error> {
     let forward = problem.forward();
@@ -131,7 +134,7 @@ fn backward_of<T: Scalar<Output = T>>(
     let (qkv, dout, o, lse, dlse, gradients) = unsafe {
         let dlse = memory.has("dlse").then(|| memory.slice::<f32>("dlse", rows)).transpose()?;
         let o = memory.slice::<T>("o", of_o.iter().product())?;
-        let (qkv, dout) = (qkv::<T>(spec, memory)?, memory.view::<T>("dout", dout)?);
+        let (qkv, dout) = (qkv::<T>(&spec.forward, memory)?, memory.view::<T>("dout", &spec.dout)?);
         let lse = memory.slice::<f32>("lse", rows)?;
         let gradients = [
             memory.view_mut::<T>("dq", problem.dq())?,
@@ -147,7 +150,8 @@ fn backward_of<T: Scalar<Output = T>>(
     if let Some(dlse) = dlse {
         given = given.dlse(ArrayView3::from_shape(of_lse, dlse).expect("they are so many"));
     }
-    let computed = attention(spec, qkv).backward(&Device::Cpu, &output, given)?;
+    let attention = lists.given(attention(&spec.forward, qkv));
+    let computed = attention.backward(&Device::Cpu, &output, given)?;
     for (mut to, from) in gradients.into_iter().zip([&computed.dq, &computed.dk, &computed.dv]) {
         to.assign(from);
     }

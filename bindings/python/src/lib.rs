@@ -47,8 +47,8 @@ mod _fa3 {
     use pyo3::prelude::*;
 
     use crate::arguments::{
-        Four, Fp8, Number, Packed, QkRotation, Rotation, Tensor, desc, named, output, qk_rotary, rotary,
-        sequences,
+        Four, Fp8, Number, Packed, QkRotation, Rotation, Tensor, desc, lists, named, output, qk_rotary,
+        rotary, sequences,
     };
     use crate::attention::Attention;
     use crate::call;
@@ -137,10 +137,7 @@ mod _fa3 {
             v_channels: descales.3.is_some(),
         };
         let (q_descale, k_descale, v_descale, v_mean) = descales;
-        let ((cu_seqlens_q, cu_seqlens_k), (seqused_q, seqused_k)) = match packed {
-            Some((_, cu_seqlens, seqused, _)) => ((Some(cu_seqlens.0), Some(cu_seqlens.1)), seqused),
-            None => Default::default(),
-        };
+        let [cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k] = lists(packed.as_ref());
         let at = [
             ("q", Some(q.1)),
             ("k", Some(k.1)),
@@ -151,10 +148,10 @@ mod _fa3 {
             ("k_descale", k_descale),
             ("v_descale", v_descale),
             ("v_mean", v_mean),
-            ("cu_seqlens_q", cu_seqlens_q),
-            ("cu_seqlens_k", cu_seqlens_k),
-            ("seqused_q", seqused_q),
-            ("seqused_k", seqused_k),
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q,
+            seqused_k,
         ];
         // Making a plan may take a second. Other threads of Python go on meanwhile, as they do where the driver
         // waits for room in the stream.
@@ -234,7 +231,7 @@ mod _fa3 {
     }
 
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
-    /// allocate, deterministic=True, gradient_strides=None)
+    /// allocate, deterministic=True, gradient_strides=None, packed=None)
     ///
     /// Puts the backward pass on a stream of a device and returns None at once. q, k, v and dout are (dtype, address,
     /// shape, strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as
@@ -243,14 +240,14 @@ mod _fa3 {
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
-    /// allocate is as for forward.
+    /// allocate and packed are as for forward.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, allocate,
-        deterministic = true, gradient_strides = None
+        deterministic = true, gradient_strides = None, packed = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn backward(
@@ -274,6 +271,7 @@ mod _fa3 {
         allocate: Allocate,
         deterministic: bool,
         gradient_strides: Option<[Option<Four<i64>>; 3]>,
+        packed: Option<Packed>,
     ) -> PyResult<()> {
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
         let mut strides = gradient_strides.unwrap_or_default().into_iter();
@@ -281,7 +279,7 @@ mod _fa3 {
             forward: Attention {
                 inputs,
                 o: output(inputs[0].dtype.default_output(), shape_of_o(&inputs), None),
-                packed: None,
+                packed: packed.as_ref().map(sequences),
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: (window.0.0, window.1.0),
                 softcap: softcap.map(|Number(cap)| cap.into()),
@@ -294,6 +292,7 @@ mod _fa3 {
             outputs: inputs.map(|x| output(x.dtype, x.shape, strides.next().flatten())),
             deterministic,
         };
+        let [cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k] = lists(packed.as_ref());
         let at = [
             ("q", Some(q.1)),
             ("k", Some(k.1)),
@@ -305,6 +304,10 @@ mod _fa3 {
             ("dq", Some(dq)),
             ("dk", Some(dk)),
             ("dv", Some(dv)),
+            cu_seqlens_q,
+            cu_seqlens_k,
+            seqused_q,
+            seqused_k,
         ];
         // Other threads of Python go on meanwhile, as in forward.
         Ok(py.detach(|| call::run(Place::new(device, stream), call, &at, &allocate))?)

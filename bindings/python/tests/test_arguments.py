@@ -17,6 +17,7 @@ from fa3 import (
     flash_attn_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
+    flash_attn_varlen_qkvpacked_func,
     quantize,
     quantize_channels,
 )
@@ -29,6 +30,7 @@ NUMBERS = {
     flash_attn_qkvpacked_func: ["softmax_scale", "softcap"],
     flash_attn_fp8_func: ["softmax_scale", "softcap"],
     flash_attn_varlen_func: ["softmax_scale", "softcap"],
+    flash_attn_varlen_qkvpacked_func: ["dropout_p", "softmax_scale", "softcap"],
     quantize: ["scale"],
 }
 INTEGERS = {
@@ -36,6 +38,7 @@ INTEGERS = {
     flash_attn_qkvpacked_func: ["attention_chunk", "sm_margin", "num_heads_q"],
     flash_attn_fp8_func: ["q_positions", "k_positions", "hadamard_seed"],
     flash_attn_varlen_func: ["attention_chunk", "num_splits", "sm_margin"],
+    flash_attn_varlen_qkvpacked_func: ["attention_chunk", "sm_margin", "num_heads_q"],
     quantize: ["positions", "hadamard_seed", "block_rows", "heads_per_scale"],
 }
 FLAGS = {
@@ -43,6 +46,7 @@ FLAGS = {
     flash_attn_qkvpacked_func: ["causal", "deterministic", "return_attn_probs"],
     flash_attn_fp8_func: ["causal", "interleaved", "v_channels", "return_attn_probs"],
     flash_attn_varlen_func: ["causal", "pack_gqa", "deterministic", "return_attn_probs"],
+    flash_attn_varlen_qkvpacked_func: ["causal", "deterministic", "return_attn_probs"],
     quantize: ["interleaved", "transposed"],
     quantize_channels: ["transposed"],
 }
@@ -56,6 +60,8 @@ def tensors(function):
     x = torch.zeros(SHAPE, dtype=torch.bfloat16, device="cuda")
     if function is flash_attn_qkvpacked_func:
         return (torch.stack([x, x, x], 2),)
+    if function is flash_attn_varlen_qkvpacked_func:
+        return (torch.stack([x[0], x[0], x[0]], 1), torch.empty(2, dtype=torch.int32, device="cuda"), None)
     if function is flash_attn_varlen_func:
         ends = torch.empty(2, dtype=torch.int32, device="cuda")
         return (x[0], x[0], x[0], ends, ends, None, None)

@@ -21,6 +21,9 @@ FUNCTIONS = [
     ("attention", "flash_attn_qkvpacked_func"),
     ("fp8", "flash_attn_fp8_func"),
     ("varlen", "flash_attn_varlen_func"),
+    ("varlen", "flash_attn_varlen_qkvpacked_func"),
+    ("flash_attn_interface", "_flash_attn_forward"),
+    ("flash_attn_interface", "_flash_attn_backward"),
     ("quantize", "quantize"),
     ("quantize", "quantize_channels"),
 ]
@@ -61,6 +64,21 @@ def fp8_forward(q=tensor(), k=tensor(), v=tensor(), rotation=None, seed=None, v_
 def backward(q=tensor(), k=tensor(), v=tensor(), dout=tensor(), dlse=None, dq=0x200000, softcap=None):
     at = (0x100000, 0x180000, dlse, dq, 0x300000, 0x400000)
     extension.backward(NO_SUCH_DEVICE, 0, q, k, v, dout, *at, None, (-1, -1), softcap, 0, None)
+
+
+def packed_backward(
+    q=tensor((1, 16, 4, 64)),
+    k=tensor((1, 20, 2, 64)),
+    dout=tensor((1, 16, 4, 64)),
+    count=3,
+    lists=((0x50000, 0x60000), (None, 0x70000)),
+    hints=(9, None),
+    device=-1,
+    stream=None,
+):
+    at = (0x100000, 0x180000, None, 0x200000, 0x300000, 0x400000)
+    options = (None, (-1, -1), None, 0, None, True, None)
+    extension.backward(device, stream, q, k, k, dout, *at, *options, (count, *lists, hints))
 
 
 def quantize(x=tensor(), scales=0x20000, rotation=None, seed=None, scale=None, heads_per_scale=None, block_rows=None):
@@ -137,7 +155,7 @@ def test_the_stub_has_the_functions_parameters():
         assert [argument.arg for argument in function.args.args] == names
 
 
-@pytest.mark.parametrize("module, name", [function for function in FUNCTIONS if function[0] != "quantize"])
+@pytest.mark.parametrize("module, name", [x for x in FUNCTIONS if x[0] not in ("quantize", "flash_attn_interface")])
 def test_types_say_how_many_tensors_there_are(module, name):
     package = Path(__file__).parents[1] / "python/fa3"
 
@@ -205,6 +223,24 @@ def test_bad_packed_problems_are_value_errors(arguments, sentence):
 def test_hints_of_packed_sequences_may_be_any(hint):
     for device in (-1, 0):
         assert packed_forward(hints=(hint, hint), device=device, stream=None) is None
+    assert packed_backward(hints=(hint, hint)) is None
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (dict(q=tensor((2, 16, 4, 64))), "q has batch 2, expected 1"),
+        (dict(k=tensor((1, 20, 3, 64))), "heads_q 4 is not a multiple of heads_kv 3"),
+        (dict(dout=tensor((1, 15, 4, 64))), "dout has seqlen 15, expected 16"),
+        (dict(dout=tensor((1, 16, 4, 64), dtype="f16")), "dout is f16, expected bf16"),
+        (dict(hints=(2**63, None)), "9223372036854775808 is too large or too small a number"),
+        # On a GPU there are no kernels for it yet.
+        (dict(device=0), "the backward kernels take dense batches, not 3 packed sequences"),
+    ],
+)
+def test_bad_packed_gradients_are_value_errors(arguments, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        packed_backward(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -352,6 +388,8 @@ def test_memory_that_the_cpu_cannot_read_is_refused(q, sentence):
 def test_lists_that_the_cpu_cannot_read_are_refused(lists, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         packed_forward(lists=lists, device=-1)
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        packed_backward(lists=lists, stream=0)
 
 
 @pytest.mark.parametrize("device", [-1, 0, NO_SUCH_DEVICE])

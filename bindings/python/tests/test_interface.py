@@ -9,7 +9,13 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
+from fa3 import (
+    flash_attn_fp8_func,
+    flash_attn_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 
 
 # Where two sequences end.
@@ -44,6 +50,16 @@ def test_the_signatures_are_flash_attention_3s():
     more = dict(out_dtype=None, out=None)
     assert signature(flash_attn_varlen_func) == list((expected | more).items())
     of_more = [inspect.signature(flash_attn_varlen_func).parameters[name] for name in more]
+    assert all(parameter.kind == inspect.Parameter.KEYWORD_ONLY for parameter in of_more)
+
+
+def test_the_signature_of_packed_sequences_in_one_tensor_is_flash_attn_2s():
+    none = inspect.Parameter.empty
+    expected = dict(qkv=none, cu_seqlens=none, max_seqlen=none, dropout_p=0.0, softmax_scale=None, causal=False)
+    expected |= dict(window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False)
+    more = dict(q_descale=None, k_descale=None, v_descale=None, attention_chunk=0, num_heads_q=None, sm_margin=0)
+    assert signature(flash_attn_varlen_qkvpacked_func) == list((expected | more).items())
+    of_more = [inspect.signature(flash_attn_varlen_qkvpacked_func).parameters[name] for name in more]
     assert all(parameter.kind == inspect.Parameter.KEYWORD_ONLY for parameter in of_more)
 
 

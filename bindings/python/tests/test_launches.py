@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="skipped: torch is not installed")
 
 from torch.overrides import TorchFunctionMode
 
-from fa3 import _fa3, flash_attn_func, gradient, operator
+from fa3 import _fa3, flash_attn_func, gradient, operator, varlen_operator
 
 SHAPE = (2, 16, 4, 64)
 OPTIONS = (None, -1, 0, 0.0, 0)
@@ -59,7 +59,7 @@ def test_the_mode_of_deterministic_algorithms_asks_for_the_same_bits(calls, mode
         torch.use_deterministic_algorithms(True, warn_only=mode == "warn")
     gradient.launch(x, x, x, x, x, lse, None, *OPTIONS, deterministic=asked)
     [(name, arguments)] = calls
-    assert name == "backward" and arguments[-2] is (asked or mode is not None)
+    assert name == "backward" and arguments[-3] is (asked or mode is not None)
 
 
 def test_a_call_enters_the_extension_module_once(calls):
@@ -72,7 +72,7 @@ def test_a_call_enters_the_extension_module_once(calls):
     assert [name for name, _ in calls] == ["forward", "backward", "quantize", "fp8_forward"]
     for name, arguments in calls:
         assert arguments[:2] == (0, 7)
-        address, memory = arguments[{"forward": -2, "backward": -3}.get(name, -1)](1024, 256)
+        address, memory = arguments[{"forward": -2, "backward": -4}.get(name, -1)](1024, 256)
         assert memory.data_ptr() == address and memory.nbytes == 1024 and memory.dtype == torch.uint8
         assert not memory[:256].any()
 
@@ -91,15 +91,23 @@ def test_addresses_and_options_are_in_their_places(calls):
 def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     q, k, v = on_gpu(16, 4, 64), on_gpu(24, 2, 64), on_gpu(24, 2, 32)
     lists = [on_gpu(n, dtype=torch.int32) for n in (4, 4, 3, 3)]
-    launch = sys.modules["fa3.varlen"]._launch
-    o, lse = launch(q, k, v, *lists, 7, None, 0.5, 9, 0, 20.0, 2)
-    [(name, arguments)] = calls
-    assert name == "forward" and arguments[:2] == (0, 7)
+    o, lse = varlen_operator.launch(q, k, v, *lists, 7, None, 0.5, 9, 0, 20.0, 2)
+    numbers = (7, None, 0.5, 9, 0, 20.0, 2)
+    gradients = varlen_operator.launch_backward(o, q, k, v, o, lse, None, *lists, *numbers, True)
+    [(name, arguments), (backward, of_backward)] = calls
+    assert (name, backward) == ("forward", "backward") and arguments[:2] == of_backward[:2] == (0, 7)
     assert arguments[4] == ("bf16", v.data_ptr(), (1, 24, 2, 32), (0, 2 * 32, 32, 1))
     assert arguments[5:-3] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0), 20.0, 2, None)
     of_q, of_k, used_q, used_k = (x.data_ptr() for x in lists)
     assert arguments[-2:] == (None, (3, (of_q, of_k), (used_q, used_k), (7, None)))
     assert (o.shape, lse.shape) == ((16, 4, 32), (4, 16))
+    assert of_backward[2:5] == arguments[2:5]
+    assert of_backward[5] == ("bf16", o.data_ptr(), (1, 16, 4, 32), (0, 4 * 32, 32, 1))
+    dq, dk, dv = (x.data_ptr() for x in gradients)
+    assert of_backward[6:12] == (o.data_ptr(), lse.data_ptr(), None, dq, dk, dv)
+    assert of_backward[12:16] == (0.5, (9, 0), 20.0, 2)
+    assert of_backward[17:] == (True, [None] * 3, arguments[-1])
+    assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
 
 
 def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls):
@@ -118,11 +126,16 @@ def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls)
 
 def test_options_are_those_of_the_operators():
     """Which argument has no gradient, and which the backward pass takes, follows from their names."""
-    names = [argument.name for argument in torch.ops.fa3.forward.default._schema.arguments]
-    assert tuple(names) == ("q", "k", "v", *operator.Options._fields)
-    options = operator.Options(*operator.Options._fields)
-    names = [argument.name for argument in torch.ops.fa3.backward.default._schema.arguments]
-    assert tuple(names) == ("dout", "q", "k", "v", "o", "lse", "dlse", *options.of_backward())
+    lists = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+    for forward, backward, fields, between in (
+        (torch.ops.fa3.forward, torch.ops.fa3.backward, operator.Options, ()),
+        (torch.ops.fa3.varlen_forward, torch.ops.fa3.varlen_backward, varlen_operator.Options, lists),
+    ):
+        names = [argument.name for argument in forward.default._schema.arguments]
+        assert tuple(names) == ("q", "k", "v", *between, *fields._fields)
+        options = fields(*fields._fields)
+        names = [argument.name for argument in backward.default._schema.arguments]
+        assert tuple(names) == ("dout", "q", "k", "v", "o", "lse", "dlse", *between, *options.of_backward())
 
 
 class Seen(TorchFunctionMode):

@@ -299,6 +299,28 @@ def test_bad_gradients_are_refused_everywhere():
     check(backward, good, None, None)
 
 
+def test_bad_gradients_of_packed_sequences_are_refused_everywhere():
+    names = ("dout", "q", "k", "v", "o", "lse", "dlse", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+    lse = shape(4, 16, dtype=F32)
+    good = dict(zip(names, (ROWS, ROWS, ROWS, ROWS, ROWS, lse, lse, ENDS, ENDS, COUNT, COUNT), strict=True))
+    options = (9, None, None, -1, -1, 0.0, 0)
+
+    def backward(**tensors):
+        return torch.ops.fa3.varlen_backward(*(tensors[name] for name in names), *options)
+
+    for sentence, change in [
+        ("q has 4, k 3 and v 3 dimensions, expected 3: (total, heads, head_dim)", dict(q=X)),
+        ("dout is torch.bfloat16 (15, 4, 64), expected torch.bfloat16 (16, 4, 64)", dict(dout=shape(15, 4, 64))),
+        ("lse is torch.float32 (16, 4), expected torch.float32 (4, 16)", dict(lse=shape(16, 4, dtype=F32))),
+        ("cu_seqlens_q is torch.int64 (4,), expected torch.int32", dict(cu_seqlens_q=shape(4, dtype=torch.int64))),
+        ("seqused_k is torch.int32 (4,), expected torch.int32 (3,): (sequences,)", dict(seqused_k=ENDS)),
+        ("heads_q 4 is not a multiple of heads_kv 3", dict(k=shape(16, 3, 64), v=shape(16, 3, 64))),
+    ]:
+        check(backward, good | change, sentence, sentence)
+    # On a GPU there are no kernels for it yet.
+    check(backward, good, "the backward kernels take dense batches, not 3 packed sequences", None)
+
+
 def test_meta_tensors_have_shapes():
     q, k, v = (torch.empty(2, rows, heads, 64, dtype=BF16, device="meta") for rows, heads in ((16, 4), (20, 2), (20, 2)))
     q.requires_grad_()

@@ -10,7 +10,8 @@ pytest.importorskip("mypy", reason="skipped: mypy is not installed")
 
 USE = """
 from fa3 import flash_attn_fp8_func, flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
-from fa3 import quantize, quantize_channels
+from fa3 import flash_attn_varlen_qkvpacked_func, quantize, quantize_channels
+from fa3.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
 from torch import Tensor
 
 def use(x: Tensor, qkv: Tensor, both: bool) -> None:
@@ -20,6 +21,11 @@ def use(x: Tensor, qkv: Tensor, both: bool) -> None:
     o, lse = flash_attn_fp8_func(x, x, x, return_attn_probs=True)
     plain += flash_attn_varlen_func(x, x, x, x, x, 5, None)
     o, lse = flash_attn_varlen_func(x, x, x, x, x, x, 5, return_attn_probs=True)
+    plain += flash_attn_varlen_qkvpacked_func(qkv, x, 5)
+    o, lse = flash_attn_varlen_qkvpacked_func(qkv, x, None, return_attn_probs=True)
+    o, lse, _, _ = _flash_attn_forward(x, x, x, cu_seqlens_q=x, cu_seqlens_k=x)
+    dq, dk, dv, _ = _flash_attn_backward(x, x, x, x, o, lse, dq=x)
+    plain += dq + dk + dv
     codes, scales = quantize(x)
     codes, scales, mean = quantize_channels(x)
     reveal_type(plain + o + lse + codes + scales + mean)

@@ -3,8 +3,9 @@
     O = softmax(mask(cap(softmax_scale * Q K^T))) V        LSE = ln sum_k exp(score)
 
 `flash_attn_func` and `flash_attn_qkvpacked_func` take torch tensors on a Hopper GPU or on the CPU, and are
-differentiable. `flash_attn_varlen_func` takes sequences of many lengths, packed into one tensor, and has no gradients
-yet.
+differentiable. `flash_attn_varlen_func` and `flash_attn_varlen_qkvpacked_func` take sequences of many lengths, packed
+into one tensor. `_flash_attn_forward` and `_flash_attn_backward` are the pair that context parallelism calls; they are
+also in `fa3.flash_attn_interface`.
 `flash_attn_fp8_func` takes float16 and bfloat16 tensors, and computes in 8 bits, without gradients. `quantize` makes
 float8_e4m3fn codes of a tensor, with scales of blocks of rows, of heads or of the tensor, and with rotary embedding and
 a random-sign Hadamard transform before it if you want. `quantize_channels` makes those of V with a mean and a scale for
@@ -22,6 +23,7 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_qkvpacked_func",
     "quantize",
     "quantize_channels",
 ]
@@ -29,9 +31,10 @@ __all__ = [
 try:
     from . import fake, flops
     from .attention import flash_attn_func, flash_attn_qkvpacked_func
+    from .flash_attn_interface import _flash_attn_backward, _flash_attn_forward
     from .fp8 import flash_attn_fp8_func
     from .quantize import quantize, quantize_channels
-    from .varlen import flash_attn_varlen_func
+    from .varlen import flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func
 except ModuleNotFoundError as _error:
     if _error.name != "torch":
         raise
@@ -41,6 +44,9 @@ except ModuleNotFoundError as _error:
     flash_attn_func = stand_in("attention", "flash_attn_func")
     flash_attn_qkvpacked_func = stand_in("attention", "flash_attn_qkvpacked_func")
     flash_attn_varlen_func = stand_in("varlen", "flash_attn_varlen_func")
+    flash_attn_varlen_qkvpacked_func = stand_in("varlen", "flash_attn_varlen_qkvpacked_func")
+    _flash_attn_backward = stand_in("flash_attn_interface", "_flash_attn_backward")
+    _flash_attn_forward = stand_in("flash_attn_interface", "_flash_attn_forward")
     quantize = stand_in("quantize", "quantize")
     quantize_channels = stand_in("quantize", "quantize_channels")
 

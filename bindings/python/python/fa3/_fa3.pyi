@@ -80,6 +80,7 @@ def backward(
     allocate: _Allocate | None,
     deterministic: bool = True,
     gradient_strides: Sequence[Sequence[int] | None] | None = None,
+    packed: _Packed | None = None,
 ) -> None: ...
 def quantize(
     device: int,

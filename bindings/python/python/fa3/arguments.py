@@ -70,6 +70,13 @@ def window(given: Any) -> tuple[int, int]:
     return integer("the left side of window_size", given[0]), integer("the right side of window_size", given[1])
 
 
+def scores(softmax_scale: Any, causal: Any, window_size: Any, softcap: Any) -> tuple[float | None, int, int, float]:
+    """The scale of Q K^T, both sides of the window and the cap, as operators take them."""
+    left, right = window(window_size)
+    scale = None if softmax_scale is None else number("softmax_scale", softmax_scale)
+    return scale, left, 0 if flag("causal", causal) else right, number("softcap", softcap)
+
+
 def output(name: str, given: Any) -> torch.dtype:
     """A dtype of O."""
     if given not in (torch.float16, torch.bfloat16):
@@ -79,14 +86,37 @@ def output(name: str, given: Any) -> torch.dtype:
 
 def refuse_unsupported(qv: Any, attention_chunk: Any, num_splits: Any, pack_gqa: Any) -> None:
     """Refuses what FlashAttention-3 has and this library has not."""
-    for name, given in (
-        ("qv", qv is not None),
-        ("attention_chunk", integer("attention_chunk", attention_chunk) != 0),
-        ("num_splits", integer("num_splits", num_splits) not in (0, 1)),
-        ("pack_gqa", pack_gqa is not None and flag("pack_gqa", pack_gqa)),
-    ):
-        if given:
+    refuse(
+        qv=qv is not None,
+        attention_chunk=integer("attention_chunk", attention_chunk) != 0,
+        num_splits=integer("num_splits", num_splits) not in (0, 1),
+        pack_gqa=pack_gqa is not None and flag("pack_gqa", pack_gqa),
+    )
+
+
+def refuse(**given: bool) -> None:
+    """Refuses arguments that are given, by their names."""
+    for name, is_given in given.items():
+        if is_given:
             raise NotImplementedError(f"{name} is not supported yet")
+
+
+def unpacked(qkv: Any, num_heads_q: Any, rows: str) -> tuple[Tensor, ...]:
+    """Q, K and V of a tensor (rows, 3, heads, head_dim), or (rows, heads_q + 2 * heads_kv, head_dim) with num_heads_q,
+    in its memory. `rows` are the names of its first dimensions.
+    """
+    tensor("qkv", qkv)
+    outer = rows.count(",") + 1
+    if num_heads_q is None:
+        if qkv.dim() != outer + 3 or qkv.shape[outer] != 3:
+            raise ValueError(f"qkv is {tuple(qkv.shape)}, expected ({rows}, 3, heads, head_dim)")
+        return qkv.unbind(outer)
+    num_heads_q = integer("num_heads_q", num_heads_q)
+    heads_kv = (qkv.shape[outer] - num_heads_q) // 2 if qkv.dim() == outer + 2 else 0
+    if not (heads_kv > 0 and num_heads_q + 2 * heads_kv == qkv.shape[outer]):
+        wanted = f"({rows}, {num_heads_q} + 2 * heads_kv, head_dim)"
+        raise ValueError(f"qkv is {tuple(qkv.shape)}, expected {wanted} with num_heads_q {num_heads_q}")
+    return qkv.split([num_heads_q, heads_kv, heads_kv], dim=outer)
 
 
 def tensor(name: str, given: Any) -> None:

@@ -87,12 +87,8 @@ def flash_attn_func(
         RuntimeError: the driver's refusals; or there is out, and a tensor requires grad.
     """
     arguments.refuse_unsupported(qv, attention_chunk, num_splits, pack_gqa)
-    left, right = arguments.window(window_size)
     options = operator.Options(
-        None if softmax_scale is None else arguments.number("softmax_scale", softmax_scale),
-        left,
-        0 if arguments.flag("causal", causal) else right,
-        arguments.number("softcap", softcap),
+        *arguments.scores(softmax_scale, causal, window_size, softcap),
         arguments.integer("sm_margin", sm_margin),
         q_descale,
         k_descale,
@@ -113,11 +109,12 @@ def flash_attn_func(
             lse = _traced_into(q, k, v, options, out)
     elif operator.is_plain(q, k, v, *descales):
         if operator.needs_grad(q, k, v, *descales):
-            out, lse = gradient.Attention.apply(q, k, v, *options)
+            out, lse = gradient.ATTENTION.plain(q, k, v, *options)
         else:
             out, lse = operator.launch(q, k, v, *options, return_attn_probs)
     else:
-        out, lse = _traced(q, k, v, options)
+        _check_tensors(q, k, v, options)
+        out, lse = gradient.ATTENTION.traced(q, k, v, *options)
     return (out, lse) if return_attn_probs else out
 
 
@@ -142,7 +139,7 @@ def flash_attn_qkvpacked_func(
     qkv is (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, heads_q + 2 * heads_kv, head_dim)
     with num_heads_q given.
     """
-    q, k, v = _unpack(qkv, num_heads_q)
+    q, k, v = arguments.unpacked(qkv, num_heads_q, "batch, seqlen")
     return flash_attn_func(
         q,
         k,
@@ -162,36 +159,12 @@ def flash_attn_qkvpacked_func(
     )
 
 
-def _unpack(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, ...]:
-    arguments.tensor("qkv", qkv)
-    if num_heads_q is None:
-        if qkv.dim() != 5 or qkv.shape[2] != 3:
-            raise ValueError(f"qkv is {tuple(qkv.shape)}, expected (batch, seqlen, 3, heads, head_dim)")
-        return qkv.unbind(2)
-    num_heads_q = arguments.integer("num_heads_q", num_heads_q)
-    heads_kv = (qkv.shape[2] - num_heads_q) // 2 if qkv.dim() == 4 else 0
-    if not (heads_kv > 0 and num_heads_q + 2 * heads_kv == qkv.shape[2]):
-        wanted = f"(batch, seqlen, {num_heads_q} + 2 * heads_kv, head_dim)"
-        raise ValueError(f"qkv is {tuple(qkv.shape)}, expected {wanted} with num_heads_q {num_heads_q}")
-    return qkv.split([num_heads_q, heads_kv, heads_kv], dim=2)
-
-
 def _traced_into(q: Tensor, k: Tensor, v: Tensor, options: operator.Options, out: Tensor) -> Tensor:
     """LSE, by the operator that writes O to a tensor."""
     _check_tensors(q, k, v, options)
     if operator.is_transformed():
         raise NotImplementedError("out is not supported inside of torch.func's transforms")
     return torch.ops.fa3.forward_out(q, k, v, *options, o=out)
-
-
-def _traced(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -> tuple[Tensor, Tensor]:
-    """The same as the operator that tracers, fake tensors and other subclasses know,
-    or as torch.func's transforms want it.
-    """
-    _check_tensors(q, k, v, options)
-    if operator.is_transformed():
-        return gradient.TransformedAttention.apply(q, k, v, *options)
-    return torch.ops.fa3.forward(q, k, v, *options)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -> None:

@@ -9,7 +9,8 @@ import contextlib
 import torch
 from torch import Tensor
 
-from . import _fa3, fp8, gradient, operator, quantize, varlen
+from . import _fa3, fp8, gradient, operator, quantize, varlen_operator
+from .sequences import Sequences, with_batch
 
 
 def _forward(
@@ -90,22 +91,22 @@ def _varlen_forward(
     k_descale=None,
     v_descale=None,
     out_dtype=None,
+    deterministic=False,
     out=None,
 ):
-    lists, descales = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), (q_descale, k_descale, v_descale)
-    given = operator.given(q, k, v, *lists)
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    descales = (q_descale, k_descale, v_descale)
+    given = operator.given(q, k, v, *sequences.lists)
     _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
     name = operator.name_of_output(out_dtype)
     with contextlib.suppress(operator.Unknown):
-        varlen.check(q, k, v, *lists, *descales)
+        varlen_operator.check(q, k, v, sequences, *descales)
         if out is not None:
-            varlen.check_out(out, q, v, out_dtype)
-        [count] = operator.known([cu_seqlens_q.shape[0] - 1])
-        used = (None if seqused_q is None else 0, None if seqused_k is None else 0)
+            varlen_operator.check_out(out, q, v, out_dtype)
         _run(
             _fa3.forward,
             q,
-            *(varlen.with_batch(_seen(x)) for x in (q, k, v)),
+            *(with_batch(_seen(x)) for x in (q, k, v)),
             0,
             None,
             tuple(None if x is None else 0 for x in (*descales, None)),
@@ -113,9 +114,10 @@ def _varlen_forward(
             (False, None, name),
             None,
             None if out is None else (0, *operator.known(out.stride())),
-            (count, (0, 0), used, operator.known([max_seqlen_q, max_seqlen_k])),
+            sequences.seen(),
         )
-    return varlen.o_like(q, v, out_dtype) if out is None else out, varlen.lse_like(q)
+    o = varlen_operator.o_like(q, v, out_dtype) if out is None else out
+    return o, varlen_operator.lse_like(q)
 
 
 def _varlen_forward_out(*inputs, o):
@@ -143,19 +145,47 @@ def _backward(
     sm_margin,
     deterministic=False,
     outputs=None,
+    sequences=None,
 ):
-    given = operator.given(dout, q, k, v, o, lse, dlse, *(outputs or ()))
+    lists = sequences.lists if sequences else ()
+    given = operator.given(dout, q, k, v, o, lse, dlse, *(outputs or ()), *lists)
     _check_places("tensors are on " + ", ".join("{}" for _ in given), *given)
-    operator.check_ranks(q, k, v)
+    operator.check_ranks(q, k, v, packed=sequences is not None)
     gradients = outputs or gradient.gradients_like(q, k, v)
     with contextlib.suppress(operator.Unknown):
-        gradient.check(dout, q, k, v, o, lse, dlse, outputs)
+        gradient.check(dout, q, k, v, o, lse, dlse, outputs, sequences)
         # One whose strides kernels cannot read is copied.
-        seen = _seen(q), _seen(k), _seen(v), _seen(torch.empty_like(dout, memory_format=torch.contiguous_format))
+        dout = torch.empty_like(dout, memory_format=torch.contiguous_format)
+        seen = [_seen(x) if sequences is None else with_batch(_seen(x)) for x in (q, k, v, dout)]
         numbers = _numbers(softmax_scale, window_left, window_right, softcap, sm_margin)
-        strides = gradient.strides_of(*gradients)
-        _run(_fa3.backward, q, *seen, 0, 0, None, 0, 0, 0, *numbers, None, deterministic, strides)
+        options = (deterministic, gradient.strides_of(*gradients), sequences and sequences.seen())
+        _run(_fa3.backward, q, *seen, 0, 0, None, 0, 0, 0, *numbers, None, *options)
     return gradients
+
+
+def _varlen_backward(
+    dout,
+    q,
+    k,
+    v,
+    o,
+    lse,
+    dlse,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    seqused_q,
+    seqused_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    *options,
+    outputs=None,
+):
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    return _backward(dout, q, k, v, o, lse, dlse, *options, outputs=outputs, sequences=sequences)
+
+
+def _varlen_backward_out(*inputs, dq, dk, dv):
+    _varlen_backward(*inputs, outputs=(dq, dk, dv))
 
 
 def _fp8_forward(
@@ -265,6 +295,8 @@ for _name, _function in (
     ("fp8_forward", _fp8_forward),
     ("varlen_forward", _varlen_forward),
     ("varlen_forward_out", _varlen_forward_out),
+    ("varlen_backward", _varlen_backward),
+    ("varlen_backward_out", _varlen_backward_out),
     ("quantize", _quantize),
     ("quantize_channels", _quantize_channels),
 ):

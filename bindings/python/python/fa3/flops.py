@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 # They define the operators, all of them.
-from . import fp8, gradient, varlen  # noqa: F401
+from . import fp8, gradient, varlen_operator  # noqa: F401
 
 _Shape = tuple[int, ...]
 
@@ -42,6 +42,14 @@ def _varlen_forward_out(q: _Shape, k: _Shape, v: _Shape, *lists: Any, o: _Shape,
 def _backward(dout: _Shape, q: _Shape, k: _Shape, *_: Any, **__: Any) -> int:
     """Q K^T, dQ and dK, which sum over or make head_dim; dP and dV, head_dim_v."""
     return _pairs(q, k) * 2 * (3 * q[3] + 2 * dout[3])
+
+
+@register_flop_formula([torch.ops.fa3.varlen_backward, torch.ops.fa3.varlen_backward_out])
+def _varlen_backward(
+    dout: _Shape, q: _Shape, k: _Shape, v: _Shape, o: _Shape, lse: _Shape, dlse: _Shape | None, *lists: Any, **__: Any
+) -> int:
+    """The same products."""
+    return _pairs_of_packed(q, k, *lists) * 2 * (3 * q[2] + 2 * dout[2])
 
 
 def _pairs(q: _Shape, k: _Shape) -> int:

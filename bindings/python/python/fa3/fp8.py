@@ -61,17 +61,13 @@ def flash_attn_fp8_func(
     """
     q_listed, q_first = rotary.positions("q_positions", q_positions)
     k_listed, k_first = rotary.positions("k_positions", k_positions)
-    left, right = arguments.window(window_size)
     options = (
         arguments.flag("interleaved", interleaved),
         q_first,
         k_first,
         quantize.given_seed(hadamard_seed),
         arguments.flag("v_channels", v_channels),
-        None if softmax_scale is None else arguments.number("softmax_scale", softmax_scale),
-        left,
-        0 if arguments.flag("causal", causal) else right,
-        arguments.number("softcap", softcap),
+        *arguments.scores(softmax_scale, causal, window_size, softcap),
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, *operator.given(cos, sin, q_listed, k_listed))

@@ -1,7 +1,8 @@
-"""The gradients of attention: the torch operators `fa3::backward` and `fa3::backward_out`, and autograd's part of
-`fa3::forward`.
+"""The gradients of attention: the torch operators `fa3::backward` and `fa3::backward_out`, and what autograd knows of
+an attention operator.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from . import _fa3, operator, refusal
 from .operator import Options
+from .sequences import Sequences, with_batch
 
 
 def asks_for_same_bits() -> bool:
@@ -32,30 +34,31 @@ def launch(
     deterministic: bool = False,
     *,
     outputs: tuple[Tensor, Tensor, Tensor] | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device; or of tensors on the CPU. They
-    are written to `outputs`, if these are given. As for torch's own operators, its mode of deterministic algorithms
-    counts as it is now.
+    are written to `outputs`, if these are given. Tensors of packed `sequences` have no batch. As for torch's own
+    operators, its mode of deterministic algorithms counts as it is now.
     """
-    given = _given(dout, q, k, v, o, lse, dlse, *(outputs or ()))
+    given = operator.given(dout, q, k, v, o, lse, dlse, *(outputs or ()))
     operator.refuse_tangents("a tensor of the backward pass", *given)
-    device = q.get_device()
-    if not all(x.is_cuda and x.get_device() == device for x in given) and not all(x.is_cpu for x in given):
-        places = ", ".join(str(x.device) for x in given)
-        raise ValueError(f"tensors are on {places}, expected one CUDA device or the CPU")
-    check(dout, q, k, v, o, lse, dlse, outputs)
+    operator.check_places(*given, *(operator.given(*sequences.lists) if sequences else ()))
+    check(dout, q, k, v, o, lse, dlse, outputs, sequences)
     q, k, v = operator.aligned(q), operator.aligned(k), operator.aligned(v)
     # Copies are kept until the launch. Their memory may be used again after it, in the order of the stream.
     dout, o, lse = _readable(dout), operator.dense(o), operator.dense(lse)
     dlse = None if dlse is None else operator.dense(dlse)
+    sequences = sequences and sequences.aligned()
     dq, dk, dv = outputs or gradients_like(q, k, v)
+    raw = operator.raw if sequences is None else _raw_with_batch
+    device = q.get_device()
     _fa3.backward(
         device,
         operator.current_stream(device),
-        operator.raw(q),
-        operator.raw(k),
-        operator.raw(v),
-        operator.raw(dout),
+        raw(q),
+        raw(k),
+        raw(v),
+        raw(dout),
         o.data_ptr(),
         lse.data_ptr(),
         None if dlse is None else dlse.data_ptr(),
@@ -69,6 +72,7 @@ def launch(
         operator.workspace_for(q),
         deterministic or asks_for_same_bits(),
         strides_of(dq, dk, dv),
+        sequences and sequences.raw(),
     )
     return dq, dk, dv
 
@@ -78,17 +82,27 @@ def launch_into(*inputs: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
     launch(*inputs, outputs=(dq, dk, dv))
 
 
+def _raw_with_batch(x: Tensor) -> tuple:
+    return with_batch(operator.raw(x))
+
+
 def strides_of(*tensors: Tensor) -> list[tuple[int, ...] | None]:
-    """The strides of each tensor that is not contiguous, as the extension module takes them."""
-    return [None if x.is_contiguous() else operator.known(x.stride()) for x in tensors]
+    """The strides of each tensor that is not contiguous, as the extension module takes them: four."""
+    strides = (None if x.is_contiguous() else operator.known(x.stride()) for x in tensors)
+    return [given if given is None or len(given) == 4 else (0, *given) for given in strides]
 
 
-def check(dout, q, k, v, o, lse, dlse, outputs=None) -> None:
+def check(dout, q, k, v, o, lse, dlse, outputs=None, sequences=None) -> None:
     """Refuses what the extension module does not see, since it is given addresses."""
-    operator.check_ranks(q, k, v)
-    batch, seqlen, heads, _ = q.shape
-    of_o = (q.dtype, (batch, seqlen, heads, v.shape[3]), "(batch, seqlen_q, heads_q, head_dim_v)")
-    of_lse = (torch.float32, (batch, heads, seqlen), "(batch, heads_q, seqlen_q)")
+    operator.check_ranks(q, k, v, packed=sequences is not None)
+    if sequences is None:
+        names = "(batch, seqlen_q, heads_q, head_dim_v)", "(batch, heads_q, seqlen_q)"
+    else:
+        sequences.check()
+        names = "(total_q, heads_q, head_dim_v)", "(heads_q, total_q)"
+    *batch, seqlen, heads, _ = q.shape
+    of_o = (q.dtype, (*batch, seqlen, heads, v.shape[-1]), names[0])
+    of_lse = (torch.float32, (*batch, heads, seqlen), names[1])
     for name, x, (dtype, shape, what) in (("dout", dout, of_o), ("o", o, of_o), ("lse", lse, of_lse), ("dlse", dlse, of_lse)):
         if x is not None and (x.dtype != dtype or operator.known(x.shape) != operator.known(shape)):
             raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {dtype} {shape}: {what}")
@@ -110,69 +124,108 @@ def _readable(dout: Tensor) -> Tensor:
 
 def gradients_like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """New tensors for dQ, dK and dV: with heads outside rows where the tensor lies so, else contiguous."""
-    return _gradient_like(q), _gradient_like(k), _gradient_like(v)
+    return gradient_like(q), gradient_like(k), gradient_like(v)
 
 
-def _gradient_like(x: Tensor) -> Tensor:
+def gradient_like(x: Tensor) -> Tensor:
+    """A new tensor for the gradient of one."""
     if not x.is_contiguous():
-        heads_first = x.transpose(1, 2)
+        heads_first = x.transpose(-3, -2)
         if heads_first.is_contiguous():
-            return torch.empty_like(heads_first, memory_format=torch.contiguous_format).transpose(1, 2)
+            return torch.empty_like(heads_first, memory_format=torch.contiguous_format).transpose(-3, -2)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _given(*tensors: Tensor | None) -> list[Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
+class Differentiable:
+    """An attention operator whose gradients in q, k and v are those of another operator.
 
+    The operator takes q, k, v, and as many `lists` of where sequences lie, which have no gradient; then the fields of
+    `options`. The other one takes dO, Q, K, V, O, LSE, dLSE, the lists, and `options.of_backward()`. Each has a
+    function that computes it without torch's dispatcher.
+    """
 
-def _save(ctx, inputs, output) -> None:
-    """Keeps the parts of the forward pass that the backward pass needs. A gradient that nobody has is None there."""
-    q, k, v, *options = inputs
-    ctx.set_materialize_grads(False)
-    ctx.is_float8 = q.dtype == torch.float8_e4m3fn
-    if ctx.is_float8:
-        return refusal.save(ctx, inputs)
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.options = Options(*options).of_backward()
+    def __init__(
+        self,
+        name: str,
+        backward_name: str,
+        options: Callable[..., Any],
+        launch: Callable[..., Any],
+        launch_backward: Callable[..., Any],
+        lists: int = 0,
+    ) -> None:
+        self.launch, self._launch_backward = launch, launch_backward
+        self._name, self._backward_name, self._options, self._tensors = name, backward_name, options, 3 + lists
+        torch.library.register_autograd(f"fa3::{name}", self.gradients, setup_context=self.save, lib=operator.library)
+        torch.library.register_autograd(f"fa3::{backward_name}", _refuse, lib=operator.library)
 
+    @property
+    def forward_operator(self) -> Callable[..., tuple[Tensor, Tensor]]:
+        """The operator, as torch knows it."""
+        return getattr(torch.ops.fa3, self._name)
 
-def _backward(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients of the forward pass's arguments."""
-    without_gradient = (None,) * len(Options._fields)
-    if dout is None and dlse is None:
-        return (None, None, None, *without_gradient)
-    if ctx.is_float8:
-        return refusal.gradients(ctx, f"q is {torch.float8_e4m3fn}, for which attention has no gradients", dout, dlse)
-    q, k, v, o, lse = ctx.saved_tensors
-    if dout is None:
-        # One row of zeros for all.
-        dout = o.new_zeros(o.shape[3]).expand(o.shape)
-    tensors = (dout, q, k, v, o, lse, dlse)
-    if operator.is_plain(*_given(*tensors)) and not operator.needs_grad(*_given(*tensors)):
-        gradients = launch(*tensors, *ctx.options)
-    elif operator.is_transformed():
-        gradients = _TransformedGradient.apply(*tensors, *ctx.options)
-    else:
-        gradients = torch.ops.fa3.backward(*tensors, *ctx.options)
-    return (*gradients, *without_gradient)
+    @property
+    def backward_operator(self) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+        """The operator of its gradients, as torch knows it."""
+        return getattr(torch.ops.fa3, self._backward_name)
 
+    def plain(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """O and LSE of tensors that only autograd and the kernel want to see."""
+        return Attention.apply(*inputs, self)
 
-def _refuse(ctx, *gradients: Tensor | None) -> None:
-    raise NotImplementedError("attention has no second derivative: its gradients cannot be differentiated")
+    def traced(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """The same by the operator that tracers, fake tensors and other subclasses know, or as torch.func's transforms
+        want it.
+        """
+        if operator.is_transformed():
+            return TransformedAttention.apply(*inputs, self)
+        return self.forward_operator(*inputs)
+
+    def save(self, ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+        """Keeps the parts of the forward pass that the backward pass needs. A gradient that nobody has is None there.
+        """
+        ctx.set_materialize_grads(False)
+        ctx.of = self
+        ctx.is_float8 = inputs[0].dtype == torch.float8_e4m3fn
+        if ctx.is_float8:
+            return refusal.save(ctx, inputs)
+        ctx.save_for_backward(*output, *inputs[: self._tensors])
+        ctx.options = self._options(*inputs[self._tensors :]).of_backward()
+
+    def gradients(self, ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of the forward pass's arguments."""
+        without_gradient = (None,) * (len(ctx.needs_input_grad) - 3)
+        if dout is None and dlse is None:
+            return (None, None, None, *without_gradient)
+        if ctx.is_float8:
+            return refusal.gradients(ctx, f"q is {torch.float8_e4m3fn}, for which attention has no gradients", dout, dlse)
+        o, lse, q, k, v, *lists = ctx.saved_tensors
+        if dout is None:
+            # One row of zeros for all.
+            dout = o.new_zeros(o.shape[-1]).expand(o.shape)
+        tensors = (dout, q, k, v, o, lse, dlse, *lists)
+        given = operator.given(*tensors)
+        if operator.is_plain(*given) and not operator.needs_grad(*given):
+            gradients = self._launch_backward(*tensors, *ctx.options)
+        elif operator.is_transformed():
+            gradients = _TransformedGradient.apply(*tensors, *ctx.options, self)
+        else:
+            gradients = self.backward_operator(*tensors, *ctx.options)
+        return (*gradients, *without_gradient)
 
 
 class Attention(torch.autograd.Function):
-    """`operator.launch` with gradients."""
+    """A launch with gradients. The last argument is what is launched."""
 
     @staticmethod
     def forward(ctx, *inputs):
-        output = operator.launch(*inputs)
-        _save(ctx, inputs, output)
+        *inputs, of = inputs
+        output = of.launch(*inputs)
+        of.save(ctx, inputs, output)
         return output
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, dout, dlse)
+        return ctx.of.gradients(ctx, dout, dlse)
 
 
 class TransformedAttention(torch.autograd.Function):
@@ -180,23 +233,26 @@ class TransformedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs):
-        return torch.ops.fa3.forward(*inputs)
+        *inputs, of = inputs
+        return of.forward_operator(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _save(ctx, inputs, output)
+        *inputs, of = inputs
+        of.save(ctx, inputs, output)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, dout, dlse)
+        return ctx.of.gradients(ctx, dout, dlse)
 
 
 class _TransformedGradient(torch.autograd.Function):
-    """The backward pass inside of torch.func's transforms."""
+    """The backward pass inside of torch.func's transforms. The last argument is whose."""
 
     @staticmethod
     def forward(*inputs):
-        return torch.ops.fa3.backward(*inputs)
+        *inputs, of = inputs
+        return of.backward_operator(*inputs)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -207,16 +263,26 @@ class _TransformedGradient(torch.autograd.Function):
         _refuse(ctx, *gradients)
 
 
-_ARGUMENTS = (
-    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, float? softmax_scale, "
-    "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic=False"
-)
-operator.library.define(f"backward({_ARGUMENTS}) -> (Tensor dq, Tensor dk, Tensor dv)", tags=operator.TAGS)
-operator.library.define(
-    f"backward_out({_ARGUMENTS}, *, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv) -> ()", tags=operator.TAGS
-)
-for _key in ("CUDA", "CPU"):
-    operator.library.impl("backward", launch, _key)
-    operator.library.impl("backward_out", launch_into, _key)
-torch.library.register_autograd("fa3::forward", _backward, setup_context=_save, lib=operator.library)
-torch.library.register_autograd("fa3::backward", _refuse, lib=operator.library)
+def _refuse(ctx, *gradients: Tensor | None) -> None:
+    raise NotImplementedError("attention has no second derivative: its gradients cannot be differentiated")
+
+
+def define(name: str, lists: str, launch: Callable[..., Any], launch_into: Callable[..., Any]) -> None:
+    """Defines an operator of gradients, and one that writes them to given tensors, both with arguments that say where
+    sequences lie.
+    """
+    arguments = (
+        f"Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, {lists}float? softmax_scale, "
+        "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic=False"
+    )
+    outputs = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
+    operator.library.define(f"{name}({arguments}) -> (Tensor dq, Tensor dk, Tensor dv)", tags=operator.TAGS)
+    operator.library.define(f"{name}_out({arguments}, *, {outputs}) -> ()", tags=operator.TAGS)
+    for key in ("CUDA", "CPU"):
+        operator.library.impl(name, launch, key)
+        operator.library.impl(f"{name}_out", launch_into, key)
+
+
+define("backward", "", launch, launch_into)
+# `fa3::forward`.
+ATTENTION = Differentiable("forward", "backward", Options, operator.launch, launch)

@@ -331,11 +331,12 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, v_transposed: bool) -> None:
         _check_transposed(k, v)
 
 
-def check_ranks(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """They have four dimensions."""
-    if not q.dim() == k.dim() == v.dim() == 4:
+def check_ranks(q: Tensor, k: Tensor, v: Tensor, packed: bool = False) -> None:
+    """They have four dimensions, or three where sequences are packed."""
+    expected, what = (3, "(total, heads, head_dim)") if packed else (4, "(batch, seqlen, heads, head_dim)")
+    if not q.dim() == k.dim() == v.dim() == expected:
         given = f"q has {q.dim()}, k {k.dim()} and v {v.dim()} dimensions"
-        raise ValueError(f"{given}, expected 4: (batch, seqlen, heads, head_dim)")
+        raise ValueError(f"{given}, expected {expected}: {what}")
 
 
 def _check_transposed(k: Tensor, v: Tensor) -> None:

@@ -2,6 +2,7 @@
 computed. So the forward pass runs, and compilers can trace both.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from . import operator
 
 
-def save(ctx: Any, inputs: tuple[Any, ...]) -> None:
+def save(ctx: Any, inputs: Sequence[Any]) -> None:
     """Keeps the inputs of which a gradient may be asked for."""
     ctx.save_for_backward(*(x for x, needed in zip(inputs, ctx.needs_input_grad) if needed))
 

@@ -95,18 +95,68 @@ def flash_attn_varlen_func(
     out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
-# For fake tensors.
-def with_batch(packed: tuple) -> tuple: ...
-def check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    seqused_q: Tensor | None,
-    seqused_k: Tensor | None,
-    *descales: Tensor | None,
-) -> None: ...
-def check_out(out: Tensor, q: Tensor, v: Tensor, dtype: torch.dtype | None) -> None: ...
-def o_like(q: Tensor, v: Tensor, dtype: torch.dtype | None) -> Tensor: ...
-def lse_like(q: Tensor) -> Tensor: ...
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int = 0,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+) -> Tensor: ...
+
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    *,
+    return_attn_probs: Literal[True],
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int = 0,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+) -> tuple[Tensor, Tensor]: ...
+
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    attention_chunk: int = 0,
+    num_heads_q: int | None = None,
+    sm_margin: int = 0,
+) -> Tensor | tuple[Tensor, Tensor]: ...

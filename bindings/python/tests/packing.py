@@ -1,0 +1,120 @@
+"""Packed sequences: what tests make of them, and what each must have by its own definition."""
+
+import itertools
+import math
+
+import torch
+from reference import judge, judge_gradients
+
+from fa3 import flash_attn_varlen_func
+
+F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
+MASKS = [dict(), dict(causal=True), dict(window_size=(37, 11)), dict(causal=True, window_size=(70, 5)), dict(window_size=(-1, 3))]
+# Rows of Q and of K of each sequence: none of either, one, fewer of K than of Q, and one that ends inside a tile.
+LENGTHS = [(7, 9), (0, 5), (1, 1), (33, 0), (130, 70), (0, 0), (64, 140), (129, 257)]
+BEHIND = (11, 6)
+USED = [
+    ([7, 0, 0, 20, 130, 0, 1, 100], [9, 5, 1, 0, 1, 0, 139, 0]),
+    (None, [0, 5, 1, 0, 70, 0, 33, 200]),
+    ([3, 0, 1, 33, 64, 0, 63, 129], None),
+    tuple([x[side] for x in LENGTHS] for side in (0, 1)),
+]
+
+
+def normal(*shape, dtype=BF16, seed=0, device="cpu"):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def ends(lengths, device):
+    """cu_seqlens of sequences of these lengths."""
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=I32, device=device)
+
+
+class Packed:
+    """Q, K and V of sequences of these lengths, with rows behind the last one."""
+
+    def __init__(self, device, dtype=BF16, lengths=LENGTHS, heads=(4, 2), head_dims=(64, 64), behind=BEHIND, used=None):
+        self.lengths, (of_q, of_k) = lengths, ([x[side] for x in lengths] for side in (0, 1))
+        total_q, total_k = sum(of_q) + behind[0], sum(of_k) + behind[1]
+        self.q = normal(total_q, heads[0], head_dims[0], dtype=dtype, device=device)
+        self.k, self.v = (normal(total_k, heads[1], d, dtype=dtype, seed=1 + i, device=device) for i, d in enumerate(head_dims))
+        self.ends = ends(of_q, device), ends(of_k, device)
+        # In use of Q, and of K.
+        self.used = used if used is None else tuple(None if x is None else torch.tensor(x, dtype=I32, device=device) for x in used)
+
+    def call(self, hints=(None, None), tensors=None, **options):
+        q, k, v = tensors or (self.q, self.k, self.v)
+        used = dict(zip(("seqused_q", "seqused_k"), self.used or (None, None), strict=True))
+        return flash_attn_varlen_func(q, k, v, *self.ends, *hints, **used, **options)
+
+    def sequences(self):
+        """Rows in use of Q and of K of each sequence."""
+        starts = [x.tolist() for x in self.ends]
+        for i, lengths in enumerate(self.lengths):
+            of_q, of_k = (n if not self.used or u is None else u[i].item() for n, u in zip(lengths, self.used or (0, 0)))
+            yield slice(starts[0][i], starts[0][i] + of_q), slice(starts[1][i], starts[1][i] + of_k)
+
+    def in_use(self):
+        """Which rows of Q are in use, and which of K."""
+        masks = torch.zeros(len(self.q), dtype=torch.bool), torch.zeros(len(self.k), dtype=torch.bool)
+        for rows in self.sequences():
+            for mask, part in zip(masks, rows, strict=True):
+                mask[part] = True
+        return tuple(mask.to(self.q.device) for mask in masks)
+
+    def judge(self, out, lse, causal=False, window_size=(-1, -1), softmax_scale=None, softcap=0.0):
+        """Fails unless each sequence has the results of its own, and other rows those of rows that see no key."""
+        total, heads, _ = self.q.shape
+        assert (out.shape, out.dtype) == ((total, heads, self.v.shape[2]), self.q.dtype) and out.is_contiguous()
+        assert (lse.shape, lse.dtype) == ((heads, total), F32) and lse.is_contiguous()
+        window = (window_size[0], 0) if causal else window_size
+        for q, k in self.sequences():
+            given = self.q[None, q], self.k[None, k], self.v[None, k]
+            judge(out[None, q], lse[None, :, q].contiguous(), *given, scale=softmax_scale, window=window, softcap=softcap)
+        used, _ = self.in_use()
+        assert (out[~used] == 0).all() and (lse[:, ~used] == -math.inf).all()
+
+    def check(self, hints=(None, None), **options):
+        """Computes, judges, and returns what was computed."""
+        results = self.call(hints, return_attn_probs=True, **options)
+        self.judge(*results, **options)
+        assert torch.equal(self.call(hints, **options), results[0])
+        return results
+
+    def given(self, of_lse=True):
+        """Random gradients of O, and of LSE."""
+        total, heads, _ = self.q.shape
+        dout = normal(total, heads, self.v.shape[2], dtype=self.q.dtype, seed=3, device=self.q.device)
+        return dout, normal(heads, total, dtype=F32, seed=4, device=self.q.device) if of_lse else None
+
+    def gradients(self, dout, dlse=None, hints=(None, None), tensors=None, **options):
+        """dQ, dK and dV where O and LSE have these gradients, or none."""
+        leaves = [x.detach().requires_grad_() for x in tensors or (self.q, self.k, self.v)]
+        results = self.call(hints, leaves, return_attn_probs=True, **options)
+        used = [(result, given) for result, given in zip(results, (dout, dlse), strict=True) if given is not None]
+        return torch.autograd.grad([result for result, _ in used], leaves, [given for _, given in used])
+
+    def judge_gradients(self, results, dout, dlse=None, causal=False, window_size=(-1, -1), softmax_scale=None, softcap=0.0):
+        """Fails unless each sequence has its own gradients, and other rows have 0."""
+        window = (window_size[0], 0) if causal else window_size
+        for q, k in self.sequences():
+            given = self.q[None, q], self.k[None, k], self.v[None, k]
+            of_o, of_lse = None if dout is None else dout[None, q], None if dlse is None else dlse[None, :, q]
+            gradients = [x[None, rows] for x, rows in zip(results, (q, k, k), strict=True)]
+            judge_gradients(gradients, *given, of_o, of_lse, scale=softmax_scale, window=window, softcap=softcap)
+        of_q, of_k = self.in_use()
+        for name, x, used in zip(("dq", "dk", "dv"), results, (of_q, of_k, of_k), strict=True):
+            assert (x[~used] == 0).all(), f"{name} of rows that are not in use"
+
+    def check_gradients(self, of_o=True, of_lse=True, hints=(None, None), deterministic=True, **options):
+        """Computes with random gradients of O and LSE, judges, and returns what was computed."""
+        dout, dlse = self.given(of_lse)
+        dout = dout if of_o else None
+        results = self.gradients(dout, dlse, hints, deterministic=deterministic, **options)
+        self.judge_gradients(results, dout, dlse, **options)
+        return results
+
+
+def assert_equal(results, expected):
+    for result, right in zip(results, expected, strict=True):
+        assert (result.dtype, result.shape) == (right.dtype, right.shape) and torch.equal(result, right)
