@@ -234,8 +234,6 @@ def test_hints_of_packed_sequences_may_be_any(hint):
         (dict(dout=tensor((1, 15, 4, 64))), "dout has seqlen 15, expected 16"),
         (dict(dout=tensor((1, 16, 4, 64), dtype="f16")), "dout is f16, expected bf16"),
         (dict(hints=(2**63, None)), "9223372036854775808 is too large or too small a number"),
-        # On a GPU there are no kernels for it yet.
-        (dict(device=0), "the backward kernels take dense batches, not 3 packed sequences"),
     ],
 )
 def test_bad_packed_gradients_are_value_errors(arguments, sentence):

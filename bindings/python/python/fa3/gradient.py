@@ -152,7 +152,7 @@ class Differentiable:
         self,
         name: str,
         backward_name: str,
-        options: Callable[..., Any],
+        options: Any,
         launch: Callable[..., Any],
         launch_backward: Callable[..., Any],
         lists: int = 0,
