@@ -34,11 +34,11 @@ def flash_attn_func(
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
     device; or of such and float32 tensors on the CPU.
 
-    O and LSE are differentiable in q, k and v of float16 and bfloat16, and in s_aux, once and in reverse mode. If one of
-    them requires grad, q, k, v, O and LSE are kept for the backward pass, which writes gradients of all three, with heads
-    outside rows where the tensor lies so and else contiguous, and takes a workspace of 8 bytes for each row of a head
-    of q, and where the gradient of q is added up, 4 for each of its elements. It reads the gradient of O with its own
-    strides, and copies it only where those are not as q's must be.
+    O and LSE are differentiable in q, k and v of float16 and bfloat16, and in s_aux, once and in reverse mode. If one
+    of them requires grad, q, k, v, O and LSE are kept for the backward pass, which writes gradients of all of them,
+    with heads outside rows where the tensor lies so and else contiguous, and takes a workspace of 8 bytes for each row
+    of a head of q, and where the gradient of q is added up, 4 for each of its elements. It reads the gradient of O with
+    its own strides, and copies it only where those are not as q's must be.
 
     Arguments:
         q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8

@@ -37,9 +37,10 @@ def launch(
     outputs: tuple[Tensor, Tensor, Tensor] | None = None,
     sequences: Sequences | None = None,
 ) -> tuple[Tensor, ...]:
-    """dQ, dK and dV, and with sinks their gradient in float32, of tensors on a GPU, put on torch's current stream of their device; or of tensors on the CPU. They
-    are written to `outputs`, if these are given. Tensors of packed `sequences` have no batch. As for torch's own
-    operators, its mode of deterministic algorithms counts as it is now.
+    """dQ, dK and dV, and with sinks their gradient in float32, of tensors on a GPU, put on torch's current stream of
+    their device; or of tensors on the CPU. The first three are written to `outputs`, if these are given. Tensors of
+    packed `sequences` have no batch. As for torch's own operators, its mode of deterministic algorithms counts as it is
+    now.
     """
     given = operator.given(dout, q, k, v, o, lse, dlse, *(outputs or ()))
     operator.refuse_tangents("a tensor of the backward pass", *given)
