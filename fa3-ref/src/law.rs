@@ -234,6 +234,11 @@ impl BackwardLaw {
         self.bounds
     }
 
+    /// The largest allowed |x − oracle| of dsink; 0 if there is none.
+    pub fn sink_bound(&self) -> f64 {
+        self.sink_bound
+    }
+
     /// Judges dQ, dK and dV, and dsink if the problem has sinks, in this order.
     ///
     /// # Errors
