@@ -31,7 +31,7 @@ pub use memory_rows::{MemoryRows, NotInRows};
 pub use plan::{Arrays, Plan, PlanError, Side};
 pub use record::Record;
 pub use table::{Values, ValuesError};
-pub use tiles::{Tiles, section};
+pub use tiles::{Tiles, nearest_section, section};
 
 /// Words before the first record. The first one is the number of row blocks.
 pub const HEADER: u32 = 4;

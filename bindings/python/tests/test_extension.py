@@ -223,7 +223,7 @@ def test_bad_packed_problems_are_value_errors(arguments, sentence):
 def test_hints_of_packed_sequences_may_be_any(hint):
     for device in (-1, 0):
         assert packed_forward(hints=(hint, hint), device=device, stream=None) is None
-    assert packed_backward(hints=(hint, hint)) is None
+        assert packed_backward(hints=(hint, hint), device=device) is None
 
 
 @pytest.mark.parametrize(

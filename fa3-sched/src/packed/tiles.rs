@@ -80,3 +80,12 @@ pub fn section(wanted: u32, heads: u32, group: u32) -> u32 {
         .find(|&section| section >= wanted && heads.is_multiple_of(section))
         .unwrap_or(heads)
 }
+
+/// The section of about `wanted` heads that divides all heads.
+pub fn nearest_section(wanted: u32, heads: u32) -> u32 {
+    let percent = |section: u32| {
+        let (section, wanted) = (u64::from(section), u64::from(wanted.max(1)));
+        100 * section.max(wanted) / section.min(wanted)
+    };
+    (1..=heads).filter(|&section| heads.is_multiple_of(section)).min_by_key(|&x| percent(x)).unwrap_or(heads)
+}

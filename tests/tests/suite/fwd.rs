@@ -10,10 +10,15 @@ mod schedules;
 mod stairs;
 
 use fa3_sched::forward::PlanOptions;
-use fa3_tests::fwd::{Fault, Launch, device};
+use fa3_tests::fwd::{Fault, Launch, device, random_packed};
 use fa3_types::KnownProblem;
 
 /// The problem with these choices on a device of three SMs.
 fn launch(problem: &KnownProblem, choices: &PlanOptions) -> Result<Launch, Fault> {
     Launch::new(problem, &device(3), choices)
+}
+
+#[test]
+fn random_packed_problems_obey_the_error_law() {
+    crate::obey(random_packed);
 }

@@ -22,3 +22,21 @@ mod timeline;
 // Plans, and the repository itself.
 mod sched;
 mod tidy;
+
+use fa3_sim::{Mode, Policy};
+use fa3_tests::Trial;
+use rayon::prelude::*;
+
+/// Random problems, each of a seed and a number of kernels, obey the error law. `FA3_CASES` says how many.
+fn obey(random: fn(u64, u64) -> Trial) {
+    let cases = std::env::var("FA3_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(12);
+    let faults: Vec<String> = (0..cases)
+        .into_par_iter()
+        .filter_map(|seed| {
+            let trial = random(seed, u64::MAX);
+            let after = trial.simulate(Policy::Random(seed), Mode::Exact);
+            after.and_then(|after| trial.check(&after)).err()
+        })
+        .collect();
+    assert!(faults.is_empty(), "{} faults of {cases}\n\n{}", faults.len(), faults.join("\n\n"));
+}

@@ -141,15 +141,17 @@ impl<'k> Dkv<'k> {
         b.once_per_role(|| {
             let (mut k, mut v) = (self.k.loader(), self.v.loader());
             let mut slots = self.rows.producer();
-            self.works.produce(|work, fetch_next| {
+            self.works.produce(|work, again, fetch_next| {
                 let Work { head: kv_head, row: key, .. } = work;
-                let [of_q, of_k, of_v, of_dout] = params.inputs.sequences(&work, TilesOf::Keys);
                 b.if_uniform(self.visits(&work), || {
+                    let [of_k, of_v] = params.inputs.keys(&work, TilesOf::Keys);
                     k.load(kv_head, key, of_k); // A3:7-8
                     v.load(kv_head, key, of_v); // A3:7-8
                     self.for_each_row(&work, |head, row| {
                         // A3:9
                         let mut slot = slots.acquire(); // A3:10
+                        let work = again();
+                        let [of_q, of_dout] = params.inputs.rows(&work, TilesOf::Keys);
                         of_q.load(&mut slot, 0, &params.inputs.q, [head, row]); // A3:11
                         let [batch, head, place] = self.place(&work, head, row);
                         slot.load(1, &params.stats, (0, place >> 1, head, batch)); // A3:20
@@ -329,7 +331,8 @@ impl<'k> Dkv<'k> {
     ) {
         let (mut row, mut end) = (key, work.lens.q);
         if let Some(listed) = work.listed {
-            clear_unused(&mut gradient, key, work.lens.q);
+            let reaches_beyond = (work.row + self.spec.tile.tile_n).gt(work.lens.q);
+            self.builder.if_uniform(reaches_beyond, || clear_unused(&mut gradient, key, work.lens.q));
             (row, end) = (listed.q_row + key, listed.q_row + listed.q_rows);
         }
         write(gradient, factor, to, [work.batch, work.head, row], end, (self.spec.elem, columns));

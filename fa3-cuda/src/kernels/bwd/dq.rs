@@ -59,14 +59,16 @@ impl<'k> Dq<'k> {
             let (mut q, mut dout) = (self.q.loader(), self.dout.loader());
             let (mut k, mut v) = (self.k.loader(), self.v.loader());
             let keys = self.spec.tile.tile_n;
-            self.works.produce(|work, fetch_next| {
+            self.works.produce(|work, again, fetch_next| {
                 let Work { head, kv_head, row, kv, .. } = work;
-                let [of_q, of_k, of_v, of_dout] = self.params.inputs.sequences(&work, TilesOf::Rows);
+                let [of_q, of_dout] = self.params.inputs.rows(&work, TilesOf::Rows);
                 b.if_uniform(kv.first.lt(kv.end), || {
                     q.load(head, row, of_q);
                     dout.load(head, row, of_dout);
                     let (first, last) = (kv.first * keys, kv.end * keys - keys);
                     b.for_each((0, last - first + 1), keys, |loaded| {
+                        let work = again();
+                        let [of_k, of_v] = self.params.inputs.keys(&work, TilesOf::Rows);
                         k.load(kv_head, last - loaded, of_k);
                         v.load(kv_head, last - loaded, of_v);
                     });
@@ -118,7 +120,8 @@ impl<'k> Dq<'k> {
             let (work, mut gradient) = (again(), dq.wait());
             let (mut to, mut end) = (row, work.lens.q);
             if let Some(listed) = work.listed {
-                clear_unused(&mut gradient, row, work.lens.q);
+                let reaches_beyond = (work.row + spec.tile.tile_m).gt(work.lens.q);
+                b.if_uniform(reaches_beyond, || clear_unused(&mut gradient, row, work.lens.q));
                 (to, end) = (listed.q_row + row, listed.q_row + listed.q_rows);
             }
             let (to, format) = ([work.batch, work.head, to], (spec.elem, spec.head_dim));

@@ -193,21 +193,31 @@ impl Inputs<Form> {
 }
 
 impl<'k> Inputs<InKernel<'k>> {
-    /// The sequence of a work, as loads of Q, K, V and dO find it. Tiles cut this side of the attention matrix.
+    /// The sequence of a work, as loads of Q and of dO find it. Tiles cut this side of the attention matrix.
     #[track_caller]
-    pub(super) fn sequences(&self, work: &Work<V<'k, B32>>, of: TilesOf) -> [Sequence<'k>; 4] {
-        let (Some(listed), Some(apart)) = (work.listed, &self.apart) else {
-            return [work.batch.into(); 4];
+    pub(super) fn rows(&self, work: &Work<V<'k, B32>>, of: TilesOf) -> [Sequence<'k>; 2] {
+        self.sequence(work, of == TilesOf::Rows, |apart| [apart.q, apart.dout])
+    }
+
+    /// The sequence of a work, as loads of K and of V find it.
+    #[track_caller]
+    pub(super) fn keys(&self, work: &Work<V<'k, B32>>, of: TilesOf) -> [Sequence<'k>; 2] {
+        self.sequence(work, of == TilesOf::Keys, |apart| [apart.k, apart.v])
+    }
+
+    /// The sequence of a work in two tensors of the side that tiles cut, or of the other one.
+    #[track_caller]
+    fn sequence(
+        &self,
+        work: &Work<V<'k, B32>>,
+        is_cut: bool,
+        apart: impl Fn(&Apart<InKernel<'k>>) -> [V<'k, B32>; 2],
+    ) -> [Sequence<'k>; 2] {
+        let (Some(listed), Some(all)) = (work.listed, &self.apart) else {
+            return [work.batch.into(); 2];
         };
-        let span = |apart: V<'k, B32>, [row, count]: [V<'k, B32>; 2]| {
-            Sequence::Rows(RowSpan::new(work.batch.mad(apart, row), count))
-        };
-        let [cut, other] = [[listed.q_row, work.lens.q], [listed.k_row, work.lens.k]];
-        let [q, k] = match of {
-            TilesOf::Rows => [cut, other],
-            TilesOf::Keys => [other, cut],
-        };
-        [span(apart.q, q), span(apart.k, k), span(apart.v, k), span(apart.dout, q)]
+        let (first, count) = if is_cut { (listed.q_row, work.lens.q) } else { (listed.k_row, work.lens.k) };
+        apart(all).map(|apart| Sequence::Rows(RowSpan::new(work.batch.mad(apart, first), count)))
     }
 }
 

@@ -22,7 +22,7 @@ fn load(fwd: &Fwd<'_>) {
     b.once_per_role(|| {
         let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
         let keys = fwd.spec.tile.tile_n;
-        fwd.works.produce(|work, fetch_next| {
+        fwd.works.produce(|work, _, fetch_next| {
             let Work { head, kv_head, row, kv, .. } = work;
             let [of_q, of_k, of_v] = fwd.sequences(&work);
             let visits = kv.first.lt(kv.end);

@@ -75,13 +75,18 @@ impl<'k> Works<'k> {
         }
     }
 
-    /// Runs `body` with every work, in the one thread that fetches tickets: see [`Tiles::produce`].
+    /// Runs `body` with every work, in the one thread that fetches tickets: see [`Tiles::produce`]. What `body` needs of
+    /// it in a loop, it may get again by its second argument, so that it takes no registers.
     #[track_caller]
-    pub(crate) fn produce(&self, body: impl FnOnce(Work<V<'k, B32>>, &mut dyn FnMut())) {
+    pub(crate) fn produce(
+        &self,
+        body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>, &mut dyn FnMut()),
+    ) {
         match self {
-            Works::Computed { tiles, geometry } => {
-                tiles.produce(|tile, fetch_next| body(geometry.work(tile), fetch_next));
-            }
+            Works::Computed { tiles, geometry } => tiles.produce(|tile, fetch_next| {
+                let work = geometry.work(tile);
+                body(work, &|| work, fetch_next);
+            }),
             Works::Sent(sent) => sent.produce(body),
         }
     }
@@ -98,6 +103,18 @@ impl<'k> Works<'k> {
             Works::Sent(sent) => sent.consume(body),
         }
     }
+
+    /// The same for roles that keep all of a work in registers: the producer may send another one at once.
+    #[track_caller]
+    pub(crate) fn consume_kept(&self, body: impl FnOnce(Work<V<'k, B32>>)) {
+        match self {
+            Works::Computed { .. } => self.consume(|work, _| body(work)),
+            Works::Sent(sent) => sent.receive(|work, _, slot| {
+                slot.release_unfenced();
+                body(work);
+            }),
+        }
+    }
 }
 
 impl<'k> Sent<'k> {
@@ -107,7 +124,7 @@ impl<'k> Sent<'k> {
     ///
     /// A producer has few registers. So words go to the slot as soon as they are known, and it reads them there.
     #[track_caller]
-    fn produce(&self, body: impl FnOnce(Work<V<'k, B32>>, &mut dyn FnMut())) {
+    fn produce(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>, &mut dyn FnMut())) {
         let b = self.builder;
         let rounds = Rounds::begin(b);
         let mut ring = self.ring.producer_by(rounds);
@@ -130,9 +147,9 @@ impl<'k> Sent<'k> {
             slot.commit();
             rounds.next();
             b.break_if(!is_tile);
-            let work = self.table.work(|number| b.load(at.at(WORD * number)));
+            let read = || self.table.work(|number| b.load(at.at(WORD * number)));
             let mut ticket = draw();
-            body(work, &mut || _ = ticket.fetch(b));
+            body(read(), &read, &mut || _ = ticket.fetch(b));
             let before = if self.in_order { b.copy(0) } else { b.grid_x() };
             next.set(next_dynamic(ticket.fetch(b), before));
         });
@@ -140,6 +157,15 @@ impl<'k> Sent<'k> {
 
     #[track_caller]
     fn consume(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>)) {
+        self.receive(|work, read, slot| {
+            body(work, read);
+            slot.release_unfenced();
+        });
+    }
+
+    /// Runs `body` with every work, a function that reads it again, and its slot, which `body` gives back.
+    #[track_caller]
+    fn receive(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>, FullSlot<'k, 1>)) {
         let b = self.builder;
         let rounds = Rounds::begin(b);
         let mut ring = self.ring.consumer_by(rounds);
@@ -159,8 +185,7 @@ impl<'k> Sent<'k> {
             };
             let work = read();
             b.break_if(work.rows_of_o().eq(0));
-            body(work, &read);
-            slot.release_unfenced();
+            body(work, &read, slot);
             rounds.next();
         });
     }

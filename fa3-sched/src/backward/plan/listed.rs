@@ -10,7 +10,7 @@ use fa3_types::{Problem, TensorDesc, TensorName};
 
 use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
 use crate::backward::AddOrder;
-use crate::packed::{self, MemoryRows, Side, Tiles, section};
+use crate::packed::{self, MemoryRows, Side, Tiles, nearest_section, section};
 use crate::{Longest, Scheduler};
 
 /// The tiles of each kernel.
@@ -51,13 +51,14 @@ impl Listed {
         // As for sequences of one length that are as long as the longest is said to be: below 2³¹ in every problem.
         let [rows, keys] = [forward.longest().q, forward.longest().k].map(|x| x as u32);
         let half_of_sms = |tiles: u32| sms.get().div_ceil(2).div_ceil(tiles.max(1));
-        let (wanted, longest) = match tile.adds_dq {
+        let (section_of_keys, longest) = match tile.adds_dq {
             Some(AddOrder::LastKeysFirst) => {
                 let blocks = rows.div_ceil(tile.tile_m).saturating_mul(group);
-                (heads_between(blocks, sms), Longest::Last)
+                (nearest_section(heads_between(blocks, sms), heads_kv), Longest::Last)
             }
             Some(AddOrder::Any) | None => {
-                (half_of_sms(keys.div_ceil(tile.tile_n)), Longest::from(mask.transposed()))
+                let wanted = half_of_sms(keys.div_ceil(tile.tile_n));
+                (section(wanted, heads_kv, 1), Longest::from(mask.transposed()))
             }
         };
         let of_dq = match dq {
@@ -75,7 +76,7 @@ impl Listed {
             block_rows,
             // Heads are the fastest, which are neighbours in memory.
             stats: Tiles::new(blocks, [heads_q, heads_q], Longest::First, sms)?,
-            dkv: Tiles::new(tiles_of_keys, [heads_kv, section(wanted, heads_kv, 1)], longest, sms)?,
+            dkv: Tiles::new(tiles_of_keys, [heads_kv, section_of_keys], longest, sms)?,
             dq: of_dq,
             rows: [
                 rows(TensorName::Q, forward.q())?,

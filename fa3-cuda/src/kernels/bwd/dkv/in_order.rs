@@ -109,7 +109,7 @@ pub(super) fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>, m
     let place = adding.dq.stage(me).lender();
     let (ready, untold) = (order.ready.consumer(), b.var("untold", NONE));
     let mut writer = Writer { dkv, adding, order, me, place, ready, untold };
-    dkv.works.consume(|ref work, _| {
+    dkv.works.consume_kept(|ref work| {
         // Before the branch: after it, ptxas has too few registers for both.
         let (begin, end) = (rows_before(dkv, work), rows_after(dkv, work));
         let visits = dkv.visits(work);
@@ -226,7 +226,7 @@ impl<'k> Writer<'_, 'k> {
 pub(super) fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>) {
     let (b, tile) = (dkv.builder, &dkv.spec.tile);
     let mut ready = order.ready.producer();
-    dkv.works.consume(|ref work, _| {
+    dkv.works.consume_kept(|ref work| {
         b.if_uniform(dkv.visits(work), || {
             let begin = rows_before(dkv, work);
             dkv.for_each_row(work, |head, row| {

@@ -31,7 +31,7 @@ fn add<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, me: V<'k, B32>) {
     let (b, head_dim) = (dkv.builder, dkv.spec.tile.head_dim);
     let mut place = adding.dq.stage(me).lender();
     let blocks = Blocks::of(dkv, adding, me);
-    dkv.works.consume(|ref work, _| {
+    dkv.works.consume_kept(|ref work| {
         let visits = dkv.visits(work);
         blocks.begin_tile(visits);
         b.if_uniform(visits, || {
