@@ -1,7 +1,7 @@
 //! The error law of attention in 8-bit arithmetic, as kernels of e4m3 compute it: P is e4m3, and products keep 13
 //! fraction bits. What the CPU computes of e4m3 tensors is held to the law of bf16.
 
-use fa3_quant::{Channels, E4m3, Granularity, Quantized, StandardFp8, rounded_row_sum_loss};
+use fa3_quant::{Channels, E4m3, Granularity, Quantized, StandardFp8, add_sinks, rounded_row_sum_loss};
 use fa3_ref::law::{ForwardLaw, LseTolerance};
 use fa3_ref::{Element, Inputs, Precision};
 use fa3_types::{KnownProblem, SequenceRows};
@@ -29,6 +29,9 @@ pub(crate) fn law<T: Element>(
     if let Some(mean) = v_mean {
         let channels = Channels::new(mean.clone(), Array3::ones(mean.dim())).expect("1 is a scale");
         channels.restore(problem, &mut baseline).expect("there is a mean for each channel");
+    }
+    if let Some(sink) = inputs.sink() {
+        add_sinks(problem, sink, &mut baseline).expect("they are the problem's");
     }
     law.with_baseline(inputs, baseline.o.view(), Precision::of_output(problem.dtype()))
 }

@@ -38,7 +38,8 @@ or (total, heads, head_dim) for packed sequences; K and V may have fewer heads t
 F8_E4M3 (.npy: f4 or f2), and O has the same, BF16 for F8_E4M3.
 
 In a safetensors file, names may have a prefix: each P for which there are Pq, Pk and Pv is a call. For packed sequences \
-Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional.
+Pcu_seqlens_q and Pcu_seqlens_k (I32 or I64) say where they begin; Pseqused_q and Pseqused_k are optional. Psink \
+(heads_q) has a logit for each query head in the softmax's denominator, as GPT-OSS has them.
 
 If there are Po or Plse, or with --check, results are checked. An oracle in f64 and the error law decide: results may be \
 off by twice the error of standard attention in the same precision: of F8_E4M3 in BF16 on the CPU, on a GPU with P in 8 \
@@ -70,7 +71,7 @@ pub(crate) struct Options {
     /// A safetensors file, or Q, K and V as .npy files
     #[arg(required = true, num_args = 1..=3, value_name = "FILE")]
     inputs: Vec<PathBuf>,
-    /// Writes O and LSE as safetensors, named Po and Plse, and gradients Pdq, Pdk and Pdv, or O as .npy; not to stdout
+    /// Writes O and LSE as safetensors, named Po and Plse, and gradients Pdq, Pdk, Pdv and Pdsink, or O as .npy; not to stdout
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Writes LSE as .npy
@@ -214,6 +215,7 @@ fn run_npy(paths: [&PathBuf; 3], options: &Options, [output, lse]: Outputs) -> R
         k: k?,
         v: v?,
         lists: Lists::default(),
+        sink: None,
         expected_o: None,
         expected_lse: None,
         dout: None,

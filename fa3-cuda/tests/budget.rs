@@ -34,6 +34,7 @@ fn shared_memory_is_what_the_kernels_declare() {
                     head_dim_v: tile.head_dim_v,
                     mask: Mask::Causal,
                     softcap: false,
+                    sink: false,
                     order,
                     scheduler,
                     cluster: 1,

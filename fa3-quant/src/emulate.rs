@@ -27,6 +27,8 @@ const P_OFFSET: f32 = 8.0;
 /// Neither changes the rounding of P, which folding the scale into P would, and neither costs an instruction. The ratio
 /// of successive scales must be representable as a float; two-level accumulation has no such limit.
 ///
+/// Sinks are not added: [`add_sinks`](crate::add_sinks) does that.
+///
 /// Keys past a sequence's end count as zeros, whatever lies there. A masked key has P = 0. A NaN of V times this 0 is
 /// NaN, where the key shares a block with one that the row sees, as it is on the tensor core. A NaN in a row of Q, or
 /// in a key that it sees, makes the row's O and LSE NaN; one in V makes that column of O NaN.

@@ -47,6 +47,8 @@ pub enum QuantError {
     KeyBlock { given: usize, multiple: usize },
     #[error("{tensor} has a scale every {rows} rows, not a multiple of the key block's {key_block}")]
     BlockMismatch { tensor: TensorName, rows: usize, key_block: usize },
+    #[error("{given} sinks are given, the problem has {expected}")]
+    Sinks { given: usize, expected: usize },
     #[error("{tensor} has more than one scale; standard attention takes one scale a tensor")]
     NotPerTensor { tensor: TensorName },
 }

@@ -67,6 +67,9 @@ mod standard;
 // On its own: where fragments lie.
 pub mod layout;
 
+// What is added to O and LSE.
+mod sinks;
+
 mod error;
 mod head;
 #[cfg(test)]
@@ -83,6 +86,7 @@ pub use hadamard::Incoherent;
 pub use quantize::{Quantized, RowIndex};
 pub use rope::{Rope, RopeTable};
 pub use scale::Scales;
+pub use sinks::add_sinks;
 pub use standard::StandardFp8;
 pub use tiles::Output;
 

@@ -1,7 +1,9 @@
 //! Q, K and V of a problem, as array views that agree with it.
 
 use fa3_types::{KnownProblem, Lengths, Problem, SequenceRows, TensorDesc, TensorName};
-use ndarray::{Array1, Array2, ArrayView2, ArrayView3, ArrayView4, Axis};
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayView3, ArrayView4, Axis};
+
+use crate::sink;
 
 /// An element type that converts exactly to f64: f32, f16, bf16, e4m3 and f64 itself.
 pub trait Element: Copy + Send + Sync + Into<f64> {}
@@ -30,6 +32,14 @@ pub enum InputError {
         /// [`Problem::lse_shape`].
         expected: [usize; 3],
     },
+    /// There are more or fewer sinks than the problem has.
+    #[error("{given} sinks are given, the problem has {expected}")]
+    Sinks {
+        /// Their number.
+        given: usize,
+        /// One a query head, or 0 if the problem has none.
+        expected: usize,
+    },
     /// A tile without rows.
     #[error("tiles of {rows} x {keys} are empty")]
     EmptyTiles {
@@ -41,7 +51,8 @@ pub enum InputError {
 }
 
 /// Q (batch, seqlen_q, heads_q, head_dim), K (batch, seqlen_k, heads_kv, head_dim) and
-/// V (batch, seqlen_k, heads_kv, head_dim_v) of a problem. Packed tensors have batch 1.
+/// V (batch, seqlen_k, heads_kv, head_dim_v) of a problem, and its sinks (heads_q), if it has some. Packed tensors have
+/// batch 1.
 ///
 /// The views' own strides are used; the strides of the problem describe device memory and are not.
 #[derive(Clone, Copy)]
@@ -50,21 +61,38 @@ pub struct Inputs<'a, T> {
     q: ArrayView4<'a, T>,
     k: ArrayView4<'a, T>,
     v: ArrayView4<'a, T>,
+    sink: Option<ArrayView1<'a, f32>>,
 }
 
 impl<'a, T: Element> Inputs<'a, T> {
+    /// Inputs of a problem without sinks.
+    ///
     /// # Errors
-    /// [`InputError::Shape`] where a view's shape is not the problem's.
+    /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if it has sinks.
     pub fn new(
         problem: &'a KnownProblem,
         q: ArrayView4<'a, T>,
         k: ArrayView4<'a, T>,
         v: ArrayView4<'a, T>,
     ) -> Result<Inputs<'a, T>, InputError> {
+        Inputs::with_sink(problem, [q, k, v], None)
+    }
+
+    /// Inputs of a problem whose query heads have these sinks, if there are some.
+    ///
+    /// # Errors
+    /// [`InputError::Shape`] where a view's shape is not the problem's, [`InputError::Sinks`] if there are more or
+    /// fewer sinks than it has.
+    pub fn with_sink(
+        problem: &'a KnownProblem,
+        [q, k, v]: [ArrayView4<'a, T>; 3],
+        sink: Option<ArrayView1<'a, f32>>,
+    ) -> Result<Inputs<'a, T>, InputError> {
         check_shape(TensorName::Q, &q, problem.q())?;
         check_shape(TensorName::K, &k, problem.k())?;
         check_shape(TensorName::V, &v, problem.v())?;
-        Ok(Inputs { problem, q, k, v })
+        sink::check(sink.as_ref(), problem)?;
+        Ok(Inputs { problem, q, k, v, sink })
     }
 
     /// The problem these are inputs of.
@@ -87,6 +115,11 @@ impl<'a, T: Element> Inputs<'a, T> {
         self.v
     }
 
+    /// The sinks (heads_q), if the problem has some.
+    pub fn sink(&self) -> Option<ArrayView1<'a, f32>> {
+        self.sink
+    }
+
     /// Q, K and V of query head `head_q` of sequence `index`, each matrix contiguous.
     pub(crate) fn head(&self, index: usize, head_q: usize) -> Head {
         let head_kv = self.problem.heads().kv_head(head_q);
@@ -95,6 +128,7 @@ impl<'a, T: Element> Inputs<'a, T> {
             q: gather(&self.q, self.problem.rows_q(), index, head_q),
             k: gather(&self.k, self.problem.rows_k(), index, head_kv),
             v: gather(&self.v, self.problem.rows_k(), index, head_kv),
+            sink: self.sink.map_or(f32::NEG_INFINITY, |sink| sink[head_q]),
         }
     }
 }
@@ -150,6 +184,8 @@ pub(crate) struct Head {
     pub(crate) k: Array2<f64>,
     /// (seqlen_k, head_dim_v)
     pub(crate) v: Array2<f64>,
+    /// -inf if there is none.
+    pub(crate) sink: f32,
 }
 
 /// The same head in f32, which holds every 8-, 16- and 32-bit input exactly.
@@ -157,12 +193,14 @@ pub(crate) struct Head32 {
     pub(crate) q: Array2<f32>,
     pub(crate) k: Array2<f32>,
     pub(crate) v: Array2<f32>,
+    /// -inf if there is none.
+    pub(crate) sink: f32,
 }
 
 impl Head {
     pub(crate) fn to_f32(&self) -> Head32 {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.mapv(|x| x as f32));
-        Head32 { q, k, v }
+        Head32 { q, k, v, sink: self.sink }
     }
 }
 
@@ -220,6 +258,16 @@ mod tests {
         let error = Inputs::new(&problem, good.view(), good.view(), bad.view()).err().unwrap();
         let (given, expected) = ([1, 5, 2, 4], [1, 4, 2, 4]);
         assert_eq!(error, InputError::Shape { tensor: TensorName::V, given, expected });
+        let with = |problem, sink: Option<&Array1<f32>>| {
+            let x = [good.view(), good.view(), good.view()];
+            Inputs::with_sink(problem, x, sink.map(|sink| sink.view())).map(|_| ())
+        };
+        let (one, two) = (Array1::zeros(1), Array1::zeros(2));
+        assert_eq!(with(&problem, Some(&two)), Err(InputError::Sinks { given: 2, expected: 0 }));
+        let problem = ProblemSpec::dense(Dtype::F32, shape, shape).sink().known().unwrap();
+        assert_eq!(with(&problem, Some(&two)), Ok(()));
+        assert_eq!(with(&problem, Some(&one)), Err(InputError::Sinks { given: 1, expected: 2 }));
+        assert_eq!(with(&problem, None), Err(InputError::Sinks { given: 0, expected: 2 }));
     }
 
     #[test]

@@ -16,6 +16,14 @@
 //! may be lucky. And where a row sees one key, or its softmax is one-hot, dP − D cancels and leaves the f32 rounding of
 //! both, in proportion to [`oracle::backward_magnitudes`]. For O the magnitude is max |V|.
 //!
+//! The gradient of sinks is a number a head, of which the baseline may be off by little by chance. Each row of a head
+//! reads O, rounded, and these errors are independent. So its bound has one more term, four times what they add up to
+//! if each is as large as an element of O allows:
+//!
+//! ```text
+//! 4 · u · √ Σ (exp(sink − LSE) · dO ∘ O)²      over rows and columns; u is the unit roundoff of the precision
+//! ```
+//!
 //! Limits: where scores are so large that 16-bit scores lose the softmax (beyond 10³ or so), the baseline is off by as
 //! much as V is large, and the law allows any error of that size. LSE has no baseline: where Q·K cancels from terms
 //! beyond 10³, f32 products alone may exceed its bound.
@@ -24,10 +32,12 @@
 
 use std::fmt;
 
-use ndarray::{Array4, ArrayView, ArrayView4, Dimension, IntoDimension};
+use ndarray::{Array1, Array4, ArrayView, ArrayView4, Dimension, IntoDimension};
 
 use crate::norms::{ErrorNorms, Worst, error};
-use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision, oracle, standard};
+use crate::{
+    Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision, oracle, sink, standard,
+};
 
 /// How far LSE may be from the oracle: relative · max(1, |oracle|) + absolute.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,7 +72,7 @@ pub struct Satisfied {
 /// A result that broke the law.
 #[derive(Clone, Debug, thiserror::Error)]
 pub struct Violation {
-    /// Name of the judged tensor: o, lse, dq, dk or dv.
+    /// Name of the judged tensor: o, lse, dq, dk, dv or dsink.
     pub what: &'static str,
     /// Its errors against the oracle.
     pub norms: ErrorNorms,
@@ -163,6 +173,8 @@ impl ForwardLaw {
 pub struct BackwardLaw {
     oracle: Gradients<f64>,
     bounds: [f64; 3],
+    /// The bound of dsink; 0 if there is none.
+    sink_bound: f64,
 }
 
 impl BackwardLaw {
@@ -189,7 +201,18 @@ impl BackwardLaw {
             bound_of(&oracle.dk, &baseline.dk, &magnitudes.dk),
             bound_of(&oracle.dv, &baseline.dv, &magnitudes.dv),
         ];
-        Ok(BackwardLaw { oracle, bounds })
+        let of_sink = |oracle: &Array1<f64>, baseline: &Array1<f32>, magnitude: &Array1<f64>| {
+            let noise = noise(&forward, largest(magnitude.iter().copied()));
+            let squares = sink::sums(inputs, &output, || forward.clone(), |row| row.square());
+            let of_o = squares.map_or(0.0, |squares| largest(squares.iter().map(|square| square.sqrt())));
+            let noise = noise + 4.0 * precision.unit_roundoff() * of_o;
+            bound(oracle.view(), baseline.view(), precision, noise)
+        };
+        let sink_bound = match (&oracle.dsink, &baseline.dsink, &magnitudes.dsink) {
+            (Some(oracle), Some(baseline), Some(magnitude)) => of_sink(oracle, baseline, magnitude),
+            _ => 0.0,
+        };
+        Ok(BackwardLaw { oracle, bounds, sink_bound })
     }
 
     /// The law with `factor` times the error. Among thousands of random problems are some whose baseline happens to be
@@ -197,6 +220,7 @@ impl BackwardLaw {
     #[must_use]
     pub fn loosened(mut self, factor: f64) -> BackwardLaw {
         self.bounds = self.bounds.map(|bound| factor * bound);
+        self.sink_bound *= factor;
         self
     }
 
@@ -210,20 +234,33 @@ impl BackwardLaw {
         self.bounds
     }
 
-    /// Judges dQ, dK and dV, in this order.
+    /// The largest allowed |x − oracle| of dsink; 0 if there is none.
+    pub fn sink_bound(&self) -> f64 {
+        self.sink_bound
+    }
+
+    /// Judges dQ, dK and dV, and dsink if the problem has sinks, in this order.
     ///
     /// # Errors
     /// [`Violation`], boxed because it carries the whole report.
     ///
     /// # Panics
-    /// If the shapes differ: the arrays come from the same problem.
-    pub fn check(&self, x: &Gradients<f32>, replay: &str) -> Result<[Satisfied; 3], Box<Violation>> {
+    /// If the shapes differ, or only one of both has dsink: the arrays come from the same problem.
+    pub fn check(&self, x: &Gradients<f32>, replay: &str) -> Result<Vec<Satisfied>, Box<Violation>> {
         let [dq, dk, dv] = self.bounds;
-        Ok([
+        let mut satisfied = vec![
             check_array("dq", x.dq.view(), self.oracle.dq.view(), dq, replay)?,
             check_array("dk", x.dk.view(), self.oracle.dk.view(), dk, replay)?,
             check_array("dv", x.dv.view(), self.oracle.dv.view(), dv, replay)?,
-        ])
+        ];
+        match (&x.dsink, &self.oracle.dsink) {
+            (None, None) => {}
+            (Some(x), Some(oracle)) => {
+                satisfied.push(check_array("dsink", x.view(), oracle.view(), self.sink_bound, replay)?);
+            }
+            (x, _) => panic!("dsink {} given", if x.is_some() { "was" } else { "was not" }),
+        }
+        Ok(satisfied)
     }
 }
 

@@ -6,6 +6,8 @@
 //! dQ = softmax_scale · dS K     dK = softmax_scale · dSᵀ Q
 //! ```
 //!
+//! If a head has a sink, it is the logit of one more key, whose value is 0.
+//!
 //! * [`oracle`]: these equations in f64, row by row, for everything a [`fa3_types::KnownProblem`] can say. It shares
 //!   no algorithm with what it judges: no tiles, no online softmax, no schedule, no quantizer.
 //! * [`standard`]: plain attention with scores and probabilities rounded to the input's precision, as a
@@ -38,6 +40,7 @@
 mod inputs;
 mod output;
 mod precision;
+mod sink;
 
 pub mod law;
 pub mod norms;

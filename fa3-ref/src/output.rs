@@ -10,7 +10,8 @@ pub struct Forward<F> {
     /// Output (batch, seqlen_q, heads_q, head_dim_v). 0 for a row with no visible key and for rows that
     /// belong to no sequence.
     pub o: Array4<F>,
-    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. -inf for such rows.
+    /// Natural log-sum-exp (batch, heads_q, seqlen_q), batch 1 for packed sequences. -inf for such rows, but the sink
+    /// for a row with no visible key if there is one.
     pub lse: Array3<F>,
 }
 
@@ -23,6 +24,8 @@ pub struct Gradients<F> {
     pub dk: Array4<F>,
     /// dV (batch, seqlen_k, heads_kv, head_dim_v), summed over the group's query heads.
     pub dv: Array4<F>,
+    /// dsink (heads_q), if the problem has sinks.
+    pub dsink: Option<Array1<F>>,
 }
 
 /// One head's forward result: O (seqlen_q, head_dim_v) and LSE (seqlen_q).
@@ -63,9 +66,10 @@ where
 }
 
 /// Runs `group(sequence, head_kv)` for every key/value head of every sequence in parallel and puts the
-/// results in place.
+/// results in place, beside `dsink`.
 pub(crate) fn backward_groups<F>(
     problem: &KnownProblem,
+    dsink: Option<Array1<F>>,
     group: impl Fn(usize, usize) -> GroupGradients<F> + Sync,
 ) -> Gradients<F>
 where
@@ -89,7 +93,7 @@ where
         put(&mut dk, problem.rows_k(), index, head_kv, &result.dk);
         put(&mut dv, problem.rows_k(), index, head_kv, &result.dv);
     }
-    Gradients { dq, dk, dv }
+    Gradients { dq, dk, dv, dsink }
 }
 
 /// Writes `rows` where head `head` of sequence `index` lies in `tensor`.

@@ -24,6 +24,20 @@ impl Precision {
         }
     }
 
+    /// Half the distance of 1 from the next larger number.
+    pub(crate) fn unit_roundoff(self) -> f64 {
+        f64::powi(2.0, -self.bits())
+    }
+
+    /// Bits of the significand, the leading one among them.
+    fn bits(self) -> i32 {
+        match self {
+            Precision::F32 => 24,
+            Precision::F16 => 11,
+            Precision::Bf16 => 8,
+        }
+    }
+
     /// The nearest value of this format, ties to even, overflow to infinity.
     pub fn round(self, x: f32) -> f32 {
         match self {

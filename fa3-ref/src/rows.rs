@@ -77,6 +77,8 @@ struct Group {
     o: Array2<f64>,
     lse: Vec<f64>,
     bound: f64,
+    /// Whether they see no key.
+    is_empty: bool,
 }
 
 impl RowsLaw {
@@ -139,7 +141,7 @@ impl RowsLaw {
             for ((&row, expected_o), &expected) in group.rows.iter().zip(group.o.rows()).zip(&group.lse) {
                 let bound = if expected.is_finite() { self.tolerance.at(expected) } else { 0.0 };
                 // A row without keys is 0, exactly.
-                let bound_o = if expected == f64::NEG_INFINITY { 0.0 } else { self.bound };
+                let bound_o = if group.is_empty { 0.0 } else { self.bound };
                 let at = || vec![batch, head, row];
                 satisfied.judge("lse", at, lse[[batch, head, row]].into(), expected, bound)?;
                 for (column, (&given, &expected)) in o.row(row).iter().zip(expected_o).enumerate() {
@@ -184,10 +186,11 @@ impl Group {
         let problem = inputs.problem();
         let (batch, first) = problem.rows_q().start(sequence);
         let place = |rows: Vec<usize>| rows.into_iter().map(|row| first + row).collect();
+        let sink = inputs.sink().map(|sink| sink.slice_axis_move(Axis(0), (head..head + 1).into()));
         if keys.is_empty() {
-            let (o, lse) =
-                (Array2::zeros((rows.len(), problem.head_dim_v())), vec![f64::NEG_INFINITY; rows.len()]);
-            return Group { batch, head, rows: place(rows), o, lse, bound: 0.0 };
+            let lse = sink.map_or(f64::NEG_INFINITY, |sink| sink[0].into());
+            let (o, lse) = (Array2::zeros((rows.len(), problem.head_dim_v())), vec![lse; rows.len()]);
+            return Group { batch, head, rows: place(rows), o, lse, bound: 0.0, is_empty: true };
         }
         let alone = alone(problem, rows.len(), keys.len());
         let head_kv = problem.heads().kv_head(head);
@@ -196,11 +199,11 @@ impl Group {
         let [k, v] = [&k, &v].map(|x| {
             inputs::rows(x, problem.rows_k(), sequence, head_kv).slice_axis_move(Axis(0), keys.clone().into())
         });
-        let inputs = Inputs::new(&alone, whole(q.view()), whole(k), whole(v));
+        let inputs = Inputs::with_sink(&alone, [whole(q.view()), whole(k), whole(v)], sink);
         let law = law(&inputs.expect("a part of a problem has the part's shapes"));
         let o = law.oracle().o.index_axis(Axis(0), 0).index_axis_move(Axis(1), 0).to_owned();
         let lse = law.oracle().lse.iter().copied().collect();
-        Group { batch, head, rows: place(rows), o, lse, bound: law.bound() }
+        Group { batch, head, rows: place(rows), o, lse, bound: law.bound(), is_empty: false }
     }
 }
 
@@ -216,6 +219,7 @@ fn alone(problem: &KnownProblem, rows: usize, keys: usize) -> KnownProblem {
         ProblemSpec::dense(problem.dtype(), q, Shape { seqlen: keys, ..q }).head_dim_v(problem.head_dim_v());
     spec.softmax_scale = Some(problem.softmax_scale().natural());
     spec.softcap = problem.softcap().map(|cap| cap.bound());
+    spec.sink = problem.has_sink();
     spec.known().expect("a part of a valid problem is one")
 }
 
@@ -280,7 +284,7 @@ mod tests {
     use super::*;
     use fa3_types::{Dtype, SequenceRows};
     use half::f16;
-    use ndarray::{Array3, Array4};
+    use ndarray::{Array1, Array3, Array4};
 
     use crate::tiled;
 
@@ -302,6 +306,7 @@ mod tests {
     struct Case {
         problem: KnownProblem,
         qkv: [Array4<f16>; 3],
+        sink: Option<Array1<f32>>,
         o: Array4<f16>,
         lse: Array3<f32>,
     }
@@ -315,15 +320,19 @@ mod tests {
             let qkv =
                 [(problem.q(), 1), (problem.k(), 2), (problem.v(), 3)].map(|(x, seed)| tensor(x.shape, seed));
             let [q, k, v] = &qkv;
-            let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
+            let heads = 0..problem.heads().q();
+            let sink = problem.has_sink().then(|| Array1::from_iter(heads.map(|head| head as f32 - 1.0)));
+            let view = sink.as_ref().map(|sink| sink.view());
+            let inputs = Inputs::with_sink(&problem, [q.view(), k.view(), v.view()], view).unwrap();
             let tiles = tiled::Tiles::new(16, 16).unwrap();
             let flash = tiled::forward(&inputs, tiled::Algorithm::TwoStage, tiles, Precision::F16);
-            Case { o: flash.o.mapv(f16::from_f32), lse: flash.lse, problem, qkv }
+            Case { o: flash.o.mapv(f16::from_f32), lse: flash.lse, problem, qkv, sink }
         }
 
         fn judge(&self, rows: &[RowIndex]) -> Result<SatisfiedRows, RowViolation> {
             let [q, k, v] = &self.qkv;
-            let inputs = Inputs::new(&self.problem, q.view(), k.view(), v.view()).unwrap();
+            let sink = self.sink.as_ref().map(|sink| sink.view());
+            let inputs = Inputs::with_sink(&self.problem, [q.view(), k.view(), v.view()], sink).unwrap();
             RowsLaw::new(&inputs, Precision::F16, rows).check(self.o.view(), self.lse.view())
         }
     }
@@ -388,6 +397,22 @@ mod tests {
         let all = telling_rows(&case.problem, &[64]);
         assert!(all.len() > 1);
         assert_eq!(case.judge(&all).unwrap_err().at, [0, 0, 0, 3]);
+    }
+
+    #[test]
+    fn rows_have_their_heads_sink() {
+        let q = Shape { batch: 1, seqlen: 9, heads: 3, head_dim: 8 };
+        let spec = ProblemSpec::dense(Dtype::F16, q, Shape { seqlen: 4, heads: 1, ..q }).causal().sink();
+        let mut case = Case::new(spec);
+        let rows = telling_rows(&case.problem, &[64]);
+        assert_eq!(case.judge(&rows).unwrap().rows, 27);
+        // Row 0 sees no key: its LSE is the sink, and its O is 0.
+        assert_eq!(case.lse[[0, 2, 0]], 1.0);
+        case.lse[[0, 2, 0]] = 0.0;
+        assert_eq!(case.judge(&rows).unwrap_err().at, [0, 2, 0]);
+        case.lse[[0, 2, 0]] = 1.0;
+        case.o[[0, 0, 2, 3]] = f16::from_f32(1e-7);
+        assert_eq!(case.judge(&rows).unwrap_err().at, [0, 0, 2, 3]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 
 use crate::inputs::Head32;
 use crate::output::{GroupGradients, HeadForward, backward_groups, forward_heads};
+use crate::sink::{Row, sums};
 use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision};
 
 /// Query rows whose scores are held at a time.
@@ -59,7 +60,11 @@ pub fn backward<'a, T: Element + 'a>(
     let (problem, output) = (inputs.problem(), output.into());
     output.check(problem)?;
     let round = |matrix: Array2<f32>| matrix.mapv(|x| precision.round(x));
-    Ok(backward_groups(problem, |index, head_kv| {
+    // P as such a framework has it.
+    let rounded = |row: Row| Row { p: f64::from(precision.round(row.p as f32)), ..row };
+    let dsink = sums(inputs, &output, || forward(inputs, precision), |row| rounded(row).gradient());
+    let dsink = dsink.map(|dsink| dsink.mapv(|x| x as f32));
+    Ok(backward_groups(problem, dsink, |index, head_kv| {
         let group_size = problem.heads().group_size();
         let scale = problem.softmax_scale().natural() as f32;
         let mut dq = Vec::new();
@@ -134,13 +139,13 @@ impl Softmax {
         }
         let mut lse = Array1::from_elem(q.nrows(), f32::NEG_INFINITY);
         for (mut row, lse) in p.rows_mut().into_iter().zip(&mut lse) {
-            if row.iter().all(|&s| s == f32::NEG_INFINITY) {
+            if head.sink == f32::NEG_INFINITY && row.iter().all(|&s| s == f32::NEG_INFINITY) {
                 row.fill(0.0);
                 continue;
             }
-            let max = row.fold(f32::NEG_INFINITY, |max, &s| max.max(s));
+            let max = row.fold(head.sink, |max, &s| max.max(s));
             row.mapv_inplace(|s| (s - max).exp());
-            let sum = row.sum();
+            let sum = row.sum() + (head.sink - max).exp();
             row.mapv_inplace(|e| precision.round(e / sum));
             *lse = max + sum.ln();
         }

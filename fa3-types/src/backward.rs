@@ -52,6 +52,8 @@ impl BackwardSpec {
 /// ```text
 /// P = exp(S - LSE)    dP = dO Vᵀ    dS = P ∘ (dP - D + dLSE)    dV = Pᵀ dO    dQ = scale · dS K    dK = scale · dSᵀ Q
 /// ```
+///
+/// and dsink = Σ exp(sink - LSE) · (dLSE - D) over the rows of a head, if heads have [sinks](Problem::has_sink).
 #[derive(Clone, Debug)]
 pub struct BackwardProblem {
     forward: Problem,

@@ -29,6 +29,10 @@ pub enum TensorName {
     DK,
     /// The gradient of the values.
     DV,
+    /// A logit a query head, in the softmax's denominator.
+    Sink,
+    /// The gradient of the sinks.
+    DSink,
     /// The tensor to quantize.
     X,
     /// Its e4m3 codes.
@@ -63,6 +67,8 @@ impl fmt::Display for TensorName {
             TensorName::DQ => "dq",
             TensorName::DK => "dk",
             TensorName::DV => "dv",
+            TensorName::Sink => "sink",
+            TensorName::DSink => "dsink",
             TensorName::X => "x",
             TensorName::Codes => "codes",
             TensorName::Cos => "cos",

@@ -31,6 +31,7 @@ pub struct Problem {
     mask: Mask,
     softmax_scale: SoftmaxScale,
     softcap: Option<SoftCap>,
+    sink: bool,
 }
 
 impl Problem {
@@ -39,7 +40,8 @@ impl Problem {
     /// # Errors
     /// The first violation found, with its numbers: see [`ProblemError`].
     pub fn new(spec: ProblemSpec) -> Result<Problem, ProblemError> {
-        let ProblemSpec { q, k, v, v_layout, scales, o, seqs_q, seqs_k, mask, softmax_scale, softcap } = spec;
+        let ProblemSpec { q, k, v, v_layout, scales, o, seqs_q, seqs_k, mask, softmax_scale, softcap, sink } =
+            spec;
         for (tensor, desc, limit) in [
             (TensorName::Q, &q, HEAD_DIM_LIMIT),
             (TensorName::K, &k, HEAD_DIM_LIMIT),
@@ -72,7 +74,21 @@ impl Problem {
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
         // No sequence is longer than its tensor.
         let mask = mask.simplified(Lengths { q: q.shape.seqlen, k: k.shape.seqlen });
-        Ok(Problem { q, k, v, v_layout, scales, o, seqs_q, seqs_k, heads, mask, softmax_scale, softcap })
+        Ok(Problem {
+            q,
+            k,
+            v,
+            v_layout,
+            scales,
+            o,
+            seqs_q,
+            seqs_k,
+            heads,
+            mask,
+            softmax_scale,
+            softcap,
+            sink,
+        })
     }
 
     /// Checks what kernels need of the tensors: rows of a multiple of 16 bytes, which is 4 elements of f32, 8 of f16
@@ -160,6 +176,18 @@ impl Problem {
     /// The soft cap, if any.
     pub fn softcap(&self) -> Option<SoftCap> {
         self.softcap
+    }
+
+    /// Whether each query head has a sink: a logit that is in the softmax's denominator and has no value. It is in
+    /// natural units, neither scaled nor capped.
+    ///
+    /// ```text
+    /// P = exp(S) / (exp(sink) + Σ_k exp(S))        LSE = ln (exp(sink) + Σ_k exp(S))
+    /// ```
+    ///
+    /// A row that sees no key has O = 0 and LSE = sink. A sink of -inf is none.
+    pub fn has_sink(&self) -> bool {
+        self.sink
     }
 
     /// The sequences of Q and O.
@@ -311,10 +339,10 @@ impl fmt::Display for Problem {
             write!(f, " scales for {q}/{k}/{v}")?;
         }
         write!(f, " mask {} scale {:.6}", self.mask, Number(self.softmax_scale.natural()))?;
-        match self.softcap {
-            Some(cap) => write!(f, " softcap {}", Number(cap.bound())),
-            None => Ok(()),
+        if let Some(cap) = self.softcap {
+            write!(f, " softcap {}", Number(cap.bound()))?;
         }
+        if self.sink { write!(f, " sink") } else { Ok(()) }
     }
 }
 

@@ -49,6 +49,8 @@ pub struct ProblemSpec {
     pub softmax_scale: Option<f64>,
     /// Bound of the soft cap; no cap if `None`.
     pub softcap: Option<f64>,
+    /// Whether each query head has a sink: a logit in the softmax's denominator alone. It is data: f32 (heads_q).
+    pub sink: bool,
 }
 
 impl ProblemSpec {
@@ -69,6 +71,7 @@ impl ProblemSpec {
             mask: Mask::None,
             softmax_scale: None,
             softcap: None,
+            sink: false,
         }
     }
 
@@ -161,6 +164,13 @@ impl ProblemSpec {
     #[must_use]
     pub fn softcap(mut self, cap: f64) -> ProblemSpec {
         self.softcap = Some(cap);
+        self
+    }
+
+    /// Gives each query head a sink.
+    #[must_use]
+    pub fn sink(mut self) -> ProblemSpec {
+        self.sink = true;
         self
     }
 

@@ -1,7 +1,7 @@
 //! One attention call, as a builder.
 
 use fa3_types::{KnownProblem, Mask, ProblemSpec, SequenceRows, Shape, TensorDesc, TensorName};
-use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut3, ArrayViewMut4};
+use ndarray::{Array3, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 #[cfg(feature = "cuda")]
 use crate::cuda;
@@ -38,6 +38,7 @@ pub struct Attention<'a, T> {
     mask: Mask,
     softmax_scale: Option<f64>,
     softcap: Option<f64>,
+    sink: Option<ArrayView1<'a, f32>>,
     deterministic: bool,
 }
 
@@ -58,6 +59,7 @@ impl<'a, T: Scalar> Attention<'a, T> {
             mask: Mask::None,
             softmax_scale: None,
             softcap: None,
+            sink: None,
             deterministic: false,
         }
     }
@@ -96,6 +98,32 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Bounds scaled scores s to ±cap by cap · tanh(s / cap).
     pub fn softcap(mut self, cap: f64) -> Attention<'a, T> {
         self.softcap = Some(cap);
+        self
+    }
+
+    /// Gives each query head a sink (heads_q), as GPT-OSS has them: the logit of one more key that every row sees,
+    /// whose value is 0. It is neither scaled nor capped. It adds to the softmax's denominator, and to LSE:
+    ///
+    /// ```text
+    /// P = exp(S) / (exp(sink) + Σ exp(S))        LSE = ln (exp(sink) + Σ exp(S))
+    /// ```
+    ///
+    /// A row that sees no key has O = 0 and LSE = sink. A head with a sink of -inf has none.
+    ///
+    /// ```
+    /// # use fa3::ndarray::{Array4, array};
+    /// # use fa3::{Attention, Device};
+    /// let x = Array4::<f32>::ones((1, 3, 2, 64));
+    /// let zeros = Array4::zeros((1, 3, 2, 64));
+    /// // Each of 3 keys has the weight 1, and so has the sink of the first head.
+    /// let sinks = array![0.0, f32::NEG_INFINITY];
+    /// let output = Attention::new(&zeros, &zeros, &x).sink(&sinks).forward(&Device::Cpu)?;
+    /// assert_eq!([output.o[[0, 0, 0, 0]], output.o[[0, 0, 1, 0]]], [0.75, 1.0]);
+    /// assert_eq!([output.lse[[0, 0, 0]], output.lse[[0, 1, 0]]], [4_f32.ln(), 3_f32.ln()]);
+    /// # Ok::<(), fa3::Error>(())
+    /// ```
+    pub fn sink(mut self, sink: impl Into<ArrayView1<'a, f32>>) -> Attention<'a, T> {
+        self.sink = Some(sink.into());
         self
     }
 
@@ -165,6 +193,10 @@ impl<'a, T: Scalar> Attention<'a, T> {
         let o = TensorDesc::contiguous(T::Output::DTYPE, o);
         let mut spec = ProblemSpec::new(q, k, v, o).seqs_q(seqs_q).seqs_k(seqs_k).mask(self.mask);
         (spec.softmax_scale, spec.softcap) = (self.softmax_scale, self.softcap);
+        if let Some(sink) = &self.sink {
+            check_input(TensorName::Sink, sink.shape(), &[q.shape.heads])?;
+            spec = spec.sink();
+        }
         Ok(spec)
     }
 
@@ -179,6 +211,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
     /// Q, K and V.
     pub(crate) fn tensors(&self) -> [ArrayView4<'a, T>; 3] {
         [self.q, self.k, self.v]
+    }
+
+    /// The sinks of query heads, if they have some.
+    pub(crate) fn sinks(&self) -> Option<ArrayView1<'a, f32>> {
+        self.sink
     }
 
     /// Whether gradients must be the same bits in every run.
@@ -198,11 +235,11 @@ impl<'a, T: Scalar> Attention<'a, T> {
             Device::Cpu => {
                 let mut o = Array4::from_elem(problem.o().shape.dims(), T::Output::default());
                 let mut lse = Array3::zeros(problem.lse_shape());
-                T::forward_on_cpu(&problem, qkv, o.view_mut(), lse.view_mut());
+                T::forward_on_cpu(&problem, qkv, self.sink, o.view_mut(), lse.view_mut());
                 Ok(Output::of(&problem, o, lse))
             }
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(cuda::forward(device, &problem, qkv)?),
+            Device::Cuda(device) => Ok(cuda::forward(device, &problem, qkv, self.sink)?),
         }
     }
 
@@ -221,10 +258,10 @@ impl<'a, T: Scalar> Attention<'a, T> {
         check_output(TensorName::O, o.shape(), &problem.o().shape.dims())?;
         check_output(TensorName::Lse, lse.shape(), &problem.lse_shape())?;
         match device {
-            Device::Cpu => T::forward_on_cpu(&problem, qkv, o, lse),
+            Device::Cpu => T::forward_on_cpu(&problem, qkv, self.sink, o, lse),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                let output: Output<T::Output> = cuda::forward(device, &problem, qkv)?;
+                let output: Output<T::Output> = cuda::forward(device, &problem, qkv, self.sink)?;
                 output.o.assign_to(o);
                 output.lse.assign_to(lse);
             }
@@ -240,6 +277,13 @@ fn check_output(tensor: TensorName, given: &[usize], expected: &[usize]) -> Resu
     Err(Error::OutputShape { tensor, given: given.to_vec(), expected: expected.to_vec() })
 }
 
+pub(crate) fn check_input(tensor: TensorName, given: &[usize], expected: &[usize]) -> Result<(), Error> {
+    if given == expected {
+        return Ok(());
+    }
+    Err(Error::InputShape { tensor, given: given.to_vec(), expected: expected.to_vec() })
+}
+
 /// A tensor of the view's type and shape.
 fn contiguous<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
     let (batch, seqlen, heads, head_dim) = view.dim();
@@ -249,7 +293,7 @@ fn contiguous<T: Scalar>(view: &ArrayView4<'_, T>) -> TensorDesc {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ndarray::{Axis, Slice};
+    use ndarray::{Array1, Axis, Slice, array};
 
     #[test]
     fn tensors_without_elements_are_legal() {
@@ -261,6 +305,10 @@ mod tests {
             assert_eq!(output.o, Array4::zeros((batch, seqlen_q, 2, 8)));
             assert!(output.lse.iter().all(|&lse| lse == f32::NEG_INFINITY));
             assert_eq!(output.lse.dim(), (batch, 2, seqlen_q));
+            let sinks = array![1.0, -2.0];
+            let with = Attention::new(&q, &kv, &kv).sink(&sinks).forward(&Device::Cpu).unwrap();
+            assert_eq!(with.o, output.o);
+            assert!(with.lse.indexed_iter().all(|((_, head, _), &lse)| lse == sinks[head]));
         }
     }
 
@@ -286,6 +334,14 @@ mod tests {
         assert_eq!(error.to_string(), "k and v: cu_seqlens falls from 5 to 4 at entry 2");
         let error = attention.seqused_q(&[9]).problem().unwrap_err();
         assert_eq!(error.to_string(), "q: seqused is 9 for sequence 0, outside 0 to 8");
+    }
+
+    #[test]
+    fn every_query_head_has_a_sink() {
+        let x = Array4::from_elem((1, 8, 4, 8), 1.0f32);
+        let sinks = Array1::zeros(3);
+        let error = Attention::new(&x, &x, &x).sink(&sinks).problem().unwrap_err();
+        assert_eq!(error.to_string(), "sink has shape [3], expected [4]");
     }
 
     fn wave(dims: (usize, usize, usize, usize), step: f32) -> Array4<f32> {

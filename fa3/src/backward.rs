@@ -2,20 +2,22 @@
 
 use fa3_types::{BackwardProblem, BackwardSpec, TensorName};
 
+use crate::attention::check_input as check;
 #[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::{Attention, Device, Error, Gradients, Output, OutputGradients, Scalar};
 
 impl<T: Scalar<Output = T>> Attention<'_, T> {
-    /// Computes dQ, dK and dV, the gradients of a number φ that was computed from O, and LSE if wanted: Algorithm 3 of
-    /// the paper (arXiv 2407.08608, Appendix B.1). `output` is what [`Attention::forward`] gave for the same call, on
-    /// any device, or an [`Output::new`], `gradients` has ∂φ/∂O, and ∂φ/∂LSE if there is one. The output of another
-    /// call is refused; that of the same call of other values of Q, K and V is not noticed.
+    /// Computes dQ, dK and dV, and dsink if there are sinks, the gradients of a number φ that was computed from O, and
+    /// LSE if wanted: Algorithm 3 of the paper (arXiv 2407.08608, Appendix B.1). `output` is what
+    /// [`Attention::forward`] gave for the same call, on any device, or an [`Output::new`], `gradients` has ∂φ/∂O, and
+    /// ∂φ/∂LSE if there is one. The output of another call is refused; that of the same call of other values of Q, K
+    /// and V is not noticed.
     ///
     /// ```text
     /// S  = softmax_scale · Q Kᵀ     X = mask(cap(S))     P = exp(X − LSE)     D = rowsum(dO ∘ O)
     /// dV = Pᵀ dO     dP = dO Vᵀ     dS = P ∘ (dP − D + dLSE) ∘ cap'(S)
-    /// dQ = softmax_scale · dS K     dK = softmax_scale · dSᵀ Q
+    /// dQ = softmax_scale · dS K     dK = softmax_scale · dSᵀ Q     dsink = Σ exp(sink − LSE) · (dLSE − D)
     /// ```
     ///
     /// There are no gradients of e4m3, to which values are rounded: `T` is f32, f16 or bf16. On a GPU all arrays are
@@ -25,7 +27,7 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
     ///
     /// NaN or an infinity in dO reaches dQ of its row. It may also reach dK and dV of keys that the row does not see,
     /// as one in V may reach O: tiles are multiplied as a whole, by 0 where a key is hidden. dLSE of rows that see no
-    /// key is not used.
+    /// key is not used, unless there are sinks.
     ///
     /// ```
     /// use fa3::ndarray::{Array3, Array4};
@@ -73,12 +75,12 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
             check(TensorName::DLse, dlse.shape(), &lse)?;
         }
         match device {
-            Device::Cpu => Ok(T::backward_on_cpu(&known, self.tensors(), output, gradients)),
+            Device::Cpu => Ok(T::backward_on_cpu(&known, self.tensors(), self.sinks(), output, gradients)),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
                 let deterministic = self.is_deterministic();
-                let problem = (&problem, &known);
-                Ok(cuda::backward(device, problem, self.tensors(), output, gradients, deterministic)?)
+                let (problem, qkv, sinks) = ((&problem, &known), self.tensors(), self.sinks());
+                Ok(cuda::backward(device, problem, qkv, sinks, output, gradients, deterministic)?)
             }
         }
     }
@@ -92,19 +94,12 @@ impl<T: Scalar<Output = T>> Attention<'_, T> {
     }
 }
 
-fn check(tensor: TensorName, given: &[usize], expected: &[usize]) -> Result<(), Error> {
-    if given == expected {
-        return Ok(());
-    }
-    Err(Error::InputShape { tensor, given: given.to_vec(), expected: expected.to_vec() })
-}
-
 #[cfg(test)]
 mod tests {
     use fa3_ref::law::{BackwardLaw, ForwardLaw};
     use fa3_ref::{Forward, Inputs, Precision};
     use half::{bf16, f16};
-    use ndarray::{Array3, Array4, Axis, Slice};
+    use ndarray::{Array1, Array3, Array4, Axis, Slice, array};
 
     use super::*;
 
@@ -146,23 +141,27 @@ mod tests {
     }
 
     /// Holds the output of one call and its gradients to the error law, without and with one of LSE.
-    fn check<T: Scalar<Output = T>>(given: &Given<T>, with: impl Fn(Attention<'_, T>) -> Attention<'_, T>) {
+    fn check<'a, T: Scalar<Output = T>>(
+        given: &'a Given<T>,
+        with: impl Fn(Attention<'a, T>) -> Attention<'a, T>,
+    ) {
         let attention = with(given.attention());
         let problem = attention.problem().unwrap();
         let output = attention.forward(&Device::Cpu).unwrap();
         let [q, k, v] = given.qkv.each_ref().map(|x| x.mapv(T::to_f32));
         let dout = given.dout.mapv(T::to_f32);
-        let inputs = Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap();
+        let inputs = Inputs::with_sink(&problem, [q.view(), k.view(), v.view()], attention.sinks()).unwrap();
         let (precision, replay) = (Precision::of_output(T::DTYPE), "cargo test -p fa3 backward");
         let forward = Forward { o: output.o.mapv(T::to_f32), lse: output.lse.clone() };
         ForwardLaw::new(&inputs, precision).check(&forward, replay).unwrap();
         for dlse in [None, Some(given.dlse.view())] {
             let gradients = OutputGradients { dlse, ..OutputGradients::new(&given.dout) };
-            let Gradients { dq, dk, dv } = attention.backward(&Device::Cpu, &output, gradients).unwrap();
+            let Gradients { dq, dk, dv, dsink } =
+                attention.backward(&Device::Cpu, &output, gradients).unwrap();
             let [dq, dk, dv] = [dq, dk, dv].map(|x| x.mapv(T::to_f32));
             let of = fa3_ref::OutputGradients { dout: dout.view(), dlse };
             let law = BackwardLaw::new(&inputs, of, precision).unwrap();
-            law.check(&fa3_ref::Gradients { dq, dk, dv }, replay).unwrap();
+            law.check(&fa3_ref::Gradients { dq, dk, dv, dsink }, replay).unwrap();
         }
     }
 
@@ -174,6 +173,46 @@ mod tests {
         check(&given, |attention| attention.causal());
         check(&given, |attention| attention.window(Some(200), Some(30)).softcap(2.0));
         check(&given, |attention| attention.softmax_scale(0.5).deterministic());
+    }
+
+    /// Sinks below, among and far above the scores, and none. The first 30 rows see no key.
+    #[test]
+    fn sinks_have_gradients() {
+        let sinks = array![-3.0, 0.5, f32::NEG_INFINITY, 9.0];
+        let given = Given::<f16>::new(2, [130, 100], [16, 8]);
+        check(&given, |attention| attention.sink(&sinks).causal());
+        check(&given, |attention| attention.sink(&sinks).seqused_k(&[40, 0]).softcap(2.0));
+        let given = Given::<f32>::new(1, [50, 20], [8, 8]);
+        check(&given, |attention| attention.sink(&sinks).packed(&[0, 20, 20, 45], &[0, 0, 15, 20]).causal());
+    }
+
+    /// LSE of a row without keys is the sink, of which dLSE is then the gradient.
+    #[test]
+    fn sinks_of_rows_without_keys() {
+        let given = Given::<f32>::new(2, [3, 0], [8, 4]);
+        let sinks = array![1.0, 2.0, f32::NEG_INFINITY, -60.0];
+        let attention = given.attention().sink(&sinks);
+        let output = attention.forward(&Device::Cpu).unwrap();
+        assert!(output.lse.indexed_iter().all(|((_, head, _), &lse)| lse == sinks[head]));
+        let gradients = attention.backward(&Device::Cpu, &output, given.both()).unwrap();
+        let sum = |head: usize| given.dlse.index_axis(Axis(1), head).sum();
+        let dsink = gradients.dsink.unwrap();
+        assert!((0..4).all(|head| (dsink[head] - if head == 2 { 0.0 } else { sum(head) }).abs() < 1e-6));
+    }
+
+    #[test]
+    fn a_sink_of_minus_infinity_is_none() {
+        let mut given = Given::<f16>::new(1, [70, 40], [16, 8]);
+        given.dlse.fill(f32::NAN);
+        given.dlse.slice_axis_mut(Axis(2), Slice::from(30..)).fill(0.5);
+        let sinks = Array1::from_elem(4, f32::NEG_INFINITY);
+        let [without, with] = [given.attention().causal(), given.attention().causal().sink(&sinks)];
+        let [expected, output] = [&without, &with].map(|call| call.forward(&Device::Cpu).unwrap());
+        assert_eq!(output, expected);
+        let expected = without.backward(&Device::Cpu, &expected, given.both()).unwrap();
+        let gradients = with.backward(&Device::Cpu, &output, given.both()).unwrap();
+        assert_eq!(gradients.dsink, Some(Array1::zeros(4)));
+        assert_eq!(Gradients { dsink: None, ..gradients }, expected);
     }
 
     #[test]
@@ -211,7 +250,7 @@ mod tests {
             let of_lse = output.lse.iter().zip(&given.dlse).map(|(&lse, dlse)| phi(lse, dlse)).sum::<f64>();
             (of_o + of_lse, gradients)
         };
-        let Gradients { dq, dk, dv } = call(&given).1;
+        let Gradients { dq, dk, dv, .. } = call(&given).1;
         for (tensor, gradient) in [dq, dk, dv].into_iter().enumerate() {
             for (at, &expected) in gradient.indexed_iter() {
                 let x = given.qkv[tensor][at];

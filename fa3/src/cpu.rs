@@ -19,7 +19,7 @@ mod unit;
 use std::cmp::Reverse;
 
 use fa3_types::KnownProblem;
-use ndarray::{ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
+use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis};
 use rayon::prelude::*;
 
 use crate::Scalar;
@@ -41,6 +41,7 @@ const STRIP: usize = 8;
 pub(crate) fn forward<T: Scalar>(
     problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
+    sink: Option<ArrayView1<'_, f32>>,
     mut o: ArrayViewMut4<'_, T::Output>,
     mut lse: ArrayViewMut3<'_, f32>,
 ) {
@@ -50,7 +51,7 @@ pub(crate) fn forward<T: Scalar>(
     }
     o.fill(T::Output::default());
     lse.fill(f32::NEG_INFINITY);
-    let call = Call::new(problem, qkv);
+    let call = Call::new(problem, qkv, sink);
     let mut strips = strips(&call, o, lse);
     // The longest first, so that none is left for one thread at the end.
     strips.sort_by_key(|strip| Reverse(strip.pairs()));

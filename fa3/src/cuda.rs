@@ -78,7 +78,7 @@ mod rows;
 use bytemuck::Pod;
 use fa3_quant::RopeTable;
 use fa3_types::{BackwardProblem, Fp8Problem, KnownProblem, Problem, QuantizeProblem, TensorDesc};
-use ndarray::{Array3, Array4, ArrayView, ArrayView1, ArrayView4, Dimension};
+use ndarray::{Array1, Array3, Array4, ArrayView, ArrayView1, ArrayView4, Dimension};
 
 use crate::{Gradients, Output, OutputGradients, Quantized, Scalar};
 use rows::{pad, unpad};
@@ -99,6 +99,7 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     device: &Device,
     problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
+    sink: Option<ArrayView1<'_, f32>>,
 ) -> Result<Output<O>, OperationError> {
     let padded = problem.padded();
     let forward = Forward::new(device, &padded)?;
@@ -108,8 +109,9 @@ pub(crate) fn forward<T: Scalar, O: Scalar>(
     let OutputBuffers { mut o, mut lse } = OutputBuffers::new(device, &padded)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let lengths = Lengths::upload(device, &stream, problem)?;
+    let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
     let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-    forward.run(&stream, lengths.beside(tensors), &mut workspace)?;
+    forward.run(&stream, lengths.beside(tensors).input("sink", sink.as_ref()), &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, &padded)?;
     Ok(Output::of(problem, unpad(o, problem.head_dim_v()), lse))
 }
@@ -119,6 +121,7 @@ pub(crate) fn fp8<T: Scalar>(
     device: &Device,
     problem: &Fp8Problem,
     qkv: [ArrayView4<'_, T>; 3],
+    sink: Option<ArrayView1<'_, f32>>,
     table: Option<&RopeTable>,
     listed: [Option<&[i32]>; 2],
 ) -> Result<Output<T>, OperationError> {
@@ -131,8 +134,9 @@ pub(crate) fn fp8<T: Scalar>(
     let (cos, sin) = tables(device, &stream, table)?;
     let [of_q, of_k] = listed.map(|each| positions(device, &stream, each));
     let (of_q, of_k) = (of_q?, of_k?);
+    let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
     let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-    let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref());
+    let tensors = tensors.input("cos", cos.as_ref()).input("sin", sin.as_ref()).input("sink", sink.as_ref());
     let tensors = tensors.input("q_positions", of_q.as_ref()).input("k_positions", of_k.as_ref());
     forward.run(&stream, tensors, &mut workspace)?;
     let (o, lse) = OutputBuffers { o, lse }.download(&stream, attention)?;
@@ -204,6 +208,7 @@ pub(crate) fn backward<T: Scalar>(
     device: &Device,
     (problem, known): (&BackwardProblem, &KnownProblem),
     qkv: [ArrayView4<'_, T>; 3],
+    sink: Option<ArrayView1<'_, f32>>,
     output: &Output<T>,
     of: OutputGradients<'_, T>,
     deterministic: bool,
@@ -218,6 +223,8 @@ pub(crate) fn backward<T: Scalar>(
     let (q, k, v, o, dout) = (q?, k?, v?, o?, dout?);
     let lse = upload(device, &stream, output.lse.view())?;
     let dlse = of.dlse.map(|dlse| upload(device, &stream, dlse)).transpose()?;
+    let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
+    let mut dsink = sink.as_ref().map(|sink| device.alloc(sink.bytes())).transpose()?;
     let descs = [padded.dq(), padded.dk(), padded.dv()];
     let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
@@ -227,7 +234,9 @@ pub(crate) fn backward<T: Scalar>(
         [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("dout", &dout)],
         [("dq", &mut dq), ("dk", &mut dk), ("dv", &mut dv)],
     )
-    .input("dlse", dlse.as_ref());
+    .input("dlse", dlse.as_ref())
+    .input("sink", sink.as_ref())
+    .output("dsink", dsink.as_mut());
     backward.run(&stream, lengths.beside(tensors), &mut workspace)?;
     let [dq, dk, dv] = [dq.download(&stream)?, dk.download(&stream)?, dv.download(&stream)?];
     let array = |x: &TensorDesc, elements, head_dim| {
@@ -235,7 +244,9 @@ pub(crate) fn backward<T: Scalar>(
     };
     let ([q, k, v], forward) = (descs, problem.forward());
     let (head_dim, head_dim_v) = (forward.head_dim(), forward.head_dim_v());
-    Ok(Gradients::new([array(q, dq, head_dim), array(k, dk, head_dim), array(v, dv, head_dim_v)]))
+    let gradients = [array(q, dq, head_dim), array(k, dk, head_dim), array(v, dv, head_dim_v)];
+    let dsink = dsink.map(|dsink| dsink.download(&stream)).transpose()?.map(Array1::from_vec);
+    Ok(Gradients { dsink, ..Gradients::new(gradients) })
 }
 
 /// Quantization of a contiguous tensor, and back. The view has the problem's shape, and table and positions are those

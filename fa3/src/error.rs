@@ -28,10 +28,11 @@ pub enum Error {
         /// The result's shape.
         expected: Vec<usize>,
     },
-    /// O, LSE or the gradient of one of them has another shape than the attention call says; nothing was computed.
+    /// O, LSE, the gradient of one of them or the sinks have another shape than the attention call says; nothing was
+    /// computed.
     #[error("{tensor} has shape {given:?}, expected {expected:?}")]
     InputShape {
-        /// O, LSE, dO or dLSE.
+        /// O, LSE, dO, dLSE or the sinks.
         tensor: TensorName,
         /// The array's shape.
         given: Vec<usize>,

@@ -1,6 +1,6 @@
 //! Attention of 16-bit tensors, computed in 8 bits.
 
-use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity, Incoherent, RopeTable};
+use fa3_quant::{Accumulation, Channels, Fp8Attention, Granularity, Incoherent, RopeTable, add_sinks};
 use fa3_types::{Fp8Problem, Fp8Spec, KnownProblem, Positions, QkRotary, Scaling, SequenceRows};
 use ndarray::ArrayView4;
 
@@ -114,7 +114,8 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
             Device::Cpu => self.on_cpu(&problem.codes().known()?),
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => {
-                Ok(cuda::fp8(device, &problem, self.attention.tensors(), self.table, self.listed)?)
+                let (qkv, sinks) = (self.attention.tensors(), self.attention.sinks());
+                Ok(cuda::fp8(device, &problem, qkv, sinks, self.table, self.listed)?)
             }
         }
     }
@@ -172,12 +173,16 @@ impl<'a, T: Scalar<Output = T>> Fp8<'a, T> {
         let v = Quantize::new(v);
         let v = if self.v_channels { v.scaling(Scaling::Channel) } else { v };
         let [q, k, v] = [transformed(q, 0), transformed(k, 1), v].map(|quantize| quantize.run(&Device::Cpu));
-        Ok(emulated(problem, &[q?, k?, v?]))
+        let mut output = emulated(problem, &[q?, k?, v?]);
+        if let Some(sinks) = self.attention.sinks() {
+            add_sinks(problem, sinks, &mut output).expect("every query head has one");
+        }
+        Ok(Output::of(problem, output.o.mapv(T::from_f32), output.lse))
     }
 }
 
-/// The emulator's results.
-fn emulated<T: Scalar>(problem: &KnownProblem, qkv: &[Quantized; 3]) -> Output<T> {
+/// The emulator's results, without sinks.
+fn emulated(problem: &KnownProblem, qkv: &[Quantized; 3]) -> fa3_quant::Output {
     let [q, k, v] = qkv.each_ref().map(|x| {
         let (batch, seqlen, _, _) = x.codes.dim();
         let rows = SequenceRows::dense(batch, seqlen);
@@ -196,7 +201,7 @@ fn emulated<T: Scalar>(problem: &KnownProblem, qkv: &[Quantized; 3]) -> Output<T
         let channels = Channels::new(mean.clone(), v.scales.clone()).expect("they were made so");
         channels.restore(problem, &mut output).expect("they are the channels of V");
     }
-    Output::of(problem, output.o.mapv(T::from_f32), output.lse)
+    output
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Gradients: those that the backward pass starts from, and those that it gives.
 
-use ndarray::{Array4, ArrayView3, ArrayView4};
+use ndarray::{Array1, Array4, ArrayView3, ArrayView4};
 
 /// The gradients of O and LSE, from which [`Attention::backward`](crate::Attention::backward) starts. An array of the
 /// gradient of O, or a view of one, converts to it.
@@ -49,11 +49,13 @@ pub struct Gradients<T> {
     pub dk: Array4<T>,
     /// dV (batch, seqlen_k, heads_kv, head_dim_v), likewise.
     pub dv: Array4<T>,
+    /// dsink (heads_q), if the call has sinks.
+    pub dsink: Option<Array1<f32>>,
 }
 
 impl<T> Gradients<T> {
-    /// dQ, dK and dV.
+    /// dQ, dK and dV of a call without sinks.
     pub fn new([dq, dk, dv]: [Array4<T>; 3]) -> Gradients<T> {
-        Gradients { dq, dk, dv }
+        Gradients { dq, dk, dv, dsink: None }
     }
 }

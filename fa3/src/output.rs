@@ -11,7 +11,8 @@ use crate::Error;
 pub struct Output<T> {
     /// O (batch, seqlen_q, heads_q, head_dim_v). 0 in rows that see no key or belong to no sequence.
     pub o: Array4<T>,
-    /// Natural log-sum-exp of the scores (batch, heads_q, seqlen_q). -inf in such rows.
+    /// Natural log-sum-exp of the scores, and the sink if there is one (batch, heads_q, seqlen_q). -inf in such rows,
+    /// but the sink in rows of a sequence.
     pub lse: Array3<f32>,
     /// The problem that it was computed from, if that is known.
     call: Option<KnownProblem>,
@@ -50,7 +51,7 @@ impl<T> Output<T> {
 
 /// The first thing that two problems do not have in common: what the one has, and the other.
 fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
-    let facts: [fn(&Problem) -> String; 7] = [
+    let facts: [fn(&Problem) -> String; 8] = [
         |problem| format!("elements of {}", problem.dtype()),
         |problem| format!("q of shape {}", problem.q().shape),
         |problem| format!("k of shape {}", problem.k().shape),
@@ -60,6 +61,7 @@ fn difference(one: &KnownProblem, other: &KnownProblem) -> Option<[String; 2]> {
         |problem| {
             problem.softcap().map_or("no soft cap".to_owned(), |cap| format!("soft cap {}", cap.bound()))
         },
+        |problem| if problem.has_sink() { "sinks".to_owned() } else { "no sinks".to_owned() },
     ];
     let both = |fact: fn(&Problem) -> String| [fact(one), fact(other)];
     facts
@@ -93,7 +95,7 @@ fn other_rows(tensor: TensorName, one: &SequenceRows, other: &SequenceRows) -> O
 mod tests {
     use fa3_types::Mask;
     use half::f16;
-    use ndarray::Array4;
+    use ndarray::{Array1, Array4};
 
     use crate::{Attention, Device, Error, Output, Scalar};
 
@@ -118,6 +120,7 @@ mod tests {
         let (one_q, one_k, one_v) =
             (wave((1, 6, 4, 8), 0.3), wave((1, 6, 2, 8), 0.5), wave((1, 6, 2, 4), 0.7));
         let v = wave((2, 6, 2, 4), 0.7);
+        let sinks = Array1::zeros(4);
         let (call, one) = (Attention::new(&q, &k, &v), Attention::new(&one_q, &one_k, &one_v));
         let calls = [
             call.clone(),
@@ -127,6 +130,7 @@ mod tests {
             call.clone().softmax_scale(0.5),
             call.clone().softcap(2.0),
             call.clone().softcap(3.0),
+            call.clone().sink(&sinks),
             call.clone().seqused_q(&[6, 5]),
             call.clone().seqused_k(&[6, 5]),
             call.clone().seqused_k(&[5, 6]),
@@ -158,7 +162,7 @@ mod tests {
         assert_eq!(said(1, 0), "the output is that of a call with mask none, this call has mask causal");
         let rows = "the output is that of a call with rows 0 to 4 of q in sequence 0, this call has rows 0 to 3 \
                     of q in sequence 0";
-        assert_eq!(said(13, 14), rows);
+        assert_eq!(said(14, 15), rows);
         // The same mask by another name.
         let same = call.clone().mask(Mask::Window { left: Some(100), right: Some(0) });
         same.backward(&Device::Cpu, &outputs[1], &ones(&same)).unwrap();

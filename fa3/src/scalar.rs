@@ -3,7 +3,7 @@
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, KnownProblem};
 use half::{bf16, f16};
-use ndarray::{ArrayView4, ArrayViewMut3, ArrayViewMut4};
+use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4};
 
 use crate::{Gradients, Output, OutputGradients, cpu};
 
@@ -27,6 +27,7 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     fn forward_on_cpu(
         problem: &KnownProblem,
         qkv: [ArrayView4<'_, Self>; 3],
+        sink: Option<ArrayView1<'_, f32>>,
         o: ArrayViewMut4<'_, Self::Output>,
         lse: ArrayViewMut3<'_, f32>,
     );
@@ -36,6 +37,7 @@ pub trait Scalar: Default + Send + Sync + sealed::Sealed {
     fn backward_on_cpu(
         problem: &KnownProblem,
         qkv: [ArrayView4<'_, Self>; 3],
+        sink: Option<ArrayView1<'_, f32>>,
         output: &Output<Self>,
         of: OutputGradients<'_, Self>,
     ) -> Gradients<Self>;
@@ -48,20 +50,22 @@ macro_rules! on_cpu {
         fn forward_on_cpu(
             problem: &KnownProblem,
             qkv: [ArrayView4<'_, Self>; 3],
+            sink: Option<ArrayView1<'_, f32>>,
             o: ArrayViewMut4<'_, Self::Output>,
             lse: ArrayViewMut3<'_, f32>,
         ) {
-            cpu::forward(problem, qkv, o, lse);
+            cpu::forward(problem, qkv, sink, o, lse);
         }
 
         #[inline(never)]
         fn backward_on_cpu(
             problem: &KnownProblem,
             qkv: [ArrayView4<'_, Self>; 3],
+            sink: Option<ArrayView1<'_, f32>>,
             output: &Output<Self>,
             of: OutputGradients<'_, Self>,
         ) -> Gradients<Self> {
-            cpu::backward(problem, qkv, output, of)
+            cpu::backward(problem, qkv, sink, output, of)
         }
     };
 }

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::num::NonZeroU32;
 
 use fa3::half::bf16;
-use fa3::ndarray::Array4;
+use fa3::ndarray::{Array1, Array4};
 use fa3::problem::{
     Dtype, Fp8Spec, Positions, ProblemSpec, QkRotary, QuantizeSpec, Rotary, Sequences, Shape, Signs,
 };
@@ -36,6 +36,7 @@ fn nothing_is_lost<B: Clone + Debug>(new: &B, setters: &[Set<'_, B>]) {
 fn builders() {
     let x = Array4::from_elem((1, 4, 1, 16), bf16::ONE);
     let table = Rope::new(RopeStyle::HalfSplit, 16, 10_000.0).unwrap().table(8);
+    let sinks = Array1::zeros(1);
     let attention = Attention::new(&x, &x, &x);
     nothing_is_lost(
         &attention,
@@ -45,6 +46,7 @@ fn builders() {
             &|attention| attention.window(Some(3), None),
             &|attention| attention.softmax_scale(0.5),
             &|attention| attention.softcap(2.0),
+            &|attention| attention.sink(&sinks),
             &|attention| attention.deterministic(),
             &|attention| attention.packed(&[0, 4], &[0, 4]),
             &|attention| attention.seqused_q(&[3]),
@@ -89,6 +91,7 @@ fn specifications() {
             &|spec| spec.causal(),
             &|spec| spec.softmax_scale(0.5),
             &|spec| spec.softcap(2.0),
+            &|spec| spec.sink(),
         ],
     );
     let (style, rotary_dim, table_rows) = (RopeStyle::HalfSplit, 16, 8);

@@ -52,7 +52,8 @@ impl Values {
     /// # Panics
     /// If they have another problem's shape.
     pub fn inputs<'a>(&'a self, problem: &'a KnownProblem) -> Inputs<'a, f32> {
-        Inputs::new(problem, self.q.view(), self.k.view(), self.v.view())
+        let qkv = [self.q.view(), self.k.view(), self.v.view()];
+        Inputs::with_sink(problem, qkv, self.sink.as_ref().map(|sink| sink.view()))
             .expect("values have the shape of the problem they were made for")
     }
 }

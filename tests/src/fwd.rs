@@ -172,6 +172,10 @@ pub fn initial(problem: &KnownProblem, program: &Program<Kernel>, values: &Value
         ("k_descale", _) => scales(Scaled::K),
         ("v_descale", _) => scales(Scaled::V),
         ("v_mean", _) => of_numbers(Scaled::means(problem).expect("channels have means"), f32::to_le_bytes),
+        ("sink", _) => {
+            let sink = values.sink.as_ref().expect("values have the problem's sinks");
+            of_numbers(sink.to_vec(), f32::to_le_bytes)
+        }
         ("cu_seqlens_q" | "cu_seqlens_k" | "seqused_q" | "seqused_k", _) => list(problem, buffer.name),
         (_, BufferRole::Ticket) => vec![0; buffer.bytes()],
         (_, BufferRole::Output | BufferRole::OptionalOutput | BufferRole::InOut | BufferRole::Scratch) => {

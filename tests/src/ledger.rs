@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::{Answer, Case, NoAnswer, Verdict};
+use fa3_ref::law::{Satisfied, Violation};
+
+use crate::{Answer, Case, NoAnswer};
 
 /// Counts what engines did, and keeps what they did wrong.
 #[derive(Default)]
@@ -22,18 +24,18 @@ struct Score {
 
 impl Ledger {
     /// Takes in the answer of `engine` on `case`, judged by `judge`. Prints a skip.
-    pub fn enter<T, const N: usize>(
+    pub fn enter<T, P: AsRef<[Satisfied]>>(
         &mut self,
         engine: &str,
         case: &Case,
         answer: Answer<T>,
-        judge: impl FnOnce(T) -> Verdict<N>,
+        judge: impl FnOnce(T) -> Result<P, Box<Violation>>,
     ) {
         let score = self.engines.entry(engine.to_owned()).or_default();
         match answer.map(judge) {
             Ok(Ok(parts)) => {
                 score.computed += 1;
-                score.closest = parts.iter().map(|part| part.ratio).fold(score.closest, f64::max);
+                score.closest = parts.as_ref().iter().map(|part| part.ratio).fold(score.closest, f64::max);
             }
             Ok(Err(violation)) => self.faults.push(format!("{engine} {}: {violation}", case.name)),
             Err(NoAnswer::Skipped(skip)) => {

@@ -1,7 +1,7 @@
 //! Cuts and rearranges problems, for properties that relate two calls with each other.
 
 use fa3_types::{KnownProblem, Problem, ProblemSpec, SequenceRows, Shape, TensorDesc};
-use ndarray::{Array3, Array4, ArrayView4, Axis};
+use ndarray::{Array1, Array3, Array4, ArrayView4, Axis};
 
 use crate::Values;
 
@@ -40,7 +40,13 @@ impl Reversed {
             k: self.order_k.apply(&values.k),
             v: self.order_k.apply(&values.v),
             dout: self.order_q.apply(&values.dout),
+            sink: values.sink.as_ref().map(reversed),
         }
+    }
+
+    /// dsink of the reversed problem, put back in order.
+    pub fn sink<F: Copy>(&self, x: &Array1<F>) -> Array1<F> {
+        reversed(x)
     }
 
     /// O or dQ of the reversed problem, put back in order.
@@ -89,6 +95,10 @@ impl Order {
     }
 }
 
+fn reversed<F: Copy>(of_heads: &Array1<F>) -> Array1<F> {
+    of_heads.iter().rev().copied().collect()
+}
+
 fn reverse(sequences: &SequenceRows) -> SequenceRows {
     let order = || (0..sequences.count()).rev();
     let used: Vec<i32> = order().map(|index| sequences.len(index) as i32).collect();
@@ -108,6 +118,7 @@ pub fn spec_of(problem: &Problem) -> ProblemSpec {
         .mask(problem.mask())
         .softmax_scale(problem.softmax_scale().natural());
     spec.softcap = problem.softcap().map(|cap| cap.bound());
+    spec.sink = problem.has_sink();
     spec
 }
 
@@ -120,6 +131,7 @@ pub fn alone(problem: &KnownProblem, values: &Values, index: usize, head_q: usiz
         k: rows(values.k.view(), rows_k, index, head_kv),
         v: rows(values.v.view(), rows_k, index, head_kv),
         dout: rows(values.dout.view(), rows_q, index, head_q),
+        sink: values.sink.as_ref().map(|sink| Array1::from_elem(1, sink[head_q])),
     };
     (dense_like(problem, &values), values)
 }

@@ -9,6 +9,7 @@ use proptest::sample::select;
 
 use crate::fwd::Layout;
 use crate::fwd::shapes::INPUTS;
+use crate::reshape::spec_of;
 use crate::testdata::extent;
 use crate::{Case, Dist, Poison};
 
@@ -149,13 +150,20 @@ prop_compose! {
     }
 }
 
-/// A case of any problem of `problems` with any values. What lies beyond the sequences' ends is always poisoned.
+/// A case of any problem of `problems` with any values; one in four has sinks. What lies beyond the sequences' ends is
+/// always poisoned.
 pub fn case(problems: impl Strategy<Value = KnownProblem>) -> impl Strategy<Value = Case> {
     (problems, dist(), any::<u64>()).prop_map(|(problem, dist, seed)| Case {
         name: "random".to_owned(),
-        problem,
+        problem: if seed % 4 == 0 { with_sinks(&problem) } else { problem },
         dist,
         poison: Poison::BeyondEnd,
         seed,
     })
+}
+
+/// The problem with sinks.
+fn with_sinks(problem: &KnownProblem) -> KnownProblem {
+    let spec = spec_of(problem).sink();
+    spec.with_rows(problem.rows_q().clone(), problem.rows_k().clone()).expect("sinks are always valid")
 }

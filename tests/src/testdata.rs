@@ -34,6 +34,8 @@ struct Entry {
     window: Option<[i64; 2]>,
     scale: Option<f64>,
     softcap: Option<f64>,
+    #[serde(default)]
+    sink: bool,
     #[serde(default = "normal")]
     values: Dist,
     #[serde(default)]
@@ -117,7 +119,7 @@ impl Entry {
             tensor(dtype.default_output(), &rows_q, self.heads, head_dim_v),
         );
         spec = spec.mask(self.mask()?);
-        (spec.softmax_scale, spec.softcap) = (self.scale, self.softcap);
+        (spec.softmax_scale, spec.softcap, spec.sink) = (self.scale, self.softcap, self.sink);
         spec.with_rows(rows_q, rows_k)
     }
 

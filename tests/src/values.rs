@@ -4,7 +4,7 @@ use fa3::Scalar;
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, KnownProblem, SequenceRows, Shape};
 use half::{bf16, f16};
-use ndarray::{Array4, ArrayViewMut2, Axis};
+use ndarray::{Array1, Array4, ArrayViewMut2, Axis};
 use serde::Deserialize;
 
 use crate::Scaled;
@@ -20,6 +20,8 @@ pub struct Values {
     pub v: Array4<f32>,
     /// (batch, seqlen_q, heads_q, head_dim_v)
     pub dout: Array4<f32>,
+    /// (heads_q), if the problem has sinks.
+    pub sink: Option<Array1<f32>>,
 }
 
 /// Distribution of the numbers. V and dO are standard normal unless said otherwise.
@@ -127,12 +129,29 @@ impl Values {
             Poison::ValueRow(row) => poison_row(&mut v, problem.rows_k(), row),
         }
         let [q, k, v, dout] = [q, k, v, dout].map(|x| x.mapv(|x| round(problem.dtype(), x)));
+        let sink = problem.has_sink().then(|| sinks(problem, seed));
         if problem.dtype() != Dtype::E4m3 {
-            return Values { q, k, v, dout };
+            return Values { q, k, v, dout, sink };
         }
         let [q, k, v] = [(Scaled::Q, q), (Scaled::K, k), (Scaled::V, v)].map(|(of, x)| of.round(problem, &x));
-        Values { q, k, v, dout }
+        Values { q, k, v, dout, sink }
     }
+}
+
+/// A sink for each query head: mostly beside the scores, else none, or far below or above them: exp(200) overflows.
+/// Larger ones would make the noise that the error law allows larger than O.
+fn sinks(problem: &KnownProblem, seed: u64) -> Array1<f32> {
+    // Problems of one head have other ones, too.
+    let [q, k] = [problem.q(), problem.k()].map(|x| (x.shape.seqlen + 1000 * x.shape.head_dim) as u64);
+    let mut rng = Rng(seed ^ (q << 20) ^ (k << 40) ^ 0x519c);
+    let sink = |_| match rng.below(12) {
+        0 => f32::NEG_INFINITY,
+        1 => -60.0,
+        2 => 40.0,
+        3 => 200.0,
+        _ => (1.0 + 2.0 * rng.normal()) as f32,
+    };
+    (0..problem.heads().q()).map(sink).collect()
 }
 
 /// The nearest number of `dtype`; e4m3 saturates.

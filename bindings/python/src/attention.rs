@@ -27,6 +27,8 @@ pub(crate) struct Attention {
     pub(crate) window: (i64, i64),
     /// No cap if `None`.
     pub(crate) softcap: Option<Bits>,
+    /// Whether query heads have sinks.
+    pub(crate) sink: bool,
     /// How many SMs to leave to others.
     pub(crate) sm_margin: i64,
     /// Whether V, which is e4m3, lies transposed.
@@ -58,6 +60,7 @@ impl Attention {
         let mut spec = ProblemSpec::new(q, k, v, self.o).mask(Mask::from_window(left, right)?);
         let number = |bits: Option<Bits>| bits.map(|Bits(bits)| f64::from_bits(bits));
         (spec.softmax_scale, spec.softcap) = (number(self.softmax_scale), number(self.softcap));
+        spec.sink = self.sink;
         if let Some([of_q, of_k]) = self.packed {
             spec = spec.seqs_q(of_q).seqs_k(of_k);
         }

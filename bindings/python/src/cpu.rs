@@ -87,9 +87,11 @@ fn forward_of<T: Scalar<Output = T>>(
     // problem's O has no two elements in one place. That nobody else uses them or writes to the others meanwhile is up
     // to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (qkv, o, lse) =
-        unsafe { (qkv::<T>(spec, memory)?, memory.view_mut("o", problem.o())?, lse(problem, memory)?) };
-    let attention = lists.given(attention(spec, qkv));
+    let (qkv, sink, o, lse) = unsafe {
+        let (o, lse) = (memory.view_mut("o", problem.o())?, lse(problem, memory)?);
+        (qkv::<T>(spec, memory)?, sink(problem, memory)?, o, lse)
+    };
+    let attention = lists.given(attention(spec, qkv, sink));
     match lse {
         Some(lse) => attention.forward_into(&Device::Cpu, o, lse)?,
         None => {
@@ -131,7 +133,7 @@ fn backward_of<T: Scalar<Output = T>>(
     // written; those of a valid problem have no two elements in one place. That nobody else uses them or writes to the
     // others meanwhile is up to the caller, as with torch's own operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (qkv, dout, o, lse, dlse, gradients) = unsafe {
+    let (qkv, sink, dout, o, lse, dlse, gradients, dsink) = unsafe {
         let dlse = memory.has("dlse").then(|| memory.slice::<f32>("dlse", rows)).transpose()?;
         let o = memory.slice::<T>("o", of_o.iter().product())?;
         let (qkv, dout) = (qkv::<T>(&spec.forward, memory)?, memory.view::<T>("dout", &spec.dout)?);
@@ -141,7 +143,9 @@ fn backward_of<T: Scalar<Output = T>>(
             memory.view_mut("dk", problem.dk())?,
             memory.view_mut("dv", problem.dv())?,
         ];
-        (qkv, dout, o, lse, dlse, gradients)
+        let heads = forward.heads().q();
+        let dsink = forward.has_sink().then(|| memory.slice_mut::<f32>("dsink", heads)).transpose()?;
+        (qkv, sink(forward, memory)?, dout, o, lse, dlse, gradients, dsink)
     };
     let o = Array4::from_shape_vec(of_o, o.to_vec()).expect("they are so many");
     let lse = Array3::from_shape_vec(of_lse, lse.to_vec()).expect("they are so many");
@@ -150,17 +154,27 @@ fn backward_of<T: Scalar<Output = T>>(
     if let Some(dlse) = dlse {
         given = given.dlse(ArrayView3::from_shape(of_lse, dlse).expect("they are so many"));
     }
-    let attention = lists.given(attention(&spec.forward, qkv));
+    let attention = lists.given(attention(&spec.forward, qkv, sink));
     let computed = attention.backward(&Device::Cpu, &output, given)?;
     for (mut to, from) in gradients.into_iter().zip([&computed.dq, &computed.dk, &computed.dv]) {
         to.assign(from);
+    }
+    if let Some((to, from)) = dsink.zip(computed.dsink) {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = from);
     }
     Ok(())
 }
 
 /// The call as `fa3` has it.
-fn attention<'a, T: Scalar>(spec: &ProblemSpec, [q, k, v]: [ArrayView4<'a, T>; 3]) -> Attention<'a, T> {
+fn attention<'a, T: Scalar>(
+    spec: &ProblemSpec,
+    [q, k, v]: [ArrayView4<'a, T>; 3],
+    sink: Option<&'a [f32]>,
+) -> Attention<'a, T> {
     let mut attention = Attention::new(q, k, v).mask(spec.mask);
+    if let Some(sink) = sink {
+        attention = attention.sink(sink);
+    }
     if let Some(scale) = spec.softmax_scale {
         attention = attention.softmax_scale(scale);
     }
@@ -184,6 +198,19 @@ unsafe fn qkv<'a, T: Scalar>(
 ) -> Result<[ArrayView4<'a, T>; 3], Error> {
     // SAFETY: the caller vouches for it.
     unsafe { Ok([memory.view("q", &spec.q)?, memory.view("k", &spec.k)?, memory.view("v", &spec.v)?]) }
+}
+
+/// The sinks of query heads, if the problem has some.
+///
+/// # Safety
+/// They lie there. They live, and nobody writes to them, for as long as the result.
+///
+/// # Errors
+/// An address that makes no sense.
+#[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
+unsafe fn sink<'a>(problem: &Problem, memory: &Memory<'_>) -> Result<Option<&'a [f32]>, Error> {
+    // SAFETY: the caller vouches for it.
+    problem.has_sink().then(|| unsafe { memory.slice("sink", problem.heads().q()) }).transpose()
 }
 
 /// LSE, to be written, if it is wanted.

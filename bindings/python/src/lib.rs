@@ -64,7 +64,7 @@ mod _fa3 {
     }
 
     /// forward(device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-    /// o_strides=None, packed=None)
+    /// o_strides=None, packed=None, sink=None)
     ///
     /// Puts the forward pass on a stream of a device and returns None at once. A tensor is (dtype, address, shape,
     /// strides), the dtype by its name here ("bf16"), the strides in elements. o and lse are addresses: o of a tensor
@@ -86,6 +86,9 @@ mod _fa3 {
     /// longest are the rows of the longest sequences, or None: they decide how the call is computed, and change no
     /// result beyond its rounding. The lists are read where the call is computed, and only there.
     ///
+    /// sink is None, or the address of a contiguous tensor of float32, (heads_q,): a logit of each query head in the
+    /// softmax's denominator.
+    ///
     /// allocate(bytes, zeros) makes a workspace where the stream has none that is kept, as where V is transposed into
     /// it, or while it is captured into a graph. The result is (address, owner): the address of so many bytes, a
     /// multiple of 256, of which so many, from the first on, are zeroed where the stream is now; and an object that is
@@ -96,7 +99,7 @@ mod _fa3 {
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, o, lse, descales, softmax_scale, window, softcap, sm_margin, fp8, allocate,
-        o_strides = None, packed = None
+        o_strides = None, packed = None, sink = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn forward(
@@ -117,6 +120,7 @@ mod _fa3 {
         allocate: Allocate,
         o_strides: Option<Four<i64>>,
         packed: Option<Packed>,
+        sink: Option<u64>,
     ) -> PyResult<()> {
         let (v_transposed, block_rows, o_dtype) = fp8.unwrap_or((false, None, None));
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
@@ -131,6 +135,7 @@ mod _fa3 {
             softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
             window: (window.0.0, window.1.0),
             softcap: softcap.map(|Number(cap)| cap.into()),
+            sink: sink.is_some(),
             sm_margin: sm_margin.0,
             v_transposed,
             block_rows,
@@ -148,6 +153,7 @@ mod _fa3 {
             ("k_descale", k_descale),
             ("v_descale", v_descale),
             ("v_mean", v_mean),
+            ("sink", sink),
             cu_seqlens_q,
             cu_seqlens_k,
             seqused_q,
@@ -206,6 +212,7 @@ mod _fa3 {
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: (window.0.0, window.1.0),
                 softcap: softcap.map(|Number(cap)| cap.into()),
+                sink: false,
                 sm_margin: 0,
                 v_transposed: false,
                 block_rows: None,
@@ -231,7 +238,7 @@ mod _fa3 {
     }
 
     /// backward(device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin,
-    /// allocate, deterministic=True, gradient_strides=None, packed=None)
+    /// allocate, deterministic=True, gradient_strides=None, packed=None, sink=None)
     ///
     /// Puts the backward pass on a stream of a device and returns None at once. q, k, v and dout are (dtype, address,
     /// shape, strides) as for forward, dout of O's shape. The others are addresses of contiguous tensors: o and lse as
@@ -240,14 +247,15 @@ mod _fa3 {
     ///
     /// Unless deterministic, dq may be added up in any order, where that is faster.
     ///
-    /// allocate and packed are as for forward.
+    /// allocate and packed are as for forward. sink is None, or the addresses of what it is there and of its gradient,
+    /// which is written.
     ///
     /// Addresses are trusted: each must be of such a tensor on the device, in use by nobody
     /// else until the work is done.
     #[pyfunction]
     #[pyo3(signature = (
         device, stream, q, k, v, dout, o, lse, dlse, dq, dk, dv, softmax_scale, window, softcap, sm_margin, allocate,
-        deterministic = true, gradient_strides = None, packed = None
+        deterministic = true, gradient_strides = None, packed = None, sink = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "they come from Python, where a structure would cost more")]
     fn backward(
@@ -272,6 +280,7 @@ mod _fa3 {
         deterministic: bool,
         gradient_strides: Option<[Option<Four<i64>>; 3]>,
         packed: Option<Packed>,
+        sink: Option<(u64, u64)>,
     ) -> PyResult<()> {
         let inputs = [desc(&q)?, desc(&k)?, desc(&v)?];
         let mut strides = gradient_strides.unwrap_or_default().into_iter();
@@ -283,6 +292,7 @@ mod _fa3 {
                 softmax_scale: softmax_scale.map(|Number(scale)| scale.into()),
                 window: (window.0.0, window.1.0),
                 softcap: softcap.map(|Number(cap)| cap.into()),
+                sink: sink.is_some(),
                 sm_margin: sm_margin.0,
                 v_transposed: false,
                 block_rows: None,
@@ -304,6 +314,8 @@ mod _fa3 {
             ("dq", Some(dq)),
             ("dk", Some(dk)),
             ("dv", Some(dv)),
+            ("sink", sink.map(|(sink, _)| sink)),
+            ("dsink", sink.map(|(_, dsink)| dsink)),
             cu_seqlens_q,
             cu_seqlens_k,
             seqused_q,

@@ -59,7 +59,7 @@ def test_the_mode_of_deterministic_algorithms_asks_for_the_same_bits(calls, mode
         torch.use_deterministic_algorithms(True, warn_only=mode == "warn")
     gradient.launch(x, x, x, x, x, lse, None, *OPTIONS, deterministic=asked)
     [(name, arguments)] = calls
-    assert name == "backward" and arguments[-3] is (asked or mode is not None)
+    assert name == "backward" and arguments[-4] is (asked or mode is not None)
 
 
 def test_a_call_enters_the_extension_module_once(calls):
@@ -72,7 +72,7 @@ def test_a_call_enters_the_extension_module_once(calls):
     assert [name for name, _ in calls] == ["forward", "backward", "quantize", "fp8_forward"]
     for name, arguments in calls:
         assert arguments[:2] == (0, 7)
-        address, memory = arguments[{"forward": -2, "backward": -4}.get(name, -1)](1024, 256)
+        address, memory = arguments[{"forward": -4, "backward": -5}.get(name, -1)](1024, 256)
         assert memory.data_ptr() == address and memory.nbytes == 1024 and memory.dtype == torch.uint8
         assert not memory[:256].any()
 
@@ -83,8 +83,8 @@ def test_addresses_and_options_are_in_their_places(calls):
     [(_, arguments)] = calls
     strides = (24 * 2 * 32, 2 * 32, 32, 1)
     assert arguments[4] == ("bf16", v.data_ptr(), (2, 24, 2, 32), strides)
-    assert arguments[5:-2] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0), 20.0, 2, None)
-    assert arguments[-1] is None
+    assert arguments[5:-4] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0), 20.0, 2, None)
+    assert arguments[-3:] == (None, None, None)
     assert o.shape == (2, 16, 4, 32)
 
 
@@ -97,17 +97,27 @@ def test_addresses_and_options_of_packed_sequences_are_in_their_places(calls):
     [(name, arguments), (backward, of_backward)] = calls
     assert (name, backward) == ("forward", "backward") and arguments[:2] == of_backward[:2] == (0, 7)
     assert arguments[4] == ("bf16", v.data_ptr(), (1, 24, 2, 32), (0, 2 * 32, 32, 1))
-    assert arguments[5:-3] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0), 20.0, 2, None)
+    assert arguments[5:-4] == (o.data_ptr(), lse.data_ptr(), (None,) * 4, 0.5, (9, 0), 20.0, 2, None)
     of_q, of_k, used_q, used_k = (x.data_ptr() for x in lists)
-    assert arguments[-2:] == (None, (3, (of_q, of_k), (used_q, used_k), (7, None)))
+    assert arguments[-3:] == (None, (3, (of_q, of_k), (used_q, used_k), (7, None)), None)
     assert (o.shape, lse.shape) == ((16, 4, 32), (4, 16))
     assert of_backward[2:5] == arguments[2:5]
     assert of_backward[5] == ("bf16", o.data_ptr(), (1, 16, 4, 32), (0, 4 * 32, 32, 1))
     dq, dk, dv = (x.data_ptr() for x in gradients)
     assert of_backward[6:12] == (o.data_ptr(), lse.data_ptr(), None, dq, dk, dv)
     assert of_backward[12:16] == (0.5, (9, 0), 20.0, 2)
-    assert of_backward[17:] == (True, [None] * 3, arguments[-1])
+    assert of_backward[17:] == (True, [None] * 3, arguments[-2], None)
     assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
+
+
+def test_addresses_of_sinks_are_in_their_places(calls):
+    q, sinks, lse = on_gpu(SHAPE), on_gpu(4, dtype=torch.float32), on_gpu(2, 4, 16, dtype=torch.float32)
+    operator.launch(q, q, q, *OPTIONS, s_aux=sinks)
+    *_, gradient_of_sinks = gradient.launch(q, q, q, q, q, lse, None, *OPTIONS, s_aux=sinks)
+    [(_, forward), (_, backward)] = calls
+    assert forward[-1] == sinks.data_ptr()
+    assert backward[-1] == (sinks.data_ptr(), gradient_of_sinks.data_ptr())
+    assert (gradient_of_sinks.shape, gradient_of_sinks.dtype) == ((4,), torch.float32)
 
 
 def test_addresses_and_options_of_attention_in_8_bits_are_in_their_places(calls):

@@ -4,7 +4,7 @@ use fa3::{Attention, Device, Gradients, Output, OutputGradients, Scalar};
 use fa3_quant::E4m3;
 use fa3_types::{Dtype, Mask};
 use half::{bf16, f16};
-use ndarray::{Array4, ArrayView4, IntoDimension};
+use ndarray::{Array4, ArrayView1, ArrayView4, IntoDimension};
 
 use super::compare::{Arithmetic, Check, Expected, Judged, check_gradients};
 use super::error::Error;
@@ -25,6 +25,8 @@ pub(super) struct Call {
     pub(super) k: Tensor,
     pub(super) v: Tensor,
     pub(super) lists: Lists,
+    /// The sinks of query heads.
+    pub(super) sink: Option<Tensor>,
     pub(super) expected_o: Option<Tensor>,
     pub(super) expected_lse: Option<Tensor>,
     /// The gradient of O.
@@ -72,7 +74,7 @@ pub(super) struct Results {
     pub(super) report: Report,
     pub(super) o: Tensor,
     pub(super) lse: Tensor,
-    /// dQ, dK and dV, if they are wanted.
+    /// dQ, dK and dV, and dsink if there are sinks, if they are wanted.
     pub(super) gradients: Vec<Tensor>,
 }
 
@@ -80,6 +82,7 @@ pub(super) struct Results {
 struct Attended<'c, 'a, T: Scalar> {
     attention: &'c Attention<'a, T>,
     qkv: [ArrayView4<'a, T>; 3],
+    sink: Option<ArrayView1<'a, f32>>,
     output: &'c Output<T::Output>,
     place: ChosenDevice,
     /// The gradients of O and of LSE in the file.
@@ -143,9 +146,9 @@ impl Call {
         self,
         settings: &Settings,
         place: ChosenDevice,
-        differentiate: impl Fn(Attended<'_, '_, T>, &Settings) -> Result<Option<(Backward, [Tensor; 3])>, Error>,
+        differentiate: impl Fn(Attended<'_, '_, T>, &Settings) -> Result<Option<(Backward, Vec<Tensor>)>, Error>,
     ) -> Result<Results, Error> {
-        let Call { prefix, q, k, v, lists, expected_o, expected_lse, dout, dlse } = self;
+        let Call { prefix, q, k, v, lists, sink, expected_o, expected_lse, dout, dlse } = self;
         let tensors = [&q, &k, &v].map(|tensor| tensor.name.as_str()).join(", ");
         let problem_error = |error| {
             if let fa3::Error::Problem(source) = error {
@@ -160,14 +163,18 @@ impl Call {
         let (q, k, v) = (q?, k?, v?);
         let cu_seqlens = lists.cu_seqlens(q.dim().1, k.dim().1)?;
         let qkv @ [q, k, v] = [q.view(), k.view(), v.view()];
+        let sink = sink.map(|sink| sink.expected(q.dim().2.into_dimension())).transpose()?;
+        let sink = sink.map(|sink| sink.mapv(|x| x as f32));
+        let sink = sink.as_ref().map(|sink| sink.view());
         let attention = settings.apply(Attention::new(q, k, v), &lists, cu_seqlens);
+        let attention = sink.into_iter().fold(attention, Attention::sink);
 
         let problem = attention.problem().map_err(problem_error)?;
         let expected = Expected::new(&problem, expected_o, expected_lse)?;
         let computed = settings.device.compute(
             place,
             "o and lse",
-            |device| Ok(gpu::forward(device, &problem, qkv)?),
+            |device| Ok(gpu::forward(device, &problem, qkv, sink)?),
             || attention.forward(&Device::Cpu),
         );
         let Computed { result: output, times, place } = computed.map_err(problem_error)?;
@@ -175,7 +182,7 @@ impl Call {
             (Dtype::E4m3, Device::Cuda(_)) => Arithmetic::Fp8,
             _ => Arithmetic::OfInputs,
         };
-        let check = expected.check(settings.judged, &problem, qkv, arithmetic, &output)?;
+        let check = expected.check(settings.judged, &problem, qkv, sink, arithmetic, &output)?;
         let (place_again, of) = (place.again(), [dout, dlse]);
         let summary = Summary::new("o", &output.o);
         let mut report =
@@ -183,7 +190,7 @@ impl Call {
         let mut gradients = Vec::new();
         if settings.backward {
             let (attention, output, name_q) = (&attention, &output, name_q.as_str());
-            let attended = Attended { attention, qkv, output, place: place_again, of, packed, name_q };
+            let attended = Attended { attention, qkv, sink, output, place: place_again, of, packed, name_q };
             if let Some((backward, tensors)) = differentiate(attended, settings)? {
                 report.backward = Some(backward);
                 gradients.extend(tensors);
@@ -193,7 +200,8 @@ impl Call {
         let Output { o, lse, .. } = output;
         let (o, lse) = (Tensor::new("o".into(), o), Tensor::new("lse".into(), lse));
         let named = |tensor: Tensor| {
-            let tensor = if packed { tensor.without_batch() } else { tensor };
+            // Sinks have no batch.
+            let tensor = if packed && tensor.shape.len() > 1 { tensor.without_batch() } else { tensor };
             Tensor { name: prefix.clone() + &tensor.name, ..tensor }
         };
         let gradients = gradients.into_iter().map(named).collect();
@@ -202,9 +210,9 @@ impl Call {
 }
 
 impl<T: Stored<Output = T>> Attended<'_, '_, T> {
-    /// Computes the gradients of Q, K and V, and judges them.
-    fn differentiate(self, settings: &Settings) -> Result<(Backward, [Tensor; 3]), Error> {
-        let Attended { attention, qkv, output, place, of: [dout, dlse], packed, name_q } = self;
+    /// Computes the gradients of Q, K, V and sinks, and judges them.
+    fn differentiate(self, settings: &Settings) -> Result<(Backward, Vec<Tensor>), Error> {
+        let Attended { attention, qkv, sink, output, place, of: [dout, dlse], packed, name_q } = self;
         let error = |error| Error::compute("", error);
         let problem = attention.backward_problem().map_err(error)?;
         let forward = attention.problem().map_err(error)?;
@@ -221,18 +229,22 @@ impl<T: Stored<Output = T>> Attended<'_, '_, T> {
         let computed = settings.device.compute(
             place,
             "dq, dk and dv",
-            |device| Ok(gpu::backward(device, (&problem, &forward), qkv, output, of)?),
+            |device| Ok(gpu::backward(device, (&problem, &forward), qkv, sink, output, of)?),
             || attention.backward(&Device::Cpu, output, of),
         );
         let Computed { result: gradients, times, place } = computed.map_err(error)?;
         let check = match settings.judged {
-            Judged::All => check_gradients(&forward, qkv, of, &gradients)?,
+            Judged::All => check_gradients(&forward, qkv, sink, of, &gradients)?,
             Judged::Expected => Check::NothingExpected,
             Judged::None => Check::Unwanted,
         };
-        let Gradients { dq, dk, dv, .. } = gradients;
-        let summaries = [("dq", &dq), ("dk", &dk), ("dv", &dv)].map(|(name, x)| Summary::new(name, x));
-        let tensors = [("dq", dq), ("dk", dk), ("dv", dv)].map(|(name, x)| Tensor::new(name.into(), x));
+        let Gradients { dq, dk, dv, dsink, .. } = gradients;
+        let mut summaries: Vec<Summary> =
+            [("dq", &dq), ("dk", &dk), ("dv", &dv)].map(|(name, x)| Summary::new(name, x)).into();
+        summaries.extend(dsink.as_ref().map(|x| Summary::new("dsink", x)));
+        let mut tensors: Vec<Tensor> =
+            [("dq", dq), ("dk", dk), ("dv", dv)].map(|(name, x)| Tensor::new(name.into(), x)).into();
+        tensors.extend(dsink.map(|x| Tensor::new("dsink".into(), x)));
         Ok((Backward { from, place, times, summaries, check }, tensors))
     }
 }

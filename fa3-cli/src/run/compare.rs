@@ -13,7 +13,7 @@ use fa3_ref::law::{LseTolerance, check_lse_within};
 use fa3_ref::norms::{ErrorNorms, Worst};
 use fa3_ref::rows::{RowViolation, SatisfiedRows};
 use fa3_types::KnownProblem;
-use ndarray::{Array3, Array4, ArrayView4, IntoDimension};
+use ndarray::{Array3, Array4, ArrayView1, ArrayView4, IntoDimension};
 use serde_json::{Value, json};
 
 use super::error::Error;
@@ -104,6 +104,7 @@ impl Expected {
         judged: Judged,
         problem: &KnownProblem,
         inputs: [ArrayView4<'_, T>; 3],
+        sink: Option<ArrayView1<'_, f32>>,
         arithmetic: Arithmetic,
         output: &Output<T::Output>,
     ) -> Result<Check, InputError> {
@@ -113,7 +114,7 @@ impl Expected {
             Judged::Expected | Judged::All => {}
         }
         let start = Instant::now();
-        let truth = Truth::new(problem, inputs, arithmetic)?;
+        let truth = Truth::new(problem, inputs, sink, arithmetic)?;
         let o = output.o.mapv(Scalar::to_f32);
         let verdicts = truth.verdicts(&o, &output.lse);
         let opinion_o = self.o.map(|expected| opinion_o(&o, &expected, truth.bound()));
@@ -310,7 +311,7 @@ mod tests {
         let check = |output: &Output<f32>| {
             let (o, lse) = (output.o.mapv(f64::from), output.lse.mapv(f64::from));
             Expected { o: Some(o), lse: Some(lse) }
-                .check(Judged::Expected, &problem, [q, k, v], Arithmetic::OfInputs, output)
+                .check(Judged::Expected, &problem, [q, k, v], None, Arithmetic::OfInputs, output)
                 .unwrap()
         };
         assert!(check(&output).holds());
@@ -339,7 +340,7 @@ mod tests {
         let check = |arithmetic, output: &Output<bf16>| {
             let (o, lse) = (output.o.mapv(f64::from), output.lse.mapv(f64::from));
             Expected { o: Some(o), lse: Some(lse) }
-                .check(Judged::Expected, &problem, [q, k, v], arithmetic, output)
+                .check(Judged::Expected, &problem, [q, k, v], None, arithmetic, output)
                 .unwrap()
         };
         assert!(check(Arithmetic::Fp8, &output).holds());

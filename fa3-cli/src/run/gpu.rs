@@ -6,7 +6,7 @@ use fa3::cuda::{Backward, Device, Forward, Lengths, OperationError, Tensors, Wor
 use fa3::problem::BackwardProblem;
 use fa3::{Gradients, Output, OutputGradients, Scalar};
 use fa3_types::{KnownProblem, TensorDesc};
-use ndarray::{Array3, Array4, ArrayView4};
+use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView4};
 
 use crate::device::Times;
 use crate::gpu::upload;
@@ -19,6 +19,7 @@ pub(super) fn forward<T: Scalar>(
     device: &Device,
     problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
+    sink: Option<ArrayView1<'_, f32>>,
 ) -> Result<(Output<T::Output>, Times), OperationError> {
     let start = Instant::now();
     let forward = Forward::new(device, problem)?;
@@ -32,9 +33,10 @@ pub(super) fn forward<T: Scalar>(
     let mut lse = device.alloc(lse_bytes)?;
     let mut workspace = Workspace::new(device, &stream, forward.workspace_bytes())?;
     let lengths = Lengths::upload(device, &stream, problem)?;
+    let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
     let times = Times::of_launches(&stream, compile, || {
         let tensors = Tensors::new([("q", &q), ("k", &k), ("v", &v)], [("o", &mut o), ("lse", &mut lse)]);
-        forward.run(&stream, lengths.beside(tensors), &mut workspace)
+        forward.run(&stream, lengths.beside(tensors).input("sink", sink.as_ref()), &mut workspace)
     })?;
 
     let (o, lse) = (o.download(&stream)?, lse.download(&stream)?);
@@ -52,6 +54,7 @@ pub(super) fn backward<T: Scalar>(
     device: &Device,
     (problem, known): (&BackwardProblem, &KnownProblem),
     qkv: [ArrayView4<'_, T>; 3],
+    sink: Option<ArrayView1<'_, f32>>,
     output: &Output<T>,
     of: OutputGradients<'_, T>,
 ) -> Result<(Gradients<T>, Times), OperationError> {
@@ -65,6 +68,8 @@ pub(super) fn backward<T: Scalar>(
     let (q, k, v, o, dout) = (q?, k?, v?, o?, dout?);
     let lse = upload(device, &stream, output.lse.view())?;
     let dlse = of.dlse.map(|dlse| upload(device, &stream, dlse)).transpose()?;
+    let sink = sink.map(|sink| upload(device, &stream, sink)).transpose()?;
+    let mut dsink = sink.as_ref().map(|sink| device.alloc(sink.bytes())).transpose()?;
     let descs = [problem.dq(), problem.dk(), problem.dv()];
     let [dq, dk, dv] = descs.map(|x| device.alloc(x.extent_bytes().0 as usize));
     let (mut dq, mut dk, mut dv) = (dq?, dk?, dv?);
@@ -75,7 +80,9 @@ pub(super) fn backward<T: Scalar>(
             [("q", &q), ("k", &k), ("v", &v), ("o", &o), ("lse", &lse), ("dout", &dout)],
             [("dq", &mut dq), ("dk", &mut dk), ("dv", &mut dv)],
         )
-        .input("dlse", dlse.as_ref());
+        .input("dlse", dlse.as_ref())
+        .input("sink", sink.as_ref())
+        .output("dsink", dsink.as_mut());
         backward.run(&stream, lengths.beside(tensors), &mut workspace)
     })?;
 
@@ -84,6 +91,7 @@ pub(super) fn backward<T: Scalar>(
         Array4::from_shape_vec(x.shape.dims(), elements).expect("one element each")
     };
     let [q, k, v] = descs;
-    let gradients = Gradients::new([array(q, dq), array(k, dk), array(v, dv)]);
+    let mut gradients = Gradients::new([array(q, dq), array(k, dk), array(v, dv)]);
+    gradients.dsink = dsink.map(|dsink| dsink.download(&stream)).transpose()?.map(Array1::from_vec);
     Ok((gradients, times))
 }

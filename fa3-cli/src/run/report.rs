@@ -34,7 +34,7 @@ pub(super) struct Backward {
     pub(super) from: [Option<String>; 2],
     pub(super) place: ChosenDevice,
     pub(super) times: Times,
-    pub(super) summaries: [Summary; 3],
+    pub(super) summaries: Vec<Summary>,
     pub(super) check: Check,
 }
 
@@ -68,7 +68,7 @@ impl Backward {
             "dlse": dlse,
             "device": place.json(),
             "time": times.json(flops, "gflop_per_second"),
-            "results": summaries.each_ref().map(Summary::json),
+            "results": summaries.iter().map(Summary::json).collect::<Vec<_>>(),
             "check": check.json(),
         })
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use fa3::Scalar;
-use ndarray::Array4;
+use ndarray::{Array, Dimension};
 use serde_json::{Value, json};
 
 use super::compare::Number;
@@ -19,7 +19,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    pub(super) fn new<T: Scalar>(what: &'static str, x: &Array4<T>) -> Summary {
+    pub(super) fn new<T: Scalar, D: Dimension>(what: &'static str, x: &Array<T, D>) -> Summary {
         let mut summary = Summary { what, rms: 0.0, nan: 0, infinite: 0 };
         let (mut squares, mut finite) = (0.0, 0usize);
         for x in x {
@@ -54,10 +54,10 @@ mod tests {
     #[test]
     fn numbers_that_are_none_are_counted_and_left_out() {
         let x = [3.0, f32::NAN, -4.0, f32::INFINITY, f32::NEG_INFINITY, 0.0].to_vec();
-        let x = Array4::from_shape_vec((1, 1, 1, 6), x).unwrap();
+        let x = Array::from_shape_vec((1, 1, 1, 6), x).unwrap();
         assert_eq!(Summary::new("o", &x).to_string(), "o       rms 2.89, 1 NaN, 2 inf");
         assert_eq!(
-            Summary::new("o", &Array4::<f32>::zeros([0; 4])).to_string(),
+            Summary::new("o", &Array::<f32, _>::zeros([0; 4])).to_string(),
             "o       rms 0, 0 NaN, 0 inf"
         );
     }

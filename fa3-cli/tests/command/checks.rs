@@ -4,7 +4,7 @@ use std::fs;
 
 use fa3::{Attention, Device, OutputGradients};
 use half::f16;
-use ndarray::{Array3, Array4};
+use ndarray::{Array1, Array3, Array4};
 use safetensors::Dtype;
 use serde_json::Value;
 
@@ -13,6 +13,10 @@ use crate::run::{Tensor, args, file, qkv, read, wave, write};
 
 fn tensors(x: &[Array4<f16>; 3]) -> Vec<Tensor> {
     ["q", "k", "v"].into_iter().zip(x).map(|(name, x)| Tensor::f16(name, x)).collect()
+}
+
+fn bytes(x: &Array4<f16>) -> Vec<u8> {
+    x.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
 /// Whether something is expected of them or not.
@@ -99,7 +103,6 @@ fn gradients() {
         assert!(stdout.contains(said), "{stdout}");
         assert_eq!(stdout.matches("allowed").count(), 5, "{stdout}");
         let expected = attention.backward(&Device::Cpu, &forward, of).unwrap();
-        let bytes = |x: &Array4<f16>| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let written = read(&output);
         assert_eq!(
             written.iter().map(|(name, ..)| name.as_str()).collect::<Vec<_>>(),
@@ -120,6 +123,41 @@ fn gradients() {
     both.dlse = Some(dlse.view());
     let tensors = vec![Tensor::f16("do", &dout), Tensor::f32("dlse", &[4, 50], dlse.iter().copied())];
     check(tensors, both, "\n  backward of dO = do, dLSE = dlse\n");
+}
+
+/// What is computed with the file's sinks is the library's, judged, and written with their gradient.
+#[test]
+fn sinks() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (file(&folder, "in.safetensors"), file(&folder, "out.safetensors"));
+    let x = qkv::<f16>(50);
+    let sink = Array1::from_vec(vec![-1.0, 0.5, f32::NEG_INFINITY, 3.0]);
+    let flat = |name: &str, x: &Array4<f16>| Tensor::new(name, Dtype::F16, &x.shape()[1..], bytes(x));
+    let check = |attention: &Attention<'_, f16>, tensors: Vec<Tensor>, options: &[&str]| {
+        let expected = attention.forward(&Device::Cpu).unwrap();
+        let dout = Array4::from_elem([1, 50, 4, 16], f16::ONE);
+        let gradients = attention.backward(&Device::Cpu, &expected, dout.view()).unwrap();
+        write(
+            &input,
+            &tensors.into_iter().chain([Tensor::f32("sink", &[4], sink.clone())]).collect::<Vec<_>>(),
+        );
+        let words = [&["run", "--device", "cpu", "--check", "--backward"], options, &["-o"]].concat();
+        let stdout = fa3(&args(&words, &[&output, &input])).succeeded();
+        assert_eq!(stdout.matches("allowed").count(), 6, "{stdout}");
+        let [_, dq, dsink, _, lse, o] = read(&output).try_into().unwrap();
+        assert_eq!((dsink.0.as_str(), &dsink.2), ("dsink", &vec![4]));
+        let floats = |x: &[f32]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        assert_eq!(dsink.3, floats(gradients.dsink.unwrap().as_slice().unwrap()));
+        assert_eq!(lse.3, floats(expected.lse.as_slice().unwrap()));
+        assert_eq!((dq.3, o.3), (bytes(&gradients.dq), bytes(&expected.o)));
+    };
+    let [q, k, v] = x.each_ref().map(|x| x.view());
+    check(&Attention::new(q, k, v).sink(sink.view()).causal(), tensors(&x), &["--causal"]);
+    let cu_seqlens = [0, 17, 50];
+    let packed = ["q", "k", "v"].into_iter().zip(&x).map(|(name, x)| flat(name, x)).collect();
+    let lists = ["--cu-seqlens-q", "0,17,50"];
+    let attention = Attention::new(q, k, v).sink(sink.view());
+    check(&attention.packed(&cu_seqlens, &cu_seqlens), packed, &lists);
 }
 
 #[test]

@@ -237,6 +237,8 @@ fn tensors_beside_q_k_and_v() {
     beside(&[("lse", F32, &[1, 6, 2])]).refused(&[], "lse has shape [1, 6, 2], expected [1, 2, 6]");
     beside(&[("o", I32, &[1, 6, 2, 8])]).refused(&[], "o is I32, expected F64, F32, F16 or BF16");
     beside(&[("o", F8_E5M2, &[1, 6, 2, 8])]).refused(&[], "o is F8_E5M2, expected F64, F32, F16 or BF16");
+    beside(&[("sink", F32, &[2, 1])]).refused(&[], "sink has shape [2, 1], expected [2]");
+    beside(&[("sink", I32, &[2])]).refused(&[], "sink is I32, expected F64, F32, F16 or BF16");
     beside(&[("seqused_q", U8, &[1])]).refused(&[], "seqused_q is U8, expected I32 or I64");
     beside(&[("seqused_k", F32, &[1])]).refused(&[], "seqused_k is F32, expected I32 or I64");
     beside(&[("seqused_k", I64, &[1, 1])]).refused(&[], "seqused_k has shape [1, 1], expected a list");

@@ -15,8 +15,9 @@ use crate::kernels::{self, Spec};
 /// O = softmax(mask(cap(softmax_scale · Q Kᵀ))) V        LSE = ln Σ_k exp(score)
 /// ```
 ///
-/// Its tensors are `q`, `k`, `v` and `o`; `lse`, f32 of [`Problem::lse_shape`], which is written if it is given; and
-/// for e4m3 `q_descale`, `k_descale` and `v_descale`, f32 of [`Problem::descale_shapes`], where x = descale · code.
+/// Its tensors are `q`, `k`, `v` and `o`; `lse`, f32 of [`Problem::lse_shape`], which is written if it is given; of a
+/// problem that [has sinks](Problem::has_sink) `sink`, f32 (heads_q); and for e4m3 `q_descale`, `k_descale` and
+/// `v_descale`, f32 of [`Problem::descale_shapes`], where x = descale · code.
 /// Scales of heads are not negative, and 1 if they are not given. Scales of blocks are positive, normal and given,
 /// those of channels not negative and given, as are the means `v_mean`, f32 of [`Problem::v_mean_shape`]: V = mean +
 /// descale · code. All but Q, K, V and O are contiguous.
@@ -77,7 +78,7 @@ impl Operation for forward::Plan {
     }
 }
 
-/// The backward pass of attention, two or three launches.
+/// The backward pass of attention, two or three launches, and one more for sinks.
 ///
 /// ```text
 /// P = exp(S - LSE)    dP = dO Vᵀ    dS = P ∘ (dP - D + dLSE)    dV = Pᵀ dO    dQ = scale · dS K    dK = scale · dSᵀ Q
@@ -89,7 +90,7 @@ impl Operation for forward::Plan {
 ///
 /// Its tensors are `q`, `k` and `v`; `o` and `lse` as the forward pass wrote them; `dout`, the gradient of O; `dlse`,
 /// that of LSE, which is 0 if it is not given; and `dq`, `dk` and `dv`, which are written. `lse` and `dlse` are f32 and
-/// contiguous.
+/// contiguous. A problem with sinks has `sink` besides, and `dsink`, which is written: f32 (heads_q).
 ///
 /// Its workspace has counters, 8 bytes for each row of a head of Q, and where dQ is added up 4 for each element of its
 /// sums, whose rows and columns are whole blocks of the plan's tile.

@@ -1,4 +1,4 @@
-//! The backward pass: two or three kernels, in one of three forms.
+//! The backward pass: two or three kernels, in one of three forms, and one more if query heads have sinks.
 //!
 //! ```text
 //! stats   D = rowsum(dO ∘ O) - dLSE                                          of every row
@@ -13,6 +13,9 @@
 //! 3 (arXiv 2407.08608) does. If tiles add in any order, a kernel follows that rounds the sums. If they add from the
 //! last keys to the first, dQ is the same bits in every run here, too, and the last tile to add to a row writes dQ.
 //!
+//! With sinks P has a column more, whose gradient is dsink = Σ exp(sink - LSE) · (0 - D) over the rows: the last
+//! kernel computes it from the statistics of rows. LSE has the sink in it, so that P is right as it is.
+//!
 //! The dkv kernel computes Sᵀ and dPᵀ: as an operand of the next product Pᵀ then stays in the registers in which it was
 //! computed. To it keys are rows and queries columns, and the mask is transposed.
 
@@ -22,6 +25,7 @@ mod dq;
 mod gradients;
 mod params;
 mod program;
+mod sink;
 mod spec;
 mod stats;
 mod sums;
@@ -43,6 +47,7 @@ impl KernelSpec for BwdSpec {
             BwdSpec::Dkv(spec) => dkv::kernel(spec),
             BwdSpec::Dq(spec) => dq::kernel(spec),
             BwdSpec::Round(spec) => sums::kernel(spec),
+            BwdSpec::Sink(sequences) => sink::kernel(*sequences),
         }
     }
 }

@@ -9,7 +9,8 @@ use super::fwd::buffers;
 use super::{Spec, fwd, quantize, tensors};
 
 /// The program of a plan, without the steps that have nothing to compute. The caller's buffers come first: Q, K, V, O
-/// and LSE, which is optional; of a rotation cosines and sines, and the positions of Q and of K that are listed.
+/// and LSE, which is optional; sinks, if there are some; of a rotation cosines and sines, and the positions of Q and of
+/// K that are listed.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let (attention, mut program) = (plan.problem().attention(), Program::new());
     let q = tensors::input(&mut program, "q", attention.q());
@@ -19,6 +20,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     let lse = attention.lse_shape().map(|extent| extent as u32);
     let lse = program.buffer("lse", Elem::F32, &lse, BufferRole::OptionalOutput);
 
+    let sink = tensors::sink(&mut program, attention);
     let tables = plan.problem().rotary().map(|rotary| {
         let shape = [rotary.table_rows as u32, rotary.rotary_dim as u32 / 2];
         ["cos", "sin"].map(|name| program.buffer(name, Elem::F32, &shape, BufferRole::Input))
@@ -50,6 +52,7 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         }
     }
     let part = fwd::program(plan.forward());
+    bound.extend(part.find(buffers::SINK).zip(sink));
     let find = |name: &str| part.find(name).and_then(|id| bound.iter().find(|(of, _)| *of == id));
     program.append(&part, |name| find(name).map(|&(_, id)| id));
     program

@@ -41,7 +41,7 @@ impl Shipped {
     pub fn stands_for_others(&self) -> bool {
         let backward = self.spec.downcast_ref::<BwdSpec>();
         self.forward().is_none_or(|spec| spec.output == Elem::Bf16)
-            && backward.is_none_or(|spec| spec.elem() == Elem::Bf16)
+            && backward.and_then(BwdSpec::elem).is_none_or(|elem| elem == Elem::Bf16)
     }
 
     /// The spec, if this is a forward kernel.

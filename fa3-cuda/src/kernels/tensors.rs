@@ -2,7 +2,7 @@
 
 use fa3_ir::{Buffer, BufferId, BufferRole, Elem, Passed, Program};
 use fa3_sched::packed::MemoryRows;
-use fa3_types::{Dtype, Shape, TensorDesc, ValueLayout};
+use fa3_types::{Dtype, Problem, Shape, TensorDesc, ValueLayout};
 
 use super::parts::rows_view::{BEYOND, MOST, STEP};
 
@@ -44,6 +44,15 @@ fn declare<K>(
 
 fn is_contiguous(tensor: &TensorDesc) -> bool {
     tensor.extent().0 == tensor.shape.dims().iter().map(|&extent| extent as u64).product::<u64>()
+}
+
+/// The sinks of a problem's query heads, if these have some.
+pub(super) fn sink<K>(program: &mut Program<K>, problem: &Problem) -> Option<BufferId> {
+    problem.has_sink().then(|| {
+        let sink = program.buffer("sink", Elem::F32, &[problem.heads().q() as u32], BufferRole::Input);
+        program.align(sink, 4);
+        sink
+    })
 }
 
 /// A tensor with dimensions head_dim, heads, rows, sequences, of which tiles are copied.

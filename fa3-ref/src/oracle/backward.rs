@@ -1,14 +1,15 @@
 //! dQ, dK and dV by the chain rule.
 //!
 //! With D_i = Σ_j P_ij dP_ij (= dO_i · O_i) and the soft cap's slope c'(S): dS_ij = P_ij (dP_ij − D_i + dLSE_i)
-//! c'(S_ij), with respect to the scaled score before the cap: dLSE_i / dS_ij = P_ij.
+//! c'(S_ij), with respect to the scaled score before the cap: dLSE_i / dS_ij = P_ij. A sink's dP is 0.
 
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;
 
-use super::forward::forward_head;
+use super::forward::{forward, forward_head};
 use super::{Scores, add_scaled, dot, row};
 use crate::output::{GroupGradients, backward_groups};
+use crate::sink::{Row, sums};
 use crate::{Element, Gradients, InputError, Inputs, OutputGradients};
 
 /// The backward pass for the gradients of O and LSE.
@@ -19,7 +20,7 @@ pub fn backward<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
 ) -> Result<Gradients<f64>, InputError> {
-    each_head(inputs, output.into(), |gradient| gradient.values())
+    each_head(inputs, output.into(), |gradient| gradient.values(), |row| row.gradient())
 }
 
 /// The sums of the absolute values of everything that [`backward`] adds up, dP_ij, D_i and dLSE_i taken apart.
@@ -33,17 +34,19 @@ pub fn backward_magnitudes<'a, T: Element + 'a>(
     inputs: &Inputs<'_, T>,
     output: impl Into<OutputGradients<'a, T>>,
 ) -> Result<Gradients<f64>, InputError> {
-    each_head(inputs, output.into(), |gradient| gradient.magnitudes())
+    each_head(inputs, output.into(), |gradient| gradient.magnitudes(), |row| row.magnitude())
 }
 
 fn each_head<T: Element>(
     inputs: &Inputs<'_, T>,
     output: OutputGradients<'_, T>,
     result: impl Fn(&Gradient<'_>) -> HeadGradients + Sync,
+    of_sink: impl Fn(Row) -> f64,
 ) -> Result<Gradients<f64>, InputError> {
     let problem = inputs.problem();
     output.check(problem)?;
-    Ok(backward_groups(problem, |index, head_kv| {
+    let dsink = sums(inputs, &output, || forward(inputs), of_sink);
+    Ok(backward_groups(problem, dsink, |index, head_kv| {
         let group = problem.heads().group_size();
         let heads = (head_kv * group..(head_kv + 1) * group).map(|head_q| {
             let scores = Scores { problem, head: inputs.head(index, head_q) };
@@ -165,10 +168,24 @@ mod tests {
     }
 
     /// φ = Σ dO ∘ O + Σ dLSE ∘ LSE: its gradient is what `backward` computes.
-    fn phi(problem: &KnownProblem, x: &[Array4<f64>; 3], dout: &Array4<f64>, dlse: &Array3<f32>) -> f64 {
-        let inputs = Inputs::new(problem, x[0].view(), x[1].view(), x[2].view()).unwrap();
+    fn phi(
+        problem: &KnownProblem,
+        x: &[Array4<f64>; 3],
+        sink: Option<&Array1<f32>>,
+        dout: &Array4<f64>,
+        dlse: &Array3<f32>,
+    ) -> f64 {
+        let inputs = inputs(problem, x, sink);
         let forward = forward(&inputs);
         (&forward.o * dout).sum() + (&forward.lse * &dlse.mapv(f64::from)).sum()
+    }
+
+    fn inputs<'a>(
+        problem: &'a KnownProblem,
+        x: &'a [Array4<f64>; 3],
+        sink: Option<&'a Array1<f32>>,
+    ) -> Inputs<'a, f64> {
+        Inputs::with_sink(problem, x.each_ref().map(|x| x.view()), sink.map(|sink| sink.view())).unwrap()
     }
 
     fn check_against_differences(spec: ProblemSpec) {
@@ -176,17 +193,17 @@ mod tests {
         let mut x =
             [values(problem.q().shape, 0.1), values(problem.k().shape, 0.2), values(problem.v().shape, 0.3)];
         let dout = values(problem.o().shape, 0.4);
-        let inputs = Inputs::new(&problem, x[0].view(), x[1].view(), x[2].view()).unwrap();
+        let sink = problem.has_sink().then(|| Array1::from_vec(vec![0.5, -1.5]));
         let dlse =
             Array3::from_shape_fn(problem.lse_shape(), |(b, h, i)| ((7 * b + 5 * h + 3 * i) as f32).sin());
         let output = OutputGradients { dout: dout.view(), dlse: Some(dlse.view()) };
-        let Gradients { dq, dk, dv } = backward(&inputs, output).unwrap();
+        let Gradients { dq, dk, dv, dsink } = backward(&inputs(&problem, &x, sink.as_ref()), output).unwrap();
         let h = 1e-5;
         for (which, gradient) in [dq, dk, dv].into_iter().enumerate() {
             for (at, &g) in gradient.indexed_iter() {
                 let mut phi_at = |step: f64| {
                     x[which][at] += step;
-                    let phi = phi(&problem, &x, &dout, &dlse);
+                    let phi = phi(&problem, &x, sink.as_ref(), &dout, &dlse);
                     x[which][at] -= step;
                     phi
                 };
@@ -196,6 +213,17 @@ mod tests {
                     "{problem}: input {which} at {at:?}: {g} and {difference}"
                 );
             }
+        }
+        for (head, g) in dsink.into_iter().flatten().enumerate() {
+            let phi_at = |step: f32| {
+                let mut moved = sink.clone().unwrap();
+                moved[head] += step;
+                let at = moved[head];
+                (phi(&problem, &x, Some(&moved), &dout, &dlse), f64::from(at))
+            };
+            let ((above, at_above), (below, at_below)) = (phi_at(1e-3), phi_at(-1e-3));
+            let difference = (above - below) / (at_above - at_below);
+            assert!((g - difference).abs() < 1e-5, "{problem}: sink {head}: {g} and {difference}");
         }
     }
 
@@ -208,6 +236,10 @@ mod tests {
         check_against_differences(spec().causal().head_dim_v(8));
         check_against_differences(spec().softcap(0.7).softmax_scale(1.3));
         check_against_differences(spec().mask(Mask::Window { left: Some(0), right: Some(1) }));
+        check_against_differences(spec().sink().softcap(0.7));
+        // The first two rows see no key.
+        let longer = ProblemSpec::dense(Dtype::F32, Shape { seqlen: 6, ..q }, kv);
+        check_against_differences(longer.sink().causal());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! O = softmax(S) V and LSE = ln Σ exp(S).
+//! O = softmax(S) V and LSE = ln Σ exp(S), where a sink is one more score, of a key without a value.
 
 use ndarray::{Array1, Array2};
 use rayon::prelude::*;
@@ -28,11 +28,12 @@ pub(super) fn forward_head(scores: &Scores<'_>) -> HeadForward<f64> {
 /// Adds row i of O to `o`, which is 0, and gives its LSE.
 fn forward_row(scores: &Scores<'_>, i: usize, o: &mut [f64]) -> f64 {
     let row: Vec<(usize, f64)> = scores.visible_keys(i).map(|j| (j, scores.score(i, j))).collect();
-    let max = row.iter().map(|&(_, s)| s).fold(f64::NEG_INFINITY, f64::max); // f64::max drops NaN
-    if row.iter().all(|&(_, s)| s == f64::NEG_INFINITY) {
+    let sink = f64::from(scores.head.sink);
+    let max = row.iter().map(|&(_, s)| s).fold(sink, f64::max); // f64::max drops NaN
+    if sink == f64::NEG_INFINITY && row.iter().all(|&(_, s)| s == f64::NEG_INFINITY) {
         return f64::NEG_INFINITY;
     }
-    let sum: f64 = row.iter().map(|&(_, s)| (s - max).exp()).sum();
+    let sum: f64 = (sink - max).exp() + row.iter().map(|&(_, s)| (s - max).exp()).sum::<f64>();
     for (j, s) in row {
         add_scaled(o, (s - max).exp() / sum, scores.v(j));
     }
@@ -54,6 +55,11 @@ mod tests {
     fn run(spec: ProblemSpec, q: &Array4<f32>, k: &Array4<f32>, v: &Array4<f32>) -> Forward<f64> {
         let problem = spec.known().unwrap();
         forward(&Inputs::new(&problem, q.view(), k.view(), v.view()).unwrap())
+    }
+
+    fn run_with_sink(spec: ProblemSpec, qkv: [&Array4<f32>; 3], sink: f32) -> Forward<f64> {
+        let (problem, sink) = (spec.sink().known().unwrap(), Array1::from_elem(1, sink));
+        forward(&Inputs::with_sink(&problem, qkv.map(|x| x.view()), Some(sink.view())).unwrap())
     }
 
     fn spec() -> ProblemSpec {
@@ -110,6 +116,36 @@ mod tests {
             run(ProblemSpec::dense(Dtype::F32, SHAPE, Shape { seqlen: 1, ..SHAPE }).causal(), &x, &k, &k);
         assert_eq!(out.lse.as_slice().unwrap(), [f64::NEG_INFINITY, 2.0]);
         assert_eq!(out.o.as_slice().unwrap(), [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+    }
+
+    /// A sink of ln 4 beside scores (ln 3, 0) and (0, 0): sums of exponentials of 8 and 6.
+    #[test]
+    fn a_sink_is_in_the_denominator_alone() {
+        let q = rows([[2.0, 0.0, 0.0, 0.0], [0.0; 4]]);
+        let k = rows([[3.0f32.ln(), 0.0, 0.0, 0.0], [0.0; 4]]);
+        let v = rows([[4.0, 8.0, 0.0, 1.0], [0.0, 4.0, 4.0, 1.0]]);
+        let near = |x: f64, y: f64| (x - y).abs() < 1e-6;
+        let out = run_with_sink(spec(), [&q, &k, &v], 4.0f32.ln());
+        let expected = [12.0, 28.0, 4.0, 4.0, 4.0, 12.0, 4.0, 2.0].map(f64::from);
+        let parts = [8.0, 8.0, 8.0, 8.0, 6.0, 6.0, 6.0, 6.0];
+        assert!(
+            out.o.iter().zip(expected).zip(parts).all(|((&o, sum), part)| near(o, sum / part)),
+            "{out:?}"
+        );
+        assert!(near(out.lse[[0, 0, 0]], 8.0f64.ln()) && near(out.lse[[0, 0, 1]], 6.0f64.ln()), "{out:?}");
+        // It is neither scaled nor capped.
+        let capped = run_with_sink(spec().softmax_scale(1e-9).softcap(0.5), [&q, &k, &v], 4.0f32.ln());
+        assert!(capped.lse.iter().all(|&lse| near(lse, 6.0f64.ln())), "{capped:?}");
+        // One of -inf is none, and a large one leaves nothing of O.
+        assert_eq!(run_with_sink(spec(), [&q, &k, &v], f32::NEG_INFINITY), run(spec(), &q, &k, &v));
+        let large = run_with_sink(spec(), [&q, &k, &v], 1e30);
+        assert!(large.o.iter().all(|&o| o == 0.0) && large.lse.iter().all(|&lse| lse == f64::from(1e30f32)));
+        // A row without keys has its LSE.
+        let one_key = ProblemSpec::dense(Dtype::F32, SHAPE, Shape { seqlen: 1, ..SHAPE }).causal();
+        let k = Array4::zeros((1, 1, 1, 4));
+        let out = run_with_sink(one_key, [&q, &k, &k], -3.0);
+        assert_eq!(out.lse[[0, 0, 0]], -3.0);
+        assert!(out.o.iter().all(|&o| o == 0.0));
     }
 
     #[test]

@@ -17,5 +17,5 @@ pub(super) fn consumer(tile: &QueryTile<'_>) -> HeadForward<f32> {
         scale_rows(&mut o, &step.rescale); // A1:21, with the factor's sign corrected
         o += &round(step.p).dot(&tile.v(j)); // A1:20-21
     }
-    softmax.finish(o) // A1:24
+    softmax.finish(o, tile.sink()) // A1:24
 }

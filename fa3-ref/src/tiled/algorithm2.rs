@@ -12,7 +12,7 @@ pub(super) fn consumer(tile: &QueryTile<'_>) -> HeadForward<f32> {
     let mut o = Array2::zeros((tile.rows(), tile.head_dim_v())); // A2:2
     let mut softmax = OnlineSoftmax::new(tile.rows(), tile.unit); // A2:2
     if tile.key_blocks() == 0 {
-        return softmax.finish(o);
+        return softmax.finish(o, tile.sink());
     }
     let s_cur = tile.scores(0); // A2:3-4
     let mut p_cur = round(softmax.step(s_cur).p); // A2:6, O is still 0
@@ -25,5 +25,5 @@ pub(super) fn consumer(tile: &QueryTile<'_>) -> HeadForward<f32> {
         p_cur = round(step.p); // A2:16
     }
     o += &p_cur.dot(&tile.v(tile.key_blocks() - 1)); // A2:18-19
-    softmax.finish(o) // A2:20
+    softmax.finish(o, tile.sink()) // A2:20
 }

@@ -9,7 +9,8 @@ use super::Tiles;
 use super::tile::QueryTile;
 use crate::inputs::{Head32, check_lse_shape, check_shape, gather};
 use crate::output::{GroupGradients, backward_groups};
-use crate::{Element, Gradients, InputError, Inputs, OutputGradients, Precision};
+use crate::sink::{Row, sums};
+use crate::{Element, Forward, Gradients, InputError, Inputs, OutputGradients, Precision};
 
 /// The backward pass for the gradients of O and LSE, given O and LSE of the forward pass. P and dS are rounded to
 /// `precision` as operands of matrix products; the gradients are rounded at the end.
@@ -29,7 +30,10 @@ pub fn backward<'a, T: Element + 'a>(
     output.check(problem)?;
     check_shape(TensorName::O, &o, problem.o())?;
     check_lse_shape(&lse, problem)?;
-    Ok(backward_groups(problem, |index, head_kv| {
+    let forward = || Forward { o: o.to_owned(), lse: lse.to_owned() };
+    let dsink = sums(inputs, &output, forward, |row: Row| row.gradient());
+    let dsink = dsink.map(|dsink| dsink.mapv(|x| x as f32));
+    Ok(backward_groups(problem, dsink, |index, head_kv| {
         let group_size = problem.heads().group_size();
         let heads = (head_kv * group_size..(head_kv + 1) * group_size).map(|head_q| {
             let (dout, dlse) = output.head(problem, index, head_q);

@@ -13,7 +13,7 @@ pub(super) fn consumer(tile: &QueryTile<'_>) -> HeadForward<f32> {
     let mut o = Array2::zeros((tile.rows(), tile.head_dim_v())); // A4:1
     let mut softmax = OnlineSoftmax::new(tile.rows(), tile.unit); // A4:1
     if blocks == 0 {
-        return softmax.finish(o);
+        return softmax.finish(o, tile.sink());
     }
     let s = tile.scores(0); // A4:2-3
     let mut cur = softmax.step(s); // A4:4, P_i and scale_o of block 0
@@ -33,5 +33,5 @@ pub(super) fn consumer(tile: &QueryTile<'_>) -> HeadForward<f32> {
     }
     scale_rows(&mut o, &cur.rescale); // A4:23
     o += &round(cur.p).dot(&tile.v(blocks - 1)); // A4:22, A4:24
-    softmax.finish(o) // A4:25
+    softmax.finish(o, tile.sink()) // A4:25
 }

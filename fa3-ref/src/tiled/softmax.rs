@@ -80,17 +80,22 @@ impl OnlineSoftmax {
         Step { p: s, rescale }
     }
 
-    /// O = diag(ℓ)⁻¹ O and L = m + log ℓ, in the natural logarithm. ℓ = 0: O = 0, L = -inf.
-    pub(super) fn finish(&self, mut o: Array2<f32>) -> HeadForward<f32> {
+    /// O = diag(ℓ)⁻¹ O and L = m + log ℓ, in the natural logarithm. ℓ = 0: O = 0, L = -inf. A sink is added to ℓ
+    /// before, relative to the larger of m and itself.
+    pub(super) fn finish(&self, mut o: Array2<f32>, sink: f32) -> HeadForward<f32> {
+        let sink = f64::from(sink);
         let mut lse = Array1::from_elem(o.nrows(), f32::NEG_INFINITY);
         for (i, mut row) in o.rows_mut().into_iter().enumerate() {
-            if self.l[i] == 0.0 {
+            if self.l[i] == 0.0 && sink == f64::NEG_INFINITY {
                 row.fill(0.0);
                 continue;
             }
-            row /= self.l[i];
             let m = f64::from(self.m[i]) * f64::from(self.unit.log2) * LN_2;
-            lse[i] = (m + f64::from(self.l[i]).ln()) as f32;
+            let largest = m.max(sink);
+            let shrink = (m - largest).exp();
+            let l = shrink * f64::from(self.l[i]) + (sink - largest).exp();
+            row.mapv_inplace(|o| (f64::from(o) * shrink / l) as f32);
+            lse[i] = (largest + l.ln()) as f32;
         }
         HeadForward { o, lse }
     }
@@ -117,7 +122,7 @@ mod tests {
         let second = softmax.step(array![[3.0], [2.0]]);
         assert_eq!(second.p, array![[1.0], [0.5]]);
         assert_eq!(second.rescale, array![0.25, 1.0]);
-        let out = softmax.finish(array![[2.75], [3.0]]);
+        let out = softmax.finish(array![[2.75], [3.0]], f32::NEG_INFINITY);
         assert_eq!(out.o, array![[2.0], [2.0]]);
         let expected = [(1.0f64 + 2.0 + 8.0).ln(), 12.0f64.ln()];
         assert!(out.lse.iter().zip(expected).all(|(&x, y)| (f64::from(x) - y).abs() < 1e-6), "{}", out.lse);
@@ -130,7 +135,12 @@ mod tests {
         assert_eq!(softmax.step(hidden).p, array![[0.0], [0.0]]);
         let late = softmax.step(array![[5.0], [f32::NEG_INFINITY]]);
         assert_eq!((late.p, late.rescale), (array![[1.0], [0.0]], array![0.0, 0.0]));
-        let out = softmax.finish(array![[7.0], [0.0]]);
+        let out = softmax.finish(array![[7.0], [0.0]], f32::NEG_INFINITY);
         assert_eq!((out.o, out.lse[1]), (array![[7.0], [0.0]], f32::NEG_INFINITY));
+        let out = softmax.finish(array![[7.0], [0.0]], -2.5);
+        assert_eq!((out.o[[1, 0]], out.lse[1]), (0.0, -2.5));
+        // m = 5 in base 2, and so is the sink.
+        let out = softmax.finish(array![[7.0], [0.0]], (5.0 * LN_2) as f32);
+        assert!((out.o[[0, 0]] - 3.5).abs() < 1e-6 && (out.lse[0] - (6.0 * LN_2) as f32).abs() < 1e-6);
     }
 }

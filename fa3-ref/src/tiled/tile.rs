@@ -41,6 +41,11 @@ impl<'a> QueryTile<'a> {
         self.head.v.ncols()
     }
 
+    /// The head's sink; -inf if there is none.
+    pub(super) fn sink(&self) -> f32 {
+        self.head.sink
+    }
+
     /// T_c
     pub(super) fn key_blocks(&self) -> usize {
         self.len.k.div_ceil(self.tiles.keys)

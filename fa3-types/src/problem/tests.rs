@@ -23,8 +23,11 @@ fn a_good_problem() {
     assert_eq!(problem.lse_shape(), [2, 4, 16]);
     let text = "f16 batch 2 seqlen 16 x 24 heads 4/2 head_dim 64/32 mask causal scale 0.125000 softcap 30";
     assert_eq!(problem.to_string(), text);
-    let text = spec().softmax_scale(1e-18).softcap(1e18).validate().unwrap().to_string();
-    assert!(text.ends_with(" scale 1e-18 softcap 1e18"), "{text}");
+    assert!(!problem.has_sink());
+    let problem = spec().softmax_scale(1e-18).softcap(1e18).sink().validate().unwrap();
+    let text = problem.to_string();
+    assert!(text.ends_with(" scale 1e-18 softcap 1e18 sink"), "{text}");
+    assert!(problem.has_sink() && problem.padded().has_sink());
 }
 
 #[test]

@@ -5,12 +5,13 @@
 //! the same bits in every run, on any number of threads.
 
 mod head;
+mod sink;
 mod tile;
 
 use std::cmp::Reverse;
 
 use fa3_types::KnownProblem;
-use ndarray::{Array4, ArrayView3, ArrayView4, ArrayViewMut2, ArrayViewMut3, Axis};
+use ndarray::{Array4, ArrayView1, ArrayView3, ArrayView4, ArrayViewMut2, ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
 use super::cut::{pieces, sequences};
@@ -23,20 +24,17 @@ const TILE_M: usize = 96;
 /// Keys a block: half of the forward pass's, as there are dK and dV beside K and V.
 const TILE_N: usize = 128;
 
-/// The gradients of Q, K and V. All shapes are the problem's: everything comes from one [`crate::Attention`].
+/// The gradients of Q, K, V and sinks. All shapes are the problem's: everything comes from one [`crate::Attention`].
 pub(crate) fn backward<T: Scalar>(
     problem: &KnownProblem,
     qkv: [ArrayView4<'_, T>; 3],
+    sink: Option<ArrayView1<'_, f32>>,
     output: &Output<T>,
     of: OutputGradients<'_, T>,
 ) -> Gradients<T> {
     let zeros = |dims: [usize; 4]| Array4::from_elem(dims, T::default());
     let [dq, dk, dv] = [problem.q(), problem.k(), problem.v()].map(|x| zeros(x.shape.dims()));
-    let mut gradients = Gradients { dq, dk, dv };
-    if qkv.iter().any(|x| x.is_empty()) {
-        // No row sees a key. There may be more empty sequences, or heads of them, than can be gone through.
-        return gradients;
-    }
+    let mut gradients = Gradients::new([dq, dk, dv]);
     let call = Call {
         problem,
         qkv: qkv.each_ref().map(|x| x.view()),
@@ -45,6 +43,11 @@ pub(crate) fn backward<T: Scalar>(
         dout: of.dout.view(),
         dlse: of.dlse.as_ref().map(|dlse| dlse.view()),
     };
+    gradients.dsink = sink.map(|sink| sink::gradient(&call, sink));
+    if qkv.iter().any(|x| x.is_empty()) {
+        // No row sees a key. There may be more empty sequences, or heads of them, than can be gone through.
+        return gradients;
+    }
     let mut groups = groups(problem, &mut gradients);
     // The longest first, so that none is left for one thread at the end.
     groups.sort_by_key(|group| Reverse(group.dq.len_of(Axis(0)) * group.dk.len_of(Axis(0))));

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use fa3_types::KnownProblem;
-use ndarray::{ArrayView4, ArrayViewMut3, Axis};
+use ndarray::{ArrayView1, ArrayView4, ArrayViewMut3, Axis};
 use rayon::prelude::*;
 
 use super::mask::visible_keys;
@@ -24,11 +24,21 @@ pub(super) struct Call<'a, T> {
     pub(super) problem: &'a KnownProblem,
     pub(super) unit: ScoreUnit,
     qkv: [ArrayView4<'a, T>; 3],
+    sink: Option<ArrayView1<'a, f32>>,
 }
 
 impl<'a, T> Call<'a, T> {
-    pub(super) fn new(problem: &'a KnownProblem, qkv: [ArrayView4<'a, T>; 3]) -> Call<'a, T> {
-        Call { problem, unit: ScoreUnit::of(problem), qkv }
+    pub(super) fn new(
+        problem: &'a KnownProblem,
+        qkv: [ArrayView4<'a, T>; 3],
+        sink: Option<ArrayView1<'a, f32>>,
+    ) -> Call<'a, T> {
+        Call { problem, unit: ScoreUnit::of(problem), qkv, sink }
+    }
+
+    /// The sink of a query head; -inf if it has none.
+    fn sink(&self, head: usize) -> f32 {
+        self.sink.map_or(f32::NEG_INFINITY, |sink| sink[head])
     }
 }
 
@@ -59,7 +69,8 @@ impl<T: Scalar> Strip<'_, T> {
     pub(super) fn run(mut self) {
         let tiles = self.tiles();
         let keys = tiles.iter().map(|tile| tile.keys.clone()).filter(|keys| !keys.is_empty());
-        let Some(keys) = keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)) else { return };
+        // Without keys there is one part, of none.
+        let keys = keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
         let seen = self.parts(keys).into_par_iter().map(|part| self.walk(&tiles, part));
         let seen = seen.collect::<Vec<_>>().into_iter().reduce(|mut seen, part| {
             seen.iter_mut().zip(part).for_each(|(seen, part)| seen.merge(part, self.call.unit));
@@ -67,7 +78,8 @@ impl<T: Scalar> Strip<'_, T> {
         });
         let heads = self.o.len_of(Axis(1));
         for (tile, seen) in tiles.iter().zip(seen.unwrap_or_default()) {
-            let (o, lse) = seen.finish(self.call.unit);
+            let sink = |row: usize| self.call.sink(self.first_head + row % heads);
+            let (o, lse) = seen.finish(self.call.unit, sink);
             let columns = o.len() / lse.len();
             for (row, (o, lse)) in o.chunks_exact(columns).zip(lse).enumerate() {
                 let (position, head) = (tile.first - self.first + row / heads, row % heads);
@@ -81,7 +93,8 @@ impl<T: Scalar> Strip<'_, T> {
     fn parts(&self, keys: Range<usize>) -> Vec<Range<usize>> {
         let start = keys.start / TILE_N * TILE_N;
         let part = PART.max((keys.end - start).div_ceil(PARTS).next_multiple_of(TILE_N));
-        (start..keys.end).step_by(part).map(|start| start..keys.end.min(start + part)).collect()
+        let end = keys.end.max(start + 1);
+        (start..end).step_by(part).map(|start| start..keys.end.min(start + part)).collect()
     }
 
     fn tiles(&self) -> Vec<Tile> {

@@ -81,17 +81,24 @@ impl Seen {
         }
     }
 
-    /// O (rows, head_dim_v) and LSE (rows). A row without keys: O = 0, LSE = -inf.
-    pub(super) fn finish(mut self, unit: ScoreUnit) -> (Vec<f32>, Vec<f32>) {
+    /// O (rows, head_dim_v) and LSE (rows), with the sink of each row, which is -inf if there is none. A row without
+    /// keys: O = 0, LSE = sink.
+    pub(super) fn finish(mut self, unit: ScoreUnit, sink: impl Fn(usize) -> f32) -> (Vec<f32>, Vec<f32>) {
         let columns = self.o.len() / self.m.len();
         let rows = self.o.chunks_exact_mut(columns).zip(self.m.iter().zip(&self.l));
-        let lse = rows.map(|(o, (&m, &l))| {
+        let lse = rows.enumerate().map(|(row, (o, (&m, &l)))| {
+            let sink = sink(row);
             if l == 0.0 {
                 o.fill(0.0);
-                return f32::NEG_INFINITY;
+                return sink;
             }
-            o.iter_mut().for_each(|o| *o /= l); // A1:24
-            (f64::from(m) * f64::from(unit.log2) * LN_2 + f64::from(l).ln()) as f32 // A1:24
+            let (m, sink) = (f64::from(m) * f64::from(unit.log2) * LN_2, f64::from(sink));
+            // What is summed up is relative to the larger of both.
+            let largest = m.max(sink);
+            let shrink = (m - largest).exp();
+            let sum = shrink * f64::from(l) + (sink - largest).exp();
+            o.iter_mut().for_each(|o| *o = (f64::from(*o) * shrink / sum) as f32); // A1:24
+            (largest + sum.ln()) as f32 // A1:24
         });
         let lse = lse.collect();
         (self.o, lse)

@@ -24,6 +24,9 @@ pub(super) const ROUND: &[Argued] = &[Argued { operator: "bound: one less", most
 
 const ONE_SECTION: &str = "heads are in one section: there is none before the last";
 
+/// Mutants of the kernel of dsink.
+pub(super) const SINK: &[Argued] = &[];
+
 /// Mutants of the dQ kernel.
 pub(super) const DQ: &[Argued] = &[
     Argued { operator: "wgmma.fence: deleted", most: 3, reason: DQ_FENCES },

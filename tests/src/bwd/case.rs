@@ -8,7 +8,7 @@ use fa3_ref::{Forward, Gradients, OutputGradients, Precision, oracle};
 use fa3_sched::DeviceLimits;
 use fa3_sched::backward::{AddOrder, Plan, PlanOptions};
 use fa3_types::{BackwardProblem, BackwardSpec, KnownProblem, SequenceRows, Shape, TensorDesc};
-use ndarray::{Array2, Array3, Array4, s};
+use ndarray::{Array1, Array2, Array3, Array4, s};
 
 use crate::family::{Bits, Trial};
 use crate::fwd::{Layout, UNWRITTEN, bytes, list, numbers, rounded};
@@ -32,7 +32,7 @@ pub struct BwdCase {
 struct Given {
     /// O, rounded to its type, and LSE.
     forward: Forward<f32>,
-    /// NaN for rows that see no key; zeros if LSE has no gradient.
+    /// NaN where LSE is -inf; zeros if LSE has no gradient.
     dlse: Array3<f32>,
 }
 
@@ -79,6 +79,7 @@ impl BwdCase {
         let mut spec = spec.seqs_q(problem.seqs_q()).seqs_k(problem.seqs_k());
         spec.softmax_scale = Some(problem.softmax_scale().natural());
         spec.softcap = problem.softcap().map(|cap| cap.bound());
+        spec.sink = problem.has_sink();
         spec
     }
 
@@ -92,6 +93,7 @@ impl BwdCase {
         let program = bwd::program(&plan).map(Spec::kernel);
         let values = self.case.values();
         let given = self.given(&values);
+        let dsink = program.find("dsink");
         Trial {
             name: format!("{plan}\n{}, {:?}, dlse {}", self.case.name, self.layout, self.dlse),
             before: self.before(plan.problem(), &program, &values, &given),
@@ -100,7 +102,7 @@ impl BwdCase {
                 Some(AddOrder::Any) => Bits::Schedule,
                 Some(AddOrder::LastKeysFirst) | None => Bits::Approximations,
             },
-            judge: Box::new(move |_, after| self.judge(&values, &given, after).map(|_| ())),
+            judge: Box::new(move |_, after| self.judge(&values, &given, dsink, after).map(|_| ())),
         }
     }
 
@@ -147,9 +149,11 @@ impl BwdCase {
             unwritten(problem.dk()),
             unwritten(problem.dv()),
         ];
-        let rest = program.buffers[buffers::OF_CALLER..].iter().map(|buffer| match buffer.role {
-            BufferRole::Input => list(&self.case.problem, buffer.name),
-            BufferRole::Ticket => vec![0; buffer.bytes()],
+        let rest = program.buffers[buffers::OF_CALLER..].iter();
+        let rest = rest.map(|buffer| match (buffer.name, buffer.role, &values.sink) {
+            ("sink", _, Some(sink)) => sink.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            (name, BufferRole::Input, _) => list(&self.case.problem, name),
+            (_, BufferRole::Ticket, _) => vec![0; buffer.bytes()],
             _ => vec![UNWRITTEN; buffer.bytes()],
         });
         arrays.extend(rest);
@@ -160,7 +164,13 @@ impl BwdCase {
     }
 
     /// Holds gradients to the error law, and what nothing depends on to 0: the largest error over what is allowed.
-    fn judge(&self, values: &Values, given: &Given, after: &[Vec<u8>]) -> Result<f64, String> {
+    fn judge(
+        &self,
+        values: &Values,
+        given: &Given,
+        dsink: Option<BufferId>,
+        after: &[Vec<u8>],
+    ) -> Result<f64, String> {
         let (problem, forward) = (self.problem(), &self.case.problem);
         let read = |name: &str, BufferId(at): BufferId, tensor: &TensorDesc| -> Result<Array4<f32>, String> {
             let (x, in_gap) = numbers(tensor, &after[at]);
@@ -173,6 +183,7 @@ impl BwdCase {
             dq: read("dq", buffers::DQ, problem.dq())?,
             dk: read("dk", buffers::DK, problem.dk())?,
             dv: read("dv", buffers::DV, problem.dv())?,
+            dsink: dsink.map(|BufferId(at)| floats(&after[at])),
         };
         let output = OutputGradients { dout: values.dout.view(), dlse: Some(given.dlse.view()) };
         let precision = Precision::of_output(forward.dtype());
@@ -183,6 +194,12 @@ impl BwdCase {
         check_independent(forward, &gradients)?;
         Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))
     }
+}
+
+/// Numbers in memory.
+fn floats(bytes: &[u8]) -> Array1<f32> {
+    let (words, _) = bytes.as_chunks();
+    words.iter().copied().map(f32::from_le_bytes).collect()
 }
 
 /// Rows that see no key, keys that no row sees, and rows that take no part have gradients of 0, exactly.

@@ -1,10 +1,10 @@
 //! Problems whose lengths are data: packed sequences, and dense ones that are used in part.
 
-use fa3_sched::backward::{ADDED_ROWS, DkvTile, DqTile, PlanOptions};
+use fa3_sched::backward::{ADDED_ROWS, AddOrder, Division, DkvTile, DqTile, PlanOptions};
 use fa3_types::{Mask, ProblemSpec};
 
 use super::BwdCase;
-use super::trials::{DISTS, DIVISIONS, DTYPES, Divided, HEADS, MASKS, PADDING, SOFTCAPS, tiles};
+use super::trials::{DISTS, DIVISIONS, DTYPES, Divided, HEADS, MASKS, PADDING, SINKS, SOFTCAPS, tiles};
 use crate::family::Trial;
 use crate::fwd::listed::{GIVEN, Given, LAYOUTS, LENGTHS, problem};
 use crate::fwd::{Layout, device};
@@ -20,7 +20,7 @@ const DQ_TILES: [(u32, u32); 2] = [(64, 16), (128, 32)];
 const COLUMNS: [(u32, u32); 2] = [(64, 64), (64, 32)];
 
 /// Levels of all factors.
-const LEVELS: [usize; 14] = [
+const LEVELS: [usize; 15] = [
     DIVISIONS.len(),
     MASKS.len(),
     GIVEN.len(),
@@ -35,6 +35,7 @@ const LEVELS: [usize; 14] = [
     STAGES.len(),
     DQ_TILES.len(),
     ROWS.len(),
+    SINKS.len(),
 ];
 
 /// The covering array of all of these: any two of them meet.
@@ -47,7 +48,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let &[division, mask, given, lengths, heads, layout, softcap, ref rest @ ..] = row else {
         unreachable!("a row has a level for each factor");
     };
-    let &[dtype, dist, padding, columns, stages, dq, rows] = rest else {
+    let &[dtype, dist, padding, columns, stages, dq, rows, sink] = rest else {
         unreachable!("a row has a level for each factor");
     };
     let (head_dim, head_dim_v) = COLUMNS[columns];
@@ -58,7 +59,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let change = |spec: ProblemSpec| {
         let spec = spec.head_dim_v((head_dim_v - PADDING[padding]) as usize);
         let mut spec = layout.of(spec).mask(MASKS[mask]);
-        spec.softcap = SOFTCAPS[softcap];
+        (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
         spec
     };
     // Around the tile of keys and the block of rows.
@@ -70,14 +71,17 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     BwdCase { case, layout: of_gradients, dlse: padding != 1, slack: 1.0 }.trial(&device(3), &options)
 }
 
-/// Several tiles a CTA, to run under many schedules.
+/// Several tiles a CTA, to run under many schedules. Every other problem has sinks.
 pub(super) fn small() -> Vec<Trial> {
     let masks = [Mask::None, Mask::Causal, Mask::Window { left: Some(40), right: Some(3) }];
     let trial = |(index, division): (usize, Divided)| {
         let options = options(division, STAGES[index % 2], DQ_TILES[0], 16, [64, 64]);
         let given = GIVEN[index % GIVEN.len()];
         let lengths = [(100, 150), (0, 70), (70, 0), (130, 300), (1, 1)];
-        let change = |spec: ProblemSpec| spec.mask(masks[index % 3]);
+        let change = |spec: ProblemSpec| {
+            let spec = spec.mask(masks[index % 3]);
+            if index % 2 == 0 { spec.sink() } else { spec }
+        };
         let problem = problem(given, DTYPES[1], (2, 1), 64, &lengths, change);
         let name = format!("small, {given:?}");
         let case = Case { name, problem, dist: DISTS[0], poison: Poison::BeyondEnd, seed: 4 };
@@ -93,6 +97,16 @@ pub(super) fn tiny(division: Divided, mask: Mask, lengths: &[(usize, usize)], sm
     let problem = problem(Given::PackedInPart, DTYPES[1], (2, 1), 64, lengths, |spec| spec.mask(mask));
     let case = Case { name: "small".to_owned(), problem, dist: DISTS[0], poison: Poison::BeyondEnd, seed: 4 };
     BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(sms), &options)
+}
+
+/// Two heads with sinks in so many packed sequences. The step of dsink is the fifth one, after those of two tables.
+pub(super) fn with_sinks((count, lengths): (usize, (usize, usize))) -> Trial {
+    let division = (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst)));
+    let change = |spec: ProblemSpec| spec.causal().sink();
+    let problem = problem(Given::Packed, DTYPES[1], (2, 1), 64, &vec![lengths; count], change);
+    let case = Case::normal("sinks", problem, 4);
+    let options = options(division, STAGES[1], DQ_TILES[0], 16, [64, 64]);
+    BwdCase { case, layout: Layout::Contiguous, dlse: true, slack: 1.0 }.trial(&device(2), &options)
 }
 
 /// Plans with these tiles.

@@ -7,16 +7,17 @@ use fa3_types::{Dtype, Mask};
 
 use super::argued::{
     ADDING, BUSY_HALVES, CLEARED, DIVIDED, DQ, HALVES, IDLE_HALVES, IN_ORDER, KEYS, LISTED, NUMBERS, ROUND,
-    STATS,
+    SINK, STATS,
 };
 use super::listed;
-use super::trials::{Divided, tiny};
+use super::trials::{Divided, tiny, with_sinks};
 use crate::Case;
 use crate::family::Trial;
 use crate::fwd::{dense, device};
 use crate::mutate::Prey;
 
-/// The kernel of the statistics, with what it clears, the one that rounds sums, the dQ kernel, and the dK/dV kernel.
+/// The kernel of the statistics, with what it clears, the one that rounds sums, the dQ kernel, that of dsink, and the
+/// dK/dV kernel.
 ///
 /// # Panics
 /// If one cannot be built.
@@ -29,6 +30,8 @@ pub(super) fn preys() -> Vec<Prey> {
         Prey::of_step("bwd stats, sums", &sums, 0, STATS).with_bounds(),
         Prey::of_step("bwd round", &sums, 2, ROUND).with_bounds(),
         Prey::of_step("bwd dq", &dq, 2, DQ),
+        Prey::of_step("bwd sink", &SINKS.map(with_sinks), 2, SINK).with_bounds(),
+        Prey::of_step("bwd sink, listed", &SINKS.map(listed::with_sinks), 4, SINK).with_bounds(),
         keys(),
         divided(),
         adding(),
@@ -48,6 +51,9 @@ fn listed() -> Vec<Trial> {
         [&[(44, 300), (0, 40), (10, 520)], &[(33, 20), (20, 0), (81, 150), (1, 1)]];
     lengths.map(|lengths| listed::tiny(division, Mask::None, lengths, 1)).into()
 }
+
+/// Sequences, and rows and keys of each: more blocks than a CTA has warps; a block that is not full after one that is.
+const SINKS: [(usize, (usize, usize)); 2] = [(34, (3, 5)), (1, (70, 5))];
 
 fn keys() -> Prey {
     let division = (128, Division::Keys, None);

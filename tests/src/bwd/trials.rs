@@ -46,6 +46,8 @@ pub(super) const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 /// (sequences, query heads, key/value heads).
 pub(super) const HEADS: [(usize, usize, usize); 4] = [(2, 1, 1), (1, 3, 1), (1, 4, 2), (1, 3, 3)];
 const DLSE: [bool; 2] = [false, true];
+/// Whether query heads have sinks.
+pub(super) const SINKS: [bool; 2] = [false, true];
 /// The kind of scores.
 pub const DISTS: [Dist; 4] = [Dist::Normal, Dist::Increasing, Dist::Decreasing, Dist::Low];
 /// Fewer SMs than there are tiles, and more.
@@ -56,7 +58,7 @@ const SMS: [u32; 2] = [2, 100];
 const LENGTHS: [(usize, usize); 6] = [(1, 1), (1, 150), (147, 9), (137, 200), (180, 60), (60, 190)];
 
 /// Levels of all factors, those of the kernels' code first.
-const LEVELS: [usize; 15] = [
+const LEVELS: [usize; 16] = [
     DIVISIONS.len(),
     ROWS.len(),
     STAGES.len(),
@@ -72,6 +74,7 @@ const LEVELS: [usize; 15] = [
     PADDING.len(),
     DLSE.len(),
     SMS.len(),
+    SINKS.len(),
 ];
 
 /// The covering array of features, and the tiles that plans choose.
@@ -96,7 +99,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let &[division, rows, stages, dq, mask, softcap, columns, dtype, heads, ref rest @ ..] = row else {
         unreachable!("a row has a level for each feature");
     };
-    let &[layout, lengths, dist, padding, dlse, sms] = rest else {
+    let &[layout, lengths, dist, padding, dlse, sms, sink] = rest else {
         unreachable!("a row has a level for each factor");
     };
     let ((tile_n, division, added), (stages, [k_stages, v_stages])) = (DIVISIONS[division], STAGES[stages]);
@@ -119,7 +122,7 @@ fn of_levels(row: &[usize], seed: u64) -> Trial {
     let columns = |columns: u32| (columns - PADDING[padding]) as usize;
     let spec = dense(DTYPES[dtype], batch, LENGTHS[lengths], (heads_q, heads_kv), columns(head_dim));
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
-    spec.softcap = SOFTCAPS[softcap];
+    (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
     let layout = Layout::ALL[layout];
     let problem = layout.of(spec).known().expect("all levels are valid");
     let name = format!("{:?}", DISTS[dist]);
@@ -158,7 +161,17 @@ pub(super) fn small() -> Vec<Trial> {
     };
     let adding = DIVISIONS.iter().filter(|(.., added)| added.is_some());
     let equal = DIVISIONS.into_iter().enumerate().map(trial).chain(adding.map(idle));
-    equal.chain(listed::small()).collect()
+    let sinks = [(34, (3, 5)), (1, (70, 5))].map(with_sinks);
+    equal.chain(sinks).chain(listed::small()).collect()
+}
+
+/// Two heads with sinks in so many sequences. The step of dsink is the third one.
+pub(super) fn with_sinks((batch, lengths): (usize, (usize, usize))) -> Trial {
+    let division = (128, Division::Keys, Some((ADDED_ROWS, AddOrder::LastKeysFirst)));
+    let (mut tiny, options) = tiny(division, [2, 2, 1], Mask::Causal, lengths, (2, 1));
+    let problem = dense(Dtype::Bf16, batch, lengths, (2, 1), 64).causal().sink().known();
+    tiny.case = Case::normal("sinks", problem.expect("the lengths are valid"), 4);
+    tiny.trial(&device(2), &options)
 }
 
 /// A case with head dimension 64, and the smallest tiles.

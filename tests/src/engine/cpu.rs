@@ -65,7 +65,7 @@ fn backward<T: Scalar<Output = T>>(
         let output = attention.forward(&Device::Cpu)?;
         let gradients = attention.backward(&Device::Cpu, &output, dout.view())?;
         let [dq, dk, dv] = [gradients.dq, gradients.dk, gradients.dv].map(|x| x.mapv(T::to_f32));
-        Ok(Gradients { dq, dk, dv })
+        Ok(Gradients { dq, dk, dv, dsink: gradients.dsink })
     })
 }
 
@@ -85,6 +85,9 @@ fn call<T: Scalar, R>(
         .seqused_k(&used_k);
     if let Some(cap) = problem.softcap() {
         attention = attention.softcap(cap.bound());
+    }
+    if let Some(sink) = &values.sink {
+        attention = attention.sink(sink);
     }
     if problem.rows_q().is_packed() {
         attention = attention.packed(&cu_seqlens_q, &cu_seqlens_k);

@@ -1,6 +1,6 @@
 //! The emulator of Hopper's FP8 attention, on e4m3 cases.
 
-use fa3_quant::{Accumulation, Fp8Attention, Quantized};
+use fa3_quant::{Accumulation, Fp8Attention, Quantized, add_sinks};
 use fa3_ref::{Forward, Precision};
 use fa3_types::Dtype;
 
@@ -35,6 +35,9 @@ impl Engine for Fp8 {
         let mut output = attention.forward(&case.problem, &q, &k, &v).map_err(failed)?;
         if let Some(channels) = Scaled::channels(&case.problem) {
             channels.restore(&case.problem, &mut output).map_err(failed)?;
+        }
+        if let Some(sink) = &values.sink {
+            add_sinks(&case.problem, sink.view(), &mut output).map_err(failed)?;
         }
         let precision = Precision::of_output(case.problem.dtype());
         Ok(Forward { o: output.o.mapv(|x| precision.round(x)), lse: output.lse })

@@ -5,7 +5,7 @@ use fa3_sched::forward::{CtaTile, Fp8Inputs, Pipeline};
 use fa3_types::{Dtype, Mask, ValueLayout};
 
 use super::shapes::{INPUTS, TINY_FP8, laid_out};
-use super::trials::{CONSUMERS, HEADS, LENGTHS, MASKS, ORDERS, SCHEDULERS, SOFTCAPS, trial};
+use super::trials::{CONSUMERS, HEADS, LENGTHS, MASKS, ORDERS, SCHEDULERS, SINKS, SOFTCAPS, trial};
 use super::{Layout, dense, with_tile};
 use crate::family::Trial;
 use crate::{Case, Dist, Poison, covering};
@@ -38,7 +38,7 @@ const DISTS: [Dist; 9] = [
 const FEATURES: usize = 3;
 
 /// Levels of all factors, those of the kernel's code first.
-const LEVELS: [usize; 17] = [
+const LEVELS: [usize; 18] = [
     CONSUMERS.len(),
     PIPELINES.len(),
     INPUTS.len(),
@@ -56,6 +56,7 @@ const LEVELS: [usize; 17] = [
     DISTS.len(),
     PADDING.len(),
     BEFORE.len(),
+    SINKS.len(),
 ];
 
 /// The covering array of features.
@@ -69,7 +70,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     else {
         unreachable!("a row has a level for each feature");
     };
-    let &[output, heads, layout, order, lengths, dist, padding, before] = rest else {
+    let &[output, heads, layout, order, lengths, dist, padding, before, sink] = rest else {
         unreachable!("a row has a level for each factor");
     };
     let ((head_dim, head_dim_v), (consumers, ping_pong)) = (COLUMNS[columns], CONSUMERS[consumers]);
@@ -93,7 +94,7 @@ fn of_features(row: &[usize], seed: u64) -> Trial {
     let spec = dense(Dtype::E4m3, batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
     spec.o.dtype = OUTPUTS[output];
-    spec.softcap = SOFTCAPS[softcap];
+    (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
     let mut spec = laid_out(&shape, spec);
     if BEFORE[before] {
         spec.v_layout = ValueLayout::Rows;

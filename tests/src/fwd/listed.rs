@@ -4,7 +4,7 @@ use fa3_sched::forward::{CtaTile, Loads, PlanOptions};
 use fa3_types::{Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows, Shape};
 
 use super::shapes::{TINY, TINY_FP8, dtype, others};
-use super::trials::{MASKS, SOFTCAPS, trial};
+use super::trials::{MASKS, SINKS, SOFTCAPS, trial};
 use super::{Layout, with_tile};
 use crate::family::Trial;
 use crate::values::Rng;
@@ -82,9 +82,10 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         SOFTCAPS.len(),
         DTYPES.len(),
         DISTS.len(),
+        SINKS.len(),
     ];
     let of_levels = |row: Vec<usize>| {
-        let &[tile, mask, given, lengths, heads, layout, softcap, of_16_bits, dist] = &row[..] else {
+        let &[tile, mask, given, lengths, heads, layout, softcap, of_16_bits, dist, sink] = &row[..] else {
             unreachable!("a row has a level for each factor");
         };
         let tile = tiles[tile];
@@ -94,7 +95,7 @@ pub(super) fn trials(seed: u64) -> Vec<Trial> {
         let layout = given.layout(layout);
         let change = |spec: ProblemSpec| {
             let mut spec = layout.of(spec.head_dim_v(tile.head_dim_v as usize)).mask(MASKS[mask]);
-            spec.softcap = SOFTCAPS[softcap];
+            (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
             spec
         };
         let problem = problem(given, dtype, HEADS[heads], tile.head_dim as usize, &lengths, change);

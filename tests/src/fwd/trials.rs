@@ -34,6 +34,8 @@ pub(super) const MASKS: [Mask; 5] = [
 pub(super) const SCHEDULERS: [Scheduler; 3] =
     [Scheduler::OneTile, Scheduler::StaticPersistent, Scheduler::DynamicPersistent];
 pub(super) const SOFTCAPS: [Option<f64>; 2] = [None, Some(3.0)];
+/// Whether query heads have sinks.
+pub(super) const SINKS: [bool; 2] = [false, true];
 const DTYPES: [Dtype; 2] = [Dtype::F16, Dtype::Bf16];
 pub(super) const ORDERS: [Order; 3] = [
     Order::Linear,
@@ -61,7 +63,7 @@ pub(super) const LENGTHS: [Lengths; 5] = [
 const FEATURES: usize = 10;
 
 /// Levels of all factors, those of the kernel's code first.
-const LEVELS: [usize; 16] = [
+const LEVELS: [usize; 17] = [
     PIPELINES.len(),
     CONSUMERS.len(),
     MASKS.len(),
@@ -78,11 +80,12 @@ const LEVELS: [usize; 16] = [
     LENGTHS.len(),
     DISTS.len(),
     PADDING.len(),
+    SINKS.len(),
 ];
 
 /// Levels of the same factors for kernels that run in clusters: those have no mask, static persistent CTAs, a producer,
 /// linear order, and an even number of tiles a head, as the last two lengths of few heads give it.
-const PAIRED: [usize; 16] = {
+const PAIRED: [usize; 17] = {
     let mut levels = LEVELS;
     [levels[MASK], levels[SCHEDULER], levels[LOADING], levels[ORDER]] = [1; 4];
     [levels[HEAD_COUNTS], levels[LENGTH]] = [2; 2];
@@ -147,7 +150,7 @@ fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
     else {
         unreachable!("a row has a level for each feature");
     };
-    let &[heads, layout, order, lengths, dist, padding] = rest else {
+    let &[heads, layout, order, lengths, dist, padding, sink] = rest else {
         unreachable!("a row has a level for each factor");
     };
     let (pipeline, (consumers, ping_pong)) = (PIPELINES[pipeline], CONSUMERS[consumers]);
@@ -171,7 +174,7 @@ fn of_features(row: &[usize], sms: u32, seed: u64) -> Trial {
     let columns = |columns: u32| (columns - PADDING[padding]) as usize;
     let spec = dense(DTYPES[dtype], batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), columns(head_dim));
     let mut spec = spec.head_dim_v(columns(head_dim_v)).mask(MASKS[mask]);
-    spec.softcap = SOFTCAPS[softcap];
+    (spec.softcap, spec.sink) = (SOFTCAPS[softcap], SINKS[sink]);
     let problem = Layout::ALL[layout].of(spec).known().expect("all levels are valid");
     let scheduler = dealt(&shape, SCHEDULERS[scheduler]);
     let options = with_tile(shape).order(ORDERS[order]).scheduler(scheduler).clusters(true);

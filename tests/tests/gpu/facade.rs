@@ -3,17 +3,18 @@
 mod backward;
 
 use fa3::half::{bf16, f16};
-use fa3::ndarray::{Array4, ArrayView4};
+use fa3::ndarray::{Array4, ArrayView1, ArrayView4};
 use fa3::{Attention, Device, Error, Output, Rope, RopeStyle, Scalar};
 use fa3_ref::law::ForwardLaw;
 use fa3_ref::{Forward, Inputs, Precision};
+use fa3_types::Problem;
 
 use crate::{Check, Fallible};
 
 /// Shapes of a call: batch, (seqlen_q, seqlen_k), (heads_q, heads_kv), (head_dim, head_dim_v).
 type Sizes = (usize, (usize, usize), (usize, usize), (usize, usize));
 
-pub(crate) const CHECKS: [(&str, Check); 31] = [
+pub(crate) const CHECKS: [(&str, Check); 36] = [
     ("facade::bf16", |_| law::<bf16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::f16", |_| law::<f16>((2, (300, 300), (2, 2), (64, 64)), |attention| attention)),
     ("facade::causal_grouped_heads", |_| law((1, (200, 513), (6, 2), (128, 128)), causal)),
@@ -36,6 +37,11 @@ pub(crate) const CHECKS: [(&str, Check); 31] = [
             x.seqused_q(&[130, 0, 77]).seqused_k(&[9, 4, 200])
         })
     }),
+    ("facade::sink", |_| law::<bf16>((2, (300, 300), (4, 2), (64, 64)), |x| sinks(x).causal())),
+    ("facade::sink_of_rows_without_keys", |_| {
+        law::<f16>((1, (300, 100), (4, 1), (72, 72)), |x| sinks(x).causal())
+    }),
+    ("facade::packed_sink", |_| law::<bf16>((1, (700, 900), (4, 2), (128, 128)), |x| packed(sinks(x)))),
     ("facade::transposed_view", |_| transposed()),
     ("facade::refusals", |_| refused()),
     ("facade::backward_bf16", |_| {
@@ -49,6 +55,12 @@ pub(crate) const CHECKS: [(&str, Check); 31] = [
     }),
     ("facade::backward_padded_rows", |_| backward::law((2, (130, 200), (2, 1), (33, 100)), causal)),
     ("facade::backward_padded_wide_rows", |_| backward::law((1, (70, 90), (2, 2), (7, 255)), windowed)),
+    ("facade::backward_sink", |_| {
+        backward::law::<bf16>((2, (300, 250), (4, 2), (64, 64)), |attention| sinks(attention).causal())
+    }),
+    ("facade::backward_packed_sink", |_| {
+        backward::law::<bf16>((1, (700, 900), (4, 2), (64, 64)), |x| packed(sinks(x)))
+    }),
     ("facade::backward_packed", |_| backward::law::<bf16>((1, (700, 900), (4, 2), (128, 128)), packed)),
     ("facade::backward_packed_padded_rows", |_| {
         backward::law::<f16>((1, (700, 900), (2, 1), (33, 100)), packed)
@@ -69,6 +81,18 @@ pub(crate) const CHECKS: [(&str, Check); 31] = [
 
 fn causal(attention: Attention<'_, bf16>) -> Attention<'_, bf16> {
     attention.causal()
+}
+
+/// Sinks below, among and above the scores, and none.
+static SINKS: [f32; 4] = [-9.0, 0.5, f32::NEG_INFINITY, 9.0];
+
+fn sinks<T: Scalar>(attention: Attention<'_, T>) -> Attention<'_, T> {
+    attention.sink(&SINKS)
+}
+
+/// The sinks of a problem, if it has some.
+fn sinks_of(problem: &Problem) -> Option<ArrayView1<'static, f32>> {
+    problem.has_sink().then(|| ArrayView1::from(&SINKS))
 }
 
 fn windowed(attention: Attention<'_, f16>) -> Attention<'_, f16> {
@@ -101,7 +125,9 @@ fn law<T: Scalar>(sizes: Sizes, with: impl Fn(Attention<'_, T>) -> Attention<'_,
     // The law takes numbers in f32, which hold those in 16 bits exactly.
     let [q, k, v] = [&q, &k, &v].map(|x| x.mapv(T::to_f32));
     let [q, k, v]: [ArrayView4<'_, f32>; 3] = [q.view(), k.view(), v.view()];
-    let law = ForwardLaw::new(&Inputs::new(&attention.problem()?, q, k, v)?, Precision::of_output(T::DTYPE));
+    let problem = attention.problem()?;
+    let inputs = Inputs::with_sink(&problem, [q, k, v], sinks_of(&problem))?;
+    let law = ForwardLaw::new(&inputs, Precision::of_output(T::DTYPE));
     law.check(&gpu, "cargo test --release -p fa3-tests --test gpu facade::")?;
     let difference = gpu.o.iter().zip(&cpu.o).map(|(gpu, cpu)| (gpu - cpu).abs()).fold(0.0, f32::max);
     Ok(format!("the law holds, and O is within {difference:.1e} of the cpu's"))

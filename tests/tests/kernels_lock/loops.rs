@@ -160,6 +160,7 @@ mod tests {
             head_dim_v: 32,
             mask: Mask::None,
             softcap: false,
+            sink: false,
             order: Order::Linear,
             scheduler: Scheduler::StaticPersistent,
             cluster: 1,

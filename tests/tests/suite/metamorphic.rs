@@ -174,9 +174,11 @@ proptest! {
     ) {
         prop_assume!(case.problem.dtype() == Dtype::F32);
         let mut spec = spec_of(&case.problem);
-        spec.mask = Mask::None;
+        // Each part would have the whole sink.
+        (spec.mask, spec.sink) = (Mask::None, false);
         let problem = like(&case.problem, spec);
-        let (problem, values) = alone(&problem, &case.values(), 0, 0);
+        let values = Values { sink: None, ..case.values() };
+        let (problem, values) = alone(&problem, &values, 0, 0);
         let keys = problem.lengths(0).k;
         prop_assume!(keys >= 2);
         let cut = 1 + (fraction * (keys - 2) as f64) as usize;

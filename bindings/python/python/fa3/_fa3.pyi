@@ -43,6 +43,7 @@ def forward(
     allocate: _Allocate | None,
     o_strides: Sequence[int] | None = None,
     packed: _Packed | None = None,
+    sink: int | None = None,
 ) -> None: ...
 def fp8_forward(
     device: int,
@@ -81,6 +82,7 @@ def backward(
     deterministic: bool = True,
     gradient_strides: Sequence[Sequence[int] | None] | None = None,
     packed: _Packed | None = None,
+    sink: tuple[int, int] | None = None,
 ) -> None: ...
 def quantize(
     device: int,

@@ -29,15 +29,16 @@ def flash_attn_func(
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of float16, bfloat16 or float8_e4m3fn tensors on a Hopper GPU, on torch's current stream of their
     device; or of such and float32 tensors on the CPU.
 
-    O and LSE are differentiable in q, k and v of float16 and bfloat16, once and in reverse mode. If one of the three
-    requires grad, q, k, v, O and LSE are kept for the backward pass, which writes gradients of all three, with heads
-    outside rows where the tensor lies so and else contiguous, and takes a workspace of 8 bytes for each row of a head
-    of q, and where the gradient of q is added up, 4 for each of its elements. It reads the gradient of O with its own
-    strides, and copies it only where those are not as q's must be.
+    O and LSE are differentiable in q, k and v of float16 and bfloat16, and in s_aux, once and in reverse mode. If one
+    of them requires grad, q, k, v, O and LSE are kept for the backward pass, which writes gradients of all of them,
+    with heads outside rows where the tensor lies so and else contiguous, and takes a workspace of 8 bytes for each row
+    of a head of q, and where the gradient of q is added up, 4 for each of its elements. It reads the gradient of O with
+    its own strides, and copies it only where those are not as q's must be.
 
     Arguments:
         q: (batch, seqlen_q, heads_q, head_dim). Strides are free, but the last is 1 and the others are multiples of 8
@@ -71,6 +72,9 @@ def flash_attn_func(
         out_dtype: that of O. Where q is float8_e4m3fn it is bfloat16 or float16, else q's own.
         out: a tensor for O, of its shape, dtype and device, over none of the other tensors. Strides are free, but the
             last is 1, and the others are multiples of 8 that keep rows apart. Nothing may require grad.
+        s_aux: a sink for each query head, (heads_q,) of float32, float16 or bfloat16, as GPT-OSS has them: the logit of
+            one more key that every query sees, whose value is 0. It is neither scaled nor capped, and LSE includes it.
+            A query that sees no key has LSE = s_aux. One of -inf is none.
 
     Returns: O (batch, seqlen_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is
         float8_e4m3fn: out, or a new contiguous tensor. With return_attn_probs (O, LSE), LSE float32 (batch, heads_q,
@@ -97,9 +101,10 @@ def flash_attn_func(
         None if out_dtype is None else arguments.output("out_dtype", out_dtype),
         arguments.flag("deterministic", deterministic),
         v_mean,
+        s_aux,
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
-    descales = [x for x in (q_descale, k_descale, v_descale, v_mean) if x is not None]
+    descales = [x for x in (q_descale, k_descale, v_descale, v_mean, s_aux) if x is not None]
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in (q, k, v, *descales) if isinstance(x, Tensor)))
@@ -171,7 +176,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, options: operator.Options) -
     """Refuses arguments that are no tensors, and tensors with tangents."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         arguments.tensor(name, tensor)
-    for name in ("q_descale", "k_descale", "v_descale", "v_mean"):
+    for name in ("q_descale", "k_descale", "v_descale", "v_mean", "s_aux"):
         if getattr(options, name) is not None:
             arguments.tensor(name, getattr(options, name))
     operator.refuse_tangents("q, k or v", q, k, v)

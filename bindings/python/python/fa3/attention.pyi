@@ -29,6 +29,7 @@ def flash_attn_func(
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    s_aux: Tensor | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -55,6 +56,7 @@ def flash_attn_func(
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    s_aux: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 @overload
@@ -81,6 +83,7 @@ def flash_attn_func(
     v_transposed: bool = False,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 @overload

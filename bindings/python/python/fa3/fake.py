@@ -29,6 +29,7 @@ def _forward(
     out_dtype=None,
     deterministic=False,
     v_mean=None,
+    s_aux=None,
     out=None,
 ):
     _check_places("q is on {}, k on {} and v on {}", q, k, v)
@@ -44,6 +45,8 @@ def _forward(
         descales = (q_descale, k_descale, v_descale, v_mean)
         given = any(x is not None for x in descales)
         block_rows = operator.check_descales(q, k, head_dim_v, *descales) if given else None
+        if s_aux is not None:
+            operator.check_sinks(s_aux, q, q.shape[2])
         q_seen, k_seen, v_seen = _seen(q), _seen(k), _seen(v)
         _run(
             _fa3.forward,
@@ -58,6 +61,8 @@ def _forward(
             (v_transposed, block_rows, name),
             None,
             None if out is None else operator.known(out.stride()),
+            None,
+            None if s_aux is None else 0,
         )
     if out is not None:
         return out, operator.lse_like(q)
@@ -92,6 +97,7 @@ def _varlen_forward(
     v_descale=None,
     out_dtype=None,
     deterministic=False,
+    s_aux=None,
     out=None,
 ):
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
@@ -103,6 +109,8 @@ def _varlen_forward(
         varlen_operator.check(q, k, v, sequences, *descales)
         if out is not None:
             varlen_operator.check_out(out, q, v, out_dtype)
+        if s_aux is not None:
+            operator.check_sinks(s_aux, q, q.shape[1])
         _run(
             _fa3.forward,
             q,
@@ -115,6 +123,7 @@ def _varlen_forward(
             None,
             None if out is None else (0, *operator.known(out.stride())),
             sequences.seen(),
+            None if s_aux is None else 0,
         )
     o = varlen_operator.o_like(q, v, out_dtype) if out is None else out
     return o, varlen_operator.lse_like(q)
@@ -144,6 +153,7 @@ def _backward(
     softcap,
     sm_margin,
     deterministic=False,
+    s_aux=None,
     outputs=None,
     sequences=None,
 ):
@@ -154,13 +164,16 @@ def _backward(
     gradients = outputs or gradient.gradients_like(q, k, v)
     with contextlib.suppress(operator.Unknown):
         gradient.check(dout, q, k, v, o, lse, dlse, outputs, sequences)
+        if s_aux is not None:
+            operator.check_sinks(s_aux, q, q.shape[-2])
         # One whose strides kernels cannot read is copied.
         dout = torch.empty_like(dout, memory_format=torch.contiguous_format)
         seen = [_seen(x) if sequences is None else with_batch(_seen(x)) for x in (q, k, v, dout)]
         numbers = _numbers(softmax_scale, window_left, window_right, softcap, sm_margin)
-        options = (deterministic, gradient.strides_of(*gradients), sequences and sequences.seen())
+        sink = None if s_aux is None else (0, 0)
+        options = (deterministic, gradient.strides_of(*gradients), sequences and sequences.seen(), sink)
         _run(_fa3.backward, q, *seen, 0, 0, None, 0, 0, 0, *numbers, None, *options)
-    return gradients
+    return gradients if s_aux is None else (*gradients, torch.empty_like(s_aux, dtype=torch.float32))
 
 
 def _varlen_backward(
@@ -178,10 +191,10 @@ def _varlen_backward(
     max_seqlen_q,
     max_seqlen_k,
     *options,
-    outputs=None,
+    **outputs,
 ):
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    return _backward(dout, q, k, v, o, lse, dlse, *options, outputs=outputs, sequences=sequences)
+    return _backward(dout, q, k, v, o, lse, dlse, *options, sequences=sequences, **outputs)
 
 
 def _varlen_backward_out(*inputs, dq, dk, dv):
@@ -292,11 +305,13 @@ for _name, _function in (
     ("forward_out", _forward_out),
     ("backward", _backward),
     ("backward_out", _backward_out),
+    ("backward_sink", _backward),
     ("fp8_forward", _fp8_forward),
     ("varlen_forward", _varlen_forward),
     ("varlen_forward_out", _varlen_forward_out),
     ("varlen_backward", _varlen_backward),
     ("varlen_backward_out", _varlen_backward_out),
+    ("varlen_backward_sink", _varlen_backward),
     ("quantize", _quantize),
     ("quantize_channels", _quantize_channels),
 ):

@@ -38,13 +38,15 @@ def _varlen_forward_out(q: _Shape, k: _Shape, v: _Shape, *lists: Any, o: _Shape,
     return _pairs_of_packed(q, k, *lists) * 2 * (q[2] + o[2])
 
 
-@register_flop_formula([torch.ops.fa3.backward, torch.ops.fa3.backward_out])
+@register_flop_formula([torch.ops.fa3.backward, torch.ops.fa3.backward_out, torch.ops.fa3.backward_sink])
 def _backward(dout: _Shape, q: _Shape, k: _Shape, *_: Any, **__: Any) -> int:
     """Q K^T, dQ and dK, which sum over or make head_dim; dP and dV, head_dim_v."""
     return _pairs(q, k) * 2 * (3 * q[3] + 2 * dout[3])
 
 
-@register_flop_formula([torch.ops.fa3.varlen_backward, torch.ops.fa3.varlen_backward_out])
+@register_flop_formula(
+    [torch.ops.fa3.varlen_backward, torch.ops.fa3.varlen_backward_out, torch.ops.fa3.varlen_backward_sink]
+)
 def _varlen_backward(
     dout: _Shape, q: _Shape, k: _Shape, v: _Shape, o: _Shape, lse: _Shape, dlse: _Shape | None, *lists: Any, **__: Any
 ) -> int:

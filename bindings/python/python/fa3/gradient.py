@@ -32,18 +32,22 @@ def launch(
     softcap: float,
     sm_margin: int,
     deterministic: bool = False,
+    s_aux: Tensor | None = None,
     *,
     outputs: tuple[Tensor, Tensor, Tensor] | None = None,
     sequences: Sequences | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV of tensors on a GPU, put on torch's current stream of their device; or of tensors on the CPU. They
-    are written to `outputs`, if these are given. Tensors of packed `sequences` have no batch. As for torch's own
-    operators, its mode of deterministic algorithms counts as it is now.
+) -> tuple[Tensor, ...]:
+    """dQ, dK and dV, and with sinks their gradient in float32, of tensors on a GPU, put on torch's current stream of
+    their device; or of tensors on the CPU. The first three are written to `outputs`, if these are given. Tensors of
+    packed `sequences` have no batch. As for torch's own operators, its mode of deterministic algorithms counts as it is
+    now.
     """
     given = operator.given(dout, q, k, v, o, lse, dlse, *(outputs or ()))
     operator.refuse_tangents("a tensor of the backward pass", *given)
     operator.check_places(*given, *(operator.given(*sequences.lists) if sequences else ()))
     check(dout, q, k, v, o, lse, dlse, outputs, sequences)
+    sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[-2])
+    ds_aux = None if sink is None else torch.empty_like(sink)
     q, k, v = operator.aligned(q), operator.aligned(k), operator.aligned(v)
     # Copies are kept until the launch. Their memory may be used again after it, in the order of the stream.
     dout, o, lse = _readable(dout), operator.dense(o), operator.dense(lse)
@@ -73,8 +77,9 @@ def launch(
         deterministic or asks_for_same_bits(),
         strides_of(dq, dk, dv),
         sequences and sequences.raw(),
+        None if sink is None or ds_aux is None else (sink.data_ptr(), ds_aux.data_ptr()),
     )
-    return dq, dk, dv
+    return (dq, dk, dv) if ds_aux is None else (dq, dk, dv, ds_aux)
 
 
 def launch_into(*inputs: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
@@ -137,18 +142,18 @@ def gradient_like(x: Tensor) -> Tensor:
 
 
 class Differentiable:
-    """An attention operator whose gradients in q, k and v are those of another operator.
+    """An attention operator whose gradients in q, k, v and s_aux are those of another operator.
 
     The operator takes q, k, v, and as many `lists` of where sequences lie, which have no gradient; then the fields of
-    `options`. The other one takes dO, Q, K, V, O, LSE, dLSE, the lists, and `options.of_backward()`. Each has a
-    function that computes it without torch's dispatcher.
+    `options`, s_aux among them. The other one takes dO, Q, K, V, O, LSE, dLSE, the lists, and `options.of_backward()`;
+    with sinks a third one takes s_aux besides. Each has a function that computes it without torch's dispatcher.
     """
 
     def __init__(
         self,
         name: str,
         backward_name: str,
-        options: Callable[..., Any],
+        options: Any,
         launch: Callable[..., Any],
         launch_backward: Callable[..., Any],
         lists: int = 0,
@@ -156,17 +161,17 @@ class Differentiable:
         self.launch, self._launch_backward = launch, launch_backward
         self._name, self._backward_name, self._options, self._tensors = name, backward_name, options, 3 + lists
         torch.library.register_autograd(f"fa3::{name}", self.gradients, setup_context=self.save, lib=operator.library)
-        torch.library.register_autograd(f"fa3::{backward_name}", _refuse, lib=operator.library)
+        for backward in (backward_name, f"{backward_name}_sink"):
+            torch.library.register_autograd(f"fa3::{backward}", _refuse, lib=operator.library)
 
     @property
     def forward_operator(self) -> Callable[..., tuple[Tensor, Tensor]]:
         """The operator, as torch knows it."""
         return getattr(torch.ops.fa3, self._name)
 
-    @property
-    def backward_operator(self) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    def backward_operator(self, with_sinks: bool) -> Callable[..., tuple[Tensor, ...]]:
         """The operator of its gradients, as torch knows it."""
-        return getattr(torch.ops.fa3, self._backward_name)
+        return getattr(torch.ops.fa3, f"{self._backward_name}_sink" if with_sinks else self._backward_name)
 
     def plain(self, *inputs: Any) -> tuple[Tensor, Tensor]:
         """O and LSE of tensors that only autograd and the kernel want to see."""
@@ -188,29 +193,35 @@ class Differentiable:
         ctx.is_float8 = inputs[0].dtype == torch.float8_e4m3fn
         if ctx.is_float8:
             return refusal.save(ctx, inputs)
-        ctx.save_for_backward(*output, *inputs[: self._tensors])
-        ctx.options = self._options(*inputs[self._tensors :]).of_backward()
+        options = self._options(*inputs[self._tensors :])
+        ctx.save_for_backward(*output, options.s_aux, *inputs[: self._tensors])
+        ctx.options = options.of_backward()
 
     def gradients(self, ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of the forward pass's arguments."""
-        without_gradient = (None,) * (len(ctx.needs_input_grad) - 3)
+        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if dout is None and dlse is None:
-            return (None, None, None, *without_gradient)
+            return tuple(gradients)
         if ctx.is_float8:
             return refusal.gradients(ctx, f"q is {torch.float8_e4m3fn}, for which attention has no gradients", dout, dlse)
-        o, lse, q, k, v, *lists = ctx.saved_tensors
+        o, lse, s_aux, q, k, v, *lists = ctx.saved_tensors
         if dout is None:
             # One row of zeros for all.
             dout = o.new_zeros(o.shape[-1]).expand(o.shape)
         tensors = (dout, q, k, v, o, lse, dlse, *lists)
-        given = operator.given(*tensors)
+        given = operator.given(*tensors, s_aux)
+        inputs = (*tensors, *ctx.options, *operator.given(s_aux))
+        backward = self.backward_operator(s_aux is not None)
         if operator.is_plain(*given) and not operator.needs_grad(*given):
-            gradients = self._launch_backward(*tensors, *ctx.options)
+            computed = self._launch_backward(*inputs)
         elif operator.is_transformed():
-            gradients = _TransformedGradient.apply(*tensors, *ctx.options, self)
+            computed = _TransformedGradient.apply(*inputs, backward)
         else:
-            gradients = self.backward_operator(*tensors, *ctx.options)
-        return (*gradients, *without_gradient)
+            computed = backward(*inputs)
+        gradients[:3] = computed[:3]
+        if s_aux is not None:
+            gradients[self._tensors + self._options._fields.index("s_aux")] = computed[3].to(s_aux.dtype)
+        return tuple(gradients)
 
 
 class Attention(torch.autograd.Function):
@@ -247,12 +258,12 @@ class TransformedAttention(torch.autograd.Function):
 
 
 class _TransformedGradient(torch.autograd.Function):
-    """The backward pass inside of torch.func's transforms. The last argument is whose."""
+    """The backward pass inside of torch.func's transforms. The last argument is the operator."""
 
     @staticmethod
     def forward(*inputs):
-        *inputs, of = inputs
-        return of.backward_operator(*inputs)
+        *inputs, backward = inputs
+        return backward(*inputs)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -268,19 +279,22 @@ def _refuse(ctx, *gradients: Tensor | None) -> None:
 
 
 def define(name: str, lists: str, launch: Callable[..., Any], launch_into: Callable[..., Any]) -> None:
-    """Defines an operator of gradients, and one that writes them to given tensors, both with arguments that say where
-    sequences lie.
+    """Defines an operator of gradients, one that writes them to given tensors, and one of those of sinks as well, all
+    with arguments that say where sequences lie.
     """
     arguments = (
         f"Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, {lists}float? softmax_scale, "
-        "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic=False"
+        "SymInt window_left, SymInt window_right, float softcap, SymInt sm_margin, bool deterministic"
     )
     outputs = "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv"
-    operator.library.define(f"{name}({arguments}) -> (Tensor dq, Tensor dk, Tensor dv)", tags=operator.TAGS)
-    operator.library.define(f"{name}_out({arguments}, *, {outputs}) -> ()", tags=operator.TAGS)
+    operator.library.define(f"{name}({arguments}=False) -> (Tensor dq, Tensor dk, Tensor dv)", tags=operator.TAGS)
+    operator.library.define(f"{name}_out({arguments}=False, *, {outputs}) -> ()", tags=operator.TAGS)
+    of_sink = "(Tensor dq, Tensor dk, Tensor dv, Tensor ds_aux)"
+    operator.library.define(f"{name}_sink({arguments}, Tensor s_aux) -> {of_sink}", tags=operator.TAGS)
     for key in ("CUDA", "CPU"):
         operator.library.impl(name, launch, key)
         operator.library.impl(f"{name}_out", launch_into, key)
+        operator.library.impl(f"{name}_sink", launch, key)
 
 
 define("backward", "", launch, launch_into)

@@ -32,6 +32,7 @@ class Options(NamedTuple):
     out_dtype: torch.dtype | None
     deterministic: bool
     v_mean: Tensor | None
+    s_aux: Tensor | None = None
 
     def of_backward(self) -> tuple[float | None, int, int, float, int, bool]:
         """The arguments of `fa3::backward` besides tensors, in its order."""
@@ -55,6 +56,7 @@ def launch(
     out_dtype: torch.dtype | None = None,
     deterministic: bool = False,
     v_mean: Tensor | None = None,
+    s_aux: Tensor | None = None,
     with_lse: bool = True,
     *,
     out: Tensor | None = None,
@@ -87,6 +89,8 @@ def launch(
         descales = q_at, k_at, v_at, mean_at
     if v_transposed:
         v_raw = in_rows(v_raw, k.shape[1])
+    # As with descales, a copy lives until the launch.
+    sink = None if s_aux is None else sinks(s_aux, q, q.shape[2])
     fp8 = (v_transposed, block_rows, name) if v_transposed or block_rows or name else None
     _fa3.forward(
         device,
@@ -104,6 +108,8 @@ def launch(
         fp8,
         workspace_for(q),
         strides,
+        None,
+        None if sink is None else sink.data_ptr(),
     )
     return o, lse
 
@@ -389,6 +395,22 @@ def check_descales(q: Tensor, k: Tensor, head_dim_v: int, *given: Tensor | None)
     return rows
 
 
+def sinks(s_aux: Tensor, q: Tensor, heads: int) -> Tensor:
+    """Sinks as kernels read them: float32, contiguous. May be the tensor itself."""
+    check_sinks(s_aux, q, heads)
+    return dense(s_aux.to(torch.float32))
+
+
+def check_sinks(s_aux: Tensor, q: Tensor, heads: int) -> None:
+    """There is one for each query head, on the device of q."""
+    is_float = s_aux.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if not is_float or known(s_aux.shape) != known([heads]) or s_aux.device != q.device:
+        found = f"{s_aux.dtype} {tuple(s_aux.shape)} on {s_aux.device}"
+        expected = f"torch.float32, torch.float16 or torch.bfloat16 {(heads,)} on {q.device}: (heads_q,)"
+        raise ValueError(f"s_aux is {found}, expected {expected}")
+    refuse_tangents("s_aux", s_aux)
+
+
 def lse_like(q: Tensor) -> Tensor:
     """A new, contiguous tensor for LSE (batch, heads_q, seqlen_q)."""
     batch, seqlen, heads, _ = q.shape
@@ -405,7 +427,8 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, float? softmax_scale, SymInt window_left, SymInt window_right, float softcap, "
     "SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, bool v_transposed=False, "
-    "ScalarType? out_dtype=None, bool deterministic=False, Tensor? v_mean=None"
+    "ScalarType? out_dtype=None, bool deterministic=False, Tensor? v_mean=None, "
+    "Tensor? s_aux=None"
 )
 library.define(f"forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=TAGS)
 # Not `out`: that argument torch.compile takes for contiguous only.

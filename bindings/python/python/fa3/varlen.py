@@ -35,6 +35,7 @@ def flash_attn_varlen_func(
     *,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_func` of sequences of many lengths, packed one after the other into one tensor.
 
@@ -67,6 +68,7 @@ def flash_attn_varlen_func(
             out_dtype: as of `flash_attn_func`. The last row in use of a sequence of q stands at the last key in use of
             its own.
         out: a tensor for O, as of `flash_attn_func`.
+        s_aux: a sink for each query head, as of `flash_attn_func`. Rows that take no part have none.
 
     Returns: O (total_q, heads_q, head_dim_v) of q's dtype, or of out_dtype or bfloat16 if that is float8_e4m3fn: out,
         or a new contiguous tensor. With return_attn_probs (O, LSE), LSE float32 (heads_q, total_q): the natural
@@ -92,17 +94,18 @@ def flash_attn_varlen_func(
         v_descale,
         None if out_dtype is None else arguments.output("out_dtype", out_dtype),
         arguments.flag("deterministic", deterministic),
+        s_aux,
     )
     return_attn_probs = arguments.flag("return_attn_probs", return_attn_probs)
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    given = (*tensors[:5], *operator.given(*tensors[5:], q_descale, k_descale, v_descale))
+    given = (*tensors[:5], *operator.given(*tensors[5:], q_descale, k_descale, v_descale, s_aux))
     if out is not None:
         arguments.tensor("out", out)
         operator.refuse_grad(out, *(x for x in given if isinstance(x, Tensor)), function="flash_attn_varlen_func")
         if operator.is_plain(out, *given):
             _, lse = varlen_operator.launch(*tensors, *options, return_attn_probs, out=out)
         else:
-            _check_tensors(tensors, q_descale, k_descale, v_descale)
+            _check_tensors(tensors, q_descale, k_descale, v_descale, s_aux)
             if operator.is_transformed():
                 raise NotImplementedError("out is not supported inside of torch.func's transforms")
             lse = torch.ops.fa3.varlen_forward_out(*tensors, *options, o=out)
@@ -112,7 +115,7 @@ def flash_attn_varlen_func(
         else:
             out, lse = varlen_operator.launch(*tensors, *options, return_attn_probs)
     else:
-        _check_tensors(tensors, q_descale, k_descale, v_descale)
+        _check_tensors(tensors, q_descale, k_descale, v_descale, s_aux)
         out, lse = varlen_operator.ATTENTION.traced(*tensors, *options)
     return (out, lse) if return_attn_probs else out
 
@@ -179,7 +182,7 @@ def _check_tensors(tensors: tuple[Any, ...], *descales: Any) -> None:
     """Refuses arguments that are no tensors, and tensors with tangents."""
     for name, tensor in zip(("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"), tensors):
         arguments.tensor(name, tensor)
-    names = ("seqused_q", "seqused_k", "q_descale", "k_descale", "v_descale")
+    names = ("seqused_q", "seqused_k", "q_descale", "k_descale", "v_descale", "s_aux")
     for name, tensor in zip(names, (*tensors[5:], *descales), strict=True):
         if tensor is not None:
             arguments.tensor(name, tensor)

@@ -33,6 +33,7 @@ def flash_attn_varlen_func(
     *,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    s_aux: Tensor | None = None,
 ) -> Tensor: ...
 
 @overload
@@ -63,6 +64,7 @@ def flash_attn_varlen_func(
     return_attn_probs: Literal[True],
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    s_aux: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 @overload
@@ -93,6 +95,7 @@ def flash_attn_varlen_func(
     *,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 
 @overload

@@ -28,6 +28,7 @@ class Options(NamedTuple):
     v_descale: Tensor | None
     out_dtype: torch.dtype | None
     deterministic: bool
+    s_aux: Tensor | None = None
 
     def of_backward(self) -> tuple[int | None, int | None, float | None, int, int, float, int, bool]:
         """The arguments of `fa3::varlen_backward` besides tensors, in its order."""
@@ -55,6 +56,7 @@ def launch(
     v_descale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     deterministic: bool = False,
+    s_aux: Tensor | None = None,
     with_lse: bool = True,
     *,
     out: Tensor | None = None,
@@ -79,6 +81,7 @@ def launch(
     sequences = sequences.aligned()
     scales = [None if x is None else operator.dense(x) for x in descales]
     of_q, of_k, of_v = (None if x is None else x.data_ptr() for x in scales)
+    sink = None if s_aux is None else operator.sinks(s_aux, q, q.shape[1])
     _fa3.forward(
         device,
         operator.current_stream(device),
@@ -96,6 +99,7 @@ def launch(
         operator.workspace_for(q),
         strides,
         sequences.raw(),
+        None if sink is None else sink.data_ptr(),
     )
     return o, lse
 
@@ -123,11 +127,11 @@ def launch_backward(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
     *options: Any,
-    outputs: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK and dV as `gradient.launch` computes them, which takes these options."""
+    **outputs: Any,
+) -> tuple[Tensor, ...]:
+    """Gradients as `gradient.launch` computes them, which takes these options."""
     sequences = Sequences(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    return gradient.launch(dout, q, k, v, o, lse, dlse, *options, outputs=outputs, sequences=sequences)
+    return gradient.launch(dout, q, k, v, o, lse, dlse, *options, sequences=sequences, **outputs)
 
 
 def launch_backward_into(*inputs: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> None:
@@ -176,7 +180,7 @@ _LISTS = (
 _ARGUMENTS = (
     f"Tensor q, Tensor k, Tensor v, {_LISTS}float? softmax_scale, SymInt window_left, SymInt window_right, "
     "float softcap, SymInt sm_margin, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
-    "ScalarType? out_dtype=None, bool deterministic=False"
+    "ScalarType? out_dtype=None, bool deterministic=False, Tensor? s_aux=None"
 )
 operator.library.define(f"varlen_forward({_ARGUMENTS}) -> (Tensor o, Tensor lse)", tags=operator.TAGS)
 # Not `out`: that argument torch.compile takes for contiguous only.

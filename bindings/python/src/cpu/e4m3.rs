@@ -3,11 +3,11 @@
 use fa3::half::{bf16, f16};
 use fa3::ndarray::{Array3, Array4, ArrayView4, Axis, Slice};
 use fa3::{E4m3, Scalar};
-use fa3_quant::{Channels, Fp8Attention, Output, Quantized};
+use fa3_quant::{Channels, Fp8Attention, Output, Quantized, add_sinks};
 use fa3_types::{Dtype, Granularity, KnownProblem, ProblemSpec, SequenceRows, ValueLayout};
 
-use super::lse;
 use super::memory::Memory;
+use super::{lse, sink};
 use crate::error::Error;
 
 /// The scales of Q, K and V and the means of V's channels, where they were given.
@@ -25,11 +25,14 @@ pub(super) fn forward(spec: &ProblemSpec, problem: &KnownProblem, memory: &Memor
     // they hold until the call is over. That nobody writes to them meanwhile is up to the caller, as with torch's own
     // operators.
     #[allow(unsafe_code, reason = "torch's tensors are plain addresses")]
-    let (qk, v, scales) = unsafe {
+    let (qk, v, scales, sink) = unsafe {
         let qk = [memory.view::<E4m3>("q", &spec.q)?, memory.view("k", &spec.k)?];
-        (qk, values(spec, memory)?, scales(problem, memory)?)
+        (qk, values(spec, memory)?, scales(problem, memory)?, sink(problem, memory)?)
     };
-    let output = emulate(problem, [qk[0].to_owned(), qk[1].to_owned(), v], &scales)?;
+    let mut output = emulate(problem, [qk[0].to_owned(), qk[1].to_owned(), v], &scales)?;
+    if let Some(sink) = sink {
+        add_sinks(problem, sink.into(), &mut output)?;
+    }
     match problem.o().dtype {
         Dtype::F16 => write::<f16>(problem, &output, memory),
         Dtype::Bf16 => write::<bf16>(problem, &output, memory),

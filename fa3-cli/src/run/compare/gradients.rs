@@ -7,7 +7,7 @@ use fa3_ref::law::BackwardLaw;
 use fa3_ref::norms::ErrorNorms;
 use fa3_ref::{InputError, Inputs, Precision};
 use fa3_types::KnownProblem;
-use ndarray::{Array4, ArrayView4, Axis, Slice};
+use ndarray::{Array1, Array4, ArrayView1, ArrayView4, Axis, Slice};
 
 use super::truth::{MOST_FLOPS, bar, one_kv_head};
 use super::{Check, Heads, Verdict};
@@ -15,11 +15,12 @@ use super::{Check, Heads, Verdict};
 /// The oracle and the baseline of gradients take as long as those of so many forward passes, about.
 const AS_MANY_FORWARD: f64 = 8.0;
 
-/// Judges dQ, dK and dV by the law of each key/value head, with the query heads that share it: of all heads, or of a
-/// large problem, of some.
+/// Judges dQ, dK, dV and dsink by the law of each key/value head, with the query heads that share it: of all heads, or
+/// of a large problem, of some.
 pub(in crate::run) fn check<T: Scalar>(
     problem: &KnownProblem,
     inputs: [ArrayView4<'_, T>; 3],
+    sink: Option<ArrayView1<'_, f32>>,
     of: OutputGradients<'_, T>,
     gradients: &Gradients<T>,
 ) -> Result<Check, InputError> {
@@ -32,6 +33,10 @@ pub(in crate::run) fn check<T: Scalar>(
 
     let progress = bar(heads.len());
     let all_own: Vec<usize> = heads.iter().flat_map(|&head| head * group..(head + 1) * group).collect();
+    // As a tensor with a head of a row of one column each.
+    let of_sink =
+        |x: &Array1<f32>| x.view().insert_axis(Axis(1)).insert_axis(Axis(0)).insert_axis(Axis(0)).to_owned();
+    let mut dsink = gradients.dsink.as_ref().map(|x| Judged::new("dsink", &of_sink(x), all_own.clone()));
     let mut tensors = [
         Judged::new("dq", &gradients.dq, all_own),
         Judged::new("dk", &gradients.dk, heads.clone()),
@@ -41,7 +46,8 @@ pub(in crate::run) fn check<T: Scalar>(
         let [q, k, v] = &inputs;
         let [q, k, v] =
             [(q, own(head)), (k, shared(head)), (v, shared(head))].map(|(x, heads)| part_of(x, heads));
-        let inputs = Inputs::new(&part, q.view(), k.view(), v.view())?;
+        let sink = sink.map(|sink| sink.slice_axis_move(Axis(0), own(head)));
+        let inputs = Inputs::with_sink(&part, [q.view(), k.view(), v.view()], sink)?;
         let dout = part_of(&of.dout, own(head));
         let dlse = of.dlse.as_ref().map(|dlse| dlse.slice_axis(Axis(1), own(head)));
         let of = fa3_ref::OutputGradients { dout: dout.view(), dlse };
@@ -52,12 +58,17 @@ pub(in crate::run) fn check<T: Scalar>(
             tensor.expected.slice_axis_mut(Axis(2), heads).assign(expected);
             tensor.bound = tensor.bound.max(bound);
         }
+        if let (Some(dsink), Some(expected)) = (&mut dsink, &oracle.dsink) {
+            let expected = expected.view().insert_axis(Axis(1)).insert_axis(Axis(0)).insert_axis(Axis(0));
+            dsink.expected.slice_axis_mut(Axis(2), own(index)).assign(&expected);
+            dsink.bound = dsink.bound.max(law.sink_bound());
+        }
         progress.inc(1);
     }
     progress.finish_and_clear();
     let of = problem.heads().kv();
     let heads = (heads.len() < of).then_some(Heads { judged: heads.len(), of });
-    let verdicts = tensors.into_iter().map(|tensor| tensor.verdict(heads)).collect();
+    let verdicts = tensors.into_iter().chain(dsink).map(|tensor| tensor.verdict(heads)).collect();
     Ok(Check::Done { time: start.elapsed(), verdicts, opinions: Vec::new() })
 }
 
@@ -120,7 +131,8 @@ mod tests {
         let mut gradients = attention.backward(&Device::Cpu, &output, dout.view()).unwrap();
         let problem = attention.problem().unwrap();
         let qkv = [q.view(), k.view(), v.view()];
-        let check = |gradients: &Gradients<f32>| check(&problem, qkv, dout.view().into(), gradients).unwrap();
+        let check =
+            |gradients: &Gradients<f32>| check(&problem, qkv, None, dout.view().into(), gradients).unwrap();
         assert!(check(&gradients).holds(), "{}", check(&gradients));
         gradients.dq[[0, 3, 2, 1]] += 1.0;
         let wrong = check(&gradients);

@@ -6,7 +6,7 @@ use fa3_ref::norms::ErrorNorms;
 use fa3_ref::rows::{RowsLaw, telling_rows};
 use fa3_ref::{InputError, Inputs, Precision};
 use fa3_types::{KnownProblem, ProblemSpec, SequenceRows, Shape, TensorDesc};
-use ndarray::{Array3, Array4, ArrayView4, Axis, Slice};
+use ndarray::{Array3, Array4, ArrayView1, ArrayView4, Axis, Slice};
 
 use super::Verdict;
 use crate::{fp8, progress};
@@ -39,11 +39,12 @@ impl Truth {
     pub(super) fn new<T: Scalar>(
         problem: &KnownProblem,
         inputs: [ArrayView4<'_, T>; 3],
+        sink: Option<ArrayView1<'_, f32>>,
         arithmetic: Arithmetic,
     ) -> Result<Truth, InputError> {
         match problem.forward_flops() {
-            flops if flops <= MOST_FLOPS => Truth::whole(problem, inputs, arithmetic),
-            _ => Truth::rows(problem, inputs, arithmetic),
+            flops if flops <= MOST_FLOPS => Truth::whole(problem, inputs, sink, arithmetic),
+            _ => Truth::rows(problem, inputs, sink, arithmetic),
         }
     }
 
@@ -52,6 +53,7 @@ impl Truth {
     fn whole<T: Scalar>(
         problem: &KnownProblem,
         inputs: [ArrayView4<'_, T>; 3],
+        sink: Option<ArrayView1<'_, f32>>,
         arithmetic: Arithmetic,
     ) -> Result<Truth, InputError> {
         let mut o = Array4::zeros(problem.o().shape.dims());
@@ -68,7 +70,8 @@ impl Truth {
             let [q, k, v] = inputs;
             let [q, k, v] = [(q, own), (k, shared), (v, shared)]
                 .map(|(x, heads)| x.slice_axis(Axis(2), heads).mapv(T::to_f32));
-            let inputs = Inputs::new(&part, q.view(), k.view(), v.view())?;
+            let sink = sink.map(|sink| sink.slice_axis_move(Axis(0), own));
+            let inputs = Inputs::with_sink(&part, [q.view(), k.view(), v.view()], sink)?;
             let law = arithmetic.law(&inputs);
             o.slice_axis_mut(Axis(2), own).assign(&law.oracle().o);
             lse.slice_axis_mut(Axis(1), own).assign(&law.oracle().lse);
@@ -83,11 +86,12 @@ impl Truth {
     fn rows<T: Scalar>(
         problem: &KnownProblem,
         inputs: [ArrayView4<'_, T>; 3],
+        sink: Option<ArrayView1<'_, f32>>,
         arithmetic: Arithmetic,
     ) -> Result<Truth, InputError> {
         let progress = bar(1);
         let [q, k, v] = inputs.map(|x| x.mapv(T::to_f32));
-        let inputs = Inputs::new(problem, q.view(), k.view(), v.view())?;
+        let inputs = Inputs::with_sink(problem, [q.view(), k.view(), v.view()], sink)?;
         let (rows, tolerance) = (telling_rows(problem, &TILE_ROWS), arithmetic.tolerance(problem));
         let law = RowsLaw::with(&inputs, &rows, tolerance, |inputs| arithmetic.law(inputs));
         progress.finish_and_clear();
@@ -169,6 +173,7 @@ pub(super) fn one_kv_head(problem: &KnownProblem) -> KnownProblem {
     let mut spec = ProblemSpec::new(q, of(problem.k(), 1), of(problem.v(), 1), o).mask(problem.mask());
     spec.softmax_scale = Some(problem.softmax_scale().natural());
     spec.softcap = problem.softcap().map(|cap| cap.bound());
+    spec.sink = problem.has_sink();
     let rows = [problem.rows_q(), problem.rows_k()].map(SequenceRows::clone);
     let [rows_q, rows_k] = rows;
     spec.with_rows(rows_q, rows_k).expect("some heads of a valid problem are one")
@@ -189,7 +194,7 @@ mod tests {
         let [q, k, v] = qkv.each_ref().map(|x| x.view());
         let attention = Attention::new(q, k, v).window(Some(5), Some(1)).softcap(3.0).softmax_scale(0.7);
         let problem = attention.seqused_k(&[17]).problem().unwrap();
-        let truth = Truth::new(&problem, [q, k, v], Arithmetic::OfInputs).unwrap();
+        let truth = Truth::new(&problem, [q, k, v], None, Arithmetic::OfInputs).unwrap();
         let Truth::Whole { o, lse, bound, .. } = truth else { panic!("the problem is small") };
         let law = ForwardLaw::new(&Inputs::new(&problem, q, k, v).unwrap(), Precision::F32);
         assert_eq!((o, lse), (law.oracle().o.clone(), law.oracle().lse.clone()));
@@ -206,7 +211,7 @@ mod tests {
         let output = attention.forward(&Device::Cpu).unwrap();
         let (mut o, lse) = (output.o.mapv(bf16::to_f32), output.lse);
         for arithmetic in [Arithmetic::OfInputs, Arithmetic::Fp8] {
-            let truth = Truth::rows(&problem, [q, k, v], arithmetic).unwrap();
+            let truth = Truth::rows(&problem, [q, k, v], None, arithmetic).unwrap();
             assert!(truth.verdicts(&o, &lse).iter().all(Verdict::holds));
             o[[0, 19, 3, 7]] += 1.0;
             let [verdict] = truth.verdicts(&o, &lse).try_into().unwrap();

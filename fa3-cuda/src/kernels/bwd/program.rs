@@ -6,9 +6,9 @@ use fa3_sched::backward::{ADDED_ROWS, DqBy, Listed, Plan, Way};
 use fa3_sched::packed::Tiles;
 use fa3_types::BackwardProblem;
 
-use super::BwdSpec;
 use super::arguments::{Scratch, Tables};
 use super::params::{DkvParams, DqParams, RoundParams, StatsParams};
+use super::{BwdSpec, sink};
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::Fill;
 use crate::kernels::{Spec, tensors};
@@ -58,12 +58,20 @@ pub(super) fn sum_blocks(plan: &Plan) -> u32 {
     }
 }
 
-/// The program of a plan; without the steps that have nothing to compute.
+/// The program of a plan; without the steps that have nothing to compute. Behind the buffers without which there is no
+/// program come `sink` and `dsink` (heads) of a problem with sinks.
 pub fn program(plan: &Plan) -> Program<Spec> {
     let mut program = of_caller(plan.problem());
     let scratch = scratch(&mut program, plan);
+    gradients(&mut program, plan, &scratch);
+    sink::step(&mut program, plan, &scratch);
+    program
+}
+
+/// Adds the steps of dQ, dK and dV.
+fn gradients(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
     if let (Way::Listed(tiles), Some(tables)) = (plan.way(), scratch.tables) {
-        write_tables(&mut program, tiles, &tables);
+        write_tables(program, tiles, &tables);
     }
     let [stats, dkv, dq] = match plan.way() {
         Way::Numbered(tiles) => {
@@ -75,27 +83,26 @@ pub fn program(plan: &Plan) -> Program<Spec> {
         }
     };
     if stats > 0 {
-        let params = StatsParams::of(plan, &scratch);
+        let params = StatsParams::of(plan, scratch);
         program.step(BwdSpec::stats(plan).into(), [stats, 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
     if dkv > 0 {
         let spec = BwdSpec::dkv(plan);
-        let ticket = ticket(&mut program, "dkv_ticket", &spec);
-        let params = DkvParams::of(plan, program.tensor(scratch.stats), &scratch, ticket);
+        let ticket = ticket(program, "dkv_ticket", &spec);
+        let params = DkvParams::of(plan, program.tensor(scratch.stats), scratch, ticket);
         program.step(spec.into(), [dkv, 1, 1], Fill::args(|by| _ = params.pass(by)));
     }
-    let Some(spec) = BwdSpec::dq(plan).filter(|_| dq > 0) else { return program };
-    let ticket = ticket(&mut program, "dq_ticket", &spec);
+    let Some(spec) = BwdSpec::dq(plan).filter(|_| dq > 0) else { return };
+    let ticket = ticket(program, "dq_ticket", &spec);
     let args = Fill::args(|by| match plan.dq() {
-        DqBy::Kernel(_) => _ = DqParams::of(plan, &scratch, ticket).map(|params| params.pass(by)),
-        DqBy::Additions => _ = RoundParams::of(plan, &scratch).map(|params| params.pass(by)),
+        DqBy::Kernel(_) => _ = DqParams::of(plan, scratch, ticket).map(|params| params.pass(by)),
+        DqBy::Additions => _ = RoundParams::of(plan, scratch).map(|params| params.pass(by)),
         DqBy::AdditionsInOrder => {}
     });
     program.step(spec.into(), [dq, 1, 1], args);
-    program
 }
 
-/// A program with the caller's tensors, and no steps.
+/// A program with the caller's tensors, but for sinks, and no steps.
 fn of_caller(problem: &BackwardProblem) -> Program<Spec> {
     let forward = problem.forward();
     let mut program = Program::new();

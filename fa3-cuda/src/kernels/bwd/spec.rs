@@ -22,6 +22,8 @@ pub enum BwdSpec {
     Dq(PartSpec<DqTile>),
     /// dQ from sums.
     Round(RoundSpec),
+    /// The gradient of sinks, given where lengths of sequences are known.
+    Sink(SequenceForm),
 }
 
 /// The spec of the kernel of row statistics.
@@ -89,26 +91,37 @@ pub struct PartSpec<T> {
 impl BwdSpec {
     /// The specs of a plan's kernels, in the order in which they run.
     pub fn of(plan: &Plan) -> Vec<BwdSpec> {
-        [BwdSpec::stats(plan), BwdSpec::dkv(plan)].into_iter().chain(BwdSpec::dq(plan)).collect()
+        let sink = plan.problem().forward().has_sink().then(|| BwdSpec::sink(plan));
+        let first = [BwdSpec::stats(plan), BwdSpec::dkv(plan)].into_iter();
+        first.chain(BwdSpec::dq(plan)).chain(sink).collect()
     }
 
-    /// The elements of its tensors: f16 or bf16.
-    pub fn elem(&self) -> Elem {
+    /// The elements of Q, K and V: f16 or bf16. `None` if it reads numbers in f32 alone.
+    pub fn elem(&self) -> Option<Elem> {
         match self {
-            BwdSpec::Stats(spec) => spec.elem,
-            BwdSpec::Dkv(spec) => spec.elem,
-            BwdSpec::Dq(spec) => spec.elem,
-            BwdSpec::Round(spec) => spec.elem,
+            BwdSpec::Stats(spec) => Some(spec.elem),
+            BwdSpec::Dkv(spec) => Some(spec.elem),
+            BwdSpec::Dq(spec) => Some(spec.elem),
+            BwdSpec::Round(spec) => Some(spec.elem),
+            BwdSpec::Sink(_) => None,
         }
     }
 
     /// Whether CTAs draw tiles from a counter.
     pub(super) fn draws_tiles(&self) -> bool {
         match self {
-            BwdSpec::Stats(_) | BwdSpec::Round(_) => false,
+            BwdSpec::Stats(_) | BwdSpec::Round(_) | BwdSpec::Sink(_) => false,
             BwdSpec::Dkv(spec) => spec.scheduler == Scheduler::DynamicPersistent,
             BwdSpec::Dq(spec) => spec.scheduler == Scheduler::DynamicPersistent,
         }
+    }
+
+    /// The spec of the gradient of sinks.
+    pub(super) fn sink(plan: &Plan) -> BwdSpec {
+        BwdSpec::Sink(match plan.way() {
+            Way::Numbered(_) => SequenceForm::Equal,
+            Way::Listed(_) => SequenceForm::Listed,
+        })
     }
 
     /// The spec of row statistics.

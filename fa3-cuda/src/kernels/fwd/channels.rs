@@ -11,8 +11,15 @@ use crate::kernels::parts::store_rows::Order;
 const GROUP: u32 = 16;
 
 /// Gives a tile of O, which has been divided by its row sums, the scales and means of V's channels, if these have some.
+/// The means are weighted with the sum of P over keys, which is 1 without a sink.
 #[track_caller]
-pub(super) fn restore<'k>(fwd: &Fwd<'k>, o: &Frag<'k>, work: &Work<V<'k, B32>>, order: Order) {
+pub(super) fn restore<'k>(
+    fwd: &Fwd<'k>,
+    o: &Frag<'k>,
+    work: &Work<V<'k, B32>>,
+    order: Order,
+    of_keys: Option<Rows<'k>>,
+) {
     let Some(Descales { pointers, mean: Some(mean), heads_kv, .. }) = fwd.params.descales else { return };
     let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
     let head = sequence_of_scales(work).mad(heads_kv, work.kv_head);
@@ -21,7 +28,8 @@ pub(super) fn restore<'k>(fwd: &Fwd<'k>, o: &Frag<'k>, work: &Work<V<'k, B32>>, 
         let [scale, mean] = [pointers[V_], mean].map(|pointer| four(b, pointer, first + group, order, quad));
         for (at, x) in o.elements().filter(|(at, _)| (group..group + GROUP).contains(&at.col)) {
             let of_four = order.place_of(at.col % GROUP);
-            x.set(x.get().fma(scale[of_four], mean[of_four]));
+            let mean = of_keys.map_or(mean[of_four], |of_keys| mean[of_four] * of_keys[at]);
+            x.set(x.get().fma(scale[of_four], mean));
         }
     }
 }

@@ -4,6 +4,7 @@ use fa3_ir::lang::*;
 
 use super::consumer::Sum;
 use super::params::Apart;
+use super::row_softmax::Finished;
 use super::{Fwd, channels, descales};
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{Order, StoreRows};
@@ -14,7 +15,10 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     let (b, params) = (fwd.builder, &fwd.params);
     let rows = work.rows_of_o();
     let Sum { mut o, softmax, v_scale } = sum;
-    let (inverse, lse) = unless_unused(work, row, softmax.finish()); // A1:24
+    let sink =
+        params.sink.map(|sinks| b.load::<F32>(work.head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E);
+    let Finished { inverse, lse, of_keys } = softmax.finish(sink); // A1:24
+    let (inverse, lse) = unless_unused(work, row, (inverse, lse));
     let inside = [row, row + 8].map(|row| row.lt(rows));
     let quad = b.tid() & 3;
     let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
@@ -35,7 +39,7 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
         descales::of_v(fwd, work, v_scale).map_or(inverse, |of_v| inverse.map(|inverse| inverse * of_v));
     o.scale_rows(scale); // A1:24
     let order = if fwd.transposed.is_some() { Order::EvensFirst } else { Order::Natural };
-    channels::restore(fwd, &o, work, order);
+    channels::restore(fwd, &o, work, order, of_keys);
     // A row that has seen no key is 0, whatever was multiplied by its zeros.
     let empty = inverse.map(|inverse| inverse.eq(0.0));
     b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));

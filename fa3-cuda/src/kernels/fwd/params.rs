@@ -26,6 +26,8 @@ params! {
         o: all Strided,
         /// At address 0, LSE is not written.
         lse: pointer,
+        /// The sinks of query heads, in natural units.
+        sink: maybe pointer,
         /// Where scales of e4m3 Q, K and V are.
         descales: maybe all Descales,
         /// Query heads.
@@ -76,6 +78,7 @@ impl Params<Form> {
             v,
             o: Strided::form("o", spec.output),
             lse: Elem::F32,
+            sink: spec.sink.then_some(Elem::F32),
             descales: spec.is_fp8().then(|| Descales::form(spec)),
             heads: (),
             scale_log2: (),
@@ -110,6 +113,7 @@ impl Params<Host> {
         let geometry = Geometry::of(tiles.schedule(), plan.tiling(), tiles.lens());
         let views = [view(buffers::Q, problem.q()), view_of(buffers::K, problem.k()), v];
         Params {
+            sink: program.find(buffers::SINK),
             ticket: program.find(buffers::TICKET),
             ..Params::with(problem, views, Lookup::Equal(geometry))
         }
@@ -143,6 +147,7 @@ impl Params<Host> {
         let ticket = program.find(buffers::TICKET).expect("tiles of a table are drawn from a counter");
         Params {
             o: Strided::of("o", buffers::O, &o),
+            sink: program.find(buffers::SINK),
             apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, lse, lse_head: rows }),
             ..Params::with(problem, views, Lookup::Listed { table, ticket })
         }
@@ -156,6 +161,7 @@ impl Params<Host> {
             v,
             o: Strided::of("o", buffers::O, problem.o()),
             lse: buffers::LSE,
+            sink: None,
             descales: (problem.dtype() == Dtype::E4m3).then(|| Descales::of(problem)),
             heads: problem.heads().q() as u32,
             scale_log2,

@@ -31,6 +31,8 @@ pub mod buffers {
     pub const DESCALES: [BufferId; 3] = [BufferId(5), BufferId(6), BufferId(7)];
     /// Means of V's channels, see [`fa3_types::Problem::v_mean_shape`]; of e4m3 whose channels of V have scales only.
     pub const V_MEAN: BufferId = BufferId(8);
+    /// Logits of query heads in the softmax's denominator, (heads); of problems with sinks only.
+    pub const SINK: &str = "sink";
     /// V transposed, where a kernel does that before.
     pub const V_TRANSPOSED: &str = "v_transposed";
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
@@ -111,6 +113,7 @@ fn of_caller(problem: &Problem) -> Program<Spec> {
         let shape = shape.map(|extent| extent as u32);
         program.buffer("v_mean", Elem::F32, &shape, BufferRole::Input);
     }
+    tensors::sink(&mut program, problem);
     program
 }
 

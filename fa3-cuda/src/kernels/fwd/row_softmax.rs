@@ -33,6 +33,15 @@ pub(super) struct RowSoftmax<'k> {
     rounding: RowsVar<'k>,
 }
 
+/// The results of a tile's softmax.
+pub(super) struct Finished<'k> {
+    /// By what O must be multiplied.
+    pub(super) inverse: Rows<'k>,
+    pub(super) lse: Rows<'k>,
+    /// The sum of P over keys, if there is a sink, which has the rest of 1.
+    pub(super) of_keys: Option<Rows<'k>>,
+}
+
 /// A block under lazy rescaling.
 struct Block<'a, 'k> {
     s: &'a Frag<'k>,
@@ -223,16 +232,37 @@ impl<'k> RowSoftmax<'k> {
 
     /// By what O must be multiplied, 1 over the sum of the rounded P, and LSE = row_max + ln row_sum. For a row without
     /// keys: 0 and -inf.
+    ///
+    /// A sink, in base 2, is one more score whose P is not multiplied with anything. It may be above row_max by any
+    /// number, so the sums become relative to the larger of both. For a row without keys: 0 and the sink. One of -inf
+    /// changes no bit.
     #[track_caller]
-    pub(super) fn finish(self) -> (Rows<'k>, Rows<'k>) {
+    pub(super) fn finish(self, sink: Option<V<'k, F32>>) -> Finished<'k> {
         let parts = self.row_sum.get();
         let [row_sum, rounded] =
             [parts, parts + self.rounding.get()].map(|parts| parts.over_quad(|x, y| x + y));
-        let inverse = row_sum.zip(rounded, |sum, rounded| sum.eq(0.0).select(0.0, rounded.rcp()));
-        let lse =
-            self.row_max.get().zip(row_sum, |row_max, sum| (row_max + sum.lg2()) * std::f32::consts::LN_2);
-        (inverse, lse)
+        let Some(sink) = sink else {
+            let inverse = row_sum.zip(rounded, |sum, rounded| sum.eq(0.0).select(0.0, rounded.rcp()));
+            return Finished { inverse, lse: lse(self.row_max.get(), row_sum), of_keys: None };
+        };
+        let old = self.row_max.get();
+        let row_max = old.map(|row_max| row_max.max(sink));
+        let (shrink, of_sink) = (shrink(old, row_max), row_max.map(|row_max| (sink - row_max).ex2()));
+        let keys = row_sum * shrink;
+        let sum = keys + of_sink;
+        let inverse = shrink * rounded.fma(shrink, of_sink).map(|rounded| rounded.rcp());
+        Finished {
+            inverse: row_sum.zip(inverse, |sum, inverse| sum.eq(0.0).select(0.0, inverse)),
+            lse: lse(row_max, sum),
+            of_keys: Some(keys * sum.map(|sum| sum.rcp())),
+        }
     }
+}
+
+/// The log-sum-exp of rows, in natural units.
+#[track_caller]
+fn lse<'k>(row_max: Rows<'k>, row_sum: Rows<'k>) -> Rows<'k> {
+    row_max.zip(row_sum, |row_max, sum| (row_max + sum.lg2()) * std::f32::consts::LN_2)
 }
 
 /// By what sums relative to `old` must be multiplied to be relative to `new`: 1 where nothing changed.

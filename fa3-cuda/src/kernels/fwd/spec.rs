@@ -25,6 +25,8 @@ pub struct FwdSpec {
     pub mask: Mask,
     /// Whether scores are capped.
     pub softcap: bool,
+    /// Whether query heads have sinks.
+    pub sink: bool,
     /// The order of tiles; the size of its sections does not matter here.
     pub order: Order,
     /// How tiles reach CTAs.
@@ -46,6 +48,7 @@ impl FwdSpec {
             head_dim_v: problem.head_dim_v() as u32,
             mask: sides(problem.mask()),
             softcap: problem.softcap().is_some(),
+            sink: problem.has_sink(),
             order: form(plan.order()),
             scheduler: plan.scheduler(),
             cluster: plan.cluster(),

@@ -11,7 +11,7 @@ use crate::kernels::bwd::{BwdSpec, Cleared, PartSpec, RowsForm, SequenceForm};
 
 /// The kernels of plans for the usual head dimensions, in all forms: in bf16 with many tiles with every side of a mask,
 /// with a soft cap and without; in f16 with few tiles without a cap, and with a cap and both sides of the mask. Some of
-/// sequences that a table lists.
+/// sequences that a table lists. A kernel with products is the same with sinks.
 pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     const NONE: Mask = Mask::None;
     const BOTH: Mask = Mask::Window { left: Some(7), right: Some(3) };
@@ -39,7 +39,10 @@ pub(super) fn backward() -> impl Iterator<Item = Shipped> {
     });
     let specs = equal.chain(listed).flat_map(kernels);
     let mut seen = std::collections::HashSet::new();
-    specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec))
+    specs
+        .chain([SequenceForm::Equal, SequenceForm::Listed].map(BwdSpec::Sink))
+        .filter(move |spec| seen.insert(*spec))
+        .map(|spec| Shipped::new(name(&spec), spec))
 }
 
 /// A problem with so many heads.
@@ -88,6 +91,8 @@ fn name(spec: &BwdSpec) -> String {
         BwdSpec::Round(spec) => {
             format!("bwd/round/{}/d{}{}", spec.elem, spec.head_dim, rows_word(spec.rows))
         }
+        BwdSpec::Sink(SequenceForm::Equal) => "bwd/sink".to_owned(),
+        BwdSpec::Sink(SequenceForm::Listed) => "bwd/sink/listed".to_owned(),
         BwdSpec::Dkv(spec) => {
             let DkvTile { tile_n, kv_stages, tile_m, stages, division, adds_dq, .. } = spec.tile;
             let divided = if division == Division::Gradients { "/divided" } else { "" };

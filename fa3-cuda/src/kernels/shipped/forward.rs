@@ -30,7 +30,7 @@ const MASKS: [Mask; 5] = [
 pub(super) fn forward() -> impl Iterator<Item = Shipped> {
     let mut seen = HashSet::new();
     let specs = half().chain(fp8()).map(|spec| planned(spec, PlanOptions::default())).chain(ablation());
-    let specs = specs.chain(packed().map(|spec| planned(spec, PlanOptions::default())));
+    let specs = specs.chain(packed().chain(sinks()).map(|spec| planned(spec, PlanOptions::default())));
     specs.filter(move |spec| seen.insert(*spec)).map(|spec| Shipped::new(name(&spec), spec))
 }
 
@@ -118,6 +118,22 @@ fn packed() -> impl Iterator<Item = ProblemSpec> {
     })
 }
 
+/// Problems with sinks, of which a kernel has a few instructions more at the end of a tile. GPT-OSS has head_dim 64,
+/// causal masks and windows; wider heads leave the fewest registers there.
+fn sinks() -> impl Iterator<Item = ProblemSpec> {
+    let left = Mask::Window { left: Some(127), right: Some(0) };
+    let bf16 = [Mask::Causal, left].into_iter().flat_map(|mask| {
+        let sequences = Sequences::packed(2).longest(4096);
+        let dense = move |head_dim| problem(Dtype::Bf16, (4096, 4096), MANY_HEADS, head_dim).mask(mask);
+        [dense(64), dense(64).seqs_q(sequences).seqs_k(sequences), dense(128), dense(256)]
+    });
+    let e4m3 = [128, 256].into_iter().flat_map(|head_dim| {
+        let spec = problem(Dtype::E4m3, (512, 8192), MANY_HEADS, head_dim);
+        [spec.clone(), spec.transposed_v().v_channels().block_scales(64)]
+    });
+    bf16.chain(e4m3).map(ProblemSpec::sink)
+}
+
 fn problem(dtype: Dtype, (rows, keys): (usize, usize), heads: usize, head_dim: usize) -> ProblemSpec {
     let q = Shape { batch: 1, seqlen: rows, heads, head_dim };
     ProblemSpec::dense(dtype, q, Shape { seqlen: keys, ..q })
@@ -133,7 +149,7 @@ fn planned(spec: ProblemSpec, options: PlanOptions) -> FwdSpec {
 
 /// The name of a forward kernel.
 fn name(spec: &FwdSpec) -> String {
-    let FwdSpec { elem, output, tile, mask, softcap, order, scheduler, cluster, sequences, .. } = *spec;
+    let FwdSpec { elem, output, tile, mask, softcap, sink, order, scheduler, cluster, sequences, .. } = *spec;
     let CtaTile { head_dim, head_dim_v, tile_m, tile_n, stages, .. } = tile;
     let dims = if head_dim == head_dim_v { head_dim.to_string() } else { format!("{head_dim}-{head_dim_v}") };
     let mut words = vec![format!("fwd/{elem}/d{dims}/{tile_m}x{tile_n}x{stages}")];
@@ -166,6 +182,7 @@ fn name(spec: &FwdSpec) -> String {
         (mask != Mask::None && order == Order::Linear, "linear"),
         (cluster > 1, "clusters"),
         (sequences == SequenceForm::Listed, "listed"),
+        (sink, "sink"),
     ];
     differs.iter().filter(|(differs, _)| *differs).for_each(|(_, what)| word(what));
     words.join("/")

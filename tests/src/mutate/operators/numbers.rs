@@ -173,8 +173,9 @@ fn whole_steps(kernel: &Anatomy<'_>, line: usize) -> Option<&'static str> {
     steps.then_some("k is a multiple of 8, and a step 64 or 128")
 }
 
-/// A loop over keys, by blocks.
+/// A loop over keys, by blocks, in kernels with products. Other loops have steps, too, where warps take turns.
 fn steps(kernel: &Anatomy<'_>, lane: &LaneInst) -> Option<&'static str> {
+    kernel.find(is_mma).first()?;
     let Operand::Value(counter) = lane.src[0] else { return None };
     let sums = kernel.find(|inst| matches!(inst, Inst::Set { var, .. } if *var == counter)).into_iter();
     let by_more = sums.filter_map(|line| {

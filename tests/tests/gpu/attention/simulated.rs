@@ -37,6 +37,7 @@ pub(super) fn compare(device: &Device) -> Fallible<String> {
                 k: inputs.k.numbers(),
                 v: inputs.v.numbers(),
                 dout: gpu.o.numbers(),
+                sink: None,
             };
             let simulated = launch
                 .simulate(&values, Policy::Random(1), Mode::Exact)

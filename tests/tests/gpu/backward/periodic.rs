@@ -127,6 +127,7 @@ impl Periodic {
             dq: array(dq, 1.0, &expected.dq)?,
             dk: array(dk, keys / rows, &expected.dk)?,
             dv: array(dv, keys / rows, &expected.dv)?,
+            dsink: None,
         };
         let satisfied = self.law.check(&gradients, REPLAY)?;
         Ok(satisfied.iter().map(|part| part.ratio).fold(0.0, f64::max))

@@ -9,7 +9,7 @@ use fa3_sched::backward::{DqBy, Plan};
 use fa3_tests::fwd::dense;
 use fa3_types::{BackwardSpec, Dtype};
 
-use super::{Sizes, inputs, wave};
+use super::{Sizes, inputs, sinks_of, wave};
 use crate::{Fallible, ensure};
 
 /// Holds the GPU's gradients to the error law, without and with a gradient of LSE, and says how far they are from the
@@ -29,7 +29,7 @@ pub(super) fn law<T: Scalar<Output = T>>(
 
     let problem = attention.problem()?;
     let [q, k, v, dout_f32] = [&q, &k, &v, &dout].map(|x| x.mapv(T::to_f32));
-    let inputs = Inputs::new(&problem, q.view(), k.view(), v.view())?;
+    let inputs = Inputs::with_sink(&problem, [q.view(), k.view(), v.view()], sinks_of(&problem))?;
     let mut difference = 0.0f32;
     for dlse in [None, Some(dlse.view())] {
         let mut of = OutputGradients::new(&dout);
@@ -46,9 +46,9 @@ pub(super) fn law<T: Scalar<Output = T>>(
     Ok(format!("the law holds, and gradients are within {difference:.1e} of the cpu's"))
 }
 
-fn in_f32<T: Scalar>(Gradients { dq, dk, dv, .. }: Gradients<T>) -> fa3_ref::Gradients<f32> {
+fn in_f32<T: Scalar>(Gradients { dq, dk, dv, dsink, .. }: Gradients<T>) -> fa3_ref::Gradients<f32> {
     let [dq, dk, dv] = [dq, dk, dv].map(|x| x.mapv(T::to_f32));
-    fa3_ref::Gradients { dq, dk, dv }
+    fa3_ref::Gradients { dq, dk, dv, dsink }
 }
 
 /// The same bits in every run, of a problem whose dQ would be added up in any order: rows see more than 4096 keys. A

@@ -4,8 +4,9 @@ use fa3_cuda::kernels::fwd::buffers;
 use fa3_sched::forward::{CtaTile, Pipeline, PlanOptions, Precision};
 use fa3_sim::{Buffer, Memory, Mode, Policy, ProgramSimulation, Simulation};
 use fa3_tests::fwd::{dense, initial, judged, with_tile};
-use fa3_tests::{Case, Dist};
+use fa3_tests::{Case, Dist, Values};
 use fa3_types::{Dtype, KnownProblem, Mask};
+use ndarray::array;
 use rayon::prelude::*;
 
 use super::launch;
@@ -98,6 +99,39 @@ fn numbers() {
         Case { dist, ..Case::normal("numbers", problem, 2) }
     });
     check_all(cases.collect());
+}
+
+/// Sinks of every size beside 20 rows that see no key and 50 that do.
+#[test]
+fn sinks() {
+    let of = |tile: &CtaTile, sink: Option<f32>| {
+        let spec = dense(dtype(tile), 1, (70, 50), (1, 1), 64).causal();
+        let spec = if sink.is_some() { spec.sink() } else { spec };
+        let case = Case::normal("sink", spec.known().unwrap(), 3);
+        let values = Values { sink: sink.map(|sink| array![sink]), ..case.values() };
+        let launch = launch(&case.problem, &with_tile(*tile)).unwrap();
+        let answer = launch.simulate(&values, Policy::Random(9), Mode::Exact);
+        let answer = answer.unwrap_or_else(|fault| panic!("{}: {fault}", launch.plan));
+        (judged(&case, &values, &answer), answer)
+    };
+    tiles().into_par_iter().for_each(|tile| {
+        let (_, without) = of(&tile, None);
+        assert_eq!(of(&tile, Some(f32::NEG_INFINITY)).1, without, "{tile}");
+        for sink in [-1e38, -1e30, -100.0, 0.0, 9.0, 87.0, 200.0, 1e30, 1e38] {
+            let (verdict, answer) = of(&tile, Some(sink));
+            assert!(verdict.is_ok(), "{tile}, a sink of {sink}: {verdict:?}");
+            // Where LSE is large the law allows O anything.
+            let far_above = sink > 1e20 && answer.o.iter().any(|&o| o != 0.0);
+            let far_below = sink < -1e20 && answer.o != without.o;
+            assert!(!far_above && !far_below, "{tile}, a sink of {sink}");
+        }
+        for sink in [f32::NAN, f32::INFINITY] {
+            let (_, answer) = of(&tile, Some(sink));
+            assert!(answer.lse.iter().all(|lse| lse.is_nan()), "{tile}, a sink of {sink}");
+            let expected = |row: usize, o: f32| if row < 20 { o == 0.0 } else { o.is_nan() };
+            assert!(answer.o.indexed_iter().all(|((_, row, ..), &o)| expected(row, o)), "{tile}, {sink}");
+        }
+    });
 }
 
 /// LSE at address 0: nobody wants it, and O is the same.

@@ -1,0 +1,158 @@
+//! The gradient of sinks: dsink = Σ exp(sink - LSE) · (dLSE - D) over the rows of a query head, of all sequences.
+//!
+//! Both are in the row statistics, -LSE in base 2 and -D, which has dLSE in it. A row that is not there, that takes no
+//! part, or that sees no key beside a sink of -inf has -inf and 0: it gives 0.
+//!
+//! A CTA has a head. Its warps take blocks of rows in turn, and the order of additions is always the same.
+
+use fa3_ir::lang::*;
+use fa3_ir::{BufferRole, Program};
+use fa3_sched::backward::{Plan, STATS_ROWS, Way};
+use fa3_sched::{Decoder, Order, Tile, TileCounts};
+
+use super::arguments::Scratch;
+use super::program::pairs;
+use super::{BwdSpec, SequenceForm};
+use crate::kernels::params::{Declare, Fill, Form, Host, InKernel, Pass, Side, param, params};
+use crate::kernels::{Spec, tensors};
+
+const WARPS: u32 = 32;
+const _: () = assert!(STATS_ROWS == 2 * 32, "a lane has a pair of rows");
+
+params! {
+    /// The parameters of the kernel.
+    struct SinkParams {
+        sink: pointer,
+        stats: pointer,
+        dsink: pointer,
+        /// Query heads.
+        heads: u32,
+        /// Pairs of rows of a head.
+        pairs: u32,
+        equal: maybe all EqualBlocks,
+        listed: maybe all ListedBlocks,
+    }
+
+    /// Blocks of rows of a head, in sequences of one length.
+    struct EqualBlocks {
+        /// How many, of all sequences.
+        blocks: u32,
+        decoder: decoder,
+    }
+
+    /// Blocks of rows of a head, in places behind one another: as many as the table of rows says.
+    struct ListedBlocks {
+        table: pointer,
+        /// How many of them a block of the table has.
+        parts: u32,
+    }
+}
+
+impl SinkParams<Form> {
+    fn form(sequences: SequenceForm) -> SinkParams<Form> {
+        let [sink, stats, dsink] = [Elem::F32; 3];
+        let (equal, listed) = match sequences {
+            SequenceForm::Equal => {
+                (Some(EqualBlocks { blocks: (), decoder: Form::decoder(Order::Linear) }), None)
+            }
+            SequenceForm::Listed => (None, Some(ListedBlocks { table: Elem::U32, parts: () })),
+        };
+        SinkParams { sink, stats, dsink, heads: (), pairs: (), equal, listed }
+    }
+}
+
+impl<'k> SinkParams<InKernel<'k>> {
+    /// How many blocks of rows a head has.
+    #[track_caller]
+    fn blocks(&self, b: &'k Builder) -> V<'k, B32> {
+        match (&self.equal, &self.listed) {
+            (Some(equal), _) => equal.blocks,
+            (None, Some(listed)) => b.load::<B32>(listed.table) * listed.parts,
+            (None, None) => b.copy(0),
+        }
+    }
+
+    /// The sequence of a block in the array of statistics, and the block's number there.
+    #[track_caller]
+    fn place(&self, block: V<'k, B32>) -> [V<'k, B32>; 2] {
+        match &self.equal {
+            None => [block.constant(0), block],
+            Some(equal) => {
+                let Tile { m_block, batch, .. } = equal.decoder.decode(block);
+                [batch, m_block]
+            }
+        }
+    }
+}
+
+/// The kernel.
+pub(super) fn kernel(sequences: SequenceForm) -> Kernel {
+    Kernel::build("bwd_sink", Launch::threads(32 * WARPS), |b| {
+        let params = SinkParams::<Form>::form(sequences).pass(&mut Declare(b));
+        let (parts, stored) = (b.region("parts", 4 * WARPS, 16), b.barrier("parts", 32 * WARPS));
+        b.launch_dependents();
+        b.grid_dependency_wait();
+
+        let (head, warp, lane) = (b.cta_x(), (b.tid() >> 5).shfl_idx(0), b.lane_id());
+        let sink = b.load::<F32>(head.mad_wide(4, params.sink)) * std::f32::consts::LOG2_E;
+        let sum = b.var("sum", 0.0);
+        b.for_each((warp, params.blocks(b)), WARPS, |block| {
+            let [batch, m_block] = params.place(block);
+            let pair = m_block.mad(32, lane);
+            let add = || {
+                let at = batch.mad(params.heads, head).mul_wide(params.pairs) + pair.to_u64();
+                let [upper, lower, minus_d_upper, minus_d_lower] =
+                    b.load_vector::<F32, 4>(params.stats + (at << 4));
+                for (shift, minus_d) in [(upper, minus_d_upper), (lower, minus_d_lower)] {
+                    sum.update(|sum| (sink + shift).ex2().fma(minus_d, sum));
+                }
+            };
+            // Blocks of a table have a place for each row.
+            match sequences {
+                SequenceForm::Equal => b.if_lanes(pair.lt(params.pairs), add),
+                SequenceForm::Listed => add(),
+            }
+        });
+
+        let parts = b.address(parts);
+        let part = over_warp(sum.get());
+        b.once_per_warp(|| b.store(warp.mad(4, parts), part));
+        b.sync(stored);
+        b.if_uniform(warp.eq(0), || {
+            let sum = over_warp(b.load::<F32>(lane.mad(4, parts)));
+            b.once_per_warp(|| b.store(head.mad_wide(4, params.dsink), sum));
+        });
+    })
+}
+
+/// The sum of a number over the lanes of a warp, in all of them.
+#[track_caller]
+fn over_warp(x: V<'_, F32>) -> V<'_, F32> {
+    [16, 8, 4, 2, 1].into_iter().fold(x, |x, lanes| x + x.shfl_bfly(lanes))
+}
+
+/// Adds the sinks, their gradient, and the step that computes it.
+pub(super) fn step(program: &mut Program<Spec>, plan: &Plan, scratch: &Scratch) {
+    let forward = plan.problem().forward();
+    let Some(sink) = tensors::sink(program, forward) else { return };
+    let heads = forward.heads().q() as u32;
+    let dsink = program.buffer("dsink", Elem::F32, &[heads], BufferRole::Output);
+    program.align(dsink, 4);
+    let (equal, listed) = match plan.way() {
+        Way::Numbered(tiles) => {
+            let m_blocks = tiles.lens().q.div_ceil(STATS_ROWS);
+            // There are as many row statistics of each head, which the plan has numbered.
+            let counts = TileCounts { m_blocks, heads: 1, batch: forward.batch() as u32 };
+            let blocks = counts.tiles() as u32;
+            let decoder = Decoder::new(if blocks > 0 { counts } else { TileCounts::ONE }, Order::Linear);
+            (Some(EqualBlocks { blocks, decoder }), None)
+        }
+        Way::Listed(tiles) => {
+            let parts = tiles.block_rows() / STATS_ROWS;
+            (None, scratch.tables.map(|tables| ListedBlocks { table: tables.rows, parts }))
+        }
+    };
+    let params =
+        SinkParams::<Host> { sink, stats: scratch.stats, dsink, heads, pairs: pairs(plan), equal, listed };
+    program.step(BwdSpec::sink(plan).into(), [heads, 1, 1], Fill::args(|by| _ = params.pass(by)));
+}

@@ -1,0 +1,75 @@
+//! The gradient of sinks: dsink = Σ exp(sink - LSE) · (dLSE - D) over the rows of a head, with D = rowsum(dO ∘ O).
+//!
+//! A sink is the logit of a key without a value, so its dP is 0 and dS of its column is P · (0 - D + dLSE). A row that
+//! sees no key has O = 0 and LSE = sink: it gives dLSE.
+
+use fa3_types::Problem;
+use ndarray::{Array1, ArrayView1, Axis};
+
+use crate::{Element, Forward, InputError, Inputs, OutputGradients};
+
+/// A row of a query head, as the gradient of the sink takes it.
+pub(crate) struct Row {
+    /// The sink's P, exp(sink - LSE).
+    pub(crate) p: f64,
+    /// dLSE.
+    pub(crate) dlse: f64,
+    /// The terms of D, dO ∘ O.
+    pub(crate) products: Vec<f64>,
+}
+
+impl Row {
+    /// Its part of dsink.
+    pub(crate) fn gradient(&self) -> f64 {
+        self.p * (self.dlse - self.products.iter().sum::<f64>())
+    }
+
+    /// The sum of the squares of what it adds up of O.
+    pub(crate) fn square(&self) -> f64 {
+        self.products.iter().map(|x| (self.p * x).powi(2)).sum()
+    }
+
+    /// The sum of the absolute values of everything that [`Row::gradient`] adds up.
+    pub(crate) fn magnitude(&self) -> f64 {
+        self.p * (self.dlse.abs() + self.products.iter().map(|x| x.abs()).sum::<f64>())
+    }
+}
+
+/// The sum of `term` over the rows of each query head (heads_q), of all sequences, given O and LSE. `None` if the
+/// problem has no sinks.
+pub(crate) fn sums<T: Element, F: Copy + Into<f64>>(
+    inputs: &Inputs<'_, T>,
+    output: &OutputGradients<'_, T>,
+    forward: impl FnOnce() -> Forward<F>,
+    term: impl Fn(Row) -> f64,
+) -> Option<Array1<f64>> {
+    let sinks = inputs.sink()?;
+    let Forward { o, lse } = forward();
+    let of_head = |(head, &sink): (usize, &f32)| {
+        let (o, dout) = (o.index_axis(Axis(2), head), output.dout.index_axis(Axis(2), head));
+        let lse = lse.index_axis(Axis(1), head);
+        let rows = lse.indexed_iter().map(|((batch, row), &lse)| {
+            let lse: f64 = lse.into();
+            // A row of no sequence, or one that sees no key beside a sink of -inf.
+            if lse == f64::NEG_INFINITY {
+                return 0.0;
+            }
+            let (o, dout) = (o.index_axis(Axis(0), batch), dout.index_axis(Axis(0), batch));
+            let (o, dout) = (o.index_axis(Axis(0), row), dout.index_axis(Axis(0), row));
+            let products = o.iter().zip(dout).map(|(&o, &dout)| o.into() * dout.into()).collect();
+            let dlse = output.dlse.map_or(0.0, |dlse| dlse[[batch, head, row]].into());
+            term(Row { p: (f64::from(sink) - lse).exp(), dlse, products })
+        });
+        rows.sum()
+    };
+    Some(sinks.iter().enumerate().map(of_head).collect())
+}
+
+/// Whether there are as many sinks as the problem has.
+pub(crate) fn check(sink: Option<&ArrayView1<'_, f32>>, problem: &Problem) -> Result<(), InputError> {
+    let expected = if problem.has_sink() { problem.heads().q() } else { 0 };
+    match sink.map_or(0, ArrayView1::len) {
+        given if given != expected => Err(InputError::Sinks { given, expected }),
+        _ => Ok(()),
+    }
+}
