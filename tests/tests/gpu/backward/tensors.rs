@@ -10,7 +10,8 @@ use fa3_types::{BackwardProblem, TensorDesc};
 use super::bench::workspace_of_nan;
 use crate::Fallible;
 
-/// The caller's buffers of a program, in their order: inputs, then dQ, dK and dV; and lists of lengths, if it takes some.
+/// The caller's buffers of a program, in their order: inputs, then dQ, dK and dV; and lists of lengths, if it takes
+/// some.
 pub(super) struct Tensors(pub(super) [DeviceBuffer; 10], Option<Lengths>);
 
 /// The bits of dQ, dK and dV.
