@@ -125,7 +125,7 @@ fn gradients() {
     check(tensors, both, "\n  backward of dO = do, dLSE = dlse\n");
 }
 
-/// What is computed with the file's sinks is the library's, judged, and written with their gradient.
+/// Results with the file's sinks are the library's, judged, and written with their gradient.
 #[test]
 fn sinks() {
     let folder = tempfile::tempdir().unwrap();
