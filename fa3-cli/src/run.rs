@@ -71,8 +71,8 @@ pub(crate) struct Options {
     /// A safetensors file, or Q, K and V as .npy files
     #[arg(required = true, num_args = 1..=3, value_name = "FILE")]
     inputs: Vec<PathBuf>,
-    /// Writes O and LSE as safetensors, named Po and Plse, and gradients Pdq, Pdk, Pdv and Pdsink; or O as .npy; not
-    /// to stdout
+    /// Writes O and LSE as safetensors, named Po and Plse, and gradients Pdq, Pdk, Pdv and Pdsink, or O as .npy; not to
+    /// stdout
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Writes LSE as .npy

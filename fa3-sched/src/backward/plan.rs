@@ -63,6 +63,7 @@ pub struct Plan {
 
 /// How launches find their tiles.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a plan has one of them")]
 pub enum Way {
     /// By their numbers: sequences are of one length, which the host knows.
     Numbered(Numbered),

@@ -48,7 +48,8 @@ fn rows(
 ) -> Vec<(BufferId, Vec<Range<usize>>)> {
     let of = |buffer: BufferId, first: usize, count: usize, all: usize| {
         let row = before[buffer.0].len() / all.max(1);
-        (buffer, vec![first * row..(first + count) * row])
+        let rows = first * row..(first + count) * row;
+        (buffer, Vec::from([rows]))
     };
     let of_q = OF_Q.map(|buffer| of(buffer, first.0, count.0, all.0));
     let of_k = OF_K.map(|buffer| of(buffer, first.1, count.1, all.1));
