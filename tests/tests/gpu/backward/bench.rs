@@ -1,8 +1,9 @@
 //! A plan with a stream and memory of its own.
 
+use fa3::cuda::Lengths;
 use fa3_cuda::host::{Backward, Device, Graph, HostError, OperationError, Stream, Workspace};
 use fa3_tests::bwd::Form;
-use fa3_types::BackwardProblem;
+use fa3_types::{BackwardProblem, KnownProblem};
 
 use super::form;
 use super::tensors::{Bits, Tensors, part};
@@ -19,7 +20,20 @@ impl Bench {
     /// With random inputs, the same for equal problems.
     pub(super) fn new(device: &Device, problem: &BackwardProblem, form: Form) -> Fallible<Bench> {
         let stream = device.stream()?;
-        let tensors = Tensors::random(device, &stream, problem)?;
+        let tensors = Tensors::random(device, &stream, problem, None)?;
+        Bench::with(device, form::plan(form, device, problem)?, stream, tensors)
+    }
+
+    /// With random inputs of sequences of these lengths.
+    pub(super) fn packed(
+        device: &Device,
+        problem: &BackwardProblem,
+        known: &KnownProblem,
+        form: Form,
+    ) -> Fallible<Bench> {
+        let stream = device.stream()?;
+        let lengths = Lengths::upload(device, &stream, known)?;
+        let tensors = Tensors::random(device, &stream, problem, Some(lengths))?;
         Bench::with(device, form::plan(form, device, problem)?, stream, tensors)
     }
 

@@ -6,7 +6,7 @@ use std::thread;
 use fa3_cuda::host::{Device, Forward};
 use fa3_tests::bwd::Form;
 use fa3_tests::fwd::dense;
-use fa3_types::{BackwardProblem, Dtype, Mask};
+use fa3_types::{BackwardProblem, Dtype, KnownProblem, Mask, ProblemSpec, SequenceRows};
 use rayon::prelude::*;
 
 use super::bench::Bench;
@@ -26,6 +26,18 @@ fn problems() -> Vec<BackwardProblem> {
     [Mask::None, Mask::Causal].into_iter().flat_map(|mask| dims.map(|dims| problem(mask, dims))).collect()
 }
 
+/// Packed sequences, some of which are empty, and one of which is long.
+fn packed() -> Fallible<Vec<(BackwardProblem, KnownProblem)>> {
+    let lengths = [0, 700, 33, 0, 1, 999, 130, 2100, 64];
+    let rows = SequenceRows::packed_lengths(&lengths);
+    let problem = |mask, head_dim| -> Fallible<(BackwardProblem, KnownProblem)> {
+        let spec = ProblemSpec::packed(Dtype::Bf16, (6, 2), head_dim, &rows, &rows).mask(mask);
+        Ok((valid(spec.clone()), spec.with_rows(rows.clone(), rows.clone())?))
+    };
+    let masks = [Mask::None, Mask::Causal];
+    masks.into_iter().flat_map(|mask| [64, 128, 256].map(|dim| problem(mask, dim))).collect()
+}
+
 /// Each problem in each form that it can have, on streams of their own. Expected is what comes before there is load.
 pub(super) fn repetitions(device: &Device) -> Fallible<String> {
     let problems = problems();
@@ -36,7 +48,15 @@ pub(super) fn repetitions(device: &Device) -> Fallible<String> {
         let expected = bench.runs(1)?;
         Ok((bench, expected))
     });
-    let mut benches: Vec<(Bench, Bits)> = benches.collect::<Fallible<_>>()?;
+    let packed = packed()?;
+    let of_packed = packed.iter().flat_map(|problem| Form::DETERMINISTIC.map(|form| (problem, form)));
+    let of_packed = of_packed.filter(|((problem, _), form)| form::options(*form, device, problem).is_some());
+    let of_packed = of_packed.map(|((problem, known), form)| -> Fallible<(Bench, Bits)> {
+        let mut bench = Bench::packed(device, problem, known, form)?;
+        let expected = bench.runs(1)?;
+        Ok((bench, expected))
+    });
+    let mut benches: Vec<(Bench, Bits)> = benches.chain(of_packed).collect::<Fallible<_>>()?;
     let problem = valid(dense(Dtype::Bf16, 1, (3000, 3000), (8, 8), 128).causal());
     let mut other = Bench::new(device, &problem, Form::AnyOrder)?;
     let forward = Forward::new(device, problem.forward())?;

@@ -1,5 +1,6 @@
 //! Device memory for the tensors of a backward pass.
 
+use fa3::cuda::Lengths;
 use fa3_cuda::host::{
     self, Backward, Device, DeviceBuffer, Forward, HostError, OperationError, Stream, Workspace,
 };
@@ -9,8 +10,8 @@ use fa3_types::{BackwardProblem, TensorDesc};
 use super::bench::workspace_of_nan;
 use crate::Fallible;
 
-/// The caller's buffers of a program, in their order: inputs, then dQ, dK and dV.
-pub(super) struct Tensors(pub(super) [DeviceBuffer; 10]);
+/// The caller's buffers of a program, in their order: inputs, then dQ, dK and dV; and lists of lengths, if it takes some.
+pub(super) struct Tensors(pub(super) [DeviceBuffer; 10], Option<Lengths>);
 
 /// The bits of dQ, dK and dV.
 pub(super) type Bits = [Vec<u16>; 3];
@@ -23,12 +24,17 @@ impl Tensors {
 
     fn each(buffers: [Result<DeviceBuffer, HostError>; 10]) -> Result<Tensors, HostError> {
         let buffers: Vec<DeviceBuffer> = buffers.into_iter().collect::<Result<_, _>>()?;
-        Ok(Tensors(buffers.try_into().expect("as many as before")))
+        Ok(Tensors(buffers.try_into().expect("as many as before"), None))
     }
 
     /// Tensors of numbers between -2 and 2, the same for equal problems, with O and LSE of the forward kernel.
-    pub(super) fn random(device: &Device, stream: &Stream, problem: &BackwardProblem) -> Fallible<Tensors> {
-        let mut tensors = Tensors::new(device, problem)?;
+    pub(super) fn random(
+        device: &Device,
+        stream: &Stream,
+        problem: &BackwardProblem,
+        lengths: Option<Lengths>,
+    ) -> Fallible<Tensors> {
+        let mut tensors = Tensors { 1: lengths, ..Tensors::new(device, problem)? };
         let [q, k, v, _, _, dout, dlse, ..] = &mut tensors.0;
         let (dtype, mut state) = (problem.forward().dtype(), 1_u32);
         let mut next = || {
@@ -70,7 +76,7 @@ impl Tensors {
     ) -> Result<(), OperationError> {
         let [q, k, v, o, lse, ..] = &mut self.0;
         let tensors = host::Tensors::new([("q", &*q), ("k", &*k), ("v", &*v)], [("o", o), ("lse", lse)]);
-        forward.run(stream, tensors, workspace)
+        forward.run(stream, beside(&self.1, tensors), workspace)
     }
 
     /// Makes dQ, dK and dV NaN, in the stream's order.
@@ -90,13 +96,21 @@ impl Tensors {
         let inputs: [(_, &DeviceBuffer); 7] =
             [("q", q), ("k", k), ("v", v), ("o", o), ("lse", lse), ("dout", dout), ("dlse", dlse)];
         let tensors = host::Tensors::new(inputs, [("dq", dq), ("dk", dk), ("dv", dv)]);
-        backward.run(stream, tensors, workspace)
+        backward.run(stream, beside(&self.1, tensors), workspace)
     }
 
     /// After all work that the stream has now.
     pub(super) fn bits(&self, stream: &Stream) -> Result<Bits, HostError> {
         let [.., dq, dk, dv] = &self.0;
         Ok([dq.download(stream)?, dk.download(stream)?, dv.download(stream)?])
+    }
+}
+
+/// Tensors with these lists, if there are some.
+fn beside<'a>(lengths: &'a Option<Lengths>, tensors: host::Tensors<'a>) -> host::Tensors<'a> {
+    match lengths {
+        None => tensors,
+        Some(lengths) => lengths.beside(tensors),
     }
 }
 
