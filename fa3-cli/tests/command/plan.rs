@@ -82,16 +82,13 @@ fn the_backward_pass_has_plans() {
         assert_eq!(plan(&format!("{args} {more}")).succeeded(), format!("{expected}\n"));
     }
     let base = "--heads 4 --head-dim 64 --backward";
-    for (options, why) in [
-        (
-            "--seqlen 64 --dtype f32",
-            "the backward kernels take f16 and bf16 tensors of one type, not f32 with an output of f32",
-        ),
-        ("--cu-seqlens-q 0,100,1100", "the backward kernels take dense batches, not 2 packed sequences"),
-    ] {
-        let stdout = plan(&format!("{base} {options}")).succeeded();
-        assert_eq!(stdout, format!("computed on the CPU only, because {why}\n"));
-    }
+    let stdout = plan(&format!("{base} --cu-seqlens-q 0,100,1100")).succeeded();
+    assert!(stdout.contains("bytes for 2 sequences, which kernels write before\n"), "{stdout}");
+    assert_eq!(
+        plan(&format!("{base} --seqlen 64 --dtype f32")).succeeded(),
+        "computed on the CPU only, because the backward kernels take f16 and bf16 tensors of one type, not f32 with an \
+         output of f32\n"
+    );
     plan(&format!("{base} --seqlen 64 --dtype e4m3")).refused("there are no gradients of e4m3");
     for more in ["--pipeline serial", "--scheduler one"] {
         assert_eq!(plan(&format!("{base} --seqlen 64 {more}")).code, Some(2), "{more}");
