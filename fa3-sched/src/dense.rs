@@ -14,6 +14,11 @@ pub enum NotDense {
     Used { tensor: TensorName },
 }
 
+/// Whether lengths of the problem are data: sequences are packed, or in use in part.
+pub(crate) fn lengths_are_data(problem: &Problem) -> bool {
+    [problem.seqs_q(), problem.seqs_k()].into_iter().any(|x| x.is_packed() || x.has_used())
+}
+
 /// Rows of Q and of K, the same for every sequence.
 pub(crate) fn dense_lens(problem: &Problem) -> Result<Lens<u32>, NotDense> {
     let sides = [(TensorName::Q, problem.seqs_q()), (TensorName::K, problem.seqs_k())];

@@ -9,6 +9,7 @@ use std::num::NonZeroU32;
 use fa3_types::{BackwardProblem, Dtype, Problem};
 
 use super::{ADDED_ROWS, AddOrder, DkvTile, DqTile, PlanError, PlanOptions};
+use crate::dense::lengths_are_data;
 use crate::{DeviceLimits, Tiling};
 
 pub use listed::Listed;
@@ -113,7 +114,7 @@ impl Plan {
             dq: &dq,
             sms: options.sms.map_or(limits.sms, |sms| sms.min(limits.sms)),
         };
-        let way = if Listed::serves(forward) {
+        let way = if lengths_are_data(forward) {
             Way::Listed(Listed::new(&asked)?)
         } else {
             Way::Numbered(Numbered::new(&asked)?)
@@ -206,7 +207,7 @@ fn adds_dq(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> O
 fn choose_dkv(forward: &Problem, options: &PlanOptions, limits: &DeviceLimits) -> Result<DkvTile, PlanError> {
     let choose = |head_dim, head_dim_v, limits: &DeviceLimits| match adds_dq(forward, options, limits) {
         Some(order) => DkvTile::choose_adding([head_dim, head_dim_v], order, limits),
-        None if Listed::serves(forward) => DkvTile::choose_listed(head_dim, head_dim_v, limits),
+        None if lengths_are_data(forward) => DkvTile::choose_listed(head_dim, head_dim_v, limits),
         None => DkvTile::choose(head_dim, head_dim_v, limits),
     };
     // Whoever gives the tile may ask for gradients that are the same bits in every run as well.

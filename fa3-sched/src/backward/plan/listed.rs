@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use fa3_types::{Problem, TensorDesc, TensorName};
+use fa3_types::{TensorDesc, TensorName};
 
 use super::{Asked, DqBy, PlanError, STATS_ROWS, heads_between};
 use crate::backward::AddOrder;
@@ -24,11 +24,6 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// Whether lengths of the problem are data.
-    pub(super) fn serves(problem: &Problem) -> bool {
-        [problem.seqs_q(), problem.seqs_k()].into_iter().any(|x| x.is_packed() || x.has_used())
-    }
-
     /// Decides everything about them.
     pub(super) fn new(asked: &Asked<'_>) -> Result<Listed, PlanError> {
         let &Asked { problem, dkv, dq, sms } = asked;

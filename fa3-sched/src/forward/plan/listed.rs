@@ -17,11 +17,6 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// Whether lengths of the problem are data.
-    pub(super) fn serves(problem: &Problem) -> bool {
-        [problem.seqs_q(), problem.seqs_k()].into_iter().any(|x| x.is_packed() || x.has_used())
-    }
-
     /// Decides everything about them.
     pub(super) fn new(asked: &Asked<'_>) -> Result<Listed, PlanError> {
         let &Asked { problem, tile, sms, options, .. } = asked;
