@@ -191,15 +191,16 @@ def exact_gradients(dout, q, k, v, causal):
     return of_heads[-1][0], sum(dk for _, dk, _ in of_heads), sum(dv for _, _, dv in of_heads)
 
 
-def errors(options, cell, bound, dout, q, k, v):
-    """The largest relative errors by implementation: of the longest sequence that is checked, and of the shortest."""
+def errors(cell, bound, q, k, v, dout=None):
+    """The largest relative errors by implementation: of O, or with dO of the gradients, of the longest sequence that is
+    checked, and of the shortest."""
     order = sorted((length, number) for number, length in enumerate(cell.lengths) if length in CHECKED)
     found = {name: function() for name, function in bound.items()}
     all_errors = {name: [0.0] for name in bound}
     for length, number in {order[0], order[-1]} if order else ():
         begin = sum(cell.lengths[:number])
         rows = slice(begin, begin + length)
-        if options.backward:
+        if dout is not None:
             group = slice(-(cell.heads // cell.heads_kv), None)
             given = dout[rows, group], q[rows, group], k[rows, -1], v[rows, -1]
             right = exact_gradients(*given, cell.causal)
@@ -229,12 +230,12 @@ def main():
                 for seed, heads in enumerate((cell.heads, cell.heads_kv), 1)
             ]
             q, k, v = (x[0].contiguous() for x in (draw[0][0], draw[1][1], draw[1][2]))
-            dout = torch.randn_like(q)
             if options.backward:
+                dout = torch.randn_like(q)
                 bound = backward(options, cell, dout, q, k, v)
             else:
-                bound = forward(options, cell, q, k, v)
-            wrong = errors(options, cell, bound, dout, q, k, v)
+                dout, bound = None, forward(options, cell, q, k, v)
+            wrong = errors(cell, bound, q, k, v, dout)
             ms = timing.in_turns(bound, options.rounds, options.slice_ms)
             rates = "  ".join(f"{name} {cell.tflops(taken, work):5.0f}" for name, taken in ms.items())
             others = {name: taken / ms["ours"] for name, taken in ms.items() if name != "ours"}

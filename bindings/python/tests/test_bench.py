@@ -463,7 +463,7 @@ def test_cells_of_packed_sequences_are_the_ones_that_options_name(tmp_path, caps
     (cell,) = packed.cells(packed.parse(words))
     assert (cell.lengths, cell.heads, cell.heads_kv, cell.mix) == ((3, 5, 4), 4, 2, "mine.txt")
     # Two products of 2 · 64 operations for each visible score of four heads, in a millisecond.
-    assert cell.tflops(1.0) == pytest.approx(4 * 64 * 4 * (9 + 25 + 16) / 2 / 1e9)
+    assert cell.tflops(1.0, 1) == pytest.approx(4 * 64 * 4 * (9 + 25 + 16) / 2 / 1e9)
     for words in (["--heads", "4", "2"], ["--lengths", str(lengths), "--mix", "odd"]):
         with pytest.raises(SystemExit):
             packed.parse(words)
@@ -485,6 +485,24 @@ def test_errors_of_packed_sequences_are_those_of_the_longest_and_the_shortest(ca
     wrong[30:37, 3] *= 2
     nan = right.clone()
     nan[30, 3, 0] = float("nan")
-    functions = {"right": lambda: right, "wrong": lambda: wrong, "nan": lambda: nan}
+    functions = {"right": lambda: [right], "wrong": lambda: [wrong], "nan": lambda: [nan]}
     found = packed.errors(cell, functions, q, k, v)
     assert found["right"] < 1e-6 and found["wrong"] == pytest.approx(1) and not found["nan"] < packed.WRONG
+
+
+def test_errors_of_packed_gradients_are_those_of_heads_that_share_keys():
+    cell = packed.Cell(16, 4, 2, "mine", (30, 1, 7), True)
+    dout, q, k, v = (torch.randn(38, heads, 16, dtype=torch.float64) for heads in (4, 4, 2, 2))
+    right = [torch.zeros_like(x) for x in (q, k, v)]
+    begin = 0
+    for length in cell.lengths:
+        rows = slice(begin, begin + length)
+        for head in range(4):
+            of_head = gradients.exact(dout[rows, head], q[rows, head], k[rows, head // 2], v[rows, head // 2], True)
+            for sum_of, x, at in zip(right, of_head, (head, head // 2, head // 2)):
+                sum_of[rows, at] += x
+        begin += length
+    dq, dk, dv = right
+    functions = {"right": lambda: right, "wrong": lambda: [dq, dk * 2, dv]}
+    found = packed.errors(cell, functions, q, k, v, dout)
+    assert found["right"] < 1e-12 and found["wrong"] == pytest.approx(1)
