@@ -73,8 +73,10 @@ impl Tiles {
     }
 }
 
-/// The smallest section of at least `wanted` heads that has whole groups and divides all heads, or all of them.
-pub fn section(wanted: u32, heads: u32, group: u32) -> u32 {
+/// The smallest section that has whole groups, divides all heads, and has tiles for half of the SMs, with so many tiles
+/// of each head; or all heads. It is about that of sequences of one length ([`Order`]).
+pub fn section(head_tiles: u32, [heads, group]: [u32; 2], sms: NonZeroU32) -> u32 {
+    let wanted = sms.get().div_ceil(2).div_ceil(head_tiles.max(1));
     (1..=heads / group)
         .map(|groups| groups * group)
         .find(|&section| section >= wanted && heads.is_multiple_of(section))

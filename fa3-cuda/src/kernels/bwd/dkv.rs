@@ -15,7 +15,7 @@ use fa3_sched::backward::{Division, DkvTile};
 use self::columns::Columns;
 use self::in_order::InOrder;
 use super::PartSpec;
-use super::gradients::{Scores, clear_unused, registers, registers_tile, visible, write};
+use super::gradients::{Scores, registers, registers_tile, visible, write_tile};
 use super::params::{DkvParams, SumsParams, stats_tile};
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
@@ -25,7 +25,6 @@ use crate::kernels::parts::loader::Feed;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
 use crate::kernels::parts::ping_pong::PingPong;
 use crate::kernels::parts::scores::Visible;
-use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::works::Works;
 
 /// The state that the roles share.
@@ -124,12 +123,6 @@ impl<'k> Adding<'k> {
             ping_pong: PingPong::declare(b, tile.consumers()),
             sums,
         }
-    }
-
-    /// The number of the block of sums that begins at this place.
-    #[track_caller]
-    fn number(&self, place: [V<'k, B32>; 3]) -> V<'k, B32> {
-        self.sums.number(place)
     }
 }
 
@@ -309,33 +302,16 @@ impl<'k> Dkv<'k> {
     /// Writes a tile's dK.
     #[track_caller]
     fn write_dk(&self, dk: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
-        let (params, columns) = (&self.params, self.spec.head_dim);
-        self.write(dk, Some(params.inputs.softmax_scale), (&params.dk, columns), work, key);
+        let (params, spec) = (&self.params, &self.spec);
+        let (scale, format) = (Some(params.inputs.softmax_scale), (spec.elem, spec.head_dim));
+        write_tile(dk, scale, &params.dk, work, (key, spec.tile.tile_n), format);
     }
 
     /// Writes a tile's dV.
     #[track_caller]
     fn write_dv(&self, dv: Frag<'k>, work: &Work<V<'k, B32>>, key: V<'k, B32>) {
-        self.write(dv, None, (&self.params.dv, self.spec.head_dim_v), work, key);
-    }
-
-    /// Writes a tile's gradient, times `factor`; zeros of keys that are not in use.
-    #[track_caller]
-    fn write(
-        &self,
-        mut gradient: Frag<'k>,
-        factor: Option<V<'k, F32>>,
-        (to, columns): (&Strided<InKernel<'k>>, u32),
-        work: &Work<V<'k, B32>>,
-        key: V<'k, B32>,
-    ) {
-        let (mut row, mut end) = (key, work.lens.q);
-        if let Some(listed) = work.listed {
-            let reaches_beyond = (work.row + self.spec.tile.tile_n).gt(work.lens.q);
-            self.builder.if_uniform(reaches_beyond, || clear_unused(&mut gradient, key, work.lens.q));
-            (row, end) = (listed.q_row + key, listed.q_row + listed.q_rows);
-        }
-        write(gradient, factor, to, [work.batch, work.head, row], end, (self.spec.elem, columns));
+        let (params, spec) = (&self.params, &self.spec);
+        write_tile(dv, None, &params.dv, work, (key, spec.tile.tile_n), (spec.elem, spec.head_dim_v));
     }
 }
 

@@ -4,7 +4,7 @@ use fa3_ir::lang::*;
 use fa3_sched::backward::DqTile;
 
 use super::PartSpec;
-use super::gradients::{Scores, clear_unused, registers, visible, write};
+use super::gradients::{Scores, registers, visible, write_tile};
 use super::params::DqParams;
 use crate::kernels::packed::TilesOf;
 use crate::kernels::params::{Declare, Form, InKernel};
@@ -117,15 +117,9 @@ impl<'k> Dq<'k> {
                 q_slot.release();
                 dout_slot.release();
             });
-            let (work, mut gradient) = (again(), dq.wait());
-            let (mut to, mut end) = (row, work.lens.q);
-            if let Some(listed) = work.listed {
-                let reaches_beyond = (work.row + spec.tile.tile_m).gt(work.lens.q);
-                b.if_uniform(reaches_beyond, || clear_unused(&mut gradient, row, work.lens.q));
-                (to, end) = (listed.q_row + row, listed.q_row + listed.q_rows);
-            }
-            let (to, format) = ([work.batch, work.head, to], (spec.elem, spec.head_dim));
-            write(gradient, Some(inputs.softmax_scale), &params.dq, to, end, format);
+            let (work, scale) = (again(), Some(inputs.softmax_scale));
+            let format = (spec.elem, spec.head_dim);
+            write_tile(dq.wait(), scale, &params.dq, &work, (row, spec.tile.tile_m), format);
         });
     }
 

@@ -109,6 +109,27 @@ pub(super) fn clear_unused<'k>(gradient: &mut Frag<'k>, row: V<'k, B32>, used: V
     gradient.map_in_place(|x, at| is_used[at.half as usize].select(x, 0.0));
 }
 
+/// Writes a gradient of a tile of `tile_rows` rows, times `factor`: the thread's `row`, and 8 below. Rows that are not
+/// in use get zeros.
+#[track_caller]
+pub(super) fn write_tile<'k>(
+    mut gradient: Frag<'k>,
+    factor: Option<V<'k, F32>>,
+    to: &Strided<InKernel<'k>>,
+    work: &Work<V<'k, B32>>,
+    (row, tile_rows): (V<'k, B32>, u32),
+    format: (Elem, u32),
+) {
+    let (mut in_memory, mut end) = (row, work.lens.q);
+    if let Some(listed) = work.listed {
+        let reaches_beyond = (work.row + tile_rows).gt(work.lens.q);
+        let b = gradient.builder();
+        b.if_uniform(reaches_beyond, || clear_unused(&mut gradient, row, work.lens.q));
+        (in_memory, end) = (listed.q_row + row, listed.q_row + listed.q_rows);
+    }
+    write(gradient, factor, to, [work.batch, work.head, in_memory], end, format);
+}
+
 /// Writes rows of a gradient, times `factor`, where they are before `end`: the thread's `row` of a head, and 8 below.
 #[track_caller]
 pub(super) fn write<'k>(

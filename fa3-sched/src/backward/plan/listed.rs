@@ -45,21 +45,20 @@ impl Listed {
         let tiles_of_keys = table([k, q], [tile.tile_n, tile.tile_m], mask.transposed())?;
         // As for sequences of one length that are as long as the longest is said to be: below 2³¹ in every problem.
         let [rows, keys] = [forward.longest().q, forward.longest().k].map(|x| x as u32);
-        let half_of_sms = |tiles: u32| sms.get().div_ceil(2).div_ceil(tiles.max(1));
         let (section_of_keys, longest) = match tile.adds_dq {
             Some(AddOrder::LastKeysFirst) => {
                 let blocks = rows.div_ceil(tile.tile_m).saturating_mul(group);
                 (nearest_section(heads_between(blocks, sms), heads_kv), Longest::Last)
             }
             Some(AddOrder::Any) | None => {
-                let wanted = half_of_sms(keys.div_ceil(tile.tile_n));
-                (section(wanted, heads_kv, 1), Longest::from(mask.transposed()))
+                let section = section(keys.div_ceil(tile.tile_n), [heads_kv, 1], sms);
+                (section, Longest::from(mask.transposed()))
             }
         };
         let of_dq = match dq {
             DqBy::Kernel(part) => {
-                let wanted = half_of_sms(rows.div_ceil(part.tile.tile_m));
-                let heads = [heads_q, section(wanted, heads_q, group)];
+                let head_tiles = rows.div_ceil(part.tile.tile_m);
+                let heads = [heads_q, section(head_tiles, [heads_q, group], sms)];
                 Some(Tiles::new(blocks, heads, Longest::from(mask), sms)?)
             }
             DqBy::Additions | DqBy::AdditionsInOrder => None,

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use fa3_types::{Granularity, Problem, TensorDesc, TensorName};
+use fa3_types::{Granularity, TensorDesc, TensorName};
 
 use super::Asked;
 use crate::forward::{Loads, PlanError};
-use crate::packed::{self, MemoryRows, Side, Tiles};
+use crate::packed::{self, MemoryRows, Side, Tiles, section};
 use crate::{Longest, Order, Scheduler};
 
 /// The tiles of sequences that a table lists.
@@ -46,7 +46,11 @@ impl Listed {
         let heads = problem.heads().q() as u32;
         let longest = Longest::from(problem.mask());
         let section = match options.order {
-            None => section(problem, tile.tile_m, sms.get()),
+            // Below 2³¹ in every problem.
+            None => {
+                let head_tiles = (problem.longest().q as u32).div_ceil(tile.tile_m);
+                section(head_tiles, [heads, problem.heads().group_size() as u32], sms)
+            }
             // Within a sequence, tiles of a group of heads come one after the other.
             Some(Order::Linear) => problem.heads().group_size() as u32,
             Some(Order::LongestFirst { section, longest: given })
@@ -93,16 +97,6 @@ impl Listed {
             4 * self.tiles.table().words()
         )
     }
-}
-
-/// Heads a section: as for sequences of one length ([`Order`]) that are as long as the longest is said to be, but a
-/// number that divides all heads.
-fn section(problem: &Problem, tile_m: u32, sms: u32) -> u32 {
-    let (heads, group) = (problem.heads().q() as u32, problem.heads().group_size() as u32);
-    // Below 2³¹ in every problem.
-    let head_tiles = (problem.longest().q as u32).div_ceil(tile_m).max(1);
-    let wanted = sms.div_ceil(2).div_ceil(head_tiles);
-    packed::section(wanted, heads, group)
 }
 
 #[cfg(test)]

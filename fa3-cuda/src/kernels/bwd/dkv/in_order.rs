@@ -231,7 +231,7 @@ pub(super) fn watch<'k>(dkv: &Dkv<'k>, adding: &Adding<'k>, order: &InOrder<'k>)
             let begin = rows_before(dkv, work);
             dkv.for_each_row(work, |head, row| {
                 let slot = ready.acquire();
-                let first = adding.number(dkv.place(work, head, row));
+                let first = adding.sums.number(dkv.place(work, head, row));
                 b.if_uniform(row.ge(begin), || {
                     b.once_per_warp(|| {
                         for half in 0..tile.tile_m / ADDED_ROWS {

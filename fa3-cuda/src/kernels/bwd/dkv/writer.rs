@@ -108,7 +108,7 @@ impl<'a, 'k> Blocks<'a, 'k> {
     pub(super) fn for_each(&self, work: &Work<V<'k, B32>>, body: impl FnOnce(Block<'k>)) {
         let Blocks { dkv, adding, me, next, .. } = self;
         dkv.for_each_row(work, |head, row| {
-            let number = adding.number(dkv.place(work, head, row));
+            let number = adding.sums.number(dkv.place(work, head, row));
             if dkv.spec.tile.adds_halves() {
                 body(Block { is_mine: None, number: number + *me, head, row: me.mad(ADDED_ROWS, row) });
             } else {
