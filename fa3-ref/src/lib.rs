@@ -37,6 +37,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod cache;
 mod inputs;
 mod output;
 mod precision;
@@ -50,6 +51,7 @@ pub mod rows;
 pub mod standard;
 pub mod tiled;
 
+pub use cache::CachedRows;
 pub use inputs::{Element, InputError, Inputs, OutputGradients};
 pub use output::{Forward, Gradients};
 pub use precision::Precision;

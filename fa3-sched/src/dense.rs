@@ -14,9 +14,9 @@ pub enum NotDense {
     Used { tensor: TensorName },
 }
 
-/// Whether lengths of the problem are data: sequences are packed, or in use in part.
+/// Whether lengths of the problem are data: sequences are packed, in use in part, or in a cache.
 pub(crate) fn lengths_are_data(problem: &Problem) -> bool {
-    [problem.seqs_q(), problem.seqs_k()].into_iter().any(|x| x.is_packed() || x.has_used())
+    [problem.seqs_q(), problem.seqs_k()].into_iter().any(|x| !x.are_equal())
 }
 
 /// Rows of Q and of K, the same for every sequence.
@@ -26,7 +26,7 @@ pub(crate) fn dense_lens(problem: &Problem) -> Result<Lens<u32>, NotDense> {
         if sequences.is_packed() {
             return Err(NotDense::Packed { sequences: sequences.count() });
         }
-        if sequences.has_used() {
+        if !sequences.are_equal() {
             return Err(NotDense::Used { tensor });
         }
     }

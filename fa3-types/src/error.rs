@@ -143,8 +143,16 @@ pub enum ProblemError {
     SequenceCount { q: usize, k: usize },
     #[error("the rows are of other sequences than those of {tensor}")]
     OtherSequences { tensor: TensorName },
-    #[error("the lengths of {tensor}'s sequences are data, in cu_seqlens or seqused")]
+    #[error("the lengths of {tensor}'s sequences are data, in cu_seqlens, seqused, leftpad or page_table")]
     UnknownLengths { tensor: TensorName },
+    #[error("q is in pages or padded on its left, which k and v alone may be")]
+    CachedQueries,
+    #[error("k is packed, whose sequences have no padding on their left")]
+    PackedLeftpad,
+    #[error("a sequence of {pages} pages of {rows} rows is longer than {limit} rows")]
+    PagesTooMany { pages: usize, rows: usize, limit: usize },
+    #[error("there are no gradients of keys and values in pages or padded on their left")]
+    CachedGradients,
     #[error("cu_seqlens is empty; it needs batch + 1 entries")]
     CuSeqlensEmpty,
     #[error("cu_seqlens starts at {given}, not at 0")]

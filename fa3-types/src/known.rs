@@ -39,7 +39,7 @@ impl KnownProblem {
             (TensorName::K, problem.seqs_k(), problem.k().shape.seqlen, &rows_k),
         ];
         for (tensor, sequences, seqlen, rows) in sides {
-            let facts = |of: Sequences| (of.count(), of.seqlen(), of.has_used());
+            let facts = |of: Sequences| (of.count(), of.seqlen(), of.has_used(), of.is_cache());
             if facts(sequences) != facts(rows.sequences()) {
                 return Err(ProblemError::OtherSequences { tensor });
             }
@@ -90,10 +90,10 @@ impl Problem {
     /// The problem with its lengths, which the shapes of dense sequences say.
     ///
     /// # Errors
-    /// [`ProblemError::UnknownLengths`] if sequences are packed or in use in part.
+    /// [`ProblemError::UnknownLengths`] if sequences are packed, in use in part or in a cache.
     pub fn known(&self) -> Result<KnownProblem, ProblemError> {
         let rows = |tensor, sequences: Sequences| match sequences.seqlen() {
-            Some(seqlen) if !sequences.has_used() => Ok(SequenceRows::dense(sequences.count(), seqlen)),
+            Some(seqlen) if sequences.are_equal() => Ok(SequenceRows::dense(sequences.count(), seqlen)),
             _ => Err(ProblemError::UnknownLengths { tensor }),
         };
         let (rows_q, rows_k) = (rows(TensorName::Q, self.seqs_q())?, rows(TensorName::K, self.seqs_k())?);

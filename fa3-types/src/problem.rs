@@ -60,8 +60,8 @@ impl Problem {
         check_sequences(TensorName::Q, &q, seqs_q)?;
         check_sequences(TensorName::K, &k, seqs_k)?;
         check_counts(seqs_q, seqs_k)?;
-        v_layout.check(&v, seqs_k.is_packed())?;
-        Granularity::check(scales, q.dtype, seqs_q.is_packed() || seqs_k.is_packed())?;
+        v_layout.check(&v, seqs_k.is_packed() || seqs_k.is_cache())?;
+        Granularity::check(scales, q.dtype, seqs_q.is_packed() || seqs_k.is_packed() || seqs_k.is_cache())?;
         for ((tensor, x), scales) in [(TensorName::Q, &q), (TensorName::K, &k)].into_iter().zip(scales) {
             scales.check_count(tensor, x.shape)?;
         }
@@ -73,7 +73,7 @@ impl Problem {
         let softcap = softcap.map(SoftCap::new).transpose()?;
         let [q, k, v, o] = [q, k, v, o].map(TensorDesc::canonical);
         // No sequence is longer than its tensor.
-        let mask = mask.simplified(Lengths { q: q.shape.seqlen, k: k.shape.seqlen });
+        let mask = mask.simplified(Lengths { q: q.shape.seqlen, k: seqs_k.capacity(k.shape.seqlen) });
         Ok(Problem {
             q,
             k,
@@ -108,6 +108,20 @@ impl Problem {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(TensorDesc::padded);
         let o = TensorDesc::contiguous(self.o.dtype, Shape { head_dim: v.shape.head_dim, ..self.o.shape });
         Problem { q, k, v, o, ..self.clone() }
+    }
+
+    /// The same attention of contiguous keys and values, of which each sequence has as many rows as it may have in
+    /// pages: K and V (sequences, capacity, …), in use in part. Of other problems it is a copy.
+    #[must_use]
+    pub fn gathered(&self) -> Problem {
+        if !self.seqs_k.is_cache() {
+            return self.clone();
+        }
+        let (count, rows) = (self.seqs_k.count(), self.seqs_k.capacity(self.k.shape.seqlen));
+        let gathered =
+            |x: &TensorDesc| TensorDesc::contiguous(x.dtype, Shape { batch: count, seqlen: rows, ..x.shape });
+        let (k, v) = (gathered(&self.k), gathered(&self.v));
+        Problem { k, v, seqs_k: Sequences::dense(count, rows).used(), ..self.clone() }
     }
 
     /// Queries (batch, seqlen_q, heads_q, head_dim).
@@ -287,6 +301,21 @@ fn check_shapes(q: Shape, k: Shape, v: Shape, o: Shape) -> Result<(), ProblemErr
 
 fn check_sequences(tensor: TensorName, desc: &TensorDesc, seqs: Sequences) -> Result<(), ProblemError> {
     let Shape { batch, seqlen, .. } = desc.shape;
+    if tensor == TensorName::Q && seqs.is_cache() {
+        return Err(ProblemError::CachedQueries);
+    }
+    if let Some(pages) = seqs.pages() {
+        // Whatever the tensor has, the table says which of it are a sequence's.
+        let (given, limit) = (seqs.capacity(seqlen), i32::MAX as usize);
+        return if given > limit {
+            Err(ProblemError::PagesTooMany { pages, rows: seqlen, limit })
+        } else {
+            Ok(())
+        };
+    }
+    if seqs.is_packed() && seqs.has_leftpad() {
+        return Err(ProblemError::PackedLeftpad);
+    }
     let expected = if seqs.is_packed() { 1 } else { seqs.count() };
     if batch != expected {
         return Err(ProblemError::DimMismatch { tensor, dim: Dim::Batch, given: batch, expected });
@@ -312,7 +341,7 @@ fn check_counts(q: Sequences, k: Sequences) -> Result<(), ProblemError> {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lengths = |seqs: Sequences, longest: usize| match seqs.is_packed() {
+        let lengths = |seqs: Sequences, longest: usize| match seqs.is_packed() || seqs.pages().is_some() {
             true => format!("about {longest}"),
             false => longest.to_string(),
         };
@@ -330,6 +359,12 @@ impl fmt::Display for Problem {
         )?;
         if self.head_dim_v() != self.head_dim() {
             write!(f, "/{}", self.head_dim_v())?;
+        }
+        if let Some(pages) = self.seqs_k.pages() {
+            write!(f, " in {pages} pages of {} rows", self.k.shape.seqlen)?;
+        }
+        if self.seqs_k.has_leftpad() {
+            write!(f, " left padded")?;
         }
         if self.v_layout == ValueLayout::Transposed {
             write!(f, " v transposed")?;

@@ -1,40 +1,54 @@
 //! How the sequences of a batch lie in their tensor, as planning may know it.
 
-/// The sequences of Q, or of K and V: dense (batch, seqlen, …), or packed one after the other into (1, total, …).
+/// The sequences of Q, or of K and V: dense (batch, seqlen, …), packed one after the other into (1, total, …), or, of K
+/// and V, in pages (pages, page_rows, …).
 ///
 /// It says nothing of lengths, which are data: `cu_seqlens` says where packed sequences begin, `seqused` how many rows
-/// of each are in use. A GPU reads both from its own memory, and the host has them as [`SequenceRows`]. Problems and
-/// plans are the same for all lengths.
+/// of each are in use, `page_table` in which pages they are. A GPU reads them from its own memory, and the host has them
+/// as [`SequenceRows`]. Problems and plans are the same for all lengths.
 ///
 /// [`SequenceRows`]: crate::SequenceRows
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sequences {
     layout: Layout,
     used: bool,
+    leftpad: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Layout {
     Dense { batch: usize, seqlen: usize },
     Packed { count: usize, longest: Option<usize> },
+    Paged { count: usize, pages: usize, longest: Option<usize> },
 }
 
 impl Sequences {
     /// `batch` sequences of `seqlen` rows each.
     pub fn dense(batch: usize, seqlen: usize) -> Sequences {
-        Sequences { layout: Layout::Dense { batch, seqlen }, used: false }
+        Sequences::of(Layout::Dense { batch, seqlen })
     }
 
     /// `count` sequences packed into one tensor.
     pub fn packed(count: usize) -> Sequences {
-        Sequences { layout: Layout::Packed { count, longest: None }, used: false }
+        Sequences::of(Layout::Packed { count, longest: None })
     }
 
-    /// Gives a hint of the longest packed sequence's rows. It decides how a problem is computed. A wrong one costs
-    /// speed, and changes no result beyond its rounding. Dense sequences need none.
+    /// `count` sequences of `pages` pages each, which are entries of the tensor's batch: `page_table` (count, pages) says
+    /// which, in order. A page may be of several sequences. A cache of whole sequences in another order
+    /// (`cache_batch_idx`) has one page a sequence.
+    pub fn paged(count: usize, pages: usize) -> Sequences {
+        Sequences::of(Layout::Paged { count, pages, longest: None })
+    }
+
+    fn of(layout: Layout) -> Sequences {
+        Sequences { layout, used: false, leftpad: false }
+    }
+
+    /// Gives a hint of the longest packed or paged sequence's rows. It decides how a problem is computed. A wrong one
+    /// costs speed, and changes no result beyond its rounding. Dense sequences need none.
     #[must_use]
     pub fn longest(mut self, rows: usize) -> Sequences {
-        if let Layout::Packed { longest, .. } = &mut self.layout {
+        if let Layout::Packed { longest, .. } | Layout::Paged { longest, .. } = &mut self.layout {
             *longest = Some(rows);
         }
         self
@@ -46,16 +60,53 @@ impl Sequences {
         Sequences { used: true, ..self }
     }
 
+    /// Says that each sequence begins only behind some rows of its memory, as many as `leftpad` says. `seqused` counts
+    /// them as well.
+    #[must_use]
+    pub fn left_padded(self) -> Sequences {
+        Sequences { leftpad: true, ..self }
+    }
+
     /// Number of sequences.
     pub fn count(self) -> usize {
         match self.layout {
-            Layout::Dense { batch: count, .. } | Layout::Packed { count, .. } => count,
+            Layout::Dense { batch: count, .. }
+            | Layout::Packed { count, .. }
+            | Layout::Paged { count, .. } => count,
         }
     }
 
     /// Whether the sequences are packed into a tensor of batch 1.
     pub fn is_packed(self) -> bool {
         matches!(self.layout, Layout::Packed { .. })
+    }
+
+    /// Pages of each sequence, if they are in pages.
+    pub fn pages(self) -> Option<usize> {
+        match self.layout {
+            Layout::Paged { pages, .. } => Some(pages),
+            Layout::Dense { .. } | Layout::Packed { .. } => None,
+        }
+    }
+
+    /// Whether `leftpad` says how many rows of memory are before each sequence.
+    pub fn has_leftpad(self) -> bool {
+        self.leftpad
+    }
+
+    /// Whether the rows of sequences are found in ways that only a cache of K and V has: in pages, or behind padding.
+    pub fn is_cache(self) -> bool {
+        self.pages().is_some() || self.leftpad
+    }
+
+    /// Whether the shape of the tensor says the length of each sequence.
+    pub fn are_equal(self) -> bool {
+        matches!(self.layout, Layout::Dense { .. }) && !self.used && !self.leftpad
+    }
+
+    /// The most rows that a sequence may have, if an entry of the tensor's batch has `rows`.
+    pub fn capacity(self, rows: usize) -> usize {
+        rows.saturating_mul(self.pages().unwrap_or(1))
     }
 
     /// Whether `seqused` says how many rows of each sequence are in use.
@@ -67,16 +118,18 @@ impl Sequences {
     pub fn seqlen(self) -> Option<usize> {
         match self.layout {
             Layout::Dense { seqlen, .. } => Some(seqlen),
-            Layout::Packed { .. } => None,
+            Layout::Packed { .. } | Layout::Paged { .. } => None,
         }
     }
 
-    /// About the rows of the longest sequence, if the tensor has `rows`: the hint, or the mean where there is none.
+    /// About the rows of the longest sequence, if an entry of the tensor's batch has `rows`: the hint, or, where there
+    /// is none, the mean of packed ones and the capacity of those in pages.
     pub(crate) fn longest_of(self, rows: usize) -> usize {
         match self.layout {
             Layout::Dense { batch: 0, .. } => 0,
             Layout::Dense { seqlen, .. } => seqlen,
             Layout::Packed { count, longest } => longest.unwrap_or(rows.div_ceil(count.max(1))).min(rows),
+            Layout::Paged { longest, .. } => longest.unwrap_or(usize::MAX).min(self.capacity(rows)),
         }
     }
 }
@@ -95,5 +148,13 @@ mod tests {
         assert_eq!([60, 200].map(|hint| packed.longest(hint).longest_of(100)), [60, 100]);
         assert_eq!(Sequences::packed(0).longest_of(7), 7);
         assert!(packed.used().has_used() && !packed.has_used());
+        let paged = Sequences::paged(3, 4).left_padded();
+        assert_eq!(
+            (paged.count(), paged.seqlen(), paged.pages(), paged.capacity(16)),
+            (3, None, Some(4), 64)
+        );
+        assert_eq!((paged.longest_of(16), paged.longest(50).longest_of(16)), (64, 50));
+        assert!(paged.has_leftpad() && !paged.is_packed());
+        assert!(dense.are_equal() && !dense.used().are_equal() && !paged.are_equal() && !packed.are_equal());
     }
 }

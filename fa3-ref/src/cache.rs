@@ -1,0 +1,86 @@
+//! Keys and values of a cache, gathered into contiguous sequences, as all other code of this crate takes them.
+
+use fa3_types::{ProblemError, SequenceRows};
+use ndarray::{Array4, ArrayView2, ArrayView4, Axis};
+
+/// Where the rows of a cache's sequences are: the values of `page_table`, `leftpad` and `seqused`.
+///
+/// Row r of sequence i is row (leftpad\[i\] + r) of its pages, one after the other. Numbers that make no sense are
+/// clamped, as kernels clamp them: lengths to what pages hold, and a page that is not there has rows of zeros.
+#[derive(Clone, Copy, Debug)]
+pub struct CachedRows<'a> {
+    /// (sequences, pages of each): entries of the cache's batch.
+    pub page_table: ArrayView2<'a, i32>,
+    /// Rows before each sequence's first one; none if it is empty.
+    pub leftpad: &'a [i32],
+    /// One past each sequence's last row, counted from its first page's first row; all rows if it is empty.
+    pub seqused: &'a [i32],
+}
+
+impl CachedRows<'_> {
+    /// The gathered sequences' rows, where pages have `page_rows` rows each.
+    ///
+    /// # Errors
+    /// Those of [`SequenceRows::with_used`], which do not occur where `seqused` and `leftpad` have an entry a sequence.
+    pub fn rows(&self, page_rows: usize) -> Result<SequenceRows, ProblemError> {
+        let (count, pages) = self.page_table.dim();
+        let used: Vec<i32> = (0..count)
+            .map(|i| {
+                let end = self.seqused.get(i).map_or(pages * page_rows, |&end| end.max(0) as usize);
+                end.min(pages * page_rows).saturating_sub(self.first(i, pages * page_rows)) as i32
+            })
+            .collect();
+        SequenceRows::dense(count, pages * page_rows).with_used(&used)
+    }
+
+    /// The rows of a cache (pages, page_rows, heads, columns), gathered: (sequences, rows, heads, columns). Rows that
+    /// no sequence uses are `unused`.
+    pub fn gather<T: Copy + Default>(&self, cache: ArrayView4<'_, T>, unused: T) -> Array4<T> {
+        let ((count, pages), (entries, page_rows, heads, columns)) = (self.page_table.dim(), cache.dim());
+        let capacity = pages * page_rows;
+        let mut gathered = Array4::from_elem((count, capacity, heads, columns), unused);
+        for i in 0..count {
+            let first = self.first(i, capacity);
+            for at in first..capacity {
+                let page = self.page_table[[i, at / page_rows]];
+                let mut row = gathered.index_axis_mut(Axis(0), i).index_axis_move(Axis(0), at - first);
+                match usize::try_from(page).ok().filter(|&page| page < entries) {
+                    Some(page) => {
+                        row.assign(&cache.index_axis(Axis(0), page).index_axis(Axis(0), at % page_rows));
+                    }
+                    None => row.fill(T::default()),
+                }
+            }
+        }
+        gathered
+    }
+
+    fn first(&self, sequence: usize, capacity: usize) -> usize {
+        self.leftpad.get(sequence).map_or(0, |&rows| (rows.max(0) as usize).min(capacity))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::{Array4, arr2};
+
+    use super::*;
+
+    #[test]
+    fn rows_come_in_the_order_of_the_table() {
+        // Pages of 2 rows, whose elements are their numbers in memory.
+        let cache = Array4::from_shape_fn((3, 2, 1, 1), |(page, row, ..)| 2 * page + row);
+        let table = arr2(&[[2, 0], [1, -1], [7, 2]]);
+        let rows = CachedRows { page_table: table.view(), leftpad: &[0, 1, 9], seqused: &[3, 2, 100] };
+        assert_eq!(rows.rows(2).unwrap().seqused(), [3, 1, 0]);
+        let gathered = rows.gather(cache.view(), 99);
+        let of = |i: usize| gathered.index_axis(Axis(0), i).iter().copied().collect::<Vec<_>>();
+        assert_eq!(of(0), [4, 5, 0, 1]);
+        assert_eq!(of(1), [3, 0, 0, 99]);
+        assert_eq!(of(2), [99; 4]);
+        let all = CachedRows { leftpad: &[], seqused: &[], ..rows };
+        assert_eq!(all.rows(2).unwrap().seqused(), [4, 4, 4]);
+        let gathered = all.gather(cache.view(), 99);
+        assert_eq!(gathered.index_axis(Axis(0), 2).iter().copied().collect::<Vec<_>>(), [0, 0, 4, 5]);
+    }
+}
