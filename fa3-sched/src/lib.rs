@@ -55,6 +55,7 @@ mod order;
 mod range;
 mod schedule;
 mod scheduler;
+mod shares;
 
 // What each operation makes of it.
 pub mod backward;
@@ -73,6 +74,7 @@ pub use order::{Longest, Order};
 pub use range::{KvRange, Lens, Tiling, VisibleKeys};
 pub use schedule::Schedule;
 pub use scheduler::{Scheduler, next_dynamic, next_static};
+pub use shares::{Segment, Shares, Units};
 
 /// The README's Rust code, as a test.
 #[cfg(doctest)]

@@ -165,6 +165,16 @@ impl<T: Int> KvRange<T> {
         self.end.sub_sat(self.first)
     }
 
+    /// Blocks number `from` up to `to` of these, as far as there are so many.
+    #[must_use]
+    pub fn part(&self, from: T, to: T) -> KvRange<T> {
+        let first = (self.first + from).at_most(self.end);
+        let end = (self.first + to).at_most(self.end);
+        let inside = |block: T| block.at_least(first).at_most(end);
+        let (unmasked_first, unmasked_end) = (inside(self.unmasked_first), inside(self.unmasked_end));
+        KvRange { first, unmasked_first, unmasked_end, end }
+    }
+
     /// Number of blocks whose elements need masking.
     pub fn masked_blocks(&self) -> T {
         self.blocks().sub_sat(self.unmasked_end.sub_sat(self.unmasked_first))

@@ -19,7 +19,7 @@ struct Batch {
 impl Batch {
     fn table(&self) -> Table {
         let ([cu_seqlens_q, cu_seqlens_k], [seqused_q, seqused_k]) = (&self.cu_seqlens, &self.seqused);
-        let values = Values { cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k };
+        let values = Values { cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, ..Values::default() };
         let words = self.plan.table(&values).expect("arrays are as long as they must be");
         let (header, rest) = words.split_at(HEADER as usize);
         let (records, record_of) = rest.split_at(8 * (self.plan.count() as usize + 1));

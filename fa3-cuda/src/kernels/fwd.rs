@@ -24,6 +24,7 @@ mod p_type;
 mod producer;
 mod row_softmax;
 mod transpose;
+mod zeros;
 
 // The consumer's main loops.
 mod algorithm1;
@@ -40,17 +41,19 @@ pub use program::{buffers, program};
 pub use spec::FwdSpec;
 
 use fa3_ir::lang::*;
-use fa3_sched::Lens;
 use fa3_sched::forward::ROW_SUM_COLS;
+use fa3_sched::{FastDiv, Lens};
 use fa3_types::softcap;
 
 use super::KernelSpec;
 use super::params::{Declare, Form, InKernel};
 use super::parts::geometry::Work;
 use super::parts::loader::{Feed, Sequence};
+use super::parts::pages::PageSpan;
 use super::parts::ping_pong::PingPong;
 use super::parts::rows_view::RowSpan;
 use super::parts::scores::{Scores, Visible};
+use super::parts::walk::Walk;
 use super::parts::works::Works;
 use p_type::PType;
 use params::Params;
@@ -71,6 +74,17 @@ struct Fwd<'k> {
     ping_pong: Option<PingPong<'k>>,
 }
 
+/// A row of a tile that may have rows of several heads.
+#[derive(Clone, Copy)]
+struct TileRow<'k> {
+    /// Its position in the sequence.
+    position: V<'k, B32>,
+    /// Its query head.
+    head: V<'k, B32>,
+    /// Whether it is one of those that are copied.
+    is_inside: V<'k, Pred>,
+}
+
 impl KernelSpec for FwdSpec {
     /// Builds the kernel. The spec must come from [`FwdSpec::of`], or differ from such a one only in a tile that passes
     /// [`CtaTile::check`](fa3_sched::forward::CtaTile::check) and has a producer.
@@ -86,7 +100,7 @@ fn kernel(spec: &FwdSpec) -> Kernel {
             b.guard_all();
         }
         let fwd = Fwd::declare(b, spec);
-        fwd.store_ones();
+        fwd.store_constants();
         b.init_mbarriers();
         // CTAs of the next kernel may take their places as ours leave them, and begin when all of ours are done.
         b.launch_dependents();
@@ -117,6 +131,10 @@ impl<'k> Fwd<'k> {
             None => (warps, warps),
             Some(_) => (transpose::WARPS, warps + transpose::WARPS),
         };
+        let keys = |name, map, consumers| match spec.page_block {
+            None => Feed::declare_shared(b, name, map, tile.stages, consumers),
+            Some(_) => Feed::declare_rows(b, name, map, tile.tile_n, tile.stages, consumers),
+        };
         let ty = match (spec.is_fp8(), spec.output) {
             (true, _) => WgmmaType::E4m3,
             (false, Elem::F16) => WgmmaType::F16,
@@ -125,16 +143,19 @@ impl<'k> Fwd<'k> {
         Fwd {
             builder: b,
             spec: *spec,
-            q: Feed::declare(b, "q", params.q, 1, warps),
-            k: Feed::declare_shared(b, "k", params.k, tile.stages, warps),
+            q: Feed::declare_rows(b, "q", params.q, tile.tile_m, 1, warps),
+            k: keys("k", params.k, warps),
             v: match spec.v_is_transposed() {
-                false => Feed::declare_shared(b, "v", params.v, tile.stages, of_v),
+                false => keys("v", params.v, of_v),
                 true => Feed::declare_transposed(b, "v", params.v, ROW_SUM_COLS, tile.stages, of_v),
             },
             transposed,
             p: PType(ty),
             ping_pong: tile.ping_pong.then(|| PingPong::declare(b, tile.consumers)),
-            works: Works::declare(b, spec.scheduler, &params.lookup, params.ticket, of_works),
+            works: match params.walk {
+                Walk::Tiles(lookup) => Works::declare(b, spec.scheduler, &lookup, params.ticket, of_works),
+                Walk::Shares(shares) => Works::declare_shares(b, shares, of_works),
+            },
             params,
         }
     }
@@ -147,10 +168,17 @@ impl<'k> Fwd<'k> {
         }
     }
 
-    /// Stores what stays in slots of V that is transposed in memory, before threads have roles.
+    /// Stores what no load writes, before threads have roles: ones in slots of V that is transposed in memory, and
+    /// zeros in rows of Q that have no position.
     #[track_caller]
-    fn store_ones(&self) {
+    fn store_constants(&self) {
         let (b, tile) = (self.builder, &self.spec.tile);
+        let rows = self.spec.q_rows();
+        if rows < tile.tile_m {
+            let [to] = self.q.ring().tiles_of(0);
+            zeros::store(b, to.rows(rows, tile.tile_m - rows), b.tid(), tile.threads());
+            b.fence(FenceInst::ProxyAsyncShared);
+        }
         if self.spec.v_is_transposed() {
             for slot in 0..tile.stages {
                 let [to] = self.v.ring().tiles_of(slot);
@@ -167,19 +195,60 @@ impl<'k> Fwd<'k> {
             return [work.batch.into(); 3];
         };
         let rows = |apart: V<'k, B32>, row: V<'k, B32>, count: V<'k, B32>| {
-            Sequence::Rows(RowSpan::new(work.batch.mad(apart, row), count))
+            RowSpan::new(work.batch.mad(apart, row), count)
         };
         let Lens { q, k } = work.lens;
-        [rows(apart.q, listed.q_row, q), rows(apart.k, listed.k_row, k), rows(apart.v, listed.k_row, k)]
+        let of_q = rows(apart.q, listed.q_row, q);
+        let of_q = match self.spec.shares {
+            None => Sequence::Rows(of_q),
+            Some(_) => Sequence::RowsOfHeads(of_q),
+        };
+        let keys = |apart: V<'k, B32>| match self.params.pages {
+            None => Sequence::Rows(rows(apart, listed.k_row, k)),
+            Some(pages) => {
+                Sequence::Pages(PageSpan::new(self.builder, pages, work.batch, apart, [listed.k_row, k]))
+            }
+        };
+        [of_q, keys(apart.k), keys(apart.v)]
+    }
+
+    /// The first row of a thread: of its sequence, or of its tile, where that may have rows of several heads.
+    #[track_caller]
+    fn first_row(&self, work: &Work<V<'k, B32>>, me: V<'k, B32>) -> V<'k, B32> {
+        let within = me.mad(64, self.builder.frag_row());
+        if self.spec.shares.is_some() { within } else { work.row + within }
+    }
+
+    /// The rows of a thread, of which the first is `row` of a tile that may have rows of several heads.
+    #[track_caller]
+    fn rows_of_heads(&self, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> [TileRow<'k>; 2] {
+        Half::BOTH.map(|half| {
+            let row = row + half.rows();
+            let (position, head) = self.pack().div_rem(row);
+            TileRow {
+                position: work.row + position,
+                head: work.head.mad(self.spec.pack, head),
+                is_inside: row.lt(self.spec.q_rows()),
+            }
+        })
+    }
+
+    /// Division by the query heads of a tile.
+    #[track_caller]
+    fn pack(&self) -> FastDiv<V<'k, B32>> {
+        FastDiv::new(self.spec.pack).map(|number| self.builder.value(number))
     }
 
     /// The functions of scores: the soft cap, in whose units they are then, and the mask.
-    fn scores(&self, lens: Lens<V<'k, B32>>) -> Scores<'k> {
-        let (lookup, (left, _)) = (self.params.lookup, self.spec.mask.reach());
+    fn scores(&self, work: &Work<V<'k, B32>>) -> Scores<'k> {
+        let (walk, (left, _)) = (self.params.walk, self.spec.mask.reach());
+        let (lens, first) = (work.lens, work.row);
+        let pack = self.spec.shares.map(|_| self.pack());
         Scores {
             modify: self.spec.softcap.then(|| Box::new(softcap) as _),
             visible: Box::new(move |row| {
-                let keys = lookup.keys(row, lens);
+                let row = pack.map_or(row, |pack| first + pack.quotient(row));
+                let keys = walk.keys(row, lens);
                 Visible { start: left.map(|_| keys.start), end: keys.end }
             }),
         }

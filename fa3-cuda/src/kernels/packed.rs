@@ -13,7 +13,6 @@ mod firsts;
 mod params;
 mod places;
 mod program;
-mod sides;
 mod spec;
 
 use fa3_ir::lang::*;
@@ -23,7 +22,6 @@ use fa3_sched::packed::{CHUNK, ClampedRows, HEADER, Record, sort_key};
 use self::firsts::Firsts;
 use self::params::Params;
 use self::places::Places;
-use self::sides::SideRows;
 use super::KernelSpec;
 use super::params::{Declare, InKernel};
 
@@ -66,7 +64,7 @@ impl<'k> Writer<'k> {
     fn write(&self) {
         let (b, count) = (self.builder, self.params.count);
         // Loaded before the sequences, because it is waited for after them.
-        let end = SideRows::q(&self.params).end(b, count);
+        let end = self.params.side_q().end(b, count);
         let blocks = b.var("blocks", 0);
         b.for_each((0, count), self.threads, |first| blocks.set(self.chunk(first, blocks.get())));
 
@@ -93,8 +91,8 @@ impl<'k> Writer<'k> {
         let is_there = sequence.lt(params.count);
         // Threads without a sequence read another's and have no rows. Their keys are the smallest.
         let read = sequence.min(params.count - 1);
-        let q = SideRows::q(params).of_sequence(b, read, is_there);
-        let k = SideRows::k(params).of_sequence(b, read, is_there);
+        let q = params.side_q().of_sequence(b, read, is_there);
+        let k = params.side_k().of_sequence(b, read, is_there);
         let record = Record::new(q, k, params.cut.blocks(q.rows), sequence);
         let cost = params.cut.cost(Lens { q: q.len, k: k.len });
         // So many that their sum fits 32 bits.
@@ -198,7 +196,8 @@ mod tests {
             };
             let (cu_seqlens_q, cu_seqlens_k) = (&ends(q_packed, 0)[..], &ends(k_packed, 2)[..]);
             let (seqused_q, seqused_k) = (&column(q_used, 1)[..], &column(k_used, 3)[..]);
-            let table = plan.table(&Values { cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k }).unwrap();
+            let values = Values { cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, ..Values::default() };
+            let table = plan.table(&values).unwrap();
             let arrays = [(q_packed, cu_seqlens_q), (k_packed, cu_seqlens_k), (q_used, seqused_q), (k_used, seqused_k)];
             let arrays: Vec<&[i32]> = arrays.into_iter().filter(|(is_there, _)| *is_there).map(|(_, x)| x).collect();
             prop_assert_eq!(in_a_kernel(&plan, &arrays, table.len()), table);

@@ -41,12 +41,21 @@ impl Form {
     }
 }
 
-/// A tensor's form: the shape of its tiles, the number of its dimensions, and which of them is a tile's rows.
+/// A tensor's form: the shape of its tiles, the number of its dimensions, and which of them has a tile's rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorForm {
     pub(crate) tile: TileShape,
     pub(crate) rank: usize,
-    pub(crate) rows: usize,
+    pub(crate) rows: RowDims,
+}
+
+/// The dimensions over which a tile's rows run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum RowDims {
+    /// This one.
+    One(usize),
+    /// The first one counts so many rows and runs faster, the second one counts the rest.
+    Two { first: usize, count: u32, second: usize },
 }
 
 /// A launch: values.
@@ -109,7 +118,12 @@ impl<'k> Pass<Form, InKernel<'k>> for Declare<'k> {
 
     #[track_caller]
     fn tensor(&mut self, name: &str, TensorForm { tile, rank, rows }: TensorForm) -> TileMap {
-        self.0.tile_map_of(name, tile, rank, rows)
+        match rows {
+            RowDims::One(rows) => self.0.tile_map_of(name, tile, rank, rows),
+            RowDims::Two { first, count, second } => {
+                self.0.tile_map_over(name, tile, rank, &[(first, count), (second, tile.rows / count)])
+            }
+        }
     }
 }
 

@@ -75,6 +75,16 @@ pub(super) fn rows_view(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows)
     }
 }
 
+/// The same, of which a tile has rows of several heads.
+pub(super) fn rows_view_of_heads(buffer: BufferId, tensor: &TensorDesc, rows: MemoryRows) -> Passed {
+    let (shape, row) = (tensor.shape, rows.stride * tensor.dtype.bytes() as u64);
+    Passed::Tensor {
+        buffer,
+        dims: vec![shape.head_dim as u64, shape.heads as u64, MOST.into(), BEYOND, u64::from(rows.count) + 1],
+        strides: vec![bytes(tensor, tensor.strides.heads), row, STEP - row, row],
+    }
+}
+
 /// V of e4m3 transposed: dimensions keys, head_dim, heads, sequences.
 pub(super) fn transposed_view(buffer: BufferId, shape: Shape) -> Passed {
     let mut dims = transposed_dims(shape).map(u64::from);

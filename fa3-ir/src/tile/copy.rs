@@ -62,14 +62,29 @@ impl Builder {
     /// rows; all others but the innermost are fixed for a tile.
     #[track_caller]
     pub fn tile_map_of(&self, name: &str, shape: TileShape, rank: usize, rows: usize) -> TileMap {
+        self.tile_map_over(name, shape, rank, &[(rows, shape.rows)])
+    }
+
+    /// Like [`Builder::tile_map_of`], where a tile's rows run over several dimensions: of each its number and how many
+    /// rows it counts, in rising order. The first one runs fastest.
+    #[track_caller]
+    pub fn tile_map_over(&self, name: &str, shape: TileShape, rank: usize, rows: &[(usize, u32)]) -> TileMap {
         self.whole(shape);
-        if rank > 5 || !(1..rank).contains(&rows) {
-            self.misfit("a tensor map", format!("rows in dimension {rows}"), format!("{rank} dimensions"));
+        let are_dims =
+            rows.iter().all(|(dim, _)| (1..rank).contains(dim)) && rows.is_sorted_by(|a, b| a.0 < b.0);
+        if rank > 5 || !are_dims {
+            let dims: Vec<usize> = rows.iter().map(|&(dim, _)| dim).collect();
+            self.misfit("a tensor map", format!("rows in dimensions {dims:?}"), format!("{rank} dimensions"));
+        }
+        if rows.iter().map(|&(_, count)| count).product::<u32>() != shape.rows {
+            self.misfit("a tensor map", format!("rows {rows:?}"), shape);
         }
         let mut dims = [1; 5];
         dims[0] = shape.panel_cols();
-        if let Some(dim) = dims.get_mut(rows) {
-            *dim = shape.rows;
+        for &(dim, count) in rows {
+            if let Some(dim) = dims.get_mut(dim) {
+                *dim = count;
+            }
         }
         let map = self.param_tensor_map(name, BoxShape::new(shape.elem, &dims[..rank.min(5)], shape.swizzle));
         TileMap { map, shape }

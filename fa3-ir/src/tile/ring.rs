@@ -208,6 +208,9 @@ impl<'k, const N: usize> Producer<'k, N> {
     }
 }
 
+/// Blocks of a tile whose coordinates are computed together.
+const BLOCKS_AT_ONCE: u32 = 4;
+
 /// A slot that its producer fills.
 #[must_use = "a slot must be committed"]
 #[derive(Debug)]
@@ -247,6 +250,26 @@ impl<'k, const N: usize> EmptySlot<'k, N> {
         let _one = self.builder.as_one();
         let Some(tile) = self.counted(index, Some(map.shape().rows)) else { return };
         self.builder.load_tile(tile, map, coords, self.full, LoadOptions::default());
+    }
+
+    /// Begins to load tile `index` in blocks of as many rows as `map` copies. `coords` says where the block is that begins
+    /// with this row of the tile.
+    #[track_caller]
+    pub fn load_blocks<C: Coords>(&mut self, index: usize, map: &TileMap, coords: impl Fn(V<'k, B32>) -> C) {
+        let b = self.builder;
+        let Some(tile) = self.counted(index, None) else { return };
+        let (rows, count) = (map.shape().rows, tile.shape().rows.checked_div(map.shape().rows).unwrap_or(0));
+        // The numbers from which coordinates come may be loaded: those of so many blocks do not wait for each other.
+        let at_once = (1..=BLOCKS_AT_ONCE).rev().find(|blocks| count.is_multiple_of(*blocks)).unwrap_or(1);
+        b.for_each((0, count), at_once, |first| {
+            let blocks = (0..at_once).map(|block| first + block);
+            let coords: Vec<_> = blocks.map(|block| (block, coords(block * rows))).collect();
+            let _one = b.as_one();
+            for (block, coords) in coords {
+                let part = tile.row_block(block, rows);
+                b.load_tile(part, map, coords, self.full, LoadOptions::default());
+            }
+        });
     }
 
     /// Begins to load all of tile `index` from as many bytes in global memory, in the order in which they lie.

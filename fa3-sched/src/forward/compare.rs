@@ -41,7 +41,7 @@ impl OrderComparison {
         dense_lens(problem)?;
         let numbered = |options: &PlanOptions| match Plan::with(problem, limits, options)?.way() {
             Way::Numbered(numbered) => Ok::<_, PlanError>(numbered.clone()),
-            Way::Listed(_) => unreachable!("lengths of a dense batch are known"),
+            Way::Listed(_) | Way::Shared(_) => unreachable!("lengths of a dense batch are known"),
         };
         let linear = |scheduler| {
             let options = PlanOptions::default().order(Order::Linear).scheduler(scheduler);

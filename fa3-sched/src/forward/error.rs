@@ -3,7 +3,7 @@
 use fa3_types::{Dtype, Granularity, ProblemError, TensorName};
 
 use super::Precision;
-use crate::packed::{self, NotInRows};
+use crate::packed::{self, NotInRows, PagesError};
 use crate::{NotDense, Order, Scheduler, TooManyTiles};
 
 /// The reasons for which [`Plan::new`](super::Plan::new) refuses a problem. One sentence each, with the numbers.
@@ -48,6 +48,12 @@ pub enum PlanError {
     ListedTransposedV,
     #[error("the forward kernels take {tensor} of sequences in part with {source}")]
     ListedRows { tensor: TensorName, source: NotInRows },
+    #[error("the forward kernels take {0}")]
+    Pages(#[from] PagesError),
+    #[error("units of {blocks} blocks in {units} tiles of all heads, more than {limit} places")]
+    Shares { blocks: u64, units: u64, limit: u32 },
+    #[error("keys in pages or behind padding in 16 bits, not in {dtype}")]
+    CachePrecision { dtype: Dtype },
     #[error(transparent)]
     Table(#[from] packed::PlanError),
     #[error(transparent)]
@@ -66,6 +72,8 @@ impl PlanError {
             | PlanError::Dense(_)
             | PlanError::ListedScales { .. }
             | PlanError::ListedRows { .. }
+            | PlanError::Pages(_)
+            | PlanError::CachePrecision { .. }
             | PlanError::HeadDim { .. } => true,
             PlanError::Precision { .. }
             | PlanError::Narrow { .. }
@@ -75,6 +83,7 @@ impl PlanError {
             | PlanError::ListedOrder { .. }
             | PlanError::ListedNothing { .. }
             | PlanError::ListedTransposedV
+            | PlanError::Shares { .. }
             | PlanError::Table(_)
             | PlanError::Tile(_)
             | PlanError::Tiles(_) => false,

@@ -32,6 +32,9 @@ pub struct PlanOptions {
     pub sms: Option<NonZeroU32>,
     /// Whether CTAs that need the same keys at a time are clusters, see [`Plan::cluster`](super::Plan::cluster).
     pub clusters: Option<bool>,
+    /// Whether CTAs share the keys of a sequence where its rows of Q are few, as in decoding
+    /// ([`Way::Shared`](super::Way::Shared)). A row's result then depends on the other sequences in its last bits.
+    pub split_keys: bool,
 }
 
 impl PlanOptions {
@@ -63,5 +66,11 @@ impl PlanOptions {
     #[must_use]
     pub fn clusters(self, clusters: bool) -> PlanOptions {
         PlanOptions { clusters: Some(clusters), ..self }
+    }
+
+    /// With keys of a sequence shared by CTAs where its rows of Q are few.
+    #[must_use]
+    pub fn split_keys(self) -> PlanOptions {
+        PlanOptions { split_keys: true, ..self }
     }
 }

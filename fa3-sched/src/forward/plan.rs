@@ -2,6 +2,7 @@
 
 mod listed;
 mod numbered;
+mod shared;
 mod v_tiles;
 
 use std::fmt;
@@ -11,10 +12,12 @@ use fa3_types::{Dtype, Problem};
 
 use super::{CtaTile, PlanError, PlanOptions, Precision, Registers, TileRow};
 use crate::dense::lengths_are_data;
+use crate::packed::Pages;
 use crate::{DeviceLimits, Order, Scheduler, Tiling};
 
 pub use listed::Listed;
 pub use numbered::{Cost, Numbered, Work};
+pub use shared::{Shared, packed_positions};
 pub use v_tiles::V_TILE_KEYS;
 
 /// How a problem is computed on a device: the kernel's tile and everything that its launch needs. A plan exists only if
@@ -43,6 +46,7 @@ pub struct Plan {
     why: &'static str,
     tiling: Tiling<u32>,
     way: Way,
+    pages: Option<Pages>,
 }
 
 /// How a launch finds its tiles.
@@ -52,6 +56,8 @@ pub enum Way {
     Numbered(Numbered),
     /// Through a table in the device's memory: lengths are data.
     Listed(Listed),
+    /// As shares of all blocks of keys, where rows of Q are few: decoding.
+    Shared(Shared),
 }
 
 impl Plan {
@@ -70,10 +76,19 @@ impl Plan {
     pub fn with(problem: &Problem, limits: &DeviceLimits, options: &PlanOptions) -> Result<Plan, PlanError> {
         check_dtypes(problem)?;
         problem.check_rows().map_err(Box::new)?;
+        if problem.seqs_k().is_cache() && problem.dtype() == Dtype::E4m3 {
+            return Err(PlanError::CachePrecision { dtype: problem.dtype() });
+        }
+        let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
+        if let Some((tile, tiling, shared)) = Shared::new(problem, sms, options)? {
+            tile.check(limits)?;
+            let pages = Pages::of(problem, tile.tile_n)?;
+            let why = "few rows of Q: keys are shared by all SMs";
+            return Ok(Plan { problem: problem.clone(), tile, why, tiling, way: Way::Shared(shared), pages });
+        }
         let (tile, why) = choose_tile(problem, options)?;
         let tiling =
             Tiling::new(tile.tile_m, tile.tile_n, problem.heads().group_size() as u32, problem.mask());
-        let sms = options.sms.map_or(limits.sms, |sms| sms.min(limits.sms));
         let asked = Asked { problem, tile, tiling, sms, options };
         let (tile, way) = if lengths_are_data(problem) {
             tile.check(limits)?;
@@ -82,7 +97,8 @@ impl Plan {
             let (tile, numbered) = Numbered::new(&asked, limits)?;
             (tile, Way::Numbered(numbered))
         };
-        Ok(Plan { problem: problem.clone(), tile, why, tiling, way })
+        let pages = Pages::of(problem, tile.tile_n)?;
+        Ok(Plan { problem: problem.clone(), tile, why, tiling, way, pages })
     }
 
     /// The problem.
@@ -109,8 +125,13 @@ impl Plan {
     pub fn numbered(&self) -> Option<&Numbered> {
         match &self.way {
             Way::Numbered(numbered) => Some(numbered),
-            Way::Listed(_) => None,
+            Way::Listed(_) | Way::Shared(_) => None,
         }
+    }
+
+    /// The pages of K and V, if they are in pages.
+    pub fn pages(&self) -> Option<Pages> {
+        self.pages
     }
 
     /// The order of tiles.
@@ -118,6 +139,7 @@ impl Plan {
         match &self.way {
             Way::Numbered(numbered) => numbered.schedule().order(),
             Way::Listed(listed) => listed.tiles().order(),
+            Way::Shared(_) => Order::Linear,
         }
     }
 
@@ -126,6 +148,7 @@ impl Plan {
         match &self.way {
             Way::Numbered(numbered) => numbered.schedule().scheduler(),
             Way::Listed(_) => Scheduler::DynamicPersistent,
+            Way::Shared(_) => Scheduler::StaticPersistent,
         }
     }
 
@@ -189,6 +212,7 @@ impl fmt::Display for Plan {
         match &self.way {
             Way::Numbered(numbered) => numbered.write_tiles(f, tile.threads())?,
             Way::Listed(listed) => listed.write_tiles(f, tile.threads())?,
+            Way::Shared(shared) => shared.write_tiles(f, tile.threads())?,
         }
         match producer {
             Some(producer) => writeln!(
@@ -202,6 +226,7 @@ impl fmt::Display for Plan {
         match &self.way {
             Way::Numbered(numbered) => numbered.write_memory(f),
             Way::Listed(listed) => listed.write_memory(f),
+            Way::Shared(shared) => shared.write_memory(f, tile),
         }
     }
 }

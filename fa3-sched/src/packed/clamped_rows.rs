@@ -36,6 +36,13 @@ impl<T: Int> ClampedRows<T> {
     pub fn used(self, used: T) -> ClampedRows<T> {
         ClampedRows { len: not_negative(used).at_most(self.rows), ..self }
     }
+
+    /// The same rows without the first ones, `leftpad` of them. That is an entry of `leftpad`, signed.
+    #[must_use]
+    pub fn left_padded(self, leftpad: T) -> ClampedRows<T> {
+        let pad = not_negative(leftpad).at_most(self.rows);
+        ClampedRows { row: self.row + pad, rows: self.rows.sub_sat(pad), len: self.len.sub_sat(pad) }
+    }
 }
 
 /// The larger of 0 and a signed number.
@@ -78,7 +85,10 @@ mod tests {
             expect(packed.used(word(used)), [row, rows, clamp(used, 0, rows)])?;
             let dense = ClampedRows::dense(word(total));
             expect(dense, [0, all, all])?;
-            expect(dense.used(word(used)), [0, all, clamp(used, 0, all)])?;
+            let in_part = dense.used(word(used));
+            expect(in_part, [0, all, clamp(used, 0, all)])?;
+            let pad = clamp(begin, 0, all);
+            expect(in_part.left_padded(word(begin)), [pad, all - pad, (clamp(used, 0, all) - pad).max(0)])?;
             let last = clamp(end, 0, all);
             expect(ClampedRows::behind(word(end), word(total)), [last, all - last, 0])?;
         }

@@ -19,12 +19,14 @@ pub struct Arrays {
     pub cu_seqlens: bool,
     /// `seqused`, of one entry a sequence: the first rows of each, so many, take part in attention. Without it all do.
     pub seqused: bool,
+    /// `leftpad`, of one entry a sequence: so many rows of memory are before its first one. `seqused` counts them.
+    pub leftpad: bool,
 }
 
 /// The rows of Q, or of K and V, as far as the host knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Side {
-    /// Rows of the packed tensor, or of each sequence of a dense one.
+    /// Rows of the packed tensor, or of each sequence of a dense one or of one in pages.
     pub rows: usize,
     /// The arrays that only the device reads.
     pub arrays: Arrays,
@@ -33,7 +35,7 @@ pub struct Side {
 impl Side {
     /// Sequences packed into a tensor of `total` rows.
     pub fn packed(total: usize) -> Side {
-        Side { rows: total, arrays: Arrays { cu_seqlens: true, seqused: false } }
+        Side { rows: total, arrays: Arrays { cu_seqlens: true, ..Arrays::default() } }
     }
 
     /// Sequences of `seqlen` rows each.
@@ -43,14 +45,24 @@ impl Side {
 
     /// Sequences of a tensor with so many rows in a batch's entry.
     pub fn of(sequences: Sequences, rows: usize) -> Side {
-        let arrays = Arrays { cu_seqlens: sequences.is_packed(), seqused: sequences.has_used() };
-        Side { rows, arrays }
+        let arrays = Arrays {
+            cu_seqlens: sequences.is_packed(),
+            seqused: sequences.has_used(),
+            leftpad: sequences.has_leftpad(),
+        };
+        Side { rows: sequences.capacity(rows), arrays }
     }
 
     /// The same, with an array that says how many rows of each sequence take part.
     #[must_use]
     pub fn with_used(self) -> Side {
         Side { arrays: Arrays { seqused: true, ..self.arrays }, ..self }
+    }
+
+    /// The same, with an array that says how many rows of memory are before each sequence.
+    #[must_use]
+    pub fn left_padded(self) -> Side {
+        Side { arrays: Arrays { leftpad: true, ..self.arrays }, ..self }
     }
 }
 
@@ -156,6 +168,12 @@ impl Plan {
     /// Lengths that make no sense may ask for more. The last blocks are then left out.
     pub fn capacity(&self) -> u32 {
         self.capacity
+    }
+
+    /// The most row blocks of one sequence.
+    pub fn most_blocks(&self) -> u32 {
+        // No more rows than 2³¹.
+        self.cut.blocks(self.q.rows as u32)
     }
 
     /// 32-bit words of the table.

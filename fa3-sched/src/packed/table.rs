@@ -14,6 +14,8 @@ pub struct Values<'a> {
     pub seqused_q: &'a [i32],
     /// Rows of K and V that take part, of each sequence.
     pub seqused_k: &'a [i32],
+    /// Rows of memory before each sequence of K and V.
+    pub leftpad_k: &'a [i32],
 }
 
 /// An array of the wrong length.
@@ -79,8 +81,9 @@ impl Plan {
 
     /// The record of a sequence, not yet at its place.
     fn record(&self, values: &Values<'_>, sequence: u32) -> Record<u32> {
-        let q = rows_of(self.q(), values.cu_seqlens_q, values.seqused_q, sequence as usize);
-        let k = rows_of(self.k(), values.cu_seqlens_k, values.seqused_k, sequence as usize);
+        let q = rows_of(self.q(), [values.cu_seqlens_q, values.seqused_q, &[]], sequence as usize);
+        let arrays = [values.cu_seqlens_k, values.seqused_k, values.leftpad_k];
+        let k = rows_of(self.k(), arrays, sequence as usize);
         Record::new(q, k, self.cut().blocks(q.rows), sequence)
     }
 
@@ -98,11 +101,13 @@ impl Plan {
         let (count, [q, k]) = (self.count(), [self.q().arrays, self.k().arrays]);
         let cu_seqlens = |arrays: Arrays| expected(arrays.cu_seqlens, count + 1);
         let seqused = |arrays: Arrays| expected(arrays.seqused, count);
+        let leftpad = |arrays: Arrays| expected(arrays.leftpad, count);
         let arrays = [
             ("cu_seqlens_q", values.cu_seqlens_q.len(), cu_seqlens(q)),
             ("cu_seqlens_k", values.cu_seqlens_k.len(), cu_seqlens(k)),
             ("seqused_q", values.seqused_q.len(), seqused(q)),
             ("seqused_k", values.seqused_k.len(), seqused(k)),
+            ("leftpad_k", values.leftpad_k.len(), leftpad(k)),
         ];
         match arrays.into_iter().find(|(_, given, expected)| given != expected) {
             Some((array, given, expected)) => Err(ValuesError { array, given, expected }),
@@ -112,12 +117,13 @@ impl Plan {
 }
 
 /// The rows of sequence `i`.
-fn rows_of(side: Side, cu_seqlens: &[i32], seqused: &[i32], i: usize) -> ClampedRows<u32> {
+fn rows_of(side: Side, [cu_seqlens, seqused, leftpad]: [&[i32]; 3], i: usize) -> ClampedRows<u32> {
     let total = side.rows as u32;
     let rows = if side.arrays.cu_seqlens {
         ClampedRows::packed([cu_seqlens[i], cu_seqlens[i + 1]].map(i32::cast_unsigned), total)
     } else {
         ClampedRows::dense(total)
     };
-    if side.arrays.seqused { rows.used(seqused[i].cast_unsigned()) } else { rows }
+    let rows = if side.arrays.seqused { rows.used(seqused[i].cast_unsigned()) } else { rows };
+    if side.arrays.leftpad { rows.left_padded(leftpad[i].cast_unsigned()) } else { rows }
 }

@@ -55,6 +55,7 @@ struct Batch {
     side: Side,
     cu_seqlens: Vec<i32>,
     seqused: Vec<i32>,
+    leftpad: Vec<i32>,
 }
 
 impl Case {
@@ -71,6 +72,7 @@ impl Case {
             cu_seqlens_k: &k.cu_seqlens,
             seqused_q: &q.seqused,
             seqused_k: &k.seqused,
+            leftpad_k: &k.leftpad,
         };
         let table = plan.table(&values).unwrap_or_else(|error| panic!("{self:?}: {error}"));
         let firsts = plan.first_places(&values).unwrap_or_else(|error| panic!("{self:?}: {error}"));
@@ -81,6 +83,7 @@ impl Case {
             "cu_seqlens_k" => bytes(&k.cu_seqlens),
             "seqused_q" => bytes(&q.seqused),
             "seqused_k" => bytes(&k.seqused),
+            "leftpad_k" => bytes(&k.leftpad),
             _ => vec![UNWRITTEN; buffer.bytes()],
         });
         let before = before.collect();
@@ -113,11 +116,20 @@ impl Case {
         if self.lengths == Lengths::Garbage {
             cu_seqlens.iter_mut().chain(&mut seqused).for_each(|entry| *entry = garbage(*entry, &mut rng));
         }
+        let mut leftpad = Vec::new();
+        if arrays.leftpad {
+            // Some are longer than their sequences.
+            leftpad.extend(rows.iter().map(|&rows| rng.below(rows as u64 + 3) as i32));
+            if self.lengths == Lengths::Garbage {
+                leftpad.iter_mut().for_each(|entry| *entry = garbage(*entry, &mut rng));
+            }
+        }
         let rows = if arrays.cu_seqlens { all } else { longest } as usize;
         Batch {
             side: Side { rows, arrays },
             cu_seqlens: if arrays.cu_seqlens { cu_seqlens } else { Vec::new() },
             seqused: if arrays.seqused { seqused } else { Vec::new() },
+            leftpad,
         }
     }
 

@@ -14,11 +14,16 @@ const COUNTS: [usize; 13] = [0, 1, 2, 31, 32, 33, 65, 127, 129, 300, 1024, 1025,
 const LENGTHS: [Lengths; 5] =
     [Lengths::Edges, Lengths::Equal, Lengths::OneLong, Lengths::Any, Lengths::Garbage];
 const ARRAYS: [Arrays; 4] = [
-    Arrays { cu_seqlens: true, seqused: false },
-    Arrays { cu_seqlens: true, seqused: true },
-    Arrays { cu_seqlens: false, seqused: true },
-    Arrays { cu_seqlens: false, seqused: false },
+    Arrays { cu_seqlens: true, seqused: false, leftpad: false },
+    Arrays { cu_seqlens: true, seqused: true, leftpad: false },
+    Arrays { cu_seqlens: false, seqused: true, leftpad: false },
+    Arrays { cu_seqlens: false, seqused: false, leftpad: false },
 ];
+/// Those that K and V have beside.
+const ARRAYS_OF_K: [Arrays; 5] = {
+    let [a, b, c, d] = ARRAYS;
+    [a, b, c, d, Arrays { leftpad: true, ..c }]
+};
 const MASKS: [Mask; 5] = [
     Mask::Causal,
     Mask::None,
@@ -35,7 +40,7 @@ const LEVELS: [usize; 8] = [
     COUNTS.len(),
     LENGTHS.len(),
     ARRAYS.len(),
-    ARRAYS.len(),
+    ARRAYS_OF_K.len(),
     MASKS.len(),
     TILES.len(),
     BEHIND.len(),
@@ -57,7 +62,7 @@ fn of_levels(row: &[usize], seed: u64) -> Case {
     };
     Case {
         count: COUNTS[count],
-        arrays: [ARRAYS[q], ARRAYS[k]],
+        arrays: [ARRAYS[q], ARRAYS_OF_K[k]],
         lengths: LENGTHS[lengths],
         behind: BEHIND[behind],
         firsts: FIRSTS[firsts],

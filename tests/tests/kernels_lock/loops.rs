@@ -165,6 +165,9 @@ mod tests {
             scheduler: Scheduler::StaticPersistent,
             cluster: 1,
             sequences: SequenceForm::Equal,
+            shares: None,
+            pack: 1,
+            page_block: None,
         }
     }
 

@@ -134,7 +134,7 @@ impl<'k> Dkv<'k> {
         b.once_per_role(|| {
             let (mut k, mut v) = (self.k.loader(), self.v.loader());
             let mut slots = self.rows.producer();
-            self.works.produce(|work, again, fetch_next| {
+            self.works.begin().produce(|work, again, fetch_next| {
                 let Work { head: kv_head, row: key, .. } = work;
                 b.if_uniform(self.visits(&work), || {
                     let [of_k, of_v] = params.inputs.keys(&work, TilesOf::Keys);

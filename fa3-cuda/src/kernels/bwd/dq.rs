@@ -59,7 +59,7 @@ impl<'k> Dq<'k> {
             let (mut q, mut dout) = (self.q.loader(), self.dout.loader());
             let (mut k, mut v) = (self.k.loader(), self.v.loader());
             let keys = self.spec.tile.tile_n;
-            self.works.produce(|work, again, fetch_next| {
+            self.works.begin().produce(|work, again, fetch_next| {
                 let Work { head, kv_head, row, kv, .. } = work;
                 let [of_q, of_dout] = self.params.inputs.rows(&work, TilesOf::Rows);
                 b.if_uniform(kv.first.lt(kv.end), || {

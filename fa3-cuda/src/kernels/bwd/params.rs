@@ -6,7 +6,7 @@ use fa3_sched::{Longest, Order};
 
 use super::{Cleared, PartSpec, RoundSpec, StatsSpec};
 use crate::kernels::packed::TilesOf;
-use crate::kernels::params::{Form, InKernel, Pass, Side, TensorForm, param, params};
+use crate::kernels::params::{Form, InKernel, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::{Geometry, Work};
 use crate::kernels::parts::loader::Sequence;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
@@ -159,7 +159,7 @@ impl Inputs<Form> {
         let tensor = |rows, cols| {
             let tile = TileShape::new(spec.elem, rows, cols);
             match spec.sequences {
-                SequenceForm::Equal => TensorForm { tile, rank: 4, rows: 2 },
+                SequenceForm::Equal => TensorForm { tile, rank: 4, rows: RowDims::One(2) },
                 SequenceForm::Listed => rows_view::form(tile),
             }
         };
@@ -225,7 +225,7 @@ impl DkvParams<Form> {
                 [head_dim, head_dim_v],
                 Places::Listed { firsts: Elem::U32, most: () },
             ),
-            stats: TensorForm { tile: stats_tile(tile_m), rank: 4, rows: 1 },
+            stats: TensorForm { tile: stats_tile(tile_m), rank: 4, rows: RowDims::One(1) },
             group: (),
             dk: Strided::form("dk", spec.elem),
             dv: Strided::form("dv", spec.elem),

@@ -76,7 +76,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
     let headroom = if fwd.spec.tile.rescales_lazily() { attend.p.headroom() } else { -attend.p.offset() };
     fwd.works.consume(|work, again| {
         // Computed again for each tile: it would take a register to keep.
-        let row = work.row + me.mad(64, b.frag_row());
+        let row = fwd.first_row(&work, me);
         let scales = TileScales::new(fwd, &work, || work.row + me * 64);
         let o = Frag::zeros(b, fwd.spec.tile.head_dim_v); // A1:13
         let softmax = RowSoftmax::new(b, fwd.params.scale_log2, headroom);
@@ -88,7 +88,7 @@ pub(super) fn run<'k>(fwd: &Fwd<'k>) {
                 loads.begin(&work, &mut attend.k, &mut attend.v);
             }
             let slot = attend.q.wait(); // A1:14
-            let (tile, scores) = (slot.tile().row_block(me, 64), fwd.scores(work.lens));
+            let (tile, scores) = (slot.tile().row_block(me, 64), fwd.scores(&work));
             let q = Query { slot: &slot, tile, row, scales: &scales, scores };
             attend.tile(&q, &blocks, &mut sum);
             slot.released();

@@ -3,36 +3,53 @@
 use fa3_ir::lang::*;
 
 use super::consumer::Sum;
-use super::params::Apart;
+use super::params::{Apart, Slots};
 use super::row_softmax::Finished;
 use super::{Fwd, channels, descales};
+use crate::kernels::params::InKernel;
 use crate::kernels::parts::geometry::Work;
 use crate::kernels::parts::store_rows::{Order, StoreRows};
+
+/// Both rows of a thread, and where they go.
+struct Place<'k> {
+    /// Positions in the sequence.
+    positions: [V<'k, B32>; 2],
+    /// Whether there are such rows of O.
+    inside: [V<'k, Pred>; 2],
+    /// Their sinks, in base 2, if there are some.
+    sink: Option<Rows<'k>>,
+    /// The addresses of their LSE.
+    lse: [GlobalAddr; 2],
+    /// The addresses of their rows of O, if CTAs share keys; otherwise these are 8 rows of one head apart.
+    o: Option<[V<'k, B64>; 2]>,
+}
 
 /// Writes the rows of a tile that there are; the thread's are `row` and 8 more.
 #[track_caller]
 pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) {
     let (b, params) = (fwd.builder, &fwd.params);
-    let rows = work.rows_of_o();
     let Sum { mut o, softmax, v_scale } = sum;
-    let sink =
-        params.sink.map(|sinks| b.load::<F32>(work.head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E);
+    let slot = work.listed.and_then(|listed| listed.slot).zip(params.slots.as_ref());
+    let place = if fwd.spec.shares.is_some() { of_heads(fwd, work, row) } else { of_head(fwd, work, row) };
+    // A part has no sink: whoever adds the parts adds it, once.
+    let sink = match slot {
+        None => place.sink,
+        Some((slot, _)) => place.sink.map(|sink| sink.map(|x| slot.eq(0).select(x, f32::NEG_INFINITY))),
+    };
     let Finished { inverse, lse, of_keys } = softmax.finish(sink); // A1:24
-    let (inverse, lse) = unless_unused(work, row, (inverse, lse));
-    let inside = [row, row + 8].map(|row| row.lt(rows));
-    let quad = b.tid() & 3;
-    let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
+    let (inverse, lse) = unless_unused(work, &place, (inverse, lse));
 
     // All threads of a quad have the same LSE. A null pointer means: do not write.
-    let writes = quad.eq(0) & params.lse.ne(0u64);
-    let before = match &params.apart {
-        None => work.batch.mad(params.heads, work.head).mul_wide(rows),
-        Some(Apart { lse, lse_head, .. }) => work.batch.to_u64() * *lse + work.head.to_u64() * *lse_head,
+    let is_first = (b.tid() & 3).eq(0);
+    let writes = is_first & params.lse.ne(0u64);
+    let store_lse = || {
+        for half in Half::BOTH {
+            let at = half as usize;
+            b.guarded(place.inside[at] & writes, || b.store(place.lse[at], lse[half]));
+        }
     };
-    let at = params.lse + ((before + in_memory.to_u64()) << 2);
-    for half in Half::BOTH {
-        let (inside, offset) = (inside[half as usize], 4 * half.rows() as i32);
-        b.guarded(inside & writes, || b.store(at.at(offset), lse[half]));
+    if slot.is_none() {
+        store_lse();
     }
 
     let scale =
@@ -45,20 +62,105 @@ pub(super) fn write<'k>(fwd: &Fwd<'k>, sum: Sum<'k>, work: &Work<V<'k, B32>>, ro
     b.if_uniform(empty.any().vote_any(), || o.map_in_place(|o, at| empty[at].select(0.0, o)));
 
     let store = StoreRows { elem: fwd.spec.output, cols: fwd.spec.head_dim_v, order };
-    store.store(o, params.o.global(), [work.batch, work.head, in_memory], inside); // A1:25
+    let (Some((slot, slots)), Some(rows)) = (slot, place.o) else {
+        let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
+        return store.store(o, params.o.global(), [work.batch, work.head, in_memory], place.inside); // A1:25
+    };
+    b.if_uniform(slot.gt(0), || store_part(fwd, slots, slot - 1, (&o, lse), place.inside));
+    b.if_uniform(slot.eq(0), || {
+        store_lse();
+        store.store_at(o, rows, place.inside); // A1:25
+    });
+}
+
+/// Writes O and LSE of a part of a unit's keys to a slot.
+#[track_caller]
+fn store_part<'k>(
+    fwd: &Fwd<'k>,
+    slots: &Slots<InKernel<'k>>,
+    slot: V<'k, B32>,
+    (o, lse): (&Frag<'k>, Rows<'k>),
+    inside: [V<'k, Pred>; 2],
+) {
+    let (b, cols) = (fwd.builder, fwd.spec.head_dim_v);
+    let quad = b.tid() & 3;
+    let first = b.warpgroup().mad(64, b.frag_row());
+    let rows = Half::BOTH.map(|half| slot.mad(fwd.spec.tile.tile_m, first + half.rows()));
+    let columns = rows.map(|row| quad.mad_wide(8, row.mad_wide(4 * cols, slots.o)));
+    for half in Half::BOTH {
+        let at = half as usize;
+        b.guarded(inside[at] & quad.eq(0), || b.store(rows[at].mad_wide(4, slots.lse), lse[half]));
+    }
+    for (at, pair) in o.pairs().filter(|(at, _)| at.col < cols) {
+        let half = at.half as usize;
+        let to = columns[half].at(4 * at.col as i32);
+        b.guarded(inside[half], || b.store_vector(to, pair.map(|var| var.get())));
+    }
+}
+
+/// Where the rows of a tile of one head go.
+#[track_caller]
+fn of_head<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place<'k> {
+    let (b, params) = (fwd.builder, &fwd.params);
+    let rows = work.rows_of_o();
+    let sink =
+        params.sink.map(|sinks| b.load::<F32>(work.head.mad_wide(4, sinks)) * std::f32::consts::LOG2_E);
+    let positions = [row, row + 8];
+    let in_memory = work.listed.map_or(row, |listed| listed.q_row + row);
+    let before = match &params.apart {
+        None => work.batch.mad(params.heads, work.head).mul_wide(rows),
+        Some(Apart { lse, lse_head, .. }) => work.batch.to_u64() * *lse + work.head.to_u64() * *lse_head,
+    };
+    let at = params.lse + ((before + in_memory.to_u64()) << 2);
+    Place {
+        positions,
+        inside: positions.map(|row| row.lt(rows)),
+        sink: sink.map(|sink| Rows([sink, sink])),
+        lse: Half::BOTH.map(|half| at.at(4 * half.rows() as i32)),
+        o: None,
+    }
+}
+
+/// Where the rows of a tile of several heads go.
+#[track_caller]
+fn of_heads<'k>(fwd: &Fwd<'k>, work: &Work<V<'k, B32>>, row: V<'k, B32>) -> Place<'k> {
+    let (b, params) = (fwd.builder, &fwd.params);
+    let rows = fwd.rows_of_heads(work, row);
+    let first = work.listed.map_or(b.value(0), |listed| listed.q_row);
+    let sink = params.sink.map(|sinks| {
+        // Rows that are none have a head all the same, of another group at most.
+        let head = |row: &super::TileRow<'k>| row.head.min(params.heads - 1);
+        Rows(
+            rows.each_ref().map(|row| b.load::<F32>(head(row).mad_wide(4, sinks)) * std::f32::consts::LOG2_E),
+        )
+    });
+    let lse = rows.map(|row| match &params.apart {
+        None => params.lse.at(0),
+        Some(Apart { lse, lse_head, .. }) => {
+            let before = work.batch.to_u64() * *lse + row.head.to_u64() * *lse_head;
+            (params.lse + ((before + (first + row.position).to_u64()) << 2)).at(0)
+        }
+    });
+    Place {
+        positions: rows.map(|row| row.position),
+        inside: rows.map(|row| row.is_inside & row.position.lt(work.rows_of_o())),
+        sink,
+        lse,
+        o: Some(rows.map(|row| params.o.global().at([work.batch, row.head, first + row.position]))),
+    }
 }
 
 /// By what O is multiplied, and LSE: of a row that takes no part in attention, those of a row without keys.
 #[track_caller]
 fn unless_unused<'k>(
     work: &Work<V<'k, B32>>,
-    row: V<'k, B32>,
+    place: &Place<'k>,
     (Rows(inverse), Rows(lse)): (Rows<'k>, Rows<'k>),
 ) -> (Rows<'k>, Rows<'k>) {
     if work.listed.is_none() {
         return (Rows(inverse), Rows(lse));
     }
-    let [upper, lower] = [row, row + 8].map(|row| row.lt(work.lens.q));
+    let [upper, lower] = place.positions.map(|row| row.lt(work.lens.q));
     let used = |[first, second]: [V<'k, F32>; 2], unused: f32| {
         Rows([upper.select(first, unused), lower.select(second, unused)])
     };

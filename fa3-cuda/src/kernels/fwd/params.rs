@@ -2,20 +2,24 @@
 
 use fa3_ir::lang::*;
 use fa3_ir::{BufferId, Passed, Program};
-use fa3_sched::forward::{Listed, Numbered, Plan};
+use fa3_sched::forward::{Listed, Numbered, Plan, Shared};
+use fa3_sched::packed::MemoryRows;
 use fa3_types::{Dtype, Problem, TensorDesc, ValueLayout};
 
 use super::FwdSpec;
 use super::descales::Descales;
 use super::program::buffers;
-use crate::kernels::params::{Form, Host, Pass, Side, TensorForm, param, params};
+use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::geometry::Geometry;
 use crate::kernels::parts::lookup::{Lookup, SequenceForm};
+use crate::kernels::parts::pages::Pages;
 use crate::kernels::parts::rows_view;
 use crate::kernels::parts::scores::units;
+use crate::kernels::parts::shares::Shares;
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::parts::table::Table;
-use crate::kernels::tensors::{rows_view, transposed_view, view};
+use crate::kernels::parts::walk::Walk;
+use crate::kernels::tensors::{rows_view, rows_view_of_heads, transposed_view, view};
 
 params! {
     /// The parameters of a forward kernel.
@@ -36,11 +40,21 @@ params! {
         scale_log2: f32,
         /// softmax_scale / cap, if scores are capped.
         into_cap: maybe f32,
-        lookup: all Lookup,
+        walk: all Walk,
         /// From which CTAs fetch their tiles, under [`Scheduler::DynamicPersistent`], if sequences are equal.
         ticket: maybe pointer,
-        /// How far sequences lie apart, if they are listed.
+        /// How far sequences lie apart, if their lengths are data.
         apart: maybe all Apart,
+        /// The pages of K and V, if they are in pages.
+        pages: maybe all Pages,
+        /// Where parts of results go, if CTAs share keys.
+        slots: maybe all Slots,
+    }
+
+    /// Results of parts of units, in slots: O in f32 (slot, row of a tile, column of V) and LSE (slot, row of a tile).
+    struct Slots {
+        o: pointer = "o_slots",
+        lse: pointer = "lse_slots",
     }
 
     /// Distances between sequences of a batch; 0 where they are packed.
@@ -62,18 +76,24 @@ impl Params<Form> {
         let tensor = |rows, cols| {
             let tile = TileShape::new(spec.elem, rows, cols);
             match spec.sequences {
-                SequenceForm::Equal => TensorForm { tile, rank: 4, rows: 2 },
+                SequenceForm::Equal => TensorForm { tile, rank: 4, rows: RowDims::One(2) },
                 SequenceForm::Listed => rows_view::form(tile),
             }
         };
-        // What a CTA loads of a block.
-        let keys = tile.tile_n / spec.cluster;
+        // What a CTA loads of a block at once.
+        let keys = spec.page_block.unwrap_or(tile.tile_n / spec.cluster);
         let v = match spec.v_is_transposed() {
             false => tensor(keys, tile.head_dim_v),
-            true => TensorForm { rows: 1, ..tensor(tile.head_dim_v, tile.tile_n) },
+            true => TensorForm { rows: RowDims::One(1), ..tensor(tile.head_dim_v, tile.tile_n) },
         };
         Params {
-            q: tensor(tile.tile_m, tile.head_dim),
+            q: match spec.shares {
+                None => tensor(tile.tile_m, tile.head_dim),
+                Some(_) => {
+                    let tile = TileShape::new(spec.elem, spec.q_rows(), tile.head_dim);
+                    rows_view::form_of_heads(tile, spec.pack)
+                }
+            },
             k: tensor(keys, tile.head_dim),
             v,
             o: Strided::form("o", spec.output),
@@ -83,14 +103,20 @@ impl Params<Form> {
             heads: (),
             scale_log2: (),
             into_cap: spec.softcap.then_some(()),
-            lookup: match spec.sequences {
-                SequenceForm::Equal => Lookup::Equal(Geometry::form(spec.order, spec.mask)),
-                SequenceForm::Listed => {
-                    Lookup::Listed { table: Table::form(spec.order, spec.mask, None), ticket: Elem::U32 }
+            walk: match (spec.shares, spec.sequences) {
+                (Some(arrays), _) => Walk::Shares(Shares::form(arrays, spec.mask)),
+                (None, SequenceForm::Equal) => {
+                    Walk::Tiles(Lookup::Equal(Geometry::form(spec.order, spec.mask)))
+                }
+                (None, SequenceForm::Listed) => {
+                    let table = Table::form(spec.order, spec.mask, None);
+                    Walk::Tiles(Lookup::Listed { table, ticket: Elem::U32 })
                 }
             },
             ticket: spec.draws_numbers().then_some(Elem::U32),
-            apart: spec.is_listed().then_some(Apart { q: (), k: (), v: (), lse: (), lse_head: () }),
+            apart: spec.lengths_are_data().then_some(Apart { q: (), k: (), v: (), lse: (), lse_head: () }),
+            pages: spec.page_block.map(|_| Pages::form()),
+            slots: spec.shares.map(|_| Slots { o: Elem::F32, lse: Elem::F32 }),
         }
     }
 }
@@ -115,28 +141,47 @@ impl Params<Host> {
         Params {
             sink: program.find(buffers::SINK),
             ticket: program.find(buffers::TICKET),
-            ..Params::with(problem, views, Lookup::Equal(geometry))
+            ..Params::with(problem, views, Walk::Tiles(Lookup::Equal(geometry)))
         }
     }
 
     /// The values of a launch over the sequences of a table. The program has a counter of tiles.
     pub(super) fn listed<K>(
-        problem: &Problem,
+        plan: &Plan,
         tiles: &Listed,
         table: Table<Host>,
         program: &Program<K>,
     ) -> Params<Host> {
-        let [of_q, of_k, of_v] = tiles.rows();
+        let q = rows_view(buffers::Q, plan.problem().q(), tiles.rows()[0]);
+        let ticket = program.find(buffers::TICKET).expect("tiles of a table are drawn from a counter");
+        let walk = Walk::Tiles(Lookup::Listed { table, ticket });
+        Params::by_rows(plan, (q, tiles.rows()), walk, program)
+    }
+
+    /// The values of a launch in which CTAs share keys. The program has the scratch of their results.
+    pub(super) fn shared<K>(plan: &Plan, shared: &Shared, program: &Program<K>) -> Params<Host> {
+        let find = |name| program.find(name).expect("a program of shares has their results");
+        let walk =
+            Walk::Shares(Shares::of(shared, plan.tiling(), find(buffers::BEGUN), |name| program.find(name)));
+        let q = rows_view_of_heads(buffers::Q, plan.problem().q(), shared.rows()[0]);
+        let slots = Slots { o: find(buffers::O_SLOTS), lse: find(buffers::LSE_SLOTS) };
+        Params { slots: Some(slots), ..Params::by_rows(plan, (q, shared.rows()), walk, program) }
+    }
+
+    /// The values of a launch over sequences whose lengths are data, with this view of Q, and these rows in memory.
+    fn by_rows<K>(
+        plan: &Plan,
+        (q, [of_q, of_k, of_v]): (Passed, [MemoryRows; 3]),
+        walk: Walk<Host>,
+        program: &Program<K>,
+    ) -> Params<Host> {
+        let problem = plan.problem();
         let view_of = |buffer, tensor: &TensorDesc, rows| {
             let is_empty = tensor.extent().0 == 0;
             let (buffer, tensor) = something(problem, buffer, tensor);
             rows_view(buffer, tensor, if is_empty { of_q } else { rows })
         };
-        let views = [
-            rows_view(buffers::Q, problem.q(), of_q),
-            view_of(buffers::K, problem.k(), of_k),
-            view_of(buffers::V, problem.v(), of_v),
-        ];
+        let views = [q, view_of(buffers::K, problem.k(), of_k), view_of(buffers::V, problem.v(), of_v)];
         let [batch, heads, rows] = problem.lse_shape().map(|extent| extent as u64);
         let lse = if batch > 1 { heads * rows } else { 0 };
         // Packed sequences are one entry of the batch, whatever their numbers.
@@ -144,16 +189,20 @@ impl Params<Host> {
         if batch <= 1 {
             o.strides.batch = 0;
         }
-        let ticket = program.find(buffers::TICKET).expect("tiles of a table are drawn from a counter");
+        let pages = plan.pages().map(|pages| {
+            let table = program.find(buffers::PAGE_TABLE).expect("a program of pages has their table");
+            Pages::of(&pages, table)
+        });
         Params {
             o: Strided::of("o", buffers::O, &o),
             sink: program.find(buffers::SINK),
             apart: Some(Apart { q: of_q.batch, k: of_k.batch, v: of_v.batch, lse, lse_head: rows }),
-            ..Params::with(problem, views, Lookup::Listed { table, ticket })
+            pages,
+            ..Params::with(problem, views, walk)
         }
     }
 
-    fn with(problem: &Problem, [q, k, v]: [Passed; 3], lookup: Lookup<Host>) -> Params<Host> {
+    fn with(problem: &Problem, [q, k, v]: [Passed; 3], walk: Walk<Host>) -> Params<Host> {
         let (scale_log2, into_cap) = units(problem);
         Params {
             q,
@@ -166,9 +215,11 @@ impl Params<Host> {
             heads: problem.heads().q() as u32,
             scale_log2,
             into_cap,
-            lookup,
+            walk,
             ticket: None,
             apart: None,
+            pages: None,
+            slots: None,
         }
     }
 }

@@ -19,10 +19,11 @@ pub(super) fn run(fwd: &Fwd<'_>) {
 /// consumers want them; the next tile's follow at once, while consumers still work on this one.
 fn load(fwd: &Fwd<'_>) {
     let b = fwd.builder;
+    let works = fwd.works.begin();
     b.once_per_role(|| {
         let (mut q, mut k, mut v) = (fwd.q.loader(), fwd.k.loader(), fwd.v.loader());
         let keys = fwd.spec.tile.tile_n;
-        fwd.works.produce(|work, _, fetch_next| {
+        works.produce(|work, _, fetch_next| {
             let Work { head, kv_head, row, kv, .. } = work;
             let [of_q, of_k, of_v] = fwd.sequences(&work);
             let visits = kv.first.lt(kv.end);

@@ -2,13 +2,14 @@
 
 use fa3_ir::{BufferRole, Elem, Program};
 use fa3_sched::Scheduler;
-use fa3_sched::forward::{Listed, Numbered, Plan, Way};
+use fa3_sched::forward::{Listed, Numbered, Plan, Shared, Way};
 use fa3_types::{Dtype, Granularity, Problem, ValueLayout};
 
 use super::FwdSpec;
 use super::params::Params;
 use crate::kernels::packed::{self, TilesOf};
 use crate::kernels::params::{Fill, Host};
+use crate::kernels::parts::shares::BEGUN_WORDS;
 use crate::kernels::parts::table::Table;
 use crate::kernels::quantize::transpose_v;
 use crate::kernels::{Spec, tensors};
@@ -35,6 +36,14 @@ pub mod buffers {
     pub const SINK: &str = "sink";
     /// V transposed, where a kernel does that before.
     pub const V_TRANSPOSED: &str = "v_transposed";
+    /// The pages of each sequence of K and V (sequences, pages of each); of keys in pages only.
+    pub const PAGE_TABLE: &str = "page_table";
+    /// Results of parts of units, in slots: O in f32 (slot, row of a tile, head_dim_v); where CTAs share keys.
+    pub const O_SLOTS: &str = "o_slots";
+    /// Their LSE (slot, row of a tile).
+    pub const LSE_SLOTS: &str = "lse_slots";
+    /// The unit that begins in each CTA and goes on.
+    pub const BEGUN: &str = "begun";
     /// 32 bits from which CTAs fetch their tiles; of plans with the dynamic persistent scheduler only.
     pub const TICKET: &str = "ticket";
 }
@@ -46,9 +55,15 @@ pub fn program(plan: &Plan) -> Program<Spec> {
     if plan.scheduler() == Scheduler::DynamicPersistent {
         program.buffer(buffers::TICKET, Elem::U32, &[1], BufferRole::Ticket);
     }
+    if let Some(pages) = plan.pages() {
+        let dims = [plan.problem().batch() as u32, pages.per_sequence];
+        let table = program.buffer(buffers::PAGE_TABLE, Elem::U32, &dims, BufferRole::Input);
+        program.align(table, 4);
+    }
     let (grid, params) = match plan.way() {
         Way::Numbered(tiles) => numbered(&mut program, plan, tiles),
         Way::Listed(tiles) => listed(&mut program, plan, tiles),
+        Way::Shared(shared) => shares(&mut program, plan, shared),
     };
     if grid > 0 {
         program.step(FwdSpec::of(plan).into(), [grid, 1, 1], Fill::args(|by| _ = params.pass(by)));
@@ -77,7 +92,23 @@ fn listed(program: &mut Program<Spec>, plan: &Plan, listed: &Listed) -> (u32, Pa
         packed::step(program, tiles.table(), TilesOf::Rows, (address, None));
     }
     let table = Table::of(tiles, address, plan.tiling(), None);
-    (tiles.grid(), Params::listed(plan.problem(), listed, table, program))
+    (tiles.grid(), Params::listed(plan, listed, table, program))
+}
+
+/// CTAs that share keys: adds the arrays of lengths by their names, and the scratch of results. Gives the attention's
+/// CTAs and arguments.
+fn shares(program: &mut Program<Spec>, plan: &Plan, shared: &Shared) -> (u32, Params<Host>) {
+    packed::arrays(program, shared.sequences());
+    let (slots, rows) = (shared.slots(), plan.tile().tile_m);
+    let cols = plan.problem().head_dim_v() as u32;
+    for (name, elem, dims) in [
+        (buffers::O_SLOTS, Elem::F32, vec![slots, rows, cols]),
+        (buffers::LSE_SLOTS, Elem::F32, vec![slots, rows]),
+        (buffers::BEGUN, Elem::U32, vec![shared.ctas(), BEGUN_WORDS]),
+    ] {
+        program.buffer(name, elem, &dims, BufferRole::Scratch);
+    }
+    (shared.ctas(), Params::shared(plan, shared, program))
 }
 
 /// A program with the caller's tensors, and no steps.

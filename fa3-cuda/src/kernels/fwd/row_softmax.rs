@@ -237,7 +237,7 @@ impl<'k> RowSoftmax<'k> {
     /// number, so the sums become relative to the larger of both. For a row without keys: 0 and the sink. One of -inf
     /// changes no bit.
     #[track_caller]
-    pub(super) fn finish(self, sink: Option<V<'k, F32>>) -> Finished<'k> {
+    pub(super) fn finish(self, sink: Option<Rows<'k>>) -> Finished<'k> {
         let parts = self.row_sum.get();
         let [row_sum, rounded] =
             [parts, parts + self.rounding.get()].map(|parts| parts.over_quad(|x, y| x + y));
@@ -246,8 +246,9 @@ impl<'k> RowSoftmax<'k> {
             return Finished { inverse, lse: lse(self.row_max.get(), row_sum), of_keys: None };
         };
         let old = self.row_max.get();
-        let row_max = old.map(|row_max| row_max.max(sink));
-        let (shrink, of_sink) = (shrink(old, row_max), row_max.map(|row_max| (sink - row_max).ex2()));
+        let row_max = old.zip(sink, |row_max, sink| row_max.max(sink));
+        let (shrink, of_sink) =
+            (shrink(old, row_max), row_max.zip(sink, |row_max, sink| (sink - row_max).ex2()));
         let keys = row_sum * shrink;
         let sum = keys + of_sink;
         let inverse = shrink * rounded.fma(shrink, of_sink).map(|rounded| rounded.rcp());

@@ -1,7 +1,8 @@
 //! The key of a forward kernel.
 
 use fa3_ir::Elem;
-use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision, Way};
+use fa3_sched::forward::{CtaTile, Fp8Inputs, Plan, Precision, Way, packed_positions};
+use fa3_sched::packed::Arrays;
 use fa3_sched::{Order, Scheduler};
 use fa3_types::Mask;
 
@@ -35,6 +36,12 @@ pub struct FwdSpec {
     pub cluster: u32,
     /// The place where lengths of sequences are known.
     pub sequences: SequenceForm,
+    /// The arrays of lengths of Q and of K, if CTAs have equal shares of all keys.
+    pub shares: Option<[Arrays; 2]>,
+    /// Query heads whose rows are in one tile: more than one only where CTAs share keys.
+    pub pack: u32,
+    /// How K and V are copied, if they are in pages: so many rows at once.
+    pub page_block: Option<u32>,
 }
 
 impl FwdSpec {
@@ -54,21 +61,38 @@ impl FwdSpec {
             cluster: plan.cluster(),
             sequences: match plan.way() {
                 Way::Numbered(_) => SequenceForm::Equal,
-                Way::Listed(_) => SequenceForm::Listed,
+                Way::Listed(_) | Way::Shared(_) => SequenceForm::Listed,
             },
+            shares: match plan.way() {
+                Way::Shared(shared) => Some([shared.sequences().q().arrays, shared.sequences().k().arrays]),
+                Way::Numbered(_) | Way::Listed(_) => None,
+            },
+            pack: match plan.way() {
+                Way::Shared(shared) => shared.pack(),
+                Way::Numbered(_) | Way::Listed(_) => 1,
+            },
+            page_block: plan.pages().map(|pages| pages.block_rows),
         }
     }
 }
 
 impl FwdSpec {
-    /// Whether sequences are listed in a table.
-    pub(super) fn is_listed(&self) -> bool {
-        self.sequences == SequenceForm::Listed
+    /// Whether lengths of sequences are data.
+    pub(super) fn lengths_are_data(&self) -> bool {
+        self.sequences != SequenceForm::Equal
+    }
+
+    /// Rows of a tile of Q that are copied: all of them, or the rows of some positions of several heads.
+    pub(super) fn q_rows(&self) -> u32 {
+        match self.shares {
+            None => self.tile.tile_m,
+            Some(_) => self.pack * packed_positions(self.pack, self.tile.tile_m),
+        }
     }
 
     /// Whether CTAs draw numbers of tiles, which say all of them.
     pub(super) fn draws_numbers(&self) -> bool {
-        self.scheduler == Scheduler::DynamicPersistent && !self.is_listed()
+        self.scheduler == Scheduler::DynamicPersistent && !self.lengths_are_data()
     }
 
     /// Whether V of e4m3 is transposed in memory.

@@ -5,9 +5,10 @@ use fa3_ir::{BufferId, Program};
 use fa3_sched::packed::{Cut, Plan};
 
 use super::Spec;
-use super::program::{ARRAYS_OF_K, ARRAYS_OF_Q, TilesOf};
+use super::program::TilesOf;
 use crate::kernels;
-use crate::kernels::params::{Form, Host, Pass, Side, param, params};
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side, param, params};
+use crate::kernels::parts::side_rows::{ARRAYS_OF_K, ARRAYS_OF_Q, SideRows};
 
 params! {
     /// The parameters. A side has the arrays that its spec says.
@@ -16,6 +17,7 @@ params! {
         cu_seqlens_k: maybe pointer,
         seqused_q: maybe pointer,
         seqused_k: maybe pointer,
+        leftpad_k: maybe pointer,
         table: pointer,
         /// Where each sequence begins in arrays that pad sequences to whole row blocks; the rows behind all of them
         /// last.
@@ -41,6 +43,7 @@ impl Spec {
             cu_seqlens_k: array(self.k.cu_seqlens),
             seqused_q: array(self.q.seqused),
             seqused_k: array(self.k.seqused),
+            leftpad_k: array(self.k.leftpad),
             table: Elem::U32,
             firsts: array(self.firsts),
             count: (),
@@ -69,6 +72,7 @@ impl Params<Host> {
             cu_seqlens_k: program.find(k[0]),
             seqused_q: program.find(q[1]),
             seqused_k: program.find(k[1]),
+            leftpad_k: program.find(k[2]),
             table,
             firsts,
             count: plan.count(),
@@ -76,6 +80,23 @@ impl Params<Host> {
             rows_k: plan.k().rows as u32,
             capacity: plan.capacity(),
             cut: plan.cut(),
+        }
+    }
+}
+
+impl<'k> Params<InKernel<'k>> {
+    /// Where the rows of Q are said.
+    pub(super) fn side_q(&self) -> SideRows<InKernel<'k>> {
+        SideRows { cu_seqlens: self.cu_seqlens_q, seqused: self.seqused_q, leftpad: None, rows: self.rows_q }
+    }
+
+    /// Where the rows of K and V are said.
+    pub(super) fn side_k(&self) -> SideRows<InKernel<'k>> {
+        SideRows {
+            cu_seqlens: self.cu_seqlens_k,
+            seqused: self.seqused_k,
+            leftpad: self.leftpad_k,
+            rows: self.rows_k,
         }
     }
 }

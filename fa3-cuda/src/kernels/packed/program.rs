@@ -7,12 +7,7 @@ use super::Spec;
 use super::params::Params;
 use crate::kernels;
 use crate::kernels::params::Fill;
-
-/// The arrays of lengths of Q: where its sequences begin, and how many of their rows are in use.
-pub(super) const ARRAYS_OF_Q: [&str; 2] = ["cu_seqlens_q", "seqused_q"];
-
-/// The arrays of lengths of K and V.
-pub(super) const ARRAYS_OF_K: [&str; 2] = ["cu_seqlens_k", "seqused_k"];
+use crate::kernels::parts::side_rows::{ARRAYS_OF_K, ARRAYS_OF_Q};
 
 /// The side of the attention matrix that a table's tiles cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +19,7 @@ pub(crate) enum TilesOf {
 }
 
 /// The program that writes a plan's table, and `with_firsts` first places. Its buffers are those of `cu_seqlens_q`,
-/// `cu_seqlens_k`, `seqused_q` and `seqused_k` that the plan has; `table`, of which it writes the part that is in use;
+/// `cu_seqlens_k`, `seqused_q`, `seqused_k` and `leftpad_k` that the plan has; `table`, of which it writes the part that is in use;
 /// and `first_places`.
 pub fn program(plan: &Plan, with_firsts: bool) -> Program<kernels::Spec> {
     let mut program = Program::new();
@@ -44,6 +39,7 @@ pub(crate) fn arrays(program: &mut Program<kernels::Spec>, plan: &Plan) {
         (ARRAYS_OF_K[0], k.cu_seqlens, count + 1),
         (ARRAYS_OF_Q[1], q.seqused, count),
         (ARRAYS_OF_K[1], k.seqused, count),
+        (ARRAYS_OF_K[2], k.leftpad, count),
     ];
     for (name, _, entries) in arrays.into_iter().filter(|&(_, is_there, _)| is_there) {
         let array = program.buffer(name, Elem::U32, &[entries], BufferRole::Input);

@@ -47,6 +47,8 @@ pub(crate) struct Listed<T> {
     pub(crate) k_row: T,
     /// The place of its first row of Q in arrays that pad each sequence to whole blocks, if there are such arrays.
     pub(crate) place: Option<T>,
+    /// Where the result goes, if CTAs share keys: 0 if it is that of all keys, else one more than the number of a slot.
+    pub(crate) slot: Option<T>,
 }
 
 impl<T: Copy> Work<T> {

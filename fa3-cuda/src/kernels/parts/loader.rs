@@ -2,6 +2,7 @@
 
 use fa3_ir::lang::*;
 
+use super::pages::PageSpan;
 use super::rows_view::RowSpan;
 
 /// A tensor whose tiles go through a ring.
@@ -40,6 +41,10 @@ pub(crate) enum Sequence<'k> {
     Number(V<'k, B32>),
     /// These rows of memory, of a [`rows_view`](super::rows_view).
     Rows(RowSpan<'k>),
+    /// The same, of a tensor whose tiles have rows of several heads.
+    RowsOfHeads(RowSpan<'k>),
+    /// These rows of pages.
+    Pages(PageSpan<'k>),
 }
 
 impl<'k> From<V<'k, B32>> for Sequence<'k> {
@@ -61,6 +66,11 @@ impl<'k> Sequence<'k> {
         match self {
             Sequence::Number(batch) => slot.load(index, map, (0, head, row, *batch)),
             Sequence::Rows(rows) => slot.load(index, map, rows.coords(head, row)),
+            Sequence::RowsOfHeads(rows) => slot.load_first_rows(index, map, rows.coords_of_heads(head, row)),
+            Sequence::Pages(pages) => {
+                let rows = map.shape().rows;
+                slot.load_blocks(index, map, |within| pages.coords(head, row + within, rows));
+            }
         }
     }
 }
@@ -106,6 +116,20 @@ impl<'k> Feed<'k> {
         Feed { map, along: Along::Seqlen, ring, part: None }
     }
 
+    /// Like `declare`, for tiles of `rows` rows, of which `map` copies some at a time.
+    #[track_caller]
+    pub(crate) fn declare_rows(
+        b: &'k Builder,
+        name: &str,
+        map: TileMap,
+        rows: u32,
+        stages: u32,
+        consumers: u32,
+    ) -> Feed<'k> {
+        let ring = b.ring(name, stages, consumers, [(name, TileShape { rows, ..map.shape() })]);
+        Feed { map, along: Along::HeadDim, ring, part: None }
+    }
+
     /// The ring that it fills.
     pub(crate) fn ring(&self) -> &Ring<'k, 1> {
         &self.ring
@@ -130,7 +154,9 @@ impl<'k> TmaLoader<'k> {
     pub(crate) fn load(&mut self, head: V<'k, B32>, row: V<'k, B32>, of: impl Into<Sequence<'k>>) {
         let mut slot = self.ring.acquire(); // A1:7
         match (of.into(), self.along, self.part) {
-            (Sequence::Rows(rows), ..) => slot.load(0, &self.map, rows.coords(head, row)),
+            (of @ (Sequence::Rows(_) | Sequence::RowsOfHeads(_) | Sequence::Pages(_)), ..) => {
+                of.load(&mut slot, 0, &self.map, [head, row]);
+            }
             // A1:8
             (Sequence::Number(batch), Along::HeadDim, None) => slot.load(0, &self.map, (0, head, row, batch)),
             (Sequence::Number(batch), Along::HeadDim, Some(part)) => {

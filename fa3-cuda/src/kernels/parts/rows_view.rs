@@ -19,7 +19,7 @@
 use fa3_ir::lang::*;
 use fa3_sched::packed::MemoryRows;
 
-use crate::kernels::params::TensorForm;
+use crate::kernels::params::{RowDims, TensorForm};
 
 /// Dimension 1's length: a sequence has at most so many rows.
 pub(crate) const MOST: u32 = MemoryRows::LIMIT;
@@ -32,7 +32,13 @@ pub(crate) const STEP: u64 = MemoryRows::STRIDE_LIMIT;
 
 /// The form of such a tensor, of which tiles of this shape are copied.
 pub(crate) fn form(tile: TileShape) -> TensorForm {
-    TensorForm { tile, rank: 5, rows: 1 }
+    TensorForm { tile, rank: 5, rows: RowDims::One(1) }
+}
+
+/// The form of such a tensor whose tiles have rows of `heads` heads: a row of each, then the next row of each. Heads are
+/// dimension 1, and dimension 2 is that whose end can be moved.
+pub(crate) fn form_of_heads(tile: TileShape, heads: u32) -> TensorForm {
+    TensorForm { tile, rank: 5, rows: RowDims::Two { first: 1, count: heads, second: 2 } }
 }
 
 /// A sequence's rows of memory.
@@ -55,6 +61,13 @@ impl<'k> RowSpan<'k> {
     #[track_caller]
     pub(crate) fn coords(&self, head: V<'k, B32>, row: V<'k, B32>) -> impl Coords + use<'k> {
         (0, self.first + row, head, MOST, self.end)
+    }
+
+    /// The coordinates of the tile of heads from `head` on that begins with row `row` of the sequence, of a tensor of
+    /// the form [`form_of_heads`].
+    #[track_caller]
+    pub(crate) fn coords_of_heads(&self, head: V<'k, B32>, row: V<'k, B32>) -> impl Coords + use<'k> {
+        (0, head, self.first + row, MOST, self.end)
     }
 }
 

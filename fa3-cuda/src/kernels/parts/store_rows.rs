@@ -61,12 +61,30 @@ impl StoreRows {
         indices: [V<'k, B32>; 3],
         inside: [V<'k, Pred>; 2],
     ) {
-        let b = o.builder();
-        let quad = b.tid() & 3;
+        let quad = o.builder().tid() & 3;
         let chunk = self.chunk(quad);
         let upper = chunk.mad_wide(16, to.at(indices));
         let [_, _, stride] = to.strides;
-        let rows = [upper, upper + (stride << 3)];
+        self.store_chunks(o, (quad, chunk), [upper, upper + (stride << 3)], inside);
+    }
+
+    /// The same to rows at these addresses.
+    #[track_caller]
+    pub(crate) fn store_at<'k>(&self, o: Frag<'k>, rows: [V<'k, B64>; 2], inside: [V<'k, Pred>; 2]) {
+        let quad = o.builder().tid() & 3;
+        let chunk = self.chunk(quad);
+        self.store_chunks(o, (quad, chunk), rows.map(|row| chunk.mad_wide(16, row)), inside);
+    }
+
+    #[track_caller]
+    fn store_chunks<'k>(
+        &self,
+        o: Frag<'k>,
+        (quad, chunk): (V<'k, B32>, V<'k, B32>),
+        rows: [V<'k, B64>; 2],
+        inside: [V<'k, Pred>; 2],
+    ) {
+        let b = o.builder();
         let packed = match self.order {
             Order::Natural => o.packed(self.elem),
             Order::EvensFirst => o.interleaved().packed(self.elem),

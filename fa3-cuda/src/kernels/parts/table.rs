@@ -175,7 +175,13 @@ impl<'k> Table<InKernel<'k>> {
             lens: Lens { q: q_len, k: k_len },
             row,
             kv: KvRange { first, unmasked_first, unmasked_end, end },
-            listed: Some(Listed { q_row, q_rows, k_row, place: self.places.map(|_| read(WORDS as i32)) }),
+            listed: Some(Listed {
+                q_row,
+                q_rows,
+                k_row,
+                place: self.places.map(|_| read(WORDS as i32)),
+                slot: None,
+            }),
         }
     }
 }

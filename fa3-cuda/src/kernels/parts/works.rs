@@ -10,6 +10,7 @@ use fa3_sched::{Scheduler, next_dynamic};
 
 use super::geometry::{Geometry, Work};
 use super::lookup::Lookup;
+use super::shares::{Shares, Start};
 use super::table::Table;
 use super::tiles::{Ticket, Tiles};
 use crate::kernels::params::InKernel;
@@ -30,14 +31,36 @@ pub(crate) enum Works<'k> {
     Sent(Sent<'k>),
 }
 
-/// Works that are drawn from a counter and sent through a ring.
+/// Works that are sent through a ring.
 pub(crate) struct Sent<'k> {
     builder: &'k Builder,
+    source: Source<'k>,
+    ring: Ring<'k, 1>,
+}
+
+/// Where the producer has works from.
+enum Source<'k> {
+    /// Tiles of a table, whose numbers are drawn from a counter.
+    Drawn(Drawn<'k>),
+    /// Its share of all keys.
+    Shared(Shares<InKernel<'k>>),
+}
+
+/// Tiles of a table, and the counter.
+#[derive(Clone, Copy)]
+pub(crate) struct Drawn<'k> {
     table: Table<InKernel<'k>>,
     ticket: V<'k, B64>,
-    ring: Ring<'k, 1>,
     /// Whether a CTA draws its first tile, too: see [`Tiles::in_order`].
     in_order: bool,
+}
+
+/// The works of a producer, whose beginning is found.
+#[allow(clippy::large_enum_variant, reason = "a kernel has one of them while it is built")]
+pub(crate) enum Begun<'w, 'k> {
+    Computed { tiles: &'w Tiles<'k>, geometry: &'w Geometry<V<'k, B32>> },
+    Drawn { sent: &'w Sent<'k>, drawn: Drawn<'k> },
+    Shared { sent: &'w Sent<'k>, shares: Shares<InKernel<'k>>, start: Start<'k> },
 }
 
 impl<'k> Works<'k> {
@@ -56,38 +79,48 @@ impl<'k> Works<'k> {
                 let tiles = Tiles::declare(b, scheduler, geometry.tiles, ticket, consumers);
                 Works::Computed { tiles, geometry }
             }
-            Lookup::Listed { table, ticket } => Works::Sent(Sent {
-                builder: b,
-                table,
-                ticket,
-                // Of which a work takes a part.
-                ring: b.ring("mail", SLOTS, consumers, [("work", TileShape::new(Elem::U32, 8, 4))]),
-                in_order: false,
-            }),
+            Lookup::Listed { table, ticket } => {
+                Works::sent(b, Source::Drawn(Drawn { table, ticket, in_order: false }), consumers)
+            }
         }
+    }
+
+    /// The same of an equal share of all keys for each CTA.
+    #[track_caller]
+    pub(crate) fn declare_shares(b: &'k Builder, shares: Shares<InKernel<'k>>, consumers: u32) -> Works<'k> {
+        Works::sent(b, Source::Shared(shares), consumers)
+    }
+
+    #[track_caller]
+    fn sent(b: &'k Builder, source: Source<'k>, consumers: u32) -> Works<'k> {
+        // A slot, of which a work takes a part.
+        let slot = ("work", TileShape::new(Elem::U32, 8, 4));
+        Works::Sent(Sent { builder: b, source, ring: b.ring("mail", SLOTS, consumers, [slot]) })
     }
 
     /// The same works, begun in the order of their tiles' numbers: see [`Tiles::in_order`].
     pub(crate) fn in_order(self) -> Works<'k> {
         match self {
             Works::Computed { tiles, geometry } => Works::Computed { tiles: tiles.in_order(), geometry },
-            Works::Sent(sent) => Works::Sent(Sent { in_order: true, ..sent }),
+            Works::Sent(sent) => {
+                let source = match sent.source {
+                    Source::Drawn(drawn) => Source::Drawn(Drawn { in_order: true, ..drawn }),
+                    shared @ Source::Shared(_) => shared,
+                };
+                Works::Sent(Sent { source, ..sent })
+            }
         }
     }
 
-    /// Runs `body` with every work, in the one thread that fetches tickets: see [`Tiles::produce`]. What `body` needs
-    /// of it in a loop, it may get again by its second argument, so that it takes no registers.
+    /// Finds where the CTA's works begin. Where CTAs share keys, that takes whole warps of the producer.
     #[track_caller]
-    pub(crate) fn produce(
-        &self,
-        body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>, &mut dyn FnMut()),
-    ) {
+    pub(crate) fn begin(&self) -> Begun<'_, 'k> {
         match self {
-            Works::Computed { tiles, geometry } => tiles.produce(|tile, fetch_next| {
-                let work = geometry.work(tile);
-                body(work, &|| work, fetch_next);
-            }),
-            Works::Sent(sent) => sent.produce(body),
+            Works::Computed { tiles, geometry } => Begun::Computed { tiles, geometry },
+            Works::Sent(sent) => match sent.source {
+                Source::Drawn(drawn) => Begun::Drawn { sent, drawn },
+                Source::Shared(shares) => Begun::Shared { sent, shares, start: shares.start(sent.builder) },
+            },
         }
     }
 
@@ -117,6 +150,25 @@ impl<'k> Works<'k> {
     }
 }
 
+impl<'k> Begun<'_, 'k> {
+    /// Runs `body` with every work, in the one thread that fetches tickets: see [`Tiles::produce`]. What `body` needs
+    /// of it in a loop, it may get again by its second argument, so that it takes no registers.
+    #[track_caller]
+    pub(crate) fn produce(
+        &self,
+        body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>, &mut dyn FnMut()),
+    ) {
+        match *self {
+            Begun::Computed { tiles, geometry } => tiles.produce(|tile, fetch_next| {
+                let work = geometry.work(tile);
+                body(work, &|| work, fetch_next);
+            }),
+            Begun::Drawn { sent, drawn } => sent.draw(&drawn, body),
+            Begun::Shared { sent, shares, start } => sent.share(&shares, start, body),
+        }
+    }
+}
+
 impl<'k> Sent<'k> {
     /// A CTA's first tile is that of its own number; it draws the others. Each of them draws one ticket for which there
     /// is no tile, so that all of them draw as many as there are tiles. A CTA without a first tile draws none. In
@@ -124,14 +176,17 @@ impl<'k> Sent<'k> {
     ///
     /// A producer has few registers. So words go to the slot as soon as they are known, and it reads them there.
     #[track_caller]
-    fn produce(&self, body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>, &mut dyn FnMut())) {
+    fn draw(
+        &self,
+        &Drawn { table, ticket, in_order }: &Drawn<'k>,
+        body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>, &mut dyn FnMut()),
+    ) {
         let b = self.builder;
         let rounds = Rounds::begin(b);
         let mut ring = self.ring.producer_by(rounds);
-        let count = self.table.tiles(b);
-        let draw =
-            || Ticket::new(self.ticket, if self.in_order { count + b.grid_x() - 1 } else { count - 1 });
-        let first = if self.in_order { draw().fetch(b) } else { b.cta_x() };
+        let count = table.tiles(b);
+        let draw = || Ticket::new(ticket, if in_order { count + b.grid_x() - 1 } else { count - 1 });
+        let first = if in_order { draw().fetch(b) } else { b.cta_x() };
         let next = b.var("tile", first);
         b.repeat(|| {
             let slot = ring.acquire();
@@ -140,18 +195,41 @@ impl<'k> Sent<'k> {
             let is_tile = tile.lt(count);
             b.if_else_uniform(
                 is_tile,
-                || self.table.look_up(b, tile, |number, word| b.store(at.at(WORD * number), word)),
+                || table.look_up(b, tile, |number, word| b.store(at.at(WORD * number), word)),
                 // A work without rows ends them.
-                || (0..self.table.words()).for_each(|number| b.store(at.at(WORD * number), 0)),
+                || (0..table.words()).for_each(|number| b.store(at.at(WORD * number), 0)),
             );
             slot.commit();
             rounds.next();
             b.break_if(!is_tile);
-            let read = || self.table.work(|number| b.load(at.at(WORD * number)));
+            let read = || table.work(|number| b.load(at.at(WORD * number)));
             let mut ticket = draw();
             body(read(), &read, &mut || _ = ticket.fetch(b));
-            let before = if self.in_order { b.copy(0) } else { b.grid_x() };
+            let before = if in_order { b.copy(0) } else { b.grid_x() };
             next.set(next_dynamic(ticket.fetch(b), before));
+        });
+    }
+
+    /// All segments of the CTA's share, one after the other.
+    #[track_caller]
+    fn share(
+        &self,
+        shares: &Shares<InKernel<'k>>,
+        start: Start<'k>,
+        body: impl FnOnce(Work<V<'k, B32>>, &dyn Fn() -> Work<V<'k, B32>>, &mut dyn FnMut()),
+    ) {
+        let b = self.builder;
+        let rounds = Rounds::begin(b);
+        let mut ring = self.ring.producer_by(rounds);
+        shares.walk(b, start, |write, is_there| {
+            let slot = ring.acquire();
+            let [at] = slot.tiles().map(|tile| tile.element(0, 0));
+            write(&|number, word| b.store(at.at(WORD * number), word));
+            slot.commit();
+            rounds.next();
+            b.break_if(!is_there);
+            let read = || shares.work(|number| b.load(at.at(WORD * number)));
+            body(read(), &read, &mut || ());
         });
     }
 
@@ -178,10 +256,14 @@ impl<'k> Sent<'k> {
                     let words: [V<'k, B32>; 4] = b.load_vector(at.at(VECTOR * vector));
                     words.map(|word| word.shfl_idx(0))
                 });
-                self.table.work(|number| match vectors.get(number as usize / 4) {
+                let word = |number: i32| match vectors.get(number as usize / 4) {
                     Some(words) => words[number as usize % 4],
                     None => b.load::<B32>(at.at(WORD * number)).shfl_idx(0),
-                })
+                };
+                match &self.source {
+                    Source::Drawn(drawn) => drawn.table.work(word),
+                    Source::Shared(shares) => shares.work(word),
+                }
             };
             let work = read();
             b.break_if(work.rows_of_o().eq(0));

@@ -7,7 +7,7 @@ use fa3_sched::{Decoder, Order};
 use fa3_types::{Positions, Signs, ValueLayout};
 
 use super::{ScaleSource, Spec};
-use crate::kernels::params::{Form, Host, Pass, Side, TensorForm, param, params};
+use crate::kernels::params::{Form, Host, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::view;
 
@@ -123,7 +123,7 @@ impl Params<Form> {
         // Panels of 64 columns; what a row has fewer is zeros.
         let tile = TileShape::new(spec.elem, spec.tile.rows, spec.tile.head_dim.next_multiple_of(64));
         Params {
-            x: TensorForm { tile, rank: 4, rows: 2 },
+            x: TensorForm { tile, rank: 4, rows: RowDims::One(2) },
             codes: Strided::form("codes", Elem::E4m3),
             scale: match spec.scale {
                 ScaleSource::Blocks => Scale::Blocks(Elem::F32),

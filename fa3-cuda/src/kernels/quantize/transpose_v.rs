@@ -11,7 +11,7 @@ use fa3_sched::{Decoder, Order, TileCounts};
 use fa3_types::TensorDesc;
 
 use super::key_rows::KeyRows;
-use crate::kernels::params::{Declare, Fill, Form, Host, Pass, Side, TensorForm, param, params};
+use crate::kernels::params::{Declare, Fill, Form, Host, Pass, RowDims, Side, TensorForm, param, params};
 use crate::kernels::parts::strided::Strided;
 use crate::kernels::tensors::view;
 use crate::kernels::{KernelSpec, Spec};
@@ -50,7 +50,7 @@ fn kernel(spec: &TransposeSpec) -> Kernel {
     );
     Kernel::build("transpose_v", Launch::threads(THREADS), |b| {
         let form = Params::<Form> {
-            v: TensorForm { tile: shape, rank: 4, rows: 2 },
+            v: TensorForm { tile: shape, rank: 4, rows: RowDims::One(2) },
             codes: Strided::form("v_transposed", Elem::E4m3),
             decoder: Form::decoder(Order::HEADS_FASTEST),
         };

@@ -34,11 +34,14 @@ fn name(Spec { q, k, mask, threads, firsts }: &Spec) -> String {
     format!("packed/{}/{}/{}/{threads}{firsts}", rows_word(*q), rows_word(*k), sides_word(*mask))
 }
 
-fn rows_word(arrays: Arrays) -> &'static str {
-    match arrays {
-        Arrays { cu_seqlens: true, seqused: false } => "packed",
-        Arrays { cu_seqlens: true, seqused: true } => "packed-used",
-        Arrays { cu_seqlens: false, seqused: false } => "dense",
-        Arrays { cu_seqlens: false, seqused: true } => "dense-used",
+/// The arrays of one side, in a word.
+pub(super) fn rows_word(Arrays { cu_seqlens, seqused, leftpad }: Arrays) -> String {
+    let mut word = String::from(if cu_seqlens { "packed" } else { "dense" });
+    if seqused {
+        word.push_str("-used");
     }
+    if leftpad {
+        word.push_str("-padded");
+    }
+    word
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use fa3_types::{Granularity, TensorDesc, TensorName};
+use fa3_types::{Granularity, Problem, TensorDesc, TensorName};
 
 use super::Asked;
 use crate::forward::{Loads, PlanError};
@@ -60,15 +60,7 @@ impl Listed {
             }
             Some(order) => return Err(PlanError::ListedOrder { order, heads }),
         };
-        let rows = |name, tensor: &TensorDesc| {
-            MemoryRows::of(tensor).map_err(|source| PlanError::ListedRows { tensor: name, source })
-        };
-        let rows = [
-            rows(TensorName::Q, problem.q())?,
-            rows(TensorName::K, problem.k())?,
-            rows(TensorName::V, problem.v())?,
-        ];
-        Ok(Listed { tiles: Tiles::new(table, [heads, section], longest, sms)?, rows })
+        Ok(Listed { tiles: Tiles::new(table, [heads, section], longest, sms)?, rows: memory_rows(problem)? })
     }
 
     /// Its tiles.
@@ -97,6 +89,18 @@ impl Listed {
             4 * self.tiles.table().words()
         )
     }
+}
+
+/// The rows of Q, K and V in memory.
+pub(super) fn memory_rows(problem: &Problem) -> Result<[MemoryRows; 3], PlanError> {
+    let rows = |name, tensor: &TensorDesc| {
+        MemoryRows::of(tensor).map_err(|source| PlanError::ListedRows { tensor: name, source })
+    };
+    Ok([
+        rows(TensorName::Q, problem.q())?,
+        rows(TensorName::K, problem.k())?,
+        rows(TensorName::V, problem.v())?,
+    ])
 }
 
 #[cfg(test)]

@@ -1,0 +1,94 @@
+//! The rows of one sequence in pages: entries of a tensor's batch, which a table in the device's memory names.
+//!
+//! A tile is copied in blocks of rows, none of which goes beyond a page that has another behind it. Each is a
+//! [`RowSpan`] of its own. Rows beyond the sequence's end, and those of a page that is not there, become zeros.
+
+use fa3_ir::BufferId;
+use fa3_ir::lang::*;
+use fa3_sched::{FastDiv, packed};
+
+use super::rows_view::RowSpan;
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+
+/// The pages of a launch.
+#[derive(Clone, Copy)]
+pub(crate) struct Pages<S: Side> {
+    /// The numbers of pages: a row of them for each sequence.
+    table: S::Pointer,
+    /// Entries of a row.
+    per_sequence: S::U32,
+    /// Rows of a page.
+    rows: FastDiv<S::U32>,
+    /// Pages that there are.
+    entries: S::U32,
+}
+
+impl Pages<Form> {
+    /// The form of all launches.
+    pub(crate) fn form() -> Pages<Form> {
+        Pages { table: Elem::U32, per_sequence: (), rows: FastDiv::new(1).map(|_| ()), entries: () }
+    }
+}
+
+impl Pages<Host> {
+    /// The pages of a launch with this table.
+    pub(crate) fn of(pages: &packed::Pages, table: BufferId) -> Pages<Host> {
+        let &packed::Pages { per_sequence, rows, entries, .. } = pages;
+        Pages { table, per_sequence, rows: FastDiv::new(rows.max(1)), entries }
+    }
+}
+
+impl<A: Side> Pages<A> {
+    /// Goes over its numbers.
+    #[track_caller]
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Pages<B> {
+        Pages {
+            table: by.pointer("page_table", self.table),
+            per_sequence: by.u32("pages_of_sequence", self.per_sequence),
+            rows: self.rows.map_named("page_rows", &mut |name: &str, number| by.u32(name, number)),
+            entries: by.u32("pages", self.entries),
+        }
+    }
+}
+
+/// A sequence's rows.
+#[derive(Clone, Copy)]
+pub(crate) struct PageSpan<'k> {
+    builder: &'k Builder,
+    pages: Pages<InKernel<'k>>,
+    /// The number of the sequence's first page.
+    table: V<'k, B64>,
+    /// Rows of memory from a page to the next.
+    apart: V<'k, B32>,
+    /// Rows of the first page before the sequence's first one.
+    first: V<'k, B32>,
+    /// Rows of the sequence.
+    count: V<'k, B32>,
+}
+
+impl<'k> PageSpan<'k> {
+    /// `count` rows of a sequence from row `first` of its pages on, which are `apart` rows of memory apart.
+    #[track_caller]
+    pub(crate) fn new(
+        builder: &'k Builder,
+        pages: Pages<InKernel<'k>>,
+        sequence: V<'k, B32>,
+        apart: V<'k, B32>,
+        [first, count]: [V<'k, B32>; 2],
+    ) -> PageSpan<'k> {
+        let table = (sequence * pages.per_sequence).mad_wide(4, pages.table);
+        PageSpan { builder, pages, table, apart, first, count }
+    }
+
+    /// The coordinates of `rows` rows of `head` from row `row` of the sequence on, which are of one page.
+    #[track_caller]
+    pub(crate) fn coords(&self, head: V<'k, B32>, row: V<'k, B32>, rows: u32) -> impl Coords + use<'k> {
+        let b = self.builder;
+        let (number, within) = self.pages.rows.div_rem(self.first + row);
+        // A block behind the sequence's end may be behind its pages, too. Nothing is read of it.
+        let at = number.min(self.pages.per_sequence - 1).mad_wide(4, self.table);
+        let page = b.load::<B32>(at).min(self.pages.entries);
+        let left = fa3_sched::Int::sub_sat(self.count, row).min(rows);
+        RowSpan::new(page.mad(self.apart, within), left).coords(head, b.value(0))
+    }
+}

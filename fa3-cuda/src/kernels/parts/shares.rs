@@ -1,0 +1,264 @@
+//! Equal shares of all blocks of keys: which segments of units a CTA computes ([`fa3_sched::Shares`]).
+//!
+//! Nobody writes a table before. The producer's warps find the sequence where the CTA's share begins, by a sum over all
+//! sequences. From there on one thread goes from segment to segment, and sends each to the consumers.
+
+use fa3_ir::BufferId;
+use fa3_ir::lang::*;
+use fa3_sched::forward::Shared;
+use fa3_sched::packed::{Arrays, ClampedRows, Cut};
+use fa3_sched::{KvRange, Lens, Segment, Tiling, Units};
+use fa3_types::Mask;
+
+use super::geometry::{Listed, Work};
+use super::side_rows::SideRows;
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+
+/// Words of a work, as it is sent from one warp to others.
+pub(super) const WORDS: i32 = 13;
+
+/// Words that say of a CTA which unit begins in it and goes on: the number of its parts (0 if there is none), sequence,
+/// head, the sequence's first row of O, the tile's first position, rows of O, rows that take part, and 0.
+pub(crate) const BEGUN_WORDS: u32 = 8;
+
+/// The numbers of a launch.
+#[derive(Clone, Copy)]
+pub(crate) struct Shares<S: Side> {
+    /// Where lengths of Q and of K are said.
+    pub(crate) q: SideRows<S>,
+    pub(crate) k: SideRows<S>,
+    /// Sequences.
+    pub(crate) count: S::U32,
+    pub(crate) shares: fa3_sched::Shares<S::U32>,
+    /// How matrices are cut.
+    pub(crate) tiling: Tiling<S::U32>,
+    /// [`BEGUN_WORDS`] words of each CTA.
+    pub(crate) begun: S::Pointer,
+}
+
+impl<A: Side> Shares<A> {
+    /// Goes over its numbers.
+    #[track_caller]
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Shares<B> {
+        Shares {
+            q: self.q.pass(by, "q"),
+            k: self.k.pass(by, "k"),
+            count: by.u32("sequences", self.count),
+            shares: self.shares.map_named(&mut |name: &str, number| by.u32(name, number)),
+            tiling: self.tiling.map_named(&mut |name: &str, number| by.u32(name, number)),
+            begun: by.pointer("begun", self.begun),
+        }
+    }
+}
+
+impl Shares<Form> {
+    /// The form of all launches with these arrays of lengths, Q's first, and this mask.
+    pub(crate) fn form([q, k]: [Arrays; 2], mask: Mask) -> Shares<Form> {
+        let shares = fa3_sched::Shares::new(1, 1, 0, Cut::new(1, 1, mask));
+        Shares {
+            q: SideRows::form(q),
+            k: SideRows::form(k),
+            count: (),
+            shares: shares.map_named(&mut |_, _| ()),
+            tiling: Tiling::new(1, 1, 1, mask).map(|_| ()),
+            begun: Elem::U32,
+        }
+    }
+}
+
+impl Shares<Host> {
+    /// The numbers of a launch. `find` gives the buffers of arrays by their names.
+    pub(crate) fn of(
+        shared: &Shared,
+        tiling: Tiling<u32>,
+        begun: BufferId,
+        find: impl Fn(&str) -> Option<BufferId>,
+    ) -> Shares<Host> {
+        let [q, k] = SideRows::of(shared.sequences(), find);
+        Shares { q, k, count: shared.sequences().count(), shares: shared.shares(), tiling, begun }
+    }
+}
+
+/// The beginning of a CTA's share.
+#[derive(Clone, Copy)]
+pub(crate) struct Start<'k> {
+    /// Places of a share, and of all units.
+    share: V<'k, B32>,
+    total: V<'k, B32>,
+    /// The sequence that has the share's first place, and the place where its units begin.
+    sequence: V<'k, B32>,
+    first: V<'k, B32>,
+}
+
+/// The rows of a sequence, and its units.
+struct Entry<'k> {
+    q: ClampedRows<V<'k, B32>>,
+    k: ClampedRows<V<'k, B32>>,
+    units: Units<V<'k, B32>>,
+}
+
+impl<'k> Shares<InKernel<'k>> {
+    /// Sequences, and the rows behind the last one, if Q is packed.
+    #[track_caller]
+    fn entries(&self) -> V<'k, B32> {
+        if self.q.cu_seqlens.is_some() { self.count + 1 } else { self.count }
+    }
+
+    /// An entry of these, which must be there.
+    #[track_caller]
+    fn entry(&self, b: &'k Builder, number: V<'k, B32>) -> Entry<'k> {
+        let (is_sequence, read) = (number.lt(self.count), number.min(self.count - 1));
+        let q = self.q.of_sequence(b, read, is_sequence);
+        let k = self.k.of_sequence(b, read, is_sequence);
+        let q = match self.q.end(b, self.count) {
+            None => q,
+            Some(end) => {
+                let behind = ClampedRows::behind(end, self.q.rows);
+                ClampedRows {
+                    row: is_sequence.select(q.row, behind.row),
+                    rows: is_sequence.select(q.rows, behind.rows),
+                    len: q.len,
+                }
+            }
+        };
+        let units = self.shares.units(q.rows, Lens { q: q.len, k: k.len });
+        Entry { q, k, units }
+    }
+
+    /// Finds the CTA's share, in whole warps.
+    #[track_caller]
+    pub(super) fn start(&self, b: &'k Builder) -> Start<'k> {
+        let (lane, entries) = (b.tid() & 31, self.entries());
+        let places = |number: V<'k, B32>| {
+            let there = number.min(entries - 1);
+            number.lt(entries).select::<B32>(self.entry(b, there).units.all, 0)
+        };
+        let of_first = places(lane);
+        let sum = b.var("places", of_first);
+        b.for_each((32, entries), 32, |from| sum.set(sum.get() + places(from + lane)));
+        let total = over_warp(sum.get());
+        let share = self.shares.share(total);
+        let place = b.cta_x() * share;
+
+        let (from, before) = (b.var("from", 0), b.var("before", 0));
+        let of_lane = b.var("of lane", of_first);
+        b.repeat(|| {
+            let end = before.get() + over_warp(of_lane.get());
+            let next = from.get() + 32;
+            b.break_if(place.lt(end) | entries.le(next));
+            before.set(end);
+            from.set(next);
+            of_lane.set(places(next + lane));
+        });
+        // The sums up to each lane's sequence, itself included.
+        let upto = [1, 2, 4, 8, 16].into_iter().fold(of_lane.get(), |sum, distance: u32| {
+            let with = sum + sum.shfl_up(distance);
+            lane.ge(distance).select(with, sum)
+        });
+        let passed = (before.get() + upto).le(place).ballot().popc();
+        let within = passed.gt(0).select::<B32>(upto.shfl_idx(passed - 1), 0);
+        Start {
+            share,
+            total,
+            sequence: (from.get() + passed).shfl_idx(0),
+            first: (before.get() + within).shfl_idx(0),
+        }
+    }
+
+    /// Runs `each` with a function that writes the words of the next segment, as long as there is one, and at last with
+    /// none; it writes words of the same number then, which say that nothing follows. In one thread.
+    #[track_caller]
+    pub(super) fn walk(
+        &self,
+        b: &'k Builder,
+        start: Start<'k>,
+        each: impl FnOnce(&dyn Fn(&dyn Fn(i32, V<'k, B32>)), V<'k, Pred>),
+    ) {
+        let Start { share, total, sequence, first } = start;
+        let cta = b.cta_x();
+        let begun = cta.mad_wide(4 * BEGUN_WORDS, self.begun);
+        b.store(begun, 0);
+        let place = b.var("place", cta * share);
+        let end = (place.now() + share).min(total);
+        let (sequence, first) = (b.var("sequence", sequence), b.var("first", first));
+        let zero = || b.var("rows", 0);
+        let rows = [zero(), zero(), zero(), zero(), zero()];
+        b.repeat(|| {
+            let is_there = place.get().lt(end);
+            let write = |store: &dyn Fn(i32, V<'k, B32>)| {
+                b.if_else_uniform(
+                    is_there,
+                    || {
+                        b.repeat(|| {
+                            let Entry { q, k, units } = self.entry(b, sequence.get());
+                            for (var, number) in rows.iter().zip([q.row, q.rows, q.len, k.row, k.len]) {
+                                var.set(number);
+                            }
+                            let behind = first.get() + units.all;
+                            b.break_if(place.get().lt(behind));
+                            first.set(behind);
+                            sequence.set(sequence.get() + 1);
+                        });
+                        let [q_row, q_rows, q_len, k_row, k_len] = rows.each_ref().map(|var| var.get());
+                        let lens = Lens { q: q_len, k: k_len };
+                        let units = self.shares.units(q_rows, lens);
+                        let from = place.get();
+                        let segment = self.shares.segment(&units, from - first.get(), end - from);
+                        let Segment { m_block, head, first, end, places, .. } = segment;
+                        let row = m_block * self.tiling.tile_m();
+                        let parts = segment.parts(share);
+                        b.if_uniform(parts.gt(0), || {
+                            b.store_vector(begun.at(0), [parts, sequence.get(), head, q_row]);
+                            b.store_vector(begun.at(16), [row, q_rows, q_len, b.value(0)]);
+                        });
+                        let kv = self.tiling.kv_range(m_block, lens).part(first, end);
+                        let words = [
+                            sequence.get(),
+                            q_row,
+                            k_row,
+                            q_len,
+                            k_len,
+                            q_rows,
+                            head,
+                            row,
+                            kv.first,
+                            kv.unmasked_first,
+                            kv.unmasked_end,
+                            kv.end,
+                            segment.slot(cta),
+                        ];
+                        for (word, number) in words.into_iter().zip(0..) {
+                            store(number, word);
+                        }
+                        place.set(from + places);
+                    },
+                    || (0..WORDS).for_each(|number| store(number, b.value(0))),
+                );
+            };
+            each(&write, is_there);
+        });
+    }
+
+    /// The work of which `read` gives each word, by its number.
+    #[track_caller]
+    pub(super) fn work(&self, read: impl Fn(i32) -> V<'k, B32>) -> Work<V<'k, B32>> {
+        let words: [_; WORDS as usize] = std::array::from_fn(|number| read(number as i32));
+        let [batch, q_row, k_row, q, k, q_rows, head, row, first, unmasked_first, unmasked_end, end, slot] =
+            words;
+        Work {
+            batch,
+            head,
+            kv_head: self.tiling.kv_head(head),
+            lens: Lens { q, k },
+            row,
+            kv: KvRange { first, unmasked_first, unmasked_end, end },
+            listed: Some(Listed { q_row, q_rows, k_row, place: None, slot: Some(slot) }),
+        }
+    }
+}
+
+/// The sum over the lanes of a warp, which all of them have.
+#[track_caller]
+fn over_warp<'k>(x: V<'k, B32>) -> V<'k, B32> {
+    [16, 8, 4, 2, 1].into_iter().fold(x, |sum, mask: u32| sum + sum.shfl_bfly(mask)).shfl_idx(0)
+}

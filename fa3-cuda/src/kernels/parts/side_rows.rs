@@ -1,0 +1,99 @@
+//! The rows of sequences on one side, Q or K and V, from the arrays of lengths.
+
+use fa3_ir::BufferId;
+use fa3_ir::lang::*;
+use fa3_sched::packed::{Arrays, ClampedRows, Plan};
+
+use crate::kernels::params::{Form, Host, InKernel, Pass, Side};
+
+/// The arrays of lengths of Q: where its sequences begin, and how many of their rows are in use.
+pub(crate) const ARRAYS_OF_Q: [&str; 3] = ["cu_seqlens_q", "seqused_q", "leftpad_q"];
+
+/// The arrays of lengths of K and V, and of the rows before them.
+pub(crate) const ARRAYS_OF_K: [&str; 3] = ["cu_seqlens_k", "seqused_k", "leftpad_k"];
+
+/// Where the rows of Q, or of K and V, are said.
+#[derive(Clone, Copy)]
+pub(crate) struct SideRows<S: Side> {
+    pub(crate) cu_seqlens: Option<S::Pointer>,
+    pub(crate) seqused: Option<S::Pointer>,
+    pub(crate) leftpad: Option<S::Pointer>,
+    /// Rows of the packed tensor, or of each sequence of another one.
+    pub(crate) rows: S::U32,
+}
+
+impl SideRows<Form> {
+    /// The form of a side with these arrays.
+    pub(crate) fn form(arrays: Arrays) -> SideRows<Form> {
+        let array = |is_there: bool| is_there.then_some(Elem::U32);
+        SideRows {
+            cu_seqlens: array(arrays.cu_seqlens),
+            seqused: array(arrays.seqused),
+            leftpad: array(arrays.leftpad),
+            rows: (),
+        }
+    }
+}
+
+impl SideRows<Host> {
+    /// The sides of a launch, Q first. `find` gives the buffers of arrays by their names.
+    pub(crate) fn of(plan: &Plan, find: impl Fn(&str) -> Option<BufferId>) -> [SideRows<Host>; 2] {
+        let side = |[cu_seqlens, seqused, leftpad]: [&str; 3], rows: usize| SideRows {
+            cu_seqlens: find(cu_seqlens),
+            seqused: find(seqused),
+            leftpad: find(leftpad),
+            rows: rows as u32,
+        };
+        [side(ARRAYS_OF_Q, plan.q().rows), side(ARRAYS_OF_K, plan.k().rows)]
+    }
+}
+
+impl<A: Side> SideRows<A> {
+    /// Goes over its numbers, whose names have this one behind them.
+    #[track_caller]
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>, name: &str) -> SideRows<B> {
+        let mut array = |what: &str, array: Option<A::Pointer>| {
+            array.map(|array| by.pointer(&format!("{what}_{name}"), array))
+        };
+        SideRows {
+            cu_seqlens: array("cu_seqlens", self.cu_seqlens),
+            seqused: array("seqused", self.seqused),
+            leftpad: array("leftpad", self.leftpad),
+            rows: by.u32(&format!("rows_{name}"), self.rows),
+        }
+    }
+}
+
+impl<'k> SideRows<InKernel<'k>> {
+    /// The rows of a sequence; none if it does not count.
+    #[track_caller]
+    pub(crate) fn of_sequence(
+        &self,
+        b: &'k Builder,
+        sequence: V<'k, B32>,
+        counts: V<'k, Pred>,
+    ) -> ClampedRows<V<'k, B32>> {
+        let all = counts.select::<B32>(self.rows, 0);
+        let rows = match self.cu_seqlens {
+            Some(array) => {
+                let at = sequence.mad_wide(4, array);
+                ClampedRows::packed([b.load(at), b.load(at.at(4))], all)
+            }
+            None => ClampedRows::dense(all),
+        };
+        let rows = match self.seqused {
+            Some(array) => rows.used(b.load(sequence.mad_wide(4, array))),
+            None => rows,
+        };
+        match self.leftpad {
+            Some(array) => rows.left_padded(b.load(sequence.mad_wide(4, array))),
+            None => rows,
+        }
+    }
+
+    /// The last entry of `cu_seqlens`, if there is that array, given the number of sequences.
+    #[track_caller]
+    pub(crate) fn end(&self, b: &'k Builder, count: V<'k, B32>) -> Option<V<'k, B32>> {
+        self.cu_seqlens.map(|array| b.load(count.mad_wide(4, array)))
+    }
+}

@@ -1,0 +1,40 @@
+//! How the CTAs of a forward kernel find their works.
+
+use fa3_ir::lang::*;
+use fa3_sched::{Lens, VisibleKeys};
+
+use super::geometry::keys;
+use super::lookup::Lookup;
+use super::shares::Shares;
+use crate::kernels::params::{InKernel, Pass, Side};
+
+/// The numbers of a launch.
+#[derive(Clone, Copy)]
+pub(crate) enum Walk<S: Side> {
+    /// Tiles, one after the other.
+    Tiles(Lookup<S>),
+    /// An equal share of all keys for each CTA.
+    Shares(Shares<S>),
+}
+
+impl<A: Side> Walk<A> {
+    /// Goes over its numbers.
+    #[track_caller]
+    pub(crate) fn pass<B: Side>(self, by: &mut impl Pass<A, B>) -> Walk<B> {
+        match self {
+            Walk::Tiles(lookup) => Walk::Tiles(lookup.pass(by)),
+            Walk::Shares(shares) => Walk::Shares(shares.pass(by)),
+        }
+    }
+}
+
+impl<'k> Walk<InKernel<'k>> {
+    /// The keys that query row `row` may see in a sequence of these lengths; any keys for a row beyond its end.
+    #[track_caller]
+    pub(crate) fn keys(&self, row: V<'k, B32>, lens: Lens<V<'k, B32>>) -> VisibleKeys<V<'k, B32>> {
+        match self {
+            Walk::Tiles(lookup) => lookup.keys(row, lens),
+            Walk::Shares(shares) => keys(&shares.tiling, row, lens),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Keys that CTAs share: decoding, whose rows of Q are few.
+
+use std::fmt;
+use std::num::NonZeroU32;
+
+use fa3_types::{Dtype, Problem};
+
+use super::listed::memory_rows;
+use crate::forward::{CtaTile, Loads, Pipeline, PlanError, PlanOptions, Precision};
+use crate::packed::{self, MemoryRows, Side};
+use crate::{Shares, Tiling};
+
+/// Rows of a tile: one consumer warpgroup's.
+pub(super) const ROWS: u32 = 64;
+
+/// Rows of Q that are copied at once are a multiple of so many, a period of the swizzle.
+const PERIOD: u32 = 8;
+
+/// The places of a sequence are divided by a number that only the device knows, which is exact below this.
+const PLACES: u32 = 1 << 24;
+
+/// Tiles of 64 rows in which each CTA computes as many blocks of keys as any other, whatever the lengths. Query heads
+/// of a group are rows of one tile.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    sequences: packed::Plan,
+    rows: [MemoryRows; 3],
+    pack: u32,
+    positions: u32,
+    heads: u32,
+    ctas: u32,
+    extra: u32,
+}
+
+/// The tile of a head dimension, if there is one: so many stages that 64 KiB and more are under way, which is what HBM
+/// needs of an SM.
+fn tile(problem: &Problem) -> Option<CtaTile> {
+    const TILES: [(u32, u32, u32); 6] =
+        [(64, 64, 6), (96, 96, 4), (128, 128, 4), (192, 128, 3), (192, 192, 3), (256, 256, 2)];
+    let tiles = TILES.into_iter().map(|(head_dim, head_dim_v, stages)| CtaTile {
+        head_dim,
+        head_dim_v,
+        precision: Precision::Half,
+        tile_m: ROWS,
+        tile_n: 64,
+        stages,
+        consumers: 1,
+        loads: Loads::Producer,
+        pipeline: Pipeline::Paired,
+        ping_pong: false,
+    });
+    tiles.into_iter().find(|tile| tile.takes(problem))
+}
+
+/// Query heads that are rows of one tile: as many of a group as can be copied at once.
+fn pack(group: u32) -> u32 {
+    let fits = |heads: u32| heads * positions_multiple(heads) <= ROWS;
+    (1..=group.min(ROWS)).rev().find(|&heads| group.is_multiple_of(heads) && fits(heads)).unwrap_or(1)
+}
+
+/// Positions whose rows of `pack` query heads are in a tile of `rows` rows.
+pub fn packed_positions(pack: u32, rows: u32) -> u32 {
+    let multiple = positions_multiple(pack);
+    rows / pack / multiple * multiple
+}
+
+/// The number of which a tile's positions are a multiple.
+fn positions_multiple(pack: u32) -> u32 {
+    PERIOD / (1 << pack.trailing_zeros().min(3))
+}
+
+impl Shared {
+    /// Decides everything about them, if this is how the problem is to be computed. Gives the tile and how matrices are
+    /// cut, too.
+    pub(super) fn new(
+        problem: &Problem,
+        sms: NonZeroU32,
+        options: &PlanOptions,
+    ) -> Result<Option<(CtaTile, Tiling<u32>, Shared)>, PlanError> {
+        let group = problem.heads().group_size() as u32;
+        let pack = pack(group);
+        let is_wanted = options.split_keys && options.tile.is_none() && problem.dtype() != Dtype::E4m3;
+        if !is_wanted || problem.longest().q.saturating_mul(pack as usize) > ROWS as usize {
+            return Ok(None);
+        }
+        let Some(tile) = tile(problem) else { return Ok(None) };
+        let positions = packed_positions(pack, ROWS);
+        let tiling = Tiling::new(positions, tile.tile_n, group / pack, problem.mask());
+        let sides = [(problem.seqs_q(), problem.q()), (problem.seqs_k(), problem.k())];
+        let sides = sides.map(|(sequences, tensor)| Side::of(sequences, tensor.shape.seqlen));
+        let sequences = packed::Plan::new(problem.batch(), sides, [positions, tile.tile_n], problem.mask())?;
+        let heads = problem.heads().q() as u32 / pack;
+        let blocks = (sides[1].rows as u64).div_ceil(tile.tile_n.into()) + 1;
+        let units = u64::from(heads) * u64::from(sequences.capacity());
+        // So many at most of one sequence, and of all of them fewer than 2³¹.
+        let most = blocks.saturating_mul(u64::from(heads) * u64::from(sequences.most_blocks()));
+        if most > PLACES.into() || blocks.saturating_mul(units) > i32::MAX as u64 {
+            return Err(PlanError::Shares { blocks, units, limit: PLACES });
+        }
+        let ctas = u64::from(sms.get()).min(blocks.saturating_mul(units)) as u32;
+        // A start is free where there are CTAs enough for each.
+        let extra = u32::from(u64::from(heads) * problem.batch() as u64 > ctas.into());
+        let rows = memory_rows(problem)?;
+        let ctas = if sequences.has_rows() { ctas } else { 0 };
+        Ok(Some((tile, tiling, Shared { sequences, rows, pack, positions, heads, ctas, extra })))
+    }
+
+    /// The sequences, cut into tiles of positions.
+    pub fn sequences(&self) -> &packed::Plan {
+        &self.sequences
+    }
+
+    /// The rows of Q, K and V in memory.
+    pub fn rows(&self) -> [MemoryRows; 3] {
+        self.rows
+    }
+
+    /// Query heads that are rows of one tile: row r is of head r mod `pack` and of position r / `pack`.
+    pub fn pack(&self) -> u32 {
+        self.pack
+    }
+
+    /// Positions of a tile.
+    pub fn positions(&self) -> u32 {
+        self.positions
+    }
+
+    /// Number of CTAs.
+    pub fn ctas(&self) -> u32 {
+        self.ctas
+    }
+
+    /// The numbers that give CTAs their shares.
+    ///
+    /// # Panics
+    /// If there are no CTAs.
+    pub fn shares(&self) -> Shares<u32> {
+        Shares::new(self.heads, self.ctas, self.extra, self.sequences.cut())
+    }
+
+    /// Results of parts of units that CTAs leave: two each.
+    pub fn slots(&self) -> u32 {
+        2 * self.ctas
+    }
+
+    /// Rows of a unit that are merged at once: those that there are as far as is known, at least one.
+    pub fn merged_rows(&self, problem: &Problem) -> u32 {
+        (problem.longest().q as u32 * self.pack).clamp(1, ROWS)
+    }
+
+    /// Writes how units reach CTAs of so many threads.
+    pub(super) fn write_tiles(&self, f: &mut fmt::Formatter<'_>, threads: u32) -> fmt::Result {
+        let Shared { pack, positions, ctas, .. } = self;
+        writeln!(f, "rows       {positions} positions of {pack} query heads a tile")?;
+        writeln!(f, "scheduler  equal shares of all keys, {ctas} CTAs of {threads} threads")
+    }
+
+    /// Writes what they take of the device's memory.
+    pub(super) fn write_memory(&self, f: &mut fmt::Formatter<'_>, tile: &CtaTile) -> fmt::Result {
+        let bytes = 4 * u64::from(self.slots()) * u64::from(ROWS * (tile.head_dim_v + 1));
+        write!(f, "memory     {bytes} bytes for parts of O and LSE, and {} to find them", 32 * self.ctas)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_of_a_group_are_rows_of_a_tile() {
+        let packs = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 15, 16, 32, 64, 71, 128].map(|group| {
+            let pack = pack(group);
+            (pack, packed_positions(pack, ROWS))
+        });
+        let expected = [
+            (1, 64),
+            (2, 32),
+            (3, 16),
+            (4, 16),
+            (5, 8),
+            (6, 8),
+            (7, 8),
+            (8, 8),
+            (3, 16),
+            (10, 4),
+            (12, 4),
+            (1, 64),
+            (5, 8),
+            (16, 4),
+            (32, 2),
+            (64, 1),
+            (1, 64),
+            (64, 1),
+        ];
+        assert_eq!(packs, expected);
+        assert!(packs.iter().all(|(pack, positions)| (pack * positions).is_multiple_of(PERIOD)));
+    }
+}

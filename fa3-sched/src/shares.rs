@@ -1,0 +1,226 @@
+//! Equal shares of all keys for CTAs, whatever the lengths: how decoding splits keys.
+//!
+//! A unit is one tile of query rows of one head: it visits blocks of keys. All units lie on one line, by sequence, head
+//! and tile, and each is as long as it has blocks, and `extra` for its start. CTA c takes the places c · share up to
+//! (c + 1) · share:
+//!
+//! ```text
+//! units   ├─ 0 ───┼─ 1 ───────────────────┼─ 2 ───┼─ 3 ───┤
+//! CTAs    ├─ 0 ─────────┼─ 1 ─────────┼─ 2 ─────────┼─ 3 ─┤
+//! ```
+//!
+//! So a CTA has at most the end of a unit that began before, then whole units, then the beginning of one that goes on:
+//! results of two parts of units. [`Segment::slot`] says where it leaves them. The parts of a unit that begins in CTA c
+//! are in slot 2c + 1, then in slots 2 (c + 1), 2 (c + 2), ...
+
+use crate::packed::Cut;
+use crate::{FastDiv, Int, Lens};
+
+/// The numbers of a launch that give CTAs their shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares<T> {
+    heads: T,
+    ctas: FastDiv<T>,
+    extra: T,
+    cut: Cut<T>,
+}
+
+/// The units of a sequence, which are all as long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Units<T> {
+    /// Tiles of a head.
+    pub tiles: T,
+    /// Blocks of the longest tile. Others count as many, and visit fewer.
+    pub blocks: T,
+    /// Places of each.
+    pub places: T,
+    /// Places of all heads.
+    pub all: T,
+}
+
+/// A part of a unit, which one CTA computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment<T> {
+    /// The tile.
+    pub m_block: T,
+    /// The head.
+    pub head: T,
+    /// The first of its blocks, counted from the unit's first.
+    pub first: T,
+    /// One past the last of them.
+    pub end: T,
+    /// Blocks of the unit behind them.
+    pub left: T,
+    /// Places that it takes of the line.
+    pub places: T,
+}
+
+impl Shares<u32> {
+    /// Shares for `ctas` CTAs of units of `heads` heads, whose starts count as `extra` blocks: none or one, so that one
+    /// without blocks is not divided.
+    ///
+    /// # Panics
+    /// If there are no CTAs, or `extra` is larger.
+    pub fn new(heads: u32, ctas: u32, extra: u32, cut: Cut<u32>) -> Shares<u32> {
+        assert!(extra <= 1, "a start counts as {extra} blocks");
+        Shares { heads, ctas: FastDiv::new(ctas), extra, cut }
+    }
+}
+
+impl<T> Shares<T> {
+    /// The same with `f` applied to each of its numbers, by name, in a fixed order.
+    pub fn map_named<U>(self, f: &mut impl FnMut(&str, T) -> U) -> Shares<U> {
+        Shares {
+            heads: f("share_heads", self.heads),
+            ctas: self.ctas.map_named("share_ctas", f),
+            extra: f("share_extra", self.extra),
+            cut: self.cut.map_named(&mut |name, number| f(&format!("cut_{name}"), number)),
+        }
+    }
+}
+
+impl<T: Int> Shares<T> {
+    /// The units of a sequence with so many rows of O, and these lengths.
+    pub fn units(&self, rows: T, len: Lens<T>) -> Units<T> {
+        let (tiles, blocks) = (self.cut.blocks(rows), self.cut.cost(len));
+        let places = (blocks + self.extra).at_least(rows.lit(1));
+        Units { tiles, blocks, places, all: tiles * self.heads * places }
+    }
+
+    /// Places of a share, if all units have `total`.
+    pub fn share(&self, total: T) -> T {
+        self.ctas.div_ceil(total).at_least(total.lit(1))
+    }
+
+    /// The part of a unit that begins at place `from` of the sequence with these units, of at most `most` places.
+    pub fn segment(&self, units: &Units<T>, from: T, most: T) -> Segment<T> {
+        let unit = from.div(units.places);
+        let within = from.sub_sat(unit * units.places);
+        let head = unit.div(units.tiles.at_least(from.lit(1)));
+        let places = units.places.sub_sat(within).at_most(most);
+        let end = (within + places).sub_sat(self.extra).at_most(units.blocks);
+        Segment {
+            m_block: unit.sub_sat(head * units.tiles),
+            head,
+            first: within.sub_sat(self.extra).at_most(end),
+            end,
+            left: units.blocks.sub_sat(end),
+            places,
+        }
+    }
+}
+
+impl<T: Int> Segment<T> {
+    /// Where CTA `cta` leaves its result: 0 if it has all of the unit, else one more than a slot's number.
+    pub fn slot(&self, cta: T) -> T {
+        let (zero, one) = (cta.lit(0), cta.lit(1));
+        let two = cta + cta;
+        let of_beginning = T::select(self.left.eq(zero), zero, two + one + one);
+        T::select(self.first.eq(zero), of_beginning, two + one)
+    }
+
+    /// The number of the unit's parts, if this is the first one and others follow, which have whole shares or end the
+    /// unit; else 0.
+    pub fn parts(&self, share: T) -> T {
+        let (zero, one) = (share.lit(0), share.lit(1));
+        let parts = one + (self.left + share).sub_sat(one).div(share);
+        let goes_on = T::select(self.left.eq(zero), zero, parts);
+        // A share that ends with a unit's start has no part of it.
+        let begins = T::select(self.end.eq(zero), zero, goes_on);
+        T::select(self.first.eq(zero), begins, zero)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use fa3_types::Mask;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::checked::Checked;
+
+    /// A unit: sequence, head, tile.
+    type Unit = (usize, u64, u64);
+
+    /// The segments of a CTA, with the places where they leave results and the parts that they announce.
+    fn walk(
+        shares: &Shares<Checked>,
+        units: &[Units<Checked>],
+        cta: u32,
+    ) -> Vec<(Unit, Segment<Checked>, u64, u64)> {
+        let total = units.iter().map(|units| units.all.0).sum::<u64>();
+        let share = shares.share(Checked(total));
+        let (mut place, end) = (u64::from(cta) * share.0, ((u64::from(cta) + 1) * share.0).min(total));
+        let (mut sequence, mut first, mut segments) = (0, 0, Vec::new());
+        while place < end {
+            while first + units[sequence].all.0 <= place {
+                first += units[sequence].all.0;
+                sequence += 1;
+            }
+            let segment = shares.segment(&units[sequence], Checked(place - first), Checked(end - place));
+            let unit = (sequence, segment.head.0, segment.m_block.0);
+            let (slot, parts) = (segment.slot(cta.into()).0, segment.parts(share).0);
+            segments.push((unit, segment, slot, parts));
+            place += segment.places.0;
+        }
+        segments
+    }
+
+    proptest! {
+        /// Each block of each unit is in one segment, results of parts are where the unit's first CTA says, and no two
+        /// are in one place.
+        #[test]
+        fn shares_are_all_blocks_of_all_units(
+            lengths in proptest::collection::vec((0_u32..80, 0_u32..900), 1..8), heads in 1_u32..4,
+            ctas in 1_u32..40, extra in 0_u32..2, causal in any::<bool>(),
+        ) {
+            let cut = Cut::new(16, 32, if causal { Mask::Causal } else { Mask::None });
+            let shares = Shares::new(heads, ctas, extra, cut).map_named(&mut |_, number| Checked::from(number));
+            let units: Vec<_> = lengths.iter().map(|&(q, k)| {
+                shares.units(q.into(), Lens { q: q.into(), k: k.into() })
+            }).collect();
+            let (mut blocks, mut whole, mut results) = (BTreeMap::<Unit, u64>::new(), Vec::new(), BTreeMap::new());
+            let mut announced = BTreeMap::new();
+            let mut most = 0;
+            for cta in 0..ctas {
+                let segments = walk(&shares, &units, cta);
+                most = most.max(segments.iter().map(|(_, segment, ..)| segment.places.0).sum::<u64>());
+                for (unit, segment, slot, parts) in segments {
+                    // Blocks come in order.
+                    let done = blocks.entry(unit).or_default();
+                    prop_assert_eq!(*done, segment.first.0);
+                    *done = segment.end.0;
+                    if slot == 0 {
+                        whole.push(unit);
+                    } else if segment.end.0 > segment.first.0 {
+                        prop_assert!(slot == 1 + 2 * u64::from(cta) || slot == 2 + 2 * u64::from(cta));
+                        prop_assert!(results.insert(slot - 1, (unit, segment.first.0)).is_none());
+                    }
+                    if parts > 0 {
+                        prop_assert!(announced.insert(unit, (u64::from(cta), parts)).is_none());
+                    }
+                }
+            }
+            let total: u64 = units.iter().map(|units| units.all.0).sum();
+            prop_assert!(most <= total.div_ceil(ctas.into()).max(1));
+            for (sequence, units) in units.iter().enumerate() {
+                for (head, tile) in (0..u64::from(heads)).flat_map(|head| (0..units.tiles.0).map(move |t| (head, t))) {
+                    let unit = (sequence, head, tile);
+                    prop_assert_eq!(blocks.remove(&unit), Some(units.blocks.0), "{:?}", unit);
+                    if whole.contains(&unit) {
+                        prop_assert!(!announced.contains_key(&unit));
+                        continue;
+                    }
+                    let (cta, parts) = announced[&unit];
+                    let slots = std::iter::once(2 * cta + 1).chain((1..parts).map(|part| 2 * (cta + part)));
+                    let parts: Vec<_> = slots.map(|slot| results.remove(&slot)).collect();
+                    prop_assert!(parts.iter().all(|part| part.is_some_and(|(of, _)| of == unit)), "{parts:?}");
+                    prop_assert!(parts.is_sorted_by_key(|part| part.map(|(_, first)| first)));
+                }
+            }
+            prop_assert!(blocks.is_empty() && results.is_empty(), "{:?} {:?}", blocks, results);
+        }
+    }
+}
