@@ -28,6 +28,7 @@
 
 pub mod bwd;
 mod case;
+pub mod combine;
 mod covering;
 mod engine;
 mod family;
